@@ -8,6 +8,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -15,11 +16,15 @@
 
 #include "autograd/ops.h"
 #include "bench/op_bench.h"
+#include "bench/run.h"
 #include "models/language_model.h"
 #include "optim/grad_norm.h"
 #include "optim/optimizer.h"
 #include "parallel/comm/launch.h"
+#include "parallel/comm/trace.h"
+#include "tensor/cpu/vectorize.h"
 #include "tensor/random.h"
+#include "train/usage.h"
 
 namespace tessera::bench {
 
@@ -92,16 +97,13 @@ planner::LinkCost measure_exchange(Exchange what, const Calibration& how, Commun
                    y = Tensor::zeros({kBytes[i] / 4}, DType::float32, arena);
       const auto repeats = static_cast<int>(std::clamp<int64_t>((1 << 18) / kBytes[i], 1, 50));
       world.barrier();
-      const auto start = std::chrono::steady_clock::now();
-      for (int j = 0; j < repeats; ++j) exchange(what, world, x, y);
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-      if (round >= 0) seconds[i].push_back(world.max(took.count()) / repeats);
+      const double took = seconds_of([&] {
+        for (int j = 0; j < repeats; ++j) exchange(what, world, x, y);
+      });
+      if (round >= 0) seconds[i].push_back(world.max(took) / repeats);
     }
   std::vector<planner::Timed> timed;
-  for (size_t i = 0; i < kBytes.size(); ++i) {
-    std::ranges::nth_element(seconds[i], seconds[i].begin() + std::ssize(seconds[i]) / 2);
-    timed.push_back({{1, static_cast<double>(kBytes[i])}, seconds[i][seconds[i].size() / 2]});
-  }
+  for (size_t i = 0; i < kBytes.size(); ++i) timed.push_back({{1, static_cast<double>(kBytes[i])}, median(seconds[i])});
   const planner::Cost cost = planner::fit(timed);
   return {cost[0], cost[1]};
 }
@@ -151,6 +153,129 @@ Machine calibrate(const planner::Identity& identity, const Calibration& how,
 namespace {
 
 using planner::Kernel;
+
+// How long a kernel takes for calls of one size, and what it finds in the caches: see bench/calibrate.h.
+
+// One op, of some sizes: inputs first, then parameters.
+struct KernelCase {
+  Kernel forward, backward;
+  planner::Sizes sizes, backward_sizes;
+  std::vector<Shape> inputs = {}, parameters = {};
+  std::function<Var(std::vector<Var>& in, const std::vector<Var>& weights)> op;
+  bool of_inputs = true, of_parameters = true;  // gradients that are made
+  // Makes the root of the backward pass of the result, in time that does not count.
+  std::function<Var(std::vector<Var>& in, Var result)> root = {};
+};
+
+class KernelTimer {
+ public:
+  KernelTimer(DType dtype, const Calibration& how, Communicator& world) : dtype_(dtype), how_(how), world_(world) {}
+
+  // Both passes of the op. Every rank calls it.
+  void time(const KernelCase& c) {
+    int64_t bytes = 0;
+    for (const auto* shapes : {&c.inputs, &c.parameters})
+      for (const Shape& shape : *shapes) bytes += 2 * shape.numel() * size_of(dtype_);
+    constexpr int64_t kMostCopies = 48;
+    const int64_t copies = std::clamp<int64_t>(how_.bytes / bytes, 2, kMostCopies);
+    struct Set {
+      std::vector<Tensor> inputs;
+      std::vector<Var> weights;
+    };
+    std::vector<Set> sets(static_cast<size_t>(copies));
+    std::vector<Tensor> given;
+    for (const Shape& shape : c.inputs) given.push_back(drawn(shape, dtype_));
+    for (Set& set : sets) {
+      for (const Tensor& x : given) set.inputs.push_back(x.clone());
+      for (const Shape& shape : c.parameters) {
+        set.weights.emplace_back(drawn(shape, dtype_), c.of_parameters);
+        if (c.of_parameters) set.weights.back().set_grad_buffer(Tensor::zeros(shape, DType::float32, arena_));
+      }
+    }
+    Tensor seed;
+    std::vector<double> backward_seconds;
+    const auto once = [&] {
+      std::vector<Var> results;
+      double total = 0, back = 0;
+      for (Set& set : sets) {
+        std::vector<Var> in;
+        for (size_t i = 0; i < given.size(); ++i) {
+          if (c.inputs.size() < 3) set.inputs[i].copy_from(given[i]);  // as the kernel before it left them
+          in.push_back(c.of_inputs ? Var::input(set.inputs[i]) : Var(set.inputs[i]));
+        }
+        const double begin = now();
+        results.push_back(c.op(in, set.weights));
+        total += now() - begin;
+        if (c.root) results.back() = c.root(in, std::exchange(results.back(), Var()));
+      }
+      if (!seed.defined()) seed = results[0].dtype() == dtype_ ? drawn(results[0].shape(), dtype_) : Tensor();
+      const Tensor pristine = seed.defined() ? seed.clone() : Tensor();
+      for (size_t i = results.size(); i-- > 0 && (c.of_inputs || c.of_parameters);) {
+        if (c.of_parameters)
+          for (Var& w : sets[i].weights) w.clear_grad();
+        BackwardOptions options;
+        if (pristine.defined()) {
+          options.seed = pristine;
+          options.seed.copy_from(seed);
+        }
+        const Var root = std::exchange(results[i], Var());
+        const double begin = now();
+        tessera::backward(root, options);
+        back += now() - begin;
+      }
+      backward_seconds.push_back(back / static_cast<double>(copies));
+      return total / static_cast<double>(copies);
+    };
+    note(c.forward, c.sizes, repeat(once));
+    if (!c.of_inputs && !c.of_parameters) return;
+    note(c.backward, c.backward_sizes, median(backward_seconds));
+  }
+  // Work that says itself how long it took.
+  void time(Kernel kernel, const planner::Sizes& sizes, const std::function<double()>& once) {
+    note(kernel, sizes, repeat(once));
+  }
+  planner::Machine::Costs costs() const {
+    planner::Machine::Costs out{};
+    for (size_t k = 0; k < out.size(); ++k) out[k] = planner::fit(timed_[k]);
+    return out;
+  }
+  // Seconds of this thread, or on the wall where it has others to help it.
+  static double now() {
+    if (cpu::threads() == 1) return Trace::processor_now();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  const ArenaPtr& arena() const { return arena_; }
+  DType dtype() const { return dtype_; }
+  int64_t bytes() const { return how_.bytes; }
+
+ private:
+  Tensor drawn(const Shape& shape, DType dtype) const {
+    constexpr int64_t kDrawnRow = 4096;
+    Tensor out = Tensor::empty({(shape.numel() + kDrawnRow - 1) / kDrawnRow, kDrawnRow}, DType::float32, arena_);
+    const Philox random = Philox::named(1, "calibrate");
+    for (int64_t i = 0; i < kDrawnRow; ++i) out.data<float>()[i] = random.uniform(static_cast<uint64_t>(i)) - 0.5F;
+    for (int64_t i = 1; i < out.dim(0); ++i) out.select(0, i).copy_from(out.select(0, 0));
+    return out.to(dtype).reshape({-1}).narrow(0, 0, shape.numel()).clone().reshape(shape);
+  }
+  // The median of rounds, as many on every rank.
+  double repeat(const std::function<double()>& once) const {
+    const double slowest = std::max(world_.max(seconds_of(once)), 1e-6);
+    const auto rounds = static_cast<size_t>(std::clamp(how_.seconds_of_case / slowest, 1.0, 50.0));
+    std::vector<double> seconds;
+    while (seconds.size() < rounds) seconds.push_back(once());
+    world_.barrier();
+    return median(seconds);
+  }
+  void note(planner::Kernel kernel, const planner::Sizes& sizes, double seconds) {
+    timed_[static_cast<size_t>(kernel)].push_back({sizes, std::max(seconds, 1e-9)});
+  }
+
+  DType dtype_;
+  Calibration how_;
+  Communicator& world_;
+  ArenaPtr arena_ = make_arena();
+  std::array<std::vector<planner::Timed>, planner::kKernels> timed_;
+};
 
 // (rows, outputs, inputs) of linear layers: narrow and wide ones, few rows and many.
 void time_products(KernelTimer& timer) {

@@ -1,22 +1,43 @@
 // The collectives and how they are timed.
-#include "bench/collective_bench.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <initializer_list>
 #include <string_view>
 #include <thread>
 
 #include "bench/mpi/reference.h"
+#include "bench/ranks.h"
 #include "parallel/comm/surroundings.h"
 #include "train/device.h"
 #include "train/names.h"
 #include "train/usage.h"
 
 namespace tessera::bench {
+
+int64_t sent_by(const Communicator& axis) {
+  int64_t sent = 0;
+  for (const OpCount& op : axis.counts()) sent += op.sent;
+  return sent;
+}
+
+void Measured::add_sent(double counted, double closed_form) {
+  add("sent", counted);
+  add("sent_expected", closed_form);
+  if (counted != closed_form)
+    error = fmt::format("{} bytes were sent in an iteration; by the closed form it is {}", counted, closed_form);
+}
+
+std::vector<int> Place::ranks(std::vector<int> wanted) const {
+  return processes() ? std::vector<int>{job->size()} : std::move(wanted);
+}
+
+Backend Place::backend() const {
+  if (!processes()) return Backend::threads;
+  return device == Device::cuda ? Backend::nccl : Backend::mpi;
+}
+
 namespace {
 
 constexpr int kCallRounds = 9;
@@ -73,12 +94,6 @@ const Collective kCollectives[] = {
      }},
 };
 
-int64_t sent_by(const Communicator& world) {
-  int64_t sent = 0;
-  for (const OpCount& op : world.counts()) sent += op.sent;
-  return sent;
-}
-
 struct Timed {
   double seconds = 0;  // time of a call: the median over rounds, by the slowest rank
   double sent = 0;     // bytes in a call, by all ranks
@@ -92,12 +107,12 @@ Timed timed(Communicator& world, Arena& arena, int64_t calls, const F& call) {
   for (int64_t round = -1; round < rounds; ++round) {
     world.barrier();
     const int64_t before = sent_by(world);
-    const auto start = std::chrono::steady_clock::now();
-    for (int64_t i = 0; i < repeats; ++i) call();
-    if (arena.device() == Device::cuda) world.wait_for_gpu(arena, "a benchmark");
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    const double took = seconds_of([&] {
+      for (int64_t i = 0; i < repeats; ++i) call();
+      if (arena.device() == Device::cuda) world.wait_for_gpu(arena, "a benchmark");
+    });
     sent += static_cast<double>(sent_by(world) - before);
-    const double slowest = world.max(took.count());
+    const double slowest = world.max(took);
     if (round >= 0) seconds.push_back(slowest / static_cast<double>(repeats));
   }
   return {median(seconds), world.sum(sent) / static_cast<double>((rounds + 1) * repeats)};

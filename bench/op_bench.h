@@ -1,5 +1,4 @@
-// The data that a microbenchmark computes with: made once for each case, since Google Benchmark calls a row again for
-// every guess of its number of iterations.
+// The microbenchmarks of ops: their problems, the data that they compute with, what the machine can do, and their rows.
 #pragma once
 #include <array>
 #include <functional>
@@ -8,15 +7,34 @@
 #include <utility>
 #include <vector>
 
-#include "autograd/var.h"
-#include "bench/calibrate.h"
-#include "bench/op_cases.h"
+#include "autograd/ops.h"
 #include "bench/run.h"
-#include "parallel/comm/communicator.h"
 #include "tensor/device.h"
 #include "tensor/tensor.h"
 
 namespace tessera::bench {
+
+// One problem for each op of the op table, of the size that it has in a small GPT's training step, with the arithmetic
+// that it needs.
+
+struct OpCase {
+  std::string name;  // name of the op table's row
+  std::vector<Shape> operands;
+  std::function<Var(const std::vector<Var>&)> op;
+  double forward_flops = 0, backward_flops = 0;  // FLOPs of the products inside; 0: the op is bound by memory
+  double low = -1, high = 1;                     // bounds of the operands' elements
+  int64_t rows_read = 0;                         // rows of the first operand that forward reads; 0: all of them
+};
+
+struct Sizes {
+  int64_t batch, tokens, channels, heads, vocab;
+};
+inline constexpr Sizes kForCpu{12, 256, 384, 6, 4096}, kForGpu{32, 1024, 768, 12, 50304};
+
+std::vector<OpCase> op_cases(const Sizes& sizes, const ArenaPtr& arena);
+
+// The data that a microbenchmark computes with: made once for each case, since Google Benchmark calls a row again for
+// every guess of its number of iterations.
 
 class Data {
  public:
@@ -62,49 +80,6 @@ Rates rates_of(double bytes, double flops, double seconds, const Ceilings& ceili
 
 // The best of several rounds; the copy is of `bytes` to and from.
 Ceilings measure_ceilings(DType dtype, int64_t bytes, const ArenaPtr& arena);
-
-// How long a kernel takes for calls of one size, and what it finds in the caches: see bench/calibrate.h.
-
-// One op, of some sizes: inputs first, then parameters.
-struct KernelCase {
-  planner::Kernel forward, backward;
-  planner::Sizes sizes, backward_sizes;
-  std::vector<Shape> inputs = {}, parameters = {};
-  std::function<Var(std::vector<Var>& in, const std::vector<Var>& weights)> op;
-  bool of_inputs = true, of_parameters = true;  // gradients that are made
-  // Makes the root of the backward pass of the result, in time that does not count.
-  std::function<Var(std::vector<Var>& in, Var result)> root = {};
-};
-
-class KernelTimer {
- public:
-  KernelTimer(DType dtype, const Calibration& how, Communicator& world) : dtype_(dtype), how_(how), world_(world) {}
-
-  // Both passes of the op. Every rank calls it.
-  void time(const KernelCase& c);
-  // Work that says itself how long it took.
-  void time(planner::Kernel kernel, const planner::Sizes& sizes, const std::function<double()>& once) {
-    note(kernel, sizes, repeat(once));
-  }
-  planner::Machine::Costs costs() const;
-
-  // Seconds of this thread, or on the wall where it has others to help it.
-  static double now();
-  const ArenaPtr& arena() const { return arena_; }
-  DType dtype() const { return dtype_; }
-  int64_t bytes() const { return how_.bytes; }
-
- private:
-  Tensor drawn(const Shape& shape, DType dtype) const;
-  double repeat(const std::function<double()>& once) const;
-  void note(planner::Kernel kernel, const planner::Sizes& sizes, double seconds);
-
-  DType dtype_;
-  Calibration how_;
-  Communicator& world_;
-  ArenaPtr arena_ = make_arena();
-  std::array<std::vector<planner::Timed>, planner::kKernels> timed_;
-};
 
 // The group `op/`: every op of the op table, forward and backward.
 //

@@ -1,10 +1,9 @@
 // The problems.
-#include "bench/op_cases.h"
-
 #include <memory>
 #include <set>
 
 #include "autograd/experts/ops.h"
+#include "bench/op_bench.h"
 
 namespace tessera::bench {
 namespace {

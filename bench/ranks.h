@@ -1,22 +1,20 @@
 // Rows that several ranks measure together: threads that the row launches, or the processes of an MPI job, of which
 // rank 0 runs Google Benchmark and tells the others what comes next.
 #pragma once
-#include <chrono>
 #include <functional>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bench/calibrate.h"
 #include "bench/run.h"
+#include "parallel/comm/communicator.h"
 #include "parallel/comm/launch.h"
-#include "parallel/comm/wait.h"
-#include "train/job.h"
-#include "train/plan.h"
-#include "train/sequences.h"
-#include "train/trainer.h"
 
 namespace tessera::bench {
+
+// Bytes that this rank has sent on an axis.
+int64_t sent_by(const Communicator& axis);
 
 // The findings of the ranks for a row. Every row's figures are of `seconds`, so a rate times `seconds` is the work that
 // was done.
@@ -49,84 +47,42 @@ struct Place {
   // How many ranks there may be: the job's, or any of `wanted`.
   std::vector<int> ranks(std::vector<int> wanted) const;
   Backend backend() const;
-  std::string backend_name() const;
 };
 
-// The same rows, in the same order, on every rank of a job.
-class RankRows {
- public:
-  RankRows(const Place& place, std::vector<RankRow> rows) : place_(place), rows_(std::move(rows)) {}
-  std::vector<Row> rows() const;  // for rank 0; valid as long as this object
-  void follow() const;            // on the others, until rank 0 dismisses them
-  void dismiss() const;
+// The group `collective/`: every collective by every algorithm that has a way of its own for it.
+//
+//   collective/all_reduce/direct/threads/2/1048576        name, algorithm, backend, ranks, bytes; bf16: `/bf16` behind
+//
+// Sizes and bandwidths are those of nccl-tests (its doc/PERFORMANCE.md): S is the whole array, algbw = S / time, and
+// busbw is that times a factor by which it can be compared with the rate of a link, whatever the ranks.
 
- private:
-  Measured measured(size_t row, int64_t iterations) const;
-  std::pair<int64_t, int64_t> told(int64_t row, int64_t iterations) const;
-
-  Place place_;
-  std::vector<RankRow> rows_;
+// The samples that the rows of one collective, algorithm, backend, number of ranks and dtype have found.
+struct Family {
+  std::string name;       // "collective/all_reduce/direct/threads/2"
+  double bus_factor = 1;  // busbw / algbw
+  std::vector<Sample> samples = {};
 };
+using Families = std::vector<Family>;
 
-// Training as one would write it with no word of ranks: what the trainer on one rank is measured against.
+// The rows note their times in `families`, which must outlive them.
+std::vector<RankRow> collective_rows(const Place& place, Families& families);
 
-class PlainLoop {
- public:
-  PlainLoop(const Job& job, Sequences sequences);
-  void step();
-  int64_t peak() const { return arena_->total().peak; }
+// The group `strategy/`: a step of config C (4 layers, 4 heads, 128 channels, 64 tokens, batch 12, vocabulary 65) under
+// every strategy of every axis, and some products of them, beside one rank's.
+//
+//   strategy/zero-3/fp32/2          strategy, dtype, ranks, of one thread each
+//   strategy/one-rank/fp32/1        the trainer on one rank, beside a plain loop that knows no ranks
 
- private:
-  Optimisation optim_;
-  Sequences sequences_;
-  ArenaPtr arena_ = make_arena();
-  std::unique_ptr<LanguageModel> model_;
-  std::unique_ptr<Optimizer> optimizer_;
-};
+std::vector<RankRow> strategy_rows(const Place& place);
 
-// Steps of training under a plan, one by one, with what they send, hold and wait for. The rows of strategies and
-// those of schedules are made of them.
+// The group `schedule/`: a step of a pipeline under every schedule, and its bubble, which is the share of a step in
+// which the mean rank does not compute: as the simulator has it with equal times, by a formula where one is known, as
+// the simulator replays it with the measured times, and as it was where each rank has a processor.
+//
+//   schedule/zb-h1/4/8          schedule, ranks of one thread each, micro-batches of 2 sequences
+//
+// The model has 8 layers of 128 channels, 4 heads, 64 tokens and 256 words, in fp32.
 
-class TimedSteps {
- public:
-  // Every rank of `world` makes one; `world` and `trace` must outlive it.
-  TimedSteps(const Job& job, Communicator& world, Trace* trace = nullptr);
-  ~TimedSteps();
-  TimedSteps(const TimedSteps&) = delete;
-  TimedSteps& operator=(const TimedSteps&) = delete;
-
-  // One step, which counts from the third on: those before find cold caches and unpacked weights. Returns the slowest
-  // rank's seconds.
-  double step();
-  static constexpr int64_t kWarmUp = 2;
-  // The figures of the steps that count: the median of their times, tokens/s, what was sent and held beside the closed
-  // forms, and how long communications held up a rank. Every rank calls it.
-  Measured result();
-  int64_t peak() const { return trainer_->arena()->total().peak; }
-  const Schedule& schedule() const { return trainer_->schedule(); }
-
- private:
-  int64_t sent() const;
-
-  Job job_;
-  Communicator& world_;
-  HeldUp held_up_;
-  std::unique_ptr<Trainer> trainer_;
-  std::vector<double> seconds_;
-  int64_t made_ = 0, sent_ = 0;
-  double waited_ = 0;
-};
-
-// The tokens that every row trains on.
-Sequences sequences_for(const Job& job);
-// Adds the most bytes that a rank held, beside the most that were predicted. Every rank calls it.
-void add_peak(Measured& m, const Job& job, Communicator& world, int64_t own_peak);
-
-template <class F>
-double seconds_of(const F& f) {
-  const auto start = std::chrono::steady_clock::now();
-  f();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
+std::vector<RankRow> schedule_rows(const Place& place);
 
 }  // namespace tessera::bench

@@ -1,4 +1,4 @@
-// Rows for two reporters of Google Benchmark.
+// The words, the outputs and the rows of `tessera bench`.
 #include "bench/run.h"
 
 #include <benchmark/benchmark.h>
@@ -8,14 +8,15 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <system_error>
 #include <utility>
 
-#include "bench/collective_bench.h"
 #include "bench/op_bench.h"
-#include "bench/strategy_bench.h"
+#include "bench/ranks.h"
 #include "parallel/comm/surroundings.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
@@ -26,34 +27,31 @@ namespace tessera::bench {
 
 namespace {
 
-std::optional<std::string> take(std::vector<std::string>& words, std::string_view flag) {
+using Words = std::vector<std::string>;
+using Print = std::function<void(std::string_view)>;
+
+// Takes `--flag=value` out of the words; a flag without a value has `bare`, where there is one.
+std::optional<std::string> take(Words& words, std::string_view flag, const char* bare = nullptr) {
   std::optional<std::string> value;
   const std::string begin = fmt::format("--{}=", flag);
   std::erase_if(words, [&](const std::string& word) {
-    if (!word.starts_with(begin)) return false;
-    value = word.substr(begin.size());
+    if (bare && word + "=" == begin)
+      value = bare;
+    else if (word.starts_with(begin))
+      value = word.substr(begin.size());
+    else
+      return false;
     return true;
   });
   return value;
 }
 
-std::unique_ptr<benchmark::BenchmarkReporter> reporter(const std::string& format) {
-  if (format == "json") return std::make_unique<benchmark::JSONReporter>();
-  return std::make_unique<benchmark::ConsoleReporter>(benchmark::ConsoleReporter::OO_None);
-}
-
-// The field has another name since version 1.8.
-template <class Run>
-std::string error_of(const Run& row) {
-  if constexpr (requires { row.error_message; })
-    return row.error_message;
-  else
-    return row.skip_message;
-}
-
-}  // namespace
-
-OutputChoice take_output_choice(std::vector<std::string>& words) {
+// The file of `--benchmark_out`. The words about it are ours, since Google Benchmark would write into it row by row.
+struct OutputChoice {
+  std::filesystem::path file = {};  // empty: none
+  std::string format = "json";
+};
+OutputChoice take_output_choice(Words& words) {
   const char* const usual = std::getenv("BENCHMARK_OUT");  // read by Google Benchmark too
   OutputChoice out{.file = take(words, "benchmark_out").value_or(usual != nullptr ? usual : "")};
   out.format = take(words, "benchmark_out_format").value_or(out.format);
@@ -67,7 +65,8 @@ OutputChoice take_output_choice(std::vector<std::string>& words) {
   return out;
 }
 
-std::optional<double> take_min_time(std::vector<std::string>& words) {
+// The seconds of --benchmark_min_time, which versions of Google Benchmark write as 0.1 or as 0.1s: both are read.
+std::optional<double> take_min_time(Words& words) {
   const std::optional<std::string> given = take(words, "benchmark_min_time");
   if (!given) return {};
   const char* const end = given->data() + given->size();
@@ -78,65 +77,90 @@ std::optional<double> take_min_time(std::vector<std::string>& words) {
   return seconds;
 }
 
-Outputs::Outputs(const OutputChoice& choice, Print print, std::function<Rows()> last)
-    : choice_(choice),
-      last_(std::move(last)),
-      printed_(std::move(print)),
-      shown_(&printed_),
-      display_(benchmark::CreateDefaultDisplayReporter()) {
-  shown_.exceptions(std::ios::badbit);  // lets exceptions of print pass
-  SetOutputStream(&shown_);
-  display_->SetOutputStream(&shown_);
-  if (choice_.file.empty()) return;
-  file_ = reporter(choice_.format);
-  file_->SetOutputStream(&written_);
+// Whether names are only to be listed.
+bool take_listing(Words& words) {
+  const std::string value = take(words, "benchmark_list_tests", "true").value_or("false");
+  if (value != "true" && value != "false")
+    throw Error(fmt::format("--benchmark_list_tests: expected true or false, found '{}'", value));
+  return value == "true";
 }
 
-bool Outputs::ReportContext(const Context& context) {
-  return (!file_ || file_->ReportContext(context)) && display_->ReportContext(context);
+// The field has another name since version 1.8.
+template <class Run>
+std::string error_of(const Run& row) {
+  if constexpr (requires { row.error_message; })
+    return row.error_message;
+  else
+    return row.skip_message;
 }
 
-// A row has our name, without Google Benchmark's words about how it was timed.
-void Outputs::ReportRuns(const std::vector<Run>& rows) {
-  Rows named = rows;
-  for (Run& row : named) {
-    benchmark::BenchmarkName& name = row.run_name;
-    name.min_time = name.iterations = name.time_type = "";
-    if (first_error_.empty() && !error_of(row).empty()) first_error_ = name.str() + ": " + error_of(row);
+// Rows for two reporters of Google Benchmark: of standard output, and of the file, which is written when all are there.
+// After benchmark::Initialize(), which knows how the rows are to be shown. `last` gives rows to show after all others.
+class Outputs final : public benchmark::BenchmarkReporter {
+ public:
+  using Rows = std::vector<Run>;
+  Outputs(const OutputChoice& choice, Print print, std::function<Rows()> last)
+      : choice_(choice),
+        print_(std::move(print)),
+        last_(std::move(last)),
+        display_(benchmark::CreateDefaultDisplayReporter()) {
+    SetOutputStream(&shown_);
+    display_->SetOutputStream(&shown_);
+    if (choice_.file.empty()) return;
+    if (choice_.format == "json")
+      file_ = std::make_unique<benchmark::JSONReporter>();
+    else
+      file_ = std::make_unique<benchmark::ConsoleReporter>(benchmark::ConsoleReporter::OO_None);
+    file_->SetOutputStream(&written_);
   }
-  show(named);
-}
+  bool ReportContext(const Context& context) override {
+    const bool goes_on = (!file_ || file_->ReportContext(context)) && display_->ReportContext(context);
+    print_shown();
+    return goes_on;
+  }
+  // A row has our name, without Google Benchmark's words about how it was timed.
+  void ReportRuns(const Rows& rows) override {
+    Rows named = rows;
+    for (Run& row : named) {
+      benchmark::BenchmarkName& name = row.run_name;
+      name.min_time = name.iterations = name.time_type = "";
+      if (first_error_.empty() && !error_of(row).empty()) first_error_ = name.str() + ": " + error_of(row);
+    }
+    show(named);
+  }
+  void Finalize() override {
+    show(last_());
+    display_->Finalize();
+    print_shown();
+    if (file_) file_->Finalize();
+  }
+  // Throws OutputError.
+  void write_file() const {
+    if (file_) tessera::write_file(choice_.file, written_.str());
+  }
+  // The error of the first row that had one; empty: none had.
+  const std::string& first_error() const { return first_error_; }
 
-void Outputs::show(const Rows& rows) {
-  if (rows.empty()) return;
-  display_->ReportRuns(rows);
-  if (file_) file_->ReportRuns(rows);
-}
+ private:
+  void show(const Rows& rows) {
+    if (rows.empty()) return;
+    display_->ReportRuns(rows);
+    print_shown();
+    if (file_) file_->ReportRuns(rows);
+  }
+  void print_shown() {
+    print_(shown_.str());
+    shown_.str("");
+  }
 
-void Outputs::Finalize() {
-  show(last_());
-  display_->Finalize();
-  if (file_) file_->Finalize();
-}
-
-void Outputs::write_file() const {
-  if (file_) tessera::write_file(choice_.file, written_.str());
-}
-
-Outputs::Printed::int_type Outputs::Printed::overflow(int_type c) {
-  const char letter = traits_type::to_char_type(c);
-  print_({&letter, 1});
-  return traits_type::not_eof(c);
-}
-
-std::streamsize Outputs::Printed::xsputn(const char* text, std::streamsize size) {
-  print_({text, static_cast<size_t>(size)});
-  return size;
-}
-
-// The filter and the list.
-
-namespace {
+  OutputChoice choice_;
+  Print print_;
+  std::function<Rows()> last_;
+  std::string first_error_;
+  std::ostringstream shown_, written_;
+  benchmark::BenchmarkReporter* display_;  // the library's own
+  std::unique_ptr<benchmark::BenchmarkReporter> file_;
+};
 
 std::regex expression_of(const std::string& filter) {
   try {
@@ -151,25 +175,74 @@ std::regex expression_of(const std::string& filter) {
 Selection::Selection(const std::string& filter)
     : inverted_(filter.starts_with('-')), expression_(expression_of(inverted_ ? filter.substr(1) : filter)) {}
 
-bool take_listing(std::vector<std::string>& words) {
-  constexpr std::string_view kFlag = "--benchmark_list_tests";
-  bool lists = false;
-  std::erase_if(words, [&](const std::string& word) {
-    if (!word.starts_with(kFlag)) return false;
-    const std::string value = word.substr(kFlag.size());
-    if (!value.empty() && value != "=true" && value != "=false")
-      throw Error(fmt::format("{}: expected true or false, found '{}'", kFlag, value.substr(1)));
-    lists = value != "=false";
-    return true;
-  });
-  return lists;
-}
-
 // Choosing rows, running them, and what is said after them.
 
 namespace {
 
-using Words = std::vector<std::string>;
+// Rows that several ranks measure together.
+
+constexpr double kTimeout = 120;  // seconds: no row lets a rank wait so long
+
+void report(benchmark::State& state, const Measured& m) {
+  if (!m.error.empty()) return state.SkipWithError(m.error.c_str());
+  for (auto _ : state) state.SetIterationTime(m.seconds);
+  for (const auto& [name, value] : m.counters) state.counters[name] = value;
+  if (!m.label.empty()) state.SetLabel(m.label);
+}
+
+// The same rows, in the same order, on every rank of a job, of which rank 0 runs Google Benchmark and tells the others
+// what comes next.
+class RankRows {
+ public:
+  RankRows(const Place& place, std::vector<RankRow> rows) : place_(place), rows_(std::move(rows)) {}
+  // For rank 0; valid as long as this object.
+  std::vector<Row> rows() const {
+    std::vector<Row> out;
+    for (size_t i = 0; i < rows_.size(); ++i)
+      out.push_back({.name = rows_[i].name,
+                     .run = [this, i](benchmark::State& state) { report(state, measured(i, state.max_iterations)); },
+                     .unit = rows_[i].unit,
+                     .iterations = rows_[i].iterations});
+    return out;
+  }
+  // On the others, until rank 0 dismisses them.
+  void follow() const {
+    for (;;) {
+      const auto [row, iterations] = told(-1, 0);
+      if (row < 0) return;
+      rows_[static_cast<size_t>(row)].measure(*place_.job, iterations);
+    }
+  }
+  void dismiss() const {
+    if (place_.processes()) told(-1, 0);
+  }
+
+ private:
+  // Rank 0 is the calling thread, so what it finds can be written here.
+  Measured measured(size_t i, int64_t iterations) const {
+    const RankRow& row = rows_[i];
+    if (place_.processes()) {
+      told(static_cast<int64_t>(i), iterations);
+      return row.measure(*place_.job, iterations);
+    }
+    Measured found;
+    launch({.backend = row.backend, .ranks = row.ranks, .threads_per_rank = 1, .timeout_s = kTimeout},
+           [&](Communicator& world) {
+             Measured mine = row.measure(world, iterations);
+             if (world.rank() == 0) found = std::move(mine);
+           });
+    return found;
+  }
+  // Returns on every rank what rank 0 says.
+  std::pair<int64_t, int64_t> told(int64_t row, int64_t iterations) const {
+    const Tensor order = Tensor::of<int64_t>(std::vector<int64_t>{row, iterations}, {2}, make_arena());
+    place_.job->broadcast(order, 0);
+    return {order.data<int64_t>()[0], order.data<int64_t>()[1]};
+  }
+
+  Place place_;
+  std::vector<RankRow> rows_;
+};
 
 // Google Benchmark keeps the first word, the program's name, as it lies there.
 void initialise(Words& words) {

@@ -1,6 +1,4 @@
 // The strategies, each in turn with one rank.
-#include "bench/strategy_bench.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,10 +11,16 @@
 #include <utility>
 
 #include "bench/ranks.h"
+#include "optim/grad_norm.h"
+#include "parallel/comm/wait.h"
 #include "parallel/pipeline/simulate.h"
 #include "train/async/trainer.h"
+#include "train/expected_bytes.h"
+#include "train/memory.h"
 #include "train/names.h"
 #include "train/plan_sizes.h"
+#include "train/sequences.h"
+#include "train/trainer.h"
 #include "train/usage.h"
 
 namespace tessera::bench {
@@ -24,6 +28,115 @@ namespace tessera::bench {
 namespace {
 
 constexpr int64_t kSteps = 9, kPipelined = 4;  // kPipelined: micro-batches
+
+// The tokens that every row trains on.
+Sequences sequences_for(const Job& job) {
+  return counted_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(job.optim.seed));
+}
+
+// Training as one would write it with no word of ranks: what the trainer on one rank is measured against. Load,
+// forward, backward, clip, update.
+class PlainLoop {
+ public:
+  PlainLoop(const Job& job, Sequences sequences)
+      : optim_(job.optim), sequences_(std::move(sequences)), model_(whole_model(job, sequences_.vocab)) {
+    const DataOptions d = data_options(job);
+    model_->materialize(d.seed, arena_, d.dtype, d.grad_dtype);
+    optimizer_ = make_optimizer(job, model_->units());
+  }
+  void step() {
+    const int64_t context = model_->config.context;
+    const Tensor ids = Tensor::empty({optim_.batch, context}, DType::int32, arena_, Category::activations),
+                 targets = Tensor::empty({optim_.batch, context}, DType::int32, arena_, Category::activations);
+    sequences_.load(optimizer_->steps(), 0, optim_.batch, ids.data<int32_t>(), targets.data<int32_t>());
+    model_->set_step({.seed = static_cast<uint64_t>(optim_.seed), .step = optimizer_->steps(), .training = true});
+    model_->clear_gradients();
+    backward(model_->loss(ids, targets, 1.0 / static_cast<double>(optim_.batch * context)).mean);
+    optimizer_->step(optim_.lr, clip_factor(grad_norm(model_->units()), optim_.clip));
+  }
+  int64_t peak() const { return arena_->total().peak; }
+
+ private:
+  Optimisation optim_;
+  Sequences sequences_;
+  ArenaPtr arena_ = make_arena();
+  std::unique_ptr<LanguageModel> model_;
+  std::unique_ptr<Optimizer> optimizer_;
+};
+
+// Adds the most bytes that a rank held, beside the most that were predicted. Every rank calls it.
+void add_peak(Measured& m, const Job& job, Communicator& world, int64_t own_peak) {
+  int64_t expected = 0;
+  for (const RankMemory& rank : memory_of_ranks(job)) expected = std::max(expected, rank.total());
+  m.add("peak_bytes", world.max(static_cast<double>(own_peak)));
+  m.add("peak_expected", static_cast<double>(expected));
+}
+
+// Steps of training under a plan, one by one, with what they send, hold and wait for. The rows of strategies and
+// those of schedules are made of them.
+class TimedSteps {
+ public:
+  static constexpr int64_t kWarmUp = 2;
+  // Every rank of `world` makes one; `world` and `trace` must outlive it.
+  TimedSteps(const Job& job, Communicator& world, Trace* trace = nullptr) : job_(job), world_(world) {
+    world.set_held_up(&held_up_);
+    trainer_ = std::make_unique<Trainer>(job, sequences_for(job), world, trace);
+  }
+  ~TimedSteps() { world_.set_held_up(nullptr); }
+  TimedSteps(const TimedSteps&) = delete;
+  TimedSteps& operator=(const TimedSteps&) = delete;
+
+  // One step, which counts from the third on: those before find cold caches and unpacked weights. Returns the slowest
+  // rank's seconds.
+  double step() {
+    world_.barrier();
+    const int64_t sent_before = sent();
+    const double waited_before = held_up_.seconds(), own = seconds_of([&] { trainer_->step(); });
+    const double waited = held_up_.seconds() - waited_before;
+    const int64_t sent_now = sent() - sent_before;
+    const double slowest = world_.max(own);
+    if (++made_ <= kWarmUp) {
+      trainer_->arena()->reset_peaks();
+      return slowest;
+    }
+    sent_ += sent_now;
+    waited_ += waited;
+    seconds_.push_back(slowest);
+    return slowest;
+  }
+  // The figures of the steps that count: the median of their times, tokens/s, what was sent and held beside the closed
+  // forms, and how long communications held up a rank. Every rank calls it.
+  Measured result() {
+    const auto steps = static_cast<double>(seconds_.size());
+    Measured m{.seconds = median(seconds_)};
+    m.add("tokens/s", static_cast<double>(trainer_->tokens_per_step()) / m.seconds);
+    double expected = 0;
+    for (const SentBytes& s : expected_bytes(job_, 1)) expected += static_cast<double>(s.bytes);
+    const double counted = world_.sum(static_cast<double>(sent_)) / steps;
+    m.add_sent(counted, expected);
+    const double waited = world_.sum(waited_) / steps / world_.size();
+    if (job_.plan.device == Device::cpu) m.add("exposed_s", waited);
+    add_peak(m, job_, world_, peak());
+    return m;
+  }
+  int64_t peak() const { return trainer_->arena()->total().peak; }
+  const Schedule& schedule() const { return trainer_->schedule(); }
+
+ private:
+  int64_t sent() const {
+    int64_t sent = 0;
+    for (const Communicator* axis : trainer_->communicators()) sent += sent_by(*axis);
+    return sent;
+  }
+
+  Job job_;
+  Communicator& world_;
+  HeldUp held_up_;
+  std::unique_ptr<Trainer> trainer_;
+  std::vector<double> seconds_;
+  int64_t made_ = 0, sent_ = 0;
+  double waited_ = 0;
+};
 
 struct Strategy {
   std::string name;

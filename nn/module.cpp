@@ -285,4 +285,49 @@ void Module::zero_missing_gradients() {
     if (p->trainable) p->var.zero_missing_grad();
 }
 
+// The part of a parameter that is here: its shape and its size.
+
+Shape Parameter::local() const {
+  Shape here = whole;
+  if (shard.is_whole()) return here;
+  here[shard.dim] = 0;
+  for (const ShardSpec::Run& run : shard.runs) here[shard.dim] += run.size;
+  return here;
+}
+
+Shape Parameter::stored() const { return packed ? packed->stored() : whole; }
+const ShardSpec& Parameter::stored_shard() const { return packed ? packed->shard : shard; }
+int64_t Parameter::stored_here() const {
+  const int64_t elements = local().numel();
+  return packed ? packed->packing.bytes(elements) : elements;
+}
+
+// Documents: one walk along each sequence.
+
+Documents documents_of(const Tensor& ids_any, int32_t end) {
+  const Tensor ids = ids_any.contiguous();
+  if (ids.rank() != 2) throw Error("[documents] ids are " + ids.describe() + "; expected int32 (B, T)");
+  Documents made{ids.make(ids.shape()), ids.make(ids.shape())};
+  const int64_t tokens = ids.dim(1);
+  for (int64_t b = 0; b < ids.dim(0); ++b) {
+    const int32_t* const id = ids.data<int32_t>() + b * tokens;
+    int32_t *const starts = made.starts.data<int32_t>() + b * tokens, *const positions =
+                                                                          made.positions.data<int32_t>() + b * tokens;
+    int32_t start = 0;
+    for (int32_t t = 0; t < tokens; ++t) {
+      if (t > 0 && id[t - 1] == end) start = t;
+      starts[t] = start;
+      positions[t] = t - start;
+    }
+  }
+  return made;
+}
+
+Documents documents_from(const Tensor& starts) {
+  Documents made{starts, starts.clone()};
+  for (int64_t i = 0; i < starts.numel(); ++i)
+    made.positions.data<int32_t>()[i] = static_cast<int32_t>(i % starts.dim(1)) - starts.data<int32_t>()[i];
+  return made;
+}
+
 }  // namespace tessera

@@ -36,7 +36,7 @@ void blend(const Tensor& y, const Tensor& x, double a, double b) {
     with_wide(y, [&](auto t) {
       using W = decltype(t);
       const W wa = static_cast<W>(a), wb = static_cast<W>(b);
-      cpu::map2<W, W, W>(y, x, y, [=](W u, W v) { return math::fma(wa, u, wb * v); });
+      cpu::map<W, W, W>([=](W u, W v) { return math::fma(wa, u, wb * v); }, y, x, y);
     });
   };
   on_device(y.device(), on_cpu, [&] { cuda::blend(y, x, a, b); });

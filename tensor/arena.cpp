@@ -17,7 +17,7 @@
 #include <string>
 #include <utility>
 
-#include "tensor/cuda/region.h"
+#include "tensor/cuda/gpus.h"
 #include "tensor/error.h"
 #include "tensor/write_file.h"
 

@@ -134,7 +134,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
     Arena& arena_;
   };
   // While one or more live, AddressSanitizer lets free memory be used: by work that was queued when it was not free,
-  // and that is repeated (tensor/cuda/graph.h).
+  // and that is repeated (tensor/cuda/gpus.h).
   class Lent {
    public:
     explicit Lent(Arena& arena) : arena_(arena) { arena_.lend(true); }

@@ -14,37 +14,13 @@ namespace tessera {
 enum class DType : uint8_t { float64, float32, bfloat16, int32, int64, uint8 };
 
 constexpr int64_t size_of(DType t) {
-  switch (t) {
-    case DType::float64:
-    case DType::int64:
-      return 8;
-    case DType::float32:
-    case DType::int32:
-      return 4;
-    case DType::bfloat16:
-      return 2;
-    case DType::uint8:
-      return 1;
-  }
-  return 0;
+  constexpr int64_t sizes[] = {8, 4, 2, 4, 8, 1};
+  return sizes[static_cast<int>(t)];
 }
 
 constexpr std::string_view name_of(DType t) {
-  switch (t) {
-    case DType::float64:
-      return "float64";
-    case DType::float32:
-      return "float32";
-    case DType::bfloat16:
-      return "bfloat16";
-    case DType::int32:
-      return "int32";
-    case DType::int64:
-      return "int64";
-    case DType::uint8:
-      return "uint8";
-  }
-  return "?";
+  constexpr std::string_view names[] = {"float64", "float32", "bfloat16", "int32", "int64", "uint8"};
+  return names[static_cast<int>(t)];
 }
 
 constexpr bool is_floating(DType t) { return t == DType::float64 || t == DType::float32 || t == DType::bfloat16; }
@@ -71,15 +47,7 @@ struct bfloat16 {
 
 // The type that arithmetic on T is done in.
 template <class T>
-struct AccumulateIn {
-  using type = T;
-};
-template <>
-struct AccumulateIn<bfloat16> {
-  using type = float;
-};
-template <class T>
-using Accumulate = typename AccumulateIn<T>::type;
+using Accumulate = std::conditional_t<std::is_same_v<T, bfloat16>, float, T>;
 
 // x, or of the two floats beside it the one whose last bit is odd: rounded again, that gives what x would.
 constexpr float to_odd(double x) {

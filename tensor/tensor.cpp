@@ -214,7 +214,7 @@ namespace {
 void copy_on_host(const Tensor& to, const Tensor& from) {
   with_dtype(to.dtype(), [&](auto t) {
     with_dtype(from.dtype(), [&](auto f) {
-      cpu::map<decltype(t), decltype(f)>(to, from, [](decltype(f) x) { return converted<decltype(t)>(x); });
+      cpu::map<decltype(t), decltype(f)>([](decltype(f) x) { return converted<decltype(t)>(x); }, to, from);
     });
   });
 }
@@ -223,7 +223,7 @@ void fill_on_host(const Tensor& t, double value) {
   with_dtype(t.dtype(), [&](auto zero) {
     using T = decltype(zero);
     const T v = converted<T>(value);
-    cpu::map<T, T>(t, t, [v](T) { return v; });
+    cpu::map<T>([v] { return v; }, t);
   });
 }
 }  // namespace

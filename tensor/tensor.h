@@ -57,7 +57,7 @@ class Tensor {
   }
 
   // A tensor of values that come again in every step, as positions do: their copy to a GPU is only queued, and may be
-  // captured (tensor/cuda/graph.h). The arena keeps them from their first use on.
+  // captured (tensor/cuda/gpus.h). The arena keeps them from their first use on.
   template <class T>
   static Tensor constant(std::span<const T> values, const Shape& shape, const ArenaPtr& arena) {
     if (arena->device() != Device::cuda) return of(values, shape, arena);

@@ -9,7 +9,7 @@
 #include "optim/muon.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/pipeline/validate.h"
-#include "tensor/cpu/stands_for.h"
+#include "tensor/cpu/loops.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/plan_sizes.h"
 #include "train/trainer.h"

@@ -34,7 +34,7 @@ std::vector<RankMemory> memory_of_ranks(const Job& job, bool alike = false);
 // One rank alone takes one micro-batch after another through all stages, so that what each pass takes and gives back
 // is seen by itself; the ranks that it would speak to are not there, and nothing is computed (cpu::Idle): a model
 // that is larger than the machine has its figures in milliseconds, and so has a rank on a GPU, whose ops take what
-// they take there (tensor/cpu/stands_for.h). The rest is counting: a rank goes through its list, and holds of every
+// they take there (tensor/cpu/loops.h). The rest is counting: a rank goes through its list, and holds of every
 // micro-batch what it has between its passes, and the most that the pass under way takes. Nothing is run in the
 // order of the plan, so a runtime that keeps what it should have let go is seen.
 //

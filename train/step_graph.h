@@ -3,7 +3,7 @@
 // either is not finite the GPU has left the parameters as they were.
 //
 // So nothing that is queued depends on the step, and all of it is captured once as a CUDA graph and launched again for
-// every later step (tensor/cuda/graph.h). Several ranks do so where NCCL moves what they send each other: they meet on
+// every later step (tensor/cuda/gpus.h). Several ranks do so where NCCL moves what they send each other: they meet on
 // the host before the step (train/step_tokens.h) and not within it, and add up loss and norm on their GPUs.
 #pragma once
 #include <cstdint>

@@ -137,7 +137,7 @@ Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorith
     sent = on_axis(axis_, [&] { return send_pieces(*transport_, call); });
   }
   // Memory is given back when the caller waits, and not when it happens to be done: then a step has the same peak every
-  // time, and on a GPU the same addresses (tensor/cuda/graph.h).
+  // time, and on a GPU the same addresses (tensor/cuda/gpus.h).
   std::vector<Tensor> until_waited = held;
   ++in_background_;
   std::future<void> done = worker_->push(

@@ -11,7 +11,7 @@
 //
 // Arrays may lie on GPUs, on every rank or on none. Then a call queues its work on the stream of the rank's arena,
 // behind earlier work, and the call (or wait()) returns when the work is queued. That stream may be captured as a CUDA
-// graph (tensor/cuda/graph.h; NCCL's ranks only). Then a start_...() begins at once, and the graph runs it beside the
+// graph (tensor/cuda/gpus.h; NCCL's ranks only). Then a start_...() begins at once, and the graph runs it beside the
 // work that is queued until wait().
 //
 // Everything throws CommError that names rank, axis, operation and bytes when a rank fails, does not come within the

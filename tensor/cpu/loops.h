@@ -1,8 +1,12 @@
 // One loop over broadcast, strided operands: dims that run on are merged, and each inner row is a plain loop.
 #pragma once
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <functional>
 #include <span>
+#include <tuple>
+#include <utility>
 
 #include "tensor/cpu/vectorize.h"
 #include "tensor/tensor.h"
@@ -18,46 +22,89 @@ struct Row {
 // Cuts operands of one (expanded) shape into inner rows, or parts of rows, and calls f on each, on the rank's threads.
 void for_each_row(std::span<const Tensor* const> operands, const std::function<void(const Row&)>& f);
 
-// y[i] = f(x[i]) with any dtypes; x and y may be the same memory.
-template <class Y, class X, class F>
-void map(const Tensor& y, const Tensor& x, const F& f) {
-  Y* const py = y.data<Y>();
-  const X* const px = x.data<X>();
-  for_each_row(std::array{&y, &x}, [=](const Row& row) {
-    Y* const yr = py + row.at[0];
-    const X* const xr = px + row.at[1];
-    const int64_t n = row.n;
-    if (row.step[0] == 1 && row.step[1] == 1) {
-      vectorized([=] {
+template <class F, class Y, class... X>
+void map_run(int64_t n, const F& f, Y* y, const X*... x) {
+  vectorized([f, n, y, x...] {
 #pragma GCC ivdep
-        for (int64_t i = 0; i < n; ++i) yr[i] = f(xr[i]);
-      });
-    } else {
-      for (int64_t i = 0; i < n; ++i) yr[i * row.step[0]] = f(xr[i * row.step[1]]);
-    }
+    for (int64_t i = 0; i < n; ++i) y[i] = f(x[i]...);
+  });
+}
+template <class F, class Y, class... X, size_t... K>
+void map_row(std::index_sequence<K...>, const Row row, const F& f, Y* y, const X*... x) {
+  if (row.step[0] == 1 && ((row.step[1 + K] == 1) && ...)) return map_run(row.n, f, y, x...);
+  for (int64_t i = 0; i < row.n; ++i) y[i * row.step[0]] = f(x[i * row.step[1 + K]]...);
+}
+template <class F, class Y, class... X, size_t... K>
+void map_from(std::index_sequence<K...> all, const Row& row, const F& f, Y* y, const X*... x) {
+  map_row(all, row, f, y + row.at[0], x + row.at[1 + K]...);
+}
+
+// y = f(x...) with operands of y's shape, of the element types that are named first: map<Y, X...>(f, y, x...). y may be
+// an operand.
+template <class Y, class... X, class F, class... In>
+void map(const F& f, const Tensor& y, const In&... in) {
+  const std::tuple<Y*, const X*...> all(y.data<Y>(), in.template data<X>()...);
+  for_each_row(std::array<const Tensor*, 1 + sizeof...(In)>{&y, &in...}, [&](const Row& row) {
+    std::apply([&](auto*... p) { map_from(std::index_sequence_for<X...>{}, row, f, p...); }, all);
   });
 }
 
-// y[i] = f(a[i], b[i]); operands expanded to y's shape; y may be a or b.
-template <class Y, class A, class B, class F>
-void map2(const Tensor& y, const Tensor& a, const Tensor& b, const F& f) {
-  Y* const py = y.data<Y>();
-  const A* const pa = a.data<A>();
-  const B* const pb = b.data<B>();
-  for_each_row(std::array{&y, &a, &b}, [=](const Row& row) {
-    Y* const yr = py + row.at[0];
-    const A* const ar = pa + row.at[1];
-    const B* const br = pb + row.at[2];
-    const int64_t n = row.n;
-    if (row.step[0] == 1 && row.step[1] == 1 && row.step[2] == 1) {
-      vectorized([=] {
-#pragma GCC ivdep
-        for (int64_t i = 0; i < n; ++i) yr[i] = f(ar[i], br[i]);
-      });
-    } else {
-      for (int64_t i = 0; i < n; ++i) yr[i * row.step[0]] = f(ar[i * row.step[1]], br[i * row.step[2]]);
-    }
+// Rows of so many elements that are worth waking a thread for.
+inline int64_t rows_together(int64_t width) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)); }
+
+// Calls f(i) for each of n rows of so many elements, on the rank's threads, vectorised as a whole.
+template <class F>
+void for_rows(int64_t n, int64_t width, const F& f) {
+  parallel_for(n, rows_together(width), [&f](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) f(i);
   });
+}
+
+// Sums and maxima along a row in sixteen fixed lanes: element i belongs to lane i mod 16, and the lanes are combined in
+// pairs. So a row has the same bits on every instruction set, wherever it lies, and the loop is a vector loop.
+
+inline constexpr int64_t kRowLanes = 16;
+
+// The sum of f(i) for i in [0, n).
+template <class A, class F>
+inline A lane_sum(int64_t n, const F& f) {
+  A lane[kRowLanes] = {};
+  int64_t i = 0;
+  for (; i + kRowLanes <= n; i += kRowLanes)
+    for (int64_t l = 0; l < kRowLanes; ++l) lane[l] += f(i + l);
+  for (int64_t l = 0; i + l < n; ++l) lane[l] += f(i + l);
+  for (int64_t width = kRowLanes / 2; width > 0; width /= 2)
+    for (int64_t l = 0; l < width; ++l) lane[l] += lane[l + width];
+  return lane[0];
+}
+
+// The largest f(i), or `least` when that is larger.
+template <class A, class F>
+inline A lane_max(int64_t n, A least, const F& f) {
+  A lane[kRowLanes];
+  for (A& v : lane) v = least;
+  int64_t i = 0;
+  for (; i + kRowLanes <= n; i += kRowLanes)
+    for (int64_t l = 0; l < kRowLanes; ++l) lane[l] = std::max(lane[l], f(i + l));
+  for (int64_t l = 0; i + l < n; ++l) lane[l] = std::max(lane[l], f(i + l));
+  A top = lane[0];
+  for (A v : lane) top = std::max(top, v);
+  return top;
 }
 
 }  // namespace tessera::cpu
+
+namespace tessera {
+
+// The device for which an arena stands in a dry run (cpu::Idle): Arena::local, set by whoever makes the arena. Ops
+// whose memory differs between devices take from it what they would take there: on a GPU logits stand whole, and
+// products and attention take nothing beside their operands: no packed weights, wide copies or tiles of threads. What
+// libraries take there while they compute is not known and not counted.
+struct StandsFor {
+  Device device = Device::cpu;
+};
+inline bool stands_for_gpu(const Tensor& t) {
+  return cpu::Idle::here() && t.arena()->local<StandsFor>().device == Device::cuda;
+}
+
+}  // namespace tessera

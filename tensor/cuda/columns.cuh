@@ -176,10 +176,8 @@ __global__ void columns_kernel(const F f, const Columns columns) {
 // Queues f for all places of matrices of T; `operands` are those (or null) that ColumnPart loads and stores.
 template <class T, class F, class... P>
 void for_columns(Context& c, const char* op, const Columns& columns, const F& f, const P*... operands) {
-  const auto queue = [&](auto whole) {
-    launch(c, op, columns.grid<T>(), columns_kernel<T, decltype(whole)::value, F>, f, columns);
-  };
-  with_parts<T>(columns.length, queue, operands...);
+  const bool whole = are_whole<T>(columns.length, operands...);
+  launch(c, op, columns.grid<T>(), whole ? columns_kernel<T, true, F> : columns_kernel<T, false, F>, f, columns);
 }
 
 }  // namespace tessera::cuda

@@ -2,7 +2,10 @@
 #include "tensor/cuda/context.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <functional>
@@ -15,8 +18,6 @@
 
 #include "tensor/cuda/copy.h"
 #include "tensor/cuda/gpus.h"
-#include "tensor/cuda/graph.h"
-#include "tensor/cuda/region.h"
 
 namespace tessera::cuda {
 
@@ -204,5 +205,90 @@ void Graph::launch() const {
   Context& c = arena_->local<Context>();
   c.queued("captured step", cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable_.get()), c.stream()));
 }
+
+// Slots of indices, one for each op and limit, and the complaint that is made of what a kernel wrote.
+
+IndexChecks::IndexChecks() {
+  check(cudaHostAlloc(memory_.receive(), kMost * sizeof(*first_), cudaHostAllocDefault), "context");
+  first_ = static_cast<unsigned long long*>(memory_.get());
+  std::fill(first_, first_ + kMost, kNone);
+}
+
+Bounds IndexChecks::bounds(const Indices& indices) {
+  const std::lock_guard lock(mutex_);
+  size_t slot = 0;
+  while (slot < count_ &&
+         (known_[slot].limit != indices.limit || std::string_view(known_[slot].op) != std::string_view(indices.op)))
+    ++slot;
+  if (slot == kMost) return {};
+  if (slot == count_) known_[count_++] = indices;
+  return {first_ + slot, indices.limit};
+}
+
+void IndexChecks::report() {
+  const std::lock_guard lock(mutex_);
+  const auto* const found = std::find_if(first_, first_ + count_, [](unsigned long long f) { return f != kNone; });
+  if (found == first_ + count_) return;
+  const Indices of = known_[static_cast<size_t>(found - first_)];
+  const auto place = *found >> 32;
+  const auto value = static_cast<int32_t>(static_cast<uint32_t>(*found));
+  std::fill(first_, first_ + count_, kNone);
+  throw Error(fmt::format("[{}] {} {} {} {} is outside [0, {})", of.op, of.what, value, of.where, place, of.limit));
+}
+
+std::span<const unsigned long long> IndexChecks::complaints() {
+  const std::lock_guard lock(mutex_);
+  return {first_, count_};
+}
+
+void IndexChecks::clear() {
+  const std::lock_guard lock(mutex_);
+  count_ = 0;
+}
+
+// Pinned memory of the host, registered with the GPUs piece by piece as it is handed out.
+
+namespace {
+
+constexpr int64_t kCapacity = int64_t{1} << 38, kPinnedAtOnce = int64_t{16} << 20;
+
+class PinnedRegion final : public Region {
+ public:
+  PinnedRegion() : Region(Device::cpu) {
+    int gpu = 0, same_address = 0;
+    check(cudaGetDevice(&gpu), "offload");
+    check(cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, gpu), "offload");
+    if (same_address == 0) throw Error("`offload`: this GPU cannot reach the host's memory at the host's addresses");
+    void* const p =
+        mmap(nullptr, kCapacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+      throw Error("[arena] cannot reserve " + std::to_string(kCapacity) +
+                  " bytes of address space: " + std::strerror(errno));
+    base_ = static_cast<std::byte*>(p);
+    capacity_ = kCapacity;
+  }
+  ~PinnedRegion() override {
+    cudaDeviceSynchronize();  // kernels may still use it
+    for (int64_t at = 0; at < pinned_; at += kPinnedAtOnce) cudaHostUnregister(base_ + at);
+    munmap(base_, kCapacity);
+  }
+
+  void commit(int64_t bytes) override {
+    for (; pinned_ < bytes; pinned_ += kPinnedAtOnce)
+      if (const cudaError_t result = expected(cudaHostRegister(base_ + pinned_, static_cast<size_t>(kPinnedAtOnce),
+                                                               cudaHostRegisterPortable | cudaHostRegisterMapped));
+          result != cudaSuccess)
+        throw Error("[arena] CUDA: cannot pin " + std::to_string(kPinnedAtOnce) +
+                    " bytes of the host's memory beside the " + std::to_string(pinned_) +
+                    " in use: " + cudaGetErrorString(result));
+  }
+
+ private:
+  int64_t pinned_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Region> pinned_region() { return std::make_unique<PinnedRegion>(); }
 
 }  // namespace tessera::cuda

@@ -19,7 +19,7 @@ void count_up(const Tensor& t);  // int32, contiguous: 0, 1, ...
 // Memory of the host that a GPU reads by itself, while the host goes on.
 std::shared_ptr<std::byte> pinned_memory(int64_t bytes);
 // Pinned bytes to a contiguous tensor on a GPU. Queued on the stream of its arena: the bytes must stay as they are
-// until that has been waited for, and a captured copy (tensor/cuda/graph.h) reads them anew at each launch.
+// until that has been waited for, and a captured copy (tensor/cuda/gpus.h) reads them anew at each launch.
 void copy_later(const Tensor& to, const std::byte* pinned);
 // The same beside the kernels: behind what is queued on the arena's stream now, on a stream of its own. `to` must live
 // until join_copy() has told the arena's stream to wait for the copy.

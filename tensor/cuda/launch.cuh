@@ -5,7 +5,6 @@
 #include <type_traits>
 
 #include "tensor/cuda/context.h"
-#include "tensor/cuda/indices.h"
 
 namespace tessera::cuda {
 

@@ -1,7 +1,7 @@
-// Instructions of tensor cores and what feeds them, each a function: bfloat16 products of 16 x 8 x 16 by a warp,
+// Instructions of a GPU, each a function. Tensor cores and what feeds them: bfloat16 products of 16 x 8 x 16 by a warp,
 // matrices from shared memory, and copies into it that go on beside the arithmetic (PTX ISA, "mma.m16n8k16",
-// "ldmatrix", "cp.async"; from compute capability 8.0). (The emulator of tests/cuda_emulator has its own file of this
-// name.)
+// "ldmatrix", "cp.async"; from compute capability 8.0); a fast exponential, shared memory, and a hint to the L2 cache.
+// (The emulator of tests/cuda_emulator has its own file of this name.)
 //
 // Lane l holds these elements of a 16 x 16 factor A: rows l/4 and l/4 + 8, columns 2 (l%4) and the next, and those 8
 // further, as pairs a[0] (upper left), a[1] (lower left), a[2] (upper right), a[3] (lower right). Its part of the 16 x
@@ -57,5 +57,24 @@ __device__ inline uint32_t pair_of(float first, float second) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
   return pair;
 }
+
+// The exponential that a GPU has an instruction for, where what it is taken of, or its result, has eight digits anyway.
+
+// 2^x to about two units in the last place of a float; 0 for -infinity.
+__device__ inline float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Shared memory whose size is given at the launch, aligned to 1,024 bytes.
+template <class T>
+__device__ T* dynamic_shared() {
+  extern __shared__ __align__(1024) unsigned char bytes[];
+  return reinterpret_cast<T*>(bytes);
+}
+
+// The line that holds `p` is read soon.
+__device__ inline void fetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 }  // namespace tessera::cuda

@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "tensor/cuda/loops.cuh"
-#include "tensor/cuda/shared.cuh"
+#include "tensor/cuda/mma.cuh"
 
 namespace tessera::cuda {
 
@@ -39,14 +39,11 @@ Rows rows_of(int64_t count, int64_t length, int parts = kHeld, int most = kRowTh
   return {count, static_cast<int>(length), static_cast<int>(std::clamp<int64_t>((threads + 31) / 32 * 32, 32, most))};
 }
 
-// Calls f(true) where rows of that length, of all operands (or null), begin where 16 bytes can be read at once and end
-// where such a part does; f(false) otherwise: as std::true_type and std::false_type, for use in a template.
-template <class T, class F, class... P>
-void with_parts(int64_t length, const F& f, const P*... operands) {
-  if (length % kPart<T> == 0 && ((reinterpret_cast<uintptr_t>(operands) % 16 == 0) && ...))
-    f(std::true_type{});
-  else
-    f(std::false_type{});
+// Whether rows of that length, of all operands (or null), begin where 16 bytes can be read at once and end where such a
+// part does. Kernels are compiled for both (kWhole).
+template <class T, class... P>
+bool are_whole(int64_t length, const P*... operands) {
+  return length % kPart<T> == 0 && ((reinterpret_cast<uintptr_t>(operands) % 16 == 0) && ...);
 }
 
 struct RowThread {
@@ -134,6 +131,18 @@ __device__ void each_part(const RowThread& at, int length, const F& f, const Hel
                           const More&... more) {
   each_numbered_part(
       at, length, [&](int, int j, const auto&... parts) { f(j, parts...); }, first, more...);
+}
+
+// Calls f(element...) for each element of the thread in each of the rows, in the type of sums.
+template <class T, bool kWhole, class F, class... More>
+__device__ void each_element(const RowThread& at, int length, const F& f, const HeldRow<T, kWhole>& first,
+                             const More&... more) {
+  const auto part_of = [&](int j, const auto&... parts) {
+#pragma unroll
+    for (int k = 0; k < kPart<T>; ++k)
+      if (kWhole || j + k < length) f(static_cast<Accumulate<T>>(parts.v[k])...);
+  };
+  each_part(at, length, part_of, first, more...);
 }
 
 // Makes the row f(j, part, its part of the other) of its parts, which f stores at `to`.

@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "tensor/cpu/vectorize.h"
+#include "tensor/cpu/loops.h"
 #include "tensor/ops/elementwise_list.h"
 
 namespace tessera {
@@ -34,17 +34,15 @@ void bias_gelu_on_cpu(const BiasGelu& out, const Tensor& x, const Tensor* bias) 
     using A = Accumulate<T>;
     const T *const in = x.data<T>(), *const b = bias ? bias->data<T>() : nullptr;
     T *const ph = out.h.data<T>(), *const py = out.y.data<T>();
-    cpu::parallel_for(n, std::max<int64_t>(1, cpu::kGrain / c), [=](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const T* const row = in + i * c;
-        T *const h = ph + i * c, *const y = py + i * c;
-        if constexpr (std::is_same_v<T, A>) {
+    cpu::for_rows(n, c, [=](int64_t i) {
+      const T* const row = in + i * c;
+      T *const h = ph + i * c, *const y = py + i * c;
+      if constexpr (std::is_same_v<T, A>) {
 #pragma GCC ivdep
-          for (int64_t j = 0; j < c; ++j) y[j] = Gelu::f(h[j] = b ? row[j] + b[j] : row[j]);
-        } else {
-          add_bias(row, b, h, c);
-          for (int64_t j = 0; j < c; ++j) y[j] = T(Gelu::f(static_cast<A>(h[j])));
-        }
+        for (int64_t j = 0; j < c; ++j) y[j] = Gelu::f(h[j] = b ? row[j] + b[j] : row[j]);
+      } else {
+        add_bias(row, b, h, c);
+        for (int64_t j = 0; j < c; ++j) y[j] = T(Gelu::f(static_cast<A>(h[j])));
       }
     });
   });
@@ -112,8 +110,6 @@ Tensor bias_gelu_backward(Tensor&& dy_any, const Tensor& h_any, Tensor* dbias) {
 
 namespace {
 
-int64_t rows_together(int64_t f) { return std::max<int64_t>(1, cpu::kGrain / std::max<int64_t>(f, 1)); }
-
 void swiglu_on_cpu(const Tensor& y, const Tensor& x) {
   const int64_t f = y.dim(-1), n = f == 0 ? 0 : y.numel() / f;
   with_floating(x.dtype(), "swiglu", [&](auto t) {
@@ -121,13 +117,11 @@ void swiglu_on_cpu(const Tensor& y, const Tensor& x) {
     using A = Accumulate<T>;
     const T* const in = x.data<T>();
     T* const out = y.data<T>();
-    cpu::parallel_for(n, rows_together(f), [=](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const T *const gate = in + 2 * i * f, *const up = gate + f;
-        T* const to = out + i * f;
+    cpu::for_rows(n, f, [=](int64_t i) {
+      const T *const gate = in + 2 * i * f, *const up = gate + f;
+      T* const to = out + i * f;
 #pragma GCC ivdep
-        for (int64_t j = 0; j < f; ++j) to[j] = T(Silu::f(static_cast<A>(gate[j])) * static_cast<A>(up[j]));
-      }
+      for (int64_t j = 0; j < f; ++j) to[j] = T(Silu::f(static_cast<A>(gate[j])) * static_cast<A>(up[j]));
     });
   });
 }
@@ -139,17 +133,15 @@ void swiglu_backward_on_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x)
     using A = Accumulate<T>;
     const T *const in = x.data<T>(), *const given = dy.data<T>();
     T* const out = dx.data<T>();
-    cpu::parallel_for(n, rows_together(f), [=](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const T *const gate = in + 2 * i * f, *const up = gate + f, *const g = given + i * f;
-        T *const dgate = out + 2 * i * f, *const dup = dgate + f;
-        // Two loops: one that stores two arrays of narrow elements is not vectorised.
+    cpu::for_rows(n, f, [=](int64_t i) {
+      const T *const gate = in + 2 * i * f, *const up = gate + f, *const g = given + i * f;
+      T *const dgate = out + 2 * i * f, *const dup = dgate + f;
+      // Two loops: one that stores two arrays of narrow elements is not vectorised.
 #pragma GCC ivdep
-        for (int64_t j = 0; j < f; ++j)
-          dgate[j] = T(static_cast<A>(g[j]) * static_cast<A>(up[j]) * Silu::df(static_cast<A>(gate[j])));
+      for (int64_t j = 0; j < f; ++j)
+        dgate[j] = T(static_cast<A>(g[j]) * static_cast<A>(up[j]) * Silu::df(static_cast<A>(gate[j])));
 #pragma GCC ivdep
-        for (int64_t j = 0; j < f; ++j) dup[j] = T(static_cast<A>(g[j]) * Silu::f(static_cast<A>(gate[j])));
-      }
+      for (int64_t j = 0; j < f; ++j) dup[j] = T(static_cast<A>(g[j]) * Silu::f(static_cast<A>(gate[j])));
     });
   });
 }

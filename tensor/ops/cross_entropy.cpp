@@ -6,9 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "tensor/cpu/lanes.h"
-#include "tensor/cpu/stands_for.h"
-#include "tensor/cpu/vectorize.h"
+#include "tensor/cpu/loops.h"
 #include "tensor/math.h"
 #include "tensor/ops/elementwise.h"
 
@@ -53,8 +51,6 @@ void check_shapes(const Tensor& logits, const Tensor& targets) {
 
 int64_t vocab_of(const Tensor& logits, const VocabPart& part) { return part.whole > 0 ? part.whole : logits.dim(1); }
 
-int64_t rows_per_task(int64_t vocab) { return std::max<int64_t>(1, cpu::kGrain / std::max<int64_t>(vocab, 1)); }
-
 CrossEntropy with_sum(CrossEntropy out, const Tensor& beside, double total) {
   out.loss_sum = total;
   out.sum = beside.make({}, DType::float64);
@@ -72,9 +68,7 @@ CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets, d
     out.lse = logits.make({n}, kDTypeOf<A>);
     const T* const x = logits.data<T>();
     A* const lse = out.lse.template data<A>();
-    cpu::parallel_for(n, rows_per_task(vocab), [=](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) lse[i] = row_lse<A>(x + i * vocab, vocab);
-    });
+    cpu::for_rows(n, vocab, [=](int64_t i) { lse[i] = row_lse<A>(x + i * vocab, vocab); });
     const int32_t* const target = targets.data<int32_t>();
     for (int64_t i = 0; i < n; ++i)
       if (target[i] != kIgnoredTarget)
@@ -102,19 +96,17 @@ void backward_on_cpu(const Tensor& out, const Scored& of, const GradientScale& f
     const A* const log_sum = of.lse.data<A>();
     const int32_t* const target = of.targets.data<int32_t>();
     const A factor = static_cast<A>(scale);
-    cpu::parallel_for(logits.dim(0), rows_per_task(vocab), [=](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const T* const row = x + i * vocab;
-        T* const to = dx + i * vocab;
-        const A shift = log_sum[i], by = target[i] == kIgnoredTarget ? A(0) : factor;
-        const int64_t at = target[i] == kIgnoredTarget ? -1 : target[i] - first;
-        const bool here = at >= 0 && at < vocab;
-        // The target's element is made from the logit, before it may be overwritten, and rounded once.
-        const A own = here ? math::exp(static_cast<A>(row[at]) - shift) - A(1) : A(0);
+    cpu::for_rows(logits.dim(0), vocab, [=](int64_t i) {
+      const T* const row = x + i * vocab;
+      T* const to = dx + i * vocab;
+      const A shift = log_sum[i], by = target[i] == kIgnoredTarget ? A(0) : factor;
+      const int64_t at = target[i] == kIgnoredTarget ? -1 : target[i] - first;
+      const bool here = at >= 0 && at < vocab;
+      // The target's element is made from the logit, before it may be overwritten, and rounded once.
+      const A own = here ? math::exp(static_cast<A>(row[at]) - shift) - A(1) : A(0);
 #pragma GCC ivdep
-        for (int64_t j = 0; j < vocab; ++j) to[j] = T(math::exp(static_cast<A>(row[j]) - shift) * by);
-        if (here) to[at] = T(own * factor);
-      }
+      for (int64_t j = 0; j < vocab; ++j) to[j] = T(math::exp(static_cast<A>(row[j]) - shift) * by);
+      if (here) to[at] = T(own * factor);
     });
   });
 }
@@ -187,9 +179,7 @@ Tensor over_rows(const Tensor& logits_any, const char* op, const F& f, const Cud
     const auto on_cpu = [&] {
       const T* const x = logits.data<T>();
       A* const y = out.template data<A>();
-      cpu::parallel_for(n, rows_per_task(vocab), [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) y[i] = f(x + i * vocab, i, A{});
-      });
+      cpu::for_rows(n, vocab, [&](int64_t i) { y[i] = f(x + i * vocab, i, A{}); });
     };
     on_device(logits.device(), on_cpu, [&] { on_gpu(out, logits); });
     return out;

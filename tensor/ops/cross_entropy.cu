@@ -8,11 +8,9 @@
 #include <limits>
 #include <type_traits>
 
-#include "tensor/cuda/fast_exp.cuh"
 #include "tensor/cuda/launch.cuh"
 #include "tensor/cuda/mma.cuh"
 #include "tensor/cuda/rows.cuh"
-#include "tensor/cuda/shared.cuh"
 #include "tensor/math.h"
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/reduce.h"
@@ -215,11 +213,9 @@ RowLosses cross_entropy(const Tensor& logits, const Tensor& targets) {
     using T = decltype(t);
     RowLosses out = room_for(logits, logits.dim(0), kDTypeOf<Accumulate<T>>);
     const Logits<T> f = logits_of<T>(logits, targets, {});
-    const auto queue = [&](auto whole) {
-      launch(context(logits), "cross_entropy", f.rows.grid(), cross_entropy_kernel<T, decltype(whole)::value>, f,
-             scores_of<T>(out));
-    };
-    with_parts<T>(logits.dim(1), queue, f.x);
+    const bool whole = are_whole<T>(logits.dim(1), f.x);
+    launch(context(logits), "cross_entropy", f.rows.grid(),
+           whole ? cross_entropy_kernel<T, true> : cross_entropy_kernel<T, false>, f, scores_of<T>(out));
     sums("cross_entropy", out.totals, out.losses);
     return out;
   });
@@ -230,10 +226,8 @@ RowLosses cross_entropy_in_place(const Tensor& logits, const Tensor& targets, do
     using T = decltype(t);
     const Logits<T> f = logits_of<T>(logits, targets, {});
     const int64_t row = logits.dim(1) * static_cast<int64_t>(sizeof(T));
-    bool whole_rows = false;
-    with_parts<T>(
-        logits.dim(1), [&](auto whole) { whole_rows = whole; }, f.x);
-    if (!whole_rows || f.rows.width == 32 || row + kOwnShared > context(logits).most_shared() || row > kMostShared) {
+    if (!are_whole<T>(logits.dim(1), f.x) || f.rows.width == 32 || row + kOwnShared > context(logits).most_shared() ||
+        row > kMostShared) {
       RowLosses out = cuda::cross_entropy(logits, targets);
       cuda::cross_entropy_backward(logits, Scored{logits, targets, out.lse}, scale, {});
       return out;
@@ -254,11 +248,9 @@ void multiply_by(const Tensor& x, const Tensor& times) {
     using T = decltype(t);
     const Rows rows{x.dim(0), static_cast<int>(x.dim(1))};
     T* const to = x.device_data<T>();
-    const auto queue = [&](auto whole) {
-      launch(context(x), "cross_entropy_backward", {.blocks = std::min(rows.count, kBlocks)},
-             times_kernel<T, decltype(whole)::value>, to, rows, times.device_data<double>());
-    };
-    with_parts<T>(x.dim(1), queue, to);
+    const bool whole = are_whole<T>(x.dim(1), to);
+    launch(context(x), "cross_entropy_backward", {.blocks = std::min(rows.count, kBlocks)},
+           whole ? times_kernel<T, true> : times_kernel<T, false>, to, rows, times.device_data<double>());
   });
 }
 
@@ -269,11 +261,9 @@ void cross_entropy_backward(const Tensor& dlogits, const Scored& of, const Gradi
     using A = Accumulate<T>;
     const Gradient<T> f{logits_of<T>(of.logits, of.targets, part), of.lse.device_data<A>(), dlogits.device_data<T>(),
                         scale.number, scale.times.defined() ? scale.times.device_data<double>() : nullptr};
-    const auto queue = [&](auto whole) {
-      launch(context(dlogits), "cross_entropy_backward", f.of.rows.grid(),
-             cross_entropy_backward_kernel<T, decltype(whole)::value>, f);
-    };
-    with_parts<T>(dlogits.dim(1), queue, f.of.x, f.dx);
+    const bool whole = are_whole<T>(dlogits.dim(1), f.of.x, f.dx);
+    launch(context(dlogits), "cross_entropy_backward", f.of.rows.grid(),
+           whole ? cross_entropy_backward_kernel<T, true> : cross_entropy_backward_kernel<T, false>, f);
   });
 }
 
@@ -334,11 +324,9 @@ void row_max_or_sum(const char* op, const Tensor& out, const Tensor& x, const Te
     using A = Accumulate<T>;
     const Rows rows = rows_of<T>(x.dim(0), x.dim(1), kPartsEach);
     const T* const from = x.device_data<T>();
-    const auto queue = [&](auto whole) {
-      launch(context(x), op, rows.grid(), row_kernel<T, decltype(whole)::value>, from, rows,
-             max ? max->device_data<A>() : nullptr, out.device_data<A>());
-    };
-    with_parts<T>(x.dim(1), queue, from);
+    const bool whole = are_whole<T>(x.dim(1), from);
+    launch(context(x), op, rows.grid(), whole ? row_kernel<T, true> : row_kernel<T, false>, from, rows,
+           max ? max->device_data<A>() : nullptr, out.device_data<A>());
   });
 }
 

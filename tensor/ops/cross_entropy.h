@@ -80,7 +80,7 @@ struct Scored {
 struct RowLosses {
   Tensor lse, losses, totals;
 };
-// Everything here is queued; nothing waits. A target outside is noted (tensor/cuda/indices.h), and its row left out.
+// Everything here is queued; nothing waits. A target outside is noted (tensor/cuda/context.h), and its row left out.
 namespace cuda {
 RowLosses cross_entropy(const Tensor& logits, const Tensor& targets);
 // The same, and the logits become their own gradients, times `scale`.

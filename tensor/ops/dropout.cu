@@ -85,13 +85,10 @@ void dropout(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile
                        .up = static_cast<Accumulate<T>>(1 / (1 - p)),
                        .at = {rows, static_cast<int>(c)}};
     const bool together = c % kGroup<T> == 0 && tile.channels_total % 4 == 0 && tile.first_channel % 4 == 0;
-    const auto queue = [&](auto whole) {
-      if (decltype(whole)::value && together)
-        launch(context(x), "dropout", {.blocks = blocks_for(x.numel() / kGroup<T>, kThreads)}, dropout_kernel<T>, f);
-      else
-        launch(context(x), "dropout", {.blocks = blocks_for(x.numel(), kThreads)}, dropout_each_kernel<T>, f);
-    };
-    with_parts<T>(c, queue, f.x, f.y);
+    if (are_whole<T>(c, f.x, f.y) && together)
+      launch(context(x), "dropout", {.blocks = blocks_for(x.numel() / kGroup<T>, kThreads)}, dropout_kernel<T>, f);
+    else
+      launch(context(x), "dropout", {.blocks = blocks_for(x.numel(), kThreads)}, dropout_each_kernel<T>, f);
   });
 }
 

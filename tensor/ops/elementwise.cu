@@ -1,6 +1,6 @@
-// The GPU's loops of the elementwise ops, one instantiation per op of the lists.
-#include <array>
-#include <utility>
+// The GPU's loop of the elementwise kernels, instantiated for each of them.
+#include <tuple>
+#include <type_traits>
 
 #include "tensor/cuda/loops.cuh"
 #include "tensor/ops/elementwise.h"
@@ -8,126 +8,54 @@
 namespace tessera::cuda {
 namespace {
 
-template <class T, class Op>
-struct Value {
-  using A = Accumulate<T>;
-  __device__ T operator()(T x) const { return T(Op::f(static_cast<A>(x))); }
-  __device__ T operator()(T a, T b) const { return T(Op::f(static_cast<A>(a), static_cast<A>(b))); }
-};
-
-template <class T, class Op>
-struct UnaryGradient {
-  using A = Accumulate<T>;
-  __device__ T operator()(T dy, T x) const { return T(static_cast<A>(dy) * Op::df(static_cast<A>(x))); }
-};
-
-template <class T, class Op, int operand>
-struct Partial {
-  using A = Accumulate<T>;
-  __device__ T operator()(T a, T b) const {
-    if constexpr (operand == 0)
-      return T(Op::da(static_cast<A>(a), static_cast<A>(b)));
-    else
-      return T(Op::db(static_cast<A>(a), static_cast<A>(b)));
+template <class T, class Kernel>
+struct Rounded {
+  Kernel kernel;
+  template <class... X>
+  __device__ T operator()(X... x) const {
+    return T(kernel(static_cast<Accumulate<X>>(x)...));
   }
 };
 
-template <class T>
-struct Times {
-  using A = Accumulate<T>;
-  __device__ T operator()(T a, T b) const { return T(static_cast<A>(a) * static_cast<A>(b)); }
-};
-
-template <class T>
-struct Scaled {
-  Accumulate<T> factor;
-  __device__ T operator()(T x) const { return T(static_cast<Accumulate<T>>(x) * factor); }
-};
-
-template <class T, class U>
-struct Added {
-  using A = Accumulate<T>;
-  A factor;
-  __device__ T operator()(T a, U b) const {
-    return T(math::fma(static_cast<A>(static_cast<Accumulate<U>>(b)), factor, static_cast<A>(a)));
-  }
-};
+template <class T, class>
+using Same = T;
 
 }  // namespace
 
-template <class Op>
-void unary(const Tensor& y, const Tensor& x) {
-  with_floating(x.dtype(), Op::name, [&](auto t) {
+template <class Kernel, class... In>
+void run(const Kernel& kernel, const Tensor& y, const In&... in) {
+  const auto queue = [&](auto t) {
     using T = decltype(t);
-    map<T, T>(Op::name, Value<T, Op>{}, y, x);
-  });
-}
-
-template <class Op>
-void unary_backward(const Tensor& dx, const Tensor& dy, const Tensor& x) {
-  with_floating(x.dtype(), Op::name, [&](auto t) {
-    using T = decltype(t);
-    map<T, T, T>(Op::name, UnaryGradient<T, Op>{}, dx, dy, x);
-  });
-}
-
-template <class Op>
-void binary(const Tensor& y, const Tensor& a, const Tensor& b) {
-  const auto run = [&](auto t) {
-    using T = decltype(t);
-    map<T, T, T>(Op::name, Value<T, Op>{}, y, a, b);
+    map<T, Same<T, In>...>(Kernel::name, Rounded<T, Kernel>{kernel}, y, in...);
   };
-  if constexpr (std::is_same_v<Op, Add>)
-    tessera::with_floating(a.dtype(), Op::name, run);  // losses are added in float64
+  if constexpr (std::is_same_v<Kernel, Value<Add>>)
+    tessera::with_floating(y.dtype(), Kernel::name, queue);  // losses are added in float64
   else
-    with_floating(a.dtype(), Op::name, run);
+    with_floating(y.dtype(), Kernel::name, queue);
 }
 
-template <class Op>
-void derivative(const Tensor& d, const Tensor& a, const Tensor& b, int operand) {
-  with_floating(a.dtype(), Op::name, [&](auto t) {
-    using T = decltype(t);
-    if (operand == 0)
-      map<T, T, T>(Op::name, Partial<T, Op, 0>{}, d, a, b);
-    else
-      map<T, T, T>(Op::name, Partial<T, Op, 1>{}, d, a, b);
-  });
-}
-
-void multiply(const Tensor& y, const Tensor& a, const Tensor& b) {
-  with_floating(a.dtype(), "multiply", [&](auto t) {
-    using T = decltype(t);
-    map<T, T, T>("multiply", Times<T>{}, y, a, b);
-  });
-}
-
-void scale(const Tensor& y, const Tensor& x, double factor) {
-  with_floating(x.dtype(), "scale", [&](auto t) {
-    using T = decltype(t);
-    map<T, T>("scale", Scaled<T>{static_cast<Accumulate<T>>(factor)}, y, x);
-  });
-}
-
-void add_scaled(const Tensor& x, const Tensor& y, double factor) {
-  with_floating(x.dtype(), "add_", [&](auto t) {
-    with_floating(y.dtype(), "add_", [&](auto u) {
+template <>
+void run(const AddScaled& kernel, const Tensor& to, const Tensor& x, const Tensor& y) {
+  with_floating(x.dtype(), kernel.name, [&](auto t) {
+    with_floating(y.dtype(), kernel.name, [&](auto u) {
       using T = decltype(t);
-      using U = decltype(u);
-      map<T, T, U>("add_", Added<T, U>{static_cast<Accumulate<T>>(factor)}, x, x, y);
+      map<T, T, decltype(u)>(AddScaled::name, Rounded<T, AddScaled>{kernel}, to, x, y);
     });
   });
 }
 
-// A table of their addresses keeps the instantiations in the library.
+// The addresses keep the instantiations in the library.
 template <class... Ops>
 auto instantiate_unary(OpList<Ops...>) {
-  return std::pair(std::array{&unary<Ops>...}, std::array{&unary_backward<Ops>...});
+  return std::tuple(&run<Value<Ops>, Tensor>..., &run<Slope<Ops>, Tensor, Tensor>...);
 }
 template <class... Ops>
 auto instantiate_binary(OpList<Ops...>) {
-  return std::pair(std::array{&binary<Ops>...}, std::array{&derivative<Ops>...});
+  return std::tuple(&run<Value<Ops>, Tensor, Tensor>..., &run<Partial<Ops, 0>, Tensor, Tensor>...,
+                    &run<Partial<Ops, 1>, Tensor, Tensor>...);
 }
 template auto instantiate_unary(UnaryOps);
 template auto instantiate_binary(BinaryOps);
+template void run(const Scaled&, const Tensor&, const Tensor&);
 
 }  // namespace tessera::cuda

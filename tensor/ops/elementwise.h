@@ -23,21 +23,11 @@ Tensor scale(const Tensor& x, double factor);
 void add_(Tensor& x, const Tensor& y, double factor = 1);
 void scale_(Tensor& x, double factor);
 
-// Kernels of a GPU: operands of the result's shape, any strides, results made by the caller.
+// The loop of a GPU: y = kernel(x...), of operands of y's shape and dtype (the second of AddScaled may have another
+// floating one) and of any strides. The caller has made y, which may be an operand.
 namespace cuda {
-template <class Op>
-void unary(const Tensor& y, const Tensor& x);
-template <class Op>
-void unary_backward(const Tensor& dx, const Tensor& dy, const Tensor& x);
-template <class Op>
-void binary(const Tensor& y, const Tensor& a, const Tensor& b);
-// The derivative by operand 0 or 1 at (a, b), in the dtype of both.
-template <class Op>
-void derivative(const Tensor& d, const Tensor& a, const Tensor& b, int operand);
-
-void multiply(const Tensor& y, const Tensor& a, const Tensor& b);  // rounded once
-void scale(const Tensor& y, const Tensor& x, double factor);
-void add_scaled(const Tensor& x, const Tensor& y, double factor);  // x += factor * y, of any floating dtypes
+template <class Kernel, class... In>
+void run(const Kernel& kernel, const Tensor& y, const In&... in);
 }  // namespace cuda
 
 }  // namespace tessera

@@ -20,124 +20,70 @@ struct OpList {
 struct Neg {
   static constexpr const char* name = "neg";
   static constexpr double low = -3, high = 3;
-  template <class T>
-  static constexpr T f(T x) {
-    return -x;
-  }
-  template <class T>
-  static constexpr T df(T) {
-    return T(-1);
-  }
+  static constexpr auto f(auto x) { return -x; }
+  static constexpr auto df(auto x) { return decltype(x)(-1); }
 };
 struct Exp {
   static constexpr const char* name = "exp";
   static constexpr double low = -4, high = 4;
-  template <class T>
-  static constexpr T f(T x) {
-    return math::exp(x);
-  }
-  template <class T>
-  static constexpr T df(T x) {
-    return math::exp(x);
-  }
+  static constexpr auto f(auto x) { return math::exp(x); }
+  static constexpr auto df(auto x) { return math::exp(x); }
 };
 struct Log {
   static constexpr const char* name = "log";
   static constexpr double low = 0.1, high = 5;
-  template <class T>
-  static constexpr T f(T x) {
-    return math::log(x);
-  }
-  template <class T>
-  static constexpr T df(T x) {
-    return T(1) / x;
-  }
+  static constexpr auto f(auto x) { return math::log(x); }
+  static constexpr auto df(auto x) { return 1 / x; }
 };
 struct Sqrt {
   static constexpr const char* name = "sqrt";
   static constexpr double low = 0.1, high = 5;
-  template <class T>
-  static constexpr T f(T x) {
-    return math::sqrt(x);
-  }
-  template <class T>
-  static constexpr T df(T x) {
-    return T(0.5) / math::sqrt(x);
-  }
+  static constexpr auto f(auto x) { return math::sqrt(x); }
+  static constexpr auto df(auto x) { return decltype(x)(0.5) / math::sqrt(x); }
 };
 struct Square {
   static constexpr const char* name = "square";
   static constexpr double low = -3, high = 3;
-  template <class T>
-  static constexpr T f(T x) {
-    return x * x;
-  }
-  template <class T>
-  static constexpr T df(T x) {
-    return T(2) * x;
-  }
+  static constexpr auto f(auto x) { return x * x; }
+  static constexpr auto df(auto x) { return 2 * x; }
 };
 struct Reciprocal {
   static constexpr const char* name = "reciprocal";
   static constexpr double low = 0.2, high = 3;
-  template <class T>
-  static constexpr T f(T x) {
-    return T(1) / x;
-  }
-  template <class T>
-  static constexpr T df(T x) {
-    return T(-1) / (x * x);
-  }
+  static constexpr auto f(auto x) { return 1 / x; }
+  static constexpr auto df(auto x) { return -1 / (x * x); }
 };
 struct Tanh {
   static constexpr const char* name = "tanh";
   static constexpr double low = -3, high = 3;
-  template <class T>
-  static constexpr T f(T x) {
-    return math::tanh(x);
-  }
-  template <class T>
-  static constexpr T df(T x) {
-    const T t = math::tanh(x);
-    return T(1) - t * t;
+  static constexpr auto f(auto x) { return math::tanh(x); }
+  static constexpr auto df(auto x) {
+    const auto t = math::tanh(x);
+    return 1 - t * t;
   }
 };
 struct Sigmoid {
   static constexpr const char* name = "sigmoid";
   static constexpr double low = -5, high = 5;
-  template <class T>
-  static constexpr T f(T x) {
-    return math::sigmoid(x);
-  }
-  template <class T>
-  static constexpr T df(T x) {
-    const T s = math::sigmoid(x);
-    return s * (T(1) - s);
+  static constexpr auto f(auto x) { return math::sigmoid(x); }
+  static constexpr auto df(auto x) {
+    const auto s = math::sigmoid(x);
+    return s * (1 - s);
   }
 };
 struct Relu {
   static constexpr const char* name = "relu";
   static constexpr double low = -3, high = 3;
-  template <class T>
-  static constexpr T f(T x) {
-    return x > T(0) ? x : T(0);
-  }
-  template <class T>
-  static constexpr T df(T x) {
-    return x > T(0) ? T(1) : T(0);
-  }
+  static constexpr auto f(auto x) { return x > 0 ? x : decltype(x)(0); }
+  static constexpr auto df(auto x) { return x > 0 ? decltype(x)(1) : decltype(x)(0); }
 };
 struct Silu {
   static constexpr const char* name = "silu";
   static constexpr double low = -5, high = 5;
-  template <class T>
-  static constexpr T f(T x) {
-    return x * math::sigmoid(x);
-  }
-  template <class T>
-  static constexpr T df(T x) {
-    const T s = math::sigmoid(x);
-    return math::fma(x * s, T(1) - s, s);
+  static constexpr auto f(auto x) { return x * math::sigmoid(x); }
+  static constexpr auto df(auto x) {
+    const auto s = math::sigmoid(x);
+    return math::fma(x * s, 1 - s, s);
   }
 };
 // GPT-2's GELU: x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2u). Hendrycks and Gimpel
@@ -145,19 +91,14 @@ struct Silu {
 struct Gelu {
   static constexpr const char* name = "gelu";
   static constexpr double low = -4, high = 4;
-  template <class T>
-  static constexpr T twice_u(T x) {
-    return x * math::fma(T(0.0713548162726009), x * x, T(1.5957691216057308));
+  static constexpr auto twice_u(auto x) {
+    return x * math::fma(decltype(x)(0.0713548162726009), x * x, decltype(x)(1.5957691216057308));
   }
-  template <class T>
-  static constexpr T f(T x) {
-    return x * math::sigmoid(twice_u(x));
-  }
-  template <class T>
-  static constexpr T df(T x) {
-    const T s = math::sigmoid(twice_u(x));
-    const T slope = math::fma(T(0.2140644488178027), x * x, T(1.5957691216057308));
-    return math::fma(x * s * (T(1) - s), slope, s);
+  static constexpr auto f(auto x) { return x * math::sigmoid(twice_u(x)); }
+  static constexpr auto df(auto x) {
+    const auto s = math::sigmoid(twice_u(x));
+    const auto slope = math::fma(decltype(x)(0.2140644488178027), x * x, decltype(x)(1.5957691216057308));
+    return math::fma(x * s * (1 - s), slope, s);
   }
 };
 using UnaryOps = OpList<Neg, Exp, Log, Sqrt, Square, Reciprocal, Tanh, Sigmoid, Relu, Silu, Gelu>;
@@ -166,99 +107,81 @@ using UnaryOps = OpList<Neg, Exp, Log, Sqrt, Square, Reciprocal, Tanh, Sigmoid, 
 struct Add {
   static constexpr const char* name = "add";
   static constexpr double low = -3, high = 3;
-  template <class T>
-  static constexpr T f(T a, T b) {
-    return a + b;
-  }
-  template <class T>
-  static constexpr T da(T, T) {
-    return T(1);
-  }
-  template <class T>
-  static constexpr T db(T, T) {
-    return T(1);
-  }
+  static constexpr auto f(auto a, auto b) { return a + b; }
+  static constexpr auto da(auto a, auto) { return decltype(a)(1); }
+  static constexpr auto db(auto a, auto) { return decltype(a)(1); }
 };
 struct Sub {
   static constexpr const char* name = "sub";
   static constexpr double low = -3, high = 3;
-  template <class T>
-  static constexpr T f(T a, T b) {
-    return a - b;
-  }
-  template <class T>
-  static constexpr T da(T, T) {
-    return T(1);
-  }
-  template <class T>
-  static constexpr T db(T, T) {
-    return T(-1);
-  }
+  static constexpr auto f(auto a, auto b) { return a - b; }
+  static constexpr auto da(auto a, auto) { return decltype(a)(1); }
+  static constexpr auto db(auto a, auto) { return decltype(a)(-1); }
 };
 struct Mul {
   static constexpr const char* name = "mul";
   static constexpr double low = -3, high = 3;
-  template <class T>
-  static constexpr T f(T a, T b) {
-    return a * b;
-  }
-  template <class T>
-  static constexpr T da(T, T b) {
-    return b;
-  }
-  template <class T>
-  static constexpr T db(T a, T) {
-    return a;
-  }
+  static constexpr auto f(auto a, auto b) { return a * b; }
+  static constexpr auto da(auto, auto b) { return b; }
+  static constexpr auto db(auto a, auto) { return a; }
 };
 struct Div {
   static constexpr const char* name = "div";
   static constexpr double low = 0.3, high = 3;
-  template <class T>
-  static constexpr T f(T a, T b) {
-    return a / b;
-  }
-  template <class T>
-  static constexpr T da(T, T b) {
-    return T(1) / b;
-  }
-  template <class T>
-  static constexpr T db(T a, T b) {
-    return -a / (b * b);
-  }
+  static constexpr auto f(auto a, auto b) { return a / b; }
+  static constexpr auto da(auto, auto b) { return 1 / b; }
+  static constexpr auto db(auto a, auto b) { return -a / (b * b); }
 };
 struct Maximum {  // the gradient of a tie goes to a
   static constexpr const char* name = "maximum";
   static constexpr double low = -3, high = 3;
-  template <class T>
-  static constexpr T f(T a, T b) {
-    return a >= b ? a : b;
-  }
-  template <class T>
-  static constexpr T da(T a, T b) {
-    return a >= b ? T(1) : T(0);
-  }
-  template <class T>
-  static constexpr T db(T a, T b) {
-    return a >= b ? T(0) : T(1);
-  }
+  static constexpr auto f(auto a, auto b) { return a >= b ? a : b; }
+  static constexpr auto da(auto a, auto b) { return a >= b ? decltype(a)(1) : decltype(a)(0); }
+  static constexpr auto db(auto a, auto b) { return a >= b ? decltype(a)(0) : decltype(a)(1); }
 };
 struct Minimum {
   static constexpr const char* name = "minimum";
   static constexpr double low = -3, high = 3;
-  template <class T>
-  static constexpr T f(T a, T b) {
-    return a <= b ? a : b;
-  }
-  template <class T>
-  static constexpr T da(T a, T b) {
-    return a <= b ? T(1) : T(0);
-  }
-  template <class T>
-  static constexpr T db(T a, T b) {
-    return a <= b ? T(0) : T(1);
-  }
+  static constexpr auto f(auto a, auto b) { return a <= b ? a : b; }
+  static constexpr auto da(auto a, auto b) { return a <= b ? decltype(a)(1) : decltype(a)(0); }
+  static constexpr auto db(auto a, auto b) { return a <= b ? decltype(a)(0) : decltype(a)(1); }
 };
 using BinaryOps = OpList<Add, Sub, Mul, Div, Maximum, Minimum>;
+
+// Kernels: an element of the result, made of one of each operand in the type of sums. A loop, on the CPU or on a GPU,
+// takes such a value, and rounds what it makes once.
+template <class Op>
+struct Value {
+  static constexpr const char* name = Op::name;
+  constexpr auto operator()(auto... x) const { return Op::f(x...); }
+};
+template <class Op>
+struct Slope {  // dy f'(x)
+  static constexpr const char* name = Op::name;
+  constexpr auto operator()(auto dy, auto x) const { return dy * Op::df(x); }
+};
+template <class Op, int operand>
+struct Partial {  // the derivative by operand 0 or 1 at (a, b)
+  static constexpr const char* name = Op::name;
+  constexpr auto operator()(auto a, auto b) const {
+    if constexpr (operand == 0)
+      return Op::da(a, b);
+    else
+      return Op::db(a, b);
+  }
+};
+struct Scaled {
+  static constexpr const char* name = "scale";
+  double factor;
+  constexpr auto operator()(auto x) const { return x * static_cast<decltype(x)>(factor); }
+};
+struct AddScaled {  // x + factor y
+  static constexpr const char* name = "add_";
+  double factor;
+  constexpr auto operator()(auto x, auto y) const {
+    using A = decltype(x);
+    return math::fma(static_cast<A>(y), static_cast<A>(factor), x);
+  }
+};
 
 }  // namespace tessera

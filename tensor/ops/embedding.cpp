@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "tensor/cpu/vectorize.h"
+#include "tensor/cpu/loops.h"
 
 namespace tessera {
 namespace {
@@ -24,7 +24,7 @@ void embedding_on_cpu(const Tensor& out, const Tensor& ids, const Tensor& table,
   const int32_t* const id = checked(ids, whole_of(table, part));
   const std::byte* const from = table.raw();
   std::byte* const to = out.raw();
-  cpu::split(ids.numel(), std::max<int64_t>(1, cpu::kGrain / std::max<int64_t>(c, 1)), [=](int64_t begin, int64_t end) {
+  cpu::split(ids.numel(), cpu::rows_together(c), [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = id[i] - first;
       if (row >= 0 && row < rows)

@@ -4,8 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "tensor/cpu/lanes.h"
-#include "tensor/cpu/vectorize.h"
+#include "tensor/cpu/loops.h"
 #include "tensor/math.h"
 #include "tensor/ops/elementwise.h"
 
@@ -20,8 +19,6 @@ void check(const Tensor& x, const Tensor& gamma, const Tensor& beta) {
                 (beta.defined() ? ", beta is " + beta.describe() : "") + "; expected " + std::to_string(c) +
                 " of x's dtype");
 }
-
-int64_t rows_per_task(int64_t c) { return std::max<int64_t>(1, cpu::kGrain / std::max<int64_t>(c, 1)); }
 
 // One call's operands: rows that run on.
 template <class T>
@@ -78,9 +75,7 @@ void norm_on_cpu(const NormOperands& operands, const Normed& out, double eps) {
                        out.rstd.data<A>(),
                        c,
                        static_cast<A>(eps)};
-    cpu::parallel_for(n, rows_per_task(c), [&f](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) f.row(i);
-    });
+    cpu::for_rows(n, c, [&f](int64_t i) { f.row(i); });
   });
 }
 
@@ -145,9 +140,7 @@ void norm_backward_on_cpu(const Tensor& dx, const NormOperands& operands, const 
                         forward.rstd.data<A>(),
                         dx.data<T>(),
                         c};
-    cpu::parallel_for(x.numel() / std::max<int64_t>(c, 1), rows_per_task(c), [&f](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) f.row(i);
-    });
+    cpu::for_rows(x.numel() / std::max<int64_t>(c, 1), c, [&f](int64_t i) { f.row(i); });
   });
 }
 

@@ -46,38 +46,28 @@ __global__ __launch_bounds__(kRowThreads) void norm_kernel(Forward<T> f) {
   if (f.added) add_residual(f, at, x);
   const A inverse = A(1) / static_cast<A>(n);
   A mean = 0, square = 0;
+  const auto add = [&](A v) { mean += v; };
   if (f.mean) {
-    each_part(
-        at, n,
-        [&](int j, const auto& part) {
-          each_in_part<kWhole, T>(j, n, [&](int k) { mean += static_cast<A>(part.v[k]); });
-        },
-        x);
+    each_element(at, n, add, x);
     mean = row_sum(at, mean) * inverse;
   }
-  each_part(
-      at, n,
-      [&](int j, const auto& part) {
-        each_in_part<kWhole, T>(j, n, [&](int k) {
-          const A d = static_cast<A>(part.v[k]) - mean;
-          square += d * d;
-        });
-      },
-      x);
+  const auto add_square = [&](A v) {
+    const A d = v - mean;
+    square += d * d;
+  };
+  each_element(at, n, add_square, x);
   const A rstd = A(1) / math::sqrt(row_sum(at, square) * inverse + f.eps);
-  each_part(
-      at, n,
-      [&](int j, const auto& part) {
-        const auto gamma = load_part<kWhole>(f.gamma, j, n);
-        Packed<T, kPart<T>> beta{}, y;
-        if (f.beta) beta = load_part<kWhole>(f.beta, j, n);
-        for (int k = 0; k < kPart<T>; ++k) {
-          const A xhat = (static_cast<A>(part.v[k]) - mean) * rstd, by = static_cast<A>(gamma.v[k]);
-          y.v[k] = T(f.beta ? math::fma(xhat, by, static_cast<A>(beta.v[k])) : xhat * by);
-        }
-        store_part<kWhole>(f.y + at.row * n, j, n, y);
-      },
-      x);
+  const auto store_y = [&](int j, const auto& part) {
+    const auto gamma = load_part<kWhole>(f.gamma, j, n);
+    Packed<T, kPart<T>> beta{}, y;
+    if (f.beta) beta = load_part<kWhole>(f.beta, j, n);
+    for (int k = 0; k < kPart<T>; ++k) {
+      const A xhat = (static_cast<A>(part.v[k]) - mean) * rstd, by = static_cast<A>(gamma.v[k]);
+      y.v[k] = T(f.beta ? math::fma(xhat, by, static_cast<A>(beta.v[k])) : xhat * by);
+    }
+    store_part<kWhole>(f.y + at.row * n, j, n, y);
+  };
+  each_part(at, n, store_y, x);
   if (at.thread != 0) return;
   if (f.mean) f.mean[at.row] = mean;
   f.rstd[at.row] = rstd;
@@ -151,34 +141,28 @@ __global__ __launch_bounds__(kBackwardThreads, 1) void norm_backward_kernel(cons
     }
     const A mean = f.mean ? f.mean[i] : A(0), rstd = f.rstd[i];
     A along = 0, level = 0;
-    each_part(
-        at, n,
-        [&](int j, const auto& g, const auto& in, const auto& by) {
-          each_in_part<kWhole, T>(j, n, [&](int e) {
-            const A weighted = static_cast<A>(g.v[e]) * static_cast<A>(by.v[e]);
-            along += weighted * ((static_cast<A>(in.v[e]) - mean) * rstd);
-            level += weighted;
-          });
-        },
-        dy, x, gamma);
+    const auto add = [&](A g, A in, A by) {
+      const A weighted = g * by;
+      along += weighted * ((in - mean) * rstd);
+      level += weighted;
+    };
+    each_element(at, n, add, dy, x, gamma);
     along = row_sum(at, along) * inverse;
     level = f.mean ? row_sum(at, level) * inverse : A(0);
-    each_numbered_part(
-        at, n,
-        [&](int k, int j, const auto& g, const auto& in, const auto& by, const auto& other) {
-          const auto xhat = [&](int e) { return (static_cast<A>(in.v[e]) - mean) * rstd; };
-          Packed<T, kPart<T>> dx;
-          for (int e = 0; e < kPart<T>; ++e) {
-            const A weighted = static_cast<A>(g.v[e]) * static_cast<A>(by.v[e]);
-            const A change = weighted - level - xhat(e) * along;
-            dx.v[e] = T(f.residual ? math::fma(rstd, change, static_cast<A>(other.v[e])) : rstd * change);
-          }
-          store_part<kWhole>(f.dx + i * n, j, n, dx);
-          by_gamma.add(k, j, [&](int e, A sum) { return math::fma(static_cast<A>(g.v[e]), xhat(e), sum); });
-          by_beta.add(k, j, [&](int e, A sum) { return sum + static_cast<A>(g.v[e]); });
-          by_sum.add(k, j, [&](int e, A sum) { return sum + static_cast<A>(dx.v[e]); });
-        },
-        dy, x, gamma, residual);
+    const auto change_part = [&](int k, int j, const auto& g, const auto& in, const auto& by, const auto& other) {
+      const auto xhat = [&](int e) { return (static_cast<A>(in.v[e]) - mean) * rstd; };
+      Packed<T, kPart<T>> dx;
+      for (int e = 0; e < kPart<T>; ++e) {
+        const A weighted = static_cast<A>(g.v[e]) * static_cast<A>(by.v[e]);
+        const A change = weighted - level - xhat(e) * along;
+        dx.v[e] = T(f.residual ? math::fma(rstd, change, static_cast<A>(other.v[e])) : rstd * change);
+      }
+      store_part<kWhole>(f.dx + i * n, j, n, dx);
+      by_gamma.add(k, j, [&](int e, A sum) { return math::fma(static_cast<A>(g.v[e]), xhat(e), sum); });
+      by_beta.add(k, j, [&](int e, A sum) { return sum + static_cast<A>(g.v[e]); });
+      by_sum.add(k, j, [&](int e, A sum) { return sum + static_cast<A>(dx.v[e]); });
+    };
+    each_numbered_part(at, n, change_part, dy, x, gamma, residual);
     by_gamma.first = by_beta.first = by_sum.first = false;
   }
   by_gamma.store(at);
@@ -210,10 +194,9 @@ void norm(const NormOperands& operands, const Normed& to, double eps) {
                        .rstd = to.rstd.device_data<A>(),
                        .eps = static_cast<A>(eps),
                        .rows = rows_of<T>(x.numel() / c, c)};
-    const auto queue = [&](auto whole) {
-      launch(context(x), f.added ? "add_norm" : "norm", f.rows.grid(), norm_kernel<T, decltype(whole)::value>, f);
-    };
-    with_parts<T>(c, queue, f.x, f.added, f.gamma, f.beta, f.sum, f.y);
+    const bool whole = are_whole<T>(c, f.x, f.added, f.gamma, f.beta, f.sum, f.y);
+    launch(context(x), f.added ? "add_norm" : "norm", f.rows.grid(),
+           whole ? norm_kernel<T, true> : norm_kernel<T, false>, f);
   });
 }
 
@@ -245,10 +228,9 @@ void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor&
                         .by_sum = data_or_null<A>(sums.parts),
                         .runs = rows_of<T>(runs, c, kHeld, kBackwardThreads),
                         .rows = n};
-    const auto queue = [&](auto whole) {
-      launch(context(x), "norm_backward", f.runs.grid(), norm_backward_kernel<T, decltype(whole)::value>, f);
-    };
-    with_parts<T>(c, queue, f.dy, f.x, f.gamma, f.residual, f.dx, f.by_gamma, f.by_beta, f.by_sum);
+    const bool whole = are_whole<T>(c, f.dy, f.x, f.gamma, f.residual, f.dx, f.by_gamma, f.by_beta, f.by_sum);
+    launch(context(x), "norm_backward", f.runs.grid(),
+           whole ? norm_backward_kernel<T, true> : norm_backward_kernel<T, false>, f);
     if (!to.empty()) add_parts<A>("norm_backward", std::span(to), parts);
   });
 }

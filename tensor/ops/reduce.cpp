@@ -5,8 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "tensor/cpu/lanes.h"
-#include "tensor/cpu/vectorize.h"
+#include "tensor/cpu/loops.h"
 #include "tensor/math.h"
 
 namespace tessera {
@@ -145,10 +144,7 @@ void by_rows(const Tensor& out, const Tensor& a, const Tensor& b, const Row& row
     using T = decltype(t);
     const T *const pa = a.data<T>(), *const pb = b.data<T>();
     T* const to = out.data<T>();
-    cpu::parallel_for(rows, std::max<int64_t>(1, cpu::kGrain / std::max<int64_t>(n, 1)),
-                      [=](int64_t begin, int64_t end) {
-                        for (int64_t i = begin; i < end; ++i) row(pa + i * n, pb + i * n, to + i * n, n);
-                      });
+    cpu::for_rows(rows, n, [=](int64_t i) { row(pa + i * n, pb + i * n, to + i * n, n); });
   });
 }
 

@@ -6,7 +6,7 @@
 #include <numbers>
 #include <string>
 
-#include "tensor/cpu/vectorize.h"
+#include "tensor/cpu/loops.h"
 #include "tensor/math.h"
 
 namespace tessera {
@@ -50,14 +50,12 @@ void rotate_on_cpu(const Tensor& y, const Tensor& x, const Turn& turn) {
     const A *const table = turn.table.data<A>(), sign = turn.back ? A(-1) : A(1);
     const int32_t* const at = turn.positions.defined() ? turn.positions.data<int32_t>() : nullptr;
     const int64_t placed = at ? turn.positions.numel() : tokens;  // rows that have positions of their own
-    cpu::parallel_for(x.dim(0) * tokens, std::max<int64_t>(1, cpu::kGrain / width), [=](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const T* const from = in + i * width;
-        T* const to = out + i * width;
-        const A* const row = table + (at ? at[i % placed] : first + i % tokens) * d;
-        for (int64_t h = 0; h < heads; ++h) rotate_head(to + h * d, from + h * d, row, row + d / 2, sign, d / 2);
-        if (to != from) std::copy(from + heads * d, from + width, to + heads * d);
-      }
+    cpu::for_rows(x.dim(0) * tokens, width, [=](int64_t i) {
+      const T* const from = in + i * width;
+      T* const to = out + i * width;
+      const A* const row = table + (at ? at[i % placed] : first + i % tokens) * d;
+      for (int64_t h = 0; h < heads; ++h) rotate_head(to + h * d, from + h * d, row, row + d / 2, sign, d / 2);
+      if (to != from) std::copy(from + heads * d, from + width, to + heads * d);
     });
   });
 }

@@ -8,6 +8,7 @@
 
 #include "autograd/ops.h"
 #include "tensor/random.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
@@ -219,14 +220,7 @@ TEST(Head, AnyWeightWillDo) {
 
 TEST(Head, WhatDoesNotFitIsRefused) {
   Head a(kSizes[0], DType::float32, DType::float32);
-  const auto refusal = [&] {
-    try {
-      a.fused();
-    } catch (const Error& e) {
-      return std::string(e.what());
-    }
-    return std::string("nothing was thrown");
-  };
+  const auto refusal = [&] { return test::refusal([&] { a.fused(); }); };
   a.targets.data<int32_t>()[90] = 70;  // in the last block
   EXPECT_EQ(refusal(), "[cross_entropy] target 70 of row 90 is outside [0, 70)");
   a.targets = a.targets.narrow(0, 0, 95);

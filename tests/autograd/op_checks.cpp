@@ -12,9 +12,7 @@ namespace tessera::test {
 std::vector<OpRow> op_table() {
   std::vector<OpRow> all;
   add_elementwise_rows(all);
-  add_structured_rows(all);
-  add_product_rows(all);
-  add_head_rows(all);
+  add_rows(all);
   add_expert_rows(all);
   return all;
 }

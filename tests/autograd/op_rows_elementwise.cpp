@@ -161,12 +161,13 @@ void add_elementwise_rows(std::vector<OpRow>& table) {
                      return broadcast_problem(random, kBinary.at("add"), -3, 3,
                                               [](const std::vector<Var>& v) { return add(v[0], scale(v[1], 1)); });
                    }});
-  table.push_back({"transpose", draw_transpose});
-  table.push_back({"narrow", draw_narrow});
-  table.push_back({"add_columns", draw_add_columns});
-  table.push_back({"reshape", draw_reshape});
-  table.push_back({"sum", draw_sum});
-  table.push_back({"scale", draw_scale});
+  for (const OpRow& row : std::initializer_list<OpRow>{{"transpose", draw_transpose},
+                                                       {"narrow", draw_narrow},
+                                                       {"add_columns", draw_add_columns},
+                                                       {"reshape", draw_reshape},
+                                                       {"sum", draw_sum},
+                                                       {"scale", draw_scale}})
+    table.push_back(row);
 }
 
 }  // namespace tessera::test

@@ -56,9 +56,7 @@ struct OpRow {
 };
 
 void add_elementwise_rows(std::vector<OpRow>& table);
-void add_structured_rows(std::vector<OpRow>& table);
-void add_product_rows(std::vector<OpRow>& table);
-void add_head_rows(std::vector<OpRow>& table);
+void add_rows(std::vector<OpRow>& table);
 void add_expert_rows(std::vector<OpRow>& table);
 
 }  // namespace tessera::test

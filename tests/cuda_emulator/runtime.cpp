@@ -10,7 +10,7 @@
 #include <mutex>
 #include <utility>
 
-#include "tensor/cuda/region.h"
+#include "tensor/cuda/gpus.h"
 #include "tests/cuda_emulator/cuda_runtime.h"
 #include "tests/cuda_emulator/memory.h"
 #include "tests/cuda_emulator/reach.h"

@@ -8,9 +8,9 @@
 #include "parallel/comm/cuda/streams.h"
 #include "tensor/cuda/context.h"
 #include "tensor/cuda/gpus.h"
-#include "tensor/cuda/graph.h"
 #include "tests/cuda_emulator/streams.h"
 #include "tests/support/gpu.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
@@ -36,12 +36,8 @@ TEST_F(FailuresGpu, WhyThereIsNoGpuIsOneLine) {
       {"0", "the NVIDIA driver lists none"}};
   for (const auto& [gpus, why] : cases) {
     setenv("TESSERA_EMULATED_GPUS", gpus, 1);
-    try {
-      cuda::use_gpu(0);
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.what(), "`device` cuda: no GPU was found: " + why + "; `device` cpu runs everything without one");
-    }
+    EXPECT_EQ(test::refusal([] { cuda::use_gpu(0); }),
+              "`device` cuda: no GPU was found: " + why + "; `device` cpu runs everything without one");
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   }
   unsetenv("TESSERA_EMULATED_GPUS");
@@ -96,14 +92,9 @@ TEST_F(FailuresGpu, ASizePastTheCardSaysWhatIsInUse) {
 
 TEST_F(FailuresGpu, AGpuThatThereIsNoCodeForIsNamed) {
   setenv("TESSERA_EMULATED_GPU_IS_OLD", "1", 1);
-  try {
-    cuda::use_gpu(0);
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const Error& e) {
-    EXPECT_STREQ(e.what(),
-                 "`device` cuda: this program holds no code for emulated GPU, of compute capability 9.0; expected a "
-                 "build for it: -DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90");
-  }
+  EXPECT_EQ(test::refusal([] { cuda::use_gpu(0); }),
+            "`device` cuda: this program holds no code for emulated GPU, of compute capability 9.0; expected a "
+            "build for it: -DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90");
   unsetenv("TESSERA_EMULATED_GPU_IS_OLD");
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }

@@ -12,6 +12,7 @@
 namespace tessera {
 namespace {
 
+using test::apart;
 using GeluMlpGpu = test::OnGpu;
 
 struct Way {
@@ -36,17 +37,6 @@ std::vector<Tensor> results(DType dtype, DType as, const ArenaPtr& arena, const 
   return all;
 }
 
-// The largest difference of two elements beside the largest element.
-double distance(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = a.on_host().to(DType::float64).to_vector<double>(), y = b.to_vector<double>();
-  double most = 0, largest = 0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    most = std::max(most, std::abs(x[i] - y[i]));
-    largest = std::max(largest, std::abs(y[i]));
-  }
-  return most / largest;
-}
-
 TEST_F(GeluMlpGpu, GradientsAreThoseOfFloat64) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
     for (const bool deferred : {false, true})
@@ -57,7 +47,7 @@ TEST_F(GeluMlpGpu, GradientsAreThoseOfFloat64) {
                      exact = results(dtype, DType::float64, make_arena(), way);
           ASSERT_EQ(found.size(), frozen ? 5U : 6U);
           for (size_t i = 0; i < found.size(); ++i)
-            EXPECT_LE(distance(found[i], exact[i]), dtype == DType::bfloat16 ? 0.02 : 2e-6)
+            EXPECT_LE(apart(found[i], exact[i]), dtype == DType::bfloat16 ? 0.02 : 2e-6)
                 << i << " " << name_of(dtype) << (deferred ? " deferred" : "") << (recompute ? " recompute" : "")
                 << (frozen ? " frozen" : "");
         }

@@ -1,28 +1,19 @@
 // One op for both layers of an Mlp has the bits of the layers one after the other.
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <vector>
 
 #include "autograd/ops.h"
 #include "nn/layers.h"
 #include "tensor/random.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
 
-bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor x = a.contiguous(), y = b.contiguous();
-  return x.shape() == y.shape() && x.dtype() == y.dtype() &&
-         std::memcmp(x.raw(), y.raw(), static_cast<size_t>(x.nbytes())) == 0;
-}
+using test::same_bits;
 
-Tensor normal(uint64_t seed, const Shape& shape, DType dtype) {
-  const Philox random = Philox::named(seed, "mlp");
-  std::vector<double> v(static_cast<size_t>(shape.numel()));
-  for (size_t i = 0; i < v.size(); ++i) v[i] = random.normal(i);
-  return Tensor::of<double>(v, shape, make_arena()).to(dtype);
-}
+Tensor normal(uint64_t seed, const Shape& shape, DType dtype) { return test::normal(shape, dtype, seed, "mlp"); }
 
 // The output and the gradients of x and both layers' weights and biases.
 template <class F>

@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
+#include "tests/support/tensors.h"
 #include "tests/support/units.h"
 
 namespace tessera {
@@ -17,6 +17,8 @@ OptimizerKind kind_of(std::string_view name) { return value_named<OptimizerKind>
 
 using test::fill_normal;
 using test::make_unit;
+using test::numbers;
+using test::same_bits;
 
 constexpr const char* kNames[] = {"sgd", "adam", "adamw"};
 const OptimizerOptions kOptions{.momentum = 0.9, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
@@ -39,8 +41,6 @@ struct Reference {
   }
 };
 
-std::vector<double> as_double(const Tensor& t) { return t.to(DType::float64).to_vector<double>(); }
-
 // The tensor that holds the full-precision parameters.
 Tensor precise(const Optimizer& optimizer) {
   for (const NamedTensor& s : optimizer.state())
@@ -53,18 +53,18 @@ void compare_with_reference(const std::string& name, DType values, DType grads) 
   fill_normal(unit, unit.values, 1, 1.0);
   const auto optimizer = make_optimizer(kind_of(name), {unit}, kOptions);
   std::vector<Reference> reference(static_cast<size_t>(unit.values.numel()));
-  const std::vector<double> start = as_double(unit.values);
+  const std::vector<double> start = numbers(unit.values);
   for (size_t i = 0; i < start.size(); ++i) reference[i].p = start[i];
   for (int t = 1; t <= 5; ++t) {
     fill_normal(unit, unit.grads, 100 + static_cast<uint64_t>(t), 0.3);
-    const std::vector<double> g = as_double(unit.grads);
+    const std::vector<double> g = numbers(unit.grads);
     const double lr = 0.01 * t;
     optimizer->step(lr, 0.5);
     for (const Slot& slot : unit.slots)
       for (int64_t i = slot.begin; i < slot.end(); ++i)
         reference[static_cast<size_t>(i)].step(name, 0.5 * g[static_cast<size_t>(i)], lr, t, slot.parameter->decays);
   }
-  const std::vector<double> result = as_double(precise(*optimizer));
+  const std::vector<double> result = numbers(precise(*optimizer));
   const double bound = values == DType::float64 ? 1e-13 : 2e-6;
   for (size_t i = 0; i < result.size(); ++i)
     ASSERT_NEAR(result[i], reference[i].p, bound * (1 + std::abs(reference[i].p)))
@@ -101,10 +101,6 @@ FlatUnit shard_of(const FlatUnit& unit, int64_t from, int64_t to) {
   shard.grads = unit.grads.narrow(0, from, to - from).clone();
   for (Slot& slot : shard.slots) slot.begin -= from;
   return shard;
-}
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  return a.nbytes() == b.nbytes() && std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.nbytes())) == 0;
 }
 
 TEST(Optimizer, AShardGetsTheBitsOfTheWhole) {

@@ -2,11 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "optim/optimizer.h"
 #include "optim/rounding.h"
+#include "tests/support/tensors.h"
 #include "tests/support/units.h"
 
 namespace tessera {
@@ -14,6 +14,7 @@ namespace {
 
 using test::fill_normal;
 using test::make_unit;
+using test::same_bits;
 
 constexpr OptimizerKind kKinds[] = {OptimizerKind::sgd, OptimizerKind::adam, OptimizerKind::adamw};
 const OptimizerOptions kAllBf16{.beta2 = 0.95, .weight_decay = 0.1, .state = DType::bfloat16, .seed = 5};
@@ -23,10 +24,6 @@ FlatUnit bf16_unit(const std::vector<int64_t>& sizes) {
   fill_normal(unit, unit.values, 3, 1.0);
   fill_normal(unit, unit.grads, 4, 1.0);
   return unit;
-}
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  return a.nbytes() == b.nbytes() && std::memcmp(a.raw(), b.raw(), static_cast<size_t>(a.nbytes())) == 0;
 }
 
 TEST(StochasticRounding, TakesANeighbourAndIsRightOnAverage) {

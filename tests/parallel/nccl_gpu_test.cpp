@@ -14,7 +14,6 @@
 #include "parallel/comm/launch.h"
 #include "tensor/cuda/copy.h"
 #include "tensor/cuda/gpus.h"
-#include "tensor/cuda/graph.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/random.h"
 #include "tests/parallel/arrays.h"

@@ -7,7 +7,7 @@
 #include "parallel/comm/nccl/api.h"
 #include "parallel/comm/surroundings.h"
 #include "tensor/cuda/copy.h"
-#include "tensor/cuda/graph.h"
+#include "tensor/cuda/gpus.h"
 #include "tests/support/gpu.h"
 
 namespace tessera {

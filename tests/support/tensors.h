@@ -1,5 +1,7 @@
 // Tensors of numbers for tests, and how far two are apart.
 #pragma once
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -8,6 +10,7 @@
 
 #include "tensor/random.h"
 #include "tensor/tensor.h"
+#include "tests/support/tensors.h"
 
 namespace tessera::test {
 
@@ -19,6 +22,28 @@ inline Tensor drawn(const Shape& shape, DType dtype, const std::string& name, do
   return Tensor::of<double>(v, shape, make_arena()).to(dtype);
 }
 
+// Normal numbers of the stream `what`.
+inline Tensor normal(const Shape& shape, DType dtype, uint64_t seed, const char* what,
+                     const ArenaPtr& arena = make_arena()) {
+  const Philox random = Philox::named(seed, what);
+  std::vector<double> v(static_cast<size_t>(shape.numel()));
+  for (size_t i = 0; i < v.size(); ++i) v[i] = random.normal(i);
+  return Tensor::of<double>(v, shape, arena->host()).to(dtype).to(arena);
+}
+
+inline std::vector<double> numbers(const Tensor& t) { return t.on_host().to(DType::float64).to_vector<double>(); }
+
+// What f() is refused with.
+template <class F>
+std::string refusal(const F& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
 // Compares shapes, dtypes and bits of tensors on any devices.
 inline bool same_bits(const Tensor& a, const Tensor& b) {
   const Tensor x = a.on_host().contiguous(), y = b.on_host().contiguous();
@@ -26,9 +51,22 @@ inline bool same_bits(const Tensor& a, const Tensor& b) {
          std::memcmp(x.raw(), y.raw(), static_cast<size_t>(x.nbytes())) == 0;
 }
 
+// The largest difference of two elements as a share of the largest of b. What is infinite in both is the same.
+inline double apart(const Tensor& a, const Tensor& b) {
+  EXPECT_EQ(a.shape(), b.shape());
+  const std::vector<double> x = numbers(a), y = numbers(b);
+  double most = 0, largest = 1e-30;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (x[i] == y[i] && std::isinf(x[i])) continue;
+    most = std::max(most, std::isfinite(x[i]) ? std::abs(x[i] - y[i]) : INFINITY);
+    largest = std::max(largest, std::abs(y[i]));
+  }
+  return most / largest;
+}
+
 // The largest relative difference of two elements.
 inline double farthest(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = a.to(DType::float64).to_vector<double>(), y = b.to(DType::float64).to_vector<double>();
+  const std::vector<double> x = numbers(a), y = numbers(b);
   double most = 0;
   for (size_t i = 0; i < x.size(); ++i) most = std::max(most, std::abs(x[i] - y[i]) / std::max(1e-30, std::abs(y[i])));
   return most;

@@ -12,6 +12,7 @@
 #include "tests/support/gpu.h"
 #include "tests/support/one_thread.h"
 #include "tests/support/plain_attention.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
@@ -20,10 +21,9 @@ using test::AttentionShape;
 using test::AttentionValues;
 using test::Extreme;
 using test::kExtremes;
+using test::numbers;
 using test::PlainAttention;
 using test::row_difference;
-
-std::vector<double> doubles(const Tensor& t) { return t.to(DType::float64).to_vector<double>(); }
 
 // Scores of 200 have that much less of a float to say by how much they differ.
 double bound_of(DType dtype) { return dtype == DType::float64 ? 1e-11 : dtype == DType::float32 ? 5e-4 : 2e-2; }
@@ -43,11 +43,11 @@ void expect_plain(const AttentionShape& s, Extreme extreme, DType dtype, const A
   const double bound = bound_of(dtype);
   const std::string what = std::to_string(static_cast<int>(extreme)) + " in " + std::string(name_of(dtype)) + ", " +
                            q.describe() + " of " + k.describe() + (s.causal ? "" : ", not causal");
-  EXPECT_LE(row_difference(doubles(found.out), expected.out, s.d, 0.05), bound) << what;
-  EXPECT_LE(row_difference(doubles(found.lse), expected.lse, 1, 0.01), bound) << what;
-  EXPECT_LE(row_difference(doubles(dq), expected.dq, s.d, 0.01, expected.dq_terms), 6 * bound) << what;
-  EXPECT_LE(row_difference(doubles(dk), expected.dk, s.d, 0.01, expected.dk_terms), 6 * bound) << what;
-  EXPECT_LE(row_difference(doubles(dv), expected.dv, s.d, 0.5), bound) << what;
+  EXPECT_LE(row_difference(numbers(found.out), expected.out, s.d, 0.05), bound) << what;
+  EXPECT_LE(row_difference(numbers(found.lse), expected.lse, 1, 0.01), bound) << what;
+  EXPECT_LE(row_difference(numbers(dq), expected.dq, s.d, 0.01, expected.dq_terms), 6 * bound) << what;
+  EXPECT_LE(row_difference(numbers(dk), expected.dk, s.d, 0.01, expected.dk_terms), 6 * bound) << what;
+  EXPECT_LE(row_difference(numbers(dv), expected.dv, s.d, 0.5), bound) << what;
 }
 
 void expect_plain_in(const std::vector<DType>& dtypes, const std::vector<AttentionShape>& shapes,
@@ -117,8 +117,8 @@ void expect_merged(DType dtype, bool rounded, Extreme extreme, std::vector<int64
     merge_attended(whole, part);
   }
   const PlainAttention expected = attend_plainly(s, x);
-  EXPECT_LE(row_difference(doubles(out), expected.out, s.d, 0.05), bound_of(dtype));
-  EXPECT_LE(row_difference(doubles(lse), expected.lse, 1, 0.01), bound_of(dtype));
+  EXPECT_LE(row_difference(numbers(out), expected.out, s.d, 0.05), bound_of(dtype));
+  EXPECT_LE(row_difference(numbers(lse), expected.lse, 1, 0.01), bound_of(dtype));
 }
 
 void expect_merged(const ArenaPtr& arena) {
@@ -159,7 +159,7 @@ TEST_F(AttentionGpu, SmallShapesForCheckers) {
       const Attended found = attention(q, k, v, there);
       Tensor dq = q.make(q.shape()), dk = q.make(q.shape()), dv = q.make(q.shape());
       attention_backward(tensor(x.dout), q, k, v, found, there, dq, dk, dv);
-      return std::vector{doubles(found.out), doubles(dk), doubles(dv)};
+      return std::vector{numbers(found.out), numbers(dk), numbers(dv)};
     };
     const auto here = attend(make_arena()), there = attend(arena);
     for (size_t i = 0; i < here.size(); ++i) EXPECT_LE(row_difference(there[i], here[i], d, 1.0), 0x1p-6) << d << i;

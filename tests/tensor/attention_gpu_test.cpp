@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -12,10 +11,13 @@
 #include "tensor/ops/elementwise.h"
 #include "tensor/random.h"
 #include "tests/support/gpu.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
 
+using test::apart;
+using test::same_bits;
 using AttentionGpu = test::OnGpu;
 
 double bound_of(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 1e-5 : 0x1p-7; }
@@ -27,29 +29,8 @@ std::string kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
     return "";
 }
 
-// The largest difference as a share of the largest value.
-double difference(const Tensor& a, const Tensor& b) {
-  EXPECT_EQ(a.shape(), b.shape());
-  const std::vector<double> x = a.to(DType::float64).to_vector<double>(), y = b.to(DType::float64).to_vector<double>();
-  double most = 0, largest = 1e-30;
-  for (size_t i = 0; i < x.size(); ++i) {
-    if (x[i] == y[i] && std::isinf(x[i])) continue;  // a query that sees no key
-    most = std::max(most, std::isfinite(x[i]) ? std::abs(x[i] - y[i]) : INFINITY);
-    largest = std::max(largest, std::abs(y[i]));
-  }
-  return most / largest;
-}
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor x = a.on_host().contiguous(), y = b.on_host().contiguous();
-  return x.shape() == y.shape() && std::memcmp(x.raw(), y.raw(), static_cast<size_t>(x.nbytes())) == 0;
-}
-
 Tensor normal(const Shape& shape, DType dtype, uint64_t name) {
-  const Tensor t = Tensor::empty(shape, DType::float64, make_arena());
-  const Philox random = Philox::named(name, "attention on a GPU");
-  for (int64_t i = 0; i < t.numel(); ++i) t.data<double>()[i] = random.normal(static_cast<uint64_t>(i));
-  return t.to(dtype);
+  return test::normal(shape, dtype, name, "attention on a GPU");
 }
 
 // Queries, keys and values cut from one packed tensor (B, Tk, H + 2 K, D), the queries being the last Tq.
@@ -157,10 +138,10 @@ void check(const Case& c, uint64_t trial, const ArenaPtr& arena, const std::stri
                            std::to_string(trial) + " " + there.part(0).shape().str() + there.part(1).shape().str();
   const double bound = bound_of(c.dtype);
   EXPECT_EQ(got.forward.out.dtype(), here.forward.out.dtype());
-  EXPECT_LE(difference(got.forward.out, here.forward.out), bound) << what;
-  EXPECT_LE(difference(got.forward.lse, here.forward.lse), bound_of(wide_of(c.dtype))) << what;
+  EXPECT_LE(apart(got.forward.out, here.forward.out), bound) << what;
+  EXPECT_LE(apart(got.forward.lse, here.forward.lse), bound_of(wide_of(c.dtype))) << what;
   // To the largest of all three: where a query sees one key, the gradients of scores are rounding alone.
-  EXPECT_LE(difference(got.gradients, here.gradients), bound) << what;
+  EXPECT_LE(apart(got.gradients, here.gradients), bound) << what;
   if (trial % 4 != 0) return;
   const Results again = run(there, drawn.options, drawn.wide);
   EXPECT_TRUE(same_bits(again.forward.out, got.forward.out) && same_bits(again.gradients, got.gradients)) << what;
@@ -212,8 +193,8 @@ TEST_F(AttentionGpu, AGroupAddsWhatItsHeadsBring) {
         else
           dk = dk_one, dv = dv_one;
       }
-      EXPECT_LE(difference(whole.parts.part(1).narrow(2, head, 1), dk), bound_of(wide_of(c.dtype))) << c.d;
-      EXPECT_LE(difference(whole.parts.part(2).narrow(2, head, 1), dv), bound_of(wide_of(c.dtype))) << c.d;
+      EXPECT_LE(apart(whole.parts.part(1).narrow(2, head, 1), dk), bound_of(wide_of(c.dtype))) << c.d;
+      EXPECT_LE(apart(whole.parts.part(2).narrow(2, head, 1), dv), bound_of(wide_of(c.dtype))) << c.d;
     }
   }
 }
@@ -268,8 +249,8 @@ TEST_F(AttentionGpu, TilesMakeTheWhole) {
         else
           merge_attended(merged, part);
       }
-      EXPECT_LE(difference(merged.out, whole.forward.out), bound_of(c.dtype)) << c.d << " cut " << cut;
-      EXPECT_LE(difference(merged.lse, whole.forward.lse), bound_of(wide)) << c.d << " cut " << cut;
+      EXPECT_LE(apart(merged.out, whole.forward.out), bound_of(c.dtype)) << c.d << " cut " << cut;
+      EXPECT_LE(apart(merged.lse, whole.forward.lse), bound_of(wide)) << c.d << " cut " << cut;
       const Attended rounded{merged.out.to(c.dtype), merged.lse};
       Tensor sum = Tensor::zeros(q.shape(), wide, arena);
       for (int64_t tile = 0; tile < 2; ++tile) {
@@ -281,11 +262,11 @@ TEST_F(AttentionGpu, TilesMakeTheWhole) {
         const auto cut_of = [&](const Tensor& t) {
           return tile == 0 ? t.narrow(1, 0, cut) : t.narrow(1, cut, kKeys - cut);
         };
-        EXPECT_LE(difference(dk, cut_of(all_dk)), bound_of(c.dtype)) << c.d << " cut " << cut;
-        EXPECT_LE(difference(dv, cut_of(all_dv)), bound_of(c.dtype)) << c.d << " cut " << cut;
+        EXPECT_LE(apart(dk, cut_of(all_dk)), bound_of(c.dtype)) << c.d << " cut " << cut;
+        EXPECT_LE(apart(dv, cut_of(all_dv)), bound_of(c.dtype)) << c.d << " cut " << cut;
       }
       const Tensor all_dq = whole.parts.part(0);
-      EXPECT_LE(difference(sum, all_dq), bound_of(c.dtype)) << c.d << " cut " << cut;
+      EXPECT_LE(apart(sum, all_dq), bound_of(c.dtype)) << c.d << " cut " << cut;
     }
 }
 

@@ -12,27 +12,16 @@
 
 #include "tensor/ops/elementwise.h"
 #include "tensor/random.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
 
-Tensor normal(const Shape& shape, DType dtype, const ArenaPtr& arena, uint64_t name) {
-  const Tensor t = Tensor::empty(shape, DType::float64, arena);
-  const Philox random = Philox::named(name, "tiles");
-  for (int64_t i = 0; i < t.numel(); ++i) t.data<double>()[i] = random.normal(static_cast<uint64_t>(i));
-  return t.to(dtype);
-}
+using test::apart;
+using test::refusal;
 
-// The largest difference as a share of the largest value.
-double difference(const Tensor& a, const Tensor& b) {
-  EXPECT_EQ(a.shape(), b.shape());
-  const std::vector<double> x = a.to(DType::float64).to_vector<double>(), y = b.to(DType::float64).to_vector<double>();
-  double most = 0, largest = 0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    most = std::max(most, std::isfinite(x[i]) ? std::abs(x[i] - y[i]) : INFINITY);
-    largest = std::max(largest, std::abs(y[i]));
-  }
-  return most / largest;
+Tensor normal(const Shape& shape, DType dtype, const ArenaPtr& arena, uint64_t name) {
+  return test::normal(shape, dtype, name, "tiles", arena);
 }
 
 // Documents of random lengths in each sequence: where that of each token begins.
@@ -150,14 +139,14 @@ void check_tiles(DType dtype, uint64_t trial) {
     tiles.emplace_back(drawn.options, queries, Span{cut * n, (last - cut) * n});
     const Attended merged = tiles[0].attend(x);
     if (tiles.size() > 1) merge_attended(merged, tiles[1].attend(x));
-    EXPECT_LE(difference(merged.out, queries.of(whole.out)), bound_of(dtype)) << what;
-    EXPECT_LE(difference(merged.lse, whole.lse.narrow(2, i * n, n)), bound_of(wide_of(dtype))) << what;
+    EXPECT_LE(apart(merged.out, queries.of(whole.out)), bound_of(dtype)) << what;
+    EXPECT_LE(apart(merged.lse, whole.lse.narrow(2, i * n, n)), bound_of(wide_of(dtype))) << what;
     const Attended rounded{merged.out.to(dtype), merged.lse};
     for (const Tile& tile : tiles) tile.add_gradients(x, rounded, sums);
   }
-  EXPECT_LE(difference(sums.dq, expected.dq), bound_of(dtype)) << what << " dq";
-  EXPECT_LE(difference(sums.dk, expected.dk), bound_of(dtype)) << what << " dk";
-  EXPECT_LE(difference(sums.dv, expected.dv), bound_of(dtype)) << what << " dv";
+  EXPECT_LE(apart(sums.dq, expected.dq), bound_of(dtype)) << what << " dq";
+  EXPECT_LE(apart(sums.dk, expected.dk), bound_of(dtype)) << what << " dk";
+  EXPECT_LE(apart(sums.dv, expected.dv), bound_of(dtype)) << what << " dv";
 }
 
 TEST(Attention, TilesMakeTheWhole) {
@@ -175,14 +164,14 @@ TEST(Attention, KeysBeforeAStartAreNotSeen) {
     const auto last = [](const Tensor& t) { return t.narrow(1, kStart, kTokens - kStart); };
     const AttentionOptions o{.starts = all_at({1, kTokens - kStart}, kStart, arena)};
     const Attended found = attention(last(x.q), x.k, x.v, o), alone = attention(last(x.q), last(x.k), last(x.v));
-    EXPECT_LE(difference(found.out, alone.out), bound_of(dtype));
-    EXPECT_LE(difference(found.lse, alone.lse), bound_of(wide_of(dtype)));
+    EXPECT_LE(apart(found.out, alone.out), bound_of(dtype));
+    EXPECT_LE(apart(found.lse, alone.lse), bound_of(wide_of(dtype)));
     Gradients g = zeros({last(x.q), x.k, x.v, {}}, dtype),
               expected = zeros({last(x.q), last(x.k), last(x.v), {}}, dtype);
     attention_backward(last(x.dout), last(x.q), x.k, x.v, found, o, g.dq, g.dk, g.dv);
     attention_backward(last(x.dout), last(x.q), last(x.k), last(x.v), alone, {}, expected.dq, expected.dk, expected.dv);
-    EXPECT_LE(difference(g.dq, expected.dq), bound_of(dtype));
-    EXPECT_LE(difference(last(g.dk), expected.dk), bound_of(dtype));
+    EXPECT_LE(apart(g.dq, expected.dq), bound_of(dtype));
+    EXPECT_LE(apart(last(g.dk), expected.dk), bound_of(dtype));
     for (const double before : g.dv.narrow(1, 0, kStart).to(DType::float64).to_vector<double>()) EXPECT_EQ(before, 0);
   }
 }
@@ -253,16 +242,6 @@ TEST(Attention, QueriesAreTheLastTokensUnlessTheySayOtherwise) {
   EXPECT_EQ(kept(o, 20, 30, DType::float32), last);
   o.first_query = 11;
   EXPECT_NE(kept(o, 20, 30, DType::float32), last);
-}
-
-std::string refusal(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.status(), Status::usage);
-    return e.what();
-  }
-  return "nothing was thrown";
 }
 
 TEST(Attention, WhatCannotBeIsRefused) {

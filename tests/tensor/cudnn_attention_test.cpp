@@ -7,7 +7,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,11 +15,14 @@
 #include "tensor/ops/attention/attention.h"
 #include "tensor/random.h"
 #include "tests/support/gpu.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
 
 using cuda::FusedAttention;
+using test::apart;
+using test::same_bits;
 
 // An H200 as cuDNN's JSON says it (clocks, sizes and limits of compute capability 9.0).
 constexpr const char* kH200 = R"({"deviceName": "NVIDIA H200", "cudaDeviceId": 0, "pciDeviceId": 0, "deviceVer": 900,
@@ -122,28 +124,7 @@ class CudnnGpu : public test::OnGpu {
 };
 
 Tensor normal(const Shape& shape, uint64_t name) {
-  const Tensor t = Tensor::empty(shape, DType::float64, make_arena());
-  const Philox random = Philox::named(name, "attention by cuDNN");
-  for (int64_t i = 0; i < t.numel(); ++i) t.data<double>()[i] = random.normal(static_cast<uint64_t>(i));
-  return t.to(DType::bfloat16);
-}
-
-// The largest difference as a share of the largest value.
-double difference(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = a.on_host().to(DType::float64).to_vector<double>(),
-                            y = b.on_host().to(DType::float64).to_vector<double>();
-  EXPECT_EQ(x.size(), y.size());
-  double most = 0, largest = 1e-30;
-  for (size_t i = 0; i < x.size(); ++i) {
-    most = std::max(most, std::isfinite(x[i]) ? std::abs(x[i] - y[i]) : INFINITY);
-    largest = std::max(largest, std::abs(y[i]));
-  }
-  return most / largest;
-}
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor x = a.on_host().contiguous(), y = b.on_host().contiguous();
-  return x.nbytes() == y.nbytes() && std::memcmp(x.raw(), y.raw(), static_cast<size_t>(x.nbytes())) == 0;
+  return test::normal(shape, DType::bfloat16, name, "attention by cuDNN");
 }
 
 struct Results {
@@ -162,9 +143,9 @@ Results attend(const Tensor& packed, const Tensor& dout, const AttentionOptions&
 
 void expect_close(const Results& found, const Results& expected, const std::string& what) {
   constexpr double kBound = 0x1p-7, kSums = 1e-4;  // bounds of bfloat16 results, and of the sums beneath them
-  EXPECT_LE(difference(found.forward.out, expected.forward.out), kBound) << what;
-  EXPECT_LE(difference(found.forward.lse, expected.forward.lse), kSums) << what;
-  EXPECT_LE(difference(found.gradients, expected.gradients), kBound) << what;
+  EXPECT_LE(apart(found.forward.out, expected.forward.out), kBound) << what;
+  EXPECT_LE(apart(found.forward.lse, expected.forward.lse), kSums) << what;
+  EXPECT_LE(apart(found.gradients, expected.gradients), kBound) << what;
 }
 
 // One of each five of these shapes, since each takes four plans and a plan takes cuDNN a few tenths of a second.

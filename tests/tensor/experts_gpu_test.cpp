@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tensor/cuda/graph.h"
+#include "tensor/cuda/gpus.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/experts/experts.h"
 #include "tests/support/draw.h"
@@ -19,22 +19,12 @@
 namespace tessera {
 namespace {
 
+using test::apart;
 using test::Draw;
 using test::drawn;
 using test::same_bits;
 using ExpertsGpu = test::OnGpu;
 
-// The largest difference, in units of the largest element.
-double apart(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = a.to(DType::float64).to_vector<double>(), y = b.to(DType::float64).to_vector<double>();
-  EXPECT_EQ(x.size(), y.size());
-  double most = 0, scale = 1e-30;
-  for (size_t i = 0; i < y.size(); ++i) {
-    most = std::max(most, std::abs(x[i] - y[i]));
-    scale = std::max(scale, std::abs(y[i]));
-  }
-  return most / scale;
-}
 double bound(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 1e-5 : 8e-3; }
 
 struct Routing {

@@ -9,11 +9,13 @@
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/cpu/products.h"
 #include "tensor/random.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
 
 using cpu::InstructionSet;
+using test::numbers;
 
 class FewRows : public testing::Test {
  protected:
@@ -22,9 +24,9 @@ class FewRows : public testing::Test {
   // (rows, cols), rows further apart than they are long.
   Tensor random(int64_t rows, int64_t cols, DType dtype, uint64_t seed) {
     const Tensor wide = Tensor::empty({rows, cols + 3}, DType::float32, arena_);
-    const Philox numbers = Philox::named(seed, "few rows");
+    const Philox random = Philox::named(seed, "few rows");
     for (int64_t i = 0; i < wide.numel(); ++i)
-      wide.data<float>()[i] = static_cast<float>(2 * numbers.uniform(static_cast<uint64_t>(i)) - 1);
+      wide.data<float>()[i] = static_cast<float>(2 * random.uniform(static_cast<uint64_t>(i)) - 1);
     return wide.to(dtype).narrow(1, 1, cols);
   }
 
@@ -32,11 +34,9 @@ class FewRows : public testing::Test {
   int threads_ = cpu::threads();
 };
 
-std::vector<double> numbers_of(const Tensor& t) { return t.contiguous().to(DType::float64).to_vector<double>(); }
-
 void expect_product(const Tensor& out, const Tensor& a, const Tensor& w, const Tensor& bias) {
-  const std::vector<double> y = numbers_of(out), x = numbers_of(a), v = numbers_of(w);
-  const std::vector<double> added = bias.defined() ? numbers_of(bias) : std::vector<double>();
+  const std::vector<double> y = numbers(out), x = numbers(a), v = numbers(w);
+  const std::vector<double> added = bias.defined() ? numbers(bias) : std::vector<double>();
   const auto n = static_cast<size_t>(w.dim(0)), k = static_cast<size_t>(w.dim(1));
   const double unit = out.dtype() == DType::float32 ? 1e-6 : 1.0 / 256;
   for (size_t i = 0; i < y.size(); ++i) {
@@ -75,14 +75,14 @@ TEST_F(FewRows, AreThoseOfFloat64WithTheSameBitsHoweverTheyAreMade) {
         wide.fill(7);
         Tensor again = wide.narrow(0, 0, m).narrow(1, 2, n);
         cpu::few_rows_matmul(again, a, w.transpose(0, 1), bias, isa);
-        EXPECT_EQ(numbers_of(again), numbers_of(first)) << "instruction set " << static_cast<int>(isa) << ", " << team;
+        EXPECT_EQ(numbers(again), numbers(first)) << "instruction set " << static_cast<int>(isa) << ", " << team;
         again.fill(7);
-        EXPECT_EQ(numbers_of(wide), std::vector<double>(static_cast<size_t>(wide.numel()), 7)) << "it wrote elsewhere";
+        EXPECT_EQ(numbers(wide), std::vector<double>(static_cast<size_t>(wide.numel()), 7)) << "it wrote elsewhere";
       }
     const int64_t row = draw(0, m - 1, 6);
     Tensor alone = Tensor::empty({1, n}, wanted, arena_);
     cpu::few_rows_matmul(alone, a.narrow(0, row, 1), w.transpose(0, 1), bias);
-    EXPECT_EQ(numbers_of(alone), numbers_of(first.narrow(0, row, 1))) << "a row by itself";
+    EXPECT_EQ(numbers(alone), numbers(first.narrow(0, row, 1))) << "a row by itself";
   }
 }
 

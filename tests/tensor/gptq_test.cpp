@@ -13,6 +13,7 @@
 #include "tensor/cpu/vectorize.h"
 #include "tensor/ops/matmul/matmul.h"
 #include "tensor/random.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
@@ -200,12 +201,8 @@ TEST(Gptq, InputsThatSayNothingLeavePlainRounding) {
 
 TEST(Gptq, WhatCannotBeRoundedIsRefused) {
   const auto expect_refused = [](const auto& f, const std::string& words) {
-    try {
-      f();
-      ADD_FAILURE() << "taken; expected: " << words;
-    } catch (const Error& e) {
-      EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
-    }
+    const std::string found = test::refusal(f);
+    EXPECT_NE(found.find(words), std::string::npos) << found;
   };
   const Tensor w = drawn({4, 32}, "weight", 10);
   expect_refused([&] { gptq(w, InputSquares(16), 16); }, "float32 (4, 32); expected 16 columns");

@@ -24,21 +24,12 @@
 namespace tessera {
 namespace {
 
+using test::apart;
 using test::drawn;
+using test::refusal;
 using test::same_bits;
 using StructuredGpu = test::OnGpu;
 
-// The largest difference, in units of the largest element.
-double apart(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = a.to(DType::float64).to_vector<double>(), y = b.to(DType::float64).to_vector<double>();
-  double most = 0, scale = 1e-30;
-  EXPECT_EQ(x.size(), y.size());
-  for (size_t i = 0; i < y.size(); ++i) {
-    most = std::max(most, std::abs(x[i] - y[i]));
-    scale = std::max(scale, std::abs(y[i]));
-  }
-  return most / scale;
-}
 // One element may be rounded the other way: half a unit in the last place, and what the sums lose.
 double bound(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 1e-5 : 8e-3; }
 
@@ -50,15 +41,6 @@ std::vector<int32_t> drawn_ids(int64_t n, int64_t below, const std::string& name
   std::vector<int32_t> ids(static_cast<size_t>(n));
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(random.below(static_cast<uint64_t>(below), i));
   return ids;
-}
-
-std::string complaint(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 // Rows of one warp, of a block, and past what a block keeps in registers; with and without whole parts of 16 bytes.
@@ -171,28 +153,28 @@ TEST_F(StructuredGpu, EmbeddingGradientsAreSummedInTokenOrder) {
 TEST_F(StructuredGpu, IndicesOutsideAreNamedWhenSomeoneWaits) {
   const Tensor table = drawn({50, 8}, DType::float32, "table"), there = table.to(arena);
   const Tensor ids = ids_of({1, 2, 70000, 3, -4});
-  const std::string expected = complaint([&] { embedding(ids, table); });
+  const std::string expected = refusal([&] { embedding(ids, table); });
   EXPECT_EQ(expected, "[embedding] id 70000 at position 2 is outside [0, 50)");
   Tensor rows = embedding(ids.to(arena), there);
-  EXPECT_EQ(complaint([&] { rows.to_vector<float>(); }), expected);
+  EXPECT_EQ(refusal([&] { rows.to_vector<float>(); }), expected);
   const std::vector<float> after = rows.to_vector<float>();  // told once; what is outside is zero
   EXPECT_EQ(after[2 * 8 + 3], 0);
   EXPECT_EQ(after[8 + 3], table.to_vector<float>()[2 * 8 + 3]);
-  EXPECT_EQ(complaint([&] { ids_beside(there, ids); }), expected);
+  EXPECT_EQ(refusal([&] { ids_beside(there, ids); }), expected);
   Tensor gradient = there.clone();
   embedding_backward(gradient, rows, ids.to(arena));
-  EXPECT_EQ(complaint([&] { gradient.to_vector<float>(); }), expected);
+  EXPECT_EQ(refusal([&] { gradient.to_vector<float>(); }), expected);
 
   const Tensor logits = drawn({4, 10}, DType::float32, "logits"), targets = ids_of({1, -1, 10, -2});
-  const std::string outside = complaint([&] { cross_entropy(logits, targets); });
+  const std::string outside = refusal([&] { cross_entropy(logits, targets); });
   EXPECT_EQ(outside, "[cross_entropy] target 10 of row 2 is outside [0, 10)");
-  EXPECT_EQ(complaint([&] { static_cast<void>(double(cross_entropy(logits.to(arena), targets.to(arena)).loss_sum)); }),
+  EXPECT_EQ(refusal([&] { static_cast<void>(double(cross_entropy(logits.to(arena), targets.to(arena)).loss_sum)); }),
             outside);
-  EXPECT_EQ(complaint([&] { targets_beside(logits.to(arena), targets, 10); }), outside);
+  EXPECT_EQ(refusal([&] { targets_beside(logits.to(arena), targets, 10); }), outside);
   // More tables than there are slots to complain in.
   for (int64_t vocab = 1; vocab < 200; ++vocab)
     embedding(ids_of({0}).to(arena), drawn({vocab, 2}, DType::float32, "t").to(arena));
-  EXPECT_EQ(complaint([&] {
+  EXPECT_EQ(refusal([&] {
               embedding(ids_of({199}).to(arena), drawn({199, 2}, DType::float32, "t").to(arena)).to_vector<float>();
             }),
             "[embedding] id 199 at position 0 is outside [0, 199)");

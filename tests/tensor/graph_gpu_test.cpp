@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tensor/cuda/copy.h"
-#include "tensor/cuda/graph.h"
+#include "tensor/cuda/gpus.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/matmul.h"

@@ -14,20 +14,17 @@
 #include "tensor/ops/reduce.h"
 #include "tensor/random.h"
 #include "tests/support/gpu.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
 
+using test::numbers;
 using LinearGeluGpu = test::OnGpu;
 
 Tensor normal(uint64_t seed, const Shape& shape, DType dtype, const ArenaPtr& arena) {
-  const Philox random = Philox::named(seed, "linear gelu");
-  std::vector<double> v(static_cast<size_t>(shape.numel()));
-  for (size_t i = 0; i < v.size(); ++i) v[i] = random.normal(i);
-  return Tensor::of<double>(v, shape, make_arena()).to(dtype).to(arena);
+  return test::normal(shape, dtype, seed, "linear gelu", arena);
 }
-
-std::vector<double> numbers(const Tensor& t) { return t.on_host().to(DType::float64).to_vector<double>(); }
 
 // The same numbers in float64 on the host: what ops make of them is exact beside bfloat16.
 Tensor exactly(const Tensor& t) { return t.defined() ? t.on_host().to(DType::float64) : Tensor(); }

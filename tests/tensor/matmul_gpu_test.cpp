@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -18,10 +17,13 @@
 #include "tensor/ops/matmul/matmul.h"
 #include "tensor/random.h"
 #include "tests/support/gpu.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
 
+using test::numbers;
+using test::same_bits;
 using ProductsGpu = test::OnGpu;
 
 class Draw {
@@ -73,8 +75,6 @@ class Draw {
   uint64_t at_ = 0;
 };
 
-std::vector<double> numbers(const Tensor& t) { return t.to(DType::float64).to_vector<double>(); }
-
 // The largest error of out = a b + bias as a share of what rounding may do to its sum of magnitudes.
 double excess(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, double unit) {
   const int64_t m = out.dim(-2), n = out.dim(-1), k = a.dim(-1), batch = out.numel() / std::max<int64_t>(m * n, 1);
@@ -98,11 +98,6 @@ double excess(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor&
   return most;
 }
 double unit_of(DType dtype) { return dtype == DType::float64 ? 0x1p-52 : 0x1p-23; }
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor x = a.on_host().contiguous(), y = b.on_host().contiguous();
-  return x.shape() == y.shape() && std::memcmp(x.raw(), y.raw(), static_cast<size_t>(x.nbytes())) == 0;
-}
 
 TEST_F(ProductsGpu, AreThoseOfFloat64) {
   for (uint64_t trial = 0; trial < 150; ++trial) {

@@ -9,11 +9,11 @@
 #include <limits>
 #include <vector>
 
-#include "tensor/cpu/lanes.h"
-#include "tensor/cpu/tile_gemm.h"
+#include "tensor/cpu/loops.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/dtype.h"
 #include "tensor/ops/elementwise_list.h"
+#include "tensor/ops/matmul/cpu/products.h"
 #include "tensor/random.h"
 
 namespace tessera {

@@ -1,8 +1,7 @@
 // The memory that ops take from an arena of the host that stands for a GPU, beside what they take from it for itself.
-#include "tensor/cpu/stands_for.h"
-
 #include <gtest/gtest.h>
 
+#include "tensor/cpu/loops.h"
 #include "tensor/ops/attention/attention.h"
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/experts/experts.h"

@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "tensor/cuda/graph.h"
+#include "tensor/cuda/gpus.h"
 #include "tests/verify/nccl_plans.h"
 
 namespace tessera {

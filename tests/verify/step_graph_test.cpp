@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tensor/cuda/graph.h"
+#include "tensor/cuda/gpus.h"
 #include "tests/support/gpu.h"
 #include "tests/verify/plans.h"
 #include "train/plan.h"

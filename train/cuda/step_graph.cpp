@@ -8,7 +8,7 @@
 #include "optim/cuda/step_state.h"
 #include "optim/grad_norm.h"
 #include "tensor/cuda/context.h"
-#include "tensor/cuda/graph.h"
+#include "tensor/cuda/gpus.h"
 
 namespace tessera {
 namespace {

@@ -47,7 +47,7 @@ class NcclApi {
   virtual void recv(void* data, int64_t count, DType dtype, int from) = 0;
 
   // Lets work that is asked for from now on come after all that is queued on the arena's stream; where that is captured
-  // as a CUDA graph (tensor/cuda/graph.h) the work becomes a part of the graph.
+  // as a CUDA graph (tensor/cuda/gpus.h) the work becomes a part of the graph.
   virtual void after(Arena& gpu) = 0;
   virtual bool is_captured(Arena& gpu) const = 0;  // now
   // The end of all that is queued on NCCL's stream.

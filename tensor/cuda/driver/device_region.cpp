@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "tensor/cuda/region.h"
+#include "tensor/cuda/gpus.h"
 #include "tensor/cuda/runtime.h"
 
 namespace tessera::cuda {

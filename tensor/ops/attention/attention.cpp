@@ -5,7 +5,7 @@
 #include <cmath>
 #include <string>
 
-#include "tensor/cpu/stands_for.h"
+#include "tensor/cpu/loops.h"
 #include "tensor/kernels.h"
 
 namespace tessera {

@@ -5,18 +5,12 @@
 #include <cmath>
 #include <string>
 
-#include "tensor/cpu/lanes.h"
-#include "tensor/cpu/stands_for.h"
-#include "tensor/cpu/vectorize.h"
+#include "tensor/cpu/loops.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/experts/token.h"
 #include "tensor/ops/matmul/cpu/products.h"
 
 namespace tessera {
-
-inline int64_t tokens_together(int64_t width) {
-  return std::max<int64_t>(1, cpu::kGrain / std::max<int64_t>(width, 1));
-}
 
 // Choices, places and weights. Threads split the tokens.
 
@@ -55,7 +49,7 @@ void choose_all(const Tensor& logits, const RouteOptions& o, const Routed& out) 
     const T* const in = logits.data<T>();
     int32_t* const chosen = out.chosen.data<int32_t>();
     A* const weights = out.weights.data<A>();
-    cpu::split(n, tokens_together(experts), [&](int64_t begin, int64_t end) {
+    cpu::split(n, cpu::rows_together(experts), [&](int64_t begin, int64_t end) {
       std::vector<A> l(static_cast<size_t>(experts));
       for (int64_t i = begin; i < end; ++i) {
         widen(in + i * experts, experts, l.data());
@@ -128,7 +122,7 @@ void route_backward_on_cpu(const Tensor& out, const Tensor& dweights, const Tens
                                  .slopes = token::slopes_of(o, n, experts)};
     const T* const in = logits.data<T>();
     T* const to = out.data<T>();
-    cpu::split(n, tokens_together(experts), [&](int64_t begin, int64_t end) {
+    cpu::split(n, cpu::rows_together(experts), [&](int64_t begin, int64_t end) {
       std::vector<A> l(static_cast<size_t>(experts));
       for (int64_t i = begin; i < end; ++i) {
         widen(in + i * experts, experts, l.data());
@@ -307,7 +301,7 @@ namespace {
 void dispatch_on_cpu(const Tensor& rows, const Tensor& x, const Tensor& places) {
   const int64_t k = places.dim(1), bytes = x.dim(-1) * size_of(x.dtype());
   const int32_t* const place = places.data<int32_t>();
-  cpu::split(x.dim(0), tokens_together(x.dim(-1)), [&](int64_t begin, int64_t end) {
+  cpu::split(x.dim(0), cpu::rows_together(x.dim(-1)), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * k; i < end * k; ++i)
       if (place[i] >= 0) std::copy_n(x.raw() + i / k * bytes, bytes, rows.raw() + place[i] * bytes);
   });
@@ -322,20 +316,19 @@ void sum_choices(const Tensor& y, const Tensor& rows, const Tensor& places, cons
   T* const out = y.data<T>();
   const int32_t* const place = places.data<int32_t>();
   constexpr int64_t kTogether = 256;  // columns
-  cpu::parallel_for(y.dim(0), tokens_together(c), [=](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t)
-      for (int64_t first = 0; first < c; first += kTogether) {
-        const int64_t width = std::min(kTogether, c - first);
-        A sum[kTogether] = {};
-        for (int64_t j = 0; j < k; ++j) {
-          const int64_t row = place[t * k + j];
-          if (row < 0) continue;
-          const A w = weight(t * k + j);
-          const T* const from = in + row * c + first;
-          for (int64_t i = 0; i < width; ++i) sum[i] += w * static_cast<A>(from[i]);
-        }
-        for (int64_t i = 0; i < width; ++i) out[t * c + first + i] = static_cast<T>(sum[i]);
+  cpu::for_rows(y.dim(0), c, [=](int64_t t) {
+    for (int64_t first = 0; first < c; first += kTogether) {
+      const int64_t width = std::min(kTogether, c - first);
+      A sum[kTogether] = {};
+      for (int64_t j = 0; j < k; ++j) {
+        const int64_t row = place[t * k + j];
+        if (row < 0) continue;
+        const A w = weight(t * k + j);
+        const T* const from = in + row * c + first;
+        for (int64_t i = 0; i < width; ++i) sum[i] += w * static_cast<A>(from[i]);
       }
+      for (int64_t i = 0; i < width; ++i) out[t * c + first + i] = static_cast<T>(sum[i]);
+    }
   });
 }
 
@@ -360,7 +353,7 @@ void combine_backward_on_cpu(const CombineGrads& out, const Tensor& dy, const Te
     A* const dw = out.weights.data<A>();
     const A* const w = weights.data<A>();
     const int32_t* const place = places.data<int32_t>();
-    cpu::parallel_for(dy.dim(0), tokens_together(c), [=](int64_t begin, int64_t end) {
+    cpu::parallel_for(dy.dim(0), cpu::rows_together(c), [=](int64_t begin, int64_t end) {
       for (int64_t i = begin * k; i < end * k; ++i) {
         dw[i] = 0;
         if (place[i] < 0) continue;

@@ -82,12 +82,12 @@ void combine_rows_backward(const CombineGrads& out, const Tensor& dy, const Tens
 // Products of linear layers y = x w^T side by side, as the experts of a layer make them, each for as many rows as
 // happen to come: rows of group 0, then those of group 1, and so on, and each group's own w.
 //
-// Each element is one chain of fused multiply-adds in the order of the inner dim (tensor/cpu/tile_gemm.h), so the
-// bits of a row depend neither on how many rows and groups there are, nor on its place among them, nor on threads; and
-// no kernel is compiled for a number of rows. bfloat16 is multiplied in float32 and rounded once. On a GPU all groups
-// are one launch, and float32 and float64 have the bits of the CPU; bfloat16 goes through tensor cores, which add
-// sixteen products at a time, in the order of the inner dim. No rows are right too: then the weight's gradient is zero.
-// Cost: 2 R N K FLOPs.
+// Each element is one chain of fused multiply-adds in the order of the inner dim (tensor/ops/matmul/cpu/products.h), so
+// the bits of a row depend neither on how many rows and groups there are, nor on its place among them, nor on threads;
+// and no kernel is compiled for a number of rows. bfloat16 is multiplied in float32 and rounded once. On a GPU all
+// groups are one launch, and float32 and float64 have the bits of the CPU; bfloat16 goes through tensor cores, which
+// add sixteen products at a time, in the order of the inner dim. No rows are right too: then the weight's gradient is
+// zero. Cost: 2 R N K FLOPs.
 
 struct RowsGroup {
   Tensor w;           // (N, K), of the dtype of the rows; or the gradient of such a weight

@@ -1,7 +1,7 @@
 // Checks, shapes, and on the CPU the choice between oneDNN and our kernels of few rows, of AMX tiles and of float64.
 #include "tensor/ops/matmul/matmul.h"
 
-#include "tensor/cpu/stands_for.h"
+#include "tensor/cpu/loops.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/cpu/products.h"
 

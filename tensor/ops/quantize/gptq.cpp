@@ -12,8 +12,8 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kBlock = 128;  // columns whose losses are handed on together
-constexpr int64_t kTile = 512;   // columns that get them at once: a tile of U stays in the cache
+constexpr int64_t kColumnBlock = 128;  // columns whose losses are handed on together
+constexpr int64_t kColumnTile = 512;   // columns that get them at once: a tile of U stays in the cache
 
 size_t at(int64_t row, int64_t column, int64_t columns) { return static_cast<size_t>(row * columns + column); }
 
@@ -127,7 +127,7 @@ Int4Matrix gptq(const Tensor& weight, const InputSquares& inputs, int64_t group,
     throw Error(shape_of(weight, "gptq") + "; expected " + std::to_string(inputs.columns()) + " columns");
   const std::vector<double> u = factor(damped(inputs, damping), n);
   // A group begins only where all losses of the columns before it have come.
-  const int64_t block = group >= kBlock ? group : kBlock / group * group;
+  const int64_t block = group >= kColumnBlock ? group : kColumnBlock / group * group;
   for (int64_t first = 0; first < n; first += block) {
     const int64_t last = std::min(first + block, n), width = last - first;
     std::vector<double> losses(static_cast<size_t>(out.rows * width));
@@ -146,13 +146,13 @@ Int4Matrix gptq(const Tensor& weight, const InputSquares& inputs, int64_t group,
           for (int64_t k = j + 1; k < last; ++k) from[k] -= e * factors[k];
         }
       }
-      for (int64_t tile = last; tile < n; tile += kTile)
+      for (int64_t tile = last; tile < n; tile += kColumnTile)
         for (int64_t row = begin; row < end; ++row) {
           double* const to = w.data() + row * n;
           for (int64_t j = first; j < last; ++j) {
             const double e = losses[at(row, j - first, width)];
             const double* const factors = u.data() + j * n;
-            for (int64_t k = tile; k < std::min(tile + kTile, n); ++k) to[k] -= e * factors[k];
+            for (int64_t k = tile; k < std::min(tile + kColumnTile, n); ++k) to[k] -= e * factors[k];
           }
         }
     });

@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "tensor/cpu/amx.h"
-#include "tensor/cpu/amx_pack.h"
 #include "tensor/ops/attention/cpu/tiles.h"
 
 namespace tessera::cpu {
@@ -135,13 +134,13 @@ class Memory {
 };
 
 template <class By>
-class Forward {
+class PairedForward {
  public:
   static int64_t floats(const AttentionProblem& p) {
     const int64_t dp = deep_of(p.d) * kTileDepth;
     return blocks_in(p.tk) * kBlock * dp + kBlock * dp * 3 + 3 * kTile + 3 * kBlock;
   }
-  Forward(Memory memory, const AttentionProblem& p, const Attended& result)
+  PairedForward(Memory memory, const AttentionProblem& p, const Attended& result)
       : p_(p),
         result_(result),
         deep_(deep_of(p.d)),
@@ -223,14 +222,14 @@ class Forward {
 };
 
 template <class By>
-class Backward {
+class PairedBackward {
  public:
   static int64_t floats(const AttentionProblem& p) {
     const int64_t dp = deep_of(p.d) * kTileDepth, queries = blocks_in(p.tq) * kBlock, keys = blocks_in(p.tk) * kBlock;
     return 3 * queries * dp + 2 * queries + 2 * keys * dp + 2 * kBlock * dp + 5 * kTile;
   }
-  Backward(Memory memory, const AttentionProblem& p, const Tensor& dout, const Attended& forward,
-           const AttentionGradients& grads)
+  PairedBackward(Memory memory, const AttentionProblem& p, const Tensor& dout, const Attended& forward,
+                 const AttentionGradients& grads)
       : p_(p),
         given_(dout),
         forward_(forward),
@@ -367,11 +366,11 @@ bool bf16_takes_attention(const AttentionProblem& p) {
   return p.q.dtype() == DType::bfloat16 && p.tq >= kTileBlock && p.d >= kTileRows && (has_amx() || has_pair_products());
 }
 
-void bf16_attention(const AttentionProblem& p, const Attended& result) { run_by_best<Forward>(p, result); }
+void bf16_attention(const AttentionProblem& p, const Attended& result) { run_by_best<PairedForward>(p, result); }
 
 void bf16_attention_backward(const AttentionProblem& p, const Tensor& dout, const Attended& forward,
                              const AttentionGradients& gradients) {
-  run_by_best<Backward>(p, dout, forward, gradients);
+  run_by_best<PairedBackward>(p, dout, forward, gradients);
 }
 
 }  // namespace tessera::cpu

@@ -6,11 +6,11 @@
 #include <limits>
 #include <type_traits>
 
-#include "tensor/cpu/lanes.h"
-#include "tensor/cpu/tile_gemm.h"
+#include "tensor/cpu/loops.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/math.h"
 #include "tensor/ops/attention/attention.h"
+#include "tensor/ops/matmul/cpu/products.h"
 
 namespace tessera::cpu {
 

@@ -35,7 +35,6 @@ struct FusedAttention {
   bool causal = true, backward = false, deterministic = false;
 
   auto operator<=>(const FusedAttention&) const = default;
-  int operands() const { return backward ? kOperands : kForward; }
   static bool of_keys(Operand which) { return which == k || which == v || which == dk || which == dv; }
   int64_t heads_of(Operand which) const { return of_keys(which) ? key_heads : heads; }
   int64_t tokens_of(Operand which) const { return of_keys(which) ? keys : queries; }

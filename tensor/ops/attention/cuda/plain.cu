@@ -4,7 +4,7 @@
 // columns a block makes 64, and its scores anew for each. Sums run in the order of the inner dim.
 #include <limits>
 
-#include "tensor/cuda/shared.cuh"
+#include "tensor/cuda/mma.cuh"
 #include "tensor/math.h"
 #include "tensor/ops/attention/cuda/attention.cuh"
 

@@ -1,8 +1,7 @@
 // Attention forward on tensor cores: 128 queries of a head for each block of four warps, 16 to 64 keys at a time.
 #include <limits>
 
-#include "tensor/cuda/fast_exp.cuh"
-#include "tensor/cuda/shared.cuh"
+#include "tensor/cuda/mma.cuh"
 #include "tensor/math.h"
 #include "tensor/ops/attention/cuda/tiles.cuh"
 
@@ -157,36 +156,18 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
   finish<D>(call, at, out, state, query0);
 }
 
-template <int D, bool kDrops, bool kDocuments>
-void launch_forward(Context& c, const ForwardCall<bfloat16>& call) {
-  const Grid grid{.blocks = int64_t{call.sizes.batch} * call.sizes.heads * tiles_of(call.sizes.tq, kQueries),
-                  .threads = kBlockThreads,
-                  .shared = SharedTile<D>::bytes(kQueries + 4 * kKeysOf<D, kDrops>)};
-  launch(c, "attention", grid, forward_kernel<D, kDrops, kDocuments>, call);
-}
-template <int D, bool kDrops>
-void launch_forward(Context& c, const ForwardCall<bfloat16>& call) {
-  if (call.starts.first)
-    launch_forward<D, kDrops, true>(c, call);
-  else
-    launch_forward<D, kDrops, false>(c, call);
-}
-template <int D>
-void launch_forward(Context& c, const ForwardCall<bfloat16>& call) {
-  if (call.dropout.any)
-    launch_forward<D, true>(c, call);
-  else
-    launch_forward<D, false>(c, call);
-}
-
 }  // namespace
 
 void tiled_attention(const AttentionProblem& p, const Attended& result) {
   const auto call = forward_call<bfloat16>(p, result);
-  if (call.sizes.d == 64)
-    launch_forward<64>(context(p.q), call);
-  else
-    launch_forward<128>(context(p.q), call);
+  with_kind(call, [&](auto size, auto drops, auto documents) {
+    constexpr int D = decltype(size)::value;
+    constexpr bool kDrops = decltype(drops)::value;
+    const Grid grid{.blocks = int64_t{call.sizes.batch} * call.sizes.heads * tiles_of(call.sizes.tq, kQueries),
+                    .threads = kBlockThreads,
+                    .shared = SharedTile<D>::bytes(kQueries + 4 * kKeysOf<D, kDrops>)};
+    launch(context(p.q), "attention", grid, forward_kernel<D, kDrops, decltype(documents)::value>, call);
+  });
 }
 
 }  // namespace tessera::cuda

@@ -143,4 +143,18 @@ __device__ void put_rows(const Result<bfloat16>& to, const TilePlace& at, const 
     }
 }
 
+// Calls f with the size of a head, 64 or 128, and with whether anything is dropped and there are several documents: as
+// types, for which kernels are compiled.
+template <class Call, class F>
+void with_kind(const Call& call, const F& f) {
+  const auto either = [](bool is, const auto& g) { is ? g(std::true_type{}) : g(std::false_type{}); };
+  either(call.sizes.d == 64, [&](auto small) {
+    either(call.dropout.any, [&](auto drops) {
+      either(call.starts.first != nullptr, [&](auto documents) {
+        f(std::integral_constant < int, decltype(small)::value ? 64 : 128 > {}, drops, documents);
+      });
+    });
+  });
+}
+
 }  // namespace tessera::cuda

@@ -4,8 +4,7 @@
 //
 // The second has its scores the other way round, keys down and queries across, so that the sums that a lane holds are
 // again the left factors of what follows.
-#include "tensor/cuda/fast_exp.cuh"
-#include "tensor/cuda/shared.cuh"
+#include "tensor/cuda/mma.cuh"
 #include "tensor/math.h"
 #include "tensor/ops/attention/cuda/tiles.cuh"
 
@@ -203,45 +202,28 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_g
   put_rows(call.dv, keys, dv, 1.0f, key0, n.tk);
 }
 
-template <int D, bool kDrops, bool kDocuments>
-void launch_backward(Context& c, const Call& call) {
-  using Queries = QueryCut<D>;
-  using Keys = KeyCut<D, kDrops, kDocuments>;
-  static_assert(kQueryPadding % Queries::kQueries == 0 && kQueryPadding % Keys::kQueries == 0);
-  const int64_t batch = call.sizes.batch;
-  const Grid of_queries{.blocks = batch * call.sizes.heads * tiles_of(call.sizes.tq, Queries::kQueries),
-                        .threads = Queries::kThreads,
-                        .shared = FourTiles<D, Queries::kQueries, Queries::kKeys>::kBytes};
-  const Grid of_keys{.blocks = batch * call.sizes.key_heads * tiles_of(call.sizes.tk, Keys::kKeys),
-                     .threads = Keys::kThreads,
-                     .shared = FourTiles<D, Keys::kKeys, Keys::kQueries>::kBytes +
-                               2 * Keys::kQueries * static_cast<int>(sizeof(Known))};
-  launch(c, "attention_backward", of_queries, query_gradient_kernel<D, kDrops, kDocuments>, call);
-  launch(c, "attention_backward", of_keys, key_gradient_kernel<D, kDrops, kDocuments>, call);
-}
-template <int D, bool kDrops>
-void launch_backward(Context& c, const Call& call) {
-  if (call.starts.first)
-    launch_backward<D, kDrops, true>(c, call);
-  else
-    launch_backward<D, kDrops, false>(c, call);
-}
-template <int D>
-void launch_backward(Context& c, const Call& call) {
-  if (call.dropout.any)
-    launch_backward<D, true>(c, call);
-  else
-    launch_backward<D, false>(c, call);
-}
-
 }  // namespace
 
 void tiled_attention_backward(const BackwardProblem& p) {
   const auto call = backward_call<bfloat16>(p);
-  if (call.sizes.d == 64)
-    launch_backward<64>(context(p.of.q), call);
-  else
-    launch_backward<128>(context(p.of.q), call);
+  with_kind(call, [&](auto size, auto drops, auto documents) {
+    constexpr int D = decltype(size)::value;
+    constexpr bool kDrops = decltype(drops)::value, kDocuments = decltype(documents)::value;
+    using Queries = QueryCut<D>;
+    using Keys = KeyCut<D, kDrops, kDocuments>;
+    static_assert(kQueryPadding % Queries::kQueries == 0 && kQueryPadding % Keys::kQueries == 0);
+    const int64_t batch = call.sizes.batch;
+    const Grid of_queries{.blocks = batch * call.sizes.heads * tiles_of(call.sizes.tq, Queries::kQueries),
+                          .threads = Queries::kThreads,
+                          .shared = FourTiles<D, Queries::kQueries, Queries::kKeys>::kBytes};
+    const Grid of_keys{.blocks = batch * call.sizes.key_heads * tiles_of(call.sizes.tk, Keys::kKeys),
+                       .threads = Keys::kThreads,
+                       .shared = FourTiles<D, Keys::kKeys, Keys::kQueries>::kBytes +
+                                 2 * Keys::kQueries * static_cast<int>(sizeof(Known))};
+    Context& c = context(p.of.q);
+    launch(c, "attention_backward", of_queries, query_gradient_kernel<D, kDrops, kDocuments>, call);
+    launch(c, "attention_backward", of_keys, key_gradient_kernel<D, kDrops, kDocuments>, call);
+  });
 }
 
 }  // namespace tessera::cuda

@@ -7,7 +7,7 @@
 
 #include "tensor/cuda/columns.cuh"
 #include "tensor/cuda/loops.cuh"
-#include "tensor/cuda/shared.cuh"
+#include "tensor/cuda/mma.cuh"
 #include "tensor/ops/experts/experts.h"
 #include "tensor/ops/experts/token.h"
 
@@ -339,17 +339,15 @@ __global__ __launch_bounds__(kRowThreads) void combine_backward_kernel(CombineBa
     const A w = f.weights[at.row];
     T* const to = f.to.rows + row * n;
     const HeldRow<T, kWhole> g(f.dy + at.row / f.to.k * n, at, n), in(f.rows + row * n, at, n);
-    each_part(
-        at, n,
-        [&](int j, const auto& up, const auto& of) {
-          Packed<T, kPart<T>> down;
-          for (int i = 0; i < kPart<T>; ++i) {
-            down.v[i] = static_cast<T>(w * static_cast<A>(up.v[i]));
-            sum += static_cast<A>(up.v[i]) * static_cast<A>(of.v[i]);
-          }
-          store_part<kWhole>(to, j, n, down);
-        },
-        g, in);
+    const auto down_part = [&](int j, const auto& up, const auto& of) {
+      Packed<T, kPart<T>> down;
+      for (int i = 0; i < kPart<T>; ++i) {
+        down.v[i] = static_cast<T>(w * static_cast<A>(up.v[i]));
+        sum += static_cast<A>(up.v[i]) * static_cast<A>(of.v[i]);
+      }
+      store_part<kWhole>(to, j, n, down);
+    };
+    each_part(at, n, down_part, g, in);
     sum = row_sum(at, sum);
   }
   if (at.thread == 0) f.dweights[at.row] = sum;
@@ -391,11 +389,9 @@ void combine_rows_backward(const CombineGrads& out, const Tensor& dy, const Tens
         .weights = weights.device_data<A>(),
         .dweights = out.weights.device_data<A>(),
         .choices = rows_of<T>(place.numel(), dy.dim(-1))};
-    const auto queue = [&](auto whole) {
-      launch(context(dy), "combine_rows_backward", f.choices.grid(), combine_backward_kernel<T, decltype(whole)::value>,
-             f);
-    };
-    with_parts<T>(dy.dim(-1), queue, f.dy, f.rows, f.to.rows);
+    const bool whole = are_whole<T>(dy.dim(-1), f.dy, f.rows, f.to.rows);
+    launch(context(dy), "combine_rows_backward", f.choices.grid(),
+           whole ? combine_backward_kernel<T, true> : combine_backward_kernel<T, false>, f);
   });
 }
 

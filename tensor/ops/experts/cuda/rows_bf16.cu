@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "tensor/cuda/loops.cuh"
-#include "tensor/cuda/shared.cuh"
+#include "tensor/cuda/mma.cuh"
 #include "tensor/cuda/shared_tile.cuh"
 #include "tensor/ops/experts/cuda/rows.cuh"
 

@@ -1,8 +1,9 @@
 // Packing b, then blocks of 32 x 32 over groups of rows that stay in the second-level cache.
+#include "tensor/cpu/amx.h"
+
 #include <algorithm>
 #include <vector>
 
-#include "tensor/cpu/amx_pack.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/ops/matmul/cpu/products.h"
 

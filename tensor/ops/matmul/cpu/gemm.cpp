@@ -1,4 +1,5 @@
-// Blocks of k and of columns, so that a panel of B stays in the second-level cache while rows of A stream past.
+// The CPU's own products: of tiles in registers, of any sizes and strides by blocks that stay in the caches, and of few
+// rows.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -10,6 +11,176 @@
 #include "tensor/ops/matmul/cpu/products.h"
 
 namespace tessera::cpu {
+
+namespace {
+
+template <class T, int Bytes>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(Bytes), aligned(sizeof(T)), may_alias));
+};
+
+constexpr int64_t kSumLanes = 16;
+
+// The instruction sets of vectorize.h, which all three round alike. scaled_add(): c += s b on one vector of kBytes. Of
+// sixteen float32 in Lanes: load() from memory, fma() is sum += a b, and total() the sum of the lanes, of l and l + 8,
+// then of l and l + 4, and so on.
+//
+// A fused multiply-add of a vector is written with the instruction's intrinsic: compilers find it behind a loop over
+// lanes in some versions (g++ 12) and not in others (g++ 13 and 14 were five times slower).
+struct Avx2 {
+  static constexpr int kBytes = 32;
+  [[gnu::target("avx2,fma")]] static void scaled_add(VectorOf<float, 32>::type& c, float s,
+                                                     const VectorOf<float, 32>::type& b) {
+    c = _mm256_fmadd_ps(_mm256_set1_ps(s), b, c);
+  }
+  [[gnu::target("avx2,fma")]] static void scaled_add(VectorOf<double, 32>::type& c, double s,
+                                                     const VectorOf<double, 32>::type& b) {
+    c = _mm256_fmadd_pd(_mm256_set1_pd(s), b, c);
+  }
+  struct Lanes {
+    __m256 half[2];
+  };
+  [[gnu::target("avx2")]] static void load(Lanes& to, const float* p) {
+    for (int h = 0; h < 2; ++h) to.half[h] = _mm256_loadu_ps(p + 8 * h);
+  }
+  [[gnu::target("avx2")]] static void load(Lanes& to, const bfloat16* p) {
+    for (int h = 0; h < 2; ++h) {
+      const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + h);
+      to.half[h] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(packed), 16));
+    }
+  }
+  [[gnu::target("avx2,fma")]] static void fma(Lanes& sum, const Lanes& a, const Lanes& b) {
+    for (int h = 0; h < 2; ++h) sum.half[h] = _mm256_fmadd_ps(a.half[h], b.half[h], sum.half[h]);
+  }
+  [[gnu::target("avx2")]] static float total(const Lanes& sum) { return total(sum.half[0], sum.half[1]); }
+  [[gnu::target("avx2")]] static float total(const __m256& low, const __m256& high) {
+    const __m256 eight = _mm256_add_ps(low, high);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  }
+};
+struct Avx512 {
+  static constexpr int kBytes = 64;
+  [[gnu::target("avx512f")]] static void scaled_add(VectorOf<float, 64>::type& c, float s,
+                                                    const VectorOf<float, 64>::type& b) {
+    c = _mm512_fmadd_ps(_mm512_set1_ps(s), b, c);
+  }
+  [[gnu::target("avx512f")]] static void scaled_add(VectorOf<double, 64>::type& c, double s,
+                                                    const VectorOf<double, 64>::type& b) {
+    c = _mm512_fmadd_pd(_mm512_set1_pd(s), b, c);
+  }
+  using Lanes = __m512;
+  static constexpr __mmask16 kAll = 0xffff;  // g++ 12 warns of the forms without a mask
+  [[gnu::target("avx512f")]] static void load(Lanes& to, const float* p) { to = _mm512_loadu_ps(p); }
+  [[gnu::target("avx512f")]] static void load(Lanes& to, const bfloat16* p) {
+    const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    to = _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAll, _mm512_maskz_cvtepu16_epi32(kAll, packed), 16));
+  }
+  [[gnu::target("avx512f")]] static void fma(Lanes& sum, const Lanes& a, const Lanes& b) {
+    sum = _mm512_fmadd_ps(a, b, sum);
+  }
+  [[gnu::target("avx512f,avx512dq")]] static float total(const Lanes& sum) {
+    return Avx2::total(_mm512_maskz_extractf32x8_ps(0xff, sum, 0), _mm512_maskz_extractf32x8_ps(0xff, sum, 1));
+  }
+};
+struct Baseline {
+  static constexpr int kBytes = 16;
+  static void scaled_add(VectorOf<float, 16>::type& c, float s, const VectorOf<float, 16>::type& b) {
+    for (int l = 0; l < 4; ++l) c[l] = math::fma(s, b[l], c[l]);
+  }
+  static void scaled_add(VectorOf<double, 16>::type& c, double s, const VectorOf<double, 16>::type& b) {
+    for (int l = 0; l < 2; ++l) c[l] = math::fma(s, b[l], c[l]);
+  }
+  struct Lanes {
+    float lane[kSumLanes];
+  };
+  template <class T>
+  static void load(Lanes& to, const T* p) {
+    for (int l = 0; l < kSumLanes; ++l) to.lane[l] = static_cast<float>(p[l]);
+  }
+  static void fma(Lanes& sum, const Lanes& a, const Lanes& b) {
+    for (int l = 0; l < kSumLanes; ++l) sum.lane[l] = math::fma(a.lane[l], b.lane[l], sum.lane[l]);
+  }
+  static float total(Lanes sum) {
+    for (int64_t width = kSumLanes / 2; width > 0; width /= 2)
+      for (int64_t l = 0; l < width; ++l) sum.lane[l] += sum.lane[l + width];
+    return sum.lane[0];
+  }
+};
+
+// Runs f(Avx512{}), f(Avx2{}) or f(Baseline{}), all of it compiled for that set.
+template <class F>
+void run_for(InstructionSet isa, const F& f) {
+  switch (isa) {
+    case InstructionSet::avx512:
+      return run_avx512([f] { f(Avx512{}); });
+    case InstructionSet::avx2:
+      return run_avx2([f] { f(Avx2{}); });
+    case InstructionSet::baseline:
+      return run_baseline([f] { f(Baseline{}); });
+  }
+}
+
+// Tiles. Register blocking: 4 x 4 vectors of C stay in registers over the whole of k.
+
+// R rows and V vectors of C.
+template <class Isa, class T, int R, int V>
+inline void register_block(int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc, bool accumulate) {
+  using Vector = typename VectorOf<T, Isa::kBytes>::type;
+  constexpr int64_t L = Isa::kBytes / static_cast<int64_t>(sizeof(T));
+  // Aligned like the instruction set's own vectors, which clang takes a reference to one for.
+  alignas(Isa::kBytes) Vector sum[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v)
+      sum[r][v] = accumulate ? *reinterpret_cast<const Vector*>(c + r * ldc + v * L) : Vector{};
+  for (int64_t p = 0; p < k; ++p) {
+    alignas(Isa::kBytes) Vector row[V];
+    for (int v = 0; v < V; ++v) row[v] = *reinterpret_cast<const Vector*>(b + p * ldb + v * L);
+    for (int r = 0; r < R; ++r) {
+      const T s = a.data[r * a.row + p * a.col];
+      for (int v = 0; v < V; ++v) Isa::scaled_add(sum[r][v], s, row[v]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) *reinterpret_cast<Vector*>(c + r * ldc + v * L) = sum[r][v];
+}
+
+// V vectors wide, over all rows.
+template <class Isa, class T, int V>
+inline void column_strip(int64_t m, int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
+                         bool accumulate) {
+  int64_t i = 0;
+  for (; i + 4 <= m; i += 4)
+    register_block<Isa, T, 4, V>(k, {a.data + i * a.row, a.row, a.col}, b, ldb, c + i * ldc, ldc, accumulate);
+  for (; i < m; ++i)
+    register_block<Isa, T, 1, V>(k, {a.data + i * a.row, a.row, a.col}, b, ldb, c + i * ldc, ldc, accumulate);
+}
+
+template <class Isa, class T>
+inline void whole(int64_t m, int64_t n, int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
+                  bool accumulate) {
+  constexpr int64_t L = Isa::kBytes / static_cast<int64_t>(sizeof(T));
+  constexpr int kWide = Isa::kBytes == 64 ? 4 : 2;  // 16 sums in 32 registers, or 8 in 16
+  int64_t j = 0;
+  for (; j + kWide * L <= n; j += kWide * L) column_strip<Isa, T, kWide>(m, k, a, b + j, ldb, c + j, ldc, accumulate);
+  for (; j < n; j += L) column_strip<Isa, T, 1>(m, k, a, b + j, ldb, c + j, ldc, accumulate);
+}
+
+}  // namespace
+
+template <class T>
+void tile_gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
+               bool accumulate, InstructionSet isa) {
+  run_for(isa, [=](auto set) { whole<decltype(set)>(m, n, k, a, b, ldb, c, ldc, accumulate); });
+}
+
+template void tile_gemm(int64_t, int64_t, int64_t, Strided<float>, const float*, int64_t, float*, int64_t, bool,
+                        InstructionSet);
+template void tile_gemm(int64_t, int64_t, int64_t, Strided<double>, const double*, int64_t, double*, int64_t, bool,
+                        InstructionSet);
+
+// Blocks of k and of columns, so that a panel of B stays in the second-level cache while rows of A stream past.
 
 namespace {
 
@@ -81,67 +252,8 @@ template void gemm(int64_t, int64_t, int64_t, Strided<float>, Strided<float>, fl
 
 namespace {
 
-constexpr int64_t kMostRows = 8;  // rows of x; with more, oneDNN's copy of the weight pays
-constexpr int64_t kLanes = 16;
-constexpr int64_t kGrain = 64;  // columns of y
-
-// Sixteen float32 from memory, sum += a b, and the sum of the lanes: of l and l + 8, then of l and l + 4, and so on.
-struct Avx2 {
-  struct Lanes {
-    __m256 half[2];
-  };
-  [[gnu::target("avx2")]] static void load(Lanes& to, const float* p) {
-    for (int h = 0; h < 2; ++h) to.half[h] = _mm256_loadu_ps(p + 8 * h);
-  }
-  [[gnu::target("avx2")]] static void load(Lanes& to, const bfloat16* p) {
-    for (int h = 0; h < 2; ++h) {
-      const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + h);
-      to.half[h] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(packed), 16));
-    }
-  }
-  [[gnu::target("avx2,fma")]] static void fma(Lanes& sum, const Lanes& a, const Lanes& b) {
-    for (int h = 0; h < 2; ++h) sum.half[h] = _mm256_fmadd_ps(a.half[h], b.half[h], sum.half[h]);
-  }
-  [[gnu::target("avx2")]] static float total(const Lanes& sum) { return total(sum.half[0], sum.half[1]); }
-  [[gnu::target("avx2")]] static float total(const __m256& low, const __m256& high) {
-    const __m256 eight = _mm256_add_ps(low, high);
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-  }
-};
-struct Avx512 {
-  using Lanes = __m512;
-  static constexpr __mmask16 kAll = 0xffff;  // g++ 12 warns of the forms without a mask
-  [[gnu::target("avx512f")]] static void load(Lanes& to, const float* p) { to = _mm512_loadu_ps(p); }
-  [[gnu::target("avx512f")]] static void load(Lanes& to, const bfloat16* p) {
-    const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    to = _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAll, _mm512_maskz_cvtepu16_epi32(kAll, packed), 16));
-  }
-  [[gnu::target("avx512f")]] static void fma(Lanes& sum, const Lanes& a, const Lanes& b) {
-    sum = _mm512_fmadd_ps(a, b, sum);
-  }
-  [[gnu::target("avx512f,avx512dq")]] static float total(const Lanes& sum) {
-    return Avx2::total(_mm512_maskz_extractf32x8_ps(0xff, sum, 0), _mm512_maskz_extractf32x8_ps(0xff, sum, 1));
-  }
-};
-struct Baseline {
-  struct Lanes {
-    float lane[kLanes];
-  };
-  template <class T>
-  static void load(Lanes& to, const T* p) {
-    for (int l = 0; l < kLanes; ++l) to.lane[l] = static_cast<float>(p[l]);
-  }
-  static void fma(Lanes& sum, const Lanes& a, const Lanes& b) {
-    for (int l = 0; l < kLanes; ++l) sum.lane[l] = math::fma(a.lane[l], b.lane[l], sum.lane[l]);
-  }
-  static float total(Lanes sum) {
-    for (int64_t width = kLanes / 2; width > 0; width /= 2)
-      for (int64_t l = 0; l < width; ++l) sum.lane[l] += sum.lane[l + width];
-    return sum.lane[0];
-  }
-};
+constexpr int64_t kMostRows = 8;      // rows of x; with more, oneDNN's copy of the weight pays
+constexpr int64_t kColumnGrain = 64;  // columns of y
 
 template <class Y, class T>
 struct FewRows {
@@ -166,12 +278,12 @@ struct FewRows {
       }
     };
     int64_t p = 0;
-    for (; p + kLanes <= k; p += kLanes) add(a + p, lda, b + p, ldw);
+    for (; p + kSumLanes <= k; p += kSumLanes) add(a + p, lda, b + p, ldw);
     if (p < k) {  // the rest, filled up with zeros
-      T left[M][kLanes] = {}, right[R][kLanes] = {};
+      T left[M][kSumLanes] = {}, right[R][kSumLanes] = {};
       for (int i = 0; i < M; ++i) std::copy_n(a + i * lda + p, k - p, left[i]);
       for (int r = 0; r < R; ++r) std::copy_n(b + r * ldw + p, k - p, right[r]);
-      add(left[0], kLanes, right[0], kLanes);
+      add(left[0], kSumLanes, right[0], kSumLanes);
     }
     for (int i = 0; i < M; ++i)
       for (int r = 0; r < R; ++r) {
@@ -197,15 +309,8 @@ void run(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias
   const FewRows<Y, T> rows{a.dim(0),         a.dim(1),    a.strides()[0], b.strides()[1],
                            out.strides()[0], a.data<T>(), b.data<T>(),    bias.defined() ? bias.data<Y>() : nullptr,
                            out.data<Y>()};
-  split(b.dim(1), kGrain, [&](int64_t begin, int64_t end) {
-    switch (isa) {
-      case InstructionSet::avx512:
-        return run_avx512([=] { rows.template range<Avx512>(begin, end); });
-      case InstructionSet::avx2:
-        return run_avx2([=] { rows.template range<Avx2>(begin, end); });
-      case InstructionSet::baseline:
-        return run_baseline([=] { rows.template range<Baseline>(begin, end); });
-    }
+  split(b.dim(1), kColumnGrain, [&](int64_t begin, int64_t end) {
+    run_for(isa, [=](auto set) { rows.template range<decltype(set)>(begin, end); });
   });
 }
 

@@ -1,6 +1,8 @@
 // The CPU's four ways to make a matrix product, for tensor/ops/matmul/matmul.cpp to choose from.
 #pragma once
-#include "tensor/cpu/tile_gemm.h"
+#include <cstdint>
+
+#include "tensor/cpu/vectorize.h"
 #include "tensor/ops/matmul/matmul.h"
 
 namespace tessera::cpu {
@@ -36,6 +38,29 @@ bool few_rows_takes(const Tensor& a, const Tensor& b);
 // The same contract as dnnl_matmul(), but that it sums along the inner dim in sixteen lanes.
 void few_rows_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias,
                      InstructionSet isa = instruction_set());
+
+// The heart of our own products: C (+)= A B on tiles that lie in cache.
+//
+// A is read one scalar at a time, so it may have any strides (a transpose costs nothing); B and C are row-major with
+// rows that run on. Each element of C is one chain of fused multiply-adds in order of k, so its bits depend neither on
+// where it lies nor on the instruction set nor on the threads.
+
+// Elements per 64-byte vector: the tile's n is a multiple of it.
+template <class T>
+inline constexpr int64_t kLanes = 64 / static_cast<int64_t>(sizeof(T));
+
+// A matrix operand that is read element by element.
+template <class T>
+struct Strided {
+  const T* data;
+  int64_t row, col;  // strides
+};
+
+// C (m x n) = A (m x k) B (k x n), or += with `accumulate`. n is a multiple of kLanes<T>. T is float or double. All
+// instruction sets give the same bits; a test may name another than the best.
+template <class T>
+void tile_gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
+               bool accumulate, InstructionSet isa = instruction_set());
 
 // Our own: of float64, which no library serves and verification runs in, and of any number of rows in float32
 // (tensor/ops/experts/experts.h). C (m x n, rows ldc apart) = A (m x k) B (k x n), all operands of any strides. Threads

@@ -11,6 +11,7 @@
 
 #include "tensor/dtype.h"
 #include "tests/cuda_emulator/cuda_runtime.h"
+#include "tests/cuda_emulator/emulator.h"
 
 namespace tessera::cuda {
 
@@ -112,5 +113,15 @@ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
 inline uint32_t pair_of(float first, float second) {
   return bfloat16(first).bits | static_cast<uint32_t>(bfloat16(second).bits) << 16;
 }
+
+inline float fast_exp2(float x) { return std::exp2(x); }
+
+// The running block's memory, and no cache.
+template <class T>
+T* dynamic_shared() {
+  return reinterpret_cast<T*>(emulator::dynamic_shared());
+}
+
+inline void fetch(const void*) {}
 
 }  // namespace tessera::cuda

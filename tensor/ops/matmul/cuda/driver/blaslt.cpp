@@ -23,9 +23,9 @@
 #include "tensor/ops/matmul/cuda/product.h"
 
 namespace tessera::cuda {
+namespace {
 
-// Throws Error naming the library's cause.
-void expect_blas(cublasStatus_t status, const char* what);
+// Descriptors, and what of a product they are made of.
 
 using BlasLibrary = Handle<cublasLtHandle_t, cublasLtDestroy>;
 using BlasOperation = Handle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
@@ -33,31 +33,50 @@ using BlasLayout = Handle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 
 // All that a choice of algorithm may depend on: operands lie packed, at multiples of 16 bytes (product.h).
 using ProductKey = std::array<int64_t, 13>;
-ProductKey key_of(const Product& p);
 
 struct BlasAlgorithm {
   cublasLtMatmulAlgo_t words{};
   size_t workspace = 0;
 };
-// In one line, for the table of algorithms. Reading throws InputError.
-std::string written(const BlasAlgorithm& a);
-BlasAlgorithm read_algorithm(const std::string& text);
 
-struct BlasPlan {
-  explicit BlasPlan(const Product& p);
-  // The addresses of what comes beside the matrices, before each run.
-  void point_to(const Product& p) const;
-  // The algorithms that cuBLASLt proposes, the likely best first; none where it has no such product.
-  std::vector<BlasAlgorithm> proposals(cublasLtHandle_t library, const Product& p) const;
+// Throws Error naming the library's cause.
+void expect_blas(cublasStatus_t status, const char* what) {
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw Error(fmt::format("[matmul] cuBLASLt: {}: {}", what, cublasLtGetStatusString(status)), Status::communication);
+}
 
-  BlasOperation operation;
-  BlasLayout left, right, out;
-  BlasAlgorithm algorithm;
-};
+ProductKey key_of(const Product& p) {
+  return {static_cast<int64_t>(p.operands),
+          static_cast<int64_t>(p.result),
+          p.tf32,
+          p.m,
+          p.n,
+          p.k,
+          p.batch,
+          p.left.transposed,
+          p.right.transposed,
+          p.bias != nullptr,
+          p.sums != nullptr,
+          static_cast<int64_t>(p.epilogue),
+          kMostWorkspace};
+}
 
-// Descriptors, and what of a product they are made of.
+// An algorithm in one line, for the table of algorithms. Reading throws InputError.
+std::string written(const BlasAlgorithm& a) {
+  std::string text = std::to_string(a.workspace);
+  for (const uint64_t word : a.words.data) text += fmt::format(" {:x}", word);
+  return text;
+}
 
-namespace {
+BlasAlgorithm read_algorithm(const std::string& text) {
+  std::istringstream in(text);
+  BlasAlgorithm a;
+  in >> a.workspace >> std::hex;
+  for (uint64_t& word : a.words.data) in >> word;
+  if (!in || !(in >> std::ws).eof() || a.workspace > static_cast<size_t>(kMostWorkspace))
+    throw InputError(fmt::format("[matmul] '{}' is no algorithm; without its file they are chosen anew", text));
+  return a;
+}
 
 // Proposals that are asked for. With the gradient of GELU the likely best are old kernels, slower than a plain
 // product's; if there are better ones, they come later.
@@ -131,82 +150,49 @@ Preference preference_of() {
   return preference;
 }
 
-}  // namespace
+struct BlasPlan {
+  explicit BlasPlan(const Product& p)
+      : operation(operation_of(p)),
+        left(layout_of(p.left, p.operands, p.m, p.k, p.batch)),
+        right(layout_of(p.right, p.operands, p.k, p.n, p.batch)),
+        out(layout_of(p.out, p.result, p.m, p.n, p.batch)) {
+    point_to(p);  // proposals look at how it is aligned
+  }
 
-void expect_blas(cublasStatus_t status, const char* what) {
-  if (status != CUBLAS_STATUS_SUCCESS)
-    throw Error(fmt::format("[matmul] cuBLASLt: {}: {}", what, cublasLtGetStatusString(status)), Status::communication);
-}
+  // The addresses of what comes beside the matrices, before each run.
+  void point_to(const Product& p) const {
+    if (p.bias) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    if (p.sums) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.sums);
+    if (p.epilogue != Epilogue::none) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.aux.data);
+  }
 
-ProductKey key_of(const Product& p) {
-  return {static_cast<int64_t>(p.operands),
-          static_cast<int64_t>(p.result),
-          p.tf32,
-          p.m,
-          p.n,
-          p.k,
-          p.batch,
-          p.left.transposed,
-          p.right.transposed,
-          p.bias != nullptr,
-          p.sums != nullptr,
-          static_cast<int64_t>(p.epilogue),
-          kMostWorkspace};
-}
+  // The algorithms that cuBLASLt proposes, the likely best first; none where it has no such product.
+  std::vector<BlasAlgorithm> proposals(cublasLtHandle_t library, const Product& p) const {
+    std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(proposals_of(p)));
+    int count = 0;
+    const Preference preference = preference_of();
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(library, operation.get(), left.get(), right.get(), out.get(), out.get(),
+                                       preference.get(), proposals_of(p), found.data(), &count);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
+    expect_blas(status, "algorithms");
+    std::vector<BlasAlgorithm> algorithms;
+    for (int i = 0; i < count; ++i)
+      if (const auto& f = found[static_cast<size_t>(i)]; f.state == CUBLAS_STATUS_SUCCESS)
+        algorithms.push_back({f.algo, f.workspaceSize});
+    return algorithms;
+  }
 
-std::string written(const BlasAlgorithm& a) {
-  std::string text = std::to_string(a.workspace);
-  for (const uint64_t word : a.words.data) text += fmt::format(" {:x}", word);
-  return text;
-}
-
-BlasAlgorithm read_algorithm(const std::string& text) {
-  std::istringstream in(text);
-  BlasAlgorithm a;
-  in >> a.workspace >> std::hex;
-  for (uint64_t& word : a.words.data) in >> word;
-  if (!in || !(in >> std::ws).eof() || a.workspace > static_cast<size_t>(kMostWorkspace))
-    throw InputError(fmt::format("[matmul] '{}' is no algorithm; without its file they are chosen anew", text));
-  return a;
-}
-
-BlasPlan::BlasPlan(const Product& p)
-    : operation(operation_of(p)),
-      left(layout_of(p.left, p.operands, p.m, p.k, p.batch)),
-      right(layout_of(p.right, p.operands, p.k, p.n, p.batch)),
-      out(layout_of(p.out, p.result, p.m, p.n, p.batch)) {
-  point_to(p);  // proposals look at how it is aligned
-}
-
-void BlasPlan::point_to(const Product& p) const {
-  if (p.bias) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
-  if (p.sums) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.sums);
-  if (p.epilogue != Epilogue::none) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.aux.data);
-}
-
-std::vector<BlasAlgorithm> BlasPlan::proposals(cublasLtHandle_t library, const Product& p) const {
-  std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(proposals_of(p)));
-  int count = 0;
-  const Preference preference = preference_of();
-  const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(library, operation.get(), left.get(), right.get(), out.get(), out.get(),
-                                     preference.get(), proposals_of(p), found.data(), &count);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
-  expect_blas(status, "algorithms");
-  std::vector<BlasAlgorithm> algorithms;
-  for (int i = 0; i < count; ++i)
-    if (const auto& f = found[static_cast<size_t>(i)]; f.state == CUBLAS_STATUS_SUCCESS)
-      algorithms.push_back({f.algo, f.workspaceSize});
-  return algorithms;
-}
+  BlasOperation operation;
+  BlasLayout left, right, out;
+  BlasAlgorithm algorithm;
+};
 
 // Products by cuBLASLt. Its description of a product is worked out once for each shape and what is transposed,
 // and the algorithm is the fastest of its proposals, timed on the operands of the first call and kept
 // (algorithm_table.h); or, where the arena's kernels are to be deterministic, the first of them.
 //
 // Algorithms that split the inner dim are asked for only if they add the parts in a fixed order.
-
-namespace {
 
 constexpr int kRounds = 5;
 constexpr double kClose = 1.25;  // proposals slower than that are timed twice only

@@ -1,0 +1,494 @@
+// Rows of the op table: what works on rows, matrix products, attention and what happens to heads before it.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "tests/autograd/op_table.h"
+
+namespace tessera::test {
+namespace {
+
+// x w^T + b.
+std::vector<double> linear_of(const std::vector<double>& x, const std::vector<double>& w,
+                              const std::vector<double>& b) {
+  const size_t out = b.size(), in = w.size() / out;
+  std::vector<double> y;
+  for (size_t i = 0; i < x.size() / in; ++i)
+    for (size_t j = 0; j < out; ++j) {
+      double sum = b[j];
+      for (size_t k = 0; k < in; ++k) sum += x[i * in + k] * w[j * in + k];
+      y.push_back(sum);
+    }
+  return y;
+}
+
+// Row i of length n of a flat vector.
+std::vector<double> row_of(const std::vector<double>& v, size_t i, size_t n) {
+  return {v.begin() + static_cast<std::ptrdiff_t>(i * n), v.begin() + static_cast<std::ptrdiff_t>((i + 1) * n)};
+}
+
+Shape rows_shape(Random& random) {
+  // Now and then enough rows for several threads.
+  return {random.between(0, 4) == 0 ? random.between(200, 400) : random.between(1, 9),
+          random.one_of<int64_t>({1, 2, 7, 16, 33, 64, 130})};
+}
+
+std::vector<double> norm_rows(const std::vector<double>& x, const std::vector<double>& gamma,
+                              const std::vector<double>* beta) {
+  const size_t n = gamma.size();
+  std::vector<double> y;
+  for (size_t i = 0; i < x.size() / n; ++i) {
+    const std::vector<double> row = row_of(x, i, n);
+    double mean = 0, square = 0;
+    for (const double v : row) mean += v / static_cast<double>(n);
+    if (!beta) mean = 0;
+    for (const double v : row) square += (v - mean) * (v - mean) / static_cast<double>(n);
+    for (size_t j = 0; j < n; ++j)
+      y.push_back((row[j] - mean) / std::sqrt(square + 1e-5) * gamma[j] + (beta ? (*beta)[j] : 0));
+  }
+  return y;
+}
+
+Problem draw_layer_norm(Random& random) {
+  Shape s = rows_shape(random);
+  s[1] = std::max<int64_t>(s[1], 3);
+  const Shape c{s[1]};
+  return {{{s, -2, 3}, {c, 0.5, 1.5}, {c}},
+          [](const std::vector<Var>& v) { return norm(v[0], v[1], v[2]); },
+          [](const Values& v) { return norm_rows(v[0], v[1], &v[2]); },
+          true};
+}
+
+Problem draw_rms_norm(Random& random) {
+  Shape s = rows_shape(random);
+  s[1] = std::max<int64_t>(s[1], 3);  // a row of one element bends too sharply near 0 for finite differences
+  const Shape c{s[1]};
+  return {{{s, -2, 3}, {c, 0.5, 1.5}},
+          [](const std::vector<Var>& v) { return norm(v[0], v[1], Var(), {.center = false}); },
+          [](const Values& v) { return norm_rows(v[0], v[1], nullptr); },
+          true};
+}
+
+Problem draw_add_norm(Random& random) {
+  Shape s = rows_shape(random);
+  s[1] = std::max<int64_t>(s[1], 3);
+  const Shape c{s[1]};
+  const bool centered = random.between(0, 1) == 1;
+  // Both outputs are used, and y is a fresh result that may be written over.
+  return {{{s}, {s, 1, 3}, {c, 0.5, 1.5}, {c}},
+          [centered](const std::vector<Var>& v) {
+            const Var beta = centered ? v[3] : Var();
+            auto [sum, normed] = add_norm(v[0], scale(v[1], 1), v[2], beta, {.center = centered});
+            const Var both = add(sum, normed);
+            return centered ? both : both + v[3];
+          },
+          [centered](const Values& v) {
+            std::vector<double> sum = v[0];
+            for (size_t i = 0; i < sum.size(); ++i) sum[i] += v[1][i];
+            std::vector<double> y = norm_rows(sum, v[2], centered ? &v[3] : nullptr);
+            for (size_t i = 0; i < y.size(); ++i) y[i] += sum[i] + (centered ? 0 : v[3][i % v[3].size()]);
+            return y;
+          },
+          true};
+}
+
+std::vector<double> softmax_rows(const std::vector<double>& x, size_t n, bool log) {
+  std::vector<double> y;
+  for (size_t i = 0; i < x.size() / n; ++i) {
+    const std::vector<double> row = row_of(x, i, n);
+    double sum = 0;
+    for (const double v : row) sum += std::exp(v);
+    for (const double v : row) y.push_back(log ? v - std::log(sum) : std::exp(v) / sum);
+  }
+  return y;
+}
+
+template <bool kLog>
+Problem draw_softmax(Random& random) {
+  const Shape s = rows_shape(random);
+  return {{{s, -4, 4}},
+          [](const std::vector<Var>& v) { return kLog ? log_softmax(v[0]) : softmax(v[0]); },
+          [n = static_cast<size_t>(s[1])](const Values& v) { return softmax_rows(v[0], n, kLog); },
+          true};
+}
+
+double gelu_of(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+
+Problem draw_bias_gelu(Random& random) {
+  const Shape s = random.between(0, 2) == 0 ? Shape{3, 700} : rows_shape(random);
+  const bool recompute = random.between(0, 1) == 1;
+  return {{{s}, {Shape{s[1]}}},
+          [recompute](const std::vector<Var>& v) { return bias_gelu(scale(v[0], 1), v[1], recompute); },
+          [](const Values& v) {
+            std::vector<double> y;
+            for (size_t i = 0; i < v[0].size(); ++i) y.push_back(gelu_of(v[0][i] + v[1][i % v[1].size()]));
+            return y;
+          },
+          true};
+}
+
+Problem draw_swiglu(Random& random) {
+  const Shape half = rows_shape(random);
+  const bool recompute = random.between(0, 1) == 1;
+  return {{{Shape{half[0], 2 * half[1]}, -4, 4}},
+          [recompute](const std::vector<Var>& v) { return swiglu(v[0], recompute); },
+          [f = static_cast<size_t>(half[1])](const Values& v) {
+            std::vector<double> y;
+            for (size_t i = 0; i < v[0].size() / (2 * f); ++i)
+              for (size_t j = 0; j < f; ++j) {
+                const double gate = v[0][2 * i * f + j];
+                y.push_back(gate / (1 + std::exp(-gate)) * v[0][(2 * i + 1) * f + j]);
+              }
+            return y;
+          },
+          true};
+}
+
+Problem draw_gelu_mlp(Random& random) {
+  const int64_t rows = random.between(1, 40), in = random.one_of<int64_t>({1, 5, 16}),
+                hidden = random.one_of<int64_t>({1, 8, 24}), out = random.one_of<int64_t>({1, 7, 16});
+  const bool recompute = random.between(0, 1) == 1;
+  return {{{Shape{rows, in}}, {Shape{hidden, in}}, {Shape{hidden}}, {Shape{out, hidden}}, {Shape{out}}},
+          [recompute](const std::vector<Var>& v) {
+            return gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, recompute);
+          },
+          [](const Values& v) {
+            std::vector<double> h = linear_of(v[0], v[1], v[2]);
+            for (double& x : h) x = gelu_of(x);
+            return linear_of(h, v[3], v[4]);
+          },
+          false,
+          true};
+}
+
+Tensor draw_ids(Random& random, const Shape& shape, int64_t below, const ArenaPtr& arena) {
+  Tensor ids = Tensor::empty(shape, DType::int32, arena);
+  for (int64_t i = 0; i < ids.numel(); ++i) ids.data<int32_t>()[i] = static_cast<int32_t>(random.between(0, below - 1));
+  return ids;
+}
+
+Problem draw_embedding(Random& random) {
+  const Shape table{random.between(2, 40), random.between(1, 130)};
+  const Tensor ids = draw_ids(random, {random.between(1, 4), random.between(1, 20)}, table[0], make_arena());
+  return {{{table}},
+          [ids](const std::vector<Var>& v) { return embedding(ids, v[0]); },
+          [ids, table](const Values& v) {
+            std::vector<double> y;
+            for (const int32_t id : ids.to_vector<int32_t>())
+              for (const double x : row_of(v[0], static_cast<size_t>(id), static_cast<size_t>(table[1])))
+                y.push_back(x);
+            return y;
+          }};
+}
+
+Problem draw_dropout(Random& random) {
+  const Shape s{random.between(1, 3), random.between(1, 7), random.between(1, 19)};
+  const double p = random.one_of({0.0, 0.1, 0.5});
+  DropoutTile tile;
+  tile.random = Philox(77);
+  tile.step = 5;
+  tile.first_sequence = random.between(0, 9);
+  return {{{s}},
+          [=](const std::vector<Var>& v) { return dropout(scale(v[0], 1), p, tile); },
+          [=](const Values& v) {
+            std::vector<double> y = v[0];
+            for (size_t i = 0; i < y.size(); ++i) {
+              const uint64_t at = static_cast<uint64_t>(tile.first_sequence * s[1] * s[2]) + i;
+              y[i] *= tile.random.uniform(at, tile.step) < static_cast<float>(p) ? 0 : 1 / (1 - p);
+            }
+            return y;
+          }};
+}
+
+// The sum of the losses of rows of logits, times 0.25.
+std::vector<double> loss_of(const std::vector<double>& logits, const Tensor& targets, size_t vocab) {
+  double total = 0;
+  const std::vector<double> log_p = softmax_rows(logits, vocab, true);
+  for (int64_t i = 0; i < targets.numel(); ++i)
+    if (const int32_t t = targets.data<int32_t>()[i]; t >= 0)
+      total -= log_p[static_cast<size_t>(i) * vocab + static_cast<size_t>(t)];
+  return {0.25 * total};
+}
+
+Problem draw_cross_entropy(Random& random) {
+  const int64_t rows = random.between(1, 9), vocab = random.one_of<int64_t>({2, 17, 65, 4096, 4099, 9001});
+  const Tensor targets = draw_ids(random, {rows}, vocab, make_arena());
+  if (rows > 1) targets.data<int32_t>()[random.between(0, rows - 1)] = -1;
+  return {{{Shape{rows, vocab}, -3, 3}},
+          [targets](const std::vector<Var>& v) { return cross_entropy(scale(v[0], 1), targets, 0.25).mean; },
+          [targets, vocab](const Values& v) { return loss_of(v[0], targets, static_cast<size_t>(vocab)); }};
+}
+
+// More rows than a block has, as often as fewer; blocks that divide them and blocks that do not.
+Problem draw_linear_cross_entropy(Random& random) {
+  const int64_t rows = random.between(0, 1) == 0 ? random.between(1, 40) : random.between(65, 130);
+  const int64_t channels = random.between(1, 20), vocab = random.one_of<int64_t>({2, 17, 65});
+  const Tensor targets = draw_ids(random, {rows}, vocab, make_arena());
+  for (int64_t i = 0; i < rows; i += 7) targets.data<int32_t>()[random.between(0, rows - 1)] = -1;
+  return {
+      {{Shape{rows, channels}, -1, 1}, {Shape{vocab, channels}, -1, 1}},
+      [targets](const std::vector<Var>& v) { return linear_cross_entropy(v[0], v[1], targets, 0.25, nullptr, 1).mean; },
+      [=](const Values& v) {
+        const std::vector<double> none(static_cast<size_t>(vocab));
+        return loss_of(linear_of(v[0], v[1], none), targets, none.size());
+      },
+      false,
+      true};
+}
+
+// Products and attention.
+
+// (m, k) x (k, n), from flat storage.
+void multiply(const double* a, const double* b, double* c, int64_t m, int64_t k, int64_t n) {
+  for (int64_t i = 0; i < m; ++i)
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (int64_t p = 0; p < k; ++p) sum += a[i * k + p] * b[p * n + j];
+      c[i * n + j] = sum;
+    }
+}
+
+Problem draw_matmul(Random& random) {
+  const int64_t m = random.between(1, 40), k = random.between(1, 70), n = random.between(1, 50),
+                batch = random.between(1, 3);
+  const bool shared = random.between(0, 1) == 1;
+  return {{{Shape{batch, m, k}}, {shared ? Shape{k, n} : Shape{batch, k, n}}},
+          [](const std::vector<Var>& v) { return matmul(v[0], v[1]); },
+          [=](const Values& v) {
+            std::vector<double> y(static_cast<size_t>(batch * m * n));
+            for (int64_t b = 0; b < batch; ++b)
+              multiply(v[0].data() + b * m * k, v[1].data() + (shared ? 0 : b * k * n), y.data() + b * m * n, m, k, n);
+            return y;
+          },
+          false,
+          true};
+}
+
+Problem draw_linear(Random& random) {
+  const int64_t b = random.between(1, 4), t = random.between(1, 20), in = random.between(1, 70),
+                out = random.between(1, 50);
+  const bool packed = random.between(0, 1) == 1;
+  const auto packs = std::make_shared<WeightPacks>();
+  return {{{Shape{b, t, in}}, {Shape{out, in}}, {Shape{out}}},
+          [=](const std::vector<Var>& v) {
+            packs->packs.clear();  // other weights than the last time
+            return linear(v[0], v[1], v[2], packed ? packs.get() : nullptr);
+          },
+          [](const Values& v) { return linear_of(v[0], v[1], v[2]); },
+          false,
+          true};
+}
+
+struct Sizes {
+  int64_t b, tq, tk, h, d, k = h;  // h heads of queries, k of keys and values
+};
+
+// softmax(q k^T / sqrt(d)) v, one query after another.
+std::vector<double> attend(const Values& v, const Sizes& s, const AttentionOptions& o) {
+  std::vector<double> y(static_cast<size_t>(s.b * s.tq * s.h * s.d));
+  const auto query = [&](int64_t b, int64_t t, int64_t h, int64_t c) {
+    return v[0][static_cast<size_t>(((b * s.tq + t) * s.h + h) * s.d + c)];
+  };
+  const auto shared = [&](const std::vector<double>& x, int64_t b, int64_t t, int64_t h, int64_t c) {
+    return x[static_cast<size_t>(((b * s.tk + t) * s.k + h * s.k / s.h) * s.d + c)];
+  };
+  for (int64_t b = 0; b < s.b; ++b)
+    for (int64_t h = 0; h < s.h; ++h)
+      for (int64_t i = 0; i < s.tq; ++i) {
+        const int64_t position = s.tk - s.tq + i, seen = o.causal ? position + 1 : s.tk;
+        const int64_t start = o.starts.defined() ? o.starts.data<int32_t>()[b * s.tq + i] - o.first_key : 0;
+        std::vector<double> p(static_cast<size_t>(std::clamp<int64_t>(start, 0, seen)));  // keys of probability 0
+        double sum = 0;
+        for (int64_t j = std::ssize(p); j < seen; ++j) {
+          double dot = 0;
+          for (int64_t c = 0; c < s.d; ++c) dot += query(b, i, h, c) * shared(v[1], b, j, h, c);
+          p.push_back(std::exp(dot / std::sqrt(static_cast<double>(s.d))));
+          sum += p.back();
+        }
+        for (int64_t j = 0; j < seen; ++j) {
+          double weight = sum > 0 ? p[static_cast<size_t>(j)] / sum : 0;
+          if (o.dropout > 0) {
+            const int64_t heads = o.heads_total > 0 ? o.heads_total : s.h,
+                          n = o.tokens_total > 0 ? o.tokens_total : s.tk;
+            const int64_t row = o.first_query < 0 ? o.first_key + position : o.first_query + i;
+            const int64_t element =
+                (((o.first_sequence + b) * heads + o.first_head + h) * n + row) * n + o.first_key + j;
+            weight *= o.random.uniform(static_cast<uint64_t>(element), o.step) < static_cast<float>(o.dropout)
+                          ? 0
+                          : 1 / (1 - o.dropout);
+          }
+          for (int64_t c = 0; c < s.d; ++c)
+            y[static_cast<size_t>(((b * s.tq + i) * s.h + h) * s.d + c)] += weight * shared(v[2], b, j, h, c);
+        }
+      }
+  return y;
+}
+
+AttentionOptions draw_options(Random& random) {
+  AttentionOptions o;
+  o.causal = random.between(0, 3) != 0;
+  if (random.between(0, 1) == 1) {
+    o.dropout = 0.25;
+    o.random = Philox(3);
+    o.step = 9;
+    o.first_sequence = random.between(0, 5);
+  }
+  return o;
+}
+
+// Each query sees keys from anywhere on, or none.
+void draw_starts(Random& random, const Sizes& s, AttentionOptions& o) {
+  if (random.between(0, 1) == 0) return;
+  std::vector<int32_t> starts;
+  for (int64_t i = 0; i < s.b * s.tq; ++i)
+    starts.push_back(static_cast<int32_t>(o.first_key + random.between(-2, random.between(0, s.tk))));
+  o.starts = Tensor::of<int32_t>(starts, {s.b, s.tq}, make_arena());
+}
+AttentionOptions beside(AttentionOptions o, const Var& x) {
+  if (o.starts.defined()) o.starts = o.starts.to(x.value().arena());
+  return o;
+}
+
+Problem draw_attention(Random& random) {
+  Sizes s{random.between(1, 2), 0, random.one_of<int64_t>({1, 5, 63, 64, 65, 130}), random.between(1, 3),
+          random.one_of<int64_t>({1, 4, 16, 33})};
+  s.tq = random.between(0, 1) == 1 ? s.tk : random.between(1, s.tk);
+  s.k = s.h;
+  s.h *= random.between(1, 3);
+  AttentionOptions o = draw_options(random);
+  if (o.dropout > 0 && random.between(0, 1) == 1) {
+    o.first_head = random.between(0, 3);
+    o.heads_total = o.first_head + s.h + random.between(0, 2);
+    o.first_key = random.between(0, 50);
+    o.first_query = random.between(-1, 50);
+    o.tokens_total = s.tk + 50 + random.between(0, 9);
+  }
+  draw_starts(random, s, o);
+  const Shape q{s.b, s.tq, s.h, s.d}, k{s.b, s.tk, s.k, s.d};
+  return {{{q}, {k}, {k}},
+          [o](const std::vector<Var>& v) {
+            // The last dim must run on: other strides are made so by a copy that keeps the graph.
+            const auto whole = [](const Var& x) { return reshape(x, x.shape()); };
+            return attention(whole(v[0]), whole(v[1]), whole(v[2]), beside(o, v[0]));
+          },
+          [=](const Values& v) { return attend(v, s, o); },
+          o.dropout == 0 && !o.starts.defined()};
+}
+
+template <bool kGrouped>
+Problem draw_packed_attention(Random& random) {
+  const int64_t keys = random.between(1, 3), d = random.one_of<int64_t>({2, 8, 20});
+  const Heads heads{kGrouped ? keys * random.between(2, 3) : keys, keys};
+  const Sizes s{random.between(1, 3), 0, random.one_of<int64_t>({3, 64, 90}), heads.query, d};
+  const Sizes self{s.b, s.tk, s.tk, heads.query, d, heads.key};
+  AttentionOptions o = draw_options(random);
+  o.causal = true;
+  draw_starts(random, self, o);
+  return {
+      {{Shape{s.b, s.tk, heads.packed() * d}}},
+      [=](const std::vector<Var>& v) { return packed_attention(reshape(v[0], v[0].shape()), heads, beside(o, v[0])); },
+      [=](const Values& v) {
+        Values qkv(3);
+        for (size_t i = 0; i < v[0].size(); ++i) {
+          const int64_t head = static_cast<int64_t>(i) / d % heads.packed();
+          qkv[head < heads.query ? 0 : head < heads.query + heads.key ? 1 : 2].push_back(v[0][i]);
+        }
+        return attend(qkv, self, o);
+      },
+      o.dropout == 0 && !o.starts.defined()};
+}
+
+// Heads before attention.
+
+// Positions that run on, or any, the same for all sequences or not.
+Problem draw_rotate(Random& random) {
+  const int64_t b = random.between(1, 3), t = random.between(1, 40), heads = random.between(1, 3),
+                d = 2 * random.one_of<int64_t>({1, 3, 8, 20}),
+                width = heads * d + random.one_of<int64_t>({0, 3, 2 * d});
+  const RotaryOptions options{
+      .theta = 100,
+      .scaling = random.one_of<RopeScaling>({RopeScaling::none, RopeScaling::linear, RopeScaling::llama3}),
+      .factor = 4,
+      .original_context = 16};
+  std::vector<int32_t> positions;
+  const int64_t first = random.between(0, 9);
+  const bool any = random.between(0, 1) == 1, each = any && random.between(0, 1) == 1;
+  const int64_t placed = each ? b * t : t;
+  for (int64_t i = 0; i < placed; ++i)
+    positions.push_back(static_cast<int32_t>(any ? random.between(0, 60) : first + i));
+  return {
+      {{Shape{b, t, width}}},
+      [=](const std::vector<Var>& v) {
+        const Tensor& x = v[0].value();
+        const DType wide = wide_of(x.dtype());
+        Turn turn{.heads = heads, .table = rotary_table(options, 61, d, wide, x.arena()), .first = first};
+        if (any) turn.positions = Tensor::of<int32_t>(positions, each ? Shape{b, t} : Shape{t}, x.arena());
+        return rotate(scale(v[0], 1), turn);
+      },
+      [=](const Values& v) {
+        std::vector<double> y = v[0];
+        const std::vector<double> frequencies = rotary_frequencies(options, d);
+        for (int64_t row = 0; row < b * t; ++row)
+          for (int64_t h = 0; h < heads; ++h)
+            for (int64_t j = 0; j < d / 2; ++j) {
+              const auto low = static_cast<size_t>(row * width + h * d + j), high = low + static_cast<size_t>(d / 2);
+              const double angle = positions[static_cast<size_t>(row % placed)] * frequencies[static_cast<size_t>(j)];
+              y[low] = v[0][low] * std::cos(angle) - v[0][high] * std::sin(angle);
+              y[high] = v[0][high] * std::cos(angle) + v[0][low] * std::sin(angle);
+            }
+        return y;
+      },
+      !each};
+}
+
+Problem draw_norm_heads(Random& random) {
+  const int64_t b = random.between(1, 2), t = random.between(1, 20), d = random.one_of<int64_t>({3, 8, 33}),
+                keys = random.between(1, 2);
+  const Heads heads{keys * random.between(1, 3), keys};
+  const Shape gamma{d};
+  return {
+      {{Shape{b, t, heads.packed() * d}, -2, 3}, {gamma, 0.5, 1.5}, {gamma, 0.5, 1.5}},
+      [heads](const std::vector<Var>& v) { return norm_heads(reshape(v[0], v[0].shape()), heads, v[1], v[2], 1e-5); },
+      [=](const Values& v) {
+        std::vector<double> y;
+        for (size_t i = 0; i < v[0].size() / static_cast<size_t>(d); ++i) {
+          const int64_t head = static_cast<int64_t>(i) % heads.packed();
+          const double* const one = v[0].data() + i * static_cast<size_t>(d);
+          double square = 0;
+          for (int64_t j = 0; j < d; ++j) square += one[j] * one[j] / static_cast<double>(d);
+          const std::vector<double>& by = v[head < heads.query ? 1 : 2];
+          for (int64_t j = 0; j < d; ++j)
+            y.push_back(head < heads.query + heads.key ? one[j] / std::sqrt(square + 1e-5) * by[static_cast<size_t>(j)]
+                                                       : one[j]);
+        }
+        return y;
+      },
+      true};
+}
+
+}  // namespace
+
+void add_rows(std::vector<OpRow>& table) {
+  for (const OpRow& row : std::initializer_list<OpRow>{{"layer_norm", draw_layer_norm},
+                                                       {"rms_norm", draw_rms_norm},
+                                                       {"add_norm", draw_add_norm},
+                                                       {"softmax", draw_softmax<false>},
+                                                       {"log_softmax", draw_softmax<true>},
+                                                       {"bias_gelu", draw_bias_gelu},
+                                                       {"swiglu", draw_swiglu},
+                                                       {"gelu_mlp", draw_gelu_mlp},
+                                                       {"embedding", draw_embedding},
+                                                       {"dropout", draw_dropout},
+                                                       {"cross_entropy", draw_cross_entropy},
+                                                       {"linear_cross_entropy", draw_linear_cross_entropy},
+                                                       {"matmul", draw_matmul},
+                                                       {"linear", draw_linear},
+                                                       {"attention", draw_attention},
+                                                       {"packed_attention", draw_packed_attention<false>},
+                                                       {"grouped_attention", draw_packed_attention<true>},
+                                                       {"rotate", draw_rotate},
+                                                       {"norm_heads", draw_norm_heads}})
+    table.push_back(row);
+}
+
+}  // namespace tessera::test
