@@ -16,7 +16,7 @@
 #include "bench/collective_bench.h"
 #include "bench/op_bench.h"
 #include "bench/strategy_bench.h"
-#include "parallel/comm/surroundings.h"
+#include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 #include "tensor/ops/matmul/matmul.h"
