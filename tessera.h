@@ -19,7 +19,6 @@
 
 // Ranks, what they do together, and the ways to divide the work among them.
 #include "parallel/comm/launch.h"
-#include "parallel/comm/surroundings.h"
 #include "parallel/context_parallel.h"
 #include "parallel/data_strategy.h"
 #include "parallel/gradient_norm.h"

@@ -13,7 +13,7 @@
 #include "data/files.h"
 #include "models/adapters/adapters.h"
 #include "models/language_model.h"
-#include "parallel/comm/surroundings.h"
+#include "parallel/comm/launch.h"
 #include "train/names.h"
 
 namespace tessera {

@@ -14,7 +14,7 @@
 #include "app/output.h"
 #include "app/signals.h"
 #include "app/train/restarts.h"
-#include "parallel/comm/surroundings.h"
+#include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 #include "tensor/findings.h"

@@ -3,13 +3,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <initializer_list>
 #include <string_view>
 #include <thread>
 
 #include "bench/mpi/reference.h"
 #include "bench/ranks.h"
-#include "parallel/comm/surroundings.h"
+#include "parallel/comm/launch.h"
 #include "train/device.h"
 #include "train/names.h"
 #include "train/usage.h"
@@ -41,10 +40,6 @@ Backend Place::backend() const {
 namespace {
 
 constexpr int kCallRounds = 9;
-constexpr auto kAll = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root};
-constexpr auto kCut = {Algorithm::direct, Algorithm::ring, Algorithm::root};
-constexpr auto kPairs = {Algorithm::direct, Algorithm::tree};
-constexpr auto kDirect = {Algorithm::direct};
 
 // The memory of a row: the whole array, this rank's piece inside it, and as much again.
 struct Arrays {
@@ -57,7 +52,7 @@ struct Arrays {
 
 struct Collective {
   std::string_view name;
-  std::initializer_list<Algorithm> algorithms;
+  Op op;
   bool native;           // MPI and NCCL have one of their own
   double bus_numerator;  // busbw / algbw, times n / (n - 1) where `cut`
   bool cut;              // each rank has a part of the result or of the work
@@ -73,21 +68,22 @@ int64_t half(int64_t n, bool through_root) { return (n - 1) * (through_root ? n 
 int64_t shares(int64_t n, bool) { return n - 1; }
 
 const Collective kCollectives[] = {
-    {"all_reduce", kAll, true, 2, true, [](int64_t n, bool) { return 2 * (n - 1) * n; },
+    {"all_reduce", Op::all_reduce, true, 2, true, [](int64_t n, bool) { return 2 * (n - 1) * n; },
      [](Communicator& w, const Arrays& at) { w.all_reduce(at.whole); }},
-    {"reduce_scatter", kCut, true, 1, true, half,
+    {"reduce_scatter", Op::reduce_scatter, true, 1, true, half,
      [](Communicator& w, const Arrays& at) { w.reduce_scatter(at.whole, at.piece); }},
-    {"all_gather", kCut, true, 1, true, half,
+    {"all_gather", Op::all_gather, true, 1, true, half,
      [](Communicator& w, const Arrays& at) { w.all_gather(at.piece, at.whole); }},
-    {"broadcast", kPairs, true, 1, false, others, [](Communicator& w, const Arrays& at) { w.broadcast(at.whole, 0); }},
-    {"reduce", kPairs, true, 1, false, others, [](Communicator& w, const Arrays& at) { w.reduce(at.whole, 0); }},
-    {"gather", kDirect, false, 1, true, shares,
+    {"broadcast", Op::broadcast, true, 1, false, others,
+     [](Communicator& w, const Arrays& at) { w.broadcast(at.whole, 0); }},
+    {"reduce", Op::reduce, true, 1, false, others, [](Communicator& w, const Arrays& at) { w.reduce(at.whole, 0); }},
+    {"gather", Op::gather, false, 1, true, shares,
      [](Communicator& w, const Arrays& at) { w.gather(at.piece, at.whole, 0); }},
-    {"scatter", kDirect, false, 1, true, shares,
+    {"scatter", Op::scatter, false, 1, true, shares,
      [](Communicator& w, const Arrays& at) { w.scatter(at.whole, at.piece, 0); }},
-    {"all_to_all", kDirect, false, 1, true, others,
+    {"all_to_all", Op::all_to_all, false, 1, true, others,
      [](Communicator& w, const Arrays& at) { w.all_to_all(at.whole, at.other); }},
-    {"send_recv", kDirect, false, 1, false, [](int64_t n, bool) { return n * n; },
+    {"send_recv", Op::send, false, 1, false, [](int64_t n, bool) { return n * n; },
      [](Communicator& w, const Arrays& at) {
        w.send(at.whole, (w.rank() + 1) % w.size());
        w.recv(at.other, (w.rank() + w.size() - 1) % w.size());
@@ -163,7 +159,9 @@ Measured measure(const Case& c, Families& families, Communicator& world, int64_t
 std::vector<Case> ways(const Collective& collective, Backend backend) {
   std::vector<Case> out;
   if (backend != Backend::nccl)
-    for (const Algorithm a : collective.algorithms) out.push_back({&collective, a});
+    for (size_t a = 0; a < kAlgorithms.size(); ++a)
+      if (static_cast<Algorithm>(a) == Algorithm::direct || kAlgorithms[a].has(collective.op))
+        out.push_back({&collective, static_cast<Algorithm>(a)});
   if (backend != Backend::threads && collective.native) out.push_back({&collective, Algorithm::native});
   if (backend == Backend::mpi && collective.name == "all_reduce") out.push_back({&collective, Algorithm::direct, true});
   return out;

@@ -17,7 +17,7 @@
 
 #include "bench/op_bench.h"
 #include "bench/ranks.h"
-#include "parallel/comm/surroundings.h"
+#include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 #include "tensor/ops/matmul/matmul.h"

@@ -1,10 +1,7 @@
 // The choice of a strategy, and the memory that several of them have alike.
 #include "parallel/data_strategy.h"
 
-#include "parallel/data_parallel.h"
 #include "parallel/ddp.h"
-#include "parallel/diloco.h"
-#include "parallel/parameter_server.h"
 #include "parallel/zero.h"
 #include "tensor/error.h"
 
@@ -56,9 +53,9 @@ std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& ax
                                                  const DataOptions& options) {
   if (options.mode == DataMode::ps_async)
     throw Error("[data parallel] ps-async has no steps that all ranks make; expected ddp, dataparallel or ps-sync");
-  if (options.mode == DataMode::dataparallel) return std::make_unique<DataParallel>(model, axis, arena, options);
-  if (options.mode == DataMode::diloco) return std::make_unique<Diloco>(model, axis, arena, options);
-  if (options.mode == DataMode::ps_sync) return std::make_unique<ParameterServer>(model, axis, arena, options);
+  if (options.mode == DataMode::dataparallel) return make_data_parallel(model, axis, arena, options);
+  if (options.mode == DataMode::diloco) return make_diloco(model, axis, arena, options);
+  if (options.mode == DataMode::ps_sync) return make_parameter_server(model, axis, arena, options);
   if (options.zero == 0) return std::make_unique<Ddp>(model, axis, arena, options);
   return std::make_unique<Zero>(model, axis, arena, options);
 }

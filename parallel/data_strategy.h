@@ -165,6 +165,14 @@ class DataStrategy {
   std::unique_ptr<Communicator> shard_axis_, replicate_axis_;
 };
 
+// Strategies that nobody else names; the file of each opens with its idea, a picture and its volume.
+std::unique_ptr<DataStrategy> make_data_parallel(Module& model, Communicator& axis, const ArenaPtr& arena,
+                                                 const DataOptions& options);
+std::unique_ptr<DataStrategy> make_diloco(Module& model, Communicator& axis, const ArenaPtr& arena,
+                                          const DataOptions& options);
+std::unique_ptr<DataStrategy> make_parameter_server(Module& model, Communicator& axis, const ArenaPtr& arena,
+                                                    const DataOptions& options);
+
 // DDP, a stage of ZeRO, DataParallel, a parameter server or DiLoCo for the model's parameters, which get their memory
 // and their first values here. `model` and `axis` must outlive it. Throws Error (usage) for options that a mode cannot
 // serve.

@@ -32,6 +32,29 @@
 //   group 1   rank 3 [###      ]   rank 4 [   ###   ]   rank 5 [      ###]      all-reduce of gradients: across
 //
 // Volume per rank: the table's with K for n, and 2 (n/K - 1) / (n/K) of a shard's gradients, once per step.
+//
+// The time of one gradient. Each parameter is a leaf of the graph (Leaf in autograd/graph.h): the engine brings it
+// gradients, and it calls what hook() has hung on it. `holds` is the state of its buffer, `missing` and `reduced` those
+// of its unit here. In stage 2 or 3:
+//
+//   Trainer             engine and leaf                         Zero
+//
+//   begin_step() ------------------------------------------->   leaves hold nothing
+//   begin_gradients() -------------------------------------->   missing = parameters of the unit, reduced = no
+//   backward() ----->   expected = uses of the weight
+//                       a gradient comes, no buffer: provide --> provide_gradients(): memory for the unit's gradients
+//                       it is written; holds this_pass
+//                       the last use's is added; holds all;
+//                       the hooks ---------------------------->  gradient_arrived(): missing - 1. At 0, reduced = yes:
+//                                                                start_reducing(), which takes the buffer away again
+//                       (other units' gradients come)            reduce-scatter in the background
+//   end_gradients() ---------------------------------------->   zeros for what no gradient has reached; waits for the
+//                                                                sums; shard += sum from the second micro-batch on
+//   finish_gradients() ------------------------------------->   waits for sums over the groups
+//   the optimizer's step, over shards()
+//   share_parameters() ------------------------------------->   all-gather (stage 3: each use fetches)
+//
+// In stage 1 leaves have their buffers for good, and reducing waits for the last micro-batch. DDP has the same hooks.
 #pragma once
 #include <deque>
 

@@ -9,8 +9,8 @@
 
 #include "models/layout.h"
 #include "parallel/comm/fake_transport.h"
-#include "parallel/comm/nccl/api.h"
-#include "parallel/comm/surroundings.h"
+#include "parallel/comm/launch.h"
+#include "parallel/comm/nccl/transport.h"
 #include "settings/setting.h"
 #include "tensor/cuda/gpus.h"
 #include "tensor/error.h"

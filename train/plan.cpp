@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "parallel/comm/surroundings.h"
+#include "parallel/comm/launch.h"
 #include "settings/json.h"
 #include "tensor/error.h"
 #include "train/device.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "parallel/comm/flight.h"
+#include "parallel/comm/trace.h"
 #include "train/trainer.h"
 
 namespace tessera {

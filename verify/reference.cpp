@@ -46,15 +46,15 @@ T in_pairs(const std::vector<const T*>& x, int64_t i) {
 }
 
 template <class T>
-void sum_reduction(const std::vector<const T*>& x, T* out, const Reduced& reduced, Algorithm algorithm) {
+void sum_reduction(const std::vector<const T*>& x, T* out, const Reduced& reduced, SumOrder order) {
   const auto ranks = static_cast<int>(x.size());
   int owner = 0;  // the rank whose piece element i lies in
   for (int64_t i = reduced.range.begin; i < reduced.range.end; ++i) {
     while (i - reduced.range.begin >= piece(reduced.count, ranks, owner).end) ++owner;
-    if (algorithm == Algorithm::ring)
+    if (order == SumOrder::around)
       out[i] = around(x, static_cast<size_t>(owner) + 1, i);
     else
-      out[i] = algorithm == Algorithm::tree ? in_pairs(x, i) : in_rank_order(x, i);
+      out[i] = order == SumOrder::pairs ? in_pairs(x, i) : in_rank_order(x, i);
   }
 }
 
@@ -74,7 +74,7 @@ void sum_in_order(const std::vector<Tensor>& ranks, const Tensor& out, const Red
     using T = decltype(t);
     std::vector<const T*> x;
     for (const Tensor& rank : ranks) x.push_back(rank.data<T>());
-    sum_reduction(x, out.data<T>(), reduced, algorithm);
+    sum_reduction(x, out.data<T>(), reduced, row_of(algorithm).order);
   });
 }
 

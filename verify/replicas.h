@@ -1,5 +1,5 @@
 // The oracle of a plan whose ranks train copies of the model alone and compare them after some steps
-// (parallel/diloco.h): a serial run for each of them, and plain loops for what they do together. Of any other plan it
+// (parallel/diloco.cpp): a serial run for each of them, and plain loops for what they do together. Of any other plan it
 // is one serial run. Ranks of the context axis are one of them.
 #pragma once
 #include <memory>

@@ -21,9 +21,9 @@
 namespace tessera {
 namespace {
 
-// ZeRO's reduce-scatter has no tree.
+// ZeRO makes reduce-scatters, for which some algorithms have no way of their own.
 Algorithm algorithm_of(const Plan& p) {
-  return p.all_reduce == Algorithm::tree && p.zero != ZeroStage::none ? Algorithm::direct : p.all_reduce;
+  return p.zero != ZeroStage::none && row_of(p.all_reduce).lacks(Op::reduce_scatter) ? Algorithm::direct : p.all_reduce;
 }
 
 std::vector<int64_t> cuts_of(const DataStrategy& strategy) {

@@ -49,7 +49,7 @@ std::string report_of(const Record& record, bool as_page);
 // have is compared, and what one lacks is said.
 std::string comparison_of(const Record& a, const Record& b, bool as_page);
 
-// A flight record, the file `flight.json` (parallel/comm/flight.h), says what the ranks of a failed run had come to.
+// A flight record, the file `flight.json` (parallel/comm/trace.h), says what the ranks of a failed run had come to.
 struct FlightOperation {
   std::string axis, operation;
   int64_t number = 0, bytes = 0;

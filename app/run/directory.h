@@ -50,7 +50,7 @@ class RunLock {
 //                   tokenizer, so that one folder is enough to write text or to go on; of an asynchronous run also the
 //                   order of its pushes, and what workers had pulled inside a replay
 
-// The last actions of the ranks of a run that failed (parallel/comm/flight.h).
+// The last actions of the ranks of a run that failed (parallel/comm/trace.h).
 inline constexpr const char* kFlightFile = "flight.json";
 
 // A new folder runs/DATE-TIME. Throws OutputError.
@@ -140,7 +140,7 @@ SavedStep newest_saved(const std::filesystem::path& run);
 uintmax_t size_of_records(const std::filesystem::path& run);  // metrics.jsonl; 0 where there is none
 int64_t last_recorded_step(const std::filesystem::path& run);
 
-// The cause of a failure since then, as a rank told it (parallel/comm/flight.h): "rank 1: ..."; empty where none could.
+// The cause of a failure since then, as a rank told it (parallel/comm/trace.h): "rank 1: ..."; empty where none could.
 std::string cause_of_flight(const std::filesystem::path& run, std::chrono::system_clock::time_point since);
 
 }  // namespace tessera

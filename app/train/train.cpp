@@ -22,7 +22,7 @@
 #include "data/tokenizer.h"
 #include "models/sample.h"
 #include "parallel/async/push_log.h"
-#include "parallel/comm/surroundings.h"
+#include "parallel/comm/launch.h"
 #include "tensor/cpu/amx.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"

@@ -26,10 +26,10 @@ std::string mark(bool good) { return good ? "ok" : "WRONG"; }
 std::string plan_of(const Plan& p) {
   std::string text = fmt::format("{}, {} micro-batch{} per step{}", describe(p), p.microbatches,
                                  p.microbatches == 1 ? "" : "es", p.dp > 1 ? " and data rank" : "");
+  const std::string_view sums = name_of(p.all_reduce);
+  const bool lacks = p.zero != ZeroStage::none && row_of(p.all_reduce).lacks(Op::reduce_scatter);
   if (p.dp_mode == DataMode::ddp && p.ranks() > 1)
-    text += fmt::format(
-        ", {}{} sums", name_of(p.all_reduce),
-        p.all_reduce == Algorithm::tree && p.zero != ZeroStage::none ? " (a reduce-scatter has no tree: direct)" : "");
+    text += fmt::format(fmt::runtime(lacks ? ", {0} (a reduce-scatter has no {0}: direct) sums" : ", {0} sums"), sums);
   if (p.dp_mode == DataMode::ps_sync) text += fmt::format(", {} server{}", p.servers, p.servers == 1 ? "" : "s");
   if (p.device == Device::cuda) text += asks_cudnn(p) ? ", on GPUs, attention by cuDNN" : ", on GPUs";
   if (p.offload == Offload::parameters) text += ", parameters in the host's memory";

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "parallel/comm/memory.h"
-#include "parallel/comm/uneven.h"
 
 namespace tessera {
 namespace {
@@ -100,12 +99,6 @@ void Exchange::run() {
   }
 }
 
-int64_t exchange(Transport& t, const Call& call) {
-  Exchange messages{t, call};
-  messages.run();
-  return messages.sent;
-}
-
 // A collective of messages: which one it was that a message did not come for.
 int64_t of_messages(int64_t (*algorithm)(Transport&, const Call&), Transport& t, const Call& call) {
   try {
@@ -118,6 +111,12 @@ int64_t of_messages(int64_t (*algorithm)(Transport&, const Call&), Transport& t,
 }
 
 }  // namespace
+
+int64_t exchange(Transport& t, const Call& call) {
+  Exchange messages{t, call};
+  messages.run();
+  return messages.sent;
+}
 
 int64_t direct_by_messages(Transport& t, const Call& call) { return of_messages(exchange, t, call); }
 
@@ -156,14 +155,9 @@ bool goes_native(const Transport& t, Algorithm algorithm, const Call& call) {
 }
 
 int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call) {
-  const bool reduces_or_gathers =
-      call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::all_gather;
   if (goes_native(t, algorithm, call)) return t.native(call);
   if (call.pieces) return of_messages(exchange_uneven, t, call);
-  if (algorithm == Algorithm::ring && reduces_or_gathers) return of_messages(ring, t, call);
-  if (algorithm == Algorithm::root && reduces_or_gathers) return of_messages(root, t, call);
-  if (algorithm == Algorithm::tree && (call.op == Op::all_reduce || call.op == Op::reduce || call.op == Op::broadcast))
-    return of_messages(tree, t, call);
+  if (row_of(algorithm).has(call.op)) return of_messages(row_of(algorithm).run, t, call);
   return t.direct(call);
 }
 

@@ -89,11 +89,16 @@ struct CommError : Error {
 // Another rank has failed, so this one cannot go on; the launch reports the other's cause.
 struct PeerFailed : CommError {
   using CommError::CommError;
-  PeerFailed(int world_rank, const std::string& during)
-      : CommError(during + ": rank " + std::to_string(world_rank) + " has failed") {}
 };
 // "30 s"
 std::string seconds_text(double seconds);
+// "recv of 48 bytes", "rank 2 sent nothing within 30 s"
+std::string receiving(int64_t bytes);
+std::string sent_nothing(int world_rank, double timeout_s);
+// "rank 2 did not come within 30 s; it has not communicated yet"
+std::string did_not_come(int world_rank, double timeout_s, const std::string& last);
+// Another rank asks for something else than this one.
+CommError differ(const Call& mine, int world_rank, const Call& theirs);
 
 // The calls that a rank has made. It writes each down as it makes it, and others read, without waiting for it. So where
 // ranks do not meet on the host, since a library takes their collectives, one that does not come, or asks for something

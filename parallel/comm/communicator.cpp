@@ -4,15 +4,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <map>
+#include <numeric>
+#include <thread>
 #include <utility>
 
-#include "parallel/comm/flight.h"
+#include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/memory.h"
 #include "parallel/comm/trace.h"
-#include "parallel/comm/uneven.h"
 #include "tensor/error.h"
 #include "tensor/random.h"
 
@@ -252,6 +254,36 @@ void Communicator::all_to_all(const Tensor& in, const Tensor& out) {
   if (!alone(call)) run(call, {in, out});
 }
 
+Call Communicator::uneven(const Tensor& in, const Tensor& out, const UnevenPieces& pieces) const {
+  Call call = whole(Op::all_to_all, in);
+  const auto fit = [&](const std::vector<int64_t>& sizes, const Tensor& array) {
+    return std::ssize(sizes) == size() && std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) == array.numel();
+  };
+  const auto own = static_cast<size_t>(rank());
+  if (!fit(pieces.sent, in) || !fit(pieces.received, out) || pieces.sent[own] != pieces.received[own] ||
+      out.dtype() != in.dtype() || !out.is_contiguous() || gpu_of(out) != call.gpu)
+    complain(call, in.describe() + " and " + out.describe() + " are not the pieces of " + std::to_string(size()) +
+                       " ranks, as many as their counts say");
+  call.out = out.address();
+  call.pieces = &pieces;
+  return call;
+}
+
+void Communicator::all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
+                              std::span<const int64_t> received) {
+  const UnevenPieces pieces{{sent.begin(), sent.end()}, {received.begin(), received.end()}};
+  const Call call = uneven(in, out, pieces);
+  if (!alone(call)) run(call, {in, out});
+}
+
+Pending Communicator::start_all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
+                                       std::span<const int64_t> received) {
+  const auto pieces = std::make_shared<const UnevenPieces>(
+      UnevenPieces{{sent.begin(), sent.end()}, {received.begin(), received.end()}});
+  const Call call = uneven(in, out, *pieces);
+  return alone(call) ? Pending() : start(call, {in, out}, algorithm_, pieces);
+}
+
 void Communicator::send(const Tensor& x, int to, int tag) {
   Call call = whole(Op::send, x);
   call.root = checked(call, to);
@@ -322,6 +354,36 @@ void Communicator::count_again(const OpCounts& more) {
   for (size_t op = 0; op < counts_.size(); ++op) {
     counts_[op].calls += more[op].calls;
     counts_[op].sent += more[op].sent;
+  }
+}
+
+// The host's wait for a GPU that waits for other ranks.
+
+void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
+  constexpr int kYields = 1000;
+  constexpr auto kNap = std::chrono::microseconds(20);
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  Reminder reminder;
+  const auto still_busy = [&] {
+    if constexpr (kWithCuda)
+      return !cuda::is_done(gpu);
+    else
+      return false;
+  };
+  try {
+    for (int spins = 0; still_busy(); ++spins) {
+      if (spins % 64 == 0) {
+        const double waited = std::chrono::duration<double>(Clock::now() - start).count();
+        transport_->look_after(waited, during);
+        if (flight_ && size() > 1 && reminder.is_due(waited))
+          flight_->overdue(axis_, during, -1, "", waited, reminder.again());
+      }
+      spins < kYields ? std::this_thread::yield() : std::this_thread::sleep_for(kNap);
+    }
+  } catch (const CommError&) {
+    while (still_busy()) std::this_thread::sleep_for(kNap);  // the rest is queued behind what was ended
+    throw;
   }
 }
 

@@ -9,23 +9,24 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <mutex>
 #include <new>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "parallel/comm/flight.h"
-#include "parallel/comm/mpi/launch.h"
 #include "parallel/comm/nccl/transport.h"
-#include "parallel/comm/surroundings.h"
 #include "parallel/comm/tcp/transport.h"
 #include "parallel/comm/thread_transport.h"
+#include "parallel/comm/trace.h"
 #include "parallel/comm/wait.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
@@ -117,6 +118,22 @@ void check_threads(int64_t count) {
     throw FieldError("ranks", fmt::format("{} threads more cannot be started: {} ({} could); expected fewer `ranks`, a "
                                           "smaller `threads_per_rank`, or a higher limit (ulimit -u, ulimit -v)",
                                           count, cause, started));
+}
+
+int threads_of_rank(int asked, int cores, int ranks_here) {
+  if (asked > 0) return asked;
+  return std::getenv("OMP_NUM_THREADS") ? cpu::threads() : std::max(1, cores / ranks_here);
+}
+
+void run_rank(const LaunchOptions& o, std::unique_ptr<Transport> transport, const std::shared_ptr<Flight>& flight,
+              const std::function<void(Communicator& world)>& body) {
+  Communicator all(std::move(transport), "world", o.algorithm);
+  all.set_flight(flight);
+  require_same(all, o.same);
+  all.reset_counts();
+  check_threads(cpu::threads());  // and one in the background, less this one
+  body(all);
+  all.barrier();
 }
 
 std::string cause_of(const std::exception& failure) {
@@ -264,6 +281,50 @@ void CommWorker::loop() {
     else
       job.done.set_value();
   }
+}
+
+// Environment variables of launchers.
+
+namespace {
+
+int number(const char* text) {
+  if (!text) return 0;
+  const std::string_view view(text);
+  int value = 0;
+  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value);
+  return error == std::errc() && end == view.data() + view.size() && value > 0 ? value : 0;
+}
+
+}  // namespace
+
+std::optional<MpiSurroundings> mpi_surroundings(const std::function<const char*(const char*)>& environment) {
+  struct Known {
+    const char *variable, *launcher;
+  };
+  constexpr std::array<Known, 3> launchers = {Known{"OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"},
+                                              Known{"MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun"},
+                                              Known{"PMI_SIZE", "a launcher with PMI"}};
+  for (const Known& known : launchers)
+    if (const int ranks = number(environment(known.variable)); ranks > 0) return MpiSurroundings{known.launcher, ranks};
+  const int tasks = environment("SLURM_STEP_NUM_TASKS") ? number(environment("SLURM_STEP_NUM_TASKS"))
+                                                        : number(environment("SLURM_NTASKS"));
+  const bool joined = environment("PMI_RANK") || environment("PMIX_RANK") || environment("PMI_FD");
+  if (tasks > 0 && joined) return MpiSurroundings{"SLURM's srun", tasks};
+  return std::nullopt;
+}
+
+std::optional<MpiSurroundings> mpi_surroundings() {
+  return mpi_surroundings([](const char* variable) { return std::getenv(variable); });
+}
+
+// An allocation sets SLURM_NTASKS too, for a program that is the only one.
+int lone_tasks(const std::function<const char*(const char*)>& environment) {
+  const int tasks = number(environment("SLURM_STEP_NUM_TASKS"));
+  return tasks > 1 && !mpi_surroundings(environment) ? tasks : 0;
+}
+
+int lone_tasks() {
+  return lone_tasks([](const char* variable) { return std::getenv(variable); });
 }
 
 }  // namespace tessera

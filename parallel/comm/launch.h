@@ -6,11 +6,11 @@
 // others stop at their next communication (or where they wait in one), and launch() throws what that rank threw, with
 // its number in front.
 //
-// Backend::mpi: this process is one rank of the job that mpirun or srun started (parallel/comm/surroundings.h). The
+// Backend::mpi: this process is one rank of the job that mpirun or srun started (MpiSurroundings below). The
 // world has the job's ranks; `ranks` may be 1 or must say the same. When a rank throws, is killed or does not come, the
 // job ends: see parallel/comm/mpi/world.h.
 //
-// Backend::tcp: this process is one rank of several that meet at an address (parallel/comm/tcp/rendezvous.h).
+// Backend::tcp: this process is one rank of several that meet at an address (parallel/comm/tcp/transport.h).
 //
 // Backend::nccl: threads, processes under MPI, or processes that meet, with a GPU each; arrays on GPUs go over NCCL.
 #pragma once
@@ -21,6 +21,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -50,7 +51,7 @@ struct LaunchOptions {
   Facts same = {};
   // Takes a line about a rank that has waited long, from any rank's thread. Empty: it goes to standard error.
   std::function<void(const std::string& line)> say = {};
-  // Where the flights of all ranks are written when one of them has failed (parallel/comm/flight.h); asked for then.
+  // Where the flights of all ranks are written when one of them has failed (parallel/comm/trace.h); asked for then.
   // Empty, or an empty path: nowhere.
   std::function<std::filesystem::path()> flight_file = {};
 };
@@ -67,10 +68,21 @@ std::unique_ptr<Transport> finished_transport(const LaunchOptions& options, std:
 // Throws FieldError where this process may not start so many threads more (ulimit -u, or memory for their stacks): it
 // starts and ends them. A thread that OpenMP cannot start would end the process.
 void check_threads(int64_t count);
+// Threads of each of so many ranks of a host: as asked for, as the environment says, or the cores divided.
+int threads_of_rank(int asked, int cores, int ranks_here);
+// The part of a process that is one rank: compares what must be the same, runs the body, and waits for all others, who
+// would miss it.
+void run_rank(const LaunchOptions& options, std::unique_ptr<Transport> transport, const std::shared_ptr<Flight>& flight,
+              const std::function<void(Communicator& world)>& body);
 // Returns the text about a failure; where memory or threads were not to be had, it says what for.
 std::string cause_of(const std::exception& failure);
 
 void launch(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
+
+// The same of this process as one rank of an MPI job; defined where MPI is on. Of a rank that throws the cause is
+// printed, and the job ends with the status of the error: this function then never returns. The same when a rank is
+// killed, is stopped, or does not come within the timeout. Throws Error where the options do not fit the job.
+void launch_under_mpi(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
 
 // The thread of a communicator that runs what was started in the background, in the order in which it was started.
 
@@ -96,5 +108,26 @@ class CommWorker {
   bool busy_ = false, closing_ = false;
   std::thread thread_;
 };
+
+// The launcher that started this process: none, or one of MPI's (mpirun, mpiexec, srun) that runs several of it.
+
+struct MpiSurroundings {
+  std::string launcher;  // "Open MPI's mpirun"
+  int ranks = 1;
+};
+
+// Read from the environment variables that launchers set; nothing where there are none. SLURM sets its own for every
+// job step: without a PMI, which the MPI library would join the others by, each task stands alone and is no rank.
+std::optional<MpiSurroundings> mpi_surroundings(const std::function<const char*(const char* variable)>& environment);
+std::optional<MpiSurroundings> mpi_surroundings();  // surroundings of this process
+// The tasks of a job step of SLURM's that cannot join each other, where they are several; else 0.
+int lone_tasks(const std::function<const char*(const char* variable)>& environment);
+int lone_tasks();
+
+// Which transports this build holds, decided when it was configured: `if constexpr (kWithMpi)` never names what is
+// not there.
+
+inline constexpr bool kWithMpi = TESSERA_WITH_MPI;
+inline constexpr bool kWithNccl = TESSERA_WITH_NCCL;
 
 }  // namespace tessera

@@ -1,11 +1,15 @@
 // Operations of algorithms on bytes where a call's arrays lie: done at once in the host's memory, and on a GPU queued
 // on the stream of the rank's arena.
 #pragma once
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "parallel/comm/call.h"
 #include "parallel/comm/transport.h"
+#include "tensor/arena.h"
+#include "tensor/dtype.h"
 
 namespace tessera {
 
@@ -17,7 +21,7 @@ class Memory {
   explicit Memory(const Call& call) : call_(call) {}
 
   void copy(std::byte* to, const std::byte* from, int64_t bytes) const;  // nothing to do where they are the same
-  // As reduce_ranks() and reduce_into() of parallel/comm/sums.h.
+  // As reduce_ranks() and reduce_into() below.
   void reduce_ranks(std::span<const std::byte* const> in, std::span<std::byte* const> out, Range range) const;
   void reduce_into(std::byte* total, const std::byte* x, int64_t count) const;
   void send(Transport& t, int to, int tag, const std::byte* data, int64_t bytes) const;
@@ -39,5 +43,50 @@ class Scratch {
   std::vector<std::byte> on_host_;
   std::shared_ptr<Storage> on_gpu_;
 };
+
+// Sums over ranks, element by element, in a defined order: float32 and narrower in float32 and rounded once.
+
+// out[k][i] = in[0][i] + in[1][i] + ... (or the largest) for every k and every i of the range, added from left to
+// right. in[k] and out[k] may be the same memory. The pointers are to element 0.
+void reduce_ranks(DType dtype, Reduction reduction, std::span<const std::byte* const> in,
+                  std::span<std::byte* const> out, Range range);
+
+// total[i] = total[i] + x[i] (or the larger) for `count` elements, rounded to the dtype.
+void reduce_into(DType dtype, Reduction reduction, std::byte* total, const std::byte* x, int64_t count);
+
+// The reductions of two numbers, for the loops of the CPU and the kernel of the GPU.
+
+struct Plus {
+  template <class T>
+  constexpr T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+struct Larger {
+  template <class T>
+  constexpr T operator()(T a, T b) const {
+    return a < b ? b : a;
+  }
+};
+
+template <class F>
+void with_reduction(Reduction reduction, const F& f) {
+  if (reduction == Reduction::sum)
+    f(Plus{});
+  else
+    f(Larger{});
+}
+
+namespace cuda {
+
+// Sums over ranks on a GPU.
+
+inline constexpr int kMostRanks = 64;  // as many as the parameters of a kernel have room for
+
+// As tessera::reduce_ranks() with the call's dtype and reduction, in one kernel on the stream of the call's arena: the
+// same order, the same bits. The pointers may be to memory of other ranks. Throws Error for more than kMostRanks.
+void reduce_ranks(const Call& call, std::span<const std::byte* const> in, std::span<std::byte* const> out, Range range);
+
+}  // namespace cuda
 
 }  // namespace tessera

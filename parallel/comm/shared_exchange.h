@@ -4,17 +4,15 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <mutex>
-#include <optional>
-#include <string>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "parallel/comm/call.h"
+#include "parallel/comm/meeting.h"
 #include "parallel/comm/transport.h"
-#include "parallel/comm/uneven.h"
 #include "parallel/comm/wait.h"
 #include "tensor/arena.h"
 
@@ -58,7 +56,7 @@ class PeerMemory {
 // The direct exchange of ranks that are processes of one host, which share a window of memory.
 //
 // Large arrays that lie where the others can map them (Communicator::make_arena()) are exchanged in place, with two
-// meetings: all have come, all are done (parallel/comm/uneven.h). Where an array of any rank does not, and for what
+// meetings: all have come, all are done (parallel/comm/meeting.h). Where an array of any rank does not, and for what
 // is too small to be worth a second meeting, the bytes go through the window.
 //
 // Each rank has two slots in the shared memory. In a round it puts the next block of its array into the slot whose turn
@@ -76,29 +74,16 @@ inline constexpr int64_t kSlotBytes = 128 << 10;
 inline constexpr int64_t kInPlaceBytes = 8 << 10;  // arrays from this size on are exchanged in place
 
 // One rank's part of the shared memory.
-struct alignas(4096) SharedPlace {
-  Flag flag;
-  std::array<Call, 2> posts;  // calls alternate; the pointers in them mean nothing to others
+struct alignas(4096) SharedPlace : MeetingPlace {
   std::array<Reach, 2> reaches;
-  CallLog log;
   alignas(4096) std::array<std::array<std::byte, kSlotBytes>, 2> slots;
-};
-
-struct SharedGroup {
-  std::vector<SharedPlace*> places;  // by rank, as this rank sees them
-  std::vector<int> world_ranks;
-  int rank = 0;
-  Patience patience;
-  PeerMemory* peers = nullptr;           // null: everything goes through the window
-  std::function<void()> give_up;         // tells all ranks that this one cannot go on
-  std::function<std::string()> failure;  // "rank 1 has failed", once a rank has
-  const Transport* transport = nullptr;  // whose waits these are; null: nobody is told
 };
 
 class SharedExchange {
  public:
-  explicit SharedExchange(SharedGroup group)
-      : group_(std::move(group)), n_(static_cast<int>(group_.places.size())), in_place_(n_, group_.rank) {}
+  // `places`: by rank, as this rank sees them. `peers`: null where everything goes through the window. The transport,
+  // whose waits these are, must outlive the exchange.
+  SharedExchange(Transport& transport, std::vector<SharedPlace*> places, Patience patience, PeerMemory* peers);
   int ranks() const { return n_; }
   // One collective. Returns the bytes that count as sent. Throws as Transport::direct() does.
   int64_t run(const Call& call);
@@ -110,30 +95,25 @@ class SharedExchange {
   void rounds(int64_t count, const Put& put, const Take& take);
   bool in_place(const Call& call);
   void through_window(const Call& call);
-  void meet(bool first);
-  void compare_posts() const;
-  std::string last_of(int rank) const;
-  [[noreturn]] void abandon(Waited why, int waiting_for) const;
-  const Call& post(int rank) const { return place(rank).posts[calls_ % 2]; }
-  SharedPlace& place(int rank) const { return *group_.places[static_cast<size_t>(rank)]; }
+  SharedPlace& place(int rank) const { return *places_[static_cast<size_t>(rank)]; }
   std::byte* block(int rank, uint32_t round, int index) const;
   Range part(const Call& call, int rank, int64_t k) const;
+  void put_parts(const Call& call, int64_t k) const;
+  void sum(const Call& call, int index, const std::byte* own, std::span<std::byte* const> out, int64_t count);
 
-  void all_reduce_of_two(const Call& call);
   void all_reduce(const Call& call);
-  void reduce_scatter(const Call& call);
-  void all_gather(const Call& call, bool everywhere);
-  void from_root(const Call& call);
-  void to_root(const Call& call);
+  void wholes(const Call& call);
+  void from_owners(const Call& call);
   void pieces(const Call& call);
 
-  SharedGroup group_;
-  int n_;
-  uint32_t calls_ = 0, round_ = 0;  // all that are done, and the one under way
-  uint32_t first_round_ = 1;        // first round of this call
-  bool compared_ = false;           // this call's posts have been
+  std::vector<SharedPlace*> places_;
+  PeerMemory* peers_;
+  int n_, me_;
+  HostMeeting meeting_;
+  uint32_t round_ = 0;  // under way
   InPlaceExchange in_place_;
-  int64_t block_bytes_ = 0;  // bytes of a block in this call: a slot holds one block, or one for each rank
+  int64_t block_bytes_ = 0;           // bytes of a block in this call: a slot holds one block, or one for each rank
+  std::vector<const std::byte*> in_;  // by rank, for a sum
 };
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Meeting in memory: a rank posts its call, raises its flag, and waits for the flags of the others.
+// The direct exchange in place, and letters.
 #include "parallel/comm/thread_transport.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "parallel/comm/algorithms.h"
-#include "parallel/comm/sums.h"
+#include "parallel/comm/memory.h"
 
 namespace tessera {
 
@@ -18,8 +18,8 @@ using namespace std::string_literals;
 namespace {
 
 [[noreturn]] void refuse_kind(int64_t bytes, int from, const char* sent, const char* expected) {
-  throw CommError("recv of " + std::to_string(bytes) + " bytes: rank " + std::to_string(from) + " sent from " + sent +
-                  " memory; expected " + expected);
+  throw CommError(receiving(bytes) + ": rank " + std::to_string(from) + " sent from " + sent + " memory; expected " +
+                  expected);
 }
 
 }  // namespace
@@ -31,8 +31,21 @@ std::shared_ptr<ThreadGroup> make_thread_group(int ranks, double timeout_s, bool
   return std::make_shared<ThreadGroup>(std::move(members), timeout_s, crowded, std::move(board));
 }
 
+namespace {
+
+std::vector<MeetingPlace*> places_of(ThreadGroup& group) {
+  std::vector<MeetingPlace*> out;
+  for (Place& place : group.places) out.push_back(&place);
+  return out;
+}
+
+}  // namespace
+
 ThreadTransport::ThreadTransport(std::shared_ptr<ThreadGroup> group, int rank)
-    : group_(std::move(group)), rank_(rank), exchange_(size(), rank) {}
+    : group_(std::move(group)),
+      rank_(rank),
+      meeting_(*this, rank, places_of(*group_), group_->patience, [this] { leave_meeting(); }),
+      exchange_(static_cast<int>(group_->places.size()), rank) {}
 ThreadTransport::~ThreadTransport() = default;
 
 int ThreadTransport::size() const { return static_cast<int>(group_->world_ranks.size()); }
@@ -44,21 +57,15 @@ std::vector<CallLog*> ThreadTransport::logs() {
   for (Place& place : group_->places) logs.push_back(&place.log);
   return logs;
 }
-const Call& ThreadTransport::post(int rank) const {
-  return group_->places[static_cast<size_t>(rank)].posts[calls_ % 2];
-}
 
 void ThreadTransport::begin_work() {
-  Place& place = group_->places[static_cast<size_t>(rank_)];
-  place.working.store(true, std::memory_order_seq_cst);
+  place(rank_).working.store(true, std::memory_order_seq_cst);
   if (group_->board->flag().load(std::memory_order_seq_cst) < 0) return;
   end_work();
-  give_up(Waited::poisoned, rank_, post(rank_));
+  give_up(meeting_.post_of(rank_));
 }
 
-void ThreadTransport::end_work() {
-  group_->places[static_cast<size_t>(rank_)].working.store(false, std::memory_order_release);
-}
+void ThreadTransport::end_work() { place(rank_).working.store(false, std::memory_order_release); }
 
 void ThreadTransport::leave_meeting() {
   fail("");
@@ -68,68 +75,40 @@ void ThreadTransport::leave_meeting() {
     for (const Place& place : group_->places) place.done.wait();
 }
 
-void ThreadTransport::give_up(Waited why, int waiting_for, const Call& call) {
+void ThreadTransport::give_up(const Call& call) {
   leave_meeting();
-  if (why == Waited::poisoned) throw PeerFailed(group_->board->failed_rank(), describe(call));
-  throw CommError(describe(call) + ": rank " + std::to_string(world_rank(waiting_for)) + " did not come within " +
-                  seconds_text(group_->patience.timeout_s) + "; " + last_of(waiting_for));
-}
-
-// Names the last call of a missing rank: the later of its two posts; it does not write while it is missing.
-std::string ThreadTransport::last_of(int rank) const {
-  const Place& place = group_->places[static_cast<size_t>(rank)];
-  if (place.flag.value.load(std::memory_order_acquire) == 0) return "it has not communicated yet";
-  return "the last it came to was " + describe(place.posts[(calls_ + 1) % 2]);
-}
-
-void ThreadTransport::wait_for_all() {
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank_) continue;
-    PeerWait observer(*this, r, [this, r] { return std::pair(describe(post(rank_)), last_of(r)); });
-    const Waited waited = wait_for(group_->places[static_cast<size_t>(r)].flag, sequence_, group_->patience, &observer);
-    if (waited != Waited::arrived) give_up(waited, r, post(rank_));
-  }
+  throw PeerFailed(describe(call) + ": " + failure());
 }
 
 // After a failure nothing is posted any more: somebody may be reading, for his message, what this rank came to last.
 void ThreadTransport::arrive(const Call& call) {
-  if (group_->board->failed_rank() >= 0) give_up(Waited::poisoned, rank_, call);
-  Place& place = group_->places[static_cast<size_t>(rank_)];
+  if (failed_rank() >= 0) give_up(call);
   if constexpr (kWithCuda)
-    if (call.gpu) place.ready.set(*call.gpu);
-  place.posts[++calls_ % 2] = call;
-  raise(place.flag, ++sequence_);
-  wait_for_all();
-  for (int r = 0; r < size(); ++r)
-    if (!post(r).matches(call)) {
-      leave_meeting();
-      throw CommError(describe(call) + ": rank " + std::to_string(world_rank(r)) + " asks for " + describe(post(r)) +
-                      " at the same time; every rank must communicate in the same order");
-    }
+    if (call.gpu) place(rank_).ready.set(*call.gpu);
+  meeting_.post(call);
+  meeting_.meet();
   begin_work();
   if constexpr (kWithCuda)
-    for (int r = 0; call.gpu && r < size(); ++r) group_->places[static_cast<size_t>(r)].ready.before(*call.gpu);
+    for (int r = 0; call.gpu && r < size(); ++r) place(r).ready.before(*call.gpu);
 }
 
 void ThreadTransport::depart(const Call& call) {
-  Place& place = group_->places[static_cast<size_t>(rank_)];
   if constexpr (kWithCuda)
-    if (call.gpu) place.done.set(*call.gpu);
+    if (call.gpu) place(rank_).done.set(*call.gpu);
   end_work();
-  raise(place.flag, ++sequence_);
-  wait_for_all();
+  meeting_.meet();
   if constexpr (kWithCuda)
-    for (int r = 0; call.gpu && r < size(); ++r) group_->places[static_cast<size_t>(r)].done.before(*call.gpu);
+    for (int r = 0; call.gpu && r < size(); ++r) place(r).done.before(*call.gpu);
 }
 
 // Two ranks and few bytes: each leaves a copy where the other finds it, so that nobody has to wait for the end.
 int64_t ThreadTransport::all_reduce_small(const Call& call) {
   const int64_t bytes = call.bytes();
-  std::byte* const mine = group_->places[static_cast<size_t>(rank_)].small[(calls_ + 1) % 2].data();
+  std::byte* const mine = place(rank_).small[(meeting_.calls() + 1) % 2].data();
   std::memcpy(mine, call.in, static_cast<size_t>(bytes));
   arrive(call);
   std::array<const std::byte*, 2> in{};
-  for (size_t r = 0; r < in.size(); ++r) in[r] = group_->places[r].small[calls_ % 2].data();
+  for (size_t r = 0; r < in.size(); ++r) in[r] = group_->places[r].small[meeting_.calls() % 2].data();
   std::byte* const out = call.out;
   reduce_ranks(call.dtype, call.reduction, in, std::span(&out, 1), {0, call.count});
   end_work();
@@ -143,7 +122,7 @@ int64_t ThreadTransport::exchange(const Call& call) {
     end_work();
     return 0;
   }
-  for (int r = 0; r < size(); ++r) exchange_.seen(r) = post(r);
+  for (int r = 0; r < size(); ++r) exchange_.seen(r) = meeting_.post_of(r);
   exchange_.run(call);
   depart(call);
   return sent_directly(call, size(), rank_);
@@ -175,21 +154,17 @@ Letter ThreadTransport::take(int from, int tag, int64_t bytes) {
       const auto found = std::ranges::find_if(box.letters, [&](const Letter& l) { return l.tag == tag; });
       if (found != box.letters.end()) {
         const int64_t size = found->parcel.empty() ? std::ssize(found->bytes) : found->parcel.bytes();
-        if (size != bytes)
-          throw CommError("recv of " + std::to_string(bytes) + " bytes: rank " + std::to_string(world_rank(from)) +
-                          " sent " + std::to_string(size));
+        check_size(from, bytes, size);
         Letter letter = std::move(*found);
         box.letters.erase(found);
         return letter;
       }
     }
-    PeerWait observer(*this, from, [bytes] { return std::pair("recv of " + std::to_string(bytes) + " bytes", ""s); });
+    PeerWait observer(*this, from, [bytes] { return std::pair(receiving(bytes), ""s); });
     const Waited waited = wait_for(box.arrivals, seen + 1, group_->patience, &observer);
-    if (waited == Waited::poisoned)
-      throw PeerFailed(group_->board->failed_rank(), "recv of " + std::to_string(bytes) + " bytes");
+    if (waited == Waited::poisoned) throw PeerFailed(receiving(bytes) + ": " + failure());
     if (waited == Waited::timed_out)
-      throw CommError("recv of " + std::to_string(bytes) + " bytes: rank " + std::to_string(world_rank(from)) +
-                      " sent nothing within " + seconds_text(group_->patience.timeout_s));
+      throw CommError(receiving(bytes) + ": " + sent_nothing(world_rank(from), group_->patience.timeout_s));
   }
 }
 
@@ -214,21 +189,7 @@ void ThreadTransport::recv_to_gpu(int from, int tag, std::byte* data, int64_t by
 }
 
 std::unique_ptr<Transport> ThreadTransport::split(int color, int key) {
-  struct Wish {
-    int32_t color, key;
-  };
-  std::vector<Wish> wishes(static_cast<size_t>(size()));
-  wishes[static_cast<size_t>(rank_)] = {color, key};
-  direct({.op = Op::all_gather,
-          .dtype = DType::int64,
-          .count = size(),
-          .in = reinterpret_cast<const std::byte*>(&wishes[static_cast<size_t>(rank_)]),
-          .out = reinterpret_cast<std::byte*>(wishes.data())});
-  std::vector<int> members;
-  for (int r = 0; r < size(); ++r)
-    if (wishes[static_cast<size_t>(r)].color == color) members.push_back(r);
-  std::ranges::stable_sort(
-      members, [&](int a, int b) { return wishes[static_cast<size_t>(a)].key < wishes[static_cast<size_t>(b)].key; });
+  const std::vector<int> members = members_of(color, key);
   // Offered in memory that outlives this call, so that a rank may take it while the first one fails.
   std::shared_ptr<ThreadGroup>& offered = group_->places[static_cast<size_t>(members[0])].offered;
   if (members[0] == rank_) {

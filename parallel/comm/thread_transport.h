@@ -12,8 +12,8 @@
 
 #include "parallel/comm/call.h"
 #include "parallel/comm/cuda/streams.h"
+#include "parallel/comm/meeting.h"
 #include "parallel/comm/transport.h"
-#include "parallel/comm/uneven.h"
 #include "parallel/comm/wait.h"
 
 namespace tessera {
@@ -33,8 +33,7 @@ struct Mailbox {
   Flag arrivals;  // counts letters
 };
 
-// A rank's place in the group. Calls alternate between two posts: a rank writes one again only after everybody has come
-// to the call in between, and so has read it.
+// A rank's place in the group.
 //
 // Between arriving and departing a rank touches the memory of others, which must not go while it does. So it says that
 // it works, and only works if no rank has failed by then; and a rank that gives up says so first, and goes only when
@@ -43,11 +42,8 @@ struct Mailbox {
 // On GPUs the hosts meet as they do for arrays in their memory, and the streams after them: each rank marks its own
 // when it comes, works behind everybody's mark, marks its stream again, and goes on behind everybody's second mark.
 class ThreadGroup;
-struct Place {
-  Flag flag;
+struct Place : MeetingPlace {
   std::atomic<bool> working{false};
-  std::array<Call, 2> posts;
-  CallLog log;                           // log of calls in which the hosts do not meet
   cuda::Mark ready, done;                // marks of arrays on GPUs: may be read and written; no longer are
   std::shared_ptr<ThreadGroup> offered;  // new group that its first rank offers to its others, while they split
   alignas(128) std::array<std::array<std::byte, kSmall>, 2> small;
@@ -79,9 +75,6 @@ class ThreadGroup {
 // rank adds its piece of everybody's array and writes the sum to everybody. Nothing has to be installed; the oracle of
 // all other backends.
 
-class ThreadGroup;
-struct Letter;
-
 class ThreadTransport final : public Transport {
  public:
   ThreadTransport(std::shared_ptr<ThreadGroup> group, int rank);
@@ -104,14 +97,12 @@ class ThreadTransport final : public Transport {
  private:
   void arrive(const Call& call);
   void depart(const Call& call);
-  void wait_for_all();
   void begin_work();
   void end_work();
   // Called before anything is thrown out of a meeting: when it returns, nobody reads or writes this rank's memory.
   void leave_meeting();
-  std::string last_of(int rank) const;
-  [[noreturn]] void give_up(Waited why, int waiting_for, const Call& call);
-  const Call& post(int rank) const;
+  [[noreturn]] void give_up(const Call& call);
+  Place& place(int rank) const { return group_->places[static_cast<size_t>(rank)]; }
   void put(int to, Letter letter);
   Letter take(int from, int tag, int64_t bytes);
   int64_t all_reduce_small(const Call& call);
@@ -119,8 +110,7 @@ class ThreadTransport final : public Transport {
 
   std::shared_ptr<ThreadGroup> group_;
   int rank_;
-  uint32_t sequence_ = 0;  // number that this rank's flag has
-  uint32_t calls_ = 0;     // which of the two posts is in use: their parity
+  HostMeeting meeting_;
   InPlaceExchange exchange_;
 };
 

@@ -1,6 +1,8 @@
 // Times on the steady clock.
 #include "parallel/comm/trace.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -11,6 +13,7 @@
 #include "tensor/arena.h"
 
 namespace tessera {
+
 namespace {
 constexpr int64_t kShare = 32;  // changes below 1 / kShare of the most bytes ever are noted with the next event
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -112,6 +115,90 @@ std::future<void> held_up_until(std::future<void> done, Trace* trace) {
     const TraceSpan span(trace, kHeldUp, TraceKind::wait);
     until.get();
   });
+}
+
+// The lines that are said and written.
+
+namespace {
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\')
+      out += {'\\', c};
+    else if (static_cast<unsigned char>(c) < 0x20)
+      out += fmt::format("\\u{:04x}", static_cast<unsigned char>(c));
+    else
+      out += c;
+  }
+  return out + "\"";
+}
+
+}  // namespace
+
+bool LongWaits::is_news(const std::string& axis, int missing) {
+  const std::lock_guard lock(mutex_);
+  return said_.insert({axis, missing}).second;
+}
+
+Flight::Flight(int rank, int ranks, std::shared_ptr<LongWaits> waits)
+    : rank_(rank),
+      long_waits_(std::move(waits)),
+      first_tick_(ticks()),
+      start_(std::chrono::steady_clock::now()),
+      waited_ns_(static_cast<size_t>(ranks)) {}
+
+double Flight::seconds() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+double Flight::seconds_at(uint64_t tick) const {
+  const double per_tick = seconds() / static_cast<double>(std::max<uint64_t>(1, ticks() - first_tick_));
+  return static_cast<double>(static_cast<int64_t>(tick - first_tick_)) * per_tick;
+}
+
+int Flight::axis(const std::string& name) {
+  const std::lock_guard lock(naming_);
+  const auto found = std::ranges::find(axes_, name);
+  const auto at = found - axes_.begin();
+  if (found == axes_.end() && axes_.size() < kAxes) axes_.push_back(name);
+  return static_cast<int>(std::min<std::ptrdiff_t>(at, kAxes - 1));
+}
+
+void Flight::waited(int world_rank, double seconds) {
+  waited_ns_[static_cast<size_t>(world_rank)].fetch_add(static_cast<int64_t>(seconds * 1e9), std::memory_order_relaxed);
+}
+
+std::vector<double> Flight::waits() const {
+  std::vector<double> out;
+  for (const std::atomic<int64_t>& ns : waited_ns_) out.push_back(static_cast<double>(ns.load()) / 1e9);
+  return out;
+}
+
+void Flight::overdue(const std::string& axis, const std::string& during, int missing, const std::string& last,
+                     double seconds, bool again) {
+  if (!again && !long_waits_->is_news(axis, missing)) return;
+  const std::string whom = missing < 0 ? "other ranks" : fmt::format("rank {}", missing);
+  long_waits_->say(fmt::format("[rank {}] has waited {} in {} on axis {} for {}{}", rank_, seconds_text(seconds),
+                               during, axis, whom, last.empty() ? "" : " (" + last + ")"));
+}
+
+std::string Flight::to_json(const std::string& cause) const {
+  std::string out = fmt::format(R"({{"rank": {}, "ranks": {}, "cause": {}, "operations": [)", rank_, waited_ns_.size(),
+                                quoted(cause));
+  const uint64_t made = made_.load();
+  const std::lock_guard lock(naming_);
+  bool first = true;
+  for (uint64_t ticket = made > kKept ? made - kKept : 0; ticket < made; ++ticket) {
+    const Entry& e = entries_[ticket % kKept];
+    const uint64_t kind = e.kind.load(), ended = e.ended.load();
+    out += fmt::format(
+        R"({}{{"axis": {}, "number": {}, "operation": "{}", "bytes": {}, "begun": {:.6f}, "ended": {}}})",
+        first ? "" : ", ", quoted(axes_.at(kind >> 8)), e.number.load(), name_of(static_cast<Op>(kind & 0xff)),
+        e.bytes.load(), seconds_at(e.begun.load()), ended == 0 ? "null" : fmt::format("{:.6f}", seconds_at(ended)));
+    first = false;
+  }
+  return out + "]}\n";
 }
 
 }  // namespace tessera

@@ -1,12 +1,18 @@
 // The parts of a transport that need no memory in common.
 #include "parallel/comm/transport.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <string>
 #include <vector>
 
 #include "parallel/comm/algorithms.h"
+#include "parallel/comm/call.h"
 #include "parallel/comm/cuda/streams.h"
-#include "parallel/comm/flight.h"
+#include "parallel/comm/trace.h"
 #include "tensor/cuda/copy.h"
 
 namespace tessera {
@@ -53,6 +59,46 @@ void Transport::recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, A
 
 int64_t Transport::direct(const Call& call) { return direct_by_messages(*this, call); }
 
+std::vector<int> Transport::members_of(int color, int key) {
+  struct Wish {
+    int32_t color, key;
+  };
+  std::vector<Wish> wishes(static_cast<size_t>(size()));
+  const auto wish = [&](int r) -> Wish& { return wishes[static_cast<size_t>(r)]; };
+  wish(rank()) = {color, key};
+  if (size() > 1)
+    direct({.op = Op::all_gather,
+            .dtype = DType::int64,
+            .count = size(),
+            .in = reinterpret_cast<const std::byte*>(&wish(rank())),
+            .out = reinterpret_cast<std::byte*>(wishes.data())});
+  std::vector<int> members;
+  for (int r = 0; r < size(); ++r)
+    if (wish(r).color == color) members.push_back(r);
+  std::ranges::stable_sort(members, {}, [&](int r) { return wish(r).key; });
+  return members;
+}
+
+void Transport::await_message(int from, int64_t bytes, double timeout_s, const std::function<bool(double)>& has_come) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  const std::string what = receiving(bytes);
+  PeerWait observer(*this, from, [&what] { return std::pair(what, std::string()); });
+  Reminder reminder;
+  double waited = 0;
+  while (!has_come(waited)) {
+    waited = std::chrono::duration<double>(Clock::now() - start).count();
+    if (reminder.is_due(waited)) observer.overdue(waited, reminder.again());
+    if (failed_rank() >= 0) throw PeerFailed(what + ": " + failure());
+    if (waited > timeout_s) throw CommError(what + ": " + sent_nothing(world_rank(from), timeout_s));
+  }
+  observer.waited(std::chrono::duration<double>(Clock::now() - start).count());
+}
+
+void Transport::check_size(int from, int64_t bytes, int64_t sent) const {
+  if (sent != bytes) throw CommError(fmt::format("{}: rank {} sent {}", receiving(bytes), world_rank(from), sent));
+}
+
 std::function<void()> Transport::native_beside(const Call& call) {
   throw Error("[comm] " + std::string(kind()) + " cannot queue " + describe(call));
 }
@@ -60,6 +106,45 @@ std::function<void()> Transport::native_beside(const Call& call) {
 int64_t Transport::native(const Call& call) {
   throw Error("[comm] " + std::string(kind()) + " have no collective of their own for " + describe(call) +
               "; expected the algorithm direct, ring, tree or root");
+}
+
+// Names of communications.
+
+std::string_view name_of(Op op) {
+  constexpr std::array<std::string_view, kOps> names = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                                        "reduce",     "gather",         "scatter",    "all_to_all",
+                                                        "send",       "recv",           "barrier"};
+  return names.at(static_cast<size_t>(op));
+}
+
+std::string describe(const Call& call) {
+  std::string text(name_of(call.op));
+  if (call.op == Op::barrier) return text;
+  text += " of " + std::to_string(call.bytes()) + " bytes (" + std::string(name_of(call.dtype));
+  if (call.reduction == Reduction::max) text += ", max";
+  if (call.op == Op::broadcast || call.op == Op::reduce || call.op == Op::gather || call.op == Op::scatter)
+    text += ", root " + std::to_string(call.root);
+  if (call.pieces) text += ", uneven pieces";
+  if (call.gpu) text += ", on a GPU";
+  return text + ")";
+}
+
+std::string seconds_text(double seconds) { return fmt::format("{:.3g} s", seconds); }
+
+std::string receiving(int64_t bytes) { return fmt::format("recv of {} bytes", bytes); }
+
+std::string sent_nothing(int world_rank, double timeout_s) {
+  return fmt::format("rank {} sent nothing within {}", world_rank, seconds_text(timeout_s));
+}
+
+std::string did_not_come(int world_rank, double timeout_s, const std::string& last) {
+  return fmt::format("rank {} did not come within {}; {}", world_rank, seconds_text(timeout_s), last);
+}
+
+CommError differ(const Call& mine, int world_rank, const Call& theirs) {
+  return CommError(
+      fmt::format("{}: rank {} asks for {} at the same time; every rank must communicate in the same order",
+                  describe(mine), world_rank, describe(theirs)));
 }
 
 }  // namespace tessera

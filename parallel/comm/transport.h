@@ -1,8 +1,22 @@
 // Transport: carries bytes between the ranks of a group: threads of one process, processes under MPI, GPUs under NCCL.
 //
-// A transport has messages, from which every algorithm is built (parallel/comm/algorithms.h), and two collectives of
-// its own: the direct exchange, which ranks that see each other's memory do without messages, and the collective of its
-// library. Users see a Communicator, which counts, checks and traces.
+// Who calls whom, from top to bottom; one arrow goes up again:
+//
+//   Communicator                  what users see: checks, counts and traces
+//        |
+//   run_collective()              chooses one of three ways (parallel/comm/algorithms.h)
+//        |
+//        +--> ring(), tree(), root()
+//        |       |
+//        |       +--> send(), recv()                  messages, of which all algorithms are made
+//        |
+//        +--> direct()            ranks that see each other's memory need no messages (threads; MPI on one host)
+//        |       |
+//        |       +--> direct_by_messages() --> send(), recv()         the default: back up into an algorithm
+//        |
+//        +--> native()            the collective of a library: MPI, NCCL
+//
+// direct(), native(), send() and recv() are functions of a Transport.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -98,6 +112,14 @@ class Transport {
   virtual std::vector<CallLog*> logs() { return {}; }
 
  protected:
+  // For split(): the ranks that give this one's color, by key and then by rank. Every rank calls it.
+  std::vector<int> members_of(int color, int key);
+  // For recv(): asks until a message has come, which is told how long this rank has waited and may wait a moment
+  // itself. Throws when a rank fails or the time is over.
+  void await_message(int from, int64_t bytes, double timeout_s, const std::function<bool(double waited_s)>& has_come);
+  // Throws CommError for a message of another size.
+  void check_size(int from, int64_t bytes, int64_t sent) const;
+
   friend class PeerWait;
   std::string axis_ = "world";
   std::shared_ptr<Flight> flight_;

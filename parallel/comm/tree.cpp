@@ -7,6 +7,8 @@
 // Order of summation, the same for every element: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), each addition rounded to
 // the dtype; where the number of ranks is no power of two the missing ranks are left out. Ranks count from the root on.
 // Sent: every rank but the root its array once upwards; downwards n - 1 arrays by all ranks together.
+#include <numeric>
+#include <span>
 #include <vector>
 
 #include "parallel/comm/algorithms.h"
@@ -84,69 +86,82 @@ int64_t tree(Transport& t, const Call& call) {
 // Order of summation: rank order, in float32, rounded once; the same bits as the direct exchange. The root receives and
 // sends n - 1 arrays; every other rank sends and receives one.
 
+int64_t root(Transport& t, const Call& call) {
+  int64_t sent = 0;
+  const auto step = [&](Op op, const std::byte* in, std::byte* out) {
+    Call part = call;
+    part.op = op;
+    part.root = 0;
+    part.in = in;
+    part.out = out;
+    sent += exchange(t, part);
+  };
+  if (call.op == Op::all_reduce) {
+    step(Op::reduce, call.in, call.out);
+  } else if (call.op == Op::reduce_scatter) {
+    Scratch total(call, t.rank() == 0 ? call.bytes() : 0);
+    step(Op::reduce, call.in, total.data());
+    step(Op::scatter, total.data(), call.out);
+  } else {
+    step(Op::gather, call.in, call.out);
+  }
+  if (call.op != Op::reduce_scatter) step(Op::broadcast, call.out, call.out);
+  return sent;
+}
+
+// Uneven pieces: each rank sends first, since none of it waits; then it takes what the others sent.
+
 namespace {
 
-constexpr int kRootTag = -4;
+constexpr int kPieceTag = 7002;
 
-struct TreeRoot {
-  Transport& t;
-  const Call& call;
-  int n = t.size(), rank = t.rank();
-  int64_t element = size_of(call.dtype), all = call.bytes();
-  int64_t sent = 0;
-  Memory memory{call};
-
-  Range range(int r) const { return piece(call.count, n, r); }
-  void send(int to, const std::byte* data, int64_t bytes) {
-    memory.send(t, to, kRootTag, data, bytes);
-    sent += bytes;
-  }
-
-  // The sum of everybody's whole array, on rank 0.
-  void reduce(const std::byte* in, std::byte* out) {
-    if (rank != 0) return send(0, in, all);
-    std::vector<Scratch> theirs;
-    std::vector<const std::byte*> arrays(static_cast<size_t>(n), in);
-    for (int r = 1; r < n; ++r) {
-      theirs.emplace_back(call, all);
-      memory.recv(t, r, kRootTag, theirs.back().data(), all);
-      arrays[static_cast<size_t>(r)] = theirs.back().data();
-    }
-    memory.reduce_ranks(arrays, std::span(&out, 1), {0, call.count});
-  }
-  void broadcast(std::byte* data) {
-    if (rank != 0) return memory.recv(t, 0, kRootTag, data, all);
-    for (int r = 1; r < n; ++r) send(r, data, all);
-  }
-  void scatter(const std::byte* whole, std::byte* own) {
-    if (rank != 0) return memory.recv(t, 0, kRootTag, own, range(rank).size() * element);
-    for (int r = 1; r < n; ++r) send(r, whole + range(r).begin * element, range(r).size() * element);
-    memory.copy(own, whole, range(0).size() * element);
-  }
-  void gather(const std::byte* own, std::byte* whole) {
-    if (rank != 0) return send(0, own, range(rank).size() * element);
-    memory.copy(whole, own, range(0).size() * element);
-    for (int r = 1; r < n; ++r)
-      memory.recv(t, r, kRootTag, whole + range(r).begin * element, range(r).size() * element);
-  }
-};
+Range part(const std::vector<int64_t>& sizes, int r) {
+  const int64_t begin = std::accumulate(sizes.begin(), sizes.begin() + r, int64_t{0});
+  return {begin, begin + sizes[static_cast<size_t>(r)]};
+}
 
 }  // namespace
 
-int64_t root(Transport& t, const Call& call) {
-  TreeRoot r{t, call};
-  if (call.op == Op::all_reduce) {
-    r.reduce(call.in, call.out);
-    r.broadcast(call.out);
-  } else if (call.op == Op::reduce_scatter) {
-    Scratch total(call, r.rank == 0 ? r.all : 0);
-    r.reduce(call.in, total.data());
-    r.scatter(total.data(), call.out);
-  } else {
-    r.gather(call.in, call.out);
-    r.broadcast(call.out);
+Range piece_for(const Call& call, int ranks, int r) {
+  return call.pieces ? part(call.pieces->sent, r) : piece(call.count, ranks, r);
+}
+
+Range piece_from(const Call& call, int ranks, int r) {
+  return call.pieces ? part(call.pieces->received, r) : piece(call.count, ranks, r);
+}
+
+int64_t send_pieces(Transport& t, const Call& call) {
+  const int own = t.rank(), ranks = t.size();
+  const int64_t element = size_of(call.dtype);
+  int64_t left = 0;
+  for (int step = 1; step < ranks; ++step) {
+    const int other = (own + step) % ranks;
+    const Range there = piece_for(call, ranks, other);
+    if (there.size() == 0) continue;
+    Memory(call).send(t, other, kPieceTag, call.in + there.begin * element, there.size() * element);
+    left += there.size() * element;
   }
-  return r.sent;
+  return left;
+}
+
+void receive_pieces(Transport& t, const Call& call) {
+  const Memory memory(call);
+  const int own = t.rank(), ranks = t.size();
+  const int64_t element = size_of(call.dtype);
+  const Range here = piece_for(call, ranks, own);
+  memory.copy(call.out + piece_from(call, ranks, own).begin * element, call.in + here.begin * element,
+              here.size() * element);
+  for (int step = 1; step < ranks; ++step) {
+    const int other = (own + ranks - step) % ranks;
+    const Range back = piece_from(call, ranks, other);
+    if (back.size() > 0) memory.recv(t, other, kPieceTag, call.out + back.begin * element, back.size() * element);
+  }
+}
+
+int64_t exchange_uneven(Transport& t, const Call& call) {
+  const int64_t left = send_pieces(t, call);
+  receive_pieces(t, call);
+  return left;
 }
 
 }  // namespace tessera

@@ -10,12 +10,8 @@
 #include <chrono>
 #include <climits>
 #include <ctime>
-#include <string>
-#include <thread>
 
-#include "parallel/comm/communicator.h"
-#include "parallel/comm/cuda/streams.h"
-#include "parallel/comm/flight.h"
+#include "parallel/comm/trace.h"
 
 namespace tessera {
 
@@ -75,35 +71,6 @@ Waited wait_for(Flag& flag, uint32_t value, const Patience& patience, WaitObserv
   }
   if (observer) observer->waited(seconds_at(Clock::now()));
   return Waited::arrived;
-}
-
-// The host's wait for a GPU that waits for other ranks.
-
-void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
-  constexpr int kYields = 1000;
-  constexpr auto kNap = std::chrono::microseconds(20);
-  const auto start = Clock::now();
-  Reminder reminder;
-  const auto still_busy = [&] {
-    if constexpr (kWithCuda)
-      return !cuda::is_done(gpu);
-    else
-      return false;
-  };
-  try {
-    for (int spins = 0; still_busy(); ++spins) {
-      if (spins % 64 == 0) {
-        const double waited = std::chrono::duration<double>(Clock::now() - start).count();
-        transport_->look_after(waited, during);
-        if (flight_ && size() > 1 && reminder.is_due(waited))
-          flight_->overdue(axis_, during, -1, "", waited, reminder.again());
-      }
-      spins < kYields ? std::this_thread::yield() : std::this_thread::sleep_for(kNap);
-    }
-  } catch (const CommError&) {
-    while (still_busy()) std::this_thread::sleep_for(kNap);  // the rest is queued behind what was ended
-    throw;
-  }
 }
 
 }  // namespace tessera

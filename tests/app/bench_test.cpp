@@ -18,7 +18,7 @@
 #include "bench/calibrate.h"
 #include "bench/ranks.h"
 #include "bench/run.h"
-#include "parallel/comm/surroundings.h"
+#include "parallel/comm/launch.h"
 #include "parallel/comm/wait.h"
 #include "tests/app/program.h"
 

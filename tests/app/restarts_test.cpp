@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "data/safetensors.h"
-#include "parallel/comm/surroundings.h"
+#include "parallel/comm/launch.h"
 #include "tensor/error.h"
 #include "tests/app/program.h"
 #include "tests/parallel/tcp.h"

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "parallel/comm/tcp/rendezvous.h"
+#include "parallel/comm/tcp/transport.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

@@ -1,10 +1,14 @@
 // Arrays that ranks bring to a collective, and what must come out.
 #pragma once
+#include <array>
 #include <vector>
 
 #include "parallel/comm/launch.h"
 
 namespace tessera::test {
+
+// Algorithms made of messages.
+inline constexpr std::array kByMessages = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root};
 
 // The elements that rank r brings: whole numbers, whose sums are exact in every order and dtype.
 inline double brought(int rank, int64_t i) { return static_cast<double>((i * 7 + rank * 3) % 5); }

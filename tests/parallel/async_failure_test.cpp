@@ -7,12 +7,14 @@
 #include <vector>
 
 #include "tests/parallel/async_training.h"
+#include "tests/support/error_of.h"
 
 namespace tessera {
 namespace {
 
 using test::AsyncPlan;
 using test::AsyncTraining;
+using test::error_of;
 using test::Scratch;
 using test::sleep_ms;
 using test::train;
@@ -48,58 +50,49 @@ TEST(AsyncFailure, AWaitLongerThanTheTimeoutIsNoFailureOfWhoHasEnded) {
 TEST(AsyncFailure, AWorkerThatThrowsEndsTheOthersWithItsCause) {
   for (int servers = 1; servers <= 3; ++servers)
     for (int guilty = 0; guilty < 3; ++guilty)
-      for (const int64_t staleness : {0, 5}) try {
-          train({.servers = servers, .staleness = staleness, .before = [=](int worker, int64_t clock) {
-                   if (worker == guilty && clock == 2) throw Error("the cause", Status::input);
-                 }});
-          ADD_FAILURE() << "nothing was thrown";
-        } catch (const Error& e) {
-          EXPECT_EQ(std::string(e.what()), "[rank " + std::to_string(guilty) + "] the cause");
-          EXPECT_EQ(e.status(), Status::input);
-        }
+      for (const int64_t staleness : {0, 5}) {
+        const auto before = [=](int worker, int64_t clock) {
+          if (worker == guilty && clock == 2) throw Error("the cause", Status::input);
+        };
+        EXPECT_EQ(
+            error_of([&] { train({.servers = servers, .staleness = staleness, .before = before}); }, Status::input),
+            "[rank " + std::to_string(guilty) + "] the cause");
+      }
 }
 
 TEST(AsyncFailure, ALearningRateThatThrowsInAServersThreadEndsEveryone) {
-  try {
-    launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
-      const ArenaPtr arena = make_arena();
-      Decoder model(test::tiny_gpt(0));
-      AsyncServer server(model, world, arena, {.servers = 1},
-                         {.steps = 50,
-                          .staleness = 50,
-                          .optimizer = [](const auto& units) { return make_optimizer(OptimizerKind::sgd, units, {}); },
-                          .lr = [](int64_t applied) -> double {
-                            if (applied == 7) throw Error("no rate");
-                            return 0.01;
-                          }});
-      server.run(50, {.step = [&](int worker, int64_t clock) {
-                   return test::learn(model, test::sequences(model.config, clock, worker, 1, arena), {}, 10);
-                 }});
-    });
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const Error& e) {
-    EXPECT_STREQ(e.what(), "[rank 0] no rate");
-  }
+  const auto body = [&](Communicator& world) {
+    const ArenaPtr arena = make_arena();
+    Decoder model(test::tiny_gpt(0));
+    AsyncServer server(model, world, arena, {.servers = 1},
+                       {.steps = 50,
+                        .staleness = 50,
+                        .optimizer = [](const auto& units) { return make_optimizer(OptimizerKind::sgd, units, {}); },
+                        .lr = [](int64_t applied) -> double {
+                          if (applied == 7) throw Error("no rate");
+                          return 0.01;
+                        }});
+    server.run(50, {.step = [&](int worker, int64_t clock) {
+                 return test::learn(model, test::sequences(model.config, clock, worker, 1, arena), {}, 10);
+               }});
+  };
+  EXPECT_EQ(error_of([&] { launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 20}, body); }), "[rank 0] no rate");
 }
 
 TEST(AsyncFailure, AWorkerThatNeverPushesIsNamed) {
-  try {
-    launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 1}, [&](Communicator& world) {
-      AsyncTraining out;
-      out.pushed = out.pulled = out.parameters = out.moments = std::vector<int64_t>(3);
-      std::vector<std::byte> values;
-      train_rank({.staleness = 0,
-                  .before =
-                      [](int worker, int64_t clock) {
-                        if (worker == 2 && clock == 1) sleep_ms(1400);
-                      }},
-                 world, out, values);
-    });
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const Error& e) {
-    EXPECT_EQ(std::string(e.what()), "[rank 0] world axis, recv of 48 bytes: rank 2 sent nothing within 1 s");
-    EXPECT_EQ(e.status(), Status::communication);
-  }
+  const auto body = [&](Communicator& world) {
+    AsyncTraining out;
+    out.pushed = out.pulled = out.parameters = out.moments = std::vector<int64_t>(3);
+    std::vector<std::byte> values;
+    train_rank({.staleness = 0,
+                .before =
+                    [](int worker, int64_t clock) {
+                      if (worker == 2 && clock == 1) sleep_ms(1400);
+                    }},
+               world, out, values);
+  };
+  EXPECT_EQ(error_of([&] { launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 1}, body); }, Status::communication),
+            "[rank 0] world axis, recv of 48 bytes: rank 2 sent nothing within 1 s");
 }
 
 std::string refusal(const AsyncPlan& plan) {

@@ -8,6 +8,7 @@
 #include "parallel/comm/launch.h"
 #include "tensor/random.h"
 #include "tests/parallel/arrays.h"
+#include "tests/support/error_of.h"
 #include "verify/defects/transports.h"
 
 namespace tessera {
@@ -19,13 +20,7 @@ using test::values;
 
 // Returns the message of the error that launch() throws when the ranks run `body`.
 std::string failure(const LaunchOptions& options, const std::function<void(Communicator&)>& body) {
-  try {
-    launch(options, body);
-  } catch (const Error& e) {
-    EXPECT_EQ(e.status(), Status::communication) << e.what();
-    return e.what();
-  }
-  return "nothing was thrown";
+  return test::error_of([&] { launch(options, body); }, Status::communication);
 }
 
 TEST(CommFailure, ARankThatThrowsEndsTheOthers) {

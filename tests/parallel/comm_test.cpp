@@ -2,84 +2,36 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdint>
+#include <optional>
+#include <thread>
 
+#include "parallel/comm/call.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
 #include "tensor/random.h"
-#include "tests/parallel/arrays.h"
+#include "tests/parallel/mpi/mpi_checks.h"
 
 namespace tessera {
 namespace {
 
 using test::array_of;
-using test::brought;
-using test::cut;
 using test::summed;
 using test::values;
 
-void check_all(Communicator& c, int64_t n, DType dtype) {
-  const ArenaPtr arena = make_arena();
-  const int ranks = c.size(), me = c.rank();
-  const std::vector<double> total = summed(ranks, n);
-  const int64_t own = piece(n, ranks, me).size();
-  const Tensor mine = array_of(me, n, dtype, arena);
-  Tensor x = mine.clone();
-  c.all_reduce(x);
-  EXPECT_EQ(values(x), total);
-  Tensor part = Tensor::empty({own}, dtype, arena);
-  c.reduce_scatter(mine, part);
-  EXPECT_EQ(values(part), cut(total, ranks, me));
-  EXPECT_EQ(values(mine), values(array_of(me, n, dtype, arena)));  // left alone
-  Tensor whole = Tensor::zeros({n}, dtype, arena);
-  c.all_gather(part, whole);
-  EXPECT_EQ(values(whole), total);
-  for (int root = 0; root < ranks; ++root) {
-    x = mine.clone();
-    c.broadcast(x, root);
-    EXPECT_EQ(values(x), values(array_of(root, n, dtype, arena)));
-    x = mine.clone();
-    c.reduce(x, root);
-    EXPECT_EQ(values(x), me == root ? total : values(mine));
-    whole = me == root ? Tensor::zeros({n}, dtype, arena) : Tensor::meta({n}, dtype);
-    c.gather(part, whole, root);
-    if (me == root) {
-      EXPECT_EQ(values(whole), total);
-    }
-    const Tensor got = Tensor::zeros({own}, dtype, arena);
-    c.scatter(whole, got, root);
-    EXPECT_EQ(values(got), values(part));
-  }
-  const Tensor in = array_of(me, ranks * 3, dtype, arena), out = Tensor::zeros({ranks * 3}, dtype, arena);
-  c.all_to_all(in, out);
-  for (int r = 0; r < ranks; ++r)
-    EXPECT_EQ(values(out.narrow(0, 3 * r, 3)), values(array_of(r, ranks * 3, dtype, arena).narrow(0, 3 * me, 3)));
-  EXPECT_TRUE(test::exchanges_uneven(c, dtype, arena));
-  EXPECT_EQ(c.max(me), ranks - 1);
-  c.barrier();
-}
-
 TEST(Comm, EveryOperationByEveryAlgorithm) {
   for (const int ranks : {1, 2, 3, 4, 8})
-    for (const Algorithm algorithm : {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root})
+    for (const Algorithm algorithm : test::kByMessages)
       launch({.ranks = ranks, .timeout_s = 20, .algorithm = algorithm}, [](Communicator& world) {
         for (const int64_t n : {1, 2, 17, 1000, 5003})
-          for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64, DType::int32})
-            check_all(world, n, dtype);
+          for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64, DType::int32}) {
+            test::check_sums(world, n, dtype, make_arena());
+            test::check_roots(world, n, dtype, make_arena());
+          }
+        EXPECT_EQ(world.max(world.rank()), world.size() - 1);
+        world.barrier();
       });
-}
-
-TEST(Comm, PiecesMayLieInsideTheWhole) {
-  for (const Algorithm algorithm : {Algorithm::direct, Algorithm::ring, Algorithm::root})
-    launch({.ranks = 3, .timeout_s = 20, .algorithm = algorithm}, [](Communicator& world) {
-      const ArenaPtr arena = make_arena();
-      const Tensor x = array_of(world.rank(), 1000, DType::float32, arena);
-      const Range own = piece(1000, 3, world.rank());
-      const Tensor part = x.narrow(0, own.begin, own.size());
-      world.reduce_scatter(x, part);
-      EXPECT_EQ(values(part), cut(summed(3, 1000), 3, world.rank()));
-      world.all_gather(part, x);
-      EXPECT_EQ(values(x), summed(3, 1000));
-    });
+  EXPECT_EQ(test::failures, 0);
 }
 
 // The order of float32 sums is the documented one.
@@ -102,7 +54,7 @@ TEST(Comm, SumsHaveTheirOrder) {
     for (int r = 1; r < kRanks; ++r) sum += at(first + r);
     return sum;
   };
-  for (const Algorithm algorithm : {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root})
+  for (const Algorithm algorithm : test::kByMessages)
     launch({.ranks = kRanks, .timeout_s = 20, .algorithm = algorithm}, [&](Communicator& world) {
       const Tensor x = Tensor::of<float>(in[static_cast<size_t>(world.rank())], {kSize}, make_arena());
       world.all_reduce(x);
@@ -187,6 +139,47 @@ TEST(Comm, RunsInTheBackground) {
     }
   });
   EXPECT_EQ(trace.events().size(), 6U);
+}
+
+// The log that a rank writes of its calls, read by another rank while it goes on.
+
+TEST(CallLog, KeepsTheLastCalls) {
+  CallLog log;
+  EXPECT_EQ(log.made(), 0U);
+  EXPECT_FALSE(log.find(0));
+  EXPECT_FALSE(log.find(1));
+  const Call scatter{
+      .op = Op::scatter, .dtype = DType::bfloat16, .reduction = Reduction::max, .root = 5, .count = int64_t{1} << 40};
+  EXPECT_EQ(log.add(scatter), 1U);
+  EXPECT_TRUE(log.find(1)->matches(scatter));
+  EXPECT_FALSE(log.find(1)->pieces);
+  const UnevenPieces pieces{{1, 2}, {1, 5}}, others{{4, 5}, {2, 5}};  // two ranks' pieces, each of its own arrays
+  log.add({.op = Op::all_to_all, .count = 3, .pieces = &pieces});
+  EXPECT_TRUE(log.find(2)->matches({.op = Op::all_to_all, .count = 9, .pieces = &others}));
+  EXPECT_FALSE(log.find(2)->matches({.op = Op::all_to_all, .count = 3}));
+  for (int64_t i = 3; i <= 1000; ++i) log.add({.op = Op::broadcast, .count = i});
+  EXPECT_EQ(log.made(), 1000U);
+  EXPECT_FALSE(log.find(1));
+  EXPECT_FALSE(log.find(1001));
+  for (const int64_t i : {990, 1000}) EXPECT_EQ(log.find(static_cast<uint64_t>(i))->count, i);
+}
+
+TEST(CallLog, IsReadWhileItIsWritten) {
+  CallLog log;
+  constexpr int64_t kCalls = 20'000;
+  std::jthread writer([&] {
+    for (int64_t i = 1; i <= kCalls; ++i) log.add({.root = static_cast<int32_t>(i % 1000), .count = 3 * i});
+  });
+  int64_t found = 0;
+  for (uint64_t made = 0; made < kCalls;) {
+    made = log.made();
+    const std::optional<Call> last = log.find(made);
+    if (!last) continue;  // none yet, or written anew meanwhile
+    ++found;
+    ASSERT_EQ(last->count, 3 * static_cast<int64_t>(made));
+    ASSERT_EQ(last->root, static_cast<int32_t>(made % 1000));
+  }
+  EXPECT_GT(found, 0);
 }
 
 }  // namespace

@@ -13,23 +13,16 @@
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
 #include "parallel/context_parallel.h"
+#include "tests/support/error_of.h"
 
 namespace tessera {
 namespace {
 
+using test::error_of;
+
 constexpr std::array<Balance, 2> kBalances{Balance::zigzag, Balance::contiguous};
 
 LaunchOptions ranks(int n) { return {.ranks = n, .threads_per_rank = 1, .timeout_s = 120}; }
-
-std::string refusal(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.status(), Status::usage);
-    return e.what();
-  }
-  return "nothing was thrown";
-}
 
 // --- tokens and chunks ---
 TEST(ContextPositions, CutTheSequence) {
@@ -54,13 +47,13 @@ TEST(ContextPositions, CutTheSequence) {
 }
 
 TEST(ContextPositions, WhatCannotBeCutIsRefused) {
-  EXPECT_EQ(refusal([] { context_positions(20, 4, 0, Balance::zigzag); }),
+  EXPECT_EQ(error_of([] { context_positions(20, 4, 0, Balance::zigzag); }),
             "[context_parallel] 20 tokens do not make 8 equal chunks for 4 ranks; expected 16 or 24");
-  EXPECT_EQ(refusal([] { context_positions(3, 4, 0, Balance::contiguous); }),
+  EXPECT_EQ(error_of([] { context_positions(3, 4, 0, Balance::contiguous); }),
             "[context_parallel] 3 tokens do not make 4 equal chunks for 4 ranks; expected 4");
-  EXPECT_EQ(refusal([] { context_positions(0, 1, 0, Balance::zigzag); }),
+  EXPECT_EQ(error_of([] { context_positions(0, 1, 0, Balance::zigzag); }),
             "[context_parallel] 0 tokens do not make 1 equal chunks for 1 ranks; expected 1");
-  EXPECT_EQ(refusal([] { context_positions(8, 4, 4, Balance::contiguous); }),
+  EXPECT_EQ(error_of([] { context_positions(8, 4, 4, Balance::contiguous); }),
             "[context_parallel] there is no rank 4 among 4");
 }
 
@@ -242,29 +235,29 @@ TEST(ContextParallel, WhatCannotBeIsRefused) {
   launch(ranks(2), [](Communicator& world) {
     const auto cp = world.split(0, world.rank(), "context");
     const auto qkv = [](const Shape& shape) { return Var(Tensor::zeros(shape, DType::float32, make_arena())); };
-    EXPECT_EQ(refusal([&] {
+    EXPECT_EQ(error_of([&] {
                 ulysses_attention(qkv({1, 2, 18}), {3}, {}, *cp);
               }),
               "[ulysses_attention] context axis: 2 ranks cannot share 3 heads evenly; expected 2 or 4");
     EXPECT_EQ(
-        refusal([&] {
+        error_of([&] {
           ulysses_attention(qkv({1, 2, 18}), {4}, {}, *cp);
         }),
         "[attention] packed qkv is float32 (1, 2, 18); expected (B, T, (H + 2 K) D) of 4 heads of queries and 4 of "
         "keys and values");
     EXPECT_EQ(
-        refusal([&] {
+        error_of([&] {
           ring_attention(qkv({1, 2, 18}), {4}, {}, *cp);
         }),
         "[attention] packed qkv is float32 (1, 2, 18); expected (B, T, (H + 2 K) D) of 4 heads of queries and 4 of "
         "keys and values");
-    EXPECT_EQ(refusal([&] {
+    EXPECT_EQ(error_of([&] {
                 ring_attention(qkv({1, 3, 18}), {3}, {}, *cp);
               }),
               "[ring_attention] context axis: a rank has 3 tokens; zig-zag takes an even number");
     AttentionOptions tile;
     tile.first_key = 2;
-    EXPECT_EQ(refusal([&] {
+    EXPECT_EQ(error_of([&] {
                 ring_attention(qkv({1, 2, 18}), {3}, tile, *cp);
               }),
               "[ring_attention] context axis: first_key and first_query are given; they follow from the ranks");

@@ -10,7 +10,6 @@
 
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"
-#include "parallel/experts/expert_capacity.h"
 #include "tests/support/draw.h"
 #include "tests/support/tensors.h"
 #include "verify/defects/transports.h"

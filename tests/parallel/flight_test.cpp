@@ -1,6 +1,4 @@
 // The messages of ranks that wait long, the notes on their operations, and the ranks that are waited for.
-#include "parallel/comm/flight.h"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -15,6 +13,7 @@
 #include <vector>
 
 #include "parallel/comm/launch.h"
+#include "parallel/comm/trace.h"
 #include "tests/parallel/arrays.h"
 #include "verify/defects/transports.h"
 

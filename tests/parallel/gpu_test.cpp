@@ -13,6 +13,7 @@
 #include "parallel/placement.h"
 #include "tensor/random.h"
 #include "tests/parallel/arrays.h"
+#include "tests/support/error_of.h"
 #include "verify/defects/transports.h"
 
 namespace tessera {
@@ -20,7 +21,6 @@ namespace {
 
 using CommGpu = test::OnGpu;
 
-constexpr Algorithm kAlgorithms[] = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root};
 constexpr DType kDTypes[] = {DType::float64, DType::float32, DType::bfloat16, DType::int32, DType::int64};
 
 // The array that a rank brings: fractions, whose sums depend on their order.
@@ -98,7 +98,7 @@ void every_operation(Communicator& c, const ArenaPtr& arena, int64_t n, DType dt
 
 TEST_F(CommGpu, EveryOperationByEveryAlgorithm) {
   for (const int ranks : {1, 2, 3, 4})
-    for (const Algorithm algorithm : kAlgorithms)
+    for (const Algorithm algorithm : test::kByMessages)
       expect_same({.ranks = ranks, .timeout_s = 60, .algorithm = algorithm},
                   [](Communicator& world, const ArenaPtr& memory, Results& out) {
                     for (const int64_t n : {1, 2, 17, 1000, 5003})
@@ -140,7 +140,7 @@ TEST_F(CommGpu, MessagesKeepTheirOrderByTag) {
 }
 
 TEST_F(CommGpu, RunsInTheBackground) {
-  for (const Algorithm algorithm : kAlgorithms)
+  for (const Algorithm algorithm : test::kByMessages)
     expect_same({.ranks = 4, .timeout_s = 60, .algorithm = algorithm},
                 [](Communicator& world, const ArenaPtr& memory, Results& out) {
                   const auto row = world.split(world.rank() / 2, world.rank(), "row");
@@ -178,13 +178,7 @@ TEST_F(CommGpu, ArraysAreRedistributed) {
 }
 
 std::string failure(const LaunchOptions& options, const std::function<void(Communicator&)>& body) {
-  try {
-    launch(options, body);
-  } catch (const Error& e) {
-    EXPECT_EQ(e.status(), Status::communication) << e.what();
-    return e.what();
-  }
-  return "nothing was thrown";
+  return test::error_of([&] { launch(options, body); }, Status::communication);
 }
 
 TEST_F(CommGpu, ARankThatFailsEndsTheOthers) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "parallel/comm/launch.h"
+#include "tests/support/error_of.h"
 
 namespace tessera {
 namespace {
@@ -17,20 +18,13 @@ std::vector<int> members(const Communicator& group) {
   return ranks;
 }
 
-// Returns the message of the error that making the mesh, or using it, throws.
-template <class F>
-std::string refusal(Communicator& world, const std::vector<MeshAxis>& axes, const F& use) {
-  try {
+// The error that making the mesh, or using it, throws.
+std::string refusal(
+    Communicator& world, const std::vector<MeshAxis>& axes, const std::function<void(Mesh&)>& use = [](Mesh&) {}) {
+  return test::error_of([&] {
     Mesh mesh(world, axes);
     use(mesh);
-  } catch (const Error& e) {
-    EXPECT_EQ(e.status(), Status::usage);
-    return e.what();
-  }
-  return "nothing was thrown";
-}
-std::string refusal(Communicator& world, const std::vector<MeshAxis>& axes) {
-  return refusal(world, axes, [](Mesh&) {});
+  });
 }
 
 TEST(Mesh, TheLastAxisJoinsTheNearestRanks) {

@@ -17,6 +17,7 @@
 #include "tensor/ops/elementwise.h"
 #include "tensor/random.h"
 #include "tests/parallel/arrays.h"
+#include "tests/support/error_of.h"
 #include "tests/support/gpus.h"
 
 namespace tessera {
@@ -143,13 +144,8 @@ TEST_F(NcclGpu, CommunicatorsOfARankKeepOneOrder) {
 }
 
 std::string failure(const LaunchOptions& options, const std::function<void(Communicator&, const ArenaPtr&)>& body) {
-  try {
-    launch(options, [&](Communicator& world) { body(world, gpu_of(world)); });
-  } catch (const Error& e) {
-    EXPECT_EQ(e.status(), Status::communication) << e.what();
-    return e.what();
-  }
-  return "nothing was thrown";
+  return test::error_of([&] { launch(options, [&](Communicator& world) { body(world, gpu_of(world)); }); },
+                        Status::communication);
 }
 
 TEST_F(NcclGpu, ARankThatFailsEndsTheOthers) {

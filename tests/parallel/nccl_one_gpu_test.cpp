@@ -4,8 +4,8 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/comm/nccl/api.h"
-#include "parallel/comm/surroundings.h"
+#include "parallel/comm/launch.h"
+#include "parallel/comm/nccl/transport.h"
 #include "tensor/cuda/copy.h"
 #include "tensor/cuda/gpus.h"
 #include "tests/support/gpu.h"

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "parallel/comm/algorithms.h"
+#include "parallel/comm/launch.h"
 #include "parallel/comm/nccl/transport.h"
-#include "parallel/comm/surroundings.h"
 #include "parallel/comm/thread_transport.h"
 #include "tests/parallel/arrays.h"
 

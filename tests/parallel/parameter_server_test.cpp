@@ -1,7 +1,5 @@
 // The synchronous parameter server against one rank that sums the same micro-batches in the same order, bit for bit;
 // the bytes that it sends, worked by hand; the bytes that its ranks hold.
-#include "parallel/parameter_server.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,7 +10,7 @@
 #include "optim/grad_norm.h"
 #include "optim/optimizer.h"
 #include "parallel/comm/launch.h"
-#include "parallel/data_layout.h"
+#include "parallel/data_strategy.h"
 #include "tensor/error.h"
 #include "tests/parallel/tiny_gpt.h"
 #include "tests/support/strategy.h"
@@ -223,7 +221,7 @@ TEST(ParameterServer, RefusesServersThatAreNotThere) {
   for (const int servers : {0, 3}) try {
       launch({.ranks = 2}, [&](Communicator& world) {
         Decoder model(test::tiny_gpt(0));
-        ParameterServer(model, world, make_arena(), {.servers = servers});
+        make_parameter_server(model, world, make_arena(), {.servers = servers});
       });
       ADD_FAILURE() << "accepted " << servers;
     } catch (const Error& e) {
@@ -253,7 +251,8 @@ TEST(ParameterServer, SendsWhatOneWorksOutByHand) {
     launch({.ranks = 4}, [&](Communicator& world) {
       const ArenaPtr arena = make_arena();
       Three model;
-      ParameterServer strategy(model, world, arena, {.servers = servers, .dtype = DType::bfloat16});
+      const auto made = make_parameter_server(model, world, arena, {.servers = servers, .dtype = DType::bfloat16});
+      DataStrategy& strategy = *made;
       const auto optimizer = make_optimizer(OptimizerKind::adamw, strategy.shards(), {});
       const int64_t mine = kept[static_cast<size_t>(servers - 1)][static_cast<size_t>(world.rank())];
       EXPECT_EQ(strategy.shards()[0].values.numel(), mine);
@@ -287,12 +286,12 @@ TEST(ParameterServer, OnesHaveTheNormOfTheirNumber) {
   for (int servers = 1; servers <= 3; ++servers)
     launch({.ranks = 3}, [&](Communicator& world) {
       Three model;
-      ParameterServer strategy(model, world, make_arena(), {.servers = servers});
-      for (const FlatUnit& shard : strategy.shards()) {
+      const auto strategy = make_parameter_server(model, world, make_arena(), {.servers = servers});
+      for (const FlatUnit& shard : strategy->shards()) {
         Tensor grads = shard.grads;
         grads.fill(1);
       }
-      EXPECT_EQ(test::sum_of_squares(strategy), 1040);  // the gaps were filled too
+      EXPECT_EQ(test::sum_of_squares(*strategy), 1040);  // the gaps were filled too
     });
 }
 

@@ -1,7 +1,5 @@
 // Where ranks meet: every pair gets a connection; strangers are hung up on; who is missing, there twice, or expects
 // another number of ranks is told to all.
-#include "parallel/comm/tcp/rendezvous.h"
-
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "parallel/comm/call.h"
+#include "parallel/comm/tcp/transport.h"
 #include "tensor/error.h"
 #include "tensor/random.h"
 #include "tests/parallel/tcp.h"

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "parallel/comm/launch.h"
 #include "tensor/random.h"
+#include "tests/parallel/arrays.h"
 #include "tests/support/gpu.h"
 #include "tests/support/nearest.h"
 
@@ -68,15 +68,14 @@ void expect_rounded_by(Algorithm algorithm, int ranks, Device device) {
 }
 
 TEST(Rounding, OfSumsOverRanksIsToNearestEven) {
-  for (const Algorithm algorithm : {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root})
+  for (const Algorithm algorithm : test::kByMessages)
     for (const int ranks : {2, 3, 4}) expect_rounded_by(algorithm, ranks, Device::cpu);
 }
 
 using RoundingGpu = test::OnGpu;
 
 TEST_F(RoundingGpu, OfSumsOverRanksIsToNearestEven) {
-  for (const Algorithm algorithm : {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root})
-    expect_rounded_by(algorithm, 3, Device::cuda);
+  for (const Algorithm algorithm : test::kByMessages) expect_rounded_by(algorithm, 3, Device::cuda);
 }
 
 }  // namespace

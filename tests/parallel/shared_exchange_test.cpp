@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
-#include "parallel/comm/algorithms.h"
+#include "parallel/comm/fake_transport.h"
 #include "tests/parallel/arrays.h"
+#include "tests/support/error_of.h"
 
 namespace tessera {
 namespace {
@@ -20,23 +23,17 @@ using test::values;
 
 // The memory that a group of threads shares, each with its own view of it.
 struct Shared {
-  explicit Shared(int n) : memory(std::make_unique<SharedPlace[]>(static_cast<size_t>(n))), ranks(n) {}
+  explicit Shared(int n) : memory(std::make_unique<SharedPlace[]>(static_cast<size_t>(n))) {
+    for (int r = 0; r < n; ++r) ranks.push_back(std::make_unique<FakeTransport>(r, n));
+  }
   SharedExchange exchange(int rank, PeerMemory* peers = nullptr) const {
-    SharedGroup group{.places = {},
-                      .world_ranks = {},
-                      .rank = rank,
-                      .patience = {.timeout_s = 20, .crowded = true},
-                      .peers = peers,
-                      .give_up = [] {},
-                      .failure = [] { return std::string("a rank has failed"); }};
-    for (int r = 0; r < ranks; ++r) {
-      group.places.push_back(&memory[static_cast<size_t>(r)]);
-      group.world_ranks.push_back(r);
-    }
-    return SharedExchange(std::move(group));
+    std::vector<SharedPlace*> places;
+    for (size_t r = 0; r < ranks.size(); ++r) places.push_back(&memory[r]);
+    return SharedExchange(*ranks[static_cast<size_t>(rank)], std::move(places), {.timeout_s = 20, .crowded = true},
+                          peers);
   }
   std::unique_ptr<SharedPlace[]> memory;
-  int ranks;
+  std::vector<std::unique_ptr<Transport>> ranks;
 };
 
 Call call_of(Op op, DType dtype, int64_t count, const Tensor& in, const Tensor& out) {
@@ -120,16 +117,13 @@ TEST(SharedExchange, MemoryOfAnArenaThatIsGoneIsFree) {
 
 TEST(SharedExchange, CallsThatDifferAreNamed) {
   const Shared memory(2);
-  try {
-    launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
-      SharedExchange shared = memory.exchange(world.rank());
-      const Tensor x = Tensor::zeros({100 + world.rank()}, DType::float32, make_arena());
-      shared.run(call_of(Op::all_reduce, DType::float32, x.numel(), x, x));
-    });
-    FAIL() << "nothing was thrown";
-  } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("asks for all_reduce of 40"), std::string::npos) << e.what();
-  }
+  const auto body = [&](Communicator& world) {
+    SharedExchange shared = memory.exchange(world.rank());
+    const Tensor x = Tensor::zeros({100 + world.rank()}, DType::float32, make_arena());
+    shared.run(call_of(Op::all_reduce, DType::float32, x.numel(), x, x));
+  };
+  const std::string what = test::error_of([&] { launch({.ranks = 2, .timeout_s = 20}, body); }, Status::communication);
+  EXPECT_NE(what.find("asks for all_reduce of 40"), std::string::npos) << what;
 }
 
 }  // namespace

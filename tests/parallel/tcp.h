@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/comm/tcp/rendezvous.h"
+#include "parallel/comm/tcp/transport.h"
 
 namespace tessera::test {
 

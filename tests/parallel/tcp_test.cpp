@@ -22,8 +22,6 @@ using test::array_of;
 using test::values;
 using Texts = std::vector<std::string>;
 
-constexpr std::array kAlgorithms = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root};
-
 // Runs the ranks over TCP and returns what each of them threw.
 Texts over_tcp(int ranks, const std::function<void(Communicator&)>& body, double timeout_s = 30) {
   const std::string address = test::free_address();
@@ -41,7 +39,7 @@ Texts over_tcp(int ranks, const std::function<void(Communicator&)>& body, double
 TEST(Tcp, OperationsGroupsAndMessagesAreRight) {
   for (const int n : {1, 2, 3}) {
     const Texts errors = over_tcp(n, [&](Communicator& world) {
-      for (const Algorithm algorithm : kAlgorithms) {
+      for (const Algorithm algorithm : test::kByMessages) {
         world.set_algorithm(algorithm);
         for (const int64_t size : {1, 17, 5003})
           for (const DType dtype : {DType::float32, DType::bfloat16, DType::int64}) {
@@ -77,7 +75,7 @@ TEST(Tcp, SumsHaveTheBitsOfThreadRanks) {
     world.all_reduce(x);
     return values(x);
   };
-  for (const Algorithm algorithm : kAlgorithms) {
+  for (const Algorithm algorithm : test::kByMessages) {
     std::vector<double> expected;
     launch({.ranks = 3, .algorithm = algorithm}, [&](Communicator& world) {
       if (const auto sum = sum_of(world); world.rank() == 0) expected = sum;

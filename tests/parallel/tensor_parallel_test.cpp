@@ -15,10 +15,13 @@
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "tests/parallel/cut_gpt.h"
+#include "tests/support/error_of.h"
 #include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
+
+using test::error_of;
 
 struct Case {
   ModelConfig config;
@@ -209,19 +212,9 @@ TEST(TensorParallel, RowBiasesRideOnTheNorm) {
   });
 }
 
-std::string refusal(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.status(), Status::usage);
-    return e.what();
-  }
-  return "nothing was thrown";
-}
-
 std::string refusal(const ModelConfig& config, int ranks, const Placement& between) {
   Communicator tp(std::make_unique<FakeTransport>(0, ranks), "tp");
-  return refusal([&] {
+  return error_of([&] {
     Decoder model(config);
     model.place({.tp = &tp, .between = between});
   });
@@ -245,12 +238,12 @@ TEST(TensorParallel, APassThatCannotBeCutIsRefused) {
     Decoder model({.layers = 1, .heads = 2, .channels = 8, .context = 6, .vocab = 5, .dropout = 0.1});
     model.place({.tp = &tp, .between = S(1)});
     model.materialize(1, arena, DType::float32, DType::float32);
-    EXPECT_EQ(refusal([&] {
+    EXPECT_EQ(error_of([&] {
                 model.hidden(Tensor::zeros({1, 5}, DType::int32, arena));
               }),
               "[tensor_parallel] world axis: 5 tokens cannot be cut over 2 ranks; the nearest that can: 4 or 6");
     model.set_step({.training = true});
-    EXPECT_EQ(refusal([&] {
+    EXPECT_EQ(error_of([&] {
                 model.hidden(Tensor::zeros({1, 6}, DType::int32, arena));
               }),
               "[token_wise] dropout on a part of the tokens: the step does not say how many tokens there are");

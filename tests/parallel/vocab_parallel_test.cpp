@@ -11,9 +11,12 @@
 #include "parallel/comm/launch.h"
 #include "parallel/tensor_parallel.h"
 #include "tensor/random.h"
+#include "tests/support/error_of.h"
 
 namespace tessera {
 namespace {
+
+using test::error_of;
 
 Tensor normal(const Shape& shape, uint64_t name, DType dtype, const ArenaPtr& arena) {
   const Tensor t = Tensor::empty(shape, DType::float64, arena);
@@ -158,15 +161,6 @@ TEST(VocabParallel, LookupHasTheBitsOfTheWholeTable) {
     });
 }
 
-std::string refusal(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
-}
-
 // As the plain operations refuse it, and on every rank, so that nobody waits for another.
 TEST(VocabParallel, WhatIsOutsideIsRefusedOnEveryRank) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
@@ -176,20 +170,20 @@ TEST(VocabParallel, WhatIsOutsideIsRefusedOnEveryRank) {
     for (const int32_t bad : {5, -2}) {
       const Tensor ids = Tensor::of<int32_t>(std::vector<int32_t>{4, bad}, {2}, arena);
       const std::string tail = "is outside [0, 5)";
-      EXPECT_EQ(refusal([&] { vocab_parallel_embedding(ids, rows, tp, 5); }),
+      EXPECT_EQ(error_of([&] { vocab_parallel_embedding(ids, rows, tp, 5); }),
                 "[embedding] id " + std::to_string(bad) + " at position 1 " + tail);
-      EXPECT_EQ(refusal([&] { vocab_parallel_cross_entropy(logits, ids, 1, tp, 5); }),
+      EXPECT_EQ(error_of([&] { vocab_parallel_cross_entropy(logits, ids, 1, tp, 5); }),
                 "[cross_entropy] target " + std::to_string(bad) + " of row 1 " + tail);
     }
     const Tensor ids = Tensor::zeros({2}, DType::int32, arena);
-    EXPECT_EQ(refusal([&] { vocab_parallel_embedding(ids, rows, tp, 9); }),
+    EXPECT_EQ(error_of([&] { vocab_parallel_embedding(ids, rows, tp, 9); }),
               "[vocab_parallel_embedding] world axis: the table of rank " + std::to_string(tp.rank()) + " is " +
                   rows.value().describe() + "; expected " + std::to_string(tp.rank() + 4) + " of 9 rows");
-    EXPECT_EQ(refusal([&] { vocab_parallel_cross_entropy(logits, ids, 1, tp, 9); }),
+    EXPECT_EQ(error_of([&] { vocab_parallel_cross_entropy(logits, ids, 1, tp, 9); }),
               "[vocab_parallel_cross_entropy] world axis: the logits of rank " + std::to_string(tp.rank()) + " are " +
                   logits.value().describe() + "; expected (N, " + std::to_string(tp.rank() + 4) + ") of 9 columns");
     Embedding small(1, 3);
-    EXPECT_EQ(refusal([&] { vocab_wise(small, tp, I); }),
+    EXPECT_EQ(error_of([&] { vocab_wise(small, tp, I); }),
               "[tensor_parallel] world axis: 1 along dim 0 of a parameter of '' cannot be cut over 2 ranks");
   });
 }

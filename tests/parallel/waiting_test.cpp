@@ -12,6 +12,7 @@
 #include "parallel/comm/trace.h"
 #include "parallel/zero.h"
 #include "tensor/random.h"
+#include "tests/parallel/arrays.h"
 #include "tests/parallel/tiny_gpt.h"
 #include "verify/defects/transports.h"
 
@@ -19,8 +20,6 @@ namespace tessera {
 namespace {
 
 using std::chrono::milliseconds;
-
-constexpr Algorithm kAlgorithms[] = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root};
 
 TEST(Waiting, NobodyLeavesABarrierBeforeTheLastHasCome) {
   for (const int ranks : {2, 3, 5})
@@ -42,7 +41,7 @@ TEST(Waiting, NobodyLeavesABarrierBeforeTheLastHasCome) {
 TEST(Waiting, ArraysMayBeWrittenOverWhenACallReturns) {
   constexpr int kRanks = 4;
   constexpr int64_t kElements = 60000;
-  for (const Algorithm algorithm : kAlgorithms)
+  for (const Algorithm algorithm : test::kByMessages)
     launch({.ranks = kRanks, .threads_per_rank = 1, .timeout_s = 60, .algorithm = algorithm}, [&](Communicator& world) {
       const ArenaPtr arena = world.make_arena();
       const auto make = [&](int64_t n) { return Tensor::empty({n}, DType::float32, arena); };

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "parallel/comm/surroundings.h"
+#include "parallel/comm/launch.h"
 #include "tests/support/gpu.h"
 
 namespace tessera::test {

@@ -2,8 +2,7 @@
 #include <string>
 
 #include "parallel/comm/cuda/streams.h"
-#include "parallel/comm/cuda/sums.h"
-#include "parallel/comm/sums.h"
+#include "parallel/comm/memory.h"
 #include "tensor/cuda/loops.cuh"
 
 namespace tessera::cuda {

@@ -26,9 +26,7 @@
 #include <utility>
 
 #include "parallel/comm/call.h"
-#include "parallel/comm/flight.h"
-#include "parallel/comm/mpi/launch.h"
-#include "parallel/comm/mpi/transport.h"
+#include "parallel/comm/trace.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/write_file.h"
 
@@ -215,9 +213,7 @@ MpiWorld::MpiWorld(double timeout_s, int threads_per_rank) {
   meet_host();
   meet_peers();
   const int cores = unbind(ranks_here_);
-  threads_per_rank_ = threads_per_rank > 0             ? threads_per_rank
-                      : std::getenv("OMP_NUM_THREADS") ? cpu::threads()
-                                                       : std::max(1, cores / ranks_here_);
+  threads_per_rank_ = threads_of_rank(threads_per_rank, cores, ranks_here_);
   patience_ = {.timeout_s = timeout_s, .crowded = ranks_here_ * threads_per_rank_ > cores, .poisoned = &board_->failed};
   watch_ = std::make_unique<MpiWatch>(MpiWatch::Options{
       .board = board_,
@@ -408,11 +404,6 @@ void MpiWorld::listen_to_other_hosts() {
 
 namespace {
 
-std::unique_ptr<Transport> transport_of(const LaunchOptions& o, const std::shared_ptr<MpiWorld>& world) {
-  return finished_transport(o, std::make_unique<MpiTransport>(world, world->all()), world->rank_here(),
-                            world->ranks_here());
-}
-
 std::string shown(const LaunchOptions& o, const std::string& cause) { return o.shown ? o.shown(cause) : cause; }
 
 // The first rank that fails says why; the others would only repeat that they cannot go on.
@@ -425,12 +416,8 @@ void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
          const std::shared_ptr<MpiWorld>& world) {
   const auto flight = std::make_shared<Flight>(world->rank(), world->size(), long_waits(o));
   try {
-    Communicator all(transport_of(o, world), "world", o.algorithm);
-    all.set_flight(flight);
-    require_same(all, o.same);
-    all.reset_counts();
-    body(all);
-    all.barrier();  // who leaves early would take the others with it
+    auto transport = std::make_unique<MpiTransport>(world, world->all());
+    run_rank(o, finished_transport(o, std::move(transport), world->rank_here(), world->ranks_here()), flight, body);
   } catch (const PeerFailed& e) {
     write_flight(o, *flight, e.what());
     if (world->watch().culprit_is_silent()) world->abort(e.what(), static_cast<int>(e.status()));
@@ -467,13 +454,7 @@ void launch_under_mpi(const LaunchOptions& o, const std::function<void(Communica
                        std::to_string(o.ranks)),
           Status::usage);
   cpu::set_threads(world->threads_per_rank());
-  run(
-      o,
-      [&](Communicator& all) {
-        check_threads(world->threads_per_rank());  // and one in the background, less this one
-        body(all);
-      },
-      world);
+  run(o, body, world);
   world->end();
   cpu::set_threads(threads_before);
 }

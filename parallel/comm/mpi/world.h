@@ -1,19 +1,112 @@
-// MPI itself: begun once in a process and ended once, and how it is recognised that a program was started under it.
+// Ranks that are processes under MPI, on one host or several: who watches over them, what the transports of one process
+// share, and the transport itself.
 #pragma once
 #include <mpi.h>
 
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "parallel/comm/launch.h"
-#include "parallel/comm/mpi/watch.h"
 #include "parallel/comm/shared_exchange.h"
+#include "parallel/comm/transport.h"
+#include "parallel/comm/wait.h"
 
 namespace tessera {
+
+// Who watches over the ranks of one host: what they tell each other through shared memory, and a thread of each that
+// sees when another's process is gone.
+//
+// A rank that throws says so itself. One that is killed cannot: the others see its process end, and say it. The thread
+// also speaks for a rank that computes, or is inside the MPI library, when another fails; and mpirun's SIGTERM, which
+// follows a death within milliseconds, waits until what happened is known.
+
+// The board of a host, in shared memory.
+struct HostBoard {
+  std::atomic<int> failed{-1};      // world rank; the first stands
+  std::atomic<bool> silent{false};  // it cannot speak for itself
+  std::atomic<bool> written{false};
+  std::array<char, 400> cause{};
+};
+
+// One rank's line on it.
+struct HostPlace {
+  std::atomic<int> world_rank{-1};
+  std::atomic<int64_t> process{0};
+  std::atomic<bool> ended{false};  // in good order
+};
+
+class MpiWatch {
+ public:
+  struct Options {
+    HostBoard* board = nullptr;
+    std::vector<HostPlace*> places;  // places of this host's ranks
+    int world_rank = 0;
+    double timeout_s = 300;
+    bool several_hosts = false;
+    std::function<void()> listen;                        // to other hosts; called ten times a second
+    std::function<void(const std::string& line)> abort;  // prints and ends the job
+  };
+  explicit MpiWatch(Options options);
+  ~MpiWatch();  // stops watching
+  MpiWatch(const MpiWatch&) = delete;
+  MpiWatch& operator=(const MpiWatch&) = delete;
+
+  static constexpr int kUnknown = std::numeric_limits<int>::max();  // the launcher ends the job; why is not known here
+
+  // A rank that failed. `silent`: it cannot print its cause itself. False when another was first.
+  bool fail(int world_rank, const std::string& cause, bool silent);
+  int failed_rank() const { return options_.board->failed.load(std::memory_order_acquire); }
+  bool culprit_is_silent() const { return options_.board->silent.load(std::memory_order_acquire); }
+  const std::atomic<int>& flag() const { return options_.board->failed; }
+  // "rank 1 has failed: its process 77 is gone"
+  std::string failure() const;
+
+  // While one lives, the calling thread is inside a call of MPI that cannot be interrupted.
+  class Blocking {
+   public:
+    Blocking(MpiWatch& watch, std::string what);
+    ~Blocking();
+    Blocking(const Blocking&) = delete;
+    Blocking& operator=(const Blocking&) = delete;
+
+   private:
+    MpiWatch& watch_;
+    int64_t id_;
+  };
+
+ private:
+  struct Entry {
+    int64_t id;
+    std::string what;
+    std::chrono::steady_clock::time_point since;
+  };
+  void loop();
+  void look_at_processes();
+  void look_at_signal();
+  void look_at_calls();
+  void look_at_failure();
+
+  Options options_;
+  std::vector<int> descriptors_;  // descriptors of the others' processes, -1 where there is none
+  std::atomic<bool> closing_{false};
+  std::chrono::steady_clock::time_point failed_since_{}, signal_since_{};
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+  int64_t next_id_ = 0;
+  std::thread thread_;
+};
+
+// MPI itself: begun once in a process and ended once, and how it is recognised that a program was started under it.
 
 // Begins MPI unless it runs already, and ends it in that case; not while an exception passes, since the end waits for
 // all ranks, and the launcher ends them when this one has gone. Throws Error where the library cannot be used by
@@ -127,5 +220,45 @@ class MpiWorld {
   std::deque<Sent> sent_;
   std::atomic<bool> printed_{false};
 };
+
+// Ranks that are processes under MPI, on one host or several.
+//
+// Messages are MPI's. The direct exchange of ranks on one host goes through memory that they share
+// (parallel/comm/shared_exchange.h); across hosts it is made of messages. native() is MPI's own collective, whose
+// order of summation is the library's. Nothing waits without looking at failures and at the clock; what cannot be
+// interrupted is under the eyes of the watch. Arrays on GPUs go through the host's memory, message by message.
+
+class MpiTransport final : public Transport {
+ public:
+  MpiTransport(std::shared_ptr<MpiWorld> world, MpiGroup& group);
+
+  int rank() const override { return group_.rank; }
+  int size() const override { return static_cast<int>(group_.world_ranks.size()); }
+  int world_rank(int rank) const override { return group_.world_ranks[static_cast<size_t>(rank)]; }
+  int rank_here() const override { return world_->rank_here(); }
+  std::string_view kind() const override { return "MPI ranks"; }
+  void send(int to, int tag, const std::byte* data, int64_t bytes) override;
+  void recv(int from, int tag, std::byte* data, int64_t bytes) override;
+  int64_t direct(const Call& call) override;
+  int64_t native(const Call& call) override;
+  std::unique_ptr<Transport> split(int color, int key) override;
+  void fail(const std::string& cause) override;
+  int failed_rank() const override { return world_->watch().failed_rank(); }
+  std::string failure() const override { return world_->watch().failure(); }
+  std::vector<CallLog*> logs() override;
+  bool maps_peers() const override { return shared_ && world_->peers() != nullptr; }
+
+ private:
+  // Until done() is true; throws when a rank fails or the time is over.
+  template <class Done>
+  void patiently(int from, int64_t bytes, const Done& done);
+
+  std::shared_ptr<MpiWorld> world_;
+  MpiGroup& group_;
+  std::optional<SharedExchange> shared_;
+};
+
+// MPI's collective for a call; blocks until it is done.
+void mpi_collective(MPI_Comm comm, const Call& call);
 
 }  // namespace tessera

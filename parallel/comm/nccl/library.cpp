@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include "parallel/comm/nccl/api.h"
+#include "parallel/comm/nccl/transport.h"
 #include "tensor/cuda/context.h"
 
 namespace tessera {

@@ -11,9 +11,8 @@
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/call.h"
-#include "parallel/comm/flight.h"
 #include "parallel/comm/launch.h"
-#include "parallel/comm/uneven.h"
+#include "parallel/comm/trace.h"
 
 namespace tessera {
 
@@ -81,9 +80,7 @@ void NcclTransport::compare(const Call& call) const {
     std::optional<Call> theirs = logs_[static_cast<size_t>(r)]->find(number);
     if (!theirs) continue;
     theirs->gpu = call.gpu;
-    if (!theirs->matches(call))
-      throw CommError(describe(call) + ": rank " + std::to_string(world_rank(r)) + " asks for " + describe(*theirs) +
-                      " at the same time; every rank must communicate in the same order");
+    if (!theirs->matches(call)) throw differ(call, world_rank(r), *theirs);
   }
 }
 
@@ -108,8 +105,7 @@ std::string NcclTransport::in_vain(const Call* call) const {
   const std::string within = " within " + seconds_text(timeout_s_);
   if (!call || logs_.empty())
     return "NCCL did not end it" + within + "; a rank does not come, or asks for something else";
-  if (const int r = behind(call); r >= 0)
-    return "rank " + std::to_string(world_rank(r)) + " did not come" + within + "; " + last_of(r, *call);
+  if (const int r = behind(call); r >= 0) return did_not_come(world_rank(r), timeout_s_, last_of(r, *call));
   return "NCCL did not end it" + within + ", although every rank has come to it";
 }
 

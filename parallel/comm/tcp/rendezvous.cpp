@@ -1,5 +1,4 @@
 // poll(), getaddrinfo() and their kin.
-#include "parallel/comm/tcp/rendezvous.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -23,8 +22,8 @@
 #include <thread>
 
 #include "parallel/comm/call.h"
-#include "parallel/comm/flight.h"
 #include "parallel/comm/tcp/transport.h"
+#include "parallel/comm/trace.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 #include "tensor/random.h"
@@ -420,9 +419,7 @@ void launch_over_tcp(const LaunchOptions& o, const std::function<void(Communicat
   const auto world = std::make_shared<TcpWorld>(
       meet({.address = o.rendezvous, .rank = o.rank, .ranks = o.ranks, .timeout_s = o.timeout_s}), o.rank, o.timeout_s);
   const int threads_before = cpu::threads(), cores = static_cast<int>(std::thread::hardware_concurrency());
-  cpu::set_threads(o.threads_per_rank > 0           ? o.threads_per_rank
-                   : std::getenv("OMP_NUM_THREADS") ? threads_before
-                                                    : std::max(1, cores / world->ranks_here()));
+  cpu::set_threads(threads_of_rank(o.threads_per_rank, cores, world->ranks_here()));
   const auto flight = std::make_shared<Flight>(o.rank, o.ranks, long_waits(o));
   const std::string who = "[rank " + std::to_string(o.rank) + "] ";
   const auto failed = [&](const std::string& cause) {
@@ -431,15 +428,8 @@ void launch_over_tcp(const LaunchOptions& o, const std::function<void(Communicat
     cpu::set_threads(threads_before);
   };
   try {
-    Communicator all(
-        finished_transport(o, std::make_unique<TcpTransport>(world), world->rank_here(), world->ranks_here()), "world",
-        o.algorithm);
-    all.set_flight(flight);
-    require_same(all, o.same);
-    all.reset_counts();
-    check_threads(cpu::threads());
-    body(all);
-    all.barrier();  // who leaves early would be missed by the others
+    auto transport = std::make_unique<TcpTransport>(world);
+    run_rank(o, finished_transport(o, std::move(transport), world->rank_here(), world->ranks_here()), flight, body);
   } catch (const Error& e) {
     failed(e.what());
     throw Error(who + e.what(), e.status());

@@ -9,19 +9,16 @@
 #include <cstring>
 #include <numeric>
 
-#include "parallel/comm/flight.h"
+#include "parallel/comm/trace.h"
 #include "tensor/random.h"
 
 namespace tessera {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Head = TcpWorld::Head;
 constexpr auto kMoment = std::chrono::milliseconds(20);
 constexpr int64_t kMostBytes = int64_t{1} << 40, kMostLetters = 4096;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 bool is_possible(const Head& head) {
   const int64_t most = head.kind == Head::Kind::message ? kMostBytes : kMostLetters;
@@ -151,42 +148,17 @@ void TcpTransport::send(int to, int tag, const std::byte* data, int64_t bytes) {
 }
 
 void TcpTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
-  const std::string what = "recv of " + std::to_string(bytes) + " bytes";
-  const int theirs = world_rank(from);
-  const auto start = Clock::now();
-  PeerWait observer(*this, from, [&what] { return std::pair(what, std::string()); });
-  Reminder reminder;
   std::optional<std::vector<std::byte>> found;
-  while (!(found = world_->take(theirs, {.group = group_, .tag = tag}))) {
-    const double waited = seconds_since(start);
-    if (reminder.is_due(waited)) observer.overdue(waited, reminder.again());
-    if (failed_rank() >= 0) throw PeerFailed(what + ": " + failure());
-    if (waited > world_->timeout_s())
-      throw CommError(what + ": rank " + std::to_string(theirs) + " sent nothing within " +
-                      seconds_text(world_->timeout_s()));
-  }
-  observer.waited(seconds_since(start));
-  if (std::ssize(*found) != bytes)
-    throw CommError(what + ": rank " + std::to_string(theirs) + " sent " + std::to_string(found->size()));
+  await_message(from, bytes, world_->timeout_s(), [&](double /*waited*/) {
+    found = world_->take(world_rank(from), {.group = group_, .tag = tag});
+    return found.has_value();
+  });
+  check_size(from, bytes, std::ssize(*found));
   if (bytes > 0) std::memcpy(data, found->data(), found->size());  // an empty piece may have no address
 }
 
 std::unique_ptr<Transport> TcpTransport::split(int color, int key) {
-  struct Wish {
-    int64_t color, key;
-  };
-  std::vector<Wish> all(static_cast<size_t>(size()), Wish{color, key});
-  const Wish mine{color, key};
-  if (size() > 1)
-    direct({.op = Op::all_gather,
-            .dtype = DType::int64,
-            .count = 2 * size(),
-            .in = reinterpret_cast<const std::byte*>(&mine),
-            .out = reinterpret_cast<std::byte*>(all.data())});
-  std::vector<int> members;
-  for (int r = 0; r < size(); ++r)
-    if (all[static_cast<size_t>(r)].color == color) members.push_back(r);
-  std::ranges::stable_sort(members, {}, [&](int r) { return all[static_cast<size_t>(r)].key; });
+  std::vector<int> members = members_of(color, key);
   const auto own = static_cast<int>(std::ranges::find(members, rank_) - members.begin());
   const Philox::Block words = Philox::named(group_, std::to_string(++splits_) + " " + std::to_string(color))(0);
   for (int& r : members) r = world_rank(r);

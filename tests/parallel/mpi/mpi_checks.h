@@ -1,4 +1,4 @@
-// Checks that a rank under mpirun makes of the operations of its communicator, with arrays of the host or of a GPU.
+// Checks that a rank, of any kind, makes of the operations of its communicator, with arrays of the host or of a GPU.
 #pragma once
 #include <atomic>
 #include <cstdio>
@@ -63,6 +63,11 @@ inline void check_roots(Communicator& c, int64_t n, DType dtype, const ArenaPtr&
     expect(values(x) == (me == root ? total : values(mine)), named(c, n, dtype, "reduce"));
     const Tensor whole = me == root ? Tensor::zeros({n}, dtype, arena) : Tensor::meta({n}, dtype);
     c.gather(part, whole, root);
+    for (int r = 0; me == root && r < ranks; ++r) {
+      const Range theirs = piece(n, ranks, r);
+      const Tensor from = array_of(r, n, dtype, arena).narrow(0, theirs.begin, theirs.size());
+      expect(values(whole.narrow(0, theirs.begin, theirs.size())) == values(from), named(c, n, dtype, "gather"));
+    }
     const Tensor got = Tensor::zeros({own.size()}, dtype, arena);
     c.scatter(whole, got, root);
     expect(values(got) == values(part), named(c, n, dtype, "gather and scatter"));

@@ -16,7 +16,6 @@
 
 #include "parallel/comm/launch.h"
 #include "parallel/comm/mpi/world.h"
-#include "parallel/comm/surroundings.h"
 #include "tensor/cuda/gpus.h"
 #include "tensor/error.h"
 #include "tensor/random.h"
@@ -34,8 +33,7 @@ using test::failures;
 using test::summed;
 using test::values;
 
-constexpr std::array kAlgorithms = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root,
-                                    Algorithm::native};
+constexpr std::array kEvery = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root, Algorithm::native};
 
 // Arrays that the others can map, that they cannot, and those of which only this half of the ranks has such.
 std::vector<ArenaPtr> arenas(const Communicator& world) {
@@ -44,7 +42,7 @@ std::vector<ArenaPtr> arenas(const Communicator& world) {
 
 // Every operation by every algorithm; the large sizes need several blocks of the shared memory.
 void operations(Communicator& world) {
-  for (const Algorithm algorithm : kAlgorithms) {
+  for (const Algorithm algorithm : kEvery) {
     world.set_algorithm(algorithm);
     for (const int64_t n : {1, 2, 17, 5003, 200'003})
       for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64, DType::int32, DType::int64}) {
@@ -72,7 +70,7 @@ void bytes(Communicator& world) {
   const std::map<Op, double> arrays = {{Op::all_reduce, 2 * (n - 1)}, {Op::reduce_scatter, n - 1},
                                        {Op::all_gather, n - 1},       {Op::broadcast, n - 1},
                                        {Op::reduce, n - 1},           {Op::scatter, (n - 1) / n}};
-  for (const Algorithm algorithm : kAlgorithms) {
+  for (const Algorithm algorithm : kEvery) {
     world.set_algorithm(algorithm);
     const ArenaPtr arena = world.make_arena();
     const Tensor x = Tensor::zeros({5003}, DType::float32, arena);
@@ -105,7 +103,7 @@ void order(Communicator& world) {
     return x;
   };
   for (const DType dtype : {DType::float32, DType::bfloat16})
-    for (const Algorithm algorithm : {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root}) {
+    for (const Algorithm algorithm : test::kByMessages) {
       std::vector<double> expected;
       launch({.ranks = n, .timeout_s = 20, .algorithm = algorithm}, [&](Communicator& threads) {
         const Tensor x = fill(threads.rank()).to(dtype);

@@ -1,0 +1,97 @@
+// Flags that are raised and waited for, and one rank's part of each collective.
+#include "parallel/comm/meeting.h"
+
+#include <span>
+
+#include "parallel/comm/memory.h"
+
+namespace tessera {
+
+void HostMeeting::meet() {
+  raise(places_[static_cast<size_t>(rank_)]->flag, ++moment_);
+  const Call& mine = post_of(rank_);
+  for (int r = 0; r < std::ssize(places_); ++r) {
+    if (r == rank_) continue;
+    PeerWait observer(transport_, r, [&] { return std::pair(describe(mine), last_of(r)); });
+    const Waited waited = wait_for(places_[static_cast<size_t>(r)]->flag, moment_, patience_, &observer);
+    if (waited == Waited::arrived) continue;
+    leave_();
+    if (waited == Waited::poisoned) throw PeerFailed(describe(mine) + ": " + transport_.failure());
+    throw CommError(describe(mine) + ": " + did_not_come(transport_.world_rank(r), patience_.timeout_s, last_of(r)));
+  }
+  for (int r = 0; moment_ == first_ && r < std::ssize(places_); ++r)
+    if (!post_of(r).matches(mine)) {
+      leave_();
+      throw differ(mine, transport_.world_rank(r), post_of(r));
+    }
+}
+
+// Names the last call of a missing rank: the later of its two posts; it does not write while it is missing.
+std::string HostMeeting::last_of(int rank) const {
+  const uint32_t reached = places_[static_cast<size_t>(rank)]->flag.value.load(std::memory_order_acquire);
+  if (static_cast<int32_t>(reached - first_) >= 0) return "it stopped in the middle of this";
+  if (reached == 0) return "it has not communicated yet";
+  return "the last it came to was " + describe(posts_of(rank)[(calls_ + 1) % 2]);
+}
+
+// One rank's part of each collective.
+
+InPlaceExchange::InPlaceExchange(int ranks, int rank)
+    : rank_(rank),
+      seen_(static_cast<size_t>(ranks)),
+      in_(static_cast<size_t>(ranks)),
+      out_(static_cast<size_t>(ranks)) {}
+
+void InPlaceExchange::all_reduce(const Call& mine) {
+  for (size_t r = 0; r < seen_.size(); ++r) {
+    in_[r] = seen_[r].in;
+    out_[r] = seen_[r].out;
+  }
+  Memory(mine).reduce_ranks(in_, out_, piece(mine.count, static_cast<int>(seen_.size()), rank_));
+}
+
+// All ranks' elements of the range go to the beginning of this rank's out.
+void InPlaceExchange::reduce(const Call& mine, Range range) {
+  for (size_t r = 0; r < seen_.size(); ++r) in_[r] = seen_[r].in + range.begin * size_of(mine.dtype);
+  std::byte* const out = mine.out;
+  Memory(mine).reduce_ranks(in_, std::span(&out, 1), {0, range.size()});
+}
+
+void InPlaceExchange::run(const Call& mine) {
+  const int n = static_cast<int>(seen_.size());
+  const int64_t element = size_of(mine.dtype);
+  const Memory memory(mine);
+  const auto fetch = [&](std::byte* to, const std::byte* from, int64_t count) {
+    memory.copy(to, from, count * element);
+  };
+  const Range own = piece(mine.count, n, rank_);
+  switch (mine.op) {
+    case Op::all_reduce:
+      return all_reduce(mine);
+    case Op::reduce_scatter:
+      return reduce(mine, own);
+    case Op::reduce:
+      if (rank_ == mine.root) reduce(mine, {0, mine.count});
+      return;
+    case Op::all_gather:
+    case Op::gather:
+      for (int r = 0; r < n && (mine.op == Op::all_gather || rank_ == mine.root); ++r) {
+        const Range theirs = piece(mine.count, n, r);
+        fetch(mine.out + theirs.begin * element, seen(r).in, theirs.size());
+      }
+      return;
+    case Op::broadcast:
+      if (rank_ != mine.root) fetch(mine.out, seen(mine.root).in, mine.count);
+      return;
+    case Op::scatter:
+      return fetch(mine.out, seen(mine.root).in + own.begin * element, own.size());
+    case Op::all_to_all:
+      for (int r = 0; r < n; ++r)
+        fetch(mine.out + piece(mine.count, n, r).begin * element, seen(r).in + own.begin * element, own.size());
+      return;
+    default:
+      return;
+  }
+}
+
+}  // namespace tessera
