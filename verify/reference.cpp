@@ -46,15 +46,15 @@ T in_pairs(const std::vector<const T*>& x, int64_t i) {
 }
 
 template <class T>
-void sum_reduction(const std::vector<const T*>& x, T* out, const Reduced& reduced, SumOrder order) {
+void sum_reduction(const std::vector<const T*>& x, T* out, const Reduced& reduced, AdditionOrder order) {
   const auto ranks = static_cast<int>(x.size());
   int owner = 0;  // the rank whose piece element i lies in
   for (int64_t i = reduced.range.begin; i < reduced.range.end; ++i) {
     while (i - reduced.range.begin >= piece(reduced.count, ranks, owner).end) ++owner;
-    if (order == SumOrder::around)
+    if (order == AdditionOrder::around)
       out[i] = around(x, static_cast<size_t>(owner) + 1, i);
     else
-      out[i] = order == SumOrder::pairs ? in_pairs(x, i) : in_rank_order(x, i);
+      out[i] = order == AdditionOrder::pairs ? in_pairs(x, i) : in_rank_order(x, i);
   }
 }
 

@@ -22,24 +22,24 @@ int64_t root(Transport& t, const Call& call);  // through rank 0
 
 // The order in which the values of one element are added: of ranks, around from the rank after that which owns its
 // piece, in pairs, or the library's. verify/reference.cpp adds so too.
-enum class SumOrder : uint8_t { ranks, around, pairs, library };
+enum class AdditionOrder : uint8_t { ranks, around, pairs, library };
 
 // An algorithm's row of the table: its order, its function, and for which operations that is. All others go the direct
 // way.
 struct AlgorithmRow {
   std::string_view name;
-  SumOrder order;
+  AdditionOrder order;
   int64_t (*run)(Transport& t, const Call& call) = nullptr;
   std::array<Op, 3> ops = {};
   constexpr bool has(Op op) const { return run && std::find(ops.begin(), ops.end(), op) != ops.end(); }
   constexpr bool lacks(Op op) const { return run && !has(op); }
 };
 inline constexpr std::array<AlgorithmRow, 5> kAlgorithms = {{
-    {"direct", SumOrder::ranks},
-    {"ring", SumOrder::around, ring, {Op::all_reduce, Op::reduce_scatter, Op::all_gather}},
-    {"tree", SumOrder::pairs, tree, {Op::all_reduce, Op::reduce, Op::broadcast}},
-    {"root", SumOrder::ranks, root, {Op::all_reduce, Op::reduce_scatter, Op::all_gather}},
-    {"native", SumOrder::library},
+    {"direct", AdditionOrder::ranks},
+    {"ring", AdditionOrder::around, ring, {Op::all_reduce, Op::reduce_scatter, Op::all_gather}},
+    {"tree", AdditionOrder::pairs, tree, {Op::all_reduce, Op::reduce, Op::broadcast}},
+    {"root", AdditionOrder::ranks, root, {Op::all_reduce, Op::reduce_scatter, Op::all_gather}},
+    {"native", AdditionOrder::library},
 }};
 constexpr const AlgorithmRow& row_of(Algorithm algorithm) { return kAlgorithms.at(static_cast<size_t>(algorithm)); }
 constexpr std::string_view name_of(Algorithm algorithm) { return row_of(algorithm).name; }

@@ -145,7 +145,7 @@ namespace {
 
 constexpr size_t kMostStrangers = 64;  // that are listened to at a time
 constexpr size_t kMostText = 500;
-constexpr uint32_t kLetters = 46;  // letters of an address in numbers, with the 0 at its end
+constexpr uint32_t kAddressLetters = 46;  // letters of an address in numbers, with the 0 at its end
 
 // Rank 0's answer: a refusal with `bytes` of text behind it, or a place for each rank.
 struct Answer {
@@ -154,7 +154,7 @@ struct Answer {
   std::array<char, 16> token = {};
 };
 struct PeerPlace {
-  std::array<char, kLetters> address = {};  // numbers, ends with 0
+  std::array<char, kAddressLetters> address = {};  // numbers, ends with 0
   uint16_t port = 0;
   uint64_t host = 0;
 };
@@ -249,7 +249,8 @@ class Host {
     PeerPlace& place = places_[s.hello.rank];
     Endpoint theirs;
     ::getpeername(s.socket.get(), theirs.get(), &theirs.size);
-    ::getnameinfo(theirs.get(), theirs.size, place.address.data(), socklen_t{kLetters}, nullptr, 0, NI_NUMERICHOST);
+    ::getnameinfo(theirs.get(), theirs.size, place.address.data(), socklen_t{kAddressLetters}, nullptr, 0,
+                  NI_NUMERICHOST);
     place.port = s.hello.port, place.host = s.hello.host;
     met_.peers[s.hello.rank] = std::move(s.socket);
     ++come;

@@ -16,13 +16,13 @@ namespace tessera {
 
 namespace {
 
-using Head = TcpWorld::Head;
+using MessageHead = TcpWorld::Head;
 constexpr auto kMoment = std::chrono::milliseconds(20);
 constexpr int64_t kMostBytes = int64_t{1} << 40, kMostLetters = 4096;
 
-bool is_possible(const Head& head) {
-  const int64_t most = head.kind == Head::Kind::message ? kMostBytes : kMostLetters;
-  return head.kind <= Head::Kind::goodbye && head.bytes >= 0 && head.bytes <= most;
+bool is_possible(const MessageHead& head) {
+  const int64_t most = head.kind == MessageHead::Kind::message ? kMostBytes : kMostLetters;
+  return head.kind <= MessageHead::Kind::goodbye && head.bytes >= 0 && head.bytes <= most;
 }
 
 // Without a clock: until it is all there, the other end has gone, or this one closes.
@@ -61,7 +61,7 @@ void TcpWorld::read_from(int peer) {
     if (!closing_) board_.fail(peer, why);
     came_.notify_all();
   };
-  for (Head head; receive(fd, &head, sizeof(head));) {
+  for (MessageHead head; receive(fd, &head, sizeof(head));) {
     if (!is_possible(head)) return lost("what it sends is no message");
     std::vector<std::byte> bytes;
     try {
@@ -70,15 +70,15 @@ void TcpWorld::read_from(int peer) {
       return lost("a message of " + std::to_string(head.bytes) + " bytes does not fit into memory");
     }
     if (!receive(fd, bytes.data(), bytes.size())) break;
-    if (head.kind == Head::Kind::failure)
+    if (head.kind == MessageHead::Kind::failure)
       return lost(one_line({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
     const std::lock_guard lock(mutex_);
-    if (head.kind == Head::Kind::message)
+    if (head.kind == MessageHead::Kind::message)
       inbox_[{peer, head.group, head.tag}].push_back(std::move(bytes));
     else
       ++goodbyes_;
     came_.notify_all();
-    if (head.kind == Head::Kind::goodbye) return;
+    if (head.kind == MessageHead::Kind::goodbye) return;
   }
   wait_for_a_cause();
   lost("its connection has ended");
@@ -89,7 +89,7 @@ void TcpWorld::wait_for_a_cause() const {
   for (int i = 0; i < 25 && board_.failed_rank() < 0 && !closing_; ++i) std::this_thread::sleep_for(kMoment);
 }
 
-void TcpWorld::send(int to, const Head& head, const void* data) {
+void TcpWorld::send(int to, const MessageHead& head, const void* data) {
   const int fd = met_.peers[static_cast<size_t>(to)].get();
   const std::lock_guard lock(sending_[static_cast<size_t>(to)]);
   const Deadline deadline(timeout_s_);
@@ -105,7 +105,7 @@ void TcpWorld::send(int to, const Head& head, const void* data) {
   throw CommError(during + ": rank " + std::to_string(to) + " took nothing within " + seconds_text(timeout_s_));
 }
 
-std::optional<std::vector<std::byte>> TcpWorld::take(int from, const Head& head) {
+std::optional<std::vector<std::byte>> TcpWorld::take(int from, const MessageHead& head) {
   std::unique_lock lock(mutex_);
   const auto at = [&] { return inbox_.find({from, head.group, head.tag}); };
   const auto ready = [&] { return at() != inbox_.end(); };
@@ -124,14 +124,14 @@ void TcpWorld::fail(const std::string& cause) {
   if (board_.failed_rank() != rank_ || cause.empty() || told_.exchange(true)) return;
   const std::string text = cause.substr(0, static_cast<size_t>(kMostLetters));
   for (int peer = 0; peer < size(); ++peer) try {
-      if (peer != rank_) send(peer, {.bytes = std::ssize(text), .kind = Head::Kind::failure}, text.data());
+      if (peer != rank_) send(peer, {.bytes = std::ssize(text), .kind = MessageHead::Kind::failure}, text.data());
     } catch (const CommError&) {  // it has gone
     }
 }
 
 void TcpWorld::end() {
   for (int peer = 0; peer < size(); ++peer)
-    if (peer != rank_) send(peer, {.kind = Head::Kind::goodbye}, nullptr);
+    if (peer != rank_) send(peer, {.kind = MessageHead::Kind::goodbye}, nullptr);
   std::unique_lock lock(mutex_);
   came_.wait_for(lock, std::chrono::duration<double>(timeout_s_),
                  [&] { return goodbyes_ == size() - 1 || board_.failed_rank() >= 0; });
