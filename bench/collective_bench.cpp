@@ -13,7 +13,7 @@
 #include "bench/mpi/reference.h"
 #include "parallel/comm/surroundings.h"
 #include "train/device.h"
-#include "train/names.h"
+#include "train/job.h"
 #include "train/usage.h"
 
 namespace tessera::bench {

@@ -9,8 +9,8 @@
 
 #include "optim/grad_norm.h"
 #include "train/expected_bytes.h"
+#include "train/job.h"
 #include "train/memory.h"
-#include "train/names.h"
 #include "train/usage.h"
 
 namespace tessera::bench {

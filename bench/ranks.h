@@ -11,9 +11,9 @@
 #include "bench/run.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/wait.h"
+#include "train/batches.h"
 #include "train/job.h"
 #include "train/plan.h"
-#include "train/sequences.h"
 #include "train/trainer.h"
 
 namespace tessera::bench {

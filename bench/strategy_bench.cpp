@@ -15,8 +15,8 @@
 #include "bench/ranks.h"
 #include "parallel/pipeline/simulate.h"
 #include "train/async/trainer.h"
-#include "train/names.h"
-#include "train/plan_sizes.h"
+#include "train/expected_bytes.h"
+#include "train/job.h"
 #include "train/usage.h"
 
 namespace tessera::bench {
