@@ -17,7 +17,7 @@
 #include "data/files.h"
 #include "settings/json.h"
 #include "tensor/error.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera {
 namespace {

@@ -14,7 +14,7 @@
 #include "models/adapters/adapters.h"
 #include "models/language_model.h"
 #include "parallel/comm/launch.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera {
 namespace {

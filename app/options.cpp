@@ -11,7 +11,7 @@
 #include "data/files.h"
 #include "models/language_model.h"
 #include "tensor/error.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera {
 

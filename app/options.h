@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "data/chat_template.h"
+#include "data/jsonl.h"
 #include "settings/setting.h"
 #include "tensor/error.h"
 #include "tensor/findings.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera {
 

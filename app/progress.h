@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "train/step_tokens.h"
+#include "train/step.h"
 
 namespace tessera {
 

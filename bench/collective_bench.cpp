@@ -10,7 +10,7 @@
 #include "bench/ranks.h"
 #include "parallel/comm/launch.h"
 #include "train/device.h"
-#include "train/names.h"
+#include "train/job.h"
 #include "train/usage.h"
 
 namespace tessera::bench {

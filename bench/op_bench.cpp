@@ -15,7 +15,7 @@
 #include "tensor/ops/matmul/matmul.h"
 #include "tensor/random.h"
 #include "train/device.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera::bench {
 

@@ -15,11 +15,10 @@
 #include "parallel/comm/wait.h"
 #include "parallel/pipeline/simulate.h"
 #include "train/async/trainer.h"
+#include "train/batches.h"
 #include "train/expected_bytes.h"
+#include "train/job.h"
 #include "train/memory.h"
-#include "train/names.h"
-#include "train/plan_sizes.h"
-#include "train/sequences.h"
 #include "train/trainer.h"
 #include "train/usage.h"
 

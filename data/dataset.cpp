@@ -16,7 +16,6 @@
 #include "data/examples.h"
 #include "data/files.h"
 #include "data/json.h"
-#include "data/loader.h"
 #include "data/token_file.h"
 #include "tensor/error.h"
 
@@ -168,7 +167,6 @@ Dataset Dataset::open(const fs::path& directory) {
 
 // Finding and opening shards.
 
-namespace fs = std::filesystem;
 namespace {
 
 std::vector<fs::path> sorted(std::vector<fs::path> files) {
@@ -277,9 +275,7 @@ Dataset open_shards(const std::string& spec, const TokenizerChoice& choice) {
   if (d.val.size() < 2)
     throw InputError(
         fmt::format("{}: {} tokens to validate on; expected at least 2", files.val.string(), d.val.size()));
-  std::vector<int32_t> held(static_cast<size_t>(d.val.size()));
-  d.val.copy(0, d.val.size(), held.data());
-  d.val_bytes = std::ssize(d.tokenizer->decode(held));
+  d.val_bytes = std::ssize(d.tokenizer->decode(d.val.all()));
   d.notes.push_back(fmt::format(
       "validated on {}{}", files.val.string(),
       files.unused.empty() ? "" : fmt::format(", not on {} more with \"val\" in their names", files.unused.size())));

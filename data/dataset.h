@@ -7,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "data/loader.h"
 #include "data/text.h"
 #include "data/token_file.h"
 #include "data/tokenizer.h"

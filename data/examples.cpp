@@ -2,7 +2,6 @@
 #include "data/examples.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <map>
@@ -14,7 +13,6 @@
 
 #include "data/dataset.h"
 #include "data/files.h"
-#include "data/loader.h"
 #include "data/text.h"
 #include "data/token_file.h"
 #include "tensor/error.h"
@@ -63,17 +61,16 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
     out.rows = windows_of(dataset.val, o.context, spec);
     return out;
   }
-  std::vector<int32_t> tokens;
+  TokenFile tokens;
   if (is_llmc_file(spec)) {
-    const std::string bytes = read_file(spec);
-    tokens = parse_llmc(std::as_bytes(std::span(bytes)), tokenizer.vocab_size(), spec);
-    out.bytes = std::ssize(tokenizer.decode(tokens));
+    tokens = TokenFile::open_llmc(spec, tokenizer.vocab_size());
+    out.bytes = std::ssize(tokenizer.decode(tokens.all()));
   } else {
     const Text text = load_text_file(spec);
-    tokens = tokenizer.encode(text.bytes);
+    tokens = TokenFile::of_tokens(tokenizer.encode(text.bytes), tokenizer.vocab_size(), spec);
     out.bytes = std::ssize(text.bytes);
   }
-  out.rows = windows_of(TokenFile::of_tokens(tokens, tokenizer.vocab_size(), spec), o.context, spec);
+  out.rows = windows_of(std::move(tokens), o.context, spec);
   return out;
 }
 
@@ -151,30 +148,22 @@ int64_t ExampleRows::walk(int64_t row, const F& f) const {
   return at;
 }
 
-void ExampleRows::load(int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const {
-  if (first < 0 || count < 0 || first > this->count() - count)
-    throw Error(fmt::format("rows {} to {} are not among the {} of the examples", first, first + count, this->count()));
-  for (int64_t r = 0; r < count; ++r) {
-    int32_t *const in = inputs + r * context_, *const out = targets + r * context_;
-    const int64_t filled = walk(first + r, [&](size_t e, int64_t at) {
-      for (int64_t t = begins_[e]; t + 1 < begins_[e + 1]; ++t, ++at) {
-        in[at] = tokens_[static_cast<size_t>(t)];
-        out[at] = trained_[static_cast<size_t>(t) + 1] != 0 ? tokens_[static_cast<size_t>(t) + 1] : kIgnored;
-      }
-    });
-    std::fill(in + filled, in + context_, 0);
-    std::fill(out + filled, out + context_, kIgnored);
-  }
+void ExampleRows::load_row(int64_t row, int32_t* inputs, int32_t* targets) const {
+  const int64_t filled = walk(row, [&](size_t e, int64_t at) {
+    for (int64_t t = begins_[e]; t + 1 < begins_[e + 1]; ++t, ++at) {
+      inputs[at] = tokens_[static_cast<size_t>(t)];
+      targets[at] = trained_[static_cast<size_t>(t) + 1] != 0 ? tokens_[static_cast<size_t>(t) + 1] : kIgnored;
+    }
+  });
+  std::fill(inputs + filled, inputs + context_, 0);
+  std::fill(targets + filled, targets + context_, kIgnored);
 }
 
-void ExampleRows::starts(int64_t first, int64_t count, int32_t* out) const {
-  for (int64_t r = 0; r < count; ++r) {
-    int32_t* const row = out + r * context_;
-    const int64_t filled = walk(first + r, [&](size_t e, int64_t at) {
-      std::fill(row + at, row + at + (begins_[e + 1] - begins_[e] - 1), static_cast<int32_t>(at));
-    });
-    std::fill(row + filled, row + context_, static_cast<int32_t>(filled));
-  }
+void ExampleRows::row_starts(int64_t row, int32_t* out) const {
+  const int64_t filled = walk(row, [&](size_t e, int64_t at) {
+    std::fill(out + at, out + at + (begins_[e + 1] - begins_[e] - 1), static_cast<int32_t>(at));
+  });
+  std::fill(out + filled, out + context_, static_cast<int32_t>(filled));
 }
 
 std::vector<int32_t> ExampleRows::prompt() const {
@@ -192,13 +181,10 @@ std::vector<int32_t> ExampleRows::target_tokens() const {
 }
 
 uint64_t ExampleRows::checksum() const {
-  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
-  XXH3_64bits_reset(state.get());
-  const auto add = [&](const auto& values) {
-    XXH3_64bits_update(state.get(), values.data(), values.size() * sizeof(values[0]));
-  };
-  add(tokens_), add(trained_), add(begins_), add(members_), add(row_ends_);
-  return XXH3_64bits_digest(state.get());
+  return tessera::checksum_of_pieces([&](const PieceFunction& add) {
+    const auto all = [&](const auto& values) { add(std::as_bytes(std::span(values))); };
+    all(tokens_), all(trained_), all(begins_), all(members_), all(row_ends_);
+  });
 }
 
 // From a JSONL file to examples.

@@ -10,9 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "data/chat_template.h"
 #include "data/dataset.h"
-#include "data/loader.h"
+#include "data/jsonl.h"
 
 namespace tessera {
 
@@ -33,9 +32,7 @@ class ExampleRows final : public Rows {
   int64_t context() const override { return context_; }
   int64_t count() const override { return std::ssize(row_ends_); }
   int64_t targets() const override { return targets_; }
-  void load(int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const override;
   bool has_starts() const override { return packed_; }
-  void starts(int64_t first, int64_t count, int32_t* out) const override;
   int64_t targets_of(int64_t row) const { return row_targets_[static_cast<size_t>(row)]; }
 
   int64_t examples() const { return std::ssize(begins_) - 1; }
@@ -47,6 +44,8 @@ class ExampleRows final : public Rows {
   uint64_t checksum() const;
 
  private:
+  void load_row(int64_t row, int32_t* inputs, int32_t* targets) const override;
+  void row_starts(int64_t row, int32_t* out) const override;
   // Calls f(example, where in the row it begins) for each of a row, and gives where the last one ends.
   template <class F>
   int64_t walk(int64_t row, const F& f) const;

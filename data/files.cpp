@@ -27,22 +27,6 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-// Closes a file descriptor at the end of the scope.
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
-
 // O_NONBLOCK: opening a FIFO must not wait for its writer.
 constexpr int kToRead = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
 
@@ -74,6 +58,10 @@ const char* environment(const char* name) {
 
 }  // namespace
 
+Descriptor::~Descriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
 std::string read_file(const fs::path& file) {
   const Descriptor in(::open(file.c_str(), kToRead));
   std::string bytes(regular_size(in, file), '\0');
@@ -101,16 +89,12 @@ void SharedFile::create(const fs::path& file, std::string_view first, int64_t si
 }
 
 SharedFile::SharedFile(const fs::path& file) : file_(file), fd_(::open(file.c_str(), O_WRONLY | O_CLOEXEC)) {
-  if (fd_ < 0) throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
-}
-
-SharedFile::~SharedFile() {
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_.get() < 0) throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
 }
 
 void SharedFile::write(int64_t at, std::span<const std::byte> bytes) const {
   while (!bytes.empty()) {
-    const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), at);
+    const ssize_t n = ::pwrite(fd_.get(), bytes.data(), bytes.size(), at);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) throw OutputError(fmt::format("cannot write {}: {}", file_.string(), std::strerror(errno)));
     bytes = bytes.subspan(static_cast<size_t>(n));
@@ -119,7 +103,8 @@ void SharedFile::write(int64_t at, std::span<const std::byte> bytes) const {
 }
 
 void SharedFile::flush() const {
-  if (::fsync(fd_) != 0) throw OutputError(fmt::format("cannot write {}: {}", file_.string(), std::strerror(errno)));
+  if (::fsync(fd_.get()) != 0)
+    throw OutputError(fmt::format("cannot write {}: {}", file_.string(), std::strerror(errno)));
 }
 
 void sync_directory(const fs::path& directory) {
@@ -130,17 +115,12 @@ void sync_directory(const fs::path& directory) {
   if (!flushed) throw OutputError(fmt::format("cannot flush {}: {}", directory.string(), std::strerror(errno)));
 }
 
-OpenFile::OpenFile(const fs::path& file) : file_(file) {
-  Descriptor in(::open(file.c_str(), kToRead));
-  size_ = static_cast<int64_t>(regular_size(in, file));
-  fd_ = in.release();
-}
-
-OpenFile::~OpenFile() { ::close(fd_); }
+OpenFile::OpenFile(const fs::path& file)
+    : file_(file), fd_(::open(file.c_str(), kToRead)), size_(static_cast<int64_t>(regular_size(fd_, file))) {}
 
 void OpenFile::read(int64_t at, std::span<std::byte> out) const {
   while (!out.empty()) {
-    const ssize_t n = ::pread(fd_, out.data(), out.size(), at);
+    const ssize_t n = ::pread(fd_.get(), out.data(), out.size(), at);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) throw InputError(fmt::format("cannot read {}: {}", file_.string(), std::strerror(errno)));
     if (n == 0)
@@ -162,11 +142,14 @@ void make_directories(const fs::path& directory) {
 uint64_t checksum(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
 uint64_t checksum_of(const fs::path& file) {
+  return checksum_of_pieces([&](const PieceFunction& add) { read_pieces(file, add); });
+}
+
+uint64_t checksum_of_pieces(const std::function<void(const PieceFunction&)>& walk) {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
   if (!state) throw std::bad_alloc();
   XXH3_64bits_reset(state.get());
-  read_pieces(file,
-              [&](std::span<const std::byte> piece) { XXH3_64bits_update(state.get(), piece.data(), piece.size()); });
+  walk([&](std::span<const std::byte> piece) { XXH3_64bits_update(state.get(), piece.data(), piece.size()); });
   return XXH3_64bits_digest(state.get());
 }
 
@@ -184,7 +167,6 @@ TemporaryDirectory::TemporaryDirectory(const fs::path& stem) : name_(stem) {
 
 // Mapping, and a table of what is mapped.
 
-namespace fs = std::filesystem;
 namespace {
 
 // A mapped file's entry, which a signal handler can read: of fixed size, and complete before its place is known.
@@ -214,50 +196,27 @@ void leave(const std::byte* begin) {
     }
 }
 
-// The bytes of a file in memory of our own, for a file system that maps none; MAP_FAILED and errno where they cannot be
-// had.
-void* read_whole(int fd, size_t size) {
-  void* const map = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  for (size_t done = 0; map != MAP_FAILED && done < size;) {
-    const ssize_t n = ::pread(fd, static_cast<char*>(map) + done, size - done, static_cast<off_t>(done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      const int cause = n < 0 ? errno : EIO;  // it was cut short
-      ::munmap(map, size);
-      errno = cause;
-      return MAP_FAILED;
-    }
-    done += static_cast<size_t>(n);
-  }
-  return map;
-}
-
 }  // namespace
 
 MappedFile::MappedFile(const fs::path& file) {
-  const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  struct stat info {};
-  const bool known = fd >= 0 && ::fstat(fd, &info) == 0;
-  const bool regular = known && S_ISREG(info.st_mode);
-  void* map = MAP_FAILED;
-  if (regular && info.st_size > 0)
-    map = ::mmap(nullptr, static_cast<size_t>(info.st_size), PROT_READ, MAP_PRIVATE, fd, 0);
-  const bool mapped = map != MAP_FAILED;
-  if (regular && info.st_size > 0 && !mapped && is_unknown_operation(errno))
-    map = read_whole(fd, static_cast<size_t>(info.st_size));
-  const int cause = errno;
-  if (fd >= 0) ::close(fd);
-  if (!known) throw InputError(fmt::format("cannot open {}: {}", file.string(), std::strerror(cause)));
-  if (!regular) throw InputError(fmt::format("{} is not a regular file", file.string()));
-  if (info.st_size == 0) return;
-  if (map == MAP_FAILED) throw InputError(fmt::format("cannot map {}: {}", file.string(), std::strerror(cause)));
-  data_ = static_cast<const std::byte*>(map);
-  size_ = static_cast<size_t>(info.st_size);
-  if (mapped) enter(data_, size_, file.string());
+  const Descriptor in(::open(file.c_str(), kToRead));
+  size_ = regular_size(in, file);
+  if (size_ == 0) return;
+  void* const map = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, in.get(), 0);
+  if (map != MAP_FAILED) {
+    data_ = static_cast<const std::byte*>(map);
+    enter(data_, size_, file.string());
+    return;
+  }
+  if (!is_unknown_operation(errno))
+    throw InputError(fmt::format("cannot map {}: {}", file.string(), std::strerror(errno)));
+  read_ = std::make_unique<const std::string>(read_file(file));  // a file system that maps none
+  size_ = read_->size();
+  data_ = reinterpret_cast<const std::byte*>(read_->data());
 }
 
 MappedFile::~MappedFile() {
-  if (data_ == nullptr) return;
+  if (data_ == nullptr || read_) return;
   leave(data_);
   ::munmap(const_cast<std::byte*>(data_), size_);
 }

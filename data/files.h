@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,21 +21,31 @@ std::string read_file(const std::filesystem::path& file);
 // process's own for as long as it is read. Throws like read_file().
 void read_pieces(const std::filesystem::path& file, const std::function<void(std::span<const std::byte>)>& f);
 
+// Closes a file descriptor at the end of the scope.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&&) = delete;
+  ~Descriptor();
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
 // A file that several writers fill, each its own bytes. Everything throws OutputError.
 class SharedFile {
  public:
   // Makes the file, with room for `size` bytes, of which `first` are the first; it must not be there yet.
   static void create(const std::filesystem::path& file, std::string_view first, int64_t size);
   explicit SharedFile(const std::filesystem::path& file);
-  SharedFile(SharedFile&& other) noexcept : file_(std::move(other.file_)), fd_(std::exchange(other.fd_, -1)) {}
-  SharedFile& operator=(SharedFile&&) = delete;
-  ~SharedFile();
   void write(int64_t at, std::span<const std::byte> bytes) const;
   void flush() const;  // to disk
 
  private:
   std::filesystem::path file_;
-  int fd_;
+  Descriptor fd_;
 };
 
 // Flushes a directory's entries to disk, so that a rename in it survives a power cut. Throws OutputError.
@@ -45,9 +56,6 @@ class OpenFile {
  public:
   // Throws InputError when it is missing, unreadable or something else than a file.
   explicit OpenFile(const std::filesystem::path& file);
-  ~OpenFile();
-  OpenFile(const OpenFile&) = delete;
-  OpenFile& operator=(const OpenFile&) = delete;
   // When it was opened.
   int64_t size() const { return size_; }
   // The bytes from `at`. Throws InputError when they are not there.
@@ -55,16 +63,18 @@ class OpenFile {
 
  private:
   std::filesystem::path file_;
-  int fd_;
+  Descriptor fd_;
   int64_t size_;
 };
 
 // Makes a directory and its parents. Throws OutputError.
 void make_directories(const std::filesystem::path& directory);
 
-// XXH3-64 of bytes, and of a file. Throws like read_file().
+// XXH3-64 of bytes, of a file, and of the pieces that `walk` hands on. Throws like read_file().
+using PieceFunction = std::function<void(std::span<const std::byte> piece)>;
 uint64_t checksum(std::string_view bytes);
 uint64_t checksum_of(const std::filesystem::path& file);
+uint64_t checksum_of_pieces(const std::function<void(const PieceFunction&)>& walk);
 
 // $TESSERA_CACHE, else $XDG_CACHE_HOME/tessera, else ~/.cache/tessera. Throws Error (usage) when none is set.
 std::filesystem::path cache_directory();
@@ -105,9 +115,11 @@ class MappedFile {
   void swap(MappedFile& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
+    std::swap(read_, other.read_);
   }
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  std::unique_ptr<const std::string> read_;  // the bytes, where they are not mapped
 };
 
 // The name of the file that is mapped at an address, which a signal handler may ask for; null when there is none.

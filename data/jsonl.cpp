@@ -1,16 +1,14 @@
-// Lines, and what stands on them.
+// Lines, what stands on them, and what stands around the turns of a conversation.
 #include "data/jsonl.h"
 
 #include <fmt/format.h>
-#include <zlib.h>
-#include <zstd.h>
 
-#include <memory>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "data/files.h"
 #include "data/json.h"
+#include "data/text.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -124,147 +122,138 @@ bool is_jsonl_name(const std::filesystem::path& file) {
   return extension == ".jsonl";
 }
 
-// Unpacking, piece by piece.
+// The templates, turn by turn.
 
 namespace {
 
-constexpr size_t kPiece = size_t{1} << 20;
-constexpr uint64_t kFree = uint64_t{64} << 20, kMostGrowth = 256;
+using Kind = Piece::Kind;
 
-// Bytes that were read, and bytes that came of them.
-class Growth {
- public:
-  explicit Growth(const std::string& what) : what_(what) {}
-  void read(size_t bytes) { read_ += bytes; }
-  void made(size_t bytes) {
-    made_ += bytes;
-    if (made_ > kFree && made_ / kMostGrowth > read_)
-      throw InputError(fmt::format("{}: unpacks to more than {} times its size; expected a text", what_, kMostGrowth));
+std::string_view name_of(Role role) {
+  if (role == Role::system) return "system";
+  return role == Role::user ? "user" : "assistant";
+}
+
+// As one conversation, whatever the shape: an input stands below its instruction.
+std::vector<Message> conversation(const Example& example) {
+  std::vector<Message> turns = example.turns;
+  if (!example.input.empty()) turns.front().text += "\n" + example.input;
+  return turns;
+}
+
+std::vector<Piece> chatml(const Example& example) {
+  std::vector<Piece> out;
+  for (const Message& turn : conversation(example)) {
+    const bool response = turn.role == Role::assistant;
+    out.push_back({Kind::marker, "<|im_start|>"});
+    out.push_back({Kind::text, std::string(name_of(turn.role)) + "\n"});
+    out.push_back({Kind::text, turn.text, response});
+    out.push_back({Kind::marker, "<|im_end|>", response});
+    out.push_back({Kind::text, "\n"});
   }
+  return out;
+}
 
- private:
-  const std::string& what_;
-  uint64_t read_ = 0, made_ = 0;
-};
+std::string trimmed(const std::string& text) {
+  constexpr const char* kSpace = " \t\n\r\f\v";
+  const size_t first = text.find_first_not_of(kSpace);
+  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(kSpace) + 1 - first);
+}
 
-class Unpacker {
- public:
-  virtual ~Unpacker() = default;
-  virtual void add(std::string_view piece, const TextPiece& f) = 0;
-  virtual void finish() = 0;
-};
-
-class Plain final : public Unpacker {
- public:
-  void add(std::string_view piece, const TextPiece& f) override { f(piece); }
-  void finish() override {}
-};
-
-// Members one after another, as gzip's own reader takes them.
-class Gzip final : public Unpacker {
- public:
-  explicit Gzip(const std::string& what) : what_(what), growth_(what), out_(kPiece) {
-    if (inflateInit2(&stream_, 16 + MAX_WBITS) != Z_OK) throw Error("zlib cannot begin");
+std::vector<Piece> llama3(const Example& example) {
+  std::vector<Piece> out{{Kind::marker, "<|begin_of_text|>"}};
+  for (const Message& turn : conversation(example)) {
+    const bool response = turn.role == Role::assistant;
+    out.push_back({Kind::marker, "<|start_header_id|>"});
+    out.push_back({Kind::text, std::string(name_of(turn.role))});
+    out.push_back({Kind::marker, "<|end_header_id|>"});
+    out.push_back({Kind::text, "\n\n"});
+    out.push_back({Kind::text, trimmed(turn.text), response});
+    out.push_back({Kind::marker, "<|eot_id|>", response});
   }
-  ~Gzip() override { inflateEnd(&stream_); }
-  Gzip(const Gzip&) = delete;
-  Gzip& operator=(const Gzip&) = delete;
+  return out;
+}
 
-  void add(std::string_view piece, const TextPiece& f) override {
-    growth_.read(piece.size());
-    stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(piece.data()));  // zlib does not write there
-    stream_.avail_in = static_cast<uInt>(piece.size());
-    do {
-      if (ended_ && stream_.avail_in > 0) {
-        inflateReset(&stream_);
-        ended_ = false;
-      }
-      stream_.next_out = reinterpret_cast<Bytef*>(out_.data());
-      stream_.avail_out = static_cast<uInt>(out_.size());
-      const int status = inflate(&stream_, Z_NO_FLUSH);
-      if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR)
-        throw InputError(fmt::format("{}: damaged gzip data ({})", what_, stream_.msg ? stream_.msg : "no details"));
-      const size_t made = out_.size() - stream_.avail_out;
-      growth_.made(made);
-      if (made > 0) f({out_.data(), made});
-      ended_ = status == Z_STREAM_END;
-    } while (stream_.avail_in > 0 || stream_.avail_out == 0);
-  }
-  void finish() override {
-    if (!ended_) throw InputError(what_ + ": the gzip data is cut short");
-  }
-
- private:
-  const std::string& what_;
-  Growth growth_;
-  std::vector<char> out_;
-  z_stream stream_ = {};
-  bool ended_ = false;
-};
-
-class Zstd final : public Unpacker {
- public:
-  explicit Zstd(const std::string& what)
-      : what_(what), growth_(what), out_(kPiece), stream_(ZSTD_createDStream(), ZSTD_freeDStream) {
-    if (!stream_) throw Error("zstd cannot begin");
-  }
-
-  void add(std::string_view piece, const TextPiece& f) override {
-    growth_.read(piece.size());
-    ZSTD_inBuffer in{piece.data(), piece.size(), 0};
-    bool full = false;
-    while (in.pos < in.size || full) {
-      ZSTD_outBuffer out{out_.data(), out_.size(), 0};
-      const size_t left = ZSTD_decompressStream(stream_.get(), &out, &in);
-      if (ZSTD_isError(left) != 0)
-        throw InputError(fmt::format("{}: damaged zstd data ({})", what_, ZSTD_getErrorName(left)));
-      ended_ = left == 0;
-      full = out.pos == out.size && !ended_;
-      growth_.made(out.pos);
-      if (out.pos > 0) f({out_.data(), out.pos});
+std::vector<Piece> alpaca(const Example& example) {
+  const bool asks = !example.input.empty();
+  std::string before = fmt::format(
+      "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.",
+      asks ? ", paired with an input that provides further context" : "");
+  std::vector<Piece> out;
+  for (const Message& turn : example.turns) {
+    if (turn.role == Role::system) {
+      before = turn.text;
+    } else if (turn.role == Role::user) {
+      out.push_back({Kind::text, (out.empty() ? before : "") + "\n\n### Instruction:\n" + turn.text +
+                                     (asks ? "\n\n### Input:\n" + example.input : "") + "\n\n### Response:\n"});
+    } else {
+      out.push_back({Kind::text, turn.text, true});
+      out.push_back({Kind::end, "", true});
     }
   }
-  void finish() override {
-    if (!ended_) throw InputError(what_ + ": the zstd data is cut short");
-  }
+  return out;
+}
 
- private:
-  const std::string& what_;
-  Growth growth_;
-  std::vector<char> out_;
-  std::unique_ptr<ZSTD_DStream, size_t (*)(ZSTD_DStream*)> stream_;
-  bool ended_ = false;
-};
+std::vector<Piece> plain(const Example& example) {
+  std::vector<Piece> out;
+  for (const Message& turn : conversation(example))
+    out.push_back({Kind::text, turn.text, turn.role == Role::assistant});
+  out.push_back({Kind::end, "", true});
+  return out;
+}
 
-std::unique_ptr<Unpacker> unpacker_of(std::string_view first, const std::string& what) {
-  if (first.starts_with("\x1f\x8b")) return std::make_unique<Gzip>(what);
-  if (first.starts_with("\x28\xb5\x2f\xfd")) return std::make_unique<Zstd>(what);
-  return std::make_unique<Plain>();
+// Blanks stand between words of Jinja only to be read.
+std::string without_blanks(std::string_view text) {
+  std::string out;
+  for (const char c : text)
+    if (c != ' ' && c != '\n' && c != '\t') out += c == '"' ? '\'' : c;
+  return out;
 }
 
 }  // namespace
 
-void read_text_pieces(const std::filesystem::path& file, const TextPiece& f) {
-  const std::string what = file.string();
-  std::unique_ptr<Unpacker> unpacker;
-  read_pieces(file, [&](std::span<const std::byte> piece) {
-    const std::string_view bytes(reinterpret_cast<const char*>(piece.data()), piece.size());
-    if (!unpacker) unpacker = unpacker_of(bytes, what);
-    unpacker->add(bytes, f);
-  });
-  if (unpacker) unpacker->finish();
+std::vector<Piece> render(const Example& example, ChatTemplate style, const std::string& what) {
+  using Shape = Example::Shape;
+  if (example.shape == Shape::text) return plain(example);
+  if (style == ChatTemplate::automatic) {
+    style = ChatTemplate::none;
+    if (example.shape == Shape::messages) style = ChatTemplate::chatml;
+    if (example.shape == Shape::instruction) style = ChatTemplate::alpaca;
+  }
+  if (style == ChatTemplate::chatml) return chatml(example);
+  if (style == ChatTemplate::llama3) return llama3(example);
+  if (style == ChatTemplate::alpaca) return alpaca(example);
+  if (example.shape == Shape::messages)
+    throw InputError(what + ": messages need a `template`: expected chatml, llama3 or alpaca, found none");
+  return plain(example);
 }
 
-std::string read_text(const std::filesystem::path& file) {
-  std::string all;
-  read_text_pieces(file, [&](std::string_view piece) { all += piece; });
-  return all;
-}
-
-void unpack_text(std::string_view bytes, const std::string& what, const TextPiece& f) {
-  const std::unique_ptr<Unpacker> unpacker = unpacker_of(bytes, what);
-  unpacker->add(bytes, f);
-  unpacker->finish();
+// As they stand in tokenizer_config.json of models that many others were made from. One that adds words of its own, as
+// a system prompt that nobody gave, is none of these.
+std::optional<ChatTemplate> recognised(std::string_view jinja) {
+  static constexpr std::array<std::pair<std::string_view, ChatTemplate>, 3> kKnown{
+      {{R"({% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' )"
+        R"(+ '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %})",
+        ChatTemplate::chatml},
+       {R"({% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' )"
+        R"(+ message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 )"
+        R"(== 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if )"
+        R"(add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %})",
+        ChatTemplate::llama3},
+       {R"({% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' )"
+        R"(+ message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 )"
+        R"(== 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{{ )"
+        R"('<|start_header_id|>assistant<|end_header_id|>\n\n' }})",
+        ChatTemplate::llama3}}};
+  std::string_view body = jinja;
+  const std::string said = without_blanks(body);
+  for (const auto& [text, style] : kKnown)
+    if (without_blanks(text) == said) return style;
+  // ChatML's own begins, in many files, by saying what add_generation_prompt is when nobody says it.
+  constexpr std::string_view kDefault =
+      "{%ifnotadd_generation_promptisdefined%}{%setadd_generation_prompt=false%}{%endif%}";
+  if (said.starts_with(kDefault) && said.substr(kDefault.size()) == without_blanks(kKnown[0].first))
+    return ChatTemplate::chatml;
+  return {};
 }
 
 }  // namespace tessera

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,7 +34,36 @@ struct Example {
 // The example on a line; `what` names file and line. Throws InputError.
 Example parse_example(std::string_view line, const std::string& what);
 
-// Calls f with each line of a file, which may be compressed (data/jsonl.h), that is not blank, and with its number
+// How an example becomes one text: what stands around the turns of a conversation, and which of it is the response.
+//
+//   chatml   <|im_start|>user\nHow?<|im_end|>\n<|im_start|>assistant\n[So.<|im_end|>]\n
+//   llama3   <|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHow?<|eot_id|>
+//            <|start_header_id|>assistant<|end_header_id|>\n\n[So.<|eot_id|>]             (no line break between)
+//   alpaca   Below is an instruction ...\n\n### Instruction:\nHow?\n\n### Response:\n[So.END]
+//   none     How?[So.END]
+//
+// In brackets the response. END is the tokenizer's own end of a text. A text has no turns: it is all response, and END.
+// Sources: OpenAI's ChatML; Meta's Llama 3 model card; Taori et al. 2023, with a line break before the response, as is
+// usual today.
+
+enum class ChatTemplate : uint8_t { automatic, chatml, llama3, alpaca, none };
+
+struct Piece {
+  // A marker is one special token of the tokenizer; `end` its own end of a text.
+  enum class Kind : uint8_t { text, marker, end };
+  Kind kind = Kind::text;
+  std::string text = {};
+  bool response = false;
+};
+
+// Throws InputError, naming `what`, for an example that the template has no form for: messages without one. `automatic`
+// is chatml for messages, alpaca for instructions, and none for the rest.
+std::vector<Piece> render(const Example& example, ChatTemplate style, const std::string& what);
+
+// The built-in template that a model's own, in Jinja, says the same as; nothing where it is none of them.
+std::optional<ChatTemplate> recognised(std::string_view jinja);
+
+// Calls f with each line of a file, which may be compressed (data/text.h), that is not blank, and with its number
 // from 1. A byte order mark is dropped. Throws InputError for a file that cannot be read, and for a line of more than
 // 64 MiB.
 using LineFunction = std::function<void(std::string_view line, int64_t number)>;
@@ -43,19 +73,5 @@ void for_each_line_of(std::string_view bytes, const std::string& what, const Lin
 
 // Whether a name says that it is such a file: .jsonl, also with .gz or .zst behind it.
 bool is_jsonl_name(const std::filesystem::path& file);
-
-// Files of text that may be compressed by gzip or zstd, which their first bytes say, not their names.
-
-using TextPiece = std::function<void(std::string_view piece)>;
-
-// Calls f for the text of a file, piece after piece, in a few MiB of memory. Throws InputError for a file that cannot
-// be read, that is cut short or damaged, or that grows beyond 256 times its size, as no text does.
-void read_text_pieces(const std::filesystem::path& file, const TextPiece& f);
-
-// All of it.
-std::string read_text(const std::filesystem::path& file);
-
-// The text of compressed or plain bytes; `what` names them. Throws InputError.
-void unpack_text(std::string_view bytes, const std::string& what, const TextPiece& f);
 
 }  // namespace tessera

@@ -78,16 +78,11 @@ std::optional<fs::path> validation_of(const fs::path& file) {
   return is_llmc_file(val) ? std::optional(val) : std::nullopt;
 }
 
-std::vector<int32_t> read_llmc(const fs::path& file, int64_t vocab) {
-  const std::string bytes = read_file(file);
-  return parse_llmc(std::as_bytes(std::span(bytes)), vocab, file.string());
-}
-
 Tokens tokens_of_llmc(const fs::path& file, const Tokenizer& tokenizer) {
   Tokens t;
-  t.train = read_llmc(file, tokenizer.vocab_size());
+  t.train = TokenFile::open_llmc(file, tokenizer.vocab_size()).all();
   if (const std::optional<fs::path> val = validation_of(file)) {
-    t.val = read_llmc(*val, tokenizer.vocab_size());
+    t.val = TokenFile::open_llmc(*val, tokenizer.vocab_size()).all();
   } else {
     const auto cut = static_cast<std::ptrdiff_t>(t.train.size() * 9 / 10);
     t.val.assign(t.train.begin() + cut, t.train.end());

@@ -1,10 +1,9 @@
-// Running another program with posix_spawn.
+// Running another program with fork() and execvp().
 #include "data/process.h"
 
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,23 +35,47 @@ std::vector<char*> arguments_of(const std::vector<std::string>& command) {
 
 int status_of(int waited) { return WIFEXITED(waited) ? WEXITSTATUS(waited) : 128 + WTERMSIG(waited); }
 
-// Starts the program in a process group of its own, with its output on `out`; 0 or an errno.
-int spawn(const std::vector<std::string>& command, const std::filesystem::path& directory, int out, pid_t& child) {
+// Becomes the child's program after fork(), with nothing but what a child of several threads may call.
+[[noreturn]] void become(char* const* arguments, pid_t parent, int report, const char* directory, int out) {
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE, SIGXFSZ, SIGBUS}) ::signal(number, SIG_DFL);
+  struct sigaction hangup {};
+  ::sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) ::signal(SIGHUP, SIG_DFL);  // as of nohup it stays ignored
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (::getppid() != parent) ::_exit(128 + SIGTERM);
+  if (const int nothing = ::open("/dev/null", O_RDONLY); nothing >= 0) ::dup2(nothing, 0);
+  for (int to = 1; out >= 0 && to <= 2; ++to) ::dup2(out, to);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  if (directory == nullptr || ::chdir(directory) == 0) ::execvp(arguments[0], arguments);
+  const int error = errno;
+  [[maybe_unused]] const ssize_t written = ::write(report, &error, sizeof(error));
+  ::_exit(127);
+}
+
+// Starts the program in a process group of its own, in a directory (null: in this one's) and with its output on `out`
+// (-1: on this one's); 0 or an errno.
+int start(const std::vector<std::string>& command, const char* directory, int out, pid_t& child) {
   const std::vector<char*> arguments = arguments_of(command);
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawnattr_init(&attributes);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, out, 1);
-  posix_spawn_file_actions_adddup2(&actions, out, 2);
-  posix_spawn_file_actions_addchdir_np(&actions, directory.c_str());
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
-  const std::lock_guard lock(listing);
-  const int error = ::posix_spawnp(&child, arguments[0], &actions, &attributes, arguments.data(), environ);
-  if (error == 0) running.insert(child);
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
+  std::array<int, 2> report{};
+  if (::pipe2(report.data(), O_CLOEXEC) != 0) return errno;
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // no handler of ours runs in the child
+  const pid_t parent = ::getpid();
+  child = ::fork();
+  if (child == 0) become(arguments.data(), parent, report[1], directory, out);
+  int error = child < 0 ? errno : 0;
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  ::close(report[1]);
+  if (child > 0) ::setpgid(child, child);  // before anybody signals the group
+  const ssize_t told = ::read(report[0], &error, sizeof(error));
+  ::close(report[0]);
+  if (child > 0 && told <= 0) return 0;
+  if (child > 0) ::waitpid(child, nullptr, 0);
+  child = 0;
   return error;
 }
 
@@ -99,7 +122,12 @@ ProgramResult run_program(const std::vector<std::string>& command, const std::fi
   std::array<int, 2> pipe{};
   if (::pipe2(pipe.data(), O_CLOEXEC) != 0) return {127, std::strerror(errno)};
   pid_t child = 0;
-  const int error = spawn(command, directory, pipe[1], child);
+  int error = 0;
+  {
+    const std::lock_guard lock(listing);
+    error = start(command, directory.c_str(), pipe[1], child);
+    if (error == 0) running.insert(child);
+  }
   ::close(pipe[1]);
   if (error != 0) {
     ::close(pipe[0]);
@@ -119,49 +147,9 @@ void kill_running_programs() {
   for (const pid_t child : running) ::kill(-child, SIGKILL);
 }
 
-namespace {
-
-// Becomes the child's program after fork(), with nothing but what a child of several threads may call.
-[[noreturn]] void become(char* const* arguments, pid_t parent, int report) {
-  for (const int number : {SIGINT, SIGTERM, SIGUSR1, SIGPIPE, SIGXFSZ, SIGBUS}) ::signal(number, SIG_DFL);
-  struct sigaction hangup {};
-  ::sigaction(SIGHUP, nullptr, &hangup);
-  if (hangup.sa_handler != SIG_IGN) ::signal(SIGHUP, SIG_DFL);  // as of nohup it stays ignored
-  ::setpgid(0, 0);
-  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (::getppid() != parent) ::_exit(128 + SIGTERM);
-  if (const int nothing = ::open("/dev/null", O_RDONLY); nothing >= 0) ::dup2(nothing, 0);
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::execvp(arguments[0], arguments);
-  const int error = errno;
-  [[maybe_unused]] const ssize_t written = ::write(report, &error, sizeof(error));
-  ::_exit(127);
-}
-
-}  // namespace
-
 StartedProgram::StartedProgram(const std::vector<std::string>& command) {
-  const std::vector<char*> arguments = arguments_of(command);
-  std::array<int, 2> report{};
-  if (::pipe2(report.data(), O_CLOEXEC) != 0) throw Error(std::string("pipe: ") + std::strerror(errno));
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // no handler of ours runs in the child
-  const pid_t parent = ::getpid();
-  child_ = ::fork();
-  if (child_ == 0) become(arguments.data(), parent, report[1]);
-  int error = child_ < 0 ? errno : 0;
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  ::close(report[1]);
-  if (child_ > 0) ::setpgid(child_, child_);  // before anybody signals the group
-  const ssize_t told = ::read(report[0], &error, sizeof(error));
-  ::close(report[0]);
-  if (child_ > 0 && told <= 0) return;
-  if (child_ > 0) ::waitpid(child_, nullptr, 0);
-  child_ = 0;
-  throw Error(command[0] + " cannot be started: " + (error == ENOENT ? "command not found" : std::strerror(error)));
+  if (const int error = start(command, nullptr, -1, child_); error != 0)
+    throw Error(command[0] + " cannot be started: " + (error == ENOENT ? "command not found" : std::strerror(error)));
 }
 
 StartedProgram::~StartedProgram() {

@@ -1,9 +1,14 @@
-// The train/validation split of a text.
+// The train/validation split of a text, and reading files of text.
 #include "data/text.h"
 
 #include <fmt/format.h>
+#include <zlib.h>
+#include <zstd.h>
 
-#include "data/jsonl.h"
+#include <memory>
+#include <span>
+
+#include "data/files.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -40,6 +45,131 @@ Text text_of_bytes(std::string bytes, const std::string& name) {
   if (bytes.starts_with("\xEF\xBB\xBF")) bytes.erase(0, 3);
   if (bytes.empty()) throw InputError(fmt::format("{} holds only a byte order mark; expected a text", name));
   return one_document(name, std::move(bytes));
+}
+
+// Unpacking, piece by piece.
+
+namespace {
+
+constexpr size_t kPiece = size_t{1} << 20;
+constexpr uint64_t kFree = uint64_t{64} << 20, kMostGrowth = 256;
+
+// Unpacks a file, piece by piece; plain text is handed on as it is.
+class Unpacker {
+ public:
+  explicit Unpacker(const std::string& what, const char* format = nullptr) : what_(what), format_(format) {}
+  virtual ~Unpacker() = default;
+  Unpacker(const Unpacker&) = delete;
+  Unpacker& operator=(const Unpacker&) = delete;
+
+  virtual void add(std::string_view piece, const TextPiece& f) { f(piece); }
+  void finish() const {
+    if (format_ && !ended_) throw InputError(fmt::format("{}: the {} data is cut short", what_, format_));
+  }
+
+ protected:
+  [[noreturn]] void damaged(std::string_view why) const {
+    throw InputError(fmt::format("{}: damaged {} data ({})", what_, format_, why));
+  }
+  // Hands on the first bytes of `out_`.
+  void hand_on(size_t made, const TextPiece& f) {
+    made_ += made;
+    if (made_ > kFree && made_ / kMostGrowth > read_)
+      throw InputError(fmt::format("{}: unpacks to more than {} times its size; expected a text", what_, kMostGrowth));
+    if (made > 0) f({out_.data(), made});
+  }
+
+  const std::string& what_;
+  const char* format_;
+  std::vector<char> out_ = std::vector<char>(format_ ? kPiece : 0);
+  uint64_t read_ = 0, made_ = 0;  // bytes that were read, and bytes that came of them
+  bool ended_ = false;
+};
+
+// Members one after another, as gzip's own reader takes them.
+class Gzip final : public Unpacker {
+ public:
+  explicit Gzip(const std::string& what) : Unpacker(what, "gzip") {
+    if (inflateInit2(&stream_, 16 + MAX_WBITS) != Z_OK) throw Error("zlib cannot begin");
+  }
+  ~Gzip() override { inflateEnd(&stream_); }
+
+  void add(std::string_view piece, const TextPiece& f) override {
+    read_ += piece.size();
+    stream_.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(piece.data()));  // zlib does not write there
+    stream_.avail_in = static_cast<uInt>(piece.size());
+    do {
+      if (ended_ && stream_.avail_in > 0) {
+        inflateReset(&stream_);
+        ended_ = false;
+      }
+      stream_.next_out = reinterpret_cast<Bytef*>(out_.data());
+      stream_.avail_out = static_cast<uInt>(out_.size());
+      const int status = inflate(&stream_, Z_NO_FLUSH);
+      if (status != Z_OK && status != Z_STREAM_END && status != Z_BUF_ERROR)
+        damaged(stream_.msg ? stream_.msg : "no details");
+      hand_on(out_.size() - stream_.avail_out, f);
+      ended_ = status == Z_STREAM_END;
+    } while (stream_.avail_in > 0 || stream_.avail_out == 0);
+  }
+
+ private:
+  z_stream stream_ = {};
+};
+
+class Zstd final : public Unpacker {
+ public:
+  explicit Zstd(const std::string& what) : Unpacker(what, "zstd"), stream_(ZSTD_createDStream(), ZSTD_freeDStream) {
+    if (!stream_) throw Error("zstd cannot begin");
+  }
+
+  void add(std::string_view piece, const TextPiece& f) override {
+    read_ += piece.size();
+    ZSTD_inBuffer in{piece.data(), piece.size(), 0};
+    bool full = false;
+    while (in.pos < in.size || full) {
+      ZSTD_outBuffer out{out_.data(), out_.size(), 0};
+      const size_t left = ZSTD_decompressStream(stream_.get(), &out, &in);
+      if (ZSTD_isError(left) != 0) damaged(ZSTD_getErrorName(left));
+      ended_ = left == 0;
+      full = out.pos == out.size && !ended_;
+      hand_on(out.pos, f);
+    }
+  }
+
+ private:
+  std::unique_ptr<ZSTD_DStream, size_t (*)(ZSTD_DStream*)> stream_;
+};
+
+std::unique_ptr<Unpacker> unpacker_of(std::string_view first, const std::string& what) {
+  if (first.starts_with("\x1f\x8b")) return std::make_unique<Gzip>(what);
+  if (first.starts_with("\x28\xb5\x2f\xfd")) return std::make_unique<Zstd>(what);
+  return std::make_unique<Unpacker>(what);
+}
+
+}  // namespace
+
+void read_text_pieces(const std::filesystem::path& file, const TextPiece& f) {
+  const std::string what = file.string();
+  std::unique_ptr<Unpacker> unpacker;
+  read_pieces(file, [&](std::span<const std::byte> piece) {
+    const std::string_view bytes(reinterpret_cast<const char*>(piece.data()), piece.size());
+    if (!unpacker) unpacker = unpacker_of(bytes, what);
+    unpacker->add(bytes, f);
+  });
+  if (unpacker) unpacker->finish();
+}
+
+std::string read_text(const std::filesystem::path& file) {
+  std::string all;
+  read_text_pieces(file, [&](std::string_view piece) { all += piece; });
+  return all;
+}
+
+void unpack_text(std::string_view bytes, const std::string& what, const TextPiece& f) {
+  const std::unique_ptr<Unpacker> unpacker = unpacker_of(bytes, what);
+  unpacker->add(bytes, f);
+  unpacker->finish();
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -44,6 +45,20 @@ Split split_text(const Text& text);
 Text load_text_file(const std::filesystem::path& file);
 // A file's bytes as one document, as load_text_file() makes it; `name` is the text's name and names it in messages.
 Text text_of_bytes(std::string bytes, const std::string& name);
+
+// Files of text that may be compressed by gzip or zstd, which their first bytes say, not their names.
+
+using TextPiece = std::function<void(std::string_view piece)>;
+
+// Calls f for the text of a file, piece after piece, in a few MiB of memory. Throws InputError for a file that cannot
+// be read, that is cut short or damaged, or that grows beyond 256 times its size, as no text does.
+void read_text_pieces(const std::filesystem::path& file, const TextPiece& f);
+
+// All of it.
+std::string read_text(const std::filesystem::path& file);
+
+// The text of compressed or plain bytes; `what` names them. Throws InputError.
+void unpack_text(std::string_view bytes, const std::string& what, const TextPiece& f);
 
 // The text of a known name, or nothing for another name:
 //   austen           Jane Austen's six novels, one document each

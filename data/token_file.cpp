@@ -2,7 +2,6 @@
 #include "data/token_file.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -10,9 +9,7 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
-#include <new>
 #include <utility>
-#include <vector>
 
 #include "data/files.h"
 #include "tensor/error.h"
@@ -57,7 +54,7 @@ Bytes bytes_as(std::span<const int32_t> tokens, int64_t vocab) {
   header.width = sizeof(T);
   header.vocab = static_cast<uint64_t>(vocab);
   header.count = payload.size();
-  header.hash = XXH3_64bits(bytes.data(), bytes.size());
+  header.hash = tessera::checksum(bytes);
   return {{reinterpret_cast<const char*>(&header), sizeof(header)}, std::string(bytes)};
 }
 
@@ -94,15 +91,7 @@ TokenFile TokenFile::open_llmc(const std::filesystem::path& file, int64_t vocab)
   TokenFile out;
   out.what_ = file.string();
   out.file_ = std::make_shared<OpenFile>(file);
-  std::vector<std::byte> header(static_cast<size_t>(std::min(out.file_->size(), LlmcHeader::kBytes)));
-  out.file_->read(0, header);
-  const LlmcHeader found = parse_llmc_header(header, out.file_->size(), out.what_);
-  out.count_ = found.count;
-  out.vocab_ = vocab;
-  out.begin_ = LlmcHeader::kBytes;
-  out.width_ = found.width;
-  out.checksum_ = out.hashed();
-  out.check_tokens();
+  out.check_llmc(out.file_->size(), vocab);
   return out;
 }
 
@@ -111,6 +100,14 @@ TokenFile TokenFile::of_bytes(std::span<const std::byte> bytes, const std::strin
   out.what_ = what;
   out.bytes_ = bytes;
   out.check(std::ssize(bytes));
+  return out;
+}
+
+TokenFile TokenFile::of_llmc_bytes(std::span<const std::byte> bytes, int64_t vocab, const std::string& what) {
+  TokenFile out;
+  out.what_ = what;
+  out.bytes_ = bytes;
+  out.check_llmc(std::ssize(bytes), vocab);
   return out;
 }
 
@@ -144,13 +141,9 @@ void TokenFile::check(int64_t size) {
 }
 
 uint64_t TokenFile::hashed() const {
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), XXH3_freeState);
-  if (!hash) throw std::bad_alloc();
-  XXH3_64bits_reset(hash.get());
-  for_each_piece(0, count_, [&](std::span<const std::byte> piece, int64_t) {
-    XXH3_64bits_update(hash.get(), piece.data(), piece.size());
+  return checksum_of_pieces([&](const PieceFunction& add) {
+    for_each_piece(0, count_, [&](std::span<const std::byte> piece, int64_t) { add(piece); });
   });
-  return XXH3_64bits_digest(hash.get());
 }
 
 void TokenFile::check_tokens() const {
@@ -199,6 +192,12 @@ int32_t TokenFile::operator[](int64_t i) const {
   return token;
 }
 
+std::vector<int32_t> TokenFile::all() const {
+  std::vector<int32_t> out(static_cast<size_t>(count_));
+  copy(0, count_, out.data());
+  return out;
+}
+
 void TokenFile::copy(int64_t begin, int64_t count, int32_t* out) const {
   for_each_piece(begin, count, [&](std::span<const std::byte> piece, int64_t position) {
     widen(piece, position, out + (position - begin));
@@ -216,20 +215,6 @@ struct Format {
 constexpr std::array<Format, 2> kFormats{{{20240520, 1, 2}, {20240801, 7, 4}}};
 constexpr size_t kHeader = 256;  // numbers
 
-template <class T>
-std::vector<int32_t> widened(const std::byte* data, size_t count, int64_t vocab, const std::string& what) {
-  std::vector<int32_t> out(count);
-  for (size_t i = 0; i < count; ++i) {
-    T token;
-    std::memcpy(&token, data + i * sizeof(T), sizeof(T));
-    if (token >= vocab)
-      throw InputError(fmt::format("{}: token {} at position {} is outside the tokenizer's vocabulary of {}", what,
-                                   token, i, vocab));
-    out[i] = static_cast<int32_t>(token);
-  }
-  return out;
-}
-
 }  // namespace
 
 bool is_llmc_file(const std::filesystem::path& file) {
@@ -241,35 +226,103 @@ bool is_llmc_file(const std::filesystem::path& file) {
   return in && (magic == kFormats[0].magic || magic == kFormats[1].magic);
 }
 
-LlmcHeader parse_llmc_header(std::span<const std::byte> begin, int64_t size, const std::string& what) {
+void TokenFile::check_llmc(int64_t size, int64_t vocab) {
+  const auto refuse = [&](const std::string& why) { throw InputError(fmt::format("{}: {}", what_, why)); };
   std::array<int32_t, kHeader> header{};
-  static_assert(sizeof(header) == LlmcHeader::kBytes);
-  if (begin.size() < sizeof(header))
-    throw InputError(fmt::format("{}: {} bytes; a header of {} was expected", what, begin.size(), sizeof(header)));
-  std::memcpy(header.data(), begin.data(), sizeof(header));
-  const Format* format = nullptr;
-  for (const Format& f : kFormats)
-    if (f.magic == header[0]) format = &f;
-  if (format == nullptr)
-    throw InputError(fmt::format("{}: begins with {}; llm.c's token files begin with {} or {}", what, header[0],
-                                 kFormats[0].magic, kFormats[1].magic));
-  if (header[1] != format->version)
-    throw InputError(fmt::format("{}: version {}; expected {}", what, header[1], format->version));
+  constexpr int64_t kBytes = sizeof(header);
+  if (size < kBytes) refuse(fmt::format("{} bytes; a header of {} was expected", size, kBytes));
+  read(0, std::as_writable_bytes(std::span(header)));
+  const auto format = std::ranges::find(kFormats, header[0], &Format::magic);
+  if (format == kFormats.end())
+    refuse(fmt::format("begins with {}; llm.c's token files begin with {} or {}", header[0], kFormats[0].magic,
+                       kFormats[1].magic));
+  if (header[1] != format->version) refuse(fmt::format("version {}; expected {}", header[1], format->version));
   for (size_t i = 3; i < kHeader; ++i)
-    if (header[i] != 0)
-      throw InputError(fmt::format("{}: number {} of the header is {}; expected 0", what, i, header[i]));
-  const int64_t payload = size - LlmcHeader::kBytes, width = format->width;
-  if (header[2] < 0 || payload != header[2] * width)
-    throw InputError(
-        fmt::format("{}: {} tokens of {} bytes were expected, {} bytes are there", what, header[2], width, payload));
-  return {.count = header[2], .width = width};
+    if (header[i] != 0) refuse(fmt::format("number {} of the header is {}; expected 0", i, header[i]));
+  const int64_t payload = size - kBytes;
+  if (header[2] < 0 || payload != header[2] * format->width)
+    refuse(fmt::format("{} tokens of {} bytes were expected, {} bytes are there", header[2], format->width, payload));
+  count_ = header[2];
+  vocab_ = vocab;
+  begin_ = kBytes;
+  width_ = format->width;
+  checksum_ = hashed();
+  check_tokens();
 }
 
-std::vector<int32_t> parse_llmc(std::span<const std::byte> bytes, int64_t vocab, const std::string& what) {
-  const LlmcHeader header = parse_llmc_header(bytes, std::ssize(bytes), what);
-  const auto count = static_cast<size_t>(header.count);
-  const std::byte* const data = bytes.data() + LlmcHeader::kBytes;
-  return header.width == 2 ? widened<uint16_t>(data, count, vocab, what) : widened<uint32_t>(data, count, vocab, what);
+// Batches and rows.
+
+namespace {
+
+// `context` tokens from `begin`, and to `targets` the tokens after them.
+void copy_window(const TokenFile& tokens, int64_t begin, int64_t context, int32_t* inputs, int32_t* targets) {
+  std::vector<int32_t> row(static_cast<size_t>(context + 1));
+  tokens.copy(begin, context + 1, row.data());
+  std::copy(row.begin(), row.end() - 1, inputs);
+  std::copy(row.begin() + 1, row.end(), targets);
+}
+
+}  // namespace
+
+Loader::Loader(const TokenFile& tokens, int64_t context, int64_t batch, uint64_t seed)
+    : tokens_(tokens), context_(context), batch_(batch), order_(Philox::named(seed, "data order")) {
+  if (context < 1) throw Error(fmt::format("context {}: expected at least 1", context));
+  if (batch < 1) throw Error(fmt::format("batch {}: expected at least 1", batch));
+  if (context >= tokens.size())
+    throw Error(fmt::format("context {} is too long for a training text of {} tokens; it can be at most {}", context,
+                            tokens.size(), tokens.size() - 1));
+}
+
+int64_t Loader::start(int64_t step, int64_t sequence) const {
+  const uint64_t range = static_cast<uint64_t>(tokens_.size() - context_);
+  return static_cast<int64_t>(order_.below(range, static_cast<uint64_t>(step * batch_ + sequence)));
+}
+
+void Loader::load(int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const {
+  if (step < 0 || first < 0 || count < 0 || first > batch_ - count)
+    throw Error(
+        fmt::format("sequences {} to {} of step {} are not in a batch of {}", first, first + count, step, batch_));
+  for (int64_t s = 0; s < count; ++s)
+    copy_window(tokens_, start(step, first + s), context_, inputs + s * context_, targets + s * context_);
+}
+
+void Rows::load(int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const {
+  if (first < 0 || count < 0 || first > this->count() - count)
+    throw Error(fmt::format("rows {} to {} are not among the {}", first, first + count, this->count()));
+  for (int64_t r = 0; r < count; ++r) load_row(first + r, inputs + r * context(), targets + r * context());
+}
+
+TrainingWindows::TrainingWindows(std::vector<TokenFile> files, int64_t context)
+    : files_(std::move(files)), context_(context) {
+  if (context < 1) throw Error(fmt::format("context {}: expected at least 1", context));
+  if (files_.empty()) throw Error("[windows] expected at least one token file");
+  int64_t end = 0;
+  for (const TokenFile& f : files_) {
+    if (f.size() <= context)
+      throw InputError(fmt::format("{}: {} tokens; expected at least {}, a window of `context` and the token behind it",
+                                   f.name(), f.size(), context + 1));
+    ends_.push_back(end += (f.size() - 1) / context);
+  }
+}
+
+void TrainingWindows::load_row(int64_t row, int32_t* inputs, int32_t* targets) const {
+  const auto file = static_cast<size_t>(std::ranges::upper_bound(ends_, row) - ends_.begin());
+  const int64_t before = file > 0 ? ends_[file - 1] : 0;
+  copy_window(files_[file], (row - before) * context_, context_, inputs, targets);
+}
+
+Windows::Windows(const TokenFile& tokens, int64_t context) : tokens_(tokens), context_(context) {
+  if (context < 1) throw Error(fmt::format("context {}: expected at least 1", context));
+  if (tokens.size() < 2)
+    throw Error(fmt::format("a validation text of {} tokens is too short; expected at least 2", tokens.size()));
+}
+
+void Windows::load_row(int64_t row, int32_t* inputs, int32_t* targets) const {
+  const int64_t begin = row * context_, filled = std::min(context_, this->targets() - begin);
+  tokens_.copy(begin, filled, inputs);
+  tokens_.copy(begin + 1, filled, targets);
+  std::fill(inputs + filled, inputs + context_, 0);
+  std::fill(targets + filled, targets + context_, kIgnored);
 }
 
 }  // namespace tessera

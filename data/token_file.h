@@ -1,8 +1,11 @@
-// A file of tokens: a 64-byte header and then the tokens as 16 or 32 bits each, little-endian.
+// Tokens in files, and batches and rows of them. A file of tokens is a 64-byte header and then the tokens as 16 or 32
+// bits each, little-endian.
 //
 //   bytes 0..7 "TESSTOK\n"   8..11 version (1)   12..15 bytes per token (2 or 4)   16..23 vocabulary
 //   24..31 count             32..39 XXH3-64 of the tokens' bytes                   40..63 zero
 #pragma once
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -12,6 +15,7 @@
 #include <vector>
 
 #include "data/files.h"
+#include "tensor/random.h"
 
 namespace tessera {
 
@@ -20,11 +24,12 @@ class TokenFile {
   // Checks all of the file: header, length, checksum, every token inside the vocabulary. It stays open. Throws
   // InputError. Cost: two passes over the file.
   static TokenFile open(const std::filesystem::path& file);
-  // llm.c's token file (data/token_file.h), read where it lies. It holds no checksum, so only what open() says of
-  // length and tokens is checked.
+  // llm.c's token file, read where it lies. It holds no checksum, so only what open() says of length and tokens is
+  // checked.
   static TokenFile open_llmc(const std::filesystem::path& file, int64_t vocab_size);
-  // Checks bytes in memory as open() does a file; they must outlive the result, and `what` names them.
+  // Checks bytes in memory as these do files; they must outlive the result, and `what` names them.
   static TokenFile of_bytes(std::span<const std::byte> bytes, const std::string& what);
+  static TokenFile of_llmc_bytes(std::span<const std::byte> bytes, int64_t vocab_size, const std::string& what);
   // Holds tokens that are in no file.
   static TokenFile of_tokens(std::span<const int32_t> tokens, int64_t vocab_size, const std::string& what);
   // Writes tokens, each in [0, vocab_size), beside `file` and renames. Throws OutputError; Error for a bad token.
@@ -39,9 +44,11 @@ class TokenFile {
   // Tokens [begin, begin + count) to `out`. The caller keeps them inside [0, size()). Throws InputError when the file
   // was changed so that they are not there, or are outside the vocabulary.
   void copy(int64_t begin, int64_t count, int32_t* out) const;
+  std::vector<int32_t> all() const;
 
  private:
   void check(int64_t size);
+  void check_llmc(int64_t size, int64_t vocab_size);
   uint64_t hashed() const;
   void check_tokens() const;  // against the vocabulary
   void read(int64_t at, std::span<std::byte> out) const;
@@ -67,18 +74,112 @@ class TokenFile {
 // Whether a file begins as one of these does. False for what cannot be read.
 bool is_llmc_file(const std::filesystem::path& file);
 
-// Numbers in the header of llm.c's token file: where the tokens begin is LlmcHeader::kBytes.
-struct LlmcHeader {
-  static constexpr int64_t kBytes = 1024;
-  int64_t count = 0, width = 2;  // tokens, and the bytes of each
-};
-// Parses the header of a file of `size` bytes, of which `begin` are the first kBytes or all. `what` names it. Throws
-// InputError: another magic or version, a header that is not zero behind its three numbers, or another length than the
-// count says.
-LlmcHeader parse_llmc_header(std::span<const std::byte> begin, int64_t size, const std::string& what);
+// --- a counted shuffle: where each of n things stands is a pure function of (key, round, place), so nothing is kept or
+// carried, and any rank can ask for any place of any round ---
 
-// The tokens of such a file's bytes. `what` names it in messages. Throws InputError as parse_llmc_header() does,
-// and for a token outside [0, vocab_size).
-std::vector<int32_t> parse_llmc(std::span<const std::byte> bytes, int64_t vocab_size, const std::string& what);
+// The number at `place` of [0, count) in round `round`; in each round every number of [0, count) stands somewhere. A
+// Feistel network over the next even power of two, walked until it comes back into range (Black and Rogaway 2002,
+// "Ciphers with arbitrary finite domains"): about two walks. count is at most 2^62.
+constexpr uint64_t permuted(const Philox& random, uint64_t round, uint64_t count, uint64_t place) {
+  constexpr int kRounds = 8;
+  const auto half = std::max<int64_t>((static_cast<int64_t>(std::bit_width(count - 1)) + 1) / 2, 1);
+  const uint64_t mask = (uint64_t{1} << half) - 1;
+  do {
+    uint64_t left = place >> half, right = place & mask;
+    for (uint64_t r = 0; r < kRounds; ++r) {
+      const uint64_t next = left ^ (random(r << 32 | right, round)[0] & mask);
+      left = right;
+      right = next;
+    }
+    place = left << half | right;
+  } while (place >= count);
+  return place;
+}
+
+// Rows of tokens of one length, with a target for each token: what validation walks through, and fine-tuning draws
+// from.
+
+class Rows {
+ public:
+  static constexpr int32_t kIgnored = -1;  // a target that is not trained and does not count
+
+  virtual ~Rows() = default;
+  virtual int64_t context() const = 0;  // tokens of a row
+  virtual int64_t count() const = 0;
+  // How many targets of all rows are not kIgnored; at least 1.
+  virtual int64_t targets() const = 0;
+  // Rows [first, first + count) of [0, count()): `inputs` and `targets` are (count, context). Throws Error (usage).
+  void load(int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const;
+  // Whether the rows themselves say where documents begin, and then: for each token of some rows, (count, context), the
+  // place in its row where its document begins.
+  virtual bool has_starts() const { return false; }
+  void starts(int64_t first, int64_t count, int32_t* out) const {
+    for (int64_t r = 0; r < count; ++r) row_starts(first + r, out + r * context());
+  }
+
+ private:
+  virtual void load_row(int64_t row, int32_t* inputs, int32_t* targets) const = 0;
+  virtual void row_starts(int64_t /*row*/, int32_t* /*out*/) const {}
+};
+
+// Batches for training and windows for validation.
+//
+// The order of training is a pure function of (seed, step): sequence s of step k starts at a position drawn by
+// Philox::named(seed, "data order") at index k * batch + s. So a run can be resumed at any step, and any rank can load
+// its own slice of a step, under any split of the batch.
+
+class Loader {
+ public:
+  // Keeps a reference to `tokens`. Throws Error (usage) for sizes below 1 and for a context (in tokens) that leaves no
+  // room for a next token.
+  Loader(const TokenFile& tokens, int64_t context, int64_t batch, uint64_t seed);
+
+  // Where sequence s of [0, batch) of a step starts in the split.
+  int64_t start(int64_t step, int64_t sequence) const;
+  // Sequences [first, first + count) of a step: token ids to `inputs` and the tokens after them to `targets`, both
+  // (count, context). Throws Error (usage) when they are not sequences of the batch.
+  void load(int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) const;
+
+ private:
+  const TokenFile& tokens_;
+  int64_t context_, batch_;
+  Philox order_;
+};
+
+// Windows to train on once in an epoch: of each of several files, one after another, as many windows of `context`
+// tokens, each with the token that follows it, as there are; what is left at the end of a file fills none and is passed
+// over.
+class TrainingWindows final : public Rows {
+ public:
+  // Throws Error (usage) for a context below 1, and InputError for a file in which there is no window.
+  TrainingWindows(std::vector<TokenFile> files, int64_t context);
+
+  int64_t context() const override { return context_; }
+  int64_t count() const override { return ends_.back(); }
+  int64_t targets() const override { return count() * context_; }
+
+ private:
+  void load_row(int64_t row, int32_t* inputs, int32_t* targets) const override;
+  std::vector<TokenFile> files_;
+  int64_t context_;
+  std::vector<int64_t> ends_;  // ends of each file's windows
+};
+
+// Consecutive windows that cover a whole split: every token but the first is a target exactly once. The last window is
+// filled with input 0 and target kIgnored, so that a mean over the targets is the mean over the split.
+class Windows final : public Rows {
+ public:
+  // Keeps a reference to `tokens`. Throws Error (usage) for a context below 1 or a split of fewer than two tokens.
+  Windows(const TokenFile& tokens, int64_t context);
+
+  int64_t context() const override { return context_; }
+  int64_t count() const override { return (targets() + context_ - 1) / context_; }
+  int64_t targets() const override { return tokens_.size() - 1; }
+
+ private:
+  void load_row(int64_t row, int32_t* inputs, int32_t* targets) const override;
+  const TokenFile& tokens_;
+  int64_t context_;
+};
 
 }  // namespace tessera

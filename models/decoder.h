@@ -1,5 +1,5 @@
 // The decoder of all families. Its sizes are those of its configuration, its parts those of its family
-// (models/families.h):
+// (models/language_model.h):
 //
 //   gpt2    LayerNorm, learned positions, GELU, biases: Radford et al. 2019
 //   llama   RMSNorm, rotary positions, SwiGLU: Touvron et al. 2023, arXiv 2302.13971; Grattafiori et al. 2024, arXiv

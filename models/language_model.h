@@ -13,16 +13,53 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "models/families.h"
 #include "nn/experts/experts.h"
 #include "nn/layers.h"
+#include "tensor/error.h"
 #include "tensor/ops/quantize/quantize.h"
 
 namespace tessera {
+
+// --- families, a row for each in models/families.cpp: what the layers of its decoder are made of (models/decoder.h),
+// and what the transformers library calls their tensors ---
+
+enum class Family : uint8_t { gpt2, llama };
+constexpr std::array<std::string_view, 2> kFamilyNames = {"gpt2", "llama"};
+constexpr const auto& names_of(Family) { return kFamilyNames; }
+
+// The name of one of our parameters, or of a module within a layer, and of the tensors whose rows are put together in
+// it: one; gate and up; or q, k and v. {} stands for the number of an expert.
+struct TensorNames {
+  std::string_view ours;
+  std::vector<std::string_view> theirs;
+};
+
+struct FamilyRow {
+  bool centered_norms = false;  // LayerNorm, else RMSNorm
+  bool rotary = true;           // positions turn q and k, else a table of them is added to the tokens
+  bool gated = true;            // SwiGLU, else GELU
+  bool biases = false;          // every linear layer has one
+
+  std::string_view layers = "model.layers";    // stands before the number of a layer
+  std::string_view optional_prefix = {};       // published files may leave it out
+  std::vector<std::string_view> derived = {};  // ends of names in files that are no parameters
+  bool transposed = false;                     // matrices of layers are kept as (in, out)
+  std::vector<TensorNames> outside = {};       // parameters that are in no layer
+  std::vector<TensorNames> norms = {}, attention = {}, feed_forward = {};  // in a layer; adapters are for the last two
+
+  std::string_view usual_adapters = "q_proj,v_proj";
+
+  // The row of a module within a layer, or null.
+  const TensorNames* find(std::string_view module) const;
+};
+const FamilyRow& row_of(Family family);
+
+// --- sizes ---
 
 // Low-rank adaptation of a model whose own weights are frozen (nn/adapters/lora.h, models/adapters/adapters.h).
 struct LoraConfig {
@@ -73,6 +110,25 @@ struct ModelConfig {
   // Deviation of the first weights of layers that add to the residual: GPT-2's 0.02 / sqrt(2 layers).
   double residual_deviation() const { return 0.02 / std::sqrt(2.0 * static_cast<double>(layers)); }
 };
+
+// The names of a model's values (for users, JSON, messages) and the entries of its fields (settings/setting.h).
+constexpr std::array<std::string_view, 2> kRouterSoftmaxNames = {"chosen", "all"};
+constexpr std::array<std::string_view, 3> kRopeScalingNames = {"none", "linear", "llama3"};
+constexpr std::array<std::string_view, 3> kCodecNames = {"none", "nf4", "gptq"};
+
+constexpr const auto& names_of(RouterSoftmax) { return kRouterSoftmaxNames; }
+constexpr const auto& names_of(RopeScaling) { return kRopeScalingNames; }
+constexpr const auto& names_of(Codec) { return kCodecNames; }
+
+template <class Enum>
+constexpr std::string_view text_of(Enum value) {
+  return name_in(names_of(value), value);
+}
+
+class Settings;
+Settings settings_of(ModelConfig& config);
+// The sizes of `config`, with those that follow from others filled in.
+ModelConfig whole_sizes(ModelConfig config);
 
 // (B, T, C) -> (B, T, C); under Recompute::block its forward pass runs again in the backward pass.
 class DecoderLayer : public Module {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <string>
 #include <utility>
 
 #include "parallel/experts/expert_parallel.h"
@@ -12,22 +11,21 @@
 namespace tessera {
 namespace {
 
-// The rank counts nearest to n that divide `count`: "2", "2 or 4".
-std::string nearest_divisors(int64_t count, int64_t n) {
-  int64_t below = n, above = n;
-  while (count % below != 0) --below;
-  while (above < count && count % above != 0) ++above;
-  return std::to_string(below) + (count % above == 0 && above > n ? " or " + std::to_string(above) : "");
-}
-
 void check_divides(const Communicator& tp, int64_t count, const std::string& what) {
   if (count % tp.size() != 0)
     throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(tp.size()) + " ranks cannot share " +
                 std::to_string(count) + " " + what +
-                "; the nearest number of ranks that can: " + nearest_divisors(count, tp.size()));
+                "; the nearest number of ranks that can: " + divisors_near(count, tp.size()));
 }
 
 }  // namespace
+
+std::string divisors_near(int64_t n, int64_t wanted) {
+  int64_t below = std::min(wanted, n), above = wanted;
+  while (below > 1 && n % below != 0) --below;
+  while (above < n && n % above != 0) ++above;
+  return std::to_string(below) + (above > below && above <= n ? " or " + std::to_string(above) : "");
+}
 
 Placement checked_between(const ModelConfig& config, const ModelAxes& axes) {
   const Communicator& tp = *axes.tp;
@@ -134,7 +132,7 @@ Var ModelStages::body(int stage, Var x) {
 StageOutput ModelStages::forward(int stage, int microbatch, const Var& input) {
   const bool first = stage == 0;
   Microbatch tokens;
-  if (first || stage == last()) tokens = options_.load(microbatch, first, stage == last());
+  if (first || stage == last()) tokens = source_->load(microbatch, first, stage == last());
   Var x = body(stage, first ? model_.embedded(strategy_.batches().scatter_batch(tokens.ids)) : input);
   if (stage != last()) return {std::move(x), {}, 0};
   const Head head{[this](const Var& hidden) { return model_.logits(hidden); },
@@ -149,7 +147,7 @@ Tensor ModelStages::make_activation(int, int) {
   return Tensor::empty(options_.activation, options_.dtype, options_.arena, Category::activations);
 }
 
-void ModelStages::enter(int, int microbatch) { model_.set_step(options_.where(microbatch)); }
+void ModelStages::enter(int, int microbatch) { model_.set_step(source_->where(microbatch)); }
 
 void ModelStages::begin_gradients(int stage, int microbatch) {
   strategy_.begin_gradients(microbatch, units_[static_cast<size_t>(stage)]);

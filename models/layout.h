@@ -7,6 +7,7 @@
 //   Loss loss = model->head_loss(model->hidden(ids), targets, scale);
 #pragma once
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "models/language_model.h"
@@ -31,6 +32,8 @@ struct ModelAxes {
   Communicator* ep = nullptr;
 };
 
+// "2 or 4": the divisors of n next to `wanted`.
+std::string divisors_near(int64_t n, int64_t wanted);
 inline bool is_cut(const Communicator* axis) { return axis && axis->size() > 1; }
 
 // How activations lie between the cut products, of any number of tokens. Throws Error (usage) naming the numbers,
@@ -69,20 +72,30 @@ struct Microbatch {
   double scale = 1;  // the loss is multiplied with it: one over the targets of the whole batch
 };
 
+// The source of a step's micro-batches on one rank, asked before each of their passes. A trainer's reads the data set
+// (train/batches.h); the measure of memory makes tokens up (train/memory.cpp).
+class BatchSource {
+ public:
+  virtual ~BatchSource() = default;
+  // The tokens of a micro-batch, those that are asked for.
+  virtual Microbatch load(int64_t index, bool ids, bool targets) = 0;
+  // Its place in the run.
+  virtual StepInfo where(int64_t index) = 0;
+};
+
 class ModelStages final : public Stages {
  public:
   struct Options {
     std::vector<Range> layers;  // by stage
-    // The tokens of a micro-batch, and its place in the run.
-    std::function<Microbatch(int64_t index, bool ids, bool targets)> load;
-    std::function<StepInfo(int64_t index)> where;
-    Shape activation = {};  // between stages, on this rank
+    Shape activation = {};      // between stages, on this rank
     DType dtype = DType::float32;
     ArenaPtr arena = {};
   };
   // `model` and `strategy` must outlive it.
   ModelStages(LanguageModel& model, DataStrategy& strategy, Options options);
 
+  // From here on passes are of this source's micro-batches.
+  void take_from(BatchSource& source) { source_ = &source; }
   StageOutput forward(int stage, int microbatch, const Var& input) override;
   Tensor make_activation(int stage, int microbatch) override;
   void enter(int stage, int microbatch) override;
@@ -100,6 +113,7 @@ class ModelStages final : public Stages {
   LanguageModel& model_;
   DataStrategy& strategy_;
   Options options_;
+  BatchSource* source_ = nullptr;
   std::vector<UnitRange> units_;  // by stage, in the model's layout
 };
 

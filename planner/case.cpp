@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "models/families.h"
+#include "models/layout.h"
 #include "planner/pipeline.h"
 #include "tensor/error.h"
 

@@ -14,7 +14,7 @@
 #include "data/json.h"
 #include "planner/pipeline.h"
 #include "tensor/error.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera::planner {
 namespace {

@@ -11,7 +11,7 @@
 #include "planner/memory.h"
 #include "planner/pipeline.h"
 #include "tensor/error.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera::planner {
 namespace {

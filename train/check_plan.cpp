@@ -15,11 +15,9 @@
 #include "tensor/cuda/gpus.h"
 #include "tensor/error.h"
 #include "tensor/findings.h"
-#include "train/check_data.h"
 #include "train/device.h"
 #include "train/job.h"
-#include "train/names.h"
-#include "train/step_graph.h"
+#include "train/step.h"
 
 namespace tessera {
 
@@ -157,9 +155,112 @@ void check_nccl(const Plan& p) {
            p.ranks(), gpu_count());
 }
 
-}  // namespace
+// The data axis: its modes, groups of shards, ranks that train alone, and optimizers that need whole matrices.
 
-namespace {
+void check_diloco(const Plan& p) {
+  if (p.dp_mode != DataMode::diloco) return;
+  if (p.sync_fragments > p.sync_every)
+    refuse("sync_fragments",
+           "each fragment makes its outer steps in other steps, of which there are {} (`sync_every`); expected at most "
+           "{}, found {}",
+           p.sync_every, p.sync_every, p.sync_fragments);
+  if (p.zero != ZeroStage::none)
+    refuse("zero", "ranks of `dp_mode` diloco have nothing to share out between two sums; expected 0, found {}",
+           text_of(p.zero));
+  const bool in_any_order = p.all_reduce == Algorithm::ring || p.all_reduce == Algorithm::native;
+  if (in_any_order && (p.pp > 1 || p.tie_copies || p.tp > 1))
+    refuse("all_reduce",
+           "{} may add what pipeline ranks or tensor ranks have copies of in several orders, and in `dp_mode` diloco "
+           "nothing makes them equal again; expected direct, tree or root{}",
+           p.all_reduce == Algorithm::ring ? "a ring" : "a library",
+           uses_nccl(p) ? ", and `backend` threads or mpi" : "");
+  if (!(p.outer_lr > 0) || !std::isfinite(p.outer_lr))
+    refuse("outer_lr", "expected a number above 0, found {}", p.outer_lr);
+  if (!(p.outer_momentum >= 0 && p.outer_momentum < 1))
+    refuse("outer_momentum", "expected a number in [0, 1), found {}", p.outer_momentum);
+}
+
+void check_offload(const Plan& p) {
+  if (p.offload != Offload::parameters) return;
+  if (p.zero != ZeroStage::three)
+    refuse("offload", "parameters moves the shards of `zero` 3; expected `zero` 3 beside it, found {}",
+           text_of(p.zero));
+  if (p.device == Device::cpu)
+    refuse("offload",
+           "parameters moves them to the host's memory. With `device` cpu they lie there already, and a mapped file "
+           "would save nothing, since every pass reads them; expected `device` cuda beside it, found cpu");
+}
+
+void check_updates(const Job& s) {
+  const bool muon = s.optim.optimizer == OptimizerKind::muon;
+  const DataMode mode = s.plan.dp_mode;
+  if (muon && (mode == DataMode::ps_sync || mode == DataMode::ps_async))
+    refuse("optimizer",
+           "muon needs whole matrices, which the servers of {} have not; expected another, or `dp_mode` ddp",
+           text_of(mode));
+  if (muon && s.model.lora.rank > 0)
+    refuse("optimizer", "muon is for matrices of layers, which are frozen beside adapters; expected adamw");
+  if (muon && s.optim.state_dtype == DType::bfloat16)
+    refuse("state_dtype", "muon keeps its momentum in fp32; expected fp32, found bf16");
+  if (s.plan.sync_fragments > s.model.layers)
+    refuse("sync_fragments", "a fragment has at least one of the {} layers; expected at most {}, found {}",
+           s.model.layers, s.model.layers, s.plan.sync_fragments);
+}
+
+void check_data(const Plan& p) {
+  if (p.all_reduce == Algorithm::native && !uses_nccl(p) && p.backend != Backend::mpi)
+    refuse("all_reduce", "{} ranks have no library of their own; expected direct, ring, tree or root",
+           p.backend == Backend::tcp ? "TCP" : "thread");
+  if (p.shard_ranks > 0 && p.zero == ZeroStage::none) refuse("shard_ranks", "goes with `zero` 1, 2 or 3, found 0");
+  if (p.shard_ranks > 0 && (p.dp * p.cp) % p.shard_ranks != 0)
+    refuse("shard_ranks", "groups of {} ranks do not divide the {} that share the batch; the nearest that do: {}",
+           p.shard_ranks, p.dp * p.cp, divisors_near(p.dp * p.cp, p.shard_ranks));
+  if (p.dp_mode == DataMode::ddp || p.dp_mode == DataMode::diloco) return;
+  if (p.servers > p.dp) refuse("servers", "expected at most the {} ranks, found {}", p.dp, p.servers);
+  const std::string_view mode = text_of(p.dp_mode);
+  if (uses_nccl(p))
+    refuse("backend",
+           "{} adds at one rank, in rank order, and nccl does not; expected threads or mpi beside `dp_mode` {}, found "
+           "nccl",
+           mode, mode);
+  if (p.all_reduce != Algorithm::direct)
+    refuse("all_reduce", "{} adds at one rank, in rank order; expected direct, found {}", mode, text_of(p.all_reduce));
+  if (p.zero != ZeroStage::none) refuse("zero", "{} goes with `dp_mode` ddp, found {}", text_of(p.zero), mode);
+  if (p.ranks() > p.dp)
+    refuse("dp_mode", "{} is for data-parallel ranks alone; expected ddp beside `tp`, `pp` and `cp`", mode);
+}
+
+void check_modes(const Plan& p) {
+  Plan given = p, usual;
+  check_read(settings_of(given), settings_of(usual));  // settings that only one mode reads
+  check_diloco(p);
+  check_offload(p);
+  if (p.dp_mode == DataMode::ps_async && p.tie_copies)
+    refuse("tie_copies", "ps-async has no steps in common; expected another `dp_mode`");
+  if (p.dp_mode == DataMode::dataparallel && has_processes(p))
+    refuse("dp_mode", "dataparallel is one process by definition; expected ddp or ps-sync for several");
+}
+
+void check_experts(const Plan& p, const ModelConfig& m) {
+  const int64_t experts = m.experts.count;
+  if (experts == 0 && p.ep > 1)
+    refuse("ep", "a model without experts has none to share out; expected 1, found {}", p.ep);
+  if (experts == 0 || p.ep == 1) return;
+  if (const int64_t data = p.dp * p.cp; data % p.ep != 0)
+    refuse("ep", "it is cut out of the {} data ranks, which {} does not divide; the nearest that does: {}", data, p.ep,
+           divisors_near(data, p.ep));
+  if (experts % p.ep != 0)
+    refuse("ep", "{} ranks do not divide the {} experts; the nearest that does: {}", p.ep, experts,
+           divisors_near(experts, p.ep));
+  if (p.shard_ranks % p.ep != 0)
+    refuse("shard_ranks",
+           "each group has all experts, which {} ranks of `ep` share out; expected a multiple of {}, found {}", p.ep,
+           p.ep, p.shard_ranks);
+  if (p.dp_mode != DataMode::ddp) refuse("ep", "goes with `dp_mode` ddp, found {}", text_of(p.dp_mode));
+  if (p.all_reduce == Algorithm::ring)
+    refuse("all_reduce",
+           "a ring adds in an order of places, which differ between ranks beside `ep`; expected direct, tree or root");
+}
 
 void check_model(const Job& s) {
   const ModelConfig& m = s.model;
@@ -261,29 +362,6 @@ void check(const Job& s, bool traced) {
   found.check([&] { check_place(s, traced); });
   found.check([&] { check_nccl(p); });
   found.raise();
-}
-
-// One line for each thing that is not built.
-
-void check_experts(const Plan& p, const ModelConfig& m) {
-  const int64_t experts = m.experts.count;
-  if (experts == 0 && p.ep > 1)
-    refuse("ep", "a model without experts has none to share out; expected 1, found {}", p.ep);
-  if (experts == 0 || p.ep == 1) return;
-  if (const int64_t data = p.dp * p.cp; data % p.ep != 0)
-    refuse("ep", "it is cut out of the {} data ranks, which {} does not divide; the nearest that does: {}", data, p.ep,
-           divisors_near(data, p.ep));
-  if (experts % p.ep != 0)
-    refuse("ep", "{} ranks do not divide the {} experts; the nearest that does: {}", p.ep, experts,
-           divisors_near(experts, p.ep));
-  if (p.shard_ranks % p.ep != 0)
-    refuse("shard_ranks",
-           "each group has all experts, which {} ranks of `ep` share out; expected a multiple of {}, found {}", p.ep,
-           p.ep, p.shard_ranks);
-  if (p.dp_mode != DataMode::ddp) refuse("ep", "goes with `dp_mode` ddp, found {}", text_of(p.dp_mode));
-  if (p.all_reduce == Algorithm::ring)
-    refuse("all_reduce",
-           "a ring adds in an order of places, which differ between ranks beside `ep`; expected direct, tree or root");
 }
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 #include "tensor/error.h"
 #include "tensor/ops/attention/cuda/cudnn_attention.h"
 #include "tensor/ops/matmul/cuda/product.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera {
 

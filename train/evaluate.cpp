@@ -10,7 +10,7 @@
 #include "autograd/var.h"
 #include "parallel/placement.h"
 #include "tensor/error.h"
-#include "train/step_tokens.h"
+#include "train/step.h"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "data/loader.h"
+#include "data/token_file.h"
 #include "models/sample.h"
 #include "parallel/comm/communicator.h"
 #include "train/trainer.h"

@@ -6,7 +6,6 @@
 #include "settings/setting.h"
 #include "tensor/error.h"
 #include "train/device.h"
-#include "train/names.h"
 
 namespace tessera {
 namespace {

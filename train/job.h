@@ -11,7 +11,6 @@
 #include <optional>
 #include <vector>
 
-#include "models/language_model.h"
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"
 #include "train/plan.h"
@@ -37,6 +36,9 @@ struct Optimisation {
   bool document_mask = false;
   bool operator==(const Optimisation&) const = default;
 };
+
+constexpr const auto& names_of(OptimizerKind) { return kOptimizerNames; }
+Settings settings_of(Optimisation& optim);
 
 struct Job {
   ModelConfig model = {};  // vocab 0: not known yet

@@ -4,14 +4,13 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <string>
 
 #include "optim/muon.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/pipeline/validate.h"
 #include "tensor/cpu/loops.h"
 #include "tensor/cpu/vectorize.h"
-#include "train/plan_sizes.h"
+#include "train/expected_bytes.h"
 #include "train/trainer.h"
 
 namespace tessera {
@@ -191,7 +190,7 @@ Job without_strategy(Job job) {
 }
 
 // The ranks that it would speak to send nothing: numbers are whatever memory held, sizes are right.
-class LoneRank {
+class LoneRank final : public BatchSource {
  public:
   LoneRank(const Job& job, bool split, std::optional<int> data_rank, int cp_rank, std::vector<Range> layers)
       : sizes_(job),
@@ -210,8 +209,7 @@ class LoneRank {
   // A step, and a sample for the beginning of each pass and for the end.
   std::vector<Sample> step() {
     samples_.clear();
-    part_.strategy().begin_step();
-    part_.runtime().step();
+    part_.step(*this);
     sample();
     part_.strategy().finish_gradients();
     return samples_;
@@ -234,8 +232,6 @@ class LoneRank {
             .tie_copies = job.plan.tie_copies,
             .data = data,
             .sequences = sizes_.sequences,
-            .load = [this](int64_t, bool ids, bool targets) { return load(ids, targets); },
-            .where = [this](int64_t) { return where(); },
             .arena = arena_};
   }
   void sample() {
@@ -254,11 +250,11 @@ class LoneRank {
     if (data_->rank() > 0) return Tensor::meta({sizes_.sequences, sizes_.tokens}, DType::int32);
     return tokens(data_->size() * sizes_.sequences, sizes_.tokens);
   }
-  Microbatch load(bool ids, bool targets) {
+  Microbatch load(int64_t, bool ids, bool targets) override {
     const Microbatch both{loaded(), loaded()};
     return {ids ? both.ids : Tensor(), targets ? both.targets : Tensor()};
   }
-  StepInfo where() {
+  StepInfo where(int64_t) override {
     sample();
     StepInfo at{.seed = 1, .training = true};
     at.positions = part_.positions();
@@ -345,17 +341,12 @@ std::vector<StageMemory> measure_short(Job job, std::optional<int> data_rank, co
 
 // ZeRO-3 holds up to four layers at a time, so that fewer are no measure.
 StageMemory after(const StageMemory& four, const StageMemory& five, int64_t layers) {
-  const auto follow = [&](int64_t StageMemory::*field) {
-    return four.*field + (layers - 4) * (five.*field - four.*field);
-  };
-  return {.kept = follow(&StageMemory::kept),
-          .deferred = follow(&StageMemory::deferred),
-          .forward = follow(&StageMemory::forward),
-          .backward = follow(&StageMemory::backward),
-          .input = follow(&StageMemory::input),
-          .weight = follow(&StageMemory::weight),
-          .packs = follow(&StageMemory::packs),
-          .communication = follow(&StageMemory::communication)};
+  StageMemory out;
+  for (int64_t StageMemory::*const field :
+       {&StageMemory::kept, &StageMemory::deferred, &StageMemory::forward, &StageMemory::backward, &StageMemory::input,
+        &StageMemory::weight, &StageMemory::packs, &StageMemory::communication})
+    out.*field = four.*field + (layers - 4) * (five.*field - four.*field);
+  return out;
 }
 
 }  // namespace

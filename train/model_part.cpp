@@ -1,10 +1,8 @@
 // Cutting comes before memory.
-#include "train/model_part.h"
-
 #include <algorithm>
 
-#include "models/layout.h"
 #include "parallel/pipeline/validate.h"
+#include "train/trainer.h"
 
 namespace tessera {
 namespace {
@@ -40,8 +38,6 @@ ModelPart::ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes&
   stages_ =
       std::make_unique<ModelStages>(*model_, *strategy_,
                                     ModelStages::Options{.layers = layers_,
-                                                         .load = std::move(o.load),
-                                                         .where = std::move(o.where),
                                                          .activation = {o.sequences, tokens, whole.config.channels},
                                                          .dtype = o.data.dtype,
                                                          .arena = o.arena});

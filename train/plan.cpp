@@ -9,14 +9,10 @@
 #include "settings/json.h"
 #include "tensor/error.h"
 #include "train/device.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera {
 namespace {
-
-std::string one_or_two(int64_t below, int64_t above) {
-  return below == above || below < 1 ? std::to_string(above) : fmt::format("{} or {}", below, above);
-}
 
 void add_axes(Settings& s, Plan& p) {
   const auto axis = [&](int64_t& ranks, std::string_view name, std::string_view help) {
@@ -218,16 +214,10 @@ std::string describe(const Plan& p) {
   return p.sync_fragments > 1 ? text + fmt::format(" in {} fragments", p.sync_fragments) : text;
 }
 
-std::string divisors_near(int64_t n, int64_t wanted) {
-  int64_t below = std::min(wanted, n), above = wanted;
-  while (below > 1 && n % below != 0) --below;
-  while (above < n && n % above != 0) ++above;
-  return one_or_two(below, above > n ? below : above);
-}
-
 std::string multiples_near(int64_t n, int64_t wanted) {
   const int64_t below = wanted / n * n;
-  return one_or_two(below, below == wanted ? wanted : below + n);
+  if (below == wanted) return std::to_string(wanted);
+  return below < 1 ? std::to_string(below + n) : fmt::format("{} or {}", below, below + n);
 }
 
 }  // namespace tessera

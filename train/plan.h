@@ -6,11 +6,12 @@
 //   plan_from_json(to_json(plan)) == plan;              // {"pp": 2, "dp": 2, ..., "schedule": "zb-h1", ...}
 //   to_text(plan) == "pp=2 dp=2 tp=2 zero=1 schedule=zb-h1 microbatches=8";
 #pragma once
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
-#include "nn/layers.h"
+#include "models/language_model.h"
 #include "parallel/comm/launch.h"
 #include "parallel/context_parallel.h"
 #include "parallel/data_strategy.h"
@@ -62,6 +63,39 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
+// The names of a plan's values, for users, in JSON and in messages, and the entries of its fields (settings/setting.h).
+constexpr std::array<std::string_view, 4> kZeroNames = {"0", "1", "2", "3"};  // numbers to a user
+constexpr std::array<std::string_view, 3> kOffloadNames = {"none", "optimizer", "parameters"};
+constexpr std::array<std::string_view, 3> kCudaGraphNames = {"auto", "on", "off"};
+constexpr std::array<std::string_view, 3> kAttentionNames = {"auto", "cudnn", "own"};
+constexpr std::array<std::string_view, 2> kContextModeNames = {"ring", "ulysses"};
+constexpr std::array<std::string_view, 4> kBackendNames = {"threads", "mpi", "nccl", "tcp"};
+constexpr std::array<std::string_view, 5> kRecomputeNames = {"none", "activation", "activation+norm", "attention",
+                                                             "block"};
+// Returns today's name for one that was renamed.
+constexpr std::string_view recompute_name(std::string_view name) {
+  return name == "gelu" ? "activation" : name == "gelu+norm" ? "activation+norm" : name;
+}
+constexpr std::array<std::string_view, 2> kDeviceNames = {"cpu", "cuda"};
+constexpr std::array<std::string_view, 3> kFloatNames = {"fp64", "fp32", "bf16"};
+
+constexpr const auto& names_of(DataMode) { return kDataModeNames; }
+constexpr const auto& names_of(Algorithm) { return kAlgorithmNames; }
+constexpr const auto& names_of(ScheduleKind) { return kScheduleNames; }
+constexpr const auto& names_of(ZeroStage) { return kZeroNames; }
+constexpr const auto& names_of(Offload) { return kOffloadNames; }
+constexpr const auto& names_of(CudaGraph) { return kCudaGraphNames; }
+constexpr const auto& names_of(AttentionKernels) { return kAttentionNames; }
+constexpr const auto& names_of(ContextMode) { return kContextModeNames; }
+constexpr const auto& names_of(Backend) { return kBackendNames; }
+constexpr const auto& names_of(Recompute) { return kRecomputeNames; }
+constexpr const auto& names_of(Device) { return kDeviceNames; }
+constexpr const auto& names_of(DType) { return kFloatNames; }
+
+Settings settings_of(Plan& plan);
+// "dp=2 zero=3": the fields that differ.
+std::string difference(Plan plan, Plan usual);
+
 // Throws FieldError for a plan that no model can be trained under: the field, what was expected and found, and the
 // nearest legal value. check() of train/job.h also looks at the model and the batch.
 void check(const Plan& plan);
@@ -91,8 +125,6 @@ int64_t shared_over(const Plan& plan);
 Schedule schedule_of(const Plan& plan);
 LaunchOptions launch_options(const Plan& plan);
 
-// "2 or 4": the divisors of n next to `wanted`.
-std::string divisors_near(int64_t n, int64_t wanted);
 // "8 or 12": the multiples of n next to `wanted`.
 std::string multiples_near(int64_t n, int64_t wanted);
 

@@ -74,8 +74,7 @@ Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace
                                       part_options());
   find_units();
   join_tied_weights();
-  tokens_ = std::make_unique<StepTokens>(job_, std::move(sequences), whole_->config.context, part_->positions(),
-                                         strategy(), arena_);
+  tokens_ = std::make_unique<StepTokens>(job_, std::move(sequences), part_->positions(), strategy(), arena_);
   if (job.optim.optimizer == OptimizerKind::muon) matrices_ = std::make_unique<MatrixOwners>(strategy(), mesh_["tp"]);
   optimizer_ = make_optimizer(job_, strategy().shards(), matrices_ ? matrices_->hook() : nullptr);
   strategy().set_masters(optimizer_->masters());
@@ -102,17 +101,14 @@ ModelPart::Options Trainer::part_options() {
   data.context = &mesh_["cp"];
   data.replicas = &mesh_["dp"];
   if (p.offload == Offload::parameters) data.shard_arena = offload_arena(p.device);
-  return {
-      .schedule = schedule_of(p),
-      .cp_mode = p.cp_mode,
-      .sp = p.sp,
-      .tie_copies = p.tie_copies,
-      .data = data,
-      .sequences = job_.optim.batch / (p.dp * p.microbatches),
-      .load = [this](int64_t microbatch, bool ids, bool targets) { return tokens_->load(microbatch, ids, targets); },
-      .where = [this](int64_t microbatch) { return where(microbatch, true); },
-      .arena = arena_,
-      .trace = trace_};
+  return {.schedule = schedule_of(p),
+          .cp_mode = p.cp_mode,
+          .sp = p.sp,
+          .tie_copies = p.tie_copies,
+          .data = data,
+          .sequences = job_.optim.batch / (p.dp * p.microbatches),
+          .arena = arena_,
+          .trace = trace_};
 }
 
 // Where each unit of this rank stands in the whole model; past its end for the copy of a tied weight.
@@ -137,22 +133,8 @@ void Trainer::join_tied_weights() {
   tied_ = world_.split(mesh_.rank_at(at) + beside, own == first ? 0 : 1, "tied");
 }
 
-StepInfo Trainer::where(int64_t microbatch, bool training) const {
-  StepInfo at{.seed = static_cast<uint64_t>(job_.optim.seed), .step = steps_done(), .training = training};
-  if (training) {
-    at.first_sequence = strategy().batches().computes(job_.optim.batch, job_.plan.microbatches, microbatch).first;
-    at.sequences_total = job_.optim.batch;
-    at.documents = tokens_->documents(microbatch);
-  }
-  if (graph_) at.step_on_gpu = graph_->step_on_gpu();
-  at.positions = part_->positions();
-  at.tokens_total = whole_->config.context;
-  return at;
-}
-
 DeviceScalar Trainer::queue_passes() {
-  strategy().begin_step();
-  DeviceScalar loss = part_->runtime().step();
+  DeviceScalar loss = part_->step(*tokens_);
   model().set_step({});  // which keeps no documents: a captured step begins with the memory that it ended with
   return loss;
 }
@@ -244,10 +226,8 @@ StepReport Trainer::step(Wish wish) {
 // As many sequences at once as a micro-batch has: no more memory than a step, and the same packed weights.
 std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<bool()>& stop) {
   const InCommon model_of_all(strategy());
-  StepInfo at = where(0, false);
   const auto forward = [&](const Tensor& ids, const Tensor& targets, const Tensor& starts) {
-    at.documents = tokens_->documents(ids, starts);
-    model().set_step(at);
+    model().set_step(tokens_->where(ids, starts));
     const double sum =
         part_->stages().evaluate({tokens_->own(ids), tokens_->own(targets)}, part_->schedule(), mesh_["pp"]);
     return mesh_.coordinate("tp") == 0 ? sum : 0.0;
@@ -261,7 +241,7 @@ std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<
                             world_, split);
 }
 
-// The trainer's steps that the host only begins and ends (train/step_graph.h).
+// The trainer's steps that the host only begins and ends (train/step.h).
 
 // Ranks of a tensor axis know the same loss, and what is whole on all of them: one says it. So do ranks that have the
 // same gradients after they were summed.
@@ -290,6 +270,7 @@ void Trainer::make_graph() {
          .says_loss = mesh_.coordinate("tp") == 0,
          .says_squares = own_sums ? strategy().copy() == 0 : data_axis_.rank() == 0},
         arena_);
+    tokens_->queue_for(*graph_);
   }
 }
 

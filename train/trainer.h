@@ -7,16 +7,62 @@
 #include <string>
 #include <vector>
 
-#include "data/loader.h"
+#include "data/token_file.h"
 #include "parallel/matrix_owners.h"
 #include "parallel/mesh.h"
-#include "train/job.h"
-#include "train/model_part.h"
-#include "train/sequences.h"
-#include "train/step_graph.h"
-#include "train/step_tokens.h"
+#include "train/batches.h"
 
 namespace tessera {
+
+// One rank's part of a model, ready for steps: cut over tp and cp, with the units of its pipeline stages alone, its
+// memory by the strategy of the data axis, and the loop that executes the schedule.
+class ModelPart {
+ public:
+  struct Axes {
+    Communicator &pp, &data, &cp, &tp;
+    Communicator* ep = nullptr;  // ranks of `data` that share out experts; DataOptions::experts goes with it
+  };
+  struct Options {
+    Schedule schedule;               // for the ranks of pp, not yet lowered
+    std::vector<Range> layers = {};  // layers of each stage; empty: those of split_layers()
+    ContextMode cp_mode = ContextMode::ring;
+    bool sp = false;
+    bool tie_copies = false;  // also in one stage
+    DataOptions data = {};
+    int64_t sequences = 1;  // sequences of a micro-batch on this rank
+    ArenaPtr arena = {};
+    Trace* trace = nullptr;
+  };
+  // `whole` is the model as one rank would have it, and `make` makes its parts. The axes and the trace must outlive it.
+  ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes& axes, Options options);
+
+  // A step's passes, over the micro-batches of `source`: the sum of their losses, as PipelineRuntime::step() says.
+  DeviceScalar step(BatchSource& source) {
+    strategy_->begin_step();
+    stages_->take_from(source);
+    return runtime_->step();
+  }
+
+  LanguageModel& model() { return *model_; }
+  DataStrategy& strategy() { return *strategy_; }
+  const DataStrategy& strategy() const { return *strategy_; }
+  ModelStages& stages() { return *stages_; }
+  const PipelineRuntime& runtime() const { return *runtime_; }
+  const Schedule& schedule() const { return schedule_; }                // not lowered
+  const std::vector<Range>& layers() const { return layers_; }          // layers of each stage
+  const std::vector<int64_t>& positions() const { return positions_; }  // positions of this rank's tokens; empty: all
+
+ private:
+  void cut(const Axes& axes, const Options& options);
+
+  Schedule schedule_;
+  std::vector<Range> layers_;
+  std::unique_ptr<LanguageModel> model_;
+  std::vector<int64_t> positions_;
+  std::unique_ptr<DataStrategy> strategy_;
+  std::unique_ptr<ModelStages> stages_;
+  std::unique_ptr<PipelineRuntime> runtime_;
+};
 
 class Trainer {
  public:
@@ -25,7 +71,7 @@ class Trainer {
   Trainer(const Job& job, Sequences sequences, Communicator& world, Trace* trace = nullptr);
   ~Trainer();
 
-  // One update; on GPUs, of one rank or over NCCL, as train/step_graph.h says, of one rank to the same bits. Throws
+  // One update; on GPUs, of one rank or over NCCL, as train/step.h says, of one rank to the same bits. Throws
   // Error (not_finite) on every rank when the loss or the gradient norm is not a number, before anything is updated.
   // The report says whether any rank wants to stop or to save.
   StepReport step(Wish wish = Wish::none);
@@ -60,9 +106,8 @@ class Trainer {
   Mesh& mesh() { return mesh_; }
   // The ranks that share out the gradients: dp, and cp with it.
   Communicator& data_axis() { return data_axis_; }
-  // The ranks of that axis that share out experts, and those that have the same ones: null without such ranks.
+  // The ranks of that axis that share out experts: null without such ranks.
   Communicator* expert_ranks() { return ep_.get(); }
-  Communicator* same_experts() { return edp_.get(); }
   // The world and every axis, once each; each has its own counts of communications.
   std::vector<Communicator*> communicators();
   const Schedule& schedule() const { return part_->runtime().schedule(); }
@@ -84,7 +129,6 @@ class Trainer {
   void join_tied_weights();
   void make_graph();
   Tensor queue_squares();
-  StepInfo where(int64_t microbatch, bool training) const;
   DeviceScalar queue_passes();
   void queue_sums();
   StepReport queued_step(Wish wish);

@@ -16,9 +16,9 @@
 #include "optim/optimizer.h"
 #include "parallel/comm/algorithms.h"
 #include "parallel/data_strategy.h"
+#include "train/batches.h"
 #include "train/job.h"
-#include "train/sequences.h"
-#include "train/step_tokens.h"
+#include "train/step.h"
 #include "verify/experts/routing.h"
 
 namespace tessera {

@@ -7,12 +7,11 @@
 #include <vector>
 
 #include "tensor/ops/matmul/cuda/product.h"
-#include "train/check_data.h"
 #include "train/checkpoint/state.h"
 #include "train/device.h"
+#include "train/expected_bytes.h"
 #include "train/memory.h"
 #include "train/plan.h"
-#include "train/plan_sizes.h"
 #include "train/trainer.h"
 #include "verify/comparison.h"
 #include "verify/diagnosis/differences.h"

@@ -12,7 +12,7 @@
 #include "parallel/comm/launch.h"
 #include "parallel/pipeline/simulate.h"
 #include "tensor/error.h"
-#include "train/sequences.h"
+#include "train/batches.h"
 #include "train/trainer.h"
 #include "verify/comparison.h"
 

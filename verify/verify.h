@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "train/expected_bytes.h"
+#include "train/memory.h"
 #include "train/trainer.h"
 #include "train/usage.h"
 #include "verify/diagnosis/diagnosis.h"

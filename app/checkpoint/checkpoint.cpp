@@ -21,7 +21,7 @@
 #include "models/layout.h"
 #include "tensor/error.h"
 #include "tensor/write_file.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera {
 

@@ -12,13 +12,13 @@
 #include "app/output.h"
 #include "app/progress.h"
 #include "app/run/directory.h"
-#include "data/checkpoint_dir.h"
 #include "data/examples.h"
 #include "data/jsonl.h"
 #include "hub/folder.h"
 #include "parallel/comm/launch.h"
 #include "tensor/error.h"
-#include "train/checkpoint/tensors.h"
+#include "train/checkpoint/directory.h"
+#include "train/checkpoint/state.h"
 #include "train/quantize/layers.h"
 
 namespace tessera {

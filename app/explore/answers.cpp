@@ -13,7 +13,7 @@
 #include "planner/case_json.h"
 #include "planner/predict.h"
 #include "tensor/error.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera::explore {
 namespace {

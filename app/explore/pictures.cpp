@@ -9,7 +9,7 @@
 #include "app/report/report.h"
 #include "parallel/pipeline/simulate.h"
 #include "planner/case_json.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera::explore {
 namespace {

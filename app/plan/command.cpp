@@ -7,7 +7,7 @@
 
 #include "app/job_of.h"
 #include "app/options.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera {
 

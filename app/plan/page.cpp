@@ -7,7 +7,7 @@
 #include "app/plan/text.h"
 #include "app/report/report.h"
 #include "parallel/pipeline/simulate.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera {
 namespace {

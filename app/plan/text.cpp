@@ -10,7 +10,7 @@
 #include "app/options.h"
 #include "planner/case_json.h"
 #include "tensor/error.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera {
 

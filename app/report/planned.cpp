@@ -14,6 +14,7 @@
 #include "parallel/mesh.h"
 #include "tensor/error.h"
 #include "train/expected_bytes.h"
+#include "train/memory.h"
 
 namespace tessera::report {
 namespace {

@@ -29,10 +29,8 @@
 #include "settings/json.h"
 #include "tensor/error.h"
 #include "tensor/write_file.h"
-#include "train/check_data.h"
 #include "train/checkpoint/state.h"
-#include "train/checkpoint/tensors.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera {
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "app/options.h"
-#include "data/checkpoint_dir.h"
 #include "parallel/async/push_log.h"
+#include "train/checkpoint/directory.h"
 #include "train/trainer.h"
 
 namespace tessera {
@@ -101,7 +101,7 @@ class RunDirectory {
   std::vector<std::filesystem::path> removed_;
 };
 
-// The files of a checkpoint (train/checkpoint/tensors.h).
+// The files of a checkpoint (train/checkpoint/state.h).
 inline constexpr const char *kModel = "model", *kOptimizer = "optimizer";
 
 // Facts about a run that the manifest of its checkpoint states.

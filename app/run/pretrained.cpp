@@ -19,8 +19,8 @@
 #include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
-#include "train/checkpoint/tensors.h"
-#include "train/names.h"
+#include "train/checkpoint/state.h"
+#include "train/job.h"
 #include "train/quantize/layers.h"
 #include "verify/verify.h"
 

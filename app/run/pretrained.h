@@ -12,7 +12,7 @@
 #include "data/tokenizer.h"
 #include "hub/gptq_format.h"
 #include "train/checkpoint/state.h"
-#include "train/memory_check.h"
+#include "train/memory.h"
 
 namespace tessera {
 

@@ -15,7 +15,7 @@
 #include "app/progress.h"
 #include "data/dataset.h"
 #include "data/event_file.h"
-#include "train/step_graph.h"
+#include "train/step.h"
 #include "train/trainer.h"
 #include "train/usage.h"
 

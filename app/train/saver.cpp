@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "data/safetensors.h"
-#include "train/check_data.h"
+#include "train/checkpoint/state.h"
 
 namespace tessera {
 

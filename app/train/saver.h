@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "app/train/train.h"
-#include "data/checkpoint_dir.h"
+#include "train/checkpoint/directory.h"
 #include "train/checkpoint/state.h"
 
 namespace tessera {
@@ -32,7 +32,7 @@ class Saver {
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  // Throws Error for numbers that are not finite and for copies that differ between ranks (train/check_data.h).
+  // Throws Error for numbers that are not finite and for copies that differ between ranks (train/checkpoint/state.h).
   void begin();
   void poll();
   void finish();

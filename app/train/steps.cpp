@@ -24,9 +24,8 @@
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 #include "train/async/trainer.h"
-#include "train/check_data.h"
-#include "train/checkpoint/tensors.h"
-#include "train/step_graph.h"
+#include "train/checkpoint/state.h"
+#include "train/step.h"
 #include "train/trainer.h"
 #include "train/usage.h"
 

@@ -29,7 +29,7 @@
 #include "tensor/findings.h"
 #include "tensor/ops/matmul/matmul.h"
 #include "train/device.h"
-#include "train/step_graph.h"
+#include "train/step.h"
 
 namespace tessera {
 

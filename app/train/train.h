@@ -10,8 +10,8 @@
 #include "app/train/output.h"
 #include "data/dataset.h"
 #include "parallel/comm/communicator.h"
+#include "train/batches.h"
 #include "train/job.h"
-#include "train/sequences.h"
 
 namespace tessera {
 

@@ -7,7 +7,7 @@
 
 #include "lab/compare.h"
 #include "models/decoder.h"
-#include "train/sequences.h"
+#include "train/batches.h"
 #include "train/trainer.h"
 
 namespace tessera::lab {

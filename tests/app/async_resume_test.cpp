@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "data/checkpoint_dir.h"
 #include "data/files.h"
 #include "parallel/async/push_log.h"
 #include "tests/app/layouts.h"
 #include "tests/app/program.h"
+#include "train/checkpoint/directory.h"
 
 namespace tessera {
 namespace {

@@ -14,11 +14,11 @@
 #include <thread>
 #include <vector>
 
-#include "data/checkpoint_dir.h"
 #include "data/files.h"
 #include "tensor/random.h"
 #include "tests/app/curves.h"
 #include "tests/app/program.h"
+#include "train/checkpoint/directory.h"
 
 namespace tessera {
 namespace {

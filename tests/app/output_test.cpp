@@ -12,7 +12,7 @@
 #include "app/progress.h"
 #include "data/files.h"
 #include "tensor/error.h"
-#include "train/step_tokens.h"
+#include "train/step.h"
 
 namespace tessera {
 namespace {

@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "data/checkpoint_dir.h"
 #include "data/files.h"
+#include "train/checkpoint/directory.h"
 
 namespace tessera::test {
 

@@ -15,8 +15,8 @@
 #include <sstream>
 #include <thread>
 
-#include "data/checkpoint_dir.h"
 #include "data/files.h"
+#include "train/checkpoint/directory.h"
 
 namespace tessera {
 namespace {

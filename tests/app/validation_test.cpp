@@ -9,7 +9,7 @@
 #include "data/safetensors.h"
 #include "tests/app/program.h"
 #include "tests/support/direct_loss.h"
-#include "train/checkpoint/tensors.h"
+#include "train/checkpoint/state.h"
 
 namespace tessera {
 namespace {

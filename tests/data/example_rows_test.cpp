@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "data/examples.h"
-#include "data/loader.h"
+#include "data/token_file.h"
 #include "tensor/error.h"
 
 namespace tessera {

@@ -10,20 +10,12 @@
 #include "data/files.h"
 #include "tensor/error.h"
 #include "tensor/write_file.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
-}
 
 std::string refused(std::string_view line) {
   return error_of([&] { parse_example(line, "f:3"); });

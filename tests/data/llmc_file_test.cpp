@@ -21,7 +21,7 @@ std::string llmc(int32_t magic, int32_t version, const std::vector<T>& tokens) {
 std::string gpt2_file(const std::vector<uint16_t>& tokens) { return llmc(20240520, 1, tokens); }
 
 std::vector<int32_t> parse(const std::string& bytes, int64_t vocab) {
-  return parse_llmc(std::as_bytes(std::span(bytes)), vocab, "t.bin");
+  return TokenFile::of_llmc_bytes(std::as_bytes(std::span(bytes)), vocab, "t.bin").all();
 }
 
 TEST(LlmcFile, IsReadInBothWidths) {

@@ -4,7 +4,7 @@
 
 #include "data/dataset.h"
 #include "data/examples.h"
-#include "data/loader.h"
+#include "data/token_file.h"
 #include "tests/data/support.h"
 
 namespace tessera {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "data/files.h"
-#include "tensor/error.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 
@@ -27,20 +27,5 @@ class DataTest : public testing::Test {
  private:
   TemporaryDirectory scratch_{std::filesystem::temp_directory_path() / "tessera-test-"};
 };
-
-// Expects an Error of this status, in one line, that contains each of the parts.
-template <class F>
-void expect_error(Status status, std::initializer_list<std::string> parts, F&& action) {
-  try {
-    action();
-  } catch (const Error& e) {
-    const std::string message = e.what();
-    EXPECT_EQ(static_cast<int>(e.status()), static_cast<int>(status)) << message;
-    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
-    for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << " in " << message;
-    return;
-  }
-  FAIL() << "no error; one with '" << (parts.size() > 0 ? *parts.begin() : "") << "' was expected";
-}
 
 }  // namespace tessera

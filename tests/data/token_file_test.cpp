@@ -4,7 +4,6 @@
 #include <numeric>
 #include <set>
 
-#include "data/loader.h"
 #include "tests/data/support.h"
 
 namespace tessera {
@@ -126,7 +125,7 @@ TEST_F(TokenFileTest, WindowsCoverEveryTargetOnce) {
     std::iota(expected.begin(), expected.end(), 1);
     EXPECT_EQ(seen, expected);
     EXPECT_EQ(windows.targets(), n - 1);
-    expect_error(Status::usage, {"windows"}, [&] { windows.load(windows.count(), 1, in.data(), out.data()); });
+    expect_error(Status::usage, {"rows"}, [&] { windows.load(windows.count(), 1, in.data(), out.data()); });
   }
   const TokenFile one = counting(1);
   expect_error(Status::usage, {"1 tokens"}, [&] { Windows(one, 8); });

@@ -2,8 +2,8 @@
 // each template but one, and a response.
 #include <algorithm>
 
-#include "data/chat_template.h"
 #include "data/jsonl.h"
+#include "data/text.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

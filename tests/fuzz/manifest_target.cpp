@@ -2,9 +2,9 @@
 #include <nlohmann/json.hpp>
 
 #include "app/run/directory.h"
-#include "data/checkpoint_dir.h"
 #include "data/json.h"
 #include "tests/fuzz/target.h"
+#include "train/checkpoint/directory.h"
 
 namespace tessera::fuzz {
 namespace {

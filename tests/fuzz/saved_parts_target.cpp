@@ -1,6 +1,6 @@
 // The description of the elements in a checkpoint's part: one that is accepted is written again the same.
 #include "tests/fuzz/target.h"
-#include "train/checkpoint/tensors.h"
+#include "train/checkpoint/state.h"
 
 namespace tessera::fuzz {
 namespace {

@@ -7,6 +7,7 @@
 #include "models/layout.h"
 #include "parallel/comm/fake_transport.h"
 #include "tensor/error.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
@@ -85,12 +86,8 @@ TEST(LanguageModel, RefusesWhatItDoesNotDeclare) {
   BareModel model(kConfig);
   Communicator two(std::make_unique<FakeTransport>(0, 2), "tp"), one(std::make_unique<FakeTransport>(0, 1), "cp");
   EXPECT_NO_THROW(model.place({.tp = &one, .cp = &one}));
-  try {
-    model.place({.tp = &two, .cp = &one});
-    FAIL() << "no error";
-  } catch (const FieldError& e) {
-    EXPECT_STREQ(e.what(), "`tp`: this model declares no layout for it; expected 1, found 2");
-  }
+  EXPECT_EQ(error_of([&] { model.place({.tp = &two, .cp = &one}); }),
+            "`tp`: this model declares no layout for it; expected 1, found 2");
   const ArenaPtr arena = make_arena();
   model.materialize(1, arena, DType::float32, DType::float32);
   TextCache cache = model.cache();

@@ -9,7 +9,7 @@
 #include "planner/memory.h"
 #include "planner/pipeline.h"
 #include "tests/support/draw.h"
-#include "train/names.h"
+#include "train/job.h"
 
 namespace tessera::planner {
 namespace {

@@ -2,9 +2,9 @@
 #pragma once
 #include <utility>
 
-#include "data/loader.h"
+#include "data/token_file.h"
 #include "tensor/random.h"
-#include "train/sequences.h"
+#include "train/batches.h"
 
 namespace tessera::test {
 

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "tensor/random.h"
-#include "train/check_data.h"
+#include "train/checkpoint/state.h"
 
 namespace tessera {
 namespace {

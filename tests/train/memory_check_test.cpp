@@ -1,6 +1,4 @@
 // The memory that a process may use, read from folders that stand for the kernel's, and the jobs that are refused.
-#include "train/memory_check.h"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -10,6 +8,7 @@
 #include <string>
 
 #include "data/files.h"
+#include "train/memory.h"
 
 namespace tessera {
 namespace {

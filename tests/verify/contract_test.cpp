@@ -71,8 +71,7 @@ TEST(Contract, EachStrategyAndStage) {
 // The default model and the path without parallelism.
 TEST(Contract, OneRankIsItsOwnOracle) {
   TrainOptions o = small_plan();
-  o.ranks = 1;
-  o["microbatches"] = 3;
+  say(o, "ranks=1 microbatches=3");
   expect_passes(o);
   for (const int64_t zero : {1, 2, 3}) o["zero"] = zero, expect_passes(o);  // any stage is accepted where the axis is 1
 }
@@ -81,17 +80,9 @@ TEST(Contract, OneRankIsItsOwnOracle) {
 TEST(Contract, CopiesOfATiedWeightAreSummedApart) {
   for (const int64_t zero : {0, 3}) {
     TrainOptions o = verify_defaults();
-    o["layers"] = 2;
-    o["heads"] = 2;
-    o["channels"] = 16;
-    o["context"] = 8;
-    o["batch"] = 8;
-    o["steps"] = 4;
-    o.ranks = 2;
-    o["microbatches"] = 2;
+    say(o, "layers=2 heads=2 channels=16 context=8 batch=8 steps=4 ranks=2 microbatches=2");
     o["zero"] = zero;
-    o["tie_copies"] = true;
-    o["threads_per_rank"] = 1;
+    say(o, "tie_copies=true threads_per_rank=1");
     const VerifyResult r = verify(job_of(o));
     EXPECT_TRUE(r.passed() && r.bitwise) << test::command_of(o) << "\n" << (r.passed() ? "" : r.failures.front());
   }
@@ -100,8 +91,7 @@ TEST(Contract, CopiesOfATiedWeightAreSummedApart) {
 TEST(Contract, TheLossFalls) {
   TrainOptions o = small_plan();
   o["steps"] = 40;
-  o.ranks = 2;
-  o["zero"] = 3;
+  say(o, "ranks=2 zero=3");
   const VerifyResult r = verify(job_of(o));
   EXPECT_TRUE(r.passed());
   EXPECT_LT(r.losses.back(), r.losses.front() - 0.2);

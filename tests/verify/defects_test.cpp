@@ -20,10 +20,7 @@ using test::Draw;
 // A plan in which nothing is planted yet, maybe one that cannot be.
 TrainOptions draw_plan(Draw& d) {
   TrainOptions o = test::small_plan();
-  o["steps"] = 3;
-  o["timeout"] = 20;
-  o["channels"] = 16;
-  o["heads"] = 4;
+  say(o, "steps=3 timeout=20 channels=16 heads=4");
   o["layers"] = d.between(2, 3);
   o["family"] = d.of<const char*>({"gpt2", "llama"});
   o["pp"] = d.of<int64_t>({1, 1, 2});

@@ -5,6 +5,7 @@
 
 #include <set>
 
+#include "tests/support/errors.h"
 #include "tests/verify/plans.h"
 #include "verify/defects/defects.h"
 
@@ -108,24 +109,15 @@ TEST(Diagnosis, HasASentenceForTheCauseOfEachDefect) {
   EXPECT_EQ(text_of_cause("a-cause"), "");
 }
 
-std::string refusal(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
-}
-
 TEST(Defects, SayWhatAPlanLacks) {
   TrainOptions o = test::small_plan();
   o["dp"] = 2;
-  EXPECT_EQ(refusal([&] { check_applies(defect("unsummed-head-norm"), job_of(o)); }),
+  EXPECT_EQ(error_of([&] { check_applies(defect("unsummed-head-norm"), job_of(o)); }),
             "`defect`: unsummed-head-norm cannot be planted in this plan; it can with `tp` 2 and `family` llama and "
             "`qk_norm`");
-  EXPECT_EQ(refusal([&] { check_applies(defect("ring-order"), job_of(o)); }),
+  EXPECT_EQ(error_of([&] { check_applies(defect("ring-order"), job_of(o)); }),
             "`defect`: ring-order cannot be planted in this plan; it can with `dp` 3");
-  EXPECT_TRUE(refusal([&] { defect("a-bug"); }).ends_with("found 'a-bug'"));
+  EXPECT_TRUE(error_of([&] { defect("a-bug"); }).ends_with("found 'a-bug'"));
 }
 
 TEST(Defects, AreDrawnFromThoseThatApply) {

@@ -53,9 +53,7 @@ inline void draw_replicas(Draw& d, TrainOptions& o, int64_t data_ranks) {
   const bool ddp = text_of(o.plan.dp_mode) == "ddp", shares_experts = o.plan.ep > 1;
   if (o.plan.zero != ZeroStage::none && d.between(0, 2) == 0) draw_groups(d, o, data_ranks);
   if ((ddp || text_of(o.plan.dp_mode) == "dataparallel") && o.sizes.lora.rank == 0 && d.between(0, 4) == 0) {
-    o["optimizer"] = "muon";
-    o["state_dtype"] = "fp32";
-    o["lr"] = 0.01;
+    say(o, "optimizer=muon state_dtype=fp32 lr=0.01");
   }
   const bool ring = text_of(o.plan.all_reduce) == "ring" && (o.plan.pp > 1 || o.plan.tp > 1 || o.plan.tie_copies);
   if (ddp && o.plan.zero == ZeroStage::none && !shares_experts && !ring && d.between(0, 2) == 0) {

@@ -5,6 +5,7 @@
 
 #include "tests/verify/plans.h"
 #include "train/expected_bytes.h"
+#include "train/memory.h"
 #include "train/trainer.h"
 
 namespace tessera {
@@ -61,50 +62,35 @@ int64_t bytes_of(const std::vector<SentBytes>& all, const std::string& operation
 // One layer of 16 channels, 8 tokens of context, 32 words. Units in elements, each parameter rounded up to 16: tokens
 // 512, positions 128, the block 16 + 16 + 768 + 48 + 256 + 16 + 16 + 16 + 1024 + 64 + 1024 + 16 = 3280, norm 32: 3952.
 // Cut over two ranks at 256: 512 + 512 + 3584 + 512 = 5120, which is 20 norm blocks.
-TEST(Expected, BytesWorkedByHand) {
+TrainOptions tiny(int64_t ranks) {
   TrainOptions o = verify_defaults();
-  o["layers"] = 1;
-  o["heads"] = 2;
-  o["channels"] = 16;
-  o["context"] = 8;
-  o["vocab"] = 32;
-  o.ranks = 2;
+  say(o, "layers=1 heads=2 channels=16 context=8 vocab=32");
+  o.ranks = ranks;
+  return o;
+}
+
+TEST(Expected, BytesWorkedByHand) {
+  TrainOptions o = tiny(2);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_reduce"), 2 * 3952 * 4);
   o["zero"] = 1;
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "reduce_scatter"), 5120 * 4);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_gather"), 5120 * 4 + 20 * 8);
-  o["zero"] = 2;
-  o["microbatches"] = 3;
+  say(o, "zero=2 microbatches=3");
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "reduce_scatter"), 3 * 5120 * 4);
   o["zero"] = 3;  // gathered: tokens three times, positions once, block and norm twice
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_gather"),
             3 * (3 * 512 + 512 + 2 * 3584 + 2 * 512) * 4 + 20 * 8);
-  o["zero"] = 0;
-  o["dp_mode"] = "dataparallel";
-  o["microbatches"] = 1;
+  say(o, "zero=0 dp_mode=dataparallel microbatches=1");
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "reduce"), 3952 * 4);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "gather"),
             6 * 8 * 32 * 4);  // the logits of half of 12 sequences
-}
-
-TrainOptions tiny(int64_t ranks) {
-  TrainOptions o = verify_defaults();
-  o["layers"] = 1;
-  o["heads"] = 2;
-  o["channels"] = 16;
-  o["context"] = 8;
-  o["vocab"] = 32;
-  o.ranks = ranks;
-  return o;
 }
 
 // The same model on four ranks, in two groups of two: each group as above, and two all-reduces over two ranks, of 2560
 // elements each, once per step.
 TEST(Expected, BytesOfGroupsWorkedByHand) {
   TrainOptions o = tiny(4);
-  o["zero"] = 2;
-  o["shard_ranks"] = 2;
-  o["microbatches"] = 3;
+  say(o, "zero=2 shard_ranks=2 microbatches=3");
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "reduce_scatter", "dp.shard"), 2 * 3 * 5120 * 4);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_gather", "dp.shard"), 2 * (5120 * 4 + 20 * 8));
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_reduce", "dp.replicate"), 2 * 2 * 2560 * 4);
@@ -131,10 +117,7 @@ TEST(Expected, BytesOfMuonWorkedByHand) {
 // four ranks.
 TEST(Expected, BytesOfMuonBesideExpertsWorkedByHand) {
   TrainOptions o = tiny(4);
-  o["family"] = "llama";
-  o["experts"] = 4;
-  o["ep"] = 2;
-  o["optimizer"] = "muon";
+  say(o, "family=llama experts=4 ep=2 optimizer=muon");
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "broadcast"), 3 * (768 + 256 + 64) * 4);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "broadcast", "edp"), 4 * 3072 * 4);
   EXPECT_EQ(expected_memory(job_of(o)).at(0).optimizer, (1088 + 2 * 3072) * 4 + (512 + 3 * 16) * 8);
@@ -149,13 +132,7 @@ TEST(Expected, BytesOfMuonBesideExpertsWorkedByHand) {
 // norm of 16 are 1024, 2048 and 1024. Two of the four have an expert of 3072, in shards of 1536.
 TEST(Expected, BytesOfGroupsBesideExpertsWorkedByHand) {
   TrainOptions o = tiny(8);
-  o["batch"] = 24;
-  o["family"] = "llama";
-  o["experts"] = 4;
-  o["ep"] = 2;
-  o["zero"] = 2;
-  o["shard_ranks"] = 4;
-  o["microbatches"] = 3;
+  say(o, "batch=24 family=llama experts=4 ep=2 zero=2 shard_ranks=4 microbatches=3");
   const std::vector<SentBytes> sent = expected_bytes(job_of(o), 1);
   EXPECT_EQ(bytes_of(sent, "reduce_scatter", "dp.shard"), 2 * 3 * 3 * 4096 * 4);
   EXPECT_EQ(bytes_of(sent, "reduce_scatter", "edp"), 4 * 3 * 2 * 3072 * 4);
@@ -171,9 +148,7 @@ TEST(Expected, BytesOfGroupsBesideExpertsWorkedByHand) {
 // Sums in steps 3, 6, 9, and in step 10, the last one.
 TEST(Expected, BytesOfRanksThatTrainAloneWorkedByHand) {
   TrainOptions o = tiny(2);
-  o["dp_mode"] = "diloco";
-  o["sync_every"] = 3;
-  o["steps"] = 10;
+  say(o, "dp_mode=diloco sync_every=3 steps=10");
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 2), "all_reduce"), 0);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 9), "all_reduce"), 3 * 2 * 3952 * 4);
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 10), "all_reduce"), 4 * 2 * 3952 * 4);
@@ -187,11 +162,7 @@ TEST(Expected, BytesOfRanksThatTrainAloneWorkedByHand) {
 // With H = 5 the first is summed in steps 5 and 10, the second in 2, 7 and 12, and both in step 13.
 TEST(Expected, BytesOfFragmentsWorkedByHand) {
   TrainOptions o = tiny(2);
-  o["layers"] = 2;
-  o["dp_mode"] = "diloco";
-  o["sync_every"] = 5;
-  o["sync_fragments"] = 2;
-  o["steps"] = 13;
+  say(o, "layers=2 dp_mode=diloco sync_every=5 sync_fragments=2 steps=13");
   const auto sent = [&](int64_t steps) { return bytes_of(expected_bytes(job_of(o), steps), "all_reduce"); };
   EXPECT_EQ(sent(1), 0);
   EXPECT_EQ(sent(2), 2 * 3312 * 4);
@@ -205,9 +176,7 @@ TEST(Expected, BytesOfFragmentsWorkedByHand) {
 // Differences have the dtype of gradients, and what ranks have in common is in fp32 beside parameters of bf16.
 TEST(Expected, BytesOfOuterStepsInBfloat16) {
   TrainOptions o = tiny(2);
-  o["dp_mode"] = "diloco";
-  o["steps"] = 1;
-  o["dtype"] = "bf16";
+  say(o, "dp_mode=diloco steps=1 dtype=bf16");
   EXPECT_EQ(bytes_of(expected_bytes(job_of(o), 1), "all_reduce"), 2 * 3952 * 4);
   EXPECT_EQ(expected_memory(job_of(o)).at(0).optimizer, 3952 * (12 + 8));
   o["grad_dtype"] = "bf16";
@@ -217,10 +186,7 @@ TEST(Expected, BytesOfOuterStepsInBfloat16) {
 // Two groups of two context ranks: in each step gradients within a group, and, with this H, one sum between them.
 TEST(Expected, BytesOfContextRanksThatTrainAloneTogether) {
   TrainOptions o = tiny(4);
-  o["cp"] = 2;
-  o["dp_mode"] = "diloco";
-  o["sync_every"] = 3;
-  o["steps"] = 10;
+  say(o, "cp=2 dp_mode=diloco sync_every=3 steps=10");
   const std::vector<SentBytes> sent = expected_bytes(job_of(o), 3);
   EXPECT_EQ(bytes_of(sent, "all_reduce", "cp"), 3 * 2 * 2 * 3952 * 4);
   EXPECT_EQ(bytes_of(sent, "all_reduce"), 2 * 2 * 3952 * 4);

@@ -17,8 +17,7 @@ using test::expect_passes;
 // A short plan of so many data ranks, whose model has experts, and maybe adapters.
 TrainOptions draw_with_experts(Draw& d, int64_t dp, int64_t lora_rank = 0) {
   TrainOptions o = test::small_plan();
-  o["channels"] = 16;
-  o["steps"] = 5;
+  say(o, "channels=16 steps=5");
   o["dp"] = dp;
   o["microbatches"] = d.between(1, 2);
   o["batch"] = dp * o.plan.microbatches;
@@ -35,10 +34,7 @@ TrainOptions draw_with_experts(Draw& d, int64_t dp, int64_t lora_rank = 0) {
 
 TrainOptions small_experts() {
   TrainOptions o = test::small_plan();
-  o["channels"] = 16;
-  o["steps"] = 2;
-  o["batch"] = 8;
-  o["experts"] = 4;
+  say(o, "channels=16 steps=2 batch=8 experts=4");
   return o;
 }
 
@@ -46,8 +42,7 @@ TEST(ExpertsContract, MuonTrainsLikeOneRankToTheBit) {
   for (uint64_t trial = 0; trial < test::plans(14); ++trial) {
     Draw d("experts of muon", trial);
     TrainOptions o = draw_with_experts(d, d.of<int64_t>({1, 2, 4, 4, 6}));
-    o["optimizer"] = "muon";
-    o["lr"] = 0.02;
+    say(o, "optimizer=muon lr=0.02");
     o["momentum"] = d.of({0.0, 0.95});
     o["zero"] = d.between(0, 3);
     o["untied"] = d.between(0, 1) == 1;
@@ -100,10 +95,7 @@ TEST(ExpertsContract, AdaptersBesideFrozenExpertsTrainLikeOneRankToTheBit) {
 TEST(ExpertsContract, AdaptersBesideFrozenExpertsOnTensorAndContextRanks) {
   for (const char* axis : {"tp", "sp", "cp"}) {
     TrainOptions o = small_experts();
-    o["family"] = "llama";
-    o["lora_rank"] = 2;
-    o["lora_targets"] = "all";
-    o["shared_experts"] = 1;
+    say(o, "family=llama lora_rank=2 lora_targets=all shared_experts=1");
     o["dp"] = o["ep"] = 2;
     o[axis == std::string("cp") ? "cp" : "tp"] = 2;
     o["sp"] = axis == std::string("sp");
@@ -139,8 +131,7 @@ TEST(ExpertsContract, TensorRanksGatherMatricesOfExperts) {
     o["dtype"] = "fp64";
     o["family"] = zero == 1 ? "gpt2" : "llama";
     o["sp"] = zero == 3;
-    o["optimizer"] = "muon";
-    o["shared_experts"] = 1;
+    say(o, "optimizer=muon shared_experts=1");
     o["ffn"] = 37;  // which is cut unevenly
     o["zero"] = zero;
     expect_passes(o);
@@ -150,9 +141,7 @@ TEST(ExpertsContract, TensorRanksGatherMatricesOfExperts) {
 // An owner among the ranks that have an expert is silent; the owners of all else do their part.
 TEST(ExpertsContract, AnOwnerOfExpertsThatDoesNotSendIsSeen) {
   TrainOptions o = small_experts();
-  o["dp"] = 4;
-  o["ep"] = 2;
-  o["optimizer"] = "muon";
+  say(o, "dp=4 ep=2 optimizer=muon");
   expect_passes(o);
   VerifyHooks hooks;
   spoil(hooks, {[](const std::string& axis, const Call& call) { return axis == "edp" && call.op == Op::broadcast; },
@@ -166,10 +155,7 @@ TEST(ExpertsContract, AnOwnerOfExpertsThatDoesNotSendIsSeen) {
 // Each on its own: experts that few ranks have, cut over two of a group of four, and summed over two groups.
 TEST(ExpertsContract, GroupsThatDoNotSumAreSeen) {
   TrainOptions o = small_experts();
-  o["dp"] = 8;
-  o["ep"] = 2;
-  o["zero"] = 2;
-  o["shard_ranks"] = 4;
+  say(o, "dp=8 ep=2 zero=2 shard_ranks=4");
   expect_passes(o);
   for (const char* name : {"unsummed-group", "wrong-group", "experts-summed-over-all"}) {
     const VerifyResult r = explain(job_of(o), [&](const Job& j) { return planted(defect(name), j); });

@@ -8,7 +8,7 @@
 
 #include "tests/support/gpus.h"
 #include "tests/verify/draw.h"
-#include "train/step_graph.h"
+#include "train/step.h"
 #include "train/trainer.h"
 #include "verify/defects/defects.h"
 
@@ -20,43 +20,27 @@ using test::expect_passes;
 using ExpertsTrainingGpu = test::OnGpu;
 using ExpertsOverNcclGpu = test::OnGpus;
 
-TrainOptions plan(const std::function<void(TrainOptions&)>& change) {
+TrainOptions plan(std::string_view words) {
   TrainOptions o = test::small_plan();
-  o["device"] = "cuda";
-  o["channels"] = 16;
-  o["context"] = 8;
-  o["batch"] = 8;
-  o["steps"] = 3;
-  o["experts"] = 4;
-  o["balance_loss"] = 0.1;
-  change(o);
+  say(o, "device=cuda channels=16 context=8 batch=8 steps=3 experts=4 balance_loss=0.1");
+  say(o, words);
   return o;
 }
 
 TEST_F(ExpertsTrainingGpu, EveryAxis) {
-  for (const auto& change : std::vector<std::function<void(TrainOptions&)>>{
-           [](TrainOptions& o) { o.ranks = 1, o["expert_capacity"] = 0.7, o["shared_experts"] = 1; },
-           [](TrainOptions& o) { o.ranks = 1, o["dtype"] = "bf16", o["recompute"] = "block", o["microbatches"] = 2; },
-           [](TrainOptions& o) { o.ranks = 2, o["ep"] = 2, o["dtype"] = "bf16"; },
-           [](TrainOptions& o) { o.ranks = 4, o["ep"] = 2, o["zero"] = 3, o["recompute"] = "activation"; },
-           [](TrainOptions& o) { o.ranks = 4, o["ep"] = 4, o["zero"] = 1, o["family"] = "llama", o["dtype"] = "bf16"; },
-           [](TrainOptions& o) { o["dp"] = 2, o["ep"] = 2, o["tp"] = 2, o["sp"] = true, o["dtype"] = "fp64"; },
-           [](TrainOptions& o) { o["dp"] = 2, o["ep"] = 2, o["tp"] = 2; },
-           [](TrainOptions& o) {
-             o["dp"] = 2, o["ep"] = 2, o["pp"] = 2, o["microbatches"] = 2, o["schedule"] = "zb-h1";
-           },
-           [](TrainOptions& o) { o["cp"] = 2, o["ep"] = 2, o["family"] = "llama"; },
-           [](TrainOptions& o) {
-             o["cp"] = 2, o["dp"] = 2, o["ep"] = 4, o["expert_capacity"] = 0.7, o["shared_experts"] = 1;
-           },
-           [](TrainOptions& o) { o.ranks = 3, o["zero"] = 2, o["batch"] = 9; },
-           [](TrainOptions& o) { o.ranks = 2, o["zero"] = 2, o["offload"] = "optimizer"; }})
-    expect_passes(plan(change));
+  for (const std::string_view words : std::vector<std::string_view>{
+           "ranks=1 expert_capacity=0.7 shared_experts=1", "ranks=1 dtype=bf16 recompute=block microbatches=2",
+           "ranks=2 ep=2 dtype=bf16", "ranks=4 ep=2 zero=3 recompute=activation",
+           "ranks=4 ep=4 zero=1 family=llama dtype=bf16", "dp=2 ep=2 tp=2 sp=true dtype=fp64", "dp=2 ep=2 tp=2",
+           "dp=2 ep=2 pp=2 microbatches=2 schedule=zb-h1", "cp=2 ep=2 family=llama",
+           "cp=2 dp=2 ep=4 expert_capacity=0.7 shared_experts=1", "ranks=3 zero=2 batch=9",
+           "ranks=2 zero=2 offload=optimizer"})
+    expect_passes(plan(words));
 }
 
 TrainOptions draw_plan(uint64_t trial) {
   Draw d("experts on a GPU", trial);
-  TrainOptions o = plan([](TrainOptions&) {});
+  TrainOptions o = plan("");
   o["dtype"] = d.of<const char*>({"fp32", "bf16", "fp64"});
   o["dp"] = d.of<int64_t>({1, 2, 4});
   o["tp"] = d.of<int64_t>({1, 1, 2});
@@ -83,7 +67,7 @@ TEST_F(ExpertsTrainingGpu, RandomPlans) {
 }
 
 TEST_F(ExpertsTrainingGpu, DefectsAreSeen) {
-  const TrainOptions o = plan([](TrainOptions& p) { p.ranks = 2, p["ep"] = 2; });
+  const TrainOptions o = plan("ranks=2 ep=2");
   for (const char* name : {"misrouted-token", "swapped-expert-counts"}) {
     check_applies(defect(name), job_of(o));
     EXPECT_FALSE(verify(job_of(o), planted(defect(name), job_of(o))).passed()) << name;
@@ -91,7 +75,7 @@ TEST_F(ExpertsTrainingGpu, DefectsAreSeen) {
 }
 
 TEST(ExpertsStepGraph, IsNotCaptured) {
-  TrainOptions o = plan([](TrainOptions& p) { p.ranks = 1; });
+  TrainOptions o = plan("ranks=1");
   EXPECT_EQ(no_graph_because(job_of(o), false), "the host must know how many tokens each of the 4 `experts` gets");
   EXPECT_FALSE(steps_without_host(job_of(o), false));
   o["cuda_graph"] = "on";
@@ -115,7 +99,7 @@ std::vector<double> losses_of(const TrainOptions& o) {
 // Float64, where the order of sums shows in the last digits alone.
 TEST_F(ExpertsOverNcclGpu, RanksTrainLikeOne) {
   if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
-  const TrainOptions one = plan([](TrainOptions& o) { o.ranks = 1, o["dtype"] = "fp64"; });
+  const TrainOptions one = plan("ranks=1 dtype=fp64");
   const std::vector<double> alone = losses_of(one);
   for (const int64_t zero : {0, 2, 3}) {  // whose collectives run beside the messages of rows
     TrainOptions o = one;

@@ -12,9 +12,9 @@
 #include "tensor/error.h"
 #include "tensor/random.h"
 #include "tests/verify/plans.h"
+#include "train/batches.h"
 #include "train/checkpoint/state.h"
 #include "train/plan.h"
-#include "train/sequences.h"
 #include "train/trainer.h"
 #include "verify/defects/transports.h"
 
@@ -32,10 +32,7 @@ constexpr int kFailures = 5, kLate = 3;
 std::vector<TrainOptions> plans() {
   TrainOptions o = test::small_plan();
   o["steps"] = 4;
-  o.ranks = 3;
-  o["batch"] = 12;
-  o["microbatches"] = 2;
-  o["bucket_mb"] = 0.005;
+  say(o, "ranks=3 batch=12 microbatches=2 bucket_mb=0.005");
   std::vector<TrainOptions> out;
   for (const int64_t zero : {0, 1, 2, 3}) o["zero"] = zero, out.push_back(o);
   o["zero"] = 0;

@@ -49,42 +49,20 @@ Saved whole_run(const TrainOptions& o, const std::function<void(Trainer&)>& befo
   return saved;
 }
 
-TrainOptions plan(const std::function<void(TrainOptions&)>& change) {
+TrainOptions plan(std::string_view words) {
   TrainOptions o = small_plan();
   o["steps"] = 4;
-  change(o);
+  say(o, words);
   return o;
 }
 
 std::vector<TrainOptions> layouts() {
-  return {plan([](TrainOptions& o) { o.ranks = 1; }),
-          plan([](TrainOptions& o) {
-            o.ranks = 4;
-            o["tp"] = 2;
-          }),
-          plan([](TrainOptions& o) {
-            o.ranks = 4;
-            o["tp"] = 2;
-            o["sp"] = true;
-            o["zero"] = 3;
-            o["dtype"] = "bf16";
-          }),
-          plan([](TrainOptions& o) {
-            o.ranks = 4;
-            o["pp"] = 2;
-            o["zero"] = 1;
-            o["microbatches"] = 2;
-          }),
-          plan([](TrainOptions& o) {
-            o.ranks = 3;
-            o["zero"] = 2;
-            o["optimizer"] = "sgd";
-          }),
-          plan([](TrainOptions& o) {
-            o.ranks = 2;
-            o["dp_mode"] = "ps-sync";
-            o["servers"] = 2;
-          })};
+  return {plan("ranks=1"),
+          plan("ranks=4 tp=2"),
+          plan("ranks=4 tp=2 sp=true zero=3 dtype=bf16"),
+          plan("ranks=4 pp=2 zero=1 microbatches=2"),
+          plan("ranks=3 zero=2 optimizer=sgd"),
+          plan("ranks=2 dp_mode=ps-sync servers=2")};
 }
 
 TEST_F(TrainingGpu, BeginsAndSavesAsOnTheCpu) {
@@ -128,23 +106,13 @@ TEST_F(TrainingGpu, LayoutsTrainLikeOneRank) {
 }
 
 TEST_F(TrainingGpu, EveryAxisAndSchedule) {
-  for (const auto& change : std::vector<std::function<void(TrainOptions&)>>{
-           [](TrainOptions& o) { o.ranks = 4, o["dp"] = 2, o["tp"] = 2; },
-           [](TrainOptions& o) { o.ranks = 2, o["pp"] = 2, o["microbatches"] = 4; },
-           [](TrainOptions& o) { o.ranks = 2, o["pp"] = 2, o["microbatches"] = 3, o["schedule"] = "zb-h1"; },
-           [](TrainOptions& o) { o.ranks = 2, o["cp"] = 2; },
-           [](TrainOptions& o) { o.ranks = 2, o["cp"] = 2, o["cp_mode"] = "ulysses"; },
-           [](TrainOptions& o) { o.ranks = 2, o["cp"] = 2, o["document_mask"] = true, o["vocab"] = 12; },
-           [](TrainOptions& o) {
-             o.ranks = 2, o["pp"] = 2, o["document_mask"] = true, o["vocab"] = 12, o["family"] = "llama";
-           },
-           [](TrainOptions& o) { o.ranks = 3, o["all_reduce"] = "ring"; },
-           [](TrainOptions& o) { o.ranks = 3, o["all_reduce"] = "tree", o["bucket_mb"] = 0.001; },
-           [](TrainOptions& o) { o.ranks = 2, o["dp_mode"] = "dataparallel"; },
-           [](TrainOptions& o) { o.ranks = 2, o["recompute"] = "block", o["dtype"] = "bf16"; },
-           [](TrainOptions& o) { o.ranks = 2, o["zero"] = 2, o["offload"] = "optimizer", o["dtype"] = "bf16"; },
-           [](TrainOptions& o) { o.ranks = 2, o["dtype"] = "fp64"; }}) {
-    TrainOptions o = plan(change);
+  for (const std::string_view words : std::vector<std::string_view>{
+           "ranks=4 dp=2 tp=2", "ranks=2 pp=2 microbatches=4", "ranks=2 pp=2 microbatches=3 schedule=zb-h1",
+           "ranks=2 cp=2", "ranks=2 cp=2 cp_mode=ulysses", "ranks=2 cp=2 document_mask=true vocab=12",
+           "ranks=2 pp=2 document_mask=true vocab=12 family=llama", "ranks=3 all_reduce=ring",
+           "ranks=3 all_reduce=tree bucket_mb=0.001", "ranks=2 dp_mode=dataparallel",
+           "ranks=2 recompute=block dtype=bf16", "ranks=2 zero=2 offload=optimizer dtype=bf16", "ranks=2 dtype=fp64"}) {
+    TrainOptions o = plan(words);
     o["device"] = "cuda";
     expect_passes(o);
   }
@@ -152,23 +120,14 @@ TEST_F(TrainingGpu, EveryAxisAndSchedule) {
 
 // Parts of matrices go to their owners and back, and owners make the bits of one rank.
 TEST_F(TrainingGpu, OwnersOfMatrices) {
-  for (const auto& change : std::vector<std::function<void(TrainOptions&)>>{
-           [](TrainOptions& o) { o.ranks = 1, o["microbatches"] = 2; },
-           [](TrainOptions& o) { o.ranks = 3, o["dtype"] = "bf16"; },
-           [](TrainOptions& o) {
-             o.ranks = 2, o["zero"] = 1, o["microbatches"] = 2, o["family"] = "llama", o["ffn"] = 37;
-           },
-           [](TrainOptions& o) { o.ranks = 3, o["zero"] = 2, o["dtype"] = o["grad_dtype"] = "bf16"; },
-           [](TrainOptions& o) { o.ranks = 4, o["zero"] = 3, o["shard_ranks"] = 2; },
-           [](TrainOptions& o) { o.ranks = 2, o["zero"] = 3, o["offload"] = "parameters"; },
-           [](TrainOptions& o) { o.ranks = 2, o["zero"] = 2, o["offload"] = "optimizer", o["dtype"] = "bf16"; },
-           [](TrainOptions& o) { o.ranks = 4, o["tp"] = 2, o["family"] = "llama", o["ffn"] = 37; },
-           [](TrainOptions& o) { o.ranks = 4, o["tp"] = 2, o["zero"] = 3, o["dtype"] = "fp64"; },
-           [](TrainOptions& o) { o.ranks = 4, o["pp"] = 2, o["zero"] = 1, o["microbatches"] = 2; },
-           [](TrainOptions& o) { o.ranks = 2, o["dp_mode"] = "dataparallel"; }}) {
-    TrainOptions o = plan(change);
-    o["device"] = "cuda";
-    o["optimizer"] = "muon";
+  for (const std::string_view words : std::vector<std::string_view>{
+           "ranks=1 microbatches=2", "ranks=3 dtype=bf16", "ranks=2 zero=1 microbatches=2 family=llama ffn=37",
+           "ranks=3 zero=2 dtype=bf16 grad_dtype=bf16", "ranks=4 zero=3 shard_ranks=2",
+           "ranks=2 zero=3 offload=parameters", "ranks=2 zero=2 offload=optimizer dtype=bf16",
+           "ranks=4 tp=2 family=llama ffn=37", "ranks=4 tp=2 zero=3 dtype=fp64", "ranks=4 pp=2 zero=1 microbatches=2",
+           "ranks=2 dp_mode=dataparallel"}) {
+    TrainOptions o = plan(words);
+    say(o, "device=cuda optimizer=muon");
     expect_passes(o);
   }
 }
@@ -176,11 +135,8 @@ TEST_F(TrainingGpu, OwnersOfMatrices) {
 // A model whose matrices are larger than what its passes keep; without what a library may take.
 TEST_F(TrainingGpu, UpdatesOfMatricesTakeNoMoreMemoryThanExpected) {
   for (const int64_t zero : {0, 1}) {
-    TrainOptions o =
-        plan([&](TrainOptions& p) { p["zero"] = zero, p.ranks = 3, p["channels"] = 64, p["context"] = 8; });
-    o["device"] = "cuda";
-    o["batch"] = 3;
-    o["steps"] = 2;
+    TrainOptions o = plan("ranks=3 channels=64 context=8 device=cuda batch=3 steps=2");
+    o["zero"] = zero;
     const auto peaks = [&](const char* optimizer) {
       o["optimizer"] = optimizer;
       const VerifyResult r = verify(job_of(o));
@@ -195,26 +151,15 @@ TEST_F(TrainingGpu, UpdatesOfMatricesTakeNoMoreMemoryThanExpected) {
 
 // Each like a serial run of its own on a GPU, with outer steps.
 TEST_F(TrainingGpu, RanksThatTrainAlone) {
-  for (const auto& change : std::vector<std::function<void(TrainOptions&)>>{
-           [](TrainOptions& o) { o.ranks = 3; },
-           [](TrainOptions& o) { o.ranks = 2, o["outer_momentum"] = 0, o["optimizer"] = "sgd", o["dtype"] = "fp64"; },
-           [](TrainOptions& o) { o.ranks = 2, o["sync_fragments"] = 2, o["dtype"] = "bf16", o["clip"] = 0.1; },
-           [](TrainOptions& o) {
-             o.ranks = 2, o["sync_fragments"] = 2, o["channels"] = 24, o["dtype"] = o["grad_dtype"] = "bf16";
-           },
-           [](TrainOptions& o) {
-             o.ranks = 3, o["offload"] = "optimizer", o["dtype"] = "bf16", o["all_reduce"] = "ring";
-           },
-           [](TrainOptions& o) { o.ranks = 2, o["optimizer"] = "muon", o["untied"] = true, o["microbatches"] = 2; },
-           [](TrainOptions& o) { o.ranks = 2, o["lora_rank"] = 2; },
-           [](TrainOptions& o) { o.ranks = 4, o["pp"] = 2, o["sync_fragments"] = 2, o["microbatches"] = 2; },
-           [](TrainOptions& o) { o.ranks = 4, o["tp"] = 2, o["all_reduce"] = "tree"; },
-           [](TrainOptions& o) { o.ranks = 4, o["cp"] = 2, o["cp_mode"] = "ulysses", o["dtype"] = "bf16"; }}) {
-    TrainOptions o = plan(change);
-    o["steps"] = 5;
-    o["device"] = "cuda";
-    o["dp_mode"] = "diloco";
-    o["sync_every"] = 2;
+  for (const std::string_view words : std::vector<std::string_view>{
+           "ranks=3", "ranks=2 outer_momentum=0 optimizer=sgd dtype=fp64",
+           "ranks=2 sync_fragments=2 dtype=bf16 clip=0.1",
+           "ranks=2 sync_fragments=2 channels=24 dtype=bf16 grad_dtype=bf16",
+           "ranks=3 offload=optimizer dtype=bf16 all_reduce=ring", "ranks=2 optimizer=muon untied=true microbatches=2",
+           "ranks=2 lora_rank=2", "ranks=4 pp=2 sync_fragments=2 microbatches=2", "ranks=4 tp=2 all_reduce=tree",
+           "ranks=4 cp=2 cp_mode=ulysses dtype=bf16"}) {
+    TrainOptions o = plan(words);
+    say(o, "steps=5 device=cuda dp_mode=diloco sync_every=2");
     expect_passes(o);
   }
 }
@@ -228,9 +173,8 @@ TEST(Verifiable, ChoosesKernelsThatPromiseBits) {
 
 // A defect is seen there too.
 TEST_F(TrainingGpu, DefectsAreSeen) {
-  TrainOptions o = plan([](TrainOptions& p) { p.ranks = 2; });
-  o["device"] = "cuda";
-  o["clip"] = 0.1;
+  TrainOptions o = plan("ranks=2");
+  say(o, "device=cuda clip=0.1");
   for (const char* name : {"skipped-microbatch", "unclipped-rank", "stale-part"}) {
     check_applies(defect(name), job_of(o));
     EXPECT_FALSE(verify(job_of(o), planted(defect(name), job_of(o))).passed()) << name;

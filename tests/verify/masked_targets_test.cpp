@@ -24,9 +24,7 @@ VerifyHooks masked(bool packed) {
 
 TrainOptions plan_of(int64_t dp, int64_t microbatches) {
   TrainOptions o = test::small_plan();
-  o["channels"] = 16;
-  o["steps"] = 3;
-  o["batch"] = 12;
+  say(o, "channels=16 steps=3 batch=12");
   o["dp"] = dp;
   o["microbatches"] = microbatches;
   return o;
@@ -48,8 +46,7 @@ TEST(MaskedTargets, HaveTheBitsOfOneRankOnTheDataAndPipelineAxes) {
     }
     for (const char* schedule : {"1f1b", "zb-v"}) {
       TrainOptions o = plan_of(2, 3);
-      o["layers"] = 4;
-      o["pp"] = 2;
+      say(o, "layers=4 pp=2");
       o["schedule"] = schedule;
       expect_passes(o, packed);
     }
@@ -65,14 +62,12 @@ TEST(MaskedTargets, HaveTheBitsOfOneRankOnTheDataAndPipelineAxes) {
 TEST(MaskedTargets, AgreeOnTheTensorAndContextAxes) {
   for (const bool packed : {false, true}) {
     TrainOptions o = plan_of(2, 2);
-    o["dtype"] = "fp64";
-    o["cp"] = 2;
+    say(o, "dtype=fp64 cp=2");
     expect_passes(o, packed);
     o["cp_mode"] = "ulysses";
     expect_passes(o, packed);
     forget(o, {"cp"});
-    o["tp"] = 2;
-    o["sp"] = true;
+    say(o, "tp=2 sp=true");
     expect_passes(o, packed);
   }
 }
@@ -81,9 +76,7 @@ TEST(MaskedTargets, AgreeOnTheTensorAndContextAxes) {
 TEST(MaskedTargets, HaveTheBitsOfOneRankOnAGpu) {
   if (const std::string why = test::no_gpu(); !why.empty()) GTEST_SKIP() << why;
   TrainOptions o = plan_of(1, 2);
-  o.ranks = 1;
-  o["steps"] = 5;
-  o["device"] = "cuda";
+  say(o, "ranks=1 steps=5 device=cuda");
   expect_passes(o, false);
 }
 

@@ -118,10 +118,7 @@ TEST(MeshContract, EachScheduleAlone) {
   for (const std::string& name : schedule_names()) {
     TrainOptions o = small_plan();
     o["schedule"] = name;
-    o["pp"] = 2;
-    o["layers"] = 4;
-    o["microbatches"] = 4;
-    o["batch"] = 8;
+    say(o, "pp=2 layers=4 microbatches=4 batch=8");
     expect_passes(o);
   }
 }
@@ -129,15 +126,13 @@ TEST(MeshContract, EachScheduleAlone) {
 TEST(MeshContract, EachSplitAlone) {
   for (const bool sp : {false, true}) {
     TrainOptions o = small_plan();
-    o["dtype"] = "fp64";
-    o["tp"] = 2;
+    say(o, "dtype=fp64 tp=2");
     o["sp"] = sp;
     expect_passes(o);
   }
   for (const char* mode : {"ring", "ulysses"}) {
     TrainOptions o = small_plan();
-    o["dtype"] = "fp64";
-    o["cp"] = 2;
+    say(o, "dtype=fp64 cp=2");
     o["cp_mode"] = mode;
     expect_passes(o);
   }
@@ -146,11 +141,7 @@ TEST(MeshContract, EachSplitAlone) {
 TEST(MeshContract, TheLossFallsUnderAllFourAxes) {
   TrainOptions o = small_plan();
   o["pp"] = o["dp"] = o["cp"] = o["tp"] = 2;
-  o["sp"] = true;
-  o["zero"] = 1;
-  o["microbatches"] = 2;
-  o["batch"] = 12;
-  o["steps"] = 40;
+  say(o, "sp=true zero=1 microbatches=2 batch=12 steps=40");
   const VerifyResult r = verify(job_of(o));
   EXPECT_TRUE(r.passed()) << r.failures.front();
   EXPECT_LT(r.losses.back(), r.losses.front() - 0.2);

@@ -18,22 +18,13 @@ namespace tessera::test {
 
 using Bytes = std::vector<std::byte>;
 
-inline TrainOptions over_nccl(int64_t ranks, const std::function<void(TrainOptions&)>& change) {
+inline TrainOptions over_nccl(int64_t ranks, std::string_view words) {
   TrainOptions o = small_plan();
   o.ranks = ranks;
-  o["backend"] = "nccl";
-  o["device"] = "cuda";
-  o["all_reduce"] = "native";
-  o["dropout"] = 0.2;
-  o["channels"] = 16;
-  o["context"] = 8;
-  o["batch"] = 8;
-  o["microbatches"] = 2;
-  o["steps"] = 8;
-  o["warmup"] = 3;
-  o["clip"] = 0.5;  // clips some of these steps
-  o["bucket_mb"] = 0.002;
-  change(o);
+  // Some of these steps are clipped.
+  say(o, "backend=nccl device=cuda all_reduce=native dropout=0.2 channels=16 context=8 batch=8 microbatches=2 steps=8");
+  say(o, "warmup=3 clip=0.5 bucket_mb=0.002");
+  say(o, words);
   return o;
 }
 
@@ -43,64 +34,24 @@ struct NcclPlan {
 };
 
 inline std::vector<NcclPlan> all_nccl_plans() {
-  const auto with = [](const char* name, int64_t ranks, const std::function<void(TrainOptions&)>& change) {
-    return NcclPlan{name, over_nccl(ranks, change)};
+  const auto with = [](const char* name, int64_t ranks, std::string_view words) {
+    return NcclPlan{name, over_nccl(ranks, words)};
   };
-  return {with("ddp", 2, [](TrainOptions&) {}),
-          with("ddp, bf16", 4,
-               [](TrainOptions& o) {
-                 o["dtype"] = o["grad_dtype"] = "bf16";
-                 o["optimizer"] = "adam";
-               }),
-          with("zero 1", 2, [](TrainOptions& o) { o["zero"] = 1; }),
-          with("zero 2", 2, [](TrainOptions& o) { o["zero"] = 2; }),
-          with("zero 3", 3,
-               [](TrainOptions& o) {
-                 o["zero"] = 3;
-                 o["batch"] = 6;
-                 o["optimizer"] = "sgd";
-               }),
-          with("zero 3, one micro-batch, blocks again", 2,
-               [](TrainOptions& o) {
-                 o["zero"] = 3;
-                 o["microbatches"] = 1;
-                 o["recompute"] = "block";
-               }),
-          with("tp", 2, [](TrainOptions& o) { o["tp"] = 2; }),
-          with("tp and dp", 4, [](TrainOptions& o) { o["tp"] = 2; }),
-          with("tp and zero 2", 4,
-               [](TrainOptions& o) {
-                 o["tp"] = 2;
-                 o["zero"] = 2;
-               }),
-          with("sp", 2,
-               [](TrainOptions& o) {
-                 o["tp"] = 2;
-                 o["sp"] = true;
-               }),
-          with("ulysses", 2,
-               [](TrainOptions& o) {
-                 o["cp"] = 2;
-                 o["cp_mode"] = "ulysses";
-               }),
-          with("ulysses and zero 3", 4,
-               [](TrainOptions& o) {
-                 o["cp"] = 2;
-                 o["cp_mode"] = "ulysses";
-                 o["zero"] = 3;
-               }),
-          with("muon", 3,
-               [](TrainOptions& o) {
-                 o["optimizer"] = "muon";
-                 o["batch"] = 6;
-                 o["dtype"] = "bf16";
-               }),
-          with("muon and tp", 4,
-               [](TrainOptions& o) {
-                 o["optimizer"] = "muon";
-                 o["tp"] = 2;
-               }),
-          with("two copies of the tied weight", 2, [](TrainOptions& o) { o["schedule"] = "interleaved"; })};
+  return {with("ddp", 2, ""),
+          with("ddp, bf16", 4, "dtype=bf16 grad_dtype=bf16 optimizer=adam"),
+          with("zero 1", 2, "zero=1"),
+          with("zero 2", 2, "zero=2"),
+          with("zero 3", 3, "zero=3 batch=6 optimizer=sgd"),
+          with("zero 3, one micro-batch, blocks again", 2, "zero=3 microbatches=1 recompute=block"),
+          with("tp", 2, "tp=2"),
+          with("tp and dp", 4, "tp=2"),
+          with("tp and zero 2", 4, "tp=2 zero=2"),
+          with("sp", 2, "tp=2 sp=true"),
+          with("ulysses", 2, "cp=2 cp_mode=ulysses"),
+          with("ulysses and zero 3", 4, "cp=2 cp_mode=ulysses zero=3"),
+          with("muon", 3, "optimizer=muon batch=6 dtype=bf16"),
+          with("muon and tp", 4, "optimizer=muon tp=2"),
+          with("two copies of the tied weight", 2, "schedule=interleaved")};
 }
 
 // With TESSERA_DRAW, a number, every third of them.

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "tests/support/errors.h"
 #include "tests/support/gpu.h"
 #include "tests/verify/draw.h"
 #include "train/checkpoint/state.h"
@@ -19,10 +20,7 @@ using OffloadGpu = test::OnGpu;
 TrainOptions draw_plan(uint64_t trial) {
   Draw d("parameters of the host", trial);
   TrainOptions o = small_plan();
-  o["device"] = "cuda";
-  o["zero"] = 3;
-  o["offload"] = "parameters";
-  o["steps"] = 2;
+  say(o, "device=cuda zero=3 offload=parameters steps=2");
   o["heads"] = 2 * d.between(1, 2);
   o["channels"] = o.sizes.heads * 4 * d.between(1, 3);
   o["context"] = 2 * d.between(2, 6);
@@ -99,10 +97,7 @@ Trained trained(const TrainOptions& o) {
 TEST_F(OffloadGpu, ParametersAreSavedAsThoseOfTheGpu) {
   for (const char* dtype : {"fp32", "bf16"}) {
     TrainOptions o = small_plan();
-    o["device"] = "cuda";
-    o["zero"] = 3;
-    o.ranks = 3;
-    o["batch"] = 6;
+    say(o, "device=cuda zero=3 ranks=3 batch=6");
     o["dtype"] = dtype;
     const Trained there = trained(o);
     o["offload"] = "parameters";
@@ -116,16 +111,11 @@ TEST_F(OffloadGpu, ParametersAreSavedAsThoseOfTheGpu) {
 
 TEST(Offload, ParametersAreRefusedWhereNothingIsGained) {
   const auto refused = [](const TrainOptions& o, const std::string& words) {
-    try {
-      check(job_of(o));
-      ADD_FAILURE() << words;
-    } catch (const Error& e) {
-      EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
-    }
+    const std::string what = error_of([&] { check(job_of(o)); });
+    EXPECT_NE(what.find(words), std::string::npos) << what;
   };
   TrainOptions o = small_plan();
-  o.ranks = 2;
-  o["offload"] = "parameters";
+  say(o, "ranks=2 offload=parameters");
   for (const int64_t zero : {0, 1, 2}) {
     o["zero"] = zero;
     refused(o, fmt::format("`offload`: parameters moves the shards of `zero` 3; expected `zero` 3 beside it, found {}",

@@ -3,22 +3,26 @@
 #include <fmt/format.h>
 
 #include <string>
+#include <string_view>
 
 #include "app/job_of.h"
 #include "app/options.h"
 
-namespace tessera::test {
+namespace tessera {
+
+// Options as a user says them: say(o, "zero=2 shard_ranks=2").
+inline void say(TrainOptions& o, std::string_view words) {
+  for (const std::string& word : split(words, ' '))
+    if (const size_t equals = word.find('='); equals != std::string::npos)
+      o[word.substr(0, equals)] = word.substr(equals + 1);
+}
+
+namespace test {
 
 // A model that trains twenty steps in a fraction of a second, dropout on, one thread per rank.
 inline TrainOptions small_plan() {
   TrainOptions o = verify_defaults();
-  o["layers"] = 2;
-  o["heads"] = 2;
-  o["channels"] = 32;
-  o["context"] = 16;
-  o["vocab"] = 40;
-  o["threads_per_rank"] = 1;
-  o["timeout"] = 30;
+  say(o, "layers=2 heads=2 channels=32 context=16 vocab=40 threads_per_rank=1 timeout=30");
   return o;
 }
 
@@ -34,4 +38,5 @@ inline std::string command_of(const TrainOptions& o) {
   return text;
 }
 
-}  // namespace tessera::test
+}  // namespace test
+}  // namespace tessera

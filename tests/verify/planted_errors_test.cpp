@@ -74,8 +74,7 @@ void expect_bits(const TrainOptions& o) {
 TrainOptions one_step(const char* dtype) {
   TrainOptions o = small_plan();
   o["dtype"] = dtype;
-  o["steps"] = 1;
-  o["batch"] = 4;
+  say(o, "steps=1 batch=4");
   return o;
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "nn/quantize/packed.h"
+#include "tests/support/errors.h"
 #include "tests/support/gpu.h"
 #include "tests/verify/draw.h"
 
@@ -18,18 +19,10 @@ using test::small_plan;
 // The smallest model whose weights two ranks of tp can share at bounds of blocks.
 TrainOptions small_qlora(const char* codec = "nf4") {
   TrainOptions o = small_plan();
-  o["family"] = "llama";
-  o["layers"] = 2;
-  o["channels"] = 128;
-  o["head_dim"] = 64;
-  o["ffn"] = 128;
-  o["lora_rank"] = 2;
-  o["lora_targets"] = "all";
+  say(o, "family=llama layers=2 channels=128 head_dim=64 ffn=128 lora_rank=2 lora_targets=all");
   o["quantize"] = codec;
   if (text_of(o.sizes.quantize.codec) == "gptq") o["quantize_group"] = 32;
-  o["steps"] = 3;
-  o["batch"] = 4;
-  o["dtype"] = "fp32";
+  say(o, "steps=3 batch=4 dtype=fp32");
   return o;
 }
 
@@ -51,20 +44,20 @@ TEST(Quantized, EveryStrategyTrainsLikeOneRank) {
 }
 
 TEST(Quantized, AndUnderTheAxesOfTheModel) {
-  const auto with = [](const char* codec, const auto& choose) {
+  const auto with = [](const char* codec, std::string_view words) {
     TrainOptions o = small_qlora(codec);
     o["dtype"] = "fp64";
-    choose(o);
+    say(o, words);
     expect_passes(o);
   };
   for (const char* codec : {"nf4", "gptq"}) {
-    with(codec, [](TrainOptions& o) { o["tp"] = 2; });
-    with(codec, [](TrainOptions& o) { o["pp"] = 2, o["microbatches"] = 4, o["schedule"] = "zb-h1"; });
+    with(codec, "tp=2");
+    with(codec, "pp=2 microbatches=4 schedule=zb-h1");
   }
-  with("nf4", [](TrainOptions& o) { o["tp"] = 2, o["sp"] = true, o["dp"] = 2, o["zero"] = 3; });
-  with("nf4", [](TrainOptions& o) { o["cp"] = 2, o["recompute"] = "block"; });
-  with("nf4", [](TrainOptions& o) { o["pp"] = 2, o["tp"] = 2, o["microbatches"] = 2, o["zero"] = 3; });
-  with("nf4", [](TrainOptions& o) { o["family"] = "gpt2", o["dtype"] = "bf16", o["tp"] = 2; });
+  with("nf4", "tp=2 sp=true dp=2 zero=3");
+  with("nf4", "cp=2 recompute=block");
+  with("nf4", "pp=2 tp=2 microbatches=2 zero=3");
+  with("nf4", "family=gpt2 dtype=bf16 tp=2");
 }
 
 TEST(Quantized, RandomPlansTrainLikeOneRank) {
@@ -88,12 +81,10 @@ TEST(Quantized, RandomPlansTrainLikeOneRank) {
 using QuantizedGpu = test::OnGpu;
 TEST_F(QuantizedGpu, RanksTrainLikeOneRank) {
   for (const char* codec : {"nf4", "gptq"})
-    for (const auto& change : std::vector<std::function<void(TrainOptions&)>>{
-             [](TrainOptions& o) { o["dp"] = 2, o["zero"] = 3, o["dtype"] = "bf16"; },
-             [](TrainOptions& o) { o["tp"] = 2; },
-             [](TrainOptions& o) { o["pp"] = 2, o["tp"] = 2, o["microbatches"] = 2, o["zero"] = 1; }}) {
+    for (const std::string_view words :
+         std::vector<std::string_view>{"dp=2 zero=3 dtype=bf16", "tp=2", "pp=2 tp=2 microbatches=2 zero=1"}) {
       TrainOptions o = small_qlora(codec);
-      change(o);
+      say(o, words);
       o["device"] = "cuda";
       expect_passes(o);
     }
@@ -167,16 +158,11 @@ TEST(Quantized, PlantedDefectsAreCaught) {
 
 TEST(Quantized, CutsThroughBlocksAreRefused) {
   TrainOptions o = small_qlora();
-  o["head_dim"] = 32;
-  o["tp"] = 2;
-  try {
-    verify(job_of(o));
-    FAIL() << "32 columns were cut out of blocks of 64";
-  } catch (const Error& e) {
-    EXPECT_EQ(std::string(e.what()),
-              "`tp`: 'blocks.0.attn.proj.weight' (128, 64) would be cut at multiples of 32 elements, which the 64 that "
-              "are quantised together do not divide; expected fewer ranks");
-  }
+  say(o, "head_dim=32 tp=2");
+  EXPECT_EQ(
+      error_of([&] { verify(job_of(o)); }),
+      "`tp`: 'blocks.0.attn.proj.weight' (128, 64) would be cut at multiples of 32 elements, which the 64 that are "
+      "quantised together do not divide; expected fewer ranks");
 }
 
 }  // namespace

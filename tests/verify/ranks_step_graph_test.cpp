@@ -80,8 +80,7 @@ void expect_like_one(const std::string& name, TrainOptions o, bool captured) {
   TrainOptions one = o;
   one.ranks = 1;
   forget(one, {"tp", "cp", "pp"});
-  one["sp"] = false;
-  one["zero"] = 0;
+  say(one, "sp=false zero=0");
   const OneRank many = run(o, captured).ranks[0], alone = run(one, true).ranks[0];
   for (size_t step = 0; step < many.losses.size(); ++step) {
     EXPECT_NEAR(many.losses[step], alone.losses[step], 1e-11 * alone.losses[step]) << name;
@@ -98,20 +97,16 @@ TEST_F(RanksStepGraphGpu, RanksTrainLikeOne) {
 TEST_F(RanksStepGraphGpu, RanksThatSendMessagesTrainLikeOne) {
   for (const auto& [ranks, zero, tp, pp] : {std::tuple{2, 1, 1, 1}, {3, 2, 1, 1}, {4, 3, 2, 1}, {4, 1, 1, 2}}) {
     if (ranks > gpus) continue;
-    const TrainOptions o = over_nccl(ranks, [&, ranks = ranks, zero = zero, tp = tp, pp = pp](TrainOptions& p) {
-      p["optimizer"] = "muon";
-      p["zero"] = zero;
-      p["tp"] = tp;
-      p["pp"] = pp;
-      if (ranks == 3) p["batch"] = 6;
-    });
+    TrainOptions o = over_nccl(ranks, "optimizer=muon");
+    o["zero"] = zero, o["tp"] = tp, o["pp"] = pp;
+    if (ranks == 3) o["batch"] = 6;
     expect_like_one("muon, zero " + std::to_string(zero), o, false);
   }
 }
 
 // One rank's arena has another layout: all queue that step, and capture and launch again together.
 TEST_F(RanksStepGraphGpu, RanksAgreeOnHowTheyMakeAStep) {
-  const TrainOptions o = over_nccl(2, [](TrainOptions& p) { p["steps"] = 14; });
+  const TrainOptions o = over_nccl(2, "steps=14");
   const Ran usual = run(o, true);
   std::vector<std::vector<Tensor>> kept(2);
   std::vector<int64_t> replays;
@@ -146,7 +141,7 @@ TEST_F(RanksStepGraphGpu, AStepWaitsOnce) {
 }
 
 TEST_F(RanksStepGraphGpu, AWishIsHeardByAll) {
-  const TrainOptions o = over_nccl(2, [](TrainOptions&) {});
+  const TrainOptions o = over_nccl(2, "");
   for (const Wish wish : {Wish::save, Wish::stop})
     on_ranks(o, true, [&](Trainer& trainer) {
       for (int64_t step = 0; step < 6; ++step)

@@ -13,10 +13,7 @@ namespace {
 // gradients beside an oracle that follows them: the margin alone says that these were not the router's choices.
 TEST(Routing, ChoicesThatAreNotTheRoutersAreNoRounding) {
   TrainOptions o = test::small_plan();
-  o["dtype"] = "fp64";
-  o["tp"] = 2;
-  o["experts"] = 4;
-  o["steps"] = 2;
+  say(o, "dtype=fp64 tp=2 experts=4 steps=2");
   VerifyHooks hooks;
   hooks.made = [](Trainer& t) {
     const int64_t context = t.whole_model().config.context;

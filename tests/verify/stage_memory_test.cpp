@@ -36,13 +36,7 @@ TEST(StageMemory, PeaksWorkedByHand) {
 
 TrainOptions pipeline_plan(const char* schedule) {
   TrainOptions o = test::small_plan();
-  o["layers"] = 4;
-  o["channels"] = 64;
-  o["context"] = 64;
-  o["pp"] = 2;
-  o["microbatches"] = 6;
-  o["batch"] = 24;
-  o["steps"] = 3;
+  say(o, "layers=4 channels=64 context=64 pp=2 microbatches=6 batch=24 steps=3");
   o["schedule"] = schedule;
   return o;
 }

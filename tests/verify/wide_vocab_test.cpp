@@ -16,17 +16,11 @@ using test::expect_passes;
 // Two sequences of 64 tokens in a micro-batch.
 TrainOptions wide_plan(const char* dtype = "fp32") {
   TrainOptions o = test::small_plan();
-  o["channels"] = 8;
-  o["context"] = 64;
-  o["vocab"] = 70000;
+  say(o, "channels=8 context=64 vocab=70000");
   if (std::string(dtype) != "fp64") o["vocab"] = 140000;
   if (std::string(dtype) == "bf16") o["vocab"] = 280000;
   o["dtype"] = dtype;
-  o.ranks = 2;
-  o["microbatches"] = 2;
-  o["batch"] = 8;
-  o["steps"] = 2;
-  o["timeout"] = 120;
+  say(o, "ranks=2 microbatches=2 batch=8 steps=2 timeout=120");
   return o;
 }
 
@@ -61,9 +55,7 @@ TEST(WideVocab, EachStrategyTrainsLikeOneRank) {
 TEST(WideVocab, PipelinesTrainLikeOneRank) {
   for (const char* schedule : {"1f1b", "gpipe", "zb-h1", "zb-v"}) {
     TrainOptions o = wide_plan();
-    o["pp"] = 2;
-    o["layers"] = 4;
-    o["microbatches"] = 4;
+    say(o, "pp=2 layers=4 microbatches=4");
     o["schedule"] = schedule;
     expect_passes(o);
   }

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "data/loader.h"
+#include "data/token_file.h"
 #include "parallel/async/server.h"
+#include "train/batches.h"
 #include "train/checkpoint/state.h"
 #include "train/job.h"
-#include "train/sequences.h"
 
 namespace tessera {
 

@@ -1,6 +1,4 @@
 // The numbers of the step around what is queued, and the choice between queueing and launching.
-#include "train/step_graph.h"
-
 #include <cmath>
 #include <optional>
 #include <utility>
@@ -9,6 +7,7 @@
 #include "optim/grad_norm.h"
 #include "tensor/cuda/context.h"
 #include "tensor/cuda/gpus.h"
+#include "train/step.h"
 
 namespace tessera {
 namespace {

@@ -1,6 +1,5 @@
-// Sums, and a search among plans that need less.
-#include "train/memory_check.h"
-
+// Memory is asked for before it is missed: sums, a search among plans that need less, and the kernel's words on what
+// there is.
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -8,8 +7,8 @@
 #include <algorithm>
 #include <fstream>
 #include <functional>
-#include <limits>
-#include <optional>
+
+#include "train/memory.h"
 
 namespace tessera {
 
@@ -89,35 +88,29 @@ class Search {
 
   // "`microbatches` 4 (3.1 GB) or `recompute` block (2 GB)"
   std::string result() {
-    using Value = std::function<int64_t(int64_t)>;
     const std::vector<int64_t> parts = divisors_above(job_.optim.batch / job_.plan.dp, job_.plan.microbatches);
-    const Value part = [&](int64_t i) { return parts[static_cast<size_t>(i)]; };
-    const auto cut = [](Job& j, int64_t m) { j.plan.microbatches = m; };
-    first_of(std::ssize(parts), part, cut, "`microbatches` {}");
-    if (job_.plan.recompute != Recompute::block) {
-      const auto again = [](Job& j, int64_t m) {
-        j.plan.recompute = Recompute::block;
-        j.plan.microbatches = m;
-      };
-      const Value as_is = [&](int64_t) { return job_.plan.microbatches; };
-      if (!first_of(1, as_is, again, "`recompute` block") && found_.empty())
-        first_of(std::ssize(parts), part, again, "`recompute` block with `microbatches` {}");
-    }
+    const auto cut = [&](Job& j, int64_t i) { return j.plan.microbatches = parts[static_cast<size_t>(i)]; };
+    first_of("`microbatches` {}", std::ssize(parts), cut);
+    const auto again = [](Job& j, int64_t) {
+      j.plan.recompute = Recompute::block;
+      return int64_t{0};
+    };
+    if (job_.plan.recompute != Recompute::block && !first_of("`recompute` block", 1, again) && found_.empty())
+      first_of("`recompute` block with `microbatches` {}", std::ssize(parts),
+               [&](Job& j, int64_t i) { return again(j, i) + cut(j, i); });
     const int64_t least = job_.plan.dp * job_.plan.microbatches, most = job_.optim.batch / least;
-    const Value batch = [&](int64_t i) { return (most - 1 - i) * least; };
-    first_of(
-        most - 1, batch, [](Job& j, int64_t sequences) { j.optim.batch = sequences; }, "`batch` {}");
+    first_of("`batch` {}", most - 1, [&](Job& j, int64_t i) { return j.optim.batch = (most - 1 - i) * least; });
     return found_;
   }
 
  private:
-  // The first of `count` values, each of which needs less than the one before, with which the job fits.
-  bool first_of(int64_t count, const std::function<int64_t(int64_t)>& value,
-                const std::function<void(Job&, int64_t)>& change, const char* words) {
-    int64_t bytes = 0;  // memory of the last job that was asked about
+  // The first of `count` changes, each of which needs less than the one before and gives the number in its words, with
+  // which the job fits.
+  bool first_of(const char* words, int64_t count, const std::function<int64_t(Job&, int64_t)>& change) {
+    int64_t bytes = 0, number = 0;  // of the last job that was asked about
     const auto fits = [&](int64_t i) {
       Job changed = job_;
-      change(changed, value(i));
+      number = change(changed, i);
       const auto ranks = ranks_here(changed, here_, most_);
       bytes = ranks ? sum_of(*ranks, here_) : std::numeric_limits<int64_t>::max();
       return bytes <= most_;
@@ -132,7 +125,7 @@ class Search {
         first = middle + 1;
     }
     fits(first);
-    found_ += fmt::format("{}{} ({})", found_.empty() ? "" : " or ", fmt::format(fmt::runtime(words), value(first)),
+    found_ += fmt::format("{}{} ({})", found_.empty() ? "" : " or ", fmt::format(fmt::runtime(words), number),
                           gigabytes(static_cast<double>(bytes)));
     return true;
   }
@@ -151,10 +144,6 @@ std::string line_of(const std::string& bytes, int64_t ranks, const MemoryLimit& 
                                      "more hosts may"
                                    : "what would fit: " + found);
 }
-
-}  // namespace
-
-namespace {
 
 // Counts of a model: its parameters, the bytes of their values, and how many are trained.
 struct Counted {
@@ -184,8 +173,6 @@ Counted count(const ModelConfig& config, const ModelFactory& make, int64_t value
 }
 
 }  // namespace
-
-double parameters_of(const ModelConfig& config, const ModelFactory& make) { return count(config, make, 1).parameters; }
 
 LeastMemory least_memory(const Job& job) {
   const auto number = [](int64_t n) { return static_cast<double>(n); };

@@ -1,5 +1,5 @@
 // Functions that stand before the C library's.
-#include "tests/data/system_calls.h"
+#include "tests/train/system_calls.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>

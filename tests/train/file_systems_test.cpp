@@ -1,5 +1,6 @@
-// File systems that refuse what ext4 does: renaming with flags (NFS, Lustre, FUSE), making room, mapping, flushing a
-// folder. Everything has its way around that, and promises what it promises elsewhere.
+// Files after a power cut: nothing gets its name before its bytes are on the disk. And file systems that refuse what
+// ext4 does: renaming with flags (NFS, Lustre, FUSE), making room, mapping, flushing a folder. Everything has its way
+// around that, and promises what it promises elsewhere.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -7,47 +8,87 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <string>
-#include <vector>
 
-#include "data/checkpoint_dir.h"
 #include "data/files.h"
 #include "tensor/arena.h"
 #include "tensor/write_file.h"
-#include "tests/data/support.h"
-#include "tests/data/system_calls.h"
+#include "tests/train/checkpoints.h"
+#include "tests/train/system_calls.h"
 
 namespace tessera {
 namespace {
 namespace fs = std::filesystem;
 using test::refused;
+using test::watched;
 
-class FileSystems : public DataTest {
+class FlushTest : public testing::Test {
+ protected:
+  FlushTest() { watched = &calls_; }
+  ~FlushTest() override { watched = nullptr; }
+  // The place of the last such call, -1 where there is none.
+  int64_t last(const std::string& call, const fs::path& path) const {
+    for (size_t i = calls_.size(); i-- > 0;)
+      if (calls_[i].call == call && calls_[i].path == path.string()) return static_cast<int64_t>(i);
+    return -1;
+  }
+  void expect_flushed_before(const fs::path& path, int64_t before) const {
+    EXPECT_GT(last("fsync", path), last("write", path)) << path;
+    EXPECT_LT(last("fsync", path), before) << path;
+    EXPECT_GE(last("fsync", path), 0) << path;
+  }
+  TemporaryDirectory folder_{fs::canonical(fs::temp_directory_path()) / "tessera-flush-"};
+  std::vector<test::Watched> calls_;
+};
+
+TEST_F(FlushTest, AFileIsOnTheDiskBeforeItHasItsName) {
+  write_file(folder_.path() / "file", "some words");
+  const int64_t named = last("named", folder_.path() / "file");
+  ASSERT_GT(named, 0);
+  expect_flushed_before(calls_[static_cast<size_t>(named) - 1].path, named);
+}
+
+TEST_F(FlushTest, ACheckpointIsOnTheDiskBeforeItHasItsName) {
+  NewCheckpoint made(folder_.path(), 3);
+  const fs::path attempt = made.path();
+  write_file(attempt / "one", "words");
+  SharedFile::create(attempt / "parts", "header", 100);
+  const std::string bytes(50, 'x');
+  const SharedFile parts(attempt / "parts");
+  parts.write(6, std::as_bytes(std::span(bytes)));
+  parts.flush();
+  made.finish("{}", 2);
+  const int64_t named = last("named", folder_.path() / "step-3");
+  ASSERT_GT(named, 0);
+  expect_flushed_before(attempt / "parts", named);
+  for (const char* file : {"one", "manifest.json"}) {
+    const int64_t file_named = last("named", attempt / file);
+    ASSERT_GT(file_named, 0) << file;
+    EXPECT_LT(file_named, last("fsync", attempt)) << file;
+    expect_flushed_before(calls_[static_cast<size_t>(file_named) - 1].path, file_named);
+  }
+  EXPECT_LT(last("fsync", attempt), named) << "the folder's own entries";
+  EXPECT_GT(last("named", attempt / "manifest.json"), last("write", attempt / "parts")) << "the manifest comes last";
+  EXPECT_GT(last("fsync", folder_.path()), named) << "its name is on the disk";
+  EXPECT_GT(last("named", folder_.path() / "latest"), last("fsync", folder_.path())) << "before `latest` says it";
+}
+
+class FileSystems : public Checkpoints {
  protected:
   ~FileSystems() override {
     refused.clear();
-    test::watched = nullptr;
+    watched = nullptr;
   }
-  fs::path dir() const { return path("checkpoints"); }
   // A checkpoint whose one file holds `text`.
   Checkpoint save(int64_t step, const std::string& text, size_t keep = 9) const {
     NewCheckpoint made(dir(), step);
     write_file(made.path() / "text", text);
     return made.finish("{}", keep);
   }
-  std::vector<std::string> names() const {
-    std::vector<std::string> out;
-    for (const auto& e : fs::directory_iterator(dir())) out.push_back(e.path().filename().string());
-    std::ranges::sort(out);
-    return out;
-  }
   // The checkpoint that a run which begins now goes on from.
-  std::string newest() const {
-    std::vector<std::string> passed_over;
-    const auto found = newest_checkpoint(dir(), passed_over);
-    EXPECT_TRUE(passed_over.empty());
+  std::string newest_text() {
+    const auto found = newest();
+    EXPECT_TRUE(passed_over_.empty());
     return found ? fmt::format("{}: {}", found->step, read_file(found->path / "text")) : "";
   }
 };
@@ -59,7 +100,7 @@ TEST_F(FileSystems, ACheckpointIsMadeWherePlainRenamingIsAllThereIs) {
     EXPECT_EQ(read_file(save(3, "first").path / "text"), "first");
     EXPECT_EQ(read_file(save(3, "second").path / "text"), "second") << "in the place of another";
     EXPECT_EQ(names(), (Names{"latest", "step-3"})) << std::strerror(cause);
-    EXPECT_EQ(newest(), "3: second");
+    EXPECT_EQ(newest_text(), "3: second");
     save(4, "third", 1);
     EXPECT_EQ(names(), (Names{"latest", "step-4"}));
     fs::remove_all(dir());
@@ -89,27 +130,27 @@ TEST_F(FileSystems, AKillWhileAStepIsReplacedLosesNothing) {
   fs::copy(dir(), whole, fs::copy_options::recursive);
   // Moved aside, and nothing more.
   fs::rename(dir() / "step-3", dir() / "step-3.replaced");
-  EXPECT_EQ(newest(), "3: old");
+  EXPECT_EQ(newest_text(), "3: old");
   ASSERT_TRUE(best_checkpoint(dir()));
   EXPECT_EQ(best_checkpoint(dir())->step, 3);
   save(3, "new");
-  EXPECT_EQ(newest(), "3: new");
+  EXPECT_EQ(newest_text(), "3: new");
   EXPECT_EQ(names(), (Names{"best", "latest", "step-2", "step-3"})) << "the older one goes at the next save";
   // Moved aside and replaced, and not yet removed.
   fs::rename(whole / "step-3", dir() / "step-3.replaced");
-  EXPECT_EQ(newest(), "3: new");
+  EXPECT_EQ(newest_text(), "3: new");
   save(4, "next");
   EXPECT_EQ(names(), (Names{"best", "latest", "step-2", "step-3", "step-4"}));
-  EXPECT_EQ(newest(), "4: next");
+  EXPECT_EQ(newest_text(), "4: next");
 }
 
 TEST_F(FileSystems, TheOldOneIsOnTheDiskUnderItsOtherNameBeforeTheNewOneHasItsOwn) {
   refused["renameat2"] = EINVAL;
   save(3, "old");
   std::vector<test::Watched> calls;
-  test::watched = &calls;
+  watched = &calls;
   save(3, "new");
-  test::watched = nullptr;
+  watched = nullptr;
   const auto at = [&](const std::string& call, const fs::path& path, int64_t from = 0) {
     for (int64_t i = from; i < std::ssize(calls); ++i)
       if (calls[static_cast<size_t>(i)].call == call && calls[static_cast<size_t>(i)].path == path.string()) return i;
@@ -130,9 +171,9 @@ TEST_F(FileSystems, AFolderThatCannotBeFlushedIsFlushedWithAll) {
   for (const int cause : {EINVAL, EOPNOTSUPP}) {
     refused["fsync"] = cause;
     calls.clear();
-    test::watched = &calls;
+    watched = &calls;
     save(1, "text");
-    test::watched = nullptr;
+    watched = nullptr;
     EXPECT_EQ(std::ranges::count(calls, std::string("syncfs"), &test::Watched::call), 2) << std::strerror(cause);
   }
   refused["fsync"] = EIO;

@@ -1,5 +1,5 @@
 // The protocol of checkpoint folders.
-#include "data/checkpoint_dir.h"
+#include "train/checkpoint/directory.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

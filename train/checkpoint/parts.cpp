@@ -1,6 +1,4 @@
 // Reading: whole tensors of files, or of parts of them.
-#include "train/checkpoint/tensors.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>

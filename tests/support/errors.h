@@ -1,0 +1,38 @@
+// The errors that a test expects.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <initializer_list>
+#include <string>
+
+#include "tensor/error.h"
+
+namespace tessera {
+
+// Expects an Error of this status, in one line, that contains each of the parts.
+template <class F>
+void expect_error(Status status, std::initializer_list<std::string> parts, F&& action) {
+  try {
+    action();
+  } catch (const Error& e) {
+    const std::string message = e.what();
+    EXPECT_EQ(static_cast<int>(e.status()), static_cast<int>(status)) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+    for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << " in " << message;
+    return;
+  }
+  FAIL() << "no error; one with '" << (parts.size() > 0 ? *parts.begin() : "") << "' was expected";
+}
+
+// The words of an Error.
+template <class F>
+std::string error_of(F&& action) {
+  try {
+    action();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
+}  // namespace tessera

@@ -1,0 +1,309 @@
+// Tokens from a file, tokens from nothing, and what of them a rank reads.
+#include "train/batches.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "data/examples.h"
+#include "data/mixture.h"
+#include "data/token_file.h"
+#include "tensor/cuda/copy.h"
+#include "tensor/error.h"
+#include "tensor/random.h"
+
+namespace tessera {
+namespace {
+constexpr uint64_t kNoise = 4;  // one token in so many is random
+
+// Rows in an endless list of epochs, each of which has all of them in an order of its own.
+struct Epochs {
+  std::shared_ptr<const Rows> rows;
+  std::shared_ptr<const ExampleRows> examples;  // where they are examples: the same
+  Philox order;
+
+  int64_t row(int64_t nth) const {
+    const auto at = static_cast<uint64_t>(nth), count = static_cast<uint64_t>(rows->count());
+    return static_cast<int64_t>(permuted(order, at / count, count, at % count));
+  }
+};
+
+// Epochs of the rows that are trained on: examples; windows of token files.
+Epochs epochs_of(const Dataset& dataset, int64_t context, uint64_t seed, size_t number) {
+  const std::string which = number > 0 ? " " + std::to_string(number) : "";
+  if (dataset.train_examples)
+    return {dataset.train_examples, dataset.train_examples, Philox::named(seed, "order of examples" + which)};
+  return {std::make_shared<TrainingWindows>(dataset.train, context), nullptr,
+          Philox::named(seed, "order of windows" + which)};
+}
+
+// Sequence s of step k is number k * batch + s of an endless list, which MixtureOrder deals to the sources.
+class EpochSequences {
+ public:
+  EpochSequences(std::vector<Epochs> sources, std::vector<int64_t> shares, int64_t batch)
+      : sources_(std::move(sources)), order_(std::move(shares)), batch_(batch) {}
+
+  // Calls f(source, row) for sequence s of a step.
+  template <class F>
+  void at(int64_t step, int64_t sequence, const F& f) const {
+    const auto [source, nth] = order_.at(step * batch_ + sequence);
+    f(sources_[source], sources_[source].row(nth));
+  }
+  int64_t trained(int64_t step) const {
+    int64_t sum = 0;
+    for (int64_t s = 0; s < batch_; ++s)
+      at(step, s, [&](const Epochs& e, int64_t row) { sum += e.examples->targets_of(row); });
+    return sum;
+  }
+  const std::vector<Epochs>& sources() const { return sources_; }
+
+ private:
+  std::vector<Epochs> sources_;
+  MixtureOrder order_;
+  int64_t batch_;
+};
+
+Sequences in_epochs(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed) {
+  std::vector<Epochs> sources;
+  std::vector<int64_t> shares;
+  for (const MixturePart& p : dataset.parts) {
+    sources.push_back(epochs_of(*p.dataset, context, seed, sources.size()));
+    shares.push_back(p.share);
+  }
+  if (sources.empty()) {
+    sources.push_back(epochs_of(dataset, context, seed, 0));
+    shares.push_back(1);
+  }
+  const auto all = std::make_shared<const EpochSequences>(std::move(sources), std::move(shares), batch);
+  Sequences made{dataset.tokenizer->vocab_size(),
+                 [=](int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) {
+                   for (int64_t s = 0; s < count; ++s)
+                     all->at(step, first + s, [&](const Epochs& e, int64_t row) {
+                       e.rows->load(row, 1, inputs + s * e.rows->context(), targets + s * e.rows->context());
+                     });
+                 }};
+  if (!dataset.has_examples()) {
+    made.document_end = dataset.tokenizer->document_end();
+    return made;
+  }
+  made.trained = [=](int64_t step) { return all->trained(step); };
+  if (all->sources().front().rows->has_starts())
+    made.starts = [=](int64_t step, int64_t first, int64_t count, int32_t* starts) {
+      for (int64_t s = 0; s < count; ++s)
+        all->at(step, first + s,
+                [&](const Epochs& e, int64_t row) { e.rows->starts(row, 1, starts + s * e.rows->context()); });
+    };
+  return made;
+}
+}  // namespace
+
+int32_t document_end_of(const Sequences& sequences) {
+  if (!sequences.document_end)
+    throw FieldError("document_mask",
+                     "the tokenizer has no token that ends documents; expected tokens with <|endoftext|>, as llm.c's "
+                     "files have");
+  return *sequences.document_end;
+}
+
+void check_sequences(const Job& job, const Sequences& sequences) {
+  if (job.optim.document_mask && !sequences.starts) document_end_of(sequences);
+  if (sequences.trained && job.plan.dp_mode == DataMode::ps_async)
+    throw FieldError(
+        "dp_mode",
+        "the loss is a mean over the trained targets of a whole batch, and ps-async updates by the batch of "
+        "one worker; expected ddp, dataparallel or ps-sync");
+}
+
+int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all) {
+  return sequences.trained ? sequences.trained(step) : all;
+}
+
+Sequences sequences_of(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed, bool shuffle) {
+  if (shuffle || dataset.has_examples() || !dataset.parts.empty() || dataset.train.size() > 1)
+    return in_epochs(dataset, context, batch, seed);
+  const auto loader = std::make_shared<Loader>(dataset.train.at(0), context, batch, seed);
+  return {dataset.tokenizer->vocab_size(),
+          [loader](int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) {
+            loader->load(step, first, count, inputs, targets);
+          },
+          dataset.tokenizer->document_end()};
+}
+
+Sequences counted_sequences(int64_t vocab, int64_t context, int64_t batch, uint64_t seed) {
+  const Philox random = Philox::named(seed, "counted sequences");
+  const auto v = static_cast<uint64_t>(vocab);
+  return {vocab,
+          [=](int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) {
+            for (int64_t s = 0; s < count; ++s) {
+              const auto base = static_cast<uint64_t>((step * batch + first + s) * (context + 1));
+              auto token = static_cast<uint64_t>(random.below(v, 2 * base));
+              for (int64_t t = 0; t < context; ++t) {
+                const uint64_t at = 2 * (base + static_cast<uint64_t>(t) + 1);
+                inputs[s * context + t] = static_cast<int32_t>(token);
+                token = random.below(kNoise, at + 1) == 0 ? random.below(v, at) : (5 * token + 3) % v;
+                targets[s * context + t] = static_cast<int32_t>(token);
+              }
+            }
+          },
+          0};
+}
+
+// Reading, and what of it a GPU copies by itself.
+
+StepTokens::StepTokens(const Job& job, Sequences sequences, std::vector<int64_t> positions,
+                       const DataStrategy& strategy, ArenaPtr arena)
+    : job_(job),
+      sequences_(std::move(sequences)),
+      positions_(std::move(positions)),
+      strategy_(strategy),
+      arena_(std::move(arena)),
+      places_(static_cast<size_t>(job.plan.microbatches)) {
+  check_sequences(job, sequences_);
+}
+
+// Micro-batches that this rank has asked for before it will ask for again.
+void StepTokens::begin(int64_t step) {
+  step_ = step;
+  targets_ = static_cast<double>(targets_of_step(sequences_, step, job_.optim.batch * job_.model.context));
+  for (size_t m = 0; m < places_.size(); ++m)
+    if (places_[m].memory) fill(places_[m], ahead_step_ == step ? ahead_[m] : read(step, static_cast<int64_t>(m)));
+}
+
+// Ignores tokens that cannot be read: the step that needs them says so, if it comes.
+void StepTokens::ahead(int64_t step) {
+  ahead_step_ = -1;
+  ahead_.assign(places_.size(), {});
+  try {
+    for (size_t m = 0; m < places_.size(); ++m)
+      if (places_[m].memory) ahead_[m] = read(step, static_cast<int64_t>(m));
+    ahead_step_ = step;
+  } catch (const Error&) {
+    ahead_.clear();
+  }
+}
+
+// In the host's memory.
+StepTokens::Parts StepTokens::read(int64_t step, int64_t microbatch) const {
+  const int64_t context = job_.model.context;
+  const BatchSlice mine = strategy_.batches().computes(job_.optim.batch, job_.plan.microbatches, microbatch);
+  const std::vector<BatchSlice> loads = strategy_.batches().loads(job_.optim.batch, job_.plan.microbatches, microbatch);
+  int64_t rows = 0;
+  for (const BatchSlice& slice : loads) rows += slice.count;
+  const Shape shape{rows > 0 ? rows : mine.count, context};
+  if (rows == 0) return {Tensor::meta(shape, DType::int32), Tensor::meta(shape, DType::int32)};
+  const Tensor ids = Tensor::empty(shape, DType::int32, arena_->host(), Category::activations);
+  const Tensor targets = Tensor::empty(shape, DType::int32, arena_->host(), Category::activations);
+  Tensor starts;
+  if (job_.optim.document_mask && sequences_.starts)
+    starts = Tensor::empty(shape, DType::int32, arena_->host(), Category::activations);
+  int64_t at = 0;
+  for (const BatchSlice& slice : loads) {
+    sequences_.load(step, slice.first, slice.count, ids.data<int32_t>() + at, targets.data<int32_t>() + at);
+    if (starts.defined()) sequences_.starts(step, slice.first, slice.count, starts.data<int32_t>() + at);
+    at += slice.count * context;
+  }
+  const Documents documents = own_documents(ids, starts);
+  return {own_columns(ids), own_columns(targets), documents.starts, documents.positions};
+}
+
+void StepTokens::fill(Place& place, const Parts& parts) const {
+  std::byte* to = place.memory.get();
+  for (const Tensor& part : parts)
+    if (part.defined()) {
+      std::memcpy(to, part.raw(), static_cast<size_t>(part.nbytes()));
+      to += part.nbytes();
+    }
+  place.step = step_;
+}
+
+// Those that are wanted, where this rank computes.
+StepTokens::Parts StepTokens::parts(int64_t microbatch, const std::array<bool, 4>& wanted) {
+  const auto on_cpu = [&] {
+    Parts all = read(step_, microbatch);
+    for (size_t i = 0; i < all.size(); ++i)
+      if (!wanted[i]) all[i] = Tensor();
+    return all;
+  };
+  const auto on_gpu = [&] {
+    Place& place = places_[static_cast<size_t>(microbatch)];
+    if (place.step != step_) {
+      Parts read_now = read(step_, microbatch);
+      if (read_now[0].device() == Device::meta) return read_now;
+      int64_t bytes = 0;
+      for (size_t i = 0; i < read_now.size(); ++i) {
+        if (!read_now[i].defined()) continue;
+        place.like[i] = Tensor::meta(read_now[i].shape(), DType::int32);
+        bytes += read_now[i].nbytes();
+      }
+      if (!place.memory) place.memory = cuda::pinned_memory(bytes);
+      fill(place, read_now);
+    }
+    Parts there;
+    int64_t from = 0;
+    for (size_t i = 0; i < there.size(); ++i) {
+      if (!place.like[i].defined()) continue;
+      if (wanted[i]) {
+        there[i] = Tensor::empty(place.like[i].shape(), DType::int32, arena_);
+        cuda::copy_later(there[i], place.memory.get() + from);
+      }
+      from += place.like[i].nbytes();
+    }
+    return there;
+  };
+  return on_device(arena_->device(), on_cpu, on_gpu);
+}
+
+Microbatch StepTokens::load(int64_t microbatch, bool ids, bool targets) {
+  const Parts some = parts(microbatch, {ids, targets});
+  return {some[0], some[1], 1 / targets_};
+}
+
+StepInfo StepTokens::place() const {
+  return {.seed = static_cast<uint64_t>(job_.optim.seed),
+          .step = step_,
+          .positions = positions_,
+          .tokens_total = job_.model.context};
+}
+
+StepInfo StepTokens::where(int64_t microbatch) {
+  StepInfo at = place();
+  at.training = true;
+  at.first_sequence = strategy_.batches().computes(job_.optim.batch, job_.plan.microbatches, microbatch).first;
+  at.sequences_total = job_.optim.batch;
+  if (graph_) at.step_on_gpu = graph_->step_on_gpu();
+  if (!job_.optim.document_mask) return at;
+  const Parts some = parts(microbatch, {false, false, true, true});
+  at.documents = {some[2], some[3]};
+  return at;
+}
+
+StepInfo StepTokens::where(const Tensor& whole, const Tensor& starts) const {
+  StepInfo at = place();
+  if (!job_.optim.document_mask) return at;
+  const Documents here = own_documents(whole, starts);
+  at.documents = {here.starts.to(arena_), here.positions.to(arena_)};
+  return at;
+}
+
+// In the host's memory.
+Documents StepTokens::own_documents(const Tensor& whole, const Tensor& starts) const {
+  if (!job_.optim.document_mask) return {};
+  const Documents all = starts.defined() ? documents_from(starts) : documents_of(whole, document_end_of(sequences_));
+  const bool all_queries = job_.plan.cp_mode == ContextMode::ulysses;  // attention has those of all tokens
+  return {all_queries ? all.starts : own_columns(all.starts), own_columns(all.positions)};
+}
+
+Tensor StepTokens::own_columns(const Tensor& whole) const {
+  if (positions_.empty()) return whole;
+  const int64_t rows = whole.dim(0), columns = std::ssize(positions_);
+  Tensor out = Tensor::empty({rows, columns}, DType::int32, arena_->host(), Category::activations);
+  for (int64_t b = 0; b < rows; ++b)
+    for (int64_t t = 0; t < columns; ++t)
+      out.data<int32_t>()[b * columns + t] =
+          whole.data<int32_t>()[b * whole.dim(1) + positions_[static_cast<size_t>(t)]];
+  return out;
+}
+
+Tensor StepTokens::own(const Tensor& whole) const { return own_columns(whole).to(arena_); }
+
+}  // namespace tessera
