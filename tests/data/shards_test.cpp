@@ -140,7 +140,7 @@ TEST(TrainingWindows, CoverEachFileOnce) {
     EXPECT_EQ(inputs[static_cast<size_t>(i)], i < 20 ? i : 80 + i);
     EXPECT_EQ(targets[static_cast<size_t>(i)], inputs[static_cast<size_t>(i)] + 1);
   }
-  expect_error(Status::usage, {"windows 6 to 8", "7 of the files"},
+  expect_error(Status::usage, {"rows 6 to 8", "among the 7"},
                [&] { windows.load(6, 2, inputs.data(), targets.data()); });
   EXPECT_EQ(TrainingWindows({a, b}, 8).count(), 2 + 1);
   expect_error(Status::input, {"b: 9 tokens", "expected at least 10", "`context`"}, [&] {
