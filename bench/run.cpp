@@ -190,8 +190,8 @@ void report(benchmark::State& state, const Measured& m) {
   if (!m.label.empty()) state.SetLabel(m.label);
 }
 
-// The same rows, in the same order, on every rank of a job, of which rank 0 runs Google Benchmark and tells the others
-// what comes next.
+// Rows of a job: every rank has the same, in the same order. Rank 0 runs Google Benchmark and tells the others what
+// comes next.
 class RankRows {
  public:
   RankRows(const Place& place, std::vector<RankRow> rows) : place_(place), rows_(std::move(rows)) {}

@@ -134,7 +134,7 @@ class Loader {
   // room for a next token.
   Loader(const TokenFile& tokens, int64_t context, int64_t batch, uint64_t seed);
 
-  // Where sequence s of [0, batch) of a step starts in the split.
+  // The first token of sequence s of [0, batch) of a step, counted in the split.
   int64_t start(int64_t step, int64_t sequence) const;
   // Sequences [first, first + count) of a step: token ids to `inputs` and the tokens after them to `targets`, both
   // (count, context). Throws Error (usage) when they are not sequences of the batch.

@@ -22,7 +22,7 @@ struct Sequences {
   // How many targets of a step's whole batch are trained, the same on every rank: the loss is their mean. Without it
   // all are.
   std::function<int64_t(int64_t step)> trained = {};
-  // Where the documents begin, for sequences that know it without such a token: for each token the place in its
+  // Beginnings of documents, for sequences that know them without such a token: for each token the place in its
   // sequence, (count, context).
   std::function<void(int64_t step, int64_t first, int64_t count, int32_t* starts)> starts = {};
 };

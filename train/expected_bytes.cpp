@@ -130,7 +130,7 @@ PlanSizes::PlanSizes(const Job& job)
   units = static_cast<int64_t>(whole->layout().size());
   const std::vector<Range> layers = split_layers(*whole, schedule.stages);
   parts.resize(static_cast<size_t>(plan.pp));
-  // Where the first and the last rank of tp have the same sizes, all have.
+  // All ranks of tp have the same sizes where the first and the last have.
   const auto of_rank = [&](int64_t t) { return parts_of(job, *this, layers, static_cast<int>(t)); };
   const std::vector<PartSizes> first = of_rank(0), last = plan.tp > 1 ? of_rank(plan.tp - 1) : first;
   for (int64_t t = 0; t < plan.tp; ++t) {

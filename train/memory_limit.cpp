@@ -107,7 +107,7 @@ class Search {
   // The first of `count` changes, each of which needs less than the one before and gives the number in its words, with
   // which the job fits.
   bool first_of(const char* words, int64_t count, const std::function<int64_t(Job&, int64_t)>& change) {
-    int64_t bytes = 0, number = 0;  // of the last job that was asked about
+    int64_t bytes = 0, number = 0;  // found for the last job that was asked about
     const auto fits = [&](int64_t i) {
       Job changed = job_;
       number = change(changed, i);

@@ -51,8 +51,8 @@ struct LaunchOptions {
   Facts same = {};
   // Takes a line about a rank that has waited long, from any rank's thread. Empty: it goes to standard error.
   std::function<void(const std::string& line)> say = {};
-  // Where the flights of all ranks are written when one of them has failed (parallel/comm/trace.h); asked for then.
-  // Empty, or an empty path: nowhere.
+  // The file that gets the flights of all ranks when one of them has failed (parallel/comm/trace.h); asked for then.
+  // Empty, or an empty path: none.
   std::function<std::filesystem::path()> flight_file = {};
 };
 
@@ -79,8 +79,8 @@ std::string cause_of(const std::exception& failure);
 
 void launch(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
 
-// The same of this process as one rank of an MPI job; defined where MPI is on. Of a rank that throws the cause is
-// printed, and the job ends with the status of the error: this function then never returns. The same when a rank is
+// Runs the body in this process as one rank of an MPI job; defined where MPI is on. When a rank throws, the cause is
+// printed and the job ends with the status of the error: this function then never returns. It is so too when a rank is
 // killed, is stopped, or does not come within the timeout. Throws Error where the options do not fit the job.
 void launch_under_mpi(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
 

@@ -48,7 +48,7 @@ class HostMeeting {
   // A rank's post of this call, after a meeting.
   const Call& post_of(int rank) const { return posts_of(rank)[calls_ % 2]; }
   uint32_t calls() const { return calls_; }    // posted by this rank
-  uint32_t moment() const { return moment_; }  // of the last meeting
+  uint32_t moment() const { return moment_; }  // number of the last meeting
 
  private:
   std::array<Call, 2>& posts_of(int rank) const { return places_[static_cast<size_t>(rank)]->posts; }

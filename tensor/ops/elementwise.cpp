@@ -23,7 +23,7 @@ void map_rounded(const Kernel& kernel, const Tensor& y, const In&... in) {
 template <class T, class>
 using Same = T;
 
-// The same on y's device, of operands of its shape and dtype.
+// y = kernel(x...) on y's device, of operands of its shape and dtype.
 template <class Kernel, class... In>
 void run(const Kernel& kernel, const Tensor& y, const In&... in) {
   const auto on_cpu = [&] {

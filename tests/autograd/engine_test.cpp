@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "autograd/ops.h"
+#include "tests/support/errors.h"
 #include "tests/support/tensors.h"
 
 namespace tessera {
@@ -72,7 +73,7 @@ TEST(Engine, RefusesASecondBackward) {
   const Var x(numbers({1, 2}, arena), true);
   const Var shared = x * x, a = sum(shared), b = sum(shared + x);
   backward(a);
-  EXPECT_EQ(test::refusal([&] { backward(a); }),
+  EXPECT_EQ(error_of([&] { backward(a); }),
             "[backward] called twice through the same 'sum': its saved values are gone; run the forward pass again");
   EXPECT_THROW(backward(b), Error);                         // through the part that was used up
   EXPECT_EQ(grad_of(x), (Doubles{2, 4}));                   // the refused calls changed nothing
@@ -87,8 +88,7 @@ TEST(Engine, RefusesASeedOfAnotherShapeOrNoneForMany) {
   EXPECT_THROW(Var(Tensor::of<int32_t>(std::array{1}, {1}, arena), true), Error);
   const Var a(Tensor::zeros({4, 8}, DType::float64, arena), true),
       b(Tensor::zeros({6, 3}, DType::float64, arena), true);
-  EXPECT_EQ(test::refusal([&] { matmul(a, b); }),
-            "[matmul] inner dims differ: a (4, 8) x b (6, 3); b must have 8 rows");
+  EXPECT_EQ(error_of([&] { matmul(a, b); }), "[matmul] inner dims differ: a (4, 8) x b (6, 3); b must have 8 rows");
 }
 
 TEST(Engine, NoGradRecordsNothingAndFreesEverything) {

@@ -8,6 +8,7 @@
 
 #include "autograd/ops.h"
 #include "tensor/random.h"
+#include "tests/support/errors.h"
 #include "tests/support/tensors.h"
 
 namespace tessera {
@@ -220,11 +221,11 @@ TEST(Head, AnyWeightWillDo) {
 
 TEST(Head, WhatDoesNotFitIsRefused) {
   Head a(kSizes[0], DType::float32, DType::float32);
-  const auto refusal = [&] { return test::refusal([&] { a.fused(); }); };
+  const auto refused = [&] { return error_of([&] { a.fused(); }); };
   a.targets.data<int32_t>()[90] = 70;  // in the last block
-  EXPECT_EQ(refusal(), "[cross_entropy] target 70 of row 90 is outside [0, 70)");
+  EXPECT_EQ(refused(), "[cross_entropy] target 70 of row 90 is outside [0, 70)");
   a.targets = a.targets.narrow(0, 0, 95);
-  EXPECT_EQ(refusal(),
+  EXPECT_EQ(refused(),
             "[linear_cross_entropy] x is float32 (96, 24), w is float32 (70, 24), targets are int32 (95); expected "
             "(N, C), (V, C) and int32 (N)");
 }

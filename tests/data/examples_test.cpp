@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string refused(std::string_view line) {
-  return error_of([&] { parse_example(line, "f:3"); });
+  return error_of([&] { parse_example(line, "f:3"); }, Status::input);
 }
 
 TEST(Jsonl, HasFourShapes) {
@@ -95,7 +95,7 @@ TEST(ChatTemplates, AreThoseOfTheField) {
             "<|start_header_id|>assistant<|end_header_id|>\n\n[B<|eot_id|>]");
   EXPECT_EQ(shown(chat, ChatTemplate::alpaca),
             "S\n\n### Instruction:\n U \n\n### Response:\n[ A *]\n\n### Instruction:\nV\n\n### Response:\n[B*]");
-  EXPECT_EQ(error_of([&] { render(chat, ChatTemplate::none, "f:1"); }),
+  EXPECT_EQ(error_of([&] { render(chat, ChatTemplate::none, "f:1"); }, Status::input),
             "f:1: messages need a `template`: expected chatml, llama3 or alpaca, found none");
 
   const Example asked{Example::Shape::instruction, {{Role::user, "Add."}, {Role::assistant, "2"}}, "1 1"};
@@ -208,25 +208,28 @@ TEST_F(LoadedExamples, ABadLineIsNamedOrCounted) {
                               good);
   const std::string name = file.string();
   const auto load = [&](bool skip) { return load_examples(file, kBytes, {.skip_bad = skip, .context = 8}); };
-  EXPECT_EQ(error_of([&] { load(false); }),
+  EXPECT_EQ(error_of([&] { load(false); }, Status::input),
             name + ":2: expected messages, prompt and completion, instruction and output, or text among its keys");
   const Dataset d = load(true);
   EXPECT_EQ(d.train_examples->examples() + d.val_examples->examples(), 3);
   EXPECT_TRUE(d.notes.front().starts_with("4 bad lines are skipped; the first: " + name + ":2: ")) << d.notes.front();
-  EXPECT_EQ(error_of([&] {
-              load_examples(write(good + "{\"prompt\": \"ab\", \"completion\": \"\"}\n"), kBytes, {.context = 8});
-            }),
-            name + ":2: no token to train on: there is no response in it");
-  EXPECT_EQ(error_of([&] {
-              load_examples(write(good + "{\"prompt\": \"abcdefghi\", \"completion\": \"k\"}\n"), kBytes,
-                            {.context = 8});
-            }),
+  EXPECT_EQ(
+      error_of(
+          [&] { load_examples(write(good + "{\"prompt\": \"ab\", \"completion\": \"\"}\n"), kBytes, {.context = 8}); },
+          Status::input),
+      name + ":2: no token to train on: there is no response in it");
+  EXPECT_EQ(error_of(
+                [&] {
+                  load_examples(write(good + "{\"prompt\": \"abcdefghi\", \"completion\": \"k\"}\n"), kBytes,
+                                {.context = 8});
+                },
+                Status::input),
             name + ":2: no token to train on: the response begins behind the context of 8 tokens");
-  EXPECT_TRUE(error_of([&] {
-                load_examples(write(good + "{}\n"), kBytes, {.skip_bad = true, .context = 8});
-              }).starts_with(name + ": 1 examples to train on; expected at least 2"));
   EXPECT_TRUE(
-      error_of([&] { load_examples(write(""), {.name = "char"}, {.context = 8}); }).starts_with(name + ": 0 examples"));
+      error_of([&] { load_examples(write(good + "{}\n"), kBytes, {.skip_bad = true, .context = 8}); }, Status::input)
+          .starts_with(name + ": 1 examples to train on; expected at least 2"));
+  EXPECT_TRUE(error_of([&] { load_examples(write(""), {.name = "char"}, {.context = 8}); }, Status::input)
+                  .starts_with(name + ": 0 examples"));
 }
 
 TEST_F(LoadedExamples, LongOnesAreCutAndCounted) {

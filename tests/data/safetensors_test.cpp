@@ -28,7 +28,7 @@ class SafetensorsTest : public testing::Test {
     return path;
   }
   std::string refusal(const std::string& bytes) const {
-    return error_of([&] { const Safetensors opened(write(bytes)); });
+    return error_of([&] { const Safetensors opened(write(bytes)); }, Status::input);
   }
   // Five dtypes, a scalar and an empty tensor.
   std::filesystem::path sample() const {

@@ -9,6 +9,7 @@
 #include "tensor/cuda/context.h"
 #include "tensor/cuda/gpus.h"
 #include "tests/cuda_emulator/streams.h"
+#include "tests/support/errors.h"
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
 
@@ -36,7 +37,7 @@ TEST_F(FailuresGpu, WhyThereIsNoGpuIsOneLine) {
       {"0", "the NVIDIA driver lists none"}};
   for (const auto& [gpus, why] : cases) {
     setenv("TESSERA_EMULATED_GPUS", gpus, 1);
-    EXPECT_EQ(test::refusal([] { cuda::use_gpu(0); }),
+    EXPECT_EQ(error_of([] { cuda::use_gpu(0); }),
               "`device` cuda: no GPU was found: " + why + "; `device` cpu runs everything without one");
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   }
@@ -92,7 +93,7 @@ TEST_F(FailuresGpu, ASizePastTheCardSaysWhatIsInUse) {
 
 TEST_F(FailuresGpu, AGpuThatThereIsNoCodeForIsNamed) {
   setenv("TESSERA_EMULATED_GPU_IS_OLD", "1", 1);
-  EXPECT_EQ(test::refusal([] { cuda::use_gpu(0); }),
+  EXPECT_EQ(error_of([] { cuda::use_gpu(0); }),
             "`device` cuda: this program holds no code for emulated GPU, of compute capability 9.0; expected a "
             "build for it: -DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90");
   unsetenv("TESSERA_EMULATED_GPU_IS_OLD");

@@ -7,14 +7,13 @@
 #include <vector>
 
 #include "tests/parallel/async_training.h"
-#include "tests/support/error_of.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
 
 using test::AsyncPlan;
 using test::AsyncTraining;
-using test::error_of;
 using test::Scratch;
 using test::sleep_ms;
 using test::train;

@@ -8,7 +8,7 @@
 #include "parallel/comm/launch.h"
 #include "tensor/random.h"
 #include "tests/parallel/arrays.h"
-#include "tests/support/error_of.h"
+#include "tests/support/errors.h"
 #include "verify/defects/transports.h"
 
 namespace tessera {
@@ -20,7 +20,7 @@ using test::values;
 
 // Returns the message of the error that launch() throws when the ranks run `body`.
 std::string failure(const LaunchOptions& options, const std::function<void(Communicator&)>& body) {
-  return test::error_of([&] { launch(options, body); }, Status::communication);
+  return error_of([&] { launch(options, body); }, Status::communication);
 }
 
 TEST(CommFailure, ARankThatThrowsEndsTheOthers) {

@@ -13,12 +13,10 @@
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
 #include "parallel/context_parallel.h"
-#include "tests/support/error_of.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
-
-using test::error_of;
 
 constexpr std::array<Balance, 2> kBalances{Balance::zigzag, Balance::contiguous};
 

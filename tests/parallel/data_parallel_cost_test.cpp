@@ -9,7 +9,7 @@
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "parallel/data_strategy.h"
-#include "tests/support/error_of.h"
+#include "tests/support/errors.h"
 #include "tests/support/strategy.h"
 
 namespace tessera {
@@ -94,7 +94,7 @@ TEST(DataParallelCost, MemoryIsThatWorkedByHand) {
 }
 
 std::string refusal(Communicator& axis, const DataOptions& options) {
-  return test::error_of([&] {
+  return error_of([&] {
     Decoder model(kConfig);
     make_data_strategy(model, axis, make_arena(), options)->batches().computes(10, options.microbatches, 0);
   });

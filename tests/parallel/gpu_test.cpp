@@ -13,7 +13,7 @@
 #include "parallel/placement.h"
 #include "tensor/random.h"
 #include "tests/parallel/arrays.h"
-#include "tests/support/error_of.h"
+#include "tests/support/errors.h"
 #include "verify/defects/transports.h"
 
 namespace tessera {
@@ -178,7 +178,7 @@ TEST_F(CommGpu, ArraysAreRedistributed) {
 }
 
 std::string failure(const LaunchOptions& options, const std::function<void(Communicator&)>& body) {
-  return test::error_of([&] { launch(options, body); }, Status::communication);
+  return error_of([&] { launch(options, body); }, Status::communication);
 }
 
 TEST_F(CommGpu, ARankThatFailsEndsTheOthers) {

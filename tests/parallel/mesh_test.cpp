@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "parallel/comm/launch.h"
-#include "tests/support/error_of.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
@@ -21,7 +21,7 @@ std::vector<int> members(const Communicator& group) {
 // The error that making the mesh, or using it, throws.
 std::string refusal(
     Communicator& world, const std::vector<MeshAxis>& axes, const std::function<void(Mesh&)>& use = [](Mesh&) {}) {
-  return test::error_of([&] {
+  return error_of([&] {
     Mesh mesh(world, axes);
     use(mesh);
   });

@@ -17,7 +17,7 @@
 #include "tensor/ops/elementwise.h"
 #include "tensor/random.h"
 #include "tests/parallel/arrays.h"
-#include "tests/support/error_of.h"
+#include "tests/support/errors.h"
 #include "tests/support/gpus.h"
 
 namespace tessera {
@@ -144,8 +144,8 @@ TEST_F(NcclGpu, CommunicatorsOfARankKeepOneOrder) {
 }
 
 std::string failure(const LaunchOptions& options, const std::function<void(Communicator&, const ArenaPtr&)>& body) {
-  return test::error_of([&] { launch(options, [&](Communicator& world) { body(world, gpu_of(world)); }); },
-                        Status::communication);
+  return error_of([&] { launch(options, [&](Communicator& world) { body(world, gpu_of(world)); }); },
+                  Status::communication);
 }
 
 TEST_F(NcclGpu, ARankThatFailsEndsTheOthers) {

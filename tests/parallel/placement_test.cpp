@@ -11,7 +11,7 @@
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"
 #include "tensor/random.h"
-#include "tests/support/error_of.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
@@ -195,7 +195,7 @@ TEST(Placement, WritesOverWhatNobodyElseHolds) {
 }
 
 std::string refusal(Communicator& axis, const Shape& shape, Placement from, Placement to) {
-  return test::error_of([&] { redistribute(Tensor::zeros(shape, DType::float32, make_arena()), axis, from, to); });
+  return error_of([&] { redistribute(Tensor::zeros(shape, DType::float32, make_arena()), axis, from, to); });
 }
 
 TEST(Placement, WhatCannotBeIsRefused) {

@@ -11,7 +11,7 @@
 
 #include "parallel/comm/fake_transport.h"
 #include "tests/parallel/arrays.h"
-#include "tests/support/error_of.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
@@ -122,7 +122,7 @@ TEST(SharedExchange, CallsThatDifferAreNamed) {
     const Tensor x = Tensor::zeros({100 + world.rank()}, DType::float32, make_arena());
     shared.run(call_of(Op::all_reduce, DType::float32, x.numel(), x, x));
   };
-  const std::string what = test::error_of([&] { launch({.ranks = 2, .timeout_s = 20}, body); }, Status::communication);
+  const std::string what = error_of([&] { launch({.ranks = 2, .timeout_s = 20}, body); }, Status::communication);
   EXPECT_NE(what.find("asks for all_reduce of 40"), std::string::npos) << what;
 }
 

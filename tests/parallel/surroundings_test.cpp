@@ -6,7 +6,7 @@
 #include <string>
 
 #include "parallel/comm/launch.h"
-#include "tests/support/error_of.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
@@ -49,7 +49,7 @@ TEST(Surroundings, TasksOfAStepThatCannotJoinAreAlone) {
 
 TEST(Surroundings, ABackendThatIsNotBuiltIsNamed) {
   if (kWithMpi) GTEST_SKIP() << "this build has MPI";
-  const std::string what = test::error_of([] { launch({.backend = Backend::mpi}, [](Communicator&) {}); });
+  const std::string what = error_of([] { launch({.backend = Backend::mpi}, [](Communicator&) {}); });
   EXPECT_NE(what.find("this build has no MPI"), std::string::npos) << what;
 }
 

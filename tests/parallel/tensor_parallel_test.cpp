@@ -15,13 +15,11 @@
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "tests/parallel/cut_gpt.h"
-#include "tests/support/error_of.h"
+#include "tests/support/errors.h"
 #include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
-
-using test::error_of;
 
 struct Case {
   ModelConfig config;

@@ -11,12 +11,10 @@
 #include "parallel/comm/launch.h"
 #include "parallel/tensor_parallel.h"
 #include "tensor/random.h"
-#include "tests/support/error_of.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
-
-using test::error_of;
 
 Tensor normal(const Shape& shape, uint64_t name, DType dtype, const ArenaPtr& arena) {
   const Tensor t = Tensor::empty(shape, DType::float64, arena);

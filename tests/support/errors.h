@@ -24,12 +24,13 @@ void expect_error(Status status, std::initializer_list<std::string> parts, F&& a
   FAIL() << "no error; one with '" << (parts.size() > 0 ? *parts.begin() : "") << "' was expected";
 }
 
-// The words of an Error.
+// The words of the Error that an action is refused with, which must have this status.
 template <class F>
-std::string error_of(F&& action) {
+std::string error_of(F&& action, Status status = Status::usage) {
   try {
     action();
   } catch (const Error& e) {
+    EXPECT_EQ(static_cast<int>(e.status()), static_cast<int>(status)) << e.what();
     return e.what();
   }
   return "nothing was thrown";

@@ -33,17 +33,6 @@ inline Tensor normal(const Shape& shape, DType dtype, uint64_t seed, const char*
 
 inline std::vector<double> numbers(const Tensor& t) { return t.on_host().to(DType::float64).to_vector<double>(); }
 
-// What f() is refused with.
-template <class F>
-std::string refusal(const F& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
-}
-
 // Compares shapes, dtypes and bits of tensors on any devices.
 inline bool same_bits(const Tensor& a, const Tensor& b) {
   const Tensor x = a.on_host().contiguous(), y = b.on_host().contiguous();

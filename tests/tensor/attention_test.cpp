@@ -12,13 +12,13 @@
 
 #include "tensor/ops/elementwise.h"
 #include "tensor/random.h"
+#include "tests/support/errors.h"
 #include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
 
 using test::apart;
-using test::refusal;
 
 Tensor normal(const Shape& shape, DType dtype, const ArenaPtr& arena, uint64_t name) {
   return test::normal(shape, dtype, name, "tiles", arena);
@@ -250,23 +250,23 @@ TEST(Attention, WhatCannotBeIsRefused) {
   const Tensor x = make({1, 4, 2, 3}, DType::bfloat16), lse = make({1, 2, 4}, DType::float32);
   AttentionOptions o{.dropout = 0.5};
   o.first_query = o.first_key = 5;
-  EXPECT_EQ(refusal([&] { attention(x, x, x, o); }),
+  EXPECT_EQ(error_of([&] { attention(x, x, x, o); }),
             "[attention] the tile reaches token 8 of 4; say how many there are in tokens_total");
-  EXPECT_EQ(refusal([&] {
+  EXPECT_EQ(error_of([&] {
               attention_into(x, x, x, {}, {make(x.shape(), DType::float64), lse});
             }),
             "[attention] out is float64 (1, 4, 2, 3); expected bfloat16 (1, 4, 2, 3), or that in the type of its sums, "
             "the last dim running on");
-  EXPECT_EQ(refusal([&] {
+  EXPECT_EQ(error_of([&] {
               attention_into(x, x, x, {}, {x.clone(), lse.narrow(2, 0, 3)});
             }),
             "[attention] lse is float32 (1, 2, 3); expected contiguous (B, H, Tq) for q bfloat16 (1, 4, 2, 3)");
   EXPECT_EQ(
-      refusal([&] {
+      error_of([&] {
         attention(x, x, x, {.starts = make({1, 3}, DType::int32)});
       }),
       "[attention] starts is int32 (1, 3); expected int32 (B, Tq) beside q bfloat16 (1, 4, 2, 3), rows running on");
-  EXPECT_EQ(refusal([&] {
+  EXPECT_EQ(error_of([&] {
               merge_attended({x, lse}, {make(x.shape(), DType::float64), lse});
             }),
             "[merge_attended] into is bfloat16 (1, 4, 2, 3) with lse float32 (1, 2, 4), part float64 (1, 4, 2, 3) with "

@@ -13,6 +13,7 @@
 #include "tensor/cpu/vectorize.h"
 #include "tensor/ops/matmul/matmul.h"
 #include "tensor/random.h"
+#include "tests/support/errors.h"
 #include "tests/support/tensors.h"
 
 namespace tessera {
@@ -201,7 +202,7 @@ TEST(Gptq, InputsThatSayNothingLeavePlainRounding) {
 
 TEST(Gptq, WhatCannotBeRoundedIsRefused) {
   const auto expect_refused = [](const auto& f, const std::string& words) {
-    const std::string found = test::refusal(f);
+    const std::string found = error_of(f);
     EXPECT_NE(found.find(words), std::string::npos) << found;
   };
   const Tensor w = drawn({4, 32}, "weight", 10);

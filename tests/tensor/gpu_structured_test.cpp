@@ -17,6 +17,7 @@
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/norm.h"
 #include "tensor/ops/reduce.h"
+#include "tests/support/errors.h"
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
 #include "tests/support/two_libraries.h"
@@ -26,7 +27,6 @@ namespace {
 
 using test::apart;
 using test::drawn;
-using test::refusal;
 using test::same_bits;
 using StructuredGpu = test::OnGpu;
 
@@ -153,28 +153,28 @@ TEST_F(StructuredGpu, EmbeddingGradientsAreSummedInTokenOrder) {
 TEST_F(StructuredGpu, IndicesOutsideAreNamedWhenSomeoneWaits) {
   const Tensor table = drawn({50, 8}, DType::float32, "table"), there = table.to(arena);
   const Tensor ids = ids_of({1, 2, 70000, 3, -4});
-  const std::string expected = refusal([&] { embedding(ids, table); });
+  const std::string expected = error_of([&] { embedding(ids, table); });
   EXPECT_EQ(expected, "[embedding] id 70000 at position 2 is outside [0, 50)");
   Tensor rows = embedding(ids.to(arena), there);
-  EXPECT_EQ(refusal([&] { rows.to_vector<float>(); }), expected);
+  EXPECT_EQ(error_of([&] { rows.to_vector<float>(); }), expected);
   const std::vector<float> after = rows.to_vector<float>();  // told once; what is outside is zero
   EXPECT_EQ(after[2 * 8 + 3], 0);
   EXPECT_EQ(after[8 + 3], table.to_vector<float>()[2 * 8 + 3]);
-  EXPECT_EQ(refusal([&] { ids_beside(there, ids); }), expected);
+  EXPECT_EQ(error_of([&] { ids_beside(there, ids); }), expected);
   Tensor gradient = there.clone();
   embedding_backward(gradient, rows, ids.to(arena));
-  EXPECT_EQ(refusal([&] { gradient.to_vector<float>(); }), expected);
+  EXPECT_EQ(error_of([&] { gradient.to_vector<float>(); }), expected);
 
   const Tensor logits = drawn({4, 10}, DType::float32, "logits"), targets = ids_of({1, -1, 10, -2});
-  const std::string outside = refusal([&] { cross_entropy(logits, targets); });
+  const std::string outside = error_of([&] { cross_entropy(logits, targets); });
   EXPECT_EQ(outside, "[cross_entropy] target 10 of row 2 is outside [0, 10)");
-  EXPECT_EQ(refusal([&] { static_cast<void>(double(cross_entropy(logits.to(arena), targets.to(arena)).loss_sum)); }),
+  EXPECT_EQ(error_of([&] { static_cast<void>(double(cross_entropy(logits.to(arena), targets.to(arena)).loss_sum)); }),
             outside);
-  EXPECT_EQ(refusal([&] { targets_beside(logits.to(arena), targets, 10); }), outside);
+  EXPECT_EQ(error_of([&] { targets_beside(logits.to(arena), targets, 10); }), outside);
   // More tables than there are slots to complain in.
   for (int64_t vocab = 1; vocab < 200; ++vocab)
     embedding(ids_of({0}).to(arena), drawn({vocab, 2}, DType::float32, "t").to(arena));
-  EXPECT_EQ(refusal([&] {
+  EXPECT_EQ(error_of([&] {
               embedding(ids_of({199}).to(arena), drawn({199, 2}, DType::float32, "t").to(arena)).to_vector<float>();
             }),
             "[embedding] id 199 at position 0 is outside [0, 199)");

@@ -10,6 +10,7 @@
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/reduce.h"
 #include "tensor/random.h"
+#include "tests/support/errors.h"
 #include "tests/support/tensors.h"
 #include "tests/support/two_libraries.h"
 
@@ -87,7 +88,7 @@ TEST_F(TensorsGpu, WithoutKernelsOfFloat64OpsSayWhy) {
     EXPECT_TRUE(same_bits(unary<Relu>(there), unary<Relu>(x)));
     return;
   }
-  EXPECT_EQ(test::refusal([&] { unary<Relu>(there); }),
+  EXPECT_EQ(error_of([&] { unary<Relu>(there); }),
             "[relu] dtype is float64; expected float32 or bfloat16, since this program was built without kernels of "
             "float64 (-DTESSERA_FLOAT64_KERNELS=ON)");
 }

@@ -58,7 +58,7 @@ class NcclApi {
   virtual std::shared_ptr<void> point() = 0;
   // Lets work that is queued on the arena's stream from now on come after the point.
   virtual void join(Arena& gpu, const std::shared_ptr<void>& point) = 0;
-  // The same library, device and stream, for another communicator.
+  // An object for another communicator, with this library, device and stream.
   virtual std::unique_ptr<NcclApi> another() const = 0;
 };
 
