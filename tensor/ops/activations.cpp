@@ -174,34 +174,36 @@ Tensor swiglu_backward(const Tensor& dy_any, const Tensor& x_any) {
 // The choice between one product and a product with a pass after it.
 
 BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs) {
-  BiasGelu made;
-  const auto apart = [&] { made = bias_gelu(linear(x, w, Tensor(), packs), b); };
-  on_device(x.device(), apart, [&] {
-    const Shape shape = x.shape().with_last(w.dim(0));
-    const Tensor h = x.make(shape), y = x.make(shape);
-    if (x.dim(-1) != w.dim(1) ||  // linear() says what is wrong
-        !cuda::matmul_gelu(y.flat_rows(), h.flat_rows(), x.contiguous().flat_rows(), w.contiguous().transpose(0, 1),
-                           b.defined() ? b.contiguous() : b))
-      return apart();
-    made = {h, y};
-  });
-  return made;
+  BiasGelu made;  // what the one product would have filled is gone before the other way takes memory
+  on_device(
+      x.device(), [] {},
+      [&] {
+        if (x.dim(-1) != w.dim(1)) return;  // linear() says what is wrong
+        const Shape shape = x.shape().with_last(w.dim(0));
+        const BiasGelu one{x.make(shape), x.make(shape)};
+        if (cuda::matmul_gelu(one.y.flat_rows(), one.h.flat_rows(), x.contiguous().flat_rows(),
+                              w.contiguous().transpose(0, 1), b.defined() ? b.contiguous() : b))
+          made = one;
+      });
+  return made.y.defined() ? made : bias_gelu(linear(x, w, Tensor(), packs), b);
 }
 
 Tensor linear_input_grad_gelu(const Tensor& dy, const Tensor& w, const Tensor& h_any, Tensor* dbias,
                               WeightPacks* packs) {
   const Tensor h = h_any.contiguous();
   Tensor made;
-  const auto apart = [&] { made = bias_gelu_backward(linear_input_grad(dy, w, packs), h, dbias); };
-  on_device(dy.device(), apart, [&] {
-    const Tensor dh = dy.make(h.shape());
-    if (dy.dim(-1) != w.dim(0) || !cuda::matmul_gelu_gradient(dh.flat_rows(), dy.contiguous().flat_rows(),
-                                                              w.contiguous(), h.flat_rows(), dbias ? *dbias : Tensor()))
-      return apart();
-    made = dh;
-    if (dbias) *dbias = Tensor();
-  });
-  return made;
+  on_device(
+      dy.device(), [] {},
+      [&] {
+        if (dy.dim(-1) != w.dim(0)) return;
+        const Tensor dh = dy.make(h.shape());
+        if (!cuda::matmul_gelu_gradient(dh.flat_rows(), dy.contiguous().flat_rows(), w.contiguous(), h.flat_rows(),
+                                        dbias ? *dbias : Tensor()))
+          return;
+        made = dh;
+        if (dbias) *dbias = Tensor();
+      });
+  return made.defined() ? made : bias_gelu_backward(linear_input_grad(dy, w, packs), h, dbias);
 }
 
 Tensor linear_weight_grad_and_sums(Tensor& dw, const Tensor& dy, const Tensor& x) {

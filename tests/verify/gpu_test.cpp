@@ -132,8 +132,10 @@ TEST_F(TrainingGpu, OwnersOfMatrices) {
   }
 }
 
-// A model whose matrices are larger than what its passes keep; without what a library may take.
+// A model whose matrices are larger than what its passes keep; without what a library may take. The sums of a step (its
+// loss, its norm) are no part of what is expected.
 TEST_F(TrainingGpu, UpdatesOfMatricesTakeNoMoreMemoryThanExpected) {
+  constexpr int64_t kSums = 128;
   for (const int64_t zero : {0, 1}) {
     TrainOptions o = plan("ranks=3 channels=64 context=8 device=cuda batch=3 steps=2");
     o["zero"] = zero;
@@ -142,7 +144,8 @@ TEST_F(TrainingGpu, UpdatesOfMatricesTakeNoMoreMemoryThanExpected) {
       const VerifyResult r = verify(job_of(o));
       EXPECT_TRUE(r.passed()) << test::command_of(o);
       for (size_t rank = 0; test::emulated() && rank < r.peak.size(); ++rank)
-        EXPECT_LE(r.peak[rank], r.expected_peak[rank] - cuda::kMostWorkspace) << test::command_of(o) << " " << rank;
+        EXPECT_LE(r.peak[rank], r.expected_peak[rank] - cuda::kMostWorkspace + kSums)
+            << test::command_of(o) << " " << optimizer << " " << rank;
       return *std::ranges::max_element(r.peak);
     };
     EXPECT_GT(peaks("muon"), peaks("adamw")) << zero;
