@@ -10,6 +10,7 @@
 #include "data/config_file.h"
 #include "data/files.h"
 #include "models/language_model.h"
+#include "planner/case.h"
 #include "tensor/error.h"
 #include "train/job.h"
 
@@ -280,9 +281,9 @@ bool PlanOptions::gives(std::string_view option) const {
 }
 
 bool is_searched(std::string_view option) {
-  constexpr std::array<std::string_view, 12> layout = {
-      "microbatches", "ranks", "dp", "tp", "sp", "cp", "cp-mode", "pp", "schedule", "chunks", "zero", "recompute"};
-  return std::ranges::find(layout, option) != layout.end();
+  planner::Layout layout;
+  const Settings predicted = planner::settings_of(layout);
+  return option == "ranks" || option == "cp-mode" || (option != "ep" && predicted.find_word(option));
 }
 
 bool is_of_plan(const Setting& s) {

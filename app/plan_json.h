@@ -1,22 +1,20 @@
 // A plan in the records that programs read: the fields that say how ranks were laid out.
 #pragma once
-#include <nlohmann/json.hpp>
-
-#include "train/plan.h"
+#include "settings/json.h"
+#include "train/job.h"
 
 namespace tessera {
 
-inline nlohmann::ordered_json plan_json(const Plan& p) {
-  const auto all = nlohmann::ordered_json::parse(to_json(p));
+inline nlohmann::ordered_json plan_json(Plan p) {
+  Plan usual;
+  const Settings all = settings_of(p);
   nlohmann::ordered_json out = {{"ranks", p.ranks()}};
   for (const char* field :
        {"pp", "dp", "cp", "tp", "sp", "dp_mode", "zero", "microbatches", "all_reduce", "recompute", "device"})
-    out[field] = all.at(field);
+    out[field] = json_of(all.at(field));
   if (p.pp > 1) out["schedule"] = schedule_name(p);
-  if (p.shard_ranks > 0) out["shard_ranks"] = p.shard_ranks;
-  if (p.dp_mode == DataMode::diloco) out["sync_every"] = p.sync_every;
-  if (p.sync_fragments > 1) out["sync_fragments"] = p.sync_fragments;
-  if (p.cp > 1) out["cp_mode"] = all.at("cp_mode");
+  out.update(nlohmann::ordered_json(identity_of(all, settings_of(usual), &Field::recorded)));
+  if (p.cp > 1) out["cp_mode"] = json_of(all.at("cp_mode"));
   return out;
 }
 

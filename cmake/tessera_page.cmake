@@ -1,5 +1,5 @@
 # tessera_page(target folder): the page of the folder in the program itself: page.html with the text of every other file
-# in the place of its name between braces, such as {style.css}. A source with `kPage` of app/explore/answers.h.
+# in the place of its name between braces, such as {style.css}. A source with `kPage` of app/explore/explore.h.
 function(tessera_page target folder)
   file(READ ${PROJECT_SOURCE_DIR}/${folder}/page.html page)
   file(GLOB parts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*)
@@ -11,7 +11,7 @@ function(tessera_page target folder)
   endforeach()
   set(source ${PROJECT_BINARY_DIR}/${target}_page.cpp)
   file(CONFIGURE OUTPUT ${source} @ONLY CONTENT "// Made of ${folder}/*.
-#include \"app/explore/answers.h\"
+#include \"app/explore/explore.h\"
 
 namespace tessera::explore {
 

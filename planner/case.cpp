@@ -4,18 +4,25 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 
 #include "models/layout.h"
 #include "planner/pipeline.h"
 #include "tensor/error.h"
+#include "train/job.h"
 
 namespace tessera::planner {
+
+constexpr std::array<std::string_view, 3> kTensorOverlapNames = {"none", "backward", "all"};
+constexpr std::array<std::string_view, 2> kPositionNames = {"learned", "rope"};
+static constexpr const auto& names_of(TensorOverlap) { return kTensorOverlapNames; }
+static constexpr const auto& names_of(Positions) { return kPositionNames; }
+
 namespace {
 
-void positive(const char* field, int64_t value, int64_t most) {
-  if (value < 1 || value > most) throw FieldError(field, fmt::format("expected 1 to {}, found {}", most, value));
-}
+constexpr double kPositive = std::numeric_limits<double>::min();  // the least number above 0
 
 void divides(const char* field, int64_t part, const char* what, int64_t whole) {
   if (whole % part != 0)
@@ -23,7 +30,103 @@ void divides(const char* field, int64_t part, const char* what, int64_t whole) {
                      fmt::format("{} do not divide {} {}; {} do", part, whole, what, divisors_near(whole, part)));
 }
 
+// Throws FieldError for the first number that is not in its range.
+void check_ranges(const Settings& all) {
+  for (const Setting& s : all) {
+    const auto* whole = std::get_if<int64_t*>(&s.at);
+    const auto* number = std::get_if<double*>(&s.at);
+    if (!whole && !number) continue;
+    const double value = whole ? real(**whole) : **number;
+    const Bounds& range = s.field.range;
+    if (value >= range.least && value <= range.most) continue;
+    const std::string expected = !(value < range.least)     ? fmt::format("at most {}", range.most)
+                                 : range.least == kPositive ? "more than 0"
+                                                            : fmt::format("at least {}", range.least);
+    throw FieldError(std::string(s.field.name), fmt::format("expected {}, found {}", expected, s.text()));
+  }
+}
+
 }  // namespace
+
+Settings settings_of(ModelShape& m) {
+  Settings s;
+  s.add(m.layers, {"layers", {}, {1, 1e5}});
+  s.add(m.channels, {"channels", {}, {1, 1e6}});
+  s.add(m.heads, {"heads", {}, {1, 1e6}});
+  s.add(m.kv_heads, {"kv_heads", {}, {0, 1e6}});
+  s.add(m.head_dim, {"head_dim", {}, {0, 1e6}});
+  s.add(m.ffn, {"ffn", {}, {0, 1e7}});
+  s.add(m.experts, {"experts", {}, {0}});
+  s.add(m.experts_per_token, {"experts_per_token", {}, {0}});
+  s.add(m.gated, {"gated"});
+  s.add(m.vocab, {"vocab", {}, {1, 1e9}});
+  s.add(m.context, {"context", {}, {1, 1e9}});
+  s.add(m.tied, {"tied"});
+  s.add(m.positions, {"positions"});
+  return s;
+}
+
+Settings settings_of(Layout& l) {
+  const Settings plan = settings_of(l.plan);
+  const Bounds sizes{1, 1e6};
+  Settings s;
+  for (const char* axis : {"dp", "tp", "pp", "cp"}) s.add(plan.at(axis)).range = sizes;
+  s.add(l.ep, {"ep", {}, sizes});
+  for (const char* name : {"sp", "zero"}) s.add(plan.at(name));
+  s.add(l.sequences, {"sequences", {}, sizes});
+  s.add(plan.at("microbatches")).range = sizes;
+  s.add(plan.at("schedule"));
+  s.add(plan.at("chunks")).range = {0, 1e5};
+  s.add(plan.at("recompute"));
+  return s;
+}
+
+Settings settings_of(Hardware& h) {
+  Settings s;
+  const auto rate = [&](auto& value, std::string_view name) { s.add(value, {name, {}, {kPositive}}); };
+  const auto share = [&](double& value, std::string_view name) { s.add(value, {name, {}, {kPositive, 1}}); };
+  const auto maybe = [&](auto& value, std::string_view name) { s.add(value, {name, {}, {0}}); };
+  rate(h.peak_flops, "peak_flops"), rate(h.hbm_bytes_per_s, "hbm_bytes_per_s"), rate(h.memory_bytes, "memory_bytes");
+  rate(h.multiprocessors, "multiprocessors"), rate(h.ranks_per_node, "ranks_per_node");
+  rate(h.intra_bytes_per_s, "intra_bytes_per_s"), rate(h.inter_bytes_per_s, "inter_bytes_per_s");
+  maybe(h.intra_latency_s, "intra_latency_s"), maybe(h.inter_latency_s, "inter_latency_s");
+  maybe(h.launch_s, "launch_s"), maybe(h.reserved_bytes, "reserved_bytes"), maybe(h.processors, "processors");
+  share(h.product_efficiency, "product_efficiency"), share(h.memory_efficiency, "memory_efficiency");
+  share(h.intra_efficiency, "intra_efficiency"), share(h.inter_efficiency, "inter_efficiency");
+  s.add(h.contention, {"contention", {}, {0, 1}});
+  rate(h.range_fastest, "range_fastest"), rate(h.range_slowest, "range_slowest");
+  return s;
+}
+
+Settings settings_of(Software& w) {
+  Settings s;
+  const auto bytes = [&](double& value, std::string_view name) { s.add(value, {name, {}, {0}}); };
+  const auto way = [&](auto& value, std::string_view name) { s.add(value, {name}); };
+  way(w.attention, "attention"), way(w.fused_elementwise, "fused_elementwise");
+  bytes(w.parameter_bytes, "parameter_bytes"), bytes(w.gradient_bytes, "gradient_bytes");
+  bytes(w.state_bytes, "state_bytes"), bytes(w.gather_bytes, "gather_bytes");
+  bytes(w.reduce_bytes, "reduce_bytes"), bytes(w.logit_bytes, "logit_bytes");
+  way(w.tp_overlap, "tp_overlap"), way(w.dp_overlap, "dp_overlap"), way(w.pp_overlap, "pp_overlap");
+  way(w.scatter_messages, "scatter_messages"), way(w.dropout, "dropout"), way(w.fp8, "fp8");
+  way(w.reshard_after_forward, "reshard_after_forward"), way(w.fewer_layers_at_ends, "fewer_layers_at_ends");
+  bytes(w.gated_activation_pieces, "gated_activation_pieces");
+  return s;
+}
+
+void check(const Hardware& given) {
+  Hardware h = given;
+  check_ranges(settings_of(h));
+  for (const auto& [kernel, rate] : h.attention)
+    if (!(rate.flops > 0) || !std::isfinite(rate.flops) || !(rate.half_tokens >= 0) || !std::isfinite(rate.half_tokens))
+      throw FieldError("attention_" + kernel + "_flops", fmt::format("expected more than 0, found {}", rate.flops));
+  if (h.range_fastest > h.range_slowest)
+    throw FieldError("range_fastest", fmt::format("expected at most {}, found {}", h.range_slowest, h.range_fastest));
+}
+
+void check(const Software& given) {
+  Software s = given;
+  check_ranges(settings_of(s));
+}
 
 ModelShape shape_of(const ModelConfig& c) {
   if (c.experts.count > 0 && c.experts.shared > 0)
@@ -98,17 +201,12 @@ Case checked_case(const Case& given) {
   Case c = given;
   ModelShape& m = c.model;
   Plan& p = c.layout.plan;
-  constexpr int64_t kMost = 1'000'000, kMany = 1'000'000'000;
-  positive("layers", m.layers, 100'000), positive("channels", m.channels, kMost), positive("heads", m.heads, kMost);
-  positive("context", m.context, kMany), positive("vocab", m.vocab, kMany);
-  positive("kv_heads", m.key_heads(), kMost), positive("ffn", m.hidden(), 10'000'000);
+  check_ranges(settings_of(m));
   if (m.head_dim == 0) divides("heads", m.heads, "channels", m.channels);
-  positive("head_dim", m.head_size(), kMost);
   divides("kv_heads", m.key_heads(), "heads", m.heads);
-  if (m.experts > 0) positive("experts_per_token", m.experts_per_token, m.experts);
-  positive("dp", p.dp, kMost), positive("tp", p.tp, kMost), positive("pp", p.pp, kMost), positive("cp", p.cp, kMost);
-  positive("ep", c.layout.ep, kMost), positive("microbatches", p.microbatches, kMost);
-  positive("sequences", c.layout.sequences, kMost);
+  if (m.experts > 0 && (m.experts_per_token < 1 || m.experts_per_token > m.experts))
+    throw FieldError("experts_per_token", fmt::format("expected 1 to {}, found {}", m.experts, m.experts_per_token));
+  check_ranges(settings_of(c.layout));
   divides("tp", p.tp, "heads", m.heads), divides("tp", p.tp, "hidden channels", m.hidden());
   divides("cp", p.cp, "tokens of the context", m.context);
   constexpr int64_t kMostRanks = 1 << 17;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "models/language_model.h"
+#include "settings/setting.h"
 #include "train/plan.h"
 
 namespace tessera::planner {
@@ -118,6 +119,13 @@ struct Case {
   Hardware hardware = {};
   Software software = {};
 };
+
+// The entries of their fields: names, ranges, choices. Those of a layout are its plan's own as far as predictions know
+// them; a kernel's rate of attention has no entry, but a key (planner/case_json.h).
+Settings settings_of(ModelShape& model);
+Settings settings_of(Layout& layout);
+Settings settings_of(Hardware& hardware);
+Settings settings_of(Software& software);
 
 // The case with what it leaves to choice chosen. Throws FieldError that names the field, what was expected and found.
 Case checked_case(const Case& c);

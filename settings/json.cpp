@@ -6,24 +6,27 @@
 
 #include <algorithm>
 
+#include "data/json.h"
 #include "tensor/error.h"
 
 namespace tessera {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
+using Ordered = nlohmann::ordered_json;
 
 // Takes a JSON value into the member of a struct, by the member's type.
 struct Taker {
   const Setting& setting;
   const Json& from;
+  const std::string& name;
 
   [[noreturn]] void refuse(const std::string& expected, const std::string& meant = "") const {
-    throw FieldError(std::string(setting.field.name),
-                     fmt::format("expected {}, found {}{}", expected, from.dump(), meant));
+    throw FieldError(name, fmt::format("expected {}, found {}{}", expected, from.dump(), meant));
   }
   void operator()(int64_t* to) const {
     if (!from.is_number_integer()) refuse("a whole number");
+    if (setting.field.range.least >= 0 && !natural(from)) refuse("a whole number from 0 on");
     *to = from.get<int64_t>();
   }
   void operator()(double* to) const {
@@ -42,7 +45,7 @@ struct Taker {
   void operator()(std::vector<T>* to) const {
     if (!from.is_array()) refuse("a list");
     to->clear();
-    for (const Json& one : from) Taker{setting, one}(&to->emplace_back());
+    for (const Json& one : from) Taker{setting, one, name}(&to->emplace_back());
   }
   void operator()(const Choice& c) const {
     const std::string said = c.is_number()      ? from.is_number_integer() ? from.dump() : ""
@@ -62,58 +65,81 @@ struct Taker {
 };
 
 struct Giver {
-  Json operator()(const Choice& c) const { return c.is_number() ? Json(c.get(c.at)) : Json(c.name()); }
+  Ordered operator()(const Choice& c) const { return c.is_number() ? Ordered(c.get(c.at)) : Ordered(c.name()); }
   template <class T>
-  Json operator()(const T* v) const {
+  Ordered operator()(const T* v) const {
     return *v;
   }
   template <class T>
-  Json operator()(const std::optional<T>* v) const {
-    return *v ? Json(**v) : Json();
+  Ordered operator()(const std::optional<T>* v) const {
+    return *v ? Ordered(**v) : Ordered();
   }
 };
 
+std::string below(const std::string& path, std::string_view key) {
+  return path.empty() ? std::string(key) : fmt::format("{}.{}", path, key);
+}
+
 }  // namespace
 
-Json json_of(const Setting& setting) { return std::visit(Giver(), setting.at); }
+Ordered json_of(const Setting& setting) { return std::visit(Giver(), setting.at); }
 
-Json json_of(const Settings& all) {
-  Json out = Json::object();
+Ordered json_of(const Settings& all) {
+  Ordered out = Ordered::object();
   for (const Setting& s : all)
-    if (Json value = json_of(s); !value.is_null() && value != "") out[std::string(s.field.name)] = std::move(value);
+    if (Ordered value = json_of(s); !value.is_null() && value != "") out[std::string(s.field.name)] = std::move(value);
   return out;
+}
+
+void take_value(const Setting& s, const Json& value, const std::string& name) {
+  std::visit(Taker{s, value, name}, s.at);
+}
+
+void check_keys(const Json& object, const std::string& path, const std::vector<std::string>& known,
+                const std::string& why) {
+  for (const auto& [key, value] : object.items())
+    if (std::ranges::find(known, key) == known.end())
+      throw FieldError(below(path, key),
+                       fmt::format("{}; expected one of {}{}", why, fmt::join(known, ", "), did_you_mean(key, known)));
+}
+
+void take_object(const Settings& all, const Json& object, const std::string& path, const std::string& why) {
+  if (!object.is_object()) throw FieldError(path, "expected an object, found " + object.dump());
+  for (const Setting& s : all) {
+    const auto* number = std::get_if<int64_t*>(&s.at);
+    if (const auto found = object.find(s.field.name); found != object.end())
+      take_value(s, *found, below(path, s.field.name));
+    else if (number && !s.field.open && static_cast<double>(**number) < s.field.range.least)
+      throw FieldError(below(path, s.field.name), "expected a value, found none");
+  }
+  check_keys(object, path, all.names(), why);
 }
 
 void take_json(const Settings& all, std::string_view text, std::string_view what) {
   const Json json = Json::parse(text, nullptr, false);
   if (!json.is_object()) throw Error(fmt::format("{}: expected a JSON object, found {}", what, text));
-  for (const Setting& s : all)
-    if (const auto found = json.find(s.field.name); found != json.end()) std::visit(Taker{s, *found}, s.at);
-  const std::vector<std::string> known = all.names();
-  for (const auto& [key, value] : json.items())
-    if (!all.find(key))
-      throw FieldError(key, fmt::format("no field of {}; expected one of {}{}", what, fmt::join(known, ", "),
-                                        did_you_mean(key, known)));
+  take_object(all, json, "", fmt::format("no field of {}", what));
 }
 
-nlohmann::json identity_of(const Settings& all, const Settings& usual) {
-  nlohmann::json out = nlohmann::json::object();
+Json identity_of(const Settings& all, const Settings& usual, Same Field::*which) {
+  Json out = Json::object();
   for (const Setting& s : all) {
+    const Same when = s.field.*which;
     const bool differs = s.text() != usual.at(s.field.name).text();
-    if (s.field.same == Same::yes || (s.field.same == Same::unless_usual && differs && applies(s, all)))
+    if (when != Same::no && (when == Same::yes || differs) && applies(s, all))
       out[std::string(s.field.name)] = json_of(s);
   }
   return out;
 }
 
-Json entry_of(const Setting& s, std::string (*shown)(const std::string& help)) {
+Ordered entry_of(const Setting& s, std::string (*shown)(const std::string& help)) {
   const Field& f = s.field;
-  Json out = {{"name", f.place ? std::string(f.name) : s.word()}};
+  Ordered out = {{"name", f.place ? std::string(f.name) : s.word()}};
   if (f.place) out["place"] = true;
   if (!f.place && !s.field.denied.empty()) out["denies"] = f.name;
   if (!f.group.empty()) out["group"] = f.group;
   out["kind"] = s.kind();
-  if (const Json value = json_of(s); !f.open && !value.empty() && value != "") out["default"] = value;
+  if (const Ordered value = json_of(s); !f.open && !value.empty() && value != "") out["default"] = value;
   const bool number = s.kind() == "integer" || s.kind() == "number";
   if (number && f.range.least > -1e300) out["least"] = f.range.least;
   if (number && f.range.most < 1e300) out[f.range.most_excluded ? "below" : "most"] = f.range.most;

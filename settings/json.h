@@ -10,11 +10,20 @@ namespace tessera {
 nlohmann::ordered_json json_of(const Setting& setting);
 // Every field by its name; empty texts and values that are not there are left out.
 nlohmann::ordered_json json_of(const Settings& all);
-// Fields that are left out keep their values. `what` names the struct ("a plan"). Throws FieldError for an unknown key
-// or a value of the wrong kind, Error for text that is no JSON object. Ranges are not checked.
+// Fields that are left out keep their values. `what` names the struct ("a plan"). Throws FieldError for an unknown key,
+// for a value of the wrong kind, and where a field without a usual value in its range is left out; Error for text that
+// is no JSON object. Ranges are not checked but for numbers below 0.
 void take_json(const Settings& all, std::string_view json, std::string_view what);
-// The fields in which runs must agree, of those that apply; where a usual value is as good as none, the others.
-nlohmann::json identity_of(const Settings& all, const Settings& usual);
+// The same of an object that stands in another: messages name its fields "path.name".
+void take_object(const Settings& all, const nlohmann::json& object, const std::string& path,
+                 const std::string& unknown = "unknown key");
+// One value; messages call the field `name`.
+void take_value(const Setting& setting, const nlohmann::json& value, const std::string& name);
+// Throws FieldError for a key that is none of the known ones: "path.key: unknown key; expected one of ...".
+void check_keys(const nlohmann::json& object, const std::string& path, const std::vector<std::string>& known,
+                const std::string& unknown = "unknown key");
+// The fields that the identity of a run says, or its record.
+nlohmann::json identity_of(const Settings& all, const Settings& usual, Same Field::*which = &Field::same);
 // One entry: its name, group, kind, default, range, choices and help, in which `shown` writes the names of fields.
 nlohmann::ordered_json entry_of(const Setting& setting, std::string (*shown)(const std::string& help));
 

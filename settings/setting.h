@@ -28,7 +28,8 @@ struct Bounds {
   bool most_excluded = false;
 };
 
-// Whether two runs must agree on a field to be the same run, and where their identity says it.
+// Whether a run's identity, or its record, says a field: never, where it applies, or only where it is not as usual too.
+// Two runs with the same identity are the same run.
 enum class Same : uint8_t { no, yes, unless_usual };
 
 // One entry, and what else there is to say of it: settings.add(t.key, {"key", "..."}).with("voices").follows(). A help
@@ -45,7 +46,7 @@ struct Field {
   bool in_file = true, in_words = true;  // false: about one call of the program, so in no configuration; no option
   bool repeated = false, place = false;  // each word adds a text to a list; said by its place, not by its name
   bool of_weights = false;               // trained weights have it
-  Same same = Same::no;
+  Same same = Same::no, recorded = Same::no;
   std::string_view (*renames)(std::string_view name) = nullptr;  // another name of an enum's value, as its own
 
   Field& follows() { return open = true, *this; }
@@ -59,6 +60,7 @@ struct Field {
   Field& with(std::string_view owner) { return goes_with = owner, *this; }
   Field& in(std::string_view name_of_group) { return group = name_of_group, *this; }
   Field& for_identity(Same when) { return same = when, *this; }
+  Field& for_record(Same when) { return recorded = when, *this; }
   Field& for_weights() { return of_weights = true, *this; }
   Field& renaming(decltype(renames) how) { return renames = how, *this; }
 };
@@ -114,6 +116,7 @@ class Settings {
     return insert(field, named);
   }
   Settings& add(const Settings& others);
+  Field& add(const Setting& other) { return all_.push_back(other), all_.back().field; }
   // Puts one of them behind another.
   void move(std::string_view name, std::string_view after);
   // Groups in this order, and within each the order that they were added in.

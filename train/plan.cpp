@@ -38,14 +38,17 @@ void add_data_axis(Settings& s, Plan& p) {
                         "with `zero`: data ranks of a group that shares out what `zero` says; groups hold "
                         "copies; default: all",
                         {1, 1024}})
-      .follows();
+      .follows()
+      .for_record(Same::unless_usual);
   s.add(p.dp_mode, {"dp_mode", "how data-parallel ranks work together"});
   s.add(p.sync_every, {"sync_every", "with `dp_mode` diloco: steps that each data rank makes alone", {1, 1e9}})
-      .with("dp_mode diloco");
+      .with("dp_mode diloco")
+      .for_record(Same::yes);
   s.add(p.sync_fragments, {"sync_fragments",
                            "with `dp_mode` diloco: parts that the layers are in; they are summed in different steps",
                            {1, 1e6}})
-      .with("dp_mode diloco");
+      .with("dp_mode diloco")
+      .for_record(Same::unless_usual);
   s.add(p.outer_lr, {"outer_lr", "with `dp_mode` diloco: learning rate of the step that all make together", {0, 1e3}})
       .with("dp_mode diloco");
   s.add(p.outer_momentum, {"outer_momentum", "with `dp_mode` diloco: Nesterov momentum of that step", {0, 1, true}})

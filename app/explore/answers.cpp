@@ -1,17 +1,23 @@
-// Requests to the planner and back.
-#include "app/explore/answers.h"
-
+// Requests to the planner and back; a query becomes a case in JSON, which the planner's own reader takes. The command
+// `explore` serves the planner as a page on this machine.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <chrono>
+#include <map>
 #include <mutex>
+#include <optional>
 
-#include "app/explore/query.h"
+#include "app/commands.h"
+#include "app/explore/explore.h"
+#include "app/output.h"
 #include "models/language_model.h"
 #include "planner/case_json.h"
-#include "planner/predict.h"
+#include "settings/json.h"
 #include "tensor/error.h"
 #include "train/job.h"
 
@@ -20,6 +26,119 @@ namespace {
 
 using Ordered = nlohmann::ordered_json;
 
+planner::ModelShape shape_of_preset(std::string_view name) {
+  const std::optional<ModelConfig> config = preset(name);
+  if (!config) throw FieldError("model", fmt::format("expected one of {}, found '{}'", preset_names(), name));
+  planner::ModelShape shape = planner::shape_of(*config);
+  if (shape.vocab == 0) shape.vocab = usual_vocab(name);
+  return shape;
+}
+
+Ordered to_json(planner::ModelShape m) {
+  m.kv_heads = m.key_heads(), m.head_dim = m.head_size(), m.ffn = m.hidden();
+  return json_of(planner::settings_of(m));
+}
+
+constexpr size_t kLongest = 64;  // characters of a value
+
+constexpr int64_t kLargest = 1'000'000'000;
+// The largest number where more would take the planner long.
+constexpr std::array<std::pair<std::string_view, int64_t>, 6> kLargestOf = {{{"layers", 1000},
+                                                                             {"experts", 4096},
+                                                                             {"vocab", 10'000'000},
+                                                                             {"context", 10'000'000},
+                                                                             {"ranks", 65'536},
+                                                                             {"batch", 1'000'000}}};
+
+Ordered value_of(const Setting& s, const std::string& text) {
+  const std::string name(s.field.name);
+  if (text.size() > kLongest)
+    throw FieldError(name, fmt::format("expected at most {} characters, found {}", kLongest, text.size()));
+  if (s.is_text()) return text;
+  if (s.is_flag()) {
+    if (text == "true" || text == "false") return text == "true";
+    throw FieldError(name, fmt::format("expected true or false, found '{}'", text));
+  }
+  const auto own = std::ranges::find(kLargestOf, s.field.name, &decltype(kLargestOf)::value_type::first);
+  const int64_t most = own == kLargestOf.end() ? kLargest : own->second;
+  int64_t number = 0;
+  const char* const end = text.data() + text.size();
+  if (const auto [stop, error] = std::from_chars(text.data(), end, number);
+      error != std::errc() || stop != end || number < 0 || number > most)
+    throw FieldError(name, fmt::format("expected a whole number from 0 to {}, found '{}'", most, text));
+  return number;
+}
+
+// A request says these: descriptions by their names, sizes of the model, and a plan or a question, each a group.
+struct Asked {
+  std::string model, hardware, software;
+  planner::ModelShape shape;
+  planner::Layout layout;
+  int64_t ranks = 1, batch = 1;
+};
+Settings settings_of(Asked& a, bool is_plan) {
+  Settings s, sizes = planner::settings_of(a.shape), plan = planner::settings_of(a.layout);
+  s.add(a.model, {"model"}), s.add(a.hardware, {"hardware"}), s.add(a.software, {"software"});
+  for (const Setting& size : sizes) s.add(size).group = "model";
+  if (!is_plan) s.group("question").add(a.ranks, {"ranks"}), s.add(a.batch, {"batch"});
+  for (const Setting& field : plan)
+    if (is_plan) s.add(field).group = "plan";
+  return s;
+}
+
+// The given values, by group.
+using Values = std::map<std::string_view, Ordered>;
+Values values_of(const Request& request, bool is_plan) {
+  Asked asked;
+  const Settings all = settings_of(asked, is_plan);
+  Values out;
+  for (const char* group : {"", "model", "plan", "question"}) out[group] = Ordered::object();
+  for (const auto& [name, text] : request.query) {
+    const Setting* key = all.find(name);
+    if (!key)
+      throw FieldError(name.substr(0, kLongest),
+                       fmt::format("unknown key; expected one of {}", fmt::join(all.names(), ", ")));
+    Ordered& values = out[key->field.group];
+    if (values.contains(name)) throw FieldError(name, "expected it once, found it twice");
+    values[name] = value_of(*key, text);
+  }
+  return out;
+}
+
+planner::Case case_of(Values values) {
+  Ordered& top = values[""];
+  Ordered sizes = Ordered::object();
+  planner::ModelShape preset;  // whose sizes stand where no others are given
+  if (top.contains("model")) sizes = to_json(preset = shape_of_preset(top["model"].get<std::string>()));
+  sizes.update(values["model"]);
+  top["model"] = sizes;
+  top["plan"] = values["plan"];
+  planner::Case c = planner::case_from_json(top.dump(-1, ' ', false, Ordered::error_handler_t::replace), "the request");
+  c.model.qkv_bias = preset.qkv_bias;
+  c.model.qk_norm = preset.qk_norm;
+  return c;
+}
+
+planner::Case case_of_query(const Request& request) { return case_of(values_of(request, true)); }
+
+PlanAnswer answer_of_query(const Request& request) {
+  Values values = values_of(request, false);
+  const Ordered numbers = values["question"], top = values[""];
+  const bool as_named = values["model"].empty();
+  const planner::Case c = case_of(std::move(values));
+  PlanOptions options;
+  if (as_named)
+    options.words = {{"model", top.value("model", "")}};
+  else
+    options.model_file = "the page";  // its sizes stand in the command
+  return answer_of(options, {.question = {.model = c.model,
+                                          .hardware = c.hardware,
+                                          .software = c.software,
+                                          .ranks = numbers.value("ranks", int64_t{1}),
+                                          .batch = numbers.value("batch", int64_t{1})},
+                             .model = top.value("model", "the page's model")});
+}
+
 constexpr int64_t kMostTokens = 10'000'000;  // in a micro-batch
 constexpr int64_t kMostPasses = 200'000;     // in a pipeline: stages times micro-batches
 
@@ -27,20 +146,9 @@ Answer json_answer(const Ordered& json) {
   return {.body = json.dump(-1, ' ', false, Ordered::error_handler_t::replace) + "\n"};
 }
 
-// "gpt-nano|gpt-mini" as a list.
-std::vector<std::string> split(const std::string& names) {
-  std::vector<std::string> out(1);
-  for (const char c : names)
-    if (c == '|')
-      out.emplace_back();
-    else
-      out.back() += c;
-  return out;
-}
-
 Ordered choices() {
   Ordered models = Ordered::object(), hardware = Ordered::object();
-  for (const std::string& name : split(preset_names())) models[name] = to_json(shape_of_preset(name));
+  for (const std::string& name : split(preset_names(), '|')) models[name] = to_json(shape_of_preset(name));
   for (const std::string& name : planner::hardware_names()) {
     const planner::Hardware h = planner::hardware_named(name);
     hardware[name] = {{"memory_bytes", h.memory_bytes},
@@ -125,3 +233,36 @@ Answer answer(const Request& request) {
 }
 
 }  // namespace tessera::explore
+
+namespace tessera {
+namespace {
+
+constexpr int kUsualPort = 8421;
+
+// On the port that the user names; else on the usual one, or on any where another program has that.
+std::unique_ptr<explore::Server> server_for(const ExploreOptions& o) {
+  if (!o.port) {
+    try {
+      return std::make_unique<explore::Server>(kUsualPort, explore::answer);
+    } catch (const Error&) {
+      return std::make_unique<explore::Server>(0, explore::answer);
+    }
+  }
+  try {
+    return std::make_unique<explore::Server>(static_cast<int>(*o.port), explore::answer);
+  } catch (const Error& e) {
+    throw Error(fmt::format("--port: {}", e.what()), e.status());
+  }
+}
+
+}  // namespace
+
+int run_explore(const ExploreOptions& o) {
+  const std::unique_ptr<explore::Server> server = server_for(o);
+  const bool moved = !o.port && server->port() != kUsualPort;
+  print(fmt::format("{}http://127.0.0.1:{}/ shows the planner until Ctrl-C ends it\n",
+                    moved ? fmt::format("port {} is taken; ", kUsualPort) : "", server->port()));
+  for (;;) pause();  // a signal ends the program (app/signals.h)
+}
+
+}  // namespace tessera

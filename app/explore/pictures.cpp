@@ -5,7 +5,7 @@
 #include <array>
 #include <cmath>
 
-#include "app/explore/answers.h"
+#include "app/explore/explore.h"
 #include "app/report/report.h"
 #include "parallel/pipeline/simulate.h"
 #include "planner/case_json.h"

@@ -1,6 +1,4 @@
 // The server over GNU libmicrohttpd, which bounds the memory and the time of a connection.
-#include "app/explore/server.h"
-
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <microhttpd.h>
@@ -10,9 +8,9 @@
 
 #include <cerrno>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "app/explore/explore.h"
 #include "tensor/error.h"
 
 namespace tessera::explore {

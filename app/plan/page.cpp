@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "app/plan/text.h"
+#include "app/plan/plan.h"
 #include "app/report/report.h"
 #include "parallel/pipeline/simulate.h"
 #include "train/job.h"
@@ -28,13 +28,6 @@ constexpr std::array<std::pair<const char*, double MemoryParts::*>, 6> kCategori
      {"workspace", &MemoryParts::workspace},
      {"communication", &MemoryParts::communication}}};
 
-// The first columns of a plan's row.
-std::vector<Cell> cells_of_layout(const planner::Layout& l) {
-  return {axes_words(l), l.plan.zero == ZeroStage::none ? "-" : std::to_string(static_cast<int>(l.plan.zero)),
-          fmt::format("{} x {}", l.plan.microbatches, l.sequences), std::string(text_of(l.plan.recompute)),
-          schedule_words(l)};
-}
-
 Part head_part(const PlanAnswer& a) {
   Part out{.id = "plan", .title = "A plan for " + a.asked.model, .about = {question_words(a.asked)}};
   if (!a.fits()) {
@@ -48,34 +41,13 @@ Part head_part(const PlanAnswer& a) {
   return out;
 }
 
-std::string fullest_words(const PlanAnswer& a, const Candidate& c) {
-  return (a.is_rough(c) ? "~" : "") + short_bytes(c.prediction.memory[c.prediction.fullest].peak());
-}
-
 Part ranking_part(const PlanAnswer& a) {
   Part out{.id = "ranking",
            .title = "The best plans",
            .words =
                "Fastest first; micro-batches: how many in a step, and the sequences of each; ~: by a formula; a dry "
                "run would be exact."};
-  const std::vector<Column> layout = {{"ranks"}, {"ZeRO"}, {"micro-batches"}, {"recompute"}, {"schedule"}};
-  Table best{.id = "best", .columns = layout}, large{.id = "too-large", .columns = layout};
-  best.columns.insert(best.columns.begin(), {"#"});
-  for (const char* name : {"s/step", "tokens/s", "MFU", "bubble", "fullest rank"}) best.columns.push_back({name, true});
-  for (const char* name : {"fullest rank", "too much", "most of it"}) large.columns.push_back({name, true});
-  for (const Candidate& c : a.found.best) {
-    const Prediction& p = c.prediction;
-    Row& row = best.rows.emplace_back(Row{cells_of_layout(c.layout)});
-    row.cells.insert(row.cells.begin(), std::to_string(best.rows.size()));
-    row.cells.insert(row.cells.end(), {step_words(p), grouped(static_cast<int64_t>(p.tokens_per_s)), percent(p.mfu),
-                                       percent(p.bubble), fullest_words(a, c)});
-  }
-  for (const Candidate& c : a.found.too_large) {
-    Row& row = large.rows.emplace_back(Row{cells_of_layout(c.layout)});
-    row.cells.insert(row.cells.end(),
-                     {fullest_words(a, c), short_bytes(c.prediction.over_bytes), c.prediction.largest});
-  }
-  large.title = "Does not fit " + short_bytes(a.asked.memory());
+  const auto [best, large] = ranking_tables(a);
   out.tables = {best};
   if (!large.rows.empty()) out.tables.push_back(large);
   return out;

@@ -11,8 +11,6 @@
 #include "app/commands.h"
 #include "app/options.h"
 #include "app/output.h"
-#include "app/plan/command.h"
-#include "app/plan/text.h"
 #include "bench/calibrate.h"
 #include "data/files.h"
 #include "planner/case_json.h"
@@ -55,6 +53,16 @@ std::string where_it_fits(planner::Question q) {
 }
 
 }  // namespace
+
+PlanAnswer answer_of(const PlanOptions& o, PlanQuestion asked) {
+  PlanAnswer a{.asked = std::move(asked)};
+  const planner::Question& q = a.asked.question;
+  a.found = search(q, static_cast<size_t>(o.top));
+  if (!a.fits()) return a;
+  a.recommended = recommend(q, a.found);
+  a.command = train_command(o, q, a.recommended.plan.layout);
+  return a;
+}
 
 int run_plan(const PlanOptions& o) {
   if (o.cases) {

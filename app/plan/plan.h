@@ -1,14 +1,18 @@
-// `plan --cases`: predictions of given plans, without a search.
+// The command `plan`: a question to the planner, its answer as text, as JSON lines and as a page; predictions of given
+// plans; this machine, and plans that run on it.
 #pragma once
+#include <array>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "app/plan_question.h"
+#include "app/report/drawing.h"
 #include "planner/machine.h"
 #include "planner/measured.h"
-#include "planner/search.h"
+#include "planner/recommend.h"
 #include "train/job.h"
 
 namespace tessera {
@@ -44,5 +48,41 @@ std::vector<MeasuredPlan> measure_plans(const planner::Question& question, const
 std::string measured_text(const MeasuredPlan& plan);
 // {"event": "measured", "number": 1, "parts": [{"part": .., "predicted": .., "measured": .., "off": ..}, ..]}
 nlohmann::ordered_json measured_json(const MeasuredPlan& plan);
+
+// --- answers ---
+
+struct PlanAnswer {
+  PlanQuestion asked = {};
+  planner::Answer found = {};
+  planner::Recommendation recommended = {};  // where a plan fits
+  std::string command = {};                  // that trains under it; may be empty
+  std::vector<MeasuredPlan> measured = {};
+  bool fits() const { return !found.best.empty(); }
+  // Its memory is by a formula, where a dry run would tell it.
+  bool is_rough(const planner::Candidate& c) const { return c.described && asked.question.software.name == "tessera"; }
+};
+
+// "pp 2 x dp 4 x tp 2+sp", "one rank".
+std::string axes_words(const planner::Layout& layout);
+// "zb-h1", "interleaved, 4 chunks", "-" where there is no pipeline.
+std::string schedule_words(const planner::Layout& layout);
+// The question that was asked, in two lines.
+std::string question_words(const PlanQuestion& asked);
+// "10.2", and where hardware has a range "10.2 (9.1-11.3)".
+std::string step_words(const planner::Prediction& prediction);
+
+// The plans that fit, and those that do not.
+std::array<report::Table, 2> ranking_tables(const PlanAnswer& answer);
+std::string plan_text(const PlanAnswer& answer);
+std::string plan_json_lines(const PlanAnswer& answer);
+// A self-contained HTML file (app/plan/page.cpp).
+std::string plan_page(const PlanAnswer& answer);
+
+// "tessera train --model llama2-7b ... --tp 2 --device cuda ...", with mpirun in front of it for several nodes; for a
+// shell, and for train's own checks.
+std::string train_command(const PlanOptions& options, const planner::Question& question, const planner::Layout& layout);
+
+// The best `top` plans. Throws FieldError where there can be none.
+PlanAnswer answer_of(const PlanOptions& options, PlanQuestion asked);
 
 }  // namespace tessera

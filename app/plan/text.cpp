@@ -1,13 +1,12 @@
-// Tables and sentences.
-#include "app/plan/text.h"
-
+// Tables and sentences, and a layout in the options of `train`.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <nlohmann/json.hpp>
 
+#include "app/job_of.h"
 #include "app/options.h"
+#include "app/plan/plan.h"
 #include "planner/case_json.h"
 #include "tensor/error.h"
 #include "train/job.h"
@@ -18,72 +17,100 @@ namespace {
 
 using planner::Candidate;
 using planner::Layout;
-using Row = std::vector<std::string>;
+using report::Cell;
+using report::Column;
+using report::Row;
+using report::Table;
 
-constexpr size_t kMostAlternatives = 8;
+constexpr size_t kMostAlternatives = 8, kMostTooLarge = 5;
 
-// Columns as wide as what stands in them; the first `left` begin at the left.
-std::string table(const std::vector<Row>& rows, size_t left) {
-  std::vector<size_t> widths(rows[0].size(), 0);
-  for (const Row& row : rows)
-    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+// Columns as wide as what stands in them.
+std::string text_of(const Table& t) {
+  std::vector<size_t> widths(t.columns.size(), 0);
+  std::vector<Row> lines = {{}};
+  for (const Column& column : t.columns) lines[0].cells.push_back(column.head);
+  lines.insert(lines.end(), t.rows.begin(), t.rows.end());
+  for (const Row& row : lines)
+    for (size_t c = 0; c < widths.size(); ++c) widths[c] = std::max(widths[c], row.cells[c].text.size());
   std::string out;
-  for (const Row& row : rows) {
-    std::string line = " ";
-    for (size_t c = 0; c < row.size(); ++c)
-      line += c < left ? fmt::format(" {:<{}}", row[c], widths[c] + 1) : fmt::format(" {:>{}}", row[c], widths[c] + 1);
+  for (const Row& row : lines) {
+    std::string line = "  ";
+    for (size_t c = 0; c < widths.size(); ++c)
+      line += fmt::format(fmt::runtime(t.columns[c].number ? "{:>{}}" : "{:<{}}"), row.cells[c].text, widths[c] + 2);
     out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
   }
   return out;
 }
 
-Row layout_cells(const Layout& l) {
+// The first columns of a plan's row.
+std::vector<Cell> cells_of(const Layout& l) {
   return {axes_words(l), l.plan.zero == ZeroStage::none ? "-" : std::to_string(static_cast<int>(l.plan.zero)),
           fmt::format("{} x {}", l.plan.microbatches, l.sequences), std::string(text_of(l.plan.recompute)),
           schedule_words(l)};
 }
 
-std::string gb_words(const PlanAnswer& a, const Candidate& c) {
-  return fmt::format("{}{:.1f}", a.is_rough(c) ? "~" : "", c.prediction.memory[c.prediction.fullest].peak() / 1e9);
+Cell memory_cell(double bytes, const char* rough = "") {
+  return {rough + report::short_bytes(bytes), fmt::format("{}{:.1f}", rough, bytes / 1e9)};
 }
 
-std::string fitting(const PlanAnswer& a) {
-  std::vector<Row> rows = {
-      {"#", "ranks", "ZeRO", "micro-batches", "recompute", "schedule", "s/step", "tokens/s", "MFU", "bubble", "GB"}};
-  for (const Candidate& c : a.found.best) {
-    Row row = {std::to_string(rows.size())};
-    for (std::string& cell : layout_cells(c.layout)) row.push_back(std::move(cell));
-    const planner::Prediction& p = c.prediction;
-    row.push_back(step_words(p));
-    row.push_back(fmt::format("{:.0f}", p.tokens_per_s));
-    row.push_back(fmt::format("{:.1f}%", 100 * p.mfu));
-    row.push_back(fmt::format("{:.1f}%", 100 * p.bubble));
-    row.push_back(gb_words(a, c));
-    rows.push_back(std::move(row));
-  }
-  const bool rough = std::ranges::any_of(rows, [](const Row& row) { return row.back().starts_with('~'); });
-  return table(rows, 6) +
-         fmt::format("  micro-batches: how many a step has x the sequences of each; GB: of the fullest rank{}\n",
-                     rough ? ", ~ by a formula" : "");
-}
-
-std::string not_fitting(const PlanAnswer& a) {
-  std::vector<Row> rows = {{"ranks", "ZeRO", "micro-batches", "recompute", "schedule", "GB", "too much", "most of it"}};
-  for (const Candidate& c : a.found.too_large) {
-    if (rows.size() > 5) break;
-    Row row = layout_cells(c.layout);
-    row.push_back(gb_words(a, c));
-    row.push_back(fmt::format("{:.1f}", c.prediction.over_bytes / 1e9));
-    row.push_back(c.prediction.largest);
-    rows.push_back(std::move(row));
-  }
-  return fmt::format("Does not fit {:.1f} GB:\n", a.asked.memory() / 1e9) + table(rows, 5);
+Cell fullest_cell(const PlanAnswer& a, const Candidate& c) {
+  return memory_cell(c.prediction.memory[c.prediction.fullest].peak(), a.is_rough(c) ? "~" : "");
 }
 
 nlohmann::ordered_json layout_json(const Layout& l) {
   nlohmann::ordered_json out = to_json(l);
   if (l.plan.cp > 1) out["cp_mode"] = text_of(l.plan.cp_mode);
   return out;
+}
+
+std::string for_shell(const std::string& text) {
+  constexpr const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./+=:,";
+  if (!text.empty() && text.find_first_not_of(plain) == std::string::npos) return text;
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? "'\\''" : std::string(1, c);
+  return out + "'";
+}
+
+// As it was given.
+std::string model_words(const PlanOptions& o) {
+  std::string out;
+  if (std::ranges::none_of(o.words, [](const auto& w) { return chooses_job(w.first); }))
+    out = " --model " + o.run.model;  // or it would be the default job
+  TrainOptions run;
+  const Settings all = settings_of(run);
+  for (const auto& [name, text] : o.words) {
+    if (name == "batch" || name == "dtype" || is_searched(name)) continue;
+    out += all.find_word(name)->is_flag() ? fmt::format(" --{}{}", name, text == "true" ? "" : "=" + text)
+                                          : fmt::format(" --{} {}", name, for_shell(text));
+  }
+  return out;
+}
+
+// Options that describe a model which comes from a file: those of the family that has such layers.
+std::string model_words(const planner::ModelShape& m) {
+  std::string out =
+      fmt::format(" --family {} --layers {} --channels {} --heads {} --ffn {} --vocab {} --context {}",
+                  m.gated ? "llama" : "gpt2", m.layers, m.channels, m.heads, m.hidden(), m.vocab, m.context);
+  if (m.key_heads() != m.heads) out += fmt::format(" --kv-heads {}", m.key_heads());
+  if (m.head_dim > 0) out += fmt::format(" --head-dim {}", m.head_dim);
+  if (m.experts > 0) out += fmt::format(" --experts {} --experts-per-token {}", m.experts, m.experts_per_token);
+  return out + (m.tied ? "" : " --untied");
+}
+
+std::string layout_words(const planner::Layout& l) {
+  const Plan& p = l.plan;
+  std::string out;
+  const auto axis = [&](const char* name, int64_t size) {
+    if (size > 1) out += fmt::format(" --{} {}", name, size);
+  };
+  axis("pp", p.pp), axis("cp", p.cp), axis("tp", p.tp);
+  if (p.sp) out += " --sp";
+  if (p.cp > 1) out += fmt::format(" --cp-mode {}", text_of(p.cp_mode));
+  if (p.pp > 1) out += fmt::format(" --schedule {}", text_of(p.schedule));
+  if (p.pp > 1 && p.schedule == ScheduleKind::interleaved) out += fmt::format(" --chunks {}", p.chunks);
+  if (p.zero != ZeroStage::none) out += fmt::format(" --zero {}", static_cast<int>(p.zero));
+  if (p.microbatches > 1) out += fmt::format(" --microbatches {}", p.microbatches);
+  return p.recompute == Recompute::none ? out : out + fmt::format(" --recompute {}", text_of(p.recompute));
 }
 
 }  // namespace
@@ -129,10 +156,40 @@ std::string question_words(const PlanQuestion& asked) {
       q.software.name, q.software.attention);
 }
 
+std::array<Table, 2> ranking_tables(const PlanAnswer& a) {
+  const std::vector<Column> layout = {{"ranks"}, {"ZeRO"}, {"micro-batches"}, {"recompute"}, {"schedule"}};
+  const Cell fullest("fullest rank", "GB");
+  Table best{.id = "best", .columns = layout}, large{.id = "too-large", .columns = layout};
+  best.columns.insert(best.columns.begin(), {"#"});
+  for (const Cell& head : {Cell("s/step"), Cell("tokens/s"), Cell("MFU"), Cell("bubble"), fullest})
+    best.columns.push_back({head, true});
+  for (const Cell& head : {fullest, Cell("too much"), Cell("most of it")}) large.columns.push_back({head, true});
+  for (const Candidate& c : a.found.best) {
+    const planner::Prediction& p = c.prediction;
+    Row& row = best.rows.emplace_back(Row{cells_of(c.layout)});
+    row.cells.insert(row.cells.begin(), std::to_string(best.rows.size()));
+    const Cell tokens(report::grouped(static_cast<int64_t>(p.tokens_per_s)), fmt::format("{:.0f}", p.tokens_per_s));
+    row.cells.insert(row.cells.end(),
+                     {step_words(p), tokens, report::percent(p.mfu), report::percent(p.bubble), fullest_cell(a, c)});
+  }
+  for (const Candidate& c : a.found.too_large) {
+    Row& row = large.rows.emplace_back(Row{cells_of(c.layout)});
+    row.cells.insert(row.cells.end(), {fullest_cell(a, c), memory_cell(c.prediction.over_bytes), c.prediction.largest});
+  }
+  large.title = "Does not fit " + report::short_bytes(a.asked.memory());
+  return {best, large};
+}
+
 std::string plan_text(const PlanAnswer& a) {
   std::string out = question_words(a.asked) + "\n";
-  if (a.fits()) out += fitting(a) + "\n";
-  if (!a.found.too_large.empty()) out += not_fitting(a) + "\n";
+  auto [best, large] = ranking_tables(a);
+  const bool rough = std::ranges::any_of(best.rows, [](const Row& r) { return r.cells.back().text[0] == '~'; });
+  if (a.fits())
+    out += text_of(best) +
+           fmt::format("  micro-batches: how many a step has x the sequences of each; GB: of the fullest rank{}\n\n",
+                       rough ? ", ~ by a formula" : "");
+  large.rows.resize(std::min(large.rows.size(), kMostTooLarge));
+  if (!large.rows.empty()) out += fmt::format("Does not fit {:.1f} GB:\n{}\n", a.asked.memory() / 1e9, text_of(large));
   if (!a.fits()) return out;
   const planner::Recommendation& r = a.recommended;
   out += fmt::format("Take number 1: {}\n", to_text(r.plan.layout.plan));
@@ -170,6 +227,19 @@ std::string plan_json_lines(const PlanAnswer& a) {
   last["weakest_assumption"] = r.weakest_assumption;
   last["command"] = a.command;
   return out + last.dump() + "\n";
+}
+
+std::string train_command(const PlanOptions& o, const planner::Question& q, const planner::Layout& l) {
+  const int64_t node = q.hardware.ranks_per_node;
+  const bool gpu = q.hardware.processors == 0, one_node = q.ranks <= node || node <= 0;
+  std::string out = one_node ? "" : fmt::format("mpirun -n {} --npernode {} ", q.ranks, node);
+  out += "tessera train" + (o.model_file ? model_words(q.model) : model_words(o));
+  out += fmt::format(" --dtype {} --batch {}", text_of(o.run.optim.dtype), q.batch);
+  if (one_node) out += fmt::format(" --ranks {}", q.ranks);
+  out += layout_words(l);
+  if (l.ep > 1) out += fmt::format(" --dp {} --ep {}", l.plan.dp, l.ep);
+  if (!gpu) return out;
+  return out + (q.ranks > 1 ? " --device cuda --backend nccl --all-reduce native" : " --device cuda");
 }
 
 }  // namespace tessera

@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "app/command_line.h"
-#include "app/plan/command.h"
+#include "app/plan/plan.h"
 #include "app/plan_question.h"
 #include "planner/search.h"
 #include "tests/app/program.h"

@@ -58,7 +58,7 @@ class Server(unittest.TestCase):
         self.assertTrue(text.startswith("<!doctype html>") and text.rstrip().endswith("</html>"))
         for word in ("http://", "https://", "@import", "url("):
             self.assertNotIn(word, text.replace("http://www.w3.org/2000/svg", ""))
-        for name in ("style.css", "main.js"):  # everything is in it
+        for name in ("style.css", "page.js"):  # everything is in it
             self.assertNotIn("{" + name + "}", text)
         status, head, body = self.server.ask("/", method="HEAD")
         self.assertEqual((status, body), (200, b""))
