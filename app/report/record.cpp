@@ -432,7 +432,7 @@ std::string group_of(const Record& r, const Rank& rank, const std::string& axis)
   return out;
 }
 
-bool is_message(const Event& e) { return e.operation == "send" || e.operation == "recv"; }
+bool is_send_or_recv(const Event& e) { return e.operation == "send" || e.operation == "recv"; }
 
 // Times at which whatever a rank needs of others was there, as far as can be told; else when the rank itself came. A
 // communication begins on each rank when that rank has come to it; before the last has, there is nothing to move.
@@ -472,7 +472,7 @@ class Arrivals {
   }
 
   static std::string list_name(const std::string& group, const Event& e) {
-    return group + (is_message(e) ? " messages" : "");
+    return group + (is_send_or_recv(e) ? " messages" : "");
   }
 
  private:
