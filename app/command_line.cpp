@@ -1,7 +1,5 @@
 // CLI11 behind one function. It splits the words; values are read by the entries of the fields, so that the command
 // line and the configuration file say the same about them.
-#include "app/command_line.h"
-
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -11,6 +9,7 @@
 #include <functional>
 #include <vector>
 
+#include "app/commands.h"
 #include "app/job_of.h"
 #include "app/run/pretrained.h"
 #include "data/config_file.h"

@@ -2,8 +2,10 @@
 #pragma once
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "app/options.h"
+#include "data/examples.h"
 #include "parallel/comm/launch.h"
 
 namespace tessera {
@@ -32,7 +34,27 @@ bool chooses_job(std::string_view option);
 // The options that the default job stands for, with the values that `o` gives them, to be typed:
 // "--model llama-nano --tokenizer bpe-1024 ...".
 std::string default_job_words(const TrainOptions& o);
+// True when there are checkpoints before the last one that are written from a copy.
+bool saves_in_background(const TrainOptions& options);
 // A warning about options that go together and do nothing, for the user; empty where there are none.
 std::string useless_options(const TrainOptions& o);
+
+// The data of a run: its tokenizer, options of examples for fine-tuning, and the lines that describe it.
+
+// The tokenizer that --tokenizer names, with progress shown while one is trained. bpe-N is a bpe tokenizer of at most N
+// tokens. Throws Error (usage) where it is neither a kind of tokenizer nor a folder.
+TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const std::string& otherwise, bool quiet);
+
+ExampleOptions example_options(const TrainOptions& options);
+
+// Opens the data that `data` names: a dataset, examples, or a mixture of either. Throws as dataset_for(),
+// load_examples() and mixed() do.
+Dataset open_data(const TrainOptions& options, const TokenizerChoice& tokenizer);
+
+// Throws Error (usage) for an option about examples beside data that has none.
+void check_example_options(const TrainOptions& options);
+
+// Lines about it; of a mixture, one for each part.
+std::vector<std::string> describe_data(const Dataset& dataset);
 
 }  // namespace tessera

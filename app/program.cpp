@@ -1,4 +1,4 @@
-// From argv to an exit status.
+// The program: from argv to an exit status, and the commands that are short.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,19 +8,102 @@
 #include <string>
 #include <vector>
 
-#include "app/command_line.h"
 #include "app/commands.h"
+#include "app/job_of.h"
 #include "app/options.h"
 #include "app/output.h"
 #include "app/signals.h"
 #include "app/train/restarts.h"
+#include "bench/run.h"
+#include "data/dataset.h"
+#include "data/jsonl.h"
+#include "data/token_file.h"
+#include "lab/check.h"
 #include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 #include "tensor/findings.h"
+#include "train/device.h"
 
 namespace tessera {
 namespace {
+
+// The command `bench`: the microbenchmarks.
+int run_bench(const BenchOptions& o) {
+  check_device(o.device);
+  check_threads(cpu::threads() - 1);
+  bench::run_benchmarks(o.words, o.device, print);
+  return 0;
+}
+
+// The command `data`: a token dataset from texts or from token files.
+
+std::vector<std::string> sources_of(const DatasetOptions& o) {
+  std::vector<std::string> out;
+  for (const std::string& source : o.sources) {
+    const auto files = matching_files(source);
+    if (files.empty()) out.push_back(source);
+    for (const std::filesystem::path& f : files) out.push_back(f.string());
+  }
+  return out;
+}
+
+Dataset make(const DatasetOptions& o, const TokenizerChoice& choice) {
+  const std::vector<std::string> sources = sources_of(o);
+  const std::string& first = sources.front();
+  if (o.out)
+    return sources.size() == 1 && is_llmc_file(first) && o.shard_tokens == 0
+               ? import_llmc(first, choice, *o.out)
+               : make_dataset_of(sources, choice, *o.out, o.shard_tokens);
+  if (sources.size() > 1)
+    throw Error(fmt::format("--out: expected a folder for a dataset of {} sources, found none", sources.size()));
+  if (o.shard_tokens > 0) throw Error("--shard-tokens: goes with --out, the folder that the files are written to");
+  return is_jsonl_name(first) ? dataset_of_documents(first, choice) : dataset_for(first, choice);
+}
+
+int run_data(const DatasetOptions& o) {
+  TokenizerChoice choice = tokenizer_choice(o.tokenizer, "char", false);
+  if (o.tokenizer == "bpe") choice.vocab_size = o.vocab;  // and not bpe-N
+  const Dataset d = make(o, choice);
+  const std::string files = d.train.size() > 1 ? fmt::format(" in {} files", d.train.size()) : "";
+  print(fmt::format("{}\n  {} tokens to train on{}, {} held out; vocabulary {} ({})\n  {}\n", one_line(d.source),
+                    d.train_tokens(), files, d.val_tokens(), d.tokenizer->vocab_size(), d.tokenizer->kind(),
+                    one_line(d.directory.string())));
+  return 0;
+}
+
+// The command `lab`: exercises are listed, given out and graded.
+
+std::string list() {
+  std::string out;
+  for (const lab::Exercise& e : lab::exercises())
+    out += fmt::format("  {:>2}  {:<16} {:<52} {}\n", e.number, e.name, e.title, e.file);
+  return out + "\ntessera lab start N DIR gives one out; tessera lab check N DIR grades it.\n";
+}
+
+int print_verdict(const lab::Verdict& verdict) {
+  print(verdict.text);
+  return verdict.solved ? 0 : static_cast<int>(Status::verification);
+}
+
+int run_lab(const LabOptions& o) {
+  if (o.way == LabOptions::Way::list) {
+    print(list());
+    return 0;
+  }
+  const lab::Exercise& e = lab::exercise(o.exercise);
+  if (o.way == LabOptions::Way::grade) {
+    lab::limit_memory();
+    return print_verdict(lab::grade(e));
+  }
+  if (o.way == LabOptions::Way::check) return print_verdict(lab::check(e, o.folder));
+  lab::give_out(e, o.folder);
+  print(fmt::format("{}: README.md says what to write; tessera lab check {} {} grades it\n", one_line(o.folder),
+                    e.number, one_line(o.folder)));
+  return 0;
+}
+
+// From argv to an exit status.
 
 int run(const Command& command, const std::vector<std::string>& words) {
   if (const auto* text = std::get_if<Print>(&command)) {

@@ -21,13 +21,13 @@ struct Blank {
 using Held = std::vector<std::string>;
 
 struct Exercise {
-  int number = 0;
   std::string_view name;
   std::string_view title;
   std::string_view file;  // from the root of the repository
   std::vector<Blank> blanks;
   // Throws Wrong for what is wrong, and whatever the learner's code throws.
   Held (*grade)() = nullptr;
+  int number = 0;  // its place in the list, from 1
 };
 
 const std::vector<Exercise>& exercises();

@@ -9,75 +9,71 @@
 
 namespace tessera::lab {
 
+namespace {
+std::vector<Exercise> numbered(std::vector<Exercise> all) {
+  for (size_t i = 0; i < all.size(); ++i) all[i].number = static_cast<int>(i) + 1;
+  return all;
+}
+}  // namespace
+
 const std::vector<Exercise>& exercises() {
-  static const std::vector<Exercise> all{
-      {1,
-       "messages",
+  static const std::vector<Exercise> all = numbered({
+      {"messages",
        "Reduce-scatter and all-gather from messages",
        "parallel/comm/algorithms.cpp",
        {{"void send_pieces("}, {"void sum_received("}, {"void share_piece("}},
        grade_messages},
-      {2,
-       "ring",
+      {"ring",
        "An all-reduce around a ring",
        "parallel/comm/ring.cpp",
        {{"void reduce_scatter("}, {"void all_gather("}},
        grade_ring},
-      {3,
-       "ddp",
+      {"ddp",
        "DDP: buckets, and the hooks that send them",
        "parallel/ddp.cpp",
        {{"void Ddp::cut_buckets("}, {"void Ddp::arrived("}, {"void Ddp::send_ready("}, {"void Ddp::finish_gradients("}},
        grade_ddp},
-      {4,
-       "zero",
+      {"zero",
        "ZeRO: gradients into shards, parameters back",
        "parallel/zero.cpp",
        {{"void Zero::start_reducing("}, {"void Zero::finish_reducing("}, {"void Zero::share_parameters("}},
        grade_zero},
-      {5,
-       "f-and-g",
+      {"f-and-g",
        "Tensor parallelism: f and g, and their gradients",
        "parallel/placement.cpp",
        {{"Var redistribute(Var"}},
        grade_f_and_g},
-      {6,
-       "vocabulary",
+      {"vocabulary",
        "Cross-entropy of logits that ranks share out",
        "parallel/vocab_parallel.cpp",
        {{"Loss vocab_parallel_cross_entropy(", "const VocabPart"}},
        grade_vocabulary},
-      {7,
-       "1f1b",
+      {"1f1b",
        "A pipeline's schedule: one forward, one backward",
        "parallel/pipeline/one_f_one_b.cpp",
        {{"Schedule one_f_one_b(", "for (int r"}},
        grade_1f1b},
-      {8,
-       "zb-h1",
+      {"zb-h1",
        "A zero-bubble schedule: the backward pass split",
        "parallel/pipeline/zero_bubble.cpp",
        {{"void add_rank(", "ahead = "}},
        grade_zb_h1},
-      {9,
-       "ring-attention",
+      {"ring-attention",
        "Ring attention: blocks travel, and are merged",
        "parallel/ring_attention.cpp",
        {{"Attended forward(", "for (int hop"}},
        grade_ring_attention},
-      {10,
-       "clipping",
+      {"clipping",
        "Clipping gradients that ranks share out",
        "parallel/gradient_norm.cpp",
        {{"Tensor squares_of_own("}, {"Tensor squares_of_shards("}},
        grade_clipping},
-      {11,
-       "experts",
+      {"experts",
        "Experts: tokens travel to them and back",
        "parallel/experts/expert_parallel.cpp",
        {{"Var exchange_rows("}, {"MixtureOfExperts::Exchanged to_experts("}},
        grade_experts},
-  };
+  });
   return all;
 }
 

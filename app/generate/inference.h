@@ -25,10 +25,4 @@ Inference open_inference(const std::string& from, const Words& words);
 // This rank's part of it. The inference must outlive the result.
 std::unique_ptr<Trainer> part_of(const Inference& inference, Communicator& world);
 
-// The tokenizer that the options ask for, for the data layer, with progress shown while one is trained.
-
-// bpe-N is a bpe tokenizer of at most N tokens. Throws Error (usage) when --tokenizer names neither a kind of tokenizer
-// nor a folder.
-TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const std::string& otherwise, bool quiet);
-
 }  // namespace tessera

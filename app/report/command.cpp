@@ -1,18 +1,143 @@
-// The command `report`: runs with --trace, or one that failed, as HTML, as text on standard output, or as a figure.
+// Closed forms as a record: a plan that has not run, for pictures that are the same everywhere.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <bit>
 #include <filesystem>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "app/commands.h"
+#include "app/job_of.h"
+#include "app/options.h"
 #include "app/output.h"
+#include "app/plan_question.h"
 #include "app/report/report.h"
 #include "app/run/directory.h"
+#include "app/trace/timeline.h"
 #include "data/files.h"
+#include "parallel/mesh.h"
 #include "tensor/error.h"
+#include "train/expected_bytes.h"
+#include "train/memory.h"
+
+namespace tessera::report {
+
+namespace {
+
+constexpr int64_t kMostPlans = 8, kMostPlanned = 1024;
+
+// Commas of --lora-targets and of file names make no list.
+bool is_list(std::string_view option, const std::string& text) {
+  return text.find(',') != std::string::npos && option != "lora-targets" && text.find('/') == std::string::npos;
+}
+
+Job checked_job(const TrainOptions& o) {
+  if (o.plan.dp_mode == DataMode::ps_async)
+    throw Error(
+        "--dp-mode: expected a strategy whose ranks make steps together, found ps-async; only a run shows its steps");
+  Job job = job_of(o);
+  if (job.model.vocab == 0) job.model.vocab = usual_vocab(o.model);
+  try {
+    check_sizes(job);
+    check(job.plan);
+    check_layout(job.plan, job.model, job.optim.batch);
+  } catch (const InputError&) {
+    throw;
+  } catch (const Error& e) {
+    throw Error(with_options(e.what()), e.status());
+  }
+  if (job.plan.ranks() > kMostPlanned)
+    throw Error(fmt::format("--ranks: expected at most {} to draw, found {}", kMostPlanned, job.plan.ranks()));
+  return job;
+}
+
+// Bytes of the busiest rank in all-reduces along the data axis, in which all n ranks send 2 (n - 1) S
+// (docs/strategies/all-reduce.md).
+int64_t busiest(const SentBytes& s, const Plan& p) {
+  const int64_t n = s.axis == "dp" ? p.dp : p.dp * p.cp;
+  if ((s.axis != "dp" && s.axis != "dp+cp") || s.operation != "all_reduce" || n < 2) return 0;
+  const int64_t whole = s.bytes / (2 * (n - 1) * (p.ranks() / n));
+  switch (p.all_reduce) {
+    case Algorithm::root:
+      return (n - 1) * whole;
+    case Algorithm::tree:
+      return static_cast<int64_t>(std::bit_width(static_cast<uint64_t>(n - 1))) * whole;
+    case Algorithm::native:
+      return 0;
+    default:
+      return 2 * (n - 1) * whole / n;
+  }
+}
+
+Record record_of(const TrainOptions& o) {
+  const Job job = checked_job(o);
+  const Plan& p = job.plan;
+  Record r;
+  r.planned = true;
+  r.label = to_text(p);
+  r.model =
+      fmt::format("{}: {} layers, {} heads, {} channels, context {}, vocabulary {}, {}", o.model, job.model.layers,
+                  job.model.heads, job.model.channels, job.model.context, job.model.vocab, text_of(job.optim.dtype));
+  r.schedule = schedule_of(p);
+  const std::vector<MeshAxis> axes = {{"pp", static_cast<int>(p.pp)},
+                                      {"dp", static_cast<int>(p.dp)},
+                                      {"cp", static_cast<int>(p.cp)},
+                                      {"tp", static_cast<int>(p.tp)}};
+  for (const RankMemory& m : memory_of_ranks(job)) {
+    Rank& rank = r.ranks.emplace_back();
+    auto rest = std::ssize(r.ranks) - 1;
+    std::vector<int> at(axes.size());
+    for (size_t a = axes.size(); a-- > 0; rest /= axes[a].size) at[a] = static_cast<int>(rest % axes[a].size);
+    for (size_t a = 0; a < axes.size(); ++a) rank.at.emplace_back(axes[a].name, at[a]);
+    rank.name = name_of_rank(axes, at, std::ssize(r.ranks) - 1);
+    rank.peaks = {m.held.parameters, m.held.gradients, m.held.optimizer, m.activations, 0, m.communication};
+    rank.peak = m.total();
+  }
+  const int64_t steps = p.sync_every;  // after which everything begins again: of a step a share
+  Job long_run = job;
+  long_run.optim.steps = steps + 1;
+  for (const SentBytes& s : expected_bytes(long_run, steps))
+    r.sent.push_back({s.axis, s.operation, s.calls / steps, s.bytes / steps, busiest(s, p) / steps});
+  return r;
+}
+
+}  // namespace
+
+std::vector<Record> planned(const Words& words) {
+  std::string many, shown;
+  std::vector<std::string> values = {""};
+  for (const auto& [name, text] : words) {
+    if (!is_list(name, text)) continue;
+    if (!many.empty() && many != name)
+      throw Error(fmt::format("--{}: expected one value, since --{} has several", name, many));
+    many = name;
+    values = split(text, ',');
+  }
+  if (std::ssize(values) > kMostPlans)
+    throw Error(fmt::format("--{}: expected at most {} values, found {}", many, kMostPlans, values.size()));
+  std::vector<Record> out;
+  for (const std::string& value : values) {
+    TrainOptions o;
+    for (const auto& [name, text] : words) set_option(o, name, name == many ? value : text);
+    if (!o.gives("batch")) {  // as usual, or a little more, so that it can be cut
+      const Plan p = job_of(o).plan;
+      const int64_t pieces = std::max<int64_t>(1, p.dp) * std::max<int64_t>(1, p.microbatches);
+      o.optim.batch = (o.optim.batch + pieces - 1) / pieces * pieces;
+    }
+    out.push_back(record_of(o));
+    if (!many.empty()) out.back().label = fmt::format("{} {}", many, value);
+  }
+  return out;
+}
+
+}  // namespace tessera::report
 
 namespace tessera {
+
+// The command `report`: runs with --trace, or one that failed, as HTML, as text on standard output, or as a figure.
+
 namespace {
 
 namespace fs = std::filesystem;

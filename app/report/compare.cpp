@@ -43,6 +43,9 @@ struct ComparedPart {
   std::vector<ComparedRow> rows = {};
 };
 
+Maybe above_zero(double x) { return x > 0 ? Maybe(x) : std::nullopt; }
+int64_t last_step(const Record& r) { return r.losses.empty() ? 0 : r.losses.back().step; }
+
 // The rows of two runs, with what is known of each.
 class Comparison {
  public:
@@ -60,104 +63,94 @@ class Comparison {
     const ComparedRow made{name, unit, get(a_), get(b_)};
     if (made.a || made.b) parts.back().rows.push_back(made);
   }
-  void steps();
-  void bubbles();
-  void communication();
-  void sent();
-  void memory();
-  void losses();
+
+  void steps() {
+    begin("a step");
+    row("median of the run", Unit::ms, [](const Seen& s) { return above_zero(s.r.step_ms); });
+    row("tokens/s", Unit::rate, [](const Seen& s) { return above_zero(s.r.tokens_per_s); });
+    row("median of those in the trace", Unit::ms, [](const Seen& s) { return above_zero(s.step.end - s.step.begin); });
+  }
+
+  void bubbles() {
+    begin("bubble of the pipeline, share of its time");
+    const auto share = [&](const char* name, Maybe (*get)(const Seen&)) {
+      row(name, Unit::share, [&](const Seen& s) { return s.pipeline ? get(s) : Maybe(); });
+    };
+    share("formula", [](const Seen& s) { return s.pipeline->formula; });
+    share("planned, equal times", [](const Seen& s) { return Maybe(s.pipeline->equal.bubble_share()); });
+    share("planned, measured times", [](const Seen& s) { return Maybe(s.pipeline->replayed.bubble_share()); });
+    share("measured", [](const Seen& s) { return s.r.shared ? Maybe() : Maybe(s.pipeline->measured.bubble_share()); });
+  }
+
+  void communication() {
+    begin("communication in the step that the trace shows, mean of ranks");
+    const auto rows = [&](const std::string& name, double (*get)(const Exposure&)) {
+      row(name, Unit::ms, [&](const Seen& s) { return s.exposure ? Maybe(get(*s.exposure)) : Maybe(); });
+      row(name + ", of the step", Unit::share, [&](const Seen& s) {
+        return s.exposure ? Maybe(get(*s.exposure) / std::max(1e-9, s.exposure->step)) : Maybe();
+      });
+    };
+    rows("exposed", [](const Exposure& e) { return e.exposed(); });
+    rows("- waiting for other ranks", [](const Exposure& e) { return e.waiting; });
+    rows("- transfer", [](const Exposure& e) { return e.transfer; });
+    rows("hidden behind computing", [](const Exposure& e) { return e.hidden; });
+  }
+
+  // The bytes of a step where both have traces; else of the whole run, of which a summary tells too.
+  void sent() {
+    const bool traced = a_.step.step > 0 && b_.step.step > 0;
+    begin(traced ? "bytes that all ranks together sent in a step" : "bytes sent in the whole run");
+    std::map<const Seen*, std::map<std::string, double>> bytes;
+    std::set<std::string> names;
+    for (const Seen* s : {&a_, &b_}) {
+      const auto add = [&](const std::string& axis, const std::string& operation, int64_t n) {
+        bytes[s][axis + " " + operation] += static_cast<double>(n);
+        bytes[s]["~all"] += static_cast<double>(n);
+        if (n > 0) names.insert(axis + " " + operation);
+      };
+      if (traced)
+        for (const SentInStep& x : sent_in_step(s->r, s->step)) add(x.axis, x.operation, x.bytes);
+      else
+        for (const Sent& x : s->r.sent) add(x.axis, x.operation, x.bytes);
+    }
+    names.insert("~all");
+    for (const std::string& name : names)
+      row(name == "~all" ? "all" : name, Unit::bytes, [&](const Seen& s) {
+        const bool known = !s.r.ranks.empty() || (name != "~all" && bytes[&s].contains(name));
+        return known ? Maybe(bytes[&s][name]) : Maybe();
+      });
+  }
+
+  void memory() {
+    begin("memory of the fullest rank at its peaks");
+    for (size_t c = 0; c < kCategories; ++c)
+      row(std::string(name_of(static_cast<Category>(c))), Unit::bytes, [&](const Seen& s) {
+        return s.fullest && s.r.traced ? Maybe(static_cast<double>(s.fullest->peaks[c])) : Maybe();
+      });
+    row("all at once", Unit::bytes,
+        [](const Seen& s) { return s.fullest ? Maybe(static_cast<double>(s.fullest->peak)) : Maybe(); });
+  }
+
+  void losses() {
+    begin("loss");
+    const int64_t common = std::min(last_step(a_.r), last_step(b_.r));
+    if (common > 0)
+      row(fmt::format("of step {}", common), Unit::loss, [&](const Seen& s) {
+        Maybe out;
+        for (const Point& p : s.r.losses)
+          if (p.step == common) out = p.value;
+        return out;
+      });
+    const auto last = [](const std::vector<Point>& points) {
+      return points.empty() ? Maybe() : Maybe(points.back().value);
+    };
+    if (last_step(a_.r) != last_step(b_.r))
+      row("at its end", Unit::loss, [&](const Seen& s) { return last(s.r.losses); });
+    row("of the last validation", Unit::loss, [&](const Seen& s) { return last(s.r.validations); });
+  }
 
   const Seen &a_, &b_;
 };
-
-Maybe above_zero(double x) { return x > 0 ? Maybe(x) : std::nullopt; }
-
-void Comparison::steps() {
-  begin("a step");
-  row("median of the run", Unit::ms, [](const Seen& s) { return above_zero(s.r.step_ms); });
-  row("tokens/s", Unit::rate, [](const Seen& s) { return above_zero(s.r.tokens_per_s); });
-  row("median of those in the trace", Unit::ms, [](const Seen& s) { return above_zero(s.step.end - s.step.begin); });
-}
-
-void Comparison::bubbles() {
-  begin("bubble of the pipeline, share of its time");
-  const auto share = [&](const char* name, Maybe (*get)(const Seen&)) {
-    row(name, Unit::share, [&](const Seen& s) { return s.pipeline ? get(s) : Maybe(); });
-  };
-  share("formula", [](const Seen& s) { return s.pipeline->formula; });
-  share("planned, equal times", [](const Seen& s) { return Maybe(s.pipeline->equal.bubble_share()); });
-  share("planned, measured times", [](const Seen& s) { return Maybe(s.pipeline->replayed.bubble_share()); });
-  share("measured", [](const Seen& s) { return s.r.shared ? Maybe() : Maybe(s.pipeline->measured.bubble_share()); });
-}
-
-void Comparison::communication() {
-  begin("communication in the step that the trace shows, mean of ranks");
-  const auto rows = [&](const std::string& name, double (*get)(const Exposure&)) {
-    row(name, Unit::ms, [&](const Seen& s) { return s.exposure ? Maybe(get(*s.exposure)) : Maybe(); });
-    row(name + ", of the step", Unit::share, [&](const Seen& s) {
-      return s.exposure ? Maybe(get(*s.exposure) / std::max(1e-9, s.exposure->step)) : Maybe();
-    });
-  };
-  rows("exposed", [](const Exposure& e) { return e.exposed(); });
-  rows("- waiting for other ranks", [](const Exposure& e) { return e.waiting; });
-  rows("- transfer", [](const Exposure& e) { return e.transfer; });
-  rows("hidden behind computing", [](const Exposure& e) { return e.hidden; });
-}
-
-// The bytes of a step where both have traces; else of the whole run, of which a summary tells too.
-void Comparison::sent() {
-  const bool traced = a_.step.step > 0 && b_.step.step > 0;
-  begin(traced ? "bytes that all ranks together sent in a step" : "bytes sent in the whole run");
-  std::map<const Seen*, std::map<std::string, double>> bytes;
-  std::set<std::string> names;
-  for (const Seen* s : {&a_, &b_}) {
-    const auto add = [&](const std::string& axis, const std::string& operation, int64_t n) {
-      bytes[s][axis + " " + operation] += static_cast<double>(n);
-      bytes[s]["~all"] += static_cast<double>(n);
-      if (n > 0) names.insert(axis + " " + operation);
-    };
-    if (traced)
-      for (const SentInStep& x : sent_in_step(s->r, s->step)) add(x.axis, x.operation, x.bytes);
-    else
-      for (const Sent& x : s->r.sent) add(x.axis, x.operation, x.bytes);
-  }
-  names.insert("~all");
-  for (const std::string& name : names)
-    row(name == "~all" ? "all" : name, Unit::bytes, [&](const Seen& s) {
-      const bool known = !s.r.ranks.empty() || (name != "~all" && bytes[&s].contains(name));
-      return known ? Maybe(bytes[&s][name]) : Maybe();
-    });
-}
-
-void Comparison::memory() {
-  begin("memory of the fullest rank at its peaks");
-  for (size_t c = 0; c < kCategories; ++c)
-    row(std::string(name_of(static_cast<Category>(c))), Unit::bytes, [&](const Seen& s) {
-      return s.fullest && s.r.traced ? Maybe(static_cast<double>(s.fullest->peaks[c])) : Maybe();
-    });
-  row("all at once", Unit::bytes,
-      [](const Seen& s) { return s.fullest ? Maybe(static_cast<double>(s.fullest->peak)) : Maybe(); });
-}
-
-int64_t last_step(const Record& r) { return r.losses.empty() ? 0 : r.losses.back().step; }
-
-void Comparison::losses() {
-  begin("loss");
-  const int64_t common = std::min(last_step(a_.r), last_step(b_.r));
-  if (common > 0)
-    row(fmt::format("of step {}", common), Unit::loss, [&](const Seen& s) {
-      Maybe out;
-      for (const Point& p : s.r.losses)
-        if (p.step == common) out = p.value;
-      return out;
-    });
-  const auto last = [](const std::vector<Point>& points) {
-    return points.empty() ? Maybe() : Maybe(points.back().value);
-  };
-  if (last_step(a_.r) != last_step(b_.r))
-    row("at its end", Unit::loss, [&](const Seen& s) { return last(s.r.losses); });
-  row("of the last validation", Unit::loss, [&](const Seen& s) { return last(s.r.validations); });
-}
 
 // Says what is missing, and what to be careful with.
 std::vector<std::string> notes_of(const Seen& a, const Seen& b) {

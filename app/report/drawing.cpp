@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 
 namespace tessera::report {
 namespace {
@@ -26,21 +27,13 @@ std::string line(std::string_view css, double x1, double y1, double x2, double y
 }  // namespace
 
 std::string escaped(std::string_view text) {
+  static const std::map<char, const char*> names = {{'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}};
   std::string out;
-  for (const char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else if (c == '"')
-      out += "&quot;";
-    else if (static_cast<unsigned char>(c) < 0x20)
-      out += ' ';
+  for (const char c : text)
+    if (const auto name = names.find(c); name != names.end())
+      out += name->second;
     else
-      out += c;
-  }
+      out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
   return out;
 }
 

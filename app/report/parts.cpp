@@ -10,7 +10,7 @@
 #include <set>
 #include <utility>
 
-#include "app/progress.h"
+#include "app/output.h"
 #include "app/report/report.h"
 
 namespace tessera::report {

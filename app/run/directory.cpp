@@ -12,10 +12,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -259,13 +257,6 @@ Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passe
   refuse_unusable(from, passed_over);
 }
 
-void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file,
-                   const std::map<std::string, std::string>& metadata) {
-  std::vector<TensorBytes> bytes;
-  for (const NamedTensor& t : tensors) bytes.push_back(bytes_of(t.name, t.tensor));
-  write_safetensors(file, bytes, metadata);
-}
-
 void load_model(LanguageModel& model, const Checkpoint& checkpoint) {
   const SavedTensors weights(checkpoint.path, kModel);
   std::set<std::string> names;
@@ -277,7 +268,6 @@ void load_model(LanguageModel& model, const Checkpoint& checkpoint) {
 
 // A file under flock().
 
-namespace fs = std::filesystem;
 namespace {
 
 fs::path lock_of(const fs::path& run) { return run / "lock"; }
@@ -335,57 +325,6 @@ void RunLock::check() const {
 std::string RunLock::read(const fs::path& run) {
   const std::string text = read_file(lock_of(run));
   return text.substr(0, text.find('\n'));
-}
-
-// Names, times and last lines of files.
-
-namespace fs = std::filesystem;
-using Json = nlohmann::json;
-
-SavedStep newest_saved(const fs::path& run) {
-  SavedStep out;
-  std::error_code error;
-  // A folder of that name is whole.
-  for (fs::directory_iterator it(run / "checkpoints", error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    if (!name.starts_with("step-") || name.find(".tmp-") != name.npos) continue;
-    const int64_t step = std::strtoll(name.c_str() + std::strlen("step-"), nullptr, 10);
-    if (step <= out.step) continue;
-    std::error_code gone;
-    const auto written = fs::last_write_time(it->path() / "manifest.json", gone);
-    if (!gone) out = {step, std::chrono::file_clock::to_sys(written)};
-  }
-  return out;
-}
-
-uintmax_t size_of_records(const fs::path& run) {
-  std::error_code error;
-  const uintmax_t size = fs::file_size(run / "metrics.jsonl", error);
-  return error ? 0 : size;
-}
-
-int64_t last_recorded_step(const fs::path& run) {
-  constexpr uintmax_t kTail = 1 << 16;
-  std::ifstream file(run / "metrics.jsonl", std::ios::binary);
-  if (const uintmax_t size = size_of_records(run); size > kTail) file.seekg(static_cast<std::streamoff>(size - kTail));
-  int64_t step = 0;
-  for (std::string line; std::getline(file, line);)
-    if (const Json record = Json::parse(line, nullptr, false);
-        record.is_object() && record.value("event", Json()) == "step")
-      step = natural(record.value("step", Json())).value_or(step);
-  return step;
-}
-
-std::string cause_of_flight(const fs::path& run, std::chrono::system_clock::time_point since) {
-  std::error_code error;
-  const auto written = fs::last_write_time(run / kFlightFile, error);
-  if (error || std::chrono::file_clock::to_sys(written) < since) return "";
-  std::ifstream file(run / kFlightFile);
-  for (std::string line; std::getline(file, line);)
-    if (const Json rank = Json::parse(line, nullptr, false); rank.is_object())
-      if (const Json cause = rank.value("cause", Json()); cause.is_string() && !cause.get<std::string>().empty())
-        return fmt::format("rank {}: {}", rank.value("rank", Json()).dump(), cause.get<std::string>());
-  return "";
 }
 
 }  // namespace tessera

@@ -1,7 +1,6 @@
 // A run's folder has one writer at a time, who holds the file `lock` in it. The system gives a lock back when a process
 // ends, however that ends.
 #pragma once
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -122,25 +121,7 @@ Checkpoint find_checkpoint(const std::filesystem::path& from, std::vector<std::s
 // InputError when it is none, and Error (usage) when its workers were at different steps, which only a run of as many
 // `ranks` and `servers` goes on with; 0: a run that is not asynchronous.
 std::optional<PushLog> saved_order(const std::filesystem::path& checkpoint, int ranks, int servers);
-// One file of whole tensors.
-void write_tensors(const std::vector<NamedTensor>& tensors, const std::filesystem::path& file,
-                   const std::map<std::string, std::string>& metadata);
 // Reads the parameters of a materialised model. Throws InputError.
 void load_model(LanguageModel& model, const Checkpoint& checkpoint);
-
-// A run's folder, read by another process while the run goes on or after it has failed.
-
-// The steps of the newest checkpoint and when it was made; 0 where there is none.
-struct SavedStep {
-  int64_t step = 0;
-  std::chrono::system_clock::time_point at{};
-};
-SavedStep newest_saved(const std::filesystem::path& run);
-
-uintmax_t size_of_records(const std::filesystem::path& run);  // metrics.jsonl; 0 where there is none
-int64_t last_recorded_step(const std::filesystem::path& run);
-
-// The cause of a failure since then, as a rank told it (parallel/comm/trace.h): "rank 1: ..."; empty where none could.
-std::string cause_of_flight(const std::filesystem::path& run, std::chrono::system_clock::time_point since);
 
 }  // namespace tessera

@@ -12,7 +12,6 @@
 #include "app/job_of.h"
 #include "app/options.h"
 #include "app/run/directory.h"
-#include "app/train/saver.h"
 #include "hub/folder.h"
 #include "hub/peft.h"
 #include "models/adapters/adapters.h"

@@ -156,11 +156,22 @@ Processors processors_of(const std::vector<RankLog>& logs) {
   return worst;
 }
 
-// Events, their tracks and their arguments.
+// The logs of all ranks in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing show.
+//
+//   process = rank         "rank 3 (pp 1, dp 0, tp 1)"
+//   thread = track         step, forward, backward, input gradient, weight gradient, send, receive, update,
+//                          waiting (the rank's own thread, for any communication), and "collective AXIS" for each
+//                          axis; nothing overlaps on a track
+//   "X" event              an action of the pipeline ("2F0": stage 2, micro-batch 0), a communication, a phase
+//   "C" event              bytes that the rank held then, by category
 
 namespace {
 
 using Ordered = nlohmann::ordered_json;
+
+// The tracks in their order; those of axes follow.
+constexpr const char* kTracks[] = {"step", "forward", "backward", "input gradient", "weight gradient",
+                                   "send", "receive", "update",   "waiting"};
 
 std::string track_of(const TraceEvent& e) {
   if (e.kind == TraceKind::phase) return "update";
@@ -169,24 +180,23 @@ std::string track_of(const TraceEvent& e) {
     if (e.what == "send") return "send";
     return e.what == "recv" ? "receive" : "collective " + e.axis;
   }
-  switch (Action::parse(e.what).what) {
-    case Do::F:
-      return "forward";
-    case Do::B:
-      return "backward";
-    case Do::I:
-      return "input gradient";
-    case Do::W:
-      return "weight gradient";
-    case Do::send_forward:
-    case Do::send_backward:
-      return "send";
-    case Do::recv_forward:
-    case Do::recv_backward:
-      return "receive";
-    default:
-      return "update";
-  }
+  static const std::map<Do, const char*> tracks = {{Do::F, "forward"},
+                                                   {Do::B, "backward"},
+                                                   {Do::I, "input gradient"},
+                                                   {Do::W, "weight gradient"},
+                                                   {Do::send_forward, "send"},
+                                                   {Do::send_backward, "send"},
+                                                   {Do::recv_forward, "receive"},
+                                                   {Do::recv_backward, "receive"}};
+  const auto found = tracks.find(Action::parse(e.what).what);
+  return found == tracks.end() ? "update" : found->second;
+}
+
+// Bytes by the names of their categories.
+Ordered by_category(const std::array<int64_t, kCategories>& bytes) {
+  Ordered out = Ordered::object();
+  for (size_t c = 0; c < bytes.size(); ++c) out[std::string(name_of(static_cast<Category>(c)))] = bytes[c];
+  return out;
 }
 
 double microseconds(double seconds) { return std::round(seconds * 1e9) / 1e3; }
@@ -197,27 +207,21 @@ class RankTimeline {
   RankTimeline(const RankLog& log, int rank, double add) : log_(log), rank_(rank), add_(add) {}
 
   void write(std::vector<Ordered>& out, const std::string& name) {
-    meta(out, "process_name", 0, name);
-    out.push_back(
-        {{"ph", "M"}, {"name", "process_sort_index"}, {"pid", rank_}, {"tid", 0}, {"args", {{"sort_index", rank_}}}});
+    meta(out, "process_name", 0, {{"name", name}});
+    meta(out, "process_sort_index", 0, {{"sort_index", rank_}});
     std::vector<Ordered> events;
     for (const TraceStep& s : log_.steps)
       add(events, {.what = "step " + std::to_string(s.step), .axis = {}, .begin = s.begin, .end = s.end}, "step", {});
     add_events(events);
-    for (const auto& [track, number] : numbers_) meta(out, "thread_name", number, track);
-    for (const auto& [track, number] : numbers_)
-      out.push_back({{"ph", "M"},
-                     {"name", "thread_sort_index"},
-                     {"pid", rank_},
-                     {"tid", number},
-                     {"args", {{"sort_index", number}}}});
+    for (const auto& [track, number] : numbers_) meta(out, "thread_name", number, {{"name", track}});
+    for (const auto& [track, number] : numbers_) meta(out, "thread_sort_index", number, {{"sort_index", number}});
     out.insert(out.end(), events.begin(), events.end());
     add_memory(out);
   }
 
  private:
-  void meta(std::vector<Ordered>& out, const char* what, int tid, const std::string& name) const {
-    out.push_back({{"ph", "M"}, {"name", what}, {"pid", rank_}, {"tid", tid}, {"args", {{"name", name}}}});
+  void meta(std::vector<Ordered>& out, const char* what, int tid, const Ordered& args) const {
+    out.push_back({{"ph", "M"}, {"name", what}, {"pid", rank_}, {"tid", tid}, {"args", args}});
   }
 
   // Tracks of axes get the numbers behind the others as they are met.
@@ -290,14 +294,12 @@ class RankTimeline {
     for (const TraceMemory& m : log_.memory) {
       if (before && before->live == m.live && &m != &log_.memory.back()) continue;
       before = &m;
-      Ordered held = Ordered::object();
-      for (size_t c = 0; c < m.live.size(); ++c) held[std::string(name_of(static_cast<Category>(c)))] = m.live[c];
       out.push_back({{"ph", "C"},
                      {"name", "memory"},
                      {"pid", rank_},
                      {"tid", 0},
                      {"ts", microseconds(add_ + m.time)},
-                     {"args", held}});
+                     {"args", by_category(m.live)}});
     }
   }
 
@@ -308,8 +310,7 @@ class RankTimeline {
   std::map<std::string, int> numbers_;
 };
 
-}  // namespace
-
+// One event for each line. `names` are the processes'; `kept` says which steps the file has.
 std::string timeline_json(const std::vector<RankLog>& logs, const std::vector<std::string>& names,
                           const std::string& kept) {
   const Alignment clock = align(logs);
@@ -330,8 +331,6 @@ std::string timeline_json(const std::vector<RankLog>& logs, const std::vector<st
 }
 
 // The end of a run with --trace.
-
-namespace {
 
 std::string name_of_rank(const Mesh& mesh, int rank) {
   return tessera::name_of_rank(mesh.axes(), mesh.coordinates(rank), rank);
@@ -375,15 +374,13 @@ Ordered plan_json(const TrainOptions& o, Trainer& trainer) {
 Ordered ranks_json(const std::vector<RankLog>& logs, const Mesh& mesh, const RunUsage& usage) {
   Ordered ranks = Ordered::array();
   for (size_t r = 0; r < logs.size(); ++r) {
-    Ordered peaks = Ordered::object(), places = Ordered::object();
-    for (size_t c = 0; c < logs[r].peaks.size(); ++c)
-      peaks[std::string(name_of(static_cast<Category>(c)))] = logs[r].peaks[c];
+    Ordered places = Ordered::object();
     const std::vector<int> at = mesh.coordinates(static_cast<int>(r));
     for (size_t a = 0; a < at.size(); ++a) places[mesh.axes()[a].name] = at[a];
     ranks.push_back({{"name", name_of_rank(mesh, static_cast<int>(r))},
                      {"at", places},
                      {"peak_bytes", usage.peak_bytes[r]},
-                     {"peaks", peaks}});
+                     {"peaks", by_category(logs[r].peaks)}});
   }
   return ranks;
 }

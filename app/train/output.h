@@ -12,9 +12,11 @@
 #include <vector>
 
 #include "app/options.h"
-#include "app/progress.h"
+#include "app/output.h"
 #include "data/dataset.h"
 #include "data/event_file.h"
+#include "tensor/arena.h"
+#include "tensor/dtype.h"
 #include "train/step.h"
 #include "train/trainer.h"
 #include "train/usage.h"
@@ -90,9 +92,9 @@ class TrainOutput {
     int64_t steps = 0, tokens_per_step = 0;
     double flops_per_token = 0;
     double rank_peak_flops = 0;  // measured_peak_flops() of a rank
-    std::string strategy, backend;
-    RunUsage usage;
-    ArenaPtr arena;
+    std::string strategy = {}, backend = {};
+    RunUsage usage = {};
+    ArenaPtr arena = {};
     StepGraph::Record graph = {};            // how steps were made on a GPU
     std::string no_graph = {};               // why none was to be captured; empty: they were to be
     std::optional<double> predicted_s = {};  // a step, where this machine was measured
@@ -115,5 +117,15 @@ class TrainOutput {
 
 // For the head of a run: "gpt-nano: 4 layers, 4 heads, 128 channels, context 64, vocabulary 81 (0.81M parameters)".
 std::string describe_model(const TrainOptions& options, LanguageModel& model);
+
+// How much this machine can compute.
+
+// The best rate, in FLOP/s, of a few matrix products (of 1024^3; on a GPU, of a millisecond), on the device of the
+// arena: what the model's use of the machine is measured against.
+double measured_peak_flops(DType dtype, const ArenaPtr& arena);
+
+// How many of the thread ranks compute at the same time: where they are more than the machine's processors, of which
+// each uses `each`, or than its GPUs, they take turns.
+int64_t ranks_at_once(int64_t ranks, int64_t processors, int64_t each);
 
 }  // namespace tessera

@@ -8,8 +8,10 @@
 #include <charconv>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -19,10 +21,10 @@
 #include "app/job_of.h"
 #include "app/options.h"
 #include "app/output.h"
-#include "app/progress.h"
 #include "app/run/directory.h"
 #include "app/signals.h"
 #include "data/files.h"
+#include "data/json.h"
 #include "data/process.h"
 #include "tensor/error.h"
 
@@ -33,6 +35,7 @@ namespace {
 
 using Json = nlohmann::json;
 using Clock = std::chrono::system_clock;  // beside the times of files
+constexpr std::string_view kBlanks = " \t\r";
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -42,14 +45,51 @@ std::string words_of(int status) {
   return fmt::format("status {}", status);
 }
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> out;
-  for (size_t at = 0; (at = text.find_first_not_of(" \t", at)) != text.npos;) {
-    const size_t end = std::min(text.find_first_of(" \t", at), text.size());
-    out.push_back(text.substr(at, end - at));
-    at = end;
-  }
-  return out;
+std::string_view take_word(std::string_view& line, std::string_view blanks = kBlanks) {
+  const size_t begin = std::min(line.find_first_not_of(blanks), line.size());
+  const size_t end = std::min(line.find_first_of(blanks, begin), line.size());
+  const std::string_view word = line.substr(begin, end - begin);
+  line.remove_prefix(end);
+  return word;
+}
+
+std::string describe_ranks(const Plan& p) {
+  return fmt::format("{} {} (pp {} x dp {} x cp {} x tp {}), {} {} each", p.ranks(), p.ranks() == 1 ? "rank" : "ranks",
+                     p.pp, p.dp, p.cp, p.tp, p.microbatches, p.microbatches == 1 ? "micro-batch" : "micro-batches");
+}
+
+// A run's folder, read while the run goes on or after it has failed.
+
+// Bytes of metrics.jsonl; 0 where there is none.
+uintmax_t size_of_records(const fs::path& run) {
+  std::error_code error;
+  const uintmax_t size = fs::file_size(run / "metrics.jsonl", error);
+  return error ? 0 : size;
+}
+
+int64_t last_recorded_step(const fs::path& run) {
+  constexpr uintmax_t kTail = 1 << 16;
+  std::ifstream file(run / "metrics.jsonl", std::ios::binary);
+  if (const uintmax_t size = size_of_records(run); size > kTail) file.seekg(static_cast<std::streamoff>(size - kTail));
+  int64_t step = 0;
+  for (std::string line; std::getline(file, line);)
+    if (const Json record = Json::parse(line, nullptr, false);
+        record.is_object() && record.value("event", Json()) == "step")
+      step = natural(record.value("step", Json())).value_or(step);
+  return step;
+}
+
+// The cause of a failure since then, as a rank told it (parallel/comm/trace.h): "rank 1: ..."; empty where none could.
+std::string cause_of_flight(const fs::path& run, std::chrono::system_clock::time_point since) {
+  std::error_code error;
+  const auto written = fs::last_write_time(run / kFlightFile, error);
+  if (error || std::chrono::file_clock::to_sys(written) < since) return "";
+  std::ifstream file(run / kFlightFile);
+  for (std::string line; std::getline(file, line);)
+    if (const Json rank = Json::parse(line, nullptr, false); rank.is_object())
+      if (const Json cause = rank.value("cause", Json()); cause.is_string() && !cause.get<std::string>().empty())
+        return fmt::format("rank {}: {}", rank.value("rank", Json()).dump(), cause.get<std::string>());
+  return "";
 }
 
 class Launcher {
@@ -62,7 +102,32 @@ class Launcher {
   }
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
-  int run();
+
+  int run() {
+    const StepsInHand in_hand;  // the first signal is passed on, and waited for
+    for (int64_t number = 1;; ++number) {
+      const Plan plan = plan_now();
+      if (number > 1) say(fmt::format("start {} of {}: {}", number, o_.restarts + 1, describe_ranks(plan)));
+      const Ended e = start(plan);
+      before_ = plan;
+      if (number > 1) starting_s_ += e.starting_s;
+      if (interrupted() != 0 || !is_worth_a_restart(e.status)) {
+        if (e.status == 0 && restarts_ > 0) sum_up();
+        return interrupted() != 0 && e.status != 0 ? status_of_interruption() : e.status;
+      }
+      tell(e, number, plan);
+      repeated_ += e.step - e.from, again_s_ += e.again_s;
+      if (number > o_.restarts) {
+        sum_up();
+        throw Error(
+            fmt::format("--restarts: all {} are used up; the last start failed: {}; tessera train --resume --out {} "
+                        "goes on after step {}",
+                        o_.restarts, e.cause, run_.string(), e.from),
+            e.status > 128 ? Status::communication : static_cast<Status>(e.status));
+      }
+      ++restarts_;
+    }
+  }
 
  private:
   struct Ended {
@@ -71,12 +136,101 @@ class Launcher {
     double starting_s = 0, again_s = 0;  // until its first step; of work that has to be done again
     int64_t step = 0, from = 0;          // it had made; the newest checkpoint's
   };
-  Plan plan_now();
-  std::vector<std::string> command(const Plan& plan) const;
-  Ended start(const Plan& plan) const;
+
+  // Reads who is there, and says so where it has changed.
+  Plan plan_now() {
+    if (!o_.hostfile) return whole_;
+    const std::vector<Host> hosts =
+        of_option("hostfile", *o_.hostfile, [&] { return parse_hosts(read_file(*o_.hostfile), *o_.hostfile); });
+    Plan plan = plan_on(whole_, slots_of(hosts));
+    std::string members =
+        fmt::format("{} slots on {} {}", slots_of(hosts), hosts.size(), hosts.size() == 1 ? "host" : "hosts");
+    for (size_t i = 0; i < std::min<size_t>(hosts.size(), 8); ++i)
+      members += fmt::format("{}{} {}", i == 0 ? ": " : ", ", hosts[i].name, hosts[i].slots);
+    if (hosts.size() > 8) members += ", ...";
+    if (members != members_) say(members);
+    members_ = members;
+    if (plan.dp != before_.dp)
+      say(
+          fmt::format("{} of {} data ranks: each now computes {} micro-batches, and the batch stays; sums have another "
+                      "order from here on, so the run agrees with an undisturbed one to rounding and not to the bit",
+                      plan.dp, whole_.dp, plan.microbatches));
+    return plan;
+  }
+  std::vector<std::string> command(const Plan& plan) const {
+    std::vector<std::string> out;
+    const std::string launch = o_.launch.value_or("");
+    for (std::string_view rest = launch, word; !(word = take_word(rest, " \t")).empty();) out.emplace_back(word);
+    const std::string mark = "{ranks}";
+    for (std::string& word : out)
+      if (const size_t at = word.find(mark); at != word.npos)
+        word.replace(at, mark.size(), std::to_string(plan.ranks()));
+    out.push_back(fs::read_symlink("/proc/self/exe").string());
+    std::vector<std::string> more;
+    if (!o_.out) more.insert(more.end(), {"--out", run_.string()});
+    std::error_code error;
+    if (!o_.resume && fs::exists(run_ / "config.toml", error)) more.emplace_back("--resume");
+    if (o_.hostfile)
+      for (const auto& [name, value] :
+           {std::pair{"--ranks", plan.ranks()}, {"--dp", plan.dp}, {"--microbatches", plan.microbatches}})
+        more.insert(more.end(), {name, std::to_string(value)});
+    const std::vector<std::string> words = words_of_start(words_, more);
+    out.insert(out.end(), words.begin(), words.end());
+    return out;
+  }
+  Ended start(const Plan& plan) const {
+    constexpr auto kLook = std::chrono::milliseconds(20);
+    const Clock::time_point begin = Clock::now();
+    std::optional<Clock::time_point> first;  // step
+    std::unique_ptr<StartedProgram> program;
+    try {
+      program = std::make_unique<StartedProgram>(command(plan));
+    } catch (const Error& e) {
+      throw Error(fmt::format("--{}: {}", o_.launch ? "launch" : "restarts", e.what()), e.status());
+    }
+    std::optional<int> status;
+    bool told = false;
+    for (uintmax_t records = size_of_records(run_); !(status = program->ended()); std::this_thread::sleep_for(kLook)) {
+      if (interrupted() != 0 && !std::exchange(told, true)) program->signal(interrupted());
+      if (take_save_request()) program->signal(SIGUSR1);
+      if (const uintmax_t now = size_of_records(run_); !first && now != records) {
+        if (now > records) first = Clock::now();
+        records = now;  // less: those that will be made again are dropped
+      }
+    }
+    const Clock::time_point end = Clock::now();
+    const SavedStep saved = newest_saved(run_);
+    Ended e{.status = *status, .cause = words_of(*status), .from = saved.step};
+    if (const std::string more = cause_of_flight(run_, begin); !more.empty()) e.cause += ": " + more;
+    e.starting_s = seconds(first.value_or(end) - begin);
+    e.step = std::max(first ? last_recorded_step(run_) : 0, saved.step);
+    if (first) e.again_s = std::max(0.0, seconds(end - std::max(*first, saved.at)));
+    return e;
+  }
   void say(const std::string& line) const { say_above_progress(line); }
-  void tell(const Ended& e, int64_t number, const Plan& plan) const;
-  void sum_up() const;
+  void tell(const Ended& e, int64_t number, const Plan& plan) const {
+    say(fmt::format("start {} of {} failed at step {}: {}; {} steps since {} are to be made again ({:.1f} s of work)",
+                    number, o_.restarts + 1, e.step, e.cause, e.step - e.from,
+                    e.from > 0 ? fmt::format("the checkpoint of step {}", e.from) : "the beginning", e.again_s));
+    if (o_.format != "json") return;
+    print(Json{{"event", "failure"},
+               {"start", number},
+               {"status", e.status},
+               {"cause", e.cause},
+               {"step", e.step},
+               {"from_step", e.from},
+               {"repeated_steps", e.step - e.from},
+               {"repeated_s", e.again_s},
+               {"ranks", plan.ranks()},
+               {"dp", plan.dp},
+               {"microbatches", plan.microbatches}}
+              .dump() +
+          "\n");
+  }
+  void sum_up() const {
+    say(fmt::format("{} {}: {} steps were made again; {:.1f} s of work and {:.1f} s of starting again were lost",
+                    restarts_, restarts_ == 1 ? "restart" : "restarts", repeated_, again_s_, starting_s_));
+  }
 
   const TrainOptions& o_;
   const std::vector<std::string>& words_;
@@ -87,132 +241,6 @@ class Launcher {
   int64_t restarts_ = 0, repeated_ = 0;
   double again_s_ = 0, starting_s_ = 0;
 };
-
-std::string describe_ranks(const Plan& p) {
-  return fmt::format("{} {} (pp {} x dp {} x cp {} x tp {}), {} {} each", p.ranks(), p.ranks() == 1 ? "rank" : "ranks",
-                     p.pp, p.dp, p.cp, p.tp, p.microbatches, p.microbatches == 1 ? "micro-batch" : "micro-batches");
-}
-
-// Reads who is there, and says so where it has changed.
-Plan Launcher::plan_now() {
-  if (!o_.hostfile) return whole_;
-  const std::vector<Host> hosts =
-      of_option("hostfile", *o_.hostfile, [&] { return parse_hosts(read_file(*o_.hostfile), *o_.hostfile); });
-  Plan plan = plan_on(whole_, slots_of(hosts));
-  std::string members =
-      fmt::format("{} slots on {} {}", slots_of(hosts), hosts.size(), hosts.size() == 1 ? "host" : "hosts");
-  for (size_t i = 0; i < std::min<size_t>(hosts.size(), 8); ++i)
-    members += fmt::format("{}{} {}", i == 0 ? ": " : ", ", hosts[i].name, hosts[i].slots);
-  if (hosts.size() > 8) members += ", ...";
-  if (members != members_) say(members);
-  members_ = members;
-  if (plan.dp != before_.dp)
-    say(
-        fmt::format("{} of {} data ranks: each now computes {} micro-batches, and the batch stays; sums have another "
-                    "order from here on, so the run agrees with an undisturbed one to rounding and not to the bit",
-                    plan.dp, whole_.dp, plan.microbatches));
-  return plan;
-}
-
-std::vector<std::string> Launcher::command(const Plan& plan) const {
-  std::vector<std::string> out = split(o_.launch.value_or(""));
-  const std::string mark = "{ranks}";
-  for (std::string& word : out)
-    if (const size_t at = word.find(mark); at != word.npos) word.replace(at, mark.size(), std::to_string(plan.ranks()));
-  out.push_back(fs::read_symlink("/proc/self/exe").string());
-  std::vector<std::string> more;
-  if (!o_.out) more.insert(more.end(), {"--out", run_.string()});
-  std::error_code error;
-  if (!o_.resume && fs::exists(run_ / "config.toml", error)) more.emplace_back("--resume");
-  if (o_.hostfile)
-    for (const auto& [name, value] :
-         {std::pair{"--ranks", plan.ranks()}, {"--dp", plan.dp}, {"--microbatches", plan.microbatches}})
-      more.insert(more.end(), {name, std::to_string(value)});
-  const std::vector<std::string> words = words_of_start(words_, more);
-  out.insert(out.end(), words.begin(), words.end());
-  return out;
-}
-
-Launcher::Ended Launcher::start(const Plan& plan) const {
-  constexpr auto kLook = std::chrono::milliseconds(20);
-  const Clock::time_point begin = Clock::now();
-  std::optional<Clock::time_point> first;  // step
-  std::unique_ptr<StartedProgram> program;
-  try {
-    program = std::make_unique<StartedProgram>(command(plan));
-  } catch (const Error& e) {
-    throw Error(fmt::format("--{}: {}", o_.launch ? "launch" : "restarts", e.what()), e.status());
-  }
-  std::optional<int> status;
-  bool told = false;
-  for (uintmax_t records = size_of_records(run_); !(status = program->ended()); std::this_thread::sleep_for(kLook)) {
-    if (interrupted() != 0 && !std::exchange(told, true)) program->signal(interrupted());
-    if (take_save_request()) program->signal(SIGUSR1);
-    if (const uintmax_t now = size_of_records(run_); !first && now != records) {
-      if (now > records) first = Clock::now();
-      records = now;  // less: those that will be made again are dropped
-    }
-  }
-  const Clock::time_point end = Clock::now();
-  const SavedStep saved = newest_saved(run_);
-  Ended e{.status = *status, .cause = words_of(*status), .from = saved.step};
-  if (const std::string more = cause_of_flight(run_, begin); !more.empty()) e.cause += ": " + more;
-  e.starting_s = seconds(first.value_or(end) - begin);
-  e.step = std::max(first ? last_recorded_step(run_) : 0, saved.step);
-  if (first) e.again_s = std::max(0.0, seconds(end - std::max(*first, saved.at)));
-  return e;
-}
-
-void Launcher::tell(const Ended& e, int64_t number, const Plan& plan) const {
-  say(fmt::format("start {} of {} failed at step {}: {}; {} steps since {} are to be made again ({:.1f} s of work)",
-                  number, o_.restarts + 1, e.step, e.cause, e.step - e.from,
-                  e.from > 0 ? fmt::format("the checkpoint of step {}", e.from) : "the beginning", e.again_s));
-  if (o_.format != "json") return;
-  print(Json{{"event", "failure"},
-             {"start", number},
-             {"status", e.status},
-             {"cause", e.cause},
-             {"step", e.step},
-             {"from_step", e.from},
-             {"repeated_steps", e.step - e.from},
-             {"repeated_s", e.again_s},
-             {"ranks", plan.ranks()},
-             {"dp", plan.dp},
-             {"microbatches", plan.microbatches}}
-            .dump() +
-        "\n");
-}
-
-void Launcher::sum_up() const {
-  say(fmt::format("{} {}: {} steps were made again; {:.1f} s of work and {:.1f} s of starting again were lost",
-                  restarts_, restarts_ == 1 ? "restart" : "restarts", repeated_, again_s_, starting_s_));
-}
-
-int Launcher::run() {
-  const StepsInHand in_hand;  // the first signal is passed on, and waited for
-  for (int64_t number = 1;; ++number) {
-    const Plan plan = plan_now();
-    if (number > 1) say(fmt::format("start {} of {}: {}", number, o_.restarts + 1, describe_ranks(plan)));
-    const Ended e = start(plan);
-    before_ = plan;
-    if (number > 1) starting_s_ += e.starting_s;
-    if (interrupted() != 0 || !is_worth_a_restart(e.status)) {
-      if (e.status == 0 && restarts_ > 0) sum_up();
-      return interrupted() != 0 && e.status != 0 ? status_of_interruption() : e.status;
-    }
-    tell(e, number, plan);
-    repeated_ += e.step - e.from, again_s_ += e.again_s;
-    if (number > o_.restarts) {
-      sum_up();
-      throw Error(
-          fmt::format("--restarts: all {} are used up; the last start failed: {}; tessera train --resume --out {} "
-                      "goes on after step {}",
-                      o_.restarts, e.cause, run_.string(), e.from),
-          e.status > 128 ? Status::communication : static_cast<Status>(e.status));
-    }
-    ++restarts_;
-  }
-}
 
 }  // namespace
 
@@ -247,6 +275,22 @@ Plan plan_on(Plan plan, int64_t slots) {
   return plan;
 }
 
+SavedStep newest_saved(const fs::path& run) {
+  SavedStep out;
+  std::error_code error;
+  // A folder of that name is whole.
+  for (fs::directory_iterator it(run / "checkpoints", error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (!name.starts_with("step-") || name.find(".tmp-") != name.npos) continue;
+    const int64_t step = std::strtoll(name.c_str() + std::strlen("step-"), nullptr, 10);
+    if (step <= out.step) continue;
+    std::error_code gone;
+    const auto written = fs::last_write_time(it->path() / "manifest.json", gone);
+    if (!gone) out = {step, std::chrono::file_clock::to_sys(written)};
+  }
+  return out;
+}
+
 bool is_worth_a_restart(int status) {
   // the last four: of a shell or a launcher that finds no program, and of a user's signal
   constexpr std::array known = {0,
@@ -267,17 +311,8 @@ int run_with_restarts(const TrainOptions& o, const std::vector<std::string>& wor
 
 namespace {
 
-constexpr std::string_view kBlanks = " \t\r";
 constexpr size_t kMostHosts = 100000, kMostLetters = 255;
 constexpr int64_t kMostSlots = 100000;
-
-std::string_view take_word(std::string_view& line) {
-  const size_t begin = std::min(line.find_first_not_of(kBlanks), line.size());
-  const size_t end = std::min(line.find_first_of(kBlanks, begin), line.size());
-  const std::string_view word = line.substr(begin, end - begin);
-  line.remove_prefix(end);
-  return word;
-}
 
 Host host_of(std::string_view line, const std::string& where) {
   std::string_view name = take_word(line), slots = take_word(line);

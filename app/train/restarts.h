@@ -11,7 +11,9 @@
 // A failure that cannot get better is not started again: a command line, an input file, a loss, or an output that is
 // wrong.
 #pragma once
+#include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +34,13 @@ std::vector<std::string> words_of_start(const std::vector<std::string>& words, c
 Plan plan_on(Plan plan, int64_t slots);
 // Whether a start that ended so may do better the next time.
 bool is_worth_a_restart(int status);
+
+// The steps of a run's newest checkpoint and when it was made; 0 where there is none.
+struct SavedStep {
+  int64_t step = 0;
+  std::chrono::system_clock::time_point at{};
+};
+SavedStep newest_saved(const std::filesystem::path& run);
 
 // A hostfile as mpirun reads it: a host on each line, with the number of ranks that it has room for.
 //

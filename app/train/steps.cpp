@@ -1,37 +1,199 @@
-// The steps of the command `train`: those that all ranks make together, and an asynchronous run.
+// The steps of the command `train`: those that all ranks make together, an asynchronous run, and their checkpoints.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <future>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <system_error>
+#include <tuple>
 #include <vector>
 
-#include "app/flops.h"
 #include "app/options.h"
 #include "app/plan/plan.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
 #include "app/trace/timeline.h"
-#include "app/train/saver.h"
+#include "app/train/output.h"
 #include "app/train/train.h"
 #include "data/files.h"
 #include "data/safetensors.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 #include "train/async/trainer.h"
+#include "train/checkpoint/directory.h"
 #include "train/checkpoint/state.h"
 #include "train/step.h"
 #include "train/trainer.h"
 #include "train/usage.h"
 
 namespace tessera {
-
 namespace {
+
+constexpr const char* kHeld = "pulled";
+
+bool is_ready(const std::future<void>& f) { return f.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+
+SafetensorsLayout layout_of(const std::vector<WholeTensor>& tensors, const std::map<std::string, std::string>& about) {
+  std::vector<TensorBytes> listed;
+  for (const WholeTensor& t : tensors) listed.push_back({t.name, t.dtype, {t.shape.begin(), t.shape.end()}, {}});
+  return safetensors_layout(listed, about);
+}
+
+// Saves a run's checkpoints while it goes on. Each rank writes what is its own of parameters and optimizer state at its
+// places in the files that all of them share, so no rank needs memory for the whole; the files are those of every
+// layout.
+//
+//   begin()    rank 0 makes the files; every rank copies what is its own, and writes the copy in the background
+//   poll()     after each step: when all ranks have written, rank 0 makes a checkpoint of it, in the background too
+//   finish()   waits for that
+//
+// Every rank calls all of these, and they throw what writing threw. With --offload nothing is copied, since that would
+// take the memory that is to be saved: then begin() is finished when it returns.
+class Saver {
+ public:
+  // Both must outlive it. Does nothing with --no-save.
+  Saver(const Run& run, Trainer& trainer) : run_(run), trainer_(trainer) {}
+  // After a failure: what is being written is no checkpoint, and is removed.
+  ~Saver() {
+    for (std::future<void>* f : {&writing_, &finishing_})
+      if (f->valid()) f->wait();
+  }
+  Saver(const Saver&) = delete;
+  Saver& operator=(const Saver&) = delete;
+
+  // Throws Error for numbers that are not finite and for copies that differ between ranks (train/checkpoint/state.h).
+  void begin() {
+    if (!saves_in_background(run_.options)) return save();
+    open(true);
+    writing_ = std::async(std::launch::async, [this] { write(); });
+  }
+  void poll() {
+    if (finishing_.valid() && is_ready(finishing_)) made();
+    if (!under_way_) return;
+    if (writing_.valid() && is_ready(writing_)) writing_.get();
+    Communicator& world = trainer_.world();
+    const OpCounts before = world.counts();
+    const bool all = world.max(writing_.valid() ? 1 : 0) == 0;
+    world.reset_counts(before);
+    if (all) all_written();
+  }
+  void finish() {
+    if (under_way_) {
+      if (writing_.valid()) writing_.get();
+      Communicator& world = trainer_.world();
+      const OpCounts before = world.counts();
+      world.barrier();
+      world.reset_counts(before);
+      all_written();
+    }
+    if (finishing_.valid()) made();
+  }
+  // Without a copy: done when it returns.
+  void save() {
+    if (run_.options.no_save) return;
+    open(false);
+    write();
+    finish();
+  }
+  // The loss of the whole validation split after the steps done so far: the best of what is saved stays.
+  void validated(double loss) {
+    if (trainer_.world().rank() > 0 || run_.options.no_save) return;
+    judged_ = {trainer_.steps_done(), loss};
+    name_best();
+  }
+
+ private:
+  // This rank's part of one file.
+  struct File {
+    SharedFile file;
+    std::map<std::string, int64_t> begins;  // first byte of each tensor
+    std::vector<HeldPart> parts;
+  };
+  void open(bool copied) {
+    finish();
+    Communicator& world = trainer_.world();
+    const bool first = world.rank() == 0;
+    const std::vector<HeldPart> values = own_values(trainer_), state = own_state(trainer_);
+    for (const auto& parts : {values, state})
+      for (const HeldPart& h : parts) check_finite(h.name, h.part, trainer_.steps_done());
+    check_replicas(trainer_);
+    const OpCounts before = world.counts();
+    if (first) {
+      new_ = run_.directory.begin_checkpoint(trainer_.steps_done(), run_.options, run_.dataset);
+      about_ = about({.steps = trainer_.steps_done(),
+                      .updates = trainer_.updates_done(),
+                      .ranks = world.size(),
+                      .strategy = trainer_.strategy().name()},
+                     trainer_.whole_model().config, run_.options, run_.dataset);
+    }
+    const auto layouts = {
+        std::tuple("model.safetensors", layout_of(list_values(trainer_), {}), &values),
+        std::tuple("optimizer.safetensors",
+                   layout_of(list_state(trainer_), {{"steps", std::to_string(trainer_.updates_done())}}), &state)};
+    if (first)
+      for (const auto& [name, layout, parts] : layouts)
+        SharedFile::create(new_->path() / name, layout.header, layout.size);
+    const std::filesystem::path path = broadcast_text(world, first ? new_->path().string() : "", 0);
+    world.reset_counts(before);
+    for (const auto& [name, layout, parts] : layouts) {
+      files_.push_back({SharedFile(path / name), layout.begins, *parts});
+      if (copied)
+        for (HeldPart& h : files_.back().parts)
+          h.part = h.part.device() == Device::cpu ? h.part.clone() : h.part.on_host();
+    }
+    under_way_ = true;
+  }
+  void write() const {
+    for (const File& f : files_) {
+      for (const HeldPart& h : f.parts) {
+        const Tensor here = h.part.on_host();
+        const int64_t element = size_of(here.dtype()), begin = f.begins.at(h.name);
+        for_each_run(*h.parameter, h.begin, h.begin + here.numel(), [&](int64_t local, int64_t whole, int64_t count) {
+          f.file.write(begin + whole * element,
+                       {here.raw() + (local - h.begin) * element, static_cast<size_t>(count * element)});
+        });
+      }
+      f.file.flush();
+    }
+  }
+  void all_written() {
+    under_way_ = false;
+    files_.clear();
+    if (!new_) return;
+    finishing_ =
+        std::async(std::launch::async, [this] { new_->finish(about_, static_cast<size_t>(run_.options.keep)); });
+  }
+  void made() {
+    finishing_.get();
+    saved_ = new_->step();
+    new_.reset();
+    name_best();
+  }
+  void name_best() {
+    if (saved_ != judged_.step) return;
+    const std::filesystem::path directory = run_.directory.checkpoints();
+    const std::optional<BestCheckpoint> best = best_checkpoint(directory);
+    if (!best || judged_.val_loss < best->val_loss) write_best(directory, judged_);
+  }
+
+  const Run& run_;
+  Trainer& trainer_;
+  bool under_way_ = false;     // a rank is writing
+  std::vector<File> files_;    // files that are being written
+  std::future<void> writing_;  // valid until this rank has written
+  // on rank 0:
+  std::unique_ptr<NewCheckpoint> new_;
+  std::string about_;
+  std::future<void> finishing_;
+  int64_t saved_ = -1;  // steps of the newest checkpoint
+  BestCheckpoint judged_ = {.step = -1};
+};
 
 // True at every `every`-th step; the last step is the caller's.
 bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
@@ -109,22 +271,186 @@ std::optional<double> prediction_of(const Run& run, Trainer& trainer) {
   return predicted_step(*machine, job);
 }
 
-void say_summary(const Run& run, Trainer& trainer, const RunUsage& usage, const ExpertLoad& experts,
+// The last record of a run: `facts`, and what is asked of every run alike.
+void say_summary(const Run& run, Communicator& world, LanguageModel& model, TrainOutput::Facts facts,
                  TrainOutput& output) {
-  output.summary({.steps = trainer.steps_done(),
-                  .tokens_per_step = trainer.tokens_per_step(),
-                  .flops_per_token = trainer.whole_model().training_flops(),
-                  .rank_peak_flops = measured_peak_flops(run.job.optim.dtype, trainer.arena()),
-                  .strategy = std::string(trainer.strategy().name()),
-                  .backend = std::string(trainer.world().kind()),
-                  .usage = usage,
-                  .arena = trainer.arena(),
-                  .graph = trainer.step_record(),
-                  .no_graph = with_options(no_graph_because(run.job, run.options.trace, run.dataset.has_examples())),
-                  .predicted_s = prediction_of(run, trainer),
-                  .sample = sample_of_saved(run, trainer.whole_model().config),
-                  .experts = experts});
+  facts.flops_per_token = model.training_flops();
+  facts.rank_peak_flops = measured_peak_flops(run.job.optim.dtype, facts.arena);
+  facts.backend = world.kind();
+  facts.no_graph = with_options(no_graph_because(run.job, run.options.trace, run.dataset.has_examples()));
+  facts.sample = sample_of_saved(run, model.config);
+  output.summary(facts);
 }
+
+// One file of whole tensors.
+void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file,
+                   const std::map<std::string, std::string>& metadata) {
+  std::vector<TensorBytes> bytes;
+  for (const NamedTensor& t : tensors) bytes.push_back(bytes_of(t.name, t.tensor));
+  write_safetensors(file, bytes, metadata);
+}
+
+// An asynchronous run: workers that push when they are ready, servers that apply at once.
+//
+// A shown step is as many pushes as there are workers. To save, and to stop, workers wait until all have made as many
+// steps.
+
+// One rank's side of it: what rank 0 says and writes, and the checkpoints.
+class AsyncRun {
+ public:
+  AsyncRun(const Run& run, Communicator& world)
+      : run_(run), o_(run.options), world_(world), trainer_(run.job, run.sequences, world) {}
+
+  // Returns the exit status.
+  int execute() {
+    std::vector<std::string> passed_over;
+    const bool resumed = o_.resume && resume(passed_over);
+    if (o_.init && !resumed) trainer_.begin_with(open_pretrained(*o_.init).tensors);
+    check_steps_done(run_, step_);
+    world_.barrier();  // everybody has read what there is before anything is written
+    begin(passed_over);
+    const bool ended = train();
+    const AsyncSummary summary = trainer_.server().finish();
+    const bool validated = !ended || o_.no_eval || validate();
+    if (ended && validated) {
+      finish(summary);
+      return output_ && interrupted() != 0 ? status_of_interruption() : 0;
+    }
+    if (output_) say_stopped(run_, step_, ended, *output_);
+    return status_of_interruption();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void show(const AppliedPush& push) {
+    losses_ += push.loss;
+    if (++pushes_ < trainer_.axis().size()) return;
+    const auto now = Clock::now();
+    const double seconds = std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+    StepReport report;
+    report.step = ++shown_;
+    report.loss = losses_ / static_cast<double>(pushes_);
+    report.lr = push.lr;
+    report.grad_norm = push.grad_norm;
+    run_.directory.check();
+    set_time(report, seconds, trainer_.tokens_per_step());
+    output_->step(report);
+    losses_ = 0;
+    pushes_ = 0;
+  }
+  void begin(const std::vector<std::string>& passed_over) {
+    if (world_.rank() > 0) return;
+    const std::string steps =
+        fmt::format("{} asynchronous steps of {} tokens", o_.optim.steps, trainer_.tokens_per_step());
+    output_ =
+        begin_output(run_, {.model = trainer_.model(), .steps = steps, .done = step_, .passed_over = passed_over});
+    if (!o_.no_eval)
+      output_->message(
+          "the run is validated at its end only: workers and servers have no common step, except when it saves");
+  }
+  // False when it was stopped before or at its end.
+  bool train() {
+    const AsyncServer::Hooks hooks{
+        .step = [&](int worker, int64_t clock) { return trainer_.worker_step(worker, clock); },
+        .on_push = [&](const AppliedPush& push) { show(push); },
+        .wish = [&] { return interrupted() != 0 || (!o_.no_save && take_save_request()); }};
+    AsyncServer& server = trainer_.server();
+    while (!server.complete()) {
+      const bool meet = o_.save_every > 0 && !o_.no_save;
+      const int64_t until = meet ? (step_ / o_.save_every + 1) * o_.save_every : o_.optim.steps;
+      server.run(std::min(until, o_.optim.steps), hooks);
+      step_ = server.steps();
+      const bool stopped = world_.max(interrupted()) > 0;
+      if (!o_.no_save) save();
+      if (stopped) return false;
+      if (output_ && step_ < std::min(until, o_.optim.steps)) say_saved(run_, step_, *output_);
+    }
+    return true;
+  }
+  // All ranks call it; rank 0 writes it down. False when it was stopped.
+  bool validate() {
+    const auto found = validation_of(run_.dataset, trainer_.model().config.context, [&](const Rows& rows) {
+      return trainer_.mean_loss(rows, [] { return interrupted() != 0; });
+    });
+    if (found && output_) output_->eval(step_, *found);
+    return found.has_value();
+  }
+  void finish(const AsyncSummary& summary) {
+    const RunUsage usage = usage_of(world_, {&world_, &trainer_.axis()}, trainer_.arena());
+    if (!output_) return;
+    output_->message(
+        fmt::format("{} updates; a worker was at most {} steps ahead of the slowest, and a gradient at most {} "
+                    "updates old",
+                    summary.applied, summary.most_ahead, summary.most_behind));
+    say_summary(run_, world_, trainer_.model(),
+                {.steps = step_,
+                 .tokens_per_step = trainer_.tokens_per_step(),
+                 .strategy = "ps-async",
+                 .usage = usage,
+                 .arena = trainer_.arena()},
+                *output_);
+  }
+
+  // State that an asynchronous run saves and picks up again: parameters and optimizer state as whole tensors, like any
+  // run; the order of all pushes; and for a replay, whose workers are at different steps, the parameters that they have
+  // pulled for their next.
+
+  void save() {
+    const std::vector<NamedTensor> values = trainer_.values(), state = trainer_.state(), pulled = trainer_.pulled();
+    const std::optional<PushLog> order = trainer_.server().order();
+    if (!output_) return;
+    const int64_t updates = trainer_.server().optimizer()->steps();
+    for (const auto& tensors : {values, state})
+      for (const NamedTensor& t : tensors) check_finite(t.name, t.tensor, step_);
+    const std::unique_ptr<NewCheckpoint> made = run_.directory.begin_checkpoint(step_, o_, run_.dataset);
+    write_tensors(values, made->path() / "model.safetensors", {});
+    write_tensors(state, made->path() / "optimizer.safetensors", {{"steps", std::to_string(updates)}});
+    if (order) write_file(made->path() / "pushes.txt", text_of(*order));
+    if (!pulled.empty()) write_tensors(pulled, made->path() / "pulled.safetensors", {});
+    const SavedRun saved{
+        .steps = step_, .updates = updates, .ranks = world_.size(), .strategy = "ps-async", .losses = losses_};
+    made->finish(about(saved, trainer_.model().config, o_, run_.dataset), static_cast<size_t>(o_.keep));
+  }
+  // Whether there was one.
+  bool resume(std::vector<std::string>& passed_over) {
+    const auto from = run_.directory.saved(trainer_.model().config, o_, run_.dataset, passed_over);
+    if (!from) return false;
+    AsyncServer& server = trainer_.server();
+    Communicator& axis = trainer_.axis();
+    const std::optional<PushLog> order = saved_order(from->path, axis.size(), static_cast<int>(o_.plan.servers));
+    server.go_on(from->steps, order);
+    if (server.optimizer()) {
+      const SavedTensors model(from->path, kModel), state(from->path, kOptimizer);
+      trainer_.read(model.tensors(), state.tensors(), from->updates);
+    }
+    if (server.holds(axis.rank())) {
+      if (!SavedTensors::are_in(from->path, kHeld))
+        throw Error(fmt::format(
+            "--replay: in {} worker {} has pulled parameters that {} does not hold; expected the record that "
+            "was replayed when it was saved",
+            o_.plan.replay, axis.rank(), from->path.string()));
+      trainer_.read_pulled(SavedTensors(from->path, kHeld).tensors());
+    }
+    step_ = shown_ = from->steps;
+    if (!order) return true;
+    pushes_ = std::ssize(order->servers[0]) - step_ * order->workers;
+    losses_ = from->losses;
+    return true;
+  }
+
+  const Run& run_;
+  const TrainOptions& o_;
+  Communicator& world_;
+  AsyncTrainer trainer_;
+  std::unique_ptr<TrainOutput> output_;  // rank 0's
+  int64_t step_ = 0;                     // that all workers have made, or in a replay their mean
+  // on rank 0: what was shown, and of the step that has begun
+  int64_t shown_ = 0, pushes_ = 0;
+  double losses_ = 0;
+  Clock::time_point last_ = Clock::now();
+};
 
 }  // namespace
 
@@ -154,195 +480,19 @@ int train_in_steps(const Run& run, Communicator& world) {
   if (traced)
     output->message(fmt::format("the timeline is written; tessera report {} draws it", run.directory.path().string()));
   if (status != 0) return status;
-  say_summary(run, trainer, usage, experts, *output);
+  say_summary(run, world, trainer.whole_model(),
+              {.steps = trainer.steps_done(),
+               .tokens_per_step = trainer.tokens_per_step(),
+               .strategy = std::string(trainer.strategy().name()),
+               .usage = usage,
+               .arena = trainer.arena(),
+               .graph = trainer.step_record(),
+               .predicted_s = prediction_of(run, trainer),
+               .experts = experts},
+              *output);
   return interrupted() != 0 ? status_of_interruption() : 0;
 }
 
-// An asynchronous run: workers that push when they are ready, servers that apply at once.
-//
-// A shown step is as many pushes as there are workers. To save, and to stop, workers wait until all have made as many
-// steps.
-
-// One rank's side of it: what rank 0 says and writes, and the checkpoints.
-class AsyncRun {
- public:
-  AsyncRun(const Run& run, Communicator& world);
-  int execute();  // returns the exit status
-
- private:
-  using Clock = std::chrono::steady_clock;
-
-  void begin(const std::vector<std::string>& passed_over);
-  bool train();
-  void show(const AppliedPush& push);
-  bool validate();
-  void finish(const AsyncSummary& summary);
-  void save();
-  bool resume(std::vector<std::string>& passed_over);  // whether there was one
-
-  const Run& run_;
-  const TrainOptions& o_;
-  Communicator& world_;
-  AsyncTrainer trainer_;
-  std::unique_ptr<TrainOutput> output_;  // rank 0's
-  int64_t step_ = 0;                     // that all workers have made, or in a replay their mean
-  // on rank 0: what was shown, and of the step that has begun
-  int64_t shown_ = 0, pushes_ = 0;
-  double losses_ = 0;
-  Clock::time_point last_ = Clock::now();
-};
-
-AsyncRun::AsyncRun(const Run& run, Communicator& world)
-    : run_(run), o_(run.options), world_(world), trainer_(run.job, run.sequences, world) {}
-
-void AsyncRun::show(const AppliedPush& push) {
-  losses_ += push.loss;
-  if (++pushes_ < trainer_.axis().size()) return;
-  const auto now = Clock::now();
-  const double seconds = std::chrono::duration<double>(now - last_).count();
-  last_ = now;
-  StepReport report;
-  report.step = ++shown_;
-  report.loss = losses_ / static_cast<double>(pushes_);
-  report.lr = push.lr;
-  report.grad_norm = push.grad_norm;
-  run_.directory.check();
-  set_time(report, seconds, trainer_.tokens_per_step());
-  output_->step(report);
-  losses_ = 0;
-  pushes_ = 0;
-}
-
-void AsyncRun::begin(const std::vector<std::string>& passed_over) {
-  if (world_.rank() > 0) return;
-  const std::string steps =
-      fmt::format("{} asynchronous steps of {} tokens", o_.optim.steps, trainer_.tokens_per_step());
-  output_ = begin_output(run_, {.model = trainer_.model(), .steps = steps, .done = step_, .passed_over = passed_over});
-  if (!o_.no_eval)
-    output_->message(
-        "the run is validated at its end only: workers and servers have no common step, except when it saves");
-}
-
-// False when it was stopped before or at its end.
-bool AsyncRun::train() {
-  const AsyncServer::Hooks hooks{.step = [&](int worker, int64_t clock) { return trainer_.worker_step(worker, clock); },
-                                 .on_push = [&](const AppliedPush& push) { show(push); },
-                                 .wish = [&] { return interrupted() != 0 || (!o_.no_save && take_save_request()); }};
-  AsyncServer& server = trainer_.server();
-  while (!server.complete()) {
-    const bool meet = o_.save_every > 0 && !o_.no_save;
-    const int64_t until = meet ? (step_ / o_.save_every + 1) * o_.save_every : o_.optim.steps;
-    server.run(std::min(until, o_.optim.steps), hooks);
-    step_ = server.steps();
-    const bool stopped = world_.max(interrupted()) > 0;
-    if (!o_.no_save) save();
-    if (stopped) return false;
-    if (output_ && step_ < std::min(until, o_.optim.steps)) say_saved(run_, step_, *output_);
-  }
-  return true;
-}
-
-// All ranks call it; rank 0 writes it down. False when it was stopped.
-bool AsyncRun::validate() {
-  const auto found = validation_of(run_.dataset, trainer_.model().config.context, [&](const Rows& rows) {
-    return trainer_.mean_loss(rows, [] { return interrupted() != 0; });
-  });
-  if (found && output_) output_->eval(step_, *found);
-  return found.has_value();
-}
-
-void AsyncRun::finish(const AsyncSummary& summary) {
-  const RunUsage usage = usage_of(world_, {&world_, &trainer_.axis()}, trainer_.arena());
-  if (!output_) return;
-  output_->message(
-      fmt::format("{} updates; a worker was at most {} steps ahead of the slowest, and a gradient at most {} "
-                  "updates old",
-                  summary.applied, summary.most_ahead, summary.most_behind));
-  TrainOutput::Facts facts;
-  facts.steps = step_;
-  facts.tokens_per_step = trainer_.tokens_per_step();
-  facts.flops_per_token = trainer_.model().training_flops();
-  facts.rank_peak_flops = measured_peak_flops(run_.job.optim.dtype, trainer_.arena());
-  facts.strategy = "ps-async";
-  facts.backend = world_.kind();
-  facts.usage = usage;
-  facts.arena = trainer_.arena();
-  facts.no_graph = with_options(no_graph_because(run_.job, o_.trace));
-  facts.sample = sample_of_saved(run_, trainer_.model().config);
-  output_->summary(facts);
-}
-
-int AsyncRun::execute() {
-  std::vector<std::string> passed_over;
-  const bool resumed = o_.resume && resume(passed_over);
-  if (o_.init && !resumed) trainer_.begin_with(open_pretrained(*o_.init).tensors);
-  check_steps_done(run_, step_);
-  world_.barrier();  // everybody has read what there is before anything is written
-  begin(passed_over);
-  const bool ended = train();
-  const AsyncSummary summary = trainer_.server().finish();
-  const bool validated = !ended || o_.no_eval || validate();
-  if (ended && validated) {
-    finish(summary);
-    return output_ && interrupted() != 0 ? status_of_interruption() : 0;
-  }
-  if (output_) say_stopped(run_, step_, ended, *output_);
-  return status_of_interruption();
-}
-
 int train_asynchronously(const Run& run, Communicator& world) { return AsyncRun(run, world).execute(); }
-
-// State that an asynchronous run saves and picks up again: parameters and optimizer state as whole tensors, like any
-// run; the order of all pushes; and for a replay, whose workers are at different steps, the parameters that they have
-// pulled for their next.
-
-namespace {
-
-constexpr const char* kHeld = "pulled";
-
-}  // namespace
-
-void AsyncRun::save() {
-  const std::vector<NamedTensor> values = trainer_.values(), state = trainer_.state(), pulled = trainer_.pulled();
-  const std::optional<PushLog> order = trainer_.server().order();
-  if (!output_) return;
-  const int64_t updates = trainer_.server().optimizer()->steps();
-  for (const auto& tensors : {values, state})
-    for (const NamedTensor& t : tensors) check_finite(t.name, t.tensor, step_);
-  const std::unique_ptr<NewCheckpoint> made = run_.directory.begin_checkpoint(step_, o_, run_.dataset);
-  write_tensors(values, made->path() / "model.safetensors", {});
-  write_tensors(state, made->path() / "optimizer.safetensors", {{"steps", std::to_string(updates)}});
-  if (order) write_file(made->path() / "pushes.txt", text_of(*order));
-  if (!pulled.empty()) write_tensors(pulled, made->path() / "pulled.safetensors", {});
-  const SavedRun saved{
-      .steps = step_, .updates = updates, .ranks = world_.size(), .strategy = "ps-async", .losses = losses_};
-  made->finish(about(saved, trainer_.model().config, o_, run_.dataset), static_cast<size_t>(o_.keep));
-}
-
-bool AsyncRun::resume(std::vector<std::string>& passed_over) {
-  const auto from = run_.directory.saved(trainer_.model().config, o_, run_.dataset, passed_over);
-  if (!from) return false;
-  AsyncServer& server = trainer_.server();
-  Communicator& axis = trainer_.axis();
-  const std::optional<PushLog> order = saved_order(from->path, axis.size(), static_cast<int>(o_.plan.servers));
-  server.go_on(from->steps, order);
-  if (server.optimizer()) {
-    const SavedTensors model(from->path, kModel), state(from->path, kOptimizer);
-    trainer_.read(model.tensors(), state.tensors(), from->updates);
-  }
-  if (server.holds(axis.rank())) {
-    if (!SavedTensors::are_in(from->path, kHeld))
-      throw Error(
-          fmt::format("--replay: in {} worker {} has pulled parameters that {} does not hold; expected the record that "
-                      "was replayed when it was saved",
-                      o_.plan.replay, axis.rank(), from->path.string()));
-    trainer_.read_pulled(SavedTensors(from->path, kHeld).tensors());
-  }
-  step_ = shown_ = from->steps;
-  if (!order) return true;
-  pushes_ = std::ssize(order->servers[0]) - step_ * order->workers;
-  losses_ = from->losses;
-  return true;
-}
 
 }  // namespace tessera

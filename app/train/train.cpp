@@ -12,8 +12,6 @@
 #include <vector>
 
 #include "app/commands.h"
-#include "app/example_options.h"
-#include "app/generate/inference.h"
 #include "app/job_of.h"
 #include "app/options.h"
 #include "app/run/pretrained.h"

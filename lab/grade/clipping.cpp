@@ -6,12 +6,51 @@
 
 #include "lab/compare.h"
 #include "lab/exercise.h"
-#include "lab/grade/inputs.h"
+#include "models/decoder.h"
 #include "optim/grad_norm.h"
+#include "parallel/data_strategy.h"
 #include "parallel/gradient_norm.h"
+#include "train/trainer.h"
 
 namespace tessera::lab {
 namespace {
+
+// A small model that graders train, under a plan and on one rank.
+
+// Two layers, whose sizes two and three tensor ranks divide, 12 sequences in a step.
+Job small_job(const Plan& plan) {
+  Job job{
+      .model = {.layers = 2, .heads = 6, .channels = 48, .context = 16, .vocab = 42},
+      .optim =
+          {.optimizer = OptimizerKind::sgd, .momentum = 0, .lr = 0.1, .warmup = 0, .steps = 10, .clip = 0, .batch = 12},
+      .plan = plan};
+  job.plan.threads_per_rank = 1;
+  job.plan.deterministic = true;
+  return job;
+}
+
+// A job of one rank with the sequences of `job`, cut into as many micro-batches as all ranks together have.
+Job one_rank(Job job) {
+  Plan plan{.microbatches = job.plan.dp * job.plan.microbatches};
+  plan.threads_per_rank = 1;
+  plan.deterministic = true;
+  job.plan = plan;
+  return job;
+}
+
+// A Trainer on each rank.
+void on_ranks_of(const Job& job, const std::function<void(Trainer& trainer, int rank)>& body) {
+  check(job);
+  on_ranks(
+      static_cast<int>(job.plan.ranks()),
+      [&](Communicator& world) {
+        const Sequences sequences = counted_sequences(job.model.vocab, job.model.context, job.optim.batch,
+                                                      static_cast<uint64_t>(job.optim.seed));
+        Trainer trainer(job, sequences, world);
+        body(trainer, world.rank());
+      },
+      job.plan.all_reduce);
+}
 
 // The part of a slot that a shard has.
 Range part_here(const Slot& slot, const FlatUnit& shard) {
@@ -153,9 +192,9 @@ void check_step(const Job& job, double tolerance) {
 // Nothing is to be added up.
 void check_frozen() {
   on_ranks(1, [](Communicator& world) {
-    const std::unique_ptr<Decoder> model = small_model({});
-    model->freeze();
-    const auto strategy = make_data_strategy(*model, world, make_arena(), {});
+    Decoder model(small_job({}).model);
+    model.freeze();
+    const auto strategy = make_data_strategy(model, world, make_arena(), {});
     const std::vector<double> sums = unit_sums(*strategy);
     expect_values("squares_of_own without `beside`, a model that is frozen: the sums of squares of the units", sums,
                   std::vector<double>(strategy->shards().size()));

@@ -8,8 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "app/command_line.h"
-#include "app/generate/inference.h"
+#include "app/commands.h"
 #include "app/job_of.h"
 #include "app/options.h"
 #include "app/train/train.h"

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "app/command_line.h"
+#include "app/commands.h"
 #include "app/plan/plan.h"
 #include "app/plan_question.h"
 #include "planner/search.h"

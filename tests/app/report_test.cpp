@@ -20,7 +20,7 @@
 #include <variant>
 #include <vector>
 
-#include "app/command_line.h"
+#include "app/commands.h"
 #include "app/report/drawing.h"
 #include "app/trace/timeline.h"
 #include "data/files.h"

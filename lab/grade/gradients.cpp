@@ -6,13 +6,130 @@
 
 #include "lab/compare.h"
 #include "lab/exercise.h"
-#include "lab/grade/inputs.h"
+#include "models/decoder.h"
 #include "optim/optimizer.h"
 #include "parallel/comm/trace.h"
 #include "parallel/data_strategy.h"
+#include "train/batches.h"
 
 namespace tessera::lab {
 namespace {
+
+// Gradients of each micro-batch of each data rank, computed by one rank without a strategy; and their sums in the
+// orders of the strategies, and as typical mistakes would have them.
+
+constexpr int64_t kSequences = 2;  // sequences of a micro-batch
+constexpr uint64_t kSeed = 5;
+
+struct DataCase {
+  int ranks = 2;
+  int64_t microbatches = 1;
+  int zero = 0;
+  int64_t bucket_bytes = int64_t{1} << 20;
+  bool idle = false;  // the model has a parameter that is never used
+
+  std::string where(int rank) const {
+    return fmt::format("{} on {} ranks, {} micro-batch{} each{}, rank {}",
+                       zero == 0 ? "ddp" : fmt::format("zero-{}", zero), ranks, microbatches,
+                       microbatches == 1 ? "" : "es", idle ? ", a parameter without a gradient" : "", rank);
+  }
+};
+
+std::vector<float> floats(const Tensor& t) { return t.contiguous().to_vector<float>(); }
+
+class GptWithIdle : public Decoder {
+ public:
+  explicit GptWithIdle(const ModelConfig& c) : Decoder(c) { child<Embedding>("idle", 30, c.channels).make_unit(); }
+};
+
+// A GPT; with `idle` a parameter more, declared last, that no gradient reaches.
+std::unique_ptr<Decoder> small_model(const DataCase& c) {
+  const ModelConfig sizes{.layers = 2, .heads = 2, .channels = 24, .context = 8, .vocab = 37};
+  if (c.idle) return std::make_unique<GptWithIdle>(sizes);
+  return std::make_unique<Decoder>(sizes);
+}
+
+// Forward and backward of one micro-batch of one rank: its part of the gradient of the mean over the global batch.
+void learn(Decoder& model, const DataCase& c, int rank, int64_t microbatch, const ArenaPtr& arena) {
+  const ModelConfig& m = model.config;
+  const int64_t batch = c.ranks * c.microbatches * kSequences,
+                first = (rank * c.microbatches + microbatch) * kSequences;
+  const Sequences source = counted_sequences(m.vocab, m.context, batch, kSeed);
+  const Shape shape{kSequences, m.context};
+  const Tensor ids = Tensor::empty(shape, DType::int32, arena), targets = Tensor::empty(shape, DType::int32, arena);
+  source.load(0, first, kSequences, ids.data<int32_t>(), targets.data<int32_t>());
+  model.set_step({.seed = kSeed, .step = 0, .first_sequence = first, .training = true});
+  backward(model.loss(ids, targets, 1.0 / static_cast<double>(batch * m.context)).mean);
+}
+
+// Gradients of every parameter, in order.
+using Gradients = std::vector<std::vector<float>>;
+void add(Gradients& to, const Gradients& more) {
+  if (to.empty()) {
+    to = more;
+    return;
+  }
+  for (size_t p = 0; p < to.size(); ++p)
+    for (size_t i = 0; i < to[p].size(); ++i) to[p][i] += more[p][i];
+}
+
+struct MicroGradients {
+  DataCase of;
+  std::vector<std::string> names;
+  std::vector<std::vector<float>> values;     // values of the parameters, before the update
+  std::vector<std::vector<Gradients>> parts;  // [rank][micro-batch]
+
+  // The sum of a rank's micro-batches.
+  Gradients of_rank(int r) const {
+    Gradients sum;
+    for (const Gradients& one : parts[static_cast<size_t>(r)]) add(sum, one);
+    return sum;
+  }
+  // The sum over ranks.
+  Gradients of_microbatch(int64_t j) const {
+    Gradients sum;
+    for (const auto& rank : parts) add(sum, rank[static_cast<size_t>(j)]);
+    return sum;
+  }
+  // Each rank's micro-batches in order, then the ranks; or the ranks of each micro-batch, then the micro-batches.
+  Gradients summed() const {
+    Gradients sum;
+    if (of.zero >= 2)
+      for (int64_t j = 0; j < of.microbatches; ++j) add(sum, of_microbatch(j));
+    else
+      for (int r = 0; r < of.ranks; ++r) add(sum, of_rank(r));
+    return sum;
+  }
+};
+
+MicroGradients micro_gradients(const DataCase& c) {
+  MicroGradients out{.of = c, .names = {}, .values = {}, .parts = {}};
+  out.parts.resize(static_cast<size_t>(c.ranks));
+  on_ranks(1, [&](Communicator&) {
+    const ArenaPtr arena = make_arena();
+    const std::unique_ptr<Decoder> made = small_model(c);
+    Decoder& model = *made;
+    std::vector<FlatUnit> units;
+    for (const Module::Unit& unit : model.layout())
+      units.push_back(make_unit(unit, arena, DType::float32, DType::float32, kSeed));
+    for (const FlatUnit& unit : units)
+      for (const Slot& slot : unit.slots) {
+        out.names.push_back(slot.parameter->name);
+        out.values.push_back(floats(unit.values.narrow(0, slot.begin, slot.size)));
+      }
+    for (int r = 0; r < c.ranks; ++r)
+      for (int64_t j = 0; j < c.microbatches; ++j) {
+        model.clear_gradients();
+        learn(model, c, r, j, arena);
+        model.zero_missing_gradients();
+        Gradients one;
+        for (const FlatUnit& unit : units)
+          for (const Slot& slot : unit.slots) one.push_back(floats(unit.grads.narrow(0, slot.begin, slot.size)));
+        out.parts[static_cast<size_t>(r)].push_back(std::move(one));
+      }
+  });
+  return out;
+}
 
 constexpr double kRate = 0.5;  // the learning rate
 constexpr int kSteps = 2;      // with the same parameters: what a step leaves behind would be seen in the next
@@ -285,5 +402,7 @@ Held grade_zero() {
       "bytes: a reduce-scatter (stages 2 and 3: for each micro-batch) and an all-gather, (n - 1) S each",
       "no transient gradient is left after a step"};
 }
+
+// The global norm: of gradients that are all one, and of a training step beside one rank's.
 
 }  // namespace tessera::lab

@@ -1,0 +1,378 @@
+// Collectives that are graded: inputs of every rank, and results that typical mistakes would make of them.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <utility>
+
+#include "lab/compare.h"
+#include "lab/exercise.h"
+#include "tensor/random.h"
+
+namespace tessera::lab {
+namespace {
+
+// The value that results are filled with before.
+constexpr double kUntouched = -1000;
+
+// Each rank's array of `count` float32 numbers: small whole ones, or any.
+struct Inputs {
+  int ranks = 2;
+  int64_t count = 1;
+  bool whole_numbers = true;
+
+  double at(int rank, int64_t i) const {
+    if (whole_numbers) return static_cast<double>((rank * 37 + i * 11 + rank * i) % 41 - 13);
+    return static_cast<float>(Philox(static_cast<uint64_t>(rank)).uniform(static_cast<uint64_t>(i)) - 0.5);
+  }
+  Range range(int r) const { return piece(count, ranks, r); }
+  std::vector<double> of(int rank, Range r) const {
+    std::vector<double> out;
+    for (int64_t i = r.begin; i < r.end; ++i) out.push_back(at(rank, i));
+    return out;
+  }
+  std::vector<double> of_piece(int rank, int p) const { return of(rank, range(p)); }
+  std::string where(const char* operation, int rank) const {
+    return fmt::format("{} of {} number{} on {} ranks, rank {}", operation, count, count == 1 ? "" : "s", ranks, rank);
+  }
+
+  struct Result {
+    std::vector<double> values;
+    int64_t sent = 0;
+    bool in_kept = true, within = true;  // its array is as it was; nothing lies behind its piece
+  };
+  // Results of body(world, whole, own) on each rank, and the bytes that each has sent by `op`: `whole` is the rank's
+  // array, `own` room for its piece.
+  using Body = std::function<Tensor(Communicator& world, Tensor whole, Tensor own)>;
+  std::vector<Result> run(const Body& body, Op op, Algorithm algorithm) const {
+    std::vector<Result> out(static_cast<size_t>(ranks));
+    on_ranks(
+        ranks,
+        [&](Communicator& world) {
+          const ArenaPtr arena = make_arena();
+          const std::vector<double> mine = of(world.rank(), {0, count});
+          const std::vector<float> narrow(mine.begin(), mine.end());
+          const Tensor whole = Tensor::of<float>(narrow, {count}, arena);
+          const int64_t size = range(world.rank()).size();
+          Tensor room = Tensor::empty({size + 1}, DType::float32, arena);  // a piece is at most one longer than another
+          room.fill(kUntouched);
+          const std::vector<double> values = numbers(body(world, whole, room.narrow(0, 0, size)));
+          out[static_cast<size_t>(world.rank())] = {values, world.counts()[static_cast<size_t>(op)].sent,
+                                                    numbers(whole) == mine, numbers(room).back() == kUntouched};
+        },
+        algorithm);
+    return out;
+  }
+
+  // Throws Wrong where a reduce-scatter has changed its input, or has written more than a piece.
+  void expect_kept(const std::string& where, const Result& result) const {
+    if (!result.within)
+      throw Wrong{"values", where + ": more than a piece was written to `out`; expected this rank's piece alone",
+                  "`out` has room for one piece: the sum that travels needs memory of its own"};
+    if (!result.in_kept)
+      throw Wrong{"values", where + ": the array at `in` has changed; expected it as it was",
+                  "a sum is added to `in`, or a message is received there: this needs memory of its own"};
+  }
+  // Guesses at the sum of all ranks' piece `r`, on rank r.
+  std::vector<Guess> guesses_of_sum(int r) const {
+    std::vector<double> sum(static_cast<size_t>(range(r).size()));
+    for (int q = 0; q < ranks; ++q) sum = sum + of_piece(q, r);
+    std::vector<Guess> out{{"nothing was written there", std::vector<double>(sum.size(), kUntouched)},
+                           {"it is this rank's own piece: nothing that came from others was added", of_piece(r, r)},
+                           {"this rank's own piece is added once for each rank: what the others sent is not used",
+                            of_piece(r, r) * ranks}};
+    for (int q = 0; q < ranks; ++q) {
+      const std::vector<double> theirs = of_piece(q, r);
+      out.push_back(
+          {fmt::format("it is the piece of rank {} alone: the message replaced the sum, and was not added to it", q),
+           theirs});
+      out.push_back({fmt::format("the numbers of rank {} are missing in the sum", q), sum + theirs * -1});
+      out.push_back({fmt::format("the numbers of rank {} are in the sum twice", q), sum + theirs});
+    }
+    for (int p = 0; p < ranks; ++p) {
+      std::vector<double> other(static_cast<size_t>(range(p).size()));
+      for (int q = 0; q < ranks; ++q) other = other + of_piece(q, p);
+      out.push_back({fmt::format("it is the sum of piece {0}; rank {1} must end with piece {1}", p, r), other});
+    }
+    return out;
+  }
+  // Throws Wrong where a piece is not that of its rank.
+  void expect_gathered(const std::string& where, const std::vector<double>& found) const {
+    for (int p = 0; p < ranks; ++p) {
+      const Range r = range(p);
+      const auto begin = found.begin();
+      std::vector<Guess> guesses{{"nothing was written there: a piece never arrived, or went to another place",
+                                  std::vector<double>(static_cast<size_t>(r.size()), kUntouched)}};
+      for (int q = 0; q < ranks; ++q)
+        guesses.push_back(
+            {fmt::format("it is the piece of rank {}: pieces are at the wrong places", q), of_piece(q, q)});
+      guesses.push_back(
+          {"a piece is sent from a wrong place, or written to one: piece p begins range(p).begin * element "
+           "bytes behind the beginning",
+           {begin + r.begin, begin + r.end}});
+      expect_values(fmt::format("{}, the piece of rank {}", where, p), {begin + r.begin, begin + r.end}, of_piece(p, p),
+                    guesses, ranks);
+    }
+  }
+};
+
+// Calls check() for arrays over 2, 3 and 5 ranks, of 1 to 1003 numbers: of whole ones first, whose sums have one value
+// in any order.
+void for_inputs(void (*check)(const Inputs&)) {
+  for (const bool whole_numbers : {true, false})
+    for (const int n : {3, 2, 5})
+      for (const int64_t count : {int64_t{8 * n}, int64_t{n}, int64_t{7}, int64_t{1}, int64_t{1003}})
+        check({n, count, whole_numbers});
+}
+
+// The direct exchange over messages: values, order of sums, bytes. Threads have one without messages, so the collective
+// is called by its name.
+
+std::vector<double> in_rank_order(const Inputs& in, Range range) {
+  std::vector<double> out;
+  for (int64_t i = range.begin; i < range.end; ++i) {
+    float sum = 0;
+    for (int r = 0; r < in.ranks; ++r) sum += static_cast<float>(in.at(r, i));
+    out.push_back(sum);
+  }
+  return out;
+}
+
+// Results of each rank: what body() makes of its array and its piece, and the bytes that it says were sent.
+using Body = std::function<int64_t(Transport& t, Call call, Tensor whole, Tensor own)>;
+std::vector<Inputs::Result> exchange(const Inputs& in, bool result_is_whole, const Body& body) {
+  std::vector<int64_t> sent(static_cast<size_t>(in.ranks));
+  auto results = in.run(
+      [&](Communicator& world, Tensor whole, Tensor own) {
+        sent[static_cast<size_t>(world.rank())] = body(world.transport(), {.count = in.count}, whole, own);
+        return result_is_whole ? whole : own;
+      },
+      Op::barrier, Algorithm::direct);
+  for (size_t r = 0; r < results.size(); ++r) results[r].sent = sent[r];
+  return results;
+}
+
+void expect_direct_bytes(const std::string& where, const Inputs& in, Op op, int rank, int64_t found) {
+  const int64_t all = in.count * 4, own = in.range(rank).size() * 4, n = in.ranks;
+  const Call call{.op = op, .count = in.count};
+  const bool gathers = op == Op::all_gather;
+  expect_bytes(
+      where, found, sent_directly(call, in.ranks, rank),
+      gathers ? "its piece to each of the others" : "of each other rank's piece once, S less its own",
+      {{"the whole array goes to every other rank; each needs its own piece alone", (n - 1) * all},
+       {"a rank sends to itself too", gathers ? n * own : all},
+       {"the number of bytes is not counted: send() of this struct counts, and that of `memory` does not", 0}});
+}
+
+void check_messages_of_reduce_scatter(const Inputs& in) {
+  const auto results = exchange(in, false, [](Transport& t, Call call, Tensor whole, Tensor own) {
+    call.op = Op::reduce_scatter;
+    call.in = whole.address();
+    call.out = own.address();
+    return direct_by_messages(t, call);
+  });
+  for (int r = 0; r < in.ranks; ++r) {
+    const std::string where = in.where("reduce-scatter", r);
+    in.expect_kept(where, results[static_cast<size_t>(r)]);
+    expect_values(where, results[static_cast<size_t>(r)].values, in_rank_order(in, in.range(r)), in.guesses_of_sum(r),
+                  in.ranks);
+    expect_direct_bytes(where, in, Op::reduce_scatter, r, results[static_cast<size_t>(r)].sent);
+  }
+}
+
+void check_messages_of_all_gather(const Inputs& in) {
+  const auto results = exchange(in, true, [&](Transport& t, Call call, Tensor whole, Tensor) {
+    const Range own = in.range(t.rank());
+    const Tensor mine = whole.narrow(0, own.begin, own.size()).clone();
+    whole.fill(kUntouched);
+    call.op = Op::all_gather;
+    call.in = mine.address();
+    call.out = whole.address();
+    return direct_by_messages(t, call);
+  });
+  for (int r = 0; r < in.ranks; ++r) {
+    const std::string where = in.where("all-gather", r);
+    in.expect_gathered(where, results[static_cast<size_t>(r)].values);
+    expect_direct_bytes(where, in, Op::all_gather, r, results[static_cast<size_t>(r)].sent);
+  }
+}
+
+void check_messages_of_all_reduce(const Inputs& in) {
+  const auto results = exchange(in, true, [](Transport& t, Call call, Tensor whole, Tensor) {
+    call.op = Op::all_reduce;
+    call.in = call.out = whole.address();
+    return direct_by_messages(t, call);
+  });
+  for (int r = 0; r < in.ranks; ++r) {
+    const std::string where = in.where("all-reduce", r);
+    expect_values(where, results[static_cast<size_t>(r)].values, in_rank_order(in, {0, in.count}), {}, in.ranks);
+    expect_direct_bytes(where, in, Op::all_reduce, r, results[static_cast<size_t>(r)].sent);
+  }
+}
+
+}  // namespace
+
+Held grade_messages() {
+  for_inputs([](const Inputs& in) {
+    check_messages_of_reduce_scatter(in);
+    check_messages_of_all_gather(in);
+    check_messages_of_all_reduce(in);
+  });
+  return {"sums over 2, 3 and 5 ranks of 1 to 1003 numbers, pieces even and uneven, some of them empty",
+          "order: ranks are added from 0 up, to the bit", "bytes: each half sends (n - 1) / n of the array"};
+}
+
+// The ring, half by half: values, order of sums, bytes.
+
+namespace {
+
+constexpr int64_t kFloat = 4;
+
+// The order of piece c: ranks c + 1, ..., n - 1, 0, ..., c, each sum rounded.
+std::vector<double> around(const Inputs& in, int c) {
+  const Range own = in.range(c);
+  std::vector<double> out;
+  for (int64_t i = own.begin; i < own.end; ++i) {
+    auto sum = static_cast<float>(in.at((c + 1) % in.ranks, i));
+    for (int s = 2; s <= in.ranks; ++s) sum += static_cast<float>(in.at((c + s) % in.ranks, i));
+    out.push_back(sum);
+  }
+  return out;
+}
+
+// A reduce-scatter: piece rank + first is copied, and in step s the numbers of piece(rank, s) are added to what comes.
+struct Way {
+  const char* cause;
+  int first = -1, steps = -1;  // `steps` less than 0: before n, the steps that it makes too few
+  std::function<int(int rank, int s)> piece = [](int rank, int s) { return rank - s - 2; };
+};
+
+const std::vector<Way>& typical_mistakes() {
+  static const std::vector<Way> all{
+      {"a step is missing: the last rank has not added its numbers yet; there are n - 1 steps", -1, -2},
+      {"there is a step too many: n - 1 of them are enough", -1, 0},
+      {"the same piece is added to in every step: `s` is missing in the number of the piece", -1, -1,
+       [](int rank, int) { return rank - 2; }},
+      {"the number of the piece goes up with s; expected rank - s - 2", 1, -1,
+       [](int rank, int s) { return rank + s + 2; }},
+      {"the number of the piece goes up with s; expected rank - s - 2", -1, -1,
+       [](int rank, int s) { return rank + s - 2; }},
+      {"the first piece is rank + 1; expected rank - 1", 1},
+      {"the first piece is `rank`; expected rank - 1", 0},
+      {"the first piece is `rank`, and all others one too far; expected rank - 1 first", 0, -1,
+       [](int rank, int s) { return rank - s - 1; }}};
+  return all;
+}
+
+// Sums that each rank ends with, where all pieces are equally long.
+std::vector<double> on_this_way(const Inputs& in, const Way& way, int r) {
+  const int n = in.ranks;
+  const auto of = [&](int rank, int p) { return in.of_piece(rank, ((p % n) + n) % n); };
+  std::vector<std::vector<double>> sums;
+  for (int q = 0; q < n; ++q) sums.push_back(of(q, q + way.first));
+  for (int s = 0; s < n + way.steps; ++s) {
+    std::rotate(sums.begin(), sums.end() - 1, sums.end());  // each to the right
+    for (int q = 0; q < n; ++q) sums[static_cast<size_t>(q)] = sums[static_cast<size_t>(q)] + of(q, way.piece(q, s));
+  }
+  return sums[static_cast<size_t>(r)];
+}
+
+// The sum of piece r whose first numbers, or those that are added to them, or all, begin `begin` bytes behind the
+// beginning of their array.
+std::vector<double> from_byte(const Inputs& in, int r, bool first, bool others) {
+  const Range own = in.range(r);
+  std::vector<double> sum(static_cast<size_t>(own.size()));
+  for (int q = 0; q < in.ranks; ++q) {
+    const std::vector<double> all = in.of(q, {0, in.count});
+    const std::vector<float> floats(all.begin(), all.end());
+    for (int64_t i = 0; i < own.size(); ++i) {
+      float x = floats[static_cast<size_t>(own.begin + i)];
+      if (q == (r + 1) % in.ranks ? first : others)
+        std::memcpy(&x, reinterpret_cast<const std::byte*>(floats.data()) + own.begin + i * kFloat, sizeof(x));
+      sum[static_cast<size_t>(i)] += x;
+    }
+  }
+  return sum;
+}
+
+std::vector<Guess> guesses(const Inputs& in, int r) {
+  std::vector<Guess> out;
+  if (in.count % in.ranks == 0)
+    for (const Way& way : typical_mistakes()) out.push_back({way.cause, on_this_way(in, way, r)});
+  for (Guess& guess : in.guesses_of_sum(r)) out.push_back(std::move(guess));
+  for (const auto& [first, others] : {std::pair(true, true), {true, false}, {false, true}})
+    out.push_back({"a place in memory is in bytes: piece p begins at in + range(p).begin * element",
+                   from_byte(in, r, first, others)});
+  return out;
+}
+
+void check_reduce_scatter(const Inputs& in) {
+  const auto results = in.run(
+      [&](Communicator& world, Tensor whole, Tensor own) {
+        world.reduce_scatter(whole, own);
+        return own;
+      },
+      Op::reduce_scatter, Algorithm::ring);
+  for (int r = 0; r < in.ranks; ++r) {
+    const std::string where = in.where("reduce-scatter", r);
+    in.expect_kept(where, results[r]);
+    expect_values(where, results[r].values, around(in, r), guesses(in, r), in.ranks);
+    const int64_t all = in.count * kFloat, own = in.range(r).size() * kFloat;
+    expect_bytes(where, results[r].sent, all - own, "all of the array except its own piece",
+                 {{"the whole array is sent in each step; a step moves one piece", (in.ranks - 1) * all},
+                  {"there is a step too many: n - 1 of them are enough", all}});
+  }
+}
+
+void check_all_gather(const Inputs& in) {
+  const auto results = in.run(
+      [&](Communicator& world, Tensor whole, Tensor) {
+        const Range own = in.range(world.rank());
+        const Tensor piece = whole.narrow(0, own.begin, own.size()).clone();
+        whole.fill(kUntouched);
+        world.all_gather(piece, whole);
+        return whole;
+      },
+      Op::all_gather, Algorithm::ring);
+  for (int r = 0; r < in.ranks; ++r) {
+    const std::string where = in.where("all-gather", r);
+    in.expect_gathered(where, results[r].values);
+    const int64_t all = in.count * kFloat, next = in.range((r + 1) % in.ranks).size() * kFloat;
+    expect_bytes(where, results[r].sent, all - next, "all of the array except its right neighbour's piece",
+                 {{"there is a step too many: n - 1 of them are enough", all},
+                  {"the whole array is sent in each step; a step moves one piece", (in.ranks - 1) * all}});
+  }
+}
+
+void check_all_reduce(const Inputs& in) {
+  const auto results = in.run(
+      [&](Communicator& world, Tensor whole, Tensor) {
+        world.all_reduce(whole);
+        return whole;
+      },
+      Op::all_reduce, Algorithm::ring);
+  for (int r = 0; r < in.ranks; ++r) {
+    std::vector<double> expected;
+    for (int c = 0; c < in.ranks; ++c)
+      for (const double x : around(in, c)) expected.push_back(x);
+    expect_values(in.where("all-reduce", r), results[r].values, expected,
+                  {{"each half is right alone. In an all-reduce `in` and `out` lie in the same array, so the sum that "
+                    "travels needs memory of its own",
+                    results[r].values}},
+                  in.ranks);
+  }
+}
+
+}  // namespace
+
+Held grade_ring() {
+  for_inputs(check_reduce_scatter);
+  for_inputs(check_all_gather);
+  for_inputs(check_all_reduce);
+  return {"sums over 2, 3 and 5 ranks of 1 to 1003 numbers, pieces even and uneven, some of them empty",
+          "order: piece c is added from rank c + 1 around to rank c, to the bit",
+          "bytes: each rank sends all but one piece in each half, 2 (n - 1) / n of the array"};
+}
+
+}  // namespace tessera::lab

@@ -1,0 +1,391 @@
+// Files that change under a running program, or are not what they should be: one line that names them, and status 4.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/wait.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "app/run/directory.h"
+#include "app/signals.h"
+#include "data/files.h"
+#include "data/safetensors.h"
+#include "tests/app/program.h"
+#include "tests/data/support.h"
+
+namespace tessera {
+
+namespace {
+namespace fs = std::filesystem;
+using test::Ran;
+
+class ChangedFilesTest : public test::ProgramTest {
+ protected:
+  // Begins a long run on the dataset "made", changes its token files when a few steps are made, and returns the end.
+  template <class Change>
+  Ran changed(const std::string& more, const Change& change) {
+    fs::remove_all(path("made"));
+    fs::remove_all(path("run"));
+    EXPECT_EQ(run("data text.txt --out made").status, 0);
+    const pid_t child = start("train " + kSmall + "--data made --steps 100000000 --save-every 0 --eval-every 0 " +
+                              "--timeout 20 --out run " + more);
+    std::error_code error;
+    for (int i = 0; i < 20000 && !(fs::exists(path("run/metrics.jsonl"), error) &&
+                                   fs::file_size(path("run/metrics.jsonl"), error) > 0);
+         ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    change();
+    int status = 0;
+    for (int i = 0; i < 3000 && waitpid(child, &status, WNOHANG) == 0; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    if (kill(child, SIGKILL) == 0) waitpid(child, &status, 0);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 1000, "", read_file(path("err.txt"))};
+  }
+  // The same text in a file of the checkpoint, with the manifest's checksum made to fit.
+  void rewrite(const fs::path& checkpoint, const std::string& name, const std::string& bytes) const {
+    const std::string manifest = read_file(checkpoint / "manifest.json");
+    std::string with = manifest;
+    const auto put = [&](const std::string& key, const std::string& value, const char* end) {
+      const size_t at = with.find(key, with.find(name)) + key.size();
+      with.replace(at, with.find_first_of(end, at) - at, value);
+    };
+    put("\"bytes\": ", std::to_string(bytes.size()), ",");
+    put("\"xxh3\": \"", fmt::format("{:016x}", checksum(bytes)), "\"");
+    std::ofstream(checkpoint / name, std::ios::binary) << bytes;
+    std::ofstream(checkpoint / "manifest.json") << with;
+  }
+};
+
+TEST_F(ChangedFilesTest, ATokenFileThatIsCutShortIsNamed) {
+  for (const char* more : {"--ranks 1", "--ranks 2", "--ranks 2 --dp-mode ps-async"})
+    for (const uintmax_t left : {uintmax_t{64}, uintmax_t{5000}}) {
+      const Ran r = changed(more, [&] { fs::resize_file(path("made/train.tok"), left); });
+      EXPECT_EQ(r.status, 4) << more << ": " << r.err;
+      EXPECT_NE(r.last_line().find("made/train.tok was cut short while it was used"), std::string::npos) << r.err;
+    }
+}
+
+TEST_F(ChangedFilesTest, ATokenThatIsNoneIsNamedWithItsPlace) {
+  const Ran r = changed("--ranks 2", [&] {
+    const auto size = fs::file_size(path("made/train.tok"));
+    std::fstream(path("made/train.tok"), std::ios::in | std::ios::out | std::ios::binary).seekp(64)
+        << std::string(size - 64, '\x7f');
+  });
+  EXPECT_EQ(r.status, 4) << r.err;
+  EXPECT_NE(r.last_line().find("made/train.tok: token 32639 at position "), std::string::npos) << r.err;
+  EXPECT_NE(r.last_line().find("is outside the vocabulary of 31"), std::string::npos) << r.err;
+}
+
+// The thread that reads what is gone can do nothing more; the program says why it ends.
+TEST_F(ChangedFilesTest, AMappedFileThatIsCutShortIsNamed) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  EXPECT_EXIT(
+      {
+        const fs::path file = fs::temp_directory_path() / fmt::format("tessera-mapped-{}", getpid());
+        std::ofstream(file) << std::string(100000, 'x');
+        watch_signals();
+        const MappedFile mapped(file);
+        fs::resize_file(file, 0);
+        fs::remove(file);
+        const volatile std::byte* const bytes = mapped.bytes().data();
+        if (bytes[50000] == std::byte{'x'}) std::puts("it was there");
+      },
+      testing::ExitedWithCode(4), "tessera: .*tessera-mapped-.* was cut short while it was read");
+  EXPECT_EQ(mapped_file_at(this), nullptr);
+}
+
+TEST_F(ChangedFilesTest, ACheckpointThatHoldsMoreThanTheModelIsRefused) {
+  ASSERT_EQ(train("--out run").status, 0);
+  const fs::path checkpoint = path("run/checkpoints/step-12");
+  for (const std::string name : {"model.safetensors", "optimizer.safetensors"}) {
+    const std::string good = read_file(checkpoint / name);
+    const Safetensors file(std::as_bytes(std::span(good)), name);
+    std::vector<TensorBytes> tensors = file.tensors();
+    const std::vector<float> more{1, 2};
+    tensors.push_back({"surplus.weight", DType::float32, {2}, std::as_bytes(std::span(more))});
+    write_safetensors(path("more"), tensors, file.metadata());
+    rewrite(checkpoint, name, read_file(path("more")));
+    expect_failure("train --resume --out run --steps 14", 4, name + ": the model has no tensor 'surplus.weight'");
+    if (name.starts_with("model"))
+      expect_failure("generate run --tokens 3", 4, name + ": the model has no tensor 'surplus.weight'");
+    rewrite(checkpoint, name, good);
+  }
+  EXPECT_EQ(run("train --resume --out run --steps 14").status, 0);
+}
+
+TEST_F(ChangedFilesTest, ARecordThatIsNoFileIsRefused) {
+  ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
+  std::ofstream(path("huge"));
+  fs::resize_file(path("huge"), uintmax_t{1} << 40);
+  const std::string replay = "train " + kSmall + "--ranks 2 --dp-mode ps-async --out run --replay ";
+  expect_failure(replay + "pipe", 4, "pipe: expected a file with a record");
+  expect_failure(replay + "/dev/zero", 4, "/dev/zero: expected a file with a record");
+  expect_failure(replay + "huge", 4, "huge: 1099511627776 bytes; expected a record of at most");
+  expect_failure(replay + "missing", 4, "missing: cannot be read");
+}
+
+TEST_F(ChangedFilesTest, ATemporaryFolderThatIsNoneIsNamed) {
+  expect_failure("train " + kSmall + "--offload optimizer --out run", 6,
+                 "TMPDIR: expected a folder for temporary files, found '/nonexistent/t'",
+                 "export TMPDIR=/nonexistent/t;");
+}
+
+// A reservation of addresses leaves some for others, whatever the limit is.
+TEST_F(ChangedFilesTest, LimitsOnAddressSpaceLeaveRoom) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer wants more addresses";
+#endif
+  for (const int gb : {6, 8, 12, 16, 20, 24, 33, 65}) {
+    const Ran r = run(fmt::format("train {} --steps 2 --no-save --batch 8 --ranks 8 --out run-{}", kSmall, gb),
+                      fmt::format("ulimit -v {};", gb * 1000 * 1000));
+    EXPECT_EQ(r.status, 0) << gb << " GB: " << r.err;
+  }
+}
+
+TEST_F(ChangedFilesTest, NumbersAtTheEndOfTheirTypeAreRefused) {
+  for (const char* option : {"steps", "warmup", "save-every", "eval-every", "check-replicas"})
+    expect_failure(fmt::format("train {} --{} 9223372036854775807", kSmall, option), 2,
+                   fmt::format("--{}: expected a whole number in [", option));
+  expect_failure("train --lr 1e308", 2, "--lr: expected a number in [0, 1e+300], found '1e308'");
+  expect_failure("train --lr -1", 2, "--lr: expected a number of at least 0, found '-1'");
+}
+
+TEST_F(ChangedFilesTest, TasksThatCannotJoinAreRefused) {
+  for (const char* more : {"", "--backend threads", "--ranks 2"})
+    expect_failure("train " + kSmall + more + " --out run", 2, "srun has started 4 tasks that cannot join each other",
+                   "export SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=4;");
+  EXPECT_EQ(run("train " + kSmall + "--out run", "export SLURM_NTASKS=4;").status, 0);
+}
+
+TEST_F(ChangedFilesTest, NamesAreShownWithoutCommandsForATerminal) {
+  const std::string name = "$(printf 'a\\033[31mb')";
+  const Ran r = train(fmt::format("--out \"{}\"", name));
+  ASSERT_EQ(r.status, 0) << r.err;
+  const Ran data = run(fmt::format("data text.txt --out \"made-{}\"", name)),
+            text = run(fmt::format("generate \"{}\" --tokens 2", name));
+  for (const std::string& shown : {r.err, r.out, data.out, text.err}) {
+    EXPECT_EQ(shown.find('\033'), std::string::npos) << shown;
+    EXPECT_NE(shown.find("a\\x1b[31mb"), std::string::npos) << shown;
+  }
+}
+
+TEST_F(ChangedFilesTest, AMessageIsShortWhateverItQuotes) {
+  const Ran r = run(fmt::format("train --layers {}", std::string(8000, '7')));
+  EXPECT_EQ(r.status, 2);
+  EXPECT_LT(r.err.size(), 1100U);
+}
+
+// Output goes where its name leads: to a pipe, a device, standard output or the target of a link, which stay what they
+// are; and never into a file that has got the number of a closed descriptor.
+
+class OutputPlacesTest : public test::ProgramTest {
+ protected:
+  void SetUp() override { ASSERT_EQ(train("--out run --trace").status, 0); }
+  // A device of our own: the machine's must not be at stake. False where none can be made.
+  bool make_device(const char* name, unsigned int minor) const {
+    const fs::path made = path(name);
+    if (mknod(made.c_str(), S_IFCHR | 0666, makedev(1, minor)) != 0) return false;
+    const int opened = ::open(made.c_str(), O_WRONLY | O_CLOEXEC);
+    return opened >= 0 && ::close(opened) == 0;
+  }
+  bool is_device(const std::string& name) const { return fs::is_character_file(path(name)); }
+  void expect_nothing_beside() const {
+    for (const auto& e : fs::recursive_directory_iterator(folder_.path()))
+      EXPECT_EQ(e.path().filename().string().find(".tmp-"), std::string::npos) << e.path();
+  }
+};
+
+const std::string kRows = "bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=0.001 ";
+
+TEST_F(OutputPlacesTest, ADeviceIsWrittenTo) {
+  const std::string null = "null", full = "full";
+  if (!make_device("null", 3) || !make_device("full", 7)) GTEST_SKIP() << "no device can be made here";
+  for (const std::string& command : {std::string("report run --out "), kRows}) {
+    const std::string to = command.starts_with("bench") ? command + "--benchmark_out=" : command;
+    const Ran r = run(to + null);
+    EXPECT_EQ(r.status, 0) << r.err;
+    EXPECT_TRUE(is_device(null)) << to;
+    expect_failure(to + full, 6, "cannot write full: No space left on device");
+    EXPECT_TRUE(is_device(full)) << to;
+  }
+  const std::string record = "train " + kSmall + "--ranks 2 --dp-mode ps-async --no-save --no-eval --out ";
+  EXPECT_EQ(run(record + "a --record " + null).status, 0);
+  EXPECT_TRUE(is_device(null));
+  expect_failure(record + "b --record " + full, 6, "full");
+  expect_failure("train " + kSmall + "--out " + null, 2, "null");
+  expect_failure("data text.txt --out " + null, 6, "null");
+  EXPECT_TRUE(is_device(null) && is_device(full));
+  expect_nothing_beside();
+}
+
+TEST_F(OutputPlacesTest, APipeIsWrittenTo) {
+  ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
+  const Ran r = run("report run --out pipe", "(timeout 30 cat pipe > page.html &) ;");
+  EXPECT_EQ(r.status, 0) << r.err;
+  EXPECT_TRUE(fs::is_fifo(path("pipe")));
+  EXPECT_EQ(run("report run").status, 0);
+  for (int i = 0; i < 200 && fs::file_size(path("page.html")) < fs::file_size(path("run/report.html")); ++i)
+    usleep(10000);
+  EXPECT_EQ(read_file(path("page.html")), read_file(path("run/report.html")));
+  expect_failure("data text.txt --out pipe", 6, "pipe");
+  expect_failure("train " + kSmall + "--out pipe", 2, "pipe");
+}
+
+TEST_F(OutputPlacesTest, StandardOutputIsWrittenTo) {
+  EXPECT_EQ(run("report run").status, 0);
+  const std::string page = read_file(path("run/report.html"));
+  // Links of our own, as /dev/stdout is one.
+  fs::create_symlink("/proc/self/fd/1", path("stdout"));
+  fs::create_symlink("/proc/self/fd/2", path("stderr"));
+  const Ran r = run("report run --out stdout");  // a file, which must stay the one that the shell has opened
+  EXPECT_EQ(r.status, 0) << r.err;
+  EXPECT_EQ(r.out, page);
+  EXPECT_EQ(run("report run --out stdout | cat").out, page);
+  EXPECT_EQ(run("report run --out stderr").err, page);
+  EXPECT_TRUE(fs::is_symlink(path("stdout")) && fs::is_symlink(path("stderr")));
+}
+
+TEST_F(OutputPlacesTest, ALinkIsFollowed) {
+  fs::create_directories(path("far"));
+  fs::create_symlink("far/page.html", path("link.html"));
+  for (const char* what : {"a new file", "an old one"}) {
+    EXPECT_EQ(run("report run --out link.html").status, 0) << what;
+    EXPECT_TRUE(fs::is_symlink(path("link.html"))) << what;
+    EXPECT_NE(read_file(path("far/page.html")).find("<html"), std::string::npos) << what;
+  }
+  fs::create_symlink("round.html", path("round.html"));
+  expect_failure("report run --out round.html", 6, "cannot write round.html");
+  fs::create_symlink("nowhere", path("set"));
+  expect_failure("data text.txt --out set", 6, "set");
+  EXPECT_TRUE(fs::is_symlink(path("set")));
+  expect_nothing_beside();
+}
+
+// A name that another program has planted where one could be guessed must not be written through.
+TEST_F(OutputPlacesTest, TemporaryNamesAreNotReused) {
+  const TemporaryName first(path("x")), second(path("x"));
+  EXPECT_NE(first.path(), second.path());
+  write_file(path("victim"), "as it was");
+  const Ran r = run("report run --out page.html", "ln -s victim page.html.tmp-$$; exec");
+  EXPECT_EQ(r.status, 0) << r.err;
+  EXPECT_EQ(read_file(path("victim")), "as it was");
+}
+
+TEST_F(OutputPlacesTest, BenchWritesItsRowsOrFails) {
+  const Ran r = run(kRows + "--benchmark_out=rows.json");
+  ASSERT_EQ(r.status, 0) << r.err;
+  EXPECT_NE(r.out.find("op/gelu/forward/fp32"), std::string::npos) << r.out;
+  const auto rows = nlohmann::json::parse(read_file(path("rows.json")));
+  EXPECT_EQ(rows.at("benchmarks").size(), 1U);
+  EXPECT_TRUE(rows.at("context").contains("ceiling_fp32")) << rows;
+  EXPECT_NO_THROW(nlohmann::json::parse(run(kRows + "--benchmark_format=json").out));
+  expect_failure(kRows + "--benchmark_out=missing/rows.json", 6, "missing");
+}
+
+// The first files that are opened would be descriptors 0, 1 and 2, and get what is printed.
+TEST_F(OutputPlacesTest, ClosedDescriptorsAreNotTakenByFiles) {
+  ASSERT_EQ(train("--out whole").status, 0);
+  for (const char* closed : {"0<&-", "1>&-", "2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"}) {
+    fs::remove_all(path("closed"));
+    const int status =
+        std::system(fmt::format("cd '{}' && TESSERA_CACHE=cache '{}' train {} --out closed > /dev/null 2> err.txt {}",
+                                folder_.path().string(), TESSERA_BINARY, kSmall, closed)
+                        .c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 0) << closed;
+    for (const char* file :
+         {"config.toml", "checkpoints/step-12/model.safetensors", "checkpoints/step-12/config.toml"}) {
+      std::string expected = read_file(path("whole") / file);
+      if (const size_t at = expected.find("whole"); at != std::string::npos) expected.replace(at, 5, "closed");
+      EXPECT_EQ(read_file(path("closed") / file), expected) << closed << ": " << file;
+    }
+    std::ifstream records(path("closed/metrics.jsonl"));
+    for (std::string line; std::getline(records, line);) EXPECT_TRUE(nlohmann::json::accept(line)) << closed << line;
+    const std::string events = [&] {
+      for (const auto& e : fs::directory_iterator(path("closed")))
+        if (e.path().filename().string().starts_with("events.out")) return read_file(e.path());
+      return std::string();
+    }();
+    EXPECT_FALSE(events.empty());
+    for (const char* printed : {"characters of training text", "A sample:", "validation loss"})
+      EXPECT_EQ(events.find(printed), std::string::npos) << closed << ": " << printed;
+  }
+}
+
+TEST_F(OutputPlacesTest, FilesOfARunAreForAllToRead) {
+  ASSERT_EQ(run("train " + kSmall + "--out mine --trace", "umask 022;").status, 0);
+  for (const auto& e : fs::recursive_directory_iterator(path("mine"))) {
+    const auto expected = e.is_directory() ? 0755 : 0644;
+    EXPECT_EQ(static_cast<int>(e.status().permissions()), expected) << e.path();
+  }
+}
+
+}  // namespace
+}  // namespace tessera
+
+// The lock of a run's folder, and a file system that has no locks: the run says so, and ends where it meets another.
+
+namespace {
+int refused = 0;  // the errno of locks; 0: there are some
+}  // namespace
+
+// Found by the program before the C library's.
+extern "C" int flock(int fd, int how) noexcept {
+  if (refused != 0) {
+    errno = refused;
+    return -1;
+  }
+  return reinterpret_cast<int (*)(int, int)>(dlsym(RTLD_NEXT, "flock"))(fd, how);
+}
+
+namespace tessera {
+namespace {
+
+class RunLocks : public testing::Test {
+ protected:
+  ~RunLocks() override { refused = 0; }
+  const std::filesystem::path& run() const { return folder_.path(); }
+  TemporaryDirectory folder_{std::filesystem::temp_directory_path() / "tessera-lock-"};
+};
+
+TEST_F(RunLocks, AFolderHasOneWriter) {
+  std::optional<RunLock> first(run());
+  EXPECT_EQ(first->note(), "");
+  first->check();
+  expect_error(Status::usage, {"is being written by another run, process"}, [&] { RunLock second(run()); });
+  first->check();
+  first.reset();
+  RunLock(run()).check();
+}
+
+TEST_F(RunLocks, WithoutLocksARunEndsWhereItMeetsAnother) {
+  for (const int cause : {ENOSYS, ENOLCK, EOPNOTSUPP}) {
+    refused = cause;
+    const RunLock first(run());
+    EXPECT_NE(first.note().find(std::strerror(cause)), std::string::npos) << first.note();
+    first.check();
+    const RunLock second(run());
+    second.check();
+    expect_error(Status::output, {"is being written by another run, process"}, [&] { first.check(); });
+    second.check();
+  }
+  refused = EIO;
+  expect_error(Status::output, {"cannot lock", "Input/output error"}, [&] { RunLock failed(run()); });
+}
+
+}  // namespace
+}  // namespace tessera
