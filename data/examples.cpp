@@ -2,6 +2,7 @@
 #include "data/examples.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -22,6 +23,13 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
+// Throws for a token that the model's table does not have.
+void check_in_table(std::span<const int32_t> tokens, const ExampleOptions& o, const std::string& what) {
+  const auto most = std::ranges::max_element(tokens);
+  if (o.vocab > 0 && most != tokens.end() && *most >= o.vocab)
+    throw InputError(fmt::format("{}: token {} is beyond the model's table of {}", what, *most, o.vocab));
+}
+
 // Rows keep what they are windows of.
 std::shared_ptr<const Rows> windows_of(TokenFile tokens, int64_t context, const std::string& what) {
   if (tokens.size() < 2)
@@ -41,7 +49,7 @@ std::shared_ptr<const Rows> windows_of(TokenFile tokens, int64_t context, const 
 EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokenizer, const ExampleOptions& o) {
   EvaluationText out;
   std::error_code error;
-  if (is_jsonl_name(spec)) {
+  if (holds_examples(spec)) {
     const auto examples = all_examples(spec, tokenizer, o, out.notes);
     out.bytes = std::ssize(tokenizer.decode(examples->target_tokens()));
     out.rows = examples;
@@ -55,7 +63,7 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
   }
   if (fs::is_directory(spec, error)) {
     const Dataset dataset = Dataset::open(spec);
-    if (dataset.tokenizer->to_json() != tokenizer.to_json())
+    if (dataset.tokenizer->identity() != tokenizer.identity())
       throw Error(fmt::format("{}: its tokens are of another tokenizer than the model's", spec));
     out.bytes = dataset.val_bytes;
     out.rows = windows_of(dataset.val, o.context, spec);
@@ -67,7 +75,9 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
     out.bytes = std::ssize(tokenizer.decode(tokens.all()));
   } else {
     const Text text = load_text_file(spec);
-    tokens = TokenFile::of_tokens(tokenizer.encode(text.bytes), tokenizer.vocab_size(), spec);
+    const std::vector<int32_t> found = tokenizer.encode_with(text.bytes, {.add_ends = o.ends});
+    check_in_table(found, o, spec);
+    tokens = TokenFile::of_tokens(found, tokenizer.vocab_size(), spec);
     out.bytes = std::ssize(text.bytes);
   }
   out.rows = windows_of(std::move(tokens), o.context, spec);
@@ -194,7 +204,12 @@ namespace {
 struct Rendered {
   std::string where;  // file and line
   std::vector<Piece> pieces;
+  EncodedExample made = {};  // where others made tokens of it
 };
+
+void note_unread(const std::set<std::string>& keys, std::vector<std::string>& notes) {
+  if (!keys.empty()) notes.push_back(fmt::format("nothing reads the keys {}", fmt::join(keys, ", ")).substr(0, 400));
+}
 
 // The template that `automatic` means for messages, beside a tokenizer that knows how its model was talked to.
 ChatTemplate style_of_messages(const ExampleOptions& o, const Tokenizer* tokenizer, const std::string& what) {
@@ -235,8 +250,9 @@ class BadLines {
 };
 
 std::vector<Rendered> read_rendered(const std::filesystem::path& file, const ExampleOptions& o,
-                                    const Tokenizer* tokenizer, BadLines& bad) {
+                                    const Tokenizer* tokenizer, BadLines& bad, std::vector<std::string>& notes) {
   std::vector<Rendered> out;
+  std::set<std::string> unread;
   std::optional<ChatTemplate> of_messages;
   const auto style = [&](const Example& example) {
     if (example.shape != Example::Shape::messages) return o.style;
@@ -246,10 +262,17 @@ std::vector<Rendered> read_rendered(const std::filesystem::path& file, const Exa
   for_each_line(file, [&](std::string_view line, int64_t number) {
     bad.attempt([&] {
       const std::string where = fmt::format("{}:{}", file.string(), number);
-      const Example example = parse_example(line, where);
-      out.push_back({where, render(example, style(example), where)});
+      Example example = parse_example(line, where, o.keys);
+      unread.merge(example.unread);
+      if (example.shape != Example::Shape::tokens)
+        return void(out.push_back({where, render(example, style(example), where)}));
+      if (!tokenizer)
+        throw InputError(where +
+                         ": the key 'input_ids' needs a `tokenizer`: expected the folder whose tokens they are");
+      out.push_back({where, {}, {std::move(example.tokens), std::move(example.trained)}});
     });
   });
+  note_unread(unread, notes);
   return out;
 }
 
@@ -267,24 +290,30 @@ class Encoder {
 
   // Words are cut where a response begins, so that a prompt has the tokens that it has when nothing follows yet.
   EncodedExample encode(const Rendered& example) {
-    EncodedExample out;
+    EncodedExample out = example.made;
     std::string text;
     bool trained = false;
+    if (options_.ends && !example.pieces.empty() && example.pieces[0].kind == Piece::Kind::text)
+      for (const int32_t token : tokenizer_.beginning()) add(out, {token}, as_target(example.pieces[0]));
     const auto flush = [&] {
       add(out, text.empty() ? std::vector<int32_t>() : encode_text(text, example.where), trained);
       text.clear();
     };
     for (const Piece& piece : example.pieces) {
-      const bool as_target = piece.response || !options_.responses_only;
       const std::optional<int32_t> token = special(piece);
-      if (token || as_target != trained) flush();
-      trained = as_target;
+      if (token || as_target(piece) != trained) flush();
+      trained = as_target(piece);
       if (token)
         add(out, {*token}, trained);
       else
         text += piece.text;
     }
     flush();
+    check_in_table(out.tokens, options_, example.where);
+    if (const auto most = std::ranges::max_element(out.tokens);
+        most != out.tokens.end() && *most >= tokenizer_.vocab_size())
+      throw InputError(fmt::format("{}: token {}; expected one of the tokenizer's {}", example.where, *most,
+                                   tokenizer_.vocab_size()));
     return cut(std::move(out), example.where);
   }
   // Notes about all of the examples.
@@ -303,6 +332,7 @@ class Encoder {
     to.tokens.insert(to.tokens.end(), tokens.begin(), tokens.end());
     to.trained.insert(to.trained.end(), tokens.size(), trained);
   }
+  bool as_target(const Piece& piece) const { return !piece.never && (piece.response || !options_.responses_only); }
   std::vector<int32_t> encode_text(const std::string& text, const std::string& where) const {
     try {
       return tokenizer_.encode(text);
@@ -350,7 +380,8 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
   BadLines bad(o.skip_bad);
   const bool learnt = choice.chosen() == "char" || choice.chosen() == "bpe";  // from the examples
   std::unique_ptr<Tokenizer> tokenizer = learnt ? nullptr : make_tokenizer(choice, "", "", what);
-  const std::vector<Rendered> rendered = read_rendered(file, o, tokenizer.get(), bad);
+  Dataset d;
+  const std::vector<Rendered> rendered = read_rendered(file, o, tokenizer.get(), bad, d.notes);
   const auto require_two = [&](size_t count) {
     if (count < 2)
       throw InputError(fmt::format(
@@ -360,7 +391,6 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
   const auto trained = [](size_t count) { return count - std::max<size_t>(count / 10, 1); };
   require_two(rendered.size());
   const std::span<const Rendered> all(rendered);
-  Dataset d;
   d.source = what;
   d.tokenizer = learnt ? make_tokenizer(choice, text_of(all), text_of(all.first(trained(all.size()))), what)
                        : std::move(tokenizer);
@@ -384,7 +414,7 @@ std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& fil
   BadLines bad(o.skip_bad);
   Encoder encoder(tokenizer, o);
   std::vector<EncodedExample> encoded;
-  for (const Rendered& example : read_rendered(file, o, &tokenizer, bad))
+  for (const Rendered& example : read_rendered(file, o, &tokenizer, bad, notes))
     bad.attempt([&] { encoded.push_back(encoder.encode(example)); });
   if (encoded.empty()) throw InputError(fmt::format("{}: no example in it", file.string()));
   bad.note(notes);

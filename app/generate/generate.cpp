@@ -21,6 +21,7 @@
 #include "app/run/pretrained.h"
 #include "data/examples.h"
 #include "data/files.h"
+#include "data/json.h"
 #include "data/mixture.h"
 #include "data/tokenizer.h"
 #include "parallel/comm/launch.h"
@@ -51,12 +52,10 @@ Inference open_inference(const std::string& from, const Words& words) {
   run.optim.dtype = out.from.dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
   run.data = "";
   for (const auto& [name, text] : words) set_option(run, name, text);
-  if (!run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp")) run.ranks = 1;
+  const bool silent = !run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp");
+  if (silent && !has_processes(job_of(run).plan)) run.ranks = 1;  // and not those of a job
   take_model(run, out.from.config);
   if (run.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
-  if (out.tokenizer->vocab_size() > out.from.config.vocab)
-    throw InputError(fmt::format("{}: the tokenizer has {} tokens, and the model's vocabulary {}",
-                                 out.from.path.string(), out.tokenizer->vocab_size(), out.from.config.vocab));
   constexpr int64_t kSequences = 4;  // sequences of a rank, at once
   if (!run.gives("batch")) run.optim.batch = kSequences * job_of(run).plan.dp;
   try {
@@ -90,13 +89,13 @@ class Shown {
   Shown(const Tokenizer& tokenizer, const GenerateOptions& o)
       : decoder_(tokenizer, o.format == "json" ? StreamDecoder::Broken::replaced : StreamDecoder::Broken::escaped),
         stop_(o.stop),
-        end_(o.ignore_end ? std::nullopt : tokenizer.document_end()) {}
+        ends_(o.ignore_end ? std::vector<int32_t>() : generation_ends(tokenizer)) {}
 
   enum class By { length, stop, end };  // the reason of the end
 
   // Whether the text goes on.
   bool add(int32_t token) {
-    if (end_ && token == *end_) {
+    if (std::ranges::find(ends_, token) != ends_.end()) {
       ended_ = By::end;
       return false;
     }
@@ -140,7 +139,7 @@ class Shown {
 
   StreamDecoder decoder_;
   std::vector<std::string> stop_;
-  std::optional<int32_t> end_;
+  std::vector<int32_t> ends_;
   By ended_ = By::length;
   std::string text_;
   size_t ready_ = 0, taken_ = 0;
@@ -167,6 +166,35 @@ std::vector<std::string> prompts_of(const GenerateOptions& o) {
   return out;
 }
 
+// The model's own settings that would write another text than the options do, in one line.
+std::string other_settings(const Tokenizer& tokenizer, const GenerateOptions& o) {
+  const nlohmann::json settings = nlohmann::json::parse(tokenizer.generation_config());
+  const nlohmann::json taken{{"temperature", o.temperature},
+                             {"top_k", o.top_k},
+                             {"top_p", o.top_p},
+                             {"min_p", o.min_p},
+                             {"repetition_penalty", o.repetition_penalty},
+                             {"do_sample", o.temperature > 0}};
+  std::string out;
+  for (const auto& [key, value] : settings.items())
+    if (!key.ends_with("_token_id") && !key.starts_with("_") && !key.starts_with("output_") && key != "use_cache" &&
+        key != "transformers_version" && key != "cache_implementation" && !is_nothing(value) &&
+        value_at(taken, key) != value)
+      out += fmt::format("{}{} {}", out.empty() ? "" : ", ", one_line(key), shown(value, 40));
+  return out.empty() ? "" : fmt::format("the model's own settings, which are not taken: {}\n", out);
+}
+
+// The tokens of a prompt, each in the model's table.
+std::vector<int32_t> tokens_of(const std::string& prompt, const Inference& model, const GenerateOptions& o) {
+  std::vector<int32_t> out =
+      model.tokenizer->encode_with(prompt, {.special_in_text = o.special, .add_ends = !o.no_bos});
+  for (const int32_t token : out)
+    if (token >= model.from.config.vocab)
+      throw Error(fmt::format("--prompt: its token {}, '{}', is beyond the model's table of {}", token,
+                              model.tokenizer->decode(std::span(&token, 1)), model.from.config.vocab));
+  return out;
+}
+
 std::string json_of(const std::string& prompt, const Shown& shown) {
   return nlohmann::ordered_json{
       {"prompt", prompt}, {"text", shown.text()}, {"tokens", shown.tokens()}, {"ended", shown.ended()}}
@@ -186,7 +214,8 @@ int run_generate(const GenerateOptions& o) {
                               .seed = static_cast<uint64_t>(o.seed),
                               .vocab = model.tokenizer->vocab_size()};
   std::vector<std::vector<int32_t>> tokens;
-  for (const std::string& prompt : prompts) tokens.push_back(model.tokenizer->encode(prompt));
+  for (const std::string& prompt : prompts) tokens.push_back(tokens_of(prompt, model, o));
+  std::fputs(other_settings(*model.tokenizer, o).c_str(), stderr);
   const bool json = o.format == "json", streams = !json && prompts.size() == 1;
   launch(ranks_of("generate", model.run, model.job.plan), [&](Communicator& world) {
     const std::unique_ptr<Trainer> part = part_of(model, world);
