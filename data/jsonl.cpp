@@ -123,6 +123,7 @@ constexpr std::array<std::string_view, 13> kRefused{"tools",   "functions", "doc
                                                     "history", "image",     "images",      "videos", "audio",
                                                     "audios",  "system",    "position_ids"};
 constexpr std::array<std::string_view, 4> kUseless{"name", "id", "tool_call_id", "timestamp"};
+constexpr std::string_view kWeight = "weight";  // of a message in the loss
 // Keys that a shape reads.
 constexpr std::array<std::string_view, 12> kRead{"input_ids",     "labels", "attention_mask", "messages",
                                                  "conversations", "system", "prompt",         "completion",
@@ -176,14 +177,14 @@ Message message_of(const Json& json, const std::string& what, std::set<std::stri
   const char* const role = value_at(json, "role").is_null() && json.contains("from") ? "from" : "role";
   const char* const content = value_at(json, "content").is_null() && json.contains("value") ? "value" : "content";
   for (const auto& [key, value] : json.items()) {
-    if (key == role || key == content || key == "weight" || says_nothing(value)) continue;
+    if (key == role || key == content || key == kWeight || says_nothing(value)) continue;
     if (!is_in(kUseless, key))
       throw InputError(
           fmt::format("{} has the key '{}'; expected role, content and weight alone", what, key.substr(0, 40)));
     unread.insert("'" + key + "' of messages");
   }
   Message out{role_of(text_of(json, role, what), what), content_of(json, content, what)};
-  const Json& weight = value_at(json, "weight");
+  const Json& weight = value_at(json, kWeight);
   if (weight.is_null()) return out;
   if (weight != 0 && (weight != 1 || out.role != Role::assistant))
     throw InputError(

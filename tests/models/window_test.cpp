@@ -171,8 +171,7 @@ TEST_F(Window, DrawsFollowTheSoftmaxOfTheKeptLogits) {
   uint64_t seed = 0;
   for (const double temperature : {0.4, 1.0, 4.0})
     for (const int64_t top_k : {0, 1, 4, 20})
-      for (const auto& [top_p, min_p] :
-           {std::pair{0.05, 0.0}, {0.5, 0.0}, {0.8, 0.0}, {1.0, 0.0}, {0.8, 0.3}, {1.0, 0.2}})
+      for (const auto& [top_p, min_p] : {std::pair{0.05, 0.0}, {0.8, 0.0}, {1.0, 0.0}, {0.8, 0.3}})
         for (const int64_t vocab : {0, 5}) {
           const SampleOptions o{.temperature = temperature,
                                 .top_k = top_k,
