@@ -116,7 +116,7 @@ Pretrained open_adapted(const fs::path& from, const Base& given) {
 // The model beside which a run's adapters were trained, which is not always what it began with: that may have had
 // adapters itself. What is gone is told as it was said.
 std::string base_of(const TrainOptions& run) {
-  const std::string from = run.init.value_or("");
+  std::string from = run.init.value_or("");
   try {
     if (is_peft_folder(from)) return PeftFolder(from).base(run.base).string();
     if (from.empty() || is_hub_folder(from)) return from;
