@@ -44,9 +44,8 @@ std::unique_ptr<LanguageModel> make_frozen(const ModelConfig& config) {
 
 Inference open_inference(const std::string& from, const Words& words) {
   Inference out;
-  out.from = open_pretrained(from);
-  for (const std::string& why : out.from.passed_over)
-    std::fputs((one_line("passed over a checkpoint: " + why) + "\n").c_str(), stderr);
+  const auto base = std::ranges::find(words, "base", [](const auto& word) { return word.first; });
+  out.from = open_pretrained(from, base == words.end() ? Base() : Base(base->second));
   out.tokenizer = Tokenizer::open_folder(out.from.path);
   TrainOptions& run = out.run;
   run.optim.dtype = out.from.dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
@@ -55,6 +54,10 @@ Inference open_inference(const std::string& from, const Words& words) {
   const bool silent = !run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp");
   if (silent && !has_processes(job_of(run).plan)) run.ranks = 1;  // and not those of a job
   take_model(run, out.from.config);
+  if (out.from.dtype == DType::bfloat16 && !run.gives("dtype"))
+    out.from.notes.push_back(one_line(out.from.path.string()) +
+                             ": stored in bf16 and computed in bf16; --dtype fp32 computes in fp32");
+  say_notes(out.from.notes);
   if (run.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
   constexpr int64_t kSequences = 4;  // sequences of a rank, at once
   if (!run.gives("batch")) run.optim.batch = kSequences * job_of(run).plan.dp;
