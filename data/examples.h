@@ -12,6 +12,7 @@
 
 #include "data/dataset.h"
 #include "data/jsonl.h"
+#include "data/text.h"
 
 namespace tessera {
 
@@ -66,13 +67,15 @@ struct ExampleOptions {
   bool responses_only = true;
   bool packed = false;
   bool skip_bad = false;
+  HeldOut held = {};
   bool ends = true;    // what the tokenizer itself puts before and behind a text is there
   KeyNames keys = {};  // other names of a row's keys
   int64_t context = 0;
   int64_t vocab = 0;  // tokens in the model's table; 0: all that the tokenizer has
 };
 
-// The examples of a file (data/jsonl.h): the last tenth of its lines, at least one, are for validation. Throws
+// The examples of a file (data/jsonl.h): the last tenth of its lines, at least one, are for validation, or
+// what `held` says. Throws
 // InputError naming file and line of the first that cannot be trained on, unless these are to be skipped;
 // Dataset::notes says how many were, how many were cut at the context, which markers the tokenizer does not have, and
 // which keys nothing reads. A row that begins with text, and not with a template's marker, has the tokenizer's own
