@@ -96,6 +96,8 @@ struct ModelConfig {
   // Parts of families whose positions are rotary:
   RotaryOptions rotary = {};
   bool qkv_bias = false;      // q, k and v have some
+  bool proj_bias = false;     // the projection behind attention has one
+  bool mlp_bias = false;      // both layers of a gated feed-forward layer have some
   bool qk_norm = false;       // each head of q and k is normalised
   ExpertConfig experts = {};  // in place of the feed-forward layers, each of them `ffn` wide
   LoraConfig lora = {};
@@ -113,7 +115,7 @@ struct ModelConfig {
 
 // The names of a model's values (for users, JSON, messages) and the entries of its fields (settings/setting.h).
 constexpr std::array<std::string_view, 2> kRouterSoftmaxNames = {"chosen", "all"};
-constexpr std::array<std::string_view, 3> kRopeScalingNames = {"none", "linear", "llama3"};
+constexpr std::array<std::string_view, 4> kRopeScalingNames = {"none", "linear", "llama3", "yarn"};
 constexpr std::array<std::string_view, 3> kCodecNames = {"none", "nf4", "gptq"};
 
 constexpr const auto& names_of(RouterSoftmax) { return kRouterSoftmaxNames; }

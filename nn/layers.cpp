@@ -122,18 +122,21 @@ Var Dropout::apply(Var x) {
 Rotary::Rotary(int64_t context, int64_t head_dim, const RotaryOptions& o)
     : context_(context), head_dim_(head_dim), options_(o) {
   const RotaryOptions usual;
-  const bool scaled = o.scaling != RopeScaling::none, bands = o.scaling == RopeScaling::llama3;
+  const bool scaled = o.scaling != RopeScaling::none, yarn = o.scaling == RopeScaling::yarn,
+             bands = yarn || o.scaling == RopeScaling::llama3;
   if (head_dim % 2 != 0)
     throw FieldError("head_dim", "rotary positions turn pairs of numbers; expected an even number, as " +
                                      std::to_string(head_dim + 1) + ", found " + std::to_string(head_dim));
   if (scaled && o.factor == 1)
     throw FieldError("rope_factor", "expected how many times longer the context is, found 1");
   if (!scaled && o.factor != 1)
-    throw FieldError("rope_factor", "goes with `rope_scaling` linear or llama3, found none");
+    throw FieldError("rope_factor", "goes with `rope_scaling` linear, llama3 or yarn, found none");
   for (const auto& [field, given] : {std::pair{"rope_low_freq", o.low_freq_factor != usual.low_freq_factor},
                                      {"rope_high_freq", o.high_freq_factor != usual.high_freq_factor},
                                      {"rope_original_context", o.original_context != usual.original_context}})
-    if (given && !bands) throw FieldError(field, "goes with `rope_scaling` llama3");
+    if (given && !bands) throw FieldError(field, "goes with `rope_scaling` llama3 or yarn");
+  if (!yarn && o.attention_factor != usual.attention_factor)
+    throw FieldError("rope_attention", "goes with `rope_scaling` yarn");
   if (bands && !(o.low_freq_factor < o.high_freq_factor))
     throw FieldError("rope_low_freq", "expected less than `rope_high_freq`");
 }
@@ -232,9 +235,9 @@ Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts, int64
   return proj(Var(out)).value();
 }
 
-GatedMlp::GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute)
-    : gate_up(child<Linear>("gate_up", channels, 2 * hidden, Linear::Options{.bias = false})),
-      down(child<Linear>("down", hidden, channels, Linear::Options{.bias = false, .deviation = down_deviation})),
+GatedMlp::GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute, bool bias)
+    : gate_up(child<Linear>("gate_up", channels, 2 * hidden, Linear::Options{.bias = bias})),
+      down(child<Linear>("down", hidden, channels, Linear::Options{.bias = bias, .deviation = down_deviation})),
       recompute_(makes_activation_again(recompute)) {}
 
 Mlp::Mlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute, bool bias)

@@ -219,10 +219,10 @@ class Attention : public Module {
   Core core_ = packed_attention;
 };
 
-// down(silu(gate(x)) * up(x)): (..., C) -> (..., C), without biases; `gate_up` makes both, [gate | up].
+// down(silu(gate(x)) * up(x)): (..., C) -> (..., C); `gate_up` makes both, [gate | up].
 class GatedMlp : public Module {
  public:
-  GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute);
+  GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute, bool bias = false);
   Var forward(const Var& x) override { return down(swiglu(gate_up(x), recompute_)); }
 
   Linear &gate_up, &down;

@@ -29,7 +29,8 @@ struct ModelShape {
   int64_t vocab = 0, context = 0;
   bool tied = true;
   Positions positions = Positions::learned;
-  bool qkv_bias = false, qk_norm = false;  // in models without other biases, as in ModelConfig
+  bool qkv_bias = false, proj_bias = false, mlp_bias = false,
+       qk_norm = false;  // of the llama family, as in ModelConfig
   bool operator==(const ModelShape&) const = default;
 
   int64_t key_heads() const { return kv_heads > 0 ? kv_heads : heads; }

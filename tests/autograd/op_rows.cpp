@@ -405,11 +405,12 @@ Problem draw_rotate(Random& random) {
   const int64_t b = random.between(1, 3), t = random.between(1, 40), heads = random.between(1, 3),
                 d = 2 * random.one_of<int64_t>({1, 3, 8, 20}),
                 width = heads * d + random.one_of<int64_t>({0, 3, 2 * d});
-  const RotaryOptions options{
-      .theta = 100,
-      .scaling = random.one_of<RopeScaling>({RopeScaling::none, RopeScaling::linear, RopeScaling::llama3}),
-      .factor = 4,
-      .original_context = 16};
+  const RotaryOptions options{.theta = 100,
+                              .scaling = random.one_of<RopeScaling>(
+                                  {RopeScaling::none, RopeScaling::linear, RopeScaling::llama3, RopeScaling::yarn}),
+                              .factor = 4,
+                              .original_context = 16,
+                              .attention_factor = random.one_of<double>({1, 1.25})};
   std::vector<int32_t> positions;
   const int64_t first = random.between(0, 9);
   const bool any = random.between(0, 1) == 1, each = any && random.between(0, 1) == 1;
@@ -433,8 +434,10 @@ Problem draw_rotate(Random& random) {
             for (int64_t j = 0; j < d / 2; ++j) {
               const auto low = static_cast<size_t>(row * width + h * d + j), high = low + static_cast<size_t>(d / 2);
               const double angle = positions[static_cast<size_t>(row % placed)] * frequencies[static_cast<size_t>(j)];
-              y[low] = v[0][low] * std::cos(angle) - v[0][high] * std::sin(angle);
-              y[high] = v[0][high] * std::cos(angle) + v[0][low] * std::sin(angle);
+              const double c = options.attention_factor * std::cos(angle),
+                           s = options.attention_factor * std::sin(angle);
+              y[low] = v[0][low] * c - v[0][high] * s;
+              y[high] = v[0][high] * c + v[0][low] * s;
             }
         return y;
       },
