@@ -17,8 +17,8 @@ namespace tessera {
 // All bytes of a regular file. Throws InputError when it is missing, unreadable, or something else than a file.
 std::string read_file(const std::filesystem::path& file);
 
-// What a file is that stands in the place of another, by its first bytes: "a pointer of git-lfs, ...", "a web page". Empty
-// for others.
+// The kind of a file that stands in the place of another, by its first bytes: "a pointer of git-lfs: ...", "a web
+// page". Empty for others.
 std::string_view known_kind(std::string_view begin);
 
 // Calls f for the bytes of a regular file, piece after piece, in one MiB of memory: a mapped file would count as the

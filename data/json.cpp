@@ -87,7 +87,7 @@ class Events final : public nlohmann::json_sax<Json> {
   bool end_array() override { return close(); }
   bool parse_error(size_t position, const std::string& token, const nlohmann::detail::exception&) override {
     if (const std::string_view kind = known_kind(text_); !kind.empty())
-      throw InputError(fmt::format("{}: not JSON, but {}", what_, kind));
+      throw InputError(fmt::format("{}: not valid JSON: it is {}", what_, kind));
     std::string near;
     for (const char c : token.substr(0, 40)) near += c >= ' ' && c < 0x7f ? c : '?';
     throw InputError(fmt::format("{}: not valid JSON at byte {}, near '{}'", what_, position, near));

@@ -22,46 +22,14 @@ using Json = nlohmann::json;
 
 // Keys that are in many files and that no layer computes by: about the file and its tokens, about training and other
 // tasks, about the program, and repeating what other keys say.
-constexpr std::string_view kQuiet[] = {"_name_or_path",
-                                       "architectures",
-                                       "transformers_version",
-                                       "torch_dtype",
-                                       "dtype",  //
-                                       "bos_token_id",
-                                       "eos_token_id",
-                                       "pad_token_id",
-                                       "unk_token_id",  //
-                                       "initializer_range",
-                                       "attention_dropout",
-                                       "resid_pdrop",
-                                       "embd_pdrop",
-                                       "attn_pdrop",
-                                       "gradient_checkpointing",
-                                       "pretraining_tp",
-                                       "router_aux_loss_coef",
-                                       "output_router_logits",  //
-                                       "summary_type",
-                                       "summary_use_proj",
-                                       "summary_activation",
-                                       "summary_first_dropout",
-                                       "summary_proj_to_labels",
-                                       "problem_type",
-                                       "task_specific_params",
-                                       "finetuning_task",
-                                       "id2label",
-                                       "label2id",  //
-                                       "use_cache",
-                                       "return_dict",
-                                       "output_hidden_states",
-                                       "output_attentions",
-                                       "chunk_size_feed_forward",
-                                       "_attn_implementation",
-                                       "attn_implementation",
-                                       "reorder_and_upcast_attn",  //
-                                       "n_ctx",
-                                       "max_window_layers",
-                                       "rope_type",
-                                       "original_max_position_embeddings"};
+constexpr std::string_view kQuiet =
+    "_name_or_path architectures transformers_version torch_dtype dtype bos_token_id eos_token_id pad_token_id "
+    "unk_token_id initializer_range attention_dropout resid_pdrop embd_pdrop attn_pdrop gradient_checkpointing "
+    "pretraining_tp router_aux_loss_coef output_router_logits summary_type summary_use_proj summary_activation "
+    "summary_first_dropout summary_proj_to_labels problem_type task_specific_params finetuning_task id2label "
+    "label2id use_cache return_dict output_hidden_states output_attentions chunk_size_feed_forward "
+    "_attn_implementation attn_implementation reorder_and_upcast_attn n_ctx max_window_layers rope_type "
+    "original_max_position_embeddings";
 
 // Keys by which the transformers library, or a model with code of its own, computes what no layer here does.
 const std::vector<HeldKey>& held_keys() {
@@ -117,9 +85,9 @@ struct Key {
 };
 using KeyList = std::vector<Key>;
 
-// What is usual where a file leaves a key out: in the classes of the transformers library 5.0 (LlamaConfig and so on,
-// src/transformers/models/*/configuration_*.py), which say the same as those of 4.57. 0: follows from other keys, or
-// none.
+// The usual values of keys that a file leaves out: those of the classes of the transformers library 5.0 (LlamaConfig
+// and so on, src/transformers/models/*/configuration_*.py), which say the same as those of 4.57. 0: follows from other
+// keys, or none.
 struct Usual {
   std::string_view type;
   int64_t layers, heads, kv_heads, head_dim, channels, ffn, context, vocab;

@@ -153,7 +153,7 @@ HubFolder::HubFolder(const fs::path& folder)
   check_names();
 }
 
-// Of an index only the names of its files matter: which tensors these hold they say themselves.
+// An index gives the names of the files alone: which tensors these hold they say themselves.
 void HubFolder::open_files() {
   std::error_code error;
   std::set<std::string> names;

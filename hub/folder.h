@@ -39,7 +39,7 @@ class HubFolder {
   // Throws InputError naming the file and the key or tensor: one that is missing, one that no model of the family has,
   // one of another shape, one that is there twice, or a name that leads out of the folder.
   explicit HubFolder(const std::filesystem::path& folder);
-  // What a user should know of it, a line each: keys that are not read, and so on.
+  // Lines for the user: keys that are not read, and so on.
   const std::vector<std::string>& notes() const { return notes_; }
   const std::filesystem::path& path() const { return path_; }
   const ModelConfig& config() const { return config_; }

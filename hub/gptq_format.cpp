@@ -22,35 +22,12 @@ constexpr uint32_t kStoredZero = Int4Matrix::kZero - 1, kStoredZeros = kStoredZe
 
 // About how codes were made, and how other programs compute with them: the numbers are the same. Which layers have
 // codes, and in which order and from which zeros, is said by their tensors.
-constexpr std::string_view kOfMaking[] = {"sym",
-                                          "lm_head",
-                                          "true_sequential",
-                                          "static_groups",
-                                          "model_name_or_path",
-                                          "model_file_base_name",
-                                          "meta",
-                                          "pack_impl",
-                                          "act_group_aware",
-                                          "hyb_act",
-                                          "mse",
-                                          "dataset",
-                                          "tokenizer",
-                                          "batch_size",
-                                          "pad_token_id",
-                                          "backend",
-                                          "use_exllama",
-                                          "exllama_config",
-                                          "disable_exllama",
-                                          "use_cuda_fp16",
-                                          "max_input_length",
-                                          "model_seqlen",
-                                          "cache_block_outputs",
-                                          "offload_to_disk",
-                                          "offload_to_disk_path",
-                                          "block_name_to_quantize",
-                                          "module_name_preceding_first_block",
-                                          "modules_in_block_to_quantize",
-                                          "modules_to_not_convert"};
+constexpr std::string_view kOfMaking =
+    "sym lm_head true_sequential static_groups model_name_or_path model_file_base_name meta pack_impl "
+    "act_group_aware hyb_act mse dataset tokenizer batch_size pad_token_id backend use_exllama exllama_config "
+    "disable_exllama use_cuda_fp16 max_input_length model_seqlen cache_block_outputs offload_to_disk "
+    "offload_to_disk_path block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize "
+    "modules_to_not_convert";
 
 const std::vector<HeldKey>& held_keys_of_gptq() {
   static const std::vector<HeldKey> all{

@@ -56,9 +56,17 @@ std::string HubKeys::text(std::string_view key, const std::string& usual) {
   return found ? found->get<std::string>() : usual;
 }
 
+namespace {
+
+bool is_word(std::string_view word, std::string_view words) {
+  return fmt::format(" {} ", words).find(fmt::format(" {} ", word)) != std::string::npos;
+}
+
+}  // namespace
+
 void HubKeys::hold(std::span<const HeldKey> table, std::string_view of) {
   for (const HeldKey& one : table) {
-    if (!one.of.empty() && fmt::format(" {} ", one.of).find(fmt::format(" {} ", of)) == std::string::npos) continue;
+    if (!one.of.empty() && !is_word(of, one.of)) continue;
     const json* const found = find(one.key);
     if (!found || (one.values.empty() && is_nothing(*found)) ||
         std::ranges::find(one.values, *found) != one.values.end())
@@ -67,12 +75,12 @@ void HubKeys::hold(std::span<const HeldKey> table, std::string_view of) {
   }
 }
 
-std::string HubKeys::unread(std::span<const std::string_view> quiet) const {
+std::string HubKeys::unread(std::string_view quiet) const {
   constexpr size_t kMostNamed = 12, kLongest = 60;
   std::vector<std::string> names;
   size_t more = 0;
   for (const auto& [key, value] : json_.items()) {
-    if (value.is_null() || known_.contains(key) || std::ranges::find(quiet, key) != quiet.end()) continue;
+    if (value.is_null() || known_.contains(key) || is_word(key, quiet)) continue;
     if (names.size() < kMostNamed)
       names.push_back(key.substr(0, kLongest));
     else

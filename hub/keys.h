@@ -39,8 +39,8 @@ class HubKeys {
 
   // Refuses what the table forbids in an object that is called `of`.
   void hold(std::span<const HeldKey> table, std::string_view of = {});
-  // One line about keys that nobody asked for and that are not in the list; empty where there are none.
-  std::string unread(std::span<const std::string_view> quiet) const;
+  // One line about keys that nobody asked for and that are not among these words; empty where there are none.
+  std::string unread(std::string_view quiet) const;
 
  private:
   // A value that fits; null where it may be missing and is.

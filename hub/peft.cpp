@@ -35,11 +35,10 @@ constexpr size_t kLongestPattern = 4000;
 
 // About how adapters were made and trained: what they compute does not depend on them. Configurations of first values
 // are used where init_lora_weights asks for them.
-constexpr std::string_view kOfTraining[] = {
-    "auto_mapping",    "revision",         "inference_mode",      "task_type",      "peft_version",
-    "megatron_core",   "loftq_config",     "ensure_weight_tying", "fan_in_fan_out", "layers_pattern",
-    "runtime_config",  "parent_library",   "eva_config",          "corda_config",   "lora_ga_config",
-    "megatron_config", "qalora_group_size"};
+constexpr std::string_view kOfTraining =
+    "auto_mapping revision inference_mode task_type peft_version megatron_core loftq_config ensure_weight_tying "
+    "fan_in_fan_out layers_pattern runtime_config parent_library eva_config corda_config lora_ga_config "
+    "megatron_config qalora_group_size";
 
 const std::vector<HeldKey>& held_keys_of_peft() {
   // Others subtract the first adapter from the weights of the base, or round these (PEFT 0.21, tuners/lora/layer.py).
@@ -66,8 +65,8 @@ const std::vector<HeldKey>& held_keys_of_peft() {
   return all;
 }
 
-PeftNames names_in(HubKeys& keys, const char* key) {
-  PeftNames out;
+PeftNames names_in(HubKeys& keys, const std::string& what, const char* key) {
+  PeftNames out{.list = {}, .where = what + ": " + key};
   const Json* const value = keys.find(key);
   if (value && value->is_string()) {
     out.all_linear = *value == "all-linear";
@@ -84,20 +83,21 @@ PeftNames names_in(HubKeys& keys, const char* key) {
 }
 
 // Python's re.fullmatch(), as far as both kinds of expressions are the same.
-bool matches(const std::string& pattern, const std::string& text) {
+bool matches(const std::string& pattern, const std::string& text, const std::string& where) {
   int error = 0;
   PCRE2_SIZE at = 0;
   const std::unique_ptr<pcre2_code, decltype(&pcre2_code_free)> code(
       pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_ANCHORED | PCRE2_ENDANCHORED,
                     &error, &at, nullptr),
       &pcre2_code_free);
-  if (!code) throw InputError(fmt::format("'{}' is no regular expression: error {} at {}", pattern, error, at));
+  if (!code)
+    throw InputError(fmt::format("{}: '{}' is no regular expression: error {} at {}", where, pattern, error, at));
   const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data(
       pcre2_match_data_create_from_pattern(code.get(), nullptr), &pcre2_match_data_free);
   const int found =
       pcre2_match(code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), 0, 0, data.get(), nullptr);
   if (found < PCRE2_ERROR_NOMATCH)
-    throw InputError(fmt::format("'{}' stopped at '{}': error {}", pattern, text, found));
+    throw InputError(fmt::format("{}: '{}' stopped at '{}': error {}", where, pattern, text, found));
   return found >= 0;
 }
 
@@ -128,7 +128,7 @@ std::string PeftNames::found(const std::string& layer) const {
   if (all_linear) return "all-linear";
   for (const std::string& name : list)
     if (layer == name || layer.ends_with("." + name)) return name;
-  return !regex.empty() && matches(regex, layer) ? regex : "";
+  return !regex.empty() && matches(regex, layer, where) ? regex : "";
 }
 
 PeftConfig parse_peft_config(std::string_view text, const std::string& what, std::vector<std::string>* notes) {
@@ -136,8 +136,8 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
   PeftConfig out;
   if (!keys.find("peft_type")) keys.refuse("peft_type", "\"LORA\"", Json());
   keys.hold(held_keys_of_peft());
-  out.lora.rank = keys.size("r", {}, kMostRank);
-  out.lora.alpha = keys.number("lora_alpha", {}, 0, 1e6);
+  out.lora.rank = keys.size("r", 8, kMostRank);
+  out.lora.alpha = keys.number("lora_alpha", 8, 0, 1e6);
   out.lora.dropout = keys.number("lora_dropout", 0, 0, 1);
   out.lora.rank_stabilised = keys.flag("use_rslora", false);
   for (const auto& [key, whole] :
@@ -145,12 +145,12 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
     if (const Json* const pattern = keys.find(key); pattern && pattern->is_object())
       for (const auto& [layers, value] : pattern->items())
         if (value != whole) keys.refuse(key, fmt::format("{} for every layer", whole), *pattern);
-  out.targets = names_in(keys, "target_modules");
+  out.targets = names_in(keys, what, "target_modules");
   if (out.targets.empty()) {
     const Json* const found = keys.find("target_modules");
     keys.refuse("target_modules", "a list of layers, a regular expression, or all-linear", found ? *found : Json());
   }
-  out.excluded = names_in(keys, "exclude_modules");
+  out.excluded = names_in(keys, what, "exclude_modules");
   if (const Json* const layers = keys.find("layers_to_transform"); layers && !is_nothing(*layers)) {
     out.layers.emplace();
     for (const Json& one : layers->is_array() ? *layers : Json::array({*layers})) {

@@ -21,11 +21,11 @@ bool is_peft_folder(const std::filesystem::path& folder);
 // Names of layers, as PEFT looks for them: a list of whole names and ends of names, or one regular expression.
 struct PeftNames {
   std::vector<std::string> list;
-  std::string regex = {};
+  std::string regex = {}, where = {};  // where: the file and the key, for messages
   bool all_linear = false;
 
   bool empty() const { return list.empty() && regex.empty() && !all_linear; }
-  // Which of the list a layer has; where there is none, another text that is not empty if it is meant all the same.
+  // The name of the list by which a layer is meant, another text where it is meant without; empty where it is not.
   std::string found(const std::string& layer) const;
 };
 

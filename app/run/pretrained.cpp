@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <set>
 #include <vector>
 
@@ -112,9 +113,18 @@ Pretrained open_adapted(const fs::path& from, const Base& given) {
   return out;
 }
 
-// The model beside which a run's adapters were trained; adapters that it began with lie beside one themselves.
+// The model beside which a run's adapters were trained, which is not always what it began with: that may have had
+// adapters itself. What is gone is told as it was said.
 std::string base_of(const TrainOptions& run) {
-  return run.init && is_peft_folder(*run.init) ? PeftFolder(*run.init).base(run.base).string() : run.init.value_or("");
+  std::string from = run.init.value_or("");
+  try {
+    if (is_peft_folder(from)) return PeftFolder(from).base(run.base).string();
+    if (from.empty() || is_hub_folder(from)) return from;
+    const TrainOptions before = options_in(pretrained_path(from));
+    return before.sizes.lora.rank > 0 ? base_of(before) : from;
+  } catch (const Error&) {
+    return from;
+  }
 }
 
 }  // namespace
@@ -161,6 +171,8 @@ ModelConfig pretrained_config(const fs::path& from, const Base& base) {
 }
 
 void say_notes(const std::vector<std::string>& notes) {
+  for (const char* rank : {"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK"})
+    if (const char* const mine = std::getenv(rank); mpi_surroundings() && mine && std::string_view(mine) != "0") return;
   for (const std::string& note : notes) std::fputs((one_line(note) + "\n").c_str(), stderr);
 }
 

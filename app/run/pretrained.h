@@ -38,8 +38,9 @@ using Base = std::optional<std::string>;
 Pretrained open_pretrained(const std::filesystem::path& from, const Base& base = {});
 // The folder of the checkpoint, or of the model: with a tokenizer in it.
 std::filesystem::path pretrained_path(const std::filesystem::path& from, const Base& base = {});
-// Says the notes on standard error, a line each.
+// Its notes are said.
 ModelConfig pretrained_config(const std::filesystem::path& from, const Base& base = {});
+// Says notes on standard error, a line each; of an MPI job the first process does.
 void say_notes(const std::vector<std::string>& notes);
 
 // Its tensors for a model of `config`: adapters that only the latter has keep their first values, and what it holds in

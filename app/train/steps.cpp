@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "app/job_of.h"
 #include "app/options.h"
 #include "app/plan/plan.h"
 #include "app/run/pretrained.h"
@@ -33,6 +34,9 @@
 #include "train/usage.h"
 
 namespace tessera {
+
+namespace fs = std::filesystem;
+
 namespace {
 
 constexpr const char* kHeld = "pulled";

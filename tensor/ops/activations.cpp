@@ -159,7 +159,8 @@ Shape halved(Shape shape) {
 Tensor swiglu(const Tensor& x_any) {
   if (x_any.rank() < 1 || x_any.dim(-1) % 2 != 0)
     throw Error("[swiglu] x is " + x_any.describe() + "; expected (..., 2 F), gates and then what they let through");
-  const Tensor x = x_any.contiguous(), y = x.make(halved(x.shape()));
+  const Tensor x = x_any.contiguous();
+  Tensor y = x.make(halved(x.shape()));
   on_device(
       x.device(), [&] { swiglu_on_cpu(y, x); }, [&] { cuda::swiglu(y, x); });
   return y;
@@ -168,7 +169,8 @@ Tensor swiglu(const Tensor& x_any) {
 Tensor swiglu_backward(const Tensor& dy_any, const Tensor& x_any) {
   if (x_any.rank() < 1 || !(dy_any.shape() == halved(x_any.shape())) || dy_any.dtype() != x_any.dtype())
     throw Error("[swiglu_backward] dy is " + dy_any.describe() + "; x is " + x_any.describe());
-  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous(), dx = x.make(x.shape());
+  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous();
+  Tensor dx = x.make(x.shape());
   on_device(
       x.device(), [&] { swiglu_backward_on_cpu(dx, dy, x); }, [&] { cuda::swiglu_backward(dx, dy, x); });
   return dx;

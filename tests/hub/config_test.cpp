@@ -142,7 +142,7 @@ TEST(HubConfig, WhatNobodyReadsMayHoldAnything) {
     text.replace(text.find("of_others"), 9, "use_cache");  // so well known that no note is needed
     EXPECT_EQ(in_words(parsed(text)), plain + (text.find("of_others") == text.npos ? "" : "; note: of_others")) << text;
   }
-  // What is read must fit.
+  // A value that is read must fit.
   for (const char* value : {"NaN", "1e999", "1, \"rms_norm_eps\": 2"}) {
     std::string text = kTiny.dump();
     text.insert(1, fmt::format("\"rms_norm_eps\": {}, ", value));

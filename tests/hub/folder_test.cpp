@@ -230,6 +230,28 @@ TEST(HubConvert, ReadsEveryFloat16) {
   }
 }
 
+// Keys of published models, by which nothing is computed: the loss stays.
+TEST_F(HubFolderTest, KeysThatMeanNothingChangeNoLoss) {
+  const std::pair<const char*, Json> cases[] = {
+      {"gpt2", {{"_num_labels", 1}}},                                                        // distilgpt2
+      {"gpt2", {{"n_special", 0}, {"predict_special_tokens", true}}},                        // gpt2-medium
+      {"gpt2", {{"output_past", true}}},                                                     // gpt2-xl
+      {"plain", {{"is_llama_config", true}, {"rope_interleaved", false}}},                   // SmolLM2
+      {"biased", {{"use_mrope", false}, {"max_window_layers", 28}, {"sliding_window", 1}}},  // Qwen2.5
+      {"mistral", {{"sliding_window", 4096}}},
+      {"grouped", {{"model_type", "mistral"}, {"sliding_window", 4096}, {"attention_dropout", 0.5}}}};
+  for (const auto& [variant, keys] : cases) {
+    SCOPED_TRACE(keys.dump());
+    const Safetensors fixture = fixture_of(variant);
+    make_folder(fixture);
+    Json config = Json::parse(read_file(path("config.json")));
+    config.update(keys);
+    write_config(config);
+    const HubFolder folder(path(""));
+    EXPECT_NEAR(loss_of(*model_of(folder, DType::float32), fixture), number(fixture.at("loss"), 0), 1e-5);
+  }
+}
+
 // Names and kinds of tensors as other programs leave them: the loss is that of the plain folder.
 TEST_F(HubFolderTest, NamesOfWrappersAndOfBareModelsAndMasksAreRead) {
   const std::vector<std::byte> mask(16);
@@ -272,7 +294,7 @@ TEST_F(HubFolderTest, NamesOfWrappersAndOfBareModelsAndMasksAreRead) {
       1);
 }
 
-// What lies in the place of the weights is named for what it is.
+// Another file in the place of the weights is named for what it is.
 TEST_F(HubFolderTest, OtherFilesInThePlaceOfWeightsAreNamed) {
   make_folder(fixture_of("untied"));
   const auto with = [&](const std::string& bytes, const char* words) {
@@ -287,7 +309,7 @@ TEST_F(HubFolderTest, OtherFilesInThePlaceOfWeightsAreNamed) {
   std::ofstream(path("pytorch_model.bin")) << "PK";
   expect_refused("pytorch_model.bin is not read: Python's transformers or peft makes safetensors");
   std::ofstream(path("model.safetensors.index.json")) << "version https://git-lfs.github.com/spec/v1\n";
-  expect_refused("index.json: not JSON, but a pointer of git-lfs");
+  expect_refused("index.json: not valid JSON: it is a pointer of git-lfs");
 }
 
 TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {

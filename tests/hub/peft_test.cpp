@@ -297,7 +297,7 @@ TEST_F(PeftFolderTest, WhatIsOtherwiseIsRefusedByName) {
       {"lora_alpha", "8", "lora_alpha': expected a number"},
       {"target_modules", {"q_proj", "lm_head"}, "has no layer 'lm_head'"},
       {"target_modules", {"nothing"}, "has no layer 'nothing'"},
-      {"target_modules", "(q_proj", "is no regular expression"},
+      {"target_modules", "(q_proj", "target_modules: '(q_proj' is no regular expression"},
       {"target_modules", ".*nothing", "target_modules: no layer of the base"},
       {"target_modules", {"q_proj"}, "expected those of"},
       {"target_modules", Json(), "target_modules': expected a list of layers, a regular expression, or all-linear"},
