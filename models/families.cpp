@@ -236,10 +236,13 @@ Settings settings_of(ModelConfig& c) {
   s.add(c.vocab, size("vocab", "pads the tokenizer's vocabulary to this size", {1, 1e9}).for_identity(Same::yes));
   s.add(c.tied, size("tied", "gives the head its own table; default: that of the tokens").unless("untied"));
   add_rotary(s, c.rotary);
+  s.add(c.window, of_llama("window", "last tokens that one attends to (a sliding window); 0: all [0]", {0, 1e9}));
   s.add(c.qkv_bias, of_llama("qkv_bias", "adds biases to q, k and v in the llama family, as Qwen2 does"));
   s.add(c.proj_bias, of_llama("proj_bias", "adds a bias to the projection behind attention in the llama family"));
   s.add(c.mlp_bias, of_llama("mlp_bias", "adds biases to the feed-forward layers of the llama family"));
   s.add(c.qk_norm, of_llama("qk_norm", "normalises each head of q and k, as Qwen3 does"));
+  s.add(c.gelu,
+        size("gelu", "GELU of the gpt2 family: GPT-2's own with tanh, or the exact one [tanh]").with("family gpt2"));
   s.add(c.norm_eps, size("norm_eps", "epsilon of the norms [1e-5]", {0, 1}));
   add_experts(s, c.experts);
   s.add(c.dropout, {"dropout", "probability of dropping an activation", {0, 1, true}}).for_identity(Same::yes);

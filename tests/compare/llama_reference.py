@@ -86,8 +86,11 @@ def attention(x, w, c):
     turn = frequencies(c["rope_parameters"], d)
     q, k = rotate(q, *turn).unflatten(2, (shared, heads // shared)), rotate(k, *turn)
     scores = torch.einsum("btkgd,bskd->bkgts", q, k) / math.sqrt(d)
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    y = torch.einsum("bkgts,bskd->btkgd", scores.masked_fill(future, -math.inf).softmax(-1), v)
+    all_pairs = torch.ones(scores.shape[-2:], dtype=torch.bool)
+    hidden = all_pairs.triu(1)
+    if c.get("sliding_window"):
+        hidden = hidden | all_pairs.tril(-c["sliding_window"])
+    y = torch.einsum("bkgts,bskd->btkgd", scores.masked_fill(hidden, -math.inf).softmax(-1), v)
     return F.linear(y.flatten(2), w["o_proj.weight"], w.get("o_proj.bias"))
 
 

@@ -25,8 +25,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::array kVariants{"plain", "grouped", "untied", "linear", "llama3",
-                               "yarn",  "biases",  "biased", "normed", "theta"};
+constexpr std::array kVariants{"plain",  "grouped", "untied", "linear", "llama3", "yarn",
+                               "biases", "biased",  "normed", "theta",  "slides"};
 
 RotaryOptions rotary_of(const Json& rope) {
   const std::string type = rope.at("rope_type");
@@ -62,6 +62,7 @@ ModelConfig config_of(const Json& c) {
           .ffn = c.at("intermediate_size"),
           .norm_eps = c.at("rms_norm_eps"),
           .rotary = rotary_of(c.at("rope_parameters")),
+          .window = c.value("sliding_window", 0),
           .qkv_bias = type == "qwen2" || c.value("attention_bias", false),
           .proj_bias = c.value("attention_bias", false),
           .mlp_bias = c.value("mlp_bias", false),

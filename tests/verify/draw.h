@@ -73,7 +73,11 @@ inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
   o["untied"] = d.between(0, 1) == 1;
   o["document_mask"] = text_of(o.plan.dp_mode) != "dataparallel" && d.between(0, 2) == 0;
   draw_adapters(d, o);
-  if (text_of(o.sizes.family) == "gpt2") return;
+  if (text_of(o.sizes.family) == "gpt2") {
+    o["gelu"] = d.of<const char*>({"tanh", "erf"});
+    return;
+  }
+  o["window"] = d.of({0, 0, 1, 3, 9});
   o["qkv_bias"] = d.between(0, 2) == 0;
   o["proj_bias"] = d.between(0, 2) == 0;
   o["mlp_bias"] = d.between(0, 2) == 0;
