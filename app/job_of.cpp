@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <thread>
 #include <vector>
@@ -32,6 +33,10 @@ ModelConfig model_of(const TrainOptions& o) {
     if (!s.field.open || o.gives(s.field.name)) to.at(s.field.name).assign(s);
   if (o.gives("heads") && !o.gives("kv_heads")) c.kv_heads = 0;  // those of the preset are for its own heads
   if (o.gives("channels") && !o.gives("ffn")) c.ffn = 0;
+  if (RotaryOptions& r = c.rotary; r.scaling == RopeScaling::yarn) {
+    if (!o.gives("rope_high_freq")) r.high_freq_factor = 32;
+    if (!o.gives("rope_attention")) r.attention_factor = 0.1 * std::log(r.factor) + 1;
+  }
   c.recompute = o.plan.recompute;
   LoraConfig& lora = c.lora;
   if (lora.rank == 0) lora = {};

@@ -1,4 +1,5 @@
 // Matrix products, forward beside vjp.
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -77,6 +78,10 @@ struct FirstLayer {
   }
 };
 
+std::function<Tensor()> gelu_again(const Tensor& h, GeluForm form) {
+  return [h, form] { return with_gelu(form, [&](auto op) { return unary<decltype(op)>(h); }); };
+}
+
 Tensor whole_input(const Var& x, const std::shared_ptr<const SharedInput>& shared) {
   return shared ? shared->gather(x.value()) : x.value();
 }
@@ -95,19 +100,29 @@ Var linear(const Var& x, const Var& w, const Var& b, WeightPacks* packs, std::sh
 }
 
 // The backward pass frees each value when it is done with it: the hidden values are the largest of a block.
-Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, bool recompute) {
-  BiasGelu hidden = linear_gelu(whole_input(x, up.shared), up.w.value(), value_or_none(up.b), up.packs);
+Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, bool recompute, GeluForm form) {
+  const bool tanh = form == GeluForm::tanh;  // which may be a part of the products
+  const auto activate = [&](const Tensor& in) {
+    const Tensor bias = value_or_none(up.b);
+    return tanh ? linear_gelu(in, up.w.value(), bias, up.packs)
+                : bias_gelu(linear(in, up.w.value(), Tensor(), up.packs), bias, form);
+  };
+  BiasGelu hidden = activate(whole_input(x, up.shared));
   Tensor made = linear(hidden.y, down.w.value(), value_or_none(down.b), down.packs);
-  Saved activated = recompute ? Saved([h = hidden.h] { return unary<Gelu>(h); }) : Saved(hidden.y);
+  Saved activated = recompute ? Saved(gelu_again(hidden.h, form)) : Saved(hidden.y);
   if (!down.w.requires_grad()) activated = Saved();
   Var y = record_one("gelu_mlp", std::move(made), {x, up.w, up.b, down.w, down.b},
                      [first = FirstLayer(x, up), w_down = down.w.saved(), down_packs = down.packs,
-                      h = std::move(hidden.h), activated = std::move(activated)](Grads& g) mutable {
+                      h = std::move(hidden.h), activated = std::move(activated), form](Grads& g) mutable {
                        const BiasSums sums = sums_of_output(g);
                        Tensor dy = g.take_output();
                        Tensor dbias = g.needs(2) ? h.make({h.dim(-1)}, wide_of(dy.dtype())) : Tensor();
-                       const Tensor dh =
-                           linear_input_grad_gelu(dy, w_down.get(), h, g.needs(2) ? &dbias : nullptr, down_packs);
+                       Tensor* const sums_of_dh = g.needs(2) ? &dbias : nullptr;
+                       const auto through = [&](const Tensor& w) {
+                         if (form == GeluForm::tanh) return linear_input_grad_gelu(dy, w, h, sums_of_dh, down_packs);
+                         return bias_gelu_backward(linear_input_grad(dy, w, down_packs), h, sums_of_dh, form);
+                       };
+                       const Tensor dh = through(w_down.get());
                        h = Tensor();
                        give_linear(g, 3, dy, activated, sums);
                        activated = Saved();
@@ -230,16 +245,16 @@ Var log_softmax(const Var& x) {
   return record_one("log_softmax", y, {x.edge()}, [y](Grads& g) { g.give(0, log_softmax_backward(g.output(), y)); });
 }
 
-Var bias_gelu(Var x, const Var& bias, bool recompute) {
+Var bias_gelu(Var x, const Var& bias, bool recompute, GeluForm form) {
   const Var x_edge = x.edge();
-  BiasGelu r = bias_gelu(std::move(x).take(), value_or_none(bias));
-  Var y = record_one("bias_gelu", std::move(r.y), {x_edge, bias}, [h = r.h](Grads& g) {
+  BiasGelu r = bias_gelu(std::move(x).take(), value_or_none(bias), form);
+  Var y = record_one("bias_gelu", std::move(r.y), {x_edge, bias}, [h = r.h, form](Grads& g) {
     Tensor dbias = g.needs(1) ? h.make({h.dim(-1)}, wide_of(h.dtype())) : Tensor();
-    Tensor dh = bias_gelu_backward(g.take_output(0), h, dbias.defined() ? &dbias : nullptr);
+    Tensor dh = bias_gelu_backward(g.take_output(0), h, dbias.defined() ? &dbias : nullptr, form);
     if (g.needs(1)) g.give(1, std::move(dbias));
     if (g.needs(0)) g.give(0, std::move(dh));
   });
-  return recompute ? y.with_recipe([h = r.h] { return unary<Gelu>(h); }) : y;
+  return recompute ? y.with_recipe(gelu_again(r.h, form)) : y;
 }
 
 Var embedding(const Tensor& ids_anywhere, const Var& table) {

@@ -74,7 +74,8 @@ struct LinearWeights {
 };
 // down(gelu(up(x))): x (..., C) -> (..., C'). The bits on the CPU are those of linear(), bias_gelu() and linear(). With
 // `recompute` the output of GELU is made again in the backward pass. The input of `up` may be shared.
-Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, bool recompute = false);
+Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, bool recompute = false,
+             GeluForm form = GeluForm::tanh);
 
 // --- fused and structured ---
 // With `recompute`, here and in bias_gelu, the result is made again from its input wherever an op saves it.
@@ -87,7 +88,7 @@ Var add_residual(const Var& x, Var y);
 Var softmax(const Var& x);
 Var log_softmax(const Var& x);
 // gelu(x + bias).
-Var bias_gelu(Var x, const Var& bias, bool recompute = false);
+Var bias_gelu(Var x, const Var& bias, bool recompute = false, GeluForm form = GeluForm::tanh);
 Var embedding(const Tensor& ids, const Var& table);  // the ids may lie on the host, wherever the table lies
 // silu(gate) * up of x = [gate | up] (..., 2 F) -> (..., F).
 Var swiglu(const Var& x, bool recompute = false);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <memory>
@@ -33,14 +34,13 @@ constexpr std::string_view kQuiet =
 
 // Keys by which the transformers library, or a model with code of its own, computes what no layer here does.
 const std::vector<HeldKey>& held_keys() {
-  static const std::vector<HeldKey> all{{"attention_bias", {false}, "", "llama mistral mixtral qwen3 qwen3_moe"},
-                                        {"mlp_bias", {false}},
+  static const std::vector<HeldKey> all{{"attention_bias", {false}, "", "mistral mixtral"},
+                                        {"mlp_bias", {false}, "", "gpt2 mistral mixtral qwen2 qwen3 qwen3_moe"},
                                         {"scale_attn_weights", {true}},
                                         {"scale_attn_by_inverse_layer_idx", {false}},
                                         {"add_cross_attention", {false}},
                                         {"is_encoder_decoder", {false}},
                                         {"pruned_heads"},
-                                        {"partial_rotary_factor", {1}, " (all of a head turns)"},
                                         {"rotary_pct", {1}, " (all of a head turns)"},
                                         {"use_mrope", {false}},
                                         {"attn_logit_softcapping"},
@@ -70,8 +70,8 @@ const std::vector<HeldKey>& held_keys() {
 constexpr int64_t kMostLayers = 100000, kMostExperts = 10000;
 
 using Model = ModelConfig;
-using Field = std::variant<std::monostate, int64_t Model::*, double Model::*, int64_t ExpertConfig::*,
-                           RouterSoftmax ExpertConfig::*, double RotaryOptions::*>;
+using Field = std::variant<std::monostate, int64_t Model::*, double Model::*, bool Model::*, GeluForm Model::*,
+                           int64_t ExpertConfig::*, RouterSoftmax ExpertConfig::*, double RotaryOptions::*>;
 
 // A key: where its value goes, or the values that it may have, the first of which is written.
 struct Key {
@@ -133,7 +133,11 @@ KeyList llama_keys(const KeyList& more) {
          more;
 }
 
+// Activations of the transformers library: the first is exact, and all others are written with tanh.
+constexpr std::string_view kExactGelu = "gelu", kTanhGelu = "gelu_new";
+
 std::vector<HubType> make_types() {
+  const Key attention_bias{"attention_bias", &Model::proj_bias}, mlp_bias{"mlp_bias", &Model::mlp_bias};
   const Key head_dim{"head_dim", &Model::head_dim, &Model::head_size};
   const ModelConfig like_llama{.family = Family::llama, .tied = false};
   ModelConfig like_qwen2 = like_llama, like_qwen3 = like_llama, like_qwen3_moe = like_llama;
@@ -144,7 +148,10 @@ std::vector<HubType> make_types() {
       {"gpt2",
        "GPT2LMHeadModel",
        {},
-       {held("activation_function", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"}),
+       {{.name = "activation_function",
+         .field = &Model::gelu,
+         .values = {kTanhGelu, "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh", kExactGelu,
+                    "gelu_python"}},
         {"n_layer", &Model::layers, nullptr, kMostLayers},
         {"n_head", &Model::heads},
         {"n_embd", &Model::channels},
@@ -152,7 +159,7 @@ std::vector<HubType> make_types() {
         {"n_positions", &Model::context},
         {"vocab_size", &Model::vocab},
         {"layer_norm_epsilon", &Model::norm_eps}}},
-      {"llama", "LlamaForCausalLM", like_llama, llama_keys({head_dim})},
+      {"llama", "LlamaForCausalLM", like_llama, llama_keys({head_dim, attention_bias, mlp_bias})},
       {"mistral", "MistralForCausalLM", like_llama, llama_keys({head_dim})},
       {.name = "qwen2",
        .architecture = "Qwen2ForCausalLM",
@@ -163,7 +170,7 @@ std::vector<HubType> make_types() {
       {.name = "qwen3",
        .architecture = "Qwen3ForCausalLM",
        .base = like_qwen3,
-       .written = llama_keys({head_dim}),
+       .written = llama_keys({head_dim, attention_bias}),
        .may_slide = true},
       {"mixtral",
        "MixtralForCausalLM",
@@ -185,6 +192,7 @@ std::vector<HubType> make_types() {
             {"num_experts_per_tok", &ExpertConfig::per_token},
             {"moe_intermediate_size", &Model::ffn},
             {"norm_topk_prob", &ExpertConfig::softmax},
+            attention_bias,
             held("decoder_sparse_step", {1}),
             held("mlp_only_layers", {Json::array()})}),
        {},
@@ -208,11 +216,15 @@ const std::vector<HubType>& types() {
   return all;
 }
 
+bool slides(const ModelConfig& c) { return c.window > 0 && c.window < c.context; }
+
 // The plainest type that has all that the model has, or null.
 const HubType* type_of(const ModelConfig& c) {
   const auto found = std::ranges::find_if(types(), [&](const HubType& t) {
-    return t.base.family == c.family && t.base.qkv_bias == c.qkv_bias && t.base.qk_norm == c.qk_norm &&
-           t.experts.empty() == (c.experts.count == 0);
+    const auto says = [&](std::string_view key) { return std::ranges::count(t.written, key, &Key::name) > 0; };
+    const bool biases = c.proj_bias ? c.qkv_bias && says("attention_bias") : c.qkv_bias == t.base.qkv_bias;
+    return t.base.family == c.family && biases && (!c.mlp_bias || says("mlp_bias")) && t.base.qk_norm == c.qk_norm &&
+           t.experts.empty() == (c.experts.count == 0) && (!slides(c) || t.name != "llama");
   });
   return found == types().end() ? nullptr : &*found;
 }
@@ -229,6 +241,11 @@ void read(HubKeys& keys, const Key& key, ModelConfig& c, int64_t& to) {
   to = keys.size(name, to, key.most);
 }
 void read(HubKeys& keys, const Key& key, ModelConfig&, double& to) { to = keys.number(key.name, to); }
+void read(HubKeys& keys, const Key& key, ModelConfig&, bool& to) { to = keys.flag(key.name, to); }
+void read(HubKeys& keys, const Key& key, ModelConfig&, GeluForm& to) {
+  const std::string name = keys.text(key.name, std::string(kTanhGelu));
+  to = name == kExactGelu || name == "gelu_python" ? GeluForm::erf : GeluForm::tanh;
+}
 void read(HubKeys& keys, const Key& key, ModelConfig&, RouterSoftmax& to) {
   to = keys.flag(key.name, to == RouterSoftmax::chosen) ? RouterSoftmax::chosen : RouterSoftmax::all;
 }
@@ -249,46 +266,73 @@ void with_field(const Key& key, ModelConfig& c, const F& f) {
 }
 
 // "rope_scaling" of older files, or "rope_parameters", in which theta may stand too. Other keys in it are those of
-// types that are refused.
-void read_rope_object(const Json& json, const std::string& what, ModelConfig& c) {
-  HubKeys keys(json, what);
+// types that are refused. What is usual is as in the transformers library 5.24
+// (src/transformers/modeling_rope_utils.py); there the models of all types that are read here turn whole heads,
+// whatever a file says, if positions are not scaled.
+void read_rope_object(HubKeys& top, const std::string& key, const std::string& what, ModelConfig& c) {
+  HubKeys keys(*top.find(key), what + ": " + key);
   RotaryOptions& r = c.rotary;
   r.theta = keys.number("rope_theta", r.theta);
   keys.hold(held_keys());
-  for (const auto& [key, value] : json.items())
-    if (value.is_object()) keys.refuse(key, "positions that turn alike in all layers", value);
+  for (const auto& [inner, value] : top.find(key)->items())
+    if (value.is_object()) keys.refuse(inner, "positions that turn alike in all layers", value);
   const std::string type = keys.text("rope_type", keys.text("type", "default"));
   if (type == "default") return;
-  if (type != "linear" && type != "llama3") keys.refuse("rope_type", "default, linear or llama3", type);
-  RotaryOptions scaled{.theta = r.theta, .scaling = RopeScaling::linear, .factor = keys.number("factor")};
-  if (type == "llama3") {
+  if (std::ranges::find(kRopeScalingNames, type) == kRopeScalingNames.end() || type == "none")
+    keys.refuse("rope_type", "default, linear, llama3 or yarn", type);
+  const bool yarn = type == "yarn";
+  static const HeldKey partial{"partial_rotary_factor", {1}, " where positions are scaled"},
+      rounded{"truncate", {true}, " (places are whole numbers)"};
+  for (HubKeys* const object : {&top, &keys}) object->hold({&partial, 1});
+  if (yarn) keys.hold({&rounded, 1});
+  RotaryOptions scaled{.theta = r.theta, .scaling = RopeScaling::linear};
+  if (type != "linear")
+    scaled.original_context =
+        (top.find("original_max_position_embeddings") ? top : keys).size("original_max_position_embeddings", c.context);
+  const double grown = static_cast<double>(c.context) / static_cast<double>(scaled.original_context);
+  scaled.factor = yarn ? keys.number("factor", grown) : keys.number("factor");
+  const char *low = "low_freq_factor", *high = "high_freq_factor";
+  if (yarn) {
+    const auto number = [&](const char* name, double usual) {  // 0 counts as missing
+      const double found = keys.number(name, usual, 0);
+      return found > 0 ? found : usual;
+    };
+    const auto scale = [&](double times) { return scaled.factor > 1 ? 0.1 * times * std::log(scaled.factor) + 1 : 1; };
+    low = "beta_slow", high = "beta_fast";
+    scaled.scaling = RopeScaling::yarn;
+    scaled.low_freq_factor = number(low, 1), scaled.high_freq_factor = number(high, 32);
+    const double one = number("mscale", 0), other = number("mscale_all_dim", 0);
+    scaled.attention_factor =
+        keys.number("attention_factor", one > 0 && other > 0 ? scale(one) / scale(other) : scale(1));
+    if (scaled.factor == 1 && scaled.attention_factor != 1)
+      keys.refuse("attention_factor", "1 beside the factor 1", scaled.attention_factor);
+  } else if (type == "llama3") {
     scaled.scaling = RopeScaling::llama3;
-    scaled.low_freq_factor = keys.number("low_freq_factor");
-    scaled.high_freq_factor = keys.number("high_freq_factor");
-    scaled.original_context = keys.size("original_max_position_embeddings");
-    if (scaled.low_freq_factor >= scaled.high_freq_factor)
-      keys.refuse("low_freq_factor", "less than high_freq_factor", scaled.low_freq_factor);
+    scaled.low_freq_factor = keys.number(low), scaled.high_freq_factor = keys.number(high);
   }
+  if (type != "linear" && scaled.low_freq_factor >= scaled.high_freq_factor)
+    keys.refuse(low, fmt::format("less than {}", high), scaled.low_freq_factor);
   if (scaled.factor != 1) r = scaled;  // each frequency times 1 stays what it is
 }
 
 // The last tokens that one attends to, where they are fewer than the context: in all layers of a Mistral, in those of a
-// Qwen where its keys say so. Only where a layer slides need the number fit.
+// Qwen where its keys say so, never in a Llama. Only where a layer slides need the number fit, and then all must.
 void read_window(HubKeys& keys, const HubType& type, ModelConfig& c) {
   const Json *const layers = keys.find("layer_types"), *const first = keys.find("max_window_layers");
+  const auto count = [&](const char* kind) { return layers ? std::count(layers->begin(), layers->end(), kind) : 0; };
+  const int64_t sliding = count("sliding_attention"), before = first ? natural(*first).value_or(0) : 28;
+  if (layers && sliding + count("full_attention") != std::ssize(*layers))
+    keys.refuse("layer_types", "full_attention of every layer", *layers);
+  if (type.name == "llama") return;
   const bool may_slide = keys.flag("use_sliding_window", false), stands = keys.has("sliding_window");
-  bool slides = !type.may_slide || (may_slide && !layers && (first ? natural(*first).value_or(0) : 28) < c.layers);
-  bool of_layers = false;
-  for (const Json& one : layers ? *layers : Json::array()) {
-    of_layers = of_layers || one == "sliding_attention";
-    if (one != "full_attention" && one != "sliding_attention")
-      keys.refuse("layer_types", "full_attention of every layer", *layers);
-  }
-  slides = slides || of_layers;
+  const bool some = !type.may_slide || (layers ? sliding > 0 : may_slide && before < c.layers);
+  const bool all = !type.may_slide || (layers ? sliding == std::ssize(*layers) : before == 0);
   const Json* const given = keys.find("sliding_window");
-  if (slides) c.window = given ? keys.size("sliding_window") : stands ? 0 : type.base.window;
-  if (of_layers && c.window == 0) keys.refuse("layer_types", "full_attention of every layer", *layers);
-  if (c.window >= c.context) c.window = 0;
+  if (some) c.window = given ? keys.size("sliding_window") : stands ? 0 : type.base.window;
+  if (sliding > 0 && c.window == 0) keys.refuse("layer_types", "full_attention of every layer", *layers);
+  if (!slides(c)) c.window = 0;
+  const char* const says = layers ? "layer_types" : "max_window_layers";
+  if (c.window > 0 && !all) keys.refuse(says, "the same attention in all layers", layers ? *layers : Json(before));
 }
 
 // Sizes that fit each other, and fit into memory.
@@ -330,11 +374,12 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
           std::ranges::find(key.values, *value) == key.values.end())
         keys.refuse(key.name, key.values[0].dump(), *value);
     }
+  c.qkv_bias = c.qkv_bias || c.proj_bias;  // "attention_bias" gives all four
   c.tied = keys.flag("tie_word_embeddings", c.tied);
   keys.hold(held_keys(), type->name);
   if (rotary) {
     for (const char* key : {"rope_scaling", "rope_parameters"})
-      if (const Json* object = keys.find(key)) read_rope_object(*object, what + ": " + key, c);
+      if (keys.find(key)) read_rope_object(keys, key, what, c);
     read_window(keys, *type, c);
   }
   if (const Json* const quantised = keys.find("quantization_config")) {
@@ -355,33 +400,41 @@ namespace {
 std::string missing_type(const ModelConfig& c) {
   const bool gpt2 = c.family == Family::gpt2, experts = c.experts.count > 0;
   const bool own_heads = c.head_size() * c.heads != c.channels;
-  if (experts && (gpt2 || c.qkv_bias))
+  if (experts && (gpt2 || (c.qkv_bias && !c.qk_norm)))
     return "the hub has experts in mixtral and qwen3_moe, which are of the family llama and have no biases";
   if (gpt2 && (c.key_heads() != c.heads || own_heads))
     return fmt::format("the hub has no gpt2 with {} heads of keys of {} numbers beside {} heads and {} channels",
                        c.key_heads(), c.head_size(), c.heads, c.channels);
-  if (c.qkv_bias && c.qk_norm) return "the hub has no family with both biases of q, k and v and norms of q and k";
-  if (c.qkv_bias && own_heads) return "the hub's qwen2 has no heads of another size than channels / heads";
+  if (c.proj_bias && !c.qkv_bias) return "the hub has no family with a bias behind attention and none of q, k and v";
+  if (c.qkv_bias && c.qk_norm && !c.proj_bias)
+    return "the hub's qwen3 has biases of q, k and v with one behind attention, not alone";
+  if (c.mlp_bias && (c.qk_norm || c.qkv_bias != c.proj_bias || slides(c)))
+    return "the hub has biases of feed-forward layers in llama, which has no norms of q and k, no sliding window, and "
+           "biases of all four projections of attention or none";
+  if (c.qkv_bias && !c.proj_bias && own_heads)
+    return "the hub's qwen2 has no heads of another size than channels / heads";
   if (experts && c.experts.shared > 0) return "the hub's mixtral and qwen3_moe have no shared experts";
   if (experts && !c.qk_norm && c.experts.softmax == RouterSoftmax::all)
     return "the hub's mixtral has weights that are shares among the chosen experts, not among all";
-  if (c.window > 0)
-    return fmt::format("a sliding_window of {} tokens in a context of {} is not computed", c.window, c.context);
   return type_of(c) ? "" : "the hub has no type of models with these parts";
 }
 
 Json value_of(int64_t value) { return value; }
 Json value_of(double value) { return value; }
+Json value_of(bool value) { return value; }
+Json value_of(GeluForm value) { return value == GeluForm::erf ? kExactGelu : kTanhGelu; }
 Json value_of(RouterSoftmax value) { return value == RouterSoftmax::chosen; }
 
 nlohmann::ordered_json rope_object(const RotaryOptions& r) {
   nlohmann::ordered_json rope = {{"rope_type", "default"}, {"rope_theta", r.theta}};
   if (r.scaling == RopeScaling::none) return rope;
-  rope["rope_type"] = r.scaling == RopeScaling::linear ? "linear" : "llama3";
+  const bool yarn = r.scaling == RopeScaling::yarn;
+  rope["rope_type"] = text_of(r.scaling);
   rope["factor"] = r.factor;
   if (r.scaling == RopeScaling::linear) return rope;
-  rope["low_freq_factor"] = r.low_freq_factor;
-  rope["high_freq_factor"] = r.high_freq_factor;
+  rope[yarn ? "beta_slow" : "low_freq_factor"] = r.low_freq_factor;
+  rope[yarn ? "beta_fast" : "high_freq_factor"] = r.high_freq_factor;
+  if (yarn) rope["attention_factor"] = r.attention_factor;
   rope["original_max_position_embeddings"] = r.original_context;
   return rope;
 }
@@ -403,6 +456,8 @@ std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig*
     if (c.rotary.scaling != RopeScaling::none) out["rope_scaling"] = rope;
     out["rope_parameters"] = rope;
   }
+  if (slides(c)) out["sliding_window"] = c.window;
+  if (slides(c) && type.may_slide) out["use_sliding_window"] = true, out["max_window_layers"] = 0;
   out["tie_word_embeddings"] = c.tied;
   for (const char* key : {"torch_dtype", "dtype"}) out[key] = name_of(dtype);
   if (gptq) out["quantization_config"] = nlohmann::ordered_json::parse(gptq_config(*gptq));

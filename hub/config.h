@@ -17,14 +17,14 @@ namespace tessera {
 // The model of a file with "model_type" gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe, with rotary positions
 // in the older spelling ("rope_theta", "rope_scaling") or the newer ("rope_parameters"). Without dropout. `what` names
 // the file; `notes` gets a line about keys that are not read. Throws InputError naming the key, what was expected and
-// found: another activation, biases that no layer here has; and quantised weights unless the caller takes them and they
-// are GPTQ's.
+// found: another activation, biases that no layer here has, windows of some layers; and quantised weights unless the
+// caller takes them and they are GPTQ's.
 ModelConfig parse_hub_config(std::string_view json, const std::string& what, std::optional<GptqConfig>* gptq = nullptr,
                              std::vector<std::string>* notes = nullptr);
 
 // Writes what the transformers library reads as the same model, in both spellings. The family is the plainest that has
-// all that the model has: gpt2, llama, qwen2 (biases of q, k and v) or qwen3 (norms of q and k), mixtral or qwen3_moe.
-// Throws Error for a model that is none of them.
+// all that the model has: gpt2, llama, mistral (a sliding window), qwen2 (biases of q, k and v) or qwen3 (norms of q
+// and k), mixtral or qwen3_moe. Throws Error for a model that is none of them.
 std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig* gptq = nullptr);
 
 // One of our tensors: the rows of some of theirs, one after another, or one of theirs transposed.

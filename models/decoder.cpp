@@ -29,11 +29,13 @@ Module& DecoderBlock::make_mlp(const ModelConfig& c) {
     return child<MixtureOfExperts>("mlp", c.channels,
                                    MixtureOfExperts::Options{.hidden = c.hidden(),
                                                              .gated = gated,
+                                                             .gelu = c.gelu,
                                                              .down_deviation = deviation,
                                                              .recompute = c.recompute,
                                                              .experts = c.experts});
-  if (gated) return child<GatedMlp>("mlp", c.channels, c.hidden(), deviation, c.recompute);
-  return child<Mlp>("mlp", c.channels, c.hidden(), deviation, c.recompute, row_of(c.family).biases);
+  if (gated) return child<GatedMlp>("mlp", c.channels, c.hidden(), deviation, c.recompute, c.mlp_bias);
+  return child<Mlp>("mlp", c.channels, c.hidden(),
+                    Mlp::Options{deviation, c.recompute, row_of(c.family).biases, c.gelu});
 }
 
 Var DecoderBlock::forward(const Var& x) {
@@ -59,7 +61,8 @@ std::vector<DecoderBlock*> Decoder::make_blocks() {
                                .dropout = c.dropout,
                                .projection_deviation = c.residual_deviation(),
                                .qkv_bias = row.biases || c.qkv_bias,
-                               .projection_bias = row.biases,
+                               .projection_bias = row.biases || c.proj_bias,
+                               .window = c.window < c.context ? c.window : 0,
                                .recompute = c.recompute == Recompute::attention};
   if (row.rotary) attention.rotary = std::make_shared<Rotary>(c.context, c.head_size(), c.rotary);
   if (c.qk_norm) attention.norm_eps = c.norm_eps;
@@ -77,9 +80,17 @@ Decoder::Decoder(const ModelConfig& c)
       blocks(make_blocks()),
       norm(child<Norm>("norm", c.channels, norm_of(c), Recompute::none)),
       head(make_head(tokens)) {
+  if (c.mlp_bias && c.experts.count > 0)
+    throw FieldError("mlp_bias", "experts have no biases; expected false beside `experts`");
+  if (row_of(c.family).gated && c.gelu != GeluForm::tanh)
+    throw FieldError("gelu", "goes with `family` gpt2, found " + std::string(name_in(kFamilyNames, c.family)));
   if (row_of(c.family).rotary) return;
-  for (const auto& [field, found] :
-       {std::pair{"rope_theta", c.rotary != RotaryOptions()}, {"qkv_bias", c.qkv_bias}, {"qk_norm", c.qk_norm}})
+  for (const auto& [field, found] : {std::pair{"rope_theta", c.rotary != RotaryOptions()},
+                                     {"window", c.window != 0},
+                                     {"qkv_bias", c.qkv_bias},
+                                     {"proj_bias", c.proj_bias},
+                                     {"mlp_bias", c.mlp_bias},
+                                     {"qk_norm", c.qk_norm}})
     if (found)
       throw FieldError(field, "goes with `family` llama, found " + std::string(name_in(kFamilyNames, c.family)));
 }

@@ -157,18 +157,25 @@ Field of_routing(std::string_view name, std::string_view help) {
 }
 
 void add_rotary(Settings& s, RotaryOptions& r) {
-  const std::string_view llama3 = "rope_scaling llama3";
+  const std::string_view bands = "rope_scaling llama3 yarn";
   s.add(r.theta, of_llama("rope_theta", "base of the rotary positions' frequencies [10000]", {1, 1e12}));
   s.add(r.scaling, of_llama("rope_scaling", "way for rotary positions to reach a longer context"));
   s.add(r.factor, of_llama("rope_factor", "with `rope_scaling`: how many times longer the context gets [1]", {1, 1e6}));
-  s.add(r.low_freq_factor,
-        size("rope_low_freq", "with llama3 scaling: divides frequencies of fewer turns per context [1]", {0, 1e6})
-            .with(llama3));
+  s.add(
+      r.low_freq_factor,
+      size("rope_low_freq", "with llama3 or yarn scaling: divides frequencies of fewer turns per context [1]", {0, 1e6})
+          .with(bands));
   s.add(r.high_freq_factor,
-        size("rope_high_freq", "with llama3 scaling: keeps frequencies of more turns per context [4]", {0, 1e6})
-            .with(llama3));
-  s.add(r.original_context,
-        size("rope_original_context", "with llama3 scaling: the context before it [8192]", {1, 1e9}).with(llama3));
+        size("rope_high_freq", "with llama3 or yarn scaling: keeps frequencies of more turns per context [4, yarn: 32]",
+             {0, 1e6})
+            .with(bands));
+  s.add(
+      r.original_context,
+      size("rope_original_context", "with llama3 or yarn scaling: the context before it [8192]", {1, 1e9}).with(bands));
+  s.add(
+      r.attention_factor,
+      size("rope_attention", "with yarn scaling: scales queries and keys; default: 0.1 ln(`rope_factor`) + 1", {0, 1e6})
+          .with("rope_scaling yarn"));
 }
 
 void add_experts(Settings& s, ExpertConfig& e) {
@@ -229,8 +236,13 @@ Settings settings_of(ModelConfig& c) {
   s.add(c.vocab, size("vocab", "pads the tokenizer's vocabulary to this size", {1, 1e9}).for_identity(Same::yes));
   s.add(c.tied, size("tied", "gives the head its own table; default: that of the tokens").unless("untied"));
   add_rotary(s, c.rotary);
+  s.add(c.window, of_llama("window", "last tokens that one attends to (a sliding window); 0: all [0]", {0, 1e9}));
   s.add(c.qkv_bias, of_llama("qkv_bias", "adds biases to q, k and v in the llama family, as Qwen2 does"));
+  s.add(c.proj_bias, of_llama("proj_bias", "adds a bias to the projection behind attention in the llama family"));
+  s.add(c.mlp_bias, of_llama("mlp_bias", "adds biases to the feed-forward layers of the llama family"));
   s.add(c.qk_norm, of_llama("qk_norm", "normalises each head of q and k, as Qwen3 does"));
+  s.add(c.gelu,
+        size("gelu", "GELU of the gpt2 family: GPT-2's own with tanh, or the exact one [tanh]").with("family gpt2"));
   s.add(c.norm_eps, size("norm_eps", "epsilon of the norms [1e-5]", {0, 1}));
   add_experts(s, c.experts);
   s.add(c.dropout, {"dropout", "probability of dropping an activation", {0, 1, true}}).for_identity(Same::yes);

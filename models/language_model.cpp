@@ -140,7 +140,7 @@ double LanguageModel::layer_flops(int64_t i) {
   int64_t elements = 0;
   for (const Parameter* p : layer(i).parameters()) elements += p->whole.rank() == 2 ? p->whole.numel() : 0;
   elements -= idle_elements(i);
-  return 2 * static_cast<double>(elements) + 2 * static_cast<double>(config.context * config.attended());
+  return 2 * static_cast<double>(elements) + 2 * config.keys() * static_cast<double>(config.attended());
 }
 
 double LanguageModel::training_flops() {
@@ -152,7 +152,7 @@ double LanguageModel::training_flops() {
       if (at[u] >= 0 || slot.parameter->is_tied())
         passes += (units[u].trainable ? 3 : 2) * slot.parameter->whole.numel();
   for (int64_t i = 0; i < config.layers; ++i) passes -= (config.lora.rank > 0 ? 2 : 3) * idle_elements(i);
-  return 2 * static_cast<double>(passes) + 12 * static_cast<double>(config.layers * config.attended() * config.context);
+  return 2 * static_cast<double>(passes) + 12 * static_cast<double>(config.layers * config.attended()) * config.keys();
 }
 
 }  // namespace tessera

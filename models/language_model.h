@@ -5,6 +5,7 @@
 // A model declares its modules in that order: those before the layers go with the first stage of a pipeline, those
 // after them with the last one.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -82,6 +83,12 @@ struct QuantizeConfig {
   bool operator==(const QuantizeConfig&) const = default;
 };
 
+// Twice the keys that a query sees, on average: of `context` tokens, or the last `window` (0: all).
+inline double keys_of(int64_t context, int64_t window) {
+  const auto t = static_cast<double>(context), w = window > 0 ? std::min(static_cast<double>(window), t) : t;
+  return w * (2 - w / t);
+}
+
 struct ModelConfig {
   Family family = Family::gpt2;  // a model of your own does not look at it
   int64_t layers = 4, heads = 4, channels = 128, context = 64, vocab = 256;
@@ -93,10 +100,13 @@ struct ModelConfig {
   int64_t head_dim = 0;     // 0: channels / heads
   int64_t ffn = 0;          // hidden channels of a feed-forward layer; 0: 4 channels
   double norm_eps = 1e-5;
+  GeluForm gelu = GeluForm::tanh;  // of families whose feed-forward layers have no gates
   // Parts of families whose positions are rotary:
   RotaryOptions rotary = {};
-  int64_t window = 0;         // last tokens that one attends to: a context beyond it is not computed; 0: all
+  int64_t window = 0;         // last tokens that one attends to; 0: all
   bool qkv_bias = false;      // q, k and v have some
+  bool proj_bias = false;     // the projection behind attention has one
+  bool mlp_bias = false;      // both layers of a gated feed-forward layer have some
   bool qk_norm = false;       // each head of q and k is normalised
   ExpertConfig experts = {};  // in place of the feed-forward layers, each of them `ffn` wide
   LoraConfig lora = {};
@@ -108,17 +118,20 @@ struct ModelConfig {
   int64_t head_size() const { return head_dim > 0 ? head_dim : channels / heads; }
   int64_t attended() const { return heads * head_size(); }  // channels of q, and of what attention gives
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
+  double keys() const { return keys_of(context, window); }
   // Deviation of the first weights of layers that add to the residual: GPT-2's 0.02 / sqrt(2 layers).
   double residual_deviation() const { return 0.02 / std::sqrt(2.0 * static_cast<double>(layers)); }
 };
 
 // The names of a model's values (for users, JSON, messages) and the entries of its fields (settings/setting.h).
 constexpr std::array<std::string_view, 2> kRouterSoftmaxNames = {"chosen", "all"};
-constexpr std::array<std::string_view, 3> kRopeScalingNames = {"none", "linear", "llama3"};
+constexpr std::array<std::string_view, 4> kRopeScalingNames = {"none", "linear", "llama3", "yarn"};
+constexpr std::array<std::string_view, 2> kGeluNames = {"tanh", "erf"};
 constexpr std::array<std::string_view, 3> kCodecNames = {"none", "nf4", "gptq"};
 
 constexpr const auto& names_of(RouterSoftmax) { return kRouterSoftmaxNames; }
 constexpr const auto& names_of(RopeScaling) { return kRopeScalingNames; }
+constexpr const auto& names_of(GeluForm) { return kGeluNames; }
 constexpr const auto& names_of(Codec) { return kCodecNames; }
 
 template <class Enum>

@@ -52,7 +52,8 @@ Var Linear::forward(const Var& x) {
                   : multiply(x, seen(weight), plain ? b : Var(), that_pay(packs_));
   for (Lora* adapter : adapters_) y = adapter->add_to(std::move(y), x);
   if (plain) return y;
-  return bias_gelu(std::move(y), b, makes_activation_again(options_.recompute));
+  return bias_gelu(std::move(y), b, makes_activation_again(options_.recompute),
+                   options_.activation == Activation::gelu ? GeluForm::tanh : GeluForm::erf);
 }
 
 void Linear::quantize(const Packing& packing) {
@@ -122,18 +123,21 @@ Var Dropout::apply(Var x) {
 Rotary::Rotary(int64_t context, int64_t head_dim, const RotaryOptions& o)
     : context_(context), head_dim_(head_dim), options_(o) {
   const RotaryOptions usual;
-  const bool scaled = o.scaling != RopeScaling::none, bands = o.scaling == RopeScaling::llama3;
+  const bool scaled = o.scaling != RopeScaling::none, yarn = o.scaling == RopeScaling::yarn,
+             bands = yarn || o.scaling == RopeScaling::llama3;
   if (head_dim % 2 != 0)
     throw FieldError("head_dim", "rotary positions turn pairs of numbers; expected an even number, as " +
                                      std::to_string(head_dim + 1) + ", found " + std::to_string(head_dim));
   if (scaled && o.factor == 1)
     throw FieldError("rope_factor", "expected how many times longer the context is, found 1");
   if (!scaled && o.factor != 1)
-    throw FieldError("rope_factor", "goes with `rope_scaling` linear or llama3, found none");
+    throw FieldError("rope_factor", "goes with `rope_scaling` linear, llama3 or yarn, found none");
   for (const auto& [field, given] : {std::pair{"rope_low_freq", o.low_freq_factor != usual.low_freq_factor},
                                      {"rope_high_freq", o.high_freq_factor != usual.high_freq_factor},
                                      {"rope_original_context", o.original_context != usual.original_context}})
-    if (given && !bands) throw FieldError(field, "goes with `rope_scaling` llama3");
+    if (given && !bands) throw FieldError(field, "goes with `rope_scaling` llama3 or yarn");
+  if (!yarn && o.attention_factor != usual.attention_factor)
+    throw FieldError("rope_attention", "goes with `rope_scaling` yarn");
   if (bands && !(o.low_freq_factor < o.high_freq_factor))
     throw FieldError("rope_low_freq", "expected less than `rope_high_freq`");
 }
@@ -182,6 +186,7 @@ AttentionOptions Attention::at_step() {
   o.heads_total = at.heads_total;
   o.tokens_total = at.tokens_total;
   o.starts = at.documents.starts;
+  o.window = options_.window;
   if (options_.dropout == 0 || !at.training) return o;
   o.dropout = options_.dropout;
   o.random = Philox::named(at.seed, full_name());
@@ -225,28 +230,32 @@ Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts, int64
     cache.keys.narrow(1, cache.length, t).copy_from(packed_part(own, here_, 1));
     cache.values.narrow(1, cache.length, t).copy_from(packed_part(own, here_, 2));
     cache.length += t;
-    const Attended a = attention(packed_part(own, here_, 0).narrow(1, t - answers, answers),
-                                 cache.keys.narrow(1, 0, cache.length), cache.values.narrow(1, 0, cache.length));
+    const Attended a =
+        attention(packed_part(own, here_, 0).narrow(1, t - answers, answers), cache.keys.narrow(1, 0, cache.length),
+                  cache.values.narrow(1, 0, cache.length), {.window = options_.window});
     out.narrow(0, at, 1).copy_from(a.out.reshape({1, answers, -1}));
   }
   return proj(Var(out)).value();
 }
 
-GatedMlp::GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute)
-    : gate_up(child<Linear>("gate_up", channels, 2 * hidden, Linear::Options{.bias = false})),
-      down(child<Linear>("down", hidden, channels, Linear::Options{.bias = false, .deviation = down_deviation})),
+GatedMlp::GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute, bool bias)
+    : gate_up(child<Linear>("gate_up", channels, 2 * hidden, Linear::Options{.bias = bias})),
+      down(child<Linear>("down", hidden, channels, Linear::Options{.bias = bias, .deviation = down_deviation})),
       recompute_(makes_activation_again(recompute)) {}
 
-Mlp::Mlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute, bool bias)
+Mlp::Mlp(int64_t channels, int64_t hidden, const Options& o)
     : up(child<Linear>("up", channels, hidden,
-                       Linear::Options{.bias = bias, .activation = Activation::gelu, .recompute = recompute})),
-      down(child<Linear>("down", hidden, channels, Linear::Options{.bias = bias, .deviation = down_deviation})),
-      recompute_(recompute) {}
+                       Linear::Options{.bias = o.bias,
+                                       .activation = o.gelu == GeluForm::tanh ? Activation::gelu : Activation::gelu_erf,
+                                       .recompute = o.recompute})),
+      down(child<Linear>("down", hidden, channels, Linear::Options{.bias = o.bias, .deviation = o.down_deviation})),
+      options_(o) {}
 
 // One op where nothing comes between the layers.
 Var Mlp::forward(const Var& x) {
   if (!up.is_one_product() || !down.is_one_product()) return down(up(x));
-  return down.finish(gelu_mlp(x, up.weights(), down.weights(), makes_activation_again(recompute_)));
+  return down.finish(
+      gelu_mlp(x, up.weights(), down.weights(), makes_activation_again(options_.recompute), options_.gelu));
 }
 
 }  // namespace tessera

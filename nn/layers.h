@@ -27,7 +27,7 @@ inline bool makes_activation_again(Recompute r) {
   return r == Recompute::activation || r == Recompute::activation_norm;
 }
 
-enum class Activation { none, gelu };
+enum class Activation { none, gelu, gelu_erf };
 
 // Another way to x w^T + b, b maybe undefined, than linear() of autograd/ops.h.
 using Product = std::function<Var(const Var& x, const Var& w, const Var& b, WeightPacks* packs)>;
@@ -191,6 +191,7 @@ class Attention : public Module {
     bool qkv_bias = true, projection_bias = true;
     std::shared_ptr<Rotary> rotary = {};  // or null
     std::optional<double> norm_eps = {};  // where there is one, each head of q and k is normalised (Qwen3)
+    int64_t window = 0;                   // last tokens that one attends to; 0: all
     bool recompute = false;               // the attention between the projections is made again in backward
   };
   Attention(int64_t channels, const Options& options);
@@ -219,10 +220,10 @@ class Attention : public Module {
   Core core_ = packed_attention;
 };
 
-// down(silu(gate(x)) * up(x)): (..., C) -> (..., C), without biases; `gate_up` makes both, [gate | up].
+// down(silu(gate(x)) * up(x)): (..., C) -> (..., C); `gate_up` makes both, [gate | up].
 class GatedMlp : public Module {
  public:
-  GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute);
+  GatedMlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute, bool bias = false);
   Var forward(const Var& x) override { return down(swiglu(gate_up(x), recompute_)); }
 
   Linear &gate_up, &down;
@@ -234,13 +235,19 @@ class GatedMlp : public Module {
 // down(gelu(up(x))): (..., C) -> (..., C).
 class Mlp : public Module {
  public:
-  Mlp(int64_t channels, int64_t hidden, double down_deviation, Recompute recompute, bool bias = true);
+  struct Options {
+    double down_deviation = 0.02;
+    Recompute recompute = Recompute::none;
+    bool bias = true;
+    GeluForm gelu = GeluForm::tanh;
+  };
+  Mlp(int64_t channels, int64_t hidden, const Options& options);
   Var forward(const Var& x) override;
 
   Linear &up, &down;
 
  private:
-  Recompute recompute_;
+  Options options_;
 };
 
 // Losses. The cross-entropy of a language model is fused with its softmax: cross_entropy() in autograd/ops.h.

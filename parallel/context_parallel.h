@@ -62,7 +62,7 @@ struct ChunkPair {
 // The pairs of `rank`'s queries and `holder`'s keys in which a query sees a key: all of them, or under the causal mask
 // those with key <= query. Those of a hop are computed at once, as one rectangle: of the rank's own keys the whole
 // under the mask, of an earlier holder's all queries with its first chunk, of a later one's the late queries with both.
-// Only dropout and documents, which count positions, take the pairs one after another.
+// Only dropout, documents and windows, which count positions, take the pairs one after another.
 std::vector<ChunkPair> chunk_pairs(int ranks, int rank, int holder, Balance balance, bool causal);
 
 // qkv (B, T / c, (H + 2 K) D), packed as [q | k | v], of this rank's tokens in the order of context_positions() -> (B,

@@ -69,7 +69,7 @@ Tensor run_of(const Tensor& x, const Range& tokens) { return x.narrow(1, tokens.
 std::vector<Tile> Ring::tiles(int hop) const {
   const std::vector<ChunkPair> pairs = chunk_pairs(ranks(), cp.rank(), holder(hop), balance, options.causal);
   std::vector<Tile> all;
-  if (options.dropout == 0 && !options.starts.defined()) {
+  if (options.dropout == 0 && !options.starts.defined() && options.window == 0) {
     if (pairs.empty()) return {};
     AttentionOptions o = options;
     o.causal = options.causal && hop == 0;

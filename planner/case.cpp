@@ -144,9 +144,12 @@ ModelShape shape_of(const ModelConfig& c) {
           .gated = family.gated,
           .vocab = c.vocab,
           .context = c.context,
+          .window = c.window,
           .tied = c.tied,
           .positions = family.rotary ? Positions::rope : Positions::learned,
           .qkv_bias = c.qkv_bias,
+          .proj_bias = c.proj_bias,
+          .mlp_bias = c.mlp_bias,
           .qk_norm = c.qk_norm};
 }
 
@@ -161,7 +164,10 @@ ModelConfig config_of(const ModelShape& m) {
                      .kv_heads = m.kv_heads,
                      .head_dim = m.head_dim,
                      .ffn = m.ffn,
+                     .window = m.window,
                      .qkv_bias = m.qkv_bias,
+                     .proj_bias = m.proj_bias,
+                     .mlp_bias = m.mlp_bias,
                      .qk_norm = m.qk_norm};
   config.experts.count = m.experts;
   if (m.experts > 0) config.experts.per_token = m.experts_per_token;
@@ -179,7 +185,7 @@ double layer_matrices(const ModelShape& m) {
 
 double layer_parameters(const ModelShape& m) {
   const double h = real(m.channels), qkv = real(m.query() + 2 * m.key()), f = real(m.hidden());
-  double small = m.gated ? 2 * h + (m.qkv_bias ? qkv : 0)
+  double small = m.gated ? 2 * h + (m.qkv_bias ? qkv : 0) + (m.proj_bias ? h : 0) + (m.mlp_bias ? 2 * f + h : 0)
                          : 4 * h + qkv + h + (m.experts > 0 ? 0 : f + h);  // experts have no biases
   if (m.qk_norm) small += 2 * real(m.head_size());
   return layer_matrices(m) + small + h * real(m.experts);  // with the router

@@ -27,9 +27,11 @@ struct ModelShape {
   int64_t experts = 0, experts_per_token = 0;
   bool gated = false;  // SwiGLU: three matrices instead of two
   int64_t vocab = 0, context = 0;
+  int64_t window = 0;  // last tokens that one attends to; 0: all
   bool tied = true;
   Positions positions = Positions::learned;
-  bool qkv_bias = false, qk_norm = false;  // in models without other biases, as in ModelConfig
+  bool qkv_bias = false, proj_bias = false, mlp_bias = false,
+       qk_norm = false;  // of the llama family, as in ModelConfig
   bool operator==(const ModelShape&) const = default;
 
   int64_t key_heads() const { return kv_heads > 0 ? kv_heads : heads; }
@@ -37,6 +39,7 @@ struct ModelShape {
   int64_t query() const { return heads * head_size(); }      // channels of q, and of what attention gives
   int64_t key() const { return key_heads() * head_size(); }  // channels of k, and of v
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
+  double keys() const { return keys_of(context, window); }  // twice those that a query sees
 };
 
 // Throws FieldError for shared experts, which predictions do not know.

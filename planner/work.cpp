@@ -146,7 +146,7 @@ class Lists {
   void add_attention(Work& w) const {
     const Axis cp = cp_axis(c_.layout);
     const double c = real(cp.ranks), d = real(m_.head_size()), heads = q_ / d, sequences = real(c_.layout.sequences),
-                 queries = tokens_ / sequences, keys = real(m_.context) / 2;
+                 queries = tokens_ / sequences, keys = m_.keys() / 2;
     const bool ring = cp.ranks > 1 && (p_.cp_mode == ContextMode::ring || !tessera_);
     constexpr double kLater = 0.75;  // share of the queries, on average
     Task task{.kernel = Kernel::attention_forward,
@@ -154,7 +154,7 @@ class Lists {
               .columns = queries,
               .inner = keys,
               .head_dim = d,
-              .flops = 2 * tokens_ * real(m_.context) * q_};
+              .flops = 2 * tokens_ * m_.keys() * q_};
     if (ring) {
       const double seen = 1 + kLater * (c - 1);  // how often a query is seen, by all calls
       task.columns = queries * seen / c, task.inner = keys / seen, task.count = c;

@@ -62,4 +62,22 @@ constexpr float tanh(float x) {
 }
 constexpr double tanh(double x) { return std::tanh(x); }
 
+// The share of the normal distribution below x, where e is exp(-x^2 / 2): below -|x| it is e times a polynomial of t =
+// 1 / (1 + 0.27 |x|), a minimax fit of our own to -13.3 (2.4e-8 of the share, before rounding).
+constexpr float normal_below(float x, float e) {
+  const float t = 1.0f / fma(0.27f, x < 0 ? -x : x, 1.0f);
+  float p = 2.882688575e-2f;
+  p = fma(p, t, -1.258092316e-1f);
+  p = fma(p, t, 1.683312605e-1f);
+  p = fma(p, t, -6.747197259e-2f);
+  p = fma(p, t, 1.065653431e-1f);
+  p = fma(p, t, 7.261546924e-2f);
+  p = fma(p, t, 1.016572991e-1f);
+  p = fma(p, t, 1.075657347e-1f);
+  p = fma(p, t, 1.077192233e-1f);
+  const float tail = p * t * e;
+  return x < 0 ? tail : 1.0f - tail;
+}
+constexpr double normal_below(double x, double) { return 0.5 * std::erfc(x * -0.70710678118654752); }
+
 }  // namespace tessera::math

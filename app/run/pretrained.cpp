@@ -205,11 +205,6 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   for (const Setting& s : theirs)
     if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
   if (!row_of(c.family).rotary || !o.gives("context") || o.sizes.context > c.context) take("context");
-  if (c.window > 0 && o.sizes.context > c.window)
-    throw Error(
-        fmt::format("--context: the model has a sliding_window of {} tokens, and only contexts that it holds are "
-                    "computed; expected at most {}, found {}",
-                    c.window, c.window, o.sizes.context));
   if (LoraConfig& lora = o.sizes.lora; c.lora.rank > 0) {
     if (lora.rank > 0 || o.gives("lora_alpha") || o.gives("lora_targets") || lora.rank_stabilised)
       throw Error(

@@ -39,7 +39,7 @@ MixtureOfExperts::MixtureOfExperts(int64_t channels, const Options& o)
       load_{std::vector<int64_t>(static_cast<size_t>(o.experts.count))} {
   const auto make = [&](const std::string& name, int64_t hidden) -> Module& {
     if (o.gated) return child<GatedMlp>(name, channels, hidden, o.down_deviation, o.recompute);
-    return child<Mlp>(name, channels, hidden, o.down_deviation, o.recompute, false);
+    return child<Mlp>(name, channels, hidden, Mlp::Options{o.down_deviation, o.recompute, false, o.gelu});
   };
   if (o.experts.shared > 0) shared_ = &make("shared", o.experts.shared * o.hidden);
   for (int64_t e = 0; e < o.experts.count; ++e) {
@@ -80,7 +80,7 @@ Var MixtureOfExperts::through(Var rows, size_t first, size_t count, const std::v
     }
   const bool again = makes_activation_again(options_.recompute);
   rows = linear_rows(rows, in, counts);
-  rows = options_.gated ? swiglu(rows, again) : bias_gelu(std::move(rows), Var(), again);
+  rows = options_.gated ? swiglu(rows, again) : bias_gelu(std::move(rows), Var(), again, options_.gelu);
   return linear_rows(rows, out, counts);
 }
 

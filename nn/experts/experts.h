@@ -33,8 +33,9 @@ struct ExpertConfig {
 class MixtureOfExperts : public Module {
  public:
   struct Options {
-    int64_t hidden = 0;  // channels of an expert
-    bool gated = false;  // experts are GatedMlp, not Mlp
+    int64_t hidden = 0;              // channels of an expert
+    bool gated = false;              // experts are GatedMlp, not Mlp
+    GeluForm gelu = GeluForm::tanh;  // of Mlp
     double down_deviation = 0.02;
     Recompute recompute = Recompute::none;
     ExpertConfig experts = {};

@@ -27,6 +27,7 @@ void add_bias(const T* x, const T* b, T* h, int64_t c) {
   for (int64_t j = 0; j < c; ++j) h[j] = T(static_cast<A>(x[j]) + static_cast<A>(b[j]));
 }
 
+template <class Op>
 void bias_gelu_on_cpu(const BiasGelu& out, const Tensor& x, const Tensor* bias) {
   const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
   with_floating(x.dtype(), "bias_gelu", [&](auto t) {
@@ -39,15 +40,16 @@ void bias_gelu_on_cpu(const BiasGelu& out, const Tensor& x, const Tensor* bias) 
       T *const h = ph + i * c, *const y = py + i * c;
       if constexpr (std::is_same_v<T, A>) {
 #pragma GCC ivdep
-        for (int64_t j = 0; j < c; ++j) y[j] = Gelu::f(h[j] = b ? row[j] + b[j] : row[j]);
+        for (int64_t j = 0; j < c; ++j) y[j] = Op::f(h[j] = b ? row[j] + b[j] : row[j]);
       } else {
         add_bias(row, b, h, c);
-        for (int64_t j = 0; j < c; ++j) y[j] = T(Gelu::f(static_cast<A>(h[j])));
+        for (int64_t j = 0; j < c; ++j) y[j] = T(Op::f(static_cast<A>(h[j])));
       }
     });
   });
 }
 
+template <class Op>
 void bias_gelu_backward_on_cpu(const Tensor& dh, const Tensor& dy, const Tensor& h, Tensor* dbias) {
   const int64_t c = h.dim(-1), n = h.numel() / std::max<int64_t>(c, 1);
   const int64_t chunks = std::max<int64_t>(1, (n + kChunk - 1) / kChunk);
@@ -66,7 +68,7 @@ void bias_gelu_backward_on_cpu(const Tensor& dh, const Tensor& dy, const Tensor&
           const T *const g = pg + i * c, *const v = ph + i * c;
           T* const to = out + i * c;
 #pragma GCC ivdep
-          for (int64_t j = 0; j < c; ++j) to[j] = T(static_cast<A>(g[j]) * Gelu::df(static_cast<A>(v[j])));
+          for (int64_t j = 0; j < c; ++j) to[j] = T(static_cast<A>(g[j]) * Op::df(static_cast<A>(v[j])));
           for (int64_t j = 0; j < c; ++j) sum[j] += static_cast<A>(to[j]);
         }
       }
@@ -86,26 +88,27 @@ void check_bias(const Tensor& bias, const Tensor& x) {
 
 }  // namespace
 
-BiasGelu bias_gelu(Tensor&& x_any, const Tensor& bias_any) {
+BiasGelu bias_gelu(Tensor&& x_any, const Tensor& bias_any, GeluForm form) {
   check_bias(bias_any, x_any);
   const Tensor x = x_any.contiguous(), bias = bias_any.defined() ? bias_any.contiguous() : Tensor();
   x_any = Tensor();
   BiasGelu out{x.unique() ? x : x.make(x.shape()), x.make(x.shape())};
   const Tensor* const added = bias.defined() ? &bias : nullptr;
   on_device(
-      x.device(), [&] { bias_gelu_on_cpu(out, x, added); }, [&] { cuda::bias_gelu(out, x, added); });
+      x.device(), [&] { with_gelu(form, [&](auto op) { bias_gelu_on_cpu<decltype(op)>(out, x, added); }); },
+      [&] { cuda::bias_gelu(out, x, added, form); });
   return out;
 }
 
-Tensor bias_gelu_backward(Tensor&& dy_any, const Tensor& h_any, Tensor* dbias) {
+Tensor bias_gelu_backward(Tensor&& dy_any, const Tensor& h_any, Tensor* dbias, GeluForm form) {
   if (!(dy_any.shape() == h_any.shape()) || dy_any.dtype() != h_any.dtype())
     throw Error("[bias_gelu_backward] dy is " + dy_any.describe() + "; h is " + h_any.describe());
   const Tensor dy = dy_any.contiguous(), h = h_any.contiguous();
   dy_any = Tensor();
   Tensor dh = dy.unique() ? dy : h.make(h.shape());
   on_device(
-      h.device(), [&] { bias_gelu_backward_on_cpu(dh, dy, h, dbias); },
-      [&] { cuda::bias_gelu_backward(dh, dy, h, dbias); });
+      h.device(), [&] { with_gelu(form, [&](auto op) { bias_gelu_backward_on_cpu<decltype(op)>(dh, dy, h, dbias); }); },
+      [&] { cuda::bias_gelu_backward(dh, dy, h, dbias, form); });
   return dh;
 }
 
@@ -191,7 +194,7 @@ BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, WeightPa
         const Tensor rows = x.contiguous().flat_rows(), bias = b.defined() ? b.contiguous() : b;
         if (cuda::matmul_gelu(made.y.flat_rows(), h, rows, w.contiguous().transpose(0, 1), bias)) return;
         linear_into(h, rows, w, Tensor());
-        cuda::bias_gelu(made, made.h, bias.defined() ? &bias : nullptr);
+        cuda::bias_gelu(made, made.h, bias.defined() ? &bias : nullptr, GeluForm::tanh);
       });
   return made.y.defined() ? made : bias_gelu(linear(x, w, Tensor(), packs), b);
 }

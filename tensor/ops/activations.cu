@@ -1,13 +1,12 @@
 // Bias and GELU on a GPU, with the CPU's bits.
 #include "tensor/cuda/columns.cuh"
 #include "tensor/ops/activations.h"
-#include "tensor/ops/elementwise_list.h"
 
 namespace tessera::cuda {
 
 namespace {
 
-template <class T>
+template <class T, class Op>
 struct BiasGeluForward {
   using A = Accumulate<T>;
   const T *x, *bias;  // bias may be null
@@ -21,7 +20,7 @@ struct BiasGeluForward {
       auto in = at.load(x, i);
       for (int k = 0; k < kPart<T>; ++k) {
         if (bias) in.v[k] = T(static_cast<A>(in.v[k]) + static_cast<A>(added.v[k]));
-        out.v[k] = T(Gelu::f(static_cast<A>(in.v[k])));
+        out.v[k] = T(Op::f(static_cast<A>(in.v[k])));
       }
       at.store(h, i, in);
       at.store(y, i, out);
@@ -29,7 +28,7 @@ struct BiasGeluForward {
   }
 };
 
-template <class T>
+template <class T, class Op>
 struct BiasGeluBackward {
   using A = Accumulate<T>;
   const T *dy, *h;
@@ -43,7 +42,7 @@ struct BiasGeluBackward {
       const auto up = at.load(dy, i), in = at.load(h, i);
       typename Part::Elements down;
       for (int k = 0; k < kPart<T>; ++k) {
-        down.v[k] = T(static_cast<A>(up.v[k]) * Gelu::df(static_cast<A>(in.v[k])));
+        down.v[k] = T(static_cast<A>(up.v[k]) * Op::df(static_cast<A>(in.v[k])));
         total.v[k] += static_cast<A>(down.v[k]);
       }
       at.store(dh, i, down);
@@ -54,31 +53,35 @@ struct BiasGeluBackward {
 
 }  // namespace
 
-void bias_gelu(const BiasGelu& to, const Tensor& x, const Tensor* bias) {
+void bias_gelu(const BiasGelu& to, const Tensor& x, const Tensor* bias, GeluForm form) {
   constexpr int64_t kRows = 8;  // for a thread: the bias is read once for them
   const int64_t c = x.dim(-1);
   if (x.numel() == 0) return;
   with_floating(x.dtype(), "bias_gelu", [&](auto t) {
     using T = decltype(t);
-    const BiasGeluForward<T> f{.x = x.device_data<T>(),
-                               .bias = bias ? bias->device_data<T>() : nullptr,
-                               .h = to.h.device_data<T>(),
-                               .y = to.y.device_data<T>()};
-    for_columns<T>(context(x), "bias_gelu", {x.numel() / c, static_cast<int>(c), kRows}, f, f.x, f.bias, f.h, f.y);
+    with_gelu(form, [&](auto op) {
+      const BiasGeluForward<T, decltype(op)> f{.x = x.device_data<T>(),
+                                               .bias = bias ? bias->device_data<T>() : nullptr,
+                                               .h = to.h.device_data<T>(),
+                                               .y = to.y.device_data<T>()};
+      for_columns<T>(context(x), "bias_gelu", {x.numel() / c, static_cast<int>(c), kRows}, f, f.x, f.bias, f.h, f.y);
+    });
   });
 }
 
-void bias_gelu_backward(const Tensor& dh, const Tensor& dy, const Tensor& h, const Tensor* dbias) {
+void bias_gelu_backward(const Tensor& dh, const Tensor& dy, const Tensor& h, const Tensor* dbias, GeluForm form) {
   const int64_t c = h.dim(-1), n = c == 0 ? 0 : h.numel() / c;
   with_floating(h.dtype(), "bias_gelu_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
     const Tensor parts = dbias ? parts_for<A>(h, n, c) : Tensor();
-    const BiasGeluBackward<T> f{.dy = dy.device_data<T>(),
-                                .h = h.device_data<T>(),
-                                .dh = dh.device_data<T>(),
-                                .parts = dbias ? parts.device_data<A>() : nullptr};
-    for_columns<T>(context(h), "bias_gelu_backward", {n, static_cast<int>(c), kRowsTogether}, f, f.dy, f.h, f.dh);
+    with_gelu(form, [&](auto op) {
+      const BiasGeluBackward<T, decltype(op)> f{.dy = dy.device_data<T>(),
+                                                .h = h.device_data<T>(),
+                                                .dh = dh.device_data<T>(),
+                                                .parts = dbias ? parts.device_data<A>() : nullptr};
+      for_columns<T>(context(h), "bias_gelu_backward", {n, static_cast<int>(c), kRowsTogether}, f, f.dy, f.h, f.dh);
+    });
     if (dbias) add_parts<A>("bias_gelu_backward", *dbias, parts);
   });
 }

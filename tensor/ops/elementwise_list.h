@@ -86,7 +86,8 @@ struct Silu {
     return math::fma(x * s, 1 - s, s);
   }
 };
-// GPT-2's GELU: x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2u). Hendrycks and Gimpel
+// The GELU of the paper, x Phi(x), with the normal distribution's share below x; and GPT-2's, which is near to it and
+// has a tanh: x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2u). Hendrycks and Gimpel
 // 2016, section 2.
 struct Gelu {
   static constexpr const char* name = "gelu";
@@ -101,7 +102,24 @@ struct Gelu {
     return math::fma(x * s * (1 - s), slope, s);
   }
 };
-using UnaryOps = OpList<Neg, Exp, Log, Sqrt, Square, Reciprocal, Tanh, Sigmoid, Relu, Silu, Gelu>;
+struct GeluErf {
+  static constexpr const char* name = "gelu_erf";
+  static constexpr double low = -4, high = 4;
+  static constexpr auto bell(auto x) { return math::exp(decltype(x)(-0.5) * x * x); }
+  static constexpr auto f(auto x) { return x * math::normal_below(x, bell(x)); }
+  static constexpr auto df(auto x) {
+    const auto e = bell(x);
+    return math::fma(x * e, decltype(x)(0.3989422804014327), math::normal_below(x, e));
+  }
+};
+using UnaryOps = OpList<Neg, Exp, Log, Sqrt, Square, Reciprocal, Tanh, Sigmoid, Relu, Silu, Gelu, GeluErf>;
+
+enum class GeluForm : uint8_t { tanh, erf };
+// Calls f with a value of the op's type.
+template <class F>
+auto with_gelu(GeluForm form, const F& f) {
+  return form == GeluForm::tanh ? f(Gelu()) : f(GeluErf());
+}
 
 // Binary: y = f(a, b); da and db are the partial derivatives.
 struct Add {

@@ -12,12 +12,17 @@
 namespace tessera {
 namespace {
 
-double scaled(double frequency, const RotaryOptions& o) {
-  if (o.scaling == RopeScaling::none) return frequency;
-  if (o.scaling == RopeScaling::linear) return frequency / o.factor;
-  const double turns = frequency * static_cast<double>(o.original_context) / (2 * std::numbers::pi);
-  const double kept = (turns - o.low_freq_factor) / (o.high_freq_factor - o.low_freq_factor);
-  return std::lerp(frequency / o.factor, frequency, std::clamp(kept, 0.0, 1.0));
+// How much of the frequency of pair j is kept, and not divided: 0 to 1.
+double kept(double frequency, int64_t j, int64_t head_dim, const RotaryOptions& o) {
+  if (o.scaling == RopeScaling::none || o.scaling == RopeScaling::linear) return 0;
+  const double full = static_cast<double>(o.original_context) / (2 * std::numbers::pi);  // turns of 1 radian per token
+  if (o.scaling == RopeScaling::llama3)
+    return (frequency * full - o.low_freq_factor) / (o.high_freq_factor - o.low_freq_factor);
+  const auto d = static_cast<double>(head_dim);
+  const auto pair_of = [&](double turns) { return d * std::log(full / turns) / (2 * std::log(o.theta)); };
+  const double first = std::max(std::floor(pair_of(o.high_freq_factor)), 0.0),
+               last = std::min(std::ceil(pair_of(o.low_freq_factor)), d - 1);
+  return 1 - (static_cast<double>(j) - first) / (first == last ? 0.001 : last - first);
 }
 
 // The pairs of one head; y may be x. Two loops: one that stores two arrays of narrow elements is not vectorised.
@@ -64,9 +69,10 @@ void rotate_on_cpu(const Tensor& y, const Tensor& x, const Turn& turn) {
 
 std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t head_dim) {
   std::vector<double> out;
-  for (int64_t j = 0; j < head_dim / 2; ++j)
-    out.push_back(
-        scaled(std::pow(options.theta, -2 * static_cast<double>(j) / static_cast<double>(head_dim)), options));
+  for (int64_t j = 0; j < head_dim / 2; ++j) {
+    const double f = std::pow(options.theta, -2 * static_cast<double>(j) / static_cast<double>(head_dim));
+    out.push_back(std::lerp(f / options.factor, f, std::clamp(kept(f, j, head_dim, options), 0.0, 1.0)));
+  }
   return out;
 }
 
@@ -78,8 +84,9 @@ Tensor rotary_table(const RotaryOptions& options, int64_t positions, int64_t hea
   std::vector<double> values;
   values.reserve(static_cast<size_t>(positions * head_dim));
   for (int64_t p = 0; p < positions; ++p) {
-    for (const double f : frequencies) values.push_back(std::cos(static_cast<double>(p) * f));
-    for (const double f : frequencies) values.push_back(std::sin(static_cast<double>(p) * f));
+    const double scale = options.attention_factor;
+    for (const double f : frequencies) values.push_back(scale * std::cos(static_cast<double>(p) * f));
+    for (const double f : frequencies) values.push_back(scale * std::sin(static_cast<double>(p) * f));
   }
   table.copy_from(Tensor::of<double>(values, table.shape(), arena->host()));
   return table;

@@ -17,8 +17,11 @@ enum class RopeScaling : uint8_t {
   none,
   linear,  // positions divided by `factor` (Chen et al. 2023, "Position interpolation", arXiv 2306.15595)
   // Frequencies that turn less than low_freq_factor times within original_context are divided by `factor`, those that
-  // turn more than high_freq_factor times are kept, and those between them are mixed (Llama 3.1).
-  llama3
+  // turn more than high_freq_factor times are kept, and those between them are mixed: by their turns (Llama 3.1), or by
+  // their places, from the last whole pair that is kept to the first that is divided (Peng et al. 2023, "YaRN", arXiv
+  // 2309.00071, section 3.2; beta is high_freq_factor there, and alpha low_freq_factor).
+  llama3,
+  yarn
 };
 
 struct RotaryOptions {
@@ -27,13 +30,15 @@ struct RotaryOptions {
   double factor = 1;
   double low_freq_factor = 1, high_freq_factor = 4;
   int64_t original_context = 8192;
+  double attention_factor = 1;  // of every cosine and sine, so scores have its square (yarn: 0.1 ln(factor) + 1)
   bool operator==(const RotaryOptions&) const = default;
 };
 
 // The frequencies of the D / 2 pairs, in radians per token.
 std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t head_dim);
 
-// (positions, D): a row is [cosines | sines] of a position's D / 2 angles; float32, or float64. Worked out in float64.
+// (positions, D): a row is [cosines | sines] of a position's D / 2 angles, times attention_factor; float32, or float64.
+// Worked out in float64.
 Tensor rotary_table(const RotaryOptions& options, int64_t positions, int64_t head_dim, DType dtype,
                     const ArenaPtr& arena);
 

@@ -20,7 +20,7 @@ const std::set<std::string> kProducts = {"matmul",    "linear",           "gelu_
 const std::set<std::string> kExact = {"neg",     "sqrt", "square", "reciprocal", "relu",    "transpose", "narrow",
                                       "reshape", "sum",  "scale",  "embedding",  "dropout", "rotate"};
 // The same, but that the exponentials of float64 are the C library's on the CPU and CUDA's on a GPU.
-const std::set<std::string> kExactBut64 = {"exp", "tanh", "sigmoid", "silu", "gelu", "bias_gelu", "swiglu"};
+const std::set<std::string> kExactBut64 = {"exp", "tanh", "sigmoid", "silu", "gelu", "gelu_erf", "bias_gelu", "swiglu"};
 
 bool exact(const Problem& p, DType dtype) {
   if (p.name == "linear_rows") return dtype != DType::bfloat16;  // which tensor cores add in steps of sixteen

@@ -112,16 +112,21 @@ Problem draw_softmax(Random& random) {
           true};
 }
 
-double gelu_of(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+double gelu_of(double x, GeluForm form) {
+  return 0.5 * x *
+         (1 + (form == GeluForm::erf ? std::erf(x * M_SQRT1_2)
+                                     : std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))));
+}
 
 Problem draw_bias_gelu(Random& random) {
   const Shape s = random.between(0, 2) == 0 ? Shape{3, 700} : rows_shape(random);
   const bool recompute = random.between(0, 1) == 1;
+  const auto form = random.one_of<GeluForm>({GeluForm::tanh, GeluForm::erf});
   return {{{s}, {Shape{s[1]}}},
-          [recompute](const std::vector<Var>& v) { return bias_gelu(scale(v[0], 1), v[1], recompute); },
-          [](const Values& v) {
+          [recompute, form](const std::vector<Var>& v) { return bias_gelu(scale(v[0], 1), v[1], recompute, form); },
+          [form](const Values& v) {
             std::vector<double> y;
-            for (size_t i = 0; i < v[0].size(); ++i) y.push_back(gelu_of(v[0][i] + v[1][i % v[1].size()]));
+            for (size_t i = 0; i < v[0].size(); ++i) y.push_back(gelu_of(v[0][i] + v[1][i % v[1].size()], form));
             return y;
           },
           true};
@@ -148,13 +153,14 @@ Problem draw_gelu_mlp(Random& random) {
   const int64_t rows = random.between(1, 40), in = random.one_of<int64_t>({1, 5, 16}),
                 hidden = random.one_of<int64_t>({1, 8, 24}), out = random.one_of<int64_t>({1, 7, 16});
   const bool recompute = random.between(0, 1) == 1;
+  const auto form = random.one_of<GeluForm>({GeluForm::tanh, GeluForm::erf});
   return {{{Shape{rows, in}}, {Shape{hidden, in}}, {Shape{hidden}}, {Shape{out, hidden}}, {Shape{out}}},
-          [recompute](const std::vector<Var>& v) {
-            return gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, recompute);
+          [recompute, form](const std::vector<Var>& v) {
+            return gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, recompute, form);
           },
-          [](const Values& v) {
+          [form](const Values& v) {
             std::vector<double> h = linear_of(v[0], v[1], v[2]);
-            for (double& x : h) x = gelu_of(x);
+            for (double& x : h) x = gelu_of(x, form);
             return linear_of(h, v[3], v[4]);
           },
           false,
@@ -296,7 +302,9 @@ std::vector<double> attend(const Values& v, const Sizes& s, const AttentionOptio
     for (int64_t h = 0; h < s.h; ++h)
       for (int64_t i = 0; i < s.tq; ++i) {
         const int64_t position = s.tk - s.tq + i, seen = o.causal ? position + 1 : s.tk;
-        const int64_t start = o.starts.defined() ? o.starts.data<int32_t>()[b * s.tq + i] - o.first_key : 0;
+        int64_t start = o.starts.defined() ? o.starts.data<int32_t>()[b * s.tq + i] - o.first_key : 0;
+        const int64_t place = o.first_query < 0 ? position : o.first_query + i - o.first_key;
+        if (o.window > 0) start = std::max(start, place - o.window + 1);
         std::vector<double> p(static_cast<size_t>(std::clamp<int64_t>(start, 0, seen)));  // keys of probability 0
         double sum = 0;
         for (int64_t j = std::ssize(p); j < seen; ++j) {
@@ -336,8 +344,9 @@ AttentionOptions draw_options(Random& random) {
   return o;
 }
 
-// Each query sees keys from anywhere on, or none.
+// Each query sees keys from anywhere on, or none; or a window of them.
 void draw_starts(Random& random, const Sizes& s, AttentionOptions& o) {
+  o.window = random.one_of<int64_t>({0, 0, 1, 7, 70});
   if (random.between(0, 1) == 0) return;
   std::vector<int32_t> starts;
   for (int64_t i = 0; i < s.b * s.tq; ++i)
@@ -405,11 +414,12 @@ Problem draw_rotate(Random& random) {
   const int64_t b = random.between(1, 3), t = random.between(1, 40), heads = random.between(1, 3),
                 d = 2 * random.one_of<int64_t>({1, 3, 8, 20}),
                 width = heads * d + random.one_of<int64_t>({0, 3, 2 * d});
-  const RotaryOptions options{
-      .theta = 100,
-      .scaling = random.one_of<RopeScaling>({RopeScaling::none, RopeScaling::linear, RopeScaling::llama3}),
-      .factor = 4,
-      .original_context = 16};
+  const RotaryOptions options{.theta = 100,
+                              .scaling = random.one_of<RopeScaling>(
+                                  {RopeScaling::none, RopeScaling::linear, RopeScaling::llama3, RopeScaling::yarn}),
+                              .factor = 4,
+                              .original_context = 16,
+                              .attention_factor = random.one_of<double>({1, 1.25})};
   std::vector<int32_t> positions;
   const int64_t first = random.between(0, 9);
   const bool any = random.between(0, 1) == 1, each = any && random.between(0, 1) == 1;
@@ -433,8 +443,10 @@ Problem draw_rotate(Random& random) {
             for (int64_t j = 0; j < d / 2; ++j) {
               const auto low = static_cast<size_t>(row * width + h * d + j), high = low + static_cast<size_t>(d / 2);
               const double angle = positions[static_cast<size_t>(row % placed)] * frequencies[static_cast<size_t>(j)];
-              y[low] = v[0][low] * std::cos(angle) - v[0][high] * std::sin(angle);
-              y[high] = v[0][high] * std::cos(angle) + v[0][low] * std::sin(angle);
+              const double c = options.attention_factor * std::cos(angle),
+                           s = options.attention_factor * std::sin(angle);
+              y[low] = v[0][low] * c - v[0][high] * s;
+              y[high] = v[0][high] * c + v[0][low] * s;
             }
         return y;
       },

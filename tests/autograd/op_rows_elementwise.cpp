@@ -12,17 +12,19 @@ using Binary = double (*)(double, double);
 
 double gelu(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
 
-const std::map<std::string, Unary> kUnary = {{"neg", [](double x) { return -x; }},
-                                             {"exp", [](double x) { return std::exp(x); }},
-                                             {"log", [](double x) { return std::log(x); }},
-                                             {"sqrt", [](double x) { return std::sqrt(x); }},
-                                             {"square", [](double x) { return x * x; }},
-                                             {"reciprocal", [](double x) { return 1 / x; }},
-                                             {"tanh", [](double x) { return std::tanh(x); }},
-                                             {"sigmoid", [](double x) { return 1 / (1 + std::exp(-x)); }},
-                                             {"relu", [](double x) { return x > 0 ? x : 0; }},
-                                             {"silu", [](double x) { return x / (1 + std::exp(-x)); }},
-                                             {"gelu", gelu}};
+const std::map<std::string, Unary> kUnary = {
+    {"neg", [](double x) { return -x; }},
+    {"exp", [](double x) { return std::exp(x); }},
+    {"log", [](double x) { return std::log(x); }},
+    {"sqrt", [](double x) { return std::sqrt(x); }},
+    {"square", [](double x) { return x * x; }},
+    {"reciprocal", [](double x) { return 1 / x; }},
+    {"tanh", [](double x) { return std::tanh(x); }},
+    {"sigmoid", [](double x) { return 1 / (1 + std::exp(-x)); }},
+    {"relu", [](double x) { return x > 0 ? x : 0; }},
+    {"silu", [](double x) { return x / (1 + std::exp(-x)); }},
+    {"gelu", gelu},
+    {"gelu_erf", [](double x) { return 0.5 * x * (1 + std::erf(x * M_SQRT1_2)); }}};
 const std::map<std::string, Binary> kBinary = {{"add", [](double a, double b) { return a + b; }},
                                                {"sub", [](double a, double b) { return a - b; }},
                                                {"mul", [](double a, double b) { return a * b; }},

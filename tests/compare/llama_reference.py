@@ -1,8 +1,8 @@
 """The Llama family in plain PyTorch and float64, written from the papers and apart from this library, as an oracle.
 
 Zhang and Sennrich 2019 (RMSNorm), Su et al. 2021 (rotary positions; of a head of D numbers, number j is paired with
-j + D/2), Shazeer 2020 (SwiGLU), Ainslie et al. 2023 (grouped queries), Chen et al. 2023 (linear scaling), Llama 3.1
-(its scaling by frequency bands), Qwen2 (biases of q, k and v), Qwen3 (RMSNorm of each head of q and k).
+j + D/2), Shazeer 2020 (SwiGLU), Ainslie et al. 2023 (grouped queries), Chen et al. 2023 (linear scaling), Peng et al.
+2023 (YaRN), Llama 3.1 (its scaling by frequency bands), Qwen2 (biases of q, k and v), Qwen3 (RMSNorm of each head of q and k).
 
 usage: llama_reference.py FOLDER FIXTURE...
 A fixture is a file of tests/models/fixtures/make.py. Prints how far its float32 numbers are from these, and fails where
@@ -44,21 +44,32 @@ def write(path, tensors):
         file.write(struct.pack("<Q", len(text)) + text + b"".join(t.numpy().tobytes() for t in tensors.values()))
 
 
-def frequencies(rope, d):
+def frequencies(rope, d):  # and what cosines and sines are multiplied by
     f = rope["rope_theta"] ** (-2 * torch.arange(d // 2, dtype=torch.float64) / d)
     if rope["rope_type"] == "linear":
-        return f / rope["factor"]
+        return f / rope["factor"], 1
+    if rope["rope_type"] == "yarn":
+        old, base = rope["original_max_position_embeddings"], rope["rope_theta"]
+
+        def place(turns):  # of a frequency that turns so often in the old context
+            return d * math.log(old / (2 * math.pi * turns)) / (2 * math.log(base))
+
+        first = max(math.floor(place(rope.get("beta_fast") or 32)), 0)
+        last = min(math.ceil(place(rope.get("beta_slow") or 1)), d - 1)
+        divided = ((torch.arange(d // 2, dtype=torch.float64) - first) / (last - first)).clamp(0, 1)
+        scale = rope.get("attention_factor") or 0.1 * math.log(rope["factor"]) + 1
+        return f * (1 - divided) + f / rope["factor"] * divided, scale
     if rope["rope_type"] == "llama3":
         turns = f * rope["original_max_position_embeddings"] / (2 * math.pi)
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]
         kept = ((turns - low) / (high - low)).clamp(0, 1)
-        return kept * f + (1 - kept) * f / rope["factor"]
-    return f
+        return kept * f + (1 - kept) * f / rope["factor"], 1
+    return f, 1
 
 
-def rotate(x, f):  # (B, T, heads, D): pairs are complex numbers, which a position multiplies by exp(i angle)
+def rotate(x, f, scale):  # (B, T, heads, D): pairs are complex numbers, which a position multiplies by exp(i angle)
     angles = torch.arange(x.shape[1], dtype=torch.float64)[:, None, None] * f
-    turned = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)
+    turned = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.full_like(angles, scale), angles)
     return torch.cat([turned.real, turned.imag], -1)
 
 
@@ -72,12 +83,15 @@ def attention(x, w, c):
     q, k, v = (F.linear(x, w[n + "_proj.weight"], w.get(n + "_proj.bias")).unflatten(-1, (-1, d)) for n in "qkv")
     if "q_norm.weight" in w:
         q, k = norm(q, w["q_norm.weight"], eps), norm(k, w["k_norm.weight"], eps)
-    f = frequencies(c["rope_parameters"], d)
-    q, k = rotate(q, f).unflatten(2, (shared, heads // shared)), rotate(k, f)
+    turn = frequencies(c["rope_parameters"], d)
+    q, k = rotate(q, *turn).unflatten(2, (shared, heads // shared)), rotate(k, *turn)
     scores = torch.einsum("btkgd,bskd->bkgts", q, k) / math.sqrt(d)
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    y = torch.einsum("bkgts,bskd->btkgd", scores.masked_fill(future, -math.inf).softmax(-1), v)
-    return F.linear(y.flatten(2), w["o_proj.weight"])
+    all_pairs = torch.ones(scores.shape[-2:], dtype=torch.bool)
+    hidden = all_pairs.triu(1)
+    if c.get("sliding_window"):
+        hidden = hidden | all_pairs.tril(-c["sliding_window"])
+    y = torch.einsum("bkgts,bskd->btkgd", scores.masked_fill(hidden, -math.inf).softmax(-1), v)
+    return F.linear(y.flatten(2), w["o_proj.weight"], w.get("o_proj.bias"))
 
 
 def logits_of(w, c, ids):
@@ -88,8 +102,8 @@ def logits_of(w, c, ids):
         inner = {n[len("self_attn.") :]: t for n, t in b.items() if n.startswith("self_attn.")}
         x = x + attention(norm(x, b["input_layernorm.weight"], eps), inner, c)
         y = norm(x, b["post_attention_layernorm.weight"], eps)
-        gate, up = F.linear(y, b["mlp.gate_proj.weight"]), F.linear(y, b["mlp.up_proj.weight"])
-        x = x + F.linear(gate * torch.sigmoid(gate) * up, b["mlp.down_proj.weight"])
+        gate, up = (F.linear(y, b[f"mlp.{n}_proj.weight"], b.get(f"mlp.{n}_proj.bias")) for n in ("gate", "up"))
+        x = x + F.linear(gate * torch.sigmoid(gate) * up, b["mlp.down_proj.weight"], b.get("mlp.down_proj.bias"))
     head = w["model.embed_tokens.weight" if c["tie_word_embeddings"] else "lm_head.weight"]
     return F.linear(norm(x, w["model.norm.weight"], eps), head)
 

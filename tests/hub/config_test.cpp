@@ -34,11 +34,15 @@ std::string in_words(const Said& said) {
   const RotaryOptions& r = c.rotary;
   if (c.family == Family::llama) out += fmt::format(", theta {}", r.theta);
   if (r.scaling != RopeScaling::none) out += fmt::format(", {} {}", text_of(r.scaling), r.factor);
-  if (r.scaling == RopeScaling::llama3)
+  if (r.scaling == RopeScaling::llama3 || r.scaling == RopeScaling::yarn)
     out += fmt::format(" {} {} {}", r.low_freq_factor, r.high_freq_factor, r.original_context);
+  if (r.scaling == RopeScaling::yarn) out += fmt::format(" times {:.4f}", r.attention_factor);
   if (c.window > 0) out += fmt::format(", window {}", c.window);
   if (c.tied) out += ", tied";
+  if (c.gelu == GeluForm::erf) out += ", exact gelu";
   if (c.qkv_bias) out += ", biased";
+  if (c.proj_bias) out += ", proj biased";
+  if (c.mlp_bias) out += ", mlp biased";
   if (c.qk_norm) out += ", normed";
   if (c.experts.count > 0) out += fmt::format(", experts {}/{}", c.experts.count, c.experts.per_token);
   for (const std::string& note : said.notes) out += "; note: " + note.substr(note.find("read: ") + 6);
@@ -89,10 +93,7 @@ Json with(Json config, const std::string& key, const Json& value) {
 TEST(HubConfig, KeysThatChangeWhatIsComputedAreRefusedByName) {
   const std::string plain = in_words(parsed(kTiny.dump()));
   const std::tuple<const char*, Json, Json> keys[] = {
-      {"attention_bias", true, false},
-      {"mlp_bias", true, false},
       {"hidden_act", "gelu", "swish"},
-      {"partial_rotary_factor", 0.5, 1.0},
       {"attn_logit_softcapping", 50.0, nullptr},
       {"final_logit_softcapping", 30.0, nullptr},
       {"embedding_multiplier", 12.0, 1.0},
@@ -104,6 +105,7 @@ TEST(HubConfig, KeysThatChangeWhatIsComputedAreRefusedByName) {
       {"is_encoder_decoder", true, false},
       {"layer_types", {"linear_attention"}, {"full_attention"}},
       {"rope_scaling", {{"type", "longrope"}}, {{"type", "default"}}},
+      {"rope_scaling", {{"type", "dynamic"}, {"factor", 2}}, {{"type", "linear"}, {"factor", 1.0}}},
       {"rope_parameters", {{"full_attention", Json::object()}}, nullptr},
       {"quantization_config", {{"quant_method", "awq"}}, nullptr},
       {"rms_norm_eps", "1e-6", 1e-6},
@@ -191,6 +193,85 @@ TEST(HubConfig, WhatIsLeftOutIsAsUsualInTransformers) {
   EXPECT_EQ(parsed(with(type("qwen3_moe"), "intermediate_size", 100).dump()).config.ffn, 768);
 }
 
+// Of transformers 5.24.0: with default positions no model of these types looks at a part of a head, with scaled ones
+// each fails; its Qwen3 and Llama have biases of all four projections, its Mistral and Qwen2 look at no key.
+TEST(HubConfig, PartsOfHeadsAndBiasesAreThoseOfTransformers) {
+  const std::string plain = in_words(parsed(kTiny.dump()));
+  const Json part = with(kTiny, "partial_rotary_factor", 0.5);
+  EXPECT_EQ(in_words(parsed(part.dump())), plain + "; note: partial_rotary_factor");
+  EXPECT_EQ(in_words(parsed(with(kTiny, "rope_parameters", {{"partial_rotary_factor", 0.5}}).dump())), plain);
+  const Json linear{{"type", "linear"}, {"factor", 2.0}};
+  const std::string expected = "'partial_rotary_factor': expected 1 where positions are scaled, found 0.5";
+  for (const Json& config :
+       {with(part, "rope_scaling", linear), with(kTiny, "rope_scaling", with(linear, "partial_rotary_factor", 0.5))})
+    EXPECT_NE(refusal_of(config.dump()).find(expected), std::string::npos) << refusal_of(config.dump());
+  const auto biases = [](const char* type, const char* key) {
+    const std::string found =
+        refusal_of(with(with(with(kTiny, "model_type", type), "num_key_value_heads", 2), key, true).dump());
+    return found.find(std::string("the key '") + key) != std::string::npos
+               ? "refused"
+               : found.substr(found.find("theta 10000") + 11);
+  };
+  EXPECT_EQ(biases("llama", "attention_bias"), ", biased, proj biased");
+  EXPECT_EQ(biases("llama", "mlp_bias"), ", mlp biased");
+  EXPECT_EQ(biases("qwen3", "attention_bias"), ", biased, proj biased, normed");
+  EXPECT_EQ(biases("qwen3_moe", "attention_bias"), ", biased, proj biased, normed, experts 128/8");
+  EXPECT_EQ(biases("mistral", "attention_bias"), "refused");
+  EXPECT_EQ(biases("qwen3", "mlp_bias"), "refused");
+}
+
+// As transformers 5.24.0 takes them: 0 and null count as missing, a length in the file itself comes first, and
+// attention_factor before what follows from mscale.
+TEST(HubConfig, KeysOfYarnAreThoseOfTransformers) {
+  const auto words = [](const Json& more, const Json& top = Json::object()) {
+    Json rope{{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 16}};
+    rope.update(more);
+    Json config = with(with(kTiny, "max_position_embeddings", 64), "rope_scaling", rope);
+    config.update(top);
+    const std::string found = refusal_of(config.dump());
+    const size_t at = found.find(", yarn ");
+    return at == std::string::npos ? found.substr(found.find("the key")) : found.substr(at + 7);
+  };
+  EXPECT_EQ(words(Json::object()), "4 1 32 16 times 1.1386");
+  EXPECT_EQ(words({{"beta_fast", 0}, {"beta_slow", nullptr}, {"mscale", 1.0}}), "4 1 32 16 times 1.1386");
+  EXPECT_EQ(words({{"beta_fast", 8}, {"beta_slow", 2.0}, {"truncate", true}}), "4 2 8 16 times 1.1386");
+  EXPECT_EQ(words({{"original_max_position_embeddings", nullptr}}), "4 1 32 64 times 1.1386");
+  EXPECT_EQ(words(Json::object(), {{"original_max_position_embeddings", 32}}), "4 1 32 32 times 1.1386");
+  EXPECT_EQ(words({{"factor", nullptr}}), "4 1 32 16 times 1.1386");  // 64 / 16
+  EXPECT_EQ(words({{"mscale", 1.0}, {"mscale_all_dim", 0.5}}), "4 1 32 16 times 1.0648");
+  EXPECT_EQ(words({{"mscale", 1.0}, {"mscale_all_dim", 0.5}, {"attention_factor", 1.5}}), "4 1 32 16 times 1.5000");
+  EXPECT_EQ(words({{"factor", 0.5}}), "0.5 1 32 16 times 1.0000");
+  EXPECT_TRUE(words({{"truncate", false}}).starts_with("the key 'truncate': expected true"));
+  EXPECT_TRUE(words({{"beta_slow", 32}}).starts_with("the key 'beta_slow': expected less than beta_fast"));
+  EXPECT_TRUE(
+      words({{"factor", 1.0}, {"attention_factor", 1.2}}).starts_with("the key 'attention_factor': expected 1"));
+}
+
+// What we write of a model is read as that model.
+TEST(HubConfig, WhatIsWrittenIsReadAsTheSame) {
+  const ModelConfig gpt2{.layers = 2, .heads = 2, .channels = 16, .context = 32, .vocab = 40, .ffn = 24};
+  ModelConfig exact = gpt2, yarn = gpt2;
+  exact.gelu = GeluForm::erf;
+  yarn.family = Family::llama, yarn.kv_heads = 1;
+  ModelConfig biases = yarn, slides = yarn, qwen2 = yarn, qwen3 = yarn;
+  yarn.rotary = {.scaling = RopeScaling::yarn, .factor = 4, .high_freq_factor = 8, .attention_factor = 1.25};
+  biases.qkv_bias = biases.proj_bias = biases.mlp_bias = true;
+  slides.window = qwen2.window = qwen3.window = 5;
+  qwen2.qkv_bias = qwen3.qk_norm = qwen3.qkv_bias = qwen3.proj_bias = true;
+  const std::pair<const char*, ModelConfig> models[] = {{"gpt2", exact},     {"llama", yarn},  {"llama", biases},
+                                                        {"mistral", slides}, {"qwen2", qwen2}, {"qwen3", qwen3}};
+  for (const auto& [type, config] : models) {
+    const std::string written = hub_config(config, DType::float32);
+    EXPECT_EQ(Json::parse(written).at("model_type"), type);
+    EXPECT_EQ(in_words(parsed(written)), in_words({config, {}})) << written;
+    EXPECT_EQ(parsed(written).config.rotary, config.rotary) << written;
+  }
+  slides.window = 32;  // all of the context
+  EXPECT_EQ(Json::parse(hub_config(slides, DType::float32)).at("model_type"), "llama");
+  biases.window = 5;
+  EXPECT_THROW(hub_config(biases, DType::float32), Error);
+}
+
 // A window is used where layers slide, and means something where it is shorter than the context.
 TEST(HubConfig, WindowsAreKnownWhereTheyMeanSomething) {
   const auto window = [](const char* type, const Json& keys) {
@@ -205,13 +286,19 @@ TEST(HubConfig, WindowsAreKnownWhereTheyMeanSomething) {
   EXPECT_EQ(window("mistral", Json::object()), 0);
   EXPECT_EQ(window("qwen2", {{"sliding_window", 8}}), 0);
   EXPECT_EQ(window("qwen2", {{"sliding_window", 8}, {"use_sliding_window", true}}), 0);  // from layer 28 on
-  EXPECT_EQ(window("qwen2", {{"sliding_window", 8}, {"use_sliding_window", true}, {"max_window_layers", 1}}), 8);
+  EXPECT_EQ(window("qwen2", {{"sliding_window", 8}, {"use_sliding_window", true}, {"max_window_layers", 0}}), 8);
+  EXPECT_THROW(window("qwen2", {{"sliding_window", 8}, {"use_sliding_window", true}, {"max_window_layers", 1}}),
+               InputError);
+  EXPECT_EQ(window("qwen2", {{"sliding_window", 64}, {"use_sliding_window", true}, {"max_window_layers", 1}}), 0);
+  EXPECT_EQ(window("mixtral", {{"sliding_window", 8}}), 8);
+  EXPECT_EQ(window("llama", {{"sliding_window", 8}}), 0);  // whose class has no window
   EXPECT_EQ(window("qwen2", {{"sliding_window", "no number"}, {"max_window_layers", -1}}), 0);
-  EXPECT_EQ(window("qwen3", {{"sliding_window", 8}, {"layer_types", {"full_attention", "sliding_attention"}}}), 8);
+  EXPECT_THROW(window("qwen3", {{"sliding_window", 8}, {"layer_types", {"full_attention", "sliding_attention"}}}),
+               InputError);
+  EXPECT_EQ(window("qwen3", {{"sliding_window", 8}, {"layer_types", {"sliding_attention", "sliding_attention"}}}), 8);
   EXPECT_EQ(window("qwen3", {{"sliding_window", 99}, {"layer_types", {"full_attention", "sliding_attention"}}}), 0);
   EXPECT_EQ(window("qwen3", {{"sliding_window", 8}, {"layer_types", {"full_attention", "full_attention"}}}), 0);
   EXPECT_THROW(window("qwen3", {{"sliding_window", nullptr}, {"layer_types", {"sliding_attention"}}}), InputError);
-  EXPECT_THROW(hub_config(parsed(R"({"model_type": "mistral"})").config, DType::float32), Error);
 }
 
 }  // namespace

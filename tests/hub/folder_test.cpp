@@ -22,8 +22,8 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 const fs::path kFixtures = fs::path(TESSERA_SOURCE_DIR) / "tests/models/fixtures";
-constexpr std::array kVariants{"gpt2",   "mistral", "plain",  "grouped", "untied",
-                               "linear", "llama3",  "biased", "normed",  "theta"};
+constexpr std::array kVariants{"gpt2",   "exact",  "mistral", "slides", "plain",  "grouped", "untied",
+                               "linear", "llama3", "yarn",    "biases", "biased", "normed",  "theta"};
 
 bool is_weight(const std::string& name) {
   return name.starts_with("model.") || name.starts_with("transformer.") || name == "lm_head.weight";
@@ -337,11 +337,12 @@ TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
   }());
   expect_refused("no memory has so many");
   with("num_key_value_heads", 3, "'num_key_value_heads': expected a divisor of the heads");
-  with("attention_bias", true, "'attention_bias': expected false, found true");
+  with("attention_bias", true, "tensor 'model.layers.0.self_attn.q_proj.bias' is missing");
+  with("mlp_bias", true, "tensor 'model.layers.0.mlp.gate_proj.bias' is missing");
   with("hidden_act", "relu", "'hidden_act': expected \"silu\"");
   with("quantization_config", Json::object(),
        "quantization_config: the key 'quant_method': expected \"gptq\", found null");
-  with("rope_parameters", Json{{"rope_type", "yarn"}, {"factor", 2}}, "default, linear or llama3, found \"yarn\"");
+  with("rope_parameters", Json{{"rope_type", "longrope"}}, "default, linear, llama3 or yarn, found \"longrope\"");
   with("vocab_size", 49, "is (48, 24); expected (49, 24)");
   with("tie_word_embeddings", true, "is not the token table");
   with("num_hidden_layers", 1, "is no part of this model");

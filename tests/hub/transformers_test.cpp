@@ -34,12 +34,18 @@ std::vector<Sample> samples() {
                    .original_context = 16};
   qwen2.qkv_bias = true;
   qwen3.qk_norm = true, qwen3.head_dim = 12;
+  ModelConfig exact = gpt2, yarn = scaled, biases = llama, slides = llama, sliding_qwen2 = qwen2;
+  exact.gelu = GeluForm::erf;
+  yarn.rotary.scaling = RopeScaling::yarn, yarn.rotary.attention_factor = 1.2;
+  biases.qkv_bias = biases.proj_bias = biases.mlp_bias = true;
+  slides.window = sliding_qwen2.window = 5;
   ModelConfig mixtral = llama, qwen3_moe = qwen3;
   mixtral.experts.count = 4;
   qwen3_moe.experts.count = 6, qwen3_moe.experts.per_token = 3;
   qwen3_moe.experts.softmax = RouterSoftmax::all;
-  return {{"mixtral", mixtral}, {"qwen3_moe", qwen3_moe}, {"gpt2", gpt2},  {"llama", llama},
-          {"scaled", scaled},   {"qwen2", qwen2},         {"qwen3", qwen3}};
+  return {{"mixtral", mixtral}, {"qwen3_moe", qwen3_moe}, {"gpt2", gpt2},     {"llama", llama},
+          {"scaled", scaled},   {"qwen2", qwen2},         {"qwen3", qwen3},   {"exact", exact},
+          {"yarn", yarn},       {"biases", biases},       {"slides", slides}, {"sliding_qwen2", sliding_qwen2}};
 }
 
 std::unique_ptr<LanguageModel> with_memory(const ModelConfig& config) {

@@ -56,6 +56,18 @@ TEST(LanguageModel, CountsFlops) {
   EXPECT_EQ(gpt.training_flops(), 6.0 * static_cast<double>(gpt.parameter_count() - 4 * 8) + 12 * 3 * 8 * 4);
 }
 
+// A query sees i + 1 keys, or the last `window`: of 4 tokens 1 + 2 + 3 + 4, of windows of 2 about 1 + 2 + 2 + 2.
+TEST(LanguageModel, CountsFlopsOfWindows) {
+  ModelConfig config{.family = Family::llama, .layers = 3, .heads = 2, .channels = 8, .context = 64, .vocab = 11};
+  const double all = make_model(config)->training_flops();
+  for (const int64_t window : {64, 100}) {
+    config.window = window;
+    EXPECT_EQ(make_model(config)->training_flops(), all);
+  }
+  config.window = 16;
+  EXPECT_EQ(all - make_model(config)->training_flops(), 12 * 3 * 8 * (64 - 16 * (2 - 16.0 / 64)));
+}
+
 // Published models: 6 for each parameter that multiplies (GPT-2 124M has 124,439,808, of which 786,432 are positions; a
 // Llama's table of tokens is only looked up), and 12 L C T.
 TEST(LanguageModel, CountsFlopsOfPublishedModels) {

@@ -175,6 +175,19 @@ TEST(ContextParallel, DocumentsAreNotCrossed) {
     });
 }
 
+// Of documents too; within a chunk, over a few of them, and longer than all.
+TEST(ContextParallel, WindowsAreKept) {
+  for (const int n : {1, 2, 3, 4})
+    launch(ranks(n), [](Communicator& cp) {
+      for (uint64_t trial = 0; trial < 16; ++trial) {
+        Problem p = draw(cp.size(), 200 + trial);
+        p.options.window = std::array<int64_t, 4>{1, 3, p.tokens / 2, p.tokens + 9}[trial % 4];
+        if (trial % 3 == 0) p.options.starts = draw_starts(p, make_arena());
+        expect_as_alone(p, cp);
+      }
+    });
+}
+
 TEST(ContextParallel, EightRanks) {
   launch(ranks(8), [](Communicator& cp) {
     Problem p = draw(8, 1);

@@ -28,8 +28,8 @@ struct MaximumUlps {
   double cuda, glibc;
   constexpr double apart() const { return cuda + 0.5 + glibc; }
 };
-inline constexpr MaximumUlps kExp{"exp", DType::float64, 1, 1}, kTanh{"tanh", DType::float64, 1, 2},
-    kLog{"log", DType::float64, 1, 1}, kLogFloat{"logf", DType::float32, 1, 1};
+inline constexpr MaximumUlps kErfc{"erfc", DType::float64, 5, 5}, kExp{"exp", DType::float64, 1, 1},
+    kTanh{"tanh", DType::float64, 1, 2}, kLog{"log", DType::float64, 1, 1}, kLogFloat{"logf", DType::float32, 1, 1};
 
 // A number, and how far apart the two sides have it. Operands without a difference are rounded alike.
 struct Near {
@@ -71,6 +71,10 @@ NearOp near_op(double x, DType wide) {
     const Near turning = weighted * (1 - s);
     if (name == Sigmoid::name) return {s, turning};
     return {weighted, (gelu ? turning * known(3 * 0.0713548162726009 * x * x + 1.5957691216057308) : turning) + s};
+  }
+  if (name == GeluErf::name) {
+    const Near below = known(0.5) * from(kErfc, std::erfc(x * -0.70710678118654752));
+    return {known(x) * below, known(0.3989422804014327 * x) * from(kExp, std::exp(-0.5 * x * x)) + below};
   }
   return {known(Op::f(x)), known(Op::df(x))};
 }

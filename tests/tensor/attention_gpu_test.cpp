@@ -119,6 +119,7 @@ Drawn draw(const Case& c, uint64_t trial) {
   o.heads_total = o.first_head + heads.query + below(2, 9);
   o.tokens_total = tk + below(2, 10) * 7;
   Operands x = operands(b, tq, tk, heads, c.d, c.dtype, 2 * trial);
+  o.window = std::array<int64_t, 5>{0, 0, 1, 20, 90}[static_cast<size_t>(below(5, 15))];
   if (below(2, 14) == 0) draw_starts(random, b, tq, tk, o);
   return {x, o, below(3, 11) == 0};
 }

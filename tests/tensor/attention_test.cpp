@@ -111,6 +111,7 @@ Drawn draw(DType dtype, uint64_t trial, const ArenaPtr& arena) {
   o.first_head = below(3, 8);
   o.heads_total = o.first_head + 3 * heads + below(2, 9);
   o.tokens_total = chunks * size + below(2, 10) * 7;
+  o.window = std::array<int64_t, 5>{0, 0, 1, 40, 100}[static_cast<size_t>(below(5, 13))];
   if (below(2, 12) == 0) o.starts = draw_starts(b, chunks * size, random, arena);
   const int64_t group = 1 + below(3, 11);
   const auto make = [&](uint64_t name) {
@@ -152,6 +153,29 @@ void check_tiles(DType dtype, uint64_t trial) {
 TEST(Attention, TilesMakeTheWhole) {
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
     for (uint64_t trial = 0; trial < 30; ++trial) check_tiles(dtype, trial);
+}
+
+// A window is what starts one later for each query are.
+TEST(Attention, AWindowIsStartsThatMoveOn) {
+  const ArenaPtr arena = make_arena();
+  constexpr int64_t kTokens = 150;
+  for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
+    for (const int64_t window : {1, 5, 64, 100, 150, 1000}) {
+      std::vector<int32_t> first;
+      for (int64_t i = 0; i < kTokens; ++i) first.push_back(static_cast<int32_t>(std::max<int64_t>(0, i - window + 1)));
+      const AttentionOptions slides{.window = window},
+          starts{.starts = Tensor::of<int32_t>(first, {1, kTokens}, arena)};
+      const auto make = [&](uint64_t name) { return normal({1, kTokens, 2, 16}, dtype, arena, name); };
+      const Tensor q = make(0), k = make(1), v = make(2), dout = make(3);
+      const Attended a = attention(q, k, v, slides), b = attention(q, k, v, starts);
+      EXPECT_EQ(apart(a.out, b.out) + apart(a.lse, b.lse), 0) << window;
+      const Operands x{q, k, v, dout};
+      Gradients of_a = zeros(x, dtype), of_b = zeros(x, dtype);
+      attention_backward(dout, q, k, v, a, slides, of_a.dq, of_a.dk, of_a.dv);
+      attention_backward(dout, q, k, v, b, starts, of_b.dq, of_b.dk, of_b.dv);
+      EXPECT_EQ(apart(of_a.dq, of_b.dq) + apart(of_a.dk, of_b.dk) + apart(of_a.dv, of_b.dv), 0) << window;
+      EXPECT_EQ(apart(a.out, attention(q, k, v).out) == 0, window >= kTokens) << window;
+    }
 }
 
 // Queries that begin to see at a key have what they would have if the keys before it were not there.

@@ -124,6 +124,25 @@ TEST(Math, ExpAndTanhAreAccurate) {
   EXPECT_EQ(math::tanh(-50.0f), -1.0f);
 }
 
+TEST(Math, TheNormalDistributionIsAccurate) {
+  const auto below = [](float x) { return math::normal_below(x, math::exp(-0.5f * x * x)); };
+  const auto exact = [](double x) { return 0.5 * std::erfc(-x * M_SQRT1_2); };
+  double worst = 0, worst_tail = 0;
+  for (int i = -130000; i <= 130000; ++i) {
+    const float x = static_cast<float>(i) * 1e-4F;
+    const double error = std::abs(static_cast<double>(below(x)) - exact(static_cast<double>(x)));
+    worst = std::max(worst, error);
+    if (x > -5) worst_tail = std::max(worst_tail, error / exact(static_cast<double>(x)));
+  }
+  EXPECT_LT(worst, 2e-7);
+  EXPECT_LT(worst_tail, 1e-6);
+  EXPECT_EQ(below(40.0F), 1.0F);
+  EXPECT_EQ(below(-40.0F), 0.0F);
+  EXPECT_TRUE(std::isnan(below(std::nanf(""))));
+  EXPECT_EQ(GeluErf::f(0.0F), 0.0F);
+  EXPECT_DOUBLE_EQ(GeluErf::f(1.0), 0.8413447460685429);  // Phi(1)
+}
+
 // A kernel on each of the three instruction sets that the program is compiled for.
 template <class F>
 void expect_same_bits_everywhere(const F& kernel, const char* what) {

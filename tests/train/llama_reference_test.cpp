@@ -25,15 +25,22 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::array kVariants{"plain", "grouped", "untied", "linear", "llama3", "biased", "normed", "theta"};
+constexpr std::array kVariants{"plain",  "grouped", "untied", "linear", "llama3", "yarn",
+                               "biases", "biased",  "normed", "theta",  "slides"};
 
 RotaryOptions rotary_of(const Json& rope) {
   const std::string type = rope.at("rope_type");
   RotaryOptions o{.theta = rope.at("rope_theta")};
   if (type == "default") return o;
   o.factor = rope.at("factor");
-  o.scaling = type == "linear" ? RopeScaling::linear : RopeScaling::llama3;
+  o.scaling = type == "linear" ? RopeScaling::linear : type == "yarn" ? RopeScaling::yarn : RopeScaling::llama3;
   if (type == "linear") return o;
+  if (type == "yarn") {
+    o.high_freq_factor = rope.at("beta_fast");
+    o.original_context = rope.at("original_max_position_embeddings");
+    o.attention_factor = 0.1 * std::log(o.factor) + 1;
+    return o;
+  }
   o.low_freq_factor = rope.at("low_freq_factor");
   o.high_freq_factor = rope.at("high_freq_factor");
   o.original_context = rope.at("original_max_position_embeddings");
@@ -55,7 +62,10 @@ ModelConfig config_of(const Json& c) {
           .ffn = c.at("intermediate_size"),
           .norm_eps = c.at("rms_norm_eps"),
           .rotary = rotary_of(c.at("rope_parameters")),
-          .qkv_bias = type == "qwen2",
+          .window = c.value("sliding_window", 0),
+          .qkv_bias = type == "qwen2" || c.value("attention_bias", false),
+          .proj_bias = c.value("attention_bias", false),
+          .mlp_bias = c.value("mlp_bias", false),
           .qk_norm = type == "qwen3"};
 }
 
@@ -71,9 +81,12 @@ std::vector<std::string> parts_of(const std::string& name) {
       {"attn.norm_q.weight", {"self_attn.q_norm.weight"}},
       {"attn.norm_k.weight", {"self_attn.k_norm.weight"}},
       {"attn.proj.weight", {"self_attn.o_proj.weight"}},
+      {"attn.proj.bias", {"self_attn.o_proj.bias"}},
       {"norm2.weight", {"post_attention_layernorm.weight"}},
       {"mlp.gate_up.weight", {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
-      {"mlp.down.weight", {"mlp.down_proj.weight"}}};
+      {"mlp.gate_up.bias", {"mlp.gate_proj.bias", "mlp.up_proj.bias"}},
+      {"mlp.down.weight", {"mlp.down_proj.weight"}},
+      {"mlp.down.bias", {"mlp.down_proj.bias"}}};
   if (const auto found = outside.find(name); found != outside.end()) return {found->second};
   const size_t number = std::string("blocks.").size(), dot = name.find('.', number);
   std::vector<std::string> parts = inside.at(name.substr(dot + 1));

@@ -73,13 +73,20 @@ inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
   o["untied"] = d.between(0, 1) == 1;
   o["document_mask"] = text_of(o.plan.dp_mode) != "dataparallel" && d.between(0, 2) == 0;
   draw_adapters(d, o);
-  if (text_of(o.sizes.family) == "gpt2") return;
+  if (text_of(o.sizes.family) == "gpt2") {
+    o["gelu"] = d.of<const char*>({"tanh", "erf"});
+    return;
+  }
+  o["window"] = d.of({0, 0, 2, 3, 9});  // with one key alone, q and k have no gradients but rounding
   o["qkv_bias"] = d.between(0, 2) == 0;
+  o["proj_bias"] = d.between(0, 2) == 0;
+  o["mlp_bias"] = d.between(0, 2) == 0;
   o["qk_norm"] = d.between(0, 2) == 0;
   o["rope_theta"] = d.of({100.0, 10000.0});
-  o["rope_scaling"] = d.of<const char*>({"none", "linear", "llama3"});
-  if (text_of(o.sizes.rotary.scaling) != "none") o["rope_factor"] = 4;
-  if (text_of(o.sizes.rotary.scaling) == "llama3") o["rope_original_context"] = 8;
+  o["rope_scaling"] = d.of<const char*>({"none", "linear", "llama3", "yarn"});
+  const RopeScaling scaling = o.sizes.rotary.scaling;
+  if (scaling != RopeScaling::none) o["rope_factor"] = 4;
+  if (scaling == RopeScaling::llama3 || scaling == RopeScaling::yarn) o["rope_original_context"] = 8;
 }
 
 // Now and then experts in place of feed-forward layers, which some of `data` ranks share out.
@@ -89,6 +96,7 @@ inline void draw_experts(Draw& d, TrainOptions& o, int64_t data) {
       o["ep"] = d.between(1, data);
     while (data % o.plan.ep != 0);
   o["experts"] = o.plan.ep * d.between(1, 3);
+  o["mlp_bias"] = false;
   o["experts_per_token"] = d.between(1, std::min<int64_t>(3, o.sizes.experts.count));
   o["shared_experts"] = d.between(0, 1);
   o["expert_capacity"] = d.of({0.0, 0.0, 0.0, 0.5, 1.0});

@@ -105,7 +105,8 @@ void attention_backward(const Tensor& dout_any, const Tensor& q, const Tensor& k
 
 bool asks_cudnn(const Tensor& q, const AttentionOptions& options) {
   return q.device() == Device::cuda && q.dtype() == DType::bfloat16 && options.dropout == 0 &&
-         !options.starts.defined() && q.arena()->local<KernelChoice>().attention != AttentionKernels::own;
+         !options.starts.defined() && options.window == 0 &&
+         q.arena()->local<KernelChoice>().attention != AttentionKernels::own;
 }
 
 DType dtype_of_parts(const Tensor& q, const AttentionOptions& options) {

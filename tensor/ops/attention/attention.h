@@ -44,6 +44,8 @@ struct AttentionOptions {
   // Query i of sequence b sees no key before key starts[b][i], counted like first_key in the whole sequence. A query of
   // which no key is in the tile gives zeros and a log-sum-exp of -infinity. Undefined: every key.
   Tensor starts = {};
+  // A query sees its own key and those before it, `window` in all, by first_query and first_key; 0: all.
+  int64_t window = 0;
 };
 
 struct Attended {
@@ -74,7 +76,7 @@ void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, co
                         const AttentionOptions& options, Tensor& dq, Tensor& dk, Tensor& dv);
 
 // Whether cuDNN's kernels may serve such a call: its arena's KernelChoice allows them, on a GPU, and it is bfloat16,
-// with nothing dropped and one document. cuDNN's own checks decide then.
+// with nothing dropped, one document and no window. cuDNN's own checks decide then.
 bool asks_cudnn(const Tensor& q, const AttentionOptions& options);
 // The dtype of results that are to be merged or added: that of the sums, so that nothing is rounded before; but
 // bfloat16 where cuDNN is asked, whose kernels write nothing else.
@@ -101,7 +103,7 @@ void merge_attended(const Attended& into, const Attended& part);
 }  // namespace cpu
 
 // On a GPU, where the arena's KernelChoice says so, cuDNN's kernels serve what they can (cuda/cudnn_attention.h):
-// bfloat16, results too, under the causal mask as many queries as keys, no dropout, one document.
+// bfloat16, results too, under the causal mask as many queries as keys, no dropout, one document, no window.
 //
 // Our own kernels are of two kinds. Those for tensor cores (cuda/tiles.cuh) take bfloat16 with 64 or 128 numbers per
 // head whose rows begin at multiples of 16 bytes; plain ones (cuda/plain.cuh) take everything. None adds with atomics:

@@ -73,18 +73,31 @@ void store_head(const Tensor& to, const HeadRow& at, const A* tile, int64_t ld, 
     store_rows<A, T>(rows_of<T>(to, at.b, at.h, at.row), tile, ld, rows, to.dim(3));
 }
 
-// The first keys that some queries see, counted from key 0 of the problem: query i's is first[i] - offset.
+// The first keys that some queries see, counted from key 0 of the problem: query i's is first[i] - offset, or begin + i
+// by the window, whichever is later.
 struct QueryStarts {
-  const int32_t* first = nullptr;  // null: all see key 0
-  int64_t offset = 0, queries = 0;
-  int64_t least() const { return first ? *std::min_element(first, first + queries) - offset : 0; }
-  int64_t most() const { return first ? *std::max_element(first, first + queries) - offset : 0; }
+  static constexpr int64_t kNone = std::numeric_limits<int64_t>::min() / 2;
+  const int32_t* first = nullptr;  // null: there are no documents
+  int64_t offset = 0, queries = 0, begin = kNone;
+  bool any() const { return first || begin != kNone; }
+  int64_t of(int64_t i) const { return std::max(first ? first[i] - offset : kNone, begin + i); }
+  int64_t least() const {
+    int64_t found = any() ? of(0) : 0;
+    for (int64_t i = 1; any() && i < queries; ++i) found = std::min(found, of(i));
+    return found;
+  }
+  int64_t most() const {
+    int64_t found = any() ? of(0) : 0;
+    for (int64_t i = 1; any() && i < queries; ++i) found = std::max(found, of(i));
+    return found;
+  }
 };
 inline QueryStarts starts_at(const AttentionProblem& p, int64_t b, int64_t query0, int64_t queries) {
-  const Tensor& starts = p.options.starts;
-  if (!starts.defined()) return {};
-  return {starts.data<int32_t>() + b * starts.strides()[0] + query0, p.options.first_key,
-          std::min(queries, p.tq - query0)};
+  const AttentionOptions& o = p.options;
+  QueryStarts out{.offset = o.first_key, .queries = std::min(queries, p.tq - query0)};
+  if (o.starts.defined()) out.first = o.starts.data<int32_t>() + b * o.starts.strides()[0] + query0;
+  if (o.window > 0) out.begin = o.first_query - o.first_key + query0 - o.window + 1;
+  return out;
 }
 
 // Which elements of a tile take part: key j (of `keys`) and query i with j <= i + diagonal, and not before the query's
@@ -106,11 +119,8 @@ void mask_tile(A* scores, int64_t width, const TileMask& mask) {
       std::fill(scores + j * width, scores + j * width + first, kNone);
     }
   if (mask.starts.most() <= mask.key0) return;
-  for (int64_t j = 0; j < kBlock; ++j) {
-    const int64_t key = mask.key0 + mask.starts.offset + j;
-    for (int64_t i = 0; i < mask.starts.queries; ++i)
-      if (mask.starts.first[i] > key) scores[j * width + i] = kNone;
-  }
+  for (int64_t i = 0; i < mask.starts.queries; ++i)
+    for (int64_t j = 0; j < std::min(kBlock, mask.starts.of(i) - mask.key0); ++j) scores[j * width + i] = kNone;
 }
 
 // One step of the online softmax over keys: scores become exp(s - max); `shrink` is what earlier sums and outputs of

@@ -88,19 +88,25 @@ inline AttentionSizes sizes_of(const AttentionProblem& p) {
           .causal = p.options.causal};
 }
 
-// The first keys that queries see (AttentionOptions::starts), counted from key 0 of the problem.
+// The first keys that queries see (AttentionOptions::starts and window), counted from key 0 of the problem.
 struct QueryStarts {
-  const int32_t* first = nullptr;  // null: all see key 0
+  static constexpr int kNone = -(1 << 30);
+  const int32_t* first = nullptr;  // null: there are no documents
   int64_t row = 0;                 // from one sequence to the next
   int offset = 0, queries = 0;
+  int begin = kNone;  // that of query 0 by the window; each query's is one later
 
-  __device__ int of(int b, int query) const { return first && query < queries ? first[b * row + query] - offset : 0; }
+  __host__ __device__ bool any() const { return first || begin != kNone; }
+  __device__ int of(int b, int query) const {
+    if (query >= queries || !any()) return 0;
+    return std::max(first ? first[b * row + query] - offset : kNone, begin == kNone ? kNone : begin + query);
+  }
   // The least and the most of `count` queries; by a whole warp, whose lanes all get them.
   struct Bounds {
     int least = 0, most = 0;
   };
   __device__ Bounds among(int b, int query0, int count) const {
-    if (!first) return {};
+    if (!any()) return {};
     Bounds found{1 << 30, 0};
     for (int query = query0 + static_cast<int>(threadIdx.x) % 32; query < query0 + count && query < queries;
          query += 32) {
@@ -116,7 +122,7 @@ struct QueryStarts {
   }
   // Past the last query that sees a key before `end`; by a whole warp.
   __device__ int last_query(int b, int end) const {
-    if (!first) return queries;
+    if (!any()) return queries;
     int past = 0;
     for (int query = static_cast<int>(threadIdx.x) % 32; query < queries; query += 32)
       if (of(b, query) < end) past = query + 1;
@@ -126,12 +132,12 @@ struct QueryStarts {
 };
 
 inline QueryStarts starts_of(const AttentionProblem& p) {
-  const Tensor& starts = p.options.starts;
-  QueryStarts out{.queries = static_cast<int>(p.tq)};
-  if (!starts.defined()) return out;
-  out.first = starts.device_data<int32_t>();
-  out.row = starts.strides()[0];
-  out.offset = static_cast<int>(p.options.first_key);
+  const AttentionOptions& o = p.options;
+  QueryStarts out{.offset = static_cast<int>(o.first_key), .queries = static_cast<int>(p.tq)};
+  if (o.window > 0) out.begin = static_cast<int>(o.first_query - o.first_key - o.window + 1);
+  if (!o.starts.defined()) return out;
+  out.first = o.starts.device_data<int32_t>();
+  out.row = o.starts.strides()[0];
   return out;
 }
 

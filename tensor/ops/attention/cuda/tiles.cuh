@@ -150,7 +150,7 @@ void with_kind(const Call& call, const F& f) {
   const auto either = [](bool is, const auto& g) { is ? g(std::true_type{}) : g(std::false_type{}); };
   either(call.sizes.d == 64, [&](auto small) {
     either(call.dropout.any, [&](auto drops) {
-      either(call.starts.first != nullptr, [&](auto documents) {
+      either(call.starts.any(), [&](auto documents) {
         f(std::integral_constant < int, decltype(small)::value ? 64 : 128 > {}, drops, documents);
       });
     });

@@ -166,7 +166,7 @@ bool matmul_gelu(const Tensor& y, const Tensor& h, const Tensor& a, const Tensor
   fused.bias = bias_of(bias, kept);
   fused.epilogue = Epilogue::gelu;
   fused.aux = apart.out;
-  const auto pass = [&] { bias_gelu({h, y}, h, bias.defined() ? &bias : nullptr); };
+  const auto pass = [&] { bias_gelu({h, y}, h, bias.defined() ? &bias : nullptr, GeluForm::tanh); };
   return log.count(takes(*y.arena(), {fused, [] {}}, {apart, pass}));
 }
 
@@ -182,7 +182,7 @@ bool matmul_gelu_gradient(const Tensor& dh, const Tensor& a, const Tensor& b, co
   const auto sums = [&] {  // the most that they may cost
     if (dbias.defined()) sum_rows(dbias, dh);
   };
-  const auto pass = [&] { bias_gelu_backward(dh, dh, h, dbias.defined() ? &dbias : nullptr); };
+  const auto pass = [&] { bias_gelu_backward(dh, dh, h, dbias.defined() ? &dbias : nullptr, GeluForm::tanh); };
   return log.count(takes(*dh.arena(), {fused, sums}, {apart, pass}));
 }
 
