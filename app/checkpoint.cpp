@@ -18,6 +18,7 @@
 #include "data/files.h"
 #include "data/jsonl.h"
 #include "data/tokenizer.h"
+#include "data/tokenizer/described.h"
 #include "hub/folder.h"
 #include "hub/peft.h"
 #include "models/layout.h"
@@ -62,6 +63,10 @@ void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer) {
   if (std::error_code error; !fs::exists(model, error)) return;
   const nlohmann::json settings = nlohmann::json::parse(tokenizer.generation_config());
   nlohmann::ordered_json config = nlohmann::ordered_json::parse(read_file(model));
+  if (config["model_type"] == "qwen2" && !dynamic_cast<const HubTokenizer*>(&tokenizer))
+    say_notes(
+        {"AutoTokenizer of transformers 5 gives every folder of the type qwen2 the rules of Qwen2's own tokenizer; "
+         "PreTrainedTokenizerFast.from_pretrained() takes the tokenizer of this folder"});
   for (const char* const key : {"bos_token_id", "eos_token_id", "pad_token_id"})
     config[key] = settings.value(key, nlohmann::json());
   write_file(model, config.dump(2) + "\n");

@@ -451,6 +451,7 @@ std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig*
     if (!key.values.empty()) out[std::string(key.name)] = key.values[0];
     with_field(key, c, [&](const auto& field) { out[std::string(key.name)] = value_of(field); });
   }
+  if (c.family == Family::gpt2) out["n_ctx"] = c.context;  // which llama.cpp asks for
   if (row_of(c.family).rotary) {
     const nlohmann::ordered_json rope = rope_object(c.rotary);
     if (c.rotary.scaling != RopeScaling::none) out["rope_scaling"] = rope;
