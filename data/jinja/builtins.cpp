@@ -167,17 +167,6 @@ void sort(Work& work, Values& items, bool descending, const Key& key) {
   });
   for (size_t i = 0; i < items.size(); ++i) items[i] = std::move(keyed[i].second);
 }
-Value extreme(Work& work, Arguments& a, bool least) {
-  const Values items = items_of(work, at(a, 0));
-  const Value* found = nullptr;
-  const auto key = [&](const Value& v) { return key_of(work, v, at(a, 2), truth(at(a, 1))); };
-  for (const Value& v : items) {
-    const auto less = [&](const Value& x, const Value& y) { return order(work, key(x), key(y)) < 0; };
-    if (!found || (least ? less(v, *found) : less(*found, v))) found = &v;
-  }
-  return found ? *found : Undefined{};
-}
-
 Value pairs(Work& work, const Value& v, Form form) {
   if (!v.dict() && !v.is<Undefined>()) throw InputError(fmt::format("{} stands where a mapping must", type_name(v)));
   Values out;
@@ -377,8 +366,6 @@ constexpr Builtin kFilters[] = {
     {"list", "value", [](Work& w, Args a) { return sequence_of(w, items_of(w, at(a, 0))); }},
     {"lower", "s", [](Work& w, Args a) -> Value { return lower(text(w, a, 0)); }},
     {"map", "*", [](Work& w, Args a) { return mapped(w, a); }},
-    {"max", "value case_sensitive attribute", [](Work& w, Args a) { return extreme(w, a, false); }},
-    {"min", "value case_sensitive attribute", [](Work& w, Args a) { return extreme(w, a, true); }},
     {"reject", "*", [](Work& w, Args a) { return selected(w, a, false, false); }},
     {"rejectattr", "*", [](Work& w, Args a) { return selected(w, a, true, false); }},
     {"replace", "s old new count",
@@ -427,14 +414,6 @@ constexpr Builtin kFilters[] = {
        return sequence_of(w, std::move(items));
      }},
     {"string", "s", [](Work& w, Args a) -> Value { return text(w, a, 0); }},
-    {"sum", "iterable attribute start",
-     [](Work& w, Args a) {
-       Value out = a.given.size() > 2 ? at(a, 2) : Value(int64_t{0});
-       if (out.text()) throw InputError("texts are not summed");
-       for (const Value& v : items_of(w, at(a, 0)))
-         out = arithmetic(w, '+', out, has(a, 1) ? at_path(w, v, at(a, 1)) : v);
-       return out;
-     }},
     {"title", "s",
      [](Work& w, Args a) -> Value {
        return titled(text(w, a, 0), [](char32_t before) {
@@ -443,7 +422,7 @@ constexpr Builtin kFilters[] = {
      }},
     {"tojson", "value ensure_ascii indent separators sort_keys",
      [](Work& w, Args a) -> Value {
-       JsonStyle style{.ascii = truth(at(a, 1)), .sorted = truth(at(a, 4))};
+       Style style{.json = true, .ascii = truth(at(a, 1)), .sorted = truth(at(a, 4))};
        if (has(a, 2)) {
          const int64_t width = at(a, 2).text() ? 0 : std::max<int64_t>(whole_of(a, 2, 0), 0);
          w.charge(static_cast<size_t>(width));
@@ -455,12 +434,10 @@ constexpr Builtin kFilters[] = {
          if (two.size() != 2) throw InputError("JSON has two separators");
          style.comma = printed(w, two[0]), style.colon = printed(w, two[1]);
        }
-       return to_json(w, at(a, 0), style);
+       return written(w, at(a, 0), style);
      }},
     {"trim", "value chars",
-     [](Work& w, Args a) -> Value {
-       return std::string(stripped(text(w, a, 0), true, true, characters_of(a)));
-     }},
+     [](Work& w, Args a) -> Value { return std::string(stripped(text(w, a, 0), true, true, characters_of(a))); }},
     {"unique", "value case_sensitive attribute",
      [](Work& w, Args a) {
        Values out, keys;
@@ -592,8 +569,6 @@ Value position(Args a, size_t found) {
 }
 
 constexpr Builtin kTextMethods[] = {
-    {"capitalize", "s",
-     [](Work&, Args a) -> Value { return titled(exact_text(a, 0), [](char32_t before) { return before == 0; }); }},
     {"count", "s sub",
      [](Work&, Args a) -> Value {
        const std::string &s = exact_text(a, 0), &sub = exact_text(a, 1);
@@ -604,11 +579,6 @@ constexpr Builtin kTextMethods[] = {
      }},
     {"endswith", "s suffix", [](Work&, Args a) { return borders(a, true); }},
     {"find", "s sub start", [](Work&, Args a) { return position(a, exact_text(a, 0).find(exact_text(a, 1))); }},
-    {"isdigit", "s",
-     [](Work&, Args a) -> Value {
-       const std::string& s = exact_text(a, 0);
-       return !s.empty() && s.find_first_not_of("0123456789") == std::string::npos;
-     }},
     {"join", "s items",
      [](Work& w, Args a) -> Value {
        std::string out;
@@ -620,13 +590,11 @@ constexpr Builtin kTextMethods[] = {
        }
        return out;
      }},
-    {"lower", "s", [](Work&, Args a) -> Value { return lower(exact_text(a, 0)); }},
     {"lstrip", "s chars", strip<true, false>},
     {"replace", "s old new count",
      [](Work& w, Args a) -> Value {
        return replaced(w, exact_text(a, 0), exact_text(a, 1), exact_text(a, 2), whole_of(a, 3, -1));
      }},
-    {"rfind", "s sub start", [](Work&, Args a) { return position(a, exact_text(a, 0).rfind(exact_text(a, 1))); }},
     {"rsplit", "s sep maxsplit", [](Work& w, Args a) { return split(w, a, true); }},
     {"rstrip", "s chars", strip<false, true>},
     {"split", "s sep maxsplit", [](Work& w, Args a) { return split(w, a, false); }},
@@ -637,7 +605,6 @@ constexpr Builtin kTextMethods[] = {
      [](Work&, Args a) -> Value {
        return titled(exact_text(a, 0), [](char32_t before) { return !is_letter(before); });
      }},
-    {"upper", "s", [](Work&, Args a) -> Value { return upper(exact_text(a, 0)); }},
 };
 constexpr Builtin kDictMethods[] = {
     {"get", "dict key default",
@@ -655,35 +622,21 @@ constexpr Builtin kDictMethods[] = {
        return sequence_of(w, std::move(out), Form::view);
      }},
 };
-constexpr Builtin kListMethods[] = {
-    {"count", "list value",
-     [](Work& w, Args a) -> Value {
-       int64_t n = 0;
-       for (const Value& v : at(a, 0).sequence()->items) n += equal(w, v, at(a, 1)) ? 1 : 0;
-       return n;
-     }},
-    {"index", "list value",
-     [](Work& w, Args a) -> Value {
-       const Values& items = at(a, 0).sequence()->items;
-       for (size_t i = 0; i < items.size(); ++i)
-         if (equal(w, items[i], at(a, 1))) return static_cast<int64_t>(i);
-       throw InputError("a list has no such item");
-     }},
-};
-
 // What Python's types have besides: refused by name, lest a template take it for undefined.
 constexpr std::string_view kTextRest =
-    " casefold center encode expandtabs format format_map index isalnum isalpha isascii isdecimal isidentifier islower "
+    " casefold center encode expandtabs format format_map index isdigit rfind isalnum isalpha isascii isdecimal "
+    "isidentifier islower "
     "isnumeric isprintable isspace istitle isupper ljust maketrans partition removeprefix removesuffix rindex rjust "
     "rpartition swapcase translate zfill ";
 constexpr std::string_view kDictRest = " clear copy fromkeys pop popitem setdefault update ";
-constexpr std::string_view kListRest = " append clear copy extend insert pop remove reverse sort ";
+constexpr std::string_view kListRest = " append clear copy count extend index insert pop remove reverse sort ";
 
 }  // namespace
 
 const Builtin* find_builtin(Group group, std::string_view name) {
   static constexpr std::array<std::span<const Builtin>, 6> kAll = {kFilters,     kTests,       kGlobals,
-                                                                   kTextMethods, kDictMethods, kListMethods};
+                                                                   kTextMethods, kDictMethods, {}};
+  if (group == Group::text && (name == "upper" || name == "lower" || name == "capitalize")) group = Group::filters;
   if (group <= Group::tests)
     for (const auto& [alias, meant] : kAliases)
       if (name == alias) name = meant;

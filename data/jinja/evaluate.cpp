@@ -97,7 +97,7 @@ class Machine {
   class Deeper {
    public:
     explicit Deeper(Machine& m) : m_(m) {
-      m_.work_.charge(16);
+      m_.work_.charge(64);
       if (++m_.depth_ > kDeepestRun) throw InputError("nested too deep, or a macro that calls itself without end");
     }
     ~Deeper() { --m_.depth_; }
@@ -275,6 +275,8 @@ class Machine {
     for (const Scope* s = &scope; s; s = s->outer)
       for (const auto& [symbol, value] : s->values)
         if (symbol == n.symbol) return value;
+    for (const char* const other : {"cycler", "joiner", "lipsum", "self", "super", "varargs", "kwargs"})
+      if (*syntax_.names[n.symbol] == other) throw InputError(fmt::format("'{}' is not known", other));
     if (const Builtin* const found = find_builtin(Group::globals, *syntax_.names[n.symbol]))
       return work_.keep(std::make_unique<Function>(*found, Values{}));
     return Undefined{syntax_.names[n.symbol]};

@@ -13,6 +13,7 @@ namespace tessera::jinja {
 namespace {
 
 constexpr int kDeepestSyntax = 150, kMostLinks = 1500;
+constexpr size_t kMostBytes = size_t{1} << 20;
 
 enum class Kind : uint8_t { text, output, output_end, block, block_end, name, string, integer, real, sign, end };
 struct Token {
@@ -24,6 +25,7 @@ struct Token {
 class Lexer {
  public:
   Lexer(std::string_view source, const std::string& what) : what_(what) {
+    if (source.size() > kMostBytes) fail("a template of more than 1 MiB");
     for (size_t i = 0; i < source.size(); ++i)
       if (source[i] != '\r')
         s_ += source[i];
@@ -665,10 +667,7 @@ class Parser {
 }  // namespace
 
 void fail_at(const std::string& what, int line, std::string_view why) {
-  std::string shown = escape_broken(why.substr(0, 500));
-  for (char& c : shown)
-    if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) c = ' ';
-  throw InputError(fmt::format("{}:{}: {}", what, line, shown));
+  throw InputError(fmt::format("{}:{}: {}", what, line, escape_broken(why.substr(0, 500))));
 }
 
 Syntax parse(std::string_view source, const std::string& what) { return Parser(Lexer(source, what).run(), what).run(); }

@@ -42,97 +42,71 @@ std::string real_text(double d) {
   return out;
 }
 
-void append(Work& work, std::string& out, const Value& v, bool quoted) {
-  work.charge(8);
-  if (const std::string* const text = v.text()) {
-    work.charge(text->size());
-    quoted ? append_quoted(out, *text) : void(out += *text);
-  } else if (v.is<Undefined>()) {
-    if (quoted) out += "Undefined";
-  } else if (v.is<None>()) {
-    out += "None";
-  } else if (const bool* const b = v.as<bool>()) {
-    out += *b ? "True" : "False";
-  } else if (const int64_t* const i = v.as<int64_t>()) {
-    out += std::to_string(*i);
-  } else if (const double* const d = v.as<double>()) {
-    out += real_text(*d);
-  } else if (const Dict* const dict = v.dict()) {
-    out += '{';
-    for (const auto& [key, value] : dict->items) {
-      if (&key != &dict->items.front().first) out += ", ";
-      append(work, out, key, true);
-      append(work, out += ": ", value, true);
-    }
-    out += '}';
-  } else if (const Sequence* const s = v.sequence(); s && s->form <= Form::tuple) {
-    const bool tuple = s->form == Form::tuple;
-    out += tuple ? '(' : '[';
-    for (const Value& one : s->items) {
-      if (&one != s->items.data()) out += ", ";
-      append(work, out, one, true);
-    }
-    if (tuple && s->items.size() == 1) out += ',';
-    out += tuple ? ')' : ']';
-  } else {
-    throw InputError(fmt::format("{} is not printed; expected a text, or |list behind it", type_name(v)));
-  }
-}
-
 void append_json_text(std::string& out, const std::string& text, bool ascii) {
   out += '"';
   for (const char32_t c : code_points(text)) {
     const size_t named = std::u32string_view(U"\"\\\n\r\t\f\b").find(c);
+    const auto number = static_cast<uint32_t>(c);
     if (named != std::u32string_view::npos)
       (out += '\\') += "\"\\nrtfb"[named];
     else if (c < 0x20 || (ascii && c > 0x7e && c < 0x10000))
-      out += fmt::format("\\u{:04x}", static_cast<uint32_t>(c));
+      out += fmt::format("\\u{:04x}", number);
     else if (ascii && c >= 0x10000)
-      out += fmt::format("\\u{:04x}\\u{:04x}", 0xD800 + ((static_cast<uint32_t>(c) - 0x10000) >> 10),
-                         0xDC00 + (c & 0x3FF));
+      out += fmt::format("\\u{:04x}\\u{:04x}", 0xD800 + ((number - 0x10000) >> 10), 0xDC00 + (number & 0x3FF));
     else
       append_utf8(out, c);
   }
   out += '"';
 }
 
-class JsonWriter {
+class Writer {
  public:
-  JsonWriter(Work& work, const JsonStyle& style, std::string& out) : work_(work), style_(style), out_(out) {}
+  Writer(Work& work, const Style& style, std::string& out) : work_(work), style_(style), out_(out) {}
 
-  void write(const Value& v, int level) {
+  void write(const Value& v, int level = 0) {
     work_.charge(8);
+    const Sequence* const s = v.sequence();
+    const double* const real = v.as<double>();
     if (const std::string* const text = v.text()) {
       work_.charge(text->size());
-      append_json_text(out_, *text, style_.ascii);
+      if (style_.json)
+        append_json_text(out_, *text, style_.ascii);
+      else
+        append_quoted(out_, *text);
     } else if (v.is<None>()) {
-      out_ += "null";
-    } else if (const bool* const b = v.as<bool>()) {
-      out_ += *b ? "true" : "false";
-    } else if (const double* const d = v.as<double>(); d && !std::isfinite(*d)) {
-      out_ += std::isnan(*d) ? "NaN" : *d > 0 ? "Infinity" : "-Infinity";
-    } else if (v.is<double>() || v.is<int64_t>()) {
-      append(work_, out_, v, false);
+      out_ += style_.json ? "null" : "None";
+    } else if (v.is<bool>()) {
+      out_ += style_.json ? (truth(v) ? "true" : "false") : (truth(v) ? "True" : "False");
+    } else if (v.is<int64_t>()) {
+      out_ += std::to_string(*v.as<int64_t>());
+    } else if (real && style_.json && !std::isfinite(*real)) {
+      out_ += std::isnan(*real) ? "NaN" : *real > 0 ? "Infinity" : "-Infinity";
+    } else if (real) {
+      out_ += real_text(*real);
     } else if (const Dict* const dict = v.dict()) {
       Pairs items = dict->items;
       if (style_.sorted)
-        std::stable_sort(items.begin(), items.end(),
-                         [&](const auto& x, const auto& y) { return order(work_, x.first, y.first) < 0; });
-      all('{', items, '}', level, [&](const auto& pair) {
+        std::ranges::stable_sort(
+            items, [&](const Value& x, const Value& y) { return order(work_, x, y) < 0; }, &Pairs::value_type::first);
+      all('{', items, "}", level, [&](const auto& pair) {
         key(pair.first);
         out_ += style_.colon;
         write(pair.second, level + 1);
       });
-    } else if (const Sequence* const s = v.sequence(); s && s->form <= Form::tuple) {
-      all('[', s->items, ']', level, [&](const Value& one) { write(one, level + 1); });
+    } else if (s && s->form <= Form::tuple) {
+      const bool tuple = s->form == Form::tuple && !style_.json;
+      const std::string_view end = tuple && s->items.size() == 1 ? ",)" : tuple ? ")" : "]";
+      all(tuple ? '(' : '[', s->items, end, level, [&](const Value& one) { write(one, level + 1); });
+    } else if (v.is<Undefined>() && !style_.json) {
+      out_ += "Undefined";
     } else {
-      throw InputError(fmt::format("{} has no form in JSON", type_name(v)));
+      throw InputError(fmt::format("{} is not printed; expected a text, or |list behind it", type_name(v)));
     }
   }
 
  private:
   template <class Items, class F>
-  void all(char open, const Items& items, char close, int level, const F& one) {
+  void all(char open, const Items& items, std::string_view close, int level, const F& one) {
     const auto line = [&](int levels) {
       if (!style_.indent || items.empty()) return;
       out_ += '\n';
@@ -149,15 +123,15 @@ class JsonWriter {
     out_ += close;
   }
   void key(const Value& v) {
+    if (!style_.json || v.text()) return write(v);
     if (v.sequence()) throw InputError("a key of JSON is no tuple");
-    if (v.text()) return write(v, 0);
     out_ += '"';
-    write(v, 0);
+    write(v);
     out_ += '"';
   }
 
   Work& work_;
-  const JsonStyle& style_;
+  const Style& style_;
   std::string& out_;
 };
 
@@ -252,7 +226,7 @@ std::string formatted(Work& work, const std::string& text, const Value& values) 
     const auto exact = integer(*value);
     char made[10400];
     if ((kind == 's' || kind == 'r') && spec == "%") {
-      out += kind == 's' ? printed(work, *value) : repr(work, *value);
+      out += kind == 's' ? printed(work, *value) : written(work, *value, {});
     } else if (real && spec.size() <= 5 && kind != '\0' &&
                std::string_view("feg").find(kind) != std::string_view::npos) {
       std::snprintf(made, sizeof(made), (spec += kind).c_str(), *real);
@@ -404,20 +378,13 @@ bool compare(Work& work, std::string_view op, const Value& a, const Value& b) {
 }
 
 std::string printed(Work& work, const Value& v) {
-  std::string out;
-  append(work, out, v, false);
-  return out;
+  if (v.text()) work.charge(v.text()->size());
+  return v.text() ? *v.text() : v.is<Undefined>() ? "" : written(work, v, {});
 }
 
-std::string repr(Work& work, const Value& v) {
+std::string written(Work& work, const Value& v, const Style& style) {
   std::string out;
-  append(work, out, v, true);
-  return out;
-}
-
-std::string to_json(Work& work, const Value& v, const JsonStyle& style) {
-  std::string out;
-  JsonWriter(work, style, out).write(v, 0);
+  Writer(work, style, out).write(v);
   return out;
 }
 

@@ -71,6 +71,7 @@ struct Arguments {
 // A rendering's work, which has a bound, so that a hostile template ends; and its objects, which end with it.
 class Work {
  public:
+  explicit Work(size_t most = size_t{1} << 28) : left_(most) {}
   // A unit is about a nanosecond, or a byte that is made. Throws InputError at the bound.
   void charge(size_t units);
   template <class T>
@@ -82,7 +83,7 @@ class Work {
   }
 
  private:
-  size_t left_ = size_t{1} << 28;
+  size_t left_;
   std::deque<std::unique_ptr<Object>> objects_;
 };
 
@@ -113,7 +114,6 @@ const Value* find(Work& work, const Dict& dict, const Value& key);
 std::optional<int64_t> integer(const Value& v);  // of a boolean too
 std::optional<double> number(const Value& v);    // of those too
 std::string printed(Work& work, const Value& v);
-std::string repr(Work& work, const Value& v);
 // The items that a loop over the value meets; an iterator is empty afterwards. Throws InputError where there are none.
 Values items_of(Work& work, const Value& v);
 // The value of x[key], or nothing. Throws InputError for an undefined x.
@@ -126,12 +126,13 @@ bool compare(Work& work, std::string_view op, const Value& a, const Value& b);  
 // The value of x[from:to:step], each of which may be none.
 Value slice(Work& work, const Value& of, const Value& from, const Value& to, const Value& step);
 
-struct JsonStyle {
-  bool ascii = false, sorted = false;
+// How values are written: as Python's repr() does, or as JSON.
+struct Style {
+  bool json = false, ascii = false, sorted = false;
   std::optional<std::string> indent = {};  // of one level
   std::string comma = ", ", colon = ": ";
 };
-std::string to_json(Work& work, const Value& v, const JsonStyle& style);
+std::string written(Work& work, const Value& v, const Style& style);
 
 // The value of a nlohmann::json or ordered_json.
 template <class Json>
