@@ -64,7 +64,7 @@ class Writer {
   Writer(Work& work, const Style& style, std::string& out) : work_(work), style_(style), out_(out) {}
 
   void write(const Value& v, int level = 0) {
-    work_.charge(8);
+    work_.charge(32);
     const Sequence* const s = v.sequence();
     const double* const real = v.as<double>();
     if (const std::string* const text = v.text()) {
@@ -316,7 +316,7 @@ std::optional<double> number(const Value& v) {
 }
 
 bool equal(Work& work, const Value& a, const Value& b) {
-  work.charge(4);
+  work.charge(16);
   if (integer(a) && integer(b)) return *integer(a) == *integer(b);
   if (number(a) && number(b)) return *number(a) == *number(b);
   if (a.index() != b.index()) return false;
@@ -339,7 +339,7 @@ bool equal(Work& work, const Value& a, const Value& b) {
 }
 
 std::partial_ordering order(Work& work, const Value& a, const Value& b) {
-  work.charge(4);
+  work.charge(16);
   if (integer(a) && integer(b)) return *integer(a) <=> *integer(b);
   if (number(a) && number(b)) return *number(a) <=> *number(b);
   if (a.text() && b.text()) return a.text()->compare(*b.text()) <=> 0;

@@ -14,9 +14,11 @@ void parse_template(std::string_view bytes) {
                           {Value(std::string("content")), Value(std::string(content))}});
   };
   const Value messages = sequence_of(work, {message("user", " How? "), message("assistant", "So é.\n")});
-  const Template::Rendered out = made.render(
-      work,
-      {{"messages", messages}, {"tools", None{}}, {"add_generation_prompt", true}, {"bos_token", std::string("<s>")}});
+  const Template::Rendered out = made.render(work, {{"messages", messages},
+                                                    {"tools", None{}},
+                                                    {"add_generation_prompt", true},
+                                                    {"bos_token", std::string("<s>")},
+                                                    {"eos_token", std::string("</s>")}});
   size_t at = 0;
   for (const auto& [begin, end] : out.generated) {
     require(begin >= at && end >= begin && end <= out.text.size(), "what is generated lies in the text, in order");
