@@ -40,53 +40,8 @@ const std::string* characters_of(const Arguments& a) {
   return a.given.size() < 2 || a.given[1].is<None>() ? nullptr : &exact_text(a, 1);
 }
 
-// Letters.
-std::string lower(std::string_view s) {
-  std::u32string points = code_points(s);
-  for (char32_t& c : points) c = static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
-  return utf8(points);
-}
-std::string upper(std::string_view s) {
-  std::u32string out;
-  for (const char32_t c : code_points(s))
-    if (c == U'\u00DF')
-      out += U"SS";
-    else
-      out += static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c)));
-  return utf8(out);
-}
-// A letter that `begins` says begins a word, by the character before it, is large, all others are small.
-template <class F>
-std::string titled(std::string_view s, const F& begins) {
-  std::u32string points = code_points(s);
-  char32_t before = 0;
-  for (char32_t& c : points) {
-    const auto point = static_cast<utf8proc_int32_t>(c);
-    const bool first = begins(std::exchange(before, c));
-    c = static_cast<char32_t>(first ? utf8proc_totitle(point) : utf8proc_tolower(point));
-  }
-  return utf8(points);
-}
-bool is_letter(char32_t c) {
-  const auto point = static_cast<utf8proc_int32_t>(c);
-  return utf8proc_tolower(point) != point || utf8proc_toupper(point) != point;
-}
-
 Value list_of_texts(Work& work, const std::vector<std::string>& texts) {
   return sequence_of(work, Values(texts.begin(), texts.end()));
-}
-// Lines as Python's splitlines() takes them.
-std::vector<std::string> lines_of(std::string_view s) {
-  std::vector<std::string> out;
-  std::u32string line;
-  const std::u32string points = code_points(s);
-  for (size_t i = 0; i < points.size(); ++i) {
-    const bool ends = u32string_view(U"\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029").find(points[i]) != u32string_view::npos;
-    if (!ends) line += points[i];
-    if (ends || i + 1 == points.size()) out.push_back(utf8(std::exchange(line, {})));
-    if (points[i] == '\r' && i + 1 < points.size() && points[i + 1] == '\n') ++i;
-  }
-  return out;
 }
 // From the right it is from the left of everything turned round.
 Value split(Work& work, const Arguments& a, bool from_right) {
@@ -115,24 +70,6 @@ Value split(Work& work, const Arguments& a, bool from_right) {
   std::vector<std::string> out;
   for (std::u32string& part : parts) turn(part), out.push_back(utf8(part));
   return list_of_texts(work, out);
-}
-
-std::string replaced(Work& work, const std::string& s, const std::string& old, const std::string& by, int64_t most) {
-  std::string out;
-  size_t begin = 0;
-  for (size_t at = 0; most != 0 && at <= s.size(); --most) {
-    const size_t found = s.find(old, at);
-    if (found == std::string::npos) break;
-    out.append(s, begin, found - begin).append(by);
-    work.charge(by.size() + 1);
-    begin = found + old.size();
-    at = begin;
-    if (old.empty()) {
-      if (at == s.size()) break;
-      next_code_point(s, at);
-    }
-  }
-  return out.append(s, begin);
 }
 
 std::vector<std::string> parts_of(std::string_view text, char between) {
@@ -622,15 +559,6 @@ constexpr Builtin kDictMethods[] = {
        return sequence_of(w, std::move(out), Form::view);
      }},
 };
-// What Python's types have besides: refused by name, lest a template take it for undefined.
-constexpr std::string_view kTextRest =
-    " casefold center encode expandtabs format format_map index isdigit rfind isalnum isalpha isascii isdecimal "
-    "isidentifier islower "
-    "isnumeric isprintable isspace istitle isupper ljust maketrans partition removeprefix removesuffix rindex rjust "
-    "rpartition swapcase translate zfill ";
-constexpr std::string_view kDictRest = " clear copy fromkeys pop popitem setdefault update ";
-constexpr std::string_view kListRest = " append clear copy count extend index insert pop remove reverse sort ";
-
 }  // namespace
 
 const Builtin* find_builtin(Group group, std::string_view name) {
@@ -643,17 +571,6 @@ const Builtin* find_builtin(Group group, std::string_view name) {
   for (const Builtin& b : kAll[static_cast<size_t>(group)])
     if (b.name == name) return &b;
   return nullptr;
-}
-
-const Builtin* find_method(const Value& of, const Value& key) {
-  const Sequence* const s = of.sequence();
-  if (!key.text() || !(of.text() || of.dict() || (s && s->form <= Form::range))) return nullptr;
-  const std::string& name = *key.text();
-  const Builtin* const found = find_builtin(of.text() ? Group::text : of.dict() ? Group::dict : Group::list, name);
-  const std::string_view refused = of.text() ? kTextRest : of.dict() ? kDictRest : kListRest;
-  if (!found && (refused.find(" " + name + " ") != std::string_view::npos || name.starts_with("__")))
-    throw InputError(fmt::format("the method '{}' of {} is not known, or changes it", name, type_name(of)));
-  return found;
 }
 
 Value apply(Work& work, const Builtin& builtin, Arguments a) {

@@ -114,7 +114,15 @@ struct Syntax {
 
 [[noreturn]] void fail_at(const std::string& what, int line, std::string_view why);
 
-// Throws InputError, naming `what` and the line, for what is no template or is not known.
+enum class Kind : uint8_t { text, output, output_end, block, block_end, name, string, integer, real, sign, end };
+struct Token {
+  Kind kind;
+  std::string text;
+  int line;
+};
+
+// Throw InputError, naming `what` and the line, for what is no template or is not known.
+std::vector<Token> tokens_of(std::string_view source, const std::string& what);
 Syntax parse(std::string_view source, const std::string& what);
 
 }  // namespace tessera::jinja

@@ -473,44 +473,28 @@ Value arithmetic(Work& work, char op, const Value& a, const Value& b) {
   return of_reals(op, *m, *n);
 }
 
-std::u32string code_points(std::string_view text) {
-  std::u32string out;
-  for (size_t at = 0; at < text.size();) {
-    const auto c = next_code_point(text, at);
-    if (!c) throw InputError("a text is not UTF-8");
-    out += *c;
-  }
-  return out;
-}
+namespace {
 
-std::string utf8(std::u32string_view points) {
-  std::string out;
-  for (const char32_t c : points) append_utf8(out, c);
-  return out;
-}
+// What Python's types have besides: refused by name, lest a template take it for undefined.
+constexpr std::string_view kTextRest =
+    " casefold center encode expandtabs format format_map index isdigit rfind isalnum isalpha isascii isdecimal "
+    "isidentifier islower "
+    "isnumeric isprintable isspace istitle isupper ljust maketrans partition removeprefix removesuffix rindex rjust "
+    "rpartition swapcase translate zfill ";
+constexpr std::string_view kDictRest = " clear copy fromkeys pop popitem setdefault update ";
+constexpr std::string_view kListRest = " append clear copy count extend index insert pop remove reverse sort ";
 
-bool is_space(char32_t c) {
-  return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
-}
+}  // namespace
 
-std::string_view stripped(std::string_view text, bool left, bool right, const std::string* characters) {
-  const std::u32string given = characters ? code_points(*characters) : U"";
-  const auto goes = [&](size_t at) {
-    const char32_t c = next_code_point(text, at).value_or(0xFFFD);
-    return characters ? given.find(c) != std::u32string::npos : is_space(c);
-  };
-  const auto continues = [&](size_t at) { return (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80; };
-  size_t begin = 0;
-  while (left && begin < text.size() && goes(begin)) next_code_point(text, begin);
-  text.remove_prefix(begin);
-  while (right && !text.empty()) {
-    size_t last = text.size() - 1;
-    while (last > 0 && continues(last)) --last;
-    if (!goes(last)) break;
-    text = text.substr(0, last);
-  }
-  return text;
+const Builtin* find_method(const Value& of, const Value& key) {
+  const Sequence* const s = of.sequence();
+  if (!key.text() || !(of.text() || of.dict() || (s && s->form <= Form::range))) return nullptr;
+  const std::string& name = *key.text();
+  const Builtin* const found = find_builtin(of.text() ? Group::text : of.dict() ? Group::dict : Group::list, name);
+  const std::string_view refused = of.text() ? kTextRest : of.dict() ? kDictRest : kListRest;
+  if (!found && (refused.find(" " + name + " ") != std::string_view::npos || name.starts_with("__")))
+    throw InputError(fmt::format("the method '{}' of {} is not known, or changes it", name, type_name(of)));
+  return found;
 }
 
 }  // namespace tessera::jinja

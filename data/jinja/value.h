@@ -157,6 +157,13 @@ std::u32string code_points(std::string_view text);
 std::string utf8(std::u32string_view points);
 bool is_space(char32_t c);
 std::string_view stripped(std::string_view text, bool left, bool right, const std::string* characters = nullptr);
+std::string lower(std::string_view s);
+std::string upper(std::string_view s);
+// A letter that `begins` says begins a word, by the character before it (0: none), is large, all others are small.
+std::string titled(std::string_view s, bool (*begins)(char32_t before));
+bool is_letter(char32_t c);
+std::vector<std::string> lines_of(std::string_view s);  // as splitlines() takes them
+std::string replaced(Work& work, const std::string& s, const std::string& old, const std::string& by, int64_t most);
 
 struct Builtin {
   std::string_view name;
