@@ -191,10 +191,10 @@ class Machine {
     return to_the_end ? Flow::on : run_within(f.otherwise, scope);
   }
   Flow run(const Set& s, Scope& scope) {
-    Scope& into = s.within ? open(&scope) : scope;
+    Scope& into = s.scoped ? open(&scope) : scope;
     for (const auto& [target, value] : s.values) assign(target, eval(*value, scope), into);
-    if (!s.within) return Flow::on;
-    const Flow flow = run(*s.within, into);
+    if (!s.scoped) return Flow::on;
+    const Flow flow = run(s.body, into);
     close(into);
     return flow;
   }

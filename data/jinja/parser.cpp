@@ -146,14 +146,14 @@ class Parser {
     }
     if (word == "generation") return captured({{}, make(Name{kText}), {}, true}, "endgeneration");
     if (word == "with") {
-      Set out;
+      Set out{{}, true, {}};
       while (now().kind != Kind::block_end) {
         if (!out.values.empty()) expect(",");
         Target to = target();
         expect("=");
         out.values.emplace_back(std::move(to), expression());
       }
-      out.within = body_of({"endwith"}, loops_);
+      out.body = body_of({"endwith"}, loops_);
       close("endwith");
       return out;
     }
@@ -198,7 +198,7 @@ class Parser {
       to.attribute = name();
     }
     if (skip("=")) {
-      Set out;
+      Set out{{}, false, {}};
       out.values.emplace_back(std::move(to), tuple(true));
       close();
       return out;

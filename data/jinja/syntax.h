@@ -83,7 +83,8 @@ struct For {
 };
 struct Set {
   std::vector<std::pair<Target, ExpressionPtr>> values;
-  std::optional<Body> within = {};  // of `with`
+  bool scoped;  // by `with`, for its body alone
+  Body body;
 };
 struct Captured {  // set, filter and generation blocks: the body's text is kText in `value`
   Body body;

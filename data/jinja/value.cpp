@@ -218,7 +218,11 @@ std::string formatted(Work& work, const std::string& text, const Value& values) 
       value = &all[next++];
     }
     if (!value) throw InputError("a value of a format is missing");
-    const size_t end = std::min(text.find_first_not_of("-+ #0123456789.", at + 1), text.size());
+    const auto behind = [&](size_t from, const char* any) {
+      return std::min(text.find_first_not_of(any, from), text.size());
+    };
+    size_t end = behind(behind(at + 1, "-+ 0"), "0123456789");
+    if (end < text.size() && text[end] == '.') end = behind(end + 1, "0123456789");
     std::string spec = "%" + text.substr(at + 1, end - at - 1);
     at = end;
     const char kind = at < text.size() ? text[at] : '\0';
