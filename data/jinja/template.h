@@ -7,7 +7,8 @@
 // Known are the statements if, for (else, if, break, continue; not recursive), set, macro, call, filter, with, raw and
 // generation; Jinja's operators; the filters, tests, functions and methods that builtins.cpp lists; its rules for
 // blanks (trim_blocks, lstrip_blocks), for what is undefined, and the sandbox's: nothing is changed but a namespace.
-// Anything else is refused with its line. Cases of letters are Unicode's simple ones; integers have 64 bits.
+// Anything else is refused with its line. Letters change case one by one, but for the sharp s of `upper`; integers have
+// 64 bits.
 #pragma once
 #include <string>
 #include <string_view>
