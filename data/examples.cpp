@@ -13,6 +13,7 @@
 
 #include "data/dataset.h"
 #include "data/files.h"
+#include "data/jinja/model_template.h"
 #include "data/text.h"
 #include "data/token_file.h"
 #include "tensor/error.h"
@@ -194,16 +195,19 @@ namespace {
 struct Rendered {
   std::string where;  // file and line
   std::vector<Piece> pieces;
+  bool own = false;  // by the model's own template
 };
 
-// The template that `automatic` means for messages, beside a tokenizer that knows how its model was talked to.
-ChatTemplate style_of_messages(const ExampleOptions& o, const Tokenizer* tokenizer, const std::string& what) {
-  if (o.style != ChatTemplate::automatic || !tokenizer || tokenizer->chat_template().empty()) return o.style;
-  if (const auto found = recognised(tokenizer->chat_template())) return *found;
-  throw Error(
-      fmt::format("`template` for {}: the tokenizer's own template is none of chatml, llama3 and alpaca; "
-                  "expected one of these or none by name, found auto",
-                  what));
+// The template that `automatic` means for messages, where the tokenizer knows how its model was talked to.
+std::unique_ptr<const ModelTemplate> own_template(const ExampleOptions& o, const Tokenizer* tokenizer,
+                                                  const std::string& what) {
+  if (o.style != ChatTemplate::automatic || !tokenizer || tokenizer->chat_template().empty()) return nullptr;
+  try {
+    return std::make_unique<const ModelTemplate>(*tokenizer);
+  } catch (const InputError& e) {
+    throw Error(
+        fmt::format("`template` for {}: {}; expected chatml, llama3, alpaca or none, found auto", what, e.what()));
+  }
 }
 
 // Lines that cannot be trained on: an error, or counted.
@@ -237,17 +241,18 @@ class BadLines {
 std::vector<Rendered> read_rendered(const std::filesystem::path& file, const ExampleOptions& o,
                                     const Tokenizer* tokenizer, BadLines& bad) {
   std::vector<Rendered> out;
-  std::optional<ChatTemplate> of_messages;
-  const auto style = [&](const Example& example) {
-    if (example.shape != Example::Shape::messages) return o.style;
-    if (!of_messages) of_messages = style_of_messages(o, tokenizer, file.string());
-    return *of_messages;
-  };
+  std::unique_ptr<const ModelTemplate> own;
+  bool known = false;
   for_each_line(file, [&](std::string_view line, int64_t number) {
     bad.attempt([&] {
       const std::string where = fmt::format("{}:{}", file.string(), number);
       const Example example = parse_example(line, where);
-      out.push_back({where, render(example, style(example), where)});
+      const bool messages = example.shape == Example::Shape::messages;
+      if (messages && !std::exchange(known, true)) own = own_template(o, tokenizer, file.string());
+      if (messages && own)
+        out.push_back({where, own->render(example.turns, where), true});
+      else
+        out.push_back({where, render(example, o.style, where)});
     });
   });
   return out;
@@ -270,12 +275,19 @@ class Encoder {
     EncodedExample out;
     std::string text;
     bool trained = false;
-    const auto flush = [&] {
-      add(out, text.empty() ? std::vector<int32_t>() : encode_text(text, example.where), trained);
+    const auto flush = [&](bool names_mean_tokens = false) {
+      const EncodeOptions how{.special_in_text = names_mean_tokens, .begins = !example.own || out.tokens.empty()};
+      add(out, text.empty() ? std::vector<int32_t>() : encode_text(text, how, example.where), trained);
       text.clear();
     };
     for (const Piece& piece : example.pieces) {
       const bool as_target = piece.response || !options_.responses_only;
+      if (example.own) {
+        trained = as_target;
+        text = piece.text;
+        flush(piece.kind == Piece::Kind::marker);
+        continue;
+      }
       const std::optional<int32_t> token = special(piece);
       if (token || as_target != trained) flush();
       trained = as_target;
@@ -303,9 +315,9 @@ class Encoder {
     to.tokens.insert(to.tokens.end(), tokens.begin(), tokens.end());
     to.trained.insert(to.trained.end(), tokens.size(), trained);
   }
-  std::vector<int32_t> encode_text(const std::string& text, const std::string& where) const {
+  std::vector<int32_t> encode_text(const std::string& text, const EncodeOptions& how, const std::string& where) const {
     try {
-      return tokenizer_.encode(text);
+      return tokenizer_.encode_with(text, how);
     } catch (const Error& e) {
       throw InputError(fmt::format("{}: {}", where, e.what()));
     }

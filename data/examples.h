@@ -72,7 +72,7 @@ struct ExampleOptions {
 // The examples of a JSONL file: the last tenth of its lines, at least one, are for validation. Throws InputError naming
 // file and line of the first that cannot be trained on, unless these are to be skipped; Dataset::notes says how many
 // were, how many were cut at the context, and which markers the tokenizer does not have.
-// An automatic template is for messages the tokenizer's own, where it has one, which must be one of the built-in ones.
+// An automatic template is for messages the tokenizer's own, where it has one.
 Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& tokenizer,
                       const ExampleOptions& options);
 

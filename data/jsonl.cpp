@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -201,14 +200,6 @@ std::vector<Piece> plain(const Example& example) {
   return out;
 }
 
-// Blanks stand between words of Jinja only to be read.
-std::string without_blanks(std::string_view text) {
-  std::string out;
-  for (const char c : text)
-    if (c != ' ' && c != '\n' && c != '\t') out += c == '"' ? '\'' : c;
-  return out;
-}
-
 }  // namespace
 
 std::vector<Piece> render(const Example& example, ChatTemplate style, const std::string& what) {
@@ -225,35 +216,6 @@ std::vector<Piece> render(const Example& example, ChatTemplate style, const std:
   if (example.shape == Shape::messages)
     throw InputError(what + ": messages need a `template`: expected chatml, llama3 or alpaca, found none");
   return plain(example);
-}
-
-// As they stand in tokenizer_config.json of models that many others were made from. One that adds words of its own, as
-// a system prompt that nobody gave, is none of these.
-std::optional<ChatTemplate> recognised(std::string_view jinja) {
-  static constexpr std::array<std::pair<std::string_view, ChatTemplate>, 3> kKnown{
-      {{R"({% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' )"
-        R"(+ '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %})",
-        ChatTemplate::chatml},
-       {R"({% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' )"
-        R"(+ message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 )"
-        R"(== 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if )"
-        R"(add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %})",
-        ChatTemplate::llama3},
-       {R"({% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' )"
-        R"(+ message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 )"
-        R"(== 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{{ )"
-        R"('<|start_header_id|>assistant<|end_header_id|>\n\n' }})",
-        ChatTemplate::llama3}}};
-  std::string_view body = jinja;
-  const std::string said = without_blanks(body);
-  for (const auto& [text, style] : kKnown)
-    if (without_blanks(text) == said) return style;
-  // ChatML's own begins, in many files, by saying what add_generation_prompt is when nobody says it.
-  constexpr std::string_view kDefault =
-      "{%ifnotadd_generation_promptisdefined%}{%setadd_generation_prompt=false%}{%endif%}";
-  if (said.starts_with(kDefault) && said.substr(kDefault.size()) == without_blanks(kKnown[0].first))
-    return ChatTemplate::chatml;
-  return {};
 }
 
 }  // namespace tessera

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -59,9 +58,6 @@ struct Piece {
 // Throws InputError, naming `what`, for an example that the template has no form for: messages without one. `automatic`
 // is chatml for messages, alpaca for instructions, and none for the rest.
 std::vector<Piece> render(const Example& example, ChatTemplate style, const std::string& what);
-
-// The built-in template that a model's own, in Jinja, says the same as; nothing where it is none of them.
-std::optional<ChatTemplate> recognised(std::string_view jinja);
 
 // Calls f with each line of a file, which may be compressed (data/text.h), that is not blank, and with its number
 // from 1. A byte order mark is dropped. Throws InputError for a file that cannot be read, and for a line of more than

@@ -114,18 +114,6 @@ TEST(ChatTemplates, AreThoseOfTheField) {
   EXPECT_EQ(shown(text, ChatTemplate::chatml), "[once*]");
 }
 
-TEST(ChatTemplates, AModelsOwnIsRecognisedOnlyIfItSaysTheSame) {
-  constexpr std::string_view kChatml =
-      "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}"
-      "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
-      "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
-  EXPECT_EQ(recognised(kChatml), ChatTemplate::chatml);
-  std::string other(kChatml);
-  other.replace(other.find("<|im_end|>"), 10, "<|end|>");
-  EXPECT_EQ(recognised(other), std::nullopt);
-  EXPECT_EQ(recognised(""), std::nullopt);
-}
-
 class LoadedExamples : public testing::Test {
  protected:
   fs::path write(const std::string& text) const {
@@ -193,8 +181,8 @@ TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
   EXPECT_EQ(std::ranges::count(prompt, 401), 1) << "the one in the message is text";
   EXPECT_EQ(d.train_examples->target_tokens().back(), 401);
 
-  const TokenizerChoice other = with("{{ messages }} in its own way");
-  const std::string refusal = "`template` for " + file.string() + ": the tokenizer's own template is none of";
+  const TokenizerChoice other = with("{{ messages }}\n{{ messages | in_its_own_way }}");
+  const std::string refusal = "`template` for " + file.string() + ": chat_template:2: the filter 'in_its_own_way' is not";
   EXPECT_TRUE(error_of([&] { load_examples(file, other, {.skip_bad = true, .context = 60}); }).starts_with(refusal));
   EXPECT_NO_THROW(load_examples(file, other, {.style = ChatTemplate::chatml, .context = 60}));
   EXPECT_NO_THROW(load_examples(write(std::string(kGood) + kGood), other, {.context = 60})) << "no messages";

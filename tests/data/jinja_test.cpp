@@ -1,0 +1,213 @@
+// Templates of chats: the language beside python3-jinja2, its bounds, and what a model's own template makes of
+// examples.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "data/files.h"
+#include "data/jinja/model_template.h"
+#include "data/jinja/template.h"
+#include "data/tokenizer/described.h"
+#include "tests/support/python.h"
+
+namespace tessera {
+namespace {
+
+std::string rendered(const std::string& source,
+                     const nlohmann::ordered_json& variables = nlohmann::ordered_json::object()) {
+  const jinja::Template made(source, "t");
+  jinja::Work work;
+  jinja::Variables given;
+  for (const auto& [name, value] : variables.items()) given.emplace_back(name, jinja::from_json(work, value));
+  return made.render(work, given).text;
+}
+
+std::string refusal(const std::string& source,
+                    const nlohmann::ordered_json& variables = nlohmann::ordered_json::object()) {
+  try {
+    return "rendered: " + rendered(source, variables);
+  } catch (const InputError& e) {
+    return e.what();
+  }
+}
+
+TEST(Jinja, MakesWhatPythonMakes) {
+  if (const std::string why = test::missing("jinja2"); !why.empty()) GTEST_SKIP() << why;
+  const std::filesystem::path source(TESSERA_SOURCE_DIR);
+  const test::Exchange exchange;
+  exchange.run(source / "tests/compare/chat_templates.py",
+               "'" + (source / "tests/data/fixtures/templates").string() + "' 2000 1");
+  std::ifstream file(exchange.path("cases.jsonl"));
+  int cases = 0, texts = 0;
+  for (std::string line; std::getline(file, line); ++cases) {
+    const auto one = nlohmann::ordered_json::parse(line);
+    SCOPED_TRACE(one["template"].get<std::string>() + "\n" + one["error"].get<std::string>());
+    std::optional<std::string> text;
+    try {
+      text = rendered(one["template"], one["variables"]);
+    } catch (const InputError& e) {
+      EXPECT_TRUE(one["text"].is_null()) << e.what();
+    }
+    if (!text) continue;
+    ++texts;
+    EXPECT_EQ(nlohmann::ordered_json(*text), one["text"]);
+  }
+  EXPECT_GE(cases, 3900);
+  EXPECT_GE(texts, 2400) << "most of the templates have a text";
+}
+
+// Some of the same by hand, where Python is not there to be asked.
+TEST(Jinja, KeepsItsRules) {
+  EXPECT_EQ(rendered("  {% if true %}\n a\n  {%- endif %}\n{# c #}\nb\n"), " ab");
+  EXPECT_EQ(
+      rendered("{% for x in [1, 2, 3] if x != 2 %}{{ loop.index }}/{{ loop.length }}:{{ x }}{{ ',' if not loop.last }}"
+               "{% else %}none{% endfor %}"),
+      "1/2:1,2/2:3");
+  EXPECT_EQ(
+      rendered(
+          "{{ 7 // -2 }} {{ 7 % -2 }} {{ 2 ** 3 ** 2 }} {{ 1 < 2 < 3 }} {{ 'abc'[::-1] }} {{ [1, 'a', none, 2.0] }}"),
+      "-4 -1 64 True cba [1, 'a', None, 2.0]");
+  EXPECT_EQ(
+      rendered(
+          "{% set ns = namespace(n=0) %}{% for x in xs %}{% set ns.n = ns.n + x %}{% set y = 1 %}{% endfor %}{{ ns.n }}"
+          "{{ y is defined }}",
+          {{"xs", {1, 2}}}),
+      "3False");
+  EXPECT_EQ(rendered("{% macro m(a, b='x') %}<{{ a }}{{ b }}{{ caller() if caller }}>{% endmacro %}{{ m(1) }}{% call "
+                     "m(2, b=3) %}c{% endcall %}"),
+            "<1x><23c>");
+  EXPECT_EQ(rendered("{{ {'b': ['<é>', 1.5], 'a': none} | tojson }}{{ {'a': 1} | tojson(indent=1) }}"),
+            "{\"b\": [\"<é>\", 1.5], \"a\": null}{\n \"a\": 1\n}");
+  EXPECT_EQ(rendered("{{ missing }}{{ missing | default('d') }}{{ m.content.strip().split(',')[-1] }}",
+                     {{"m", {{"content", " a,b "}}}}),
+            "db");
+}
+
+TEST(Jinja, RefusesByLine) {
+  EXPECT_EQ(refusal("a\nb\n{{ x | nosuch }}"), "t:3: the filter 'nosuch' is not known");
+  EXPECT_EQ(refusal("{{ x is nosuch }}"), "t:1: the test 'nosuch' is not known");
+  EXPECT_EQ(refusal("\n{% include 'x' %}"), "t:2: the statement 'include' is not known here");
+  EXPECT_EQ(refusal("\n\n{% if x %}\n"), "t:3: expected 'endif', found 'the end of the template'");
+  EXPECT_EQ(refusal("{{ a\nb }}"), "t:2: expected the end of the tag, found 'b'");
+  EXPECT_EQ(refusal("{{ 'a"), "t:1: the template ends in a text");
+  EXPECT_EQ(refusal("\n{{ x.y }}"), "t:2: 'x' is undefined");
+  EXPECT_EQ(refusal("{% for m in ms %}\n{{ m.a.b }}{% endfor %}", {{"ms", {nlohmann::ordered_json::object()}}}),
+            "t:2: 'a' is undefined");
+  EXPECT_EQ(refusal("{{ xs.append(1) }}", {{"xs", {1}}}),
+            "t:1: the method 'append' of a list is not known, or changes it");
+  EXPECT_EQ(refusal("{{ raise_exception('no\nway') }}"), "t:1: the template refuses this: no\\x0away");
+  EXPECT_EQ(refusal("{{ [1] | map('string') }}"),
+            "t:1: an iterator is not printed; expected a text, or |list behind it");
+  EXPECT_EQ(refusal("{{ '<' + x | safe }}"), "t:1: the filter 'safe' is known only as the last of what is printed");
+  EXPECT_EQ(refusal("{{ 9223372036854775807 + 1 }}"), "t:1: an integer is beyond 64 bits");
+}
+
+// Nesting in the template's text, in its values and in its calls, and work without end.
+TEST(Jinja, HasBounds) {
+  const auto repeated = [](const std::string& text, int times) {
+    std::string out;
+    for (int i = 0; i < times; ++i) out += text;
+    return out;
+  };
+  EXPECT_EQ(refusal("{{ " + repeated("(", 10000) + repeated(")", 10000) + " }}"), "t:1: nested too deep");
+  EXPECT_EQ(refusal("{{ " + repeated("not ", 100000) + " }}"), "t:1: nested too deep");
+  EXPECT_EQ(refusal(repeated("{% if x %}", 100000)), "t:1: nested too deep");
+  EXPECT_EQ(refusal("{{ 1" + repeated(" + 1", 100000) + " }}"), "t:1: one tag does too much");
+  EXPECT_EQ(refusal("{{ x" + repeated("[0]", 100000) + " }}"), "t:1: one tag does too much");
+  EXPECT_EQ(refusal("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"),
+            "t:1: nested too deep, or a macro that calls itself without end");
+  const std::string work = "t:1: does more work, or makes more text, than a template should";
+  const std::string loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+  EXPECT_EQ(refusal(loops), work);
+  EXPECT_EQ(refusal("{{ 'a' * 10 ** 12 }}"), work);
+  EXPECT_EQ(refusal("{{ [1] * 9223372036854775807 }}"), work);
+  EXPECT_EQ(
+      refusal("{% set ns = namespace(s='aaaa') %}{% for a in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"),
+      work);
+  EXPECT_EQ(
+      refusal(
+          "{% set ns = namespace(s=[1]) %}{% for a in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}"),
+      work);
+  EXPECT_EQ(refusal("{% set ns = namespace(s=[1]) %}{% for a in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor "
+                    "%}{{ ns.s == ns.s + [] }}"),
+            work);
+  EXPECT_EQ(refusal("{% set ns = namespace(s=[1]) %}{% for a in range(200) %}{% set ns.s = [ns.s] %}{% endfor %}"),
+            "t:1: values are nested deeper than 100");
+  EXPECT_EQ(refusal("{{ range(100001) }}"), "t:1: a range of more than 100000 numbers");
+}
+
+// A tokenizer of some words and the special tokens <|im_start|> and <|im_end|>, with a template.
+class ModelTemplates : public testing::Test {
+ protected:
+  static ModelTemplate with(const std::string& jinja) {
+    const std::filesystem::path source =
+        std::filesystem::path(TESSERA_SOURCE_DIR) / "tests/data/fixtures/tokenizers/smollm";
+    nlohmann::json tokenizer = nlohmann::json::parse(read_file(source / "tokenizer.json"));
+    for (nlohmann::json& token : tokenizer["added_tokens"]) {
+      if (token["id"] == 400) token["content"] = "<|im_start|>";
+      if (token["id"] == 401) token["content"] = "<|im_end|>", token["special"] = true;
+    }
+    const nlohmann::json config = {
+        {"chat_template", jinja}, {"eos_token", "<|im_end|>"}, {"bos_token", {{"content", "<|im_start|>"}}}};
+    return ModelTemplate(HubTokenizer({{"tokenizer.json", tokenizer.dump()}, {"tokenizer_config.json", config.dump()}},
+                                      tokenizer, "t/"));
+  }
+  // Responses in brackets, and what is text whatever it says between quotes.
+  static std::string shown(const std::vector<Piece>& pieces) {
+    std::string out;
+    for (const Piece& p : pieces) {
+      const std::string text = p.kind == Piece::Kind::text ? "'" + p.text + "'" : p.text;
+      out += p.response ? "[" + text + "]" : text;
+    }
+    return out;
+  }
+  static std::string refused(const ModelTemplate& t, const std::vector<Message>& turns) {
+    try {
+      return shown(t.render(turns, "f:7"));
+    } catch (const InputError& e) {
+      return e.what();
+    }
+  }
+  const std::vector<Message> talk_ = {
+      {Role::user, "a"}, {Role::assistant, "b "}, {Role::user, "c"}, {Role::assistant, "d"}};
+};
+
+TEST_F(ModelTemplates, ResponsesAreWhatTurnsAdd) {
+  const ModelTemplate chatml = with(
+      "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + eos_token + '\\n' }}{% endfor %}"
+      "{% if add_generation_prompt %}{{ bos_token }}assistant\n{% endif %}");
+  EXPECT_EQ(shown(chatml.render(talk_, "f:7")),
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[b <|im_end|>]\n<|im_start|>user\nc<|im_end|>\n"
+            "<|im_start|>assistant\n[d<|im_end|>]\n");
+  EXPECT_EQ(shown(chatml.prompt({{Role::system, "s"}, {Role::user, "a"}}, "f:7")),
+            "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
+  // What a message says is text, also what names a special token.
+  EXPECT_EQ(shown(chatml.render({{Role::user, "x<|im_end|>y"}, {Role::assistant, "<|im_end|"}}, "f:7")),
+            "<|im_start|>user\nx'<|im_end|>'y<|im_end|>\n<|im_start|>assistant\n[<|im_end|<|im_end|>]\n");
+  EXPECT_EQ(refused(chatml, {{Role::user, "\uFDD0"}}), "f:7: a message has U+FDD0 or U+FDD1, which are no characters");
+}
+
+TEST_F(ModelTemplates, GenerationBlocksSayWhatIsTheResponse) {
+  const ModelTemplate marked = with(
+      "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content if loop.last else '...' }}"
+      "{% endgeneration %};{% else %}{{ m.content }} {% endif %}{% endfor %}");
+  EXPECT_EQ(shown(marked.render(talk_, "f:7")), "a A:[...];c A:[d];");
+}
+
+TEST_F(ModelTemplates, ATextThatDoesNotGrowIsRefused) {
+  const ModelTemplate last =
+      with("{% for m in messages %}{{ m.role if loop.last else 'x' }}:{{ m.content }};{% endfor %}");
+  EXPECT_EQ(
+      refused(last, talk_),
+      "f:7: message 2: the chat template's text before it is not how its text goes on; expected one that only grows "
+      "from turn to turn, or generation blocks in the template");
+  const ModelTemplate strict =
+      with("{% if messages[0].role != 'system' %}\n{{ raise_exception('no system') }}{% endif %}");
+  EXPECT_EQ(refused(strict, talk_), "f:7: chat_template:2: the template refuses this: no system");
+  EXPECT_THROW(with("{{ messages | nosuch }}"), InputError);
+}
+
+}  // namespace
+}  // namespace tessera
