@@ -20,7 +20,7 @@ using planner::Prediction;
 constexpr int64_t kMostBoxes = 5000;  // that a browser draws at once
 constexpr size_t kMostRows = 64;
 
-constexpr std::array<std::pair<const char*, double MemoryParts::*>, 6> kCategories = {
+constexpr std::array<std::pair<const char*, double MemoryParts::*>, 6> kShownParts = {
     {{"parameters", &MemoryParts::parameters},
      {"gradients", &MemoryParts::gradients},
      {"optimizer", &MemoryParts::optimizer},
@@ -65,15 +65,15 @@ Part memory_part(const PlanAnswer& a, const Candidate& c) {
   for (const MemoryParts& m : ranks) bars.most = std::max(bars.most, m.peak());
   for (size_t r = 0; r < std::min(kMostRows, ranks.size()); ++r) {
     Lane bar{.name = fmt::format("pipeline rank {}", r), .behind = short_bytes(ranks[r].peak())};
-    for (size_t k = 0; k < kCategories.size(); ++k) {
-      const std::string bytes = short_bytes(ranks[r].*kCategories[k].second);
-      stack(bar, ranks[r].*kCategories[k].second, fmt::format("m{} pass", k),
-            fmt::format("{} | {}: {}", bar.name, kCategories[k].first, bytes), bytes);
+    for (size_t k = 0; k < kShownParts.size(); ++k) {
+      const std::string bytes = short_bytes(ranks[r].*kShownParts[k].second);
+      stack(bar, ranks[r].*kShownParts[k].second, fmt::format("m{} pass", k),
+            fmt::format("{} | {}: {}", bar.name, kShownParts[k].first, bytes), bytes);
     }
     bars.lanes.push_back(std::move(bar));
   }
   bars.left = left_of(bars.lanes);
-  for (size_t k = 0; k < kCategories.size(); ++k) out.legend.push_back({fmt::format("m{}", k), kCategories[k].first});
+  for (size_t k = 0; k < kShownParts.size(); ++k) out.legend.push_back({fmt::format("m{}", k), kShownParts[k].first});
   out.pictures = {drawn(bars)};
   if (kMostRows < ranks.size()) out.notes = {fmt::format("The first {} of {} are drawn.", kMostRows, ranks.size())};
   return out;
