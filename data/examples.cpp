@@ -13,7 +13,7 @@
 
 #include "data/dataset.h"
 #include "data/files.h"
-#include "data/jinja/model_template.h"
+#include "data/jinja/template.h"
 #include "data/text.h"
 #include "data/token_file.h"
 #include "tensor/error.h"

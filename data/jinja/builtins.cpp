@@ -4,595 +4,497 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <ctime>
-#include <map>
 #include <span>
 
 #include "data/jinja/value.h"
+#include "data/utf8.h"
 
 namespace tessera::jinja {
+
+const Value& Call::at(size_t i) const {
+  static const Value kNone;
+  return i < given.size() ? given[i] : kNone;
+}
+const std::string& Call::exact(size_t i) const {
+  if (!at(i).text()) throw InputError(fmt::format("{} stands where a text must", type_name(at(i))));
+  return *at(i).text();
+}
+int64_t Call::whole(size_t i, int64_t otherwise) const {
+  if (has(i) && !integer(at(i))) throw InputError(fmt::format("{} stands where an integer must", type_name(at(i))));
+  return integer(at(i)).value_or(otherwise);
+}
+
 namespace {
 
 using std::u32string_view;
+using Point = utf8proc_int32_t;
 
-// Arguments that may be missing.
-const Value& at(const Arguments& a, size_t i) {
-  static const Value kNone;
-  return i < a.given.size() ? a.given[i] : kNone;
-}
-bool has(const Arguments& a, size_t i) { return !at(a, i).is<Undefined>() && !at(a, i).is<None>(); }
-std::string text(Work& work, const Arguments& a, size_t i) { return printed(work, at(a, i)); }
-int64_t whole_of(const Arguments& a, size_t i, int64_t otherwise) {
-  if (!has(a, i)) return otherwise;
-  const auto value = integer(at(a, i));
-  if (!value) throw InputError(fmt::format("{} stands where an integer must", type_name(at(a, i))));
-  return *value;
-}
-const std::string& exact_text(const Arguments& a, size_t i) {
-  if (!at(a, i).text()) throw InputError(fmt::format("{} stands where a text must", type_name(at(a, i))));
-  return *at(a, i).text();
+template <bool kLeft, bool kRight>
+Value strip(const Call& c) {
+  const bool blanks = c.at(1).is<None>() || c.given.size() < 2;
+  return std::string(stripped(c.text(0), kLeft, kRight, blanks ? nullptr : &c.exact(1)));
 }
 
-// The characters that strip() takes off; none: blanks.
-const std::string* characters_of(const Arguments& a) {
-  return a.given.size() < 2 || a.given[1].is<None>() ? nullptr : &exact_text(a, 1);
+// Each character as `of` makes it, by the character before it (0: none).
+template <class F>
+std::string cased(std::string_view s, const F& of) {
+  std::u32string points = code_points(s);
+  char32_t before = 0;
+  for (char32_t& c : points) c = static_cast<char32_t>(of(std::exchange(before, c), static_cast<Point>(c)));
+  return utf8(points);
+}
+std::string lower(std::string_view s) {
+  return cased(s, [](char32_t, Point c) { return utf8proc_tolower(c); });
+}
+// A word begins behind a character that is none of a word.
+template <bool (*kBegins)(char32_t)>
+Value titled(const Call& c) {
+  return cased(c.text(0), [](char32_t before, Point point) {
+    return kBegins(before) ? utf8proc_totitle(point) : utf8proc_tolower(point);
+  });
+}
+bool is_opening(char32_t before) {
+  return before == 0 || is_space(before) || u32string_view(U"-({[<").find(before) != u32string_view::npos;
+}
+bool is_no_letter(char32_t before) {
+  const auto c = static_cast<Point>(before);
+  return utf8proc_tolower(c) == c && utf8proc_toupper(c) == c;
 }
 
-Value list_of_texts(Work& work, const std::vector<std::string>& texts) {
-  return sequence_of(work, Values(texts.begin(), texts.end()));
-}
-// From the right it is from the left of everything turned round.
-Value split(Work& work, const Arguments& a, bool from_right) {
-  std::u32string s = code_points(exact_text(a, 0)), by = has(a, 1) ? code_points(exact_text(a, 1)) : U"";
-  if (has(a, 1) && by.empty()) throw InputError("a text is split by nothing");
-  work.charge(64 + 64 * s.size());
-  const int64_t most = whole_of(a, 2, -1);
-  const auto turn = [&](std::u32string& t) {
-    if (from_right) std::reverse(t.begin(), t.end());
-  };
-  turn(s), turn(by);
-  std::vector<std::u32string> parts;
+std::string replaced(Work& work, const std::string& s, const std::string& old, const std::string& by, int64_t most) {
+  std::string out;
   size_t begin = 0;
-  for (;;) {
-    while (by.empty() && begin < s.size() && is_space(s[begin])) ++begin;
-    if (most >= 0 && std::ssize(parts) >= most) break;
-    const auto from = s.begin() + static_cast<std::ptrdiff_t>(begin);
-    const auto end =
-        by.empty() ? std::find_if(from, s.end(), is_space) : std::search(from, s.end(), by.begin(), by.end());
-    if (end == s.end()) break;
-    parts.emplace_back(from, end);
-    begin = static_cast<size_t>(end - s.begin()) + std::max<size_t>(by.size(), 1);
+  for (size_t at = 0; most != 0 && at <= s.size(); --most) {
+    const size_t found = s.find(old, at);
+    if (found == std::string::npos) break;
+    out.append(s, begin, found - begin).append(by);
+    work.charge(by.size() + 1);
+    begin = at = found + old.size();
+    if (old.empty() && at == s.size()) break;
+    if (old.empty()) next_code_point(s, at);
   }
-  if (!by.empty() || begin < s.size()) parts.push_back(s.substr(begin));
-  if (from_right) std::reverse(parts.begin(), parts.end());
-  std::vector<std::string> out;
-  for (std::u32string& part : parts) turn(part), out.push_back(utf8(part));
-  return list_of_texts(work, out);
+  return out.append(s, begin);
+}
+Value upper(const Call& c) {
+  return cased(replaced(c.work, c.text(0), "ß", "SS", -1), [](char32_t, Point p) { return utf8proc_toupper(p); });
 }
 
-std::vector<std::string> parts_of(std::string_view text, char between) {
-  std::vector<std::string> out;
-  for (;;) {
-    const size_t end = text.find(between);
-    out.emplace_back(text.substr(0, end));
-    if (end == std::string_view::npos) return out;
-    text.remove_prefix(end + 1);
+Values lines_of(const std::string& s) {
+  Values out;
+  std::u32string line;
+  const std::u32string points = code_points(s);
+  for (size_t i = 0; i < points.size(); ++i) {
+    const bool ends = u32string_view(U"\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029").find(points[i]) != u32string_view::npos;
+    if (!ends) line += points[i];
+    if (ends || i + 1 == points.size()) out.emplace_back(utf8(std::exchange(line, {})));
+    if (points[i] == '\r' && i + 1 < points.size() && points[i + 1] == '\n') ++i;
   }
+  return out;
 }
-// The value at a path of keys, "a.b.0".
+
+// By blanks only from the left.
+template <bool kRight>
+Value split(const Call& c) {
+  std::string_view s = c.exact(0);
+  const std::string by = c.has(1) ? c.exact(1) : "";
+  if (by.empty() && (kRight || c.has(1)))
+    throw InputError("a text split by nothing, or by blanks from the right, is not known");
+  c.work.charge(64 + 64 * s.size());
+  Values out;
+  for (int64_t most = c.whole(2, -1);; --most) {
+    if (by.empty()) s = stripped(s, true, false);
+    size_t end = kRight ? s.rfind(by) : s.find(by), behind = end + by.size();
+    if (by.empty())
+      for (end = behind = 0; behind < s.size() && !is_space(next_code_point(s, behind).value_or(0)); end = behind)
+        continue;
+    if (most == 0 || end >= s.size()) break;
+    out.emplace_back(std::string(kRight ? s.substr(behind) : s.substr(0, end)));
+    s = kRight ? s.substr(0, end) : s.substr(by.empty() ? end : behind);
+  }
+  if (!by.empty() || !s.empty()) out.emplace_back(std::string(s));
+  if (kRight) std::reverse(out.begin(), out.end());
+  return sequence_of(c.work, std::move(out));
+}
+// Whether a text begins or ends so, or in one way of a tuple.
+template <bool kEnd>
+Value borders(const Call& c) {
+  const bool several = c.at(1).sequence() && c.at(1).sequence()->form == Form::tuple;
+  const Values any = several ? c.at(1).sequence()->items : Values{c.at(1)};
+  return std::any_of(any.begin(), any.end(), [&](const Value& v) {
+    const std::string& part = Call{c.work, {v}}.exact(0);
+    return kEnd ? c.exact(0).ends_with(part) : c.exact(0).starts_with(part);
+  });
+}
+
+// The value at a path of keys, "a.b.c".
 Value at_path(Work& work, Value v, const Value& path) {
-  if (!path.text()) return path.is<Undefined>() || path.is<None>() ? v : item(work, v, path).value_or(Undefined{});
-  for (const std::string& part : parts_of(*path.text(), '.')) {
-    const bool counts = !part.empty() && part.find_first_not_of("0123456789") == std::string::npos && part.size() < 18;
-    v = item(work, v, counts ? Value(int64_t{std::stoll(part)}) : Value(part)).value_or(Undefined{});
+  if (!path.text()) return path.is<Undefined>() || path.is<None>() ? v : item(work, v, path);
+  if (path.text()->find_first_of(",0123456789") != std::string::npos)
+    throw InputError(fmt::format("the attribute '{}' is not known", path.text()->substr(0, 40)));
+  for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+    end = path.text()->find('.', begin);
+    v = item(work, v, path.text()->substr(begin, end - begin));
   }
   return v;
 }
-// What values are sorted by: letters' cases count only where it is asked.
-Value key_of(Work& work, const Value& v, const Value& path, bool exact) {
-  Value key = at_path(work, v, path);
-  return key.text() && !exact ? Value(lower(*key.text())) : key;
-}
-template <class Key>
-void sort(Work& work, Values& items, bool descending, const Key& key) {
-  std::vector<std::pair<Value, Value>> keyed;
-  for (Value& v : items) keyed.emplace_back(key(v), v);
+// Letters' cases count only where it is asked.
+Value sorted(Work& work, Values items, const Value& descending, const Value& path, const Value& cases) {
+  Pairs keyed;
+  for (Value& v : items) {
+    Value key = at_path(work, v, path);
+    keyed.emplace_back(key.text() && !truth(cases) ? Value(lower(*key.text())) : key, v);
+  }
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
-    return (descending ? order(work, b.first, a.first) : order(work, a.first, b.first)) < 0;
+    return !compare(work, "==", a.first, b.first) && compare(work, truth(descending) ? ">" : "<", a.first, b.first);
   });
   for (size_t i = 0; i < items.size(); ++i) items[i] = std::move(keyed[i].second);
+  return sequence_of(work, std::move(items));
 }
-Value pairs(Work& work, const Value& v, Form form) {
-  if (!v.dict() && !v.is<Undefined>()) throw InputError(fmt::format("{} stands where a mapping must", type_name(v)));
+template <Form kForm>
+Value pairs(const Call& c) {
+  const Dict* const dict = c.at(0).dict();
+  if (!dict && !c.at(0).is<Undefined>())
+    throw InputError(fmt::format("{} stands where a mapping must", type_name(c.at(0))));
   Values out;
-  if (v.dict())
-    for (const auto& [key, value] : v.dict()->items) out.push_back(sequence_of(work, {key, value}, Form::tuple));
-  return sequence_of(work, std::move(out), form);
+  for (const auto& [key, value] : dict ? dict->items : Pairs())
+    out.push_back(sequence_of(c.work, {key, value}, Form::tuple));
+  return sequence_of(c.work, std::move(out), kForm);
 }
-
-int64_t length(const Value& v) {
-  if (v.is<Undefined>()) return 0;
-  if (v.text()) return std::count_if(v.text()->begin(), v.text()->end(), [](char c) { return (c & 0xC0) != 0x80; });
+Value length(const Call& c) {
+  const Value& v = c.at(0);
+  if (v.is<Undefined>()) return int64_t{0};
+  if (v.text()) return std::count_if(v.text()->begin(), v.text()->end(), [](char b) { return (b & 0xC0) != 0x80; });
   if (v.dict()) return std::ssize(v.dict()->items);
   if (!v.sequence() || v.sequence()->form == Form::iterator)
     throw InputError(fmt::format("{} has no length", type_name(v)));
   return std::ssize(v.sequence()->items);
 }
-
-// The number that a text says, with blanks around it.
-template <class T>
-std::optional<T> said(const Value& v) {
-  const std::string_view s = stripped(*v.text(), true, true);
-  const bool plus = s.starts_with('+') && !s.starts_with("+-");
-  T out = 0;
-  const auto [end, error] = std::from_chars(s.data() + (plus ? 1 : 0), s.data() + s.size(), out);
-  return error == std::errc() && end == s.data() + s.size() ? std::optional(out) : std::nullopt;
+template <class F>
+std::string joined(Work& work, const std::string& between, const Values& items, const F& text_of) {
+  std::string out;
+  for (const Value& v : items) {
+    work.charge(between.size());
+    if (&v != items.data()) out += between;
+    out += text_of(v);
+  }
+  return out;
 }
-Value to_integer(const Value& v, const Value& otherwise) {
-  if (const auto exact = v.text() ? said<int64_t>(v) : integer(v)) return *exact;
-  const auto real = v.text() ? said<double>(v) : number(v);
-  if (!real || !std::isfinite(*real)) return otherwise;
-  if (std::fabs(*real) > 9.2e18) throw InputError("an integer is beyond 64 bits");
-  return static_cast<int64_t>(*real);
+// So many spaces, or the text itself.
+std::string indent_of(const Call& c, size_t i, int64_t otherwise) {
+  if (c.at(i).text()) return c.text(i);
+  const auto width = static_cast<size_t>(std::max<int64_t>(c.whole(i, otherwise), 0));
+  c.work.charge(width);
+  return std::string(width, ' ');
 }
 
-// A test by its name, as `select` is given it; without one, whether the value is true.
-bool passes(Work& work, const Value& v, const Arguments& a, size_t name) {
-  if (a.given.size() <= name) return truth(v);
-  const Builtin* const test = find_builtin(Group::tests, exact_text(a, name));
-  if (!test) throw InputError(fmt::format("the test '{}' is not known", exact_text(a, name)));
-  Arguments to{{v}, a.named};
-  to.given.insert(to.given.end(), a.given.begin() + static_cast<std::ptrdiff_t>(name) + 1, a.given.end());
-  return truth(apply(work, *test, std::move(to)));
+// The filter or test whose name is an argument, on a value, with the arguments behind the name.
+Value applied(const Call& c, Group group, const Value& v, size_t name) {
+  const Builtin* const found = find_builtin(group, c.exact(name));
+  if (!found) throw InputError(fmt::format("the filter or test '{}' is not known", c.exact(name)));
+  Call to{c.work, {v}, c.named};
+  to.given.insert(to.given.end(), c.given.begin() + static_cast<std::ptrdiff_t>(name) + 1, c.given.end());
+  return apply(*found, std::move(to));
 }
 // What is false has no items here, be it a number.
-Values items_if_true(Work& work, const Value& v) { return truth(v) ? items_of(work, v) : Values(); }
-Value selected(Work& work, const Arguments& a, bool by_attribute, bool wanted) {
-  if (by_attribute && a.given.size() < 2) throw InputError("an attribute is missing");
+Values items_if_true(const Call& c) { return truth(c.at(0)) ? items_of(c.work, c.at(0)) : Values(); }
+template <bool kByAttribute, bool kWanted>
+Value selected(const Call& c) {
+  constexpr size_t kTest = kByAttribute ? 2 : 1;
+  if (c.given.size() < kTest) throw InputError("an attribute is missing");
   Values out;
-  for (const Value& v : items_if_true(work, at(a, 0)))
-    if (passes(work, by_attribute ? at_path(work, v, at(a, 1)) : v, a, by_attribute ? 2 : 1) == wanted)
-      out.push_back(v);
-  return sequence_of(work, std::move(out), Form::iterator);
+  for (const Value& v : items_if_true(c)) {
+    const Value of = kByAttribute ? at_path(c.work, v, c.at(1)) : v;
+    if (truth(c.given.size() > kTest ? applied(c, Group::tests, of, kTest) : of) == kWanted) out.push_back(v);
+  }
+  return sequence_of(c.work, std::move(out), Form::iterator);
 }
-Value mapped(Work& work, const Arguments& a) {
-  Values out = items_if_true(work, at(a, 0));
-  const auto named = [&](std::string_view name) -> const Value* {
-    for (const auto& [key, value] : a.named)
-      if (key == name) return &value;
-    return nullptr;
-  };
-  const Value *const path = named("attribute"), *const otherwise = named("default");
-  if (!path && a.given.size() < 2) throw InputError("`map` needs a filter or an attribute");
-  const Builtin* const filter = path ? nullptr : find_builtin(Group::filters, exact_text(a, 1));
-  if (!path && !filter) throw InputError(fmt::format("the filter '{}' is not known", exact_text(a, 1)));
+Value mapped(const Call& c) {
+  std::map<std::string, Value> named(c.named.begin(), c.named.end());
+  const bool by_path = named.contains("attribute");
+  if (!by_path && c.given.size() < 2) throw InputError("`map` needs a filter or an attribute");
+  Values out = items_if_true(c);
   for (Value& v : out) {
-    if (path) {
-      v = at_path(work, v, *path);
-      if (v.is<Undefined>() && otherwise) v = *otherwise;
-    } else {
-      Arguments to{{v}, a.named};
-      to.given.insert(to.given.end(), a.given.begin() + 2, a.given.end());
-      v = apply(work, *filter, std::move(to));
-    }
+    v = by_path ? at_path(c.work, v, named["attribute"]) : applied(c, Group::filters, v, 1);
+    if (by_path && v.is<Undefined>()) v = named["default"];
   }
-  return sequence_of(work, std::move(out), Form::iterator);
+  return sequence_of(c.work, std::move(out), Form::iterator);
 }
-
-class Namespace final : public Object {
- public:
-  Value attribute(const std::string& name) override {
-    const auto found = values_.find(name);
-    return found == values_.end() ? Value(Undefined{std::make_shared<const std::string>(name)}) : found->second;
-  }
-  void set_attribute(const std::string& name, Value value) override { values_[name] = std::move(value); }
-
- private:
-  std::map<std::string, Value> values_;
-};
-
-using Args = Arguments&;
 
 constexpr Builtin kFilters[] = {
-    {"abs", "value",
-     [](Work& w, Args a) {
-       const Value& v = at(a, 0);
-       const Value nothing = v.is<double>() ? Value(-0.0) : Value(int64_t{0});
-       return number(v).value_or(0) < 0 || !number(v) ? arithmetic(w, '-', nothing, v) : arithmetic(w, '+', nothing, v);
-     }},
-    {"batch", "value linecount fill_with",
-     [](Work& w, Args a) {
-       Values out, row;
-       const auto size = static_cast<size_t>(std::max<int64_t>(whole_of(a, 1, 0), 0));
-       for (const Value& v : items_of(w, at(a, 0))) {
-         if (row.size() == size) out.push_back(sequence_of(w, std::exchange(row, {})));
-         row.push_back(v);
-       }
-       if (!row.empty()) {
-         if (has(a, 2) && row.size() < size) w.charge(32 * size), row.resize(size, at(a, 2));
-         out.push_back(sequence_of(w, std::move(row)));
-       }
-       return sequence_of(w, std::move(out), Form::iterator);
-     }},
-    {"capitalize", "s",
-     [](Work& w, Args a) -> Value { return titled(text(w, a, 0), [](char32_t before) { return before == 0; }); }},
-    {"count", "value", [](Work&, Args a) -> Value { return length(at(a, 0)); }},
-    {"d", "value default_value boolean",
-     [](Work&, Args a) -> Value {
-       const bool missing = at(a, 0).is<Undefined>() || (truth(at(a, 2)) && !truth(at(a, 0)));
-       return !missing ? at(a, 0) : a.given.size() > 1 ? at(a, 1) : Value(std::string());
+    {"default", "value default_value boolean",
+     [](const Call& c) -> Value {
+       const bool missing = c.at(0).is<Undefined>() || (truth(c.at(2)) && !truth(c.at(0)));
+       return !missing ? c.at(0) : c.given.size() > 1 ? c.at(1) : Value(std::string());
      }},
     {"dictsort", "value case_sensitive by reverse",
-     [](Work& w, Args a) {
-       const Value all = pairs(w, at(a, 0), Form::list);
-       if (!at(a, 0).dict()) throw InputError("what is undefined is not sorted");
-       const std::string by = has(a, 2) ? text(w, a, 2) : "key";
-       if (by != "key" && by != "value") throw InputError("a mapping is sorted by key or value");
-       Values out = all.sequence()->items;
-       sort(w, out, truth(at(a, 3)),
-            [&](const Value& v) { return key_of(w, v, int64_t{by == "key" ? 0 : 1}, truth(at(a, 1))); });
-       return sequence_of(w, std::move(out));
+     [](const Call& c) {
+       const std::string by = c.has(2) ? c.text(2) : "key";
+       if (!c.at(0).dict() || (by != "key" && by != "value"))
+         throw InputError("a mapping is sorted, by key or by value");
+       const Value all = pairs<Form::list>(c);
+       return sorted(c.work, all.sequence()->items, c.at(3), int64_t{by == "key" ? 0 : 1}, c.at(1));
      }},
     {"first", "seq",
-     [](Work& w, Args a) -> Value {
-       Values items = items_of(w, at(a, 0));
+     [](const Call& c) -> Value {
+       Values items = items_of(c.work, c.at(0));
        if (items.empty()) return Undefined{};
        Value out = items.front();
-       if (const auto* const s = at(a, 0).as<std::shared_ptr<Sequence>>(); s && (*s)->form == Form::iterator) {
-         items.erase(items.begin());
-         (*s)->items = std::move(items);
-       }
+       items.erase(items.begin());
+       Sequence* const s = c.at(0).sequence();
+       if (s && s->form == Form::iterator) s->items = std::move(items);
        return out;
-     }},
-    {"float", "value default",
-     [](Work&, Args a) -> Value {
-       const Value& v = at(a, 0);
-       if (v.is<Undefined>()) throw InputError("what is undefined is no number");
-       const auto found = v.text() ? said<double>(v) : number(v);
-       return found ? Value(*found) : a.given.size() > 1 ? at(a, 1) : Value(0.0);
-     }},
-    {"format", "*",
-     [](Work& w, Args a) {
-       if (!a.named.empty()) throw InputError("the names of a format are not known");
-       Values values(a.given.begin() + 1, a.given.end());
-       return arithmetic(w, '%', text(w, a, 0), sequence_of(w, std::move(values), Form::tuple));
      }},
     {"indent", "s width first blank",
-     [](Work& w, Args a) -> Value {
-       const std::string by = at(a, 1).text() ? text(w, a, 1) : std::string();
-       const int64_t width = at(a, 1).text() ? 0 : whole_of(a, 1, 4);
-       w.charge(static_cast<size_t>(std::max<int64_t>(width, 0)));
-       const std::string indent = by + std::string(static_cast<size_t>(std::max<int64_t>(width, 0)), ' ');
-       std::string out = truth(at(a, 2)) ? indent : "";
-       bool begins = true;
-       for (const std::string& line : lines_of(exact_text(a, 0) + "\n")) {
-         w.charge(indent.size());
-         if (!begins) out += !line.empty() || truth(at(a, 3)) ? "\n" + indent : "\n";
-         out += line;
-         begins = false;
-       }
-       return out;
+     [](const Call& c) -> Value {
+       const std::string indent = indent_of(c, 1, 4);
+       const Values lines = lines_of(c.exact(0) + "\n");
+       return joined(c.work, "\n", lines, [&](const Value& line) {
+         c.work.charge(indent.size());
+         const bool in = &line == lines.data() ? truth(c.at(2)) : truth(line) || truth(c.at(3));
+         return (in ? indent : "") + *line.text();
+       });
      }},
-    {"int", "value default base",
-     [](Work&, Args a) -> Value {
-       if (at(a, 0).is<Undefined>()) throw InputError("what is undefined is no number");
-       if (whole_of(a, 2, 10) != 10) throw InputError("only the base 10 is known");
-       return to_integer(at(a, 0), a.given.size() > 1 ? at(a, 1) : Value(int64_t{0}));
+    {"int", "value",
+     [](const Call& c) -> Value {
+       const auto real = number(c.at(0));
+       if (!real || std::fabs(*real) > 9.2e18)
+         throw InputError(fmt::format("an integer of {} is not known", type_name(c.at(0))));
+       return integer(c.at(0)).value_or(static_cast<int64_t>(*real));
      }},
-    {"items", "value", [](Work& w, Args a) { return pairs(w, at(a, 0), Form::iterator); }},
+    {"items", "value", pairs<Form::iterator>},
     {"join", "value d attribute",
-     [](Work& w, Args a) -> Value {
-       const std::string between = text(w, a, 1);
-       std::string out;
-       bool begins = true;
-       for (const Value& v : items_of(w, at(a, 0))) {
-         w.charge(between.size());
-         if (!std::exchange(begins, false)) out += between;
-         out += printed(w, has(a, 2) ? at_path(w, v, at(a, 2)) : v);
-       }
-       return out;
+     [](const Call& c) -> Value {
+       return joined(c.work, c.text(1), items_of(c.work, c.at(0)),
+                     [&](const Value& v) { return printed(c.work, at_path(c.work, v, c.at(2))); });
      }},
     {"last", "seq",
-     [](Work& w, Args a) -> Value {
-       length(at(a, 0));
-       const Values items = items_of(w, at(a, 0));
+     [](const Call& c) -> Value {
+       length(c);
+       const Values items = items_of(c.work, c.at(0));
        return items.empty() ? Undefined{} : items.back();
      }},
-    {"list", "value", [](Work& w, Args a) { return sequence_of(w, items_of(w, at(a, 0))); }},
-    {"lower", "s", [](Work& w, Args a) -> Value { return lower(text(w, a, 0)); }},
-    {"map", "*", [](Work& w, Args a) { return mapped(w, a); }},
-    {"reject", "*", [](Work& w, Args a) { return selected(w, a, false, false); }},
-    {"rejectattr", "*", [](Work& w, Args a) { return selected(w, a, true, false); }},
+    {"length", "value", length},
+    {"list", "value", [](const Call& c) { return sequence_of(c.work, items_of(c.work, c.at(0))); }},
+    {"lower", "s", [](const Call& c) -> Value { return lower(c.text(0)); }},
+    {"map", "*", mapped},
+    {"reject", "*", selected<false, false>},
+    {"rejectattr", "*", selected<true, false>},
     {"replace", "s old new count",
-     [](Work& w, Args a) -> Value {
-       if (a.given.size() < 3) throw InputError("`replace` needs two texts");
-       return replaced(w, text(w, a, 0), text(w, a, 1), text(w, a, 2), whole_of(a, 3, -1));
-     }},
+     [](const Call& c) -> Value { return replaced(c.work, c.text(0), c.text(1), c.text(2), c.whole(3, -1)); }},
     {"reverse", "value",
-     [](Work& w, Args a) -> Value {
-       if (at(a, 0).text()) {
-         std::u32string points = code_points(*at(a, 0).text());
-         std::reverse(points.begin(), points.end());
-         return utf8(points);
-       }
-       const bool read = at(a, 0).sequence() && at(a, 0).sequence()->form == Form::iterator;
-       Values items = items_of(w, at(a, 0));
+     [](const Call& c) -> Value {
+       const bool read = c.at(0).sequence() && c.at(0).sequence()->form == Form::iterator;
+       Values items = items_of(c.work, c.at(0));
        std::reverse(items.begin(), items.end());
-       return sequence_of(w, std::move(items), read ? Form::list : Form::iterator);
+       if (c.at(0).text()) return joined(c.work, "", items, [](const Value& v) { return *v.text(); });
+       return sequence_of(c.work, std::move(items), read ? Form::list : Form::iterator);
      }},
-    {"round", "value precision method",
-     [](Work& w, Args a) -> Value {
-       const auto v = number(at(a, 0));
-       const int64_t digits = whole_of(a, 1, 0);
-       const std::string method = has(a, 2) ? text(w, a, 2) : "common";
-       if (!v || digits < 0 || digits > 300) throw InputError("a number is rounded to 0 to 300 digits");
-       if (method == "common")
-         return at(a, 0).is<double>() ? Value(std::strtod(fmt::format("{:.{}f}", *v, digits).c_str(), nullptr))
-                                      : Value(*integer(at(a, 0)));
-       if (method != "ceil" && method != "floor") throw InputError("a number is rounded by common, ceil or floor");
-       const double scale = std::pow(10, digits);
-       return (method == "ceil" ? std::ceil(*v * scale) : std::floor(*v * scale)) / scale;
+    {"safe", "value",
+     [](const Call& c) {
+       Value out = c.text(0);
+       out.marked = true;
+       return out;
      }},
-    {"safe", "value", [](Work& w, Args a) -> Value { return text(w, a, 0); }},
-    {"select", "*", [](Work& w, Args a) { return selected(w, a, false, true); }},
-    {"selectattr", "*", [](Work& w, Args a) { return selected(w, a, true, true); }},
+    {"select", "*", selected<false, true>},
+    {"selectattr", "*", selected<true, true>},
     {"sort", "value reverse case_sensitive attribute",
-     [](Work& w, Args a) {
-       Values items = items_of(w, at(a, 0));
-       const std::vector<std::string> paths = has(a, 3) ? parts_of(text(w, a, 3), ',') : std::vector<std::string>();
-       sort(w, items, truth(at(a, 1)), [&](const Value& v) {
-         Values keys;
-         for (const std::string& path : paths) keys.push_back(key_of(w, v, path, truth(at(a, 2))));
-         if (paths.empty()) keys.push_back(key_of(w, v, Undefined{}, truth(at(a, 2))));
-         return sequence_of(w, std::move(keys));  // lists are compared by their first unequal items
-       });
-       return sequence_of(w, std::move(items));
-     }},
-    {"string", "s", [](Work& w, Args a) -> Value { return text(w, a, 0); }},
-    {"title", "s",
-     [](Work& w, Args a) -> Value {
-       return titled(text(w, a, 0), [](char32_t before) {
-         return before == 0 || is_space(before) || u32string_view(U"-({[<").find(before) != u32string_view::npos;
-       });
-     }},
+     [](const Call& c) { return sorted(c.work, items_of(c.work, c.at(0)), c.at(1), c.at(3), c.at(2)); }},
+    {"string", "s", [](const Call& c) -> Value { return c.at(0).text() ? c.at(0) : c.text(0); }},
+    {"title", "s", titled<is_opening>},
     {"tojson", "value ensure_ascii indent separators sort_keys",
-     [](Work& w, Args a) -> Value {
-       Style style{.json = true, .ascii = truth(at(a, 1)), .sorted = truth(at(a, 4))};
-       if (has(a, 2)) {
-         const int64_t width = at(a, 2).text() ? 0 : std::max<int64_t>(whole_of(a, 2, 0), 0);
-         w.charge(static_cast<size_t>(width));
-         style.indent = at(a, 2).text() ? text(w, a, 2) : std::string(static_cast<size_t>(width), ' ');
-         style.comma = ",";
-       }
-       if (has(a, 3)) {
-         const Values two = items_of(w, at(a, 3));
-         if (two.size() != 2) throw InputError("JSON has two separators");
-         style.comma = printed(w, two[0]), style.colon = printed(w, two[1]);
-       }
-       return written(w, at(a, 0), style);
+     [](const Call& c) -> Value {
+       Style style{.json = true, .ascii = truth(c.at(1)), .sorted = truth(c.at(4))};
+       if (c.has(2)) style.indent = indent_of(c, 2, 0), style.comma = ",";
+       const Values two = c.has(3) ? items_of(c.work, c.at(3)) : Values{style.comma, style.colon};
+       if (two.size() != 2) throw InputError("JSON has two separators");
+       style.comma = printed(c.work, two[0]), style.colon = printed(c.work, two[1]);
+       return written(c.work, c.at(0), style);
      }},
-    {"trim", "value chars",
-     [](Work& w, Args a) -> Value { return std::string(stripped(text(w, a, 0), true, true, characters_of(a))); }},
-    {"unique", "value case_sensitive attribute",
-     [](Work& w, Args a) {
-       Values out, keys;
-       for (const Value& v : items_of(w, at(a, 0))) {
-         const Value key = key_of(w, v, at(a, 2), truth(at(a, 1)));
-         dict_of(w, {{key, None{}}});  // throws for what Python does not hash
-         if (std::any_of(keys.begin(), keys.end(), [&](const Value& k) { return equal(w, k, key); })) continue;
-         keys.push_back(key);
-         out.push_back(v);
-       }
-       return sequence_of(w, std::move(out), Form::iterator);
-     }},
-    {"upper", "s", [](Work& w, Args a) -> Value { return upper(text(w, a, 0)); }},
+    {"trim", "value chars", strip<true, true>},
+    {"upper", "s", upper},
 };
 
 template <class T>
-bool is_a(Args a) {
-  return at(a, 0).is<T>();
+Value is_a(const Call& c) {
+  return c.at(0).is<T>();
 }
-template <size_t kRest>
-Value leaves(Work& w, Args a) {
-  if (!number(at(a, 0))) throw InputError(fmt::format("{} is neither odd nor even", type_name(at(a, 0))));
-  return equal(w, arithmetic(w, '%', at(a, 0), int64_t{2}), static_cast<int64_t>(kRest));
+template <bool kWhich>
+Value is_truth(const Call& c) {
+  return c.at(0).is<bool>() && truth(c.at(0)) == kWhich;
 }
-bool iterates(const Value& v) { return v.text() || v.dict() || v.sequence() || v.is<Undefined>(); }
-
+template <int64_t kRest>
+Value leaves(const Call& c) {
+  return compare(c.work, "==", arithmetic(c.work, '%', c.at(0), int64_t{2}), kRest);
+}
+bool is_iterable(const Value& v) { return v.text() || v.dict() || v.sequence() || v.is<Undefined>(); }
 constexpr Builtin kTests[] = {
-    {"boolean", "value", [](Work&, Args a) -> Value { return is_a<bool>(a); }},
-    {"callable", "value", [](Work&, Args a) -> Value { return is_a<Object*>(a) || is_a<Undefined>(a); }},
-    {"defined", "value", [](Work&, Args a) -> Value { return !is_a<Undefined>(a); }},
-    {"divisibleby", "value num",
-     [](Work& w, Args a) -> Value { return equal(w, arithmetic(w, '%', at(a, 0), at(a, 1)), int64_t{0}); }},
-    {"eq", "a b", [](Work& w, Args a) -> Value { return compare(w, "==", at(a, 0), at(a, 1)); }},
+    {"!=", "a b", [](const Call& c) -> Value { return compare(c.work, "!=", c.at(0), c.at(1)); }},
+    {"<", "a b", [](const Call& c) -> Value { return compare(c.work, "<", c.at(0), c.at(1)); }},
+    {"<=", "a b", [](const Call& c) -> Value { return compare(c.work, "<=", c.at(0), c.at(1)); }},
+    {"==", "a b", [](const Call& c) -> Value { return compare(c.work, "==", c.at(0), c.at(1)); }},
+    {">", "a b", [](const Call& c) -> Value { return compare(c.work, ">", c.at(0), c.at(1)); }},
+    {">=", "a b", [](const Call& c) -> Value { return compare(c.work, ">=", c.at(0), c.at(1)); }},
+    {"boolean", "value", is_a<bool>},
+    {"defined", "value", [](const Call& c) -> Value { return !c.at(0).is<Undefined>(); }},
     {"even", "value", leaves<0>},
-    {"false", "value", [](Work&, Args a) -> Value { return is_a<bool>(a) && !truth(at(a, 0)); }},
-    {"float", "value", [](Work&, Args a) -> Value { return is_a<double>(a); }},
-    {"ge", "a b", [](Work& w, Args a) -> Value { return compare(w, ">=", at(a, 0), at(a, 1)); }},
-    {"gt", "a b", [](Work& w, Args a) -> Value { return compare(w, ">", at(a, 0), at(a, 1)); }},
-    {"in", "value seq", [](Work& w, Args a) -> Value { return contains(w, at(a, 1), at(a, 0)); }},
-    {"integer", "value", [](Work&, Args a) -> Value { return is_a<int64_t>(a); }},
-    {"iterable", "value", [](Work&, Args a) -> Value { return iterates(at(a, 0)); }},
-    {"le", "a b", [](Work& w, Args a) -> Value { return compare(w, "<=", at(a, 0), at(a, 1)); }},
-    {"lt", "a b", [](Work& w, Args a) -> Value { return compare(w, "<", at(a, 0), at(a, 1)); }},
-    {"mapping", "value", [](Work&, Args a) -> Value { return at(a, 0).dict() != nullptr; }},
-    {"ne", "a b", [](Work& w, Args a) -> Value { return compare(w, "!=", at(a, 0), at(a, 1)); }},
-    {"none", "value", [](Work&, Args a) -> Value { return is_a<None>(a); }},
-    {"number", "value", [](Work&, Args a) -> Value { return number(at(a, 0)).has_value(); }},
+    {"false", "value", is_truth<false>},
+    {"float", "value", is_a<double>},
+    {"in", "value seq", [](const Call& c) -> Value { return compare(c.work, "in", c.at(0), c.at(1)); }},
+    {"integer", "value", is_a<int64_t>},
+    {"iterable", "value", [](const Call& c) -> Value { return is_iterable(c.at(0)); }},
+    {"mapping", "value", is_a<std::shared_ptr<const Dict>>},
+    {"none", "value", is_a<None>},
+    {"number", "value", [](const Call& c) -> Value { return number(c.at(0)).has_value(); }},
     {"odd", "value", leaves<1>},
     {"sequence", "value",
-     [](Work&, Args a) -> Value {
-       const Sequence* const s = at(a, 0).sequence();
-       return s ? s->form <= Form::range : iterates(at(a, 0));
+     [](const Call& c) -> Value {
+       const Sequence* const s = c.at(0).sequence();
+       return is_iterable(c.at(0)) && !(s && s->form > Form::range);
      }},
-    {"string", "value", [](Work&, Args a) -> Value { return is_a<Text>(a); }},
-    {"true", "value", [](Work&, Args a) -> Value { return is_a<bool>(a) && truth(at(a, 0)); }},
-    {"undefined", "value", [](Work&, Args a) -> Value { return is_a<Undefined>(a); }},
+    {"string", "value", is_a<Text>},
+    {"true", "value", is_truth<true>},
+    {"undefined", "value", is_a<Undefined>},
 };
 
 // Other spellings of a name.
 constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
-    {"default", "d"}, {"length", "count"}, {"equalto", "eq"}, {"==", "eq"},       {"!=", "ne"},         {"<", "lt"},
-    {"<=", "le"},     {">", "gt"},         {">=", "ge"},      {"lessthan", "lt"}, {"greaterthan", "gt"}};
+    {"d", "default"}, {"count", "length"}, {"eq", "=="}, {"equalto", "=="}, {"ne", "!="},         {"lt", "<"},
+    {"le", "<="},     {"gt", ">"},         {"ge", ">="}, {"lessthan", "<"}, {"greaterthan", ">"},
+};
 
+void require_names(const Call& c) {
+  if (!c.given.empty()) throw InputError("`dict` and `namespace` are known of names alone");
+}
 constexpr Builtin kGlobals[] = {
     {"dict", "*",
-     [](Work& w, Args a) {
-       Pairs items;
-       if (!a.given.empty()) {
-         if (!at(a, 0).dict() || a.given.size() > 1) throw InputError("`dict` is known of one mapping and of names");
-         items = at(a, 0).dict()->items;
-       }
-       for (const auto& [name, value] : a.named) items.emplace_back(name, value);
-       return dict_of(w, std::move(items));
+     [](const Call& c) {
+       require_names(c);
+       return dict_of(c.work, Pairs(c.named.begin(), c.named.end()));
      }},
     {"namespace", "*",
-     [](Work& w, Args a) -> Value {
-       auto made = std::make_unique<Namespace>();
-       if (!a.given.empty()) {
-         if (!at(a, 0).dict() || a.given.size() > 1)
-           throw InputError("`namespace` is known of one mapping and of names");
-         for (const auto& [key, value] : at(a, 0).dict()->items) made->set_attribute(printed(w, key), value);
-       }
-       for (const auto& [name, value] : a.named) made->set_attribute(name, value);
-       return w.keep(std::move(made));
+     [](const Call& c) {
+       require_names(c);
+       return c.work.keep({.fields = std::map<std::string, Value>(c.named.begin(), c.named.end())});
      }},
     {"raise_exception", "message",
-     [](Work& w, Args a) -> Value { throw InputError(fmt::format("the template refuses this: {}", text(w, a, 0))); }},
+     [](const Call& c) -> Value { throw InputError("the template refuses this: " + c.text(0)); }},
     {"range", "start stop step",
-     [](Work& w, Args a) {
-       const int64_t one = whole_of(a, 0, 0), step = whole_of(a, 2, 1);
-       const int64_t start = has(a, 1) ? one : 0, stop = has(a, 1) ? whole_of(a, 1, 0) : one;
-       if (step == 0 || !has(a, 0)) throw InputError("a range has no beginning, or no steps");
+     [](const Call& c) {
+       const int64_t one = c.whole(0, 0), step = c.whole(2, 1);
+       const int64_t start = c.has(1) ? one : 0, stop = c.has(1) ? c.whole(1, 0) : one;
+       if (step == 0 || !c.has(0)) throw InputError("a range has no beginning, or no steps");
        Values items;
        for (__int128 i = start; step > 0 ? i < stop : i > stop; i += step) {
          if (items.size() == 100000) throw InputError("a range of more than 100000 numbers");
          items.emplace_back(static_cast<int64_t>(i));
        }
-       return sequence_of(w, std::move(items), Form::range);
+       return sequence_of(c.work, std::move(items), Form::range);
      }},
     {"strftime_now", "format",
-     [](Work&, Args a) -> Value {
-       const std::string& format = exact_text(a, 0);
-       if (format.size() > 200) throw InputError("a format of a date is longer than 200 bytes");
+     [](const Call& c) -> Value {
+       if (c.exact(0).size() > 200) throw InputError("a format of a date is longer than 200 bytes");
        const std::time_t now = std::time(nullptr);
        std::tm parts = {};
        localtime_r(&now, &parts);
        char out[20000];
-       return std::string(out, std::strftime(out, sizeof(out), format.c_str(), &parts));
+       return std::string(out, std::strftime(out, sizeof(out), c.exact(0).c_str(), &parts));
      }},
 };
 
-// A text's begin or end, or one of several, in the part that two more arguments may give.
-Value borders(Args a, bool at_end) {
-  if (a.given.size() > 2) throw InputError("a part of a text is not known here");
-  const Values any =
-      at(a, 1).sequence() && at(a, 1).sequence()->form == Form::tuple ? at(a, 1).sequence()->items : Values{at(a, 1)};
-  return std::any_of(any.begin(), any.end(), [&](const Value& v) {
-    const Arguments one{{v}};
-    return at_end ? exact_text(a, 0).ends_with(exact_text(one, 0)) : exact_text(a, 0).starts_with(exact_text(one, 0));
-  });
-}
-template <bool kLeft, bool kRight>
-Value strip(Work&, Args a) {
-  return std::string(stripped(exact_text(a, 0), kLeft, kRight, characters_of(a)));
-}
-Value position(Args a, size_t found) {
-  if (a.given.size() > 2) throw InputError("a part of a text is not known here");
-  return found == std::string::npos ? -1 : length(Value(exact_text(a, 0).substr(0, found)));
-}
-
 constexpr Builtin kTextMethods[] = {
-    {"count", "s sub",
-     [](Work&, Args a) -> Value {
-       const std::string &s = exact_text(a, 0), &sub = exact_text(a, 1);
-       if (sub.empty()) return length(at(a, 0)) + 1;
-       int64_t n = 0;
-       for (size_t i = s.find(sub); i != std::string::npos; i = s.find(sub, i + sub.size())) ++n;
-       return n;
-     }},
-    {"endswith", "s suffix", [](Work&, Args a) { return borders(a, true); }},
-    {"find", "s sub start", [](Work&, Args a) { return position(a, exact_text(a, 0).find(exact_text(a, 1))); }},
+    {"endswith", "s suffix", borders<true>},
     {"join", "s items",
-     [](Work& w, Args a) -> Value {
-       std::string out;
-       bool begins = true;
-       for (const Value& v : items_of(w, at(a, 1))) {
-         if (!std::exchange(begins, false)) out += exact_text(a, 0);
-         out += exact_text({{v}}, 0);
-         w.charge(exact_text(a, 0).size() + v.text()->size());
-       }
-       return out;
+     [](const Call& c) -> Value {
+       const Values items = items_of(c.work, c.at(1));
+       return joined(c.work, c.exact(0), items, [&](const Value& v) { return Call{c.work, {v}}.exact(0); });
      }},
+    {"lower", "s", [](const Call& c) -> Value { return lower(c.text(0)); }},
     {"lstrip", "s chars", strip<true, false>},
     {"replace", "s old new count",
-     [](Work& w, Args a) -> Value {
-       return replaced(w, exact_text(a, 0), exact_text(a, 1), exact_text(a, 2), whole_of(a, 3, -1));
-     }},
-    {"rsplit", "s sep maxsplit", [](Work& w, Args a) { return split(w, a, true); }},
+     [](const Call& c) -> Value { return replaced(c.work, c.exact(0), c.exact(1), c.exact(2), c.whole(3, -1)); }},
+    {"rsplit", "s sep maxsplit", split<true>},
     {"rstrip", "s chars", strip<false, true>},
-    {"split", "s sep maxsplit", [](Work& w, Args a) { return split(w, a, false); }},
-    {"splitlines", "s", [](Work& w, Args a) { return list_of_texts(w, lines_of(exact_text(a, 0))); }},
-    {"startswith", "s prefix", [](Work&, Args a) { return borders(a, false); }},
+    {"split", "s sep maxsplit", split<false>},
+    {"splitlines", "s", [](const Call& c) { return sequence_of(c.work, lines_of(c.text(0))); }},
+    {"startswith", "s prefix", borders<false>},
     {"strip", "s chars", strip<true, true>},
-    {"title", "s",
-     [](Work&, Args a) -> Value {
-       return titled(exact_text(a, 0), [](char32_t before) { return !is_letter(before); });
-     }},
+    {"title", "s", titled<is_no_letter>},
+    {"upper", "s", upper},
 };
 constexpr Builtin kDictMethods[] = {
     {"get", "dict key default",
-     [](Work& w, Args a) -> Value {
-       dict_of(w, {{at(a, 1), None{}}});  // throws for what Python does not hash
-       const Value* const found = find(w, *at(a, 0).dict(), at(a, 1));
-       return found ? *found : a.given.size() > 2 ? at(a, 2) : None{};
+     [](const Call& c) -> Value {
+       dict_of(c.work, {{c.at(1), None{}}});  // throws for what Python does not hash
+       const Value* const found = find(c.work, *c.at(0).dict(), c.at(1));
+       return found ? *found : c.given.size() > 2 ? c.at(2) : None{};
      }},
-    {"items", "dict", [](Work& w, Args a) { return pairs(w, at(a, 0), Form::view); }},
-    {"keys", "dict", [](Work& w, Args a) { return sequence_of(w, items_of(w, at(a, 0)), Form::view); }},
+    {"items", "dict", pairs<Form::view>},
+    {"keys", "dict", [](const Call& c) { return sequence_of(c.work, items_of(c.work, c.at(0)), Form::view); }},
     {"values", "dict",
-     [](Work& w, Args a) {
+     [](const Call& c) {
        Values out;
-       for (const auto& [key, value] : at(a, 0).dict()->items) out.push_back(value);
-       return sequence_of(w, std::move(out), Form::view);
+       for (const auto& [key, value] : c.at(0).dict()->items) out.push_back(value);
+       return sequence_of(c.work, std::move(out), Form::view);
      }},
 };
+
+// What Python's types have besides: refused by name, lest a template take it for undefined.
+constexpr std::string_view kRefused[] = {
+    " capitalize casefold center count encode expandtabs find format format_map index isalnum isalpha isascii "
+    "isdecimal isdigit "
+    "isidentifier islower isnumeric isprintable isspace istitle isupper ljust maketrans partition removeprefix "
+    "removesuffix rfind rindex rjust rpartition swapcase translate zfill ",
+    " clear copy fromkeys pop popitem setdefault update ",
+    " append clear copy count extend index insert pop remove reverse sort "};
+
 }  // namespace
 
 const Builtin* find_builtin(Group group, std::string_view name) {
   static constexpr std::array<std::span<const Builtin>, 6> kAll = {kFilters,     kTests,       kGlobals,
                                                                    kTextMethods, kDictMethods, {}};
-  if (group == Group::text && (name == "upper" || name == "lower" || name == "capitalize")) group = Group::filters;
-  if (group <= Group::tests)
-    for (const auto& [alias, meant] : kAliases)
-      if (name == alias) name = meant;
+  for (const auto& [alias, meant] : kAliases)
+    if (group <= Group::tests && name == alias) name = meant;
   for (const Builtin& b : kAll[static_cast<size_t>(group)])
     if (b.name == name) return &b;
   return nullptr;
 }
 
-Value apply(Work& work, const Builtin& builtin, Arguments a) {
-  work.charge(32);
-  for (const Value& v : a.given)
-    if (v.text()) work.charge(v.text()->size());
-  if (builtin.parameters != "*") {
-    std::vector<std::string_view> names;
-    for (std::string_view rest = builtin.parameters; !rest.empty();) {
-      names.push_back(rest.substr(0, rest.find(' ')));
-      rest.remove_prefix(std::min(names.back().size() + 1, rest.size()));
-    }
-    for (auto& [name, value] : a.named) {
-      const auto found = static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
-      if (found == names.size() || found < a.given.size())
-        throw InputError(fmt::format("'{}' has no argument '{}', or has it twice", builtin.name, name));
-      a.given.resize(found + 1);
-      a.given[found] = std::move(value);
-    }
-    if (a.given.size() > names.size()) throw InputError(fmt::format("'{}' is given too many arguments", builtin.name));
+const Builtin* find_method(const Value& of, const Value& key) {
+  const bool listed = of.sequence() && of.sequence()->form <= Form::range;
+  if (!key.text() || !(of.text() || of.dict() || listed)) return nullptr;
+  const std::string& name = *key.text();
+  const Group group = of.text() ? Group::text : of.dict() ? Group::dict : Group::list;
+  const Builtin* const found = find_builtin(group, name);
+  const std::string_view refused = kRefused[static_cast<size_t>(group) - static_cast<size_t>(Group::text)];
+  if (!found && (refused.find(" " + name + " ") != std::string_view::npos || name.starts_with("__")))
+    throw InputError(fmt::format("the method '{}' of {} is not known, or changes it", name, type_name(of)));
+  return found;
+}
+
+Value apply(const Builtin& builtin, Call c) {
+  c.work.charge(32);
+  for (const Value& v : c.given)
+    if (v.text()) c.work.charge(v.text()->size());
+  if (c.at(0).marked && find_builtin(Group::tests, builtin.name) != &builtin &&
+      std::string_view(" safe string length tojson default ").find(builtin.name) == std::string_view::npos)
+    throw InputError(fmt::format("'{}' of a text that `safe` marked is not known", builtin.name));
+  if (builtin.parameters == "*") return builtin.function(c);
+  std::vector<std::string_view> names;
+  for (size_t begin = 0, end = 0; end != std::string_view::npos; begin = end + 1) {
+    end = builtin.parameters.find(' ', begin);
+    names.push_back(builtin.parameters.substr(begin, end - begin));
   }
-  return builtin.function(work, a);
+  for (auto& [name, value] : std::exchange(c.named, {})) {
+    const auto found = static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
+    if (found == names.size() || found < c.given.size())
+      throw InputError(fmt::format("'{}' has no argument '{}', or has it twice", builtin.name, name));
+    c.given.resize(found + 1);
+    c.given[found] = std::move(value);
+  }
+  if (c.given.size() > names.size()) throw InputError(fmt::format("'{}' is given too many arguments", builtin.name));
+  return builtin.function(c);
 }
 
 }  // namespace tessera::jinja

@@ -1,12 +1,11 @@
 // From turns to pieces.
-#include "data/jinja/model_template.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
+#include <array>
 #include <nlohmann/json.hpp>
 
+#include "data/jinja/template.h"
 #include "data/json.h"
 
 namespace tessera {
@@ -27,7 +26,7 @@ std::vector<std::string> special_names(const Tokenizer& tokenizer) {
   return out;
 }
 
-std::vector<std::pair<std::string, std::string>> named_tokens(const Tokenizer& tokenizer) {
+std::map<std::string, std::string> named_tokens(const Tokenizer& tokenizer) {
   std::map<std::string, std::string> out;
   const auto files = tokenizer.files();
   for (const char* const file : {"special_tokens_map.json", "tokenizer_config.json"}) {
@@ -41,41 +40,25 @@ std::vector<std::pair<std::string, std::string>> named_tokens(const Tokenizer& t
       if (name.is_string()) out[key] = name.get<std::string>();
     }
   }
-  return {out.begin(), out.end()};
+  return out;
 }
 
-std::string_view name_of_role(Role role) {
-  return role == Role::system ? "system" : role == Role::user ? "user" : "assistant";
+// A message's text, with what would be special tokens marked as text.
+std::string quoted(const std::string& text, const std::vector<std::string>& special, const std::string& begins) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t next = std::min(text.find_first_of(begins, at), text.size());
+    out.append(text, std::exchange(at, next), next - at);
+    const auto found = std::ranges::find_if(
+        special, [&](const std::string& name) { return text.compare(at, name.size(), name) == 0; });
+    const std::string part = text.substr(at, found == special.end() ? 1 : found->size());
+    out += found == special.end() ? part : fmt::format("{}{}{}", kOpens, part, kCloses);
+    at += part.size();
+  }
+  return out;
 }
 
 }  // namespace
-
-// One conversation's texts.
-struct ModelTemplate::Run {
-  const ModelTemplate& of;
-  const std::string& what;
-  jinja::Work kept;
-  jinja::Values messages;
-
-  Run(const ModelTemplate& t, const std::vector<Message>& turns, const std::string& w) : of(t), what(w) {
-    for (const Message& turn : turns) messages.push_back(of.message_of(kept, turn, what));
-  }
-  jinja::Template::Rendered first(size_t turns, bool asks) {
-    using namespace jinja;
-    Work work;
-    Values some(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(turns));
-    Variables variables{{"messages", sequence_of(work, std::move(some))},
-                        {"tools", None{}},
-                        {"documents", None{}},
-                        {"add_generation_prompt", asks}};
-    for (const auto& [name, token] : of.variables_) variables.emplace_back(name, token);
-    try {
-      return of.template_.render(work, variables);
-    } catch (const InputError& e) {
-      throw InputError(fmt::format("{}: {}", what, e.what()));
-    }
-  }
-};
 
 ModelTemplate::ModelTemplate(const Tokenizer& tokenizer)
     : template_(tokenizer.chat_template(), "chat_template"),
@@ -84,61 +67,62 @@ ModelTemplate::ModelTemplate(const Tokenizer& tokenizer)
   for (const std::string& name : special_) begins_ += name.front();
 }
 
-jinja::Value ModelTemplate::message_of(jinja::Work& work, const Message& turn, const std::string& what) const {
-  if (turn.text.find(kOpens) != std::string::npos || turn.text.find(kCloses) != std::string::npos)
-    throw InputError(what + ": a message has U+FDD0 or U+FDD1, which are no characters");
-  std::string text;
-  for (size_t at = 0; at < turn.text.size();) {
-    const size_t next = std::min(turn.text.find_first_of(begins_, at), turn.text.size());
-    text.append(turn.text, std::exchange(at, next), next - at);
-    const auto found = std::ranges::find_if(
-        special_, [&](const std::string& name) { return turn.text.compare(at, name.size(), name) == 0; });
-    const size_t size = found == special_.end() ? std::min<size_t>(turn.text.size() - at, 1) : found->size();
-    const std::string_view part = std::string_view(turn.text).substr(at, size);
-    found == special_.end() ? text += part : ((text += kOpens) += part) += kCloses;
-    at += size;
+jinja::Rendered ModelTemplate::text(std::span<const Message> turns, bool asks, const std::string& what) const {
+  using namespace jinja;
+  constexpr std::array<const char*, 3> kRoles{"system", "user", "assistant"};
+  Work work;
+  Values messages;
+  for (const Message& turn : turns) {
+    if (turn.text.find(kOpens) != std::string::npos || turn.text.find(kCloses) != std::string::npos)
+      throw InputError(what + ": a message has U+FDD0 or U+FDD1, which are no characters");
+    const Value role = std::string(kRoles[static_cast<size_t>(turn.role)]);
+    messages.push_back(
+        dict_of(work, {{Value("role"), role}, {Value("content"), quoted(turn.text, special_, begins_)}}));
   }
-  using jinja::Value;
-  return jinja::dict_of(
-      work, {{Value("role"), Value(std::string(name_of_role(turn.role)))}, {Value("content"), Value(text)}});
+  Variables variables{{"messages", sequence_of(work, std::move(messages))},
+                      {"tools", None{}},
+                      {"documents", None{}},
+                      {"add_generation_prompt", asks}};
+  for (const auto& [name, token] : variables_) variables.emplace_back(name, token);
+  try {
+    return template_.render(work, variables);
+  } catch (const InputError& e) {
+    throw InputError(fmt::format("{}: {}", what, e.what()));
+  }
 }
 
 std::vector<Piece> ModelTemplate::render(const std::vector<Message>& turns, const std::string& what) const {
-  Run run(*this, turns, what);
-  const jinja::Template::Rendered whole = run.first(turns.size(), false);
+  const std::span all(turns);
+  const jinja::Rendered whole = text(all, false, what);
   std::vector<std::pair<size_t, size_t>> responses = whole.generated;
   for (size_t i = 0; i < turns.size() && whole.generated.empty(); ++i) {
     if (turns[i].role != Role::assistant) continue;
-    const std::string asked = run.first(i, true).text;
-    const std::string said = i + 1 == turns.size() ? whole.text : run.first(i + 1, false).text;
+    const std::string asked = text(all.first(i), true, what).text;
+    const std::string said = i + 1 == turns.size() ? whole.text : text(all.first(i + 1), false, what).text;
     if (!said.starts_with(asked) || !whole.text.starts_with(said))
       throw InputError(
           fmt::format("{}: message {}: the chat template's text {} is not how its text goes on; expected "
                       "one that only grows from turn to turn, or generation blocks in the template",
                       what, i + 1, said.starts_with(asked) ? "up to it" : "before it"));
-    responses.emplace_back(asked.size(), asked.size() + response_end(std::string_view(said).substr(asked.size())));
+    const std::string_view bare = jinja::stripped(said, false, true);
+    const bool ends = std::ranges::any_of(special_, [&](const std::string& name) { return bare.ends_with(name); });
+    responses.emplace_back(asked.size(), std::max(asked.size(), ends ? bare.size() : said.size()));
   }
   std::vector<Piece> out;
   size_t at = 0;
-  const auto cut_to = [&](size_t end, bool response) {
-    cut(std::string_view(whole.text).substr(at, end - at), response, what, out);
+  for (const auto& [begin, end] : responses) {
+    cut(std::string_view(whole.text).substr(at, begin - at), false, what, out);
+    cut(std::string_view(whole.text).substr(begin, end - begin), true, what, out);
     at = end;
-  };
-  for (const auto& [begin, end] : responses) cut_to(begin, false), cut_to(end, true);
-  cut_to(whole.text.size(), false);
+  }
+  cut(std::string_view(whole.text).substr(at), false, what, out);
   return out;
 }
 
 std::vector<Piece> ModelTemplate::prompt(const std::vector<Message>& turns, const std::string& what) const {
   std::vector<Piece> out;
-  cut(Run(*this, turns, what).first(turns.size(), true).text, false, what, out);
+  cut(text(turns, true, what).text, false, what, out);
   return out;
-}
-
-size_t ModelTemplate::response_end(std::string_view text) const {
-  const std::string_view said = jinja::stripped(text, false, true);
-  const bool ends = std::ranges::any_of(special_, [&](const std::string& name) { return said.ends_with(name); });
-  return ends ? said.size() : text.size();
 }
 
 void ModelTemplate::cut(std::string_view text, bool response, const std::string& what, std::vector<Piece>& out) const {

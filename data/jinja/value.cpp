@@ -6,268 +6,284 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 
 #include "data/utf8.h"
 
 namespace tessera::jinja {
+
+std::u32string code_points(std::string_view text) {
+  std::u32string out;
+  for (size_t at = 0; at < text.size();) {
+    const auto c = next_code_point(text, at);
+    if (!c) throw InputError("a text is not UTF-8");
+    out += *c;
+  }
+  return out;
+}
+
+std::string utf8(std::u32string_view points) {
+  std::string out;
+  for (const char32_t c : points) append_utf8(out, c);
+  return out;
+}
+
+bool is_space(char32_t c) {
+  return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+std::string unescaped(std::string_view text) {
+  constexpr std::string_view kNames = "\\'\"abfnrtv", kMeant = "\\'\"\a\b\f\n\r\t\v";
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i] == '\\' ? text[++i] : '\0';
+    const size_t found = kNames.find(c), digits = c == 'x' ? 2 : c == 'u' ? 4 : 0;
+    if (c == '\0') {
+      out += text[i];
+    } else if (found != std::string_view::npos) {
+      out += kMeant[found];
+    } else if (digits > 0) {
+      uint32_t point = 0;
+      const std::string_view hex = text.substr(i + 1, digits);
+      const auto [end, error] = std::from_chars(hex.begin(), hex.end(), point, 16);
+      if (hex.size() != digits || end != hex.end() || (point >= 0xD800 && point < 0xE000))
+        throw InputError(fmt::format("the escape \\{} is not complete, or no character", c));
+      append_utf8(out, point);
+      i += digits;
+    } else if (c == 'N' || c == 'U' || (c >= '0' && c <= '7')) {
+      throw InputError(fmt::format("the escape \\{} is not known", c));
+    } else if (c != '\n') {
+      (out += '\\') += c;
+    }
+  }
+  return out;
+}
+
+std::string_view stripped(std::string_view text, bool left, bool right, const std::string* characters) {
+  const std::u32string given = characters ? code_points(*characters) : U"";
+  // Whether the character at a place goes; `end` is behind it.
+  const auto goes = [&](size_t at, size_t& end) {
+    end = at;
+    const char32_t c = next_code_point(text, end).value_or(0xFFFD);
+    return characters ? given.find(c) != std::u32string::npos : is_space(c);
+  };
+  for (size_t end = 0; left && !text.empty() && goes(0, end);) text.remove_prefix(end);
+  while (right && !text.empty()) {
+    size_t last = text.size() - 1, end = 0;
+    while (last > 0 && (text[last] & 0xC0) == 0x80) --last;
+    if (!goes(last, end)) break;
+    text = text.substr(0, last);
+  }
+  return text;
+}
+
 namespace {
 
 constexpr int kDeepest = 100;
 
-// Numbers stand between double quotes, or between those that the text does not have.
-void append_quoted(std::string& out, const std::string& text) {
-  const char quote = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
+int level_of(int below) {
+  if (below >= kDeepest) throw InputError(fmt::format("values are nested deeper than {}", kDeepest));
+  return below + 1;
+}
+int depth_of(const Value& v) { return v.sequence() ? v.sequence()->depth : v.dict() ? v.dict()->depth : 0; }
+bool hashes(const Value& v) { return !v.dict() && !v.sequence(); }
+bool is_listed(const Value& v) { return v.sequence() && v.sequence()->form <= Form::tuple; }
+bool is_indexed(const Value& v) { return v.text() || (v.sequence() && v.sequence()->form <= Form::range); }
+
+[[noreturn]] void refuse(std::string_view operation, const Value& a, const Value& b) {
+  throw InputError(fmt::format("{} of {} and {}", operation, type_name(a), type_name(b)));
+}
+// Python's Markup escapes what it is joined to.
+void require_plain(const Value& v) {
+  if (v.marked) throw InputError("a text that `safe` marked is known only where it is printed, or joined by ~");
+}
+
+// A text stands between double quotes, or in Python between those that it does not have.
+void append_quoted(std::string& out, const std::string& text, const Style& style) {
+  const bool doubled = style.json || (text.find('\'') != std::string::npos && text.find('"') == std::string::npos);
+  const char quote = doubled ? '"' : '\'';
+  const std::u32string_view named = style.json ? U"\\\n\r\t\f\b" : U"\\\n\r\t";
   out += quote;
   for (const char32_t c : code_points(text)) {
+    const auto n = static_cast<uint32_t>(c);
     const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
-    const bool shows = c == ' ' || (category != UTF8PROC_CATEGORY_CN && category < UTF8PROC_CATEGORY_ZS);
-    if (c == '\n' || c == '\r' || c == '\t')
-      out += c == '\n' ? "\\n" : c == '\r' ? "\\r" : "\\t";
-    else if (!shows)
-      out += c < 0x100     ? fmt::format("\\x{:02x}", static_cast<uint32_t>(c))
-             : c < 0x10000 ? fmt::format("\\u{:04x}", static_cast<uint32_t>(c))
-                           : fmt::format("\\U{:08x}", static_cast<uint32_t>(c));
-    else if (c == '\\' || c == static_cast<unsigned char>(quote))
-      (out += '\\') += static_cast<char>(c);
-    else
+    const bool shows = style.json ? c >= 0x20 && (!style.ascii || c <= 0x7e)
+                                  : c == ' ' || (category != UTF8PROC_CATEGORY_CN && category < UTF8PROC_CATEGORY_ZS);
+    if (const size_t found = named.find(c); found != std::u32string_view::npos)
+      (out += '\\') += "\\nrtfb"[found];
+    else if (n == static_cast<unsigned char>(quote))
+      (out += '\\') += quote;
+    else if (shows)
       append_utf8(out, c);
+    else if (style.json && n >= 0x10000)
+      out += fmt::format("\\u{:04x}\\u{:04x}", 0xD800 + ((n - 0x10000) >> 10), 0xDC00 + (n & 0x3FF));
+    else
+      out += style.json || (n >= 0x100 && n < 0x10000) ? fmt::format("\\u{:04x}", n)
+             : n < 0x100                               ? fmt::format("\\x{:02x}", n)
+                                                       : fmt::format("\\U{:08x}", n);
   }
   out += quote;
 }
 
-std::string real_text(double d) {
+std::string real_text(double d, bool json) {
+  if (json && !std::isfinite(d)) return std::isnan(d) ? "NaN" : d > 0 ? "Infinity" : "-Infinity";
   std::string out = fmt::format("{}", d);
   if (out.find_first_not_of("-0123456789") == std::string::npos) out += ".0";
   return out;
 }
 
-void append_json_text(std::string& out, const std::string& text, bool ascii) {
-  out += '"';
-  for (const char32_t c : code_points(text)) {
-    const size_t named = std::u32string_view(U"\"\\\n\r\t\f\b").find(c);
-    const auto number = static_cast<uint32_t>(c);
-    if (named != std::u32string_view::npos)
-      (out += '\\') += "\"\\nrtfb"[named];
-    else if (c < 0x20 || (ascii && c > 0x7e && c < 0x10000))
-      out += fmt::format("\\u{:04x}", number);
-    else if (ascii && c >= 0x10000)
-      out += fmt::format("\\u{:04x}\\u{:04x}", 0xD800 + ((number - 0x10000) >> 10), 0xDC00 + (number & 0x3FF));
-    else
-      append_utf8(out, c);
-  }
-  out += '"';
-}
+std::partial_ordering order(Work& work, const Value& a, const Value& b);
 
-class Writer {
- public:
-  Writer(Work& work, const Style& style, std::string& out) : work_(work), style_(style), out_(out) {}
-
-  void write(const Value& v, int level = 0) {
-    work_.charge(32);
-    const Sequence* const s = v.sequence();
-    const double* const real = v.as<double>();
-    if (const std::string* const text = v.text()) {
-      work_.charge(text->size());
-      if (style_.json)
-        append_json_text(out_, *text, style_.ascii);
-      else
-        append_quoted(out_, *text);
-    } else if (v.is<None>()) {
-      out_ += style_.json ? "null" : "None";
-    } else if (v.is<bool>()) {
-      out_ += style_.json ? (truth(v) ? "true" : "false") : (truth(v) ? "True" : "False");
-    } else if (v.is<int64_t>()) {
-      out_ += std::to_string(*v.as<int64_t>());
-    } else if (real && style_.json && !std::isfinite(*real)) {
-      out_ += std::isnan(*real) ? "NaN" : *real > 0 ? "Infinity" : "-Infinity";
-    } else if (real) {
-      out_ += real_text(*real);
-    } else if (const Dict* const dict = v.dict()) {
-      Pairs items = dict->items;
-      if (style_.sorted)
-        std::ranges::stable_sort(
-            items, [&](const Value& x, const Value& y) { return order(work_, x, y) < 0; }, &Pairs::value_type::first);
-      all('{', items, "}", level, [&](const auto& pair) {
-        key(pair.first);
-        out_ += style_.colon;
-        write(pair.second, level + 1);
-      });
-    } else if (s && s->form <= Form::tuple) {
-      const bool tuple = s->form == Form::tuple && !style_.json;
-      const std::string_view end = tuple && s->items.size() == 1 ? ",)" : tuple ? ")" : "]";
-      all(tuple ? '(' : '[', s->items, end, level, [&](const Value& one) { write(one, level + 1); });
-    } else if (v.is<Undefined>() && !style_.json) {
-      out_ += "Undefined";
-    } else {
-      throw InputError(fmt::format("{} is not printed; expected a text, or |list behind it", type_name(v)));
-    }
-  }
-
- private:
-  template <class Items, class F>
-  void all(char open, const Items& items, std::string_view close, int level, const F& one) {
+void write(Work& work, std::string& out, const Value& v, const Style& style, int level = 0) {
+  work.charge(32);
+  const auto below = [&](const Value& one) { write(work, out, one, style, level + 1); };
+  const auto all = [&](char open, const auto& items, std::string_view close, const auto& one) {
     const auto line = [&](int levels) {
-      if (!style_.indent || items.empty()) return;
-      out_ += '\n';
-      for (int i = 0; i < levels; ++i) out_ += *style_.indent;
-      work_.charge(style_.indent->size() * static_cast<size_t>(levels));
+      if (!style.indent || items.empty()) return;
+      work.charge(style.indent->size() * static_cast<size_t>(levels));
+      out += '\n';
+      for (int i = 0; i < levels; ++i) out += *style.indent;
     };
-    out_ += open;
+    out += open;
     for (const auto& each : items) {
-      if (&each != items.data()) out_ += style_.comma;
+      if (&each != items.data()) out += style.comma;
       line(level + 1);
       one(each);
     }
     line(level);
-    out_ += close;
+    out += close;
+  };
+  if (const std::string* const text = v.text()) {
+    if (!style.json) require_plain(v);
+    work.charge(text->size());
+    append_quoted(out, *text, style);
+  } else if (v.is<None>()) {
+    out += style.json ? "null" : "None";
+  } else if (const bool* const b = v.as<bool>()) {
+    out += style.json ? (*b ? "true" : "false") : (*b ? "True" : "False");
+  } else if (const int64_t* const i = v.as<int64_t>()) {
+    out += std::to_string(*i);
+  } else if (const double* const real = v.as<double>()) {
+    out += real_text(*real, style.json);
+  } else if (const Dict* const dict = v.dict()) {
+    Pairs items = dict->items;
+    const auto less = [&](const auto& x, const auto& y) { return order(work, x.first, y.first) < 0; };
+    if (style.sorted) std::stable_sort(items.begin(), items.end(), less);
+    all('{', items, "}", [&](const auto& pair) {
+      const bool bare = style.json && !pair.first.text();
+      out += bare ? "\"" : "";
+      below(pair.first);
+      out += (bare ? "\"" : "") + style.colon;
+      below(pair.second);
+    });
+  } else if (is_listed(v)) {
+    const Sequence& s = *v.sequence();
+    const bool tuple = s.form == Form::tuple && !style.json;
+    all(tuple ? '(' : '[', s.items, tuple && s.items.size() == 1 ? ",)" : tuple ? ")" : "]", below);
+  } else if (v.is<Undefined>() && !style.json) {
+    out += "Undefined";
+  } else {
+    throw InputError(fmt::format("{} is not printed; expected a text, or |list behind it", type_name(v)));
   }
-  void key(const Value& v) {
-    if (!style_.json || v.text()) return write(v);
-    if (v.sequence()) throw InputError("a key of JSON is no tuple");
-    out_ += '"';
-    write(v);
-    out_ += '"';
-  }
-
-  Work& work_;
-  const Style& style_;
-  std::string& out_;
-};
-
-[[noreturn]] void refuse(std::string_view operation, const Value& a, const Value& b) {
-  throw InputError(fmt::format("{} of {} and {}", operation, type_name(a), type_name(b)));
 }
 
 int64_t whole(bool overflows, const int64_t& value) {
   if (overflows) throw InputError("an integer is beyond 64 bits");
   return value;
 }
-
 Value of_integers(char op, int64_t a, int64_t b) {
   int64_t out = 0;
   if (op == '+') return whole(__builtin_add_overflow(a, b, &out), out);
   if (op == '-') return whole(__builtin_sub_overflow(a, b, &out), out);
   if (op == '*') return whole(__builtin_mul_overflow(a, b, &out), out);
-  if (op == 'p') {
-    out = 1;
-    if (a == 0 || a == 1 || a == -1) return b == 0 || a == 1 || (a == -1 && b % 2 == 0) ? int64_t{1} : a;
-    for (; b > 0; --b) whole(__builtin_mul_overflow(out, a, &out), out);
-    return out;
-  }
-  whole(a == INT64_MIN && b == -1, 0);
+  if (b == -1) return op == 'i' ? whole(a == INT64_MIN, a == INT64_MIN ? 0 : -a) : int64_t{0};
   const bool down = a % b != 0 && (a < 0) != (b < 0);
   return op == 'i' ? a / b - (down ? 1 : 0) : a % b + (down ? b : 0);
 }
 
-Value of_reals(char op, double a, double b) {
-  if (op == '+') return a + b;
-  if (op == '-') return a - b;
-  if (op == '*') return a * b;
-  if (op == '/') return a / b;
-  if (op == 'p') {
-    const double out = std::pow(a, b);
-    if (std::isnan(out) && !std::isnan(a) && !std::isnan(b)) throw InputError("a power is no real number");
-    if (std::isinf(out) && std::isfinite(a) && std::isfinite(b)) throw InputError("a power is too large");
-    return out;
-  }
-  double rest = std::fmod(a, b);
-  if (rest != 0 && (b < 0) != (rest < 0)) rest += b;
-  if (op == '%') return rest == 0 ? std::copysign(0.0, b) : rest;
-  const double exact = (a - rest) / b, floor = std::floor(exact);
-  return exact == 0 ? std::copysign(0.0, a / b) : exact - floor > 0.5 ? floor + 1 : floor;
+std::string repeated(Work& work, const std::string& text, int64_t times) {
+  const size_t n = times < 0 || text.empty() ? 0 : static_cast<size_t>(times);
+  work.charge(n > (size_t{1} << 40) / std::max<size_t>(text.size(), 1) ? SIZE_MAX : text.size() * n);
+  std::string out;
+  for (size_t i = 0; i < n; ++i) out += text;
+  return out;
 }
 
-// A text or a list so many times.
-Value repeated(Work& work, const Value& v, int64_t times) {
-  const size_t n = times < 0 ? 0 : static_cast<size_t>(times);
-  const size_t size = v.text() ? v.text()->size() : v.sequence()->items.size() * 32;
-  if (n > 0 && size > (size_t{1} << 40) / n) work.charge(SIZE_MAX);
-  work.charge(size * n);
-  if (size == 0) return v;
-  if (const std::string* const text = v.text()) {
-    std::string out;
-    for (size_t i = 0; i < n; ++i) out += *text;
-    return out;
-  }
-  Values out;
-  for (size_t i = 0; i < n; ++i) out.insert(out.end(), v.sequence()->items.begin(), v.sequence()->items.end());
-  return sequence_of(work, std::move(out), v.sequence()->form);
-}
-
-// Python's text % values, without widths for texts.
+// Python's text % values: %s, %r, %d and %.Nf.
 std::string formatted(Work& work, const std::string& text, const Value& values) {
-  const Sequence* const several = values.sequence();
-  const bool tuple = several && several->form == Form::tuple;
-  const Values all = tuple ? several->items : Values{values};
+  const bool several = values.sequence() && values.sequence()->form == Form::tuple;
+  const Values all = several ? values.sequence()->items : Values{values};
   std::string out;
   size_t next = 0;
   for (size_t at = 0; at < text.size(); ++at) {
-    if (text[at] != '%' || text.substr(at, 2) == "%%") {
+    const std::string_view behind = std::string_view(text).substr(at + 1, 3);
+    const char kind = text[at] != '%' || behind.empty() ? '\0' : behind[0];
+    if (text[at] != '%' || kind == '%') {
+      at += kind == '%' ? 1 : 0;
       out += text[at];
-      at += text[at] == '%' ? 1 : 0;
       continue;
     }
-    const Value* value = nullptr;
-    if (text.substr(at + 1, 1) == "(") {
-      const size_t close = text.find(')', at);
-      if (close == std::string::npos || !values.dict()) throw InputError("the names of a format need a mapping");
-      value = find(work, *values.dict(), text.substr(at + 2, close - at - 2));
-      at = close;
-    } else if (next < all.size()) {
-      value = &all[next++];
-    }
-    if (!value) throw InputError("a value of a format is missing");
-    const auto behind = [&](size_t from, const char* any) {
-      return std::min(text.find_first_not_of(any, from), text.size());
-    };
-    size_t end = behind(behind(at + 1, "-+ 0"), "0123456789");
-    if (end < text.size() && text[end] == '.') end = behind(end + 1, "0123456789");
-    std::string spec = "%" + text.substr(at + 1, end - at - 1);
-    at = end;
-    const char kind = at < text.size() ? text[at] : '\0';
-    const auto real = number(*value);
-    const auto exact = integer(*value);
-    char made[10400];
-    if ((kind == 's' || kind == 'r') && spec == "%") {
-      out += kind == 's' ? printed(work, *value) : written(work, *value, {});
-    } else if (real && spec.size() <= 5 && kind != '\0' &&
-               std::string_view("feg").find(kind) != std::string_view::npos) {
-      std::snprintf(made, sizeof(made), (spec += kind).c_str(), *real);
-      out += made;
-    } else if (spec.size() <= 5 && (kind == 'd' || kind == 'i' || (kind == 'x' && exact && *exact >= 0)) && real &&
-               std::fabs(*real) < 9e18) {
-      const long long whole_part = exact ? *exact : static_cast<int64_t>(*real);
-      std::snprintf(made, sizeof(made), ((spec += "ll") += kind).c_str(), whole_part);
-      out += made;
-    } else {
-      throw InputError(fmt::format("the format {}{} is not known for {}", spec, kind, type_name(*value)));
-    }
-    work.charge(out.size() / 16 + 64);
+    if (next == all.size()) throw InputError("a value of a format is missing");
+    const Value& value = all[next++];
+    const auto real = number(value);
+    const bool digits = kind == '.' && behind.size() == 3 && std::isdigit(behind[1]) != 0 && behind[2] == 'f';
+    if (kind == 's' || kind == 'r')
+      out += kind == 's' ? printed(work, value) : written(work, value, {});
+    else if (real && kind == 'd' && std::fabs(*real) < 9e18)
+      out += std::to_string(integer(value).value_or(static_cast<int64_t>(*real)));
+    else if (real && digits)
+      out += fmt::format("{:.{}f}", *real, behind[1] - '0');
+    else
+      throw InputError(fmt::format("the format %{} is not known for {}", behind, type_name(value)));
+    at += digits ? 3 : 1;
   }
-  if (next < all.size() && !values.dict() && (tuple || !several))
+  if (next < all.size() && (several || !(values.dict() || values.sequence())))
     throw InputError("a format has fewer places than there are values");
   return out;
 }
 
-}  // namespace
-
-void Work::charge(size_t units) {
-  if (units > left_) throw InputError("does more work, or makes more text, than a template should");
-  left_ -= units;
+bool equal(Work& work, const Value& a, const Value& b) {
+  work.charge(16);
+  if (integer(a) && integer(b)) return *integer(a) == *integer(b);
+  if (number(a) && number(b)) return *number(a) == *number(b);
+  if (a.index() != b.index()) return false;
+  if (a.text()) return *a.text() == *b.text();
+  if (const Dict* const x = a.dict(), * const y = b.dict(); x) {
+    return x->items.size() == y->items.size() && std::all_of(x->items.begin(), x->items.end(), [&](const auto& pair) {
+             const Value* const other = find(work, *y, pair.first);
+             return other && equal(work, pair.second, *other);
+           });
+  }
+  if (const Sequence* const x = a.sequence(), * const y = b.sequence(); x) {
+    if (x->form != y->form || x->form > Form::range) return x == y;
+    return std::equal(x->items.begin(), x->items.end(), y->items.begin(), y->items.end(),
+                      [&](const Value& one, const Value& other) { return equal(work, one, other); });
+  }
+  return a.object() == b.object();
 }
 
-namespace {
-int level_of(int below) {
-  if (below >= kDeepest) throw InputError(fmt::format("values are nested deeper than {}", kDeepest));
-  return below + 1;
+std::partial_ordering order(Work& work, const Value& a, const Value& b) {
+  work.charge(16);
+  if (integer(a) && integer(b)) return *integer(a) <=> *integer(b);
+  if (number(a) && number(b)) return *number(a) <=> *number(b);
+  if (a.text() && b.text()) return a.text()->compare(*b.text()) <=> 0;
+  throw InputError(fmt::format("the order of {} and {} is not known", type_name(a), type_name(b)));
 }
-int depth_of(const Value& v) { return v.sequence() ? v.sequence()->depth : v.dict() ? v.dict()->depth : 0; }
-bool hashes(const Value& v) {
-  const Sequence* const s = v.sequence();
-  if (s && s->form == Form::tuple) return std::all_of(s->items.begin(), s->items.end(), hashes);
-  return !v.dict() && !(s && s->form == Form::list);
+
+bool contains(Work& work, const Value& container, const Value& v) {
+  if (const std::string* const text = container.text()) {
+    if (!v.text()) refuse("`in`", v, container);
+    work.charge(text->size());
+    return text->find(*v.text()) != std::string::npos;
+  }
+  if (container.dict() && !hashes(v)) refuse("`in`", v, container);
+  if (container.dict()) return find(work, *container.dict(), v) != nullptr;
+  const Values items = items_of(work, container);
+  return std::any_of(items.begin(), items.end(), [&](const Value& one) { return equal(work, one, v); });
 }
+
 }  // namespace
 
 Value sequence_of(Work& work, Values items, Form form) {
@@ -281,7 +297,7 @@ Value dict_of(Work& work, Pairs items) {
   Dict out;
   int below = 0;
   for (auto& [key, value] : items) {
-    if (!hashes(key)) throw InputError(fmt::format("{} cannot be a key", type_name(key)));
+    if (!hashes(key)) throw InputError(fmt::format("{} as a key is not known", type_name(key)));
     below = std::max({below, depth_of(key), depth_of(value)});
     if (const Value* const found = find(work, out, key))
       const_cast<Value&>(*found) = std::move(value);
@@ -302,11 +318,11 @@ std::string_view type_name(const Value& v) {
 }
 
 bool truth(const Value& v) {
-  if (v.is<Undefined>() || v.is<None>()) return false;
   if (const auto n = number(v)) return *n != 0;
   if (v.text()) return !v.text()->empty();
   if (v.dict()) return !v.dict()->items.empty();
-  return !v.sequence() || v.sequence()->form == Form::iterator || !v.sequence()->items.empty();
+  if (v.sequence()) return v.sequence()->form == Form::iterator || !v.sequence()->items.empty();
+  return v.object() != nullptr;
 }
 
 std::optional<int64_t> integer(const Value& v) {
@@ -319,59 +335,10 @@ std::optional<double> number(const Value& v) {
   return v.is<double>() ? std::optional(*v.as<double>()) : std::nullopt;
 }
 
-bool equal(Work& work, const Value& a, const Value& b) {
-  work.charge(16);
-  if (integer(a) && integer(b)) return *integer(a) == *integer(b);
-  if (number(a) && number(b)) return *number(a) == *number(b);
-  if (a.index() != b.index()) return false;
-  if (a.text()) return *a.text() == *b.text();
-  if (const Dict* const x = a.dict()) {
-    const Dict* const y = b.dict();
-    return x->items.size() == y->items.size() && std::all_of(x->items.begin(), x->items.end(), [&](const auto& pair) {
-             const Value* const other = find(work, *y, pair.first);
-             return other && equal(work, pair.second, *other);
-           });
-  }
-  if (const Sequence* const x = a.sequence()) {
-    const Sequence* const y = b.sequence();
-    if (x->form != y->form || x->form > Form::range) return x == y;
-    return x->items.size() == y->items.size() &&
-           std::equal(x->items.begin(), x->items.end(), y->items.begin(),
-                      [&](const Value& one, const Value& other) { return equal(work, one, other); });
-  }
-  return !a.is<Object*>() || *a.as<Object*>() == *b.as<Object*>();
-}
-
-std::partial_ordering order(Work& work, const Value& a, const Value& b) {
-  work.charge(16);
-  if (integer(a) && integer(b)) return *integer(a) <=> *integer(b);
-  if (number(a) && number(b)) return *number(a) <=> *number(b);
-  if (a.text() && b.text()) return a.text()->compare(*b.text()) <=> 0;
-  const Sequence *const x = a.sequence(), *const y = b.sequence();
-  if (!x || !y || x->form != y->form || x->form > Form::tuple) refuse("the order", a, b);
-  for (size_t i = 0; i < std::min(x->items.size(), y->items.size()); ++i)
-    if (!equal(work, x->items[i], y->items[i])) return order(work, x->items[i], y->items[i]);
-  return x->items.size() <=> y->items.size();
-}
-
 const Value* find(Work& work, const Dict& dict, const Value& key) {
   for (const auto& [name, value] : dict.items)
     if (equal(work, name, key)) return &value;
   return nullptr;
-}
-
-bool contains(Work& work, const Value& container, const Value& v) {
-  if (const std::string* const text = container.text()) {
-    if (!v.text()) refuse("`in`", v, container);
-    work.charge(text->size());
-    return text->find(*v.text()) != std::string::npos;
-  }
-  if (container.dict()) {
-    if (!hashes(v)) refuse("`in`", v, container);
-    return find(work, *container.dict(), v) != nullptr;
-  }
-  const Values items = items_of(work, container);
-  return std::any_of(items.begin(), items.end(), [&](const Value& one) { return equal(work, one, v); });
 }
 
 bool compare(Work& work, std::string_view op, const Value& a, const Value& b) {
@@ -388,7 +355,7 @@ std::string printed(Work& work, const Value& v) {
 
 std::string written(Work& work, const Value& v, const Style& style) {
   std::string out;
-  Writer(work, style, out).write(v);
+  write(work, out, v, style);
   return out;
 }
 
@@ -400,8 +367,8 @@ Values items_of(Work& work, const Value& v) {
     for (const char32_t c : code_points(*text)) out.emplace_back(utf8({&c, 1}));
   } else if (const Dict* const dict = v.dict()) {
     for (const auto& [key, value] : dict->items) out.push_back(key);
-  } else if (const auto* const s = v.as<std::shared_ptr<Sequence>>()) {
-    out = (*s)->form == Form::iterator ? std::exchange((*s)->items, {}) : (*s)->items;
+  } else if (Sequence* const s = v.sequence()) {
+    out = s->form == Form::iterator ? std::exchange(s->items, {}) : s->items;
   } else {
     throw InputError(fmt::format("{} has no items", type_name(v)));
   }
@@ -409,33 +376,84 @@ Values items_of(Work& work, const Value& v) {
   return out;
 }
 
-std::optional<Value> item(Work& work, const Value& of, const Value& key) {
+Value item(Work& work, const Value& of, const Value& key) {
+  require_plain(of);
+  const Undefined missing{key.text() ? *key.as<Text>() : nullptr};
   if (const Undefined* const u = of.as<Undefined>())
     throw InputError(fmt::format("{} is undefined", u->name ? "'" + u->name->substr(0, 60) + "'" : "a value"));
-  if (const Dict* const dict = of.dict()) {
-    const Value* const found = hashes(key) ? find(work, *dict, key) : nullptr;
-    return found ? std::optional(*found) : std::nullopt;
+  if (of.dict()) {
+    const Value* const found = hashes(key) ? find(work, *of.dict(), key) : nullptr;
+    return found ? *found : missing;
   }
-  const Sequence* const s = of.sequence();
   const auto index = integer(key);
-  if (!index || (!of.text() && !(s && s->form <= Form::range))) return {};
-  const std::u32string points = of.text() ? code_points(*of.text()) : U"";
-  if (of.text()) work.charge(of.text()->size());
-  const int64_t size = std::ssize(s ? s->items : Values{}) + std::ssize(points);
-  const int64_t at = *index < 0 ? *index + size : *index;
-  if (at < 0 || at >= size) return {};
-  return s ? s->items[static_cast<size_t>(at)]
-           : Value(utf8(std::u32string_view(points).substr(static_cast<size_t>(at), 1)));
+  if (!index || !is_indexed(of)) return missing;
+  const Values characters = of.text() ? items_of(work, of) : Values();
+  const Values& items = of.text() ? characters : of.sequence()->items;
+  const int64_t at = *index < 0 ? *index + std::ssize(items) : *index;
+  return at < 0 || at >= std::ssize(items) ? missing : items[static_cast<size_t>(at)];
+}
+
+Value member(Work& work, const Value& of, const Value& key, bool dotted) {
+  if (Object* const object = of.object(); object && key.text()) {
+    if (object->attribute) return object->attribute(*key.text());
+    if (object->fields && object->fields->contains(*key.text())) return object->fields->at(*key.text());
+    return Undefined{*key.as<Text>()};
+  }
+  // A method comes before a key behind a dot, and behind it in brackets.
+  const Builtin* const method = find_method(of, key);
+  Value found = method && dotted ? Undefined{} : item(work, of, key);
+  if (!method || !found.is<Undefined>()) return found;
+  return work.keep({.call = [method, of](Call c) {
+    c.given.insert(c.given.begin(), of);
+    return apply(*method, std::move(c));
+  }});
+}
+
+void Scope::set(const Text& name, Value value) {
+  for (auto& [known, old] : values)
+    if (known == name.get()) return void(old = std::move(value));
+  values.emplace_back(name.get(), std::move(value));
+}
+
+void assign(Work& work, const std::vector<Text>& names, const Value& value) {
+  if (names.size() == 1) return work.scope->set(names[0], value);
+  Values items = items_of(work, value);
+  if (items.size() != names.size()) throw InputError(fmt::format("{} values for {} names", items.size(), names.size()));
+  for (size_t i = 0; i < items.size(); ++i) work.scope->set(names[i], std::move(items[i]));
+}
+
+Value named_value(Work& work, const Text& name) {
+  for (const Scope* s = work.scope.get(); s; s = s->outer.get())
+    for (const auto& [known, value] : s->values)
+      if (known == name.get()) return value;
+  for (const char* const other : {"cycler", "joiner", "lipsum", "self", "super", "varargs", "kwargs"})
+    if (*name == other) throw InputError(fmt::format("'{}' is not known", other));
+  const Builtin* const found = find_builtin(Group::globals, *name);
+  if (!found) return Undefined{name};
+  return work.keep({.call = [found](const Call& c) { return apply(*found, c); }});
+}
+
+Value loop_attribute(const Values& items, size_t at, const std::string& name) {
+  const auto index = static_cast<int64_t>(at), left = std::ssize(items) - index;
+  if (name == "index") return index + 1;
+  if (name == "index0") return index;
+  if (name == "revindex") return left;
+  if (name == "revindex0") return left - 1;
+  if (name == "first") return index == 0;
+  if (name == "last") return left == 1;
+  if (name == "length") return std::ssize(items);
+  if (name == "previtem") return index > 0 ? items[at - 1] : Undefined{};
+  if (name == "nextitem") return left > 1 ? items[at + 1] : Undefined{};
+  throw InputError(fmt::format("'loop.{}' is not known", name));
 }
 
 Value slice(Work& work, const Value& of, const Value& from, const Value& to, const Value& step) {
-  const Sequence* const s = of.sequence();
-  if (!of.text() && !(s && s->form <= Form::range)) refuse("a slice", of, from);
+  require_plain(of);
+  if (!is_indexed(of)) refuse("a slice", of, from);
   const Values items = items_of(work, of);
   const auto bound = [](const Value& v, int64_t otherwise) {
-    if (v.is<None>()) return otherwise;
-    if (!integer(v)) throw InputError(fmt::format("{} stands in a slice", type_name(v)));
-    return *integer(v);
+    if (!v.is<None>() && !integer(v)) throw InputError(fmt::format("{} stands in a slice", type_name(v)));
+    return integer(v).value_or(otherwise);
   };
   const int64_t size = std::ssize(items), by = bound(step, 1), low = by > 0 ? 0 : -1, high = by > 0 ? size : size - 1;
   if (by == 0) throw InputError("a slice has no steps");
@@ -447,7 +465,7 @@ Value slice(Work& work, const Value& of, const Value& from, const Value& to, con
   Values out;
   for (__int128 i = place(from, by > 0 ? low : high); by > 0 ? i < end : i > end; i += by)
     out.push_back(items[static_cast<size_t>(i)]);
-  if (s) return sequence_of(work, std::move(out), s->form);
+  if (of.sequence()) return sequence_of(work, std::move(out), of.sequence()->form);
   std::string text;
   for (const Value& c : out) text += *c.text();
   return text;
@@ -455,50 +473,24 @@ Value slice(Work& work, const Value& of, const Value& from, const Value& to, con
 
 Value arithmetic(Work& work, char op, const Value& a, const Value& b) {
   if (op == '~') return printed(work, a) + printed(work, b);
-  const Sequence *const x = a.sequence(), *const y = b.sequence();
+  require_plain(a), require_plain(b);
   if (op == '%' && a.text()) return formatted(work, *a.text(), b);
-  if (op == '+' && a.text() && b.text()) {
-    work.charge(a.text()->size() + b.text()->size());
-    return *a.text() + *b.text();
+  if (op == '+' && a.text() && b.text()) return printed(work, a) + printed(work, b);
+  if (op == '+' && is_listed(a) && is_listed(b) && a.sequence()->form == b.sequence()->form) {
+    Values items = a.sequence()->items;
+    items.insert(items.end(), b.sequence()->items.begin(), b.sequence()->items.end());
+    return sequence_of(work, std::move(items), a.sequence()->form);
   }
-  if (op == '+' && x && y && x->form == y->form && x->form <= Form::tuple) {
-    Values items = x->items;
-    items.insert(items.end(), y->items.begin(), y->items.end());
-    return sequence_of(work, std::move(items), x->form);
-  }
-  const auto repeats = [](const Value& v) { return v.text() || (v.sequence() && v.sequence()->form <= Form::tuple); };
-  if (op == '*' && repeats(a) && integer(b)) return repeated(work, a, *integer(b));
-  if (op == '*' && repeats(b) && integer(a)) return repeated(work, b, *integer(a));
+  if (op == '*' && a.text() && integer(b)) return repeated(work, *a.text(), *integer(b));
+  if (op == '*' && b.text() && integer(a)) return repeated(work, *b.text(), *integer(a));
   const auto m = number(a), n = number(b);
-  if (!m || !n) refuse(fmt::format("the operator {}", op == 'i' ? "//" : op == 'p' ? "**" : std::string(1, op)), a, b);
-  if (*n == 0 && (op == '/' || op == 'i' || op == '%')) throw InputError("a division by zero");
-  if (*m == 0 && *n < 0 && op == 'p') throw InputError("a power of zero is negative");
-  if (integer(a) && integer(b) && op != '/' && (op != 'p' || *n >= 0)) return of_integers(op, *integer(a), *integer(b));
-  return of_reals(op, *m, *n);
-}
-
-namespace {
-
-// What Python's types have besides: refused by name, lest a template take it for undefined.
-constexpr std::string_view kTextRest =
-    " casefold center encode expandtabs format format_map index isdigit rfind isalnum isalpha isascii isdecimal "
-    "isidentifier islower "
-    "isnumeric isprintable isspace istitle isupper ljust maketrans partition removeprefix removesuffix rindex rjust "
-    "rpartition swapcase translate zfill ";
-constexpr std::string_view kDictRest = " clear copy fromkeys pop popitem setdefault update ";
-constexpr std::string_view kListRest = " append clear copy count extend index insert pop remove reverse sort ";
-
-}  // namespace
-
-const Builtin* find_method(const Value& of, const Value& key) {
-  const Sequence* const s = of.sequence();
-  if (!key.text() || !(of.text() || of.dict() || (s && s->form <= Form::range))) return nullptr;
-  const std::string& name = *key.text();
-  const Builtin* const found = find_builtin(of.text() ? Group::text : of.dict() ? Group::dict : Group::list, name);
-  const std::string_view refused = of.text() ? kTextRest : of.dict() ? kDictRest : kListRest;
-  if (!found && (refused.find(" " + name + " ") != std::string_view::npos || name.starts_with("__")))
-    throw InputError(fmt::format("the method '{}' of {} is not known, or changes it", name, type_name(of)));
-  return found;
+  const bool rests = op == '%' || op == 'i', exact = integer(a) && integer(b);
+  const std::string what = fmt::format("the operator {}", op == 'i' ? "//" : std::string(1, op));
+  if (!m || !n) refuse(what, a, b);
+  if (rests && !exact) throw InputError(what + " is not known of numbers that are no integers");
+  if (*n == 0 && (rests || op == '/')) throw InputError("a division by zero");
+  if (exact && op != '/') return of_integers(op, *integer(a), *integer(b));
+  return op == '+' ? *m + *n : op == '-' ? *m - *n : op == '*' ? *m * *n : *m / *n;
 }
 
 }  // namespace tessera::jinja

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "data/files.h"
-#include "data/jinja/model_template.h"
 #include "data/jinja/template.h"
 #include "data/tokenizer/described.h"
 #include "tests/support/python.h"
@@ -15,12 +14,27 @@
 namespace tessera {
 namespace {
 
+jinja::Value from_json(jinja::Work& work, const nlohmann::ordered_json& json) {
+  if (json.is_null()) return jinja::None{};
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number_float()) return json.get<double>();
+  if (json.is_number()) return json.get<int64_t>();
+  if (json.is_string()) return json.get<std::string>();
+  jinja::Values items;
+  jinja::Pairs pairs;
+  for (const auto& [key, value] : json.items()) {
+    items.push_back(from_json(work, value));
+    pairs.emplace_back(key, items.back());
+  }
+  return json.is_array() ? sequence_of(work, items) : dict_of(work, pairs);
+}
+
 std::string rendered(const std::string& source,
                      const nlohmann::ordered_json& variables = nlohmann::ordered_json::object()) {
   const jinja::Template made(source, "t");
   jinja::Work work;
   jinja::Variables given;
-  for (const auto& [name, value] : variables.items()) given.emplace_back(name, jinja::from_json(work, value));
+  for (const auto& [name, value] : variables.items()) given.emplace_back(name, from_json(work, value));
   return made.render(work, given).text;
 }
 
@@ -40,7 +54,7 @@ TEST(Jinja, MakesWhatPythonMakes) {
   exchange.run(source / "tests/compare/chat_templates.py",
                "'" + (source / "tests/data/fixtures/templates").string() + "' 2000 1");
   std::ifstream file(exchange.path("cases.jsonl"));
-  int cases = 0, texts = 0;
+  int cases = 0, texts = 0, refused = 0;
   for (std::string line; std::getline(file, line); ++cases) {
     const auto one = nlohmann::ordered_json::parse(line);
     SCOPED_TRACE(one["template"].get<std::string>() + "\n" + one["error"].get<std::string>());
@@ -48,14 +62,19 @@ TEST(Jinja, MakesWhatPythonMakes) {
     try {
       text = rendered(one["template"], one["variables"]);
     } catch (const InputError& e) {
-      EXPECT_TRUE(one["text"].is_null()) << e.what();
+      const std::string why = e.what();
+      const bool by_name =
+          why.find("not known") != std::string::npos || why.find("is not printed") != std::string::npos;
+      EXPECT_TRUE(one["text"].is_null() || by_name) << why;
+      refused += one["text"].is_null() ? 0 : 1;
     }
     if (!text) continue;
     ++texts;
     EXPECT_EQ(nlohmann::ordered_json(*text), one["text"]);
   }
   EXPECT_GE(cases, 3900);
-  EXPECT_GE(texts, 2400) << "most of the templates have a text";
+  EXPECT_GE(texts, 2900) << "most of the templates have a text";
+  EXPECT_LE(refused, 10) << "hardly one says what is not known";
 }
 
 // Some of the same by hand, where Python is not there to be asked.
@@ -67,17 +86,19 @@ TEST(Jinja, KeepsItsRules) {
       "1/2:1,2/2:3");
   EXPECT_EQ(
       rendered(
-          "{{ 7 // -2 }} {{ 7 % -2 }} {{ 2 ** 3 ** 2 }} {{ 1 < 2 < 3 }} {{ 'abc'[::-1] }} {{ [1, 'a', none, 2.0] }}"),
-      "-4 -1 64 True cba [1, 'a', None, 2.0]");
+          "{{ 7 // -2 }} {{ 7 % -2 }} {{ 2 * 3 + 2 }} {{ not 2 < 1 }} {{ 'abc'[::-1] }} {{ [1, 'a', none, 2.0] }}"),
+      "-4 -1 8 True cba [1, 'a', None, 2.0]");
   EXPECT_EQ(
       rendered(
           "{% set ns = namespace(n=0) %}{% for x in xs %}{% set ns.n = ns.n + x %}{% set y = 1 %}{% endfor %}{{ ns.n }}"
           "{{ y is defined }}",
           {{"xs", {1, 2}}}),
       "3False");
-  EXPECT_EQ(rendered("{% macro m(a, b='x') %}<{{ a }}{{ b }}{{ caller() if caller }}>{% endmacro %}{{ m(1) }}{% call "
-                     "m(2, b=3) %}c{% endcall %}"),
-            "<1x><23c>");
+  EXPECT_EQ(
+      rendered("{% macro m(a, b='x') %}<{{ a }}{{ b }}{{ caller is defined }}>{% endmacro %}{{ m(1) ~ m(2, b=3) }}"),
+      "<1xFalse><23False>");
+  EXPECT_EQ(rendered("{% set x = {'a': '<'} | tojson | safe %}{{ x }}{{ x ~ '>' }}{{ x is string }}"),
+            "{\"a\": \"<\"}{\"a\": \"<\"}>True");
   EXPECT_EQ(rendered("{{ {'b': ['<é>', 1.5], 'a': none} | tojson }}{{ {'a': 1} | tojson(indent=1) }}"),
             "{\"b\": [\"<é>\", 1.5], \"a\": null}{\n \"a\": 1\n}");
   EXPECT_EQ(rendered("{{ missing }}{{ missing | default('d') }}{{ m.content.strip().split(',')[-1] }}",
@@ -89,7 +110,7 @@ TEST(Jinja, RefusesByLine) {
   EXPECT_EQ(refusal("a\nb\n{{ x | nosuch }}"), "t:3: the filter 'nosuch' is not known");
   EXPECT_EQ(refusal("{{ x is nosuch }}"), "t:1: the test 'nosuch' is not known");
   EXPECT_EQ(refusal("\n{% include 'x' %}"), "t:2: the statement 'include' is not known here");
-  EXPECT_EQ(refusal("\n\n{% if x %}\n"), "t:3: expected 'endif', found 'the end of the template'");
+  EXPECT_EQ(refusal("\n\n{% if x %}\n"), "t:3: expected 'endif', found 'the end'");
   EXPECT_EQ(refusal("{{ a\nb }}"), "t:2: expected the end of the tag, found 'b'");
   EXPECT_EQ(refusal("{{ 'a"), "t:1: the template ends in a text");
   EXPECT_EQ(refusal("\n{{ x.y }}"), "t:2: 'x' is undefined");
@@ -100,7 +121,16 @@ TEST(Jinja, RefusesByLine) {
   EXPECT_EQ(refusal("{{ raise_exception('no\nway') }}"), "t:1: the template refuses this: no\\x0away");
   EXPECT_EQ(refusal("{{ [1] | map('string') }}"),
             "t:1: an iterator is not printed; expected a text, or |list behind it");
-  EXPECT_EQ(refusal("{{ '<' + x | safe }}"), "t:1: the filter 'safe' is known only as the last of what is printed");
+  EXPECT_EQ(refusal("{% set x = '<' | safe %}\n{{ x + '>' }}"),
+            "t:2: a text that `safe` marked is known only where it is printed, or joined by ~");
+  EXPECT_EQ(refusal("{{ '<' | safe | upper }}"), "t:1: 'upper' of a text that `safe` marked is not known");
+  EXPECT_EQ(refusal("{{ 1 < 2 < 3 }}"), "t:1: a chain of comparisons is not known");
+  EXPECT_EQ(refusal("{{ '4.7' | int }}"), "t:1: an integer of a text is not known");
+  for (const char* const word : {"call m()", "filter upper", "with x = 1", "raw", "extends 'x'", "import 'x' as y",
+                                 "from 'x' import y", "block b", "trans", "do x", "autoescape true"})
+    EXPECT_EQ(
+        refusal(std::string("{% ") + word + " %}"),
+        "t:1: the statement '" + std::string(word).substr(0, std::string(word).find(' ')) + "' is not known here");
   EXPECT_EQ(refusal("{{ 9223372036854775807 + 1 }}"), "t:1: an integer is beyond 64 bits");
 }
 
@@ -122,7 +152,7 @@ TEST(Jinja, HasBounds) {
   const std::string loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
   EXPECT_EQ(refusal(loops), work);
   EXPECT_EQ(refusal("{{ 'a' * 10 ** 12 }}"), work);
-  EXPECT_EQ(refusal("{{ [1] * 9223372036854775807 }}"), work);
+  EXPECT_EQ(refusal("{{ 'ab' * 9223372036854775807 }}"), work);
   EXPECT_EQ(
       refusal("{% set ns = namespace(s='aaaa') %}{% for a in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"),
       work);

@@ -14,7 +14,7 @@ void parse_template(std::string_view bytes) {
                           {Value(std::string("content")), Value(std::string(content))}});
   };
   const Value messages = sequence_of(work, {message("user", " How? "), message("assistant", "So é.\n")});
-  const Template::Rendered out = made.render(work, {{"messages", messages},
+  const Rendered out = made.render(work, {{"messages", messages},
                                                     {"tools", None{}},
                                                     {"add_generation_prompt", true},
                                                     {"bos_token", std::string("<s>")},
