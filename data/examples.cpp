@@ -271,7 +271,8 @@ class Encoder {
   Encoder(const Tokenizer& tokenizer, const ExampleOptions& options) : tokenizer_(tokenizer), options_(options) {}
 
   // Words are cut where a response begins, so that a prompt has the tokens that it has when nothing follows yet.
-  EncodedExample encode(const Rendered& example) {
+  EncodedExample encode(const Rendered& example) { return cut(tokens_of(example), example.where); }
+  EncodedExample tokens_of(const Rendered& example) {
     EncodedExample out;
     std::string text;
     bool trained = false;
@@ -297,7 +298,7 @@ class Encoder {
         text += piece.text;
     }
     flush();
-    return cut(std::move(out), example.where);
+    return out;
   }
   // Notes about all of the examples.
   void note(std::vector<std::string>& notes) const {
@@ -356,6 +357,32 @@ class Encoder {
 };
 
 }  // namespace
+
+Asked ask(const std::vector<Message>& turns, ChatTemplate style, const Tokenizer& tokenizer) {
+  const std::string what = "the conversation";
+  const auto own = own_template({.style = style}, &tokenizer, what);
+  if (!own && style == ChatTemplate::automatic)
+    throw Error("`template`: the model has none of its own; expected chatml, llama3, alpaca or none, found auto");
+  std::vector<Message> answered = turns;
+  answered.push_back({Role::assistant, "x"});
+  std::vector<Piece> pieces;
+  try {
+    pieces = own ? own->render(answered, what) : render({Example::Shape::messages, answered}, style, what);
+  } catch (const InputError&) {
+    if (!own) throw;  // else the model's own settings alone say where it ends
+  }
+  while (!pieces.empty() && !pieces.back().response) pieces.pop_back();
+  const Piece last = pieces.empty() ? Piece() : pieces.back();
+  while (!pieces.empty() && pieces.back().response) pieces.pop_back();
+  Encoder encoder(tokenizer, {});
+  Asked out{encoder.tokens_of({what, own ? own->prompt(turns, what) : pieces, own != nullptr}).tokens};
+  const std::vector<int32_t> behind = encoder.tokens_of({what, {last}, own != nullptr}).tokens;
+  if (!behind.empty() && tokenizer.special(tokenizer.bytes_of(behind.back())) == behind.back())
+    out.ends.push_back(behind.back());
+  else if (!own && last.kind == Piece::Kind::marker)
+    out.stops.push_back(last.text);
+  return out;
+}
 
 Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& choice, const ExampleOptions& o) {
   const std::string what = file.string();

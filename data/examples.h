@@ -69,6 +69,15 @@ struct ExampleOptions {
   int64_t context = 0;
 };
 
+// What a model reads that is asked for the next turn of a conversation, and what ends its answer: a token, or a text
+// where the tokenizer has no such token. Throws Error (usage) naming the field `template` where `automatic` finds no
+// template of the model's own, and InputError.
+struct Asked {
+  std::vector<int32_t> tokens = {}, ends = {};
+  std::vector<std::string> stops = {};
+};
+Asked ask(const std::vector<Message>& turns, ChatTemplate style, const Tokenizer& tokenizer);
+
 // The examples of a JSONL file: the last tenth of its lines, at least one, are for validation. Throws InputError naming
 // file and line of the first that cannot be trained on, unless these are to be skipped; Dataset::notes says how many
 // were, how many were cut at the context, and which markers the tokenizer does not have.
