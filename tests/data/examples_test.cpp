@@ -182,7 +182,8 @@ TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
   EXPECT_EQ(d.train_examples->target_tokens().back(), 401);
 
   const TokenizerChoice other = with("{{ messages }}\n{{ messages | in_its_own_way }}");
-  const std::string refusal = "`template` for " + file.string() + ": chat_template:2: the filter 'in_its_own_way' is not";
+  const std::string refusal =
+      "`template` for " + file.string() + ": chat_template:2: the filter 'in_its_own_way' is not";
   EXPECT_TRUE(error_of([&] { load_examples(file, other, {.skip_bad = true, .context = 60}); }).starts_with(refusal));
   EXPECT_NO_THROW(load_examples(file, other, {.style = ChatTemplate::chatml, .context = 60}));
   EXPECT_NO_THROW(load_examples(write(std::string(kGood) + kGood), other, {.context = 60})) << "no messages";

@@ -151,7 +151,7 @@ TEST(Jinja, HasBounds) {
   const std::string work = "t:1: does more work, or makes more text, than a template should";
   const std::string loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
   EXPECT_EQ(refusal(loops), work);
-  EXPECT_EQ(refusal("{{ 'a' * 10 ** 12 }}"), work);
+  EXPECT_EQ(refusal("{{ 'a' * 1000000000000 }}"), work);
   EXPECT_EQ(refusal("{{ 'ab' * 9223372036854775807 }}"), work);
   EXPECT_EQ(
       refusal("{% set ns = namespace(s='aaaa') %}{% for a in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"),

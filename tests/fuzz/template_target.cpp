@@ -15,10 +15,10 @@ void parse_template(std::string_view bytes) {
   };
   const Value messages = sequence_of(work, {message("user", " How? "), message("assistant", "So é.\n")});
   const Rendered out = made.render(work, {{"messages", messages},
-                                                    {"tools", None{}},
-                                                    {"add_generation_prompt", true},
-                                                    {"bos_token", std::string("<s>")},
-                                                    {"eos_token", std::string("</s>")}});
+                                          {"tools", None{}},
+                                          {"add_generation_prompt", true},
+                                          {"bos_token", std::string("<s>")},
+                                          {"eos_token", std::string("</s>")}});
   size_t at = 0;
   for (const auto& [begin, end] : out.generated) {
     require(begin >= at && end >= begin && end <= out.text.size(), "what is generated lies in the text, in order");
