@@ -259,7 +259,8 @@ void write_model(const fs::path& file, const Pretrained& from, DType dtype) {
 void import_model(const CheckpointOptions& o) {
   if (!is_hub_folder(o.from) && !is_peft_folder(o.from))
     throw InputError(fmt::format("{}: no config.json; expected the folder of a model", o.from));
-  const Pretrained from = open_pretrained(o.from);
+  const Pretrained from = open_pretrained(o.from, o.base);
+  say_notes(from.notes);
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_for(o, from);
   const DType dtype = stored_in(o, from.dtype);
   TrainOptions run;
@@ -290,7 +291,8 @@ void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pret
 }
 
 void export_model(const CheckpointOptions& o) {
-  const Pretrained from = open_pretrained(o.from);
+  const Pretrained from = open_pretrained(o.from, o.base);
+  say_notes(from.notes);
   if (o.merge && from.config.lora.rank == 0)
     throw Error(fmt::format("--merge: expected a model with adapters, and {} has none", one_line(o.from)));
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.path);
@@ -306,7 +308,8 @@ void export_model(const CheckpointOptions& o) {
 }
 
 void inspect(const CheckpointOptions& o) {
-  const Pretrained from = open_pretrained(o.from);
+  const Pretrained from = open_pretrained(o.from, o.base);
+  say_notes(from.notes);
   const ModelConfig& c = from.config;
   std::vector<HubTensor> all = hub_tensors(c);
   if (c.lora.rank > 0)

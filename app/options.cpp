@@ -23,6 +23,8 @@ namespace {
 
 constexpr double kMostSteps = 1e12;
 constexpr const char* kFrom = "run directory, a checkpoint in one, or a Hugging Face or PEFT folder";
+constexpr const char* kBase =
+    "model beside which the adapters were trained: a folder or a run; default: the one that they name";
 constexpr const char* kFormat = "format of standard output";
 
 // The fields of a run that are about this program and not about what is trained.
@@ -45,6 +47,7 @@ void add_data_and_tuning(Settings& s, TrainOptions& o) {
   s.group("Fine-tuning");
   s.add(o.init,
         {"init", "starts from the weights, sizes and tokenizer of a run, a checkpoint or a Hugging Face folder"});
+  s.add(o.base, {"base", kBase});
   s.add(o.chat_template, {"template",
                           "text around the turns of an example; auto: chatml for messages, alpaca for instructions, "
                           "none for the rest"});
@@ -233,6 +236,7 @@ Settings settings_of(CheckpointOptions& o, CheckpointOptions::Way way) {
                                             out = {"run to make", "folder to make", "run to make", "folder to make"};
   Settings s;
   s.add(o.from, {"FROM", from.at(at)}).by_place();
+  if (way != Way::reshard && way != Way::quantize) s.add(o.base, {"base", kBase}).a("a folder");
   if (way != Way::inspect) s.add(o.out, {"out", out.at(at)}).a("a folder to make");
   if (way == Way::import || way == Way::write)
     s.add(o.dtype, {"dtype", "type of the stored tensors (default: unchanged)"}).of("fp32|bf16");

@@ -28,7 +28,7 @@ struct TrainOptions {
   std::optional<int64_t> ranks, rank;
   // data
   std::string data = "austen";
-  std::optional<std::string> init, tokenizer;
+  std::optional<std::string> init, base, tokenizer;
   bool shuffle = false;
   // fine-tuning
   ChatTemplate chat_template = ChatTemplate::automatic;
@@ -151,6 +151,7 @@ struct CheckpointOptions {
   enum class Way { import, write, reshard, quantize, inspect };
   Way way = Way::inspect;
   std::string from;
+  std::optional<std::string> base = {};  // where `from` is adapters
   std::string out;                       // import and reshard: a run; export and quantize: a folder
   bool merge = false;                    // export: adapters into the weights
   std::optional<std::string> dtype;      // default: as it is stored

@@ -74,6 +74,26 @@ std::string read_file(const fs::path& file) {
   return bytes;
 }
 
+std::string_view known_kind(std::string_view begin) {
+  using namespace std::string_view_literals;
+  constexpr std::pair<std::string_view, std::string_view> kKinds[] = {
+      {"version https://git-lfs"sv, "a pointer of git-lfs: the file itself was not fetched, which git lfs pull does"},
+      {"<!doctype html"sv, "a web page"},
+      {"<!DOCTYPE html"sv, "a web page"},
+      {"<html"sv, "a web page"},
+      {"<?xml"sv, "a page of XML"},
+      {"PK\x03\x04"sv, "a zip archive, such as torch.save() writes"},
+      {"\x80\x02"sv, "a pickle of Python's"},
+      {"GGUF"sv, "a file of llama.cpp's"},
+      {"\x89HDF"sv, "a file of HDF5"},
+      {"\x1f\x8b"sv, "compressed by gzip"},
+      {"\x28\xb5\x2f\xfd"sv, "compressed by zstd"}};
+  if (begin.empty()) return "an empty file";
+  for (const auto& [magic, kind] : kKinds)
+    if (begin.starts_with(magic)) return kind;
+  return "";
+}
+
 void read_pieces(const fs::path& file, const std::function<void(std::span<const std::byte>)>& f) {
   const Descriptor in(::open(file.c_str(), kToRead));
   regular_size(in, file);

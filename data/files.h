@@ -17,6 +17,10 @@ namespace tessera {
 // All bytes of a regular file. Throws InputError when it is missing, unreadable, or something else than a file.
 std::string read_file(const std::filesystem::path& file);
 
+// The kind of a file that stands in the place of another, by its first bytes: "a pointer of git-lfs: ...", "a web
+// page". Empty for others.
+std::string_view known_kind(std::string_view begin);
+
 // Calls f for the bytes of a regular file, piece after piece, in one MiB of memory: a mapped file would count as the
 // process's own for as long as it is read. Throws like read_file().
 void read_pieces(const std::filesystem::path& file, const std::function<void(std::span<const std::byte>)>& f);

@@ -3,12 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
+#include "data/files.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -17,9 +19,9 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kDeepest = 64;
-constexpr std::string_view kOfNumbers = "+-.0123456789eE";
+constexpr std::string_view kOfNumbers = "+-.0123456789eE", kBefore = " \t\r\n:,[";
 
-// A number beyond double, at which nlohmann's parser stops.
+// A number beyond double, or Python's NaN or Infinity, at which nlohmann's parser stops.
 struct Huge {
   size_t ordinal;  // among the numbers of the text, the first of which is 1
   size_t begin, size;
@@ -31,13 +33,21 @@ std::vector<Huge> huge_numbers(std::string_view text) {
     if (text[at] == '"') {
       for (++at; at < text.size() && text[at] != '"'; ++at)
         if (text[at] == '\\') ++at;
-    } else if (text[at] == '-' || (text[at] >= '0' && text[at] <= '9')) {
-      const std::string_view digits = text.substr(at, text.find_first_not_of(kOfNumbers, at) - at);
+    } else if (text[at] == '-' || (text[at] >= '0' && text[at] <= '9') || text[at] == 'N' || text[at] == 'I') {
+      const size_t sign = text[at] == '-' ? 1 : 0;
+      size_t size = std::min(text.find_first_not_of(kOfNumbers, at), text.size()) - at;
+      bool none = false;  // no number of JSON's
+      for (const std::string_view word : {"NaN", "Infinity"})
+        if (text.substr(at + sign).starts_with(word) && (at == 0 || kBefore.find(text[at - 1]) != kBefore.npos)) {
+          size = sign + word.size();
+          none = true;
+        }
+      const std::string_view digits = text.substr(at, size);
       ++numbers;
-      if ((digits.size() > 300 || digits.find_first_of("eE") != std::string_view::npos) &&
-          std::isinf(std::strtod(std::string(digits).c_str(), nullptr)))
-        out.push_back({numbers, at, digits.size()});
-      at += digits.size() - 1;
+      if (none || ((size > 300 || digits.find_first_of("eE") != std::string_view::npos) &&
+                   std::isinf(std::strtod(std::string(digits).c_str(), nullptr))))
+        out.push_back({numbers, at, size});
+      at += std::max<size_t>(size, 1) - 1;
     }
   }
   return out;
@@ -46,8 +56,8 @@ std::vector<Huge> huge_numbers(std::string_view text) {
 // Builds the value.
 class Events final : public nlohmann::json_sax<Json> {
  public:
-  Events(const std::string& what, JsonFile manner, const std::vector<Huge>& huge)
-      : what_(what), strict_(manner == JsonFile::ours), huge_(huge) {}
+  Events(std::string_view text, const std::string& what, JsonFile manner, const std::vector<Huge>& huge)
+      : text_(text), what_(what), strict_(manner == JsonFile::ours), huge_(huge) {}
 
   bool null() override { return put(nullptr); }
   bool boolean(bool value) override { return put(value); }
@@ -76,6 +86,8 @@ class Events final : public nlohmann::json_sax<Json> {
   bool start_array(size_t) override { return open(Json::value_t::array); }
   bool end_array() override { return close(); }
   bool parse_error(size_t position, const std::string& token, const nlohmann::detail::exception&) override {
+    if (const std::string_view kind = known_kind(text_); !kind.empty())
+      throw InputError(fmt::format("{}: not valid JSON: it is {}", what_, kind));
     std::string near;
     for (const char c : token.substr(0, 40)) near += c >= ' ' && c < 0x7f ? c : '?';
     throw InputError(fmt::format("{}: not valid JSON at byte {}, near '{}'", what_, position, near));
@@ -126,6 +138,7 @@ class Events final : public nlohmann::json_sax<Json> {
     return true;
   }
 
+  const std::string_view text_;
   const std::string& what_;
   const bool strict_;
   const std::vector<Huge>& huge_;
@@ -146,7 +159,7 @@ Json parse_json(std::string_view text, const std::string& what, JsonFile manner)
   std::string without;
   if (!huge.empty()) without = text;
   for (const Huge& h : huge) without.replace(h.begin, h.size, h.size, ' ')[h.begin] = '0';
-  Events events(what, manner, huge);
+  Events events(text, what, manner, huge);
   if (!Json::sax_parse(huge.empty() ? text : without, &events))
     throw InputError(fmt::format("{}: not valid JSON", what));
   return std::move(events.root);
@@ -159,7 +172,7 @@ const Json& value_at(const Json& json, std::string_view key) {
 }
 
 std::string shown(const Json& value, size_t most) {
-  if (value.is_discarded()) return "a value that is given twice, beyond 64 bits or nested deeper than 64";
+  if (value.is_discarded()) return "a value that is no number, given twice, beyond 64 bits or nested deeper than 64";
   const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
   return text.size() <= most ? text : text.substr(0, most) + "...";
 }

@@ -14,7 +14,8 @@ enum class JsonFile { ours, others };
 
 // Parses one JSON value. `what` names the source in messages. Throws InputError on a syntax error (with its byte), a
 // key given twice, an integer beyond 64 bits, a number beyond double, or nesting deeper than 64. In a file of others
-// each of the last four is a value of no kind instead, which is_discarded() and no reader takes.
+// each of the last four, and NaN and Infinity as Python writes them, is a value of no kind instead, which
+// is_discarded() and no reader takes.
 nlohmann::json parse_json(std::string_view text, const std::string& what, JsonFile manner = JsonFile::ours);
 
 // The value of a key; null where it is not there.

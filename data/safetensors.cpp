@@ -34,6 +34,13 @@ constexpr std::array<DTypeName, 6> kDTypes{{{DType::float64, "F64"},
                                             {DType::int64, "I64"},
                                             {DType::uint8, "U8"}}};
 
+struct OtherKind {
+  std::string_view name;
+  int64_t bytes;
+};
+constexpr OtherKind kOthers[] = {{"BOOL", 1}, {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
+                                 {"I16", 2},  {"U16", 2}, {"U32", 4},     {"U64", 8}};
+
 std::string_view format_name(const TensorBytes& t) {
   if (t.is_half) return "F16";
   return std::ranges::find_if(kDTypes, [&](const DTypeName& d) { return d.dtype == t.dtype; })->name;
@@ -74,7 +81,9 @@ TensorBytes described(const std::string& name, const Json& j, std::span<const st
   const bool half = may_be_half && j["dtype"] == "F16";
   const auto dtype = std::ranges::find_if(
       kDTypes, [&](const DTypeName& d) { return half ? d.dtype == DType::bfloat16 : j["dtype"] == d.name; });
-  if (dtype == kDTypes.end())
+  const auto other =
+      std::ranges::find_if(kOthers, [&](const OtherKind& k) { return may_be_half && j["dtype"] == k.name; });
+  if (dtype == kDTypes.end() && other == std::end(kOthers))
     refuse(fmt::format("dtype is {}; expected F64, F32, {}BF16, I32, I64 or U8", j["dtype"].dump(),
                        may_be_half ? "F16, " : ""));
   const auto shape = naturals(j["shape"]), span = naturals(j["data_offsets"]);
@@ -82,14 +91,22 @@ TensorBytes described(const std::string& name, const Json& j, std::span<const st
   if (!span || span->size() != 2 || (*span)[0] > (*span)[1] || (*span)[1] > std::ssize(data))
     refuse(fmt::format("data_offsets are {}; expected two numbers in order, at most {}", j["data_offsets"].dump(),
                        data.size()));
-  const std::optional<int64_t> expected = product(*shape, size_of(dtype->dtype));
+  const bool known = dtype != kDTypes.end();
+  const std::string_view kind = known ? dtype->name : other->name;
+  const std::optional<int64_t> expected = product(*shape, known ? size_of(dtype->dtype) : other->bytes);
   const int64_t found = (*span)[1] - (*span)[0];
   if (!expected || *expected != found)
-    refuse(fmt::format("shape ({}) of {} does not fit its {} bytes", fmt::join(*shape, ", "), dtype->name, found));
-  return {name, dtype->dtype, *shape, data.subspan(static_cast<size_t>((*span)[0]), static_cast<size_t>(found)), half};
+    refuse(fmt::format("shape ({}) of {} does not fit its {} bytes", fmt::join(*shape, ", "), kind, found));
+  return {name,   known ? dtype->dtype : DType::uint8,
+          *shape, data.subspan(static_cast<size_t>((*span)[0]), static_cast<size_t>(found)),
+          half,   known ? "" : kind};
 }
 
 }  // namespace
+
+std::string_view stored_name(const TensorBytes& t) {
+  return t.is_half ? "float16" : t.other.empty() ? std::string_view(name_of(t.dtype)) : t.other;
+}
 
 TensorBytes bytes_of(const std::string& name, const Tensor& tensor) {
   if (!tensor.is_contiguous()) throw Error("[safetensors] tensor '" + name + "' is not contiguous");
@@ -157,7 +174,10 @@ void Safetensors::parse(std::span<const std::byte> all, bool may_be_half) {
   uint64_t length = 0;
   if (all.size() >= kLengthBytes) std::memcpy(&length, all.data(), kLengthBytes);
   if (all.size() < kLengthBytes || length > kMaxHeader || length > all.size() - kLengthBytes)
-    throw InputError(fmt::format("{}: not safetensors: header of {} bytes in a file of {}", what_, length, all.size()));
+    throw InputError(
+        known_kind(view(all)).empty()
+            ? fmt::format("{}: not safetensors: header of {} bytes in a file of {}", what_, length, all.size())
+            : fmt::format("{}: not safetensors, but {}", what_, known_kind(view(all))));
   const Json header = parse_json(view(all.subspan(kLengthBytes, length)), what_);
   if (!header.is_object()) throw InputError(fmt::format("{}: the header is not a JSON object", what_));
   const std::span<const std::byte> data = all.subspan(kLengthBytes + length);

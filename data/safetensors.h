@@ -23,8 +23,11 @@ struct TensorBytes {
   DType dtype{};
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;
-  bool is_half = false;  // IEEE's float16, which no tensor has: `dtype` is bfloat16, of as many bytes
+  bool is_half = false;         // IEEE's float16, which no tensor has: `dtype` is bfloat16, of as many bytes
+  std::string_view other = {};  // the format's name of a kind that nothing here reads, such as BOOL: `dtype` is uint8
 };
+// The kind of its numbers in messages: "float16".
+std::string_view stored_name(const TensorBytes& tensor);
 
 // Bytes of a contiguous tensor in the host's memory, which must outlive the result.
 TensorBytes bytes_of(const std::string& name, const Tensor& tensor);
@@ -52,7 +55,8 @@ void stream_safetensors(const std::filesystem::path& file, std::span<const Tenso
 
 class Safetensors {
  public:
-  // Throws InputError naming the file and the tensor. float16 is refused unless the caller asks for it.
+  // Throws InputError naming the file and the tensor. float16 and kinds that nothing here reads are refused unless the
+  // caller asks for them, as for files of other programs.
   explicit Safetensors(const std::filesystem::path& file, bool may_be_half = false);
   // Reads bytes in memory, which must outlive the object; `what` names them in messages.
   Safetensors(std::span<const std::byte> bytes, const std::string& what, bool may_be_half = false);

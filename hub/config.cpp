@@ -8,10 +8,10 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <variant>
 
 #include "data/json.h"
+#include "hub/keys.h"
 #include "models/adapters/adapters.h"
 #include "tensor/error.h"
 
@@ -20,139 +20,110 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Keys for which no layer computes another thing, by what they are about.
-struct PassedOver {
-  std::string_view about;
-  std::vector<std::string_view> keys;
-};
-const std::vector<PassedOver>& passed_over() {
-  static const std::vector<PassedOver> all{
-      {"the file", {"_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype", "auto_map"}},
-      {"tokens", {"bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id"}},
-      {"training", {"initializer_range", "attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"}},
-      {"training", {"gradient_checkpointing", "pretraining_tp"}},
-      {"other tasks", {"summary_type", "summary_use_proj", "summary_activation", "summary_first_dropout"}},
-      {"other tasks", {"summary_proj_to_labels", "problem_type", "task_specific_params", "finetuning_task"}},
-      {"other tasks", {"id2label", "label2id", "is_encoder_decoder"}},
-      {"the program", {"use_cache", "return_dict", "output_hidden_states", "output_attentions"}},
-      {"the program", {"chunk_size_feed_forward", "_attn_implementation", "attn_implementation"}},
-      {"what other keys say", {"n_ctx", "max_window_layers", "rope_type", "original_max_position_embeddings"}}};
+// Keys that are in many files and that no layer computes by: about the file and its tokens, about training and other
+// tasks, about the program, and repeating what other keys say.
+constexpr std::string_view kQuiet =
+    "_name_or_path architectures transformers_version torch_dtype dtype bos_token_id eos_token_id pad_token_id "
+    "unk_token_id initializer_range attention_dropout resid_pdrop embd_pdrop attn_pdrop gradient_checkpointing "
+    "pretraining_tp router_aux_loss_coef output_router_logits summary_type summary_use_proj summary_activation "
+    "summary_first_dropout summary_proj_to_labels problem_type task_specific_params finetuning_task id2label "
+    "label2id use_cache return_dict output_hidden_states output_attentions chunk_size_feed_forward "
+    "_attn_implementation attn_implementation reorder_and_upcast_attn n_ctx max_window_layers rope_type "
+    "original_max_position_embeddings";
+
+// Keys by which the transformers library, or a model with code of its own, computes what no layer here does.
+const std::vector<HeldKey>& held_keys() {
+  static const std::vector<HeldKey> all{{"attention_bias", {false}, "", "llama mistral mixtral qwen3 qwen3_moe"},
+                                        {"mlp_bias", {false}},
+                                        {"scale_attn_weights", {true}},
+                                        {"scale_attn_by_inverse_layer_idx", {false}},
+                                        {"add_cross_attention", {false}},
+                                        {"is_encoder_decoder", {false}},
+                                        {"pruned_heads"},
+                                        {"partial_rotary_factor", {1}, " (all of a head turns)"},
+                                        {"rotary_pct", {1}, " (all of a head turns)"},
+                                        {"use_mrope", {false}},
+                                        {"attn_logit_softcapping"},
+                                        {"final_logit_softcapping"},
+                                        {"query_pre_attn_scalar"},
+                                        {"attention_multiplier"},
+                                        {"embedding_multiplier", {1}},
+                                        {"residual_multiplier", {1}},
+                                        {"logits_scaling", {1}},
+                                        {"logit_scale", {1}},
+                                        {"clip_qkv"},
+                                        {"qk_layernorm", {false}},
+                                        {"use_qk_norm", {false}},
+                                        {"alibi", {false}},
+                                        {"use_parallel_residual", {false}},
+                                        {"router_jitter_noise", {0}},
+                                        {"decoder_sparse_step", {1}},
+                                        {"mlp_only_layers", {Json::array()}},
+                                        {"shared_expert_intermediate_size"},
+                                        {"n_shared_experts"},
+                                        {"compression_config"}};
   return all;
 }
-
-// The keys of an object, each asked for by its name; one that nobody has asked for is refused at the end.
-class Keys {
- public:
-  // Both must outlive it; `what` names the file in messages. Everything throws InputError.
-  Keys(const Json& json, const std::string& what) : json_(json), what_(what) {
-    if (!json.is_object()) throw InputError(what + ": expected an object");
-  }
-
-  [[noreturn]] void refuse(std::string_view key, std::string_view expected, const Json& found) const {
-    std::string text = found.dump(-1, ' ', true, Json::error_handler_t::replace);
-    if (text.size() > 60) text = text.substr(0, 60) + "...";
-    throw InputError(fmt::format("{}: the key '{}': expected {}, found {}", what_, key, expected, text));
-  }
-
-  // null counts as a key that is not there.
-  const Json* find(std::string_view key) {
-    const auto found = json_.find(*known_.emplace(key).first);
-    return found == json_.end() || found->is_null() ? nullptr : &*found;
-  }
-
-  // A size, a whole number of at least one. The key must be there if nothing is usual.
-  int64_t size(std::string_view key, std::optional<int64_t> usual = {}) {
-    const Json* const found = given(key, "a size", usual.has_value(), [](const Json& value) {
-      const std::optional<int64_t> size = natural(value);
-      return size && *size >= 1 && *size <= int64_t{1} << 40;
-    });
-    return found ? found->get<int64_t>() : *usual;
-  }
-  double number(std::string_view key, std::optional<double> usual = {}) {
-    const Json* const found = given(key, "a number above 0", usual.has_value(), [](const Json& value) {
-      return value.is_number() && value.get<double>() > 0 && value.get<double>() <= 1e12;
-    });
-    return found ? found->get<double>() : *usual;
-  }
-  bool flag(std::string_view key, bool usual) {
-    const Json* const found = given(key, "true or false", true, &Json::is_boolean);
-    return found ? found->get<bool>() : usual;
-  }
-
-  // All keys were asked for, but those that are passed over.
-  void end() const {
-    const auto is_passed = [](const std::string& key) {
-      return std::ranges::any_of(
-          passed_over(), [&](const PassedOver& one) { return std::ranges::find(one.keys, key) != one.keys.end(); });
-    };
-    for (const auto& [key, value] : json_.items())
-      if (!known_.contains(key) && !is_passed(key) && !value.is_null())
-        throw InputError(fmt::format("{}: the key '{}' is not known; Tessera may not compute what it asks for", what_,
-                                     key.substr(0, 60)));
-  }
-
- private:
-  // A value that fits; null where it may be missing and is.
-  template <class Fits>
-  const Json* given(std::string_view key, const char* expected, bool may_miss, const Fits& fits) {
-    const Json* const found = find(key);
-    if (found ? !std::invoke(fits, *found) : !may_miss) refuse(key, expected, found ? *found : Json());
-    return found;
-  }
-
-  const Json& json_;
-  const std::string& what_;
-  std::set<std::string> known_;
-};
 
 // --- the table ---
 
 constexpr int64_t kMostLayers = 100000, kMostExperts = 10000;
-constexpr std::string_view kNoWindow = ": every token attends to all before it";
 
 using Model = ModelConfig;
 using Field = std::variant<std::monostate, int64_t Model::*, double Model::*, int64_t ExpertConfig::*,
                            RouterSoftmax ExpertConfig::*, double RotaryOptions::*>;
 
-// A key: where its value goes; or the values that it may have, the first of which is written; or neither, and it is
-// passed over.
+// A key: where its value goes, or the values that it may have, the first of which is written.
 struct Key {
   std::string_view name;
   Field field = {};
-  // The size of a model that the file does not name, by the keys before this one; null: it must. Other values are then
-  // those of HubType::base.
-  int64_t (Model::*usual)() const = nullptr;
+  // The size that follows from the keys before this one, where the value is null or nothing is usual.
+  int64_t (Model::*follows)() const = nullptr;
   int64_t most = int64_t{1} << 40;
   std::vector<Json> values = {};
-  std::string_view because = {};  // behind what was expected
-  std::string_view also = {};     // another name of the key, which is read where the first is missing
+  std::string_view also = {};  // another name of the key, which is read where the first is missing
 };
 using KeyList = std::vector<Key>;
 
+// The usual values of keys that a file leaves out: those of the classes of the transformers library 5.0 (LlamaConfig
+// and so on, src/transformers/models/*/configuration_*.py), which say the same as those of 4.57. 0: follows from other
+// keys, or none.
+struct Usual {
+  std::string_view type;
+  int64_t layers, heads, kv_heads, head_dim, channels, ffn, context, vocab;
+  double norm_eps, theta;
+  int64_t window, experts, per_token;
+};
+constexpr Usual kUsual[] = {{"gpt2", 12, 12, 0, 0, 768, 0, 1024, 50257, 1e-5, 1e4, 0, 0, 0},
+                            {"llama", 32, 32, 0, 0, 4096, 11008, 2048, 32000, 1e-6, 1e4, 0, 0, 0},
+                            {"mistral", 32, 32, 8, 0, 4096, 14336, 131072, 32000, 1e-6, 1e4, 4096, 0, 0},
+                            {"qwen2", 32, 32, 32, 0, 4096, 22016, 32768, 151936, 1e-6, 1e4, 4096, 0, 0},
+                            {"qwen3", 32, 32, 32, 128, 4096, 22016, 32768, 151936, 1e-6, 1e4, 4096, 0, 0},
+                            {"mixtral", 32, 32, 8, 0, 4096, 14336, 131072, 32000, 1e-5, 1e6, 0, 8, 2},
+                            {"qwen3_moe", 24, 32, 4, 0, 2048, 768, 32768, 151936, 1e-6, 1e4, 4096, 128, 8}};
+
 struct HubType {
   std::string_view name, architecture;
-  ModelConfig base;                       // says what the type says, and what is so where the file says nothing
+  ModelConfig base;                       // says what the type says, and what is usual
   KeyList written;                        // in this order
   KeyList read = {};                      // these are not written
   std::vector<TensorNames> experts = {};  // in every layer
-  bool default_window = false;            // where "sliding_window" is left out, there is one
+  bool may_slide = false;                 // a window is used where "use_sliding_window" says so
 };
 
-Key held(std::string_view name, std::vector<Json> values, std::string_view because = "") {
-  return {.name = name, .values = std::move(values), .because = because};
-}
+Key held(std::string_view name, std::vector<Json> values) { return {.name = name, .values = std::move(values)}; }
 
 KeyList operator+(KeyList keys, const KeyList& more) {
   keys.insert(keys.end(), more.begin(), more.end());
   return keys;
 }
 
-// The keys of all types that are built like Llama, which differ in what may be left out.
-KeyList llama_keys(const Key& kv_heads, const KeyList& more) {
-  return KeyList{held("hidden_act", {"silu"}),
+// The keys of all types that are built like Llama.
+KeyList llama_keys(const KeyList& more) {
+  return KeyList{held("hidden_act", {"silu", "swish"}),
                  {"num_hidden_layers", &Model::layers, nullptr, kMostLayers},
                  {"num_attention_heads", &Model::heads},
-                 kv_heads,
+                 {"num_key_value_heads", &Model::kv_heads, &Model::key_heads},
                  {"hidden_size", &Model::channels},
                  {"intermediate_size", &Model::ffn},
                  {"max_position_embeddings", &Model::context},
@@ -163,50 +134,45 @@ KeyList llama_keys(const Key& kv_heads, const KeyList& more) {
 }
 
 std::vector<HubType> make_types() {
-  const KeyList no_biases{held("attention_bias", {false}), held("mlp_bias", {false})};
-  const Key no_window = held("sliding_window", {nullptr}, kNoWindow), kv_heads{"num_key_value_heads", &Model::kv_heads},
-            head_dim{"head_dim", &Model::head_dim},
-            usual_kv_heads{"num_key_value_heads", &Model::kv_heads, &Model::key_heads},
-            usual_head_dim{"head_dim", &Model::head_dim, &Model::head_size};
-  const KeyList llama = no_biases + KeyList{no_window},
-                qwen = no_biases + KeyList{{"sliding_window"}, held("use_sliding_window", {false})},
-                experts{{"router_aux_loss_coef"}, {"output_router_logits"}};
-  const ModelConfig like_llama{.family = Family::llama, .tied = false, .norm_eps = 1e-6};
+  const Key head_dim{"head_dim", &Model::head_dim, &Model::head_size};
+  const ModelConfig like_llama{.family = Family::llama, .tied = false};
   ModelConfig like_qwen2 = like_llama, like_qwen3 = like_llama, like_qwen3_moe = like_llama;
   like_qwen2.qkv_bias = true;
   like_qwen3.qk_norm = like_qwen3_moe.qk_norm = true;
   like_qwen3_moe.experts.softmax = RouterSoftmax::all;
-  return {
+  std::vector<HubType> all{
       {"gpt2",
        "GPT2LMHeadModel",
        {},
-       {held("activation_function", {"gelu_new", "gelu_pytorch_tanh"}),
+       {held("activation_function", {"gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate"}),
         {"n_layer", &Model::layers, nullptr, kMostLayers},
         {"n_head", &Model::heads},
         {"n_embd", &Model::channels},
         {"n_inner", &Model::ffn, &Model::hidden},
         {"n_positions", &Model::context},
         {"vocab_size", &Model::vocab},
-        {"layer_norm_epsilon", &Model::norm_eps}},
-       {held("scale_attn_weights", {true}), held("scale_attn_by_inverse_layer_idx", {false}),
-        held("reorder_and_upcast_attn", {false}), held("add_cross_attention", {false})}},
-      {"llama", "LlamaForCausalLM", like_llama, llama_keys(usual_kv_heads, {usual_head_dim}), llama},
-      {.name = "mistral",
-       .architecture = "MistralForCausalLM",
-       .base = like_llama,
-       .written = llama_keys(kv_heads, {usual_head_dim}),
-       .read = llama,
-       .default_window = true},
-      {"qwen2", "Qwen2ForCausalLM", like_qwen2, llama_keys(kv_heads, {}), qwen + KeyList{usual_head_dim}},
-      {"qwen3", "Qwen3ForCausalLM", like_qwen3, llama_keys(kv_heads, {head_dim}), qwen},
+        {"layer_norm_epsilon", &Model::norm_eps}}},
+      {"llama", "LlamaForCausalLM", like_llama, llama_keys({head_dim})},
+      {"mistral", "MistralForCausalLM", like_llama, llama_keys({head_dim})},
+      {.name = "qwen2",
+       .architecture = "Qwen2ForCausalLM",
+       .base = like_qwen2,
+       .written = llama_keys({}),
+       .read = {head_dim},
+       .may_slide = true},
+      {.name = "qwen3",
+       .architecture = "Qwen3ForCausalLM",
+       .base = like_qwen3,
+       .written = llama_keys({head_dim}),
+       .may_slide = true},
       {"mixtral",
        "MixtralForCausalLM",
        like_llama,
-       llama_keys(kv_heads, {usual_head_dim,
-                             {"num_local_experts", &ExpertConfig::count, nullptr, kMostExperts},
-                             {"num_experts_per_tok", &ExpertConfig::per_token},
-                             no_window}),
-       no_biases + experts + KeyList{held("router_jitter_noise", {0.0})},
+       llama_keys({head_dim,
+                   {"num_local_experts", &ExpertConfig::count, nullptr, kMostExperts},
+                   {"num_experts_per_tok", &ExpertConfig::per_token},
+                   held("sliding_window", {nullptr})}),
+       {},
        {{"mlp.router", {"block_sparse_moe.gate"}},
         {"mlp.experts.gate_up", {"block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"}},
         {"mlp.experts.down", {"block_sparse_moe.experts.{}.w2"}}}},
@@ -214,7 +180,6 @@ std::vector<HubType> make_types() {
        "Qwen3MoeForCausalLM",
        like_qwen3_moe,
        llama_keys(
-           kv_heads,
            {head_dim,
             {.name = "num_experts", .field = &ExpertConfig::count, .most = kMostExperts, .also = "num_local_experts"},
             {"num_experts_per_tok", &ExpertConfig::per_token},
@@ -222,10 +187,20 @@ std::vector<HubType> make_types() {
             {"norm_topk_prob", &ExpertConfig::softmax},
             held("decoder_sparse_step", {1}),
             held("mlp_only_layers", {Json::array()})}),
-       qwen + experts,
+       {},
        {{"mlp.router", {"mlp.gate"}},
         {"mlp.experts.gate_up", {"mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"}},
-        {"mlp.experts.down", {"mlp.experts.{}.down_proj"}}}}};
+        {"mlp.experts.down", {"mlp.experts.{}.down_proj"}}},
+       true}};
+  for (HubType& type : all) {
+    const Usual& u = *std::ranges::find(kUsual, type.name, &Usual::type);
+    ModelConfig& c = type.base;
+    c.layers = u.layers, c.heads = u.heads, c.kv_heads = u.kv_heads, c.head_dim = u.head_dim, c.channels = u.channels;
+    c.ffn = u.ffn, c.context = u.context, c.vocab = u.vocab, c.norm_eps = u.norm_eps, c.rotary.theta = u.theta;
+    c.window = u.window, c.experts.count = u.experts;
+    if (u.experts > 0) c.experts.per_token = u.per_token;
+  }
+  return all;
 }
 
 const std::vector<HubType>& types() {
@@ -244,13 +219,17 @@ const HubType* type_of(const ModelConfig& c) {
 
 // --- reading ---
 
-void read(Keys& keys, const Key& key, ModelConfig& c, int64_t& to) {
+void read(HubKeys& keys, const Key& key, ModelConfig& c, int64_t& to) {
   const std::string_view name = key.also.empty() || keys.find(key.name) ? key.name : key.also;
-  to = keys.size(name, key.usual ? std::optional((c.*key.usual)()) : std::nullopt);
-  if (to > key.most) keys.refuse(name, fmt::format("at most {}", key.most), to);
+  const bool is_null = keys.has(name) && !keys.find(name);
+  if (key.follows && (is_null || to == 0)) {
+    to = 0;
+    to = (c.*key.follows)();
+  }
+  to = keys.size(name, to, key.most);
 }
-void read(Keys& keys, const Key& key, ModelConfig&, double& to) { to = keys.number(key.name, to); }
-void read(Keys& keys, const Key& key, ModelConfig&, RouterSoftmax& to) {
+void read(HubKeys& keys, const Key& key, ModelConfig&, double& to) { to = keys.number(key.name, to); }
+void read(HubKeys& keys, const Key& key, ModelConfig&, RouterSoftmax& to) {
   to = keys.flag(key.name, to == RouterSoftmax::chosen) ? RouterSoftmax::chosen : RouterSoftmax::all;
 }
 
@@ -269,40 +248,51 @@ void with_field(const Key& key, ModelConfig& c, const F& f) {
       key.field);
 }
 
-// "rope_scaling" of older files, or "rope_parameters", in which theta may stand too.
+// "rope_scaling" of older files, or "rope_parameters", in which theta may stand too. Other keys in it are those of
+// types that are refused.
 void read_rope_object(const Json& json, const std::string& what, ModelConfig& c) {
-  Keys keys(json, what);
+  HubKeys keys(json, what);
   RotaryOptions& r = c.rotary;
   r.theta = keys.number("rope_theta", r.theta);
-  const Json* type = keys.find("rope_type");
-  const Json* const older = keys.find("type");
-  if (!type) type = older;
-  if (!type || *type == "default") return keys.end();
+  keys.hold(held_keys());
+  for (const auto& [key, value] : json.items())
+    if (value.is_object()) keys.refuse(key, "positions that turn alike in all layers", value);
+  const std::string type = keys.text("rope_type", keys.text("type", "default"));
+  if (type == "default") return;
+  if (type != "linear" && type != "llama3") keys.refuse("rope_type", "default, linear or llama3", type);
   RotaryOptions scaled{.theta = r.theta, .scaling = RopeScaling::linear, .factor = keys.number("factor")};
-  if (*type == "llama3") {
+  if (type == "llama3") {
     scaled.scaling = RopeScaling::llama3;
     scaled.low_freq_factor = keys.number("low_freq_factor");
     scaled.high_freq_factor = keys.number("high_freq_factor");
     scaled.original_context = keys.size("original_max_position_embeddings");
     if (scaled.low_freq_factor >= scaled.high_freq_factor)
       keys.refuse("low_freq_factor", "less than high_freq_factor", scaled.low_freq_factor);
-  } else if (*type != "linear") {
-    keys.refuse("rope_type", "default, linear or llama3", *type);
   }
   if (scaled.factor != 1) r = scaled;  // each frequency times 1 stays what it is
-  keys.end();
 }
 
-void read_rope(Keys& keys, const std::string& what, ModelConfig& c) {
-  for (const char* key : {"rope_scaling", "rope_parameters"})
-    if (const Json* object = keys.find(key)) read_rope_object(*object, what + ": " + key, c);
-  if (const Json* layers = keys.find("layer_types"))
-    if (!layers->is_array() || std::ranges::any_of(*layers, [](const Json& l) { return l != "full_attention"; }))
+// The last tokens that one attends to, where they are fewer than the context: in all layers of a Mistral, in those of a
+// Qwen where its keys say so. Only where a layer slides need the number fit.
+void read_window(HubKeys& keys, const HubType& type, ModelConfig& c) {
+  const Json *const layers = keys.find("layer_types"), *const first = keys.find("max_window_layers");
+  const bool may_slide = keys.flag("use_sliding_window", false), stands = keys.has("sliding_window");
+  bool slides = !type.may_slide || (may_slide && !layers && (first ? natural(*first).value_or(0) : 28) < c.layers);
+  bool of_layers = false;
+  for (const Json& one : layers ? *layers : Json::array()) {
+    of_layers = of_layers || one == "sliding_attention";
+    if (one != "full_attention" && one != "sliding_attention")
       keys.refuse("layer_types", "full_attention of every layer", *layers);
+  }
+  slides = slides || of_layers;
+  const Json* const given = keys.find("sliding_window");
+  if (slides) c.window = given ? keys.size("sliding_window") : stands ? 0 : type.base.window;
+  if (of_layers && c.window == 0) keys.refuse("layer_types", "full_attention of every layer", *layers);
+  if (c.window >= c.context) c.window = 0;
 }
 
 // Sizes that fit each other, and fit into memory.
-void check_sizes(const Keys& keys, const std::string& what, const ModelConfig& c, bool has_head_dim) {
+void check_sizes(const HubKeys& keys, const std::string& what, const ModelConfig& c, bool has_head_dim) {
   const bool gpt2 = c.family == Family::gpt2;
   if (c.channels % c.heads != 0 && !has_head_dim)
     keys.refuse(gpt2 ? "n_head" : "num_attention_heads", "a divisor of the channels", c.heads);
@@ -318,29 +308,42 @@ void check_sizes(const Keys& keys, const std::string& what, const ModelConfig& c
 
 }  // namespace
 
-ModelConfig parse_hub_config(std::string_view text, const std::string& what, std::optional<GptqConfig>* gptq) {
-  const Json json = parse_json(text, what);
-  Keys keys(json, what);
+ModelConfig parse_hub_config(std::string_view text, const std::string& what, std::optional<GptqConfig>* gptq,
+                             std::vector<std::string>* notes) {
+  HubKeys keys(text, what);
   const Json* const found = keys.find("model_type");
   const auto type = std::ranges::find_if(types(), [&](const HubType& t) { return found && *found == t.name; });
   if (type == types().end())
     keys.refuse("model_type", "gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe", found ? *found : Json());
-  if (type->default_window && !json.contains("sliding_window"))
-    keys.refuse("sliding_window", "null" + std::string(kNoWindow), "none, which means 4096");
-  ModelConfig c = type->base;
+  ModelConfig c = type->base, base = c;
+  c.window = 0;
+  const bool rotary = row_of(c.family).rotary;
   for (const KeyList* list : {&type->written, &type->read})
     for (const Key& key : *list) {
-      with_field(key, c, [&](auto& field) { read(keys, key, c, field); });
+      with_field(key, base, [&]<class From>(const From& usual) {
+        with_field(key, c, [&]<class To>(To& field) {
+          if constexpr (std::is_same_v<To, From>) read(keys, key, c, field = usual);
+        });
+      });
       const Json* const value = keys.find(key.name);
-      if (value && !key.values.empty() && std::ranges::find(key.values, *value) == key.values.end())
-        keys.refuse(key.name, key.values[0].dump() + std::string(key.because), *value);
+      if (value && !key.values.empty() && key.values[0] != nullptr &&
+          std::ranges::find(key.values, *value) == key.values.end())
+        keys.refuse(key.name, key.values[0].dump(), *value);
     }
   c.tied = keys.flag("tie_word_embeddings", c.tied);
-  if (row_of(c.family).rotary) read_rope(keys, what, c);
-  if (const Json* const quantised = gptq ? keys.find("quantization_config") : nullptr)
-    *gptq = parse_gptq_config(quantised->dump(), what + ": quantization_config");
-  keys.end();
-  check_sizes(keys, what, c, json.contains("head_dim"));
+  keys.hold(held_keys(), type->name);
+  if (rotary) {
+    for (const char* key : {"rope_scaling", "rope_parameters"})
+      if (const Json* object = keys.find(key)) read_rope_object(*object, what + ": " + key, c);
+    read_window(keys, *type, c);
+  }
+  if (const Json* const quantised = keys.find("quantization_config")) {
+    if (!gptq) keys.refuse("quantization_config", "none", *quantised);
+    HubKeys said(*quantised, what + ": quantization_config");
+    *gptq = parse_gptq_config(said, true, notes);
+  }
+  if (const std::string unread = keys.unread(kQuiet); notes && !unread.empty()) notes->push_back(unread);
+  check_sizes(keys, what, c, type->base.head_dim > 0 || (rotary && keys.find("head_dim")));
   return c;
 }
 
@@ -362,6 +365,8 @@ std::string missing_type(const ModelConfig& c) {
   if (experts && c.experts.shared > 0) return "the hub's mixtral and qwen3_moe have no shared experts";
   if (experts && !c.qk_norm && c.experts.softmax == RouterSoftmax::all)
     return "the hub's mixtral has weights that are shares among the chosen experts, not among all";
+  if (c.window > 0)
+    return fmt::format("a sliding_window of {} tokens in a context of {} is not computed", c.window, c.context);
   return type_of(c) ? "" : "the hub has no type of models with these parts";
 }
 

@@ -1,8 +1,8 @@
 // A model in the words of the Hugging Face hub: config.json, and the names of tensors in the transformers library.
 //
-// Keys that change what a model computes are read or held to the value that Tessera computes; keys that do not (about
-// training, generation, the file itself) are passed over; any other key is refused by its name, and nothing is guessed.
-// The tables of both stand in hub/config.cpp and models/families.cpp.
+// Keys that change what a model computes are read, or refused by their names where their values ask for what no layer
+// here computes. Any other key may hold anything. The tables of keys, and of what is usual where one is left out, stand
+// in hub/config.cpp; that of tensors in models/families.cpp.
 #pragma once
 #include <optional>
 #include <string>
@@ -16,9 +16,11 @@ namespace tessera {
 
 // The model of a file with "model_type" gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe, with rotary positions
 // in the older spelling ("rope_theta", "rope_scaling") or the newer ("rope_parameters"). Without dropout. `what` names
-// the file. Throws InputError naming the key, what was expected and found: a sliding window, another activation, biases
-// that no layer here has; and quantised weights unless the caller takes them and they are GPTQ's.
-ModelConfig parse_hub_config(std::string_view json, const std::string& what, std::optional<GptqConfig>* gptq = nullptr);
+// the file; `notes` gets a line about keys that are not read. Throws InputError naming the key, what was expected and
+// found: another activation, biases that no layer here has; and quantised weights unless the caller takes them and they
+// are GPTQ's.
+ModelConfig parse_hub_config(std::string_view json, const std::string& what, std::optional<GptqConfig>* gptq = nullptr,
+                             std::vector<std::string>* notes = nullptr);
 
 // Writes what the transformers library reads as the same model, in both spellings. The family is the plainest that has
 // all that the model has: gpt2, llama, qwen2 (biases of q, k and v) or qwen3 (norms of q and k), mixtral or qwen3_moe.

@@ -27,7 +27,7 @@ constexpr std::string_view kHead = "lm_head.weight", kWeight = ".weight", kBias 
 constexpr size_t kMostShards = 10000;
 
 std::string common_name(const std::string& name, const FamilyRow& family) {
-  if (name.starts_with(family.optional_prefix) || name == kHead) return name;
+  if (name.starts_with(family.optional_prefix) || name.starts_with("lm_head.")) return name;
   return std::string(family.optional_prefix) + name;
 }
 bool is_derived(const std::string& name, const FamilyRow& family) {
@@ -88,13 +88,41 @@ void convert_transposed(const TensorBytes& from, int64_t begin, DType dtype, std
   copy(from, dtype, to, [=](int64_t i) { return (begin + i) % rows * columns + (begin + i) / rows; });
 }
 
+std::string wrapped_note(const fs::path& from, const std::string& name, const std::string& plain) {
+  return fmt::format("{}: tensors have names that training left, such as '{}', which is read as '{}'", from.string(),
+                     name, plain);
+}
+
 bool is_hub_folder(const fs::path& folder) {
   std::error_code error;
   return fs::is_regular_file(folder / kModelConfig, error) && !fs::exists(folder / "config.toml", error);
 }
 
+std::string unwrapped(std::string name) {
+  for (const std::string_view left : {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."})
+    for (size_t at = name.find(left); at != std::string::npos; at = name.find(left)) name.erase(at, left.size());
+  while (name.starts_with("module.")) name.erase(0, std::string_view("module.").size());
+  return name;
+}
+
+void refuse_without(const fs::path& folder, const std::string& missing) {
+  std::vector<std::string> others;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    for (const char* kind : {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".safetensors"})
+      if (it->path().extension() == kind) others.push_back(it->path().filename().string());
+  std::ranges::sort(others);
+  if (others.size() > 3) others.resize(3);
+  throw InputError(fmt::format(
+      "{}: {}{}", folder.string(), missing,
+      others.empty() ? std::string("; files of other formats are not read")
+                     : fmt::format("; {} is not read: Python's transformers or peft makes safetensors of a folder, "
+                                   "from_pretrained(FOLDER).save_pretrained(NEW)",
+                                   fmt::join(others, ", "))));
+}
+
 std::map<std::string, std::string> parse_hub_index(std::string_view text, const std::string& what) {
-  const nlohmann::json json = parse_json(text, what);
+  const nlohmann::json json = parse_json(text, what, JsonFile::others);
   const auto map = json.is_object() ? json.find("weight_map") : json.end();
   if (!json.is_object() || map == json.end() || !map->is_object() || map->empty())
     throw InputError(what + ": expected an object 'weight_map' from tensors to files");
@@ -115,52 +143,45 @@ std::map<std::string, std::string> parse_hub_index(std::string_view text, const 
 
 HubFolder::HubFolder(const fs::path& folder)
     : path_(folder),
-      config_(parse_hub_config(read_file(folder / kModelConfig), (folder / kModelConfig).string(), &gptq_)),
+      config_(parse_hub_config(read_file(folder / kModelConfig), (folder / kModelConfig).string(), &gptq_, &notes_)),
       table_(hub_tensors(config_)) {
   std::error_code error;
   if (!gptq_ && fs::exists(folder / kQuantised, error))
-    gptq_ = parse_gptq_config(read_file(folder / kQuantised), (folder / kQuantised).string(), false);
+    gptq_ = parse_gptq_config(read_file(folder / kQuantised), (folder / kQuantised).string(), false, &notes_);
   for (const HubTensor& t : table_) by_name_[t.name] = &t;
   open_files();
   check_names();
 }
 
+// An index gives the names of the files alone: which tensors these hold they say themselves.
 void HubFolder::open_files() {
   std::error_code error;
-  std::map<std::string, std::string> index;
-  std::vector<std::string> names{kOneFile};
-  if (!fs::exists(path_ / kOneFile, error)) {
-    if (!fs::exists(path_ / kIndex, error))
-      throw InputError(
-          fmt::format("{}: no {} and no {}; files of other formats are not read", path_.string(), kOneFile, kIndex));
-    index = parse_hub_index(read_file(path_ / kIndex), (path_ / kIndex).string());
-    std::set<std::string> files;
-    for (const auto& [tensor, file] : index) files.insert(file);
-    names.clear();
-    for (const std::string& file : files) names.push_back(file);
+  std::set<std::string> names;
+  if (fs::exists(path_ / kOneFile, error)) {
+    names.emplace(kOneFile);
+  } else if (fs::exists(path_ / kIndex, error)) {
+    for (const auto& [tensor, file] : parse_hub_index(read_file(path_ / kIndex), (path_ / kIndex).string()))
+      names.insert(file);
+  } else {
+    refuse_without(path_, fmt::format("no {} and no {}", kOneFile, kIndex));
   }
-  size_t listed = 0;
+  std::string wrapped;
   for (const std::string& name : names) {
     const fs::path file = path_ / name;
     if (!fs::exists(file, error)) throw InputError(fmt::format("{}: the shard {} is missing", path_.string(), name));
     files_.push_back(std::make_unique<Safetensors>(file, true));
     for (const TensorBytes& t : files_.back()->tensors()) {
-      const auto at = index.find(t.name);
-      if (!index.empty() && (at == index.end() || at->second != name))
+      const std::string plain = common_name(unwrapped(t.name), row_of(config_.family));
+      if (is_derived(plain, row_of(config_.family))) continue;
+      if (unwrapped(t.name) != t.name) wrapped = t.name;
+      if (!is_floating(t.dtype) && !(gptq_ && is_code(plain)))
         throw InputError(
-            fmt::format("{}: tensor '{}' is in {}, where the index does not name it", path_.string(), t.name, name));
-      ++listed;
-      if (is_derived(t.name, row_of(config_.family))) continue;
-      if (!is_floating(t.dtype) && !(gptq_ && is_code(t.name)))
-        throw InputError(
-            fmt::format("{}: tensor '{}' is {}; expected floating numbers", file.string(), t.name, name_of(t.dtype)));
-      if (!tensors_.emplace(common_name(t.name, row_of(config_.family)), &t).second)
+            fmt::format("{}: tensor '{}' is {}; expected floating numbers", file.string(), t.name, stored_name(t)));
+      if (!tensors_.emplace(plain, &t).second)
         throw InputError(fmt::format("{}: tensor '{}' is there twice", path_.string(), t.name));
     }
   }
-  if (!index.empty() && listed != index.size())
-    throw InputError(
-        fmt::format("{}: the index names {} tensors, and its files hold {}", path_.string(), index.size(), listed));
+  if (!wrapped.empty()) notes_.push_back(wrapped_note(path_, wrapped, unwrapped(wrapped)));
 }
 
 void HubFolder::check_names() {
@@ -196,6 +217,12 @@ void HubFolder::check_names() {
     }
     throw InputError(fmt::format("{}: tensor '{}' is no part of this model", path_.string(), name));
   }
+  const int64_t loose = std::ranges::count_if(codes_, [](const auto& layer) { return !layer.second.plain(); });
+  if (loose > 0)
+    notes_.push_back(
+        fmt::format("{}: {} of {} layers in 4 bits have groups in another order, codes of 0 that are not 8 "
+                    "or scales that are no float16: they are computed as numbers",
+                    path_.string(), loose, codes_.size()));
   const auto most = std::ranges::max_element(bytes, {}, [](const auto& b) { return b.second; });
   dtype_ = most->first.second ? DType::float32 : most->first.first;
 }
@@ -212,19 +239,21 @@ bool HubFolder::open_codes(const HubTensor& ours, const HubTensor::Piece& piece)
   const std::string layer = layer_of(piece.name);
   if (!tensors_.contains(layer + ".qweight")) return false;
   const auto order = tensors_.find(layer + ".g_idx");
-  const GptqLayer::Stored parts{.qweight = &stored(layer + ".qweight"),
-                                .qzeros = &stored(layer + ".qzeros"),
-                                .scales = &stored(layer + ".scales"),
-                                .g_idx = order == tensors_.end() ? nullptr : order->second};
+  const GptqLayer::Stored parts{
+      .qweight = &stored(layer + ".qweight"),
+      .qzeros = &stored(layer + ".qzeros"),
+      .scales = &stored(layer + ".scales"),
+      .g_idx = order == tensors_.end() && gptq_->ordered ? nullptr : &stored(layer + ".g_idx")};
   const int64_t columns = ours.shape[1];
-  codes_.emplace(piece.name, GptqLayer(parts, piece.rows, columns, gptq_->group_of(columns), path_.string()));
+  codes_.emplace(piece.name, GptqLayer(parts, piece.rows, columns, *gptq_, path_.string()));
   return true;
 }
 
 bool HubFolder::has_codes(const std::string& name) const {
   const auto tensor = by_name_.find(name);
   return tensor != by_name_.end() && std::ranges::all_of(tensor->second->pieces, [&](const HubTensor::Piece& piece) {
-           return codes_.contains(piece.name);
+           const auto found = codes_.find(piece.name);
+           return found != codes_.end() && found->second.plain();
          });
 }
 

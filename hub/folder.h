@@ -27,11 +27,20 @@ void convert_transposed(const TensorBytes& from, int64_t begin, DType dtype, std
 // Whether a folder has a config.json and is no run of Tessera's.
 bool is_hub_folder(const std::filesystem::path& folder);
 
+// The name of a tensor without what training wrappers leave in it: torch.compile(), FSDP, checkpointing, and DDP.
+std::string unwrapped(std::string name);
+// The line that says so.
+std::string wrapped_note(const std::filesystem::path& from, const std::string& name, const std::string& plain);
+// Throws InputError about missing weights, naming those of other formats that are there.
+[[noreturn]] void refuse_without(const std::filesystem::path& folder, const std::string& missing);
+
 class HubFolder {
  public:
   // Throws InputError naming the file and the key or tensor: one that is missing, one that no model of the family has,
-  // one of another shape, shards that name each other's tensors, or a name that leads out of the folder.
+  // one of another shape, one that is there twice, or a name that leads out of the folder.
   explicit HubFolder(const std::filesystem::path& folder);
+  // Lines for the user: keys that are not read, and so on.
+  const std::vector<std::string>& notes() const { return notes_; }
   const std::filesystem::path& path() const { return path_; }
   const ModelConfig& config() const { return config_; }
   // The dtype that most elements are stored in; float32 for float16, which no op takes.
@@ -41,7 +50,7 @@ class HubFolder {
   WholeTensors tensors() const;
   // Where layers are in 4 bits.
   const std::optional<GptqConfig>& gptq() const { return gptq_; }
-  // Whether all that a tensor of our name is made of is in 4 bits. Cost: names only.
+  // Whether all that a tensor of our name is made of is in 4 bits that an Int4Matrix can hold. Cost: names only.
   bool has_codes(const std::string& name) const;
   // A tensor's codes, by our name, all rows of all that it is made of; nothing where not all of these are in 4 bits.
   std::optional<Int4Matrix> codes(const std::string& name) const;
@@ -54,6 +63,7 @@ class HubFolder {
   const TensorBytes& stored(const std::string& name) const;
 
   std::filesystem::path path_;
+  std::vector<std::string> notes_;
   std::optional<GptqConfig> gptq_;
   ModelConfig config_;
   DType dtype_ = DType::float32;

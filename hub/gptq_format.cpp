@@ -4,11 +4,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <set>
 
-#include "data/json.h"
+#include "hub/folder.h"
+#include "hub/keys.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -19,31 +20,20 @@ using Json = nlohmann::json;
 constexpr int64_t kPerWord = 8;
 constexpr uint32_t kStoredZero = Int4Matrix::kZero - 1, kStoredZeros = kStoredZero * 0x11111111U;
 
-// About how codes were made, and how other programs compute with them: the numbers are the same.
-const std::set<std::string>& of_making() {
-  static const std::set<std::string> keys{"true_sequential",
-                                          "static_groups",
-                                          "model_name_or_path",
-                                          "model_file_base_name",
-                                          "meta",
-                                          "pack_impl",
-                                          "act_group_aware",
-                                          "dataset",
-                                          "tokenizer",
-                                          "batch_size",
-                                          "pad_token_id",
-                                          "backend",
-                                          "use_exllama",
-                                          "exllama_config",
-                                          "disable_exllama",
-                                          "use_cuda_fp16",
-                                          "max_input_length",
-                                          "model_seqlen",
-                                          "cache_block_outputs",
-                                          "block_name_to_quantize",
-                                          "module_name_preceding_first_block",
-                                          "modules_in_block_to_quantize"};
-  return keys;
+// About how codes were made, and how other programs compute with them: the numbers are the same. Which layers have
+// codes, and in which order and from which zeros, is said by their tensors.
+constexpr std::string_view kOfMaking =
+    "sym lm_head true_sequential static_groups model_name_or_path model_file_base_name meta pack_impl "
+    "act_group_aware hyb_act mse dataset tokenizer batch_size pad_token_id backend use_exllama exllama_config "
+    "disable_exllama use_cuda_fp16 max_input_length model_seqlen cache_block_outputs offload_to_disk "
+    "offload_to_disk_path block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize "
+    "modules_to_not_convert";
+
+const std::vector<HeldKey>& held_keys_of_gptq() {
+  static const std::vector<HeldKey> all{
+      {"quant_method", {"gptq"}},    {"method", {"gptq"}}, {"bits", {4}}, {"pack_dtype", {"int32"}},
+      {"is_marlin_format", {false}}, {"rotation"},         {"adapter"}};
+  return all;
 }
 
 uint32_t word(const TensorBytes& from, int64_t i) {
@@ -52,6 +42,8 @@ uint32_t word(const TensorBytes& from, int64_t i) {
   return out;
 }
 
+int code_in(const TensorBytes& from, int64_t i, int64_t j) { return static_cast<int>(word(from, i) >> (4 * j) & 15U); }
+
 template <class T>
 std::span<const std::byte> bytes_of(const std::vector<T>& values) {
   return std::as_bytes(std::span(values));
@@ -59,37 +51,39 @@ std::span<const std::byte> bytes_of(const std::vector<T>& values) {
 
 }  // namespace
 
-GptqConfig parse_gptq_config(std::string_view text, const std::string& what, bool needs_method) {
-  const Json json = parse_json(text, what);
-  if (!json.is_object()) throw InputError(what + ": expected an object");
-  const auto refuse = [&](const char* key, const std::string& expected, const Json& found) {
-    throw InputError(fmt::format("{}: {}: expected {}, found {}", what, key, expected, shown(found, 60)));
-  };
-  const auto must_be = [&](const char* key, const Json& wanted, const std::string& because = "") {
-    if (const Json found = json.value(key, wanted); found != wanted) refuse(key, wanted.dump() + because, found);
-  };
-  if (needs_method && !json.contains("quant_method")) refuse("quant_method", "\"gptq\"", Json());
-  must_be("quant_method", "gptq");
-  if (json.value("bits", Json()) != 4) refuse("bits", "4", json.value("bits", Json()));
-  must_be("checkpoint_format", "gptq");
-  must_be("desc_act", false, " (no activation order)");
-  must_be("sym", true, " (symmetric codes)");
-  must_be("lm_head", false, " (a head that is not quantised)");
-  must_be("pack_dtype", "int32");
-  const std::set<std::string> read{"quant_method", "bits",       "checkpoint_format", "desc_act",    "sym",
-                                   "lm_head",      "pack_dtype", "group_size",        "damp_percent"};
-  for (const auto& [key, value] : json.items())
-    if (!read.contains(key) && !of_making().contains(key) && !is_nothing(value))
-      throw InputError(fmt::format("{}: {}: expected nothing, found {}; Tessera may not compute what it asks for", what,
-                                   key.substr(0, 60), shown(value, 60)));
+GptqConfig parse_gptq_config(HubKeys& keys, bool needs_method, std::vector<std::string>* notes) {
+  if (needs_method && !keys.find("quant_method")) keys.refuse("quant_method", "\"gptq\"", Json());
+  keys.hold(held_keys_of_gptq());
+  if (!keys.find("bits")) keys.refuse("bits", "4", Json());
   GptqConfig out;
-  const Json group = json.value("group_size", Json());
-  const std::optional<int64_t> size = natural(group);
-  if (group != -1 && (!size || *size < 1 || *size > int64_t{1} << 40))
-    refuse("group_size", "a number of columns, or -1", group);
-  out.group = group == -1 ? -1 : *size;
-  if (const Json damping = json.value("damp_percent", Json()); damping.is_number()) out.damping = damping.get<double>();
+  // Two spellings of one thing; where both stand, both must fit.
+  for (const char* key : {"checkpoint_format", "format"}) {
+    const std::string format = keys.text(key, out.second ? "gptq_v2" : "gptq");
+    if (format != "gptq" && format != "gptq_v2") keys.refuse(key, "\"gptq\" or \"gptq_v2\"", format);
+    if (key[0] == 'f' && out.second != (format == "gptq_v2") && keys.find("checkpoint_format"))
+      keys.refuse(key, "that of checkpoint_format", format);
+    out.second = format == "gptq_v2";
+  }
+  const Json* const group = keys.find("group_size");
+  if (!group) keys.refuse("group_size", "a number of columns, or -1", Json());
+  out.group = *group == -1 ? -1 : keys.size("group_size");
+  out.ordered = !keys.flag("desc_act", false) || out.group == -1;
+  // Layers of their own kind: a pattern that begins with "-:" is for layers without codes.
+  if (const Json* const dynamic = keys.find("dynamic"); dynamic && dynamic->is_object())
+    for (const auto& [pattern, said] : dynamic->items())
+      if (!pattern.starts_with("-:") &&
+          (said.value("bits", Json(4)) != 4 || said.value("group_size", *group) != *group))
+        keys.refuse("dynamic", "layers of the same bits and groups", *dynamic);
+  if (const Json* const damping = keys.find("damp_percent"); damping && damping->is_number())
+    out.damping = damping->get<double>();
+  if (const std::string unread = keys.unread(kOfMaking); notes && !unread.empty()) notes->push_back(unread);
   return out;
+}
+
+GptqConfig parse_gptq_config(std::string_view text, const std::string& what, bool needs_method,
+                             std::vector<std::string>* notes) {
+  HubKeys keys(text, what);
+  return parse_gptq_config(keys, needs_method, notes);
 }
 
 std::string gptq_config(const GptqConfig& config) {
@@ -135,16 +129,17 @@ std::vector<TensorBytes> listed_gptq(const GptqTensors& t, const std::string& la
           {layer + ".scales", DType::bfloat16, {m.groups(), rows}, bytes_of(t.scales), true}};
 }
 
-GptqLayer::GptqLayer(const Stored& stored, int64_t rows, int64_t columns, int64_t group, const std::string& what)
-    : stored_(stored), rows_(rows), columns_(columns), group_(group) {
-  const int64_t groups = (columns - 1) / group + 1;
+GptqLayer::GptqLayer(const Stored& stored, int64_t rows, int64_t columns, const GptqConfig& config,
+                     const std::string& what)
+    : stored_(stored), rows_(rows), columns_(columns), group_(config.group_of(columns)), less_(config.second ? 0 : 1) {
+  const int64_t groups = (columns - 1) / group_ + 1;
   const auto refuse = [&](const TensorBytes& t, const std::string& expected, const std::string& found) {
     throw InputError(fmt::format("{}: tensor '{}': expected {}, found {}", what, t.name, expected, found));
   };
-  const auto hold = [&](const TensorBytes* t, bool is_half, const std::vector<int64_t>& shape) {
-    if (t && (t->is_half != is_half || (!is_half && t->dtype != DType::int32) || t->shape != shape))
-      refuse(*t, fmt::format("{} ({})", is_half ? "float16" : "int32", fmt::join(shape, ", ")),
-             fmt::format("{} ({})", t->is_half ? "float16" : name_of(t->dtype), fmt::join(t->shape, ", ")));
+  const auto hold = [&](const TensorBytes* t, bool is_floating_one, const std::vector<int64_t>& shape) {
+    if (t && ((is_floating_one ? !is_floating(t->dtype) : t->dtype != DType::int32) || t->shape != shape))
+      refuse(*t, fmt::format("{} ({})", is_floating_one ? "float16" : "int32", fmt::join(shape, ", ")),
+             fmt::format("{} ({})", stored_name(*t), fmt::join(t->shape, ", ")));
   };
   if (rows % kPerWord != 0 || columns % kPerWord != 0)
     refuse(*stored.qweight, fmt::format("a matrix whose sizes are multiples of {}", kPerWord),
@@ -153,19 +148,26 @@ GptqLayer::GptqLayer(const Stored& stored, int64_t rows, int64_t columns, int64_
   hold(stored.qzeros, false, {groups, rows / kPerWord});
   hold(stored.scales, true, {groups, rows});
   hold(stored.g_idx, false, {columns});
-  for (int64_t c = 0; stored.g_idx && c < columns; ++c)
-    if (word(*stored.g_idx, c) != static_cast<uint32_t>(c / group))
-      refuse(*stored.g_idx, fmt::format("column {} in group {} (no activation order)", c, c / group),
-             fmt::format("{}", static_cast<int32_t>(word(*stored.g_idx, c))));
-  for (int64_t i = 0; i < groups * rows / kPerWord; ++i)
-    if (word(*stored.qzeros, i) != kStoredZeros)
-      refuse(*stored.qzeros, fmt::format("{:#010x} (symmetric codes, version 1)", kStoredZeros),
-             fmt::format("{:#010x}", word(*stored.qzeros, i)));
-  for (size_t i = 0; i < stored.scales->bytes.size(); i += sizeof(Half)) {
-    Half h;
-    std::memcpy(&h, stored.scales->bytes.data() + i, sizeof(h));
-    if ((h.bits & 0x7c00u) == 0x7c00u) refuse(*stored.scales, "finite numbers", fmt::format("{}", wide(h)));
+  plain_ = stored.scales->is_half;
+  for (int64_t c = 0; stored.g_idx && c < columns; ++c) {
+    const uint32_t group = word(*stored.g_idx, c);
+    if (group >= groups)
+      refuse(*stored.g_idx, fmt::format("the group of column {}, below {}", c, groups),
+             fmt::format("{}", static_cast<int32_t>(group)));
+    plain_ = plain_ && group == c / group_;
   }
+  const uint32_t eights = 0x11111111U * static_cast<uint32_t>(Int4Matrix::kZero - less_);
+  for (int64_t i = 0; i < groups * rows / kPerWord; ++i) {
+    if (word(*stored.qzeros, i) == eights) continue;
+    plain_ = false;
+    for (int64_t j = 0; j < kPerWord; ++j)
+      if (code_in(*stored.qzeros, i, j) + less_ > 15)  // programs differ in what they make of it
+        refuse(*stored.qzeros, "a code of 0 in [1, 15], which version 1 can store", "16");
+  }
+  std::vector<float> scales(static_cast<size_t>(groups * rows));
+  convert(*stored.scales, 0, DType::float32, std::as_writable_bytes(std::span(scales)));
+  for (const float scale : scales)
+    if (!std::isfinite(scale)) refuse(*stored.scales, "finite numbers", fmt::format("{}", scale));
 }
 
 Int4Matrix GptqLayer::unpack(int64_t first, int64_t count) const {
@@ -185,8 +187,24 @@ Int4Matrix GptqLayer::unpack(int64_t first, int64_t count) const {
 }
 
 void GptqLayer::decode(int64_t begin, std::span<float> out) const {
+  if (out.empty()) return;
   const int64_t first = begin / columns_, last = (begin + std::ssize(out) - 1) / columns_;
-  if (!out.empty()) unpack(first, last - first + 1).decode(begin - first * columns_, out);
+  if (plain_) return unpack(first, last - first + 1).decode(begin - first * columns_, out);
+  std::vector<float> scales(static_cast<size_t>((columns_ - 1) / group_ + 1));
+  std::vector<int> zeros(scales.size());
+  int64_t current = -1;
+  for (size_t i = 0; i < out.size(); ++i) {
+    const int64_t at = begin + static_cast<int64_t>(i), row = at / columns_, column = at % columns_;
+    for (size_t g = 0; row != current && g < scales.size(); ++g) {
+      const int64_t from = static_cast<int64_t>(g) * rows_ + row;
+      convert(*stored_.scales, from, DType::float32, std::as_writable_bytes(std::span(scales).subspan(g, 1)));
+      zeros[g] = code_in(*stored_.qzeros, from / kPerWord, row % kPerWord) + less_;
+    }
+    current = row;
+    const size_t g = stored_.g_idx ? word(*stored_.g_idx, column) : static_cast<size_t>(column / group_);
+    const int code = code_in(*stored_.qweight, column / kPerWord * rows_ + row, column % kPerWord);
+    out[i] = scales[g] * static_cast<float>(code - zeros[g]);
+  }
 }
 
 }  // namespace tessera

@@ -5,8 +5,10 @@
 //   scales   float16 (groups, out)
 //   g_idx    int32 (in)                   the group of each column
 //
-// and what they are in config.json's "quantization_config", or in a file quantize_config.json. Read and written are
-// symmetric codes of 4 bits without activation order: the code of 0 is 8, and column c is in group c / group_size.
+// and what they are in config.json's "quantization_config", or in a file quantize_config.json. Written are symmetric
+// codes of 4 bits without activation order: the code of 0 is 8, and column c is in group c / group_size. Read are also
+// groups in any order of columns ("desc_act"), any codes of 0 (not "sym"), and version 2, whose codes of 0 are stored
+// as they are.
 #pragma once
 #include <optional>
 #include <span>
@@ -19,17 +21,23 @@
 
 namespace tessera {
 
+class HubKeys;
+
 struct GptqConfig {
   int64_t group = 128;  // "group_size"; -1: a row is one group
   double damping = 0.01;
+  bool second = false;  // version 2
+  bool ordered = true;  // a layer without g_idx has its columns in the order of groups
 
   int64_t group_of(int64_t columns) const { return group > 0 ? group : columns; }
 };
 
-// The value of "quantization_config", or all of quantize_config.json, where `quant_method` may be left out: `what` says
-// which. Keys about how codes were made are passed over; any other is refused by its name. Throws InputError for other
-// methods, bits and formats, for activation order and for codes that are not symmetric.
-GptqConfig parse_gptq_config(std::string_view json, const std::string& what, bool needs_method = true);
+// The value of "quantization_config", or all of quantize_config.json, where `quant_method` may be left out, in the
+// spellings of AutoGPTQ, GPTQModel and transformers. Throws InputError for other methods, bits and formats; other keys
+// are about how codes were made.
+GptqConfig parse_gptq_config(HubKeys& keys, bool needs_method, std::vector<std::string>* notes = nullptr);
+GptqConfig parse_gptq_config(std::string_view json, const std::string& what, bool needs_method = true,
+                             std::vector<std::string>* notes = nullptr);
 // The text that parse_gptq_config() reads, and other loaders.
 std::string gptq_config(const GptqConfig& config);
 
@@ -45,15 +53,17 @@ GptqTensors pack_gptq(const Int4Matrix& matrix, int64_t first, int64_t rows);
 std::vector<TensorBytes> listed_gptq(const GptqTensors& tensors, const std::string& layer, const Int4Matrix& matrix,
                                      int64_t rows);
 
-// A stored layer, held to the format: shapes by (rows, columns), g_idx (which may be missing), qzeros and scales by
-// their values. Throws InputError naming the tensor, what was expected and found. Cost: qweight is not read.
+// A stored layer, held to the format: shapes by (rows, columns), and the values of g_idx (which may be missing), qzeros
+// and scales. Throws InputError naming the tensor, what was expected and found. Cost: qweight is not read.
 class GptqLayer {
  public:
   struct Stored {
     const TensorBytes *qweight = nullptr, *qzeros = nullptr, *scales = nullptr, *g_idx = nullptr;
   };
-  GptqLayer(const Stored& stored, int64_t rows, int64_t columns, int64_t group, const std::string& what);
-  // Rows [first, first + count), in our order.
+  GptqLayer(const Stored& stored, int64_t rows, int64_t columns, const GptqConfig& config, const std::string& what);
+  // Whether an Int4Matrix can hold it: groups in order, symmetric codes, scales in float16.
+  bool plain() const { return plain_; }
+  // Rows [first, first + count), in our order, of a plain layer.
   Int4Matrix unpack(int64_t first, int64_t count) const;
   Int4Matrix unpack() const { return unpack(0, rows_); }
   // Elements of (rows, columns) from the one at `begin` on.
@@ -62,6 +72,8 @@ class GptqLayer {
  private:
   Stored stored_;
   int64_t rows_, columns_, group_;
+  int less_;  // than the code of 0 is what is stored
+  bool plain_ = true;
 };
 
 }  // namespace tessera

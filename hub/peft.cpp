@@ -6,13 +6,18 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+
+#define PCRE2_CODE_UNIT_WIDTH 8  // the header asks for it
+#include <pcre2.h>
 
 #include "data/files.h"
 #include "data/json.h"
 #include "hub/config.h"
 #include "hub/folder.h"
+#include "hub/keys.h"
 #include "models/adapters/adapters.h"
 #include "tensor/error.h"
 #include "tensor/write_file.h"
@@ -26,39 +31,74 @@ using Json = nlohmann::json;
 constexpr const char* kAdapterConfig = "adapter_config.json";
 constexpr const char* kFile = "adapter_model.safetensors";
 constexpr int64_t kMostRank = 1000000;
+constexpr size_t kLongestPattern = 4000;
 
-// About how adapters were made and trained: what they compute does not depend on them.
-const std::set<std::string>& of_training() {
-  static const std::set<std::string> keys{
-      "auto_mapping",  "revision",          "inference_mode",    "task_type",           "peft_version",
-      "megatron_core", "layers_pattern",    "init_lora_weights", "ensure_weight_tying", "fan_in_fan_out",
-      "loftq_config",  "qalora_group_size", "runtime_config",    "parent_library"};
-  return keys;
+// About how adapters were made and trained: what they compute does not depend on them. Configurations of first values
+// are used where init_lora_weights asks for them.
+constexpr std::string_view kOfTraining =
+    "auto_mapping revision inference_mode task_type peft_version megatron_core loftq_config ensure_weight_tying "
+    "fan_in_fan_out layers_pattern runtime_config parent_library eva_config corda_config lora_ga_config "
+    "megatron_config qalora_group_size";
+
+const std::vector<HeldKey>& held_keys_of_peft() {
+  // Others subtract the first adapter from the weights of the base, or round these (PEFT 0.21, tuners/lora/layer.py).
+  static const std::vector<HeldKey> all{
+      {"peft_type", {"LORA"}},
+      {"init_lora_weights",
+       {true, false, "gaussian", "eva", "orthogonal"},
+       ", gaussian, eva or orthogonal (others change the weights of the base; PEFT converts such adapters: "
+       "save_pretrained(..., path_initial_model_for_weight_conversion=...))"},
+      {"bias", {"none"}},
+      {"lora_bias"},
+      {"use_dora"},
+      {"use_qalora"},
+      {"use_bdlora"},
+      {"modules_to_save"},
+      {"layer_replication"},
+      {"trainable_token_indices"},
+      {"target_parameters"},
+      {"alora_invocation_tokens"},
+      {"arrow_config"},
+      {"kasa_config"},
+      {"monteclora_config"},
+      {"velora_config"}};
+  return all;
 }
 
-std::vector<std::string> targets_of(const Json& value, const std::string& what) {
-  if (value.is_string() && value.get<std::string>() == "all-linear") return {"all-linear"};
-  std::vector<std::string> out;
-  for (const Json& one : value.is_array() ? value : Json::array()) {
-    if (!one.is_string()) throw InputError(what + ": target_modules: expected names of layers");
-    out.push_back(one.get<std::string>());
+PeftNames names_in(HubKeys& keys, const std::string& what, const char* key) {
+  PeftNames out{.list = {}, .where = what + ": " + key};
+  const Json* const value = keys.find(key);
+  if (value && value->is_string()) {
+    out.all_linear = *value == "all-linear";
+    if (!out.all_linear) out.regex = value->get<std::string>();
+    if (out.regex.size() > kLongestPattern) keys.refuse(key, fmt::format("at most {} bytes", kLongestPattern), *value);
   }
-  if (out.empty()) throw InputError(what + ": target_modules: expected a list of layers, or all-linear");
-  std::ranges::sort(out);
+  for (const Json& one : value && value->is_array() ? *value : Json::array()) {
+    if (!one.is_string()) keys.refuse(key, "names of layers", *value);
+    out.all_linear = out.all_linear || one == "all-linear";
+    if (one != "all-linear") out.list.push_back(one.get<std::string>());
+  }
+  std::ranges::sort(out.list);
   return out;
 }
 
-double number_of(const Json& json, const char* key, double least, double most, const std::string& what) {
-  const Json value = json.value(key, Json());
-  if (!value.is_number() || !(value.get<double>() >= least && value.get<double>() <= most))
-    throw InputError(fmt::format("{}: {}: expected a number in [{}, {}], found {}", what, key, least, most,
-                                 value.dump().substr(0, 100)));
-  return value.get<double>();
-}
-
-// As PEFT looks for them: the whole name of a layer, or the end of one.
-bool names_layer(const std::string& target, const std::string& layer) {
-  return layer == target || layer.ends_with("." + target);
+// Python's re.fullmatch(), as far as both kinds of expressions are the same.
+bool matches(const std::string& pattern, const std::string& text, const std::string& where) {
+  int error = 0;
+  PCRE2_SIZE at = 0;
+  const std::unique_ptr<pcre2_code, decltype(&pcre2_code_free)> code(
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_ANCHORED | PCRE2_ENDANCHORED,
+                    &error, &at, nullptr),
+      &pcre2_code_free);
+  if (!code)
+    throw InputError(fmt::format("{}: '{}' is no regular expression: error {} at {}", where, pattern, error, at));
+  const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data(
+      pcre2_match_data_create_from_pattern(code.get(), nullptr), &pcre2_match_data_free);
+  const int found =
+      pcre2_match(code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), 0, 0, data.get(), nullptr);
+  if (found < PCRE2_ERROR_NOMATCH)
+    throw InputError(fmt::format("{}: '{}' stopped at '{}': error {}", where, pattern, text, found));
+  return found >= 0;
 }
 
 // The layer that a target is, as transformers names it.
@@ -68,6 +108,15 @@ std::string hub_layer(const ModelConfig& config, int64_t layer, const LoraTarget
   return fmt::format("{}.{}.{}", family.layers, layer, name);
 }
 
+// Names as PEFT writes them: without the name of an adapter, and with one prefix.
+std::string plain_adapter_name(const std::string& stored) {
+  constexpr std::string_view kPrefix = "base_model.model.", kAdapter = ".default.weight";
+  std::string out = unwrapped(stored);
+  while (out.starts_with(std::string(kPrefix) + std::string(kPrefix))) out.erase(0, kPrefix.size());
+  if (out.ends_with(kAdapter)) out.erase(out.size() - kAdapter.size()).append(".weight");
+  return out;
+}
+
 }  // namespace
 
 bool is_peft_folder(const fs::path& folder) {
@@ -75,43 +124,42 @@ bool is_peft_folder(const fs::path& folder) {
   return fs::is_regular_file(folder / kAdapterConfig, error) && !fs::exists(folder / "config.toml", error);
 }
 
-PeftConfig parse_peft_config(std::string_view text, const std::string& what) {
-  const Json json = parse_json(text, what);
-  if (!json.is_object()) throw InputError(what + ": expected an object");
+std::string PeftNames::found(const std::string& layer) const {
+  if (all_linear) return "all-linear";
+  for (const std::string& name : list)
+    if (layer == name || layer.ends_with("." + name)) return name;
+  return !regex.empty() && matches(regex, layer, where) ? regex : "";
+}
+
+PeftConfig parse_peft_config(std::string_view text, const std::string& what, std::vector<std::string>* notes) {
+  HubKeys keys(text, what);
   PeftConfig out;
-  const auto expect = [&](const char* key, const Json& wanted) {
-    if (const Json found = json.value(key, wanted); found != wanted)
-      throw InputError(
-          fmt::format("{}: {}: expected {}, found {}", what, key, wanted.dump(), found.dump().substr(0, 100)));
-  };
-  if (!json.contains("peft_type")) throw InputError(what + ": peft_type: expected \"LORA\", found none");
-  expect("peft_type", "LORA");
-  expect("bias", "none");
-  const std::set<std::string> read{"peft_type",
-                                   "bias",
-                                   "r",
-                                   "lora_alpha",
-                                   "lora_dropout",
-                                   "use_rslora",
-                                   "target_modules",
-                                   "base_model_name_or_path"};
-  for (const auto& [key, value] : json.items())
-    if (!read.contains(key) && !of_training().contains(key) && !is_nothing(value))
-      throw InputError(fmt::format("{}: {}: expected nothing, found {}", what, key.substr(0, 100),
-                                   value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 100)));
-  const auto rank = natural(json.value("r", Json()));
-  if (!rank || *rank < 1 || *rank > kMostRank)
-    throw InputError(fmt::format("{}: r: expected a whole number in [1, {}]", what, kMostRank));
-  out.lora.rank = *rank;
-  out.lora.alpha = number_of(json, "lora_alpha", 0, 1e6, what);
-  if (json.contains("lora_dropout")) out.lora.dropout = number_of(json, "lora_dropout", 0, 1, what);
-  const Json stabilised = json.value("use_rslora", Json(false));
-  if (!stabilised.is_boolean()) throw InputError(what + ": use_rslora: expected true or false");
-  out.lora.rank_stabilised = stabilised.get<bool>();
-  out.lora.targets = targets_of(json.value("target_modules", Json()), what);
-  const Json base = json.value("base_model_name_or_path", Json());
-  if (!base.is_null() && !base.is_string()) throw InputError(what + ": base_model_name_or_path: expected a path");
-  if (base.is_string()) out.base = base.get<std::string>();
+  if (!keys.find("peft_type")) keys.refuse("peft_type", "\"LORA\"", Json());
+  keys.hold(held_keys_of_peft());
+  out.lora.rank = keys.size("r", 8, kMostRank);
+  out.lora.alpha = keys.number("lora_alpha", 8, 0, 1e6);
+  out.lora.dropout = keys.number("lora_dropout", 0, 0, 1);
+  out.lora.rank_stabilised = keys.flag("use_rslora", false);
+  for (const auto& [key, whole] :
+       {std::pair<const char*, double>{"rank_pattern", out.lora.rank}, {"alpha_pattern", out.lora.alpha}})
+    if (const Json* const pattern = keys.find(key); pattern && pattern->is_object())
+      for (const auto& [layers, value] : pattern->items())
+        if (value != whole) keys.refuse(key, fmt::format("{} for every layer", whole), *pattern);
+  out.targets = names_in(keys, what, "target_modules");
+  if (out.targets.empty()) {
+    const Json* const found = keys.find("target_modules");
+    keys.refuse("target_modules", "a list of layers, a regular expression, or all-linear", found ? *found : Json());
+  }
+  out.excluded = names_in(keys, what, "exclude_modules");
+  if (const Json* const layers = keys.find("layers_to_transform"); layers && !is_nothing(*layers)) {
+    out.layers.emplace();
+    for (const Json& one : layers->is_array() ? *layers : Json::array({*layers})) {
+      if (!natural(one)) keys.refuse("layers_to_transform", "numbers of layers", *layers);
+      out.layers->push_back(*natural(one));
+    }
+  }
+  out.base = keys.text("base_model_name_or_path", "");
+  if (const std::string unread = keys.unread(kOfTraining); notes && !unread.empty()) notes->push_back(unread);
   return out;
 }
 
@@ -148,52 +196,66 @@ std::vector<PeftTensor> peft_tensors(const ModelConfig& config) {
 
 PeftFolder::PeftFolder(const fs::path& folder)
     : path_(folder),
-      config_(parse_peft_config(read_file(folder / kAdapterConfig), (folder / kAdapterConfig).string())) {
+      config_(parse_peft_config(read_file(folder / kAdapterConfig), (folder / kAdapterConfig).string(), &notes_)) {
   std::error_code error;
-  if (!fs::exists(path_ / kFile, error))
-    throw InputError(fmt::format("{}: no {}; files of other formats are not read", path_.string(), kFile));
+  if (!fs::exists(path_ / kFile, error)) refuse_without(path_, std::string("no ") + kFile);
   file_ = std::make_shared<const Safetensors>(path_ / kFile, true);
+  std::string changed;
+  for (const TensorBytes& t : file_->tensors()) {
+    const std::string name = plain_adapter_name(t.name);
+    if (name != t.name) changed = t.name;
+    if (!tensors_.emplace(name, &t).second)
+      throw InputError(fmt::format("{}: tensor '{}' is there twice", file_->what(), t.name));
+  }
+  if (!changed.empty()) notes_.push_back(wrapped_note(file_->what(), changed, plain_adapter_name(changed)));
 }
 
-fs::path PeftFolder::base() const {
+fs::path PeftFolder::base(const std::optional<std::string>& given) const {
+  if (given) return *given;
   std::error_code error;
   for (const fs::path& at : {fs::path(config_.base), path_ / config_.base})
     if (!config_.base.empty() && fs::is_directory(at, error)) return at;
-  throw InputError(fmt::format("{}: base_model_name_or_path: expected the folder of a model, found '{}'",
-                               (path_ / kAdapterConfig).string(), config_.base));
+  throw InputError(fmt::format(
+      "{}: base_model_name_or_path: expected the folder of a model, found '{}'; --base FOLDER says where it is",
+      (path_ / kAdapterConfig).string(), config_.base));
 }
 
 ModelConfig PeftFolder::config(const ModelConfig& base) const {
+  const std::string what = (path_ / kAdapterConfig).string();
   ModelConfig out = base;
   out.lora = config_.lora;
   out.lora.dropout = 0;
-  out.lora.targets.clear();
-  hub_tensors(base);  // throws where the hub has no names for all of it
   std::set<std::string> used;
   std::vector<std::string_view> names;
   for (const LoraTarget& target : lora_targets(base)) {
     names.push_back(target.name);
     int64_t layers = 0;  // that have the target
     for (int64_t i = 0; i < base.layers; ++i) {
-      const std::string layer = hub_layer(base, i, target);
-      bool wanted = false;
-      for (const std::string& t : config_.lora.targets)
-        if (t == "all-linear" || names_layer(t, layer)) {
-          wanted = true;
-          used.insert(t);
-        }
-      layers += wanted ? 1 : 0;
+      const std::string layer = hub_layer(base, i, target), by = config_.targets.found(layer);
+      if (!by.empty()) used.insert(by);
+      const bool left_out = config_.layers && std::ranges::find(*config_.layers, i) == config_.layers->end();
+      layers += !by.empty() && !left_out && config_.excluded.found(layer).empty() ? 1 : 0;
     }
     if (layers == 0) continue;
     if (layers < base.layers)
-      throw InputError(fmt::format("{}: target_modules: {} of {} layers; expected all of them or none",
-                                   (path_ / kAdapterConfig).string(), target.name, layers));
+      throw InputError(fmt::format("{}: {}: {} of {} layers have {}; expected all of them or none", what,
+                                   config_.layers ? "layers_to_transform" : "target_modules", layers, base.layers,
+                                   target.name));
     out.lora.targets.emplace_back(target.name);
   }
-  for (const std::string& t : config_.lora.targets)
-    if (!used.contains(t))
+  // A name of no layer means nothing, as PEFT has it; one of a layer that cannot have adapters does.
+  std::vector<std::string> others{"lm_head"};
+  for (const HubTensor& t : hub_tensors(base))
+    for (const HubTensor::Piece& piece : t.pieces) others.push_back(piece.name.substr(0, piece.name.rfind('.')));
+  for (const std::string& t : config_.targets.list)
+    if (!used.contains(t) && (out.lora.targets.empty() || std::ranges::any_of(others, [&](const std::string& layer) {
+                                return !PeftNames{.list = {t}}.found(layer).empty();
+                              })))
       throw InputError(fmt::format("{}: target_modules: the base has no layer '{}' that adapts; expected some of {}",
-                                   (path_ / kAdapterConfig).string(), t, fmt::join(names, ", ")));
+                                   what, t, fmt::join(names, ", ")));
+  if (out.lora.targets.empty())
+    throw InputError(
+        fmt::format("{}: target_modules: no layer of the base; expected some of {}", what, fmt::join(names, ", ")));
   return out;
 }
 
@@ -201,14 +263,19 @@ WholeTensors PeftFolder::tensors(const ModelConfig& config, WholeTensors base) c
   std::map<std::string, const TensorBytes*> ours;
   std::set<std::string> known;
   for (const PeftTensor& t : peft_tensors(config)) {
-    const TensorBytes& found = file_->at(t.theirs);
+    const auto at = tensors_.find(t.theirs);
+    if (at == tensors_.end()) throw InputError(fmt::format("{}: there is no tensor '{}'", file_->what(), t.theirs));
+    const TensorBytes& found = *at->second;
     if (!is_floating(found.dtype) || found.shape != std::vector<int64_t>(t.shape.begin(), t.shape.end()))
       throw InputError(fmt::format("{}: tensor '{}' is {} of ({}); expected floating numbers of {}", file_->what(),
-                                   t.theirs, name_of(found.dtype), fmt::join(found.shape, ", "), t.shape.str()));
+                                   t.theirs, stored_name(found), fmt::join(found.shape, ", "), t.shape.str()));
     ours[t.ours] = &found;
     known.insert(t.theirs);
   }
-  file_->expect_no_others(known);
+  for (const auto& [name, found] : tensors_)
+    if (!known.contains(name))
+      throw InputError(fmt::format("{}: the model has no tensor '{}'; expected those of {} parameters", file_->what(),
+                                   found->name, known.size()));
   return [ours, base = std::move(base), kept = file_](const std::string& name, DType dtype,
                                                       const Shape& shape) -> TensorReader {
     const auto found = ours.find(name);

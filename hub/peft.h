@@ -2,7 +2,9 @@
 // model that it names as its base.
 #pragma once
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,14 +18,28 @@ namespace tessera {
 // Whether a folder has an adapter_config.json and is no run of Tessera's.
 bool is_peft_folder(const std::filesystem::path& folder);
 
-// The contents of adapter_config.json. `targets` are as it has them.
-struct PeftConfig {
-  LoraConfig lora;
-  std::string base;  // maybe a path
+// Names of layers, as PEFT looks for them: a list of whole names and ends of names, or one regular expression.
+struct PeftNames {
+  std::vector<std::string> list;
+  std::string regex = {}, where = {};  // where: the file and the key, for messages
+  bool all_linear = false;
+
+  bool empty() const { return list.empty() && regex.empty() && !all_linear; }
+  // The name of the list by which a layer is meant, another text where it is meant without; empty where it is not.
+  std::string found(const std::string& layer) const;
 };
-// Keys that change what an adapter computes are read, or held to what Tessera computes; any other that is set is
-// refused by its name. `what` names the file. Throws InputError.
-PeftConfig parse_peft_config(std::string_view json, const std::string& what);
+
+// The contents of adapter_config.json.
+struct PeftConfig {
+  LoraConfig lora;   // without targets
+  std::string base;  // maybe a path
+  PeftNames targets, excluded;
+  std::optional<std::vector<int64_t>> layers;  // the only ones that have adapters
+};
+// Keys that change what an adapter computes are read, or refused by their names where their values ask for what Tessera
+// does not compute: weights of the base that its first values change, among them. `what` names the file; `notes` gets a
+// line about keys that are not read. Throws InputError.
+PeftConfig parse_peft_config(std::string_view json, const std::string& what, std::vector<std::string>* notes = nullptr);
 std::string peft_config(const LoraConfig& lora, Family family, const std::string& base);
 
 // A matrix of an adapter, by our name and by PEFT's.
@@ -39,8 +55,10 @@ class PeftFolder {
  public:
   // Throws InputError naming the file and the key.
   explicit PeftFolder(const std::filesystem::path& folder);
-  // The folder or run of the base: as it is named, or beside the adapters. Throws InputError where there is none.
-  std::filesystem::path base() const;
+  // The folder or run of the base: `given`, else as it is named, or beside the adapters. Throws InputError where there
+  // is none.
+  std::filesystem::path base(const std::optional<std::string>& given = {}) const;
+  const std::vector<std::string>& notes() const { return notes_; }
   // The base with the adapters: its configuration, and its tensors with theirs. Throws InputError for a layer that the
   // base does not have, and naming a tensor that is missing, is of another shape, or is no part of the adapters.
   ModelConfig config(const ModelConfig& base) const;
@@ -48,8 +66,10 @@ class PeftFolder {
 
  private:
   std::filesystem::path path_;
+  std::vector<std::string> notes_;
   PeftConfig config_;
   std::shared_ptr<const Safetensors> file_;
+  std::map<std::string, const TensorBytes*> tensors_;  // without what wrappers left in their names
 };
 
 // Writes both files into a folder that is there. Throws OutputError.

@@ -27,7 +27,8 @@ const FamilyRow& row_of(Family family) {
         .attention = {{"attn.qkv", {"attn.c_attn"}}, {"attn.proj", {"attn.c_proj"}}},
         .feed_forward = {{"mlp.up", {"mlp.c_fc"}}, {"mlp.down", {"mlp.c_proj"}}},
         .usual_adapters = "c_attn"},
-       {.derived = {".rotary_emb.inv_freq"},  // frequencies, which follow from the configuration
+       {.optional_prefix = "model.",
+        .derived = {".rotary_emb.inv_freq"},  // frequencies, which follow from the configuration
         .outside = {{"tokens.weight", {"model.embed_tokens.weight"}},
                     {"norm.weight", {"model.norm.weight"}},
                     {"head.weight", {"lm_head.weight"}}},

@@ -95,6 +95,7 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   // Parts of families whose positions are rotary:
   RotaryOptions rotary = {};
+  int64_t window = 0;         // last tokens that one attends to: a context beyond it is not computed; 0: all
   bool qkv_bias = false;      // q, k and v have some
   bool qk_norm = false;       // each head of q and k is normalised
   ExpertConfig experts = {};  // in place of the feed-forward layers, each of them `ffn` wide

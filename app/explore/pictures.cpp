@@ -170,7 +170,7 @@ Drawn sent(const Prediction& p) {
             .lanes = {.title = "", .left = 128, .right = 118, .gap = 7}};
   for (const auto& [axis, operations] : p.bytes)
     for (auto [operation, bytes] : operations) {
-      std::string name = axis + " " + operation;
+      std::string name = fmt::format("{} {}", axis, operation);
       std::ranges::replace(name, '_', '-');
       add_bar(out, name, bytes, "sending", bytes_words(bytes));
     }

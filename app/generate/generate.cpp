@@ -43,9 +43,8 @@ std::unique_ptr<LanguageModel> make_frozen(const ModelConfig& config) {
 
 Inference open_inference(const std::string& from, const Words& words) {
   Inference out;
-  out.from = open_pretrained(from);
-  for (const std::string& why : out.from.passed_over)
-    std::fputs((one_line("passed over a checkpoint: " + why) + "\n").c_str(), stderr);
+  const auto base = std::ranges::find(words, "base", [](const auto& word) { return word.first; });
+  out.from = open_pretrained(from, base == words.end() ? Base() : Base(base->second));
   out.tokenizer = Tokenizer::open_folder(out.from.path);
   TrainOptions& run = out.run;
   run.optim.dtype = out.from.dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
@@ -53,6 +52,10 @@ Inference open_inference(const std::string& from, const Words& words) {
   for (const auto& [name, text] : words) set_option(run, name, text);
   if (!run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp")) run.ranks = 1;
   take_model(run, out.from.config);
+  if (out.from.dtype == DType::bfloat16 && !run.gives("dtype"))
+    out.from.notes.push_back(one_line(out.from.path.string()) +
+                             ": stored in bf16 and computed in bf16; --dtype fp32 computes in fp32");
+  say_notes(out.from.notes);
   if (run.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
   if (out.tokenizer->vocab_size() > out.from.config.vocab)
     throw InputError(fmt::format("{}: the tokenizer has {} tokens, and the model's vocabulary {}",

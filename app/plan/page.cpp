@@ -15,7 +15,6 @@ namespace {
 using namespace report;
 using planner::Candidate;
 using planner::MemoryParts;
-using planner::Prediction;
 
 constexpr int64_t kMostBoxes = 5000;  // that a browser draws at once
 constexpr size_t kMostRows = 64;

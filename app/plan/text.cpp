@@ -34,9 +34,9 @@ std::string text_of(const Table& t) {
     for (size_t c = 0; c < widths.size(); ++c) widths[c] = std::max(widths[c], row.cells[c].text.size());
   std::string out;
   for (const Row& row : lines) {
-    std::string line = "  ";
+    std::string line = " ";
     for (size_t c = 0; c < widths.size(); ++c)
-      line += fmt::format(fmt::runtime(t.columns[c].number ? "{:>{}}" : "{:<{}}"), row.cells[c].text, widths[c] + 2);
+      line += fmt::format(fmt::runtime(t.columns[c].number ? " {:>{}}" : " {:<{}}"), row.cells[c].text, widths[c] + 1);
     out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
   }
   return out;

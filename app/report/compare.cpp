@@ -104,9 +104,10 @@ class Comparison {
     std::set<std::string> names;
     for (const Seen* s : {&a_, &b_}) {
       const auto add = [&](const std::string& axis, const std::string& operation, int64_t n) {
-        bytes[s][axis + " " + operation] += static_cast<double>(n);
+        const std::string name = fmt::format("{} {}", axis, operation);
+        bytes[s][name] += static_cast<double>(n);
         bytes[s]["~all"] += static_cast<double>(n);
-        if (n > 0) names.insert(axis + " " + operation);
+        if (n > 0) names.insert(name);
       };
       if (traced)
         for (const SentInStep& x : sent_in_step(s->r, s->step)) add(x.axis, x.operation, x.bytes);

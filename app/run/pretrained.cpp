@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <set>
 #include <vector>
 
 #include "app/job_of.h"
 #include "app/options.h"
+#include "app/output.h"
 #include "app/run/directory.h"
 #include "hub/folder.h"
 #include "hub/peft.h"
@@ -98,22 +100,38 @@ WholeTensors tensors_of(const std::shared_ptr<const HubFolder>& folder) {
 }
 
 // The base, with what lies beside it.
-Pretrained open_adapted(const fs::path& from) {
+Pretrained open_adapted(const fs::path& from, const Base& given) {
   const PeftFolder adapters(from);
-  const fs::path base = adapters.base();
+  const fs::path base = adapters.base(given);
   Pretrained out = open_pretrained(base);
   if (out.config.lora.rank > 0)
     throw InputError(fmt::format("{}: its base {} has adapters of its own", from.string(), base.string()));
   out.config = adapters.config(out.config);
   out.tensors = adapters.tensors(out.config, std::move(out.tensors));
   out.base = base.string();
+  out.notes.insert(out.notes.end(), adapters.notes().begin(), adapters.notes().end());
   return out;
+}
+
+// The model beside which a run's adapters were trained, which is not always what it began with: that may have had
+// adapters itself. What is gone is told as it was said.
+std::string base_of(const TrainOptions& run) {
+  std::string from = run.init.value_or("");
+  try {
+    if (is_peft_folder(from)) return PeftFolder(from).base(run.base).string();
+    if (from.empty() || is_hub_folder(from)) return from;
+    const TrainOptions before = options_in(pretrained_path(from));
+    return before.sizes.lora.rank > 0 ? base_of(before) : from;
+  } catch (const Error&) {
+    return from;
+  }
 }
 
 }  // namespace
 
-Pretrained open_pretrained(const fs::path& from) {
-  if (is_peft_folder(from)) return open_adapted(from);
+Pretrained open_pretrained(const fs::path& from, const Base& base) {
+  if (is_peft_folder(from)) return open_adapted(from, base);
+  if (base) throw Error(fmt::format("--base: goes with adapters, and {} is no folder of them", from.string()));
   if (is_hub_folder(from)) {
     const auto folder = std::make_shared<const HubFolder>(from);
     return {.path = from,
@@ -121,14 +139,17 @@ Pretrained open_pretrained(const fs::path& from) {
             .dtype = folder->dtype(),
             .tensors = tensors_of(folder),
             .gptq = folder->gptq(),
-            .codes = [folder](const std::string& name) { return folder->codes(name); }};
+            .codes = [folder](const std::string& name) { return folder->codes(name); },
+            .notes = folder->notes()};
   }
   Pretrained out;
-  out.path = find_checkpoint(from, out.passed_over).path;
+  std::vector<std::string> passed_over;
+  out.path = find_checkpoint(from, passed_over).path;
+  for (const std::string& why : passed_over) out.notes.push_back("passed over a checkpoint: " + why);
   out.config = config_in(out.path);
   const TrainOptions run = options_in(out.path);
   out.dtype = job_of(run).optim.dtype;
-  out.base = run.init.value_or("");
+  if (out.config.lora.rank > 0) out.base = base_of(run);
   const auto saved = std::make_shared<const SavedTensors>(out.path, "model");
   saved->expect_no_others(names_of(*make_model(out.config)));
   out.tensors = tensors_in(saved);
@@ -136,18 +157,23 @@ Pretrained open_pretrained(const fs::path& from) {
   return out;
 }
 
-fs::path pretrained_path(const fs::path& from) {
+fs::path pretrained_path(const fs::path& from, const Base& base) {
   std::vector<std::string> passed_over;
-  if (is_peft_folder(from)) return pretrained_path(PeftFolder(from).base());
+  if (is_peft_folder(from)) return pretrained_path(PeftFolder(from).base(base));
   return is_hub_folder(from) ? from : find_checkpoint(from, passed_over).path;
 }
 
-ModelConfig pretrained_config(const fs::path& from) {
-  if (is_peft_folder(from)) {
-    const PeftFolder adapters(from);
-    return adapters.config(pretrained_config(adapters.base()));
-  }
-  return is_hub_folder(from) ? config_of(HubFolder(from)) : config_in(pretrained_path(from));
+ModelConfig pretrained_config(const fs::path& from, const Base& base) {
+  if (!is_peft_folder(from) && !is_hub_folder(from) && !base) return config_in(pretrained_path(from));
+  const Pretrained all = open_pretrained(from, base);
+  say_notes(all.notes);
+  return all.config;
+}
+
+void say_notes(const std::vector<std::string>& notes) {
+  for (const char* rank : {"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK"})
+    if (const char* const mine = std::getenv(rank); mpi_surroundings() && mine && std::string_view(mine) != "0") return;
+  for (const std::string& note : notes) std::fputs((one_line(note) + "\n").c_str(), stderr);
 }
 
 WholeTensors first_weights(const Pretrained& from, const ModelConfig& config) {
@@ -179,6 +205,11 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   for (const Setting& s : theirs)
     if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
   if (!row_of(c.family).rotary || !o.gives("context") || o.sizes.context > c.context) take("context");
+  if (c.window > 0 && o.sizes.context > c.window)
+    throw Error(
+        fmt::format("--context: the model has a sliding_window of {} tokens, and only contexts that it holds are "
+                    "computed; expected at most {}, found {}",
+                    c.window, c.window, o.sizes.context));
   if (LoraConfig& lora = o.sizes.lora; c.lora.rank > 0) {
     if (lora.rank > 0 || o.gives("lora_alpha") || o.gives("lora_targets") || lora.rank_stabilised)
       throw Error(

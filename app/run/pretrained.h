@@ -27,15 +27,21 @@ struct Pretrained {
   // The codes of a folder whose layers are in 4 bits, by our names: a tensor's, or nothing where it has none.
   std::optional<GptqConfig> gptq = {};
   std::function<std::optional<Int4Matrix>(const std::string& name)> codes = {};
-  std::vector<std::string> passed_over = {};  // runs only: why newer checkpoints were not taken
+  // Lines for the user: keys of a folder that are not read, why newer checkpoints of a run were not taken.
+  std::vector<std::string> notes = {};
 };
 
-// Throws InputError for what is missing, malformed, or no model that Tessera can be. Cost: headers are read and tensors
-// mapped; a checkpoint's files are hashed.
-Pretrained open_pretrained(const std::filesystem::path& from);
+// Adapters lie beside `base`, or where nobody says it beside the model that they name. Throws InputError for what is
+// missing, malformed, or no model that Tessera can be; Error (usage) for a base of something else than adapters. Cost:
+// headers are read and tensors mapped; a checkpoint's files are hashed.
+using Base = std::optional<std::string>;
+Pretrained open_pretrained(const std::filesystem::path& from, const Base& base = {});
 // The folder of the checkpoint, or of the model: with a tokenizer in it.
-std::filesystem::path pretrained_path(const std::filesystem::path& from);
-ModelConfig pretrained_config(const std::filesystem::path& from);
+std::filesystem::path pretrained_path(const std::filesystem::path& from, const Base& base = {});
+// Its notes are said.
+ModelConfig pretrained_config(const std::filesystem::path& from, const Base& base = {});
+// Says notes on standard error, a line each; of an MPI job the first process does.
+void say_notes(const std::vector<std::string>& notes);
 
 // Its tensors for a model of `config`: adapters that only the latter has keep their first values, and what it holds in
 // nf4 is quantised.

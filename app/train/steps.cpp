@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "app/job_of.h"
 #include "app/options.h"
 #include "app/plan/plan.h"
 #include "app/run/pretrained.h"
@@ -33,6 +34,9 @@
 #include "train/usage.h"
 
 namespace tessera {
+
+namespace fs = std::filesystem;
+
 namespace {
 
 constexpr const char* kHeld = "pulled";
@@ -305,7 +309,7 @@ class AsyncRun {
   int execute() {
     std::vector<std::string> passed_over;
     const bool resumed = o_.resume && resume(passed_over);
-    if (o_.init && !resumed) trainer_.begin_with(open_pretrained(*o_.init).tensors);
+    if (o_.init && !resumed) trainer_.begin_with(open_pretrained(*o_.init, o_.base).tensors);
     check_steps_done(run_, step_);
     world_.barrier();  // everybody has read what there is before anything is written
     begin(passed_over);
@@ -462,7 +466,7 @@ int train_in_steps(const Run& run, Communicator& world) {
   const bool resumed = o.resume && run.directory.resume(trainer, o, run.dataset, passed_over);
   if (o.init && !resumed)
     begin_with(trainer.strategy().residents(), trainer.optimizer(),
-               first_weights(open_pretrained(*o.init), trainer.whole_model().config));
+               first_weights(open_pretrained(*o.init, o.base), trainer.whole_model().config));
   check_steps_done(run, trainer.steps_done());
   world.barrier();  // everybody has read what there is before anything is written
   std::unique_ptr<TrainOutput> output;

@@ -79,12 +79,15 @@ void bias_gelu_backward_on_cpu(const Tensor& dh, const Tensor& dy, const Tensor&
   if (dbias) dbias->copy_from(total.narrow(0, 0, 1).reshape({c}));
 }
 
+void check_bias(const Tensor& bias, const Tensor& x) {
+  if (bias.defined() && (bias.dtype() != x.dtype() || !(bias.shape() == Shape{x.dim(-1)})))
+    throw Error("[bias_gelu] bias is " + bias.describe() + "; x is " + x.describe());
+}
+
 }  // namespace
 
 BiasGelu bias_gelu(Tensor&& x_any, const Tensor& bias_any) {
-  const int64_t c = x_any.dim(-1);
-  if (bias_any.defined() && (bias_any.dtype() != x_any.dtype() || bias_any.rank() != 1 || bias_any.dim(0) != c))
-    throw Error("[bias_gelu] bias is " + bias_any.describe() + "; x is " + x_any.describe());
+  check_bias(bias_any, x_any);
   const Tensor x = x_any.contiguous(), bias = bias_any.defined() ? bias_any.contiguous() : Tensor();
   x_any = Tensor();
   BiasGelu out{x.unique() ? x : x.make(x.shape()), x.make(x.shape())};
@@ -156,7 +159,8 @@ Shape halved(Shape shape) {
 Tensor swiglu(const Tensor& x_any) {
   if (x_any.rank() < 1 || x_any.dim(-1) % 2 != 0)
     throw Error("[swiglu] x is " + x_any.describe() + "; expected (..., 2 F), gates and then what they let through");
-  const Tensor x = x_any.contiguous(), y = x.make(halved(x.shape()));
+  const Tensor x = x_any.contiguous();
+  Tensor y = x.make(halved(x.shape()));
   on_device(
       x.device(), [&] { swiglu_on_cpu(y, x); }, [&] { cuda::swiglu(y, x); });
   return y;
@@ -165,7 +169,8 @@ Tensor swiglu(const Tensor& x_any) {
 Tensor swiglu_backward(const Tensor& dy_any, const Tensor& x_any) {
   if (x_any.rank() < 1 || !(dy_any.shape() == halved(x_any.shape())) || dy_any.dtype() != x_any.dtype())
     throw Error("[swiglu_backward] dy is " + dy_any.describe() + "; x is " + x_any.describe());
-  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous(), dx = x.make(x.shape());
+  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous();
+  Tensor dx = x.make(x.shape());
   on_device(
       x.device(), [&] { swiglu_backward_on_cpu(dx, dy, x); }, [&] { cuda::swiglu_backward(dx, dy, x); });
   return dx;
@@ -174,16 +179,19 @@ Tensor swiglu_backward(const Tensor& dy_any, const Tensor& x_any) {
 // The choice between one product and a product with a pass after it.
 
 BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs) {
-  BiasGelu made;  // what the one product would have filled is gone before the other way takes memory
+  BiasGelu made;
   on_device(
       x.device(), [] {},
       [&] {
         if (x.dim(-1) != w.dim(1)) return;  // linear() says what is wrong
         const Shape shape = x.shape().with_last(w.dim(0));
-        const BiasGelu one{x.make(shape), x.make(shape)};
-        if (cuda::matmul_gelu(one.y.flat_rows(), one.h.flat_rows(), x.contiguous().flat_rows(),
-                              w.contiguous().transpose(0, 1), b.defined() ? b.contiguous() : b))
-          made = one;
+        made = {x.make(shape), x.make(shape)};
+        check_bias(b, made.h);
+        Tensor h = made.h.flat_rows();
+        const Tensor rows = x.contiguous().flat_rows(), bias = b.defined() ? b.contiguous() : b;
+        if (cuda::matmul_gelu(made.y.flat_rows(), h, rows, w.contiguous().transpose(0, 1), bias)) return;
+        linear_into(h, rows, w, Tensor());
+        cuda::bias_gelu(made, made.h, bias.defined() ? &bias : nullptr);
       });
   return made.y.defined() ? made : bias_gelu(linear(x, w, Tensor(), packs), b);
 }
@@ -191,19 +199,23 @@ BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, WeightPa
 Tensor linear_input_grad_gelu(const Tensor& dy, const Tensor& w, const Tensor& h_any, Tensor* dbias,
                               WeightPacks* packs) {
   const Tensor h = h_any.contiguous();
-  Tensor made;
+  Tensor dh;
   on_device(
       dy.device(), [] {},
       [&] {
         if (dy.dim(-1) != w.dim(0)) return;
-        const Tensor dh = dy.make(h.shape());
-        if (!cuda::matmul_gelu_gradient(dh.flat_rows(), dy.contiguous().flat_rows(), w.contiguous(), h.flat_rows(),
-                                        dbias ? *dbias : Tensor()))
+        dh = dy.make(h.shape());
+        Tensor to = dh.flat_rows();
+        const Tensor rows = dy.contiguous().flat_rows();
+        if (cuda::matmul_gelu_gradient(to, rows, w.contiguous(), h.flat_rows(), dbias ? *dbias : Tensor())) {
+          if (dbias) *dbias = Tensor();
           return;
-        made = dh;
-        if (dbias) *dbias = Tensor();
+        }
+        linear_input_grad_into(to, rows, w);
+        to = Tensor();
+        dh = bias_gelu_backward(std::move(dh), h, dbias);
       });
-  return made.defined() ? made : bias_gelu_backward(linear_input_grad(dy, w, packs), h, dbias);
+  return dh.defined() ? dh : bias_gelu_backward(linear_input_grad(dy, w, packs), h, dbias);
 }
 
 Tensor linear_weight_grad_and_sums(Tensor& dw, const Tensor& dy, const Tensor& x) {

@@ -51,6 +51,38 @@ TEST_F(ModelsInAndOutTest, ImportAndExportGiveTheSameBytes) {
   }
 }
 
+// Keys of others: a note where they mean nothing, or a refusal in time.
+TEST_F(ModelsInAndOutTest, FoldersOfOthersAreReadWithOneNote) {
+  ASSERT_EQ(run(base_ + "--dtype bf16").status, 0);
+  ASSERT_EQ(run("checkpoint export base --out folder").status, 0);
+  const nlohmann::json plain = nlohmann::json::parse(read_file(path("folder/config.json")));
+  const auto with = [&](const nlohmann::json& keys) {
+    nlohmann::json config = plain;
+    config.update(keys);
+    std::ofstream(path("folder/config.json")) << config;
+  };
+  const double loss = loss_of("folder"), short_loss = loss_of("folder --context 8");
+  with({{"of_others", 1}, {"is_llama_config", true}});
+  for (const std::string command : {"evaluate folder --data text.txt", "generate folder --tokens 2",
+                                    "train --init folder --data text.txt --batch 4 --steps 1 --out next"}) {
+    const std::string err = run(command).err, note = "are not read: is_llama_config, of_others\n";
+    EXPECT_NE(err.find(note), err.npos) << command << err;
+    EXPECT_EQ(err.find(note), err.rfind(note)) << command << err;
+    const bool computes = command[0] != 't';
+    EXPECT_EQ(err.find("folder: stored in bf16 and computed in bf16; --dtype fp32") != err.npos, computes) << err;
+  }
+  EXPECT_EQ(loss_of("folder"), loss);
+  EXPECT_EQ(run("evaluate folder --data text.txt --dtype fp32").err.find("computed in bf16"), std::string::npos);
+  with({{"model_type", "mistral"}, {"sliding_window", 4096}});
+  EXPECT_EQ(loss_of("folder"), loss);
+  with({{"model_type", "mistral"}, {"sliding_window", 8}});
+  EXPECT_EQ(loss_of("folder --context 8"), short_loss);
+  for (const std::string command : {"evaluate folder --data text.txt", "train --init folder --data text.txt --out run",
+                                    "evaluate folder --context 9 --data text.txt", "generate folder"})
+    expect_failure(command, 2, "--context: the model has a sliding_window of 8 tokens");
+  EXPECT_NE(run("checkpoint export folder --out more").err.find("sliding_window of 8"), std::string::npos);
+}
+
 // The loss at the beginning of a run is the one that the run before ended with, whatever the weights came from and
 // under every plan.
 TEST_F(ModelsInAndOutTest, ARunBeginsWithWhatAnotherEndedWith) {
@@ -215,8 +247,25 @@ TEST_F(LoraTest, ItGoesOnAndGoesOut) {
     const auto ran = run("train --init " + from + " --data text.txt --batch 4 --steps 1 --lr 0 --min-lr 0 --out next ");
     ASSERT_EQ(ran.status, 0) << from << ran.err;
     EXPECT_EQ(weights("next/checkpoints/step-1") == end, from != "whole --lora-rank 3") << from;
+    if (from != "whole --lora-rank 3") {  // beside the first base, whatever they went through
+      ASSERT_EQ(run("checkpoint export next --out onward").status, 0);
+      const auto config = nlohmann::json::parse(read_file(path("onward/adapter_config.json")));
+      EXPECT_EQ(fs::path(config.at("base_model_name_or_path").get<std::string>()), path("base")) << from;
+      fs::remove_all(path("onward"));
+    }
     fs::remove_all(path("next"));
   }
+
+  const double loss = loss_of("adapters");
+  fs::rename(path("base"), path("moved"));
+  EXPECT_EQ(loss_of("adapters --base moved"), loss);
+  EXPECT_EQ(run("generate adapters --base moved --tokens 2").status, 0);
+  EXPECT_EQ(run("checkpoint inspect adapters --base moved").status, 0);
+  const auto ran = run("train --init adapters --base moved --data text.txt --batch 4 --steps 1 --lr 0 --out next ");
+  EXPECT_EQ(ran.status, 0) << ran.err;
+  expect_failure("evaluate adapters --data text.txt", 4, "--base FOLDER says where it is");
+  expect_failure("evaluate whole --base moved --data text.txt", 2, "--base: goes with adapters");
+  expect_failure("train --base moved --data text.txt --out run", 2, "--base: goes with --init ADAPTERS");
 }
 
 // A model with experts: they stay, and adapters of attention go out as those of a dense model.

@@ -22,10 +22,11 @@ void parse_layer(std::string_view bytes) {
                          .qzeros = &file.at("qzeros"),
                          .scales = &scales,
                          .g_idx = file.contains("g_idx") ? &file.at("g_idx") : nullptr},
-                        rows, columns, group, kWhat);
+                        rows, columns, GptqConfig{.group = group}, kWhat);
   std::vector<float> values(static_cast<size_t>(rows * columns));
   layer.decode(0, values);
   require(std::ranges::all_of(values, [](float v) { return std::isfinite(v); }), "numbers are finite");
+  if (!layer.plain()) return;  // no matrix of ours holds its codes
   const Int4Matrix matrix = layer.unpack();
   const GptqTensors packed = pack_gptq(matrix, 0, rows);
   require(std::memcmp(packed.qweight.data(), qweight.bytes.data(), qweight.bytes.size()) == 0, "codes stay");

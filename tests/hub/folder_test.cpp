@@ -230,6 +230,88 @@ TEST(HubConvert, ReadsEveryFloat16) {
   }
 }
 
+// Keys of published models, by which nothing is computed: the loss stays.
+TEST_F(HubFolderTest, KeysThatMeanNothingChangeNoLoss) {
+  const std::pair<const char*, Json> cases[] = {
+      {"gpt2", {{"_num_labels", 1}}},                                                        // distilgpt2
+      {"gpt2", {{"n_special", 0}, {"predict_special_tokens", true}}},                        // gpt2-medium
+      {"gpt2", {{"output_past", true}}},                                                     // gpt2-xl
+      {"plain", {{"is_llama_config", true}, {"rope_interleaved", false}}},                   // SmolLM2
+      {"biased", {{"use_mrope", false}, {"max_window_layers", 28}, {"sliding_window", 1}}},  // Qwen2.5
+      {"mistral", {{"sliding_window", 4096}}},
+      {"grouped", {{"model_type", "mistral"}, {"sliding_window", 4096}, {"attention_dropout", 0.5}}}};
+  for (const auto& [variant, keys] : cases) {
+    SCOPED_TRACE(keys.dump());
+    const Safetensors fixture = fixture_of(variant);
+    make_folder(fixture);
+    Json config = Json::parse(read_file(path("config.json")));
+    config.update(keys);
+    write_config(config);
+    const HubFolder folder(path(""));
+    EXPECT_NEAR(loss_of(*model_of(folder, DType::float32), fixture), number(fixture.at("loss"), 0), 1e-5);
+  }
+}
+
+// Names and kinds of tensors as other programs leave them: the loss is that of the plain folder.
+TEST_F(HubFolderTest, NamesOfWrappersAndOfBareModelsAndMasksAreRead) {
+  const std::vector<std::byte> mask(16);
+  const auto renamed = [&](const char* variant, const std::function<std::string(const std::string&)>& name, int notes) {
+    const Safetensors fixture = fixture_of(variant);
+    make_folder(fixture);
+    std::vector<TensorBytes> tensors;
+    for (const TensorBytes& t : fixture.tensors())
+      if (is_weight(t.name)) {
+        tensors.push_back(t);
+        tensors.back().name = name(t.name);
+      }
+    const std::string masks[] = {"h.0.attn.bias", "rotary_emb.inv_freq"};  // what the family derives
+    tensors.push_back({masks[fixture.contains("transformer.wte.weight") ? 0 : 1], DType::uint8, {4, 4}, mask});
+    std::string file = safetensors_layout(tensors).header;
+    for (const TensorBytes& t : tensors) file.append(reinterpret_cast<const char*>(t.bytes.data()), t.bytes.size());
+    uint64_t length = 0;
+    std::memcpy(&length, file.data(), sizeof(length));
+    length += 2;  // of the longer name
+    file.replace(file.find("\"U8\""), 4, "\"BOOL\"");
+    file.replace(0, sizeof(length), reinterpret_cast<const char*>(&length), sizeof(length));
+    std::ofstream(path("model.safetensors"), std::ios::binary) << file;
+    const HubFolder folder(path(""));
+    EXPECT_NEAR(loss_of(*model_of(folder, DType::float32), fixture), number(fixture.at("loss"), 0), 1e-5) << variant;
+    EXPECT_EQ(std::ranges::count_if(folder.notes(), [](const auto& n) { return n.find("training") != n.npos; }), notes);
+  };
+  const auto without = [](std::string_view prefix) {
+    return [prefix](const std::string& name) { return name.starts_with(prefix) ? name.substr(prefix.size()) : name; };
+  };
+  renamed("gpt2", without("transformer."), 0);
+  renamed("untied", without("model."), 0);
+  renamed(
+      "untied", [](const std::string& name) { return "module._orig_mod." + name; }, 1);
+  renamed(
+      "grouped",
+      [](std::string name) {
+        const size_t layer = name.find("layers.1.");
+        return layer == name.npos ? name : name.insert(layer + 9, "_checkpoint_wrapped_module.");
+      },
+      1);
+}
+
+// Another file in the place of the weights is named for what it is.
+TEST_F(HubFolderTest, OtherFilesInThePlaceOfWeightsAreNamed) {
+  make_folder(fixture_of("untied"));
+  const auto with = [&](const std::string& bytes, const char* words) {
+    std::ofstream(path("model.safetensors"), std::ios::binary) << bytes;
+    expect_refused(words);
+  };
+  with("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 120\n", "a pointer of git-lfs");
+  with("<!DOCTYPE html><html><head></head></html>", "a web page");
+  with("", "an empty file");
+  with("PK\x03\x04 torch.save() makes this", "a zip archive");
+  fs::remove(path("model.safetensors"));
+  std::ofstream(path("pytorch_model.bin")) << "PK";
+  expect_refused("pytorch_model.bin is not read: Python's transformers or peft makes safetensors");
+  std::ofstream(path("model.safetensors.index.json")) << "version https://git-lfs.github.com/spec/v1\n";
+  expect_refused("index.json: not valid JSON: it is a pointer of git-lfs");
+}
+
 TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
   const Safetensors fixture = fixture_of("untied");
   make_folder(fixture, 2);
@@ -245,7 +327,6 @@ TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
   };
   with("model_type", "mamba",
        "'model_type': expected gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe, found \"mamba\"");
-  with("model_type", "mistral", "'sliding_window': expected null");
   with("hidden_size", -3, "'hidden_size': expected a size, found -3");
   with("hidden_size", int64_t{1} << 39, "expected (48, 549755813888)");
   with("vocab_size", int64_t{1} << 40, "expected (1099511627776, 24)");
@@ -258,8 +339,8 @@ TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
   with("num_key_value_heads", 3, "'num_key_value_heads': expected a divisor of the heads");
   with("attention_bias", true, "'attention_bias': expected false, found true");
   with("hidden_act", "relu", "'hidden_act': expected \"silu\"");
-  with("quantization_config", Json::object(), "quantization_config: quant_method: expected \"gptq\", found null");
-  with("sliding_window", 512, "'sliding_window'");
+  with("quantization_config", Json::object(),
+       "quantization_config: the key 'quant_method': expected \"gptq\", found null");
   with("rope_parameters", Json{{"rope_type", "yarn"}, {"factor", 2}}, "default, linear or llama3, found \"yarn\"");
   with("vocab_size", 49, "is (48, 24); expected (49, 24)");
   with("tie_word_embeddings", true, "is not the token table");
@@ -279,7 +360,7 @@ TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
   other["weight_map"]["model.norm.weight"] =
       home == "model-0.safetensors" ? "model-1.safetensors" : "model-0.safetensors";
   std::ofstream(path("model.safetensors.index.json")) << other;
-  expect_refused("where the index does not name it");
+  HubFolder{path("")};  // which of the files has a tensor is said by the files
   std::ofstream(path("model.safetensors.index.json")) << index;
   fs::copy(path("model-0.safetensors"), path("copy"));
   fs::remove(path("model-0.safetensors"));

@@ -61,8 +61,8 @@ TEST(GptqFormat, IsReadAsItWasWritten) {
     const GptqTensors t = pack_gptq(m, 0, rows);
     const std::vector<TensorBytes> listed = listed_gptq(t, "l", m, rows);
     for (const bool ordered : {true, false}) {
-      const GptqLayer layer({&listed[1], &listed[2], &listed[3], ordered ? &listed[0] : nullptr}, rows, columns, group,
-                            "here");
+      const GptqLayer layer({&listed[1], &listed[2], &listed[3], ordered ? &listed[0] : nullptr}, rows, columns,
+                            {.group = group}, "here");
       const Int4Matrix again = layer.unpack();
       EXPECT_EQ(again.codes, m.codes);
       EXPECT_EQ(0, std::memcmp(again.scales.data(), m.scales.data(), m.scales.size() * sizeof(Half)));
@@ -178,6 +178,142 @@ TEST_F(GptqFolderTest, GoesOutAndComesInToTheBit) {
     }
 }
 
+// The keys of GPTQModel 7, AutoGPTQ 0.7 and transformers 5, beside what they say of one and the same codes.
+TEST_F(GptqFolderTest, EverySpellingSaysTheSame) {
+  write_hub_folder(path(""), kLlama, drawn(kLlama, 16));
+  const auto sum = [&] {
+    const HubFolder folder(path(""));
+    EXPECT_TRUE(folder.gptq() && folder.has_codes("blocks.0.attn.qkv.weight"));
+    EXPECT_TRUE(folder.notes().empty()) << folder.notes()[0];
+    double out = 0;
+    for (const Parameter* p : model_->parameters()) {
+      std::vector<float> values(static_cast<size_t>(p->whole.numel()));
+      folder.tensors()(p->name, DType::float32, p->whole)(0, std::as_writable_bytes(std::span(values)));
+      for (const float v : values) out += std::abs(static_cast<double>(v));
+    }
+    return out;
+  };
+  const double expected = sum();
+  Json config = json("config.json");
+  fs::remove(path("quantize_config.json"));
+  const Json said[] = {{{"bits", 4}, {"group_size", 16}, {"quant_method", "gptq"}},
+                       {{"quant_method", "gptq"},
+                        {"bits", 4},
+                        {"group_size", 16},
+                        {"desc_act", false},
+                        {"sym", true},
+                        {"lm_head", false},
+                        {"damp_percent", 0.01},
+                        {"checkpoint_format", "gptq"},
+                        {"method", "gptq"},
+                        {"format", "gptq"},
+                        {"pack_dtype", "int32"},
+                        {"dynamic", {{"-:.*\\.lm_head", Json::object()}}},
+                        {"rotation", nullptr},
+                        {"meta",
+                         {{"quantizer", {"gptqmodel:7.7.0"}},
+                          {"uri", "https://github.com/modelcloud/gptqmodel"},
+                          {"damp_percent", 0.05},
+                          {"mse", 0.0}}}},
+                       {{"quant_method", "gptq"},
+                        {"bits", 4},
+                        {"group_size", 16},
+                        {"desc_act", true},
+                        {"sym", false},
+                        {"static_groups", true},
+                        {"true_sequential", true},
+                        {"model_name_or_path", nullptr},
+                        {"model_file_base_name", "model"},
+                        {"is_marlin_format", false},
+                        {"damp_percent", 0.1}},
+                       {{"quant_method", "gptq"},
+                        {"bits", 4},
+                        {"group_size", 16},
+                        {"backend", "auto"},
+                        {"batch_size", 1},
+                        {"dataset", "c4"},
+                        {"exllama_config", {{"version", 1}}},
+                        {"max_input_length", nullptr},
+                        {"modules_in_block_to_quantize", nullptr},
+                        {"act_group_aware", true},
+                        {"tokenizer", nullptr}}};
+  for (const Json& one : said) {
+    config["quantization_config"] = one;
+    write("config.json", config);
+    EXPECT_EQ(sum(), expected) << one;
+  }
+  config["quantization_config"]["of_2027"] = 1;
+  write("config.json", config);
+  const HubFolder folder(path(""));
+  ASSERT_EQ(folder.notes().size(), 1u);
+  EXPECT_TRUE(
+      folder.notes()[0].ends_with("quantization_config: keys by which nothing is computed here, and which are "
+                                  "not read: of_2027"));
+}
+
+// Groups in another order of columns, codes of 0 that differ, version 2, scales in bfloat16: w = scale (code - zero),
+// as AutoGPTQ 0.7 (qlinear_cuda_old.py, forward) and GPTQModel (which adds 1 to the zeros of version 1) compute it.
+TEST_F(GptqFolderTest, OtherOrdersAndZerosAreComputedAsNumbers) {
+  const ModelConfig config = kGpt2;
+  const HubWeights weights = drawn(config, 16);
+  write_hub_folder(path(""), config, weights);
+  const std::string layer = "transformer.h.0.attn.c_attn", name = "blocks.0.attn.qkv.weight";
+  const Int4Matrix& m = weights.codes.at(name);
+  std::vector<int32_t> order(32), zeros;
+  for (int32_t c = 0; c < 32; ++c) order[static_cast<size_t>(c)] = (c * 7 + 1) % 32 / 16;
+  for (const bool second : {false, true})
+    for (const bool wide_scales : {false, true}) {
+      Json said = json("config.json");
+      said["quantization_config"].erase("format");
+      said["quantization_config"]["checkpoint_format"] = second ? "gptq_v2" : "gptq";
+      said["quantization_config"]["desc_act"] = true;
+      write("config.json", said);
+      const auto zero = [](int64_t g, int64_t row) { return static_cast<int>(1 + (3 * row + 5 * g) % 15); };
+      zeros.assign(static_cast<size_t>(2 * m.rows / 8), 0);
+      std::vector<std::vector<int32_t>> kept;
+      std::vector<float> scales(static_cast<size_t>(2 * m.rows));
+      for (int64_t g = 0; g < 2; ++g)
+        for (int64_t row = 0; row < m.rows; ++row) {
+          const auto stored = static_cast<uint32_t>(zero(g, row) - (second ? 0 : 1));
+          auto& word = zeros[static_cast<size_t>(g * (m.rows / 8) + row / 8)];
+          word = static_cast<int32_t>(static_cast<uint32_t>(word) | stored << (4 * (row % 8)));
+          scales[static_cast<size_t>(g * m.rows + row)] = wide(m.scale(row, g));
+        }
+      rewrite([&](std::map<std::string, TensorBytes>& t) {
+        t.at(layer + ".g_idx").bytes = std::as_bytes(std::span(order));
+        t.at(layer + ".qzeros").bytes = std::as_bytes(std::span(zeros));
+        if (wide_scales) t[layer + ".scales"] = {"", DType::float32, {2, m.rows}, std::as_bytes(std::span(scales))};
+        for (auto& [other, tensor] : t)  // the others are symmetric in either version
+          if (second && other.ends_with(".qzeros") && !other.starts_with(layer)) {
+            kept.emplace_back(tensor.bytes.size() / 4, static_cast<int32_t>(0x88888888U));
+            tensor.bytes = std::as_bytes(std::span(kept.back()));
+          }
+      });
+      const HubFolder folder(path(""));
+      EXPECT_FALSE(folder.has_codes(name));
+      EXPECT_TRUE(folder.has_codes("blocks.0.mlp.up.weight"));
+      ASSERT_EQ(folder.notes().size(), 1u);
+      EXPECT_NE(folder.notes()[0].find("1 of 4 layers in 4 bits"), std::string::npos) << folder.notes()[0];
+      std::vector<float> found(static_cast<size_t>(m.rows * m.columns));
+      const TensorReader read = folder.tensors()(name, DType::float32, Shape({m.rows, m.columns}));
+      read(0, std::as_writable_bytes(std::span(found).first(77)));
+      read(77, std::as_writable_bytes(std::span(found).subspan(77)));
+      for (int64_t row = 0; row < m.rows; ++row)
+        for (int64_t c = 0; c < m.columns; ++c) {
+          const int32_t g = order[static_cast<size_t>(c)];
+          ASSERT_EQ(found[static_cast<size_t>(row * m.columns + c)],
+                    wide(m.scale(row, g)) * static_cast<float>(m.code(row, c) - zero(g, row)))
+              << row << " " << c;
+        }
+      write_hub_folder(path(""), config, weights);
+    }
+  Json said = json("config.json");
+  said["quantization_config"]["desc_act"] = true;
+  write("config.json", said);
+  rewrite([&](auto& t) { t.erase(layer + ".g_idx"); });
+  expect_refused("c_attn.g_idx' is missing");
+}
+
 TEST_F(GptqFolderTest, WhatIsDamagedOrOfAnotherFormatIsRefused) {
   write_hub_folder(path(""), kLlama, drawn(kLlama, 16));
   const Json config = json("config.json");
@@ -185,18 +321,20 @@ TEST_F(GptqFolderTest, WhatIsDamagedOrOfAnotherFormatIsRefused) {
     Json changed = config;
     changed["quantization_config"][key] = value;
     write("config.json", changed);
-    expect_refused("quantization_config: " + words);
+    expect_refused("quantization_config: the key '" + words);
     write("config.json", config);
   };
-  with("bits", 8, "bits: expected 4, found 8");
-  with("bits", "4", "bits: expected 4, found \"4\"");
-  with("desc_act", true, "desc_act: expected false (no activation order), found true");
-  with("sym", false, "sym: expected true (symmetric codes), found false");
-  with("checkpoint_format", "gptq_v2", "checkpoint_format: expected \"gptq\", found \"gptq_v2\"");
-  with("quant_method", "awq", "quant_method: expected \"gptq\", found \"awq\"");
-  with("group_size", 0, "group_size: expected a number of columns, or -1, found 0");
-  with("lm_head", true, "lm_head: expected false");
-  with("dynamic", {{"-:mlp", Json::object()}}, "dynamic: expected nothing");
+  with("bits", 8, "bits': expected 4, found 8");
+  with("bits", "4", "bits': expected 4, found \"4\"");
+  with("checkpoint_format", "marlin", "checkpoint_format': expected \"gptq\" or \"gptq_v2\", found \"marlin\"");
+  with("format", "gptq_v2", "format': expected that of checkpoint_format, found \"gptq_v2\"");
+  with("quant_method", "awq", "quant_method': expected \"gptq\", found \"awq\"");
+  with("method", "qqq", "method': expected \"gptq\", found \"qqq\"");
+  with("is_marlin_format", true, "is_marlin_format': expected false");
+  with("pack_dtype", "int16", "pack_dtype': expected \"int32\"");
+  with("rotation", "hadamard", "rotation': expected nothing");
+  with("group_size", 0, "group_size': expected a size, found 0");
+  with("dynamic", {{"+:mlp", {{"bits", 8}}}}, "dynamic': expected layers of the same bits and groups");
   Json changed = config;
   changed["quantization_config"]["group_size"] = 32;
   write("config.json", changed);
@@ -219,14 +357,16 @@ TEST_F(GptqFolderTest, WhatIsDamagedOrOfAnotherFormatIsRefused) {
       t.bytes = bytes;
     };
   };
-  refused(poke(".g_idx", 4, {1}), "g_idx': expected column 1 in group 0 (no activation order), found 1");
-  refused(poke(".g_idx", 0, {0xff, 0xff, 0xff, 0xff}), "expected column 0 in group 0 (no activation order), found -1");
-  refused(poke(".qzeros", 8, {0x88, 0x88, 0x88, 0x88}),
-          "expected 0x77777777 (symmetric codes, version 1), found 0x88888888");
+  refused(poke(".g_idx", 4, {2}), "g_idx': expected the group of column 1, below 2, found 2");
+  refused(poke(".g_idx", 0, {0xff, 0xff, 0xff, 0xff}), "expected the group of column 0, below 2, found -1");
+  refused(poke(".qzeros", 8, {0x77, 0xf7}), "expected a code of 0 in [1, 15], which version 1 can store, found 16");
   refused(poke(".scales", 2, {0x00, 0x7c}), "scales': expected finite numbers, found inf");
   refused([&](auto& t) { t.erase(layer + ".scales"); }, "up_proj.scales' is missing");
-  refused([&](auto& t) { t.at(layer + ".scales").is_half = false; },
-          "expected float16 (2, 64), found bfloat16 (2, 64)");
+  refused(
+      [&](auto& t) {
+        t.at(layer + ".scales").shape = {1, 128};
+      },
+      "expected float16 (2, 64), found float16 (1, 128)");
   refused(
       [&](auto& t) {
         t.at(layer + ".qweight").shape = {64, 4};

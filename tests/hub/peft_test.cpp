@@ -204,6 +204,77 @@ TEST_F(PeftFolderTest, MergedWeightsComputeTheSame) {
   }
 }
 
+// Other spellings of the same adapters, as PEFT 0.21 reads them, compute the same.
+TEST_F(PeftFolderTest, OtherSpellingsComputeTheSame) {
+  make_folders("grouped");
+  const Json good = config();
+  const auto expect_same = [&](size_t notes) {
+    const PeftFolder folder(path("adapters"));
+    const HubFolder base(folder.base());
+    ModelConfig c;
+    ASSERT_NO_THROW(c = folder.config(base.config()));
+    EXPECT_NEAR(loss_of(*model_of(c, folder.tensors(c, base.tensors()))), expected_loss(), 1e-5);
+    EXPECT_EQ(folder.notes().size(), notes);
+  };
+  const std::string any = "q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj";
+  const Json list{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+  Json more = list;
+  more.push_back("c_attn");  // of no layer here
+  const std::tuple<const char*, Json, size_t> same[] = {
+      {"target_modules", ".*\\.(" + any + ")", 0},
+      {"target_modules", "^(model)(?!.*(lm_head|output|emb|wte|shared)).*\\.(?:" + any + ")$", 0},
+      {"target_modules", list, 0},
+      {"target_modules", "all-linear", 0},
+      {"target_modules", more, 0},
+      {"exclude_modules", "lm_head", 0},
+      {"exclude_modules", {"lm_head", "layers.7"}, 0},
+      {"layers_to_transform", {0, 1}, 0},
+      {"rank_pattern", {{".*", good.at("r")}}, 0},
+      {"init_lora_weights", "gaussian", 0},
+      {"init_lora_weights", "eva", 0},
+      {"runtime_config", {{"ephemeral_gpu_offload", false}}, 0},
+      {"a_key_of_2027", 1, 1},
+      {"lora_dropout", 0.5, 0},
+      {"fan_in_fan_out", true, 0}};
+  for (const auto& [key, value, notes] : same) {
+    SCOPED_TRACE(std::string(key) + " " + value.dump());
+    Json changed = good;
+    changed[key] = value;
+    write_config(changed);
+    expect_same(notes);
+  }
+  write_config(good);
+  const std::vector<TensorBytes> plain = those(*adapters_, is_adapter);
+  const std::function<std::string(const std::string&)> left[] = {
+      [](const std::string& name) { return "module." + name; },
+      [](const std::string& name) { return "base_model.model." + name; },
+      [](std::string name) { return name.insert(name.find("layers."), "_orig_mod."); },
+      [](std::string name) { return name.insert(name.rfind(".weight"), ".default"); }};
+  for (const auto& change : left) {
+    auto renamed = plain;
+    for (TensorBytes& t : renamed) t.name = change(t.name);
+    SCOPED_TRACE(renamed[0].name);
+    write_safetensors(path("adapters/adapter_model.safetensors"), renamed);
+    expect_same(1);
+  }
+  fs::rename(path("base"), path("elsewhere"));
+  const PeftFolder folder(path("adapters"));
+  EXPECT_THROW((void)folder.base(), InputError);
+  EXPECT_EQ(folder.base(path("elsewhere").string()), path("elsewhere"));
+}
+
+// Values that change the weights of the base are refused, all of PEFT 0.21's and those to come.
+TEST_F(PeftFolderTest, FirstValuesThatChangeTheBaseAreRefused) {
+  make_folders("grouped");
+  const Json good = config();
+  for (const char* value : {"pissa", "pissa_niter_16", "olora", "OLoRA", "corda", "loftq", "lora_ga", "of_2027"}) {
+    Json changed = good;
+    changed["init_lora_weights"] = value;
+    write_config(changed);
+    expect_refused("init_lora_weights': expected true, gaussian, eva or orthogonal (others change");
+  }
+}
+
 TEST_F(PeftFolderTest, WhatIsOtherwiseIsRefusedByName) {
   make_folders("grouped");
   const Json good = config();
@@ -213,19 +284,26 @@ TEST_F(PeftFolderTest, WhatIsOtherwiseIsRefusedByName) {
     write_config(changed);
   };
   const std::tuple<const char*, Json, const char*> wrong[] = {
-      {"peft_type", "IA3", "peft_type: expected \"LORA\""},
-      {"bias", "all", "bias: expected \"none\""},
-      {"use_dora", true, "use_dora: expected nothing, found true"},
-      {"modules_to_save", {"lm_head"}, "modules_to_save: expected nothing"},
-      {"rank_pattern", {{"q_proj", 2}}, "rank_pattern: expected nothing"},
-      {"a_new_key", 1, "a_new_key: expected nothing"},
-      {"r", 0, "r: expected a whole number"},
+      {"peft_type", "IA3", "peft_type': expected \"LORA\""},
+      {"bias", "all", "bias': expected \"none\""},
+      {"use_dora", true, "use_dora': expected nothing, found true"},
+      {"lora_bias", true, "lora_bias': expected nothing"},
+      {"modules_to_save", {"lm_head"}, "modules_to_save': expected nothing"},
+      {"trainable_token_indices", {1}, "trainable_token_indices': expected nothing"},
+      {"rank_pattern", {{"q_proj", 2}}, "rank_pattern': expected"},
+      {"alpha_pattern", {{"q_proj", 2}}, "alpha_pattern': expected"},
+      {"r", 0, "r': expected a size"},
       {"r", 5, "tensor 'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'"},
-      {"lora_alpha", "8", "lora_alpha: expected a number"},
+      {"lora_alpha", "8", "lora_alpha': expected a number"},
       {"target_modules", {"q_proj", "lm_head"}, "has no layer 'lm_head'"},
-      {"target_modules", ".*", "target_modules: expected a list"},
-      {"target_modules", {"q_proj"}, "expected those of 4 parameters"},
-      {"base_model_name_or_path", "nowhere", "expected the folder of a model, found 'nowhere'"}};
+      {"target_modules", {"nothing"}, "has no layer 'nothing'"},
+      {"target_modules", "(q_proj", "target_modules: '(q_proj' is no regular expression"},
+      {"target_modules", ".*nothing", "target_modules: no layer of the base"},
+      {"target_modules", {"q_proj"}, "expected those of"},
+      {"target_modules", Json(), "target_modules': expected a list of layers, a regular expression, or all-linear"},
+      {"layers_to_transform", 0, "layers_to_transform: 1 of 2 layers have q_proj; expected all of them or none"},
+      {"exclude_modules", ".*layers\\.1\\..*", "target_modules: 1 of 2 layers have q_proj"},
+      {"base_model_name_or_path", "nowhere", "expected the folder of a model, found 'nowhere'; --base FOLDER"}};
   for (const auto& [key, value, words] : wrong) {
     with(key, value);
     expect_refused(words);

@@ -64,7 +64,7 @@ TEST_F(RanksStepGraphGpu, ReplaysHaveTheBitsAndCountsOfQueuedSteps) {
       EXPECT_EQ(a.losses, captured.ranks[0].losses) << name;
       EXPECT_EQ(a.norms, captured.ranks[0].norms) << name;
     }
-    EXPECT_GE(captured.replays, o.optim.steps - 3) << name;
+    EXPECT_GE(captured.replays, o.optim.steps - 4) << name;  // the arena may grow in three steps, and one is captured
     EXPECT_EQ(queued.replays, 0) << name;
     const std::vector<double>& norms = queued.ranks[0].norms;
     EXPECT_GT(*std::max_element(norms.begin(), norms.end()), o.optim.clip) << name;  // some steps are clipped

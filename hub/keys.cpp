@@ -1,0 +1,94 @@
+// Values by their keys.
+#include "hub/keys.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "data/json.h"
+#include "tensor/error.h"
+
+namespace tessera {
+
+using nlohmann::json;
+
+HubKeys::HubKeys(std::string_view text, std::string what)
+    : HubKeys(parse_json(text, what, JsonFile::others), std::move(what)) {}
+
+HubKeys::HubKeys(json object, std::string what) : json_(std::move(object)), what_(std::move(what)) {
+  if (!json_.is_object()) throw InputError(what_ + ": expected an object");
+}
+
+void HubKeys::refuse(std::string_view key, std::string_view expected, const json& found) const {
+  throw InputError(fmt::format("{}: the key '{}': expected {}, found {}", what_, key, expected, shown(found, 60)));
+}
+
+const json* HubKeys::find(std::string_view key) {
+  const auto found = json_.find(*known_.emplace(key).first);
+  return found == json_.end() || found->is_null() ? nullptr : &*found;
+}
+
+int64_t HubKeys::size(std::string_view key, std::optional<int64_t> usual, int64_t most) {
+  const json* const found = given(key, "a size", usual.has_value(), [](const json& value) {
+    const std::optional<int64_t> size = natural(value);
+    return size && *size >= 1 && *size <= int64_t{1} << 40;
+  });
+  if (found && found->get<int64_t>() > most) refuse(key, fmt::format("at most {}", most), *found);
+  return found ? found->get<int64_t>() : *usual;
+}
+
+double HubKeys::number(std::string_view key, std::optional<double> usual, double least, double most) {
+  const std::string expected = least == DBL_MIN ? "a number above 0" : fmt::format("a number in [{}, {}]", least, most);
+  const json* const found = given(key, expected, usual.has_value(), [&](const json& value) {
+    return value.is_number() && value.get<double>() >= least && value.get<double>() <= most;
+  });
+  return found ? found->get<double>() : *usual;
+}
+
+bool HubKeys::flag(std::string_view key, bool usual) {
+  const json* const found = given(key, "true or false", true, [](const json& value) { return value.is_boolean(); });
+  return found ? found->get<bool>() : usual;
+}
+
+std::string HubKeys::text(std::string_view key, const std::string& usual) {
+  const json* const found = given(key, "a text", true, [](const json& value) { return value.is_string(); });
+  return found ? found->get<std::string>() : usual;
+}
+
+namespace {
+
+bool is_word(std::string_view word, std::string_view words) {
+  return fmt::format(" {} ", words).find(fmt::format(" {} ", word)) != std::string::npos;
+}
+
+}  // namespace
+
+void HubKeys::hold(std::span<const HeldKey> table, std::string_view of) {
+  for (const HeldKey& one : table) {
+    if (!one.of.empty() && !is_word(of, one.of)) continue;
+    const json* const found = find(one.key);
+    if (!found || (one.values.empty() && is_nothing(*found)) ||
+        std::ranges::find(one.values, *found) != one.values.end())
+      continue;
+    refuse(one.key, (one.values.empty() ? "nothing" : one.values[0].dump()) + std::string(one.because), *found);
+  }
+}
+
+std::string HubKeys::unread(std::string_view quiet) const {
+  constexpr size_t kMostNamed = 12, kLongest = 60;
+  std::vector<std::string> names;
+  size_t more = 0;
+  for (const auto& [key, value] : json_.items()) {
+    if (value.is_null() || known_.contains(key) || is_word(key, quiet)) continue;
+    if (names.size() < kMostNamed)
+      names.push_back(key.substr(0, kLongest));
+    else
+      ++more;
+  }
+  if (names.empty()) return "";
+  return fmt::format("{}: keys by which nothing is computed here, and which are not read: {}{}", what_,
+                     fmt::join(names, ", "), more > 0 ? fmt::format(" and {} more", more) : "");
+}
+
+}  // namespace tessera

@@ -1,0 +1,218 @@
+// config.json as other programs write it: configurations of published models, keys that would change what is computed,
+// keys that would not, and what is usual where one is left out.
+#include "hub/config.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "data/files.h"
+#include "tensor/error.h"
+
+namespace tessera {
+namespace {
+using Json = nlohmann::json;
+
+struct Said {
+  ModelConfig config;
+  std::vector<std::string> notes;
+};
+Said parsed(const std::string& text) {
+  Said out;
+  std::optional<GptqConfig> gptq;
+  out.config = parse_hub_config(text, "config.json", &gptq, &out.notes);
+  return out;
+}
+
+std::string in_words(const Said& said) {
+  const ModelConfig& c = said.config;
+  std::string out = fmt::format("{} {} layers, {}/{} heads of {}, {} channels, {} hidden, context {}, vocab {}, eps {}",
+                                text_of(c.family), c.layers, c.heads, c.key_heads(), c.head_size(), c.channels,
+                                c.hidden(), c.context, c.vocab, c.norm_eps);
+  const RotaryOptions& r = c.rotary;
+  if (c.family == Family::llama) out += fmt::format(", theta {}", r.theta);
+  if (r.scaling != RopeScaling::none) out += fmt::format(", {} {}", text_of(r.scaling), r.factor);
+  if (r.scaling == RopeScaling::llama3)
+    out += fmt::format(" {} {} {}", r.low_freq_factor, r.high_freq_factor, r.original_context);
+  if (c.window > 0) out += fmt::format(", window {}", c.window);
+  if (c.tied) out += ", tied";
+  if (c.qkv_bias) out += ", biased";
+  if (c.qk_norm) out += ", normed";
+  if (c.experts.count > 0) out += fmt::format(", experts {}/{}", c.experts.count, c.experts.per_token);
+  for (const std::string& note : said.notes) out += "; note: " + note.substr(note.find("read: ") + 6);
+  return out;
+}
+
+std::string refusal_of(const std::string& text) {
+  try {
+    return "taken: " + in_words(parsed(text));
+  } catch (const InputError& e) {
+    return e.what();
+  }
+}
+
+TEST(HubConfig, PublishedConfigurationsAreReadOrRefusedByName) {
+  const Json all = Json::parse(read_file(TESSERA_SOURCE_DIR "/tests/hub/fixtures/configurations.json"));
+  int refused = 0, taken = 0;
+  for (const Json& one : all.at("models")) {
+    SCOPED_TRACE(one.at(0));
+    Json config = all.at("bases").at(one.at(1).get<std::string>());
+    config.update(one.at(2));
+    const std::string expected = one.at(3).get<std::string>();
+    if (!expected.starts_with("refused: ")) {
+      ++taken;
+      try {
+        EXPECT_EQ(in_words(parsed(config.dump())), expected);
+      } catch (const InputError& e) {
+        ADD_FAILURE() << e.what();
+      }
+      continue;
+    }
+    ++refused;
+    const std::string found = refusal_of(config.dump());
+    EXPECT_NE(found.find("the key '" + expected.substr(9) + "': expected "), std::string::npos) << found;
+  }
+  EXPECT_GE(taken, 36);
+  EXPECT_GE(refused, 20);
+}
+
+const Json kTiny{{"model_type", "llama"}, {"hidden_size", 16}, {"num_attention_heads", 2}, {"vocab_size", 50}};
+
+Json with(Json config, const std::string& key, const Json& value) {
+  config[key] = value;
+  return config;
+}
+
+// A harmful value is refused by its name, a harmless one changes nothing.
+TEST(HubConfig, KeysThatChangeWhatIsComputedAreRefusedByName) {
+  const std::string plain = in_words(parsed(kTiny.dump()));
+  const std::tuple<const char*, Json, Json> keys[] = {
+      {"attention_bias", true, false},
+      {"mlp_bias", true, false},
+      {"hidden_act", "gelu", "swish"},
+      {"partial_rotary_factor", 0.5, 1.0},
+      {"attn_logit_softcapping", 50.0, nullptr},
+      {"final_logit_softcapping", 30.0, nullptr},
+      {"embedding_multiplier", 12.0, 1.0},
+      {"residual_multiplier", 0.22, 1},
+      {"logits_scaling", 8.0, 1.0},
+      {"attention_multiplier", 0.0156, nullptr},
+      {"query_pre_attn_scalar", 256, nullptr},
+      {"use_mrope", true, false},
+      {"is_encoder_decoder", true, false},
+      {"layer_types", {"linear_attention"}, {"full_attention"}},
+      {"rope_scaling", {{"type", "longrope"}}, {{"type", "default"}}},
+      {"rope_parameters", {{"full_attention", Json::object()}}, nullptr},
+      {"quantization_config", {{"quant_method", "awq"}}, nullptr},
+      {"rms_norm_eps", "1e-6", 1e-6},
+      {"head_dim", 7, nullptr},
+      {"num_key_value_heads", 3, nullptr}};
+  for (const auto& [key, harmful, harmless] : keys) {
+    const std::string found = refusal_of(with(kTiny, key, harmful).dump());
+    EXPECT_TRUE(found.find(key) != std::string::npos && !found.starts_with("taken")) << found;
+    EXPECT_EQ(in_words(parsed(with(kTiny, key, harmless).dump())), plain) << key;
+  }
+  // A Qwen2 has biases of q, k and v whatever a key says, and its class has none of that name.
+  const Json qwen = with(with(kTiny, "model_type", "qwen2"), "num_key_value_heads", 2);
+  EXPECT_TRUE(in_words(parsed(with(qwen, "attention_bias", true).dump())).ends_with("biased; note: attention_bias"));
+}
+
+TEST(HubConfig, WhatNobodyReadsMayHoldAnything) {
+  const std::string plain = in_words(parsed(kTiny.dump()));
+  std::string deep(100, '[');
+  deep.append(100, ']');
+  const std::string values[] = {"null",
+                                "1e999",
+                                "-1e999",
+                                "NaN",
+                                "Infinity",
+                                "-Infinity",
+                                "[1, NaN, {\"a\": Infinity}]",
+                                "1000000000000000019884624838656",
+                                "{\"__float__\": \"Infinity\"}",
+                                deep,
+                                "1, \"of_others\": 2",
+                                "\"NaN, 1e999\""};
+  for (const std::string& value : values) {
+    std::string text = kTiny.dump();
+    text.insert(1, "\"of_others\": " + value + ", ");
+    EXPECT_EQ(in_words(parsed(text)), plain + (value == "null" ? "" : "; note: of_others")) << text;
+    text.replace(text.find("of_others"), 9, "use_cache");  // so well known that no note is needed
+    EXPECT_EQ(in_words(parsed(text)), plain + (text.find("of_others") == text.npos ? "" : "; note: of_others")) << text;
+  }
+  // A value that is read must fit.
+  for (const char* value : {"NaN", "1e999", "1, \"rms_norm_eps\": 2"}) {
+    std::string text = kTiny.dump();
+    text.insert(1, fmt::format("\"rms_norm_eps\": {}, ", value));
+    EXPECT_NE(refusal_of(text).find("'rms_norm_eps': expected a number above 0"), std::string::npos)
+        << refusal_of(text);
+  }
+  for (const char* broken : {"{\"a\": NaNa}", "{\"a\": 1NaN}", "{\"a\": Infinit}", "{NaN: 1}", "NaN"})
+    EXPECT_FALSE(refusal_of(broken).starts_with("taken")) << broken;
+  // Many are named in one line.
+  Json many = kTiny;
+  for (int i = 0; i < 40; ++i) many["k" + std::to_string(i)] = i;
+  const Said said = parsed(many.dump());
+  ASSERT_EQ(said.notes.size(), 1u);
+  EXPECT_TRUE(said.notes[0].ends_with(" and 28 more")) << said.notes[0];
+}
+
+// LlamaConfig() and its like of transformers 5.0 (src/transformers/models/*/configuration_*.py).
+TEST(HubConfig, WhatIsLeftOutIsAsUsualInTransformers) {
+  const std::map<std::string, std::string> usual = {
+      {"gpt2",
+       "gpt2 12 layers, 12/12 heads of 64, 768 channels, 3072 hidden, context 1024, vocab 50257, eps 1e-05, tied"},
+      {"llama",
+       "llama 32 layers, 32/32 heads of 128, 4096 channels, 11008 hidden, context 2048, vocab 32000, eps 1e-06, "
+       "theta 10000"},
+      {"mistral",
+       "llama 32 layers, 32/8 heads of 128, 4096 channels, 14336 hidden, context 131072, vocab 32000, eps 1e-06, "
+       "theta 10000, window 4096"},
+      {"mixtral",
+       "llama 32 layers, 32/8 heads of 128, 4096 channels, 14336 hidden, context 131072, vocab 32000, eps 1e-05, "
+       "theta 1000000, experts 8/2"},
+      {"qwen2",
+       "llama 32 layers, 32/32 heads of 128, 4096 channels, 22016 hidden, context 32768, vocab 151936, eps 1e-06, "
+       "theta 10000, biased"},
+      {"qwen3",
+       "llama 32 layers, 32/32 heads of 128, 4096 channels, 22016 hidden, context 32768, vocab 151936, eps 1e-06, "
+       "theta 10000, normed"},
+      {"qwen3_moe",
+       "llama 24 layers, 32/4 heads of 64, 2048 channels, 768 hidden, context 32768, vocab 151936, eps 1e-06, "
+       "theta 10000, normed, experts 128/8"}};
+  for (const auto& [type, words] : usual) EXPECT_EQ(in_words(parsed(Json{{"model_type", type}}.dump())), words);
+  // null is not the same as left out.
+  const auto type = [](const char* name) { return Json{{"model_type", name}}; };
+  EXPECT_EQ(parsed(with(type("mistral"), "num_key_value_heads", nullptr).dump()).config.key_heads(), 32);
+  EXPECT_EQ(parsed(with(type("mistral"), "sliding_window", nullptr).dump()).config.window, 0);
+  EXPECT_EQ(parsed(with(type("qwen3"), "head_dim", nullptr).dump()).config.head_size(), 128);
+  EXPECT_EQ(parsed(with(type("qwen3_moe"), "intermediate_size", 100).dump()).config.ffn, 768);
+}
+
+// A window is used where layers slide, and means something where it is shorter than the context.
+TEST(HubConfig, WindowsAreKnownWhereTheyMeanSomething) {
+  const auto window = [](const char* type, const Json& keys) {
+    Json config = with(with(kTiny, "model_type", type), "max_position_embeddings", 64);
+    config.update({{"num_hidden_layers", 2}, {"num_key_value_heads", 2}});
+    config.update(keys);
+    return parsed(config.dump()).config.window;
+  };
+  EXPECT_EQ(window("mistral", {{"sliding_window", 4096}}), 0);
+  EXPECT_EQ(window("mistral", {{"sliding_window", 64}}), 0);
+  EXPECT_EQ(window("mistral", {{"sliding_window", 63}}), 63);
+  EXPECT_EQ(window("mistral", Json::object()), 0);
+  EXPECT_EQ(window("qwen2", {{"sliding_window", 8}}), 0);
+  EXPECT_EQ(window("qwen2", {{"sliding_window", 8}, {"use_sliding_window", true}}), 0);  // from layer 28 on
+  EXPECT_EQ(window("qwen2", {{"sliding_window", 8}, {"use_sliding_window", true}, {"max_window_layers", 1}}), 8);
+  EXPECT_EQ(window("qwen2", {{"sliding_window", "no number"}, {"max_window_layers", -1}}), 0);
+  EXPECT_EQ(window("qwen3", {{"sliding_window", 8}, {"layer_types", {"full_attention", "sliding_attention"}}}), 8);
+  EXPECT_EQ(window("qwen3", {{"sliding_window", 99}, {"layer_types", {"full_attention", "sliding_attention"}}}), 0);
+  EXPECT_EQ(window("qwen3", {{"sliding_window", 8}, {"layer_types", {"full_attention", "full_attention"}}}), 0);
+  EXPECT_THROW(window("qwen3", {{"sliding_window", nullptr}, {"layer_types", {"sliding_attention"}}}), InputError);
+  EXPECT_THROW(hub_config(parsed(R"({"model_type": "mistral"})").config, DType::float32), Error);
+}
+
+}  // namespace
+}  // namespace tessera
