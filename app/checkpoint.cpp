@@ -54,11 +54,17 @@ void make_model_folder(const std::string& out, const std::function<void(const fs
   if (error) throw OutputError(fmt::format("cannot make {}: {}", folder.string(), error.message()));
 }
 
-// As other programs know it, or as only we do.
+// The tokenizer as other programs know it, with the settings of generation; and a model's config.json gets their ids:
+// null where there is none, since a key that is missing stands for an id that is usual in the model's family.
 void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer) {
-  const std::map<std::string, std::string> files = tokenizer.files();
-  for (const auto& [name, text] : files) write_file(folder / name, text);
-  if (files.empty()) write_file(folder / "tokenizer.json", tokenizer.to_json());
+  for (const auto& [name, text] : tokenizer.files()) write_file(folder / name, text);
+  const fs::path model = folder / "config.json";
+  if (std::error_code error; !fs::exists(model, error)) return;
+  const nlohmann::json settings = nlohmann::json::parse(tokenizer.generation_config());
+  nlohmann::ordered_json config = nlohmann::ordered_json::parse(read_file(model));
+  for (const char* const key : {"bos_token_id", "eos_token_id", "pad_token_id"})
+    config[key] = settings.value(key, nlohmann::json());
+  write_file(model, config.dump(2) + "\n");
 }
 
 // `checkpoint reshard`: a run whose files are in parts, one for each rank of a layout, or whole again.
@@ -181,7 +187,8 @@ void quantize(const CheckpointOptions& o) {
   if (by_gptq && o.calibrate.empty())
     throw Error("--calibrate: expected a text like those that the model is to read; found none");
   for (const auto& [name, value] : o.layout)
-    if ((name == "template" || name == "train-on" || name == "skip-bad") && !is_jsonl_name(o.calibrate))
+    if ((name == "template" || name == "train-on" || name == "skip-bad" || name == "map") &&
+        !holds_examples(o.calibrate))
       throw Error(fmt::format("--{}: goes with --calibrate FILE.jsonl, found {}", name,
                               o.calibrate.empty() ? "none" : "--calibrate " + one_line(o.calibrate)));
   Words words = o.layout;
@@ -230,9 +237,6 @@ DType stored_in(const CheckpointOptions& o, DType found) {
 std::unique_ptr<Tokenizer> tokenizer_for(const CheckpointOptions& o, const Pretrained& from) {
   std::unique_ptr<Tokenizer> made =
       o.tokenizer ? make_tokenizer({.name = *o.tokenizer}, "", "", o.from) : Tokenizer::open_folder(from.path);
-  if (made->vocab_size() > from.config.vocab)
-    throw InputError(fmt::format("{}: the tokenizer has {} tokens, and the model's vocabulary {}", o.from,
-                                 made->vocab_size(), from.config.vocab));
   return made;
 }
 
@@ -297,9 +301,14 @@ void export_model(const CheckpointOptions& o) {
     throw Error(fmt::format("--merge: expected a model with adapters, and {} has none", one_line(o.from)));
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.path);
   const DType dtype = stored_in(o, from.dtype);
+  TrainOptions run;
+  if (std::error_code error; fs::exists(from.path / "config.toml", error))
+    apply_config_file(run, (from.path / "config.toml").string());
+  const std::string_view jinja = tokenizer->chat_template().empty() ? jinja_of(run.chat_template) : "";
   make_model_folder(o.out, [&](const fs::path& made) {
     write_folder(made, o, from, dtype);
     write_tokenizer(made, *tokenizer);
+    if (!jinja.empty()) write_file(made / "chat_template.jinja", jinja);
   });
   const bool numbers_again = from.config.quantize.codec != Codec::none && o.merge;
   print(fmt::format(

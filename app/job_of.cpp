@@ -338,12 +338,15 @@ ExampleOptions example_options(const TrainOptions& o) {
           .responses_only = o.train_on == "responses",
           .packed = o.pack,
           .skip_bad = o.skip_bad,
-          .context = job_of(o).model.context};
+          .ends = !o.no_bos,
+          .keys = parse_key_names(o.map),
+          .context = job_of(o).model.context,
+          .vocab = job_of(o).model.vocab};
 }
 
 Dataset open_data(const TrainOptions& o, const TokenizerChoice& tokenizer) {
   const auto one = [&](const std::string& spec) {
-    return is_jsonl_name(spec) ? load_examples(spec, tokenizer, example_options(o)) : dataset_for(spec, tokenizer);
+    return holds_examples(spec) ? load_examples(spec, tokenizer, example_options(o)) : dataset_for(spec, tokenizer);
   };
   const std::optional<std::vector<Weighted>> mixture = mixture_in(o.data);
   if (!mixture) return one(o.data);
@@ -353,15 +356,16 @@ Dataset open_data(const TrainOptions& o, const TokenizerChoice& tokenizer) {
 }
 
 void check_example_options(const TrainOptions& o) {
-  if (is_jsonl_name(o.data)) return;
+  if (holds_examples(o.data)) return;
   if (const auto mixture = mixture_in(o.data))
-    if (std::ranges::any_of(*mixture, [](const Weighted& w) { return is_jsonl_name(w.spec); })) return;
+    if (std::ranges::any_of(*mixture, [](const Weighted& w) { return holds_examples(w.spec); })) return;
   const TrainOptions usual;
   const char* named = nullptr;
   if (o.chat_template != usual.chat_template) named = "--template";
   if (o.train_on != usual.train_on) named = "--train-on";
   if (o.pack) named = "--pack";
   if (o.skip_bad) named = "--skip-bad";
+  if (!o.map.empty()) named = "--map";
   if (named) throw Error(fmt::format("{}: goes with --data FILE.jsonl, found --data {}", named, o.data));
 }
 

@@ -26,6 +26,7 @@ constexpr const char* kFrom = "run directory, a checkpoint in one, or a Hugging 
 constexpr const char* kBase =
     "model beside which the adapters were trained: a folder or a run; default: the one that they name";
 constexpr const char* kFormat = "format of standard output";
+constexpr const char* kNoBos = "leaves out the tokens that the tokenizer itself puts before and behind a text";
 
 // The fields of a run that are about this program and not about what is trained.
 void add_data_and_tuning(Settings& s, TrainOptions& o) {
@@ -54,6 +55,9 @@ void add_data_and_tuning(Settings& s, TrainOptions& o) {
   s.add(o.train_on, {"train_on", "part of an example that counts in the loss"}).of("responses|all");
   s.add(o.pack, {"pack", "puts several examples into one sequence; none of them sees another"});
   s.add(o.skip_bad, {"skip_bad", "skips and counts lines that are no example or have nothing to learn"});
+  s.add(o.map, {"map", "other names of an example's keys, for example prompt=question,completion=answer"})
+      .a("FIELD=KEY,FIELD=KEY");
+  s.add(o.no_bos, {"no_bos", kNoBos});
 }
 
 void add_ranks(Settings& s, TrainOptions& o) {
@@ -153,7 +157,9 @@ Settings settings_of(GenerateOptions& o) {
                                {0.01, 100}});
   s.add(o.seed, {"seed", "seed of the samples", {0, 9e18}});
   s.add(o.stop, {"stop", "text that ends the writing and is not shown; may be given several times"}).many();
-  s.add(o.ignore_end, {"ignore_end", "goes on after the token that ends a text"});
+  s.add(o.ignore_end, {"ignore_end", "goes on after a token that ends a text"});
+  s.add(o.special, {"special", "names of special tokens in a prompt are these tokens, and not text"});
+  s.add(o.no_bos, {"no_bos", kNoBos});
   s.add(o.format, {"format", kFormat}).of("text|json");
   return s;
 }

@@ -33,7 +33,8 @@ struct TrainOptions {
   // fine-tuning
   ChatTemplate chat_template = ChatTemplate::automatic;
   std::string train_on = "responses";
-  bool pack = false, skip_bad = false;
+  bool pack = false, skip_bad = false, no_bos = false;
+  std::string map;  // other names of a row's keys
   // files
   std::optional<std::string> out;
   int64_t save_every = 500, keep = 2, eval_every = 500;
@@ -97,7 +98,7 @@ struct GenerateOptions {
   double top_p = 1, min_p = 0, repetition_penalty = 1;
   int64_t seed = 1337;
   std::vector<std::string> stop;  // texts
-  bool ignore_end = false;
+  bool ignore_end = false, special = false, no_bos = false;
   std::string format = "text";
   Words words;  // the plan's options
 };

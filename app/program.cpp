@@ -58,7 +58,7 @@ Dataset make(const DatasetOptions& o, const TokenizerChoice& choice) {
   if (sources.size() > 1)
     throw Error(fmt::format("--out: expected a folder for a dataset of {} sources, found none", sources.size()));
   if (o.shard_tokens > 0) throw Error("--shard-tokens: goes with --out, the folder that the files are written to");
-  return is_jsonl_name(first) ? dataset_of_documents(first, choice) : dataset_for(first, choice);
+  return holds_examples(first) ? dataset_of_documents(first, choice) : dataset_for(first, choice);
 }
 
 int run_data(const DatasetOptions& o) {

@@ -2,6 +2,7 @@
 #include "data/examples.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -23,6 +24,13 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
+// Throws for a token that the model's table does not have.
+void check_in_table(std::span<const int32_t> tokens, const ExampleOptions& o, const std::string& what) {
+  const auto most = std::ranges::max_element(tokens);
+  if (o.vocab > 0 && most != tokens.end() && *most >= o.vocab)
+    throw InputError(fmt::format("{}: token {} is beyond the model's table of {}", what, *most, o.vocab));
+}
+
 // Rows keep what they are windows of.
 std::shared_ptr<const Rows> windows_of(TokenFile tokens, int64_t context, const std::string& what) {
   if (tokens.size() < 2)
@@ -42,7 +50,7 @@ std::shared_ptr<const Rows> windows_of(TokenFile tokens, int64_t context, const 
 EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokenizer, const ExampleOptions& o) {
   EvaluationText out;
   std::error_code error;
-  if (is_jsonl_name(spec)) {
+  if (holds_examples(spec)) {
     const auto examples = all_examples(spec, tokenizer, o, out.notes);
     out.bytes = std::ssize(tokenizer.decode(examples->target_tokens()));
     out.rows = examples;
@@ -56,7 +64,7 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
   }
   if (fs::is_directory(spec, error)) {
     const Dataset dataset = Dataset::open(spec);
-    if (dataset.tokenizer->to_json() != tokenizer.to_json())
+    if (dataset.tokenizer->identity() != tokenizer.identity())
       throw Error(fmt::format("{}: its tokens are of another tokenizer than the model's", spec));
     out.bytes = dataset.val_bytes;
     out.rows = windows_of(dataset.val, o.context, spec);
@@ -68,7 +76,9 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
     out.bytes = std::ssize(tokenizer.decode(tokens.all()));
   } else {
     const Text text = load_text_file(spec);
-    tokens = TokenFile::of_tokens(tokenizer.encode(text.bytes), tokenizer.vocab_size(), spec);
+    const std::vector<int32_t> found = tokenizer.encode_with(text.bytes, {.add_ends = o.ends});
+    check_in_table(found, o, spec);
+    tokens = TokenFile::of_tokens(found, tokenizer.vocab_size(), spec);
     out.bytes = std::ssize(text.bytes);
   }
   out.rows = windows_of(std::move(tokens), o.context, spec);
@@ -195,8 +205,13 @@ namespace {
 struct Rendered {
   std::string where;  // file and line
   std::vector<Piece> pieces;
-  bool own = false;  // by the model's own template
+  bool own = false;          // by the model's own template
+  EncodedExample made = {};  // where others made tokens of it
 };
+
+void note_unread(const std::set<std::string>& keys, std::vector<std::string>& notes) {
+  if (!keys.empty()) notes.push_back(fmt::format("nothing reads the keys {}", fmt::join(keys, ", ")).substr(0, 400));
+}
 
 // The template that `automatic` means for messages, where the tokenizer knows how its model was talked to.
 std::unique_ptr<const ModelTemplate> own_template(const ExampleOptions& o, const Tokenizer* tokenizer,
@@ -239,22 +254,30 @@ class BadLines {
 };
 
 std::vector<Rendered> read_rendered(const std::filesystem::path& file, const ExampleOptions& o,
-                                    const Tokenizer* tokenizer, BadLines& bad) {
+                                    const Tokenizer* tokenizer, BadLines& bad, std::vector<std::string>& notes) {
   std::vector<Rendered> out;
+  std::set<std::string> unread;
   std::unique_ptr<const ModelTemplate> own;
   bool known = false;
   for_each_line(file, [&](std::string_view line, int64_t number) {
     bad.attempt([&] {
       const std::string where = fmt::format("{}:{}", file.string(), number);
-      const Example example = parse_example(line, where);
+      Example example = parse_example(line, where, o.keys);
       const bool messages = example.shape == Example::Shape::messages;
       if (messages && !std::exchange(known, true)) own = own_template(o, tokenizer, file.string());
       if (messages && own)
-        out.push_back({where, own->render(example.turns, where), true});
-      else
-        out.push_back({where, render(example, o.style, where)});
+        std::erase_if(example.unread, [](const std::string& key) { return key.ends_with(" of messages"); });
+      unread.merge(example.unread);
+      if (example.shape != Example::Shape::tokens)
+        return void(messages && own ? out.push_back({where, own->render(example, where), true})
+                                    : out.push_back({where, render(example, o.style, where)}));
+      if (!tokenizer)
+        throw InputError(where +
+                         ": the key 'input_ids' needs a `tokenizer`: expected the folder whose tokens they are");
+      out.push_back({where, {}, false, {std::move(example.tokens), std::move(example.trained)}});
     });
   });
+  note_unread(unread, notes);
   return out;
 }
 
@@ -273,31 +296,38 @@ class Encoder {
   // Words are cut where a response begins, so that a prompt has the tokens that it has when nothing follows yet.
   EncodedExample encode(const Rendered& example) { return cut(tokens_of(example), example.where); }
   EncodedExample tokens_of(const Rendered& example) {
-    EncodedExample out;
+    EncodedExample out = example.made;
     std::string text;
     bool trained = false;
+    if (options_.ends && !example.own && !example.pieces.empty() && example.pieces[0].kind == Piece::Kind::text)
+      for (const int32_t token : tokenizer_.beginning()) add(out, {token}, as_target(example.pieces[0]));
     const auto flush = [&](bool names_mean_tokens = false) {
-      const EncodeOptions how{.special_in_text = names_mean_tokens, .begins = !example.own || out.tokens.empty()};
+      const EncodeOptions how{.special_in_text = names_mean_tokens || options_.special,
+                              .begins = !example.own || out.tokens.empty()};
       add(out, text.empty() ? std::vector<int32_t>() : encode_text(text, how, example.where), trained);
       text.clear();
     };
     for (const Piece& piece : example.pieces) {
-      const bool as_target = piece.response || !options_.responses_only;
       if (example.own) {
-        trained = as_target;
+        trained = as_target(piece);
         text = piece.text;
         flush(piece.kind == Piece::Kind::marker);
         continue;
       }
       const std::optional<int32_t> token = special(piece);
-      if (token || as_target != trained) flush();
-      trained = as_target;
+      if (token || as_target(piece) != trained) flush();
+      trained = as_target(piece);
       if (token)
         add(out, {*token}, trained);
       else
         text += piece.text;
     }
     flush();
+    check_in_table(out.tokens, options_, example.where);
+    if (const auto most = std::ranges::max_element(out.tokens);
+        most != out.tokens.end() && *most >= tokenizer_.vocab_size())
+      throw InputError(fmt::format("{}: token {}; expected one of the tokenizer's {}", example.where, *most,
+                                   tokenizer_.vocab_size()));
     return out;
   }
   // Notes about all of the examples.
@@ -316,6 +346,7 @@ class Encoder {
     to.tokens.insert(to.tokens.end(), tokens.begin(), tokens.end());
     to.trained.insert(to.trained.end(), tokens.size(), trained);
   }
+  bool as_target(const Piece& piece) const { return !piece.never && (piece.response || !options_.responses_only); }
   std::vector<int32_t> encode_text(const std::string& text, const EncodeOptions& how, const std::string& where) const {
     try {
       return tokenizer_.encode_with(text, how);
@@ -358,29 +389,33 @@ class Encoder {
 
 }  // namespace
 
-Asked ask(const std::vector<Message>& turns, ChatTemplate style, const Tokenizer& tokenizer) {
+Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Tokenizer& tokenizer) {
   const std::string what = "the conversation";
-  const auto own = own_template({.style = style}, &tokenizer, what);
-  if (!own && style == ChatTemplate::automatic)
+  const auto own = own_template(o, &tokenizer, what);
+  if (!own && o.style == ChatTemplate::automatic)
     throw Error("`template`: the model has none of its own; expected chatml, llama3, alpaca or none, found auto");
-  std::vector<Message> answered = turns;
-  answered.push_back({Role::assistant, "x"});
+  if (turns.empty()) return {};
+  Example answered{Example::Shape::messages, turns};
+  answered.turns.push_back({Role::assistant, "x"});
   std::vector<Piece> pieces;
   try {
-    pieces = own ? own->render(answered, what) : render({Example::Shape::messages, answered}, style, what);
+    pieces = own ? own->render(answered, what) : render(answered, o.style, what);
   } catch (const InputError&) {
     if (!own) throw;  // else the model's own settings alone say where it ends
   }
   while (!pieces.empty() && !pieces.back().response) pieces.pop_back();
   const Piece last = pieces.empty() ? Piece() : pieces.back();
   while (!pieces.empty() && pieces.back().response) pieces.pop_back();
-  Encoder encoder(tokenizer, {});
+  Encoder encoder(tokenizer, o);
   Asked out{encoder.tokens_of({what, own ? own->prompt(turns, what) : pieces, own != nullptr}).tokens};
   const std::vector<int32_t> behind = encoder.tokens_of({what, {last}, own != nullptr}).tokens;
   if (!behind.empty() && tokenizer.special(tokenizer.bytes_of(behind.back())) == behind.back())
     out.ends.push_back(behind.back());
   else if (!own && last.kind == Piece::Kind::marker)
     out.stops.push_back(last.text);
+  else if (const size_t said = last.text.find('x'); own && said != std::string::npos)
+    if (const auto end = jinja::stripped(std::string_view(last.text).substr(said + 1), true, true); !end.empty())
+      out.stops.emplace_back(end);
   return out;
 }
 
@@ -389,7 +424,8 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
   BadLines bad(o.skip_bad);
   const bool learnt = choice.chosen() == "char" || choice.chosen() == "bpe";  // from the examples
   std::unique_ptr<Tokenizer> tokenizer = learnt ? nullptr : make_tokenizer(choice, "", "", what);
-  const std::vector<Rendered> rendered = read_rendered(file, o, tokenizer.get(), bad);
+  Dataset d;
+  const std::vector<Rendered> rendered = read_rendered(file, o, tokenizer.get(), bad, d.notes);
   const auto require_two = [&](size_t count) {
     if (count < 2)
       throw InputError(fmt::format(
@@ -399,7 +435,6 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
   const auto trained = [](size_t count) { return count - std::max<size_t>(count / 10, 1); };
   require_two(rendered.size());
   const std::span<const Rendered> all(rendered);
-  Dataset d;
   d.source = what;
   d.tokenizer = learnt ? make_tokenizer(choice, text_of(all), text_of(all.first(trained(all.size()))), what)
                        : std::move(tokenizer);
@@ -423,7 +458,7 @@ std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& fil
   BadLines bad(o.skip_bad);
   Encoder encoder(tokenizer, o);
   std::vector<EncodedExample> encoded;
-  for (const Rendered& example : read_rendered(file, o, &tokenizer, bad))
+  for (const Rendered& example : read_rendered(file, o, &tokenizer, bad, notes))
     bad.attempt([&] { encoded.push_back(encoder.encode(example)); });
   if (encoded.empty()) throw InputError(fmt::format("{}: no example in it", file.string()));
   bad.note(notes);

@@ -17,6 +17,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tensor/error.h"
@@ -51,6 +52,15 @@ size_t read_some(const Descriptor& in, const fs::path& file, void* to, size_t by
   return static_cast<size_t>(n);
 }
 
+// The file itself lies elsewhere where git-lfs was not there to fetch it.
+void refuse_pointer(std::string_view begin, const fs::path& file) {
+  if (begin.starts_with("version https://git-lfs.github.com/spec/v1\n"))
+    throw InputError(
+        fmt::format("{} is a pointer of git-lfs, not the file that it stands for; expected that file, which "
+                    "'git lfs pull' fetches",
+                    file.string()));
+}
+
 const char* environment(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr && *value != '\0' ? value : nullptr;
@@ -71,6 +81,7 @@ std::string read_file(const fs::path& file) {
       throw InputError(fmt::format("{} shrank while it was read: {} of {} bytes", file.string(), done, bytes.size()));
     done += n;
   }
+  refuse_pointer(bytes, file);
   return bytes;
 }
 
@@ -98,7 +109,9 @@ void read_pieces(const fs::path& file, const std::function<void(std::span<const 
   const Descriptor in(::open(file.c_str(), kToRead));
   regular_size(in, file);
   std::vector<std::byte> piece(size_t{1} << 20);
-  for (size_t n = 0; (n = read_some(in, file, piece.data(), piece.size())) > 0;) f({piece.data(), n});
+  bool first = true;
+  for (size_t n = 0; (n = read_some(in, file, piece.data(), piece.size())) > 0; f({piece.data(), n}))
+    if (std::exchange(first, false)) refuse_pointer({reinterpret_cast<const char*>(piece.data()), n}, file);
 }
 
 void SharedFile::create(const fs::path& file, std::string_view first, int64_t size) {
@@ -226,6 +239,13 @@ MappedFile::MappedFile(const fs::path& file) {
   if (map != MAP_FAILED) {
     data_ = static_cast<const std::byte*>(map);
     enter(data_, size_, file.string());
+    try {
+      refuse_pointer({static_cast<const char*>(map), size_}, file);
+    } catch (...) {
+      leave(data_);
+      ::munmap(map, size_);
+      throw;
+    }
     return;
   }
   if (!is_unknown_operation(errno))

@@ -2,7 +2,10 @@
 #include "data/jsonl.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -15,110 +18,431 @@ namespace tessera {
 namespace {
 
 using Json = nlohmann::json;
+using InOrder = nlohmann::ordered_json;
 constexpr size_t kLongest = size_t{64} << 20;
 
-// Pieces of a file in, whole lines out.
-class Lines {
+constexpr std::string_view kByteOrder = "\xEF\xBB\xBF", kBlanks = " \t\r\n";
+
+// Pieces of a file in, whole rows out.
+class RowSplitter {
  public:
-  Lines(const std::string& what, const LineFunction& f) : what_(what), f_(f) {}
+  RowSplitter(const std::string& what, const LineFunction& f) : what_(what), f_(f) {}
 
   void add(std::string_view piece) {
+    std::string begun;
+    if (form_ == Form::unknown) {
+      row_ += piece;
+      const size_t at = row_.find_first_not_of(kBlanks, row_.starts_with(kByteOrder) ? kByteOrder.size() : 0);
+      if (at == std::string::npos || row_.size() < kByteOrder.size()) return;
+      form_ = row_[at] == '[' ? Form::list : Form::lines;
+      begun.swap(row_);
+      piece = begun;
+      if (piece.starts_with(kByteOrder)) piece.remove_prefix(kByteOrder.size());
+    }
+    form_ == Form::list ? add_to_list(piece) : add_lines(piece);
+  }
+  void finish() {
+    if (depth_ > 0) throw InputError(fmt::format("{}:{}: the list of rows has no end behind this", what_, begin_));
+    if (form_ != Form::list) finish_line();
+  }
+
+ private:
+  enum class Form : uint8_t { unknown, lines, list };
+
+  void add_lines(std::string_view piece) {
     for (size_t end = piece.find('\n'); end != std::string_view::npos; end = piece.find('\n')) {
       keep(piece.substr(0, end));
-      finish();
+      finish_line();
       piece.remove_prefix(end + 1);
     }
     keep(piece);
   }
-  void finish() {
-    std::string_view line = line_;
-    if (++number_ == 1 && line.starts_with("\xEF\xBB\xBF")) line.remove_prefix(3);
-    if (line.find_first_not_of(" \t\r") != std::string_view::npos) f_(line, number_);
-    line_.clear();
+  void finish_line() {
+    if (row_.find_first_not_of(kBlanks) != std::string::npos) f_(row_, number_);
+    row_.clear();
+    ++number_;
   }
 
- private:
+  // A value of a list ends at the comma, or at the end of the list, that is inside of nothing else.
+  void add_to_list(std::string_view piece) {
+    for (size_t i = 0; i < piece.size(); ++i) {
+      const char c = piece[i];
+      if (c == '\n') ++number_;
+      if (in_text_) {
+        in_text_ = escaped_ || c != '"';
+        escaped_ = !escaped_ && c == '\\';
+      } else if (depth_ == 0) {
+        if (kBlanks.find(c) != std::string_view::npos) continue;
+        if (c != '[' || begin_ > 0)
+          throw InputError(fmt::format("{}:{}: something behind the list of rows", what_, number_));
+        depth_ = 1, begin_ = number_;
+        continue;
+      } else if (depth_ == 1 && (c == ',' || c == ']')) {
+        if (!row_.empty()) f_(row_, begin_);
+        row_.clear();
+        if (c == ']') --depth_;
+        continue;
+      } else if (row_.empty() && kBlanks.find(c) != std::string_view::npos) {
+        continue;
+      } else {
+        in_text_ = c == '"';
+        if (c == '{' || c == '[') ++depth_;
+        if (c == '}' || c == ']') --depth_;
+      }
+      if (row_.empty()) begin_ = number_;
+      keep(piece.substr(i, 1));
+    }
+  }
+
   void keep(std::string_view part) {
-    if (line_.size() + part.size() > kLongest)
-      throw InputError(fmt::format("{}:{}: a line of more than {} MiB", what_, number_ + 1, kLongest >> 20));
-    line_ += part;
+    if (row_.size() + part.size() > kLongest)
+      throw InputError(fmt::format("{}:{}: a row of more than {} MiB", what_, number_, kLongest >> 20));
+    row_ += part;
   }
 
   const std::string& what_;
   const LineFunction& f_;
-  std::string line_ = {};
-  int64_t number_ = 0;
+  Form form_ = Form::unknown;
+  std::string row_ = {};            // the beginning of one; of a file whose form is not known, all of it
+  int64_t number_ = 1, begin_ = 0;  // lines: where we are, and where the row began
+  int64_t depth_ = 0;               // of brackets in a list
+  bool in_text_ = false, escaped_ = false;
 };
 
-std::string text_of(const Json& object, const char* key, const std::string& what) {
-  const auto found = object.find(key);
-  if (found == object.end()) throw InputError(fmt::format("{}: the key '{}' is missing", what, key));
-  if (found->is_discarded())
+// The roles by their names, ShareGPT's too.
+constexpr std::array<std::pair<std::string_view, Role>, 9> kRoles{{{"system", Role::system},
+                                                                   {"user", Role::user},
+                                                                   {"assistant", Role::assistant},
+                                                                   {"tool", Role::tool},
+                                                                   {"human", Role::user},
+                                                                   {"gpt", Role::assistant},
+                                                                   {"chatgpt", Role::assistant},
+                                                                   {"model", Role::assistant},
+                                                                   {"observation", Role::tool}}};
+// Keys that would change what a model reads, and that no shape has; and keys of a message that change nothing.
+constexpr std::array<std::string_view, 13> kRefused{"tools",   "functions", "documents",   "chosen", "rejected",
+                                                    "history", "image",     "images",      "videos", "audio",
+                                                    "audios",  "system",    "position_ids"};
+constexpr std::array<std::string_view, 4> kUseless{"name", "id", "tool_call_id", "timestamp"};
+constexpr std::string_view kWeight = "weight", kCalls = "tool_calls";        // of a message: in the loss, and of tools
+constexpr std::array<std::string_view, 2> kVariables{"tools", "documents"};  // of messages, for templates
+// Keys that a shape reads.
+constexpr std::array<std::string_view, 12> kRead{"input_ids",     "labels", "attention_mask", "messages",
+                                                 "conversations", "system", "prompt",         "completion",
+                                                 "instruction",   "input",  "output",         "text"};
+
+template <class List, class Name>
+bool is_in(const List& list, const Name& name) {
+  return std::find(list.begin(), list.end(), name) != list.end();
+}
+
+bool says_nothing(const Json& value) { return is_nothing(value) || value == ""; }
+
+const Json& present(const Json& object, const char* key, const std::string& what) {
+  const Json& found = value_at(object, key);
+  if (found.is_null()) throw InputError(fmt::format("{}: the key '{}' is missing", what, key));
+  if (found.is_discarded())
     throw InputError(
         fmt::format("{}: the key '{}' stands twice in one object, or is too large or too deep", what, key));
-  if (!found->is_string())
-    throw InputError(fmt::format("{}: the key '{}' is a {}; expected a string", what, key, found->type_name()));
-  return found->get<std::string>();
+  return found;
+}
+
+std::string text_of(const Json& object, const char* key, const std::string& what) {
+  const Json& found = present(object, key, what);
+  if (!found.is_string())
+    throw InputError(fmt::format("{}: the key '{}' is a {}; expected a string", what, key, found.type_name()));
+  return found.get<std::string>();
+}
+
+// The text of a message: a string, or parts of which each is text.
+std::string content_of(const Json& message, const char* key, const std::string& what) {
+  if (!present(message, key, what).is_array()) return text_of(message, key, what);
+  std::string out;
+  for (const Json& part : message[key]) {
+    if (value_at(part, "type") != "text")
+      throw InputError(
+          fmt::format("{}: a part of the type {}; expected text", what, shown(value_at(part, "type"), 40)));
+    out += text_of(part, "text", what);
+  }
+  return out;
 }
 
 Role role_of(const std::string& name, const std::string& what) {
-  if (name == "system") return Role::system;
-  if (name == "user") return Role::user;
-  if (name == "assistant") return Role::assistant;
-  throw InputError(fmt::format("{}: the role '{}'; expected system, user or assistant", what, name.substr(0, 40)));
+  const auto* const found = std::ranges::find(kRoles, name, &std::pair<std::string_view, Role>::first);
+  if (found != kRoles.end()) return found->second;
+  throw InputError(
+      fmt::format("{}: the role '{}'; expected system, user, assistant or tool", what, name.substr(0, 40)));
 }
 
-std::vector<Message> turns_of(const Json& messages, const std::string& what) {
-  if (!messages.is_array() || messages.empty())
-    throw InputError(fmt::format("{}: the key 'messages' must be a list of messages that is not empty", what));
-  std::vector<Message> turns;
-  for (const Json& message : messages) {
-    const std::string where = fmt::format("{}: message {}", what, turns.size() + 1);
-    if (!message.is_object()) throw InputError(where + " is no object");
-    for (const auto& [key, value] : message.items())
-      if (key != "role" && key != "content")
-        throw InputError(fmt::format("{} has the key '{}'; expected role and content alone", where, key.substr(0, 40)));
-    turns.push_back({role_of(text_of(message, "role", where), where), text_of(message, "content", where)});
+// JSON that stands in a text, or the value itself.
+InOrder unpacked(const InOrder& value) {
+  if (!value.is_string()) return value;
+  const auto inside = InOrder::parse(value.get_ref<const std::string&>(), nullptr, false);
+  return inside.is_structured() ? inside : value;
+}
+
+// As other programs do before they run a template on OpenAI's rows.
+void unpack_arguments(InOrder& calls) {
+  for (InOrder& call : calls)
+    if (call.is_object() && call.contains("function") && call["function"].is_object() &&
+        call["function"].contains("arguments"))
+      call["function"]["arguments"] = unpacked(call["function"]["arguments"]);
+}
+
+// Whether nothing in a value was found to be other than it says.
+bool is_whole(const Json& value) {
+  return !value.is_discarded() && (!value.is_structured() || std::all_of(value.begin(), value.end(), is_whole));
+}
+
+// The message in a row, whose keys stand in their order in `ordered`, which is called for a key that only a model's own
+// template shows.
+template <class F>
+Message message_of(const Json& json, const std::string& what, Example& example, const F& ordered) {
+  if (!json.is_object()) throw InputError(what + " is no object");
+  const char* const role = value_at(json, "role").is_null() && json.contains("from") ? "from" : "role";
+  const char* const content = value_at(json, "content").is_null() && json.contains("value") ? "value" : "content";
+  InOrder more;
+  for (const auto& [key, value] : json.items()) {
+    if (key == role || key == content || key == kWeight || says_nothing(value)) continue;
+    if (!is_whole(value))
+      throw InputError(fmt::format("{}: in the key '{}' one stands twice, or something is too large or too deep", what,
+                                   key.substr(0, 40)));
+    more[key] = nullptr;
+    if (is_in(kUseless, key))
+      example.unread.insert("'" + key + "' of messages");
+    else if (example.unshown.empty())
+      example.unshown =
+          fmt::format("{} has the key '{}'; expected role, content and weight alone", what, key.substr(0, 40));
   }
-  return turns;
+  const bool calls = more.contains(kCalls), silent = calls && value_at(json, content).is_null();
+  Message out{role_of(text_of(json, role, what), what), silent ? "" : content_of(json, content, what)};
+  if (!more.empty()) {
+    InOrder kept;
+    if (silent) kept["content"] = nullptr;
+    for (const auto& [key, value] : ordered().items())
+      if (more.contains(key)) kept[key] = value;
+    if (calls && kept[kCalls].is_array()) unpack_arguments(kept[kCalls]);
+    out.more = kept.dump();
+  }
+  const Json& weight = value_at(json, kWeight);
+  if (weight.is_null()) return out;
+  if (weight != 0 && (weight != 1 || out.role != Role::assistant))
+    throw InputError(
+        fmt::format("{}: the key 'weight' is {}; expected 0, or 1 of an assistant's", what, shown(weight, 40)));
+  if (weight == 0) out.learnt = Message::Learnt::never;
+  return out;
+}
+
+// A row on its way to an example.
+class RowReader {
+ public:
+  RowReader(const Json& row, std::string_view line, const KeyNames& names, const std::string& what)
+      : row_(row), line_(line), names_(names), what_(what) {}
+
+  Example read() {
+    const auto fits = [&](const Known& known) {
+      return std::ranges::all_of(known.keys, [&](const char* key) { return key == nullptr || has(key); });
+    };
+    const auto* const found = std::ranges::find_if(kShapes, fits);
+    if (found == kShapes.end()) fail();
+    out_.shape = found->shape;
+    (this->*found->read)();
+    InOrder variables;
+    for (const auto& [key, value] : row_.items()) {
+      if (read_.contains(key) || says_nothing(value)) continue;
+      if (!is_in(kRefused, key)) {
+        out_.unread.insert("'" + key.substr(0, 40) + "'");
+        continue;
+      }
+      const std::string why =
+          fmt::format("{}: the key '{}' would change what a model reads; a row of {} has no place for it", what_, key,
+                      found->keys[0]);
+      if (out_.shape != Shape::messages || !is_in(kVariables, key) || !is_whole(value)) throw InputError(why);
+      if (out_.unshown.empty()) out_.unshown = why;
+      variables[key] = unpacked(in_order()[theirs(key)]);
+    }
+    if (!variables.empty()) out_.variables = variables.dump();
+    return std::move(out_);
+  }
+
+ private:
+  using Shape = Example::Shape;
+  struct Known {
+    std::array<const char*, 2> keys;  // that tell it
+    Shape shape;
+    void (RowReader::*read)();
+  };
+  static const std::array<Known, 6> kShapes;
+
+  // The row with its keys in their order, by the names that they have there.
+  const InOrder& in_order() {
+    if (in_order_.is_null()) in_order_ = InOrder::parse(line_, nullptr, false);
+    if (in_order_.is_discarded()) throw InputError(what_ + ": numbers that JSON does not have, in a row with tools");
+    return in_order_;
+  }
+  std::string theirs(const std::string& key) const {
+    const auto found = std::ranges::find(names_, key, &KeyNames::value_type::first);
+    return found == names_.end() ? key : found->second;
+  }
+  bool has(const char* key) const { return !value_at(row_, key).is_null(); }
+  std::string text(const char* key) {
+    read_.insert(key);
+    return text_of(row_, key, what_);
+  }
+  void add(Role role, const char* key) { out_.turns.push_back({role, text(key)}); }
+  void add_system() {
+    if (read_.insert("system"); !says_nothing(value_at(row_, "system"))) add(Role::system, "system");
+  }
+  void add_turns(const char* key) {
+    read_.insert(key);
+    const Json& list = present(row_, key, what_);
+    if (!list.is_array() || list.empty())
+      throw InputError(fmt::format("{}: the key '{}' must be a list of messages that is not empty", what_, key));
+    for (size_t i = 0; i < list.size(); ++i)
+      out_.turns.push_back(message_of(list[i], fmt::format("{}: message {}", what_, i + 1), out_,
+                                      [&]() -> const InOrder& { return in_order()[theirs(key)][i]; }));
+  }
+  std::vector<int64_t> numbers(const char* key, size_t count) {
+    read_.insert(key);
+    std::vector<int64_t> out;
+    const Json& list = present(row_, key, what_);
+    const auto is_number = [](const Json& n) { return n.is_number_integer() && n >= INT32_MIN && n <= INT32_MAX; };
+    if (!list.is_array() || !std::ranges::all_of(list, is_number))
+      throw InputError(fmt::format("{}: the key '{}' must be a list of whole numbers", what_, key));
+    for (const Json& n : list) out.push_back(n.get<int64_t>());
+    if (count > 0 && out.size() != count)
+      throw InputError(
+          fmt::format("{}: the key '{}' has {} numbers; expected {}, as input_ids has", what_, key, out.size(), count));
+    return out;
+  }
+
+  void tokens() {
+    const std::vector<int64_t> ids = numbers("input_ids", 0);
+    if (ids.empty()) throw InputError(what_ + ": the key 'input_ids' is empty");
+    const std::vector<int64_t> labels = has("labels") ? numbers("labels", ids.size()) : ids;
+    const std::vector<int64_t> mask =
+        has("attention_mask") ? numbers("attention_mask", ids.size()) : std::vector<int64_t>(ids.size(), 1);
+    const auto filled = std::ranges::find(mask, 0);
+    if (std::any_of(filled, mask.end(), [](int64_t m) { return m != 0; }))
+      throw InputError(what_ +
+                       ": the key 'attention_mask' hides tokens before others; expected only the last ones hidden");
+    for (size_t i = 0; i < static_cast<size_t>(filled - mask.begin()); ++i) {
+      if (ids[i] < 0 || (labels[i] != -100 && labels[i] != ids[i]))
+        throw InputError(fmt::format("{}: label {} is {} and its token {}; expected that token or -100", what_, i,
+                                     labels[i], ids[i]));
+      out_.tokens.push_back(static_cast<int32_t>(ids[i]));
+      out_.trained.push_back(labels[i] != -100);
+    }
+  }
+  void messages() { add_turns("messages"); }
+  void conversations() {
+    add_system();
+    add_turns("conversations");
+  }
+  void completion() {
+    add_system();
+    if (!row_["prompt"].is_array()) return add(Role::user, "prompt"), add(Role::assistant, "completion");
+    out_.shape = Shape::messages;
+    add_turns("prompt");
+    for (Message& turn : out_.turns)
+      if (turn.learnt == Message::Learnt::as_usual) turn.learnt = Message::Learnt::as_prompt;
+    add_turns("completion");
+  }
+  void instruction() {
+    add_system();
+    add(Role::user, "instruction"), add(Role::assistant, "output");
+    if (has("input")) out_.input = text("input");
+  }
+  void plain_text() { add(Role::assistant, "text"); }
+
+  [[noreturn]] void fail() const {
+    std::string found;
+    for (const auto& [key, value] : row_.items()) found += (found.empty() ? "" : ", ") + key.substr(0, 40);
+    throw InputError(fmt::format(
+        "{}: expected input_ids, messages, conversations, prompt and completion, instruction and output, or text among "
+        "its keys{}",
+        what_, found.empty() ? "" : "; found " + found.substr(0, 200) + ", and `map` says which key is which"));
+  }
+
+  const Json& row_;
+  std::string_view line_;
+  const KeyNames& names_;
+  const std::string& what_;
+  InOrder in_order_ = {};
+  Example out_ = {};
+  std::set<std::string> read_ = {};
+};
+
+const std::array<RowReader::Known, 6> RowReader::kShapes{
+    {{{"input_ids", nullptr}, Shape::tokens, &RowReader::tokens},
+     {{"messages", nullptr}, Shape::messages, &RowReader::messages},
+     {{"conversations", nullptr}, Shape::messages, &RowReader::conversations},
+     {{"prompt", "completion"}, Shape::completion, &RowReader::completion},
+     {{"instruction", nullptr}, Shape::instruction, &RowReader::instruction},
+     {{"text", nullptr}, Shape::text, &RowReader::plain_text}}};
+
+// The row with the keys' own names.
+void give_names(Json& row, const KeyNames& names, const std::string& what) {
+  Json renamed = Json::object();
+  for (const auto& [ours, theirs] : names) {
+    if (!row.contains(theirs))
+      throw InputError(fmt::format("{}: the key '{}', which `map` names, is missing", what, theirs));
+    renamed[ours] = std::move(row[theirs]);
+  }
+  for (const auto& name : names) row.erase(name.second);
+  row.update(renamed);
 }
 
 }  // namespace
 
-Example parse_example(std::string_view line, const std::string& what) {
-  const Json object = parse_json(line, what, JsonFile::others);
-  if (!object.is_object()) throw InputError(what + ": expected an object");
-  const auto text = [&](const char* key) { return text_of(object, key, what); };
-  using Shape = Example::Shape;
-  if (object.contains("messages")) return {Shape::messages, turns_of(object["messages"], what)};
-  if (object.contains("prompt") && object.contains("completion"))
-    return {Shape::completion, {{Role::user, text("prompt")}, {Role::assistant, text("completion")}}};
-  if (object.contains("instruction"))
-    return {Shape::instruction,
-            {{Role::user, text("instruction")}, {Role::assistant, text("output")}},
-            object.contains("input") ? text("input") : ""};
-  if (object.contains("text")) return {Shape::text, {{Role::assistant, text("text")}}};
-  throw InputError(fmt::format(
-      "{}: expected messages, prompt and completion, instruction and output, or text among its keys", what));
+std::string_view name_of(Role role) { return kRoles[static_cast<size_t>(role)].first; }
+
+KeyNames parse_key_names(std::string_view text) {
+  KeyNames out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    const std::string_view one = text.substr(at, end - at);
+    const size_t equals = std::min(one.find('='), one.size());
+    const std::string ours(one.substr(0, equals)), theirs(one.substr(std::min(equals + 1, one.size())));
+    if (theirs.empty() || !is_in(kRead, ours) ||
+        std::ranges::find(out, ours, &KeyNames::value_type::first) != out.end())
+      throw FieldError("map", fmt::format("expected each of {} once at most, as FIELD=KEY,FIELD=KEY; found '{}'",
+                                          fmt::join(kRead, ", "), one));
+    out.emplace_back(ours, theirs);
+    at = end + 1;
+  }
+  return out;
+}
+
+Example parse_example(std::string_view line, const std::string& what, const KeyNames& names) {
+  Json row = parse_json(line, what, JsonFile::others);
+  if (!row.is_object()) throw InputError(what + ": expected an object");
+  if (!names.empty()) give_names(row, names, what);
+  return RowReader(row, line, names, what).read();
 }
 
 void for_each_line(const std::filesystem::path& file, const LineFunction& f) {
   const std::string what = file.string();
-  Lines lines(what, f);
-  read_text_pieces(file, [&](std::string_view piece) { lines.add(piece); });
-  lines.finish();
+  RowSplitter rows(what, f);
+  read_text_pieces(file, [&](std::string_view piece) { rows.add(piece); });
+  rows.finish();
 }
 
 void for_each_line_of(std::string_view bytes, const std::string& what, const LineFunction& f) {
-  Lines lines(what, f);
-  lines.add(bytes);
-  lines.finish();
+  RowSplitter rows(what, f);
+  rows.add(bytes);
+  rows.finish();
 }
 
-bool is_jsonl_name(const std::filesystem::path& file) {
-  const std::string extension = file.extension().string();
-  if (extension == ".gz" || extension == ".zst") return file.stem().extension() == ".jsonl";
-  return extension == ".jsonl";
+bool holds_examples(const std::filesystem::path& file) {
+  const std::string start = text_start(file);
+  const auto next = [&](size_t from) { return std::min(start.find_first_not_of(kBlanks, from), start.size()); };
+  const auto is = [&](size_t at, std::string_view any) { return at < start.size() && any.find(start[at]) != any.npos; };
+  const size_t first = next(start.starts_with(kByteOrder) ? kByteOrder.size() : 0), second = next(first + 1);
+  if ((is(first, "{") && is(second, "\"")) || (is(first, "[") && is(second, "{"))) return true;
+  std::filesystem::path name = file.filename();
+  if (name.extension() == ".gz" || name.extension() == ".zst") name = name.stem();
+  return name.extension() == ".jsonl" || name.extension() == ".ndjson";
 }
 
 // The templates, turn by turn.
@@ -127,26 +451,26 @@ namespace {
 
 using Kind = Piece::Kind;
 
-std::string_view name_of(Role role) {
-  if (role == Role::system) return "system";
-  return role == Role::user ? "user" : "assistant";
-}
-
 // As one conversation, whatever the shape: an input stands below its instruction.
 std::vector<Message> conversation(const Example& example) {
   std::vector<Message> turns = example.turns;
-  if (!example.input.empty()) turns.front().text += "\n" + example.input;
+  for (Message& turn : turns)
+    if (turn.role == Role::user && !example.input.empty()) turn.text += "\n" + example.input;
   return turns;
+}
+
+// A piece of what an assistant says, or somebody else.
+Piece said_in(const Message& turn, Kind kind, std::string text) {
+  return {kind, std::move(text), turn.is_response(), turn.learnt == Message::Learnt::never};
 }
 
 std::vector<Piece> chatml(const Example& example) {
   std::vector<Piece> out;
   for (const Message& turn : conversation(example)) {
-    const bool response = turn.role == Role::assistant;
     out.push_back({Kind::marker, "<|im_start|>"});
     out.push_back({Kind::text, std::string(name_of(turn.role)) + "\n"});
-    out.push_back({Kind::text, turn.text, response});
-    out.push_back({Kind::marker, "<|im_end|>", response});
+    out.push_back(said_in(turn, Kind::text, turn.text));
+    out.push_back(said_in(turn, Kind::marker, "<|im_end|>"));
     out.push_back({Kind::text, "\n"});
   }
   return out;
@@ -161,13 +485,12 @@ std::string trimmed(const std::string& text) {
 std::vector<Piece> llama3(const Example& example) {
   std::vector<Piece> out{{Kind::marker, "<|begin_of_text|>"}};
   for (const Message& turn : conversation(example)) {
-    const bool response = turn.role == Role::assistant;
     out.push_back({Kind::marker, "<|start_header_id|>"});
     out.push_back({Kind::text, std::string(name_of(turn.role))});
     out.push_back({Kind::marker, "<|end_header_id|>"});
     out.push_back({Kind::text, "\n\n"});
-    out.push_back({Kind::text, trimmed(turn.text), response});
-    out.push_back({Kind::marker, "<|eot_id|>", response});
+    out.push_back(said_in(turn, Kind::text, trimmed(turn.text)));
+    out.push_back(said_in(turn, Kind::marker, "<|eot_id|>"));
   }
   return out;
 }
@@ -185,8 +508,8 @@ std::vector<Piece> alpaca(const Example& example) {
       out.push_back({Kind::text, (out.empty() ? before : "") + "\n\n### Instruction:\n" + turn.text +
                                      (asks ? "\n\n### Input:\n" + example.input : "") + "\n\n### Response:\n"});
     } else {
-      out.push_back({Kind::text, turn.text, true});
-      out.push_back({Kind::end, "", true});
+      out.push_back(said_in(turn, Kind::text, turn.text));
+      out.push_back(said_in(turn, Kind::end, ""));
     }
   }
   return out;
@@ -194,17 +517,34 @@ std::vector<Piece> alpaca(const Example& example) {
 
 std::vector<Piece> plain(const Example& example) {
   std::vector<Piece> out;
-  for (const Message& turn : conversation(example))
-    out.push_back({Kind::text, turn.text, turn.role == Role::assistant});
+  for (const Message& turn : conversation(example)) out.push_back(said_in(turn, Kind::text, turn.text));
   out.push_back({Kind::end, "", true});
   return out;
 }
 
+// As they stand in tokenizer_config.json of models that many others were made from.
+constexpr std::string_view kChatml =
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
+    "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+constexpr std::string_view kLlama3 =
+    "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "
+    "message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
+    "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}";
+
 }  // namespace
+
+std::string_view jinja_of(ChatTemplate style) {
+  return style == ChatTemplate::chatml ? kChatml : style == ChatTemplate::llama3 ? kLlama3 : "";
+}
 
 std::vector<Piece> render(const Example& example, ChatTemplate style, const std::string& what) {
   using Shape = Example::Shape;
   if (example.shape == Shape::text) return plain(example);
+  if (!example.unshown.empty()) throw InputError(example.unshown);
+  const auto any = [&](Role role) {
+    return std::ranges::find(example.turns, role, &Message::role) != example.turns.end();
+  };
   if (style == ChatTemplate::automatic) {
     style = ChatTemplate::none;
     if (example.shape == Shape::messages) style = ChatTemplate::chatml;
@@ -212,7 +552,11 @@ std::vector<Piece> render(const Example& example, ChatTemplate style, const std:
   }
   if (style == ChatTemplate::chatml) return chatml(example);
   if (style == ChatTemplate::llama3) return llama3(example);
+  if (style == ChatTemplate::alpaca && any(Role::tool))
+    throw InputError(what + ": `template` alpaca has no place for the role tool; expected chatml or llama3");
   if (style == ChatTemplate::alpaca) return alpaca(example);
+  if (any(Role::system) && example.shape != Shape::messages)
+    throw InputError(what + ": the key 'system' needs a `template`: expected chatml, llama3 or alpaca, found none");
   if (example.shape == Shape::messages)
     throw InputError(what + ": messages need a `template`: expected chatml, llama3 or alpaca, found none");
   return plain(example);

@@ -1,37 +1,62 @@
-// Examples for fine-tuning: a file of JSON, one object on each line. A line is one of four shapes, told by its keys; of
-// several the first that fits:
+// Examples for fine-tuning: a file of JSON, one object on each line, or a list of objects. A row is one of these
+// shapes, told by its keys; of several the first that fits. A key that is null is not there.
 //
-//   {"messages": [{"role": "system|user|assistant", "content": "..."}, ...]}
-//   {"prompt": "...", "completion": "..."}
-//   {"instruction": "...", "input": "..." (may be empty or absent), "output": "..."}
+//   {"input_ids": [...], "labels": [...], "attention_mask": [...]}      tokens; a label of -100 is no target
+//   {"messages": [{"role": "system|user|assistant|tool", "content": "..."}, ...]}
+//   {"conversations": [{"from": "human|gpt|...", "value": "..."}, ...], "system": "..."}      as ShareGPT's
+//   {"prompt": "...", "completion": "...", "system": "..."}             both may be lists of messages
+//   {"instruction": "...", "input": "...", "output": "...", "system": "..."}
 //   {"text": "..."}
 //
-// Other keys of a line are passed over; a message has its two and no other.
+// A message may have a "weight", 0 or 1, and its content may be a list of parts that are text. What it has besides, as
+// "tool_calls", and a row's "tools" and "documents" are for a model's own template. Other keys that would change what a
+// model reads are refused; of the rest, Example::unread has the names.
 #pragma once
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tessera {
 
-enum class Role : uint8_t { system, user, assistant };
+enum class Role : uint8_t { system, user, assistant, tool };
 struct Message {
   Role role = Role::user;
   std::string text;
+  // Whether it is learnt: what an assistant says, unless it belongs to the prompt; a weight of 0: never.
+  enum class Learnt : uint8_t { as_usual, as_prompt, never };
+  Learnt learnt = Learnt::as_usual;
+
+  std::string more = {};  // its other keys: a JSON object in the order of the row
+
+  bool is_response() const { return role == Role::assistant && learnt == Learnt::as_usual; }
 };
 
 struct Example {
-  enum class Shape : uint8_t { messages, completion, instruction, text };
+  enum class Shape : uint8_t { messages, completion, instruction, text, tokens };
   Shape shape = Shape::text;
-  std::vector<Message> turns;  // a text is one turn of the assistant, the others begin with what is asked
-  std::string input = {};      // the input of an instruction
+  std::vector<Message> turns;         // a text is one turn of the assistant, the others begin with what is asked
+  std::string input = {};             // the input of an instruction
+  std::string variables = {};         // tools and documents of messages: a JSON object in the order of the row
+  std::string unshown = {};           // why no built-in template shows all of it, where that is so
+  std::vector<int32_t> tokens = {};   // where others made them, and
+  std::vector<bool> trained = {};     // whether each is a target
+  std::set<std::string> unread = {};  // keys that nothing here reads
 };
 
-// The example on a line; `what` names file and line. Throws InputError.
-Example parse_example(std::string_view line, const std::string& what);
+std::string_view name_of(Role role);
+
+// Other names of keys, by those above: {{"prompt", "question"}}.
+using KeyNames = std::vector<std::pair<std::string, std::string>>;
+// The names in "prompt=question,completion=answer". Throws Error (usage) naming the field `map`.
+KeyNames parse_key_names(std::string_view text);
+
+// The example in a row; `what` names file and line. Throws InputError.
+Example parse_example(std::string_view row, const std::string& what, const KeyNames& names = {});
 
 // How an example becomes one text: what stands around the turns of a conversation, and which of it is the response.
 //
@@ -53,21 +78,26 @@ struct Piece {
   Kind kind = Kind::text;
   std::string text = {};
   bool response = false;
+  bool never = false;  // no target, whatever is trained on
 };
 
-// Throws InputError, naming `what`, for an example that the template has no form for: messages without one. `automatic`
-// is chatml for messages, alpaca for instructions, and none for the rest.
+// Throws InputError, naming `what`, for an example that the template has no form for: messages without one, or with
+// what none shows. `automatic` is chatml for messages, alpaca for instructions, and none for the rest.
 std::vector<Piece> render(const Example& example, ChatTemplate style, const std::string& what);
 
-// Calls f with each line of a file, which may be compressed (data/text.h), that is not blank, and with its number
-// from 1. A byte order mark is dropped. Throws InputError for a file that cannot be read, and for a line of more than
-// 64 MiB.
+// The template in Jinja; empty for one that has none.
+std::string_view jinja_of(ChatTemplate style);
+
+// Calls f with each row of a file, which may be compressed (data/text.h), and with the number of its line from 1: a
+// line that is not blank, or where the file begins with '[' each value of that list. A byte order mark is dropped.
+// Throws InputError for a file that cannot be read, and for a row of more than 64 MiB.
 using LineFunction = std::function<void(std::string_view line, int64_t number)>;
 void for_each_line(const std::filesystem::path& file, const LineFunction& f);
-// Calls f with each line of bytes in memory, in the way of for_each_line().
+// Calls f with each row of bytes in memory, in the way of for_each_line().
 void for_each_line_of(std::string_view bytes, const std::string& what, const LineFunction& f);
 
-// Whether a name says that it is such a file: .jsonl, also with .gz or .zst behind it.
-bool is_jsonl_name(const std::filesystem::path& file);
+// Whether a file holds such rows, which its first bytes say: an object, or a list of objects. A file that holds neither
+// is one where its name ends in .jsonl or .ndjson, also with .gz or .zst behind it.
+bool holds_examples(const std::filesystem::path& file);
 
 }  // namespace tessera

@@ -116,7 +116,7 @@ Parts documents_in(const fs::path& file) {
 }
 
 Parts parts_of(const std::string& source) {
-  if (is_jsonl_name(source)) return documents_in(source);
+  if (holds_examples(source)) return documents_in(source);
   if (is_llmc_file(source))
     throw InputError(fmt::format("{}: holds tokens of llm.c; `train` reads several such files where they lie", source));
   std::optional<Text> text = known_text(source);
@@ -127,10 +127,12 @@ Parts parts_of(const std::string& source) {
 void encode(const std::vector<std::string>& texts, bool documents, const Tokenizer& tokenizer,
             std::vector<int32_t>& tokens, size_t& bytes) {
   std::optional<int32_t> end;
-  if (documents) end = tokenizer.document_end();
+  std::span<const int32_t> before;  // each document
+  if (documents) end = tokenizer.document_end(), before = tokenizer.beginning();
   for (const std::string& one : texts) {
     const std::string text = documents && !end ? one + "\n\n" : one;
     const std::vector<int32_t> own = tokenizer.encode(text);
+    tokens.insert(tokens.end(), before.begin(), before.end());
     tokens.insert(tokens.end(), own.begin(), own.end());
     if (end) tokens.push_back(*end);
     bytes += text.size();
@@ -259,7 +261,7 @@ Dataset make_dataset_of(const std::vector<std::string>& sources, const Tokenizer
 }
 
 Dataset dataset_of_documents(const fs::path& file, const TokenizerChoice& choice) {
-  return cached(cache_key(file, choice) + "-documents", file.string(),
+  return cached(cache_key(file, choice) + "-documents-with-ends", file.string(),
                 [&] { return made_of(documents_in(file), choice); });
 }
 

@@ -16,6 +16,7 @@
 #include "data/examples.h"
 #include "data/files.h"
 #include "data/json.h"
+#include "data/jsonl.h"
 #include "tensor/error.h"
 
 namespace tessera {
@@ -47,7 +48,15 @@ void check(const std::vector<Weighted>& all, const std::string& what) {
   }
 }
 
-bool is_weights_file(const std::string& name) { return name.ends_with(".json") || name.ends_with(".toml"); }
+// Whether a file holds weights. One of JSON is one object of numbers alone, or no examples.
+bool is_weights_file(const std::string& name) {
+  if (!name.ends_with(".json") || !holds_examples(name)) return name.ends_with(".json") || name.ends_with(".toml");
+  constexpr uintmax_t kMostBytes = 1 << 20;
+  if (fs::file_size(name) > kMostBytes) return false;
+  const std::string text = read_file(name);
+  const nlohmann::json all = nlohmann::json::parse(text, nullptr, false);
+  return all.is_object() && std::ranges::all_of(all, [](const nlohmann::json& value) { return value.is_number(); });
+}
 
 std::string described(const std::vector<Weighted>& weights) {
   std::string out;
@@ -110,7 +119,7 @@ Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> dataset
     const auto d = std::make_shared<const Dataset>(std::move(datasets[k]));
     const std::string& name = weights[k].name;
     if (k == 0) out.tokenizer = d->tokenizer;
-    if (d->tokenizer->to_json() != out.tokenizer->to_json())
+    if (d->tokenizer->identity() != out.tokenizer->identity())
       throw Error(
           fmt::format("`data`: '{}' has another tokenizer ({}, {} tokens) than '{}' ({}, {} tokens); expected datasets "
                       "of one, which "

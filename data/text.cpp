@@ -5,6 +5,8 @@
 #include <zlib.h>
 #include <zstd.h>
 
+#include <array>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -35,13 +37,27 @@ Split split_text(const Text& text) {
 
 // Reading a plain text file.
 
+namespace {
+
+// Words about a file that other trainers name so.
+std::string_view raw_tokens(const std::filesystem::path& file) {
+  if (file.extension() != ".bin") return "";
+  std::error_code error;
+  if (std::filesystem::exists(std::filesystem::path(file).replace_extension(".idx"), error))
+    return ", with an index beside it: tokens of Megatron-LM, which are not read";
+  return ": tokens without a header, as nanoGPT's, do not say their size or their number; llm.c's have a header";
+}
+
+}  // namespace
+
 Text load_text_file(const std::filesystem::path& file) { return text_of_bytes(read_text(file), file.string()); }
 
 Text text_of_bytes(std::string bytes, const std::string& name) {
   if (bytes.empty()) throw InputError(fmt::format("{} is empty; expected a text", name));
   const size_t nul = bytes.find('\0');
   if (nul != std::string::npos)
-    throw InputError(fmt::format("{} is binary (a NUL byte at offset {}); expected a text", name, nul));
+    throw InputError(
+        fmt::format("{} is binary (a NUL byte at offset {}){}; expected a text", name, nul, raw_tokens(name)));
   if (bytes.starts_with("\xEF\xBB\xBF")) bytes.erase(0, 3);
   if (bytes.empty()) throw InputError(fmt::format("{} holds only a byte order mark; expected a text", name));
   return one_document(name, std::move(bytes));
@@ -141,6 +157,48 @@ class Zstd final : public Unpacker {
   std::unique_ptr<ZSTD_DStream, size_t (*)(ZSTD_DStream*)> stream_;
 };
 
+// Files that are no text in UTF-8, by their first bytes.
+struct Foreign {
+  std::string_view begin, is;
+};
+using namespace std::string_view_literals;
+constexpr std::array kForeign{Foreign{"\xFF\xFE"sv, "text in UTF-16"},
+                              Foreign{"\xFE\xFF"sv, "text in UTF-16"},
+                              Foreign{"MMIDIDX\0"sv, "an index of Megatron-LM's tokens"},
+                              Foreign{"TESSTOK\n"sv, "a token file of Tessera, whose folder is what is read"},
+                              Foreign{"PAR1"sv, "Parquet"},
+                              Foreign{"ARROW1"sv, "Arrow"},
+                              Foreign{"\x93NUMPY"sv, "an array of NumPy"},
+                              Foreign{"PK\x03\x04"sv, "a zip archive"},
+                              Foreign{"\x89HDF"sv, "HDF5"},
+                              Foreign{"GGUF"sv, "GGUF"},
+                              Foreign{"%PDF-"sv, "PDF"},
+                              Foreign{"SQLite format 3"sv, "SQLite"},
+                              Foreign{"BZh91AY&SY"sv, "compressed by bzip2"},
+                              Foreign{"\xFD"
+                                      "7zXZ"sv,
+                                      "compressed by xz"},
+                              Foreign{"\x04\x22\x4D\x18"sv, "compressed by lz4"}};
+
+// Hands on the pieces of a text, once its first bytes are known to be none of those.
+class Checked {
+ public:
+  Checked(const std::string& what, const TextPiece& f) : what_(what), f_(f) {}
+  void operator()(std::string_view piece) {
+    for (const Foreign& foreign : kForeign)
+      if (first_ && piece.starts_with(foreign.begin))
+        throw InputError(
+            fmt::format("{} is {}; expected text in UTF-8, as it is or by gzip or zstd", what_, foreign.is));
+    first_ = false;
+    f_(piece);
+  }
+
+ private:
+  const std::string& what_;
+  const TextPiece& f_;
+  bool first_ = true;
+};
+
 std::unique_ptr<Unpacker> unpacker_of(std::string_view first, const std::string& what) {
   if (first.starts_with("\x1f\x8b")) return std::make_unique<Gzip>(what);
   if (first.starts_with("\x28\xb5\x2f\xfd")) return std::make_unique<Zstd>(what);
@@ -152,10 +210,12 @@ std::unique_ptr<Unpacker> unpacker_of(std::string_view first, const std::string&
 void read_text_pieces(const std::filesystem::path& file, const TextPiece& f) {
   const std::string what = file.string();
   std::unique_ptr<Unpacker> unpacker;
+  Checked checked(what, f);
+  const TextPiece text = std::ref(checked);
   read_pieces(file, [&](std::span<const std::byte> piece) {
     const std::string_view bytes(reinterpret_cast<const char*>(piece.data()), piece.size());
     if (!unpacker) unpacker = unpacker_of(bytes, what);
-    unpacker->add(bytes, f);
+    unpacker->add(bytes, text);
   });
   if (unpacker) unpacker->finish();
 }
@@ -166,9 +226,25 @@ std::string read_text(const std::filesystem::path& file) {
   return all;
 }
 
+std::string text_start(const std::filesystem::path& file) {
+  struct Enough {};
+  constexpr size_t kEnough = 4096;
+  std::string start;
+  try {
+    read_text_pieces(file, [&](std::string_view piece) {
+      start += piece;
+      if (start.size() >= kEnough) throw Enough();
+    });
+  } catch (const Enough&) {
+  } catch (const InputError&) {  // which whoever reads it will meet
+  }
+  return start;
+}
+
 void unpack_text(std::string_view bytes, const std::string& what, const TextPiece& f) {
   const std::unique_ptr<Unpacker> unpacker = unpacker_of(bytes, what);
-  unpacker->add(bytes, f);
+  Checked checked(what, f);
+  unpacker->add(bytes, std::ref(checked));
   unpacker->finish();
 }
 

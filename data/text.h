@@ -51,11 +51,14 @@ Text text_of_bytes(std::string bytes, const std::string& name);
 using TextPiece = std::function<void(std::string_view piece)>;
 
 // Calls f for the text of a file, piece after piece, in a few MiB of memory. Throws InputError for a file that cannot
-// be read, that is cut short or damaged, or that grows beyond 256 times its size, as no text does.
+// be read, that is cut short or damaged, that grows beyond 256 times its size, as no text does, or
+// that begins as what is no text does, which it names: UTF-16, Parquet, other archives.
 void read_text_pieces(const std::filesystem::path& file, const TextPiece& f);
 
 // All of it.
 std::string read_text(const std::filesystem::path& file);
+// Its first bytes, some thousands where it has as many; none of a file that cannot be read.
+std::string text_start(const std::filesystem::path& file);
 
 // The text of compressed or plain bytes; `what` names them. Throws InputError.
 void unpack_text(std::string_view bytes, const std::string& what, const TextPiece& f);

@@ -2,6 +2,7 @@
 #include "data/tokenizer.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -75,6 +76,32 @@ std::unique_ptr<Tokenizer> load_folder(std::string_view name) {
 
 }  // namespace
 
+std::string Tokenizer::identity() const {
+  return fmt::format("{} {} {} {}", files().at("tokenizer.json"), fmt::join(encode_with("", {.add_ends = true}), " "),
+                     bos().value_or(-1), document_end().value_or(-1));
+}
+
+std::string Tokenizer::generation_config() const {
+  nlohmann::json out = nlohmann::json::object();
+  if (bos()) out["bos_token_id"] = *bos();
+  if (document_end()) out["eos_token_id"] = *document_end();
+  return out.dump(2) + "\n";
+}
+
+std::vector<int32_t> generation_ends(const Tokenizer& tokenizer) {
+  const nlohmann::json settings = parse_json(tokenizer.generation_config(), "generation_config.json");
+  const nlohmann::json& ends = value_at(settings, "eos_token_id");
+  std::vector<int32_t> out;
+  for (const nlohmann::json& id : ends.is_array() ? ends : nlohmann::json::array({ends})) {
+    if (id.is_null()) continue;
+    if (!id.is_number_integer() || id > INT32_MAX)
+      throw InputError(fmt::format(
+          "generation_config.json: 'eos_token_id' must be a token's number or a list of them, not {}", shown(ends)));
+    out.push_back(id.get<int32_t>());
+  }
+  return out;
+}
+
 std::unique_ptr<Tokenizer> Tokenizer::from_json(std::string_view text, const std::string& what) {
   return tokenizer_of(parse_json(text, what), what);
 }
@@ -113,7 +140,7 @@ std::string cache_name(const TokenizerChoice& choice) {
   const std::string_view name = choice.chosen();
   if (name == "bpe") return fmt::format("bpe{}", choice.vocab_size);
   if (is_builtin(name)) return std::string(name);
-  const std::string json = load_folder(name)->to_json();
+  const std::string json = load_folder(name)->identity();
   return fmt::format("{:016x}", XXH3_64bits(json.data(), json.size()));
 }
 
@@ -128,7 +155,7 @@ void require_folder(const std::string& file, const TokenizerChoice& choice) {
 bool fits(const TokenizerChoice& choice, const Tokenizer& tokenizer) {
   if (choice.name.empty()) return true;
   if (is_builtin(choice.name)) return choice.name == tokenizer.kind();
-  return load_folder(choice.name)->to_json() == tokenizer.to_json();
+  return load_folder(choice.name)->identity() == tokenizer.identity();
 }
 
 std::string StreamDecoder::shown(std::string_view bytes) const {

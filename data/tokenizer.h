@@ -40,6 +40,8 @@ class Tokenizer {
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
   // The bytes that a token adds to a text that has begun. (The first word of a text may lose its space in decode().)
   virtual std::string bytes_of(int32_t token) const { return decode(std::span(&token, 1)); }
+  // The tokens that it puts before a text by itself.
+  virtual std::span<const int32_t> beginning() const { return {}; }
   // The token that begins a text (bos), where there is one.
   virtual std::optional<int32_t> bos() const { return {}; }
   // The token that ends a text and stands between documents: eos, <|endoftext|>; none where there is no such token.
@@ -48,12 +50,17 @@ class Tokenizer {
   virtual std::optional<int32_t> special(std::string_view) const { return {}; }
   // The Jinja template of chats that came with the tokenizer; empty: none.
   virtual std::string_view chat_template() const { return {}; }
-  // The files by which other programs know this tokenizer, by name; none for one that only we have.
-  virtual std::map<std::string, std::string> files() const { return {}; }
+  // The settings that a model with this tokenizer writes by, as generation_config.json has them: the ids of beginning,
+  // end and padding where there are such, and what else came with the tokenizer.
+  virtual std::string generation_config() const;
+  // The files by which other programs know this tokenizer and these settings, by name.
+  virtual std::map<std::string, std::string> files() const = 0;
   // "char", "bytes", "bpe" or "hub".
   virtual std::string_view kind() const = 0;
   // One JSON object, which from_json() reads back.
   virtual std::string to_json() const = 0;
+  // Equal for tokenizers that make the same of every text, by their files.
+  std::string identity() const;
 
   // Reads what to_json() wrote. `what` names the file in messages. Throws InputError on anything unexpected.
   static std::unique_ptr<Tokenizer> from_json(std::string_view json, const std::string& what);
@@ -63,6 +70,9 @@ class Tokenizer {
   // vocab.json and merges.txt. Throws InputError naming file, key or line.
   static std::unique_ptr<Tokenizer> open_folder(const std::filesystem::path& folder);
 };
+
+// The tokens behind which a model stops to write, by its tokenizer's settings. Throws InputError.
+std::vector<int32_t> generation_ends(const Tokenizer& tokenizer);
 
 // The tokenizer that a text gets, as the option `tokenizer` names it.
 struct TokenizerChoice {

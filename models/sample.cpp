@@ -15,23 +15,29 @@ void penalise(std::vector<double>& logits, std::span<const int32_t> before, doub
   if (penalty == 1) return;
   std::vector<int32_t> seen(before.begin(), before.end());
   std::ranges::sort(seen);
-  for (auto it = seen.begin(); it != std::unique(seen.begin(), seen.end()); ++it) {
-    double& logit = logits[static_cast<size_t>(*it)];
+  seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+  for (const int32_t token : seen) {
+    double& logit = logits[static_cast<size_t>(token)];
     logit = logit > 0 ? logit / penalty : logit * penalty;
   }
 }
 
-// How many of the `order`ed weights take part, by top-k, min-p and top-p. The largest weight is 1.
+// How many of the `order`ed weights take part. The largest weight is 1. Filters come in the order of the transformers
+// library, each on what the one before has left: top-k, with all that are as likely as the last; top-p; min-p.
 size_t kept(const std::vector<double>& weights, const std::vector<int32_t>& order, const SampleOptions& o) {
+  const auto weight = [&](size_t i) { return weights[static_cast<size_t>(order[i])]; };
   size_t n = order.size();
   if (o.top_k > 0) n = std::min(n, static_cast<size_t>(o.top_k));
-  while (n > 1 && weights[static_cast<size_t>(order[n - 1])] < o.min_p) --n;
-  if (o.top_p >= 1) return n;
-  double total = 0, reached = 0;
-  for (size_t i = 0; i < n; ++i) total += weights[static_cast<size_t>(order[i])];
-  size_t take = 0;
-  while (take < n && reached < o.top_p * total) reached += weights[static_cast<size_t>(order[take++])];
-  return std::max<size_t>(take, 1);
+  while (n < order.size() && weight(n) == weight(n - 1)) ++n;
+  if (o.top_p < 1) {
+    double total = 0, reached = 0;
+    for (size_t i = 0; i < n; ++i) total += weight(i);
+    size_t take = 0;
+    while (take < n && reached < o.top_p * total) reached += weight(take++);
+    n = std::max<size_t>(take, 1);
+  }
+  while (n > 1 && weight(n - 1) < o.min_p) --n;
+  return n;
 }
 
 }  // namespace

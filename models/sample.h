@@ -10,11 +10,12 @@
 namespace tessera {
 
 struct SampleOptions {
+  // In the order in which they are applied, behind the penalty.
   double temperature = 1;  // 0 takes the likeliest token
   int64_t top_k = 0;       // only among the k likeliest; 0: all
   double top_p = 1;  // only among the fewest likeliest that together reach this probability (Holtzman et al. 2020)
   double min_p = 0;  // only among those of at least this share of the likeliest's probability (Nguyen et al. 2024)
-  // Divides the score of a token that was read or written before (Keskar et al. 2019, section 4.1).
+  // Divides the score of a token that was read or written before, once however often (Keskar et al. 2019, section 4.1).
   double repetition_penalty = 1;
   uint64_t seed = 0;
   int64_t vocab = 0;  // tokens from here on are padding and never drawn; 0: the model's whole vocabulary

@@ -21,6 +21,7 @@
 #include "app/run/pretrained.h"
 #include "data/examples.h"
 #include "data/files.h"
+#include "data/json.h"
 #include "data/mixture.h"
 #include "data/tokenizer.h"
 #include "parallel/comm/launch.h"
@@ -50,16 +51,14 @@ Inference open_inference(const std::string& from, const Words& words) {
   run.optim.dtype = out.from.dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
   run.data = "";
   for (const auto& [name, text] : words) set_option(run, name, text);
-  if (!run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp")) run.ranks = 1;
+  const bool silent = !run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp");
+  if (silent && !has_processes(job_of(run).plan)) run.ranks = 1;  // and not those of a job
   take_model(run, out.from.config);
   if (out.from.dtype == DType::bfloat16 && !run.gives("dtype"))
     out.from.notes.push_back(one_line(out.from.path.string()) +
                              ": stored in bf16 and computed in bf16; --dtype fp32 computes in fp32");
   say_notes(out.from.notes);
   if (run.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
-  if (out.tokenizer->vocab_size() > out.from.config.vocab)
-    throw InputError(fmt::format("{}: the tokenizer has {} tokens, and the model's vocabulary {}",
-                                 out.from.path.string(), out.tokenizer->vocab_size(), out.from.config.vocab));
   constexpr int64_t kSequences = 4;  // sequences of a rank, at once
   if (!run.gives("batch")) run.optim.batch = kSequences * job_of(run).plan.dp;
   try {
@@ -94,8 +93,8 @@ class Shown {
       : decoder_(tokenizer, o.format == "json" ? StreamDecoder::Broken::replaced : StreamDecoder::Broken::escaped),
         stop_(o.stop) {
     if (o.ignore_end) return;
-    ends_ = asked.ends;
-    if (const auto end = tokenizer.document_end()) ends_.push_back(*end);
+    ends_ = generation_ends(tokenizer);
+    ends_.insert(ends_.end(), asked.ends.begin(), asked.ends.end());
     stop_.insert(stop_.end(), asked.stops.begin(), asked.stops.end());
   }
 
@@ -171,6 +170,35 @@ std::vector<std::string> prompts_of(const GenerateOptions& o) {
     if (prompt.empty()) throw Error("--prompt: expected at least one character, found none");
   for (const std::string& stop : o.stop)
     if (stop.empty()) throw Error("--stop: expected at least one character, found none");
+  return out;
+}
+
+// The model's own settings that would write another text than the options do, in one line.
+std::string other_settings(const Tokenizer& tokenizer, const GenerateOptions& o) {
+  const nlohmann::json settings = nlohmann::json::parse(tokenizer.generation_config());
+  const nlohmann::json taken{{"temperature", o.temperature},
+                             {"top_k", o.top_k},
+                             {"top_p", o.top_p},
+                             {"min_p", o.min_p},
+                             {"repetition_penalty", o.repetition_penalty},
+                             {"do_sample", o.temperature > 0}};
+  std::string out;
+  for (const auto& [key, value] : settings.items())
+    if (!key.ends_with("_token_id") && !key.starts_with("_") && !key.starts_with("output_") && key != "use_cache" &&
+        key != "transformers_version" && key != "cache_implementation" && !is_nothing(value) &&
+        value_at(taken, key) != value)
+      out += fmt::format("{}{} {}", out.empty() ? "" : ", ", one_line(key), shown(value, 40));
+  return out.empty() ? "" : fmt::format("the model's own settings, which are not taken: {}\n", out);
+}
+
+// The tokens of a prompt, each in the model's table.
+std::vector<int32_t> tokens_of(const std::string& prompt, const Inference& model, const GenerateOptions& o) {
+  std::vector<int32_t> out =
+      model.tokenizer->encode_with(prompt, {.special_in_text = o.special, .add_ends = !o.no_bos});
+  for (const int32_t token : out)
+    if (token >= model.from.config.vocab)
+      throw Error(fmt::format("--prompt: its token {}, '{}', is beyond the model's table of {}", token,
+                              model.tokenizer->decode(std::span(&token, 1)), model.from.config.vocab));
   return out;
 }
 
@@ -254,11 +282,12 @@ int run_generate(const GenerateOptions& o) {
       throw Error(with_options(e.what()), e.status());
     }
   };
-  const Conversation beginning(o, *model.tokenizer);
+  const Conversation beginning = in_options([&] { return Conversation(o, *model.tokenizer, model.from.config.vocab); });
   Prompts prompts{said, {}, !beginning.has_template()};
   for (const std::string& prompt : said)
     prompts.asked.push_back(beginning.has_template() ? in_options([&] { return beginning.asked(prompt); })
-                                                     : Asked{model.tokenizer->encode(prompt)});
+                                                     : Asked{tokens_of(prompt, model, o)});
+  std::fputs(other_settings(*model.tokenizer, o).c_str(), stderr);
   launch(ranks_of("generate", model.run, model.job.plan), [&](Communicator& world) {
     const std::unique_ptr<Trainer> part = part_of(model, world);
     if (!o.chat) {

@@ -32,17 +32,18 @@ std::unique_ptr<Trainer> part_of(const Inference& inference, Communicator& world
 // A model's prompts as turns of a conversation, or each by itself.
 class Conversation {
  public:
-  // Throws Error (usage) for options that do not go together.
-  Conversation(const GenerateOptions& o, const Tokenizer& tokenizer);
+  // `vocab` is the model's table. Throws Error (usage) for options that do not go together, and
+  // as ask() does.
+  Conversation(const GenerateOptions& o, const Tokenizer& tokenizer, int64_t vocab);
 
-  bool has_template() const { return style_ != ChatTemplate::none; }
+  bool has_template() const { return how_.style != ChatTemplate::none; }
   // What the model reads that is asked this after all that was said. Throws as ask() does.
   Asked asked(const std::string& prompt) const;
   void add(const std::string& prompt, const std::string& answer);
 
  private:
   const Tokenizer& tokenizer_;
-  ChatTemplate style_;
+  ExampleOptions how_;
   std::vector<Message> turns_;
 };
 // The next line of standard input that is not empty, the same on every rank; nothing at its end.

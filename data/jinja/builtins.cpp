@@ -58,6 +58,7 @@ Value titled(const Call& c) {
 bool is_opening(char32_t before) {
   return before == 0 || is_space(before) || u32string_view(U"-({[<").find(before) != u32string_view::npos;
 }
+bool is_first(char32_t before) { return before == 0; }
 bool is_no_letter(char32_t before) {
   const auto c = static_cast<Point>(before);
   return utf8proc_tolower(c) == c && utf8proc_toupper(c) == c;
@@ -94,40 +95,25 @@ Values lines_of(const std::string& s) {
   return out;
 }
 
-// By blanks only from the left.
-template <bool kRight>
 Value split(const Call& c) {
   std::string_view s = c.exact(0);
   const std::string by = c.has(1) ? c.exact(1) : "";
-  if (by.empty() && (kRight || c.has(1)))
-    throw InputError("a text split by nothing, or by blanks from the right, is not known");
+  if (by.empty() && c.has(1)) throw InputError("a text split by nothing is not known");
   c.work.charge(64 + 64 * s.size());
   Values out;
   for (int64_t most = c.whole(2, -1);; --most) {
     if (by.empty()) s = stripped(s, true, false);
-    size_t end = kRight ? s.rfind(by) : s.find(by), behind = end + by.size();
+    size_t end = s.find(by), behind = end;
     if (by.empty())
       for (end = behind = 0; behind < s.size() && !is_space(next_code_point(s, behind).value_or(0)); end = behind)
         continue;
     if (most == 0 || end >= s.size()) break;
-    out.emplace_back(std::string(kRight ? s.substr(behind) : s.substr(0, end)));
-    s = kRight ? s.substr(0, end) : s.substr(by.empty() ? end : behind);
+    out.emplace_back(std::string(s.substr(0, end)));
+    s = s.substr(end + by.size());
   }
   if (!by.empty() || !s.empty()) out.emplace_back(std::string(s));
-  if (kRight) std::reverse(out.begin(), out.end());
   return sequence_of(c.work, std::move(out));
 }
-// Whether a text begins or ends so, or in one way of a tuple.
-template <bool kEnd>
-Value borders(const Call& c) {
-  const bool several = c.at(1).sequence() && c.at(1).sequence()->form == Form::tuple;
-  const Values any = several ? c.at(1).sequence()->items : Values{c.at(1)};
-  return std::any_of(any.begin(), any.end(), [&](const Value& v) {
-    const std::string& part = Call{c.work, {v}}.exact(0);
-    return kEnd ? c.exact(0).ends_with(part) : c.exact(0).starts_with(part);
-  });
-}
-
 // The value at a path of keys, "a.b.c".
 Value at_path(Work& work, Value v, const Value& path) {
   if (!path.text()) return path.is<Undefined>() || path.is<None>() ? v : item(work, v, path);
@@ -139,18 +125,19 @@ Value at_path(Work& work, Value v, const Value& path) {
   }
   return v;
 }
-// Letters' cases count only where it is asked.
-Value sorted(Work& work, Values items, const Value& descending, const Value& path, const Value& cases) {
-  Pairs keyed;
-  for (Value& v : items) {
-    Value key = at_path(work, v, path);
-    keyed.emplace_back(key.text() && !truth(cases) ? Value(lower(*key.text())) : key, v);
+// By the values at a path, of which texts in small letters.
+Value sorted(Work& work, const Values& items, const Value& path) {
+  std::vector<std::pair<Value, Value>> keyed;
+  for (const Value& v : items) {
+    const Value key = at_path(work, v, path);
+    keyed.emplace_back(key.text() ? Value(lower(*key.text())) : key, v);
   }
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
-    return !compare(work, "==", a.first, b.first) && compare(work, truth(descending) ? ">" : "<", a.first, b.first);
+    return !compare(work, "==", a.first, b.first) && compare(work, "<", a.first, b.first);
   });
-  for (size_t i = 0; i < items.size(); ++i) items[i] = std::move(keyed[i].second);
-  return sequence_of(work, std::move(items));
+  Values out;
+  for (auto& [key, value] : keyed) out.push_back(std::move(value));
+  return sequence_of(work, std::move(out));
 }
 template <Form kForm>
 Value pairs(const Call& c) {
@@ -159,7 +146,7 @@ Value pairs(const Call& c) {
     throw InputError(fmt::format("{} stands where a mapping must", type_name(c.at(0))));
   Values out;
   for (const auto& [key, value] : dict ? dict->items : Pairs())
-    out.push_back(sequence_of(c.work, {key, value}, Form::tuple));
+    out.push_back(sequence_of(c.work, {Value(key), value}, Form::tuple));
   return sequence_of(c.work, std::move(out), kForm);
 }
 Value length(const Call& c) {
@@ -223,18 +210,16 @@ Value mapped(const Call& c) {
 }
 
 constexpr Builtin kFilters[] = {
+    {"capitalize", "s", titled<is_first>},
     {"default", "value default_value boolean",
      [](const Call& c) -> Value {
        const bool missing = c.at(0).is<Undefined>() || (truth(c.at(2)) && !truth(c.at(0)));
        return !missing ? c.at(0) : c.given.size() > 1 ? c.at(1) : Value(std::string());
      }},
-    {"dictsort", "value case_sensitive by reverse",
+    {"dictsort", "value",
      [](const Call& c) {
-       const std::string by = c.has(2) ? c.text(2) : "key";
-       if (!c.at(0).dict() || (by != "key" && by != "value"))
-         throw InputError("a mapping is sorted, by key or by value");
-       const Value all = pairs<Form::list>(c);
-       return sorted(c.work, all.sequence()->items, c.at(3), int64_t{by == "key" ? 0 : 1}, c.at(1));
+       if (!c.at(0).dict()) throw InputError("what is no mapping is sorted as one");
+       return sorted(c.work, pairs<Form::list>(c).sequence()->items, int64_t{0});
      }},
     {"first", "seq",
      [](const Call& c) -> Value {
@@ -299,8 +284,7 @@ constexpr Builtin kFilters[] = {
      }},
     {"select", "*", selected<false, true>},
     {"selectattr", "*", selected<true, true>},
-    {"sort", "value reverse case_sensitive attribute",
-     [](const Call& c) { return sorted(c.work, items_of(c.work, c.at(0)), c.at(1), c.at(3), c.at(2)); }},
+    {"sort", "value attribute", [](const Call& c) { return sorted(c.work, items_of(c.work, c.at(0)), c.at(1)); }},
     {"string", "s", [](const Call& c) -> Value { return c.at(0).text() ? c.at(0) : c.text(0); }},
     {"title", "s", titled<is_opening>},
     {"tojson", "value ensure_ascii indent separators sort_keys",
@@ -368,11 +352,7 @@ void require_names(const Call& c) {
   if (!c.given.empty()) throw InputError("`dict` and `namespace` are known of names alone");
 }
 constexpr Builtin kGlobals[] = {
-    {"dict", "*",
-     [](const Call& c) {
-       require_names(c);
-       return dict_of(c.work, Pairs(c.named.begin(), c.named.end()));
-     }},
+    {"dict", "*", [](const Call& c) { return require_names(c), dict_of(c.work, c.named); }},
     {"namespace", "*",
      [](const Call& c) {
        require_names(c);
@@ -404,7 +384,8 @@ constexpr Builtin kGlobals[] = {
 };
 
 constexpr Builtin kTextMethods[] = {
-    {"endswith", "s suffix", borders<true>},
+    {"capitalize", "s", titled<is_first>},
+    {"endswith", "s suffix", [](const Call& c) -> Value { return c.exact(0).ends_with(c.exact(1)); }},
     {"join", "s items",
      [](const Call& c) -> Value {
        const Values items = items_of(c.work, c.at(1));
@@ -414,11 +395,10 @@ constexpr Builtin kTextMethods[] = {
     {"lstrip", "s chars", strip<true, false>},
     {"replace", "s old new count",
      [](const Call& c) -> Value { return replaced(c.work, c.exact(0), c.exact(1), c.exact(2), c.whole(3, -1)); }},
-    {"rsplit", "s sep maxsplit", split<true>},
     {"rstrip", "s chars", strip<false, true>},
-    {"split", "s sep maxsplit", split<false>},
+    {"split", "s sep maxsplit", split},
     {"splitlines", "s", [](const Call& c) { return sequence_of(c.work, lines_of(c.text(0))); }},
-    {"startswith", "s prefix", borders<false>},
+    {"startswith", "s prefix", [](const Call& c) -> Value { return c.exact(0).starts_with(c.exact(1)); }},
     {"strip", "s chars", strip<true, true>},
     {"title", "s", titled<is_no_letter>},
     {"upper", "s", upper},
@@ -426,8 +406,8 @@ constexpr Builtin kTextMethods[] = {
 constexpr Builtin kDictMethods[] = {
     {"get", "dict key default",
      [](const Call& c) -> Value {
-       dict_of(c.work, {{c.at(1), None{}}});  // throws for what Python does not hash
-       const Value* const found = find(c.work, *c.at(0).dict(), c.at(1));
+       if (!c.at(1).text()) throw InputError(fmt::format("{} as a key is not known", type_name(c.at(1))));
+       const Value* const found = find(c.work, *c.at(0).dict(), *c.at(1).text());
        return found ? *found : c.given.size() > 2 ? c.at(2) : None{};
      }},
     {"items", "dict", pairs<Form::view>},
@@ -440,20 +420,11 @@ constexpr Builtin kDictMethods[] = {
      }},
 };
 
-// What Python's types have besides: refused by name, lest a template take it for undefined.
-constexpr std::string_view kRefused[] = {
-    " capitalize casefold center count encode expandtabs find format format_map index isalnum isalpha isascii "
-    "isdecimal isdigit "
-    "isidentifier islower isnumeric isprintable isspace istitle isupper ljust maketrans partition removeprefix "
-    "removesuffix rfind rindex rjust rpartition swapcase translate zfill ",
-    " clear copy fromkeys pop popitem setdefault update ",
-    " append clear copy count extend index insert pop remove reverse sort "};
-
 }  // namespace
 
 const Builtin* find_builtin(Group group, std::string_view name) {
-  static constexpr std::array<std::span<const Builtin>, 6> kAll = {kFilters,     kTests,       kGlobals,
-                                                                   kTextMethods, kDictMethods, {}};
+  static constexpr std::array<std::span<const Builtin>, 5> kAll = {kFilters, kTests, kGlobals, kTextMethods,
+                                                                   kDictMethods};
   for (const auto& [alias, meant] : kAliases)
     if (group <= Group::tests && name == alias) name = meant;
   for (const Builtin& b : kAll[static_cast<size_t>(group)])
@@ -462,15 +433,8 @@ const Builtin* find_builtin(Group group, std::string_view name) {
 }
 
 const Builtin* find_method(const Value& of, const Value& key) {
-  const bool listed = of.sequence() && of.sequence()->form <= Form::range;
-  if (!key.text() || !(of.text() || of.dict() || listed)) return nullptr;
-  const std::string& name = *key.text();
-  const Group group = of.text() ? Group::text : of.dict() ? Group::dict : Group::list;
-  const Builtin* const found = find_builtin(group, name);
-  const std::string_view refused = kRefused[static_cast<size_t>(group) - static_cast<size_t>(Group::text)];
-  if (!found && (refused.find(" " + name + " ") != std::string_view::npos || name.starts_with("__")))
-    throw InputError(fmt::format("the method '{}' of {} is not known, or changes it", name, type_name(of)));
-  return found;
+  if (!key.text() || !(of.text() || of.dict())) return nullptr;
+  return find_builtin(of.text() ? Group::text : Group::dict, *key.text());
 }
 
 Value apply(const Builtin& builtin, Call c) {

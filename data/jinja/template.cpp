@@ -20,17 +20,15 @@ constexpr int kDeepestSyntax = 150, kMostLinks = 1500, kDeepestRun = 500;
 }
 
 // Counts what is open, so that no template takes more stack than there is.
-class Level {
- public:
-  Level(int& now, int most, const char* more = "") : now_(now) {
-    if (++now_ > most) throw InputError(fmt::format("nested too deep{}", more));
+struct Level {
+  Level(int& level, int most) : now(level) {
+    if (++now > most) throw InputError("nested too deep, or a macro that calls itself without end");
   }
-  ~Level() { --now_; }
   Level(const Level&) = delete;
   Level& operator=(const Level&) = delete;
+  ~Level() { --now; }
 
- private:
-  int& now_;
+  int& now;
 };
 
 using Code = std::function<Value(Work&)>;
@@ -41,7 +39,7 @@ struct Given {
 
 Value eval(const Code& code, Work& work) {
   work.charge(64);
-  const Level level(work.depth, kDeepestRun, ", or a macro that calls itself without end");
+  const Level level(work.depth, kDeepestRun);
   return code(work);
 }
 // Runs f in a new scope within `outer`.
@@ -207,7 +205,7 @@ class Parser {
         if (at_ == s_.size()) throw InputError("the template ends in a comment");
     }
     return [all = std::move(steps)](Work& work) {
-      const Level deeper(work.depth, kDeepestRun, ", or a macro that calls itself without end");
+      const Level deeper(work.depth, kDeepestRun);
       for (const auto& [line, step] : all) {
         work.line = line;
         work.charge(64);
@@ -444,7 +442,8 @@ class Parser {
       const Value function = eval(callee, work);
       if (Object* const object = function.object(); object && object->call)
         return object->call(evaluated(arguments, work));
-      item(work, function, None{});  // throws for what is undefined
+      if (const Undefined* const u = function.as<Undefined>())
+        throw InputError(fmt::format("'{}' is called, and not known", u->name ? u->name->substr(0, 60) : "a value"));
       throw InputError(fmt::format("{} is called as a function", type_name(function)));
     };
   }
@@ -523,7 +522,10 @@ class Parser {
     });
     return made(std::move(items), [](Work& work, const Values& v) {
       Pairs out;
-      for (size_t i = 0; i < v.size(); i += 2) out.emplace_back(v[i], v[i + 1]);
+      for (size_t i = 0; i < v.size(); i += 2) {
+        if (!v[i].text()) throw InputError(fmt::format("{} as a key is not known", type_name(v[i])));
+        out.emplace_back(*v[i].text(), v[i + 1]);
+      }
       return dict_of(work, std::move(out));
     });
   }

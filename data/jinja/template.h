@@ -5,12 +5,14 @@
 //   t.render(work, {{"messages", messages}}).text
 //
 // Known are the statements if, for (else, if, break, continue; not recursive), set, macro and generation; Jinja's
-// operators but **; the filters, tests, functions and methods that builtins.cpp lists; its rules for blanks
-// (trim_blocks, lstrip_blocks), for what is undefined, and the sandbox's: nothing is changed but a namespace. Anything
-// else is refused with its line. Letters change case one by one, but for the sharp s of `upper`; integers have 64 bits.
+// operators but ** and % of a text; mappings whose keys are texts; the filters, tests, functions and methods that
+// builtins.cpp lists; its rules for blanks (trim_blocks, lstrip_blocks), for what is undefined, and the sandbox's:
+// nothing is changed but a namespace. Anything else is refused with its line. Letters change case one by one, but for
+// the sharp s of `upper`; integers have 64 bits.
 #pragma once
 #include <functional>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,7 +26,7 @@
 namespace tessera {
 namespace jinja {
 
-using Variables = std::vector<std::pair<std::string, Value>>;
+using Variables = Pairs;
 using Names = std::map<std::string, Text>;  // each name of a template once, so that pointers tell names apart
 enum class Flow : uint8_t { on, broken, continued };
 using Step = std::function<Flow(Work&)>;
@@ -52,17 +54,20 @@ class ModelTemplate {
   // Throws InputError naming the line of the template that is not known, or wrong.
   explicit ModelTemplate(const Tokenizer& tokenizer);
 
-  // The pieces of a conversation: in a marker the names of special tokens mean these, in a text they are text, since a
-  // message has them. A response is what `generation` blocks print, or else what a turn of the assistant adds to the
-  // text that asks for it, without blanks behind a special token at its end. Throws InputError, naming `what`, where
-  // the template refuses, and where its text for the first turns is not the beginning of that for all of them.
-  std::vector<Piece> render(const std::vector<Message>& turns, const std::string& what) const;
+  // The pieces of an example's messages: in a marker the names of special tokens mean these, in a text they are text,
+  // since a message has them. A response is what `generation` blocks print, or else what a turn of the assistant adds
+  // to the text that asks for it, without blanks behind a special token at its end. Throws InputError, naming `what`,
+  // where the template refuses, and where a turn must be found and its text for the first turns is not the beginning of
+  // that for all of them.
+  std::vector<Piece> render(const Example& example, const std::string& what) const;
   // The pieces of the text that asks the assistant for the next turn.
   std::vector<Piece> prompt(const std::vector<Message>& turns, const std::string& what) const;
 
  private:
-  jinja::Rendered text(std::span<const Message> turns, bool asks, const std::string& what) const;
-  void cut(std::string_view text, bool response, const std::string& what, std::vector<Piece>& out) const;
+  jinja::Rendered text(std::span<const Message> turns, const std::string& variables, bool asks,
+                       const std::string& what) const;
+  std::string quoted(const std::string& text) const;
+  jinja::Value value_of(jinja::Work& work, const nlohmann::ordered_json& json) const;
 
   jinja::Template template_;
   std::map<std::string, std::string> variables_;  // names of tokens, such as bos_token

@@ -8,6 +8,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "data/utf8.h"
 
@@ -88,43 +89,36 @@ int level_of(int below) {
   return below + 1;
 }
 int depth_of(const Value& v) { return v.sequence() ? v.sequence()->depth : v.dict() ? v.dict()->depth : 0; }
-bool hashes(const Value& v) { return !v.dict() && !v.sequence(); }
 bool is_listed(const Value& v) { return v.sequence() && v.sequence()->form <= Form::tuple; }
 bool is_indexed(const Value& v) { return v.text() || (v.sequence() && v.sequence()->form <= Form::range); }
 
 [[noreturn]] void refuse(std::string_view operation, const Value& a, const Value& b) {
-  throw InputError(fmt::format("{} of {} and {}", operation, type_name(a), type_name(b)));
+  throw InputError(fmt::format("{} of {} and {} is not known", operation, type_name(a), type_name(b)));
 }
 // Python's Markup escapes what it is joined to.
 void require_plain(const Value& v) {
   if (v.marked) throw InputError("a text that `safe` marked is known only where it is printed, or joined by ~");
 }
 
-// A text stands between double quotes, or in Python between those that it does not have.
-void append_quoted(std::string& out, const std::string& text, const Style& style) {
-  const bool doubled = style.json || (text.find('\'') != std::string::npos && text.find('"') == std::string::npos);
-  const char quote = doubled ? '"' : '\'';
-  const std::u32string_view named = style.json ? U"\\\n\r\t\f\b" : U"\\\n\r\t";
-  out += quote;
+// As Python does it: a text stands between double quotes where it has a single quote and no double one.
+std::string quoted(const std::string& text) {
+  const char quote = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
+  std::string out(1, quote);
   for (const char32_t c : code_points(text)) {
     const auto n = static_cast<uint32_t>(c);
     const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
-    const bool shows = style.json ? c >= 0x20 && (!style.ascii || c <= 0x7e)
-                                  : c == ' ' || (category != UTF8PROC_CATEGORY_CN && category < UTF8PROC_CATEGORY_ZS);
-    if (const size_t found = named.find(c); found != std::u32string_view::npos)
-      (out += '\\') += "\\nrtfb"[found];
+    if (const size_t found = std::u32string_view(U"\\\n\r\t").find(c); found != std::u32string_view::npos)
+      (out += '\\') += "\\nrt"[found];
     else if (n == static_cast<unsigned char>(quote))
       (out += '\\') += quote;
-    else if (shows)
+    else if (c == ' ' || (category != UTF8PROC_CATEGORY_CN && category < UTF8PROC_CATEGORY_ZS))
       append_utf8(out, c);
-    else if (style.json && n >= 0x10000)
-      out += fmt::format("\\u{:04x}\\u{:04x}", 0xD800 + ((n - 0x10000) >> 10), 0xDC00 + (n & 0x3FF));
     else
-      out += style.json || (n >= 0x100 && n < 0x10000) ? fmt::format("\\u{:04x}", n)
-             : n < 0x100                               ? fmt::format("\\x{:02x}", n)
-                                                       : fmt::format("\\U{:08x}", n);
+      out += n < 0x100     ? fmt::format("\\x{:02x}", n)
+             : n < 0x10000 ? fmt::format("\\u{:04x}", n)
+                           : fmt::format("\\U{:08x}", n);
   }
-  out += quote;
+  return out += quote;
 }
 
 std::string real_text(double d, bool json) {
@@ -133,8 +127,6 @@ std::string real_text(double d, bool json) {
   if (out.find_first_not_of("-0123456789") == std::string::npos) out += ".0";
   return out;
 }
-
-std::partial_ordering order(Work& work, const Value& a, const Value& b);
 
 void write(Work& work, std::string& out, const Value& v, const Style& style, int level = 0) {
   work.charge(32);
@@ -158,7 +150,7 @@ void write(Work& work, std::string& out, const Value& v, const Style& style, int
   if (const std::string* const text = v.text()) {
     if (!style.json) require_plain(v);
     work.charge(text->size());
-    append_quoted(out, *text, style);
+    out += style.json ? nlohmann::json(*text).dump(-1, ' ', style.ascii) : quoted(*text);
   } else if (v.is<None>()) {
     out += style.json ? "null" : "None";
   } else if (const bool* const b = v.as<bool>()) {
@@ -169,13 +161,10 @@ void write(Work& work, std::string& out, const Value& v, const Style& style, int
     out += real_text(*real, style.json);
   } else if (const Dict* const dict = v.dict()) {
     Pairs items = dict->items;
-    const auto less = [&](const auto& x, const auto& y) { return order(work, x.first, y.first) < 0; };
-    if (style.sorted) std::stable_sort(items.begin(), items.end(), less);
+    if (style.sorted) std::ranges::sort(items, {}, &Pairs::value_type::first);
     all('{', items, "}", [&](const auto& pair) {
-      const bool bare = style.json && !pair.first.text();
-      out += bare ? "\"" : "";
-      below(pair.first);
-      out += (bare ? "\"" : "") + style.colon;
+      below(Value(pair.first));
+      out += style.colon;
       below(pair.second);
     });
   } else if (is_listed(v)) {
@@ -208,39 +197,6 @@ std::string repeated(Work& work, const std::string& text, int64_t times) {
   work.charge(n > (size_t{1} << 40) / std::max<size_t>(text.size(), 1) ? SIZE_MAX : text.size() * n);
   std::string out;
   for (size_t i = 0; i < n; ++i) out += text;
-  return out;
-}
-
-// Python's text % values: %s, %r, %d and %.Nf.
-std::string formatted(Work& work, const std::string& text, const Value& values) {
-  const bool several = values.sequence() && values.sequence()->form == Form::tuple;
-  const Values all = several ? values.sequence()->items : Values{values};
-  std::string out;
-  size_t next = 0;
-  for (size_t at = 0; at < text.size(); ++at) {
-    const std::string_view behind = std::string_view(text).substr(at + 1, 3);
-    const char kind = text[at] != '%' || behind.empty() ? '\0' : behind[0];
-    if (text[at] != '%' || kind == '%') {
-      at += kind == '%' ? 1 : 0;
-      out += text[at];
-      continue;
-    }
-    if (next == all.size()) throw InputError("a value of a format is missing");
-    const Value& value = all[next++];
-    const auto real = number(value);
-    const bool digits = kind == '.' && behind.size() == 3 && std::isdigit(behind[1]) != 0 && behind[2] == 'f';
-    if (kind == 's' || kind == 'r')
-      out += kind == 's' ? printed(work, value) : written(work, value, {});
-    else if (real && kind == 'd' && std::fabs(*real) < 9e18)
-      out += std::to_string(integer(value).value_or(static_cast<int64_t>(*real)));
-    else if (real && digits)
-      out += fmt::format("{:.{}f}", *real, behind[1] - '0');
-    else
-      throw InputError(fmt::format("the format %{} is not known for {}", behind, type_name(value)));
-    at += digits ? 3 : 1;
-  }
-  if (next < all.size() && (several || !(values.dict() || values.sequence())))
-    throw InputError("a format has fewer places than there are values");
   return out;
 }
 
@@ -278,8 +234,8 @@ bool contains(Work& work, const Value& container, const Value& v) {
     work.charge(text->size());
     return text->find(*v.text()) != std::string::npos;
   }
-  if (container.dict() && !hashes(v)) refuse("`in`", v, container);
-  if (container.dict()) return find(work, *container.dict(), v) != nullptr;
+  if (container.dict() && !v.text()) refuse("`in`", v, container);
+  if (container.dict()) return find(work, *container.dict(), *v.text()) != nullptr;
   const Values items = items_of(work, container);
   return std::any_of(items.begin(), items.end(), [&](const Value& one) { return equal(work, one, v); });
 }
@@ -297,8 +253,7 @@ Value dict_of(Work& work, Pairs items) {
   Dict out;
   int below = 0;
   for (auto& [key, value] : items) {
-    if (!hashes(key)) throw InputError(fmt::format("{} as a key is not known", type_name(key)));
-    below = std::max({below, depth_of(key), depth_of(value)});
+    below = std::max(below, depth_of(value));
     if (const Value* const found = find(work, out, key))
       const_cast<Value&>(*found) = std::move(value);
     else
@@ -335,10 +290,10 @@ std::optional<double> number(const Value& v) {
   return v.is<double>() ? std::optional(*v.as<double>()) : std::nullopt;
 }
 
-const Value* find(Work& work, const Dict& dict, const Value& key) {
-  for (const auto& [name, value] : dict.items)
-    if (equal(work, name, key)) return &value;
-  return nullptr;
+const Value* find(Work& work, const Dict& dict, const std::string& key) {
+  work.charge(16 * dict.items.size());
+  const auto found = std::ranges::find(dict.items, key, &Pairs::value_type::first);
+  return found == dict.items.end() ? nullptr : &found->second;
 }
 
 bool compare(Work& work, std::string_view op, const Value& a, const Value& b) {
@@ -366,7 +321,7 @@ Values items_of(Work& work, const Value& v) {
     work.charge(64 * text->size());
     for (const char32_t c : code_points(*text)) out.emplace_back(utf8({&c, 1}));
   } else if (const Dict* const dict = v.dict()) {
-    for (const auto& [key, value] : dict->items) out.push_back(key);
+    for (const auto& [key, value] : dict->items) out.emplace_back(key);
   } else if (Sequence* const s = v.sequence()) {
     out = s->form == Form::iterator ? std::exchange(s->items, {}) : s->items;
   } else {
@@ -382,7 +337,7 @@ Value item(Work& work, const Value& of, const Value& key) {
   if (const Undefined* const u = of.as<Undefined>())
     throw InputError(fmt::format("{} is undefined", u->name ? "'" + u->name->substr(0, 60) + "'" : "a value"));
   if (of.dict()) {
-    const Value* const found = hashes(key) ? find(work, *of.dict(), key) : nullptr;
+    const Value* const found = key.text() ? find(work, *of.dict(), *key.text()) : nullptr;
     return found ? *found : missing;
   }
   const auto index = integer(key);
@@ -448,7 +403,7 @@ Value loop_attribute(const Values& items, size_t at, const std::string& name) {
 }
 
 Value slice(Work& work, const Value& of, const Value& from, const Value& to, const Value& step) {
-  require_plain(of);
+  item(work, of, None{});  // throws for what is undefined
   if (!is_indexed(of)) refuse("a slice", of, from);
   const Values items = items_of(work, of);
   const auto bound = [](const Value& v, int64_t otherwise) {
@@ -474,7 +429,6 @@ Value slice(Work& work, const Value& of, const Value& from, const Value& to, con
 Value arithmetic(Work& work, char op, const Value& a, const Value& b) {
   if (op == '~') return printed(work, a) + printed(work, b);
   require_plain(a), require_plain(b);
-  if (op == '%' && a.text()) return formatted(work, *a.text(), b);
   if (op == '+' && a.text() && b.text()) return printed(work, a) + printed(work, b);
   if (op == '+' && is_listed(a) && is_listed(b) && a.sequence()->form == b.sequence()->form) {
     Values items = a.sequence()->items;

@@ -47,7 +47,7 @@ struct Value : Alternatives {
   bool marked = false;  // a text by `safe`, which Python joins to others in its own way
 };
 using Values = std::vector<Value>;
-using Pairs = std::vector<std::pair<Value, Value>>;
+using Pairs = std::vector<std::pair<std::string, Value>>;
 
 // An iterator is what filters like `map` give: it is read once, and has no length. A view is that of a dict's items.
 enum class Form : uint8_t { list, tuple, range, view, iterator };
@@ -106,14 +106,14 @@ struct Work {
   std::deque<Object> objects = {};
 };
 
-// Throw InputError for values nested deeper than 100, and a dict for keys that Python does not hash.
+// Throw InputError for values nested deeper than 100.
 Value sequence_of(Work& work, Values items, Form form = Form::list);
 Value dict_of(Work& work, Pairs items);
 
 std::string_view type_name(const Value& v);
 bool truth(const Value& v);
 bool compare(Work& work, std::string_view op, const Value& a, const Value& b);  // ==, <, in, "not in", ...
-const Value* find(Work& work, const Dict& dict, const Value& key);
+const Value* find(Work& work, const Dict& dict, const std::string& key);
 std::optional<int64_t> integer(const Value& v);  // of a boolean too
 std::optional<double> number(const Value& v);    // of those too
 std::string printed(Work& work, const Value& v);
@@ -131,8 +131,8 @@ Value named_value(Work& work, const Text& name);
 Value loop_attribute(const Values& items, size_t at, const std::string& name);
 // The value of x[from:to:step], each of which may be none.
 Value slice(Work& work, const Value& of, const Value& from, const Value& to, const Value& step);
-// The result of an operator: + - * / % ~, or i for //. Throws InputError as Python does TypeError, for an integer
-// beyond 64 bits, and for // and % of a number that is no integer.
+// The result of an operator: + - * / % ~, or i for //. Throws InputError as Python does TypeError, for % of a text, for
+// an integer beyond 64 bits, and for // and % of a number that is no integer.
 Value arithmetic(Work& work, char op, const Value& a, const Value& b);
 
 // How values are written: as Python's repr() does, or as JSON.
@@ -155,7 +155,7 @@ std::string_view stripped(std::string_view text, bool left, bool right, const st
 struct Call {
   Work& work;
   Values given;
-  std::vector<std::pair<std::string, Value>> named = {};
+  Pairs named = {};
 
   const Value& at(size_t i) const;  // Undefined where it is missing
   bool has(size_t i) const { return !at(i).is<Undefined>() && !at(i).is<None>(); }
@@ -169,9 +169,9 @@ struct Builtin {
   std::string_view parameters;  // names in order; of "*" any, which the function reads itself
   Value (*function)(const Call&);
 };
-enum class Group : uint8_t { filters, tests, globals, text, dict, list };
+enum class Group : uint8_t { filters, tests, globals, text, dict };
 const Builtin* find_builtin(Group group, std::string_view name);  // none: nullptr
-// The method that a value has by that name; none: nullptr. Throws InputError for one that the sandbox refuses.
+// The method that a value has by that name; none: nullptr.
 const Builtin* find_method(const Value& of, const Value& name);
 // Calls it, named arguments brought to their places. Throws InputError.
 Value apply(const Builtin& builtin, Call call);

@@ -99,6 +99,7 @@ class DescribedTokenizer : public Tokenizer {
   std::vector<int32_t> encode_with(std::string_view text, const EncodeOptions& options) const override;
   std::string decode(std::span<const int32_t> tokens) const override;
   std::string bytes_of(int32_t token) const override { return text_of(token); }
+  std::span<const int32_t> beginning() const override { return d_.before; }
   std::optional<int32_t> bos() const override { return bos_; }
   std::optional<int32_t> document_end() const override { return eos_; }
   std::optional<int32_t> special(std::string_view name) const override;
@@ -130,6 +131,7 @@ class ByteTokenizer final : public DescribedTokenizer {
  public:
   ByteTokenizer();
   std::vector<int32_t> encode_with(std::string_view text, const EncodeOptions&) const override;
+  std::map<std::string, std::string> files() const override;
   std::string to_json() const override;
 };
 
@@ -142,6 +144,7 @@ class CharTokenizer final : public DescribedTokenizer {
   static CharTokenizer from_json(const nlohmann::json& json, const std::string& what);
 
   std::vector<int32_t> encode_with(std::string_view text, const EncodeOptions&) const override;
+  std::map<std::string, std::string> files() const override;
   std::string to_json() const override;
 
  private:
@@ -172,8 +175,7 @@ class BpeTokenizer final : public DescribedTokenizer {
                                   const std::string& merges);
   std::string vocab_json() const;
   std::string merges_txt() const;
-  // A tokenizer.json of the library `tokenizers` with these tokens and merges, which HubTokenizer reads.
-  std::string hub_json() const;
+  std::map<std::string, std::string> files() const override;
   std::string to_json() const override;
 
   const std::vector<std::string>& tokens() const { return d_.tokens; }
@@ -204,23 +206,29 @@ class HubTokenizer final : public DescribedTokenizer {
   using Files = std::map<std::string, std::string>;
 
   // Reads the files, their contents by name: tokenizer.json, and where they are there tokenizer_config.json,
-  // special_tokens_map.json and chat_template.jinja. `json` is the first, parsed. Throws InputError naming the file.
+  // special_tokens_map.json, chat_template.jinja and generation_config.json. `json` is the first, parsed. Throws
+  // InputError naming the file.
   HubTokenizer(Files files, const nlohmann::json& json, const std::string& what);
-  // Reads a folder whose tokenizer.json says `text`, which is `json` parsed.
+  // Reads a folder whose tokenizer.json says `text`, which is `json` parsed. Ids that its generation_config.json does
+  // not name are those of its config.json, as in transformers.
   static std::unique_ptr<HubTokenizer> load(const std::filesystem::path& folder, std::string text,
                                             const nlohmann::json& json);
-  static bool is_file(std::string_view name);  // one of the four above
+  static bool is_file(std::string_view name);  // one of the five above
 
   std::string_view chat_template() const override { return chat_template_; }
-  std::map<std::string, std::string> files() const override { return files_; }
+  std::string generation_config() const override;
+  std::map<std::string, std::string> files() const override;
   std::string to_json() const override;
 
  private:
   void read_config(const std::string& what);
-  std::optional<int32_t> named(const nlohmann::json& config, const char* key, const std::string& what) const;
+  // One that is not `needed` may be no token here.
+  std::optional<int32_t> named(const nlohmann::json& config, const char* key, const std::string& what,
+                               bool needed = true) const;
 
   Files files_;
   std::string chat_template_;
+  std::optional<int32_t> pad_;
 };
 
 // A file of a tokenizer, which is refused where it is larger than any tokenizer's.

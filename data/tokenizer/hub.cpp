@@ -77,6 +77,7 @@ class Model {
 
   std::string bytes_of(const std::string& spelling) const {
     if (d_.byte_level) return bpe::unspell(spelling).value_or(spelling);
+    if (!d_.spaces_to_marks && !d_.byte_fallback) return spelling;
     if (const auto byte = byte_of(spelling); byte && d_.byte_fallback) return std::string(1, static_cast<char>(*byte));
     std::string out;
     for (size_t from = 0;;) {
@@ -358,9 +359,12 @@ using hub::Json;
 namespace {
 
 constexpr const char *kTokenizer = "tokenizer.json", *kConfig = "tokenizer_config.json",
-                     *kNames = "special_tokens_map.json", *kTemplate = "chat_template.jinja";
+                     *kNames = "special_tokens_map.json", *kTemplate = "chat_template.jinja",
+                     *kGeneration = "generation_config.json";
+constexpr std::string_view kClass = "PreTrainedTokenizerFast";  // the name of transformers 4, and of 5 too
+constexpr std::array kIds{"bos_token_id", "eos_token_id", "pad_token_id"};
 constexpr uintmax_t kMostBytes = 100'000'000;  // the largest known has a third
-constexpr std::array kFiles{kTokenizer, kConfig, kNames, kTemplate};
+constexpr std::array kFiles{kTokenizer, kConfig, kNames, kTemplate, kGeneration};
 
 // The text of a chat template: one string, or the one called "default" of several.
 std::string template_of(const Json& value, const std::string& what) {
@@ -378,6 +382,7 @@ std::string template_of(const Json& value, const std::string& what) {
 HubTokenizer::HubTokenizer(Files files, const Json& json, const std::string& what)
     : DescribedTokenizer("hub", hub::describe(json, what + kTokenizer), what + kTokenizer), files_(std::move(files)) {
   read_config(what);
+  generation_ends(*this);
 }
 
 std::string read_tokenizer_file(const std::filesystem::path& file) {
@@ -397,8 +402,23 @@ std::unique_ptr<HubTokenizer> HubTokenizer::load(const std::filesystem::path& fo
                                                  const Json& json) {
   Files files{{kTokenizer, std::move(text)}};
   std::error_code error;
-  for (const char* const name : {kConfig, kNames, kTemplate})
+  for (const char* const name : {kConfig, kNames, kTemplate, kGeneration})
     if (std::filesystem::exists(folder / name, error)) files.emplace(name, read_tokenizer_file(folder / name));
+  if (const std::filesystem::path model = folder / "config.json"; std::filesystem::exists(model, error)) {
+    const Json config = parse_json(read_tokenizer_file(model), model.string(), JsonFile::others);
+    Json settings = Json::object(), named = Json::object();
+    if (const auto found = files.find(kGeneration); found != files.end())
+      settings = parse_json(found->second, (folder / kGeneration).string(), JsonFile::others);
+    for (const char* const key : kIds)
+      if (const Json& id = value_at(config, key);
+          value_at(settings, key).is_null() && !id.is_null() && !id.is_discarded())
+        named[key] = id;
+    if (settings.is_object() && !named.empty()) {
+      for (const auto& [key, value] : settings.items())
+        if (!named.contains(key) && !value.is_discarded()) named[key] = value;
+      files[kGeneration] = named.dump(2) + "\n";
+    }
+  }
   return std::make_unique<HubTokenizer>(std::move(files), json, folder.string() + "/");
 }
 
@@ -410,7 +430,14 @@ void HubTokenizer::read_config(const std::string& what) {
     if (!config.is_object()) throw InputError(what + name + ": expected one object");
     if (const auto token = named(config, "bos_token", what + name)) bos_ = token;
     if (const auto token = named(config, "eos_token", what + name)) eos_ = token;
-    if (name == kConfig) chat_template_ = template_of(value_at(config, "chat_template"), what + name);
+    if (const auto token = named(config, "pad_token", what + name, false)) pad_ = token;
+    if (name == kNames) continue;
+    chat_template_ = template_of(value_at(config, "chat_template"), what + name);
+    // Where these are said they have the last word, not the post_processor.
+    if (!config.contains("add_bos_token") && !config.contains("add_eos_token")) continue;
+    d_.before.clear(), d_.behind.clear();
+    if (hub::flag(config, "add_bos_token", false, what + name) && bos_) d_.before = {*bos_};
+    if (hub::flag(config, "add_eos_token", false, what + name) && eos_) d_.behind = {*eos_};
   }
   if (!eos_) eos_ = special("<|endoftext|>");
   const auto jinja = files_.find(kTemplate);
@@ -421,16 +448,41 @@ void HubTokenizer::read_config(const std::string& what) {
 }
 
 // The token that a key names, as a string or as an added token's object.
-std::optional<int32_t> HubTokenizer::named(const Json& config, const char* key, const std::string& what) const {
+std::optional<int32_t> HubTokenizer::named(const Json& config, const char* key, const std::string& what,
+                                           bool needed) const {
   const Json& value = value_at(config, key);
   if (value.is_null()) return {};
   const Json& name = value.is_object() ? value_at(value, "content") : value;
+  if (!name.is_string() && !needed) return {};
   if (!name.is_string()) throw InputError(fmt::format("{}: '{}' must name a token, not {}", what, key, shown(value)));
   if (const auto token = special(name.get_ref<const std::string&>())) return token;
   const auto found = d_.vocab.find(name.get_ref<const std::string&>());
+  if (found == d_.vocab.end() && !needed) return {};
   if (found == d_.vocab.end())
     throw InputError(fmt::format("{}: '{}' is {}, which is no token of {}", what, key, shown(name), kTokenizer));
   return found->second;
+}
+
+std::string HubTokenizer::generation_config() const {
+  Json out = Json::parse(Tokenizer::generation_config());
+  if (pad_) out["pad_token_id"] = *pad_;
+  const auto found = files_.find(kGeneration);
+  const Json said = found == files_.end() ? Json() : parse_json(found->second, kGeneration, JsonFile::others);
+  for (const auto& [key, value] : said.items())
+    if (!value.is_null() && !value.is_discarded()) out[key] = value;
+  return out.dump(2) + "\n";
+}
+
+HubTokenizer::Files HubTokenizer::files() const {
+  Files out = files_;
+  out[kGeneration] = generation_config();
+  Json config = {{"tokenizer_class", kClass}, {"clean_up_tokenization_spaces", false}};
+  if (eos_) config["eos_token"] = text_of(*eos_);
+  std::string& text = out.try_emplace(kConfig, config.dump(2) + "\n").first->second;
+  constexpr std::string_view kNewest = "\"TokenizersBackend\"";  // which the versions before 5 do not know
+  if (const size_t at = text.find(kNewest); at != std::string::npos)
+    text.replace(at, kNewest.size(), '"' + std::string(kClass) + '"');
+  return out;
 }
 
 std::string HubTokenizer::to_json() const {

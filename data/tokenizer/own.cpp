@@ -118,6 +118,39 @@ Description of_merges(std::vector<std::string> tokens, const std::vector<BpeToke
   return d;
 }
 
+// The files of a tokenizer for the library `tokenizers` and for transformers, whose classes of these names are there in
+// its versions 4 and 5. Nothing is to be put right in a decoded text, nor joined by spaces.
+std::map<std::string, std::string> library_files(const Tokenizer& tokenizer, const Json& vocab,
+                                                 const Json& merges = Json::array(),
+                                                 const std::vector<std::string>& special = {}) {
+  const bool by_bytes = tokenizer.kind() != "char";
+  const Json bytes = {{"type", "ByteLevel"},
+                      {"add_prefix_space", false},
+                      {"trim_offsets", true},
+                      {"use_regex", tokenizer.kind() == "bpe"}};
+  Json model = {{"type", "BPE"}, {"vocab", vocab}, {"merges", merges}}, added = Json::array();
+  for (const char* const none : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"})
+    model[none] = nullptr;
+  for (const char* const no : {"fuse_unk", "byte_fallback", "ignore_merges"}) model[no] = false;
+  for (const std::string& token : special)
+    added.push_back({{"id", vocab[token]},
+                     {"content", token},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", true}});
+  Json file = {{"version", "1.0"}, {"added_tokens", added}, {"model", model}};
+  for (const char* const none : {"truncation", "padding", "normalizer", "post_processor"}) file[none] = nullptr;
+  file["pre_tokenizer"] = by_bytes ? bytes : Json();
+  file["decoder"] = by_bytes ? bytes : Json{{"type", "Fuse"}};
+  Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
+  if (const auto end = tokenizer.document_end()) config["eos_token"] = tokenizer.decode(std::span(&*end, 1));
+  return {{"tokenizer.json", file.dump() + "\n"},
+          {"tokenizer_config.json", config.dump(2) + "\n"},
+          {"generation_config.json", tokenizer.generation_config()}};
+}
+
 constexpr int64_t kProgressEvery = 64;  // merges
 
 struct Word {
@@ -261,6 +294,12 @@ std::vector<int32_t> ByteTokenizer::encode_with(std::string_view text, const Enc
   return tokens;
 }
 
+std::map<std::string, std::string> ByteTokenizer::files() const {
+  Json vocab = Json::object();
+  for (int b = 0; b < 256; ++b) vocab[bpe::spell(std::string(1, static_cast<char>(b)))] = b;
+  return library_files(*this, vocab);
+}
+
 std::string ByteTokenizer::to_json() const { return written("bytes"); }
 
 CharTokenizer::CharTokenizer(std::vector<char32_t> characters)
@@ -326,6 +365,12 @@ std::vector<int32_t> CharTokenizer::encode_with(std::string_view text, const Enc
   return tokens;
 }
 
+std::map<std::string, std::string> CharTokenizer::files() const {
+  Json vocab = Json::object();
+  for (size_t i = 0; i < d_.tokens.size(); ++i) vocab[d_.tokens[i]] = i;
+  return library_files(*this, vocab);
+}
+
 std::string CharTokenizer::to_json() const {
   return written("char", {{"characters", std::vector<uint32_t>(characters_.begin(), characters_.end())}});
 }
@@ -362,21 +407,21 @@ std::string BpeTokenizer::merges_txt() const {
   return out;
 }
 
-std::string BpeTokenizer::hub_json() const {
-  Json vocab = Json::object(), merges = Json::array(), added = Json::array();
-  for (size_t i = 0; i < d_.tokens.size(); ++i) vocab[bpe::spell(d_.tokens[i])] = i;
-  for (const auto& [left, right] : merges_)
+std::map<std::string, std::string> BpeTokenizer::files() const {
+  Json vocab = Json::object(), merges = Json::array();
+  std::set<int32_t> made;  // by merges; other tokens of several bytes are special, and stand there as they are
+  for (const auto& [left, right] : merges_) {
     merges.push_back(bpe::spell(text_of(left)) + " " + bpe::spell(text_of(right)));
-  if (eos_) added.push_back({{"id", *eos_}, {"content", text_of(*eos_)}, {"special", true}});
-  const Json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
-  const Json model = {{"type", "BPE"}, {"vocab", vocab}, {"merges", merges}};
-  return Json{{"version", "1.0"},
-              {"added_tokens", added},
-              {"pre_tokenizer", bytes},
-              {"decoder", bytes},
-              {"model", model}}
-             .dump() +
-         "\n";
+    made.insert(d_.vocab.at(text_of(left) + text_of(right)));
+  }
+  std::vector<std::string> special;
+  for (size_t i = 0; i < d_.tokens.size(); ++i) {
+    const std::string& token = d_.tokens[i];
+    const bool is_special =
+        token.size() > 1 && !made.contains(static_cast<int32_t>(i)) && find_invalid_utf8(token) == std::string::npos;
+    vocab[is_special ? special.emplace_back(token) : bpe::spell(token)] = i;
+  }
+  return library_files(*this, vocab, merges, special);
 }
 
 std::string BpeTokenizer::to_json() const {

@@ -73,7 +73,33 @@ TEST_F(ChatTest, AModelsOwnTemplateAsksAndEnds) {
     EXPECT_EQ(said(std::string(plan) + "--chat", "printf 'snow?\\n\\nsky?\\r\\nrose?' |"), "white.\nblue.\nred.\n")
         << plan;
   EXPECT_EQ(said("--chat", "true |"), "");
+  EXPECT_EQ(said("--template auto --special --prompt 'snow?'"), "white.\n");
   expect_failure("generate tuned --chat --prompt x", 2, "--chat: takes its turns from standard input");
+}
+
+// A template that is not known is refused before the first turn; one that raises ends the conversation where it does.
+TEST_F(ChatTest, ATemplateThatIsWrongIsOneLine) {
+  make_tokenizer(kOwn);
+  tune("--tokenizer tok");
+  const auto with = [&](const std::string& template_of) {
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(path("tuned")))
+      if (entry.path().filename() == "tokenizer.json") {
+        Json tokenizer = Json::parse(read_file(entry.path()));
+        Json config = Json::parse(tokenizer["files"]["tokenizer_config.json"].get<std::string>());
+        config["chat_template"] = template_of;
+        tokenizer["files"]["tokenizer_config.json"] = config.dump();
+        std::ofstream(entry.path()) << tokenizer;
+      }
+  };
+  with("{% for m in messages %}\n{% if m.content == 'sky?' %}{{ raise_exception('No sky.') }}{% endif %}{% endfor %}" +
+       std::string(kOwn));
+  const auto ran = run("generate tuned --temperature 0 --tokens 20 --chat", "printf 'snow?\nsky?\nrose?\n' |");
+  EXPECT_EQ(ran.status, 4);
+  EXPECT_EQ(ran.out, "white.\n");
+  EXPECT_EQ(ran.last_line(), "tessera: the conversation: chat_template:2: the template refuses this: No sky.");
+  with("\n{{ messages | nosuch }}");
+  expect_failure("generate tuned --chat", 2,
+                 "--template for the conversation: chat_template:2: the filter 'nosuch' is not known", "true |");
 }
 
 TEST_F(ChatTest, ATurnEndsAtTheTemplatesOwnMarker) {
@@ -92,6 +118,9 @@ TEST_F(ChatTest, AMarkerThatIsNoTokenEndsATurnAsText) {
   const Json one = Json::parse(said("--template chatml --prompt 'snow?' --format json --tokens 30"));
   EXPECT_EQ(one["text"], "white.");
   EXPECT_EQ(one["ended"], "stop");
+  // A folder for others has the template in Jinja, which asks and ends in the same way.
+  ASSERT_EQ(run("checkpoint export tuned --out folder").status, 0);
+  EXPECT_EQ(run("generate folder --temperature 0 --tokens 30 --chat", "printf 'snow?\n' |").out, "white.\n");
 }
 
 }  // namespace

@@ -124,8 +124,8 @@ class Draw:
         p = lambda kind=None: self.paren(e(kind))
         return self.one(
             lambda: f"{e('str')} + {p('str')}", lambda: f"{p()} ~ {p()}", lambda: f"{p('str')} * {self.one('2', '0', '-1', 'n')}",
-            lambda: f"{p('str')}|{self.one('upper', 'lower', 'trim', 'title', 'string', 'reverse', 'first', 'last')}",
-            lambda: f"{p('str')}.{self.one('upper', 'lower', 'strip', 'title', 'lstrip', 'rstrip')}()",
+            lambda: f"{p('str')}|{self.one('upper', 'lower', 'trim', 'title', 'capitalize', 'string', 'reverse', 'first', 'last')}",
+            lambda: f"{p('str')}.{self.one('upper', 'lower', 'strip', 'title', 'capitalize', 'lstrip', 'rstrip')}()",
             lambda: f"{p('str')}.{self.one('strip', 'lstrip', 'rstrip')}({e('str')})",
             lambda: f"{p('str')}|replace({e('str')}, {e('str')}{self.one('', ', 1', ', count=2')})",
             lambda: f"{p('str')}.replace({e('str')}, {e('str')})", lambda: f"{p('str')}[{e('int')}]",
@@ -134,7 +134,6 @@ class Draw:
             lambda: f"{p(self.one('list', 'dict'))}|tojson(indent={self.one('2', '4', '0', 'none')})",
             lambda: f"{p('dict')}|tojson({self.one('sort_keys=true', 'ensure_ascii=true', 'true', 'separators=(%r, %r)' % (',', ':'))})",
             lambda: f"{p('str')}|indent({self.one('', '2', '2, true', 'first=true', 'width=3, blank=true', repr('> '))})",
-            lambda: f"'%s-%s' % ({e()}, {e()})", lambda: f"'%d %s' % ({e('int')}, {e('str')})", lambda: f"'%.2f' % {p('int')}",
             lambda: f"{e('str')}|default({e('str')}{self.one('', ', true', ', boolean=true')})", lambda: f"missing|default({e('str')})",
             lambda: f"{p('str')}|trim({e('str')})", lambda: f"{e('str')} or {e('str')}", lambda: f"{e('list')}|first",
             lambda: f"{p('list')}|map('string')|join", lambda: f"{p('str')}.split({self.one('', repr(' '), repr('l'))})[{self.bound() or 0}]",
@@ -171,7 +170,7 @@ class Draw:
             lambda: f"{p('str')} in {p('dict')}", lambda: f"{p('int')} is {self.one('odd', 'even', 'odd')}",
             lambda: f"{p('int')} is {self.one('eq', 'equalto', 'ne', 'lt', 'gt', 'le', 'ge')}({p('int')})",
             lambda: f"{p('str')} is in {p('list')}", lambda: f"{p('str')}.{self.one('startswith', 'endswith')}({e('str')})",
-            lambda: f"{p('str')}.startswith(('a', {e('str')}))",
+            lambda: f"{p('str')}.startswith('a' ~ {e('str')})",
             lambda: f"{p('list')} {self.one('!=', '==')} {p('list')}", lambda: f"missing is {test}", lambda: f"d.q is {test}")()
 
     def list(self, depth):
@@ -184,13 +183,13 @@ class Draw:
         return self.one(
             lambda: f"[{e()}, {e()}]", lambda: f"{p('list')} + {p('list')}", lambda: f"{p('list')}[{self.bound()}:{self.bound()}{self.one('', ':-1', ':2')}]",
             lambda: f"range({self.one('3', '1, 4', '5, 0, -2', 'n')})|list", lambda: f"{p('list')}|reverse|list", lambda: f"{p('dict')}.items()|list",
-            lambda: f"{p('list')}|sort{self.one('', '(reverse=true)', '(case_sensitive=true)')}", lambda: f"rows|sort(attribute='{attribute}')",
+            lambda: f"{p('list')}|sort", lambda: f"rows|sort(attribute='{attribute}')",
             lambda: f"{p('list')}|map('{self.one('upper', 'string', 'length', 'trim', 'tojson')}')|list",
             lambda: f"{self.one('rows', 'messages')}|map(attribute='{attribute}'{self.one('', ', default=0')})|list",
             lambda: f"{self.one('rows', 'messages')}|{self.one('selectattr', 'rejectattr')}('{attribute}'{self.one('', ', %r, %r' % ('equalto', 'user'), ', %r, 1' % 'gt', ', %r' % 'defined')})|list",
             lambda: f"{p('list')}|{self.one('select', 'reject')}({self.one('', repr('string'), repr('odd'), '%r, 1' % 'gt', repr('none'))})|list",
             lambda: f"{p('str')}.split({self.one('', repr(' '), repr(', '), repr('l') + ', 1', 'none, 1')})", lambda: f"{p('str')}|list",
-            lambda: f"{p('str')}.rsplit({self.one(repr(' '), repr(' ') + ', 1', repr('l'))})", lambda: f"{p('dict')}|dictsort{self.one('', '(true)', '(by=%r)' % 'value', '(reverse=true)')}",
+            lambda: f"{p('dict')}|dictsort",
             lambda: f"{p('dict')}|list", lambda: f"{p('dict')}|items|list", lambda: f"{p('dict')}.{self.one('keys', 'values')}()|list",
             lambda: f"{p('str')}.splitlines()",
             lambda: f"{p('list')}|list", lambda: f"{p('list')}|map('upper')")()
@@ -201,7 +200,7 @@ class Draw:
             return plain
         e = lambda kind=None: self.expr(depth, kind)
         return self.one(lambda: f"{{'k': {e()}, {e('str')}: {e()}}}", lambda: f"dict(a={e()})", lambda: f"{self.paren(e('list'))}|first",
-                        lambda: f"{{1: {e()}, 'x': {e()},}}", lambda: f"d.get({e('str')}, {e('dict')})", lambda: f"rows[{self.bound() or 0}]")()
+                        lambda: f"{{'1': {e()}, 'x': {e()},}}", lambda: f"d.get({e('str')}, {e('dict')})", lambda: f"rows[{self.bound() or 0}]")()
 
     # Statements.
 

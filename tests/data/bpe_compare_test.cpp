@@ -2,7 +2,9 @@
 // files.
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "data/files.h"
 #include "data/tokenizer/described.h"
@@ -41,6 +43,31 @@ TEST(BpeBesideHfTokenizers, LearnsAndEncodesTheSame) {
     EXPECT_EQ(ours.encode(unseen), exchange.read<int32_t>("ours.ids"));
     EXPECT_EQ(read_file(exchange.path("broken.txt")), kBrokenShown);
     EXPECT_EQ(ours.decode(broken), kBroken);
+  }
+}
+
+// The files of our own tokenizers, read by the library and by our reader of such files.
+TEST(OwnTokenizersInTheLibrary, HaveTheSameTokens) {
+  if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
+  const std::string text = test::mixed_text() + test::unseen_text() + " \xE2\x96\x81 <0x0A> </s> <|endoftext|>\r\n";
+  std::vector<std::unique_ptr<Tokenizer>> all;
+  all.push_back(std::make_unique<ByteTokenizer>());
+  all.push_back(std::make_unique<CharTokenizer>(CharTokenizer::of_text(text, "t")));
+  all.push_back(std::make_unique<BpeTokenizer>(train_bpe(test::mixed_text(), {.vocab_size = 800})));
+  for (const auto& tokenizer : all) {
+    SCOPED_TRACE(tokenizer->kind());
+    const test::Exchange exchange;
+    for (const auto& [name, content] : tokenizer->files()) exchange.write_text(name, content);
+    exchange.write_text("text.txt", text);
+    exchange.run(std::string(TESSERA_SOURCE_DIR) + "/tests/compare/library_tokens.py");
+    const std::vector<int32_t> tokens = tokenizer->encode(text);
+    EXPECT_EQ(exchange.read<int32_t>("ids"), tokens);
+    EXPECT_EQ(read_file(exchange.path("decoded.txt")), text);
+    const auto again = Tokenizer::open_folder(exchange.path(""));
+    EXPECT_EQ(again->kind(), "hub");
+    EXPECT_EQ(again->encode(text), tokens);
+    EXPECT_EQ(again->decode(tokens), text);
+    EXPECT_EQ(again->identity(), tokenizer->identity());
   }
 }
 

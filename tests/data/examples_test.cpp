@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "data/files.h"
+#include "data/jinja/template.h"
+#include "data/tokenizer/described.h"
 #include "tensor/error.h"
 #include "tensor/write_file.h"
 #include "tests/support/errors.h"
@@ -18,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string refused(std::string_view line) {
-  return error_of([&] { parse_example(line, "f:3"); }, Status::input);
+  return error_of([&] { render(parse_example(line, "f:3"), ChatTemplate::automatic, "f:3"); }, Status::input);
 }
 
 TEST(Jsonl, HasFourShapes) {
@@ -42,17 +44,42 @@ TEST(Jsonl, HasFourShapes) {
 }
 
 TEST(Jsonl, NamesTheLineThatIsWrong) {
-  EXPECT_EQ(refused("{}"),
-            "f:3: expected messages, prompt and completion, instruction and output, or text among its keys");
-  EXPECT_EQ(refused(R"({"text": 3})"), "f:3: the key 'text' is a number; expected a string");
-  EXPECT_EQ(refused(R"({"instruction": "Add."})"), "f:3: the key 'output' is missing");
-  EXPECT_EQ(refused(R"({"messages": []})"), "f:3: the key 'messages' must be a list of messages that is not empty");
-  EXPECT_EQ(refused(R"({"messages": [{"role": "tool", "content": ""}]})"),
-            "f:3: message 1: the role 'tool'; expected system, user or assistant");
-  EXPECT_EQ(refused(R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b",
-"weight": 0}]})"),
-            "f:3: message 2 has the key 'weight'; expected role and content alone");
-  EXPECT_EQ(refused("[1]"), "f:3: expected an object");
+  constexpr const char* kAmong =
+      "f:3: expected input_ids, messages, conversations, prompt and completion, instruction and output, or text among "
+      "its keys";
+  const std::pair<const char*, std::string> cases[] = {
+      {"{}", kAmong},
+      {R"({"question": "a", "answer": "b"})",
+       std::string(kAmong) + "; found answer, question, and `map` says which key is which"},
+      {R"({"text": 3})", "f:3: the key 'text' is a number; expected a string"},
+      {R"({"instruction": "Add."})", "f:3: the key 'output' is missing"},
+      {R"({"instruction": "Add.", "output": null})", "f:3: the key 'output' is missing"},
+      {R"({"messages": []})", "f:3: the key 'messages' must be a list of messages that is not empty"},
+      {R"({"messages": [{"role": "critic", "content": ""}]})",
+       "f:3: message 1: the role 'critic'; expected system, user, assistant or tool"},
+      {R"({"messages": [{"role": "assistant", "content": null, "tool_calls": [{"id": "1"}]}]})",
+       "f:3: message 1 has the key 'tool_calls'; expected role, content and weight alone"},
+      {R"({"messages": [{"role": "user", "content": "a", "weight": 1}]})",
+       "f:3: message 1: the key 'weight' is 1; expected 0, or 1 of an assistant's"},
+      {R"({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]})",
+       "f:3: message 1: the key 'weight' is 0.5; expected 0, or 1 of an assistant's"},
+      {R"({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]})",
+       "f:3: message 1: a part of the type \"image_url\"; expected text"},
+      {R"({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]})",
+       "f:3: the key 'tools' would change what a model reads; a row of messages has no place for it"},
+      {R"({"prompt": "a", "completion": "b", "chosen": "c"})",
+       "f:3: the key 'chosen' would change what a model reads; a row of prompt has no place for it"},
+      {R"({"prompt": [{"role": "user", "content": "a"}], "completion": "b"})",
+       "f:3: the key 'completion' must be a list of messages that is not empty"},
+      {R"({"input_ids": [1, "2"]})", "f:3: the key 'input_ids' must be a list of whole numbers"},
+      {R"({"input_ids": [[1, 2]]})", "f:3: the key 'input_ids' must be a list of whole numbers"},
+      {R"({"input_ids": []})", "f:3: the key 'input_ids' is empty"},
+      {R"({"input_ids": [1, 2], "labels": [1]})", "f:3: the key 'labels' has 1 numbers; expected 2, as input_ids has"},
+      {R"({"input_ids": [1, 2], "labels": [1, 3]})", "f:3: label 1 is 3 and its token 2; expected that token or -100"},
+      {R"({"input_ids": [1, 2], "attention_mask": [0, 1]})",
+       "f:3: the key 'attention_mask' hides tokens before others; expected only the last ones hidden"},
+      {"[1]", "f:3: expected an object"}};
+  for (const auto& [row, why] : cases) EXPECT_EQ(refused(row), why) << row;
   EXPECT_TRUE(refused(R"({"text": "a", "text": "b"})").starts_with("f:3: the key 'text' stands twice"));
   EXPECT_TRUE(refused(R"({"text": "a)").starts_with("f:3: not valid JSON at byte"));
   EXPECT_TRUE(refused("{\"text\": \"\xff\"}").starts_with("f:3: not valid JSON at byte"));
@@ -114,6 +141,100 @@ TEST(ChatTemplates, AreThoseOfTheField) {
   EXPECT_EQ(shown(text, ChatTemplate::chatml), "[once*]");
 }
 
+// Rows as OpenAI, ShareGPT, TRL and Alpaca's successors write them, in ChatML without its markers' names.
+TEST(Jsonl, ReadsTheShapesOfTheWorld) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"messages": null, "prompt": "a", "completion": "b"})", "user\na;assistant\n[b]"},
+      {R"({"instruction": "a", "input": null, "output": "b"})", "user\na;assistant\n[b]"},
+      {R"({"instruction": "a", "input": "c", "output": "b", "system": "s"})", "system\ns;user\na\nc;assistant\n[b]"},
+      {R"({"instruction": "a", "output": "b", "system": "", "history": []})", "user\na;assistant\n[b]"},
+      {R"({"messages": [{"role": "user", "content": "a", "name": null, "tool_calls": null},
+                        {"role": "assistant", "content": "b", "refusal": null, "annotations": []}]})",
+       "user\na;assistant\n[b]"},
+      {R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "c"}]},
+                        {"role": "assistant", "content": "b", "weight": 0}, {"role": "user", "content": "d", "weight": 0},
+                        {"role": "assistant", "content": "e", "weight": 1}], "tools": []})",
+       "user\nac;assistant\n{b};user\n{d};assistant\n[e]"},
+      {R"({"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "t", "tool_call_id": "1"},
+                        {"role": "assistant", "content": "b"}]})",
+       "user\na;tool\nt;assistant\n[b]"},
+      {R"({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "s"})",
+       "system\ns;user\na;assistant\n[b]"},
+      {R"({"conversations": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})",
+       "user\na;assistant\n[b]"},
+      {R"({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
+           "completion": [{"role": "assistant", "content": "d"}]})",
+       "user\na;assistant\nb;user\nc;assistant\n[d]"}};
+  for (const auto& [row, expected] : cases) {
+    const Example example = parse_example(row, "f:1");
+    std::string found;
+    for (const Piece& p : render(example, ChatTemplate::chatml, "f:1"))
+      if (p.kind == Piece::Kind::text && p.text != "\n")
+        found += p.never ? "{" + p.text + "}" : p.response ? "[" + p.text + "]" : p.text;
+      else if (p.text == "<|im_start|>" && !found.empty())
+        found += ";";
+    EXPECT_EQ(found, expected) << row;
+  }
+  EXPECT_EQ(parse_example(R"({"text": "a", "id": 7, "meta": {"x": 1}, "source": null})", "f:1").unread,
+            (std::set<std::string>{"'id'", "'meta'"}));
+  EXPECT_EQ(parse_example(R"({"messages": [{"role": "user", "content": "a", "name": "Ann"}]})", "f:1").unread,
+            std::set<std::string>{"'name' of messages"});
+  const Example tokens = parse_example(
+      R"({"input_ids": [5, 6, 7, 0], "labels": [-100, 6, 7, -100], "attention_mask": [1, 1, 1, 0]})", "f:1");
+  EXPECT_EQ(tokens.tokens, (std::vector<int32_t>{5, 6, 7}));
+  EXPECT_EQ(tokens.trained, (std::vector<bool>{false, true, true}));
+  const Example system = parse_example(R"({"prompt": "a", "completion": "b", "system": "s"})", "f:1");
+  EXPECT_EQ(error_of([&] { render(system, ChatTemplate::none, "f:1"); }, Status::input),
+            "f:1: the key 'system' needs a `template`: expected chatml, llama3 or alpaca, found none");
+  EXPECT_EQ(error_of(
+                [&] {
+                  render(parse_example(R"({"messages": [{"role": "tool", "content": "t"}]})", "f:1"),
+                         ChatTemplate::alpaca, "f:1");
+                },
+                Status::input),
+            "f:1: `template` alpaca has no place for the role tool; expected chatml or llama3");
+}
+
+TEST(Jsonl, KeysMayHaveOtherNames) {
+  const KeyNames names = parse_key_names("prompt=question,completion=answer");
+  const Example example = parse_example(R"({"question": "a", "answer": "b", "prompt": "old", "id": 1})", "f:1", names);
+  EXPECT_EQ(shown(example, ChatTemplate::none), "a[b*]");
+  EXPECT_EQ(example.unread, std::set<std::string>{"'id'"});
+  // Names may be exchanged.
+  EXPECT_EQ(shown(parse_example(R"({"prompt": "b", "completion": "a"})", "f:1",
+                                parse_key_names("prompt=completion,completion=prompt")),
+                  ChatTemplate::none),
+            "a[b*]");
+  EXPECT_EQ(error_of([&] { parse_example(R"({"question": "a"})", "f:1", names); }, Status::input),
+            "f:1: the key 'answer', which `map` names, is missing");
+  for (const char* bad : {"prompt", "prompt=", "question=prompt", "prompt=a,prompt=b", "=a"})
+    EXPECT_TRUE(error_of([&] { parse_key_names(bad); }).starts_with("`map`: expected each of input_ids, ")) << bad;
+  EXPECT_EQ(parse_key_names("text=a=b").at(0).second, "a=b");
+}
+
+// The template that an export writes makes the text of the built-in one.
+TEST(ChatTemplates, OneThatIsExportedSaysTheSame) {
+  const fs::path source = fs::path(TESSERA_SOURCE_DIR) / "tests/data/fixtures/tokenizers/smollm";
+  nlohmann::json tokenizer = nlohmann::json::parse(read_file(source / "tokenizer.json"));
+  const Example talk = parse_example(R"({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content":
+      " a"}, {"role": "assistant", "content": "b "}, {"role": "user", "content": "c"}]})",
+                                     "f:1");
+  for (const ChatTemplate style : {ChatTemplate::chatml, ChatTemplate::llama3}) {
+    const nlohmann::json config{{"chat_template", jinja_of(style)}, {"bos_token", "<|begin_of_text|>"}};
+    for (nlohmann::json& token : tokenizer["added_tokens"])
+      if (token["id"] == 400) token["content"] = "<|begin_of_text|>";
+    const ModelTemplate own(HubTokenizer(
+        {{"tokenizer.json", tokenizer.dump()}, {"tokenizer_config.json", config.dump()}}, tokenizer, "t/"));
+    const auto text_of = [](const std::vector<Piece>& pieces) {
+      std::string out;
+      for (const Piece& piece : pieces) out += piece.text;
+      return out;
+    };
+    EXPECT_EQ(text_of(own.render(talk, "f:1")), text_of(render(talk, style, "f:1")));
+  }
+  EXPECT_EQ(jinja_of(ChatTemplate::alpaca), "");
+}
+
 class LoadedExamples : public testing::Test {
  protected:
   fs::path write(const std::string& text) const {
@@ -146,6 +267,88 @@ TEST_F(LoadedExamples, AreTokensOfPromptAndResponse) {
                                      "a message could hold too"});
   EXPECT_EQ(chat.tokenizer->decode(chat.prompt()), "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(chat.tokenizer->decode(chat.val_examples->target_tokens()), "c<|im_end|>");
+}
+
+// The forms that people, git, editors and compressors give one file: the same rows, whatever its name.
+TEST_F(LoadedExamples, AreTheSameInEveryFormAndUnderEveryName) {
+  const std::string one = "{\"prompt\": \"ab\", \"completion\": \"c[,]\\\"}\\\\d\"}",
+                    two = "{\"prompt\": \"e\",\n \"completion\": \"f\"}",
+                    flat = "{\"prompt\": \"e\", \"completion\": \"f\"}";
+  const std::pair<const char*, std::string> files[] = {
+      {"a.jsonl", one + "\n" + flat + "\n"},
+      {"a.ndjson", one + "\r\n\r\n" + flat},
+      {"a.txt", "\n " + one + "\n" + flat},
+      {"noname", "\xEF\xBB\xBF" + one + "\n" + flat + "\n\n \n"},
+      {"a.json", "[" + one + "," + two + "]"},
+      {"a.jsonl", "\xEF\xBB\xBF [\r\n  " + one + " ,\r\n " + two + "\r\n]\r\n"},
+      {"a.data", "[\n" + one + ",\n" + two + ",\n]"}};
+  for (const auto& [name, bytes] : files) {
+    const fs::path file = folder_.path() / name;
+    std::ofstream(file, std::ios::binary) << bytes;
+    EXPECT_TRUE(holds_examples(file)) << name << bytes;
+    std::vector<std::string> notes;
+    const auto rows = all_examples(file, ByteTokenizer(), {.context = 20}, notes);
+    EXPECT_EQ(rows->examples(), 2) << name << bytes;
+    EXPECT_EQ(ByteTokenizer().decode(rows->target_tokens()), "c[,]\"}\\df") << name << bytes;
+  }
+  const auto holds = [&](const std::string& name, const std::string& bytes) {
+    std::ofstream(folder_.path() / name, std::ios::binary) << bytes;
+    return holds_examples(folder_.path() / name);
+  };
+  EXPECT_FALSE(holds("b.txt", "{ int x; }\n"));
+  EXPECT_FALSE(holds("b.txt", "[1] A. Author, a book.\n"));
+  EXPECT_FALSE(holds("b.txt", ""));
+  EXPECT_TRUE(holds("b.jsonl", "nonsense")) << "whose line is named";
+  EXPECT_TRUE(holds("b.ndjson", ""));
+  const auto refusal = [&](const std::string& bytes) {
+    return error_of([&] { for_each_line_of(bytes, "f", [](std::string_view, int64_t) {}); }, Status::input);
+  };
+  EXPECT_EQ(refusal("[\n{\"text\": \"a\"},\n{\"text\": \"b\""), "f:3: the list of rows has no end behind this");
+  EXPECT_EQ(refusal("[{\"text\": \"a\"}]\n{\"text\": \"b\"}"), "f:2: something behind the list of rows");
+}
+
+TEST_F(LoadedExamples, MayBeTokensAlready) {
+  const fs::path file =
+      write("{\"input_ids\": [97, 98, 99], \"labels\": [-100, -100, 99]}\n{\"input_ids\": [97, 98]}\n");
+  for (const bool responses : {true, false}) {
+    const Dataset d = load_examples(file, kBytes, {.responses_only = responses, .context = 8});
+    EXPECT_EQ(d.train_examples->target_tokens(), std::vector<int32_t>{'c'});
+    EXPECT_EQ(d.val_examples->target_tokens(), std::vector<int32_t>{'b'});
+  }
+  EXPECT_TRUE(
+      error_of([&] { load_examples(file, {.name = "char"}, {.context = 8}); }, Status::input)
+          .ends_with("f.jsonl:1: the key 'input_ids' needs a `tokenizer`: expected the folder whose tokens they are"));
+  const fs::path far = write("{\"input_ids\": [97, 300]}\n");
+  std::vector<std::string> notes;
+  EXPECT_TRUE(error_of([&] { all_examples(far, ByteTokenizer(), {.context = 8}, notes); }, Status::input)
+                  .ends_with(":1: token 300; expected one of the tokenizer's 256"));
+  EXPECT_TRUE(error_of([&] { all_examples(far, ByteTokenizer(), {.context = 8, .vocab = 98}, notes); }, Status::input)
+                  .ends_with(":1: token 300 is beyond the model's table of 98"));
+}
+
+TEST_F(LoadedExamples, KeysThatNothingReadsAreNamed) {
+  const std::string row = "{\"prompt\": \"ab\", \"completion\": \"cd\", \"id\": 1}\n";
+  const Dataset d = load_examples(write(row + row), kBytes, {.context = 8});
+  EXPECT_EQ(d.notes.front(), "nothing reads the keys 'id'");
+}
+
+// What the tokenizer puts before a text by itself stands before rows that begin with text.
+TEST_F(LoadedExamples, BeginAsTheTokenizersTextsDo) {
+  const TokenizerChoice bos{.name = std::string(TESSERA_SOURCE_DIR) + "/tests/app/fixtures/bos"};
+  const auto first = [&](const std::string& row, ExampleOptions o) {
+    o.context = 100;
+    return load_examples(write(row + "\n" + row + "\n"), bos, o).prompt();
+  };
+  const std::string text = R"({"text": "The moon"})", pair = R"({"prompt": "The", "completion": " moon"})",
+                    asked = R"({"instruction": "The", "output": "moon"})";
+  EXPECT_EQ(first(text, {}), std::vector<int32_t>{0});
+  EXPECT_NE(first(text, {.ends = false}), std::vector<int32_t>{0});
+  EXPECT_EQ(first(pair, {}).front(), 0);
+  EXPECT_EQ(first(asked, {}).front(), 0);
+  EXPECT_NE(first(asked, {.style = ChatTemplate::chatml}).front(), 0) << "a template has its own beginning";
+  const auto with = load_examples(write(text + "\n" + text + "\n"), bos, {.context = 100});
+  const auto without = load_examples(write(text + "\n" + text + "\n"), bos, {.ends = false, .context = 100});
+  EXPECT_EQ(with.train_examples->targets(), without.train_examples->targets() + 1);
 }
 
 // The tokenizer was made for chats: its markers are tokens, which nobody's message can hold, and its template is the
@@ -198,7 +401,9 @@ TEST_F(LoadedExamples, ABadLineIsNamedOrCounted) {
   const std::string name = file.string();
   const auto load = [&](bool skip) { return load_examples(file, kBytes, {.skip_bad = skip, .context = 8}); };
   EXPECT_EQ(error_of([&] { load(false); }, Status::input),
-            name + ":2: expected messages, prompt and completion, instruction and output, or text among its keys");
+            name +
+                ":2: expected input_ids, messages, conversations, prompt and completion, instruction and output, or "
+                "text among its keys; found prompt, and `map` says which key is which");
   const Dataset d = load(true);
   EXPECT_EQ(d.train_examples->examples() + d.val_examples->examples(), 3);
   EXPECT_TRUE(d.notes.front().starts_with("4 bad lines are skipped; the first: " + name + ":2: ")) << d.notes.front();

@@ -207,6 +207,83 @@ TEST_F(HubTokenizerTest, ItsConfigurationIsCheckedToo) {
   expect_refused(path("made"), {"chat_template.jinja", "UTF-8"});
 }
 
+// As transformers 5 has them: keys that are said have the last word, else the post_processor.
+TEST_F(HubTokenizerTest, EndsAreAddedAsTransformersAddsThem) {
+  struct Case {
+    const char* from;
+    Json config;
+    std::string before, behind;
+  };
+  const Json both = {{"bos_token", "<s>"}, {"eos_token", "</s>"}};
+  const auto with = [&](Json more) {
+    more.update(both);
+    return more;
+  };
+  const Case cases[] = {{"llama2", both, "<s>", ""},
+                        {"llama2", with({{"add_bos_token", false}}), "", ""},
+                        {"llama2", with({{"add_bos_token", true}, {"add_eos_token", true}}), "<s>", "</s>"},
+                        {"llama2", with({{"add_eos_token", true}}), "", "</s>"},
+                        {"llama2", with({{"add_bos_token", nullptr}}), "", ""},
+                        {"gpt2", both, "", ""},
+                        {"gpt2", with({{"add_bos_token", true}}), "<s>", ""},
+                        {"gpt2", {{"eos_token", "</s>"}, {"add_bos_token", true}}, "", ""}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.from + c.config.dump());
+    const auto folder = changed(c.from, [](Json&) {});
+    file("made/tokenizer_config.json", c.config.dump());
+    const auto tokenizer = Tokenizer::open_folder(folder);
+    const std::vector<int32_t> plain = tokenizer->encode("a b"),
+                               all = tokenizer->encode_with("a b", {.add_ends = true});
+    ASSERT_EQ(all.size(), plain.size() + (c.before.empty() ? 0 : 1) + (c.behind.empty() ? 0 : 1));
+    EXPECT_EQ(tokenizer->beginning().size(), c.before.empty() ? 0U : 1U);
+    if (!c.before.empty()) EXPECT_EQ(tokenizer->bytes_of(all.front()), c.before);
+    if (!c.behind.empty()) EXPECT_EQ(tokenizer->bytes_of(all.back()), c.behind);
+  }
+}
+
+// The ids of generation_config.json, else of config.json, else of the tokenizer; they go where the tokenizer goes.
+TEST_F(HubTokenizerTest, GenerationEndsWhereTheModelsSettingsSay) {
+  struct Case {
+    const char *generation, *config;
+    std::vector<int32_t> ends;
+  };
+  const int32_t own = Tokenizer::open_folder(kFixtures / "smollm")->document_end().value();
+  const Case cases[] = {{nullptr, nullptr, {own}},
+                        {nullptr, R"({"eos_token_id": 7})", {7}},
+                        {R"({"eos_token_id": [8, 9]})", R"({"eos_token_id": 7})", {8, 9}},
+                        {R"({"eos_token_id": null, "top_p": 0.8})", R"({"eos_token_id": [7]})", {7}},
+                        {R"({"temperature": 0.7})", R"({"eos_token_id": null, "vocab": 1e999})", {own}},
+                        {R"({"eos_token_id": 3, "eta": 99999999999999999999999})", "{}", {3}}};
+  std::string identity;
+  for (const Case& c : cases) {
+    std::filesystem::remove_all(path("made"));
+    const auto folder = changed("smollm", [](Json&) {});
+    file("made/tokenizer_config.json", read_file(kFixtures / "smollm/tokenizer_config.json"));
+    if (c.generation) file("made/generation_config.json", c.generation);
+    if (c.config) file("made/config.json", c.config);
+    const auto tokenizer = Tokenizer::open_folder(folder);
+    EXPECT_EQ(generation_ends(*tokenizer), c.ends) << (c.generation ? c.generation : "");
+    const auto again = Tokenizer::from_json(tokenizer->to_json(), "kept");
+    EXPECT_EQ(generation_ends(*again), c.ends);
+    EXPECT_EQ(again->files(), tokenizer->files());
+    if (identity.empty()) identity = tokenizer->identity();
+    EXPECT_TRUE(again->identity() == identity) << "settings of a model are no part of it";
+  }
+  file("made/generation_config.json", R"({"eos_token_id": "</s>"})");
+  expect_refused(path("made"), {"generation_config.json", "'eos_token_id'"});
+}
+
+// transformers before 5 knows no TokenizersBackend; and a folder that names no class gets that of its model.
+TEST_F(HubTokenizerTest, FilesNameAClassThatEveryVersionHas) {
+  const auto folder = changed("gpt2", [](Json&) {});
+  EXPECT_EQ(Json::parse(Tokenizer::open_folder(folder)->files().at("tokenizer_config.json")).at("tokenizer_class"),
+            "PreTrainedTokenizerFast");
+  file("made/tokenizer_config.json",
+       R"({"tokenizer_class": "TokenizersBackend", "eos_token": "</s>", "pad_token": "<none>"})");
+  EXPECT_EQ(Tokenizer::open_folder(folder)->files().at("tokenizer_config.json"),
+            R"({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "pad_token": "<none>"})");
+}
+
 TEST_F(HubTokenizerTest, AMillionMergesAreRefused) {
   std::string json = R"({"decoder":{"type":"Fuse"},"model":{"type":"BPE","vocab":{"a":0,"aa":1},"merges":[)";
   for (int i = 0; i < 1'000'000; ++i) json += i == 0 ? "\"a a\"" : ",\"a a\"";

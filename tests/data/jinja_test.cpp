@@ -74,7 +74,7 @@ TEST(Jinja, MakesWhatPythonMakes) {
   }
   EXPECT_GE(cases, 3900);
   EXPECT_GE(texts, 2900) << "most of the templates have a text";
-  EXPECT_LE(refused, 10) << "hardly one says what is not known";
+  EXPECT_LE(refused, 20) << "hardly one says what is not known";
 }
 
 // Some of the same by hand, where Python is not there to be asked.
@@ -116,14 +116,17 @@ TEST(Jinja, RefusesByLine) {
   EXPECT_EQ(refusal("\n{{ x.y }}"), "t:2: 'x' is undefined");
   EXPECT_EQ(refusal("{% for m in ms %}\n{{ m.a.b }}{% endfor %}", {{"ms", {nlohmann::ordered_json::object()}}}),
             "t:2: 'a' is undefined");
-  EXPECT_EQ(refusal("{{ xs.append(1) }}", {{"xs", {1}}}),
-            "t:1: the method 'append' of a list is not known, or changes it");
+  EXPECT_EQ(refusal("{{ xs.append(1) }}", {{"xs", {1}}}), "t:1: 'append' is called, and not known");
   EXPECT_EQ(refusal("{{ raise_exception('no\nway') }}"), "t:1: the template refuses this: no\\x0away");
   EXPECT_EQ(refusal("{{ [1] | map('string') }}"),
             "t:1: an iterator is not printed; expected a text, or |list behind it");
   EXPECT_EQ(refusal("{% set x = '<' | safe %}\n{{ x + '>' }}"),
             "t:2: a text that `safe` marked is known only where it is printed, or joined by ~");
   EXPECT_EQ(refusal("{{ '<' | safe | upper }}"), "t:1: 'upper' of a text that `safe` marked is not known");
+  EXPECT_EQ(refusal("{{ '%s' % 1 }}"), "t:1: the operator % of a text and an integer is not known");
+  EXPECT_EQ(refusal("{{ {1: 2} }}"), "t:1: an integer as a key is not known");
+  EXPECT_EQ(refusal("{{ false[1:] }}"), "t:1: a slice of a boolean and an integer is not known");
+  EXPECT_EQ(refusal("{{ 'a b'.rsplit(' ') }}"), "t:1: 'rsplit' is called, and not known");
   EXPECT_EQ(refusal("{{ 1 < 2 < 3 }}"), "t:1: a chain of comparisons is not known");
   EXPECT_EQ(refusal("{{ '4.7' | int }}"), "t:1: an integer of a text is not known");
   for (const char* const word : {"call m()", "filter upper", "with x = 1", "raw", "extends 'x'", "import 'x' as y",
@@ -141,13 +144,13 @@ TEST(Jinja, HasBounds) {
     for (int i = 0; i < times; ++i) out += text;
     return out;
   };
-  EXPECT_EQ(refusal("{{ " + repeated("(", 10000) + repeated(")", 10000) + " }}"), "t:1: nested too deep");
-  EXPECT_EQ(refusal("{{ " + repeated("not ", 100000) + " }}"), "t:1: nested too deep");
-  EXPECT_EQ(refusal(repeated("{% if x %}", 100000)), "t:1: nested too deep");
+  const std::string deep = "t:1: nested too deep, or a macro that calls itself without end";
+  EXPECT_EQ(refusal("{{ " + repeated("(", 10000) + repeated(")", 10000) + " }}"), deep);
+  EXPECT_EQ(refusal("{{ " + repeated("not ", 100000) + " }}"), deep);
+  EXPECT_EQ(refusal(repeated("{% if x %}", 100000)), deep);
   EXPECT_EQ(refusal("{{ 1" + repeated(" + 1", 100000) + " }}"), "t:1: one tag does too much");
   EXPECT_EQ(refusal("{{ x" + repeated("[0]", 100000) + " }}"), "t:1: one tag does too much");
-  EXPECT_EQ(refusal("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"),
-            "t:1: nested too deep, or a macro that calls itself without end");
+  EXPECT_EQ(refusal("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"), deep);
   const std::string work = "t:1: does more work, or makes more text, than a template should";
   const std::string loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
   EXPECT_EQ(refusal(loops), work);
@@ -189,19 +192,19 @@ class ModelTemplates : public testing::Test {
     std::string out;
     for (const Piece& p : pieces) {
       const std::string text = p.kind == Piece::Kind::text ? "'" + p.text + "'" : p.text;
-      out += p.response ? "[" + text + "]" : text;
+      out += p.never ? "{" + text + "}" : p.response ? "[" + text + "]" : text;
     }
     return out;
   }
-  static std::string refused(const ModelTemplate& t, const std::vector<Message>& turns) {
+  static std::string refused(const ModelTemplate& t, const Example& example) {
     try {
-      return shown(t.render(turns, "f:7"));
+      return shown(t.render(example, "f:7"));
     } catch (const InputError& e) {
       return e.what();
     }
   }
-  const std::vector<Message> talk_ = {
-      {Role::user, "a"}, {Role::assistant, "b "}, {Role::user, "c"}, {Role::assistant, "d"}};
+  const Example talk_ = {Example::Shape::messages,
+                         {{Role::user, "a"}, {Role::assistant, "b "}, {Role::user, "c"}, {Role::assistant, "d"}}};
 };
 
 TEST_F(ModelTemplates, ResponsesAreWhatTurnsAdd) {
@@ -214,9 +217,11 @@ TEST_F(ModelTemplates, ResponsesAreWhatTurnsAdd) {
   EXPECT_EQ(shown(chatml.prompt({{Role::system, "s"}, {Role::user, "a"}}, "f:7")),
             "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
   // What a message says is text, also what names a special token.
-  EXPECT_EQ(shown(chatml.render({{Role::user, "x<|im_end|>y"}, {Role::assistant, "<|im_end|"}}, "f:7")),
+  EXPECT_EQ(shown(chatml.render(
+                {Example::Shape::messages, {{Role::user, "x<|im_end|>y"}, {Role::assistant, "<|im_end|"}}}, "f:7")),
             "<|im_start|>user\nx'<|im_end|>'y<|im_end|>\n<|im_start|>assistant\n[<|im_end|<|im_end|>]\n");
-  EXPECT_EQ(refused(chatml, {{Role::user, "\uFDD0"}}), "f:7: a message has U+FDD0 or U+FDD1, which are no characters");
+  EXPECT_EQ(refused(chatml, {Example::Shape::messages, {{Role::user, "\uFDD0"}}}),
+            "f:7: a message has U+FDD0 or U+FDD1, which are no characters");
 }
 
 TEST_F(ModelTemplates, GenerationBlocksSayWhatIsTheResponse) {
@@ -224,6 +229,44 @@ TEST_F(ModelTemplates, GenerationBlocksSayWhatIsTheResponse) {
       "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content if loop.last else '...' }}"
       "{% endgeneration %};{% else %}{{ m.content }} {% endif %}{% endfor %}");
   EXPECT_EQ(shown(marked.render(talk_, "f:7")), "a A:[...];c A:[d];");
+}
+
+// Of a message with the weight 0 nothing is learnt (in braces), and of a prompt that is a list of messages nothing.
+TEST_F(ModelTemplates, WhatIsNotLearntIsFoundByItsTurn) {
+  const std::string row = R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b",
+      "weight": 0}, {"role": "user", "content": "c", "weight": 0}, {"role": "assistant", "content": "d"}]})";
+  const std::string list = R"({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+      {"role": "user", "content": "c"}], "completion": [{"role": "assistant", "content": "d"}]})";
+  const std::string turns = "{% for m in messages %}{{ m.role[0] }}:";
+  const ModelTemplate bare = with(turns + "{{ m.content }};{% endfor %}");
+  const ModelTemplate marked = with(turns +
+                                    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+                                    "{% endgeneration %};{% else %}{{ m.content }};{% endif %}{% endfor %}");
+  EXPECT_EQ(shown(bare.render(parse_example(row, "f:1"), "f:1")), "u:a;{a:b;u:c;}[a:d;]");
+  EXPECT_EQ(shown(bare.render(parse_example(list, "f:1"), "f:1")), "u:a;a:b;u:c;[a:d;]");
+  EXPECT_EQ(shown(marked.render(parse_example(row, "f:1"), "f:1")), "u:a;{a:b;u:c;}a:[d];");
+  EXPECT_EQ(shown(marked.render(parse_example(list, "f:1"), "f:1")), "u:a;a:b;u:c;a:[d];");
+}
+
+// Rows as OpenAI's documentation of function calling has them: calls without content, arguments as a text, answers of
+// tools. Templates read arguments as mappings, so vLLM makes such ones of them before it renders.
+TEST_F(ModelTemplates, ToolsReachTheTemplate) {
+  const ModelTemplate tools = with(
+      "{{ tools | tojson }}\n{% for m in messages %}{{ m.role }}{{ '/' + m.name if m.name }}:{% if m.content is none %}"
+      "{% for c in m.tool_calls %}{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}{% else %}"
+      "{{ m.content }}{% endif %};{% endfor %}");
+  const std::string row = R"({"messages": [{"role": "user", "content": "a", "name": "<|im_end|>"},
+      {"role": "assistant", "content": null, "refusal": null, "tool_calls": [{"id": "1", "type": "function",
+       "function": {"name": "f", "arguments": "{\"z\": [1, 2.0], \"a\": null}"}}]},
+      {"role": "tool", "content": "t", "tool_call_id": "1"}, {"role": "assistant", "content": "b"}],
+      "tools": [{"type": "function", "function": {"name": "f", "a": 1}}], "parallel_tool_calls": false})";
+  const Example example = parse_example(row, "f:1");
+  EXPECT_EQ(shown(tools.render(example, "f:1")),
+            "[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"a\": 1}}]\nuser/'<|im_end|>':a;"
+            "[assistant:f({\"z\": [1, 2.0], \"a\": null});]tool:t;[assistant:b;]");
+  EXPECT_THROW(render(example, ChatTemplate::chatml, "f:1"), InputError);
+  const std::string twice = R"({"messages": [{"role": "assistant", "tool_calls": [{"id": 1, "id": 2}]}]})";
+  EXPECT_THROW(parse_example(twice, "f:1"), InputError) << "a key that stands twice is read by nobody";
 }
 
 TEST_F(ModelTemplates, ATextThatDoesNotGrowIsRefused) {

@@ -32,6 +32,27 @@ TEST_F(TextTest, RefusesWhatIsNoText) {
   expect_error(Status::input, {"byte order mark"}, load("mark"));
   file("binary", std::string("abc\0def", 7));
   expect_error(Status::input, {"binary", "NUL byte at offset 3"}, load("binary"));
+  const std::string raw("\x01\x00\x02\x00", 4);
+  file("train.bin", raw);
+  expect_error(Status::input, {"train.bin", "tokens without a header, as nanoGPT's"}, load("train.bin"));
+  file("mega.bin", raw), file("mega.idx", std::string("MMIDIDX\0\0", 9));
+  expect_error(Status::input, {"mega.bin", "Megatron-LM"}, load("mega.bin"));
+  const std::pair<std::string, const char*> foreign[] = {
+      {std::string("\xFF\xFE"
+                   "a\0",
+                   4),
+       "UTF-16"},
+      {std::string("\xFE\xFF\0a", 4), "UTF-16"},
+      {std::string("MMIDIDX\0\0", 9), "Megatron-LM"},
+      {"PAR1...", "Parquet"},
+      {"BZh91AY&SY...", "bzip2"},
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "pointer of git-lfs"}};
+  for (const auto& [bytes, is] : foreign) {
+    file("foreign", bytes);
+    expect_error(Status::input, {"foreign", is}, load("foreign"));
+  }
+  expect_error(Status::input, {"foreign", "pointer of git-lfs"}, [&] { MappedFile mapped(path("foreign")); });
+  expect_error(Status::input, {"foreign", "pointer of git-lfs"}, [&] { read_file(path("foreign")); });
   std::filesystem::create_directory(path("folder"));
   expect_error(Status::input, {"folder is a directory"}, load("folder"));
   ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);

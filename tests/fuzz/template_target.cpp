@@ -10,8 +10,7 @@ void parse_template(std::string_view bytes) {
   const Template made(bytes, kWhat);
   Work work(size_t{1} << 22);
   const auto message = [&](const char* role, const char* content) {
-    return dict_of(work, {{Value(std::string("role")), Value(std::string(role))},
-                          {Value(std::string("content")), Value(std::string(content))}});
+    return dict_of(work, {{"role", std::string(role)}, {"content", std::string(content)}});
   };
   const Value messages = sequence_of(work, {message("user", " How? "), message("assistant", "So é.\n")});
   const Rendered out = made.render(work, {{"messages", messages},

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "models/decoder.h"
 
@@ -53,6 +54,37 @@ TEST_F(DrawTest, TopKAndTopPCutTheTail) {
   EXPECT_EQ(keys({.top_k = 2, .top_p = 0.99}), "13");
   EXPECT_EQ(keys({.vocab = 3}), "012");  // padding is never drawn
   EXPECT_EQ(keys({.temperature = 0, .vocab = 1}), "0");
+}
+
+// As transformers' filters do: one after another on what is left, and ties with the k-th stay.
+TEST_F(DrawTest, FiltersComeInTheirOrder) {
+  const auto keys = [&](const std::vector<float>& weights, const SampleOptions& o) {
+    std::vector<float> logits;
+    for (const float w : weights) logits.push_back(std::log(w));
+    const Tensor tensor = Tensor::of<float>(logits, {std::ssize(logits)}, arena_);
+    std::set<int32_t> found;
+    for (uint64_t i = 0; i < 4000; ++i) found.insert(draw_token(tensor, o, i));
+    std::string s;
+    for (const int32_t token : found) s += std::to_string(token);
+    return s;
+  };
+  EXPECT_EQ(keys({4, 3, 3, 1}, {.top_k = 2}), "012");
+  // Of 0.4, 0.3, 0.2 and 0.1 top-p 0.75 keeps three, and min-p then two; min-p first would leave one of two for top-p.
+  EXPECT_EQ(keys({4, 3, 2, 1}, {.top_p = 0.55, .min_p = 0.7}), "01");
+  EXPECT_EQ(keys({4, 3, 2, 1}, {.top_p = 0.39, .min_p = 0.7}), "0");
+  EXPECT_EQ(keys({40, 30, 20, 10}, {.top_k = 2, .top_p = 0.56}), "0");  // 4/7 is reached by the first
+}
+
+// transformers' RepetitionPenaltyLogitsProcessor: a token pays once, however often it was read.
+TEST_F(DrawTest, APenaltyIsPaidOnceAToken) {
+  const Tensor logits = Tensor::of<float>(std::array{2.0f, 1.9f, -1.0f, -1.2f}, {4}, arena_);
+  const SampleOptions o{.temperature = 0, .repetition_penalty = 1.04};
+  EXPECT_EQ(draw_token(logits, o, 0, std::vector<int32_t>{0, 0, 0, 0}), 0) << "2 / 1.04 is above 1.9";
+  EXPECT_EQ(draw_token(logits, o, 0, std::vector<int32_t>{0, 1, 0, 2, 0, 0, 1, 3}), 0);
+  EXPECT_EQ(draw_token(logits, {.temperature = 0, .repetition_penalty = 1.06}, 0, std::vector<int32_t>{0}), 1);
+  const Tensor negative = Tensor::of<float>(std::array{-1.0f, -1.1f}, {2}, arena_);
+  EXPECT_EQ(draw_token(negative, o, 0, std::vector<int32_t>{0, 0, 0}), 0) << "-1.04";
+  EXPECT_EQ(draw_token(negative, {.temperature = 0, .repetition_penalty = 1.2}, 0, std::vector<int32_t>{0}), 1);
 }
 
 TEST_F(DrawTest, IsAFunctionOfSeedAndIndex) {

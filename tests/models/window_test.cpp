@@ -157,6 +157,8 @@ std::vector<double> probabilities(const std::vector<double>& logits, const Sampl
   };
   if (o.top_k > 0) keep([&](size_t n, double) { return n < static_cast<size_t>(o.top_k); });
   if (o.top_p < 1) keep([&](size_t, double sum) { return sum < o.top_p; });
+  const double most = *std::ranges::max_element(p);
+  for (double& x : p) x = x < o.min_p * most ? 0 : x;
   const double total = std::accumulate(p.begin(), p.end(), 0.0);
   for (double& x : p) x /= total;
   return p;
@@ -169,10 +171,14 @@ TEST_F(Window, DrawsFollowTheSoftmaxOfTheKeptLogits) {
   uint64_t seed = 0;
   for (const double temperature : {0.4, 1.0, 4.0})
     for (const int64_t top_k : {0, 1, 4, 20})
-      for (const double top_p : {0.05, 0.5, 0.8, 1.0})
+      for (const auto& [top_p, min_p] : {std::pair{0.05, 0.0}, {0.8, 0.0}, {1.0, 0.0}, {0.8, 0.3}})
         for (const int64_t vocab : {0, 5}) {
-          const SampleOptions o{
-              .temperature = temperature, .top_k = top_k, .top_p = top_p, .seed = ++seed, .vocab = vocab};
+          const SampleOptions o{.temperature = temperature,
+                                .top_k = top_k,
+                                .top_p = top_p,
+                                .min_p = min_p,
+                                .seed = ++seed,
+                                .vocab = vocab};
           const std::vector<double> expected = probabilities(logits, o);
           std::vector<int> found(logits.size());
           for (uint64_t i = 0; i < kDraws; ++i) ++found.at(static_cast<size_t>(draw_token(tensor, o, i)));

@@ -1,0 +1,14 @@
+"""A tokenizer.json in the library `tokenizers`: what tests/data/bpe_compare_test.cpp holds our files against.
+
+Reads tokenizer.json and text.txt. Writes ids (int32) and decoded.txt.
+"""
+
+import numpy
+from tokenizers import Tokenizer
+
+tokenizer = Tokenizer.from_file("tokenizer.json")
+with open("text.txt", encoding="utf-8", newline="") as file:
+    ids = tokenizer.encode(file.read()).ids
+numpy.array(ids, dtype=numpy.int32).tofile("ids")
+with open("decoded.txt", "w", encoding="utf-8", newline="") as file:
+    file.write(tokenizer.decode(ids, skip_special_tokens=False))
