@@ -81,24 +81,16 @@ TEST_F(ChatTest, AModelsOwnTemplateAsksAndEnds) {
 TEST_F(ChatTest, ATemplateThatIsWrongIsOneLine) {
   make_tokenizer(kOwn);
   tune("--tokenizer tok");
-  const auto with = [&](const std::string& template_of) {
-    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(path("tuned")))
-      if (entry.path().filename() == "tokenizer.json") {
-        Json tokenizer = Json::parse(read_file(entry.path()));
-        Json config = Json::parse(tokenizer["files"]["tokenizer_config.json"].get<std::string>());
-        config["chat_template"] = template_of;
-        tokenizer["files"]["tokenizer_config.json"] = config.dump();
-        std::ofstream(entry.path()) << tokenizer;
-      }
-  };
+  ASSERT_EQ(run("checkpoint export tuned --out folder").status, 0);
+  const auto with = [&](const std::string& jinja) { std::ofstream(path("folder/chat_template.jinja")) << jinja; };
   with("{% for m in messages %}\n{% if m.content == 'sky?' %}{{ raise_exception('No sky.') }}{% endif %}{% endfor %}" +
        std::string(kOwn));
-  const auto ran = run("generate tuned --temperature 0 --tokens 20 --chat", "printf 'snow?\nsky?\nrose?\n' |");
+  const auto ran = run("generate folder --temperature 0 --tokens 20 --chat", "printf 'snow?\nsky?\nrose?\n' |");
   EXPECT_EQ(ran.status, 4);
   EXPECT_EQ(ran.out, "white.\n");
   EXPECT_EQ(ran.last_line(), "tessera: the conversation: chat_template:2: the template refuses this: No sky.");
   with("\n{{ messages | nosuch }}");
-  expect_failure("generate tuned --chat", 2,
+  expect_failure("generate folder --chat", 2,
                  "--template for the conversation: chat_template:2: the filter 'nosuch' is not known", "true |");
 }
 
