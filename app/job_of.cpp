@@ -210,6 +210,13 @@ void check_pairs(const TrainOptions& o, Findings& found) {
   found.check([&] { check_rendezvous(o); });
   refuse(o.optim.min_lr && *o.optim.min_lr > o.optim.lr,
          fmt::format("--min-lr: expected at most --lr ({}), found {}", o.optim.lr, o.optim.min_lr.value_or(0)));
+  refuse(o.epochs && *o.epochs <= 0, "--epochs: expected more than 0, found 0");
+  refuse(o.epochs && o.gives("steps") && !o.resume, "--epochs: expected no --steps beside it, which it is in place of");
+  refuse(o.held.share <= 0, "--val-share: expected more than 0, found 0");
+  refuse(!o.held.file.empty() && o.gives("val_share"), "--val-data: expected no --val-share beside it");
+  refuse(o.patience > 0 && (o.no_eval || o.plan.dp_mode == DataMode::ps_async),
+         fmt::format("--patience: expected validations between steps, found {}",
+                     o.no_eval ? "--no-eval" : "--dp-mode ps-async"));
   refuse(o.check_replicas > 0 && o.plan.dp_mode == DataMode::ps_async,
          "--check-replicas: expected ranks with equal copies after a step, found --dp-mode ps-async");
   refuse(o.trace && o.plan.dp_mode == DataMode::ps_async,
@@ -338,6 +345,7 @@ ExampleOptions example_options(const TrainOptions& o) {
           .responses_only = o.train_on == "responses",
           .packed = o.pack,
           .skip_bad = o.skip_bad,
+          .held = o.held,
           .ends = !o.no_bos,
           .keys = parse_key_names(o.map),
           .context = job_of(o).model.context,
@@ -346,10 +354,12 @@ ExampleOptions example_options(const TrainOptions& o) {
 
 Dataset open_data(const TrainOptions& o, const TokenizerChoice& tokenizer) {
   const auto one = [&](const std::string& spec) {
-    return holds_examples(spec) ? load_examples(spec, tokenizer, example_options(o)) : dataset_for(spec, tokenizer);
+    return holds_examples(spec) ? load_examples(spec, tokenizer, example_options(o))
+                                : dataset_for(spec, tokenizer, o.held);
   };
   const std::optional<std::vector<Weighted>> mixture = mixture_in(o.data);
   if (!mixture) return one(o.data);
+  o.held.refuse("a mixture");
   std::vector<Dataset> all;
   for (const Weighted& w : *mixture) all.push_back(one(w.spec));
   return mixed(*mixture, std::move(all));

@@ -37,6 +37,8 @@ void add_data_and_tuning(Settings& s, TrainOptions& o) {
                  "austen, tinyshakespeare, a text file (.gz and .zst too), a token file of llm.c, a folder or "
                  "'pattern*' of them, a folder made by `tessera data`, or a file of examples for fine-tuning, "
                  "FILE.jsonl; or a mixture: A=0.7,B=0.3, or a .json or .toml file of names and weights"});
+  s.add(o.held.file, {"val_data", "a text or a file of examples to validate on; `data` is trained on whole then"});
+  s.add(o.held.share, {"val_share", "share of `data` that is held out for validation", {0, 1, true}});
   s.add(o.tokenizer,
         {"tokenizer",
          "char, bytes, bpe, bpe-N of at most N tokens (bpe: 50257), or a folder with tokenizer.json, or vocab.json and "
@@ -72,13 +74,18 @@ void add_files(Settings& s, TrainOptions& o) {
   s.group("Files");
   s.add(o.out, {"out", "run directory (settings, metrics, TensorBoard events, checkpoints); default: runs/DATE-TIME"})
       .of_call();
-  s.add(o.save_every, {"save_every", "steps between checkpoints; 0: only the last", {0, kMostSteps}});
+  s.add(o.save_every,
+        {"save_every", "steps between checkpoints, or epochs, as 0.25e; 0: only the last", {0, kMostSteps}})
+      .or_share(o.save_share, 'e');
   s.add(o.keep, {"keep", "newest checkpoints to keep; the best by validation is kept too", {1, 1e6}});
   s.add(o.check_replicas,
         {"check_replicas",
          "steps between checks that the copies of several ranks are equal; every save checks too; 0: no others",
          {0, kMostSteps}});
-  s.add(o.eval_every, {"eval_every", "steps between validations; 0: only the last", {0, kMostSteps}});
+  s.add(o.eval_every,
+        {"eval_every", "steps between validations, or epochs, as 0.25e; 0: only the last", {0, kMostSteps}})
+      .or_share(o.eval_share, 'e');
+  s.add(o.patience, {"patience", "ends a run after so many validations without a better loss; 0: never", {0, 1e6}});
   s.add(o.no_save,
         {"no_save", "writes no checkpoint, not even the last: for measurements; such a run cannot be resumed"});
   s.add(o.no_eval, {"no_eval", "makes no validation, not even the last"});
@@ -115,7 +122,10 @@ Settings settings_of(TrainOptions& o) {
   add_ranks(s, o);
   s.add(settings_of(o.sizes)).add(settings_of(o.optim)).add(settings_of(o.plan));
   add_files(s, o);
+  s.group("Optimisation");
+  s.add(o.epochs, {"epochs", "passes through `data`, in place of `steps`; a part of one too, as 0.5", {0, 1e6}});
   s.sort(groups);
+  s.move("epochs", "steps");
   s.move("microbatches", "batch");
   s.move("shuffle", "microbatches");
   s.move("rank", "rendezvous");
@@ -346,7 +356,7 @@ void apply_config(TrainOptions& o, std::string_view file, const std::string& pat
         throw Error(fmt::format("{}: unknown key{}", where, did_you_mean(entry.key, known)));
       const Setting& s = *all.find_word(entry.key);
       if (s.is_text() && !entry.text) throw Error(fmt::format("{}: expected a string, found '{}'", where, entry.value));
-      s.read(where, s.is_text() ? *entry.text : entry.value);
+      s.read(where, s.is_text() || (s.field.share && entry.text) ? *entry.text : entry.value);
       o.given.emplace(s.field.name);
     });
   found.raise();

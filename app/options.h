@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "data/jsonl.h"
+#include "data/text.h"
 #include "settings/setting.h"
 #include "tensor/error.h"
 #include "tensor/findings.h"
@@ -28,6 +29,7 @@ struct TrainOptions {
   std::optional<int64_t> ranks, rank;
   // data
   std::string data = "austen";
+  HeldOut held = {};
   std::optional<std::string> init, base, tokenizer;
   bool shuffle = false;
   // fine-tuning
@@ -38,6 +40,9 @@ struct TrainOptions {
   // files
   std::optional<std::string> out;
   int64_t save_every = 500, keep = 2, eval_every = 500;
+  double save_share = 0, eval_share = 0;  // of an epoch, in place of those steps; 0: none
+  std::optional<double> epochs;           // in place of optim.steps
+  int64_t patience = 0;
   int64_t check_replicas = 0;
   bool no_save = false, no_eval = false;
   bool resume = false;

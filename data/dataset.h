@@ -89,7 +89,7 @@ Dataset import_llmc(const std::filesystem::path& file, const TokenizerChoice& to
 // The dataset for what `--data` says: "austen", "tinyshakespeare", a text file, llm.c's token file or several of them
 // (data/dataset.h), or a dataset directory (which has its own tokenizer: another one is refused). A text is tokenized
 // once and kept in the cache under its content and tokenizer. Throws Error, InputError or OutputError.
-Dataset dataset_for(const std::string& spec, const TokenizerChoice& tokenizer);
+Dataset dataset_for(const std::string& spec, const TokenizerChoice& tokenizer, const HeldOut& held = {});
 
 // Token files of llm.c that are trained on together, each where it lies: the shards of a large text.
 

@@ -432,7 +432,11 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
           "{}: {} examples to train on; expected at least 2, one of them for validation{}", what, count,
           bad.count() > 0 ? fmt::format(" (skipped bad lines: {}, the first: {})", bad.count(), bad.first()) : ""));
   };
-  const auto trained = [](size_t count) { return count - std::max<size_t>(count / 10, 1); };
+  const auto trained = [&](size_t count) {
+    if (!o.held.file.empty()) return count;
+    const double part = static_cast<double>(count) * o.held.share;
+    return count - std::clamp<size_t>(static_cast<size_t>(part * (1 + 1e-12)), 1, count - 1);
+  };
   require_two(rendered.size());
   const std::span<const Rendered> all(rendered);
   d.source = what;
@@ -445,7 +449,9 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
   bad.note(d.notes);
   encoder.note(d.notes);
   const auto cut = encoded.begin() + static_cast<std::ptrdiff_t>(trained(encoded.size()));
-  d.val_examples = std::make_shared<ExampleRows>(std::vector(cut, encoded.end()), o.context, o.packed);
+  d.val_examples = o.held.file.empty()
+                       ? std::make_shared<ExampleRows>(std::vector(cut, encoded.end()), o.context, o.packed)
+                       : all_examples(o.held.file, *d.tokenizer, o, d.notes);
   encoded.erase(cut, encoded.end());
   d.train_examples = std::make_shared<ExampleRows>(encoded, o.context, o.packed);
   d.train_bytes = std::ssize(d.tokenizer->decode(d.train_examples->target_tokens()));

@@ -12,6 +12,7 @@
 
 #include "data/dataset.h"
 #include "data/jsonl.h"
+#include "data/text.h"
 
 namespace tessera {
 
@@ -66,6 +67,7 @@ struct ExampleOptions {
   bool responses_only = true;
   bool packed = false;
   bool skip_bad = false;
+  HeldOut held = {};
   bool ends = true;      // what the tokenizer itself puts before and behind a text is there
   bool special = false;  // names of special tokens in a message are these tokens
   KeyNames keys = {};    // other names of a row's keys
@@ -82,8 +84,8 @@ struct Asked {
 };
 Asked ask(const std::vector<Message>& turns, const ExampleOptions& options, const Tokenizer& tokenizer);
 
-// The examples of a file (data/jsonl.h): the last tenth of its lines, at least one, are for validation. Throws
-// InputError naming file and line of the first that cannot be trained on, unless these are to be skipped;
+// The examples of a file (data/jsonl.h): the last tenth of its lines, at least one, are for validation, or what `held`
+// says. Throws InputError naming file and line of the first that cannot be trained on, unless these are to be skipped;
 // Dataset::notes says how many were, how many were cut at the context, which markers the tokenizer does not have, and
 // which keys nothing reads. A row that begins with text, and not with a template's marker, has the tokenizer's own
 // beginning before it. An automatic template is for messages the tokenizer's own, where it has one.

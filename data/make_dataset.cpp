@@ -64,8 +64,9 @@ struct Parts {
   bool documents = false;  // each has its end behind it
 };
 
-Parts parts_of(const Text& text) {
-  Split split = split_text(text);
+Parts parts_of(const Text& text, const HeldOut& held = {}) {
+  if (!held.file.empty()) return {text.name, {text.bytes}, {load_text_file(held.file).bytes}};
+  Split split = split_text(text, held);
   return {text.name, {std::move(split.train)}, {std::move(split.val)}};
 }
 
@@ -199,10 +200,13 @@ Dataset opened(bool written, const fs::path& directory) {
 }
 
 // Names in the cache: the content, where its documents end, and the tokenizer.
-std::string cache_key(const Text& text, const TokenizerChoice& choice) {
+std::string cache_key(const Text& text, const HeldOut& held, const TokenizerChoice& choice) {
   const XXH128_hash_t content = XXH3_128bits(text.bytes.data(), text.bytes.size());
   const uint64_t cuts = XXH3_64bits(text.documents.data(), text.documents.size() * sizeof(Span));
-  return fmt::format("{:016x}{:016x}{:016x}-{}", content.high64, content.low64, cuts, cache_name(choice));
+  const std::string rest = !held.file.empty()              ? fmt::format("-{:016x}", checksum_of(held.file))
+                           : held.share != HeldOut{}.share ? fmt::format("-{:g}", held.share)
+                                                           : "";
+  return fmt::format("{:016x}{:016x}{:016x}-{}{}", content.high64, content.low64, cuts, cache_name(choice), rest);
 }
 std::string cache_key(const fs::path& file, const TokenizerChoice& choice) {
   const std::optional<fs::path> val = validation_of(file);
@@ -271,9 +275,12 @@ Dataset import_llmc(const fs::path& file, const TokenizerChoice& choice, const f
   return opened(made_of_llmc(file, choice).write(directory), directory);
 }
 
-Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice) {
+Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice, const HeldOut& held) {
   std::optional<Text> text = known_text(spec);
   std::error_code error;
+  if (!text && (names_shards(spec) || fs::is_directory(spec, error) || is_llmc_file(spec))) held.refuse(spec);
+  if (!held.file.empty() && holds_examples(held.file))
+    throw Error(fmt::format("`val_data`: expected a text, as `data` {} is one; {} holds examples", spec, held.file));
   if (!text && names_shards(spec)) return open_shards(spec, choice);
   if (!text && fs::is_directory(spec, error)) return open_fitting(spec, choice);
   if (!text && !fs::exists(spec, error))
@@ -284,7 +291,7 @@ Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice) {
     return cached(cache_key(fs::path(spec), choice), spec, [&] { return made_of_llmc(spec, choice); });
   }
   if (!text) text = load_text_file(spec);
-  return cached(cache_key(*text, choice), text->name, [&] { return made_of(parts_of(*text), choice); });
+  return cached(cache_key(*text, held, choice), text->name, [&] { return made_of(parts_of(*text, held), choice); });
 }
 
 // The files of a dataset directory.

@@ -5,7 +5,9 @@
 #include <zlib.h>
 #include <zstd.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <span>
@@ -20,18 +22,29 @@ Text one_document(std::string name, std::string bytes) {
   return {std::move(name), std::move(bytes), {all}};
 }
 
-Split split_text(const Text& text) {
+int64_t HeldOut::of(int64_t n) const {
+  constexpr double kRounding = 1e-12;
+  return std::min(std::llround(std::ceil(static_cast<double>(n) * share * (1 - kRounding))), static_cast<long long>(n));
+}
+
+void HeldOut::refuse(const std::string& data) const {
+  if (!file.empty() || share != HeldOut{}.share)
+    throw Error(fmt::format("`{}`: expected a text or a file of examples as `data`; {} has its own part for validation",
+                            file.empty() ? "val_share" : "val_data", data));
+}
+
+Split split_text(const Text& text, const HeldOut& held) {
   Split split;
   for (const Span& d : text.documents) {
-    int64_t cut = d.begin + (d.end - d.begin) * 9 / 10;
+    int64_t cut = d.end - held.of(d.end - d.begin);
     while (cut < d.end && (static_cast<uint8_t>(text.bytes[static_cast<size_t>(cut)]) & 0xC0u) == 0x80u) ++cut;
     split.train.append(text.bytes, static_cast<size_t>(d.begin), static_cast<size_t>(cut - d.begin));
     split.val.append(text.bytes, static_cast<size_t>(cut), static_cast<size_t>(d.end - cut));
   }
   if (split.train.size() < 2 || split.val.size() < 2)
     throw InputError(fmt::format(
-        "data '{}': a text of {} bytes is too short; its last tenth, held out for validation, needs at least 2 bytes",
-        text.name, text.bytes.size()));
+        "data '{}': a text of {} bytes is too short; {}, held out for validation, needs at least 2 bytes", text.name,
+        text.bytes.size(), held.share == HeldOut{}.share ? "its last tenth" : fmt::format("{:g} of it", held.share)));
   return split;
 }
 

@@ -1,6 +1,7 @@
 // A text as the data layer hands it around: bytes, and where the documents in it begin and end.
 //
-// The last tenth of every document is held out for validation, so that both splits see every document's style.
+// The last tenth of every document, or another share, is held out for validation, so that both splits see every
+// document's style.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -24,7 +25,18 @@ struct Text {
   std::vector<Span> documents;  // in order, covering `bytes` without a gap
 };
 
-// The two parts of a text: of every document its first nine tenths, and its last tenth.
+// Which part of the data is for validation and not for training: a share from the end, or another file.
+struct HeldOut {
+  double share = 0.1;
+  std::string file = {};  // not empty: instead of a share
+
+  // Of n bytes, documents or examples, so many.
+  int64_t of(int64_t n) const;
+  // Throws Error (usage) for data that has its own part for validation, where something else is asked for.
+  void refuse(const std::string& data) const;
+};
+
+// The two parts of a text: of every document its first part, and the rest, which is held out.
 struct Split {
   std::string train;
   std::string val;
@@ -33,9 +45,10 @@ struct Split {
 // A text that is one document.
 Text one_document(std::string name, std::string bytes);
 
-// Cuts every document of n bytes at floor(9n / 10), moved forward to the next start of a UTF-8 character; the parts of
-// the documents are joined in order. Throws InputError when a part would have fewer than two bytes. Cost: one copy.
-Split split_text(const Text& text);
+// Cuts the last `share` from every document, or a little less: the cut is moved forward to the next start of a UTF-8
+// character; the parts of the documents are joined in order. Throws InputError when a part would have fewer than two
+// bytes. Cost: one copy.
+Split split_text(const Text& text, const HeldOut& held = {});
 
 // Plain text files.
 

@@ -82,7 +82,10 @@ std::string below(const std::string& path, std::string_view key) {
 
 }  // namespace
 
-Ordered json_of(const Setting& setting) { return std::visit(Giver(), setting.at); }
+Ordered json_of(const Setting& setting) {
+  const double* share = setting.field.share;
+  return share && *share > 0 ? Ordered(setting.text()) : std::visit(Giver(), setting.at);
+}
 
 Ordered json_of(const Settings& all) {
   Ordered out = Ordered::object();
@@ -144,6 +147,7 @@ Ordered entry_of(const Setting& s, std::string (*shown)(const std::string& help)
   if (number && f.range.least > -1e300) out["least"] = f.range.least;
   if (number && f.range.most < 1e300) out[f.range.most_excluded ? "below" : "most"] = f.range.most;
   if (const std::string choices = s.choices(); !choices.empty()) out["choices"] = split(choices, '|');
+  if (f.share) out["share"] = std::string(1, f.of_what);
   if (f.repeated) out["repeated"] = true;
   if (!f.in_file) out["in_file"] = false;
   out["help"] = shown(std::string(f.help));

@@ -162,19 +162,30 @@ std::string Setting::choices() const {
 }
 
 void Setting::read(const std::string& where, const std::string& text) const {
-  std::visit(Reader{*this, where, text}, at);
+  if (field.share) *field.share = 0;
+  if (!field.share || !text.ends_with(field.of_what)) return std::visit(Reader{*this, where, text}, at);
+  const bool percent = field.of_what == '%';
+  const Setting number{{.name = field.name, .range = {0, percent ? 100.0 : 1e9}}, field.share};
+  number.read(where, text.substr(0, text.size() - 1));
+  if (*field.share == 0) wrong(where, percent ? "a share above 0%" : "more than no epoch", text);
+  if (percent) *field.share /= 100;
 }
 
-std::string Setting::text() const { return std::visit(Writer{*this}, at); }
+std::string Setting::text() const {
+  if (field.share && *field.share > 0)
+    return fmt::format("{}{}", field.of_what == '%' ? 100 * *field.share : *field.share, field.of_what);
+  return std::visit(Writer{*this}, at);
+}
 
 std::string Setting::written() const {
   const std::string plain = text();
-  if (is_text()) return plain.empty() ? "" : quoted(plain);
+  if (is_text() || (field.share && *field.share > 0)) return plain.empty() ? "" : quoted(plain);
   const bool real = kind() == "number" && !plain.empty();
   return real && plain.find_first_of(".e") == std::string::npos ? plain + ".0" : plain;
 }
 
 void Setting::assign(const Setting& same) const {
+  if (field.share) *field.share = *same.field.share;
   std::visit(
       [&]<class T>(const T& to) {
         const T& from = std::get<T>(same.at);

@@ -48,6 +48,8 @@ struct Field {
   bool of_weights = false;               // trained weights have it
   Same same = Same::no, recorded = Same::no;
   std::string_view (*renames)(std::string_view name) = nullptr;  // another name of an enum's value, as its own
+  double* share = nullptr;  // where "3%" or "0.25e" lies as 0.03 or 0.25, in place of the number; 0: the number holds
+  char of_what = 0;         // '%' or 'e', behind a share
 
   Field& follows() { return open = true, *this; }
   Field& of_call() { return in_file = false, *this; }
@@ -62,6 +64,7 @@ struct Field {
   Field& for_identity(Same when) { return same = when, *this; }
   Field& for_record(Same when) { return recorded = when, *this; }
   Field& for_weights() { return of_weights = true, *this; }
+  Field& or_share(double& part, char whole) { return share = &part, of_what = whole, *this; }
   Field& renaming(decltype(renames) how) { return renames = how, *this; }
 };
 

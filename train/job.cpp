@@ -33,8 +33,11 @@ Settings settings_of(Optimisation& o) {
   s.add(o.momentum, {"momentum", "momentum of sgd [0.9], and of the matrices of muon [0.95]", {0, 1, true}}).follows();
   s.add(o.steps, {"steps", "optimizer steps", {1, kMostSteps}});
   s.add(o.lr, {"lr", "learning rate after the warm-up", {0}});
-  s.add(o.min_lr, {"min_lr", "learning rate at the end of the cosine; default: a tenth of `lr`", {0}});
-  s.add(o.warmup, {"warmup", "steps of linear warm-up", {0, kMostSteps}});
+  s.add(o.min_lr,
+        {"min_lr", "learning rate at the end of the cosine, or its share of `lr`, as 5%; default: a tenth", {0}})
+      .or_share(o.min_lr_share, '%');
+  s.add(o.warmup, {"warmup", "steps of linear warm-up, or their share of all, as 3%", {0, kMostSteps}})
+      .or_share(o.warmup_share, '%');
   s.add(o.state_dtype, {"state_dtype",
                         "type of the optimizer's moments; bf16, with `dtype` bf16: keeps no master weights and "
                         "rounds stochastically (8 bytes per parameter with `grad_dtype` bf16)"})
@@ -91,7 +94,11 @@ int64_t state_bytes(const Optimisation& o, bool matrices) {
 }
 
 LrSchedule lr_schedule(const Optimisation& o) {
-  return {.lr = o.lr, .min_lr = o.min_lr.value_or(o.lr / 10), .warmup = o.warmup, .steps = o.steps};
+  const double part = o.warmup_share * static_cast<double>(o.steps);
+  return {.lr = o.lr,
+          .min_lr = o.min_lr_share > 0 ? o.min_lr_share * o.lr : o.min_lr.value_or(o.lr / 10),
+          .warmup = o.warmup_share > 0 ? std::llround(part) : o.warmup,
+          .steps = o.steps};
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const Job& s, std::vector<FlatUnit> units,

@@ -20,9 +20,10 @@ namespace tessera {
 // The settings that are the same under every plan. With equal ones two runs are the same run.
 struct Optimisation {
   OptimizerKind optimizer = OptimizerKind::adamw;
-  double momentum = 0.9;              // momentum of sgd, and of muon's matrices
-  double lr = 1e-3;                   // after the warm-up
-  std::optional<double> min_lr = {};  // at the end of the cosine; not given: a tenth of lr
+  double momentum = 0.9;                      // momentum of sgd, and of muon's matrices
+  double lr = 1e-3;                           // after the warm-up
+  std::optional<double> min_lr = {};          // at the end of the cosine; not given: a tenth of lr
+  double min_lr_share = 0, warmup_share = 0;  // of lr and of steps, in place of those numbers; 0: none
   int64_t warmup = 100, steps = 3000;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.99;
   double clip = 1;               // largest global gradient norm; 0 does not clip

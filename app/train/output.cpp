@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <deque>
@@ -50,25 +51,31 @@ KeptRecords records_until(std::string_view file, int64_t step, const std::string
     }
     if (*found > step) continue;
     out.records.append(line).append("\n");
-    if (j.value("event", nlohmann::json()) == "eval") out.validated_step = *found;
+    if (const auto loss = j.find("val_loss"); loss != j.end() && j.value("event", nlohmann::json()) == "eval")
+      out.validations.emplace_back(*found, loss->is_number() ? loss->get<double>() : std::nan(""));
   }
   return out;
 }
 
-int64_t Metrics::drop_records_after(const std::filesystem::path& file, int64_t step) {
+Validations Metrics::drop_records_after(const std::filesystem::path& file, int64_t step) {
   std::error_code unknown;
-  if (!std::filesystem::is_regular_file(file, unknown)) return -1;
+  if (!std::filesystem::is_regular_file(file, unknown)) return {};
   const KeptRecords kept = records_until(read_file(file), step, file.string());
   write_file(file, kept.records);
-  return kept.validated_step;
+  return kept.validations;
 }
 
 Metrics::Metrics(const std::filesystem::path& run, int64_t resumed_step)
     : path_(run / "metrics.jsonl"),
-      validated_step_(drop_records_after(path_, resumed_step)),
+      validations_(drop_records_after(path_, resumed_step)),
       events_(run, resumed_step + 1),
       file_(std::fopen(path_.c_str(), "ae")) {
   if (!file_) throw OutputError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
+}
+
+int64_t Metrics::validations_since_best() const {
+  const auto best = std::ranges::min_element(validations_, {}, &Validations::value_type::second);
+  return best == validations_.end() ? 0 : validations_.end() - best - 1;
 }
 
 Metrics::~Metrics() { std::fclose(file_); }
@@ -195,7 +202,10 @@ void TrainOutput::eval(int64_t step, const Validation& v) {
     parts += fmt::format("{}{} {:.4f}", parts.empty() ? ": " : ", ", one_line(p.name), p.loss);
   }
   const std::string record = with_scalars("eval", step, scalars).dump();
-  if (!metrics_.has_validation_of(step)) metrics_.write(record, step, scalars);
+  if (!metrics_.has_validation_of(step)) {
+    metrics_.write(record, step, scalars);
+    metrics_.validated(step, v.loss);
+  }
   show(record);
   progress_.message(
       fmt::format("step {}: validation loss {:.4f} ({:.4f} bits per byte){}", step, v.loss, v.bits_per_byte, parts));

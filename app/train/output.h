@@ -23,11 +23,13 @@
 
 namespace tessera {
 
+using Validations = std::vector<std::pair<int64_t, double>>;  // steps and losses
+
 // The records of a metrics file up to a step, and those alone. A last line without its end was cut by a kill and is
 // dropped, and so is the summary of an earlier run. `what` names the file in messages. Throws InputError.
 struct KeptRecords {
   std::string records;
-  int64_t validated_step = -1;  // the last with a validation
+  Validations validations = {};
 };
 KeptRecords records_until(std::string_view file, int64_t step, const std::string& what);
 
@@ -49,13 +51,15 @@ class Metrics {
   // OutputError.
   void write(const std::string& json_line, int64_t step, std::span<const Scalar> scalars);
   void write(const std::string& json_line);
-  // Whether the run that is resumed has recorded this step's validation: a run killed at its very end makes it again.
-  bool has_validation_of(int64_t step) const { return step == validated_step_; }
+  // Whether this step's validation is recorded: a run that was killed at its very end makes it again.
+  bool has_validation_of(int64_t step) const { return !validations_.empty() && validations_.back().first == step; }
+  void validated(int64_t step, double loss) { validations_.emplace_back(step, loss); }
+  int64_t validations_since_best() const;
 
  private:
-  static int64_t drop_records_after(const std::filesystem::path& file, int64_t step);
+  static Validations drop_records_after(const std::filesystem::path& file, int64_t step);
   std::filesystem::path path_;
-  int64_t validated_step_;  // the last that is in the file already; -1: none
+  Validations validations_;
   EventFile events_;
   std::FILE* file_;
 };
@@ -86,6 +90,7 @@ class TrainOutput {
   void message(const std::string& line) { progress_.message(line); }
   void step(const StepReport& report);
   bool has_validation_of(int64_t step) const { return metrics_.has_validation_of(step); }
+  int64_t validations_since_best() const { return metrics_.validations_since_best(); }
   void eval(int64_t step, const Validation& v);
   // The last record, and for a person the result: the sample of text and where the run lies.
   struct Facts {

@@ -211,13 +211,15 @@ Wish wish_of_signals() {
 int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* trace) {
   const TrainOptions& o = run.options;
   Saver saver(run, trainer);
+  int64_t validated = -1;      // after which step
   const auto evaluate = [&] {  // false when it was stopped
-    if (o.no_eval) return true;
+    if (o.no_eval || validated == trainer.steps_done()) return true;
     const auto stop = [] { return interrupted() != 0; };
     const std::optional<Validation> found =
         validation_of(run.dataset, trainer.whole_model().config.context,
                       [&](const Rows& rows) { return trainer.mean_loss(rows, stop); });
     if (!found) return false;
+    validated = trainer.steps_done();
     saver.validated(found->loss);
     if (output) output->eval(trainer.steps_done(), *found);
     return true;
@@ -231,8 +233,12 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
       due(trainer.steps_done(), o.eval_every) &&
       trainer.world().max(output && !output->has_validation_of(trainer.steps_done()) ? 1 : 0) > 0 && !evaluate())
     return stopped(true);
+  const auto patient = [&] {  // as the validations say that rank 0 has recorded, also before the run was resumed
+    return o.patience == 0 || trainer.world().max(output ? output->validations_since_best() : 0) < o.patience;
+  };
   bool captures = true;  // as far as was said
-  while (trainer.steps_done() < o.optim.steps) {
+  bool goes_on = patient();
+  while (goes_on && trainer.steps_done() < o.optim.steps) {
     if (trace) trace->begin_step(trainer.steps_done() + 1);
     const StepReport report = trainer.step(wish_of_signals());
     if (trace) trace->end_step();
@@ -255,14 +261,20 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
       saver.save();
       if (output) say_saved(run, report.step, *output);
     }
-    if (due(report.step, o.eval_every) && !evaluate()) {
-      saver.save();
-      return stopped(true);
+    if (due(report.step, o.eval_every)) {
+      if (!evaluate()) {
+        saver.save();
+        return stopped(true);
+      }
+      goes_on = patient();
     }
     if (due(report.step, o.check_replicas)) check_replicas(trainer);
     if (due(report.step, o.save_every)) saver.begin();
   }
   saver.save();
+  if (!goes_on && output)
+    output->message(fmt::format("{} validations without a better loss (--patience): the run ends after step {} of {}",
+                                o.patience, trainer.steps_done(), o.optim.steps));
   return evaluate() ? 0 : stopped(true);
 }
 

@@ -3,12 +3,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "app/commands.h"
@@ -16,6 +19,7 @@
 #include "app/options.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
+#include "data/examples.h"
 #include "data/files.h"
 #include "data/tokenizer.h"
 #include "models/sample.h"
@@ -65,6 +69,21 @@ Sequences sequences_for(const TrainOptions& o, const Job& s, const Dataset& data
   return made;
 }
 
+// Epochs as steps, once the data are known: of rows of examples and windows of a text, `batch` to a step.
+void settle_epochs(TrainOptions& o, const Job& s, const Dataset& d) {
+  if (!o.epochs && o.eval_share == 0 && o.save_share == 0) return;
+  if (!d.parts.empty())
+    throw Error("--epochs: expected one source of data, found a mixture, whose parts end at different steps");
+  const auto sequences = d.train_examples ? d.train_examples->count() : d.train_tokens() / s.model.context;
+  const double steps = static_cast<double>(sequences) / static_cast<double>(s.optim.batch);
+  const auto of = [&](double epochs) { return std::max<int64_t>(std::llround(std::ceil(epochs * steps - 1e-6)), 1); };
+  for (const auto& [share, every] : {std::pair(&o.eval_share, &o.eval_every), {&o.save_share, &o.save_every}})
+    if (double part = std::exchange(*share, 0); part > 0) *every = of(part);
+  if (!o.epochs) return;
+  o["steps"] = of(*o.epochs);
+  forget(o, {"epochs"});
+}
+
 int train_rank(const Run& run, Communicator& world) {
   return run.job.plan.dp_mode == DataMode::ps_async ? train_asynchronously(run, world) : train_in_steps(run, world);
 }
@@ -93,22 +112,30 @@ LaunchOptions ranks_of_run(const TrainOptions& o, const Plan& plan, const std::f
 }
 
 // Each process opens the data for itself, after rank 0 has made what is missing.
-int train_in_processes(const TrainOptions& o, const Job& job) {
+int train_in_processes(const TrainOptions& asked, const Job& of_asked) {
   int status = 0;
   std::filesystem::path made;
-  launch(ranks_of_run(o, job.plan, [&] { return made; }), [&](Communicator& world) {
+  launch(ranks_of_run(asked, of_asked.plan, [&] { return made; }), [&](Communicator& world) {
+    TrainOptions o = asked;
+    Job job = of_asked;
+    const auto open = [&](bool quiet) {
+      Dataset data = dataset_of(o, quiet);
+      settle_epochs(o, job, data);
+      job = job_of(o);
+      return data;
+    };
     const HostMemory here{.first = world.rank(), .ranks = static_cast<int64_t>(world.max(world.rank_here())) + 1};
     std::optional<Dataset> dataset;
     std::optional<RunDirectory> directory;
     if (world.rank() == 0) {
-      dataset = dataset_of(o, o.quiet);
+      dataset = open(o.quiet);
       sequences_for(o, job, *dataset);
       ask_for_training(o, job, dataset->tokenizer->vocab_size(), here);
       directory.emplace(o);
     }
     const std::string path = broadcast_text(world, directory ? directory->path().string() : "", 0);
     if (!directory) {
-      dataset = dataset_of(o, true);
+      dataset = open(true);
       if (world.rank_here() == 0) ask_for_training(o, job, dataset->tokenizer->vocab_size(), here);
       directory.emplace(std::filesystem::path(path));
     }
@@ -221,15 +248,18 @@ std::string sample_of_saved(const Run& run, const ModelConfig& config) {
   return run.dataset.val_examples ? written : whole_sentences(written);
 }
 
-int run_train(const TrainOptions& o) {
+int run_train(const TrainOptions& asked) {
+  TrainOptions o = asked;
   if (o.sizes.lora.rank > 0 && !o.init)
     throw Error("--lora-rank: expected --init, the model that adapters are for; found none");
   if (const std::string& order = o.plan.replay; !order.empty() && !o.resume)
     of_option("replay", order, [&] { return read_push_log(order); });  // or a rank would
-  const Job job = job_of(o);
+  Job job = job_of(o);
   ask_for_least_memory(job);
   if (has_processes(job.plan)) return train_in_processes(o, job);
   const Dataset dataset = dataset_of(o, o.quiet);
+  settle_epochs(o, job, dataset);
+  job = job_of(o);
   const Sequences sequences = sequences_for(o, job, dataset);
   ask_for_training(o, job, dataset.tokenizer->vocab_size(), {.ranks = job.plan.ranks()});
   const StepsInHand in_hand;

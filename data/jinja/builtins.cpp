@@ -406,8 +406,7 @@ constexpr Builtin kTextMethods[] = {
 constexpr Builtin kDictMethods[] = {
     {"get", "dict key default",
      [](const Call& c) -> Value {
-       if (!c.at(1).text()) throw InputError(fmt::format("{} as a key is not known", type_name(c.at(1))));
-       const Value* const found = find(c.work, *c.at(0).dict(), *c.at(1).text());
+       const Value* const found = find(c.work, *c.at(0).dict(), key_of(c.at(1)));
        return found ? *found : c.given.size() > 2 ? c.at(2) : None{};
      }},
     {"items", "dict", pairs<Form::view>},

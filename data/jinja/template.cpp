@@ -45,8 +45,7 @@ Value eval(const Code& code, Work& work) {
 // Runs f in a new scope within `outer`.
 template <class F>
 auto within(Work& work, std::shared_ptr<Scope> outer, const F& f) {
-  const std::shared_ptr<Scope> before = work.scope;
-  work.scope = std::make_shared<Scope>(Scope{std::move(outer)});
+  const std::shared_ptr<Scope> before = std::exchange(work.scope, std::make_shared<Scope>(Scope{std::move(outer)}));
   auto out = f();
   work.scope = before;
   return out;
@@ -522,10 +521,7 @@ class Parser {
     });
     return made(std::move(items), [](Work& work, const Values& v) {
       Pairs out;
-      for (size_t i = 0; i < v.size(); i += 2) {
-        if (!v[i].text()) throw InputError(fmt::format("{} as a key is not known", type_name(v[i])));
-        out.emplace_back(*v[i].text(), v[i + 1]);
-      }
+      for (size_t i = 0; i < v.size(); i += 2) out.emplace_back(key_of(v[i]), v[i + 1]);
       return dict_of(work, std::move(out));
     });
   }

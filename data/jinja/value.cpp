@@ -296,6 +296,11 @@ const Value* find(Work& work, const Dict& dict, const std::string& key) {
   return found == dict.items.end() ? nullptr : &found->second;
 }
 
+const std::string& key_of(const Value& v) {
+  if (!v.text()) throw InputError(fmt::format("{} as a key is not known", type_name(v)));
+  return *v.text();
+}
+
 bool compare(Work& work, std::string_view op, const Value& a, const Value& b) {
   if (op == "==" || op == "!=") return equal(work, a, b) == (op == "==");
   if (op == "in" || op == "not in") return contains(work, b, a) == (op == "in");

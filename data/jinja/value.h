@@ -114,6 +114,7 @@ std::string_view type_name(const Value& v);
 bool truth(const Value& v);
 bool compare(Work& work, std::string_view op, const Value& a, const Value& b);  // ==, <, in, "not in", ...
 const Value* find(Work& work, const Dict& dict, const std::string& key);
+const std::string& key_of(const Value& v);       // throws InputError for what is no text
 std::optional<int64_t> integer(const Value& v);  // of a boolean too
 std::optional<double> number(const Value& v);    // of those too
 std::string printed(Work& work, const Value& v);
