@@ -54,6 +54,7 @@ constexpr const char* kGenerateExamples =
     "  tessera generate runs/mine --prompt \"It was a\" --tokens 200\n"
     "  tessera generate SmolLM-135M --prompt \"The moon\" --temperature 0       a folder of another program's\n"
     "  tessera generate runs/mine --prompts questions.txt --format json        a text for each line, at once\n"
+    "  tessera generate SmolLM-135M-Instruct --chat --system \"Be brief.\"      a conversation\n"
     "  tessera generate runs/mine --tp 2 --prompt \"It was a\"                  each rank has a part of every matrix";
 constexpr const char* kEvaluateExamples =
     "Examples:\n"

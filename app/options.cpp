@@ -148,6 +148,13 @@ Settings settings_of(GenerateOptions& o) {
   s.add(o.from, {"FROM", kFrom}).by_place();
   s.add(o.prompts, {"prompt", "text to continue; may be given several times [a new line]"}).many();
   s.add(o.prompts_file, {"prompts", "file with a prompt on each line"}).a("a file");
+  s.add(o.chat, {"chat",
+                 "each line of standard input is the next turn of one conversation: on a terminal as it is typed, "
+                 "through a pipe line by line"});
+  s.add(o.chat_template, {"template",
+                          "text around a prompt; auto: the model's own, also where none is said with `chat` or "
+                          "`system`"});
+  s.add(o.system, {"system", "what the conversation says first, as the system"});
   s.add(o.tokens, {"tokens", "tokens to write", {1, 1e9}});
   s.add(o.temperature,
         {"temperature", "0 takes the likeliest token, 1 samples by the probabilities of the model", {0, 100}});

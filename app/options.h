@@ -94,6 +94,9 @@ struct GenerateOptions {
   std::string from;
   std::vector<std::string> prompts;         // empty: a new line
   std::optional<std::string> prompts_file;  // one on each line
+  bool chat = false;                        // prompts are the turns of a conversation, from standard input
+  ChatTemplate chat_template = ChatTemplate::none;
+  std::optional<std::string> system;
   int64_t tokens = 300;
   double temperature = 0.8;
   int64_t top_k = 0;  // 0: all

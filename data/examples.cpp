@@ -14,6 +14,7 @@
 
 #include "data/dataset.h"
 #include "data/files.h"
+#include "data/jinja/template.h"
 #include "data/text.h"
 #include "data/token_file.h"
 #include "tensor/error.h"
@@ -204,6 +205,7 @@ namespace {
 struct Rendered {
   std::string where;  // file and line
   std::vector<Piece> pieces;
+  bool own = false;          // by the model's own template
   EncodedExample made = {};  // where others made tokens of it
 };
 
@@ -211,14 +213,16 @@ void note_unread(const std::set<std::string>& keys, std::vector<std::string>& no
   if (!keys.empty()) notes.push_back(fmt::format("nothing reads the keys {}", fmt::join(keys, ", ")).substr(0, 400));
 }
 
-// The template that `automatic` means for messages, beside a tokenizer that knows how its model was talked to.
-ChatTemplate style_of_messages(const ExampleOptions& o, const Tokenizer* tokenizer, const std::string& what) {
-  if (o.style != ChatTemplate::automatic || !tokenizer || tokenizer->chat_template().empty()) return o.style;
-  if (const auto found = recognised(tokenizer->chat_template())) return *found;
-  throw Error(
-      fmt::format("`template` for {}: the tokenizer's own template is none of chatml, llama3 and alpaca; "
-                  "expected one of these or none by name, found auto",
-                  what));
+// The template that `automatic` means for messages, where the tokenizer knows how its model was talked to.
+std::unique_ptr<const ModelTemplate> own_template(const ExampleOptions& o, const Tokenizer* tokenizer,
+                                                  const std::string& what) {
+  if (o.style != ChatTemplate::automatic || !tokenizer || tokenizer->chat_template().empty()) return nullptr;
+  try {
+    return std::make_unique<const ModelTemplate>(*tokenizer);
+  } catch (const InputError& e) {
+    throw Error(
+        fmt::format("`template` for {}: {}; expected chatml, llama3, alpaca or none, found auto", what, e.what()));
+  }
 }
 
 // Lines that cannot be trained on: an error, or counted.
@@ -253,23 +257,24 @@ std::vector<Rendered> read_rendered(const std::filesystem::path& file, const Exa
                                     const Tokenizer* tokenizer, BadLines& bad, std::vector<std::string>& notes) {
   std::vector<Rendered> out;
   std::set<std::string> unread;
-  std::optional<ChatTemplate> of_messages;
-  const auto style = [&](const Example& example) {
-    if (example.shape != Example::Shape::messages) return o.style;
-    if (!of_messages) of_messages = style_of_messages(o, tokenizer, file.string());
-    return *of_messages;
-  };
+  std::unique_ptr<const ModelTemplate> own;
+  bool known = false;
   for_each_line(file, [&](std::string_view line, int64_t number) {
     bad.attempt([&] {
       const std::string where = fmt::format("{}:{}", file.string(), number);
       Example example = parse_example(line, where, o.keys);
+      const bool messages = example.shape == Example::Shape::messages;
+      if (messages && !std::exchange(known, true)) own = own_template(o, tokenizer, file.string());
+      if (messages && own)
+        std::erase_if(example.unread, [](const std::string& key) { return key.ends_with(" of messages"); });
       unread.merge(example.unread);
       if (example.shape != Example::Shape::tokens)
-        return void(out.push_back({where, render(example, style(example), where)}));
+        return void(messages && own ? out.push_back({where, own->render(example, where), true})
+                                    : out.push_back({where, render(example, o.style, where)}));
       if (!tokenizer)
         throw InputError(where +
                          ": the key 'input_ids' needs a `tokenizer`: expected the folder whose tokens they are");
-      out.push_back({where, {}, {std::move(example.tokens), std::move(example.trained)}});
+      out.push_back({where, {}, false, {std::move(example.tokens), std::move(example.trained)}});
     });
   });
   note_unread(unread, notes);
@@ -289,17 +294,26 @@ class Encoder {
   Encoder(const Tokenizer& tokenizer, const ExampleOptions& options) : tokenizer_(tokenizer), options_(options) {}
 
   // Words are cut where a response begins, so that a prompt has the tokens that it has when nothing follows yet.
-  EncodedExample encode(const Rendered& example) {
+  EncodedExample encode(const Rendered& example) { return cut(tokens_of(example), example.where); }
+  EncodedExample tokens_of(const Rendered& example) {
     EncodedExample out = example.made;
     std::string text;
     bool trained = false;
-    if (options_.ends && !example.pieces.empty() && example.pieces[0].kind == Piece::Kind::text)
+    if (options_.ends && !example.own && !example.pieces.empty() && example.pieces[0].kind == Piece::Kind::text)
       for (const int32_t token : tokenizer_.beginning()) add(out, {token}, as_target(example.pieces[0]));
-    const auto flush = [&] {
-      add(out, text.empty() ? std::vector<int32_t>() : encode_text(text, example.where), trained);
+    const auto flush = [&](bool names_mean_tokens = false) {
+      const EncodeOptions how{.special_in_text = names_mean_tokens || options_.special,
+                              .begins = !example.own || out.tokens.empty()};
+      add(out, text.empty() ? std::vector<int32_t>() : encode_text(text, how, example.where), trained);
       text.clear();
     };
     for (const Piece& piece : example.pieces) {
+      if (example.own) {
+        trained = as_target(piece);
+        text = piece.text;
+        flush(piece.kind == Piece::Kind::marker);
+        continue;
+      }
       const std::optional<int32_t> token = special(piece);
       if (token || as_target(piece) != trained) flush();
       trained = as_target(piece);
@@ -314,7 +328,7 @@ class Encoder {
         most != out.tokens.end() && *most >= tokenizer_.vocab_size())
       throw InputError(fmt::format("{}: token {}; expected one of the tokenizer's {}", example.where, *most,
                                    tokenizer_.vocab_size()));
-    return cut(std::move(out), example.where);
+    return out;
   }
   // Notes about all of the examples.
   void note(std::vector<std::string>& notes) const {
@@ -333,9 +347,9 @@ class Encoder {
     to.trained.insert(to.trained.end(), tokens.size(), trained);
   }
   bool as_target(const Piece& piece) const { return !piece.never && (piece.response || !options_.responses_only); }
-  std::vector<int32_t> encode_text(const std::string& text, const std::string& where) const {
+  std::vector<int32_t> encode_text(const std::string& text, const EncodeOptions& how, const std::string& where) const {
     try {
-      return tokenizer_.encode(text);
+      return tokenizer_.encode_with(text, how);
     } catch (const Error& e) {
       throw InputError(fmt::format("{}: {}", where, e.what()));
     }
@@ -374,6 +388,36 @@ class Encoder {
 };
 
 }  // namespace
+
+Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Tokenizer& tokenizer) {
+  const std::string what = "the conversation";
+  const auto own = own_template(o, &tokenizer, what);
+  if (!own && o.style == ChatTemplate::automatic)
+    throw Error("`template`: the model has none of its own; expected chatml, llama3, alpaca or none, found auto");
+  if (turns.empty()) return {};
+  Example answered{Example::Shape::messages, turns};
+  answered.turns.push_back({Role::assistant, "x"});
+  std::vector<Piece> pieces;
+  try {
+    pieces = own ? own->render(answered, what) : render(answered, o.style, what);
+  } catch (const InputError&) {
+    if (!own) throw;  // else the model's own settings alone say where it ends
+  }
+  while (!pieces.empty() && !pieces.back().response) pieces.pop_back();
+  const Piece last = pieces.empty() ? Piece() : pieces.back();
+  while (!pieces.empty() && pieces.back().response) pieces.pop_back();
+  Encoder encoder(tokenizer, o);
+  Asked out{encoder.tokens_of({what, own ? own->prompt(turns, what) : pieces, own != nullptr}).tokens};
+  const std::vector<int32_t> behind = encoder.tokens_of({what, {last}, own != nullptr}).tokens;
+  if (!behind.empty() && tokenizer.special(tokenizer.bytes_of(behind.back())) == behind.back())
+    out.ends.push_back(behind.back());
+  else if (!own && last.kind == Piece::Kind::marker)
+    out.stops.push_back(last.text);
+  else if (const size_t said = last.text.find('x'); own && said != std::string::npos)
+    if (const auto end = jinja::stripped(std::string_view(last.text).substr(said + 1), true, true); !end.empty())
+      out.stops.emplace_back(end);
+  return out;
+}
 
 Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& choice, const ExampleOptions& o) {
   const std::string what = file.string();

@@ -68,19 +68,27 @@ struct ExampleOptions {
   bool packed = false;
   bool skip_bad = false;
   HeldOut held = {};
-  bool ends = true;    // what the tokenizer itself puts before and behind a text is there
-  KeyNames keys = {};  // other names of a row's keys
+  bool ends = true;      // what the tokenizer itself puts before and behind a text is there
+  bool special = false;  // names of special tokens in a message are these tokens
+  KeyNames keys = {};    // other names of a row's keys
   int64_t context = 0;
   int64_t vocab = 0;  // tokens in the model's table; 0: all that the tokenizer has
 };
 
-// The examples of a file (data/jsonl.h): the last tenth of its lines, at least one, are for validation, or
-// what `held` says. Throws
-// InputError naming file and line of the first that cannot be trained on, unless these are to be skipped;
+// What a model reads that is asked for the next turn of a conversation, and what ends its answer: a token, or a text
+// where the tokenizer has no such token; of no turns nothing, but the template is looked at. Throws Error (usage)
+// naming the field `template` where `automatic` finds no template of the model's own, and InputError.
+struct Asked {
+  std::vector<int32_t> tokens = {}, ends = {};
+  std::vector<std::string> stops = {};
+};
+Asked ask(const std::vector<Message>& turns, const ExampleOptions& options, const Tokenizer& tokenizer);
+
+// The examples of a file (data/jsonl.h): the last tenth of its lines, at least one, are for validation, or what `held`
+// says. Throws InputError naming file and line of the first that cannot be trained on, unless these are to be skipped;
 // Dataset::notes says how many were, how many were cut at the context, which markers the tokenizer does not have, and
 // which keys nothing reads. A row that begins with text, and not with a template's marker, has the tokenizer's own
-// beginning before it. An automatic template is for messages the tokenizer's own, where it has one, which must be one
-// of the built-in ones.
+// beginning before it. An automatic template is for messages the tokenizer's own, where it has one.
 Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& tokenizer,
                       const ExampleOptions& options);
 

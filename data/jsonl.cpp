@@ -18,6 +18,7 @@ namespace tessera {
 namespace {
 
 using Json = nlohmann::json;
+using InOrder = nlohmann::ordered_json;
 constexpr size_t kLongest = size_t{64} << 20;
 
 constexpr std::string_view kByteOrder = "\xEF\xBB\xBF", kBlanks = " \t\r\n";
@@ -123,7 +124,8 @@ constexpr std::array<std::string_view, 13> kRefused{"tools",   "functions", "doc
                                                     "history", "image",     "images",      "videos", "audio",
                                                     "audios",  "system",    "position_ids"};
 constexpr std::array<std::string_view, 4> kUseless{"name", "id", "tool_call_id", "timestamp"};
-constexpr std::string_view kWeight = "weight";  // of a message in the loss
+constexpr std::string_view kWeight = "weight", kCalls = "tool_calls";        // of a message: in the loss, and of tools
+constexpr std::array<std::string_view, 2> kVariables{"tools", "documents"};  // of messages, for templates
 // Keys that a shape reads.
 constexpr std::array<std::string_view, 12> kRead{"input_ids",     "labels", "attention_mask", "messages",
                                                  "conversations", "system", "prompt",         "completion",
@@ -172,18 +174,56 @@ Role role_of(const std::string& name, const std::string& what) {
       fmt::format("{}: the role '{}'; expected system, user, assistant or tool", what, name.substr(0, 40)));
 }
 
-Message message_of(const Json& json, const std::string& what, std::set<std::string>& unread) {
+// JSON that stands in a text, or the value itself.
+InOrder unpacked(const InOrder& value) {
+  if (!value.is_string()) return value;
+  const auto inside = InOrder::parse(value.get_ref<const std::string&>(), nullptr, false);
+  return inside.is_structured() ? inside : value;
+}
+
+// As other programs do before they run a template on OpenAI's rows.
+void unpack_arguments(InOrder& calls) {
+  for (InOrder& call : calls)
+    if (call.is_object() && call.contains("function") && call["function"].is_object() &&
+        call["function"].contains("arguments"))
+      call["function"]["arguments"] = unpacked(call["function"]["arguments"]);
+}
+
+// Whether nothing in a value was found to be other than it says.
+bool is_whole(const Json& value) {
+  return !value.is_discarded() && (!value.is_structured() || std::all_of(value.begin(), value.end(), is_whole));
+}
+
+// The message in a row, whose keys stand in their order in `ordered`, which is called for a key that only a model's own
+// template shows.
+template <class F>
+Message message_of(const Json& json, const std::string& what, Example& example, const F& ordered) {
   if (!json.is_object()) throw InputError(what + " is no object");
   const char* const role = value_at(json, "role").is_null() && json.contains("from") ? "from" : "role";
   const char* const content = value_at(json, "content").is_null() && json.contains("value") ? "value" : "content";
+  InOrder more;
   for (const auto& [key, value] : json.items()) {
     if (key == role || key == content || key == kWeight || says_nothing(value)) continue;
-    if (!is_in(kUseless, key))
-      throw InputError(
-          fmt::format("{} has the key '{}'; expected role, content and weight alone", what, key.substr(0, 40)));
-    unread.insert("'" + key + "' of messages");
+    if (!is_whole(value))
+      throw InputError(fmt::format("{}: in the key '{}' one stands twice, or something is too large or too deep", what,
+                                   key.substr(0, 40)));
+    more[key] = nullptr;
+    if (is_in(kUseless, key))
+      example.unread.insert("'" + key + "' of messages");
+    else if (example.unshown.empty())
+      example.unshown =
+          fmt::format("{} has the key '{}'; expected role, content and weight alone", what, key.substr(0, 40));
   }
-  Message out{role_of(text_of(json, role, what), what), content_of(json, content, what)};
+  const bool calls = more.contains(kCalls), silent = calls && value_at(json, content).is_null();
+  Message out{role_of(text_of(json, role, what), what), silent ? "" : content_of(json, content, what)};
+  if (!more.empty()) {
+    InOrder kept;
+    if (silent) kept["content"] = nullptr;
+    for (const auto& [key, value] : ordered().items())
+      if (more.contains(key)) kept[key] = value;
+    if (calls && kept[kCalls].is_array()) unpack_arguments(kept[kCalls]);
+    out.more = kept.dump();
+  }
   const Json& weight = value_at(json, kWeight);
   if (weight.is_null()) return out;
   if (weight != 0 && (weight != 1 || out.role != Role::assistant))
@@ -196,7 +236,8 @@ Message message_of(const Json& json, const std::string& what, std::set<std::stri
 // A row on its way to an example.
 class RowReader {
  public:
-  RowReader(const Json& row, const std::string& what) : row_(row), what_(what) {}
+  RowReader(const Json& row, std::string_view line, const KeyNames& names, const std::string& what)
+      : row_(row), line_(line), names_(names), what_(what) {}
 
   Example read() {
     const auto fits = [&](const Known& known) {
@@ -206,14 +247,21 @@ class RowReader {
     if (found == kShapes.end()) fail();
     out_.shape = found->shape;
     (this->*found->read)();
+    InOrder variables;
     for (const auto& [key, value] : row_.items()) {
       if (read_.contains(key) || says_nothing(value)) continue;
-      if (is_in(kRefused, key))
-        throw InputError(
-            fmt::format("{}: the key '{}' would change what a model reads; a row of {} has no place for it", what_, key,
-                        found->keys[0]));
-      out_.unread.insert("'" + key.substr(0, 40) + "'");
+      if (!is_in(kRefused, key)) {
+        out_.unread.insert("'" + key.substr(0, 40) + "'");
+        continue;
+      }
+      const std::string why =
+          fmt::format("{}: the key '{}' would change what a model reads; a row of {} has no place for it", what_, key,
+                      found->keys[0]);
+      if (out_.shape != Shape::messages || !is_in(kVariables, key) || !is_whole(value)) throw InputError(why);
+      if (out_.unshown.empty()) out_.unshown = why;
+      variables[key] = unpacked(in_order()[theirs(key)]);
     }
+    if (!variables.empty()) out_.variables = variables.dump();
     return std::move(out_);
   }
 
@@ -226,6 +274,16 @@ class RowReader {
   };
   static const std::array<Known, 6> kShapes;
 
+  // The row with its keys in their order, by the names that they have there.
+  const InOrder& in_order() {
+    if (in_order_.is_null()) in_order_ = InOrder::parse(line_, nullptr, false);
+    if (in_order_.is_discarded()) throw InputError(what_ + ": numbers that JSON does not have, in a row with tools");
+    return in_order_;
+  }
+  std::string theirs(const std::string& key) const {
+    const auto found = std::ranges::find(names_, key, &KeyNames::value_type::first);
+    return found == names_.end() ? key : found->second;
+  }
   bool has(const char* key) const { return !value_at(row_, key).is_null(); }
   std::string text(const char* key) {
     read_.insert(key);
@@ -240,8 +298,9 @@ class RowReader {
     const Json& list = present(row_, key, what_);
     if (!list.is_array() || list.empty())
       throw InputError(fmt::format("{}: the key '{}' must be a list of messages that is not empty", what_, key));
-    for (size_t number = 1; const Json& message : list)
-      out_.turns.push_back(message_of(message, fmt::format("{}: message {}", what_, number++), out_.unread));
+    for (size_t i = 0; i < list.size(); ++i)
+      out_.turns.push_back(message_of(list[i], fmt::format("{}: message {}", what_, i + 1), out_,
+                                      [&]() -> const InOrder& { return in_order()[theirs(key)][i]; }));
   }
   std::vector<int64_t> numbers(const char* key, size_t count) {
     read_.insert(key);
@@ -306,7 +365,10 @@ class RowReader {
   }
 
   const Json& row_;
+  std::string_view line_;
+  const KeyNames& names_;
   const std::string& what_;
+  InOrder in_order_ = {};
   Example out_ = {};
   std::set<std::string> read_ = {};
 };
@@ -333,6 +395,8 @@ void give_names(Json& row, const KeyNames& names, const std::string& what) {
 
 }  // namespace
 
+std::string_view name_of(Role role) { return kRoles[static_cast<size_t>(role)].first; }
+
 KeyNames parse_key_names(std::string_view text) {
   KeyNames out;
   for (size_t at = 0; at < text.size();) {
@@ -354,7 +418,7 @@ Example parse_example(std::string_view line, const std::string& what, const KeyN
   Json row = parse_json(line, what, JsonFile::others);
   if (!row.is_object()) throw InputError(what + ": expected an object");
   if (!names.empty()) give_names(row, names, what);
-  return RowReader(row, what).read();
+  return RowReader(row, line, names, what).read();
 }
 
 void for_each_line(const std::filesystem::path& file, const LineFunction& f) {
@@ -386,8 +450,6 @@ bool holds_examples(const std::filesystem::path& file) {
 namespace {
 
 using Kind = Piece::Kind;
-
-std::string_view name_of(Role role) { return kRoles[static_cast<size_t>(role)].first; }
 
 // As one conversation, whatever the shape: an input stands below its instruction.
 std::vector<Message> conversation(const Example& example) {
@@ -460,36 +522,26 @@ std::vector<Piece> plain(const Example& example) {
   return out;
 }
 
-// As they stand in tokenizer_config.json of models that many others were made from. One that adds words of its own, as
-// a system prompt that nobody gave, is none of these.
-constexpr std::array<std::pair<std::string_view, ChatTemplate>, 3> kJinja{
-    {{R"({% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' )"
-      R"(+ '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %})",
-      ChatTemplate::chatml},
-     {R"({% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' )"
-      R"(+ message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 )"
-      R"(== 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if )"
-      R"(add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %})",
-      ChatTemplate::llama3},
-     {R"({% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' )"
-      R"(+ message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 )"
-      R"(== 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{{ )"
-      R"('<|start_header_id|>assistant<|end_header_id|>\n\n' }})",
-      ChatTemplate::llama3}}};
-
-// Blanks stand between words of Jinja only to be read.
-std::string without_blanks(std::string_view text) {
-  std::string out;
-  for (const char c : text)
-    if (c != ' ' && c != '\n' && c != '\t') out += c == '"' ? '\'' : c;
-  return out;
-}
+// As they stand in tokenizer_config.json of models that many others were made from.
+constexpr std::string_view kChatml =
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
+    "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+constexpr std::string_view kLlama3 =
+    "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start_header_id|>' + "
+    "message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
+    "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}";
 
 }  // namespace
+
+std::string_view jinja_of(ChatTemplate style) {
+  return style == ChatTemplate::chatml ? kChatml : style == ChatTemplate::llama3 ? kLlama3 : "";
+}
 
 std::vector<Piece> render(const Example& example, ChatTemplate style, const std::string& what) {
   using Shape = Example::Shape;
   if (example.shape == Shape::text) return plain(example);
+  if (!example.unshown.empty()) throw InputError(example.unshown);
   const auto any = [&](Role role) {
     return std::ranges::find(example.turns, role, &Message::role) != example.turns.end();
   };
@@ -508,23 +560,6 @@ std::vector<Piece> render(const Example& example, ChatTemplate style, const std:
   if (example.shape == Shape::messages)
     throw InputError(what + ": messages need a `template`: expected chatml, llama3 or alpaca, found none");
   return plain(example);
-}
-
-std::optional<ChatTemplate> recognised(std::string_view jinja) {
-  const std::string said = without_blanks(jinja);
-  for (const auto& [text, style] : kJinja)
-    if (without_blanks(text) == said) return style;
-  // ChatML's own begins, in many files, by saying what add_generation_prompt is when nobody says it.
-  constexpr std::string_view kDefault =
-      "{%ifnotadd_generation_promptisdefined%}{%setadd_generation_prompt=false%}{%endif%}";
-  if (said.starts_with(kDefault) && said.substr(kDefault.size()) == without_blanks(kJinja[0].first))
-    return ChatTemplate::chatml;
-  return {};
-}
-
-std::string_view jinja_of(ChatTemplate style) {
-  const auto* const found = std::ranges::find(kJinja, style, &std::pair<std::string_view, ChatTemplate>::second);
-  return found == kJinja.end() ? "" : found->first;
 }
 
 }  // namespace tessera

@@ -8,13 +8,13 @@
 //   {"instruction": "...", "input": "...", "output": "...", "system": "..."}
 //   {"text": "..."}
 //
-// A message may have a "weight", 0 or 1, and its content may be a list of parts that are text. Other keys that would
-// change what a model reads are refused; of the rest, Example::unread has the names.
+// A message may have a "weight", 0 or 1, and its content may be a list of parts that are text. What it has besides, as
+// "tool_calls", and a row's "tools" and "documents" are for a model's own template. Other keys that would change what a
+// model reads are refused; of the rest, Example::unread has the names.
 #pragma once
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -31,6 +31,8 @@ struct Message {
   enum class Learnt : uint8_t { as_usual, as_prompt, never };
   Learnt learnt = Learnt::as_usual;
 
+  std::string more = {};  // its other keys: a JSON object in the order of the row
+
   bool is_response() const { return role == Role::assistant && learnt == Learnt::as_usual; }
 };
 
@@ -39,10 +41,14 @@ struct Example {
   Shape shape = Shape::text;
   std::vector<Message> turns;         // a text is one turn of the assistant, the others begin with what is asked
   std::string input = {};             // the input of an instruction
+  std::string variables = {};         // tools and documents of messages: a JSON object in the order of the row
+  std::string unshown = {};           // why no built-in template shows all of it, where that is so
   std::vector<int32_t> tokens = {};   // where others made them, and
   std::vector<bool> trained = {};     // whether each is a target
   std::set<std::string> unread = {};  // keys that nothing here reads
 };
+
+std::string_view name_of(Role role);
 
 // Other names of keys, by those above: {{"prompt", "question"}}.
 using KeyNames = std::vector<std::pair<std::string, std::string>>;
@@ -75,13 +81,11 @@ struct Piece {
   bool never = false;  // no target, whatever is trained on
 };
 
-// Throws InputError, naming `what`, for an example that the template has no form for: messages without one. `automatic`
-// is chatml for messages, alpaca for instructions, and none for the rest.
+// Throws InputError, naming `what`, for an example that the template has no form for: messages without one, or with
+// what none shows. `automatic` is chatml for messages, alpaca for instructions, and none for the rest.
 std::vector<Piece> render(const Example& example, ChatTemplate style, const std::string& what);
 
-// The built-in template that a model's own, in Jinja, says the same as; nothing where it is none of them.
-std::optional<ChatTemplate> recognised(std::string_view jinja);
-// A template in Jinja, which recognised() takes for it; empty for one that has none.
+// The template in Jinja; empty for one that has none.
 std::string_view jinja_of(ChatTemplate style);
 
 // Calls f with each row of a file, which may be compressed (data/text.h), and with the number of its line from 1: a

@@ -89,10 +89,14 @@ namespace {
 // A text as it is shown: until one of the stop texts, or the token that ends texts.
 class Shown {
  public:
-  Shown(const Tokenizer& tokenizer, const GenerateOptions& o)
+  Shown(const Tokenizer& tokenizer, const GenerateOptions& o, const Asked& asked)
       : decoder_(tokenizer, o.format == "json" ? StreamDecoder::Broken::replaced : StreamDecoder::Broken::escaped),
-        stop_(o.stop),
-        ends_(o.ignore_end ? std::vector<int32_t>() : generation_ends(tokenizer)) {}
+        stop_(o.stop) {
+    if (o.ignore_end) return;
+    ends_ = generation_ends(tokenizer);
+    ends_.insert(ends_.end(), asked.ends.begin(), asked.ends.end());
+    stop_.insert(stop_.end(), asked.stops.begin(), asked.stops.end());
+  }
 
   enum class By { length, stop, end };  // the reason of the end
 
@@ -204,61 +208,104 @@ std::string json_of(const std::string& prompt, const Shown& shown) {
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-}  // namespace
+// What is continued, and whether it is part of the text.
+struct Prompts {
+  std::vector<std::string> said;
+  std::vector<Asked> asked;
+  bool shown;
+};
 
-int run_generate(const GenerateOptions& o) {
-  const std::vector<std::string> prompts = prompts_of(o);
-  const Inference model = open_inference(o.from, o.words);
+// Writes a text for each prompt, and prints them. Every rank calls it, and gets the first text.
+std::string write_texts(const Inference& model, const GenerateOptions& o, Trainer& part, const Prompts& prompts,
+                        uint64_t seed) {
+  Communicator& world = part.world();
   const SampleOptions options{.temperature = o.temperature,
                               .top_k = o.top_k,
                               .top_p = o.top_p,
                               .min_p = o.min_p,
                               .repetition_penalty = o.repetition_penalty,
-                              .seed = static_cast<uint64_t>(o.seed),
+                              .seed = seed,
                               .vocab = model.tokenizer->vocab_size()};
+  const size_t count = prompts.said.size();
+  const bool json = o.format == "json", streams = !json && count == 1, says = world.rank() == 0;
   std::vector<std::vector<int32_t>> tokens;
-  for (const std::string& prompt : prompts) tokens.push_back(tokens_of(prompt, model, o));
+  std::vector<Shown> shown;
+  for (const Asked& asked : prompts.asked) {
+    tokens.push_back(asked.tokens);
+    shown.emplace_back(*model.tokenizer, o, asked);
+  }
+  const auto before = [&](size_t p) { return prompts.shown ? prompts.said[p] : std::string(); };
+  Generator generator(part);
+  const auto start = std::chrono::steady_clock::now();
+  if (streams && says) print(before(0));
+  double first = 0;  // seconds
+  const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  generator.write(tokens, o.tokens, options, [&](size_t p, int32_t token) {
+    if (first == 0) first = elapsed();
+    const bool on = shown[p].add(token);
+    const bool open = !streams || !says || print(shown[p].take());
+    return on && (open || world.size() > 1);
+  });
+  const double seconds = elapsed();
+  double written = 0;
+  for (size_t p = 0; p < count; ++p) {
+    shown[p].finish();
+    const int root = part.mesh().rank_at({0, static_cast<int>(p % static_cast<size_t>(model.job.plan.dp)), 0, 0});
+    const std::string one = json ? json_of(prompts.said[p], shown[p]) + "\n" : before(p) + shown[p].text() + "\n";
+    const std::string whole = world.size() > 1 && !streams ? broadcast_text(world, one, root) : one;
+    if (says && !streams) print(whole);
+    if (says && !streams && !json && p + 1 < count) print("\n");
+    if (generator.own(p)) written += static_cast<double>(shown[p].tokens());
+  }
+  if (streams && says) print(shown[0].take() + "\n");
+  const Plan& plan = model.job.plan;
+  written = world.size() > 1 ? world.sum(written) / static_cast<double>(plan.pp * plan.tp) : written;
+  const double all = static_cast<double>(count), rest = written - all;  // the first ones come with the prompts
+  if (says && !o.chat)
+    std::fputs(fmt::format("{} tokens from {}, {} tokens/s; the first after {:.3f} s\n", written,
+                           one_line(model.from.path.string()),
+                           short_number(rest > 0 ? rest / (seconds - first) : written / seconds), first)
+                   .c_str(),
+               stderr);
+  return o.chat && world.size() > 1 ? broadcast_text(world, shown[0].text(), 0) : shown[0].text();
+}
+
+}  // namespace
+
+int run_generate(const GenerateOptions& o) {
+  const std::vector<std::string> said = o.chat ? std::vector<std::string>() : prompts_of(o);
+  const Inference model = open_inference(o.from, o.words);
+  const auto in_options = [](const auto& f) {
+    try {
+      return f();
+    } catch (const Error& e) {
+      throw Error(with_options(e.what()), e.status());
+    }
+  };
+  const Conversation beginning = in_options([&] { return Conversation(o, *model.tokenizer, model.from.config.vocab); });
+  Prompts prompts{said, {}, !beginning.has_template()};
+  for (const std::string& prompt : said)
+    prompts.asked.push_back(beginning.has_template() ? in_options([&] { return beginning.asked(prompt); })
+                                                     : Asked{tokens_of(prompt, model, o)});
   std::fputs(other_settings(*model.tokenizer, o).c_str(), stderr);
-  const bool json = o.format == "json", streams = !json && prompts.size() == 1;
   launch(ranks_of("generate", model.run, model.job.plan), [&](Communicator& world) {
     const std::unique_ptr<Trainer> part = part_of(model, world);
-    Generator generator(*part);
-    std::vector<Shown> shown(prompts.size(), Shown(*model.tokenizer, o));
-    const bool says = world.rank() == 0;
-    const auto start = std::chrono::steady_clock::now();
-    if (streams && says) print(prompts[0]);
-    double first = 0;  // seconds
-    const auto elapsed = [&] {
-      return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    };
-    generator.write(tokens, o.tokens, options, [&](size_t p, int32_t token) {
-      if (first == 0) first = elapsed();
-      const bool on = shown[p].add(token);
-      const bool open = !streams || !says || print(shown[p].take());
-      return on && (open || world.size() > 1);
-    });
-    const double seconds = elapsed();
-    double written = 0;
-    for (size_t p = 0; p < prompts.size(); ++p) {
-      shown[p].finish();
-      const int root = part->mesh().rank_at({0, static_cast<int>(p % static_cast<size_t>(model.job.plan.dp)), 0, 0});
-      const std::string one = json ? json_of(prompts[p], shown[p]) + "\n" : prompts[p] + shown[p].text() + "\n";
-      const std::string whole = world.size() > 1 && !streams ? broadcast_text(world, one, root) : one;
-      if (says && !streams) print(whole);
-      if (says && !streams && !json && p + 1 < prompts.size()) print("\n");
-      if (generator.own(p)) written += static_cast<double>(shown[p].tokens());
+    if (!o.chat) {
+      write_texts(model, o, *part, prompts, static_cast<uint64_t>(o.seed));
+      return;
     }
-    if (streams && says) print(shown[0].take() + "\n");
-    const Plan& plan = model.job.plan;
-    written = world.size() > 1 ? world.sum(written) / static_cast<double>(plan.pp * plan.tp) : written;
-    const double all = static_cast<double>(prompts.size()),
-                 rest = written - all;  // the first ones come with the prompts
-    if (says)
-      std::fputs(fmt::format("{} tokens from {}, {} tokens/s; the first after {:.3f} s\n", written,
-                             one_line(model.from.path.string()),
-                             short_number(rest > 0 ? rest / (seconds - first) : written / seconds), first)
-                     .c_str(),
-                 stderr);
+    Conversation talk = beginning;
+    for (auto seed = static_cast<uint64_t>(o.seed);; ++seed) {
+      const std::optional<std::string> line = next_line(world);
+      if (!line) return;
+      const Asked asked = in_options([&] { return talk.asked(*line); });
+      if (std::ssize(asked.tokens) > model.job.model.context && world.rank() == 0)
+        std::fputs(fmt::format("the conversation has {} tokens, and its last {} are read\n", asked.tokens.size(),
+                               model.job.model.context)
+                       .c_str(),
+                   stderr);
+      talk.add(*line, write_texts(model, o, *part, {{*line}, {asked}, false}, seed));
+    }
   });
   return 0;
 }

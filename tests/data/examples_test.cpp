@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/files.h"
+#include "data/jinja/template.h"
 #include "data/tokenizer/described.h"
 #include "tensor/error.h"
 #include "tensor/write_file.h"
@@ -19,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string refused(std::string_view line) {
-  return error_of([&] { parse_example(line, "f:3"); }, Status::input);
+  return error_of([&] { render(parse_example(line, "f:3"), ChatTemplate::automatic, "f:3"); }, Status::input);
 }
 
 TEST(Jsonl, HasFourShapes) {
@@ -211,18 +212,26 @@ TEST(Jsonl, KeysMayHaveOtherNames) {
   EXPECT_EQ(parse_key_names("text=a=b").at(0).second, "a=b");
 }
 
-TEST(ChatTemplates, AModelsOwnIsRecognisedOnlyIfItSaysTheSame) {
-  constexpr std::string_view kChatml =
-      "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}"
-      "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
-      "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
-  EXPECT_EQ(recognised(kChatml), ChatTemplate::chatml);
-  std::string other(kChatml);
-  other.replace(other.find("<|im_end|>"), 10, "<|end|>");
-  EXPECT_EQ(recognised(other), std::nullopt);
-  EXPECT_EQ(recognised(""), std::nullopt);
-  for (const ChatTemplate style : {ChatTemplate::chatml, ChatTemplate::llama3})
-    EXPECT_EQ(recognised(jinja_of(style)), style);
+// The template that an export writes makes the text of the built-in one.
+TEST(ChatTemplates, OneThatIsExportedSaysTheSame) {
+  const fs::path source = fs::path(TESSERA_SOURCE_DIR) / "tests/data/fixtures/tokenizers/smollm";
+  nlohmann::json tokenizer = nlohmann::json::parse(read_file(source / "tokenizer.json"));
+  const Example talk = parse_example(R"({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content":
+      " a"}, {"role": "assistant", "content": "b "}, {"role": "user", "content": "c"}]})",
+                                     "f:1");
+  for (const ChatTemplate style : {ChatTemplate::chatml, ChatTemplate::llama3}) {
+    const nlohmann::json config{{"chat_template", jinja_of(style)}, {"bos_token", "<|begin_of_text|>"}};
+    for (nlohmann::json& token : tokenizer["added_tokens"])
+      if (token["id"] == 400) token["content"] = "<|begin_of_text|>";
+    const ModelTemplate own(HubTokenizer(
+        {{"tokenizer.json", tokenizer.dump()}, {"tokenizer_config.json", config.dump()}}, tokenizer, "t/"));
+    const auto text_of = [](const std::vector<Piece>& pieces) {
+      std::string out;
+      for (const Piece& piece : pieces) out += piece.text;
+      return out;
+    };
+    EXPECT_EQ(text_of(own.render(talk, "f:1")), text_of(render(talk, style, "f:1")));
+  }
   EXPECT_EQ(jinja_of(ChatTemplate::alpaca), "");
 }
 
@@ -375,8 +384,9 @@ TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
   EXPECT_EQ(std::ranges::count(prompt, 401), 1) << "the one in the message is text";
   EXPECT_EQ(d.train_examples->target_tokens().back(), 401);
 
-  const TokenizerChoice other = with("{{ messages }} in its own way");
-  const std::string refusal = "`template` for " + file.string() + ": the tokenizer's own template is none of";
+  const TokenizerChoice other = with("{{ messages }}\n{{ messages | in_its_own_way }}");
+  const std::string refusal =
+      "`template` for " + file.string() + ": chat_template:2: the filter 'in_its_own_way' is not";
   EXPECT_TRUE(error_of([&] { load_examples(file, other, {.skip_bad = true, .context = 60}); }).starts_with(refusal));
   EXPECT_NO_THROW(load_examples(file, other, {.style = ChatTemplate::chatml, .context = 60}));
   EXPECT_NO_THROW(load_examples(write(std::string(kGood) + kGood), other, {.context = 60})) << "no messages";

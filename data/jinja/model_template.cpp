@@ -1,0 +1,170 @@
+// From turns to pieces.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "data/jinja/template.h"
+#include "data/json.h"
+
+namespace tessera {
+namespace {
+
+// Noncharacters of Unicode stand around a special token's name in a message while the template runs.
+constexpr std::string_view kOpens = "\uFDD0", kCloses = "\uFDD1";
+
+std::vector<std::string> special_names(const Tokenizer& tokenizer) {
+  std::vector<std::string> out;
+  for (int64_t i = 0; i < tokenizer.vocab_size(); ++i) {
+    const auto token = static_cast<int32_t>(i);
+    std::string name = tokenizer.bytes_of(token);
+    if (tokenizer.special(name) == token && tokenizer.encode(name) != std::vector{token})
+      out.push_back(std::move(name));
+  }
+  std::ranges::sort(out, std::ranges::greater(), &std::string::size);
+  return out;
+}
+
+std::map<std::string, std::string> named_tokens(const Tokenizer& tokenizer) {
+  std::map<std::string, std::string> out;
+  const auto files = tokenizer.files();
+  for (const char* const file : {"special_tokens_map.json", "tokenizer_config.json"}) {
+    const auto found = files.find(file);
+    if (found == files.end()) continue;
+    const nlohmann::json config = parse_json(found->second, file, JsonFile::others);
+    for (const char* const key :
+         {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+      const nlohmann::json& value = value_at(config, key);
+      const nlohmann::json& name = value.is_object() ? value_at(value, "content") : value;
+      if (name.is_string()) out[key] = name.get<std::string>();
+    }
+  }
+  return out;
+}
+
+// Each byte of a rendered text: a response, or no target whatever is trained on.
+enum class Mark : uint8_t { none, response, never };
+
+// Cuts a text into the pieces between what stands around a message's special tokens.
+void cut(std::string_view text, Mark mark, const std::string& what, std::vector<Piece>& out) {
+  for (bool plain = false; !text.empty(); plain = !plain) {
+    const size_t end = text.find(plain ? kCloses : kOpens);
+    if (plain && end == std::string_view::npos)
+      throw InputError(what + ": a message has a special token's name, of which the chat template prints a part");
+    if (end != 0)
+      out.push_back({plain ? Piece::Kind::text : Piece::Kind::marker, std::string(text.substr(0, end)),
+                     mark == Mark::response, mark == Mark::never});
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + kOpens.size());
+  }
+}
+
+}  // namespace
+
+ModelTemplate::ModelTemplate(const Tokenizer& tokenizer)
+    : template_(tokenizer.chat_template(), "chat_template"),
+      variables_(named_tokens(tokenizer)),
+      special_(special_names(tokenizer)) {
+  for (const std::string& name : special_) begins_ += name.front();
+}
+
+// A message's text, with what would be special tokens marked as text.
+std::string ModelTemplate::quoted(const std::string& text) const {
+  if (text.find(kOpens) != std::string::npos || text.find(kCloses) != std::string::npos)
+    throw InputError("a message has U+FDD0 or U+FDD1, which are no characters");
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t next = std::min(text.find_first_of(begins_, at), text.size());
+    out.append(text, std::exchange(at, next), next - at);
+    const auto found = std::ranges::find_if(
+        special_, [&](const std::string& name) { return text.compare(at, name.size(), name) == 0; });
+    const std::string part = text.substr(at, found == special_.end() ? 1 : found->size());
+    out += found == special_.end() ? part : fmt::format("{}{}{}", kOpens, part, kCloses);
+    at += part.size();
+  }
+  return out;
+}
+
+jinja::Value ModelTemplate::value_of(jinja::Work& work, const nlohmann::ordered_json& json) const {
+  if (json.is_string()) return quoted(json.get<std::string>());
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number_float()) return json.get<double>();
+  if (json.is_number()) return json.get<int64_t>();
+  if (json.is_null()) return jinja::None{};
+  jinja::Values items;
+  jinja::Pairs pairs;
+  for (const auto& [key, value] : json.items()) {
+    items.push_back(value_of(work, value));
+    if (json.is_object()) pairs.emplace_back(quoted(key), items.back());
+  }
+  return json.is_array() ? sequence_of(work, std::move(items)) : dict_of(work, std::move(pairs));
+}
+
+jinja::Rendered ModelTemplate::text(std::span<const Message> turns, const std::string& more, bool asks,
+                                    const std::string& what) const {
+  using namespace jinja;
+  Work work;
+  try {
+    const auto add = [&](auto& to, const std::string& json) {
+      const auto all = json.empty() ? nlohmann::ordered_json::object() : nlohmann::ordered_json::parse(json);
+      for (const auto& [key, value] : all.items()) to.emplace_back(key, value_of(work, value));
+    };
+    Values messages;
+    for (const Message& turn : turns) {
+      Pairs message{{"role", std::string(name_of(turn.role))}, {"content", quoted(turn.text)}};
+      add(message, turn.more);
+      messages.push_back(dict_of(work, std::move(message)));
+    }
+    Variables variables{{"messages", sequence_of(work, std::move(messages))},
+                        {"tools", None{}},
+                        {"documents", None{}},
+                        {"add_generation_prompt", asks}};
+    for (const auto& [name, token] : variables_) variables.emplace_back(name, token);
+    add(variables, more);
+    return template_.render(work, variables);
+  } catch (const InputError& e) {
+    throw InputError(fmt::format("{}: {}", what, e.what()));
+  }
+}
+
+std::vector<Piece> ModelTemplate::render(const Example& example, const std::string& what) const {
+  const std::span<const Message> all(example.turns);
+  const jinja::Rendered whole = text(all, example.variables, false, what);
+  std::vector<Mark> marks(whole.text.size(), Mark::none);
+  const auto mark = [&](size_t begin, size_t end, Mark by) {
+    std::fill(marks.begin() + static_cast<std::ptrdiff_t>(begin), marks.begin() + static_cast<std::ptrdiff_t>(end), by);
+  };
+  for (const auto& [begin, end] : whole.generated) mark(begin, end, Mark::response);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const bool answer = all[i].role == Role::assistant, never = all[i].learnt == Message::Learnt::never;
+    // What is no response must be found where a block says that it is one.
+    if (!never && (!answer || all[i].is_response() != whole.generated.empty())) continue;
+    const std::string before = i == 0 && !answer ? "" : text(all.first(i), example.variables, answer, what).text;
+    const std::string said =
+        i + 1 == all.size() ? whole.text : text(all.first(i + 1), example.variables, false, what).text;
+    if (!said.starts_with(before) || !whole.text.starts_with(said))
+      throw InputError(
+          fmt::format("{}: message {}: the chat template's text {} is not how its text goes on; expected "
+                      "one that only grows from turn to turn, or generation blocks in the template",
+                      what, i + 1, said.starts_with(before) ? "up to it" : "before it"));
+    const std::string_view bare = jinja::stripped(said, false, true);
+    const bool ends = std::ranges::any_of(special_, [&](const std::string& name) { return bare.ends_with(name); });
+    mark(before.size(), std::max(before.size(), ends ? bare.size() : said.size()),
+         never                  ? Mark::never
+         : all[i].is_response() ? Mark::response
+                                : Mark::none);
+  }
+  std::vector<Piece> out;
+  for (size_t at = 0, end = 0; at < marks.size(); at = end) {
+    while (end < marks.size() && marks[end] == marks[at]) ++end;
+    cut(std::string_view(whole.text).substr(at, end - at), marks[at], what, out);
+  }
+  return out;
+}
+
+std::vector<Piece> ModelTemplate::prompt(const std::vector<Message>& turns, const std::string& what) const {
+  std::vector<Piece> out;
+  cut(text(turns, "", true, what).text, Mark::none, what, out);
+  return out;
+}
+
+}  // namespace tessera

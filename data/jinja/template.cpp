@@ -1,0 +1,598 @@
+// From a template's text to functions that print its parts: the parser makes one for each.
+#include "data/jinja/template.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+
+#include "data/utf8.h"
+
+namespace tessera::jinja {
+namespace {
+
+constexpr size_t kMostBytes = size_t{1} << 20;
+constexpr int kDeepestSyntax = 150, kMostLinks = 1500, kDeepestRun = 500;
+
+[[noreturn]] void fail_at(const std::string& what, int line, std::string_view why) {
+  throw InputError(fmt::format("{}:{}: {}", what, line, escape_broken(why.substr(0, 500))));
+}
+
+// Counts what is open, so that no template takes more stack than there is.
+struct Level {
+  Level(int& level, int most) : now(level) {
+    if (++now > most) throw InputError("nested too deep, or a macro that calls itself without end");
+  }
+  Level(const Level&) = delete;
+  Level& operator=(const Level&) = delete;
+  ~Level() { --now; }
+
+  int& now;
+};
+
+using Code = std::function<Value(Work&)>;
+struct Given {
+  std::vector<Code> in_order = {};
+  std::vector<std::pair<std::string, Code>> named = {};
+};
+
+Value eval(const Code& code, Work& work) {
+  work.charge(64);
+  const Level level(work.depth, kDeepestRun);
+  return code(work);
+}
+// Runs f in a new scope within `outer`.
+template <class F>
+auto within(Work& work, std::shared_ptr<Scope> outer, const F& f) {
+  const std::shared_ptr<Scope> before = std::exchange(work.scope, std::make_shared<Scope>(Scope{std::move(outer)}));
+  auto out = f();
+  work.scope = before;
+  return out;
+}
+// The text that a body makes, in a scope of its own.
+std::string text_of(const Step& body, Work& work) {
+  std::string text;
+  std::string* const before = std::exchange(work.out, &text);
+  within(work, work.scope, [&] { return body(work); });
+  work.out = before;
+  return text;
+}
+
+Call evaluated(const Given& given, Work& work) {
+  Call out{work, {}};
+  for (const Code& one : given.in_order) out.given.push_back(eval(one, work));
+  for (const auto& [name, value] : given.named) out.named.emplace_back(name, eval(value, work));
+  return out;
+}
+
+class Parser {
+ public:
+  Parser(std::string_view source, Names& names) : names_(names) {
+    for (size_t i = 0; i < source.size(); ++i)
+      if (source[i] != '\r')
+        s_ += source[i];
+      else if (source.substr(i + 1, 1) != "\n")
+        s_ += '\n';
+    if (s_.ends_with('\n')) s_.pop_back();
+  }
+  Step run(const std::string& what) {
+    try {
+      if (s_.size() > kMostBytes) throw InputError("a template of more than 1 MiB");
+      if (find_invalid_utf8(s_) != std::string::npos) throw InputError("not UTF-8");
+      return body({});
+    } catch (const InputError& e) {
+      fail_at(what, 1 + newlines(0, at_), e.what());
+    }
+  }
+
+ private:
+  using Ends = std::initializer_list<std::string_view>;
+
+  int newlines(size_t from, size_t to) const {
+    return static_cast<int>(std::count(s_.data() + from, s_.data() + to, '\n'));
+  }
+  std::string_view rest() const { return std::string_view(s_).substr(at_); }
+  bool is_any(std::string_view characters) const {
+    return at_ < s_.size() && characters.find(s_[at_]) != std::string_view::npos;
+  }
+  static bool is_letter(char c) { return c == '_' || (c & 0x80) != 0 || std::isalnum(c) != 0; }
+  void digits() {
+    while (is_any("0123456789")) ++at_;
+  }
+  void skip_space() { at_ = s_.size() - stripped(rest(), true, false).size(); }
+  [[noreturn]] void fail_expected(std::string_view expected) {
+    skip_space();
+    const std::string_view found = rest().empty() ? "the end" : rest().substr(0, rest().find_first_of(" \n", 1));
+    throw InputError(fmt::format("expected {}, found '{}'", expected, found.substr(0, 40)));
+  }
+  // Goes behind "%}", "}}" or "#}" and its sign, and what these take of the text behind.
+  bool closes(char c) {
+    const bool takes = rest().starts_with('-'), keeps = c != '}' && rest().starts_with('+');
+    if (rest().substr(takes || keeps ? 1 : 0, 2) != std::string{c, '}'}) return false;
+    at_ += takes || keeps ? 3 : 2;
+    if (takes) skip_space();
+    if (!takes && !keeps && c != '}' && is_any("\n")) ++at_;
+    return true;
+  }
+  void close(char c) {
+    skip_space();
+    if (!closes(c)) fail_expected("the end of the tag");
+  }
+  void close(std::string_view word) {
+    expect(word);
+    close('%');
+  }
+  // Whether a word or a sign comes next, which is not the beginning of a longer one or of the tag's end.
+  bool is(std::string_view word) {
+    skip_space();
+    if (!rest().starts_with(word)) return false;
+    const std::string_view behind = rest().substr(word.size());
+    if (is_letter(word[0])) return behind.empty() || !is_letter(behind[0]);
+    if (word == "-" || word == "+") return !behind.starts_with("%}") && !behind.starts_with("}}");
+    const char longer = word == "*" || word == "/" ? word[0] : word == "%" ? '}' : '=';
+    const bool grows = word.size() == 1 && std::string_view("*/%=<>").find(word[0]) != std::string_view::npos;
+    return !grows || !behind.starts_with(longer);
+  }
+  bool is_one_of(Ends words) {
+    return std::any_of(words.begin(), words.end(), [&](std::string_view word) { return is(word); });
+  }
+  bool skip(std::string_view word) {
+    const size_t before = at_;
+    if (word == "not in") return (skip("not") && skip("in")) || (at_ = before, false);
+    const bool there = is(word);
+    at_ += there ? word.size() : 0;
+    return there;
+  }
+  void expect(std::string_view word) {
+    if (!skip(word)) fail_expected(fmt::format("'{}'", word));
+  }
+  std::string word(std::string_view expected = "a name") {
+    skip_space();
+    const size_t begin = at_;
+    if (is_any("0123456789")) fail_expected(expected);
+    while (at_ < s_.size() && is_letter(s_[at_])) ++at_;
+    if (at_ == begin) fail_expected(expected);
+    return s_.substr(begin, at_ - begin);
+  }
+  Text interned(const std::string& name) {
+    Text& out = names_[name];
+    if (!out) out = std::make_shared<const std::string>(name);
+    return out;
+  }
+  Text symbol(std::string_view expected = "a name") { return interned(word(expected)); }
+  void link() {
+    if (++links_ > kMostLinks) throw InputError("one tag does too much");
+  }
+
+  // Statements.
+
+  // Up to a tag that begins with one of the words, which comes next then. Blanks are kept as in transformers'
+  // environment: lstrip_blocks here, trim_blocks in closes().
+  Step body(Ends ends) {
+    const Level level(level_, kDeepestSyntax);
+    std::vector<std::pair<int, Step>> steps;
+    for (;; links_ = 0) {
+      const size_t begin = at_;
+      size_t open = s_.find('{', at_);
+      while (open != std::string::npos && s_.find_first_of("{%#", open + 1) != open + 1) open = s_.find('{', open + 1);
+      at_ = std::min(open, s_.size());
+      std::string_view text = std::string_view(s_).substr(begin, at_ - begin);
+      const char kind = at_ == s_.size() ? '\0' : s_[open + 1];
+      at_ += kind == '\0' ? 0 : 2;
+      const size_t line = text.rfind('\n') + 1;
+      const bool begins_line = line > 0 || begin == 0 || s_[begin - 1] == '\n';
+      const bool takes = kind != '\0' && is_any("-"), keeps = is_any("+");
+      at_ += kind != '\0' && (takes || keeps) ? 1 : 0;
+      if (takes)
+        text = stripped(text, false, true);
+      else if (!keeps && (kind == '%' || kind == '#') && begins_line &&
+               stripped(text.substr(line), true, false).empty())
+        text = text.substr(0, line);
+      line_ += newlines(std::exchange(counted_, at_), at_);
+      if (!text.empty()) steps.emplace_back(line_, print(constant(std::string(text))));
+      if (kind == '\0' && ends.size() > 0) fail_expected(fmt::format("'{}'", *(ends.end() - 1)));
+      if (kind == '\0' || (kind == '%' && is_one_of(ends))) break;
+      if (kind == '{') {
+        steps.emplace_back(line_, print(expression()));
+        close('}');
+      } else if (kind == '%') {
+        const int at_line = line_;
+        steps.emplace_back(at_line, statement());
+      }
+      for (; kind == '#' && !closes('#'); ++at_)
+        if (at_ == s_.size()) throw InputError("the template ends in a comment");
+    }
+    return [all = std::move(steps)](Work& work) {
+      const Level deeper(work.depth, kDeepestRun);
+      for (const auto& [line, step] : all) {
+        work.line = line;
+        work.charge(64);
+        if (const Flow flow = step(work); flow != Flow::on) return flow;
+      }
+      return Flow::on;
+    };
+  }
+  static Step print(Code value) {
+    return [v = std::move(value)](Work& work) {
+      *work.out += printed(work, eval(v, work));
+      return Flow::on;
+    };
+  }
+  // A body in which `break` and `continue` mean a loop, or do not.
+  Step body_of(Ends ends, bool loops) {
+    close('%');
+    const bool before = std::exchange(loops_, loops);
+    Step out = body(ends);
+    loops_ = before;
+    return out;
+  }
+
+  Step statement() {
+    const std::string kind = word("a statement");
+    if (kind == "if") return if_statement();
+    if (kind == "for") return for_statement();
+    if (kind == "set") return set_statement();
+    if (kind == "macro") return macro_statement();
+    if (kind == "generation") {
+      Step inner = body_of({"endgeneration"}, false);
+      close("endgeneration");
+      return [inner](Work& work) {
+        if (work.out != &work.main.text) throw InputError("a generation block stands in another block or a macro");
+        const size_t begin = work.main.text.size();
+        work.main.text += text_of(inner, work);
+        work.main.generated.emplace_back(begin, work.main.text.size());
+        return Flow::on;
+      };
+    }
+    if (kind == "break" || kind == "continue") {
+      if (!loops_) throw InputError(fmt::format("`{}` stands in no loop", kind));
+      close('%');
+      return [flow = kind == "break" ? Flow::broken : Flow::continued](Work&) { return flow; };
+    }
+    throw InputError(fmt::format("the statement '{}' is not known here", kind.substr(0, 40)));
+  }
+  Step if_statement() {
+    std::vector<std::pair<Code, Step>> branches;
+    do {
+      Code condition = binary(0);
+      branches.emplace_back(std::move(condition), body_of({"elif", "else", "endif"}, loops_));
+    } while (skip("elif"));
+    if (skip("else")) branches.emplace_back(nullptr, body_of({"endif"}, loops_));
+    close("endif");
+    return [all = std::move(branches)](Work& work) {
+      for (const auto& [condition, then] : all)
+        if (!condition || truth(eval(condition, work))) return then(work);
+      return Flow::on;
+    };
+  }
+  Step for_statement() {
+    const std::vector<Text> to = targets();
+    const Text loop = interned("loop");
+    expect("in");
+    const Code over = binary(0), condition = skip("if") ? expression() : nullptr;
+    const Step each = body_of({"else", "endfor"}, true);
+    const Step otherwise = skip("else") ? body_of({"endfor"}, loops_) : nullptr;
+    close("endfor");
+    return [=](Work& work) {
+      Values items;
+      for (Value& one : items_of(work, eval(over, work)))
+        if (!condition || within(work, work.scope, [&] { return assign(work, to, one), truth(eval(condition, work)); }))
+          items.push_back(std::move(one));
+      const auto at = std::make_shared<size_t>(0);
+      const Value known =
+          work.keep({.attribute = [items, at](const std::string& name) { return loop_attribute(items, *at, name); }});
+      bool empty = true;  // also a loop whose bodies all `continue`, as Jinja has it
+      for (Flow flow = Flow::on; flow != Flow::broken && *at < items.size(); ++*at) {
+        flow = within(work, work.scope, [&] {
+          work.scope->set(loop, known);
+          assign(work, to, items[*at]);
+          return each(work);
+        });
+        empty = empty && flow != Flow::on;
+      }
+      return empty && otherwise ? within(work, work.scope, [&] { return otherwise(work); }) : Flow::on;
+    };
+  }
+  Step set_statement() {
+    const std::vector<Text> to = targets();
+    if (is(".") && to.size() > 1) throw InputError("one attribute is set at a time");
+    const std::string attribute = skip(".") ? word() : "";
+    Code value = nullptr;
+    if (skip("=")) {
+      value = expression();
+      close('%');
+    } else {
+      value = [inner = body_of({"endset"}, false)](Work& work) { return text_of(inner, work); };
+      close("endset");
+    }
+    return [=](Work& work) {
+      const Value v = eval(value, work);
+      Object* const object = attribute.empty() ? nullptr : named_value(work, to[0]).object();
+      if (attribute.empty()) return assign(work, to, v), Flow::on;
+      if (!object || !object->fields) throw InputError("an attribute is set of what is no namespace");
+      (*object->fields)[attribute] = v;
+      return Flow::on;
+    };
+  }
+  Step macro_statement() {
+    const Text called = symbol();
+    std::vector<std::pair<Text, Code>> parameters;
+    expect("(");
+    all_until(")", [&] {
+      const Text parameter = symbol();
+      parameters.emplace_back(parameter, skip("=") ? expression() : nullptr);
+    });
+    const Step inner = body_of({"endmacro"}, false);
+    close("endmacro");
+    return [=](Work& work) {
+      const auto expand = [&work, called, parameters, inner, outer = work.scope](const Call& c) {
+        std::map<std::string, Value> named(c.named.begin(), c.named.end());
+        const int line = work.line;
+        Value out = within(work, outer, [&] {
+          for (size_t i = 0; i < parameters.size(); ++i) {
+            const auto& [parameter, otherwise] = parameters[i];
+            const bool has = i >= c.given.size() && named.contains(*parameter);
+            Value missing = otherwise && !has && i >= c.given.size() ? eval(otherwise, work) : Undefined{parameter};
+            work.scope->set(parameter, i < c.given.size() ? c.given[i] : has ? named[*parameter] : missing);
+            if (has) named.erase(*parameter);
+          }
+          if (!named.empty() || c.given.size() > parameters.size())
+            throw InputError(fmt::format("the macro '{}' is given an argument that it does not have", *called));
+          return text_of(inner, work);
+        });
+        work.line = line;
+        return out;
+      };
+      work.scope->set(called, work.keep({.call = expand}));
+      return Flow::on;
+    };
+  }
+  std::vector<Text> targets() {
+    std::vector<Text> out;
+    const bool bracketed = skip("(");
+    do out.push_back(symbol());
+    while (skip(","));
+    if (bracketed) expect(")");
+    return out;
+  }
+
+  // Expressions.
+
+  static Code constant(Value value) {
+    return [v = std::move(value)](Work&) { return v; };
+  }
+  // What f makes of some values.
+  template <class F>
+  static Code made(std::vector<Code> parts, F f) {
+    return [all = Given{std::move(parts)}, f](Work& work) -> Value { return f(work, evaluated(all, work).given); };
+  }
+  static Code listed(std::vector<Code> items, Form form) {
+    return made(std::move(items), [form](Work& work, Values v) { return sequence_of(work, std::move(v), form); });
+  }
+  static Code inverted(Code of) {
+    return made({std::move(of)}, [](Work&, const Values& v) { return !truth(v[0]); });
+  }
+  Code expression() {
+    const Level level(level_, kDeepestSyntax);
+    Code out = binary(0);
+    while (skip("if")) {
+      link();
+      const Code condition = binary(0), otherwise = skip("else") ? expression() : nullptr;
+      out = [yes = std::move(out), condition, otherwise](Work& work) {
+        if (truth(eval(condition, work))) return eval(yes, work);
+        return otherwise ? eval(otherwise, work) : Undefined{};
+      };
+    }
+    return out;
+  }
+  // The operators from the loosest to the tightest.
+  Code binary(size_t level) {
+    static const std::vector<std::vector<std::string_view>> kLevels{
+        {"or"}, {"and"}, {"==", "!=", "<", "<=", ">", ">=", "in", "not in"}, {"+", "-"}, {"~"}, {"*", "/", "//", "%"}};
+    if (level == kLevels.size()) return unary(true);
+    if (level == 2 && skip("not")) {
+      const Level deeper(level_, kDeepestSyntax);
+      return inverted(binary(2));
+    }
+    Code out = binary(level + 1);
+    for (bool again = false;; again = true) {
+      const auto found = std::find_if(kLevels[level].begin(), kLevels[level].end(), [&](auto op) { return skip(op); });
+      if (found == kLevels[level].end()) return out;
+      if (again && level == 2) throw InputError("a chain of comparisons is not known");
+      link();
+      const Code left = std::move(out), right = binary(level + 1);
+      if (level < 2)
+        out = [=](Work& work) {
+          const Value first = eval(left, work);
+          return truth(first) == (level == 0) ? first : eval(right, work);
+        };
+      else
+        out = made({left, right}, [level, op = *found](Work& work, const Values& v) -> Value {
+          if (level == 2) return compare(work, op, v[0], v[1]);
+          return arithmetic(work, op == "//" ? 'i' : op.front(), v[0], v[1]);
+        });
+    }
+  }
+  Code unary(bool with_filters) {
+    const Level level(level_, kDeepestSyntax);
+    Code out;
+    if (is("-") || is("+")) {
+      const char op = s_[at_++];
+      out = made({unary(false)}, [op](Work& work, const Values& v) {
+        return arithmetic(work, op, v[0].is<double>() ? Value(-0.0) : Value(int64_t{0}), v[0]);
+      });
+    } else {
+      out = primary();
+    }
+    out = postfix(std::move(out));
+    for (; with_filters; link()) {
+      if (skip("|"))
+        out = applied(Group::filters, std::move(out));
+      else if (skip("is"))
+        out = skip("not") ? inverted(applied(Group::tests, std::move(out))) : applied(Group::tests, std::move(out));
+      else
+        break;
+    }
+    return out;
+  }
+  Code call(Code callee) {
+    return [callee = std::move(callee), arguments = given()](Work& work) {
+      const Value function = eval(callee, work);
+      if (Object* const object = function.object(); object && object->call)
+        return object->call(evaluated(arguments, work));
+      if (const Undefined* const u = function.as<Undefined>())
+        throw InputError(fmt::format("'{}' is called, and not known", u->name ? u->name->substr(0, 60) : "a value"));
+      throw InputError(fmt::format("{} is called as a function", type_name(function)));
+    };
+  }
+  Code postfix(Code of) {
+    for (;; link()) {
+      if (is("(")) {
+        of = call(std::move(of));
+      } else if (skip(".")) {
+        of = made({std::move(of), constant(symbol())},
+                  [](Work& work, const Values& v) { return member(work, v[0], v[1], true); });
+      } else if (skip("[")) {
+        of = subscript(of);
+        expect("]");
+      } else {
+        return of;
+      }
+    }
+  }
+  Code subscript(const Code& of) {
+    const auto part = [&] { return is(":") || is("]") ? constant(None{}) : expression(); };
+    if (is("]")) fail_expected("an index");
+    const bool begins = !is(":");
+    const Code first = part();
+    if (begins && !is(":"))
+      return made({of, first}, [](Work& work, const Values& v) { return member(work, v[0], v[1], false); });
+    expect(":");
+    const Code to = part(), step = skip(":") ? part() : constant(None{});
+    return made({of, first, to, step}, [](Work& work, const Values& v) { return slice(work, v[0], v[1], v[2], v[3]); });
+  }
+  Value number() {
+    const size_t begin = at_;
+    digits();
+    const bool real = is_any(".") && std::isdigit(s_[at_ + 1]) != 0;
+    if (real) ++at_, digits();
+    if (at_ < s_.size() && is_letter(s_[at_])) throw InputError("a number of a form that is not known");
+    if (real) return std::strtod(s_.c_str() + begin, nullptr);
+    int64_t value = 0;
+    if (std::from_chars(s_.data() + begin, s_.data() + at_, value).ec != std::errc())
+      throw InputError("an integer is beyond 64 bits");
+    return value;
+  }
+  Code primary() {
+    skip_space();
+    if (is_any("0123456789")) return constant(number());
+    if (is_any("'\"")) {
+      std::string text;
+      for (; is_any("'\""); skip_space()) {
+        const size_t begin = at_++;
+        while (at_ < s_.size() && s_[at_] != s_[begin]) at_ += s_[at_] == '\\' ? 2 : 1;
+        if (at_ >= s_.size()) throw InputError("the template ends in a text");
+        text += unescaped(std::string_view(s_).substr(begin + 1, at_++ - begin - 1));
+      }
+      return constant(text);
+    }
+    if (skip("true") || skip("True")) return constant(true);
+    if (skip("false") || skip("False")) return constant(false);
+    if (skip("none") || skip("None")) return constant(None{});
+    std::vector<Code> items;
+    if (skip("(")) {
+      bool commas = false;
+      all_until(")", [&] {
+        items.push_back(expression());
+        commas = is(",");
+      });
+      return items.size() == 1 && !commas ? items.front() : listed(std::move(items), Form::tuple);
+    }
+    if (skip("[")) {
+      all_until("]", [&] { items.push_back(expression()); });
+      return listed(std::move(items), Form::list);
+    }
+    if (!skip("{")) return [name = symbol("an expression")](Work& work) { return named_value(work, name); };
+    all_until("}", [&] {
+      items.push_back(expression());
+      expect(":");
+      items.push_back(expression());
+    });
+    return made(std::move(items), [](Work& work, const Values& v) {
+      Pairs out;
+      for (size_t i = 0; i < v.size(); i += 2) out.emplace_back(key_of(v[i]), v[i + 1]);
+      return dict_of(work, std::move(out));
+    });
+  }
+  // What stands between commas, of which one may stand before the end.
+  template <class F>
+  void all_until(std::string_view end, const F& one) {
+    while (!is(end)) {
+      one();
+      if (!is(end)) expect(",");
+    }
+    expect(end);
+  }
+  Given given() {
+    Given out;
+    expect("(");
+    all_until(")", [&] {
+      const size_t before = at_;
+      std::string key = is_letter(s_[at_]) && !is_any("0123456789") ? word() : "";
+      if (!key.empty() && skip("=")) {
+        out.named.emplace_back(std::move(key), expression());
+      } else {
+        at_ = before;
+        if (!out.named.empty()) throw InputError("an argument without a name follows one that has it");
+        out.in_order.push_back(expression());
+      }
+    });
+    return out;
+  }
+  // A filter, or a test: of a test a single argument may stand without brackets.
+  Code applied(Group group, Code to) {
+    const std::string called = word();
+    const Builtin* const builtin = find_builtin(group, called);
+    if (!builtin)
+      throw InputError(
+          fmt::format("the {} '{}' is not known", group == Group::tests ? "test" : "filter", called.substr(0, 40)));
+    Given all{{std::move(to)}};
+    if (is("(")) {
+      Given more = given();
+      all.in_order.insert(all.in_order.end(), more.in_order.begin(), more.in_order.end());
+      all.named = std::move(more.named);
+    } else if (group == Group::tests && at_ < s_.size() && (is_letter(s_[at_]) || is_any("'\"[{")) &&
+               !is_one_of({"else", "or", "and"})) {
+      if (is("is")) throw InputError("tests are not chained");
+      all.in_order.push_back(postfix(primary()));
+    }
+    return [builtin, all = std::move(all)](Work& work) { return apply(*builtin, evaluated(all, work)); };
+  }
+
+  Names& names_;
+  std::string s_ = {};
+  size_t at_ = 0, counted_ = 0;
+  int line_ = 1, level_ = 0, links_ = 0;
+  bool loops_ = false;
+};
+
+}  // namespace
+
+Template::Template(std::string_view source, std::string what)
+    : what_(std::move(what)), body_(Parser(source, names_).run(what_)) {}
+
+Rendered Template::render(Work& work, const Variables& variables) const {
+  work.scope = std::make_shared<Scope>();
+  for (const auto& [name, value] : variables)
+    if (const auto found = names_.find(name); found != names_.end()) work.scope->set(found->second, value);
+  work.scope = std::make_shared<Scope>(Scope{work.scope});
+  try {
+    body_(work);
+  } catch (const InputError& e) {
+    fail_at(what_, work.line, e.what());
+  }
+  return std::move(work.main);
+}
+
+}  // namespace tessera::jinja

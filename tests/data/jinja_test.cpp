@@ -1,0 +1,286 @@
+// Templates of chats: the language beside python3-jinja2, its bounds, and what a model's own template makes of
+// examples.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "data/files.h"
+#include "data/jinja/template.h"
+#include "data/tokenizer/described.h"
+#include "tests/support/python.h"
+
+namespace tessera {
+namespace {
+
+jinja::Value from_json(jinja::Work& work, const nlohmann::ordered_json& json) {
+  if (json.is_null()) return jinja::None{};
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number_float()) return json.get<double>();
+  if (json.is_number()) return json.get<int64_t>();
+  if (json.is_string()) return json.get<std::string>();
+  jinja::Values items;
+  jinja::Pairs pairs;
+  for (const auto& [key, value] : json.items()) {
+    items.push_back(from_json(work, value));
+    pairs.emplace_back(key, items.back());
+  }
+  return json.is_array() ? sequence_of(work, items) : dict_of(work, pairs);
+}
+
+std::string rendered(const std::string& source,
+                     const nlohmann::ordered_json& variables = nlohmann::ordered_json::object()) {
+  const jinja::Template made(source, "t");
+  jinja::Work work;
+  jinja::Variables given;
+  for (const auto& [name, value] : variables.items()) given.emplace_back(name, from_json(work, value));
+  return made.render(work, given).text;
+}
+
+std::string refusal(const std::string& source,
+                    const nlohmann::ordered_json& variables = nlohmann::ordered_json::object()) {
+  try {
+    return "rendered: " + rendered(source, variables);
+  } catch (const InputError& e) {
+    return e.what();
+  }
+}
+
+TEST(Jinja, MakesWhatPythonMakes) {
+  if (const std::string why = test::missing("jinja2"); !why.empty()) GTEST_SKIP() << why;
+  const std::filesystem::path source(TESSERA_SOURCE_DIR);
+  const test::Exchange exchange;
+  exchange.run(source / "tests/compare/chat_templates.py",
+               "'" + (source / "tests/data/fixtures/templates").string() + "' 2000 1");
+  std::ifstream file(exchange.path("cases.jsonl"));
+  int cases = 0, texts = 0, refused = 0;
+  for (std::string line; std::getline(file, line); ++cases) {
+    const auto one = nlohmann::ordered_json::parse(line);
+    SCOPED_TRACE(one["template"].get<std::string>() + "\n" + one["error"].get<std::string>());
+    std::optional<std::string> text;
+    try {
+      text = rendered(one["template"], one["variables"]);
+    } catch (const InputError& e) {
+      const std::string why = e.what();
+      const bool by_name =
+          why.find("not known") != std::string::npos || why.find("is not printed") != std::string::npos;
+      EXPECT_TRUE(one["text"].is_null() || by_name) << why;
+      refused += one["text"].is_null() ? 0 : 1;
+    }
+    if (!text) continue;
+    ++texts;
+    EXPECT_EQ(nlohmann::ordered_json(*text), one["text"]);
+  }
+  EXPECT_GE(cases, 3900);
+  EXPECT_GE(texts, 2900) << "most of the templates have a text";
+  EXPECT_LE(refused, 20) << "hardly one says what is not known";
+}
+
+// Some of the same by hand, where Python is not there to be asked.
+TEST(Jinja, KeepsItsRules) {
+  EXPECT_EQ(rendered("  {% if true %}\n a\n  {%- endif %}\n{# c #}\nb\n"), " ab");
+  EXPECT_EQ(
+      rendered("{% for x in [1, 2, 3] if x != 2 %}{{ loop.index }}/{{ loop.length }}:{{ x }}{{ ',' if not loop.last }}"
+               "{% else %}none{% endfor %}"),
+      "1/2:1,2/2:3");
+  EXPECT_EQ(
+      rendered(
+          "{{ 7 // -2 }} {{ 7 % -2 }} {{ 2 * 3 + 2 }} {{ not 2 < 1 }} {{ 'abc'[::-1] }} {{ [1, 'a', none, 2.0] }}"),
+      "-4 -1 8 True cba [1, 'a', None, 2.0]");
+  EXPECT_EQ(
+      rendered(
+          "{% set ns = namespace(n=0) %}{% for x in xs %}{% set ns.n = ns.n + x %}{% set y = 1 %}{% endfor %}{{ ns.n }}"
+          "{{ y is defined }}",
+          {{"xs", {1, 2}}}),
+      "3False");
+  EXPECT_EQ(
+      rendered("{% macro m(a, b='x') %}<{{ a }}{{ b }}{{ caller is defined }}>{% endmacro %}{{ m(1) ~ m(2, b=3) }}"),
+      "<1xFalse><23False>");
+  EXPECT_EQ(rendered("{% set x = {'a': '<'} | tojson | safe %}{{ x }}{{ x ~ '>' }}{{ x is string }}"),
+            "{\"a\": \"<\"}{\"a\": \"<\"}>True");
+  EXPECT_EQ(rendered("{{ {'b': ['<é>', 1.5], 'a': none} | tojson }}{{ {'a': 1} | tojson(indent=1) }}"),
+            "{\"b\": [\"<é>\", 1.5], \"a\": null}{\n \"a\": 1\n}");
+  EXPECT_EQ(rendered("{{ missing }}{{ missing | default('d') }}{{ m.content.strip().split(',')[-1] }}",
+                     {{"m", {{"content", " a,b "}}}}),
+            "db");
+}
+
+TEST(Jinja, RefusesByLine) {
+  EXPECT_EQ(refusal("a\nb\n{{ x | nosuch }}"), "t:3: the filter 'nosuch' is not known");
+  EXPECT_EQ(refusal("{{ x is nosuch }}"), "t:1: the test 'nosuch' is not known");
+  EXPECT_EQ(refusal("\n{% include 'x' %}"), "t:2: the statement 'include' is not known here");
+  EXPECT_EQ(refusal("\n\n{% if x %}\n"), "t:3: expected 'endif', found 'the end'");
+  EXPECT_EQ(refusal("{{ a\nb }}"), "t:2: expected the end of the tag, found 'b'");
+  EXPECT_EQ(refusal("{{ 'a"), "t:1: the template ends in a text");
+  EXPECT_EQ(refusal("\n{{ x.y }}"), "t:2: 'x' is undefined");
+  EXPECT_EQ(refusal("{% for m in ms %}\n{{ m.a.b }}{% endfor %}", {{"ms", {nlohmann::ordered_json::object()}}}),
+            "t:2: 'a' is undefined");
+  EXPECT_EQ(refusal("{{ xs.append(1) }}", {{"xs", {1}}}), "t:1: 'append' is called, and not known");
+  EXPECT_EQ(refusal("{{ raise_exception('no\nway') }}"), "t:1: the template refuses this: no\\x0away");
+  EXPECT_EQ(refusal("{{ [1] | map('string') }}"),
+            "t:1: an iterator is not printed; expected a text, or |list behind it");
+  EXPECT_EQ(refusal("{% set x = '<' | safe %}\n{{ x + '>' }}"),
+            "t:2: a text that `safe` marked is known only where it is printed, or joined by ~");
+  EXPECT_EQ(refusal("{{ '<' | safe | upper }}"), "t:1: 'upper' of a text that `safe` marked is not known");
+  EXPECT_EQ(refusal("{{ '%s' % 1 }}"), "t:1: the operator % of a text and an integer is not known");
+  EXPECT_EQ(refusal("{{ {1: 2} }}"), "t:1: an integer as a key is not known");
+  EXPECT_EQ(refusal("{{ false[1:] }}"), "t:1: a slice of a boolean and an integer is not known");
+  EXPECT_EQ(refusal("{{ 'a b'.rsplit(' ') }}"), "t:1: 'rsplit' is called, and not known");
+  EXPECT_EQ(refusal("{{ 1 < 2 < 3 }}"), "t:1: a chain of comparisons is not known");
+  EXPECT_EQ(refusal("{{ '4.7' | int }}"), "t:1: an integer of a text is not known");
+  for (const char* const word : {"call m()", "filter upper", "with x = 1", "raw", "extends 'x'", "import 'x' as y",
+                                 "from 'x' import y", "block b", "trans", "do x", "autoescape true"})
+    EXPECT_EQ(
+        refusal(std::string("{% ") + word + " %}"),
+        "t:1: the statement '" + std::string(word).substr(0, std::string(word).find(' ')) + "' is not known here");
+  EXPECT_EQ(refusal("{{ 9223372036854775807 + 1 }}"), "t:1: an integer is beyond 64 bits");
+}
+
+// Nesting in the template's text, in its values and in its calls, and work without end.
+TEST(Jinja, HasBounds) {
+  const auto repeated = [](const std::string& text, int times) {
+    std::string out;
+    for (int i = 0; i < times; ++i) out += text;
+    return out;
+  };
+  const std::string deep = "t:1: nested too deep, or a macro that calls itself without end";
+  EXPECT_EQ(refusal("{{ " + repeated("(", 10000) + repeated(")", 10000) + " }}"), deep);
+  EXPECT_EQ(refusal("{{ " + repeated("not ", 100000) + " }}"), deep);
+  EXPECT_EQ(refusal(repeated("{% if x %}", 100000)), deep);
+  EXPECT_EQ(refusal("{{ 1" + repeated(" + 1", 100000) + " }}"), "t:1: one tag does too much");
+  EXPECT_EQ(refusal("{{ x" + repeated("[0]", 100000) + " }}"), "t:1: one tag does too much");
+  EXPECT_EQ(refusal("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"), deep);
+  const std::string work = "t:1: does more work, or makes more text, than a template should";
+  const std::string loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+  EXPECT_EQ(refusal(loops), work);
+  EXPECT_EQ(refusal("{{ 'a' * 1000000000000 }}"), work);
+  EXPECT_EQ(refusal("{{ 'ab' * 9223372036854775807 }}"), work);
+  EXPECT_EQ(
+      refusal("{% set ns = namespace(s='aaaa') %}{% for a in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"),
+      work);
+  EXPECT_EQ(
+      refusal(
+          "{% set ns = namespace(s=[1]) %}{% for a in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}"),
+      work);
+  EXPECT_EQ(refusal("{% set ns = namespace(s=[1]) %}{% for a in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor "
+                    "%}{{ ns.s == ns.s + [] }}"),
+            work);
+  EXPECT_EQ(refusal("{% set ns = namespace(s=[1]) %}{% for a in range(200) %}{% set ns.s = [ns.s] %}{% endfor %}"),
+            "t:1: values are nested deeper than 100");
+  EXPECT_EQ(refusal("{{ range(100001) }}"), "t:1: a range of more than 100000 numbers");
+}
+
+// A tokenizer of some words and the special tokens <|im_start|> and <|im_end|>, with a template.
+class ModelTemplates : public testing::Test {
+ protected:
+  static ModelTemplate with(const std::string& jinja) {
+    const std::filesystem::path source =
+        std::filesystem::path(TESSERA_SOURCE_DIR) / "tests/data/fixtures/tokenizers/smollm";
+    nlohmann::json tokenizer = nlohmann::json::parse(read_file(source / "tokenizer.json"));
+    for (nlohmann::json& token : tokenizer["added_tokens"]) {
+      if (token["id"] == 400) token["content"] = "<|im_start|>";
+      if (token["id"] == 401) token["content"] = "<|im_end|>", token["special"] = true;
+    }
+    const nlohmann::json config = {
+        {"chat_template", jinja}, {"eos_token", "<|im_end|>"}, {"bos_token", {{"content", "<|im_start|>"}}}};
+    return ModelTemplate(HubTokenizer({{"tokenizer.json", tokenizer.dump()}, {"tokenizer_config.json", config.dump()}},
+                                      tokenizer, "t/"));
+  }
+  // Responses in brackets, and what is text whatever it says between quotes.
+  static std::string shown(const std::vector<Piece>& pieces) {
+    std::string out;
+    for (const Piece& p : pieces) {
+      const std::string text = p.kind == Piece::Kind::text ? "'" + p.text + "'" : p.text;
+      out += p.never ? "{" + text + "}" : p.response ? "[" + text + "]" : text;
+    }
+    return out;
+  }
+  static std::string refused(const ModelTemplate& t, const Example& example) {
+    try {
+      return shown(t.render(example, "f:7"));
+    } catch (const InputError& e) {
+      return e.what();
+    }
+  }
+  const Example talk_ = {Example::Shape::messages,
+                         {{Role::user, "a"}, {Role::assistant, "b "}, {Role::user, "c"}, {Role::assistant, "d"}}};
+};
+
+TEST_F(ModelTemplates, ResponsesAreWhatTurnsAdd) {
+  const ModelTemplate chatml = with(
+      "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + eos_token + '\\n' }}{% endfor %}"
+      "{% if add_generation_prompt %}{{ bos_token }}assistant\n{% endif %}");
+  EXPECT_EQ(shown(chatml.render(talk_, "f:7")),
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[b <|im_end|>]\n<|im_start|>user\nc<|im_end|>\n"
+            "<|im_start|>assistant\n[d<|im_end|>]\n");
+  EXPECT_EQ(shown(chatml.prompt({{Role::system, "s"}, {Role::user, "a"}}, "f:7")),
+            "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
+  // What a message says is text, also what names a special token.
+  EXPECT_EQ(shown(chatml.render(
+                {Example::Shape::messages, {{Role::user, "x<|im_end|>y"}, {Role::assistant, "<|im_end|"}}}, "f:7")),
+            "<|im_start|>user\nx'<|im_end|>'y<|im_end|>\n<|im_start|>assistant\n[<|im_end|<|im_end|>]\n");
+  EXPECT_EQ(refused(chatml, {Example::Shape::messages, {{Role::user, "\uFDD0"}}}),
+            "f:7: a message has U+FDD0 or U+FDD1, which are no characters");
+}
+
+TEST_F(ModelTemplates, GenerationBlocksSayWhatIsTheResponse) {
+  const ModelTemplate marked = with(
+      "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content if loop.last else '...' }}"
+      "{% endgeneration %};{% else %}{{ m.content }} {% endif %}{% endfor %}");
+  EXPECT_EQ(shown(marked.render(talk_, "f:7")), "a A:[...];c A:[d];");
+}
+
+// Of a message with the weight 0 nothing is learnt (in braces), and of a prompt that is a list of messages nothing.
+TEST_F(ModelTemplates, WhatIsNotLearntIsFoundByItsTurn) {
+  const std::string row = R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b",
+      "weight": 0}, {"role": "user", "content": "c", "weight": 0}, {"role": "assistant", "content": "d"}]})";
+  const std::string list = R"({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+      {"role": "user", "content": "c"}], "completion": [{"role": "assistant", "content": "d"}]})";
+  const std::string turns = "{% for m in messages %}{{ m.role[0] }}:";
+  const ModelTemplate bare = with(turns + "{{ m.content }};{% endfor %}");
+  const ModelTemplate marked = with(turns +
+                                    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+                                    "{% endgeneration %};{% else %}{{ m.content }};{% endif %}{% endfor %}");
+  EXPECT_EQ(shown(bare.render(parse_example(row, "f:1"), "f:1")), "u:a;{a:b;u:c;}[a:d;]");
+  EXPECT_EQ(shown(bare.render(parse_example(list, "f:1"), "f:1")), "u:a;a:b;u:c;[a:d;]");
+  EXPECT_EQ(shown(marked.render(parse_example(row, "f:1"), "f:1")), "u:a;{a:b;u:c;}a:[d];");
+  EXPECT_EQ(shown(marked.render(parse_example(list, "f:1"), "f:1")), "u:a;a:b;u:c;a:[d];");
+}
+
+// Rows as OpenAI's documentation of function calling has them: calls without content, arguments as a text, answers of
+// tools. Templates read arguments as mappings, so vLLM makes such ones of them before it renders.
+TEST_F(ModelTemplates, ToolsReachTheTemplate) {
+  const ModelTemplate tools = with(
+      "{{ tools | tojson }}\n{% for m in messages %}{{ m.role }}{{ '/' + m.name if m.name }}:{% if m.content is none %}"
+      "{% for c in m.tool_calls %}{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}{% else %}"
+      "{{ m.content }}{% endif %};{% endfor %}");
+  const std::string row = R"({"messages": [{"role": "user", "content": "a", "name": "<|im_end|>"},
+      {"role": "assistant", "content": null, "refusal": null, "tool_calls": [{"id": "1", "type": "function",
+       "function": {"name": "f", "arguments": "{\"z\": [1, 2.0], \"a\": null}"}}]},
+      {"role": "tool", "content": "t", "tool_call_id": "1"}, {"role": "assistant", "content": "b"}],
+      "tools": [{"type": "function", "function": {"name": "f", "a": 1}}], "parallel_tool_calls": false})";
+  const Example example = parse_example(row, "f:1");
+  EXPECT_EQ(shown(tools.render(example, "f:1")),
+            "[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"a\": 1}}]\nuser/'<|im_end|>':a;"
+            "[assistant:f({\"z\": [1, 2.0], \"a\": null});]tool:t;[assistant:b;]");
+  EXPECT_THROW(render(example, ChatTemplate::chatml, "f:1"), InputError);
+  const std::string twice = R"({"messages": [{"role": "assistant", "tool_calls": [{"id": 1, "id": 2}]}]})";
+  EXPECT_THROW(parse_example(twice, "f:1"), InputError) << "a key that stands twice is read by nobody";
+}
+
+TEST_F(ModelTemplates, ATextThatDoesNotGrowIsRefused) {
+  const ModelTemplate last =
+      with("{% for m in messages %}{{ m.role if loop.last else 'x' }}:{{ m.content }};{% endfor %}");
+  EXPECT_EQ(
+      refused(last, talk_),
+      "f:7: message 2: the chat template's text before it is not how its text goes on; expected one that only grows "
+      "from turn to turn, or generation blocks in the template");
+  const ModelTemplate strict =
+      with("{% if messages[0].role != 'system' %}\n{{ raise_exception('no system') }}{% endif %}");
+  EXPECT_EQ(refused(strict, talk_), "f:7: chat_template:2: the template refuses this: no system");
+  EXPECT_THROW(with("{{ messages | nosuch }}"), InputError);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,31 @@
+// A template of chats, rendered for a small conversation: it has a text or a line that says why not, in bounded work.
+#include "data/jinja/template.h"
+#include "tests/fuzz/target.h"
+
+namespace tessera::fuzz {
+namespace {
+
+void parse_template(std::string_view bytes) {
+  using namespace jinja;
+  const Template made(bytes, kWhat);
+  Work work(size_t{1} << 22);
+  const auto message = [&](const char* role, const char* content) {
+    return dict_of(work, {{"role", std::string(role)}, {"content", std::string(content)}});
+  };
+  const Value messages = sequence_of(work, {message("user", " How? "), message("assistant", "So é.\n")});
+  const Rendered out = made.render(work, {{"messages", messages},
+                                          {"tools", None{}},
+                                          {"add_generation_prompt", true},
+                                          {"bos_token", std::string("<s>")},
+                                          {"eos_token", std::string("</s>")}});
+  size_t at = 0;
+  for (const auto& [begin, end] : out.generated) {
+    require(begin >= at && end >= begin && end <= out.text.size(), "what is generated lies in the text, in order");
+    at = end;
+  }
+}
+
+const Target target("template", parse_template);
+
+}  // namespace
+}  // namespace tessera::fuzz
