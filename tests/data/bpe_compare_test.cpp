@@ -2,12 +2,18 @@
 // files.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <memory>
+#include <span>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "data/files.h"
 #include "data/tokenizer/described.h"
+#include "data/utf8.h"
 #include "tests/data/bpe_texts.h"
 #include "tests/support/python.h"
 
@@ -69,6 +75,34 @@ TEST(OwnTokenizersInTheLibrary, HaveTheSameTokens) {
     EXPECT_EQ(again->decode(tokens), text);
     EXPECT_EQ(again->identity(), tokenizer->identity());
   }
+}
+
+// Tokenizers of published kinds on 3 MB in many scripts: the library's tokens, and its text when it decodes them.
+TEST(PatternsBesideHfTokenizers, MakeTheSameTokens) {
+  if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
+  const test::Exchange exchange;
+  exchange.run(std::string(TESSERA_SOURCE_DIR) + "/tests/compare/library_patterns.py", "3000000");
+  const std::string text = read_file(exchange.path("text.txt"));
+  std::istringstream times(read_file(exchange.path("milliseconds.txt")));
+  int met = 0;
+  for (std::string name, theirs; times >> name >> theirs; ++met) {
+    SCOPED_TRACE(name);
+    const auto tokenizer = Tokenizer::open_folder(exchange.path(name));
+    const auto began = std::chrono::steady_clock::now();
+    const std::vector<int32_t> tokens = tokenizer->encode(text);
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
+    std::printf("%-10s %7zu tokens, %4.0f ms; the library %s ms\n", name.c_str(), tokens.size(), took.count(),
+                theirs.c_str());
+    const auto right = exchange.read<int32_t>(name + "/ids");
+    const auto differs = std::mismatch(right.begin(), right.end(), tokens.begin(), tokens.end());
+    EXPECT_TRUE(right == tokens) << "from token " << differs.first - right.begin() << " on, behind '"
+                                 << tokenizer->decode(std::span(right.begin(), differs.first)
+                                                          .last(std::min<size_t>(
+                                                              20, static_cast<size_t>(differs.first - right.begin()))))
+                                 << "'";
+    EXPECT_TRUE(replace_broken(tokenizer->decode(right)) == read_file(exchange.path(name + "/decoded.txt")));
+  }
+  EXPECT_EQ(met, 14);
 }
 
 }  // namespace
