@@ -22,7 +22,9 @@ constexpr size_t kTried = 64;  // places tried, and then matches made, between t
 // White space by Unicode's property: PCRE2's \s counts U+180E too.
 constexpr std::string_view kSpace =
     R"(\x{9}-\x{D}\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
-constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\xB2\xB3\xB9\xBC-\xBE)";  // PCRE2's \w knows less
+constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";  // PCRE2's \w knows less of these
+// Outside of a class, Oniguruma's \w and \b take Latin-1's fractions and raised digits for a word's, too.
+constexpr std::string_view kWordAlone = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\xB2\xB3\xB9\xBC-\xBE)";
 constexpr std::string_view kHex = "0-9A-Fa-f";
 
 // Names of Oniguruma's classes, without `_`, `-`, spaces and in small letters, and what they hold.
@@ -226,7 +228,8 @@ class Translation {
 
   void escape() {
     const char c = take_byte();
-    if (const std::string_view set = set_of(c); !set.empty()) return item(in_brackets(set, is_upper(c)));
+    if (const std::string_view set = set_of(c); !set.empty())
+      return item(in_brackets(set == kWord ? kWordAlone : set, is_upper(c)));
     if (c == 'p' || c == 'P') {
       const auto [set, negative] = property(c == 'P');
       // There, a case that is asked for outside of a class is that case, whatever the options say.
@@ -234,7 +237,7 @@ class Translation {
       return item(groups_.back().caseless && is_case(set) ? "(?-i:" + one + ")" : one);
     }
     if (c == 'b' || c == 'B')
-      return item(fmt::format("(?:(?<=[{0}])(?{1}[{0}])|(?<![{0}])(?{2}[{0}]))", kWord, c == 'b' ? '!' : '=',
+      return item(fmt::format("(?:(?<=[{0}])(?{1}[{0}])|(?<![{0}])(?{2}[{0}]))", kWordAlone, c == 'b' ? '!' : '=',
                               c == 'b' ? '=' : '!'));
     if (c == 'O') return item("(?s:.)");
     if (std::string_view("RNKAzZkg").find(c) != std::string_view::npos || (c >= '1' && c <= '9')) {

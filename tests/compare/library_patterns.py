@@ -76,7 +76,7 @@ KINDS = {
     "spaces": (sequence(S(" ", "merged_with_next"), pre_tokenizers.Digits(False)), normalizers.NFKC()),
     "words": (sequence(pre_tokenizers.Whitespace()), normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])),
     "lower": (sequence(pre_tokenizers.WhitespaceSplit()), normalizers.Sequence([normalizers.NFKD(), normalizers.Lowercase()])),
-    "onig": (sequence(split(r"[[:alpha:]&&[^\p{Han}]]+|\h{2}|\b\w|[\W_]+\b", "merged_with_previous")), None),
+    "onig": (sequence(split(r"[\p{L}&&[^\p{Han}]]+|\h{2}|\b\w|[\W_]+\b", "merged_with_previous")), None),
 }  # fmt: skip
 
 BLOCKS = [(0x20, 0x7E), (0xA0, 0x24F), (0x250, 0x2FF), (0x300, 0x36F), (0x370, 0x3FF), (0x400, 0x52F), (0x531, 0x58A),
@@ -140,7 +140,7 @@ def main(length):
                 [
                     AddedToken("<tool>", lstrip=strips, rstrip=name == "gpt2", normalized=False),
                     AddedToken("the", single_word=True, normalized=name == "llama3"),
-                    AddedToken("Straße", lstrip=True, normalized=True),
+                    AddedToken("snake_case", lstrip=True, normalized=True),
                 ]
             )
             os.mkdir(name)

@@ -200,6 +200,18 @@ TEST_F(HubTokenizerTest, AnythingUnknownIsRefusedByName) {
   expect_refused(path("made"), {"tokenizer.json", "vocab.json"});
 }
 
+// A pattern that would try every way to cut a run of one letter, and one that looks back from everywhere.
+TEST_F(HubTokenizerTest, APatternThatNeverEndsIsStopped) {
+  for (const char* const regex : {"(a+)+$", "(a|aa)+b", "(?:a*)*c"}) {
+    const auto folder =
+        changed("llama3", [&](Json& json) { json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = regex; });
+    const auto tokenizer = Tokenizer::open_folder(folder);
+    expect_error(Status::usage, {"the pattern", "takes too long", "100003 bytes"},
+                 [&] { tokenizer->encode(std::string(100'000, 'a') + "!bc"); });
+    EXPECT_EQ(tokenizer->decode(tokenizer->encode("a!")), "a!");
+  }
+}
+
 TEST_F(HubTokenizerTest, ItsConfigurationIsCheckedToo) {
   const auto with_config = [&](const Json& config) {
     const auto folder = changed("gpt2", [](Json&) {});
