@@ -39,47 +39,16 @@ constexpr std::pair<std::string_view, std::string_view> kClasses[] = {{"alnum", 
                                                                       {"space", kSpace},
                                                                       {"upper", R"(\p{Uppercase})"},
                                                                       {"word", kWord},
-                                                                      {"xdigit", kHex},
-                                                                      {"lc", R"(\p{L&})"},
-                                                                      {"letter", R"(\p{L})"},
-                                                                      {"casedletter", R"(\p{L&})"},
-                                                                      {"uppercaseletter", R"(\p{Lu})"},
-                                                                      {"lowercaseletter", R"(\p{Ll})"},
-                                                                      {"titlecaseletter", R"(\p{Lt})"},
-                                                                      {"modifierletter", R"(\p{Lm})"},
-                                                                      {"otherletter", R"(\p{Lo})"},
-                                                                      {"mark", R"(\p{M})"},
-                                                                      {"combiningmark", R"(\p{M})"},
-                                                                      {"nonspacingmark", R"(\p{Mn})"},
-                                                                      {"spacingmark", R"(\p{Mc})"},
-                                                                      {"enclosingmark", R"(\p{Me})"},
-                                                                      {"number", R"(\p{N})"},
-                                                                      {"decimalnumber", R"(\p{Nd})"},
-                                                                      {"letternumber", R"(\p{Nl})"},
-                                                                      {"othernumber", R"(\p{No})"},
-                                                                      {"punctuation", R"(\p{P})"},
-                                                                      {"connectorpunctuation", R"(\p{Pc})"},
-                                                                      {"dashpunctuation", R"(\p{Pd})"},
-                                                                      {"openpunctuation", R"(\p{Ps})"},
-                                                                      {"closepunctuation", R"(\p{Pe})"},
-                                                                      {"initialpunctuation", R"(\p{Pi})"},
-                                                                      {"finalpunctuation", R"(\p{Pf})"},
-                                                                      {"otherpunctuation", R"(\p{Po})"},
-                                                                      {"symbol", R"(\p{S})"},
-                                                                      {"mathsymbol", R"(\p{Sm})"},
-                                                                      {"currencysymbol", R"(\p{Sc})"},
-                                                                      {"modifiersymbol", R"(\p{Sk})"},
-                                                                      {"othersymbol", R"(\p{So})"},
-                                                                      {"separator", R"(\p{Z})"},
-                                                                      {"spaceseparator", R"(\p{Zs})"},
-                                                                      {"lineseparator", R"(\p{Zl})"},
-                                                                      {"paragraphseparator", R"(\p{Zp})"},
-                                                                      {"other", R"(\p{C})"},
-                                                                      {"control", R"(\p{Cc})"},
-                                                                      {"format", R"(\p{Cf})"},
-                                                                      {"surrogate", R"(\p{Cs})"},
-                                                                      {"privateuse", R"(\p{Co})"},
-                                                                      {"unassigned", R"(\p{Cn})"}};
+                                                                      {"xdigit", kHex}};
+// The long names of Unicode's categories, and the short ones.
+constexpr std::string_view kCategories =
+    " lc:L& letter:L casedletter:L& uppercaseletter:Lu lowercaseletter:Ll titlecaseletter:Lt modifierletter:Lm "
+    "otherletter:Lo mark:M combiningmark:M nonspacingmark:Mn spacingmark:Mc enclosingmark:Me number:N "
+    "decimalnumber:Nd letternumber:Nl othernumber:No punctuation:P connectorpunctuation:Pc dashpunctuation:Pd "
+    "openpunctuation:Ps closepunctuation:Pe initialpunctuation:Pi finalpunctuation:Pf otherpunctuation:Po "
+    "symbol:S mathsymbol:Sm currencysymbol:Sc modifiersymbol:Sk othersymbol:So separator:Z spaceseparator:Zs "
+    "lineseparator:Zl paragraphseparator:Zp other:C control:Cc format:Cf surrogate:Cs privateuse:Co "
+    "unassigned:Cn ";
 
 using CodePointer = std::unique_ptr<pcre2_code, decltype(&pcre2_code_free)>;
 
@@ -312,12 +281,16 @@ class Translation {
       if (c != '_' && c != '-' && c != ' ') name += is_upper(c) ? static_cast<char>(c | 0x20) : c;
     for (const auto& [known, set] : kClasses)
       if (known == name) return std::string(set);
+    if (const size_t at = kCategories.find(" " + name + ":"); at != std::string_view::npos) {
+      const size_t begin = at + name.size() + 2;
+      return fmt::format("\\p{{{}}}", kCategories.substr(begin, kCategories.find(' ', begin) - begin));
+    }
     // A name of PCRE2: a script (there, alone it would be Script_Extensions), a short category or a property.
     int error = 0;
-    size_t at = 0;
+    size_t place = 0;
     for (const std::string& set : {fmt::format("\\p{{sc:{}}}", name), fmt::format("\\p{{{}}}", name)})
       if (std::all_of(name.begin(), name.end(), [](char c) { return c >= 'a' && c <= 'z'; }) &&
-          compiled(set, 0, error, at))
+          compiled(set, 0, error, place))
         return set;
     refuse(fmt::format("the class '{}'", spelling));
   }
