@@ -5,16 +5,16 @@
 // in Latin-1 stand for themselves; the other 68, in order, are U+0100 and on, so that a space is written "Ġ" (U+0120)
 // and a line break "Ċ" (U+010A). Source: Radford et al. 2019 and the encoder published with it.
 //
-// GPT-2's pattern makes a piece of an English contraction's ending ('s 't 're 've 'm 'll 'd), or of one of: letters,
-// numbers, other visible characters, each with at most one space before it, or white space (without the last space
-// before a word). Letters and numbers are Unicode's classes L and N; white space is Unicode's property, spelled out,
-// since PCRE2's \s counts U+180E too. Bytes that are not UTF-8 are a piece of their own for each unbroken run of them.
-// Source: Radford et al. 2019, "Language models are unsupervised multitask learners", section 2.2; the other patterns
-// are those of the tokenizer.json of Llama 3 and Qwen 2, and what the library `tokenizers` calls Digits.
+// A pattern cuts a text into pieces, which are merged each alone. Patterns come from files of strangers and are run by
+// PCRE2 (split.cpp). GPT-2's makes a piece of an English contraction's ending, or of one of: letters, numbers, other
+// visible characters, each with at most one space before it, or white space (without the last space before a word).
+// Bytes that are not UTF-8 are a piece of their own for each unbroken run of them. Source: Radford et al. 2019,
+// "Language models are unsupervised multitask learners", section 2.2.
 #pragma once
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -33,16 +33,62 @@ std::string spell(std::string_view bytes);
 // The bytes that a spelling means; nothing when it holds a character outside the alphabet or is not UTF-8.
 std::optional<std::string> unspell(std::string_view spelling);
 
-enum class Pattern { gpt2, llama3, qwen, each_digit, digits };
+inline constexpr std::string_view kGpt2 =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// The pattern that a tokenizer.json writes so; nothing for any other. A pattern from a file is never run, only
-// recognised: so none can backtrack for ever.
-std::optional<Pattern> pattern_written(std::string_view regex);
+// What becomes of a match and of the text between matches: each a piece, matches gone, each match joined to the text
+// before it or behind it, or matches side by side joined.
+enum class Behaviour { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
-// Calls f(piece) for every piece of a text, in order; together they are the text, whatever its bytes. Cost: one pass,
-// about 10 ns a byte.
-void for_each_piece(std::string_view text, const std::function<void(std::string_view)>& f,
-                    Pattern pattern = Pattern::gpt2);
+// What matching in one text needs, and how much of the processor's time all of it may take: 2 s and 5 us a byte.
+class Matching {
+ public:
+  explicit Matching(size_t bytes);
+  ~Matching();
+  Matching(Matching&&) = delete;
+
+ private:
+  friend class Split;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// A pattern, as the library `tokenizers` has it. It takes a pattern as Oniguruma reads it in Ruby's syntax.
+class Split {
+ public:
+  using Each = std::function<void(std::string_view)>;
+
+  // Throws Error that says what in the pattern cannot be run.
+  static Split of_regex(std::string_view regex, Behaviour behaviour = Behaviour::isolated, bool invert = false);
+  static Split of_text(std::string_view text, Behaviour behaviour = Behaviour::isolated, bool invert = false);
+
+  // Calls f(piece) for every piece of a text, in order. Throws Error where a match takes too long. Cost of GPT-2's: one
+  // pass, about 50 ns a byte.
+  void pieces(std::string_view text, Matching& matching, const Each& f) const;
+  // The text with `by` for every match.
+  std::string replaced(std::string_view text, Matching& matching, std::string_view by) const;
+
+ private:
+  struct Code;
+  Split(std::string_view pattern, bool literal, Behaviour behaviour, bool invert);
+  template <class F>
+  void each(std::string_view text, Matching& matching, const F& f) const;
+  void valid_pieces(std::string_view text, Matching& matching, const Each& f) const;
+  bool match(std::string_view text, size_t from, Matching& matching, size_t& begin, size_t& end) const;
+
+  std::shared_ptr<const Code> code_;
+  Behaviour behaviour_;
+  bool invert_;
+};
+
+// The pieces of a text by GPT-2's pattern; together they are the text, whatever its bytes.
+void for_each_piece(std::string_view text, const Split::Each& f);
+
+// The characters of words by Unicode (Technical Standard 18, annex C), as the library has them outside of patterns.
+inline constexpr std::string_view kLibraryWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\u200C\u200D)";
+// Whether a character is one of them, and whether it is white space.
+bool is_word(char32_t c);
+bool is_space(char32_t c);
 
 struct Merge {
   int32_t left, right;

@@ -1,6 +1,6 @@
 // A tokenizer as a description of what becomes of a text: the parts of a tokenizer.json of the library `tokenizers`,
-// which serve byte-level BPE with the patterns of GPT-2, Llama 3 and Qwen, BPE over characters with bytes to fall back
-// on, as Llama 2 and Mistral have it, and our own tokenizers.
+// which serve byte-level BPE with any pattern, BPE over characters with bytes to fall back on, as Llama 2 and Mistral
+// have it, and our own tokenizers.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -30,9 +30,16 @@ struct Hash {
 using Ids = std::unordered_map<std::string, int32_t, Hash, std::equal_to<>>;
 
 struct AddedToken {
-  std::string content;
-  int32_t token = 0;
+  int32_t token = -1;
   bool special = false, normalized = false;
+  bool single_word = false, left = false, right = false;  // alone between words; takes the spaces before it, behind it
+};
+
+// A change that a normalizer makes.
+struct Change {
+  enum class Kind { nfc, nfd, nfkc, nfkd, lowercase, strip_accents, strip_left, strip_right, prepend, replace } kind;
+  std::string text = {};  // put before, or for what `from` matches
+  std::optional<bpe::Split> from = {};
 };
 
 enum class Prefix { never, first, always };        // parts that get a mark before them: only the first, or every one
@@ -47,44 +54,41 @@ struct Description {
   bool fuse_unknown = false, byte_fallback = false, ignore_merges = false;
   bool marks_begin_words = false;    // no merge joins anything to a mark behind it
   std::vector<int32_t> byte_tokens;  // 256, with byte_level or byte_fallback; -1: none
-  std::vector<AddedToken> added;
+  std::vector<std::pair<std::string, AddedToken>> added;
   // The changes of a text before it is merged.
   bool any_bytes = false;                         // a text need not be UTF-8; else what is not becomes U+FFFD
-  bool nfc = false, prepend_mark = false;         // the normalizer's
-  bool spaces_to_marks = false;                   // by the normalizer or Metaspace
+  std::vector<Change> changes;                    // the normalizer's, in order
   bool byte_level = false, prefix_space = false;  // the pre-tokenizer's, like all below
   Prefix prefix_mark = Prefix::never;
-  bool cut_at_marks = false;
-  std::vector<bpe::Pattern> cuts;  // each of what the one before has left
+  std::vector<bpe::Split> cuts;  // each of what the one before has left
   // The changes of tokens and of a decoded text.
-  std::vector<int32_t> before, behind;  // the tokens that mark the ends of a text
+  bool marks_are_spaces = false, spaces_between = false;  // in a decoded text; the second: every token but the first
+  std::vector<int32_t> before, behind;                    // the tokens that mark the ends of a text
   Strip strip = Strip::none;
 };
 
-// The description in a tokenizer.json. Only BPE is read, and of its parts those that GPT-2, Llama, Mistral and Qwen
-// have. Anything else that would change a token is refused by name; `truncation` and `padding` are not read, since here
-// a text is never cut or filled up. Throws InputError that names `what` and the key, on anything malformed or unknown.
+// The description in a tokenizer.json. Only BPE is read, with most of the other parts that the library
+// has (docs/data.md). Anything else that would change a token is refused by name; `truncation` and `padding` are not
+// read, since here a text is never cut or filled up. Throws InputError that names `what` and the key, on anything
+// malformed or unknown.
 Description describe(const nlohmann::json& json, const std::string& what);
 
 // Tokens that are found in a text as they are written, before anything is cut or merged.
 class AddedTokens {
  public:
-  void add(std::string_view content, int32_t token, bool special);
+  void add(std::string_view content, const AddedToken& token);
 
   // Calls f(part, -1) for the text between the tokens that stand in `text`, where there is any, and f(part, token) for
   // each of these: the leftmost, and of those that begin at one place the longest. Special ones stay text unless
-  // `special`. Cost: the text's length, times the longest token where one begins.
+  // `special`, and so do those that want a word's place and have none. Cost: the text's length, times the longest token
+  // where one begins.
   void split(std::string_view text, bool special, const std::function<void(std::string_view, int32_t)>& f) const;
 
  private:
-  struct Found {
-    int32_t token = -1;
-    bool special = false;
-  };
   // The longest token at the beginning of the text, and its length.
-  std::pair<Found, size_t> longest(std::string_view text) const;
+  std::pair<AddedToken, size_t> longest(std::string_view text) const;
 
-  std::vector<Found> nodes_{1};                      // a tree by bytes; 0 is the root
+  std::vector<AddedToken> nodes_{1};                 // a tree by bytes; 0 is the root
   std::unordered_map<uint64_t, uint64_t> children_;  // by the node and the byte
   std::array<bool, 256> begins_{};
 };
@@ -115,9 +119,10 @@ class DescribedTokenizer : public Tokenizer {
   std::optional<int32_t> bos_, eos_;
 
  private:
-  std::string_view normalized(std::string_view part, bool prefixed, std::string& room) const;
-  void encode_part(std::string_view part, bool first, bool prefixed, std::vector<int32_t>& out) const;
-  void cut(std::string_view text, size_t step, const std::function<void(std::string_view)>& f) const;
+  std::string_view normalized(std::string_view part, bool prefixed, bpe::Matching& matching, std::string& room) const;
+  void encode_part(std::string_view part, bool first, bool prefixed, bpe::Matching& matching,
+                   std::vector<int32_t>& out) const;
+  void cut(std::string_view text, size_t step, bpe::Matching& matching, const bpe::Split::Each& f) const;
   void encode_piece(std::string_view piece, std::vector<int32_t>& symbols, std::vector<int32_t>& out) const;
   void split_symbols(std::string_view piece, std::vector<int32_t>& symbols) const;
 

@@ -33,28 +33,34 @@ void order_marks(std::vector<utf8proc_int32_t>& points) {
   }
 }
 
-void append_normal(std::string& out, std::string_view stretch, std::vector<utf8proc_int32_t>& points) {
+using Kind = hub::Change::Kind;
+
+void append_normal(std::string& out, std::string_view stretch, Kind form, std::vector<utf8proc_int32_t>& points) {
+  const bool compatible = form == Kind::nfkc || form == Kind::nfkd, composes = form == Kind::nfc || form == Kind::nfkc;
+  const auto options = static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | (compatible ? UTF8PROC_COMPAT : 0));
   points.clear();
   for (size_t position = 0; position < stretch.size();) {
     const auto c = static_cast<utf8proc_int32_t>(next_code_point(stretch, position).value());
-    utf8proc_int32_t parts[8];  // a character has at most four in normal form D
+    utf8proc_int32_t parts[32];  // a character has at most four in normal form D, and 18 in KD
     int boundary = 0;
-    const utf8proc_ssize_t n = utf8proc_decompose_char(c, parts, 8, UTF8PROC_DECOMPOSE, &boundary);
-    if (n < 0 || n > 8) throw Error(fmt::format("utf8proc cannot take apart U+{:04X}", c));
+    const utf8proc_ssize_t n = utf8proc_decompose_char(c, parts, 32, options, &boundary);
+    if (n < 0 || n > 32) throw Error(fmt::format("utf8proc cannot take apart U+{:04X}", c));
     points.insert(points.end(), parts, parts + n);
   }
   order_marks(points);
-  const auto composed = utf8proc_normalize_utf32(points.data(), static_cast<utf8proc_ssize_t>(points.size()),
-                                                 static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  auto composed = static_cast<utf8proc_ssize_t>(points.size());
+  if (composes)
+    composed = utf8proc_normalize_utf32(points.data(), composed,
+                                        static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
   if (composed < 0) throw Error(fmt::format("utf8proc: {}", utf8proc_errmsg(composed)));
   for (utf8proc_ssize_t i = 0; i < composed; ++i)
     append_utf8(out, static_cast<char32_t>(points[static_cast<size_t>(i)]));
 }
 
-// The text, which is UTF-8, in Unicode's normal form C: one spelling for every character that has several (Unicode
-// Standard Annex 15). libutf8proc is given the stretches of what is not ASCII. Cost: one pass; n log n in the marks
-// that stand on one letter.
-std::string to_nfc(std::string_view text) {
+// The text, which is UTF-8, in one of Unicode's normal forms: one spelling for every character that has several
+// (Unicode Standard Annex 15). libutf8proc is given the stretches of what is not ASCII. Cost: one pass; n log n in the
+// marks that stand on one letter.
+std::string normal_form(std::string_view text, Kind form) {
   std::string out;
   out.reserve(text.size());
   std::vector<utf8proc_int32_t> points;
@@ -66,28 +72,87 @@ std::string to_nfc(std::string_view text) {
     if (text.empty()) break;
     const auto end = std::find_if(text.begin() + 1, text.end(), is_ascii);
     const auto length = static_cast<size_t>(end - text.begin());
-    append_normal(out, text.substr(0, length), points);
+    append_normal(out, text.substr(0, length), form, points);
     text.remove_prefix(length);
   }
   return out;
 }
 
-std::string with_marks(std::string_view text) {
+// The text with f(c, out) for each of its characters.
+template <class F>
+std::string by_characters(std::string_view text, const F& f) {
   std::string out;
-  out.reserve(text.size() + text.size() / 2);
-  for (const char c : text) c == ' ' ? out += kMark : out += c;
+  out.reserve(text.size());
+  for (size_t position = 0; position < text.size();) f(next_code_point(text, position).value(), out);
   return out;
 }
 
-// Calls f for the stretches of a text that begin at a mark: at each, or only at those behind something else.
-void cut_at_marks(std::string_view text, bool each, const std::function<void(std::string_view)>& f) {
+// The bytes of white space at the end of a text, or at its beginning.
+size_t spaces_at_end(std::string_view text) {
+  size_t begin = text.size();
+  while (begin > 0) {
+    size_t at = begin - 1;
+    while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
+    size_t position = at;
+    if (!bpe::is_space(next_code_point(text, position).value())) break;
+    begin = at;
+  }
+  return text.size() - begin;
+}
+size_t spaces_at_begin(std::string_view text) {
+  size_t end = 0;
+  for (size_t position = 0; position < text.size() && bpe::is_space(next_code_point(text, position).value());)
+    end = position;
+  return end;
+}
+
+std::string changed(std::string_view text, const hub::Change& change, bpe::Matching& matching) {
+  switch (change.kind) {
+    case Kind::lowercase:
+      return by_characters(text, [](char32_t c, std::string& out) {
+        if (c == 0x130)
+          out += "i\xCC\x87";  // the only letter whose small form is two
+        else
+          append_utf8(out, static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))));
+      });
+    case Kind::strip_accents:
+      return by_characters(text, [](char32_t c, std::string& out) {
+        const utf8proc_category_t category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
+        if (category < UTF8PROC_CATEGORY_MN || category > UTF8PROC_CATEGORY_ME) append_utf8(out, c);
+      });
+    case Kind::strip_left:
+      return std::string(text.substr(spaces_at_begin(text)));
+    case Kind::strip_right:
+      return std::string(text.substr(0, text.size() - spaces_at_end(text)));
+    case Kind::prepend:
+      return text.empty() ? "" : change.text + std::string(text);
+    case Kind::replace:
+      return change.from->replaced(text, matching, change.text);
+    default:
+      return normal_form(text, change.kind);
+  }
+}
+
+// Calls f for the stretches of a text that begin at a mark behind something else.
+void cut_at_marks(std::string_view text, const std::function<void(std::string_view)>& f) {
   size_t begin = 0;
   for (size_t mark = text.find(kMark); mark != std::string_view::npos; mark = text.find(kMark, mark + kMark.size())) {
-    if (mark == begin || (!each && text.substr(0, mark).ends_with(kMark))) continue;
+    if (mark == begin || text.substr(0, mark).ends_with(kMark)) continue;
     f(text.substr(begin, mark - begin));
     begin = mark;
   }
   if (begin < text.size()) f(text.substr(begin));
+}
+
+bool word_at_begin(std::string_view text) {
+  size_t position = 0;
+  return !text.empty() && bpe::is_word(next_code_point(text, position).value());
+}
+bool word_at_end(std::string_view text) {
+  size_t at = text.size();
+  while (at > 0 && (static_cast<unsigned char>(text[--at]) & 0xC0) == 0x80) {
+  }
+  return word_at_begin(text.substr(at));
 }
 
 // A text repeats its words: where the tokens of each short piece stand in the output, so that they can be copied.
@@ -122,19 +187,19 @@ class KnownPieces {
 
 }  // namespace
 
-void hub::AddedTokens::add(std::string_view content, int32_t token, bool special) {
+void hub::AddedTokens::add(std::string_view content, const AddedToken& token) {
   uint64_t node = 0;
   for (const char byte : content) {
     const auto [child, made] = children_.emplace(child_key(node, byte), nodes_.size());
     if (made) nodes_.emplace_back();
     node = child->second;
   }
-  nodes_[node] = {token, special};
+  nodes_[node] = token;
   begins_[static_cast<uint8_t>(content.at(0))] = true;
 }
 
-std::pair<hub::AddedTokens::Found, size_t> hub::AddedTokens::longest(std::string_view text) const {
-  std::pair<Found, size_t> best;
+std::pair<hub::AddedToken, size_t> hub::AddedTokens::longest(std::string_view text) const {
+  std::pair<AddedToken, size_t> best;
   uint64_t node = 0;
   for (size_t length = 1; length <= text.size(); ++length) {
     const auto child = children_.find(child_key(node, text[length - 1]));
@@ -158,10 +223,13 @@ void hub::AddedTokens::split(std::string_view text, bool special,
       ++at;
       continue;
     }
-    if (special || !found.special) {
-      if (at > begin) f(text.substr(begin, at - begin), -1);
-      f(text.substr(at, length), found.token);
-      begin = at + length;
+    const std::string_view before = text.substr(0, at), behind = text.substr(at + length);
+    if ((special || !found.special) && (!found.single_word || (!word_at_end(before) && !word_at_begin(behind)))) {
+      const size_t from = found.left ? std::max(at - spaces_at_end(before), begin) : at;
+      const size_t to = at + length + (found.right ? spaces_at_begin(behind) : 0);
+      if (from > begin) f(text.substr(begin, from - begin), -1);
+      f(text.substr(from, to - from), found.token);
+      begin = to;
     }
     at += length;
   }
@@ -170,12 +238,13 @@ void hub::AddedTokens::split(std::string_view text, bool special,
 
 DescribedTokenizer::DescribedTokenizer(std::string_view kind, hub::Description d, const std::string& what)
     : d_(std::move(d)), kind_(kind) {
-  for (const hub::AddedToken& t : d_.added) {
-    if (!names_.emplace(t.content, t.token).second)
-      throw InputError(fmt::format("{}: the added token '{}' appears twice", what, t.content));
+  for (const auto& [content, t] : d_.added) {
+    if (!names_.emplace(content, t.token).second)
+      throw InputError(fmt::format("{}: the added token '{}' appears twice", what, content));
     std::string room;
-    (t.normalized ? normal_ : written_)
-        .add(t.normalized ? normalized(t.content, true, room) : t.content, t.token, t.special);
+    bpe::Matching matching(content.size());
+    const std::string_view text = t.normalized ? normalized(content, true, matching, room) : content;
+    if (!text.empty()) (t.normalized ? normal_ : written_).add(text, t);
   }
 }
 
@@ -186,17 +255,18 @@ std::vector<int32_t> DescribedTokenizer::encode_with(std::string_view text, cons
   const bool broken = !d_.any_bytes && find_invalid_utf8(text) != std::string_view::npos;
   const std::string mended = broken ? replace_broken(text) : std::string();
   bool first = true;
+  bpe::Matching matching(text.size());
   const auto append = [&](std::string_view found, int32_t token) {
     const bool begins = std::exchange(first, false);
     if (token >= 0) return out.push_back(token);
     const bool prefixed = !begins || options.begins;
     bool part_begins = begins;
     std::string room;
-    normal_.split(normalized(found, prefixed, room), options.special_in_text,
+    normal_.split(normalized(found, prefixed, matching, room), options.special_in_text,
                   [&](std::string_view part, int32_t inside) {
                     const bool begins_part = std::exchange(part_begins, false);
                     if (inside >= 0) return out.push_back(inside);
-                    encode_part(part, begins_part, !begins_part || options.begins, out);
+                    encode_part(part, begins_part, !begins_part || options.begins, matching, out);
                   });
   };
   written_.split(broken ? std::string_view(mended) : text, options.special_in_text, append);
@@ -205,25 +275,24 @@ std::vector<int32_t> DescribedTokenizer::encode_with(std::string_view text, cons
 }
 
 // Returns what the normalizer makes of a part; `room` holds it where it is another text.
-std::string_view DescribedTokenizer::normalized(std::string_view part, bool prefixed, std::string& room) const {
-  if (!d_.nfc && !d_.prepend_mark && !d_.spaces_to_marks) return part;
-  room = d_.nfc ? to_nfc(part) : std::string(part);
-  if (d_.prepend_mark && prefixed) room.insert(0, kMark);
-  if (d_.spaces_to_marks) room = with_marks(room);
-  return room;
+std::string_view DescribedTokenizer::normalized(std::string_view part, bool prefixed, bpe::Matching& matching,
+                                                std::string& room) const {
+  for (const hub::Change& change : d_.changes)
+    if (prefixed || change.kind != Kind::prepend) part = room = changed(part, change, matching);
+  return part;
 }
 
 // `first`: at the beginning of the whole text; `prefixed`: whether what marks a beginning may be put there.
-void DescribedTokenizer::encode_part(std::string_view part, bool first, bool prefixed,
+void DescribedTokenizer::encode_part(std::string_view part, bool first, bool prefixed, bpe::Matching& matching,
                                      std::vector<int32_t>& out) const {
-  std::string changed;
+  std::string begun;
   const bool mark = d_.prefix_mark == hub::Prefix::always || (d_.prefix_mark == hub::Prefix::first && first);
-  if (prefixed && mark && !part.starts_with(kMark)) part = changed = std::string(kMark) + std::string(part);
-  if (prefixed && d_.prefix_space && !part.starts_with(' ')) part = changed = " " + std::string(part);
+  if (prefixed && mark && !part.starts_with(kMark)) part = begun = std::string(kMark) + std::string(part);
+  if (prefixed && d_.prefix_space && !part.starts_with(' ')) part = begun = " " + std::string(part);
   const bool bytes_stay = d_.byte_level && !d_.ignore_merges;  // a single one merges with nothing
   std::vector<int32_t> symbols;
   KnownPieces known(out);
-  cut(part, 0, [&](std::string_view piece) {
+  cut(part, 0, matching, [&](std::string_view piece) {
     if (const int32_t token = piece.size() == 1 && bytes_stay ? d_.byte_tokens[static_cast<uint8_t>(piece[0])] : -1;
         token >= 0)
       return out.push_back(token);
@@ -231,15 +300,11 @@ void DescribedTokenizer::encode_part(std::string_view part, bool first, bool pre
   });
 }
 
-void DescribedTokenizer::cut(std::string_view text, size_t step, const std::function<void(std::string_view)>& f) const {
-  const bool at_marks = d_.cut_at_marks || d_.marks_begin_words;
-  if (step < d_.cuts.size()) {
-    if (step + 1 == d_.cuts.size() && !at_marks) return bpe::for_each_piece(text, f, d_.cuts[step]);
-    const auto next = [&](std::string_view piece) { cut(piece, step + 1, f); };
-    return bpe::for_each_piece(text, next, d_.cuts[step]);
-  }
-  if (!at_marks) return f(text);
-  cut_at_marks(text, d_.cut_at_marks, f);
+void DescribedTokenizer::cut(std::string_view text, size_t step, bpe::Matching& matching,
+                             const bpe::Split::Each& f) const {
+  if (step == d_.cuts.size()) return d_.marks_begin_words ? cut_at_marks(text, f) : f(text);
+  if (step + 1 == d_.cuts.size() && !d_.marks_begin_words) return d_.cuts[step].pieces(text, matching, f);
+  d_.cuts[step].pieces(text, matching, [&](std::string_view piece) { cut(piece, step + 1, matching, f); });
 }
 
 void DescribedTokenizer::encode_piece(std::string_view piece, std::vector<int32_t>& symbols,

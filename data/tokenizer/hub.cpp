@@ -49,11 +49,14 @@ class Model {
       : model_(value_at(json, "model")), what_(what), d_(d) {
     flags();
     number_tokens(value_at(json, "added_tokens"));
+    if (d_.byte_level && fallback_said_ &&
+        std::find(d_.byte_tokens.begin(), d_.byte_tokens.end(), -1) != d_.byte_tokens.end())
+      fail("'byte_fallback' and a ByteLevel pre_tokenizer, without a token for every byte; expected one of them");
     read_merges();
     if (const Json& name = value_at(model_, "unk_token"); name.is_string() && !is_blank(name)) {
+      // One that the vocabulary does not have is missed when it is needed, as there.
       const auto found = d_.vocab.find(name.get_ref<const std::string&>());
-      if (found == d_.vocab.end()) fail(fmt::format("'unk_token' {} is not in the vocabulary", shown(name)));
-      d_.unknown = found->second;
+      if (found != d_.vocab.end()) d_.unknown = found->second;
     }
   }
 
@@ -72,13 +75,15 @@ class Model {
     d_.fuse_unknown = flag(model_, "fuse_unk", false, what_);
     d_.byte_fallback = flag(model_, "byte_fallback", false, what_);
     d_.ignore_merges = flag(model_, "ignore_merges", false, what_);
-    if (d_.byte_fallback && d_.byte_level) fail("'byte_fallback' and a ByteLevel pre_tokenizer; expected one of them");
+    fallback_said_ = d_.byte_fallback;
+    if (d_.byte_level) d_.byte_fallback = false;
   }
 
   std::string bytes_of(const std::string& spelling) const {
+    if (d_.spaces_between) return " " + spelling;
     if (d_.byte_level) return bpe::unspell(spelling).value_or(spelling);
-    if (!d_.spaces_to_marks && !d_.byte_fallback) return spelling;
     if (const auto byte = byte_of(spelling); byte && d_.byte_fallback) return std::string(1, static_cast<char>(*byte));
+    if (!d_.marks_are_spaces) return spelling;
     std::string out;
     for (size_t from = 0;;) {
       const size_t mark = spelling.find(kMark, from);
@@ -134,9 +139,6 @@ class Model {
     const std::string& content = content_of(token);
     if (content.empty() || content.size() > kLongestAdded)
       fail(fmt::format("an added token of {} bytes; expected 1 to {}", content.size(), kLongestAdded));
-    for (const char* const key : {"single_word", "lstrip", "rstrip"})
-      if (flag(token, key, false, what_))
-        fail(fmt::format("the added token {} has '{}'; expected none", shown(content), key));
     const Json& id = value_at(token, "id");
     if (const Json& known = value_at(vocab, content); known.is_null()) {
       set(id, content);
@@ -144,8 +146,13 @@ class Model {
       fail(fmt::format("the added token {} has the number {} and in the vocabulary {}", shown(content), shown(id),
                        shown(known)));
     }
-    const bool special = flag(token, "special", false, what_);
-    d_.added.push_back({content, id.get<int32_t>(), special, flag(token, "normalized", !special, what_)});
+    const auto is = [&](const char* key, bool otherwise = false) { return flag(token, key, otherwise, what_); };
+    d_.added.emplace_back(content, AddedToken{.token = id.get<int32_t>(),
+                                              .special = is("special"),
+                                              .normalized = is("normalized", !is("special")),
+                                              .single_word = is("single_word"),
+                                              .left = is("lstrip"),
+                                              .right = is("rstrip")});
   }
 
   // The two tokens of "left right", or ["left", "right"].
@@ -188,6 +195,7 @@ class Model {
   const Json& model_;
   const std::string& what_;
   Description& d_;
+  bool fallback_said_ = false;
 };
 
 // The normalizer, the pre-tokenizer, the decoder and the post-processor.
@@ -200,14 +208,17 @@ class Steps {
     const Json& type = value_at(step, "type");
     if (type == "Sequence") {
       for (const Json& part : parts(step, "normalizers")) normalizer(part);
-    } else if (type == "NFC") {
-      d_.nfc = true;
-    } else if (type == "Prepend" && value_at(step, "prepend") == kMark) {
-      d_.prepend_mark = true;
-    } else if (type == "Replace" && replaces(step, " ", kMark)) {
-      d_.spaces_to_marks = true;
+    } else if (type == "Strip") {
+      if (flag(step, "strip_left", true, what_)) d_.changes.push_back({Change::Kind::strip_left});
+      if (flag(step, "strip_right", true, what_)) d_.changes.push_back({Change::Kind::strip_right});
+    } else if (const auto known = named(kChanges, type)) {
+      const Json& text = value_at(step, *known == Change::Kind::prepend ? "prepend" : "content");
+      const bool has_text = *known == Change::Kind::prepend || *known == Change::Kind::replace;
+      if (has_text && !text.is_string()) unknown("normalizer", step, "a text to put in");
+      d_.changes.push_back({*known, has_text ? text.get<std::string>() : "",
+                            *known == Change::Kind::replace ? std::optional(pattern(step)) : std::nullopt});
     } else {
-      unknown("normalizer", step, "NFC, or the Prepend and Replace of Llama 2");
+      unknown("normalizer", step, "NFC, NFD, NFKC, NFKD, Lowercase, StripAccents, Strip, Prepend or Replace");
     }
   }
 
@@ -218,22 +229,37 @@ class Steps {
       for (const Json& part : parts(step, "pretokenizers")) pre_tokenizer(part);
       return;
     }
-    if (d_.byte_level || metaspace_)
+    if (d_.byte_level || (metaspace_ && type == "ByteLevel"))
       throw InputError(fmt::format("{}: the pre_tokenizer's {} is followed by {}; expected it to be the last", what_,
                                    d_.byte_level ? "ByteLevel" : "Metaspace", shown(type)));
     if (type == "ByteLevel") {
       byte_level(step);
     } else if (type == "Split") {
-      split(step);
+      d_.cuts.push_back(pattern(step, behaviour(step), flag(step, "invert", false, what_)));
     } else if (type == "Digits") {
-      d_.cuts.push_back(flag(step, "individual_digits", false, what_) ? bpe::Pattern::each_digit
-                                                                      : bpe::Pattern::digits);
+      d_.cuts.push_back(bpe::Split::of_regex("\\p{N}", flag(step, "individual_digits", false, what_)
+                                                           ? bpe::Behaviour::isolated
+                                                           : bpe::Behaviour::contiguous));
+    } else if (type == "Punctuation") {
+      d_.cuts.push_back(bpe::Split::of_regex(R"([\p{P}$+<=>^`|~])", behaviour(step)));
+    } else if (type == "Whitespace") {
+      d_.cuts.push_back(
+          bpe::Split::of_regex(fmt::format(R"([{0}]+|[^{0}\s]+)", bpe::kLibraryWord), bpe::Behaviour::removed, true));
+    } else if (type == "WhitespaceSplit") {
+      d_.cuts.push_back(bpe::Split::of_regex("\\s", bpe::Behaviour::removed));
+    } else if (type == "CharDelimiterSplit" && value_at(step, "delimiter").is_string()) {
+      d_.cuts.push_back(
+          bpe::Split::of_text(value_at(step, "delimiter").get_ref<const std::string&>(), bpe::Behaviour::removed));
     } else if (type == "Metaspace" && value_at(step, "replacement") == kMark && d_.cuts.empty()) {
-      metaspace_ = d_.spaces_to_marks = true;
+      metaspace_ = true;
+      d_.changes.push_back({Change::Kind::replace, std::string(kMark), bpe::Split::of_text(" ")});
       d_.prefix_mark = prefix(step);
-      d_.cut_at_marks = flag(step, "split", true, what_);
+      if (flag(step, "split", true, what_))
+        d_.cuts.push_back(bpe::Split::of_text(kMark, bpe::Behaviour::merged_with_next));
     } else {
-      unknown("pre_tokenizer", step, "ByteLevel, Split, Digits, or Metaspace alone");
+      unknown("pre_tokenizer", step,
+              "ByteLevel, Split, Digits, Punctuation, Whitespace, WhitespaceSplit, CharDelimiterSplit, or Metaspace "
+              "before others");
     }
   }
 
@@ -243,22 +269,35 @@ class Steps {
       for (const Json& part : parts(step, "processors")) post_processor(part);
     } else if (value_at(step, "type") == "TemplateProcessing") {
       ends(step);
+    } else if (value_at(step, "type") == "RobertaProcessing" || value_at(step, "type") == "BertProcessing") {
+      for (const auto& [key, list] : {std::pair{"cls", &d_.before}, {"sep", &d_.behind}}) {
+        const Json& pair = value_at(step, key);  // a name and a number
+        const auto id = pair.is_array() && pair.size() == 2 ? natural(pair[1]) : std::nullopt;
+        if (!id || *id >= std::ssize(d_.tokens)) unknown("post_processor", step, "'cls' and 'sep' of the vocabulary");
+        list->push_back(static_cast<int32_t>(*id));
+      }
     } else {
-      unknown("post_processor", step, "TemplateProcessing or ByteLevel");
+      unknown("post_processor", step, "TemplateProcessing, RobertaProcessing, BertProcessing or ByteLevel");
     }
   }
 
   void decoder(const Json& step) {
     const Json& type = value_at(step, "type");
-    if (type == "Sequence") {
+    if (step.is_null()) {
+      d_.spaces_between = true;
+      d_.strip = Strip::space;
+    } else if (type == "Sequence") {
       for (const Json& part : parts(step, "decoders")) decoder(part);
     } else if (type == "Metaspace" && value_at(step, "replacement") == kMark && !d_.byte_level) {
+      d_.marks_are_spaces = true;
       if (prefix(step) != Prefix::never) d_.strip = Strip::marks_of_first;
     } else if (type == "Strip" && value_at(step, "content") == " " && value_at(step, "start") == 1 &&
                value_at(step, "stop") == 0) {
       d_.strip = Strip::space;
-    } else if (!(type == "ByteLevel" && d_.byte_level) && type != "ByteFallback" && type != "Fuse" &&
-               !(type == "Replace" && replaces(step, kMark, " "))) {
+    } else if (type == "Replace" && value_at(value_at(step, "pattern"), "String") == kMark &&
+               value_at(step, "content") == " ") {
+      d_.marks_are_spaces = true;
+    } else if (!(type == "ByteLevel" && d_.byte_level) && type != "ByteFallback" && type != "Fuse") {
       unknown("decoder", step, d_.byte_level ? "ByteLevel, as the pre_tokenizer" : "that of Llama 2, or Metaspace");
     }
   }
@@ -274,26 +313,52 @@ class Steps {
     return list;
   }
 
-  static bool replaces(const Json& step, std::string_view from, std::string_view to) {
-    return value_at(value_at(step, "pattern"), "String") == from && value_at(step, "content") == to;
-  }
-
   void byte_level(const Json& step) {
     d_.byte_level = true;
     d_.prefix_space = flag(step, "add_prefix_space", true, what_);
     if (d_.prefix_space && !d_.cuts.empty()) unknown("pre_tokenizer", step, "add_prefix_space false behind others");
-    if (flag(step, "use_regex", true, what_)) d_.cuts.push_back(bpe::Pattern::gpt2);
+    if (flag(step, "use_regex", true, what_)) d_.cuts.push_back(bpe::Split::of_regex(bpe::kGpt2));
   }
 
-  void split(const Json& step) {
-    const Json& regex = value_at(value_at(step, "pattern"), "Regex");
-    if (!regex.is_string() || value_at(step, "behavior") != "Isolated" || flag(step, "invert", false, what_))
-      unknown("pre_tokenizer", step, "a Split by a Regex, Isolated, not inverted");
-    const auto known = bpe::pattern_written(regex.get_ref<const std::string&>());
-    if (!known)
-      throw InputError(fmt::format("{}: the pattern {} is not known here; expected that of GPT-2, Llama 3 or Qwen 2",
-                                   what_, shown(regex)));
-    d_.cuts.push_back(*known);
+  static constexpr std::pair<std::string_view, Change::Kind> kChanges[] = {
+      {"NFC", Change::Kind::nfc},
+      {"NFD", Change::Kind::nfd},
+      {"NFKC", Change::Kind::nfkc},
+      {"NFKD", Change::Kind::nfkd},
+      {"Lowercase", Change::Kind::lowercase},
+      {"StripAccents", Change::Kind::strip_accents},
+      {"Prepend", Change::Kind::prepend},
+      {"Replace", Change::Kind::replace}};
+  static constexpr std::pair<std::string_view, bpe::Behaviour> kBehaviours[] = {
+      {"Isolated", bpe::Behaviour::isolated},
+      {"Removed", bpe::Behaviour::removed},
+      {"MergedWithPrevious", bpe::Behaviour::merged_with_previous},
+      {"MergedWithNext", bpe::Behaviour::merged_with_next},
+      {"Contiguous", bpe::Behaviour::contiguous}};
+
+  template <class T, size_t N>
+  static std::optional<T> named(const std::pair<std::string_view, T> (&known)[N], const Json& name) {
+    for (const auto& [key, value] : known)
+      if (name == key) return value;
+    return std::nullopt;
+  }
+
+  bpe::Behaviour behaviour(const Json& step) const {
+    const auto known = named(kBehaviours, value_at(step, "behavior"));
+    if (!known) unknown("pre_tokenizer", step, "a 'behavior' like Isolated");
+    return *known;
+  }
+
+  bpe::Split pattern(const Json& step, bpe::Behaviour how = bpe::Behaviour::isolated, bool invert = false) const {
+    const Json& said = value_at(step, "pattern");
+    const Json &regex = value_at(said, "Regex"), &text = value_at(said, "String");
+    if (text.is_string()) return bpe::Split::of_text(text.get_ref<const std::string&>(), how, invert);
+    if (!regex.is_string()) unknown("step", step, "a 'pattern' with a Regex or a String");
+    try {
+      return bpe::Split::of_regex(regex.get_ref<const std::string&>(), how, invert);
+    } catch (const Error& e) {
+      throw InputError(fmt::format("{}: the pattern {} cannot be run: {}", what_, shown(regex), e.what()));
+    }
   }
 
   // Older files have add_prefix_space where newer ones have prepend_scheme.

@@ -85,7 +85,7 @@ Description of_merges(std::vector<std::string> tokens, const std::vector<BpeToke
   Description d;
   d.tokens = std::move(tokens);
   d.any_bytes = d.byte_level = true;
-  d.cuts = {bpe::Pattern::gpt2};
+  d.cuts = {bpe::Split::of_regex(bpe::kGpt2)};
   d.byte_tokens.assign(256, -1);
   for (size_t i = 0; i < d.tokens.size(); ++i) {
     if (d.tokens[i].empty()) throw InputError(fmt::format("{}: token {} is empty", what, i));

@@ -2,12 +2,19 @@
 // files.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
+#include <span>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "data/files.h"
 #include "data/tokenizer/described.h"
+#include "data/utf8.h"
 #include "tests/data/bpe_texts.h"
 #include "tests/support/python.h"
 
@@ -69,6 +76,41 @@ TEST(OwnTokenizersInTheLibrary, HaveTheSameTokens) {
     EXPECT_EQ(again->decode(tokens), text);
     EXPECT_EQ(again->identity(), tokenizer->identity());
   }
+}
+
+// Tokenizers of published kinds on a text in many scripts: the library's tokens, and its text when it decodes them.
+TEST(PatternsBesideHfTokenizers, MakeTheSameTokens) {
+  if (const std::string why = test::missing("tokenizers"); !why.empty()) GTEST_SKIP() << why;
+  const test::Exchange exchange;
+  // The library needs two minutes for 3 MB, which TESSERA_COMPARE_BYTES=3000000 asks for.
+  const char* const bytes = std::getenv("TESSERA_COMPARE_BYTES");
+  exchange.run(std::string(TESSERA_SOURCE_DIR) + "/tests/compare/library_patterns.py", bytes ? bytes : "300000");
+  const std::string text = read_file(exchange.path("text.txt"));
+  std::istringstream times(read_file(exchange.path("milliseconds.txt")));
+  int met = 0;
+  for (std::string name, theirs; times >> name >> theirs; ++met) {
+    SCOPED_TRACE(name);
+    const auto tokenizer = Tokenizer::open_folder(exchange.path(name));
+    const auto began = std::chrono::steady_clock::now();
+    const std::vector<int32_t> tokens = tokenizer->encode(text);
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
+    std::printf("%-10s %7zu tokens, %4.0f ms; the library %s ms\n", name.c_str(), tokens.size(), took.count(),
+                theirs.c_str());
+    const auto right = exchange.read<int32_t>(name + "/ids");
+    const auto differs = std::mismatch(right.begin(), right.end(), tokens.begin(), tokens.end());
+    EXPECT_TRUE(right == tokens) << "from token " << differs.first - right.begin() << " on, behind '"
+                                 << tokenizer->decode(std::span(right.begin(), differs.first)
+                                                          .last(std::min<size_t>(
+                                                              20, static_cast<size_t>(differs.first - right.begin()))))
+                                 << "'";
+    const std::string decoded = replace_broken(tokenizer->decode(right)),
+                      theirs_decoded = read_file(exchange.path(name + "/decoded.txt"));
+    const auto at = std::mismatch(decoded.begin(), decoded.end(), theirs_decoded.begin(), theirs_decoded.end());
+    EXPECT_TRUE(decoded == theirs_decoded)
+        << "'" << std::string(at.first, std::min(at.first + 40, decoded.end())) << "', the library '"
+        << std::string(at.second, std::min(at.second + 40, theirs_decoded.end())) << "'";
+  }
+  EXPECT_EQ(met, 14);
 }
 
 }  // namespace

@@ -160,11 +160,22 @@ TEST_F(HubTokenizerTest, AnythingUnknownIsRefusedByName) {
   const auto set = [](const char* pointer, const Json& value) {
     return [=](Json& json) { json[Json::json_pointer(pointer)] = value; };
   };
-  // A pattern that would try every way to cut a run of one letter.
-  const Json evil = {{"type", "Split"}, {"pattern", {{"Regex", "(a+)+$"}}}, {"behavior", "Isolated"}};
-  expect_refused(changed("llama3", set("/pre_tokenizer", evil)), {"made/tokenizer.json", "the pattern \"(a+)+$\""});
-  expect_refused(changed("gpt2", set("/pre_tokenizer", {{"type", "Whitespace"}})), {"pre_tokenizer", "Whitespace"});
-  expect_refused(changed("gpt2", set("/normalizer", {{"type", "Lowercase"}})), {"normalizer", "Lowercase"});
+  const auto splits = [](const char* regex) {
+    return Json{{"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}, {"invert", false}};
+  };
+  for (const auto& [regex, why] : {std::pair{"(a", "group"},
+                                   {"\\X", "'\\X'"},
+                                   {"(?x) a", "'x'"},
+                                   {"(?i:ss)", "without case"},
+                                   {"\\p{Foo}", "the class 'Foo'"},
+                                   {"(*SKIP)", "'(*'"},
+                                   {"(?<=a+)b", "lookbehind"},
+                                   {"*", "quantifier"}})
+    expect_refused(changed("llama3", set("/pre_tokenizer", splits(regex))),
+                   {"made/tokenizer.json", "the pattern", why});
+  expect_refused(changed("gpt2", set("/pre_tokenizer", {{"type", "UnicodeScripts"}})), {"pre_tokenizer", "UnicodeS"});
+  expect_refused(changed("gpt2", set("/normalizer", {{"type", "Precompiled"}})), {"normalizer", "Precompiled"});
+  expect_refused(changed("gpt2", set("/pre_tokenizer", {{"type", "Punctuation"}, {"behavior", "Some"}})), {"behavior"});
   expect_refused(changed("gpt2", set("/decoder", {{"type", "WordPiece"}})), {"decoder", "WordPiece"});
   expect_refused(changed("llama2", set("/decoder", {{"type", "ByteLevel"}})), {"decoder", "ByteLevel"});
   expect_refused(changed("gpt2", set("/post_processor", {{"type", "BertProcessing"}})), {"post_processor", "Bert"});
@@ -172,7 +183,7 @@ TEST_F(HubTokenizerTest, AnythingUnknownIsRefusedByName) {
   expect_refused(changed("gpt2", set("/model/dropout", 0.1)), {"'dropout' is 0.1"});
   expect_refused(changed("gpt2", set("/model/end_of_word_suffix", "</w>")), {"'end_of_word_suffix'", "</w>"});
   expect_refused(changed("llama2", set("/model/byte_fallback", 1)), {"'byte_fallback' must be true or false"});
-  expect_refused(changed("gpt2", set("/added_tokens/0/lstrip", true)), {"<unk>", "'lstrip'"});
+  expect_refused(changed("gpt2", set("/added_tokens/0/lstrip", 1)), {"'lstrip' must be true or false"});
   expect_refused(changed("gpt2", set("/added_tokens/0/id", 7)), {"<unk>", "number 7 and in the vocabulary 0"});
   expect_refused(changed("gpt2", set("/added_tokens/3/id", 9999)), {"<|end|>", "number 9999; expected each of 0 to"});
   expect_refused(changed("gpt2", set("/model/vocab/a", -1)), {"\"a\"", "-1"});
@@ -187,6 +198,18 @@ TEST_F(HubTokenizerTest, AnythingUnknownIsRefusedByName) {
   std::filesystem::remove_all(path("made"));
   std::filesystem::create_directory(path("made"));
   expect_refused(path("made"), {"tokenizer.json", "vocab.json"});
+}
+
+// A pattern that would try every way to cut a run of one letter, and one that looks back from everywhere.
+TEST_F(HubTokenizerTest, APatternThatNeverEndsIsStopped) {
+  for (const char* const regex : {"(a+)+$", "(a|aa)+b", "(?:a*)*c"}) {
+    const auto folder =
+        changed("llama3", [&](Json& json) { json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = regex; });
+    const auto tokenizer = Tokenizer::open_folder(folder);
+    expect_error(Status::usage, {"the pattern", "takes too long", "100003 bytes"},
+                 [&] { tokenizer->encode(std::string(100'000, 'a') + "!bc"); });
+    EXPECT_EQ(tokenizer->decode(tokenizer->encode("a!")), "a!");
+  }
 }
 
 TEST_F(HubTokenizerTest, ItsConfigurationIsCheckedToo) {
