@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "data/files.h"
 #include "hub/folder.h"
 #include "tensor/error.h"
 #include "tests/support/python.h"
@@ -109,6 +110,28 @@ TEST(Transformers, ReadsOurFoldersAndWeReadItsFolders) {
     read_values(model->units(), again.tensors());
     EXPECT_EQ(logits_of(*model, ids), ours[i++]);
   }
+}
+
+// The keys as published, the sizes small: what transformers computes by them is what we compute.
+TEST(Transformers, PublishedConfigurationsMeanTheSameToBoth) {
+  if (const std::string why = test::missing("transformers"); !why.empty()) GTEST_SKIP() << why;
+  const test::Exchange exchange;
+  exchange.run(TESSERA_SOURCE_DIR "/tests/compare/published_configurations.py",
+               TESSERA_SOURCE_DIR "/tests/hub/fixtures/configurations.json");
+  std::vector<int32_t> ids(kBatch * kTokens);
+  std::iota(ids.begin(), ids.end(), 7);
+  int read = 0;
+  for (int i = 0; i < 60; ++i) {
+    const fs::path path = exchange.path(std::to_string(i));
+    if (!fs::exists(path)) continue;
+    SCOPED_TRACE(read_file(path / "config.json"));
+    const HubFolder folder(path);
+    const auto model = with_memory(folder.config());
+    read_values(model->units(), folder.tensors());
+    expect_near(logits_of(*model, ids), exchange.read<float>(std::to_string(i) + "/logits.bin"));
+    ++read;
+  }
+  EXPECT_GE(read, 38);
 }
 
 }  // namespace
