@@ -143,13 +143,18 @@ std::map<std::string, std::string> parse_hub_index(std::string_view text, const 
 
 HubFolder::HubFolder(const fs::path& folder)
     : path_(folder),
-      config_(parse_hub_config(read_file(folder / kModelConfig), (folder / kModelConfig).string(), &gptq_, &notes_)),
-      table_(hub_tensors(config_)) {
+      config_(parse_hub_config(read_file(folder / kModelConfig), (folder / kModelConfig).string(), &gptq_, &notes_)) {
   std::error_code error;
   if (!gptq_ && fs::exists(folder / kQuantised, error))
     gptq_ = parse_gptq_config(read_file(folder / kQuantised), (folder / kQuantised).string(), false, &notes_);
-  for (const HubTensor& t : table_) by_name_[t.name] = &t;
   open_files();
+  const auto is_bias = [](const auto& tensor) { return tensor.first.ends_with(kBias); };
+  if (config_.qkv_bias && !config_.proj_bias && std::ranges::none_of(tensors_, is_bias)) {
+    config_.qkv_bias = false;
+    notes_.push_back(path_.string() + ": no layer has the biases of a qwen2: they are zeros, as in transformers");
+  }
+  table_ = hub_tensors(config_);
+  for (const HubTensor& t : table_) by_name_[t.name] = &t;
   check_names();
 }
 

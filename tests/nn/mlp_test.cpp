@@ -62,7 +62,7 @@ TEST(GeluMlp, ItsBiasRidesOnTheNorm) {
 
 // A wrap around a layer, as a tensor axis has one, is called: code between the layers is not passed over.
 TEST(GeluMlp, AWrappedLayerIsCalled) {
-  Mlp mlp(8, 32, 0.02, Recompute::none);
+  Mlp mlp(8, 32, {});
   mlp.materialize(1, make_arena(), DType::float32, DType::float32);
   const Var x(normal(1, {2, 8}, DType::float32));
   const Tensor plain = mlp(x).value();

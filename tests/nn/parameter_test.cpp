@@ -70,7 +70,7 @@ TEST(Parameter, APartStartsWithTheValuesOfTheWhole) {
 }
 
 TEST(Module, UnitsOfAnotherRankAreNotHere) {
-  Mlp mlp(8, 32, 0.02, Recompute::none);
+  Mlp mlp(8, 32, {});
   mlp.up.make_unit();
   mlp.down.make_unit();
   EXPECT_EQ(mlp.parameters().size(), 4u);
