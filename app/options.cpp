@@ -22,7 +22,7 @@ static constexpr const auto& names_of(ChatTemplate) { return kChatTemplateNames;
 namespace {
 
 constexpr double kMostSteps = 1e12;
-constexpr const char* kFrom = "run directory, a checkpoint in one, or a Hugging Face or PEFT folder";
+constexpr const char* kFrom = "run directory, a checkpoint in one, a Hugging Face or PEFT folder, or a model of llm.c";
 constexpr const char* kBase =
     "model beside which the adapters were trained: a folder or a run; default: the one that they name";
 constexpr const char* kFormat = "format of standard output";
@@ -48,8 +48,9 @@ void add_data_and_tuning(Settings& s, TrainOptions& o) {
                     "mixtures; without it windows begin at random places"})
       .for_identity(Same::unless_usual);
   s.group("Fine-tuning");
-  s.add(o.init,
-        {"init", "starts from the weights, sizes and tokenizer of a run, a checkpoint or a Hugging Face folder"});
+  s.add(o.init, {"init",
+                 "starts from the weights, sizes and tokenizer of a run, a checkpoint, a Hugging Face folder or a "
+                 "model of llm.c"});
   s.add(o.base, {"base", kBase});
   s.add(o.chat_template, {"template",
                           "text around the turns of an example; auto: chatml for messages, alpaca for instructions, "

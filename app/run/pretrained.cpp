@@ -15,6 +15,7 @@
 #include "app/output.h"
 #include "app/run/directory.h"
 #include "hub/folder.h"
+#include "hub/llmc.h"
 #include "hub/peft.h"
 #include "models/adapters/adapters.h"
 #include "parallel/comm/launch.h"
@@ -142,6 +143,14 @@ Pretrained open_pretrained(const fs::path& from, const Base& base) {
             .codes = [folder](const std::string& name) { return folder->codes(name); },
             .notes = folder->notes()};
   }
+  if (is_llmc_model(from)) {
+    const auto model = std::make_shared<const LlmcModel>(from);
+    const WholeTensors all = model->tensors();
+    return {.path = pretrained_path(from),
+            .config = model->config(),
+            .dtype = model->dtype(),
+            .tensors = [model, all](const auto&... asked) { return all(asked...); }};
+  }
   Pretrained out;
   std::vector<std::string> passed_over;
   out.path = find_checkpoint(from, passed_over).path;
@@ -160,11 +169,13 @@ Pretrained open_pretrained(const fs::path& from, const Base& base) {
 fs::path pretrained_path(const fs::path& from, const Base& base) {
   std::vector<std::string> passed_over;
   if (is_peft_folder(from)) return pretrained_path(PeftFolder(from).base(base));
+  if (is_llmc_model(from)) return fs::absolute(from).parent_path();
   return is_hub_folder(from) ? from : find_checkpoint(from, passed_over).path;
 }
 
 ModelConfig pretrained_config(const fs::path& from, const Base& base) {
-  if (!is_peft_folder(from) && !is_hub_folder(from) && !base) return config_in(pretrained_path(from));
+  if (!is_peft_folder(from) && !is_hub_folder(from) && !is_llmc_model(from) && !base)
+    return config_in(pretrained_path(from));
   const Pretrained all = open_pretrained(from, base);
   say_notes(all.notes);
   return all.config;

@@ -1,5 +1,5 @@
-// A model that somebody trained before: a run, one of its checkpoints, a Hugging Face folder, or a PEFT folder beside
-// one of these. Whoever begins with such a model takes it from here and does not ask which of them it was.
+// A model that somebody trained before: a run, one of its checkpoints, a Hugging Face folder, a file of llm.c, or a PEFT
+// folder beside one of these. Whoever begins with such a model takes it from here and does not ask which of them it was.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -36,7 +36,7 @@ struct Pretrained {
 // headers are read and tensors mapped; a checkpoint's files are hashed.
 using Base = std::optional<std::string>;
 Pretrained open_pretrained(const std::filesystem::path& from, const Base& base = {});
-// The folder of the checkpoint, or of the model: with a tokenizer in it.
+// The folder of the checkpoint, or of the model, or in which its file lies: with a tokenizer in it.
 std::filesystem::path pretrained_path(const std::filesystem::path& from, const Base& base = {});
 // Its notes are said.
 ModelConfig pretrained_config(const std::filesystem::path& from, const Base& base = {});
