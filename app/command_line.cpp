@@ -387,6 +387,14 @@ std::string words_of(const CLI::ParseError& e) {
 
 void CommandLine::set_all(TrainOptions& o, const Words& words) {
   for (const auto& [name, text] : words) wrong_.check([&, &name = name, &text = text] { set_option(o, name, text); });
+  const auto said = [&](const char* name) {
+    return std::ranges::find(words, name, &Words::value_type::first) != words.end();
+  };
+  for (const auto& [one, other] : {std::pair("epochs", "steps"), {"val-data", "val-share"}})
+    if (said(one) && said(other))
+      wrong_.check([&, &one = one, &other = other] {
+        throw Error(fmt::format("--{}: expected no --{} beside it, which it is in place of", one, other));
+      });
   wrong_.raise();
 }
 

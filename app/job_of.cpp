@@ -216,12 +216,13 @@ void check_pairs(const TrainOptions& o, Findings& found) {
   refuse(o.optim.min_lr && *o.optim.min_lr > o.optim.lr,
          fmt::format("--min-lr: expected at most --lr ({}), found {}", o.optim.lr, o.optim.min_lr.value_or(0)));
   refuse(o.epochs && *o.epochs <= 0, "--epochs: expected more than 0, found 0");
-  refuse(o.epochs && o.gives("steps") && !o.resume, "--epochs: expected no --steps beside it, which it is in place of");
+  refuse(o.epochs && o.gives("steps"), "--epochs: expected no --steps beside it, which it is in place of");
   refuse(o.held.share <= 0, "--val-share: expected more than 0, found 0");
-  refuse(!o.held.file.empty() && o.gives("val_share"), "--val-data: expected no --val-share beside it");
-  refuse(o.patience > 0 && (o.no_eval || o.plan.dp_mode == DataMode::ps_async),
-         fmt::format("--patience: expected validations between steps, found {}",
-                     o.no_eval ? "--no-eval" : "--dp-mode ps-async"));
+  const bool never = o.eval_every == 0 && o.eval_share == 0;
+  refuse(o.patience > 0 && (o.no_eval || never || o.plan.dp_mode == DataMode::ps_async),
+         fmt::format("--patience: expected validations between steps, found {}", o.no_eval ? "--no-eval"
+                                                                                 : never   ? "--eval-every 0"
+                                                                                           : "--dp-mode ps-async"));
   refuse(o.check_replicas > 0 && o.plan.dp_mode == DataMode::ps_async,
          "--check-replicas: expected ranks with equal copies after a step, found --dp-mode ps-async");
   refuse(o.trace && o.plan.dp_mode == DataMode::ps_async,

@@ -37,7 +37,7 @@ void add_data_and_tuning(Settings& s, TrainOptions& o) {
                  "austen, tinyshakespeare, a text file (.gz and .zst too), a token file of llm.c, a folder or "
                  "'pattern*' of them, a folder made by `tessera data`, or a file of examples for fine-tuning, "
                  "FILE.jsonl; or a mixture: A=0.7,B=0.3, or a .json or .toml file of names and weights"});
-  s.add(o.held.file, {"val_data", "a text or a file of examples to validate on; `data` is trained on whole then"});
+  s.add(o.held.file, {"val_data", "a text or a file of examples to validate on, in place of `val_share`"});
   s.add(o.held.share, {"val_share", "share of `data` that is held out for validation", {0, 1, true}});
   s.add(o.tokenizer,
         {"tokenizer",
@@ -324,6 +324,10 @@ void set_option(TrainOptions& o, std::string_view name, const std::string& text)
   if (!s) throw Error(fmt::format("--{}: there is no such option", name));
   s->read(fmt::format("--{}", name), text);
   o.given.emplace(s->field.name);
+  // Of two that stand for each other the one said last holds, over the one of a file.
+  if (name == "steps") forget(o, {"epochs"});
+  if (name == "epochs") o.given.erase("steps");
+  if (name == "val-share") forget(o, {"val_data"});
 }
 
 void TrainOptions::Said::say(const std::string& text) const {

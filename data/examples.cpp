@@ -269,7 +269,7 @@ std::vector<Rendered> read_rendered(const std::filesystem::path& file, const Exa
         std::erase_if(example.unread, [](const std::string& key) { return key.ends_with(" of messages"); });
       unread.merge(example.unread);
       if (example.shape != Example::Shape::tokens)
-        return void(messages && own ? out.push_back({where, own->render(example, where), true})
+        return void(messages && own ? out.push_back({where, own->render(example, where, o.responses_only), true})
                                     : out.push_back({where, render(example, o.style, where)}));
       if (!tokenizer)
         throw InputError(where +
@@ -298,13 +298,15 @@ class Encoder {
   EncodedExample tokens_of(const Rendered& example) {
     EncodedExample out = example.made;
     std::string text;
-    bool trained = false;
+    bool trained = false, first = true;
     if (options_.ends && !example.own && !example.pieces.empty() && example.pieces[0].kind == Piece::Kind::text)
       for (const int32_t token : tokenizer_.beginning()) add(out, {token}, as_target(example.pieces[0]));
     const auto flush = [&](bool names_mean_tokens = false) {
+      if (text.empty()) return;
       const EncodeOptions how{.special_in_text = names_mean_tokens || options_.special,
-                              .begins = !example.own || out.tokens.empty()};
-      add(out, text.empty() ? std::vector<int32_t>() : encode_text(text, how, example.where), trained);
+                              .begins = !example.own || out.tokens.empty() || is_special(out.tokens.back()),
+                              .first = std::exchange(first, false)};
+      add(out, encode_text(text, how, example.where), trained);
       text.clear();
     };
     for (const Piece& piece : example.pieces) {
@@ -318,7 +320,7 @@ class Encoder {
       if (token || as_target(piece) != trained) flush();
       trained = as_target(piece);
       if (token)
-        add(out, {*token}, trained);
+        add(out, {*token}, trained), first = false;
       else
         text += piece.text;
     }
@@ -346,6 +348,7 @@ class Encoder {
     to.tokens.insert(to.tokens.end(), tokens.begin(), tokens.end());
     to.trained.insert(to.trained.end(), tokens.size(), trained);
   }
+  bool is_special(int32_t token) const { return tokenizer_.special(tokenizer_.bytes_of(token)) == token; }
   bool as_target(const Piece& piece) const { return !piece.never && (piece.response || !options_.responses_only); }
   std::vector<int32_t> encode_text(const std::string& text, const EncodeOptions& how, const std::string& where) const {
     try {
@@ -426,10 +429,11 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
   std::unique_ptr<Tokenizer> tokenizer = learnt ? nullptr : make_tokenizer(choice, "", "", what);
   Dataset d;
   const std::vector<Rendered> rendered = read_rendered(file, o, tokenizer.get(), bad, d.notes);
-  const auto require_two = [&](size_t count) {
-    if (count < 2)
+  const auto require_enough = [&](size_t count) {
+    if (count < (o.held.file.empty() ? 2 : 1))
       throw InputError(fmt::format(
-          "{}: {} examples to train on; expected at least 2, one of them for validation{}", what, count,
+          "{}: {} examples to train on; expected at least {}{}", what, count,
+          o.held.file.empty() ? "2, one of them for validation" : "1",
           bad.count() > 0 ? fmt::format(" (skipped bad lines: {}, the first: {})", bad.count(), bad.first()) : ""));
   };
   const auto trained = [&](size_t count) {
@@ -437,7 +441,7 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
     const double part = static_cast<double>(count) * o.held.share;
     return count - std::clamp<size_t>(static_cast<size_t>(part * (1 + 1e-12)), 1, count - 1);
   };
-  require_two(rendered.size());
+  require_enough(rendered.size());
   const std::span<const Rendered> all(rendered);
   d.source = what;
   d.tokenizer = learnt ? make_tokenizer(choice, text_of(all), text_of(all.first(trained(all.size()))), what)
@@ -445,7 +449,7 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
   Encoder encoder(*d.tokenizer, o);
   std::vector<EncodedExample> encoded;
   for (const Rendered& example : rendered) bad.attempt([&] { encoded.push_back(encoder.encode(example)); });
-  require_two(encoded.size());
+  require_enough(encoded.size());
   bad.note(d.notes);
   encoder.note(d.notes);
   const auto cut = encoded.begin() + static_cast<std::ptrdiff_t>(trained(encoded.size()));

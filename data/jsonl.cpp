@@ -218,11 +218,18 @@ Message message_of(const Json& json, const std::string& what, Example& example, 
   Message out{role_of(text_of(json, role, what), what), silent ? "" : content_of(json, content, what)};
   if (!more.empty()) {
     InOrder kept;
-    if (silent) kept["content"] = nullptr;
     for (const auto& [key, value] : ordered().items())
       if (more.contains(key)) kept[key] = value;
     if (calls && kept[kCalls].is_array()) unpack_arguments(kept[kCalls]);
+    for (const char* const name : {"reasoning_content", "thinking", "reasoning"})  // one and the same to transformers
+      if (const auto thoughts = kept.find(name); thoughts != kept.end()) {
+        const InOrder said = *thoughts;
+        kept["reasoning_content"] = said;
+        if (!kept.contains("thinking")) kept["thinking"] = said;
+        break;
+      }
     out.more = kept.dump();
+    out.silent = silent;
   }
   const Json& weight = value_at(json, kWeight);
   if (weight.is_null()) return out;

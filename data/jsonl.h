@@ -32,6 +32,7 @@ struct Message {
   Learnt learnt = Learnt::as_usual;
 
   std::string more = {};  // its other keys: a JSON object in the order of the row
+  bool silent = false;    // it has calls of tools and no text
 
   bool is_response() const { return role == Role::assistant && learnt == Learnt::as_usual; }
 };

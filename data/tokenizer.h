@@ -24,6 +24,7 @@ struct EncodeOptions {
   bool special_in_text = false;  // special tokens whose names stand in the text are meant; otherwise they are text
   bool add_ends = false;         // adds what the tokenizer puts before a text and after it: bos, eos, or nothing
   bool begins = true;            // false: the text goes on behind other tokens, so that nothing marks its beginning
+  bool first = true;             // false: behind a special token it begins anew, but not the whole text
 };
 
 class Tokenizer {

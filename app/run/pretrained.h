@@ -1,5 +1,6 @@
-// A model that somebody trained before: a run, one of its checkpoints, a Hugging Face folder, a file of llm.c, or a PEFT
-// folder beside one of these. Whoever begins with such a model takes it from here and does not ask which of them it was.
+// A model that somebody trained before: a run, one of its checkpoints, a Hugging Face folder, a file of llm.c, or a
+// PEFT folder beside one of these. Whoever begins with such a model takes it from here and does not ask which of them
+// it was.
 #pragma once
 #include <filesystem>
 #include <functional>

@@ -51,8 +51,9 @@ KeptRecords records_until(std::string_view file, int64_t step, const std::string
     }
     if (*found > step) continue;
     out.records.append(line).append("\n");
-    if (const auto loss = j.find("val_loss"); loss != j.end() && j.value("event", nlohmann::json()) == "eval")
-      out.validations.emplace_back(*found, loss->is_number() ? loss->get<double>() : std::nan(""));
+    if (j.value("event", nlohmann::json()) != "eval") continue;
+    const nlohmann::json loss = j.value("val_loss", nlohmann::json());
+    out.validations.emplace_back(*found, loss.is_number() ? loss.get<double>() : std::nan(""));
   }
   return out;
 }

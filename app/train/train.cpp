@@ -57,6 +57,11 @@ Dataset dataset_of(const TrainOptions& o, bool quiet) {
   Dataset dataset = of_option("data", o.data,
                               [&] { return of_option("tokenizer", folder, [&] { return open_data(o, tokenizer); }); });
   model_config(job_of(o), dataset.tokenizer->vocab_size());  // refuses a vocabulary that is too small
+  if (o.init && o.tokenizer && !o.resume) try {
+      if (Tokenizer::open_folder(first_tokenizer(o))->identity() != dataset.tokenizer->identity())
+        dataset.notes.push_back(fmt::format("the tokenizer is not the one of {} (--tokenizer)", *o.init));
+    } catch (const InputError&) {  // it has none
+    }
   return dataset;
 }
 

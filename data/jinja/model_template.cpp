@@ -48,8 +48,8 @@ enum class Mark : uint8_t { none, response, never };
 // Cuts a text into the pieces between what stands around a message's special tokens.
 void cut(std::string_view text, Mark mark, const std::string& what, std::vector<Piece>& out) {
   for (bool plain = false; !text.empty(); plain = !plain) {
-    const size_t end = text.find(plain ? kCloses : kOpens);
-    if (plain && end == std::string_view::npos)
+    const size_t end = text.find(plain ? kCloses : kOpens), other = text.find(plain ? kOpens : kCloses);
+    if ((plain && end == std::string_view::npos) || other < end)
       throw InputError(what + ": a message has a special token's name, of which the chat template prints a part");
     if (end != 0)
       out.push_back({plain ? Piece::Kind::text : Piece::Kind::marker, std::string(text.substr(0, end)),
@@ -88,6 +88,8 @@ jinja::Value ModelTemplate::value_of(jinja::Work& work, const nlohmann::ordered_
   if (json.is_string()) return quoted(json.get<std::string>());
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_number_float()) return json.get<double>();
+  if (json.is_number_unsigned() && json.get<uint64_t>() > INT64_MAX)
+    throw InputError(fmt::format("the whole number {} is too large", json.dump()));
   if (json.is_number()) return json.get<int64_t>();
   if (json.is_null()) return jinja::None{};
   jinja::Values items;
@@ -110,7 +112,8 @@ jinja::Rendered ModelTemplate::text(std::span<const Message> turns, const std::s
     };
     Values messages;
     for (const Message& turn : turns) {
-      Pairs message{{"role", std::string(name_of(turn.role))}, {"content", quoted(turn.text)}};
+      Pairs message{{"role", std::string(name_of(turn.role))}};
+      if (!turn.silent) message.emplace_back("content", quoted(turn.text));
       add(message, turn.more);
       messages.push_back(dict_of(work, std::move(message)));
     }
@@ -126,7 +129,7 @@ jinja::Rendered ModelTemplate::text(std::span<const Message> turns, const std::s
   }
 }
 
-std::vector<Piece> ModelTemplate::render(const Example& example, const std::string& what) const {
+std::vector<Piece> ModelTemplate::render(const Example& example, const std::string& what, bool responses) const {
   const std::span<const Message> all(example.turns);
   const jinja::Rendered whole = text(all, example.variables, false, what);
   std::vector<Mark> marks(whole.text.size(), Mark::none);
@@ -137,7 +140,7 @@ std::vector<Piece> ModelTemplate::render(const Example& example, const std::stri
   for (size_t i = 0; i < all.size(); ++i) {
     const bool answer = all[i].role == Role::assistant, never = all[i].learnt == Message::Learnt::never;
     // What is no response must be found where a block says that it is one.
-    if (!never && (!answer || all[i].is_response() != whole.generated.empty())) continue;
+    if (!never && (!responses || !answer || all[i].is_response() != whole.generated.empty())) continue;
     const std::string before = i == 0 && !answer ? "" : text(all.first(i), example.variables, answer, what).text;
     const std::string said =
         i + 1 == all.size() ? whole.text : text(all.first(i + 1), example.variables, false, what).text;

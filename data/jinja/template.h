@@ -56,10 +56,10 @@ class ModelTemplate {
 
   // The pieces of an example's messages: in a marker the names of special tokens mean these, in a text they are text,
   // since a message has them. A response is what `generation` blocks print, or else what a turn of the assistant adds
-  // to the text that asks for it, without blanks behind a special token at its end. Throws InputError, naming `what`,
-  // where the template refuses, and where a turn must be found and its text for the first turns is not the beginning of
-  // that for all of them.
-  std::vector<Piece> render(const Example& example, const std::string& what) const;
+  // to the text that asks for it, without blanks behind a special token at its end; without `responses` only turns of
+  // weight 0 are looked for. Throws InputError, naming `what`, where the template refuses, and where a turn must be
+  // found and its text for the first turns is not the beginning of that for all of them.
+  std::vector<Piece> render(const Example& example, const std::string& what, bool responses = true) const;
   // The pieces of the text that asks the assistant for the next turn.
   std::vector<Piece> prompt(const std::vector<Message>& turns, const std::string& what) const;
 

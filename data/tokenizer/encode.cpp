@@ -266,7 +266,7 @@ std::vector<int32_t> DescribedTokenizer::encode_with(std::string_view text, cons
                   [&](std::string_view part, int32_t inside) {
                     const bool begins_part = std::exchange(part_begins, false);
                     if (inside >= 0) return out.push_back(inside);
-                    encode_part(part, begins_part, !begins_part || options.begins, matching, out);
+                    encode_part(part, begins_part && options.first, !begins_part || options.begins, matching, out);
                   });
   };
   written_.split(broken ? std::string_view(mended) : text, options.special_in_text, append);

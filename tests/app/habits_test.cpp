@@ -47,6 +47,11 @@ TEST_F(HabitsTest, EpochsAndSharesAreSteps) {
     EXPECT_NE(config().find("steps = 23\n"), std::string::npos) << config();
   }
   expect_failure(model + "--epochs 2 --steps 3", 2, "--epochs: expected no --steps");
+  // What is said later, or on the command line, is in the place of what a file says.
+  EXPECT_EQ(run("train --config run/config.toml --epochs 0.5 --out half").status, 0);
+  EXPECT_NE(read_file(path("half/config.toml")).find("steps = 4\n"), std::string::npos);
+  std::ofstream(path("epochs.toml")) << "epochs = 2.0\n";
+  EXPECT_EQ(run(model + "--config epochs.toml --steps 1 --no-eval --out one").status, 0);
   expect_failure(model + "--warmup 101%", 2, "--warmup: expected a number in [0, 100], found '101'");
   expect_failure(model + "--warmup 3e", 2, "--warmup: expected a whole number");
   std::filesystem::copy_file(path("text.txt"), path("other.txt"));
@@ -68,6 +73,7 @@ TEST_F(HabitsTest, PatienceEndsARunAlsoOneThatIsResumed) {
   const auto more = run("train --resume --out run --config run/config.toml --steps 40 --patience 2");
   ASSERT_EQ(more.status, 0) << more.err;
   EXPECT_EQ(validated(), (std::vector<int64_t>{2, 4, 6}));
+  expect_failure("train --patience 2 --eval-every 0", 2, "--patience: expected validations between steps, found");
   expect_failure("train --patience 2 --no-eval", 2, "--patience: expected validations between steps, found --no-eval");
 }
 
@@ -86,8 +92,12 @@ TEST_F(HabitsTest, AFileOrAShareIsHeldOut) {
   const std::string whole = held("--val-data other.txt");
   EXPECT_NE(whole.find(words(tokens) + " characters of training text"), std::string::npos) << whole;
   EXPECT_NE(whole.find("700 tokens held out"), std::string::npos) << whole;
+  const auto more = run("train --resume --out run --config run/config.toml --steps 3");
+  EXPECT_EQ(more.status, 0) << more.err;
   std::ofstream(path("rows.jsonl")) << R"({"prompt": "a", "completion": "b"})"
                                     << "\n";
+  EXPECT_EQ(train("--tokenizer bytes --data rows.jsonl --val-data rows.jsonl --steps 1 --out rows").status, 0);
+  expect_failure("train --val-data other.txt --val-share 0.2", 2, "--val-data: expected no --val-share");
   expect_failure("train --data text.txt --val-data rows.jsonl", 2, "--val-data: expected a text");
   expect_failure("train --data text.txt --val-data nowhere.txt", 4, "nowhere.txt");
   ASSERT_EQ(run("data text.txt --tokenizer bytes --out made").status, 0);

@@ -507,7 +507,7 @@ TEST_F(TuningTest, MistakesAreNamed) {
                                    << "\n"
                                    << R"({"prompt": "a"})"
                                    << "\n";
-  expect_failure("train --data bad.jsonl --out run", 4, "bad.jsonl:2: expected messages, prompt and completion");
+  expect_failure("train --data bad.jsonl --out run", 4, "bad.jsonl:2: expected input_ids, messages, conversations");
   expect_failure("train --data bad.jsonl --skip-bad --out run", 4, "expected at least 2");
   expect_failure("train --data text.txt --pack --out run", 2, "--pack: goes with --data FILE.jsonl");
   expect_failure(small_ + "--context 8 --out run", 4, "no token to train on");

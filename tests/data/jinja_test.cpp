@@ -1,5 +1,6 @@
 // Templates of chats: the language beside python3-jinja2, its bounds, and what a model's own template makes of
 // examples.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -248,11 +249,41 @@ TEST_F(ModelTemplates, WhatIsNotLearntIsFoundByItsTurn) {
   EXPECT_EQ(shown(marked.render(parse_example(list, "f:1"), "f:1")), "u:a;a:b;u:c;a:[d];");
 }
 
+// Where all of the text counts, no turn must be found in it.
+TEST_F(ModelTemplates, AllOfATextNeedsNoPrefixes) {
+  const ModelTemplate last = with("{% for m in messages %}{{ m.content if loop.last else '-' }};{% endfor %}");
+  EXPECT_NE(refused(last, talk_).find("f:7: message 2: the chat template's text"), std::string::npos);
+  EXPECT_EQ(shown(last.render(talk_, "f:7", false)), "-;-;-;d;");
+}
+
+// As transformers 5.24 hands messages on: a key that is null is not there, thoughts have one name.
+TEST_F(ModelTemplates, NamesOfThoughtsAreOne) {
+  const ModelTemplate thinks =
+      with("{% for m in messages %}{{ m.reasoning_content }}/{{ m.thinking }}/{{ m.content is defined }};{% endfor %}");
+  for (const char* key : {"reasoning_content", "thinking", "reasoning"}) {
+    const std::string row = fmt::format(R"({{"messages": [{{"role": "assistant", "content": "b", "{}": "x"}}]}})", key);
+    EXPECT_EQ(shown(thinks.render(parse_example(row, "f:1"), "f:1", false)), "x/x/True;") << key;
+  }
+  const std::string calls = R"({"messages": [{"role": "assistant", "content": null, "tool_calls": [1]}]})";
+  EXPECT_EQ(shown(thinks.render(parse_example(calls, "f:1"), "f:1", false)), "//False;");
+}
+
+TEST_F(ModelTemplates, PartsOfSpecialNamesAreRefused) {
+  const Example cut = {Example::Shape::messages, {{Role::assistant, "x<|im_end|>y"}}};
+  const std::string words = "f:7: a message has a special token's name, of which the chat template prints a part";
+  EXPECT_EQ(refused(with("{% for m in messages %}{{ m.content.split('im_end')[0] }}{% endfor %}"), cut), words);
+  EXPECT_EQ(refused(with("{% for m in messages %}{{ m.content.split('im_end')[1] }}{% endfor %}"), cut), words);
+  const std::string large = R"({"messages": [{"role": "assistant", "content": "b"}], "tools": [18446744073709551615]})";
+  EXPECT_EQ(refused(with("{{ tools }}"), parse_example(large, "f:1")),
+            "f:7: the whole number 18446744073709551615 is too large");
+}
+
 // Rows as OpenAI's documentation of function calling has them: calls without content, arguments as a text, answers of
 // tools. Templates read arguments as mappings, so vLLM makes such ones of them before it renders.
 TEST_F(ModelTemplates, ToolsReachTheTemplate) {
   const ModelTemplate tools = with(
-      "{{ tools | tojson }}\n{% for m in messages %}{{ m.role }}{{ '/' + m.name if m.name }}:{% if m.content is none %}"
+      "{{ tools | tojson }}\n{% for m in messages %}{{ m.role }}{{ '/' + m.name if m.name }}:{% if m.content is "
+      "undefined %}"
       "{% for c in m.tool_calls %}{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}{% else %}"
       "{{ m.content }}{% endif %};{% endfor %}");
   const std::string row = R"({"messages": [{"role": "user", "content": "a", "name": "<|im_end|>"},
