@@ -136,7 +136,9 @@ bool is_in(const List& list, const Name& name) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
-bool says_nothing(const Json& value) { return is_nothing(value) || value == ""; }
+bool says_nothing(const Json& value) {
+  return is_nothing(value) || (value.is_string() && value.get_ref<const std::string&>().empty());
+}
 
 const Json& present(const Json& object, const char* key, const std::string& what) {
   const Json& found = value_at(object, key);

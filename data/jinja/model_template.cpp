@@ -98,7 +98,7 @@ jinja::Value ModelTemplate::value_of(jinja::Work& work, const nlohmann::ordered_
     items.push_back(value_of(work, value));
     if (json.is_object()) pairs.emplace_back(quoted(key), items.back());
   }
-  return json.is_array() ? sequence_of(work, std::move(items)) : dict_of(work, std::move(pairs));
+  return json.is_array() ? sequence_of(work, std::move(items)) : dict_of(work, pairs);
 }
 
 jinja::Rendered ModelTemplate::text(std::span<const Message> turns, const std::string& more, bool asks,
@@ -115,7 +115,7 @@ jinja::Rendered ModelTemplate::text(std::span<const Message> turns, const std::s
       Pairs message{{"role", std::string(name_of(turn.role))}};
       if (!turn.silent) message.emplace_back("content", quoted(turn.text));
       add(message, turn.more);
-      messages.push_back(dict_of(work, std::move(message)));
+      messages.push_back(dict_of(work, message));
     }
     Variables variables{{"messages", sequence_of(work, std::move(messages))},
                         {"tools", None{}},

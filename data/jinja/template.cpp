@@ -522,7 +522,7 @@ class Parser {
     return made(std::move(items), [](Work& work, const Values& v) {
       Pairs out;
       for (size_t i = 0; i < v.size(); i += 2) out.emplace_back(key_of(v[i]), v[i + 1]);
-      return dict_of(work, std::move(out));
+      return dict_of(work, out);
     });
   }
   // What stands between commas, of which one may stand before the end.

@@ -249,15 +249,15 @@ Value sequence_of(Work& work, Values items, Form form) {
   return std::make_shared<Sequence>(Sequence{std::move(items), form, level_of(below)});
 }
 
-Value dict_of(Work& work, Pairs items) {
+Value dict_of(Work& work, const Pairs& items) {
   Dict out;
   int below = 0;
-  for (auto& [key, value] : items) {
+  for (const auto& [key, value] : items) {
     below = std::max(below, depth_of(value));
     if (const Value* const found = find(work, out, key))
-      const_cast<Value&>(*found) = std::move(value);
+      const_cast<Value&>(*found) = value;
     else
-      out.items.emplace_back(std::move(key), std::move(value));
+      out.items.emplace_back(key, value);
   }
   work.charge(64 + 64 * out.items.size());
   out.depth = level_of(below);

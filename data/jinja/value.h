@@ -108,7 +108,7 @@ struct Work {
 
 // Throw InputError for values nested deeper than 100.
 Value sequence_of(Work& work, Values items, Form form = Form::list);
-Value dict_of(Work& work, Pairs items);
+Value dict_of(Work& work, const Pairs& items);
 
 std::string_view type_name(const Value& v);
 bool truth(const Value& v);
