@@ -74,7 +74,8 @@ std::string ModelTemplate::quoted(const std::string& text) const {
   std::string out;
   for (size_t at = 0; at < text.size();) {
     const size_t next = std::min(text.find_first_of(begins_, at), text.size());
-    out.append(text, std::exchange(at, next), next - at);
+    out.append(text, at, next - at);
+    at = next;
     const auto found = std::ranges::find_if(
         special_, [&](const std::string& name) { return text.compare(at, name.size(), name) == 0; });
     const std::string part = text.substr(at, found == special_.end() ? 1 : found->size());
