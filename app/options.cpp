@@ -324,7 +324,7 @@ void set_option(TrainOptions& o, std::string_view name, const std::string& text)
   if (!s) throw Error(fmt::format("--{}: there is no such option", name));
   s->read(fmt::format("--{}", name), text);
   o.given.emplace(s->field.name);
-  // Of two that stand for each other the one said last holds, over the one of a file.
+  // Two options may stand for each other: the one said last holds, over the one of a file.
   if (name == "steps") forget(o, {"epochs"});
   if (name == "epochs") o.given.erase("steps");
   if (name == "val-share") forget(o, {"val_data"});

@@ -75,8 +75,8 @@ struct ExampleOptions {
   int64_t vocab = 0;  // tokens in the model's table; 0: all that the tokenizer has
 };
 
-// What a model reads that is asked for the next turn of a conversation, and what ends its answer: a token, or a text
-// where the tokenizer has no such token; of no turns nothing, but the template is looked at. Throws Error (usage)
+// A question to a model: its tokens as far as the next turn of a conversation, and the end of the answer: a token, or a
+// text where the tokenizer has no such token; of no turns nothing, but the template is looked at. Throws Error (usage)
 // naming the field `template` where `automatic` finds no template of the model's own, and InputError.
 struct Asked {
   std::vector<int32_t> tokens = {}, ends = {};

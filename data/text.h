@@ -30,7 +30,7 @@ struct HeldOut {
   double share = 0.1;
   std::string file = {};  // not empty: instead of a share
 
-  // Of n bytes, documents or examples, so many.
+  // The number held out of n bytes, documents or examples.
   int64_t of(int64_t n) const;
   // Throws Error (usage) for data that has its own part for validation, where something else is asked for.
   void refuse(const std::string& data) const;

@@ -208,7 +208,7 @@ std::string json_of(const std::string& prompt, const Shown& shown) {
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// What is continued, and whether it is part of the text.
+// The texts to continue, and whether they are part of the result.
 struct Prompts {
   std::vector<std::string> said;
   std::vector<Asked> asked;

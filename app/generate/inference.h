@@ -37,7 +37,7 @@ class Conversation {
   Conversation(const GenerateOptions& o, const Tokenizer& tokenizer, int64_t vocab);
 
   bool has_template() const { return how_.style != ChatTemplate::none; }
-  // What the model reads that is asked this after all that was said. Throws as ask() does.
+  // The tokens that the model reads when it is asked this after all that was said. Throws as ask() does.
   Asked asked(const std::string& prompt) const;
   void add(const std::string& prompt, const std::string& answer);
 

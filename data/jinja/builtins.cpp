@@ -184,7 +184,7 @@ Value applied(const Call& c, Group group, const Value& v, size_t name) {
   to.given.insert(to.given.end(), c.given.begin() + static_cast<std::ptrdiff_t>(name) + 1, c.given.end());
   return apply(*found, std::move(to));
 }
-// What is false has no items here, be it a number.
+// A false value has no items here, be it a number.
 Values items_if_true(const Call& c) { return truth(c.at(0)) ? items_of(c.work, c.at(0)) : Values(); }
 template <bool kByAttribute, bool kWanted>
 Value selected(const Call& c) {

@@ -140,7 +140,7 @@ std::vector<Piece> ModelTemplate::render(const Example& example, const std::stri
   for (const auto& [begin, end] : whole.generated) mark(begin, end, Mark::response);
   for (size_t i = 0; i < all.size(); ++i) {
     const bool answer = all[i].role == Role::assistant, never = all[i].learnt == Message::Learnt::never;
-    // What is no response must be found where a block says that it is one.
+    // A turn that is no response must be found where a block says that it is one.
     if (!never && (!responses || !answer || all[i].is_response() != whole.generated.empty())) continue;
     const std::string before = i == 0 && !answer ? "" : text(all.first(i), example.variables, answer, what).text;
     const std::string said =

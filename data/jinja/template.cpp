@@ -362,7 +362,7 @@ class Parser {
   static Code constant(Value value) {
     return [v = std::move(value)](Work&) { return v; };
   }
-  // What f makes of some values.
+  // The value that f makes of some values.
   template <class F>
   static Code made(std::vector<Code> parts, F f) {
     return [all = Given{std::move(parts)}, f](Work& work) -> Value { return f(work, evaluated(all, work).given); };
@@ -525,7 +525,7 @@ class Parser {
       return dict_of(work, out);
     });
   }
-  // What stands between commas, of which one may stand before the end.
+  // The parts between commas, of which one may stand before the end.
   template <class F>
   void all_until(std::string_view end, const F& one) {
     while (!is(end)) {

@@ -1,4 +1,4 @@
-// What Python does with values.
+// Python's ways with values.
 #include "data/jinja/value.h"
 
 #include <fmt/format.h>

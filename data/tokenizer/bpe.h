@@ -36,11 +36,11 @@ std::optional<std::string> unspell(std::string_view spelling);
 inline constexpr std::string_view kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// What becomes of a match and of the text between matches: each a piece, matches gone, each match joined to the text
+// The fate of a match and of the text between matches: each a piece, matches gone, each match joined to the text
 // before it or behind it, or matches side by side joined.
 enum class Behaviour { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
-// What matching in one text needs, and how much of the processor's time all of it may take: 2 s and 5 us a byte.
+// The needs of matching in one text, and the processor's time that all of it may take: 2 s and 5 us a byte.
 class Matching {
  public:
   explicit Matching(size_t bytes);

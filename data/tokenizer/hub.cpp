@@ -498,7 +498,7 @@ void HubTokenizer::read_config(const std::string& what) {
     if (const auto token = named(config, "pad_token", what + name, false)) pad_ = token;
     if (name == kNames) continue;
     chat_template_ = template_of(value_at(config, "chat_template"), what + name);
-    // Where these are said they have the last word, not the post_processor.
+    // These keys, where they are said, have the last word, not the post_processor.
     if (!config.contains("add_bos_token") && !config.contains("add_eos_token")) continue;
     d_.before.clear(), d_.behind.clear();
     if (hub::flag(config, "add_bos_token", false, what + name) && bos_) d_.before = {*bos_};

@@ -58,7 +58,7 @@ CodePointer compiled(std::string_view pattern, uint32_t options, int& error, siz
           &pcre2_code_free};
 }
 
-// What a pattern that Oniguruma reads in Ruby's syntax is in PCRE2's.
+// A pattern that Oniguruma reads in Ruby's syntax, in PCRE2's.
 class Translation {
  public:
   explicit Translation(std::string_view regex) : in_(regex) {
@@ -295,7 +295,7 @@ class Translation {
     refuse(fmt::format("the class '{}'", spelling));
   }
 
-  // What matches one character of a class, behind its "[": a class inside it and "&&" are Oniguruma's alone.
+  // The rest of a class, behind its "[": a class inside it and "&&" are Oniguruma's alone.
   std::string char_class() {
     const bool negative = eat("^");
     std::string both, set;  // what stands before "&&" must hold too

@@ -47,7 +47,7 @@ TEST_F(HabitsTest, EpochsAndSharesAreSteps) {
     EXPECT_NE(config().find("steps = 23\n"), std::string::npos) << config();
   }
   expect_failure(model + "--epochs 2 --steps 3", 2, "--epochs: expected no --steps");
-  // What is said later, or on the command line, is in the place of what a file says.
+  // A later word, or one of the command line, is in the place of what a file says.
   EXPECT_EQ(run("train --config run/config.toml --epochs 0.5 --out half").status, 0);
   EXPECT_NE(read_file(path("half/config.toml")).find("steps = 4\n"), std::string::npos);
   std::ofstream(path("epochs.toml")) << "epochs = 2.0\n";

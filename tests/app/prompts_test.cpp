@@ -95,7 +95,7 @@ TEST_F(PromptsTest, ATokenBeyondTheTableIsRefusedWhenItIsMet) {
   EXPECT_EQ(ran.last_line(), "tessera: --prompt: its token 400, '<pad>', is beyond the model's table of 400");
 }
 
-// The same rows, whatever the file is called and however it is compressed or laid out.
+// Rows are the same, whatever the file is called and however it is compressed or laid out.
 TEST_F(PromptsTest, AFigureDoesNotDependOnAName) {
   const Json expected = evaluate("rows.jsonl");
   Json list = Json::array();

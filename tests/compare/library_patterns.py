@@ -53,7 +53,7 @@ def sequence(*steps, regex=False):
     return pre_tokenizers.Sequence([*steps, B(add_prefix_space=False, use_regex=regex)])
 
 
-# Of each: the pre-tokenizer, the normalizer.
+# The pre-tokenizer and the normalizer of each.
 KINDS = {
     "gpt2": (B(add_prefix_space=False), None),
     "cl100k": (sequence(split(CL100K, "removed", True)), None),

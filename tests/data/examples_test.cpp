@@ -332,7 +332,7 @@ TEST_F(LoadedExamples, KeysThatNothingReadsAreNamed) {
   EXPECT_EQ(d.notes.front(), "nothing reads the keys 'id'");
 }
 
-// What the tokenizer puts before a text by itself stands before rows that begin with text.
+// Tokens that the tokenizer itself puts before a text stand before rows that begin with text.
 TEST_F(LoadedExamples, BeginAsTheTokenizersTextsDo) {
   const TokenizerChoice bos{.name = std::string(TESSERA_SOURCE_DIR) + "/tests/app/fixtures/bos"};
   const auto first = [&](const std::string& row, ExampleOptions o) {

@@ -217,7 +217,7 @@ TEST_F(ModelTemplates, ResponsesAreWhatTurnsAdd) {
             "<|im_start|>assistant\n[d<|im_end|>]\n");
   EXPECT_EQ(shown(chatml.prompt({{Role::system, "s"}, {Role::user, "a"}}, "f:7")),
             "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
-  // What a message says is text, also what names a special token.
+  // A message says text, also where it names a special token.
   EXPECT_EQ(shown(chatml.render(
                 {Example::Shape::messages, {{Role::user, "x<|im_end|>y"}, {Role::assistant, "<|im_end|"}}}, "f:7")),
             "<|im_start|>user\nx'<|im_end|>'y<|im_end|>\n<|im_start|>assistant\n[<|im_end|<|im_end|>]\n");
@@ -232,7 +232,7 @@ TEST_F(ModelTemplates, GenerationBlocksSayWhatIsTheResponse) {
   EXPECT_EQ(shown(marked.render(talk_, "f:7")), "a A:[...];c A:[d];");
 }
 
-// Of a message with the weight 0 nothing is learnt (in braces), and of a prompt that is a list of messages nothing.
+// A message with the weight 0 (in braces) is not learnt, nor is a prompt that is a list of messages.
 TEST_F(ModelTemplates, WhatIsNotLearntIsFoundByItsTurn) {
   const std::string row = R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b",
       "weight": 0}, {"role": "user", "content": "c", "weight": 0}, {"role": "assistant", "content": "d"}]})";
@@ -249,7 +249,7 @@ TEST_F(ModelTemplates, WhatIsNotLearntIsFoundByItsTurn) {
   EXPECT_EQ(shown(marked.render(parse_example(list, "f:1"), "f:1")), "u:a;a:b;u:c;a:[d];");
 }
 
-// Where all of the text counts, no turn must be found in it.
+// No turn must be found in a text that counts as a whole.
 TEST_F(ModelTemplates, AllOfATextNeedsNoPrefixes) {
   const ModelTemplate last = with("{% for m in messages %}{{ m.content if loop.last else '-' }};{% endfor %}");
   EXPECT_NE(refused(last, talk_).find("f:7: message 2: the chat template's text"), std::string::npos);

@@ -193,7 +193,7 @@ TEST(HubConfig, WhatIsLeftOutIsAsUsualInTransformers) {
   EXPECT_EQ(parsed(with(type("qwen3_moe"), "intermediate_size", 100).dump()).config.ffn, 768);
 }
 
-// Of transformers 5.24.0: with default positions no model of these types looks at a part of a head, with scaled ones
+// Transformers 5.24.0: with default positions no model of these types looks at a part of a head, with scaled ones
 // each fails; its Qwen3 and Llama have biases of all four projections, its Mistral and Qwen2 look at no key.
 TEST(HubConfig, PartsOfHeadsAndBiasesAreThoseOfTransformers) {
   const std::string plain = in_words(parsed(kTiny.dump()));
@@ -247,7 +247,7 @@ TEST(HubConfig, KeysOfYarnAreThoseOfTransformers) {
       words({{"factor", 1.0}, {"attention_factor", 1.2}}).starts_with("the key 'attention_factor': expected 1"));
 }
 
-// What we write of a model is read as that model.
+// A model that we write is read as that model.
 TEST(HubConfig, WhatIsWrittenIsReadAsTheSame) {
   const ModelConfig gpt2{.layers = 2, .heads = 2, .channels = 16, .context = 32, .vocab = 40, .ffn = 24};
   ModelConfig exact = gpt2, yarn = gpt2;

@@ -69,7 +69,7 @@ TEST_F(DrawTest, FiltersComeInTheirOrder) {
     return s;
   };
   EXPECT_EQ(keys({4, 3, 3, 1}, {.top_k = 2}), "012");
-  // Of 0.4, 0.3, 0.2 and 0.1 top-p 0.75 keeps three, and min-p then two; min-p first would leave one of two for top-p.
+  // Top-p 0.75 keeps three of 0.4, 0.3, 0.2 and 0.1, and min-p then two; min-p first would leave one of two for top-p.
   EXPECT_EQ(keys({4, 3, 2, 1}, {.top_p = 0.55, .min_p = 0.7}), "01");
   EXPECT_EQ(keys({4, 3, 2, 1}, {.top_p = 0.39, .min_p = 0.7}), "0");
   EXPECT_EQ(keys({40, 30, 20, 10}, {.top_k = 2, .top_p = 0.56}), "0");  // 4/7 is reached by the first

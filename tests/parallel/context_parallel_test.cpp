@@ -175,7 +175,7 @@ TEST(ContextParallel, DocumentsAreNotCrossed) {
     });
 }
 
-// Of documents too; within a chunk, over a few of them, and longer than all.
+// Windows of documents too; within a chunk, over a few of them, and longer than all.
 TEST(ContextParallel, WindowsAreKept) {
   for (const int n : {1, 2, 3, 4})
     launch(ranks(n), [](Communicator& cp) {
