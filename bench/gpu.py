@@ -218,8 +218,8 @@ PARTS = {
         "ZeRO-3;1F1B;ZB-H1"))],
     "strategy_kernels": [("strategy_kernels", 75, gpu_parts.strategy_kernels, dict(
         limit=30, only="tensor;tensor and sequence;context, ring;one of 4 experts"))],
-    "shapes": [("shapes", 75, gpu_parts.shapes, dict(models="gpt2,llama,llama-experts,gpt2-8k,gpt2-32k,gpt2-medium,llama-1b",
-                                                     rounds=1, steps=10, limit=30))],
+    "shapes": [("shapes", 90, gpu_parts.shapes, dict(
+        models="gpt2,llama,llama-experts,gpt2-8k,llama-8k,llama-8k-window,gpt2-32k,gpt2-medium,llama-1b", rounds=1, steps=10, limit=30))],
     "bases": [("bases", 80, gpu_parts.bases, dict(models="gpt2,llama-1b", limit=70))],
     "tuning": [("tuning", 90, gpu_parts.tuning, dict(models="gpt2,llama-1b", rounds=1, steps=10, limit=45))],
     "ways": [("ways", 45, gpu_parts.ways, dict(rounds=1, steps=15, limit=30))],

@@ -25,9 +25,11 @@ MODELS = {name: dict(zip(MODEL_KEYS, sizes)) for name, sizes in {
     # Those with heads of keys are Llamas; two of the experts, each half as wide, are for a token.
     "llama": (12, 12, 768, 32, CONTEXT, VOCAB, 4, 2048),
     "llama-experts": (12, 12, 768, 32, CONTEXT, VOCAB, 4, 1024, 8),
+    "llama-8k": (12, 12, 768, 4, 8192, VOCAB, 4, 2048),
     "llama-1b": (16, 32, 2048, 4, CONTEXT, VOCAB, 8, 8192),
     "small": (4, 4, 256, 8, 128, 512),
 }.items()}
+MODELS["llama-8k-window"] = MODELS["llama-8k"] | {"window": 1024}  # our own attention's, which cuDNN is not asked for
 PEAK_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12}  # dense, as printed by the maker
 LIKE = {"own": "own attention", "cudnn": "cuDNN"}
 ONE_RANK = ["--ranks", "1", "--dtype", "bf16"]
@@ -57,6 +59,11 @@ PRODUCTS = {  # with ranks of their own; they are verified and not timed
     "ZeRO-3 in two groups": "--ranks 4 --zero 3 --shard-ranks 2",
     "ZeRO-1, tensor and pipeline": "--ranks 8 --zero 1 --tp 2 --sp --pp 2 --schedule 1f1b --microbatches 4",
     "DDP, ring and pipeline": "--ranks 8 --cp 2 --pp 2 --schedule gpipe --microbatches 2",
+    "a window, by a ring": "--ranks 2 --family llama --window 24 --cp 2",
+    "a window, by Ulysses": "--ranks 2 --family llama --window 24 --cp 2 --cp-mode ulysses",
+    "exact GELU, tensor and sequence": "--ranks 2 --gelu erf --tp 2 --sp",
+    "a Llama with YaRN and biases, tensor": "--ranks 2 --family llama --kv-heads 2 --rope-scaling yarn --rope-factor 4 "
+                                            "--rope-original-context 16 --qkv-bias --proj-bias --mlp-bias --tp 2",
 }
 
 
@@ -146,9 +153,9 @@ class Bench:
         except Failed:
             card = ""
         peak = next((peak for name, peak in PEAK_BF16.items() if name in card), None)
-        if not peak or not model:
+        m = MODELS.get(model, {"window": None})
+        if not peak or "window" in m:  # the conventions know no windows
             return "- | -"
-        m = MODELS[model]
         channels, head = m["channels"], m["channels"] // m["heads"]
         layer = 12 * channels * channels + 13 * channels
         if "kv_heads" in m:
@@ -241,8 +248,9 @@ def trained(bench, model, name=None):
     def run(words):
         return lambda label: bench.train(label, model, ONE_RANK + words, WARMUP + bench.options.steps)
 
-    captured = "experts" not in MODELS[model]  # a step of experts cannot be
-    return Row(name or bench.named(model), model, {way: run(words) for way, words in ways.items() if captured or "on" not in words})
+    captured, windows = "experts" not in MODELS[model], "window" in MODELS[model]  # a step of experts cannot be captured
+    return Row(name or bench.named(model), model, {way: run(words) for way, words in ways.items()
+                                                   if (captured or "on" not in words) and not (windows and "cudnn" in words)})
 
 
 def ladder(bench):
@@ -351,7 +359,7 @@ def strategies_given(bench):
 
 
 def verify(bench):
-    """`tessera verify` of every strategy with its ranks on the one card, and of three products of them."""
+    """`tessera verify` of every strategy with its ranks on the one card, of products of them, and of what other models are made of."""
     def verdict(name):
         try:
             result = json_lines(bench.program(f"verify {name}", [
