@@ -210,8 +210,8 @@ PARTS = {
               ("verify", 110, gpu_parts.verify, dict(jobs=4, limit=40, threads=2)),
               ("losses_small", 60, gpu_parts.curve, dict(models="small", limit=30, cpu_limit=50, threads=1)),
               ("losses", 110, gpu_parts.curve, dict(models="gpt2", limit=40, cpu_limit=100, threads=3))],
-    "pytorch": [("pytorch", 330, gpu_parts.pytorch, dict(models="gpt2,llama,gpt2-medium=bf16/default", rounds=3, limit=40,
-                                                         compile_limit=200))],
+    "pytorch": [("pytorch", 330, gpu_parts.pytorch, dict(models="gpt2,llama,gpt2-xl=bf16/default", rounds=3, limit=50,
+                                                         compile_limit=150))],
     "kernels": [("kernels", 50, gpu_parts.kernels, dict(limit=45))],
     "strategies": [("strategies", 75, gpu_parts.strategies, dict(
         rounds=1, steps=8, limit=20, only="tensor;tensor and sequence;context, ring;context, Ulysses;one of 4 experts;DDP;ZeRO-1;"

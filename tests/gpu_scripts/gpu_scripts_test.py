@@ -206,7 +206,7 @@ class Scripts(unittest.TestCase):
                       "| ZeRO-1, tensor and pipeline | to the bit |", "small in fp32, 20 steps of 20: as expected",
                       "gpt2 in fp32, 20 steps of 20: as expected", "llama-1b: made", "| gpt2, batch 32, Tessera, cuDNN, graph | 0 | REFUSED",
                       "| gpt2, batch 32, Tessera, own attention, graph | 3 | 2,000", "| llama, batch 32, PyTorch, bf16/default |",
-                      "| gpt2-medium, batch 16, PyTorch, bf16/default |", "| `torch gemm` | 1 | 0.002 |", "| `gemm` | 20 |",
+                      "| gpt2-xl, batch 8, PyTorch, bf16/default |", "| `torch gemm` | 1 | 0.002 |", "| `gemm` | 20 |",
                       "| context, ring | 1 | 1,500", "| gpt2-32k, batch 1, own attention, graph |",
                       "batch 2048, which no card holds: as expected", "| llama-1b, batch 1, generation of 256 | 1 | 1,230",
                       "| own attention, graph on |", "attention/forward/bf16", "- racecheck, cross-entropy: clean", "something failed"):
