@@ -170,7 +170,7 @@ decltype(auto) with_floating(DType dtype, const char* op, F&& f) {
   }
 }
 
-// The same for every dtype.
+// Every dtype, floating or not. The call is qualified: kernels that move or fill elements exist in every build.
 template <class F>
 decltype(auto) with_dtype(DType dtype, F&& f) {
   switch (dtype) {
@@ -181,7 +181,7 @@ decltype(auto) with_dtype(DType dtype, F&& f) {
     case DType::uint8:
       return f(uint8_t{});
     default:
-      return with_floating(dtype, "dtype", static_cast<F&&>(f));
+      return tessera::with_floating(dtype, "dtype", static_cast<F&&>(f));
   }
 }
 

@@ -28,16 +28,16 @@ void run(const Kernel& kernel, const Tensor& y, const In&... in) {
     using T = decltype(t);
     map<T, Same<T, In>...>(Kernel::name, Rounded<T, Kernel>{kernel}, y, in...);
   };
-  if constexpr (std::is_same_v<Kernel, Value<Add>>)
-    tessera::with_floating(y.dtype(), Kernel::name, queue);  // losses are added in float64
+  if constexpr (std::is_same_v<Kernel, Value<Add>> || std::is_same_v<Kernel, Scaled>)
+    tessera::with_floating(y.dtype(), Kernel::name, queue);  // as losses are added and scaled
   else
     with_floating(y.dtype(), Kernel::name, queue);
 }
 
 template <>
 void run(const AddScaled& kernel, const Tensor& to, const Tensor& x, const Tensor& y) {
-  with_floating(x.dtype(), kernel.name, [&](auto t) {
-    with_floating(y.dtype(), kernel.name, [&](auto u) {
+  tessera::with_floating(x.dtype(), kernel.name, [&](auto t) {
+    tessera::with_floating(y.dtype(), kernel.name, [&](auto u) {
       using T = decltype(t);
       map<T, T, decltype(u)>(AddScaled::name, Rounded<T, AddScaled>{kernel}, to, x, y);
     });

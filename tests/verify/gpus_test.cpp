@@ -121,7 +121,7 @@ TEST_F(GpuProgramTest, TheSummarySaysWhatRan) {
 
 TEST_F(GpuProgramTest, WhatAGpuCannotDoIsOneLine) {
   if (!test::no_float64().empty())
-    expect_failure("train " + kSmall + "--device cuda --dtype fp64", 2,
+    expect_failure("verify --device cuda --dtype fp64 --ranks 2", 2,
                    "--dtype: fp64 on a GPU takes a build with -DTESSERA_FLOAT64_KERNELS=ON");
   if (!test::emulated()) return;
   setenv("TESSERA_EMULATED_GIB", "1", 1);

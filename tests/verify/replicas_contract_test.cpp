@@ -193,6 +193,7 @@ TEST(ReplicasContract, WithOneStepAloneItIsDdp) { expect_ddp_with_one_step_alone
 // Ranks with a GPU each, or that share one.
 using ReplicasContractGpu = test::OnGpu;
 TEST_F(ReplicasContractGpu, WithOneStepAloneItIsDdp) {
+  if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
   TrainOptions o = short_plan(4);
   o["device"] = "cuda";
   expect_ddp_with_one_step_alone(o);
