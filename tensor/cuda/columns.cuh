@@ -1,8 +1,10 @@
 // Columns of a matrix (n, c), by threads that each have the 16 bytes of some neighbouring columns in some rows; and
-// sums over rows, in two passes of a fixed shape: rows are added in order, 32 at a time, and then those sums.
+// sums over rows, in two passes of a shape that the number of rows fixes: runs of rows are added in order, and then
+// those sums.
 #pragma once
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <span>
 
@@ -10,8 +12,13 @@
 
 namespace tessera::cuda {
 
-inline constexpr int64_t kRowsTogether = 32;  // rows that are added first: of 32K rows so many runs fill a GPU
-inline constexpr int64_t kPartsInRun = 32;    // partial sums that are added next
+// The rows of a run, which are added first: 32, or a smaller power of two where 1,024 runs, which fill a GPU, would
+// have fewer. At least 4, or the sums would be as large as the rows.
+inline int64_t rows_together(int64_t rows) {
+  return static_cast<int64_t>(
+      std::clamp(std::bit_floor(static_cast<uint64_t>(rows) / 1024), uint64_t{4}, uint64_t{32}));
+}
+inline constexpr int64_t kPartsInRun = 32;  // partial sums that are added next
 
 struct Columns {
   int64_t rows = 0;
@@ -141,7 +148,7 @@ void add_parts(const char* op, const Tensor& out, const Tensor& parts) {
 // Room for the first pass over `rows` rows, of one or more arrays of sums.
 template <class A>
 Tensor parts_for(const Tensor& like, int64_t rows, int64_t c, int64_t arrays = 1) {
-  return like.make({arrays, blocks_for(rows, kRowsTogether), c}, kDTypeOf<A>, Category::workspace);
+  return like.make({arrays, blocks_for(rows, rows_together(rows)), c}, kDTypeOf<A>, Category::workspace);
 }
 
 // The frame of kernels whose threads have the 16 bytes of some neighbouring columns in some rows (columns.cuh). An op

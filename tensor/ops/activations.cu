@@ -80,7 +80,7 @@ void bias_gelu_backward(const Tensor& dh, const Tensor& dy, const Tensor& h, con
                                                 .h = h.device_data<T>(),
                                                 .dh = dh.device_data<T>(),
                                                 .parts = dbias ? parts.device_data<A>() : nullptr};
-      for_columns<T>(context(h), "bias_gelu_backward", {n, static_cast<int>(c), kRowsTogether}, f, f.dy, f.h, f.dh);
+      for_columns<T>(context(h), "bias_gelu_backward", {n, static_cast<int>(c), rows_together(n)}, f, f.dy, f.h, f.dh);
     });
     if (dbias) add_parts<A>("bias_gelu_backward", *dbias, parts);
   });

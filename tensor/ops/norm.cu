@@ -81,8 +81,8 @@ struct Backward {
   T* dx;
   A *by_gamma, *by_beta,
       *by_sum;  // (runs, C), sums of each run of rows: of dy xhat, dy, dx; null where nobody wants it
-  Rows runs;    // runs of kRowsTogether rows
-  int64_t rows;
+  Rows runs;    // of `together` rows
+  int64_t rows, together;
 };
 
 // A thread's sums over the rows of a run: those of the parts that it holds in registers, the others where they end up,
@@ -128,9 +128,9 @@ __global__ __launch_bounds__(kBackwardThreads, 1) void norm_backward_kernel(cons
   const A inverse = A(1) / static_cast<A>(n);
   const HeldRow<T, kWhole> gamma(f.gamma, at, n);
   RunSums<T, kWhole> by_gamma(f.by_gamma, at.row, n), by_beta(f.by_beta, at.row, n), by_sum(f.by_sum, at.row, n);
-  const int64_t end = std::min((at.row + 1) * kRowsTogether, f.rows);
+  const int64_t end = std::min((at.row + 1) * f.together, f.rows);
 #pragma unroll 1
-  for (int64_t i = at.row * kRowsTogether; i < end; ++i) {
+  for (int64_t i = at.row * f.together; i < end; ++i) {
     // Without a residual its row is dy's again, which is not added.
     const HeldRow<T, kWhole> dy(f.dy + i * n, at, n), x(f.x + i * n, at, n),
         residual((f.residual ? f.residual : f.dy) + i * n, at, n);
@@ -203,7 +203,8 @@ void norm(const NormOperands& operands, const Normed& to, double eps) {
 void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor& dy, const Normed& forward,
                    const Tensor* residual, const NormSums& sums) {
   const Tensor& x = *operands.x;
-  const int64_t c = x.dim(-1), n = c == 0 ? 0 : x.numel() / c, runs = blocks_for(n, kRowsTogether);
+  const int64_t c = x.dim(-1), n = c == 0 ? 0 : x.numel() / c, together = rows_together(n),
+                runs = blocks_for(n, together);
   with_floating(x.dtype(), "norm_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
@@ -227,7 +228,8 @@ void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor&
                                                             : nullptr,
                         .by_sum = data_or_null<A>(sums.parts),
                         .runs = rows_of<T>(runs, c, kHeld, kBackwardThreads),
-                        .rows = n};
+                        .rows = n,
+                        .together = together};
     const bool whole = are_whole<T>(c, f.dy, f.x, f.gamma, f.residual, f.dx, f.by_gamma, f.by_beta, f.by_sum);
     launch(context(x), "norm_backward", f.runs.grid(),
            whole ? norm_backward_kernel<T, true> : norm_backward_kernel<T, false>, f);

@@ -106,7 +106,7 @@ void sum_rows(const Tensor& out, const Tensor& x) {
     using A = Accumulate<T>;
     const Tensor parts = parts_for<A>(x, n, c);
     const ColumnSums<T> f{x.device_data<T>(), parts.device_data<A>()};
-    for_columns<T>(context(x), "sum_rows", {n, static_cast<int>(c), kRowsTogether}, f, f.x);
+    for_columns<T>(context(x), "sum_rows", {n, static_cast<int>(c), rows_together(n)}, f, f.x);
     add_parts<A>("sum_rows", out, parts);
   });
 }

@@ -11,7 +11,7 @@ Tensor sum_to(const Tensor& x, const Shape& shape);
 // All elements, shape (). Sums in double, in row-major order of the elements, by fixed blocks of 4096.
 Tensor sum(const Tensor& x);
 // (..., C) -> (C): sums rows in order, in float (double for float64). out may have another floating dtype. On a GPU, as
-// all its sums over rows: 32 rows in order, 32 of these sums in order, and then those in order.
+// all its sums over rows: runs of rows in order (tensor/cuda/columns.cuh), 32 of these sums in order, and then those.
 void sum_rows(Tensor& out, const Tensor& x);
 
 // The target of a sum over rows: (C) of any floating dtype and strides; undefined where nobody wants it.
