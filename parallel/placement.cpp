@@ -28,16 +28,18 @@ struct Step {
     axis.all_reduce(x);
     return {};
   }
-  Pending reduce_scatter(const Tensor& x, const Tensor& piece) const {
-    if (background) return axis.start_reduce_scatter(x, piece);
-    axis.reduce_scatter(x, piece);
+  Pending reduce_scatter(const Tensor& x, const Tensor& piece, int64_t rows = 1) const {
+    if (background) return axis.start_reduce_scatter(x, piece, rows);
+    axis.reduce_scatter(x, piece, Reduction::sum, rows);
     return {};
   }
-  Pending gather(const Tensor& piece, const Tensor& all) const {
-    if (background) return axis.start_all_gather(piece, all);
-    axis.all_gather(piece, all);
+  Pending gather(const Tensor& piece, const Tensor& all, int64_t rows = 1) const {
+    if (background) return axis.start_all_gather(piece, all, rows);
+    axis.all_gather(piece, all, rows);
     return {};
   }
+  // Whether pieces of x along s's dim can be exchanged where they lie: one after the other, or in each of some rows.
+  bool in_place(const Placement& s, int64_t rows) const { return even(s) && (rows == 1 || axis.takes_rows()); }
 };
 
 Shape with_dim(Shape shape, int dim, int64_t size) {
@@ -45,11 +47,11 @@ Shape with_dim(Shape shape, int dim, int64_t size) {
   return shape;
 }
 
-// True when pieces along `dim` lie one after the other in memory.
-bool outermost(const Tensor& x, int dim) {
-  for (int d = 0; d < dim; ++d)
-    if (x.dim(d) != 1) return false;
-  return true;
+// The rows of x that pieces along `dim` cut: one where they lie one after the other in memory.
+int64_t rows_of(const Tensor& x, int dim) {
+  int64_t rows = 1;
+  for (int d = 0; d < dim; ++d) rows *= x.dim(d);
+  return std::max<int64_t>(rows, 1);
 }
 
 // Copies what fits: `from` is smaller than `to` along some dims, or larger; what is left of `to` stays.
@@ -110,8 +112,8 @@ Moving all_reduce(Tensor x, const Step& step) {
 Moving all_gather(Tensor x, const Step& step) {
   const int dim = step.from.dim;
   Tensor y = x.make(with_dim(x.shape(), dim, step.from.whole));
-  if (step.even(step.from) && outermost(x, dim)) {
-    Pending pending = step.gather(x.contiguous(), y);
+  if (const int64_t rows = rows_of(x, dim); step.in_place(step.from, rows)) {
+    Pending pending = step.gather(x.contiguous(), y, rows);
     return {std::move(pending), std::move(y)};
   }
   const Shape widest = with_dim(x.shape(), dim, step.widest(step.from));
@@ -136,8 +138,8 @@ Moving reduce_scatter(Tensor x, const Step& step) {
   const int dim = step.to.dim;
   const Shape widest = with_dim(x.shape(), dim, step.widest(step.to));
   Tensor sum = x.make(widest);
-  if (step.even(step.to) && outermost(x, dim)) {
-    Pending pending = step.reduce_scatter(x.contiguous(), sum);
+  if (const int64_t rows = rows_of(x, dim); step.in_place(step.to, rows)) {
+    Pending pending = step.reduce_scatter(x.contiguous(), sum, rows);
     return {std::move(pending), std::move(sum)};
   }
   Blocks blocks(x, step.n(), widest);

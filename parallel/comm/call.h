@@ -69,12 +69,15 @@ struct Call {
   const Region* region = nullptr;  // region of the host that `in` and `out` are both known to lie in
   Arena* gpu = nullptr;  // where `in` and `out` lie on a GPU: this rank's arena there; null: in the host's memory
   const UnevenPieces* pieces = nullptr;  // pieces of an uneven all_to_all; null: the pieces are even
+  // Rows of the whole, of an all_gather or reduce_scatter that cuts each of them: a piece, which lies packed, has the
+  // same columns of every row. Only for transports that take rows.
+  int64_t rows = 1;
 
   int64_t bytes() const { return count * size_of(dtype); }
   // True when two ranks mean the same communication.
   bool matches(const Call& other) const {
     return op == other.op && dtype == other.dtype && reduction == other.reduction && root == other.root &&
-           (pieces == nullptr) == (other.pieces == nullptr) && (pieces || count == other.count) &&
+           (pieces == nullptr) == (other.pieces == nullptr) && (pieces || count == other.count) && rows == other.rows &&
            (gpu == nullptr) == (other.gpu == nullptr);
   }
 };

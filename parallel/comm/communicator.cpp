@@ -58,10 +58,13 @@ Call Communicator::whole(Op op, const Tensor& x) const {
 
 // The call of a collective that cuts an array: one of `in` and `out` is the whole array, or undefined or meta where it
 // is not needed; the other is this rank's piece.
-Call Communicator::cut(Op op, const Tensor& in, const Tensor& out) const {
+Call Communicator::cut(Op op, const Tensor& in, const Tensor& out, int64_t rows) const {
   const bool gathers = op == Op::all_gather || op == Op::gather;
   const Tensor &array = gathers ? out : in, &own = gathers ? in : out;
-  Call call{.op = op, .dtype = own.dtype(), .count = array.defined() ? array.numel() : own.numel() * size()};
+  Call call{
+      .op = op, .dtype = own.dtype(), .count = array.defined() ? array.numel() : own.numel() * size(), .rows = rows};
+  if (rows != 1 && (!takes_rows() || call.count % (rows * size()) != 0))
+    complain(call, std::to_string(rows) + " rows cannot be cut here");
   const int64_t expected = piece(call.count, size(), rank()).size();
   if (own.numel() != expected)
     complain(call, "the piece of rank " + std::to_string(rank()) + " has " + std::to_string(own.numel()) +
@@ -194,24 +197,24 @@ bool Communicator::alone(const Call& call) const {
   return true;
 }
 
-void Communicator::reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction) {
-  Call call = cut(Op::reduce_scatter, in, out);
+void Communicator::reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction, int64_t rows) {
+  Call call = cut(Op::reduce_scatter, in, out, rows);
   call.reduction = reduction;
   if (!alone(call)) run(call, {in, out});
 }
 
-Pending Communicator::start_reduce_scatter(const Tensor& in, const Tensor& out) {
-  const Call call = cut(Op::reduce_scatter, in, out);
+Pending Communicator::start_reduce_scatter(const Tensor& in, const Tensor& out, int64_t rows) {
+  const Call call = cut(Op::reduce_scatter, in, out, rows);
   return alone(call) ? Pending() : start(call, {in, out});
 }
 
-void Communicator::all_gather(const Tensor& in, const Tensor& out) {
-  const Call call = cut(Op::all_gather, in, out);
+void Communicator::all_gather(const Tensor& in, const Tensor& out, int64_t rows) {
+  const Call call = cut(Op::all_gather, in, out, rows);
   if (!alone(call)) run(call, {in, out});
 }
 
-Pending Communicator::start_all_gather(const Tensor& in, const Tensor& out) {
-  const Call call = cut(Op::all_gather, in, out);
+Pending Communicator::start_all_gather(const Tensor& in, const Tensor& out, int64_t rows) {
+  const Call call = cut(Op::all_gather, in, out, rows);
   return alone(call) ? Pending() : start(call, {in, out});
 }
 

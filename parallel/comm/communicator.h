@@ -85,9 +85,11 @@ class Communicator {
   void all_reduce(const Tensor& x, Reduction reduction = Reduction::sum);
   // out = this rank's piece of the sum of all ranks' `in`; out may lie in its place inside `in`, whose other pieces
   // stay.
-  void reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction = Reduction::sum);
+  void reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction = Reduction::sum, int64_t rows = 1);
   // out = all ranks' pieces, of which `in` is this rank's; it may lie in its place inside `out`.
-  void all_gather(const Tensor& in, const Tensor& out);
+  void all_gather(const Tensor& in, const Tensor& out, int64_t rows = 1);
+  // Whether these two may cut each of `rows` rows of the whole, evenly: where ranks read each other's arrays.
+  bool takes_rows() const { return algorithm_ == Algorithm::direct && transport_->takes_rows(); }
   void broadcast(const Tensor& x, int root);
   // The sum in rank order goes to the root's `x`; other ranks keep theirs.
   void reduce(const Tensor& x, int root);
@@ -109,8 +111,8 @@ class Communicator {
   void barrier();
 
   Pending start_all_reduce(const Tensor& x, Reduction reduction = Reduction::sum);
-  Pending start_reduce_scatter(const Tensor& in, const Tensor& out);
-  Pending start_all_gather(const Tensor& in, const Tensor& out);
+  Pending start_reduce_scatter(const Tensor& in, const Tensor& out, int64_t rows = 1);
+  Pending start_all_gather(const Tensor& in, const Tensor& out, int64_t rows = 1);
   Pending start_all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                            std::span<const int64_t> received);
 
@@ -156,7 +158,7 @@ class Communicator {
   void observed(const Call& call, double requested, const F& f);
   double now() const;
   Call whole(Op op, const Tensor& x) const;
-  Call cut(Op op, const Tensor& in, const Tensor& out) const;
+  Call cut(Op op, const Tensor& in, const Tensor& out, int64_t rows = 1) const;
   Call uneven(const Tensor& in, const Tensor& out, const UnevenPieces& pieces) const;
   bool alone(const Call& call) const;
   int checked(const Call& call, int rank) const;

@@ -24,6 +24,7 @@ class FakeTransport final : public Transport {
   void recv_to_gpu(int, int, std::byte*, int64_t, Arena&) override {}
   // Where nothing is computed (cpu::Idle) there are no messages either, and what is started holds its arrays until it
   // is waited for.
+  bool takes_rows() const override { return kind_ == "threads"; }
   int64_t direct(const Call& call) override {
     return cpu::Idle::here() ? sent_directly(call, size_, rank_) : Transport::direct(call);
   }

@@ -65,11 +65,14 @@ void InPlaceExchange::run(const Call& mine) {
     memory.copy(to, from, count * element);
   };
   const Range own = piece(mine.count, n, rank_);
+  const int64_t width = own.size() / mine.rows, pitch = width * n;  // of a row's piece, and of a row
   switch (mine.op) {
     case Op::all_reduce:
       return all_reduce(mine);
     case Op::reduce_scatter:
-      return reduce(mine, own);
+      if (mine.rows == 1) return reduce(mine, own);
+      for (size_t r = 0; r < seen_.size(); ++r) in_[r] = seen_[r].in + rank_ * width * element;
+      return memory.reduce_rows(in_, mine.out, width, pitch);
     case Op::reduce:
       if (rank_ == mine.root) reduce(mine, {0, mine.count});
       return;
@@ -77,7 +80,11 @@ void InPlaceExchange::run(const Call& mine) {
     case Op::gather:
       for (int r = 0; r < n && (mine.op == Op::all_gather || rank_ == mine.root); ++r) {
         const Range theirs = piece(mine.count, n, r);
-        fetch(mine.out + theirs.begin * element, seen(r).in, theirs.size());
+        if (mine.rows == 1)
+          fetch(mine.out + theirs.begin * element, seen(r).in, theirs.size());
+        else
+          memory.copy_rows(mine.out + r * width * element, pitch * element, seen(r).in, width * element,
+                           width * element, mine.rows);
       }
       return;
     case Op::broadcast:

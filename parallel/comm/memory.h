@@ -21,9 +21,14 @@ class Memory {
   explicit Memory(const Call& call) : call_(call) {}
 
   void copy(std::byte* to, const std::byte* from, int64_t bytes) const;  // nothing to do where they are the same
+  // Copies `rows` rows of `width` bytes, each so many bytes behind the row before it.
+  void copy_rows(std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t width,
+                 int64_t rows) const;
   // As reduce_ranks() and reduce_into() below.
   void reduce_ranks(std::span<const std::byte* const> in, std::span<std::byte* const> out, Range range) const;
   void reduce_into(std::byte* total, const std::byte* x, int64_t count) const;
+  // The sum of rows of `width` elements, which lie `pitch` elements after each other in every `in`, packed in `out`.
+  void reduce_rows(std::span<const std::byte* const> in, std::byte* out, int64_t width, int64_t pitch) const;
   void send(Transport& t, int to, int tag, const std::byte* data, int64_t bytes) const;
   void recv(Transport& t, int from, int tag, std::byte* data, int64_t bytes) const;
 
@@ -85,7 +90,9 @@ inline constexpr int kMostRanks = 64;  // as many as the parameters of a kernel 
 
 // As tessera::reduce_ranks() with the call's dtype and reduction, in one kernel on the stream of the call's arena: the
 // same order, the same bits. The pointers may be to memory of other ranks. Throws Error for more than kMostRanks.
-void reduce_ranks(const Call& call, std::span<const std::byte* const> in, std::span<std::byte* const> out, Range range);
+// In every `in` rows of `width` elements lie `pitch` elements after each other; 0: they are one row.
+void reduce_ranks(const Call& call, std::span<const std::byte* const> in, std::span<std::byte* const> out, Range range,
+                  int64_t width = 0, int64_t pitch = 0);
 
 }  // namespace cuda
 

@@ -88,6 +88,7 @@ class ThreadTransport final : public Transport {
   void recv(int from, int tag, std::byte* data, int64_t bytes) override;
   void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) override;
   void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) override;
+  bool takes_rows() const override { return true; }
   int64_t direct(const Call& call) override;
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override;

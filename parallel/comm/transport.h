@@ -86,6 +86,8 @@ class Transport {
   // The library's own collective. Throws Error where there is none.
   virtual int64_t native(const Call& call);
 
+  // Whether direct() takes calls that cut rows (Call::rows).
+  virtual bool takes_rows() const { return false; }
   // Whether its ranks are processes that reach each other's arrays where these lie in shared_region()s.
   virtual bool maps_peers() const { return false; }
   // True of calls whose arrays lie on a GPU whose work is captured now: native() only queues those.

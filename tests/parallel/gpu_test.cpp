@@ -164,16 +164,21 @@ TEST_F(CommGpu, RunsInTheBackground) {
 TEST_F(CommGpu, ArraysAreRedistributed) {
   const std::array<Placement, 5> all{R, I, P, S(0), S(1)};
   expect_same({.ranks = 3, .timeout_s = 60}, [&](Communicator& world, const ArenaPtr& memory, Results& out) {
-    for (const Placement& from : all)
-      for (const Placement& to : all) {
-        Shape shape{7, 8};  // uneven pieces of both
-        const bool cut = from.kind == Placement::Kind::sharded;
-        if (cut) shape[from.dim] = piece(shape[from.dim], 3, world.rank()).size();
-        const Placement source = cut ? S(from.dim, from.dim == 0 ? 7 : 8) : from;
-        const Tensor x = brought(world.rank(), shape, DType::float32, memory);
-        out.push_back(bytes_of(redistribute(x.clone(), world, source, to)));
-        out.push_back(bytes_of(start_redistribute(x.clone(), world, source, to).wait()));
-      }
+    // Uneven pieces of both dims, and even ones of the second: odd rows, and rows of whole words.
+    for (const auto& [whole, dtype] : {std::pair{Shape{7, 8}, DType::float32},
+                                       {Shape{5, 9}, DType::float32},
+                                       {Shape{4, 96}, DType::float32},
+                                       {Shape{4, 96}, DType::bfloat16}})
+      for (const Placement& from : all)
+        for (const Placement& to : all) {
+          Shape shape = whole;
+          const bool cut = from.kind == Placement::Kind::sharded;
+          if (cut) shape[from.dim] = piece(shape[from.dim], 3, world.rank()).size();
+          const Placement source = cut ? S(from.dim, whole[from.dim]) : from;
+          const Tensor x = brought(world.rank(), shape, dtype, memory);
+          out.push_back(bytes_of(redistribute(x.clone(), world, source, to)));
+          out.push_back(bytes_of(start_redistribute(x.clone(), world, source, to).wait()));
+        }
   });
 }
 

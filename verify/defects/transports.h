@@ -38,6 +38,7 @@ class AroundTransport : public Transport {
   void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) override {
     inner_->recv_to_gpu(from, tag, data, bytes, gpu);
   }
+  bool takes_rows() const override { return inner_->takes_rows(); }
   int64_t direct(const Call& call) override { return inner_->direct(call); }
   int64_t native(const Call& call) override { return inner_->native(call); }
   bool only_queues(const Call& call) const override { return inner_->only_queues(call); }

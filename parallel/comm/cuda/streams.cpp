@@ -52,4 +52,14 @@ void copy(Arena& arena, std::byte* to, const std::byte* from, int64_t bytes) {
   c.queued("copy between ranks", cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, c.stream()));
 }
 
+void copy_rows(Arena& arena, std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t width,
+               int64_t rows) {
+  if (width == 0 || rows == 0) return;
+  Context& c = arena.local<Context>();
+  use_gpu_of(arena);
+  c.queued("copy between ranks",
+           cudaMemcpy2DAsync(to, static_cast<size_t>(to_pitch), from, static_cast<size_t>(from_pitch),
+                             static_cast<size_t>(width), static_cast<size_t>(rows), cudaMemcpyDefault, c.stream()));
+}
+
 }  // namespace tessera::cuda

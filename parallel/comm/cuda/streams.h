@@ -46,6 +46,8 @@ class Parcel {
 bool is_done(Arena& arena);
 // Any direction, queued on the arena's stream.
 void copy(Arena& arena, std::byte* to, const std::byte* from, int64_t bytes);
+void copy_rows(Arena& arena, std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t width,
+               int64_t rows);
 // Makes the arena's GPU that of the calling thread, which may be another than the rank's own.
 void use_gpu_of(Arena& arena);
 

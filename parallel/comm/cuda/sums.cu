@@ -13,16 +13,18 @@ struct Pointers {
   const std::byte* in[kMostRanks];
   std::byte* out[kMostRanks];
   int ins, outs;
+  int64_t width, pitch;  // of rows in `in`; a width of 0: all is one row
 };
 
 template <int N, class T, class Combine>
 __device__ void reduce_at(const Pointers& p, int64_t i) {
   using W = Accumulate<T>;
   W total[N];
-  const Packed<T, N> first = load<N>(reinterpret_cast<const T*>(p.in[0]) + i);
+  const int64_t from = p.width == 0 ? i : i / p.width * p.pitch + i % p.width;
+  const Packed<T, N> first = load<N>(reinterpret_cast<const T*>(p.in[0]) + from);
   for (int k = 0; k < N; ++k) total[k] = static_cast<W>(first.v[k]);
   for (int r = 1; r < p.ins; ++r) {
-    const Packed<T, N> x = load<N>(reinterpret_cast<const T*>(p.in[r]) + i);
+    const Packed<T, N> x = load<N>(reinterpret_cast<const T*>(p.in[r]) + from);
     for (int k = 0; k < N; ++k) total[k] = Combine{}(total[k], static_cast<W>(x.v[k]));
   }
   Packed<T, N> sum;
@@ -37,7 +39,7 @@ __global__ void reduce_kernel(Pointers p, Range range) {
   for (int64_t i = first; i < range.end; ++i) reduce_at<1, T, Combine>(p, i);
 }
 
-// Whether N elements from element `begin` on can be read as one from each pointer.
+// Whether N elements from element `begin` on, and those that follow, can be read as one from each pointer.
 template <int N, class T>
 bool in_vectors(const Pointers& p, int64_t begin) {
   const auto fits = [&](const std::byte* at) {
@@ -47,17 +49,22 @@ bool in_vectors(const Pointers& p, int64_t begin) {
     if (!fits(p.in[r])) return false;
   for (int r = 0; r < p.outs; ++r)
     if (!fits(p.out[r])) return false;
-  return true;
+  return p.width % N == 0 && p.pitch % N == 0;
 }
 
 }  // namespace
 
-void reduce_ranks(const Call& call, std::span<const std::byte* const> in, std::span<std::byte* const> out,
-                  Range range) {
+void reduce_ranks(const Call& call, std::span<const std::byte* const> in, std::span<std::byte* const> out, Range range,
+                  int64_t width, int64_t pitch) {
   if (in.size() > kMostRanks || out.size() > kMostRanks)
     throw Error("[comm] " + describe(call) + " of " + std::to_string(in.size()) +
                 " thread ranks on GPUs; expected at most " + std::to_string(kMostRanks));
-  Pointers p{.in = {}, .out = {}, .ins = static_cast<int>(in.size()), .outs = static_cast<int>(out.size())};
+  Pointers p{.in = {},
+             .out = {},
+             .ins = static_cast<int>(in.size()),
+             .outs = static_cast<int>(out.size()),
+             .width = width,
+             .pitch = pitch};
   std::copy(in.begin(), in.end(), p.in);
   std::copy(out.begin(), out.end(), p.out);
   use_gpu_of(*call.gpu);
