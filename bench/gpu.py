@@ -123,7 +123,8 @@ def tests(bench):
             text = gtest(bench, program, name, f"{os.path.basename(program)} {name}")
             how = "skipped" if "[  SKIPPED ]" in text else "passed" if "[       OK ]" in text else "FAILED: it did not run"
         except Failed as e:
-            text, how = e.out, e.cell() if e.word != "FAILED" else "FAILED"
+            found = re.search(r"(?:: Failure|C\+\+ exception)(.*\n(?:.*\n){0,4})", e.out)
+            text, how = e.out, e.cell() if e.word != "FAILED" else re.sub(r"\s+", " ", "FAILED: " + found[1] if found else "FAILED")[:400]
         if error := STICKY.search(text):
             how = f"CRASHED: {error[0]}"
         if re.search("this machine has no GPU|a build without CUDA", text):
@@ -237,7 +238,8 @@ class Contact:
     def __init__(self, given, seconds):
         self.given, self.start, self.end = given, time.monotonic(), time.monotonic() + seconds - 15  # the rest is for the archive
         self.seconds, self.status, self.unrun, self.begun = seconds, 0, 0, {}
-        self.report, self.logs = (os.path.join(given.out, name.format(given.what)) for name in ("report_{}.md", "logs_{}"))
+        self.what = given.what.replace(",", "_")  # some carriers of files take no commas
+        self.report, self.logs = (os.path.join(given.out, name.format(self.what)) for name in ("report_{}.md", "logs_{}"))
 
     def say(self, *lines):
         with open(self.report, "a") as report:
@@ -311,7 +313,7 @@ class Contact:
 
     def pack_up(self, caches):
         """The archive of the report, the logs and, where something may come after it, the caches."""
-        archive = os.path.join(self.given.out, f"first_contact_{self.given.what}.tar.gz")
+        archive = os.path.join(self.given.out, f"first_contact_{self.what}.tar.gz")
         for old in glob.glob(archive + "*"):
             os.remove(old)
         with tarfile.open(archive, "w:gz") as packed:

@@ -527,29 +527,30 @@ def kernels(bench):
 
 
 def strategy_kernels(bench):
-    """The same of each strategy, of all ranks together, where each kernel has the card to itself."""
+    """The kernels of one step of each strategy, of all ranks together, where each kernel has the card to itself: ncu takes
+    10 ms for a launch, so the first step is the only one."""
     for name, words in strategies_given(bench).items():
-        says_kernels(bench, f"{name}, {bench.options.ranks} ranks together", ["--dtype", "bf16", *words])
+        says_kernels(bench, f"{name}, {bench.options.ranks} ranks together", ["--dtype", "bf16", *words], 1)
 
 
-def says_kernels(bench, name, words):
-    """Whether the table of a step was said: of the last one, or where none repeats the one before an equal part of all three."""
+def says_kernels(bench, name, words, steps=3):
+    """Whether the table of a step was said: of the last one, or where none repeats the one before an equal part of all."""
     model, words = bench.models[0], words + ["--cuda-graph", "off"]
     try:
         # Chooses the products' algorithms and keeps them: chosen under ncu, they would be those that ncu slows least.
         bench.train(f"{name} before ncu", model, words, 3)
-        launches = profiled(bench, model, words)
+        launches = profiled(bench, model, words, steps)
     except Failed as e:
         bench.say(f"{model}, {name}: {bench.failed(f'{name} by ncu', e)}", "")
         return False
     step = last_step(launches)
-    bench.say(f"{bench.named(model)}, bf16, {name}, {'one queued step' if step else 'one step of three'}, by ncu with the clocks as they are",
-              "", *(table(step) if step else table(launches, 3)), "")
+    bench.say(f"{bench.named(model)}, bf16, {name}, {'one queued step' if step else f'one step of {steps}'}, by ncu with the clocks as they are",
+              "", *(table(step) if step else table(launches, steps)), "")
     return True
 
 
-def profiled(bench, model, words):
-    """The launches of three steps."""
+def profiled(bench, model, words, steps):
+    """The launches of so many steps, and of the few kernels before them."""
     folders = [os.environ.get("PATH", ""), "/usr/local/cuda/bin", *sorted(glob.glob("/opt/nvidia/nsight-compute/*"), reverse=True)]
     ncu = shutil.which("ncu", path=os.pathsep.join(folders))
     if not ncu:
@@ -558,7 +559,7 @@ def profiled(bench, model, words):
         file = os.path.join(bench.runner.logs, "ncu.csv")
         command = [ncu, "--clock-control", "none", "--metrics", "gpu__time_duration.sum", "--csv", "--print-units", "base", "--log-file",
                    file, bench.options.binary, *bench.training(model), "--quiet", "--no-save", "--optimizer", "adamw", "--weight-decay",
-                   "0.1", "--clip", "1", "--steps", "3", "--out", os.path.join(out, "run"), *bench.words(model), *words]
+                   "0.1", "--clip", "1", "--steps", str(steps), "--out", os.path.join(out, "run"), *bench.words(model), *words]
         try:
             bench.runner.run("ncu", command, bench.options.limit)
         except Failed as e:
