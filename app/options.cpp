@@ -264,7 +264,7 @@ Settings settings_of(CheckpointOptions& o, CheckpointOptions::Way way) {
   if (way != Way::quantize) return s;
   s.add(o.method, {"method", "gptq, or rtn: each weight to the nearest value, to compare with"}).of("gptq|rtn");
   s.add(o.bits, {"bits", "of a weight"}).of("4");
-  s.add(o.group, {"group", "inputs whose weights share a scale; divides the inputs of every layer", {1, 1e9}});
+  s.add(o.group, {"group", "inputs whose weights share a scale, a divisor of every layer's; -1: all", {-1, 1e9}});
   s.add(o.calibrate, {"calibrate", "text, tokens or examples like those that the model is to read; not needed by rtn"})
       .a("a text, a token file or examples");
   s.add(o.windows, {"windows", "of the context's length, spread over the calibration data", {1, 1e9}});
