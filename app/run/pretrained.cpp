@@ -215,7 +215,12 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   o.model = plain;
   for (const Setting& s : theirs)
     if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
-  if (!row_of(c.family).rotary || !o.gives("context") || o.sizes.context > c.context) take("context");
+  const bool learned = !row_of(c.family).rotary, shorter = o.gives("context");
+  const int64_t most = learned ? c.position_rows() : c.context;
+  if (shorter) model.context = most;  // so many can be asked for
+  if (!shorter || o.sizes.context > most) take("context");
+  model.positions = learned ? most : 0;
+  if (learned && (o.gives("positions") || o.sizes.context != most)) take("positions");
   if (LoraConfig& lora = o.sizes.lora; c.lora.rank > 0) {
     if (lora.rank > 0 || o.gives("lora_alpha") || o.gives("lora_targets") || lora.rank_stabilised)
       throw Error(
