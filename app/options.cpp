@@ -43,6 +43,12 @@ void add_data_and_tuning(Settings& s, TrainOptions& o) {
         {"tokenizer",
          "char, bytes, bpe, bpe-N of at most N tokens (bpe: 50257), or a folder with tokenizer.json, or vocab.json and "
          "merges.txt; default: char for nano and mini models, bpe for others"});
+  s.add(o.add_tokens,
+        {"add_tokens",
+         "special tokens that the tokenizer gets besides its own; a model of `init` gets a row for each that its table "
+         "has none for"})
+      .a("TOKEN,TOKEN");
+  s.add(o.end, {"end", "special token that ends a text, in place of the tokenizer's own"}).a("TOKEN");
   s.add(o.shuffle, {"shuffle",
                     "reads each window of a text once in an epoch, in a random order, as it is for shards and "
                     "mixtures; without it windows begin at random places"})

@@ -218,6 +218,11 @@ Dataset open_fitting(const fs::path& directory, const TokenizerChoice& choice) {
   if (!fits(choice, *dataset.tokenizer))
     throw Error(fmt::format("`tokenizer` {}: the dataset {} was made with another one ({})", choice.name,
                             directory.string(), dataset.tokenizer->kind()));
+  const auto end = dataset.tokenizer->document_end();
+  dataset.tokenizer = with_tokens(Tokenizer::load(directory / "tokenizer.json"), choice);
+  if (!choice.end.empty() && dataset.tokenizer->document_end() != end)
+    throw Error(fmt::format("`end`: the texts in the dataset {} have another end, or none; expected {}",
+                            directory.string(), end ? dataset.tokenizer->decode(std::span(&*end, 1)) : "no `end`"));
   return dataset;
 }
 

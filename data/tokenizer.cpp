@@ -125,8 +125,10 @@ std::unique_ptr<Tokenizer> Tokenizer::open_folder(const std::filesystem::path& f
   return HubTokenizer::load(folder, std::move(text), json);
 }
 
-std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, std::string_view text, std::string_view train,
-                                          const std::string& what) {
+namespace {
+
+std::unique_ptr<Tokenizer> make_named(const TokenizerChoice& choice, std::string_view text, std::string_view train,
+                                      const std::string& what) {
   const std::string_view name = choice.chosen();
   if (name == "char") return std::make_unique<CharTokenizer>(CharTokenizer::of_text(text, what));
   if (name == "bytes") return std::make_unique<ByteTokenizer>();
@@ -136,12 +138,31 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, std::st
   return std::make_unique<BpeTokenizer>(train_bpe(train, training));
 }
 
+}  // namespace
+
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, std::string_view text, std::string_view train,
+                                          const std::string& what) {
+  return with_tokens(make_named(choice, text, train, what), choice);
+}
+
+void check_in_table(std::span<const int32_t> tokens, int64_t rows, const Tokenizer& tokenizer,
+                    const std::string& what) {
+  const auto most = std::ranges::max_element(tokens);
+  if (rows > 0 && most != tokens.end() && *most >= rows)
+    throw InputError(fmt::format(
+        "{}: token {}{} is beyond the model's table of {}", what, *most,
+        *most < tokenizer.vocab_size() ? fmt::format(", '{}',", tokenizer.decode(std::span(&*most, 1))) : "", rows));
+}
+
 std::string cache_name(const TokenizerChoice& choice) {
   const std::string_view name = choice.chosen();
-  if (name == "bpe") return fmt::format("bpe{}", choice.vocab_size);
-  if (is_builtin(name)) return std::string(name);
-  const std::string json = load_folder(name)->identity();
-  return fmt::format("{:016x}", XXH3_64bits(json.data(), json.size()));
+  const auto hashed = [](const std::string& all) {
+    return fmt::format("{:016x}", XXH3_64bits(all.data(), all.size()));
+  };
+  const bool own = choice.added.empty() && choice.end.empty();
+  const std::string more = own ? "" : "-" + hashed(fmt::format("{}\n{}", fmt::join(choice.added, ","), choice.end));
+  if (name == "bpe") return fmt::format("bpe{}{}", choice.vocab_size, more);
+  return (is_builtin(name) ? std::string(name) : hashed(load_folder(name)->identity())) + more;
 }
 
 void require_folder(const std::string& file, const TokenizerChoice& choice) {
