@@ -550,61 +550,6 @@ HubTokenizer::Files HubTokenizer::files() const {
   return out;
 }
 
-std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const TokenizerChoice& choice) {
-  if (choice.added.empty() && choice.end.empty()) return base;
-  if (base->kind() == "char")
-    throw Error(
-        fmt::format("`{}`: a char tokenizer knows characters alone; expected `tokenizer` bytes, bpe or a folder",
-                    choice.added.empty() ? "end" : "add_tokens"));
-  HubTokenizer::Files files = base->files();
-  Json main = parse_json(files.at(kTokenizer), kTokenizer);
-  Json& list = main["added_tokens"];
-  if (list.is_null()) list = Json::array();
-  const Json& vocab = value_at(value_at(main, "model"), "vocab");
-  auto next = static_cast<uint64_t>(base->vocab_size());
-  // The token of that name among the added ones, which becomes special.
-  const auto find = [&](const std::string& name) {
-    const auto found =
-        std::find_if(list.begin(), list.end(), [&](const Json& token) { return value_at(token, "content") == name; });
-    if (found != list.end()) (*found)["special"] = true, (*found)["normalized"] = false;
-    return found;
-  };
-  for (const std::string& name : choice.added) {
-    if (name.empty() || find_invalid_utf8(name) != std::string::npos)
-      throw Error(fmt::format("`add_tokens`: expected names with commas between them, found '{}'", name));
-    if (find(name) != list.end()) continue;
-    Json token{{"id", vocab.contains(name) ? vocab[name] : Json(next++)}, {"content", name}, {"special", true}};
-    for (const char* const no : {"single_word", "lstrip", "rstrip", "normalized"}) token[no] = false;
-    list.push_back(token);
-  }
-  if (!choice.end.empty()) {
-    const auto found = find(choice.end);
-    std::vector<std::string> known;
-    for (const Json& token : list) known.push_back(value_at(token, "content").get<std::string>());
-    if (found == list.end())
-      throw Error(
-          fmt::format("`end`: expected one of the tokenizer's {} special tokens (`add_tokens` adds some), found "
-                      "'{}'{}",
-                      known.size(), choice.end, did_you_mean(choice.end, known)));
-    struct Said {
-      const char *file, *key;
-      Json value;
-    };
-    for (const Said& said : {Said{kConfig, "eos_token", choice.end}, Said{kNames, "eos_token", choice.end},
-                             Said{kGeneration, "eos_token_id", (*found)["id"]}}) {
-      const auto text = files.find(said.file);
-      if (text == files.end()) continue;
-      Json kept{{said.key, said.value}};
-      const Json all = parse_json(text->second, said.file, JsonFile::others);
-      for (const auto& [key, value] : all.items())
-        if (!kept.contains(key) && !value.is_discarded()) kept[key] = value;
-      text->second = kept.dump(2) + "\n";
-    }
-  }
-  files[kTokenizer] = main.dump() + "\n";
-  return std::make_unique<HubTokenizer>(std::move(files), main, "");
-}
-
 std::string HubTokenizer::to_json() const {
   return Json{{"format", kTokenizerFormat}, {"version", 1}, {"kind", "hub"}, {"files", files_}}.dump() + "\n";
 }

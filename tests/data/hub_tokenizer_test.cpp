@@ -156,6 +156,18 @@ TEST_F(HubTokenizerTest, ADatasetKeepsItAndLendsItToAnother) {
   EXPECT_NE(cache_name({.name = name}), cache_name({.name = (kFixtures / "gpt2").string()}));
 }
 
+// Two folders whose tokenizers make the same tokens share what is in the cache, and nothing else.
+TEST_F(HubTokenizerTest, SettingsAreThoseOfTheFolderAndNotOfTheCache) {
+  file("text.txt", std::string(500, 'a'));
+  for (const int32_t end : {7, 8}) {
+    std::filesystem::remove_all(path("made"));
+    const TokenizerChoice choice{.name = changed("smollm", [](Json&) {}).string()};
+    file("made/generation_config.json", Json{{"eos_token_id", end}}.dump());
+    const Dataset d = dataset_for(path("text.txt").string(), choice);
+    EXPECT_EQ(generation_ends(*d.tokenizer), std::vector<int32_t>{end});
+  }
+}
+
 TEST_F(HubTokenizerTest, AnythingUnknownIsRefusedByName) {
   const auto set = [](const char* pointer, const Json& value) {
     return [=](Json& json) { json[Json::json_pointer(pointer)] = value; };
