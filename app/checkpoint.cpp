@@ -137,7 +137,8 @@ void reshard(const CheckpointOptions& o) {
   validate(run);
   Job job = job_of(run);
   check_replicas_stay(before, job.plan);
-  job.model = model_config(job, Tokenizer::open_folder(from.path)->vocab_size());
+  if (job.model.vocab == 0) job.model.vocab = Tokenizer::open_folder(from.path)->vocab_size();
+  job.model = model_config(job, job.model.vocab);
   const RunDirectory directory(run);
   NewCheckpoint made(directory.checkpoints(), from.step);
   size_t files = 0;
@@ -163,6 +164,8 @@ void reshard(const CheckpointOptions& o) {
 }
 
 // `checkpoint quantize`: a model whose layers are in 4 bits, as a folder that other programs load too.
+
+std::string groups_of(int64_t group) { return group > 0 ? fmt::format("groups of {}", group) : "rows"; }
 
 // Other programs' kernels read so many codes at once.
 constexpr int64_t kMultiple = 32;
@@ -228,8 +231,8 @@ void quantize(const CheckpointOptions& o) {
     write_hub_folder(made, from.config, weights);
     write_tokenizer(made, *model.tokenizer);
   });
-  print(fmt::format("{} is in {}, its layers in 4 bits in groups of {}, by {}\n", one_line(o.from), one_line(o.out),
-                    o.group, by_gptq ? "GPTQ" : "rounding to nearest"));
+  print(fmt::format("{} is in {}, its layers in 4 bits in {}, by {}\n", one_line(o.from), one_line(o.out),
+                    groups_of(o.group), by_gptq ? "GPTQ" : "rounding to nearest"));
 }
 
 // `checkpoint import`, `export` and `inspect`.
@@ -341,9 +344,7 @@ void inspect(const CheckpointOptions& o) {
       one_line(from.path.string()), text_of(c.family), c.layers, c.heads, c.all_heads().key, c.head_size(), c.channels,
       c.experts.count > 0 ? fmt::format("{} experts of ", c.experts.count) : "", c.hidden(), c.context, c.vocab,
       c.tied ? ", head tied" : "", short_number(static_cast<double>(parameters)), name_of(from.dtype),
-      from.gptq ? fmt::format(", of these the layers' in 4 bits in {} (GPTQ)",
-                              from.gptq->group > 0 ? fmt::format("groups of {}", from.gptq->group) : "rows")
-                : "");
+      from.gptq ? fmt::format(", of these the layers' in 4 bits in {} (GPTQ)", groups_of(from.gptq->group)) : "");
   for (const HubTensor& t : all) {
     std::vector<std::string> theirs;
     for (const HubTensor::Piece& piece : t.pieces) theirs.push_back(piece.name);

@@ -133,7 +133,7 @@ const Names kOfQuantize = split("context batch template train-on skip-bad map no
 const Names kOfReshard = split("ranks dp tp pp cp zero schedule chunks servers", ' ');
 // verify makes its own sequences and writes nothing.
 const Names kNotOfVerify = split(
-    "cuda-graph staleness record replay data tokenizer out resume keep quiet save-every no-save "
+    "cuda-graph staleness record replay data tokenizer add-tokens end out resume keep quiet save-every no-save "
     "no-eval config eval-every trace trace-steps check-replicas template train-on pack skip-bad map "
     "no-bos init base epochs patience val-data val-share shuffle restarts launch hostfile",
     ' ');
@@ -435,7 +435,7 @@ TrainOptions CommandLine::train() {
   TrainOptions o = chooses ? TrainOptions{} : default_job();
   wrong_.check([&] { apply_config(o, file, config); });
   set_all(o, words_);
-  if (o.init && !resume) take_model(o, of_option("init", *o.init, [&] { return pretrained_config(*o.init, o.base); }));
+  if (o.init && !resume) take_model(o, of_option("init", *o.init, [&] { return first_config(o); }));
   if (o.base && !o.init) throw Error("--base: goes with --init ADAPTERS, found none");
   if (o.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
   validate(o);

@@ -43,6 +43,12 @@ void add_data_and_tuning(Settings& s, TrainOptions& o) {
         {"tokenizer",
          "char, bytes, bpe, bpe-N of at most N tokens (bpe: 50257), or a folder with tokenizer.json, or vocab.json and "
          "merges.txt; default: char for nano and mini models, bpe for others"});
+  s.add(o.add_tokens,
+        {"add_tokens",
+         "special tokens that the tokenizer gets besides its own; a model of `init` gets a row for each that its table "
+         "has none for"})
+      .a("TOKEN,TOKEN");
+  s.add(o.end, {"end", "special token that ends a text, in place of the tokenizer's own"}).a("TOKEN");
   s.add(o.shuffle, {"shuffle",
                     "reads each window of a text once in an epoch, in a random order, as it is for shards and "
                     "mixtures; without it windows begin at random places"})
@@ -264,7 +270,7 @@ Settings settings_of(CheckpointOptions& o, CheckpointOptions::Way way) {
   if (way != Way::quantize) return s;
   s.add(o.method, {"method", "gptq, or rtn: each weight to the nearest value, to compare with"}).of("gptq|rtn");
   s.add(o.bits, {"bits", "of a weight"}).of("4");
-  s.add(o.group, {"group", "inputs whose weights share a scale; divides the inputs of every layer", {1, 1e9}});
+  s.add(o.group, {"group", "inputs whose weights share a scale, a divisor of every layer's; -1: all", {-1, 1e9}});
   s.add(o.calibrate, {"calibrate", "text, tokens or examples like those that the model is to read; not needed by rtn"})
       .a("a text, a token file or examples");
   s.add(o.windows, {"windows", "of the context's length, spread over the calibration data", {1, 1e9}});

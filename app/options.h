@@ -31,6 +31,7 @@ struct TrainOptions {
   std::string data = "austen";
   HeldOut held = {};
   std::optional<std::string> init, base, tokenizer;
+  std::string add_tokens, end;  // of the tokenizer
   bool shuffle = false;
   // fine-tuning
   ChatTemplate chat_template = ChatTemplate::automatic;

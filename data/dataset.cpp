@@ -77,6 +77,20 @@ std::map<std::string, std::string> Dataset::checksums() const {
           {"vocabulary", hex(checksum(tokenizer->to_json()))}};
 }
 
+void Dataset::check_tokens(int64_t rows) const {
+  if (rows == 0 || rows >= tokenizer->vocab_size()) return;
+  for (const MixturePart& p : parts) p.dataset->check_tokens(rows);
+  std::vector<const TokenFile*> files{&val};
+  for (const TokenFile& f : train) files.push_back(&f);
+  constexpr int64_t kPiece = int64_t{1} << 20;
+  for (const TokenFile* f : files)
+    for (int64_t at = 0; at < f->size(); at += kPiece) {
+      std::vector<int32_t> tokens(static_cast<size_t>(std::min(kPiece, f->size() - at)));
+      f->copy(at, std::ssize(tokens), tokens.data());
+      check_in_table(tokens, rows, *tokenizer, train.size() > 1 ? f->name() : source);
+    }
+}
+
 double Dataset::bits_per_byte(double nats_per_token) const {
   if (!parts.empty()) {
     double bytes = 0, shares = 0;

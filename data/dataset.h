@@ -43,10 +43,12 @@ struct Dataset {
   std::shared_ptr<const ExampleRows> train_examples = {}, val_examples = {};
   std::vector<MixturePart> parts = {};  // or, of a mixture, all that is in it (data/mixture.h)
   std::shared_ptr<const Tokenizer> tokenizer;
+  int64_t table = 0;        // rows of the model's table, where the tokenizer has more tokens: none of them is met
   int64_t train_bytes = 0;  // bytes of text, or of the examples' trained parts, per split; 0: not counted
   int64_t val_bytes = 0;
   std::vector<std::string> notes = {};  // notes about it for a user
 
+  int64_t vocab() const { return table > 0 ? table : tokenizer->vocab_size(); }
   int64_t train_tokens() const;
   int64_t val_tokens() const;
   bool has_examples() const;
@@ -56,6 +58,9 @@ struct Dataset {
   // mixture has none: each of its parts has its own.
   std::shared_ptr<const Rows> validation(int64_t context) const;
 
+  // Throws InputError for a token beyond the rows of a model's table; 0: all have one. Examples were asked before.
+  // Cost: nothing where the tokenizer has no more tokens, else a pass over all of them.
+  void check_tokens(int64_t rows) const;
   // Hashes that tell it from any other: of "data", "validation" and "vocabulary".
   std::map<std::string, std::string> checksums() const;
   // Bits per byte of the validation text that a mean loss in nats per token means; independent of the tokenizer. Of a

@@ -24,13 +24,6 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-// Throws for a token that the model's table does not have.
-void check_in_table(std::span<const int32_t> tokens, const ExampleOptions& o, const std::string& what) {
-  const auto most = std::ranges::max_element(tokens);
-  if (o.vocab > 0 && most != tokens.end() && *most >= o.vocab)
-    throw InputError(fmt::format("{}: token {} is beyond the model's table of {}", what, *most, o.vocab));
-}
-
 // Rows keep what they are windows of.
 std::shared_ptr<const Rows> windows_of(TokenFile tokens, int64_t context, const std::string& what) {
   if (tokens.size() < 2)
@@ -67,17 +60,19 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
     if (dataset.tokenizer->identity() != tokenizer.identity())
       throw Error(fmt::format("{}: its tokens are of another tokenizer than the model's", spec));
     out.bytes = dataset.val_bytes;
+    dataset.check_tokens(o.vocab);
     out.rows = windows_of(dataset.val, o.context, spec);
     return out;
   }
   TokenFile tokens;
   if (is_llmc_file(spec)) {
     tokens = TokenFile::open_llmc(spec, tokenizer.vocab_size());
+    check_in_table(tokens.all(), o.vocab, tokenizer, spec);
     out.bytes = std::ssize(tokenizer.decode(tokens.all()));
   } else {
     const Text text = load_text_file(spec);
     const std::vector<int32_t> found = tokenizer.encode_with(text.bytes, {.add_ends = o.ends});
-    check_in_table(found, o, spec);
+    check_in_table(found, o.vocab, tokenizer, spec);
     tokens = TokenFile::of_tokens(found, tokenizer.vocab_size(), spec);
     out.bytes = std::ssize(text.bytes);
   }
@@ -325,7 +320,7 @@ class Encoder {
         text += piece.text;
     }
     flush();
-    check_in_table(out.tokens, options_, example.where);
+    check_in_table(out.tokens, options_.vocab, tokenizer_, example.where);
     if (const auto most = std::ranges::max_element(out.tokens);
         most != out.tokens.end() && *most >= tokenizer_.vocab_size())
       throw InputError(fmt::format("{}: token {}; expected one of the tokenizer's {}", example.where, *most,

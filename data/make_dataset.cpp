@@ -218,12 +218,18 @@ Dataset open_fitting(const fs::path& directory, const TokenizerChoice& choice) {
   if (!fits(choice, *dataset.tokenizer))
     throw Error(fmt::format("`tokenizer` {}: the dataset {} was made with another one ({})", choice.name,
                             directory.string(), dataset.tokenizer->kind()));
+  const auto end = dataset.tokenizer->document_end();
+  dataset.tokenizer = with_tokens(Tokenizer::load(directory / "tokenizer.json"), choice);
+  if (!choice.end.empty() && dataset.tokenizer->document_end() != end)
+    throw Error(fmt::format("`end`: the texts in the dataset {} have another end, or none; expected {}",
+                            directory.string(), end ? dataset.tokenizer->decode(std::span(&*end, 1)) : "no `end`"));
   return dataset;
 }
 
-// The dataset of that name in the cache, made by `make` when it is not there or damaged.
+// The dataset of that name in the cache, made by `make` when it is not there or damaged. A folder's tokenizer is the
+// one that is there now: others that make the same of every text may come with another template or other settings.
 template <class Make>
-Dataset cached(const std::string& key, const std::string& source, const Make& make) {
+Dataset cached(const std::string& key, const std::string& source, const TokenizerChoice& choice, const Make& make) {
   const fs::path directory = cache_directory() / "datasets" / key;
   remove_stale(cache_directory(), false);
   remove_stale(directory.parent_path(), false);
@@ -232,6 +238,7 @@ Dataset cached(const std::string& key, const std::string& source, const Make& ma
     try {
       Dataset found = Dataset::open(directory);
       found.source = source;  // the same content may have been met under another name
+      if (!learns(choice)) found.tokenizer = make_tokenizer(choice, "", "", source);
       return found;
     } catch (const InputError&) {
       fs::remove_all(directory, error);
@@ -265,7 +272,7 @@ Dataset make_dataset_of(const std::vector<std::string>& sources, const Tokenizer
 }
 
 Dataset dataset_of_documents(const fs::path& file, const TokenizerChoice& choice) {
-  return cached(cache_key(file, choice) + "-documents-with-ends", file.string(),
+  return cached(cache_key(file, choice) + "-documents-with-ends", file.string(), choice,
                 [&] { return made_of(documents_in(file), choice); });
 }
 
@@ -288,10 +295,11 @@ Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice, cons
         "`data` '{}': no such file or directory, and no known text (those are austen and tinyshakespeare)", spec));
   if (!text && is_llmc_file(spec)) {
     require_folder(spec, choice);
-    return cached(cache_key(fs::path(spec), choice), spec, [&] { return made_of_llmc(spec, choice); });
+    return cached(cache_key(fs::path(spec), choice), spec, choice, [&] { return made_of_llmc(spec, choice); });
   }
   if (!text) text = load_text_file(spec);
-  return cached(cache_key(*text, held, choice), text->name, [&] { return made_of(parts_of(*text, held), choice); });
+  return cached(cache_key(*text, held, choice), text->name, choice,
+                [&] { return made_of(parts_of(*text, held), choice); });
 }
 
 // The files of a dataset directory.

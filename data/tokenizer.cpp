@@ -125,8 +125,10 @@ std::unique_ptr<Tokenizer> Tokenizer::open_folder(const std::filesystem::path& f
   return HubTokenizer::load(folder, std::move(text), json);
 }
 
-std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, std::string_view text, std::string_view train,
-                                          const std::string& what) {
+namespace {
+
+std::unique_ptr<Tokenizer> make_named(const TokenizerChoice& choice, std::string_view text, std::string_view train,
+                                      const std::string& what) {
   const std::string_view name = choice.chosen();
   if (name == "char") return std::make_unique<CharTokenizer>(CharTokenizer::of_text(text, what));
   if (name == "bytes") return std::make_unique<ByteTokenizer>();
@@ -136,12 +138,89 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, std::st
   return std::make_unique<BpeTokenizer>(train_bpe(train, training));
 }
 
+}  // namespace
+
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, std::string_view text, std::string_view train,
+                                          const std::string& what) {
+  return with_tokens(make_named(choice, text, train, what), choice);
+}
+
+std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const TokenizerChoice& choice) {
+  if (choice.added.empty() && choice.end.empty()) return base;
+  if (base->kind() == "char")
+    throw Error(
+        fmt::format("`{}`: a char tokenizer knows characters alone; expected `tokenizer` bytes, bpe or a folder",
+                    choice.added.empty() ? "end" : "add_tokens"));
+  using Json = nlohmann::json;
+  HubTokenizer::Files files = base->files();
+  Json file = parse_json(files.at("tokenizer.json"), "tokenizer.json");
+  Json& list = file["added_tokens"];
+  if (list.is_null()) list = Json::array();
+  const Json& vocab = value_at(value_at(file, "model"), "vocab");
+  auto next = static_cast<uint64_t>(base->vocab_size());
+  // The token of that name among the added ones, which becomes special.
+  const auto find = [&](const std::string& name) {
+    const auto found =
+        std::find_if(list.begin(), list.end(), [&](const Json& token) { return value_at(token, "content") == name; });
+    if (found != list.end()) (*found)["special"] = true, (*found)["normalized"] = false;
+    return found;
+  };
+  for (const std::string& name : choice.added) {
+    if (name.empty() || find_invalid_utf8(name) != std::string::npos)
+      throw Error(fmt::format("`add_tokens`: expected names with commas between them, found '{}'", name));
+    if (find(name) != list.end()) continue;
+    Json token{{"id", vocab.contains(name) ? vocab[name] : Json(next++)}, {"content", name}, {"special", true}};
+    for (const char* const no : {"single_word", "lstrip", "rstrip", "normalized"}) token[no] = false;
+    list.push_back(token);
+  }
+  if (!choice.end.empty()) {
+    const auto found = find(choice.end);
+    std::vector<std::string> known;
+    for (const Json& token : list) known.push_back(value_at(token, "content").get<std::string>());
+    if (found == list.end())
+      throw Error(
+          fmt::format("`end`: expected one of the tokenizer's {} special tokens (`add_tokens` adds some), found "
+                      "'{}'{}",
+                      known.size(), choice.end, did_you_mean(choice.end, known)));
+    struct Said {
+      const char *file, *key;
+      Json value;
+    };
+    for (const Said& said : {Said{"tokenizer_config.json", "eos_token", choice.end},
+                             Said{"special_tokens_map.json", "eos_token", choice.end},
+                             Said{"generation_config.json", "eos_token_id", (*found)["id"]}}) {
+      const auto text = files.find(said.file);
+      if (text == files.end()) continue;
+      Json kept = Json::object();
+      kept[said.key] = said.value;
+      const Json all = parse_json(text->second, said.file, JsonFile::others);
+      for (const auto& [key, value] : all.items())
+        if (!kept.contains(key) && !value.is_discarded()) kept[key] = value;
+      text->second = kept.dump(2) + "\n";
+    }
+  }
+  files["tokenizer.json"] = file.dump() + "\n";
+  return std::make_unique<HubTokenizer>(std::move(files), file, "");
+}
+
+void check_in_table(std::span<const int32_t> tokens, int64_t rows, const Tokenizer& tokenizer,
+                    const std::string& what) {
+  const auto most = std::ranges::max_element(tokens);
+  if (rows > 0 && most != tokens.end() && *most >= rows)
+    throw InputError(fmt::format(
+        "{}: token {}{} is beyond the model's table of {}", what, *most,
+        *most < tokenizer.vocab_size() ? fmt::format(", '{}',", tokenizer.decode(std::span(&*most, 1))) : "", rows));
+}
+
 std::string cache_name(const TokenizerChoice& choice) {
   const std::string_view name = choice.chosen();
-  if (name == "bpe") return fmt::format("bpe{}", choice.vocab_size);
-  if (is_builtin(name)) return std::string(name);
-  const std::string json = load_folder(name)->identity();
-  return fmt::format("{:016x}", XXH3_64bits(json.data(), json.size()));
+  const auto hashed = [](const std::string& all) {
+    return fmt::format("{:016x}", XXH3_64bits(all.data(), all.size()));
+  };
+  const bool own = choice.added.empty() && choice.end.empty();
+  const std::string more = own ? "" : "-" + hashed(fmt::format("{}\n{}", fmt::join(choice.added, ","), choice.end));
+  if (name == "bpe") return fmt::format("bpe{}{}", choice.vocab_size, more);
+  return (is_builtin(name) ? std::string(name) : hashed(load_folder(name)->identity())) + more;
 }
 
 void require_folder(const std::string& file, const TokenizerChoice& choice) {

@@ -79,7 +79,9 @@ std::vector<int32_t> generation_ends(const Tokenizer& tokenizer);
 struct TokenizerChoice {
   std::string name = {};  // char, bytes, bpe, or a tokenizer's folder (Tokenizer::open_folder); empty: `otherwise`
   std::string otherwise = "char";
-  int64_t vocab_size = 50257;  // size of a bpe tokenizer that is trained
+  int64_t vocab_size = 50257;           // size of a bpe tokenizer that is trained
+  std::vector<std::string> added = {};  // special tokens that it gets besides its own
+  std::string end = {};                 // the special token that ends a text; empty: its own
   // Called while one is trained, with the tokens made so far.
   std::function<void(int64_t made, int64_t most)> progress = nullptr;
 
@@ -91,6 +93,11 @@ struct TokenizerChoice {
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, std::string_view text, std::string_view train,
                                           const std::string& what);
 
+// A tokenizer with the tokens that the choice adds, which the Hugging Face library knows then too: one that it has
+// keeps its number, as there, and others follow its last. Throws Error (usage): an end that is no special token, or a
+// char tokenizer, which knows characters alone.
+std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> tokenizer, const TokenizerChoice& choice);
+
 // The word that tells this choice from others in the cache's names: "char", "bytes", "bpe50257", or a hash of the
 // folder's files. Throws as make_tokenizer() does.
 std::string cache_name(const TokenizerChoice& choice);
@@ -100,6 +107,9 @@ void require_folder(const std::string& file, const TokenizerChoice& choice);
 
 // Whether a tokenizer is what the choice names; an empty name takes any. `bpe` takes every bpe tokenizer.
 bool fits(const TokenizerChoice& choice, const Tokenizer& tokenizer);
+
+// Throws Error that names `what` for a token beyond the rows of a model's table; 0: all have one.
+void check_in_table(std::span<const int32_t> tokens, int64_t rows, const Tokenizer& tokenizer, const std::string& what);
 
 // Text from tokens, one after another, without broken characters: a token may end inside a character of several bytes:
 // those bytes wait for the tokens that bring the rest. What can never become a character is shown as U+FFFD for

@@ -446,6 +446,7 @@ std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig*
   const HubType& type = *type_of(config);
   ModelConfig c = config;
   c.kv_heads = c.key_heads(), c.ffn = c.hidden(), c.head_dim = c.head_size();
+  if (!row_of(c.family).rotary) c.context = c.position_rows();
   nlohmann::ordered_json out{{"architectures", {type.architecture}}, {"model_type", type.name}};
   for (const Key& key : type.written) {
     if (!key.values.empty()) out[std::string(key.name)] = key.values[0];

@@ -75,7 +75,7 @@ std::vector<DecoderBlock*> Decoder::make_blocks() {
 Decoder::Decoder(const ModelConfig& c)
     : LanguageModel(c),
       tokens(child<Embedding>("tokens", c.vocab, c.channels)),
-      positions(row_of(c.family).rotary ? nullptr : &child<Embedding>("positions", c.context, c.channels)),
+      positions(row_of(c.family).rotary ? nullptr : &child<Embedding>("positions", c.position_rows(), c.channels)),
       drop(child<Dropout>("drop", c.dropout)),
       blocks(make_blocks()),
       norm(child<Norm>("norm", c.channels, norm_of(c), Recompute::none)),
@@ -84,7 +84,12 @@ Decoder::Decoder(const ModelConfig& c)
     throw FieldError("mlp_bias", "experts have no biases; expected false beside `experts`");
   if (row_of(c.family).gated && c.gelu != GeluForm::tanh)
     throw FieldError("gelu", "goes with `family` gpt2, found " + std::string(name_in(kFamilyNames, c.family)));
+  if (row_of(c.family).rotary && c.positions != 0)
+    throw FieldError("positions", "goes with `family` gpt2, found " + std::string(name_in(kFamilyNames, c.family)));
   if (row_of(c.family).rotary) return;
+  if (c.position_rows() < c.context)
+    throw FieldError("positions", "expected a row for each of the " + std::to_string(c.context) +
+                                      " tokens of `context`, found " + std::to_string(c.positions));
   for (const auto& [field, found] : {std::pair{"rope_theta", c.rotary != RotaryOptions()},
                                      {"window", c.window != 0},
                                      {"qkv_bias", c.qkv_bias},

@@ -233,6 +233,10 @@ Settings settings_of(ModelConfig& c) {
   s.add(c.ffn, size("ffn", "hidden channels of a feed-forward layer, or of an expert; default: 4 times the channels",
                     {1, 1e7}));
   s.add(c.context, {"context", "tokens that the model sees at once", {1, 1e9}}).follows().for_identity(Same::yes);
+  s.add(c.positions, {"positions", "rows of the gpt2 family's table of positions; default: the context", {1, 1e9}})
+      .follows()
+      .with("family gpt2")
+      .for_identity(Same::unless_usual);
   s.add(c.vocab, size("vocab", "pads the tokenizer's vocabulary to this size", {1, 1e9}).for_identity(Same::yes));
   s.add(c.tied, size("tied", "gives the head its own table; default: that of the tokens").unless("untied"));
   add_rotary(s, c.rotary);

@@ -99,6 +99,7 @@ struct ModelConfig {
   int64_t kv_heads = 0;     // for keys and values; 0: as many as heads
   int64_t head_dim = 0;     // 0: channels / heads
   int64_t ffn = 0;          // hidden channels of a feed-forward layer; 0: 4 channels
+  int64_t positions = 0;    // rows of a table of positions; 0: as many as the context
   double norm_eps = 1e-5;
   GeluForm gelu = GeluForm::tanh;  // of families whose feed-forward layers have no gates
   // Parts of families whose positions are rotary:
@@ -118,6 +119,7 @@ struct ModelConfig {
   int64_t head_size() const { return head_dim > 0 ? head_dim : channels / heads; }
   int64_t attended() const { return heads * head_size(); }  // channels of q, and of what attention gives
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
+  int64_t position_rows() const { return positions > 0 ? positions : context; }
   double keys() const { return keys_of(context, window); }
   // Deviation of the first weights of layers that add to the residual: GPT-2's 0.02 / sqrt(2 layers).
   double residual_deviation() const { return 0.02 / std::sqrt(2.0 * static_cast<double>(layers)); }

@@ -147,6 +147,7 @@ ModelShape shape_of(const ModelConfig& c) {
           .window = c.window,
           .tied = c.tied,
           .positions = family.rotary ? Positions::rope : Positions::learned,
+          .position_rows = c.positions,
           .qkv_bias = c.qkv_bias,
           .proj_bias = c.proj_bias,
           .mlp_bias = c.mlp_bias,
@@ -164,6 +165,7 @@ ModelConfig config_of(const ModelShape& m) {
                      .kv_heads = m.kv_heads,
                      .head_dim = m.head_dim,
                      .ffn = m.ffn,
+                     .positions = m.position_rows,
                      .window = m.window,
                      .qkv_bias = m.qkv_bias,
                      .proj_bias = m.proj_bias,
@@ -193,8 +195,8 @@ double layer_parameters(const ModelShape& m) {
 
 double parameters(const ModelShape& m) {
   const double h = real(m.channels), v = real(m.vocab);
-  return real(m.layers) * layer_parameters(m) + v * h * (m.tied ? 1 : 2) +
-         (m.positions == Positions::learned ? real(m.context) * h : 0) + (m.gated ? 1 : 2) * h;
+  return real(m.layers) * layer_parameters(m) + v * h * (m.tied ? 1 : 2) + real(m.learned()) * h +
+         (m.gated ? 1 : 2) * h;
 }
 
 double active_parameters(const ModelShape& m) {

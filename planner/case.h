@@ -30,6 +30,7 @@ struct ModelShape {
   int64_t window = 0;  // last tokens that one attends to; 0: all
   bool tied = true;
   Positions positions = Positions::learned;
+  int64_t position_rows = 0;  // of learned ones; 0: as many as the context
   bool qkv_bias = false, proj_bias = false, mlp_bias = false,
        qk_norm = false;  // of the llama family, as in ModelConfig
   bool operator==(const ModelShape&) const = default;
@@ -39,6 +40,8 @@ struct ModelShape {
   int64_t query() const { return heads * head_size(); }      // channels of q, and of what attention gives
   int64_t key() const { return key_heads() * head_size(); }  // channels of k, and of v
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
+  // Rows of the table of positions, where there is one.
+  int64_t learned() const { return positions == Positions::rope ? 0 : position_rows > 0 ? position_rows : context; }
   double keys() const { return keys_of(context, window); }  // twice those that a query sees
 };
 

@@ -55,7 +55,7 @@ StageParameters parameters_of(const Case& c, int64_t layers, bool first, bool la
   StageParameters out;
   out.dense = real(layers) * ((matrices - experts) / t + layer_parameters(m) - matrices);
   out.experts = real(layers) * experts / t / real(c.layout.ep);
-  if (first) out.dense += table + (m.positions == Positions::learned ? real(m.context) * h : 0);
+  if (first) out.dense += table + real(m.learned()) * h;
   if (last) out.dense += (m.gated ? 1 : 2) * h + (m.tied && first ? 0 : table);
   return out;
 }

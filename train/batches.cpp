@@ -75,8 +75,7 @@ Sequences in_epochs(const Dataset& dataset, int64_t context, int64_t batch, uint
     shares.push_back(1);
   }
   const auto all = std::make_shared<const EpochSequences>(std::move(sources), std::move(shares), batch);
-  Sequences made{dataset.tokenizer->vocab_size(),
-                 [=](int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) {
+  Sequences made{dataset.vocab(), [=](int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) {
                    for (int64_t s = 0; s < count; ++s)
                      all->at(step, first + s, [&](const Epochs& e, int64_t row) {
                        e.rows->load(row, 1, inputs + s * e.rows->context(), targets + s * e.rows->context());
@@ -122,7 +121,7 @@ Sequences sequences_of(const Dataset& dataset, int64_t context, int64_t batch, u
   if (shuffle || dataset.has_examples() || !dataset.parts.empty() || dataset.train.size() > 1)
     return in_epochs(dataset, context, batch, seed);
   const auto loader = std::make_shared<Loader>(dataset.train.at(0), context, batch, seed);
-  return {dataset.tokenizer->vocab_size(),
+  return {dataset.vocab(),
           [loader](int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) {
             loader->load(step, first, count, inputs, targets);
           },

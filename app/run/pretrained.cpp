@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -187,8 +188,64 @@ void say_notes(const std::vector<std::string>& notes) {
   for (const std::string& note : notes) std::fputs((one_line(note) + "\n").c_str(), stderr);
 }
 
+ModelConfig first_config(const TrainOptions& o) {
+  ModelConfig config = pretrained_config(*o.init, o.base);
+  if (o.add_tokens.empty()) return config;
+  std::error_code error;
+  if (o.tokenizer && !fs::is_directory(*o.tokenizer, error))
+    throw Error(
+        fmt::format("--add-tokens: beside --init expected a folder as --tokenizer or none, found {}", *o.tokenizer));
+  std::unique_ptr<Tokenizer> own =
+      Tokenizer::open_folder(o.tokenizer ? fs::path(*o.tokenizer) : pretrained_path(*o.init, o.base));
+  const int64_t before = own->vocab_size();
+  const int64_t tokens = with_tokens(std::move(own), {.added = split(o.add_tokens, ',')})->vocab_size();
+  if (tokens == before) return config;
+  if (config.lora.rank > 0 || o.sizes.lora.rank > 0)
+    throw Error(fmt::format(
+        "--add-tokens: {} of them are new, and adapters leave their rows as they are, untrained; expected a "
+        "model that is trained whole, without --lora-rank",
+        tokens - before));
+  config.vocab = std::max(config.vocab, tokens);
+  return config;
+}
+
+namespace {
+
+// Tables with more rows than the model's: the new ones are the mean of its own, in the order of these, in double.
+// transformers' resize_token_embeddings() draws around that mean, with 1e-9 of the rows' variance.
+WholeTensors with_rows(const ModelConfig& from, WholeTensors tensors) {
+  std::map<std::string, Shape> shapes;
+  const std::unique_ptr<LanguageModel> model = make_model(from);
+  for (const Parameter* p : model->parameters()) shapes.emplace(p->name, p->whole);
+  return
+      [shapes, tensors = std::move(tensors)](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
+        const auto found = shapes.find(name);
+        if (found == shapes.end() || found->second == shape) return tensors(name, dtype, shape);
+        const int64_t own = found->second[0], columns = shape[1], end = own * columns, element = size_of(dtype);
+        std::vector<double> sums(static_cast<size_t>(columns));
+        std::vector<float> mean(static_cast<size_t>(columns));
+        const TensorReader wide = tensors(name, DType::float32, {own, columns});
+        for (int64_t row = 0; row < own; ++row) {
+          wide(row * columns, std::as_writable_bytes(std::span(mean)));
+          for (size_t c = 0; c < mean.size(); ++c) sums[c] += static_cast<double>(mean[c]);
+        }
+        for (size_t c = 0; c < mean.size(); ++c) mean[c] = static_cast<float>(sums[c] / static_cast<double>(own));
+        return [=, read = tensors(name, dtype, {own, columns})](int64_t begin, std::span<std::byte> to) {
+          const int64_t count = std::ssize(to) / element, kept = std::clamp<int64_t>(end - begin, 0, count);
+          if (kept > 0) read(begin, to.first(static_cast<size_t>(kept * element)));
+          std::vector<float> rest(static_cast<size_t>(count - kept));
+          for (size_t i = 0; i < rest.size(); ++i)
+            rest[i] = mean[static_cast<size_t>((begin + kept + static_cast<int64_t>(i)) % columns)];
+          convert({"", DType::float32, {std::ssize(rest)}, std::as_bytes(std::span(rest))}, 0, dtype,
+                  to.subspan(static_cast<size_t>(kept * element)));
+        };
+      };
+}
+
+}  // namespace
+
 WholeTensors first_weights(const Pretrained& from, const ModelConfig& config) {
-  WholeTensors all = from.tensors;
+  WholeTensors all = config.vocab > from.config.vocab ? with_rows(from.config, from.tensors) : from.tensors;
   const Codec wanted = config.quantize.codec, found = from.config.quantize.codec;
   if (wanted == Codec::nf4 && found != wanted) all = quantized(config, std::move(all));
   if (config.lora.rank == 0 || from.config.lora.rank > 0) return all;
@@ -215,7 +272,12 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   o.model = plain;
   for (const Setting& s : theirs)
     if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
-  if (!row_of(c.family).rotary || !o.gives("context") || o.sizes.context > c.context) take("context");
+  const bool learned = !row_of(c.family).rotary, shorter = o.gives("context");
+  const int64_t most = learned ? c.position_rows() : c.context;
+  if (shorter) model.context = most;  // so many can be asked for
+  if (!shorter || o.sizes.context > most) take("context");
+  model.positions = learned ? most : 0;
+  if (learned && (o.gives("positions") || o.sizes.context != most)) take("positions");
   if (LoraConfig& lora = o.sizes.lora; c.lora.rank > 0) {
     if (lora.rank > 0 || o.gives("lora_alpha") || o.gives("lora_targets") || lora.rank_stabilised)
       throw Error(

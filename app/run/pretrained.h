@@ -44,12 +44,16 @@ ModelConfig pretrained_config(const std::filesystem::path& from, const Base& bas
 // Says notes on standard error, a line each; of an MPI job the first process does.
 void say_notes(const std::vector<std::string>& notes);
 
-// Its tensors for a model of `config`: adapters that only the latter has keep their first values, and what it holds in
-// nf4 is quantised.
+// The model of --init as a run of these options begins with it: with a row of its table for each of --add-tokens. Its
+// notes are said. Throws as open_pretrained() does, and Error (usage) for new tokens beside adapters, which train none.
+ModelConfig first_config(const TrainOptions& options);
+
+// Its tensors for a model of `config`: adapters that only the latter has keep their first values, what it holds in nf4
+// is quantised, and rows that only its table has are the mean of the others.
 WholeTensors first_weights(const Pretrained& from, const ModelConfig& config);
 
 // Writes the sizes of a model into the options. Throws Error (usage) for an option that says another one. A smaller
-// context stays: rotary positions know no length.
+// context stays: rotary positions know no length, and of a table of them the first rows are read.
 void take_model(TrainOptions& options, const ModelConfig& config);
 
 // The commands ask for the memory that they will use, before they draw or write anything.

@@ -321,7 +321,8 @@ class AsyncRun {
   int execute() {
     std::vector<std::string> passed_over;
     const bool resumed = o_.resume && resume(passed_over);
-    if (o_.init && !resumed) trainer_.begin_with(open_pretrained(*o_.init, o_.base).tensors);
+    if (o_.init && !resumed)
+      trainer_.begin_with(first_weights(open_pretrained(*o_.init, o_.base), trainer_.model().config));
     check_steps_done(run_, step_);
     world_.barrier();  // everybody has read what there is before anything is written
     begin(passed_over);

@@ -50,13 +50,28 @@ std::filesystem::path first_tokenizer(const TrainOptions& o) {
 
 Dataset dataset_of(const TrainOptions& o, bool quiet) {
   const std::string usual = o.model.ends_with("-nano") || o.model.ends_with("-mini") ? "char" : "bpe";
-  const TokenizerChoice tokenizer = o.init && !o.tokenizer ? TokenizerChoice{.name = first_tokenizer(o).string()}
-                                                           : tokenizer_choice(o.tokenizer, usual, quiet);
+  TokenizerChoice tokenizer = o.init && !o.tokenizer ? TokenizerChoice{.name = first_tokenizer(o).string()}
+                                                     : tokenizer_choice(o.tokenizer, usual, quiet);
+  if (!o.add_tokens.empty()) tokenizer.added = split(o.add_tokens, ',');
+  tokenizer.end = o.end;
   std::error_code error;
   const std::string folder = std::filesystem::is_directory(tokenizer.name, error) ? tokenizer.name : "";
   Dataset dataset = of_option("data", o.data,
                               [&] { return of_option("tokenizer", folder, [&] { return open_data(o, tokenizer); }); });
-  model_config(job_of(o), dataset.tokenizer->vocab_size());  // refuses a vocabulary that is too small
+  if (const int64_t rows = job_of(o).model.vocab; o.init && rows > 0 && rows < dataset.vocab()) {
+    dataset.check_tokens(rows);
+    dataset.notes.push_back(
+        fmt::format("the tokenizer has {} tokens and the model's table {} rows: the data use none of the others",
+                    dataset.vocab(), rows));
+    dataset.table = rows;
+  }
+  model_config(job_of(o), dataset.vocab());  // refuses a vocabulary that is too small
+  std::string added;
+  for (const std::string& name : tokenizer.added)
+    added += fmt::format("{}{} is token {}", added.empty() ? "" : ", ", name, dataset.tokenizer->special(name).value());
+  if (!added.empty() && !o.resume)
+    dataset.notes.push_back(added +
+                            (o.init ? "; a row that the table did not have begins as the mean of the others" : ""));
   if (o.init && o.tokenizer && !o.resume) try {
       if (Tokenizer::open_folder(first_tokenizer(o))->identity() != dataset.tokenizer->identity())
         dataset.notes.push_back(fmt::format("the tokenizer is not the one of {} (--tokenizer)", *o.init));
@@ -135,13 +150,13 @@ int train_in_processes(const TrainOptions& asked, const Job& of_asked) {
     if (world.rank() == 0) {
       dataset = open(o.quiet);
       sequences_for(o, job, *dataset);
-      ask_for_training(o, job, dataset->tokenizer->vocab_size(), here);
+      ask_for_training(o, job, dataset->vocab(), here);
       directory.emplace(o);
     }
     const std::string path = broadcast_text(world, directory ? directory->path().string() : "", 0);
     if (!directory) {
       dataset = open(true);
-      if (world.rank_here() == 0) ask_for_training(o, job, dataset->tokenizer->vocab_size(), here);
+      if (world.rank_here() == 0) ask_for_training(o, job, dataset->vocab(), here);
       directory.emplace(std::filesystem::path(path));
     }
     require_same(world, facts_of(*dataset, path));
@@ -266,7 +281,7 @@ int run_train(const TrainOptions& asked) {
   settle_epochs(o, job, dataset);
   job = job_of(o);
   const Sequences sequences = sequences_for(o, job, dataset);
-  ask_for_training(o, job, dataset.tokenizer->vocab_size(), {.ranks = job.plan.ranks()});
+  ask_for_training(o, job, dataset.vocab(), {.ranks = job.plan.ranks()});
   const StepsInHand in_hand;
   const RunDirectory directory(o);
   int status = 0;

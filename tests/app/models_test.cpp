@@ -430,6 +430,24 @@ TEST_F(GptqTest, MakesAFolderThatEveryCommandReads) {
       run("train --init small --lora-rank 2 --data text.txt --batch 4 --steps 1 --ranks 1 --threads-per-rank 1 --out "
           "tuned");
   EXPECT_EQ(tuned.status, 0) << tuned.err;
+  // A whole row is one group: layers of 32 and of 64 inputs have one scale a row.
+  for (const char* method : {"gptq", "rtn"}) {
+    fs::remove_all(path("rows"));
+    const test::Ran whole = run(quantize_ + "--group -1 --out rows --method " + method);
+    ASSERT_EQ(whole.status, 0) << whole.err;
+    EXPECT_NE(whole.out.find("its layers in 4 bits in rows, by "), std::string::npos) << whole.out;
+    EXPECT_EQ(nlohmann::json::parse(read_file(path("rows/quantize_config.json"))).at("group_size"), -1);
+    const Safetensors stored(path("rows/model.safetensors"), true);
+    for (const TensorBytes& t : stored.tensors())
+      EXPECT_TRUE(!t.name.ends_with(".scales") || t.shape[0] == 1) << t.name;
+    EXPECT_NE(run("checkpoint inspect rows").out.find("in 4 bits in rows (GPTQ)"), std::string::npos);
+    EXPECT_GT(loss_of("rows"), before);
+  }
+  ASSERT_EQ(run("train --init rows --lora-rank 2 --data text.txt --batch 4 --steps 1 --ranks 1 --threads-per-rank 1 "
+                "--out by-rows")
+                .status,
+            0);
+  EXPECT_NE(read_file(path("by-rows/config.toml")).find("quantize-group = -1\n"), std::string::npos);
   expect_failure(quantize_ + "--out small", 6, "--out: ");
   expect_failure("checkpoint quantize small --calibrate text.txt --out other", 2, "it is quantised already");
   expect_failure("checkpoint quantize tuned --calibrate text.txt --out other", 2, "it has adapters");
@@ -441,7 +459,9 @@ TEST_F(GptqTest, MistakesAreNamed) {
   expect_failure("checkpoint quantize base --calibrate nowhere.txt --out other", 4, "nowhere.txt");
   expect_failure("checkpoint quantize base --calibrate text.txt", 2, "--out: expected a name");
   expect_failure("checkpoint quantize base --calibrate text.txt --out other", 2,
-                 "--group: expected a divisor of the 32 inputs of blocks.0.attn.qkv, found 128");
+                 "--group: expected a divisor of the 32 inputs of blocks.0.attn.qkv, found 128 (-1: all of a row)");
+  for (const char* none : {"0", "-2"})  // the later word holds
+    expect_failure(quantize_ + "--out other --group " + none, 2, "--group: expected");
   expect_failure(quantize_ + "--bits 3 --out other", 2, "--bits");
   expect_failure(quantize_ + "--method awq --out other", 2, "--method");
   expect_failure(quantize_ + "--windows 0 --out other", 2, "--windows");

@@ -156,6 +156,18 @@ TEST_F(HubTokenizerTest, ADatasetKeepsItAndLendsItToAnother) {
   EXPECT_NE(cache_name({.name = name}), cache_name({.name = (kFixtures / "gpt2").string()}));
 }
 
+// Two folders whose tokenizers make the same tokens share what is in the cache, and nothing else.
+TEST_F(HubTokenizerTest, SettingsAreThoseOfTheFolderAndNotOfTheCache) {
+  file("text.txt", std::string(500, 'a'));
+  for (const int32_t end : {7, 8}) {
+    std::filesystem::remove_all(path("made"));
+    const TokenizerChoice choice{.name = changed("smollm", [](Json&) {}).string()};
+    file("made/generation_config.json", Json{{"eos_token_id", end}}.dump());
+    const Dataset d = dataset_for(path("text.txt").string(), choice);
+    EXPECT_EQ(generation_ends(*d.tokenizer), std::vector<int32_t>{end});
+  }
+}
+
 TEST_F(HubTokenizerTest, AnythingUnknownIsRefusedByName) {
   const auto set = [](const char* pointer, const Json& value) {
     return [=](Json& json) { json[Json::json_pointer(pointer)] = value; };
@@ -305,6 +317,44 @@ TEST_F(HubTokenizerTest, FilesNameAClassThatEveryVersionHas) {
        R"({"tokenizer_class": "TokenizersBackend", "eos_token": "</s>", "pad_token": "<none>"})");
   EXPECT_EQ(Tokenizer::open_folder(folder)->files().at("tokenizer_config.json"),
             R"({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "pad_token": "<none>"})");
+}
+
+// Numbers and tokens by add_special_tokens() of tokenizers 0.23.3: of a new name, of a word of the vocabulary, of
+// another new name, and of an added token that was not special.
+TEST_F(HubTokenizerTest, AddsTokensAsTheLibraryDoes) {
+  struct Case {
+    const char* name;
+    int32_t first, word;
+    std::vector<int32_t> tokens;
+  };
+  const Case cases[] = {{"gpt2", 403, 331, {86, 299, 223, 403, 90, 223, 331, 223, 130, 105, 404}},
+                        {"roberta", 403, 334, {280, 300, 223, 403, 374, 223, 334, 223, 130, 105, 404}},
+                        {"llama3", 403, 333, {86, 297, 223, 403, 90, 223, 333, 223, 130, 105, 404}},
+                        {"qwen", 403, 327, {86, 295, 223, 403, 90, 223, 327, 223, 344, 404}},
+                        {"smollm", 403, 325, {86, 295, 223, 403, 90, 223, 325, 223, 130, 105, 404}},
+                        {"llama2", 493, 390, {354, 363, 345, 493, 418, 345, 390, 345, 345, 198, 172, 494}},
+                        {"mistral", 493, 389, {354, 362, 346, 493, 306, 346, 389, 346, 198, 172, 494}},
+                        {"words", 403, 133, {328, 88, 403, 158, 88, 133, 88, 0, 404}}};
+  const TokenizerChoice choice{.added = {"<|new|>", "caf", "<|end of it|>", "<tool>"}, .end = "<|end of it|>"};
+  for (const Case& c : cases) {
+    const auto made = with_tokens(Tokenizer::open_folder(kFixtures / c.name), choice);
+    EXPECT_EQ(made->special("<|new|>"), c.first) << c.name;
+    EXPECT_EQ(made->special("caf"), c.word) << c.name;
+    EXPECT_EQ(made->document_end(), c.first + 1) << c.name;
+    EXPECT_EQ(made->special("<tool>"), c.first - 2) << c.name;
+    EXPECT_EQ(generation_ends(*made), std::vector<int32_t>{c.first + 1}) << c.name;
+    EXPECT_EQ(made->encode_with("the <|new|>x caf é<|end of it|>", {.special_in_text = true}), c.tokens) << c.name;
+    EXPECT_EQ(with_tokens(Tokenizer::from_json(made->to_json(), "kept"), choice)->to_json(), made->to_json()) << c.name;
+  }
+  TokenizerChoice bytes{.name = "bytes", .added = {"<a>"}, .end = "<a>"};
+  const auto made = make_tokenizer(bytes, "", "", "text");
+  EXPECT_EQ(made->document_end(), 256);
+  EXPECT_EQ(made->encode_with("é\n<a>", {.special_in_text = true}), (std::vector<int32_t>{0xC3, 0xA9, '\n', 256}));
+  EXPECT_EQ(cache_name({.name = "bytes"}), "bytes");
+  EXPECT_NE(cache_name(bytes), "bytes");
+  bytes.end = "<A>";
+  expect_error(Status::usage, {"`end`", "1 special tokens", "found '<A>'; did you mean '<a>'?"},
+               [&] { make_tokenizer(bytes, "", "", "text"); });
 }
 
 TEST_F(HubTokenizerTest, AMillionMergesAreRefused) {

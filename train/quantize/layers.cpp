@@ -82,9 +82,9 @@ void check(LanguageModel& model, const Rows* rows, const QuantizeOptions& o) {
                 std::to_string(model.config.context));
   for (int64_t i = 0; i < model.config.layers; ++i)
     for (Linear* l : model.layer(i).all<Linear>())
-      if (o.group < 1 || l->weight.dim(1) % o.group != 0)
+      if (o.group != -1 && (o.group < 1 || l->weight.dim(1) % o.group != 0))
         throw FieldError("group", "expected a divisor of the " + std::to_string(l->weight.dim(1)) + " inputs of " +
-                                      l->full_name() + ", found " + std::to_string(o.group));
+                                      l->full_name() + ", found " + std::to_string(o.group) + " (-1: all of a row)");
 }
 
 }  // namespace
@@ -102,9 +102,10 @@ std::vector<QuantizedWeight> quantize_layers(LanguageModel& model, const Rows* c
     for (Linear* l : layer.all<Linear>()) {
       const InputSquares inputs = inputs_of(layer, *l, batches);
       const Tensor weight = l->weight.value().on_host().to(DType::float32);
+      const int64_t group = o.group > 0 ? o.group : weight.dim(1);
       QuantizedWeight made{.name = l->parameter(l->weight).name,
-                           .matrix = o.method == Rounding::gptq ? gptq(weight, inputs, o.group, o.damping)
-                                                                : round_to_nearest(weight, o.group)};
+                           .matrix = o.method == Rounding::gptq ? gptq(weight, inputs, group, o.damping)
+                                                                : round_to_nearest(weight, group)};
       if (calibration) made.error = output_error(weight, made.matrix, inputs);
       replace(*l, made.matrix);
       if (done) done(made);

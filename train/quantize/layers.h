@@ -20,7 +20,7 @@ enum class Rounding : uint8_t { nearest, gptq };
 
 struct QuantizeOptions {
   Rounding method = Rounding::gptq;
-  int64_t group = 128;    // columns that share a scale
+  int64_t group = 128;    // columns that share a scale; -1: all of a row
   double damping = 0.01;  // the damping of GPTQ
   int64_t windows = 128;  // windows of the calibration data, spread over it evenly
   int64_t at_once = 4;    // windows of one forward pass
