@@ -1,5 +1,4 @@
 // Datasets made of texts and token files: tokens on their way into a directory, and the cache of those made.
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <xxhash.h>
 
@@ -14,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "data/bad_input.h"
 #include "data/dataset.h"
 #include "data/files.h"
 #include "data/jsonl.h"
@@ -21,7 +21,6 @@
 #include "data/token_file.h"
 #include "data/tokenizer.h"
 #include "data/tokenizer/described.h"
-#include "tensor/error.h"
 
 namespace tessera {
 
@@ -90,8 +89,8 @@ Tokens tokens_of_llmc(const fs::path& file, const Tokenizer& tokenizer) {
     t.train.resize(static_cast<size_t>(cut));
   }
   if (t.train.size() < 2 || t.val.size() < 2)
-    throw InputError(fmt::format("{}: {} tokens to train on and {} held out; expected at least 2 of each",
-                                 file.string(), t.train.size(), t.val.size()));
+    bad_input("{}: {} tokens to train on and {} held out; expected at least 2 of each", file.string(), t.train.size(),
+              t.val.size());
   t.train_bytes = tokenizer.decode(t.train).size();
   t.val_bytes = tokenizer.decode(t.val).size();
   return t;
@@ -108,8 +107,7 @@ Parts documents_in(const fs::path& file) {
     out.train.push_back(example.turns.at(0).text);
   });
   if (out.train.size() < 2)
-    throw InputError(
-        fmt::format("{}: {} documents; expected at least 2, one of them held out", file.string(), out.train.size()));
+    bad_input("{}: {} documents; expected at least 2, one of them held out", file.string(), out.train.size());
   const auto held = out.train.end() - static_cast<std::ptrdiff_t>(std::max<size_t>(out.train.size() / 10, 1));
   out.val.assign(std::make_move_iterator(held), std::make_move_iterator(out.train.end()));
   out.train.erase(held, out.train.end());
@@ -119,7 +117,7 @@ Parts documents_in(const fs::path& file) {
 Parts parts_of(const std::string& source) {
   if (holds_examples(source)) return documents_in(source);
   if (is_llmc_file(source))
-    throw InputError(fmt::format("{}: holds tokens of llm.c; `train` reads several such files where they lie", source));
+    bad_input("{}: holds tokens of llm.c; `train` reads several such files where they lie", source);
   std::optional<Text> text = known_text(source);
   return parts_of(text ? *text : load_text_file(source));
 }
@@ -284,8 +282,7 @@ Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice, cons
   if (!text && names_shards(spec)) return open_shards(spec, choice);
   if (!text && fs::is_directory(spec, error)) return open_fitting(spec, choice);
   if (!text && !fs::exists(spec, error))
-    throw InputError(fmt::format(
-        "`data` '{}': no such file or directory, and no known text (those are austen and tinyshakespeare)", spec));
+    bad_input("`data` '{}': no such file or directory, and no known text (those are austen and tinyshakespeare)", spec);
   if (!text && is_llmc_file(spec)) {
     require_folder(spec, choice);
     return cached(cache_key(fs::path(spec), choice), spec, [&] { return made_of_llmc(spec, choice); });

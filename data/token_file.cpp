@@ -1,8 +1,6 @@
 // Writing, checking and reading token files.
 #include "data/token_file.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -11,8 +9,8 @@
 #include <memory>
 #include <utility>
 
+#include "data/bad_input.h"
 #include "data/files.h"
-#include "tensor/error.h"
 
 namespace tessera {
 
@@ -114,7 +112,7 @@ TokenFile TokenFile::of_llmc_bytes(std::span<const std::byte> bytes, int64_t voc
 // Everything in the file is checked before anything of it is used.
 void TokenFile::check(int64_t size) {
   const auto require = [&](bool ok, const auto& why) {
-    if (!ok) throw InputError(fmt::format("the token file {}: {}", what_, why()));
+    if (!ok) bad_input("the token file {}: {}", what_, why());
   };
   Header h;
   require(size >= int64_t{sizeof(h)},
@@ -178,8 +176,8 @@ void TokenFile::widen(std::span<const std::byte> from, int64_t position, int32_t
     for (size_t i = 0; i * sizeof(T) < from.size(); ++i) {
       std::memcpy(&token, from.data() + i * sizeof(T), sizeof(T));
       if (int64_t{token} >= vocab_)
-        throw InputError(fmt::format("the token file {}: token {} at position {} is outside the vocabulary of {}",
-                                     what_, token, position + static_cast<int64_t>(i), vocab_));
+        bad_input("the token file {}: token {} at position {} is outside the vocabulary of {}", what_, token,
+                  position + static_cast<int64_t>(i), vocab_);
       out[i] = static_cast<int32_t>(token);
     }
   };
@@ -227,7 +225,7 @@ bool is_llmc_file(const std::filesystem::path& file) {
 }
 
 void TokenFile::check_llmc(int64_t size, int64_t vocab) {
-  const auto refuse = [&](const std::string& why) { throw InputError(fmt::format("{}: {}", what_, why)); };
+  const auto refuse = [&](const std::string& why) { bad_input("{}: {}", what_, why); };
   std::array<int32_t, kHeader> header{};
   constexpr int64_t kBytes = sizeof(header);
   if (size < kBytes) refuse(fmt::format("{} bytes; a header of {} was expected", size, kBytes));
@@ -299,8 +297,8 @@ TrainingWindows::TrainingWindows(std::vector<TokenFile> files, int64_t context)
   int64_t end = 0;
   for (const TokenFile& f : files_) {
     if (f.size() <= context)
-      throw InputError(fmt::format("{}: {} tokens; expected at least {}, a window of `context` and the token behind it",
-                                   f.name(), f.size(), context + 1));
+      bad_input("{}: {} tokens; expected at least {}, a window of `context` and the token behind it", f.name(),
+                f.size(), context + 1);
     ends_.push_back(end += (f.size() - 1) / context);
   }
 }

@@ -1,13 +1,12 @@
 // A text to tokens: added tokens taken out, the rest normalised, cut into pieces, and merged; and tokens to a text.
-#include <fmt/format.h>
 #include <utf8proc.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "data/bad_input.h"
 #include "data/tokenizer/described.h"
 #include "data/utf8.h"
-#include "tensor/error.h"
 
 namespace tessera {
 
@@ -239,8 +238,7 @@ void hub::AddedTokens::split(std::string_view text, bool special,
 DescribedTokenizer::DescribedTokenizer(std::string_view kind, hub::Description d, const std::string& what)
     : d_(std::move(d)), kind_(kind) {
   for (const auto& [content, t] : d_.added) {
-    if (!names_.emplace(content, t.token).second)
-      throw InputError(fmt::format("{}: the added token '{}' appears twice", what, content));
+    if (!names_.emplace(content, t.token).second) bad_input("{}: the added token '{}' appears twice", what, content);
     std::string room;
     bpe::Matching matching(content.size());
     const std::string_view text = t.normalized ? normalized(content, true, matching, room) : content;
