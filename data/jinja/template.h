@@ -27,7 +27,6 @@ namespace tessera {
 namespace jinja {
 
 using Variables = Pairs;
-using Names = std::map<std::string, Text>;  // each name of a template once, so that pointers tell names apart
 enum class Flow : uint8_t { on, broken, continued };
 using Step = std::function<Flow(Work&)>;
 
@@ -42,7 +41,6 @@ class Template {
 
  private:
   std::string what_;
-  Names names_ = {};
   Step body_;
 };
 
