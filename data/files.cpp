@@ -82,23 +82,40 @@ std::string read_file(const fs::path& file) {
   return bytes;
 }
 
-std::string_view known_kind(std::string_view begin) {
+std::string_view known_kind(std::string_view begin, bool as_text) {
   using namespace std::string_view_literals;
-  constexpr std::pair<std::string_view, std::string_view> kKinds[] = {
-      {"version https://git-lfs"sv, "a pointer of git-lfs: the file itself was not fetched, which git lfs pull does"},
-      {"<!doctype html"sv, "a web page"},
-      {"<!DOCTYPE html"sv, "a web page"},
-      {"<html"sv, "a web page"},
-      {"<?xml"sv, "a page of XML"},
+  struct Kind {
+    std::string_view begin, is;
+    bool may_be_text = false;
+  };
+  static constexpr Kind kKinds[] = {
+      {"version https://git-lfs"sv, "a pointer of git-lfs: the file itself was not fetched, which git lfs pull does",
+       true},
+      {"<!doctype html"sv, "a web page", true},
+      {"<!DOCTYPE html"sv, "a web page", true},
+      {"<html"sv, "a web page", true},
+      {"<?xml"sv, "a page of XML", true},
+      {"\x80\x02"sv, "a pickle of Python's", true},
+      {"\x1f\x8b"sv, "compressed by gzip", true},
+      {"\x28\xb5\x2f\xfd"sv, "compressed by zstd", true},
+      {"\xFF\xFE"sv, "text in UTF-16"},
+      {"\xFE\xFF"sv, "text in UTF-16"},
       {"PK\x03\x04"sv, "a zip archive, such as torch.save() writes"},
-      {"\x80\x02"sv, "a pickle of Python's"},
-      {"GGUF"sv, "a file of llama.cpp's"},
+      {"GGUF"sv, "a file of llama.cpp's (GGUF)"},
       {"\x89HDF"sv, "a file of HDF5"},
-      {"\x1f\x8b"sv, "compressed by gzip"},
-      {"\x28\xb5\x2f\xfd"sv, "compressed by zstd"}};
-  if (begin.empty()) return "an empty file";
-  for (const auto& [magic, kind] : kKinds)
-    if (begin.starts_with(magic)) return kind;
+      {"MMIDIDX\0"sv, "an index of Megatron-LM's tokens"},
+      {"TESSTOK\n"sv, "a token file of Tessera, whose folder is what is read"},
+      {"PAR1"sv, "Parquet"},
+      {"ARROW1"sv, "Arrow"},
+      {"\x93NUMPY"sv, "an array of NumPy"},
+      {"%PDF-"sv, "PDF"},
+      {"SQLite format 3"sv, "SQLite"},
+      {"BZh91AY&SY"sv, "compressed by bzip2"},
+      {"\xFD\x37zXZ"sv, "compressed by xz"},
+      {"\x04\x22\x4D\x18"sv, "compressed by lz4"}};
+  if (begin.empty()) return as_text ? "" : "an empty file";
+  for (const Kind& kind : kKinds)
+    if (begin.starts_with(kind.begin) && !(as_text && kind.may_be_text)) return kind.is;
   return "";
 }
 

@@ -166,37 +166,13 @@ class Zstd final : public Unpacker {
   std::unique_ptr<ZSTD_DStream, size_t (*)(ZSTD_DStream*)> stream_;
 };
 
-// Files that are no text in UTF-8, by their first bytes.
-struct Foreign {
-  std::string_view begin, is;
-};
-using namespace std::string_view_literals;
-constexpr std::array kForeign{Foreign{"\xFF\xFE"sv, "text in UTF-16"},
-                              Foreign{"\xFE\xFF"sv, "text in UTF-16"},
-                              Foreign{"MMIDIDX\0"sv, "an index of Megatron-LM's tokens"},
-                              Foreign{"TESSTOK\n"sv, "a token file of Tessera, whose folder is what is read"},
-                              Foreign{"PAR1"sv, "Parquet"},
-                              Foreign{"ARROW1"sv, "Arrow"},
-                              Foreign{"\x93NUMPY"sv, "an array of NumPy"},
-                              Foreign{"PK\x03\x04"sv, "a zip archive"},
-                              Foreign{"\x89HDF"sv, "HDF5"},
-                              Foreign{"GGUF"sv, "GGUF"},
-                              Foreign{"%PDF-"sv, "PDF"},
-                              Foreign{"SQLite format 3"sv, "SQLite"},
-                              Foreign{"BZh91AY&SY"sv, "compressed by bzip2"},
-                              Foreign{"\xFD"
-                                      "7zXZ"sv,
-                                      "compressed by xz"},
-                              Foreign{"\x04\x22\x4D\x18"sv, "compressed by lz4"}};
-
 // Hands on the pieces of a text, once its first bytes are known to be none of those.
 class Checked {
  public:
   Checked(const std::string& what, const TextPiece& f) : what_(what), f_(f) {}
   void operator()(std::string_view piece) {
-    for (const Foreign& foreign : kForeign)
-      if (first_ && piece.starts_with(foreign.begin))
-        bad_input("{} is {}; expected text in UTF-8, as it is or by gzip or zstd", what_, foreign.is);
+    if (const std::string_view kind = first_ ? known_kind(piece, true) : ""; !kind.empty())
+      bad_input("{} is {}; expected text in UTF-8, as it is or by gzip or zstd", what_, kind);
     first_ = false;
     f_(piece);
   }

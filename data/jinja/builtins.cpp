@@ -101,21 +101,24 @@ Values lines_of(const std::string& s) {
 
 Value split(const Call& c) {
   std::string_view s = c.exact(0);
-  const std::string by = c.has(1) ? c.exact(1) : "";
-  if (by.empty() && c.has(1)) throw InputError("a text split by nothing is not known");
   c.work.charge(64 + 64 * s.size());
+  int64_t most = c.whole(2, -1);
   Values out;
-  for (int64_t most = c.whole(2, -1);; --most) {
-    if (by.empty()) s = stripped(s, true, false);
-    size_t end = s.find(by), behind = end;
-    if (by.empty())
-      for (end = behind = 0; behind < s.size() && !is_space(next_code_point(s, behind).value_or(0)); end = behind)
-        continue;
-    if (most == 0 || end >= s.size()) break;
-    out.emplace_back(std::string(s.substr(0, end)));
-    s = s.substr(end + by.size());
+  if (c.has(1)) {
+    const std::string& by = c.exact(1);
+    if (by.empty()) throw InputError("a text split by nothing is not known");
+    for (size_t end = s.find(by); most-- != 0 && end != std::string_view::npos; end = s.find(by)) {
+      out.emplace_back(std::string(s.substr(0, end)));
+      s.remove_prefix(end + by.size());
+    }
+    out.emplace_back(std::string(s));
   }
-  if (!by.empty() || !s.empty()) out.emplace_back(std::string(s));
+  while (!c.has(1) && !(s = stripped(s, true, false)).empty()) {
+    const std::string_view behind = tessera::stripped(s, true, false, [](char32_t p) { return !is_space(p); });
+    const size_t end = most-- == 0 ? s.size() : s.size() - behind.size();
+    out.emplace_back(std::string(s.substr(0, end)));
+    s.remove_prefix(end);
+  }
   return sequence_of(c.work, std::move(out));
 }
 // The value at a path of keys, "a.b.c".

@@ -245,7 +245,7 @@ class Parser {
   Step if_statement() {
     std::vector<std::pair<Code, Step>> branches;
     do {
-      Code condition = binary(0);
+      Code condition = expression(kOr);
       branches.emplace_back(std::move(condition), body_of({"elif", "else", "endif"}, loops_));
     } while (skip("elif"));
     if (skip("else")) branches.emplace_back(nullptr, body_of({"endif"}, loops_));
@@ -259,7 +259,7 @@ class Parser {
   Step for_statement() {
     const std::vector<Text> to = targets();
     expect("in");
-    const Code over = binary(0), condition = skip("if") ? expression() : nullptr;
+    const Code over = expression(kOr), condition = skip("if") ? expression() : nullptr;
     const Step each = body_of({"else", "endfor"}, true);
     const Step otherwise = skip("else") ? body_of({"endfor"}, loops_) : nullptr;
     close("endfor");
@@ -362,68 +362,59 @@ class Parser {
   static Code inverted(Code of) {
     return made({std::move(of)}, [](Work&, const Values& v) { return !truth(v[0]); });
   }
-  Code expression() {
-    const Level level(level_, kDeepestSyntax);
-    Code out = binary(0);
-    while (skip("if")) {
-      link();
-      const Code condition = binary(0), otherwise = skip("else") ? expression() : nullptr;
-      out = [yes = std::move(out), condition, otherwise](Work& work) {
-        if (truth(eval(condition, work))) return eval(yes, work);
-        return otherwise ? eval(otherwise, work) : Undefined{};
-      };
-    }
-    return out;
-  }
-  // The operators from the loosest to the tightest.
-  Code binary(size_t level) {
-    static const std::vector<std::vector<std::string_view>> kLevels{
-        {"or"}, {"and"}, {"==", "!=", "<", "<=", ">", ">=", "in", "not in"}, {"+", "-"}, {"~"}, {"*", "/", "//", "%"}};
-    if (level == kLevels.size()) return unary(true);
-    if (level == 2 && skip("not")) {
-      const Level deeper(level_, kDeepestSyntax);
-      return inverted(binary(2));
-    }
-    Code out = binary(level + 1);
-    for (bool again = false;; again = true) {
-      const auto found = std::find_if(kLevels[level].begin(), kLevels[level].end(), [&](auto op) { return skip(op); });
-      if (found == kLevels[level].end()) return out;
-      if (again && level == 2) throw InputError("a chain of comparisons is not known");
-      link();
-      const Code left = std::move(out), right = binary(level + 1);
-      if (level < 2)
-        out = [=](Work& work) {
-          const Value first = eval(left, work);
-          return truth(first) == (level == 0) ? first : eval(right, work);
-        };
-      else
-        out = made({left, right}, [level, op = *found](Work& work, const Values& v) -> Value {
-          if (level == 2) return compare(work, op, v[0], v[1]);
-          return arithmetic(work, op == "//" ? 'i' : op.front(), v[0], v[1]);
-        });
-    }
-  }
-  Code unary(bool with_filters) {
+  // Operators by how tightly they bind. Signs stand before what they take; calls, members and items belong to it.
+  enum Power { kTernary, kOr, kAnd, kNot, kCompare, kPlus, kTilde, kTimes, kFilter, kSign };
+  static constexpr std::pair<std::string_view, Power> kOperators[] = {
+      {"or", kOr},     {"and", kAnd},    {"==", kCompare}, {"!=", kCompare},     {"<", kCompare}, {"<=", kCompare},
+      {">", kCompare}, {">=", kCompare}, {"in", kCompare}, {"not in", kCompare}, {"+", kPlus},    {"-", kPlus},
+      {"~", kTilde},   {"*", kTimes},    {"/", kTimes},    {"//", kTimes},       {"%", kTimes}};
+
+  // An expression of operators that bind so tightly at least.
+  Code expression(int least = kTernary) {
     const Level level(level_, kDeepestSyntax);
     Code out;
-    if (is("-") || is("+")) {
+    if (least <= kNot && skip("not")) {
+      out = inverted(expression(kNot));
+    } else if (is("-") || is("+")) {
       const char op = s_[at_++];
-      out = made({unary(false)}, [op](Work& work, const Values& v) {
+      out = made({expression(kSign)}, [op](Work& work, const Values& v) {
         return arithmetic(work, op, v[0].is<double>() ? Value(-0.0) : Value(int64_t{0}), v[0]);
       });
     } else {
-      out = primary();
+      out = postfix(primary());
     }
-    out = postfix(std::move(out));
-    for (; with_filters; link()) {
-      if (skip("|"))
+    for (bool compared = false;; link()) {
+      if (least <= kFilter && skip("|")) {
         out = applied(Group::filters, std::move(out));
-      else if (skip("is"))
+      } else if (least <= kFilter && skip("is")) {
         out = skip("not") ? inverted(applied(Group::tests, std::move(out))) : applied(Group::tests, std::move(out));
-      else
-        break;
+      } else if (least <= kTernary && skip("if")) {
+        const Code condition = expression(kOr), otherwise = skip("else") ? expression() : nullptr;
+        out = [yes = std::move(out), condition, otherwise](Work& work) {
+          if (truth(eval(condition, work))) return eval(yes, work);
+          return otherwise ? eval(otherwise, work) : Undefined{};
+        };
+      } else {
+        const auto* const found = std::find_if(std::begin(kOperators), std::end(kOperators),
+                                               [&](const auto& o) { return o.second >= least && skip(o.first); });
+        if (found == std::end(kOperators)) return out;
+        if (found->second == kCompare && std::exchange(compared, true))
+          throw InputError("a chain of comparisons is not known");
+        out = operation(*found, std::move(out), expression(found->second + 1));
+      }
     }
-    return out;
+  }
+  static Code operation(const std::pair<std::string_view, Power>& op, const Code& left, const Code& right) {
+    if (op.second <= kAnd)
+      return [left, right, by_truth = op.second == kOr](Work& work) {
+        const Value first = eval(left, work);
+        return truth(first) == by_truth ? first : eval(right, work);
+      };
+    if (op.second == kCompare)
+      return made({left, right}, [op](Work& work, const Values& v) { return compare(work, op.first, v[0], v[1]); });
+    return made({left, right}, [sign = op.first == "//" ? 'i' : op.first.front()](Work& work, const Values& v) {
+      return arithmetic(work, sign, v[0], v[1]);
+    });
   }
   Code call(Code callee) {
     return [callee = std::move(callee), arguments = given()](Work& work) {
@@ -575,7 +566,9 @@ Template::Template(std::string_view source, std::string what)
     : what_(std::move(what)), body_(Parser(source).run(what_)) {}
 
 Rendered Template::render(Work& work, const Variables& variables) const {
-  work.scope = std::make_shared<Scope>(Scope{std::make_shared<Scope>(Scope{nullptr, variables})});
+  const auto given = std::make_shared<Scope>();
+  for (const auto& [name, value] : variables) given->set(name, value);
+  work.scope = std::make_shared<Scope>(Scope{given});
   try {
     body_(work);
   } catch (const InputError& e) {

@@ -21,7 +21,7 @@
 
 #include "data/jinja/value.h"
 #include "data/jsonl.h"
-#include "data/tokenizer.h"
+#include "data/tokenizer/described.h"
 
 namespace tessera {
 namespace jinja {
@@ -69,8 +69,7 @@ class ModelTemplate {
 
   jinja::Template template_;
   std::map<std::string, std::string> variables_;  // names of tokens, such as bos_token
-  std::vector<std::string> special_;              // names of special tokens, the longest first
-  std::string begins_;                            // their first bytes
+  hub::AddedTokens special_ = {};                 // those that stay text in a text
 };
 
 }  // namespace tessera

@@ -30,10 +30,7 @@ std::string utf8(std::u32string_view points) {
   return out;
 }
 
-bool is_space(char32_t c) {
-  return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
-}
+bool is_space(char32_t c) { return is_white_space(c) || (c >= 28 && c <= 31); }
 
 std::string unescaped(std::string_view text) {
   constexpr std::string_view kNames = "\\'\"abfnrtv", kMeant = "\\'\"\a\b\f\n\r\t\v";
@@ -63,21 +60,9 @@ std::string unescaped(std::string_view text) {
 }
 
 std::string_view stripped(std::string_view text, bool left, bool right, const std::string* characters) {
-  const std::u32string given = characters ? code_points(*characters) : U"";
-  // Whether the character at a place goes; `end` is behind it.
-  const auto goes = [&](size_t at, size_t& end) {
-    end = at;
-    const char32_t c = next_code_point(text, end).value_or(0xFFFD);
-    return characters ? given.find(c) != std::u32string::npos : is_space(c);
-  };
-  for (size_t end = 0; left && !text.empty() && goes(0, end);) text.remove_prefix(end);
-  while (right && !text.empty()) {
-    size_t last = text.size() - 1, end = 0;
-    while (last > 0 && (text[last] & 0xC0) == 0x80) --last;
-    if (!goes(last, end)) break;
-    text = text.substr(0, last);
-  }
-  return text;
+  if (!characters) return tessera::stripped(text, left, right, is_space);
+  return tessera::stripped(
+      text, left, right, [all = code_points(*characters)](char32_t c) { return all.find(c) != std::u32string::npos; });
 }
 
 namespace {

@@ -428,6 +428,12 @@ constexpr std::array kIds{"bos_token_id", "eos_token_id", "pad_token_id"};
 constexpr uintmax_t kMostBytes = 100'000'000;  // the largest known has a third
 constexpr std::array kFiles{kTokenizer, kConfig, kNames, kTemplate, kGeneration};
 
+// The name of a token that a key has, as a text or as an added token's object.
+const Json& name_at(const Json& config, const char* key) {
+  const Json& value = value_at(config, key);
+  return value.is_object() ? value_at(value, "content") : value;
+}
+
 // The text of a chat template: one string, or the one called "default" of several.
 std::string template_of(const Json& value, const std::string& what) {
   if (value.is_null()) return "";
@@ -492,6 +498,9 @@ void HubTokenizer::read_config(const std::string& what) {
     if (const auto token = named(config, "bos_token", what + name)) bos_ = token;
     if (const auto token = named(config, "eos_token", what + name)) eos_ = token;
     if (const auto token = named(config, "pad_token", what + name, false)) pad_ = token;
+    for (const char* const key :
+         {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"})
+      if (const Json& token = name_at(config, key); token.is_string()) names_[key] = token.get<std::string>();
     if (name == kNames) continue;
     chat_template_ = template_of(value_at(config, "chat_template"), what + name);
     // These keys, where they are said, have the last word, not the post_processor.
@@ -501,18 +510,17 @@ void HubTokenizer::read_config(const std::string& what) {
     if (hub::flag(config, "add_eos_token", false, what + name) && eos_) d_.behind = {*eos_};
   }
   if (!eos_) eos_ = special("<|endoftext|>");
+  if (eos_ && !files_.contains(kConfig)) names_["eos_token"] = text_of(*eos_);
   const auto jinja = files_.find(kTemplate);
   if (jinja == files_.end()) return;
   if (find_invalid_utf8(jinja->second) != std::string::npos) bad_input("{}{}: not UTF-8", what, kTemplate);
   chat_template_ = jinja->second;
 }
 
-// The token that a key names, as a string or as an added token's object.
 std::optional<int32_t> HubTokenizer::named(const Json& config, const char* key, const std::string& what,
                                            bool needed) const {
-  const Json& value = value_at(config, key);
+  const Json &value = value_at(config, key), &name = name_at(config, key);
   if (value.is_null()) return {};
-  const Json& name = value.is_object() ? value_at(value, "content") : value;
   if (!name.is_string() && !needed) return {};
   if (!name.is_string()) bad_input("{}: '{}' must name a token, not {}", what, key, shown(value));
   if (const auto token = special(name.get_ref<const std::string&>())) return token;
