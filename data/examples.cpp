@@ -23,11 +23,13 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-// Throws for a token that the model's table does not have.
-void check_in_table(std::span<const int32_t> tokens, const ExampleOptions& o, const std::string& what) {
+// Throws for a token that the model's table or the tokenizer does not have.
+void check_tokens(std::span<const int32_t> tokens, const ExampleOptions& o, int64_t known, const std::string& what) {
   const auto most = std::ranges::max_element(tokens);
-  if (o.vocab > 0 && most != tokens.end() && *most >= o.vocab)
+  if (most == tokens.end()) return;
+  if (o.vocab > 0 && *most >= o.vocab)
     bad_input("{}: token {} is beyond the model's table of {}", what, *most, o.vocab);
+  if (*most >= known) bad_input("{}: token {}; expected one of the tokenizer's {}", what, *most, known);
 }
 
 // Rows keep what they are windows of.
@@ -75,7 +77,7 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
   } else {
     const Text text = load_text_file(spec);
     const std::vector<int32_t> found = tokenizer.encode_with(text.bytes, {.add_ends = o.ends});
-    check_in_table(found, o, spec);
+    check_tokens(found, o, tokenizer.vocab_size(), spec);
     tokens = TokenFile::of_tokens(found, tokenizer.vocab_size(), spec);
     out.bytes = std::ssize(text.bytes);
   }
@@ -323,10 +325,7 @@ class Encoder {
         text += piece.text;
     }
     flush();
-    check_in_table(out.tokens, options_, example.where);
-    if (const auto most = std::ranges::max_element(out.tokens);
-        most != out.tokens.end() && *most >= tokenizer_.vocab_size())
-      bad_input("{}: token {}; expected one of the tokenizer's {}", example.where, *most, tokenizer_.vocab_size());
+    check_tokens(out.tokens, options_, tokenizer_.vocab_size(), example.where);
     return out;
   }
   // Notes about all of the examples.

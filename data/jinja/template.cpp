@@ -435,22 +435,22 @@ class Parser {
                   [](Work& work, const Values& v) { return member(work, v[0], v[1], true); });
       } else if (skip("[")) {
         of = subscript(of);
-        expect("]");
       } else {
         return of;
       }
     }
   }
+  // An index, or a slice of up to three parts.
   Code subscript(const Code& of) {
-    const auto part = [&] { return is(":") || is("]") ? constant(None{}) : expression(); };
     if (is("]")) fail_expected("an index");
-    const bool begins = !is(":");
-    const Code first = part();
-    if (begins && !is(":"))
-      return made({of, first}, [](Work& work, const Values& v) { return member(work, v[0], v[1], false); });
-    expect(":");
-    const Code to = part(), step = skip(":") ? part() : constant(None{});
-    return made({of, first, to, step}, [](Work& work, const Values& v) { return slice(work, v[0], v[1], v[2], v[3]); });
+    std::vector<Code> parts{of};
+    do parts.push_back(is(":") || is("]") ? constant(None{}) : expression());
+    while (parts.size() < 4 && skip(":"));
+    expect("]");
+    if (parts.size() == 2)
+      return made(std::move(parts), [](Work& work, const Values& v) { return member(work, v[0], v[1], false); });
+    parts.resize(4, constant(None{}));
+    return made(std::move(parts), [](Work& work, const Values& v) { return slice(work, v[0], v[1], v[2], v[3]); });
   }
   Value number() {
     std::string text(next());

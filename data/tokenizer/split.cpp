@@ -33,16 +33,18 @@ constexpr std::pair<std::string_view, std::string_view> kClasses[] = {{"alnum", 
                                                                       {"blank", R"(\x09\p{Zs})"},
                                                                       {"cntrl", R"(\p{Cc})"},
                                                                       {"digit", R"(\p{Nd})"},
-                                                                      {"lower", R"(\p{Lowercase})"},
+                                                                      {"lower", R"(\p{lowercase})"},
                                                                       {"punct", R"(\p{P})"},
                                                                       {"posixpunct", R"(\p{P}\p{S})"},
                                                                       {"space", kSpace},
-                                                                      {"upper", R"(\p{Uppercase})"},
+                                                                      {"upper", R"(\p{uppercase})"},
                                                                       {"word", kWord},
                                                                       {"xdigit", kHex}};
 // The sets that \s, \w, \d and \h name.
 constexpr std::pair<char, std::string_view> kSets[] = {{'s', kSpace}, {'w', kWord}, {'d', R"(\p{Nd})"}, {'h', kHex}};
-constexpr std::string_view kCases = R"(\p{Lu}\p{Ll}\p{Lt}\p{Uppercase}\p{Lowercase})";
+constexpr std::string_view kCases = R"(\p{lu}\p{ll}\p{lt}\p{uppercase}\p{lowercase})";
+// The beginnings of groups that are the same in both; behind the last two stands a name.
+constexpr std::string_view kGroups[] = {"?:", "?=", "?!", "?>", "?<=", "?<!", "?<", "?'"};
 
 using CodePointer = std::unique_ptr<pcre2_code, decltype(&pcre2_code_free)>;
 
@@ -139,11 +141,10 @@ class Translation {
       fixed = inside.find(',') == std::string_view::npos;
       text = fmt::format("{{{}{}}}", inside[0] == ',' ? "0" : "", inside);
     }
-    if (c == '{' ? !fixed && eat("?") : eat("?")) {
+    if (!fixed && eat("?"))
       text += '?';
-    } else if (c != '{' && eat("+")) {
+    else if (c != '{' && eat("+"))
       text += '+';
-    }
     if (atom_ == std::string::npos) refuse("a quantifier with nothing before it");
     if (quantified_) out_.insert(atom_, "(?:"), out_ += ')';
     out_ += text;
@@ -154,17 +155,15 @@ class Translation {
     Group group{out_.size(), 0, groups_.back().caseless};
     quantified_ = false, atom_ = std::string::npos;
     if (eat("*")) refuse("'(*'");
-    if (!eat("?")) {
-      out_ += '(';
-    } else if (eat("#")) {
-      take_until(')');
-      return;
-    } else if (const std::string_view known = prefix(); !known.empty()) {
-      out_ += fmt::format("(?{}", known);
-      if (known == "<" || known == "'")
-        out_ += fmt::format("{0}{1}", take_until(known == "<" ? '>' : '\''), known == "<" ? '>' : '\'');
-    } else {
-      out_ += "(?";
+    if (eat("?#")) return void(take_until(')'));
+    out_ += '(';
+    if (const auto* const known = std::ranges::find_if(kGroups, [&](auto begin) { return eat(begin); });
+        known != std::end(kGroups)) {
+      out_ += *known;
+      const char end = *known == "?<" ? '>' : '\'';
+      if (known >= std::end(kGroups) - 2) (out_ += take_until(end)) += end;
+    } else if (eat("?")) {
+      out_ += '?';
       for (bool on = true;;) {
         const char c = take_byte();
         if (c == '-') on = false;
@@ -181,12 +180,6 @@ class Translation {
       }
     }
     groups_.push_back(group);
-  }
-
-  std::string_view prefix() {
-    for (const std::string_view known : {":", "=", "!", ">", "<=", "<!", "<", "'"})
-      if (eat(known)) return known;
-    return {};
   }
 
   void escape() {
