@@ -1,7 +1,6 @@
 // Opening datasets, and what they say of themselves.
 #include "data/dataset.h"
 
-#include <fmt/format.h>
 #include <glob.h>
 #include <sys/resource.h>
 
@@ -13,11 +12,11 @@
 #include <tuple>
 #include <utility>
 
+#include "data/bad_input.h"
 #include "data/examples.h"
 #include "data/files.h"
 #include "data/json.h"
 #include "data/token_file.h"
-#include "tensor/error.h"
 
 namespace tessera {
 
@@ -29,7 +28,7 @@ using Json = nlohmann::json;
 // A non-negative integer at json[part][key].
 int64_t integer(const Json& json, const char* part, const char* key, const std::string& what) {
   if (const std::optional<int64_t> value = natural(value_at(value_at(json, part), key))) return *value;
-  throw InputError(fmt::format("{}: the key '{}.{}' must be a non-negative integer", what, part, key));
+  bad_input("{}: the key '{}.{}' must be a non-negative integer", what, part, key);
 }
 
 int64_t longest_token(const Tokenizer& tokenizer) {
@@ -50,8 +49,7 @@ std::vector<std::string> files_in(const Json& train, const std::string& what) {
     throw InputError(what + ": the key 'train.files' must be a list of names, at least one");
   for (const std::string& name : out)
     if (!name.ends_with(".tok") || name.find('/') != std::string::npos)
-      throw InputError(
-          fmt::format("{}: train.files: expected names of files beside it that end in .tok, found '{}'", what, name));
+      bad_input("{}: train.files: expected names of files beside it that end in .tok, found '{}'", what, name);
   if (std::set<std::string>(out.begin(), out.end()).size() != out.size())
     throw InputError(what + ": train.files: a name stands twice");
   return out;
@@ -135,7 +133,7 @@ std::shared_ptr<const Rows> Dataset::validation(int64_t context) const {
 DatasetDescription parse_description(std::string_view text, const std::string& what) {
   const Json json = parse_json(text, what);
   if (value_at(json, "format") != kDatasetFormat || value_at(json, "version") != 1)
-    throw InputError(fmt::format("{}: expected \"format\": \"{}\" and \"version\": 1", what, kDatasetFormat));
+    bad_input("{}: expected \"format\": \"{}\" and \"version\": 1", what, kDatasetFormat);
   if (!value_at(json, "source").is_string()) throw InputError(what + ": the key 'source' must be a string");
   DatasetDescription d{json["source"].get<std::string>(),    integer(json, "train", "bytes", what),
                        integer(json, "val", "bytes", what),  integer(json, "train", "tokens", what),
@@ -147,8 +145,7 @@ DatasetDescription parse_description(std::string_view text, const std::string& w
 Dataset Dataset::open(const fs::path& directory) {
   const std::string what = (directory / "dataset.json").string();
   std::error_code error;
-  if (!fs::exists(what, error))
-    throw InputError(fmt::format("{} is no dataset: it has no dataset.json", directory.string()));
+  if (!fs::exists(what, error)) bad_input("{} is no dataset: it has no dataset.json", directory.string());
   const DatasetDescription said = parse_description(read_file(what), what);
   Dataset d;
   d.source = said.source;
@@ -159,23 +156,21 @@ Dataset Dataset::open(const fs::path& directory) {
   d.train_bytes = said.train_bytes;
   d.val_bytes = said.val_bytes;
   const auto same = [&](std::string_view name, int64_t expected, int64_t found) {
-    if (found != expected)
-      throw InputError(fmt::format("{}: {} is {} there and {} in the other files", what, name, expected, found));
+    if (found != expected) bad_input("{}: {} is {} there and {} in the other files", what, name, expected, found);
   };
   same("train.tokens", said.train_tokens, d.train_tokens());
   same("val.tokens", said.val_tokens, d.val.size());
   const int64_t vocab = d.tokenizer->vocab_size();
   for (size_t i = 0; i < d.train.size(); ++i)
     if (d.train[i].vocab_size() != vocab || d.val.vocab_size() != vocab)
-      throw InputError(fmt::format("{}: the vocabularies differ: {} {}, val.tok {}, tokenizer.json {}",
-                                   directory.string(), said.train_files[i], d.train[i].vocab_size(), d.val.vocab_size(),
-                                   vocab));
+      bad_input("{}: the vocabularies differ: {} {}, val.tok {}, tokenizer.json {}", directory.string(),
+                said.train_files[i], d.train[i].vocab_size(), d.val.vocab_size(), vocab);
   const int64_t longest = longest_token(*d.tokenizer);
   for (const auto& [split, bytes, tokens] :
        {std::tuple("train", d.train_bytes, d.train_tokens()), {"val", d.val_bytes, d.val.size()}})
     if (bytes > tokens * longest)
-      throw InputError(fmt::format("{}: {}.bytes is {}; expected at most {}, for {} tokens of at most {} bytes", what,
-                                   split, bytes, tokens * longest, tokens, longest));
+      bad_input("{}: {}.bytes is {}; expected at most {}, for {} tokens of at most {} bytes", what, split, bytes,
+                tokens * longest, tokens, longest);
   return d;
 }
 
@@ -197,7 +192,7 @@ std::vector<fs::path> matches(const std::string& pattern) {
   for (size_t i = 0; i < found.gl_pathc; ++i)
     if (fs::is_regular_file(found.gl_pathv[i], error)) files.emplace_back(found.gl_pathv[i]);
   ::globfree(&found);
-  if (status != 0 && status != GLOB_NOMATCH) throw InputError(fmt::format("{}: cannot be looked through", pattern));
+  if (status != 0 && status != GLOB_NOMATCH) bad_input("{}: cannot be looked through", pattern);
   return sorted(std::move(files));
 }
 
@@ -239,7 +234,7 @@ void allow_open_files(size_t count) {
 std::vector<fs::path> matching_files(const std::string& spec) {
   if (!is_pattern(spec)) return {};
   std::vector<fs::path> files = matches(spec);
-  if (files.empty()) throw InputError(fmt::format("`data` '{}': no file matches", spec));
+  if (files.empty()) bad_input("`data` '{}': no file matches", spec);
   return files;
 }
 
@@ -257,9 +252,9 @@ ShardFiles find_shards(const std::string& spec) {
   std::vector<fs::path> val;
   for (const fs::path& f : files) {
     if (!is_llmc_file(f))
-      throw InputError(fmt::format(
+      bad_input(
           "{}: expected a token file of llm.c; of several texts or lists of documents `tessera data` makes a dataset",
-          f.string()));
+          f.string());
     (is_for_validation(f) ? val : out.train).push_back(f);
   }
   if (val.empty() && pattern) val = validation_files(spec);
@@ -268,9 +263,8 @@ ShardFiles find_shards(const std::string& spec) {
     out.train.pop_back();
   }
   if (out.train.empty())
-    throw InputError(
-        fmt::format("`data` '{}': {} file{}; expected at least one to train on, and another to validate on", spec,
-                    files.size(), files.size() == 1 ? "" : "s"));
+    bad_input("`data` '{}': {} file{}; expected at least one to train on, and another to validate on", spec,
+              files.size(), files.size() == 1 ? "" : "s");
   out.val = val.front();
   out.unused.assign(val.begin() + 1, val.end());
   return out;
@@ -287,8 +281,7 @@ Dataset open_shards(const std::string& spec, const TokenizerChoice& choice) {
   for (const fs::path& f : files.train) d.train.push_back(TokenFile::open_llmc(f, vocab));
   d.val = TokenFile::open_llmc(files.val, vocab);
   if (d.val.size() < 2)
-    throw InputError(
-        fmt::format("{}: {} tokens to validate on; expected at least 2", files.val.string(), d.val.size()));
+    bad_input("{}: {} tokens to validate on; expected at least 2", files.val.string(), d.val.size());
   d.val_bytes = std::ssize(d.tokenizer->decode(d.val.all()));
   d.notes.push_back(fmt::format(
       "validated on {}{}", files.val.string(),

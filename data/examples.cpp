@@ -1,7 +1,6 @@
 // From files to rows.
 #include "data/examples.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -12,12 +11,12 @@
 #include <string_view>
 #include <utility>
 
+#include "data/bad_input.h"
 #include "data/dataset.h"
 #include "data/files.h"
 #include "data/jinja/template.h"
 #include "data/text.h"
 #include "data/token_file.h"
-#include "tensor/error.h"
 
 namespace tessera {
 
@@ -27,8 +26,7 @@ namespace {
 // Rows keep what they are windows of.
 std::shared_ptr<const Rows> windows_of(TokenFile tokens, int64_t context, const std::string& what) {
   if (tokens.size() < 2)
-    throw InputError(
-        fmt::format("{}: {} tokens; expected at least 2, one of them to be predicted", what, tokens.size()));
+    bad_input("{}: {} tokens; expected at least 2, one of them to be predicted", what, tokens.size());
   struct Kept {
     explicit Kept(TokenFile t, int64_t length) : tokens(std::move(t)), windows(tokens, length) {}
     TokenFile tokens;
@@ -323,8 +321,7 @@ class Encoder {
     check_in_table(out.tokens, options_.vocab, tokenizer_, example.where);
     if (const auto most = std::ranges::max_element(out.tokens);
         most != out.tokens.end() && *most >= tokenizer_.vocab_size())
-      throw InputError(fmt::format("{}: token {}; expected one of the tokenizer's {}", example.where, *most,
-                                   tokenizer_.vocab_size()));
+      bad_input("{}: token {}; expected one of the tokenizer's {}", example.where, *most, tokenizer_.vocab_size());
     return out;
   }
   // Notes about all of the examples.
@@ -349,7 +346,7 @@ class Encoder {
     try {
       return tokenizer_.encode_with(text, how);
     } catch (const Error& e) {
-      throw InputError(fmt::format("{}: {}", where, e.what()));
+      bad_input("{}: {}", where, e.what());
     }
   }
   std::optional<int32_t> special(const Piece& piece) {
@@ -372,9 +369,9 @@ class Encoder {
       if (targets_of(e) > 0) ++cut_;
     }
     if (targets_of(e) == 0)
-      throw InputError(fmt::format("{}: no token to train on: {}", where,
-                                   had ? fmt::format("the response begins behind the context of {} tokens", most - 1)
-                                       : "there is no response in it"));
+      bad_input("{}: no token to train on: {}", where,
+                had ? fmt::format("the response begins behind the context of {} tokens", most - 1)
+                    : "there is no response in it");
     return e;
   }
 
@@ -426,10 +423,10 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
   const std::vector<Rendered> rendered = read_rendered(file, o, tokenizer.get(), bad, d.notes);
   const auto require_enough = [&](size_t count) {
     if (count < (o.held.file.empty() ? 2 : 1))
-      throw InputError(fmt::format(
+      bad_input(
           "{}: {} examples to train on; expected at least {}{}", what, count,
           o.held.file.empty() ? "2, one of them for validation" : "1",
-          bad.count() > 0 ? fmt::format(" (skipped bad lines: {}, the first: {})", bad.count(), bad.first()) : ""));
+          bad.count() > 0 ? fmt::format(" (skipped bad lines: {}, the first: {})", bad.count(), bad.first()) : "");
   };
   const auto trained = [&](size_t count) {
     if (!o.held.file.empty()) return count;
@@ -465,7 +462,7 @@ std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& fil
   std::vector<EncodedExample> encoded;
   for (const Rendered& example : read_rendered(file, o, &tokenizer, bad, notes))
     bad.attempt([&] { encoded.push_back(encoder.encode(example)); });
-  if (encoded.empty()) throw InputError(fmt::format("{}: no example in it", file.string()));
+  if (encoded.empty()) bad_input("{}: no example in it", file.string());
   bad.note(notes);
   encoder.note(notes);
   return std::make_shared<ExampleRows>(encoded, o.context, o.packed);

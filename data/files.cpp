@@ -2,7 +2,6 @@
 #include "data/files.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "tensor/error.h"
+#include "data/bad_input.h"
 #include "tensor/write_file.h"
 
 namespace tessera {
@@ -33,13 +32,12 @@ constexpr int kToRead = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
 
 // The size of a file that was opened, or not. Throws when it is missing, unreadable or something else than a file.
 size_t regular_size(const Descriptor& in, const fs::path& file) {
-  if (in.get() < 0) throw InputError(fmt::format("cannot open {}: {}", file.string(), std::strerror(errno)));
+  if (in.get() < 0) bad_input("cannot open {}: {}", file.string(), std::strerror(errno));
   struct stat info {};
-  if (::fstat(in.get(), &info) != 0)
-    throw InputError(fmt::format("cannot read {}: {}", file.string(), std::strerror(errno)));
-  if (S_ISDIR(info.st_mode)) throw InputError(fmt::format("{} is a directory; expected a file", file.string()));
+  if (::fstat(in.get(), &info) != 0) bad_input("cannot read {}: {}", file.string(), std::strerror(errno));
+  if (S_ISDIR(info.st_mode)) bad_input("{} is a directory; expected a file", file.string());
   if (!S_ISREG(info.st_mode))
-    throw InputError(fmt::format("{} is not a regular file (a pipe or a device); expected a file", file.string()));
+    bad_input("{} is not a regular file (a pipe or a device); expected a file", file.string());
   return static_cast<size_t>(info.st_size);
 }
 
@@ -48,17 +46,17 @@ size_t read_some(const Descriptor& in, const fs::path& file, void* to, size_t by
   ssize_t n = 0;
   do n = ::read(in.get(), to, bytes);
   while (n < 0 && errno == EINTR);
-  if (n < 0) throw InputError(fmt::format("cannot read {}: {}", file.string(), std::strerror(errno)));
+  if (n < 0) bad_input("cannot read {}: {}", file.string(), std::strerror(errno));
   return static_cast<size_t>(n);
 }
 
 // The file itself lies elsewhere where git-lfs was not there to fetch it.
 void refuse_pointer(std::string_view begin, const fs::path& file) {
   if (begin.starts_with("version https://git-lfs.github.com/spec/v1\n"))
-    throw InputError(
-        fmt::format("{} is a pointer of git-lfs, not the file that it stands for; expected that file, which "
-                    "'git lfs pull' fetches",
-                    file.string()));
+    bad_input(
+        "{} is a pointer of git-lfs, not the file that it stands for; expected that file, which "
+        "'git lfs pull' fetches",
+        file.string());
 }
 
 const char* environment(const char* name) {
@@ -77,31 +75,47 @@ std::string read_file(const fs::path& file) {
   std::string bytes(regular_size(in, file), '\0');
   for (size_t done = 0; done < bytes.size();) {
     const size_t n = read_some(in, file, bytes.data() + done, bytes.size() - done);
-    if (n == 0)
-      throw InputError(fmt::format("{} shrank while it was read: {} of {} bytes", file.string(), done, bytes.size()));
+    if (n == 0) bad_input("{} shrank while it was read: {} of {} bytes", file.string(), done, bytes.size());
     done += n;
   }
   refuse_pointer(bytes, file);
   return bytes;
 }
 
-std::string_view known_kind(std::string_view begin) {
+std::string_view known_kind(std::string_view begin, bool as_text) {
   using namespace std::string_view_literals;
-  constexpr std::pair<std::string_view, std::string_view> kKinds[] = {
-      {"version https://git-lfs"sv, "a pointer of git-lfs: the file itself was not fetched, which git lfs pull does"},
-      {"<!doctype html"sv, "a web page"},
-      {"<!DOCTYPE html"sv, "a web page"},
-      {"<html"sv, "a web page"},
-      {"<?xml"sv, "a page of XML"},
+  struct Kind {
+    std::string_view begin, is;
+    bool may_be_text = false;
+  };
+  static constexpr Kind kKinds[] = {
+      {"version https://git-lfs"sv, "a pointer of git-lfs: the file itself was not fetched, which git lfs pull does",
+       true},
+      {"<!doctype html"sv, "a web page", true},
+      {"<!DOCTYPE html"sv, "a web page", true},
+      {"<html"sv, "a web page", true},
+      {"<?xml"sv, "a page of XML", true},
+      {"\x80\x02"sv, "a pickle of Python's", true},
+      {"\x1f\x8b"sv, "compressed by gzip", true},
+      {"\x28\xb5\x2f\xfd"sv, "compressed by zstd", true},
+      {"\xFF\xFE"sv, "text in UTF-16"},
+      {"\xFE\xFF"sv, "text in UTF-16"},
       {"PK\x03\x04"sv, "a zip archive, such as torch.save() writes"},
-      {"\x80\x02"sv, "a pickle of Python's"},
-      {"GGUF"sv, "a file of llama.cpp's"},
+      {"GGUF"sv, "a file of llama.cpp's (GGUF)"},
       {"\x89HDF"sv, "a file of HDF5"},
-      {"\x1f\x8b"sv, "compressed by gzip"},
-      {"\x28\xb5\x2f\xfd"sv, "compressed by zstd"}};
-  if (begin.empty()) return "an empty file";
-  for (const auto& [magic, kind] : kKinds)
-    if (begin.starts_with(magic)) return kind;
+      {"MMIDIDX\0"sv, "an index of Megatron-LM's tokens"},
+      {"TESSTOK\n"sv, "a token file of Tessera, whose folder is what is read"},
+      {"PAR1"sv, "Parquet"},
+      {"ARROW1"sv, "Arrow"},
+      {"\x93NUMPY"sv, "an array of NumPy"},
+      {"%PDF-"sv, "PDF"},
+      {"SQLite format 3"sv, "SQLite"},
+      {"BZh91AY&SY"sv, "compressed by bzip2"},
+      {"\xFD\x37zXZ"sv, "compressed by xz"},
+      {"\x04\x22\x4D\x18"sv, "compressed by lz4"}};
+  if (begin.empty()) return as_text ? "" : "an empty file";
+  for (const Kind& kind : kKinds)
+    if (begin.starts_with(kind.begin) && !(as_text && kind.may_be_text)) return kind.is;
   return "";
 }
 
@@ -155,10 +169,10 @@ void OpenFile::read(int64_t at, std::span<std::byte> out) const {
   while (!out.empty()) {
     const ssize_t n = ::pread(fd_.get(), out.data(), out.size(), at);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw InputError(fmt::format("cannot read {}: {}", file_.string(), std::strerror(errno)));
+    if (n < 0) bad_input("cannot read {}: {}", file_.string(), std::strerror(errno));
     if (n == 0)
-      throw InputError(fmt::format("{} was cut short while it was used: it had {} bytes, and there are none at {}",
-                                   file_.string(), size_, at));
+      bad_input("{} was cut short while it was used: it had {} bytes, and there are none at {}", file_.string(), size_,
+                at);
     out = out.subspan(static_cast<size_t>(n));
     at += n;
   }
@@ -248,8 +262,7 @@ MappedFile::MappedFile(const fs::path& file) {
     }
     return;
   }
-  if (!is_unknown_operation(errno))
-    throw InputError(fmt::format("cannot map {}: {}", file.string(), std::strerror(errno)));
+  if (!is_unknown_operation(errno)) bad_input("cannot map {}: {}", file.string(), std::strerror(errno));
   read_ = std::make_unique<const std::string>(read_file(file));  // a file system that maps none
   size_ = read_->size();
   data_ = reinterpret_cast<const std::byte*>(read_->data());

@@ -18,8 +18,8 @@ namespace tessera {
 std::string read_file(const std::filesystem::path& file);
 
 // The kind of a file that stands in the place of another, by its first bytes: "a pointer of git-lfs: ...", "a web
-// page". Empty for others.
-std::string_view known_kind(std::string_view begin);
+// page". Empty for others, and where a text is expected for what a text may begin with too.
+std::string_view known_kind(std::string_view begin, bool as_text = false);
 
 // Calls f for the bytes of a regular file, piece after piece, in one MiB of memory: a mapped file would count as the
 // process's own for as long as it is read. Throws like read_file().

@@ -1,8 +1,6 @@
 // Values built from the events of nlohmann's parser, which sees what the values alone would hide.
 #include "data/json.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -10,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "data/bad_input.h"
 #include "data/files.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {
@@ -87,17 +85,17 @@ class Events final : public nlohmann::json_sax<Json> {
   bool end_array() override { return close(); }
   bool parse_error(size_t position, const std::string& token, const nlohmann::detail::exception&) override {
     if (const std::string_view kind = known_kind(text_); !kind.empty())
-      throw InputError(fmt::format("{}: not valid JSON: it is {}", what_, kind));
+      bad_input("{}: not valid JSON: it is {}", what_, kind);
     std::string near;
     for (const char c : token.substr(0, 40)) near += c >= ' ' && c < 0x7f ? c : '?';
-    throw InputError(fmt::format("{}: not valid JSON at byte {}, near '{}'", what_, position, near));
+    bad_input("{}: not valid JSON at byte {}, near '{}'", what_, position, near);
   }
 
   Json root;
 
  private:
   void refuse(const std::string& why) const {
-    if (strict_) throw InputError(fmt::format("{}: {}", what_, why));
+    if (strict_) bad_input("{}: {}", what_, why);
   }
 
   // The place of the next value; none where it is skipped.
@@ -154,14 +152,13 @@ class Events final : public nlohmann::json_sax<Json> {
 Json parse_json(std::string_view text, const std::string& what, JsonFile manner) {
   // nlohmann's parser takes a NUL for the end and would not see what follows it.
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
-    throw InputError(fmt::format("{}: not valid JSON at byte {}: a NUL", what, nul));
+    bad_input("{}: not valid JSON at byte {}: a NUL", what, nul);
   const std::vector<Huge> huge = manner == JsonFile::others ? huge_numbers(text) : std::vector<Huge>();
   std::string without;
   if (!huge.empty()) without = text;
   for (const Huge& h : huge) without.replace(h.begin, h.size, h.size, ' ')[h.begin] = '0';
   Events events(text, what, manner, huge);
-  if (!Json::sax_parse(huge.empty() ? text : without, &events))
-    throw InputError(fmt::format("{}: not valid JSON", what));
+  if (!Json::sax_parse(huge.empty() ? text : without, &events)) bad_input("{}: not valid JSON", what);
   return std::move(events.root);
 }
 

@@ -1,7 +1,6 @@
 // Lines, what stands on them, and what stands around the turns of a conversation.
 #include "data/jsonl.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -9,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "data/bad_input.h"
 #include "data/json.h"
 #include "data/text.h"
-#include "tensor/error.h"
 
 namespace tessera {
 
@@ -42,7 +41,7 @@ class RowSplitter {
     form_ == Form::list ? add_to_list(piece) : add_lines(piece);
   }
   void finish() {
-    if (depth_ > 0) throw InputError(fmt::format("{}:{}: the list of rows has no end behind this", what_, begin_));
+    if (depth_ > 0) bad_input("{}:{}: the list of rows has no end behind this", what_, begin_);
     if (form_ != Form::list) finish_line();
   }
 
@@ -73,8 +72,7 @@ class RowSplitter {
         escaped_ = !escaped_ && c == '\\';
       } else if (depth_ == 0) {
         if (kBlanks.find(c) != std::string_view::npos) continue;
-        if (c != '[' || begin_ > 0)
-          throw InputError(fmt::format("{}:{}: something behind the list of rows", what_, number_));
+        if (c != '[' || begin_ > 0) bad_input("{}:{}: something behind the list of rows", what_, number_);
         depth_ = 1, begin_ = number_;
         continue;
       } else if (depth_ == 1 && (c == ',' || c == ']')) {
@@ -96,7 +94,7 @@ class RowSplitter {
 
   void keep(std::string_view part) {
     if (row_.size() + part.size() > kLongest)
-      throw InputError(fmt::format("{}:{}: a row of more than {} MiB", what_, number_, kLongest >> 20));
+      bad_input("{}:{}: a row of more than {} MiB", what_, number_, kLongest >> 20);
     row_ += part;
   }
 
@@ -142,17 +140,15 @@ bool says_nothing(const Json& value) {
 
 const Json& present(const Json& object, const char* key, const std::string& what) {
   const Json& found = value_at(object, key);
-  if (found.is_null()) throw InputError(fmt::format("{}: the key '{}' is missing", what, key));
+  if (found.is_null()) bad_input("{}: the key '{}' is missing", what, key);
   if (found.is_discarded())
-    throw InputError(
-        fmt::format("{}: the key '{}' stands twice in one object, or is too large or too deep", what, key));
+    bad_input("{}: the key '{}' stands twice in one object, or is too large or too deep", what, key);
   return found;
 }
 
 std::string text_of(const Json& object, const char* key, const std::string& what) {
   const Json& found = present(object, key, what);
-  if (!found.is_string())
-    throw InputError(fmt::format("{}: the key '{}' is a {}; expected a string", what, key, found.type_name()));
+  if (!found.is_string()) bad_input("{}: the key '{}' is a {}; expected a string", what, key, found.type_name());
   return found.get<std::string>();
 }
 
@@ -162,8 +158,7 @@ std::string content_of(const Json& message, const char* key, const std::string& 
   std::string out;
   for (const Json& part : message[key]) {
     if (value_at(part, "type") != "text")
-      throw InputError(
-          fmt::format("{}: a part of the type {}; expected text", what, shown(value_at(part, "type"), 40)));
+      bad_input("{}: a part of the type {}; expected text", what, shown(value_at(part, "type"), 40));
     out += text_of(part, "text", what);
   }
   return out;
@@ -172,8 +167,7 @@ std::string content_of(const Json& message, const char* key, const std::string& 
 Role role_of(const std::string& name, const std::string& what) {
   const auto* const found = std::ranges::find(kRoles, name, &std::pair<std::string_view, Role>::first);
   if (found != kRoles.end()) return found->second;
-  throw InputError(
-      fmt::format("{}: the role '{}'; expected system, user, assistant or tool", what, name.substr(0, 40)));
+  bad_input("{}: the role '{}'; expected system, user, assistant or tool", what, name.substr(0, 40));
 }
 
 // JSON that stands in a text, or the value itself.
@@ -207,8 +201,7 @@ Message message_of(const Json& json, const std::string& what, Example& example, 
   for (const auto& [key, value] : json.items()) {
     if (key == role || key == content || key == kWeight || says_nothing(value)) continue;
     if (!is_whole(value))
-      throw InputError(fmt::format("{}: in the key '{}' one stands twice, or something is too large or too deep", what,
-                                   key.substr(0, 40)));
+      bad_input("{}: in the key '{}' one stands twice, or something is too large or too deep", what, key.substr(0, 40));
     more[key] = nullptr;
     if (is_in(kUseless, key))
       example.unread.insert("'" + key + "' of messages");
@@ -236,8 +229,7 @@ Message message_of(const Json& json, const std::string& what, Example& example, 
   const Json& weight = value_at(json, kWeight);
   if (weight.is_null()) return out;
   if (weight != 0 && (weight != 1 || out.role != Role::assistant))
-    throw InputError(
-        fmt::format("{}: the key 'weight' is {}; expected 0, or 1 of an assistant's", what, shown(weight, 40)));
+    bad_input("{}: the key 'weight' is {}; expected 0, or 1 of an assistant's", what, shown(weight, 40));
   if (weight == 0) out.learnt = Message::Learnt::never;
   return out;
 }
@@ -306,7 +298,7 @@ class RowReader {
     read_.insert(key);
     const Json& list = present(row_, key, what_);
     if (!list.is_array() || list.empty())
-      throw InputError(fmt::format("{}: the key '{}' must be a list of messages that is not empty", what_, key));
+      bad_input("{}: the key '{}' must be a list of messages that is not empty", what_, key);
     for (size_t i = 0; i < list.size(); ++i)
       out_.turns.push_back(message_of(list[i], fmt::format("{}: message {}", what_, i + 1), out_,
                                       [&]() -> const InOrder& { return in_order()[theirs(key)][i]; }));
@@ -317,11 +309,10 @@ class RowReader {
     const Json& list = present(row_, key, what_);
     const auto is_number = [](const Json& n) { return n.is_number_integer() && n >= INT32_MIN && n <= INT32_MAX; };
     if (!list.is_array() || !std::ranges::all_of(list, is_number))
-      throw InputError(fmt::format("{}: the key '{}' must be a list of whole numbers", what_, key));
+      bad_input("{}: the key '{}' must be a list of whole numbers", what_, key);
     for (const Json& n : list) out.push_back(n.get<int64_t>());
     if (count > 0 && out.size() != count)
-      throw InputError(
-          fmt::format("{}: the key '{}' has {} numbers; expected {}, as input_ids has", what_, key, out.size(), count));
+      bad_input("{}: the key '{}' has {} numbers; expected {}, as input_ids has", what_, key, out.size(), count);
     return out;
   }
 
@@ -337,8 +328,7 @@ class RowReader {
                        ": the key 'attention_mask' hides tokens before others; expected only the last ones hidden");
     for (size_t i = 0; i < static_cast<size_t>(filled - mask.begin()); ++i) {
       if (ids[i] < 0 || (labels[i] != -100 && labels[i] != ids[i]))
-        throw InputError(fmt::format("{}: label {} is {} and its token {}; expected that token or -100", what_, i,
-                                     labels[i], ids[i]));
+        bad_input("{}: label {} is {} and its token {}; expected that token or -100", what_, i, labels[i], ids[i]);
       out_.tokens.push_back(static_cast<int32_t>(ids[i]));
       out_.trained.push_back(labels[i] != -100);
     }
@@ -367,10 +357,10 @@ class RowReader {
   [[noreturn]] void fail() const {
     std::string found;
     for (const auto& [key, value] : row_.items()) found += (found.empty() ? "" : ", ") + key.substr(0, 40);
-    throw InputError(fmt::format(
+    bad_input(
         "{}: expected input_ids, messages, conversations, prompt and completion, instruction and output, or text among "
         "its keys{}",
-        what_, found.empty() ? "" : "; found " + found.substr(0, 200) + ", and `map` says which key is which"));
+        what_, found.empty() ? "" : "; found " + found.substr(0, 200) + ", and `map` says which key is which");
   }
 
   const Json& row_;
@@ -394,8 +384,7 @@ const std::array<RowReader::Known, 6> RowReader::kShapes{
 void give_names(Json& row, const KeyNames& names, const std::string& what) {
   Json renamed = Json::object();
   for (const auto& [ours, theirs] : names) {
-    if (!row.contains(theirs))
-      throw InputError(fmt::format("{}: the key '{}', which `map` names, is missing", what, theirs));
+    if (!row.contains(theirs)) bad_input("{}: the key '{}', which `map` names, is missing", what, theirs);
     renamed[ours] = std::move(row[theirs]);
   }
   for (const auto& name : names) row.erase(name.second);

@@ -1,5 +1,4 @@
 // Datasets made of texts and token files: tokens on their way into a directory, and the cache of those made.
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <xxhash.h>
 
@@ -14,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "data/bad_input.h"
 #include "data/dataset.h"
 #include "data/files.h"
 #include "data/jsonl.h"
@@ -21,41 +21,105 @@
 #include "data/token_file.h"
 #include "data/tokenizer.h"
 #include "data/tokenizer/described.h"
-#include "tensor/error.h"
 
 namespace tessera {
+
+namespace fs = std::filesystem;
+namespace {
 
 struct Tokens {
   std::vector<int32_t> train = {}, val = {};
   size_t train_bytes = 0, val_bytes = 0;  // bytes of the text that the tokens mean
 };
 
+// "name/" is "name".
+fs::path absolute_name(const fs::path& named) {
+  fs::path directory = fs::absolute(named).lexically_normal();
+  return directory.has_filename() ? directory : directory.parent_path();
+}
+
+fs::path with_parent(const fs::path& directory) {
+  make_directories(directory.parent_path());
+  remove_stale(directory.parent_path(), false);
+  return directory;
+}
+
+// Moves a finished directory to its name. False when another process was first.
+bool publish(const fs::path& finished, const fs::path& directory) {
+  std::error_code error, unknown;
+  fs::rename(finished, directory, error);
+  if (!error) return true;
+  if (fs::exists(directory, unknown)) return false;
+  throw OutputError(fmt::format("cannot make the dataset {}: {}", directory.string(), error.message()));
+}
+
 // Writes the files beside the directory and moves them there in the end. Everything throws OutputError.
 class DatasetWriter {
  public:
   // With `shard_tokens` the tokens to train on are cut into files of so many, the last of up to twice as many, which
   // are written as soon as they are full; 0: one file.
-  DatasetWriter(const std::filesystem::path& directory, std::string source, std::shared_ptr<const Tokenizer> tokenizer,
-                int64_t shard_tokens = 0);
-  void add(const Tokens& tokens);
+  DatasetWriter(const fs::path& directory, std::string source, std::shared_ptr<const Tokenizer> tokenizer,
+                int64_t shard_tokens = 0)
+      : directory_(absolute_name(directory)),
+        source_(std::move(source)),
+        tokenizer_(std::move(tokenizer)),
+        shard_tokens_(static_cast<size_t>(shard_tokens)),
+        beside_(with_parent(directory_)) {
+    make_directories(made_);
+  }
+
+  void add(const Tokens& t) {
+    train_.insert(train_.end(), t.train.begin(), t.train.end());
+    val_.insert(val_.end(), t.val.begin(), t.val.end());
+    train_bytes_ += t.train_bytes;
+    val_bytes_ += t.val_bytes;
+    while (shard_tokens_ > 0 && train_.size() >= 2 * shard_tokens_) write_shard(shard_tokens_);
+  }
+
   // False when the name was taken meanwhile.
-  bool finish();
+  bool finish() {
+    using Json = nlohmann::json;
+    write_shard(train_.size());
+    const int64_t vocab = tokenizer_->vocab_size();
+    TokenFile::write(made_ / "val.tok", val_, vocab);
+    write_file(made_ / "tokenizer.json", tokenizer_->to_json());
+    if (const auto* const bpe = dynamic_cast<const BpeTokenizer*>(tokenizer_.get())) {
+      write_file(made_ / "vocab.json", bpe->vocab_json());
+      write_file(made_ / "merges.txt", bpe->merges_txt());
+    }
+    Json train = {{"tokens", train_tokens_}, {"bytes", train_bytes_}};
+    if (shard_tokens_ > 0) train["files"] = train_files_;
+    const Json description = {{"format", kDatasetFormat},
+                              {"version", 1},
+                              {"source", source_},
+                              {"tokenizer", tokenizer_->kind()},
+                              {"vocab_size", vocab},
+                              {"train", train},
+                              {"val", {{"tokens", val_.size()}, {"bytes", val_bytes_}}}};
+    // A file name need not be UTF-8; JSON must be.
+    write_file(made_ / "dataset.json", description.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    return publish(made_, directory_);
+  }
 
  private:
-  void write_shard(size_t tokens);
+  void write_shard(size_t tokens) {
+    const std::string name = shard_tokens_ > 0 ? fmt::format("train-{:05}.tok", train_files_.size()) : "train.tok";
+    TokenFile::write(made_ / name, std::span(train_).first(tokens), tokenizer_->vocab_size());
+    train_.erase(train_.begin(), train_.begin() + static_cast<std::ptrdiff_t>(tokens));
+    train_tokens_ += tokens;
+    train_files_.push_back(name);
+  }
 
-  std::filesystem::path directory_;
+  fs::path directory_;
   std::string source_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   size_t shard_tokens_;
   TemporaryDirectory beside_;
+  fs::path made_ = beside_.path() / "dataset";
   std::vector<int32_t> train_ = {}, val_ = {};  // that are not written
   size_t train_tokens_ = 0, train_bytes_ = 0, val_bytes_ = 0;
   std::vector<std::string> train_files_ = {};
 };
-
-namespace fs = std::filesystem;
-namespace {
 
 // A text on its way to tokens, or documents.
 struct Parts {
@@ -90,8 +154,8 @@ Tokens tokens_of_llmc(const fs::path& file, const Tokenizer& tokenizer) {
     t.train.resize(static_cast<size_t>(cut));
   }
   if (t.train.size() < 2 || t.val.size() < 2)
-    throw InputError(fmt::format("{}: {} tokens to train on and {} held out; expected at least 2 of each",
-                                 file.string(), t.train.size(), t.val.size()));
+    bad_input("{}: {} tokens to train on and {} held out; expected at least 2 of each", file.string(), t.train.size(),
+              t.val.size());
   t.train_bytes = tokenizer.decode(t.train).size();
   t.val_bytes = tokenizer.decode(t.val).size();
   return t;
@@ -108,8 +172,7 @@ Parts documents_in(const fs::path& file) {
     out.train.push_back(example.turns.at(0).text);
   });
   if (out.train.size() < 2)
-    throw InputError(
-        fmt::format("{}: {} documents; expected at least 2, one of them held out", file.string(), out.train.size()));
+    bad_input("{}: {} documents; expected at least 2, one of them held out", file.string(), out.train.size());
   const auto held = out.train.end() - static_cast<std::ptrdiff_t>(std::max<size_t>(out.train.size() / 10, 1));
   out.val.assign(std::make_move_iterator(held), std::make_move_iterator(out.train.end()));
   out.train.erase(held, out.train.end());
@@ -119,7 +182,7 @@ Parts documents_in(const fs::path& file) {
 Parts parts_of(const std::string& source) {
   if (holds_examples(source)) return documents_in(source);
   if (is_llmc_file(source))
-    throw InputError(fmt::format("{}: holds tokens of llm.c; `train` reads several such files where they lie", source));
+    bad_input("{}: holds tokens of llm.c; `train` reads several such files where they lie", source);
   std::optional<Text> text = known_text(source);
   return parts_of(text ? *text : load_text_file(source));
 }
@@ -291,8 +354,7 @@ Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice, cons
   if (!text && names_shards(spec)) return open_shards(spec, choice);
   if (!text && fs::is_directory(spec, error)) return open_fitting(spec, choice);
   if (!text && !fs::exists(spec, error))
-    throw InputError(fmt::format(
-        "`data` '{}': no such file or directory, and no known text (those are austen and tinyshakespeare)", spec));
+    bad_input("`data` '{}': no such file or directory, and no known text (those are austen and tinyshakespeare)", spec);
   if (!text && is_llmc_file(spec)) {
     require_folder(spec, choice);
     return cached(cache_key(fs::path(spec), choice), spec, choice, [&] { return made_of_llmc(spec, choice); });
@@ -300,85 +362,6 @@ Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice, cons
   if (!text) text = load_text_file(spec);
   return cached(cache_key(*text, held, choice), text->name, choice,
                 [&] { return made_of(parts_of(*text, held), choice); });
-}
-
-// The files of a dataset directory.
-
-namespace fs = std::filesystem;
-namespace {
-
-// "name/" is "name".
-fs::path absolute_name(const fs::path& named) {
-  fs::path directory = fs::absolute(named).lexically_normal();
-  return directory.has_filename() ? directory : directory.parent_path();
-}
-
-fs::path with_parent(const fs::path& directory) {
-  make_directories(directory.parent_path());
-  remove_stale(directory.parent_path(), false);
-  return directory;
-}
-
-// Moves a finished directory to its name. False when another process was first.
-bool publish(const fs::path& finished, const fs::path& directory) {
-  std::error_code error, unknown;
-  fs::rename(finished, directory, error);
-  if (!error) return true;
-  if (fs::exists(directory, unknown)) return false;
-  throw OutputError(fmt::format("cannot make the dataset {}: {}", directory.string(), error.message()));
-}
-
-}  // namespace
-
-DatasetWriter::DatasetWriter(const fs::path& directory, std::string source, std::shared_ptr<const Tokenizer> tokenizer,
-                             int64_t shard_tokens)
-    : directory_(absolute_name(directory)),
-      source_(std::move(source)),
-      tokenizer_(std::move(tokenizer)),
-      shard_tokens_(static_cast<size_t>(shard_tokens)),
-      beside_(with_parent(directory_)) {
-  make_directories(beside_.path() / "dataset");
-}
-
-void DatasetWriter::write_shard(size_t tokens) {
-  const std::string name = shard_tokens_ > 0 ? fmt::format("train-{:05}.tok", train_files_.size()) : "train.tok";
-  TokenFile::write(beside_.path() / "dataset" / name, std::span(train_).first(tokens), tokenizer_->vocab_size());
-  train_.erase(train_.begin(), train_.begin() + static_cast<std::ptrdiff_t>(tokens));
-  train_tokens_ += tokens;
-  train_files_.push_back(name);
-}
-
-void DatasetWriter::add(const Tokens& t) {
-  train_.insert(train_.end(), t.train.begin(), t.train.end());
-  val_.insert(val_.end(), t.val.begin(), t.val.end());
-  train_bytes_ += t.train_bytes;
-  val_bytes_ += t.val_bytes;
-  while (shard_tokens_ > 0 && train_.size() >= 2 * shard_tokens_) write_shard(shard_tokens_);
-}
-
-bool DatasetWriter::finish() {
-  using Json = nlohmann::json;
-  write_shard(train_.size());
-  const fs::path made = beside_.path() / "dataset";
-  const int64_t vocab = tokenizer_->vocab_size();
-  TokenFile::write(made / "val.tok", val_, vocab);
-  write_file(made / "tokenizer.json", tokenizer_->to_json());
-  if (const auto* const bpe = dynamic_cast<const BpeTokenizer*>(tokenizer_.get())) {
-    write_file(made / "vocab.json", bpe->vocab_json());
-    write_file(made / "merges.txt", bpe->merges_txt());
-  }
-  Json train = {{"tokens", train_tokens_}, {"bytes", train_bytes_}};
-  if (shard_tokens_ > 0) train["files"] = train_files_;
-  const Json description = {{"format", kDatasetFormat},
-                            {"version", 1},
-                            {"source", source_},
-                            {"tokenizer", tokenizer_->kind()},
-                            {"vocab_size", vocab},
-                            {"train", train},
-                            {"val", {{"tokens", val_.size()}, {"bytes", val_bytes_}}}};
-  // A file name need not be UTF-8; JSON must be.
-  write_file(made / "dataset.json", description.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
-  return publish(made, directory_);
 }
 
 }  // namespace tessera

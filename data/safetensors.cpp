@@ -1,7 +1,6 @@
 // Writing and strictly reading safetensors.
 #include "data/safetensors.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -12,8 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "data/bad_input.h"
 #include "data/json.h"
-#include "tensor/error.h"
 #include "tensor/write_file.h"
 
 namespace tessera {
@@ -73,9 +72,7 @@ std::string_view view(std::span<const std::byte> bytes) {
 // The tensor that the header describes as `j`, checked against the data.
 TensorBytes described(const std::string& name, const Json& j, std::span<const std::byte> data, const std::string& what,
                       bool may_be_half) {
-  const auto refuse = [&](const std::string& why) {
-    throw InputError(fmt::format("{}: tensor '{}': {}", what, name, why));
-  };
+  const auto refuse = [&](const std::string& why) { bad_input("{}: tensor '{}': {}", what, name, why); };
   if (!j.is_object() || j.size() != 3 || !j.contains("dtype") || !j.contains("shape") || !j.contains("data_offsets"))
     refuse("expected exactly dtype, shape and data_offsets");
   const bool half = may_be_half && j["dtype"] == "F16";
@@ -179,16 +176,16 @@ void Safetensors::parse(std::span<const std::byte> all, bool may_be_half) {
             ? fmt::format("{}: not safetensors: header of {} bytes in a file of {}", what_, length, all.size())
             : fmt::format("{}: not safetensors, but {}", what_, known_kind(view(all))));
   const Json header = parse_json(view(all.subspan(kLengthBytes, length)), what_);
-  if (!header.is_object()) throw InputError(fmt::format("{}: the header is not a JSON object", what_));
+  if (!header.is_object()) bad_input("{}: the header is not a JSON object", what_);
   const std::span<const std::byte> data = all.subspan(kLengthBytes + length);
   for (const auto& [name, value] : header.items()) {
     if (name != "__metadata__") {
       tensors_.push_back(described(name, value, data, what_, may_be_half));
       continue;
     }
-    if (!value.is_object()) throw InputError(fmt::format("{}: __metadata__ is not an object", what_));
+    if (!value.is_object()) bad_input("{}: __metadata__ is not an object", what_);
     for (const auto& [key, text] : value.items()) {
-      if (!text.is_string()) throw InputError(fmt::format("{}: __metadata__ '{}' is not a string", what_, key));
+      if (!text.is_string()) bad_input("{}: __metadata__ '{}' is not a string", what_, key);
       metadata_[key] = text.get<std::string>();
     }
   }
@@ -204,32 +201,31 @@ void Safetensors::order_and_check(std::span<const std::byte> data) {
     const TensorBytes& t = tensors_[i];
     index_[t.name] = i;
     if (t.bytes.data() != at)
-      throw InputError(fmt::format("{}: tensor '{}' begins at byte {} of the data; expected {} (no holes, no overlaps)",
-                                   what_, t.name, t.bytes.data() - data.data(), at - data.data()));
+      bad_input("{}: tensor '{}' begins at byte {} of the data; expected {} (no holes, no overlaps)", what_, t.name,
+                t.bytes.data() - data.data(), at - data.data());
     at += t.bytes.size();
   }
   if (at != data.data() + data.size())
-    throw InputError(fmt::format("{}: {} bytes follow the last tensor", what_, data.data() + data.size() - at));
+    bad_input("{}: {} bytes follow the last tensor", what_, data.data() + data.size() - at);
 }
 
 const TensorBytes& Safetensors::at(const std::string& name) const {
   const auto found = index_.find(name);
-  if (found == index_.end()) throw InputError(fmt::format("{}: there is no tensor '{}'", what_, name));
+  if (found == index_.end()) bad_input("{}: there is no tensor '{}'", what_, name);
   return tensors_[found->second];
 }
 
 void Safetensors::expect_no_others(const std::set<std::string>& names) const {
   for (const TensorBytes& t : tensors_)
     if (!names.contains(t.name))
-      throw InputError(fmt::format("{}: the model has no tensor '{}'; expected those of {} parameters", what_, t.name,
-                                   names.size()));
+      bad_input("{}: the model has no tensor '{}'; expected those of {} parameters", what_, t.name, names.size());
 }
 
 void Safetensors::read_into(const std::string& name, const Tensor& out) const {
   const TensorBytes& t = at(name);
   if (t.dtype != out.dtype() || !std::equal(t.shape.begin(), t.shape.end(), out.shape().begin(), out.shape().end()))
-    throw InputError(fmt::format("{}: tensor '{}' is {} ({}); expected {}", what_, name, name_of(t.dtype),
-                                 fmt::join(t.shape, ", "), out.describe()));
+    bad_input("{}: tensor '{}' is {} ({}); expected {}", what_, name, name_of(t.dtype), fmt::join(t.shape, ", "),
+              out.describe());
   if (!out.is_contiguous()) throw Error("[safetensors] the target of '" + name + "' is not contiguous");
   const bool on_host = out.device() == Device::cpu;
   Tensor here = on_host ? out : Tensor::empty(out.shape(), out.dtype(), out.arena()->host());

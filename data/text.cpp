@@ -1,7 +1,6 @@
 // The train/validation split of a text, and reading files of text.
 #include "data/text.h"
 
-#include <fmt/format.h>
 #include <zlib.h>
 #include <zstd.h>
 
@@ -12,8 +11,8 @@
 #include <memory>
 #include <span>
 
+#include "data/bad_input.h"
 #include "data/files.h"
-#include "tensor/error.h"
 
 namespace tessera {
 
@@ -42,9 +41,9 @@ Split split_text(const Text& text, const HeldOut& held) {
     split.val.append(text.bytes, static_cast<size_t>(cut), static_cast<size_t>(d.end - cut));
   }
   if (split.train.size() < 2 || split.val.size() < 2)
-    throw InputError(fmt::format(
-        "data '{}': a text of {} bytes is too short; {}, held out for validation, needs at least 2 bytes", text.name,
-        text.bytes.size(), held.share == HeldOut{}.share ? "its last tenth" : fmt::format("{:g} of it", held.share)));
+    bad_input("data '{}': a text of {} bytes is too short; {}, held out for validation, needs at least 2 bytes",
+              text.name, text.bytes.size(),
+              held.share == HeldOut{}.share ? "its last tenth" : fmt::format("{:g} of it", held.share));
   return split;
 }
 
@@ -66,13 +65,12 @@ std::string_view raw_tokens(const std::filesystem::path& file) {
 Text load_text_file(const std::filesystem::path& file) { return text_of_bytes(read_text(file), file.string()); }
 
 Text text_of_bytes(std::string bytes, const std::string& name) {
-  if (bytes.empty()) throw InputError(fmt::format("{} is empty; expected a text", name));
+  if (bytes.empty()) bad_input("{} is empty; expected a text", name);
   const size_t nul = bytes.find('\0');
   if (nul != std::string::npos)
-    throw InputError(
-        fmt::format("{} is binary (a NUL byte at offset {}){}; expected a text", name, nul, raw_tokens(name)));
+    bad_input("{} is binary (a NUL byte at offset {}){}; expected a text", name, nul, raw_tokens(name));
   if (bytes.starts_with("\xEF\xBB\xBF")) bytes.erase(0, 3);
-  if (bytes.empty()) throw InputError(fmt::format("{} holds only a byte order mark; expected a text", name));
+  if (bytes.empty()) bad_input("{} holds only a byte order mark; expected a text", name);
   return one_document(name, std::move(bytes));
 }
 
@@ -93,18 +91,16 @@ class Unpacker {
 
   virtual void add(std::string_view piece, const TextPiece& f) { f(piece); }
   void finish() const {
-    if (format_ && !ended_) throw InputError(fmt::format("{}: the {} data is cut short", what_, format_));
+    if (format_ && !ended_) bad_input("{}: the {} data is cut short", what_, format_);
   }
 
  protected:
-  [[noreturn]] void damaged(std::string_view why) const {
-    throw InputError(fmt::format("{}: damaged {} data ({})", what_, format_, why));
-  }
+  [[noreturn]] void damaged(std::string_view why) const { bad_input("{}: damaged {} data ({})", what_, format_, why); }
   // Hands on the first bytes of `out_`.
   void hand_on(size_t made, const TextPiece& f) {
     made_ += made;
     if (made_ > kFree && made_ / kMostGrowth > read_)
-      throw InputError(fmt::format("{}: unpacks to more than {} times its size; expected a text", what_, kMostGrowth));
+      bad_input("{}: unpacks to more than {} times its size; expected a text", what_, kMostGrowth);
     if (made > 0) f({out_.data(), made});
   }
 
@@ -170,38 +166,13 @@ class Zstd final : public Unpacker {
   std::unique_ptr<ZSTD_DStream, size_t (*)(ZSTD_DStream*)> stream_;
 };
 
-// Files that are no text in UTF-8, by their first bytes.
-struct Foreign {
-  std::string_view begin, is;
-};
-using namespace std::string_view_literals;
-constexpr std::array kForeign{Foreign{"\xFF\xFE"sv, "text in UTF-16"},
-                              Foreign{"\xFE\xFF"sv, "text in UTF-16"},
-                              Foreign{"MMIDIDX\0"sv, "an index of Megatron-LM's tokens"},
-                              Foreign{"TESSTOK\n"sv, "a token file of Tessera, whose folder is what is read"},
-                              Foreign{"PAR1"sv, "Parquet"},
-                              Foreign{"ARROW1"sv, "Arrow"},
-                              Foreign{"\x93NUMPY"sv, "an array of NumPy"},
-                              Foreign{"PK\x03\x04"sv, "a zip archive"},
-                              Foreign{"\x89HDF"sv, "HDF5"},
-                              Foreign{"GGUF"sv, "GGUF"},
-                              Foreign{"%PDF-"sv, "PDF"},
-                              Foreign{"SQLite format 3"sv, "SQLite"},
-                              Foreign{"BZh91AY&SY"sv, "compressed by bzip2"},
-                              Foreign{"\xFD"
-                                      "7zXZ"sv,
-                                      "compressed by xz"},
-                              Foreign{"\x04\x22\x4D\x18"sv, "compressed by lz4"}};
-
 // Hands on the pieces of a text, once its first bytes are known to be none of those.
 class Checked {
  public:
   Checked(const std::string& what, const TextPiece& f) : what_(what), f_(f) {}
   void operator()(std::string_view piece) {
-    for (const Foreign& foreign : kForeign)
-      if (first_ && piece.starts_with(foreign.begin))
-        throw InputError(
-            fmt::format("{} is {}; expected text in UTF-8, as it is or by gzip or zstd", what_, foreign.is));
+    if (const std::string_view kind = first_ ? known_kind(piece, true) : ""; !kind.empty())
+      bad_input("{} is {}; expected text in UTF-8, as it is or by gzip or zstd", what_, kind);
     first_ = false;
     f_(piece);
   }

@@ -1,8 +1,6 @@
 // Writing, checking and reading token files.
 #include "data/token_file.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -11,8 +9,8 @@
 #include <memory>
 #include <utility>
 
+#include "data/bad_input.h"
 #include "data/files.h"
-#include "tensor/error.h"
 
 namespace tessera {
 
@@ -79,64 +77,50 @@ TokenFile TokenFile::of_tokens(std::span<const int32_t> tokens, int64_t vocab, c
   return out;
 }
 
+TokenFile TokenFile::checked(const std::string& what, std::shared_ptr<const OpenFile> file,
+                             std::span<const std::byte> bytes, std::optional<int64_t> vocab_of_llmc) {
+  TokenFile out;
+  out.what_ = what;
+  out.file_ = std::move(file);
+  out.bytes_ = bytes;
+  const int64_t size = out.file_ ? out.file_->size() : std::ssize(bytes);
+  vocab_of_llmc ? out.check_llmc(size, *vocab_of_llmc) : out.check(size);
+  return out;
+}
 TokenFile TokenFile::open(const std::filesystem::path& file) {
-  TokenFile out;
-  out.what_ = file.string();
-  out.file_ = std::make_shared<OpenFile>(file);
-  out.check(out.file_->size());
-  return out;
+  return checked(file.string(), std::make_shared<OpenFile>(file), {});
 }
-
 TokenFile TokenFile::open_llmc(const std::filesystem::path& file, int64_t vocab) {
-  TokenFile out;
-  out.what_ = file.string();
-  out.file_ = std::make_shared<OpenFile>(file);
-  out.check_llmc(out.file_->size(), vocab);
-  return out;
+  return checked(file.string(), std::make_shared<OpenFile>(file), {}, vocab);
 }
-
 TokenFile TokenFile::of_bytes(std::span<const std::byte> bytes, const std::string& what) {
-  TokenFile out;
-  out.what_ = what;
-  out.bytes_ = bytes;
-  out.check(std::ssize(bytes));
-  return out;
+  return checked(what, nullptr, bytes);
 }
-
 TokenFile TokenFile::of_llmc_bytes(std::span<const std::byte> bytes, int64_t vocab, const std::string& what) {
-  TokenFile out;
-  out.what_ = what;
-  out.bytes_ = bytes;
-  out.check_llmc(std::ssize(bytes), vocab);
-  return out;
+  return checked(what, nullptr, bytes, vocab);
 }
 
 // Everything in the file is checked before anything of it is used.
 void TokenFile::check(int64_t size) {
-  const auto require = [&](bool ok, const auto& why) {
-    if (!ok) throw InputError(fmt::format("the token file {}: {}", what_, why()));
-  };
+  const auto refuse = [&](const std::string& why) { bad_input("the token file {}: {}", what_, why); };
   Header h;
-  require(size >= int64_t{sizeof(h)},
-          [&] { return fmt::format("{} bytes; a header of {} was expected", size, sizeof(h)); });
+  if (size < int64_t{sizeof(h)}) refuse(fmt::format("{} bytes; a header of {} was expected", size, sizeof(h)));
   read(0, std::as_writable_bytes(std::span(&h, 1)));
-  require(h.magic == Header().magic, [] { return "it does not begin as a token file does"; });
-  require(h.version == 1, [&] { return fmt::format("version {}; expected 1", h.version); });
-  require(h.width == 2 || h.width == 4, [&] { return fmt::format("{} bytes per token; expected 2 or 4", h.width); });
-  require(h.vocab >= 1 && h.vocab <= uint64_t{1} << 31,
-          [&] { return fmt::format("a vocabulary of {} tokens; expected 1 to 2^31", h.vocab); });
-  require(h.zero == Header().zero, [] { return "the header's last 24 bytes must be zero"; });
+  if (h.magic != Header().magic) refuse("it does not begin as a token file does");
+  if (h.version != 1) refuse(fmt::format("version {}; expected 1", h.version));
+  if (h.width != 2 && h.width != 4) refuse(fmt::format("{} bytes per token; expected 2 or 4", h.width));
+  if (h.vocab < 1 || h.vocab > uint64_t{1} << 31)
+    refuse(fmt::format("a vocabulary of {} tokens; expected 1 to 2^31", h.vocab));
+  if (h.zero != Header().zero) refuse("the header's last 24 bytes must be zero");
   const uint64_t payload = static_cast<uint64_t>(size) - sizeof(h);
-  require(h.count <= payload && h.count * h.width == payload, [&] {
-    return fmt::format("{} tokens of {} bytes were expected, {} bytes are there", h.count, h.width, payload);
-  });
+  if (h.count > payload || h.count * h.width != payload)
+    refuse(fmt::format("{} tokens of {} bytes were expected, {} bytes are there", h.count, h.width, payload));
   count_ = static_cast<int64_t>(h.count);
   vocab_ = static_cast<int64_t>(h.vocab);
   begin_ = int64_t{sizeof(h)};
   width_ = h.width;
   checksum_ = hashed();
-  require(checksum_ == h.hash,
-          [&] { return fmt::format("its checksum is {:016x}; expected {:016x}", checksum_, h.hash); });
+  if (checksum_ != h.hash) refuse(fmt::format("its checksum is {:016x}; expected {:016x}", checksum_, h.hash));
   check_tokens();
 }
 
@@ -178,8 +162,8 @@ void TokenFile::widen(std::span<const std::byte> from, int64_t position, int32_t
     for (size_t i = 0; i * sizeof(T) < from.size(); ++i) {
       std::memcpy(&token, from.data() + i * sizeof(T), sizeof(T));
       if (int64_t{token} >= vocab_)
-        throw InputError(fmt::format("the token file {}: token {} at position {} is outside the vocabulary of {}",
-                                     what_, token, position + static_cast<int64_t>(i), vocab_));
+        bad_input("the token file {}: token {} at position {} is outside the vocabulary of {}", what_, token,
+                  position + static_cast<int64_t>(i), vocab_);
       out[i] = static_cast<int32_t>(token);
     }
   };
@@ -227,7 +211,7 @@ bool is_llmc_file(const std::filesystem::path& file) {
 }
 
 void TokenFile::check_llmc(int64_t size, int64_t vocab) {
-  const auto refuse = [&](const std::string& why) { throw InputError(fmt::format("{}: {}", what_, why)); };
+  const auto refuse = [&](const std::string& why) { bad_input("{}: {}", what_, why); };
   std::array<int32_t, kHeader> header{};
   constexpr int64_t kBytes = sizeof(header);
   if (size < kBytes) refuse(fmt::format("{} bytes; a header of {} was expected", size, kBytes));
@@ -299,8 +283,8 @@ TrainingWindows::TrainingWindows(std::vector<TokenFile> files, int64_t context)
   int64_t end = 0;
   for (const TokenFile& f : files_) {
     if (f.size() <= context)
-      throw InputError(fmt::format("{}: {} tokens; expected at least {}, a window of `context` and the token behind it",
-                                   f.name(), f.size(), context + 1));
+      bad_input("{}: {} tokens; expected at least {}, a window of `context` and the token behind it", f.name(),
+                f.size(), context + 1);
     ends_.push_back(end += (f.size() - 1) / context);
   }
 }

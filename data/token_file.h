@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -47,6 +48,9 @@ class TokenFile {
   std::vector<int32_t> all() const;
 
  private:
+  // An open file, or bytes in memory.
+  static TokenFile checked(const std::string& what, std::shared_ptr<const OpenFile> file,
+                           std::span<const std::byte> bytes, std::optional<int64_t> vocab_of_llmc = {});
   void check(int64_t size);
   void check_llmc(int64_t size, int64_t vocab_size);
   uint64_t hashed() const;

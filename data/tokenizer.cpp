@@ -1,17 +1,16 @@
 // Reading any tokenizer from its file, making the one that was chosen, and text from tokens one after another.
 #include "data/tokenizer.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "data/bad_input.h"
 #include "data/json.h"
 #include "data/tokenizer/described.h"
 #include "data/utf8.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {
@@ -19,11 +18,11 @@ namespace {
 HubTokenizer hub_from_json(const nlohmann::json& json, const std::string& what) {
   const nlohmann::json& files = value_at(json, "files");
   if (!files.is_object() || !files.contains("tokenizer.json"))
-    throw InputError(fmt::format("{}: the key 'files' must be an object with a 'tokenizer.json'", what));
+    bad_input("{}: the key 'files' must be an object with a 'tokenizer.json'", what);
   HubTokenizer::Files texts;
   for (const auto& [name, text] : files.items()) {
     if (!HubTokenizer::is_file(name) || !text.is_string())
-      throw InputError(fmt::format("{}: 'files' has '{}', which is no text of a tokenizer's file", what, name));
+      bad_input("{}: 'files' has '{}', which is no text of a tokenizer's file", what, name);
     texts.emplace(name, text.get<std::string>());
   }
   const nlohmann::json main = parse_json(texts.at("tokenizer.json"), what + ": tokenizer.json", JsonFile::others);
@@ -32,11 +31,11 @@ HubTokenizer hub_from_json(const nlohmann::json& json, const std::string& what) 
 
 std::unique_ptr<Tokenizer> tokenizer_of(const nlohmann::json& json, const std::string& what) {
   if (value_at(json, "format") != kTokenizerFormat)
-    throw InputError(fmt::format("{}: not a tokenizer (the key 'format' must be \"{}\")", what, kTokenizerFormat));
-  if (value_at(json, "version") != 1) throw InputError(fmt::format("{}: the key 'version' must be 1", what));
+    bad_input("{}: not a tokenizer (the key 'format' must be \"{}\")", what, kTokenizerFormat);
+  if (value_at(json, "version") != 1) bad_input("{}: the key 'version' must be 1", what);
   const nlohmann::json& kind = value_at(json, "kind");
   const auto expect_keys = [&](size_t keys) {
-    if (json.size() != keys) throw InputError(fmt::format("{}: {} keys; expected {}", what, json.size(), keys));
+    if (json.size() != keys) bad_input("{}: {} keys; expected {}", what, json.size(), keys);
   };
   if (kind == "char") {
     auto tokenizer = std::make_unique<CharTokenizer>(CharTokenizer::from_json(json, what));
@@ -45,8 +44,7 @@ std::unique_ptr<Tokenizer> tokenizer_of(const nlohmann::json& json, const std::s
   }
   if (kind == "bpe") {
     for (const char* const key : {"vocab.json", "merges.txt"})
-      if (!value_at(json, key).is_string())
-        throw InputError(fmt::format("{}: the key '{}' must be a string", what, key));
+      if (!value_at(json, key).is_string()) bad_input("{}: the key '{}' must be a string", what, key);
     expect_keys(5);
     return std::make_unique<BpeTokenizer>(BpeTokenizer::parse_files(json["vocab.json"].get_ref<const std::string&>(),
                                                                     json["merges.txt"].get_ref<const std::string&>(),
@@ -56,8 +54,7 @@ std::unique_ptr<Tokenizer> tokenizer_of(const nlohmann::json& json, const std::s
     expect_keys(4);
     return std::make_unique<HubTokenizer>(hub_from_json(json, what));
   }
-  if (kind != "bytes")
-    throw InputError(fmt::format("{}: the key 'kind' must be \"char\", \"bytes\", \"bpe\" or \"hub\"", what));
+  if (kind != "bytes") bad_input("{}: the key 'kind' must be \"char\", \"bytes\", \"bpe\" or \"hub\"", what);
   expect_keys(3);
   return std::make_unique<ByteTokenizer>();
 }
@@ -95,8 +92,8 @@ std::vector<int32_t> generation_ends(const Tokenizer& tokenizer) {
   for (const nlohmann::json& id : ends.is_array() ? ends : nlohmann::json::array({ends})) {
     if (id.is_null()) continue;
     if (!id.is_number_integer() || id > INT32_MAX)
-      throw InputError(fmt::format(
-          "generation_config.json: 'eos_token_id' must be a token's number or a list of them, not {}", shown(ends)));
+      bad_input("generation_config.json: 'eos_token_id' must be a token's number or a list of them, not {}",
+                shown(ends));
     out.push_back(id.get<int32_t>());
   }
   return out;
@@ -115,8 +112,7 @@ std::unique_ptr<Tokenizer> Tokenizer::open_folder(const std::filesystem::path& f
   std::error_code error;
   if (!std::filesystem::exists(file, error)) {
     if (!std::filesystem::exists(folder / "vocab.json", error))
-      throw InputError(
-          fmt::format("{}: no tokenizer; expected tokenizer.json, or vocab.json and merges.txt", folder.string()));
+      bad_input("{}: no tokenizer; expected tokenizer.json, or vocab.json and merges.txt", folder.string());
     return std::make_unique<BpeTokenizer>(BpeTokenizer::load_files(folder));
   }
   std::string text = read_tokenizer_file(file);

@@ -49,6 +49,8 @@ class Tokenizer {
   virtual std::optional<int32_t> document_end() const { return {}; }
   // The special token of that name, like "<|im_start|>".
   virtual std::optional<int32_t> special(std::string_view) const { return {}; }
+  // The names of tokens by what they are for, as "bos_token", where they came with the tokenizer.
+  virtual std::map<std::string, std::string> named_tokens() const { return {}; }
   // The Jinja template of chats that came with the tokenizer; empty: none.
   virtual std::string_view chat_template() const { return {}; }
   // The settings that a model with this tokenizer writes by, as generation_config.json has them: the ids of beginning,

@@ -25,6 +25,17 @@ size_t find_invalid_utf8(std::string_view bytes) {
   return std::string_view::npos;
 }
 
+bool is_white_space(char32_t c) {
+  return (c >= 0x9 && c <= 0xD) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
+         c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+size_t last_character(std::string_view text) {
+  size_t at = text.size() - 1;
+  while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
+  return at;
+}
+
 size_t begun_character(std::string_view bytes, size_t position) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(bytes[i]); };
   if (position >= bytes.size()) return 0;

@@ -1,8 +1,6 @@
 // The table of model types and their keys, and what is read and written by it.
 #include "hub/config.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -11,10 +9,10 @@
 #include <nlohmann/json.hpp>
 #include <variant>
 
+#include "data/bad_input.h"
 #include "data/json.h"
 #include "hub/keys.h"
 #include "models/adapters/adapters.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {
@@ -33,35 +31,21 @@ constexpr std::string_view kQuiet =
     "original_max_position_embeddings";
 
 // Keys by which the transformers library, or a model with code of its own, computes what no layer here does.
-const std::vector<HeldKey>& held_keys() {
-  static const std::vector<HeldKey> all{{"attention_bias", {false}, "", "mistral mixtral"},
-                                        {"mlp_bias", {false}, "", "gpt2 mistral mixtral qwen2 qwen3 qwen3_moe"},
-                                        {"scale_attn_weights", {true}},
-                                        {"scale_attn_by_inverse_layer_idx", {false}},
-                                        {"add_cross_attention", {false}},
-                                        {"is_encoder_decoder", {false}},
-                                        {"pruned_heads"},
-                                        {"rotary_pct", {1}, " (all of a head turns)"},
-                                        {"use_mrope", {false}},
-                                        {"attn_logit_softcapping"},
-                                        {"final_logit_softcapping"},
-                                        {"query_pre_attn_scalar"},
-                                        {"attention_multiplier"},
-                                        {"embedding_multiplier", {1}},
-                                        {"residual_multiplier", {1}},
-                                        {"logits_scaling", {1}},
-                                        {"logit_scale", {1}},
-                                        {"clip_qkv"},
-                                        {"qk_layernorm", {false}},
-                                        {"use_qk_norm", {false}},
-                                        {"alibi", {false}},
-                                        {"use_parallel_residual", {false}},
-                                        {"router_jitter_noise", {0}},
-                                        {"decoder_sparse_step", {1}},
-                                        {"mlp_only_layers", {Json::array()}},
-                                        {"shared_expert_intermediate_size"},
-                                        {"n_shared_experts"},
-                                        {"compression_config"}};
+const std::vector<HeldKeys>& held_keys() {
+  static const std::vector<HeldKeys> all{
+      {"attention_bias", {false}, "", "mistral mixtral"},
+      {"mlp_bias", {false}, "", "gpt2 mistral mixtral qwen2 qwen3 qwen3_moe"},
+      {"scale_attn_weights", {true}},
+      {"scale_attn_by_inverse_layer_idx add_cross_attention is_encoder_decoder use_mrope qk_layernorm use_qk_norm "
+       "alibi "
+       "use_parallel_residual",
+       {false}},
+      {"rotary_pct", {1}, " (all of a head turns)"},
+      {"embedding_multiplier residual_multiplier logits_scaling logit_scale decoder_sparse_step", {1}},
+      {"router_jitter_noise", {0}},
+      {"mlp_only_layers", {Json::array()}},
+      {"pruned_heads attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar attention_multiplier "
+       "clip_qkv shared_expert_intermediate_size n_shared_experts compression_config"}};
   return all;
 }
 
@@ -281,7 +265,7 @@ void read_rope_object(HubKeys& top, const std::string& key, const std::string& w
   if (std::ranges::find(kRopeScalingNames, type) == kRopeScalingNames.end() || type == "none")
     keys.refuse("rope_type", "default, linear, llama3 or yarn", type);
   const bool yarn = type == "yarn";
-  static const HeldKey partial{"partial_rotary_factor", {1}, " where positions are scaled"},
+  static const HeldKeys partial{"partial_rotary_factor", {1}, " where positions are scaled"},
       rounded{"truncate", {true}, " (places are whole numbers)"};
   for (HubKeys* const object : {&top, &keys}) object->hold({&partial, 1});
   if (yarn) keys.hold({&rounded, 1});
@@ -345,7 +329,7 @@ void check_sizes(const HubKeys& keys, const std::string& what, const ModelConfig
   constexpr int64_t kMost = int64_t{1} << 60;  // any product of two sizes
   for (const int64_t rows : {c.vocab, c.context, 2 * c.hidden(), 3 * c.attended()})
     if (rows > kMost / c.channels)
-      throw InputError(fmt::format("{}: a tensor of {} x {} elements; no memory has so many", what, rows, c.channels));
+      bad_input("{}: a tensor of {} x {} elements; no memory has so many", what, rows, c.channels);
   if (c.experts.count > 0 && c.experts.per_token > c.experts.count)
     keys.refuse("num_experts_per_tok", fmt::format("at most the {} experts", c.experts.count), c.experts.per_token);
 }

@@ -1,7 +1,6 @@
 // Converting numbers, and reading and writing folders.
 #include "hub/folder.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -9,10 +8,10 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "data/bad_input.h"
 #include "data/files.h"
 #include "data/json.h"
 #include "tensor/dtype.h"
-#include "tensor/error.h"
 #include "tensor/write_file.h"
 
 namespace tessera {
@@ -113,12 +112,12 @@ void refuse_without(const fs::path& folder, const std::string& missing) {
       if (it->path().extension() == kind) others.push_back(it->path().filename().string());
   std::ranges::sort(others);
   if (others.size() > 3) others.resize(3);
-  throw InputError(fmt::format(
-      "{}: {}{}", folder.string(), missing,
-      others.empty() ? std::string("; files of other formats are not read")
-                     : fmt::format("; {} is not read: Python's transformers or peft makes safetensors of a folder, "
-                                   "from_pretrained(FOLDER).save_pretrained(NEW)",
-                                   fmt::join(others, ", "))));
+  bad_input("{}: {}{}", folder.string(), missing,
+            others.empty()
+                ? std::string("; files of other formats are not read")
+                : fmt::format("; {} is not read: Python's transformers or peft makes safetensors of a folder, "
+                              "from_pretrained(FOLDER).save_pretrained(NEW)",
+                              fmt::join(others, ", ")));
 }
 
 std::map<std::string, std::string> parse_hub_index(std::string_view text, const std::string& what) {
@@ -129,13 +128,13 @@ std::map<std::string, std::string> parse_hub_index(std::string_view text, const 
   std::map<std::string, std::string> out;
   std::set<std::string> files;
   for (const auto& [tensor, file] : map->items()) {
-    if (!file.is_string()) throw InputError(fmt::format("{}: '{}' names no file", what, tensor));
+    if (!file.is_string()) bad_input("{}: '{}' names no file", what, tensor);
     const std::string name = file.get<std::string>();
     if (name != fs::path(name).filename().string() || !name.ends_with(".safetensors") || name.find('\0') != name.npos)
-      throw InputError(fmt::format("{}: '{}' is in '{}'; expected the name of a .safetensors file beside it", what,
-                                   tensor, name.substr(0, 200)));
+      bad_input("{}: '{}' is in '{}'; expected the name of a .safetensors file beside it", what, tensor,
+                name.substr(0, 200));
     files.insert(name);
-    if (files.size() > kMostShards) throw InputError(fmt::format("{}: more than {} files", what, kMostShards));
+    if (files.size() > kMostShards) bad_input("{}: more than {} files", what, kMostShards);
     out.emplace(tensor, name);
   }
   return out;
@@ -173,17 +172,15 @@ void HubFolder::open_files() {
   std::string wrapped;
   for (const std::string& name : names) {
     const fs::path file = path_ / name;
-    if (!fs::exists(file, error)) throw InputError(fmt::format("{}: the shard {} is missing", path_.string(), name));
+    if (!fs::exists(file, error)) bad_input("{}: the shard {} is missing", path_.string(), name);
     files_.push_back(std::make_unique<Safetensors>(file, true));
     for (const TensorBytes& t : files_.back()->tensors()) {
       const std::string plain = common_name(unwrapped(t.name), row_of(config_.family));
       if (is_derived(plain, row_of(config_.family))) continue;
       if (unwrapped(t.name) != t.name) wrapped = t.name;
       if (!is_floating(t.dtype) && !(gptq_ && is_code(plain)))
-        throw InputError(
-            fmt::format("{}: tensor '{}' is {}; expected floating numbers", file.string(), t.name, stored_name(t)));
-      if (!tensors_.emplace(plain, &t).second)
-        throw InputError(fmt::format("{}: tensor '{}' is there twice", path_.string(), t.name));
+        bad_input("{}: tensor '{}' is {}; expected floating numbers", file.string(), t.name, stored_name(t));
+      if (!tensors_.emplace(plain, &t).second) bad_input("{}: tensor '{}' is there twice", path_.string(), t.name);
     }
   }
   if (!wrapped.empty()) notes_.push_back(wrapped_note(path_, wrapped, unwrapped(wrapped)));
@@ -200,8 +197,8 @@ void HubFolder::check_names() {
       }
       const TensorBytes& found = stored(piece.name);
       if (found.shape != ours.shape_of(piece))
-        throw InputError(fmt::format("{}: tensor '{}' is {}; expected {} by {}", path_.string(), piece.name,
-                                     shape_text(found.shape), shape_text(ours.shape_of(piece)), kModelConfig));
+        bad_input("{}: tensor '{}' is {}; expected {} by {}", path_.string(), piece.name, shape_text(found.shape),
+                  shape_text(ours.shape_of(piece)), kModelConfig);
       known.insert(piece.name);
       bytes[{found.dtype, found.is_half}] += found.bytes.size();
     }
@@ -217,10 +214,9 @@ void HubFolder::check_names() {
       if (found->shape == table.shape && found->dtype == table.dtype &&
           std::memcmp(found->bytes.data(), table.bytes.data(), table.bytes.size()) == 0)
         continue;
-      throw InputError(
-          fmt::format("{}: tensor '{}' is not the token table that {} ties it to", path_.string(), name, kModelConfig));
+      bad_input("{}: tensor '{}' is not the token table that {} ties it to", path_.string(), name, kModelConfig);
     }
-    throw InputError(fmt::format("{}: tensor '{}' is no part of this model", path_.string(), name));
+    bad_input("{}: tensor '{}' is no part of this model", path_.string(), name);
   }
   const int64_t loose = std::ranges::count_if(codes_, [](const auto& layer) { return !layer.second.plain(); });
   if (loose > 0)
@@ -234,7 +230,7 @@ void HubFolder::check_names() {
 
 const TensorBytes& HubFolder::stored(const std::string& name) const {
   const auto found = tensors_.find(name);
-  if (found == tensors_.end()) throw InputError(fmt::format("{}: tensor '{}' is missing", path_.string(), name));
+  if (found == tensors_.end()) bad_input("{}: tensor '{}' is missing", path_.string(), name);
   return *found->second;
 }
 
@@ -288,8 +284,7 @@ WholeTensors HubFolder::tensors() const {
   return [this](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const auto found = by_name_.find(name);
     if (found == by_name_.end() || found->second->shape != shape)
-      throw InputError(fmt::format("{}: a model of this {} has no '{}' of shape {}", path_.string(), kModelConfig, name,
-                                   shape.str()));
+      bad_input("{}: a model of this {} has no '{}' of shape {}", path_.string(), kModelConfig, name, shape.str());
     const HubTensor& tensor = *found->second;
     if (tensor.transposed && !codes_.contains(tensor.pieces[0].name))
       return [&from = stored(tensor.pieces[0].name), dtype](int64_t begin, std::span<std::byte> to) {

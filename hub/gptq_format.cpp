@@ -1,16 +1,15 @@
 // Reading and writing GPTQ's tensors and what is said of them.
 #include "hub/gptq_format.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "data/bad_input.h"
 #include "hub/folder.h"
 #include "hub/keys.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {
@@ -29,10 +28,12 @@ constexpr std::string_view kOfMaking =
     "offload_to_disk_path block_name_to_quantize module_name_preceding_first_block modules_in_block_to_quantize "
     "modules_to_not_convert";
 
-const std::vector<HeldKey>& held_keys_of_gptq() {
-  static const std::vector<HeldKey> all{
-      {"quant_method", {"gptq"}},    {"method", {"gptq"}}, {"bits", {4}}, {"pack_dtype", {"int32"}},
-      {"is_marlin_format", {false}}, {"rotation"},         {"adapter"}};
+const std::vector<HeldKeys>& held_keys_of_gptq() {
+  static const std::vector<HeldKeys> all{{"quant_method method", {"gptq"}},
+                                         {"bits", {4}},
+                                         {"pack_dtype", {"int32"}},
+                                         {"is_marlin_format", {false}},
+                                         {"rotation adapter"}};
   return all;
 }
 
@@ -134,7 +135,7 @@ GptqLayer::GptqLayer(const Stored& stored, int64_t rows, int64_t columns, const 
     : stored_(stored), rows_(rows), columns_(columns), group_(config.group_of(columns)), less_(config.second ? 0 : 1) {
   const int64_t groups = (columns - 1) / group_ + 1;
   const auto refuse = [&](const TensorBytes& t, const std::string& expected, const std::string& found) {
-    throw InputError(fmt::format("{}: tensor '{}': expected {}, found {}", what, t.name, expected, found));
+    bad_input("{}: tensor '{}': expected {}, found {}", what, t.name, expected, found);
   };
   const auto hold = [&](const TensorBytes* t, bool is_floating_one, const std::vector<int64_t>& shape) {
     if (t && ((is_floating_one ? !is_floating(t->dtype) : t->dtype != DType::int32) || t->shape != shape))

@@ -1,13 +1,12 @@
 // Values by their keys.
 #include "hub/keys.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
+#include "data/bad_input.h"
 #include "data/json.h"
-#include "tensor/error.h"
 
 namespace tessera {
 
@@ -21,7 +20,7 @@ HubKeys::HubKeys(json object, std::string what) : json_(std::move(object)), what
 }
 
 void HubKeys::refuse(std::string_view key, std::string_view expected, const json& found) const {
-  throw InputError(fmt::format("{}: the key '{}': expected {}, found {}", what_, key, expected, shown(found, 60)));
+  bad_input("{}: the key '{}': expected {}, found {}", what_, key, expected, shown(found, 60));
 }
 
 const json* HubKeys::find(std::string_view key) {
@@ -58,20 +57,24 @@ std::string HubKeys::text(std::string_view key, const std::string& usual) {
 
 namespace {
 
-bool is_word(std::string_view word, std::string_view words) {
-  return fmt::format(" {} ", words).find(fmt::format(" {} ", word)) != std::string::npos;
+std::vector<std::string_view> words_of(std::string_view text) {
+  std::vector<std::string_view> out;
+  for (size_t end = 0; !text.empty(); text.remove_prefix(std::min(end + 1, text.size())))
+    out.push_back(text.substr(0, end = std::min(text.find(' '), text.size())));
+  return out;
 }
+bool is_word(std::string_view word, std::string_view words) { return std::ranges::count(words_of(words), word) > 0; }
 
 }  // namespace
 
-void HubKeys::hold(std::span<const HeldKey> table, std::string_view of) {
-  for (const HeldKey& one : table) {
-    if (!one.of.empty() && !is_word(of, one.of)) continue;
-    const json* const found = find(one.key);
-    if (!found || (one.values.empty() && is_nothing(*found)) ||
-        std::ranges::find(one.values, *found) != one.values.end())
-      continue;
-    refuse(one.key, (one.values.empty() ? "nothing" : one.values[0].dump()) + std::string(one.because), *found);
+void HubKeys::hold(std::span<const HeldKeys> table, std::string_view of) {
+  for (const HeldKeys& held : table) {
+    if (!held.of.empty() && !is_word(of, held.of)) continue;
+    for (const std::string_view key : words_of(held.keys)) {
+      const json* const found = find(key);
+      if (found && !(held.values.empty() ? is_nothing(*found) : std::ranges::count(held.values, *found) > 0))
+        refuse(key, (held.values.empty() ? "nothing" : held.values[0].dump()) + std::string(held.because), *found);
+    }
   }
 }
 

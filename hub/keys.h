@@ -12,9 +12,9 @@
 
 namespace tessera {
 
-// A key that changes what is computed, but for these values (none: null, false and empty ones).
-struct HeldKey {
-  std::string_view key;
+// Keys, as words, that change what is computed, but for these values (none: null, false and empty ones).
+struct HeldKeys {
+  std::string_view keys;
   std::vector<nlohmann::json> values = {};
   std::string_view because = {};  // behind what was expected
   std::string_view of = {};       // words: the only objects where it is so; empty: everywhere
@@ -38,7 +38,7 @@ class HubKeys {
   std::string text(std::string_view key, const std::string& usual);
 
   // Refuses what the table forbids in an object that is called `of`.
-  void hold(std::span<const HeldKey> table, std::string_view of = {});
+  void hold(std::span<const HeldKeys> table, std::string_view of = {});
   // One line about keys that nobody asked for and that are not among these words; empty where there are none.
   std::string unread(std::string_view quiet) const;
 

@@ -1,14 +1,12 @@
 // The header, and the places of the tensors behind it.
 #include "hub/llmc.h"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <cstring>
 #include <fstream>
 
+#include "data/bad_input.h"
 #include "hub/folder.h"
-#include "tensor/error.h"
 
 namespace tessera {
 
@@ -69,7 +67,7 @@ WholeTensors LlmcModel::tensors() const {
   return [this](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const auto found = places_.find(name);
     if (found == places_.end() || found->second.first != shape)
-      throw InputError(fmt::format("{}: its GPT-2 has no '{}' of shape {}", what_, name, shape.str()));
+      bad_input("{}: its GPT-2 has no '{}' of shape {}", what_, name, shape.str());
     const size_t bytes = static_cast<size_t>(shape.numel() * size_of(dtype_));
     const TensorBytes from{name, dtype_, {shape.numel()}, file_.bytes().subspan(found->second.second, bytes)};
     return [from, dtype](int64_t begin, std::span<std::byte> to) { convert(from, begin, dtype, to); };

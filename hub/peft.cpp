@@ -1,7 +1,6 @@
 // Reading, writing and merging adapters.
 #include "hub/peft.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -13,13 +12,13 @@
 #define PCRE2_CODE_UNIT_WIDTH 8  // the header asks for it
 #include <pcre2.h>
 
+#include "data/bad_input.h"
 #include "data/files.h"
 #include "data/json.h"
 #include "hub/config.h"
 #include "hub/folder.h"
 #include "hub/keys.h"
 #include "models/adapters/adapters.h"
-#include "tensor/error.h"
 #include "tensor/write_file.h"
 
 namespace tessera {
@@ -40,28 +39,17 @@ constexpr std::string_view kOfTraining =
     "fan_in_fan_out layers_pattern runtime_config parent_library eva_config corda_config lora_ga_config "
     "megatron_config qalora_group_size";
 
-const std::vector<HeldKey>& held_keys_of_peft() {
+const std::vector<HeldKeys>& held_keys_of_peft() {
   // Others subtract the first adapter from the weights of the base, or round these (PEFT 0.21, tuners/lora/layer.py).
-  static const std::vector<HeldKey> all{
+  static const std::vector<HeldKeys> all{
       {"peft_type", {"LORA"}},
       {"init_lora_weights",
        {true, false, "gaussian", "eva", "orthogonal"},
        ", gaussian, eva or orthogonal (others change the weights of the base; PEFT converts such adapters: "
        "save_pretrained(..., path_initial_model_for_weight_conversion=...))"},
       {"bias", {"none"}},
-      {"lora_bias"},
-      {"use_dora"},
-      {"use_qalora"},
-      {"use_bdlora"},
-      {"modules_to_save"},
-      {"layer_replication"},
-      {"trainable_token_indices"},
-      {"target_parameters"},
-      {"alora_invocation_tokens"},
-      {"arrow_config"},
-      {"kasa_config"},
-      {"monteclora_config"},
-      {"velora_config"}};
+      {"lora_bias use_dora use_qalora use_bdlora modules_to_save layer_replication trainable_token_indices "
+       "target_parameters alora_invocation_tokens arrow_config kasa_config monteclora_config velora_config"}};
   return all;
 }
 
@@ -90,14 +78,12 @@ bool matches(const std::string& pattern, const std::string& text, const std::str
       pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_ANCHORED | PCRE2_ENDANCHORED,
                     &error, &at, nullptr),
       &pcre2_code_free);
-  if (!code)
-    throw InputError(fmt::format("{}: '{}' is no regular expression: error {} at {}", where, pattern, error, at));
+  if (!code) bad_input("{}: '{}' is no regular expression: error {} at {}", where, pattern, error, at);
   const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data(
       pcre2_match_data_create_from_pattern(code.get(), nullptr), &pcre2_match_data_free);
   const int found =
       pcre2_match(code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), 0, 0, data.get(), nullptr);
-  if (found < PCRE2_ERROR_NOMATCH)
-    throw InputError(fmt::format("{}: '{}' stopped at '{}': error {}", where, pattern, text, found));
+  if (found < PCRE2_ERROR_NOMATCH) bad_input("{}: '{}' stopped at '{}': error {}", where, pattern, text, found);
   return found >= 0;
 }
 
@@ -204,8 +190,7 @@ PeftFolder::PeftFolder(const fs::path& folder)
   for (const TensorBytes& t : file_->tensors()) {
     const std::string name = plain_adapter_name(t.name);
     if (name != t.name) changed = t.name;
-    if (!tensors_.emplace(name, &t).second)
-      throw InputError(fmt::format("{}: tensor '{}' is there twice", file_->what(), t.name));
+    if (!tensors_.emplace(name, &t).second) bad_input("{}: tensor '{}' is there twice", file_->what(), t.name);
   }
   if (!changed.empty()) notes_.push_back(wrapped_note(file_->what(), changed, plain_adapter_name(changed)));
 }
@@ -215,9 +200,8 @@ fs::path PeftFolder::base(const std::optional<std::string>& given) const {
   std::error_code error;
   for (const fs::path& at : {fs::path(config_.base), path_ / config_.base})
     if (!config_.base.empty() && fs::is_directory(at, error)) return at;
-  throw InputError(fmt::format(
-      "{}: base_model_name_or_path: expected the folder of a model, found '{}'; --base FOLDER says where it is",
-      (path_ / kAdapterConfig).string(), config_.base));
+  bad_input("{}: base_model_name_or_path: expected the folder of a model, found '{}'; --base FOLDER says where it is",
+            (path_ / kAdapterConfig).string(), config_.base);
 }
 
 ModelConfig PeftFolder::config(const ModelConfig& base) const {
@@ -238,9 +222,8 @@ ModelConfig PeftFolder::config(const ModelConfig& base) const {
     }
     if (layers == 0) continue;
     if (layers < base.layers)
-      throw InputError(fmt::format("{}: {}: {} of {} layers have {}; expected all of them or none", what,
-                                   config_.layers ? "layers_to_transform" : "target_modules", layers, base.layers,
-                                   target.name));
+      bad_input("{}: {}: {} of {} layers have {}; expected all of them or none", what,
+                config_.layers ? "layers_to_transform" : "target_modules", layers, base.layers, target.name);
     out.lora.targets.emplace_back(target.name);
   }
   // A name of no layer means nothing, as PEFT has it; one of a layer that cannot have adapters does.
@@ -251,11 +234,10 @@ ModelConfig PeftFolder::config(const ModelConfig& base) const {
     if (!used.contains(t) && (out.lora.targets.empty() || std::ranges::any_of(others, [&](const std::string& layer) {
                                 return !PeftNames{.list = {t}}.found(layer).empty();
                               })))
-      throw InputError(fmt::format("{}: target_modules: the base has no layer '{}' that adapts; expected some of {}",
-                                   what, t, fmt::join(names, ", ")));
+      bad_input("{}: target_modules: the base has no layer '{}' that adapts; expected some of {}", what, t,
+                fmt::join(names, ", "));
   if (out.lora.targets.empty())
-    throw InputError(
-        fmt::format("{}: target_modules: no layer of the base; expected some of {}", what, fmt::join(names, ", ")));
+    bad_input("{}: target_modules: no layer of the base; expected some of {}", what, fmt::join(names, ", "));
   return out;
 }
 
@@ -264,18 +246,18 @@ WholeTensors PeftFolder::tensors(const ModelConfig& config, WholeTensors base) c
   std::set<std::string> known;
   for (const PeftTensor& t : peft_tensors(config)) {
     const auto at = tensors_.find(t.theirs);
-    if (at == tensors_.end()) throw InputError(fmt::format("{}: there is no tensor '{}'", file_->what(), t.theirs));
+    if (at == tensors_.end()) bad_input("{}: there is no tensor '{}'", file_->what(), t.theirs);
     const TensorBytes& found = *at->second;
     if (!is_floating(found.dtype) || found.shape != std::vector<int64_t>(t.shape.begin(), t.shape.end()))
-      throw InputError(fmt::format("{}: tensor '{}' is {} of ({}); expected floating numbers of {}", file_->what(),
-                                   t.theirs, stored_name(found), fmt::join(found.shape, ", "), t.shape.str()));
+      bad_input("{}: tensor '{}' is {} of ({}); expected floating numbers of {}", file_->what(), t.theirs,
+                stored_name(found), fmt::join(found.shape, ", "), t.shape.str());
     ours[t.ours] = &found;
     known.insert(t.theirs);
   }
   for (const auto& [name, found] : tensors_)
     if (!known.contains(name))
-      throw InputError(fmt::format("{}: the model has no tensor '{}'; expected those of {} parameters", file_->what(),
-                                   found->name, known.size()));
+      bad_input("{}: the model has no tensor '{}'; expected those of {} parameters", file_->what(), found->name,
+                known.size());
   return [ours, base = std::move(base), kept = file_](const std::string& name, DType dtype,
                                                       const Shape& shape) -> TensorReader {
     const auto found = ours.find(name);

@@ -1,5 +1,4 @@
 // Filters, tests, functions and methods: each is one entry of a table.
-#include <fmt/format.h>
 #include <utf8proc.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <ctime>
 #include <span>
 
+#include "data/bad_input.h"
 #include "data/jinja/value.h"
 #include "data/utf8.h"
 
@@ -18,11 +18,11 @@ const Value& Call::at(size_t i) const {
   return i < given.size() ? given[i] : kNone;
 }
 const std::string& Call::exact(size_t i) const {
-  if (!at(i).text()) throw InputError(fmt::format("{} stands where a text must", type_name(at(i))));
+  if (!at(i).text()) bad_input("{} stands where a text must", type_name(at(i)));
   return *at(i).text();
 }
 int64_t Call::whole(size_t i, int64_t otherwise) const {
-  if (has(i) && !integer(at(i))) throw InputError(fmt::format("{} stands where an integer must", type_name(at(i))));
+  if (has(i) && !integer(at(i))) bad_input("{} stands where an integer must", type_name(at(i)));
   return integer(at(i)).value_or(otherwise);
 }
 
@@ -31,38 +31,44 @@ namespace {
 using std::u32string_view;
 using Point = utf8proc_int32_t;
 
-template <bool kLeft, bool kRight>
-Value strip(const Call& c) {
-  const bool blanks = c.at(1).is<None>() || c.given.size() < 2;
-  return std::string(stripped(c.text(0), kLeft, kRight, blanks ? nullptr : &c.exact(1)));
+// The place of a word among others.
+std::optional<size_t> place_of(std::string_view words, std::string_view word) {
+  for (size_t place = 0; !words.empty(); ++place) {
+    const size_t end = std::min(words.find(' '), words.size());
+    if (words.substr(0, end) == word) return place;
+    words.remove_prefix(std::min(end + 1, words.size()));
+  }
+  return std::nullopt;
 }
 
-// Each character as `of` makes it, by the character before it (0: none).
-template <class F>
-std::string cased(std::string_view s, const F& of) {
+// trim, strip, lstrip and rstrip
+Value strip(const Call& c) {
+  const bool blanks = c.at(1).is<None>() || c.given.size() < 2;
+  return std::string(stripped(c.text(0), c.name != "rstrip", c.name != "lstrip", blanks ? nullptr : &c.exact(1)));
+}
+
+// Where a word begins, which the character before says (0: none), each character as `first` makes it; else small.
+std::string cased(std::string_view s, bool (*begins)(char32_t), Point (*first)(Point) = utf8proc_totitle) {
   std::u32string points = code_points(s);
   char32_t before = 0;
-  for (char32_t& c : points) c = static_cast<char32_t>(of(std::exchange(before, c), static_cast<Point>(c)));
+  for (char32_t& c : points) {
+    const auto made = begins(std::exchange(before, c)) ? first : utf8proc_tolower;
+    c = static_cast<char32_t>(made(static_cast<Point>(c)));
+  }
   return utf8(points);
 }
-std::string lower(std::string_view s) {
-  return cased(s, [](char32_t, Point c) { return utf8proc_tolower(c); });
-}
-// A word begins behind a character that is none of a word.
-template <bool (*kBegins)(char32_t)>
-Value titled(const Call& c) {
-  return cased(c.text(0), [](char32_t before, Point point) {
-    return kBegins(before) ? utf8proc_totitle(point) : utf8proc_tolower(point);
-  });
-}
+bool never(char32_t) { return false; }
+bool always(char32_t) { return true; }
+bool is_first(char32_t before) { return before == 0; }
 bool is_opening(char32_t before) {
   return before == 0 || is_space(before) || u32string_view(U"-({[<").find(before) != u32string_view::npos;
 }
-bool is_first(char32_t before) { return before == 0; }
 bool is_no_letter(char32_t before) {
   const auto c = static_cast<Point>(before);
   return utf8proc_tolower(c) == c && utf8proc_toupper(c) == c;
 }
+Value lower(const Call& c) { return cased(c.text(0), never); }
+Value capitalised(const Call& c) { return cased(c.text(0), is_first); }
 
 std::string replaced(Work& work, const std::string& s, const std::string& old, const std::string& by, int64_t most) {
   std::string out;
@@ -78,9 +84,7 @@ std::string replaced(Work& work, const std::string& s, const std::string& old, c
   }
   return out.append(s, begin);
 }
-Value upper(const Call& c) {
-  return cased(replaced(c.work, c.text(0), "ß", "SS", -1), [](char32_t, Point p) { return utf8proc_toupper(p); });
-}
+Value upper(const Call& c) { return cased(replaced(c.work, c.text(0), "ß", "SS", -1), always, utf8proc_toupper); }
 
 Values lines_of(const std::string& s) {
   Values out;
@@ -97,28 +101,31 @@ Values lines_of(const std::string& s) {
 
 Value split(const Call& c) {
   std::string_view s = c.exact(0);
-  const std::string by = c.has(1) ? c.exact(1) : "";
-  if (by.empty() && c.has(1)) throw InputError("a text split by nothing is not known");
   c.work.charge(64 + 64 * s.size());
+  int64_t most = c.whole(2, -1);
   Values out;
-  for (int64_t most = c.whole(2, -1);; --most) {
-    if (by.empty()) s = stripped(s, true, false);
-    size_t end = s.find(by), behind = end;
-    if (by.empty())
-      for (end = behind = 0; behind < s.size() && !is_space(next_code_point(s, behind).value_or(0)); end = behind)
-        continue;
-    if (most == 0 || end >= s.size()) break;
-    out.emplace_back(std::string(s.substr(0, end)));
-    s = s.substr(end + by.size());
+  if (c.has(1)) {
+    const std::string& by = c.exact(1);
+    if (by.empty()) throw InputError("a text split by nothing is not known");
+    for (size_t end = s.find(by); most-- != 0 && end != std::string_view::npos; end = s.find(by)) {
+      out.emplace_back(std::string(s.substr(0, end)));
+      s.remove_prefix(end + by.size());
+    }
+    out.emplace_back(std::string(s));
   }
-  if (!by.empty() || !s.empty()) out.emplace_back(std::string(s));
+  while (!c.has(1) && !(s = stripped(s, true, false)).empty()) {
+    const std::string_view behind = tessera::stripped(s, true, false, [](char32_t p) { return !is_space(p); });
+    const size_t end = most-- == 0 ? s.size() : s.size() - behind.size();
+    out.emplace_back(std::string(s.substr(0, end)));
+    s.remove_prefix(end);
+  }
   return sequence_of(c.work, std::move(out));
 }
 // The value at a path of keys, "a.b.c".
 Value at_path(Work& work, Value v, const Value& path) {
   if (!path.text()) return path.is<Undefined>() || path.is<None>() ? v : item(work, v, path);
   if (path.text()->find_first_of(",0123456789") != std::string::npos)
-    throw InputError(fmt::format("the attribute '{}' is not known", path.text()->substr(0, 40)));
+    bad_input("the attribute '{}' is not known", path.text()->substr(0, 40));
   for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
     end = path.text()->find('.', begin);
     v = item(work, v, path.text()->substr(begin, end - begin));
@@ -130,7 +137,7 @@ Value sorted(Work& work, const Values& items, const Value& path) {
   std::vector<std::pair<Value, Value>> keyed;
   for (const Value& v : items) {
     const Value key = at_path(work, v, path);
-    keyed.emplace_back(key.text() ? Value(lower(*key.text())) : key, v);
+    keyed.emplace_back(key.text() ? Value(cased(*key.text(), never)) : key, v);
   }
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
     return !compare(work, "==", a.first, b.first) && compare(work, "<", a.first, b.first);
@@ -139,33 +146,40 @@ Value sorted(Work& work, const Values& items, const Value& path) {
   for (auto& [key, value] : keyed) out.push_back(std::move(value));
   return sequence_of(work, std::move(out));
 }
-template <Form kForm>
-Value pairs(const Call& c) {
+Value pairs(const Call& c, Form form) {
   const Dict* const dict = c.at(0).dict();
-  if (!dict && !c.at(0).is<Undefined>())
-    throw InputError(fmt::format("{} stands where a mapping must", type_name(c.at(0))));
+  if (!dict && !c.at(0).is<Undefined>()) bad_input("{} stands where a mapping must", type_name(c.at(0)));
   Values out;
   for (const auto& [key, value] : dict ? dict->items : Pairs())
     out.push_back(sequence_of(c.work, {Value(key), value}, Form::tuple));
-  return sequence_of(c.work, std::move(out), kForm);
+  return sequence_of(c.work, std::move(out), form);
 }
 Value length(const Call& c) {
   const Value& v = c.at(0);
   if (v.is<Undefined>()) return int64_t{0};
   if (v.text()) return std::count_if(v.text()->begin(), v.text()->end(), [](char b) { return (b & 0xC0) != 0x80; });
   if (v.dict()) return std::ssize(v.dict()->items);
-  if (!v.sequence() || v.sequence()->form == Form::iterator)
-    throw InputError(fmt::format("{} has no length", type_name(v)));
+  if (!v.sequence() || v.sequence()->form == Form::iterator) bad_input("{} has no length", type_name(v));
   return std::ssize(v.sequence()->items);
 }
-template <class F>
-std::string joined(Work& work, const std::string& between, const Values& items, const F& text_of) {
+std::string joined(Work& work, const std::string& between, const Values& texts) {
   std::string out;
-  for (const Value& v : items) {
+  for (const Value& v : texts) {
     work.charge(between.size());
-    if (&v != items.data()) out += between;
-    out += text_of(v);
+    if (&v != texts.data()) out += between;
+    out += Call{work, {v}}.exact(0);
   }
+  return out;
+}
+// first and last; an iterator has the items behind the first still to come.
+Value end_of(const Call& c) {
+  const bool last = c.name == "last";
+  if (last) length(c);
+  Values items = items_of(c.work, c.at(0));
+  if (items.empty()) return Undefined{};
+  const Value out = last ? items.back() : items.front();
+  Sequence* const s = c.at(0).sequence();
+  if (s && s->form == Form::iterator) s->items.assign(items.begin() + 1, items.end());
   return out;
 }
 // So many spaces, or the text itself.
@@ -178,22 +192,23 @@ std::string indent_of(const Call& c, size_t i, int64_t otherwise) {
 
 // The filter or test whose name is an argument, on a value, with the arguments behind the name.
 Value applied(const Call& c, Group group, const Value& v, size_t name) {
-  const Builtin* const found = find_builtin(group, c.exact(name));
-  if (!found) throw InputError(fmt::format("the filter or test '{}' is not known", c.exact(name)));
+  const auto found = find_builtin(group, c.exact(name));
+  if (!found) bad_input("the filter or test '{}' is not known", c.exact(name));
   Call to{c.work, {v}, c.named};
   to.given.insert(to.given.end(), c.given.begin() + static_cast<std::ptrdiff_t>(name) + 1, c.given.end());
   return apply(*found, std::move(to));
 }
 // A false value has no items here, be it a number.
 Values items_if_true(const Call& c) { return truth(c.at(0)) ? items_of(c.work, c.at(0)) : Values(); }
-template <bool kByAttribute, bool kWanted>
+// select, reject, selectattr and rejectattr
 Value selected(const Call& c) {
-  constexpr size_t kTest = kByAttribute ? 2 : 1;
-  if (c.given.size() < kTest) throw InputError("an attribute is missing");
+  const bool wanted = c.name.starts_with("select"), by_path = c.name.ends_with("attr");
+  const size_t test = by_path ? 2 : 1;
+  if (c.given.size() < test) throw InputError("an attribute is missing");
   Values out;
   for (const Value& v : items_if_true(c)) {
-    const Value of = kByAttribute ? at_path(c.work, v, c.at(1)) : v;
-    if (truth(c.given.size() > kTest ? applied(c, Group::tests, of, kTest) : of) == kWanted) out.push_back(v);
+    const Value of = by_path ? at_path(c.work, v, c.at(1)) : v;
+    if (truth(c.given.size() > test ? applied(c, Group::tests, of, test) : of) == wanted) out.push_back(v);
   }
   return sequence_of(c.work, std::move(out), Form::iterator);
 }
@@ -210,8 +225,8 @@ Value mapped(const Call& c) {
 }
 
 constexpr Builtin kFilters[] = {
-    {"capitalize", "s", titled<is_first>},
-    {"default", "value default_value boolean",
+    {"capitalize", "s", capitalised},
+    {"default d", "value default_value boolean",
      [](const Call& c) -> Value {
        const bool missing = c.at(0).is<Undefined>() || (truth(c.at(2)) && !truth(c.at(0)));
        return !missing ? c.at(0) : c.given.size() > 1 ? c.at(1) : Value(std::string());
@@ -219,53 +234,36 @@ constexpr Builtin kFilters[] = {
     {"dictsort", "value",
      [](const Call& c) {
        if (!c.at(0).dict()) throw InputError("what is no mapping is sorted as one");
-       return sorted(c.work, pairs<Form::list>(c).sequence()->items, int64_t{0});
+       return sorted(c.work, pairs(c, Form::list).sequence()->items, int64_t{0});
      }},
-    {"first", "seq",
-     [](const Call& c) -> Value {
-       Values items = items_of(c.work, c.at(0));
-       if (items.empty()) return Undefined{};
-       Value out = items.front();
-       items.erase(items.begin());
-       Sequence* const s = c.at(0).sequence();
-       if (s && s->form == Form::iterator) s->items = std::move(items);
-       return out;
-     }},
+    {"first last", "seq", end_of},
     {"indent", "s width first blank",
      [](const Call& c) -> Value {
        const std::string indent = indent_of(c, 1, 4);
-       const Values lines = lines_of(c.exact(0) + "\n");
-       return joined(c.work, "\n", lines, [&](const Value& line) {
+       Values lines = lines_of(c.exact(0) + "\n");
+       for (Value& line : lines) {
          c.work.charge(indent.size());
-         const bool in = &line == lines.data() ? truth(c.at(2)) : truth(line) || truth(c.at(3));
-         return (in ? indent : "") + *line.text();
-       });
+         if (&line == lines.data() ? truth(c.at(2)) : truth(line) || truth(c.at(3))) line = indent + *line.text();
+       }
+       return joined(c.work, "\n", lines);
      }},
     {"int", "value",
      [](const Call& c) -> Value {
        const auto real = number(c.at(0));
-       if (!real || std::fabs(*real) > 9.2e18)
-         throw InputError(fmt::format("an integer of {} is not known", type_name(c.at(0))));
+       if (!real || std::fabs(*real) > 9.2e18) bad_input("an integer of {} is not known", type_name(c.at(0)));
        return integer(c.at(0)).value_or(static_cast<int64_t>(*real));
      }},
-    {"items", "value", pairs<Form::iterator>},
+    {"items", "value", [](const Call& c) { return pairs(c, Form::iterator); }},
     {"join", "value d attribute",
      [](const Call& c) -> Value {
-       return joined(c.work, c.text(1), items_of(c.work, c.at(0)),
-                     [&](const Value& v) { return printed(c.work, at_path(c.work, v, c.at(2))); });
+       Values items = items_of(c.work, c.at(0));
+       for (Value& v : items) v = printed(c.work, at_path(c.work, v, c.at(2)));
+       return joined(c.work, c.text(1), items);
      }},
-    {"last", "seq",
-     [](const Call& c) -> Value {
-       length(c);
-       const Values items = items_of(c.work, c.at(0));
-       return items.empty() ? Undefined{} : items.back();
-     }},
-    {"length", "value", length},
+    {"length count", "value", length},
     {"list", "value", [](const Call& c) { return sequence_of(c.work, items_of(c.work, c.at(0))); }},
-    {"lower", "s", [](const Call& c) -> Value { return lower(c.text(0)); }},
+    {"lower", "s", lower},
     {"map", "*", mapped},
-    {"reject", "*", selected<false, false>},
-    {"rejectattr", "*", selected<true, false>},
     {"replace", "s old new count",
      [](const Call& c) -> Value { return replaced(c.work, c.text(0), c.text(1), c.text(2), c.whole(3, -1)); }},
     {"reverse", "value",
@@ -273,7 +271,7 @@ constexpr Builtin kFilters[] = {
        const bool read = c.at(0).sequence() && c.at(0).sequence()->form == Form::iterator;
        Values items = items_of(c.work, c.at(0));
        std::reverse(items.begin(), items.end());
-       if (c.at(0).text()) return joined(c.work, "", items, [](const Value& v) { return *v.text(); });
+       if (c.at(0).text()) return joined(c.work, "", items);
        return sequence_of(c.work, std::move(items), read ? Form::list : Form::iterator);
      }},
     {"safe", "value",
@@ -282,11 +280,10 @@ constexpr Builtin kFilters[] = {
        out.marked = true;
        return out;
      }},
-    {"select", "*", selected<false, true>},
-    {"selectattr", "*", selected<true, true>},
+    {"select reject selectattr rejectattr", "*", selected},
     {"sort", "value attribute", [](const Call& c) { return sorted(c.work, items_of(c.work, c.at(0)), c.at(1)); }},
     {"string", "s", [](const Call& c) -> Value { return c.at(0).text() ? c.at(0) : c.text(0); }},
-    {"title", "s", titled<is_opening>},
+    {"title", "s", [](const Call& c) -> Value { return cased(c.text(0), is_opening); }},
     {"tojson", "value ensure_ascii indent separators sort_keys",
      [](const Call& c) -> Value {
        Style style{.json = true, .ascii = truth(c.at(1)), .sorted = truth(c.at(4))};
@@ -296,7 +293,7 @@ constexpr Builtin kFilters[] = {
        style.comma = printed(c.work, two[0]), style.colon = printed(c.work, two[1]);
        return written(c.work, c.at(0), style);
      }},
-    {"trim", "value chars", strip<true, true>},
+    {"trim", "value chars", strip},
     {"upper", "s", upper},
 };
 
@@ -304,26 +301,20 @@ template <class T>
 Value is_a(const Call& c) {
   return c.at(0).is<T>();
 }
-template <bool kWhich>
-Value is_truth(const Call& c) {
-  return c.at(0).is<bool>() && truth(c.at(0)) == kWhich;
-}
-template <int64_t kRest>
-Value leaves(const Call& c) {
-  return compare(c.work, "==", arithmetic(c.work, '%', c.at(0), int64_t{2}), kRest);
-}
 bool is_iterable(const Value& v) { return v.text() || v.dict() || v.sequence() || v.is<Undefined>(); }
 constexpr Builtin kTests[] = {
-    {"!=", "a b", [](const Call& c) -> Value { return compare(c.work, "!=", c.at(0), c.at(1)); }},
-    {"<", "a b", [](const Call& c) -> Value { return compare(c.work, "<", c.at(0), c.at(1)); }},
-    {"<=", "a b", [](const Call& c) -> Value { return compare(c.work, "<=", c.at(0), c.at(1)); }},
-    {"==", "a b", [](const Call& c) -> Value { return compare(c.work, "==", c.at(0), c.at(1)); }},
-    {">", "a b", [](const Call& c) -> Value { return compare(c.work, ">", c.at(0), c.at(1)); }},
-    {">=", "a b", [](const Call& c) -> Value { return compare(c.work, ">=", c.at(0), c.at(1)); }},
+    {"!= ne", "a b", [](const Call& c) -> Value { return compare(c.work, "!=", c.at(0), c.at(1)); }},
+    {"< lt lessthan", "a b", [](const Call& c) -> Value { return compare(c.work, "<", c.at(0), c.at(1)); }},
+    {"<= le", "a b", [](const Call& c) -> Value { return compare(c.work, "<=", c.at(0), c.at(1)); }},
+    {"== eq equalto", "a b", [](const Call& c) -> Value { return compare(c.work, "==", c.at(0), c.at(1)); }},
+    {"> gt greaterthan", "a b", [](const Call& c) -> Value { return compare(c.work, ">", c.at(0), c.at(1)); }},
+    {">= ge", "a b", [](const Call& c) -> Value { return compare(c.work, ">=", c.at(0), c.at(1)); }},
     {"boolean", "value", is_a<bool>},
     {"defined", "value", [](const Call& c) -> Value { return !c.at(0).is<Undefined>(); }},
-    {"even", "value", leaves<0>},
-    {"false", "value", is_truth<false>},
+    {"even odd", "value",
+     [](const Call& c) -> Value {
+       return compare(c.work, "==", arithmetic(c.work, '%', c.at(0), int64_t{2}), int64_t{c.name == "odd"});
+     }},
     {"float", "value", is_a<double>},
     {"in", "value seq", [](const Call& c) -> Value { return compare(c.work, "in", c.at(0), c.at(1)); }},
     {"integer", "value", is_a<int64_t>},
@@ -331,21 +322,15 @@ constexpr Builtin kTests[] = {
     {"mapping", "value", is_a<std::shared_ptr<const Dict>>},
     {"none", "value", is_a<None>},
     {"number", "value", [](const Call& c) -> Value { return number(c.at(0)).has_value(); }},
-    {"odd", "value", leaves<1>},
     {"sequence", "value",
      [](const Call& c) -> Value {
        const Sequence* const s = c.at(0).sequence();
        return is_iterable(c.at(0)) && !(s && s->form > Form::range);
      }},
     {"string", "value", is_a<Text>},
-    {"true", "value", is_truth<true>},
+    {"true false", "value",
+     [](const Call& c) -> Value { return c.at(0).is<bool>() && truth(c.at(0)) == (c.name == "true"); }},
     {"undefined", "value", is_a<Undefined>},
-};
-
-// Other spellings of a name.
-constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
-    {"d", "default"}, {"count", "length"}, {"eq", "=="}, {"equalto", "=="}, {"ne", "!="},         {"lt", "<"},
-    {"le", "<="},     {"gt", ">"},         {"ge", ">="}, {"lessthan", "<"}, {"greaterthan", ">"},
 };
 
 void require_names(const Call& c) {
@@ -384,23 +369,17 @@ constexpr Builtin kGlobals[] = {
 };
 
 constexpr Builtin kTextMethods[] = {
-    {"capitalize", "s", titled<is_first>},
+    {"capitalize", "s", capitalised},
     {"endswith", "s suffix", [](const Call& c) -> Value { return c.exact(0).ends_with(c.exact(1)); }},
-    {"join", "s items",
-     [](const Call& c) -> Value {
-       const Values items = items_of(c.work, c.at(1));
-       return joined(c.work, c.exact(0), items, [&](const Value& v) { return Call{c.work, {v}}.exact(0); });
-     }},
-    {"lower", "s", [](const Call& c) -> Value { return lower(c.text(0)); }},
-    {"lstrip", "s chars", strip<true, false>},
+    {"join", "s items", [](const Call& c) -> Value { return joined(c.work, c.exact(0), items_of(c.work, c.at(1))); }},
+    {"lower", "s", lower},
     {"replace", "s old new count",
      [](const Call& c) -> Value { return replaced(c.work, c.exact(0), c.exact(1), c.exact(2), c.whole(3, -1)); }},
-    {"rstrip", "s chars", strip<false, true>},
     {"split", "s sep maxsplit", split},
     {"splitlines", "s", [](const Call& c) { return sequence_of(c.work, lines_of(c.text(0))); }},
     {"startswith", "s prefix", [](const Call& c) -> Value { return c.exact(0).starts_with(c.exact(1)); }},
-    {"strip", "s chars", strip<true, true>},
-    {"title", "s", titled<is_no_letter>},
+    {"strip lstrip rstrip", "s chars", strip},
+    {"title", "s", [](const Call& c) -> Value { return cased(c.text(0), is_no_letter); }},
     {"upper", "s", upper},
 };
 constexpr Builtin kDictMethods[] = {
@@ -409,54 +388,47 @@ constexpr Builtin kDictMethods[] = {
        const Value* const found = find(c.work, *c.at(0).dict(), key_of(c.at(1)));
        return found ? *found : c.given.size() > 2 ? c.at(2) : None{};
      }},
-    {"items", "dict", pairs<Form::view>},
-    {"keys", "dict", [](const Call& c) { return sequence_of(c.work, items_of(c.work, c.at(0)), Form::view); }},
-    {"values", "dict",
+    {"items", "dict", [](const Call& c) { return pairs(c, Form::view); }},
+    {"keys values", "dict",
      [](const Call& c) {
        Values out;
-       for (const auto& [key, value] : c.at(0).dict()->items) out.push_back(value);
+       for (const auto& [key, value] : c.at(0).dict()->items) out.push_back(c.name == "keys" ? Value(key) : value);
        return sequence_of(c.work, std::move(out), Form::view);
      }},
 };
 
 }  // namespace
 
-const Builtin* find_builtin(Group group, std::string_view name) {
+std::optional<Builtin> find_builtin(Group group, std::string_view name) {
   static constexpr std::array<std::span<const Builtin>, 5> kAll = {kFilters, kTests, kGlobals, kTextMethods,
                                                                    kDictMethods};
-  for (const auto& [alias, meant] : kAliases)
-    if (group <= Group::tests && name == alias) name = meant;
-  for (const Builtin& b : kAll[static_cast<size_t>(group)])
-    if (b.name == name) return &b;
-  return nullptr;
+  for (Builtin b : kAll[static_cast<size_t>(group)])
+    if (place_of(b.name, name)) return b.name = b.name.substr(b.name.find(name), name.size()), b;
+  return std::nullopt;
 }
 
-const Builtin* find_method(const Value& of, const Value& key) {
-  if (!key.text() || !(of.text() || of.dict())) return nullptr;
+std::optional<Builtin> find_method(const Value& of, const Value& key) {
+  if (!key.text() || !(of.text() || of.dict())) return std::nullopt;
   return find_builtin(of.text() ? Group::text : Group::dict, *key.text());
 }
 
 Value apply(const Builtin& builtin, Call c) {
+  c.name = builtin.name;
   c.work.charge(32);
   for (const Value& v : c.given)
     if (v.text()) c.work.charge(v.text()->size());
-  if (c.at(0).marked && find_builtin(Group::tests, builtin.name) != &builtin &&
-      std::string_view(" safe string length tojson default ").find(builtin.name) == std::string_view::npos)
-    throw InputError(fmt::format("'{}' of a text that `safe` marked is not known", builtin.name));
+  if (c.at(0).marked && !find_builtin(Group::tests, c.name) &&
+      !place_of("safe string length count tojson default d", c.name))
+    bad_input("'{}' of a text that `safe` marked is not known", c.name);
   if (builtin.parameters == "*") return builtin.function(c);
-  std::vector<std::string_view> names;
-  for (size_t begin = 0, end = 0; end != std::string_view::npos; begin = end + 1) {
-    end = builtin.parameters.find(' ', begin);
-    names.push_back(builtin.parameters.substr(begin, end - begin));
-  }
   for (auto& [name, value] : std::exchange(c.named, {})) {
-    const auto found = static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
-    if (found == names.size() || found < c.given.size())
-      throw InputError(fmt::format("'{}' has no argument '{}', or has it twice", builtin.name, name));
-    c.given.resize(found + 1);
-    c.given[found] = std::move(value);
+    const auto place = place_of(builtin.parameters, name);
+    if (!place || *place < c.given.size()) bad_input("'{}' has no argument '{}', or has it twice", c.name, name);
+    c.given.resize(*place + 1);
+    c.given[*place] = std::move(value);
   }
-  if (c.given.size() > names.size()) throw InputError(fmt::format("'{}' is given too many arguments", builtin.name));
+  if (std::ssize(c.given) > 1 + std::count(builtin.parameters.begin(), builtin.parameters.end(), ' '))
+    bad_input("'{}' is given too many arguments", c.name);
   return builtin.function(c);
 }
 

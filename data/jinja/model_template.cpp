@@ -1,46 +1,15 @@
 // From turns to pieces.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "data/bad_input.h"
 #include "data/jinja/template.h"
-#include "data/json.h"
 
 namespace tessera {
 namespace {
 
 // Noncharacters of Unicode stand around a special token's name in a message while the template runs.
 constexpr std::string_view kOpens = "\uFDD0", kCloses = "\uFDD1";
-
-std::vector<std::string> special_names(const Tokenizer& tokenizer) {
-  std::vector<std::string> out;
-  for (int64_t i = 0; i < tokenizer.vocab_size(); ++i) {
-    const auto token = static_cast<int32_t>(i);
-    std::string name = tokenizer.bytes_of(token);
-    if (tokenizer.special(name) == token && tokenizer.encode(name) != std::vector{token})
-      out.push_back(std::move(name));
-  }
-  std::ranges::sort(out, std::ranges::greater(), &std::string::size);
-  return out;
-}
-
-std::map<std::string, std::string> named_tokens(const Tokenizer& tokenizer) {
-  std::map<std::string, std::string> out;
-  const auto files = tokenizer.files();
-  for (const char* const file : {"special_tokens_map.json", "tokenizer_config.json"}) {
-    const auto found = files.find(file);
-    if (found == files.end()) continue;
-    const nlohmann::json config = parse_json(found->second, file, JsonFile::others);
-    for (const char* const key :
-         {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
-      const nlohmann::json& value = value_at(config, key);
-      const nlohmann::json& name = value.is_object() ? value_at(value, "content") : value;
-      if (name.is_string()) out[key] = name.get<std::string>();
-    }
-  }
-  return out;
-}
 
 // Each byte of a rendered text: a response, or no target whatever is trained on.
 enum class Mark : uint8_t { none, response, never };
@@ -61,10 +30,13 @@ void cut(std::string_view text, Mark mark, const std::string& what, std::vector<
 }  // namespace
 
 ModelTemplate::ModelTemplate(const Tokenizer& tokenizer)
-    : template_(tokenizer.chat_template(), "chat_template"),
-      variables_(named_tokens(tokenizer)),
-      special_(special_names(tokenizer)) {
-  for (const std::string& name : special_) begins_ += name.front();
+    : template_(tokenizer.chat_template(), "chat_template"), variables_(tokenizer.named_tokens()) {
+  for (int64_t i = 0; i < tokenizer.vocab_size(); ++i) {
+    const auto token = static_cast<int32_t>(i);
+    const std::string name = tokenizer.bytes_of(token);
+    if (tokenizer.special(name) == token && tokenizer.encode(name) != std::vector{token})
+      special_.add(name, {.token = token});
+  }
 }
 
 // A message's text, with what would be special tokens marked as text.
@@ -72,16 +44,9 @@ std::string ModelTemplate::quoted(const std::string& text) const {
   if (text.find(kOpens) != std::string::npos || text.find(kCloses) != std::string::npos)
     throw InputError("a message has U+FDD0 or U+FDD1, which are no characters");
   std::string out;
-  for (size_t at = 0; at < text.size();) {
-    const size_t next = std::min(text.find_first_of(begins_, at), text.size());
-    out.append(text, at, next - at);
-    at = next;
-    const auto found = std::ranges::find_if(
-        special_, [&](const std::string& name) { return text.compare(at, name.size(), name) == 0; });
-    const std::string part = text.substr(at, found == special_.end() ? 1 : found->size());
-    out += found == special_.end() ? part : fmt::format("{}{}{}", kOpens, part, kCloses);
-    at += part.size();
-  }
+  special_.split(text, true, [&](std::string_view part, int32_t token) {
+    out += token < 0 ? std::string(part) : fmt::format("{}{}{}", kOpens, part, kCloses);
+  });
   return out;
 }
 
@@ -90,7 +55,7 @@ jinja::Value ModelTemplate::value_of(jinja::Work& work, const nlohmann::ordered_
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_number_float()) return json.get<double>();
   if (json.is_number_unsigned() && json.get<uint64_t>() > INT64_MAX)
-    throw InputError(fmt::format("the whole number {} is too large", json.dump()));
+    bad_input("the whole number {} is too large", json.dump());
   if (json.is_number()) return json.get<int64_t>();
   if (json.is_null()) return jinja::None{};
   jinja::Values items;
@@ -126,7 +91,7 @@ jinja::Rendered ModelTemplate::text(std::span<const Message> turns, const std::s
     add(variables, more);
     return template_.render(work, variables);
   } catch (const InputError& e) {
-    throw InputError(fmt::format("{}: {}", what, e.what()));
+    bad_input("{}: {}", what, e.what());
   }
 }
 
@@ -146,12 +111,13 @@ std::vector<Piece> ModelTemplate::render(const Example& example, const std::stri
     const std::string said =
         i + 1 == all.size() ? whole.text : text(all.first(i + 1), example.variables, false, what).text;
     if (!said.starts_with(before) || !whole.text.starts_with(said))
-      throw InputError(
-          fmt::format("{}: message {}: the chat template's text {} is not how its text goes on; expected "
-                      "one that only grows from turn to turn, or generation blocks in the template",
-                      what, i + 1, said.starts_with(before) ? "up to it" : "before it"));
+      bad_input(
+          "{}: message {}: the chat template's text {} is not how its text goes on; expected one that only grows from "
+          "turn to turn, or generation blocks in the template",
+          what, i + 1, said.starts_with(before) ? "up to it" : "before it");
     const std::string_view bare = jinja::stripped(said, false, true);
-    const bool ends = std::ranges::any_of(special_, [&](const std::string& name) { return bare.ends_with(name); });
+    bool ends = false;  // with a special token
+    special_.split(bare, true, [&](std::string_view, int32_t token) { ends = token >= 0; });
     mark(before.size(), std::max(before.size(), ends ? bare.size() : said.size()),
          never                  ? Mark::never
          : all[i].is_response() ? Mark::response

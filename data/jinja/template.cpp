@@ -1,12 +1,11 @@
 // From a template's text to functions that print its parts: the parser makes one for each.
 #include "data/jinja/template.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 
+#include "data/bad_input.h"
 #include "data/utf8.h"
 
 namespace tessera::jinja {
@@ -16,7 +15,7 @@ constexpr size_t kMostBytes = size_t{1} << 20;
 constexpr int kDeepestSyntax = 150, kMostLinks = 1500, kDeepestRun = 500;
 
 [[noreturn]] void fail_at(const std::string& what, int line, std::string_view why) {
-  throw InputError(fmt::format("{}:{}: {}", what, line, escape_broken(why.substr(0, 500))));
+  bad_input("{}:{}: {}", what, line, escape_broken(why.substr(0, 500)));
 }
 
 // Counts what is open, so that no template takes more stack than there is.
@@ -68,7 +67,7 @@ Call evaluated(const Given& given, Work& work) {
 
 class Parser {
  public:
-  Parser(std::string_view source, Names& names) : names_(names) {
+  explicit Parser(std::string_view source) {
     for (size_t i = 0; i < source.size(); ++i)
       if (source[i] != '\r')
         s_ += source[i];
@@ -96,15 +95,14 @@ class Parser {
   bool is_any(std::string_view characters) const {
     return at_ < s_.size() && characters.find(s_[at_]) != std::string_view::npos;
   }
+  static bool is_digit(char c) { return c >= '0' && c <= '9'; }
   static bool is_letter(char c) { return c == '_' || (c & 0x80) != 0 || std::isalnum(c) != 0; }
-  void digits() {
-    while (is_any("0123456789")) ++at_;
-  }
+  static bool is_name(std::string_view token) { return !token.empty() && is_letter(token[0]) && !is_digit(token[0]); }
   void skip_space() { at_ = s_.size() - stripped(rest(), true, false).size(); }
   [[noreturn]] void fail_expected(std::string_view expected) {
     skip_space();
     const std::string_view found = rest().empty() ? "the end" : rest().substr(0, rest().find_first_of(" \n", 1));
-    throw InputError(fmt::format("expected {}, found '{}'", expected, found.substr(0, 40)));
+    bad_input("expected {}, found '{}'", expected, found.substr(0, 40));
   }
   // Goes behind "%}", "}}" or "#}" and its sign, and what these take of the text behind.
   bool closes(char c) {
@@ -123,17 +121,16 @@ class Parser {
     expect(word);
     close('%');
   }
-  // Whether a word or a sign comes next, which is not the beginning of a longer one or of the tag's end.
-  bool is(std::string_view word) {
+  // The next token of a tag: letters and digits, or a sign; of a text its quote.
+  std::string_view next() {
     skip_space();
-    if (!rest().starts_with(word)) return false;
-    const std::string_view behind = rest().substr(word.size());
-    if (is_letter(word[0])) return behind.empty() || !is_letter(behind[0]);
-    if (word == "-" || word == "+") return !behind.starts_with("%}") && !behind.starts_with("}}");
-    const char longer = word == "*" || word == "/" ? word[0] : word == "%" ? '}' : '=';
-    const bool grows = word.size() == 1 && std::string_view("*/%=<>").find(word[0]) != std::string_view::npos;
-    return !grows || !behind.starts_with(longer);
+    size_t length = 0;
+    while (at_ + length < s_.size() && is_letter(s_[at_ + length])) ++length;
+    for (const std::string_view sign : {"==", "!=", "<=", ">=", "//", "**", "%}", "-%}", "+%}", "-}}", "+}}"})
+      if (length == 0 && rest().starts_with(sign)) length = sign.size();
+    return rest().substr(0, std::max<size_t>(length, 1));
   }
+  bool is(std::string_view token) { return next() == token; }
   bool is_one_of(Ends words) {
     return std::any_of(words.begin(), words.end(), [&](std::string_view word) { return is(word); });
   }
@@ -147,20 +144,12 @@ class Parser {
   void expect(std::string_view word) {
     if (!skip(word)) fail_expected(fmt::format("'{}'", word));
   }
-  std::string word(std::string_view expected = "a name") {
-    skip_space();
-    const size_t begin = at_;
-    if (is_any("0123456789")) fail_expected(expected);
-    while (at_ < s_.size() && is_letter(s_[at_])) ++at_;
-    if (at_ == begin) fail_expected(expected);
-    return s_.substr(begin, at_ - begin);
+  Text word(std::string_view expected = "a name") {
+    const std::string_view token = next();
+    if (!is_name(token)) fail_expected(expected);
+    at_ += token.size();
+    return std::make_shared<const std::string>(token);
   }
-  Text interned(const std::string& name) {
-    Text& out = names_[name];
-    if (!out) out = std::make_shared<const std::string>(name);
-    return out;
-  }
-  Text symbol(std::string_view expected = "a name") { return interned(word(expected)); }
   void link() {
     if (++links_ > kMostLinks) throw InputError("one tag does too much");
   }
@@ -174,9 +163,10 @@ class Parser {
     std::vector<std::pair<int, Step>> steps;
     for (;; links_ = 0) {
       const size_t begin = at_;
-      size_t open = s_.find('{', at_);
-      while (open != std::string::npos && s_.find_first_of("{%#", open + 1) != open + 1) open = s_.find('{', open + 1);
-      at_ = std::min(open, s_.size());
+      size_t open = begin;
+      while (open < s_.size() && (s_[open] != '{' || std::string_view("{%#").find(s_[open + 1]) == std::string::npos))
+        ++open;
+      at_ = open;
       std::string_view text = std::string_view(s_).substr(begin, at_ - begin);
       const char kind = at_ == s_.size() ? '\0' : s_[open + 1];
       at_ += kind == '\0' ? 0 : 2;
@@ -229,7 +219,7 @@ class Parser {
   }
 
   Step statement() {
-    const std::string kind = word("a statement");
+    const std::string kind = *word("a statement");
     if (kind == "if") return if_statement();
     if (kind == "for") return for_statement();
     if (kind == "set") return set_statement();
@@ -246,16 +236,16 @@ class Parser {
       };
     }
     if (kind == "break" || kind == "continue") {
-      if (!loops_) throw InputError(fmt::format("`{}` stands in no loop", kind));
+      if (!loops_) bad_input("`{}` stands in no loop", kind);
       close('%');
       return [flow = kind == "break" ? Flow::broken : Flow::continued](Work&) { return flow; };
     }
-    throw InputError(fmt::format("the statement '{}' is not known here", kind.substr(0, 40)));
+    bad_input("the statement '{}' is not known here", kind.substr(0, 40));
   }
   Step if_statement() {
     std::vector<std::pair<Code, Step>> branches;
     do {
-      Code condition = binary(0);
+      Code condition = expression(kOr);
       branches.emplace_back(std::move(condition), body_of({"elif", "else", "endif"}, loops_));
     } while (skip("elif"));
     if (skip("else")) branches.emplace_back(nullptr, body_of({"endif"}, loops_));
@@ -268,9 +258,8 @@ class Parser {
   }
   Step for_statement() {
     const std::vector<Text> to = targets();
-    const Text loop = interned("loop");
     expect("in");
-    const Code over = binary(0), condition = skip("if") ? expression() : nullptr;
+    const Code over = expression(kOr), condition = skip("if") ? expression() : nullptr;
     const Step each = body_of({"else", "endfor"}, true);
     const Step otherwise = skip("else") ? body_of({"endfor"}, loops_) : nullptr;
     close("endfor");
@@ -285,7 +274,7 @@ class Parser {
       bool empty = true;  // also a loop whose bodies all `continue`, as Jinja has it
       for (Flow flow = Flow::on; flow != Flow::broken && *at < items.size(); ++*at) {
         flow = within(work, work.scope, [&] {
-          work.scope->set(loop, known);
+          work.scope->set("loop", known);
           assign(work, to, items[*at]);
           return each(work);
         });
@@ -297,7 +286,7 @@ class Parser {
   Step set_statement() {
     const std::vector<Text> to = targets();
     if (is(".") && to.size() > 1) throw InputError("one attribute is set at a time");
-    const std::string attribute = skip(".") ? word() : "";
+    const std::string attribute = skip(".") ? *word() : "";
     Code value = nullptr;
     if (skip("=")) {
       value = expression();
@@ -316,11 +305,11 @@ class Parser {
     };
   }
   Step macro_statement() {
-    const Text called = symbol();
+    const Text called = word();
     std::vector<std::pair<Text, Code>> parameters;
     expect("(");
     all_until(")", [&] {
-      const Text parameter = symbol();
+      const Text parameter = word();
       parameters.emplace_back(parameter, skip("=") ? expression() : nullptr);
     });
     const Step inner = body_of({"endmacro"}, false);
@@ -334,24 +323,24 @@ class Parser {
             const auto& [parameter, otherwise] = parameters[i];
             const bool has = i >= c.given.size() && named.contains(*parameter);
             Value missing = otherwise && !has && i >= c.given.size() ? eval(otherwise, work) : Undefined{parameter};
-            work.scope->set(parameter, i < c.given.size() ? c.given[i] : has ? named[*parameter] : missing);
+            work.scope->set(*parameter, i < c.given.size() ? c.given[i] : has ? named[*parameter] : missing);
             if (has) named.erase(*parameter);
           }
           if (!named.empty() || c.given.size() > parameters.size())
-            throw InputError(fmt::format("the macro '{}' is given an argument that it does not have", *called));
+            bad_input("the macro '{}' is given an argument that it does not have", *called);
           return text_of(inner, work);
         });
         work.line = line;
         return out;
       };
-      work.scope->set(called, work.keep({.call = expand}));
+      work.scope->set(*called, work.keep({.call = expand}));
       return Flow::on;
     };
   }
   std::vector<Text> targets() {
     std::vector<Text> out;
     const bool bracketed = skip("(");
-    do out.push_back(symbol());
+    do out.push_back(word());
     while (skip(","));
     if (bracketed) expect(")");
     return out;
@@ -373,68 +362,59 @@ class Parser {
   static Code inverted(Code of) {
     return made({std::move(of)}, [](Work&, const Values& v) { return !truth(v[0]); });
   }
-  Code expression() {
-    const Level level(level_, kDeepestSyntax);
-    Code out = binary(0);
-    while (skip("if")) {
-      link();
-      const Code condition = binary(0), otherwise = skip("else") ? expression() : nullptr;
-      out = [yes = std::move(out), condition, otherwise](Work& work) {
-        if (truth(eval(condition, work))) return eval(yes, work);
-        return otherwise ? eval(otherwise, work) : Undefined{};
-      };
-    }
-    return out;
-  }
-  // The operators from the loosest to the tightest.
-  Code binary(size_t level) {
-    static const std::vector<std::vector<std::string_view>> kLevels{
-        {"or"}, {"and"}, {"==", "!=", "<", "<=", ">", ">=", "in", "not in"}, {"+", "-"}, {"~"}, {"*", "/", "//", "%"}};
-    if (level == kLevels.size()) return unary(true);
-    if (level == 2 && skip("not")) {
-      const Level deeper(level_, kDeepestSyntax);
-      return inverted(binary(2));
-    }
-    Code out = binary(level + 1);
-    for (bool again = false;; again = true) {
-      const auto found = std::find_if(kLevels[level].begin(), kLevels[level].end(), [&](auto op) { return skip(op); });
-      if (found == kLevels[level].end()) return out;
-      if (again && level == 2) throw InputError("a chain of comparisons is not known");
-      link();
-      const Code left = std::move(out), right = binary(level + 1);
-      if (level < 2)
-        out = [=](Work& work) {
-          const Value first = eval(left, work);
-          return truth(first) == (level == 0) ? first : eval(right, work);
-        };
-      else
-        out = made({left, right}, [level, op = *found](Work& work, const Values& v) -> Value {
-          if (level == 2) return compare(work, op, v[0], v[1]);
-          return arithmetic(work, op == "//" ? 'i' : op.front(), v[0], v[1]);
-        });
-    }
-  }
-  Code unary(bool with_filters) {
+  // Operators by how tightly they bind. Signs stand before what they take; calls, members and items belong to it.
+  enum Power { kTernary, kOr, kAnd, kNot, kCompare, kPlus, kTilde, kTimes, kFilter, kSign };
+  static constexpr std::pair<std::string_view, Power> kOperators[] = {
+      {"or", kOr},     {"and", kAnd},    {"==", kCompare}, {"!=", kCompare},     {"<", kCompare}, {"<=", kCompare},
+      {">", kCompare}, {">=", kCompare}, {"in", kCompare}, {"not in", kCompare}, {"+", kPlus},    {"-", kPlus},
+      {"~", kTilde},   {"*", kTimes},    {"/", kTimes},    {"//", kTimes},       {"%", kTimes}};
+
+  // An expression of operators that bind so tightly at least.
+  Code expression(int least = kTernary) {
     const Level level(level_, kDeepestSyntax);
     Code out;
-    if (is("-") || is("+")) {
+    if (least <= kNot && skip("not")) {
+      out = inverted(expression(kNot));
+    } else if (is("-") || is("+")) {
       const char op = s_[at_++];
-      out = made({unary(false)}, [op](Work& work, const Values& v) {
+      out = made({expression(kSign)}, [op](Work& work, const Values& v) {
         return arithmetic(work, op, v[0].is<double>() ? Value(-0.0) : Value(int64_t{0}), v[0]);
       });
     } else {
-      out = primary();
+      out = postfix(primary());
     }
-    out = postfix(std::move(out));
-    for (; with_filters; link()) {
-      if (skip("|"))
+    for (bool compared = false;; link()) {
+      if (least <= kFilter && skip("|")) {
         out = applied(Group::filters, std::move(out));
-      else if (skip("is"))
+      } else if (least <= kFilter && skip("is")) {
         out = skip("not") ? inverted(applied(Group::tests, std::move(out))) : applied(Group::tests, std::move(out));
-      else
-        break;
+      } else if (least <= kTernary && skip("if")) {
+        const Code condition = expression(kOr), otherwise = skip("else") ? expression() : nullptr;
+        out = [yes = std::move(out), condition, otherwise](Work& work) {
+          if (truth(eval(condition, work))) return eval(yes, work);
+          return otherwise ? eval(otherwise, work) : Undefined{};
+        };
+      } else {
+        const auto* const found = std::find_if(std::begin(kOperators), std::end(kOperators),
+                                               [&](const auto& o) { return o.second >= least && skip(o.first); });
+        if (found == std::end(kOperators)) return out;
+        if (found->second == kCompare && std::exchange(compared, true))
+          throw InputError("a chain of comparisons is not known");
+        out = operation(*found, std::move(out), expression(found->second + 1));
+      }
     }
-    return out;
+  }
+  static Code operation(const std::pair<std::string_view, Power>& op, const Code& left, const Code& right) {
+    if (op.second <= kAnd)
+      return [left, right, by_truth = op.second == kOr](Work& work) {
+        const Value first = eval(left, work);
+        return truth(first) == by_truth ? first : eval(right, work);
+      };
+    if (op.second == kCompare)
+      return made({left, right}, [op](Work& work, const Values& v) { return compare(work, op.first, v[0], v[1]); });
+    return made({left, right}, [sign = op.first == "//" ? 'i' : op.first.front()](Work& work, const Values& v) {
+      return arithmetic(work, sign, v[0], v[1]);
+    });
   }
   Code call(Code callee) {
     return [callee = std::move(callee), arguments = given()](Work& work) {
@@ -442,8 +422,8 @@ class Parser {
       if (Object* const object = function.object(); object && object->call)
         return object->call(evaluated(arguments, work));
       if (const Undefined* const u = function.as<Undefined>())
-        throw InputError(fmt::format("'{}' is called, and not known", u->name ? u->name->substr(0, 60) : "a value"));
-      throw InputError(fmt::format("{} is called as a function", type_name(function)));
+        bad_input("'{}' is called, and not known", u->name ? u->name->substr(0, 60) : "a value");
+      bad_input("{} is called as a function", type_name(function));
     };
   }
   Code postfix(Code of) {
@@ -451,42 +431,47 @@ class Parser {
       if (is("(")) {
         of = call(std::move(of));
       } else if (skip(".")) {
-        of = made({std::move(of), constant(symbol())},
+        of = made({std::move(of), constant(word())},
                   [](Work& work, const Values& v) { return member(work, v[0], v[1], true); });
       } else if (skip("[")) {
         of = subscript(of);
-        expect("]");
       } else {
         return of;
       }
     }
   }
+  // An index, or a slice of up to three parts.
   Code subscript(const Code& of) {
-    const auto part = [&] { return is(":") || is("]") ? constant(None{}) : expression(); };
     if (is("]")) fail_expected("an index");
-    const bool begins = !is(":");
-    const Code first = part();
-    if (begins && !is(":"))
-      return made({of, first}, [](Work& work, const Values& v) { return member(work, v[0], v[1], false); });
-    expect(":");
-    const Code to = part(), step = skip(":") ? part() : constant(None{});
-    return made({of, first, to, step}, [](Work& work, const Values& v) { return slice(work, v[0], v[1], v[2], v[3]); });
+    std::vector<Code> parts{of};
+    do parts.push_back(is(":") || is("]") ? constant(None{}) : expression());
+    while (parts.size() < 4 && skip(":"));
+    expect("]");
+    if (parts.size() == 2)
+      return made(std::move(parts), [](Work& work, const Values& v) { return member(work, v[0], v[1], false); });
+    parts.resize(4, constant(None{}));
+    return made(std::move(parts), [](Work& work, const Values& v) { return slice(work, v[0], v[1], v[2], v[3]); });
   }
   Value number() {
-    const size_t begin = at_;
-    digits();
-    const bool real = is_any(".") && std::isdigit(s_[at_ + 1]) != 0;
-    if (real) ++at_, digits();
-    if (at_ < s_.size() && is_letter(s_[at_])) throw InputError("a number of a form that is not known");
-    if (real) return std::strtod(s_.c_str() + begin, nullptr);
+    std::string text(next());
+    at_ += text.size();
+    const bool real = is_any(".") && is_digit(s_[at_ + 1]);
+    if (real) {
+      ++at_;
+      text.append(".").append(next());
+      at_ += next().size();
+    }
+    if (text.find_first_not_of("0123456789.") != std::string::npos)
+      throw InputError("a number of a form that is not known");
+    if (real) return std::strtod(text.c_str(), nullptr);
     int64_t value = 0;
-    if (std::from_chars(s_.data() + begin, s_.data() + at_, value).ec != std::errc())
+    if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc())
       throw InputError("an integer is beyond 64 bits");
     return value;
   }
   Code primary() {
-    skip_space();
-    if (is_any("0123456789")) return constant(number());
+    const std::string_view token = next();
+    if (!token.empty() && is_digit(token[0])) return constant(number());
     if (is_any("'\"")) {
       std::string text;
       for (; is_any("'\""); skip_space()) {
@@ -513,7 +498,7 @@ class Parser {
       all_until("]", [&] { items.push_back(expression()); });
       return listed(std::move(items), Form::list);
     }
-    if (!skip("{")) return [name = symbol("an expression")](Work& work) { return named_value(work, name); };
+    if (!skip("{")) return [name = word("an expression")](Work& work) { return named_value(work, name); };
     all_until("}", [&] {
       items.push_back(expression());
       expect(":");
@@ -539,9 +524,9 @@ class Parser {
     expect("(");
     all_until(")", [&] {
       const size_t before = at_;
-      std::string key = is_letter(s_[at_]) && !is_any("0123456789") ? word() : "";
-      if (!key.empty() && skip("=")) {
-        out.named.emplace_back(std::move(key), expression());
+      const Text key = is_name(next()) ? word() : nullptr;
+      if (key && skip("=")) {
+        out.named.emplace_back(*key, expression());
       } else {
         at_ = before;
         if (!out.named.empty()) throw InputError("an argument without a name follows one that has it");
@@ -552,11 +537,10 @@ class Parser {
   }
   // A filter, or a test: of a test a single argument may stand without brackets.
   Code applied(Group group, Code to) {
-    const std::string called = word();
-    const Builtin* const builtin = find_builtin(group, called);
+    const Text called = word();
+    const auto builtin = find_builtin(group, *called);
     if (!builtin)
-      throw InputError(
-          fmt::format("the {} '{}' is not known", group == Group::tests ? "test" : "filter", called.substr(0, 40)));
+      bad_input("the {} '{}' is not known", group == Group::tests ? "test" : "filter", called->substr(0, 40));
     Given all{{std::move(to)}};
     if (is("(")) {
       Given more = given();
@@ -567,10 +551,9 @@ class Parser {
       if (is("is")) throw InputError("tests are not chained");
       all.in_order.push_back(postfix(primary()));
     }
-    return [builtin, all = std::move(all)](Work& work) { return apply(*builtin, evaluated(all, work)); };
+    return [b = *builtin, all = std::move(all)](Work& work) { return apply(b, evaluated(all, work)); };
   }
 
-  Names& names_;
   std::string s_ = {};
   size_t at_ = 0, counted_ = 0;
   int line_ = 1, level_ = 0, links_ = 0;
@@ -580,13 +563,12 @@ class Parser {
 }  // namespace
 
 Template::Template(std::string_view source, std::string what)
-    : what_(std::move(what)), body_(Parser(source, names_).run(what_)) {}
+    : what_(std::move(what)), body_(Parser(source).run(what_)) {}
 
 Rendered Template::render(Work& work, const Variables& variables) const {
-  work.scope = std::make_shared<Scope>();
-  for (const auto& [name, value] : variables)
-    if (const auto found = names_.find(name); found != names_.end()) work.scope->set(found->second, value);
-  work.scope = std::make_shared<Scope>(Scope{work.scope});
+  const auto given = std::make_shared<Scope>();
+  for (const auto& [name, value] : variables) given->set(name, value);
+  work.scope = std::make_shared<Scope>(Scope{given});
   try {
     body_(work);
   } catch (const InputError& e) {

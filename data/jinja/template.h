@@ -21,13 +21,12 @@
 
 #include "data/jinja/value.h"
 #include "data/jsonl.h"
-#include "data/tokenizer.h"
+#include "data/tokenizer/described.h"
 
 namespace tessera {
 namespace jinja {
 
 using Variables = Pairs;
-using Names = std::map<std::string, Text>;  // each name of a template once, so that pointers tell names apart
 enum class Flow : uint8_t { on, broken, continued };
 using Step = std::function<Flow(Work&)>;
 
@@ -42,7 +41,6 @@ class Template {
 
  private:
   std::string what_;
-  Names names_ = {};
   Step body_;
 };
 
@@ -71,8 +69,7 @@ class ModelTemplate {
 
   jinja::Template template_;
   std::map<std::string, std::string> variables_;  // names of tokens, such as bos_token
-  std::vector<std::string> special_;              // names of special tokens, the longest first
-  std::string begins_;                            // their first bytes
+  hub::AddedTokens special_ = {};                 // those that stay text in a text
 };
 
 }  // namespace tessera

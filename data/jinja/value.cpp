@@ -1,7 +1,6 @@
 // Python's ways with values.
 #include "data/jinja/value.h"
 
-#include <fmt/format.h>
 #include <utf8proc.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "data/bad_input.h"
 #include "data/utf8.h"
 
 namespace tessera::jinja {
@@ -30,10 +30,7 @@ std::string utf8(std::u32string_view points) {
   return out;
 }
 
-bool is_space(char32_t c) {
-  return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
-}
+bool is_space(char32_t c) { return is_white_space(c) || (c >= 28 && c <= 31); }
 
 std::string unescaped(std::string_view text) {
   constexpr std::string_view kNames = "\\'\"abfnrtv", kMeant = "\\'\"\a\b\f\n\r\t\v";
@@ -50,11 +47,11 @@ std::string unescaped(std::string_view text) {
       const std::string_view hex = text.substr(i + 1, digits);
       const auto [end, error] = std::from_chars(hex.begin(), hex.end(), point, 16);
       if (hex.size() != digits || end != hex.end() || (point >= 0xD800 && point < 0xE000))
-        throw InputError(fmt::format("the escape \\{} is not complete, or no character", c));
+        bad_input("the escape \\{} is not complete, or no character", c);
       append_utf8(out, point);
       i += digits;
     } else if (c == 'N' || c == 'U' || (c >= '0' && c <= '7')) {
-      throw InputError(fmt::format("the escape \\{} is not known", c));
+      bad_input("the escape \\{} is not known", c);
     } else if (c != '\n') {
       (out += '\\') += c;
     }
@@ -63,21 +60,9 @@ std::string unescaped(std::string_view text) {
 }
 
 std::string_view stripped(std::string_view text, bool left, bool right, const std::string* characters) {
-  const std::u32string given = characters ? code_points(*characters) : U"";
-  // Whether the character at a place goes; `end` is behind it.
-  const auto goes = [&](size_t at, size_t& end) {
-    end = at;
-    const char32_t c = next_code_point(text, end).value_or(0xFFFD);
-    return characters ? given.find(c) != std::u32string::npos : is_space(c);
-  };
-  for (size_t end = 0; left && !text.empty() && goes(0, end);) text.remove_prefix(end);
-  while (right && !text.empty()) {
-    size_t last = text.size() - 1, end = 0;
-    while (last > 0 && (text[last] & 0xC0) == 0x80) --last;
-    if (!goes(last, end)) break;
-    text = text.substr(0, last);
-  }
-  return text;
+  if (!characters) return tessera::stripped(text, left, right, is_space);
+  return tessera::stripped(
+      text, left, right, [all = code_points(*characters)](char32_t c) { return all.find(c) != std::u32string::npos; });
 }
 
 namespace {
@@ -85,7 +70,7 @@ namespace {
 constexpr int kDeepest = 100;
 
 int level_of(int below) {
-  if (below >= kDeepest) throw InputError(fmt::format("values are nested deeper than {}", kDeepest));
+  if (below >= kDeepest) bad_input("values are nested deeper than {}", kDeepest);
   return below + 1;
 }
 int depth_of(const Value& v) { return v.sequence() ? v.sequence()->depth : v.dict() ? v.dict()->depth : 0; }
@@ -93,7 +78,7 @@ bool is_listed(const Value& v) { return v.sequence() && v.sequence()->form <= Fo
 bool is_indexed(const Value& v) { return v.text() || (v.sequence() && v.sequence()->form <= Form::range); }
 
 [[noreturn]] void refuse(std::string_view operation, const Value& a, const Value& b) {
-  throw InputError(fmt::format("{} of {} and {} is not known", operation, type_name(a), type_name(b)));
+  bad_input("{} of {} and {} is not known", operation, type_name(a), type_name(b));
 }
 // Python's Markup escapes what it is joined to.
 void require_plain(const Value& v) {
@@ -174,22 +159,18 @@ void write(Work& work, std::string& out, const Value& v, const Style& style, int
   } else if (v.is<Undefined>() && !style.json) {
     out += "Undefined";
   } else {
-    throw InputError(fmt::format("{} is not printed; expected a text, or |list behind it", type_name(v)));
+    bad_input("{} is not printed; expected a text, or |list behind it", type_name(v));
   }
 }
 
-int64_t whole(bool overflows, const int64_t& value) {
-  if (overflows) throw InputError("an integer is beyond 64 bits");
-  return value;
-}
-Value of_integers(char op, int64_t a, int64_t b) {
-  int64_t out = 0;
-  if (op == '+') return whole(__builtin_add_overflow(a, b, &out), out);
-  if (op == '-') return whole(__builtin_sub_overflow(a, b, &out), out);
-  if (op == '*') return whole(__builtin_mul_overflow(a, b, &out), out);
-  if (b == -1) return op == 'i' ? whole(a == INT64_MIN, a == INT64_MIN ? 0 : -a) : int64_t{0};
-  const bool down = a % b != 0 && (a < 0) != (b < 0);
-  return op == 'i' ? a / b - (down ? 1 : 0) : a % b + (down ? b : 0);
+int64_t of_integers(char op, __int128 a, __int128 b) {
+  __int128 out = op == '+' ? a + b : op == '-' ? a - b : a * b;
+  if (op == 'i' || op == '%') {
+    const __int128 below = a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
+    out = op == 'i' ? below : a - below * b;
+  }
+  if (out < INT64_MIN || out > INT64_MAX) throw InputError("an integer is beyond 64 bits");
+  return static_cast<int64_t>(out);
 }
 
 std::string repeated(Work& work, const std::string& text, int64_t times) {
@@ -225,7 +206,7 @@ std::partial_ordering order(Work& work, const Value& a, const Value& b) {
   if (integer(a) && integer(b)) return *integer(a) <=> *integer(b);
   if (number(a) && number(b)) return *number(a) <=> *number(b);
   if (a.text() && b.text()) return a.text()->compare(*b.text()) <=> 0;
-  throw InputError(fmt::format("the order of {} and {} is not known", type_name(a), type_name(b)));
+  bad_input("the order of {} and {} is not known", type_name(a), type_name(b));
 }
 
 bool contains(Work& work, const Value& container, const Value& v) {
@@ -297,7 +278,7 @@ const Value* find(Work& work, const Dict& dict, const std::string& key) {
 }
 
 const std::string& key_of(const Value& v) {
-  if (!v.text()) throw InputError(fmt::format("{} as a key is not known", type_name(v)));
+  if (!v.text()) bad_input("{} as a key is not known", type_name(v));
   return *v.text();
 }
 
@@ -330,7 +311,7 @@ Values items_of(Work& work, const Value& v) {
   } else if (Sequence* const s = v.sequence()) {
     out = s->form == Form::iterator ? std::exchange(s->items, {}) : s->items;
   } else {
-    throw InputError(fmt::format("{} has no items", type_name(v)));
+    bad_input("{} has no items", type_name(v));
   }
   work.charge(16 * out.size());
   return out;
@@ -340,7 +321,7 @@ Value item(Work& work, const Value& of, const Value& key) {
   require_plain(of);
   const Undefined missing{key.text() ? *key.as<Text>() : nullptr};
   if (const Undefined* const u = of.as<Undefined>())
-    throw InputError(fmt::format("{} is undefined", u->name ? "'" + u->name->substr(0, 60) + "'" : "a value"));
+    bad_input("{} is undefined", u->name ? "'" + u->name->substr(0, 60) + "'" : "a value");
   if (of.dict()) {
     const Value* const found = key.text() ? find(work, *of.dict(), *key.text()) : nullptr;
     return found ? *found : missing;
@@ -360,37 +341,39 @@ Value member(Work& work, const Value& of, const Value& key, bool dotted) {
     return Undefined{*key.as<Text>()};
   }
   // A method comes before a key behind a dot, and behind it in brackets.
-  const Builtin* const method = find_method(of, key);
+  const auto method = find_method(of, key);
   Value found = method && dotted ? Undefined{} : item(work, of, key);
   if (!method || !found.is<Undefined>()) return found;
-  return work.keep({.call = [method, of](Call c) {
+  return work.keep({.call = [b = *method, of](Call c) {
     c.given.insert(c.given.begin(), of);
-    return apply(*method, std::move(c));
+    return apply(b, std::move(c));
   }});
 }
 
-void Scope::set(const Text& name, Value value) {
-  for (auto& [known, old] : values)
-    if (known == name.get()) return void(old = std::move(value));
-  values.emplace_back(name.get(), std::move(value));
+void Scope::set(const std::string& name, Value value) {
+  const auto found = std::ranges::find(values, name, &Pairs::value_type::first);
+  if (found == values.end())
+    values.emplace_back(name, std::move(value));
+  else
+    found->second = std::move(value);
 }
 
 void assign(Work& work, const std::vector<Text>& names, const Value& value) {
-  if (names.size() == 1) return work.scope->set(names[0], value);
+  if (names.size() == 1) return work.scope->set(*names[0], value);
   Values items = items_of(work, value);
-  if (items.size() != names.size()) throw InputError(fmt::format("{} values for {} names", items.size(), names.size()));
-  for (size_t i = 0; i < items.size(); ++i) work.scope->set(names[i], std::move(items[i]));
+  if (items.size() != names.size()) bad_input("{} values for {} names", items.size(), names.size());
+  for (size_t i = 0; i < items.size(); ++i) work.scope->set(*names[i], std::move(items[i]));
 }
 
 Value named_value(Work& work, const Text& name) {
   for (const Scope* s = work.scope.get(); s; s = s->outer.get())
     for (const auto& [known, value] : s->values)
-      if (known == name.get()) return value;
+      if (known == *name) return value;
   for (const char* const other : {"cycler", "joiner", "lipsum", "self", "super", "varargs", "kwargs"})
-    if (*name == other) throw InputError(fmt::format("'{}' is not known", other));
-  const Builtin* const found = find_builtin(Group::globals, *name);
+    if (*name == other) bad_input("'{}' is not known", other);
+  const auto found = find_builtin(Group::globals, *name);
   if (!found) return Undefined{name};
-  return work.keep({.call = [found](const Call& c) { return apply(*found, c); }});
+  return work.keep({.call = [b = *found](const Call& c) { return apply(b, c); }});
 }
 
 Value loop_attribute(const Values& items, size_t at, const std::string& name) {
@@ -404,7 +387,7 @@ Value loop_attribute(const Values& items, size_t at, const std::string& name) {
   if (name == "length") return std::ssize(items);
   if (name == "previtem") return index > 0 ? items[at - 1] : Undefined{};
   if (name == "nextitem") return left > 1 ? items[at + 1] : Undefined{};
-  throw InputError(fmt::format("'loop.{}' is not known", name));
+  bad_input("'loop.{}' is not known", name);
 }
 
 Value slice(Work& work, const Value& of, const Value& from, const Value& to, const Value& step) {
@@ -412,7 +395,7 @@ Value slice(Work& work, const Value& of, const Value& from, const Value& to, con
   if (!is_indexed(of)) refuse("a slice", of, from);
   const Values items = items_of(work, of);
   const auto bound = [](const Value& v, int64_t otherwise) {
-    if (!v.is<None>() && !integer(v)) throw InputError(fmt::format("{} stands in a slice", type_name(v)));
+    if (!v.is<None>() && !integer(v)) bad_input("{} stands in a slice", type_name(v));
     return integer(v).value_or(otherwise);
   };
   const int64_t size = std::ssize(items), by = bound(step, 1), low = by > 0 ? 0 : -1, high = by > 0 ? size : size - 1;

@@ -70,12 +70,12 @@ struct Object {
   std::optional<std::map<std::string, Value>> fields = {};  // a namespace's
 };
 
-// The names that have values at a place of a template, each by a pointer, since a template has each name once.
+// The names that have values at a place of a template.
 struct Scope {
   std::shared_ptr<Scope> outer = nullptr;
-  std::vector<std::pair<const std::string*, Value>> values = {};
+  Pairs values = {};
 
-  void set(const Text& name, Value value);
+  void set(const std::string& name, Value value);
 };
 
 struct Rendered {
@@ -157,6 +157,7 @@ struct Call {
   Work& work;
   Values given;
   Pairs named = {};
+  std::string_view name = {};  // of the builtin
 
   const Value& at(size_t i) const;  // Undefined where it is missing
   bool has(size_t i) const { return !at(i).is<Undefined>() && !at(i).is<None>(); }
@@ -166,14 +167,14 @@ struct Call {
   int64_t whole(size_t i, int64_t otherwise) const;
 };
 struct Builtin {
-  std::string_view name;
+  std::string_view name;        // in a table, words: names that share a function
   std::string_view parameters;  // names in order; of "*" any, which the function reads itself
   Value (*function)(const Call&);
 };
 enum class Group : uint8_t { filters, tests, globals, text, dict };
-const Builtin* find_builtin(Group group, std::string_view name);  // none: nullptr
-// The method that a value has by that name; none: nullptr.
-const Builtin* find_method(const Value& of, const Value& name);
+std::optional<Builtin> find_builtin(Group group, std::string_view name);
+// The method that a value has by that name.
+std::optional<Builtin> find_method(const Value& of, const Value& name);
 // Calls it, named arguments brought to their places. Throws InputError.
 Value apply(const Builtin& builtin, Call call);
 

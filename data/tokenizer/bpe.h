@@ -86,9 +86,8 @@ void for_each_piece(std::string_view text, const Split::Each& f);
 
 // The characters of words by Unicode (Technical Standard 18, annex C), as the library has them outside of patterns.
 inline constexpr std::string_view kLibraryWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\u200C\u200D)";
-// Whether a character is one of them, and whether it is white space.
+// Whether a character is one of them.
 bool is_word(char32_t c);
-bool is_space(char32_t c);
 
 struct Merge {
   int32_t left, right;

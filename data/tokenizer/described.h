@@ -220,6 +220,7 @@ class HubTokenizer final : public DescribedTokenizer {
                                             const nlohmann::json& json);
   static bool is_file(std::string_view name);  // one of the five above
 
+  std::map<std::string, std::string> named_tokens() const override { return names_; }
   std::string_view chat_template() const override { return chat_template_; }
   std::string generation_config() const override;
   std::map<std::string, std::string> files() const override;
@@ -231,7 +232,7 @@ class HubTokenizer final : public DescribedTokenizer {
   std::optional<int32_t> named(const nlohmann::json& config, const char* key, const std::string& what,
                                bool needed = true) const;
 
-  Files files_;
+  Files files_, names_;
   std::string chat_template_;
   std::optional<int32_t> pad_;
 };

@@ -1,13 +1,12 @@
 // A text to tokens: added tokens taken out, the rest normalised, cut into pieces, and merged; and tokens to a text.
-#include <fmt/format.h>
 #include <utf8proc.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "data/bad_input.h"
 #include "data/tokenizer/described.h"
 #include "data/utf8.h"
-#include "tensor/error.h"
 
 namespace tessera {
 
@@ -87,25 +86,6 @@ std::string by_characters(std::string_view text, const F& f) {
   return out;
 }
 
-// The bytes of white space at the end of a text, or at its beginning.
-size_t spaces_at_end(std::string_view text) {
-  size_t begin = text.size();
-  while (begin > 0) {
-    size_t at = begin - 1;
-    while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) --at;
-    size_t position = at;
-    if (!bpe::is_space(next_code_point(text, position).value())) break;
-    begin = at;
-  }
-  return text.size() - begin;
-}
-size_t spaces_at_begin(std::string_view text) {
-  size_t end = 0;
-  for (size_t position = 0; position < text.size() && bpe::is_space(next_code_point(text, position).value());)
-    end = position;
-  return end;
-}
-
 std::string changed(std::string_view text, const hub::Change& change, bpe::Matching& matching) {
   switch (change.kind) {
     case Kind::lowercase:
@@ -121,9 +101,9 @@ std::string changed(std::string_view text, const hub::Change& change, bpe::Match
         if (category < UTF8PROC_CATEGORY_MN || category > UTF8PROC_CATEGORY_ME) append_utf8(out, c);
       });
     case Kind::strip_left:
-      return std::string(text.substr(spaces_at_begin(text)));
+      return std::string(stripped(text, true, false, is_white_space));
     case Kind::strip_right:
-      return std::string(text.substr(0, text.size() - spaces_at_end(text)));
+      return std::string(stripped(text, false, true, is_white_space));
     case Kind::prepend:
       return text.empty() ? "" : change.text + std::string(text);
     case Kind::replace:
@@ -148,12 +128,7 @@ bool word_at_begin(std::string_view text) {
   size_t position = 0;
   return !text.empty() && bpe::is_word(next_code_point(text, position).value());
 }
-bool word_at_end(std::string_view text) {
-  size_t at = text.size();
-  while (at > 0 && (static_cast<unsigned char>(text[--at]) & 0xC0) == 0x80) {
-  }
-  return word_at_begin(text.substr(at));
-}
+bool word_at_end(std::string_view text) { return !text.empty() && word_at_begin(text.substr(last_character(text))); }
 
 // A text repeats its words: where the tokens of each short piece stand in the output, so that they can be copied.
 class KnownPieces {
@@ -225,8 +200,8 @@ void hub::AddedTokens::split(std::string_view text, bool special,
     }
     const std::string_view before = text.substr(0, at), behind = text.substr(at + length);
     if ((special || !found.special) && (!found.single_word || (!word_at_end(before) && !word_at_begin(behind)))) {
-      const size_t from = found.left ? std::max(at - spaces_at_end(before), begin) : at;
-      const size_t to = at + length + (found.right ? spaces_at_begin(behind) : 0);
+      const size_t from = found.left ? std::max(stripped(before, false, true, is_white_space).size(), begin) : at;
+      const size_t to = text.size() - stripped(behind, found.right, false, is_white_space).size();
       if (from > begin) f(text.substr(begin, from - begin), -1);
       f(text.substr(from, to - from), found.token);
       begin = to;
@@ -239,8 +214,7 @@ void hub::AddedTokens::split(std::string_view text, bool special,
 DescribedTokenizer::DescribedTokenizer(std::string_view kind, hub::Description d, const std::string& what)
     : d_(std::move(d)), kind_(kind) {
   for (const auto& [content, t] : d_.added) {
-    if (!names_.emplace(content, t.token).second)
-      throw InputError(fmt::format("{}: the added token '{}' appears twice", what, content));
+    if (!names_.emplace(content, t.token).second) bad_input("{}: the added token '{}' appears twice", what, content);
     std::string room;
     bpe::Matching matching(content.size());
     const std::string_view text = t.normalized ? normalized(content, true, matching, room) : content;

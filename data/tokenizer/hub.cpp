@@ -1,16 +1,15 @@
 // Reading the files of a Hugging Face tokenizer: the parts of tokenizer.json, and those of the files beside it.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "data/bad_input.h"
 #include "data/files.h"
 #include "data/json.h"
 #include "data/tokenizer/described.h"
 #include "data/utf8.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace hub {
@@ -24,8 +23,7 @@ using Json = nlohmann::json;
 bool flag(const Json& json, const char* key, bool otherwise, const std::string& what) {
   const Json& value = value_at(json, key);
   if (value.is_null()) return otherwise;
-  if (!value.is_boolean())
-    throw InputError(fmt::format("{}: '{}' must be true or false, not {}", what, key, shown(value)));
+  if (!value.is_boolean()) bad_input("{}: '{}' must be true or false, not {}", what, key, shown(value));
   return value.get<bool>();
 }
 
@@ -230,8 +228,8 @@ class Steps {
       return;
     }
     if (d_.byte_level || (metaspace_ && type == "ByteLevel"))
-      throw InputError(fmt::format("{}: the pre_tokenizer's {} is followed by {}; expected it to be the last", what_,
-                                   d_.byte_level ? "ByteLevel" : "Metaspace", shown(type)));
+      bad_input("{}: the pre_tokenizer's {} is followed by {}; expected it to be the last", what_,
+                d_.byte_level ? "ByteLevel" : "Metaspace", shown(type));
     if (type == "ByteLevel") {
       byte_level(step);
     } else if (type == "Split") {
@@ -304,12 +302,12 @@ class Steps {
 
  private:
   [[noreturn]] void unknown(const char* part, const Json& step, std::string_view expected) const {
-    throw InputError(fmt::format("{}: the {} {} is not known here; expected {}", what_, part, shown(step), expected));
+    bad_input("{}: the {} {} is not known here; expected {}", what_, part, shown(step), expected);
   }
 
   const Json& parts(const Json& step, const char* key) const {
     const Json& list = value_at(step, key);
-    if (!list.is_array()) throw InputError(fmt::format("{}: a Sequence must have a list '{}'", what_, key));
+    if (!list.is_array()) bad_input("{}: a Sequence must have a list '{}'", what_, key);
     return list;
   }
 
@@ -357,7 +355,7 @@ class Steps {
     try {
       return bpe::Split::of_regex(regex.get_ref<const std::string&>(), how, invert);
     } catch (const Error& e) {
-      throw InputError(fmt::format("{}: the pattern {} cannot be run: {}", what_, shown(regex), e.what()));
+      bad_input("{}: the pattern {} cannot be run: {}", what_, shown(regex), e.what());
     }
   }
 
@@ -368,7 +366,7 @@ class Steps {
     if (scheme == "always") return Prefix::always;
     if (scheme == "first") return Prefix::first;
     if (scheme == "never") return Prefix::never;
-    throw InputError(fmt::format("{}: 'prepend_scheme' must be always, first or never, not {}", what_, shown(scheme)));
+    bad_input("{}: 'prepend_scheme' must be always, first or never, not {}", what_, shown(scheme));
   }
 
   void ends(const Json& step) {
@@ -385,13 +383,12 @@ class Steps {
               ? value_at(value_at(value_at(step, "special_tokens"), name.get_ref<const std::string&>()), "ids")
               : name;
       if (!ids.is_array())
-        throw InputError(fmt::format("{}: the post_processor's {} is no text and no token of its special_tokens", what_,
-                                     shown(part)));
+        bad_input("{}: the post_processor's {} is no text and no token of its special_tokens", what_, shown(part));
       for (const Json& id : ids) {
         const auto token = natural(id);
         if (!token || *token >= std::ssize(d_.tokens))
-          throw InputError(fmt::format("{}: the post_processor's token {} is {}; expected at most {}", what_,
-                                       shown(name), shown(id), std::ssize(d_.tokens) - 1));
+          bad_input("{}: the post_processor's token {} is {}; expected at most {}", what_, shown(name), shown(id),
+                    std::ssize(d_.tokens) - 1);
         (behind ? d_.behind : d_.before).push_back(static_cast<int32_t>(*token));
       }
     }
@@ -431,6 +428,12 @@ constexpr std::array kIds{"bos_token_id", "eos_token_id", "pad_token_id"};
 constexpr uintmax_t kMostBytes = 100'000'000;  // the largest known has a third
 constexpr std::array kFiles{kTokenizer, kConfig, kNames, kTemplate, kGeneration};
 
+// The name of a token that a key has, as a text or as an added token's object.
+const Json& name_at(const Json& config, const char* key) {
+  const Json& value = value_at(config, key);
+  return value.is_object() ? value_at(value, "content") : value;
+}
+
 // The text of a chat template: one string, or the one called "default" of several.
 std::string template_of(const Json& value, const std::string& what) {
   if (value.is_null()) return "";
@@ -439,7 +442,7 @@ std::string template_of(const Json& value, const std::string& what) {
     for (const Json& named : value)
       if (value_at(named, "name") == "default" && value_at(named, "template").is_string())
         return value_at(named, "template").get<std::string>();
-  throw InputError(fmt::format("{}: 'chat_template' must be a text, or a list with one named default", what));
+  bad_input("{}: 'chat_template' must be a text, or a list with one named default", what);
 }
 
 }  // namespace
@@ -454,8 +457,7 @@ std::string read_tokenizer_file(const std::filesystem::path& file) {
   std::error_code error;
   const auto size = std::filesystem::file_size(file, error);
   if (!error && size > kMostBytes)
-    throw InputError(
-        fmt::format("{} has {} bytes; expected a tokenizer's at most {}", file.string(), size, kMostBytes));
+    bad_input("{} has {} bytes; expected a tokenizer's at most {}", file.string(), size, kMostBytes);
   return read_file(file);
 }
 
@@ -496,6 +498,9 @@ void HubTokenizer::read_config(const std::string& what) {
     if (const auto token = named(config, "bos_token", what + name)) bos_ = token;
     if (const auto token = named(config, "eos_token", what + name)) eos_ = token;
     if (const auto token = named(config, "pad_token", what + name, false)) pad_ = token;
+    for (const char* const key :
+         {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"})
+      if (const Json& token = name_at(config, key); token.is_string()) names_[key] = token.get<std::string>();
     if (name == kNames) continue;
     chat_template_ = template_of(value_at(config, "chat_template"), what + name);
     // These keys, where they are said, have the last word, not the post_processor.
@@ -505,26 +510,23 @@ void HubTokenizer::read_config(const std::string& what) {
     if (hub::flag(config, "add_eos_token", false, what + name) && eos_) d_.behind = {*eos_};
   }
   if (!eos_) eos_ = special("<|endoftext|>");
+  if (eos_ && !files_.contains(kConfig)) names_["eos_token"] = text_of(*eos_);
   const auto jinja = files_.find(kTemplate);
   if (jinja == files_.end()) return;
-  if (find_invalid_utf8(jinja->second) != std::string::npos)
-    throw InputError(fmt::format("{}{}: not UTF-8", what, kTemplate));
+  if (find_invalid_utf8(jinja->second) != std::string::npos) bad_input("{}{}: not UTF-8", what, kTemplate);
   chat_template_ = jinja->second;
 }
 
-// The token that a key names, as a string or as an added token's object.
 std::optional<int32_t> HubTokenizer::named(const Json& config, const char* key, const std::string& what,
                                            bool needed) const {
-  const Json& value = value_at(config, key);
+  const Json &value = value_at(config, key), &name = name_at(config, key);
   if (value.is_null()) return {};
-  const Json& name = value.is_object() ? value_at(value, "content") : value;
   if (!name.is_string() && !needed) return {};
-  if (!name.is_string()) throw InputError(fmt::format("{}: '{}' must name a token, not {}", what, key, shown(value)));
+  if (!name.is_string()) bad_input("{}: '{}' must name a token, not {}", what, key, shown(value));
   if (const auto token = special(name.get_ref<const std::string&>())) return token;
   const auto found = d_.vocab.find(name.get_ref<const std::string&>());
   if (found == d_.vocab.end() && !needed) return {};
-  if (found == d_.vocab.end())
-    throw InputError(fmt::format("{}: '{}' is {}, which is no token of {}", what, key, shown(name), kTokenizer));
+  if (found == d_.vocab.end()) bad_input("{}: '{}' is {}, which is no token of {}", what, key, shown(name), kTokenizer);
   return found->second;
 }
 

@@ -1,16 +1,15 @@
 // Our own tokenizers as descriptions, in their files, and learnt from a text.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <queue>
 #include <set>
 
+#include "data/bad_input.h"
 #include "data/files.h"
 #include "data/json.h"
 #include "data/tokenizer/described.h"
 #include "data/utf8.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {
@@ -45,8 +44,8 @@ std::vector<std::string> parse_vocab(std::string_view text, const std::string& w
   std::vector<bool> seen(json.size());
   for (const auto& [spelling, id] : json.items()) {
     if (!id.is_number_unsigned() || id.get<uint64_t>() >= tokens.size() || seen[id.get<size_t>()])
-      throw InputError(fmt::format("{}: the token '{}' has the number {}; expected each of 0 to {} once", what,
-                                   spelling, id.dump(), tokens.size() - 1));
+      bad_input("{}: the token '{}' has the number {}; expected each of 0 to {} once", what, spelling, id.dump(),
+                tokens.size() - 1);
     seen[id.get<size_t>()] = true;
     tokens[id.get<size_t>()] = bpe::unspell(spelling).value_or(spelling);  // a special token may have any character
   }
@@ -56,8 +55,7 @@ std::vector<std::string> parse_vocab(std::string_view text, const std::string& w
 int32_t id_of(const hub::Ids& ids, std::string_view spelling, const std::string& what, size_t line) {
   const std::optional<std::string> bytes = bpe::unspell(spelling);
   const auto found = bytes ? ids.find(*bytes) : ids.end();
-  if (found == ids.end())
-    throw InputError(fmt::format("{}: line {}: '{}' is no token of the vocabulary", what, line, spelling));
+  if (found == ids.end()) bad_input("{}: line {}: '{}' is no token of the vocabulary", what, line, spelling);
   return found->second;
 }
 
@@ -73,7 +71,7 @@ std::vector<BpeTokenizer::Merge> parse_merges(std::string_view text, const std::
     if (line == 1 && row.starts_with("#version")) continue;
     const size_t space = row.find(' ');
     if (space == std::string_view::npos || row.find(' ', space + 1) != std::string_view::npos)
-      throw InputError(fmt::format("{}: line {}: expected two tokens with one space between them", what, line));
+      bad_input("{}: line {}: expected two tokens with one space between them", what, line);
     merges.push_back({id_of(ids, row.substr(0, space), what, line), id_of(ids, row.substr(space + 1), what, line)});
   }
   return merges;
@@ -88,32 +86,30 @@ Description of_merges(std::vector<std::string> tokens, const std::vector<BpeToke
   d.cuts = {bpe::Split::of_regex(bpe::kGpt2)};
   d.byte_tokens.assign(256, -1);
   for (size_t i = 0; i < d.tokens.size(); ++i) {
-    if (d.tokens[i].empty()) throw InputError(fmt::format("{}: token {} is empty", what, i));
+    if (d.tokens[i].empty()) bad_input("{}: token {} is empty", what, i);
     if (d.tokens[i].size() > 1) continue;
     int32_t& place = d.byte_tokens[static_cast<uint8_t>(d.tokens[i][0])];
-    if (place >= 0) throw InputError(fmt::format("{}: tokens {} and {} are the same byte", what, place, i));
+    if (place >= 0) bad_input("{}: tokens {} and {} are the same byte", what, place, i);
     place = static_cast<int32_t>(i);
   }
   for (size_t b = 0; b < 256; ++b)
-    if (d.byte_tokens[b] < 0)
-      throw InputError(fmt::format("{}: no token for the byte 0x{:02x}; expected all 256 bytes", what, b));
+    if (d.byte_tokens[b] < 0) bad_input("{}: no token for the byte 0x{:02x}; expected all 256 bytes", what, b);
   d.vocab.reserve(d.tokens.size());
   for (size_t i = 0; i < d.tokens.size(); ++i)
     if (const auto [known, added] = d.vocab.emplace(d.tokens[i], static_cast<int32_t>(i)); !added)
-      throw InputError(
-          fmt::format("{}: tokens {} and {} are the same, '{}'", what, known->second, i, bpe::spell(d.tokens[i])));
+      bad_input("{}: tokens {} and {} are the same, '{}'", what, known->second, i, bpe::spell(d.tokens[i]));
   d.merges.reserve(merges.size());
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     const auto [left, right] = merges[rank];
     for (const int32_t part : {left, right})
       if (part < 0 || part >= std::ssize(d.tokens))
-        throw InputError(fmt::format("{}: merge {} uses the token {}, which is not there", what, rank, part));
+        bad_input("{}: merge {} uses the token {}, which is not there", what, rank, part);
     const std::string joined = d.tokens[static_cast<size_t>(left)] + d.tokens[static_cast<size_t>(right)];
     const auto result = d.vocab.find(joined);
     if (result == d.vocab.end())
-      throw InputError(fmt::format("{}: merge {} makes '{}', which is no token", what, rank, bpe::spell(joined)));
+      bad_input("{}: merge {} makes '{}', which is no token", what, rank, bpe::spell(joined));
     if (!d.merges.add(merges[rank], result->second))
-      throw InputError(fmt::format("{}: merge {} (into '{}') appears twice", what, rank, bpe::spell(joined)));
+      bad_input("{}: merge {} (into '{}') appears twice", what, rank, bpe::spell(joined));
   }
   return d;
 }
@@ -310,17 +306,17 @@ CharTokenizer::CharTokenizer(std::vector<char32_t> characters)
 
 CharTokenizer CharTokenizer::from_json(const Json& json, const std::string& what) {
   if (!json.contains("characters") || !json["characters"].is_array())
-    throw InputError(fmt::format("{}: the key 'characters' must be a list of code points", what));
+    bad_input("{}: the key 'characters' must be a list of code points", what);
   std::vector<char32_t> characters;
   for (const Json& c : json["characters"]) {
     if (!c.is_number_unsigned() || !is_scalar(c.get<uint64_t>()))
-      throw InputError(fmt::format("{}: 'characters' holds {}, which is no Unicode code point", what, c.dump()));
+      bad_input("{}: 'characters' holds {}, which is no Unicode code point", what, c.dump());
     if (!characters.empty() && c.get<char32_t>() <= characters.back())
-      throw InputError(fmt::format("{}: 'characters' must ascend; {} follows {}", what, c.dump(),
-                                   static_cast<uint32_t>(characters.back())));
+      bad_input("{}: 'characters' must ascend; {} follows {}", what, c.dump(),
+                static_cast<uint32_t>(characters.back()));
     characters.push_back(c.get<char32_t>());
   }
-  if (characters.empty()) throw InputError(fmt::format("{}: 'characters' is empty", what));
+  if (characters.empty()) bad_input("{}: 'characters' is empty", what);
   return CharTokenizer(std::move(characters));
 }
 
@@ -332,10 +328,10 @@ CharTokenizer CharTokenizer::of_text(std::string_view text, const std::string& w
     const size_t at = position;
     const std::optional<char32_t> c = next_code_point(text, position);
     if (!c)
-      throw InputError(fmt::format(
+      bad_input(
           "{} is not UTF-8 (invalid byte 0x{:02x} at offset {}), which `tokenizer` char needs; `tokenizer` bytes takes "
           "any encoding",
-          what, static_cast<uint8_t>(text[at]), at));
+          what, static_cast<uint8_t>(text[at]), at);
     if (*c < 128) {
       ascii[*c] = true;
     } else if (*c != last) {
@@ -344,7 +340,7 @@ CharTokenizer CharTokenizer::of_text(std::string_view text, const std::string& w
   }
   for (char32_t c = 0; c < 128; ++c)
     if (ascii[c]) found.insert(c);
-  if (found.empty()) throw InputError(fmt::format("{} is empty; expected a text", what));
+  if (found.empty()) bad_input("{} is empty; expected a text", what);
   return CharTokenizer(std::vector<char32_t>(found.begin(), found.end()));
 }
 

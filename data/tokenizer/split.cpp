@@ -33,22 +33,18 @@ constexpr std::pair<std::string_view, std::string_view> kClasses[] = {{"alnum", 
                                                                       {"blank", R"(\x09\p{Zs})"},
                                                                       {"cntrl", R"(\p{Cc})"},
                                                                       {"digit", R"(\p{Nd})"},
-                                                                      {"lower", R"(\p{Lowercase})"},
+                                                                      {"lower", R"(\p{lowercase})"},
                                                                       {"punct", R"(\p{P})"},
                                                                       {"posixpunct", R"(\p{P}\p{S})"},
                                                                       {"space", kSpace},
-                                                                      {"upper", R"(\p{Uppercase})"},
+                                                                      {"upper", R"(\p{uppercase})"},
                                                                       {"word", kWord},
                                                                       {"xdigit", kHex}};
-// The long names of Unicode's categories, and the short ones.
-constexpr std::string_view kCategories =
-    " lc:L& letter:L casedletter:L& uppercaseletter:Lu lowercaseletter:Ll titlecaseletter:Lt modifierletter:Lm "
-    "otherletter:Lo mark:M combiningmark:M nonspacingmark:Mn spacingmark:Mc enclosingmark:Me number:N "
-    "decimalnumber:Nd letternumber:Nl othernumber:No punctuation:P connectorpunctuation:Pc dashpunctuation:Pd "
-    "openpunctuation:Ps closepunctuation:Pe initialpunctuation:Pi finalpunctuation:Pf otherpunctuation:Po "
-    "symbol:S mathsymbol:Sm currencysymbol:Sc modifiersymbol:Sk othersymbol:So separator:Z spaceseparator:Zs "
-    "lineseparator:Zl paragraphseparator:Zp other:C control:Cc format:Cf surrogate:Cs privateuse:Co "
-    "unassigned:Cn ";
+// The sets that \s, \w, \d and \h name.
+constexpr std::pair<char, std::string_view> kSets[] = {{'s', kSpace}, {'w', kWord}, {'d', R"(\p{Nd})"}, {'h', kHex}};
+constexpr std::string_view kCases = R"(\p{lu}\p{ll}\p{lt}\p{uppercase}\p{lowercase})";
+// The beginnings of groups that are the same in both; behind the last two stands a name.
+constexpr std::string_view kGroups[] = {"?:", "?=", "?!", "?>", "?<=", "?<!", "?<", "?'"};
 
 using CodePointer = std::unique_ptr<pcre2_code, decltype(&pcre2_code_free)>;
 
@@ -145,11 +141,10 @@ class Translation {
       fixed = inside.find(',') == std::string_view::npos;
       text = fmt::format("{{{}{}}}", inside[0] == ',' ? "0" : "", inside);
     }
-    if (c == '{' ? !fixed && eat("?") : eat("?")) {
+    if (!fixed && eat("?"))
       text += '?';
-    } else if (c != '{' && eat("+")) {
+    else if (c != '{' && eat("+"))
       text += '+';
-    }
     if (atom_ == std::string::npos) refuse("a quantifier with nothing before it");
     if (quantified_) out_.insert(atom_, "(?:"), out_ += ')';
     out_ += text;
@@ -160,17 +155,15 @@ class Translation {
     Group group{out_.size(), 0, groups_.back().caseless};
     quantified_ = false, atom_ = std::string::npos;
     if (eat("*")) refuse("'(*'");
-    if (!eat("?")) {
-      out_ += '(';
-    } else if (eat("#")) {
-      take_until(')');
-      return;
-    } else if (const std::string_view known = prefix(); !known.empty()) {
-      out_ += fmt::format("(?{}", known);
-      if (known == "<" || known == "'")
-        out_ += fmt::format("{0}{1}", take_until(known == "<" ? '>' : '\''), known == "<" ? '>' : '\'');
-    } else {
-      out_ += "(?";
+    if (eat("?#")) return void(take_until(')'));
+    out_ += '(';
+    if (const auto* const known = std::ranges::find_if(kGroups, [&](auto begin) { return eat(begin); });
+        known != std::end(kGroups)) {
+      out_ += *known;
+      const char end = *known == "?<" ? '>' : '\'';
+      if (known >= std::end(kGroups) - 2) (out_ += take_until(end)) += end;
+    } else if (eat("?")) {
+      out_ += '?';
       for (bool on = true;;) {
         const char c = take_byte();
         if (c == '-') on = false;
@@ -187,12 +180,6 @@ class Translation {
       }
     }
     groups_.push_back(group);
-  }
-
-  std::string_view prefix() {
-    for (const std::string_view known : {":", "=", "!", ">", "<=", "<!", "<", "'"})
-      if (eat(known)) return known;
-    return {};
   }
 
   void escape() {
@@ -218,26 +205,12 @@ class Translation {
     item(character(c));
   }
 
-  // The set that \s, \w, \d and \h name.
   static std::string_view set_of(char c) {
-    switch (c | 0x20) {
-      case 's':
-        return kSpace;
-      case 'w':
-        return kWord;
-      case 'd':
-        return R"(\p{Nd})";
-      case 'h':
-        return kHex;
-      default:
-        return {};
-    }
+    for (const auto& [name, set] : kSets)
+      if (name == (c | 0x20)) return set;
+    return {};
   }
-  static bool is_case(std::string_view set) {
-    for (const std::string_view known : {R"(\p{Lu})", R"(\p{Ll})", R"(\p{Lt})", R"(\p{Uppercase})", R"(\p{Lowercase})"})
-      if (set == known) return true;
-    return false;
-  }
+  static bool is_case(std::string_view set) { return kCases.find(set) != std::string_view::npos; }
   static bool is_upper(char c) { return c >= 'A' && c <= 'Z'; }
   static std::string in_brackets(std::string_view set, bool negative) {
     return fmt::format("[{}{}]", negative ? "^" : "", set);
@@ -281,10 +254,6 @@ class Translation {
       if (c != '_' && c != '-' && c != ' ') name += is_upper(c) ? static_cast<char>(c | 0x20) : c;
     for (const auto& [known, set] : kClasses)
       if (known == name) return std::string(set);
-    if (const size_t at = kCategories.find(" " + name + ":"); at != std::string_view::npos) {
-      const size_t begin = at + name.size() + 2;
-      return fmt::format("\\p{{{}}}", kCategories.substr(begin, kCategories.find(' ', begin) - begin));
-    }
     // A name of PCRE2: a script (there, alone it would be Script_Extensions), a short category or a property.
     int error = 0;
     size_t place = 0;
@@ -307,6 +276,7 @@ class Translation {
       return out;
     };
     const auto add = [&](std::string_view part, bool inverse) {
+      if (groups_.back().caseless && is_case(part)) refuse("a case inside of a class without case");
       inverse ? more.push_back(in_brackets(part, true)) : void(set += part);
     };
     for (bool first = true;; first = false) {
@@ -317,9 +287,7 @@ class Translation {
         const bool inverse = eat("^");
         const std::string_view name = take_until(':');
         if (!eat("]")) refuse("'[:' without ':]'");
-        const std::string known_set = named(name == "punct" ? "posixpunct" : name);
-        if (groups_.back().caseless && is_case(known_set)) refuse("a case inside of a class without case");
-        add(known_set, inverse);
+        add(named(name == "punct" ? "posixpunct" : name), inverse);
       } else if (eat("[")) {
         more.push_back(char_class());
       } else if (eat("\\")) {
@@ -328,7 +296,6 @@ class Translation {
           add(known, is_upper(c));
         } else if (c == 'p' || c == 'P') {
           const auto [known_set, inverse] = property(c == 'P');
-          if (groups_.back().caseless && is_case(known_set)) refuse("a case inside of a class without case");
           add(known_set, inverse);
         } else {
           set += c == 'b' ? "\\x08" : character(c);
@@ -352,15 +319,10 @@ class Translation {
   std::vector<Group> groups_{{0, 0, false}};
 };
 
-// Length of the run of bytes at the start of `text` that are not UTF-8.
-size_t invalid_run(std::string_view text) {
-  size_t end = 0;
-  while (end < text.size()) {
-    size_t position = end;
-    if (next_code_point(text, position)) break;
-    ++end;
-  }
-  return end;
+// The beginning of a character, at this byte or behind it.
+size_t character_from(std::string_view text, size_t at) {
+  while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) ++at;
+  return at;
 }
 
 double processor_seconds() {
@@ -438,8 +400,7 @@ bool Split::match(std::string_view text, size_t from, Matching& matching, size_t
       return true;
     }
     if (last == text.size()) return false;
-    from = last;
-    while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xC0) == 0x80) ++from;
+    from = character_from(text, last);
   }
 }
 
@@ -452,8 +413,7 @@ void Split::each(std::string_view text, Matching& matching, const F& f) const {
   for (size_t from = 0; from <= text.size() && match(text, from, matching, begin, end);) {
     if (begin == end && any && end == done) {
       if (from == text.size()) break;
-      ++from;
-      while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xC0) == 0x80) ++from;
+      from = character_from(text, from + 1);
       continue;
     }
     any = true;
@@ -469,10 +429,10 @@ void Split::pieces(std::string_view text, Matching& matching, const Each& f) con
     const size_t valid = std::min(find_invalid_utf8(text), text.size());
     valid_pieces(text.substr(0, valid), matching, f);
     text.remove_prefix(valid);
-    if (text.empty()) break;
-    const size_t run = invalid_run(text);
-    f(text.substr(0, run));
-    text.remove_prefix(run);
+    size_t broken = 0;
+    for (size_t at = 0; broken < text.size() && !next_code_point(text, at);) at = ++broken;
+    if (broken > 0) f(text.substr(0, broken));
+    text.remove_prefix(broken);
   }
 }
 
@@ -516,11 +476,6 @@ bool is_word(char32_t c) {
   append_utf8(text, c);
   Matching matching(text.size());
   return word.replaced(text, matching, "").empty();
-}
-
-bool is_space(char32_t c) {
-  return (c >= 0x9 && c <= 0xD) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
-         c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
 }  // namespace tessera::bpe

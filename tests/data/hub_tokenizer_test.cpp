@@ -179,7 +179,9 @@ TEST_F(HubTokenizerTest, AnythingUnknownIsRefusedByName) {
                                    {"\\X", "'\\X'"},
                                    {"(?x) a", "'x'"},
                                    {"(?i:ss)", "without case"},
-                                   {"\\p{Foo}", "the class 'Foo'"},
+                                   {"(?i)[\\p{Lu}]", "a case inside of a class"},
+                   {"\\p{Foo}", "the class 'Foo'"},
+                   {"\\p{Uppercase_Letter}", "the class 'Uppercase_Letter'"},
                                    {"(*SKIP)", "'(*'"},
                                    {"(?<=a+)b", "lookbehind"},
                                    {"*", "quantifier"}})
