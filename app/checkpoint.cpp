@@ -304,9 +304,12 @@ void leave_qwen2(Pretrained& from, const Tokenizer& tokenizer) {
   if (c.family != Family::llama || !c.qkv_bias || c.proj_bias || c.qk_norm || c.window > 0 || c.experts.count > 0 ||
       is_qwen2s(tokenizer))
     return;
+  const std::unique_ptr<LanguageModel> model = make_model(c);
+  std::set<std::string> names;
+  for (const Parameter* p : model->parameters()) names.insert(p->name);
   c.proj_bias = true;
-  from.tensors = [all = from.tensors](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
-    if (!name.ends_with(".attn.proj.bias")) return all(name, dtype, shape);
+  from.tensors = [all = from.tensors, names](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
+    if (names.contains(name)) return all(name, dtype, shape);
     return [](int64_t, std::span<std::byte> to) { std::ranges::fill(to, std::byte{0}); };
   };
 }
