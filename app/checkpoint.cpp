@@ -55,15 +55,24 @@ void make_model_folder(const std::string& out, const std::function<void(const fs
   if (error) throw OutputError(fmt::format("cannot make {}: {}", folder.string(), error.message()));
 }
 
-// The tokenizer as other programs know it, with the settings of generation; and a model's config.json gets their ids:
-// null where there is none, since a key that is missing stands for an id that is usual in the model's family.
-void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer) {
-  for (const auto& [name, text] : tokenizer.files()) write_file(folder / name, text);
+bool is_qwen2s(const Tokenizer& tokenizer) {
+  return tokenizer.files().at("tokenizer_config.json").find("\"Qwen2Tokenizer") != std::string::npos;
+}
+
+// The tokenizer as other programs know it, with the settings of generation, to which `turn_ends` are added; and a
+// model's config.json gets their ids: null where there is none, since a key that is missing stands for an id that is
+// usual in the model's family.
+void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const std::vector<int32_t>& turn_ends = {}) {
+  nlohmann::json settings = nlohmann::json::parse(tokenizer.generation_config());
+  std::vector<int32_t> ends = generation_ends(tokenizer);
+  for (const int32_t token : turn_ends)
+    if (std::ranges::find(ends, token) == ends.end()) settings["eos_token_id"] = (ends.push_back(token), ends);
+  for (const auto& [name, text] : tokenizer.files())
+    write_file(folder / name, name == "generation_config.json" ? settings.dump(2) + "\n" : text);
   const fs::path model = folder / "config.json";
   if (std::error_code error; !fs::exists(model, error)) return;
-  const nlohmann::json settings = nlohmann::json::parse(tokenizer.generation_config());
   nlohmann::ordered_json config = nlohmann::ordered_json::parse(read_file(model));
-  if (config["model_type"] == "qwen2" && !dynamic_cast<const HubTokenizer*>(&tokenizer))
+  if (config["model_type"] == "qwen2" && !is_qwen2s(tokenizer))
     say_notes(
         {"AutoTokenizer of transformers 5 gives every folder of the type qwen2 the rules of Qwen2's own tokenizer; "
          "PreTrainedTokenizerFast.from_pretrained() takes the tokenizer of this folder"});
@@ -291,6 +300,23 @@ void import_model(const CheckpointOptions& o) {
                     one_line(o.from), one_line(o.out), one_line(o.out), one_line(o.out)));
 }
 
+// A model with biases of q, k and v alone has the type qwen2, whose tokenizer is known by the type. With another one a
+// model of our own has the type llama, which has a bias behind attention too: zeros.
+void leave_qwen2(Pretrained& from, const Tokenizer& tokenizer) {
+  ModelConfig& c = from.config;
+  if (c.family != Family::llama || !c.qkv_bias || c.proj_bias || c.qk_norm || c.window > 0 || c.experts.count > 0 ||
+      is_qwen2s(tokenizer))
+    return;
+  const std::unique_ptr<LanguageModel> model = make_model(c);
+  std::set<std::string> names;
+  for (const Parameter* p : model->parameters()) names.insert(p->name);
+  c.proj_bias = true;
+  from.tensors = [all = from.tensors, names](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
+    if (names.contains(name)) return all(name, dtype, shape);
+    return [](int64_t, std::span<std::byte> to) { std::ranges::fill(to, std::byte{0}); };
+  };
+}
+
 // A whole model, adapters alone, or a whole model that has them in its weights.
 void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pretrained& from, DType dtype) {
   const bool adapted = from.config.lora.rank > 0;
@@ -302,20 +328,38 @@ void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pret
     write_hub_folder(folder, from.config, {dtype, from.tensors, from.dtype});
 }
 
+// Where a model ends an answer, in the template that it learnt here.
+Asked answer_of(const TrainOptions& run, const Tokenizer& tokenizer) {
+  const bool has_own = run.chat_template == ChatTemplate::automatic && !tokenizer.chat_template().empty();
+  if (!has_own && jinja_of(run.chat_template).empty()) return {};
+  try {
+    return ask({}, {.style = run.chat_template}, tokenizer);
+  } catch (const Error&) {  // a template that cannot be run here taught it nothing
+    return {};
+  }
+}
+
 void export_model(const CheckpointOptions& o) {
-  const Pretrained from = open_pretrained(o.from, o.base);
+  Pretrained from = open_pretrained(o.from, o.base);
   say_notes(from.notes);
   if (o.merge && from.config.lora.rank == 0)
     throw Error(fmt::format("--merge: expected a model with adapters, and {} has none", one_line(o.from)));
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.path);
   const DType dtype = stored_in(o, from.dtype);
   TrainOptions run;
-  if (std::error_code error; fs::exists(from.path / "config.toml", error))
-    apply_config_file(run, (from.path / "config.toml").string());
+  std::error_code error;
+  const bool is_run = fs::exists(from.path / "config.toml", error),
+             trained = is_run && from.path.filename() != "step-0";
+  if (is_run) apply_config_file(run, (from.path / "config.toml").string());
+  if (trained && !run.init) leave_qwen2(from, *tokenizer);
   const std::string_view jinja = tokenizer->chat_template().empty() ? jinja_of(run.chat_template) : "";
+  const Asked answer = trained ? answer_of(run, *tokenizer) : Asked();
+  for (const std::string& stop : answer.stops)
+    say_notes({fmt::format("a turn ends with the text {}, which is no token: other programs stop there only if told to",
+                           one_line(stop))});
   make_model_folder(o.out, [&](const fs::path& made) {
     write_folder(made, o, from, dtype);
-    write_tokenizer(made, *tokenizer);
+    write_tokenizer(made, *tokenizer, answer.ends);
     if (!jinja.empty()) write_file(made / "chat_template.jinja", jinja);
   });
   const bool numbers_again = from.config.quantize.codec != Codec::none && o.merge;

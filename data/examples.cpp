@@ -389,8 +389,8 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
   const auto own = own_template(o, &tokenizer, what);
   if (!own && o.style == ChatTemplate::automatic)
     throw Error("`template`: the model has none of its own; expected chatml, llama3, alpaca or none, found auto");
-  if (turns.empty()) return {};
   Example answered{Example::Shape::messages, turns};
+  if (turns.empty()) answered.turns.push_back({Role::user, "x"});
   answered.turns.push_back({Role::assistant, "x"});
   std::vector<Piece> pieces;
   try {
@@ -401,16 +401,22 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
   while (!pieces.empty() && !pieces.back().response) pieces.pop_back();
   const Piece last = pieces.empty() ? Piece() : pieces.back();
   while (!pieces.empty() && pieces.back().response) pieces.pop_back();
-  Encoder encoder(tokenizer, o);
-  Asked out{encoder.tokens_of({what, own ? own->prompt(turns, what) : pieces, own != nullptr}).tokens};
-  const std::vector<int32_t> behind = encoder.tokens_of({what, {last}, own != nullptr}).tokens;
-  if (!behind.empty() && tokenizer.special(tokenizer.bytes_of(behind.back())) == behind.back())
-    out.ends.push_back(behind.back());
+  Asked out;
+  if (!turns.empty())
+    out.tokens = Encoder(tokenizer, o)
+                     .tokens_of({what, own ? own->prompt(turns, what) : std::move(pieces), own != nullptr})
+                     .tokens;
+  const size_t said = own ? last.text.find('x') : std::string::npos;
+  const std::string behind = last.text.substr(said == std::string::npos ? 0 : said + 1);
+  std::optional<int32_t> end = last.kind == Piece::Kind::end ? tokenizer.document_end() : std::nullopt;
+  for (size_t at = 0; at < behind.size() && !end; ++at) end = tokenizer.special(behind.substr(at));
+  if (end)
+    out.ends.push_back(*end);
   else if (!own && last.kind == Piece::Kind::marker)
-    out.stops.push_back(last.text);
-  else if (const size_t said = last.text.find('x'); own && said != std::string::npos)
-    if (const auto end = jinja::stripped(std::string_view(last.text).substr(said + 1), true, true); !end.empty())
-      out.stops.emplace_back(end);
+    out.stops.push_back(behind);
+  else if (const std::string_view text = jinja::stripped(behind, true, true);
+           own && said != std::string::npos && !text.empty())
+    out.stops.emplace_back(text);
   return out;
 }
 

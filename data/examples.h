@@ -76,8 +76,8 @@ struct ExampleOptions {
 };
 
 // A question to a model: its tokens as far as the next turn of a conversation, and the end of the answer: a token, or a
-// text where the tokenizer has no such token; of no turns nothing, but the template is looked at. Throws Error (usage)
-// naming the field `template` where `automatic` finds no template of the model's own, and InputError.
+// text where the tokenizer has no such token; of no turns the end of any answer alone. Throws Error (usage) naming the
+// field `template` where `automatic` finds no template of the model's own, and InputError.
 struct Asked {
   std::vector<int32_t> tokens = {}, ends = {};
   std::vector<std::string> stops = {};

@@ -112,7 +112,12 @@ std::unique_ptr<Tokenizer> Tokenizer::open_folder(const std::filesystem::path& f
   std::error_code error;
   if (!std::filesystem::exists(file, error)) {
     if (!std::filesystem::exists(folder / "vocab.json", error))
-      bad_input("{}: no tokenizer; expected tokenizer.json, or vocab.json and merges.txt", folder.string());
+      bad_input(
+          "{}: no tokenizer; expected tokenizer.json, or vocab.json and merges.txt{}", folder.string(),
+          std::filesystem::exists(folder / "tokenizer.model", error)
+              ? "; tokenizer.model is not read: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(NEW) of Python's "
+                "transformers makes tokenizer.json of it"
+              : "");
     return std::make_unique<BpeTokenizer>(BpeTokenizer::load_files(folder));
   }
   std::string text = read_tokenizer_file(file);

@@ -103,16 +103,49 @@ TEST_F(ChatTest, ATurnEndsAtTheTemplatesOwnMarker) {
   expect_failure("generate tuned --template auto --prompt x", 2, none);
   expect_failure("generate tuned --chat", 2, none, "echo x |");
   expect_failure("generate tuned --system x --prompt x", 2, none);
+  // Other programs stop where generation_config.json says.
+  ASSERT_EQ(run("checkpoint export tuned --out folder").status, 0);
+  for (const char* file : {"folder/generation_config.json", "folder/config.json"})
+    EXPECT_EQ(Json::parse(read_file(path(file))).at("eos_token_id"), (Json{400, 401})) << file;
+  EXPECT_EQ(run("generate folder --temperature 0 --tokens 20 --chat", "printf 'snow?\n' |").out, "white.\n");
 }
 
+// A tokenizer whose own template ends a turn with another token than a text ends with, as those of base models do.
+TEST_F(ChatTest, AFolderStopsWhereItsTemplateEndsATurn) {
+  std::string jinja = kOwn;
+  jinja.replace(jinja.find("eos_token"), 9, "'<|im_end|>'");
+  make_tokenizer(jinja);
+  std::ofstream(path("tok/tokenizer_config.json")) << Json{{"eos_token", "<|im_start|>"}, {"chat_template", jinja}};
+  ASSERT_EQ(run("train --data chat.jsonl --model llama-nano --layers 1 --heads 2 --kv-heads 2 --channels 16 --context "
+                "96 --steps 1 --batch 2 --ranks 1 --threads-per-rank 1 --tokenizer tok --out tuned")
+                .status,
+            0);
+  const auto ends = [&](const std::string& from, const std::string& to) {
+    EXPECT_EQ(run("checkpoint export " + from + " --out " + to).status, 0);
+    return Json::parse(read_file(path(to + "/generation_config.json"))).at("eos_token_id");
+  };
+  EXPECT_EQ(ends("tuned", "folder"), (Json{400, 401}));
+  // A model that was trained elsewhere goes out as it came.
+  std::ofstream(path("folder/generation_config.json")) << Json{{"eos_token_id", 400}};
+  ASSERT_EQ(run("checkpoint import folder --out imported").status, 0);
+  EXPECT_EQ(ends("imported", "again"), Json(400));
+}
+
+// The tokenizer of characters has no x either, by which the end of an answer was once looked for.
 TEST_F(ChatTest, AMarkerThatIsNoTokenEndsATurnAsText) {
-  tune("--tokenizer bytes --template chatml --context 128");
-  const Json one = Json::parse(said("--template chatml --prompt 'snow?' --format json --tokens 30"));
-  EXPECT_EQ(one["text"], "white.");
-  EXPECT_EQ(one["ended"], "stop");
-  // A folder for others has the template in Jinja, which asks and ends in the same way.
-  ASSERT_EQ(run("checkpoint export tuned --out folder").status, 0);
-  EXPECT_EQ(run("generate folder --temperature 0 --tokens 30 --chat", "printf 'snow?\n' |").out, "white.\n");
+  for (const std::string kind : {"bytes", "char"}) {
+    fs::remove_all(path("tuned"));
+    fs::remove_all(path("folder"));
+    tune("--tokenizer " + kind + " --template chatml --context 128");
+    const Json one = Json::parse(said("--template chatml --prompt 'snow?' --format json --tokens 30"));
+    EXPECT_EQ(one["text"], "white.") << kind;
+    EXPECT_EQ(one["ended"], "stop") << kind;
+    // A folder for others has the template in Jinja, which asks and ends in the same way.
+    const auto ran = run("checkpoint export tuned --out folder");
+    ASSERT_EQ(ran.status, 0);
+    EXPECT_NE(ran.err.find("a turn ends with the text <|im_end|>, which is no token"), std::string::npos);
+    EXPECT_EQ(run("generate folder --temperature 0 --tokens 30 --chat", "printf 'snow?\n' |").out, "white.\n") << kind;
+  }
 }
 
 }  // namespace

@@ -161,5 +161,38 @@ TEST_F(PromptsTest, ExportedFoldersStopWhereTheRunStops) {
   }
 }
 
+// AutoTokenizer gives a qwen2 the rules of its own tokenizer (transformers 5.24, tokenization_auto.py,
+// MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS): a model that was trained here with another one is written as a llama,
+// with zeros behind attention. A window that no llama has leaves it a qwen2.
+TEST_F(PromptsTest, AFolderOfBiasesHasTheTokenizerThatLiesInIt) {
+  for (const std::string window : {"", "--window 8 "}) {
+    const std::string to = window.empty() ? "biased" : "sliding";
+    ASSERT_EQ(run("train --data text.txt --tokenizer bpe-300 --model llama-nano --qkv-bias --layers 1 --heads 2 "
+                  "--kv-heads 2 --channels 16 --context 16 --batch 4 --steps 9 --lr 0.05 --warmup 0 --ranks 1 "
+                  "--threads-per-rank 1 --out run_" +
+                  to + " " + window)
+                  .status,
+              0);
+    const auto ran = run(fmt::format("checkpoint export run_{0} --out {0}", to));
+    ASSERT_EQ(ran.status, 0) << ran.err;
+    EXPECT_EQ(ran.err.find("Qwen2's own tokenizer") == std::string::npos, window.empty()) << ran.err;
+    const Json config = Json::parse(read_file(path(to) / "config.json"));
+    EXPECT_EQ(config.at("model_type"), window.empty() ? "llama" : "qwen2");
+    EXPECT_EQ(config.value("attention_bias", false), window.empty());
+    EXPECT_EQ(run(fmt::format("evaluate {} --data text.txt --dtype fp32", to)).out,
+              run(fmt::format("evaluate run_{} --data text.txt --dtype fp32", to)).out);
+    const std::string names = run("checkpoint inspect " + to).out;
+    EXPECT_EQ(names.find("self_attn.o_proj.bias") != std::string::npos, window.empty());
+  }
+}
+
+// SentencePiece's file, as older folders have it alone.
+TEST_F(PromptsTest, ATokenizerOfSentencePieceIsNamed) {
+  fs::remove(path("bos/tokenizer.json"));
+  expect_failure("generate bos --prompt x", 4, "no tokenizer; expected tokenizer.json, or vocab.json and merges.txt");
+  std::ofstream(path("bos/tokenizer.model")) << "\n\x0e\n\x05<unk>";
+  expect_failure("generate bos --prompt x", 4, "; tokenizer.model is not read: AutoTokenizer.from_pretrained(FOLDER)");
+}
+
 }  // namespace
 }  // namespace tessera
