@@ -37,7 +37,7 @@ class ModelsInAndOutTest : public ModelsTest {
 
 TEST_F(ModelsInAndOutTest, ImportAndExportGiveTheSameBytes) {
   for (const std::string dtype : {"fp32", "bf16"}) {
-    ASSERT_EQ(run(base_ + "--qkv-bias --untied=false --dtype " + dtype).status, 0);
+    ASSERT_EQ(run(base_ + "--qkv-bias --proj-bias --untied=false --dtype " + dtype).status, 0);
     ASSERT_EQ(run("checkpoint export base --out folder").status, 0);
     ASSERT_EQ(run("checkpoint import folder --out imported").status, 0);
     ASSERT_EQ(run("checkpoint export imported --out again").status, 0);
