@@ -155,10 +155,13 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
 
 namespace {
 
-std::unique_ptr<Communicator> alone_on(const std::string& axis, int64_t ranks, int rank = 0) {
-  return std::make_unique<Communicator>(std::make_unique<FakeTransport>(rank, static_cast<int>(ranks), "threads"),
-                                        axis);
+std::unique_ptr<Communicator> alone_on(const std::string& axis, int64_t ranks, int rank = 0, bool takes_rows = false) {
+  return std::make_unique<Communicator>(
+      std::make_unique<FakeTransport>(rank, static_cast<int>(ranks), "threads", takes_rows), axis);
 }
+
+// Whether its ranks read each other's arrays, so that pieces of rows are exchanged without copies.
+bool takes_rows(const Plan& plan) { return plan.backend == Backend::threads && plan.all_reduce == Algorithm::direct; }
 
 // One micro-batch after another, through all stages and back, with whole backward passes or split ones.
 Schedule one_after_another(int stages, int microbatches, bool split) {
@@ -195,8 +198,8 @@ class LoneRank final : public BatchSource {
   LoneRank(const Job& job, bool split, std::optional<int> data_rank, int cp_rank, std::vector<Range> layers)
       : sizes_(job),
         through_root_(data_rank && job.plan.dp_mode == DataMode::dataparallel),
-        tp_(alone_on("tp", sizes_.plan.tp, sizes_.largest_tp_rank())),
-        cp_(alone_on("cp", sizes_.plan.cp, cp_rank)),
+        tp_(alone_on("tp", sizes_.plan.tp, sizes_.largest_tp_rank(), takes_rows(job.plan))),
+        cp_(alone_on("cp", sizes_.plan.cp, cp_rank, takes_rows(job.plan))),
         pp_(alone_on("pp", 1)),
         data_(alone_on("dp", data_rank ? shared(job) : 1, data_rank.value_or(0))),
         ep_(alone_on("ep", sizes_.plan.ep)),

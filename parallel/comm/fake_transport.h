@@ -13,7 +13,9 @@ namespace tessera {
 
 class FakeTransport final : public Transport {
  public:
-  FakeTransport(int rank, int size, std::string_view kind = "fake ranks") : rank_(rank), size_(size), kind_(kind) {}
+  // `takes_rows`: as the ranks do that it stands for (Transport::takes_rows()).
+  FakeTransport(int rank, int size, std::string_view kind = "fake ranks", bool takes_rows = false)
+      : rank_(rank), size_(size), kind_(kind), takes_rows_(takes_rows) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   int world_rank(int rank) const override { return rank; }
@@ -24,7 +26,7 @@ class FakeTransport final : public Transport {
   void recv_to_gpu(int, int, std::byte*, int64_t, Arena&) override {}
   // Where nothing is computed (cpu::Idle) there are no messages either, and what is started holds its arrays until it
   // is waited for.
-  bool takes_rows() const override { return kind_ == "threads"; }
+  bool takes_rows() const override { return takes_rows_; }
   int64_t direct(const Call& call) override {
     return cpu::Idle::here() ? sent_directly(call, size_, rank_) : Transport::direct(call);
   }
@@ -41,6 +43,7 @@ class FakeTransport final : public Transport {
  private:
   int rank_, size_;
   std::string_view kind_;
+  bool takes_rows_;
 };
 
 }  // namespace tessera

@@ -55,6 +55,7 @@ const Plan kPlans[] = {
     {.dp = 3, .dp_mode = DataMode::dataparallel, .microbatches = 2},
     {.dp = 3, .dp_mode = DataMode::ps_sync, .servers = 2},
     {.tp = 2, .sp = true, .microbatches = 2},
+    {.tp = 2, .sp = true, .all_reduce = Algorithm::ring, .microbatches = 2},
     {.cp = 2, .microbatches = 2},
     {.cp = 2, .cp_mode = ContextMode::ulysses},
     {.pp = 2, .schedule = ScheduleKind::gpipe, .microbatches = 6},
