@@ -180,8 +180,8 @@ TEST_F(HubTokenizerTest, AnythingUnknownIsRefusedByName) {
                                    {"(?x) a", "'x'"},
                                    {"(?i:ss)", "without case"},
                                    {"(?i)[\\p{Lu}]", "a case inside of a class"},
-                   {"\\p{Foo}", "the class 'Foo'"},
-                   {"\\p{Uppercase_Letter}", "the class 'Uppercase_Letter'"},
+                                   {"\\p{Foo}", "the class 'Foo'"},
+                                   {"\\p{Uppercase_Letter}", "the class 'Uppercase_Letter'"},
                                    {"(*SKIP)", "'(*'"},
                                    {"(?<=a+)b", "lookbehind"},
                                    {"*", "quantifier"}})
