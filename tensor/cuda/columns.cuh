@@ -12,11 +12,11 @@
 
 namespace tessera::cuda {
 
-// The rows of a run, which are added first: 32, or a smaller power of two where 1,024 runs, which fill a GPU, would
-// have fewer. At least 4, or the sums would be as large as the rows.
+// The rows of a run, which are added first: 32, or 16, 8 or 4 where 1,024 runs, which fill a GPU, would have fewer.
+// Less than 4,096 rows fill none, and the sums of runs of fewer than 4 rows would be as large as the rows.
 inline int64_t rows_together(int64_t rows) {
-  return static_cast<int64_t>(
-      std::clamp(std::bit_floor(static_cast<uint64_t>(rows) / 1024), uint64_t{4}, uint64_t{32}));
+  return rows < 4096 ? 32
+                     : static_cast<int64_t>(std::min(std::bit_floor(static_cast<uint64_t>(rows) / 1024), uint64_t{32}));
 }
 inline constexpr int64_t kPartsInRun = 32;  // partial sums that are added next
 

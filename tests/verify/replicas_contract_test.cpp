@@ -201,6 +201,7 @@ TEST_F(ReplicasContractGpu, WithOneStepAloneItIsDdp) {
 
 using ReplicasContractGpus = test::OnGpus;
 TEST_F(ReplicasContractGpus, OverNcclTheyTrainAsThreadsDo) {
+  if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
   TrainOptions o = short_plan(2);
   say(o, "device=cuda dtype=fp64 layers=3 sync_every=3 sync_fragments=2 dp_mode=diloco");
   for (const bool context : {false, true}) {
