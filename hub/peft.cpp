@@ -9,12 +9,10 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#define PCRE2_CODE_UNIT_WIDTH 8  // the header asks for it
-#include <pcre2.h>
-
 #include "data/bad_input.h"
 #include "data/files.h"
 #include "data/json.h"
+#include "data/tokenizer/bpe.h"
 #include "hub/config.h"
 #include "hub/folder.h"
 #include "hub/keys.h"
@@ -70,21 +68,10 @@ PeftNames names_in(HubKeys& keys, const std::string& what, const char* key) {
   return out;
 }
 
-// Python's re.fullmatch(), as far as both kinds of expressions are the same.
-bool matches(const std::string& pattern, const std::string& text, const std::string& where) {
-  int error = 0;
-  PCRE2_SIZE at = 0;
-  const std::unique_ptr<pcre2_code, decltype(&pcre2_code_free)> code(
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(), PCRE2_ANCHORED | PCRE2_ENDANCHORED,
-                    &error, &at, nullptr),
-      &pcre2_code_free);
-  if (!code) bad_input("{}: '{}' is no regular expression: error {} at {}", where, pattern, error, at);
-  const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data(
-      pcre2_match_data_create_from_pattern(code.get(), nullptr), &pcre2_match_data_free);
-  const int found =
-      pcre2_match(code.get(), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), 0, 0, data.get(), nullptr);
-  if (found < PCRE2_ERROR_NOMATCH) bad_input("{}: '{}' stopped at '{}': error {}", where, pattern, text, found);
-  return found >= 0;
+bool matches(const std::string& pattern, const std::string& text, const std::string& where) try {
+  return bpe::fullmatch(pattern, text);
+} catch (const Error& e) {
+  bad_input("{}: '{}' is no regular expression that can be run: {}", where, pattern, e.what());
 }
 
 // The layer that a target is, as transformers names it.

@@ -6,9 +6,9 @@
 // and a line break "Ċ" (U+010A). Source: Radford et al. 2019 and the encoder published with it.
 //
 // A pattern cuts a text into pieces, which are merged each alone. Patterns come from files of strangers and are run by
-// PCRE2 (split.cpp). GPT-2's makes a piece of an English contraction's ending, or of one of: letters, numbers, other
-// visible characters, each with at most one space before it, or white space (without the last space before a word).
-// Bytes that are not UTF-8 are a piece of their own for each unbroken run of them. Source: Radford et al. 2019,
+// Oniguruma (split.cpp). GPT-2's makes a piece of an English contraction's ending, or of one of: letters, numbers,
+// other visible characters, each with at most one space before it, or white space (without the last space before a
+// word). Bytes that are not UTF-8 are a piece of their own for each unbroken run of them. Source: Radford et al. 2019,
 // "Language models are unsupervised multitask learners", section 2.2.
 #pragma once
 #include <array>
@@ -53,7 +53,7 @@ class Matching {
   std::unique_ptr<State> state_;
 };
 
-// A pattern, as the library `tokenizers` has it. It takes a pattern as Oniguruma reads it in Ruby's syntax.
+// A pattern, as the library `tokenizers` has it: in Oniguruma's own syntax.
 class Split {
  public:
   using Each = std::function<void(std::string_view)>;
@@ -72,7 +72,7 @@ class Split {
   struct Code;
   Split(std::string_view pattern, bool literal, Behaviour behaviour, bool invert);
   template <class F>
-  void each(std::string_view text, Matching& matching, const F& f) const;
+  void each(std::string_view text, Matching& matching, const F& f, size_t offset = 0) const;
   void valid_pieces(std::string_view text, Matching& matching, const Each& f) const;
   bool match(std::string_view text, size_t from, Matching& matching, size_t& begin, size_t& end) const;
 
@@ -80,6 +80,10 @@ class Split {
   Behaviour behaviour_;
   bool invert_;
 };
+
+// Python's re.fullmatch(), as far as both kinds of expressions are the same. Throws Error for none, and for one that
+// takes too long.
+bool fullmatch(std::string_view regex, std::string_view text);
 
 // The pieces of a text by GPT-2's pattern; together they are the text, whatever its bytes.
 void for_each_piece(std::string_view text, const Split::Each& f);

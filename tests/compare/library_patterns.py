@@ -43,6 +43,12 @@ DEEPSEEK_V2 = [
     (r"\s?\p{P}+", "isolated"),
     ("[一-龥ࠀ-一가-퟿]+", "isolated"),
 ]
+# What other kinds of expressions spell otherwise or lack.
+ONIG = (
+    r"(?<=\s+)\p{Uppercase_Letter}{1,2}+|(?i:strasse|ﬁ)|(?x: n a # ïve"
+    + "\n"
+    + r")|\G\p{^L}\X|[\p{L}&&[^\p{Han}]]+|\h{2}|\b\w|[\W_]+\b"
+)
 
 
 def split(pattern, behaviour="isolated", invert=False):
@@ -76,7 +82,7 @@ KINDS = {
     "spaces": (sequence(S(" ", "merged_with_next"), pre_tokenizers.Digits(False)), normalizers.NFKC()),
     "words": (sequence(pre_tokenizers.Whitespace()), normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])),
     "lower": (sequence(pre_tokenizers.WhitespaceSplit()), normalizers.Sequence([normalizers.NFKD(), normalizers.Lowercase()])),
-    "onig": (sequence(split(r"[\p{L}&&[^\p{Han}]]+|\h{2}|\b\w|[\W_]+\b", "merged_with_previous")), None),
+    "onig": (sequence(split(ONIG, "merged_with_previous")), None),
 }  # fmt: skip
 
 BLOCKS = [(0x20, 0x7E), (0xA0, 0x24F), (0x250, 0x2FF), (0x300, 0x36F), (0x370, 0x3FF), (0x400, 0x52F), (0x531, 0x58A),

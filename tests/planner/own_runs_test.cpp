@@ -111,7 +111,7 @@ const OnTwoRanks kOnTwoRanks[] = {
     {{.dp = 2, .zero = ZeroStage::one}, 16, 8062},
     {{.dp = 2, .zero = ZeroStage::three}, 16, 7921},
     {{.tp = 2}, 32, 8983},
-    {{.tp = 2, .sp = true}, 32, 7898},
+    {{.tp = 2, .sp = true}, 32, 7797},
     {{.cp = 2}, 32, 8809},
     {{.cp = 2, .cp_mode = ContextMode::ulysses}, 32, 9111},
     {{.pp = 2, .microbatches = 4}, 8, 5037},
