@@ -78,7 +78,6 @@ class DatasetWriter {
 
   // False when the name was taken meanwhile.
   bool finish() {
-    using Json = nlohmann::json;
     write_shard(train_.size());
     const int64_t vocab = tokenizer_->vocab_size();
     TokenFile::write(made_ / "val.tok", val_, vocab);
@@ -87,17 +86,18 @@ class DatasetWriter {
       write_file(made_ / "vocab.json", bpe->vocab_json());
       write_file(made_ / "merges.txt", bpe->merges_txt());
     }
-    Json train = {{"tokens", train_tokens_}, {"bytes", train_bytes_}};
+    nlohmann::json train = {{"tokens", train_tokens_}, {"bytes", train_bytes_}};
     if (shard_tokens_ > 0) train["files"] = train_files_;
-    const Json description = {{"format", kDatasetFormat},
-                              {"version", 1},
-                              {"source", source_},
-                              {"tokenizer", tokenizer_->kind()},
-                              {"vocab_size", vocab},
-                              {"train", train},
-                              {"val", {{"tokens", val_.size()}, {"bytes", val_bytes_}}}};
+    const nlohmann::json description = {{"format", kDatasetFormat},
+                                        {"version", 1},
+                                        {"source", source_},
+                                        {"tokenizer", tokenizer_->kind()},
+                                        {"vocab_size", vocab},
+                                        {"train", train},
+                                        {"val", {{"tokens", val_.size()}, {"bytes", val_bytes_}}}};
     // A file name need not be UTF-8; JSON must be.
-    write_file(made_ / "dataset.json", description.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    write_file(made_ / "dataset.json",
+               description.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
     return publish(made_, directory_);
   }
 

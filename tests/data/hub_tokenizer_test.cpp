@@ -268,8 +268,12 @@ TEST_F(HubTokenizerTest, EndsAreAddedAsTransformersAddsThem) {
                                all = tokenizer->encode_with("a b", {.add_ends = true});
     ASSERT_EQ(all.size(), plain.size() + (c.before.empty() ? 0 : 1) + (c.behind.empty() ? 0 : 1));
     EXPECT_EQ(tokenizer->beginning().size(), c.before.empty() ? 0U : 1U);
-    if (!c.before.empty()) EXPECT_EQ(tokenizer->bytes_of(all.front()), c.before);
-    if (!c.behind.empty()) EXPECT_EQ(tokenizer->bytes_of(all.back()), c.behind);
+    if (!c.before.empty()) {
+      EXPECT_EQ(tokenizer->bytes_of(all.front()), c.before);
+    }
+    if (!c.behind.empty()) {
+      EXPECT_EQ(tokenizer->bytes_of(all.back()), c.behind);
+    }
   }
 }
 
