@@ -400,7 +400,7 @@ class Parser {
         if (found == std::end(kOperators)) return out;
         if (found->second == kCompare && std::exchange(compared, true))
           throw InputError("a chain of comparisons is not known");
-        out = operation(*found, std::move(out), expression(found->second + 1));
+        out = operation(*found, out, expression(found->second + 1));
       }
     }
   }
