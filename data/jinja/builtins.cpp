@@ -177,7 +177,7 @@ Value end_of(const Call& c) {
   if (last) length(c);
   Values items = items_of(c.work, c.at(0));
   if (items.empty()) return Undefined{};
-  const Value out = last ? items.back() : items.front();
+  Value out = last ? items.back() : items.front();
   Sequence* const s = c.at(0).sequence();
   if (s && s->form == Form::iterator) s->items.assign(items.begin() + 1, items.end());
   return out;
