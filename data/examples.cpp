@@ -408,7 +408,8 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
                      .tokens;
   const size_t said = own ? last.text.find('x') : std::string::npos;
   const std::string behind = last.text.substr(said == std::string::npos ? 0 : said + 1);
-  std::optional<int32_t> end = last.kind == Piece::Kind::end ? tokenizer.document_end() : std::nullopt;
+  std::optional<int32_t> end;
+  if (last.kind == Piece::Kind::end) end = tokenizer.document_end();
   for (size_t at = 0; at < behind.size() && !end; ++at) end = tokenizer.special(behind.substr(at));
   if (end)
     out.ends.push_back(*end);
