@@ -39,7 +39,7 @@ std::vector<Batch> embedded(LanguageModel& model, const Rows& rows, const Quanti
 
 // Those of the rows of x (B, T, C) that count.
 Tensor counted(const Tensor& x, const std::vector<int64_t>& rows) {
-  const Tensor all = x.on_host().contiguous().flat_rows();
+  Tensor all = x.on_host().contiguous().flat_rows();
   if (rows.empty()) return all;
   Tensor out = all.make({std::ssize(rows), all.dim(1)});
   for (int64_t to = 0; const int64_t from : rows) out.narrow(0, to++, 1).copy_from(all.narrow(0, from, 1));
