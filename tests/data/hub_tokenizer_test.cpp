@@ -1,5 +1,6 @@
 // Tokenizers of Hugging Face folders: the same tokens as the library `tokenizers` makes, and files that are refused.
 #include <gtest/gtest.h>
+#include <regex.h>
 
 #include <algorithm>
 #include <array>
@@ -378,6 +379,14 @@ TEST_F(HubTokenizerTest, LongRunsTakeTheirLengthAndNotItsSquare) {
     for (const std::string& text : texts) EXPECT_FALSE(tokenizer->encode(text).empty());
   }
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));  // their squares take hours
+}
+
+// Oniguruma's regcomp reads these flags otherwise, and its regexec cannot read what the C library compiled.
+TEST(Oniguruma, LeavesTheRegularExpressionsOfTheCLibraryAlone) {
+  regex_t compiled;
+  ASSERT_EQ(regcomp(&compiled, "tessera", REG_ICASE | REG_NOSUB), 0);
+  EXPECT_EQ(regexec(&compiled, "TESSERA", 0, nullptr, 0), 0);
+  regfree(&compiled);
 }
 
 }  // namespace
