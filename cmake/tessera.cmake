@@ -24,9 +24,10 @@ endif()
 # library's own pragmas against that are not kept in precompiled headers.
 target_compile_options(tessera_flags INTERFACE
   $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict$<SEMICOLON>-Wno-stringop-overflow$<SEMICOLON>-Wno-array-bounds>)
-# A test's time goes by in the libraries; its own code is compiled in half the time with -Og.
+# A test's time goes by in the libraries; its own code is compiled in half the time with -Og. Layers without long loops
+# over numbers (tessera_layer) take a third less with -O1, with which g++ sees values that are not set where all are.
 target_compile_options(tessera_flags INTERFACE
-  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:$<IF:$<BOOL:$<TARGET_PROPERTY:TESSERA_TEST>>,-Og,-O3>>)
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:$<IF:$<BOOL:$<TARGET_PROPERTY:TESSERA_TEST>>,-Og,$<IF:$<BOOL:$<TARGET_PROPERTY:TESSERA_PLAIN>>,-O1$<SEMICOLON>-Wno-maybe-uninitialized,-O3>>>)
 
 # The sanitizers' checks hide from g++ 12 what is initialised, inside its own std::regex too: that warning is off with them.
 if(TESSERA_SANITIZE)
@@ -123,8 +124,8 @@ function(tessera_layer name)
   add_library(tessera_${name} ${sources})
   target_link_libraries(tessera_${name} PRIVATE $<BUILD_INTERFACE:tessera_flags> ${ARGN})
   tessera_precompile(tessera_${name} tessera_standard)
-  if(name MATCHES "^(app|lab|settings)$")  # which compute nothing: a fifth of their compilation is saved
-    target_compile_options(tessera_${name} PRIVATE "$<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-O1;-Wno-maybe-uninitialized>")
+  if(name MATCHES "^(app|lab|settings|train|verify)$" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    set_target_properties(tessera_${name} PROPERTIES TESSERA_PLAIN ON)
   endif()
   if(TESSERA_UNITY)
     tessera_units(${name} ${sources})
