@@ -12,9 +12,11 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <mutex>
 #include <set>
 #include <string_view>
+#include <thread>
 
 #include "tensor/error.h"
 
@@ -147,7 +149,19 @@ void kill_running_programs() {
   for (const pid_t child : running) ::kill(-child, SIGKILL);
 }
 
+// Children of this process that are in no list: those that the kernel gave to it.
+std::set<pid_t> children() {
+  std::set<pid_t> out;
+  std::error_code none;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", none)) {
+    std::ifstream file(task.path() / "children");
+    for (pid_t child = 0; file >> child;) out.insert(child);
+  }
+  return out;
+}
+
 StartedProgram::StartedProgram(const std::vector<std::string>& command) {
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   if (const int error = start(command, nullptr, -1, child_); error != 0)
     throw Error(command[0] + " cannot be started: " + (error == ENOENT ? "command not found" : std::strerror(error)));
 }
@@ -163,6 +177,19 @@ std::optional<int> StartedProgram::ended() {
   if (child_ == 0 || ::waitpid(child_, &status, WNOHANG) <= 0) return {};
   child_ = 0;
   return status_of(status);
+}
+
+int StartedProgram::end_rest(double seconds) {
+  std::set<pid_t> told;
+  const Clock::time_point patient =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  for (std::set<pid_t> left; !(left = children()).empty(); std::this_thread::sleep_for(std::chrono::milliseconds(10)))
+    for (const pid_t child : left) {
+      const bool first = told.insert(child).second;
+      if (first || Clock::now() > patient) ::kill(child, Clock::now() > patient ? SIGKILL : SIGTERM);
+      ::waitpid(child, nullptr, WNOHANG);
+    }
+  return static_cast<int>(told.size());
 }
 
 void StartedProgram::signal(int number) const {

@@ -24,7 +24,8 @@ ProgramResult run_program(const std::vector<std::string>& command, const std::fi
 void kill_running_programs();
 
 // A program that goes on beside this one, in a process group of its own, with this one's standard output and standard
-// error and nothing on its standard input. When this process ends, however that ends, it gets SIGTERM.
+// error and nothing on its standard input. When this process ends, however that ends, it gets SIGTERM. From then on
+// what loses its parent below this process becomes this one's child, so that nothing started can outlive end_rest().
 class StartedProgram {
  public:
   // Found through PATH, by the main thread. Throws Error when it cannot be started.
@@ -36,6 +37,9 @@ class StartedProgram {
   // Its exit status once it has ended, 128 + n for signal n.
   std::optional<int> ended();
   void signal(int number) const;  // to its group
+  // Ends what has lost its parent, such as ranks of an mpirun that was killed: SIGTERM, and SIGKILL after so many
+  // seconds. Returns how many there were.
+  static int end_rest(double seconds);
 
  private:
   pid_t child_ = 0;  // 0: it has ended

@@ -322,6 +322,11 @@ void RunLock::check() const {
     throw OutputError(fmt::format("{} is being written by another run, {}", run_.string(), read(run_)));
 }
 
+bool RunLock::is_held(const fs::path& run) {
+  const Descriptor file(::open(lock_of(run).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  return file.get() >= 0 && ::flock(file.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+}
+
 std::string RunLock::read(const fs::path& run) {
   const std::string text = read_file(lock_of(run));
   return text.substr(0, text.find('\n'));

@@ -31,6 +31,8 @@ class RunLock {
   // Tells a user what is unusual about the lock; mostly empty.
   const std::string& note() const { return note_; }
 
+  // Whether a process holds the lock of a folder.
+  static bool is_held(const std::filesystem::path& run);
   // The words of a folder's lock about who holds it; they differ between any two. Throws InputError.
   static std::string read(const std::filesystem::path& run);
 

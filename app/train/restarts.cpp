@@ -117,6 +117,7 @@ class Launcher {
       }
       tell(e, number, plan);
       repeated_ += e.step - e.from, again_s_ += e.again_s;
+      end_what_is_left();
       if (number > o_.restarts) {
         sum_up();
         throw Error(
@@ -163,8 +164,7 @@ class Launcher {
     for (std::string_view rest = launch, word; !(word = take_word(rest, " \t")).empty();) out.emplace_back(word);
     const std::string mark = "{ranks}";
     for (std::string& word : out)
-      if (const size_t at = word.find(mark); at != word.npos)
-        word.replace(at, mark.size(), std::to_string(plan.ranks()));
+      for (size_t at; (at = word.find(mark)) != word.npos;) word.replace(at, mark.size(), std::to_string(plan.ranks()));
     out.push_back(fs::read_symlink("/proc/self/exe").string());
     std::vector<std::string> more;
     if (!o_.out) more.insert(more.end(), {"--out", run_.string()});
@@ -206,6 +206,18 @@ class Launcher {
     e.step = std::max(first ? last_recorded_step(run_) : 0, saved.step);
     if (first) e.again_s = std::max(0.0, seconds(end - std::max(*first, saved.at)));
     return e;
+  }
+  // Ranks of a launcher that was killed may live on, here or on other hosts, and hold the run's lock.
+  void end_what_is_left() const {
+    constexpr double kPatience = 5;
+    if (const int ranks = StartedProgram::end_rest(kPatience); ranks > 0)
+      say(fmt::format("ended {} {} that the last start had left", ranks, ranks == 1 ? "process" : "processes"));
+    if (o_.rank.value_or(0) > 0) return;  // the lock is rank 0's
+    const Clock::time_point patient = Clock::now() + std::chrono::seconds(static_cast<int64_t>(whole_.timeout));
+    for (bool told = false; RunLock::is_held(run_) && Clock::now() < patient && interrupted() == 0;
+         std::this_thread::sleep_for(std::chrono::milliseconds(100)))
+      if (!std::exchange(told, true))
+        say(fmt::format("waiting for {}, which still writes to {}", RunLock::read(run_), run_.string()));
   }
   void say(const std::string& line) const { say_above_progress(line); }
   void tell(const Ended& e, int64_t number, const Plan& plan) const {

@@ -255,26 +255,46 @@ TEST_F(RestartsTest, RanksThatMeetAreStartedAgainByTheirLaunchers) {
   EXPECT_TRUE(end_of("run") == end_of("whole"));
 }
 
-// A rank under mpirun: mpirun ends the others, and the launcher starts mpirun again.
-TEST_F(RestartsTest, AKilledRankOfMpirunIsStartedAgainWithTheOthers) {
-  if (!kWithMpi || std::system("mpirun --version 2>/dev/null | grep -qiE 'open(rte| mpi)'") != 0)
-    GTEST_SKIP() << "no Open MPI here";
-  ASSERT_EQ(run("train " + kSettings + "--ranks 2 --out whole").status, 0);
-  const pid_t launcher =
-      start("train " + kSettings +
-            "--ranks 2 --restarts 2 --launch 'mpirun --allow-run-as-root --oversubscribe -n {ranks}' --out run");
-  const auto rank_of = [&]() -> pid_t {
-    for (const pid_t mpirun : children_of(launcher))
-      for (const pid_t rank : children_of(mpirun))
-        if (std::error_code gone; fs::read_symlink(fmt::format("/proc/{}/exe", rank), gone) == fs::path(TESSERA_BINARY))
-          return rank;
+class RestartsOfMpirun : public RestartsTest {
+ protected:
+  void SetUp() override {
+    if (!kWithMpi || std::system("mpirun --version 2>/dev/null | grep -qiE 'open(rte| mpi)'") != 0)
+      GTEST_SKIP() << "no Open MPI here";
+    ASSERT_EQ(run("train " + kSettings + "--ranks 2 --out whole").status, 0);
+    launcher_ = start("train " + kSettings +
+                      "--ranks 2 --restarts 2 --out run --launch "
+                      "'mpirun --allow-run-as-root --oversubscribe -x RANKS={ranks} -n {ranks}'");
+  }
+  pid_t rank() const {
+    for (const pid_t mpirun : children_of(launcher_))
+      for (const pid_t child : children_of(mpirun))
+        if (std::error_code gone;
+            fs::read_symlink(fmt::format("/proc/{}/exe", child), gone) == fs::path(TESSERA_BINARY))
+          return child;
     return 0;
-  };
-  kill_at(40, rank_of);
-  EXPECT_EQ(status_of(launcher), 0) << log();
-  EXPECT_TRUE(end_of("run") == end_of("whole"));
+  }
+  void expect_to_go_on() const {
+    EXPECT_EQ(status_of(launcher_), 0) << log();
+    EXPECT_TRUE(end_of("run") == end_of("whole"));
+    expect_said("start 2 of 3: 2 ranks");
+  }
+  pid_t launcher_ = 0;
+};
+
+// mpirun ends the others, and the launcher starts mpirun again.
+TEST_F(RestartsOfMpirun, AKilledRankIsStartedAgainWithTheOthers) {
+  kill_at(40, [&] { return rank(); });
+  expect_to_go_on();
   expect_said("has failed: its process ");
-  expect_said("start 2 of 3: 2 ranks");
+}
+
+// Its ranks live on for a while, one of them stopped, and hold the run's lock.
+TEST_F(RestartsOfMpirun, AKilledMpirunIsStartedAgainWhenItsRanksHaveEnded) {
+  ASSERT_TRUE(comes([&] { return rank() > 0; }));
+  kill(rank(), SIGSTOP);
+  kill_at(0, child_of(launcher_));
+  expect_to_go_on();
+  expect_said("that the last start had left");
 }
 
 }  // namespace
