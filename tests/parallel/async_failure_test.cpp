@@ -31,7 +31,7 @@ TEST(AsyncFailure, NobodyWaitsForAWorkerThatTheRecordEndsEarly) {
 }
 
 TEST(AsyncFailure, AWaitLongerThanTheTimeoutIsNoFailureOfWhoHasEnded) {
-  launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 0.8}, [&](Communicator& world) {
+  launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 2}, [&](Communicator& world) {
     AsyncTraining out;
     out.pushed = out.pulled = out.parameters = out.moments = std::vector<int64_t>(2);
     std::vector<std::byte> values;
@@ -40,7 +40,7 @@ TEST(AsyncFailure, AWaitLongerThanTheTimeoutIsNoFailureOfWhoHasEnded) {
                 .steps = 2,
                 .before =
                     [](int worker, int64_t clock) {
-                      if (worker == 0 && clock == 1) sleep_ms(1200);
+                      if (worker == 0 && clock == 1) sleep_ms(2500);
                     }},
                world, out, values);
   });
