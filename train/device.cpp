@@ -143,4 +143,13 @@ std::string describe_attention(const Job& job) {
                      job.plan.deterministic ? ", gradients added in a fixed order" : "");
 }
 
+Communicator& with_one_job(Communicator& world, Job job) {
+  Facts facts;
+  for (const Settings& all : {settings_of(job.model), settings_of(job.optim), settings_of(job.plan)})
+    for (const Setting& setting : all)
+      if (setting.field.in_file) facts.emplace_back(setting.field.name, setting.text());
+  require_same(world, facts);
+  return world;
+}
+
 }  // namespace tessera

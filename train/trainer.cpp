@@ -58,7 +58,7 @@ std::vector<MeshAxis> mesh_axes(const Plan& p) {
 Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace* trace)
     : job_(job),
       trace_(trace),
-      world_(world),
+      world_(with_one_job(world, job)),
       mesh_(world, mesh_axes(job.plan)),
       data_axis_(job.plan.cp > 1 ? mesh_.flat({"dp", "cp"}) : mesh_["dp"]),
       arena_(rank_arena(job.plan, world)),

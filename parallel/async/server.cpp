@@ -13,6 +13,7 @@
 
 #include "optim/grad_norm.h"
 #include "parallel/comm/cuda/streams.h"
+#include "parallel/comm/launch.h"
 #include "parallel/data_layout.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
@@ -39,6 +40,8 @@ std::string words_of(const std::exception_ptr& thrown) {
     std::rethrow_exception(thrown);
   } catch (const std::exception& e) {
     return e.what();
+  } catch (...) {
+    return kNoException;
   }
 }
 

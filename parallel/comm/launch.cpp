@@ -152,7 +152,16 @@ std::string cause_of(const std::exception& failure) {
   return failure.what();
 }
 
-void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& body) {
+void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& of_user) {
+  const auto body = [&](Communicator& world) {
+    try {
+      of_user(world);
+    } catch (const std::exception&) {
+      throw;
+    } catch (...) {
+      throw CommError(kNoException);
+    }
+  };
   if constexpr (kWithNccl)
     if (o.backend == Backend::nccl) prepare_for_nccl();
   if (o.backend == Backend::mpi) {

@@ -76,6 +76,7 @@ void run_rank(const LaunchOptions& options, std::unique_ptr<Transport> transport
               const std::function<void(Communicator& world)>& body);
 // Returns the text about a failure; where memory or threads were not to be had, it says what for.
 std::string cause_of(const std::exception& failure);
+inline constexpr const char* kNoException = "something was thrown that is no std::exception";
 
 void launch(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
 

@@ -31,6 +31,14 @@ TEST(CommFailure, ARankThatThrowsEndsTheOthers) {
   EXPECT_EQ(what, "[rank 2] the cause");
 }
 
+TEST(CommFailure, ARankThatThrowsANumberEndsTheOthers) {
+  const std::string what = failure({.ranks = 4, .timeout_s = 20}, [](Communicator& world) {
+    if (world.rank() == 2) throw 42;
+    world.barrier();
+  });
+  EXPECT_EQ(what, "[rank 2] something was thrown that is no std::exception");
+}
+
 TEST(CommFailure, ARankThatThrowsWithWorkInTheBackgroundEndsTheOthers) {
   const std::string what = failure({.ranks = 3, .timeout_s = 20}, [](Communicator& world) {
     const ArenaPtr arena = make_arena();

@@ -9,6 +9,7 @@
 #include "parallel/comm/launch.h"
 #include "tensor/error.h"
 #include "tests/support/errors.h"
+#include "train/async/trainer.h"
 #include "train/job.h"
 #include "train/trainer.h"
 
@@ -159,6 +160,34 @@ TEST(Job, TrainsTheSameUnderEveryPlan) {
 
 TEST(Plan, RanksThatNobodyStartedAreRefused) {
   expect_field([] { check(Plan{.dp = 2, .backend = Backend::mpi}); }, "backend", "mpirun, which did not start this");
+}
+
+// A program of somebody's own may hand each rank another job; in every field that changes the run.
+TEST(JobOfAllRanks, OnesThatDifferAreRefusedByField) {
+  const Job same{
+      .model = {.layers = 1, .channels = 8, .context = 4, .vocab = 5}, .optim = {.batch = 4}, .plan = {.dp = 2}};
+  const auto refusal = [&](const std::function<void(Job&)>& change) {
+    return error_of(
+        [&] {
+          launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
+            Job job = same;
+            if (world.rank() == 1) change(job);
+            if (job.plan.dp_mode == DataMode::ps_async)
+              const AsyncTrainer trainer(job, counted_sequences(5, 4, 4, 1), world);
+            else
+              const Trainer trainer(job, counted_sequences(5, 4, 4, 1), world);
+          });
+        },
+        Status::usage);
+  };
+  const auto expect = [&](const std::function<void(Job&)>& change, const std::string& words) {
+    EXPECT_NE(refusal(change).find("ranks do not agree: " + words), std::string::npos) << refusal(change);
+  };
+  expect([](Job& job) { job.optim.lr = 0.5; }, "`lr` is 0.001 on rank 0 and 0.5 on rank 1");
+  expect([](Job& job) { job.model.channels = 16; }, "`channels` is 8 on rank 0 and 16 on rank 1");
+  expect([](Job& job) { job.plan = {.pp = 2}; }, "`dp` is 2 on rank 0 and 1 on rank 1");
+  expect([](Job& job) { job.plan.zero = ZeroStage::three; }, "`zero` is ");
+  expect([](Job& job) { job.plan.dp_mode = DataMode::ps_async; }, "`dp_mode` is ");
 }
 
 }  // namespace

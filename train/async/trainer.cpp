@@ -29,7 +29,7 @@ void add_slots(const std::vector<Slot>& slots, const Tensor& whole, const std::s
 AsyncTrainer::AsyncTrainer(const Job& job, Sequences sequences, Communicator& world)
     : job_(job),
       sequences_(std::move(sequences)),
-      axis_(world.split(0, world.rank(), "dp")),
+      axis_(with_one_job(world, job).split(0, world.rank(), "dp")),
       arena_(rank_arena(job.plan, world)),
       model_(whole_model(job, sequences_.vocab)),
       schedule_(lr_schedule(job.optim)),
