@@ -74,13 +74,13 @@ printf 'an up-to-date start took %d ms\n' "$took"
 check "an up-to-date start takes under 3 s" test "$took" -lt 3000
 check "an up-to-date start says nothing" test ! -s "$work/err"
 
-for sign in '#' ';' '[' ']' '"' '\'; do
+for sign in '#' ';' '[' ']' '"' '\' '|' '<' '>'; do
   mkdir "$work/a${sign}b"
   cp "$home"/{tessera,packages.txt,CMakeLists.txt,main.cpp} "$work/a${sign}b"
   status=0
   "$work/a${sign}b/tessera" 2>"$work/err" || status=$?
   check "a folder with $sign in its name is refused: exit $status" test "$status" = 2
-  check "and named: $sign" says "a${sign}b: its path has one of # ; [ ] \" \\ in it" err
+  check "and named: $sign" says "a${sign}b: its path has one of # ; [ ] \" \\ | < > in it" err
   check "and nothing is made there" test ! -e "$work/a${sign}b/build"
 done
 
