@@ -2,6 +2,7 @@
 #include "tests/parallel/tcp.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -143,6 +144,12 @@ TEST(Tcp, ABrokenConnectionIsARankThatFailed) {
   EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: what it sends is no message");
   head.bytes = int64_t{1} << 60;
   EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: what it sends is no message");
+  head.bytes = int64_t{1} << 40;  // memory is for what comes, not for what is announced
+  rusage before{}, behind{};
+  getrusage(RUSAGE_SELF, &before);
+  EXPECT_EQ(after(text() + "123"), "recv of 8 bytes: rank 1 has failed: its connection has ended");
+  getrusage(RUSAGE_SELF, &behind);
+  EXPECT_LT(behind.ru_maxrss - before.ru_maxrss, 256 << 10) << "KiB";
   EXPECT_EQ(after(std::string(24, '\x7f')), "recv of 8 bytes: rank 1 has failed: what it sends is no message");
 }
 

@@ -41,6 +41,17 @@ bool receive(int fd, void* data, size_t bytes) {
   return true;
 }
 
+// Takes memory for what has come and one piece more, whatever a head announces.
+bool receive_all(int fd, std::vector<std::byte>& bytes, size_t all) {
+  constexpr size_t kPiece = size_t{64} << 20;
+  while (bytes.size() < all) {
+    const size_t had = bytes.size(), piece = std::min(kPiece, all - had);
+    bytes.resize(had + piece);
+    if (!receive(fd, bytes.data() + had, piece)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 TcpWorld::TcpWorld(Met met, int rank, double timeout_s)
@@ -65,11 +76,10 @@ void TcpWorld::read_from(int peer) {
     if (!is_possible(head)) return lost("what it sends is no message");
     std::vector<std::byte> bytes;
     try {
-      bytes.resize(static_cast<size_t>(head.bytes));
+      if (!receive_all(fd, bytes, static_cast<size_t>(head.bytes))) break;
     } catch (const std::exception&) {
       return lost("a message of " + std::to_string(head.bytes) + " bytes does not fit into memory");
     }
-    if (!receive(fd, bytes.data(), bytes.size())) break;
     if (head.kind == MessageHead::Kind::failure)
       return lost(one_line({reinterpret_cast<const char*>(bytes.data()), bytes.size()}));
     const std::lock_guard lock(mutex_);
