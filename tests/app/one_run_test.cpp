@@ -150,6 +150,16 @@ TEST_F(OneRunTest, SavesInTheBackgroundAreThoseOfOneRank) {
 }
 
 #if TESSERA_WITH_MPI
+TEST_F(OneRunTest, ARankThatNeverBeginsEndsTheJob) {
+  const test::Ran r = run_program(
+      "mpirun",
+      fmt::format("--allow-run-as-root --oversubscribe -n 2 sh -c 'test $OMPI_COMM_WORLD_RANK = 0 || kill -STOP "
+                  "$$; exec {} train {} --timeout 2'",
+                  TESSERA_BINARY, kSmall));
+  EXPECT_EQ(r.status, 3);
+  EXPECT_NE(r.err.find("tessera: [rank 0] MPI_Init: the others did not come within 2 s"), std::string::npos) << r.err;
+}
+
 TEST_F(OneRunTest, ProcessesThatWereToldOtherThingsDoNotTrain) {
   const std::string all = "train " + kSmall + "--out run ";
   const auto refused = [&](const std::string& first, const std::string& second, const std::string& words) {

@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -65,13 +66,32 @@ void place_messages() {
 
 }  // namespace
 
-MpiSession::MpiSession() : exceptions_(std::uncaught_exceptions()) {
+MpiAlarm::MpiAlarm(double timeout_s, const char* what) {
+  const auto watch = [=](const std::stop_token& over) {
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any ended;
+    ended.wait_for(lock, over, std::chrono::duration<double>(timeout_s), [] { return false; });
+    if (over.stop_requested()) return;
+    std::fprintf(stderr, "tessera: [rank %d] %s: the others did not come within %s; one is stopped or has gone\n",
+                 static_cast<int>(number_in("OMPI_COMM_WORLD_RANK")), what, seconds_text(timeout_s).c_str());
+    std::fflush(nullptr);
+    std::_Exit(static_cast<int>(Status::communication));
+  };
+  try {
+    thread_ = std::jthread(watch);
+  } catch (const std::system_error&) {
+  }
+}
+
+MpiSession::MpiSession(double timeout_s) : timeout_s_(timeout_s), exceptions_(std::uncaught_exceptions()) {
   int running = 0, provided = MPI_THREAD_SINGLE;
   MPI_Initialized(&running);
   if (running) {
     MPI_Query_thread(&provided);
   } else {
     place_messages();
+    const MpiAlarm alarm(timeout_s_, "MPI_Init");
     mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     owner_ = true;
@@ -82,7 +102,9 @@ MpiSession::MpiSession() : exceptions_(std::uncaught_exceptions()) {
 }
 
 MpiSession::~MpiSession() {
-  if (owner_ && std::uncaught_exceptions() <= exceptions_) MPI_Finalize();
+  if (!owner_ || std::uncaught_exceptions() > exceptions_) return;
+  const MpiAlarm alarm(timeout_s_, "MPI_Finalize");
+  MPI_Finalize();
 }
 
 void end_mpi_job(const std::string& line, int status, const std::function<void()>& before_the_end) {
@@ -433,6 +455,7 @@ void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
 
 // A rank that cannot meet the others ends them: they wait for it inside MPI.
 std::shared_ptr<MpiWorld> meet(const LaunchOptions& o) {
+  const MpiAlarm alarm(o.timeout_s, "the meeting of the ranks");
   try {
     return std::make_shared<MpiWorld>(o.timeout_s, o.threads_per_rank);
   } catch (const Error& e) {
@@ -445,7 +468,7 @@ std::shared_ptr<MpiWorld> meet(const LaunchOptions& o) {
 }  // namespace
 
 void launch_under_mpi(const LaunchOptions& o, const std::function<void(Communicator&)>& body) {
-  const MpiSession session;
+  const MpiSession session(o.timeout_s);
   const std::shared_ptr<MpiWorld> world = meet(o);
   const int threads_before = cpu::threads();
   if (o.ranks > 1 && o.ranks != world->size())

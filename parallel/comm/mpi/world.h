@@ -108,18 +108,30 @@ class MpiWatch {
 
 // MPI itself: begun once in a process and ended once, and how it is recognised that a program was started under it.
 
+// Ends the process in one line where what follows in its scope takes longer: calls of MPI that wait for all ranks have
+// no clock of their own, and a rank that is stopped says nothing.
+class MpiAlarm {
+ public:
+  MpiAlarm(double timeout_s, const char* what);
+
+ private:
+  std::jthread thread_;  // none where the system has no more
+};
+
 // Begins MPI unless it runs already, and ends it in that case; not while an exception passes, since the end waits for
 // all ranks, and the launcher ends them when this one has gone. Throws Error where the library cannot be used by
-// several threads at a time, which communication in the background needs. launch() makes its own; a program that
+// several threads at a time, which communication in the background needs. Ends the process where the other ranks do not
+// begin or end within the timeout. launch() makes its own; a program that
 // launches more than once under MPI holds one from its start to its end, since MPI cannot be begun again.
 class MpiSession {
  public:
-  MpiSession();
+  explicit MpiSession(double timeout_s = 300);
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
 
  private:
+  double timeout_s_;
   bool owner_ = false;
   int exceptions_ = 0;  // under way when it was made
 };
