@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Kills or stops one rank at a random moment, under mpirun or over TCP. All others must end soon, with the program's own line,
+a status that is not 0, and no process left behind.
+
+    tests/campaign/stops.py PROGRAM [--runs 60] [--seed 1] [--only N]
+
+A rank may be killed or stopped from the moment on in which its process begins. `bench` has no --timeout, so it is killed
+only.
+"""
+import argparse
+import os
+import random
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.dont_write_bytecode = True
+from restarts import TINY, ranks  # noqa: E402
+
+TIMEOUT, SLACK = 3, 20  # seconds: a rank waits for another; starting, and ending all
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+SMALL = "--layers 2 --heads 2 --channels 32 --context 16 --batch 8 --threads-per-rank 1"
+JOBS = {
+    "train": f"train {TINY.replace('--steps 300', '--steps 1000000')} --timeout {TIMEOUT} --out run",
+    "train pp": f"train {TINY.replace('--steps 300', '--steps 1000000')} --timeout {TIMEOUT} --pp 2 --microbatches 2 --no-save",
+    "verify": f"verify {SMALL} --tp 2 --steps 300 --timeout {TIMEOUT}",
+    "generate": f"generate first --tokens 1000000 --timeout {TIMEOUT}",
+    "bench": "bench --benchmark_filter=strategy/.*/fp32/2",
+}
+
+
+def free_address():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{s.getsockname()[1]}"
+
+
+def runs(program, pid):
+    try:
+        return os.readlink(f"/proc/{pid}/exe") == program
+    except OSError:  # it has gone, or nobody has waited for it yet
+        return False
+
+
+def one(program, home, dice):
+    """(what was drawn, complaints)"""
+    job, tcp = dice.choice(list(JOBS)), dice.random() < 0.4
+    tcp = tcp and job.split()[0] in ("train", "verify")
+    number = signal.SIGKILL if job == "bench" or dice.random() < 0.4 else signal.SIGSTOP
+    words, moment, victim = shlex.split(JOBS[job]), dice.random() ** 2 * 4, dice.randrange(2)
+    drawn = f"{job} {'over TCP' if tcp else 'under mpirun'}: rank {victim} gets {number.name} after {moment:.2f} s"
+    subprocess.run(["rm", "-rf", "run"], cwd=home, check=True)
+    env = {**os.environ, "OMP_WAIT_POLICY": "passive", "TESSERA_CACHE": os.path.join(home, "cache")}
+    seen = []
+    with open(os.path.join(home, "err"), "wb") as err:
+        def start(command):
+            return subprocess.Popen(command, cwd=home, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err)
+        if tcp:
+            where = free_address()
+            jobs = [start([program, *words, "--ranks", "2", "--rendezvous", where, "--rank", str(r)]) for r in range(2)]
+        else:
+            jobs = [start([*MPIRUN, program, *words])]
+        begin = time.time()
+        while len(found := [j.pid for j in jobs] if tcp else ranks(program, jobs[0].pid)) < 2 and time.time() < begin + SLACK:
+            time.sleep(0.002)
+        time.sleep(moment)
+        os.kill(found[victim], number)
+        other, begin = jobs[1 - victim] if tcp else jobs[0], time.time()
+        while other.poll() is None and time.time() < begin + TIMEOUT + SLACK:
+            time.sleep(0.02)
+        took = time.time() - begin
+        if other.returncode == 0:
+            seen.append("status 0")
+        elif other.returncode is None and (tcp or any(runs(program, pid) for pid in found)):
+            seen.append(f"has not ended after {TIMEOUT + SLACK} s")
+        elif other.returncode is None:
+            drawn += " (its ranks have ended, and mpirun does not)"
+        if tcp:
+            os.kill(found[victim], signal.SIGKILL)
+        for j in jobs:
+            j.kill()
+            j.wait()
+    time.sleep(0.2)
+    for pid in found:
+        if runs(program, pid):
+            seen.append(f"process {pid} is left")
+            os.kill(pid, signal.SIGKILL)
+    with open(os.path.join(home, "err"), errors="replace") as f:
+        text = f.read()
+    if not tcp and number == signal.SIGKILL:
+        known = "tessera: " in text or "signal 9" in text  # mpirun ends the others itself, and may be first
+    else:
+        known = "tessera: " in text
+    if not known:
+        seen.append("nobody says why: " + text[-300:])
+    return f"{drawn}; the others ended {took:.1f} s later", seen
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("program")
+    parser.add_argument("--runs", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int)
+    o = parser.parse_args()
+    program, bad = os.path.realpath(o.program), 0
+    with tempfile.TemporaryDirectory() as home:
+        with open(os.path.join(home, "text.txt"), "w") as f:
+            f.writelines(f"Line {i} of a text that says little, but {i * i % 97} of it.\n" for i in range(900))
+        subprocess.run([program, "train", *shlex.split(TINY), "--steps", "2", "--quiet", "--out", "first"], cwd=home, check=True, capture_output=True)
+        for i in range(o.runs) if o.only is None else [o.only]:
+            drawn, seen = one(program, home, random.Random(f"{o.seed} {i}"))
+            print(f"{i}: {drawn}{''.join('; WRONG: ' + s for s in seen)}", flush=True)
+            bad += bool(seen)
+    print(f"{bad} of {o.runs if o.only is None else 1} runs ended otherwise than they must")
+    return bad > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
