@@ -434,6 +434,7 @@ std::string broadcast_text(Communicator& world, const std::string& text, int roo
 }
 
 void require_same(Communicator& world, const Facts& mine) {
+  const OpCounts counted = world.counts();
   const Sorted own(mine.begin(), mine.end());
   const std::string text = text_of(own);
   const ArenaPtr arena = make_arena();
@@ -443,7 +444,7 @@ void require_same(Communicator& world, const Facts& mine) {
   world.all_gather(Tensor::of<int64_t>(std::vector{hash}, {1}, arena), hashes);
   const std::vector<int64_t> all = hashes.to_vector<int64_t>();
   const auto other = std::ranges::find_if(all, [&](int64_t h) { return h != all[0]; });
-  if (other == all.end()) return;
+  if (other == all.end()) return world.reset_counts(counted);
   const auto rank = static_cast<int>(other - all.begin());
   const Sorted first = facts_of(broadcast_text(world, text, 0)), second = facts_of(broadcast_text(world, text, rank));
   Sorted names = first;

@@ -185,7 +185,7 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 
 // Every rank of `world` calls it. Throws Error (usage), the same on every rank, that names each fact which is not the
 // same everywhere, with its value on rank 0 and on the first rank with another. Cost: one all_gather of 8 bytes where
-// all agree.
+// all agree, which is not counted.
 void require_same(Communicator& world, const Facts& mine);
 
 // A rank's text on every rank.

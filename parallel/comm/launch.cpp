@@ -130,7 +130,6 @@ void run_rank(const LaunchOptions& o, std::unique_ptr<Transport> transport, cons
   Communicator all(std::move(transport), "world", o.algorithm);
   all.set_flight(flight);
   require_same(all, o.same);
-  all.reset_counts();
   check_threads(cpu::threads());  // and one in the background, less this one
   body(all);
   all.barrier();
