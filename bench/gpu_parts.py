@@ -11,7 +11,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from gpu_run import Failed, Served, describe, json_lines, text_of, wanted_of, why_refused, write_tokens
+from gpu_run import Failed, Served, describe, json_lines, model_words, text_of, wanted_of, why_refused, write_tokens
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONTEXT, VOCAB, TOKENS, WARMUP = 1024, 50304, 1 << 21, 5
@@ -94,9 +94,7 @@ class Bench:
         return self.runner.run(name, [self.options.binary, *words], limit or self.options.limit, **how)
 
     def words(self, model, batch=None):
-        given = MODELS[model] | ({"batch": batch} if batch else {})
-        words = [word for key, value in given.items() for word in ("--" + key.replace("_", "-"), str(value))]
-        return words + (["--family", "llama", "--untied"] if "kv_heads" in given else [])
+        return model_words(MODELS[model] | ({"batch": batch} if batch else {}))
 
     def named(self, model):
         return f"{model}, batch {MODELS[model]['batch']}"
