@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <malloc.h>
 
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
@@ -46,17 +47,24 @@ std::optional<std::string> take(Words& words, std::string_view flag, const char*
   return value;
 }
 
+// Whether a flag that allows two words has the first of them.
+bool take_first(Words& words, std::string_view flag, const std::array<std::string, 2>& two, bool usual,
+                const char* bare = nullptr) {
+  const std::string value = take(words, flag, bare).value_or(two[usual ? 0 : 1]);
+  if (value != two[0] && value != two[1])
+    throw Error(fmt::format("--{}: expected {} or {}, found '{}'", flag, two[0], two[1], value));
+  return value == two[0];
+}
+
 // The file of `--benchmark_out`. The words about it are ours, since Google Benchmark would write into it row by row.
 struct OutputChoice {
   std::filesystem::path file = {};  // empty: none
-  std::string format = "json";
+  bool json = true;
 };
 OutputChoice take_output_choice(Words& words) {
   const char* const usual = std::getenv("BENCHMARK_OUT");  // read by Google Benchmark too
-  OutputChoice out{.file = take(words, "benchmark_out").value_or(usual != nullptr ? usual : "")};
-  out.format = take(words, "benchmark_out_format").value_or(out.format);
-  if (out.format != "json" && out.format != "console")
-    throw Error(fmt::format("--benchmark_out_format: expected json or console, found '{}'", out.format));
+  OutputChoice out{.file = take(words, "benchmark_out").value_or(usual != nullptr ? usual : ""),
+                   .json = take_first(words, "benchmark_out_format", {"json", "console"}, true)};
   words.emplace_back("--benchmark_out=");
   std::error_code error;
   if (const std::filesystem::path folder = out.file.parent_path();
@@ -75,14 +83,6 @@ std::optional<double> take_min_time(Words& words) {
   if (error != std::errc() || seconds <= 0 || (rest != end && std::string_view(rest, end) != "s"))
     throw Error(fmt::format("--benchmark_min_time: expected seconds, as 0.1 or 0.1s, found '{}'", *given));
   return seconds;
-}
-
-// Whether names are only to be listed.
-bool take_listing(Words& words) {
-  const std::string value = take(words, "benchmark_list_tests", "true").value_or("false");
-  if (value != "true" && value != "false")
-    throw Error(fmt::format("--benchmark_list_tests: expected true or false, found '{}'", value));
-  return value == "true";
 }
 
 // The field has another name since version 1.8.
@@ -107,16 +107,14 @@ class Outputs final : public benchmark::BenchmarkReporter {
     SetOutputStream(&shown_);
     display_->SetOutputStream(&shown_);
     if (choice_.file.empty()) return;
-    if (choice_.format == "json")
+    if (choice_.json)
       file_ = std::make_unique<benchmark::JSONReporter>();
     else
       file_ = std::make_unique<benchmark::ConsoleReporter>(benchmark::ConsoleReporter::OO_None);
     file_->SetOutputStream(&written_);
   }
   bool ReportContext(const Context& context) override {
-    const bool goes_on = (!file_ || file_->ReportContext(context)) && display_->ReportContext(context);
-    print_shown();
-    return goes_on;
+    return to_both([&](benchmark::BenchmarkReporter& to) { return to.ReportContext(context); });
   }
   // A row has our name, without Google Benchmark's words about how it was timed.
   void ReportRuns(const Rows& rows) override {
@@ -130,9 +128,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
   }
   void Finalize() override {
     show(last_());
-    display_->Finalize();
-    print_shown();
-    if (file_) file_->Finalize();
+    to_both([](benchmark::BenchmarkReporter& to) { return to.Finalize(), true; });
   }
   // Throws OutputError.
   void write_file() const {
@@ -143,14 +139,15 @@ class Outputs final : public benchmark::BenchmarkReporter {
 
  private:
   void show(const Rows& rows) {
-    if (rows.empty()) return;
-    display_->ReportRuns(rows);
-    print_shown();
-    if (file_) file_->ReportRuns(rows);
+    if (!rows.empty()) to_both([&](benchmark::BenchmarkReporter& to) { return to.ReportRuns(rows), true; });
   }
-  void print_shown() {
+  // Whether both say that it goes on. Prints what is for standard output.
+  template <class F>
+  bool to_both(const F& report) {
+    const bool goes_on = (!file_ || report(*file_)) && report(*display_);
     print_(shown_.str());
     shown_.str("");
+    return goes_on;
   }
 
   OutputChoice choice_;
@@ -316,7 +313,7 @@ void keep_memory() {
 void run_rows(const Words& words, const Place& place, const Print& print) {
   Words kept = words;
   const OutputChoice choice = take_output_choice(kept);
-  const bool lists = take_listing(kept);
+  const bool lists = take_first(kept, "benchmark_list_tests", {"true", "false"}, false, "true");
   const std::optional<double> seconds = take_min_time(kept);
   initialise(kept);
   const std::string filter = benchmark::GetBenchmarkFilter();
