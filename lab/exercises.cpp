@@ -128,8 +128,7 @@ constexpr Known kKnown[] = {
      "a target is counted from the first column of the whole vocabulary: VocabPart{own.begin, vocab}"},
     {"undefined tensor", "error",
      "a tensor is read that was never made (a frozen unit has no gradients), or was moved away: a lambda that runs "
-     "later takes it along, "
-     "x = std::move(x)"},
+     "later takes it along, x = std::move(x)"},
     {"[narrow]", "error", "a part begins or ends outside of its tensor: cut it to what this rank has"},
 };
 
