@@ -100,9 +100,19 @@ namespace {
 
 constexpr int kRounds = 20;
 
-double best_seconds(const std::function<void()>& work) {
+// Runs f and returns the seconds until what it asked for is done.
+template <class F>
+double timed(const ArenaPtr& arena, const F& f) {
+  wait_for(arena);
+  return seconds_of([&] {
+    f();
+    wait_for(arena);
+  });
+}
+
+double best_seconds(const ArenaPtr& arena, const std::function<void()>& work) {
   double best = 1e9;
-  for (int round = 0; round < kRounds; ++round) best = std::min(best, seconds_of(work));
+  for (int round = 0; round < kRounds; ++round) best = std::min(best, timed(arena, work));
   return best;
 }
 
@@ -129,17 +139,11 @@ Ceilings measure_ceilings(DType dtype, int64_t bytes, const ArenaPtr& arena) {
   const bool on_gpu = arena->device() == Device::cuda;
   const Tensor from = Tensor::zeros({bytes / 8}, DType::float64, arena);
   Tensor to = from.clone();
-  const double copy = best_seconds([&] {
-    on_gpu ? to.copy_from(from) : copy_by_all_threads(to, from);
-    wait_for(arena);
-  });
+  const double copy = best_seconds(arena, [&] { on_gpu ? to.copy_from(from) : copy_by_all_threads(to, from); });
   const int64_t n = on_gpu ? 8192 : 1024;
   // On a GPU numbers that are alike are multiplied faster than others.
   const Tensor a = random_numbers(n * n, "ceiling", dtype, arena).reshape({n, n}), b = a.clone();
-  const double product = best_seconds([&] {
-    matmul(a, b);
-    wait_for(arena);
-  });
+  const double product = best_seconds(arena, [&] { matmul(a, b); });
   return {copy_rate(bytes, copy), product_rate(n, product)};
 }
 
@@ -162,16 +166,6 @@ struct Context {
   }
   bool on_gpu() const { return arena->device() == Device::cuda; }
 };
-
-// Runs f and returns the seconds until what it asked for is done.
-template <class F>
-double timed(const Context& context, const F& f) {
-  wait_for(context.arena);
-  return seconds_of([&] {
-    f();
-    wait_for(context.arena);
-  });
-}
 
 // Twice what an H100 or H200 keeps in its second cache: a working set below it may lie there from one call to the next.
 constexpr double kCached = 1e8;
@@ -201,7 +195,7 @@ void forward(benchmark::State& state, const OpCase& c, Context& context, Data& d
   double total = 0;
   for (auto _ : state) {
     Var y;
-    const double seconds = timed(context, [&] { y = c.op(operands); });
+    const double seconds = timed(context.arena, [&] { y = c.op(operands); });
     state.SetIterationTime(seconds);
     total += seconds;
   }
@@ -218,7 +212,7 @@ void backward(benchmark::State& state, const OpCase& c, Context& context, Data& 
     const Var y = c.op(operands);
     const BackwardOptions options = data.seeded(y);
     for (Var v : operands) v.clear_grad();
-    const double seconds = timed(context, [&] { tessera::backward(y, options); });
+    const double seconds = timed(context.arena, [&] { tessera::backward(y, options); });
     state.SetIterationTime(seconds);
     total += seconds;
   }

@@ -187,59 +187,33 @@ void report(benchmark::State& state, const Measured& m) {
   if (!m.label.empty()) state.SetLabel(m.label);
 }
 
-// Rows of a job: every rank has the same, in the same order. Rank 0 runs Google Benchmark and tells the others what
-// comes next.
-class RankRows {
- public:
-  RankRows(const Place& place, std::vector<RankRow> rows) : place_(place), rows_(std::move(rows)) {}
-  // For rank 0; valid as long as this object.
-  std::vector<Row> rows() const {
-    std::vector<Row> out;
-    for (size_t i = 0; i < rows_.size(); ++i)
-      out.push_back({.name = rows_[i].name,
-                     .run = [this, i](benchmark::State& state) { report(state, measured(i, state.max_iterations)); },
-                     .unit = rows_[i].unit,
-                     .iterations = rows_[i].iterations});
-    return out;
-  }
-  // On the others, until rank 0 dismisses them.
-  void follow() const {
-    for (;;) {
-      const auto [row, iterations] = told(-1, 0);
-      if (row < 0) return;
-      rows_[static_cast<size_t>(row)].measure(*place_.job, iterations);
-    }
-  }
-  void dismiss() const {
-    if (place_.processes()) told(-1, 0);
-  }
+// Every rank of a job has the same rows, in the same order. Rank 0 runs Google Benchmark, and tells the others what
+// comes next: a row and its iterations, or that no more do.
+using Order = std::array<int64_t, 2>;
+constexpr Order kNoMore{-1, 0};
 
- private:
-  // Rank 0 is the calling thread, so what it finds can be written here.
-  Measured measured(size_t i, int64_t iterations) const {
-    const RankRow& row = rows_[i];
-    if (place_.processes()) {
-      told(static_cast<int64_t>(i), iterations);
-      return row.measure(*place_.job, iterations);
-    }
-    Measured found;
-    launch({.backend = row.backend, .ranks = row.ranks, .threads_per_rank = 1, .timeout_s = kTimeout},
-           [&](Communicator& world) {
-             Measured mine = row.measure(world, iterations);
-             if (world.rank() == 0) found = std::move(mine);
-           });
-    return found;
-  }
-  // Returns on every rank what rank 0 says.
-  std::pair<int64_t, int64_t> told(int64_t row, int64_t iterations) const {
-    const Tensor order = Tensor::of<int64_t>(std::vector<int64_t>{row, iterations}, {2}, make_arena());
-    place_.job->broadcast(order, 0);
-    return {order.data<int64_t>()[0], order.data<int64_t>()[1]};
-  }
+// Returns on every rank what rank 0 says.
+Order told(Communicator& job, const Order& order) {
+  const Tensor said = Tensor::of<int64_t>(order, {2}, make_arena());
+  job.broadcast(said, 0);
+  return {said.data<int64_t>()[0], said.data<int64_t>()[1]};
+}
 
-  Place place_;
-  std::vector<RankRow> rows_;
-};
+// The findings for row i, on rank 0: that is the calling thread, so what it finds can be written here.
+Measured measured(const Place& place, const std::vector<RankRow>& rows, size_t i, int64_t iterations) {
+  const RankRow& row = rows[i];
+  if (place.processes()) {
+    told(*place.job, {static_cast<int64_t>(i), iterations});
+    return row.measure(*place.job, iterations);
+  }
+  Measured found;
+  launch({.backend = row.backend, .ranks = row.ranks, .threads_per_rank = 1, .timeout_s = kTimeout},
+         [&](Communicator& world) {
+           Measured mine = row.measure(world, iterations);
+           if (world.rank() == 0) found = std::move(mine);
+         });
+  return found;
+}
 
 // Google Benchmark keeps the first word, the program's name, as it lies there.
 void initialise(Words& words) {
@@ -319,11 +293,15 @@ void run_rows(const Words& words, const Place& place, const Print& print) {
   const std::string filter = benchmark::GetBenchmarkFilter();
   const Selection selection(filter);
   Families families;
-  const RankRows by_ranks(place, rank_rows(place, selection, families));
+  const std::vector<RankRow> by_ranks = rank_rows(place, selection, families);
   OpRows ops = place.processes() ? OpRows{} : op_rows(place.device);
   std::vector<Row> rows = std::move(ops.rows);
   std::erase_if(rows, [&](const Row& row) { return !selection.has(row.name); });
-  for (const Row& row : by_ranks.rows()) rows.push_back(row);
+  for (size_t i = 0; i < by_ranks.size(); ++i)
+    rows.push_back({.name = by_ranks[i].name,
+                    .run = [&, i](auto& state) { report(state, measured(place, by_ranks, i, state.max_iterations)); },
+                    .unit = by_ranks[i].unit,
+                    .iterations = by_ranks[i].iterations});
   if (rows.empty())
     throw Error(
         fmt::format("bench: no benchmark matches the filter '{}'; expected part of a name, as op/matmul/forward/fp32 "
@@ -331,11 +309,16 @@ void run_rows(const Words& words, const Place& place, const Print& print) {
                     filter));
   if (place.processes() && place.job->rank() > 0) {
     keep_memory();
-    return by_ranks.follow();
+    for (Order next = told(*place.job, kNoMore); next != kNoMore; next = told(*place.job, kNoMore))
+      by_ranks[static_cast<size_t>(next[0])].measure(*place.job, next[1]);
+    return;
   }
+  const auto dismiss = [&] {
+    if (place.processes()) told(*place.job, kNoMore);
+  };
   if (lists) {
     for (const Row& row : rows) print(row.name + "\n");
-    return by_ranks.dismiss();
+    return dismiss();
   }
   keep_memory();
   add_context();
@@ -344,7 +327,7 @@ void run_rows(const Words& words, const Place& place, const Print& print) {
   register_rows(rows, seconds);
   Outputs outputs(choice, print, [&] { return fits(families); });
   benchmark::RunSpecifiedBenchmarks(&outputs, "all");
-  by_ranks.dismiss();
+  dismiss();
   outputs.write_file();
   benchmark::ClearRegisteredBenchmarks();  // and what they hold
   benchmark::Shutdown();

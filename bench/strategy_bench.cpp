@@ -82,8 +82,6 @@ class TimedSteps {
     trainer_ = std::make_unique<Trainer>(job, sequences_for(job), world, trace);
   }
   ~TimedSteps() { world_.set_held_up(nullptr); }
-  TimedSteps(const TimedSteps&) = delete;
-  TimedSteps& operator=(const TimedSteps&) = delete;
 
   // One step, which counts from the third on: those before find cold caches and unpacked weights. Returns the slowest
   // rank's seconds.
@@ -137,13 +135,8 @@ class TimedSteps {
   double waited_ = 0;
 };
 
-struct Strategy {
-  std::string name;
-  Plan plan;
-};
-
-std::vector<Strategy> strategies(int64_t n) {
-  std::vector<Strategy> out = {
+std::vector<std::pair<std::string, Plan>> strategies(int64_t n) {
+  std::vector<std::pair<std::string, Plan>> out = {
       {"ddp", {.dp = n}},
       {"zero-1", {.dp = n, .zero = ZeroStage::one}},
       {"zero-2", {.dp = n, .zero = ZeroStage::two}},

@@ -106,15 +106,13 @@ std::string first_lines(const std::string& text) {
   return count > kShownLines ? out + fmt::format("  ... {} lines more\n", count - kShownLines) : out;
 }
 
-Verdict not_yet(const Exercise& e, const Wrong& wrong) { return {false, not_yet_text(e, wrong)}; }
-
 // Nothing where it was built.
 std::optional<Verdict> failed(const Exercise& e, const char* what, const Words& command, const fs::path& directory) {
   const ProgramResult built = run_program(command, directory, kBuildSeconds);
   if (built.status == 0) return {};
   if (built.status == 127)
     throw Error(fmt::format("lab: {}: {}; expected the compiler of the build", command[0], built.last_line));
-  return not_yet(e, {what, fmt::format("the {} found errors and stopped:", what), "", first_lines(built.output)});
+  return refused(e, {what, fmt::format("the {} found errors and stopped:", what), "", first_lines(built.output)});
 }
 
 }  // namespace
@@ -172,16 +170,16 @@ Verdict check(const Exercise& e, const fs::path& given) {
     return {true, fmt::format("{}  made   {}: all of Tessera, with your code in it\n", graded.output,
                               one_line((given / "build" / "tessera").string()))};
   if (graded.status == static_cast<int>(Status::communication))
-    return not_yet(e, {"time", graded.last_line, "a rank neither ends nor communicates: a loop that does not end"});
+    return refused(e, {"time", graded.last_line, "a rank neither ends nor communicates: a loop that does not end"});
   if (graded.status == 124)
-    return not_yet(e, {"time", fmt::format("no end within {} s", kGradeSeconds), "a loop that does not end"});
+    return refused(e, {"time", fmt::format("no end within {} s", kGradeSeconds), "a loop that does not end"});
   if (graded.status > 128)
-    return not_yet(
+    return refused(
         e, {"crash", fmt::format("signal {} ended the program", graded.status - 128),
             graded.status == 128 + 11 ? "it reads or writes outside of an array, or a tensor that is undefined, "
                                         "or a lambda reads a variable that is gone (capture by value)"
                                       : "memory was overwritten, or std::abort() was called"});
-  return not_yet(e, {"error", graded.last_line, ""});
+  return refused(e, {"error", graded.last_line, ""});
 }
 
 // Where a function is: it begins a line, the first line of its body is behind one that ends with a brace, and the last

@@ -144,11 +144,11 @@ Wrong explained(const std::string& what, const char* otherwise) {
 
 }  // namespace
 
-std::string not_yet_text(const Exercise& e, const Wrong& wrong) {
+Verdict refused(const Exercise& e, const Wrong& wrong) {
   std::string out = head(e, "not yet");
   out += fmt::format("  broke  {}\n  found  {}\n", wrong.bound, wrong.found);
   if (!wrong.cause.empty()) out += fmt::format("  cause  {}\n", wrong.cause);
-  return wrong.more.empty() ? out : out + "\n" + wrong.more;
+  return {false, wrong.more.empty() ? out : out + "\n" + wrong.more};
 }
 
 Verdict grade(const Exercise& e) {
@@ -157,12 +157,11 @@ Verdict grade(const Exercise& e) {
     for (const std::string& line : e.grade()) out += fmt::format("  held   {}\n", line);
     return {true, out};
   } catch (const Wrong& wrong) {
-    return {false, not_yet_text(e, wrong)};
+    return refused(e, wrong);
   } catch (const Error& error) {
-    return {false, not_yet_text(e, explained(error.what(),
-                                             error.status() == Status::communication ? "communication" : "error"))};
+    return refused(e, explained(error.what(), error.status() == Status::communication ? "communication" : "error"));
   } catch (const std::exception& error) {
-    return {false, not_yet_text(e, explained(error.what(), "error"))};
+    return refused(e, explained(error.what(), "error"));
   }
 }
 
