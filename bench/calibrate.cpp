@@ -24,7 +24,6 @@
 #include "parallel/comm/trace.h"
 #include "planner/case.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/random.h"
 #include "train/usage.h"
 
 namespace tessera::bench {

@@ -11,7 +11,6 @@
 #include "bench/ranks.h"
 #include "parallel/comm/launch.h"
 #include "train/device.h"
-#include "train/job.h"
 #include "train/usage.h"
 
 namespace tessera::bench {

@@ -15,7 +15,6 @@
 #include "tensor/ops/matmul/matmul.h"
 #include "tensor/random.h"
 #include "train/device.h"
-#include "train/job.h"
 
 namespace tessera::bench {
 
