@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <memory>
 
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
