@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string_view>
 #include <thread>
@@ -10,7 +11,6 @@
 #include "bench/ranks.h"
 #include "parallel/comm/launch.h"
 #include "train/device.h"
-#include "train/job.h"
 #include "train/usage.h"
 
 namespace tessera::bench {
@@ -91,25 +91,32 @@ const Collective kCollectives[] = {
 };
 
 struct Timed {
-  double seconds = 0;  // time of a call: the median over rounds, by the slowest rank
-  double sent = 0;     // bytes in a call, by all ranks
+  double seconds = 0;  // time of a call, by the slowest rank
+  double sent = 0;     // bytes in all calls, by this rank
 };
-// Every rank calls it.
+// So many calls in turn. Every rank makes them.
+template <class F>
+Timed one_round(Communicator& world, Arena& arena, int64_t calls, const F& call) {
+  world.barrier();
+  const int64_t before = sent_by(world);
+  const double took = seconds_of([&] {
+    for (int64_t i = 0; i < calls; ++i) call();
+    if (arena.device() == Device::cuda) world.wait_for_gpu(arena, "a benchmark");
+  });
+  const auto sent = static_cast<double>(sent_by(world) - before);
+  return {world.max(took) / static_cast<double>(calls), sent};
+}
+
+// The median over rounds, and what all ranks send in a call.
 template <class F>
 Timed timed(Communicator& world, Arena& arena, int64_t calls, const F& call) {
   const int64_t rounds = std::min<int64_t>(kCallRounds, calls), repeats = std::max<int64_t>(1, calls / kCallRounds);
   std::vector<double> seconds;
   double sent = 0;
   for (int64_t round = -1; round < rounds; ++round) {
-    world.barrier();
-    const int64_t before = sent_by(world);
-    const double took = seconds_of([&] {
-      for (int64_t i = 0; i < repeats; ++i) call();
-      if (arena.device() == Device::cuda) world.wait_for_gpu(arena, "a benchmark");
-    });
-    sent += static_cast<double>(sent_by(world) - before);
-    const double slowest = world.max(took);
-    if (round >= 0) seconds.push_back(slowest / static_cast<double>(repeats));
+    const Timed found = one_round(world, arena, repeats, call);
+    sent += found.sent;
+    if (round >= 0) seconds.push_back(found.seconds);
   }
   return {median(seconds), world.sum(sent) / static_cast<double>((rounds + 1) * repeats)};
 }
@@ -194,6 +201,28 @@ void add_family(const Place& place, Backend backend, int ranks, Case c, Families
 }
 
 }  // namespace
+
+// Each size in turn in every round, so that a machine that is slow for a moment is slow for all; the median counts.
+planner::LinkCost measure_exchange(planner::Exchange what, const Calibration& how, Communicator& world) {
+  constexpr std::array<int64_t, 6> kBytes = {256, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20};
+  const std::string_view name = planner::kExchangeNames[static_cast<size_t>(what)];
+  const Collective& collective =
+      *std::ranges::find_if(kCollectives, [&](const Collective& c) { return name_of(c.op) == name; });
+  std::array<std::vector<double>, kBytes.size()> seconds;
+  const ArenaPtr arena = world.make_arena();
+  for (int round = -1; round < how.rounds; ++round)
+    for (size_t i = 0; i < kBytes.size(); ++i) {
+      const Arrays arrays(arena, DType::float32, kBytes[i] / 4, world);
+      const int64_t calls = std::clamp<int64_t>((1 << 18) / kBytes[i], 1, 50);
+      const Timed found = one_round(world, *arena, calls, [&] { collective.call(world, arrays); });
+      if (round >= 0) seconds[i].push_back(found.seconds);
+    }
+  std::vector<planner::Timed> timed_sizes;
+  for (size_t i = 0; i < kBytes.size(); ++i)
+    timed_sizes.push_back({{1, static_cast<double>(kBytes[i])}, median(seconds[i])});
+  const planner::Cost cost = planner::fit(timed_sizes);
+  return {cost[0], cost[1]};
+}
 
 std::vector<RankRow> collective_rows(const Place& place, Families& families) {
   std::vector<int> thread_ranks{2};  // and 4 and 8 where each has a processor

@@ -20,7 +20,8 @@ import string
 import subprocess
 import sys
 import tempfile
-import time
+
+from gpu_run import model_words
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WARMUP = 5
@@ -34,7 +35,6 @@ CONFIGS = {
     "C": dict(layers=4, heads=4, channels=128, context=64, batch=12, vocab=65, steps=60),
     "M": dict(layers=4, heads=4, channels=128, context=64, batch=12, vocab=65, steps=60, kv_heads=2, ffn=192, experts=8),
 }
-MODEL_KEYS = ("layers", "heads", "channels", "context", "vocab", "kv_heads", "ffn", "experts")
 
 
 def optimizer_kinds(torch):
@@ -77,34 +77,15 @@ def pytorch_step(config, setting):
     """The function that does one training step."""
     import torch
 
-    sys.path.insert(0, os.path.join(ROOT, "tests", "compare"))
-    from gpt_pytorch import GPT
-    from llama_pytorch import Llama
+    from pytorch_peer import training_step
 
     parts = setting.split(", ")
     torch.manual_seed(1)
-    model = Llama if "kv_heads" in config else GPT
     experts = {"grouped": "grouped experts" in parts} if "experts" in config else {}
-    model = model(**{k: config[k] for k in MODEL_KEYS if k in config}, sdpa=parts[0] == "sdpa", **experts)
-    if "bf16 parameters" in parts:
-        model = model.bfloat16()
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    others = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), **optimizer_kinds(torch)[parts[1]])
-    forward = torch.compile(model) if "compile" in parts else model
+    step = training_step(config, optimizer_kinds(torch)[parts[1]], "bf16 parameters" in parts, "autocast" in parts,
+                         {} if "compile" in parts else None, sdpa=parts[0] == "sdpa", **experts)
     ids = torch.randint(65, (config["batch"], config["context"] + 1))
-
-    def step():
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled="autocast" in parts):
-            loss = forward(ids[:, :-1], ids[:, 1:].contiguous())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss.item()
-
-    return step
+    return lambda: step(ids[:, :-1], ids[:, 1:].contiguous())
 
 
 def resident_mb():
@@ -116,14 +97,11 @@ def child(config, setting, warmup, steps):
     import torch  # noqa: F401  (its own memory is not the model's)
 
     before = resident_mb()
-    step, times = pytorch_step(config, setting), []
-    for _ in range(warmup + steps):
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
+    from pytorch_peer import median_time
+
+    seconds = median_time(pytorch_step(config, setting), steps, warmup)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    print(json.dumps({"tokens_per_s": config["batch"] * config["context"] / statistics.median(times[warmup:]),
-                      "peak_mb": peak - before}))
+    print(json.dumps({"tokens_per_s": config["batch"] * config["context"] / seconds, "peak_mb": peak - before}))
 
 
 def environment(threads, setting=""):
@@ -132,12 +110,15 @@ def environment(threads, setting=""):
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **chosen}
 
 
-def run_pytorch(name, setting, args, warmup=WARMUP, steps=None):
-    command = [args.python, os.path.abspath(__file__), "--child", setting, "--configs", name, "--child-steps",
-               f"{warmup},{steps or CONFIGS[name]['steps']}"]
-    done = subprocess.run(command, env=environment(args.threads, setting), stdout=subprocess.PIPE, check=True,
-                          text=True)
+def in_pytorch(args, setting, *words):
+    """What this script says of a setting, in a process of its own."""
+    command = [args.python, os.path.abspath(__file__), "--child", setting, *words]
+    done = subprocess.run(command, env=environment(args.threads, setting), stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def run_pytorch(name, setting, args, warmup=WARMUP, steps=None):
+    return in_pytorch(args, setting, "--configs", name, "--child-steps", f"{warmup},{steps or CONFIGS[name]['steps']}")
 
 
 def run_tessera(config, folder, args):
@@ -147,13 +128,10 @@ def run_tessera(config, folder, args):
         with open(text, "w") as f:
             f.write(letters + "".join(random.Random(1).choices(letters, k=40000)))
     command = [args.binary, "train", "--format", "json", "--data", text, "--tokenizer", "char", "--optimizer", "adamw",
-               "--batch", str(config["batch"]), "--steps", str(WARMUP + config["steps"]), "--clip", "1", "--ranks", "1",
+               "--steps", str(WARMUP + config["steps"]), "--clip", "1", "--ranks", "1",
                "--weight-decay", "0.1", "--dtype", args.dtype, "--threads-per-rank", str(args.threads),
-               "--no-eval", "--no-save", "--quiet", "--out", tempfile.mkdtemp(dir=folder)]
-    for key in MODEL_KEYS:
-        command += [f"--{key.replace('_', '-')}", str(config[key])] if key in config else []
-    if "kv_heads" in config:
-        command += ["--family", "llama", "--untied"]
+               "--no-eval", "--no-save", "--quiet", "--out", tempfile.mkdtemp(dir=folder),
+               *model_words({key: size for key, size in config.items() if key != "steps"})]
     process = subprocess.Popen(command, env=environment(args.threads), stdout=subprocess.PIPE, text=True)
     lines = process.stdout.read().splitlines()
     _, status, usage = os.wait4(process.pid, 0)
@@ -205,9 +183,7 @@ def main():
     if args.child:
         child(CONFIGS[args.configs], args.child, *map(int, args.child_steps.split(",")))
         return
-    asked = subprocess.run([args.python, os.path.abspath(__file__), "--child", "settings", "--dtype", args.dtype],
-                           env=environment(args.threads), stdout=subprocess.PIPE, check=True, text=True)
-    torch = json.loads(asked.stdout.splitlines()[-1])
+    torch = in_pytorch(args, "settings", "--dtype", args.dtype)
     if any("/blas/libblas.so" in path for path in torch["blas"]):
         sys.exit(f"PyTorch's matmuls run on the reference BLAS ({torch['blas'][0]}), several times slower than "
                  "OpenBLAS; install libopenblas0-pthread, or name another interpreter with --python")

@@ -41,38 +41,29 @@ def make_model(folder, dtype):
     LlamaForCausalLM(config).to(torch.bfloat16 if dtype == "bf16" else torch.float32).save_pretrained(folder)
 
 
-def open_model(folder, dtype, threads):
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    torch.set_num_threads(threads)
-    wanted = torch.bfloat16 if dtype == "bf16" else torch.float32
-    return torch, AutoModelForCausalLM.from_pretrained(folder, dtype=wanted, attn_implementation="sdpa").eval()
-
-
-def median_time(f, count, warmup):
-    times = []
-    for i in range(warmup + count):
-        start = time.perf_counter()
-        f()
-        if i >= warmup:
-            times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 def peer(what, folder, dtype, threads):
     """Tokens per second of the library; for `copy` gigabytes per second."""
     import torch
+
+    from pytorch_peer import median_time
 
     torch.set_num_threads(threads)
     if what == "copy":
         source, target = torch.ones(1 << 28), torch.zeros(1 << 28)
         return (1 << 30) / min(median_time(lambda: target.copy_(source), 1, 1) for _ in range(5)) / 1e9
-    torch, model = open_model(folder, dtype, threads)
+    from transformers import AutoModelForCausalLM
+
+    wanted = torch.bfloat16 if dtype == "bf16" else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted, attn_implementation="sdpa").eval()
     generator = torch.Generator().manual_seed(1)
 
     def ids(rows, tokens):
         return torch.randint(0, 256, (rows, tokens), generator=generator)
+
+    def loss():
+        tokens = ids(BATCH, CONTEXT + 1)
+        logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     if what == "lora":
         from peft import LoraConfig, get_peft_model
@@ -82,25 +73,16 @@ def peer(what, folder, dtype, threads):
         optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=True)
 
         def step():
-            tokens = ids(BATCH, CONTEXT + 1)
-            logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+            found = loss()
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            found.backward()
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
 
         return BATCH * CONTEXT / median_time(step, STEPS - WARMUP, 2)
     with torch.no_grad():
         if what == "evaluate":
-
-            def windows():
-                for _ in range(WINDOWS // BATCH):
-                    tokens = ids(BATCH, CONTEXT + 1)
-                    logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
-                    torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
-
-            return WINDOWS * CONTEXT / median_time(windows, 1, 1)
+            return WINDOWS * CONTEXT / median_time(lambda: [loss() for _ in range(WINDOWS // BATCH)], 1, 1)
         if what == "prefill":
             tokens = ids(1, PROMPT)
             return PROMPT / median_time(lambda: model(input_ids=tokens, use_cache=True, logits_to_keep=1), PROMPTS, 1)

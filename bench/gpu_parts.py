@@ -11,7 +11,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from gpu_run import Failed, Served, describe, json_lines, text_of, wanted_of, why_refused, write_tokens
+from gpu_run import Failed, Served, describe, json_lines, model_words, text_of, wanted_of, why_refused, write_tokens
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONTEXT, VOCAB, TOKENS, WARMUP = 1024, 50304, 1 << 21, 5
@@ -94,9 +94,7 @@ class Bench:
         return self.runner.run(name, [self.options.binary, *words], limit or self.options.limit, **how)
 
     def words(self, model, batch=None):
-        given = MODELS[model] | ({"batch": batch} if batch else {})
-        words = [word for key, value in given.items() for word in ("--" + key.replace("_", "-"), str(value))]
-        return words + (["--family", "llama", "--untied"] if "kv_heads" in given else [])
+        return model_words(MODELS[model] | ({"batch": batch} if batch else {}))
 
     def named(self, model):
         return f"{model}, batch {MODELS[model]['batch']}"
@@ -233,9 +231,14 @@ def lines_of(bench, row, columns):
         bench.say(f"| {row.label()} | 0 | NOT RUN |" + " - |" * (5 + len(columns)))
 
 
-def trained_by(bench, name, model, words, way=""):
+def one_run(bench, model, words, init=None):
+    """A run as a row tries it."""
+    return lambda label: bench.train(label, model, words, WARMUP + bench.options.steps, init=init)
+
+
+def trained_by(bench, name, model, words):
     """The row of a model that is trained in one way."""
-    return Row(name, model, {way: lambda label: bench.train(label, model, words, WARMUP + bench.options.steps)})
+    return Row(name, model, {"": one_run(bench, model, words)})
 
 
 def trained(bench, model, name=None):
@@ -244,12 +247,8 @@ def trained(bench, model, name=None):
     ways = {f"{LIKE[attention]}, graph": asking(attention, "on"), "own attention, graph": asking("own", "on"),
             f"{LIKE[attention]}, no graph": asking(attention, "off"), "own attention, no graph": asking("own", "off"),
             "own attention, no graph, deterministic": asking("own", "off", True)}
-
-    def run(words):
-        return lambda label: bench.train(label, model, ONE_RANK + words, WARMUP + bench.options.steps)
-
     captured, windows = "experts" not in MODELS[model], "window" in MODELS[model]  # a step of experts cannot be captured
-    return Row(name or bench.named(model), model, {way: run(words) for way, words in ways.items()
+    return Row(name or bench.named(model), model, {way: one_run(bench, model, ONE_RANK + words) for way, words in ways.items()
                                                    if (captured or "on" not in words) and not (windows and "cudnn" in words)})
 
 
@@ -436,9 +435,6 @@ def bases(bench):
 
 def tuning(bench):
     """Adapters on the weights as they are and in 4 bits, and tokens/s of generation at batch 1."""
-    def adapters(model, words):
-        return lambda label: bench.train(label, model, ADAPTERS + words, WARMUP + bench.options.steps, init=base_of(bench, model))
-
     def generation(model):  # the last line on standard error has the rate
         def run(label):
             text = bench.runner.run(label, ["sh", "-c", 'exec "$0" "$@" 2>&1', bench.options.binary, "generate", base_of(bench, model),
@@ -453,7 +449,8 @@ def tuning(bench):
     headings(bench)
     for model in bench.models:
         for name, words in (("adapters of rank 16", []), ("adapters of rank 16 on NF4", ["--quantize", "nf4"])):
-            timed(bench, [Row(f"{bench.named(model)}, {name}", None, {"": adapters(model, words)})])
+            timed(bench, [Row(f"{bench.named(model)}, {name}", None, {
+                "": one_run(bench, model, ADAPTERS + words, base_of(bench, model))})])
         timed(bench, [Row(f"{model}, batch 1, generation of 256", None, {"": generation(model)})])
 
 

@@ -168,6 +168,12 @@ def option(words, name, otherwise=None):
     return words[words.index(name) + 1] if name in words else otherwise
 
 
+def model_words(sizes):
+    """The command line's words for a model and a batch; one with heads of keys is a Llama."""
+    words = [word for key, value in sizes.items() for word in ("--" + key.replace("_", "-"), str(value))]
+    return words + (["--family", "llama", "--untied"] if "kv_heads" in sizes else [])
+
+
 def wanted_of(words):
     """{"attention": a kind or None, "graph": "on", "off" or None}: what a command line of `train` asks for."""
     attention, graph = option(words, "--attention"), option(words, "--cuda-graph")

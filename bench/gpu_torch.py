@@ -6,9 +6,8 @@ usage: bench/gpu_torch.py '{"layers": 12, "heads": 12, "channels": 768, "context
 each line of its standard input: {"steps": N} by {"rate", "peak"}, tokens/s and bytes, the median of so many steps after
 three others; {"profile": true} by {"kernels"}, [name, nanoseconds] of each launch of one step.
 """
+import itertools
 import json
-import os
-import statistics
 import sys
 import time
 
@@ -16,11 +15,7 @@ import numpy
 import torch
 from torch.nn import functional as F
 
-from llama_pytorch import Llama
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "tests", "compare"))
-from gpt_pytorch import GPT  # noqa: E402
+from pytorch_peer import median_time, training_step
 
 
 def grouped_is_faster(c):
@@ -47,40 +42,22 @@ def main(c):
     batch, context = c["batch"], c["context"]
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
-    sizes = [c[name] for name in ("layers", "heads", "channels", "context", "vocab")]
-    if "kv_heads" in c:
-        net = Llama(*sizes, c["kv_heads"], c["ffn"], sdpa=True, grouped_heads=grouped_is_faster(c)).cuda()
-    else:
-        net = GPT(*sizes, sdpa=True).cuda()
-    if c["dtype"] == "bf16":
-        net = net.bfloat16()
-    groups = [{"params": [p for p in net.parameters() if p.dim() == 2], "weight_decay": 0.1},
-              {"params": [p for p in net.parameters() if p.dim() != 2], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), fused=True)
-    forward = torch.compile(net, mode=None if c["mode"] == "default" else c["mode"])
+    train = training_step(c, {"fused": True}, c["dtype"] == "bf16", c["dtype"] == "autocast",
+                          {"mode": None if c["mode"] == "default" else c["mode"]}, "cuda", sdpa=True,
+                          **({"grouped_heads": grouped_is_faster(c)} if "kv_heads" in c else {}))
     tokens = numpy.fromfile(c["tokens"], dtype="<u2", offset=1024).astype(numpy.int64)
     batches = torch.from_numpy(tokens[:len(tokens) // (batch * (context + 1)) * batch * (context + 1)])
     batches = batches.view(-1, batch, context + 1).pin_memory()
 
     def one_step(step):
         ids = batches[step % len(batches)].cuda(non_blocking=True)
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=c["dtype"] == "autocast"):
-            loss = forward(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        loss.item()
+        train(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
 
     def rate_of(steps, before):
-        times = []
+        number = itertools.count()
         torch.cuda.reset_peak_memory_stats()
-        for step in range(before + steps):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            one_step(step)
-            times.append(time.perf_counter() - start)
-        return {"rate": batch * context / statistics.median(times[before:]), "peak": torch.cuda.max_memory_allocated()}
+        seconds = median_time(lambda: one_step(next(number)), steps, before, torch.cuda.synchronize)
+        return {"rate": batch * context / seconds, "peak": torch.cuda.max_memory_allocated()}
 
     def kernels():
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

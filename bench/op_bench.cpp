@@ -15,7 +15,6 @@
 #include "tensor/ops/matmul/matmul.h"
 #include "tensor/random.h"
 #include "train/device.h"
-#include "train/job.h"
 
 namespace tessera::bench {
 
@@ -32,29 +31,41 @@ int64_t largest_of(const OpCase& c) {
 
 }  // namespace
 
-Data::Data(const OpCase& c, DType dtype, const ArenaPtr& arena) : case_(c) {
-  Tensor wide = Tensor::empty({std::min(kDrawn, largest_of(c))}, DType::float32, arena->host());
-  const Philox random = Philox::named(1, c.name);
-  for (int64_t i = 0; i < wide.numel(); ++i)
+Tensor random_numbers(int64_t count, std::string_view name, DType dtype, const ArenaPtr& arena, double low,
+                      double high) {
+  Tensor wide = Tensor::empty({count}, DType::float32, arena->host());
+  const Philox random = Philox::named(1, name);
+  for (int64_t i = 0; i < count; ++i)
     wide.data<float>()[i] =
-        static_cast<float>(c.low + (c.high - c.low) * static_cast<double>(random.uniform(static_cast<uint64_t>(i))));
-  block_ = wide.to(dtype).to(arena);
-  for (const Shape& shape : c.operands) operands_.push_back(drawn(shape));
+        static_cast<float>(low + (high - low) * static_cast<double>(random.uniform(static_cast<uint64_t>(i))));
+  return wide.to(dtype).to(arena);
 }
 
-Tensor Data::drawn(const Shape& shape) const {
-  Tensor out = block_.make(shape);
+Tensor random_ids(int64_t count, int64_t vocab, const ArenaPtr& arena) {
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  const Philox random = Philox::named(1, "ids");
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(random.below(static_cast<uint64_t>(vocab), i));
+  return Tensor::of<int32_t>(ids, {count}, arena);
+}
+
+Tensor repeated(const Tensor& block, const Shape& shape) {
+  Tensor out = block.make(shape);
   const Tensor flat = out.reshape({out.numel()});
-  for (int64_t at = 0; at < flat.numel(); at += block_.numel()) {
-    const int64_t count = std::min(block_.numel(), flat.numel() - at);
-    flat.narrow(0, at, count).copy_from(block_.narrow(0, 0, count));
+  for (int64_t at = 0; at < flat.numel(); at += block.numel()) {
+    const int64_t count = std::min(block.numel(), flat.numel() - at);
+    flat.narrow(0, at, count).copy_from(block.narrow(0, 0, count));
   }
   return out;
 }
 
-std::vector<Var> Data::operands(bool requires_grad) {
+Data::Data(const OpCase& c, DType dtype, const ArenaPtr& arena)
+    : case_(c), block_(random_numbers(std::min(kDrawn, largest_of(c)), c.name, dtype, arena, c.low, c.high)) {
+  for (const Shape& shape : c.operands) operands_.push_back(repeated(block_, shape));
+}
+
+Vars Data::operands(bool requires_grad) {
   for (int i = 0; i < 2 && !warm_[requires_grad]; ++i) {
-    const std::vector<Var> in = variables(requires_grad);
+    const Vars in = variables(requires_grad);
     const Var y = case_.op(in);
     if (requires_grad) backward(y, seeded(y));
   }
@@ -62,8 +73,8 @@ std::vector<Var> Data::operands(bool requires_grad) {
   return variables(requires_grad);
 }
 
-std::vector<Var> Data::variables(bool requires_grad) const {
-  std::vector<Var> out;
+Vars Data::variables(bool requires_grad) const {
+  Vars out;
   for (const Tensor& t : operands_) out.emplace_back(t, requires_grad);
   return out;
 }
@@ -71,7 +82,7 @@ std::vector<Var> Data::variables(bool requires_grad) const {
 Tensor Data::seed() {
   if (!seed_) {
     const NoGrad no_grad;
-    seed_ = drawn(case_.op(variables(false)).shape());
+    seed_ = repeated(block_, case_.op(variables(false)).shape());
   }
   return *seed_;
 }
@@ -88,18 +99,20 @@ namespace {
 
 constexpr int kRounds = 20;
 
-double best_seconds(const std::function<void()>& work) {
-  double best = 1e9;
-  for (int round = 0; round < kRounds; ++round) best = std::min(best, seconds_of(work));
-  return best;
+// Runs f and returns the seconds until what it asked for is done.
+template <class F>
+double timed(const ArenaPtr& arena, const F& f) {
+  wait_for(arena);
+  return seconds_of([&] {
+    f();
+    wait_for(arena);
+  });
 }
 
-// On a GPU numbers that are alike are multiplied faster than others.
-Tensor drawn_square(int64_t n, DType dtype, const ArenaPtr& arena) {
-  Tensor square = Tensor::empty({n, n}, DType::float32, arena->host());
-  const Philox random = Philox::named(1, "ceiling");
-  for (int64_t i = 0; i < n * n; ++i) square.data<float>()[i] = random.uniform(static_cast<uint64_t>(i)) - 0.5F;
-  return square.to(dtype).to(arena);
+double best_seconds(const ArenaPtr& arena, const std::function<void()>& work) {
+  double best = 1e9;
+  for (int round = 0; round < kRounds; ++round) best = std::min(best, timed(arena, work));
+  return best;
 }
 
 void copy_by_all_threads(const Tensor& to, const Tensor& from) {
@@ -125,16 +138,11 @@ Ceilings measure_ceilings(DType dtype, int64_t bytes, const ArenaPtr& arena) {
   const bool on_gpu = arena->device() == Device::cuda;
   const Tensor from = Tensor::zeros({bytes / 8}, DType::float64, arena);
   Tensor to = from.clone();
-  const double copy = best_seconds([&] {
-    on_gpu ? to.copy_from(from) : copy_by_all_threads(to, from);
-    wait_for(arena);
-  });
+  const double copy = best_seconds(arena, [&] { on_gpu ? to.copy_from(from) : copy_by_all_threads(to, from); });
   const int64_t n = on_gpu ? 8192 : 1024;
-  const Tensor a = drawn_square(n, dtype, arena), b = drawn_square(n, dtype, arena);
-  const double product = best_seconds([&] {
-    matmul(a, b);
-    wait_for(arena);
-  });
+  // On a GPU numbers that are alike are multiplied faster than others.
+  const Tensor a = random_numbers(n * n, "ceiling", dtype, arena).reshape({n, n}), b = a.clone();
+  const double product = best_seconds(arena, [&] { matmul(a, b); });
   return {copy_rate(bytes, copy), product_rate(n, product)};
 }
 
@@ -158,20 +166,10 @@ struct Context {
   bool on_gpu() const { return arena->device() == Device::cuda; }
 };
 
-// Runs f and returns the seconds until what it asked for is done.
-template <class F>
-double timed(const Context& context, const F& f) {
-  wait_for(context.arena);
-  return seconds_of([&] {
-    f();
-    wait_for(context.arena);
-  });
-}
-
 // Twice what an H100 or H200 keeps in its second cache: a working set below it may lie there from one call to the next.
 constexpr double kCached = 1e8;
 
-double bytes_of(const std::vector<Var>& operands) {
+double bytes_of(const Vars& operands) {
   double bytes = 0;
   for (const Var& v : operands) bytes += static_cast<double>(v.value().nbytes());
   return bytes;
@@ -188,7 +186,7 @@ void report(benchmark::State& state, Context& context, double bytes, double flop
 
 void forward(benchmark::State& state, const OpCase& c, Context& context, Data& data) {
   const NoGrad no_grad;
-  const std::vector<Var> operands = data.operands(false);
+  const Vars operands = data.operands(false);
   const Tensor& first = operands[0].value();
   const double unread = c.rows_read ? 1 - static_cast<double>(c.rows_read) / static_cast<double>(first.dim(0)) : 0;
   const double bytes = bytes_of(operands) - unread * static_cast<double>(first.nbytes()) +
@@ -196,7 +194,7 @@ void forward(benchmark::State& state, const OpCase& c, Context& context, Data& d
   double total = 0;
   for (auto _ : state) {
     Var y;
-    const double seconds = timed(context, [&] { y = c.op(operands); });
+    const double seconds = timed(context.arena, [&] { y = c.op(operands); });
     state.SetIterationTime(seconds);
     total += seconds;
   }
@@ -205,7 +203,7 @@ void forward(benchmark::State& state, const OpCase& c, Context& context, Data& d
 
 // The graph is made outside of the time taken. Least bytes: operands and the result's gradient in, gradients out.
 void backward(benchmark::State& state, const OpCase& c, Context& context, Data& data) {
-  const std::vector<Var> operands = data.operands(true);
+  const Vars operands = data.operands(true);
   const Tensor seed = data.seed();
   const double bytes = 2 * bytes_of(operands) + static_cast<double>(seed.nbytes());
   double total = 0;
@@ -213,7 +211,7 @@ void backward(benchmark::State& state, const OpCase& c, Context& context, Data& 
     const Var y = c.op(operands);
     const BackwardOptions options = data.seeded(y);
     for (Var v : operands) v.clear_grad();
-    const double seconds = timed(context, [&] { tessera::backward(y, options); });
+    const double seconds = timed(context.arena, [&] { tessera::backward(y, options); });
     state.SetIterationTime(seconds);
     total += seconds;
   }

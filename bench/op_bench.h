@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -14,13 +15,16 @@
 
 namespace tessera::bench {
 
+using Vars = std::vector<Var>;
+
 // One problem for each op of the op table, of the size that it has in a small GPT's training step, with the arithmetic
 // that it needs.
 
 struct OpCase {
+  using Op = std::function<Var(const Vars&)>;
   std::string name;  // name of the op table's row
   std::vector<Shape> operands;
-  std::function<Var(const std::vector<Var>&)> op;
+  Op op;
   double forward_flops = 0, backward_flops = 0;  // FLOPs of the products inside; 0: the op is bound by memory
   double low = -1, high = 1;                     // bounds of the operands' elements
   int64_t rows_read = 0;                         // rows of the first operand that forward reads; 0: all of them
@@ -32,6 +36,13 @@ struct Sizes {
 inline constexpr Sizes kForCpu{12, 256, 384, 6, 4096}, kForGpu{32, 1024, 768, 12, 50304};
 
 std::vector<OpCase> op_cases(const Sizes& sizes, const ArenaPtr& arena);
+
+// Numbers that a name draws, from `low` on and below `high`; and token ids below `vocab`.
+Tensor random_numbers(int64_t count, std::string_view name, DType dtype, const ArenaPtr& arena, double low = -0.5,
+                      double high = 0.5);
+Tensor random_ids(int64_t count, int64_t vocab, const ArenaPtr& arena);
+// A tensor of so many elements, which are those of `block` again and again.
+Tensor repeated(const Tensor& block, const Shape& shape);
 
 // The data that a microbenchmark computes with: made once for each case, since Google Benchmark calls a row again for
 // every guess of its number of iterations.
@@ -46,14 +57,13 @@ class Data {
   // New variables of the same tensors: gradients do not outlive a row. Before they are given for the first time, the op
   // has run twice with such, with its gradients where they are asked for: first calls choose among algorithms by the
   // clock, and take memory.
-  std::vector<Var> operands(bool requires_grad);
+  Vars operands(bool requires_grad);
   // A gradient of the result, made when it is first asked for; and how the result's backward pass begins.
   Tensor seed();
   BackwardOptions seeded(const Var& y);
 
  private:
-  Tensor drawn(const Shape& shape) const;
-  std::vector<Var> variables(bool requires_grad) const;
+  Vars variables(bool requires_grad) const;
 
   const OpCase& case_;
   Tensor block_;  // random elements of the case's range, of which every tensor is made

@@ -56,15 +56,9 @@ def measured(binary, row, number):
 
 def tau(rows):
     """Of (predicted, measured)."""
-    agree = against = 0
-    for (p, m), (q, n) in itertools.combinations(rows, 2):
-        if abs(m - n) <= 0.02 * max(m, n):
-            continue
-        if (p - q) * (m - n) > 0:
-            agree += 1
-        else:
-            against += 1
-    return (agree - against) / max(1, agree + against)
+    signs = [1 if (p - q) * (m - n) > 0 else -1 for (p, m), (q, n) in itertools.combinations(rows, 2)
+             if abs(m - n) > 0.02 * max(m, n)]
+    return sum(signs) / max(1, len(signs))
 
 
 def main():

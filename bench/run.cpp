@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <malloc.h>
 
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
@@ -46,17 +47,24 @@ std::optional<std::string> take(Words& words, std::string_view flag, const char*
   return value;
 }
 
+// Whether a flag that allows two words has the first of them.
+bool take_first(Words& words, std::string_view flag, const std::array<std::string, 2>& two, bool usual,
+                const char* bare = nullptr) {
+  const std::string value = take(words, flag, bare).value_or(two[usual ? 0 : 1]);
+  if (value != two[0] && value != two[1])
+    throw Error(fmt::format("--{}: expected {} or {}, found '{}'", flag, two[0], two[1], value));
+  return value == two[0];
+}
+
 // The file of `--benchmark_out`. The words about it are ours, since Google Benchmark would write into it row by row.
 struct OutputChoice {
   std::filesystem::path file = {};  // empty: none
-  std::string format = "json";
+  bool json = true;
 };
 OutputChoice take_output_choice(Words& words) {
   const char* const usual = std::getenv("BENCHMARK_OUT");  // read by Google Benchmark too
-  OutputChoice out{.file = take(words, "benchmark_out").value_or(usual != nullptr ? usual : "")};
-  out.format = take(words, "benchmark_out_format").value_or(out.format);
-  if (out.format != "json" && out.format != "console")
-    throw Error(fmt::format("--benchmark_out_format: expected json or console, found '{}'", out.format));
+  OutputChoice out{.file = take(words, "benchmark_out").value_or(usual != nullptr ? usual : ""),
+                   .json = take_first(words, "benchmark_out_format", {"json", "console"}, true)};
   words.emplace_back("--benchmark_out=");
   std::error_code error;
   if (const std::filesystem::path folder = out.file.parent_path();
@@ -75,14 +83,6 @@ std::optional<double> take_min_time(Words& words) {
   if (error != std::errc() || seconds <= 0 || (rest != end && std::string_view(rest, end) != "s"))
     throw Error(fmt::format("--benchmark_min_time: expected seconds, as 0.1 or 0.1s, found '{}'", *given));
   return seconds;
-}
-
-// Whether names are only to be listed.
-bool take_listing(Words& words) {
-  const std::string value = take(words, "benchmark_list_tests", "true").value_or("false");
-  if (value != "true" && value != "false")
-    throw Error(fmt::format("--benchmark_list_tests: expected true or false, found '{}'", value));
-  return value == "true";
 }
 
 // The field has another name since version 1.8.
@@ -107,16 +107,14 @@ class Outputs final : public benchmark::BenchmarkReporter {
     SetOutputStream(&shown_);
     display_->SetOutputStream(&shown_);
     if (choice_.file.empty()) return;
-    if (choice_.format == "json")
+    if (choice_.json)
       file_ = std::make_unique<benchmark::JSONReporter>();
     else
       file_ = std::make_unique<benchmark::ConsoleReporter>(benchmark::ConsoleReporter::OO_None);
     file_->SetOutputStream(&written_);
   }
   bool ReportContext(const Context& context) override {
-    const bool goes_on = (!file_ || file_->ReportContext(context)) && display_->ReportContext(context);
-    print_shown();
-    return goes_on;
+    return to_both([&](benchmark::BenchmarkReporter& to) { return to.ReportContext(context); });
   }
   // A row has our name, without Google Benchmark's words about how it was timed.
   void ReportRuns(const Rows& rows) override {
@@ -130,9 +128,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
   }
   void Finalize() override {
     show(last_());
-    display_->Finalize();
-    print_shown();
-    if (file_) file_->Finalize();
+    to_both([](benchmark::BenchmarkReporter& to) { return to.Finalize(), true; });
   }
   // Throws OutputError.
   void write_file() const {
@@ -143,14 +139,15 @@ class Outputs final : public benchmark::BenchmarkReporter {
 
  private:
   void show(const Rows& rows) {
-    if (rows.empty()) return;
-    display_->ReportRuns(rows);
-    print_shown();
-    if (file_) file_->ReportRuns(rows);
+    if (!rows.empty()) to_both([&](benchmark::BenchmarkReporter& to) { return to.ReportRuns(rows), true; });
   }
-  void print_shown() {
+  // Whether both say that it goes on. Prints what is for standard output.
+  template <class F>
+  bool to_both(const F& report) {
+    const bool goes_on = (!file_ || report(*file_)) && report(*display_);
     print_(shown_.str());
     shown_.str("");
+    return goes_on;
   }
 
   OutputChoice choice_;
@@ -190,59 +187,33 @@ void report(benchmark::State& state, const Measured& m) {
   if (!m.label.empty()) state.SetLabel(m.label);
 }
 
-// Rows of a job: every rank has the same, in the same order. Rank 0 runs Google Benchmark and tells the others what
-// comes next.
-class RankRows {
- public:
-  RankRows(const Place& place, std::vector<RankRow> rows) : place_(place), rows_(std::move(rows)) {}
-  // For rank 0; valid as long as this object.
-  std::vector<Row> rows() const {
-    std::vector<Row> out;
-    for (size_t i = 0; i < rows_.size(); ++i)
-      out.push_back({.name = rows_[i].name,
-                     .run = [this, i](benchmark::State& state) { report(state, measured(i, state.max_iterations)); },
-                     .unit = rows_[i].unit,
-                     .iterations = rows_[i].iterations});
-    return out;
-  }
-  // On the others, until rank 0 dismisses them.
-  void follow() const {
-    for (;;) {
-      const auto [row, iterations] = told(-1, 0);
-      if (row < 0) return;
-      rows_[static_cast<size_t>(row)].measure(*place_.job, iterations);
-    }
-  }
-  void dismiss() const {
-    if (place_.processes()) told(-1, 0);
-  }
+// Every rank of a job has the same rows, in the same order. Rank 0 runs Google Benchmark, and tells the others what
+// comes next: a row and its iterations, or that no more do.
+using Order = std::array<int64_t, 2>;
+constexpr Order kNoMore{-1, 0};
 
- private:
-  // Rank 0 is the calling thread, so what it finds can be written here.
-  Measured measured(size_t i, int64_t iterations) const {
-    const RankRow& row = rows_[i];
-    if (place_.processes()) {
-      told(static_cast<int64_t>(i), iterations);
-      return row.measure(*place_.job, iterations);
-    }
-    Measured found;
-    launch({.backend = row.backend, .ranks = row.ranks, .threads_per_rank = 1, .timeout_s = kTimeout},
-           [&](Communicator& world) {
-             Measured mine = row.measure(world, iterations);
-             if (world.rank() == 0) found = std::move(mine);
-           });
-    return found;
-  }
-  // Returns on every rank what rank 0 says.
-  std::pair<int64_t, int64_t> told(int64_t row, int64_t iterations) const {
-    const Tensor order = Tensor::of<int64_t>(std::vector<int64_t>{row, iterations}, {2}, make_arena());
-    place_.job->broadcast(order, 0);
-    return {order.data<int64_t>()[0], order.data<int64_t>()[1]};
-  }
+// Returns on every rank what rank 0 says.
+Order told(Communicator& job, const Order& order) {
+  const Tensor said = Tensor::of<int64_t>(order, {2}, make_arena());
+  job.broadcast(said, 0);
+  return {said.data<int64_t>()[0], said.data<int64_t>()[1]};
+}
 
-  Place place_;
-  std::vector<RankRow> rows_;
-};
+// The findings for row i, on rank 0: that is the calling thread, so what it finds can be written here.
+Measured measured(const Place& place, const std::vector<RankRow>& rows, size_t i, int64_t iterations) {
+  const RankRow& row = rows[i];
+  if (place.processes()) {
+    told(*place.job, {static_cast<int64_t>(i), iterations});
+    return row.measure(*place.job, iterations);
+  }
+  Measured found;
+  launch({.backend = row.backend, .ranks = row.ranks, .threads_per_rank = 1, .timeout_s = kTimeout},
+         [&](Communicator& world) {
+           Measured mine = row.measure(world, iterations);
+           if (world.rank() == 0) found = std::move(mine);
+         });
+  return found;
+}
 
 // Google Benchmark keeps the first word, the program's name, as it lies there.
 void initialise(Words& words) {
@@ -316,17 +287,21 @@ void keep_memory() {
 void run_rows(const Words& words, const Place& place, const Print& print) {
   Words kept = words;
   const OutputChoice choice = take_output_choice(kept);
-  const bool lists = take_listing(kept);
+  const bool lists = take_first(kept, "benchmark_list_tests", {"true", "false"}, false, "true");
   const std::optional<double> seconds = take_min_time(kept);
   initialise(kept);
   const std::string filter = benchmark::GetBenchmarkFilter();
   const Selection selection(filter);
   Families families;
-  const RankRows by_ranks(place, rank_rows(place, selection, families));
+  const std::vector<RankRow> by_ranks = rank_rows(place, selection, families);
   OpRows ops = place.processes() ? OpRows{} : op_rows(place.device);
   std::vector<Row> rows = std::move(ops.rows);
   std::erase_if(rows, [&](const Row& row) { return !selection.has(row.name); });
-  for (const Row& row : by_ranks.rows()) rows.push_back(row);
+  for (size_t i = 0; i < by_ranks.size(); ++i)
+    rows.push_back({.name = by_ranks[i].name,
+                    .run = [&, i](auto& state) { report(state, measured(place, by_ranks, i, state.max_iterations)); },
+                    .unit = by_ranks[i].unit,
+                    .iterations = by_ranks[i].iterations});
   if (rows.empty())
     throw Error(
         fmt::format("bench: no benchmark matches the filter '{}'; expected part of a name, as op/matmul/forward/fp32 "
@@ -334,11 +309,16 @@ void run_rows(const Words& words, const Place& place, const Print& print) {
                     filter));
   if (place.processes() && place.job->rank() > 0) {
     keep_memory();
-    return by_ranks.follow();
+    for (Order next = told(*place.job, kNoMore); next != kNoMore; next = told(*place.job, kNoMore))
+      by_ranks[static_cast<size_t>(next[0])].measure(*place.job, next[1]);
+    return;
   }
+  const auto dismiss = [&] {
+    if (place.processes()) told(*place.job, kNoMore);
+  };
   if (lists) {
     for (const Row& row : rows) print(row.name + "\n");
-    return by_ranks.dismiss();
+    return dismiss();
   }
   keep_memory();
   add_context();
@@ -347,7 +327,7 @@ void run_rows(const Words& words, const Place& place, const Print& print) {
   register_rows(rows, seconds);
   Outputs outputs(choice, print, [&] { return fits(families); });
   benchmark::RunSpecifiedBenchmarks(&outputs, "all");
-  by_ranks.dismiss();
+  dismiss();
   outputs.write_file();
   benchmark::ClearRegisteredBenchmarks();  // and what they hold
   benchmark::Shutdown();

@@ -5,7 +5,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -82,8 +81,6 @@ class TimedSteps {
     trainer_ = std::make_unique<Trainer>(job, sequences_for(job), world, trace);
   }
   ~TimedSteps() { world_.set_held_up(nullptr); }
-  TimedSteps(const TimedSteps&) = delete;
-  TimedSteps& operator=(const TimedSteps&) = delete;
 
   // One step, which counts from the third on: those before find cold caches and unpacked weights. Returns the slowest
   // rank's seconds.
@@ -137,13 +134,8 @@ class TimedSteps {
   double waited_ = 0;
 };
 
-struct Strategy {
-  std::string name;
-  Plan plan;
-};
-
-std::vector<Strategy> strategies(int64_t n) {
-  std::vector<Strategy> out = {
+std::vector<std::pair<std::string, Plan>> strategies(int64_t n) {
+  std::vector<std::pair<std::string, Plan>> out = {
       {"ddp", {.dp = n}},
       {"zero-1", {.dp = n, .zero = ZeroStage::one}},
       {"zero-2", {.dp = n, .zero = ZeroStage::two}},
@@ -170,54 +162,56 @@ std::vector<Strategy> strategies(int64_t n) {
   return out;
 }
 
-Job job_of(const Plan& plan, DType dtype) {
-  Job job{.model = {.layers = 4, .heads = 4, .channels = 128, .context = 64, .vocab = 65},
-          .optim = {.batch = 12, .dtype = dtype},
-          .plan = plan};
-  job.plan.threads_per_rank = 1;
-  return job;
-}
+// Training on one rank, in turns with what a row measures: on rank 0 of a world whose other ranks wait meanwhile.
+struct Beside {
+  std::string name;                   // "one_rank"
+  std::function<double()> step = {};  // returns its seconds; empty on other ranks
+  std::function<int64_t()> peak = {};
+  std::vector<double> seconds = {};
 
-// One rank for itself, on rank 0 of a world whose other ranks wait meanwhile.
-class Alone {
- public:
-  Alone(const Job& job, Communicator& world) : axis_(world.split(world.rank(), 0, "alone")) {
-    if (world.rank() > 0) return;
-    Job one = job;
-    one.plan = {.device = job.plan.device, .threads_per_rank = 1};
-    steps_ = std::make_unique<TimedSteps>(one, *axis_);
+  void steps(int64_t count) {
+    for (int64_t i = 0; step && i < count; ++i) seconds.push_back(step());
   }
-  void steps(int64_t count, std::vector<double>& seconds) {
-    for (int64_t i = 0; steps_ && i < count; ++i) seconds.push_back(steps_->step());
+  void add_to(Measured& m) const {
+    if (!step) return;
+    m.add("of_" + name, m.seconds / median({seconds.begin() + TimedSteps::kWarmUp, seconds.end()}));
+    m.add("peak_of_" + name, static_cast<double>(peak()));
   }
-  int64_t peak() const { return steps_ ? steps_->peak() : 0; }
-
- private:
-  std::unique_ptr<Communicator> axis_;
-  std::unique_ptr<TimedSteps> steps_;
 };
 
-std::vector<double> without_warm_up(const std::vector<double>& seconds) {
-  return {seconds.begin() + TimedSteps::kWarmUp, seconds.end()};
+Beside plain_loop(const Job& job) {
+  const auto loop = std::make_shared<PlainLoop>(job, sequences_for(job));
+  return {.name = "plain_loop",
+          .step = [loop] { return seconds_of([&] { loop->step(); }); },
+          .peak = [loop] { return loop->peak(); }};
 }
 
-void add_one_rank(Measured& m, const std::vector<double>& alone, int64_t peak) {
-  if (alone.empty()) return;  // on another rank
-  m.add("of_one_rank", m.seconds / median(without_warm_up(alone)));
-  m.add("peak_of_one_rank", static_cast<double>(peak));
+Beside one_rank(const Job& job, Communicator& world) {
+  const std::shared_ptr<Communicator> axis = world.split(world.rank(), 0, "alone");
+  if (world.rank() > 0) return {.name = "one_rank"};
+  Job one = job;
+  one.plan = {.device = job.plan.device, .threads_per_rank = 1};
+  const std::shared_ptr<TimedSteps> steps(new TimedSteps(one, *axis), [axis](TimedSteps* s) { delete s; });
+  return {.name = "one_rank", .step = [steps] { return steps->step(); }, .peak = [steps] { return steps->peak(); }};
 }
 
-Measured measure_steps(const Job& job, Communicator& world, int64_t steps) {
-  Alone one(job, world);
+Measured in_turns(Beside one, const Job& job, Communicator& world, int64_t steps) {
   TimedSteps all(job, world);
-  std::vector<double> alone;
   for (int64_t i = 0; i < TimedSteps::kWarmUp + steps; ++i) {
-    one.steps(1, alone);
+    one.steps(1);
     all.step();
   }
   Measured m = all.result();
-  add_one_rank(m, alone, one.peak());
+  one.add_to(m);
   return m;
+}
+
+Measured measure_one_rank(const Job& job, Communicator& world, int64_t steps) {
+  return in_turns(plain_loop(job), job, world, steps);
+}
+
+Measured measure_steps(const Job& job, Communicator& world, int64_t steps) {
+  return in_turns(one_rank(job, world), job, world, steps);
 }
 
 // Workers have no step in common, so a turn is several of each. It is left before its last step, at which every worker
@@ -227,12 +221,12 @@ Measured measure_async(const Job& given, Communicator& world, int64_t steps) {
   const int64_t turns = (steps + kTurn - 1) / kTurn + 1;  // the first warms up
   Job job = given;
   job.optim.steps = turns * kTurn + 1;
-  Alone one(job, world);
+  Beside one = one_rank(job, world);
   AsyncTrainer trainer(job, sequences_for(job), world);
   AsyncServer& server = trainer.server();
-  std::vector<double> alone, seconds;
+  std::vector<double> seconds;
   for (int64_t turn = 0; turn < turns; ++turn) {
-    one.steps(kTurn, alone);
+    one.steps(kTurn);
     world.barrier();
     const double own = seconds_of([&] {
       server.run((turn + 1) * kTurn,
@@ -249,52 +243,48 @@ Measured measure_async(const Job& given, Communicator& world, int64_t steps) {
                  static_cast<double>(turns * kTurn),
              static_cast<double>(s.plan.dp - 1) * per_worker);
   add_peak(m, job, world, trainer.arena()->total().peak);
-  add_one_rank(m, alone, one.peak());
+  one.add_to(m);
   return m;
 }
 
-Measured measure_one_rank(const Job& job, Communicator& world, int64_t steps) {
-  PlainLoop plain(job, sequences_for(job));
-  TimedSteps trainer(job, world);
-  std::vector<double> by_hand;
-  for (int64_t i = 0; i < TimedSteps::kWarmUp + steps; ++i) {
-    by_hand.push_back(seconds_of([&] { plain.step(); }));
-    trainer.step();
+// The rows of a group, but for jobs whose pipeline has more stages than the model has layers.
+struct JobRows {
+  Place place;
+  std::vector<RankRow> rows = {};
+
+  void add(std::string name, Job job, Measured (*measure)(const Job&, Communicator&, int64_t), int64_t steps) {
+    if (schedule_of(job.plan).stages > job.model.layers) return;
+    job.plan.device = place.device;
+    job.plan.backend = place.backend();
+    job.plan.threads_per_rank = 1;
+    if (job.plan.backend == Backend::nccl) job.plan.all_reduce = Algorithm::native;
+    rows.push_back(
+        {.name = std::move(name),
+         .ranks = static_cast<int>(job.plan.ranks()),
+         .measure = [job, measure](Communicator& world, int64_t iterations) { return measure(job, world, iterations); },
+         .iterations = steps,
+         .backend = job.plan.backend});
   }
-  Measured m = trainer.result();
-  m.add("of_plain_loop", m.seconds / median(without_warm_up(by_hand)));
-  m.add("peak_of_plain_loop", static_cast<double>(plain.peak()));
-  return m;
-}
-
-using Measure = Measured (*)(const Job&, Communicator&, int64_t);
+};
 
 }  // namespace
 
 std::vector<RankRow> strategy_rows(const Place& place) {
-  std::vector<RankRow> rows;
-  const auto add = [&](const std::string& name, Plan plan, DType dtype, Measure measure, int64_t steps) {
-    plan.device = place.device;
-    plan.backend = place.backend();
-    if (plan.backend == Backend::nccl) plan.all_reduce = Algorithm::native;
-    const Job job = job_of(plan, dtype);
-    const auto ranks = static_cast<int>(plan.ranks());
-    rows.push_back(
-        {.name = fmt::format("strategy/{}/{}/{}", name, text_of(dtype), ranks),
-         .ranks = ranks,
-         .measure = [job, measure](Communicator& world, int64_t iterations) { return measure(job, world, iterations); },
-         .iterations = steps,
-         .backend = plan.backend});
-  };
+  JobRows out{place};
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
-    if (!place.processes() && place.device == Device::cpu) add("one-rank", {}, dtype, measure_one_rank, 5 * kSteps);
+    const auto add = [&](const std::string& name, const Plan& plan, auto* measure, int64_t steps) {
+      out.add(fmt::format("strategy/{}/{}/{}", name, text_of(dtype), plan.ranks()),
+              {.model = {.layers = 4, .heads = 4, .channels = 128, .context = 64, .vocab = 65},
+               .optim = {.batch = 12, .dtype = dtype},
+               .plan = plan},
+              measure, steps);
+    };
+    if (!place.processes() && place.device == Device::cpu) add("one-rank", {}, measure_one_rank, 5 * kSteps);
     for (const int n : place.ranks({2, 4}))
-      for (const auto& [name, plan] : strategies(n)) {
-        if (schedule_of(plan).stages > job_of(plan, dtype).model.layers) continue;  // a stage has a layer
-        add(name, plan, dtype, plan.dp_mode == DataMode::ps_async ? measure_async : measure_steps, kSteps);
-      }
+      for (const auto& [name, plan] : strategies(n))
+        add(name, plan, plan.dp_mode == DataMode::ps_async ? measure_async : measure_steps, kSteps);
   }
-  return rows;
+  return out.rows;
 }
 
 // Steps with a trace, and what the simulator makes of them.
@@ -303,17 +293,6 @@ namespace {
 
 constexpr int64_t kScheduleSteps = 5, kSequences = 2;  // kSequences: sequences of a micro-batch
 constexpr int64_t kNumbers = 6;                        // numbers of an action, as ranks tell it each other
-
-Job job_of(const Place& place, ScheduleKind kind, int64_t ranks, int64_t microbatches) {
-  return {.model = {.layers = 8, .heads = 4, .channels = 128, .context = 64, .vocab = 256},
-          .optim = {.batch = kSequences * microbatches},
-          .plan = {.pp = ranks,
-                   .schedule = kind,
-                   .microbatches = microbatches,
-                   .device = place.device,
-                   .backend = place.backend(),
-                   .threads_per_rank = 1}};
-}
 
 // The actions of a step by rank: as they were on the clock that the ranks of a host share, and the passes alone with
 // the time for which they had a processor.
@@ -389,21 +368,17 @@ Measured measure_schedule(const Job& job, Communicator& world, int64_t steps) {
 }  // namespace
 
 std::vector<RankRow> schedule_rows(const Place& place) {
-  std::vector<RankRow> rows;
-  if (place.device == Device::cuda) return rows;  // there the times of a trace are those of queueing
+  JobRows out{place};
+  if (place.device == Device::cuda) return {};  // there the times of a trace are those of queueing
   for (size_t kind = 0; kind < kScheduleNames.size(); ++kind)
     for (const int p : place.ranks({2, 4}))
-      for (const int m : {p, 2 * p, 4 * p}) {
-        const Job job = job_of(place, static_cast<ScheduleKind>(kind), p, m);
-        if (schedule_of(job.plan).stages > job.model.layers) continue;  // a stage has a layer
-        rows.push_back({.name = fmt::format("schedule/{}/{}/{}", kScheduleNames[kind], p, m),
-                        .ranks = p,
-                        .measure = [job](Communicator& world,
-                                         int64_t iterations) { return measure_schedule(job, world, iterations); },
-                        .iterations = kScheduleSteps,
-                        .backend = job.plan.backend});
-      }
-  return rows;
+      for (const int m : {p, 2 * p, 4 * p})
+        out.add(fmt::format("schedule/{}/{}/{}", kScheduleNames[kind], p, m),
+                {.model = {.layers = 8, .heads = 4, .channels = 128, .context = 64, .vocab = 256},
+                 .optim = {.batch = kSequences * m},
+                 .plan = {.pp = p, .schedule = static_cast<ScheduleKind>(kind), .microbatches = m}},
+                measure_schedule, kScheduleSteps);
+  return out.rows;
 }
 
 }  // namespace tessera::bench

@@ -6,9 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <sstream>
 
 #include "data/files.h"
@@ -47,26 +47,10 @@ fs::path build_folder() {
 
 // The words of a command for a shell, as CMake writes it: blanks between them, quotes and backslashes.
 Words words_of(const std::string& command) {
+  static const std::regex word(R"re((\\.|"(\\.|[^"\\])*"|[^ "\\])+)re"), mark(R"re(\\(.)|")re");
   Words out;
-  std::string word;
-  bool quoted = false, begun = false;
-  for (size_t i = 0; i < command.size(); ++i) {
-    const char c = command[i];
-    if (c == '\\' && i + 1 < command.size()) {
-      word += command[++i];
-      begun = true;
-    } else if (c == '"') {
-      quoted = !quoted;
-      begun = true;
-    } else if (c == ' ' && !quoted) {
-      if (begun) out.push_back(std::exchange(word, {}));
-      begun = false;
-    } else {
-      word += c;
-      begun = true;
-    }
-  }
-  if (begun) out.push_back(word);
+  for (std::sregex_iterator at(command.begin(), command.end(), word), end; at != end; ++at)
+    out.push_back(std::regex_replace(at->str(), mark, "$1"));
   return out;
 }
 
@@ -121,24 +105,13 @@ std::string first_lines(const std::string& text) {
   return count > kShownLines ? out + fmt::format("  ... {} lines more\n", count - kShownLines) : out;
 }
 
-Verdict not_yet(const Exercise& e, const Wrong& wrong) { return {false, not_yet_text(e, wrong)}; }
-
 // Nothing where it was built.
 std::optional<Verdict> failed(const Exercise& e, const char* what, const Words& command, const fs::path& directory) {
   const ProgramResult built = run_program(command, directory, kBuildSeconds);
   if (built.status == 0) return {};
   if (built.status == 127)
     throw Error(fmt::format("lab: {}: {}; expected the compiler of the build", command[0], built.last_line));
-  return not_yet(e, {what, fmt::format("the {} found errors and stopped:", what), "", first_lines(built.output)});
-}
-
-std::string readme(const Exercise& e, const fs::path& root) {
-  return read_file(root / "lab" / "pages" / (std::string(e.name) + ".md"));
-}
-
-fs::path root_of(const Compilation& c, const Exercise& e) {
-  const std::string source = c.source.string();
-  return source.substr(0, source.size() - e.file.size());
+  return refused(e, {what, fmt::format("the {} found errors and stopped:", what), "", first_lines(built.output)});
 }
 
 }  // namespace
@@ -161,7 +134,9 @@ void give_out(const Exercise& e, const fs::path& given) {
     throw Error(
         fmt::format("lab start: {} has something in it; expected a folder that is new or empty", folder.string()));
   const fs::path source = folder / product.source.filename();
-  const std::string file = blanked_file(read_file(product.source), e), page = readme(e, root_of(product, e));
+  const std::string from = product.source.string(), root = from.substr(0, from.size() - e.file.size());
+  const std::string file = blanked_file(read_file(from), e),
+                    page = read_file(fmt::format("{}lab/pages/{}.md", root, e.name));
   nlohmann::ordered_json commands = nlohmann::ordered_json::array();
   commands.push_back({{"directory", product.directory.string()},
                       {"file", source.string()},
@@ -194,69 +169,22 @@ Verdict check(const Exercise& e, const fs::path& given) {
     return {true, fmt::format("{}  made   {}: all of Tessera, with your code in it\n", graded.output,
                               one_line((given / "build" / "tessera").string()))};
   if (graded.status == static_cast<int>(Status::communication))
-    return not_yet(e, {"time", graded.last_line, "a rank neither ends nor communicates: a loop that does not end"});
+    return refused(e, {"time", graded.last_line, "a rank neither ends nor communicates: a loop that does not end"});
   if (graded.status == 124)
-    return not_yet(e, {"time", fmt::format("no end within {} s", kGradeSeconds), "a loop that does not end"});
+    return refused(e, {"time", fmt::format("no end within {} s", kGradeSeconds), "a loop that does not end"});
   if (graded.status > 128)
-    return not_yet(
+    return refused(
         e, {"crash", fmt::format("signal {} ended the program", graded.status - 128),
             graded.status == 128 + 11 ? "it reads or writes outside of an array, or a tensor that is undefined, "
                                         "or a lambda reads a variable that is gone (capture by value)"
                                       : "memory was overwritten, or std::abort() was called"});
-  return not_yet(e, {"error", graded.last_line, ""});
+  return refused(e, {"error", graded.last_line, ""});
 }
 
-// Braces are counted outside of comments, strings and characters.
+// Where a function is: it begins a line, the first line of its body is behind one that ends with a brace, and the last
+// one before a brace that stands as far to the right as the function: so clang-format lays out all files here.
 
 namespace {
-
-// Behind the comment, string or character that begins at `at`; `at` itself where there is none.
-size_t behind_quiet(std::string_view text, size_t at) {
-  const auto behind = [&](std::string_view end) {
-    const size_t found = text.find(end, at + 1);
-    return found == std::string_view::npos ? text.size() : found + end.size();
-  };
-  if (text.substr(at).starts_with("//")) return behind("\n");
-  if (text.substr(at).starts_with("/*")) return behind("*/");
-  const bool digits = text[at] == '\'' && at > 0 && std::isalnum(static_cast<unsigned char>(text[at - 1])) != 0;
-  if (text[at] != '"' && (text[at] != '\'' || digits)) return at;
-  for (size_t i = at + 1; i < text.size(); ++i) {
-    if (text[i] == '\\')
-      ++i;
-    else if (text[i] == text[at])
-      return i + 1;
-  }
-  return text.size();
-}
-
-// The place of the character that closes the bracket at `open`.
-size_t closing(std::string_view text, size_t open) {
-  const char opens = text[open], closes = opens == '(' ? ')' : '}';
-  int depth = 0;
-  for (size_t at = open; at < text.size();) {
-    const size_t next = behind_quiet(text, at);
-    if (next != at) {
-      at = next;
-      continue;
-    }
-    depth += (text[at] == opens) - (text[at] == closes);
-    if (depth == 0) return at;
-    ++at;
-  }
-  return text.size();
-}
-
-bool begins_line(std::string_view text, size_t at) {
-  const size_t before = text.find_last_not_of(' ', at == 0 ? 0 : at - 1);
-  return at == 0 || before == std::string_view::npos || text[before] == '\n';
-}
-
-// The opening brace of the definition, npos where this is a declaration.
-size_t opening_brace(std::string_view source, size_t at) {
-  const size_t parenthesis = source.find('(', at);
-  const size_t behind = source.find_first_of(";{", closing(source, parenthesis));
-  return behind == std::string_view::npos || source[behind] == ';' ? std::string_view::npos : behind;
-}
 
 std::string_view line_indent(std::string_view source, size_t at) {
   const size_t begin = source.rfind('\n', at) + 1;
@@ -272,15 +200,18 @@ std::string plain_name(std::string_view function) {
 }  // namespace
 
 Part blanked_part(std::string_view source, const Blank& blank) {
-  std::vector<size_t> found;
-  for (size_t at = source.find(blank.function); at != std::string_view::npos; at = source.find(blank.function, at + 1))
-    if (const size_t brace = begins_line(source, at) ? opening_brace(source, at) : std::string_view::npos;
-        brace != std::string_view::npos)
-      found.push_back(brace);
+  constexpr size_t none = std::string_view::npos;
+  std::vector<Part> found;
+  for (size_t at = source.find(blank.function); at != none; at = source.find(blank.function, at + 1)) {
+    const size_t line = source.rfind('\n', at) + 1, brace = source.find("{\n", at);
+    const std::string_view indent = source.substr(line, at - line);
+    const size_t end = source.find(fmt::format("\n{}}}", indent), brace);
+    const bool is_declaration = source.find(';', at) < brace;
+    if (end != none && !is_declaration && indent.find_first_not_of(' ') == none) found.push_back({brace + 2, end + 1});
+  }
   if (found.size() != 1)
     throw Error(fmt::format("[lab] {} definitions that begin with '{}'; expected one", found.size(), blank.function));
-  const size_t close = closing(source, found[0]);
-  Part part{source.find('\n', found[0]) + 1, source.rfind('\n', close) + 1};
+  const Part part = found[0];
   if (blank.from.empty()) return part;
   for (size_t line = part.begin; line < part.end; line = source.find('\n', line) + 1)
     if (source.substr(source.find_first_not_of(' ', line)).starts_with(blank.from)) return {line, part.end};

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "autograd/var.h"
@@ -36,6 +37,15 @@ void expect_bytes(const std::string& where, int64_t found, int64_t expected, con
 
 // Ranks as threads that wait for each other only a short time. What a rank throws comes out, its number in front.
 void on_ranks(int ranks, const std::function<void(Communicator& world)>& body, Algorithm algorithm = Algorithm::direct);
+
+// The findings of each rank, by its number.
+template <class F>
+auto by_ranks(int ranks, const F& body, Algorithm algorithm = Algorithm::direct) {
+  std::vector<std::invoke_result_t<F, Communicator&>> found(static_cast<size_t>(ranks));
+  on_ranks(
+      ranks, [&](Communicator& world) { found[static_cast<size_t>(world.rank())] = body(world); }, algorithm);
+  return found;
+}
 
 // A tensor's numbers.
 std::vector<double> numbers(const Tensor& t);

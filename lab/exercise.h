@@ -50,8 +50,8 @@ struct Verdict {
 
 // Grades what this program was built with.
 Verdict grade(const Exercise& exercise);
-// The lines of one that is not solved.
-std::string not_yet_text(const Exercise& exercise, const Wrong& wrong);
+// The verdict on one that is not solved.
+Verdict refused(const Exercise& exercise, const Wrong& wrong);
 
 // One grader for each exercise; a file of lab/grade/ has one or two that are alike.
 

@@ -1,7 +1,6 @@
 // The list of exercises, and what is said of one that is graded.
 #include <fmt/format.h>
 
-#include <charconv>
 
 #include "lab/exercise.h"
 #include "lab/not_yet.h"
@@ -128,8 +127,7 @@ constexpr Known kKnown[] = {
      "a target is counted from the first column of the whole vocabulary: VocabPart{own.begin, vocab}"},
     {"undefined tensor", "error",
      "a tensor is read that was never made (a frozen unit has no gradients), or was moved away: a lambda that runs "
-     "later takes it along, "
-     "x = std::move(x)"},
+     "later takes it along, x = std::move(x)"},
     {"[narrow]", "error", "a part begins or ends outside of its tensor: cut it to what this rank has"},
 };
 
@@ -145,11 +143,11 @@ Wrong explained(const std::string& what, const char* otherwise) {
 
 }  // namespace
 
-std::string not_yet_text(const Exercise& e, const Wrong& wrong) {
+Verdict refused(const Exercise& e, const Wrong& wrong) {
   std::string out = head(e, "not yet");
   out += fmt::format("  broke  {}\n  found  {}\n", wrong.bound, wrong.found);
   if (!wrong.cause.empty()) out += fmt::format("  cause  {}\n", wrong.cause);
-  return wrong.more.empty() ? out : out + "\n" + wrong.more;
+  return {false, wrong.more.empty() ? out : out + "\n" + wrong.more};
 }
 
 Verdict grade(const Exercise& e) {
@@ -158,12 +156,11 @@ Verdict grade(const Exercise& e) {
     for (const std::string& line : e.grade()) out += fmt::format("  held   {}\n", line);
     return {true, out};
   } catch (const Wrong& wrong) {
-    return {false, not_yet_text(e, wrong)};
+    return refused(e, wrong);
   } catch (const Error& error) {
-    return {false, not_yet_text(e, explained(error.what(),
-                                             error.status() == Status::communication ? "communication" : "error"))};
+    return refused(e, explained(error.what(), error.status() == Status::communication ? "communication" : "error"));
   } catch (const std::exception& error) {
-    return {false, not_yet_text(e, explained(error.what(), "error"))};
+    return refused(e, explained(error.what(), "error"));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include "models/layout.h"
 #include "planner/pipeline.h"
@@ -44,6 +45,12 @@ void check_ranges(const Settings& all) {
                                                             : fmt::format("at least {}", range.least);
     throw FieldError(std::string(s.field.name), fmt::format("expected {}, found {}", expected, s.text()));
   }
+}
+
+// The fields that a shape and a configuration have alike.
+auto shared_sizes(auto& m) {
+  return std::tie(m.layers, m.channels, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab, m.context, m.window, m.tied,
+                  m.qkv_bias, m.proj_bias, m.mlp_bias, m.qk_norm);
 }
 
 }  // namespace
@@ -133,44 +140,18 @@ ModelShape shape_of(const ModelConfig& c) {
     throw FieldError("shared_experts",
                      "predictions do not know them; expected 0, found " + std::to_string(c.experts.shared));
   const FamilyRow& family = row_of(c.family);
-  return {.layers = c.layers,
-          .channels = c.channels,
-          .heads = c.heads,
-          .kv_heads = c.kv_heads,
-          .head_dim = c.head_dim,
-          .ffn = c.ffn,
-          .experts = c.experts.count,
-          .experts_per_token = c.experts.count > 0 ? c.experts.per_token : 0,
-          .gated = family.gated,
-          .vocab = c.vocab,
-          .context = c.context,
-          .window = c.window,
-          .tied = c.tied,
-          .positions = family.rotary ? Positions::rope : Positions::learned,
-          .position_rows = c.positions,
-          .qkv_bias = c.qkv_bias,
-          .proj_bias = c.proj_bias,
-          .mlp_bias = c.mlp_bias,
-          .qk_norm = c.qk_norm};
+  ModelShape m{.experts = c.experts.count,
+               .experts_per_token = c.experts.count > 0 ? c.experts.per_token : 0,
+               .gated = family.gated,
+               .positions = family.rotary ? Positions::rope : Positions::learned,
+               .position_rows = c.positions};
+  shared_sizes(m) = shared_sizes(c);
+  return m;
 }
 
 ModelConfig config_of(const ModelShape& m) {
-  ModelConfig config{.family = m.gated ? Family::llama : Family::gpt2,
-                     .layers = m.layers,
-                     .heads = m.heads,
-                     .channels = m.channels,
-                     .context = m.context,
-                     .vocab = m.vocab,
-                     .tied = m.tied,
-                     .kv_heads = m.kv_heads,
-                     .head_dim = m.head_dim,
-                     .ffn = m.ffn,
-                     .positions = m.position_rows,
-                     .window = m.window,
-                     .qkv_bias = m.qkv_bias,
-                     .proj_bias = m.proj_bias,
-                     .mlp_bias = m.mlp_bias,
-                     .qk_norm = m.qk_norm};
+  ModelConfig config{.family = m.gated ? Family::llama : Family::gpt2, .positions = m.position_rows};
+  shared_sizes(config) = shared_sizes(m);
   config.experts.count = m.experts;
   if (m.experts > 0) config.experts.per_token = m.experts_per_token;
   return config;

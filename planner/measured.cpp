@@ -6,24 +6,18 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <memory>
 
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
 #include "parallel/pipeline/simulate.h"
 #include "planner/pipeline.h"
 #include "train/trainer.h"
+#include "train/usage.h"
 
 namespace tessera::planner {
 namespace {
 
 constexpr int kWarmUp = 3;
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
-  return values[values.size() / 2];
-}
 
 bool within(const TraceEvent& e, const TraceStep& step) { return e.begin >= step.begin && e.begin < step.end; }
 

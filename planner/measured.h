@@ -1,6 +1,5 @@
 // A plan run here, on ranks that are threads, and its prediction beside what was measured.
 #pragma once
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -12,11 +12,8 @@
 
 namespace tessera::planner {
 
-// The members of a struct that are added up, with their names.
-template <class T, size_t n>
-using Named = std::array<std::pair<std::string_view, double T::*>, n>;
-template <class T, size_t n>
-double sum_of(const T& all, const Named<T, n>& names) {
+// The sum of a struct's members, which stand in a table with their names.
+double sum_of(const auto& all, const auto& names) {
   double sum = 0;
   for (const auto& [name, part] : names) sum += all.*part;
   return sum;
@@ -27,14 +24,10 @@ struct Parts {
   double compute = 0, recompute = 0, bubble = 0, tp = 0, cp = 0, ep = 0, dp = 0, optimizer = 0;
   double sum() const;
 };
-inline constexpr Named<Parts, 8> kParts = {{{"compute", &Parts::compute},
-                                            {"recompute", &Parts::recompute},
-                                            {"bubble", &Parts::bubble},
-                                            {"tp", &Parts::tp},
-                                            {"cp", &Parts::cp},
-                                            {"ep", &Parts::ep},
-                                            {"dp", &Parts::dp},
-                                            {"optimizer", &Parts::optimizer}}};
+inline constexpr std::array kParts = {std::pair{"compute", &Parts::compute}, std::pair{"recompute", &Parts::recompute},
+                                      std::pair{"bubble", &Parts::bubble},   std::pair{"tp", &Parts::tp},
+                                      std::pair{"cp", &Parts::cp},           std::pair{"ep", &Parts::ep},
+                                      std::pair{"dp", &Parts::dp},           std::pair{"optimizer", &Parts::optimizer}};
 inline double Parts::sum() const { return sum_of(*this, kParts); }
 
 // Bytes of one rank at its peak.
@@ -42,12 +35,10 @@ struct MemoryParts {
   double parameters = 0, gradients = 0, optimizer = 0, activations = 0, communication = 0, workspace = 0;
   double peak() const;
 };
-inline constexpr Named<MemoryParts, 6> kMemoryParts = {{{"parameters", &MemoryParts::parameters},
-                                                        {"gradients", &MemoryParts::gradients},
-                                                        {"optimizer", &MemoryParts::optimizer},
-                                                        {"activations", &MemoryParts::activations},
-                                                        {"communication", &MemoryParts::communication},
-                                                        {"workspace", &MemoryParts::workspace}}};
+inline constexpr std::array kMemoryParts = {
+    std::pair{"parameters", &MemoryParts::parameters},       std::pair{"gradients", &MemoryParts::gradients},
+    std::pair{"optimizer", &MemoryParts::optimizer},         std::pair{"activations", &MemoryParts::activations},
+    std::pair{"communication", &MemoryParts::communication}, std::pair{"workspace", &MemoryParts::workspace}};
 inline double MemoryParts::peak() const { return sum_of(*this, kMemoryParts); }
 
 using Bytes = std::map<std::string, std::map<std::string, double>>;  // axis, operation

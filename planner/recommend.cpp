@@ -2,7 +2,6 @@
 #include "planner/recommend.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>

@@ -38,18 +38,18 @@ Job one_rank(Job job) {
   return job;
 }
 
-// A Trainer on each rank.
-void on_ranks_of(const Job& job, const std::function<void(Trainer& trainer, int rank)>& body) {
+// The findings of a Trainer on each rank.
+template <class F>
+auto on_ranks_of(const Job& job, const F& body) {
   check(job);
-  on_ranks(
-      static_cast<int>(job.plan.ranks()),
-      [&](Communicator& world) {
-        const Sequences sequences = counted_sequences(job.model.vocab, job.model.context, job.optim.batch,
-                                                      static_cast<uint64_t>(job.optim.seed));
-        Trainer trainer(job, sequences, world);
-        body(trainer, world.rank());
-      },
-      job.plan.all_reduce);
+  const auto rank = [&](Communicator& world) {
+    Trainer trainer(
+        job,
+        counted_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(job.optim.seed)),
+        world);
+    return body(trainer);
+  };
+  return by_ranks(static_cast<int>(job.plan.ranks()), rank, job.plan.all_reduce);
 }
 
 // The part of a slot that a shard has.
@@ -68,9 +68,8 @@ struct Counted {
 };
 
 std::vector<Counted> count_ones(const Job& job) {
-  std::vector<Counted> out(static_cast<size_t>(job.plan.ranks()));
-  on_ranks_of(job, [&](Trainer& trainer, int rank) {
-    Counted& mine = out[static_cast<size_t>(rank)];
+  return on_ranks_of(job, [&](Trainer& trainer) {
+    Counted mine;
     const std::vector<FlatUnit>& shards = trainer.strategy().shards();
     if (job.plan.tp > 1)
       for (const Slot& slot : shards.back().slots) slot.parameter->shard.axis = kOtherAxis;
@@ -91,8 +90,8 @@ std::vector<Counted> count_ones(const Job& job) {
       blocks = numbers(sums);
     }
     mine.found = unit_sums(trainer.strategy(), &trainer.mesh()["tp"]);
+    return mine;
   });
-  return out;
 }
 
 // The runs of all ranks' blocks where each goes on behind itself, and not at the same unit of the next rank.
@@ -131,7 +130,7 @@ void check_ones(const Job& job) {
   }
   whole = whole * (1.0 / (job.plan.zero == ZeroStage::none ? n : tp));
   for (int r = 0; r < n; ++r) {
-    const Counted& mine = ranks[static_cast<size_t>(r)];
+    const Counted& mine = ranks[r];
     const std::string where =
         where_of(job, fmt::format("all gradients one, rank {}: the sums of squares of the units", r));
     if (mine.found.size() != all.size())
@@ -139,8 +138,8 @@ void check_ones(const Job& job) {
                   "there is one number for each unit, and for a frozen one it is 0"};
     std::vector<Guess> guesses;
     for (int q = 0; q < n; ++q)
-      guesses.push_back({fmt::format("it is the sum of the shards of rank {} alone: add the sums of all shards", q),
-                         ranks[static_cast<size_t>(q)].here});
+      guesses.push_back(
+          {fmt::format("it is the sum of the shards of rank {} alone: add the sums of all shards", q), ranks[q].here});
     if (dp > 1) {
       guesses.push_back(
           {"it is the sum of this rank's own shards, counted once for each data rank: the runs do not go "
@@ -177,13 +176,11 @@ void check_ones(const Job& job) {
 }
 
 void check_step(const Job& job, double tolerance) {
-  double expected = 0;
-  std::vector<double> found(static_cast<size_t>(job.plan.ranks()));
-  on_ranks_of(one_rank(job), [&](Trainer& t, int) {
+  const double expected = on_ranks_of(one_rank(job), [](Trainer& t) {
     t.compute_gradients();
-    expected = grad_norm(t.strategy().shards());
-  });
-  on_ranks_of(job, [&](Trainer& t, int rank) { found[static_cast<size_t>(rank)] = t.compute_gradients().grad_norm; });
+    return grad_norm(t.strategy().shards());
+  })[0];
+  const auto found = on_ranks_of(job, [](Trainer& t) { return t.compute_gradients().grad_norm; });
   for (size_t r = 0; r < found.size(); ++r)
     expect_values(where_of(job, fmt::format("a training step, rank {}: the norm of the gradients", r)), {found[r]},
                   {expected}, {}, 1, tolerance);

@@ -15,6 +15,7 @@ namespace {
 
 // The value that results are filled with before.
 constexpr double kUntouched = -1000;
+constexpr int64_t kFloat = 4;  // bytes
 
 // Each rank's array of `count` float32 numbers: small whole ones, or any.
 struct Inputs {
@@ -33,7 +34,10 @@ struct Inputs {
     return out;
   }
   std::vector<double> of_piece(int rank, int p) const { return of(rank, range(p)); }
-  std::string where(const char* operation, int rank) const {
+  std::string where(Op op, int rank) const {
+    const char* operation = op == Op::all_gather   ? "all-gather"
+                            : op == Op::all_reduce ? "all-reduce"
+                                                   : "reduce-scatter";
     return fmt::format("{} of {} number{} on {} ranks, rank {}", operation, count, count == 1 ? "" : "s", ranks, rank);
   }
 
@@ -42,27 +46,26 @@ struct Inputs {
     int64_t sent = 0;
     bool in_kept = true, within = true;  // its array is as it was; nothing lies behind its piece
   };
-  // Results of body(world, whole, own) on each rank, and the bytes that each has sent by `op`: `whole` is the rank's
-  // array, `own` room for its piece.
-  using Body = std::function<Tensor(Communicator& world, Tensor whole, Tensor own)>;
-  std::vector<Result> run(const Body& body, Op op, Algorithm algorithm) const {
-    std::vector<Result> out(static_cast<size_t>(ranks));
-    on_ranks(
-        ranks,
-        [&](Communicator& world) {
-          const ArenaPtr arena = make_arena();
-          const std::vector<double> mine = of(world.rank(), {0, count});
-          const std::vector<float> narrow(mine.begin(), mine.end());
-          const Tensor whole = Tensor::of<float>(narrow, {count}, arena);
-          const int64_t size = range(world.rank()).size();
-          Tensor room = Tensor::empty({size + 1}, DType::float32, arena);  // a piece is at most one longer than another
-          room.fill(kUntouched);
-          const std::vector<double> values = numbers(body(world, whole, room.narrow(0, 0, size)));
-          out[static_cast<size_t>(world.rank())] = {values, world.counts()[static_cast<size_t>(op)].sent,
-                                                    numbers(whole) == mine, numbers(room).back() == kUntouched};
-        },
-        algorithm);
-    return out;
+  // Runs a collective from one tensor to another on a rank, and returns the bytes that it has sent.
+  using Body = int64_t(Communicator& world, Op op, const Tensor& in, const Tensor& out);
+  std::vector<Result> run(Op op, Body* body, Algorithm algorithm) const {
+    const auto rank = [&](Communicator& world) {
+      const ArenaPtr arena = make_arena();
+      const std::vector<double> mine = of(world.rank(), {0, count});
+      const std::vector<float> narrow(mine.begin(), mine.end());
+      Tensor whole = Tensor::of<float>(narrow, {count}, arena), in = whole;
+      const Range own = range(world.rank());
+      Tensor room = Tensor::empty({own.size() + 1}, DType::float32, arena);  // pieces differ by one at most
+      room.fill(kUntouched);
+      if (op == Op::all_gather) {
+        in = whole.narrow(0, own.begin, own.size()).clone();
+        whole.fill(kUntouched);
+      }
+      const Tensor out = op == Op::reduce_scatter ? room.narrow(0, 0, own.size()) : whole;
+      const int64_t sent = body(world, op, in, out);
+      return Result{numbers(out), sent, numbers(whole) == mine, numbers(room).back() == kUntouched};
+    };
+    return by_ranks(ranks, rank, algorithm);
   }
 
   // Throws Wrong where a reduce-scatter has changed its input, or has written more than a piece.
@@ -76,7 +79,7 @@ struct Inputs {
   }
   // Guesses at the sum of all ranks' piece `r`, on rank r.
   std::vector<Guess> guesses_of_sum(int r) const {
-    std::vector<double> sum(static_cast<size_t>(range(r).size()));
+    std::vector<double> sum(range(r).size());
     for (int q = 0; q < ranks; ++q) sum = sum + of_piece(q, r);
     std::vector<Guess> out{{"nothing was written there", std::vector<double>(sum.size(), kUntouched)},
                            {"it is this rank's own piece: nothing that came from others was added", of_piece(r, r)},
@@ -91,7 +94,7 @@ struct Inputs {
       out.push_back({fmt::format("the numbers of rank {} are in the sum twice", q), sum + theirs});
     }
     for (int p = 0; p < ranks; ++p) {
-      std::vector<double> other(static_cast<size_t>(range(p).size()));
+      std::vector<double> other(range(p).size());
       for (int q = 0; q < ranks; ++q) other = other + of_piece(q, p);
       out.push_back({fmt::format("it is the sum of piece {0}; rank {1} must end with piece {1}", p, r), other});
     }
@@ -126,98 +129,76 @@ void for_inputs(void (*check)(const Inputs&)) {
         check({n, count, whole_numbers});
 }
 
-// The direct exchange over messages: values, order of sums, bytes. Threads have one without messages, so the collective
-// is called by its name.
-
-std::vector<double> in_rank_order(const Inputs& in, Range range) {
+// The sum of piece p, each addition rounded: ranks from `first` up, and around to the one before it.
+std::vector<double> sum_from(const Inputs& in, int p, int first) {
   std::vector<double> out;
-  for (int64_t i = range.begin; i < range.end; ++i) {
+  for (int64_t i = in.range(p).begin; i < in.range(p).end; ++i) {
     float sum = 0;
-    for (int r = 0; r < in.ranks; ++r) sum += static_cast<float>(in.at(r, i));
+    for (int s = 0; s < in.ranks; ++s) sum += static_cast<float>(in.at((first + s) % in.ranks, i));
     out.push_back(sum);
   }
   return out;
 }
 
-// Results of each rank: what body() makes of its array and its piece, and the bytes that it says were sent.
-using Body = std::function<int64_t(Transport& t, Call call, Tensor whole, Tensor own)>;
-std::vector<Inputs::Result> exchange(const Inputs& in, bool result_is_whole, const Body& body) {
-  std::vector<int64_t> sent(static_cast<size_t>(in.ranks));
-  auto results = in.run(
-      [&](Communicator& world, Tensor whole, Tensor own) {
-        sent[static_cast<size_t>(world.rank())] = body(world.transport(), {.count = in.count}, whole, own);
-        return result_is_whole ? whole : own;
-      },
-      Op::barrier, Algorithm::direct);
-  for (size_t r = 0; r < results.size(); ++r) results[r].sent = sent[r];
-  return results;
+// An algorithm as it is graded: how it runs, and what each rank must have.
+struct Graded {
+  Algorithm algorithm;
+  Inputs::Body* run;
+  int (*first)(int piece);  // the rank whose numbers a piece's sum begins with, modulo the ranks
+  std::vector<Guess> (*guesses)(const Inputs& in, int rank);
+  void (*expect_bytes)(const std::string& where, const Inputs& in, Op op, int rank, int64_t found);
+  const char* halves = nullptr;  // the cause where each half of an all-reduce is right alone
+};
+
+void check(const Inputs& in, Op op, const Graded& graded) {
+  const std::vector<Inputs::Result> results = in.run(op, graded.run, graded.algorithm);
+  for (int r = 0; r < in.ranks; ++r) {
+    const Inputs::Result& found = results[r];
+    const std::string where = in.where(op, r);
+    if (op == Op::all_gather) in.expect_gathered(where, found.values);
+    if (op == Op::reduce_scatter) {
+      in.expect_kept(where, found);
+      expect_values(where, found.values, sum_from(in, r, graded.first(r)), graded.guesses(in, r), in.ranks);
+    }
+    if (op == Op::all_reduce) {
+      std::vector<double> all;
+      for (int p = 0; p < in.ranks; ++p)
+        for (const double x : sum_from(in, p, graded.first(p))) all.push_back(x);
+      std::vector<Guess> guesses;
+      if (graded.halves) guesses.push_back({graded.halves, found.values});
+      expect_values(where, found.values, all, guesses, in.ranks);
+    }
+    graded.expect_bytes(where, in, op, r, found.sent);
+  }
+}
+
+// The direct exchange over messages: values, order of sums, bytes. Threads have one without messages, so the collective
+// is called by its name.
+
+int64_t run_messages(Communicator& world, Op op, const Tensor& in, const Tensor& out) {
+  const int64_t count = std::max(in.numel(), out.numel());
+  return direct_by_messages(world.transport(), {.op = op, .count = count, .in = in.address(), .out = out.address()});
 }
 
 void expect_direct_bytes(const std::string& where, const Inputs& in, Op op, int rank, int64_t found) {
-  const int64_t all = in.count * 4, own = in.range(rank).size() * 4, n = in.ranks;
-  const Call call{.op = op, .count = in.count};
+  const int64_t all = in.count * kFloat, own = in.range(rank).size() * kFloat, n = in.ranks;
   const bool gathers = op == Op::all_gather;
   expect_bytes(
-      where, found, sent_directly(call, in.ranks, rank),
+      where, found, sent_directly({.op = op, .count = in.count}, in.ranks, rank),
       gathers ? "its piece to each of the others" : "of each other rank's piece once, S less its own",
       {{"the whole array goes to every other rank; each needs its own piece alone", (n - 1) * all},
        {"a rank sends to itself too", gathers ? n * own : all},
        {"the number of bytes is not counted: send() of this struct counts, and that of `memory` does not", 0}});
 }
 
-void check_messages_of_reduce_scatter(const Inputs& in) {
-  const auto results = exchange(in, false, [](Transport& t, Call call, Tensor whole, Tensor own) {
-    call.op = Op::reduce_scatter;
-    call.in = whole.address();
-    call.out = own.address();
-    return direct_by_messages(t, call);
-  });
-  for (int r = 0; r < in.ranks; ++r) {
-    const std::string where = in.where("reduce-scatter", r);
-    in.expect_kept(where, results[static_cast<size_t>(r)]);
-    expect_values(where, results[static_cast<size_t>(r)].values, in_rank_order(in, in.range(r)), in.guesses_of_sum(r),
-                  in.ranks);
-    expect_direct_bytes(where, in, Op::reduce_scatter, r, results[static_cast<size_t>(r)].sent);
-  }
-}
-
-void check_messages_of_all_gather(const Inputs& in) {
-  const auto results = exchange(in, true, [&](Transport& t, Call call, Tensor whole, Tensor) {
-    const Range own = in.range(t.rank());
-    const Tensor mine = whole.narrow(0, own.begin, own.size()).clone();
-    whole.fill(kUntouched);
-    call.op = Op::all_gather;
-    call.in = mine.address();
-    call.out = whole.address();
-    return direct_by_messages(t, call);
-  });
-  for (int r = 0; r < in.ranks; ++r) {
-    const std::string where = in.where("all-gather", r);
-    in.expect_gathered(where, results[static_cast<size_t>(r)].values);
-    expect_direct_bytes(where, in, Op::all_gather, r, results[static_cast<size_t>(r)].sent);
-  }
-}
-
-void check_messages_of_all_reduce(const Inputs& in) {
-  const auto results = exchange(in, true, [](Transport& t, Call call, Tensor whole, Tensor) {
-    call.op = Op::all_reduce;
-    call.in = call.out = whole.address();
-    return direct_by_messages(t, call);
-  });
-  for (int r = 0; r < in.ranks; ++r) {
-    const std::string where = in.where("all-reduce", r);
-    expect_values(where, results[static_cast<size_t>(r)].values, in_rank_order(in, {0, in.count}), {}, in.ranks);
-    expect_direct_bytes(where, in, Op::all_reduce, r, results[static_cast<size_t>(r)].sent);
-  }
-}
+constexpr Graded kMessages{Algorithm::direct, run_messages, [](int) { return 0; },
+                           [](const Inputs& in, int rank) { return in.guesses_of_sum(rank); }, expect_direct_bytes};
 
 }  // namespace
 
 Held grade_messages() {
   for_inputs([](const Inputs& in) {
-    check_messages_of_reduce_scatter(in);
-    check_messages_of_all_gather(in);
-    check_messages_of_all_reduce(in);
+    for (const Op op : {Op::reduce_scatter, Op::all_gather, Op::all_reduce}) check(in, op, kMessages);
   });
   return {"sums over 2, 3 and 5 ranks of 1 to 1003 numbers, pieces even and uneven, some of them empty",
           "order: ranks are added from 0 up, to the bit", "bytes: each half sends (n - 1) / n of the array"};
@@ -227,18 +208,11 @@ Held grade_messages() {
 
 namespace {
 
-constexpr int64_t kFloat = 4;
-
-// The order of piece c: ranks c + 1, ..., n - 1, 0, ..., c, each sum rounded.
-std::vector<double> around(const Inputs& in, int c) {
-  const Range own = in.range(c);
-  std::vector<double> out;
-  for (int64_t i = own.begin; i < own.end; ++i) {
-    auto sum = static_cast<float>(in.at((c + 1) % in.ranks, i));
-    for (int s = 2; s <= in.ranks; ++s) sum += static_cast<float>(in.at((c + s) % in.ranks, i));
-    out.push_back(sum);
-  }
-  return out;
+int64_t run_ring(Communicator& world, Op op, const Tensor& in, const Tensor& out) {
+  if (op == Op::reduce_scatter) world.reduce_scatter(in, out);
+  if (op == Op::all_gather) world.all_gather(in, out);
+  if (op == Op::all_reduce) world.all_reduce(out);
+  return world.counts()[static_cast<size_t>(op)].sent;
 }
 
 // A reduce-scatter: piece rank + first is copied, and in step s the numbers of piece(rank, s) are added to what comes.
@@ -273,24 +247,24 @@ std::vector<double> on_this_way(const Inputs& in, const Way& way, int r) {
   for (int q = 0; q < n; ++q) sums.push_back(of(q, q + way.first));
   for (int s = 0; s < n + way.steps; ++s) {
     std::rotate(sums.begin(), sums.end() - 1, sums.end());  // each to the right
-    for (int q = 0; q < n; ++q) sums[static_cast<size_t>(q)] = sums[static_cast<size_t>(q)] + of(q, way.piece(q, s));
+    for (int q = 0; q < n; ++q) sums[q] = sums[q] + of(q, way.piece(q, s));
   }
-  return sums[static_cast<size_t>(r)];
+  return sums[r];
 }
 
 // The sum of piece r whose first numbers, or those that are added to them, or all, begin `begin` bytes behind the
 // beginning of their array.
 std::vector<double> from_byte(const Inputs& in, int r, bool first, bool others) {
   const Range own = in.range(r);
-  std::vector<double> sum(static_cast<size_t>(own.size()));
+  std::vector<double> sum(own.size());
   for (int q = 0; q < in.ranks; ++q) {
     const std::vector<double> all = in.of(q, {0, in.count});
     const std::vector<float> floats(all.begin(), all.end());
     for (int64_t i = 0; i < own.size(); ++i) {
-      float x = floats[static_cast<size_t>(own.begin + i)];
+      float x = floats[own.begin + i];
       if (q == (r + 1) % in.ranks ? first : others)
         std::memcpy(&x, reinterpret_cast<const std::byte*>(floats.data()) + own.begin + i * kFloat, sizeof(x));
-      sum[static_cast<size_t>(i)] += x;
+      sum[i] += x;
     }
   }
   return sum;
@@ -307,69 +281,35 @@ std::vector<Guess> guesses(const Inputs& in, int r) {
   return out;
 }
 
-void check_reduce_scatter(const Inputs& in) {
-  const auto results = in.run(
-      [&](Communicator& world, Tensor whole, Tensor own) {
-        world.reduce_scatter(whole, own);
-        return own;
-      },
-      Op::reduce_scatter, Algorithm::ring);
-  for (int r = 0; r < in.ranks; ++r) {
-    const std::string where = in.where("reduce-scatter", r);
-    in.expect_kept(where, results[r]);
-    expect_values(where, results[r].values, around(in, r), guesses(in, r), in.ranks);
-    const int64_t all = in.count * kFloat, own = in.range(r).size() * kFloat;
-    expect_bytes(where, results[r].sent, all - own, "all of the array except its own piece",
-                 {{"the whole array is sent in each step; a step moves one piece", (in.ranks - 1) * all},
-                  {"there is a step too many: n - 1 of them are enough", all}});
-  }
+void expect_ring_bytes(const std::string& where, const Inputs& in, Op op, int rank, int64_t found) {
+  if (op == Op::all_reduce) return;  // its halves have been counted
+  const bool gathers = op == Op::all_gather;
+  const int64_t all = in.count * kFloat, kept = in.range(gathers ? (rank + 1) % in.ranks : rank).size() * kFloat;
+  std::vector<BytesGuess> guesses{
+      {"the whole array is sent in each step; a step moves one piece", (in.ranks - 1) * all},
+      {"there is a step too many: n - 1 of them are enough", all}};
+  if (gathers) std::swap(guesses[0], guesses[1]);
+  expect_bytes(
+      where, found, all - kept,
+      gathers ? "all of the array except its right neighbour's piece" : "all of the array except its own piece",
+      guesses);
 }
 
-void check_all_gather(const Inputs& in) {
-  const auto results = in.run(
-      [&](Communicator& world, Tensor whole, Tensor) {
-        const Range own = in.range(world.rank());
-        const Tensor piece = whole.narrow(0, own.begin, own.size()).clone();
-        whole.fill(kUntouched);
-        world.all_gather(piece, whole);
-        return whole;
-      },
-      Op::all_gather, Algorithm::ring);
-  for (int r = 0; r < in.ranks; ++r) {
-    const std::string where = in.where("all-gather", r);
-    in.expect_gathered(where, results[r].values);
-    const int64_t all = in.count * kFloat, next = in.range((r + 1) % in.ranks).size() * kFloat;
-    expect_bytes(where, results[r].sent, all - next, "all of the array except its right neighbour's piece",
-                 {{"there is a step too many: n - 1 of them are enough", all},
-                  {"the whole array is sent in each step; a step moves one piece", (in.ranks - 1) * all}});
-  }
-}
-
-void check_all_reduce(const Inputs& in) {
-  const auto results = in.run(
-      [&](Communicator& world, Tensor whole, Tensor) {
-        world.all_reduce(whole);
-        return whole;
-      },
-      Op::all_reduce, Algorithm::ring);
-  for (int r = 0; r < in.ranks; ++r) {
-    std::vector<double> expected;
-    for (int c = 0; c < in.ranks; ++c)
-      for (const double x : around(in, c)) expected.push_back(x);
-    expect_values(in.where("all-reduce", r), results[r].values, expected,
-                  {{"each half is right alone. In an all-reduce `in` and `out` lie in the same array, so the sum that "
-                    "travels needs memory of its own",
-                    results[r].values}},
-                  in.ranks);
-  }
-}
+constexpr Graded kRing{
+    Algorithm::ring,
+    run_ring,
+    [](int piece) { return piece + 1; },
+    guesses,
+    expect_ring_bytes,
+    "each half is right alone. In an all-reduce `in` and `out` lie in the same array, so the sum that "
+    "travels needs memory of its own"};
 
 }  // namespace
 
 Held grade_ring() {
-  for_inputs(check_reduce_scatter);
-  for_inputs(check_all_gather);
-  for_inputs(check_all_reduce);
+  for_inputs([](const Inputs& in) { check(in, Op::reduce_scatter, kRing); });
+  for_inputs([](const Inputs& in) { check(in, Op::all_gather, kRing); });
+  for_inputs([](const Inputs& in) { check(in, Op::all_reduce, kRing); });
   return {"sums over 2, 3 and 5 ranks of 1 to 1003 numbers, pieces even and uneven, some of them empty",
           "order: piece c is added from rank c + 1 around to rank c, to the bit",
           "bytes: each rank sends all but one piece in each half, 2 (n - 1) / n of the array"};

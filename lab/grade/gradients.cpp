@@ -79,18 +79,15 @@ struct MicroGradients {
   std::vector<std::vector<float>> values;     // values of the parameters, before the update
   std::vector<std::vector<Gradients>> parts;  // [rank][micro-batch]
 
-  // The sum of a rank's micro-batches.
-  Gradients of_rank(int r) const {
+  // The sum of some ranks' micro-batches.
+  Gradients sum_of(Range ranks, Range microbatches) const {
     Gradients sum;
-    for (const Gradients& one : parts[static_cast<size_t>(r)]) add(sum, one);
+    for (int64_t r = ranks.begin; r < ranks.end; ++r)
+      for (int64_t j = microbatches.begin; j < microbatches.end; ++j) add(sum, parts[r][j]);
     return sum;
   }
-  // The sum over ranks.
-  Gradients of_microbatch(int64_t j) const {
-    Gradients sum;
-    for (const auto& rank : parts) add(sum, rank[static_cast<size_t>(j)]);
-    return sum;
-  }
+  Gradients of_rank(int r) const { return sum_of({r, r + 1}, {0, of.microbatches}); }
+  Gradients of_microbatch(int64_t j) const { return sum_of({0, of.ranks}, {j, j + 1}); }
   // Each rank's micro-batches in order, then the ranks; or the ranks of each micro-batch, then the micro-batches.
   Gradients summed() const {
     Gradients sum;
@@ -125,7 +122,7 @@ MicroGradients micro_gradients(const DataCase& c) {
         Gradients one;
         for (const FlatUnit& unit : units)
           for (const Slot& slot : unit.slots) one.push_back(floats(unit.grads.narrow(0, slot.begin, slot.size)));
-        out.parts[static_cast<size_t>(r)].push_back(std::move(one));
+        out.parts[r].push_back(std::move(one));
       }
   });
   return out;
@@ -169,9 +166,8 @@ std::vector<HeldPart> held(const std::vector<FlatUnit>& units, bool gradients) {
 }
 
 std::vector<Seen> run(const DataCase& c) {
-  std::vector<Seen> ranks(static_cast<size_t>(c.ranks));
-  on_ranks(c.ranks, [&](Communicator& world) {
-    Seen& seen = ranks[static_cast<size_t>(world.rank())];
+  return by_ranks(c.ranks, [&](Communicator& world) {
+    Seen seen;
     const ArenaPtr arena = make_arena();
     const std::unique_ptr<Decoder> made = small_model(c);
     Decoder& model = *made;
@@ -208,8 +204,8 @@ std::vector<Seen> run(const DataCase& c) {
       seen.counts[op].calls += world.counts()[op].calls - before[op].calls;
     }
     seen.values = held(strategy->residents(), false);
+    return seen;
   });
-  return ranks;
 }
 
 std::vector<double> slice(const std::vector<float>& x, Range r) { return {x.begin() + r.begin, x.begin() + r.end}; }
@@ -236,8 +232,8 @@ void check_gradients(const DataCase& c, const MicroGradients& g, const std::vect
     mistakes.push_back({"it is the gradient of the last micro-batch: those before it are lost", g.of_microbatch(last)});
     mistakes.push_back({"it is the gradient of the micro-batches before the last one: the last one is lost", earlier});
     mistakes.push_back(
-        {"it is summed over the ranks after every micro-batch, in place: earlier micro-batches are summed again, "
-         "once for each rank",
+        {"it is summed over the ranks after every micro-batch, in place: earlier micro-batches are summed again, once "
+         "for each rank",
          again});
     Gradients twice = g.of_microbatch(last);
     add(twice, twice);
@@ -248,7 +244,7 @@ void check_gradients(const DataCase& c, const MicroGradients& g, const std::vect
   }
   for (int step = 0; step < kSteps; ++step)
     for (int r = 0; r < c.ranks; ++r)
-      for (const HeldPart& h : ranks[static_cast<size_t>(r)].gradients[static_cast<size_t>(step)]) {
+      for (const HeldPart& h : ranks[r].gradients[step]) {
         std::vector<Guess> guesses;
         for (const Mistake& m : mistakes) guesses.push_back({m.cause, slice(m.would_be[h.parameter], h.range)});
         expect_values(fmt::format("{}, step {}, gradient of '{}'", c.where(r), step + 1, g.names[h.parameter]),
@@ -259,7 +255,7 @@ void check_gradients(const DataCase& c, const MicroGradients& g, const std::vect
 void check_values(const DataCase& c, const MicroGradients& g, const std::vector<Seen>& ranks) {
   const Gradients sum = g.summed();
   for (int r = 0; r < c.ranks; ++r) {
-    const Seen& seen = ranks[static_cast<size_t>(r)];
+    const Seen& seen = ranks[r];
     for (const HeldPart& h : seen.values) {
       const std::vector<double> before = slice(g.values[h.parameter], h.range);
       const std::vector<double> after = before + slice(sum[h.parameter], h.range) * -kRate;
@@ -267,7 +263,7 @@ void check_values(const DataCase& c, const MicroGradients& g, const std::vector<
       for (const HeldPart& mine : seen.gradients[0])
         if (mine.parameter == h.parameter)
           for (int64_t i = std::max(mine.range.begin, h.range.begin); i < std::min(mine.range.end, h.range.end); ++i)
-            own_alone[static_cast<size_t>(i - h.range.begin)] = after[static_cast<size_t>(i - h.range.begin)];
+            own_alone[i - h.range.begin] = after[i - h.range.begin];
       const char* stale = "the parts that other ranks have updated have old values: their shards have not come here";
       expect_values(fmt::format("{}, after the update, values of '{}'", c.where(r), g.names[h.parameter]), h.numbers,
                     after, {{stale, own_alone}, {stale, before}}, c.ranks, 1e-5);
@@ -337,9 +333,9 @@ void check_buckets(const DataCase& c, const std::vector<Seen>& ranks) {
   if (c.bucket_bytes == 1 && !c.idle && early < buckets)
     throw Wrong{
         "overlap",
-        fmt::format("{}: {} of {} all-reduces were asked for before the last backward pass had ended; expected all of "
-                    "them",
-                    where, early, buckets),
+        fmt::format(
+            "{}: {} of {} all-reduces were asked for before the last backward pass had ended; expected all of them",
+            where, early, buckets),
         early == 0 ? "buckets leave only when the backward pass is over, so no part of the sum is hidden behind it: "
                      "send from the hook, when the last gradient of a bucket has come"
                    : "some buckets leave later than their last gradient comes"};
@@ -358,12 +354,12 @@ void check_shards(const DataCase& c, const std::vector<Seen>& ranks) {
     expect_bytes(all_ranks(c, "all-gathers"), total(ranks, Op::all_gather).sent, one, "(n - 1) S, after the update",
                  {{"there is no all-gather: updated parameters stay where they are", 0}});
   for (int r = 0; r < c.ranks; ++r)
-    if (const int64_t left = ranks[static_cast<size_t>(r)].left; left != 0)
-      throw Wrong{"memory",
-                  fmt::format("{}: {} bytes of transient gradients are still held after the step; expected none",
-                              c.where(r), left),
-                  "free a unit's whole gradient when its sum has started: drop the views of the parameters and the "
-                  "tensor"};
+    if (const int64_t left = ranks[r].left; left != 0)
+      throw Wrong{
+          "memory",
+          fmt::format("{}: {} bytes of transient gradients are still held after the step; expected none", c.where(r),
+                      left),
+          "free a unit's whole gradient when its sum has started: drop the views of the parameters and the tensor"};
 }
 
 }  // namespace
@@ -378,8 +374,7 @@ Held grade_ddp() {
   }
   return {
       "gradients of every parameter, in two steps, on 2 and 3 ranks with 1 to 3 micro-batches: the bits of one rank "
-      "that "
-      "adds in the same order",
+      "that adds in the same order",
       "one all-reduce for each bucket, in the last micro-batch alone: 2 (n - 1) S bytes by all ranks together",
       "buckets of one parameter all leave before the backward pass has ended"};
 }
@@ -396,13 +391,10 @@ Held grade_zero() {
     }
   return {
       "each rank's piece of every gradient, in two steps, in stages 1, 2 and 3: the bits of one rank that adds in the "
-      "same "
-      "order",
+      "same order",
       "after the update every rank has every parameter as it is now",
       "bytes: a reduce-scatter (stages 2 and 3: for each micro-batch) and an all-gather, (n - 1) S each",
       "no transient gradient is left after a step"};
 }
-
-// The global norm: of gradients that are all one, and of a training step beside one rank's.
 
 }  // namespace tessera::lab

@@ -71,9 +71,9 @@ void check_sound(const std::string& where, const Schedule& s) {
 }
 
 void check_in_flight(const std::string& where, const Schedule& s, int rank, const Expected& e) {
-  const int found = peak_in_flight(s)[static_cast<size_t>(rank)];
+  const int found = peak_in_flight(s)[rank];
   if (found == e.in_flight) return;
-  const auto& list = s.actions[static_cast<size_t>(rank)];
+  const auto& list = s.actions[rank];
   const auto first = std::ranges::find_if(list, [](const Action& a) { return a.what != Do::F; });
   const bool all = found > e.in_flight && first - list.begin() == s.microbatches;
   throw Wrong{

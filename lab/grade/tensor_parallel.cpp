@@ -31,7 +31,7 @@ std::vector<double> columns(const std::vector<double>& whole, int n, int rank) {
   std::vector<double> out;
   const Range own = piece(kColumns, n, rank);
   for (int64_t row = 0; row < kRows; ++row)
-    for (int64_t c = own.begin; c < own.end; ++c) out.push_back(whole[static_cast<size_t>(row * kColumns + c)]);
+    for (int64_t c = own.begin; c < own.end; ++c) out.push_back(whole[row * kColumns + c]);
   return out;
 }
 
@@ -49,17 +49,16 @@ struct Spread {
   }
   std::vector<double> sum() const {
     std::vector<double> out = rank[0];
-    for (int r = 1; r < n; ++r) out = out + rank[static_cast<size_t>(r)];
+    for (int r = 1; r < n; ++r) out = out + rank[r];
     return out;
   }
   // The whole matrix of pieces.
   std::vector<double> joined() const {
-    std::vector<double> out(static_cast<size_t>(kRows * kColumns));
+    std::vector<double> out(kRows * kColumns);
     for (int r = 0; r < n; ++r) {
       const Range own = piece(kColumns, n, r);
       for (int64_t i = 0; i < kRows * own.size(); ++i)
-        out[static_cast<size_t>(i / own.size() * kColumns + own.begin + i % own.size())] =
-            rank[static_cast<size_t>(r)][static_cast<size_t>(i)];
+        out[i / own.size() * kColumns + own.begin + i % own.size()] = rank[r][i];
     }
     return out;
   }
@@ -68,15 +67,15 @@ struct Spread {
 // The value that rank r has after a change of placement. Of a change to P only what comes from whole values.
 std::vector<double> moved(const Spread& x, const Placement& from, const Placement& to, int r) {
   const bool cut = to.kind == Placement::Kind::sharded, was_cut = from.kind == Placement::Kind::sharded;
-  if (was_cut && cut) return x.rank[static_cast<size_t>(r)];
+  if (was_cut && cut) return x.rank[r];
   const std::vector<double> whole = from == P ? x.sum() : was_cut ? x.joined() : x.rank[0];
-  if (from == P && to == P) return x.rank[static_cast<size_t>(r)];
+  if (from == P && to == P) return x.rank[r];
   if (to == P && r > 0) return std::vector<double>(whole.size());
   return cut ? columns(whole, x.n, r) : whole;
 }
 
 struct ProductSeen {
-  std::vector<double> value, gradient;
+  std::vector<double> value, gradient = {};
   int64_t sent_forward = 0, sent_backward = 0;
 };
 
@@ -94,34 +93,31 @@ struct Case {
 
 void check_case(const Case& c, int n) {
   const Spread x(n, c.from, 1), dy(n, dual(c.to), 2);
-  std::vector<ProductSeen> ranks(static_cast<size_t>(n));
-  const auto shape_of = [&](const std::vector<double>& v) { return Shape{kRows, std::ssize(v) / kRows}; };
-  on_ranks(n, [&](Communicator& world) {
+  const auto ranks = by_ranks(n, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
-    ProductSeen& seen = ranks[static_cast<size_t>(world.rank())];
-    const auto& mine = x.rank[static_cast<size_t>(world.rank())];
-    const auto& seed = dy.rank[static_cast<size_t>(world.rank())];
-    const Var leaf(Tensor::of<double>(mine, shape_of(mine), arena), true);
+    const auto mine = [&](const Spread& s) {
+      const std::vector<double>& v = s.rank[world.rank()];
+      return Tensor::of<double>(v, {kRows, std::ssize(v) / kRows}, arena);
+    };
+    const Var leaf(mine(x), true);
     const Var y = redistribute(scale(leaf, 1), world, c.from, c.to);
-    seen.sent_forward = sent(world);
-    seen.value = numbers(y.value());
-    backward(y, {.seed = Tensor::of<double>(seed, shape_of(seed), arena)});
+    ProductSeen seen{.value = numbers(y.value()), .sent_forward = sent(world)};
+    backward(y, {.seed = mine(dy)});
     seen.sent_backward = sent(world) - seen.sent_forward;
     seen.gradient = gradient_of(leaf);
+    return seen;
   });
   const int64_t all = kRows * kColumns * 8;
   for (int r = n; r-- > 0;) {  // rank 0 has the same after some changes of different kinds
-    const ProductSeen& seen = ranks[static_cast<size_t>(r)];
+    const ProductSeen& seen = ranks[r];
     const std::string where = fmt::format("{} ({} -> {}) on {} ranks, rank {}", c.name, c.from.str(), c.to.str(), n, r);
     expect_values(where + ", forward", seen.value, moved(x, c.from, c.to, r),
-                  {{"the value is the rank's own, unchanged: nothing was moved in the forward pass",
-                    x.rank[static_cast<size_t>(r)]}},
-                  n, 1e-12);
+                  {{"the value is the rank's own, unchanged: nothing was moved in the forward pass", x.rank[r]}}, n,
+                  1e-12);
     const std::vector<double> expected = moved(dy, dual(c.to), dual(c.from), r);
     const std::string way = fmt::format("{} -> {}", dual(c.to).str(), dual(c.from).str());
     std::vector<Guess> guesses{
-        {fmt::format("the gradient is the rank's own, unchanged; expected {}: {}", c.backward, way),
-         dy.rank[static_cast<size_t>(r)]}};
+        {fmt::format("the gradient is the rank's own, unchanged; expected {}: {}", c.backward, way), dy.rank[r]}};
     if (dual(c.to) != P)
       guesses.push_back({"the gradient is summed although every rank has the same one", expected * n});
     else if (dy.rank[0].size() == expected.size())
@@ -129,10 +125,11 @@ void check_case(const Case& c, int n) {
     const auto goes = [&](const Placement& from, const Placement& to, const char* names) {
       if (from.kind == Placement::Kind::sharded ? dual(c.to) != from : dual(c.to).kind == Placement::Kind::sharded)
         return;
-      guesses.push_back({fmt::format("the gradient goes {} -> {}, which is {}; expected {}: dual(to) -> dual(from), "
-                                     "between the duals",
-                                     from.str(), to.str(), names, way),
-                         moved(dy, from, to, r)});
+      guesses.push_back(
+          {fmt::format(
+               "the gradient goes {} -> {}, which is {}; expected {}: dual(to) -> dual(from), between the duals",
+               from.str(), to.str(), names, way),
+           moved(dy, from, to, r)});
     };
     goes(dual(c.from), dual(c.to), "dual(from) -> dual(to)");
     goes(c.to, c.from, "to -> from");
@@ -196,18 +193,14 @@ struct VocabularyProblem {
     for (int64_t j = columns.begin; j < columns.end; ++j) most = std::max(most, logit(row, j));
     return most;
   }
-  // Calls f(row) and adds up.
-  template <class F>
-  double over_rows(const F& f) const {
-    double all = 0;
-    for (int64_t row = 0; row < rows; ++row) all += f(row);
-    return all;
+  double log_sum_exp(int64_t row, Range columns) const {
+    const double m = top(row, columns);
+    return std::log(sum_exp(row, columns, m)) + m;
   }
   double loss() const {
-    return over_rows([&](int64_t row) {
-      const double m = top(row, {0, vocab});
-      return std::log(sum_exp(row, {0, vocab}, m)) + m - logit(row, target(row));
-    });
+    double all = 0;
+    for (int64_t row = 0; row < rows; ++row) all += log_sum_exp(row, {0, vocab}) - logit(row, target(row));
+    return all;
   }
 };
 
@@ -240,60 +233,47 @@ std::vector<Guess> guesses_of_gradient(const VocabularyProblem& p, int rank) {
 // The loss on a rank as typical mistakes would have it.
 std::vector<Guess> guesses(const VocabularyProblem& p, int rank) {
   const Range own = p.own(rank), all{0, p.vocab};
-  const auto loss = [&](const auto& of_row) { return std::vector<double>{p.over_rows(of_row)}; };
-  const auto target = [&](int64_t row) { return p.logit(row, p.target(row)); };
-  const auto log_sum = [&](int64_t row, Range columns) {
-    const double m = p.top(row, columns);
-    return std::log(p.sum_exp(row, columns, m)) + m;
-  };
-  return {
-      {"the target's logit is missing if another rank has it: target_logits() gives 0 then, so sum it over the ranks",
-       loss([&](int64_t row) { return log_sum(row, all) - (p.owner(row) == rank ? target(row) : 0); })},
-      {"the denominator is of this rank's columns alone: add the sums of exponentials over the ranks",
-       loss([&](int64_t row) {
-         const double m = p.top(row, all);
-         return std::log(p.sum_exp(row, own, m)) + m - target(row);
-       })},
-      {"each rank takes the maximum of its own columns, so the sums that are added have different scales: the "
-       "maximum of a row is one number for all ranks",
-       loss([&](int64_t row) {
-         double s = 0;
-         for (int r = 0; r < p.ranks; ++r) s += p.sum_exp(row, p.own(r), p.top(row, p.own(r)));
-         return std::log(s) + p.top(row, own) - target(row);
-       })},
-      {"the maxima are added over ranks; expected the largest of them (Reduction::max)", loss([&](int64_t row) {
-         double m = 0;
-         for (int r = 0; r < p.ranks; ++r) m += p.top(row, p.own(r));
-         return std::log(p.sum_exp(row, all, m)) + m - target(row);
-       })},
-      {"row_sum_exp() has this rank's own maximum: all-reduce `top` before it", loss([&](int64_t row) {
-         double s = 0;
-         for (int r = 0; r < p.ranks; ++r) s += p.sum_exp(row, p.own(r), p.top(row, p.own(r)));
-         return std::log(s) + p.top(row, all) - target(row);
-       })},
-      {"the target's logit is the largest over ranks; expected the sum: a rank without the target has 0",
-       loss([&](int64_t row) { return log_sum(row, all) - std::max(target(row), 0.0); })},
-      {"every rank takes its columns for those from 0 on: `part` begins at own.begin", loss([&](int64_t row) {
-         double x = 0;
-         for (int r = 0; r < p.ranks; ++r)
-           if (p.target(row) < p.own(r).size()) x += p.logit(row, p.own(r).begin + p.target(row));
-         return log_sum(row, all) - x;
-       })},
-      {"it is the loss of this rank's columns alone: nothing was added over ranks",
-       loss([&](int64_t row) { return log_sum(row, own) - (p.owner(row) == rank ? target(row) : 0); })},
-      {"the target's logit is not subtracted", loss([&](int64_t row) { return log_sum(row, all); })},
-  };
+  std::vector<Guess> out;
+  for (int64_t row = 0; row < p.rows; ++row) {
+    const double target = p.logit(row, p.target(row)), here = p.owner(row) == rank ? target : 0;
+    const double top = p.top(row, all), own_top = p.top(row, own), right = p.log_sum_exp(row, all);
+    double tops = 0, sums = 0, shifted = 0;  // over the ranks
+    for (int r = 0; r < p.ranks; ++r) {
+      const Range theirs = p.own(r);
+      tops += p.top(row, theirs);
+      sums += p.sum_exp(row, theirs, p.top(row, theirs));
+      if (p.target(row) < theirs.size()) shifted += p.logit(row, theirs.begin + p.target(row));
+    }
+    const std::vector<Guess> of_row{
+        {"the target's logit is missing if another rank has it: target_logits() gives 0 then, so sum it over the ranks",
+         {right - here}},
+        {"the denominator is of this rank's columns alone: add the sums of exponentials over the ranks",
+         {std::log(p.sum_exp(row, own, top)) + top - target}},
+        {"each rank takes the maximum of its own columns, so the sums that are added have different scales: the "
+         "maximum of a row is one number for all ranks",
+         {std::log(sums) + own_top - target}},
+        {"the maxima are added over ranks; expected the largest of them (Reduction::max)",
+         {std::log(p.sum_exp(row, all, tops)) + tops - target}},
+        {"row_sum_exp() has this rank's own maximum: all-reduce `top` before it", {std::log(sums) + top - target}},
+        {"the target's logit is the largest over ranks; expected the sum: a rank without the target has 0",
+         {right - std::max(target, 0.0)}},
+        {"every rank takes its columns for those from 0 on: `part` begins at own.begin", {right - shifted}},
+        {"it is the loss of this rank's columns alone: nothing was added over ranks", {p.log_sum_exp(row, own) - here}},
+        {"the target's logit is not subtracted", {right}}};
+    if (out.empty()) out.resize(of_row.size(), {"", {0}});
+    for (size_t i = 0; i < out.size(); ++i) out[i] = {of_row[i].cause, out[i].would_be + of_row[i].would_be};
+  }
+  return out;
 }
 
 struct VocabularySeen {
   double loss = 0;  // the sum over rows
-  std::vector<double> root, gradient;
+  std::vector<double> root, gradient = {};
   int64_t sent = 0;
 };
 
 void check_problem(const VocabularyProblem& p) {
-  std::vector<VocabularySeen> ranks(static_cast<size_t>(p.ranks));
-  on_ranks(p.ranks, [&](Communicator& world) {
+  const auto ranks = by_ranks(p.ranks, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
     const Range own = p.own(world.rank());
     std::vector<double> mine;
@@ -305,22 +285,19 @@ void check_problem(const VocabularyProblem& p) {
     const Var logits(Tensor::of<double>(mine, {p.rows, own.size()}, arena), true);
     const Loss loss = vocab_parallel_cross_entropy(scale(logits, 1), Tensor::of<int32_t>(targets, {p.rows}, arena),
                                                    kScale, world, p.vocab);
-    VocabularySeen& seen = ranks[static_cast<size_t>(world.rank())];
-    seen.loss = loss.loss_sum;
-    for (const OpCount& c : world.counts()) seen.sent += c.sent;
-    seen.root = numbers(loss.mean.value());
+    VocabularySeen seen{.loss = loss.loss_sum, .root = numbers(loss.mean.value()), .sent = sent(world)};
     backward(loss.mean);
     seen.gradient = gradient_of(logits);
+    return seen;
   });
-  int64_t sent = 0;
+  int64_t all_sent = 0;
   for (int r = 0; r < p.ranks; ++r) {
-    const VocabularySeen& seen = ranks[static_cast<size_t>(r)];
+    const VocabularySeen& seen = ranks[r];
     const std::string where = fmt::format("{} rows of {} logits on {} ranks, rank {}", p.rows, p.vocab, p.ranks, r);
     if (!std::isfinite(seen.loss))
       throw Wrong{"values", fmt::format("{}: the sum of the losses is {}; expected {:.6g}", where, seen.loss, p.loss()),
                   "exponentials overflow, or all of them vanish: the number that is subtracted must be the largest "
-                  "logit of the "
-                  "whole row, over all ranks (Reduction::max), and neither a sum nor a rank's own"};
+                  "logit of the whole row, over all ranks (Reduction::max), and neither a sum nor a rank's own"};
     expect_values(where + ": the sum of the losses", {seen.loss}, {p.loss()}, guesses(p, r), p.ranks, 1e-10);
     expect_values(where + ": the value of the loss, the sum times `scale`", seen.root, {p.loss() * kScale},
                   {{"the value is the sum alone: give record_one() tessera::scale(r.sum, scale)", {p.loss()}},
@@ -328,10 +305,10 @@ void check_problem(const VocabularyProblem& p) {
                   1, 1e-10);
     expect_values(where + ": the gradient of the logits", seen.gradient, gradient(p, r), guesses_of_gradient(p, r),
                   p.ranks, 1e-10);
-    sent += seen.sent;
+    all_sent += seen.sent;
   }
   const int64_t numbers_of_rows = 2 * (p.ranks - 1) * p.rows * 8;
-  expect_bytes(fmt::format("{} rows on {} ranks, all ranks", p.rows, p.ranks), sent, 3 * numbers_of_rows,
+  expect_bytes(fmt::format("{} rows on {} ranks, all ranks", p.rows, p.ranks), all_sent, 3 * numbers_of_rows,
                "three all-reduces of a number for each row, 3 x 2 (n - 1) x 8 N",
                {{"there are two all-reduces, and should be three", 2 * numbers_of_rows},
                 {"there are four all-reduces, and should be three", 4 * numbers_of_rows},

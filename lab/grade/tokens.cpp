@@ -49,7 +49,7 @@ Row attend(int64_t query, int64_t tokens, const Sees& sees) {
     for (int64_t c = 0; c < kHead; ++c) score += RingProblem::number(query, 0, c) * RingProblem::number(key, 1, c);
     const double weight = std::exp(score / std::sqrt(static_cast<double>(kHead)));
     row.sum += weight;
-    for (int64_t c = 0; c < kHead; ++c) row.out[static_cast<size_t>(c)] += weight * RingProblem::number(key, 2, c);
+    for (int64_t c = 0; c < kHead; ++c) row.out[c] += weight * RingProblem::number(key, 2, c);
   }
   for (double& x : row.out) x = row.sum > 0 ? x / row.sum : 0;
   return row;
@@ -58,15 +58,15 @@ Row attend(int64_t query, int64_t tokens, const Sees& sees) {
 // Outputs that rank r would have if queries were handled so: `of(query, rows by the rank that has the keys)`.
 template <class Of>
 std::vector<double> outputs(const RingProblem& p, int rank, const Of& of) {
-  std::vector<int> holder(static_cast<size_t>(p.tokens));
+  std::vector<int> holder(p.tokens);
   for (int r = 0; r < p.ranks; ++r)
-    for (const int64_t t : p.positions(r)) holder[static_cast<size_t>(t)] = r;
+    for (const int64_t t : p.positions(r)) holder[t] = r;
   std::vector<double> out;
   for (const int64_t query : p.positions(rank)) {
     std::vector<Row> by_hop;
     for (int hop = 0; hop < p.ranks; ++hop)
       by_hop.push_back(attend(query, p.tokens, [&](int64_t key) {
-        return holder[static_cast<size_t>(key)] == (rank + p.ranks - hop) % p.ranks && (!p.causal || key <= query);
+        return holder[key] == (rank + p.ranks - hop) % p.ranks && (!p.causal || key <= query);
       }));
     const std::vector<double> one = of(query, by_hop);
     out.insert(out.end(), one.begin(), one.end());
@@ -81,52 +81,43 @@ std::vector<double> expected(const RingProblem& p, int rank) {
 }
 
 std::vector<Guess> guesses(const RingProblem& p, int rank) {
-  const auto parts = [&](const auto& f) { return outputs(p, rank, f); };
-  const auto seen = [](const std::vector<Row>& rows) {
-    return std::ranges::count_if(rows, [](const Row& r) { return r.sum > 0; });
+  // Outputs in which the block of each hop has a weight.
+  const auto weighted = [&](const std::function<double(const std::vector<Row>& rows, size_t hop)>& weight) {
+    return outputs(p, rank, [&](int64_t, const std::vector<Row>& rows) {
+      std::vector<double> all(kHead);
+      for (size_t hop = 0; hop < rows.size(); ++hop) all = all + rows[hop].out * weight(rows, hop);
+      return all;
+    });
   };
-  return {
-      {"it is the attention to this rank's own keys alone: the blocks of other ranks are not merged",
-       parts([](int64_t, const auto& rows) { return rows[0].out; })},
-      {"it is the attention to the keys of the last hop that the query sees: each block is written over the one "
-       "before; "
-       "merge them",
-       parts([](int64_t, const auto& rows) {
-         std::vector<double> last = rows[0].out;
-         for (const Row& r : rows)
-           if (r.sum > 0) last = r.out;
-         return last;
-       })},
-      {"blocks are added as they are; each has its own denominator, so they must be weighted by exp(lse_i - lse)",
-       parts([](int64_t, const auto& rows) {
-         std::vector<double> all(kHead);
-         for (const Row& r : rows) all = all + r.out;
-         return all;
-       })},
-      {"blocks are averaged; they must be weighted by exp(lse_i - lse)", parts([&](int64_t, const auto& rows) {
-         std::vector<double> all(kHead);
-         for (const Row& r : rows) all = all + r.out;
-         return all * (1.0 / static_cast<double>(std::max<int64_t>(1, seen(rows))));
-       })},
-      {"the block of the last hop is missing: there are as many hops as ranks, the first with the rank's own keys",
-       parts([&](int64_t, const auto& rows) {
-         double sum = 0;
-         std::vector<double> all(kHead);
-         for (size_t hop = 0; hop + 1 < rows.size(); ++hop) {
-           sum += rows[hop].sum;
-           all = all + rows[hop].out * rows[hop].sum;
-         }
-         return sum > 0 ? all * (1 / sum) : all;
-       })},
-      {"queries see keys that come after them: the causal mask counts positions in the sequence, and tiles(hop) says "
-       "which tokens see which",
-       parts([&](int64_t query, const auto&) { return attend(query, p.tokens, [](int64_t) { return true; }).out; })},
+  const auto seen = [](const std::vector<Row>& rows, size_t from) {
+    return std::count_if(rows.begin() + static_cast<std::ptrdiff_t>(from), rows.end(),
+                         [](const Row& r) { return r.sum > 0; });
   };
+  return {{"it is the attention to this rank's own keys alone: the blocks of other ranks are not merged",
+           weighted([](const auto&, size_t hop) { return hop == 0 ? 1 : 0; })},
+          {"it is the attention to the keys of the last hop that the query sees: each block is written over the one "
+           "before; merge them",
+           weighted([&](const auto& rows, size_t hop) { return seen(rows, hop) == 1 && rows[hop].sum > 0 ? 1 : 0; })},
+          {"blocks are added as they are; each has its own denominator, so they must be weighted by exp(lse_i - lse)",
+           weighted([](const auto&, size_t) { return 1; })},
+          {"blocks are averaged; they must be weighted by exp(lse_i - lse)",
+           weighted([&](const auto& rows, size_t) { return 1.0 / std::max<double>(1, seen(rows, 0)); })},
+          {"the block of the last hop is missing: there are as many hops as ranks, the first with the rank's own keys",
+           weighted([](const auto& rows, size_t hop) {
+             double sum = 0;
+             for (size_t i = 0; i + 1 < rows.size(); ++i) sum += rows[i].sum;
+             return hop + 1 < rows.size() && sum > 0 ? rows[hop].sum / sum : 0;
+           })},
+          {"queries see keys that come after them: the causal mask counts positions in the sequence, and tiles(hop) "
+           "says which tokens see which",
+           outputs(p, rank, [&](int64_t query, const auto&) {
+             return attend(query, p.tokens, [](int64_t) { return true; }).out;
+           })}};
 }
 
 struct RingSeen {
   std::vector<double> out, gradient;
-  int64_t sent = 0, messages = 0;
+  int64_t sent = 0;
 };
 
 Tensor packed(const std::vector<int64_t>& positions, const ArenaPtr& arena) {
@@ -137,43 +128,38 @@ Tensor packed(const std::vector<int64_t>& positions, const ArenaPtr& arena) {
   return Tensor::of<double>(all, {1, std::ssize(positions), 3 * kHead}, arena);
 }
 
+// The gradient of the sum of all numbers.
+void backward_from_ones(const Var& y) {
+  Tensor seed = y.value().make(y.shape());
+  seed.fill(1);
+  backward(y, {.seed = seed});
+}
+
 // The gradient of the sum of all outputs, on one rank.
 std::vector<double> gradient_alone(const RingProblem& p) {
-  std::vector<double> out;
-  on_ranks(1, [&](Communicator&) {
+  return by_ranks(1, [&](Communicator&) {
     const ArenaPtr arena = make_arena();
     std::vector<int64_t> all;
     for (int64_t t = 0; t < p.tokens; ++t) all.push_back(t);
     const Var qkv(packed(all, arena), true);
-    const Var y = packed_attention(qkv, {.query = 1, .key = 1}, {.causal = p.causal});
-    Tensor seed = y.value().make(y.shape());
-    seed.fill(1);
-    backward(y, {.seed = seed});
-    out = numbers(qkv.grad());
-  });
-  return out;
+    backward_from_ones(packed_attention(qkv, {.query = 1, .key = 1}, {.causal = p.causal}));
+    return numbers(qkv.grad());
+  })[0];
 }
 
 void check_problem(const RingProblem& p) {
-  std::vector<RingSeen> ranks(static_cast<size_t>(p.ranks));
-  on_ranks(p.ranks, [&](Communicator& world) {
+  const auto ranks = by_ranks(p.ranks, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
     const Var qkv(packed(p.positions(world.rank()), arena), true);
     const Var y = ring_attention(qkv, {.query = 1, .key = 1}, {.causal = p.causal}, world, p.balance);
-    RingSeen& seen = ranks[static_cast<size_t>(world.rank())];
-    const OpCount sends = world.counts()[static_cast<size_t>(Op::send)];
-    seen.sent = sends.sent;
-    seen.messages = sends.calls;
-    seen.out = numbers(y.value());
-    Tensor seed = y.value().make(y.shape());
-    seed.fill(1);
-    backward(y, {.seed = seed});
-    seen.gradient = numbers(qkv.grad());
+    const int64_t sent = world.counts()[static_cast<size_t>(Op::send)].sent;
+    backward_from_ones(y);
+    return RingSeen{numbers(y.value()), numbers(qkv.grad()), sent};
   });
   const std::vector<double> gradient = gradient_alone(p);
   const int64_t block = 2 * p.tokens / p.ranks * kHead * 8;
   for (int r = 0; r < p.ranks; ++r) {
-    const RingSeen& seen = ranks[static_cast<size_t>(r)];
+    const RingSeen& seen = ranks[r];
     expect_values(p.where(r), seen.out, expected(p, r), guesses(p, r), 1, 1e-10);
     expect_bytes(p.where(r), seen.sent, (p.ranks - 1) * block, "n - 1 blocks of its keys and values",
                  {{"there is a message too many: after the last hop nothing needs to travel", p.ranks * block}});
@@ -265,48 +251,44 @@ ExpertsSeen pass(const ExpertsProblem& p, int rank, Communicator* ep, bool loses
 }
 
 void check_problem(const ExpertsProblem& p) {
-  std::vector<ExpertsSeen> ranks(static_cast<size_t>(p.ranks)), alone;
-  on_ranks(p.ranks,
-           [&](Communicator& world) { ranks[static_cast<size_t>(world.rank())] = pass(p, world.rank(), &world); });
+  const auto ranks = by_ranks(p.ranks, [&](Communicator& world) { return pass(p, world.rank(), &world); });
+  std::vector<ExpertsSeen> alone;
   for (int r = 0; r < p.ranks; ++r) alone.push_back(pass(p, r, nullptr));
   for (int r = 0; r < p.ranks; ++r) {
-    const auto rank = static_cast<size_t>(r);
+    const ExpertsSeen &seen = ranks[r], &right = alone[r];
     const std::string where = p.where(r);
-    std::vector<Guess> guesses{{"no result has come back", std::vector<double>(alone[rank].out.size())}};
+    std::vector<Guess> guesses{{"no result has come back", std::vector<double>(right.out.size())}};
     if (p.here > 1)
       guesses.push_back(
           {"with one expert on each rank all is right, so look at the order of `counts`: counts[r][i] is of rank r and "
-           "of "
-           "expert i of this rank, as the rows lie",
-           ranks[rank].out});
-    expect_values(where + ": outputs", ranks[rank].out, alone[rank].out, guesses, p.ranks, 1e-12);
+           "of expert i of this rank, as the rows lie",
+           seen.out});
+    expect_values(where + ": outputs", seen.out, right.out, guesses, p.ranks, 1e-12);
     expect_values(
-        where + ": gradient of the input", ranks[rank].input_gradient, alone[rank].input_gradient,
+        where + ": gradient of the input", seen.input_gradient, right.input_gradient,
         {{"it is that of the router alone: the gradients of the rows do not come back to the rank that sent them",
           pass(p, r, nullptr, true).input_gradient}},
         p.ranks, 1e-12);
     int64_t leaving = 0;
     for (int64_t e = 0; e < p.here * p.ranks; ++e) {
-      const auto expert = static_cast<size_t>(e);
       if (e / p.here != r) {
-        leaving += alone[rank].rows[expert];
+        leaving += right.rows[e];
         continue;
       }
-      std::vector<double> sum(alone[0].expert_gradients[expert].size());
-      for (const ExpertsSeen& source : alone) sum = sum + source.expert_gradients[expert];
-      expect_values(where + fmt::format(": gradient of expert {}", e), ranks[rank].expert_gradients[expert], sum,
-                    {{"it is that of this rank's own tokens: rows of other ranks do not reach it",
-                      alone[rank].expert_gradients[expert]}},
-                    p.ranks, 1e-12);
+      std::vector<double> sum(alone[0].expert_gradients[e].size());
+      for (const ExpertsSeen& source : alone) sum = sum + source.expert_gradients[e];
+      expect_values(
+          where + fmt::format(": gradient of expert {}", e), seen.expert_gradients[e], sum,
+          {{"it is that of this rank's own tokens: rows of other ranks do not reach it", right.expert_gradients[e]}},
+          p.ranks, 1e-12);
     }
     // Results and gradients of rows that came from elsewhere leave this rank too.
     int64_t coming = 0;
     for (int source = 0; source < p.ranks; ++source)
-      for (int64_t e = r * p.here; e < (r + 1) * p.here && source != r; ++e)
-        coming += alone[static_cast<size_t>(source)].rows[static_cast<size_t>(e)];
+      for (int64_t e = r * p.here; e < (r + 1) * p.here && source != r; ++e) coming += alone[source].rows[e];
     const int64_t row = kChannels * 8, counts = (p.ranks - 1) * p.here * 8;
     expect_bytes(
-        where, ranks[rank].sent, counts + 2 * (leaving + coming) * row,
+        where, seen.sent, counts + 2 * (leaving + coming) * row,
         "the counts, and a row forward and one backward for each choice whose expert is elsewhere, there and back",
         {{"rows do not come back, or their gradients do not", counts + (leaving + coming) * row}});
   }

@@ -1,7 +1,17 @@
-"""Llama in plain PyTorch, as fast as it goes there: what compare_pytorch.py and gpu_torch.py train beside ours."""
+"""PyTorch's side of a comparison: a Llama in plain PyTorch, as fast as it goes there, and training steps of it and of GPT-2."""
+import os
+import statistics
+import sys
+import time
+
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests", "compare"))
+from gpt_pytorch import GPT  # noqa: E402
+
+SIZES = ("layers", "heads", "channels", "context", "vocab", "kv_heads", "ffn", "experts")
 
 
 class RMSNorm(nn.Module):
@@ -122,3 +132,36 @@ class Llama(nn.Module):
             x = block(x, self.cos, self.sin)
         loss = F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
         return loss + sum(block.mlp.loss for block in self.blocks if isinstance(block.mlp, Experts))
+
+
+def training_step(config, adamw, bf16=False, autocast=False, compiled=None, device="cpu", **how):
+    """The function of tokens and targets that makes a step of a GPT-2, or with "kv_heads" of a Llama. `adamw`, `compiled`:
+    keyword arguments of AdamW and of torch.compile, without which it is not compiled; `how`: more of the model's."""
+    model = (Llama if "kv_heads" in config else GPT)(**{k: config[k] for k in SIZES if k in config}, **how)
+    model = model.to(device, torch.bfloat16 if bf16 else torch.float32)
+    groups = [{"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+              {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), **adamw)
+    forward = model if compiled is None else torch.compile(model, **compiled)
+
+    def step(ids, targets):
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
+            loss = forward(ids, targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        loss.item()
+
+    return step
+
+
+def median_time(f, count, warmup, ready=lambda: None):
+    """The median of so many calls' seconds, after those that warm up; each call waits until ready() returns."""
+    times = []
+    for _ in range(warmup + count):
+        ready()
+        start = time.perf_counter()
+        f()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[warmup:])
