@@ -1,8 +1,6 @@
 // Decoding and encoding of UTF-8.
 #include "data/utf8.h"
 
-#include <algorithm>
-
 namespace tessera {
 
 void append_utf8(std::string& out, char32_t c) {
