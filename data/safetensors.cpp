@@ -80,8 +80,7 @@ TensorBytes described(const std::string& name, const Json& j, std::span<const st
   const std::optional<int64_t> expected = product(*shape, kind->bytes);
   const int64_t found = (*span)[1] - (*span)[0];
   if (!expected || *expected != found)
-    refuse(fmt::format("shape ({}) of {} does not fit its {} bytes", fmt::join(*shape, ", "),
-                       kind == kKinds + kOurs ? "BF16" : kind->name, found));
+    refuse(fmt::format("shape ({}) of {} does not fit its {} bytes", fmt::join(*shape, ", "), kind->name, found));
   return {name,
           kind->dtype,
           *shape,

@@ -106,6 +106,9 @@ TEST_F(SafetensorsTest, RefusesWhatIsMalformedByName) {
   EXPECT_NE(refusal("").find("not safetensors"), std::string::npos);
   EXPECT_NE(refusal("1234567").find("not safetensors"), std::string::npos);
   EXPECT_NE(refusal(std::string(8, '\xff')).find("not safetensors"), std::string::npos);
+  const std::string half = file_of(R"({"a":{"dtype":"F16","shape":[2],"data_offsets":[0,2]}})", "12");
+  expect_error(Status::input, {"shape (2) of F16 does not fit its 2 bytes"},
+               [&] { Safetensors(std::as_bytes(std::span(half)), "h", true); });
 }
 
 // Random damage is either refused with an InputError or leaves a file that fits together; nothing is read outside it.
