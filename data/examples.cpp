@@ -11,15 +11,11 @@
 namespace tessera {
 
 namespace fs = std::filesystem;
-namespace {
-
-std::shared_ptr<const Rows> windows_of(TokenFile tokens, int64_t context, const std::string& what) {
+static std::shared_ptr<const Rows> windows_of(TokenFile tokens, int64_t context, const std::string& what) {
   if (tokens.size() < 2)
     bad_input("{}: {} tokens; expected at least 2, one of them to be predicted", what, tokens.size());
   return std::make_shared<const Windows>(std::move(tokens), context);
 }
-
-}  // namespace
 
 EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokenizer, const ExampleOptions& o) {
   EvaluationText out;
@@ -62,10 +58,8 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
 
 // Laying out examples in rows.
 
-namespace {
-
 // For each row the examples in it. An example of n tokens takes n - 1 places: its last token is a target alone.
-std::vector<std::vector<int64_t>> packed_rows(const std::vector<EncodedExample>& examples, int64_t context) {
+static std::vector<std::vector<int64_t>> packed_rows(const std::vector<EncodedExample>& examples, int64_t context) {
   std::vector<int64_t> order(examples.size());
   std::iota(order.begin(), order.end(), 0);
   const auto places = [&](int64_t e) { return std::ssize(examples[static_cast<size_t>(e)].tokens) - 1; };
@@ -89,8 +83,6 @@ std::vector<std::vector<int64_t>> packed_rows(const std::vector<EncodedExample>&
   }
   return rows;
 }
-
-}  // namespace
 
 int64_t targets_of(const EncodedExample& example) {
   return example.trained.empty() ? 0 : std::count(example.trained.begin() + 1, example.trained.end(), true);
@@ -272,7 +264,11 @@ class Encoder {
       const EncodeOptions how{.special_in_text = names_mean_tokens || options_.special,
                               .begins = !example.own || out.tokens.empty() || is_special(out.tokens.back()),
                               .first = std::exchange(first, false)};
-      add(out, encode_text(text, how, example.where), trained);
+      try {
+        add(out, tokenizer_.encode_with(text, how), trained);
+      } catch (const Error& e) {
+        bad_input("{}: {}", example.where, e.what());
+      }
       text.clear();
     };
     for (const Piece& piece : example.pieces) {
@@ -315,13 +311,6 @@ class Encoder {
   }
   bool is_special(int32_t token) const { return tokenizer_.special(tokenizer_.bytes_of(token)) == token; }
   bool as_target(const Piece& piece) const { return !piece.never && (piece.response || !options_.responses_only); }
-  std::vector<int32_t> encode_text(const std::string& text, const EncodeOptions& how, const std::string& where) const {
-    try {
-      return tokenizer_.encode_with(text, how);
-    } catch (const Error& e) {
-      bad_input("{}: {}", where, e.what());
-    }
-  }
   std::optional<int32_t> special(const Piece& piece) {
     if (piece.kind == Piece::Kind::text) return {};
     if (piece.kind == Piece::Kind::end) {

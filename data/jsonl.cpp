@@ -459,13 +459,12 @@ Piece said_in(const Message& turn, Kind kind, std::string text) {
 
 std::vector<Piece> chatml(const Example& example) {
   std::vector<Piece> out;
-  for (const Message& turn : conversation(example)) {
-    out.push_back({Kind::marker, "<|im_start|>"});
-    out.push_back({Kind::text, std::string(name_of(turn.role)) + "\n"});
-    out.push_back(said_in(turn, Kind::text, turn.text));
-    out.push_back(said_in(turn, Kind::marker, "<|im_end|>"));
-    out.push_back({Kind::text, "\n"});
-  }
+  for (const Message& turn : conversation(example))
+    out.insert(out.end(), {{Kind::marker, "<|im_start|>"},
+                           {Kind::text, std::string(name_of(turn.role)) + "\n"},
+                           said_in(turn, Kind::text, turn.text),
+                           said_in(turn, Kind::marker, "<|im_end|>"),
+                           {Kind::text, "\n"}});
   return out;
 }
 
@@ -473,14 +472,13 @@ bool is_ascii_space(char32_t c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 std::vector<Piece> llama3(const Example& example) {
   std::vector<Piece> out{{Kind::marker, "<|begin_of_text|>"}};
-  for (const Message& turn : conversation(example)) {
-    out.push_back({Kind::marker, "<|start_header_id|>"});
-    out.push_back({Kind::text, std::string(name_of(turn.role))});
-    out.push_back({Kind::marker, "<|end_header_id|>"});
-    out.push_back({Kind::text, "\n\n"});
-    out.push_back(said_in(turn, Kind::text, std::string(stripped(turn.text, true, true, is_ascii_space))));
-    out.push_back(said_in(turn, Kind::marker, "<|eot_id|>"));
-  }
+  for (const Message& turn : conversation(example))
+    out.insert(out.end(), {{Kind::marker, "<|start_header_id|>"},
+                           {Kind::text, std::string(name_of(turn.role))},
+                           {Kind::marker, "<|end_header_id|>"},
+                           {Kind::text, "\n\n"},
+                           said_in(turn, Kind::text, std::string(stripped(turn.text, true, true, is_ascii_space))),
+                           said_in(turn, Kind::marker, "<|eot_id|>")});
   return out;
 }
 

@@ -20,13 +20,10 @@ struct Tokens {
   size_t train_bytes = 0, val_bytes = 0;  // bytes of the text that the tokens mean
 };
 
-// "name/" is "name".
-fs::path absolute_name(const fs::path& named) {
+// The absolute name of a directory to make, of which "name/" is "name"; then its parent is there.
+fs::path with_parent(const fs::path& named) {
   fs::path directory = fs::absolute(named).lexically_normal();
-  return directory.has_filename() ? directory : directory.parent_path();
-}
-
-fs::path with_parent(const fs::path& directory) {
+  if (!directory.has_filename()) directory = directory.parent_path();
   make_directories(directory.parent_path());
   remove_stale(directory.parent_path(), false);
   return directory;
@@ -39,11 +36,11 @@ class DatasetWriter {
   // are written as soon as they are full; 0: one file.
   DatasetWriter(const fs::path& directory, std::string source, std::shared_ptr<const Tokenizer> tokenizer,
                 int64_t shard_tokens = 0)
-      : directory_(absolute_name(directory)),
+      : directory_(with_parent(directory)),
         source_(std::move(source)),
         tokenizer_(std::move(tokenizer)),
         shard_tokens_(static_cast<size_t>(shard_tokens)),
-        beside_(with_parent(directory_)) {
+        beside_(directory_) {
     make_directories(made_);
   }
 

@@ -53,6 +53,16 @@ bool is_weights_file(const std::string& name) {
   return all.is_object() && std::ranges::all_of(all, [](const nlohmann::json& value) { return value.is_number(); });
 }
 
+constexpr int64_t kMillion = 1'000'000;
+
+int64_t sum_of(std::span<const int64_t> shares) { return std::reduce(shares.begin(), shares.end(), int64_t{0}); }
+
+void divide_by_common(std::vector<int64_t>& shares) {
+  int64_t common = 0;
+  for (const int64_t s : shares) common = std::gcd(common, s);
+  for (int64_t& s : shares) s /= common;
+}
+
 }  // namespace
 
 std::vector<Weighted> parse_weights(std::string_view text, const std::string& what) {
@@ -126,20 +136,6 @@ Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> dataset
 }
 
 // Shares and their order.
-
-namespace {
-
-constexpr int64_t kMillion = 1'000'000;
-
-int64_t sum_of(std::span<const int64_t> shares) { return std::reduce(shares.begin(), shares.end(), int64_t{0}); }
-
-void divide_by_common(std::vector<int64_t>& shares) {
-  int64_t common = 0;
-  for (const int64_t s : shares) common = std::gcd(common, s);
-  for (int64_t& s : shares) s /= common;
-}
-
-}  // namespace
 
 std::vector<int64_t> whole_shares(std::span<const double> weights) {
   constexpr double kLargest = 3e16;  // 256 of them fit into 64 bits

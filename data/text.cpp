@@ -5,7 +5,6 @@
 #include <zstd.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <memory>
 #include <span>

@@ -92,24 +92,20 @@ struct HubType {
 
 Key held(std::string_view name, std::vector<Json> values) { return {.name = name, .values = std::move(values)}; }
 
-KeyList operator+(KeyList keys, const KeyList& more) {
-  keys.insert(keys.end(), more.begin(), more.end());
-  return keys;
-}
-
 // The keys of all types that are built like Llama.
 KeyList llama_keys(const KeyList& more) {
-  return KeyList{held("hidden_act", {"silu", "swish"}),
-                 {"num_hidden_layers", &Model::layers, nullptr, kMostLayers},
-                 {"num_attention_heads", &Model::heads},
-                 {"num_key_value_heads", &Model::kv_heads, &Model::key_heads},
-                 {"hidden_size", &Model::channels},
-                 {"intermediate_size", &Model::ffn},
-                 {"max_position_embeddings", &Model::context},
-                 {"vocab_size", &Model::vocab},
-                 {"rms_norm_eps", &Model::norm_eps},
-                 {"rope_theta", &RotaryOptions::theta}} +
-         more;
+  KeyList keys{held("hidden_act", {"silu", "swish"}),
+               {"num_hidden_layers", &Model::layers, nullptr, kMostLayers},
+               {"num_attention_heads", &Model::heads},
+               {"num_key_value_heads", &Model::kv_heads, &Model::key_heads},
+               {"hidden_size", &Model::channels},
+               {"intermediate_size", &Model::ffn},
+               {"max_position_embeddings", &Model::context},
+               {"vocab_size", &Model::vocab},
+               {"rms_norm_eps", &Model::norm_eps},
+               {"rope_theta", &RotaryOptions::theta}};
+  keys.insert(keys.end(), more.begin(), more.end());
+  return keys;
 }
 
 // Activations of the transformers library: the first is exact, and all others are written with tanh.
@@ -443,10 +439,8 @@ std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig*
 
 // --- names of tensors ---
 
-namespace {
-
 // Their names for a part of a layer: "mlp.down", "mlp.experts.7.down".
-std::vector<std::string> names_of(const std::string& part, const ModelConfig& c) {
+static std::vector<std::string> names_of(const std::string& part, const ModelConfig& c) {
   if (const TensorNames* found = row_of(c.family).find(part)) return {found->theirs.begin(), found->theirs.end()};
   constexpr std::string_view kExperts = "mlp.experts.";
   std::string kind = part, number;
@@ -465,8 +459,6 @@ std::vector<std::string> names_of(const std::string& part, const ModelConfig& c)
   }
   return out;
 }
-
-}  // namespace
 
 std::vector<int64_t> HubTensor::shape_of(const Piece& piece) const {
   if (shape.rank() == 1) return {piece.rows};

@@ -163,17 +163,15 @@ class Parser {
     std::vector<std::pair<int, Step>> steps;
     for (;; links_ = 0) {
       const size_t begin = at_;
-      size_t open = begin;
-      while (open < s_.size() && (s_[open] != '{' || std::string_view("{%#").find(s_[open + 1]) == std::string::npos))
-        ++open;
-      at_ = open;
+      while (at_ < s_.size() && (s_[at_] != '{' || std::string_view("{%#").find(s_[at_ + 1]) == std::string::npos))
+        ++at_;
       std::string_view text = std::string_view(s_).substr(begin, at_ - begin);
-      const char kind = at_ == s_.size() ? '\0' : s_[open + 1];
+      const char kind = at_ == s_.size() ? '\0' : s_[at_ + 1];
       at_ += kind == '\0' ? 0 : 2;
       const size_t line = text.rfind('\n') + 1;
       const bool begins_line = line > 0 || begin == 0 || s_[begin - 1] == '\n';
-      const bool takes = kind != '\0' && is_any("-"), keeps = is_any("+");
-      at_ += kind != '\0' && (takes || keeps) ? 1 : 0;
+      const bool takes = is_any("-"), keeps = is_any("+");
+      at_ += takes || keeps ? 1 : 0;
       if (takes)
         text = stripped(text, false, true);
       else if (!keeps && (kind == '%' || kind == '#') && begins_line &&

@@ -77,14 +77,10 @@ class Model {
     if (d_.byte_level) return bpe::unspell(spelling).value_or(spelling);
     if (const auto byte = byte_of(spelling); byte && d_.byte_fallback) return std::string(1, static_cast<char>(*byte));
     if (!d_.marks_are_spaces) return spelling;
-    std::string out;
-    for (size_t from = 0;;) {
-      const size_t mark = spelling.find(kMark, from);
-      out += spelling.substr(from, mark - from);
-      if (mark == std::string::npos) return out;
-      out += ' ';
-      from = mark + kMark.size();
-    }
+    std::string out = spelling;
+    for (size_t mark = out.find(kMark); mark != std::string::npos; mark = out.find(kMark, mark))
+      out.replace(mark, kMark.size(), " ");
+    return out;
   }
 
   // The place of a token's number, which must be free.

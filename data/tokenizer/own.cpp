@@ -311,9 +311,7 @@ CharTokenizer CharTokenizer::from_json(const Json& json, const std::string& what
 }
 
 CharTokenizer CharTokenizer::of_text(std::string_view text, const std::string& what) {
-  std::set<char32_t> found;
-  char32_t last = 0x110000;  // none: most characters of a text are known already
-  std::array<bool, 128> ascii{};
+  std::vector<bool> found(0x110000);
   for (size_t position = 0; position < text.size();) {
     const size_t at = position;
     const std::optional<char32_t> c = next_code_point(text, position);
@@ -322,16 +320,13 @@ CharTokenizer CharTokenizer::of_text(std::string_view text, const std::string& w
           "{} is not UTF-8 (invalid byte 0x{:02x} at offset {}), which `tokenizer` char needs; `tokenizer` bytes takes "
           "any encoding",
           what, static_cast<uint8_t>(text[at]), at);
-    if (*c < 128) {
-      ascii[*c] = true;
-    } else if (*c != last) {
-      found.insert(last = *c);
-    }
+    found[*c] = true;
   }
-  for (char32_t c = 0; c < 128; ++c)
-    if (ascii[c]) found.insert(c);
-  if (found.empty()) bad_input("{} is empty; expected a text", what);
-  return CharTokenizer(std::vector<char32_t>(found.begin(), found.end()));
+  std::vector<char32_t> characters;
+  for (char32_t c = 0; c < found.size(); ++c)
+    if (found[c]) characters.push_back(c);
+  if (characters.empty()) bad_input("{} is empty; expected a text", what);
+  return CharTokenizer(std::move(characters));
 }
 
 std::vector<int32_t> CharTokenizer::encode_with(std::string_view text, const EncodeOptions&) const {
