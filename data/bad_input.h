@@ -2,8 +2,6 @@
 #pragma once
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "tensor/error.h"
 
 namespace tessera {

@@ -4,19 +4,13 @@
 #include <glob.h>
 #include <sys/resource.h>
 
-#include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <span>
 #include <tuple>
-#include <utility>
 
 #include "data/bad_input.h"
 #include "data/examples.h"
-#include "data/files.h"
 #include "data/json.h"
-#include "data/token_file.h"
 
 namespace tessera {
 
@@ -144,8 +138,7 @@ DatasetDescription parse_description(std::string_view text, const std::string& w
 
 Dataset Dataset::open(const fs::path& directory) {
   const std::string what = (directory / "dataset.json").string();
-  std::error_code error;
-  if (!fs::exists(what, error)) bad_input("{} is no dataset: it has no dataset.json", directory.string());
+  if (!is_there(what)) bad_input("{} is no dataset: it has no dataset.json", directory.string());
   const DatasetDescription said = parse_description(read_file(what), what);
   Dataset d;
   d.source = said.source;
@@ -188,18 +181,14 @@ std::vector<fs::path> matches(const std::string& pattern) {
   ::glob_t found{};
   const int status = ::glob(pattern.c_str(), 0, nullptr, &found);
   std::vector<fs::path> files;
-  std::error_code error;
   for (size_t i = 0; i < found.gl_pathc; ++i)
-    if (fs::is_regular_file(found.gl_pathv[i], error)) files.emplace_back(found.gl_pathv[i]);
+    if (is_plain_file(found.gl_pathv[i])) files.emplace_back(found.gl_pathv[i]);
   ::globfree(&found);
   if (status != 0 && status != GLOB_NOMATCH) bad_input("{}: cannot be looked through", pattern);
   return sorted(std::move(files));
 }
 
-bool is_pattern(const std::string& spec) {
-  std::error_code error;
-  return spec.find_first_of("*?[") != std::string::npos && !fs::exists(spec, error);
-}
+bool is_pattern(const std::string& spec) { return spec.find_first_of("*?[") != std::string::npos && !is_there(spec); }
 
 std::vector<fs::path> files_in(const fs::path& folder) {
   std::vector<fs::path> files;
@@ -208,8 +197,6 @@ std::vector<fs::path> files_in(const fs::path& folder) {
     if (is_llmc_file(it->path())) files.push_back(it->path());
   return sorted(std::move(files));
 }
-
-bool is_for_validation(const fs::path& file) { return file.filename().string().find("val") != std::string::npos; }
 
 // Files for validation beside those of a pattern for files to train on.
 std::vector<fs::path> validation_files(std::string pattern) {
@@ -240,9 +227,7 @@ std::vector<fs::path> matching_files(const std::string& spec) {
 
 bool names_shards(const std::string& spec) {
   if (is_pattern(spec)) return true;
-  std::error_code error;
-  return fs::is_directory(spec, error) && !fs::exists(fs::path(spec) / "dataset.json", error) &&
-         !files_in(spec).empty();
+  return is_folder(spec) && !is_there(fs::path(spec) / "dataset.json") && !files_in(spec).empty();
 }
 
 ShardFiles find_shards(const std::string& spec) {
@@ -255,7 +240,7 @@ ShardFiles find_shards(const std::string& spec) {
       bad_input(
           "{}: expected a token file of llm.c; of several texts or lists of documents `tessera data` makes a dataset",
           f.string());
-    (is_for_validation(f) ? val : out.train).push_back(f);
+    (f.filename().string().find("val") == std::string::npos ? out.train : val).push_back(f);
   }
   if (val.empty() && pattern) val = validation_files(spec);
   if (val.empty() && !out.train.empty()) {

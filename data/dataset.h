@@ -1,11 +1,5 @@
 // A dataset: a directory with train.tok (or shards, train-00000.tok and on), val.tok, tokenizer.json and dataset.json.
 #pragma once
-#include <filesystem>
-#include <map>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "data/text.h"
 #include "data/token_file.h"
@@ -54,8 +48,8 @@ struct Dataset {
   bool has_examples() const;
   // Tokens that a model can be given to go on from, as it met them in training.
   std::vector<int32_t> prompt() const;
-  // The validation split in rows of `context` tokens, which examples were made for already. This must outlive them. A
-  // mixture has none: each of its parts has its own.
+  // The validation split in rows of `context` tokens, which examples were made for already. A mixture has none: each of
+  // its parts has its own.
   std::shared_ptr<const Rows> validation(int64_t context) const;
 
   // Throws InputError for a token beyond the rows of a model's table; 0: all have one. Examples were asked before.

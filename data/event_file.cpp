@@ -13,7 +13,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
-#include <memory>
 #include <system_error>
 
 #include "tensor/error.h"
@@ -127,24 +126,20 @@ std::string framed(std::string_view event) {
   return record;
 }
 
-EventFile::EventFile(const fs::path& directory, int64_t first_step) {
-  path_ = directory / fmt::format("{}{:010}.{}", kPrefix, seconds_after_all(directory), host_name());
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> opened(std::fopen(path_.c_str(), "wbxe"), &std::fclose);
-  file_ = opened.get();
+EventFile::EventFile(const fs::path& directory, int64_t first_step)
+    : path_(directory / fmt::format("{}{:010}.{}", kPrefix, seconds_after_all(directory), host_name())),
+      file_(std::fopen(path_.c_str(), "wbxe"), &std::fclose) {
   if (!file_) fail();
-  std::setvbuf(file_, nullptr, _IONBF, 0);
+  std::setvbuf(file_.get(), nullptr, _IONBF, 0);
   append(version_event(now()));
   append(session_start_event(now(), first_step));
-  file_ = opened.release();
 }
-
-EventFile::~EventFile() { std::fclose(file_); }
 
 void EventFile::write(int64_t step, std::span<const Scalar> scalars) { append(scalars_event(now(), step, scalars)); }
 
 void EventFile::append(const std::string& event) {
   const std::string record = framed(event);
-  if (std::fwrite(record.data(), 1, record.size(), file_) != record.size()) fail();
+  if (std::fwrite(record.data(), 1, record.size(), file_.get()) != record.size()) fail();
 }
 
 void EventFile::fail() const {
@@ -152,25 +147,17 @@ void EventFile::fail() const {
 }
 
 // One table look-up per byte: the records that are checked are a hundred bytes each.
-
-namespace {
-
-constexpr uint32_t kPolynomial = 0x82F63B78;  // 0x1EDC6F41 with its bits in reverse
-
-constexpr std::array<uint32_t, 256> make_table() {
-  std::array<uint32_t, 256> table{};
-  for (uint32_t byte = 0; byte < table.size(); ++byte) {
-    uint32_t rest = byte;
-    for (int bit = 0; bit < 8; ++bit) rest = (rest >> 1) ^ ((rest & 1) != 0 ? kPolynomial : 0);
-    table[byte] = rest;
-  }
-  return table;
-}
-constexpr std::array<uint32_t, 256> kTable = make_table();
-
-}  // namespace
-
 uint32_t crc32c(std::string_view bytes) {
+  constexpr uint32_t kPolynomial = 0x82F63B78;  // 0x1EDC6F41 with its bits in reverse
+  static constexpr auto kTable = [] {
+    std::array<uint32_t, 256> table{};
+    for (uint32_t byte = 0; byte < table.size(); ++byte) {
+      uint32_t rest = byte;
+      for (int bit = 0; bit < 8; ++bit) rest = (rest >> 1) ^ ((rest & 1) != 0 ? kPolynomial : 0);
+      table[byte] = rest;
+    }
+    return table;
+  }();
   uint32_t crc = ~uint32_t{0};
   for (const char c : bytes) crc = (crc >> 8) ^ kTable[(crc ^ static_cast<unsigned char>(c)) & 0xFF];
   return ~crc;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,9 +33,6 @@ class EventFile {
   // Begins a file in `directory`, named to be read after the event files that are there; `first_step` is the first
   // that it may hold. Throws OutputError.
   EventFile(const std::filesystem::path& directory, int64_t first_step);
-  ~EventFile();
-  EventFile(const EventFile&) = delete;
-  EventFile& operator=(const EventFile&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
   // Handed to the system at once and in one piece, so that a killed run leaves whole records. Throws OutputError.
@@ -44,7 +42,7 @@ class EventFile {
   void append(const std::string& event);
   [[noreturn]] void fail() const;
   std::filesystem::path path_;
-  std::FILE* file_ = nullptr;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
 };
 
 // CRC-32C (Castagnoli), the checksum of TFRecord frames: polynomial 0x1EDC6F41, reflected, as in RFC 3720, appendix

@@ -3,44 +3,22 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <map>
-#include <memory>
 #include <numeric>
-#include <set>
-#include <string_view>
-#include <utility>
 
 #include "data/bad_input.h"
-#include "data/dataset.h"
-#include "data/files.h"
 #include "data/jinja/template.h"
-#include "data/text.h"
-#include "data/token_file.h"
 
 namespace tessera {
 
 namespace fs = std::filesystem;
-namespace {
-
-// Rows keep what they are windows of.
-std::shared_ptr<const Rows> windows_of(TokenFile tokens, int64_t context, const std::string& what) {
+static std::shared_ptr<const Rows> windows_of(TokenFile tokens, int64_t context, const std::string& what) {
   if (tokens.size() < 2)
     bad_input("{}: {} tokens; expected at least 2, one of them to be predicted", what, tokens.size());
-  struct Kept {
-    explicit Kept(TokenFile t, int64_t length) : tokens(std::move(t)), windows(tokens, length) {}
-    TokenFile tokens;
-    Windows windows;
-  };
-  const auto kept = std::make_shared<const Kept>(std::move(tokens), context);
-  return {kept, &kept->windows};
+  return std::make_shared<const Windows>(std::move(tokens), context);
 }
-
-}  // namespace
 
 EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokenizer, const ExampleOptions& o) {
   EvaluationText out;
-  std::error_code error;
   if (holds_examples(spec)) {
     const auto examples = all_examples(spec, tokenizer, o, out.notes);
     out.bytes = std::ssize(tokenizer.decode(examples->target_tokens()));
@@ -53,7 +31,7 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
     out.notes.push_back(fmt::format("{}: evaluated on {}", spec, file));
     return out;
   }
-  if (fs::is_directory(spec, error)) {
+  if (is_folder(spec)) {
     const Dataset dataset = Dataset::open(spec);
     if (dataset.tokenizer->identity() != tokenizer.identity())
       throw Error(fmt::format("{}: its tokens are of another tokenizer than the model's", spec));
@@ -80,10 +58,8 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
 
 // Laying out examples in rows.
 
-namespace {
-
 // For each row the examples in it. An example of n tokens takes n - 1 places: its last token is a target alone.
-std::vector<std::vector<int64_t>> packed_rows(const std::vector<EncodedExample>& examples, int64_t context) {
+static std::vector<std::vector<int64_t>> packed_rows(const std::vector<EncodedExample>& examples, int64_t context) {
   std::vector<int64_t> order(examples.size());
   std::iota(order.begin(), order.end(), 0);
   const auto places = [&](int64_t e) { return std::ssize(examples[static_cast<size_t>(e)].tokens) - 1; };
@@ -107,8 +83,6 @@ std::vector<std::vector<int64_t>> packed_rows(const std::vector<EncodedExample>&
   }
   return rows;
 }
-
-}  // namespace
 
 int64_t targets_of(const EncodedExample& example) {
   return example.trained.empty() ? 0 : std::count(example.trained.begin() + 1, example.trained.end(), true);
@@ -202,10 +176,6 @@ struct Rendered {
   EncodedExample made = {};  // where others made tokens of it
 };
 
-void note_unread(const std::set<std::string>& keys, std::vector<std::string>& notes) {
-  if (!keys.empty()) notes.push_back(fmt::format("nothing reads the keys {}", fmt::join(keys, ", ")).substr(0, 400));
-}
-
 // The template that `automatic` means for messages, where the tokenizer knows how its model was talked to.
 std::unique_ptr<const ModelTemplate> own_template(const ExampleOptions& o, const Tokenizer* tokenizer,
                                                   const std::string& what) {
@@ -219,31 +189,25 @@ std::unique_ptr<const ModelTemplate> own_template(const ExampleOptions& o, const
 }
 
 // Lines that cannot be trained on: an error, or counted.
-class BadLines {
- public:
-  explicit BadLines(bool skipped) : skipped_(skipped) {}
+struct BadLines {
+  bool skipped;
+  int64_t count = 0;
+  std::string first = {};
 
   template <class F>
   void attempt(const F& f) {
     try {
       f();
     } catch (const InputError& e) {
-      if (!skipped_) throw;
-      if (count_++ == 0) first_ = e.what();
+      if (!skipped) throw;
+      if (count++ == 0) first = e.what();
     }
   }
   void note(std::vector<std::string>& notes) const {
-    if (count_ == 0) return;
+    if (count == 0) return;
     notes.push_back(fmt::format("{} skipped; the first: {}",
-                                count_ == 1 ? "1 bad line is" : fmt::format("{} bad lines are", count_), first_));
+                                count == 1 ? "1 bad line is" : fmt::format("{} bad lines are", count), first));
   }
-  int64_t count() const { return count_; }
-  const std::string& first() const { return first_; }
-
- private:
-  bool skipped_;
-  int64_t count_ = 0;
-  std::string first_;
 };
 
 std::vector<Rendered> read_rendered(const std::filesystem::path& file, const ExampleOptions& o,
@@ -270,7 +234,8 @@ std::vector<Rendered> read_rendered(const std::filesystem::path& file, const Exa
       out.push_back({where, {}, false, {std::move(example.tokens), std::move(example.trained)}});
     });
   });
-  note_unread(unread, notes);
+  if (!unread.empty())
+    notes.push_back(fmt::format("nothing reads the keys {}", fmt::join(unread, ", ")).substr(0, 400));
   return out;
 }
 
@@ -299,7 +264,11 @@ class Encoder {
       const EncodeOptions how{.special_in_text = names_mean_tokens || options_.special,
                               .begins = !example.own || out.tokens.empty() || is_special(out.tokens.back()),
                               .first = std::exchange(first, false)};
-      add(out, encode_text(text, how, example.where), trained);
+      try {
+        add(out, tokenizer_.encode_with(text, how), trained);
+      } catch (const Error& e) {
+        bad_input("{}: {}", example.where, e.what());
+      }
       text.clear();
     };
     for (const Piece& piece : example.pieces) {
@@ -342,13 +311,6 @@ class Encoder {
   }
   bool is_special(int32_t token) const { return tokenizer_.special(tokenizer_.bytes_of(token)) == token; }
   bool as_target(const Piece& piece) const { return !piece.never && (piece.response || !options_.responses_only); }
-  std::vector<int32_t> encode_text(const std::string& text, const EncodeOptions& how, const std::string& where) const {
-    try {
-      return tokenizer_.encode_with(text, how);
-    } catch (const Error& e) {
-      bad_input("{}: {}", where, e.what());
-    }
-  }
   std::optional<int32_t> special(const Piece& piece) {
     if (piece.kind == Piece::Kind::text) return {};
     if (piece.kind == Piece::Kind::end) {
@@ -423,17 +385,15 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
 
 Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& choice, const ExampleOptions& o) {
   const std::string what = file.string();
-  BadLines bad(o.skip_bad);
-  const bool learnt = choice.chosen() == "char" || choice.chosen() == "bpe";  // from the examples
-  std::unique_ptr<Tokenizer> tokenizer = learnt ? nullptr : make_tokenizer(choice, "", "", what);
+  BadLines bad{o.skip_bad};
+  std::unique_ptr<Tokenizer> tokenizer = choice.learns() ? nullptr : make_tokenizer(choice, "", "", what);
   Dataset d;
   const std::vector<Rendered> rendered = read_rendered(file, o, tokenizer.get(), bad, d.notes);
   const auto require_enough = [&](size_t count) {
     if (count < (o.held.file.empty() ? 2 : 1))
-      bad_input(
-          "{}: {} examples to train on; expected at least {}{}", what, count,
-          o.held.file.empty() ? "2, one of them for validation" : "1",
-          bad.count() > 0 ? fmt::format(" (skipped bad lines: {}, the first: {})", bad.count(), bad.first()) : "");
+      bad_input("{}: {} examples to train on; expected at least {}{}", what, count,
+                o.held.file.empty() ? "2, one of them for validation" : "1",
+                bad.count > 0 ? fmt::format(" (skipped bad lines: {}, the first: {})", bad.count, bad.first) : "");
   };
   const auto trained = [&](size_t count) {
     if (!o.held.file.empty()) return count;
@@ -443,8 +403,8 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
   require_enough(rendered.size());
   const std::span<const Rendered> all(rendered);
   d.source = what;
-  d.tokenizer = learnt ? make_tokenizer(choice, text_of(all), text_of(all.first(trained(all.size()))), what)
-                       : std::move(tokenizer);
+  d.tokenizer = choice.learns() ? make_tokenizer(choice, text_of(all), text_of(all.first(trained(all.size()))), what)
+                                : std::move(tokenizer);
   Encoder encoder(*d.tokenizer, o);
   std::vector<EncodedExample> encoded;
   for (const Rendered& example : rendered) bad.attempt([&] { encoded.push_back(encoder.encode(example)); });
@@ -464,7 +424,7 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
 
 std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& file, const Tokenizer& tokenizer,
                                                 const ExampleOptions& o, std::vector<std::string>& notes) {
-  BadLines bad(o.skip_bad);
+  BadLines bad{o.skip_bad};
   Encoder encoder(tokenizer, o);
   std::vector<EncodedExample> encoded;
   for (const Rendered& example : read_rendered(file, o, &tokenizer, bad, notes))

@@ -4,15 +4,9 @@
 //   one example to a row      p p p r r . . .          p: prompt, r: response, .: nothing
 //   packed                    p p r|p r r r|p p r r    attention stays within an example (`document_mask`)
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "data/dataset.h"
 #include "data/jsonl.h"
-#include "data/text.h"
 
 namespace tessera {
 

@@ -13,14 +13,10 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
+#include <fstream>
 #include <new>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "data/bad_input.h"
-#include "tensor/write_file.h"
 
 namespace tessera {
 
@@ -80,6 +76,24 @@ std::string read_file(const fs::path& file) {
   }
   refuse_pointer(bytes, file);
   return bytes;
+}
+
+bool is_there(const fs::path& name) {
+  std::error_code error;
+  return fs::exists(name, error);
+}
+bool is_folder(const fs::path& name) {
+  std::error_code error;
+  return fs::is_directory(name, error);
+}
+bool is_plain_file(const fs::path& name) {
+  std::error_code error;
+  return fs::is_regular_file(name, error);
+}
+int32_t first_number(const fs::path& file) {
+  int32_t number = 0;
+  if (is_plain_file(file)) std::ifstream(file, std::ios::binary).read(reinterpret_cast<char*>(&number), sizeof(number));
+  return number;
 }
 
 std::string_view known_kind(std::string_view begin, bool as_text) {
@@ -250,28 +264,19 @@ MappedFile::MappedFile(const fs::path& file) {
   size_ = regular_size(in, file);
   if (size_ == 0) return;
   void* const map = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, in.get(), 0);
-  if (map != MAP_FAILED) {
-    data_ = static_cast<const std::byte*>(map);
-    enter(data_, size_, file.string());
-    try {
-      refuse_pointer({static_cast<const char*>(map), size_}, file);
-    } catch (...) {
-      leave(data_);
-      ::munmap(map, size_);
-      throw;
-    }
+  if (map == MAP_FAILED) {
+    if (!is_unknown_operation(errno)) bad_input("cannot map {}: {}", file.string(), std::strerror(errno));
+    const auto read = std::make_shared<const std::string>(read_file(file));  // a file system that maps none
+    size_ = read->size();
+    data_ = {read, reinterpret_cast<const std::byte*>(read->data())};
     return;
   }
-  if (!is_unknown_operation(errno)) bad_input("cannot map {}: {}", file.string(), std::strerror(errno));
-  read_ = std::make_unique<const std::string>(read_file(file));  // a file system that maps none
-  size_ = read_->size();
-  data_ = reinterpret_cast<const std::byte*>(read_->data());
-}
-
-MappedFile::~MappedFile() {
-  if (data_ == nullptr || read_) return;
-  leave(data_);
-  ::munmap(const_cast<std::byte*>(data_), size_);
+  enter(static_cast<const std::byte*>(map), size_, file.string());
+  data_ = {static_cast<const std::byte*>(map), [size = size_](const std::byte* begin) {
+             leave(begin);
+             ::munmap(const_cast<std::byte*>(begin), size);
+           }};
+  refuse_pointer({static_cast<const char*>(map), size_}, file);
 }
 
 const char* mapped_file_at(const void* address) {

@@ -1,13 +1,8 @@
 // Small helpers of the data layer: whole files, checksums, the cache directory.
 #pragma once
 #include <cstddef>
-#include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <memory>
-#include <span>
-#include <string>
-#include <string_view>
 #include <utility>
 
 #include "tensor/write_file.h"
@@ -20,6 +15,13 @@ std::string read_file(const std::filesystem::path& file);
 // The kind of a file that stands in the place of another, by its first bytes: "a pointer of git-lfs: ...", "a web
 // page". Empty for others, and where a text is expected for what a text may begin with too.
 std::string_view known_kind(std::string_view begin, bool as_text = false);
+
+// Whether something has the name, a folder, or a regular file; false where nobody may look.
+bool is_there(const std::filesystem::path& name);
+bool is_folder(const std::filesystem::path& name);
+bool is_plain_file(const std::filesystem::path& name);
+// The first four bytes of a regular file as a number; 0 of what cannot be read.
+int32_t first_number(const std::filesystem::path& file);
 
 // Calls f for the bytes of a regular file, piece after piece, in one MiB of memory: a mapped file would count as the
 // process's own for as long as it is read. Throws like read_file().
@@ -105,25 +107,11 @@ class MappedFile {
   MappedFile() = default;
   // Throws InputError when it is missing, unreadable or something else than a file.
   explicit MappedFile(const std::filesystem::path& file);
-  MappedFile(MappedFile&& other) noexcept { swap(other); }
-  MappedFile& operator=(MappedFile&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  std::span<const std::byte> bytes() const { return {data_.get(), size_}; }
 
  private:
-  void swap(MappedFile& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-    std::swap(read_, other.read_);
-  }
-  const std::byte* data_ = nullptr;
   size_t size_ = 0;
-  std::unique_ptr<const std::string> read_;  // the bytes, where they are not mapped
+  std::shared_ptr<const std::byte> data_;
 };
 
 // The name of the file that is mapped at an address, which a signal handler may ask for; null when there is none.

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 #include "data/bad_input.h"
 #include "data/json.h"
 #include "data/text.h"
+#include "data/utf8.h"
 
 namespace tessera {
 
@@ -108,15 +108,10 @@ class RowSplitter {
 };
 
 // The roles by their names, ShareGPT's too.
-constexpr std::array<std::pair<std::string_view, Role>, 9> kRoles{{{"system", Role::system},
-                                                                   {"user", Role::user},
-                                                                   {"assistant", Role::assistant},
-                                                                   {"tool", Role::tool},
-                                                                   {"human", Role::user},
-                                                                   {"gpt", Role::assistant},
-                                                                   {"chatgpt", Role::assistant},
-                                                                   {"model", Role::assistant},
-                                                                   {"observation", Role::tool}}};
+constexpr std::pair<std::string_view, Role> kRoles[] = {
+    {"system", Role::system},     {"user", Role::user},       {"assistant", Role::assistant},
+    {"tool", Role::tool},         {"human", Role::user},      {"gpt", Role::assistant},
+    {"chatgpt", Role::assistant}, {"model", Role::assistant}, {"observation", Role::tool}};
 // Keys that would change what a model reads, and that no shape has; and keys of a message that change nothing.
 constexpr std::array<std::string_view, 13> kRefused{"tools",   "functions", "documents",   "chosen", "rejected",
                                                     "history", "image",     "images",      "videos", "audio",
@@ -166,7 +161,7 @@ std::string content_of(const Json& message, const char* key, const std::string& 
 
 Role role_of(const std::string& name, const std::string& what) {
   const auto* const found = std::ranges::find(kRoles, name, &std::pair<std::string_view, Role>::first);
-  if (found != kRoles.end()) return found->second;
+  if (found != std::end(kRoles)) return found->second;
   bad_input("{}: the role '{}'; expected system, user, assistant or tool", what, name.substr(0, 40));
 }
 
@@ -464,32 +459,26 @@ Piece said_in(const Message& turn, Kind kind, std::string text) {
 
 std::vector<Piece> chatml(const Example& example) {
   std::vector<Piece> out;
-  for (const Message& turn : conversation(example)) {
-    out.push_back({Kind::marker, "<|im_start|>"});
-    out.push_back({Kind::text, std::string(name_of(turn.role)) + "\n"});
-    out.push_back(said_in(turn, Kind::text, turn.text));
-    out.push_back(said_in(turn, Kind::marker, "<|im_end|>"));
-    out.push_back({Kind::text, "\n"});
-  }
+  for (const Message& turn : conversation(example))
+    out.insert(out.end(), {{Kind::marker, "<|im_start|>"},
+                           {Kind::text, std::string(name_of(turn.role)) + "\n"},
+                           said_in(turn, Kind::text, turn.text),
+                           said_in(turn, Kind::marker, "<|im_end|>"),
+                           {Kind::text, "\n"}});
   return out;
 }
 
-std::string trimmed(const std::string& text) {
-  constexpr const char* kSpace = " \t\n\r\f\v";
-  const size_t first = text.find_first_not_of(kSpace);
-  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(kSpace) + 1 - first);
-}
+bool is_ascii_space(char32_t c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 std::vector<Piece> llama3(const Example& example) {
   std::vector<Piece> out{{Kind::marker, "<|begin_of_text|>"}};
-  for (const Message& turn : conversation(example)) {
-    out.push_back({Kind::marker, "<|start_header_id|>"});
-    out.push_back({Kind::text, std::string(name_of(turn.role))});
-    out.push_back({Kind::marker, "<|end_header_id|>"});
-    out.push_back({Kind::text, "\n\n"});
-    out.push_back(said_in(turn, Kind::text, trimmed(turn.text)));
-    out.push_back(said_in(turn, Kind::marker, "<|eot_id|>"));
-  }
+  for (const Message& turn : conversation(example))
+    out.insert(out.end(), {{Kind::marker, "<|start_header_id|>"},
+                           {Kind::text, std::string(name_of(turn.role))},
+                           {Kind::marker, "<|end_header_id|>"},
+                           {Kind::text, "\n\n"},
+                           said_in(turn, Kind::text, std::string(stripped(turn.text, true, true, is_ascii_space))),
+                           said_in(turn, Kind::marker, "<|eot_id|>")});
   return out;
 }
 

@@ -2,24 +2,12 @@
 #include <fmt/ranges.h>
 #include <xxhash.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <filesystem>
 #include <iterator>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "data/bad_input.h"
 #include "data/dataset.h"
-#include "data/files.h"
 #include "data/jsonl.h"
-#include "data/text.h"
-#include "data/token_file.h"
-#include "data/tokenizer.h"
 #include "data/tokenizer/described.h"
 
 namespace tessera {
@@ -32,25 +20,13 @@ struct Tokens {
   size_t train_bytes = 0, val_bytes = 0;  // bytes of the text that the tokens mean
 };
 
-// "name/" is "name".
-fs::path absolute_name(const fs::path& named) {
+// The absolute name of a directory to make, of which "name/" is "name"; then its parent is there.
+fs::path with_parent(const fs::path& named) {
   fs::path directory = fs::absolute(named).lexically_normal();
-  return directory.has_filename() ? directory : directory.parent_path();
-}
-
-fs::path with_parent(const fs::path& directory) {
+  if (!directory.has_filename()) directory = directory.parent_path();
   make_directories(directory.parent_path());
   remove_stale(directory.parent_path(), false);
   return directory;
-}
-
-// Moves a finished directory to its name. False when another process was first.
-bool publish(const fs::path& finished, const fs::path& directory) {
-  std::error_code error, unknown;
-  fs::rename(finished, directory, error);
-  if (!error) return true;
-  if (fs::exists(directory, unknown)) return false;
-  throw OutputError(fmt::format("cannot make the dataset {}: {}", directory.string(), error.message()));
 }
 
 // Writes the files beside the directory and moves them there in the end. Everything throws OutputError.
@@ -60,11 +36,11 @@ class DatasetWriter {
   // are written as soon as they are full; 0: one file.
   DatasetWriter(const fs::path& directory, std::string source, std::shared_ptr<const Tokenizer> tokenizer,
                 int64_t shard_tokens = 0)
-      : directory_(absolute_name(directory)),
+      : directory_(with_parent(directory)),
         source_(std::move(source)),
         tokenizer_(std::move(tokenizer)),
         shard_tokens_(static_cast<size_t>(shard_tokens)),
-        beside_(with_parent(directory_)) {
+        beside_(directory_) {
     make_directories(made_);
   }
 
@@ -98,7 +74,11 @@ class DatasetWriter {
     // A file name need not be UTF-8; JSON must be.
     write_file(made_ / "dataset.json",
                description.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
-    return publish(made_, directory_);
+    std::error_code error, unknown;
+    fs::rename(made_, directory_, error);
+    if (error && !fs::exists(directory_, unknown))
+      throw OutputError(fmt::format("cannot make the dataset {}: {}", directory_.string(), error.message()));
+    return !error;
   }
 
  private:
@@ -210,12 +190,10 @@ Tokens encode(const Parts& parts, const Tokenizer& tokenizer) {
   return t;
 }
 
-bool learns(const TokenizerChoice& choice) { return choice.chosen() == "char" || choice.chosen() == "bpe"; }
-
 // One that is learnt learns from all of them.
 std::shared_ptr<const Tokenizer> tokenizer_for(std::span<const Parts> all, const TokenizerChoice& choice,
                                                const std::string& what) {
-  if (!learns(choice)) return make_tokenizer(choice, "", "", what);
+  if (!choice.learns()) return make_tokenizer(choice, "", "", what);
   std::string text;
   const auto add = [&](const std::vector<std::string>& texts, bool documents) {
     for (const std::string& one : texts) text.append(one).append(documents ? "\n\n" : "");
@@ -297,11 +275,11 @@ Dataset cached(const std::string& key, const std::string& source, const Tokenize
   remove_stale(cache_directory(), false);
   remove_stale(directory.parent_path(), false);
   std::error_code error;
-  if (fs::exists(directory, error)) {
+  if (is_there(directory)) {
     try {
       Dataset found = Dataset::open(directory);
       found.source = source;  // the same content may have been met under another name
-      if (!learns(choice)) found.tokenizer = make_tokenizer(choice, "", "", source);
+      if (!choice.learns()) found.tokenizer = make_tokenizer(choice, "", "", source);
       return found;
     } catch (const InputError&) {
       fs::remove_all(directory, error);
@@ -324,7 +302,7 @@ Dataset make_dataset_of(const std::vector<std::string>& sources, const Tokenizer
                         const fs::path& directory, int64_t shard_tokens) {
   require_new(directory);
   std::vector<Parts> all;
-  if (learns(choice))
+  if (choice.learns())
     for (const std::string& source : sources) all.push_back(parts_of(source));
   const std::string what = fmt::format("{}", fmt::join(sources, ", "));
   const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(all, choice, what);
@@ -347,13 +325,12 @@ Dataset import_llmc(const fs::path& file, const TokenizerChoice& choice, const f
 
 Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice, const HeldOut& held) {
   std::optional<Text> text = known_text(spec);
-  std::error_code error;
-  if (!text && (names_shards(spec) || fs::is_directory(spec, error) || is_llmc_file(spec))) held.refuse(spec);
+  if (!text && (names_shards(spec) || is_folder(spec) || is_llmc_file(spec))) held.refuse(spec);
   if (!held.file.empty() && holds_examples(held.file))
     throw Error(fmt::format("`val_data`: expected a text, as `data` {} is one; {} holds examples", spec, held.file));
   if (!text && names_shards(spec)) return open_shards(spec, choice);
-  if (!text && fs::is_directory(spec, error)) return open_fitting(spec, choice);
-  if (!text && !fs::exists(spec, error))
+  if (!text && is_folder(spec)) return open_fitting(spec, choice);
+  if (!text && !is_there(spec))
     bad_input("`data` '{}': no such file or directory, and no known text (those are austen and tinyshakespeare)", spec);
   if (!text && is_llmc_file(spec)) {
     require_folder(spec, choice);

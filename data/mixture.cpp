@@ -3,18 +3,13 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <charconv>
-#include <cmath>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
-#include <utility>
 
 #include "data/config_file.h"
 #include "data/examples.h"
-#include "data/files.h"
 #include "data/json.h"
 #include "data/jsonl.h"
 #include "tensor/error.h"
@@ -58,10 +53,14 @@ bool is_weights_file(const std::string& name) {
   return all.is_object() && std::ranges::all_of(all, [](const nlohmann::json& value) { return value.is_number(); });
 }
 
-std::string described(const std::vector<Weighted>& weights) {
-  std::string out;
-  for (const Weighted& w : weights) out += fmt::format("{}{}={:.6g}", out.empty() ? "" : ",", w.name, w.weight);
-  return out;
+constexpr int64_t kMillion = 1'000'000;
+
+int64_t sum_of(std::span<const int64_t> shares) { return std::reduce(shares.begin(), shares.end(), int64_t{0}); }
+
+void divide_by_common(std::vector<int64_t>& shares) {
+  int64_t common = 0;
+  for (const int64_t s : shares) common = std::gcd(common, s);
+  for (int64_t& s : shares) s /= common;
 }
 
 }  // namespace
@@ -92,28 +91,28 @@ std::vector<Weighted> parse_weights_file(std::string_view bytes, const std::stri
       out.push_back({.name = name, .weight = weight.is_number() ? weight.get<double>() : -1});
   }
   const fs::path folder = fs::path(what).parent_path();
-  std::error_code error;
   for (Weighted& w : out)
-    if (const fs::path beside = folder / w.name; !w.name.empty() && fs::exists(beside, error)) w.spec = beside.string();
+    if (const fs::path beside = folder / w.name; !w.name.empty() && is_there(beside)) w.spec = beside.string();
   check<InputError>(out, what);
   return out;
 }
 
 std::optional<std::vector<Weighted>> mixture_in(const std::string& data) {
-  std::error_code error;
-  if (fs::is_regular_file(data, error)) {
+  if (is_plain_file(data)) {
     if (!is_weights_file(data)) return std::nullopt;
     return parse_weights_file(read_file(data), data);
   }
-  if (data.find('=') == std::string::npos || fs::exists(data, error)) return std::nullopt;
+  if (data.find('=') == std::string::npos || is_there(data)) return std::nullopt;
   return parse_weights(data, "`data`");
 }
 
 Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> datasets) {
   Dataset out;
-  out.source = described(weights);
   std::vector<double> numbers;
-  for (const Weighted& w : weights) numbers.push_back(w.weight);
+  for (const Weighted& w : weights) {
+    numbers.push_back(w.weight);
+    out.source += fmt::format("{}{}={:.6g}", out.source.empty() ? "" : ",", w.name, w.weight);
+  }
   const std::vector<int64_t> shares = whole_shares(numbers);
   for (size_t k = 0; k < datasets.size(); ++k) {
     const auto d = std::make_shared<const Dataset>(std::move(datasets[k]));
@@ -137,20 +136,6 @@ Dataset mixed(const std::vector<Weighted>& weights, std::vector<Dataset> dataset
 }
 
 // Shares and their order.
-
-namespace {
-
-constexpr int64_t kMillion = 1'000'000, kMostShares = 256;
-
-int64_t sum_of(std::span<const int64_t> shares) { return std::reduce(shares.begin(), shares.end(), int64_t{0}); }
-
-void divide_by_common(std::vector<int64_t>& shares) {
-  int64_t common = 0;
-  for (const int64_t s : shares) common = std::gcd(common, s);
-  for (int64_t& s : shares) s /= common;
-}
-
-}  // namespace
 
 std::vector<int64_t> whole_shares(std::span<const double> weights) {
   constexpr double kLargest = 3e16;  // 256 of them fit into 64 bits
@@ -179,10 +164,10 @@ std::vector<int64_t> whole_shares(std::span<const double> weights) {
 
 MixtureOrder::MixtureOrder(std::vector<int64_t> shares) : shares_(std::move(shares)) {
   const auto count = std::ssize(shares_);
-  if (count < 1 || count > kMostShares || *std::ranges::min_element(shares_) < 1 ||
+  if (count < 1 || std::cmp_greater(count, kMost) || *std::ranges::min_element(shares_) < 1 ||
       *std::ranges::max_element(shares_) > kMillion || sum_of(shares_) > kMillion)
     throw Error(fmt::format("[mixture] {} shares; expected 1 to {}, each at least 1 and {} in all at most", count,
-                            kMostShares, kMillion));
+                            kMost, kMillion));
   const int64_t period = sum_of(shares_), slack = std::max<int64_t>(2 * count - 2, 1);
   std::vector<int64_t> taken(shares_.size());
   period_.reserve(static_cast<size_t>(period));

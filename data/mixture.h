@@ -7,12 +7,6 @@
 //
 // Weights are in proportion: 7 and 3 mean the same. Which sequence comes from which dataset: data/mixture.h.
 #pragma once
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "data/dataset.h"
 

@@ -28,13 +28,6 @@ using Clock = std::chrono::steady_clock;
 std::mutex listing;
 std::set<pid_t> running;  // each in a process group of its own
 
-std::vector<char*> arguments_of(const std::vector<std::string>& command) {
-  std::vector<char*> arguments;
-  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  return arguments;
-}
-
 int status_of(int waited) { return WIFEXITED(waited) ? WEXITSTATUS(waited) : 128 + WTERMSIG(waited); }
 
 // Becomes the child's program after fork(), with nothing but what a child of several threads may call.
@@ -60,7 +53,9 @@ int status_of(int waited) { return WIFEXITED(waited) ? WEXITSTATUS(waited) : 128
 // Starts the program in a process group of its own, in a directory (null: in this one's) and with its output on `out`
 // (-1: on this one's); 0 or an errno.
 int start(const std::vector<std::string>& command, const char* directory, int out, pid_t& child) {
-  const std::vector<char*> arguments = arguments_of(command);
+  std::vector<char*> arguments;
+  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
   std::array<int, 2> report{};
   if (::pipe2(report.data(), O_CLOEXEC) != 0) return errno;
   sigset_t all, before;

@@ -3,17 +3,13 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "data/bad_input.h"
 #include "data/json.h"
-#include "tensor/write_file.h"
 
 namespace tessera {
 namespace {
@@ -22,27 +18,23 @@ using Json = nlohmann::json;
 constexpr uint64_t kMaxHeader = 100'000'000;
 constexpr size_t kLengthBytes = 8, kAlignment = 64;
 
-struct DTypeName {
+// The kinds of numbers: those of our tensors, then what files of other programs may have.
+struct StoredKind {
+  std::string_view name;
   DType dtype;
-  std::string_view name;
-};
-constexpr std::array<DTypeName, 6> kDTypes{{{DType::float64, "F64"},
-                                            {DType::float32, "F32"},
-                                            {DType::bfloat16, "BF16"},
-                                            {DType::int32, "I32"},
-                                            {DType::int64, "I64"},
-                                            {DType::uint8, "U8"}}};
-
-struct OtherKind {
-  std::string_view name;
   int64_t bytes;
 };
-constexpr OtherKind kOthers[] = {{"BOOL", 1}, {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
-                                 {"I16", 2},  {"U16", 2}, {"U32", 4},     {"U64", 8}};
+constexpr size_t kOurs = 6, kReadable = 7;  // the kinds behind these are not read
+constexpr StoredKind kKinds[] = {
+    {"F64", DType::float64, 8},   {"F32", DType::float32, 4},   {"BF16", DType::bfloat16, 2},
+    {"I32", DType::int32, 4},     {"I64", DType::int64, 8},     {"U8", DType::uint8, 1},
+    {"F16", DType::bfloat16, 2},  {"BOOL", DType::uint8, 1},    {"I8", DType::uint8, 1},
+    {"F8_E4M3", DType::uint8, 1}, {"F8_E5M2", DType::uint8, 1}, {"F8_E8M0", DType::uint8, 1},
+    {"I16", DType::uint8, 2},     {"U16", DType::uint8, 2},     {"U32", DType::uint8, 4},
+    {"U64", DType::uint8, 8}};
 
 std::string_view format_name(const TensorBytes& t) {
-  if (t.is_half) return "F16";
-  return std::ranges::find_if(kDTypes, [&](const DTypeName& d) { return d.dtype == t.dtype; })->name;
+  return t.is_half ? "F16" : std::ranges::find(kKinds, t.dtype, &StoredKind::dtype)->name;
 }
 
 // A product of sizes, or nothing past 2^62.
@@ -75,12 +67,9 @@ TensorBytes described(const std::string& name, const Json& j, std::span<const st
   const auto refuse = [&](const std::string& why) { bad_input("{}: tensor '{}': {}", what, name, why); };
   if (!j.is_object() || j.size() != 3 || !j.contains("dtype") || !j.contains("shape") || !j.contains("data_offsets"))
     refuse("expected exactly dtype, shape and data_offsets");
-  const bool half = may_be_half && j["dtype"] == "F16";
-  const auto dtype = std::ranges::find_if(
-      kDTypes, [&](const DTypeName& d) { return half ? d.dtype == DType::bfloat16 : j["dtype"] == d.name; });
-  const auto other =
-      std::ranges::find_if(kOthers, [&](const OtherKind& k) { return may_be_half && j["dtype"] == k.name; });
-  if (dtype == kDTypes.end() && other == std::end(kOthers))
+  const auto* const end = may_be_half ? std::end(kKinds) : kKinds + kOurs;
+  const auto* const kind = std::find_if(kKinds, end, [&](const StoredKind& k) { return j["dtype"] == k.name; });
+  if (kind == end)
     refuse(fmt::format("dtype is {}; expected F64, F32, {}BF16, I32, I64 or U8", j["dtype"].dump(),
                        may_be_half ? "F16, " : ""));
   const auto shape = naturals(j["shape"]), span = naturals(j["data_offsets"]);
@@ -88,15 +77,16 @@ TensorBytes described(const std::string& name, const Json& j, std::span<const st
   if (!span || span->size() != 2 || (*span)[0] > (*span)[1] || (*span)[1] > std::ssize(data))
     refuse(fmt::format("data_offsets are {}; expected two numbers in order, at most {}", j["data_offsets"].dump(),
                        data.size()));
-  const bool known = dtype != kDTypes.end();
-  const std::string_view kind = known ? dtype->name : other->name;
-  const std::optional<int64_t> expected = product(*shape, known ? size_of(dtype->dtype) : other->bytes);
+  const std::optional<int64_t> expected = product(*shape, kind->bytes);
   const int64_t found = (*span)[1] - (*span)[0];
   if (!expected || *expected != found)
-    refuse(fmt::format("shape ({}) of {} does not fit its {} bytes", fmt::join(*shape, ", "), kind, found));
-  return {name,   known ? dtype->dtype : DType::uint8,
-          *shape, data.subspan(static_cast<size_t>((*span)[0]), static_cast<size_t>(found)),
-          half,   known ? "" : kind};
+    refuse(fmt::format("shape ({}) of {} does not fit its {} bytes", fmt::join(*shape, ", "), kind->name, found));
+  return {name,
+          kind->dtype,
+          *shape,
+          data.subspan(static_cast<size_t>((*span)[0]), static_cast<size_t>(found)),
+          kind == kKinds + kOurs,
+          kind < kKinds + kReadable ? "" : kind->name};
 }
 
 }  // namespace
@@ -219,18 +209,6 @@ void Safetensors::expect_no_others(const std::set<std::string>& names) const {
   for (const TensorBytes& t : tensors_)
     if (!names.contains(t.name))
       bad_input("{}: the model has no tensor '{}'; expected those of {} parameters", what_, t.name, names.size());
-}
-
-void Safetensors::read_into(const std::string& name, const Tensor& out) const {
-  const TensorBytes& t = at(name);
-  if (t.dtype != out.dtype() || !std::equal(t.shape.begin(), t.shape.end(), out.shape().begin(), out.shape().end()))
-    bad_input("{}: tensor '{}' is {} ({}); expected {}", what_, name, name_of(t.dtype), fmt::join(t.shape, ", "),
-              out.describe());
-  if (!out.is_contiguous()) throw Error("[safetensors] the target of '" + name + "' is not contiguous");
-  const bool on_host = out.device() == Device::cpu;
-  Tensor here = on_host ? out : Tensor::empty(out.shape(), out.dtype(), out.arena()->host());
-  std::ranges::copy(t.bytes, here.raw());
-  if (!on_host) Tensor(out).copy_from(here);
 }
 
 }  // namespace tessera

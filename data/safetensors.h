@@ -4,14 +4,7 @@
 // The reader is strict: no holes, overlaps, trailing bytes or duplicate names, and every span fits its shape. What it
 // refuses it names. Cost of opening: the header; the tensors are mapped, not read.
 #pragma once
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <memory>
 #include <set>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "data/files.h"
 #include "tensor/tensor.h"
@@ -69,9 +62,6 @@ class Safetensors {
   const TensorBytes& at(const std::string& name) const;
   // Throws InputError naming a tensor that is not among `names`.
   void expect_no_others(const std::set<std::string>& names) const;
-  // Copies the tensor of that name into `out`, contiguous, of the same dtype and shape and on any device. Throws
-  // InputError.
-  void read_into(const std::string& name, const Tensor& out) const;
 
  private:
   void parse(std::span<const std::byte> all, bool may_be_half);

@@ -5,9 +5,7 @@
 #include <zstd.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <functional>
 #include <memory>
 #include <span>
 
@@ -54,29 +52,12 @@ namespace {
 // Words about a file that other trainers name so.
 std::string_view raw_tokens(const std::filesystem::path& file) {
   if (file.extension() != ".bin") return "";
-  std::error_code error;
-  if (std::filesystem::exists(std::filesystem::path(file).replace_extension(".idx"), error))
+  if (is_there(std::filesystem::path(file).replace_extension(".idx")))
     return ", with an index beside it: tokens of Megatron-LM, which are not read";
   return ": tokens without a header, as nanoGPT's, do not say their size or their number; llm.c's have a header";
 }
 
-}  // namespace
-
-Text load_text_file(const std::filesystem::path& file) { return text_of_bytes(read_text(file), file.string()); }
-
-Text text_of_bytes(std::string bytes, const std::string& name) {
-  if (bytes.empty()) bad_input("{} is empty; expected a text", name);
-  const size_t nul = bytes.find('\0');
-  if (nul != std::string::npos)
-    bad_input("{} is binary (a NUL byte at offset {}){}; expected a text", name, nul, raw_tokens(name));
-  if (bytes.starts_with("\xEF\xBB\xBF")) bytes.erase(0, 3);
-  if (bytes.empty()) bad_input("{} holds only a byte order mark; expected a text", name);
-  return one_document(name, std::move(bytes));
-}
-
 // Unpacking, piece by piece.
-
-namespace {
 
 constexpr size_t kPiece = size_t{1} << 20;
 constexpr uint64_t kFree = uint64_t{64} << 20, kMostGrowth = 256;
@@ -167,21 +148,13 @@ class Zstd final : public Unpacker {
 };
 
 // Hands on the pieces of a text, once its first bytes are known to be none of those.
-class Checked {
- public:
-  Checked(const std::string& what, const TextPiece& f) : what_(what), f_(f) {}
-  void operator()(std::string_view piece) {
-    if (const std::string_view kind = first_ ? known_kind(piece, true) : ""; !kind.empty())
-      bad_input("{} is {}; expected text in UTF-8, as it is or by gzip or zstd", what_, kind);
-    first_ = false;
-    f_(piece);
-  }
-
- private:
-  const std::string& what_;
-  const TextPiece& f_;
-  bool first_ = true;
-};
+TextPiece checked(const std::string& what, const TextPiece& f) {
+  return [&what, &f, first = true](std::string_view piece) mutable {
+    if (const std::string_view kind = std::exchange(first, false) ? known_kind(piece, true) : ""; !kind.empty())
+      bad_input("{} is {}; expected text in UTF-8, as it is or by gzip or zstd", what, kind);
+    f(piece);
+  };
+}
 
 std::unique_ptr<Unpacker> unpacker_of(std::string_view first, const std::string& what) {
   if (first.starts_with("\x1f\x8b")) return std::make_unique<Gzip>(what);
@@ -191,11 +164,22 @@ std::unique_ptr<Unpacker> unpacker_of(std::string_view first, const std::string&
 
 }  // namespace
 
+Text load_text_file(const std::filesystem::path& file) { return text_of_bytes(read_text(file), file.string()); }
+
+Text text_of_bytes(std::string bytes, const std::string& name) {
+  if (bytes.empty()) bad_input("{} is empty; expected a text", name);
+  const size_t nul = bytes.find('\0');
+  if (nul != std::string::npos)
+    bad_input("{} is binary (a NUL byte at offset {}){}; expected a text", name, nul, raw_tokens(name));
+  if (bytes.starts_with("\xEF\xBB\xBF")) bytes.erase(0, 3);
+  if (bytes.empty()) bad_input("{} holds only a byte order mark; expected a text", name);
+  return one_document(name, std::move(bytes));
+}
+
 void read_text_pieces(const std::filesystem::path& file, const TextPiece& f) {
   const std::string what = file.string();
   std::unique_ptr<Unpacker> unpacker;
-  Checked checked(what, f);
-  const TextPiece text = std::ref(checked);
+  const TextPiece text = checked(what, f);
   read_pieces(file, [&](std::span<const std::byte> piece) {
     const std::string_view bytes(reinterpret_cast<const char*>(piece.data()), piece.size());
     if (!unpacker) unpacker = unpacker_of(bytes, what);
@@ -227,8 +211,7 @@ std::string text_start(const std::filesystem::path& file) {
 
 void unpack_text(std::string_view bytes, const std::string& what, const TextPiece& f) {
   const std::unique_ptr<Unpacker> unpacker = unpacker_of(bytes, what);
-  Checked checked(what, f);
-  unpacker->add(bytes, std::ref(checked));
+  unpacker->add(bytes, checked(what, f));
   unpacker->finish();
 }
 

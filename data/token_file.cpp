@@ -1,16 +1,9 @@
 // Writing, checking and reading token files.
 #include "data/token_file.h"
 
-#include <algorithm>
-#include <array>
-#include <bit>
 #include <cstring>
-#include <fstream>
-#include <memory>
-#include <utility>
 
 #include "data/bad_input.h"
-#include "data/files.h"
 
 namespace tessera {
 
@@ -28,35 +21,26 @@ struct Header {
 static_assert(sizeof(Header) == 64);
 static_assert(std::endian::native == std::endian::little, "token files are read as they are");
 
+// The bytes of a file: header and tokens.
 template <class T>
-std::vector<T> narrowed(std::span<const int32_t> tokens, int64_t vocab) {
-  std::vector<T> out(tokens.size());
+std::string bytes_as(std::span<const int32_t> tokens, int64_t vocab) {
+  std::string out(sizeof(Header) + tokens.size() * sizeof(T), '\0');
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] < 0 || tokens[i] >= vocab)
       throw Error(fmt::format("token {} at position {} is outside the vocabulary of {}", tokens[i], i, vocab));
-    out[i] = static_cast<T>(tokens[i]);
+    const auto token = static_cast<T>(tokens[i]);
+    std::memcpy(out.data() + sizeof(Header) + i * sizeof(T), &token, sizeof(T));
   }
-  return out;
-}
-
-// The bytes of a file: header and tokens.
-struct Bytes {
-  std::string header, tokens;
-};
-
-template <class T>
-Bytes bytes_as(std::span<const int32_t> tokens, int64_t vocab) {
-  const std::vector<T> payload = narrowed<T>(tokens, vocab);
-  const std::string_view bytes(reinterpret_cast<const char*>(payload.data()), payload.size() * sizeof(T));
   Header header;
   header.width = sizeof(T);
   header.vocab = static_cast<uint64_t>(vocab);
-  header.count = payload.size();
-  header.hash = tessera::checksum(bytes);
-  return {{reinterpret_cast<const char*>(&header), sizeof(header)}, std::string(bytes)};
+  header.count = tokens.size();
+  header.hash = tessera::checksum(std::string_view(out).substr(sizeof(Header)));
+  std::memcpy(out.data(), &header, sizeof(header));
+  return out;
 }
 
-Bytes bytes_of(std::span<const int32_t> tokens, int64_t vocab) {
+std::string bytes_of(std::span<const int32_t> tokens, int64_t vocab) {
   if (vocab < 1 || vocab > int64_t{1} << 31)
     throw Error(fmt::format("a vocabulary of {} tokens; expected 1 to 2^31", vocab));
   return vocab <= 65536 ? bytes_as<uint16_t>(tokens, vocab) : bytes_as<uint32_t>(tokens, vocab);
@@ -65,26 +49,36 @@ Bytes bytes_of(std::span<const int32_t> tokens, int64_t vocab) {
 }  // namespace
 
 void TokenFile::write(const std::filesystem::path& file, std::span<const int32_t> tokens, int64_t vocab) {
-  const Bytes bytes = bytes_of(tokens, vocab);
-  write_file(file, bytes.header, bytes.tokens);
+  write_file(file, bytes_of(tokens, vocab));
 }
 
 TokenFile TokenFile::of_tokens(std::span<const int32_t> tokens, int64_t vocab, const std::string& what) {
-  const Bytes bytes = bytes_of(tokens, vocab);
-  const auto owned = std::make_shared<const std::string>(bytes.header + bytes.tokens);
+  const auto owned = std::make_shared<const std::string>(bytes_of(tokens, vocab));
   TokenFile out = of_bytes(std::as_bytes(std::span(*owned)), what);
   out.owned_ = owned;
   return out;
 }
 
+// Everything in the file is checked before anything of it is used.
 TokenFile TokenFile::checked(const std::string& what, std::shared_ptr<const OpenFile> file,
                              std::span<const std::byte> bytes, std::optional<int64_t> vocab_of_llmc) {
   TokenFile out;
   out.what_ = what;
   out.file_ = std::move(file);
   out.bytes_ = bytes;
+  out.vocab_ = vocab_of_llmc.value_or(0);
   const int64_t size = out.file_ ? out.file_->size() : std::ssize(bytes);
-  vocab_of_llmc ? out.check_llmc(size, *vocab_of_llmc) : out.check(size);
+  const std::optional<uint64_t> hash = vocab_of_llmc ? out.read_llmc_header(size) : out.read_header(size);
+  out.checksum_ = checksum_of_pieces([&](const PieceFunction& add) {
+    out.for_each_piece(0, out.count_, [&](std::span<const std::byte> piece, int64_t) { add(piece); });
+  });
+  if (hash && *hash != out.checksum_)
+    bad_input("the token file {}: its checksum is {:016x}; expected {:016x}", what, out.checksum_, *hash);
+  std::vector<int32_t> tokens;
+  out.for_each_piece(0, out.count_, [&](std::span<const std::byte> piece, int64_t position) {
+    tokens.resize(piece.size() / static_cast<size_t>(out.width_));
+    out.widen(piece, position, tokens.data());
+  });
   return out;
 }
 TokenFile TokenFile::open(const std::filesystem::path& file) {
@@ -100,8 +94,7 @@ TokenFile TokenFile::of_llmc_bytes(std::span<const std::byte> bytes, int64_t voc
   return checked(what, nullptr, bytes, vocab);
 }
 
-// Everything in the file is checked before anything of it is used.
-void TokenFile::check(int64_t size) {
+std::optional<uint64_t> TokenFile::read_header(int64_t size) {
   const auto refuse = [&](const std::string& why) { bad_input("the token file {}: {}", what_, why); };
   Header h;
   if (size < int64_t{sizeof(h)}) refuse(fmt::format("{} bytes; a header of {} was expected", size, sizeof(h)));
@@ -119,23 +112,7 @@ void TokenFile::check(int64_t size) {
   vocab_ = static_cast<int64_t>(h.vocab);
   begin_ = int64_t{sizeof(h)};
   width_ = h.width;
-  checksum_ = hashed();
-  if (checksum_ != h.hash) refuse(fmt::format("its checksum is {:016x}; expected {:016x}", checksum_, h.hash));
-  check_tokens();
-}
-
-uint64_t TokenFile::hashed() const {
-  return checksum_of_pieces([&](const PieceFunction& add) {
-    for_each_piece(0, count_, [&](std::span<const std::byte> piece, int64_t) { add(piece); });
-  });
-}
-
-void TokenFile::check_tokens() const {
-  std::vector<int32_t> tokens;
-  for_each_piece(0, count_, [&](std::span<const std::byte> piece, int64_t position) {
-    tokens.resize(piece.size() / static_cast<size_t>(width_));
-    widen(piece, position, tokens.data());
-  });
+  return h.hash;
 }
 
 // Calls f with the bytes of tokens, as many as fit into a small buffer, and the position of the first.
@@ -199,18 +176,21 @@ struct Format {
 constexpr std::array<Format, 2> kFormats{{{20240520, 1, 2}, {20240801, 7, 4}}};
 constexpr size_t kHeader = 256;  // numbers
 
+// `context` tokens from `begin`, and to `targets` the tokens after them.
+void copy_window(const TokenFile& tokens, int64_t begin, int64_t context, int32_t* inputs, int32_t* targets) {
+  std::vector<int32_t> row(static_cast<size_t>(context + 1));
+  tokens.copy(begin, context + 1, row.data());
+  std::copy(row.begin(), row.end() - 1, inputs);
+  std::copy(row.begin() + 1, row.end(), targets);
+}
+
 }  // namespace
 
 bool is_llmc_file(const std::filesystem::path& file) {
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(file, error)) return false;
-  int32_t magic = 0;
-  std::ifstream in(file, std::ios::binary);
-  in.read(reinterpret_cast<char*>(&magic), sizeof(magic));
-  return in && (magic == kFormats[0].magic || magic == kFormats[1].magic);
+  return std::ranges::count(kFormats, first_number(file), &Format::magic) > 0;
 }
 
-void TokenFile::check_llmc(int64_t size, int64_t vocab) {
+std::optional<uint64_t> TokenFile::read_llmc_header(int64_t size) {
   const auto refuse = [&](const std::string& why) { bad_input("{}: {}", what_, why); };
   std::array<int32_t, kHeader> header{};
   constexpr int64_t kBytes = sizeof(header);
@@ -227,26 +207,12 @@ void TokenFile::check_llmc(int64_t size, int64_t vocab) {
   if (header[2] < 0 || payload != header[2] * format->width)
     refuse(fmt::format("{} tokens of {} bytes were expected, {} bytes are there", header[2], format->width, payload));
   count_ = header[2];
-  vocab_ = vocab;
   begin_ = kBytes;
   width_ = format->width;
-  checksum_ = hashed();
-  check_tokens();
+  return {};
 }
 
 // Batches and rows.
-
-namespace {
-
-// `context` tokens from `begin`, and to `targets` the tokens after them.
-void copy_window(const TokenFile& tokens, int64_t begin, int64_t context, int32_t* inputs, int32_t* targets) {
-  std::vector<int32_t> row(static_cast<size_t>(context + 1));
-  tokens.copy(begin, context + 1, row.data());
-  std::copy(row.begin(), row.end() - 1, inputs);
-  std::copy(row.begin() + 1, row.end(), targets);
-}
-
-}  // namespace
 
 Loader::Loader(const TokenFile& tokens, int64_t context, int64_t batch, uint64_t seed)
     : tokens_(tokens), context_(context), batch_(batch), order_(Philox::named(seed, "data order")) {
@@ -295,10 +261,10 @@ void TrainingWindows::load_row(int64_t row, int32_t* inputs, int32_t* targets) c
   copy_window(files_[file], (row - before) * context_, context_, inputs, targets);
 }
 
-Windows::Windows(const TokenFile& tokens, int64_t context) : tokens_(tokens), context_(context) {
+Windows::Windows(TokenFile tokens, int64_t context) : tokens_(std::move(tokens)), context_(context) {
   if (context < 1) throw Error(fmt::format("context {}: expected at least 1", context));
-  if (tokens.size() < 2)
-    throw Error(fmt::format("a validation text of {} tokens is too short; expected at least 2", tokens.size()));
+  if (tokens_.size() < 2)
+    throw Error(fmt::format("a validation text of {} tokens is too short; expected at least 2", tokens_.size()));
 }
 
 void Windows::load_row(int64_t row, int32_t* inputs, int32_t* targets) const {

@@ -6,14 +6,7 @@
 #pragma once
 #include <algorithm>
 #include <bit>
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <memory>
 #include <optional>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "data/files.h"
 #include "tensor/random.h"
@@ -51,10 +44,9 @@ class TokenFile {
   // An open file, or bytes in memory.
   static TokenFile checked(const std::string& what, std::shared_ptr<const OpenFile> file,
                            std::span<const std::byte> bytes, std::optional<int64_t> vocab_of_llmc = {});
-  void check(int64_t size);
-  void check_llmc(int64_t size, int64_t vocab_size);
-  uint64_t hashed() const;
-  void check_tokens() const;  // against the vocabulary
+  // What a header says is noted, and a hash that it may have is returned.
+  std::optional<uint64_t> read_header(int64_t size);
+  std::optional<uint64_t> read_llmc_header(int64_t size);
   void read(int64_t at, std::span<std::byte> out) const;
   void widen(std::span<const std::byte> from, int64_t position, int32_t* out) const;
   template <class F>
@@ -173,8 +165,8 @@ class TrainingWindows final : public Rows {
 // filled with input 0 and target kIgnored, so that a mean over the targets is the mean over the split.
 class Windows final : public Rows {
  public:
-  // Keeps a reference to `tokens`. Throws Error (usage) for a context below 1 or a split of fewer than two tokens.
-  Windows(const TokenFile& tokens, int64_t context);
+  // Throws Error (usage) for a context below 1 or a split of fewer than two tokens.
+  Windows(TokenFile tokens, int64_t context);
 
   int64_t context() const override { return context_; }
   int64_t count() const override { return (targets() + context_ - 1) / context_; }
@@ -182,7 +174,7 @@ class Windows final : public Rows {
 
  private:
   void load_row(int64_t row, int32_t* inputs, int32_t* targets) const override;
-  const TokenFile& tokens_;
+  TokenFile tokens_;
   int64_t context_;
 };
 

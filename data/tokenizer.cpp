@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/bad_input.h"
+#include "data/files.h"
 #include "data/json.h"
 #include "data/tokenizer/described.h"
 #include "data/utf8.h"
@@ -65,10 +66,20 @@ constexpr int64_t kLeastCount = 16;
 bool is_builtin(std::string_view name) { return name == "char" || name == "bytes" || name == "bpe"; }
 
 std::unique_ptr<Tokenizer> load_folder(std::string_view name) {
-  std::error_code error;
-  if (!std::filesystem::is_directory(name, error))
+  if (!is_folder(name))
     throw Error(fmt::format("`tokenizer` '{}': expected char, bytes, bpe, or a tokenizer's folder", name));
   return Tokenizer::open_folder(name);
+}
+
+std::unique_ptr<Tokenizer> make_named(const TokenizerChoice& choice, std::string_view text, std::string_view train,
+                                      const std::string& what) {
+  const std::string_view name = choice.chosen();
+  if (name == "char") return std::make_unique<CharTokenizer>(CharTokenizer::of_text(text, what));
+  if (name == "bytes") return std::make_unique<ByteTokenizer>();
+  if (name != "bpe") return load_folder(name);
+  BpeTraining training{.vocab_size = choice.vocab_size, .least_count = kLeastCount};
+  if (choice.progress) training.progress = [&](int64_t made) { choice.progress(made, choice.vocab_size); };
+  return std::make_unique<BpeTokenizer>(train_bpe(train, training));
 }
 
 }  // namespace
@@ -109,12 +120,11 @@ std::unique_ptr<Tokenizer> Tokenizer::load(const std::filesystem::path& file) {
 
 std::unique_ptr<Tokenizer> Tokenizer::open_folder(const std::filesystem::path& folder) {
   const std::filesystem::path file = folder / "tokenizer.json";
-  std::error_code error;
-  if (!std::filesystem::exists(file, error)) {
-    if (!std::filesystem::exists(folder / "vocab.json", error))
+  if (!is_there(file)) {
+    if (!is_there(folder / "vocab.json"))
       bad_input(
           "{}: no tokenizer; expected tokenizer.json, or vocab.json and merges.txt{}", folder.string(),
-          std::filesystem::exists(folder / "tokenizer.model", error)
+          is_there(folder / "tokenizer.model")
               ? "; tokenizer.model is not read: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(NEW) of Python's "
                 "transformers makes tokenizer.json of it"
               : "");
@@ -125,21 +135,6 @@ std::unique_ptr<Tokenizer> Tokenizer::open_folder(const std::filesystem::path& f
   if (json.is_object() && json.contains("format")) return from_json(text, file.string());
   return HubTokenizer::load(folder, std::move(text), json);
 }
-
-namespace {
-
-std::unique_ptr<Tokenizer> make_named(const TokenizerChoice& choice, std::string_view text, std::string_view train,
-                                      const std::string& what) {
-  const std::string_view name = choice.chosen();
-  if (name == "char") return std::make_unique<CharTokenizer>(CharTokenizer::of_text(text, what));
-  if (name == "bytes") return std::make_unique<ByteTokenizer>();
-  if (name != "bpe") return load_folder(name);
-  BpeTraining training{.vocab_size = choice.vocab_size, .least_count = kLeastCount};
-  if (choice.progress) training.progress = [&](int64_t made) { choice.progress(made, choice.vocab_size); };
-  return std::make_unique<BpeTokenizer>(train_bpe(train, training));
-}
-
-}  // namespace
 
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, std::string_view text, std::string_view train,
                                           const std::string& what) {
@@ -170,9 +165,7 @@ std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const To
     if (name.empty() || find_invalid_utf8(name) != std::string::npos)
       throw Error(fmt::format("`add_tokens`: expected names with commas between them, found '{}'", name));
     if (find(name) != list.end()) continue;
-    Json token{{"id", vocab.contains(name) ? vocab[name] : Json(next++)}, {"content", name}, {"special", true}};
-    for (const char* const no : {"single_word", "lstrip", "rstrip", "normalized"}) token[no] = false;
-    list.push_back(token);
+    list.push_back(special_token(vocab.contains(name) ? vocab[name] : Json(next++), name));
   }
   if (!choice.end.empty()) {
     const auto found = find(choice.end);
@@ -183,18 +176,12 @@ std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const To
           fmt::format("`end`: expected one of the tokenizer's {} special tokens (`add_tokens` adds some), found "
                       "'{}'{}",
                       known.size(), choice.end, did_you_mean(choice.end, known)));
-    struct Said {
-      const char *file, *key;
-      Json value;
-    };
-    for (const Said& said : {Said{"tokenizer_config.json", "eos_token", choice.end},
-                             Said{"special_tokens_map.json", "eos_token", choice.end},
-                             Said{"generation_config.json", "eos_token_id", (*found)["id"]}}) {
-      const auto text = files.find(said.file);
+    for (const char* const name : {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}) {
+      const auto text = files.find(name);
       if (text == files.end()) continue;
-      Json kept = Json::object();
-      kept[said.key] = said.value;
-      const Json all = parse_json(text->second, said.file, JsonFile::others);
+      Json kept = name == std::string_view("generation_config.json") ? Json{{"eos_token_id", (*found)["id"]}}
+                                                                     : Json{{"eos_token", choice.end}};
+      const Json all = parse_json(text->second, name, JsonFile::others);
       for (const auto& [key, value] : all.items())
         if (!kept.contains(key) && !value.is_discarded()) kept[key] = value;
       text->second = kept.dump(2) + "\n";

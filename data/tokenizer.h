@@ -33,22 +33,22 @@ class Tokenizer {
 
   virtual int64_t vocab_size() const = 0;
   // The tokens of a text, each in [0, vocab_size()). Throws Error (usage) naming what cannot be encoded, and where.
-  virtual std::vector<int32_t> encode(std::string_view text) const = 0;
-  // The same with what the options ask for. encode(text) is this with none of them.
-  virtual std::vector<int32_t> encode_with(std::string_view text, const EncodeOptions&) const { return encode(text); }
+  std::vector<int32_t> encode(std::string_view text) const { return encode_with(text, {}); }
+  // The same with what the options ask for.
+  virtual std::vector<int32_t> encode_with(std::string_view text, const EncodeOptions& options) const = 0;
   // The text of some tokens, special ones by their names. Bytes that are no whole character stay as they are: to show
   // a text while it grows, see StreamDecoder. Throws Error (usage) for a token outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
   // The bytes that a token adds to a text that has begun. (The first word of a text may lose its space in decode().)
-  virtual std::string bytes_of(int32_t token) const { return decode(std::span(&token, 1)); }
+  virtual std::string bytes_of(int32_t token) const = 0;
   // The tokens that it puts before a text by itself.
-  virtual std::span<const int32_t> beginning() const { return {}; }
+  virtual std::span<const int32_t> beginning() const = 0;
   // The token that begins a text (bos), where there is one.
-  virtual std::optional<int32_t> bos() const { return {}; }
+  std::optional<int32_t> bos() const { return bos_; }
   // The token that ends a text and stands between documents: eos, <|endoftext|>; none where there is no such token.
-  virtual std::optional<int32_t> document_end() const { return {}; }
+  std::optional<int32_t> document_end() const { return eos_; }
   // The special token of that name, like "<|im_start|>".
-  virtual std::optional<int32_t> special(std::string_view) const { return {}; }
+  virtual std::optional<int32_t> special(std::string_view name) const = 0;
   // The names of tokens by what they are for, as "bos_token", where they came with the tokenizer.
   virtual std::map<std::string, std::string> named_tokens() const { return {}; }
   // The Jinja template of chats that came with the tokenizer; empty: none.
@@ -59,7 +59,7 @@ class Tokenizer {
   // The files by which other programs know this tokenizer and these settings, by name.
   virtual std::map<std::string, std::string> files() const = 0;
   // "char", "bytes", "bpe" or "hub".
-  virtual std::string_view kind() const = 0;
+  std::string_view kind() const { return kind_; }
   // One JSON object, which from_json() reads back.
   virtual std::string to_json() const = 0;
   // Equal for tokenizers that make the same of every text, by their files.
@@ -72,6 +72,12 @@ class Tokenizer {
   // The tokenizer of a folder: tokenizer.json (ours, or a Hugging Face one with the files that belong to it), else
   // vocab.json and merges.txt. Throws InputError naming file, key or line.
   static std::unique_ptr<Tokenizer> open_folder(const std::filesystem::path& folder);
+
+ protected:
+  explicit Tokenizer(std::string_view kind) : kind_(kind) {}
+
+  std::string_view kind_;
+  std::optional<int32_t> bos_ = {}, eos_ = {};
 };
 
 // The tokens behind which a model stops to write, by its tokenizer's settings. Throws InputError.
@@ -88,6 +94,7 @@ struct TokenizerChoice {
   std::function<void(int64_t made, int64_t most)> progress = nullptr;
 
   std::string_view chosen() const { return name.empty() ? otherwise : name; }
+  bool learns() const { return chosen() == "char" || chosen() == "bpe"; }  // from the texts to train on
 };
 
 // The tokenizer for a text named `what`, whose part to train on is `train`: char takes the characters of the whole

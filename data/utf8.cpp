@@ -1,8 +1,6 @@
 // Decoding and encoding of UTF-8.
 #include "data/utf8.h"
 
-#include <algorithm>
-
 namespace tessera {
 
 void append_utf8(std::string& out, char32_t c) {
@@ -53,11 +51,9 @@ size_t begun_character(std::string_view bytes, size_t position) {
   return length;
 }
 
-namespace {
-
 // `show` adds what stands for bytes that are not UTF-8: one that begins no character, or the beginning of one.
 template <class F>
-std::string with_broken(std::string_view bytes, const F& show) {
+static std::string with_broken(std::string_view bytes, const F& show) {
   std::string out;
   out.reserve(bytes.size());
   while (!bytes.empty()) {
@@ -71,8 +67,6 @@ std::string with_broken(std::string_view bytes, const F& show) {
   }
   return out;
 }
-
-}  // namespace
 
 std::string replace_broken(std::string_view bytes) {
   return with_broken(bytes, [](std::string& out, std::string_view) { append_utf8(out, 0xFFFD); });

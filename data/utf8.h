@@ -1,9 +1,6 @@
 // Texts of UTF-8, which tensor/error.h reads.
 #pragma once
 #include <algorithm>
-#include <cstddef>
-#include <string>
-#include <string_view>
 
 #include "tensor/error.h"
 

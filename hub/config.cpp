@@ -1,11 +1,6 @@
 // The table of model types and their keys, and what is read and written by it.
 #include "hub/config.h"
 
-#include <algorithm>
-#include <cmath>
-#include <functional>
-#include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <variant>
 
@@ -54,13 +49,13 @@ const std::vector<HeldKeys>& held_keys() {
 constexpr int64_t kMostLayers = 100000, kMostExperts = 10000;
 
 using Model = ModelConfig;
-using Field = std::variant<std::monostate, int64_t Model::*, double Model::*, bool Model::*, GeluForm Model::*,
-                           int64_t ExpertConfig::*, RouterSoftmax ExpertConfig::*, double RotaryOptions::*>;
+using KeyField = std::variant<std::monostate, int64_t Model::*, double Model::*, bool Model::*, GeluForm Model::*,
+                              int64_t ExpertConfig::*, RouterSoftmax ExpertConfig::*, double RotaryOptions::*>;
 
 // A key: where its value goes, or the values that it may have, the first of which is written.
 struct Key {
   std::string_view name;
-  Field field = {};
+  KeyField field = {};
   // The size that follows from the keys before this one, where the value is null or nothing is usual.
   int64_t (Model::*follows)() const = nullptr;
   int64_t most = int64_t{1} << 40;
@@ -97,24 +92,20 @@ struct HubType {
 
 Key held(std::string_view name, std::vector<Json> values) { return {.name = name, .values = std::move(values)}; }
 
-KeyList operator+(KeyList keys, const KeyList& more) {
-  keys.insert(keys.end(), more.begin(), more.end());
-  return keys;
-}
-
 // The keys of all types that are built like Llama.
 KeyList llama_keys(const KeyList& more) {
-  return KeyList{held("hidden_act", {"silu", "swish"}),
-                 {"num_hidden_layers", &Model::layers, nullptr, kMostLayers},
-                 {"num_attention_heads", &Model::heads},
-                 {"num_key_value_heads", &Model::kv_heads, &Model::key_heads},
-                 {"hidden_size", &Model::channels},
-                 {"intermediate_size", &Model::ffn},
-                 {"max_position_embeddings", &Model::context},
-                 {"vocab_size", &Model::vocab},
-                 {"rms_norm_eps", &Model::norm_eps},
-                 {"rope_theta", &RotaryOptions::theta}} +
-         more;
+  KeyList keys{held("hidden_act", {"silu", "swish"}),
+               {"num_hidden_layers", &Model::layers, nullptr, kMostLayers},
+               {"num_attention_heads", &Model::heads},
+               {"num_key_value_heads", &Model::kv_heads, &Model::key_heads},
+               {"hidden_size", &Model::channels},
+               {"intermediate_size", &Model::ffn},
+               {"max_position_embeddings", &Model::context},
+               {"vocab_size", &Model::vocab},
+               {"rms_norm_eps", &Model::norm_eps},
+               {"rope_theta", &RotaryOptions::theta}};
+  keys.insert(keys.end(), more.begin(), more.end());
+  return keys;
 }
 
 // Activations of the transformers library: the first is exact, and all others are written with tanh.
@@ -234,17 +225,17 @@ void read(HubKeys& keys, const Key& key, ModelConfig&, RouterSoftmax& to) {
   to = keys.flag(key.name, to == RouterSoftmax::chosen) ? RouterSoftmax::chosen : RouterSoftmax::all;
 }
 
-// The field of a model that a key is for: f(field); nothing where it is for none.
+// Calls f with a function from models to the field that a key is for; nothing where it is for none.
 template <class F>
-void with_field(const Key& key, ModelConfig& c, const F& f) {
+void with_field(const Key& key, const F& f) {
   std::visit(
       [&]<class To>(To to) {
         if constexpr (std::is_invocable_v<To, ModelConfig&>)
-          f(c.*to);
+          f([to](ModelConfig & c) -> auto& { return c.*to; });
         else if constexpr (std::is_invocable_v<To, ExpertConfig&>)
-          f(c.experts.*to);
+          f([to](ModelConfig & c) -> auto& { return c.experts.*to; });
         else if constexpr (std::is_invocable_v<To, RotaryOptions&>)
-          f(c.rotary.*to);
+          f([to](ModelConfig & c) -> auto& { return c.rotary.*to; });
       },
       key.field);
 }
@@ -348,11 +339,7 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
   const bool rotary = row_of(c.family).rotary;
   for (const KeyList* list : {&type->written, &type->read})
     for (const Key& key : *list) {
-      with_field(key, base, [&]<class From>(const From& usual) {
-        with_field(key, c, [&]<class To>(To& field) {
-          if constexpr (std::is_same_v<To, From>) read(keys, key, c, field = usual);
-        });
-      });
+      with_field(key, [&](const auto& field_in) { read(keys, key, c, field_in(c) = field_in(base)); });
       const Json* const value = keys.find(key.name);
       if (value && !key.values.empty() && key.values[0] != nullptr &&
           std::ranges::find(key.values, *value) == key.values.end())
@@ -434,7 +421,7 @@ std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig*
   nlohmann::ordered_json out{{"architectures", {type.architecture}}, {"model_type", type.name}};
   for (const Key& key : type.written) {
     if (!key.values.empty()) out[std::string(key.name)] = key.values[0];
-    with_field(key, c, [&](const auto& field) { out[std::string(key.name)] = value_of(field); });
+    with_field(key, [&](const auto& field_in) { out[std::string(key.name)] = value_of(field_in(c)); });
   }
   if (c.family == Family::gpt2) out["n_ctx"] = c.context;  // which llama.cpp asks for
   if (row_of(c.family).rotary) {
@@ -452,10 +439,8 @@ std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig*
 
 // --- names of tensors ---
 
-namespace {
-
 // Their names for a part of a layer: "mlp.down", "mlp.experts.7.down".
-std::vector<std::string> names_of(const std::string& part, const ModelConfig& c) {
+static std::vector<std::string> names_of(const std::string& part, const ModelConfig& c) {
   if (const TensorNames* found = row_of(c.family).find(part)) return {found->theirs.begin(), found->theirs.end()};
   constexpr std::string_view kExperts = "mlp.experts.";
   std::string kind = part, number;
@@ -474,8 +459,6 @@ std::vector<std::string> names_of(const std::string& part, const ModelConfig& c)
   }
   return out;
 }
-
-}  // namespace
 
 std::vector<int64_t> HubTensor::shape_of(const Piece& piece) const {
   if (shape.rank() == 1) return {piece.rows};

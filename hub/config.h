@@ -4,10 +4,6 @@
 // here computes. Any other key may hold anything. The tables of keys, and of what is usual where one is left out, stand
 // in hub/config.cpp; that of tensors in models/families.cpp.
 #pragma once
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "hub/gptq_format.h"
 #include "models/language_model.h"

@@ -3,16 +3,11 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "data/bad_input.h"
-#include "data/files.h"
 #include "data/json.h"
-#include "tensor/dtype.h"
-#include "tensor/write_file.h"
 
 namespace tessera {
 namespace fs = std::filesystem;
@@ -42,14 +37,6 @@ std::string layer_of(const std::string& name) { return name.substr(0, name.size(
 
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
 
-template <class To, class From>
-To cast(From x) {
-  if constexpr (std::is_same_v<From, Half>)
-    return converted<To>(wide(x));
-  else
-    return converted<To>(x);
-}
-
 template <class F>
 void with_stored(const TensorBytes& from, const F& f) {
   if (from.is_half) return f(Half());
@@ -65,7 +52,11 @@ void copy(const TensorBytes& from, DType dtype, std::span<std::byte> to, const P
       for (int64_t i = 0; i < count; ++i) {
         From x;
         std::memcpy(&x, from.bytes.data() + place(i) * static_cast<int64_t>(sizeof(From)), sizeof(From));
-        const To y = cast<To>(x);
+        To y;
+        if constexpr (std::is_same_v<From, Half>)
+          y = converted<To>(wide(x));
+        else
+          y = converted<To>(x);
         std::memcpy(to.data() + i * static_cast<int64_t>(sizeof(To)), &y, sizeof(To));
       }
     });
@@ -93,8 +84,7 @@ std::string wrapped_note(const fs::path& from, const std::string& name, const st
 }
 
 bool is_hub_folder(const fs::path& folder) {
-  std::error_code error;
-  return fs::is_regular_file(folder / kModelConfig, error) && !fs::exists(folder / "config.toml", error);
+  return is_plain_file(folder / kModelConfig) && !is_there(folder / "config.toml");
 }
 
 std::string unwrapped(std::string name) {
@@ -143,8 +133,7 @@ std::map<std::string, std::string> parse_hub_index(std::string_view text, const 
 HubFolder::HubFolder(const fs::path& folder)
     : path_(folder),
       config_(parse_hub_config(read_file(folder / kModelConfig), (folder / kModelConfig).string(), &gptq_, &notes_)) {
-  std::error_code error;
-  if (!gptq_ && fs::exists(folder / kQuantised, error))
+  if (!gptq_ && is_there(folder / kQuantised))
     gptq_ = parse_gptq_config(read_file(folder / kQuantised), (folder / kQuantised).string(), false, &notes_);
   open_files();
   const auto is_bias = [](const auto& tensor) { return tensor.first.ends_with(kBias); };
@@ -159,11 +148,10 @@ HubFolder::HubFolder(const fs::path& folder)
 
 // An index gives the names of the files alone: which tensors these hold they say themselves.
 void HubFolder::open_files() {
-  std::error_code error;
   std::set<std::string> names;
-  if (fs::exists(path_ / kOneFile, error)) {
+  if (is_there(path_ / kOneFile)) {
     names.emplace(kOneFile);
-  } else if (fs::exists(path_ / kIndex, error)) {
+  } else if (is_there(path_ / kIndex)) {
     for (const auto& [tensor, file] : parse_hub_index(read_file(path_ / kIndex), (path_ / kIndex).string()))
       names.insert(file);
   } else {
@@ -172,7 +160,7 @@ void HubFolder::open_files() {
   std::string wrapped;
   for (const std::string& name : names) {
     const fs::path file = path_ / name;
-    if (!fs::exists(file, error)) bad_input("{}: the shard {} is missing", path_.string(), name);
+    if (!is_there(file)) bad_input("{}: the shard {} is missing", path_.string(), name);
     files_.push_back(std::make_unique<Safetensors>(file, true));
     for (const TensorBytes& t : files_.back()->tensors()) {
       const std::string plain = common_name(unwrapped(t.name), row_of(config_.family));

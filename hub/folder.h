@@ -2,17 +2,8 @@
 // that model.safetensors.index.json names; layers may be in GPTQ's 4 bits. Files are mapped: of a tensor only what is
 // asked for is read. Files of Python's pickle are never opened.
 #pragma once
-#include <filesystem>
-#include <map>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
 
-#include "data/safetensors.h"
 #include "hub/config.h"
-#include "hub/gptq_format.h"
 #include "train/checkpoint/state.h"
 
 namespace tessera {

@@ -3,7 +3,6 @@
 
 #include <fmt/ranges.h>
 
-#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 

@@ -10,11 +10,6 @@
 // groups in any order of columns ("desc_act"), any codes of 0 (not "sym"), and version 2, whose codes of 0 are stored
 // as they are.
 #pragma once
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "data/safetensors.h"
 #include "tensor/ops/quantize/quantize.h"

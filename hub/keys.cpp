@@ -7,6 +7,7 @@
 
 #include "data/bad_input.h"
 #include "data/json.h"
+#include "settings/setting.h"
 
 namespace tessera {
 
@@ -55,22 +56,14 @@ std::string HubKeys::text(std::string_view key, const std::string& usual) {
   return found ? found->get<std::string>() : usual;
 }
 
-namespace {
-
-std::vector<std::string_view> words_of(std::string_view text) {
-  std::vector<std::string_view> out;
-  for (size_t end = 0; !text.empty(); text.remove_prefix(std::min(end + 1, text.size())))
-    out.push_back(text.substr(0, end = std::min(text.find(' '), text.size())));
-  return out;
+static bool is_word(std::string_view word, std::string_view words) {
+  return std::ranges::count(split(words, ' '), word) > 0;
 }
-bool is_word(std::string_view word, std::string_view words) { return std::ranges::count(words_of(words), word) > 0; }
-
-}  // namespace
 
 void HubKeys::hold(std::span<const HeldKeys> table, std::string_view of) {
   for (const HeldKeys& held : table) {
     if (!held.of.empty() && !is_word(of, held.of)) continue;
-    for (const std::string_view key : words_of(held.keys)) {
+    for (const std::string& key : split(held.keys, ' ')) {
       const json* const found = find(key);
       if (found && !(held.values.empty() ? is_nothing(*found) : std::ranges::count(held.values, *found) > 0))
         refuse(key, (held.values.empty() ? "nothing" : held.values[0].dump()) + std::string(held.because), *found);

@@ -1,9 +1,7 @@
 // The header, and the places of the tensors behind it.
 #include "hub/llmc.h"
 
-#include <array>
 #include <cstring>
-#include <fstream>
 
 #include "data/bad_input.h"
 #include "hub/folder.h"
@@ -20,13 +18,7 @@ constexpr std::array kOfLayers{"norm1.weight",     "norm1.bias",     "attn.qkv.w
 
 }  // namespace
 
-bool is_llmc_model(const std::filesystem::path& file) {
-  std::error_code error;
-  int32_t magic = 0;
-  if (!std::filesystem::is_regular_file(file, error)) return false;
-  std::ifstream(file, std::ios::binary).read(reinterpret_cast<char*>(&magic), sizeof(magic));
-  return magic == kModelMagic;
-}
+bool is_llmc_model(const std::filesystem::path& file) { return first_number(file) == kModelMagic; }
 
 LlmcModel::LlmcModel(const std::filesystem::path& file) : what_(file.string()), file_(file) {
   const auto refuse = [&](const std::string& why) { throw InputError(what_ + ": " + why); };

@@ -2,12 +2,7 @@
 // number, a version, the context, the vocabulary, layers, heads, channels and rows of the token table; then the
 // tensors, each kind for all layers, with weights as (out, in) and a table that is filled up below the vocabulary.
 #pragma once
-#include <filesystem>
-#include <map>
-#include <string>
 
-#include "data/files.h"
-#include "models/language_model.h"
 #include "train/checkpoint/state.h"
 
 namespace tessera {

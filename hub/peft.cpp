@@ -3,21 +3,15 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "data/bad_input.h"
-#include "data/files.h"
 #include "data/json.h"
 #include "data/tokenizer/bpe.h"
 #include "hub/config.h"
 #include "hub/folder.h"
 #include "hub/keys.h"
 #include "models/adapters/adapters.h"
-#include "tensor/write_file.h"
 
 namespace tessera {
 namespace fs = std::filesystem;
@@ -93,8 +87,7 @@ std::string plain_adapter_name(const std::string& stored) {
 }  // namespace
 
 bool is_peft_folder(const fs::path& folder) {
-  std::error_code error;
-  return fs::is_regular_file(folder / kAdapterConfig, error) && !fs::exists(folder / "config.toml", error);
+  return is_plain_file(folder / kAdapterConfig) && !is_there(folder / "config.toml");
 }
 
 std::string PeftNames::found(const std::string& layer) const {
@@ -170,8 +163,7 @@ std::vector<PeftTensor> peft_tensors(const ModelConfig& config) {
 PeftFolder::PeftFolder(const fs::path& folder)
     : path_(folder),
       config_(parse_peft_config(read_file(folder / kAdapterConfig), (folder / kAdapterConfig).string(), &notes_)) {
-  std::error_code error;
-  if (!fs::exists(path_ / kFile, error)) refuse_without(path_, std::string("no ") + kFile);
+  if (!is_there(path_ / kFile)) refuse_without(path_, std::string("no ") + kFile);
   file_ = std::make_shared<const Safetensors>(path_ / kFile, true);
   std::string changed;
   for (const TensorBytes& t : file_->tensors()) {
@@ -184,9 +176,8 @@ PeftFolder::PeftFolder(const fs::path& folder)
 
 fs::path PeftFolder::base(const std::optional<std::string>& given) const {
   if (given) return *given;
-  std::error_code error;
   for (const fs::path& at : {fs::path(config_.base), path_ / config_.base})
-    if (!config_.base.empty() && fs::is_directory(at, error)) return at;
+    if (!config_.base.empty() && is_folder(at)) return at;
   bad_input("{}: base_model_name_or_path: expected the folder of a model, found '{}'; --base FOLDER says where it is",
             (path_ / kAdapterConfig).string(), config_.base);
 }
@@ -275,17 +266,6 @@ ModelConfig merged(ModelConfig config) {
   return config;
 }
 
-namespace {
-
-std::vector<float> floats_of(const WholeTensors& source, Linear& matrix) {
-  const Parameter& p = matrix.parameter(matrix.weight);
-  std::vector<float> out(static_cast<size_t>(p.whole.numel()));
-  source(p.name, DType::float32, p.whole)(0, std::as_writable_bytes(std::span(out)));
-  return out;
-}
-
-}  // namespace
-
 WholeTensors merged(const ModelConfig& config, WholeTensors source) {
   const std::shared_ptr<LanguageModel> model = make_model(config);
   std::map<std::string, std::vector<AttachedLora>> adapted;
@@ -299,8 +279,14 @@ WholeTensors merged(const ModelConfig& config, WholeTensors source) {
       const int64_t width = shape[1], count = std::ssize(to) / size_of(dtype);
       std::vector<float> sum(static_cast<size_t>(count));
       source(name, DType::float32, shape)(begin, std::as_writable_bytes(std::span(sum)));
+      const auto floats_of = [&source](Linear& matrix) {
+        const Parameter& p = matrix.parameter(matrix.weight);
+        std::vector<float> out(static_cast<size_t>(p.whole.numel()));
+        source(p.name, DType::float32, p.whole)(0, std::as_writable_bytes(std::span(out)));
+        return out;
+      };
       for (const AttachedLora& one : parts) {
-        const std::vector<float> a = floats_of(source, one.adapter->a), b = floats_of(source, one.adapter->b);
+        const std::vector<float> a = floats_of(one.adapter->a), b = floats_of(one.adapter->b);
         const int64_t rank = one.adapter->a.weight.dim(0), first = one.adapter->first() * width,
                       end = first + one.adapter->b.weight.dim(0) * width;
         for (int64_t i = std::max(begin, first); i < std::min(begin + count, end); ++i) {

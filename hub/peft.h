@@ -1,16 +1,7 @@
 // Adapters in the form of the PEFT library: a folder with adapter_config.json and adapter_model.safetensors, beside the
 // model that it names as its base.
 #pragma once
-#include <filesystem>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "data/safetensors.h"
-#include "models/language_model.h"
 #include "train/checkpoint/state.h"
 
 namespace tessera {

@@ -2,10 +2,8 @@
 #include <utf8proc.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <ctime>
-#include <span>
 
 #include "data/bad_input.h"
 #include "data/jinja/value.h"
@@ -313,7 +311,7 @@ constexpr Builtin kTests[] = {
     {"defined", "value", [](const Call& c) -> Value { return !c.at(0).is<Undefined>(); }},
     {"even odd", "value",
      [](const Call& c) -> Value {
-       return compare(c.work, "==", arithmetic(c.work, '%', c.at(0), int64_t{2}), int64_t{c.name == "odd"});
+       return compare(c.work, "==", operated(c.work, "%", c.at(0), int64_t{2}), int64_t{c.name == "odd"});
      }},
     {"float", "value", is_a<double>},
     {"in", "value seq", [](const Call& c) -> Value { return compare(c.work, "in", c.at(0), c.at(1)); }},

@@ -163,17 +163,15 @@ class Parser {
     std::vector<std::pair<int, Step>> steps;
     for (;; links_ = 0) {
       const size_t begin = at_;
-      size_t open = begin;
-      while (open < s_.size() && (s_[open] != '{' || std::string_view("{%#").find(s_[open + 1]) == std::string::npos))
-        ++open;
-      at_ = open;
+      while (at_ < s_.size() && (s_[at_] != '{' || std::string_view("{%#").find(s_[at_ + 1]) == std::string::npos))
+        ++at_;
       std::string_view text = std::string_view(s_).substr(begin, at_ - begin);
-      const char kind = at_ == s_.size() ? '\0' : s_[open + 1];
+      const char kind = at_ == s_.size() ? '\0' : s_[at_ + 1];
       at_ += kind == '\0' ? 0 : 2;
       const size_t line = text.rfind('\n') + 1;
       const bool begins_line = line > 0 || begin == 0 || s_[begin - 1] == '\n';
-      const bool takes = kind != '\0' && is_any("-"), keeps = is_any("+");
-      at_ += kind != '\0' && (takes || keeps) ? 1 : 0;
+      const bool takes = is_any("-"), keeps = is_any("+");
+      at_ += takes || keeps ? 1 : 0;
       if (takes)
         text = stripped(text, false, true);
       else if (!keeps && (kind == '%' || kind == '#') && begins_line &&
@@ -274,7 +272,7 @@ class Parser {
       bool empty = true;  // also a loop whose bodies all `continue`, as Jinja has it
       for (Flow flow = Flow::on; flow != Flow::broken && *at < items.size(); ++*at) {
         flow = within(work, work.scope, [&] {
-          work.scope->set("loop", known);
+          work.scope->values["loop"] = known;
           assign(work, to, items[*at]);
           return each(work);
         });
@@ -323,7 +321,7 @@ class Parser {
             const auto& [parameter, otherwise] = parameters[i];
             const bool has = i >= c.given.size() && named.contains(*parameter);
             Value missing = otherwise && !has && i >= c.given.size() ? eval(otherwise, work) : Undefined{parameter};
-            work.scope->set(*parameter, i < c.given.size() ? c.given[i] : has ? named[*parameter] : missing);
+            work.scope->values[*parameter] = i < c.given.size() ? c.given[i] : has ? named[*parameter] : missing;
             if (has) named.erase(*parameter);
           }
           if (!named.empty() || c.given.size() > parameters.size())
@@ -333,7 +331,7 @@ class Parser {
         work.line = line;
         return out;
       };
-      work.scope->set(*called, work.keep({.call = expand}));
+      work.scope->values[*called] = work.keep({.call = expand});
       return Flow::on;
     };
   }
@@ -376,9 +374,9 @@ class Parser {
     if (least <= kNot && skip("not")) {
       out = inverted(expression(kNot));
     } else if (is("-") || is("+")) {
-      const char op = s_[at_++];
+      const char* const op = s_[at_++] == '-' ? "-" : "+";
       out = made({expression(kSign)}, [op](Work& work, const Values& v) {
-        return arithmetic(work, op, v[0].is<double>() ? Value(-0.0) : Value(int64_t{0}), v[0]);
+        return operated(work, op, v[0].is<double>() ? Value(-0.0) : Value(int64_t{0}), v[0]);
       });
     } else {
       out = postfix(primary());
@@ -410,11 +408,8 @@ class Parser {
         const Value first = eval(left, work);
         return truth(first) == by_truth ? first : eval(right, work);
       };
-    if (op.second == kCompare)
-      return made({left, right}, [op](Work& work, const Values& v) { return compare(work, op.first, v[0], v[1]); });
-    return made({left, right}, [sign = op.first == "//" ? 'i' : op.first.front()](Work& work, const Values& v) {
-      return arithmetic(work, sign, v[0], v[1]);
-    });
+    return made({left, right},
+                [sign = op.first](Work& work, const Values& v) { return operated(work, sign, v[0], v[1]); });
   }
   Code call(Code callee) {
     return [callee = std::move(callee), arguments = given()](Work& work) {
@@ -453,16 +448,15 @@ class Parser {
     return made(std::move(parts), [](Work& work, const Values& v) { return slice(work, v[0], v[1], v[2], v[3]); });
   }
   Value number() {
-    std::string text(next());
-    at_ += text.size();
-    const bool real = is_any(".") && is_digit(s_[at_ + 1]);
-    if (real) {
-      ++at_;
-      text.append(".").append(next());
-      at_ += next().size();
-    }
-    if (text.find_first_not_of("0123456789.") != std::string::npos)
-      throw InputError("a number of a form that is not known");
+    const size_t begin = at_;
+    const auto skip_digits = [&] {
+      while (is_digit(s_[at_])) ++at_;
+    };
+    skip_digits();
+    const bool real = s_[at_] == '.' && is_digit(s_[at_ + 1]);
+    if (real) ++at_, skip_digits();
+    if (is_letter(s_[at_])) throw InputError("a number of a form that is not known");
+    const std::string text = s_.substr(begin, at_ - begin);
     if (real) return std::strtod(text.c_str(), nullptr);
     int64_t value = 0;
     if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc())
@@ -567,7 +561,7 @@ Template::Template(std::string_view source, std::string what)
 
 Rendered Template::render(Work& work, const Variables& variables) const {
   const auto given = std::make_shared<Scope>();
-  for (const auto& [name, value] : variables) given->set(name, value);
+  for (const auto& [name, value] : variables) given->values[name] = value;
   work.scope = std::make_shared<Scope>(Scope{given});
   try {
     body_(work);

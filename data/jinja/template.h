@@ -10,14 +10,6 @@
 // nothing is changed but a namespace. Anything else is refused with its line. Letters change case one by one, but for
 // the sharp s of `upper`; integers have 64 bits.
 #pragma once
-#include <functional>
-#include <map>
-#include <nlohmann/json_fwd.hpp>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "data/jinja/value.h"
 #include "data/jsonl.h"

@@ -4,7 +4,6 @@
 #include <utf8proc.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -163,11 +162,11 @@ void write(Work& work, std::string& out, const Value& v, const Style& style, int
   }
 }
 
-int64_t of_integers(char op, __int128 a, __int128 b) {
-  __int128 out = op == '+' ? a + b : op == '-' ? a - b : a * b;
-  if (op == 'i' || op == '%') {
+int64_t of_integers(std::string_view op, __int128 a, __int128 b) {
+  __int128 out = op == "+" ? a + b : op == "-" ? a - b : a * b;
+  if (op == "//" || op == "%") {
     const __int128 below = a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
-    out = op == 'i' ? below : a - below * b;
+    out = op == "//" ? below : a - below * b;
   }
   if (out < INT64_MIN || out > INT64_MAX) throw InputError("an integer is beyond 64 bits");
   return static_cast<int64_t>(out);
@@ -350,25 +349,16 @@ Value member(Work& work, const Value& of, const Value& key, bool dotted) {
   }});
 }
 
-void Scope::set(const std::string& name, Value value) {
-  const auto found = std::ranges::find(values, name, &Pairs::value_type::first);
-  if (found == values.end())
-    values.emplace_back(name, std::move(value));
-  else
-    found->second = std::move(value);
-}
-
 void assign(Work& work, const std::vector<Text>& names, const Value& value) {
-  if (names.size() == 1) return work.scope->set(*names[0], value);
+  if (names.size() == 1) return static_cast<void>(work.scope->values.insert_or_assign(*names[0], value));
   Values items = items_of(work, value);
   if (items.size() != names.size()) bad_input("{} values for {} names", items.size(), names.size());
-  for (size_t i = 0; i < items.size(); ++i) work.scope->set(*names[i], std::move(items[i]));
+  for (size_t i = 0; i < items.size(); ++i) work.scope->values[*names[i]] = std::move(items[i]);
 }
 
 Value named_value(Work& work, const Text& name) {
   for (const Scope* s = work.scope.get(); s; s = s->outer.get())
-    for (const auto& [known, value] : s->values)
-      if (known == *name) return value;
+    if (const auto known = s->values.find(*name); known != s->values.end()) return known->second;
   for (const char* const other : {"cycler", "joiner", "lipsum", "self", "super", "varargs", "kwargs"})
     if (*name == other) bad_input("'{}' is not known", other);
   const auto found = find_builtin(Group::globals, *name);
@@ -414,25 +404,26 @@ Value slice(Work& work, const Value& of, const Value& from, const Value& to, con
   return text;
 }
 
-Value arithmetic(Work& work, char op, const Value& a, const Value& b) {
-  if (op == '~') return printed(work, a) + printed(work, b);
+Value operated(Work& work, std::string_view op, const Value& a, const Value& b) {
+  if (std::string_view("+-*///%~").find(op) == std::string_view::npos) return compare(work, op, a, b);
+  if (op == "~") return printed(work, a) + printed(work, b);
   require_plain(a), require_plain(b);
-  if (op == '+' && a.text() && b.text()) return printed(work, a) + printed(work, b);
-  if (op == '+' && is_listed(a) && is_listed(b) && a.sequence()->form == b.sequence()->form) {
+  if (op == "+" && a.text() && b.text()) return printed(work, a) + printed(work, b);
+  if (op == "+" && is_listed(a) && is_listed(b) && a.sequence()->form == b.sequence()->form) {
     Values items = a.sequence()->items;
     items.insert(items.end(), b.sequence()->items.begin(), b.sequence()->items.end());
     return sequence_of(work, std::move(items), a.sequence()->form);
   }
-  if (op == '*' && a.text() && integer(b)) return repeated(work, *a.text(), *integer(b));
-  if (op == '*' && b.text() && integer(a)) return repeated(work, *b.text(), *integer(a));
+  if (op == "*" && a.text() && integer(b)) return repeated(work, *a.text(), *integer(b));
+  if (op == "*" && b.text() && integer(a)) return repeated(work, *b.text(), *integer(a));
   const auto m = number(a), n = number(b);
-  const bool rests = op == '%' || op == 'i', exact = integer(a) && integer(b);
-  const std::string what = fmt::format("the operator {}", op == 'i' ? "//" : std::string(1, op));
+  const bool rests = op == "%" || op == "//", exact = integer(a) && integer(b);
+  const std::string what = fmt::format("the operator {}", op);
   if (!m || !n) refuse(what, a, b);
   if (rests && !exact) throw InputError(what + " is not known of numbers that are no integers");
-  if (*n == 0 && (rests || op == '/')) throw InputError("a division by zero");
-  if (exact && op != '/') return of_integers(op, *integer(a), *integer(b));
-  return op == '+' ? *m + *n : op == '-' ? *m - *n : op == '*' ? *m * *n : *m / *n;
+  if (*n == 0 && (rests || op == "/")) throw InputError("a division by zero");
+  if (exact && op != "/") return of_integers(op, *integer(a), *integer(b));
+  return op == "+" ? *m + *n : op == "-" ? *m - *n : op == "*" ? *m * *n : *m / *n;
 }
 
 }  // namespace tessera::jinja

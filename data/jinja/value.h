@@ -6,12 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
 #include <variant>
-#include <vector>
 
 #include "tensor/error.h"
 
@@ -73,9 +68,7 @@ struct Object {
 // The names that have values at a place of a template.
 struct Scope {
   std::shared_ptr<Scope> outer = nullptr;
-  Pairs values = {};
-
-  void set(const std::string& name, Value value);
+  std::map<std::string, Value> values = {};
 };
 
 struct Rendered {
@@ -132,9 +125,9 @@ Value named_value(Work& work, const Text& name);
 Value loop_attribute(const Values& items, size_t at, const std::string& name);
 // The value of x[from:to:step], each of which may be none.
 Value slice(Work& work, const Value& of, const Value& from, const Value& to, const Value& step);
-// The result of an operator: + - * / % ~, or i for //. Throws InputError as Python does TypeError, for % of a text, for
-// an integer beyond 64 bits, and for // and % of a number that is no integer.
-Value arithmetic(Work& work, char op, const Value& a, const Value& b);
+// The result of an operator: + - * / // % ~, or a comparison. Throws InputError as Python does TypeError, for % of a
+// text, for an integer beyond 64 bits, and for // and % of a number that is no integer.
+Value operated(Work& work, std::string_view op, const Value& a, const Value& b);
 
 // How values are written: as Python's repr() does, or as JSON.
 struct Style {

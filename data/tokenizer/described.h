@@ -2,18 +2,7 @@
 // which serve byte-level BPE with any pattern, BPE over characters with bytes to fall back on, as Llama 2 and Mistral
 // have it, and our own tokenizers.
 #pragma once
-#include <array>
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <memory>
 #include <nlohmann/json_fwd.hpp>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <unordered_map>
-#include <vector>
 
 #include "data/tokenizer.h"
 #include "data/tokenizer/bpe.h"
@@ -85,12 +74,11 @@ class AddedTokens {
   void split(std::string_view text, bool special, const std::function<void(std::string_view, int32_t)>& f) const;
 
  private:
-  // The longest token at the beginning of the text, and its length.
-  std::pair<AddedToken, size_t> longest(std::string_view text) const;
+  // The longest token at the beginning of the text, or the end.
+  std::map<std::string, AddedToken, std::less<>>::const_iterator longest(std::string_view text) const;
 
-  std::vector<AddedToken> nodes_{1};                 // a tree by bytes; 0 is the root
-  std::unordered_map<uint64_t, uint64_t> children_;  // by the node and the byte
-  std::array<bool, 256> begins_{};
+  std::map<std::string, AddedToken, std::less<>> tokens_;
+  std::array<bool, 256> begins_{};  // whether one begins with the byte
 };
 
 }  // namespace hub
@@ -99,15 +87,11 @@ class DescribedTokenizer : public Tokenizer {
  public:
   int64_t vocab_size() const override { return std::ssize(d_.tokens); }
   // Cost: the pieces, and n log n in the bytes of a piece that was not met before; memory grows with the new pieces.
-  std::vector<int32_t> encode(std::string_view text) const override { return encode_with(text, {}); }
   std::vector<int32_t> encode_with(std::string_view text, const EncodeOptions& options) const override;
   std::string decode(std::span<const int32_t> tokens) const override;
   std::string bytes_of(int32_t token) const override { return text_of(token); }
   std::span<const int32_t> beginning() const override { return d_.before; }
-  std::optional<int32_t> bos() const override { return bos_; }
-  std::optional<int32_t> document_end() const override { return eos_; }
   std::optional<int32_t> special(std::string_view name) const override;
-  std::string_view kind() const override { return kind_; }
 
  protected:
   // `what` names the file of the added tokens in messages.
@@ -116,7 +100,6 @@ class DescribedTokenizer : public Tokenizer {
   const std::string& text_of(int32_t token) const;
 
   hub::Description d_;
-  std::optional<int32_t> bos_, eos_;
 
  private:
   std::string_view normalized(std::string_view part, bool prefixed, bpe::Matching& matching, std::string& room) const;
@@ -126,7 +109,6 @@ class DescribedTokenizer : public Tokenizer {
   void encode_piece(std::string_view piece, std::vector<int32_t>& symbols, std::vector<int32_t>& out) const;
   void split_symbols(std::string_view piece, std::vector<int32_t>& symbols) const;
 
-  std::string_view kind_;
   hub::AddedTokens written_, normal_;  // those that stand in a text as it is, and in the normalised one
   hub::Ids names_;                     // the added tokens by name
 };
@@ -236,6 +218,9 @@ class HubTokenizer final : public DescribedTokenizer {
   std::string chat_template_;
   std::optional<int32_t> pad_;
 };
+
+// A special token in the list of a tokenizer.json.
+nlohmann::json special_token(const nlohmann::json& id, const std::string& content);
 
 // A file of a tokenizer, which is refused where it is larger than any tokenizer's.
 std::string read_tokenizer_file(const std::filesystem::path& file);

@@ -14,8 +14,6 @@ using hub::kMark;
 
 namespace {
 
-uint64_t child_key(uint64_t node, char byte) { return node << 8 | static_cast<uint8_t>(byte); }
-
 bool is_ascii(char c) { return static_cast<unsigned char>(c) < 0x80; }
 
 // Marks in order of class, by our own stable sort: the library's takes the square of their number.
@@ -163,41 +161,32 @@ class KnownPieces {
 }  // namespace
 
 void hub::AddedTokens::add(std::string_view content, const AddedToken& token) {
-  uint64_t node = 0;
-  for (const char byte : content) {
-    const auto [child, made] = children_.emplace(child_key(node, byte), nodes_.size());
-    if (made) nodes_.emplace_back();
-    node = child->second;
-  }
-  nodes_[node] = token;
+  tokens_[std::string(content)] = token;
   begins_[static_cast<uint8_t>(content.at(0))] = true;
 }
 
-std::pair<hub::AddedToken, size_t> hub::AddedTokens::longest(std::string_view text) const {
-  std::pair<AddedToken, size_t> best;
-  uint64_t node = 0;
-  for (size_t length = 1; length <= text.size(); ++length) {
-    const auto child = children_.find(child_key(node, text[length - 1]));
-    if (child == children_.end()) break;
-    node = child->second;
-    if (nodes_[node].token >= 0) best = {nodes_[node], length};
+// A token at the text's beginning is, among all tokens in order, the one before the text, or the beginning of that one.
+std::map<std::string, hub::AddedToken, std::less<>>::const_iterator hub::AddedTokens::longest(
+    std::string_view text) const {
+  for (auto found = tokens_.upper_bound(text); found != tokens_.begin(); found = tokens_.upper_bound(text)) {
+    const std::string& before = (--found)->first;
+    if (text.starts_with(before)) return found;
+    text = text.substr(0, static_cast<size_t>(std::ranges::mismatch(text, before).in1 - text.begin()));
   }
-  return best;
+  return tokens_.end();
 }
 
 void hub::AddedTokens::split(std::string_view text, bool special,
                              const std::function<void(std::string_view, int32_t)>& f) const {
-  size_t begin = 0;                                              // the text from here on no token has taken
-  for (size_t at = 0; at < text.size() && nodes_.size() > 1;) {  // only a root: there are none
-    if (!begins_[static_cast<uint8_t>(text[at])]) {
+  size_t begin = 0;  // the text from here on no token has taken
+  for (size_t at = 0; at < text.size() && !tokens_.empty();) {
+    const auto one = begins_[static_cast<uint8_t>(text[at])] ? longest(text.substr(at)) : tokens_.end();
+    if (one == tokens_.end()) {
       ++at;
       continue;
     }
-    const auto [found, length] = longest(text.substr(at));
-    if (found.token < 0) {
-      ++at;
-      continue;
-    }
+    const AddedToken& found = one->second;
+    const size_t length = one->first.size();
     const std::string_view before = text.substr(0, at), behind = text.substr(at + length);
     if ((special || !found.special) && (!found.single_word || (!word_at_end(before) && !word_at_begin(behind)))) {
       const size_t from = found.left ? std::max(stripped(before, false, true, is_white_space).size(), begin) : at;
@@ -212,7 +201,7 @@ void hub::AddedTokens::split(std::string_view text, bool special,
 }
 
 DescribedTokenizer::DescribedTokenizer(std::string_view kind, hub::Description d, const std::string& what)
-    : d_(std::move(d)), kind_(kind) {
+    : Tokenizer(kind), d_(std::move(d)) {
   for (const auto& [content, t] : d_.added) {
     if (!names_.emplace(content, t.token).second) bad_input("{}: the added token '{}' appears twice", what, content);
     std::string room;

@@ -1,9 +1,7 @@
 // Reading the files of a Hugging Face tokenizer: the parts of tokenizer.json, and those of the files beside it.
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "data/bad_input.h"
 #include "data/files.h"
@@ -30,13 +28,10 @@ bool flag(const Json& json, const char* key, bool otherwise, const std::string& 
 // The byte of a token like "<0x0A>".
 std::optional<uint8_t> byte_of(std::string_view spelling) {
   if (spelling.size() != 6 || !spelling.starts_with("<0x") || spelling[5] != '>') return std::nullopt;
-  int value = 0;
-  for (const char c : spelling.substr(3, 2)) {
-    const size_t digit = std::string_view("0123456789ABCDEF").find(c);
-    if (digit == std::string_view::npos) return std::nullopt;
-    value = value * 16 + static_cast<int>(digit);
-  }
-  return static_cast<uint8_t>(value);
+  constexpr std::string_view kDigits = "0123456789ABCDEF";
+  const size_t high = kDigits.find(spelling[3]), low = kDigits.find(spelling[4]);
+  if (std::max(high, low) == std::string_view::npos) return std::nullopt;
+  return static_cast<uint8_t>(16 * high + low);
 }
 
 bool is_blank(const Json& text) { return text.is_string() && text.get_ref<const std::string&>().empty(); }
@@ -82,14 +77,10 @@ class Model {
     if (d_.byte_level) return bpe::unspell(spelling).value_or(spelling);
     if (const auto byte = byte_of(spelling); byte && d_.byte_fallback) return std::string(1, static_cast<char>(*byte));
     if (!d_.marks_are_spaces) return spelling;
-    std::string out;
-    for (size_t from = 0;;) {
-      const size_t mark = spelling.find(kMark, from);
-      out += spelling.substr(from, mark - from);
-      if (mark == std::string::npos) return out;
-      out += ' ';
-      from = mark + kMark.size();
-    }
+    std::string out = spelling;
+    for (size_t mark = out.find(kMark); mark != std::string::npos; mark = out.find(kMark, mark))
+      out.replace(mark, kMark.size(), " ");
+    return out;
   }
 
   // The place of a token's number, which must be free.
@@ -198,6 +189,10 @@ class Model {
 
 // The normalizer, the pre-tokenizer, the decoder and the post-processor.
 class Steps {
+  using Split = bpe::Split;
+  using enum bpe::Behaviour;
+  using enum Change::Kind;
+
  public:
   Steps(const std::string& what, Description& d) : what_(what), d_(d) {}
 
@@ -207,14 +202,14 @@ class Steps {
     if (type == "Sequence") {
       for (const Json& part : parts(step, "normalizers")) normalizer(part);
     } else if (type == "Strip") {
-      if (flag(step, "strip_left", true, what_)) d_.changes.push_back({Change::Kind::strip_left});
-      if (flag(step, "strip_right", true, what_)) d_.changes.push_back({Change::Kind::strip_right});
+      if (flag(step, "strip_left", true, what_)) d_.changes.push_back({strip_left});
+      if (flag(step, "strip_right", true, what_)) d_.changes.push_back({strip_right});
     } else if (const auto known = named(kChanges, type)) {
-      const Json& text = value_at(step, *known == Change::Kind::prepend ? "prepend" : "content");
-      const bool has_text = *known == Change::Kind::prepend || *known == Change::Kind::replace;
+      const Json& text = value_at(step, *known == prepend ? "prepend" : "content");
+      const bool has_text = *known == prepend || *known == replace;
       if (has_text && !text.is_string()) unknown("normalizer", step, "a text to put in");
       d_.changes.push_back({*known, has_text ? text.get<std::string>() : "",
-                            *known == Change::Kind::replace ? std::optional(pattern(step)) : std::nullopt});
+                            *known == replace ? std::optional(pattern(step)) : std::nullopt});
     } else {
       unknown("normalizer", step, "NFC, NFD, NFKC, NFKD, Lowercase, StripAccents, Strip, Prepend or Replace");
     }
@@ -235,25 +230,21 @@ class Steps {
     } else if (type == "Split") {
       d_.cuts.push_back(pattern(step, behaviour(step), flag(step, "invert", false, what_)));
     } else if (type == "Digits") {
-      d_.cuts.push_back(bpe::Split::of_regex("\\p{N}", flag(step, "individual_digits", false, what_)
-                                                           ? bpe::Behaviour::isolated
-                                                           : bpe::Behaviour::contiguous));
+      const bool single = flag(step, "individual_digits", false, what_);
+      d_.cuts.push_back(Split::of_regex("\\p{N}", single ? isolated : contiguous));
     } else if (type == "Punctuation") {
-      d_.cuts.push_back(bpe::Split::of_regex(R"([\p{P}$+<=>^`|~])", behaviour(step)));
+      d_.cuts.push_back(Split::of_regex(R"([\p{P}$+<=>^`|~])", behaviour(step)));
     } else if (type == "Whitespace") {
-      d_.cuts.push_back(
-          bpe::Split::of_regex(fmt::format(R"([{0}]+|[^{0}\s]+)", bpe::kLibraryWord), bpe::Behaviour::removed, true));
+      d_.cuts.push_back(Split::of_regex(fmt::format(R"([{0}]+|[^{0}\s]+)", bpe::kLibraryWord), removed, true));
     } else if (type == "WhitespaceSplit") {
-      d_.cuts.push_back(bpe::Split::of_regex("\\s", bpe::Behaviour::removed));
+      d_.cuts.push_back(Split::of_regex("\\s", removed));
     } else if (type == "CharDelimiterSplit" && value_at(step, "delimiter").is_string()) {
-      d_.cuts.push_back(
-          bpe::Split::of_text(value_at(step, "delimiter").get_ref<const std::string&>(), bpe::Behaviour::removed));
+      d_.cuts.push_back(Split::of_text(value_at(step, "delimiter").get_ref<const std::string&>(), removed));
     } else if (type == "Metaspace" && value_at(step, "replacement") == kMark && d_.cuts.empty()) {
       metaspace_ = true;
-      d_.changes.push_back({Change::Kind::replace, std::string(kMark), bpe::Split::of_text(" ")});
+      d_.changes.push_back({replace, std::string(kMark), Split::of_text(" ")});
       d_.prefix_mark = prefix(step);
-      if (flag(step, "split", true, what_))
-        d_.cuts.push_back(bpe::Split::of_text(kMark, bpe::Behaviour::merged_with_next));
+      if (flag(step, "split", true, what_)) d_.cuts.push_back(Split::of_text(kMark, merged_with_next));
     } else {
       unknown("pre_tokenizer", step,
               "ByteLevel, Split, Digits, Punctuation, Whitespace, WhitespaceSplit, CharDelimiterSplit, or Metaspace "
@@ -315,24 +306,23 @@ class Steps {
     d_.byte_level = true;
     d_.prefix_space = flag(step, "add_prefix_space", true, what_);
     if (d_.prefix_space && !d_.cuts.empty()) unknown("pre_tokenizer", step, "add_prefix_space false behind others");
-    if (flag(step, "use_regex", true, what_)) d_.cuts.push_back(bpe::Split::of_regex(bpe::kGpt2));
+    if (flag(step, "use_regex", true, what_)) d_.cuts.push_back(Split::of_regex(bpe::kGpt2));
   }
 
-  static constexpr std::pair<std::string_view, Change::Kind> kChanges[] = {
-      {"NFC", Change::Kind::nfc},
-      {"NFD", Change::Kind::nfd},
-      {"NFKC", Change::Kind::nfkc},
-      {"NFKD", Change::Kind::nfkd},
-      {"Lowercase", Change::Kind::lowercase},
-      {"StripAccents", Change::Kind::strip_accents},
-      {"Prepend", Change::Kind::prepend},
-      {"Replace", Change::Kind::replace}};
+  static constexpr std::pair<std::string_view, Change::Kind> kChanges[] = {{"NFC", nfc},
+                                                                           {"NFD", nfd},
+                                                                           {"NFKC", nfkc},
+                                                                           {"NFKD", nfkd},
+                                                                           {"Lowercase", lowercase},
+                                                                           {"StripAccents", strip_accents},
+                                                                           {"Prepend", prepend},
+                                                                           {"Replace", replace}};
   static constexpr std::pair<std::string_view, bpe::Behaviour> kBehaviours[] = {
-      {"Isolated", bpe::Behaviour::isolated},
-      {"Removed", bpe::Behaviour::removed},
-      {"MergedWithPrevious", bpe::Behaviour::merged_with_previous},
-      {"MergedWithNext", bpe::Behaviour::merged_with_next},
-      {"Contiguous", bpe::Behaviour::contiguous}};
+      {"Isolated", isolated},
+      {"Removed", removed},
+      {"MergedWithPrevious", merged_with_previous},
+      {"MergedWithNext", merged_with_next},
+      {"Contiguous", contiguous}};
 
   template <class T, size_t N>
   static std::optional<T> named(const std::pair<std::string_view, T> (&known)[N], const Json& name) {
@@ -347,13 +337,13 @@ class Steps {
     return *known;
   }
 
-  bpe::Split pattern(const Json& step, bpe::Behaviour how = bpe::Behaviour::isolated, bool invert = false) const {
+  Split pattern(const Json& step, bpe::Behaviour how = isolated, bool invert = false) const {
     const Json& said = value_at(step, "pattern");
     const Json &regex = value_at(said, "Regex"), &text = value_at(said, "String");
-    if (text.is_string()) return bpe::Split::of_text(text.get_ref<const std::string&>(), how, invert);
+    if (text.is_string()) return Split::of_text(text.get_ref<const std::string&>(), how, invert);
     if (!regex.is_string()) unknown("step", step, "a 'pattern' with a Regex or a String");
     try {
-      return bpe::Split::of_regex(regex.get_ref<const std::string&>(), how, invert);
+      return Split::of_regex(regex.get_ref<const std::string&>(), how, invert);
     } catch (const Error& e) {
       bad_input("{}: the pattern {} cannot be run: {}", what_, shown(regex), e.what());
     }
@@ -468,10 +458,9 @@ bool HubTokenizer::is_file(std::string_view name) {
 std::unique_ptr<HubTokenizer> HubTokenizer::load(const std::filesystem::path& folder, std::string text,
                                                  const Json& json) {
   Files files{{kTokenizer, std::move(text)}};
-  std::error_code error;
   for (const char* const name : {kConfig, kNames, kTemplate, kGeneration})
-    if (std::filesystem::exists(folder / name, error)) files.emplace(name, read_tokenizer_file(folder / name));
-  if (const std::filesystem::path model = folder / "config.json"; std::filesystem::exists(model, error)) {
+    if (is_there(folder / name)) files.emplace(name, read_tokenizer_file(folder / name));
+  if (const std::filesystem::path model = folder / "config.json"; is_there(model)) {
     const Json config = parse_json(read_tokenizer_file(model), model.string(), JsonFile::others);
     Json settings = Json::object(), named = Json::object();
     if (const auto found = files.find(kGeneration); found != files.end())
@@ -520,8 +509,7 @@ void HubTokenizer::read_config(const std::string& what) {
 std::optional<int32_t> HubTokenizer::named(const Json& config, const char* key, const std::string& what,
                                            bool needed) const {
   const Json &value = value_at(config, key), &name = name_at(config, key);
-  if (value.is_null()) return {};
-  if (!name.is_string() && !needed) return {};
+  if (value.is_null() || (!needed && !name.is_string())) return {};
   if (!name.is_string()) bad_input("{}: '{}' must name a token, not {}", what, key, shown(value));
   if (const auto token = special(name.get_ref<const std::string&>())) return token;
   const auto found = d_.vocab.find(name.get_ref<const std::string&>());

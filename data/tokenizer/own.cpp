@@ -119,27 +119,17 @@ Description of_merges(std::vector<std::string> tokens, const std::vector<BpeToke
 std::map<std::string, std::string> library_files(const Tokenizer& tokenizer, const Json& vocab,
                                                  const Json& merges = Json::array(),
                                                  const std::vector<std::string>& special = {}) {
-  const bool by_bytes = tokenizer.kind() != "char";
-  const Json bytes = {{"type", "ByteLevel"},
-                      {"add_prefix_space", false},
-                      {"trim_offsets", true},
-                      {"use_regex", tokenizer.kind() == "bpe"}};
-  Json model = {{"type", "BPE"}, {"vocab", vocab}, {"merges", merges}}, added = Json::array();
-  for (const char* const none : {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"})
-    model[none] = nullptr;
-  for (const char* const no : {"fuse_unk", "byte_fallback", "ignore_merges"}) model[no] = false;
-  for (const std::string& token : special)
-    added.push_back({{"id", vocab[token]},
-                     {"content", token},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false},
-                     {"special", true}});
-  Json file = {{"version", "1.0"}, {"added_tokens", added}, {"model", model}};
-  for (const char* const none : {"truncation", "padding", "normalizer", "post_processor"}) file[none] = nullptr;
-  file["pre_tokenizer"] = by_bytes ? bytes : Json();
-  file["decoder"] = by_bytes ? bytes : Json{{"type", "Fuse"}};
+  Json file = Json::parse(R"({"version": "1.0", "truncation": null, "padding": null, "normalizer": null,
+      "pre_tokenizer": null, "post_processor": null, "decoder": {"type": "Fuse"}, "added_tokens": [],
+      "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false}})");
+  file["model"].update({{"vocab", vocab}, {"merges", merges}});
+  for (const std::string& token : special) file["added_tokens"].push_back(special_token(vocab[token], token));
+  if (tokenizer.kind() != "char")
+    file["decoder"] = file["pre_tokenizer"] = {{"type", "ByteLevel"},
+                                               {"add_prefix_space", false},
+                                               {"trim_offsets", true},
+                                               {"use_regex", tokenizer.kind() == "bpe"}};
   Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
   if (const auto end = tokenizer.document_end()) config["eos_token"] = tokenizer.decode(std::span(&*end, 1));
   return {{"tokenizer.json", file.dump() + "\n"},
@@ -159,14 +149,9 @@ struct Pair {
   std::vector<int32_t> words;  // those that may contain it, ascending
 };
 
-struct Candidate {
-  int64_t count;
-  uint64_t pair;
-  // A heap has the best at its top: the highest count, then the smallest pair.
-  bool operator<(const Candidate& other) const {
-    return count != other.count ? count < other.count : pair > other.pair;
-  }
-};
+// A count, and a pair's key with all bits turned round: a heap has the highest count, then the smallest pair at its
+// top.
+using Candidate = std::pair<int64_t, uint64_t>;
 
 BpeTokenizer::Merge of_key(uint64_t key) {
   return {static_cast<int32_t>(key >> 32), static_cast<int32_t>(key & 0xFFFFFFFF)};
@@ -178,22 +163,21 @@ class Trainer {
     for (const uint8_t byte : bpe::bytes_in_order()) add_token(std::string(1, static_cast<char>(byte)));
     count_words(text);
     for (size_t w = 0; w < words_.size(); ++w) add_pairs(static_cast<int32_t>(w), nullptr);
-    for (const auto& [key, pair] : pairs_) heap_.push({pair.count, key});
+    for (const auto& [key, pair] : pairs_) heap_.push({pair.count, ~key});
   }
 
   // Makes one merge; false when no pair occurs `least` times.
   bool step(int64_t least) {
     while (!heap_.empty()) {
-      const Candidate best = heap_.top();
+      const auto [count, turned] = heap_.top();
       heap_.pop();
-      Pair& pair = pairs_.at(best.pair);
-      if (best.count != pair.count) {  // the count went down since it was pushed
-        if (pair.count > 0) heap_.push({pair.count, best.pair});
+      const Pair& pair = pairs_.at(~turned);
+      if (count != pair.count) {  // the count went down since it was pushed
+        if (pair.count > 0) heap_.push({pair.count, turned});
         continue;
       }
-      if (best.count < least) return false;
-      merge(best.pair);
-      return true;
+      if (count >= least) merge(~turned);
+      return count >= least;
     }
     return false;
   }
@@ -251,7 +235,7 @@ class Trainer {
     changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
     for (const uint64_t pair : changed)
       if (const BpeTokenizer::Merge m = of_key(pair); m.left == result || m.right == result)
-        heap_.push({pairs_.at(pair).count, pair});
+        heap_.push({pairs_.at(pair).count, ~pair});
   }
 
   // Joins the pair in one word, from left to right.
@@ -281,6 +265,12 @@ class Trainer {
 };
 
 }  // namespace
+
+Json special_token(const Json& id, const std::string& content) {
+  Json token{{"id", id}, {"content", content}, {"special", true}};
+  for (const char* const no : {"single_word", "lstrip", "rstrip", "normalized"}) token[no] = false;
+  return token;
+}
 
 ByteTokenizer::ByteTokenizer() : DescribedTokenizer("bytes", of_bytes()) {}
 
@@ -321,9 +311,7 @@ CharTokenizer CharTokenizer::from_json(const Json& json, const std::string& what
 }
 
 CharTokenizer CharTokenizer::of_text(std::string_view text, const std::string& what) {
-  std::set<char32_t> found;
-  char32_t last = 0x110000;  // none: most characters of a text are known already
-  std::array<bool, 128> ascii{};
+  std::vector<bool> found(0x110000);
   for (size_t position = 0; position < text.size();) {
     const size_t at = position;
     const std::optional<char32_t> c = next_code_point(text, position);
@@ -332,16 +320,13 @@ CharTokenizer CharTokenizer::of_text(std::string_view text, const std::string& w
           "{} is not UTF-8 (invalid byte 0x{:02x} at offset {}), which `tokenizer` char needs; `tokenizer` bytes takes "
           "any encoding",
           what, static_cast<uint8_t>(text[at]), at);
-    if (*c < 128) {
-      ascii[*c] = true;
-    } else if (*c != last) {
-      found.insert(last = *c);
-    }
+    found[*c] = true;
   }
-  for (char32_t c = 0; c < 128; ++c)
-    if (ascii[c]) found.insert(c);
-  if (found.empty()) bad_input("{} is empty; expected a text", what);
-  return CharTokenizer(std::vector<char32_t>(found.begin(), found.end()));
+  std::vector<char32_t> characters;
+  for (char32_t c = 0; c < found.size(); ++c)
+    if (found[c]) characters.push_back(c);
+  if (characters.empty()) bad_input("{} is empty; expected a text", what);
+  return CharTokenizer(std::move(characters));
 }
 
 std::vector<int32_t> CharTokenizer::encode_with(std::string_view text, const EncodeOptions&) const {
