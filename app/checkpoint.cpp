@@ -229,13 +229,9 @@ void quantize(const CheckpointOptions& o) {
     HubWeights weights{.dtype = from.dtype, .tensors = from.tensors, .stored = from.dtype, .gptq = {.group = o.group}};
     launch(ranks_of("checkpoint", model.run, model.job.plan), [&](Communicator& world) {
       const std::unique_ptr<Trainer> part = part_of(model, world);
-      try {
-        for (QuantizedWeight& w : quantize_layers(part->model(), text.rows.get(), options,
-                                                  [&](const QuantizedWeight& one) { say(one, text.rows != nullptr); }))
-          weights.codes.emplace(w.name, std::move(w.matrix));
-      } catch (const FieldError& e) {
-        throw Error(fmt::format("--{}: {}", e.field(), std::string(e.what()).substr(e.field().size() + 4)), e.status());
-      }
+      for (QuantizedWeight& w : quantize_layers(part->model(), text.rows.get(), options,
+                                                [&](const QuantizedWeight& one) { say(one, text.rows != nullptr); }))
+        weights.codes.emplace(w.name, std::move(w.matrix));
     });
     write_hub_folder(made, from.config, weights);
     write_tokenizer(made, *model.tokenizer);
@@ -400,7 +396,7 @@ void inspect(const CheckpointOptions& o) {
 
 }  // namespace
 
-int run_checkpoint(const CheckpointOptions& o) {
+int run(const CheckpointOptions& o) {
   using Way = CheckpointOptions::Way;
   if (o.way == Way::import) import_model(o);
   if (o.way == Way::write) export_model(o);

@@ -135,17 +135,11 @@ LaunchOptions ranks_of(const std::string& command, const TrainOptions& o, const 
 
 void check_plan(const TrainOptions& o) {
   const Job s = job_of(o);
-  try {
-    Findings found;
-    found.check([&] { check_backend(s.plan, std::max(o.ranks.value_or(1), s.plan.ranks())); });
-    found.check([&] { check_ranks(o, s.plan); });
-    found.check([&] { check(s, o.trace); });
-    found.raise();
-  } catch (const InputError& e) {
-    throw_of_option("schedule", schedule_name(o.plan), e);
-  } catch (const Error& e) {
-    throw_with_options(e);
-  }
+  Findings found;
+  found.check([&] { check_backend(s.plan, std::max(o.ranks.value_or(1), s.plan.ranks())); });
+  found.check([&] { check_ranks(o, s.plan); });
+  found.check([&] { check(s, o.trace); });
+  in_options([&] { of_option("schedule", schedule_name(o.plan), [&] { found.raise(); }); });
 }
 
 namespace {

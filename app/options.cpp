@@ -341,7 +341,6 @@ void TrainOptions::Said::say(const std::string& text) const {
   std::ranges::replace(word, '_', '-');
   set_option(options, word, text);
 }
-std::string TrainOptions::Said::number(double value) { return fmt::format("{}", value); }
 
 void forget(TrainOptions& o, const std::vector<std::string_view>& names) {
   TrainOptions usual;
@@ -404,7 +403,7 @@ std::string to_toml(const TrainOptions& options) {
 std::string with_options(const std::string& message) {
   static const std::set<std::string> known = [] {
     TrainOptions run;
-    std::set<std::string> names{"hardware", "software", "defect", "figure"};  // options of plan, verify and report
+    std::set<std::string> names{"hardware", "software", "defect", "figure", "group"};  // of other commands
     for (const Setting& s : settings_of(run))
       if (s.field.in_words) names.insert(s.word());
     return names;

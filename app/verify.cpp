@@ -257,7 +257,7 @@ std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& pl
 
 }  // namespace
 
-int run_verify(const VerifyOptions& options) {
+int run(const VerifyOptions& options) {
   const TrainOptions& o = options.run;
   if (options.defect == "list") {
     print(defect_list());

@@ -257,7 +257,7 @@ std::unique_ptr<explore::Server> server_for(const ExploreOptions& o) {
 
 }  // namespace
 
-int run_explore(const ExploreOptions& o) {
+int run(const ExploreOptions& o) {
   const std::unique_ptr<explore::Server> server = server_for(o);
   const bool moved = !o.port && server->port() != kUsualPort;
   print(fmt::format("{}http://127.0.0.1:{}/ shows the planner until Ctrl-C ends it\n",

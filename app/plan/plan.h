@@ -8,17 +8,29 @@
 #include <string>
 #include <vector>
 
-#include "app/plan_question.h"
+#include "app/options.h"
 #include "app/report/drawing.h"
 #include "planner/machine.h"
 #include "planner/measured.h"
 #include "planner/recommend.h"
+#include "planner/search.h"
 #include "train/job.h"
 
 namespace tessera {
 
-// Prints one JSON object for each line of the file, in order. Throws Error and InputError that name the line.
-int predict_cases(const std::string& path);
+struct PlanQuestion {
+  planner::Question question;
+  std::string model;  // the user's name for it
+  // Bytes that a rank can use.
+  double memory() const { return question.hardware.memory_bytes - question.hardware.reserved_bytes; }
+};
+
+// The usual vocabulary: for a preset that of its tokenizer, which is characters or GPT-2's.
+int64_t usual_vocab(std::string_view preset);
+
+// Throws Error (usage) in the words of the options, or that names the file, for what cannot be; InputError for a file
+// that cannot be read.
+PlanQuestion question_of(const PlanOptions& options);
 
 // This machine as the planner knows it: what was measured here and kept, or is measured now.
 
@@ -27,8 +39,6 @@ int predict_cases(const std::string& path);
 std::shared_ptr<const planner::Machine> kept_here();
 // It, measured where there is none or where it shall be `again`; standard error says what is done and why.
 std::shared_ptr<const planner::Machine> measured_here(bool again);
-// The figures that a person looks for first, and where the others are.
-std::string machine_words(const planner::Machine& machine);
 
 // Seconds of the job's step; nothing for a run that was not measured: on GPUs, of processes, without steps in common.
 std::optional<double> predicted_step(const planner::Machine& machine, const Job& job);
@@ -40,14 +50,6 @@ struct MeasuredPlan {
   planner::Layout layout = {};
   std::vector<planner::Compared> parts = {};
 };
-
-// Throws Error (usage) for a number that the ranking has not.
-std::vector<MeasuredPlan> measure_plans(const planner::Question& question, const planner::Answer& found,
-                                        const std::vector<int64_t>& numbers);
-
-std::string measured_text(const MeasuredPlan& plan);
-// {"event": "measured", "number": 1, "parts": [{"part": .., "predicted": .., "measured": .., "off": ..}, ..]}
-nlohmann::ordered_json measured_json(const MeasuredPlan& plan);
 
 // --- answers ---
 

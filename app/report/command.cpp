@@ -12,7 +12,7 @@
 #include "app/job_of.h"
 #include "app/options.h"
 #include "app/output.h"
-#include "app/plan_question.h"
+#include "app/plan/plan.h"
 #include "app/report/report.h"
 #include "app/run/directory.h"
 #include "app/trace/timeline.h"
@@ -39,15 +39,11 @@ Job checked_job(const TrainOptions& o) {
         "--dp-mode: expected a strategy whose ranks make steps together, found ps-async; only a run shows its steps");
   Job job = job_of(o);
   if (job.model.vocab == 0) job.model.vocab = usual_vocab(o.model);
-  try {
+  in_options([&] {
     check_sizes(job);
     check(job.plan);
     check_layout(job.plan, job.model, job.optim.batch);
-  } catch (const InputError&) {
-    throw;
-  } catch (const Error& e) {
-    throw Error(with_options(e.what()), e.status());
-  }
+  });
   if (job.plan.ranks() > kMostPlanned)
     throw Error(fmt::format("--ranks: expected at most {} to draw, found {}", kMostPlanned, job.plan.ranks()));
   return job;
@@ -192,7 +188,7 @@ void check(const ReportOptions& o) {
 
 }  // namespace
 
-int run_report(const ReportOptions& o) {
+int run(const ReportOptions& o) {
   check(o);
   const std::string made = content(o);
   if (o.format == "text" || (o.runs.empty() && !o.out)) {

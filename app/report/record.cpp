@@ -1,6 +1,4 @@
 // Reading what `train --trace` wrote, believing none of it before it was looked at.
-#include "app/report/record.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "app/report/report.h"
 #include "app/train/output.h"
 #include "data/files.h"
 #include "data/json.h"

@@ -268,7 +268,7 @@ std::string sample_of_saved(const Run& run, const ModelConfig& config) {
   return run.dataset.val_examples ? written : whole_sentences(written);
 }
 
-int run_train(const TrainOptions& asked) {
+int run(const TrainOptions& asked) {
   TrainOptions o = asked;
   if (o.sizes.lora.rank > 0 && !o.init)
     throw Error("--lora-rank: expected --init, the model that adapters are for; found none");
