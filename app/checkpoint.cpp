@@ -43,15 +43,15 @@ void make_model_folder(const std::string& out, const std::function<void(const fs
   const auto refuse = [&] {
     throw OutputError(fmt::format("--out: {} exists already; expected a new name", folder.string()));
   };
-  std::error_code error;
-  if (fs::exists(folder, error)) refuse();
+  if (is_there(folder)) refuse();
   make_directories(folder.parent_path());
   const TemporaryDirectory beside(folder);
   const fs::path made = beside.path() / "model";
   make_directories(made);
   fill(made);
+  std::error_code error;
   fs::rename(made, folder, error);
-  if (error && fs::exists(folder)) refuse();
+  if (error && is_there(folder)) refuse();
   if (error) throw OutputError(fmt::format("cannot make {}: {}", folder.string(), error.message()));
 }
 
@@ -70,7 +70,7 @@ void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const s
   for (const auto& [name, text] : tokenizer.files())
     write_file(folder / name, name == "generation_config.json" ? settings.dump(2) + "\n" : text);
   const fs::path model = folder / "config.json";
-  if (std::error_code error; !fs::exists(model, error)) return;
+  if (!is_there(model)) return;
   nlohmann::ordered_json config = nlohmann::ordered_json::parse(read_file(model));
   if (config["model_type"] == "qwen2" && !is_qwen2s(tokenizer))
     say_notes(
@@ -165,7 +165,7 @@ void reshard(const CheckpointOptions& o) {
                     saved, ranks[r], saved.files()[0]->metadata(), whole);
   }
   for (const char* name : {"tokenizer.json", "pushes.txt", "pulled.safetensors"})
-    if (std::error_code error; fs::exists(from.path / name, error)) fs::copy_file(from.path / name, made.path() / name);
+    if (is_there(from.path / name)) fs::copy_file(from.path / name, made.path() / name);
   write_file(made.path() / "config.toml", to_toml(run));
   directory.write_config(run);
   made.finish(from.about, 1);
@@ -248,9 +248,7 @@ DType stored_in(const CheckpointOptions& o, DType found) {
 }
 
 std::unique_ptr<Tokenizer> tokenizer_for(const CheckpointOptions& o, const Pretrained& from) {
-  std::unique_ptr<Tokenizer> made =
-      o.tokenizer ? make_tokenizer({.name = *o.tokenizer}, "", "", o.from) : Tokenizer::open_folder(from.path);
-  return made;
+  return o.tokenizer ? make_tokenizer({.name = *o.tokenizer}, "", "", o.from) : Tokenizer::open_folder(from.path);
 }
 
 // One tensor is in memory at a time.
@@ -303,9 +301,7 @@ void leave_qwen2(Pretrained& from, const Tokenizer& tokenizer) {
   if (c.family != Family::llama || !c.qkv_bias || c.proj_bias || c.qk_norm || c.window > 0 || c.experts.count > 0 ||
       is_qwen2s(tokenizer))
     return;
-  const std::unique_ptr<LanguageModel> model = make_model(c);
-  std::set<std::string> names;
-  for (const Parameter* p : model->parameters()) names.insert(p->name);
+  const std::set<std::string> names = names_of(*make_model(c));
   c.proj_bias = true;
   from.tensors = [all = from.tensors, names](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     if (names.contains(name)) return all(name, dtype, shape);
@@ -343,9 +339,7 @@ void export_model(const CheckpointOptions& o) {
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.path);
   const DType dtype = stored_in(o, from.dtype);
   TrainOptions run;
-  std::error_code error;
-  const bool is_run = fs::exists(from.path / "config.toml", error),
-             trained = is_run && from.path.filename() != "step-0";
+  const bool is_run = is_there(from.path / "config.toml"), trained = is_run && from.path.filename() != "step-0";
   if (is_run) apply_config_file(run, (from.path / "config.toml").string());
   if (trained && !run.init) leave_qwen2(from, *tokenizer);
   const std::string_view jinja = tokenizer->chat_template().empty() ? jinja_of(run.chat_template) : "";

@@ -117,33 +117,6 @@ void check_ranks(const TrainOptions& o, const Plan& p) {
                   p.dp, p.cp, p.tp, p.ranks(), ranks, nearest));
 }
 
-}  // namespace
-
-Job job_of(const TrainOptions& o) { return {model_of(o), optimisation_of(o), plan_of(o)}; }
-
-LaunchOptions ranks_of(const std::string& command, const TrainOptions& o, const Plan& plan) {
-  LaunchOptions how = launch_options(plan);
-  how.shown = with_options;
-  how.rank = static_cast<int>(o.rank.value_or(0));
-  if (!has_processes(plan)) return how;
-  how.same = all_values(o);
-  std::erase_if(how.same, [](const auto& option) { return option.first == "rank"; });
-  how.same.emplace_back("command", command);
-  how.same.emplace_back("program", fmt::format("tessera {} ({:016x})", TESSERA_VERSION, checksum_of("/proc/self/exe")));
-  return how;
-}
-
-void check_plan(const TrainOptions& o) {
-  const Job s = job_of(o);
-  Findings found;
-  found.check([&] { check_backend(s.plan, std::max(o.ranks.value_or(1), s.plan.ranks())); });
-  found.check([&] { check_ranks(o, s.plan); });
-  found.check([&] { check(s, o.trace); });
-  in_options([&] { of_option("schedule", schedule_name(o.plan), [&] { found.raise(); }); });
-}
-
-namespace {
-
 void check_lora_options(const TrainOptions& o) {
   for (const auto& [name, given] : {std::pair{"alpha", o.gives("lora_alpha")},
                                     {"dropout", o.sizes.lora.dropout > 0},
@@ -226,7 +199,52 @@ void check_pairs(const TrainOptions& o, Findings& found) {
          "--resume: expected a run that saves checkpoints, found --no-save, by option or in its config.toml");
 }
 
+// The data of a run: its tokenizer, and options of fine-tuning.
+
+constexpr std::string_view kSized = "bpe-";  // with the most tokens behind it
+constexpr double kLeastVocab = 256;          // tokens: one for each byte
+
+std::string describe_one(const Dataset& d) {
+  const auto tokens = [](int64_t count) { return short_number(static_cast<double>(count)); };
+  const std::string files = d.train.size() > 1 ? fmt::format(" in {} files", d.train.size()) : "";
+  if (!d.train_examples && d.train_bytes == 0)
+    return fmt::format("{}: {} tokens of training text{} ({}), {} tokens held out", d.source, tokens(d.train_tokens()),
+                       files, d.tokenizer->kind(), tokens(d.val_tokens()));
+  if (!d.train_examples)
+    return fmt::format("{}: {} characters of training text as {} tokens{} ({}), {} tokens held out", d.source,
+                       tokens(d.train_bytes), tokens(d.train_tokens()), files, d.tokenizer->kind(),
+                       tokens(d.val_tokens()));
+  const ExampleRows& rows = *d.train_examples;
+  return fmt::format(
+      "{}: {} examples of {} tokens ({}), {} of them to be learnt, in {} rows of {}; {} examples held out", d.source,
+      rows.examples(), tokens(rows.tokens()), d.tokenizer->kind(), tokens(rows.targets()), rows.count(), rows.context(),
+      d.val_examples->examples());
+}
+
 }  // namespace
+
+Job job_of(const TrainOptions& o) { return {model_of(o), optimisation_of(o), plan_of(o)}; }
+
+LaunchOptions ranks_of(const std::string& command, const TrainOptions& o, const Plan& plan) {
+  LaunchOptions how = launch_options(plan);
+  how.shown = with_options;
+  how.rank = static_cast<int>(o.rank.value_or(0));
+  if (!has_processes(plan)) return how;
+  how.same = all_values(o);
+  std::erase_if(how.same, [](const auto& option) { return option.first == "rank"; });
+  how.same.emplace_back("command", command);
+  how.same.emplace_back("program", fmt::format("tessera {} ({:016x})", TESSERA_VERSION, checksum_of("/proc/self/exe")));
+  return how;
+}
+
+void check_plan(const TrainOptions& o) {
+  const Job s = job_of(o);
+  Findings found;
+  found.check([&] { check_backend(s.plan, std::max(o.ranks.value_or(1), s.plan.ranks())); });
+  found.check([&] { check_ranks(o, s.plan); });
+  found.check([&] { check(s, o.trace); });
+  in_options([&] { of_option("schedule", schedule_name(o.plan), [&] { found.raise(); }); });
+}
 
 void validate(const TrainOptions& options) {
   Findings found;
@@ -293,32 +311,6 @@ std::string useless_options(const TrainOptions& o) {
   if (!o.plan.sp || job_of(o).plan.tp > 1) return "";
   return "--sp: cuts the tokens among the ranks of --tp, and there is only one; expected --tp 2 or more beside it";
 }
-
-// The data of a run: its tokenizer, and options of fine-tuning.
-
-namespace {
-
-constexpr std::string_view kSized = "bpe-";  // with the most tokens behind it
-constexpr double kLeastVocab = 256;          // tokens: one for each byte
-
-std::string describe_one(const Dataset& d) {
-  const auto tokens = [](int64_t count) { return short_number(static_cast<double>(count)); };
-  const std::string files = d.train.size() > 1 ? fmt::format(" in {} files", d.train.size()) : "";
-  if (!d.train_examples && d.train_bytes == 0)
-    return fmt::format("{}: {} tokens of training text{} ({}), {} tokens held out", d.source, tokens(d.train_tokens()),
-                       files, d.tokenizer->kind(), tokens(d.val_tokens()));
-  if (!d.train_examples)
-    return fmt::format("{}: {} characters of training text as {} tokens{} ({}), {} tokens held out", d.source,
-                       tokens(d.train_bytes), tokens(d.train_tokens()), files, d.tokenizer->kind(),
-                       tokens(d.val_tokens()));
-  const ExampleRows& rows = *d.train_examples;
-  return fmt::format(
-      "{}: {} examples of {} tokens ({}), {} of them to be learnt, in {} rows of {}; {} examples held out", d.source,
-      rows.examples(), tokens(rows.tokens()), d.tokenizer->kind(), tokens(rows.targets()), rows.count(), rows.context(),
-      d.val_examples->examples());
-}
-
-}  // namespace
 
 TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const std::string& otherwise, bool quiet) {
   std::error_code error;

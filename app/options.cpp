@@ -119,6 +119,16 @@ void add_files(Settings& s, TrainOptions& o) {
   s.add(o.trace_steps, {"trace_steps", "with `trace`: how many of the last steps are kept", {1, 1e6}}).of_call();
 }
 
+template <class Chosen>
+Words values(TrainOptions o, const Chosen& chosen) {
+  Words out;
+  for (const Setting& s : settings_of(o)) {
+    if (!s.field.in_words || !chosen(s.field) || (s.field.open && !o.gives(s.field.name))) continue;
+    if (std::string value = s.written(); !value.empty()) out.emplace_back(s.word(), std::move(value));
+  }
+  return out;
+}
+
 }  // namespace
 
 Settings settings_of(TrainOptions& o) {
@@ -371,20 +381,6 @@ void apply_config(TrainOptions& o, std::string_view file, const std::string& pat
     });
   found.raise();
 }
-
-namespace {
-
-template <class Chosen>
-Words values(TrainOptions o, const Chosen& chosen) {
-  Words out;
-  for (const Setting& s : settings_of(o)) {
-    if (!s.field.in_words || !chosen(s.field) || (s.field.open && !o.gives(s.field.name))) continue;
-    if (std::string value = s.written(); !value.empty()) out.emplace_back(s.word(), std::move(value));
-  }
-  return out;
-}
-
-}  // namespace
 
 Words config_values(const TrainOptions& options) {
   return values(options, [](const Field& f) { return f.in_file; });

@@ -60,6 +60,9 @@ class Progress {
  private:
   std::string line(const StepReport& r) const;
   std::string terminal_line(const StepReport& r) const;
+  int64_t room() const;  // columns for a line
+  void put(const std::string& text);
+  void rewrite(const std::string& text);
   void clear();
   Options o_;
   bool shown_ = false;

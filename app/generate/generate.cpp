@@ -43,47 +43,7 @@ std::unique_ptr<LanguageModel> make_frozen(const ModelConfig& config) {
   return model;
 }
 
-}  // namespace
-
-Inference open_inference(const std::string& from, const Words& words) {
-  Inference out;
-  const auto base = std::ranges::find(words, "base", [](const auto& word) { return word.first; });
-  out.from = open_pretrained(from, base == words.end() ? Base() : Base(base->second));
-  out.tokenizer = Tokenizer::open_folder(out.from.path);
-  TrainOptions& run = out.run;
-  run.optim.dtype = out.from.dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
-  run.data = "";
-  for (const auto& [name, text] : words) set_option(run, name, text);
-  const bool silent = !run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp");
-  if (silent && !has_processes(job_of(run).plan)) run.ranks = 1;  // and not those of a job
-  take_model(run, out.from.config);
-  if (out.from.dtype == DType::bfloat16 && !run.gives("dtype"))
-    out.from.notes.push_back(one_line(out.from.path.string()) +
-                             ": stored in bf16 and computed in bf16; --dtype fp32 computes in fp32");
-  say_notes(out.from.notes);
-  if (run.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
-  constexpr int64_t kSequences = 4;  // sequences of a rank, at once
-  if (!run.gives("batch")) run.optim.batch = kSequences * job_of(run).plan.dp;
-  in_options([&] { check_sizes(job_of(run)); });
-  check_plan(run);
-  out.job = job_of(run);
-  out.job.make = make_frozen;
-  ask_for_inference(out.job);
-  return out;
-}
-
-std::unique_ptr<Trainer> part_of(const Inference& inference, Communicator& world) {
-  const Job& job = inference.job;
-  auto part =
-      std::make_unique<Trainer>(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 0), world);
-  read_values(part->strategy().residents(), first_weights(inference.from, job.model));
-  world.barrier();
-  return part;
-}
-
 // The command `generate`: texts of a model, one of them printed as it is written.
-
-namespace {
 
 // A model's prompts as turns of a conversation, or each by itself.
 class Conversation {
@@ -310,42 +270,7 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
   return o.chat && world.size() > 1 ? broadcast_text(world, shown[0].text(), 0) : shown[0].text();
 }
 
-}  // namespace
-
-int run(const GenerateOptions& o) {
-  const std::vector<std::string> said = o.chat ? std::vector<std::string>() : prompts_of(o);
-  const Inference model = open_inference(o.from, o.words);
-  const Conversation beginning = in_options([&] { return Conversation(o, *model.tokenizer, model.from.config.vocab); });
-  Prompts prompts{said, {}, !beginning.has_template()};
-  for (const std::string& prompt : said)
-    prompts.asked.push_back(beginning.has_template() ? in_options([&] { return beginning.asked(prompt); })
-                                                     : Asked{tokens_of(prompt, model, o)});
-  std::fputs(other_settings(*model.tokenizer, o).c_str(), stderr);
-  launch(ranks_of("generate", model.run, model.job.plan), [&](Communicator& world) {
-    const std::unique_ptr<Trainer> part = part_of(model, world);
-    if (!o.chat) {
-      write_texts(model, o, *part, prompts, static_cast<uint64_t>(o.seed));
-      return;
-    }
-    Conversation talk = beginning;
-    for (auto seed = static_cast<uint64_t>(o.seed);; ++seed) {
-      const std::optional<std::string> line = next_line(world);
-      if (!line) return;
-      const Asked asked = in_options([&] { return talk.asked(*line); });
-      if (std::ssize(asked.tokens) > model.job.model.context && world.rank() == 0)
-        std::fputs(fmt::format("the conversation has {} tokens, and its last {} are read\n", asked.tokens.size(),
-                               model.job.model.context)
-                       .c_str(),
-                   stderr);
-      talk.add(*line, write_texts(model, o, *part, {{*line}, {asked}, false}, seed));
-    }
-  });
-  return 0;
-}
-
 // The command `evaluate`: how well a model predicts a text.
-
-namespace {
 
 // The evaluation of one text, or of a part of a mixture.
 struct Found {
@@ -404,6 +329,73 @@ std::string result(const TrainOptions& run, const std::vector<Found>& all) {
 }
 
 }  // namespace
+
+Inference open_inference(const std::string& from, const Words& words) {
+  Inference out;
+  const auto base = std::ranges::find(words, "base", [](const auto& word) { return word.first; });
+  out.from = open_pretrained(from, base == words.end() ? Base() : Base(base->second));
+  out.tokenizer = Tokenizer::open_folder(out.from.path);
+  TrainOptions& run = out.run;
+  run.optim.dtype = out.from.dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
+  run.data = "";
+  for (const auto& [name, text] : words) set_option(run, name, text);
+  const bool silent = !run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp");
+  if (silent && !has_processes(job_of(run).plan)) run.ranks = 1;  // and not those of a job
+  take_model(run, out.from.config);
+  if (out.from.dtype == DType::bfloat16 && !run.gives("dtype"))
+    out.from.notes.push_back(one_line(out.from.path.string()) +
+                             ": stored in bf16 and computed in bf16; --dtype fp32 computes in fp32");
+  say_notes(out.from.notes);
+  if (run.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
+  constexpr int64_t kSequences = 4;  // sequences of a rank, at once
+  if (!run.gives("batch")) run.optim.batch = kSequences * job_of(run).plan.dp;
+  in_options([&] { check_sizes(job_of(run)); });
+  check_plan(run);
+  out.job = job_of(run);
+  out.job.make = make_frozen;
+  ask_for_inference(out.job);
+  return out;
+}
+
+std::unique_ptr<Trainer> part_of(const Inference& inference, Communicator& world) {
+  const Job& job = inference.job;
+  auto part =
+      std::make_unique<Trainer>(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 0), world);
+  read_values(part->strategy().residents(), first_weights(inference.from, job.model));
+  world.barrier();
+  return part;
+}
+
+int run(const GenerateOptions& o) {
+  const std::vector<std::string> said = o.chat ? std::vector<std::string>() : prompts_of(o);
+  const Inference model = open_inference(o.from, o.words);
+  const Conversation beginning = in_options([&] { return Conversation(o, *model.tokenizer, model.from.config.vocab); });
+  Prompts prompts{said, {}, !beginning.has_template()};
+  for (const std::string& prompt : said)
+    prompts.asked.push_back(beginning.has_template() ? in_options([&] { return beginning.asked(prompt); })
+                                                     : Asked{tokens_of(prompt, model, o)});
+  std::fputs(other_settings(*model.tokenizer, o).c_str(), stderr);
+  launch(ranks_of("generate", model.run, model.job.plan), [&](Communicator& world) {
+    const std::unique_ptr<Trainer> part = part_of(model, world);
+    if (!o.chat) {
+      write_texts(model, o, *part, prompts, static_cast<uint64_t>(o.seed));
+      return;
+    }
+    Conversation talk = beginning;
+    for (auto seed = static_cast<uint64_t>(o.seed);; ++seed) {
+      const std::optional<std::string> line = next_line(world);
+      if (!line) return;
+      const Asked asked = in_options([&] { return talk.asked(*line); });
+      if (std::ssize(asked.tokens) > model.job.model.context && world.rank() == 0)
+        std::fputs(fmt::format("the conversation has {} tokens, and its last {} are read\n", asked.tokens.size(),
+                               model.job.model.context)
+                       .c_str(),
+                   stderr);
+      talk.add(*line, write_texts(model, o, *part, {{*line}, {asked}, false}, seed));
+    }
+  });
+  return 0;
+}
 
 int run(const EvaluateOptions& o) {
   const Inference model = open_inference(o.from, o.words);

@@ -30,49 +30,7 @@ void say(std::string_view line) { std::fputs(fmt::format("{}\n", line).c_str(), 
 
 planner::Identity here() { return planner::identity_of_this(TESSERA_VERSION); }
 
-}  // namespace
-
-std::shared_ptr<const planner::Machine> kept_here() try {
-  const auto kept = planner::kept_machine(here());
-  return kept ? std::make_shared<const planner::Machine>(*kept) : nullptr;
-} catch (const Error&) {
-  return nullptr;
-}
-
-std::shared_ptr<const planner::Machine> measured_here(bool again) {
-  const planner::Identity identity = here();
-  if (!again) try {
-      if (auto kept = planner::kept_machine(identity))
-        return std::make_shared<const planner::Machine>(*std::move(kept));
-      say("this machine has not been measured by this version: measuring it, which takes about two minutes");
-    } catch (const InputError& e) {
-      say(fmt::format("{}; measuring again, which takes about two minutes", e.what()));
-    }
-  auto measured = std::make_shared<const planner::Machine>(bench::calibrate(identity, {}, say));
-  planner::keep(*measured);
-  say(fmt::format("kept in {}", planner::machine_file(identity).string()));
-  return measured;
-}
-
-std::optional<double> predicted_step(const planner::Machine& machine, const Job& job) {
-  const Plan& p = job.plan;
-  const Optimisation& o = job.optim;
-  if (p.device != Device::cpu || p.backend != Backend::threads || p.dp_mode != DataMode::ddp ||
-      p.offload != Offload::none || !p.schedule_file.empty() || job.model.dropout > 0 || job.model.lora.rank > 0 ||
-      o.document_mask || (o.optimizer != OptimizerKind::adam && o.optimizer != OptimizerKind::adamw) ||
-      p.shard_ranks > 0 || o.dtype == DType::float64 || o.state_dtype != DType::float32)
-    return {};
-  const planner::Case c{.model = planner::shape_of(job.model),
-                        .layout = {.plan = p, .sequences = o.batch / (p.dp * p.microbatches)},
-                        .software = planner::own_software(o.dtype, p.grad_dtype)};
-  planner::Prediction out;
-  planner::set_measured_times(c, machine, out);
-  return out.step_s;
-}
-
 // From names and files to what the planner is asked.
-
-namespace {
 
 constexpr int64_t kUsualVocab = 50257, kCharacters = 256;  // where a vocabulary is the tokenizer's: GPT-2's
 
@@ -165,33 +123,7 @@ planner::Fixed fixed_of(const PlanOptions& o, const Plan& p) {
   return f;
 }
 
-}  // namespace
-
-int64_t usual_vocab(std::string_view preset) {
-  return preset.ends_with("-nano") || preset.ends_with("-mini") ? kCharacters : kUsualVocab;
-}
-
-PlanQuestion question_of(const PlanOptions& o) {
-  const Plan given = job_of(o.run).plan;
-  if (!given.schedule_file.empty())
-    throw Error("--schedule: expected a name, found the file " + given.schedule_file +
-                ", which is for one number of ranks");
-  PlanQuestion out;
-  planner::Question& q = out.question;
-  q.model = model_of(o);
-  q.hardware = hardware_of(o);
-  q.software = software_of(o, q.hardware);
-  q.ranks = ranks_of(o);
-  q.batch = o.run.optim.batch;
-  q.fixed = fixed_of(o, given);
-  const bool by_family = o.gives("family") && !o.gives("model");
-  out.model = o.model_file.value_or(by_family ? fmt::format("a {}", text_of(o.run.sizes.family)) : o.run.model);
-  return out;
-}
-
 // The answer.
-
-namespace {
 
 // With a whole layout there is no choice, and a plan that does not fit is an answer too.
 bool is_whole(const planner::Question& q) {
@@ -272,6 +204,66 @@ int predict_cases(const std::string& path) {
 }
 
 }  // namespace
+
+std::shared_ptr<const planner::Machine> kept_here() try {
+  const auto kept = planner::kept_machine(here());
+  return kept ? std::make_shared<const planner::Machine>(*kept) : nullptr;
+} catch (const Error&) {
+  return nullptr;
+}
+
+std::shared_ptr<const planner::Machine> measured_here(bool again) {
+  const planner::Identity identity = here();
+  if (!again) try {
+      if (auto kept = planner::kept_machine(identity))
+        return std::make_shared<const planner::Machine>(*std::move(kept));
+      say("this machine has not been measured by this version: measuring it, which takes about two minutes");
+    } catch (const InputError& e) {
+      say(fmt::format("{}; measuring again, which takes about two minutes", e.what()));
+    }
+  auto measured = std::make_shared<const planner::Machine>(bench::calibrate(identity, {}, say));
+  planner::keep(*measured);
+  say(fmt::format("kept in {}", planner::machine_file(identity).string()));
+  return measured;
+}
+
+std::optional<double> predicted_step(const planner::Machine& machine, const Job& job) {
+  const Plan& p = job.plan;
+  const Optimisation& o = job.optim;
+  if (p.device != Device::cpu || p.backend != Backend::threads || p.dp_mode != DataMode::ddp ||
+      p.offload != Offload::none || !p.schedule_file.empty() || job.model.dropout > 0 || job.model.lora.rank > 0 ||
+      o.document_mask || (o.optimizer != OptimizerKind::adam && o.optimizer != OptimizerKind::adamw) ||
+      p.shard_ranks > 0 || o.dtype == DType::float64 || o.state_dtype != DType::float32)
+    return {};
+  const planner::Case c{.model = planner::shape_of(job.model),
+                        .layout = {.plan = p, .sequences = o.batch / (p.dp * p.microbatches)},
+                        .software = planner::own_software(o.dtype, p.grad_dtype)};
+  planner::Prediction out;
+  planner::set_measured_times(c, machine, out);
+  return out.step_s;
+}
+
+int64_t usual_vocab(std::string_view preset) {
+  return preset.ends_with("-nano") || preset.ends_with("-mini") ? kCharacters : kUsualVocab;
+}
+
+PlanQuestion question_of(const PlanOptions& o) {
+  const Plan given = job_of(o.run).plan;
+  if (!given.schedule_file.empty())
+    throw Error("--schedule: expected a name, found the file " + given.schedule_file +
+                ", which is for one number of ranks");
+  PlanQuestion out;
+  planner::Question& q = out.question;
+  q.model = model_of(o);
+  q.hardware = hardware_of(o);
+  q.software = software_of(o, q.hardware);
+  q.ranks = ranks_of(o);
+  q.batch = o.run.optim.batch;
+  q.fixed = fixed_of(o, given);
+  const bool by_family = o.gives("family") && !o.gives("model");
+  out.model = o.model_file.value_or(by_family ? fmt::format("a {}", text_of(o.run.sizes.family)) : o.run.model);
+  return out;
+}
 
 PlanAnswer answer_of(const PlanOptions& o, PlanQuestion asked) {
   PlanAnswer a{.asked = std::move(asked)};

@@ -141,8 +141,7 @@ namespace fs = std::filesystem;
 // Draws what the ranks of a run that failed did last; of another run, its trace.
 std::string drawn(const fs::path& run, bool as_page) {
   const fs::path flights = run / kFlightFile;
-  std::error_code none;
-  if (fs::exists(flights, none))
+  if (is_there(flights))
     return report::flights_of(report::parse_flights(read_file(flights), flights.string()), as_page);
   return report::report_of(report::read_record(run), as_page);
 }

@@ -33,35 +33,46 @@ struct Seen {
 };
 
 enum class Unit : uint8_t { ms, share, bytes, rate, loss };
-struct ComparedRow {
-  std::string name;
-  Unit unit = Unit::ms;
-  Maybe a = {}, b = {};  // nothing: not known
-};
-struct ComparedPart {
-  std::string name;
-  std::vector<ComparedRow> rows = {};
-};
+
+std::string words_of(Unit unit, const Maybe& x) {
+  if (!x) return "-";
+  if (unit == Unit::ms) return fmt::format("{:.3f} ms", *x);
+  if (unit == Unit::share) return percent(*x);
+  return unit == Unit::loss ? fmt::format("{:.4f}", *x) : grouped(std::llround(*x));
+}
+
+// How much more b is: in points of shares and of loss, else relative.
+std::string change(Unit unit, const Maybe& a, const Maybe& b) {
+  if (!a || !b) return "";
+  if (*a == *b) return "same";
+  if (unit == Unit::share) return fmt::format("{:+.1f} points", 100 * (*b - *a));
+  if (unit == Unit::loss) return fmt::format("{:+.4f}", *b - *a);
+  return *a > 0 ? fmt::format("{:+.1f}%", 100 * (*b / *a - 1)) : "";
+}
 
 Maybe above_zero(double x) { return x > 0 ? Maybe(x) : std::nullopt; }
 int64_t last_step(const Record& r) { return r.losses.empty() ? 0 : r.losses.back().step; }
 
-// The rows of two runs, with what is known of each.
+// The rows of two runs, with what is known of each, as cells and as numbers.
 class Comparison {
  public:
   Comparison(const Seen& a, const Seen& b) : a_(a), b_(b) {
     steps(), bubbles(), communication(), sent(), memory(), losses();
-    std::erase_if(parts, [](const ComparedPart& part) { return part.rows.empty(); });
   }
-  std::vector<ComparedPart> parts;
+  std::vector<Row> rows = {};
+  nlohmann::ordered_json numbers = nlohmann::ordered_json::object();
 
  private:
-  void begin(const std::string& name) { parts.push_back({name}); }
-  // A row that at least one of the runs has.
+  void begin(const std::string& name) { part_ = name; }
+  // A row that at least one of the runs has; the first of a part has the part's name above it.
   template <class Get>
   void row(const std::string& name, Unit unit, Get&& get) {
-    const ComparedRow made{name, unit, get(a_), get(b_)};
-    if (made.a || made.b) parts.back().rows.push_back(made);
+    const Maybe a = get(a_), b = get(b_);
+    if (!a && !b) return;
+    if (!numbers.contains(part_)) rows.push_back({{part_, "", "", ""}, Row::kHead, "\n" + part_ + "\n"});
+    rows.push_back({{name, words_of(unit, a), words_of(unit, b), change(unit, a, b)}});
+    const auto value = [](const Maybe& x) { return x ? nlohmann::ordered_json(*x) : nullptr; };
+    numbers[part_][name] = {value(a), value(b)};
   }
 
   void steps() {
@@ -151,6 +162,7 @@ class Comparison {
   }
 
   const Seen &a_, &b_;
+  std::string part_;
 };
 
 // Says what is missing, and what to be careful with.
@@ -177,22 +189,6 @@ std::vector<std::string> notes_of(const Seen& a, const Seen& b) {
                                 last_step(one->r), other->r.label, last_step(other->r)));
   }
   return out;
-}
-
-std::string words_of(Unit unit, const Maybe& x) {
-  if (!x) return "-";
-  if (unit == Unit::ms) return fmt::format("{:.3f} ms", *x);
-  if (unit == Unit::share) return percent(*x);
-  return unit == Unit::loss ? fmt::format("{:.4f}", *x) : grouped(std::llround(*x));
-}
-
-// How much more b is: in points of shares and of loss, else relative.
-std::string change(const ComparedRow& row) {
-  if (!row.a || !row.b) return "";
-  if (*row.a == *row.b) return "same";
-  if (row.unit == Unit::share) return fmt::format("{:+.1f} points", 100 * (*row.b - *row.a));
-  if (row.unit == Unit::loss) return fmt::format("{:+.4f}", *row.b - *row.a);
-  return *row.a > 0 ? fmt::format("{:+.1f}%", 100 * (*row.b / *row.a - 1)) : "";
 }
 
 std::string about(const Record& r) {
@@ -276,16 +272,8 @@ std::string comparison_of(const Record& a, const Record& b, bool as_page) {
                       {{a.label, ""}, true, 17},
                       {{b.label, ""}, true, 17},
                       {{"the second beside the first", ""}, true, 14}},
+          .rows = all.rows,
           .indent = 2};
-  nlohmann::ordered_json numbers = nlohmann::ordered_json::object();
-  const auto value = [](const Maybe& x) { return x ? nlohmann::ordered_json(*x) : nlohmann::ordered_json(nullptr); };
-  for (const ComparedPart& part : all.parts) {
-    t.rows.push_back({{part.name, "", "", ""}, Row::kHead, "\n" + part.name + "\n"});
-    for (const ComparedRow& row : part.rows) {
-      t.rows.push_back({{row.name, words_of(row.unit, row.a), words_of(row.unit, row.b), change(row)}});
-      numbers[part.name][row.name] = {value(row.a), value(row.b)};
-    }
-  }
   head.text = "A  " + about(a) + "\nB  " + about(b) + "\n";
   for (const std::string& note : head.hints) t.below += (t.below.empty() ? "\n" : "") + note + "\n";
   head.tables = {t};
@@ -301,7 +289,7 @@ std::string comparison_of(const Record& a, const Record& b, bool as_page) {
       {"loss", &told}, {"pipeline", &piped}, {"timeline", &traced}, {"memory", &traced}, {"bytes", &traced}};
   for (const auto& [name, runs] : figures)
     if (!runs->empty()) parts.push_back(figure_of(name, *runs, kWidth));
-  return whole_page(a.label + " and " + b.label + ", two runs of Tessera", parts, numbers.dump());
+  return whole_page(a.label + " and " + b.label + ", two runs of Tessera", parts, all.numbers.dump());
 }
 
 Flights parse_flights(std::string_view file, const std::string& what) {

@@ -100,15 +100,55 @@ void check_numbers(const Checkpoint& checkpoint) {
                                passed_over.empty() ? "none was saved there" : passed_over.front()));
 }
 
+std::set<std::string> names_of(const std::vector<WholeTensor>& tensors) {
+  std::set<std::string> names;
+  for (const WholeTensor& t : tensors) names.insert(t.name);
+  return names;
+}
+
+// Ranks that train alone have a state each, and go on as they were.
+void check_replicas_saved(const SavedTensors& state, const DataStrategy& strategy, const std::string& what) {
+  std::set<std::string> copies;  // the first has no suffix; none: by another strategy
+  for (const auto& [name, whole] : state.all()) {
+    if (name.ends_with(".common")) copies.insert("");
+    if (const size_t at = name.find(".value.replica"); at != std::string::npos) copies.insert(name.substr(at));
+  }
+  const int saved = static_cast<int>(copies.size());
+  const int wanted = strategy.layout().apart ? strategy.copies() : 0;
+  if (saved == wanted) return;
+  throw Error(fmt::format("--resume: {} has the states of {}; expected {}", what,
+                          saved == 0 ? "ranks that train together" : fmt::format("{} ranks that train alone", saved),
+                          saved == 0 ? "--dp-mode ddp" : fmt::format("--dp-mode diloco --dp {}", saved)));
+}
+
+// A file under flock().
+
+fs::path lock_of(const fs::path& run) { return run / "lock"; }
+
+// True while the name still leads to the file that was opened.
+bool is_at(const fs::path& file, int fd) {
+  struct stat opened {
+  }, named{};
+  return ::fstat(fd, &opened) == 0 && ::lstat(file.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
+         opened.st_dev == named.st_dev;
+}
+
+std::string owner_text() {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  std::random_device random;
+  return fmt::format("process {} on {} since {:%Y-%m-%d %H:%M:%S} ({:08x}{:08x})\n", ::getpid(), host.data(),
+                     fmt::localtime(std::time(nullptr)), random(), random());
+}
+
 }  // namespace
 
 RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.out) : new_run_folder()) {
-  std::error_code error;
   const auto check_content = [&] {
-    const bool is_run = fs::exists(path_ / "config.toml", error);
+    const bool is_run = is_there(path_ / "config.toml");
     if (o.resume && !is_run)
       throw InputError(fmt::format("--resume: {} holds no run (no config.toml)", path_.string()));
-    if (!o.resume && fs::exists(path_, error) && !holds_nothing(path_))
+    if (!o.resume && is_there(path_) && !holds_nothing(path_))
       throw Error(fmt::format("--out: {} {}", path_.string(),
                               is_run ? "holds a run already; --resume goes on with it, another name starts a new one"
                                      : "exists and is not an empty folder; expected a new name"));
@@ -144,29 +184,6 @@ std::string about(const SavedRun& run, const ModelConfig& config, const TrainOpt
               {"losses", run.losses}}
       .dump();
 }
-
-namespace {
-std::set<std::string> names_of(const std::vector<WholeTensor>& tensors) {
-  std::set<std::string> names;
-  for (const WholeTensor& t : tensors) names.insert(t.name);
-  return names;
-}
-
-// Ranks that train alone have a state each, and go on as they were.
-void check_replicas_saved(const SavedTensors& state, const DataStrategy& strategy, const std::string& what) {
-  std::set<std::string> copies;  // the first has no suffix; none: by another strategy
-  for (const auto& [name, whole] : state.all()) {
-    if (name.ends_with(".common")) copies.insert("");
-    if (const size_t at = name.find(".value.replica"); at != std::string::npos) copies.insert(name.substr(at));
-  }
-  const int saved = static_cast<int>(copies.size());
-  const int wanted = strategy.layout().apart ? strategy.copies() : 0;
-  if (saved == wanted) return;
-  throw Error(fmt::format("--resume: {} has the states of {}; expected {}", what,
-                          saved == 0 ? "ranks that train together" : fmt::format("{} ranks that train alone", saved),
-                          saved == 0 ? "--dp-mode ddp" : fmt::format("--dp-mode diloco --dp {}", saved)));
-}
-}  // namespace
 
 bool RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset& dataset,
                           std::vector<std::string>& passed_over) const {
@@ -204,8 +221,7 @@ std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config
 
 std::optional<PushLog> saved_order(const fs::path& checkpoint, int ranks, int servers) {
   const fs::path file = checkpoint / "pushes.txt";
-  std::error_code error;
-  if (!fs::exists(file, error)) return {};
+  if (!is_there(file)) return {};
   PushLog order = parse_push_log(read_push_log(file), file.string());
   const std::vector<Push>& first = order.servers[0];
   const std::vector<int64_t> clocks = clocks_after(first, std::ssize(first), order.workers);
@@ -218,9 +234,7 @@ std::optional<PushLog> saved_order(const fs::path& checkpoint, int ranks, int se
   return order;
 }
 
-namespace {
-std::string in_words(const Json& value) { return value.is_null() ? "as usual" : value.dump(); }
-}  // namespace
+static std::string in_words(const Json& value) { return value.is_null() ? "as usual" : value.dump(); }
 
 std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what) {
   const Json saved = parse_json(about, what).value("run", Json());
@@ -238,57 +252,36 @@ std::vector<std::string> differences(const std::string& about, const std::string
 }
 
 Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passed_over) {
-  std::error_code error;
-  if (!fs::exists(from, error))
+  if (!is_there(from))
     throw InputError(fmt::format("{}: no such file or directory; expected a run or a checkpoint", from.string()));
-  if (fs::is_regular_file(from, error) && (from.filename() == "best" || from.filename() == "latest")) {
+  if (!is_folder(from) && (from.filename() == "best" || from.filename() == "latest")) {
     const std::string text = read_file(from), name = text.substr(0, text.find_first_of(" \n"));
     if (!name.starts_with("step-"))
       throw InputError(fmt::format("{}: expected the name of a checkpoint, found '{}'", from.string(), name));
     return find_checkpoint(from.parent_path() / name, passed_over);
   }
-  if (fs::exists(from / "manifest.json", error) || from.filename().string().starts_with("step-")) {
+  if (is_there(from / "manifest.json") || from.filename().string().starts_with("step-")) {
     Checkpoint found = open_checkpoint(from);
     check_numbers(found);
     return found;
   }
-  const fs::path directory = fs::is_directory(from / "checkpoints", error) ? from / "checkpoints" : from;
+  const fs::path directory = is_folder(from / "checkpoints") ? from / "checkpoints" : from;
   if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over, check_numbers)) return *found;
   refuse_unusable(from, passed_over);
 }
 
+std::set<std::string> names_of(LanguageModel& model) {
+  std::set<std::string> out;
+  for (const Parameter* p : model.parameters()) out.insert(p->name);
+  return out;
+}
+
 void load_model(LanguageModel& model, const Checkpoint& checkpoint) {
   const SavedTensors weights(checkpoint.path, kModel);
-  std::set<std::string> names;
-  for (const Parameter* p : model.parameters()) names.insert(p->name);
-  weights.expect_no_others(names);
+  weights.expect_no_others(names_of(model));
   read_values(model.units(), weights.tensors());
   for (const FlatUnit& unit : model.units()) ++unit.values.storage()->version;
 }
-
-// A file under flock().
-
-namespace {
-
-fs::path lock_of(const fs::path& run) { return run / "lock"; }
-
-// True while the name still leads to the file that was opened.
-bool is_at(const fs::path& file, int fd) {
-  struct stat opened {
-  }, named{};
-  return ::fstat(fd, &opened) == 0 && ::lstat(file.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
-         opened.st_dev == named.st_dev;
-}
-
-std::string owner_text() {
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  std::random_device random;
-  return fmt::format("process {} on {} since {:%Y-%m-%d %H:%M:%S} ({:08x}{:08x})\n", ::getpid(), host.data(),
-                     fmt::localtime(std::time(nullptr)), random(), random());
-}
-
-}  // namespace
 
 RunLock::RunLock(const fs::path& run) : run_(run) {
   const fs::path file = lock_of(run);

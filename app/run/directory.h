@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,16 @@
 #include "train/trainer.h"
 
 namespace tessera {
+
+// Whether there is such a file or folder, or such a folder, as far as can be seen.
+inline bool is_there(const std::filesystem::path& path) {
+  std::error_code none;
+  return std::filesystem::exists(path, none);
+}
+inline bool is_folder(const std::filesystem::path& path) {
+  std::error_code none;
+  return std::filesystem::is_directory(path, none);
+}
 
 class RunLock {
  public:
@@ -121,6 +132,7 @@ Checkpoint find_checkpoint(const std::filesystem::path& from, std::vector<std::s
 // InputError when it is none, and Error (usage) when its workers were at different steps, which only a run of as many
 // `ranks` and `servers` goes on with; 0: a run that is not asynchronous.
 std::optional<PushLog> saved_order(const std::filesystem::path& checkpoint, int ranks, int servers);
+std::set<std::string> names_of(LanguageModel& model);  // names of its parameters
 // Reads the parameters of a materialised model. Throws InputError.
 void load_model(LanguageModel& model, const Checkpoint& checkpoint);
 

@@ -46,12 +46,6 @@ ModelConfig config_in(const fs::path& checkpoint) {
   return job.model;
 }
 
-std::set<std::string> names_of(LanguageModel& model) {
-  std::set<std::string> out;
-  for (const Parameter* p : model.parameters()) out.insert(p->name);
-  return out;
-}
-
 // The tensors of a checkpoint, in the dtype that is asked for.
 WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
@@ -70,10 +64,6 @@ WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
     };
   };
 }
-
-}  // namespace
-
-namespace {
 
 // The configuration of a folder's model. GPTQ's codes are held as they are where all layers have them and their groups
 // can be held so; else they are the numbers that the codes stand for.
@@ -127,6 +117,57 @@ std::string base_of(const TrainOptions& run) {
   } catch (const Error&) {
     return from;
   }
+}
+
+// Tables with more rows than the model's: the new ones are the mean of its own, in the order of these, in double.
+// transformers' resize_token_embeddings() draws around that mean, with 1e-9 of the rows' variance.
+WholeTensors with_rows(const ModelConfig& from, WholeTensors tensors) {
+  std::map<std::string, Shape> shapes;
+  const std::unique_ptr<LanguageModel> model = make_model(from);
+  for (const Parameter* p : model->parameters()) shapes.emplace(p->name, p->whole);
+  return
+      [shapes, tensors = std::move(tensors)](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
+        const auto found = shapes.find(name);
+        if (found == shapes.end() || found->second == shape) return tensors(name, dtype, shape);
+        const int64_t own = found->second[0], columns = shape[1], end = own * columns, element = size_of(dtype);
+        std::vector<double> sums(static_cast<size_t>(columns));
+        std::vector<float> mean(static_cast<size_t>(columns));
+        const TensorReader wide = tensors(name, DType::float32, {own, columns});
+        for (int64_t row = 0; row < own; ++row) {
+          wide(row * columns, std::as_writable_bytes(std::span(mean)));
+          for (size_t c = 0; c < mean.size(); ++c) sums[c] += static_cast<double>(mean[c]);
+        }
+        for (size_t c = 0; c < mean.size(); ++c) mean[c] = static_cast<float>(sums[c] / static_cast<double>(own));
+        return [=, read = tensors(name, dtype, {own, columns})](int64_t begin, std::span<std::byte> to) {
+          const int64_t count = std::ssize(to) / element, kept = std::clamp<int64_t>(end - begin, 0, count);
+          if (kept > 0) read(begin, to.first(static_cast<size_t>(kept * element)));
+          std::vector<float> rest(static_cast<size_t>(count - kept));
+          for (size_t i = 0; i < rest.size(); ++i)
+            rest[i] = mean[static_cast<size_t>((begin + kept + static_cast<int64_t>(i)) % columns)];
+          convert({"", DType::float32, {std::ssize(rest)}, std::as_bytes(std::span(rest))}, 0, dtype,
+                  to.subspan(static_cast<size_t>(kept * element)));
+        };
+      };
+}
+
+// Which sums a command makes.
+
+void refuse(const std::optional<MemoryRefusal>& refusal) {
+  if (!refusal) return;
+  std::fputs(with_options(refusal->table).c_str(), stderr);
+  throw Error(with_options(refusal->line));
+}
+
+constexpr double kFarOff = 16;  // a little is for those to say who know which tensor, or which option, it is
+
+// For the threads of the ranks, which are tried, and for what they hold.
+MemoryLimit limit_beside_threads(const Job& job, int64_t ranks_here) {
+  if (has_processes(job.plan)) return memory_limit();
+  const int64_t team =
+      job.plan.threads_per_rank > 0 ? job.plan.threads_per_rank : std::max<int64_t>(1, cpu::threads() / ranks_here);
+  const int64_t threads = ranks_here * (team + (ranks_here > 1 ? 1 : 0)) - 1;  // and each has one in the background
+  check_threads(threads);
+  return memory_limit(threads);
 }
 
 }  // namespace
@@ -191,8 +232,7 @@ void say_notes(const std::vector<std::string>& notes) {
 ModelConfig first_config(const TrainOptions& o) {
   ModelConfig config = pretrained_config(*o.init, o.base);
   if (o.add_tokens.empty()) return config;
-  std::error_code error;
-  if (o.tokenizer && !fs::is_directory(*o.tokenizer, error))
+  if (o.tokenizer && !is_folder(*o.tokenizer))
     throw Error(
         fmt::format("--add-tokens: beside --init expected a folder as --tokenizer or none, found {}", *o.tokenizer));
   std::unique_ptr<Tokenizer> own =
@@ -208,41 +248,6 @@ ModelConfig first_config(const TrainOptions& o) {
   config.vocab = std::max(config.vocab, tokens);
   return config;
 }
-
-namespace {
-
-// Tables with more rows than the model's: the new ones are the mean of its own, in the order of these, in double.
-// transformers' resize_token_embeddings() draws around that mean, with 1e-9 of the rows' variance.
-WholeTensors with_rows(const ModelConfig& from, WholeTensors tensors) {
-  std::map<std::string, Shape> shapes;
-  const std::unique_ptr<LanguageModel> model = make_model(from);
-  for (const Parameter* p : model->parameters()) shapes.emplace(p->name, p->whole);
-  return
-      [shapes, tensors = std::move(tensors)](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
-        const auto found = shapes.find(name);
-        if (found == shapes.end() || found->second == shape) return tensors(name, dtype, shape);
-        const int64_t own = found->second[0], columns = shape[1], end = own * columns, element = size_of(dtype);
-        std::vector<double> sums(static_cast<size_t>(columns));
-        std::vector<float> mean(static_cast<size_t>(columns));
-        const TensorReader wide = tensors(name, DType::float32, {own, columns});
-        for (int64_t row = 0; row < own; ++row) {
-          wide(row * columns, std::as_writable_bytes(std::span(mean)));
-          for (size_t c = 0; c < mean.size(); ++c) sums[c] += static_cast<double>(mean[c]);
-        }
-        for (size_t c = 0; c < mean.size(); ++c) mean[c] = static_cast<float>(sums[c] / static_cast<double>(own));
-        return [=, read = tensors(name, dtype, {own, columns})](int64_t begin, std::span<std::byte> to) {
-          const int64_t count = std::ssize(to) / element, kept = std::clamp<int64_t>(end - begin, 0, count);
-          if (kept > 0) read(begin, to.first(static_cast<size_t>(kept * element)));
-          std::vector<float> rest(static_cast<size_t>(count - kept));
-          for (size_t i = 0; i < rest.size(); ++i)
-            rest[i] = mean[static_cast<size_t>((begin + kept + static_cast<int64_t>(i)) % columns)];
-          convert({"", DType::float32, {std::ssize(rest)}, std::as_bytes(std::span(rest))}, 0, dtype,
-                  to.subspan(static_cast<size_t>(kept * element)));
-        };
-      };
-}
-
-}  // namespace
 
 WholeTensors first_weights(const Pretrained& from, const ModelConfig& config) {
   WholeTensors all = config.vocab > from.config.vocab ? with_rows(from.config, from.tensors) : from.tensors;
@@ -292,31 +297,6 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   if (held != Codec::none && wanted != Codec::none) take("quantize");
   if (wanted == Codec::gptq) take("quantize_group");
 }
-
-// Which sums a command makes.
-
-namespace fs = std::filesystem;
-namespace {
-
-void refuse(const std::optional<MemoryRefusal>& refusal) {
-  if (!refusal) return;
-  std::fputs(with_options(refusal->table).c_str(), stderr);
-  throw Error(with_options(refusal->line));
-}
-
-constexpr double kFarOff = 16;  // a little is for those to say who know which tensor, or which option, it is
-
-// For the threads of the ranks, which are tried, and for what they hold.
-MemoryLimit limit_beside_threads(const Job& job, int64_t ranks_here) {
-  if (has_processes(job.plan)) return memory_limit();
-  const int64_t team =
-      job.plan.threads_per_rank > 0 ? job.plan.threads_per_rank : std::max<int64_t>(1, cpu::threads() / ranks_here);
-  const int64_t threads = ranks_here * (team + (ranks_here > 1 ? 1 : 0)) - 1;  // and each has one in the background
-  check_threads(threads);
-  return memory_limit(threads);
-}
-
-}  // namespace
 
 void ask_for_least_memory(const Job& job) {
   if (job.plan.device == Device::cpu && !has_processes(job.plan))

@@ -168,8 +168,7 @@ class Launcher {
     out.push_back(fs::read_symlink("/proc/self/exe").string());
     std::vector<std::string> more;
     if (!o_.out) more.insert(more.end(), {"--out", run_.string()});
-    std::error_code error;
-    if (!o_.resume && fs::exists(run_ / "config.toml", error)) more.emplace_back("--resume");
+    if (!o_.resume && is_there(run_ / "config.toml")) more.emplace_back("--resume");
     if (o_.hostfile)
       for (const auto& [name, value] :
            {std::pair{"--ranks", plan.ranks()}, {"--dp", plan.dp}, {"--microbatches", plan.microbatches}})
@@ -242,6 +241,32 @@ class Launcher {
   double again_s_ = 0, starting_s_ = 0;
 };
 
+// Lines and words.
+
+constexpr size_t kMostHosts = 100000, kMostLetters = 255;
+constexpr int64_t kMostSlots = 100000;
+
+Host host_of(std::string_view line, const std::string& where) {
+  std::string_view name = take_word(line), slots = take_word(line);
+  if (slots.starts_with("slots="))
+    slots.remove_prefix(std::string_view("slots=").size());
+  else if (const size_t colon = name.find(':'); slots.empty() && colon != name.npos)
+    slots = name.substr(colon + 1), name = name.substr(0, colon);
+  else if (!slots.empty())
+    throw InputError(fmt::format("{}: expected slots=N behind the host, found '{}'", where, slots));
+  else
+    slots = "1";
+  if (name.empty() || name.size() > kMostLetters)
+    throw InputError(fmt::format("{}: expected the name of a host, of 1 to {} letters", where, kMostLetters));
+  Host out{.name = std::string(name)};
+  const auto [end, error] = std::from_chars(slots.data(), slots.data() + slots.size(), out.slots);
+  if (error != std::errc() || end != slots.data() + slots.size() || out.slots < 0 || out.slots > kMostSlots)
+    throw InputError(fmt::format("{}: expected 0 to {} slots, found '{}'", where, kMostSlots, slots));
+  if (const std::string_view more = take_word(line); !more.empty())
+    throw InputError(fmt::format("{}: expected nothing behind the slots, found '{}'", where, more));
+  return out;
+}
+
 }  // namespace
 
 std::vector<std::string> words_of_start(const std::vector<std::string>& words, const std::vector<std::string>& more) {
@@ -306,36 +331,6 @@ bool is_worth_a_restart(int status) {
 }
 
 int run_with_restarts(const TrainOptions& o, const std::vector<std::string>& words) { return Launcher(o, words).run(); }
-
-// Lines and words.
-
-namespace {
-
-constexpr size_t kMostHosts = 100000, kMostLetters = 255;
-constexpr int64_t kMostSlots = 100000;
-
-Host host_of(std::string_view line, const std::string& where) {
-  std::string_view name = take_word(line), slots = take_word(line);
-  if (slots.starts_with("slots="))
-    slots.remove_prefix(std::string_view("slots=").size());
-  else if (const size_t colon = name.find(':'); slots.empty() && colon != name.npos)
-    slots = name.substr(colon + 1), name = name.substr(0, colon);
-  else if (!slots.empty())
-    throw InputError(fmt::format("{}: expected slots=N behind the host, found '{}'", where, slots));
-  else
-    slots = "1";
-  if (name.empty() || name.size() > kMostLetters)
-    throw InputError(fmt::format("{}: expected the name of a host, of 1 to {} letters", where, kMostLetters));
-  Host out{.name = std::string(name)};
-  const auto [end, error] = std::from_chars(slots.data(), slots.data() + slots.size(), out.slots);
-  if (error != std::errc() || end != slots.data() + slots.size() || out.slots < 0 || out.slots > kMostSlots)
-    throw InputError(fmt::format("{}: expected 0 to {} slots, found '{}'", where, kMostSlots, slots));
-  if (const std::string_view more = take_word(line); !more.empty())
-    throw InputError(fmt::format("{}: expected nothing behind the slots, found '{}'", where, more));
-  return out;
-}
-
-}  // namespace
 
 std::vector<Host> parse_hosts(std::string_view text, const std::string& what) {
   std::vector<Host> out;

@@ -54,8 +54,7 @@ Dataset dataset_of(const TrainOptions& o, bool quiet) {
                                                      : tokenizer_choice(o.tokenizer, usual, quiet);
   if (!o.add_tokens.empty()) tokenizer.added = split(o.add_tokens, ',');
   tokenizer.end = o.end;
-  std::error_code error;
-  const std::string folder = std::filesystem::is_directory(tokenizer.name, error) ? tokenizer.name : "";
+  const std::string folder = is_folder(tokenizer.name) ? tokenizer.name : "";
   Dataset dataset = of_option("data", o.data,
                               [&] { return of_option("tokenizer", folder, [&] { return open_data(o, tokenizer); }); });
   if (const int64_t rows = job_of(o).model.vocab; o.init && rows > 0 && rows < dataset.vocab()) {
@@ -112,9 +111,7 @@ int train_rank(const Run& run, Communicator& world) {
 Facts facts_of(const Dataset& d, const std::filesystem::path& run) {
   const auto sums = d.checksums();
   Facts out(sums.begin(), sums.end());
-  std::error_code error;
-  const bool there = std::filesystem::exists(run / "lock", error);
-  out.emplace_back("folder of the run", there ? "that of " + RunLock::read(run) : "missing");
+  out.emplace_back("folder of the run", is_there(run / "lock") ? "that of " + RunLock::read(run) : "missing");
   std::vector<std::string> passed_over;
   const auto newest = newest_checkpoint(run / "checkpoints", passed_over);
   out.emplace_back("newest checkpoint", newest ? fmt::format("{} ({:016x})", newest->path.filename().string(),
@@ -209,6 +206,38 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
     output.message("bf16 is emulated: this machine has no AVX-512, so products are made in fp32 of rounded inputs");
 }
 
+// A sample of text, cut where a reader would begin and end.
+
+bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
+bool is_capital(char c) { return c >= 'A' && c <= 'Z'; }
+
+// Titles end with a point, and no sentence with them.
+bool is_title(std::string_view before_point) {
+  for (const std::string_view title : {"Mr", "Mrs", "Ms", "Dr", "St", "Esq"})
+    if (before_point.ends_with(title) &&
+        (before_point.size() == title.size() ||
+         !std::isalpha(static_cast<unsigned char>(before_point[before_point.size() - title.size() - 1]))))
+      return true;
+  return false;
+}
+
+// Behind the end of the sentence that ends at `at`, or 0.
+size_t end_at(std::string_view text, size_t at) {
+  if (text[at] != '.' && text[at] != '!' && text[at] != '?') return 0;
+  if (text[at] == '.' && is_title(text.substr(0, at))) return 0;
+  size_t end = at + 1;
+  while (end < text.size() && (text[end] == '"' || text[end] == '\'' || text[end] == ')' || text[end] == '_')) ++end;
+  return end == text.size() || is_space(text[end]) ? end : 0;
+}
+
+// The place behind `end` at which the next sentence begins, or npos.
+size_t begin_behind(std::string_view text, size_t end) {
+  size_t begin = end;
+  while (begin < text.size() && is_space(text[begin])) ++begin;
+  const size_t word = begin < text.size() && (text[begin] == '"' || text[begin] == '\'') ? begin + 1 : begin;
+  return word < text.size() && is_capital(text[word]) ? begin : std::string_view::npos;
+}
+
 }  // namespace
 
 std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& b) {
@@ -291,42 +320,6 @@ int run(const TrainOptions& asked) {
   });
   return status;
 }
-
-// Options that must go together.
-
-namespace {
-
-bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
-bool is_capital(char c) { return c >= 'A' && c <= 'Z'; }
-
-// Titles end with a point, and no sentence with them.
-bool is_title(std::string_view before_point) {
-  for (const std::string_view title : {"Mr", "Mrs", "Ms", "Dr", "St", "Esq"})
-    if (before_point.ends_with(title) &&
-        (before_point.size() == title.size() ||
-         !std::isalpha(static_cast<unsigned char>(before_point[before_point.size() - title.size() - 1]))))
-      return true;
-  return false;
-}
-
-// Behind the end of the sentence that ends at `at`, or 0.
-size_t end_at(std::string_view text, size_t at) {
-  if (text[at] != '.' && text[at] != '!' && text[at] != '?') return 0;
-  if (text[at] == '.' && is_title(text.substr(0, at))) return 0;
-  size_t end = at + 1;
-  while (end < text.size() && (text[end] == '"' || text[end] == '\'' || text[end] == ')' || text[end] == '_')) ++end;
-  return end == text.size() || is_space(text[end]) ? end : 0;
-}
-
-// The place behind `end` at which the next sentence begins, or npos.
-size_t begin_behind(std::string_view text, size_t end) {
-  size_t begin = end;
-  while (begin < text.size() && is_space(text[begin])) ++begin;
-  const size_t word = begin < text.size() && (text[begin] == '"' || text[begin] == '\'') ? begin + 1 : begin;
-  return word < text.size() && is_capital(text[word]) ? begin : std::string_view::npos;
-}
-
-}  // namespace
 
 std::string whole_sentences(const std::string& text) {
   size_t first = std::string::npos, last = 0;
