@@ -195,7 +195,7 @@ CLI::App* CommandLine::command(CLI::App& owner, const std::string& name, const s
                                const std::string& examples) {
   CLI::App* out = owner.add_subcommand(name, about);
   out->allow_extras();
-  if (!examples.empty()) out->footer("Examples:\n" + examples);
+  out->footer(examples.empty() ? "" : "Examples:\n" + examples);
   told_.emplace_back(out, std::vector<std::pair<Setting, bool>>());
   return out;
 }

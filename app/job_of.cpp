@@ -207,13 +207,12 @@ constexpr double kLeastVocab = 256;          // tokens: one for each byte
 std::string describe_one(const Dataset& d) {
   const auto tokens = [](int64_t count) { return short_number(static_cast<double>(count)); };
   const std::string files = d.train.size() > 1 ? fmt::format(" in {} files", d.train.size()) : "";
-  if (!d.train_examples && d.train_bytes == 0)
-    return fmt::format("{}: {} tokens of training text{} ({}), {} tokens held out", d.source, tokens(d.train_tokens()),
-                       files, d.tokenizer->kind(), tokens(d.val_tokens()));
+  const auto* const text =
+      d.train_bytes == 0 ? "{0} tokens of training text" : "{1} characters of training text as {0} tokens";
   if (!d.train_examples)
-    return fmt::format("{}: {} characters of training text as {} tokens{} ({}), {} tokens held out", d.source,
-                       tokens(d.train_bytes), tokens(d.train_tokens()), files, d.tokenizer->kind(),
-                       tokens(d.val_tokens()));
+    return fmt::format("{}: {}{} ({}), {} tokens held out", d.source,
+                       fmt::format(fmt::runtime(text), tokens(d.train_tokens()), tokens(d.train_bytes)), files,
+                       d.tokenizer->kind(), tokens(d.val_tokens()));
   const ExampleRows& rows = *d.train_examples;
   return fmt::format(
       "{}: {} examples of {} tokens ({}), {} of them to be learnt, in {} rows of {}; {} examples held out", d.source,
