@@ -1,33 +1,17 @@
 // The command `checkpoint`: models in and out, looked at, in parts, and in 4 bits.
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <filesystem>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "app/commands.h"
 #include "app/generate/inference.h"
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/output.h"
 #include "app/run/directory.h"
-#include "app/run/pretrained.h"
-#include "data/examples.h"
-#include "data/files.h"
-#include "data/jsonl.h"
-#include "data/tokenizer.h"
 #include "data/tokenizer/described.h"
 #include "hub/folder.h"
 #include "hub/peft.h"
 #include "models/layout.h"
-#include "parallel/comm/launch.h"
-#include "tensor/error.h"
-#include "tensor/write_file.h"
-#include "train/checkpoint/directory.h"
-#include "train/checkpoint/state.h"
-#include "train/job.h"
 #include "train/quantize/layers.h"
 
 namespace tessera {
@@ -123,10 +107,10 @@ std::vector<std::vector<SavedPart>> whole_parts(const SavedTensors& saved) {
 // Ranks that train alone have a state each, which no other number of them could go on with.
 void check_replicas_stay(const Plan& before, const Plan& after) {
   if (before.dp_mode == DataMode::diloco && before.dp != after.dp)
-    throw Error(
-        fmt::format("--dp: each data rank of --dp-mode diloco keeps a state of its own; expected {}, as many as "
-                    "the run has, found {}",
-                    before.dp, after.dp));
+    bad_usage(
+        "--dp: each data rank of --dp-mode diloco keeps a state of its own; expected {}, as many as "
+        "the run has, found {}",
+        before.dp, after.dp);
 }
 
 // The newest checkpoint of FROM as a new run; with no layout among the options its files are whole. One tensor is in
@@ -189,8 +173,8 @@ void check_sizes(const ModelConfig& config) {
   for (const HubTensor& t : hub_tensors(config))
     for (const HubTensor::Piece& piece : t.pieces)
       if (names.contains(t.name) && (piece.rows % kMultiple != 0 || t.shape[1] % kMultiple != 0))
-        throw Error(fmt::format("{} is ({}, {}); expected multiples of {}, which is what GPTQ's files can hold",
-                                piece.name, piece.rows, t.shape[1], kMultiple));
+        bad_usage("{} is ({}, {}); expected multiples of {}, which is what GPTQ's files can hold", piece.name,
+                  piece.rows, t.shape[1], kMultiple);
 }
 
 void say(const QuantizedWeight& weight, bool is_measured) {
@@ -206,17 +190,16 @@ void quantize(const CheckpointOptions& o) {
   for (const auto& [name, value] : o.layout)
     if ((name == "template" || name == "train-on" || name == "skip-bad" || name == "map") &&
         !holds_examples(o.calibrate))
-      throw Error(fmt::format("--{}: goes with --calibrate FILE.jsonl, found {}", name,
-                              o.calibrate.empty() ? "none" : "--calibrate " + one_line(o.calibrate)));
+      bad_usage("--{}: goes with --calibrate FILE.jsonl, found {}", name,
+                o.calibrate.empty() ? "none" : "--calibrate " + one_line(o.calibrate));
   Words words = o.layout;
   words.emplace_back("dtype", "fp32");
   if (!o.calibrate.empty()) words.emplace_back("data", o.calibrate);
   const Inference model = open_inference(o.from, words);
   const Pretrained& from = model.from;
   if (from.config.lora.rank > 0)
-    throw Error(fmt::format("{}: it has adapters; expected a model without, as checkpoint export --merge makes",
-                            one_line(o.from)));
-  if (from.gptq) throw Error(fmt::format("{}: it is quantised already; expected one that is not", one_line(o.from)));
+    bad_usage("{}: it has adapters; expected a model without, as checkpoint export --merge makes", one_line(o.from));
+  if (from.gptq) bad_usage("{}: it is quantised already; expected one that is not", one_line(o.from));
   check_sizes(from.config);
   EvaluationText text;
   if (!o.calibrate.empty()) text = evaluation_text(o.calibrate, *model.tokenizer, example_options(model.run));
@@ -273,7 +256,7 @@ void write_model(const fs::path& file, const Pretrained& from, DType dtype) {
 
 void import_model(const CheckpointOptions& o) {
   if (!is_hub_folder(o.from) && !is_peft_folder(o.from))
-    throw InputError(fmt::format("{}: no config.json; expected the folder of a model", o.from));
+    bad_input("{}: no config.json; expected the folder of a model", o.from);
   const Pretrained from = open_pretrained(o.from, o.base);
   say_notes(from.notes);
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_for(o, from);
@@ -335,7 +318,7 @@ void export_model(const CheckpointOptions& o) {
   Pretrained from = open_pretrained(o.from, o.base);
   say_notes(from.notes);
   if (o.merge && from.config.lora.rank == 0)
-    throw Error(fmt::format("--merge: expected a model with adapters, and {} has none", one_line(o.from)));
+    bad_usage("--merge: expected a model with adapters, and {} has none", one_line(o.from));
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.path);
   const DType dtype = stored_in(o, from.dtype);
   TrainOptions run;

@@ -1,22 +1,13 @@
 // CLI11 behind one function. It splits the words; values are read by the entries of the fields, so that the command
 // line and the configuration file say the same about them.
-#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <array>
-#include <filesystem>
-#include <functional>
-#include <vector>
 
 #include "app/commands.h"
 #include "app/job_of.h"
 #include "app/run/pretrained.h"
 #include "data/config_file.h"
-#include "data/files.h"
 #include "settings/json.h"
-#include "tensor/error.h"
-#include "train/job.h"
 
 namespace tessera {
 namespace {
@@ -451,9 +442,8 @@ Command CommandLine::plan() {
   wrong_.raise();
   const DType dtype = plan_.run.optim.dtype;
   if (dtype != DType::bfloat16 && (plan_.hardware != "this" || dtype == DType::float64))
-    throw Error(
-        fmt::format("--dtype: expected bf16, the one type that descriptions of hardware have rates for; found '{}'",
-                    text_of(dtype)));
+    bad_usage("--dtype: expected bf16, the one type that descriptions of hardware have rates for; found '{}'",
+              text_of(dtype));
   return plan_;
 }
 
@@ -480,7 +470,7 @@ Command CommandLine::taken() {
   if (name == "evaluate") return with_good_words(evaluate_);
   if (name == "plan") return plan();
   wrong_.raise();
-  if (!chosen()) throw Error(fmt::format("no command given; expected {} (tessera --help says more)", kCommands));
+  if (!chosen()) bad_usage("no command given; expected {} (tessera --help says more)", kCommands);
   if (name == "describe") return Print{described()};
   if (name == "report") return report_;
   if (name == "explore") return explore_;

@@ -1,8 +1,5 @@
 // The commands with files of their own. Each returns the exit status; failures are thrown.
 #pragma once
-#include <string>
-#include <variant>
-
 #include "app/options.h"
 
 namespace tessera {

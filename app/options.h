@@ -1,20 +1,12 @@
 // The commands' options: plain structs, and the entry of each of their fields (settings/setting.h). A model, its
 // optimisation and a plan are described beside their structs, in models/ and train/.
 #pragma once
-#include <fmt/format.h>
-
-#include <cstdint>
-#include <optional>
 #include <set>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
+#include "data/bad_input.h"
 #include "data/jsonl.h"
 #include "data/text.h"
 #include "settings/setting.h"
-#include "tensor/error.h"
 #include "tensor/findings.h"
 #include "train/job.h"
 
@@ -208,6 +200,11 @@ Words config_values(const TrainOptions& options);
 // that the others come from.
 Words all_values(const TrainOptions& options);
 
+// Throws Error (usage) with this text, as fmt::format() makes it; bad_input() throws InputError.
+template <class... Values>
+[[noreturn]] void bad_usage(fmt::format_string<Values...> text, Values&&... values) {
+  throw Error(fmt::format(text, std::forward<Values>(values)...));
+}
 // A message of a library, which names fields between backticks, as the user knows them: "`grad_dtype`: expected ..."
 // becomes "--grad-dtype: expected ...". Another name stays as it is.
 std::string with_options(const std::string& message);

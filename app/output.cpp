@@ -6,16 +6,9 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <string_view>
-
-#include "tensor/error.h"
 
 namespace tessera {
 

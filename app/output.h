@@ -1,11 +1,7 @@
 // Standard output as a product: what cannot be written there is an error, unless the reader has closed it.
 #pragma once
 #include <chrono>
-#include <cstdint>
 #include <cstdio>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "train/step.h"
 

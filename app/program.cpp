@@ -1,28 +1,17 @@
 // The program: from argv to an exit status, and the commands that are short.
-#include <fmt/format.h>
 
-#include <algorithm>
-#include <cstdio>
-#include <filesystem>
 #include <new>
-#include <string>
-#include <vector>
 
 #include "app/commands.h"
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/output.h"
 #include "app/signals.h"
 #include "app/train/restarts.h"
 #include "bench/run.h"
 #include "data/dataset.h"
-#include "data/jsonl.h"
 #include "data/token_file.h"
 #include "lab/check.h"
-#include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
-#include "tensor/findings.h"
 #include "train/device.h"
 
 namespace tessera {
@@ -55,8 +44,7 @@ Dataset make(const DatasetOptions& o, const TokenizerChoice& choice) {
     return sources.size() == 1 && is_llmc_file(first) && o.shard_tokens == 0
                ? import_llmc(first, choice, *o.out)
                : make_dataset_of(sources, choice, *o.out, o.shard_tokens);
-  if (sources.size() > 1)
-    throw Error(fmt::format("--out: expected a folder for a dataset of {} sources, found none", sources.size()));
+  if (sources.size() > 1) bad_usage("--out: expected a folder for a dataset of {} sources, found none", sources.size());
   if (o.shard_tokens > 0) throw Error("--shard-tokens: goes with --out, the folder that the files are written to");
   return holds_examples(first) ? dataset_of_documents(first, choice) : dataset_for(first, choice);
 }
@@ -119,9 +107,8 @@ int run(const Command& command, const std::vector<std::string>& words) {
   const bool is_shared =
       is_one_of<Print, TrainOptions, VerifyOptions, GenerateOptions, EvaluateOptions, BenchOptions>(command);
   if (const auto job = mpi_surroundings(); !is_shared && job && job->ranks > 1)
-    throw Error(fmt::format(
-        "the job has {} ranks; expected one: only train, verify, generate, evaluate and bench share their work",
-        job->ranks));
+    bad_usage("the job has {} ranks; expected one: only train, verify, generate, evaluate and bench share their work",
+              job->ranks);
   if (const auto* train = std::get_if<TrainOptions>(&command); train && train->restarts > 0)
     return run_with_restarts(*train, words);
   return std::visit([](const auto& o) { return run(o); }, command);
@@ -130,8 +117,7 @@ int run(const Command& command, const std::vector<std::string>& words) {
 // OpenMP itself dies of 100,000, without a word of ours.
 void check_openmp() {
   constexpr int most = 1024;  // as of --threads-per-rank
-  if (cpu::threads() > most)
-    throw Error(fmt::format("OMP_NUM_THREADS: expected at most {} threads, found {}", most, cpu::threads()));
+  if (cpu::threads() > most) bad_usage("OMP_NUM_THREADS: expected at most {} threads, found {}", most, cpu::threads());
 }
 
 // The first, which was noticed before the others, stands in the last line.

@@ -1,23 +1,17 @@
 // The command `verify`: the contract of a plan, as a table or as JSON; broken bounds, causes and defects.
 #include "verify/verify.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/output.h"
 #include "app/plan_json.h"
 #include "app/run/pretrained.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
 #include "train/device.h"
 #include "verify/defects/defects.h"
 
@@ -61,13 +55,6 @@ void ask_player(const Defect& d) {
 
 using Ordered = nlohmann::ordered_json;
 
-template <class F>
-Ordered by_rank(const std::vector<HeldBytes>& held, const F& f) {
-  Ordered out = Ordered::array();
-  for (const HeldBytes& h : held) out.push_back(f(h));
-  return out;
-}
-
 Ordered bytes_json(const VerifyResult& r) {
   Ordered bytes = Ordered::object();
   for (const SentBytes& s : r.expected_sent)
@@ -85,8 +72,9 @@ Ordered bytes_json(const VerifyResult& r) {
 Ordered memory_json(const VerifyResult& r) {
   Ordered memory = Ordered::object();
   const auto category = [&](const char* name, int64_t HeldBytes::*field) {
-    const auto get = [&](const HeldBytes& h) { return h.*field; };
-    memory[name] = {{"measured", by_rank(r.held, get)}, {"expected", by_rank(r.expected_held, get)}};
+    memory[name] = {{"measured", Ordered::array()}, {"expected", Ordered::array()}};
+    for (const auto& [key, held] : {std::pair("measured", &r.held), {"expected", &r.expected_held}})
+      for (const HeldBytes& h : *held) memory[name][key].push_back(h.*field);
   };
   category("parameters", &HeldBytes::parameters);
   category("gradients", &HeldBytes::gradients);

@@ -1,21 +1,12 @@
 // Requests to the planner and back; a query becomes a case in JSON, which the planner's own reader takes.
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <array>
 #include <charconv>
 #include <chrono>
-#include <map>
-#include <mutex>
-#include <optional>
 
 #include "app/explore/explore.h"
-#include "models/language_model.h"
 #include "planner/case_json.h"
 #include "settings/json.h"
-#include "tensor/error.h"
-#include "train/job.h"
 
 namespace tessera::explore {
 namespace {

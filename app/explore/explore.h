@@ -10,13 +10,7 @@
 // connection. A request must name this server as its host, so that no other site's name can be pointed at it (DNS
 // rebinding), and what a page of another site asks for is refused. It keeps nothing between requests.
 #pragma once
-#include <functional>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "app/plan/plan.h"
 

@@ -1,7 +1,6 @@
 // The command `explore` serves the planner as a page on this machine: a server over GNU libmicrohttpd, which bounds the
 // memory and the time of a connection.
 #include <arpa/inet.h>
-#include <fmt/format.h>
 #include <microhttpd.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -9,12 +8,10 @@
 
 #include <cerrno>
 #include <cstring>
-#include <string_view>
 
 #include "app/commands.h"
 #include "app/explore/explore.h"
 #include "app/output.h"
-#include "tensor/error.h"
 
 namespace tessera::explore {
 namespace {

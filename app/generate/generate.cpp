@@ -1,34 +1,17 @@
 // The commands `generate`, texts of a model, one of them printed as it is written; and `evaluate`, how well a model
 // predicts a text.
-#include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <cstdio>
-#include <filesystem>
 #include <iostream>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <sstream>
-#include <string_view>
-#include <vector>
 
 #include "app/commands.h"
 #include "app/generate/inference.h"
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/output.h"
-#include "app/run/pretrained.h"
-#include "data/examples.h"
-#include "data/files.h"
 #include "data/json.h"
 #include "data/mixture.h"
-#include "data/tokenizer.h"
-#include "parallel/comm/launch.h"
-#include "tensor/error.h"
 #include "train/evaluate.h"
 
 namespace tessera {
@@ -163,7 +146,7 @@ std::vector<std::string> prompts_of(const GenerateOptions& o) {
       if (line.ends_with('\r')) line.pop_back();
       if (!line.empty()) out.push_back(line);
     }
-    if (out.empty()) throw InputError(fmt::format("{}: no prompts; expected one on each line", *o.prompts_file));
+    if (out.empty()) bad_input("{}: no prompts; expected one on each line", *o.prompts_file);
   }
   if (out.empty()) out.emplace_back("\n");
   for (const std::string& prompt : out)
@@ -197,8 +180,8 @@ std::vector<int32_t> tokens_of(const std::string& prompt, const Inference& model
       model.tokenizer->encode_with(prompt, {.special_in_text = o.special, .add_ends = !o.no_bos});
   for (const int32_t token : out)
     if (token >= model.from.config.vocab)
-      throw Error(fmt::format("--prompt: its token {}, '{}', is beyond the model's table of {}", token,
-                              model.tokenizer->decode(std::span(&token, 1)), model.from.config.vocab));
+      bad_usage("--prompt: its token {}, '{}', is beyond the model's table of {}", token,
+                model.tokenizer->decode(std::span(&token, 1)), model.from.config.vocab);
   return out;
 }
 

@@ -1,15 +1,6 @@
 // A model that only computes, opened for a plan: what `generate` and `evaluate` share.
 #pragma once
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
-#include "app/options.h"
 #include "app/run/pretrained.h"
-#include "data/tokenizer.h"
-#include "parallel/comm/communicator.h"
-#include "train/job.h"
 #include "train/trainer.h"
 
 namespace tessera {

@@ -1,13 +1,7 @@
 // An answer of the planner as one self-contained HTML file, made of parts as a report is.
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <array>
 
 #include "app/plan/plan.h"
 #include "app/report/report.h"
-#include "parallel/pipeline/simulate.h"
-#include "train/job.h"
 
 namespace tessera {
 namespace {

@@ -1,23 +1,16 @@
 // The command `plan`.
 #include "app/plan/plan.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <cstdio>
 #include <nlohmann/json.hpp>
-#include <string_view>
 
 #include "app/commands.h"
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/output.h"
 #include "bench/calibrate.h"
 #include "data/files.h"
 #include "planner/case_json.h"
 #include "planner/memory.h"
 #include "planner/prices.h"
-#include "tensor/error.h"
 #include "tensor/write_file.h"
 
 namespace tessera {
@@ -49,7 +42,7 @@ auto from_file(std::string_view option, const std::string& path, const F& read) 
   try {
     return read(text, path);
   } catch (const FieldError& e) {
-    throw Error(fmt::format("{}: {}", path, without_backticks(e.what())));
+    bad_usage("{}: {}", path, without_backticks(e.what()));
   }
 }
 
@@ -57,8 +50,8 @@ planner::ModelShape model_of(const PlanOptions& o) {
   if (o.model_file) {
     for (const auto& [name, text] : o.words)
       if (name != "model" && name != "batch" && !is_searched(name) && name != "dtype")
-        throw Error(fmt::format("--{}: expected a model by name beside it; found --model {}, a file with its own sizes",
-                                name, *o.model_file));
+        bad_usage("--{}: expected a model by name beside it; found --model {}, a file with its own sizes", name,
+                  *o.model_file);
     return from_file("model", *o.model_file, planner::model_from_json);
   }
   Job job = job_of(o.run);
@@ -78,8 +71,7 @@ int64_t ranks_of(const PlanOptions& o) {
 
 planner::Hardware hardware_of(const PlanOptions& o) {
   if (!o.hardware)
-    throw Error(fmt::format("--hardware: expected {}, this, or a TOML file; found none",
-                            fmt::join(planner::hardware_names(), ", ")));
+    bad_usage("--hardware: expected {}, this, or a TOML file; found none", fmt::join(planner::hardware_names(), ", "));
   if (*o.hardware == "this") {
     planner::Hardware h = planner::hardware_of(measured_here(o.calibrate), job_of(o.run).optim.dtype);
     h.memory_bytes = o.memory_gb ? *o.memory_gb * 1e9 : h.memory_bytes / static_cast<double>(ranks_of(o));
@@ -147,9 +139,8 @@ std::string where_it_fits(planner::Question q) {
   const planner::Question& q = a.asked.question;
   const planner::Candidate& nearest = a.found.too_large.at(0);
   const planner::Prediction& p = nearest.prediction;
-  throw Error(fmt::format("no plan fits {:.1f} GB: the nearest, {}, needs {:.1f} GB more, most of it {}{}",
-                          a.asked.memory() / 1e9, to_text(nearest.layout.plan), p.over_bytes / 1e9, p.largest,
-                          where_it_fits(q)));
+  bad_usage("no plan fits {:.1f} GB: the nearest, {}, needs {:.1f} GB more, most of it {}{}", a.asked.memory() / 1e9,
+            to_text(nearest.layout.plan), p.over_bytes / 1e9, p.largest, where_it_fits(q));
 }
 
 // The figures that a person looks for first, and where the others are.
@@ -167,8 +158,7 @@ std::vector<MeasuredPlan> measure_plans(const planner::Question& q, const planne
                                         const std::vector<int64_t>& numbers) {
   for (const int64_t number : numbers)
     if (number > std::ssize(found.best))
-      throw Error(
-          fmt::format("--measure: expected numbers of the ranking, 1 to {}, found {}", found.best.size(), number));
+      bad_usage("--measure: expected numbers of the ranking, 1 to {}, found {}", found.best.size(), number);
   std::vector<MeasuredPlan> out;
   for (const int64_t number : numbers) {
     const planner::Candidate& c = found.best[static_cast<size_t>(number - 1)];
@@ -285,8 +275,8 @@ int run(const PlanOptions& o) {
     return 0;
   }
   if (o.hardware != "this" && (o.calibrate || !o.measure.empty()))
-    throw Error(fmt::format("--{}: expected --hardware this with it, found {}", o.calibrate ? "calibrate" : "measure",
-                            o.hardware.value_or("none")));
+    bad_usage("--{}: expected --hardware this with it, found {}", o.calibrate ? "calibrate" : "measure",
+              o.hardware.value_or("none"));
   PlanAnswer a = answer_of(o, question_of(o));
   if (a.fits()) a.measured = measure_plans(a.asked.question, a.found, o.measure);
   if (o.html) write_file(*o.html, plan_page(a));

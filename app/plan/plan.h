@@ -1,12 +1,7 @@
 // The command `plan`: a question to the planner, its answer as text, as JSON lines and as a page; predictions of given
 // plans; this machine, and plans that run on it.
 #pragma once
-#include <array>
-#include <memory>
 #include <nlohmann/json_fwd.hpp>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "app/options.h"
 #include "app/report/drawing.h"
@@ -14,7 +9,6 @@
 #include "planner/measured.h"
 #include "planner/recommend.h"
 #include "planner/search.h"
-#include "train/job.h"
 
 namespace tessera {
 

@@ -1,15 +1,10 @@
 // Tables and sentences, and a layout in the options of `train`.
-#include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/plan/plan.h"
 #include "planner/case_json.h"
-#include "tensor/error.h"
-#include "train/job.h"
 
 namespace tessera {
 

@@ -1,24 +1,13 @@
 // Closed forms as a record: a plan that has not run, for pictures that are the same everywhere.
-#include <fmt/format.h>
 
-#include <algorithm>
-#include <bit>
-#include <filesystem>
 #include <numeric>
-#include <string>
-#include <vector>
 
 #include "app/commands.h"
 #include "app/job_of.h"
-#include "app/options.h"
-#include "app/output.h"
 #include "app/plan/plan.h"
 #include "app/report/report.h"
-#include "app/run/directory.h"
 #include "app/trace/timeline.h"
 #include "data/files.h"
-#include "parallel/mesh.h"
-#include "tensor/error.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
 
@@ -45,7 +34,7 @@ Job checked_job(const TrainOptions& o) {
     check_layout(job.plan, job.model, job.optim.batch);
   });
   if (job.plan.ranks() > kMostPlanned)
-    throw Error(fmt::format("--ranks: expected at most {} to draw, found {}", kMostPlanned, job.plan.ranks()));
+    bad_usage("--ranks: expected at most {} to draw, found {}", kMostPlanned, job.plan.ranks());
   return job;
 }
 
@@ -106,13 +95,12 @@ std::vector<Record> planned(const Words& words) {
   std::vector<std::string> values = {""};
   for (const auto& [name, text] : words) {
     if (!is_list(name, text)) continue;
-    if (!many.empty() && many != name)
-      throw Error(fmt::format("--{}: expected one value, since --{} has several", name, many));
+    if (!many.empty() && many != name) bad_usage("--{}: expected one value, since --{} has several", name, many);
     many = name;
     values = split(text, ',');
   }
   if (std::ssize(values) > kMostPlans)
-    throw Error(fmt::format("--{}: expected at most {} values, found {}", many, kMostPlans, values.size()));
+    bad_usage("--{}: expected at most {} values, found {}", many, kMostPlans, values.size());
   std::vector<Record> out;
   for (const std::string& value : values) {
     TrainOptions o;
@@ -180,9 +168,9 @@ void check(const ReportOptions& o) {
   if (o.format == "text" && o.out)
     throw Error("--out: expected no file with --format text, which goes to standard output");
   if (o.runs.empty() && !o.figure) throw Error("RUN: expected a run directory, found none");
-  if (o.runs.size() > 2) throw Error(fmt::format("RUN: expected at most two, found {}", o.runs.size()));
+  if (o.runs.size() > 2) bad_usage("RUN: expected at most two, found {}", o.runs.size());
   if (!o.runs.empty() && !o.words.empty())
-    throw Error(fmt::format("--{}: expected no option of a plan beside a run", o.words.front().first));
+    bad_usage("--{}: expected no option of a plan beside a run", o.words.front().first);
 }
 
 }  // namespace

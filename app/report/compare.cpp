@@ -1,16 +1,9 @@
 // Two runs beside each other, and the ranks of one that failed.
-#include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <set>
-#include <utility>
 
 #include "app/report/report.h"
 #include "data/json.h"
-#include "tensor/error.h"
 
 namespace tessera::report {
 namespace {
@@ -303,14 +296,14 @@ Flights parse_flights(std::string_view file, const std::string& what) {
       out.written.push_back(flight_of(line));
     }
   } catch (const Json::exception& e) {
-    throw InputError(fmt::format("{}: not a failure as ranks record it: {}", what, e.what()));
+    bad_input("{}: not a failure as ranks record it: {}", what, e.what());
   } catch (const std::bad_optional_access&) {
-    throw InputError(fmt::format("{}: not a failure as ranks record it: expected whole numbers", what));
+    bad_input("{}: not a failure as ranks record it: expected whole numbers", what);
   }
   constexpr int64_t kMost = 1 << 16;
   for (const RankFlight& r : out.written)
     if (r.rank >= out.ranks || out.ranks > kMost)
-      throw InputError(fmt::format("{}: rank {} of {} ranks; expected fewer than {}", what, r.rank, out.ranks, kMost));
+      bad_input("{}: rank {} of {} ranks; expected fewer than {}", what, r.rank, out.ranks, kMost);
   std::ranges::sort(out.written, {}, &RankFlight::rank);
   return out;
 }

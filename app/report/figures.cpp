@@ -1,14 +1,8 @@
 // Pictures of runs, and the figures that are made of them: what each needs of a run, and how runs share a scale.
-#include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
-#include <map>
-#include <utility>
 
 #include "app/report/report.h"
-#include "tensor/error.h"
 
 namespace tessera::report {
 namespace {
@@ -194,7 +188,7 @@ std::string of_run(const Records& runs, const Record& r, const std::string& what
 }
 
 [[noreturn]] void refuse(std::string_view figure, const Record& r, const std::string& what) {
-  throw Error(fmt::format("--figure {}: {}: {}", figure, r.label, what));
+  bad_usage("--figure {}: {}: {}", figure, r.label, what);
 }
 
 void need_trace(std::string_view figure, const Record& r) {

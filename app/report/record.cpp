@@ -1,19 +1,12 @@
 // Reading what `train --trace` wrote, believing none of it before it was looked at.
-#include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "app/report/report.h"
 #include "app/run/directory.h"
 #include "app/train/output.h"
 #include "data/files.h"
 #include "data/json.h"
-#include "tensor/error.h"
 
 namespace tessera::report {
 namespace fs = std::filesystem;
@@ -31,7 +24,7 @@ class Value {
   Value(const Json& json, const std::string& file) : json_(json), file_(file) {}
 
   [[noreturn]] void refuse(const std::string& expected) const {
-    throw InputError(fmt::format("{}: expected {}, found {}", file_, expected, json_.dump().substr(0, 60)));
+    bad_input("{}: expected {}, found {}", file_, expected, json_.dump().substr(0, 60));
   }
   Value operator[](const char* key) const {
     if (!json_.is_object() || !json_.contains(key)) refuse(fmt::format("an object with '{}'", key));
@@ -412,17 +405,17 @@ Record parse_metrics(std::string_view metrics, const std::string& name) {
 }
 
 Record read_record(const fs::path& run, bool may_lack_trace) {
-  if (!is_there(run)) throw InputError(fmt::format("{}: no such directory; expected a run directory", run.string()));
+  if (!is_there(run)) bad_input("{}: no such directory; expected a run directory", run.string());
   const std::string folder = (run / "").string();
   Record r;
   if (may_lack_trace && !(is_there(run / "report.json") && is_there(run / "trace.json"))) {
     if (!is_there(run / "metrics.jsonl"))
-      throw InputError(fmt::format("{}: there is no metrics.jsonl in it; expected a run directory", run.string()));
+      bad_input("{}: there is no metrics.jsonl in it; expected a run directory", run.string());
     r = parse_metrics(read_file(run / "metrics.jsonl"), folder);
   } else {
     for (const char* file : {"report.json", "trace.json"})
       if (!is_there(run / file))
-        throw InputError(fmt::format("{}: there is no {} in it; train with --trace to have one", run.string(), file));
+        bad_input("{}: there is no {} in it; train with --trace to have one", run.string(), file);
     const std::string report = read_file(run / "report.json"), trace = read_file(run / "trace.json"),
                       metrics = read_file(run / "metrics.jsonl");
     r = parse_record({report, trace, metrics}, folder);

@@ -1,17 +1,7 @@
 // The parts of a report: of a run, of two runs beside each other, of one that failed; figures of runs and of plans.
 #pragma once
-#include <array>
-#include <cstdint>
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
-
 #include "app/options.h"
 #include "app/report/drawing.h"
-#include "parallel/pipeline/schedule.h"
 #include "parallel/pipeline/simulate.h"
 #include "tensor/arena.h"
 #include "train/usage.h"

@@ -3,32 +3,20 @@
 
 #include <fcntl.h>
 #include <fmt/chrono.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <functional>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <random>
-#include <set>
 
-#include "app/options.h"
-#include "data/files.h"
 #include "data/json.h"
 #include "settings/json.h"
-#include "tensor/error.h"
-#include "tensor/write_file.h"
 #include "train/checkpoint/state.h"
-#include "train/job.h"
 
 namespace tessera {
 
@@ -90,14 +78,14 @@ void check_numbers(const Checkpoint& checkpoint) {
     for (const auto& file : saved.files())
       for (const TensorBytes& t : file->tensors())
         if (const int64_t at = first_not_finite(t.dtype, t.bytes); at >= 0)
-          throw InputError(fmt::format("{}: tensor '{}' holds inf or nan at element {}; expected finite numbers",
-                                       file->what(), t.name, at));
+          bad_input("{}: tensor '{}' holds inf or nan at element {}; expected finite numbers", file->what(), t.name,
+                    at);
   }
 }
 
 [[noreturn]] void refuse_unusable(const fs::path& run, const std::vector<std::string>& passed_over) {
-  throw InputError(fmt::format("{}: no usable checkpoint: {}", run.string(),
-                               passed_over.empty() ? "none was saved there" : passed_over.front()));
+  bad_input("{}: no usable checkpoint: {}", run.string(),
+            passed_over.empty() ? "none was saved there" : passed_over.front());
 }
 
 std::set<std::string> names_of(const std::vector<WholeTensor>& tensors) {
@@ -116,9 +104,9 @@ void check_replicas_saved(const SavedTensors& state, const DataStrategy& strateg
   const int saved = static_cast<int>(copies.size());
   const int wanted = strategy.layout().apart ? strategy.copies() : 0;
   if (saved == wanted) return;
-  throw Error(fmt::format("--resume: {} has the states of {}; expected {}", what,
-                          saved == 0 ? "ranks that train together" : fmt::format("{} ranks that train alone", saved),
-                          saved == 0 ? "--dp-mode ddp" : fmt::format("--dp-mode diloco --dp {}", saved)));
+  bad_usage("--resume: {} has the states of {}; expected {}", what,
+            saved == 0 ? "ranks that train together" : fmt::format("{} ranks that train alone", saved),
+            saved == 0 ? "--dp-mode ddp" : fmt::format("--dp-mode diloco --dp {}", saved));
 }
 
 // A file under flock().
@@ -146,12 +134,11 @@ std::string owner_text() {
 RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.out) : new_run_folder()) {
   const auto check_content = [&] {
     const bool is_run = is_there(path_ / "config.toml");
-    if (o.resume && !is_run)
-      throw InputError(fmt::format("--resume: {} holds no run (no config.toml)", path_.string()));
+    if (o.resume && !is_run) bad_input("--resume: {} holds no run (no config.toml)", path_.string());
     if (!o.resume && is_there(path_) && !holds_nothing(path_))
-      throw Error(fmt::format("--out: {} {}", path_.string(),
-                              is_run ? "holds a run already; --resume goes on with it, another name starts a new one"
-                                     : "exists and is not an empty folder; expected a new name"));
+      bad_usage("--out: {} {}", path_.string(),
+                is_run ? "holds a run already; --resume goes on with it, another name starts a new one"
+                       : "exists and is not an empty folder; expected a new name");
   };
   check_content();
   make_directories(path_);
@@ -208,14 +195,13 @@ std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config
   if (!checkpoint) refuse_unusable(path_, passed_over);
   const std::string now = run_identity(o, config, dataset).dump(), what = checkpoint->path.string();
   if (!SavedTensors::are_in(checkpoint->path, kOptimizer))
-    throw Error(
-        fmt::format("--resume: {} holds only weights; expected --init {} and a new --out", what, path_.string()));
+    bad_usage("--resume: {} holds only weights; expected --init {} and a new --out", what, path_.string());
   if (const auto found = differences(checkpoint->about, now, what); !found.empty())
-    throw Error(fmt::format("--resume: {}: {}", what, fmt::join(found, "; ")));
+    bad_usage("--resume: {}: {}", what, fmt::join(found, "; "));
   const Json about = parse_json(checkpoint->about, what);
   const std::optional<int64_t> updates = natural(about.value("updates", Json(checkpoint->step)));
   const Json losses = about.value("losses", Json(0.0));
-  if (!updates || !losses.is_number()) throw InputError(fmt::format("{}: the manifest does not count updates", what));
+  if (!updates || !losses.is_number()) bad_input("{}: the manifest does not count updates", what);
   return Saved{checkpoint->path, checkpoint->step, *updates, losses.get<double>()};
 }
 
@@ -227,10 +213,10 @@ std::optional<PushLog> saved_order(const fs::path& checkpoint, int ranks, int se
   const std::vector<int64_t> clocks = clocks_after(first, std::ssize(first), order.workers);
   const bool same = order.workers == ranks && order.servers.size() == static_cast<size_t>(servers);
   if (!same && std::ranges::adjacent_find(clocks, std::not_equal_to<>()) != clocks.end())
-    throw Error(
-        fmt::format("--resume: {} was saved inside a replay, with its workers at different steps; expected --dp-mode "
-                    "ps-async with {} ranks and {} servers",
-                    checkpoint.string(), order.workers, order.servers.size()));
+    bad_usage(
+        "--resume: {} was saved inside a replay, with its workers at different steps; expected --dp-mode "
+        "ps-async with {} ranks and {} servers",
+        checkpoint.string(), order.workers, order.servers.size());
   return order;
 }
 
@@ -238,7 +224,7 @@ static std::string in_words(const Json& value) { return value.is_null() ? "as us
 
 std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what) {
   const Json saved = parse_json(about, what).value("run", Json());
-  if (!saved.is_object()) throw InputError(fmt::format("{}: the manifest does not say to which run it belongs", what));
+  if (!saved.is_object()) bad_input("{}: the manifest does not say to which run it belongs", what);
   const Json current = Json::parse(now);
   std::vector<std::string> out;
   Json all = saved;
@@ -252,12 +238,10 @@ std::vector<std::string> differences(const std::string& about, const std::string
 }
 
 Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passed_over) {
-  if (!is_there(from))
-    throw InputError(fmt::format("{}: no such file or directory; expected a run or a checkpoint", from.string()));
+  if (!is_there(from)) bad_input("{}: no such file or directory; expected a run or a checkpoint", from.string());
   if (!is_folder(from) && (from.filename() == "best" || from.filename() == "latest")) {
     const std::string text = read_file(from), name = text.substr(0, text.find_first_of(" \n"));
-    if (!name.starts_with("step-"))
-      throw InputError(fmt::format("{}: expected the name of a checkpoint, found '{}'", from.string(), name));
+    if (!name.starts_with("step-")) bad_input("{}: expected the name of a checkpoint, found '{}'", from.string(), name);
     return find_checkpoint(from.parent_path() / name, passed_over);
   }
   if (is_there(from / "manifest.json") || from.filename().string().starts_with("step-")) {
@@ -295,8 +279,8 @@ RunLock::RunLock(const fs::path& run) : run_(run) {
     ::close(fd_);
     if (cause != EWOULDBLOCK) throw OutputError(fmt::format("cannot lock {}: {}", file.string(), std::strerror(cause)));
     const std::string owner = read(run);
-    throw Error(fmt::format("--out: {} is being written by another run, {}; expected a folder that no run writes to",
-                            run.string(), owner.empty() ? "which has just begun" : owner.substr(0, owner.find(" ("))));
+    bad_usage("--out: {} is being written by another run, {}; expected a folder that no run writes to", run.string(),
+              owner.empty() ? "which has just begun" : owner.substr(0, owner.find(" (")));
   }
   text_ = owner_text();
   if (::ftruncate(fd_, 0) == 0 && ::pwrite(fd_, text_.data(), text_.size(), 0) == std::ssize(text_)) return;

@@ -1,15 +1,6 @@
 // A run's folder has one writer at a time, who holds the file `lock` in it. The system gives a lock back when a process
 // ends, however that ends.
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <map>
-#include <memory>
-#include <optional>
-#include <set>
-#include <string>
-#include <vector>
-
 #include "app/options.h"
 #include "parallel/async/push_log.h"
 #include "train/checkpoint/directory.h"

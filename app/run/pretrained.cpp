@@ -1,29 +1,18 @@
 // Models from runs and from folders.
 #include "app/run/pretrained.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <cstdio>
 #include <cstdlib>
-#include <map>
-#include <set>
-#include <vector>
 
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/output.h"
 #include "app/run/directory.h"
 #include "hub/folder.h"
 #include "hub/llmc.h"
 #include "hub/peft.h"
 #include "models/adapters/adapters.h"
-#include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
-#include "train/checkpoint/state.h"
-#include "train/job.h"
 #include "train/quantize/layers.h"
 #include "verify/verify.h"
 
@@ -53,8 +42,8 @@ WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
     const bool bytes = dtype == DType::uint8;  // a weight in four bits
     if (bytes != (whole.dtype == DType::uint8) || !(bytes || is_floating(whole.dtype)) ||
         whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
-      throw InputError(fmt::format("the checkpoint's '{}' does not fit: expected {} of the shape {}", name,
-                                   bytes ? "bytes" : "numbers", shape.str()));
+      bad_input("the checkpoint's '{}' does not fit: expected {} of the shape {}", name, bytes ? "bytes" : "numbers",
+                shape.str());
     return [saved, read = saved->reader(name), stored = whole.dtype, dtype](int64_t begin, std::span<std::byte> to) {
       if (stored == dtype) return read(begin, to);
       const int64_t count = std::ssize(to) / size_of(dtype);
@@ -85,7 +74,7 @@ WholeTensors tensors_of(const std::shared_ptr<const HubFolder>& folder) {
   return [folder, of = folder->tensors()](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     if (dtype != DType::uint8) return of(name, dtype, shape);
     const auto codes = folder->codes(name);
-    if (!codes) throw InputError(fmt::format("{}: '{}' is not in 4 bits", folder->path().string(), name));
+    if (!codes) bad_input("{}: '{}' is not in 4 bits", folder->path().string(), name);
     const auto bytes = std::make_shared<const std::vector<std::byte>>(codes->packed());
     return [bytes, read = reader_of(*bytes, DType::uint8)](int64_t begin, std::span<std::byte> to) { read(begin, to); };
   };
@@ -96,8 +85,7 @@ Pretrained open_adapted(const fs::path& from, const Base& given) {
   const PeftFolder adapters(from);
   const fs::path base = adapters.base(given);
   Pretrained out = open_pretrained(base);
-  if (out.config.lora.rank > 0)
-    throw InputError(fmt::format("{}: its base {} has adapters of its own", from.string(), base.string()));
+  if (out.config.lora.rank > 0) bad_input("{}: its base {} has adapters of its own", from.string(), base.string());
   out.config = adapters.config(out.config);
   out.tensors = adapters.tensors(out.config, std::move(out.tensors));
   out.base = base.string();
@@ -174,7 +162,7 @@ MemoryLimit limit_beside_threads(const Job& job, int64_t ranks_here) {
 
 Pretrained open_pretrained(const fs::path& from, const Base& base) {
   if (is_peft_folder(from)) return open_adapted(from, base);
-  if (base) throw Error(fmt::format("--base: goes with adapters, and {} is no folder of them", from.string()));
+  if (base) bad_usage("--base: goes with adapters, and {} is no folder of them", from.string());
   if (is_hub_folder(from)) {
     const auto folder = std::make_shared<const HubFolder>(from);
     return {.path = from,
@@ -233,18 +221,17 @@ ModelConfig first_config(const TrainOptions& o) {
   ModelConfig config = pretrained_config(*o.init, o.base);
   if (o.add_tokens.empty()) return config;
   if (o.tokenizer && !is_folder(*o.tokenizer))
-    throw Error(
-        fmt::format("--add-tokens: beside --init expected a folder as --tokenizer or none, found {}", *o.tokenizer));
+    bad_usage("--add-tokens: beside --init expected a folder as --tokenizer or none, found {}", *o.tokenizer);
   std::unique_ptr<Tokenizer> own =
       Tokenizer::open_folder(o.tokenizer ? fs::path(*o.tokenizer) : pretrained_path(*o.init, o.base));
   const int64_t before = own->vocab_size();
   const int64_t tokens = with_tokens(std::move(own), {.added = split(o.add_tokens, ',')})->vocab_size();
   if (tokens == before) return config;
   if (config.lora.rank > 0 || o.sizes.lora.rank > 0)
-    throw Error(fmt::format(
+    bad_usage(
         "--add-tokens: {} of them are new, and adapters leave their rows as they are, untrained; expected a "
         "model that is trained whole, without --lora-rank",
-        tokens - before));
+        tokens - before);
   config.vocab = std::max(config.vocab, tokens);
   return config;
 }
@@ -267,13 +254,13 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   const auto take = [&](std::string_view name) {
     const Setting &from = theirs.at(name), &to = ours.at(name);
     if (o.gives(name) && to.text() != from.text())
-      throw Error(fmt::format("--{}: the model has {}, found {}", to.word(), from.text(), to.text()));
+      bad_usage("--{}: the model has {}, found {}", to.word(), from.text(), to.text());
     to.assign(from);
     o.given.emplace(name);
   };
   const std::string usual = TrainOptions().model, plain(plain_preset(c.family));
   if (o.model != usual && o.model != plain)
-    throw Error(fmt::format("--model: --init names the model already; expected no --model, found {}", o.model));
+    bad_usage("--model: --init names the model already; expected no --model, found {}", o.model);
   o.model = plain;
   for (const Setting& s : theirs)
     if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
@@ -339,9 +326,8 @@ void check_described(const fs::path& config, const fs::path& folder, const Job& 
   const fs::path largest = *std::ranges::max_element(files, {}, bytes_in);
   const uintmax_t most = bytes_in(largest);
   if (most > 0 && of.values > kFarOff * static_cast<double>(most))
-    throw InputError(
-        fmt::format("{}: describes a model of {:.4g} parameters, {:.4g} bytes; expected at most the {} of {}",
-                    config.string(), of.parameters, of.values, most, largest.string()));
+    bad_input("{}: describes a model of {:.4g} parameters, {:.4g} bytes; expected at most the {} of {}",
+              config.string(), of.parameters, of.values, most, largest.string());
 }
 
 void ask_for_inference(const Job& job) {
@@ -354,10 +340,10 @@ void ask_for_inference(const Job& job) {
   if (has_processes(job.plan)) needed = most;
   const MemoryLimit limit = limit_beside_threads(job, has_processes(job.plan) ? 1 : job.plan.ranks());
   if (needed > limit.bytes)
-    throw Error(
-        fmt::format("out of memory before the first token: the model needs {:.3g} GB; expected at most the "
-                    "{:.3g} GB that {}",
-                    static_cast<double>(needed) / 1e9, static_cast<double>(limit.bytes) / 1e9, limit.of));
+    bad_usage(
+        "out of memory before the first token: the model needs {:.3g} GB; expected at most the "
+        "{:.3g} GB that {}",
+        static_cast<double>(needed) / 1e9, static_cast<double>(limit.bytes) / 1e9, limit.of);
 }
 
 void ask_for_verifying(const Job& given) {

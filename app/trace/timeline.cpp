@@ -2,26 +2,17 @@
 #include "app/trace/timeline.h"
 
 #include <fmt/chrono.h>
-#include <fmt/format.h>
 #include <sched.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <cstring>
 #include <ctime>
 #include <iterator>
 #include <limits>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <set>
 #include <tuple>
-#include <utility>
 
 #include "data/files.h"
-#include "parallel/pipeline/schedule.h"
 #include "tensor/cpu/vectorize.h"
 
 namespace tessera {

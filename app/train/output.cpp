@@ -1,35 +1,17 @@
 // Appending records, and dropping those that a resumed run will make again.
 #include "app/train/output.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <array>
 #include <cerrno>
-#include <chrono>
-#include <cmath>
-#include <cstddef>
 #include <cstring>
-#include <deque>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <span>
 #include <thread>
-#include <utility>
-#include <vector>
 
-#include "app/output.h"
 #include "app/plan_json.h"
 #include "bench/op_bench.h"
 #include "data/files.h"
 #include "data/json.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
-#include "tensor/kernels.h"
-#include "tensor/ops/matmul/matmul.h"
-#include "tensor/random.h"
 #include "train/device.h"
-#include "train/usage.h"
 
 namespace tessera {
 
@@ -47,7 +29,7 @@ KeptRecords records_until(std::string_view file, int64_t step, const std::string
     const std::optional<int64_t> found = j.is_object() ? natural(j.value("step", nlohmann::json())) : std::nullopt;
     if (!found) {
       if (j.is_object() && j.value("event", nlohmann::json()) == "summary") continue;  // written by the run before
-      throw InputError(fmt::format("{}: expected records with a step, found {}", what, line));
+      bad_input("{}: expected records with a step, found {}", what, line);
     }
     if (*found > step) continue;
     out.records.append(line).append("\n");

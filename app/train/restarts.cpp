@@ -1,32 +1,21 @@
 // One start after another, and what was lost between them.
 #include "app/train/restarts.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <array>
 #include <charconv>
-#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <thread>
-#include <utility>
 
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/output.h"
 #include "app/run/directory.h"
 #include "app/signals.h"
 #include "data/files.h"
 #include "data/json.h"
 #include "data/process.h"
-#include "tensor/error.h"
 
 namespace tessera {
 
@@ -253,17 +242,17 @@ Host host_of(std::string_view line, const std::string& where) {
   else if (const size_t colon = name.find(':'); slots.empty() && colon != name.npos)
     slots = name.substr(colon + 1), name = name.substr(0, colon);
   else if (!slots.empty())
-    throw InputError(fmt::format("{}: expected slots=N behind the host, found '{}'", where, slots));
+    bad_input("{}: expected slots=N behind the host, found '{}'", where, slots);
   else
     slots = "1";
   if (name.empty() || name.size() > kMostLetters)
-    throw InputError(fmt::format("{}: expected the name of a host, of 1 to {} letters", where, kMostLetters));
+    bad_input("{}: expected the name of a host, of 1 to {} letters", where, kMostLetters);
   Host out{.name = std::string(name)};
   const auto [end, error] = std::from_chars(slots.data(), slots.data() + slots.size(), out.slots);
   if (error != std::errc() || end != slots.data() + slots.size() || out.slots < 0 || out.slots > kMostSlots)
-    throw InputError(fmt::format("{}: expected 0 to {} slots, found '{}'", where, kMostSlots, slots));
+    bad_input("{}: expected 0 to {} slots, found '{}'", where, kMostSlots, slots);
   if (const std::string_view more = take_word(line); !more.empty())
-    throw InputError(fmt::format("{}: expected nothing behind the slots, found '{}'", where, more));
+    bad_input("{}: expected nothing behind the slots, found '{}'", where, more);
   return out;
 }
 
@@ -317,17 +306,11 @@ SavedStep newest_saved(const fs::path& run) {
 }
 
 bool is_worth_a_restart(int status) {
+  constexpr std::array ours = {Status::usage, Status::input, Status::not_finite, Status::output};
   // the last four: of a shell or a launcher that finds no program, and of a user's signal
-  constexpr std::array known = {0,
-                                static_cast<int>(Status::usage),
-                                static_cast<int>(Status::input),
-                                static_cast<int>(Status::not_finite),
-                                static_cast<int>(Status::output),
-                                126,
-                                127,
-                                128 + SIGINT,
-                                128 + SIGTERM};
-  return std::ranges::find(known, status) == known.end();
+  constexpr std::array others = {0, 126, 127, 128 + SIGINT, 128 + SIGTERM};
+  return std::ranges::find(ours, static_cast<Status>(status)) == ours.end() &&
+         std::ranges::find(others, status) == others.end();
 }
 
 int run_with_restarts(const TrainOptions& o, const std::vector<std::string>& words) { return Launcher(o, words).run(); }
@@ -340,7 +323,7 @@ std::vector<Host> parse_hosts(std::string_view text, const std::string& what) {
     text.remove_prefix(std::min(end + 1, text.size()));
     line = line.substr(0, line.find('#'));
     if (line.find_first_not_of(kBlanks) == line.npos) continue;
-    if (out.size() == kMostHosts) throw InputError(fmt::format("{}: expected at most {} hosts", what, kMostHosts));
+    if (out.size() == kMostHosts) bad_input("{}: expected at most {} hosts", what, kMostHosts);
     out.push_back(host_of(line, fmt::format("{}: line {}", what, number)));
   }
   return out;

@@ -1,43 +1,19 @@
 // The command `train`: the data, the run's folder, and the ranks.
 #include "app/train/train.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <cctype>
-#include <cmath>
-#include <filesystem>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "app/commands.h"
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
-#include "data/examples.h"
-#include "data/files.h"
-#include "data/tokenizer.h"
-#include "models/sample.h"
-#include "parallel/async/push_log.h"
-#include "parallel/comm/launch.h"
 #include "tensor/cpu/amx.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
-#include "tensor/findings.h"
-#include "tensor/ops/matmul/matmul.h"
 #include "train/device.h"
-#include "train/step.h"
 
 namespace tessera {
 
 namespace {
-
-constexpr int64_t kSampleTokens = 300;
 
 // The folder with the tokenizer of what --init names; of a resumed run its own newest checkpoint: what it began with
 // may be gone.
@@ -103,6 +79,13 @@ void settle_epochs(TrainOptions& o, const Job& s, const Dataset& d) {
   forget(o, {"epochs"});
 }
 
+Dataset opened(TrainOptions& o, Job& job, bool quiet) {
+  Dataset data = dataset_of(o, quiet);
+  settle_epochs(o, job, data);
+  job = job_of(o);
+  return data;
+}
+
 int train_rank(const Run& run, Communicator& world) {
   return run.job.plan.dp_mode == DataMode::ps_async ? train_asynchronously(run, world) : train_in_steps(run, world);
 }
@@ -135,24 +118,18 @@ int train_in_processes(const TrainOptions& asked, const Job& of_asked) {
   launch(ranks_of_run(asked, of_asked.plan, [&] { return made; }), [&](Communicator& world) {
     TrainOptions o = asked;
     Job job = of_asked;
-    const auto open = [&](bool quiet) {
-      Dataset data = dataset_of(o, quiet);
-      settle_epochs(o, job, data);
-      job = job_of(o);
-      return data;
-    };
     const HostMemory here{.first = world.rank(), .ranks = static_cast<int64_t>(world.max(world.rank_here())) + 1};
     std::optional<Dataset> dataset;
     std::optional<RunDirectory> directory;
     if (world.rank() == 0) {
-      dataset = open(o.quiet);
+      dataset = opened(o, job, o.quiet);
       sequences_for(o, job, *dataset);
       ask_for_training(o, job, dataset->vocab(), here);
       directory.emplace(o);
     }
     const std::string path = broadcast_text(world, directory ? directory->path().string() : "", 0);
     if (!directory) {
-      dataset = open(true);
+      dataset = opened(o, job, true);
       if (world.rank_here() == 0) ask_for_training(o, job, dataset->vocab(), here);
       directory.emplace(std::filesystem::path(path));
     }
@@ -179,16 +156,16 @@ std::string vocab_hint(const Job& s, int64_t vocab) {
 }
 
 // The model, the data and the plan.
-void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
+void introduce(TrainOutput& output, const Run& run, LanguageModel& model, const std::string& steps) {
   const TrainOptions& o = run.options;
   const Dataset& d = run.dataset;
   const bool gpu = o.plan.device == Device::cuda, bf16 = o.optim.dtype == DType::bfloat16;
-  output.message(describe_model(o, b.model));
+  output.message(describe_model(o, model));
   if (is_default_job(o)) output.message("the default job, which is: tessera train " + default_job_words(o));
   if (const std::string useless = useless_options(o); !useless.empty()) output.message(useless);
   for (const std::string& line : describe_data(d)) output.message(line);
   for (const std::string& note : d.notes) output.message(note);
-  output.message(fmt::format("{} on {}, {} of each ({}); the run is written to {}", b.steps, describe(run.job.plan),
+  output.message(fmt::format("{} on {}, {} of each ({}); the run is written to {}", steps, describe(run.job.plan),
                              cpu::threads() == 1 ? "one thread" : fmt::format("{} threads", cpu::threads()),
                              gpu                      ? describe_device()
                              : bf16 && cpu::has_amx() ? "our own products on AMX tiles"
@@ -199,7 +176,7 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
     const std::string why = with_options(no_graph_because(run.job, o.trace, d.has_examples()));
     output.message(why.empty() ? "CUDA graph: on (a step is captured once and launched again)"
                                : fmt::format("CUDA graph: off ({})", why));
-    if (const std::string hint = vocab_hint(run.job, b.model.config.vocab); !hint.empty() && !o.resume)
+    if (const std::string hint = vocab_hint(run.job, model.config.vocab); !hint.empty() && !o.resume)
       output.message(hint);
   }
   if (!gpu && bf16 && !cpu::has_bfloat16_matmul())
@@ -240,61 +217,21 @@ size_t begin_behind(std::string_view text, size_t end) {
 
 }  // namespace
 
-std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& b) {
+std::unique_ptr<TrainOutput> begin_output(const Run& run, LanguageModel& model, const std::string& steps, int64_t done,
+                                          const std::vector<std::string>& passed_over) {
   run.directory.write_config(run.options);
   std::error_code none;
   std::filesystem::remove(run.directory.path() / kFlightFile, none);  // left by a run that failed here before
-  auto output = std::make_unique<TrainOutput>(run.options, run.job.plan, run.directory.path(), b.done);
+  auto output = std::make_unique<TrainOutput>(run.options, run.job.plan, run.directory.path(), done);
   for (const std::filesystem::path& path : run.directory.removed())
     output->message("removed what a killed run had left half-written: " + path.string());
   if (const std::string note = run.directory.note(); !note.empty()) output->message(note);
-  for (const std::string& why : b.passed_over) output->message("passed over a checkpoint: " + why);
-  introduce(*output, run, b);
+  for (const std::string& why : passed_over) output->message("passed over a checkpoint: " + why);
+  introduce(*output, run, model, steps);
   if (run.options.resume)
-    output->message(b.done > 0 ? fmt::format("going on after step {}", b.done)
-                               : "no checkpoint was saved yet: beginning at step 1");
+    output->message(done > 0 ? fmt::format("going on after step {}", done)
+                             : "no checkpoint was saved yet: beginning at step 1");
   return output;
-}
-
-void say_stopped(const Run& run, int64_t step, bool validating, TrainOutput& output) {
-  const std::string where = fmt::format("stopped {}after step {}", validating ? "in the validation " : "", step);
-  if (run.options.no_save) return output.message(where + "; nothing was saved (--no-save)");
-  output.message(fmt::format("{}{}; tessera train --resume --out {} goes on", where,
-                             validating ? ", which is saved" : "", run.directory.path().string()));
-}
-
-void say_saved(const Run& run, int64_t step, TrainOutput& output) {
-  output.message(fmt::format("SIGUSR1: {} after step {}{}", run.options.no_save ? "nothing is saved" : "saved", step,
-                             run.options.no_save ? " (--no-save)" : ""));
-}
-
-void check_steps_done(const Run& run, int64_t done) {
-  if (run.options.optim.steps < done)
-    throw Error(fmt::format("--steps: expected at least the {} that {} has done, found {}", done,
-                            run.directory.path().string(), run.options.optim.steps));
-}
-
-std::string sample_of_saved(const Run& run, const ModelConfig& config) {
-  if (run.options.json() || run.options.no_save || run.options.quiet) return "";
-  std::vector<std::string> passed_over;
-  const std::unique_ptr<LanguageModel> model = run.job.make(config);
-  const Plan& plan = run.job.plan;  // but for its kernels: a text grows token by token, which is for our own
-  model->freeze();                  // or there would be memory for gradients
-  model->materialize(0, rank_arena(plan.device, 0), run.job.optim.dtype, DType::float32);
-  load_model(*model, find_checkpoint(run.directory.path(), passed_over));
-  StreamDecoder text(*run.dataset.tokenizer, StreamDecoder::Broken::escaped);
-  std::string written;
-  const std::vector<int32_t> prompt = run.dataset.prompt();
-  const SampleOptions options{.temperature = 0.7,
-                              .top_p = 0.9,
-                              .seed = static_cast<uint64_t>(run.options.optim.seed),
-                              .vocab = run.dataset.tokenizer->vocab_size()};
-  sample(*model, prompt, kSampleTokens, options, [&](int32_t token) {
-    written += text.add(token);
-    return interrupted() == 0;
-  });
-  written += text.end();
-  return run.dataset.val_examples ? written : whole_sentences(written);
 }
 
 int run(const TrainOptions& asked) {
@@ -306,9 +243,7 @@ int run(const TrainOptions& asked) {
   Job job = job_of(o);
   ask_for_least_memory(job);
   if (has_processes(job.plan)) return train_in_processes(o, job);
-  const Dataset dataset = dataset_of(o, o.quiet);
-  settle_epochs(o, job, dataset);
-  job = job_of(o);
+  const Dataset dataset = opened(o, job, o.quiet);
   const Sequences sequences = sequences_for(o, job, dataset);
   ask_for_training(o, job, dataset.vocab(), {.ranks = job.plan.ranks()});
   const StepsInHand in_hand;
