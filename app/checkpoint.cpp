@@ -230,10 +230,6 @@ DType stored_in(const CheckpointOptions& o, DType found) {
   return found == DType::bfloat16 ? found : DType::float32;
 }
 
-std::unique_ptr<Tokenizer> tokenizer_for(const CheckpointOptions& o, const Pretrained& from) {
-  return o.tokenizer ? make_tokenizer({.name = *o.tokenizer}, "", "", o.from) : Tokenizer::open_folder(from.path);
-}
-
 // One tensor is in memory at a time.
 void write_model(const fs::path& file, const Pretrained& from, DType dtype) {
   const std::unique_ptr<LanguageModel> model = make_model(from.config);
@@ -259,7 +255,8 @@ void import_model(const CheckpointOptions& o) {
     bad_input("{}: no config.json; expected the folder of a model", o.from);
   const Pretrained from = open_pretrained(o.from, o.base);
   say_notes(from.notes);
-  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_for(o, from);
+  const std::unique_ptr<Tokenizer> tokenizer =
+      o.tokenizer ? make_tokenizer({.name = *o.tokenizer}, "", "", o.from) : Tokenizer::open_folder(from.path);
   const DType dtype = stored_in(o, from.dtype);
   TrainOptions run;
   take_model(run, from.config);

@@ -129,14 +129,12 @@ Ordered diagnosis_json(const VerifyResult& r) {
   return out;
 }
 
-Ordered defect_json(const Defect& d, const Job& job) {
-  return {{"name", d.name}, {"what", d.what}, {"where", d.where(job)}, {"cause", d.cause}};
-}
-
 // `defect` is the planted one; null: nothing.
 std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job& job, const Defect* defect) {
   const auto share = [](const std::optional<double>& x) { return x ? Ordered(*x) : Ordered(nullptr); };
-  Ordered bubble = nullptr;
+  Ordered bubble = nullptr, defect_json = nullptr;
+  if (const Defect* const d = defect)
+    defect_json = {{"name", d->name}, {"what", d->what}, {"where", d->where(job)}, {"cause", d->cause}};
   if (r.bubble) bubble = {{"simulated", share(r.bubble)}, {"formula", share(r.bubble_formula)}, {"measured", nullptr}};
   const Ordered out = {{"passed", r.passed()},
                        {"steps", r.steps},
@@ -153,7 +151,7 @@ std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job&
                        {"memory", memory_json(r)},
                        {"in_flight", {{"measured", r.in_flight}, {"expected", r.expected_in_flight}}},
                        {"bubble", bubble},
-                       {"defect", defect ? defect_json(*defect, job) : Ordered(nullptr)},
+                       {"defect", defect_json},
                        {"broken", broken_json(r)},
                        {"diagnosis", diagnosis_json(r)},
                        {"failures", r.failures}};

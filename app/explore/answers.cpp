@@ -110,8 +110,6 @@ planner::Case case_of(Values values) {
   return c;
 }
 
-planner::Case case_of_query(const Request& request) { return case_of(values_of(request, true)); }
-
 PlanAnswer answer_of_query(const Request& request) {
   Values values = values_of(request, false);
   const Ordered numbers = values["question"], top = values[""];
@@ -180,7 +178,7 @@ void take_width(Request& request, const char* name, double& to) {
 Ordered prediction(Request request) {
   Widths widths;
   take_width(request, "wide", widths.wide), take_width(request, "narrow", widths.narrow);
-  const planner::Case given = case_of_query(request);
+  const planner::Case given = case_of(values_of(request, true));
   check_size(given);
   const planner::Case c = planner::checked_case(given);
   const planner::Prediction p = planner::predict(c);

@@ -108,10 +108,8 @@ std::string layout_words(const planner::Layout& l) {
   return p.recompute == Recompute::none ? out : out + fmt::format(" --recompute {}", text_of(p.recompute));
 }
 
-bool is_memory(const planner::Compared& c) { return c.part.starts_with("memory"); }
-
 std::string cell(const planner::Compared& c, double value) {
-  return is_memory(c) ? fmt::format("{:.3f} MB", value / 1e6) : fmt::format("{:.3f} ms", value * 1e3);
+  return c.part.starts_with("memory") ? fmt::format("{:.3f} MB", value / 1e6) : fmt::format("{:.3f} ms", value * 1e3);
 }
 
 std::string apart(const planner::Compared& c) {

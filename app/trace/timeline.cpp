@@ -42,15 +42,6 @@ namespace {
 
 constexpr int kTag = 7100;  // the tag of messages with logs
 
-double clock_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
-}
-
 std::vector<int> cores_here() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -321,7 +312,8 @@ Ordered report_json(const Run& run, Trainer& trainer, const RunUsage& usage, con
 
 RankLog describe_rank(const Arena& arena) {
   RankLog log;
-  log.host = host_name();
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) == 0) log.host = name.data();
   log.cores = cores_here();
   log.threads = cpu::threads();
   for (size_t c = 0; c < log.peaks.size(); ++c) log.peaks[c] = arena.usage(static_cast<Category>(c)).peak;
@@ -331,7 +323,7 @@ RankLog describe_rank(const Arena& arena) {
 std::vector<RankLog> gather_logs(Communicator& world, RankLog own) {
   const ArenaPtr arena = make_arena();
   world.barrier();
-  own.meeting = clock_now();
+  own.meeting = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   if (world.rank() != 0) {
     send_bytes(world, Cbor::to_cbor(own), arena);
     return {};

@@ -135,10 +135,6 @@ Ordered gpu_json(const TrainOutput::Facts& f) {
           {"padded_products", log.padded_products}};
 }
 
-Ordered straggler_json(const std::optional<Straggler>& s) {
-  return s ? Ordered{{"rank", s->rank}, {"share", s->share}} : Ordered();
-}
-
 // Timing of products.
 
 // The shortest of a few products of n x n matrices.
@@ -237,14 +233,14 @@ void TrainOutput::summary(const Facts& f) {
   const double peak = f.rank_peak_flops * static_cast<double>(at_once), mfu = rate * f.flops_per_token / peak;
   Ordered sent = Ordered::object();
   for (const SentBytes& s : f.usage.sent) sent[s.axis][s.operation] = s.bytes;
-  const int64_t steps = f.steps;
+  const std::optional<Straggler>& late = f.usage.straggler;
   Ordered plan = plan_json(plan_);
   plan["strategy"] = f.strategy;
   plan["backend"] = f.backend;
   plan["threads_per_rank"] = cpu::threads();
   Ordered fields{{"event", "summary"},
-                 {"steps", steps},
-                 {"tokens", steps * f.tokens_per_step},
+                 {"steps", f.steps},
+                 {"tokens", f.steps * f.tokens_per_step},
                  {"loss", stepped ? Ordered(losses_.back()) : Ordered()},
                  {"val_loss", validation_ ? Ordered(validation_->loss) : Ordered()},
                  {"val_bits_per_byte", validation_ ? Ordered(validation_->bits_per_byte) : Ordered()},
@@ -254,7 +250,7 @@ void TrainOutput::summary(const Facts& f) {
                  {"peak_flops", peak},
                  {"peak_bytes", f.usage.peak_bytes},
                  {"sent_bytes", sent},
-                 {"straggler", straggler_json(f.usage.straggler)},
+                 {"straggler", late ? Ordered{{"rank", late->rank}, {"share", late->share}} : Ordered()},
                  {"plan", plan},
                  {"out", run_.string()}};
   if (f.predicted_s && stepped)

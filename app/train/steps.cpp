@@ -11,6 +11,7 @@
 #include "models/sample.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/async/trainer.h"
+#include "train/device.h"
 
 namespace tessera {
 
@@ -202,11 +203,6 @@ class Saver {
 // True at every `every`-th step; the last step is the caller's.
 bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-Wish wish_of_signals() {
-  if (interrupted() != 0) return Wish::stop;
-  return take_save_request() ? Wish::save : Wish::none;
-}
-
 // The steps of one rank. Returns the exit status; only rank 0 has an output.
 int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* trace) {
   const TrainOptions& o = run.options;
@@ -240,7 +236,9 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
   bool goes_on = patient();
   while (goes_on && trainer.steps_done() < o.optim.steps) {
     if (trace) trace->begin_step(trainer.steps_done() + 1);
-    const StepReport report = trainer.step(wish_of_signals());
+    const StepReport report = trainer.step(interrupted() != 0    ? Wish::stop
+                                           : take_save_request() ? Wish::save
+                                                                 : Wish::none);
     if (trace) trace->end_step();
     if (output && captures && !trainer.step_record().given_up.empty()) {
       output->message(fmt::format("CUDA graph: off (a step could not be captured: {})",

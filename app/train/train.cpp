@@ -185,34 +185,29 @@ void introduce(TrainOutput& output, const Run& run, LanguageModel& model, const 
 
 // A sample of text, cut where a reader would begin and end.
 
-bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
-bool is_capital(char c) { return c >= 'A' && c <= 'Z'; }
+constexpr std::string_view kSpaces = " \n\r\t";
 
 // Titles end with a point, and no sentence with them.
 bool is_title(std::string_view before_point) {
-  for (const std::string_view title : {"Mr", "Mrs", "Ms", "Dr", "St", "Esq"})
-    if (before_point.ends_with(title) &&
-        (before_point.size() == title.size() ||
-         !std::isalpha(static_cast<unsigned char>(before_point[before_point.size() - title.size() - 1]))))
-      return true;
-  return false;
+  size_t begin = before_point.size();
+  while (begin > 0 && std::isalpha(static_cast<unsigned char>(before_point[begin - 1]))) --begin;
+  constexpr std::array<std::string_view, 6> titles = {"Mr", "Mrs", "Ms", "Dr", "St", "Esq"};
+  return std::ranges::find(titles, before_point.substr(begin)) != titles.end();
 }
 
 // Behind the end of the sentence that ends at `at`, or 0.
 size_t end_at(std::string_view text, size_t at) {
-  if (text[at] != '.' && text[at] != '!' && text[at] != '?') return 0;
-  if (text[at] == '.' && is_title(text.substr(0, at))) return 0;
-  size_t end = at + 1;
-  while (end < text.size() && (text[end] == '"' || text[end] == '\'' || text[end] == ')' || text[end] == '_')) ++end;
-  return end == text.size() || is_space(text[end]) ? end : 0;
+  if (std::string_view(".!?").find(text[at]) == text.npos || (text[at] == '.' && is_title(text.substr(0, at))))
+    return 0;
+  const size_t end = std::min(text.find_first_not_of("\"')_", at + 1), text.size());
+  return end == text.size() || kSpaces.find(text[end]) != kSpaces.npos ? end : 0;
 }
 
 // The place behind `end` at which the next sentence begins, or npos.
 size_t begin_behind(std::string_view text, size_t end) {
-  size_t begin = end;
-  while (begin < text.size() && is_space(text[begin])) ++begin;
+  const size_t begin = std::min(text.find_first_not_of(kSpaces, end), text.size());
   const size_t word = begin < text.size() && (text[begin] == '"' || text[begin] == '\'') ? begin + 1 : begin;
-  return word < text.size() && is_capital(text[word]) ? begin : std::string_view::npos;
+  return word < text.size() && text[word] >= 'A' && text[word] <= 'Z' ? begin : text.npos;
 }
 
 }  // namespace
