@@ -58,20 +58,9 @@ struct PlanAnswer {
   bool is_rough(const planner::Candidate& c) const { return c.described && asked.question.software.name == "tessera"; }
 };
 
-// "pp 2 x dp 4 x tp 2+sp", "one rank".
-std::string axes_words(const planner::Layout& layout);
-// "zb-h1", "interleaved, 4 chunks", "-" where there is no pipeline.
-std::string schedule_words(const planner::Layout& layout);
-// The question that was asked, in two lines.
-std::string question_words(const PlanQuestion& asked);
-// "10.2", and where hardware has a range "10.2 (9.1-11.3)".
-std::string step_words(const planner::Prediction& prediction);
-
-// The plans that fit, and those that do not.
-std::array<report::Table, 2> ranking_tables(const PlanAnswer& answer);
 std::string plan_text(const PlanAnswer& answer);
 std::string plan_json_lines(const PlanAnswer& answer);
-// A self-contained HTML file (app/plan/page.cpp).
+// A self-contained HTML file, made of parts as a report is.
 std::string plan_page(const PlanAnswer& answer);
 
 // "tessera train --model llama2-7b ... --tp 2 --device cuda ...", with mpirun in front of it for several nodes; for a

@@ -116,7 +116,7 @@ class Comparison {
       if (traced)
         for (const SentInStep& x : sent_in_step(s->r, s->step)) add(x.axis, x.operation, x.bytes);
       else
-        for (const Sent& x : s->r.sent) add(x.axis, x.operation, x.bytes);
+        for (const SentBytes& x : s->r.sent) add(x.axis, x.operation, x.bytes);
     }
     names.insert("~all");
     for (const std::string& name : names)

@@ -284,8 +284,8 @@ Part bytes_part(const Record& r, const StepSpan& step) {
                           {""},
                           {"calls in the run", true},
                           {"bytes", true}}};
-  Sent whole;
-  for (const Sent& s : r.sent) {
+  SentBytes whole;
+  for (const SentBytes& s : r.sent) {
     const SentInStep one = in_step[{s.axis, s.operation}];
     const auto bytes = static_cast<double>(one.bytes);
     drawn.rows.push_back({{s.axis, s.operation, count_cell(one.calls), count_cell(one.bytes),

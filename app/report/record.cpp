@@ -448,7 +448,7 @@ std::vector<SentInStep> sent_in_step(const Record& record, const StepSpan& step)
     std::map<SentInStep*, int64_t> own;
     for (const Event& e : rank.events) {
       if (e.step != step.step || e.operation.empty()) continue;
-      SentInStep& row = rows.try_emplace({e.axis, e.operation}, SentInStep{e.axis, e.operation}).first->second;
+      SentInStep& row = rows.try_emplace({e.axis, e.operation}, SentInStep{{e.axis, e.operation}}).first->second;
       ++row.calls;
       row.bytes += e.sent;
       row.most = std::max(row.most, own[&row] += e.sent);

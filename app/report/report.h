@@ -35,11 +35,6 @@ struct Rank {
   std::vector<Event> events;
   std::vector<Held> memory;
 };
-struct Sent {
-  std::string axis, operation;
-  int64_t calls = 0, bytes = 0;  // sums over ranks
-  int64_t most = 0;              // bytes of the busiest rank, where they are known
-};
 struct Point {
   int64_t step = 0;
   double value = 0;
@@ -63,7 +58,7 @@ struct Record {
   int64_t steps = 0, cores = 0, threads = 0;
   bool shared = false;  // there are more threads of ranks than cores
   std::vector<Rank> ranks;
-  std::vector<Sent> sent;  // in the whole run; of a plan, in a step
+  std::vector<SentBytes> sent;  // in the whole run; of a plan, in a step
   std::vector<Point> losses, validations;
   ExpertsOfRun experts;
   int64_t shard_ranks = 0;               // ranks of the data axis that share out what ZeRO does; 0: all of them
@@ -90,10 +85,7 @@ struct StepSpan {
 StepSpan median_step(const Record& record);
 
 // Bytes that all ranks together sent in a step, by axis and operation, and how long a rank was in it on average.
-struct SentInStep {
-  std::string axis, operation;
-  int64_t calls = 0, bytes = 0;
-  int64_t most = 0;  // bytes of the busiest rank; 0: not known
+struct SentInStep : SentBytes {
   double ms = 0;
 };
 std::vector<SentInStep> sent_in_step(const Record& record, const StepSpan& step);
