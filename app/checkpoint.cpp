@@ -1,33 +1,17 @@
 // The command `checkpoint`: models in and out, looked at, in parts, and in 4 bits.
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <filesystem>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "app/commands.h"
 #include "app/generate/inference.h"
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/output.h"
 #include "app/run/directory.h"
-#include "app/run/pretrained.h"
-#include "data/examples.h"
-#include "data/files.h"
-#include "data/jsonl.h"
-#include "data/tokenizer.h"
 #include "data/tokenizer/described.h"
 #include "hub/folder.h"
 #include "hub/peft.h"
 #include "models/layout.h"
-#include "parallel/comm/launch.h"
-#include "tensor/error.h"
-#include "tensor/write_file.h"
-#include "train/checkpoint/directory.h"
-#include "train/checkpoint/state.h"
-#include "train/job.h"
 #include "train/quantize/layers.h"
 
 namespace tessera {
@@ -43,15 +27,15 @@ void make_model_folder(const std::string& out, const std::function<void(const fs
   const auto refuse = [&] {
     throw OutputError(fmt::format("--out: {} exists already; expected a new name", folder.string()));
   };
-  std::error_code error;
-  if (fs::exists(folder, error)) refuse();
+  if (is_there(folder)) refuse();
   make_directories(folder.parent_path());
   const TemporaryDirectory beside(folder);
   const fs::path made = beside.path() / "model";
   make_directories(made);
   fill(made);
+  std::error_code error;
   fs::rename(made, folder, error);
-  if (error && fs::exists(folder)) refuse();
+  if (error && is_there(folder)) refuse();
   if (error) throw OutputError(fmt::format("cannot make {}: {}", folder.string(), error.message()));
 }
 
@@ -70,7 +54,7 @@ void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const s
   for (const auto& [name, text] : tokenizer.files())
     write_file(folder / name, name == "generation_config.json" ? settings.dump(2) + "\n" : text);
   const fs::path model = folder / "config.json";
-  if (std::error_code error; !fs::exists(model, error)) return;
+  if (!is_there(model)) return;
   nlohmann::ordered_json config = nlohmann::ordered_json::parse(read_file(model));
   if (config["model_type"] == "qwen2" && !is_qwen2s(tokenizer))
     say_notes(
@@ -123,10 +107,10 @@ std::vector<std::vector<SavedPart>> whole_parts(const SavedTensors& saved) {
 // Ranks that train alone have a state each, which no other number of them could go on with.
 void check_replicas_stay(const Plan& before, const Plan& after) {
   if (before.dp_mode == DataMode::diloco && before.dp != after.dp)
-    throw Error(
-        fmt::format("--dp: each data rank of --dp-mode diloco keeps a state of its own; expected {}, as many as "
-                    "the run has, found {}",
-                    before.dp, after.dp));
+    bad_usage(
+        "--dp: each data rank of --dp-mode diloco keeps a state of its own; expected {}, as many as "
+        "the run has, found {}",
+        before.dp, after.dp);
 }
 
 // The newest checkpoint of FROM as a new run; with no layout among the options its files are whole. One tensor is in
@@ -165,7 +149,7 @@ void reshard(const CheckpointOptions& o) {
                     saved, ranks[r], saved.files()[0]->metadata(), whole);
   }
   for (const char* name : {"tokenizer.json", "pushes.txt", "pulled.safetensors"})
-    if (std::error_code error; fs::exists(from.path / name, error)) fs::copy_file(from.path / name, made.path() / name);
+    if (is_there(from.path / name)) fs::copy_file(from.path / name, made.path() / name);
   write_file(made.path() / "config.toml", to_toml(run));
   directory.write_config(run);
   made.finish(from.about, 1);
@@ -189,8 +173,8 @@ void check_sizes(const ModelConfig& config) {
   for (const HubTensor& t : hub_tensors(config))
     for (const HubTensor::Piece& piece : t.pieces)
       if (names.contains(t.name) && (piece.rows % kMultiple != 0 || t.shape[1] % kMultiple != 0))
-        throw Error(fmt::format("{} is ({}, {}); expected multiples of {}, which is what GPTQ's files can hold",
-                                piece.name, piece.rows, t.shape[1], kMultiple));
+        bad_usage("{} is ({}, {}); expected multiples of {}, which is what GPTQ's files can hold", piece.name,
+                  piece.rows, t.shape[1], kMultiple);
 }
 
 void say(const QuantizedWeight& weight, bool is_measured) {
@@ -206,17 +190,16 @@ void quantize(const CheckpointOptions& o) {
   for (const auto& [name, value] : o.layout)
     if ((name == "template" || name == "train-on" || name == "skip-bad" || name == "map") &&
         !holds_examples(o.calibrate))
-      throw Error(fmt::format("--{}: goes with --calibrate FILE.jsonl, found {}", name,
-                              o.calibrate.empty() ? "none" : "--calibrate " + one_line(o.calibrate)));
+      bad_usage("--{}: goes with --calibrate FILE.jsonl, found {}", name,
+                o.calibrate.empty() ? "none" : "--calibrate " + one_line(o.calibrate));
   Words words = o.layout;
   words.emplace_back("dtype", "fp32");
   if (!o.calibrate.empty()) words.emplace_back("data", o.calibrate);
   const Inference model = open_inference(o.from, words);
   const Pretrained& from = model.from;
   if (from.config.lora.rank > 0)
-    throw Error(fmt::format("{}: it has adapters; expected a model without, as checkpoint export --merge makes",
-                            one_line(o.from)));
-  if (from.gptq) throw Error(fmt::format("{}: it is quantised already; expected one that is not", one_line(o.from)));
+    bad_usage("{}: it has adapters; expected a model without, as checkpoint export --merge makes", one_line(o.from));
+  if (from.gptq) bad_usage("{}: it is quantised already; expected one that is not", one_line(o.from));
   check_sizes(from.config);
   EvaluationText text;
   if (!o.calibrate.empty()) text = evaluation_text(o.calibrate, *model.tokenizer, example_options(model.run));
@@ -229,13 +212,9 @@ void quantize(const CheckpointOptions& o) {
     HubWeights weights{.dtype = from.dtype, .tensors = from.tensors, .stored = from.dtype, .gptq = {.group = o.group}};
     launch(ranks_of("checkpoint", model.run, model.job.plan), [&](Communicator& world) {
       const std::unique_ptr<Trainer> part = part_of(model, world);
-      try {
-        for (QuantizedWeight& w : quantize_layers(part->model(), text.rows.get(), options,
-                                                  [&](const QuantizedWeight& one) { say(one, text.rows != nullptr); }))
-          weights.codes.emplace(w.name, std::move(w.matrix));
-      } catch (const FieldError& e) {
-        throw Error(fmt::format("--{}: {}", e.field(), std::string(e.what()).substr(e.field().size() + 4)), e.status());
-      }
+      for (QuantizedWeight& w : quantize_layers(part->model(), text.rows.get(), options,
+                                                [&](const QuantizedWeight& one) { say(one, text.rows != nullptr); }))
+        weights.codes.emplace(w.name, std::move(w.matrix));
     });
     write_hub_folder(made, from.config, weights);
     write_tokenizer(made, *model.tokenizer);
@@ -249,12 +228,6 @@ void quantize(const CheckpointOptions& o) {
 DType stored_in(const CheckpointOptions& o, DType found) {
   if (o.dtype) return *o.dtype == "bf16" ? DType::bfloat16 : DType::float32;
   return found == DType::bfloat16 ? found : DType::float32;
-}
-
-std::unique_ptr<Tokenizer> tokenizer_for(const CheckpointOptions& o, const Pretrained& from) {
-  std::unique_ptr<Tokenizer> made =
-      o.tokenizer ? make_tokenizer({.name = *o.tokenizer}, "", "", o.from) : Tokenizer::open_folder(from.path);
-  return made;
 }
 
 // One tensor is in memory at a time.
@@ -279,10 +252,11 @@ void write_model(const fs::path& file, const Pretrained& from, DType dtype) {
 
 void import_model(const CheckpointOptions& o) {
   if (!is_hub_folder(o.from) && !is_peft_folder(o.from))
-    throw InputError(fmt::format("{}: no config.json; expected the folder of a model", o.from));
+    bad_input("{}: no config.json; expected the folder of a model", o.from);
   const Pretrained from = open_pretrained(o.from, o.base);
   say_notes(from.notes);
-  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_for(o, from);
+  const std::unique_ptr<Tokenizer> tokenizer =
+      o.tokenizer ? make_tokenizer({.name = *o.tokenizer}, "", "", o.from) : Tokenizer::open_folder(from.path);
   const DType dtype = stored_in(o, from.dtype);
   TrainOptions run;
   take_model(run, from.config);
@@ -307,9 +281,7 @@ void leave_qwen2(Pretrained& from, const Tokenizer& tokenizer) {
   if (c.family != Family::llama || !c.qkv_bias || c.proj_bias || c.qk_norm || c.window > 0 || c.experts.count > 0 ||
       is_qwen2s(tokenizer))
     return;
-  const std::unique_ptr<LanguageModel> model = make_model(c);
-  std::set<std::string> names;
-  for (const Parameter* p : model->parameters()) names.insert(p->name);
+  const std::set<std::string> names = names_of(*make_model(c));
   c.proj_bias = true;
   from.tensors = [all = from.tensors, names](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     if (names.contains(name)) return all(name, dtype, shape);
@@ -343,13 +315,11 @@ void export_model(const CheckpointOptions& o) {
   Pretrained from = open_pretrained(o.from, o.base);
   say_notes(from.notes);
   if (o.merge && from.config.lora.rank == 0)
-    throw Error(fmt::format("--merge: expected a model with adapters, and {} has none", one_line(o.from)));
+    bad_usage("--merge: expected a model with adapters, and {} has none", one_line(o.from));
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.path);
   const DType dtype = stored_in(o, from.dtype);
   TrainOptions run;
-  std::error_code error;
-  const bool is_run = fs::exists(from.path / "config.toml", error),
-             trained = is_run && from.path.filename() != "step-0";
+  const bool is_run = is_there(from.path / "config.toml"), trained = is_run && from.path.filename() != "step-0";
   if (is_run) apply_config_file(run, (from.path / "config.toml").string());
   if (trained && !run.init) leave_qwen2(from, *tokenizer);
   const std::string_view jinja = tokenizer->chat_template().empty() ? jinja_of(run.chat_template) : "";
@@ -400,7 +370,7 @@ void inspect(const CheckpointOptions& o) {
 
 }  // namespace
 
-int run_checkpoint(const CheckpointOptions& o) {
+int run(const CheckpointOptions& o) {
   using Way = CheckpointOptions::Way;
   if (o.way == Way::import) import_model(o);
   if (o.way == Way::write) export_model(o);

@@ -1,22 +1,13 @@
 // CLI11 behind one function. It splits the words; values are read by the entries of the fields, so that the command
 // line and the configuration file say the same about them.
-#include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <array>
-#include <filesystem>
-#include <functional>
-#include <vector>
 
 #include "app/commands.h"
 #include "app/job_of.h"
 #include "app/run/pretrained.h"
 #include "data/config_file.h"
-#include "data/files.h"
 #include "settings/json.h"
-#include "tensor/error.h"
-#include "train/job.h"
 
 namespace tessera {
 namespace {
@@ -26,20 +17,17 @@ constexpr const char* kAbout =
 constexpr const char* kCommands =
     "train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
 constexpr const char* kTrainExamples =
-    "Examples:\n"
     "  tessera train                                   a small model on six novels of Jane Austen, in a minute or two\n"
     "  tessera train --data notes.txt --steps 500      your own text\n"
     "  tessera train --model gpt-mini --dtype bf16     six layers of 384 channels, in bfloat16\n"
     "  tessera train --resume --out runs/mine          go on where a run was stopped\n"
     "  tessera train --restarts 3 --save-every 100     start again by itself, should the process be killed";
 constexpr const char* kVerifyExamples =
-    "Examples:\n"
     "  tessera verify                                  two data-parallel ranks against one rank, bit for bit\n"
     "  tessera verify --ranks 4 --zero 3 --dtype bf16 --microbatches 3\n"
     "  tessera verify --all-reduce ring --bucket-mb 0.1 --optimizer sgd --format json\n"
     "  tessera verify --tp 2 --defect random --hide    a game: which defect was planted?";
 constexpr const char* kBenchExamples =
-    "Examples:\n"
     "  tessera bench --benchmark_filter=^op/                          operations, forward and backward\n"
     "  tessera bench --benchmark_filter=op/attention.*fp32            some of them\n"
     "  tessera bench --benchmark_filter=collective/all_reduce/direct  by size: bandwidth, latency, bytes\n"
@@ -50,25 +38,21 @@ constexpr const char* kBenchExamples =
     "  tessera bench --device cuda                                    on GPUs, where operations are larger\n"
     "The other flags are Google Benchmark's. docs/measurements.md says how to read the rows.";
 constexpr const char* kGenerateExamples =
-    "Examples:\n"
     "  tessera generate runs/mine --prompt \"It was a\" --tokens 200\n"
     "  tessera generate SmolLM-135M --prompt \"The moon\" --temperature 0       a folder of another program's\n"
     "  tessera generate runs/mine --prompts questions.txt --format json        a text for each line, at once\n"
     "  tessera generate SmolLM-135M-Instruct --chat --system \"Be brief.\"      a conversation\n"
     "  tessera generate runs/mine --tp 2 --prompt \"It was a\"                  each rank has a part of every matrix";
 constexpr const char* kEvaluateExamples =
-    "Examples:\n"
     "  tessera evaluate runs/mine --data notes.txt                 loss and bits per byte on a text\n"
     "  tessera evaluate SmolLM-135M --data notes.txt --dtype bf16 --tp 2\n"
     "  tessera evaluate runs/tuned --data questions.jsonl          the loss on responses";
 constexpr const char* kDataExamples =
-    "Examples:\n"
     "  tessera data austen                             make the default dataset and say where it is kept\n"
     "  tessera data notes.txt --tokenizer bpe --vocab 4096 --out notes-bpe   train --data notes-bpe takes it\n"
     "  tessera data more.txt --tokenizer notes-bpe --out more-bpe            the same tokenizer for another text\n"
     "  tessera data web/*.jsonl.zst --tokenizer notes-bpe --shard-tokens 100000000 --out web";
 constexpr const char* kPlanExamples =
-    "Examples:\n"
     "  tessera plan --model llama2-7b --hardware h100 --ranks 8 --batch 256       7B on 8 H100: the best plans, and "
     "why\n"
     "  tessera plan --model llama3-70b --context 8192 --hardware h100 --ranks 64 --batch 512 --html plan.html\n"
@@ -84,7 +68,6 @@ constexpr const char* kPlanExamples =
     "\"positions\": \"rope\"}; cluster.toml has changes to a known machine: base = \"h100\", memory_bytes = "
     "94e9.";
 constexpr const char* kReportExamples =
-    "Examples:\n"
     "  tessera train --trace --pp 2 --microbatches 6 --out runs/mine   a run that leaves a timeline\n"
     "  tessera report runs/mine                        draws it: runs/mine/report.html, for any browser\n"
     "  tessera report runs/mine runs/other             two runs beside each other; one may have no trace\n"
@@ -92,7 +75,6 @@ constexpr const char* kReportExamples =
     "  tessera report --figure memory --svg --ranks 4 --zero 0,1,2,3 > zero.svg    plans that have not run\n"
     "  tessera report --figure pipeline --svg --pp 4 --microbatches 8 --schedule 1f1b,zb-h1 --out two.svg";
 constexpr const char* kCheckpointExamples =
-    "Examples:\n"
     "  tessera checkpoint import SmolLM-135M --out runs/smol     make a run from a Hugging Face folder\n"
     "  tessera checkpoint export runs/mine --out mine            make a folder that transformers loads\n"
     "  tessera checkpoint export runs/lora --out whole --merge   add the adapters to the weights of the base\n"
@@ -103,14 +85,12 @@ constexpr const char* kQuantizeFooter =
     "Makes a folder in GPTQ's format, version 1, which transformers and its like load. generate, evaluate and train "
     "--init\nhold its codes as they are stored, in 4 bits.";
 constexpr const char* kExploreExamples =
-    "Examples:\n"
     "  tessera explore                                 prints an address: open it in a browser of this machine\n"
     "  tessera explore --port 9000                     at http://127.0.0.1:9000/; port 0 means any free one\n"
     "You choose a model, hardware and a plan with lists and sliders. The page draws the planner's prediction: memory\n"
     "of each stage, the pipeline, time and bytes by axis, and the best plans. It needs no network and keeps nothing.\n"
     "Other machines cannot reach it. Ctrl-C ends it.";
 constexpr const char* kLabExamples =
-    "Examples:\n"
     "  tessera lab                     the exercises\n"
     "  tessera lab start 2 my-ring     makes README.md, the page of exercise 2, and ring.cpp, where you write a "
     "function\n"
@@ -118,7 +98,6 @@ constexpr const char* kLabExamples =
     "  my-ring/build/tessera train --dp 2 --all-reduce ring   trains with your function in it\n"
     "docs/lab.md shows a whole exercise.";
 constexpr const char* kDescribeExamples =
-    "Examples:\n"
     "  tessera describe --format json                  every option of every command, for programs\n"
     "A client in another language is made from it, and so are forms and completions.";
 constexpr double kMostRanks = 1 << 20, kMostBatch = 1e7;  // limits of `plan`, which starts no rank
@@ -158,7 +137,8 @@ class CommandLine {
   using Take = std::function<void(const Setting&, const std::string&)>;
   enum class Defaults : uint8_t { none, all, but_searched };
 
-  CLI::App* command(CLI::App& owner, const std::string& name, const std::string& about, const char* examples = "");
+  CLI::App* command(CLI::App& owner, const std::string& name, const std::string& about,
+                    const std::string& examples = "");
   void add(CLI::App* to, const Setting& setting, const Take& take, bool has_default);
   // The fields of a command's own options: what they refuse is added to `wrong_`, so that the user hears of all of it.
   void add(CLI::App* to, const Settings& settings);
@@ -170,6 +150,9 @@ class CommandLine {
   }
   std::string described() const;
   const CLI::App* chosen() const;
+  void refuse(const std::string& words) {
+    wrong_.check([&] { throw Error(words); });
+  }
   void refuse_leftovers();
   Command taken();
   void set_all(TrainOptions& o, const Words& words);
@@ -200,10 +183,10 @@ class CommandLine {
 };
 
 CLI::App* CommandLine::command(CLI::App& owner, const std::string& name, const std::string& about,
-                               const char* examples) {
+                               const std::string& examples) {
   CLI::App* out = owner.add_subcommand(name, about);
   out->allow_extras();
-  out->footer(examples);
+  out->footer(examples.empty() ? "" : "Examples:\n" + examples);
   told_.emplace_back(out, std::vector<std::pair<Setting, bool>>());
   return out;
 }
@@ -262,9 +245,9 @@ CommandLine::CommandLine() {
   app_.allow_extras();
   app_.require_subcommand(0, 1);  // a second name of a command is a word like others: a run may be called "train"
   const auto any = [](const Setting&) { return true; };
-  CLI::App* c = command(app_, "train", "Train a language model; with no option: a small one on real English prose");
-  c->footer(fmt::format("{}\nIf you name no model, text or tokenizer, it trains the default job:\n  {}", kTrainExamples,
-                        default_job_words(default_job())));
+  CLI::App* c = command(app_, "train", "Train a language model; with no option: a small one on real English prose",
+                        fmt::format("{}\nIf you name no model, text or tokenizer, it trains the default job:\n  {}",
+                                    kTrainExamples, default_job_words(default_job())));
   add_run(c, run_, words_, any, Defaults::all);
   c = command(app_, "verify", "Prove that a plan trains like one rank, and count what it sends and holds",
               kVerifyExamples);
@@ -292,7 +275,9 @@ CommandLine::CommandLine() {
       command(app_, "checkpoint", "Import and export models in the format of Hugging Face", kCheckpointExamples);
   const auto way_of_checkpoint = [&](const char* name, const char* about, CheckpointOptions::Way way,
                                      const char* footer = "") {
-    c = command(*owner, name, about, footer);
+    c = command(*owner, name, about);
+    c->footer(footer);
+    c->callback([this, way] { checkpoint_.way = way; });
     add(c, settings_of(checkpoint_, way));
   };
   using Way = CheckpointOptions::Way;
@@ -309,7 +294,9 @@ CommandLine::CommandLine() {
   add(c, settings_of(explore_));
   owner = command(app_, "lab", "Exercises on parallel training: functions of Tessera to write again", kLabExamples);
   const auto way_of_lab = [&](const char* name, const char* about, LabOptions::Way way) {
-    add(command(*owner, name, about), settings_of(lab_, way));
+    c = command(*owner, name, about);
+    c->callback([this, way] { lab_.way = way; });
+    add(c, settings_of(lab_, way));
   };
   way_of_lab("list", "List the exercises, as without an action", LabOptions::Way::list);
   way_of_lab("start", "Give an exercise out: its page, and the file in which you write a function",
@@ -354,11 +341,8 @@ void CommandLine::refuse_leftovers() {
   std::vector<std::string> known;
   if (!command && !left.front().starts_with("-")) {
     for (const CLI::App* c : app_.get_subcommands({})) known.push_back(c->get_name());
-    wrong_.check([&] {
-      throw Error(fmt::format("unknown command '{}'; expected {}{}", left.front(), kCommands,
-                              did_you_mean(left.front(), known)));
-    });
-    return;
+    return refuse(
+        fmt::format("unknown command '{}'; expected {}{}", left.front(), kCommands, did_you_mean(left.front(), known)));
   }
   const CLI::App* const owner = command ? command : &app_;
   for (const CLI::Option* option : owner->get_options())
@@ -367,11 +351,8 @@ void CommandLine::refuse_leftovers() {
   for (const std::string& word : left) {
     if (options && !word.starts_with("-")) continue;  // most likely the value of one
     const std::string name = word.substr(0, word.find('='));
-    wrong_.check([&] {
-      throw Error(options ? fmt::format("unknown option '{}'{}", name, did_you_mean(name, known))
-                          : fmt::format("unexpected word '{}'", word));
-    });
-    if (!options) return;
+    if (!options) return refuse(fmt::format("unexpected word '{}'", word));
+    refuse(fmt::format("unknown option '{}'{}", name, did_you_mean(name, known)));
   }
 }
 
@@ -392,9 +373,7 @@ void CommandLine::set_all(TrainOptions& o, const Words& words) {
   };
   for (const auto& [one, other] : {std::pair("epochs", "steps"), {"val-data", "val-share"}})
     if (said(one) && said(other))
-      wrong_.check([&, &one = one, &other = other] {
-        throw Error(fmt::format("--{}: expected no --{} beside it, which it is in place of", one, other));
-      });
+      refuse(fmt::format("--{}: expected no --{} beside it, which it is in place of", one, other));
   wrong_.raise();
 }
 
@@ -408,10 +387,7 @@ Options CommandLine::with_good_words(Options o) {
 
 Command CommandLine::verify() {
   verify_.run = of_verify_;
-  wrong_.check([&] {
-    if (verify_.hide && !verify_.defect)
-      throw Error("--hide: hides what --defect plants; expected --defect random or a name");
-  });
+  if (verify_.hide && !verify_.defect) refuse("--hide: hides what --defect plants; expected --defect random or a name");
   set_all(verify_.run, words_);
   validate(verify_.run);
   return verify_;
@@ -466,26 +442,18 @@ Command CommandLine::plan() {
   wrong_.raise();
   const DType dtype = plan_.run.optim.dtype;
   if (dtype != DType::bfloat16 && (plan_.hardware != "this" || dtype == DType::float64))
-    throw Error(
-        fmt::format("--dtype: expected bf16, the one type that descriptions of hardware have rates for; found '{}'",
-                    text_of(dtype)));
+    bad_usage("--dtype: expected bf16, the one type that descriptions of hardware have rates for; found '{}'",
+              text_of(dtype));
   return plan_;
 }
 
 // `help` and `help train`, as others have it, are `--help` and `train --help`.
 std::vector<const char*> with_help(int argc, const char* const* argv) {
   std::vector<const char*> words(argv, argv + argc);
-  if (words.size() < 2 || std::string_view(words[1]) != "help") return words;
+  if (argc < 2 || std::string_view(argv[1]) != "help") return words;
   words.erase(words.begin() + 1);
   words.push_back("--help");
   return words;
-}
-
-// The chosen subcommand of a command, as the place of its name among `names`.
-size_t way_of(const CLI::App& command, std::initializer_list<std::string_view> names) {
-  const std::vector<CLI::App*> all = command.get_subcommands();
-  const std::string name = all.empty() ? "" : all.front()->get_name();
-  return static_cast<size_t>(std::ranges::find(names, name) - names.begin());
 }
 
 Command CommandLine::taken() {
@@ -502,22 +470,16 @@ Command CommandLine::taken() {
   if (name == "evaluate") return with_good_words(evaluate_);
   if (name == "plan") return plan();
   wrong_.raise();
-  if (!chosen()) throw Error(fmt::format("no command given; expected {} (tessera --help says more)", kCommands));
+  if (!chosen()) bad_usage("no command given; expected {} (tessera --help says more)", kCommands);
   if (name == "describe") return Print{described()};
   if (name == "report") return report_;
   if (name == "explore") return explore_;
   if (name == "data") return data_;
-  if (name == "lab") {
-    const size_t way = way_of(*chosen(), {"list", "start", "check", "grade"});
-    lab_.way = static_cast<LabOptions::Way>(way % 4);  // list, where none is named
-    return lab_;
-  }
-  const size_t way = way_of(*chosen(), {"import", "export", "reshard", "quantize", "inspect"});
-  if (way == 5) throw Error("checkpoint: expected import, export, inspect, quantize or reshard");
-  checkpoint_.way = static_cast<CheckpointOptions::Way>(way);
+  if (name == "lab") return lab_;
+  const std::vector<CLI::App*> way = chosen()->get_subcommands();
+  if (way.empty()) throw Error("checkpoint: expected import, export, inspect, quantize or reshard");
   if (checkpoint_.way != CheckpointOptions::Way::inspect && checkpoint_.out.empty())
-    throw Error("--out: expected a name for the result of checkpoint " +
-                chosen()->get_subcommands().front()->get_name());
+    throw Error("--out: expected a name for the result of checkpoint " + way.front()->get_name());
   return checkpoint_;
 }
 
@@ -533,7 +495,7 @@ Command CommandLine::parse(int argc, const char* const* argv) {
     refuse_leftovers();
     if (wrong_.none() || dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr ||
         dynamic_cast<const CLI::ConversionError*>(&e) != nullptr)
-      wrong_.check([&] { throw Error(words_of(e)); });
+      refuse(words_of(e));
     wrong_.raise();
   }
   return taken();

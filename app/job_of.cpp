@@ -1,23 +1,12 @@
 // Options become what the libraries are told; and what cannot go together.
 #include "app/job_of.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <cmath>
-#include <filesystem>
 #include <thread>
-#include <vector>
 
 #include "app/output.h"
 #include "app/run/pretrained.h"
-#include "data/files.h"
 #include "data/mixture.h"
 #include "models/adapters/adapters.h"
-#include "models/language_model.h"
-#include "parallel/comm/launch.h"
-#include "tensor/error.h"
-#include "train/job.h"
 
 namespace tessera {
 
@@ -106,56 +95,22 @@ Plan plan_of(const TrainOptions& o) {
 void check_ranks(const TrainOptions& o, const Plan& p) {
   const int64_t ranks = given_ranks(o, p);
   if (has_processes(p) && o.ranks && *o.ranks != ranks)
-    throw Error(fmt::format("--ranks: the job has {} ranks; expected that or no --ranks, found {}", ranks, *o.ranks));
+    bad_usage("--ranks: the job has {} ranks; expected that or no --ranks, found {}", ranks, *o.ranks);
   if (ranks == 0 || p.ranks() == ranks) return;
   const int64_t rest = p.ranks() / p.dp;
   const std::string nearest = ranks % rest == 0
                                   ? fmt::format("--dp {}", ranks / rest)
                                   : fmt::format("{} ranks", multiples_near(o.gives("dp") ? p.ranks() : rest, ranks));
-  throw Error(
-      fmt::format("--ranks: pp {} x dp {} x cp {} x tp {} makes {} ranks; expected {}; the nearest that can: {}", p.pp,
-                  p.dp, p.cp, p.tp, p.ranks(), ranks, nearest));
+  bad_usage("--ranks: pp {} x dp {} x cp {} x tp {} makes {} ranks; expected {}; the nearest that can: {}", p.pp, p.dp,
+            p.cp, p.tp, p.ranks(), ranks, nearest);
 }
-
-}  // namespace
-
-Job job_of(const TrainOptions& o) { return {model_of(o), optimisation_of(o), plan_of(o)}; }
-
-LaunchOptions ranks_of(const std::string& command, const TrainOptions& o, const Plan& plan) {
-  LaunchOptions how = launch_options(plan);
-  how.shown = with_options;
-  how.rank = static_cast<int>(o.rank.value_or(0));
-  if (!has_processes(plan)) return how;
-  how.same = all_values(o);
-  std::erase_if(how.same, [](const auto& option) { return option.first == "rank"; });
-  how.same.emplace_back("command", command);
-  how.same.emplace_back("program", fmt::format("tessera {} ({:016x})", TESSERA_VERSION, checksum_of("/proc/self/exe")));
-  return how;
-}
-
-void check_plan(const TrainOptions& o) {
-  const Job s = job_of(o);
-  try {
-    Findings found;
-    found.check([&] { check_backend(s.plan, std::max(o.ranks.value_or(1), s.plan.ranks())); });
-    found.check([&] { check_ranks(o, s.plan); });
-    found.check([&] { check(s, o.trace); });
-    found.raise();
-  } catch (const InputError& e) {
-    throw_of_option("schedule", schedule_name(o.plan), e);
-  } catch (const Error& e) {
-    throw_with_options(e);
-  }
-}
-
-namespace {
 
 void check_lora_options(const TrainOptions& o) {
   for (const auto& [name, given] : {std::pair{"alpha", o.gives("lora_alpha")},
                                     {"dropout", o.sizes.lora.dropout > 0},
                                     {"rslora", o.sizes.lora.rank_stabilised},
                                     {"targets", o.gives("lora_targets")}})
-    if (given && o.sizes.lora.rank == 0) throw Error(fmt::format("--lora-{}: goes with --lora-rank, found none", name));
+    if (given && o.sizes.lora.rank == 0) bad_usage("--lora-{}: goes with --lora-rank, found none", name);
   if (o.sizes.lora.rank > 0 && o.plan.dp_mode == DataMode::ps_async)
     throw Error("--lora-rank: expected a strategy that leaves frozen weights alone, found --dp-mode ps-async");
 }
@@ -163,44 +118,39 @@ void check_lora_options(const TrainOptions& o) {
 void check_quantize_options(const TrainOptions& o) {
   const Codec codec = o.sizes.quantize.codec;
   if (o.gives("quantize_group") && codec != Codec::gptq)
-    throw Error(fmt::format("--quantize-group: goes with --quantize gptq, found {}", text_of(codec)));
+    bad_usage("--quantize-group: goes with --quantize gptq, found {}", text_of(codec));
   if (codec != Codec::none && o.sizes.lora.rank == 0)
-    throw Error(fmt::format("--quantize: expected --lora-rank, since weights in 4 bits do not learn; found {} alone",
-                            text_of(codec)));
+    bad_usage("--quantize: expected --lora-rank, since weights in 4 bits do not learn; found {} alone", text_of(codec));
 }
 
 void check_rendezvous(const TrainOptions& o) {
   if (o.rank.has_value() != !o.plan.rendezvous.empty())
-    throw Error(fmt::format("--{}: goes with --{}, found it alone", o.rank ? "rank" : "rendezvous",
-                            o.rank ? "rendezvous" : "rank"));
+    bad_usage("--{}: goes with --{}, found it alone", o.rank ? "rank" : "rendezvous", o.rank ? "rendezvous" : "rank");
   if (o.plan.rendezvous.empty()) return;
   if (!o.ranks) throw Error("--rendezvous: expected --ranks beside it, how many processes meet there; found none");
   if (*o.rank >= *o.ranks)
-    throw Error(
-        fmt::format("--rank: expected one of 0 to {}, of --ranks {}, found {}", *o.ranks - 1, *o.ranks, *o.rank));
+    bad_usage("--rank: expected one of 0 to {}, of --ranks {}, found {}", *o.ranks - 1, *o.ranks, *o.rank);
 }
 
 void check_restarts(const TrainOptions& o) {
   if (o.restarts == 0 && (o.launch || o.hostfile))
-    throw Error(fmt::format("--{}: goes with --restarts N, found none", o.launch ? "launch" : "hostfile"));
+    bad_usage("--{}: goes with --restarts N, found none", o.launch ? "launch" : "hostfile");
   if (o.restarts == 0) return;
   if (o.no_save) throw Error("--restarts: expected a run that saves checkpoints, found --no-save");
   if (const auto job = mpi_surroundings(); job && job->ranks > 1)
-    throw Error(
-        fmt::format("--restarts: {} has started {} processes, which end together; expected tessera train "
-                    "--restarts N --launch \"mpirun -n {{ranks}}\", which starts mpirun",
-                    job->launcher, job->ranks));
+    bad_usage(
+        "--restarts: {} has started {} processes, which end together; expected tessera train "
+        "--restarts N --launch \"mpirun -n {{ranks}}\", which starts mpirun",
+        job->launcher, job->ranks);
   if (!o.plan.rendezvous.empty() && !o.out)
     throw Error("--restarts: expected --out beside --rendezvous, one folder for all ranks");
   if (!o.plan.rendezvous.empty() && (o.launch || o.hostfile))
-    throw Error(fmt::format("--{}: expected no --rendezvous beside it, where each rank is started by itself",
-                            o.launch ? "launch" : "hostfile"));
+    bad_usage("--{}: expected no --rendezvous beside it, where each rank is started by itself",
+              o.launch ? "launch" : "hostfile");
   if (o.hostfile && o.launch && o.launch->find("{ranks}") == std::string::npos)
-    throw Error(
-        fmt::format("--launch: expected {{ranks}} in it where --hostfile gives their number, found '{}'", *o.launch));
+    bad_usage("--launch: expected {{ranks}} in it where --hostfile gives their number, found '{}'", *o.launch);
   if (o.hostfile && (o.plan.dp_mode == DataMode::ps_async || o.plan.dp_mode == DataMode::diloco))
-    throw Error(fmt::format("--hostfile: expected ranks that all make the same steps, found --dp-mode {}",
-                            text_of(o.plan.dp_mode)));
+    bad_usage("--hostfile: expected ranks that all make the same steps, found --dp-mode {}", text_of(o.plan.dp_mode));
 }
 
 // Asks what does not depend on the plan.
@@ -232,7 +182,51 @@ void check_pairs(const TrainOptions& o, Findings& found) {
          "--resume: expected a run that saves checkpoints, found --no-save, by option or in its config.toml");
 }
 
+// The data of a run: its tokenizer, and options of fine-tuning.
+
+constexpr std::string_view kSized = "bpe-";  // with the most tokens behind it
+constexpr double kLeastVocab = 256;          // tokens: one for each byte
+
+std::string describe_one(const Dataset& d) {
+  const auto tokens = [](int64_t count) { return short_number(static_cast<double>(count)); };
+  const std::string files = d.train.size() > 1 ? fmt::format(" in {} files", d.train.size()) : "";
+  const auto* const text =
+      d.train_bytes == 0 ? "{0} tokens of training text" : "{1} characters of training text as {0} tokens";
+  if (!d.train_examples)
+    return fmt::format("{}: {}{} ({}), {} tokens held out", d.source,
+                       fmt::format(fmt::runtime(text), tokens(d.train_tokens()), tokens(d.train_bytes)), files,
+                       d.tokenizer->kind(), tokens(d.val_tokens()));
+  const ExampleRows& rows = *d.train_examples;
+  return fmt::format(
+      "{}: {} examples of {} tokens ({}), {} of them to be learnt, in {} rows of {}; {} examples held out", d.source,
+      rows.examples(), tokens(rows.tokens()), d.tokenizer->kind(), tokens(rows.targets()), rows.count(), rows.context(),
+      d.val_examples->examples());
+}
+
 }  // namespace
+
+Job job_of(const TrainOptions& o) { return {model_of(o), optimisation_of(o), plan_of(o)}; }
+
+LaunchOptions ranks_of(const std::string& command, const TrainOptions& o, const Plan& plan) {
+  LaunchOptions how = launch_options(plan);
+  how.shown = with_options;
+  how.rank = static_cast<int>(o.rank.value_or(0));
+  if (!has_processes(plan)) return how;
+  how.same = all_values(o);
+  std::erase_if(how.same, [](const auto& option) { return option.first == "rank"; });
+  how.same.emplace_back("command", command);
+  how.same.emplace_back("program", fmt::format("tessera {} ({:016x})", TESSERA_VERSION, checksum_of("/proc/self/exe")));
+  return how;
+}
+
+void check_plan(const TrainOptions& o) {
+  const Job s = job_of(o);
+  Findings found;
+  found.check([&] { check_backend(s.plan, std::max(o.ranks.value_or(1), s.plan.ranks())); });
+  found.check([&] { check_ranks(o, s.plan); });
+  found.check([&] { check(s, o.trace); });
+  in_options([&] { of_option("schedule", schedule_name(o.plan), [&] { found.raise(); }); });
+}
 
 void validate(const TrainOptions& options) {
   Findings found;
@@ -300,32 +294,6 @@ std::string useless_options(const TrainOptions& o) {
   return "--sp: cuts the tokens among the ranks of --tp, and there is only one; expected --tp 2 or more beside it";
 }
 
-// The data of a run: its tokenizer, and options of fine-tuning.
-
-namespace {
-
-constexpr std::string_view kSized = "bpe-";  // with the most tokens behind it
-constexpr double kLeastVocab = 256;          // tokens: one for each byte
-
-std::string describe_one(const Dataset& d) {
-  const auto tokens = [](int64_t count) { return short_number(static_cast<double>(count)); };
-  const std::string files = d.train.size() > 1 ? fmt::format(" in {} files", d.train.size()) : "";
-  if (!d.train_examples && d.train_bytes == 0)
-    return fmt::format("{}: {} tokens of training text{} ({}), {} tokens held out", d.source, tokens(d.train_tokens()),
-                       files, d.tokenizer->kind(), tokens(d.val_tokens()));
-  if (!d.train_examples)
-    return fmt::format("{}: {} characters of training text as {} tokens{} ({}), {} tokens held out", d.source,
-                       tokens(d.train_bytes), tokens(d.train_tokens()), files, d.tokenizer->kind(),
-                       tokens(d.val_tokens()));
-  const ExampleRows& rows = *d.train_examples;
-  return fmt::format(
-      "{}: {} examples of {} tokens ({}), {} of them to be learnt, in {} rows of {}; {} examples held out", d.source,
-      rows.examples(), tokens(rows.tokens()), d.tokenizer->kind(), tokens(rows.targets()), rows.count(), rows.context(),
-      d.val_examples->examples());
-}
-
-}  // namespace
-
 TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const std::string& otherwise, bool quiet) {
   std::error_code error;
   const auto progress = std::make_shared<Progress>(Progress::for_stderr(0, quiet));
@@ -340,10 +308,10 @@ TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const s
     out.vocab_size = parse_integer("--tokenizer bpe-N", name->substr(kSized.size()), {kLeastVocab, 1e9});
     return out;
   }
-  throw Error(fmt::format(
+  bad_usage(
       "--tokenizer: expected char, bytes, bpe, bpe-N, or a folder with tokenizer.json, or vocab.json and merges.txt, "
       "found '{}'{}",
-      *name, did_you_mean(*name, {"char", "bytes", "bpe"})));
+      *name, did_you_mean(*name, {"char", "bytes", "bpe"}));
 }
 
 ExampleOptions example_options(const TrainOptions& o) {
@@ -382,7 +350,7 @@ void check_example_options(const TrainOptions& o) {
   if (o.pack) named = "--pack";
   if (o.skip_bad) named = "--skip-bad";
   if (!o.map.empty()) named = "--map";
-  if (named) throw Error(fmt::format("{}: goes with --data FILE.jsonl, found --data {}", named, o.data));
+  if (named) bad_usage("{}: goes with --data FILE.jsonl, found --data {}", named, o.data);
 }
 
 std::vector<std::string> describe_data(const Dataset& d) {

@@ -1,9 +1,5 @@
 // From options to a job: what the libraries are told, what cannot be, and what is trained where nothing says what.
 #pragma once
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "app/options.h"
 #include "data/examples.h"
 #include "parallel/comm/launch.h"

@@ -1,18 +1,10 @@
 // The entries of what the commands can be told, and their values in configuration files and messages.
 #include "app/options.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <array>
-
 #include "app/report/report.h"
 #include "data/config_file.h"
 #include "data/files.h"
-#include "models/language_model.h"
 #include "planner/case.h"
-#include "tensor/error.h"
-#include "train/job.h"
 
 namespace tessera {
 
@@ -69,14 +61,6 @@ void add_data_and_tuning(Settings& s, TrainOptions& o) {
   s.add(o.no_bos, {"no_bos", kNoBos});
 }
 
-void add_ranks(Settings& s, TrainOptions& o) {
-  s.group("Plan");
-  s.add(o.ranks,
-        {"ranks", "number of ranks; default: 2 if the batch can be halved; under mpirun those of the job", {1, 1024}});
-  s.group("Place");
-  s.add(o.rank, {"rank", "with `rendezvous`: which of `ranks` this process is, from 0", {0, 1023}}).of_call();
-}
-
 void add_files(Settings& s, TrainOptions& o) {
   s.group("Files");
   s.add(o.out, {"out", "run directory (settings, metrics, TensorBoard events, checkpoints); default: runs/DATE-TIME"})
@@ -119,6 +103,16 @@ void add_files(Settings& s, TrainOptions& o) {
   s.add(o.trace_steps, {"trace_steps", "with `trace`: how many of the last steps are kept", {1, 1e6}}).of_call();
 }
 
+template <class Chosen>
+Words values(TrainOptions o, const Chosen& chosen) {
+  Words out;
+  for (const Setting& s : settings_of(o)) {
+    if (!s.field.in_words || !chosen(s.field) || (s.field.open && !o.gives(s.field.name))) continue;
+    if (std::string value = s.written(); !value.empty()) out.emplace_back(s.word(), std::move(value));
+  }
+  return out;
+}
+
 }  // namespace
 
 Settings settings_of(TrainOptions& o) {
@@ -126,7 +120,12 @@ Settings settings_of(TrainOptions& o) {
                                                       "Optimisation", "Files", "Restarts",    "Output"};
   Settings s;
   add_data_and_tuning(s, o);
-  add_ranks(s, o);
+  s.group("Plan").add(
+      o.ranks,
+      {"ranks", "number of ranks; default: 2 if the batch can be halved; under mpirun those of the job", {1, 1024}});
+  s.group("Place")
+      .add(o.rank, {"rank", "with `rendezvous`: which of `ranks` this process is, from 0", {0, 1023}})
+      .of_call();
   s.add(settings_of(o.sizes)).add(settings_of(o.optim)).add(settings_of(o.plan));
   add_files(s, o);
   s.group("Optimisation");
@@ -327,7 +326,7 @@ bool is_of_plan(const Setting& s) {
 void set_option(TrainOptions& o, std::string_view name, const std::string& text) {
   const Settings all = settings_of(o);
   const Setting* s = all.find_word(name);
-  if (!s) throw Error(fmt::format("--{}: there is no such option", name));
+  if (!s) bad_usage("--{}: there is no such option", name);
   s->read(fmt::format("--{}", name), text);
   o.given.emplace(s->field.name);
   // Two options may stand for each other: the one said last holds, over the one of a file.
@@ -341,7 +340,6 @@ void TrainOptions::Said::say(const std::string& text) const {
   std::ranges::replace(word, '_', '-');
   set_option(options, word, text);
 }
-std::string TrainOptions::Said::number(double value) { return fmt::format("{}", value); }
 
 void forget(TrainOptions& o, const std::vector<std::string_view>& names) {
   TrainOptions usual;
@@ -364,28 +362,14 @@ void apply_config(TrainOptions& o, std::string_view file, const std::string& pat
     found.check([&] {
       const std::string where = fmt::format("{}: {}", entry.where, entry.key);
       if (std::ranges::find(known, entry.key) == known.end())
-        throw Error(fmt::format("{}: unknown key{}", where, did_you_mean(entry.key, known)));
+        bad_usage("{}: unknown key{}", where, did_you_mean(entry.key, known));
       const Setting& s = *all.find_word(entry.key);
-      if (s.is_text() && !entry.text) throw Error(fmt::format("{}: expected a string, found '{}'", where, entry.value));
+      if (s.is_text() && !entry.text) bad_usage("{}: expected a string, found '{}'", where, entry.value);
       s.read(where, s.is_text() || (s.field.share && entry.text) ? *entry.text : entry.value);
       o.given.emplace(s.field.name);
     });
   found.raise();
 }
-
-namespace {
-
-template <class Chosen>
-Words values(TrainOptions o, const Chosen& chosen) {
-  Words out;
-  for (const Setting& s : settings_of(o)) {
-    if (!s.field.in_words || !chosen(s.field) || (s.field.open && !o.gives(s.field.name))) continue;
-    if (std::string value = s.written(); !value.empty()) out.emplace_back(s.word(), std::move(value));
-  }
-  return out;
-}
-
-}  // namespace
 
 Words config_values(const TrainOptions& options) {
   return values(options, [](const Field& f) { return f.in_file; });
@@ -404,7 +388,7 @@ std::string to_toml(const TrainOptions& options) {
 std::string with_options(const std::string& message) {
   static const std::set<std::string> known = [] {
     TrainOptions run;
-    std::set<std::string> names{"hardware", "software", "defect", "figure"};  // options of plan, verify and report
+    std::set<std::string> names{"hardware", "software", "defect", "figure", "group"};  // of other commands
     for (const Setting& s : settings_of(run))
       if (s.field.in_words) names.insert(s.word());
     return names;
@@ -434,7 +418,7 @@ void throw_of_option(std::string_view option, const std::string& path, const Inp
   const std::string words = with_options(error.what());
   if (path.empty() || words.starts_with("--") || words.find(one_line(path)) == std::string::npos)
     throw InputError(words);
-  throw InputError(fmt::format("--{}: {}", option, words));
+  bad_input("--{}: {}", option, words);
 }
 
 }  // namespace tessera

@@ -1,19 +1,12 @@
 // The commands' options: plain structs, and the entry of each of their fields (settings/setting.h). A model, its
 // optimisation and a plan are described beside their structs, in models/ and train/.
 #pragma once
-#include <cstdint>
-#include <optional>
 #include <set>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
+#include "data/bad_input.h"
 #include "data/jsonl.h"
 #include "data/text.h"
 #include "settings/setting.h"
-#include "tensor/error.h"
 #include "tensor/findings.h"
 #include "train/job.h"
 
@@ -65,18 +58,10 @@ struct TrainOptions {
     std::string_view name;
     template <class T>
     const T& operator=(const T& value) const {
-      if constexpr (std::is_same_v<T, bool>)
-        say(value ? "true" : "false");
-      else if constexpr (std::is_integral_v<T>)
-        say(std::to_string(value));
-      else if constexpr (std::is_floating_point_v<T>)
-        say(number(value));
-      else
-        say(value);
+      say(fmt::format("{}", value));
       return value;
     }
     void say(const std::string& text) const;
-    static std::string number(double value);
   };
   Said operator[](std::string_view name) { return {*this, name}; }
 };
@@ -215,11 +200,25 @@ Words config_values(const TrainOptions& options);
 // that the others come from.
 Words all_values(const TrainOptions& options);
 
+// Throws Error (usage) with this text, as fmt::format() makes it; bad_input() throws InputError.
+template <class... Values>
+[[noreturn]] void bad_usage(fmt::format_string<Values...> text, Values&&... values) {
+  throw Error(fmt::format(text, std::forward<Values>(values)...));
+}
 // A message of a library, which names fields between backticks, as the user knows them: "`grad_dtype`: expected ..."
 // becomes "--grad-dtype: expected ...". Another name stays as it is.
 std::string with_options(const std::string& message);
 // Throws an error that is being handled again, with with_options() of all its messages.
 [[noreturn]] void throw_with_options(const Error& error);
+// Returns the result of f, whose errors name options.
+template <class F>
+auto in_options(const F& f) {
+  try {
+    return f();
+  } catch (const Error& e) {
+    throw_with_options(e);
+  }
+}
 // That error again, with the option before it where it is about `path` and names none.
 [[noreturn]] void throw_of_option(std::string_view option, const std::string& path, const InputError& error);
 // Returns the result of f. Its InputError about `path`, a file that cannot be read or used, begins with the option that

@@ -6,16 +6,9 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <string_view>
-
-#include "tensor/error.h"
 
 namespace tessera {
 
@@ -112,15 +105,14 @@ std::string Progress::line(const StepReport& r) const {
                      r.loss, r.lr, r.grad_norm, short_number(r.tokens_per_s), duration(left));
 }
 
-// The line behind a bar as long as there is room for: a line that wraps could not be rewritten.
+// A line that wraps could not be rewritten.
+int64_t Progress::room() const { return (o_.columns > 0 ? o_.columns : columns_of(o_.to)) - 1; }
+
+// The line behind a bar as long as there is room for.
 std::string Progress::terminal_line(const StepReport& r) const {
-  const int64_t room = (o_.columns > 0 ? o_.columns : columns_of(o_.to)) - 1;
-  std::string text = line(r);
-  const int64_t size = std::min(kBar, room - std::ssize(text) - 1);
-  if (size < kLeastBar) {
-    if (std::ssize(text) > room) text = tight(text);
-    return text.substr(0, static_cast<size_t>(std::max<int64_t>(room, 0)));
-  }
+  const std::string text = line(r);
+  const int64_t size = std::min(kBar, room() - std::ssize(text) - 1);
+  if (size < kLeastBar) return (std::ssize(text) > room() ? tight(text) : text).substr(0, static_cast<size_t>(room()));
   const double share = o_.steps > 0 ? static_cast<double>(r.step) / static_cast<double>(o_.steps) : 1;
   std::string bar;
   for (int64_t i = 0; i < size; ++i) bar += i < static_cast<int64_t>(share * static_cast<double>(size)) ? "━" : "╌";
@@ -139,16 +131,12 @@ void Progress::step(const StepReport& r) {
     const auto now = std::chrono::steady_clock::now();
     if (r.step < o_.steps && now - last_ < kBetweenRewrites) return;
     last_ = now;
-    std::fputs(("\r\033[K" + terminal_line(r)).c_str(), o_.to);
-    std::fflush(o_.to);
-    shown_ = true;
-    return;
+    return rewrite(terminal_line(r));
   }
   if (r.step < next_plain_ && r.step < o_.steps) return;
   const int64_t every = std::max<int64_t>(1, o_.steps / kPlainLines);
   next_plain_ = (r.step / every + 1) * every;
-  std::fputs((line(r) + "\n").c_str(), o_.to);
-  std::fflush(o_.to);
+  put(line(r) + "\n");
 }
 
 void Progress::work(const std::string& text) {
@@ -156,21 +144,26 @@ void Progress::work(const std::string& text) {
   if (o_.quiet || now - last_ < (o_.terminal ? kBetweenRewrites : kBetweenPlainWork)) return;
   const bool first = last_.time_since_epoch().count() == 0;
   last_ = now;
-  if (!o_.terminal) {
-    if (!first) std::fputs((text + "\n").c_str(), o_.to);  // short work is not worth a line
-  } else {
-    const int64_t room = (o_.columns > 0 ? o_.columns : columns_of(o_.to)) - 1;
-    std::fputs(("\r\033[K" + text.substr(0, static_cast<size_t>(std::max<int64_t>(room, 0)))).c_str(), o_.to);
-    shown_ = true;
-  }
-  std::fflush(o_.to);
+  if (o_.terminal)
+    rewrite(text.substr(0, static_cast<size_t>(room())));
+  else if (!first)
+    put(text + "\n");  // short work is not worth a line
 }
 
 void Progress::message(const std::string& text) {
   if (o_.quiet) return;
   clear();
-  std::fputs((one_line(text) + "\n").c_str(), o_.to);
+  put(one_line(text) + "\n");
+}
+
+void Progress::put(const std::string& text) {
+  std::fputs(text.c_str(), o_.to);
   std::fflush(o_.to);
+}
+
+void Progress::rewrite(const std::string& text) {
+  put("\r\033[K" + text);
+  shown_ = true;
 }
 
 void Progress::clear() {

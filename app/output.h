@@ -1,11 +1,7 @@
 // Standard output as a product: what cannot be written there is an error, unless the reader has closed it.
 #pragma once
 #include <chrono>
-#include <cstdint>
 #include <cstdio>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "train/step.h"
 
@@ -60,6 +56,9 @@ class Progress {
  private:
   std::string line(const StepReport& r) const;
   std::string terminal_line(const StepReport& r) const;
+  int64_t room() const;  // columns for a line
+  void put(const std::string& text);
+  void rewrite(const std::string& text);
   void clear();
   Options o_;
   bool shown_ = false;

@@ -1,35 +1,24 @@
 // The program: from argv to an exit status, and the commands that are short.
-#include <fmt/format.h>
 
-#include <algorithm>
-#include <cstdio>
-#include <filesystem>
 #include <new>
-#include <string>
-#include <vector>
 
 #include "app/commands.h"
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/output.h"
 #include "app/signals.h"
 #include "app/train/restarts.h"
 #include "bench/run.h"
 #include "data/dataset.h"
-#include "data/jsonl.h"
 #include "data/token_file.h"
 #include "lab/check.h"
-#include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
-#include "tensor/findings.h"
 #include "train/device.h"
 
 namespace tessera {
 namespace {
 
 // The command `bench`: the microbenchmarks.
-int run_bench(const BenchOptions& o) {
+int run(const BenchOptions& o) {
   check_device(o.device);
   check_threads(cpu::threads() - 1);
   bench::run_benchmarks(o.words, o.device, print);
@@ -55,13 +44,12 @@ Dataset make(const DatasetOptions& o, const TokenizerChoice& choice) {
     return sources.size() == 1 && is_llmc_file(first) && o.shard_tokens == 0
                ? import_llmc(first, choice, *o.out)
                : make_dataset_of(sources, choice, *o.out, o.shard_tokens);
-  if (sources.size() > 1)
-    throw Error(fmt::format("--out: expected a folder for a dataset of {} sources, found none", sources.size()));
+  if (sources.size() > 1) bad_usage("--out: expected a folder for a dataset of {} sources, found none", sources.size());
   if (o.shard_tokens > 0) throw Error("--shard-tokens: goes with --out, the folder that the files are written to");
   return holds_examples(first) ? dataset_of_documents(first, choice) : dataset_for(first, choice);
 }
 
-int run_data(const DatasetOptions& o) {
+int run(const DatasetOptions& o) {
   TokenizerChoice choice = tokenizer_choice(o.tokenizer, "char", false);
   if (o.tokenizer == "bpe") choice.vocab_size = o.vocab;  // and not bpe-N
   const Dataset d = make(o, choice);
@@ -86,7 +74,7 @@ int print_verdict(const lab::Verdict& verdict) {
   return verdict.solved ? 0 : static_cast<int>(Status::verification);
 }
 
-int run_lab(const LabOptions& o) {
+int run(const LabOptions& o) {
   if (o.way == LabOptions::Way::list) {
     print(list());
     return 0;
@@ -105,34 +93,31 @@ int run_lab(const LabOptions& o) {
 
 // From argv to an exit status.
 
+int run(const Print& text) {
+  print(text.text);
+  return 0;
+}
+
+template <class... Options>
+bool is_one_of(const Command& command) {
+  return (std::holds_alternative<Options>(command) || ...);
+}
+
 int run(const Command& command, const std::vector<std::string>& words) {
-  if (const auto* text = std::get_if<Print>(&command)) {
-    print(text->text);
-    return 0;
-  }
-  if (const auto* train = std::get_if<TrainOptions>(&command))
-    return train->restarts > 0 ? run_with_restarts(*train, words) : run_train(*train);
-  if (const auto* verify = std::get_if<VerifyOptions>(&command)) return run_verify(*verify);
-  if (const auto* bench = std::get_if<BenchOptions>(&command)) return run_bench(*bench);
-  if (const auto* generate = std::get_if<GenerateOptions>(&command)) return run_generate(*generate);
-  if (const auto* evaluate = std::get_if<EvaluateOptions>(&command)) return run_evaluate(*evaluate);
-  if (const auto job = mpi_surroundings(); job && job->ranks > 1)
-    throw Error(fmt::format(
-        "the job has {} ranks; expected one: only train, verify, generate, evaluate and bench share their work",
-        job->ranks));
-  if (const auto* plan = std::get_if<PlanOptions>(&command)) return run_plan(*plan);
-  if (const auto* report = std::get_if<ReportOptions>(&command)) return run_report(*report);
-  if (const auto* checkpoint = std::get_if<CheckpointOptions>(&command)) return run_checkpoint(*checkpoint);
-  if (const auto* explore = std::get_if<ExploreOptions>(&command)) return run_explore(*explore);
-  if (const auto* lab = std::get_if<LabOptions>(&command)) return run_lab(*lab);
-  return run_data(std::get<DatasetOptions>(command));
+  const bool is_shared =
+      is_one_of<Print, TrainOptions, VerifyOptions, GenerateOptions, EvaluateOptions, BenchOptions>(command);
+  if (const auto job = mpi_surroundings(); !is_shared && job && job->ranks > 1)
+    bad_usage("the job has {} ranks; expected one: only train, verify, generate, evaluate and bench share their work",
+              job->ranks);
+  if (const auto* train = std::get_if<TrainOptions>(&command); train && train->restarts > 0)
+    return run_with_restarts(*train, words);
+  return std::visit([](const auto& o) { return run(o); }, command);
 }
 
 // OpenMP itself dies of 100,000, without a word of ours.
 void check_openmp() {
   constexpr int most = 1024;  // as of --threads-per-rank
-  if (cpu::threads() > most)
-    throw Error(fmt::format("OMP_NUM_THREADS: expected at most {} threads, found {}", most, cpu::threads()));
+  if (cpu::threads() > most) bad_usage("OMP_NUM_THREADS: expected at most {} threads, found {}", most, cpu::threads());
 }
 
 // The first, which was noticed before the others, stands in the last line.

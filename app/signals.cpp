@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
-#include <string>
 #include <thread>
 
 #include "data/files.h"

@@ -1,23 +1,17 @@
 // The command `verify`: the contract of a plan, as a table or as JSON; broken bounds, causes and defects.
 #include "verify/verify.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/output.h"
 #include "app/plan_json.h"
 #include "app/run/pretrained.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
 #include "train/device.h"
 #include "verify/defects/defects.h"
 
@@ -61,13 +55,6 @@ void ask_player(const Defect& d) {
 
 using Ordered = nlohmann::ordered_json;
 
-template <class F>
-Ordered by_rank(const std::vector<HeldBytes>& held, const F& f) {
-  Ordered out = Ordered::array();
-  for (const HeldBytes& h : held) out.push_back(f(h));
-  return out;
-}
-
 Ordered bytes_json(const VerifyResult& r) {
   Ordered bytes = Ordered::object();
   for (const SentBytes& s : r.expected_sent)
@@ -85,8 +72,9 @@ Ordered bytes_json(const VerifyResult& r) {
 Ordered memory_json(const VerifyResult& r) {
   Ordered memory = Ordered::object();
   const auto category = [&](const char* name, int64_t HeldBytes::*field) {
-    const auto get = [&](const HeldBytes& h) { return h.*field; };
-    memory[name] = {{"measured", by_rank(r.held, get)}, {"expected", by_rank(r.expected_held, get)}};
+    memory[name] = {{"measured", Ordered::array()}, {"expected", Ordered::array()}};
+    for (const auto& [key, held] : {std::pair("measured", &r.held), {"expected", &r.expected_held}})
+      for (const HeldBytes& h : *held) memory[name][key].push_back(h.*field);
   };
   category("parameters", &HeldBytes::parameters);
   category("gradients", &HeldBytes::gradients);
@@ -141,14 +129,12 @@ Ordered diagnosis_json(const VerifyResult& r) {
   return out;
 }
 
-Ordered defect_json(const Defect& d, const Job& job) {
-  return {{"name", d.name}, {"what", d.what}, {"where", d.where(job)}, {"cause", d.cause}};
-}
-
 // `defect` is the planted one; null: nothing.
 std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job& job, const Defect* defect) {
   const auto share = [](const std::optional<double>& x) { return x ? Ordered(*x) : Ordered(nullptr); };
-  Ordered bubble = nullptr;
+  Ordered bubble = nullptr, defect_json = nullptr;
+  if (const Defect* const d = defect)
+    defect_json = {{"name", d->name}, {"what", d->what}, {"where", d->where(job)}, {"cause", d->cause}};
   if (r.bubble) bubble = {{"simulated", share(r.bubble)}, {"formula", share(r.bubble_formula)}, {"measured", nullptr}};
   const Ordered out = {{"passed", r.passed()},
                        {"steps", r.steps},
@@ -165,7 +151,7 @@ std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job&
                        {"memory", memory_json(r)},
                        {"in_flight", {{"measured", r.in_flight}, {"expected", r.expected_in_flight}}},
                        {"bubble", bubble},
-                       {"defect", defect ? defect_json(*defect, job) : Ordered(nullptr)},
+                       {"defect", defect_json},
                        {"broken", broken_json(r)},
                        {"diagnosis", diagnosis_json(r)},
                        {"failures", r.failures}};
@@ -257,7 +243,7 @@ std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& pl
 
 }  // namespace
 
-int run_verify(const VerifyOptions& options) {
+int run(const VerifyOptions& options) {
   const TrainOptions& o = options.run;
   if (options.defect == "list") {
     print(defect_list());

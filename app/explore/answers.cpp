@@ -1,25 +1,12 @@
-// Requests to the planner and back; a query becomes a case in JSON, which the planner's own reader takes. The command
-// `explore` serves the planner as a page on this machine.
-#include <fmt/format.h>
+// Requests to the planner and back; a query becomes a case in JSON, which the planner's own reader takes.
 #include <fmt/ranges.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <charconv>
 #include <chrono>
-#include <map>
-#include <mutex>
-#include <optional>
 
-#include "app/commands.h"
 #include "app/explore/explore.h"
-#include "app/output.h"
-#include "models/language_model.h"
 #include "planner/case_json.h"
 #include "settings/json.h"
-#include "tensor/error.h"
-#include "train/job.h"
 
 namespace tessera::explore {
 namespace {
@@ -50,6 +37,13 @@ constexpr std::array<std::pair<std::string_view, int64_t>, 6> kLargestOf = {{{"l
                                                                              {"ranks", 65'536},
                                                                              {"batch", 1'000'000}}};
 
+std::optional<int64_t> whole_number(const std::string& text, int64_t least, int64_t most) {
+  int64_t out = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  const bool is_whole = error == std::errc() && stop == text.data() + text.size();
+  return is_whole && out >= least && out <= most ? std::optional(out) : std::nullopt;
+}
+
 Ordered value_of(const Setting& s, const std::string& text) {
   const std::string name(s.field.name);
   if (text.size() > kLongest)
@@ -61,12 +55,9 @@ Ordered value_of(const Setting& s, const std::string& text) {
   }
   const auto own = std::ranges::find(kLargestOf, s.field.name, &decltype(kLargestOf)::value_type::first);
   const int64_t most = own == kLargestOf.end() ? kLargest : own->second;
-  int64_t number = 0;
-  const char* const end = text.data() + text.size();
-  if (const auto [stop, error] = std::from_chars(text.data(), end, number);
-      error != std::errc() || stop != end || number < 0 || number > most)
-    throw FieldError(name, fmt::format("expected a whole number from 0 to {}, found '{}'", most, text));
-  return number;
+  const std::optional<int64_t> number = whole_number(text, 0, most);
+  if (!number) throw FieldError(name, fmt::format("expected a whole number from 0 to {}, found '{}'", most, text));
+  return *number;
 }
 
 // A request says these: descriptions by their names, sizes of the model, and a plan or a question, each a group.
@@ -118,8 +109,6 @@ planner::Case case_of(Values values) {
   c.model.qk_norm = preset.qk_norm;
   return c;
 }
-
-planner::Case case_of_query(const Request& request) { return case_of(values_of(request, true)); }
 
 PlanAnswer answer_of_query(const Request& request) {
   Values values = values_of(request, false);
@@ -179,12 +168,9 @@ void check_size(const planner::Case& c) {
 void take_width(Request& request, const char* name, double& to) {
   for (const auto& [key, text] : request.query) {
     if (key != name) continue;
-    int pixels = 0;
-    const char* const end = text.data() + text.size();
-    if (const auto [stop, error] = std::from_chars(text.data(), end, pixels);
-        error != std::errc() || stop != end || pixels < 200 || pixels > 20'000)
-      throw FieldError(name, "expected a number of pixels from 200 to 20000");
-    to = pixels;
+    const std::optional<int64_t> pixels = whole_number(text, 200, 20'000);
+    if (!pixels) throw FieldError(name, "expected a number of pixels from 200 to 20000");
+    to = static_cast<double>(*pixels);
   }
   std::erase_if(request.query, [&](const auto& given) { return given.first == name; });
 }
@@ -192,7 +178,7 @@ void take_width(Request& request, const char* name, double& to) {
 Ordered prediction(Request request) {
   Widths widths;
   take_width(request, "wide", widths.wide), take_width(request, "narrow", widths.narrow);
-  const planner::Case given = case_of_query(request);
+  const planner::Case given = case_of(values_of(request, true));
   check_size(given);
   const planner::Case c = planner::checked_case(given);
   const planner::Prediction p = planner::predict(c);
@@ -233,36 +219,3 @@ Answer answer(const Request& request) {
 }
 
 }  // namespace tessera::explore
-
-namespace tessera {
-namespace {
-
-constexpr int kUsualPort = 8421;
-
-// On the port that the user names; else on the usual one, or on any where another program has that.
-std::unique_ptr<explore::Server> server_for(const ExploreOptions& o) {
-  if (!o.port) {
-    try {
-      return std::make_unique<explore::Server>(kUsualPort, explore::answer);
-    } catch (const Error&) {
-      return std::make_unique<explore::Server>(0, explore::answer);
-    }
-  }
-  try {
-    return std::make_unique<explore::Server>(static_cast<int>(*o.port), explore::answer);
-  } catch (const Error& e) {
-    throw Error(fmt::format("--port: {}", e.what()), e.status());
-  }
-}
-
-}  // namespace
-
-int run_explore(const ExploreOptions& o) {
-  const std::unique_ptr<explore::Server> server = server_for(o);
-  const bool moved = !o.port && server->port() != kUsualPort;
-  print(fmt::format("{}http://127.0.0.1:{}/ shows the planner until Ctrl-C ends it\n",
-                    moved ? fmt::format("port {} is taken; ", kUsualPort) : "", server->port()));
-  for (;;) pause();  // a signal ends the program (app/signals.h)
-}
-
-}  // namespace tessera

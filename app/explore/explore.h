@@ -10,13 +10,7 @@
 // connection. A request must name this server as its host, so that no other site's name can be pointed at it (DNS
 // rebinding), and what a page of another site asks for is refused. It keeps nothing between requests.
 #pragma once
-#include <functional>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "app/plan/plan.h"
 
@@ -33,27 +27,11 @@ struct Answer {
   std::string body = {};
 };
 
-// Runs on several threads at once. What it throws becomes an answer with status 500.
-using Handler = std::function<Answer(const Request&)>;
-
-class Server {
- public:
-  // It answers from now on, on threads of its own. Port 0 is any that is free. Throws Error that says why it cannot.
-  Server(int port, Handler handler);
-  ~Server();
-  Server(const Server&) = delete;
-  Server& operator=(const Server&) = delete;
-  int port() const;
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
-
 // {"error": message, "field": field}; without a field where that is empty.
 Answer refusal(int status, const std::string& message, const std::string& field = "");
 
 // A case that cannot be is answered with status 400 and {"error": .., "field": ..}. Reads no files and keeps nothing.
+// Runs on several threads at once. What it throws becomes an answer with status 500.
 Answer answer(const Request& request);
 
 // The page: HTML with its style and script inside, made of the files in app/explore/page/.

@@ -1,15 +1,8 @@
 // The prediction of a plan and the ranking of others as HTML and SVG, for the page.
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <array>
-#include <cmath>
 
 #include "app/explore/explore.h"
 #include "app/report/report.h"
-#include "parallel/pipeline/simulate.h"
 #include "planner/case_json.h"
-#include "train/job.h"
 
 namespace tessera::explore {
 namespace {

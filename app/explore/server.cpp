@@ -1,6 +1,6 @@
-// The server over GNU libmicrohttpd, which bounds the memory and the time of a connection.
+// The command `explore` serves the planner as a page on this machine: a server over GNU libmicrohttpd, which bounds the
+// memory and the time of a connection.
 #include <arpa/inet.h>
-#include <fmt/format.h>
 #include <microhttpd.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -8,10 +8,10 @@
 
 #include <cerrno>
 #include <cstring>
-#include <string_view>
 
+#include "app/commands.h"
 #include "app/explore/explore.h"
-#include "tensor/error.h"
+#include "app/output.h"
 
 namespace tessera::explore {
 namespace {
@@ -86,28 +86,41 @@ MHD_Result take_argument(void* to, MHD_ValueKind, const char* key, size_t key_si
   return query.size() <= kMostKeys ? MHD_YES : MHD_NO;
 }
 
-}  // namespace
+class Server {
+ public:
+  // It answers from now on, on threads of its own. Port 0 is any that is free. Throws Error that says why it cannot.
+  explicit Server(int port)
+      : socket_(listen_on(port, port_)),
+        daemon_(MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, nullptr, nullptr, on_request, this,
+                                 MHD_OPTION_LISTEN_SOCKET, socket_, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kMostBytes,
+                                 MHD_OPTION_CONNECTION_LIMIT, kMostConnections, MHD_OPTION_CONNECTION_TIMEOUT, kSeconds,
+                                 MHD_OPTION_THREAD_POOL_SIZE, kThreads, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+                                 MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END)) {
+    if (daemon_ != nullptr) return;
+    close(socket_);
+    throw Error("the web server cannot start", Status::communication);
+  }
+  ~Server() { MHD_stop_daemon(daemon_); }
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+  int port() const { return port_; }
 
-struct Server::State {
-  Handler handler;
-  int port = 0, socket = -1;
-  MHD_Daemon* daemon = nullptr;
-
+ private:
   bool is_ours(const std::vector<std::string>& hosts) const {
     if (hosts.size() != 1) return false;
     for (const char* name : {"127.0.0.1", "localhost"}) {
-      const std::string with_port = fmt::format("{}:{}", name, port);
+      const std::string with_port = fmt::format("{}:{}", name, port_);
       if (strcasecmp(hosts[0].c_str(), with_port.c_str()) == 0) return true;
-      if (port == 80 && strcasecmp(hosts[0].c_str(), name) == 0) return true;
+      if (port_ == 80 && strcasecmp(hosts[0].c_str(), name) == 0) return true;
     }
     return false;
   }
 
-  Answer answer(MHD_Connection* connection, const char* path, std::string_view method) const {
+  Answer answered(MHD_Connection* connection, const char* path, std::string_view method) const {
     Headers headers;
     MHD_get_connection_values(connection, MHD_HEADER_KIND, take_header, &headers);
     if (!is_ours(headers.hosts))
-      return refusal(403, fmt::format("expected a request to 127.0.0.1:{} by that name or as localhost", port));
+      return refusal(403, fmt::format("expected a request to 127.0.0.1:{} by that name or as localhost", port_));
     if (method != "GET" && method != "HEAD") return refusal(405, "expected GET or HEAD");
     Request request{.path = path};
     const bool is_page = request.path == "/";  // which a link of another site may open
@@ -115,44 +128,41 @@ struct Server::State {
       return refusal(403, "expected a request of this server's own page, found one of another site");
     MHD_get_connection_values_n(connection, MHD_GET_ARGUMENT_KIND, take_argument, &request.query);
     if (request.query.size() > kMostKeys) return refusal(400, fmt::format("expected at most {} keys", kMostKeys));
-    return handler(request);
+    return answer(request);
   }
 
-  static MHD_Result on_request(void* state, MHD_Connection* connection, const char* path, const char* method,
-                               const char*, const char*, size_t* body, void** seen);
+  // Called twice: when the headers are there, and when the body is, which nobody reads.
+  static MHD_Result on_request(void* self, MHD_Connection* connection, const char* path, const char* method,
+                               const char*, const char*, size_t* body, void** seen) {
+    static char mark;
+    const bool first = *seen == nullptr;
+    *seen = &mark;
+    if (first && (strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0)) return MHD_YES;
+    *body = 0;
+    try {
+      return queue(connection, static_cast<const Server*>(self)->answered(connection, path, method));
+    } catch (const std::exception& e) {
+      return queue(connection, refusal(500, e.what()));
+    }
+  }
+
+  int port_ = 0, socket_;
+  MHD_Daemon* daemon_;
 };
 
-// Called twice: when the headers are there, and when the body is, which nobody reads.
-MHD_Result Server::State::on_request(void* state, MHD_Connection* connection, const char* path, const char* method,
-                                     const char*, const char*, size_t* body, void** seen) {
-  static char mark;
-  const bool first = *seen == nullptr;
-  *seen = &mark;
-  if (first && (strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0)) return MHD_YES;
-  *body = 0;
+constexpr int kUsualPort = 8421;
+
+// On the port that the user names; else on the usual one, or on any where another program has that.
+std::unique_ptr<Server> server_for(const ExploreOptions& o) {
   try {
-    return queue(connection, static_cast<const State*>(state)->answer(connection, path, method));
-  } catch (const std::exception& e) {
-    return queue(connection, refusal(500, e.what()));
+    return std::make_unique<Server>(static_cast<int>(o.port.value_or(kUsualPort)));
+  } catch (const Error& e) {
+    if (o.port) throw Error(fmt::format("--port: {}", e.what()), e.status());
+    return std::make_unique<Server>(0);
   }
 }
 
-Server::Server(int port, Handler handler) : state_(std::make_unique<State>()) {
-  state_->handler = std::move(handler);
-  state_->socket = listen_on(port, state_->port);
-  state_->daemon = MHD_start_daemon(
-      MHD_USE_EPOLL_INTERNAL_THREAD, 0, nullptr, nullptr, State::on_request, state_.get(), MHD_OPTION_LISTEN_SOCKET,
-      state_->socket, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kMostBytes, MHD_OPTION_CONNECTION_LIMIT, kMostConnections,
-      MHD_OPTION_CONNECTION_TIMEOUT, kSeconds, MHD_OPTION_THREAD_POOL_SIZE, kThreads, MHD_OPTION_STRICT_FOR_CLIENT, 1,
-      MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
-  if (state_->daemon == nullptr) {
-    close(state_->socket);
-    throw Error("the web server cannot start", Status::communication);
-  }
-}
-
-Server::~Server() { MHD_stop_daemon(state_->daemon); }
-int Server::port() const { return state_->port; }
+}  // namespace
 
 Answer refusal(int status, const std::string& message, const std::string& field) {
   nlohmann::ordered_json json = {{"error", one_line(message)}};
@@ -161,3 +171,11 @@ Answer refusal(int status, const std::string& message, const std::string& field)
 }
 
 }  // namespace tessera::explore
+
+int tessera::run(const ExploreOptions& o) {
+  const std::unique_ptr<explore::Server> server = explore::server_for(o);
+  const bool moved = !o.port && server->port() != explore::kUsualPort;
+  print(fmt::format("{}http://127.0.0.1:{}/ shows the planner until Ctrl-C ends it\n",
+                    moved ? fmt::format("port {} is taken; ", explore::kUsualPort) : "", server->port()));
+  for (;;) pause();  // a signal ends the program (app/signals.h)
+}

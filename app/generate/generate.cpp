@@ -1,31 +1,17 @@
 // The commands `generate`, texts of a model, one of them printed as it is written; and `evaluate`, how well a model
 // predicts a text.
-#include <fmt/format.h>
+#include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <cstdio>
-#include <filesystem>
-#include <memory>
+#include <iostream>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <string_view>
-#include <vector>
+#include <sstream>
 
 #include "app/commands.h"
 #include "app/generate/inference.h"
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/output.h"
-#include "app/run/pretrained.h"
-#include "data/examples.h"
-#include "data/files.h"
 #include "data/json.h"
 #include "data/mixture.h"
-#include "data/tokenizer.h"
-#include "parallel/comm/launch.h"
-#include "tensor/error.h"
 #include "train/evaluate.h"
 
 namespace tessera {
@@ -40,51 +26,52 @@ std::unique_ptr<LanguageModel> make_frozen(const ModelConfig& config) {
   return model;
 }
 
-}  // namespace
-
-Inference open_inference(const std::string& from, const Words& words) {
-  Inference out;
-  const auto base = std::ranges::find(words, "base", [](const auto& word) { return word.first; });
-  out.from = open_pretrained(from, base == words.end() ? Base() : Base(base->second));
-  out.tokenizer = Tokenizer::open_folder(out.from.path);
-  TrainOptions& run = out.run;
-  run.optim.dtype = out.from.dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
-  run.data = "";
-  for (const auto& [name, text] : words) set_option(run, name, text);
-  const bool silent = !run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp");
-  if (silent && !has_processes(job_of(run).plan)) run.ranks = 1;  // and not those of a job
-  take_model(run, out.from.config);
-  if (out.from.dtype == DType::bfloat16 && !run.gives("dtype"))
-    out.from.notes.push_back(one_line(out.from.path.string()) +
-                             ": stored in bf16 and computed in bf16; --dtype fp32 computes in fp32");
-  say_notes(out.from.notes);
-  if (run.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
-  constexpr int64_t kSequences = 4;  // sequences of a rank, at once
-  if (!run.gives("batch")) run.optim.batch = kSequences * job_of(run).plan.dp;
-  try {
-    check_sizes(job_of(run));
-  } catch (const Error& e) {
-    throw Error(with_options(e.what()), e.status());
-  }
-  check_plan(run);
-  out.job = job_of(run);
-  out.job.make = make_frozen;
-  ask_for_inference(out.job);
-  return out;
-}
-
-std::unique_ptr<Trainer> part_of(const Inference& inference, Communicator& world) {
-  const Job& job = inference.job;
-  auto part =
-      std::make_unique<Trainer>(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 0), world);
-  read_values(part->strategy().residents(), first_weights(inference.from, job.model));
-  world.barrier();
-  return part;
-}
-
 // The command `generate`: texts of a model, one of them printed as it is written.
 
-namespace {
+// A model's prompts as turns of a conversation, or each by itself.
+class Conversation {
+ public:
+  // `vocab` is the model's table. Throws Error (usage) for options that do not go together, and as ask() does.
+  Conversation(const GenerateOptions& o, const Tokenizer& tokenizer, int64_t vocab)
+      : tokenizer_(tokenizer), how_{.style = o.chat_template, .ends = !o.no_bos, .special = o.special, .vocab = vocab} {
+    if (o.chat && (!o.prompts.empty() || o.prompts_file))
+      throw Error("--chat: takes its turns from standard input; expected no --prompt and no --prompts");
+    if (!has_template() && (o.chat || o.system)) how_.style = ChatTemplate::automatic;
+    if (has_template()) ask({}, how_, tokenizer_);
+    if (o.system) turns_.push_back({Role::system, *o.system});
+  }
+
+  bool has_template() const { return how_.style != ChatTemplate::none; }
+  // The tokens that the model reads when it is asked this after all that was said. Throws as ask() does.
+  Asked asked(const std::string& prompt) const {
+    std::vector<Message> turns = turns_;
+    turns.push_back({Role::user, prompt});
+    return ask(turns, how_, tokenizer_);
+  }
+  void add(const std::string& prompt, const std::string& answer) {
+    turns_.insert(turns_.end(), {{Role::user, prompt}, {Role::assistant, answer}});
+  }
+
+ private:
+  const Tokenizer& tokenizer_;
+  ExampleOptions how_;
+  std::vector<Message> turns_;
+};
+
+// The next line of standard input that is not empty, the same on every rank; nothing at its end.
+std::optional<std::string> next_line(Communicator& world) {
+  std::string line;
+  const bool typed = ::isatty(STDIN_FILENO) == 1;
+  while (world.rank() == 0 && line.empty()) {
+    if (typed) std::fputs("> ", stderr);
+    const bool more = static_cast<bool>(std::getline(std::cin, line));
+    if (typed && !more) std::fputs("\n", stderr);
+    if (!more) break;
+    if (line.ends_with('\r')) line.pop_back();
+  }
+  if (world.size() > 1) line = broadcast_text(world, line, 0);
+  return line.empty() ? std::nullopt : std::optional(line);
+}
 
 // A text as it is shown: until one of the stop texts, or the token that ends texts.
 class Shown {
@@ -98,19 +85,17 @@ class Shown {
     stop_.insert(stop_.end(), asked.stops.begin(), asked.stops.end());
   }
 
-  enum class By { length, stop, end };  // the reason of the end
-
   // Whether the text goes on.
   bool add(int32_t token) {
     if (std::ranges::find(ends_, token) != ends_.end()) {
-      ended_ = By::end;
+      ended_ = "end";
       return false;
     }
     ++tokens_;
     return add_text(decoder_.add(token));
   }
   void finish() {
-    if (ended_ == By::length) add_text(decoder_.end());
+    if (ended_ == kLength) add_text(decoder_.end());
     ready_ = text_.size();
   }
   // Text that is certain to be part of the result and was not taken yet.
@@ -121,19 +106,19 @@ class Shown {
   }
   const std::string& text() const { return text_; }
   int64_t tokens() const { return tokens_; }
-  const char* ended() const { return ended_ == By::length ? "length" : ended_ == By::stop ? "stop" : "end"; }
+  std::string_view ended() const { return ended_; }  // its reason
 
  private:
+  static constexpr std::string_view kLength = "length";
+
   bool add_text(const std::string& more) {
     text_ += more;
     size_t first = std::string::npos;
     for (const std::string& stop : stop_) first = std::min(first, text_.find(stop, ready_));
-    if (first != std::string::npos) {
-      text_.resize(first);
-      ended_ = By::stop;
-    }
-    ready_ = ended_ == By::stop ? text_.size() : text_.size() - begun();
-    return ended_ != By::stop;
+    const bool stopped = first != std::string::npos;
+    if (stopped) text_.resize(first), ended_ = "stop";
+    ready_ = stopped ? text_.size() : text_.size() - begun();
+    return !stopped;
   }
   // How much of the end may be the beginning of a stop text.
   size_t begun() const {
@@ -147,7 +132,7 @@ class Shown {
   StreamDecoder decoder_;
   std::vector<std::string> stop_;
   std::vector<int32_t> ends_;
-  By ended_ = By::length;
+  std::string_view ended_ = kLength;
   std::string text_;
   size_t ready_ = 0, taken_ = 0;
   int64_t tokens_ = 0;
@@ -156,14 +141,12 @@ class Shown {
 std::vector<std::string> prompts_of(const GenerateOptions& o) {
   std::vector<std::string> out = o.prompts;
   if (o.prompts_file) {
-    const std::string text = of_option("prompts", *o.prompts_file, [&] { return read_file(*o.prompts_file); });
-    for (size_t at = 0; at < text.size();) {
-      const size_t end = std::min(text.find('\n', at), text.size());
-      const std::string line = text.substr(at, end - at - (end > at && text[end - 1] == '\r' ? 1 : 0));
+    std::istringstream text(of_option("prompts", *o.prompts_file, [&] { return read_file(*o.prompts_file); }));
+    for (std::string line; std::getline(text, line);) {
+      if (line.ends_with('\r')) line.pop_back();
       if (!line.empty()) out.push_back(line);
-      at = end + 1;
     }
-    if (out.empty()) throw InputError(fmt::format("{}: no prompts; expected one on each line", *o.prompts_file));
+    if (out.empty()) bad_input("{}: no prompts; expected one on each line", *o.prompts_file);
   }
   if (out.empty()) out.emplace_back("\n");
   for (const std::string& prompt : out)
@@ -197,8 +180,8 @@ std::vector<int32_t> tokens_of(const std::string& prompt, const Inference& model
       model.tokenizer->encode_with(prompt, {.special_in_text = o.special, .add_ends = !o.no_bos});
   for (const int32_t token : out)
     if (token >= model.from.config.vocab)
-      throw Error(fmt::format("--prompt: its token {}, '{}', is beyond the model's table of {}", token,
-                              model.tokenizer->decode(std::span(&token, 1)), model.from.config.vocab));
+      bad_usage("--prompt: its token {}, '{}', is beyond the model's table of {}", token,
+                model.tokenizer->decode(std::span(&token, 1)), model.from.config.vocab);
   return out;
 }
 
@@ -270,49 +253,7 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
   return o.chat && world.size() > 1 ? broadcast_text(world, shown[0].text(), 0) : shown[0].text();
 }
 
-}  // namespace
-
-int run_generate(const GenerateOptions& o) {
-  const std::vector<std::string> said = o.chat ? std::vector<std::string>() : prompts_of(o);
-  const Inference model = open_inference(o.from, o.words);
-  const auto in_options = [](const auto& f) {
-    try {
-      return f();
-    } catch (const Error& e) {
-      throw Error(with_options(e.what()), e.status());
-    }
-  };
-  const Conversation beginning = in_options([&] { return Conversation(o, *model.tokenizer, model.from.config.vocab); });
-  Prompts prompts{said, {}, !beginning.has_template()};
-  for (const std::string& prompt : said)
-    prompts.asked.push_back(beginning.has_template() ? in_options([&] { return beginning.asked(prompt); })
-                                                     : Asked{tokens_of(prompt, model, o)});
-  std::fputs(other_settings(*model.tokenizer, o).c_str(), stderr);
-  launch(ranks_of("generate", model.run, model.job.plan), [&](Communicator& world) {
-    const std::unique_ptr<Trainer> part = part_of(model, world);
-    if (!o.chat) {
-      write_texts(model, o, *part, prompts, static_cast<uint64_t>(o.seed));
-      return;
-    }
-    Conversation talk = beginning;
-    for (auto seed = static_cast<uint64_t>(o.seed);; ++seed) {
-      const std::optional<std::string> line = next_line(world);
-      if (!line) return;
-      const Asked asked = in_options([&] { return talk.asked(*line); });
-      if (std::ssize(asked.tokens) > model.job.model.context && world.rank() == 0)
-        std::fputs(fmt::format("the conversation has {} tokens, and its last {} are read\n", asked.tokens.size(),
-                               model.job.model.context)
-                       .c_str(),
-                   stderr);
-      talk.add(*line, write_texts(model, o, *part, {{*line}, {asked}, false}, seed));
-    }
-  });
-  return 0;
-}
-
 // The command `evaluate`: how well a model predicts a text.
-
-namespace {
 
 // The evaluation of one text, or of a part of a mixture.
 struct Found {
@@ -372,7 +313,74 @@ std::string result(const TrainOptions& run, const std::vector<Found>& all) {
 
 }  // namespace
 
-int run_evaluate(const EvaluateOptions& o) {
+Inference open_inference(const std::string& from, const Words& words) {
+  Inference out;
+  const auto base = std::ranges::find(words, "base", [](const auto& word) { return word.first; });
+  out.from = open_pretrained(from, base == words.end() ? Base() : Base(base->second));
+  out.tokenizer = Tokenizer::open_folder(out.from.path);
+  TrainOptions& run = out.run;
+  run.optim.dtype = out.from.dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
+  run.data = "";
+  for (const auto& [name, text] : words) set_option(run, name, text);
+  const bool silent = !run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp");
+  if (silent && !has_processes(job_of(run).plan)) run.ranks = 1;  // and not those of a job
+  take_model(run, out.from.config);
+  if (out.from.dtype == DType::bfloat16 && !run.gives("dtype"))
+    out.from.notes.push_back(one_line(out.from.path.string()) +
+                             ": stored in bf16 and computed in bf16; --dtype fp32 computes in fp32");
+  say_notes(out.from.notes);
+  if (run.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
+  constexpr int64_t kSequences = 4;  // sequences of a rank, at once
+  if (!run.gives("batch")) run.optim.batch = kSequences * job_of(run).plan.dp;
+  in_options([&] { check_sizes(job_of(run)); });
+  check_plan(run);
+  out.job = job_of(run);
+  out.job.make = make_frozen;
+  ask_for_inference(out.job);
+  return out;
+}
+
+std::unique_ptr<Trainer> part_of(const Inference& inference, Communicator& world) {
+  const Job& job = inference.job;
+  auto part =
+      std::make_unique<Trainer>(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 0), world);
+  read_values(part->strategy().residents(), first_weights(inference.from, job.model));
+  world.barrier();
+  return part;
+}
+
+int run(const GenerateOptions& o) {
+  const std::vector<std::string> said = o.chat ? std::vector<std::string>() : prompts_of(o);
+  const Inference model = open_inference(o.from, o.words);
+  const Conversation beginning = in_options([&] { return Conversation(o, *model.tokenizer, model.from.config.vocab); });
+  Prompts prompts{said, {}, !beginning.has_template()};
+  for (const std::string& prompt : said)
+    prompts.asked.push_back(beginning.has_template() ? in_options([&] { return beginning.asked(prompt); })
+                                                     : Asked{tokens_of(prompt, model, o)});
+  std::fputs(other_settings(*model.tokenizer, o).c_str(), stderr);
+  launch(ranks_of("generate", model.run, model.job.plan), [&](Communicator& world) {
+    const std::unique_ptr<Trainer> part = part_of(model, world);
+    if (!o.chat) {
+      write_texts(model, o, *part, prompts, static_cast<uint64_t>(o.seed));
+      return;
+    }
+    Conversation talk = beginning;
+    for (auto seed = static_cast<uint64_t>(o.seed);; ++seed) {
+      const std::optional<std::string> line = next_line(world);
+      if (!line) return;
+      const Asked asked = in_options([&] { return talk.asked(*line); });
+      if (std::ssize(asked.tokens) > model.job.model.context && world.rank() == 0)
+        std::fputs(fmt::format("the conversation has {} tokens, and its last {} are read\n", asked.tokens.size(),
+                               model.job.model.context)
+                       .c_str(),
+                   stderr);
+      talk.add(*line, write_texts(model, o, *part, {{*line}, {asked}, false}, seed));
+    }
+  });
+  return 0;
+}
+
+int run(const EvaluateOptions& o) {
   const Inference model = open_inference(o.from, o.words);
   if (model.run.data.empty()) throw Error("--data: expected a text, tokens or examples; found none");
   check_example_options(model.run);

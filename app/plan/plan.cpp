@@ -1,27 +1,121 @@
 // The command `plan`.
 #include "app/plan/plan.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <cstdio>
 #include <nlohmann/json.hpp>
-#include <string_view>
 
 #include "app/commands.h"
-#include "app/options.h"
+#include "app/job_of.h"
 #include "app/output.h"
 #include "bench/calibrate.h"
 #include "data/files.h"
 #include "planner/case_json.h"
 #include "planner/memory.h"
 #include "planner/prices.h"
-#include "tensor/error.h"
 #include "tensor/write_file.h"
 
 namespace tessera {
 
+// Asking the cache, and measuring.
+
 namespace {
+
+void say(std::string_view line) { std::fputs(fmt::format("{}\n", line).c_str(), stderr); }
+
+planner::Identity here() { return planner::identity_of_this(TESSERA_VERSION); }
+
+// From names and files to what the planner is asked.
+
+constexpr int64_t kUsualVocab = 50257, kCharacters = 256;  // where a vocabulary is the tokenizer's: GPT-2's
+
+bool is_file(const std::string& name) { return name.find('/') != std::string::npos || name.ends_with(".toml"); }
+
+// The user knows a field by its key.
+std::string without_backticks(std::string text) {
+  std::erase(text, '`');
+  return text;
+}
+
+// Reads with `read` the file that the option names; errors name the file and its keys.
+template <class F>
+auto from_file(std::string_view option, const std::string& path, const F& read) {
+  const std::string text = of_option(option, path, [&] { return read_file(path); });
+  try {
+    return read(text, path);
+  } catch (const FieldError& e) {
+    bad_usage("{}: {}", path, without_backticks(e.what()));
+  }
+}
+
+planner::ModelShape model_of(const PlanOptions& o) {
+  if (o.model_file) {
+    for (const auto& [name, text] : o.words)
+      if (name != "model" && name != "batch" && !is_searched(name) && name != "dtype")
+        bad_usage("--{}: expected a model by name beside it; found --model {}, a file with its own sizes", name,
+                  *o.model_file);
+    return from_file("model", *o.model_file, planner::model_from_json);
+  }
+  Job job = job_of(o.run);
+  job.plan.microbatches = 1;
+  check_sizes(job);
+  if (job.model.vocab == 0) job.model.vocab = usual_vocab(o.run.model);
+  return planner::shape_of(job.model);
+}
+
+// Those of the axes where they are not said.
+int64_t ranks_of(const PlanOptions& o) {
+  if (o.run.ranks) return *o.run.ranks;
+  if (!o.gives("pp") && !o.gives("dp") && !o.gives("cp") && !o.gives("tp"))
+    throw Error("--ranks: expected a number of ranks, found none");
+  return o.run.plan.ranks();
+}
+
+planner::Hardware hardware_of(const PlanOptions& o) {
+  if (!o.hardware)
+    bad_usage("--hardware: expected {}, this, or a TOML file; found none", fmt::join(planner::hardware_names(), ", "));
+  if (*o.hardware == "this") {
+    planner::Hardware h = planner::hardware_of(measured_here(o.calibrate), job_of(o.run).optim.dtype);
+    h.memory_bytes = o.memory_gb ? *o.memory_gb * 1e9 : h.memory_bytes / static_cast<double>(ranks_of(o));
+    return h;
+  }
+  planner::Hardware h = is_file(*o.hardware) ? from_file("hardware", *o.hardware, planner::hardware_from_file)
+                                             : planner::hardware_named(*o.hardware);
+  if (h.name.empty()) h.name = *o.hardware;
+  if (o.memory_gb) h.memory_bytes = *o.memory_gb * 1e9, h.reserved_bytes = 0;
+  return h;
+}
+
+// A program by name takes the attention that the hardware has.
+planner::Software software_of(const PlanOptions& o, const planner::Hardware& h) {
+  if (o.hardware == "this" && o.software != "tessera")
+    throw Error("--software: expected tessera, because --hardware this was measured with its kernels; found " +
+                o.software);
+  if (o.hardware == "this") return planner::own_software(job_of(o.run).optim.dtype, DType::float32);
+  planner::Software s = is_file(o.software) ? from_file("software", o.software, planner::software_from_file)
+                                            : planner::software_named(o.software);
+  if (is_file(o.software))
+    s.name = o.software;
+  else if (!h.attention.empty() && !h.attention.contains(s.attention))
+    s.attention = h.attention.contains("unfused") ? "unfused" : h.attention.begin()->first;
+  return s;
+}
+
+// Fixes a choice that the option gives; a choice that was not given stays open.
+template <class T>
+void fix(const PlanOptions& o, std::string_view option, std::optional<T>& choice, const T& value) {
+  if (o.gives(option)) choice = value;
+}
+
+planner::Fixed fixed_of(const PlanOptions& o, const Plan& p) {
+  planner::Fixed f{.ep = o.ep};
+  const Plan& said = o.run.plan;
+  fix(o, "pp", f.pp, said.pp), fix(o, "dp", f.dp, said.dp), fix(o, "cp", f.cp, said.cp), fix(o, "tp", f.tp, said.tp);
+  fix(o, "microbatches", f.microbatches, p.microbatches), fix(o, "chunks", f.chunks, p.chunks);
+  fix(o, "sp", f.sp, p.sp), fix(o, "zero", f.zero, p.zero), fix(o, "schedule", f.schedule, p.schedule);
+  fix(o, "cp-mode", f.cp_mode, p.cp_mode), fix(o, "recompute", f.recompute, p.recompute);
+  return f;
+}
+
+// The answer.
 
 // With a whole layout there is no choice, and a plan that does not fit is an answer too.
 bool is_whole(const planner::Question& q) {
@@ -32,14 +126,12 @@ bool is_whole(const planner::Question& q) {
 // Fewer, of which the model fits more: the nearest power of two times these that has a plan.
 std::string where_it_fits(planner::Question q) {
   constexpr int64_t most = 1 << 14;
-  const int64_t asked = q.ranks;
   q.fixed.dp.reset();
   while ((q.ranks *= 2) <= most) try {
       if (!search(q, 1).best.empty()) return fmt::format("; on {} such ranks a plan fits", q.ranks);
     } catch (const Error&) {
       break;
     }
-  q.ranks = asked;
   return "";
 }
 
@@ -47,55 +139,38 @@ std::string where_it_fits(planner::Question q) {
   const planner::Question& q = a.asked.question;
   const planner::Candidate& nearest = a.found.too_large.at(0);
   const planner::Prediction& p = nearest.prediction;
-  throw Error(fmt::format("no plan fits {:.1f} GB: the nearest, {}, needs {:.1f} GB more, most of it {}{}",
-                          a.asked.memory() / 1e9, to_text(nearest.layout.plan), p.over_bytes / 1e9, p.largest,
-                          where_it_fits(q)));
+  bad_usage("no plan fits {:.1f} GB: the nearest, {}, needs {:.1f} GB more, most of it {}{}", a.asked.memory() / 1e9,
+            to_text(nearest.layout.plan), p.over_bytes / 1e9, p.largest, where_it_fits(q));
 }
 
-}  // namespace
-
-PlanAnswer answer_of(const PlanOptions& o, PlanQuestion asked) {
-  PlanAnswer a{.asked = std::move(asked)};
-  const planner::Question& q = a.asked.question;
-  a.found = search(q, static_cast<size_t>(o.top));
-  if (!a.fits()) return a;
-  a.recommended = recommend(q, a.found);
-  a.command = train_command(o, q, a.recommended.plan.layout);
-  return a;
+// The figures that a person looks for first, and where the others are.
+std::string machine_words(const planner::Machine& m) {
+  return fmt::format(
+      "{}, {} processors, GPU: {}\nproducts {:.0f} GFLOP/s in fp32, {:.0f} in bf16; memory {:.1f} GB/s, {:.1f} GB\n"
+      "all others, to be read: {}\n",
+      m.identity.processor, m.identity.processors, m.identity.gpu, m.product_flops_per_s[0] / 1e9,
+      m.product_flops_per_s[1] / 1e9, m.copy_bytes_per_s / 1e9, m.memory_bytes / 1e9,
+      planner::machine_file(m.identity).string());
 }
 
-int run_plan(const PlanOptions& o) {
-  if (o.cases) {
-    if (o.format != "json") throw Error("--format: expected json with --cases, found '" + o.format + "'");
-    return predict_cases(*o.cases);
+// Throws Error (usage) for a number that the ranking has not.
+std::vector<MeasuredPlan> measure_plans(const planner::Question& q, const planner::Answer& found,
+                                        const std::vector<int64_t>& numbers) {
+  for (const int64_t number : numbers)
+    if (number > std::ssize(found.best))
+      bad_usage("--measure: expected numbers of the ranking, 1 to {}, found {}", found.best.size(), number);
+  std::vector<MeasuredPlan> out;
+  for (const int64_t number : numbers) {
+    const planner::Candidate& c = found.best[static_cast<size_t>(number - 1)];
+    const Job job = planner::own_job(case_of(q, c.layout)).value();
+    check(job, true);
+    out.push_back({static_cast<size_t>(number), c.layout, compare(c.prediction, planner::measure(job))});
   }
-  if (o.calibrate && !o.hardware) {
-    print(machine_words(*measured_here(true)));
-    return 0;
-  }
-  if (o.hardware != "this" && (o.calibrate || !o.measure.empty()))
-    throw Error(fmt::format("--{}: expected --hardware this with it, found {}", o.calibrate ? "calibrate" : "measure",
-                            o.hardware.value_or("none")));
-  PlanAnswer a = answer_of(o, question_of(o));
-  if (a.fits()) a.measured = measure_plans(a.asked.question, a.found, o.measure);
-  if (o.html) write_file(*o.html, plan_page(a));
-  print(o.format == "json" ? plan_json_lines(a) : plan_text(a));
-  if (!a.fits() && !is_whole(a.asked.question)) refuse(a);
-  return 0;
+  return out;
 }
 
-// `plan --cases`: one prediction for each line of a file, in order.
-
-namespace {
-
-// The user knows a field by its key.
-std::string without_backticks(std::string text) {
-  std::erase(text, '`');
-  return text;
-}
-
-}  // namespace
-
+// `plan --cases`: prints one JSON object for each line of the file, in order. Throws Error and InputError that name the
+// line.
 int predict_cases(const std::string& path) {
   const std::string file = of_option("cases", path, [&] { return read_file(path); });
   std::string_view rest = file;
@@ -117,14 +192,6 @@ int predict_cases(const std::string& path) {
   }
   return 0;
 }
-
-// Asking the cache, and measuring.
-
-namespace {
-
-void say(std::string_view line) { std::fputs(fmt::format("{}\n", line).c_str(), stderr); }
-
-planner::Identity here() { return planner::identity_of_this(TESSERA_VERSION); }
 
 }  // namespace
 
@@ -150,15 +217,6 @@ std::shared_ptr<const planner::Machine> measured_here(bool again) {
   return measured;
 }
 
-std::string machine_words(const planner::Machine& m) {
-  return fmt::format(
-      "{}, {} processors, GPU: {}\nproducts {:.0f} GFLOP/s in fp32, {:.0f} in bf16; memory {:.1f} GB/s, {:.1f} GB\n"
-      "all others, to be read: {}\n",
-      m.identity.processor, m.identity.processors, m.identity.gpu, m.product_flops_per_s[0] / 1e9,
-      m.product_flops_per_s[1] / 1e9, m.copy_bytes_per_s / 1e9, m.memory_bytes / 1e9,
-      planner::machine_file(m.identity).string());
-}
-
 std::optional<double> predicted_step(const planner::Machine& machine, const Job& job) {
   const Plan& p = job.plan;
   const Optimisation& o = job.optim;
@@ -175,55 +233,56 @@ std::optional<double> predicted_step(const planner::Machine& machine, const Job&
   return out.step_s;
 }
 
-// Running plans, and tables of what came out.
-
-namespace {
-
-bool is_memory(const planner::Compared& c) { return c.part.starts_with("memory"); }
-
-std::string cell(const planner::Compared& c, double value) {
-  return is_memory(c) ? fmt::format("{:.3f} MB", value / 1e6) : fmt::format("{:.3f} ms", value * 1e3);
+int64_t usual_vocab(std::string_view preset) {
+  return preset.ends_with("-nano") || preset.ends_with("-mini") ? kCharacters : kUsualVocab;
 }
 
-std::string apart(const planner::Compared& c) {
-  return c.measured > 0 ? fmt::format("{:+.1f}%", 100 * (c.predicted / c.measured - 1)) : "";
-}
-
-}  // namespace
-
-std::vector<MeasuredPlan> measure_plans(const planner::Question& q, const planner::Answer& found,
-                                        const std::vector<int64_t>& numbers) {
-  for (const int64_t number : numbers)
-    if (number > std::ssize(found.best))
-      throw Error(
-          fmt::format("--measure: expected numbers of the ranking, 1 to {}, found {}", found.best.size(), number));
-  std::vector<MeasuredPlan> out;
-  for (const int64_t number : numbers) {
-    const planner::Candidate& c = found.best[static_cast<size_t>(number - 1)];
-    const Job job = planner::own_job(case_of(q, c.layout)).value();
-    check(job, true);
-    out.push_back({static_cast<size_t>(number), c.layout, compare(c.prediction, planner::measure(job))});
-  }
+PlanQuestion question_of(const PlanOptions& o) {
+  const Plan given = job_of(o.run).plan;
+  if (!given.schedule_file.empty())
+    throw Error("--schedule: expected a name, found the file " + given.schedule_file +
+                ", which is for one number of ranks");
+  PlanQuestion out;
+  planner::Question& q = out.question;
+  q.model = model_of(o);
+  q.hardware = hardware_of(o);
+  q.software = software_of(o, q.hardware);
+  q.ranks = ranks_of(o);
+  q.batch = o.run.optim.batch;
+  q.fixed = fixed_of(o, given);
+  const bool by_family = o.gives("family") && !o.gives("model");
+  out.model = o.model_file.value_or(by_family ? fmt::format("a {}", text_of(o.run.sizes.family)) : o.run.model);
   return out;
 }
 
-std::string measured_text(const MeasuredPlan& plan) {
-  std::string out = fmt::format("Measured: number {}, {}\n  {:<24} {:>14} {:>14}\n", plan.number,
-                                to_text(plan.layout.plan), "", "predicted", "measured");
-  std::string off;
-  for (const planner::Compared& c : plan.parts) {
-    out += fmt::format("  {:<24} {:>14} {:>14} {:>9}\n", c.part, cell(c, c.predicted), cell(c, c.measured), apart(c));
-    if (c.off) off += (off.empty() ? "" : "; ") + c.part;
-  }
-  return out + (off.empty() ? "Every part is within 15%.\n" : fmt::format("Off by more than 15%: {}.\n", off));
+PlanAnswer answer_of(const PlanOptions& o, PlanQuestion asked) {
+  PlanAnswer a{.asked = std::move(asked)};
+  const planner::Question& q = a.asked.question;
+  a.found = search(q, static_cast<size_t>(o.top));
+  if (!a.fits()) return a;
+  a.recommended = recommend(q, a.found);
+  a.command = train_command(o, q, a.recommended.plan.layout);
+  return a;
 }
 
-nlohmann::ordered_json measured_json(const MeasuredPlan& plan) {
-  nlohmann::ordered_json out = {{"event", "measured"}, {"number", plan.number}};
-  out["parts"] = nlohmann::ordered_json::array();
-  for (const planner::Compared& c : plan.parts)
-    out["parts"].push_back({{"part", c.part}, {"predicted", c.predicted}, {"measured", c.measured}, {"off", c.off}});
-  return out;
+int run(const PlanOptions& o) {
+  if (o.cases) {
+    if (o.format != "json") throw Error("--format: expected json with --cases, found '" + o.format + "'");
+    return predict_cases(*o.cases);
+  }
+  if (o.calibrate && !o.hardware) {
+    print(machine_words(*measured_here(true)));
+    return 0;
+  }
+  if (o.hardware != "this" && (o.calibrate || !o.measure.empty()))
+    bad_usage("--{}: expected --hardware this with it, found {}", o.calibrate ? "calibrate" : "measure",
+              o.hardware.value_or("none"));
+  PlanAnswer a = answer_of(o, question_of(o));
+  if (a.fits()) a.measured = measure_plans(a.asked.question, a.found, o.measure);
+  if (o.html) write_file(*o.html, plan_page(a));
+  print(o.format == "json" ? plan_json_lines(a) : plan_text(a));
+  if (!a.fits() && !is_whole(a.asked.question)) refuse(a);
+  return 0;
 }
 
 }  // namespace tessera

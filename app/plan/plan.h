@@ -1,24 +1,30 @@
 // The command `plan`: a question to the planner, its answer as text, as JSON lines and as a page; predictions of given
 // plans; this machine, and plans that run on it.
 #pragma once
-#include <array>
-#include <memory>
 #include <nlohmann/json_fwd.hpp>
-#include <optional>
-#include <string>
-#include <vector>
 
-#include "app/plan_question.h"
+#include "app/options.h"
 #include "app/report/drawing.h"
 #include "planner/machine.h"
 #include "planner/measured.h"
 #include "planner/recommend.h"
-#include "train/job.h"
+#include "planner/search.h"
 
 namespace tessera {
 
-// Prints one JSON object for each line of the file, in order. Throws Error and InputError that name the line.
-int predict_cases(const std::string& path);
+struct PlanQuestion {
+  planner::Question question;
+  std::string model;  // the user's name for it
+  // Bytes that a rank can use.
+  double memory() const { return question.hardware.memory_bytes - question.hardware.reserved_bytes; }
+};
+
+// The usual vocabulary: for a preset that of its tokenizer, which is characters or GPT-2's.
+int64_t usual_vocab(std::string_view preset);
+
+// Throws Error (usage) in the words of the options, or that names the file, for what cannot be; InputError for a file
+// that cannot be read.
+PlanQuestion question_of(const PlanOptions& options);
 
 // This machine as the planner knows it: what was measured here and kept, or is measured now.
 
@@ -27,8 +33,6 @@ int predict_cases(const std::string& path);
 std::shared_ptr<const planner::Machine> kept_here();
 // It, measured where there is none or where it shall be `again`; standard error says what is done and why.
 std::shared_ptr<const planner::Machine> measured_here(bool again);
-// The figures that a person looks for first, and where the others are.
-std::string machine_words(const planner::Machine& machine);
 
 // Seconds of the job's step; nothing for a run that was not measured: on GPUs, of processes, without steps in common.
 std::optional<double> predicted_step(const planner::Machine& machine, const Job& job);
@@ -40,14 +44,6 @@ struct MeasuredPlan {
   planner::Layout layout = {};
   std::vector<planner::Compared> parts = {};
 };
-
-// Throws Error (usage) for a number that the ranking has not.
-std::vector<MeasuredPlan> measure_plans(const planner::Question& question, const planner::Answer& found,
-                                        const std::vector<int64_t>& numbers);
-
-std::string measured_text(const MeasuredPlan& plan);
-// {"event": "measured", "number": 1, "parts": [{"part": .., "predicted": .., "measured": .., "off": ..}, ..]}
-nlohmann::ordered_json measured_json(const MeasuredPlan& plan);
 
 // --- answers ---
 
@@ -62,20 +58,9 @@ struct PlanAnswer {
   bool is_rough(const planner::Candidate& c) const { return c.described && asked.question.software.name == "tessera"; }
 };
 
-// "pp 2 x dp 4 x tp 2+sp", "one rank".
-std::string axes_words(const planner::Layout& layout);
-// "zb-h1", "interleaved, 4 chunks", "-" where there is no pipeline.
-std::string schedule_words(const planner::Layout& layout);
-// The question that was asked, in two lines.
-std::string question_words(const PlanQuestion& asked);
-// "10.2", and where hardware has a range "10.2 (9.1-11.3)".
-std::string step_words(const planner::Prediction& prediction);
-
-// The plans that fit, and those that do not.
-std::array<report::Table, 2> ranking_tables(const PlanAnswer& answer);
 std::string plan_text(const PlanAnswer& answer);
 std::string plan_json_lines(const PlanAnswer& answer);
-// A self-contained HTML file (app/plan/page.cpp).
+// A self-contained HTML file, made of parts as a report is.
 std::string plan_page(const PlanAnswer& answer);
 
 // "tessera train --model llama2-7b ... --tp 2 --device cuda ...", with mpirun in front of it for several nodes; for a

@@ -1,24 +1,13 @@
 // Closed forms as a record: a plan that has not run, for pictures that are the same everywhere.
-#include <fmt/format.h>
 
-#include <algorithm>
-#include <bit>
-#include <filesystem>
 #include <numeric>
-#include <string>
-#include <vector>
 
 #include "app/commands.h"
 #include "app/job_of.h"
-#include "app/options.h"
-#include "app/output.h"
-#include "app/plan_question.h"
+#include "app/plan/plan.h"
 #include "app/report/report.h"
-#include "app/run/directory.h"
 #include "app/trace/timeline.h"
 #include "data/files.h"
-#include "parallel/mesh.h"
-#include "tensor/error.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
 
@@ -39,17 +28,13 @@ Job checked_job(const TrainOptions& o) {
         "--dp-mode: expected a strategy whose ranks make steps together, found ps-async; only a run shows its steps");
   Job job = job_of(o);
   if (job.model.vocab == 0) job.model.vocab = usual_vocab(o.model);
-  try {
+  in_options([&] {
     check_sizes(job);
     check(job.plan);
     check_layout(job.plan, job.model, job.optim.batch);
-  } catch (const InputError&) {
-    throw;
-  } catch (const Error& e) {
-    throw Error(with_options(e.what()), e.status());
-  }
+  });
   if (job.plan.ranks() > kMostPlanned)
-    throw Error(fmt::format("--ranks: expected at most {} to draw, found {}", kMostPlanned, job.plan.ranks()));
+    bad_usage("--ranks: expected at most {} to draw, found {}", kMostPlanned, job.plan.ranks());
   return job;
 }
 
@@ -110,13 +95,12 @@ std::vector<Record> planned(const Words& words) {
   std::vector<std::string> values = {""};
   for (const auto& [name, text] : words) {
     if (!is_list(name, text)) continue;
-    if (!many.empty() && many != name)
-      throw Error(fmt::format("--{}: expected one value, since --{} has several", name, many));
+    if (!many.empty() && many != name) bad_usage("--{}: expected one value, since --{} has several", name, many);
     many = name;
     values = split(text, ',');
   }
   if (std::ssize(values) > kMostPlans)
-    throw Error(fmt::format("--{}: expected at most {} values, found {}", many, kMostPlans, values.size()));
+    bad_usage("--{}: expected at most {} values, found {}", many, kMostPlans, values.size());
   std::vector<Record> out;
   for (const std::string& value : values) {
     TrainOptions o;
@@ -145,8 +129,7 @@ namespace fs = std::filesystem;
 // Draws what the ranks of a run that failed did last; of another run, its trace.
 std::string drawn(const fs::path& run, bool as_page) {
   const fs::path flights = run / kFlightFile;
-  std::error_code none;
-  if (fs::exists(flights, none))
+  if (is_there(flights))
     return report::flights_of(report::parse_flights(read_file(flights), flights.string()), as_page);
   return report::report_of(report::read_record(run), as_page);
 }
@@ -185,14 +168,14 @@ void check(const ReportOptions& o) {
   if (o.format == "text" && o.out)
     throw Error("--out: expected no file with --format text, which goes to standard output");
   if (o.runs.empty() && !o.figure) throw Error("RUN: expected a run directory, found none");
-  if (o.runs.size() > 2) throw Error(fmt::format("RUN: expected at most two, found {}", o.runs.size()));
+  if (o.runs.size() > 2) bad_usage("RUN: expected at most two, found {}", o.runs.size());
   if (!o.runs.empty() && !o.words.empty())
-    throw Error(fmt::format("--{}: expected no option of a plan beside a run", o.words.front().first));
+    bad_usage("--{}: expected no option of a plan beside a run", o.words.front().first);
 }
 
 }  // namespace
 
-int run_report(const ReportOptions& o) {
+int run(const ReportOptions& o) {
   check(o);
   const std::string made = content(o);
   if (o.format == "text" || (o.runs.empty() && !o.out)) {

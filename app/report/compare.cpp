@@ -1,16 +1,9 @@
 // Two runs beside each other, and the ranks of one that failed.
-#include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <set>
-#include <utility>
 
 #include "app/report/report.h"
 #include "data/json.h"
-#include "tensor/error.h"
 
 namespace tessera::report {
 namespace {
@@ -33,35 +26,46 @@ struct Seen {
 };
 
 enum class Unit : uint8_t { ms, share, bytes, rate, loss };
-struct ComparedRow {
-  std::string name;
-  Unit unit = Unit::ms;
-  Maybe a = {}, b = {};  // nothing: not known
-};
-struct ComparedPart {
-  std::string name;
-  std::vector<ComparedRow> rows = {};
-};
+
+std::string words_of(Unit unit, const Maybe& x) {
+  if (!x) return "-";
+  if (unit == Unit::ms) return fmt::format("{:.3f} ms", *x);
+  if (unit == Unit::share) return percent(*x);
+  return unit == Unit::loss ? fmt::format("{:.4f}", *x) : grouped(std::llround(*x));
+}
+
+// How much more b is: in points of shares and of loss, else relative.
+std::string change(Unit unit, const Maybe& a, const Maybe& b) {
+  if (!a || !b) return "";
+  if (*a == *b) return "same";
+  if (unit == Unit::share) return fmt::format("{:+.1f} points", 100 * (*b - *a));
+  if (unit == Unit::loss) return fmt::format("{:+.4f}", *b - *a);
+  return *a > 0 ? fmt::format("{:+.1f}%", 100 * (*b / *a - 1)) : "";
+}
 
 Maybe above_zero(double x) { return x > 0 ? Maybe(x) : std::nullopt; }
 int64_t last_step(const Record& r) { return r.losses.empty() ? 0 : r.losses.back().step; }
 
-// The rows of two runs, with what is known of each.
+// The rows of two runs, with what is known of each, as cells and as numbers.
 class Comparison {
  public:
   Comparison(const Seen& a, const Seen& b) : a_(a), b_(b) {
     steps(), bubbles(), communication(), sent(), memory(), losses();
-    std::erase_if(parts, [](const ComparedPart& part) { return part.rows.empty(); });
   }
-  std::vector<ComparedPart> parts;
+  std::vector<Row> rows = {};
+  nlohmann::ordered_json numbers = nlohmann::ordered_json::object();
 
  private:
-  void begin(const std::string& name) { parts.push_back({name}); }
-  // A row that at least one of the runs has.
+  void begin(const std::string& name) { part_ = name; }
+  // A row that at least one of the runs has; the first of a part has the part's name above it.
   template <class Get>
   void row(const std::string& name, Unit unit, Get&& get) {
-    const ComparedRow made{name, unit, get(a_), get(b_)};
-    if (made.a || made.b) parts.back().rows.push_back(made);
+    const Maybe a = get(a_), b = get(b_);
+    if (!a && !b) return;
+    if (!numbers.contains(part_)) rows.push_back({{part_, "", "", ""}, Row::kHead, "\n" + part_ + "\n"});
+    rows.push_back({{name, words_of(unit, a), words_of(unit, b), change(unit, a, b)}});
+    const auto value = [](const Maybe& x) { return x ? nlohmann::ordered_json(*x) : nullptr; };
+    numbers[part_][name] = {value(a), value(b)};
   }
 
   void steps() {
@@ -112,7 +116,7 @@ class Comparison {
       if (traced)
         for (const SentInStep& x : sent_in_step(s->r, s->step)) add(x.axis, x.operation, x.bytes);
       else
-        for (const Sent& x : s->r.sent) add(x.axis, x.operation, x.bytes);
+        for (const SentBytes& x : s->r.sent) add(x.axis, x.operation, x.bytes);
     }
     names.insert("~all");
     for (const std::string& name : names)
@@ -151,6 +155,7 @@ class Comparison {
   }
 
   const Seen &a_, &b_;
+  std::string part_;
 };
 
 // Says what is missing, and what to be careful with.
@@ -177,22 +182,6 @@ std::vector<std::string> notes_of(const Seen& a, const Seen& b) {
                                 last_step(one->r), other->r.label, last_step(other->r)));
   }
   return out;
-}
-
-std::string words_of(Unit unit, const Maybe& x) {
-  if (!x) return "-";
-  if (unit == Unit::ms) return fmt::format("{:.3f} ms", *x);
-  if (unit == Unit::share) return percent(*x);
-  return unit == Unit::loss ? fmt::format("{:.4f}", *x) : grouped(std::llround(*x));
-}
-
-// How much more b is: in points of shares and of loss, else relative.
-std::string change(const ComparedRow& row) {
-  if (!row.a || !row.b) return "";
-  if (*row.a == *row.b) return "same";
-  if (row.unit == Unit::share) return fmt::format("{:+.1f} points", 100 * (*row.b - *row.a));
-  if (row.unit == Unit::loss) return fmt::format("{:+.4f}", *row.b - *row.a);
-  return *row.a > 0 ? fmt::format("{:+.1f}%", 100 * (*row.b / *row.a - 1)) : "";
 }
 
 std::string about(const Record& r) {
@@ -276,16 +265,8 @@ std::string comparison_of(const Record& a, const Record& b, bool as_page) {
                       {{a.label, ""}, true, 17},
                       {{b.label, ""}, true, 17},
                       {{"the second beside the first", ""}, true, 14}},
+          .rows = all.rows,
           .indent = 2};
-  nlohmann::ordered_json numbers = nlohmann::ordered_json::object();
-  const auto value = [](const Maybe& x) { return x ? nlohmann::ordered_json(*x) : nlohmann::ordered_json(nullptr); };
-  for (const ComparedPart& part : all.parts) {
-    t.rows.push_back({{part.name, "", "", ""}, Row::kHead, "\n" + part.name + "\n"});
-    for (const ComparedRow& row : part.rows) {
-      t.rows.push_back({{row.name, words_of(row.unit, row.a), words_of(row.unit, row.b), change(row)}});
-      numbers[part.name][row.name] = {value(row.a), value(row.b)};
-    }
-  }
   head.text = "A  " + about(a) + "\nB  " + about(b) + "\n";
   for (const std::string& note : head.hints) t.below += (t.below.empty() ? "\n" : "") + note + "\n";
   head.tables = {t};
@@ -301,7 +282,7 @@ std::string comparison_of(const Record& a, const Record& b, bool as_page) {
       {"loss", &told}, {"pipeline", &piped}, {"timeline", &traced}, {"memory", &traced}, {"bytes", &traced}};
   for (const auto& [name, runs] : figures)
     if (!runs->empty()) parts.push_back(figure_of(name, *runs, kWidth));
-  return whole_page(a.label + " and " + b.label + ", two runs of Tessera", parts, numbers.dump());
+  return whole_page(a.label + " and " + b.label + ", two runs of Tessera", parts, all.numbers.dump());
 }
 
 Flights parse_flights(std::string_view file, const std::string& what) {
@@ -315,14 +296,14 @@ Flights parse_flights(std::string_view file, const std::string& what) {
       out.written.push_back(flight_of(line));
     }
   } catch (const Json::exception& e) {
-    throw InputError(fmt::format("{}: not a failure as ranks record it: {}", what, e.what()));
+    bad_input("{}: not a failure as ranks record it: {}", what, e.what());
   } catch (const std::bad_optional_access&) {
-    throw InputError(fmt::format("{}: not a failure as ranks record it: expected whole numbers", what));
+    bad_input("{}: not a failure as ranks record it: expected whole numbers", what);
   }
   constexpr int64_t kMost = 1 << 16;
   for (const RankFlight& r : out.written)
     if (r.rank >= out.ranks || out.ranks > kMost)
-      throw InputError(fmt::format("{}: rank {} of {} ranks; expected fewer than {}", what, r.rank, out.ranks, kMost));
+      bad_input("{}: rank {} of {} ranks; expected fewer than {}", what, r.rank, out.ranks, kMost);
   std::ranges::sort(out.written, {}, &RankFlight::rank);
   return out;
 }

@@ -1,4 +1,5 @@
-// Words for numbers, and pictures: boxes, lanes, charts and axes.
+// Words for numbers; pictures: boxes, lanes, charts and axes; parts as HTML, as text and as SVG files, and the page
+// around them.
 #include "app/report/drawing.h"
 
 #include <fmt/format.h>
@@ -7,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <sstream>
 
 namespace tessera::report {
 namespace {
@@ -22,6 +24,220 @@ double width_of(std::string_view text) {
 std::string line(std::string_view css, double x1, double y1, double x2, double y2) {
   return fmt::format("<line class=\"{}\" x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>\n", css, x1, x2, y1,
                      y2);
+}
+
+// The colours, rules and script of a page, and its parts.
+
+struct Colour {
+  const char *name, *light, *dark;
+};
+constexpr Colour kColours[] = {
+    {"ground", "#fbfbfa", "#14171c"}, {"card", "#ffffff", "#1b1f26"},    {"ink", "#1d2129", "#e3e6ea"},
+    {"soft", "#535b67", "#a3acb8"},   {"line", "#dfe2e6", "#323842"},    {"idle", "#eef0f2", "#252a33"},
+    {"on", "#ffffff", "#0e1115"},     {"k-F", "#2f6db5", "#6ea8ea"},     {"k-B", "#c25a1c", "#ee9257"},
+    {"k-I", "#a87a06", "#dcb548"},    {"k-W", "#2f7d4e", "#6cc08c"},     {"k-opt", "#7d5bb3", "#ae90e2"},
+    {"k-fin", "#78808d", "#8b94a1"},  {"k-msg", "#5b6b7d", "#8d9db0"},   {"wait", "#b9c0c9", "#59626f"},
+    {"a-pp", "#2f4b7c", "#b9c8ec"},   {"a-dp", "#1a7d7d", "#4fbdbd"},    {"a-tp", "#b8487d", "#e07aab"},
+    {"a-cp", "#8a6a3a", "#c09d68"},   {"a-world", "#878e98", "#79828f"}, {"m0", "#2f6db5", "#6ea8ea"},
+    {"m1", "#c25a1c", "#ee9257"},     {"m2", "#7d5bb3", "#ae90e2"},      {"m3", "#2f7d4e", "#6cc08c"},
+    {"m4", "#94770f", "#dcb548"},     {"m5", "#7b838e", "#79828f"},      {"warn", "#fdf1dc", "#3a2f17"},
+};
+
+constexpr const char* kPageRules = R"css(* { box-sizing: border-box; }
+body { margin: 0; background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Liberation Sans", sans-serif; }
+main { max-width: 1268px; margin: 0 auto; padding: 20px 16px 60px; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 16px 28px 20px; margin: 0 0 18px; }
+h1 { font-size: 24px; margin: 6px 0 2px; } h2 { font-size: 19px; margin: 4px 0 6px; } h3 { font-size: 14px; margin: 16px 0 4px; font-weight: 600; }
+p { max-width: 900px; margin: 4px 0 10px; } .model { color: var(--soft); } .note { color: var(--soft); font-size: 13px; }
+.warn { background: var(--warn); border-radius: 6px; padding: 8px 12px; }
+dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(225px, 1fr)); gap: 8px 24px; margin: 12px 0 0; }
+dt { color: var(--soft); font-size: 12px; } dd { margin: 0; overflow-wrap: anywhere; }
+svg { display: block; width: 100%; height: auto; overflow: visible; }
+.glass { fill: transparent; } .glass:hover { fill: var(--ink); fill-opacity: .08; }
+svg.dim rect[data-mb] { opacity: .3; } svg.dim rect.same { opacity: 1; }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 18px; font-size: 13px; max-width: none; }
+.legend span { display: inline-flex; align-items: center; gap: 6px; } svg.key { width: 12px; height: 12px; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 10px 20px; }
+figure { margin: 0; max-width: 720px; } figcaption { font-size: 14px; font-weight: 600; margin: 8px 0 4px; }
+table { border-collapse: collapse; margin: 14px 0 6px; font-size: 14px; } th { text-align: left; font-weight: 600; font-size: 13px; color: var(--soft); }
+th, td { padding: 4px 18px 4px 0; border-bottom: 1px solid var(--line); vertical-align: middle; } td:first-child, .n { white-space: nowrap; } .n { text-align: right; font-variant-numeric: tabular-nums; }
+tr.sum td { font-weight: 600; border-bottom: 0; } tr.head td { font-weight: 600; padding-top: 14px; } svg.bar { width: 420px; height: 14px; }
+.all { font-weight: bold; } td.in { background: var(--warn); } td.missing { color: var(--k-B); } tr.differs td { font-weight: 600; }
+#tip { position: fixed; display: none; pointer-events: none; z-index: 9; background: var(--ink); color: var(--ground);
+  padding: 6px 10px; border-radius: 6px; font-size: 12.5px; line-height: 1.4; white-space: pre; }
+@media (max-width: 700px) { section { overflow-x: auto; padding: 12px; } section > svg { min-width: 640px; } }
+@media print { section { break-inside: avoid; } }
+)css";
+
+// One to a line, so that they can be told apart; the classes of a line come before its brace.
+constexpr const char* kPictureRules = R"css(text { font-size: 12px; fill: var(--soft); }
+text.end { text-anchor: end; }
+text.mid { text-anchor: middle; }
+text.on { fill: var(--on); text-anchor: middle; pointer-events: none; }
+text.name { fill: var(--ink); font-weight: 600; }
+text.title { fill: var(--ink); font-weight: 600; font-size: 15px; }
+.card { fill: var(--card); stroke: var(--line); }
+.grid { stroke: var(--line); stroke-width: 1; }
+.limit { stroke: var(--k-B); stroke-width: 2; }
+.loss { fill: none; stroke: var(--k-F); stroke-width: 1.8; }
+.loss2 { fill: none; stroke: var(--k-B); stroke-width: 1.8; stroke-dasharray: 6 3; }
+.loss-key { fill: var(--k-F); }
+.loss-key2 { fill: var(--k-B); }
+.val { fill: var(--card); stroke: var(--k-F); stroke-width: 2; }
+.val2 { fill: var(--card); stroke: var(--k-B); stroke-width: 2; }
+.pass { stroke: var(--card); stroke-width: 1; }
+.area { stroke: var(--card); stroke-width: 0.6; }
+.c1 { fill-opacity: .8; }
+.c2 { fill-opacity: .62; }
+)css";
+
+// The rules of pictures; a colour's name is also the class of what it fills.
+std::string picture_rules() {
+  std::string out = kPictureRules;
+  for (const Colour& c : kColours) out += fmt::format(".{0} {{ fill: var(--{0}); }}\n", c.name);
+  return out;
+}
+
+std::string variables(const char* Colour::*which) {
+  std::string out;
+  for (const Colour& c : kColours) out += fmt::format(" --{}: {};", c.name, c.*which);
+  return out;
+}
+
+// The rule with its colours written out.
+std::string coloured(std::string rule, const char* Colour::*which) {
+  for (const Colour& c : kColours) {
+    const std::string name = fmt::format("var(--{})", c.name);
+    for (size_t at; (at = rule.find(name)) != std::string::npos;) rule.replace(at, name.size(), c.*which);
+  }
+  return rule;
+}
+
+// Whether an element has the rule's class.
+bool uses(const std::string& body, const std::string& rule) {
+  const size_t dot = rule.find('.'), brace = rule.find(" {");
+  if (dot == std::string::npos || dot > brace) return true;
+  const std::string name = rule.substr(dot + 1, brace - dot - 1);
+  for (size_t at = 0; (at = body.find(name, at)) != std::string::npos; at += name.size()) {
+    const char before = body[at - 1], after = body[at + name.size()];
+    if ((before == '"' || before == ' ') && (after == '"' || after == ' ')) return true;
+  }
+  return false;
+}
+
+// For a page: the pictures in it and all around them. It is light on paper.
+std::string page_style() {
+  const std::string light = variables(&Colour::light), dark = variables(&Colour::dark);
+  return "\n:root { color-scheme: light dark;" + light +
+         " }\n@media screen and (prefers-color-scheme: dark) { :root {" + dark + " } }\n" + kPageRules +
+         picture_rules();
+}
+
+// For a picture that stands alone as an SVG file. Rules are there whose classes `body` uses; they have their colours in
+// them, since readers of SVG other than browsers know no variables, and again for dark screens.
+std::string figure_style(const std::string& body) {
+  std::string light, dark;
+  std::istringstream rules(picture_rules());
+  for (std::string rule; std::getline(rules, rule);) {
+    if (!uses(body, rule)) continue;
+    light += coloured(rule, &Colour::light) + "\n";
+    if (rule.find("var(") != std::string::npos) dark += coloured(rule, &Colour::dark) + "\n";
+  }
+  return "\ntext { font-family: system-ui, sans-serif; }\n" + light +
+         "@media screen and (prefers-color-scheme: dark) {\n" + dark + "}\n";
+}
+
+// The script shows what is pointed at, and the other boxes of the same micro-batch.
+constexpr const char* kScript = R"js(
+"use strict";
+const tip = document.getElementById("tip");
+let dimmed = [];
+function undim() {
+  for (const svg of dimmed) {
+    svg.classList.remove("dim");
+    for (const box of svg.querySelectorAll(".same")) box.classList.remove("same");
+  }
+  dimmed = [];
+}
+function dim(microbatch) {
+  for (const svg of document.querySelectorAll("#pipeline > svg")) {
+    svg.classList.add("dim");
+    dimmed.push(svg);
+    for (const box of svg.querySelectorAll('[data-mb="' + microbatch + '"]')) box.classList.add("same");
+  }
+}
+document.addEventListener("mousemove", (event) => {
+  const words = event.target.dataset ? event.target.dataset.tip : undefined;
+  tip.style.display = words ? "block" : "none";
+  if (!words) return;
+  tip.textContent = words.split(" | ").join("\n");
+  const place = tip.getBoundingClientRect();
+  tip.style.left = Math.max(4, Math.min(event.clientX + 14, innerWidth - place.width - 8)) + "px";
+  tip.style.top = Math.max(4, Math.min(event.clientY + 16, innerHeight - place.height - 8)) + "px";
+});
+document.addEventListener("mouseover", (event) => {
+  undim();
+  if (event.target.dataset && event.target.dataset.mb !== undefined) dim(event.target.dataset.mb);
+});
+)js";
+
+constexpr double kBar = 420, kMargin = 16, kHeading = 20, kBetween = 14;
+
+std::string paragraph(std::string_view css, const std::string& words) {
+  return words.empty() ? "" : fmt::format("<p class=\"{}\">{}</p>\n", css, escaped(words));
+}
+std::string paragraphs(std::string_view css, const std::vector<std::string>& all) {
+  std::string out;
+  for (const std::string& words : all) out += paragraph(css, words);
+  return out;
+}
+
+std::string legend(const std::vector<LegendEntry>& entries) {
+  std::string out;
+  for (const LegendEntry& e : entries)
+    out += fmt::format(
+        R"(<span><svg class="key" viewBox="0 0 12 12"><rect class="{}" width="12" height="12"/></svg>{}</span> )",
+        e.css, escaped(e.words));
+  return entries.empty() ? "" : "<p class=\"legend\">" + out + "</p>\n";
+}
+
+// The first column is as wide in the heading as in rows, which begin with an indent.
+std::string table_text(const Table& t) {
+  if (std::ranges::none_of(t.columns, &Column::width)) return "";
+  std::string out = t.above;
+  const auto add_line = [&](size_t indent, auto&& cell_of) {
+    std::string words;
+    for (size_t c = 0; c < t.columns.size(); ++c) {
+      if (t.columns[c].width == 0) continue;
+      const size_t width = t.columns[c].width + (words.empty() ? t.indent - indent : 0);
+      words += words.empty() ? std::string(indent, ' ') : " ";
+      words += fmt::format(fmt::runtime(t.columns[c].number ? "{:>{}}" : "{:<{}}"), cell_of(c).text, width);
+    }
+    out += words + "\n";
+  };
+  if (std::ranges::any_of(t.columns, [](const Column& c) { return c.width > 0 && !c.head.text.empty(); }))
+    add_line(0, [&](size_t c) -> const Cell& { return t.columns[c].head; });
+  for (const Row& r : t.rows) {
+    out += r.above;
+    if (r.css != Row::kHead) add_line(t.indent, [&](size_t c) -> const Cell& { return r.cells.at(c); });
+  }
+  return out + t.below;
+}
+
+std::string pictures_html(const Part& p) {
+  std::string out;
+  const bool pairs = !p.pictures.empty() && p.pictures[0].width < kWidth / 2;
+  for (const Picture& picture : p.pictures) {
+    const std::string& name = picture.title.empty() ? p.title : picture.title;
+    const std::string svg =
+        fmt::format("<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}\">\n{}</svg>\n", picture.width,
+                    picture.height, escaped(name), picture.body);
+    if (pairs)
+      out += fmt::format("<figure><figcaption>{}</figcaption>\n{}</figure>\n", escaped(picture.title), svg);
+    else
+      out += (picture.title.empty() ? "" : fmt::format("<h3>{}</h3>\n", escaped(picture.title))) + svg;
+  }
+  return pairs ? "<div class=\"pair\">\n" + out + "</div>\n" : out;
 }
 
 }  // namespace
@@ -165,6 +381,112 @@ Picture drawn(const Lanes& l) {
   for (const char* css : {"halo", "limit"}) out.body += line(css, at, 0, at, end);
   out.body += l.axis ? text_at(at, -8, "bad end", l.limit_words) : text_at(at, end + 14, "mid", l.limit_words);
   return out;
+}
+
+// Parts, and the page around them.
+
+Cell count_cell(int64_t n) { return {grouped(n), fmt::format("{}", n)}; }
+Cell ms_cell(double ms) { return {short_time(ms), fmt::format("{:.3f}", ms)}; }
+
+Cell bar_cell(double share, const std::string& css, const std::string& tip) {
+  Cell out("");
+  out.html = fmt::format("<svg class=\"bar\" viewBox=\"0 0 {} 14\" aria-hidden=\"true\">{}</svg>", kBar,
+                         share > 0 ? svg_of({0, 1, kBar * share, 12, css, tip}) : "");
+  return out;
+}
+
+std::string as_html(const Table& t) {
+  if (std::ranges::none_of(t.columns, &Column::on_page)) return "";
+  std::string out = t.title.empty() ? "" : fmt::format("<h3>{}</h3>\n", escaped(t.title));
+  out += fmt::format("<table id=\"{}\"><thead>", t.id);
+  const auto row = [&](std::string_view tag, const std::string& row_css, auto&& cell_of) {
+    out += row_css.empty() ? "<tr>" : fmt::format("<tr class=\"{}\">", row_css);
+    for (size_t c = 0; c < t.columns.size(); ++c) {
+      if (!t.columns[c].on_page) continue;
+      const Cell& cell = cell_of(c);
+      const std::string css = cell.css + (t.columns[c].number ? " n" : "");
+      out += fmt::format("<{}{}>{}{}</{}>", tag,
+                         css.empty() ? "" : fmt::format(" class=\"{}\"", css.substr(css[0] == ' ')), escaped(cell.page),
+                         cell.html, tag.substr(0, 2));
+    }
+    out += "</tr>\n";
+  };
+  row("th scope=\"col\"", "", [&](size_t c) -> const Cell& { return t.columns[c].head; });
+  out += "</thead><tbody>\n";
+  for (const Row& r : t.rows) row("td", r.css, [&](size_t c) -> const Cell& { return r.cells.at(c); });
+  return out + "</tbody></table>\n" + paragraph("note", t.note);
+}
+
+std::string as_html(const std::vector<std::pair<std::string, std::string>>& facts) {
+  std::string out;
+  for (const auto& [name, value] : facts)
+    out += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escaped(name), escaped(value));
+  return facts.empty() ? "" : "<dl>\n" + out + "</dl>\n";
+}
+
+std::string list_html(const std::vector<std::string>& lines) {
+  std::string out = "<ul>\n";
+  for (const std::string& line : lines) out += "<li>" + escaped(line) + "</li>\n";
+  return out + "</ul>\n";
+}
+
+std::string as_html(const Part& p, int level) {
+  std::string out = fmt::format("<section id=\"{0}\">\n<h{1}>{2}</h{1}>\n", p.id, level, escaped(p.title)) +
+                    paragraphs("model", p.about) + paragraph("words", p.words) + legend(p.legend) +
+                    paragraphs("note", p.hints) + pictures_html(p) + paragraphs("note", p.notes) +
+                    paragraph("warn", p.warning) + as_html(p.facts);
+  for (const Table& t : p.tables) out += as_html(t);
+  return out + p.more + "</section>\n";
+}
+
+std::string as_text(const std::vector<Part>& parts) {
+  std::string out;
+  for (const Part& p : parts) {
+    out += p.text;
+    for (const Table& t : p.tables) out += table_text(t);
+  }
+  for (char& c : out)  // names come from files
+    if (c != '\n' && static_cast<unsigned char>(c) < 0x20) c = ' ';
+  return out;
+}
+
+std::string as_svg_file(const Part& f) {
+  double y = kMargin;
+  std::string body = text_at(kMargin, y + 15, "title", f.title);
+  y += 28;
+  body += legend_svg(f.legend, kMargin, kFigureWidth, y);
+  double x = 0, lowest = y;
+  for (const Picture& p : f.pictures) {
+    if (x > 0 && x + p.width > kFigureWidth + 1) x = 0, y = lowest;
+    const double heading = p.title.empty() ? 0 : kHeading;
+    if (heading > 0) body += text_at(kMargin + x, y + kBetween + 4, "name", p.title);
+    body += fmt::format("<g transform=\"translate({:.0f} {:.0f})\">\n", kMargin + x, y + heading + kBetween / 2) +
+            with_titles(p.body) + "</g>\n";
+    lowest = std::max(lowest, y + heading + p.height + kBetween);
+    x += p.width + kMargin;
+  }
+  const double width = kFigureWidth + 2 * kMargin, height = lowest + kMargin / 2;
+  const std::string frame =
+      fmt::format("<rect class=\"card\" x=\"0.5\" y=\"0.5\" width=\"{:.0f}\" height=\"{:.0f}\" rx=\"8\"/>\n", width - 1,
+                  height - 1);
+  return fmt::format(
+             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
+             "{1:.0f}\" role=\"img\" aria-labelledby=\"t d\">\n<title id=\"t\">{2}</title>\n<desc "
+             "id=\"d\">{3}</desc>\n<style>",
+             width, height, escaped(f.title), escaped(f.words)) +
+         figure_style(frame + body) + "</style>\n" + frame + body + "</svg>\n";
+}
+
+std::string whole_page(const std::string& title, const std::vector<Part>& parts, const std::string& numbers) {
+  std::string main;
+  for (const Part& p : parts) main += as_html(p, main.empty() ? 1 : 2);
+  const std::string data =
+      numbers.empty() ? "" : "<script type=\"application/json\" id=\"numbers\">" + numbers + "</script>\n";
+  return "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
+         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n"
+         "<link rel=\"icon\" href=\"data:,\"/>\n<title>" +
+         escaped(title) + "</title>\n<style>" + page_style() + "</style>\n</head>\n<body>\n<main>\n" + main +
+         "</main>\n<div id=\"tip\"></div>\n" + data + "<script>" + kScript + "</script>\n</body>\n</html>\n";
 }
 
 }  // namespace tessera::report

@@ -1,14 +1,8 @@
 // Pictures of runs, and the figures that are made of them: what each needs of a run, and how runs share a scale.
-#include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
-#include <map>
-#include <utility>
 
 #include "app/report/report.h"
-#include "tensor/error.h"
 
 namespace tessera::report {
 namespace {
@@ -194,7 +188,7 @@ std::string of_run(const Records& runs, const Record& r, const std::string& what
 }
 
 [[noreturn]] void refuse(std::string_view figure, const Record& r, const std::string& what) {
-  throw Error(fmt::format("--figure {}: {}: {}", figure, r.label, what));
+  bad_usage("--figure {}: {}: {}", figure, r.label, what);
 }
 
 void need_trace(std::string_view figure, const Record& r) {
@@ -348,13 +342,13 @@ Part all_bytes(const Records& runs, double width) {
   bool shares = false;
   for (const Record& r : runs) {
     Lanes bars{.title = "", .width = width, .right = kRoomForBytes};
-    std::vector<SentInStep> sent;
+    std::vector<SentBytes> sent;
     if (r.planned)
-      for (const Sent& s : r.sent) sent.push_back({s.axis, s.operation, s.calls, s.bytes, s.most});
+      sent = r.sent;
     else
-      sent = sent_in_step(r, drawn_step("bytes", r));
+      for (const SentInStep& s : sent_in_step(r, drawn_step("bytes", r))) sent.push_back(s);
     double sum = 0;
-    for (const SentInStep& s : sent) {
+    for (const SentBytes& s : sent) {
       if (s.bytes == 0) continue;
       const auto bytes = static_cast<double>(s.bytes), own = static_cast<double>(s.most);
       const std::string css = css_of_axis(s.axis);
@@ -466,7 +460,7 @@ std::vector<LegendEntry> timeline_legend(const Record& r) {
   if (r.waits_noted) out.push_back({"wait", "held up by communication"});
   if (r.schedule.ranks > 1) out.push_back({"k-msg", "messages"});
   for (const char* axis : {"dp", "tp", "cp", "pp"})
-    if (std::ranges::any_of(r.sent, [&](const Sent& s) {
+    if (std::ranges::any_of(r.sent, [&](const SentBytes& s) {
           return s.axis.starts_with(axis) && s.operation != "send" && s.operation != "recv";
         }))
       out.push_back({fmt::format("a-{}", axis), fmt::format("collectives of {}", axis)});

@@ -1,14 +1,8 @@
 // The parts of a run's report: what ran, its loss, its pipeline, its ranks in one step, memory, bytes and experts.
-#include <fmt/format.h>
 
-#include <algorithm>
 #include <cctype>
-#include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <set>
-#include <utility>
 
 #include "app/output.h"
 #include "app/report/report.h"
@@ -170,24 +164,14 @@ class Line {
 };
 
 // Words behind their letters: first those of what a rank computes, then those of its axes.
-constexpr std::string_view kKinds[] = {"F forward",
-                                       "B backward",
-                                       "I gradient of the input",
-                                       "W of the weights",
-                                       "G finishing gradients",
-                                       "U update",
-                                       "P pp",
-                                       "D dp",
-                                       "C cp",
-                                       "T tp",
-                                       "X ep",
-                                       "Y edp",
-                                       "E tied",
-                                       "O world"};
+const std::vector<std::string> kKinds = split(
+    "F forward|B backward|I gradient of the input|W of the weights|G finishing gradients|U update|P pp|D dp|C cp|T tp|"
+    "X ep|Y edp|E tied|O world",
+    '|');
 
 char letter_of(const Event& e) {
   if (e.track == "update") return e.name == "optimizer" ? 'U' : 'G';
-  for (const std::string_view kind : kKinds)
+  for (const std::string& kind : kKinds)
     if (!e.operation.empty() && e.axis.starts_with(kind.substr(2))) return kind[0];
   for (const std::string_view known : {"F forward", "B backward", "I input gradient", "W weight gradient"})
     if (e.track == known.substr(2)) return known[0];
@@ -208,7 +192,7 @@ std::string timeline_text(const Record& r, const StepSpan& step) {
     out += fmt::format("{:<34} |{}|\n{:<34} |{}|\n", r.ranks[i].name, computes.str(), "", communicates.str());
   }
   std::string key;
-  for (const std::string_view kind : kKinds)
+  for (const std::string& kind : kKinds)
     if (seen.contains(kind[0])) key += fmt::format("{}{}", key.empty() ? "" : ", ", kind);
   const std::string more = first_ranks(r);
   return out + key + ".\nSmall letters: less than half of a character's time.\n" + (more.empty() ? "" : more + "\n");
@@ -300,8 +284,8 @@ Part bytes_part(const Record& r, const StepSpan& step) {
                           {""},
                           {"calls in the run", true},
                           {"bytes", true}}};
-  Sent whole;
-  for (const Sent& s : r.sent) {
+  SentBytes whole;
+  for (const SentBytes& s : r.sent) {
     const SentInStep one = in_step[{s.axis, s.operation}];
     const auto bytes = static_cast<double>(one.bytes);
     drawn.rows.push_back({{s.axis, s.operation, count_cell(one.calls), count_cell(one.bytes),

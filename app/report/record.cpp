@@ -1,19 +1,12 @@
 // Reading what `train --trace` wrote, believing none of it before it was looked at.
-#include "app/report/record.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 
+#include "app/report/report.h"
+#include "app/run/directory.h"
 #include "app/train/output.h"
 #include "data/files.h"
 #include "data/json.h"
-#include "tensor/error.h"
 
 namespace tessera::report {
 namespace fs = std::filesystem;
@@ -31,7 +24,7 @@ class Value {
   Value(const Json& json, const std::string& file) : json_(json), file_(file) {}
 
   [[noreturn]] void refuse(const std::string& expected) const {
-    throw InputError(fmt::format("{}: expected {}, found {}", file_, expected, json_.dump().substr(0, 60)));
+    bad_input("{}: expected {}, found {}", file_, expected, json_.dump().substr(0, 60));
   }
   Value operator[](const char* key) const {
     if (!json_.is_object() || !json_.contains(key)) refuse(fmt::format("an object with '{}'", key));
@@ -236,50 +229,6 @@ void read_metrics(Record& r, std::string_view text, const std::string& file) {
   r.step_ms = median_rate(std::move(lengths));
 }
 
-}  // namespace
-
-Record parse_record(const Files& files, const std::string& name) {
-  Record r;
-  r.traced = true;
-  read_about(r, files.report, name + "report.json");
-  read_trace(r, files.trace, name + "trace.json");
-  read_metrics(r, files.metrics, name + "metrics.jsonl");
-  return r;
-}
-
-Record parse_metrics(std::string_view metrics, const std::string& name) {
-  Record r;
-  read_metrics(r, metrics, name + "metrics.jsonl");
-  r.steps = r.losses.empty() ? 0 : r.losses.back().step;
-  return r;
-}
-
-Record read_record(const fs::path& run, bool may_lack_trace) {
-  const auto has = [](const fs::path& file) {
-    std::error_code error;
-    return fs::exists(file, error);
-  };
-  if (!has(run)) throw InputError(fmt::format("{}: no such directory; expected a run directory", run.string()));
-  const std::string folder = (run / "").string();
-  Record r;
-  if (may_lack_trace && !(has(run / "report.json") && has(run / "trace.json"))) {
-    if (!has(run / "metrics.jsonl"))
-      throw InputError(fmt::format("{}: there is no metrics.jsonl in it; expected a run directory", run.string()));
-    r = parse_metrics(read_file(run / "metrics.jsonl"), folder);
-  } else {
-    for (const char* file : {"report.json", "trace.json"})
-      if (!has(run / file))
-        throw InputError(fmt::format("{}: there is no {} in it; train with --trace to have one", run.string(), file));
-    const std::string report = read_file(run / "report.json"), trace = read_file(run / "trace.json"),
-                      metrics = read_file(run / "metrics.jsonl");
-    r = parse_record({report, trace, metrics}, folder);
-  }
-  r.label = run.lexically_normal().string();
-  return r;
-}
-
-namespace {
-
 // The world rank of each rank of the pipeline.
 std::vector<size_t> pipeline_ranks(const Record& record) {
   std::vector<size_t> out(static_cast<size_t>(record.schedule.ranks), record.ranks.size());
@@ -299,74 +248,6 @@ std::vector<size_t> pipeline_ranks(const Record& record) {
 size_t passes_in(const std::vector<TimedAction>& list) {
   return static_cast<size_t>(std::ranges::count_if(list, [](const TimedAction& t) { return !t.action.is_message(); }));
 }
-
-}  // namespace
-
-StepSpan median_step(const Record& record) {
-  std::map<int64_t, StepSpan> steps;
-  for (const Rank& rank : record.ranks)
-    for (const Event& e : rank.events) {
-      if (e.track != "step") continue;
-      StepSpan& s = steps.try_emplace(e.step, StepSpan{e.step, e.begin, e.end}).first->second;
-      s.begin = std::min(s.begin, e.begin);
-      s.end = std::max(s.end, e.end);
-    }
-  std::vector<StepSpan> all;
-  for (const auto& [step, span] : steps) all.push_back(span);
-  if (all.empty()) return {};
-  const auto middle = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
-  std::nth_element(all.begin(), middle, all.end(),
-                   [](const StepSpan& a, const StepSpan& b) { return a.end - a.begin < b.end - b.begin; });
-  return *middle;
-}
-
-std::vector<SentInStep> sent_in_step(const Record& record, const StepSpan& step) {
-  std::map<std::pair<std::string, std::string>, SentInStep> rows;
-  for (const Rank& rank : record.ranks) {
-    std::map<SentInStep*, int64_t> own;
-    for (const Event& e : rank.events) {
-      if (e.step != step.step || e.operation.empty()) continue;
-      SentInStep& row = rows.try_emplace({e.axis, e.operation}, SentInStep{e.axis, e.operation}).first->second;
-      ++row.calls;
-      row.bytes += e.sent;
-      row.most = std::max(row.most, own[&row] += e.sent);
-      row.ms += (e.end - e.begin) / static_cast<double>(record.ranks.size());
-    }
-  }
-  std::vector<SentInStep> out;
-  for (const auto& [name, row] : rows) out.push_back(row);
-  return out;
-}
-
-std::optional<MeasuredPipeline> measure_pipeline(const Record& record, const StepSpan& step) {
-  const Schedule& s = record.schedule;
-  if (s.ranks < 2) return std::nullopt;
-  MeasuredPipeline p;
-  p.equal = simulate(s);
-  p.formula = bubble_formula(s);
-  TimedLists happened, lengths;  // lengths: of times in which ranks had a processor
-  size_t found = 0, planned = 0;
-  for (const size_t rank : pipeline_ranks(record)) {
-    if (rank == record.ranks.size()) return std::nullopt;
-    std::vector<TimedAction>&list = happened.emplace_back(), &alone = lengths.emplace_back();
-    for (const Event& e : record.ranks[rank].events) {
-      if (e.step != step.step || e.stage < 0) continue;
-      const Action action = Action::parse(e.name);
-      list.push_back({action, e.begin, e.end});
-      if (!action.is_message()) alone.push_back({action, 0, e.processor});
-    }
-    if (list.empty()) return std::nullopt;
-    found += passes_in(list);
-  }
-  for (const auto& list : p.equal.actions) planned += passes_in(list);
-  if (found != planned) return std::nullopt;
-  p.times = times_of(s, record.shared ? lengths : happened);
-  p.replayed = simulate(s, p.times);
-  p.measured = as_measured(s, std::move(happened));
-  return p;
-}
-
-namespace {
 
 struct Span {
   double begin = 0, end = 0;
@@ -506,6 +387,106 @@ Exposure of_rank(const Rank& rank, const StepSpan& step, const Arrivals& arrival
 }
 
 }  // namespace
+
+Record parse_record(const Files& files, const std::string& name) {
+  Record r;
+  r.traced = true;
+  read_about(r, files.report, name + "report.json");
+  read_trace(r, files.trace, name + "trace.json");
+  read_metrics(r, files.metrics, name + "metrics.jsonl");
+  return r;
+}
+
+Record parse_metrics(std::string_view metrics, const std::string& name) {
+  Record r;
+  read_metrics(r, metrics, name + "metrics.jsonl");
+  r.steps = r.losses.empty() ? 0 : r.losses.back().step;
+  return r;
+}
+
+Record read_record(const fs::path& run, bool may_lack_trace) {
+  if (!is_there(run)) bad_input("{}: no such directory; expected a run directory", run.string());
+  const std::string folder = (run / "").string();
+  Record r;
+  if (may_lack_trace && !(is_there(run / "report.json") && is_there(run / "trace.json"))) {
+    if (!is_there(run / "metrics.jsonl"))
+      bad_input("{}: there is no metrics.jsonl in it; expected a run directory", run.string());
+    r = parse_metrics(read_file(run / "metrics.jsonl"), folder);
+  } else {
+    for (const char* file : {"report.json", "trace.json"})
+      if (!is_there(run / file))
+        bad_input("{}: there is no {} in it; train with --trace to have one", run.string(), file);
+    const std::string report = read_file(run / "report.json"), trace = read_file(run / "trace.json"),
+                      metrics = read_file(run / "metrics.jsonl");
+    r = parse_record({report, trace, metrics}, folder);
+  }
+  r.label = run.lexically_normal().string();
+  return r;
+}
+
+StepSpan median_step(const Record& record) {
+  std::map<int64_t, StepSpan> steps;
+  for (const Rank& rank : record.ranks)
+    for (const Event& e : rank.events) {
+      if (e.track != "step") continue;
+      StepSpan& s = steps.try_emplace(e.step, StepSpan{e.step, e.begin, e.end}).first->second;
+      s.begin = std::min(s.begin, e.begin);
+      s.end = std::max(s.end, e.end);
+    }
+  std::vector<StepSpan> all;
+  for (const auto& [step, span] : steps) all.push_back(span);
+  if (all.empty()) return {};
+  const auto middle = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
+  std::nth_element(all.begin(), middle, all.end(),
+                   [](const StepSpan& a, const StepSpan& b) { return a.end - a.begin < b.end - b.begin; });
+  return *middle;
+}
+
+std::vector<SentInStep> sent_in_step(const Record& record, const StepSpan& step) {
+  std::map<std::pair<std::string, std::string>, SentInStep> rows;
+  for (const Rank& rank : record.ranks) {
+    std::map<SentInStep*, int64_t> own;
+    for (const Event& e : rank.events) {
+      if (e.step != step.step || e.operation.empty()) continue;
+      SentInStep& row = rows.try_emplace({e.axis, e.operation}, SentInStep{{e.axis, e.operation}}).first->second;
+      ++row.calls;
+      row.bytes += e.sent;
+      row.most = std::max(row.most, own[&row] += e.sent);
+      row.ms += (e.end - e.begin) / static_cast<double>(record.ranks.size());
+    }
+  }
+  std::vector<SentInStep> out;
+  for (const auto& [name, row] : rows) out.push_back(row);
+  return out;
+}
+
+std::optional<MeasuredPipeline> measure_pipeline(const Record& record, const StepSpan& step) {
+  const Schedule& s = record.schedule;
+  if (s.ranks < 2) return std::nullopt;
+  MeasuredPipeline p;
+  p.equal = simulate(s);
+  p.formula = bubble_formula(s);
+  TimedLists happened, lengths;  // lengths: of times in which ranks had a processor
+  size_t found = 0, planned = 0;
+  for (const size_t rank : pipeline_ranks(record)) {
+    if (rank == record.ranks.size()) return std::nullopt;
+    std::vector<TimedAction>&list = happened.emplace_back(), &alone = lengths.emplace_back();
+    for (const Event& e : record.ranks[rank].events) {
+      if (e.step != step.step || e.stage < 0) continue;
+      const Action action = Action::parse(e.name);
+      list.push_back({action, e.begin, e.end});
+      if (!action.is_message()) alone.push_back({action, 0, e.processor});
+    }
+    if (list.empty()) return std::nullopt;
+    found += passes_in(list);
+  }
+  for (const auto& list : p.equal.actions) planned += passes_in(list);
+  if (found != planned) return std::nullopt;
+  p.times = times_of(s, record.shared ? lengths : happened);
+  p.replayed = simulate(s, p.times);
+  p.measured = as_measured(s, std::move(happened));
+  return p;
+}
 
 std::optional<std::vector<Exposure>> exposures(const Record& r, const StepSpan& step) {
   if (!r.waits_noted || step.step == 0) return std::nullopt;

@@ -3,32 +3,20 @@
 
 #include <fcntl.h>
 #include <fmt/chrono.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <functional>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <random>
-#include <set>
 
-#include "app/options.h"
-#include "data/files.h"
 #include "data/json.h"
 #include "settings/json.h"
-#include "tensor/error.h"
-#include "tensor/write_file.h"
 #include "train/checkpoint/state.h"
-#include "train/job.h"
 
 namespace tessera {
 
@@ -90,28 +78,67 @@ void check_numbers(const Checkpoint& checkpoint) {
     for (const auto& file : saved.files())
       for (const TensorBytes& t : file->tensors())
         if (const int64_t at = first_not_finite(t.dtype, t.bytes); at >= 0)
-          throw InputError(fmt::format("{}: tensor '{}' holds inf or nan at element {}; expected finite numbers",
-                                       file->what(), t.name, at));
+          bad_input("{}: tensor '{}' holds inf or nan at element {}; expected finite numbers", file->what(), t.name,
+                    at);
   }
 }
 
 [[noreturn]] void refuse_unusable(const fs::path& run, const std::vector<std::string>& passed_over) {
-  throw InputError(fmt::format("{}: no usable checkpoint: {}", run.string(),
-                               passed_over.empty() ? "none was saved there" : passed_over.front()));
+  bad_input("{}: no usable checkpoint: {}", run.string(),
+            passed_over.empty() ? "none was saved there" : passed_over.front());
+}
+
+std::set<std::string> names_of(const std::vector<WholeTensor>& tensors) {
+  std::set<std::string> names;
+  for (const WholeTensor& t : tensors) names.insert(t.name);
+  return names;
+}
+
+// Ranks that train alone have a state each, and go on as they were.
+void check_replicas_saved(const SavedTensors& state, const DataStrategy& strategy, const std::string& what) {
+  std::set<std::string> copies;  // the first has no suffix; none: by another strategy
+  for (const auto& [name, whole] : state.all()) {
+    if (name.ends_with(".common")) copies.insert("");
+    if (const size_t at = name.find(".value.replica"); at != std::string::npos) copies.insert(name.substr(at));
+  }
+  const int saved = static_cast<int>(copies.size());
+  const int wanted = strategy.layout().apart ? strategy.copies() : 0;
+  if (saved == wanted) return;
+  bad_usage("--resume: {} has the states of {}; expected {}", what,
+            saved == 0 ? "ranks that train together" : fmt::format("{} ranks that train alone", saved),
+            saved == 0 ? "--dp-mode ddp" : fmt::format("--dp-mode diloco --dp {}", saved));
+}
+
+// A file under flock().
+
+fs::path lock_of(const fs::path& run) { return run / "lock"; }
+
+// True while the name still leads to the file that was opened.
+bool is_at(const fs::path& file, int fd) {
+  struct stat opened {
+  }, named{};
+  return ::fstat(fd, &opened) == 0 && ::lstat(file.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
+         opened.st_dev == named.st_dev;
+}
+
+std::string owner_text() {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  std::random_device random;
+  return fmt::format("process {} on {} since {:%Y-%m-%d %H:%M:%S} ({:08x}{:08x})\n", ::getpid(), host.data(),
+                     fmt::localtime(std::time(nullptr)), random(), random());
 }
 
 }  // namespace
 
 RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.out) : new_run_folder()) {
-  std::error_code error;
   const auto check_content = [&] {
-    const bool is_run = fs::exists(path_ / "config.toml", error);
-    if (o.resume && !is_run)
-      throw InputError(fmt::format("--resume: {} holds no run (no config.toml)", path_.string()));
-    if (!o.resume && fs::exists(path_, error) && !holds_nothing(path_))
-      throw Error(fmt::format("--out: {} {}", path_.string(),
-                              is_run ? "holds a run already; --resume goes on with it, another name starts a new one"
-                                     : "exists and is not an empty folder; expected a new name"));
+    const bool is_run = is_there(path_ / "config.toml");
+    if (o.resume && !is_run) bad_input("--resume: {} holds no run (no config.toml)", path_.string());
+    if (!o.resume && is_there(path_) && !holds_nothing(path_))
+      bad_usage("--out: {} {}", path_.string(),
+                is_run ? "holds a run already; --resume goes on with it, another name starts a new one"
+                       : "exists and is not an empty folder; expected a new name");
   };
   check_content();
   make_directories(path_);
@@ -145,29 +172,6 @@ std::string about(const SavedRun& run, const ModelConfig& config, const TrainOpt
       .dump();
 }
 
-namespace {
-std::set<std::string> names_of(const std::vector<WholeTensor>& tensors) {
-  std::set<std::string> names;
-  for (const WholeTensor& t : tensors) names.insert(t.name);
-  return names;
-}
-
-// Ranks that train alone have a state each, and go on as they were.
-void check_replicas_saved(const SavedTensors& state, const DataStrategy& strategy, const std::string& what) {
-  std::set<std::string> copies;  // the first has no suffix; none: by another strategy
-  for (const auto& [name, whole] : state.all()) {
-    if (name.ends_with(".common")) copies.insert("");
-    if (const size_t at = name.find(".value.replica"); at != std::string::npos) copies.insert(name.substr(at));
-  }
-  const int saved = static_cast<int>(copies.size());
-  const int wanted = strategy.layout().apart ? strategy.copies() : 0;
-  if (saved == wanted) return;
-  throw Error(fmt::format("--resume: {} has the states of {}; expected {}", what,
-                          saved == 0 ? "ranks that train together" : fmt::format("{} ranks that train alone", saved),
-                          saved == 0 ? "--dp-mode ddp" : fmt::format("--dp-mode diloco --dp {}", saved)));
-}
-}  // namespace
-
 bool RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset& dataset,
                           std::vector<std::string>& passed_over) const {
   const std::optional<Saved> from = saved(trainer.whole_model().config, o, dataset, passed_over);
@@ -191,40 +195,36 @@ std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config
   if (!checkpoint) refuse_unusable(path_, passed_over);
   const std::string now = run_identity(o, config, dataset).dump(), what = checkpoint->path.string();
   if (!SavedTensors::are_in(checkpoint->path, kOptimizer))
-    throw Error(
-        fmt::format("--resume: {} holds only weights; expected --init {} and a new --out", what, path_.string()));
+    bad_usage("--resume: {} holds only weights; expected --init {} and a new --out", what, path_.string());
   if (const auto found = differences(checkpoint->about, now, what); !found.empty())
-    throw Error(fmt::format("--resume: {}: {}", what, fmt::join(found, "; ")));
+    bad_usage("--resume: {}: {}", what, fmt::join(found, "; "));
   const Json about = parse_json(checkpoint->about, what);
   const std::optional<int64_t> updates = natural(about.value("updates", Json(checkpoint->step)));
   const Json losses = about.value("losses", Json(0.0));
-  if (!updates || !losses.is_number()) throw InputError(fmt::format("{}: the manifest does not count updates", what));
+  if (!updates || !losses.is_number()) bad_input("{}: the manifest does not count updates", what);
   return Saved{checkpoint->path, checkpoint->step, *updates, losses.get<double>()};
 }
 
 std::optional<PushLog> saved_order(const fs::path& checkpoint, int ranks, int servers) {
   const fs::path file = checkpoint / "pushes.txt";
-  std::error_code error;
-  if (!fs::exists(file, error)) return {};
+  if (!is_there(file)) return {};
   PushLog order = parse_push_log(read_push_log(file), file.string());
   const std::vector<Push>& first = order.servers[0];
   const std::vector<int64_t> clocks = clocks_after(first, std::ssize(first), order.workers);
   const bool same = order.workers == ranks && order.servers.size() == static_cast<size_t>(servers);
   if (!same && std::ranges::adjacent_find(clocks, std::not_equal_to<>()) != clocks.end())
-    throw Error(
-        fmt::format("--resume: {} was saved inside a replay, with its workers at different steps; expected --dp-mode "
-                    "ps-async with {} ranks and {} servers",
-                    checkpoint.string(), order.workers, order.servers.size()));
+    bad_usage(
+        "--resume: {} was saved inside a replay, with its workers at different steps; expected --dp-mode "
+        "ps-async with {} ranks and {} servers",
+        checkpoint.string(), order.workers, order.servers.size());
   return order;
 }
 
-namespace {
-std::string in_words(const Json& value) { return value.is_null() ? "as usual" : value.dump(); }
-}  // namespace
+static std::string in_words(const Json& value) { return value.is_null() ? "as usual" : value.dump(); }
 
 std::vector<std::string> differences(const std::string& about, const std::string& now, const std::string& what) {
   const Json saved = parse_json(about, what).value("run", Json());
-  if (!saved.is_object()) throw InputError(fmt::format("{}: the manifest does not say to which run it belongs", what));
+  if (!saved.is_object()) bad_input("{}: the manifest does not say to which run it belongs", what);
   const Json current = Json::parse(now);
   std::vector<std::string> out;
   Json all = saved;
@@ -238,57 +238,34 @@ std::vector<std::string> differences(const std::string& about, const std::string
 }
 
 Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passed_over) {
-  std::error_code error;
-  if (!fs::exists(from, error))
-    throw InputError(fmt::format("{}: no such file or directory; expected a run or a checkpoint", from.string()));
-  if (fs::is_regular_file(from, error) && (from.filename() == "best" || from.filename() == "latest")) {
+  if (!is_there(from)) bad_input("{}: no such file or directory; expected a run or a checkpoint", from.string());
+  if (!is_folder(from) && (from.filename() == "best" || from.filename() == "latest")) {
     const std::string text = read_file(from), name = text.substr(0, text.find_first_of(" \n"));
-    if (!name.starts_with("step-"))
-      throw InputError(fmt::format("{}: expected the name of a checkpoint, found '{}'", from.string(), name));
+    if (!name.starts_with("step-")) bad_input("{}: expected the name of a checkpoint, found '{}'", from.string(), name);
     return find_checkpoint(from.parent_path() / name, passed_over);
   }
-  if (fs::exists(from / "manifest.json", error) || from.filename().string().starts_with("step-")) {
+  if (is_there(from / "manifest.json") || from.filename().string().starts_with("step-")) {
     Checkpoint found = open_checkpoint(from);
     check_numbers(found);
     return found;
   }
-  const fs::path directory = fs::is_directory(from / "checkpoints", error) ? from / "checkpoints" : from;
+  const fs::path directory = is_folder(from / "checkpoints") ? from / "checkpoints" : from;
   if (std::optional<Checkpoint> found = newest_checkpoint(directory, passed_over, check_numbers)) return *found;
   refuse_unusable(from, passed_over);
 }
 
+std::set<std::string> names_of(LanguageModel& model) {
+  std::set<std::string> out;
+  for (const Parameter* p : model.parameters()) out.insert(p->name);
+  return out;
+}
+
 void load_model(LanguageModel& model, const Checkpoint& checkpoint) {
   const SavedTensors weights(checkpoint.path, kModel);
-  std::set<std::string> names;
-  for (const Parameter* p : model.parameters()) names.insert(p->name);
-  weights.expect_no_others(names);
+  weights.expect_no_others(names_of(model));
   read_values(model.units(), weights.tensors());
   for (const FlatUnit& unit : model.units()) ++unit.values.storage()->version;
 }
-
-// A file under flock().
-
-namespace {
-
-fs::path lock_of(const fs::path& run) { return run / "lock"; }
-
-// True while the name still leads to the file that was opened.
-bool is_at(const fs::path& file, int fd) {
-  struct stat opened {
-  }, named{};
-  return ::fstat(fd, &opened) == 0 && ::lstat(file.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
-         opened.st_dev == named.st_dev;
-}
-
-std::string owner_text() {
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  std::random_device random;
-  return fmt::format("process {} on {} since {:%Y-%m-%d %H:%M:%S} ({:08x}{:08x})\n", ::getpid(), host.data(),
-                     fmt::localtime(std::time(nullptr)), random(), random());
-}
-
-}  // namespace
 
 RunLock::RunLock(const fs::path& run) : run_(run) {
   const fs::path file = lock_of(run);
@@ -302,8 +279,8 @@ RunLock::RunLock(const fs::path& run) : run_(run) {
     ::close(fd_);
     if (cause != EWOULDBLOCK) throw OutputError(fmt::format("cannot lock {}: {}", file.string(), std::strerror(cause)));
     const std::string owner = read(run);
-    throw Error(fmt::format("--out: {} is being written by another run, {}; expected a folder that no run writes to",
-                            run.string(), owner.empty() ? "which has just begun" : owner.substr(0, owner.find(" ("))));
+    bad_usage("--out: {} is being written by another run, {}; expected a folder that no run writes to", run.string(),
+              owner.empty() ? "which has just begun" : owner.substr(0, owner.find(" (")));
   }
   text_ = owner_text();
   if (::ftruncate(fd_, 0) == 0 && ::pwrite(fd_, text_.data(), text_.size(), 0) == std::ssize(text_)) return;

@@ -1,20 +1,22 @@
 // A run's folder has one writer at a time, who holds the file `lock` in it. The system gives a lock back when a process
 // ends, however that ends.
 #pragma once
-#include <cstdint>
-#include <filesystem>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "app/options.h"
 #include "parallel/async/push_log.h"
 #include "train/checkpoint/directory.h"
 #include "train/trainer.h"
 
 namespace tessera {
+
+// Whether there is such a file or folder, or such a folder, as far as can be seen.
+inline bool is_there(const std::filesystem::path& path) {
+  std::error_code none;
+  return std::filesystem::exists(path, none);
+}
+inline bool is_folder(const std::filesystem::path& path) {
+  std::error_code none;
+  return std::filesystem::is_directory(path, none);
+}
 
 class RunLock {
  public:
@@ -123,6 +125,7 @@ Checkpoint find_checkpoint(const std::filesystem::path& from, std::vector<std::s
 // InputError when it is none, and Error (usage) when its workers were at different steps, which only a run of as many
 // `ranks` and `servers` goes on with; 0: a run that is not asynchronous.
 std::optional<PushLog> saved_order(const std::filesystem::path& checkpoint, int ranks, int servers);
+std::set<std::string> names_of(LanguageModel& model);  // names of its parameters
 // Reads the parameters of a materialised model. Throws InputError.
 void load_model(LanguageModel& model, const Checkpoint& checkpoint);
 

@@ -1,29 +1,18 @@
 // Models from runs and from folders.
 #include "app/run/pretrained.h"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <cstdio>
 #include <cstdlib>
-#include <map>
-#include <set>
-#include <vector>
 
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/output.h"
 #include "app/run/directory.h"
 #include "hub/folder.h"
 #include "hub/llmc.h"
 #include "hub/peft.h"
 #include "models/adapters/adapters.h"
-#include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
-#include "train/checkpoint/state.h"
-#include "train/job.h"
 #include "train/quantize/layers.h"
 #include "verify/verify.h"
 
@@ -46,12 +35,6 @@ ModelConfig config_in(const fs::path& checkpoint) {
   return job.model;
 }
 
-std::set<std::string> names_of(LanguageModel& model) {
-  std::set<std::string> out;
-  for (const Parameter* p : model.parameters()) out.insert(p->name);
-  return out;
-}
-
 // The tensors of a checkpoint, in the dtype that is asked for.
 WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
@@ -59,8 +42,8 @@ WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
     const bool bytes = dtype == DType::uint8;  // a weight in four bits
     if (bytes != (whole.dtype == DType::uint8) || !(bytes || is_floating(whole.dtype)) ||
         whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
-      throw InputError(fmt::format("the checkpoint's '{}' does not fit: expected {} of the shape {}", name,
-                                   bytes ? "bytes" : "numbers", shape.str()));
+      bad_input("the checkpoint's '{}' does not fit: expected {} of the shape {}", name, bytes ? "bytes" : "numbers",
+                shape.str());
     return [saved, read = saved->reader(name), stored = whole.dtype, dtype](int64_t begin, std::span<std::byte> to) {
       if (stored == dtype) return read(begin, to);
       const int64_t count = std::ssize(to) / size_of(dtype);
@@ -70,10 +53,6 @@ WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
     };
   };
 }
-
-}  // namespace
-
-namespace {
 
 // The configuration of a folder's model. GPTQ's codes are held as they are where all layers have them and their groups
 // can be held so; else they are the numbers that the codes stand for.
@@ -95,7 +74,7 @@ WholeTensors tensors_of(const std::shared_ptr<const HubFolder>& folder) {
   return [folder, of = folder->tensors()](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     if (dtype != DType::uint8) return of(name, dtype, shape);
     const auto codes = folder->codes(name);
-    if (!codes) throw InputError(fmt::format("{}: '{}' is not in 4 bits", folder->path().string(), name));
+    if (!codes) bad_input("{}: '{}' is not in 4 bits", folder->path().string(), name);
     const auto bytes = std::make_shared<const std::vector<std::byte>>(codes->packed());
     return [bytes, read = reader_of(*bytes, DType::uint8)](int64_t begin, std::span<std::byte> to) { read(begin, to); };
   };
@@ -106,8 +85,7 @@ Pretrained open_adapted(const fs::path& from, const Base& given) {
   const PeftFolder adapters(from);
   const fs::path base = adapters.base(given);
   Pretrained out = open_pretrained(base);
-  if (out.config.lora.rank > 0)
-    throw InputError(fmt::format("{}: its base {} has adapters of its own", from.string(), base.string()));
+  if (out.config.lora.rank > 0) bad_input("{}: its base {} has adapters of its own", from.string(), base.string());
   out.config = adapters.config(out.config);
   out.tensors = adapters.tensors(out.config, std::move(out.tensors));
   out.base = base.string();
@@ -129,11 +107,62 @@ std::string base_of(const TrainOptions& run) {
   }
 }
 
+// Tables with more rows than the model's: the new ones are the mean of its own, in the order of these, in double.
+// transformers' resize_token_embeddings() draws around that mean, with 1e-9 of the rows' variance.
+WholeTensors with_rows(const ModelConfig& from, WholeTensors tensors) {
+  std::map<std::string, Shape> shapes;
+  const std::unique_ptr<LanguageModel> model = make_model(from);
+  for (const Parameter* p : model->parameters()) shapes.emplace(p->name, p->whole);
+  return
+      [shapes, tensors = std::move(tensors)](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
+        const auto found = shapes.find(name);
+        if (found == shapes.end() || found->second == shape) return tensors(name, dtype, shape);
+        const int64_t own = found->second[0], columns = shape[1], end = own * columns, element = size_of(dtype);
+        std::vector<double> sums(static_cast<size_t>(columns));
+        std::vector<float> mean(static_cast<size_t>(columns));
+        const TensorReader wide = tensors(name, DType::float32, {own, columns});
+        for (int64_t row = 0; row < own; ++row) {
+          wide(row * columns, std::as_writable_bytes(std::span(mean)));
+          for (size_t c = 0; c < mean.size(); ++c) sums[c] += static_cast<double>(mean[c]);
+        }
+        for (size_t c = 0; c < mean.size(); ++c) mean[c] = static_cast<float>(sums[c] / static_cast<double>(own));
+        return [=, read = tensors(name, dtype, {own, columns})](int64_t begin, std::span<std::byte> to) {
+          const int64_t count = std::ssize(to) / element, kept = std::clamp<int64_t>(end - begin, 0, count);
+          if (kept > 0) read(begin, to.first(static_cast<size_t>(kept * element)));
+          std::vector<float> rest(static_cast<size_t>(count - kept));
+          for (size_t i = 0; i < rest.size(); ++i)
+            rest[i] = mean[static_cast<size_t>((begin + kept + static_cast<int64_t>(i)) % columns)];
+          convert({"", DType::float32, {std::ssize(rest)}, std::as_bytes(std::span(rest))}, 0, dtype,
+                  to.subspan(static_cast<size_t>(kept * element)));
+        };
+      };
+}
+
+// Which sums a command makes.
+
+void refuse(const std::optional<MemoryRefusal>& refusal) {
+  if (!refusal) return;
+  std::fputs(with_options(refusal->table).c_str(), stderr);
+  throw Error(with_options(refusal->line));
+}
+
+constexpr double kFarOff = 16;  // a little is for those to say who know which tensor, or which option, it is
+
+// For the threads of the ranks, which are tried, and for what they hold.
+MemoryLimit limit_beside_threads(const Job& job, int64_t ranks_here) {
+  if (has_processes(job.plan)) return memory_limit();
+  const int64_t team =
+      job.plan.threads_per_rank > 0 ? job.plan.threads_per_rank : std::max<int64_t>(1, cpu::threads() / ranks_here);
+  const int64_t threads = ranks_here * (team + (ranks_here > 1 ? 1 : 0)) - 1;  // and each has one in the background
+  check_threads(threads);
+  return memory_limit(threads);
+}
+
 }  // namespace
 
 Pretrained open_pretrained(const fs::path& from, const Base& base) {
   if (is_peft_folder(from)) return open_adapted(from, base);
-  if (base) throw Error(fmt::format("--base: goes with adapters, and {} is no folder of them", from.string()));
+  if (base) bad_usage("--base: goes with adapters, and {} is no folder of them", from.string());
   if (is_hub_folder(from)) {
     const auto folder = std::make_shared<const HubFolder>(from);
     return {.path = from,
@@ -191,58 +220,21 @@ void say_notes(const std::vector<std::string>& notes) {
 ModelConfig first_config(const TrainOptions& o) {
   ModelConfig config = pretrained_config(*o.init, o.base);
   if (o.add_tokens.empty()) return config;
-  std::error_code error;
-  if (o.tokenizer && !fs::is_directory(*o.tokenizer, error))
-    throw Error(
-        fmt::format("--add-tokens: beside --init expected a folder as --tokenizer or none, found {}", *o.tokenizer));
+  if (o.tokenizer && !is_folder(*o.tokenizer))
+    bad_usage("--add-tokens: beside --init expected a folder as --tokenizer or none, found {}", *o.tokenizer);
   std::unique_ptr<Tokenizer> own =
       Tokenizer::open_folder(o.tokenizer ? fs::path(*o.tokenizer) : pretrained_path(*o.init, o.base));
   const int64_t before = own->vocab_size();
   const int64_t tokens = with_tokens(std::move(own), {.added = split(o.add_tokens, ',')})->vocab_size();
   if (tokens == before) return config;
   if (config.lora.rank > 0 || o.sizes.lora.rank > 0)
-    throw Error(fmt::format(
+    bad_usage(
         "--add-tokens: {} of them are new, and adapters leave their rows as they are, untrained; expected a "
         "model that is trained whole, without --lora-rank",
-        tokens - before));
+        tokens - before);
   config.vocab = std::max(config.vocab, tokens);
   return config;
 }
-
-namespace {
-
-// Tables with more rows than the model's: the new ones are the mean of its own, in the order of these, in double.
-// transformers' resize_token_embeddings() draws around that mean, with 1e-9 of the rows' variance.
-WholeTensors with_rows(const ModelConfig& from, WholeTensors tensors) {
-  std::map<std::string, Shape> shapes;
-  const std::unique_ptr<LanguageModel> model = make_model(from);
-  for (const Parameter* p : model->parameters()) shapes.emplace(p->name, p->whole);
-  return
-      [shapes, tensors = std::move(tensors)](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
-        const auto found = shapes.find(name);
-        if (found == shapes.end() || found->second == shape) return tensors(name, dtype, shape);
-        const int64_t own = found->second[0], columns = shape[1], end = own * columns, element = size_of(dtype);
-        std::vector<double> sums(static_cast<size_t>(columns));
-        std::vector<float> mean(static_cast<size_t>(columns));
-        const TensorReader wide = tensors(name, DType::float32, {own, columns});
-        for (int64_t row = 0; row < own; ++row) {
-          wide(row * columns, std::as_writable_bytes(std::span(mean)));
-          for (size_t c = 0; c < mean.size(); ++c) sums[c] += static_cast<double>(mean[c]);
-        }
-        for (size_t c = 0; c < mean.size(); ++c) mean[c] = static_cast<float>(sums[c] / static_cast<double>(own));
-        return [=, read = tensors(name, dtype, {own, columns})](int64_t begin, std::span<std::byte> to) {
-          const int64_t count = std::ssize(to) / element, kept = std::clamp<int64_t>(end - begin, 0, count);
-          if (kept > 0) read(begin, to.first(static_cast<size_t>(kept * element)));
-          std::vector<float> rest(static_cast<size_t>(count - kept));
-          for (size_t i = 0; i < rest.size(); ++i)
-            rest[i] = mean[static_cast<size_t>((begin + kept + static_cast<int64_t>(i)) % columns)];
-          convert({"", DType::float32, {std::ssize(rest)}, std::as_bytes(std::span(rest))}, 0, dtype,
-                  to.subspan(static_cast<size_t>(kept * element)));
-        };
-      };
-}
-
-}  // namespace
 
 WholeTensors first_weights(const Pretrained& from, const ModelConfig& config) {
   WholeTensors all = config.vocab > from.config.vocab ? with_rows(from.config, from.tensors) : from.tensors;
@@ -262,13 +254,13 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   const auto take = [&](std::string_view name) {
     const Setting &from = theirs.at(name), &to = ours.at(name);
     if (o.gives(name) && to.text() != from.text())
-      throw Error(fmt::format("--{}: the model has {}, found {}", to.word(), from.text(), to.text()));
+      bad_usage("--{}: the model has {}, found {}", to.word(), from.text(), to.text());
     to.assign(from);
     o.given.emplace(name);
   };
   const std::string usual = TrainOptions().model, plain(plain_preset(c.family));
   if (o.model != usual && o.model != plain)
-    throw Error(fmt::format("--model: --init names the model already; expected no --model, found {}", o.model));
+    bad_usage("--model: --init names the model already; expected no --model, found {}", o.model);
   o.model = plain;
   for (const Setting& s : theirs)
     if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
@@ -292,31 +284,6 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   if (held != Codec::none && wanted != Codec::none) take("quantize");
   if (wanted == Codec::gptq) take("quantize_group");
 }
-
-// Which sums a command makes.
-
-namespace fs = std::filesystem;
-namespace {
-
-void refuse(const std::optional<MemoryRefusal>& refusal) {
-  if (!refusal) return;
-  std::fputs(with_options(refusal->table).c_str(), stderr);
-  throw Error(with_options(refusal->line));
-}
-
-constexpr double kFarOff = 16;  // a little is for those to say who know which tensor, or which option, it is
-
-// For the threads of the ranks, which are tried, and for what they hold.
-MemoryLimit limit_beside_threads(const Job& job, int64_t ranks_here) {
-  if (has_processes(job.plan)) return memory_limit();
-  const int64_t team =
-      job.plan.threads_per_rank > 0 ? job.plan.threads_per_rank : std::max<int64_t>(1, cpu::threads() / ranks_here);
-  const int64_t threads = ranks_here * (team + (ranks_here > 1 ? 1 : 0)) - 1;  // and each has one in the background
-  check_threads(threads);
-  return memory_limit(threads);
-}
-
-}  // namespace
 
 void ask_for_least_memory(const Job& job) {
   if (job.plan.device == Device::cpu && !has_processes(job.plan))
@@ -359,9 +326,8 @@ void check_described(const fs::path& config, const fs::path& folder, const Job& 
   const fs::path largest = *std::ranges::max_element(files, {}, bytes_in);
   const uintmax_t most = bytes_in(largest);
   if (most > 0 && of.values > kFarOff * static_cast<double>(most))
-    throw InputError(
-        fmt::format("{}: describes a model of {:.4g} parameters, {:.4g} bytes; expected at most the {} of {}",
-                    config.string(), of.parameters, of.values, most, largest.string()));
+    bad_input("{}: describes a model of {:.4g} parameters, {:.4g} bytes; expected at most the {} of {}",
+              config.string(), of.parameters, of.values, most, largest.string());
 }
 
 void ask_for_inference(const Job& job) {
@@ -374,10 +340,10 @@ void ask_for_inference(const Job& job) {
   if (has_processes(job.plan)) needed = most;
   const MemoryLimit limit = limit_beside_threads(job, has_processes(job.plan) ? 1 : job.plan.ranks());
   if (needed > limit.bytes)
-    throw Error(
-        fmt::format("out of memory before the first token: the model needs {:.3g} GB; expected at most the "
-                    "{:.3g} GB that {}",
-                    static_cast<double>(needed) / 1e9, static_cast<double>(limit.bytes) / 1e9, limit.of));
+    bad_usage(
+        "out of memory before the first token: the model needs {:.3g} GB; expected at most the "
+        "{:.3g} GB that {}",
+        static_cast<double>(needed) / 1e9, static_cast<double>(limit.bytes) / 1e9, limit.of);
 }
 
 void ask_for_verifying(const Job& given) {

@@ -2,13 +2,6 @@
 // PEFT folder beside one of these. Whoever begins with such a model takes it from here and does not ask which of them
 // it was.
 #pragma once
-#include <filesystem>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "app/options.h"
 #include "data/tokenizer.h"
 #include "hub/gptq_format.h"

@@ -2,42 +2,45 @@
 #include "app/trace/timeline.h"
 
 #include <fmt/chrono.h>
-#include <fmt/format.h>
 #include <sched.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <cstring>
 #include <ctime>
 #include <iterator>
 #include <limits>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <set>
-#include <utility>
+#include <tuple>
 
 #include "data/files.h"
-#include "parallel/pipeline/schedule.h"
 #include "tensor/cpu/vectorize.h"
 
 namespace tessera {
 
+using Cbor = nlohmann::json;
+
+// Logs and what they are made of travel as lists of their fields.
+static auto fields(TraceEvent& e) {
+  return std::tie(e.what, e.axis, e.bytes, e.requested, e.begin, e.end, e.sent, e.kind, e.processor);
+}
+static auto fields(TraceStep& s) { return std::tie(s.step, s.begin, s.end); }
+static auto fields(TraceMemory& m) { return std::tie(m.time, m.live); }
+static auto fields(RankLog& l) {
+  return std::tie(l.host, l.origin, l.meeting, l.cores, l.threads, l.peaks, l.events, l.steps, l.memory);
+}
+template <class T>
+static auto to_json(Cbor& list, T part) -> decltype(void(fields(part))) {
+  std::apply([&](const auto&... field) { list = Cbor::array({field...}); }, fields(part));
+}
+template <class T>
+static auto from_json(const Cbor& list, T& part) -> decltype(void(fields(part))) {
+  size_t at = 0;
+  std::apply([&](auto&... field) { (list.at(at++).get_to(field), ...); }, fields(part));
+}
+
 namespace {
 
-using Cbor = nlohmann::json;
 constexpr int kTag = 7100;  // the tag of messages with logs
-
-double clock_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
-}
 
 std::vector<int> cores_here() {
   cpu_set_t set;
@@ -47,34 +50,6 @@ std::vector<int> cores_here() {
   for (int core = 0; core < CPU_SETSIZE; ++core)
     if (CPU_ISSET(core, &set)) out.push_back(core);
   return out;
-}
-
-std::vector<uint8_t> pack(const RankLog& log) {
-  Cbor events = Cbor::array(), steps = Cbor::array(), memory = Cbor::array();
-  for (const TraceEvent& e : log.events)
-    events.push_back(
-        {e.what, e.axis, e.bytes, e.requested, e.begin, e.end, e.sent, static_cast<int>(e.kind), e.processor});
-  for (const TraceStep& s : log.steps) steps.push_back({s.step, s.begin, s.end});
-  for (const TraceMemory& m : log.memory) memory.push_back({m.time, m.live});
-  return Cbor::to_cbor({log.host, log.origin, log.meeting, log.cores, log.threads, log.peaks, events, steps, memory});
-}
-
-RankLog unpack(const std::vector<uint8_t>& bytes) {
-  const Cbor j = Cbor::from_cbor(bytes);
-  RankLog log{.host = j[0],
-              .origin = j[1],
-              .meeting = j[2],
-              .cores = j[3].get<std::vector<int>>(),
-              .threads = j[4],
-              .peaks = j[5],
-              .events = {},
-              .steps = {},
-              .memory = {}};
-  for (const Cbor& e : j[6])
-    log.events.push_back({e[0], e[1], e[2], e[3], e[4], e[5], e[6], static_cast<TraceKind>(e[7].get<int>()), e[8]});
-  for (const Cbor& s : j[7]) log.steps.push_back({s[0], s[1], s[2]});
-  for (const Cbor& m : j[8]) log.memory.push_back({m[0], m[1]});
-  return log;
 }
 
 void send_bytes(Communicator& world, const std::vector<uint8_t>& bytes, const ArenaPtr& arena) {
@@ -95,67 +70,6 @@ std::vector<uint8_t> recv_bytes(Communicator& world, int from, const ArenaPtr& a
   return bytes;
 }
 
-}  // namespace
-
-RankLog describe_rank(const Arena& arena) {
-  RankLog log;
-  log.host = host_name();
-  log.cores = cores_here();
-  log.threads = cpu::threads();
-  for (size_t c = 0; c < log.peaks.size(); ++c) log.peaks[c] = arena.usage(static_cast<Category>(c)).peak;
-  return log;
-}
-
-std::vector<RankLog> gather_logs(Communicator& world, RankLog own) {
-  const ArenaPtr arena = make_arena();
-  world.barrier();
-  own.meeting = clock_now();
-  if (world.rank() != 0) {
-    send_bytes(world, pack(own), arena);
-    return {};
-  }
-  std::vector<RankLog> logs;
-  logs.push_back(std::move(own));
-  for (int rank = 1; rank < world.size(); ++rank) logs.push_back(unpack(recv_bytes(world, rank, arena)));
-  return logs;
-}
-
-Alignment align(const std::vector<RankLog>& logs) {
-  std::map<std::string, double> ahead;  // a host's clock, of rank 0's
-  for (const RankLog& log : logs) ahead.try_emplace(log.host, log.meeting - logs[0].meeting);
-  ahead[logs[0].host] = 0;
-  Alignment a;
-  double first = std::numeric_limits<double>::infinity();
-  for (const RankLog& log : logs) {
-    const double add = log.origin - ahead[log.host];
-    a.add.push_back(add);
-    for (const TraceEvent& e : log.events) first = std::min(first, add + e.begin);
-    for (const TraceStep& s : log.steps) first = std::min(first, add + s.begin);
-    for (const TraceMemory& m : log.memory) first = std::min(first, add + m.time);
-  }
-  for (double& add : a.add) add -= first;
-  a.words = ahead.size() == 1 ? "one clock: all ranks ran on one host"
-                              : std::to_string(ahead.size()) +
-                                    " clocks: each host's own, set to one time where all ranks met at the end of the "
-                                    "run; times of different hosts may be off by the length of a barrier";
-  return a;
-}
-
-Processors processors_of(const std::vector<RankLog>& logs) {
-  std::map<std::string, std::pair<std::set<int>, int64_t>> hosts;
-  for (const RankLog& log : logs) {
-    auto& [cores, threads] = hosts[log.host];
-    cores.insert(log.cores.begin(), log.cores.end());
-    threads += log.threads;
-  }
-  Processors worst;
-  for (const auto& [name, host] : hosts) {
-    const Processors here{std::ssize(host.first), host.second};
-    if (worst.threads == 0 || here.threads * worst.cores > worst.threads * here.cores) worst = here;
-  }
-  return worst;
-}
-
 // The logs of all ranks in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing show.
 //
 //   process = rank         "rank 3 (pp 1, dp 0, tp 1)"
@@ -164,8 +78,6 @@ Processors processors_of(const std::vector<RankLog>& logs) {
 //                          axis; nothing overlaps on a track
 //   "X" event              an action of the pipeline ("2F0": stage 2, micro-batch 0), a communication, a phase
 //   "C" event              bytes that the rank held then, by category
-
-namespace {
 
 using Ordered = nlohmann::ordered_json;
 
@@ -180,16 +92,9 @@ std::string track_of(const TraceEvent& e) {
     if (e.what == "send") return "send";
     return e.what == "recv" ? "receive" : "collective " + e.axis;
   }
-  static const std::map<Do, const char*> tracks = {{Do::F, "forward"},
-                                                   {Do::B, "backward"},
-                                                   {Do::I, "input gradient"},
-                                                   {Do::W, "weight gradient"},
-                                                   {Do::send_forward, "send"},
-                                                   {Do::send_backward, "send"},
-                                                   {Do::recv_forward, "receive"},
-                                                   {Do::recv_backward, "receive"}};
-  const auto found = tracks.find(Action::parse(e.what).what);
-  return found == tracks.end() ? "update" : found->second;
+  constexpr std::array<const char*, kDos> tracks = {"forward", "backward", "input gradient", "weight gradient",
+                                                    "send",    "receive",  "send",           "receive"};
+  return tracks[static_cast<size_t>(Action::parse(e.what).what)];
 }
 
 // Bytes by the names of their categories.
@@ -227,11 +132,11 @@ class RankTimeline {
   // Tracks of axes get the numbers behind the others as they are met.
   int number_of(const std::string& track) {
     const auto* const found = std::find(std::begin(kTracks), std::end(kTracks), track);
-    const auto known = static_cast<int>(found - std::begin(kTracks));
-    if (found != std::end(kTracks)) return numbers_.try_emplace(track, known + 1).first->second;
-    const auto at = numbers_.find(track);
-    if (at != numbers_.end()) return at->second;
-    return numbers_[track] = static_cast<int>(std::size(kTracks)) + ++axes_;
+    const bool is_axis = found == std::end(kTracks);
+    const auto number = static_cast<int>(found - std::begin(kTracks)) + (is_axis ? axes_ : 0) + 1;
+    const auto [at, is_new] = numbers_.try_emplace(track, number);
+    if (is_new && is_axis) ++axes_;
+    return at->second;
   }
 
   int64_t step_at(double time) const {
@@ -404,6 +309,66 @@ Ordered report_json(const Run& run, Trainer& trainer, const RunUsage& usage, con
 }
 
 }  // namespace
+
+RankLog describe_rank(const Arena& arena) {
+  RankLog log;
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) == 0) log.host = name.data();
+  log.cores = cores_here();
+  log.threads = cpu::threads();
+  for (size_t c = 0; c < log.peaks.size(); ++c) log.peaks[c] = arena.usage(static_cast<Category>(c)).peak;
+  return log;
+}
+
+std::vector<RankLog> gather_logs(Communicator& world, RankLog own) {
+  const ArenaPtr arena = make_arena();
+  world.barrier();
+  own.meeting = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  if (world.rank() != 0) {
+    send_bytes(world, Cbor::to_cbor(own), arena);
+    return {};
+  }
+  std::vector<RankLog> logs;
+  logs.push_back(std::move(own));
+  for (int rank = 1; rank < world.size(); ++rank) logs.push_back(Cbor::from_cbor(recv_bytes(world, rank, arena)));
+  return logs;
+}
+
+Alignment align(const std::vector<RankLog>& logs) {
+  std::map<std::string, double> ahead;  // a host's clock, of rank 0's
+  for (const RankLog& log : logs) ahead.try_emplace(log.host, log.meeting - logs[0].meeting);
+  ahead[logs[0].host] = 0;
+  Alignment a;
+  double first = std::numeric_limits<double>::infinity();
+  for (const RankLog& log : logs) {
+    const double add = log.origin - ahead[log.host];
+    a.add.push_back(add);
+    for (const TraceEvent& e : log.events) first = std::min(first, add + e.begin);
+    for (const TraceStep& s : log.steps) first = std::min(first, add + s.begin);
+    for (const TraceMemory& m : log.memory) first = std::min(first, add + m.time);
+  }
+  for (double& add : a.add) add -= first;
+  a.words = ahead.size() == 1 ? "one clock: all ranks ran on one host"
+                              : std::to_string(ahead.size()) +
+                                    " clocks: each host's own, set to one time where all ranks met at the end of the "
+                                    "run; times of different hosts may be off by the length of a barrier";
+  return a;
+}
+
+Processors processors_of(const std::vector<RankLog>& logs) {
+  std::map<std::string, std::pair<std::set<int>, int64_t>> hosts;
+  for (const RankLog& log : logs) {
+    auto& [cores, threads] = hosts[log.host];
+    cores.insert(log.cores.begin(), log.cores.end());
+    threads += log.threads;
+  }
+  Processors worst;
+  for (const auto& [name, host] : hosts) {
+    const Processors here{std::ssize(host.first), host.second};
+    if (worst.threads == 0 || here.threads * worst.cores > worst.threads * here.cores) worst = here;
+  }
+  return worst;
+}
 
 std::string name_of_rank(const std::vector<MeshAxis>& axes, const std::vector<int>& at, int64_t rank) {
   std::string places;

@@ -1,18 +1,8 @@
 // The log of one rank at the end of a run with --trace, and how rank 0 gathers the logs of all ranks.
 #pragma once
-#include <array>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "app/train/train.h"
-#include "parallel/comm/communicator.h"
 #include "parallel/comm/trace.h"
 #include "parallel/mesh.h"
-#include "tensor/arena.h"
-#include "train/trainer.h"
-#include "train/usage.h"
 
 namespace tessera {
 

@@ -1,35 +1,17 @@
 // Appending records, and dropping those that a resumed run will make again.
 #include "app/train/output.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <array>
 #include <cerrno>
-#include <chrono>
-#include <cmath>
-#include <cstddef>
 #include <cstring>
-#include <deque>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <span>
 #include <thread>
-#include <utility>
-#include <vector>
 
-#include "app/output.h"
 #include "app/plan_json.h"
 #include "bench/op_bench.h"
 #include "data/files.h"
 #include "data/json.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
-#include "tensor/kernels.h"
-#include "tensor/ops/matmul/matmul.h"
-#include "tensor/random.h"
 #include "train/device.h"
-#include "train/usage.h"
 
 namespace tessera {
 
@@ -47,7 +29,7 @@ KeptRecords records_until(std::string_view file, int64_t step, const std::string
     const std::optional<int64_t> found = j.is_object() ? natural(j.value("step", nlohmann::json())) : std::nullopt;
     if (!found) {
       if (j.is_object() && j.value("event", nlohmann::json()) == "summary") continue;  // written by the run before
-      throw InputError(fmt::format("{}: expected records with a step, found {}", what, line));
+      bad_input("{}: expected records with a step, found {}", what, line);
     }
     if (*found > step) continue;
     out.records.append(line).append("\n");
@@ -153,8 +135,36 @@ Ordered gpu_json(const TrainOutput::Facts& f) {
           {"padded_products", log.padded_products}};
 }
 
-Ordered straggler_json(const std::optional<Straggler>& s) {
-  return s ? Ordered{{"rank", s->rank}, {"share", s->share}} : Ordered();
+// Timing of products.
+
+// The shortest of a few products of n x n matrices.
+double product_seconds(const Tensor& a, const Tensor& b) {
+  double best = 1e9;
+  for (int round = 0; round < 6; ++round) {
+    const auto start = std::chrono::steady_clock::now();
+    matmul(a, b).narrow(0, 0, 1).on_host();  // on a GPU a product is done when some of it can be read
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return best;
+}
+
+// On a GPU numbers that are alike are multiplied faster than others: eight random rows, over and over.
+Tensor drawn_square(int64_t n, DType dtype, const ArenaPtr& arena) {
+  std::vector<float> rows(static_cast<size_t>(8 * n));
+  const Philox random = Philox::named(1, "product");
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = random.uniform(i) - 0.5F;
+  Tensor square = Tensor::empty({n, n}, dtype, arena);
+  square.reshape({n / 8, 8, n}).copy_from(Tensor::of<float>(rows, {8, n}, arena));
+  return square;
+}
+
+// The rate of products of matrices that are large enough to take a millisecond.
+double gpu_peak_flops(DType dtype, const ArenaPtr& arena) {
+  constexpr int64_t most = 8192;
+  for (int64_t n = 128;; n *= 2) {
+    const double seconds = product_seconds(drawn_square(n, dtype, arena), drawn_square(n, dtype, arena));
+    if (seconds > 1e-3 || n == most) return bench::product_rate(n, seconds);
+  }
 }
 
 }  // namespace
@@ -223,14 +233,14 @@ void TrainOutput::summary(const Facts& f) {
   const double peak = f.rank_peak_flops * static_cast<double>(at_once), mfu = rate * f.flops_per_token / peak;
   Ordered sent = Ordered::object();
   for (const SentBytes& s : f.usage.sent) sent[s.axis][s.operation] = s.bytes;
-  const int64_t steps = f.steps;
+  const std::optional<Straggler>& late = f.usage.straggler;
   Ordered plan = plan_json(plan_);
   plan["strategy"] = f.strategy;
   plan["backend"] = f.backend;
   plan["threads_per_rank"] = cpu::threads();
   Ordered fields{{"event", "summary"},
-                 {"steps", steps},
-                 {"tokens", steps * f.tokens_per_step},
+                 {"steps", f.steps},
+                 {"tokens", f.steps * f.tokens_per_step},
                  {"loss", stepped ? Ordered(losses_.back()) : Ordered()},
                  {"val_loss", validation_ ? Ordered(validation_->loss) : Ordered()},
                  {"val_bits_per_byte", validation_ ? Ordered(validation_->bits_per_byte) : Ordered()},
@@ -240,7 +250,7 @@ void TrainOutput::summary(const Facts& f) {
                  {"peak_flops", peak},
                  {"peak_bytes", f.usage.peak_bytes},
                  {"sent_bytes", sent},
-                 {"straggler", straggler_json(f.usage.straggler)},
+                 {"straggler", late ? Ordered{{"rank", late->rank}, {"share", late->share}} : Ordered()},
                  {"plan", plan},
                  {"out", run_.string()}};
   if (f.predicted_s && stepped)
@@ -285,42 +295,6 @@ std::string TrainOutput::in_words(const Facts& f, double rate, double share) con
   if (!f.sample.empty()) text += fmt::format("\nA sample:\n{}\n", f.sample);
   return text + fmt::format("\nThe run is in {}; write more with\n  ./tessera generate {}\n", run, run);
 }
-
-// Timing of products.
-
-namespace {
-
-// The shortest of a few products of n x n matrices.
-double product_seconds(const Tensor& a, const Tensor& b) {
-  double best = 1e9;
-  for (int round = 0; round < 6; ++round) {
-    const auto start = std::chrono::steady_clock::now();
-    matmul(a, b).narrow(0, 0, 1).on_host();  // on a GPU a product is done when some of it can be read
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  }
-  return best;
-}
-
-// On a GPU numbers that are alike are multiplied faster than others: eight random rows, over and over.
-Tensor drawn_square(int64_t n, DType dtype, const ArenaPtr& arena) {
-  std::vector<float> rows(static_cast<size_t>(8 * n));
-  const Philox random = Philox::named(1, "product");
-  for (size_t i = 0; i < rows.size(); ++i) rows[i] = random.uniform(i) - 0.5F;
-  Tensor square = Tensor::empty({n, n}, dtype, arena);
-  square.reshape({n / 8, 8, n}).copy_from(Tensor::of<float>(rows, {8, n}, arena));
-  return square;
-}
-
-// The rate of products of matrices that are large enough to take a millisecond.
-double gpu_peak_flops(DType dtype, const ArenaPtr& arena) {
-  constexpr int64_t most = 8192;
-  for (int64_t n = 128;; n *= 2) {
-    const double seconds = product_seconds(drawn_square(n, dtype, arena), drawn_square(n, dtype, arena));
-    if (seconds > 1e-3 || n == most) return bench::product_rate(n, seconds);
-  }
-}
-
-}  // namespace
 
 double measured_peak_flops(DType dtype, const ArenaPtr& arena) {
   if (arena->device() == Device::cuda) return gpu_peak_flops(dtype, arena);

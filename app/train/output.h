@@ -1,23 +1,10 @@
 // The numbers of a run, in its directory: metrics.jsonl (one JSON object per line, the same that `--format json`
 // prints) and an event file for TensorBoard.
 #pragma once
-#include <cstdint>
-#include <cstdio>
-#include <filesystem>
-#include <functional>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "app/options.h"
 #include "app/output.h"
 #include "data/dataset.h"
 #include "data/event_file.h"
-#include "tensor/arena.h"
-#include "tensor/dtype.h"
-#include "train/step.h"
 #include "train/trainer.h"
 #include "train/usage.h"
 

@@ -1,32 +1,21 @@
 // One start after another, and what was lost between them.
 #include "app/train/restarts.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <array>
 #include <charconv>
-#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <thread>
-#include <utility>
 
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/output.h"
 #include "app/run/directory.h"
 #include "app/signals.h"
 #include "data/files.h"
 #include "data/json.h"
 #include "data/process.h"
-#include "tensor/error.h"
 
 namespace tessera {
 
@@ -168,8 +157,7 @@ class Launcher {
     out.push_back(fs::read_symlink("/proc/self/exe").string());
     std::vector<std::string> more;
     if (!o_.out) more.insert(more.end(), {"--out", run_.string()});
-    std::error_code error;
-    if (!o_.resume && fs::exists(run_ / "config.toml", error)) more.emplace_back("--resume");
+    if (!o_.resume && is_there(run_ / "config.toml")) more.emplace_back("--resume");
     if (o_.hostfile)
       for (const auto& [name, value] :
            {std::pair{"--ranks", plan.ranks()}, {"--dp", plan.dp}, {"--microbatches", plan.microbatches}})
@@ -254,6 +242,32 @@ class Launcher {
   double again_s_ = 0, starting_s_ = 0;
 };
 
+// Lines and words.
+
+constexpr size_t kMostHosts = 100000, kMostLetters = 255;
+constexpr int64_t kMostSlots = 100000;
+
+Host host_of(std::string_view line, const std::string& where) {
+  std::string_view name = take_word(line), slots = take_word(line);
+  if (slots.starts_with("slots="))
+    slots.remove_prefix(std::string_view("slots=").size());
+  else if (const size_t colon = name.find(':'); slots.empty() && colon != name.npos)
+    slots = name.substr(colon + 1), name = name.substr(0, colon);
+  else if (!slots.empty())
+    bad_input("{}: expected slots=N behind the host, found '{}'", where, slots);
+  else
+    slots = "1";
+  if (name.empty() || name.size() > kMostLetters)
+    bad_input("{}: expected the name of a host, of 1 to {} letters", where, kMostLetters);
+  Host out{.name = std::string(name)};
+  const auto [end, error] = std::from_chars(slots.data(), slots.data() + slots.size(), out.slots);
+  if (error != std::errc() || end != slots.data() + slots.size() || out.slots < 0 || out.slots > kMostSlots)
+    bad_input("{}: expected 0 to {} slots, found '{}'", where, kMostSlots, slots);
+  if (const std::string_view more = take_word(line); !more.empty())
+    bad_input("{}: expected nothing behind the slots, found '{}'", where, more);
+  return out;
+}
+
 }  // namespace
 
 std::vector<std::string> words_of_start(const std::vector<std::string>& words, const std::vector<std::string>& more) {
@@ -304,50 +318,14 @@ SavedStep newest_saved(const fs::path& run) {
 }
 
 bool is_worth_a_restart(int status) {
+  constexpr std::array ours = {Status::usage, Status::input, Status::not_finite, Status::output};
   // the last four: of a shell or a launcher that finds no program, and of a user's signal
-  constexpr std::array known = {0,
-                                static_cast<int>(Status::usage),
-                                static_cast<int>(Status::input),
-                                static_cast<int>(Status::not_finite),
-                                static_cast<int>(Status::output),
-                                126,
-                                127,
-                                128 + SIGINT,
-                                128 + SIGTERM};
-  return std::ranges::find(known, status) == known.end();
+  constexpr std::array others = {0, 126, 127, 128 + SIGINT, 128 + SIGTERM};
+  return std::ranges::find(ours, static_cast<Status>(status)) == ours.end() &&
+         std::ranges::find(others, status) == others.end();
 }
 
 int run_with_restarts(const TrainOptions& o, const std::vector<std::string>& words) { return Launcher(o, words).run(); }
-
-// Lines and words.
-
-namespace {
-
-constexpr size_t kMostHosts = 100000, kMostLetters = 255;
-constexpr int64_t kMostSlots = 100000;
-
-Host host_of(std::string_view line, const std::string& where) {
-  std::string_view name = take_word(line), slots = take_word(line);
-  if (slots.starts_with("slots="))
-    slots.remove_prefix(std::string_view("slots=").size());
-  else if (const size_t colon = name.find(':'); slots.empty() && colon != name.npos)
-    slots = name.substr(colon + 1), name = name.substr(0, colon);
-  else if (!slots.empty())
-    throw InputError(fmt::format("{}: expected slots=N behind the host, found '{}'", where, slots));
-  else
-    slots = "1";
-  if (name.empty() || name.size() > kMostLetters)
-    throw InputError(fmt::format("{}: expected the name of a host, of 1 to {} letters", where, kMostLetters));
-  Host out{.name = std::string(name)};
-  const auto [end, error] = std::from_chars(slots.data(), slots.data() + slots.size(), out.slots);
-  if (error != std::errc() || end != slots.data() + slots.size() || out.slots < 0 || out.slots > kMostSlots)
-    throw InputError(fmt::format("{}: expected 0 to {} slots, found '{}'", where, kMostSlots, slots));
-  if (const std::string_view more = take_word(line); !more.empty())
-    throw InputError(fmt::format("{}: expected nothing behind the slots, found '{}'", where, more));
-  return out;
-}
-
-}  // namespace
 
 std::vector<Host> parse_hosts(std::string_view text, const std::string& what) {
   std::vector<Host> out;
@@ -357,7 +335,7 @@ std::vector<Host> parse_hosts(std::string_view text, const std::string& what) {
     text.remove_prefix(std::min(end + 1, text.size()));
     line = line.substr(0, line.find('#'));
     if (line.find_first_not_of(kBlanks) == line.npos) continue;
-    if (out.size() == kMostHosts) throw InputError(fmt::format("{}: expected at most {} hosts", what, kMostHosts));
+    if (out.size() == kMostHosts) bad_input("{}: expected at most {} hosts", what, kMostHosts);
     out.push_back(host_of(line, fmt::format("{}: line {}", what, number)));
   }
   return out;

@@ -12,11 +12,6 @@
 // wrong.
 #pragma once
 #include <chrono>
-#include <cstdint>
-#include <filesystem>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "app/options.h"
 #include "train/plan.h"

@@ -1,37 +1,17 @@
 // The steps of the command `train`: those that all ranks make together, an asynchronous run, and their checkpoints.
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cstdint>
-#include <filesystem>
-#include <future>
-#include <map>
-#include <memory>
-#include <optional>
-#include <string>
 #include <system_error>
 #include <tuple>
-#include <vector>
 
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/plan/plan.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
 #include "app/trace/timeline.h"
-#include "app/train/output.h"
 #include "app/train/train.h"
-#include "data/files.h"
-#include "data/safetensors.h"
+#include "models/sample.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
 #include "train/async/trainer.h"
-#include "train/checkpoint/directory.h"
-#include "train/checkpoint/state.h"
-#include "train/step.h"
-#include "train/trainer.h"
-#include "train/usage.h"
+#include "train/device.h"
 
 namespace tessera {
 
@@ -47,6 +27,27 @@ SafetensorsLayout layout_of(const std::vector<WholeTensor>& tensors, const std::
   std::vector<TensorBytes> listed;
   for (const WholeTensor& t : tensors) listed.push_back({t.name, t.dtype, {t.shape.begin(), t.shape.end()}, {}});
   return safetensors_layout(listed, about);
+}
+
+// After a step, or in the validation that follows.
+void say_stopped(const Run& run, int64_t step, bool validating, TrainOutput& output) {
+  const std::string where = fmt::format("stopped {}after step {}", validating ? "in the validation " : "", step);
+  if (run.options.no_save) return output.message(where + "; nothing was saved (--no-save)");
+  output.message(fmt::format("{}{}; tessera train --resume --out {} goes on", where,
+                             validating ? ", which is saved" : "", run.directory.path().string()));
+}
+
+// That a checkpoint was asked for by SIGUSR1.
+void say_saved(const Run& run, int64_t step, TrainOutput& output) {
+  output.message(fmt::format("SIGUSR1: {} after step {}{}", run.options.no_save ? "nothing is saved" : "saved", step,
+                             run.options.no_save ? " (--no-save)" : ""));
+}
+
+// Throws Error (usage) when a resumed run has made more steps than it shall.
+void check_steps_done(const Run& run, int64_t done) {
+  if (run.options.optim.steps < done)
+    bad_usage("--steps: expected at least the {} that {} has done, found {}", done, run.directory.path().string(),
+              run.options.optim.steps);
 }
 
 // Saves a run's checkpoints while it goes on. Each rank writes what is its own of parameters and optimizer state at its
@@ -202,11 +203,6 @@ class Saver {
 // True at every `every`-th step; the last step is the caller's.
 bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-Wish wish_of_signals() {
-  if (interrupted() != 0) return Wish::stop;
-  return take_save_request() ? Wish::save : Wish::none;
-}
-
 // The steps of one rank. Returns the exit status; only rank 0 has an output.
 int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* trace) {
   const TrainOptions& o = run.options;
@@ -240,7 +236,9 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
   bool goes_on = patient();
   while (goes_on && trainer.steps_done() < o.optim.steps) {
     if (trace) trace->begin_step(trainer.steps_done() + 1);
-    const StepReport report = trainer.step(wish_of_signals());
+    const StepReport report = trainer.step(interrupted() != 0    ? Wish::stop
+                                           : take_save_request() ? Wish::save
+                                                                 : Wish::none);
     if (trace) trace->end_step();
     if (output && captures && !trainer.step_record().given_up.empty()) {
       output->message(fmt::format("CUDA graph: off (a step could not be captured: {})",
@@ -285,6 +283,33 @@ std::optional<double> prediction_of(const Run& run, Trainer& trainer) {
   job.model = trainer.whole_model().config;
   job.plan.threads_per_rank = cpu::threads();
   return predicted_step(*machine, job);
+}
+
+constexpr int64_t kSampleTokens = 300;
+
+// Text by the model as it was saved last: no rank needs to hold the whole of it while it is trained. Empty for a
+// program that reads the output, and with --no-save; cut short by a signal.
+std::string sample_of_saved(const Run& run, const ModelConfig& config) {
+  if (run.options.json() || run.options.no_save || run.options.quiet) return "";
+  std::vector<std::string> passed_over;
+  const std::unique_ptr<LanguageModel> model = run.job.make(config);
+  const Plan& plan = run.job.plan;  // but for its kernels: a text grows token by token, which is for our own
+  model->freeze();                  // or there would be memory for gradients
+  model->materialize(0, rank_arena(plan.device, 0), run.job.optim.dtype, DType::float32);
+  load_model(*model, find_checkpoint(run.directory.path(), passed_over));
+  StreamDecoder text(*run.dataset.tokenizer, StreamDecoder::Broken::escaped);
+  std::string written;
+  const std::vector<int32_t> prompt = run.dataset.prompt();
+  const SampleOptions options{.temperature = 0.7,
+                              .top_p = 0.9,
+                              .seed = static_cast<uint64_t>(run.options.optim.seed),
+                              .vocab = run.dataset.tokenizer->vocab_size()};
+  sample(*model, prompt, kSampleTokens, options, [&](int32_t token) {
+    written += text.add(token);
+    return interrupted() == 0;
+  });
+  written += text.end();
+  return run.dataset.val_examples ? written : whole_sentences(written);
 }
 
 // The last record of a run: `facts`, and what is asked of every run alike.
@@ -361,8 +386,7 @@ class AsyncRun {
     if (world_.rank() > 0) return;
     const std::string steps =
         fmt::format("{} asynchronous steps of {} tokens", o_.optim.steps, trainer_.tokens_per_step());
-    output_ =
-        begin_output(run_, {.model = trainer_.model(), .steps = steps, .done = step_, .passed_over = passed_over});
+    output_ = begin_output(run_, trainer_.model(), steps, step_, passed_over);
     if (!o_.no_eval)
       output_->message(
           "the run is validated at its end only: workers and servers have no common step, except when it saves");
@@ -444,10 +468,10 @@ class AsyncRun {
     }
     if (server.holds(axis.rank())) {
       if (!SavedTensors::are_in(from->path, kHeld))
-        throw Error(fmt::format(
+        bad_usage(
             "--replay: in {} worker {} has pulled parameters that {} does not hold; expected the record that "
             "was replayed when it was saved",
-            o_.plan.replay, axis.rank(), from->path.string()));
+            o_.plan.replay, axis.rank(), from->path.string());
       trainer_.read_pulled(SavedTensors(from->path, kHeld).tensors());
     }
     step_ = shown_ = from->steps;
@@ -484,10 +508,9 @@ int train_in_steps(const Run& run, Communicator& world) {
   world.barrier();  // everybody has read what there is before anything is written
   std::unique_ptr<TrainOutput> output;
   if (world.rank() == 0)
-    output = begin_output(run, {.model = trainer.whole_model(),
-                                .steps = fmt::format("{} steps of {} tokens", o.optim.steps, trainer.tokens_per_step()),
-                                .done = trainer.steps_done(),
-                                .passed_over = passed_over});
+    output = begin_output(run, trainer.whole_model(),
+                          fmt::format("{} steps of {} tokens", o.optim.steps, trainer.tokens_per_step()),
+                          trainer.steps_done(), passed_over);
   const int status = train_steps(run, trainer, output.get(), trace.get());
   trace.stop(trainer);
   const RunUsage usage = usage_of(world, trainer.communicators(), trainer.arena());

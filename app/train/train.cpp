@@ -1,43 +1,19 @@
 // The command `train`: the data, the run's folder, and the ranks.
 #include "app/train/train.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <cctype>
-#include <cmath>
-#include <filesystem>
-#include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "app/commands.h"
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
-#include "data/examples.h"
-#include "data/files.h"
-#include "data/tokenizer.h"
-#include "models/sample.h"
-#include "parallel/async/push_log.h"
-#include "parallel/comm/launch.h"
 #include "tensor/cpu/amx.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
-#include "tensor/findings.h"
-#include "tensor/ops/matmul/matmul.h"
 #include "train/device.h"
-#include "train/step.h"
 
 namespace tessera {
 
 namespace {
-
-constexpr int64_t kSampleTokens = 300;
 
 // The folder with the tokenizer of what --init names; of a resumed run its own newest checkpoint: what it began with
 // may be gone.
@@ -54,8 +30,7 @@ Dataset dataset_of(const TrainOptions& o, bool quiet) {
                                                      : tokenizer_choice(o.tokenizer, usual, quiet);
   if (!o.add_tokens.empty()) tokenizer.added = split(o.add_tokens, ',');
   tokenizer.end = o.end;
-  std::error_code error;
-  const std::string folder = std::filesystem::is_directory(tokenizer.name, error) ? tokenizer.name : "";
+  const std::string folder = is_folder(tokenizer.name) ? tokenizer.name : "";
   Dataset dataset = of_option("data", o.data,
                               [&] { return of_option("tokenizer", folder, [&] { return open_data(o, tokenizer); }); });
   if (const int64_t rows = job_of(o).model.vocab; o.init && rows > 0 && rows < dataset.vocab()) {
@@ -104,6 +79,13 @@ void settle_epochs(TrainOptions& o, const Job& s, const Dataset& d) {
   forget(o, {"epochs"});
 }
 
+Dataset opened(TrainOptions& o, Job& job, bool quiet) {
+  Dataset data = dataset_of(o, quiet);
+  settle_epochs(o, job, data);
+  job = job_of(o);
+  return data;
+}
+
 int train_rank(const Run& run, Communicator& world) {
   return run.job.plan.dp_mode == DataMode::ps_async ? train_asynchronously(run, world) : train_in_steps(run, world);
 }
@@ -112,9 +94,7 @@ int train_rank(const Run& run, Communicator& world) {
 Facts facts_of(const Dataset& d, const std::filesystem::path& run) {
   const auto sums = d.checksums();
   Facts out(sums.begin(), sums.end());
-  std::error_code error;
-  const bool there = std::filesystem::exists(run / "lock", error);
-  out.emplace_back("folder of the run", there ? "that of " + RunLock::read(run) : "missing");
+  out.emplace_back("folder of the run", is_there(run / "lock") ? "that of " + RunLock::read(run) : "missing");
   std::vector<std::string> passed_over;
   const auto newest = newest_checkpoint(run / "checkpoints", passed_over);
   out.emplace_back("newest checkpoint", newest ? fmt::format("{} ({:016x})", newest->path.filename().string(),
@@ -138,24 +118,18 @@ int train_in_processes(const TrainOptions& asked, const Job& of_asked) {
   launch(ranks_of_run(asked, of_asked.plan, [&] { return made; }), [&](Communicator& world) {
     TrainOptions o = asked;
     Job job = of_asked;
-    const auto open = [&](bool quiet) {
-      Dataset data = dataset_of(o, quiet);
-      settle_epochs(o, job, data);
-      job = job_of(o);
-      return data;
-    };
     const HostMemory here{.first = world.rank(), .ranks = static_cast<int64_t>(world.max(world.rank_here())) + 1};
     std::optional<Dataset> dataset;
     std::optional<RunDirectory> directory;
     if (world.rank() == 0) {
-      dataset = open(o.quiet);
+      dataset = opened(o, job, o.quiet);
       sequences_for(o, job, *dataset);
       ask_for_training(o, job, dataset->vocab(), here);
       directory.emplace(o);
     }
     const std::string path = broadcast_text(world, directory ? directory->path().string() : "", 0);
     if (!directory) {
-      dataset = open(true);
+      dataset = opened(o, job, true);
       if (world.rank_here() == 0) ask_for_training(o, job, dataset->vocab(), here);
       directory.emplace(std::filesystem::path(path));
     }
@@ -182,16 +156,16 @@ std::string vocab_hint(const Job& s, int64_t vocab) {
 }
 
 // The model, the data and the plan.
-void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
+void introduce(TrainOutput& output, const Run& run, LanguageModel& model, const std::string& steps) {
   const TrainOptions& o = run.options;
   const Dataset& d = run.dataset;
   const bool gpu = o.plan.device == Device::cuda, bf16 = o.optim.dtype == DType::bfloat16;
-  output.message(describe_model(o, b.model));
+  output.message(describe_model(o, model));
   if (is_default_job(o)) output.message("the default job, which is: tessera train " + default_job_words(o));
   if (const std::string useless = useless_options(o); !useless.empty()) output.message(useless);
   for (const std::string& line : describe_data(d)) output.message(line);
   for (const std::string& note : d.notes) output.message(note);
-  output.message(fmt::format("{} on {}, {} of each ({}); the run is written to {}", b.steps, describe(run.job.plan),
+  output.message(fmt::format("{} on {}, {} of each ({}); the run is written to {}", steps, describe(run.job.plan),
                              cpu::threads() == 1 ? "one thread" : fmt::format("{} threads", cpu::threads()),
                              gpu                      ? describe_device()
                              : bf16 && cpu::has_amx() ? "our own products on AMX tiles"
@@ -202,73 +176,60 @@ void introduce(TrainOutput& output, const Run& run, const Beginning& b) {
     const std::string why = with_options(no_graph_because(run.job, o.trace, d.has_examples()));
     output.message(why.empty() ? "CUDA graph: on (a step is captured once and launched again)"
                                : fmt::format("CUDA graph: off ({})", why));
-    if (const std::string hint = vocab_hint(run.job, b.model.config.vocab); !hint.empty() && !o.resume)
+    if (const std::string hint = vocab_hint(run.job, model.config.vocab); !hint.empty() && !o.resume)
       output.message(hint);
   }
   if (!gpu && bf16 && !cpu::has_bfloat16_matmul())
     output.message("bf16 is emulated: this machine has no AVX-512, so products are made in fp32 of rounded inputs");
 }
 
+// A sample of text, cut where a reader would begin and end.
+
+constexpr std::string_view kSpaces = " \n\r\t";
+
+// Titles end with a point, and no sentence with them.
+bool is_title(std::string_view before_point) {
+  size_t begin = before_point.size();
+  while (begin > 0 && std::isalpha(static_cast<unsigned char>(before_point[begin - 1]))) --begin;
+  constexpr std::array<std::string_view, 6> titles = {"Mr", "Mrs", "Ms", "Dr", "St", "Esq"};
+  return std::ranges::find(titles, before_point.substr(begin)) != titles.end();
+}
+
+// Behind the end of the sentence that ends at `at`, or 0.
+size_t end_at(std::string_view text, size_t at) {
+  if (std::string_view(".!?").find(text[at]) == text.npos || (text[at] == '.' && is_title(text.substr(0, at))))
+    return 0;
+  const size_t end = std::min(text.find_first_not_of("\"')_", at + 1), text.size());
+  return end == text.size() || kSpaces.find(text[end]) != kSpaces.npos ? end : 0;
+}
+
+// The place behind `end` at which the next sentence begins, or npos.
+size_t begin_behind(std::string_view text, size_t end) {
+  const size_t begin = std::min(text.find_first_not_of(kSpaces, end), text.size());
+  const size_t word = begin < text.size() && (text[begin] == '"' || text[begin] == '\'') ? begin + 1 : begin;
+  return word < text.size() && text[word] >= 'A' && text[word] <= 'Z' ? begin : text.npos;
+}
+
 }  // namespace
 
-std::unique_ptr<TrainOutput> begin_output(const Run& run, const Beginning& b) {
+std::unique_ptr<TrainOutput> begin_output(const Run& run, LanguageModel& model, const std::string& steps, int64_t done,
+                                          const std::vector<std::string>& passed_over) {
   run.directory.write_config(run.options);
   std::error_code none;
   std::filesystem::remove(run.directory.path() / kFlightFile, none);  // left by a run that failed here before
-  auto output = std::make_unique<TrainOutput>(run.options, run.job.plan, run.directory.path(), b.done);
+  auto output = std::make_unique<TrainOutput>(run.options, run.job.plan, run.directory.path(), done);
   for (const std::filesystem::path& path : run.directory.removed())
     output->message("removed what a killed run had left half-written: " + path.string());
   if (const std::string note = run.directory.note(); !note.empty()) output->message(note);
-  for (const std::string& why : b.passed_over) output->message("passed over a checkpoint: " + why);
-  introduce(*output, run, b);
+  for (const std::string& why : passed_over) output->message("passed over a checkpoint: " + why);
+  introduce(*output, run, model, steps);
   if (run.options.resume)
-    output->message(b.done > 0 ? fmt::format("going on after step {}", b.done)
-                               : "no checkpoint was saved yet: beginning at step 1");
+    output->message(done > 0 ? fmt::format("going on after step {}", done)
+                             : "no checkpoint was saved yet: beginning at step 1");
   return output;
 }
 
-void say_stopped(const Run& run, int64_t step, bool validating, TrainOutput& output) {
-  const std::string where = fmt::format("stopped {}after step {}", validating ? "in the validation " : "", step);
-  if (run.options.no_save) return output.message(where + "; nothing was saved (--no-save)");
-  output.message(fmt::format("{}{}; tessera train --resume --out {} goes on", where,
-                             validating ? ", which is saved" : "", run.directory.path().string()));
-}
-
-void say_saved(const Run& run, int64_t step, TrainOutput& output) {
-  output.message(fmt::format("SIGUSR1: {} after step {}{}", run.options.no_save ? "nothing is saved" : "saved", step,
-                             run.options.no_save ? " (--no-save)" : ""));
-}
-
-void check_steps_done(const Run& run, int64_t done) {
-  if (run.options.optim.steps < done)
-    throw Error(fmt::format("--steps: expected at least the {} that {} has done, found {}", done,
-                            run.directory.path().string(), run.options.optim.steps));
-}
-
-std::string sample_of_saved(const Run& run, const ModelConfig& config) {
-  if (run.options.json() || run.options.no_save || run.options.quiet) return "";
-  std::vector<std::string> passed_over;
-  const std::unique_ptr<LanguageModel> model = run.job.make(config);
-  const Plan& plan = run.job.plan;  // but for its kernels: a text grows token by token, which is for our own
-  model->freeze();                  // or there would be memory for gradients
-  model->materialize(0, rank_arena(plan.device, 0), run.job.optim.dtype, DType::float32);
-  load_model(*model, find_checkpoint(run.directory.path(), passed_over));
-  StreamDecoder text(*run.dataset.tokenizer, StreamDecoder::Broken::escaped);
-  std::string written;
-  const std::vector<int32_t> prompt = run.dataset.prompt();
-  const SampleOptions options{.temperature = 0.7,
-                              .top_p = 0.9,
-                              .seed = static_cast<uint64_t>(run.options.optim.seed),
-                              .vocab = run.dataset.tokenizer->vocab_size()};
-  sample(*model, prompt, kSampleTokens, options, [&](int32_t token) {
-    written += text.add(token);
-    return interrupted() == 0;
-  });
-  written += text.end();
-  return run.dataset.val_examples ? written : whole_sentences(written);
-}
-
-int run_train(const TrainOptions& asked) {
+int run(const TrainOptions& asked) {
   TrainOptions o = asked;
   if (o.sizes.lora.rank > 0 && !o.init)
     throw Error("--lora-rank: expected --init, the model that adapters are for; found none");
@@ -277,9 +238,7 @@ int run_train(const TrainOptions& asked) {
   Job job = job_of(o);
   ask_for_least_memory(job);
   if (has_processes(job.plan)) return train_in_processes(o, job);
-  const Dataset dataset = dataset_of(o, o.quiet);
-  settle_epochs(o, job, dataset);
-  job = job_of(o);
+  const Dataset dataset = opened(o, job, o.quiet);
   const Sequences sequences = sequences_for(o, job, dataset);
   ask_for_training(o, job, dataset.vocab(), {.ranks = job.plan.ranks()});
   const StepsInHand in_hand;
@@ -291,42 +250,6 @@ int run_train(const TrainOptions& asked) {
   });
   return status;
 }
-
-// Options that must go together.
-
-namespace {
-
-bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
-bool is_capital(char c) { return c >= 'A' && c <= 'Z'; }
-
-// Titles end with a point, and no sentence with them.
-bool is_title(std::string_view before_point) {
-  for (const std::string_view title : {"Mr", "Mrs", "Ms", "Dr", "St", "Esq"})
-    if (before_point.ends_with(title) &&
-        (before_point.size() == title.size() ||
-         !std::isalpha(static_cast<unsigned char>(before_point[before_point.size() - title.size() - 1]))))
-      return true;
-  return false;
-}
-
-// Behind the end of the sentence that ends at `at`, or 0.
-size_t end_at(std::string_view text, size_t at) {
-  if (text[at] != '.' && text[at] != '!' && text[at] != '?') return 0;
-  if (text[at] == '.' && is_title(text.substr(0, at))) return 0;
-  size_t end = at + 1;
-  while (end < text.size() && (text[end] == '"' || text[end] == '\'' || text[end] == ')' || text[end] == '_')) ++end;
-  return end == text.size() || is_space(text[end]) ? end : 0;
-}
-
-// The place behind `end` at which the next sentence begins, or npos.
-size_t begin_behind(std::string_view text, size_t end) {
-  size_t begin = end;
-  while (begin < text.size() && is_space(text[begin])) ++begin;
-  const size_t word = begin < text.size() && (text[begin] == '"' || text[begin] == '\'') ? begin + 1 : begin;
-  return word < text.size() && is_capital(text[word]) ? begin : std::string_view::npos;
-}
-
-}  // namespace
 
 std::string whole_sentences(const std::string& text) {
   size_t first = std::string::npos, last = 0;

@@ -109,6 +109,9 @@ TEST_F(ProgramTest, EachMistakeHasALine) {
             "tessera: --lr: expected a number of at least 0, found 'fast'\n"
             "tessera: --layers: expected a whole number in [1, 100000], found '0'\n");
   EXPECT_FALSE(std::filesystem::exists(path("run")));
+  EXPECT_EQ(run("report --figure memory --svg --ranks 2 --heads 3 --batch 12 --microbatches 5").err,
+            "tessera: --microbatches: 5 do not divide a batch of 12; the nearest that does: 4 or 6\n"
+            "tessera: --heads: 3 heads do not divide 128 channels; the nearest that does: 2 or 4\n");
 }
 
 TEST_F(ProgramTest, AFileThatCannotBeReadIsSaidByOptionAndReason) {

@@ -9,7 +9,6 @@
 
 #include "app/commands.h"
 #include "app/plan/plan.h"
-#include "app/plan_question.h"
 #include "planner/search.h"
 #include "tests/app/program.h"
 #include "tests/app/report_checks.h"
