@@ -145,6 +145,8 @@ int run_program(int argc, const char* const* argv) {
                 Status::communication);
   } catch (const std::filesystem::filesystem_error& e) {
     return fail({fmt::format("{}: {}", e.path1().string(), e.code().message())}, Status::output);
+  } catch (const std::system_error& e) {  // no thread, where few processes are allowed
+    return fail({cause_of(e)}, Status::communication);
   } catch (const std::exception& e) {
     return fail({fmt::format("unexpected failure: {}", e.what())}, Status::communication);
   }

@@ -23,29 +23,6 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-// O_NONBLOCK: opening a FIFO must not wait for its writer.
-constexpr int kToRead = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
-
-// The size of a file that was opened, or not. Throws when it is missing, unreadable or something else than a file.
-size_t regular_size(const Descriptor& in, const fs::path& file) {
-  if (in.get() < 0) bad_input("cannot open {}: {}", file.string(), std::strerror(errno));
-  struct stat info {};
-  if (::fstat(in.get(), &info) != 0) bad_input("cannot read {}: {}", file.string(), std::strerror(errno));
-  if (S_ISDIR(info.st_mode)) bad_input("{} is a directory; expected a file", file.string());
-  if (!S_ISREG(info.st_mode))
-    bad_input("{} is not a regular file (a pipe or a device); expected a file", file.string());
-  return static_cast<size_t>(info.st_size);
-}
-
-// At most `bytes`; 0 at the end.
-size_t read_some(const Descriptor& in, const fs::path& file, void* to, size_t bytes) {
-  ssize_t n = 0;
-  do n = ::read(in.get(), to, bytes);
-  while (n < 0 && errno == EINTR);
-  if (n < 0) bad_input("cannot read {}: {}", file.string(), std::strerror(errno));
-  return static_cast<size_t>(n);
-}
-
 // The file itself lies elsewhere where git-lfs was not there to fetch it.
 void refuse_pointer(std::string_view begin, const fs::path& file) {
   if (begin.starts_with("version https://git-lfs.github.com/spec/v1\n"))
@@ -62,18 +39,8 @@ const char* environment(const char* name) {
 
 }  // namespace
 
-Descriptor::~Descriptor() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
 std::string read_file(const fs::path& file) {
-  const Descriptor in(::open(file.c_str(), kToRead));
-  std::string bytes(regular_size(in, file), '\0');
-  for (size_t done = 0; done < bytes.size();) {
-    const size_t n = read_some(in, file, bytes.data() + done, bytes.size() - done);
-    if (n == 0) bad_input("{} shrank while it was read: {} of {} bytes", file.string(), done, bytes.size());
-    done += n;
-  }
+  std::string bytes = read_whole(file);
   refuse_pointer(bytes, file);
   return bytes;
 }
@@ -134,12 +101,14 @@ std::string_view known_kind(std::string_view begin, bool as_text) {
 }
 
 void read_pieces(const fs::path& file, const std::function<void(std::span<const std::byte>)>& f) {
-  const Descriptor in(::open(file.c_str(), kToRead));
-  regular_size(in, file);
-  std::vector<std::byte> piece(size_t{1} << 20);
-  bool first = true;
-  for (size_t n = 0; (n = read_some(in, file, piece.data(), piece.size())) > 0; f({piece.data(), n}))
-    if (std::exchange(first, false)) refuse_pointer({reinterpret_cast<const char*>(piece.data()), n}, file);
+  const OpenFile in(file);
+  std::vector<std::byte> memory(static_cast<size_t>(std::min(in.size(), int64_t{1} << 20)));
+  for (int64_t at = 0; at < in.size(); at += std::ssize(memory)) {
+    const auto piece = std::span(memory).first(static_cast<size_t>(std::min(std::ssize(memory), in.size() - at)));
+    in.read(at, piece);
+    if (at == 0) refuse_pointer({reinterpret_cast<const char*>(piece.data()), piece.size()}, file);
+    f(piece);
+  }
 }
 
 void SharedFile::create(const fs::path& file, std::string_view first, int64_t size) {
@@ -174,22 +143,6 @@ void sync_directory(const fs::path& directory) {
   // The whole file system is flushed if a folder cannot be by itself.
   if (!flushed && in.get() >= 0 && is_unknown_operation(errno)) flushed = ::syncfs(in.get()) == 0;
   if (!flushed) throw OutputError(fmt::format("cannot flush {}: {}", directory.string(), std::strerror(errno)));
-}
-
-OpenFile::OpenFile(const fs::path& file)
-    : file_(file), fd_(::open(file.c_str(), kToRead)), size_(static_cast<int64_t>(regular_size(fd_, file))) {}
-
-void OpenFile::read(int64_t at, std::span<std::byte> out) const {
-  while (!out.empty()) {
-    const ssize_t n = ::pread(fd_.get(), out.data(), out.size(), at);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) bad_input("cannot read {}: {}", file_.string(), std::strerror(errno));
-    if (n == 0)
-      bad_input("{} was cut short while it was used: it had {} bytes, and there are none at {}", file_.string(), size_,
-                at);
-    out = out.subspan(static_cast<size_t>(n));
-    at += n;
-  }
 }
 
 void make_directories(const fs::path& directory) {
@@ -260,13 +213,13 @@ void leave(const std::byte* begin) {
 }  // namespace
 
 MappedFile::MappedFile(const fs::path& file) {
-  const Descriptor in(::open(file.c_str(), kToRead));
-  size_ = regular_size(in, file);
+  const OpenFile in(file);
+  size_ = static_cast<size_t>(in.size());
   if (size_ == 0) return;
-  void* const map = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, in.get(), 0);
+  void* const map = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, in.descriptor(), 0);
   if (map == MAP_FAILED) {
     if (!is_unknown_operation(errno)) bad_input("cannot map {}: {}", file.string(), std::strerror(errno));
-    const auto read = std::make_shared<const std::string>(read_file(file));  // a file system that maps none
+    const auto read = std::make_shared<const std::string>(read_whole(file, in.size()));  // a file system that maps none
     size_ = read->size();
     data_ = {read, reinterpret_cast<const std::byte*>(read->data())};
     return;

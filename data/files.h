@@ -27,19 +27,6 @@ int32_t first_number(const std::filesystem::path& file);
 // process's own for as long as it is read. Throws like read_file().
 void read_pieces(const std::filesystem::path& file, const std::function<void(std::span<const std::byte>)>& f);
 
-// Closes a file descriptor at the end of the scope.
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&&) = delete;
-  ~Descriptor();
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
 // A file that several writers fill, each its own bytes. Everything throws OutputError.
 class SharedFile {
  public:
@@ -56,22 +43,6 @@ class SharedFile {
 
 // Flushes a directory's entries to disk, so that a rename in it survives a power cut. Throws OutputError.
 void sync_directory(const std::filesystem::path& directory);
-
-// A regular file that is open for reading, which may be written to or cut short meanwhile.
-class OpenFile {
- public:
-  // Throws InputError when it is missing, unreadable or something else than a file.
-  explicit OpenFile(const std::filesystem::path& file);
-  // When it was opened.
-  int64_t size() const { return size_; }
-  // The bytes from `at`. Throws InputError when they are not there.
-  void read(int64_t at, std::span<std::byte> out) const;
-
- private:
-  std::filesystem::path file_;
-  Descriptor fd_;
-  int64_t size_;
-};
 
 // Makes a directory and its parents. Throws OutputError.
 void make_directories(const std::filesystem::path& directory);

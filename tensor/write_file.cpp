@@ -1,4 +1,4 @@
-// Writing beside a name, or into what has it.
+// Reading, and writing beside a name or into what has it.
 #include "tensor/write_file.h"
 
 #include <fcntl.h>
@@ -26,6 +26,8 @@ namespace tessera {
 
 namespace fs = std::filesystem;
 namespace {
+
+[[noreturn]] void not_read(const std::string& words) { throw InputError(words); }
 
 [[noreturn]] void refuse(const fs::path& file, int cause) {
   throw OutputError("cannot write " + file.string() + ": " + std::strerror(cause));
@@ -77,6 +79,42 @@ fs::path followed(fs::path file) {
 }
 
 }  // namespace
+
+Descriptor::~Descriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+// O_NONBLOCK: opening a FIFO must not wait for its writer.
+OpenFile::OpenFile(const fs::path& file) : file_(file), fd_(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+  struct stat info {};
+  if (fd_.get() < 0) not_read("cannot open " + file.string() + ": " + std::strerror(errno));
+  if (::fstat(fd_.get(), &info) != 0) not_read("cannot read " + file.string() + ": " + std::strerror(errno));
+  if (S_ISDIR(info.st_mode)) not_read(file.string() + " is a directory; expected a file");
+  if (!S_ISREG(info.st_mode)) not_read(file.string() + " is not a regular file (a pipe or a device); expected a file");
+  size_ = info.st_size;
+}
+
+void OpenFile::read(int64_t at, std::span<std::byte> out) const {
+  while (!out.empty()) {
+    const ssize_t n = ::pread(fd_.get(), out.data(), out.size(), at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) not_read("cannot read " + file_.string() + ": " + std::strerror(errno));
+    if (n == 0)
+      not_read(file_.string() + " was cut short while it was used: it had " + std::to_string(size_) +
+               " bytes, and there are none at " + std::to_string(at));
+    out = out.subspan(static_cast<size_t>(n));
+    at += n;
+  }
+}
+
+std::string read_whole(const fs::path& file, int64_t most) {
+  const OpenFile in(file);
+  if (in.size() > most)
+    not_read(file.string() + ": " + std::to_string(in.size()) + " bytes; expected at most " + std::to_string(most));
+  std::string bytes(static_cast<size_t>(in.size()), '\0');
+  in.read(0, std::as_writable_bytes(std::span(bytes)));
+  return bytes;
+}
 
 bool write_file(const fs::path& file, std::span<const std::string_view> parts) {
   if (const int there = open_in_place(file); there >= 0) {

@@ -1,13 +1,48 @@
-// Files that are written whole or not at all.
+// Files: read, and written whole or not at all.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tessera {
+
+// Closes a file descriptor at the end of the scope.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&&) = delete;
+  ~Descriptor();
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+// A regular file that is open for reading, which may be written to or cut short meanwhile.
+class OpenFile {
+ public:
+  // Throws InputError when it is missing, unreadable or something else than a file.
+  explicit OpenFile(const std::filesystem::path& file);
+  // When it was opened.
+  int64_t size() const { return size_; }
+  // The bytes from `at`. Throws InputError when they are not there.
+  void read(int64_t at, std::span<std::byte> out) const;
+  int descriptor() const { return fd_.get(); }
+
+ private:
+  std::filesystem::path file_;
+  Descriptor fd_;
+  int64_t size_;
+};
+
+// All bytes of a regular file. Throws InputError like OpenFile, and where there are more than `most`.
+std::string read_whole(const std::filesystem::path& file, int64_t most = int64_t{1} << 30);
 
 // Writes a file beside `file`, flushes it to disk and renames it, so that `file` is whole or absent. A symbolic link is
 // followed: the file that it leads to is written, beside that one. A pipe or a device, and the file that is this

@@ -88,16 +88,16 @@ class Comparison {
 
   void communication() {
     begin("communication in the step that the trace shows, mean of ranks");
-    const auto rows = [&](const std::string& name, double (*get)(const Exposure&)) {
+    const auto time_and_share = [&](const std::string& name, double (*get)(const Exposure&)) {
       row(name, Unit::ms, [&](const Seen& s) { return s.exposure ? Maybe(get(*s.exposure)) : Maybe(); });
       row(name + ", of the step", Unit::share, [&](const Seen& s) {
         return s.exposure ? Maybe(get(*s.exposure) / std::max(1e-9, s.exposure->step)) : Maybe();
       });
     };
-    rows("exposed", [](const Exposure& e) { return e.exposed(); });
-    rows("- waiting for other ranks", [](const Exposure& e) { return e.waiting; });
-    rows("- transfer", [](const Exposure& e) { return e.transfer; });
-    rows("hidden behind computing", [](const Exposure& e) { return e.hidden; });
+    time_and_share("exposed", [](const Exposure& e) { return e.exposed(); });
+    time_and_share("- waiting for other ranks", [](const Exposure& e) { return e.waiting; });
+    time_and_share("- transfer", [](const Exposure& e) { return e.transfer; });
+    time_and_share("hidden behind computing", [](const Exposure& e) { return e.hidden; });
   }
 
   // The bytes of a step where both have traces; else of the whole run, of which a summary tells too.

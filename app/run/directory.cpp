@@ -113,14 +113,6 @@ void check_replicas_saved(const SavedTensors& state, const DataStrategy& strateg
 
 fs::path lock_of(const fs::path& run) { return run / "lock"; }
 
-// True while the name still leads to the file that was opened.
-bool is_at(const fs::path& file, int fd) {
-  struct stat opened {
-  }, named{};
-  return ::fstat(fd, &opened) == 0 && ::lstat(file.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
-         opened.st_dev == named.st_dev;
-}
-
 std::string owner_text() {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
@@ -208,7 +200,7 @@ std::optional<RunDirectory::Saved> RunDirectory::saved(const ModelConfig& config
 std::optional<PushLog> saved_order(const fs::path& checkpoint, int ranks, int servers) {
   const fs::path file = checkpoint / "pushes.txt";
   if (!is_there(file)) return {};
-  PushLog order = parse_push_log(read_push_log(file), file.string());
+  PushLog order = parse_push_log(read_file(file), file.string());
   const std::vector<Push>& first = order.servers[0];
   const std::vector<int64_t> clocks = clocks_after(first, std::ssize(first), order.workers);
   const bool same = order.workers == ranks && order.servers.size() == static_cast<size_t>(servers);
@@ -265,6 +257,13 @@ void load_model(LanguageModel& model, const Checkpoint& checkpoint) {
   weights.expect_no_others(names_of(model));
   read_values(model.units(), weights.tensors());
   for (const FlatUnit& unit : model.units()) ++unit.values.storage()->version;
+}
+
+bool is_at(const fs::path& file, int fd) {
+  struct stat opened {
+  }, named{};
+  return ::fstat(fd, &opened) == 0 && ::lstat(file.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
+         opened.st_dev == named.st_dev;
 }
 
 RunLock::RunLock(const fs::path& run) : run_(run) {

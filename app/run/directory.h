@@ -18,6 +18,9 @@ inline bool is_folder(const std::filesystem::path& path) {
   return std::filesystem::is_directory(path, none);
 }
 
+// True while a name still leads to the file that was opened under it.
+bool is_at(const std::filesystem::path& file, int descriptor);
+
 class RunLock {
  public:
   // Throws Error (usage) naming the process that writes to the folder. Where the file system has no locks, note() says

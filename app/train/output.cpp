@@ -71,6 +71,8 @@ void Metrics::write(const std::string& json_line, int64_t step, std::span<const 
 void Metrics::write(const std::string& json_line) {
   if (std::fputs(json_line.c_str(), file_) < 0 || std::fputc('\n', file_) == EOF || std::fflush(file_) != 0)
     throw OutputError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
+  if (!is_at(path_, ::fileno(file_)))
+    throw OutputError(path_.string() + ": it was removed, moved or replaced while the run wrote to it");
 }
 
 // Validation, part by part.

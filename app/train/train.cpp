@@ -234,7 +234,7 @@ int run(const TrainOptions& asked) {
   if (o.sizes.lora.rank > 0 && !o.init)
     throw Error("--lora-rank: expected --init, the model that adapters are for; found none");
   if (const std::string& order = o.plan.replay; !order.empty() && !o.resume)
-    of_option("replay", order, [&] { return read_push_log(order); });  // or a rank would
+    of_option("replay", order, [&] { return read_file(order); });  // or a rank would
   Job job = job_of(o);
   ask_for_least_memory(job);
   if (has_processes(job.plan)) return train_in_processes(o, job);

@@ -4,10 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <fstream>
 #include <initializer_list>
 #include <limits>
 
@@ -166,23 +164,6 @@ PushLog parse_push_log(std::string_view text, const std::string& name) {
     throw InputError(
         fmt::format("{}: no run with a staleness of at most {} can apply pushes in this order", name, log.staleness));
   return log;
-}
-
-std::string read_push_log(const std::filesystem::path& file) {
-  constexpr uintmax_t kLargest = uintmax_t{1} << 30;  // bytes: some fifty million pushes
-  std::error_code error;
-  const bool regular = std::filesystem::is_regular_file(file, error);
-  if (!regular && std::filesystem::exists(file, error))
-    throw InputError(fmt::format("{}: expected a file with a record, found something else", file.string()));
-  const uintmax_t size = regular ? std::filesystem::file_size(file, error) : 0;
-  if (size > kLargest)
-    throw InputError(fmt::format("{}: {} bytes; expected a record of at most {}", file.string(), size, kLargest));
-  errno = 0;
-  std::ifstream in(file, std::ios::binary);
-  std::string text(size, '\0');
-  if (!in.read(text.data(), static_cast<std::streamsize>(size)))
-    throw InputError(fmt::format("{}: cannot be read: {}", file.string(), std::strerror(errno)));
-  return text;
 }
 
 void write_push_log(const std::filesystem::path& file, const PushLog& log) { write_file(file, text_of(log)); }

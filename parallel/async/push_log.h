@@ -36,8 +36,6 @@ std::string text_of(const PushLog& log);
 // bound can have made (then a replay of it could wait for ever).
 PushLog parse_push_log(std::string_view text, const std::string& name);
 
-// The bytes of a file. Throws InputError.
-std::string read_push_log(const std::filesystem::path& file);
 // Writes beside the file and renames. Throws OutputError.
 void write_push_log(const std::filesystem::path& file, const PushLog& log);
 

@@ -86,7 +86,7 @@ void AsyncServer::check_options() const {
 
 void AsyncServer::read_replay() {
   const std::string& file = options_.replay;
-  replay_ = parse_push_log(shared_text(axis_, rank_ == 0 ? read_push_log(file) : std::string(), arena_), file);
+  replay_ = parse_push_log(shared_text(axis_, rank_ == 0 ? read_whole(file) : std::string(), arena_), file);
   const auto text = [](int64_t workers, int64_t servers, int64_t staleness, int64_t steps) {
     return fmt::format("{} ranks, {} servers, staleness {} and {} steps", workers, servers, staleness, steps);
   };

@@ -3,12 +3,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -19,6 +17,7 @@
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
 #include "tensor/error.h"
+#include "tensor/write_file.h"
 
 namespace tessera {
 
@@ -164,15 +163,7 @@ Schedule parse_schedule(std::string_view text, const std::string& name) {
   return s;
 }
 
-Schedule read_schedule(const std::filesystem::path& path) {
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) throw InputError(path.string() + ": is a folder; expected a file");
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file) throw InputError(path.string() + ": cannot be read: " + std::strerror(errno));
-  return parse_schedule(text, path.string());
-}
+Schedule read_schedule(const std::filesystem::path& path) { return parse_schedule(read_whole(path), path.string()); }
 
 std::string to_text(const Schedule& schedule) {
   std::string text = "# " + schedule.name + ": " + std::to_string(schedule.ranks) + " ranks, " +

@@ -128,15 +128,27 @@ TEST_F(ChangedFilesTest, ACheckpointThatHoldsMoreThanTheModelIsRefused) {
   EXPECT_EQ(run("train --resume --out run --steps 14").status, 0);
 }
 
-TEST_F(ChangedFilesTest, ARecordThatIsNoFileIsRefused) {
+// Each file that is read whole: what never ends, and what no memory holds.
+TEST_F(ChangedFilesTest, WhatStandsInTheirPlaceIsNamed) {
   ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
   std::ofstream(path("huge"));
   fs::resize_file(path("huge"), uintmax_t{1} << 40);
-  const std::string replay = "train " + kSmall + "--ranks 2 --dp-mode ps-async --out run --replay ";
-  expect_failure(replay + "pipe", 4, "pipe: expected a file with a record");
-  expect_failure(replay + "/dev/zero", 4, "/dev/zero: expected a file with a record");
-  expect_failure(replay + "huge", 4, "huge: 1099511627776 bytes; expected a record of at most");
-  expect_failure(replay + "missing", 4, "missing: cannot be read");
+  for (const std::string option : {"--ranks 2 --dp-mode ps-async --replay ", "--ranks 2 --pp 2 --schedule ./",
+                                   "--config ", "--restarts 1 --hostfile "}) {
+    const std::string words = "train " + kSmall + option;
+    expect_failure(words + "pipe", 4, "pipe is not a regular file (a pipe or a device); expected a file");
+    expect_failure(words + "huge", 4, "huge: 1099511627776 bytes; expected at most 1073741824");
+    if (!option.ends_with("./")) expect_failure(words + "/dev/zero", 4, "/dev/zero is not a regular file");
+  }
+  expect_failure("plan --format json --cases huge", 4, "--cases: huge: 1099511627776 bytes; expected at most");
+  expect_failure("plan --ranks 8 --hardware ./huge", 4, "./huge: 1099511627776 bytes; expected at most");
+  fs::create_directory(path("hub"));
+  for (const std::string file : {"config.json", "model.safetensors.index.json"}) {
+    std::ofstream(path("hub") / file);
+    fs::resize_file(path("hub") / file, uintmax_t{1} << 40);
+    expect_failure("train --init hub", 4, file + ": 1099511627776 bytes; expected at most");
+    std::ofstream(path("hub") / file) << R"({"model_type": "gpt2"})";
+  }
 }
 
 TEST_F(ChangedFilesTest, ATemporaryFolderThatIsNoneIsNamed) {

@@ -130,8 +130,8 @@ TEST_F(ProgramTest, AFileThatCannotBeReadIsSaidByOptionAndReason) {
          "--tokenizer: folder: no tokenizer; expected tokenizer.json, or vocab.json and merges.txt");
   expect("train --init gone", "--init: gone: no such file or directory; expected a run or a checkpoint");
   expect("train --data text.txt --dp-mode ps-async --replay gone",
-         "--replay: gone: cannot be read: No such file or directory");
-  expect("train --pp 2 --schedule ./gone.txt", "--schedule: ./gone.txt: cannot be read: No such file or directory");
+         "--replay: cannot open gone: No such file or directory");
+  expect("train --pp 2 --schedule ./gone.txt", "--schedule: cannot open ./gone.txt: No such file or directory");
   expect("plan --cases gone --format json", "--cases: cannot open gone: No such file or directory");
   expect("plan --hardware ./gone.toml --ranks 2", "--hardware: cannot open ./gone.toml: No such file or directory");
   expect("plan --hardware h100 --software folder/ --ranks 2", "--software: folder/ is a directory; expected a file");

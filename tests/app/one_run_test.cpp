@@ -54,6 +54,13 @@ TEST_F(OneRunTest, AFolderThatIsMovedEndsTheRun) {
   EXPECT_TRUE(fs::exists(path("other/config.toml")));
 }
 
+TEST_F(OneRunTest, MetricsThatAreRemovedEndTheRun) {
+  const pid_t child = begun("--steps 10000000 --save-every 1000000");
+  fs::remove(path("run/metrics.jsonl"));
+  EXPECT_EQ(ended(child), 6);
+  EXPECT_NE(read_file(path("err.txt")).find("metrics.jsonl: it was removed, moved or replaced"), std::string::npos);
+}
+
 TEST_F(OneRunTest, AnotherRunInItsPlaceIsNotTouched) {
   const pid_t child = begun("--steps 10000000 --save-every 1000000");
   fs::rename(path("run"), path("other"));
