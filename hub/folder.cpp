@@ -112,12 +112,12 @@ void refuse_without(const fs::path& folder, const std::string& missing) {
 
 std::map<std::string, std::string> parse_hub_index(std::string_view text, const std::string& what) {
   const nlohmann::json json = parse_json(text, what, JsonFile::others);
-  const auto map = json.is_object() ? json.find("weight_map") : json.end();
-  if (!json.is_object() || map == json.end() || !map->is_object() || map->empty())
+  const nlohmann::json& map = value_at(json, "weight_map");
+  if (!map.is_object() || map.empty())
     throw InputError(what + ": expected an object 'weight_map' from tensors to files");
   std::map<std::string, std::string> out;
   std::set<std::string> files;
-  for (const auto& [tensor, file] : map->items()) {
+  for (const auto& [tensor, file] : map.items()) {
     if (!file.is_string()) bad_input("{}: '{}' names no file", what, tensor);
     const std::string name = file.get<std::string>();
     if (name != fs::path(name).filename().string() || !name.ends_with(".safetensors") || name.find('\0') != name.npos)
