@@ -31,34 +31,29 @@ constexpr uint64_t kStatusStart = 1;
 enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 template <class T>
-void put_little_endian(std::string& out, T bits) {
+std::string little_endian(T bits) {
+  std::string out;
   for (size_t byte = 0; byte < sizeof(T); ++byte) out += static_cast<char>(bits >> (8 * byte) & 0xFF);
+  return out;
 }
 
 // Seven bits at a time, the lowest first; the top bit says that more follow.
-void put_varint(std::string& out, uint64_t v) {
+std::string varint(uint64_t v) {
+  std::string out;
   for (; v >= 0x80; v >>= 7) out += static_cast<char>((v & 0x7F) | 0x80);
-  out += static_cast<char>(v);
+  return out += static_cast<char>(v);
 }
 
-void put_key(std::string& out, uint32_t field, WireType type) { put_varint(out, field << 3 | type); }
+std::string field_key(uint32_t field, WireType type) { return varint(field << 3 | type); }
 
-void put_integer(std::string& out, uint32_t field, uint64_t v) {
-  put_key(out, field, kVarint);
-  put_varint(out, v);
-}
+std::string integer_field(uint32_t field, uint64_t v) { return field_key(field, kVarint) + varint(v); }
 
-void put_bytes(std::string& out, uint32_t field, std::string_view bytes) {
-  put_key(out, field, kBytes);
-  put_varint(out, bytes.size());
-  out += bytes;
+std::string bytes_field(uint32_t field, std::string_view bytes) {
+  return (field_key(field, kBytes) + varint(bytes.size())).append(bytes);
 }
 
 std::string at_time(double wall_time) {
-  std::string event;
-  put_key(event, kWallTime, kFixed64);
-  put_little_endian(event, std::bit_cast<uint64_t>(wall_time));
-  return event;
+  return field_key(kWallTime, kFixed64) + little_endian(std::bit_cast<uint64_t>(wall_time));
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
@@ -89,41 +84,25 @@ int64_t seconds_after_all(const fs::path& directory) {
 
 }  // namespace
 
-std::string version_event(double wall_time) {
-  std::string event = at_time(wall_time);
-  put_bytes(event, kFileVersion, kVersion);
-  return event;
-}
+std::string version_event(double wall_time) { return at_time(wall_time) + bytes_field(kFileVersion, kVersion); }
 
 std::string session_start_event(double wall_time, int64_t step) {
-  std::string event = at_time(wall_time), log;
-  put_integer(event, kStepNumber, static_cast<uint64_t>(step));
-  put_integer(log, kStatus, kStatusStart);
-  put_bytes(event, kSessionLog, log);
-  return event;
+  return at_time(wall_time) + integer_field(kStepNumber, static_cast<uint64_t>(step)) +
+         bytes_field(kSessionLog, integer_field(kStatus, kStatusStart));
 }
 
 std::string scalars_event(double wall_time, int64_t step, std::span<const Scalar> scalars) {
-  std::string event = at_time(wall_time), summary;
-  put_integer(event, kStepNumber, static_cast<uint64_t>(step));
+  std::string summary;
   for (const Scalar& s : scalars) {
-    std::string value;
-    put_bytes(value, kTag, s.tag);
-    put_key(value, kSimpleValue, kFixed32);
-    put_little_endian(value, std::bit_cast<uint32_t>(static_cast<float>(s.value)));
-    put_bytes(summary, kValue, value);
+    const auto value = std::bit_cast<uint32_t>(static_cast<float>(s.value));
+    summary += bytes_field(kValue, bytes_field(kTag, s.tag) + field_key(kSimpleValue, kFixed32) + little_endian(value));
   }
-  put_bytes(event, kSummary, summary);
-  return event;
+  return at_time(wall_time) + integer_field(kStepNumber, static_cast<uint64_t>(step)) + bytes_field(kSummary, summary);
 }
 
 std::string framed(std::string_view event) {
-  std::string record;
-  put_little_endian(record, static_cast<uint64_t>(event.size()));
-  put_little_endian(record, masked_crc(record));
-  record += event;
-  put_little_endian(record, masked_crc(event));
-  return record;
+  const std::string length = little_endian(uint64_t{event.size()});
+  return (length + little_endian(masked_crc(length))).append(event) + little_endian(masked_crc(event));
 }
 
 EventFile::EventFile(const fs::path& directory, int64_t first_step)

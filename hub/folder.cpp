@@ -112,12 +112,12 @@ void refuse_without(const fs::path& folder, const std::string& missing) {
 
 std::map<std::string, std::string> parse_hub_index(std::string_view text, const std::string& what) {
   const nlohmann::json json = parse_json(text, what, JsonFile::others);
-  const auto map = json.is_object() ? json.find("weight_map") : json.end();
-  if (!json.is_object() || map == json.end() || !map->is_object() || map->empty())
+  const nlohmann::json& map = value_at(json, "weight_map");
+  if (!map.is_object() || map.empty())
     throw InputError(what + ": expected an object 'weight_map' from tensors to files");
   std::map<std::string, std::string> out;
   std::set<std::string> files;
-  for (const auto& [tensor, file] : map->items()) {
+  for (const auto& [tensor, file] : map.items()) {
     if (!file.is_string()) bad_input("{}: '{}' names no file", what, tensor);
     const std::string name = file.get<std::string>();
     if (name != fs::path(name).filename().string() || !name.ends_with(".safetensors") || name.find('\0') != name.npos)
@@ -294,49 +294,37 @@ WholeTensors HubFolder::tensors() const {
 
 void write_hub_folder(const fs::path& folder, const ModelConfig& config, const HubWeights& w) {
   const std::string description = hub_config(config, w.dtype, w.codes.empty() ? nullptr : &w.gptq);
-  struct Part {
-    const HubTensor* ours;
-    int64_t first;
-    HubTensor::Piece piece;
-    const Int4Matrix* codes = nullptr;
-    size_t which = 0;  // among a layer's four tensors
-  };
   const std::vector<HubTensor> all = hub_tensors(config);
   std::vector<TensorBytes> listed;
-  std::vector<Part> parts;
+  std::vector<std::function<std::span<const std::byte>()>> makers;  // each makes the bytes of one
+  std::vector<std::byte> rows, converted;
+  GptqTensors packed;
   for (const HubTensor& ours : all)
     for (int64_t first = 0; const HubTensor::Piece& piece : ours.pieces) {
-      if (const auto codes = w.codes.find(ours.name); codes != w.codes.end())
-        for (size_t which = 0; TensorBytes & t : listed_gptq({}, layer_of(piece.name), codes->second, piece.rows)) {
-          parts.push_back({&ours, first, piece, &codes->second, which++});
+      if (const auto found = w.codes.find(ours.name); found != w.codes.end()) {
+        const Int4Matrix& codes = found->second;
+        for (size_t which = 0; TensorBytes & t : listed_gptq({}, layer_of(piece.name), codes, piece.rows)) {
           listed.push_back(std::move(t));
+          makers.emplace_back([&packed, &codes, &piece, first, part = which++] {
+            if (part == 0) packed = pack_gptq(codes, first, piece.rows);
+            return listed_gptq(packed, "", codes, piece.rows)[part].bytes;
+          });
         }
-      else {
+      } else {
         listed.push_back({piece.name, w.dtype, ours.shape_of(piece), {}});
-        parts.push_back({&ours, first, piece});
+        makers.emplace_back([&w, &rows, &converted, &ours, &piece, first] {
+          const int64_t width = ours.shape.numel() / ours.shape[0];
+          rows.resize(static_cast<size_t>(piece.rows * width * size_of(w.stored)));
+          w.tensors(ours.name, w.stored, ours.shape)(first * width, rows);
+          converted.resize(static_cast<size_t>(piece.rows * width * size_of(w.dtype)));
+          (ours.transposed ? convert_transposed : convert)({piece.name, w.stored, {piece.rows, width}, rows}, 0,
+                                                           w.dtype, converted);
+          return std::span<const std::byte>(converted);
+        });
       }
       first += piece.rows;
     }
-  const int64_t element = size_of(w.stored);
-  std::vector<std::byte> rows, converted;
-  GptqTensors packed;
-  stream_safetensors(folder / kOneFile, listed, [&](size_t i) {
-    const auto& [ours, first, piece, codes, which] = parts[i];
-    if (codes) {
-      if (which == 0) packed = pack_gptq(*codes, first, piece.rows);
-      return listed_gptq(packed, "", *codes, piece.rows)[which].bytes;
-    }
-    const int64_t width = ours->shape.numel() / ours->shape[0];
-    rows.resize(static_cast<size_t>(piece.rows * width * element));
-    w.tensors(ours->name, w.stored, ours->shape)(first * width, rows);
-    const TensorBytes from{piece.name, w.stored, {piece.rows, width}, rows};
-    converted.resize(static_cast<size_t>(piece.rows * width * size_of(w.dtype)));
-    if (ours->transposed)
-      convert_transposed(from, 0, w.dtype, converted);
-    else
-      convert(from, 0, w.dtype, converted);
-    return std::span<const std::byte>(converted);
-  });
+  stream_safetensors(folder / kOneFile, listed, [&](size_t i) { return makers[i](); });
   if (!w.codes.empty()) write_file(folder / kQuantised, gptq_config(w.gptq));
   write_file(folder / kModelConfig, description);
 }

@@ -56,13 +56,9 @@ std::string HubKeys::text(std::string_view key, const std::string& usual) {
   return found ? found->get<std::string>() : usual;
 }
 
-static bool is_word(std::string_view word, std::string_view words) {
-  return std::ranges::count(split(words, ' '), word) > 0;
-}
-
 void HubKeys::hold(std::span<const HeldKeys> table, std::string_view of) {
   for (const HeldKeys& held : table) {
-    if (!held.of.empty() && !is_word(of, held.of)) continue;
+    if (!held.of.empty() && std::ranges::count(split(held.of, ' '), of) == 0) continue;
     for (const std::string& key : split(held.keys, ' ')) {
       const json* const found = find(key);
       if (found && !(held.values.empty() ? is_nothing(*found) : std::ranges::count(held.values, *found) > 0))
@@ -73,16 +69,14 @@ void HubKeys::hold(std::span<const HeldKeys> table, std::string_view of) {
 
 std::string HubKeys::unread(std::string_view quiet) const {
   constexpr size_t kMostNamed = 12, kLongest = 60;
+  const std::vector<std::string> others = split(quiet, ' ');
   std::vector<std::string> names;
-  size_t more = 0;
-  for (const auto& [key, value] : json_.items()) {
-    if (value.is_null() || known_.contains(key) || is_word(key, quiet)) continue;
-    if (names.size() < kMostNamed)
+  for (const auto& [key, value] : json_.items())
+    if (!value.is_null() && !known_.contains(key) && std::ranges::count(others, key) == 0)
       names.push_back(key.substr(0, kLongest));
-    else
-      ++more;
-  }
   if (names.empty()) return "";
+  const size_t more = names.size() - std::min(names.size(), kMostNamed);
+  names.resize(names.size() - more);
   return fmt::format("{}: keys by which nothing is computed here, and which are not read: {}{}", what_,
                      fmt::join(names, ", "), more > 0 ? fmt::format(" and {} more", more) : "");
 }

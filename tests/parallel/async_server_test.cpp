@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "optim/grad_norm.h"
+#include "tensor/write_file.h"
 #include "tests/parallel/async_training.h"
 
 namespace tessera {
