@@ -87,16 +87,16 @@ class Comparison {
 
   void communication() {
     begin("communication in the step that the trace shows, mean of ranks");
-    const auto rows = [&](const std::string& name, double (*get)(const Exposure&)) {
+    const auto part_of_step = [&](const std::string& name, double (*get)(const Exposure&)) {
       row(name, Unit::ms, [&](const Seen& s) { return s.exposure ? Maybe(get(*s.exposure)) : Maybe(); });
       row(name + ", of the step", Unit::share, [&](const Seen& s) {
         return s.exposure ? Maybe(get(*s.exposure) / std::max(1e-9, s.exposure->step)) : Maybe();
       });
     };
-    rows("exposed", [](const Exposure& e) { return e.exposed(); });
-    rows("- waiting for other ranks", [](const Exposure& e) { return e.waiting; });
-    rows("- transfer", [](const Exposure& e) { return e.transfer; });
-    rows("hidden behind computing", [](const Exposure& e) { return e.hidden; });
+    part_of_step("exposed", [](const Exposure& e) { return e.exposed(); });
+    part_of_step("- waiting for other ranks", [](const Exposure& e) { return e.waiting; });
+    part_of_step("- transfer", [](const Exposure& e) { return e.transfer; });
+    part_of_step("hidden behind computing", [](const Exposure& e) { return e.hidden; });
   }
 
   // The bytes of a step where both have traces; else of the whole run, of which a summary tells too.
