@@ -1,5 +1,4 @@
 // The program: from argv to an exit status, and the commands that are short.
-
 #include <new>
 
 #include "app/commands.h"

@@ -1,5 +1,4 @@
 // The prediction of a plan and the ranking of others as HTML and SVG, for the page.
-
 #include "app/explore/explore.h"
 #include "app/report/report.h"
 #include "planner/case_json.h"

@@ -1,5 +1,4 @@
 // An answer of the planner as text, as JSON lines and as a page; a layout in the options of `train`.
-
 #include <nlohmann/json.hpp>
 
 #include "app/job_of.h"

@@ -1,5 +1,4 @@
 // Closed forms as a record: a plan that has not run, for pictures that are the same everywhere.
-
 #include <numeric>
 
 #include "app/commands.h"

@@ -1,5 +1,4 @@
 // Two runs beside each other, and the ranks of one that failed.
-
 #include <nlohmann/json.hpp>
 
 #include "app/report/report.h"

@@ -1,5 +1,4 @@
 // Pictures of runs, and the figures that are made of them: what each needs of a run, and how runs share a scale.
-
 #include <limits>
 
 #include "app/report/report.h"

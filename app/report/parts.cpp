@@ -1,5 +1,4 @@
 // The parts of a run's report: what ran, its loss, its pipeline, its ranks in one step, memory, bytes and experts.
-
 #include <cctype>
 #include <nlohmann/json.hpp>
 #include <numeric>

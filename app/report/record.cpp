@@ -1,5 +1,4 @@
 // Reading what `train --trace` wrote, believing none of it before it was looked at.
-
 #include <nlohmann/json.hpp>
 
 #include "app/report/report.h"
