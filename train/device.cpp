@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "data/files.h"
+#include "settings/setting.h"
 #include "tensor/cuda/gpus.h"
 #include "tensor/error.h"
 #include "tensor/ops/attention/cuda/cudnn_attention.h"

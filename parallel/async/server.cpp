@@ -17,6 +17,7 @@
 #include "parallel/data_layout.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
+#include "tensor/write_file.h"
 
 namespace tessera {
 
