@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "app/plan_json.h"
+#include "app/run/directory.h"
 #include "bench/op_bench.h"
 #include "data/files.h"
 #include "data/json.h"
