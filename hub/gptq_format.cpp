@@ -72,7 +72,7 @@ GptqConfig parse_gptq_config(HubKeys& keys, bool needs_method, std::vector<std::
   if (const Json* const dynamic = keys.find("dynamic"); dynamic && dynamic->is_object())
     for (const auto& [pattern, said] : dynamic->items())
       if (!pattern.starts_with("-:") &&
-          (said.value("bits", Json(4)) != 4 || said.value("group_size", *group) != *group))
+          (!said.is_object() || said.value("bits", Json(4)) != 4 || said.value("group_size", *group) != *group))
         keys.refuse("dynamic", "layers of the same bits and groups", *dynamic);
   if (const Json* const damping = keys.find("damp_percent"); damping && damping->is_number())
     out.damping = damping->get<double>();

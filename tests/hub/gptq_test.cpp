@@ -335,6 +335,7 @@ TEST_F(GptqFolderTest, WhatIsDamagedOrOfAnotherFormatIsRefused) {
   with("rotation", "hadamard", "rotation': expected nothing");
   with("group_size", 0, "group_size': expected a size, found 0");
   with("dynamic", {{"+:mlp", {{"bits", 8}}}}, "dynamic': expected layers of the same bits and groups");
+  with("dynamic", {{"+:mlp", 4}}, "dynamic': expected layers of the same bits and groups");
   Json changed = config;
   changed["quantization_config"]["group_size"] = 32;
   write("config.json", changed);
