@@ -1,7 +1,6 @@
 // The list of exercises, and what is said of one that is graded.
 #include <fmt/format.h>
 
-
 #include "lab/exercise.h"
 #include "lab/not_yet.h"
 #include "parallel/comm/call.h"

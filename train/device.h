@@ -37,8 +37,8 @@ void check_attention(const Job& job);
 // nothing else keeps cuDNN from serving it.
 std::string describe_attention(const Job& job);
 
-// Returns the world. Throws Error (usage), the same on every rank, that names what differs where the ranks' jobs do: they
-// would wait for messages that nobody sends. Every rank calls it.
+// Returns the world. Throws Error (usage), the same on every rank, that names what differs where the ranks' jobs do:
+// they would wait for messages that nobody sends. Every rank calls it.
 Communicator& with_one_job(Communicator& world, Job job);
 
 }  // namespace tessera
