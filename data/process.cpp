@@ -145,7 +145,7 @@ void kill_running_programs() {
 }
 
 // Children of this process that are in no list: those that the kernel gave to it.
-std::set<pid_t> children() {
+static std::set<pid_t> children() {
   std::set<pid_t> out;
   std::error_code none;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", none)) {
@@ -178,7 +178,9 @@ int StartedProgram::end_rest(double seconds) {
   std::set<pid_t> told;
   const Clock::time_point patient =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  for (std::set<pid_t> left; !(left = children()).empty(); std::this_thread::sleep_for(std::chrono::milliseconds(10)))
+  const Clock::time_point end = patient + std::chrono::seconds(10);  // a disk that is gone holds whom it serves
+  for (std::set<pid_t> left; Clock::now() < end && !(left = children()).empty();
+       std::this_thread::sleep_for(std::chrono::milliseconds(10)))
     for (const pid_t child : left) {
       const bool first = told.insert(child).second;
       if (first || Clock::now() > patient) ::kill(child, Clock::now() > patient ? SIGKILL : SIGTERM);

@@ -2,21 +2,12 @@
 // ends, however that ends.
 #pragma once
 #include "app/options.h"
+#include "data/files.h"
 #include "parallel/async/push_log.h"
 #include "train/checkpoint/directory.h"
 #include "train/trainer.h"
 
 namespace tessera {
-
-// Whether there is such a file or folder, or such a folder, as far as can be seen.
-inline bool is_there(const std::filesystem::path& path) {
-  std::error_code none;
-  return std::filesystem::exists(path, none);
-}
-inline bool is_folder(const std::filesystem::path& path) {
-  std::error_code none;
-  return std::filesystem::is_directory(path, none);
-}
 
 // True while a name still leads to the file that was opened under it.
 bool is_at(const std::filesystem::path& file, int descriptor);
