@@ -1,21 +1,12 @@
 // Asynchronous runs that are stopped, killed and picked up again: a replay ends with the bits of one that nobody
 // disturbed, wherever it was stopped; a run without one comes to a common step, from which any plan can go on.
-#include <fmt/format.h>
-#include <gtest/gtest.h>
 
-#include <csignal>
-#include <cstdint>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <string>
-#include <vector>
 
-#include "data/files.h"
 #include "parallel/async/push_log.h"
 #include "tests/app/layouts.h"
 #include "tests/app/program.h"
-#include "train/checkpoint/directory.h"
 
 namespace tessera {
 

@@ -1,28 +1,11 @@
 // The rows of `tessera bench` as a user sees them: their names, that their figures go together, and that what was sent
 // is what the closed forms say.
-#include <gtest/gtest.h>
 
-#include <chrono>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <set>
 #include <sstream>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
-#include "bench/calibrate.h"
 #include "bench/ranks.h"
-#include "bench/run.h"
-#include "parallel/comm/launch.h"
-#include "parallel/comm/wait.h"
-#include "planner/machine.h"
 #include "tests/app/program.h"
 #include "tests/support/planted_machine.h"
 

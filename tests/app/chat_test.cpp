@@ -1,9 +1,6 @@
 // generate with a template: a model that was tuned on conversations is asked in their form, alone and turn by turn, and
 // stops where a turn ends.
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <string>
 
 #include "tests/app/program.h"
 

@@ -1,13 +1,8 @@
 // The scalars of a run, by tag: as metrics.jsonl holds them, and as TensorBoard's own reader sees them.
 #pragma once
-#include <cstdint>
-#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "data/files.h"
 #include "tests/support/python.h"

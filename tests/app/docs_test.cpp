@@ -21,19 +21,7 @@
 // to AVX2, as the pages were made. Of a report, whatever is a time may be anything: ms, the lengths in pictures, and
 // the bubbles that follow from them; what is planned, sent and held may not. It is made on two processors, since it
 // says so where there are fewer than ranks. TESSERA_UPDATE_DOCS=1 writes what is printed into the pages instead.
-#include <fmt/format.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <regex>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "data/files.h"
 #include "tests/app/docs_pages.h"
 #include "tests/app/program.h"
 #include "tests/support/draw.h"

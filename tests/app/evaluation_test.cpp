@@ -1,18 +1,8 @@
 // generate and evaluate: the same texts and the same loss under every plan, and alone as in a batch.
-#include <array>
-#include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <sstream>
-#include <string>
-#include <vector>
 
-#include "data/safetensors.h"
-#include "data/tokenizer/bpe.h"
 #include "data/tokenizer/described.h"
-#include "tensor/random.h"
 #include "tests/app/program.h"
 #include "tests/support/direct_loss.h"
 #include "train/checkpoint/state.h"

@@ -1,15 +1,11 @@
 // The schedule of examples/: that it is one, that it does what its file says, and that it trains like one rank.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <fstream>
 #include <sstream>
-#include <string>
 
 #include "app/job_of.h"
-#include "data/files.h"
 #include "examples/eager_1f1b.h"
-#include "parallel/pipeline/schedules.h"
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
 #include "verify/verify.h"

@@ -1,29 +1,14 @@
 // Every figure that a person reads of a run, worked out by hand from what was told.
-#include <fmt/format.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <array>
-#include <chrono>
-#include <cmath>
-#include <cstdio>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <regex>
-#include <set>
 #include <sstream>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "app/report/drawing.h"
 #include "app/report/report.h"
 #include "app/train/output.h"
 #include "bench/op_bench.h"
 #include "tensor/cpu/vectorize.h"
 #include "tests/app/program.h"
 #include "tests/support/scalars.h"
-#include "train/trainer.h"
 
 namespace tessera {
 

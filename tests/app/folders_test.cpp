@@ -1,29 +1,18 @@
 // Files that change under a running program, or are not what they should be: one line that names them, and status 4.
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <fmt/format.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
-#include <sys/wait.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "app/run/directory.h"
 #include "app/signals.h"
-#include "data/files.h"
 #include "data/safetensors.h"
 #include "tests/app/program.h"
 #include "tests/data/support.h"

@@ -1,11 +1,8 @@
 // Numbers as people say them: epochs and shares in place of steps, another file to validate on, an end by patience; and
 // what they want of a model that they begin with: more tokens, another end, a shorter context.
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <string>
-#include <vector>
 
 #include "data/safetensors.h"
 #include "tests/app/program.h"

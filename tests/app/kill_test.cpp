@@ -1,24 +1,9 @@
 // A training run that is killed again and again, most times while it writes a checkpoint, and resumed after each: it
 // loses nothing, leaves nothing half-written, and ends with the bits of a run that nobody disturbed.
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <algorithm>
-#include <chrono>
-#include <csignal>
-#include <cstdint>
-#include <filesystem>
-#include <nlohmann/json.hpp>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "data/files.h"
 #include "tensor/random.h"
 #include "tests/app/curves.h"
 #include "tests/app/program.h"
-#include "train/checkpoint/directory.h"
 
 namespace tessera {
 namespace {

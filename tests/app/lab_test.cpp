@@ -1,8 +1,5 @@
 // The command `lab`: what it lists and refuses, and the status of an exercise that is not solved. (Solved ones are on
 // the page docs/lab.md; the exercises themselves in tests/lab.)
-#include <gtest/gtest.h>
-
-#include <fstream>
 
 #include "tests/app/program.h"
 

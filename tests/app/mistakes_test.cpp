@@ -1,21 +1,12 @@
 // The messages about a user's mistakes: all of them at once, with the nearest value that can be, and for files the
 // option and the system's reason; and the default job.
-#include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <filesystem>
-#include <fstream>
 
 #include "app/commands.h"
 #include "app/job_of.h"
-#include "app/options.h"
 #include "app/train/train.h"
 #include "data/utf8.h"
-#include "tensor/findings.h"
 #include "tests/app/program.h"
-#include "train/job.h"
 
 namespace tessera {
 namespace {

@@ -1,10 +1,6 @@
 // Models in and out of runs: checkpoint import, export and inspect, and train --init.
-#include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <regex>
 
-#include "data/files.h"
 #include "data/safetensors.h"
 #include "tests/app/docs_pages.h"
 #include "tests/app/program.h"

@@ -1,5 +1,4 @@
 // One run, one folder: who writes to it, what it is the run of, and which checkpoints of it stay.
-#include <fstream>
 
 #include "tests/app/program.h"
 

@@ -1,22 +1,11 @@
 // Command line and configuration file: what they set, and what they say about mistakes.
-#include "app/options.h"
 
-#include <gtest/gtest.h>
-
-#include <filesystem>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <variant>
-#include <vector>
 
 #include "app/commands.h"
 #include "app/job_of.h"
 #include "app/run/pretrained.h"
-#include "data/files.h"
-#include "tensor/error.h"
-#include "tensor/kernels.h"
 #include "tests/support/gpu.h"
 #include "train/device.h"
 

@@ -1,23 +1,11 @@
 // Progress lines and metrics.jsonl.
-#include "app/output.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <clocale>
-#include <cmath>
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
-#include <string>
-#include <vector>
 
 #include "app/train/output.h"
-#include "data/files.h"
-#include "tensor/error.h"
+
+#include <clocale>
+
 #include "tests/app/curves.h"
 #include "tests/app/program.h"
-#include "train/step.h"
 
 namespace tessera {
 

@@ -1,16 +1,11 @@
 // The meaning of the options, and one line for plans that cannot be.
 #include <gtest/gtest.h>
 
-#include <array>
-#include <functional>
-#include <map>
 #include <numeric>
-#include <string>
 
 #include "app/job_of.h"
 #include "models/decoder.h"
 #include "models/layout.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {

@@ -1,15 +1,7 @@
 // The command `plan`, as a user and as a program see it.
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "app/commands.h"
 #include "app/plan/plan.h"
-#include "planner/search.h"
 #include "tests/app/program.h"
 #include "tests/app/report_checks.h"
 

@@ -9,14 +9,10 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
-#include <string>
 #include <system_error>
 #include <thread>
-#include <vector>
 
 #include "data/files.h"
 #include "train/checkpoint/directory.h"

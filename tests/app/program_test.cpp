@@ -1,22 +1,12 @@
 // The program as its users meet it: every test runs the binary.
 #include "tests/app/program.h"
 
-#include <fmt/format.h>
-#include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <thread>
-
-#include "data/files.h"
-#include "train/checkpoint/directory.h"
 
 namespace tessera {
 namespace {

@@ -1,9 +1,7 @@
 // Prompts and rows for a model that others made: where its texts begin and end, by transformers 5.24 and torch 2.15 on
 // the fixture, a small Llama whose tokenizer puts <s> before a text.
-#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "data/files.h"
 #include "tests/app/program.h"
 
 namespace tessera {

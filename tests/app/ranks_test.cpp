@@ -1,14 +1,7 @@
 // Several ranks as the user meets them: Ctrl-C, numbers that are none, files that cannot be written, and plans that
 // cannot be, each with one line and its status, whatever the strategy.
-#include <fmt/format.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <csignal>
-#include <cstdint>
-#include <filesystem>
 #include <map>
-#include <string>
 
 #include "tests/app/layouts.h"
 #include "tests/app/program.h"

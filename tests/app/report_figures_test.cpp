@@ -1,22 +1,9 @@
 // Figures of `tessera report`, what communication costs, and two runs beside each other.
-#include <fmt/format.h>
-#include <gtest/gtest.h>
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <nlohmann/json.hpp>
-#include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "app/report/report.h"
 #include "app/trace/timeline.h"
-#include "parallel/comm/launch.h"
-#include "parallel/pipeline/schedule.h"
-#include "parallel/pipeline/simulate.h"
-#include "tensor/error.h"
 #include "tests/app/report_checks.h"
 
 namespace tessera {

@@ -1,30 +1,8 @@
 // `train --trace` and `tessera report`: what the files say of a run is held against each other and against the run.
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-
-#include <algorithm>
-#include <chrono>
-#include <csignal>
-#include <cstdint>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <regex>
-#include <set>
-#include <sstream>
-#include <string>
-#include <thread>
-#include <utility>
-#include <variant>
-#include <vector>
 
 #include "app/commands.h"
 #include "app/report/drawing.h"
 #include "app/trace/timeline.h"
-#include "data/files.h"
-#include "tensor/arena.h"
 #include "tests/app/program.h"
 #include "tests/app/report_checks.h"
 #include "tests/app/timeline_checks.h"

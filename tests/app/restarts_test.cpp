@@ -2,25 +2,9 @@
 // is left, fewer hosts make fewer data ranks, and a signal to the launcher ends all.
 #include "app/train/restarts.h"
 
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <csignal>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <functional>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "data/safetensors.h"
-#include "parallel/comm/launch.h"
-#include "tensor/error.h"
 #include "tests/app/program.h"
 #include "tests/parallel/tcp.h"
 

@@ -1,12 +1,6 @@
 // Checkpoints know no layout: a run that was saved under one plan and resumed under another goes on to the bits of a
 // run that nobody interrupted, as long as both plans add the same micro-batches in the same order. The files are
 // compared, not what the program says of itself.
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-
-#include <filesystem>
-#include <string>
-#include <vector>
 
 #include "tests/app/layouts.h"
 #include "tests/app/program.h"

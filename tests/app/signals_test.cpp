@@ -1,22 +1,9 @@
 // The effects of signals on every command: they end it soon, with its status, and nothing half-written stays.
 #include <fcntl.h>
-#include <fmt/format.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-
-#include <chrono>
-#include <filesystem>
-#include <fstream>
-#include <functional>
-#include <string>
-#include <thread>
 
 #include "app/report/report.h"
-#include "data/files.h"
-#include "tensor/error.h"
-#include "tensor/random.h"
 #include "tests/app/program.h"
 
 namespace tessera {

@@ -2,20 +2,10 @@
 // resumed under other plans; one in five is the replay of an asynchronous server, and resumed as such. Each ends within
 // its time, loses no checkpoint, and in the end has the bits of a run that nobody disturbed. Off unless TESSERA_SOAK
 // says how many disturbed runs there shall be; TESSERA_SOAK_SEED draws others.
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <chrono>
-#include <csignal>
-#include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <iterator>
 #include <map>
-#include <string>
-#include <thread>
 
 #include "tensor/random.h"
 #include "tests/app/layouts.h"

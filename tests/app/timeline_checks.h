@@ -1,22 +1,12 @@
 // Checks of trace.json against report.json and the plan: tracks, actions, bytes, memory.
 #pragma once
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
-#include <set>
-#include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "app/job_of.h"
-#include "parallel/pipeline/schedule.h"
 #include "train/expected_bytes.h"
 #include "train/trainer.h"
 

@@ -1,10 +1,8 @@
 // The text that `tessera verify` prints for people says the same as its JSON.
-#include <fmt/format.h>
 
 #include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
-#include <string>
 
 #include "tests/app/program.h"
 

@@ -2,14 +2,9 @@
 // calls of hooks, and nothing of a parameter before its time.
 #include <gtest/gtest.h>
 
-#include <map>
-#include <memory>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "autograd/ops.h"
-#include "tensor/random.h"
 
 namespace tessera {
 namespace {

@@ -1,5 +1,4 @@
 // The engine: accumulation, hooks, deferral, recomputation, no-grad, and what it refuses.
-#include <gtest/gtest.h>
 
 #include "autograd/ops.h"
 #include "tests/support/errors.h"

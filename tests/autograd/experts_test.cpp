@@ -1,10 +1,5 @@
 // Ops of a mixture of experts where the op table does not reach: bits of rows whatever is beside them, the losses of
 // the router, what does not fit.
-#include "tensor/ops/experts/experts.h"
-
-#include <gtest/gtest.h>
-
-#include <cmath>
 
 #include "autograd/experts/ops.h"
 #include "autograd/ops.h"

@@ -1,13 +1,7 @@
 // The head and its loss by blocks of rows: the bits of logits that stand whole, gradients that are made ahead of their
 // time and are told of in time, and no more memory than a block.
-#include <gtest/gtest.h>
-
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "autograd/ops.h"
-#include "tensor/random.h"
 #include "tests/support/errors.h"
 #include "tests/support/tensors.h"
 

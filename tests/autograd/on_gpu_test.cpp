@@ -1,9 +1,5 @@
 // The op table on a GPU: values and gradients beside the CPU's, and that strides, places and repetition change no bit.
-#include <algorithm>
-#include <cmath>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "tests/autograd/op_checks.h"
 #include "tests/support/gpu.h"

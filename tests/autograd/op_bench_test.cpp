@@ -1,15 +1,7 @@
 // Every op of the op table has a microbenchmark, every microbenchmark runs, and what they compute with.
 #include "bench/op_bench.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <map>
 #include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tests/autograd/op_checks.h"
 

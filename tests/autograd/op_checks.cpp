@@ -1,12 +1,6 @@
 // Problems drawn, run and compared.
 #include "tests/autograd/op_checks.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <utility>
-
 namespace tessera::test {
 
 std::vector<OpRow> op_table() {

@@ -1,8 +1,5 @@
 // Helpers for rows of the op table: draw problems, run them forwards and backwards, compare what came out.
 #pragma once
-#include <functional>
-#include <string>
-#include <vector>
 
 #include "tests/autograd/op_table.h"
 #include "tests/support/tensors.h"

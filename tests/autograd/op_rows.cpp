@@ -1,7 +1,4 @@
 // Rows of the op table: what works on rows, matrix products, attention and what happens to heads before it.
-#include <algorithm>
-#include <cmath>
-#include <memory>
 
 #include "tests/autograd/op_table.h"
 

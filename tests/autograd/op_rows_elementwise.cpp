@@ -1,6 +1,4 @@
 // Rows of the op table: every elementwise op of the lists, with broadcasting, and the ops on shapes.
-#include <cmath>
-#include <map>
 
 #include "tests/autograd/op_table.h"
 

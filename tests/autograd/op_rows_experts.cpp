@@ -1,6 +1,4 @@
 // Rows of the op table: the ops of a mixture of experts.
-#include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "autograd/experts/ops.h"

@@ -1,12 +1,8 @@
 // The op table: one row per op, each a generator of random problems with an independent float64 reference. One test
 // (op_table_test.cpp) drives every row through every check.
 #pragma once
-#include <functional>
-#include <string>
-#include <vector>
 
 #include "autograd/ops.h"
-#include "tensor/random.h"
 
 namespace tessera::test {
 

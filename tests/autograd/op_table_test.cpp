@@ -1,9 +1,5 @@
 // Every op of the table: its value against a float64 reference, its gradient against finite differences of that
 // reference, the other dtypes against float64, and that strides, threads and places change no bit.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
 
 #include "tensor/cpu/vectorize.h"
 #include "tests/autograd/op_checks.h"

@@ -1,10 +1,4 @@
 // Sums of a residual stream that are made late, and gradients that travel beside others.
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "autograd/ops.h"
 #include "tensor/kernels.h"

@@ -1,11 +1,6 @@
 // Values that an op stores as bfloat16 are rounded to nearest even. Most values and gradients are rounded once: they
 // are exactly those of float32, rounded. For the others the mean error says so.
-#include <algorithm>
-#include <cmath>
-#include <map>
 #include <set>
-#include <string>
-#include <vector>
 
 #include "tests/autograd/op_checks.h"
 #include "tests/support/gpu.h"

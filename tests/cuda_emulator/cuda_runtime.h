@@ -11,8 +11,6 @@
 #pragma once
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <tuple>
 #include <type_traits>
 #include <utility>

@@ -1,9 +1,5 @@
 // Captures that end, and graphs that are launched.
 #include <algorithm>
-#include <cstdint>
-#include <memory>
-#include <utility>
-#include <vector>
 
 #include "tests/cuda_emulator/streams.h"
 

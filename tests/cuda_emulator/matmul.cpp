@@ -1,9 +1,6 @@
 // Stands in for the library of matrix products: a plain loop that adds in the order of k, from a place that depends on
 // how the matrices lie.
-#include <bit>
-#include <cmath>
 #include <cstdlib>
-#include <vector>
 
 #include "tensor/cuda/context.h"
 #include "tensor/ops/elementwise_list.h"

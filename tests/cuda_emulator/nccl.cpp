@@ -1,17 +1,9 @@
 // Communicators, and the calls of a group on their way to a stream.
-#include "tests/cuda_emulator/nccl.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <string>
 #include <system_error>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "tests/cuda_emulator/nccl_exchange.h"
 #include "tests/cuda_emulator/streams.h"

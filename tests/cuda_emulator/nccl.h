@@ -18,7 +18,6 @@
 // Operations keep the order in which they come to run, as they do on a single stream; NCCL keeps that of the calls, on
 // several streams too. No collective is cut into channels, so none disturbs another.
 #pragma once
-#include <cstddef>
 
 #include "tests/cuda_emulator/cuda_runtime.h"
 

@@ -1,10 +1,6 @@
 // The data of collectives: sums in the order of ranks, and bytes from one process to another.
 #include <sys/uio.h>
 
-#include <algorithm>
-#include <cstring>
-#include <type_traits>
-
 #include "tensor/dtype.h"
 #include "tests/cuda_emulator/nccl_exchange.h"
 

@@ -7,8 +7,6 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <tuple>
-#include <utility>
 
 #include "tests/cuda_emulator/reach.h"
 

@@ -4,9 +4,6 @@
 #pragma once
 #include <sys/types.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>

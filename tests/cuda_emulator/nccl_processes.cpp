@@ -10,12 +10,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <system_error>
 #include <thread>
-#include <utility>
 
 #include "tests/cuda_emulator/nccl_exchange.h"
 

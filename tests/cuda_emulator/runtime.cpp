@@ -2,16 +2,9 @@
 //
 // New memory of a GPU holds NaN in every type, where the host's holds zeros: what is read before it is written shows.
 
-#include <cstddef>
 #include <cstdlib>
-#include <cstring>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <utility>
 
 #include "tensor/cuda/gpus.h"
-#include "tests/cuda_emulator/cuda_runtime.h"
 #include "tests/cuda_emulator/memory.h"
 #include "tests/cuda_emulator/reach.h"
 #include "tests/cuda_emulator/streams.h"

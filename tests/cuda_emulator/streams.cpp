@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <string_view>
 #include <thread>
-#include <utility>
 
 #include "tests/cuda_emulator/reach.h"
 

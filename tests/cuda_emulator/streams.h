@@ -13,9 +13,7 @@
 // the first one waits: whatever is not joined in time comes too late, and a test sees other numbers.
 #pragma once
 #include <atomic>
-#include <cstddef>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>

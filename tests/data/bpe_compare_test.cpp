@@ -2,19 +2,12 @@
 // files.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <memory>
-#include <span>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "data/files.h"
 #include "data/tokenizer/described.h"
-#include "data/utf8.h"
 #include "tests/data/bpe_texts.h"
 #include "tests/support/python.h"
 

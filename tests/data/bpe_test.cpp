@@ -1,17 +1,9 @@
 // Byte-level BPE: alphabet, pieces, training against a plain version, encoding against a plain version, files.
-#include "data/tokenizer/bpe.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "data/json.h"
 #include "data/tokenizer/described.h"
-#include "tensor/random.h"
 #include "tests/data/bpe_texts.h"
 #include "tests/data/support.h"
 

@@ -1,9 +1,6 @@
 // Texts in many scripts for the tests of byte-level BPE: one to learn from, one that was not seen.
 #pragma once
-#include <array>
 #include <iterator>
-#include <string>
-#include <utility>
 
 #include "data/utf8.h"
 #include "tensor/random.h"

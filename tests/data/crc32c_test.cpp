@@ -1,8 +1,6 @@
 // CRC-32C against the examples of RFC 3720, appendix B.4, and the check value of the catalogue of CRCs.
 #include <gtest/gtest.h>
 
-#include <string>
-
 #include "data/event_file.h"
 
 namespace tessera {

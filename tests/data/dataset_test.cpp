@@ -1,9 +1,6 @@
 // Datasets: made, cached, opened, refused; and the texts known by name.
 #include "data/dataset.h"
 
-#include <cmath>
-
-#include "data/text.h"
 #include "tests/data/support.h"
 
 namespace tessera {

@@ -1,7 +1,6 @@
 // Event files, byte by byte: messages and frames as the protobuf and TFRecord libraries of TensorBoard 2.21 write them.
 #include "data/event_file.h"
 
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,8 +8,6 @@
 #include <algorithm>
 #include <csignal>
 #include <cstring>
-#include <fstream>
-#include <vector>
 
 #include "tests/data/support.h"
 

@@ -1,13 +1,9 @@
 // How rows hold examples, and the order that they come in.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <numeric>
-#include <set>
-#include <vector>
 
 #include "data/examples.h"
-#include "data/token_file.h"
 #include "tensor/error.h"
 
 namespace tessera {

@@ -1,17 +1,10 @@
 // Examples for fine-tuning: the shapes of a line, the templates, and what is trained of them.
 #include "data/examples.h"
 
-#include <gtest/gtest.h>
-
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "data/files.h"
 #include "data/jinja/template.h"
-#include "data/tokenizer/described.h"
-#include "tensor/error.h"
-#include "tensor/write_file.h"
 #include "tests/support/errors.h"
 
 namespace tessera {

@@ -1,14 +1,8 @@
 // Tokenizers of Hugging Face folders: the same tokens as the library `tokenizers` makes, and files that are refused.
-#include <gtest/gtest.h>
 #include <regex.h>
 
-#include <algorithm>
-#include <array>
 #include <chrono>
-#include <functional>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "data/dataset.h"
 #include "data/tokenizer/described.h"

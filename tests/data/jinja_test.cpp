@@ -1,15 +1,11 @@
 // Templates of chats: the language beside python3-jinja2, its bounds, and what a model's own template makes of
 // examples.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "data/files.h"
 #include "data/jinja/template.h"
-#include "data/tokenizer/described.h"
 #include "tests/support/python.h"
 
 namespace tessera {

@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "data/dataset.h"
-#include "data/token_file.h"
 #include "data/tokenizer/described.h"
 #include "tests/data/bpe_texts.h"
 #include "tests/data/support.h"

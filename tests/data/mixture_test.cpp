@@ -1,13 +1,10 @@
 // Mixtures: weights that are read and refused, shares, and the order that keeps to them over every prefix.
 #include "data/mixture.h"
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
 #include <numeric>
 #include <set>
 
-#include "tensor/random.h"
 #include "tests/data/support.h"
 
 namespace tessera {

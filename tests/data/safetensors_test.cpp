@@ -1,14 +1,10 @@
 // The safetensors file: round trips, what other readers see, and refusal of everything malformed.
 #include "data/safetensors.h"
 
-#include <gtest/gtest.h>
-
 #include <cstring>
-#include <fstream>
 
 #include "tensor/random.h"
 #include "tests/data/support.h"
-#include "tests/support/errors.h"
 #include "tests/support/python.h"
 
 namespace tessera {

@@ -1,10 +1,7 @@
 // Datasets of several token files: made by `tessera data`, or llm.c's where they lie.
-#include <array>
 #include <cstring>
 
-#include "data/dataset.h"
 #include "data/examples.h"
-#include "data/token_file.h"
 #include "tests/data/support.h"
 
 namespace tessera {

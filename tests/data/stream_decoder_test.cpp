@@ -1,10 +1,7 @@
 // Text that comes token by token: whole characters only, and nothing lost.
 #include <gtest/gtest.h>
 
-#include <string>
-
 #include "data/tokenizer/described.h"
-#include "data/utf8.h"
 #include "tests/data/bpe_texts.h"
 
 namespace tessera {

@@ -1,11 +1,8 @@
 // Helpers of the data layer's tests: a scratch directory, a private cache, and the message of an error.
 #pragma once
-#include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
-#include <string>
 
 #include "data/files.h"
 #include "tests/support/errors.h"

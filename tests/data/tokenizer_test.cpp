@@ -1,5 +1,4 @@
 // Tokenizers, their JSON, and the strict JSON reader.
-#include "data/tokenizer.h"
 
 #include <nlohmann/json.hpp>
 

@@ -1,13 +1,10 @@
 // Failures that are expected leave nothing behind in the runtime's last error, where NVIDIA's libraries look after
 // their launches and would take it for their own.
-#include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <string>
 
 #include "parallel/comm/cuda/streams.h"
 #include "tensor/cuda/context.h"
-#include "tensor/cuda/gpus.h"
 #include "tests/cuda_emulator/streams.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpu.h"

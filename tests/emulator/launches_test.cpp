@@ -1,14 +1,8 @@
 // How many kernels a layer of experts launches: as many for each number of experts.
-#include <gtest/gtest.h>
 
-#include <cstdint>
 #include <cstdlib>
-#include <utility>
-#include <vector>
 
 #include "nn/experts/experts.h"
-#include "tensor/ops/experts/experts.h"
-#include "tensor/ops/matmul/matmul.h"
 #include "tests/cuda_emulator/streams.h"
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"

@@ -1,12 +1,6 @@
 // That a step which trains makes its loss and the gradient in one pass over the logits: seen by the shared memory of
 // the kernels that run, since the numbers are those of two passes.
-#include <gtest/gtest.h>
 
-#include <cstdint>
-#include <functional>
-#include <vector>
-
-#include "autograd/ops.h"
 #include "models/decoder.h"
 #include "tests/cuda_emulator/emulator.h"
 #include "tests/support/gpu.h"

@@ -1,20 +1,10 @@
 // Rules of the emulated GPU that it keeps strictly: whose memory it is, when work runs, what a copy may span.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <cstdlib>
-#include <memory>
-#include <vector>
 
-#include "tensor/arena.h"
 #include "tensor/cuda/context.h"
 #include "tensor/cuda/copy.h"
-#include "tensor/cuda/gpus.h"
 #include "tensor/cuda/mma.cuh"
-#include "tensor/tensor.h"
 #include "tests/cuda_emulator/reach.h"
 #include "tests/cuda_emulator/streams.h"
 #include "tests/support/gpu.h"

@@ -1,7 +1,5 @@
 // A layer in GPTQ's codes, as a file of tensors: what is accepted has the numbers of its codes, and is packed to the
 // same bits.
-#include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "hub/gptq_format.h"

@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "data/json.h"
-#include "data/tokenizer.h"
 #include "data/tokenizer/described.h"
 #include "data/utf8.h"
 #include "tests/fuzz/target.h"

@@ -4,7 +4,6 @@
 #include "app/run/directory.h"
 #include "data/json.h"
 #include "tests/fuzz/target.h"
-#include "train/checkpoint/directory.h"
 
 namespace tessera::fuzz {
 namespace {

@@ -1,6 +1,5 @@
 // Names and weights of a mixture, from the command line and from both kinds of file: what is accepted has shares that
 // can be dealt.
-#include <cmath>
 
 #include "data/mixture.h"
 #include "tests/fuzz/target.h"

@@ -1,9 +1,7 @@
 // One line of `plan --cases`: a model, a plan, hardware and software. What is accepted has a plan that can be printed.
 #include <nlohmann/json.hpp>
-#include <string>
 
 #include "planner/case_json.h"
-#include "tensor/error.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

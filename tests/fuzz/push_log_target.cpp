@@ -1,6 +1,4 @@
 // Records of applied pushes: what is accepted is written and read back alike, and every server has the same pushes.
-#include <string_view>
-#include <vector>
 
 #include "parallel/async/push_log.h"
 #include "tests/fuzz/target.h"

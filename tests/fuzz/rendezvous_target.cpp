@@ -1,5 +1,4 @@
 // The hello that a rank sends first where ranks meet, and the address where they do.
-#include <algorithm>
 #include <cstring>
 
 #include "parallel/comm/tcp/transport.h"

@@ -2,9 +2,7 @@
 // (found by a fuzzer) either; nothing else happens to any of them.
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <set>
-#include <vector>
 
 #include "data/files.h"
 #include "tests/fuzz/target.h"

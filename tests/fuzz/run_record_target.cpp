@@ -1,12 +1,8 @@
 // A traced run as `tessera report` reads it: report.json, trace.json and metrics.jsonl behind one another, with a line
 // of
 // --- between them. What is accepted can be drawn, also as single figures, and beside a run without a trace.
-#include <algorithm>
-#include <string>
-#include <string_view>
 
 #include "app/report/report.h"
-#include "tensor/error.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

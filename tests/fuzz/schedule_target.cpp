@@ -1,6 +1,5 @@
 // Pipeline schedules from a file: what is accepted is written and read back alike, can be run to its end, and stays
 // right after every pass that applies to it.
-#include <string_view>
 
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"

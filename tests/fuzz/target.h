@@ -4,10 +4,6 @@
 // replays tests/fuzz/corpus/NAME. So a new target is one new file and its corpus.
 #pragma once
 #include <map>
-#include <span>
-#include <stdexcept>
-#include <string>
-#include <string_view>
 
 #include "tensor/error.h"
 

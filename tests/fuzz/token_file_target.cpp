@@ -2,7 +2,6 @@
 #include <xxhash.h>
 
 #include <cstring>
-#include <vector>
 
 #include "data/token_file.h"
 #include "tests/fuzz/target.h"

@@ -1,6 +1,5 @@
 // A tokenizer's JSON file: what is accepted decodes every token, encodes it back, and is written as it was read.
 #include <numeric>
-#include <vector>
 
 #include "data/tokenizer.h"
 #include "tests/fuzz/target.h"

@@ -5,11 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <map>
 #include <nlohmann/json.hpp>
-
-#include "data/files.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {

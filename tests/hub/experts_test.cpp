@@ -1,13 +1,9 @@
 // Models with experts under the names and keys of the transformers library.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "hub/config.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {

@@ -5,16 +5,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <array>
-#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "data/files.h"
 #include "models/sample.h"
-#include "optim/optimizer.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {

@@ -5,14 +5,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "data/files.h"
 #include "hub/folder.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {

@@ -2,13 +2,8 @@
 #include "hub/llmc.h"
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
-#include <fstream>
-
-#include "models/language_model.h"
 #include "tests/data/support.h"
-#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {

@@ -4,15 +4,12 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "data/files.h"
 #include "hub/folder.h"
 #include "models/adapters/adapters.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {

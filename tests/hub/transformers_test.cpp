@@ -2,12 +2,9 @@
 // has transformers; tests/hub/folder_test.cpp has numbers of it that are always there.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <numeric>
 
-#include "data/files.h"
 #include "hub/folder.h"
-#include "tensor/error.h"
 #include "tests/support/python.h"
 
 namespace tessera {

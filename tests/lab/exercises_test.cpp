@@ -10,8 +10,6 @@
 #include <cstdlib>
 #include <future>
 #include <mutex>
-#include <string>
-#include <vector>
 
 #include "data/files.h"
 #include "lab/check.h"

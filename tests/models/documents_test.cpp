@@ -1,14 +1,7 @@
 // Documents that lie one after another in a sequence are computed as if each were alone.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <memory>
-#include <vector>
-
 #include "models/language_model.h"
-#include "nn/module.h"
-#include "tensor/random.h"
 
 namespace tessera {
 namespace {

@@ -6,7 +6,6 @@
 
 #include "models/decoder.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/random.h"
 #include "tests/support/gpt_oracle.h"
 
 namespace tessera {

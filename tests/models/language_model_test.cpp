@@ -1,12 +1,8 @@
 // The functions that every language model has from its interface, seen on one that has nothing else.
-#include "models/language_model.h"
-
-#include <gtest/gtest.h>
 
 #include "models/decoder.h"
 #include "models/layout.h"
 #include "parallel/comm/fake_transport.h"
-#include "tensor/error.h"
 #include "tests/support/errors.h"
 
 namespace tessera {

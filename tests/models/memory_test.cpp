@@ -10,9 +10,6 @@
 // attention matrix apart).
 #include <gtest/gtest.h>
 
-#include <memory>
-#include <string>
-
 #include "models/decoder.h"
 #include "optim/grad_norm.h"
 #include "optim/optimizer.h"

@@ -1,11 +1,7 @@
 // The window that a model reads when it writes: every token, each at its place, and none before it; and how a token is
 // drawn from its logits.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <numeric>
-#include <vector>
 
 #include "models/sample.h"
 #include "tests/support/drawn_weights.h"

@@ -1,12 +1,8 @@
 // A mixture of experts: beside PyTorch, over micro-batches, at its capacity, and what it tells of itself.
 #include "nn/experts/experts.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
 #include <limits>
 
-#include "tensor/error.h"
 #include "tests/support/python.h"
 #include "tests/support/tensors.h"
 

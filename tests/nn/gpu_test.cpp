@@ -1,19 +1,11 @@
 // Parameters on a GPU: their first values, updates and norm, bit for bit those of the CPU.
 #include "tests/support/gpu.h"
 
-#include <gtest/gtest.h>
-
-#include <array>
-#include <cmath>
 #include <limits>
-#include <string_view>
-#include <utility>
 
 #include "nn/layers.h"
 #include "optim/cuda/step_state.h"
 #include "optim/grad_norm.h"
-#include "optim/optimizer.h"
-#include "tensor/error.h"
 #include "tensor/ops/embedding.h"
 #include "tests/support/errors.h"
 #include "tests/support/tensors.h"

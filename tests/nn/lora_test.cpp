@@ -1,13 +1,6 @@
 // Adapters beside a frozen weight: what they add, what is kept for them, and their names.
-#include "nn/adapters/lora.h"
-
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <vector>
 
 #include "models/adapters/adapters.h"
-#include "tensor/error.h"
 #include "tests/support/tensors.h"
 
 namespace tessera {

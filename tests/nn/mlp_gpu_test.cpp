@@ -1,8 +1,4 @@
 // Both layers of an Mlp on a GPU: outputs and gradients beside float64 on the CPU, and what its products bring along.
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
 
 #include "autograd/ops.h"
 #include "tensor/kernels.h"

@@ -1,11 +1,6 @@
 // One op for both layers of an Mlp has the bits of the layers one after the other.
-#include <gtest/gtest.h>
 
-#include <vector>
-
-#include "autograd/ops.h"
 #include "nn/layers.h"
-#include "tensor/random.h"
 #include "tests/support/tensors.h"
 
 namespace tessera {

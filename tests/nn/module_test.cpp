@@ -1,12 +1,8 @@
 // Modules: names, units, first values, ties, wraps; the layers that GPT-2 does not use; the loss for numbers.
-#include "nn/module.h"
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "nn/layers.h"
-#include "tensor/random.h"
 
 namespace tessera {
 namespace {

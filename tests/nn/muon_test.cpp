@@ -1,10 +1,6 @@
 // Muon against its paper in float64, with loops of its own for every product.
 #include "optim/muon.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-
 #include "optim/optimizer.h"
 #include "tensor/ops/matmul/cuda/product.h"
 #include "tests/support/gpu.h"

@@ -1,11 +1,7 @@
 // Five steps of each optimizer beside PyTorch's.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-
 #include "optim/optimizer.h"
-#include "tensor/error.h"
 #include "tests/support/python.h"
 #include "tests/support/units.h"
 

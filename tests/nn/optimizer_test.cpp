@@ -1,12 +1,7 @@
 // Optimizers against the published formulas in float64, and the bits of shards, threads and bfloat16 masters.
 #include "optim/optimizer.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
 #include "tests/support/tensors.h"
 #include "tests/support/units.h"
 

@@ -1,12 +1,8 @@
 // Parts of parameters: where their elements lie in the whole.
-#include "nn/parameter.h"
 
 #include <gtest/gtest.h>
 
-#include <vector>
-
 #include "nn/layers.h"
-#include "tensor/random.h"
 
 namespace tessera {
 namespace {

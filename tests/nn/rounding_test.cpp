@@ -1,8 +1,4 @@
 // An update writes bfloat16 values as its float32 master rounded to nearest even.
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
 
 #include "optim/optimizer.h"
 #include "tests/support/gpu.h"

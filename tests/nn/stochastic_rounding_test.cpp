@@ -1,7 +1,5 @@
 // Stochastic rounding, and optimizers whose state is bfloat16: means, bits of shards and cut parameters, small steps.
-#include <gtest/gtest.h>
 
-#include <cmath>
 #include <limits>
 
 #include "optim/optimizer.h"

@@ -2,15 +2,7 @@
 // any number of ranks: no element is left out, none is counted twice, and padding counts for nothing.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <string>
-#include <vector>
-
-#include "models/decoder.h"
 #include "parallel/comm/launch.h"
-#include "parallel/data_strategy.h"
-#include "tensor/error.h"
 #include "tests/parallel/tiny_gpt.h"
 #include "tests/support/strategy.h"
 

@@ -1,7 +1,5 @@
 // Arrays that ranks bring to a collective, and what must come out.
 #pragma once
-#include <array>
-#include <vector>
 
 #include "parallel/comm/launch.h"
 

@@ -1,10 +1,5 @@
 // The asynchronous parameter server when something goes wrong: a worker ends early, is slow, or throws; a record does
 // not fit. Nothing hangs, and the cause is named.
-#include <gtest/gtest.h>
-
-#include <cstdint>
-#include <string>
-#include <vector>
 
 #include "tests/parallel/async_training.h"
 #include "tests/support/errors.h"

@@ -1,13 +1,5 @@
 // The asynchronous parameter server: the bound on staleness holds whoever is slow, a recorded order replays to the same
 // bits, and the model learns.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <cstdint>
-#include <string>
-#include <vector>
 
 #include "optim/grad_norm.h"
 #include "tensor/write_file.h"

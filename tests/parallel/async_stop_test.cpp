@@ -1,16 +1,8 @@
 // An asynchronous run that is stopped: all workers come to one step; a replay is stopped where its record allows it,
 // and goes on to the same bits.
-#include <gtest/gtest.h>
 
-#include <array>
-#include <atomic>
-#include <cstdint>
 #include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "tensor/random.h"
 #include "tests/parallel/async_training.h"
 
 namespace tessera {

@@ -3,14 +3,6 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <cstdint>
-#include <filesystem>
-#include <functional>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "parallel/async/server.h"
 #include "parallel/comm/launch.h"
 #include "tests/parallel/tiny_gpt.h"

@@ -1,11 +1,5 @@
 // Failures of a communicator: a rank fails, is late, or asks for something else than the others.
-#include <gtest/gtest.h>
 
-#include <atomic>
-#include <chrono>
-#include <thread>
-
-#include "parallel/comm/launch.h"
 #include "tensor/random.h"
 #include "tests/parallel/arrays.h"
 #include "tests/support/errors.h"

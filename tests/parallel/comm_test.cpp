@@ -1,13 +1,6 @@
 // Communicators of threads: every operation, by every algorithm, against sums made here; counts.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdint>
-#include <optional>
-#include <thread>
-
-#include "parallel/comm/call.h"
-#include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
 #include "tensor/random.h"
 #include "tests/parallel/mpi/mpi_checks.h"

@@ -1,13 +1,4 @@
 // Context parallelism: who has what and computes what, what is moved and held, and when it is sent.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <functional>
-#include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"

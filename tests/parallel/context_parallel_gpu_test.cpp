@@ -1,17 +1,10 @@
 // Ring attention and Ulysses on ranks that share a GPU, beside one rank in float64 on the CPU: with our own kernels,
 // whose parts are not rounded, and with parts of bfloat16, which are those of cuDNN's kernels.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <string>
-#include <vector>
 
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"
 #include "parallel/context_parallel.h"
 #include "tensor/kernels.h"
-#include "tensor/random.h"
 #include "tests/support/gpu.h"
 
 namespace tessera {

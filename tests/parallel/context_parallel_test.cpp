@@ -3,15 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <string>
-#include <vector>
-
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"
-#include "tensor/random.h"
 
 namespace tessera {
 namespace {

@@ -3,15 +3,8 @@
 #pragma once
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <string>
-#include <vector>
-
 #include "models/decoder.h"
 #include "models/layout.h"
-#include "tensor/random.h"
 
 namespace tessera::test {
 

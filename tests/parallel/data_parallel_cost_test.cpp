@@ -1,14 +1,7 @@
 // The cost of each rank of DataParallel: what it loads, moves and holds, as numbers worked by hand; what it refuses.
-#include <gtest/gtest.h>
 
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "models/decoder.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
-#include "parallel/data_strategy.h"
 #include "tests/support/errors.h"
 #include "tests/support/strategy.h"
 

@@ -1,20 +1,8 @@
 // DataParallel against one rank that sums the same micro-batches, bit for bit.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "models/decoder.h"
-#include "optim/grad_norm.h"
 #include "optim/optimizer.h"
 #include "parallel/comm/launch.h"
-#include "parallel/data_strategy.h"
-#include "tensor/error.h"
-#include "tensor/ops/elementwise.h"
-#include "tensor/random.h"
 #include "tests/support/strategy.h"
 
 namespace tessera {

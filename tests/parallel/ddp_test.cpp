@@ -3,14 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <vector>
-
-#include "autograd/ops.h"
-#include "models/decoder.h"
 #include "optim/optimizer.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"

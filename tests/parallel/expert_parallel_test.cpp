@@ -1,14 +1,6 @@
 // Rows of experts on their way: what is computed meanwhile, whose bits they have, and which find a place.
 #include "parallel/experts/expert_parallel.h"
 
-#include <gtest/gtest.h>
-
-#include <array>
-#include <atomic>
-#include <chrono>
-#include <thread>
-
-#include "autograd/ops.h"
 #include "parallel/comm/launch.h"
 #include "tests/support/draw.h"
 #include "tests/support/tensors.h"

@@ -1,12 +1,6 @@
 // Ring attention, Ulysses and a vocabulary that ranks share, where scores and logits of different ranks are far apart;
 // against plain loops in float64.
-#include <gtest/gtest.h>
 
-#include <cmath>
-#include <string>
-#include <vector>
-
-#include "autograd/ops.h"
 #include "parallel/comm/launch.h"
 #include "parallel/context_parallel.h"
 #include "parallel/tensor_parallel.h"

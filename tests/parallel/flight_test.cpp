@@ -2,17 +2,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
-#include <filesystem>
 #include <fstream>
-#include <mutex>
 #include <sstream>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
 #include "tests/parallel/arrays.h"
 #include "verify/defects/transports.h"

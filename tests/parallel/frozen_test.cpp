@@ -2,15 +2,8 @@
 // them; the others train as on one rank.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <cstdint>
-#include <string>
-#include <vector>
-
-#include "optim/grad_norm.h"
 #include "optim/optimizer.h"
 #include "parallel/comm/launch.h"
-#include "tensor/error.h"
 #include "tests/parallel/tiny_gpt.h"
 #include "tests/support/strategy.h"
 

@@ -1,17 +1,10 @@
 // Ranks that share a GPU: every operation by every algorithm leaves the bits that it leaves on the CPU.
 #include "tests/support/gpu.h"
 
-#include <gtest/gtest.h>
-
-#include <array>
 #include <cstring>
-#include <functional>
-#include <mutex>
 
 #include "autograd/ops.h"
-#include "parallel/comm/launch.h"
 #include "parallel/placement.h"
-#include "tensor/random.h"
 #include "tests/parallel/arrays.h"
 #include "tests/support/errors.h"
 #include "verify/defects/transports.h"

@@ -1,11 +1,6 @@
 // Meshes: who meets whom along which axis, and what is refused.
 #include "parallel/mesh.h"
 
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
-
 #include "parallel/comm/launch.h"
 #include "tests/support/errors.h"
 

@@ -1,19 +1,7 @@
 // Ranks with a GPU each, over NCCL, real or emulated: what collectives leave, at once, in the background and in a
 // graph; and how they end when a rank fails.
-#include <gtest/gtest.h>
 
-#include <atomic>
-#include <chrono>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-#include <vector>
-
-#include "parallel/comm/launch.h"
 #include "tensor/cuda/copy.h"
-#include "tensor/cuda/gpus.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/random.h"
 #include "tests/parallel/arrays.h"

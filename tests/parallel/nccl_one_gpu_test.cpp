@@ -1,13 +1,9 @@
 // NCCL with one rank, which every machine with one GPU has: that its library loads and starts, that a collective of it
 // can be captured and launched again, and that it ends.
-#include <chrono>
-#include <thread>
-#include <vector>
 
 #include "parallel/comm/launch.h"
 #include "parallel/comm/nccl/transport.h"
 #include "tensor/cuda/copy.h"
-#include "tensor/cuda/gpus.h"
 #include "tests/support/gpu.h"
 
 namespace tessera {

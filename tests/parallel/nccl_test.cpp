@@ -2,13 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "parallel/comm/algorithms.h"
-#include "parallel/comm/launch.h"
 #include "parallel/comm/nccl/transport.h"
 #include "parallel/comm/thread_transport.h"
 #include "tests/parallel/arrays.h"

@@ -2,16 +2,8 @@
 // the bytes that it sends, worked by hand; the bytes that its ranks hold.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <cstdint>
-#include <string>
-#include <vector>
-
-#include "optim/grad_norm.h"
 #include "optim/optimizer.h"
 #include "parallel/comm/launch.h"
-#include "parallel/data_strategy.h"
-#include "tensor/error.h"
 #include "tests/parallel/tiny_gpt.h"
 #include "tests/support/strategy.h"
 

@@ -2,19 +2,11 @@
 // after another; messages and memory are those of the closed forms and of the simulation.
 #include <gtest/gtest.h>
 
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "autograd/ops.h"
 #include "nn/layers.h"
 #include "parallel/comm/launch.h"
 #include "parallel/pipeline/runtime.h"
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
-#include "tensor/error.h"
-#include "tensor/random.h"
 #include "tests/parallel/schedules.h"
 
 namespace tessera {

@@ -2,15 +2,8 @@
 // bytes that it moves; a product cut over ranks.
 #include "parallel/placement.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <string>
-#include <vector>
-
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"
-#include "tensor/random.h"
 #include "tests/support/errors.h"
 
 namespace tessera {

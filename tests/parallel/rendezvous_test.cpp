@@ -2,17 +2,9 @@
 // another number of ranks is told to all.
 #include <gtest/gtest.h>
 #include <poll.h>
-#include <sys/socket.h>
 
-#include <chrono>
 #include <cstring>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "parallel/comm/call.h"
-#include "parallel/comm/tcp/transport.h"
-#include "tensor/error.h"
 #include "tensor/random.h"
 #include "tests/parallel/tcp.h"
 

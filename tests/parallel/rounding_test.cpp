@@ -1,9 +1,5 @@
 // Sums of bfloat16 over ranks are rounded to nearest even: once by direct and root, once for each value sent by ring
 // and tree.
-#include <gtest/gtest.h>
-
-#include <string>
-#include <vector>
 
 #include "tensor/random.h"
 #include "tests/parallel/arrays.h"

@@ -1,19 +1,11 @@
 // Schedules as values: every generator is right, after every pass too; every planted defect is seen; text and back.
-#include "parallel/pipeline/schedule.h"
 
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "parallel/pipeline/validate.h"
-#include "tensor/error.h"
 #include "tensor/random.h"
 #include "tests/parallel/schedules.h"
 #include "tests/support/errors.h"

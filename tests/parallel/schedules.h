@@ -1,7 +1,5 @@
 // Every schedule there is, for tests that go through all of them.
 #pragma once
-#include <string>
-#include <vector>
 
 #include "parallel/pipeline/schedules.h"
 

@@ -1,14 +1,6 @@
 // The exchange through shared memory, by threads that play the processes: so that ThreadSanitizer sees it.
 #include "parallel/comm/shared_exchange.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <memory>
-#include <optional>
-#include <utility>
-#include <vector>
-
 #include "parallel/comm/fake_transport.h"
 #include "tests/parallel/arrays.h"
 #include "tests/support/errors.h"

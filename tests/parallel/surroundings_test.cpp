@@ -1,10 +1,5 @@
 // How a launcher of MPI is recognised, by made-up environments; and what a build without MPI says.
 
-#include <gtest/gtest.h>
-
-#include <map>
-#include <string>
-
 #include "parallel/comm/launch.h"
 #include "tests/support/errors.h"
 

@@ -1,10 +1,6 @@
 // Ranks that meet over TCP, as threads of one test.
 #pragma once
 #include <exception>
-#include <functional>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "parallel/comm/tcp/transport.h"
 

@@ -3,17 +3,9 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 
-#include <array>
-#include <chrono>
 #include <latch>
-#include <stdexcept>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "parallel/comm/tcp/transport.h"
 #include "tensor/random.h"
 #include "tests/parallel/mpi/mpi_checks.h"
 

@@ -1,17 +1,7 @@
 // The bytes that tensor and sequence parallelism move, exactly; that they move while matrices are multiplied; and both
 // beside ZeRO-3 on another axis.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <vector>
 
 #include "parallel/comm/launch.h"
-#include "parallel/comm/trace.h"
-#include "parallel/data_strategy.h"
 #include "parallel/mesh.h"
 #include "tests/parallel/cut_gpt.h"
 #include "verify/defects/transports.h"

@@ -1,6 +1,5 @@
 // Tensor parallelism on a GPU in bfloat16: its products make GELU, its gradient and the gradients of column biases on
 // their way, as those of one rank do.
-#include <gtest/gtest.h>
 
 #include "parallel/comm/launch.h"
 #include "tensor/kernels.h"

@@ -1,17 +1,6 @@
 // Tensor and sequence parallelism: a GPT that is cut over ranks has the loss and every gradient of the whole one; its
 // first values are the whole one's; what it refuses.
-#include "parallel/tensor_parallel.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "models/decoder.h"
-#include "models/layout.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "tests/parallel/cut_gpt.h"

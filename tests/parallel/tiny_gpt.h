@@ -1,11 +1,8 @@
 // A GPT that is quick to train and sizes that no number of ranks divides, counted sequences for it, and what a step of
 // it does.
 #pragma once
-#include <cstdint>
-#include <vector>
 
 #include "models/decoder.h"
-#include "tensor/random.h"
 
 namespace tessera::test {
 

@@ -3,14 +3,9 @@
 // one rank.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <string>
-#include <vector>
-
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"
 #include "parallel/placement.h"
-#include "tensor/random.h"
 
 namespace tessera {
 namespace {

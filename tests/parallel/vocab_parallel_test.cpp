@@ -1,16 +1,7 @@
 // The vocabulary cut over ranks: lookup, and a cross-entropy that never sees a whole row of logits.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstddef>
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "parallel/comm/launch.h"
 #include "parallel/tensor_parallel.h"
-#include "tensor/random.h"
 #include "tests/support/errors.h"
 
 namespace tessera {

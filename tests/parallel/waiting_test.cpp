@@ -2,16 +2,8 @@
 // something else is found wherever it stands, and what is fetched ahead is fetched ahead.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <chrono>
-#include <thread>
-
-#include "autograd/ops.h"
-#include "models/decoder.h"
-#include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
 #include "parallel/zero.h"
-#include "tensor/random.h"
 #include "tests/parallel/arrays.h"
 #include "tests/parallel/tiny_gpt.h"
 #include "verify/defects/transports.h"

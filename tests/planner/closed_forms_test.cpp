@@ -1,15 +1,9 @@
 // Bubbles, activations and states against the formulas of the papers.
 #include <gtest/gtest.h>
 
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "models/language_model.h"
 #include "planner/memory.h"
 #include "planner/pipeline.h"
 #include "tests/support/draw.h"
-#include "train/job.h"
 
 namespace tessera::planner {
 namespace {

@@ -1,5 +1,4 @@
 // A machine that is measured: constants from times, the file that keeps them, and ranks that share processors.
-#include "planner/machine.h"
 
 #include <gtest/gtest.h>
 
@@ -8,13 +7,9 @@
 
 #include "bench/calibrate.h"
 #include "data/files.h"
-#include "models/language_model.h"
-#include "parallel/comm/launch.h"
 #include "planner/memory.h"
 #include "planner/pipeline.h"
 #include "planner/prices.h"
-#include "tensor/error.h"
-#include "tensor/write_file.h"
 #include "tests/support/planted_machine.h"
 
 namespace tessera::planner {

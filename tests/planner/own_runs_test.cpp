@@ -1,9 +1,6 @@
 // The predictions for Tessera's own runs, compared with what verify then counts.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <map>
-
 #include "planner/memory.h"
 #include "tests/support/draw.h"
 #include "verify/verify.h"

@@ -1,16 +1,10 @@
 // Rules that every prediction must keep, and questions that are refused.
-#include "planner/predict.h"
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
-#include "models/language_model.h"
 #include "planner/case_json.h"
 #include "planner/memory.h"
 #include "planner/pipeline.h"
-#include "tensor/error.h"
-#include "tensor/random.h"
 
 namespace tessera::planner {
 namespace {

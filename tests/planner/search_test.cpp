@@ -1,15 +1,11 @@
 // The search against brute force, its layouts against the rules of a run, and what it says.
-#include "planner/search.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <set>
 
-#include "models/language_model.h"
 #include "planner/recommend.h"
-#include "tensor/error.h"
 #include "train/job.h"
 
 namespace tessera::planner {

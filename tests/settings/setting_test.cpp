@@ -1,9 +1,4 @@
 // The entries of a made-up struct: what they take, what they refuse, and every form that a value has.
-#include "settings/setting.h"
-
-#include <gtest/gtest.h>
-
-#include <array>
 
 #include "settings/json.h"
 #include "tests/support/errors.h"

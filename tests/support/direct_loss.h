@@ -1,11 +1,5 @@
 // The loss of tokens by a model on one rank, in plain loops: what validation must find under every plan.
 #pragma once
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <vector>
 
 #include "models/language_model.h"
 

@@ -1,6 +1,5 @@
 // Random plans of tests: how many, and which.
 #pragma once
-#include <cstdint>
 #include <cstdlib>
 #include <initializer_list>
 

@@ -1,6 +1,5 @@
 // Weights so large that what a model gives depends on every token before and on its place.
 #pragma once
-#include <vector>
 
 #include "nn/module.h"
 #include "tensor/random.h"

@@ -1,9 +1,5 @@
 // The loss and gradients of a GPT-2 by an independent PyTorch model (tests/compare/gpt_pytorch.py), on given weights.
 #pragma once
-#include <cmath>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "nn/parameter.h"
 #include "tests/support/python.h"

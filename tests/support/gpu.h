@@ -3,10 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <iostream>
-#include <string>
-#include <vector>
 
-#include "tensor/arena.h"
 #include "tensor/cuda/gpus.h"
 #include "tensor/dtype.h"
 

@@ -1,9 +1,7 @@
 // Several GPUs for a test, or the reason why it is skipped. Where CUDA is emulated, so are they.
 #pragma once
-#include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <string>
 
 #include "parallel/comm/launch.h"
 #include "tests/support/gpu.h"

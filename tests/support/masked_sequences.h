@@ -1,9 +1,6 @@
 // Counted random tokens of which some targets are ignored, as examples have them, and rows of several documents.
 #pragma once
-#include <utility>
 
-#include "data/token_file.h"
-#include "tensor/random.h"
 #include "train/batches.h"
 
 namespace tessera::test {

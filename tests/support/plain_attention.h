@@ -1,7 +1,5 @@
 // Attention and its gradients in float64, one query after another, and operands whose scores are extreme.
 #pragma once
-#include <cmath>
-#include <cstdint>
 #include <string>
 #include <vector>
 

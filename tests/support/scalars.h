@@ -1,13 +1,7 @@
 // The scalars of a TensorBoard event file, read byte by byte.
 #pragma once
-#include <cstdint>
 #include <cstring>
-#include <filesystem>
 #include <map>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "data/files.h"
 

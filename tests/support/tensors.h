@@ -1,15 +1,6 @@
 // Tensors of numbers for tests, and how far two are apart.
 #pragma once
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <string>
-#include <vector>
-
-#include "tensor/random.h"
-#include "tensor/tensor.h"
 #include "tests/support/tensors.h"
 
 namespace tessera::test {

@@ -5,10 +5,6 @@
 #pragma once
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <string_view>
-#include <vector>
-
 #include "tensor/ops/elementwise_list.h"
 #include "tensor/tensor.h"
 

@@ -1,9 +1,6 @@
 // Units of random parameters and gradients for tests of the optimizers and the gradient norm.
 #pragma once
 #include <deque>
-#include <mutex>
-#include <string>
-#include <vector>
 
 #include "nn/parameter.h"
 #include "tensor/random.h"

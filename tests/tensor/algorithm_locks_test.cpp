@@ -5,11 +5,8 @@
 
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
-#include <string>
 
 #include "tensor/cuda/gpus.h"
-#include "tensor/error.h"
 #include "tensor/ops/matmul/cuda/product.h"
 
 namespace {

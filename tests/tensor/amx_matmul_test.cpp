@@ -2,13 +2,9 @@
 // storage orders, and numbers of threads. Skipped where the processor has no tiles.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstring>
-#include <vector>
 
-#include "tensor/cpu/vectorize.h"
 #include "tensor/ops/matmul/cpu/products.h"
-#include "tensor/ops/matmul/matmul.h"
 #include "tensor/random.h"
 
 namespace tessera {

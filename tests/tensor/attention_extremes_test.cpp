@@ -1,12 +1,7 @@
 // Attention where a softmax goes wrong first: scores that are far apart from one block of keys to the next, all equal,
 // blocks of one key, the first and the last query; against plain loops in float64.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstdlib>
-#include <string>
-#include <vector>
 
 #include "tensor/ops/attention/attention.h"
 #include "tests/support/gpu.h"

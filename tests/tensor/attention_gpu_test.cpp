@@ -1,15 +1,8 @@
 // Attention on a GPU beside the CPU's: both kinds of kernels, over random shapes, groups of heads, strides, masks,
 // dropout and tiles; and that a row's bits depend on nothing but its own numbers.
-#include <gtest/gtest.h>
-
-#include <array>
-#include <cmath>
-#include <string>
-#include <vector>
 
 #include "tensor/ops/attention/attention.h"
 #include "tensor/ops/elementwise.h"
-#include "tensor/random.h"
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
 

@@ -1,17 +1,7 @@
 // Tiles of the attention matrix: computed apart and put together they are the whole, in their dropout too.
 #include "tensor/ops/attention/attention.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <functional>
-#include <string>
-#include <vector>
-
 #include "tensor/ops/elementwise.h"
-#include "tensor/random.h"
 #include "tests/support/errors.h"
 #include "tests/support/tensors.h"
 

@@ -3,17 +3,7 @@
 #include "tensor/ops/attention/cuda/cudnn_attention.h"
 
 #include <dlfcn.h>
-#include <gtest/gtest.h>
 
-#include <array>
-#include <cmath>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "tensor/kernels.h"
-#include "tensor/ops/attention/attention.h"
-#include "tensor/random.h"
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
 

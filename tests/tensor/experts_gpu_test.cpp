@@ -1,15 +1,8 @@
 // The ops of a mixture of experts on a GPU beside the CPU's: choices, places and counts of any routing, rows there and
 // back, products of any number of rows.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "tensor/cuda/gpus.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/experts/experts.h"
 #include "tests/support/draw.h"

@@ -1,14 +1,8 @@
 // Products of few rows against a sum in float64, over random shapes, strides and dtypes, and their promise of equal
 // bits.
-#include <gtest/gtest.h>
 
-#include <cmath>
-#include <vector>
-
-#include "tensor/cpu/vectorize.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/cpu/products.h"
-#include "tensor/random.h"
 #include "tests/support/tensors.h"
 
 namespace tessera {

@@ -2,17 +2,10 @@
 // against each other on drawn inputs, and where there is nothing to round by.
 #include "tensor/ops/quantize/gptq.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <limits>
-#include <vector>
 
 #include "tensor/cpu/vectorize.h"
 #include "tensor/ops/matmul/matmul.h"
-#include "tensor/random.h"
 #include "tests/support/errors.h"
 #include "tests/support/tensors.h"
 

@@ -1,22 +1,14 @@
 // Structured ops on a GPU where the op table does not reach: long rows, many rows, tokens of one kind, indices outside,
 // parts of a vocabulary, tiles of a mask.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <functional>
 #include <limits>
-#include <string>
-#include <vector>
 
 #include "tensor/ops/activations.h"
 #include "tensor/ops/attention/attention.h"
-#include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/norm.h"
-#include "tensor/ops/reduce.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"

@@ -1,15 +1,8 @@
 // Tensors on a GPU: what is made there, copied there and back, and the elementwise ops, bit for bit those of the CPU.
 #include "tests/support/gpu.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <string>
-#include <vector>
-
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/reduce.h"
-#include "tensor/random.h"
 #include "tests/support/errors.h"
 #include "tests/support/tensors.h"
 #include "tests/support/two_libraries.h"

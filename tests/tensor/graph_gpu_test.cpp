@@ -1,20 +1,11 @@
 // Work that is captured and launched again: what it reads at each launch, and what may not be captured.
-#include <gtest/gtest.h>
 
-#include <cstddef>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "tensor/cuda/copy.h"
-#include "tensor/cuda/gpus.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/matmul.h"
-#include "tensor/tensor.h"
 #include "tests/support/gpu.h"
 
 namespace tessera {

@@ -1,18 +1,10 @@
 // Products that make GELU, its gradient or the gradient of a bias on their way, beside the same in float64 and beside
 // the product and its pass.
-#include <gtest/gtest.h>
 
-#include <cmath>
-#include <functional>
-#include <string>
-#include <vector>
-
-#include "tensor/cuda/gpus.h"
 #include "tensor/kernels.h"
 #include "tensor/ops/activations.h"
 #include "tensor/ops/matmul/cuda/product.h"
 #include "tensor/ops/reduce.h"
-#include "tensor/random.h"
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
 

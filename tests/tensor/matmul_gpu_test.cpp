@@ -1,21 +1,15 @@
 // Products on a GPU beside sums in float64, over random shapes, layouts and dtypes; and the table of algorithms.
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cmath>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "tensor/kernels.h"
 #include "tensor/ops/matmul/cuda/algorithm_table.h"
 #include "tensor/ops/matmul/cuda/product.h"
 #include "tensor/ops/matmul/matmul.h"
-#include "tensor/random.h"
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
 

@@ -1,9 +1,6 @@
 // A block by the processor's pair products against a plain sum. Skipped where the processor has none.
 #include <gtest/gtest.h>
 
-#include <array>
-#include <cmath>
-
 #include "tensor/cpu/amx.h"
 #include "tensor/random.h"
 

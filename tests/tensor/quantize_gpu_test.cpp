@@ -1,8 +1,4 @@
 // Four bits on a GPU: the CPU's numbers, bit for bit, of whole matrices and of tiles, over random sizes.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <vector>
 
 #include "tensor/ops/quantize/quantize.h"
 #include "tests/support/draw.h"

@@ -4,10 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-
-#include "tensor/dtype.h"
 #include "tests/support/draw.h"
 
 namespace tessera {

@@ -1,9 +1,4 @@
 // Rotary positions and SwiGLU on a GPU beside the CPU's: sizes with and without whole parts of 16 bytes.
-#include <gtest/gtest.h>
-
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tensor/ops/activations.h"
 #include "tensor/ops/rotary.h"

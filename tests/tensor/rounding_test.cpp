@@ -1,10 +1,4 @@
 // Numbers that become bfloat16 by a copy are rounded once, to nearest even: contiguous or not, on any device.
-#include <gtest/gtest.h>
-
-#include <bit>
-#include <cmath>
-#include <cstdint>
-#include <vector>
 
 #include "tensor/random.h"
 #include "tensor/tensor.h"

@@ -1,17 +1,8 @@
 // Rows where a sum of exponentials or of squares goes wrong first: numbers that are far apart, also across the blocks
 // that a row is read in, all equal, alone, at the row's ends; against plain loops in float64, on every device.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <functional>
-#include <string>
-#include <vector>
 
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/norm.h"
-#include "tensor/ops/reduce.h"
-#include "tensor/random.h"
 #include "tests/support/gpu.h"
 #include "tests/support/one_thread.h"
 #include "tests/support/plain_attention.h"

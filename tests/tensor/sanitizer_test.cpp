@@ -1,8 +1,6 @@
 // AddressSanitizer's eye on an arena, whose blocks it would otherwise take for one.
 #include <gtest/gtest.h>
 
-#include <cstddef>
-
 #include "tensor/arena.h"
 
 extern "C" [[gnu::weak]] void __asan_init();

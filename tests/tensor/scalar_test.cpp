@@ -2,16 +2,10 @@
 // with their accuracy, and the same bits on every instruction set (of our matrix product too).
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
 #include <limits>
-#include <vector>
 
 #include "tensor/cpu/loops.h"
-#include "tensor/cpu/vectorize.h"
-#include "tensor/dtype.h"
 #include "tensor/ops/elementwise_list.h"
 #include "tensor/ops/matmul/cpu/products.h"
 #include "tensor/random.h"

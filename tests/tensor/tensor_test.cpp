@@ -1,9 +1,6 @@
 // Views, copies and the arena.
-#include "tensor/tensor.h"
 
 #include <gtest/gtest.h>
-
-#include <filesystem>
 
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/reduce.h"

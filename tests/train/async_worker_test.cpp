@@ -1,17 +1,8 @@
 // The rows that each worker of an asynchronous run computes at each of its clocks: those of that step that are its own,
 // with the random numbers of those rows. All workers together are one rank's step.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <mutex>
-#include <string>
-#include <vector>
 
 #include "tests/support/one_thread.h"
 #include "train/async/trainer.h"
-#include "train/checkpoint/state.h"
 
 namespace tessera {
 namespace {

@@ -1,10 +1,8 @@
 // Checks of what ranks hold: numbers that are not finite, and copies that have drifted apart.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <limits>
 
-#include "tensor/random.h"
 #include "train/checkpoint/state.h"
 
 namespace tessera {

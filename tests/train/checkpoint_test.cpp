@@ -1,14 +1,9 @@
 // Checkpoint folders: whole or absent, whatever happens while they are written, and refused when they are damaged.
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <fstream>
-
-#include "data/files.h"
 #include "data/safetensors.h"
 #include "tensor/random.h"
 #include "tests/train/checkpoints.h"

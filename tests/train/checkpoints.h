@@ -1,10 +1,6 @@
 // A folder of checkpoints for one test.
 #pragma once
 #include <algorithm>
-#include <filesystem>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "tests/data/support.h"
 #include "train/checkpoint/directory.h"

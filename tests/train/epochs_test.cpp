@@ -1,10 +1,6 @@
 // Training in epochs: every window once in each, the same sequences under every layout, and from any step on.
 #include <gtest/gtest.h>
 
-#include <array>
-#include <map>
-#include <set>
-
 #include "data/mixture.h"
 #include "data/tokenizer/described.h"
 #include "train/checkpoint/state.h"

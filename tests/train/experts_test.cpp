@@ -1,10 +1,7 @@
 // Plans with experts: how routers share out tokens, what is refused, and what a token costs.
-#include <gtest/gtest.h>
 
 #include <numeric>
 
-#include "models/language_model.h"
-#include "tensor/error.h"
 #include "tests/support/errors.h"
 #include "train/memory.h"
 #include "train/trainer.h"

@@ -2,17 +2,12 @@
 // ext4 does: renaming with flags (NFS, Lustre, FUSE), making room, mapping, flushing a folder. Everything has its way
 // around that, and promises what it promises elsewhere.
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 
-#include "data/files.h"
 #include "tensor/arena.h"
-#include "tensor/write_file.h"
 #include "tests/train/checkpoints.h"
 #include "tests/train/system_calls.h"
 

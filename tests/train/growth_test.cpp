@@ -1,21 +1,15 @@
 // A run holds after many steps what it held after a few: of each category, on every rank, under every strategy; and so
 // does the process.
-#include <gtest/gtest.h>
 #include <malloc.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <new>
-#include <string>
-#include <vector>
 
-#include "tensor/random.h"
 #include "tests/support/gpu.h"
 #include "tests/support/one_thread.h"
 #include "train/async/trainer.h"
-#include "train/checkpoint/state.h"
 
 namespace {
 

@@ -1,18 +1,9 @@
 // Models of the Llama family against two that others wrote: logits, loss and every gradient of Hugging Face's
 // transformers in float32 (tests/models/fixtures), and of a plain PyTorch model in float64 (tests/compare). And the
 // tokens that a cache decodes against the forward pass.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <filesystem>
 #include <limits>
-#include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "data/json.h"
 #include "data/safetensors.h"

@@ -2,10 +2,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <fstream>
 #include <regex>
-#include <string>
 
 #include "data/files.h"
 #include "train/memory.h"

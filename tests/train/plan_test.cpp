@@ -1,17 +1,7 @@
 // A plan as a value: made in a program, compared, printed, written and read; and the field that is wrong.
-#include "train/plan.h"
 
-#include <gtest/gtest.h>
-
-#include <functional>
-#include <string>
-
-#include "parallel/comm/launch.h"
-#include "tensor/error.h"
 #include "tests/support/errors.h"
 #include "train/async/trainer.h"
-#include "train/job.h"
-#include "train/trainer.h"
 
 namespace tessera {
 namespace {

@@ -1,16 +1,6 @@
 // Layers in 4 bits: each sees what those before it, already rounded, make of the calibration data; and by GPTQ the
 // model stays nearer to what it was than by rounding to nearest.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <string>
-#include <vector>
-
-#include "data/token_file.h"
-#include "tensor/error.h"
-#include "tensor/random.h"
 #include "tests/support/errors.h"
 #include "train/quantize/layers.h"
 

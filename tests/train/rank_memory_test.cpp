@@ -3,12 +3,6 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <chrono>
-#include <mutex>
-#include <string>
-#include <vector>
-
-#include "parallel/comm/launch.h"
 #include "train/memory.h"
 #include "train/trainer.h"
 

@@ -1,13 +1,6 @@
 // A run whose state is read back goes on with the same bits: in the middle of steps that ranks make alone, and of Muon
 // and hybrid sharding under another layout.
-#include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstring>
-#include <map>
-#include <mutex>
-
-#include "tensor/error.h"
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
 #include "train/checkpoint/state.h"

@@ -1,9 +1,6 @@
 // Which runs leave the same file: parameters and optimizer state, byte for byte. README.md has the table.
 #include <gtest/gtest.h>
 
-#include <map>
-
-#include "tensor/random.h"
 #include "train/checkpoint/state.h"
 
 namespace tessera {

@@ -1,12 +1,8 @@
 // Checkpoints in parts: what a layout says of its ranks is what they hold, parts read back to the whole, and what no
 // layout can be is refused.
-#include <gtest/gtest.h>
 
-#include <algorithm>
 #include <fstream>
 
-#include "data/files.h"
-#include "tensor/error.h"
 #include "tests/support/draw.h"
 #include "tests/support/errors.h"
 #include "train/checkpoint/state.h"

@@ -1,16 +1,8 @@
 // The validation loss under every plan is the mean over the whole split that one rank finds in plain loops.
 #include <gtest/gtest.h>
 
-#include <map>
-#include <string>
-#include <vector>
-
-#include "data/files.h"
-#include "tensor/kernels.h"
-#include "tensor/random.h"
 #include "tests/support/direct_loss.h"
 #include "train/async/trainer.h"
-#include "train/checkpoint/state.h"
 
 namespace tessera {
 namespace {

@@ -1,16 +1,8 @@
 // The bounds of the contract, each from both sides: what is just below passes, what is just above does not.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <cmath>
-#include <functional>
-#include <string>
-#include <vector>
 
 #include "tests/support/one_thread.h"
 #include "tests/verify/plans.h"
 #include "verify/comparison.h"
-#include "verify/verify.h"
 
 namespace tessera {
 namespace {

@@ -1,5 +1,4 @@
 // Every member of the data-parallel family trains like one rank: random models, batches, ranks, buckets, dtypes.
-#include <gtest/gtest.h>
 
 #include "tests/verify/draw.h"
 

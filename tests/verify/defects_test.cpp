@@ -2,13 +2,6 @@
 // (TESSERA_PLANS of them, drawn by TESSERA_DRAW).
 #include "verify/defects/defects.h"
 
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-
-#include <map>
-#include <optional>
-
-#include "tensor/error.h"
 #include "tests/verify/draw.h"
 
 namespace tessera {

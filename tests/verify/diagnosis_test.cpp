@@ -1,9 +1,4 @@
 // The rules of the diagnosis on made-up observations: nothing is run.
-#include "verify/diagnosis/diagnosis.h"
-
-#include <gtest/gtest.h>
-
-#include <set>
 
 #include "tests/support/errors.h"
 #include "tests/verify/plans.h"

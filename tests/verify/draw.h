@@ -1,9 +1,5 @@
 // Random plans, and what each of them must pass.
 #pragma once
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <initializer_list>
 
 #include "tests/support/draw.h"
 #include "tests/support/gpu.h"

@@ -1,8 +1,6 @@
 // The closed forms themselves, against the table of the paper and numbers worked out by hand.
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "tests/verify/plans.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"

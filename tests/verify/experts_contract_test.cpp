@@ -1,11 +1,8 @@
 // Experts beside owners of matrices and groups of shards, held to the contract.
-#include <gtest/gtest.h>
 
 #include <cstring>
-#include <string>
 
 #include "tests/verify/draw.h"
-#include "verify/defects/defects.h"
 #include "verify/defects/planting.h"
 
 namespace tessera {

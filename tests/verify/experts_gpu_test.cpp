@@ -1,15 +1,8 @@
 // Mixtures of experts on GPUs: they train like one rank under every axis, defects are seen there, steps are not
 // captured, and they train over NCCL.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <functional>
-#include <vector>
 
 #include "tests/support/gpus.h"
 #include "tests/verify/draw.h"
-#include "train/step.h"
-#include "train/trainer.h"
 #include "verify/defects/defects.h"
 
 namespace tessera {

@@ -2,20 +2,10 @@
 // only late changes no bit.
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <cstdint>
 #include <limits>
-#include <string>
-#include <vector>
 
-#include "parallel/comm/launch.h"
-#include "tensor/error.h"
-#include "tensor/random.h"
 #include "tests/verify/plans.h"
-#include "train/batches.h"
 #include "train/checkpoint/state.h"
-#include "train/plan.h"
-#include "train/trainer.h"
 #include "verify/defects/transports.h"
 
 namespace tessera {

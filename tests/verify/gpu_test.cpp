@@ -1,20 +1,11 @@
 // Runs on GPUs: ranks that share one train like one rank on it, and what they begin with and save is what ranks on the
 // CPU begin with and save.
-#include "tests/support/gpu.h"
 
-#include <gtest/gtest.h>
-
-#include <algorithm>
 #include <cstring>
-#include <functional>
-#include <map>
-#include <mutex>
 
 #include "tensor/ops/matmul/cuda/product.h"
 #include "tests/verify/draw.h"
 #include "train/checkpoint/state.h"
-#include "train/plan.h"
-#include "train/trainer.h"
 #include "verify/defects/defects.h"
 
 namespace tessera {

@@ -2,14 +2,8 @@
 // With one for each rank: it trains like one rank, in captured steps, and says why not where it cannot capture them.
 #include "tests/support/gpus.h"
 
-#include <gtest/gtest.h>
-
-#include <cstdlib>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "tests/app/program.h"
 

@@ -1,12 +1,5 @@
 // Where not all targets are trained, every plan takes the mean over those of the whole batch, as one rank does.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <vector>
-
-#include "tensor/error.h"
-#include "tensor/kernels.h"
 #include "tests/support/gpu.h"
 #include "tests/support/masked_sequences.h"
 #include "tests/verify/plans.h"

@@ -1,12 +1,7 @@
 // Pipelines of every schedule train like one rank to the bit, alone and with data parallelism; tensor and context
 // parallelism, and all products up to 16 ranks, to the bound of the contract.
-#include <algorithm>
-#include <optional>
 
-#include "parallel/pipeline/schedules.h"
-#include "tensor/error.h"
 #include "tests/verify/draw.h"
-#include "train/plan.h"
 
 namespace tessera {
 namespace {

@@ -1,11 +1,6 @@
 // The same contract on processes: `mpirun ... tessera verify` for every member of the family that can be many
 // processes.
-#include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <string>
-
-#include "data/files.h"
 #include "tests/app/program.h"
 
 namespace tessera {

@@ -1,11 +1,6 @@
 // The contract is able to fail: each planted defect turns it red, under every strategy that it can be planted in.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <functional>
-#include <string_view>
-
 #include "tests/verify/plans.h"
 #include "verify/defects/defects.h"
 

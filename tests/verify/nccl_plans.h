@@ -1,17 +1,9 @@
 // Plans of several ranks over NCCL whose steps are captured, and what the tests of them share.
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "parallel/comm/launch.h"
 #include "tests/support/draw.h"
 #include "tests/support/gpus.h"
 #include "tests/verify/plans.h"
-#include "train/plan.h"
 #include "train/trainer.h"
 
 namespace tessera::test {

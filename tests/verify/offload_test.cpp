@@ -1,13 +1,8 @@
 // Parameters of ZeRO-3 that lie in the host's memory: they train and are saved as those that lie on the GPU.
-#include <gtest/gtest.h>
-
-#include <string>
 
 #include "tests/support/errors.h"
-#include "tests/support/gpu.h"
 #include "tests/verify/draw.h"
 #include "train/checkpoint/state.h"
-#include "train/trainer.h"
 
 namespace tessera {
 namespace {

@@ -1,12 +1,7 @@
 // Small plans for the contract, and the command that repeats one.
 #pragma once
-#include <fmt/format.h>
-
-#include <string>
-#include <string_view>
 
 #include "app/job_of.h"
-#include "app/options.h"
 
 namespace tessera {
 

@@ -1,12 +1,5 @@
 // Errors of a known size in a run: the smallest bit where bits must be equal, and either side of the bound elsewhere.
-#include <gtest/gtest.h>
 
-#include <cmath>
-#include <functional>
-#include <string>
-#include <vector>
-
-#include "tensor/ops/elementwise.h"
 #include "tests/support/one_thread.h"
 #include "tests/verify/plans.h"
 #include "verify/verify.h"

@@ -1,12 +1,8 @@
 // Adapters beside weights in four bits train under every plan as on one rank: bits, bytes and memory. Planted
 // defects of these weights turn the contract red.
-#include <algorithm>
-#include <functional>
-#include <vector>
 
 #include "nn/quantize/packed.h"
 #include "tests/support/errors.h"
-#include "tests/support/gpu.h"
 #include "tests/verify/draw.h"
 
 namespace tessera {

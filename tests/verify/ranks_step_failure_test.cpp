@@ -1,18 +1,9 @@
 // Steps of several ranks over NCCL, real or emulated, that cannot end well: they end on all ranks when they end on one.
-#include <gtest/gtest.h>
 
-#include <atomic>
-#include <chrono>
-#include <functional>
 #include <limits>
-#include <mutex>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "tests/support/errors.h"
 #include "tests/verify/nccl_plans.h"
-#include "train/step.h"
 
 namespace tessera {
 namespace {

@@ -1,15 +1,8 @@
 // Steps of several ranks over NCCL, real or emulated: captured and launched again they leave the bits and the counts of
 // those that are queued, and they train like one rank.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <functional>
-#include <optional>
-#include <string>
 #include <tuple>
-#include <vector>
 
-#include "tensor/cuda/gpus.h"
 #include "tests/verify/nccl_plans.h"
 
 namespace tessera {

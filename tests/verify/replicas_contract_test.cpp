@@ -1,9 +1,5 @@
 // Groups of ranks, ranks that train alone, and owners of matrices, held to the contract.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-
-#include "tensor/error.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpus.h"
 #include "tests/verify/draw.h"

@@ -1,8 +1,6 @@
 // The oracle takes the routing of a plan that splits sums: only what rounding explains.
 #include <gtest/gtest.h>
 
-#include <vector>
-
 #include "tests/verify/plans.h"
 #include "verify/verify.h"
 

@@ -2,15 +2,7 @@
 // more.
 #include <gtest/gtest.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <vector>
-
-#include "parallel/pipeline/schedules.h"
 #include "tests/verify/plans.h"
-#include "train/memory.h"
-#include "train/plan.h"
-#include "train/trainer.h"
 #include "verify/verify.h"
 
 namespace tessera {

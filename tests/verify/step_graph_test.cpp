@@ -1,19 +1,11 @@
 // Steps that the host only begins and ends: captured and launched again, queued anew, or made by halves with a look at
 // the gradients, they leave the same bits; they wait once; and one that is not finite leaves everything as it was.
-#include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <functional>
 #include <limits>
-#include <string>
-#include <vector>
 
-#include "tensor/cuda/gpus.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpu.h"
 #include "tests/verify/plans.h"
-#include "train/plan.h"
 #include "train/trainer.h"
 
 namespace tessera {

@@ -1,12 +1,7 @@
 // A vocabulary so wide that the head is scored in two blocks of rows: still every plan has the bits of one rank, also
 // where the logits stand whole (DataParallel), and the bound of its peak holds.
-#include <gtest/gtest.h>
 
-#include <string>
-
-#include "tensor/ops/cross_entropy.h"
 #include "tests/verify/draw.h"
-#include "train/plan.h"
 
 namespace tessera {
 namespace {

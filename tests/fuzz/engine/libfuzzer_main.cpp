@@ -1,5 +1,4 @@
 // Where libFuzzer calls in: the one target that is linked gets the bytes.
-#include <cstddef>
 #include <cstdint>
 
 #include "tests/fuzz/target.h"

@@ -1,9 +1,6 @@
 // Checks that a rank, of any kind, makes of the operations of its communicator, with arrays of the host or of a GPU.
 #pragma once
-#include <atomic>
 #include <cstdio>
-#include <string>
-#include <vector>
 
 #include "tests/parallel/arrays.h"
 

@@ -1,23 +1,13 @@
 // The program of one rank in the tests of the MPI transport, and of NCCL's between processes: run under mpirun by
 // mpi_test.sh and two_hosts_test.sh, with the name of a scenario. Prints one line for each expectation that fails, and
 // ends with status 1 then.
-#include <mpi.h>
 #include <unistd.h>
 
-#include <array>
-#include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
-#include <map>
-#include <stdexcept>
-#include <string>
-#include <thread>
 
-#include "parallel/comm/launch.h"
 #include "parallel/comm/mpi/world.h"
 #include "tensor/cuda/gpus.h"
-#include "tensor/error.h"
 #include "tensor/random.h"
 #include "tests/parallel/mpi/mpi_checks.h"
 #include "tests/parallel/mpi/scarce.h"
