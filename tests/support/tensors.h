@@ -1,7 +1,15 @@
 // Tensors of numbers for tests, and how far two are apart.
 #pragma once
+#include <gtest/gtest.h>
 
-#include "tests/support/tensors.h"
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tensor/random.h"
+#include "tensor/tensor.h"
 
 namespace tessera::test {
 
