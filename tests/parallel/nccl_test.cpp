@@ -1,11 +1,11 @@
 // The NCCL transport without a GPU: a stand-in for NCCL writes down every call, over ranks that are threads.
-#include <gtest/gtest.h>
 
 #include <cstring>
 
 #include "parallel/comm/nccl/transport.h"
 #include "parallel/comm/thread_transport.h"
 #include "tests/parallel/arrays.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
@@ -201,10 +201,7 @@ TEST(Nccl, AStuckCollectiveIsAbortedAndNamed) {
       nccl.native({.op = Op::all_reduce, .count = 100, .in = x.raw(), .out = x.raw(), .gpu = x.arena().get()});
       ADD_FAILURE() << "nothing was thrown";
     } catch (const CommError& e) {
-      EXPECT_NE(
-          std::string(e.what()).find("all_reduce of 400 bytes (float32, on a GPU): NCCL did not end it within 1 s"),
-          std::string::npos)
-          << e.what();
+      EXPECT_TRUE(has(e.what(), "all_reduce of 400 bytes (float32, on a GPU): NCCL did not end it within 1 s"));
     }
     EXPECT_EQ(log.calls.back(), "abort");
   });
@@ -273,10 +270,8 @@ TEST(Nccl, WithoutGpusTheBackendIsRefused) {
     GTEST_SKIP() << "this machine has GPUs";
   } catch (const Error& e) {
     const std::string what = e.what();
-    EXPECT_NE(what.find(kWithNccl ? "`backend` nccl: every rank needs a GPU of its own; expected 2 on this machine"
-                                  : "`backend` nccl: this build has no NCCL"),
-              std::string::npos)
-        << what;
+    EXPECT_TRUE(has(what, kWithNccl ? "`backend` nccl: every rank needs a GPU of its own; expected 2 on this machine"
+                                    : "`backend` nccl: this build has no NCCL"));
     EXPECT_EQ(e.status(), Status::usage);
   }
 }

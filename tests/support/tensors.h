@@ -1,7 +1,11 @@
 // Tensors of numbers for tests, and how far two are apart.
 #pragma once
+#include <gtest/gtest.h>
 
-#include "tests/support/tensors.h"
+#include <cstring>
+
+#include "tensor/random.h"
+#include "tensor/tensor.h"
 
 namespace tessera::test {
 

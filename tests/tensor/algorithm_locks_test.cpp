@@ -1,6 +1,5 @@
 // A table of algorithms on a file system that has no locks: refused before anything is computed.
 #include <dlfcn.h>
-#include <gtest/gtest.h>
 #include <sys/file.h>
 
 #include <cerrno>
@@ -8,6 +7,7 @@
 
 #include "tensor/cuda/gpus.h"
 #include "tensor/ops/matmul/cuda/product.h"
+#include "tests/support/errors.h"
 
 namespace {
 int refused = 0;  // the errno of locks; 0: there are some
@@ -33,8 +33,8 @@ TEST(AlgorithmLocks, AFolderWithoutLocksIsNamed) {
         cuda::keep_algorithms_in(testing::TempDir());
         ADD_FAILURE() << "nothing was thrown";
       } catch (const OutputError& e) {
-        EXPECT_NE(std::string(e.what()).find(std::strerror(cause)), std::string::npos) << e.what();
-        EXPECT_NE(std::string(e.what()).find("TESSERA_CACHE names"), std::string::npos) << e.what();
+        EXPECT_TRUE(has(e.what(), std::strerror(cause)));
+        EXPECT_TRUE(has(e.what(), "TESSERA_CACHE names"));
       }
       refused = 0;
     }
