@@ -2,6 +2,8 @@
 // ranks that share a GPU; who has what and computes what, what is moved and held, and when it is sent.
 #include "parallel/context_parallel.h"
 
+#include <fmt/format.h>
+
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"

@@ -2,10 +2,13 @@
 // bytes that it moves; products cut over ranks. Meshes: who meets whom along which axis, and what is refused.
 #include "parallel/placement.h"
 
+#include <fmt/format.h>
+
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"
 #include "parallel/mesh.h"
 #include "tests/support/errors.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
@@ -75,8 +78,8 @@ void expect_kept(const Placement& from, const Placement& to, const Tensor& got, 
 
 void check_conversion(Communicator& axis, const ArenaPtr& arena, Placement from, Placement to, const Shape& whole,
                       uint64_t name) {
-  const std::string what = from.str() + " -> " + to.str() + " of " + whole.str() + " on rank " +
-                           std::to_string(axis.rank()) + " of " + std::to_string(axis.size());
+  const std::string what =
+      fmt::format("{} -> {} of {} on {} of {}", from.str(), to.str(), whole.str(), axis.rank(), axis.size());
   if (from.kind == Placement::Kind::sharded) from.whole = whole[from.dim];
   const Var x(placed(from, whole, axis, arena, name), true);
   const Tensor before = x.value().clone();
@@ -211,10 +214,7 @@ TEST(Placement, WhatCannotBeIsRefused) {
 constexpr int64_t kTokens = 7, kIn = 5, kHidden = 11, kOut = 6;
 
 Tensor normal(const Shape& shape, const char* name, const ArenaPtr& arena) {
-  const Tensor t = Tensor::empty(shape, DType::float64, arena);
-  for (int64_t i = 0; i < t.numel(); ++i)
-    t.data<double>()[i] = Philox::named(11, name).normal(static_cast<uint64_t>(i));
-  return t;
+  return test::normal(shape, DType::float64, 11, name, arena);
 }
 
 // y = gelu(x w1^T + b1) w2^T + b2, and the loss sum(y t).

@@ -359,26 +359,31 @@ TEST(Simulate, TakesEachStagesOwnTimes) {
   EXPECT_THROW(simulate(broken), Error);
 }
 
+// A file of the pipeline shows this picture in a comment.
+void expect_shown(const std::string& file, const std::string& picture) {
+  std::ifstream stream(std::string(TESSERA_SOURCE_DIR) + "/parallel/pipeline/" + file);
+  const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  std::istringstream rows(picture);
+  std::string shown;
+  for (std::string row; std::getline(rows, row);) shown += "//   " + row + "\n";
+  EXPECT_TRUE(has(text, shown)) << file;
+}
+
 // The pictures in the files of the generators are those that draw() makes, so the reader sees what runs.
-TEST(Draw, IsWhatTheGeneratorsShow) {
-  const auto shows = [](const std::string& file, const Schedule& schedule) {
-    std::ifstream stream(std::string(TESSERA_SOURCE_DIR) + "/parallel/pipeline/" + file);
-    const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-    std::istringstream rows(draw(simulate(schedule)));
-    std::string picture;
-    for (std::string row; std::getline(rows, row);) picture += "//   " + row + "\n";
-    EXPECT_TRUE(has(text, picture)) << file << " should show\n" << picture;
-  };
-  shows("schedules.cpp", naive(3, 2));
-  shows("schedules.cpp", gpipe(3, 4));
-  shows("one_f_one_b.cpp", one_f_one_b(3, 4));
-  shows("simulate.h", one_f_one_b(3, 4));
-  shows("schedules.cpp", interleaved(2, 2, 2));
-  shows("zero_bubble.cpp", zb_h1(3, 5));
-  shows("zero_bubble.cpp", zb_h2(3, 5));
-  shows("schedules.cpp", zb_v(2, 4));
-  shows("schedules.cpp", v_min(2, 3));
-  shows("schedules.cpp", v_half(2, 3));
+TEST(Draw, IsWhatTheFilesShow) {
+  for (const auto& [file, schedule] :
+       std::vector<std::pair<std::string, Schedule>>{{"schedules.cpp", naive(3, 2)},
+                                                     {"schedules.cpp", gpipe(3, 4)},
+                                                     {"one_f_one_b.cpp", one_f_one_b(3, 4)},
+                                                     {"simulate.h", one_f_one_b(3, 4)},
+                                                     {"schedules.cpp", interleaved(2, 2, 2)},
+                                                     {"zero_bubble.cpp", zb_h1(3, 5)},
+                                                     {"zero_bubble.cpp", zb_h2(3, 5)},
+                                                     {"schedules.cpp", zb_v(2, 4)},
+                                                     {"schedules.cpp", v_min(2, 3)},
+                                                     {"schedules.cpp", v_half(2, 3)}})
+    expect_shown(file, draw(simulate(schedule)));
+  expect_shown("simulate.h", draw_to_scale(simulate(one_f_one_b(2, 3)), 0, 48));
 }
 
 TEST(Draw, LeavesOutMessages) {
@@ -468,16 +473,6 @@ TEST(Replay, MessagesCountFromWhenBothSidesAreReady) {
   EXPECT_NEAR(measured.idle.at(0), 5, 1e-12);
   EXPECT_NEAR(measured.actions.at(1).at(1).start, 2, 1e-12);
   EXPECT_THROW(simulate(s, {.actions = {{{Do::F, 0, 0}, -1.0}}}), Error);
-}
-
-TEST(Draw, ToScaleIsWhatTheHeaderShows) {
-  const std::string picture = draw_to_scale(simulate(one_f_one_b(2, 3)), 0, 48);
-  std::ifstream stream(std::string(TESSERA_SOURCE_DIR) + "/parallel/pipeline/simulate.h");
-  const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-  std::istringstream rows(picture);
-  std::string shown;
-  for (std::string row; std::getline(rows, row);) shown += "//   " + row + "\n";
-  EXPECT_TRUE(has(text, shown)) << shown;
 }
 
 // The picture of any schedule with any times: each rank's line is as wide as was asked for, and idle where the rank is.

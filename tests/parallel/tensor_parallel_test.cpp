@@ -1,6 +1,8 @@
 // Tensor and sequence parallelism: a GPT that is cut over ranks has the loss and every gradient of the whole one; its
 // first values are the whole one's; what it refuses, moves and holds.
 
+#include <fmt/format.h>
+
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "parallel/mesh.h"
@@ -507,45 +509,44 @@ using TensorParallelGpu = test::OnGpu;
 
 const ModelConfig kConfig{.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 40};
 
-test::Batch batch_in(const ArenaPtr& arena) {
-  const test::Batch b = test::random_batch(3, kConfig.context, kConfig.vocab, make_arena());
-  return {b.ids.to(arena), b.targets.to(arena)};
-}
-
-TEST_F(TensorParallelGpu, EpiloguesAreUsed) {
+// Calls f on two ranks that share a GPU, with a batch there, for each placement between the blocks.
+void on_two_ranks(const std::function<void(Communicator&, const Placement&, const ArenaPtr&, const test::Batch&)>& f) {
   for (const Placement& between : {I, S(1)})
     launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       const ArenaPtr memory = make_arena(Device::cuda);
-      const test::Batch batch = batch_in(memory);
-      Decoder model(kConfig);
-      model.place({.tp = &tp, .between = between});
-      model.materialize(7, memory, DType::bfloat16, DType::float32);
-      test::learn_cut(model, batch);
-      const KernelLog& log = memory->local<KernelLog>();
-      EXPECT_EQ(log.gelu.fused + log.gelu.apart, kConfig.layers);
-      EXPECT_EQ(log.gelu_gradient.fused + log.gelu_gradient.apart, kConfig.layers);
-      if (!test::emulated()) return;  // the clock decides
-      EXPECT_EQ(log.gelu.apart + log.gelu_gradient.apart + log.bias_sums.apart, 0);
-      EXPECT_EQ(log.bias_sums.fused, 2 * kConfig.layers);  // one for [q | k | v], and one for the hidden layer
+      const test::Batch b = test::random_batch(3, kConfig.context, kConfig.vocab, make_arena());
+      f(tp, between, memory, {b.ids.to(memory), b.targets.to(memory)});
     });
+}
+
+TEST_F(TensorParallelGpu, EpiloguesAreUsed) {
+  on_two_ranks([](Communicator& tp, const Placement& between, const ArenaPtr& memory, const test::Batch& batch) {
+    Decoder model(kConfig);
+    model.place({.tp = &tp, .between = between});
+    model.materialize(7, memory, DType::bfloat16, DType::float32);
+    test::learn_cut(model, batch);
+    const KernelLog& log = memory->local<KernelLog>();
+    EXPECT_EQ(log.gelu.fused + log.gelu.apart, kConfig.layers);
+    EXPECT_EQ(log.gelu_gradient.fused + log.gelu_gradient.apart, kConfig.layers);
+    if (!test::emulated()) return;  // the clock decides
+    EXPECT_EQ(log.gelu.apart + log.gelu_gradient.apart + log.bias_sums.apart, 0);
+    EXPECT_EQ(log.bias_sums.fused, 2 * kConfig.layers);  // one for [q | k | v], and one for the hidden layer
+  });
 }
 
 // Nothing is fused then.
 TEST_F(TensorParallelGpu, DeterministicTheLossAndGradientsAreThoseOfOneRank) {
-  for (const Placement& between : {I, S(1)})
-    launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
-      const ArenaPtr memory = make_arena(Device::cuda);
-      memory->local<KernelChoice>().deterministic = true;
-      const test::Batch batch = batch_in(memory);
-      Decoder model(kConfig), whole(kConfig);
-      model.place({.tp = &tp, .between = between});
-      for (Decoder* const m : {&model, &whole}) m->materialize(7, memory, DType::float32, DType::float32);
-      const double expected = test::learn_whole(whole, batch);
-      EXPECT_NEAR(test::learn_cut(model, batch), expected, 1e-5 * expected);
-      test::expect_same_gradients(model, whole, tp, 1e-4, between.str());
-      const KernelLog& log = memory->local<KernelLog>();
-      EXPECT_EQ(log.gelu.fused + log.gelu_gradient.fused + log.bias_sums.fused, 0);
-    });
+  on_two_ranks([](Communicator& tp, const Placement& between, const ArenaPtr& memory, const test::Batch& batch) {
+    memory->local<KernelChoice>().deterministic = true;
+    Decoder model(kConfig), whole(kConfig);
+    model.place({.tp = &tp, .between = between});
+    for (Decoder* const m : {&model, &whole}) m->materialize(7, memory, DType::float32, DType::float32);
+    const double expected = test::learn_whole(whole, batch);
+    EXPECT_NEAR(test::learn_cut(model, batch), expected, 1e-5 * expected);
+    test::expect_same_gradients(model, whole, tp, 1e-4, between.str());
+    const KernelLog& log = memory->local<KernelLog>();
+    EXPECT_EQ(log.gelu.fused + log.gelu_gradient.fused + log.bias_sums.fused, 0);
+  });
 }
 
 }  // namespace

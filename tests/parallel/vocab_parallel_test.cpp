@@ -1,12 +1,15 @@
 // The vocabulary cut over ranks: lookup, and a cross-entropy that never sees a whole row of logits; extreme numbers in
 // it and in a context that ranks share.
 
+#include <fmt/format.h>
+
 #include "parallel/comm/launch.h"
 #include "parallel/context_parallel.h"
 #include "parallel/tensor_parallel.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpu.h"
 #include "tests/support/plain_attention.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
@@ -14,10 +17,7 @@ namespace {
 using namespace test;  // NOLINT
 
 Tensor normal(const Shape& shape, uint64_t name, DType dtype, const ArenaPtr& arena) {
-  const Tensor t = Tensor::empty(shape, DType::float64, arena);
-  const Philox random = Philox::named(name, "vocab");
-  for (int64_t i = 0; i < t.numel(); ++i) t.data<double>()[i] = 3 * random.normal(static_cast<uint64_t>(i));
-  return t.to(dtype);
+  return scale(test::normal(shape, DType::float64, name, "vocab", arena), 3).to(dtype);
 }
 
 Tensor random_ids(int64_t n, int64_t vocab, bool ignore_some, const ArenaPtr& arena) {
@@ -37,21 +37,9 @@ Tensor part(const Tensor& whole, int dim, const Communicator& tp) {
   return whole.narrow(dim, own.begin, own.size()).clone();
 }
 
-double distance(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = a.to(DType::float64).to_vector<double>(), y = b.to(DType::float64).to_vector<double>();
-  EXPECT_EQ(x.size(), y.size());
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    difference += (x[i] - y[i]) * (x[i] - y[i]);
-    norm += y[i] * y[i];
-  }
-  return norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
-}
-
 void check_loss(Communicator& tp, int64_t rows, int64_t vocab, DType dtype, double bound) {
   const ArenaPtr arena = make_arena();
-  const std::string what = std::to_string(rows) + " rows of " + std::to_string(vocab) + " in " +
-                           std::string(name_of(dtype)) + " over " + std::to_string(tp.size());
+  const std::string what = fmt::format("{} rows of {} in {} over {}", rows, vocab, name_of(dtype), tp.size());
   const Var whole(normal({rows, vocab}, static_cast<uint64_t>(rows), dtype, arena), true);
   const Var own(part(whole.value(), 1, tp), true);
   const Tensor targets = random_ids(rows, vocab, true, arena);
@@ -70,7 +58,7 @@ void check_loss(Communicator& tp, int64_t rows, int64_t vocab, DType dtype, doub
   EXPECT_EQ(-tp.max(-got.loss_sum), got.loss_sum) << what;
   backward(expected.mean);
   backward(got.mean);
-  EXPECT_LE(distance(own.grad(), part(whole.grad(), 1, tp)), bound) << what;
+  EXPECT_LE(test::distance(own.grad(), part(whole.grad(), 1, tp)), bound) << what;
 }
 
 TEST(VocabParallel, LossAndGradientAreThoseOfWholeRows) {
@@ -172,8 +160,8 @@ TEST(VocabParallel, WhatIsOutsideIsRefusedOnEveryRank) {
     }
     const Tensor ids = Tensor::zeros({2}, DType::int32, arena);
     EXPECT_EQ(error_of([&] { vocab_parallel_embedding(ids, rows, tp, 9); }),
-              "[vocab_parallel_embedding] world axis: the table of rank " + std::to_string(tp.rank()) + " is " +
-                  rows.value().describe() + "; expected " + std::to_string(tp.rank() + 4) + " of 9 rows");
+              fmt::format("[vocab_parallel_embedding] world axis: the table of rank {} is {}; expected {} of 9 rows",
+                          tp.rank(), rows.value().describe(), tp.rank() + 4));
     EXPECT_EQ(error_of([&] { vocab_parallel_cross_entropy(logits, ids, 1, tp, 9); }),
               "[vocab_parallel_cross_entropy] world axis: the logits of rank " + std::to_string(tp.rank()) + " are " +
                   logits.value().describe() + "; expected (N, " + std::to_string(tp.rank() + 4) + ") of 9 columns");
@@ -185,8 +173,6 @@ TEST(VocabParallel, WhatIsOutsideIsRefusedOnEveryRank) {
 
 // Ring attention, Ulysses and a vocabulary that ranks share, where scores and logits of different ranks are far apart;
 // against plain loops in float64.
-
-std::vector<double> doubles(const Tensor& t) { return t.to(DType::float64).to_vector<double>(); }
 
 // q, k and v of some tokens as (1, T, (H + 2 K) D).
 std::vector<double> packed(const AttentionShape& s, const std::vector<int64_t>& tokens, const std::vector<double>& q,
@@ -223,11 +209,11 @@ void expect_plain(const AttentionShape& s, Extreme extreme, Way way, DType dtype
                                     : ring_attention(qkv, heads, options, cp, balance);
   backward(y, {.seed = tensor(packed(s, mine, x.dout, {}, {}))});
   const double bound = dtype == DType::float64 ? 1e-11 : 5e-4;
-  const std::string what = "rank " + std::to_string(cp.rank()) + " of " + std::to_string(cp.size()) + ", extreme " +
-                           std::to_string(static_cast<int>(extreme)) + ", way " + std::to_string(static_cast<int>(way));
-  EXPECT_LE(row_difference(doubles(y.value()), packed(s, mine, expected.out, {}, {}), s.d, 0.05), bound) << what;
+  const std::string what = fmt::format("rank {} of {}, extreme {}, way {}", cp.rank(), cp.size(),
+                                       static_cast<int>(extreme), static_cast<int>(way));
+  EXPECT_LE(row_difference(numbers(y.value()), packed(s, mine, expected.out, {}, {}), s.d, 0.05), bound) << what;
   EXPECT_LE(
-      row_difference(doubles(qkv.grad()), packed(s, mine, expected.dq, expected.dk, expected.dv), heads.packed() * s.d,
+      row_difference(numbers(qkv.grad()), packed(s, mine, expected.dq, expected.dk, expected.dv), heads.packed() * s.d,
                      0.1, packed(s, mine, expected.dq_terms, expected.dk_terms, expected.dv)),
       2 * bound)
       << what;
@@ -284,7 +270,7 @@ void expect_loss(int ranks, DType dtype) {
     backward(loss.mean);
     const double bound = dtype == DType::float64 ? 1e-11 : 1e-4;
     EXPECT_NEAR(double{loss.loss_sum}, total, bound * total);
-    EXPECT_LE(row_difference(doubles(x.grad()), columns(gradient).to_vector<double>(), own.size(), 1), bound);
+    EXPECT_LE(row_difference(numbers(x.grad()), columns(gradient).to_vector<double>(), own.size(), 1), bound);
   });
 }
 

@@ -1,6 +1,7 @@
 // Attention on a GPU beside the CPU's: plain kernels, tensor cores, tiles; and by cuDNN: what its own checks say of the
 // problems that are asked of it, which needs no GPU, and its results beside our kernels' and the CPU's.
 #include <dlfcn.h>
+#include <fmt/format.h>
 
 #include "tensor/ops/attention/cuda/cudnn_attention.h"
 #include "tensor/ops/elementwise.h"
@@ -131,8 +132,8 @@ void check(const Case& c, uint64_t trial, const ArenaPtr& arena, const std::stri
   }
   ASSERT_EQ(kernels(there.part(0), there.part(1), there.part(2)), expected_kernels);
   const Results here = run(drawn.x, drawn.options, drawn.wide), got = run(there, drawn.options, drawn.wide);
-  const std::string what = std::string(name_of(c.dtype)) + " d " + std::to_string(c.d) + " trial " +
-                           std::to_string(trial) + " " + there.part(0).shape().str() + there.part(1).shape().str();
+  const std::string what = fmt::format("{} d {} trial {} {}{}", name_of(c.dtype), c.d, trial,
+                                       there.part(0).shape().str(), there.part(1).shape().str());
   const double bound = bound_of(c.dtype);
   EXPECT_EQ(got.forward.out.dtype(), here.forward.out.dtype());
   EXPECT_LE(apart(got.forward.out, here.forward.out), bound) << what;
@@ -323,8 +324,7 @@ TEST_F(CudnnChecks, TakeWhatARingAsks) {
         for (const cuda::TileOfRing& tile :
              {cuda::TileOfRing{4, tokens, tokens, tokens, true}, cuda::TileOfRing{4, tokens, tokens, tokens / 2, false},
               cuda::TileOfRing{4, tokens, tokens / 2, tokens, false}}) {
-          const std::string what = std::to_string(d) + ": " + std::to_string(tile.queries) + " queries, " +
-                                   std::to_string(tile.keys) + " keys, " + std::to_string(keys);
+          const std::string what = fmt::format("{}: {} queries, {} keys, {}", d, tile.queries, tile.keys, keys);
           EXPECT_EQ(refused(cuda::tile_problem(tile, {12, keys}, d, false)), "") << what;
           for (const bool deterministic : {false, true}) {
             FusedAttention p = cuda::tile_problem(tile, {12, keys}, d, true);
@@ -402,8 +402,7 @@ TEST_F(CudnnGpu, ComputesWhatOurKernelsAndTheCpuCompute) {
         const int64_t tokens = kTokens[random.below(5, drawn++)];
         const AttentionOptions o{.scale = causal ? 0 : 0.2, .causal = causal};
         const Tensor packed = normal({2, tokens, heads.packed() * d}, 1), dout = normal({2, tokens, heads.query, d}, 2);
-        const std::string what = "d " + std::to_string(d) + ", " + std::to_string(tokens) + " tokens, " +
-                                 std::to_string(heads.key) + " heads of keys";
+        const std::string what = fmt::format("d {}, {} tokens, {} heads of keys", d, tokens, heads.key);
         const auto on = [&](const ArenaPtr& there) { return attend(packed.to(there), dout.to(there), o, heads); };
         const Results here = attend(packed, dout, o, heads), ours = on(arena);
         expect_close(ours, here, what + ", ours");

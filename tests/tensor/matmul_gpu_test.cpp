@@ -281,12 +281,8 @@ TEST_F(AlgorithmTables, WhatIsNoTableIsRefused) {
     std::filesystem::remove(file());
     EXPECT_EQ(table.find_or("2", [] { return "x"; }), "x");
     std::ofstream(file(), std::ios::app) << "no colon\n";
-    try {
-      table.find_or("3", [] { return "x"; });
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const InputError& e) {
-      EXPECT_TRUE(has(e.what(), "line 4: 'no colon'; expected a table"));
-    }
+    expect_error(Status::input, {"line 4: 'no colon'; expected a table"},
+                 [&] { table.find_or("3", [] { return "x"; }); });
   }
 }
 
