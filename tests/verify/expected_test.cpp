@@ -1,13 +1,8 @@
 // The closed forms themselves, against the table of the paper and numbers worked out by hand; the bound on what a
 // pipeline's ranks hold; and the bounds of the contract, each from both sides.
-#include <gtest/gtest.h>
 
-#include "tests/verify/plans.h"
-#include "train/expected_bytes.h"
-#include "train/memory.h"
-#include "train/trainer.h"
-#include "verify/verify.h"
 #include "tests/support/one_thread.h"
+#include "tests/verify/plans.h"
 #include "verify/comparison.h"
 
 namespace tessera {
@@ -19,12 +14,7 @@ using test::small_plan;
 TrainOptions gpt2(int64_t ranks, int64_t zero, const char* grad_dtype) {
   TrainOptions o = verify_defaults();
   o.model = "gpt2";
-  o["vocab"] = 50304;
-  o.ranks = ranks;
-  o["batch"] = ranks;
-  o["zero"] = zero;
-  o["dtype"] = "bf16";
-  o["grad_dtype"] = grad_dtype;
+  say(o, fmt::format("vocab=50304 ranks={0} batch={0} zero={1} dtype=bf16 grad_dtype={2}", ranks, zero, grad_dtype));
   return o;
 }
 
@@ -36,9 +26,7 @@ TEST(Expected, MemoryIsTheTableOfThePaper) {
     for (const double n : {2.0, 8.0, 64.0, 1024.0}) {
       const double stages[] = {2 + g + 12, 2 + g + 12 / n, 2 + (g + 12) / n, (2 + g + 12) / n};
       for (int64_t zero = 0; zero <= 3; ++zero) {
-        const TrainOptions o = gpt2(static_cast<int64_t>(n), zero, grad_dtype);
-        const std::vector<HeldBytes> held = expected_memory(job_of(o));
-        const HeldBytes& h = held.front();
+        const HeldBytes h = expected_memory(job_of(gpt2(static_cast<int64_t>(n), zero, grad_dtype))).front();
         const double found = static_cast<double>(h.parameters + h.gradients + h.optimizer);
         EXPECT_NEAR(found / (stages[zero] * psi), 1, n > 100 ? 0.03 : 0.003) << "stage " << zero << ", n " << n;
         EXPECT_GE(found, stages[zero] * psi * 0.999999);  // padding only adds
@@ -51,8 +39,7 @@ TEST(Expected, MemoryIsTheTableOfThePaper) {
 TEST(Expected, StatesOfBfloat16TakeEightBytes) {
   TrainOptions o = gpt2(4, 0, "bf16");
   o["state_dtype"] = "bf16";
-  const std::vector<HeldBytes> held = expected_memory(job_of(o));
-  const HeldBytes& h = held.front();
+  const HeldBytes h = expected_memory(job_of(o)).front();
   EXPECT_NEAR(static_cast<double>(h.parameters + h.gradients + h.optimizer) / 124'475'904, 8, 0.001);
 }
 
@@ -218,8 +205,7 @@ TEST(StageMemory, PeaksWorkedByHand) {
 }
 
 TrainOptions pipeline_plan(const char* schedule) {
-  TrainOptions o = test::small_plan();
-  say(o, "layers=4 channels=64 context=64 pp=2 microbatches=6 batch=24 steps=3");
+  TrainOptions o = test::small_plan("layers=4 channels=64 context=64 pp=2 microbatches=6 batch=24 steps=3");
   o["schedule"] = schedule;
   return o;
 }

@@ -1,14 +1,19 @@
-// The program on GPUs, real or emulated, and as processes under mpirun. With one GPU: its summary says what ran there, and
-// what it cannot do is one line. With one for each rank, and as processes: it trains like one rank.
+// The program on GPUs, real or emulated, and as processes under mpirun. With one GPU: its summary says what ran there,
+// and what it cannot do is one line. With one for each rank, and as processes: it trains like one rank.
+#include "tests/support/gpus.h"
+
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "tests/support/gpus.h"
 #include "tests/app/program.h"
 #include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
+
+const std::string kMpirun =
+    "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ASAN_OPTIONS=detect_leaks=0 && mpirun "
+    "--oversubscribe --bind-to none -n ";
 
 class GpusTest : public test::ProgramTest {
  protected:
@@ -42,9 +47,7 @@ TEST_F(GpusTest, RanksOverNcclTrainLikeOne) {
 // The same steps whatever a rank is: NCCL adds as it does, and the id of its communicators goes around by MPI.
 TEST_F(GpusTest, RanksOverNcclMayBeProcesses) {
   if (!kWithMpi || std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no MPI here";
-  const std::string mpirun =
-      "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ASAN_OPTIONS=detect_leaks=0 && mpirun "
-      "--oversubscribe --bind-to none -n 2";
+  const std::string mpirun = kMpirun + "2";
   for (const std::string plan : {"--microbatches 2", "--zero 3", "--cuda-graph off --tp 2"}) {
     const std::string arguments =
         "train " + kSmall + "--steps 6 --device cuda --backend nccl --all-reduce native " + plan;
@@ -157,11 +160,7 @@ class MpiContract : public test::ProgramTest {
 
  private:
   test::Ran verified(int ranks, const std::string& plan) const {
-    const std::string mpirun =
-        "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ASAN_OPTIONS=detect_leaks=0 && mpirun "
-        "--oversubscribe "
-        "--bind-to none -n " +
-        std::to_string(ranks);
+    const std::string mpirun = kMpirun + std::to_string(ranks);
     const std::string arguments =
         "verify --layers 2 --heads 2 --channels 32 --context 16 --threads-per-rank 1 --batch 12 "
         "--format json --timeout 60 " +

@@ -1,19 +1,16 @@
-// The contract is able to fail: each planted defect turns it red, under every strategy that it can be planted in, and the
-// diagnosis names its cause; errors of a known size are seen: one bit, and either side of a bound.
-#include <gtest/gtest.h>
+// The contract is able to fail: each planted defect turns it red, under every strategy that it can be planted in, and
+// the diagnosis names its cause; errors of a known size are seen: one bit, and either side of a bound.
 
-#include "tests/verify/plans.h"
-#include "verify/defects/defects.h"
-#include "tests/support/one_thread.h"
-#include "verify/verify.h"
-#include "tests/verify/draw.h"
 #include "tests/support/errors.h"
+#include "tests/support/one_thread.h"
+#include "tests/verify/draw.h"
+#include "verify/defects/defects.h"
 
 namespace tessera {
 namespace {
 
-using test::Draw;
 using test::command_of;
+using test::Draw;
 using test::small_plan;
 
 // True when the contract turns red, or training itself stops.
@@ -24,8 +21,7 @@ bool is_caught(const TrainOptions& o, std::string_view name) {
 }
 
 void expect_caught(std::string_view mutation, TrainOptions o) {
-  o["steps"] = 3;
-  say(o, "ranks=3 microbatches=2 batch=12 clip=0.1 timeout=5");
+  say(o, "steps=3 ranks=3 microbatches=2 batch=12 clip=0.1 timeout=5");
   ASSERT_TRUE(verify(job_of(o)).passed()) << command_of(o);
   EXPECT_TRUE(is_caught(o, mutation)) << mutation << ": " << command_of(o);
 }
@@ -93,8 +89,7 @@ TEST(Mutation, DefectsOfTheDataFamilyAreCaughtInProducts) {
 
 // A wrong byte, call, buffer or loss alone, with every bit of the training right.
 TEST(Mutation, CountsAreBoundsOfTheirOwn) {
-  TrainOptions o = small_plan();
-  say(o, "ranks=2 zero=2 steps=40");
+  TrainOptions o = small_plan("ranks=2 zero=2 steps=40");
   const VerifyResult good = verify(job_of(o));
   ASSERT_TRUE(good.passed()) << good.failures.front();
   const auto expect_red = [&](const std::function<void(VerifyResult&)>& spoil) {
@@ -237,25 +232,15 @@ TEST_F(PlantedErrors, AGradientMayBeOffByTheBoundAndNoMore) {
 // A plan in which nothing is planted yet, maybe one that cannot be.
 TrainOptions draw_plan(Draw& d) {
   TrainOptions o = test::small_plan();
-  say(o, "steps=3 timeout=20 channels=16 heads=4");
-  o["layers"] = d.between(2, 3);
-  o["family"] = d.of<const char*>({"gpt2", "llama"});
-  o["pp"] = d.of<int64_t>({1, 1, 2});
-  o["dp"] = d.of<int64_t>({1, 2, 2, 3});
-  o["tp"] = d.of<int64_t>({1, 1, 2});
-  o["cp"] = d.of<int64_t>({1, 1, 1, 2});
+  draw(d, o,
+       "steps=3 timeout=20 channels=16 heads=4 layers=2..3 family=gpt2|llama pp=1|1|2 dp=1|2|2|3 tp=1|1|2 cp=1|1|1|2");
   o["sp"] = o.plan.tp > 1 && d.between(0, 2) == 0;
-  o["zero"] = d.between(0, 3);
-  o["microbatches"] = d.between(1, 3);
+  draw(d, o, "zero=0..3 microbatches=1..3");
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 3);
-  o["schedule"] = d.of<const char*>({"1f1b", "gpipe", "naive", "zb-h1", "zb-v"});
-  o["recompute"] = d.of<const char*>({"none", "none", "block"});
-  o["untied"] = d.between(0, 3) == 0;
-  o["document_mask"] = d.between(0, 3) == 0;
-  o["dropout"] = d.of({0.0, 0.1});
-  o["optimizer"] = d.of<const char*>({"adamw", "adam", "sgd"});
-  o["dtype"] = d.of<const char*>({"fp32", "fp32", "fp64", "bf16"});
-  o["seed"] = d.between(1, 1000);
+  draw(d, o,
+       "schedule=1f1b|gpipe|naive|zb-h1|zb-v recompute=none|none|block untied=true|false|false|false "
+       "document_mask=true|false|false|false dropout=0|0.1 optimizer=adamw|adam|sgd dtype=fp32|fp32|fp64|bf16 "
+       "seed=1..1000");
   return o;
 }
 
