@@ -256,7 +256,7 @@ void import_model(const CheckpointOptions& o) {
   const Pretrained from = open_pretrained(o.from, o.base);
   say_notes(from.notes);
   const std::unique_ptr<Tokenizer> tokenizer =
-      o.tokenizer ? make_tokenizer({.name = *o.tokenizer}, "", "", o.from) : Tokenizer::open_folder(from.path);
+      o.tokenizer ? make_tokenizer({.name = *o.tokenizer}, o.from) : Tokenizer::open_folder(from.path);
   const DType dtype = stored_in(o, from.dtype);
   TrainOptions run;
   take_model(run, from.config);
@@ -301,11 +301,11 @@ void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pret
 }
 
 // Where a model ends an answer, in the template that it learnt here.
-Asked answer_of(const TrainOptions& run, const Tokenizer& tokenizer) {
-  const bool has_own = run.chat_template == ChatTemplate::automatic && !tokenizer.chat_template().empty();
-  if (!has_own && jinja_of(run.chat_template).empty()) return {};
+Asked answer_of(const Pretrained& from, const Tokenizer& tokenizer) {
+  const bool has_own = from.chat_template == ChatTemplate::automatic && !tokenizer.chat_template().empty();
+  if (!has_own && jinja_of(from.chat_template).empty()) return {};
   try {
-    return ask({}, {.style = run.chat_template}, tokenizer);
+    return ask({}, {.style = from.chat_template}, tokenizer);
   } catch (const Error&) {  // a template that cannot be run here taught it nothing
     return {};
   }
@@ -322,8 +322,10 @@ void export_model(const CheckpointOptions& o) {
   const bool is_run = is_there(from.path / "config.toml"), trained = is_run && from.path.filename() != "step-0";
   if (is_run) apply_config_file(run, (from.path / "config.toml").string());
   if (trained && !run.init) leave_qwen2(from, *tokenizer);
-  const std::string_view jinja = tokenizer->chat_template().empty() ? jinja_of(run.chat_template) : "";
-  const Asked answer = trained ? answer_of(run, *tokenizer) : Asked();
+  const std::string_view jinja = jinja_of(from.chat_template);  // whatever other one came with the tokenizer
+  const Asked answer = trained ? answer_of(from, *tokenizer) : Asked();
+  if (jinja.empty() && from.chat_template != ChatTemplate::automatic && !tokenizer->chat_template().empty())
+    say_notes({"the chat template that came with the tokenizer is not what the run learnt; it goes out as it came"});
   for (const std::string& stop : answer.stops)
     say_notes({fmt::format("a turn ends with the text {}, which is no token: other programs stop there only if told to",
                            one_line(stop))});

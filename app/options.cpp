@@ -414,10 +414,19 @@ void throw_with_options(const Error& error) {
   throw Errors(messages, error.status());
 }
 
+// Whether a text has a name in it that is no part of a word.
+static bool has_name(std::string_view text, const std::string& name) {
+  const auto is_letter = [&](size_t at) {
+    return at < text.size() && std::isalnum(static_cast<uint8_t>(text[at])) != 0;
+  };
+  for (size_t at = text.find(name); at != std::string_view::npos; at = text.find(name, at + 1))
+    if ((at == 0 || !is_letter(at - 1)) && !is_letter(at + name.size())) return true;
+  return false;
+}
+
 void throw_of_option(std::string_view option, const std::string& path, const InputError& error) {
   const std::string words = with_options(error.what());
-  if (path.empty() || words.starts_with("--") || words.find(one_line(path)) == std::string::npos)
-    throw InputError(words);
+  if (path.empty() || words.starts_with("--") || !has_name(words, one_line(path))) throw InputError(words);
   bad_input("--{}: {}", option, words);
 }
 

@@ -74,13 +74,19 @@ void Dataset::check_tokens(int64_t rows) const {
   for (const MixturePart& p : parts) p.dataset->check_tokens(rows);
   std::vector<const TokenFile*> files{&val};
   for (const TokenFile& f : train) files.push_back(&f);
-  constexpr int64_t kPiece = int64_t{1} << 20;
   for (const TokenFile* f : files)
-    for (int64_t at = 0; at < f->size(); at += kPiece) {
-      std::vector<int32_t> tokens(static_cast<size_t>(std::min(kPiece, f->size() - at)));
-      f->copy(at, std::ssize(tokens), tokens.data());
+    f->pieces(0, f->size(), [&](std::span<const int32_t> tokens) {
       check_in_table(tokens, rows, *tokenizer, train.size() > 1 ? f->name() : source);
-    }
+    });
+}
+
+int64_t bytes_of(const TokenFile& tokens, int64_t begin, int64_t end, const Tokenizer& tokenizer) {
+  int64_t bytes = 0;
+  tokens.pieces(begin, end, [&](std::span<const int32_t> all) {
+    if (bytes == 0) bytes = std::ssize(tokenizer.decode(all.first(1))), all = all.subspan(1);  // it may lose its space
+    for (const int32_t token : all) bytes += std::ssize(tokenizer.bytes_of(token));
+  });
+  return bytes;
 }
 
 double Dataset::bits_per_byte(double nats_per_token) const {
@@ -260,14 +266,14 @@ Dataset open_shards(const std::string& spec, const TokenizerChoice& choice) {
   require_folder(spec, choice);
   Dataset d;
   d.source = spec;
-  d.tokenizer = make_tokenizer(choice, "", "", spec);
+  d.tokenizer = make_tokenizer(choice, spec);
   const int64_t vocab = d.tokenizer->vocab_size();
   allow_open_files(files.train.size());
   for (const fs::path& f : files.train) d.train.push_back(TokenFile::open_llmc(f, vocab));
   d.val = TokenFile::open_llmc(files.val, vocab);
   if (d.val.size() < 2)
     bad_input("{}: {} tokens to validate on; expected at least 2", files.val.string(), d.val.size());
-  d.val_bytes = std::ssize(d.tokenizer->decode(d.val.all()));
+  d.val_bytes = bytes_of(d.val, 0, d.val.size(), *d.tokenizer);
   d.notes.push_back(fmt::format(
       "validated on {}{}", files.val.string(),
       files.unused.empty() ? "" : fmt::format(", not on {} more with \"val\" in their names", files.unused.size())));

@@ -65,6 +65,9 @@ struct Dataset {
   static Dataset open(const std::filesystem::path& directory);
 };
 
+// The bytes of the text that the tokens [begin, end) of a file mean.
+int64_t bytes_of(const TokenFile& tokens, int64_t begin, int64_t end, const Tokenizer& tokenizer);
+
 // Makes a dataset at `directory` from a text; the files are written beside and the directory is renamed. Of a bpe
 // tokenizer the directory gets vocab.json and merges.txt too. Throws OutputError if `directory` exists or cannot be
 // written, InputError for a text that the tokenizer cannot take, Error (usage) for a choice that names none.
@@ -73,8 +76,9 @@ Dataset make_dataset(const Text& text, const TokenizerChoice& tokenizer, const s
 // The same from several sources, one behind the other, each of which is known by name, a text file, or documents, the
 // texts of a JSONL file ({"text": ...} on each line, maybe compressed): the last tenth of these, at least one, is held
 // out. Behind each document stands the token that ends documents, or where the tokenizer has none an empty line. A
-// tokenizer that is learnt learns from all sources, which are in memory together then; else one is at a time, and of
-// its tokens `shard_tokens`, if that is not 0 (data/make_dataset.cpp). Throws InputError naming file and line.
+// tokenizer that is learnt learns from all sources. With `shard_tokens` the tokens to train on are in files of so many,
+// the last of up to twice as many. Throws InputError naming file and line. Cost: two passes over each source, and a
+// third where the tokenizer is learnt; some 100 MB of memory, whatever the sources' size.
 Dataset make_dataset_of(const std::vector<std::string>& sources, const TokenizerChoice& tokenizer,
                         const std::filesystem::path& directory, int64_t shard_tokens = 0);
 // Documents, in the cache.

@@ -17,6 +17,33 @@ static std::shared_ptr<const Rows> windows_of(TokenFile tokens, int64_t context,
   return std::make_shared<const Windows>(std::move(tokens), context);
 }
 
+// The tokens of a text, which are in memory, or where they are many in a file that is gone with the last who reads it.
+static TokenFile tokens_of(const Text& text, const Tokenizer& tokenizer, const ExampleOptions& o) {
+  constexpr size_t kInMemory = size_t{16} << 20;
+  std::vector<int32_t> tokens;
+  std::optional<TemporaryDirectory> folder;
+  std::optional<TokenWriter> file;
+  const auto name = [&] { return folder->path() / "text.tok"; };
+  TextEncoder encoder(
+      tokenizer, text.name,
+      [&](std::span<const int32_t> more) {
+        check_in_table(more, o.vocab, tokenizer, text.name);
+        if (file) return file->add(more);
+        tokens.insert(tokens.end(), more.begin(), more.end());
+        if (tokens.size() < kInMemory) return;
+        make_directories(cache_directory());
+        folder.emplace(cache_directory() / "evaluated");
+        file.emplace(name(), tokenizer.vocab_size());
+        file->add(std::exchange(tokens, {}));
+      },
+      o.ends);
+  text.read([&](std::string_view piece) { encoder.add(piece); });
+  encoder.finish();
+  if (!file) return TokenFile::of_tokens(tokens, tokenizer.vocab_size(), text.name);
+  file->finish();
+  return TokenFile::open(name());
+}
+
 EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokenizer, const ExampleOptions& o) {
   EvaluationText out;
   if (holds_examples(spec)) {
@@ -43,14 +70,13 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
   TokenFile tokens;
   if (is_llmc_file(spec)) {
     tokens = TokenFile::open_llmc(spec, tokenizer.vocab_size());
-    check_in_table(tokens.all(), o.vocab, tokenizer, spec);
-    out.bytes = std::ssize(tokenizer.decode(tokens.all()));
+    const auto check = [&](std::span<const int32_t> some) { check_in_table(some, o.vocab, tokenizer, spec); };
+    tokens.pieces(0, tokens.size(), check);
+    out.bytes = bytes_of(tokens, 0, tokens.size(), tokenizer);
   } else {
     const Text text = load_text_file(spec);
-    const std::vector<int32_t> found = tokenizer.encode_with(text.bytes, {.add_ends = o.ends});
-    check_in_table(found, o.vocab, tokenizer, spec);
-    tokens = TokenFile::of_tokens(found, tokenizer.vocab_size(), spec);
-    out.bytes = std::ssize(text.bytes);
+    tokens = tokens_of(text, tokenizer, o);
+    out.bytes = text.size();
   }
   out.rows = windows_of(std::move(tokens), o.context, spec);
   return out;
@@ -216,7 +242,13 @@ std::vector<Rendered> read_rendered(const std::filesystem::path& file, const Exa
   std::set<std::string> unread;
   std::unique_ptr<const ModelTemplate> own;
   bool known = false;
+  int64_t bytes = 0;
   for_each_line(file, [&](std::string_view line, int64_t number) {
+    if ((bytes += std::ssize(line)) > o.most_bytes)
+      bad_input(
+          "{}: more than {} MB of rows, for which memory does not suffice while they are read; expected fewer, or "
+          "documents, of which `tessera data` makes a dataset in little memory",
+          file.string(), o.most_bytes / 1'000'000);
     bad.attempt([&] {
       const std::string where = fmt::format("{}:{}", file.string(), number);
       Example example = parse_example(line, where, o.keys);
@@ -236,14 +268,6 @@ std::vector<Rendered> read_rendered(const std::filesystem::path& file, const Exa
   });
   if (!unread.empty())
     notes.push_back(fmt::format("nothing reads the keys {}", fmt::join(unread, ", ")).substr(0, 400));
-  return out;
-}
-
-// The text that a tokenizer learns from, where the file gets one of its own.
-std::string text_of(std::span<const Rendered> examples) {
-  std::string out;
-  for (const Rendered& e : examples)
-    for (const Piece& piece : e.pieces) out += piece.text;
   return out;
 }
 
@@ -386,7 +410,7 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
 Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& choice, const ExampleOptions& o) {
   const std::string what = file.string();
   BadLines bad{o.skip_bad};
-  std::unique_ptr<Tokenizer> tokenizer = choice.learns() ? nullptr : make_tokenizer(choice, "", "", what);
+  std::unique_ptr<Tokenizer> tokenizer = choice.learns() ? nullptr : make_tokenizer(choice, what);
   Dataset d;
   const std::vector<Rendered> rendered = read_rendered(file, o, tokenizer.get(), bad, d.notes);
   const auto require_enough = [&](size_t count) {
@@ -403,8 +427,12 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
   require_enough(rendered.size());
   const std::span<const Rendered> all(rendered);
   d.source = what;
-  d.tokenizer = choice.learns() ? make_tokenizer(choice, text_of(all), text_of(all.first(trained(all.size()))), what)
-                                : std::move(tokenizer);
+  const size_t learnt = trained(all.size());
+  const auto texts = [&](const PartPiece& f) {
+    for (size_t e = 0; e < all.size(); ++e)
+      for (const Piece& piece : all[e].pieces) f(piece.text, e >= learnt);
+  };
+  d.tokenizer = choice.learns() ? make_tokenizer(choice, what, texts) : std::move(tokenizer);
   Encoder encoder(*d.tokenizer, o);
   std::vector<EncodedExample> encoded;
   for (const Rendered& example : rendered) bad.attempt([&] { encoded.push_back(encoder.encode(example)); });

@@ -67,6 +67,8 @@ struct ExampleOptions {
   KeyNames keys = {};    // other names of a row's keys
   int64_t context = 0;
   int64_t vocab = 0;  // tokens in the model's table; 0: all that the tokenizer has
+  // Bytes of rows for which memory suffices: a row takes about 16 times its size while it is read.
+  int64_t most_bytes = std::numeric_limits<int64_t>::max();
 };
 
 // A question to a model: its tokens as far as the next turn of a conversation, and the end of the answer: a token, or a

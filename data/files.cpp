@@ -160,12 +160,17 @@ uint64_t checksum_of(const fs::path& file) {
 }
 
 uint64_t checksum_of_pieces(const std::function<void(const PieceFunction&)>& walk) {
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
-  if (!state) throw std::bad_alloc();
-  XXH3_64bits_reset(state.get());
-  walk([&](std::span<const std::byte> piece) { XXH3_64bits_update(state.get(), piece.data(), piece.size()); });
-  return XXH3_64bits_digest(state.get());
+  Checksum sum;
+  walk([&](std::span<const std::byte> piece) { sum.add(piece); });
+  return sum.value();
 }
+
+Checksum::Checksum() : state_(XXH3_createState(), XXH3_freeState) {
+  if (!state_) throw std::bad_alloc();
+  XXH3_64bits_reset(state_.get());
+}
+void Checksum::add(std::span<const std::byte> bytes) { XXH3_64bits_update(state_.get(), bytes.data(), bytes.size()); }
+uint64_t Checksum::value() const { return XXH3_64bits_digest(state_.get()); }
 
 fs::path cache_directory() {
   if (const char* own = environment("TESSERA_CACHE")) return own;

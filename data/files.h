@@ -7,6 +7,8 @@
 
 #include "tensor/write_file.h"
 
+struct XXH3_state_s;
+
 namespace tessera {
 
 // All bytes of a regular file. Throws InputError when it is missing, unreadable, or something else than a file.
@@ -46,6 +48,17 @@ void sync_directory(const std::filesystem::path& directory);
 
 // Makes a directory and its parents. Throws OutputError.
 void make_directories(const std::filesystem::path& directory);
+
+// XXH3-64 of bytes that come one after another.
+class Checksum {
+ public:
+  Checksum();
+  void add(std::span<const std::byte> bytes);
+  uint64_t value() const;
+
+ private:
+  std::shared_ptr<XXH3_state_s> state_;
+};
 
 // XXH3-64 of bytes, of a file, and of the pieces that `walk` hands on. Throws like read_file().
 using PieceFunction = std::function<void(std::span<const std::byte> piece)>;

@@ -14,16 +14,15 @@ namespace {
 
 // A text that zstd has compressed, with a checksum; `documents`: bytes of each.
 Text unpacked(std::string_view name, std::string_view packed, std::initializer_list<int64_t> documents) {
-  Text text{std::string(name), {}, {}};
-  int64_t end = 0;
+  std::vector<Span> spans;
   for (const int64_t size : documents) {
-    text.documents.push_back({end, end + size});
-    end += size;
+    const int64_t begin = spans.empty() ? 0 : spans.back().end;
+    spans.push_back({begin, begin + size});
   }
-  text.bytes.resize(static_cast<size_t>(end));
-  if (ZSTD_decompress(text.bytes.data(), text.bytes.size(), packed.data(), packed.size()) != text.bytes.size())
+  std::string bytes(static_cast<size_t>(spans.back().end), '\0');
+  if (ZSTD_decompress(bytes.data(), bytes.size(), packed.data(), packed.size()) != bytes.size())
     throw Error(fmt::format("`data` {}: the copy in the program is damaged", name), Status::verification);
-  return text;
+  return text_of_bytes(std::move(bytes), std::string(name), std::move(spans));
 }
 
 }  // namespace

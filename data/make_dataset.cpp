@@ -2,7 +2,7 @@
 #include <fmt/ranges.h>
 #include <xxhash.h>
 
-#include <iterator>
+#include <deque>
 #include <nlohmann/json.hpp>
 
 #include "data/bad_input.h"
@@ -14,11 +14,6 @@ namespace tessera {
 
 namespace fs = std::filesystem;
 namespace {
-
-struct Tokens {
-  std::vector<int32_t> train = {}, val = {};
-  size_t train_bytes = 0, val_bytes = 0;  // bytes of the text that the tokens mean
-};
 
 // The absolute name of a directory to make, of which "name/" is "name"; then its parent is there.
 fs::path with_parent(const fs::path& named) {
@@ -32,31 +27,38 @@ fs::path with_parent(const fs::path& named) {
 // Writes the files beside the directory and moves them there in the end. Everything throws OutputError.
 class DatasetWriter {
  public:
-  // With `shard_tokens` the tokens to train on are cut into files of so many, the last of up to twice as many, which
-  // are written as soon as they are full; 0: one file.
+  // With `shard_tokens` the tokens to train on are cut into files of so many, the last of up to twice as many; 0: one
+  // file.
   DatasetWriter(const fs::path& directory, std::string source, std::shared_ptr<const Tokenizer> tokenizer,
                 int64_t shard_tokens = 0)
       : directory_(with_parent(directory)),
         source_(std::move(source)),
         tokenizer_(std::move(tokenizer)),
-        shard_tokens_(static_cast<size_t>(shard_tokens)),
+        shard_tokens_(shard_tokens),
         beside_(directory_) {
     make_directories(made_);
+    begin_shard();
+    val_.emplace(made_ / "val.tok", tokenizer_->vocab_size());
   }
 
-  void add(const Tokens& t) {
-    train_.insert(train_.end(), t.train.begin(), t.train.end());
-    val_.insert(val_.end(), t.val.begin(), t.val.end());
-    train_bytes_ += t.train_bytes;
-    val_bytes_ += t.val_bytes;
-    while (shard_tokens_ > 0 && train_.size() >= 2 * shard_tokens_) write_shard(shard_tokens_);
+  void add(std::span<const int32_t> tokens, bool held) {
+    if (held) return val_->add(tokens);
+    while (!tokens.empty()) {
+      if (shard_tokens_ > 0 && train_.back().count() == shard_tokens_) begin_shard();
+      const int64_t room = shard_tokens_ > 0 ? shard_tokens_ - train_.back().count() : std::ssize(tokens);
+      const auto now = tokens.first(static_cast<size_t>(std::min(room, std::ssize(tokens))));
+      train_.back().add(now);
+      tokens = tokens.subspan(now.size());
+    }
   }
+  // Bytes of the text that the tokens mean.
+  void add_bytes(int64_t bytes, bool held) { (held ? val_bytes_ : train_bytes_) += bytes; }
 
   // False when the name was taken meanwhile.
   bool finish() {
-    write_shard(train_.size());
+    finish_shards();
+    val_->finish();
     const int64_t vocab = tokenizer_->vocab_size();
-    TokenFile::write(made_ / "val.tok", val_, vocab);
     write_file(made_ / "tokenizer.json", tokenizer_->to_json());
     if (const auto* const bpe = dynamic_cast<const BpeTokenizer*>(tokenizer_.get())) {
       write_file(made_ / "vocab.json", bpe->vocab_json());
@@ -70,7 +72,7 @@ class DatasetWriter {
                                         {"tokenizer", tokenizer_->kind()},
                                         {"vocab_size", vocab},
                                         {"train", train},
-                                        {"val", {{"tokens", val_.size()}, {"bytes", val_bytes_}}}};
+                                        {"val", {{"tokens", val_->count()}, {"bytes", val_bytes_}}}};
     // A file name need not be UTF-8; JSON must be.
     write_file(made_ / "dataset.json",
                description.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
@@ -82,36 +84,54 @@ class DatasetWriter {
   }
 
  private:
-  void write_shard(size_t tokens) {
-    const std::string name = shard_tokens_ > 0 ? fmt::format("train-{:05}.tok", train_files_.size()) : "train.tok";
-    TokenFile::write(made_ / name, std::span(train_).first(tokens), tokenizer_->vocab_size());
-    train_.erase(train_.begin(), train_.begin() + static_cast<std::ptrdiff_t>(tokens));
-    train_tokens_ += tokens;
-    train_files_.push_back(name);
+  // The one before stays open: it may get the tokens of a last one that is too short.
+  void begin_shard() {
+    if (train_.size() == 2) finish_first();
+    train_files_.push_back(shard_tokens_ > 0 ? fmt::format("train-{:05}.tok", train_files_.size()) : "train.tok");
+    train_.emplace_back(made_ / train_files_.back(), tokenizer_->vocab_size());
+  }
+  void finish_first() {
+    train_.front().finish();
+    train_tokens_ += train_.front().count();
+    train_.pop_front();
+  }
+  void finish_shards() {
+    if (train_.size() == 2 && train_.back().count() < shard_tokens_) {
+      const fs::path file = made_ / train_files_.back();
+      train_.back().finish();
+      const TokenFile last = TokenFile::open(file);
+      last.pieces(0, last.size(), [&](std::span<const int32_t> tokens) { train_.front().add(tokens); });
+      train_.pop_back(), train_files_.pop_back();
+      fs::remove(file);
+    }
+    while (!train_.empty()) finish_first();
   }
 
   fs::path directory_;
   std::string source_;
   std::shared_ptr<const Tokenizer> tokenizer_;
-  size_t shard_tokens_;
+  int64_t shard_tokens_;
   TemporaryDirectory beside_;
   fs::path made_ = beside_.path() / "dataset";
-  std::vector<int32_t> train_ = {}, val_ = {};  // that are not written
-  size_t train_tokens_ = 0, train_bytes_ = 0, val_bytes_ = 0;
+  std::deque<TokenWriter> train_ = {};  // that are not finished, two at most
+  std::optional<TokenWriter> val_ = {};
+  int64_t train_tokens_ = 0, train_bytes_ = 0, val_bytes_ = 0;
   std::vector<std::string> train_files_ = {};
 };
 
-// A text on its way to tokens, or documents.
+// A text on its way to tokens, or documents, each of which has its end behind it.
 struct Parts {
   std::string name;
-  std::vector<std::string> train, val;
-  bool documents = false;  // each has its end behind it
+  TextWalk walk;  // through its pieces, or through its documents
+  bool documents = false;
 };
 
 Parts parts_of(const Text& text, const HeldOut& held = {}) {
-  if (!held.file.empty()) return {text.name, {text.bytes}, {load_text_file(held.file).bytes}};
-  Split split = split_text(text, held);
-  return {text.name, {std::move(split.train)}, {std::move(split.val)}};
+  if (held.file.empty()) return {text.name, [text, held](const PartPiece& f) { split_text(text, held, f); }};
+  return {text.name, [text, val = load_text_file(held.file)](const PartPiece& f) {
+            text.read([&](std::string_view piece) { f(piece, false); });
+            val.read([&](std::string_view piece) { f(piece, true); });
+          }};
 }
 
 // The file to validate on: "train" in the last part of the name replaced by "val".
@@ -123,40 +143,44 @@ std::optional<fs::path> validation_of(const fs::path& file) {
   return is_llmc_file(val) ? std::optional(val) : std::nullopt;
 }
 
-Tokens tokens_of_llmc(const fs::path& file, const Tokenizer& tokenizer) {
-  Tokens t;
-  t.train = TokenFile::open_llmc(file, tokenizer.vocab_size()).all();
-  if (const std::optional<fs::path> val = validation_of(file)) {
-    t.val = TokenFile::open_llmc(*val, tokenizer.vocab_size()).all();
-  } else {
-    const auto cut = static_cast<std::ptrdiff_t>(t.train.size() * 9 / 10);
-    t.val.assign(t.train.begin() + cut, t.train.end());
-    t.train.resize(static_cast<size_t>(cut));
-  }
-  if (t.train.size() < 2 || t.val.size() < 2)
-    bad_input("{}: {} tokens to train on and {} held out; expected at least 2 of each", file.string(), t.train.size(),
-              t.val.size());
-  t.train_bytes = tokenizer.decode(t.train).size();
-  t.val_bytes = tokenizer.decode(t.val).size();
-  return t;
+void write_llmc(const fs::path& file, const Tokenizer& tokenizer, DatasetWriter& writer) {
+  const TokenFile all = TokenFile::open_llmc(file, tokenizer.vocab_size());
+  std::optional<TokenFile> val;
+  if (const std::optional<fs::path> beside = validation_of(file))
+    val = TokenFile::open_llmc(*beside, tokenizer.vocab_size());
+  const int64_t cut = val ? all.size() : all.size() * 9 / 10, held = val ? val->size() : all.size() - cut;
+  if (cut < 2 || held < 2)
+    bad_input("{}: {} tokens to train on and {} held out; expected at least 2 of each", file.string(), cut, held);
+  const auto write = [&](const TokenFile& from, int64_t begin, int64_t end, bool is_held) {
+    from.pieces(begin, end, [&](std::span<const int32_t> tokens) { writer.add(tokens, is_held); });
+    writer.add_bytes(bytes_of(from, begin, end, tokenizer), is_held);
+  };
+  write(all, 0, cut, false);
+  val ? write(*val, 0, held, true) : write(all, cut, all.size(), true);
 }
 
-Parts documents_in(const fs::path& file) {
-  Parts out{.name = file.string(), .train = {}, .val = {}, .documents = true};
+// Calls f for each document of a file.
+void for_each_document(const fs::path& file, const std::function<void(const std::string& text)>& f) {
   for_each_line(file, [&](std::string_view line, int64_t number) {
     const std::string where = fmt::format("{}:{}", file.string(), number);
     const Example example = parse_example(line, where);
     if (example.shape != Example::Shape::text)
       throw InputError(where +
                        ": expected a document, {\"text\": ...}; conversations are what a run of `train` reads itself");
-    out.train.push_back(example.turns.at(0).text);
+    f(example.turns.at(0).text);
   });
-  if (out.train.size() < 2)
-    bad_input("{}: {} documents; expected at least 2, one of them held out", file.string(), out.train.size());
-  const auto held = out.train.end() - static_cast<std::ptrdiff_t>(std::max<size_t>(out.train.size() / 10, 1));
-  out.val.assign(std::make_move_iterator(held), std::make_move_iterator(out.train.end()));
-  out.train.erase(held, out.train.end());
-  return out;
+}
+
+Parts documents_in(const fs::path& file) {
+  int64_t count = 0;
+  for_each_document(file, [&](const std::string&) { ++count; });
+  if (count < 2) bad_input("{}: {} documents; expected at least 2, one of them held out", file.string(), count);
+  const int64_t train = count - std::max<int64_t>(count / 10, 1);
+  const auto walk = [file, train](const PartPiece& f) {
+    int64_t at = 0;
+    for_each_document(file, [&](const std::string& text) { f(text, at++ >= train); });
+  };
+  return {file.string(), walk, true};
 }
 
 Parts parts_of(const std::string& source) {
@@ -167,41 +191,52 @@ Parts parts_of(const std::string& source) {
   return parts_of(text ? *text : load_text_file(source));
 }
 
-// Tokens and bytes of one split.
-void encode(const std::vector<std::string>& texts, bool documents, const Tokenizer& tokenizer,
-            std::vector<int32_t>& tokens, size_t& bytes) {
-  std::optional<int32_t> end;
-  std::span<const int32_t> before;  // each document
-  if (documents) end = tokenizer.document_end(), before = tokenizer.beginning();
-  for (const std::string& one : texts) {
-    const std::string text = documents && !end ? one + "\n\n" : one;
-    const std::vector<int32_t> own = tokenizer.encode(text);
-    tokens.insert(tokens.end(), before.begin(), before.end());
-    tokens.insert(tokens.end(), own.begin(), own.end());
-    if (end) tokens.push_back(*end);
-    bytes += text.size();
-  }
+// The walk through some parts, of which each MiB is told.
+TextWalk told(const Parts& parts, const std::string& what_for, const TokenizerChoice& choice) {
+  if (!choice.progress) return parts.walk;
+  return [=, walk = parts.walk, name = parts.name, tell = choice.progress](const PartPiece& f) {
+    constexpr size_t kMebi = size_t{1} << 20;
+    size_t bytes = 0;
+    walk([&](std::string_view piece, bool held) {
+      const size_t before = std::exchange(bytes, bytes + piece.size());
+      if (before / kMebi != bytes / kMebi) tell(fmt::format("{}: {} MiB read for {}", name, bytes / kMebi, what_for));
+      f(piece, held);
+    });
+  };
 }
 
-Tokens encode(const Parts& parts, const Tokenizer& tokenizer) {
-  Tokens t;
-  encode(parts.train, parts.documents, tokenizer, t.train, t.train_bytes);
-  encode(parts.val, parts.documents, tokenizer, t.val, t.val_bytes);
-  return t;
+void write_parts(const Parts& parts, const Tokenizer& tokenizer, const TokenizerChoice& choice, DatasetWriter& writer) {
+  const TextWalk walk = told(parts, "its tokens", choice);
+  const auto write = [&](bool held) { return [&, held](std::span<const int32_t> more) { writer.add(more, held); }; };
+  if (!parts.documents) {
+    TextEncoder train(tokenizer, parts.name, write(false)), val(tokenizer, parts.name, write(true));
+    walk([&](std::string_view piece, bool held) {
+      (held ? val : train).add(piece);
+      writer.add_bytes(std::ssize(piece), held);
+    });
+    train.finish(), val.finish();
+    return;
+  }
+  const std::optional<int32_t> end = tokenizer.document_end();
+  walk([&](std::string_view one, bool held) {
+    const std::string text = std::string(one) + (end ? "" : "\n\n");
+    writer.add(tokenizer.beginning(), held);
+    writer.add(tokenizer.encode(text), held);
+    if (end) writer.add(std::span(&*end, 1), held);
+    writer.add_bytes(std::ssize(text), held);
+  });
 }
 
 // One that is learnt learns from all of them.
 std::shared_ptr<const Tokenizer> tokenizer_for(std::span<const Parts> all, const TokenizerChoice& choice,
                                                const std::string& what) {
-  if (!choice.learns()) return make_tokenizer(choice, "", "", what);
-  std::string text;
-  const auto add = [&](const std::vector<std::string>& texts, bool documents) {
-    for (const std::string& one : texts) text.append(one).append(documents ? "\n\n" : "");
-  };
-  for (const Parts& p : all) add(p.train, p.documents);
-  const size_t train = text.size();
-  for (const Parts& p : all) add(p.val, p.documents);
-  return make_tokenizer(choice, text, std::string_view(text).substr(0, train), what);
+  return make_tokenizer(choice, what, [&](const PartPiece& f) {
+    for (const Parts& p : all)
+      told(p, "a tokenizer", choice)([&](std::string_view text, bool held) {
+        f(text, held);
+        if (p.documents) f("\n\n", held);
+      });
+  });
 }
 
 void require_new(const fs::path& directory) {
@@ -211,28 +246,22 @@ void require_new(const fs::path& directory) {
   if (error) throw OutputError(fmt::format("cannot make the dataset {}: {}", directory.string(), error.message()));
 }
 
-// A dataset of one source, to be written.
-struct Made {
-  std::string source;
-  std::shared_ptr<const Tokenizer> tokenizer;
-  Tokens tokens;
-
-  // False when the name was taken meanwhile.
-  bool write(const fs::path& directory) const {
-    DatasetWriter writer(directory, source, tokenizer);
-    writer.add(tokens);
-    return writer.finish();
-  }
-};
-
-Made made_of(const Parts& parts, const TokenizerChoice& choice) {
-  const auto tokenizer = tokenizer_for(std::span(&parts, 1), choice, parts.name);
-  return {parts.name, tokenizer, encode(parts, *tokenizer)};
+// Writes the dataset of some sources. False when the name was taken meanwhile.
+bool write_dataset(std::span<const Parts> all, const std::string& what, const TokenizerChoice& choice,
+                   const fs::path& directory, int64_t shard_tokens = 0) {
+  const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(all, choice, what);
+  DatasetWriter writer(directory, what, tokenizer, shard_tokens);
+  for (const Parts& p : all) write_parts(p, *tokenizer, choice, writer);
+  return writer.finish();
 }
-
-Made made_of_llmc(const fs::path& file, const TokenizerChoice& choice) {
-  const std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(choice, "", "", file.string());
-  return {file.string(), tokenizer, tokens_of_llmc(file, *tokenizer)};
+bool write_dataset(const Parts& parts, const TokenizerChoice& choice, const fs::path& directory) {
+  return write_dataset(std::span(&parts, 1), parts.name, choice, directory);
+}
+bool write_dataset_of_llmc(const fs::path& file, const TokenizerChoice& choice, const fs::path& directory) {
+  const std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(choice, file.string());
+  DatasetWriter writer(directory, file.string(), tokenizer);
+  write_llmc(file, *tokenizer, writer);
+  return writer.finish();
 }
 
 Dataset opened(bool written, const fs::path& directory) {
@@ -242,12 +271,11 @@ Dataset opened(bool written, const fs::path& directory) {
 
 // Names in the cache: the content, where its documents end, and the tokenizer.
 std::string cache_key(const Text& text, const HeldOut& held, const TokenizerChoice& choice) {
-  const XXH128_hash_t content = XXH3_128bits(text.bytes.data(), text.bytes.size());
   const uint64_t cuts = XXH3_64bits(text.documents.data(), text.documents.size() * sizeof(Span));
   const std::string rest = !held.file.empty()              ? fmt::format("-{:016x}", checksum_of(held.file))
                            : held.share != HeldOut{}.share ? fmt::format("-{:g}", held.share)
                                                            : "";
-  return fmt::format("{:016x}{:016x}{:016x}-{}{}", content.high64, content.low64, cuts, cache_name(choice), rest);
+  return fmt::format("{}{:016x}-{}{}", text.content, cuts, cache_name(choice), rest);
 }
 std::string cache_key(const fs::path& file, const TokenizerChoice& choice) {
   const std::optional<fs::path> val = validation_of(file);
@@ -279,13 +307,13 @@ Dataset cached(const std::string& key, const std::string& source, const Tokenize
     try {
       Dataset found = Dataset::open(directory);
       found.source = source;  // the same content may have been met under another name
-      if (!choice.learns()) found.tokenizer = make_tokenizer(choice, "", "", source);
+      if (!choice.learns()) found.tokenizer = make_tokenizer(choice, source);
       return found;
     } catch (const InputError&) {
       fs::remove_all(directory, error);
     }
   }
-  make().write(directory);
+  make(directory);
   Dataset made = Dataset::open(directory);
   made.source = source;
   return made;
@@ -295,32 +323,27 @@ Dataset cached(const std::string& key, const std::string& source, const Tokenize
 
 Dataset make_dataset(const Text& text, const TokenizerChoice& choice, const fs::path& directory) {
   require_new(directory);
-  return opened(made_of(parts_of(text), choice).write(directory), directory);
+  return opened(write_dataset(parts_of(text), choice, directory), directory);
 }
 
 Dataset make_dataset_of(const std::vector<std::string>& sources, const TokenizerChoice& choice,
                         const fs::path& directory, int64_t shard_tokens) {
   require_new(directory);
   std::vector<Parts> all;
-  if (choice.learns())
-    for (const std::string& source : sources) all.push_back(parts_of(source));
+  for (const std::string& source : sources) all.push_back(parts_of(source));
   const std::string what = fmt::format("{}", fmt::join(sources, ", "));
-  const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(all, choice, what);
-  DatasetWriter writer(directory, what, tokenizer, shard_tokens);
-  for (size_t i = 0; i < sources.size(); ++i)
-    writer.add(encode(all.empty() ? parts_of(sources[i]) : all[i], *tokenizer));
-  return opened(writer.finish(), directory);
+  return opened(write_dataset(all, what, choice, directory, shard_tokens), directory);
 }
 
 Dataset dataset_of_documents(const fs::path& file, const TokenizerChoice& choice) {
   return cached(cache_key(file, choice) + "-documents-with-ends", file.string(), choice,
-                [&] { return made_of(documents_in(file), choice); });
+                [&](const fs::path& to) { write_dataset(documents_in(file), choice, to); });
 }
 
 Dataset import_llmc(const fs::path& file, const TokenizerChoice& choice, const fs::path& directory) {
   require_new(directory);
   require_folder(file.string(), choice);
-  return opened(made_of_llmc(file, choice).write(directory), directory);
+  return opened(write_dataset_of_llmc(file, choice, directory), directory);
 }
 
 Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice, const HeldOut& held) {
@@ -334,11 +357,12 @@ Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice, cons
     bad_input("`data` '{}': no such file or directory, and no known text (those are austen and tinyshakespeare)", spec);
   if (!text && is_llmc_file(spec)) {
     require_folder(spec, choice);
-    return cached(cache_key(fs::path(spec), choice), spec, choice, [&] { return made_of_llmc(spec, choice); });
+    return cached(cache_key(fs::path(spec), choice), spec, choice,
+                  [&](const fs::path& to) { write_dataset_of_llmc(spec, choice, to); });
   }
   if (!text) text = load_text_file(spec);
   return cached(cache_key(*text, held, choice), text->name, choice,
-                [&] { return made_of(parts_of(*text, held), choice); });
+                [&](const fs::path& to) { write_dataset(parts_of(*text, held), choice, to); });
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 // The train/validation split of a text, and reading files of text.
 #include "data/text.h"
 
+#include <xxhash.h>
 #include <zlib.h>
 #include <zstd.h>
 
@@ -14,11 +15,6 @@
 
 namespace tessera {
 
-Text one_document(std::string name, std::string bytes) {
-  const Span all{0, std::ssize(bytes)};
-  return {std::move(name), std::move(bytes), {all}};
-}
-
 int64_t HeldOut::of(int64_t n) const {
   constexpr double kRounding = 1e-12;
   return std::min(std::llround(std::ceil(static_cast<double>(n) * share * (1 - kRounding))), static_cast<long long>(n));
@@ -30,19 +26,27 @@ void HeldOut::refuse(const std::string& data) const {
                             file.empty() ? "val_share" : "val_data", data));
 }
 
-Split split_text(const Text& text, const HeldOut& held) {
-  Split split;
-  for (const Span& d : text.documents) {
-    int64_t cut = d.end - held.of(d.end - d.begin);
-    while (cut < d.end && (static_cast<uint8_t>(text.bytes[static_cast<size_t>(cut)]) & 0xC0u) == 0x80u) ++cut;
-    split.train.append(text.bytes, static_cast<size_t>(d.begin), static_cast<size_t>(cut - d.begin));
-    split.val.append(text.bytes, static_cast<size_t>(cut), static_cast<size_t>(d.end - cut));
-  }
-  if (split.train.size() < 2 || split.val.size() < 2)
+void split_text(const Text& text, const HeldOut& held, const PartPiece& f) {
+  auto document = text.documents.begin();
+  int64_t at = 0, train = 0;
+  bool held_out = false;
+  text.read([&](std::string_view piece) {
+    while (!piece.empty()) {
+      const int64_t cut = document->end - held.of(document->end - document->begin);
+      const bool inside = (static_cast<uint8_t>(piece.front()) & 0xC0u) == 0x80u;  // a character
+      held_out = at >= cut && (held_out || !inside);
+      const int64_t end = held_out ? document->end : at < cut ? cut : at + 1;
+      const std::string_view part = piece.substr(0, static_cast<size_t>(end - at));
+      f(part, held_out);
+      piece.remove_prefix(part.size());
+      at += std::ssize(part);
+      if (!held_out) train += std::ssize(part);
+      if (at == document->end) ++document, held_out = false;
+    }
+  });
+  if (train < 2 || at - train < 2)
     bad_input("data '{}': a text of {} bytes is too short; {}, held out for validation, needs at least 2 bytes",
-              text.name, text.bytes.size(),
-              held.share == HeldOut{}.share ? "its last tenth" : fmt::format("{:g} of it", held.share));
-  return split;
+              text.name, at, held.share == HeldOut{}.share ? "its last tenth" : fmt::format("{:g} of it", held.share));
 }
 
 // Reading a plain text file.
@@ -164,16 +168,63 @@ std::unique_ptr<Unpacker> unpacker_of(std::string_view first, const std::string&
 
 }  // namespace
 
-Text load_text_file(const std::filesystem::path& file) { return text_of_bytes(read_text(file), file.string()); }
+namespace {
 
-Text text_of_bytes(std::string bytes, const std::string& name) {
-  if (bytes.empty()) bad_input("{} is empty; expected a text", name);
-  const size_t nul = bytes.find('\0');
-  if (nul != std::string::npos)
-    bad_input("{} is binary (a NUL byte at offset {}){}; expected a text", name, nul, raw_tokens(name));
-  if (bytes.starts_with("\xEF\xBB\xBF")) bytes.erase(0, 3);
-  if (bytes.empty()) bad_input("{} holds only a byte order mark; expected a text", name);
-  return one_document(name, std::move(bytes));
+// Looks at all bytes of what is to be a text once.
+Text looked_at(const std::string& name, const std::function<void(const TextPiece&)>& read) {
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), XXH3_freeState);
+  if (!hash) throw std::bad_alloc();
+  XXH3_128bits_reset(hash.get());
+  constexpr std::string_view kByteOrder = "\xEF\xBB\xBF";
+  int64_t size = 0, mark = 0;
+  read([&](std::string_view piece) {
+    if (const size_t nul = piece.find('\0'); nul != std::string_view::npos)
+      bad_input("{} is binary (a NUL byte at offset {}){}; expected a text", name, size + static_cast<int64_t>(nul),
+                raw_tokens(name));
+    if (size == 0 && piece.starts_with(kByteOrder)) mark = std::ssize(kByteOrder);
+    size += std::ssize(piece);
+    if (size == std::ssize(piece)) piece.remove_prefix(static_cast<size_t>(mark));
+    XXH3_128bits_update(hash.get(), piece.data(), piece.size());
+  });
+  if (size == 0) bad_input("{} is empty; expected a text", name);
+  if (size == mark) bad_input("{} holds only a byte order mark; expected a text", name);
+  const auto [low, high] = XXH3_128bits_digest(hash.get());
+  const auto again = [name, read, size, mark](const TextPiece& f) {
+    int64_t at = 0;
+    const auto changed = [&] {
+      bad_input("{} was changed while it was used: it had {} bytes and has {}", name, size,
+                at < size ? "fewer" : "more");
+    };
+    read([&](std::string_view piece) {
+      const bool first = at == 0;
+      if ((at += std::ssize(piece)) > size) changed();
+      if (first) piece.remove_prefix(static_cast<size_t>(std::min<int64_t>(mark, std::ssize(piece))));
+      f(piece);
+    });
+    if (at < size) changed();
+  };
+  return {name, again, {{0, size - mark}}, fmt::format("{:016x}{:016x}", high, low)};
+}
+
+}  // namespace
+
+std::string Text::bytes() const {
+  std::string all;
+  read([&](std::string_view piece) { all += piece; });
+  return all;
+}
+
+Text load_text_file(const std::filesystem::path& file) {
+  return looked_at(file.string(), [file](const TextPiece& f) { read_text_pieces(file, f); });
+}
+
+Text text_of_bytes(std::string bytes, const std::string& name, std::vector<Span> documents) {
+  const auto all = std::make_shared<const std::string>(std::move(bytes));
+  Text text = looked_at(name, [all](const TextPiece& f) {
+    if (!all->empty()) f(*all);
+  });
+  if (!documents.empty()) text.documents = std::move(documents);
+  return text;
 }
 
 void read_text_pieces(const std::filesystem::path& file, const TextPiece& f) {

@@ -1,4 +1,5 @@
-// A text as the data layer hands it around: bytes, and where the documents in it begin and end.
+// A text as the data layer hands it around: bytes that are read piece by piece, and where the documents in it begin and
+// end.
 //
 // The last tenth of every document, or another share, is held out for validation, so that both splits see every
 // document's style.
@@ -19,10 +20,17 @@ struct Span {
   int64_t end = 0;
 };
 
+using TextPiece = std::function<void(std::string_view piece)>;
+
+// A text that is read as often as it is asked for, so that no text has to fit into memory.
 struct Text {
-  std::string name;             // where it came from, for messages and dataset.json
-  std::string bytes;            // UTF-8 for the char tokenizer; any bytes for the byte tokenizer
-  std::vector<Span> documents;  // in order, covering `bytes` without a gap
+  std::string name;                                 // where it came from, for messages and dataset.json
+  std::function<void(const TextPiece&)> read = {};  // calls f for its bytes: UTF-8, or any for the byte tokenizer
+  std::vector<Span> documents = {};                 // in order, covering the bytes without a gap
+  std::string content = {};                         // a hash of the bytes, in hexadecimal digits
+
+  int64_t size() const { return documents.back().end; }
+  std::string bytes() const;  // all of them at once
 };
 
 // Which part of the data is for validation and not for training: a share from the end, or another file.
@@ -36,32 +44,25 @@ struct HeldOut {
   void refuse(const std::string& data) const;
 };
 
-// The two parts of a text: of every document its first part, and the rest, which is held out.
-struct Split {
-  std::string train;
-  std::string val;
-};
-
-// A text that is one document.
-Text one_document(std::string name, std::string bytes);
+// Bytes of a text, and whether they are held out.
+using PartPiece = std::function<void(std::string_view piece, bool held)>;
 
 // Cuts the last `share` from every document, or a little less: the cut is moved forward to the next start of a UTF-8
-// character; the parts of the documents are joined in order. Throws InputError when a part would have fewer than two
-// bytes. Cost: one copy.
-Split split_text(const Text& text, const HeldOut& held = {});
+// character. Calls f for all bytes in order. Throws InputError when a part has fewer than two bytes.
+void split_text(const Text& text, const HeldOut& held, const PartPiece& f);
 
 // Plain text files.
 
 // A file, which may be compressed by gzip or zstd, as one document. A UTF-8 byte order mark is dropped; line ends stay
 // as they are, CRLF too. Throws InputError when it is missing, unreadable, no regular file (a directory, a FIFO), empty
 // or binary (has a NUL byte). Whether it is UTF-8 is for the tokenizer to ask: the byte tokenizer takes any encoding.
+// Cost: the file is read once, and again whenever the text is; a file that has another size then is refused.
 Text load_text_file(const std::filesystem::path& file);
-// A file's bytes as one document, as load_text_file() makes it; `name` is the text's name and names it in messages.
-Text text_of_bytes(std::string bytes, const std::string& name);
+// Bytes in memory as the text of a file, with its documents, or as one; `name` is the text's name and names it in
+// messages.
+Text text_of_bytes(std::string bytes, const std::string& name, std::vector<Span> documents = {});
 
 // Files of text that may be compressed by gzip or zstd, which their first bytes say, not their names.
-
-using TextPiece = std::function<void(std::string_view piece)>;
 
 // Calls f for the text of a file, piece after piece, in a few MiB of memory. Throws InputError for a file that cannot
 // be read, that is cut short or damaged, that grows beyond 256 times its size, as no text does, or

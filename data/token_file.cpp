@@ -21,29 +21,41 @@ struct Header {
 static_assert(sizeof(Header) == 64);
 static_assert(std::endian::native == std::endian::little, "token files are read as they are");
 
-// The bytes of a file: header and tokens.
+// Appends tokens of which the first has this position in its file.
 template <class T>
-std::string bytes_as(std::span<const int32_t> tokens, int64_t vocab) {
-  std::string out(sizeof(Header) + tokens.size() * sizeof(T), '\0');
+void append_as(std::string& out, std::span<const int32_t> tokens, int64_t position, int64_t vocab) {
+  const size_t begin = out.size();
+  out.resize(begin + tokens.size() * sizeof(T));
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] < 0 || tokens[i] >= vocab)
-      throw Error(fmt::format("token {} at position {} is outside the vocabulary of {}", tokens[i], i, vocab));
+      throw Error(fmt::format("token {} at position {} is outside the vocabulary of {}", tokens[i],
+                              position + static_cast<int64_t>(i), vocab));
     const auto token = static_cast<T>(tokens[i]);
-    std::memcpy(out.data() + sizeof(Header) + i * sizeof(T), &token, sizeof(T));
+    std::memcpy(out.data() + begin + i * sizeof(T), &token, sizeof(T));
   }
+}
+void append(std::string& out, std::span<const int32_t> tokens, int64_t position, int64_t vocab) {
+  if (vocab < 1 || vocab > int64_t{1} << 31)
+    throw Error(fmt::format("a vocabulary of {} tokens; expected 1 to 2^31", vocab));
+  vocab <= 65536 ? append_as<uint16_t>(out, tokens, position, vocab)
+                 : append_as<uint32_t>(out, tokens, position, vocab);
+}
+
+std::string header_of(int64_t vocab, int64_t count, uint64_t hash) {
   Header header;
-  header.width = sizeof(T);
+  header.width = vocab <= 65536 ? sizeof(uint16_t) : sizeof(uint32_t);
   header.vocab = static_cast<uint64_t>(vocab);
-  header.count = tokens.size();
-  header.hash = tessera::checksum(std::string_view(out).substr(sizeof(Header)));
+  header.count = static_cast<uint64_t>(count);
+  header.hash = hash;
+  std::string out(sizeof(header), '\0');
   std::memcpy(out.data(), &header, sizeof(header));
   return out;
 }
 
 std::string bytes_of(std::span<const int32_t> tokens, int64_t vocab) {
-  if (vocab < 1 || vocab > int64_t{1} << 31)
-    throw Error(fmt::format("a vocabulary of {} tokens; expected 1 to 2^31", vocab));
-  return vocab <= 65536 ? bytes_as<uint16_t>(tokens, vocab) : bytes_as<uint32_t>(tokens, vocab);
+  std::string all;
+  append(all, tokens, 0, vocab);
+  return header_of(vocab, std::ssize(tokens), checksum(all)) + all;
 }
 
 }  // namespace
@@ -57,6 +69,33 @@ TokenFile TokenFile::of_tokens(std::span<const int32_t> tokens, int64_t vocab, c
   TokenFile out = of_bytes(std::as_bytes(std::span(*owned)), what);
   out.owned_ = owned;
   return out;
+}
+
+TokenWriter::TokenWriter(const std::filesystem::path& file, int64_t vocab)
+    : vocab_(vocab), file_([&] {
+        SharedFile::create(file, std::string(sizeof(Header), '\0'), sizeof(Header));
+        return SharedFile(file);
+      }()) {}
+
+void TokenWriter::add(std::span<const int32_t> tokens) {
+  append(waiting_, tokens, count_, vocab_);
+  count_ += std::ssize(tokens);
+  if (waiting_.size() >= size_t{1} << 20) write();
+}
+
+void TokenWriter::write() {
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(waiting_));
+  file_.write(end_ + int64_t{sizeof(Header)}, bytes);
+  sum_.add(bytes);
+  end_ += std::ssize(bytes);
+  waiting_.clear();
+}
+
+void TokenWriter::finish() {
+  write();
+  const std::string header = header_of(vocab_, count_, sum_.value());
+  file_.write(0, std::as_bytes(std::span(header)));
+  file_.flush();
 }
 
 // Everything in the file is checked before anything of it is used.
@@ -153,10 +192,13 @@ int32_t TokenFile::operator[](int64_t i) const {
   return token;
 }
 
-std::vector<int32_t> TokenFile::all() const {
-  std::vector<int32_t> out(static_cast<size_t>(count_));
-  copy(0, count_, out.data());
-  return out;
+void TokenFile::pieces(int64_t begin, int64_t end, const Each& f) const {
+  std::vector<int32_t> tokens;
+  for (; begin < end; begin += std::ssize(tokens)) {
+    tokens.resize(static_cast<size_t>(std::min(end - begin, int64_t{1} << 20)));
+    copy(begin, std::ssize(tokens), tokens.data());
+    f(tokens);
+  }
 }
 
 void TokenFile::copy(int64_t begin, int64_t count, int32_t* out) const {

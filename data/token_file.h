@@ -38,7 +38,9 @@ class TokenFile {
   // Tokens [begin, begin + count) to `out`. The caller keeps them inside [0, size()). Throws InputError when the file
   // was changed so that they are not there, or are outside the vocabulary.
   void copy(int64_t begin, int64_t count, int32_t* out) const;
-  std::vector<int32_t> all() const;
+  // Calls f for the tokens [begin, end), in order, many at once. Throws as copy() does.
+  using Each = std::function<void(std::span<const int32_t> tokens)>;
+  void pieces(int64_t begin, int64_t end, const Each& f) const;
 
  private:
   // An open file, or bytes in memory.
@@ -60,6 +62,25 @@ class TokenFile {
   int64_t vocab_ = 0;
   uint64_t checksum_ = 0;
   int64_t begin_ = 0, width_ = 2;  // bytes: where the tokens begin, and of each
+};
+
+// A file that is written as its tokens come, and is one for TokenFile::open() when finish() has returned.
+class TokenWriter {
+ public:
+  // The file must not be there yet. Everything throws OutputError.
+  TokenWriter(const std::filesystem::path& file, int64_t vocab_size);
+  // Throws Error for a token that is not in [0, vocab_size).
+  void add(std::span<const int32_t> tokens);
+  int64_t count() const { return count_; }
+  void finish();
+
+ private:
+  void write();
+
+  int64_t vocab_, count_ = 0, end_ = 0;  // tokens, and bytes that are written
+  std::string waiting_ = {};
+  Checksum sum_ = {};
+  SharedFile file_;
 };
 
 // Token files of llm.c: a header of 256 little-endian int32 (magic, version, count, then zeros) and the tokens.

@@ -71,15 +71,75 @@ std::unique_ptr<Tokenizer> load_folder(std::string_view name) {
   return Tokenizer::open_folder(name);
 }
 
-std::unique_ptr<Tokenizer> make_named(const TokenizerChoice& choice, std::string_view text, std::string_view train,
-                                      const std::string& what) {
+bool is_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+constexpr size_t kBeside = 2048;
+
+// A place near the end of a text where it can be cut; 0: none. Between two characters, or where `may_cut` takes it
+// between white space and something else, with a few thousand bytes before the place and behind it.
+template <class MayCut>
+size_t place_to_cut(std::string_view text, bool anywhere, const MayCut& may_cut) {
+  size_t at = text.size() - kBeside;
+  if (anywhere) {
+    for (int i = 0; i < 3 && (static_cast<uint8_t>(text[at]) & 0xC0u) == 0x80u; ++i) --at;
+    return at;
+  }
+  for (int tries = 500; at > kBeside && tries > 0; --at)
+    if (is_blank(text[at]) != is_blank(text[at - 1]))
+      if (--tries; may_cut(text.substr(at - kBeside, kBeside), text.substr(at, kBeside))) return at;
+  return 0;
+}
+
+// Calls f for the text that waits, as far as it can be cut, in chunks of `chunk` bytes or more.
+template <class MayCut, class F>
+void take_chunks(std::string& waiting, size_t chunk, bool anywhere, const std::string& what, const MayCut& may_cut,
+                 const F& f) {
+  while (waiting.size() >= chunk) {
+    const size_t at = place_to_cut(waiting, anywhere, may_cut);
+    if (at == 0 && waiting.size() < 8 * chunk) return;
+    if (at == 0)
+      bad_input(
+          "{}: found no place in {} bytes where the text can be cut and has the same tokens; expected documents, which "
+          "are JSON lines of {{\"text\": ...}}",
+          what, waiting.size());
+    f(std::string_view(waiting).substr(0, at));
+    waiting.erase(0, at);
+  }
+}
+
+std::unique_ptr<Tokenizer> make_named(const TokenizerChoice& choice, const std::string& what, const TextWalk& text) {
   const std::string_view name = choice.chosen();
-  if (name == "char") return std::make_unique<CharTokenizer>(CharTokenizer::of_text(text, what));
   if (name == "bytes") return std::make_unique<ByteTokenizer>();
-  if (name != "bpe") return load_folder(name);
+  if (!choice.learns()) return load_folder(name);
+  const bool characters = name == "char";
+  // No piece of GPT-2's pattern has white space behind something else: there a text can be cut without a look.
+  const auto whole_pieces = [](std::string_view left, std::string_view right) {
+    size_t at = last_character(left);
+    return is_blank(right.front()) && !is_white_space(next_code_point(left, at).value_or(0xFFFD));
+  };
+  const auto learn = [&](const auto& f) {
+    std::string waiting;
+    text([&](std::string_view piece, bool held) {
+      if (held && !characters) return;
+      waiting += piece;
+      take_chunks(waiting, size_t{8} << 20, characters, what, whole_pieces, f);
+    });
+    f(waiting);
+  };
+  if (characters) return std::make_unique<CharTokenizer>(CharTokenizer::of_chunks(learn, what));
+  WordCounts counts;
+  learn([&](std::string_view chunk) { counts.add(chunk); });
+  if (counts.forgotten() > 0 && choice.note)
+    choice.note(fmt::format(
+        "{}: more than {} different words; those met {} times or fewer were forgotten while words were counted", what,
+        WordCounts::kMost, counts.forgotten()));
   BpeTraining training{.vocab_size = choice.vocab_size, .least_count = kLeastCount};
-  if (choice.progress) training.progress = [&](int64_t made) { choice.progress(made, choice.vocab_size); };
-  return std::make_unique<BpeTokenizer>(train_bpe(train, training));
+  if (choice.progress)
+    training.progress = [&](int64_t made) {
+      choice.progress(
+          fmt::format("training a byte-level BPE tokenizer: {} of at most {} tokens", made, choice.vocab_size));
+    };
+  return std::make_unique<BpeTokenizer>(train_bpe(std::move(counts), training));
 }
 
 }  // namespace
@@ -136,9 +196,44 @@ std::unique_ptr<Tokenizer> Tokenizer::open_folder(const std::filesystem::path& f
   return HubTokenizer::load(folder, std::move(text), json);
 }
 
-std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, std::string_view text, std::string_view train,
-                                          const std::string& what) {
-  return with_tokens(make_named(choice, text, train, what), choice);
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, const std::string& what,
+                                          const TextWalk& text) {
+  return with_tokens(make_named(choice, what, text), choice);
+}
+
+TextEncoder::TextEncoder(const Tokenizer& tokenizer, std::string what, Each each, bool add_ends, size_t chunk)
+    : tokenizer_(tokenizer), what_(std::move(what)), each_(std::move(each)), chunk_(chunk) {
+  if (!add_ends) return;
+  const std::vector<int32_t> ends = tokenizer.encode_with("", {.add_ends = true});
+  const std::span<const int32_t> before = tokenizer.beginning();
+  behind_.assign(ends.begin() + std::ssize(before), ends.end());
+  each_(before);
+}
+
+bool TextEncoder::may_cut(std::string_view left, std::string_view right) const {
+  const EncodeOptions inside{.begins = false, .first = false};
+  std::vector<int32_t> apart = tokenizer_.encode_with(left, inside);
+  const std::vector<int32_t> behind = tokenizer_.encode_with(right, inside);
+  apart.insert(apart.end(), behind.begin(), behind.end());
+  return apart == tokenizer_.encode_with({left.data(), left.size() + right.size()}, inside);
+}
+
+void TextEncoder::encode(std::string_view chunk) {
+  each_(tokenizer_.encode_with(chunk, {.begins = done_ == 0, .first = done_ == 0, .offset = done_}));
+  done_ += std::ssize(chunk);
+}
+
+void TextEncoder::add(std::string_view piece) {
+  waiting_ += piece;
+  take_chunks(
+      waiting_, chunk_, tokenizer_.kind() == "char" || tokenizer_.kind() == "bytes", what_,
+      [&](std::string_view left, std::string_view right) { return may_cut(left, right); },
+      [&](std::string_view chunk) { encode(chunk); });
+}
+
+void TextEncoder::finish() {
+  encode(waiting_);
+  each_(behind_);
 }
 
 std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const TokenizerChoice& choice) {

@@ -25,6 +25,7 @@ struct EncodeOptions {
   bool add_ends = false;         // adds what the tokenizer puts before a text and after it: bos, eos, or nothing
   bool begins = true;            // false: the text goes on behind other tokens, so that nothing marks its beginning
   bool first = true;             // false: behind a special token it begins anew, but not the whole text
+  int64_t offset = 0;            // of the text's first byte, for messages
 };
 
 class Tokenizer {
@@ -90,17 +91,48 @@ struct TokenizerChoice {
   int64_t vocab_size = 50257;           // size of a bpe tokenizer that is trained
   std::vector<std::string> added = {};  // special tokens that it gets besides its own
   std::string end = {};                 // the special token that ends a text; empty: its own
-  // Called while one is trained, with the tokens made so far.
-  std::function<void(int64_t made, int64_t most)> progress = nullptr;
+  // Called now and then with a line on what is done while texts are read and a tokenizer is trained; and with what a
+  // user should know of the one that was.
+  std::function<void(const std::string&line)> progress = nullptr, note = nullptr;
 
   std::string_view chosen() const { return name.empty() ? otherwise : name; }
   bool learns() const { return chosen() == "char" || chosen() == "bpe"; }  // from the texts to train on
 };
 
-// The tokenizer for a text named `what`, whose part to train on is `train`: char takes the characters of the whole
-// text, bpe learns from `train`, a folder is read. Throws Error (usage) for a name that is none of these, InputError.
-std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, std::string_view text, std::string_view train,
-                                          const std::string& what);
+// Calls f for the pieces of a text, in order; `held`: not to train on.
+using TextWalk = std::function<void(const std::function<void(std::string_view piece, bool held)>& f)>;
+
+// The tokenizer for a text named `what`: char takes the characters of the whole text, bpe learns from the part to train
+// on, a folder is read, and no text. Throws Error (usage) for a name that is none of these, InputError.
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, const std::string& what,
+                                          const TextWalk& text = nullptr);
+
+// The tokens of a text that comes piece by piece, of any length, in some 100 MB of memory: those that it has as a
+// whole. It is cut between white space and something else, where the tokens of a few thousand bytes around the place
+// are the same with the cut and without; a text of characters or bytes anywhere between two.
+class TextEncoder {
+ public:
+  using Each = std::function<void(std::span<const int32_t> tokens)>;
+  // `add_ends` as in EncodeOptions; `chunk`: bytes that are encoded at once, or more. The tokenizer must outlive this;
+  // `what` names the text.
+  TextEncoder(const Tokenizer& tokenizer, std::string what, Each each, bool add_ends = false,
+              size_t chunk = size_t{8} << 20);
+  // Throws Error as encode() does, and InputError for a text that has no such place in eight chunks.
+  void add(std::string_view piece);
+  void finish();
+
+ private:
+  void encode(std::string_view chunk);
+  bool may_cut(std::string_view left, std::string_view right) const;
+
+  const Tokenizer& tokenizer_;
+  std::string what_;
+  Each each_;
+  size_t chunk_;
+  std::vector<int32_t> behind_ = {};
+  int64_t done_ = 0;  // bytes
+  std::string waiting_ = {};
+};
 
 // A tokenizer with the tokens that the choice adds, which the Hugging Face library knows then too: one that it has
 // keeps its number, as there, and others follow its last. Throws Error (usage): an end that is no special token, or a

@@ -31,12 +31,16 @@ std::unique_ptr<LanguageModel> make_frozen(const ModelConfig& config) {
 // A model's prompts as turns of a conversation, or each by itself.
 class Conversation {
  public:
-  // `vocab` is the model's table. Throws Error (usage) for options that do not go together, and as ask() does.
-  Conversation(const GenerateOptions& o, const Tokenizer& tokenizer, int64_t vocab)
-      : tokenizer_(tokenizer), how_{.style = o.chat_template, .ends = !o.no_bos, .special = o.special, .vocab = vocab} {
+  // A template that the model's run was told to learn is its own. Throws Error (usage) for options that do not go
+  // together, and as ask() does.
+  Conversation(const GenerateOptions& o, const Tokenizer& tokenizer, const Pretrained& from)
+      : tokenizer_(tokenizer),
+        how_{.style = o.chat_template, .ends = !o.no_bos, .special = o.special, .vocab = from.config.vocab} {
     if (o.chat && (!o.prompts.empty() || o.prompts_file))
       throw Error("--chat: takes its turns from standard input; expected no --prompt and no --prompts");
     if (!has_template() && (o.chat || o.system)) how_.style = ChatTemplate::automatic;
+    if (how_.style == ChatTemplate::automatic && from.chat_template != ChatTemplate::none)
+      how_.style = from.chat_template;
     if (has_template()) ask({}, how_, tokenizer_);
     if (o.system) turns_.push_back({Role::system, *o.system});
   }
@@ -352,7 +356,7 @@ std::unique_ptr<Trainer> part_of(const Inference& inference, Communicator& world
 int run(const GenerateOptions& o) {
   const std::vector<std::string> said = o.chat ? std::vector<std::string>() : prompts_of(o);
   const Inference model = open_inference(o.from, o.words);
-  const Conversation beginning = in_options([&] { return Conversation(o, *model.tokenizer, model.from.config.vocab); });
+  const Conversation beginning = in_options([&] { return Conversation(o, *model.tokenizer, model.from); });
   Prompts prompts{said, {}, !beginning.has_template()};
   for (const std::string& prompt : said)
     prompts.asked.push_back(beginning.has_template() ? in_options([&] { return beginning.asked(prompt); })

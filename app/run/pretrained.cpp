@@ -188,6 +188,7 @@ Pretrained open_pretrained(const fs::path& from, const Base& base) {
   out.config = config_in(out.path);
   const TrainOptions run = options_in(out.path);
   out.dtype = job_of(run).optim.dtype;
+  if (out.path.filename() != "step-0") out.chat_template = run.chat_template;
   if (out.config.lora.rank > 0) out.base = base_of(run);
   const auto saved = std::make_shared<const SavedTensors>(out.path, "model");
   saved->expect_no_others(names_of(*make_model(out.config)));

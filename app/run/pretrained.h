@@ -21,6 +21,8 @@ struct Pretrained {
   // The codes of a folder whose layers are in 4 bits, by our names: a tensor's, or nothing where it has none.
   std::optional<GptqConfig> gptq = {};
   std::function<std::optional<Int4Matrix>(const std::string& name)> codes = {};
+  // The template that its run was told to learn; automatic: none, or the tokenizer's own.
+  ChatTemplate chat_template = ChatTemplate::automatic;
   // Lines for the user: keys of a folder that are not read, why newer checkpoints of a run were not taken.
   std::vector<std::string> notes = {};
 };

@@ -127,6 +127,9 @@ class CharTokenizer final : public DescribedTokenizer {
  public:
   // The characters of `text`. Throws InputError (naming `what` and the byte offset) when it is not UTF-8, or empty.
   static CharTokenizer of_text(std::string_view text, const std::string& what);
+  // The same of a text that `walk` hands on in chunks of whole characters.
+  using ChunkWalk = std::function<void(const std::function<void(std::string_view chunk)>& f)>;
+  static CharTokenizer of_chunks(const ChunkWalk& walk, const std::string& what);
   // The file's "characters", code points that ascend. Throws InputError.
   static CharTokenizer from_json(const nlohmann::json& json, const std::string& what);
 
@@ -172,6 +175,23 @@ class BpeTokenizer final : public DescribedTokenizer {
   std::vector<Merge> merges_;
 };
 
+// How often each piece of GPT-2's pattern stands in a text. Where there are more than a million different ones, the
+// rarest are forgotten, until half of them are left. Cost: one pass; a million pieces take 100 MB.
+class WordCounts {
+ public:
+  static constexpr size_t kMost = 1'000'000;
+  using Counts = std::unordered_map<std::string, int64_t, hub::Hash, std::equal_to<>>;
+
+  void add(std::string_view text);
+  const Counts& all() const { return counts_; }
+  // The largest count with which a piece was forgotten; 0: none was.
+  int64_t forgotten() const { return forgotten_; }
+
+ private:
+  Counts counts_;
+  int64_t forgotten_ = 0;
+};
+
 struct BpeTraining {
   int64_t vocab_size = 50257;  // GPT-2's; at least 256
   int64_t least_count = 2;     // count of a pair that is worth a token: a small text ends with fewer than vocab_size
@@ -181,8 +201,9 @@ struct BpeTraining {
 
 // Begins with the 256 bytes, and again and again joins the pair of tokens that stands side by side most often in the
 // pieces of the text (the pair with the smaller numbers among equals) until the vocabulary is full or no pair is
-// frequent enough. Source: Sennrich et al. 2016, algorithm 1. Cost: one pass over the text; then each merge costs only
-// the distinct pieces that contain it.
+// frequent enough. Source: Sennrich et al. 2016, algorithm 1. Cost: each merge costs only the distinct pieces that
+// contain it.
+BpeTokenizer train_bpe(WordCounts pieces, const BpeTraining& options);
 BpeTokenizer train_bpe(std::string_view text, const BpeTraining& options);
 
 // A tokenizer that others made: the tokenizer.json of a Hugging Face folder and the files that belong to it. Token for

@@ -159,9 +159,12 @@ BpeTokenizer::Merge of_key(uint64_t key) {
 
 class Trainer {
  public:
-  explicit Trainer(std::string_view text) {
+  explicit Trainer(const WordCounts::Counts& counts) {
     for (const uint8_t byte : bpe::bytes_in_order()) add_token(std::string(1, static_cast<char>(byte)));
-    count_words(text);
+    for (const auto& [word, count] : counts) {
+      words_.push_back({{}, count});
+      for (const char byte : word) words_.back().tokens.push_back(ids_.at(std::string(1, byte)));
+    }
     for (size_t w = 0; w < words_.size(); ++w) add_pairs(static_cast<int32_t>(w), nullptr);
     for (const auto& [key, pair] : pairs_) heap_.push({pair.count, ~key});
   }
@@ -190,19 +193,6 @@ class Trainer {
     const auto [place, added] = ids_.emplace(bytes, static_cast<int32_t>(tokens_.size()));
     if (added) tokens_.push_back(bytes);
     return place->second;
-  }
-
-  void count_words(std::string_view text) {
-    std::unordered_map<std::string_view, int32_t> index;
-    bpe::for_each_piece(text, [&](std::string_view piece) {
-      const auto [place, added] = index.emplace(piece, static_cast<int32_t>(words_.size()));
-      if (added) {
-        Word word{{}, 0};
-        for (const char byte : piece) word.tokens.push_back(ids_.at(std::string(1, byte)));
-        words_.push_back(std::move(word));
-      }
-      ++words_[static_cast<size_t>(place->second)].count;
-    });
   }
 
   // Adds a word's pairs to the counts; `changed` gets them.
@@ -311,17 +301,25 @@ CharTokenizer CharTokenizer::from_json(const Json& json, const std::string& what
 }
 
 CharTokenizer CharTokenizer::of_text(std::string_view text, const std::string& what) {
+  return of_chunks([&](const auto& f) { f(text); }, what);
+}
+
+CharTokenizer CharTokenizer::of_chunks(const ChunkWalk& walk, const std::string& what) {
   std::vector<bool> found(0x110000);
-  for (size_t position = 0; position < text.size();) {
-    const size_t at = position;
-    const std::optional<char32_t> c = next_code_point(text, position);
-    if (!c)
-      bad_input(
-          "{} is not UTF-8 (invalid byte 0x{:02x} at offset {}), which `tokenizer` char needs; `tokenizer` bytes takes "
-          "any encoding",
-          what, static_cast<uint8_t>(text[at]), at);
-    found[*c] = true;
-  }
+  size_t before = 0;
+  walk([&](std::string_view text) {
+    for (size_t position = 0; position < text.size();) {
+      const size_t at = position;
+      const std::optional<char32_t> c = next_code_point(text, position);
+      if (!c)
+        bad_input(
+            "{} is not UTF-8 (invalid byte 0x{:02x} at offset {}), which `tokenizer` char needs; `tokenizer` bytes "
+            "takes any encoding",
+            what, static_cast<uint8_t>(text[at]), before + at);
+      found[*c] = true;
+    }
+    before += text.size();
+  });
   std::vector<char32_t> characters;
   for (char32_t c = 0; c < found.size(); ++c)
     if (found[c]) characters.push_back(c);
@@ -329,17 +327,18 @@ CharTokenizer CharTokenizer::of_text(std::string_view text, const std::string& w
   return CharTokenizer(std::move(characters));
 }
 
-std::vector<int32_t> CharTokenizer::encode_with(std::string_view text, const EncodeOptions&) const {
+std::vector<int32_t> CharTokenizer::encode_with(std::string_view text, const EncodeOptions& options) const {
   std::vector<int32_t> tokens;
   tokens.reserve(text.size());
   for (size_t position = 0; position < text.size();) {
-    const size_t at = position;
+    const size_t begin = position;
     const std::optional<char32_t> c = next_code_point(text, position);
+    const int64_t at = options.offset + static_cast<int64_t>(begin);
     if (!c) throw Error(fmt::format("the text is not UTF-8: invalid byte at offset {}", at));
     const auto known = index_.find(*c);
     if (known == index_.end())
       throw Error(fmt::format("the character '{}' (U+{:04X}) at byte {} is not among the {} of the tokenizer",
-                              *c < 0x20 ? std::string_view("?") : text.substr(at, position - at),
+                              *c < 0x20 ? std::string_view("?") : text.substr(begin, position - begin),
                               static_cast<uint32_t>(*c), at, vocab_size()));
     tokens.push_back(known->second);
   }
@@ -409,13 +408,32 @@ std::string BpeTokenizer::to_json() const {
   return written("bpe", {{"vocab.json", vocab_json()}, {"merges.txt", merges_txt()}});
 }
 
-BpeTokenizer train_bpe(std::string_view text, const BpeTraining& options) {
+void WordCounts::add(std::string_view text) {
+  bpe::for_each_piece(text, [&](std::string_view piece) {
+    const auto found = counts_.find(piece);
+    if (found != counts_.end()) return void(++found->second);
+    counts_.emplace(piece, 1);
+    if (counts_.size() <= kMost) return;
+    for (int64_t rare = 1; counts_.size() > kMost / 2; ++rare) {
+      std::erase_if(counts_, [&](const auto& word) { return word.second <= rare; });
+      forgotten_ = std::max(forgotten_, rare);
+    }
+  });
+}
+
+BpeTokenizer train_bpe(WordCounts pieces, const BpeTraining& options) {
   if (options.vocab_size < 256)
     throw FieldError("vocab", fmt::format("a bpe tokenizer has at least its 256 bytes; found {}", options.vocab_size));
-  Trainer trainer(text);
+  Trainer trainer(std::exchange(pieces, {}).all());
   while (trainer.made() < options.vocab_size && trainer.step(options.least_count))
     if (options.progress && trainer.made() % kProgressEvery == 0) options.progress(trainer.made());
   return std::move(trainer).finish();
+}
+
+BpeTokenizer train_bpe(std::string_view text, const BpeTraining& options) {
+  WordCounts pieces;
+  pieces.add(text);
+  return train_bpe(std::move(pieces), options);
 }
 
 }  // namespace tessera

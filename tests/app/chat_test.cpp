@@ -51,6 +51,14 @@ class ChatTest : public test::ProgramTest {
             more);
     ASSERT_EQ(ran.status, 0) << ran.err;
   }
+  // A run of one step, which was told no template.
+  void begin(const std::string& out) const {
+    const auto ran =
+        run("train --data chat.jsonl --model llama-nano --layers 1 --heads 2 --kv-heads 2 --channels 16 --context 96 "
+            "--steps 1 --batch 2 --ranks 1 --threads-per-rank 1 --tokenizer tok --out " +
+            out);
+    ASSERT_EQ(ran.status, 0) << ran.err;
+  }
   std::string said(const std::string& arguments, const std::string& before = "") const {
     const auto ran = run("generate tuned --temperature 0 --tokens 20 --threads-per-rank 1 " + arguments, before);
     EXPECT_EQ(ran.status, 0) << ran.err;
@@ -96,10 +104,13 @@ TEST_F(ChatTest, ATurnEndsAtTheTemplatesOwnMarker) {
   tune("--tokenizer tok --template chatml");
   EXPECT_EQ(said("--template chatml --prompt 'snow?'"), "white.\n") << "<|im_end|> ends a turn, not the text";
   EXPECT_NE(said("--template chatml --prompt 'snow?' --ignore-end"), "white.\n");
+  EXPECT_EQ(said("--template auto --prompt 'snow?'"), "white.\n") << "what the run was told to learn";
+  EXPECT_EQ(said("--chat", "echo 'snow?' |"), "white.\n");
   const std::string none = "--template: the model has none of its own; expected chatml, llama3, alpaca or none";
-  expect_failure("generate tuned --template auto --prompt x", 2, none);
-  expect_failure("generate tuned --chat", 2, none, "echo x |");
-  expect_failure("generate tuned --system x --prompt x", 2, none);
+  begin("another");
+  expect_failure("generate another --template auto --prompt x", 2, none);
+  expect_failure("generate another --chat", 2, none, "echo x |");
+  expect_failure("generate another --system x --prompt x", 2, none);
   // Other programs stop where generation_config.json says.
   ASSERT_EQ(run("checkpoint export tuned --out folder").status, 0);
   for (const char* file : {"folder/generation_config.json", "folder/config.json"})
@@ -113,10 +124,7 @@ TEST_F(ChatTest, AFolderStopsWhereItsTemplateEndsATurn) {
   jinja.replace(jinja.find("eos_token"), 9, "'<|im_end|>'");
   make_tokenizer(jinja);
   std::ofstream(path("tok/tokenizer_config.json")) << Json{{"eos_token", "<|im_start|>"}, {"chat_template", jinja}};
-  ASSERT_EQ(run("train --data chat.jsonl --model llama-nano --layers 1 --heads 2 --kv-heads 2 --channels 16 --context "
-                "96 --steps 1 --batch 2 --ranks 1 --threads-per-rank 1 --tokenizer tok --out tuned")
-                .status,
-            0);
+  begin("tuned");
   const auto ends = [&](const std::string& from, const std::string& to) {
     EXPECT_EQ(run("checkpoint export " + from + " --out " + to).status, 0);
     return Json::parse(read_file(path(to + "/generation_config.json"))).at("eos_token_id");
@@ -126,6 +134,19 @@ TEST_F(ChatTest, AFolderStopsWhereItsTemplateEndsATurn) {
   std::ofstream(path("folder/generation_config.json")) << Json{{"eos_token_id", 400}};
   ASSERT_EQ(run("checkpoint import folder --out imported").status, 0);
   EXPECT_EQ(ends("imported", "again"), Json(400));
+}
+
+// A run that was told to learn another template than the tokenizer came with is asked by it, and hands it on.
+TEST_F(ChatTest, TheTemplateThatWasLearntGoesOut) {
+  make_tokenizer("{{ messages[-1].content }} is");
+  tune("--tokenizer tok --template chatml");
+  EXPECT_EQ(said("--template auto --prompt 'snow?'"), "white.\n");
+  ASSERT_EQ(run("checkpoint export tuned --out folder").status, 0);
+  EXPECT_EQ(run("generate folder --temperature 0 --tokens 20 --chat", "printf 'snow?\nsky?\n' |").out,
+            "white.\nblue.\n");
+  // Alpaca's has no form in Jinja: the folder's is not the one that was learnt, and a line says so.
+  begin("other --template alpaca --context 256");
+  EXPECT_NE(run("checkpoint export other --out again").err.find("not what the run learnt"), std::string::npos);
 }
 
 // The tokenizer of characters has no x either, by which the end of an answer was once looked for.

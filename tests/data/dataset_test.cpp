@@ -15,15 +15,15 @@ std::string prose() {
 }
 
 TEST_F(DatasetTest, IsMadeAndOpened) {
-  const Text text = one_document("prose", prose());
+  const Text text = text_of_bytes(prose(), "prose");
   const Dataset d = make_dataset(text, {"char"}, path("deep/set/"));
-  const Split split = split_text(text);
+  const auto split = parts_of(text);
   std::vector<int32_t> val(static_cast<size_t>(d.val.size()));
   d.val.copy(0, d.val.size(), val.data());
   EXPECT_EQ(d.tokenizer->decode(val), split.val);
   EXPECT_EQ(d.source, "prose");
   EXPECT_EQ(d.val_bytes, static_cast<int64_t>(split.val.size()));
-  EXPECT_EQ(d.train_bytes + d.val_bytes, static_cast<int64_t>(text.bytes.size()));
+  EXPECT_EQ(d.train_bytes + d.val_bytes, text.size());
   EXPECT_LT(d.val.size(), d.val_bytes);  // the text has characters of two bytes
   const double per_byte = static_cast<double>(d.val.size()) / static_cast<double>(d.val_bytes);
   EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), per_byte, 1e-12);
@@ -35,13 +35,13 @@ TEST_F(DatasetTest, IsMadeAndOpened) {
 
 TEST_F(DatasetTest, AFailureLeavesNothing) {
   expect_error(Status::input, {"not UTF-8", "offset 1"},
-               [&] { make_dataset(one_document("t", "a\xFF" + prose()), {"char"}, path("set")); });
+               [&] { make_dataset(text_of_bytes("a\xFF" + prose(), "t"), {"char"}, path("set")); });
   EXPECT_TRUE(std::filesystem::is_empty(path("")));
   file("blocked", "");
   expect_error(Status::output, {"blocked"},
-               [&] { make_dataset(one_document("t", prose()), {"char"}, path("blocked/set")); });
+               [&] { make_dataset(text_of_bytes(prose(), "t"), {"char"}, path("blocked/set")); });
   expect_error(Status::output, {"cannot make the dataset", "too long"},
-               [&] { make_dataset(one_document("t", prose()), {"char"}, path(std::string(300, 'x'))); });
+               [&] { make_dataset(text_of_bytes(prose(), "t"), {"char"}, path(std::string(300, 'x'))); });
 }
 
 TEST_F(DatasetTest, TextFilesAreCachedByContent) {
@@ -87,7 +87,7 @@ TEST_F(DatasetTest, DocumentsOfAJsonlFile) {
 TEST_F(DatasetTest, RefusesDirectoriesThatDoNotFitTogether) {
   const auto damage = [&](const std::string& name, const std::string& bytes, std::initializer_list<std::string> parts) {
     std::filesystem::remove_all(path("set"));
-    make_dataset(one_document("prose", prose()), {"char"}, path("set"));
+    make_dataset(text_of_bytes(prose(), "prose"), {"char"}, path("set"));
     std::ofstream(path("set") / name, std::ios::binary) << bytes;
     expect_error(Status::input, parts, [&] { Dataset::open(path("set")); });
   };
@@ -100,7 +100,7 @@ TEST_F(DatasetTest, RefusesDirectoriesThatDoNotFitTogether) {
   damage("tokenizer.json", R"({"format":"tessera tokenizer","version":1,"kind":"bytes"})",
          {"vocabularies differ", "256"});
   damage("val.tok", "TESS", {"val.tok"});
-  make_dataset(one_document("prose", prose()), {"char"}, path("whole"));
+  make_dataset(text_of_bytes(prose(), "prose"), {"char"}, path("whole"));
   std::string huge = read_file(path("whole/dataset.json"));
   const size_t bytes = huge.find("\"bytes\": ", huge.find("\"val\"")) + 9;
   huge.replace(bytes, huge.find_first_of(",\n", bytes) - bytes, "4611686018427387904");
@@ -122,20 +122,20 @@ TEST_F(DatasetTest, CacheDirectoryFollowsTheEnvironment) {
 TEST_F(DatasetTest, AustenIsTheSixNovels) {
   const std::optional<Text> text = known_text("austen");
   ASSERT_TRUE(text);
-  EXPECT_EQ(checksum(text->bytes), 0x9d8dc2e17e6618beu);
+  EXPECT_EQ(checksum(text->bytes()), 0x9d8dc2e17e6618beu);
   const std::vector<std::string> openings{"EMMA\n",       "MANSFIELD PARK\n",      "NORTHANGER ABBEY\n",
                                           "Persuasion\n", "PRIDE AND PREJUDICE\n", "SENSE AND SENSIBILITY\n"};
   ASSERT_EQ(text->documents.size(), openings.size());
   for (size_t i = 0; i < openings.size(); ++i)
-    EXPECT_EQ(text->bytes.substr(static_cast<size_t>(text->documents[i].begin), openings[i].size()), openings[i]);
-  EXPECT_EQ(text->documents.back().end, static_cast<int64_t>(text->bytes.size()));
+    EXPECT_EQ(text->bytes().substr(static_cast<size_t>(text->documents[i].begin), openings[i].size()), openings[i]);
+  EXPECT_EQ(text->documents.back().end, text->size());
   EXPECT_EQ(dataset_for("austen", {}).source, "austen");
 }
 
 TEST_F(DatasetTest, TinyshakespeareIsOneDocument) {
   const std::optional<Text> text = known_text("tinyshakespeare");
   ASSERT_TRUE(text);
-  EXPECT_EQ(checksum(text->bytes), 0x6572a3fb9fde75d3u);
+  EXPECT_EQ(checksum(text->bytes()), 0x6572a3fb9fde75d3u);
   ASSERT_EQ(text->documents.size(), 1u);
   EXPECT_EQ(text->documents[0].end, 1'115'394);
   EXPECT_FALSE(known_text("dickens"));

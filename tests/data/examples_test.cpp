@@ -427,5 +427,14 @@ TEST_F(LoadedExamples, LongOnesAreCutAndCounted) {
   EXPECT_EQ(d.notes.front(), "2 examples are longer than the context and are cut after 7 tokens");
 }
 
+TEST_F(LoadedExamples, OfMoreRowsThanMemoryHoldsAreRefused) {
+  const fs::path file = write(std::string(kGood) + kGood + kGood);
+  const int64_t bytes = 3 * (std::ssize(std::string_view(kGood)) - 1);
+  EXPECT_EQ(load_examples(file, kBytes, {.context = 8, .most_bytes = bytes}).train_examples->examples(), 2);
+  for (const bool skip : {false, true})
+    expect_error(Status::input, {"f.jsonl", "memory does not suffice", "`tessera data`"},
+                 [&] { load_examples(file, kBytes, {.skip_bad = skip, .context = 8, .most_bytes = bytes - 1}); });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -139,7 +139,7 @@ TEST_F(HubTokenizerTest, ADatasetKeepsItAndLendsItToAnother) {
   std::string text;
   for (int i = 0; i < 40; ++i) text += "She'd said <|end|> caf\xC3\xA9 " + std::to_string(i) + "\n";
   const std::string name = (kFixtures / "qwen").string();
-  const Dataset made = make_dataset(one_document("text", text), {.name = name}, path("dataset"));
+  const Dataset made = make_dataset(text_of_bytes(text, "text"), {.name = name}, path("dataset"));
   EXPECT_EQ(made.tokenizer->kind(), "hub");
   std::vector<int32_t> train;
   for (int64_t i = 0; i < made.train_tokens(); ++i) train.push_back(made.train[0][i]);
@@ -343,14 +343,14 @@ TEST_F(HubTokenizerTest, AddsTokensAsTheLibraryDoes) {
     EXPECT_EQ(with_tokens(Tokenizer::from_json(made->to_json(), "kept"), choice)->to_json(), made->to_json()) << c.name;
   }
   TokenizerChoice bytes{.name = "bytes", .added = {"<a>"}, .end = "<a>"};
-  const auto made = make_tokenizer(bytes, "", "", "text");
+  const auto made = make_tokenizer(bytes, "text");
   EXPECT_EQ(made->document_end(), 256);
   EXPECT_EQ(made->encode_with("é\n<a>", {.special_in_text = true}), (std::vector<int32_t>{0xC3, 0xA9, '\n', 256}));
   EXPECT_EQ(cache_name({.name = "bytes"}), "bytes");
   EXPECT_NE(cache_name(bytes), "bytes");
   bytes.end = "<A>";
   expect_error(Status::usage, {"`end`", "1 special tokens", "found '<A>'; did you mean '<a>'?"},
-               [&] { make_tokenizer(bytes, "", "", "text"); });
+               [&] { make_tokenizer(bytes, "text"); });
 }
 
 TEST_F(HubTokenizerTest, AMillionMergesAreRefused) {

@@ -20,7 +20,10 @@ std::string llmc(int32_t magic, int32_t version, const std::vector<T>& tokens) {
 std::string gpt2_file(const std::vector<uint16_t>& tokens) { return llmc(20240520, 1, tokens); }
 
 std::vector<int32_t> parse(const std::string& bytes, int64_t vocab) {
-  return TokenFile::of_llmc_bytes(std::as_bytes(std::span(bytes)), vocab, "t.bin").all();
+  const TokenFile file = TokenFile::of_llmc_bytes(std::as_bytes(std::span(bytes)), vocab, "t.bin");
+  std::vector<int32_t> out(static_cast<size_t>(file.size()));
+  file.copy(0, file.size(), out.data());
+  return out;
 }
 
 TEST(LlmcFile, IsReadInBothWidths) {
@@ -51,7 +54,7 @@ class LlmcDataset : public DataTest {
  protected:
   LlmcDataset() {
     const Dataset made =
-        make_dataset(one_document("mixed", test::mixed_text()), {.name = "bpe", .vocab_size = 500}, path("tokenizer"));
+        make_dataset(text_of_bytes(test::mixed_text(), "mixed"), {.name = "bpe", .vocab_size = 500}, path("tokenizer"));
     EXPECT_EQ(made.tokenizer->vocab_size(), 500);
     std::vector<uint16_t> tokens;
     for (const int32_t t : made.tokenizer->encode(test::unseen_text())) tokens.push_back(static_cast<uint16_t>(t));
@@ -86,7 +89,7 @@ TEST_F(LlmcDataset, ATextTakesATokenizerFromAFolder) {
   EXPECT_EQ(other.tokenizer->to_json(), Tokenizer::load(path("tokenizer/tokenizer.json"))->to_json());
   EXPECT_EQ(dataset_for(path("tokenizer").string(), folder()).tokenizer->vocab_size(), 500);
   const Dataset again =
-      make_dataset(one_document("t", test::unseen_text()), {.name = "bpe", .vocab_size = 300}, path("another"));
+      make_dataset(text_of_bytes(test::unseen_text(), "t"), {.name = "bpe", .vocab_size = 300}, path("another"));
   expect_error(Status::usage, {"`tokenizer`", "another one (bpe)"},
                [&] { dataset_for(again.directory.string(), folder()); });
 }

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "data/files.h"
+#include "data/text.h"
 #include "tests/support/errors.h"
 
 namespace tessera {
@@ -24,5 +25,15 @@ class DataTest : public testing::Test {
  private:
   TemporaryDirectory scratch_{std::filesystem::temp_directory_path() / "tessera-test-"};
 };
+
+// Both parts of a text.
+struct TextParts {
+  std::string train = {}, val = {};
+};
+inline TextParts parts_of(const Text& text) {
+  TextParts out;
+  split_text(text, {}, [&](std::string_view piece, bool held) { (held ? out.val : out.train) += piece; });
+  return out;
+}
 
 }  // namespace tessera

@@ -14,13 +14,13 @@ namespace {
 using TextTest = DataTest;
 
 TEST_F(TextTest, KeepsLineEndsAndDropsTheByteOrderMark) {
-  EXPECT_EQ(load_text_file(file("a", "one\r\ntwo\n")).bytes, "one\r\ntwo\n");
+  EXPECT_EQ(load_text_file(file("a", "one\r\ntwo\n")).bytes(), "one\r\ntwo\n");
   const Text text = load_text_file(file("b", "\xEF\xBB\xBFword"));
-  EXPECT_EQ(text.bytes, "word");
+  EXPECT_EQ(text.bytes(), "word");
   ASSERT_EQ(text.documents.size(), 1u);
   EXPECT_EQ(text.documents[0].end, 4);
   const std::string line(10'000'000, 'x');
-  EXPECT_EQ(load_text_file(file("long", line)).bytes.size(), line.size());
+  EXPECT_EQ(load_text_file(file("long", line)).bytes().size(), line.size());
 }
 
 TEST_F(TextTest, RefusesWhatIsNoText) {
@@ -82,16 +82,16 @@ TEST(Utf8, EveryCodePointComesBackAndNothingElseIsTaken) {
 }
 
 TEST(SplitText, HoldsOutTheLastTenthOfEveryDocument) {
-  const Text text{"t", "aaaaaaaaaAbbbbbbbbbbbbbbbbbbBB", {{0, 10}, {10, 30}}};
-  const Split split = split_text(text);
+  const Text text = text_of_bytes("aaaaaaaaaAbbbbbbbbbbbbbbbbbbBB", "t", {{0, 10}, {10, 30}});
+  const auto split = parts_of(text);
   EXPECT_EQ(split.train, "aaaaaaaaabbbbbbbbbbbbbbbbbb");
   EXPECT_EQ(split.val, "ABB");
   // Five characters of two bytes: nine bytes are cut inside the last one, which goes to the training part whole.
   std::string umlauts;
   for (int i = 0; i < 15; ++i) umlauts += "\xC3\xA4";
-  EXPECT_EQ(split_text(one_document("u", umlauts)).train.size(), 28u);
-  EXPECT_EQ(split_text(one_document("u", umlauts)).val.size(), 2u);
-  expect_error(Status::input, {"'tiny'", "5 bytes", "too short"}, [] { split_text(one_document("tiny", "hello")); });
+  EXPECT_EQ(parts_of(text_of_bytes(umlauts, "u")).train.size(), 28u);
+  EXPECT_EQ(parts_of(text_of_bytes(umlauts, "u")).val.size(), 2u);
+  expect_error(Status::input, {"'tiny'", "5 bytes", "too short"}, [] { parts_of(text_of_bytes("hello", "tiny")); });
 }
 
 TEST_F(TextTest, WholeFiles) {

@@ -33,11 +33,11 @@ TEST(CharTokenizer, NamesWhatItCannotEncode) {
 TEST(ByteTokenizer, TakesEveryByte) {
   std::string all;
   for (int b = 0; b < 256; ++b) all += static_cast<char>(b);
-  const std::unique_ptr<Tokenizer> t = make_tokenizer({"bytes"}, "", "", "t");
+  const std::unique_ptr<Tokenizer> t = make_tokenizer({"bytes"}, "t");
   EXPECT_EQ(t->decode(t->encode(all)), all);
   EXPECT_EQ(t->encode("\xFF"), (std::vector<int32_t>{255}));
   EXPECT_EQ(Tokenizer::from_json(t->to_json(), "t")->kind(), "bytes");
-  expect_error(Status::usage, {"`tokenizer` 'words'"}, [] { make_tokenizer({"words"}, "a", "a", "t"); });
+  expect_error(Status::usage, {"`tokenizer` 'words'"}, [] { make_tokenizer({"words"}, "t"); });
 }
 
 TEST(TokenizerJson, IsReadStrictly) {
