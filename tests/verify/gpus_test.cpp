@@ -117,27 +117,26 @@ TEST_F(GpuProgramTest, TheSummarySaysWhatRan) {
 
 TEST_F(GpuProgramTest, WhatAGpuCannotDoIsOneLine) {
   if (!test::no_float64().empty())
-    expect_failure("verify --device cuda --dtype fp64 --ranks 2", 2,
-                   "--dtype: fp64 on a GPU takes a build with -DTESSERA_FLOAT64_KERNELS=ON");
+    fails("verify --device cuda --dtype fp64 --ranks 2", 2,
+          "--dtype: fp64 on a GPU takes a build with -DTESSERA_FLOAT64_KERNELS=ON");
   if (!test::emulated()) return;
   setenv("TESSERA_EMULATED_GIB", "1", 1);
-  expect_failure("train " + kSmall + "--device cuda --ranks 1 --vocab 9000000", 3,
-                 "a smaller --batch, more --microbatches, --recompute or --offload need less");
+  fails("train " + kSmall + "--device cuda --ranks 1 --vocab 9000000", 3,
+        "a smaller --batch, more --microbatches, --recompute or --offload need less");
   unsetenv("TESSERA_EMULATED_GIB");
   setenv("TESSERA_EMULATED_GPU_IS_OLD", "1", 1);
-  expect_failure("train " + kSmall + "--device cuda", 2, "holds no code for emulated GPU, of compute capability 9.0");
+  fails("train " + kSmall + "--device cuda", 2, "holds no code for emulated GPU, of compute capability 9.0");
   unsetenv("TESSERA_EMULATED_GPU_IS_OLD");
   setenv("TESSERA_EMULATED_GPUS", "0", 1);
-  expect_failure("train " + kSmall + "--device cuda", 2,
-                 "--device cuda: no GPU was found: the NVIDIA driver lists none");
+  fails("train " + kSmall + "--device cuda", 2, "--device cuda: no GPU was found: the NVIDIA driver lists none");
   setenv("TESSERA_EMULATED_GPUS", "no driver", 1);
-  expect_failure("train " + kSmall + "--device cuda", 2, "no GPU was found: this machine has no NVIDIA driver");
+  fails("train " + kSmall + "--device cuda", 2, "no GPU was found: this machine has no NVIDIA driver");
   unsetenv("TESSERA_EMULATED_GPUS");
 }
 
 TEST_F(GpusTest, WhatCannotBeCapturedSaysWhy) {
-  expect_failure("train " + kSmall + "--device cuda --cp 2 --backend nccl --all-reduce native --cuda-graph on", 2,
-                 "a step cannot be captured because the ranks of --cp-mode ring send each other messages");
+  fails("train " + kSmall + "--device cuda --cp 2 --backend nccl --all-reduce native --cuda-graph on", 2,
+        "a step cannot be captured because the ranks of --cp-mode ring send each other messages");
 }
 
 // The same contract on processes: `mpirun ... tessera verify` for every member of the family that can be many
