@@ -297,10 +297,9 @@ std::string useless_options(const TrainOptions& o) {
 TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const std::string& otherwise, bool quiet) {
   std::error_code error;
   const auto progress = std::make_shared<Progress>(Progress::for_stderr(0, quiet));
-  TokenizerChoice out{
-      .name = name.value_or(""), .otherwise = otherwise, .progress = [progress](int64_t made, int64_t most) {
-        progress->work(fmt::format("training a byte-level BPE tokenizer: {} of at most {} tokens", made, most));
-      }};
+  TokenizerChoice out{.name = name.value_or(""),
+                      .otherwise = otherwise,
+                      .progress = [progress](const std::string& line) { progress->work(line); }};
   if (!quiet) out.note = [](const std::string& note) { std::fputs((one_line(note) + "\n").c_str(), stderr); };
   if (!name || *name == "char" || *name == "bytes" || *name == "bpe" || std::filesystem::is_directory(*name, error))
     return out;

@@ -36,7 +36,9 @@ std::vector<std::string> sources_of(const DatasetOptions& o) {
   return out;
 }
 
-Dataset make(const DatasetOptions& o, const TokenizerChoice& choice) {
+Dataset make(const DatasetOptions& o) {
+  TokenizerChoice choice = tokenizer_choice(o.tokenizer, "char", false);
+  if (o.tokenizer == "bpe") choice.vocab_size = o.vocab;  // and not bpe-N
   const std::vector<std::string> sources = sources_of(o);
   const std::string& first = sources.front();
   if (o.out)
@@ -49,9 +51,7 @@ Dataset make(const DatasetOptions& o, const TokenizerChoice& choice) {
 }
 
 int run(const DatasetOptions& o) {
-  TokenizerChoice choice = tokenizer_choice(o.tokenizer, "char", false);
-  if (o.tokenizer == "bpe") choice.vocab_size = o.vocab;  // and not bpe-N
-  const Dataset d = make(o, choice);
+  const Dataset d = make(o);
   const std::string files = d.train.size() > 1 ? fmt::format(" in {} files", d.train.size()) : "";
   print(fmt::format("{}\n  {} tokens to train on{}, {} held out; vocabulary {} ({})\n  {}\n", one_line(d.source),
                     d.train_tokens(), files, d.val_tokens(), d.tokenizer->vocab_size(), d.tokenizer->kind(),

@@ -191,11 +191,26 @@ Parts parts_of(const std::string& source) {
   return parts_of(text ? *text : load_text_file(source));
 }
 
-void write_parts(const Parts& parts, const Tokenizer& tokenizer, DatasetWriter& writer) {
+// The walk through some parts, of which each MiB is told.
+TextWalk told(const Parts& parts, const std::string& what_for, const TokenizerChoice& choice) {
+  if (!choice.progress) return parts.walk;
+  return [=, walk = parts.walk, name = parts.name, tell = choice.progress](const PartPiece& f) {
+    constexpr size_t kMebi = size_t{1} << 20;
+    size_t bytes = 0;
+    walk([&](std::string_view piece, bool held) {
+      const size_t before = std::exchange(bytes, bytes + piece.size());
+      if (before / kMebi != bytes / kMebi) tell(fmt::format("{}: {} MiB read for {}", name, bytes / kMebi, what_for));
+      f(piece, held);
+    });
+  };
+}
+
+void write_parts(const Parts& parts, const Tokenizer& tokenizer, const TokenizerChoice& choice, DatasetWriter& writer) {
+  const TextWalk walk = told(parts, "its tokens", choice);
   const auto write = [&](bool held) { return [&, held](std::span<const int32_t> more) { writer.add(more, held); }; };
   if (!parts.documents) {
     TextEncoder train(tokenizer, parts.name, write(false)), val(tokenizer, parts.name, write(true));
-    parts.walk([&](std::string_view piece, bool held) {
+    walk([&](std::string_view piece, bool held) {
       (held ? val : train).add(piece);
       writer.add_bytes(std::ssize(piece), held);
     });
@@ -203,7 +218,7 @@ void write_parts(const Parts& parts, const Tokenizer& tokenizer, DatasetWriter& 
     return;
   }
   const std::optional<int32_t> end = tokenizer.document_end();
-  parts.walk([&](std::string_view one, bool held) {
+  walk([&](std::string_view one, bool held) {
     const std::string text = std::string(one) + (end ? "" : "\n\n");
     writer.add(tokenizer.beginning(), held);
     writer.add(tokenizer.encode(text), held);
@@ -217,7 +232,7 @@ std::shared_ptr<const Tokenizer> tokenizer_for(std::span<const Parts> all, const
                                                const std::string& what) {
   return make_tokenizer(choice, what, [&](const PartPiece& f) {
     for (const Parts& p : all)
-      p.walk([&](std::string_view text, bool held) {
+      told(p, "a tokenizer", choice)([&](std::string_view text, bool held) {
         f(text, held);
         if (p.documents) f("\n\n", held);
       });
@@ -236,7 +251,7 @@ bool write_dataset(std::span<const Parts> all, const std::string& what, const To
                    const fs::path& directory, int64_t shard_tokens = 0) {
   const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(all, choice, what);
   DatasetWriter writer(directory, what, tokenizer, shard_tokens);
-  for (const Parts& p : all) write_parts(p, *tokenizer, writer);
+  for (const Parts& p : all) write_parts(p, *tokenizer, choice, writer);
   return writer.finish();
 }
 bool write_dataset(const Parts& parts, const TokenizerChoice& choice, const fs::path& directory) {

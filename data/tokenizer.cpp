@@ -134,7 +134,11 @@ std::unique_ptr<Tokenizer> make_named(const TokenizerChoice& choice, const std::
         "{}: more than {} different words; those met {} times or fewer were forgotten while words were counted", what,
         WordCounts::kMost, counts.forgotten()));
   BpeTraining training{.vocab_size = choice.vocab_size, .least_count = kLeastCount};
-  if (choice.progress) training.progress = [&](int64_t made) { choice.progress(made, choice.vocab_size); };
+  if (choice.progress)
+    training.progress = [&](int64_t made) {
+      choice.progress(
+          fmt::format("training a byte-level BPE tokenizer: {} of at most {} tokens", made, choice.vocab_size));
+    };
   return std::make_unique<BpeTokenizer>(train_bpe(std::move(counts), training));
 }
 

@@ -91,9 +91,9 @@ struct TokenizerChoice {
   int64_t vocab_size = 50257;           // size of a bpe tokenizer that is trained
   std::vector<std::string> added = {};  // special tokens that it gets besides its own
   std::string end = {};                 // the special token that ends a text; empty: its own
-  // Called while one is trained, with the tokens made so far; and with what a user should know of the one that was.
-  std::function<void(int64_t made, int64_t most)> progress = nullptr;
-  std::function<void(const std::string& note)> note = nullptr;
+  // Called now and then with a line on what is done while texts are read and a tokenizer is trained; and with what a
+  // user should know of the one that was.
+  std::function<void(const std::string&line)> progress = nullptr, note = nullptr;
 
   std::string_view chosen() const { return name.empty() ? otherwise : name; }
   bool learns() const { return chosen() == "char" || chosen() == "bpe"; }  // from the texts to train on

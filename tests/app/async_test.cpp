@@ -1,9 +1,6 @@
 // Asynchronous runs that are stopped, killed and picked up again: a replay ends with the bits of one that nobody
 // disturbed, wherever it was stopped; a run without one comes to a common step, from which any plan can go on.
 
-#include <nlohmann/json.hpp>
-#include <sstream>
-
 #include "parallel/async/push_log.h"
 #include "tests/app/layouts.h"
 #include "tests/app/program.h"
@@ -11,29 +8,13 @@
 namespace tessera {
 
 namespace {
-namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
-class AsyncResumeTest : public test::ProgramTest {
+class AsyncResumeTest : public ProgramTest {
  protected:
-  std::string files(const std::string& checkpoint) const { return weights(checkpoint) + optimizer(checkpoint); }
-  // Losses and rates of the steps.
-  std::vector<Json> records(const std::string& run) const {
-    std::vector<Json> out;
-    std::istringstream in(read_file(path(run + "/metrics.jsonl")));
-    for (std::string line; std::getline(in, line);) {
-      Json record = Json::parse(line);
-      for (const char* key : {"tokens_per_s", "step_ms"}) record.erase(key);
-      if (record.at("event") != "summary") out.push_back(record);
-    }
-    return out;
-  }
   Json about(const std::string& checkpoint) const { return Json::parse(open_checkpoint(path(checkpoint)).about); }
   PushLog order(const std::string& file) const { return parse_push_log(read_file(path(file)), file); }
   void expect_success(const std::string& arguments, const std::string& words = "") const {
-    const test::Ran r = run(arguments);
-    ASSERT_EQ(r.status, 0) << arguments << ": " << r.err;
-    EXPECT_NE(r.err.find(words), std::string::npos) << arguments << ": " << r.err;
+    expect_has(must(arguments).err, words);
   }
   // Disturbs run "run" until it has come to its end, which is step `steps`.
   void disturb_until_done(const std::string& first, const std::string& again, int64_t steps, int kinds) const {
@@ -42,16 +23,13 @@ class AsyncResumeTest : public test::ProgramTest {
     int stops = 0;
     for (int k = 0; k < 8; ++k) {
       const bool begun = fs::exists(path("run/config.toml"));
-      const uintmax_t recorded = begun ? fs::file_size(path("run/metrics.jsonl")) : 0;
       const int signal = signals[static_cast<size_t>(k % kinds)];
       const int64_t before = newest_step();
-      const int status = interrupted(begun ? again : first, signal, recorded + 300);
+      const int status = interrupted(begun ? again : first, signal, recorded() + 300);
       const std::string log = read_file(path("err.txt"));
       if (status == 0) break;  // it was faster
       if (begun) {
-        EXPECT_NE(log.find(before > 0 ? fmt::format("going on after step {}\n", before) : "beginning"),
-                  std::string::npos)
-            << log;
+        expect_has(log, before > 0 ? fmt::format("going on after step {}\n", before) : "beginning");
       }
       if (signal == SIGKILL) continue;
       ++stops;
@@ -165,42 +143,40 @@ TEST_F(UnevenTest, OtherPlansAreRefused) {
       "run/checkpoints/step-2 was saved inside a replay, with its workers at different steps; expected --dp-mode "
       "ps-async with 2 ranks and 1 servers";
   for (const char* plan : {"--ranks 2", "--ranks 1 --dp-mode ps-async", "--ranks 2 --dp-mode ps-async --servers 2"})
-    expect_failure(fmt::format("train --resume --out run {}{}", test::kNoPlan, plan), 2, words);
+    fails(fmt::format("train --resume --out run {}{}", test::kNoPlan, plan), 2, words);
 }
 
 TEST_F(UnevenTest, WhatIsNotTheRunsOwnOrderIsRefused) {
   record("other.txt", {{1, 0, 0}, {0, 0, 0}, {0, 1, 2}, {1, 1, 2}, {0, 2, 4}, {1, 2, 4}});
-  expect_failure("train --resume --out run --replay other.txt", 2,
-                 "--replay: other.txt is not the order of the run that is continued");
+  fails("train --resume --out run --replay other.txt", 2,
+        "--replay: other.txt is not the order of the run that is continued");
   // One that has not pulled when it is saved, and one that goes on as if it had.
   fs::remove_all(path("run"));
   record("begun.txt", {{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}});
   expect_success(train_ + "--replay begun.txt --out run");
-  expect_failure("train --resume --out run --replay order.txt", 2,
-                 "--replay: in order.txt worker 1 has pulled parameters that run/checkpoints/step-2 does not hold");
+  fails("train --resume --out run --replay order.txt", 2,
+        "--replay: in order.txt worker 1 has pulled parameters that run/checkpoints/step-2 does not hold");
 }
 
 TEST_F(UnevenTest, ARecordNeedsTheWholeOrder) {
   fs::remove_all(path("run"));
   expect_success("train " + kSmall + "--steps 2 --ranks 2 --out run");
-  expect_failure("train --resume --out run --steps 4 --dp-mode ps-async --record new.txt", 2,
-                 "--record: 2 steps were made under another plan; expected a run that had 2 ranks and 1 servers");
-  expect_failure("train --resume --out run --steps 3 --dp-mode ps-async --staleness 1 --replay order.txt", 2,
-                 "--replay: order.txt is not the order of the run that is continued");
+  fails("train --resume --out run --steps 4 --dp-mode ps-async --record new.txt", 2,
+        "--record: 2 steps were made under another plan; expected a run that had 2 ranks and 1 servers");
+  fails("train --resume --out run --steps 3 --dp-mode ps-async --staleness 1 --replay order.txt", 2,
+        "--replay: order.txt is not the order of the run that is continued");
 }
 
 // Workers of an asynchronous run that learn nothing have together the losses of one rank that learns nothing.
 
-using AsyncRowsTest = test::ProgramTest;
+using AsyncRowsTest = ProgramTest;
 
 TEST_F(AsyncRowsTest, AreThoseOfOneRank) {
   const auto losses = [&](const std::string& plan) {
-    const test::Ran ran = train("--dropout 0.3 --lr 1e-30 --no-eval --no-save --format json " + plan);
-    EXPECT_EQ(ran.status, 0) << ran.err;
     std::vector<double> out;
-    std::istringstream lines(ran.out);
-    for (std::string line; std::getline(lines, line);)
-      if (const auto record = nlohmann::json::parse(line); record["event"] == "step") out.push_back(record["loss"]);
+    const auto ran = train("--dropout 0.3 --lr 1e-30 --no-eval --no-save --format json " + plan);
+    for (const Json& record : records_of(ran.out))
+      if (record["event"] == "step") out.push_back(record["loss"]);
     return out;
   };
   const std::vector<double> alone = losses("--ranks 1");

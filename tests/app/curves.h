@@ -1,10 +1,8 @@
 // The scalars of a run, by tag: as metrics.jsonl holds them, and as TensorBoard's own reader sees them.
 #pragma once
 #include <map>
-#include <nlohmann/json.hpp>
-#include <sstream>
 
-#include "data/files.h"
+#include "tests/app/program.h"
 #include "tests/support/python.h"
 
 namespace tessera::test {
@@ -14,11 +12,9 @@ using Curves = std::map<std::string, std::vector<std::pair<int64_t, float>>>;  /
 // Why TensorBoard's reader cannot be asked, or nothing.
 inline std::string tensorboard_missing() { return missing("tensorboard.backend.event_processing.event_accumulator"); }
 
-inline Curves recorded_curves(const std::filesystem::path& run) {
+inline Curves recorded_curves(const fs::path& run) {
   Curves out;
-  std::istringstream lines(read_file(run / "metrics.jsonl"));
-  for (std::string line; std::getline(lines, line);) {
-    const nlohmann::json record = nlohmann::json::parse(line);
+  for (const Json& record : records_of(read_file(run / "metrics.jsonl"))) {
     if (record.at("event") == "summary") continue;
     for (const auto& [key, value] : record.items())
       if (key != "event" && key != "step" && key != "step_ms")
@@ -28,12 +24,11 @@ inline Curves recorded_curves(const std::filesystem::path& run) {
 }
 
 // `view` is "shown", or "held" for everything in the files, the steps that were made again as well.
-inline Curves read_curves(const std::filesystem::path& run, const std::string& view) {
+inline Curves read_curves(const fs::path& run, const std::string& view) {
   const Exchange exchange;
-  exchange.run(std::filesystem::path(TESSERA_SOURCE_DIR) / "tests/compare/read_events.py",
-               "'" + std::filesystem::absolute(run).string() + "'");
+  exchange.run(fs::path(TESSERA_SOURCE_DIR) / "tests/compare/read_events.py", "'" + fs::absolute(run).string() + "'");
   const std::vector<char> text = exchange.read<char>("events.json");
-  return nlohmann::json::parse(text).at(view).get<Curves>();
+  return Json::parse(text).at(view).get<Curves>();
 }
 
 }  // namespace tessera::test

@@ -1,6 +1,4 @@
 // generate and evaluate: the same texts and the same loss under every plan, and alone as in a batch.
-#include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "data/tokenizer/described.h"
 #include "tests/app/program.h"
@@ -10,42 +8,21 @@
 namespace tessera {
 
 namespace {
-namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
 constexpr const char* kPlans[] = {"--ranks 1", "--dp 2", "--dp 2 --zero 3",
                                   "--tp 2",    "--pp 2", "--tp 2 --pp 2 --dp 2 --zero 3"};
 
-std::vector<Json> lines_of(const std::string& text) {
-  std::vector<Json> out;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = text.find('\n', at);
-    out.push_back(Json::parse(text.substr(at, end - at)));
-    at = end + 1;
-  }
-  return out;
-}
-
-class InferenceTest : public test::ProgramTest {
+class InferenceTest : public ProgramTest {
  protected:
   void make(const std::string& model) const {
     fs::remove_all(path("base"));
-    const auto ran = run("train --data text.txt --model " + model +
-                         " --layers 2 --heads 2 --channels 16 --context 16 --tokenizer bytes --batch 4 --steps 30 "
-                         "--warmup 2 --lr 0.02 --threads-per-rank 1 --ranks 1 --out base");
-    ASSERT_EQ(ran.status, 0) << ran.err;
+    train("--tokenizer bytes --ranks 1 --steps 30 --lr 0.02 --out base --layers 2 --model " + model);
   }
-  void write(const std::string& name, const std::string& text) const { std::ofstream(path(name)) << text; }
-  std::string generate(const std::string& more) const {
-    const auto ran = run("generate base --threads-per-rank 1 " + more);
-    EXPECT_EQ(ran.status, 0) << more << ran.err;
-    return ran.out;
-  }
+  std::string generate(const std::string& more) const { return must("generate base --threads-per-rank 1 " + more).out; }
   Json evaluate(const std::string& more) const {
-    const auto ran = run("evaluate base --threads-per-rank 1 --format json " + more);
-    EXPECT_EQ(ran.status, 0) << more << ran.err;
-    return ran.status == 0 ? lines_of(ran.out).at(0) : Json();
+    return must("evaluate base --threads-per-rank 1 --format json " + more).last_record();
   }
+  double loss_on(const std::string& more) const { return evaluate("--data " + more).at("loss"); }
 };
 
 TEST_F(InferenceTest, WritesTheSameUnderEveryPlan) {
@@ -55,7 +32,7 @@ TEST_F(InferenceTest, WritesTheSameUnderEveryPlan) {
   for (const char* model : {"llama-nano --kv-heads 2", "gpt-nano", "llama-nano --kv-heads 2 --experts 4"}) {
     make(model);
     const std::string one = generate("--prompt 'Line 7' --temperature 0 --tokens 40"), all = generate(several);
-    EXPECT_EQ(lines_of(all).size(), 3u);
+    EXPECT_EQ(records_of(all).size(), 3u);
     for (const char* plan : kPlans) {
       EXPECT_EQ(generate(std::string("--prompt 'Line 7' --temperature 0 --tokens 40 ") + plan), one) << model << plan;
       EXPECT_EQ(generate(several + plan), all) << model << plan;
@@ -68,7 +45,7 @@ TEST_F(InferenceTest, APromptAmongOthersIsWrittenAsAlone) {
   make("llama-nano");
   write("prompts.txt", "Line 1\na text\n\nsays little, but more of it\nL\r\n");
   const std::vector<Json> together =
-      lines_of(generate("--prompts prompts.txt --temperature 0 --tokens 25 --format json"));
+      records_of(generate("--prompts prompts.txt --temperature 0 --tokens 25 --format json"));
   ASSERT_EQ(together.size(), 4u);
   EXPECT_EQ(together[3].at("prompt"), "L");
   for (const Json& one : together) {
@@ -90,7 +67,7 @@ TEST_F(InferenceTest, StopsBeforeItsStopTexts) {
       if (stop.find('\n') != std::string::npos || stop.find('\'') != std::string::npos) continue;
       const std::string more = "--prompt Line --temperature 0 --tokens 60 --stop zzz --stop '" + stop + "' ";
       EXPECT_EQ(generate(more), "Line" + found + "\n") << stop;
-      const Json json = lines_of(generate(more + "--format json")).at(0);
+      const Json json = records_of(generate(more + "--format json")).at(0);
       EXPECT_EQ(json.at("text"), found);
       EXPECT_EQ(json.at("ended"), "stop");
     }
@@ -104,72 +81,61 @@ TEST_F(InferenceTest, EvaluatesTheSameUnderEveryPlan) {
     make(model);
     for (const std::string data : {"other.txt", "pairs.jsonl --template none"}) {
       const Json one = evaluate("--data " + data);
+      const double loss = one.at("loss");
       EXPECT_EQ(one.at("tokens"), data == "other.txt" ? 60 : 14);
       for (const std::string plan : kPlans) {
-        const Json found = evaluate("--data " + data + " " + plan);
-        const double a = found.at("loss").get<double>(), b = one.at("loss").get<double>();
-        if (plan.find("tp") == std::string::npos)
-          EXPECT_EQ(a, b) << model << data << plan;
-        else
-          EXPECT_NEAR(a, b, 1e-6) << model << data << plan;
+        const double exact = plan.find("tp") == std::string::npos ? 0 : 1e-6;
+        EXPECT_NEAR(loss_on(data + " " + plan), loss, exact) << model << data << plan;
       }
-      EXPECT_NEAR(evaluate("--data " + data + " --batch 1").at("loss").get<double>(), one.at("loss").get<double>(),
-                  1e-6);
+      EXPECT_NEAR(loss_on(data + " --batch 1"), loss, 1e-6);
     }
     const Json one = evaluate("--data other.txt");
-    EXPECT_NEAR(one.at("bits_per_byte").get<double>(), one.at("loss").get<double>() * 60 / 61 / std::log(2.0), 1e-9);
+    const double loss = one.at("loss");
+    EXPECT_NEAR(one.at("bits_per_byte").get<double>(), loss * 60 / 61 / std::log(2.0), 1e-9);
     for (const char* plan : {"--cp 2", "--cp 2 --cp-mode ulysses", "--tp 2 --sp"})
-      EXPECT_NEAR(evaluate(std::string("--data other.txt ") + plan).at("loss").get<double>(),
-                  one.at("loss").get<double>(), 1e-6);
+      EXPECT_NEAR(loss_on(std::string("other.txt ") + plan), loss, 1e-6);
   }
 }
 
 // Training and evaluate say the same of the tokens of the validation part.
 TEST_F(InferenceTest, EvaluatesAsTrainingValidates) {
-  ASSERT_EQ(run("data text.txt --tokenizer bytes --out tokens").status, 0);
-  const auto ran =
-      run("train --data tokens --layers 1 --heads 2 --channels 16 --context 16 --batch 4 --steps 5 "
-          "--threads-per-rank 1 --ranks 1 --format json --out base");
-  ASSERT_EQ(ran.status, 0) << ran.err;
-  const Json summary = lines_of(ran.out).back();
+  must("data text.txt --tokenizer bytes --out tokens");
+  const Json summary = train("--data tokens --steps 5 --ranks 1 --format json --out base").last_record();
   const Json found = evaluate("--data tokens");
   EXPECT_NEAR(found.at("loss").get<double>(), summary.at("val_loss").get<double>(), 1e-6);
-  ASSERT_EQ(run("checkpoint export base --out folder").status, 0);
-  const auto folder = run("evaluate folder --threads-per-rank 1 --data tokens --format json");
-  EXPECT_EQ(lines_of(folder.out).at(0), found);
+  must("checkpoint export base --out folder");
+  EXPECT_EQ(must("evaluate folder --threads-per-rank 1 --data tokens --format json").last_record(), found);
 }
 
 TEST_F(InferenceTest, MistakesAreNamed) {
   make("llama-nano");
   write("empty.txt", "");
   write("one.txt", "a");
-  expect_failure("evaluate base", 2, "--data: expected a text, tokens or examples; found none");
-  expect_failure("evaluate base --data nowhere.txt", 4, "nowhere.txt");
-  expect_failure("evaluate base --data one.txt", 4, "1 tokens; expected at least 2");
-  expect_failure("evaluate base --data empty.txt", 4, "empty.txt");
-  expect_failure("evaluate base --data text.txt --tp 3", 2, "--tp: 3 does not divide");
-  expect_failure("evaluate base --data text.txt --lr 3", 2, "unknown option '--lr'");
-  expect_failure("evaluate base --data text.txt --context 32", 2, "--context: the model has 16");
-  expect_failure("generate base --prompt ''", 2, "--prompt: expected at least one character");
-  expect_failure("generate base --stop ''", 2, "--stop: expected at least one character");
-  expect_failure("generate base --prompts empty.txt", 4, "no prompts; expected one on each line");
-  expect_failure("generate base --cp 2", 2, "unknown option '--cp'");
-  expect_failure("generate base --min-p 2", 2, "--min-p: expected a number in [0, 1]");
-  expect_failure("generate nowhere", 4, "nowhere");
+  fails("evaluate base", 2, "--data: expected a text, tokens or examples; found none");
+  fails("evaluate base --data nowhere.txt", 4, "nowhere.txt");
+  fails("evaluate base --data one.txt", 4, "1 tokens; expected at least 2");
+  fails("evaluate base --data empty.txt", 4, "empty.txt");
+  fails("evaluate base --data text.txt --tp 3", 2, "--tp: 3 does not divide");
+  fails("evaluate base --data text.txt --lr 3", 2, "unknown option '--lr'");
+  fails("evaluate base --data text.txt --context 32", 2, "--context: the model has 16");
+  fails("generate base --prompt ''", 2, "--prompt: expected at least one character");
+  fails("generate base --stop ''", 2, "--stop: expected at least one character");
+  fails("generate base --prompts empty.txt", 4, "no prompts; expected one on each line");
+  fails("generate base --cp 2", 2, "unknown option '--cp'");
+  fails("generate base --min-p 2", 2, "--min-p: expected a number in [0, 1]");
+  fails("generate nowhere", 4, "nowhere");
 }
 
 // The validation that a run reports, against the weights that it has saved and the text that it was given.
 
-using nlohmann::json;
-
-class ValidationOfRunsTest : public test::ProgramTest {
+class ValidationOfRunsTest : public ProgramTest {
  protected:
   // 'é' has two bytes, so that a token is more than a byte.
   ValidationOfRunsTest() {
     std::string text;
     for (int i = 0; i < 500; ++i)
       text += fmt::format("L'{} é é été {}, {}.\n", i % 13, i * 7 % 31, i % 3 ? "né" : "et");
-    std::ofstream(path("text.txt"), std::ios::binary) << text;
+    write("text.txt", text);
     size_t cut = text.size() * 9 / 10;
     while ((static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) ++cut;
     held_out_ = characters_of(text.substr(cut));
@@ -213,14 +179,11 @@ TEST_F(ValidationOfRunsTest, IsThatOfTheSavedWeightsOverTheWholeSplit) {
         "--tp 2 --ranks 4", "--ranks 2 --dp-mode ps-async --staleness 0"}) {
     SCOPED_TRACE(plan);
     const std::string out = fmt::format("run-{}", run++);
-    const test::Ran ran =
+    const Ran ran =
         train(fmt::format("--dropout 0.3 --eval-every 6 --save-every 6 --format json --out {} {}", out, plan));
-    ASSERT_EQ(ran.status, 0) << ran.err;
-    std::istringstream lines(ran.out);
     size_t evaluated = 0;
     double last = 0;
-    for (std::string line; std::getline(lines, line);) {
-      const json record = json::parse(line);
+    for (const Json& record : records_of(ran.out)) {
       if (!record.contains("val_loss")) continue;
       const double loss = record["val_loss"], bits = record["val_bits_per_byte"];
       EXPECT_NEAR(bits, loss / std::log(2.0) * static_cast<double>(held_out_.size()) / static_cast<double>(bytes_),
@@ -232,7 +195,7 @@ TEST_F(ValidationOfRunsTest, IsThatOfTheSavedWeightsOverTheWholeSplit) {
       last = loss;
       ++evaluated;
       const double direct = direct_loss(fmt::format("{}/checkpoints/step-{}", out, record["step"].get<int64_t>()));
-      EXPECT_NEAR(loss, direct, 1e-5 * direct) << line;
+      EXPECT_NEAR(loss, direct, 1e-5 * direct) << record;
     }
     EXPECT_EQ(evaluated, plan.find("async") == std::string::npos ? 2U : 1U);
   }
@@ -241,7 +204,7 @@ TEST_F(ValidationOfRunsTest, IsThatOfTheSavedWeightsOverTheWholeSplit) {
 // Mixtures and shards as a user trains on them: what is said, the same files after a resume in the middle of an epoch
 // and under another layout, and what is refused.
 
-class MixturesTest : public test::ProgramTest {
+class MixturesTest : public ProgramTest {
  protected:
   MixturesTest() { std::ofstream(path("more.txt")) << std::string(1500, '1') << " and other digits\n"; }
   // A mixture of bytes of two texts.
@@ -249,68 +212,55 @@ class MixturesTest : public test::ProgramTest {
 };
 
 TEST_F(MixturesTest, GoesOnAndIsLaidOutWithTheSameBits) {
-  const test::Ran whole =
+  const Ran whole =
       train(kMixed + "--save-every 5 --eval-every 5 --ranks 1 --microbatches 2 --format json --out whole");
-  ASSERT_EQ(whole.status, 0) << whole.err;
-  EXPECT_NE(whole.err.find("a mixture of 2 datasets\n70% text.txt"), std::string::npos) << whole.err;
-  EXPECT_NE(whole.err.find("30% more.txt"), std::string::npos) << whole.err;
+  expect_has(whole.err, {"a mixture of 2 datasets\n70% text.txt", "30% more.txt"});
   Json eval;
-  for (size_t at = 0, end; (end = whole.out.find('\n', at)) != std::string::npos; at = end + 1)
-    if (const Json record = Json::parse(whole.out.substr(at, end - at)); record["event"] == "eval") eval = record;
+  for (const Json& record : records_of(whole.out))
+    if (record["event"] == "eval") eval = record;
   EXPECT_NEAR(eval.at("val_loss").get<double>(),
               0.7 * eval.at("val_loss/text.txt").get<double>() + 0.3 * eval.at("val_loss/more.txt").get<double>(),
               1e-9);
-  EXPECT_EQ(train(kMixed + "--save-every 5 --dp 2 --no-eval --format json --out run").status, 0);
-  EXPECT_TRUE(weights("run/checkpoints/step-12") == weights("whole/checkpoints/step-12"));
+  train(kMixed + "--save-every 5 --dp 2 --no-eval --format json --out run");
+  EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12"));
   fs::remove_all(path("run/checkpoints/step-12"));
-  const test::Ran resumed = run("train --resume --format json --out run");
-  EXPECT_EQ(resumed.status, 0) << resumed.err;
-  EXPECT_NE(resumed.err.find("going on after step 10\n"), std::string::npos) << resumed.err;
-  EXPECT_TRUE(weights("run/checkpoints/step-12") == weights("whole/checkpoints/step-12"));
-  EXPECT_TRUE(optimizer("run/checkpoints/step-12") == optimizer("whole/checkpoints/step-12"));
+  expect_has(must("train --resume --format json --out run").err, "going on after step 10\n");
+  EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12"));
   // another mixture is another run, and so is another order
   fs::remove_all(path("run/checkpoints/step-12"));
-  expect_failure("train --resume --out run --data text.txt=0.3,more.txt=0.7", 2, "mixture is \"3:7\" and was \"7:3\"");
-  expect_failure("train --resume --out run --shuffle", 2, "shuffle is true and was as usual");
-  const test::Ran evaluated = run("evaluate whole --data text.txt=7,more.txt=3 --format json");
-  ASSERT_EQ(evaluated.status, 0) << evaluated.err;
-  const Json found = Json::parse(evaluated.out), parts = found.at("datasets");
+  fails("train --resume --out run --data text.txt=0.3,more.txt=0.7", 2, "mixture is \"3:7\" and was \"7:3\"");
+  fails("train --resume --out run --shuffle", 2, "shuffle is true and was as usual");
+  const Json found = must("evaluate whole --data text.txt=7,more.txt=3 --format json").last_record(),
+             parts = found.at("datasets");
   EXPECT_NEAR(found.at("loss").get<double>(),
               0.7 * parts.at("text.txt").at("loss").get<double>() + 0.3 * parts.at("more.txt").at("loss").get<double>(),
               1e-6);
 }
 
 TEST_F(MixturesTest, ADatasetOfShards) {
-  const test::Ran made = run("data 't*.txt' more.txt --tokenizer bytes --shard-tokens 10000 --out set");
-  ASSERT_EQ(made.status, 0) << made.err;
-  EXPECT_NE(made.out.find("in 4 files"), std::string::npos) << made.out;
-  const test::Ran trained = train("--data set --steps 3 --no-save --out run");
-  EXPECT_EQ(trained.status, 0) << trained.err;
-  EXPECT_NE(trained.err.find(" in 4 files (bytes)"), std::string::npos) << trained.err;
-  expect_failure("train --data set --model gpt-nano --context 20000 --ranks 1", 4, "expected at least 20001");
+  expect_has(must("data 't*.txt' more.txt --tokenizer bytes --shard-tokens 10000 --out set").out, "in 4 files");
+  expect_has(train("--data set --steps 3 --no-save --out run").err, " in 4 files (bytes)");
+  fails("train --data set --model gpt-nano --context 20000 --ranks 1", 4, "expected at least 20001");
   fs::remove(path("set/train-00002.tok"));
-  expect_failure("train --data set", 4, "train-00002.tok");
+  fails("train --data set", 4, "train-00002.tok");
 }
 
 TEST_F(MixturesTest, WhatIsRefused) {
-  expect_failure("train --data text.txt=1,more.txt=0", 2,
-                 "--data: the weight of 'more.txt': expected a positive number");
-  expect_failure("train --data text.txt=1,text.txt=2", 2, "'text.txt' is named twice");
-  expect_failure("train --data text.txt=1", 2, "1 dataset with a weight");
-  expect_failure("train --data text.txt=1,nowhere=1", 4, "nowhere");
-  expect_failure("train --data text.txt=1,more.txt=1", 2, "another tokenizer (char,");
-  expect_failure("train --data 'x*.bin'", 4, "no file matches");
-  expect_failure("train --data text.txt=1,more.txt=1 --pack", 2, "--pack: goes with --data FILE.jsonl");
-  expect_failure("data text.txt more.txt", 2, "--out: expected a folder for a dataset of 2 sources");
-  expect_failure("data text.txt --shard-tokens 5", 2, "--shard-tokens: goes with --out");
+  fails("train --data text.txt=1,more.txt=0", 2, "--data: the weight of 'more.txt': expected a positive number");
+  fails("train --data text.txt=1,text.txt=2", 2, "'text.txt' is named twice");
+  fails("train --data text.txt=1", 2, "1 dataset with a weight");
+  fails("train --data text.txt=1,nowhere=1", 4, "nowhere");
+  fails("train --data text.txt=1,more.txt=1", 2, "another tokenizer (char,");
+  fails("train --data 'x*.bin'", 4, "no file matches");
+  fails("train --data text.txt=1,more.txt=1 --pack", 2, "--pack: goes with --data FILE.jsonl");
+  fails("data text.txt more.txt", 2, "--out: expected a folder for a dataset of 2 sources");
+  fails("data text.txt --shard-tokens 5", 2, "--shard-tokens: goes with --out");
 }
 
 // --document-mask: what it refuses, and runs on tokens with <|endoftext|> under several plans.
 
-using test::Ran;
-
 // A tokenizer of bytes and <|endoftext|> in the folder "tokenizer", and a file of llm.c's with documents of its tokens.
-class DocumentsTest : public test::ProgramTest {
+class DocumentsTest : public ProgramTest {
  protected:
   DocumentsTest() {
     constexpr uint16_t kEnd = 256;
@@ -318,7 +268,7 @@ class DocumentsTest : public test::ProgramTest {
     for (const uint8_t b : bpe::bytes_in_order()) tokens.emplace_back(1, static_cast<char>(b));
     tokens.emplace_back("<|endoftext|>");
     const BpeTokenizer tokenizer(tokens, {}, "the test's");
-    std::filesystem::create_directory(path("tokenizer"));
+    fs::create_directory(path("tokenizer"));
     std::ofstream(path("tokenizer/vocab.json")) << tokenizer.vocab_json();
     std::ofstream(path("tokenizer/merges.txt")) << tokenizer.merges_txt();
     const Philox random = Philox::named(1, "documents");
@@ -330,38 +280,32 @@ class DocumentsTest : public test::ProgramTest {
     file.write(reinterpret_cast<const char*>(header.data()), sizeof(header));
     file.write(reinterpret_cast<const char*>(written.data()), static_cast<std::streamsize>(2 * written.size()));
   }
-  Ran train_on_documents(const std::string& more) const {
-    return train(" --data documents.bin --tokenizer ./tokenizer --steps 4 " + more);
+  void train_on_documents(const std::string& more) const {
+    train(" --data documents.bin --tokenizer ./tokenizer --steps 4 " + more);
   }
 };
 
 TEST_F(DocumentsTest, TokensWithoutAnEndOfDocumentAreRefused) {
   for (const char* tokenizer : {"char", "bytes", "bpe"})
-    expect_failure(
-        "train " + kSmall + "--document-mask --out run --tokenizer " + tokenizer, 2,
-        "--document-mask: the tokenizer has no token that ends documents; expected tokens with <|endoftext|>");
-  expect_failure("train --document-mask --dp-mode dataparallel --ranks 2 --batch 4", 2,
-                 "--document-mask: the ranks of");
-  EXPECT_FALSE(std::filesystem::exists(path("run")));
+    fails("train " + kSmall + "--document-mask --out run --tokenizer " + tokenizer, 2,
+          "--document-mask: the tokenizer has no token that ends documents; expected tokens with <|endoftext|>");
+  fails("train --document-mask --dp-mode dataparallel --ranks 2 --batch 4", 2, "--document-mask: the ranks of");
+  EXPECT_FALSE(fs::exists(path("run")));
 }
 
 TEST_F(DocumentsTest, EveryPlanTrainsTheSame) {
   for (const std::string family : {"gpt2", "llama"}) {
     const std::string model = "--layers 2 --tie-copies --family " + family;
-    ASSERT_EQ(train_on_documents(model + " --document-mask --ranks 1 --out one-" + family).status, 0);
-    ASSERT_EQ(train_on_documents(model + " --ranks 1 --out crossed-" + family).status, 0);
+    train_on_documents(model + " --document-mask --ranks 1 --out one-" + family);
+    train_on_documents(model + " --ranks 1 --out crossed-" + family);
     const std::string expected = weights("one-" + family + "/checkpoints/step-4");
     EXPECT_NE(weights("crossed-" + family + "/checkpoints/step-4"), expected);
-    const Ran pipeline = train_on_documents(model + " --document-mask --pp 2 --out pp-" + family);
-    ASSERT_EQ(pipeline.status, 0) << pipeline.err;
+    train_on_documents(model + " --document-mask --pp 2 --out pp-" + family);
     EXPECT_EQ(weights("pp-" + family + "/checkpoints/step-4"), expected);
-    const Ran context = train_on_documents(model + " --document-mask --cp 2 --tp 2 --sp --out cp-" + family);
-    EXPECT_EQ(context.status, 0) << context.err;
-    const Ran alone = train_on_documents("--document-mask --dp-mode ps-async --ranks 2 --out async-" + family);
-    EXPECT_EQ(alone.status, 0) << alone.err;
+    train_on_documents(model + " --document-mask --cp 2 --tp 2 --sp --out cp-" + family);
+    train_on_documents("--document-mask --dp-mode ps-async --ranks 2 --out async-" + family);
   }
-  expect_failure("train --resume --out crossed-gpt2 --document-mask --steps 8", 2,
-                 "document_mask is true and was as usual");
+  fails("train --resume --out crossed-gpt2 --document-mask --steps 8", 2, "document_mask is true and was as usual");
 }
 
 }  // namespace

@@ -1,53 +1,49 @@
 // One run, one folder: who writes to it, what it is the run of, and which checkpoints of it stay.
+#include <fcntl.h>
+#include <sys/stat.h>
 
+#include "app/report/report.h"
 #include "tests/app/program.h"
 
 namespace tessera {
 namespace {
-namespace fs = std::filesystem;
 
-class OneRunTest : public test::ProgramTest {
+class OneRunTest : public ProgramTest {
  protected:
   // Starts the run in "run" and waits until it has made a step.
   pid_t begun(const std::string& more) const {
     const pid_t child = start("train " + kSmall + more + " --out run --quiet");
-    for (int i = 0; i < 20000 && !fs::exists(path("run/metrics.jsonl")); ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(test::comes([&] { return fs::exists(path("run/metrics.jsonl")); }));
     return child;
   }
   // One job of two processes, each with its own arguments and in its own folder. The shell chooses them by the rank:
   // mpirun of Debian 13 crashes where it is given two programs.
-  test::Ran two_processes(const std::string& first, const std::string& second, const std::string& first_folder = ".",
-                          const std::string& second_folder = ".") const {
+  Ran two_processes(const std::string& first, const std::string& second, const std::string& first_folder = ".",
+                    const std::string& second_folder = ".") const {
     return run_program("mpirun",
-                       fmt::format("--allow-run-as-root --oversubscribe -n 2 sh -c 'case $OMPI_COMM_WORLD_RANK "
-                                   "in 0) cd {} && exec {} {};; *) cd {} && exec {} {};; esac'",
+                       fmt::format("--allow-run-as-root --oversubscribe -n 2 sh -c 'case $OMPI_COMM_WORLD_RANK in 0) "
+                                   "cd {} && exec {} {};; *) cd {} && exec {} {};; esac'",
                                    first_folder, TESSERA_BINARY, first, second_folder, TESSERA_BINARY, second));
-  }
-  static int ended(pid_t child) {
-    int status = 0;
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000;
   }
 };
 
 TEST_F(OneRunTest, ASecondWriterIsRefusedAndADeadOneIsNone) {
   const pid_t child = begun("--steps 10000000 --save-every 0 --eval-every 0");
   const std::string owner = fmt::format("process {} on ", child);
-  expect_failure("train --resume --out run", 2, owner);
-  expect_failure("train " + kSmall + "--out run", 2, "holds a run already");
+  fails("train --resume --out run", 2, owner);
+  fails("train " + kSmall + "--out run", 2, "holds a run already");
   kill(child, SIGSTOP);
-  expect_failure("train --resume --out run", 2, owner);
+  fails("train --resume --out run", 2, owner);
   kill(child, SIGKILL);
   kill(child, SIGCONT);
-  EXPECT_EQ(ended(child), 1000);
-  EXPECT_EQ(run("train --resume --out run --steps 3 --warmup 1").status, 0);
+  EXPECT_EQ(test::end_of(child), 1000);
+  must("train --resume --out run --steps 3 --warmup 1");
 }
 
 TEST_F(OneRunTest, AFolderThatIsMovedEndsTheRun) {
   const pid_t child = begun("--steps 10000000 --save-every 5");
   fs::rename(path("run"), path("other"));
-  EXPECT_EQ(ended(child), 6);
+  EXPECT_EQ(test::end_of(child), 6);
   EXPECT_NE(read_file(path("err.txt")).find("removed, moved or replaced"), std::string::npos);
   EXPECT_FALSE(fs::exists(path("run")));
   EXPECT_TRUE(fs::exists(path("other/config.toml")));
@@ -56,7 +52,7 @@ TEST_F(OneRunTest, AFolderThatIsMovedEndsTheRun) {
 TEST_F(OneRunTest, MetricsThatAreRemovedEndTheRun) {
   const pid_t child = begun("--steps 10000000 --save-every 1000000");
   fs::remove(path("run/metrics.jsonl"));
-  EXPECT_EQ(ended(child), 6);
+  EXPECT_EQ(test::end_of(child), 6);
   EXPECT_NE(read_file(path("err.txt")).find("metrics.jsonl: it was removed, moved or replaced"), std::string::npos);
 }
 
@@ -65,14 +61,14 @@ TEST_F(OneRunTest, AnotherRunInItsPlaceIsNotTouched) {
   fs::rename(path("run"), path("other"));
   fs::create_directories(path("run/checkpoints/step-1"));
   std::ofstream(path("run/lock")) << "of another";
-  EXPECT_EQ(ended(child), 6);
+  EXPECT_EQ(test::end_of(child), 6);
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-1")));
   EXPECT_EQ(read_file(path("run/lock")), "of another");
 }
 
 // The same ids, another alphabet; and the same training text, another end.
 TEST_F(OneRunTest, AnotherTextIsRefusedThoughItsIdsAreTheSame) {
-  ASSERT_EQ(train("--steps 4 --out run").status, 0);
+  train("--steps 4 --out run");
   const std::string text = read_file(path("text.txt")),
                     tokenizer = read_file(path("run/checkpoints/step-4/tokenizer.json"));
   std::string shifted = text, tail = text;
@@ -81,17 +77,16 @@ TEST_F(OneRunTest, AnotherTextIsRefusedThoughItsIdsAreTheSame) {
   for (size_t i = tail.size() - 200; i < tail.size(); ++i)
     if (tail[i] == 'l') tail[i] = 's';
   std::ofstream(path("text.txt")) << shifted;
-  expect_failure("train --resume --out run --steps 8", 2, "vocabulary is");
+  fails("train --resume --out run --steps 8", 2, "vocabulary is");
   std::ofstream(path("text.txt")) << tail;
-  expect_failure("train --resume --out run --steps 8", 2, "validation is");
+  fails("train --resume --out run --steps 8", 2, "validation is");
   EXPECT_EQ(read_file(path("run/checkpoints/step-4/tokenizer.json")), tokenizer);
   std::ofstream(path("text.txt")) << text;
-  EXPECT_EQ(run("train --resume --out run --steps 8").status, 0);
+  must("train --resume --out run --steps 8");
 }
 
 TEST_F(OneRunTest, TheNewestAndTheBestStay) {
-  const auto ran = train("--steps 60 --lr 0.5 --min-lr 0.5 --save-every 10 --eval-every 10 --keep 3 --out run");
-  ASSERT_EQ(ran.status, 0) << ran.err;
+  train("--steps 60 --lr 0.5 --min-lr 0.5 --save-every 10 --eval-every 10 --keep 3 --out run");
   const std::optional<BestCheckpoint> best = best_checkpoint(checkpoints());
   ASSERT_TRUE(best);
   size_t kept = 0;
@@ -99,55 +94,41 @@ TEST_F(OneRunTest, TheNewestAndTheBestStay) {
   EXPECT_EQ(kept, best->step < 40 ? 4U : 3U);
   EXPECT_EQ(newest_step(), 60);
   double lowest = 1e9;
-  std::ifstream records(path("run/metrics.jsonl"));
-  for (std::string line; std::getline(records, line);)
-    if (const size_t at = line.find("\"val_loss\":");
-        at != std::string::npos && line.find("\"eval\"") != std::string::npos)
-      lowest = std::min(lowest, std::stod(line.substr(at + 11)));
+  for (const auto& record : records_of(read_file(path("run/metrics.jsonl"))))
+    if (record["event"] == "eval") lowest = std::min<double>(lowest, record["val_loss"]);
   EXPECT_NEAR(best->val_loss, lowest, 1e-6);
-  EXPECT_EQ(run("generate run/checkpoints/best --tokens 3").status, 0);
+  must("generate run/checkpoints/best --tokens 3");
 }
 
 // The last update makes infinities of finite gradients: there is no later step whose loss would show it.
 TEST_F(OneRunTest, WeightsThatAreNotFiniteAreNotSaved) {
   const std::string huge = "--optimizer sgd --clip 0 --momentum 0 --warmup 0 --lr 1e300 --min-lr 1e300 ";
-  expect_failure("train " + kSmall + huge + "--steps 1 --save-every 1 --out run", 5,
-                 "holds inf or nan after the update");
+  fails("train " + kSmall + huge + "--steps 1 --save-every 1 --out run", 5, "holds inf or nan after the update");
   EXPECT_TRUE(!fs::exists(checkpoints()) || fs::is_empty(checkpoints()));
 }
 
 TEST_F(OneRunTest, APoisonedCheckpointIsPassedOver) {
-  ASSERT_EQ(train("--steps 8 --save-every 4 --out run").status, 0);
-  const fs::path model = checkpoints() / "step-8/model.safetensors";
-  std::string bytes = read_file(model);
+  train("--steps 8 --save-every 4 --out run");
+  std::string bytes = weights("run/checkpoints/step-8");
   const uint32_t nan = 0x7fc00000;
   bytes.replace(bytes.size() - 4, 4, reinterpret_cast<const char*>(&nan), 4);
-  std::ofstream(model, std::ios::binary) << bytes;
-  std::string manifest = read_file(checkpoints() / "step-8/manifest.json");
-  const size_t at = manifest.find("\"xxh3\": \"", manifest.find("model.safetensors")) + 9;
-  manifest.replace(at, 16, fmt::format("{:016x}", checksum(bytes)));
-  std::ofstream(checkpoints() / "step-8/manifest.json") << manifest;
-  expect_failure("generate run/checkpoints/step-8 --tokens 3", 4, "holds inf or nan at element");
-  const auto resumed = run("train --resume --out run --steps 10");
-  EXPECT_EQ(resumed.status, 0) << resumed.err;
-  EXPECT_NE(resumed.err.find("passed over a checkpoint: "), std::string::npos) << resumed.err;
-  EXPECT_NE(resumed.err.find("going on after step 4"), std::string::npos) << resumed.err;
+  rewrite(checkpoints() / "step-8", "model.safetensors", bytes);
+  fails("generate run/checkpoints/step-8 --tokens 3", 4, "holds inf or nan at element");
+  const auto resumed = must("train --resume --out run --steps 10");
+  expect_has(resumed.err, {"passed over a checkpoint: ", "going on after step 4"});
 }
 
 // Every rank writes its own part while the next steps are made; the file is that of one rank all the same.
 TEST_F(OneRunTest, SavesInTheBackgroundAreThoseOfOneRank) {
   const std::string often = "--steps 40 --save-every 3 --keep 20 --microbatches 4 --layers 2 ";
-  ASSERT_EQ(train(often + "--ranks 1 --tie-copies --out one").status, 0);
+  train(often + "--ranks 1 --tie-copies --out one");
   for (const char* plan :
        {"--pp 2 --dp 1", "--zero 3 --dp 2 --microbatches 2 --check-replicas 1", "--dp 2 --microbatches 2"}) {
-    const auto ran = train(often + plan + " --tie-copies --out run");
-    ASSERT_EQ(ran.status, 0) << ran.err;
+    train(often + plan + " --tie-copies --out run");
     for (int step = 3; step < 40; step += 3) {
       const std::string name = fmt::format("checkpoints/step-{}", step);
-      if (std::string(plan).starts_with("--pp")) {
-        EXPECT_EQ(weights("run/" + name), weights("one/" + name)) << plan << step;
-        EXPECT_EQ(optimizer("run/" + name), optimizer("one/" + name)) << plan << step;
-      }
+      const bool same = !std::string(plan).starts_with("--pp") || files("run/" + name) == files("one/" + name);
+      EXPECT_TRUE(same) << plan << step;
       EXPECT_NO_THROW(open_checkpoint(path("run/" + name))) << plan << step;
     }
     EXPECT_EQ(half_written(), std::vector<std::string>());
@@ -157,11 +138,10 @@ TEST_F(OneRunTest, SavesInTheBackgroundAreThoseOfOneRank) {
 
 #if TESSERA_WITH_MPI
 TEST_F(OneRunTest, ARankThatNeverBeginsEndsTheJob) {
-  const test::Ran r = run_program(
-      "mpirun",
-      fmt::format("--allow-run-as-root --oversubscribe -n 2 sh -c 'test $OMPI_COMM_WORLD_RANK = 0 || kill -STOP "
-                  "$$; exec {} train {} --timeout 2'",
-                  TESSERA_BINARY, kSmall));
+  const Ran r =
+      run_program("mpirun", fmt::format("--allow-run-as-root --oversubscribe -n 2 sh -c 'test $OMPI_COMM_WORLD_RANK = "
+                                        "0 || kill -STOP $$; exec {} train {} --timeout 2'",
+                                        TESSERA_BINARY, kSmall));
   EXPECT_EQ(r.status, 3);
   EXPECT_NE(r.err.find("tessera: [rank 0] MPI_Init: the others did not come within 2 s"), std::string::npos) << r.err;
 }
@@ -171,7 +151,7 @@ TEST_F(OneRunTest, ProcessesThatWereToldOtherThingsDoNotTrain) {
   const auto refused = [&](const std::string& first, const std::string& second, const std::string& words) {
     const auto ran = two_processes(first, second);
     EXPECT_EQ(ran.status, 2) << first << ran.err;
-    EXPECT_NE(ran.err.find(words), std::string::npos) << ran.err;
+    expect_has(ran.err, words);
     EXPECT_FALSE(fs::exists(path("run"))) << words;
     fs::remove_all(path("run"));
   };
@@ -185,25 +165,260 @@ TEST_F(OneRunTest, ProcessesThatWereToldOtherThingsDoNotTrain) {
 
 TEST_F(OneRunTest, ProcessesInOtherFoldersDoNotTrain) {
   const std::string text = read_file(path("text.txt"));
-  for (const char* folder : {"a", "b"}) {
+  for (const std::string folder : {"a", "b"}) {
     fs::create_directories(path(folder));
-    std::ofstream(path(folder) / "text.txt") << text;
+    write(folder + "/text.txt", text);
   }
-  const auto ran_in = [&](const std::string& a, const std::string& b, const std::string& more) {
+  const auto refused = [&](const std::string& more, const std::string& words) {
     const std::string all = "train " + kSmall + "--save-every 4 " + more;
-    return two_processes(all, all, a, b);
+    const auto ran = two_processes(all, all, path("a"), path("b"));
+    EXPECT_EQ(ran.status, 2) << ran.err;
+    expect_has(ran.err, words);
   };
-  const auto apart = ran_in(path("a"), path("b"), "--out run");
-  EXPECT_EQ(apart.status, 2) << apart.err;
-  EXPECT_NE(apart.err.find("folder of the run` is that of process"), std::string::npos) << apart.err;
+  refused("--out run", "folder of the run` is that of process");
   std::string other = text;
   other[5] = other[5] == '1' ? '2' : '1';
-  std::ofstream(path("b") / "text.txt") << other;
-  const auto data = ran_in(path("a"), path("b"), "--out " + path("run").string());
-  EXPECT_EQ(data.status, 2) << data.err;
-  EXPECT_NE(data.err.find("--data is "), std::string::npos) << data.err;
+  write("b/text.txt", other);
+  refused("--out " + path("run").string(), "--data is ");
 }
 #endif
+
+// The effects of signals on every command: they end it soon, with its status, and nothing half-written stays.
+
+using Clock = std::chrono::steady_clock;
+
+constexpr double kSoon = 4;  // seconds; promised are 2, and a machine may be busy
+
+class SignalsTest : public ProgramTest {
+ protected:
+  // Writes a text of words that a tokenizer takes long to learn and a model long to read.
+  void write_long_text() const {
+    const Philox random{7};
+    std::string text;
+    for (uint64_t i = 0; text.size() < 12'000'000; ++i) {
+      for (uint64_t n = 0; n < 3 + random.below(9, i); ++n)
+        text += static_cast<char>('a' + random.below(26, 16 * i + n + (uint64_t{1} << 40)));
+      text += i % 11 == 0 ? '\n' : ' ';
+    }
+    std::ofstream(path("long.txt")) << text;
+  }
+  static void wait_until(const std::function<bool()>& condition) {
+    EXPECT_TRUE(test::comes(condition)) << "waited for too long";
+  }
+  // Whether the program has installed its handlers.
+  static bool handles(pid_t child, int signal) {
+    std::ifstream status(fmt::format("/proc/{}/status", child));
+    for (std::string line; std::getline(status, line);)
+      if (line.starts_with("SigCgt:")) return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1U) != 0;
+    return false;
+  }
+  // The exit status, or 1000 when it ended in another way or not soon.
+  static int end_of(pid_t child) {
+    const auto end = Clock::now() + std::chrono::duration<double>(kSoon);
+    int status = 0;
+    while (waitpid(child, &status, WNOHANG) == 0) {
+      if (Clock::now() > end) {
+        kill(child, SIGKILL);
+        waitpid(child, &status, 0);
+        ADD_FAILURE() << "it did not end soon";
+        return 1000;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000;
+  }
+  // Begins the command and sends it a signal a while after it is `ready`.
+  int signalled(const std::string& arguments, int signal, const std::function<bool()>& ready = {},
+                const std::string& before = "") const {
+    const pid_t child = start(arguments, before);
+    wait_until([&] { return handles(child, SIGTERM); });
+    if (ready) wait_until(ready);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    kill(child, signal);
+    return end_of(child);
+  }
+  std::string names() const {
+    std::string all;
+    for (const auto& e : fs::recursive_directory_iterator(folder_.path())) all += e.path().filename().string() + " ";
+    return all;
+  }
+  bool exists(const char* name) const { return fs::exists(path(name)); }
+
+  const std::function<bool()> begun_ = [this] { return recorded() > 0; };
+  const std::string endless_ = "train " + kSmall + "--steps 100000000 --save-every 0 --eval-every 0 --out run ";
+};
+
+TEST_F(SignalsTest, EndEveryCommandSoonAndLeaveNothing) {
+  write_long_text();
+  train("--out made-run --trace");
+  ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
+  const std::string before = names();
+  for (const char* arguments :
+       {"data long.txt --tokenizer bpe --vocab 30000 --out made", "train --data long.txt --tokenizer bpe --out run",
+        "verify --steps 1000000 --threads-per-rank 1", "bench --benchmark_filter=matmul --benchmark_min_time=1000",
+        "generate made-run --tokens 100000000", "report made-run --out pipe", "explore --port 0"}) {
+    EXPECT_EQ(signalled(arguments, SIGINT), 130) << arguments;
+    EXPECT_EQ(signalled(arguments, SIGTERM), 143) << arguments << ": " << read_file(path("err.txt"));
+    EXPECT_NE(read_file(path("err.txt")).find("tessera: terminated (SIGTERM)\n"), std::string::npos) << arguments;
+    EXPECT_EQ(signalled(arguments, SIGHUP), 143) << arguments;
+    std::string after = names();
+    if (const size_t at = after.find("err.txt "); before.find("err.txt ") == std::string::npos) after.erase(at, 8);
+    EXPECT_EQ(std::count(after.begin(), after.end(), ' '), std::count(before.begin(), before.end(), ' '))
+        << arguments << ": " << before << "\n"
+        << after;
+  }
+}
+
+TEST_F(SignalsTest, EndAValidationAndSaveTheStepsBeforeIt) {
+  write_long_text();
+  const std::string options = "train " + kSmall + "--data long.txt --batch 2 --save-every 0 --out run ";
+  const std::function<bool()> saved = [&] { return exists("run/checkpoints/latest"); };
+  for (const auto& [more, ready] : {std::pair{"--steps 2", saved},
+                                    {"--steps 4 --eval-every 2", begun_},
+                                    {"--steps 2 --ranks 2 --dp-mode ps-async", saved}}) {
+    EXPECT_EQ(signalled(options + more, SIGTERM, ready), 143) << more;
+    expect_has(read_file(path("err.txt")),
+               "stopped in the validation after step 2, which is saved; tessera train --resume --out run");
+    EXPECT_EQ(read_file(path("run/checkpoints/latest")), "step-2\n");
+    EXPECT_EQ(read_file(path("run/metrics.jsonl")).find("eval"), std::string::npos);
+    fs::remove_all(path("run"));
+  }
+}
+
+// A run that is stopped where it would have been validated makes up for it.
+TEST_F(SignalsTest, AResumedRunMakesTheValidationThatWasStopped) {
+  train("--eval-every 5 --save-every 5 --out run");
+  const std::string whole = read_file(path("run/metrics.jsonl"));
+  fs::remove_all(path("run/checkpoints/step-12"));
+  const size_t eval = whole.find("{\"event\":\"eval\",\"step\":10"), after = whole.find('\n', eval) + 1;
+  std::ofstream(path("run/metrics.jsonl")) << whole.substr(0, eval);
+  must("train --resume --out run");
+  const std::string resumed = read_file(path("run/metrics.jsonl"));
+  EXPECT_EQ(resumed.substr(0, after), whole.substr(0, after));
+}
+
+TEST_F(SignalsTest, EachEndsARunThatSavesAndAHangUpUnlessItIsIgnored) {
+  for (const auto& [signal, status] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 143}}) {
+    EXPECT_EQ(signalled(endless_, signal, begun_), status);
+    EXPECT_GT(newest_step(), 0) << signal;
+    expect_has(read_file(path("err.txt")), "goes on");
+    fs::remove_all(path("run"));
+  }
+  const pid_t child = start(endless_, "trap '' HUP;");
+  wait_until(begun_);
+  kill(child, SIGHUP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_EQ(waitpid(child, nullptr, WNOHANG), 0) << "it ended";
+  kill(child, SIGTERM);
+  EXPECT_EQ(end_of(child), 143);
+}
+
+TEST_F(SignalsTest, SigUsr1SavesAndTheRunGoesOn) {
+  for (const char* more : {"", "--ranks 2", "--ranks 2 --zero 3", "--ranks 2 --dp-mode ps-async"}) {
+    const pid_t child = start(endless_ + more);
+    wait_until(begun_);
+    kill(child, SIGUSR1);
+    wait_until([&] { return exists("run/checkpoints/latest"); });
+    const auto then = recorded();
+    wait_until([&] { return recorded() > then; });
+    const std::string first = read_file(path("run/checkpoints/latest"));
+    kill(child, SIGTERM);
+    EXPECT_EQ(end_of(child), 143) << more;
+    EXPECT_NE(read_file(path("run/checkpoints/latest")), first);
+    EXPECT_NE(read_file(path("err.txt")).find("SIGUSR1: saved after step"), std::string::npos) << more;
+    fs::remove_all(path("run"));
+  }
+  EXPECT_EQ(signalled(endless_ + "--no-save", SIGTERM, [&] { return exists("run/metrics.jsonl"); }), 143);
+}
+
+TEST_F(SignalsTest, ASecondOneEndsARunAtOnce) {
+  // The only step lasts for long.
+  const std::string slow =
+      "train --data text.txt --layers 8 --heads 8 --channels 512 --context 512 --batch 64 --threads-per-rank 1 "
+      "--no-save --steps 1000 --out run";
+  const pid_t child = start(slow);
+  wait_until([&] { return exists("run/metrics.jsonl"); });
+  kill(child, SIGINT);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_EQ(waitpid(child, nullptr, WNOHANG), 0) << "it ended before its step did";
+  kill(child, SIGINT);
+  EXPECT_EQ(end_of(child), 130);
+}
+
+// The killed process is one that nobody could ask to clear up.
+TEST_F(SignalsTest, WhatAKilledProcessLeftIsRemovedByALaterOne) {
+  fs::create_directories(path("cache/datasets"));
+  const pid_t dead = fork();
+  if (dead == 0) {
+    for (const char* name : {"made", "cache/datasets/0123", "cache/austen.txt"})
+      fs::create_directory((new TemporaryName(path(name)))->path());
+    _exit(0);
+  }
+  waitpid(dead, nullptr, 0);
+  const TemporaryName living(path("made"));
+  fs::create_directory(living.path());
+  fs::create_directory(path("mine.tmp-999999999"));
+  const std::string left = fmt::format(".tmp-{}-", dead);
+  ASSERT_NE(names().find(left), std::string::npos);
+  must("data text.txt --out other");
+  must("data text.txt");
+  for (const auto& e : fs::recursive_directory_iterator(folder_.path()))
+    EXPECT_EQ(e.path().filename().string().find(left), std::string::npos) << e.path();
+  EXPECT_TRUE(fs::exists(living.path()));
+  EXPECT_TRUE(exists("mine.tmp-999999999"));
+}
+
+// A run that fails leaves what its ranks did last, and `report` shows it; one in which a rank is slow says which.
+
+const char* const kFile =
+    R"({"rank": 1, "ranks": 3, "cause": "dp axis, barrier: rank 2 did not come", "operations": [)"
+    R"({"axis": "dp", "number": 1, "operation": "all_reduce", "bytes": 40, "begun": 1.0, "ended": 1.5}, )"
+    R"({"axis": "dp", "number": 2, "operation": "barrier", "bytes": 0, "begun": 2.0, "ended": null}]})"
+    "\n"
+    R"({"rank": 0, "ranks": 3, "cause": "", "operations": [)"
+    R"({"axis": "dp", "number": 1, "operation": "all_reduce", "bytes": 40, "begun": 1.0, "ended": 1.5}, )"
+    R"({"axis": "dp", "number": 2, "operation": "all_gather", "bytes": 8, "begun": 2.0, "ended": null}]})"
+    "\n";
+
+TEST(FlightReport, ShowsWhoIsMissingAndWhoDiffers) {
+  const report::Flights all = report::parse_flights(kFile, "flight.json");
+  ASSERT_EQ(all.ranks, 3);
+  ASSERT_EQ(all.written.size(), 2U);
+  EXPECT_EQ(all.written[0].rank, 0);
+  const std::string text = report::flights_of(all, false), html = report::flights_of(all, true);
+  expect_has(text, {"rank 1    dp axis, barrier: rank 2 did not come", "rank 2    wrote nothing"});
+  const size_t second = text.find("\n  2 ");
+  ASSERT_NE(second, std::string::npos) << text;
+  EXPECT_NE(text.find("DIFFERS", second), std::string::npos) << text;
+  EXPECT_EQ(text.substr(0, second).find("DIFFERS"), std::string::npos) << text;
+  EXPECT_NE(text.find("barrier of 0 bytes, from 2.000 s on", second), std::string::npos) << text;
+  expect_has(html, {"<tr class=\"differs\">", "wrote nothing"});
+}
+
+TEST(FlightReport, RefusesWhatIsNone) {
+  for (const char* file : {"[]", "{}", R"({"rank": 5, "ranks": 2, "cause": "", "operations": []})",
+                           R"({"rank": 0, "ranks": 1, "cause": "", "operations": [{"axis": 3}]})",
+                           R"({"rank": -1, "ranks": 1, "cause": "", "operations": []})"})
+    EXPECT_THROW(report::parse_flights(file, "flight.json"), InputError) << file;
+}
+
+class FlightOfRun : public ProgramTest {};
+
+// The loss is soon no number: every rank says why it ended, and the table is drawn.
+TEST_F(FlightOfRun, IsLeftByAFailureAndDrawn) {
+  fails("train " + kSmall + "--ranks 2 --lr 1e30 --steps 200 --out run", 5, "expected finite numbers");
+  ASSERT_TRUE(fs::exists(path("run/flight.json")));
+  const Ran drawn = must("report run --format text");
+  expect_has(drawn.out, {"axis dp", "all_reduce"});
+  must("report run");
+  EXPECT_TRUE(fs::exists(path("run/report.html")));
+}
+
+TEST_F(FlightOfRun, IsNotThereAfterAGoodEnd) {
+  const Ran r = train("--ranks 2 --format json --out run");
+  EXPECT_FALSE(fs::exists(path("run/flight.json")));
+  EXPECT_NE(r.out.find("\"straggler\":null"), std::string::npos) << r.out;
+}
 
 }  // namespace
 }  // namespace tessera

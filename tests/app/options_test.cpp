@@ -1,40 +1,40 @@
 // Command line and configuration file: what they set, and what they say about mistakes.
+#include <fmt/ranges.h>
 
-#include <fstream>
-#include <nlohmann/json.hpp>
-
-#include "app/commands.h"
 #include "app/job_of.h"
 #include "app/run/pretrained.h"
+#include "app/train/train.h"
+#include "data/utf8.h"
+#include "tests/app/parsed.h"
+#include "tests/app/program.h"
 #include "tests/support/gpu.h"
 #include "train/device.h"
 
 namespace tessera {
-
 namespace {
 
-Command parse(std::vector<const char*> words) {
-  words.insert(words.begin(), "tessera");
-  return parse_command_line(static_cast<int>(words.size()), words.data());
-}
-TrainOptions train(std::vector<const char*> words) {
-  words.insert(words.begin(), "train");
-  return std::get<TrainOptions>(parse(words));
-}
-// The message of the error that f throws, in one line; empty when it throws none.
-template <class F>
-std::string message(const F& f, Status status = Status::usage) {
+using test::parsed;
+using test::parsed_train;
+
+using Messages = std::vector<std::string>;
+
+// What a command line is refused with, each in one line; nothing when it is taken.
+Messages refused(const std::string& line) {
   try {
-    f();
+    parsed(line);
   } catch (const Error& e) {
-    EXPECT_EQ(static_cast<int>(e.status()), static_cast<int>(status)) << e.what();
+    EXPECT_EQ(static_cast<int>(e.status()), static_cast<int>(Status::usage)) << e.what();
     EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
-    return e.what();
+    EXPECT_EQ(messages_of(e).front(), e.what());
+    return messages_of(e);
   }
-  return "";
+  return {};
 }
-std::string message(std::vector<const char*> words) {
-  return message([&] { parse(words); });
+
+// The first of them.
+std::string message(const std::string& line) {
+  const Messages all = refused(line);
+  return all.empty() ? "" : all.front();
 }
 
 class ConfigTest : public testing::Test {
@@ -49,12 +49,11 @@ class ConfigTest : public testing::Test {
     apply_config_file(o, file(text));
     return o;
   }
-  TemporaryDirectory folder_{std::filesystem::temp_directory_path() / "tessera-config-"};
+  TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-config-"};
 };
 
 TEST(CommandLine, SetsWhatItSays) {
-  const TrainOptions o =
-      train({"--layers", "2", "--lr=3e-4", "--dtype", "bf16", "--quiet", "--out", "x y", "--seed", "0"});
+  const TrainOptions o = parsed_train("--layers 2 --lr=3e-4 --dtype bf16 --quiet --out 'x y' --seed 0");
   EXPECT_EQ(o.sizes.layers, 2);
   EXPECT_FALSE(o.gives("heads"));
   EXPECT_EQ(o.optim.lr, 3e-4);
@@ -63,166 +62,143 @@ TEST(CommandLine, SetsWhatItSays) {
   EXPECT_EQ(o.out, "x y");
   EXPECT_EQ(o.optim.seed, 0);
   EXPECT_FALSE(o.optim.min_lr);  // a smaller --lr alone brings a smaller --min-lr with it
-  EXPECT_EQ(train({"--steps", "5", "--steps", "7"}).optim.steps, 7);
-  const auto g = std::get<GenerateOptions>(parse({"generate", "run", "--prompt", "--x", "--top-p", "0.5"}));
+  EXPECT_EQ(parsed_train("--steps 5 --steps 7").optim.steps, 7);
+  const auto g = std::get<GenerateOptions>(parsed("generate run --prompt --x --top-p 0.5"));
   EXPECT_EQ(g.from, "run");
   EXPECT_EQ(g.top_p, 0.5);
-  EXPECT_EQ(std::get<GenerateOptions>(parse({"generate", "train"})).from, "train");  // a run may be called so
-  EXPECT_EQ(std::get<DatasetOptions>(parse({"data", "a.txt", "--tokenizer", "bytes"})).tokenizer, "bytes");
+  EXPECT_EQ(std::get<GenerateOptions>(parsed("generate train")).from, "train");  // a run may be called so
+  EXPECT_EQ(std::get<DatasetOptions>(parsed("data a.txt --tokenizer bytes")).tokenizer, "bytes");
 }
 
 TEST(CommandLine, HelpTeachesEveryOption) {
-  const std::string help = std::get<Print>(parse({"train", "--help"})).text;
+  const std::string help = std::get<Print>(parsed("train --help")).text;
   TrainOptions defaults;
   for (const Setting& s : settings_of(defaults)) {
     if (!s.field.in_words) continue;
     EXPECT_NE(help.find("--" + s.word()), std::string::npos) << s.word();
     EXPECT_NE(help.find(with_options(std::string(s.field.help)).substr(0, 20)), std::string::npos) << s.word();
   }
-  EXPECT_NE(help.find("Examples:"), std::string::npos);
-  EXPECT_NE(help.find("[0.001]"), std::string::npos);  // defaults are shown
-  const std::string all = std::get<Print>(parse({"--help"})).text;
-  for (const char* command : {"train", "generate", "data", "report"}) EXPECT_NE(all.find(command), std::string::npos);
-  EXPECT_EQ(std::get<Print>(parse({"--version"})).text, "tessera " TESSERA_VERSION "\n");
+  expect_has(help, {"Examples:", "[0.001]"});  // defaults are shown
+  const std::string all = std::get<Print>(parsed("--help")).text;
+  expect_has(all, {"train", "generate", "data", "report"});
+  EXPECT_EQ(std::get<Print>(parsed("--version")).text, "tessera " TESSERA_VERSION "\n");
 }
 
 TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
-  EXPECT_EQ(message({"train", "--rnaks=2"}), "unknown option '--rnaks'; did you mean '--ranks'?");
-  EXPECT_EQ(
-      message({"trian"}),
-      "unknown command 'trian'; expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report, "
-      "explore, lab or describe; did you mean 'train'?");
-  EXPECT_EQ(message({"evaluate"}), "FROM is required");
-  EXPECT_EQ(
-      message({}),
-      "no command given; expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, "
-      "lab or describe (tessera --help says more)");
-  EXPECT_EQ(message({"train", "--lay", "3"}), "unknown option '--lay'; did you mean '--layers'?");
-  EXPECT_EQ(message({"train", "generate", "x"}), "unexpected word 'generate'");
-  EXPECT_EQ(message({"train", "--quiet=maybe"}), "--quiet: expected true or false, found 'maybe'");
-  EXPECT_EQ(message({"train", "--untied=maybe"}), "--untied: expected true or false, found 'maybe'");
-  EXPECT_EQ(message({"train", "--data", "caf\xe9"}), "--data: expected UTF-8, found 'caf\\xe9'");
-  EXPECT_EQ(message({"data", "x", "--out", ""}), "--out: expected a folder to make, found ''");
-  EXPECT_EQ(message({"train", "extra"}), "unexpected word 'extra'");
-  EXPECT_EQ(message({"train", "--layers"}), "--layers: expected a value, found none");
-  EXPECT_EQ(message({"train", "--layers", "0"}), "--layers: expected a whole number in [1, 100000], found '0'");
-  EXPECT_EQ(message({"train", "--layers", "-3"}), "--layers: expected a whole number in [1, 100000], found '-3'");
-  EXPECT_EQ(message({"train", "--layers", "2.5"}), "--layers: expected a whole number in [1, 100000], found '2.5'");
-  EXPECT_EQ(message({"train", "--batch", "99999999999999999999"}),
+  EXPECT_EQ(message("train --rnaks=2"), "unknown option '--rnaks'; did you mean '--ranks'?");
+  EXPECT_EQ(message("trian"),
+            "unknown command 'trian'; expected train, verify, generate, evaluate, checkpoint, data, bench, plan, "
+            "report, explore, lab or describe; did you mean 'train'?");
+  EXPECT_EQ(message("evaluate"), "FROM is required");
+  EXPECT_EQ(message(""),
+            "no command given; expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report, "
+            "explore, lab or describe (tessera --help says more)");
+  EXPECT_EQ(message("train --lay 3"), "unknown option '--lay'; did you mean '--layers'?");
+  EXPECT_EQ(message("train generate x"), "unexpected word 'generate'");
+  EXPECT_EQ(message("train --quiet=maybe"), "--quiet: expected true or false, found 'maybe'");
+  EXPECT_EQ(message("train --untied=maybe"), "--untied: expected true or false, found 'maybe'");
+  EXPECT_EQ(message("train --data caf\xe9"), "--data: expected UTF-8, found 'caf\\xe9'");
+  EXPECT_EQ(message("data x --out ''"), "--out: expected a folder to make, found ''");
+  EXPECT_EQ(message("train extra"), "unexpected word 'extra'");
+  EXPECT_EQ(message("train --layers"), "--layers: expected a value, found none");
+  EXPECT_EQ(message("train --layers 0"), "--layers: expected a whole number in [1, 100000], found '0'");
+  EXPECT_EQ(message("train --layers -3"), "--layers: expected a whole number in [1, 100000], found '-3'");
+  EXPECT_EQ(message("train --layers 2.5"), "--layers: expected a whole number in [1, 100000], found '2.5'");
+  EXPECT_EQ(message("train --batch 99999999999999999999"),
             "--batch: expected a whole number in [1, 1000000000], found '99999999999999999999'");
-  EXPECT_EQ(message({"train", "--lr", "fast"}), "--lr: expected a number of at least 0, found 'fast'");
-  EXPECT_EQ(message({"train", "--lr", "nan"}), "--lr: expected a number of at least 0, found 'nan'");
-  EXPECT_EQ(message({"train", "--dropout", "1"}), "--dropout: expected a number in [0, 1), found '1'");
-  EXPECT_EQ(message({"train", "--dtype", "fp23"}),
-            "--dtype: expected fp32, bf16, fp64, found 'fp23'; did you mean 'fp32'?");
-  EXPECT_EQ(message({"train", "--device", "GPU"}), "--device: expected cpu, cuda, found 'GPU'; did you mean 'cuda'?");
-  EXPECT_EQ(message({"bench", "--device", "gpu"}), "--device: expected cpu, cuda, found 'gpu'; did you mean 'cuda'?");
-  EXPECT_EQ(message({"train", "--device", "metal"}), "--device: expected cpu, cuda, found 'metal'");
-  EXPECT_EQ(message({"generate", "x", "--device", "metal"}), "--device: expected cpu, cuda, found 'metal'");
-  EXPECT_EQ(message({"train", "--data", ""}), "--data: expected a value, found ''");
-  EXPECT_EQ(message({"generate"}), "FROM is required");
-  EXPECT_EQ(message({"generate", "x", "--top-p", "0"}), "--top-p: expected a number in [1e-09, 1], found '0'");
-  EXPECT_EQ(message({"data", "x", "--vocab", "255"}),
-            "--vocab: expected a whole number in [256, 1000000000], found '255'");
+  EXPECT_EQ(message("train --lr fast"), "--lr: expected a number of at least 0, found 'fast'");
+  EXPECT_EQ(message("train --lr nan"), "--lr: expected a number of at least 0, found 'nan'");
+  EXPECT_EQ(message("train --dropout 1"), "--dropout: expected a number in [0, 1), found '1'");
+  EXPECT_EQ(message("train --dtype fp23"), "--dtype: expected fp32, bf16, fp64, found 'fp23'; did you mean 'fp32'?");
+  EXPECT_EQ(message("train --device GPU"), "--device: expected cpu, cuda, found 'GPU'; did you mean 'cuda'?");
+  EXPECT_EQ(message("bench --device gpu"), "--device: expected cpu, cuda, found 'gpu'; did you mean 'cuda'?");
+  EXPECT_EQ(message("train --device metal"), "--device: expected cpu, cuda, found 'metal'");
+  EXPECT_EQ(message("generate x --device metal"), "--device: expected cpu, cuda, found 'metal'");
+  EXPECT_EQ(message("train --data ''"), "--data: expected a value, found ''");
+  EXPECT_EQ(message("generate"), "FROM is required");
+  EXPECT_EQ(message("generate x --top-p 0"), "--top-p: expected a number in [1e-09, 1], found '0'");
+  EXPECT_EQ(message("data x --vocab 255"), "--vocab: expected a whole number in [256, 1000000000], found '255'");
 }
 
 // In a build without CUDA and on a machine without a GPU too: one line, whichever way it was asked for.
 TEST_F(ConfigTest, ADeviceMustBeThere) {
-  const std::string config = file("device = \"cuda\"\n");
-  const std::vector<std::vector<const char*>> ways = {
-      {"train", "--device", "cuda"}, {"train", "--config", config.c_str()}, {"verify", "--device", "cuda"}};
-  for (const std::vector<const char*>& way : ways) {
+  for (const std::string& way :
+       {std::string("train --device cuda"), std::string("verify --device cuda"),
+        "train --config " + file("device = \"cuda\"\n"), std::string("train --device cuda --offload optimizer")}) {
     const std::string line = message(way);
-    EXPECT_TRUE(test::no_gpu().empty() ? line.empty() : line.starts_with("--device cuda: ")) << line;
+    EXPECT_TRUE(test::no_gpu().empty() ? line.empty() : line.starts_with("--device cuda: ")) << way << line;
   }
-  EXPECT_EQ(std::get<GenerateOptions>(parse({"generate", "x", "--device", "cuda"})).words, (Words{{"device", "cuda"}}));
-  const std::string offload = message({"train", "--device", "cuda", "--offload", "optimizer"});
-  EXPECT_TRUE(test::no_gpu().empty() ? offload.empty() : offload.starts_with("--device cuda: ")) << offload;
+  EXPECT_EQ(std::get<GenerateOptions>(parsed("generate x --device cuda")).words, (Words{{"device", "cuda"}}));
 }
 
 TEST(CommandLine, RefusesOptionsThatDoNotGoTogether) {
-  EXPECT_EQ(message({"train", "--heads", "3"}),
-            "--heads: 3 heads do not divide 128 channels; the nearest that does: 2 or 4");
-  EXPECT_EQ(message({"train", "--microbatches", "5"}),
-            "--microbatches: 5 do not divide a batch of 12; the nearest that does: 4 or 6");
-  EXPECT_EQ(message({"train", "--model", "gpt-nano", "--min-lr", "1"}),
-            "--min-lr: expected at most --lr (0.001), found 1");
-  EXPECT_EQ(message({"train", "--resume"}), "--resume: expected --out DIR, the run to continue; found no --out");
-  EXPECT_EQ(message({"train", "--model", "gpt2"}), "");
+  EXPECT_EQ(message("train --model gpt-nano --min-lr 1"), "--min-lr: expected at most --lr (0.001), found 1");
+  EXPECT_EQ(message("train --resume"), "--resume: expected --out DIR, the run to continue; found no --out");
+  EXPECT_EQ(message("train --model gpt2"), "");
 }
 
 TEST(CommandLine, RefusesModelsLargerThanTheMachine) {
-  const auto refused = [](std::vector<const char*> words) {
-    try {
-      ask_for_least_memory(job_of(train(std::move(words))));
-    } catch (const Error& e) {
-      return std::string(e.what());
-    }
-    return std::string();
-  };
-  EXPECT_NE(refused({"--channels", "900000"}).find("this machine has available"), std::string::npos);
-  EXPECT_NE(refused({"--vocab", "1000000000", "--channels", "100000"}).find("this machine has available"),
-            std::string::npos);
-  EXPECT_EQ(refused({}), "");
-  EXPECT_EQ(message({"train", "--layers", "1000000000"}),
+  for (const char* words : {"--channels 900000", "--vocab 1000000000 --channels 100000"})
+    expect_has(error_of([&] { ask_for_least_memory(job_of(parsed_train(words))); }), "this machine has available");
+  EXPECT_NO_THROW(ask_for_least_memory(job_of(parsed_train(""))));
+  EXPECT_EQ(message("train --layers 1000000000"),
             "--layers: expected a whole number in [1, 100000], found '1000000000'");
-  EXPECT_EQ(message({"train", "--model", "gpt2", "--tokenizer", "bytes"}), "");
+  EXPECT_EQ(message("train --model gpt2 --tokenizer bytes"), "");
 }
 
 // A command line made of the defaults that `describe` gives means the same as one without a word.
 TEST(CommandLine, DescribesEveryOption) {
-  const auto all = nlohmann::json::parse(std::get<Print>(parse({"describe", "--format", "json"})).text);
-  std::map<std::string, nlohmann::json> commands;
+  const auto all = Json::parse(std::get<Print>(parsed("describe --format json")).text);
+  std::map<std::string, Json> commands;
   for (const auto& c : all.at("commands")) commands[c.at("command")] = c;
   EXPECT_TRUE(commands.contains("checkpoint import") && commands.contains("plan") && commands.contains("describe"));
-  std::vector<std::string> words{"--model", "gpt-nano"};
-  std::map<std::string, nlohmann::json> options;
+  std::string words = "--model gpt-nano";
+  size_t given = 0;
+  std::map<std::string, Json> options;
   for (const auto& o : commands.at("train").at("options")) {
     options[o.at("name")] = o;
     if (o.at("kind") == "flag" || !o.contains("default") || o.at("name") == "model") continue;
     const auto& usual = o.at("default");
-    words.push_back("--" + o.at("name").get<std::string>());
-    words.push_back(usual.is_string() ? usual.get<std::string>() : usual.dump());
+    words += fmt::format(" --{} '{}'", o.at("name").get<std::string>(),
+                         usual.is_string() ? usual.get<std::string>() : usual.dump());
+    ++given;
   }
-  std::vector<const char*> typed;
-  for (const std::string& word : words) typed.push_back(word.c_str());
-  EXPECT_EQ(config_values(train(typed)), config_values(train({"--model", "gpt-nano"})));
-  EXPECT_GT(words.size(), 80U);
-  EXPECT_EQ(
-      options.at("sync-every"),
-      nlohmann::json::parse(R"({"name": "sync-every", "group": "Plan", "kind": "integer", "default": 1, "least": 1.0,
+  EXPECT_EQ(config_values(parsed_train(words)), config_values(parsed_train("--model gpt-nano")));
+  EXPECT_GT(given, 39U);
+  EXPECT_EQ(options.at("sync-every"),
+            Json::parse(R"({"name": "sync-every", "group": "Plan", "kind": "integer", "default": 1, "least": 1.0,
               "most": 1e9, "help": "with --dp-mode diloco: steps that each data rank makes alone"})"));
   EXPECT_EQ(options.at("dropout").at("below"), 1);
   EXPECT_EQ(options.at("untied").at("denies"), "tied");
-  EXPECT_EQ(options.at("dtype").at("choices"), nlohmann::json::parse(R"(["fp32", "bf16", "fp64"])"));
+  EXPECT_EQ(options.at("dtype").at("choices"), Json::parse(R"(["fp32", "bf16", "fp64"])"));
   EXPECT_FALSE(options.at("layers").contains("default"));  // the preset's
   EXPECT_EQ(options.at("out").at("in_file"), false);
   EXPECT_EQ(commands.at("verify").at("options")[0].at("name"), "model");
-  EXPECT_EQ(message({"describe", "--format", "text"}), "--format: expected json, found 'text'");
+  EXPECT_EQ(message("describe --format text"), "--format: expected json, found 'text'");
 }
 
 TEST(CommandLine, HandsTheFlagsOfBenchOn) {
-  EXPECT_EQ(std::get<BenchOptions>(parse({"bench", "--benchmark_filter=norm", "--v=1"})).words,
+  EXPECT_EQ(std::get<BenchOptions>(parsed("bench --benchmark_filter=norm --v=1")).words,
             (std::vector<std::string>{"--benchmark_filter=norm", "--v=1"}));
-  EXPECT_TRUE(std::get<BenchOptions>(parse({"bench"})).words.empty());
-  const auto on_gpu = std::get<BenchOptions>(parse({"bench", "--device", "cuda", "--benchmark_filter=norm"}));
+  EXPECT_TRUE(std::get<BenchOptions>(parsed("bench")).words.empty());
+  const auto on_gpu = std::get<BenchOptions>(parsed("bench --device cuda --benchmark_filter=norm"));
   EXPECT_EQ(on_gpu.device, Device::cuda);
   EXPECT_EQ(on_gpu.words, std::vector<std::string>{"--benchmark_filter=norm"});
 }
 
 TEST(CommandLine, PresetsHaveTheirSizes) {
-  const auto sizes = [](std::vector<const char*> words) {
-    const ModelConfig s = job_of(train(std::move(words))).model;
+  const auto sizes = [](const std::string& words) {
+    const ModelConfig s = job_of(parsed_train(words)).model;
     return std::array{s.layers, s.heads, s.channels, s.context};
   };
-  EXPECT_EQ(sizes({}), (std::array<int64_t, 4>{4, 4, 128, 64}));
-  EXPECT_EQ(sizes({"--model", "gpt-mini", "--context", "32"}), (std::array<int64_t, 4>{6, 6, 384, 32}));
-  EXPECT_EQ(sizes({"--model", "gpt2-xl", "--tokenizer", "bytes"}), (std::array<int64_t, 4>{48, 25, 1600, 1024}));
+  EXPECT_EQ(sizes(""), (std::array<int64_t, 4>{4, 4, 128, 64}));
+  EXPECT_EQ(sizes("--model gpt-mini --context 32"), (std::array<int64_t, 4>{6, 6, 384, 32}));
+  EXPECT_EQ(sizes("--model gpt2-xl --tokenizer bytes"), (std::array<int64_t, 4>{48, 25, 1600, 1024}));
 }
 
 TEST_F(ConfigTest, IsReadAndOptionsWin) {
   const std::string path = file("layers = 2\nlr = 1\nmin-lr = 0.5\ndata = \"x.txt\"  # a comment\n");
-  const TrainOptions o = train({"--config", path.c_str(), "--layers", "3"});
+  const TrainOptions o = parsed_train("--layers 3 --config " + path);
   EXPECT_EQ(o.sizes.layers, 3);
   EXPECT_EQ(o.optim.lr, 1);
   EXPECT_EQ(o.data, "x.txt");
@@ -232,11 +208,11 @@ TEST_F(ConfigTest, ARunWithoutCheckpointsIsNotResumed) {
   const std::string saves = file("layers = 2\n");
   const std::string expected =
       "--resume: expected a run that saves checkpoints, found --no-save, by option or in its config.toml";
-  EXPECT_EQ(message({"train", "--resume", "--out", "x", "--config", saves.c_str(), "--no-save"}), expected);
-  EXPECT_EQ(message({"train", "--resume", "--out", "x", "--config", saves.c_str(), "--no-eval"}), "");
+  EXPECT_EQ(message("train --resume --out x --no-save --config " + saves), expected);
+  EXPECT_EQ(message("train --resume --out x --no-eval --config " + saves), "");
   const std::string saves_not = file("no-save = true\n");
-  EXPECT_EQ(message({"train", "--resume", "--out", "x", "--config", saves_not.c_str()}), expected);
-  EXPECT_EQ(message({"verify", "--no-save"}), "unknown option '--no-save'");
+  EXPECT_EQ(message("train --resume --out x --config " + saves_not), expected);
+  EXPECT_EQ(message("verify --no-save"), "unknown option '--no-save'");
 }
 
 TEST_F(ConfigTest, RoundTrips) {
@@ -273,8 +249,7 @@ TEST_F(ConfigTest, LinesMayBeWrittenInManyWays) {
 
 TEST_F(ConfigTest, MistakesHaveTheirLineAndColumn) {
   const auto expect = [&](const std::string& text, const std::string& words) {
-    const std::string found = message([&] { read(text); });
-    EXPECT_NE(found.find(words), std::string::npos) << found;
+    expect_error(Status::usage, {words}, [&] { read(text); });
   };
   expect("layers = 2\nhedas = 3\n", "c.toml:2:1: hedas: unknown key; did you mean 'heads'?");
   expect("layers = \"two\"\n", "c.toml:1:1: layers: expected a whole number in [1, 100000], found '\"two\"'");
@@ -316,82 +291,59 @@ TEST_F(ConfigTest, MistakesHaveTheirLineAndColumn) {
   unexpected("data = 'caf\xe9'\n", "1:12", "'\\xe9''" + utf8);
   unexpected("lr = 1 # a\x1b[2J\n", "1:11", "'\\x1b[2J'" + utf8);
   unexpected("lr = 1\r'a'\n", "1:7", "'\\x0d'a''" + utf8);
-  EXPECT_NE(message(
-                [] {
-                  train({"--config", "/nonexistent.toml"});
-                },
-                Status::input)
-                .find("/nonexistent.toml"),
-            std::string::npos);
+  expect_error(Status::input, {"/nonexistent.toml"}, [] { parsed_train("--config /nonexistent.toml"); });
 }
 
 // --attention and --deterministic: what is refused, what is the default, and what a run says of its attention.
 
-// A run whose attention cuDNN can serve.
-TrainOptions on_gpu() {
+// A run whose attention cuDNN can serve, with other values.
+using Values = std::vector<std::pair<const char*, const char*>>;
+Job on_gpu(const Values& others = {}, int64_t ranks = 1) {
   TrainOptions o;
-  o["device"] = "cuda";
-  o["dtype"] = "bf16";
-  o["channels"] = 256;
-  o.ranks = 1;
-  return o;
+  o["device"] = "cuda", o["dtype"] = "bf16", o["channels"] = 256, o.ranks = ranks;
+  for (const auto& [name, value] : others) o[name] = value;
+  return job_of(o);
 }
 
 TEST(AttentionChoice, KernelsThatAreNotThereAreRefused) {
   const std::string without =
       "--attention: this program was built without cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON";
-  EXPECT_EQ(message({"train", "--attention", "cudnn"}),
-            kWithCudnn ? "--attention: cuDNN's kernels are for GPUs; expected own, or --device cuda" : without);
-  if (!kWithCudnn) {
-    EXPECT_EQ(message({"train", "--attention", "cudnn", "--device", "cuda"}), without);
-  }
-  if (kWithCudnn) {
-    EXPECT_EQ(message({"train", "--attention", "cudnn", "--device", "cuda"}),
-              "--attention: cuDNN's take bf16, found fp32; expected own, found cudnn");
-    EXPECT_EQ(message({"train", "--attention", "cudnn", "--device", "cuda", "--dtype", "bf16", "--dropout", "0.1"}),
-              "--attention: cuDNN's cannot drop the elements that ours count; expected own, found cudnn");
-  }
-  EXPECT_EQ(message({"train", "--attention", "flash"}), "--attention: expected cudnn, own, found 'flash'");
-  EXPECT_EQ(message({"train", "--attention", "own", "--deterministic"}), "");  // on the CPU both say what is so anyway
+  const auto expect = [&](const std::string& words, const std::string& with) {
+    EXPECT_EQ(message("train --attention cudnn" + words), kWithCudnn ? with : without);
+  };
+  expect("", "--attention: cuDNN's kernels are for GPUs; expected own, or --device cuda");
+  expect(" --device cuda", "--attention: cuDNN's take bf16, found fp32; expected own, found cudnn");
+  if (kWithCudnn)
+    expect(" --device cuda --dtype bf16 --dropout 0.1",
+           "--attention: cuDNN's cannot drop the elements that ours count; expected own, found cudnn");
+  EXPECT_EQ(message("train --attention flash"), "--attention: expected cudnn, own, found 'flash'");
+  EXPECT_EQ(message("train --attention own --deterministic"), "");  // on the CPU both say what is so anyway
 }
 
 TEST(AttentionChoice, CudnnIsAskedWhereItIsBuiltAndOnAGpu) {
-  TrainOptions o = on_gpu();
-  EXPECT_EQ(asks_cudnn(job_of(o).plan), kWithCudnn);
-  o["attention"] = "own";
-  EXPECT_FALSE(asks_cudnn(job_of(o).plan));
-  o = on_gpu();
-  o["device"] = "cpu";
-  EXPECT_FALSE(asks_cudnn(job_of(o).plan));
-  o = verify_defaults();  // to the bit, so by kernels that promise it
-  o["device"] = "cuda";
-  EXPECT_FALSE(asks_cudnn(job_of(o).plan));
-  EXPECT_TRUE(o.plan.deterministic);
+  EXPECT_EQ(asks_cudnn(on_gpu().plan), kWithCudnn);
+  EXPECT_FALSE(asks_cudnn(on_gpu({{"attention", "own"}}).plan));
+  EXPECT_FALSE(asks_cudnn(on_gpu({{"device", "cpu"}}).plan));
+  TrainOptions proof = verify_defaults();  // to the bit, so by kernels that promise it
+  proof["device"] = "cuda";
+  EXPECT_FALSE(asks_cudnn(job_of(proof).plan));
+  EXPECT_TRUE(proof.plan.deterministic);
   EXPECT_FALSE(TrainOptions().plan.deterministic);
 }
 
 TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
-  TrainOptions o = on_gpu();
-  o["attention"] = "own";
-  EXPECT_EQ(describe_attention(job_of(o)), "attention: our own kernels (`attention` own)");
-  o = on_gpu();
-  if (!kWithCudnn) {
-    EXPECT_EQ(describe_attention(job_of(o)), "attention: our own kernels (built without cuDNN)");
-    return;
-  }
-  o["dtype"] = "fp32";
-  EXPECT_EQ(describe_attention(job_of(o)), "attention: our own kernels (cuDNN's take bf16, found fp32)");
-  o = on_gpu();
-  o["dropout"] = 0.1;
-  EXPECT_EQ(describe_attention(job_of(o)),
-            "attention: our own kernels (cuDNN's cannot drop the elements that ours count)");
+  const auto expect = [](const Values& others, const std::string& why) {
+    EXPECT_EQ(describe_attention(on_gpu(others)), "attention: our own kernels (" + why + ")");
+  };
+  expect({{"attention", "own"}}, "`attention` own");
+  if (!kWithCudnn) return expect({}, "built without cuDNN");
+  expect({{"dtype", "fp32"}}, "cuDNN's take bf16, found fp32");
+  expect({{"dropout", "0.1"}}, "cuDNN's cannot drop the elements that ours count");
 }
 
 TEST(AttentionChoice, TheirValuesAreKeptInTheConfiguration) {
-  const std::vector<const char*> words{"tessera", "train", "--attention", "own", "--deterministic"};
-  const auto o = std::get<TrainOptions>(parse_command_line(static_cast<int>(words.size()), words.data()));
   TrainOptions read;
-  apply_config(read, to_toml(o), "c.toml");
+  apply_config(read, to_toml(parsed_train("--attention own --deterministic")), "c.toml");
   EXPECT_EQ(text_of(read.plan.attention), "own");
   EXPECT_TRUE(read.plan.deterministic);
 }
@@ -400,17 +352,176 @@ using AttentionChoiceGpu = test::OnGpu;
 
 TEST_F(AttentionChoiceGpu, CudnnServesAGpt) {
   if (!kWithCudnn) GTEST_SKIP() << "a build without cuDNN";
-  TrainOptions o = on_gpu();
-  EXPECT_TRUE(describe_attention(job_of(o)).starts_with("attention: cuDNN 9.")) << describe_attention(job_of(o));
-  o.ranks = 2, o["dp"] = 1, o["cp"] = 2;  // the tiles of a ring
-  EXPECT_TRUE(describe_attention(job_of(o)).starts_with("attention: cuDNN 9.")) << describe_attention(job_of(o));
-  o = on_gpu();
-  o["deterministic"] = true;
-  EXPECT_TRUE(describe_attention(job_of(o)).ends_with(", gradients added in a fixed order"))
-      << describe_attention(job_of(o));
-  o["channels"] = 80;  // heads of 20
-  EXPECT_TRUE(describe_attention(job_of(o)).starts_with("attention: our own kernels (cuDNN 9."))
-      << describe_attention(job_of(o));
+  const auto expect = [](const Job& job, const std::string& begins, const std::string& ends = "") {
+    const std::string said = describe_attention(job);
+    EXPECT_TRUE(said.starts_with("attention: " + begins) && said.ends_with(ends)) << said;
+  };
+  expect(on_gpu(), "cuDNN 9.");
+  expect(on_gpu({{"dp", "1"}, {"cp", "2"}}, 2), "cuDNN 9.");  // the tiles of a ring
+  expect(on_gpu({{"deterministic", "true"}}), "", ", gradients added in a fixed order");
+  expect(on_gpu({{"deterministic", "true"}, {"channels", "80"}}), "our own kernels (cuDNN 9.");  // heads of 20
+}
+
+// The messages about a user's mistakes: all of them at once, with the nearest value that can be, and for files the
+// option and the system's reason; and the default job.
+
+TEST(Mistakes, OnTheCommandLineAreAllSaid) {
+  EXPECT_EQ(refused("train --layers 0 --hedas 3 --lr fast --dtype fp23 --whats"),
+            (Messages{"unknown option '--hedas'; did you mean '--heads'?", "unknown option '--whats'",
+                      "--layers: expected a whole number in [1, 100000], found '0'",
+                      "--dtype: expected fp32, bf16, fp64, found 'fp23'; did you mean 'fp32'?",
+                      "--lr: expected a number of at least 0, found 'fast'"}));
+  EXPECT_EQ(refused("generate x --top-p 0 --tokens x --tp 0"),
+            (Messages{"--tokens: expected a whole number in [1, 1000000000], found 'x'",
+                      "--top-p: expected a number in [1e-09, 1], found '0'",
+                      "--tp: expected a whole number in [1, 1024], found '0'"}));
+  EXPECT_EQ(refused("data x --vocab 1 --out ''"),
+            (Messages{"--vocab: expected a whole number in [256, 1000000000], found '1'",
+                      "--out: expected a folder to make, found ''"}));
+  EXPECT_EQ(refused("plan --top 0 --pp 0 --hardware h100").size(), 2U);
+  EXPECT_EQ(refused("train --layers"), Messages{"--layers: expected a value, found none"});
+  EXPECT_EQ(refused("train --hedas --layers").size(), 2U);
+}
+
+TEST(Mistakes, OfAPlanThatDoNotHangTogetherAreAllSaid) {
+  const Messages found =
+      refused("verify --heads 3 --microbatches 5 --pp 8 --schedule zbh1 --dp-mode ps-sync --zero 1 --min-lr 9");
+  for (const char* words :
+       {"--schedule: there is none named 'zbh1'; expected naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, v-half, "
+        "v-min, or the path of a file; did you mean 'zb-h1'?",
+        "--heads: 3 heads do not divide 128 channels; the nearest that does: 2 or 4",
+        "--microbatches: 5 do not divide a batch of 12; the nearest that does: 4 or 6",
+        "--zero: 1 goes with --dp-mode ddp, found ps-sync",
+        "--pp: 8 ranks make 8 stages, more than the 4 layers; expected at most 4 stages, as of --pp 4",
+        "--min-lr: expected at most --lr (0.003), found 9"})
+    EXPECT_NE(std::ranges::find(found, words), found.end()) << words;
+  EXPECT_EQ(found.size(), 6U) << fmt::format("{}", fmt::join(found, "\n"));  // and not what follows from another
+  const Job wrong{.model = {.heads = 3}, .plan = {.cp = 3, .microbatches = 5}};
+  try {
+    check(wrong);
+    ADD_FAILURE() << "is taken";
+  } catch (const Error& e) {
+    EXPECT_EQ(messages_of(e).size(), 3U) << e.what();
+  }
+}
+
+TEST(Mistakes, HaveTheNearestThatCanBe) {
+  const auto expect = [](const std::string& words, const std::string& nearest) {
+    const Messages found = refused(words);
+    ASSERT_EQ(found.size(), 1U) << nearest;
+    EXPECT_TRUE(found[0].ends_with(nearest)) << found[0];
+  };
+  for (const std::string half : {"fp16", "float16", "half", "bfloat16"})
+    expect("verify --dtype " + half, "did you mean 'bf16'?");
+  expect("verify --all-reduce nccl", "did you mean 'native'?");
+  expect("train --learning-rate 1e-3", "did you mean '--lr'?");
+  expect("verify --tensor-model-parallel-size 2", "did you mean '--tp'?");
+  expect("verify --pp 6 --schedule zb-v --microbatches 12", "expected at most 4 stages, as of --pp 2");
+  expect("verify --tp 2 --vocab 1", "expected at most 1");
+  expect("verify --model llama-nano --head-dim 5", "expected an even number, as 6, found 5");
+  expect("verify --lora-rank 2 --lora-targets c_atn", "did you mean 'c_attn'?");
+}
+
+TEST_F(ProgramTest, EachMistakeHasALine) {
+  const Ran r = run("train --layers 0 --lr fast --out run");
+  EXPECT_EQ(r.status, 2);
+  EXPECT_EQ(r.err,
+            "tessera: --lr: expected a number of at least 0, found 'fast'\n"
+            "tessera: --layers: expected a whole number in [1, 100000], found '0'\n");
+  EXPECT_FALSE(fs::exists(path("run")));
+  EXPECT_EQ(run("report --figure memory --svg --ranks 2 --heads 3 --batch 12 --microbatches 5").err,
+            "tessera: --microbatches: 5 do not divide a batch of 12; the nearest that does: 4 or 6\n"
+            "tessera: --heads: 3 heads do not divide 128 channels; the nearest that does: 2 or 4\n");
+}
+
+TEST_F(ProgramTest, AFileThatCannotBeReadIsSaidByOptionAndReason) {
+  fs::create_directory(path("folder"));
+  const auto expect = [&](const std::string& arguments, const std::string& line) {
+    const Ran r = run(arguments);
+    EXPECT_EQ(r.status, 4) << arguments;
+    EXPECT_EQ(r.err, "tessera: " + line + "\n") << arguments;
+  };
+  expect("train --config gone.toml", "--config: cannot open gone.toml: No such file or directory");
+  expect("train --config folder", "--config: folder is a directory; expected a file");
+  expect("train --resume --out gone", "--resume: cannot open gone/config.toml: No such file or directory");
+  expect("train --data gone.jsonl --tokenizer bytes", "--data: cannot open gone.jsonl: No such file or directory");
+  expect("train --data folder", "--data: folder is no dataset: it has no dataset.json");
+  expect("train --data text.txt --tokenizer folder",
+         "--tokenizer: folder: no tokenizer; expected tokenizer.json, or vocab.json and merges.txt");
+  expect("train --init gone", "--init: gone: no such file or directory; expected a run or a checkpoint");
+  expect("train --data text.txt --dp-mode ps-async --replay gone",
+         "--replay: cannot open gone: No such file or directory");
+  expect("train --pp 2 --schedule ./gone.txt", "--schedule: cannot open ./gone.txt: No such file or directory");
+  expect("plan --cases gone --format json", "--cases: cannot open gone: No such file or directory");
+  expect("plan --hardware ./gone.toml --ranks 2", "--hardware: cannot open ./gone.toml: No such file or directory");
+  expect("plan --hardware h100 --software folder/ --ranks 2", "--software: folder/ is a directory; expected a file");
+  expect("plan --model gone.json --hardware h100 --ranks 2",
+         "--model: cannot open gone.json: No such file or directory");
+  expect("generate run --prompts gone", "--prompts: cannot open gone: No such file or directory");
+}
+
+TEST_F(ProgramTest, QuietRunsEndWithoutASample) {
+  const Ran r = train("--out run --quiet --sp --tp 1 --tokenizer bytes");
+  EXPECT_EQ(r.err, "");
+  expect_lacks(r.out, "A sample");
+  expect_has(r.out, "write more with");
+  expect_has(train("--out told --sp").err,
+             "--sp: cuts the tokens among the ranks of --tp, and there is only one; expected --tp 2 or more");
+  const Ran bytes = run("generate run --tokens 400 --temperature 50");  // as good as any byte
+  EXPECT_EQ(find_invalid_utf8(bytes.out), std::string::npos);
+  EXPECT_NE(bytes.out.find("\\x"), std::string::npos) << bytes.out;
+}
+
+TEST(CommandLine, HelpIsACommandToo) {
+  const auto text = [](const std::string& words) { return std::get<Print>(parsed(words)).text; };
+  EXPECT_EQ(text("help"), text("--help"));
+  EXPECT_EQ(text("help train"), text("train --help"));
+  EXPECT_NE(text("help train").find(default_job_words(default_job())), std::string::npos);
+}
+
+TEST(DefaultJob, IsWhatItsWordsSay) {
+  const TrainOptions job = parsed_train("");
+  EXPECT_TRUE(is_default_job(job));
+  const std::string words = default_job_words(job);
+  EXPECT_EQ(config_values(parsed_train(words)), config_values(job)) << words;
+}
+
+TEST(DefaultJob, IsChangedByItsPlanAndEndsWhereAModelOrATextIsChosen) {
+  const TrainOptions cube = parsed_train("--pp 2 --steps 9 --lr 0.001");
+  EXPECT_TRUE(is_default_job(cube));
+  EXPECT_EQ(cube.model, default_job().model);
+  EXPECT_EQ(cube.optim.lr, 0.001);
+  EXPECT_NE(default_job_words(cube).find("--lr 0.001"), std::string::npos);
+  for (const char* words : {"--data x.txt", "--model gpt-nano", "--layers 4", "--tokenizer char"}) {
+    const TrainOptions o = parsed_train(words);
+    EXPECT_FALSE(is_default_job(o)) << words;
+    EXPECT_EQ(o.optim.lr, TrainOptions().optim.lr) << words;
+    EXPECT_EQ(o.model, "gpt-nano") << words;
+  }
+}
+
+TEST_F(ProgramTest, AFileMayChooseToo) {
+  write("a.toml", "channels = 64\n");
+  write("b.toml", "steps = 7\n");
+  EXPECT_FALSE(is_default_job(parsed_train("--config " + path("a.toml").string())));
+  EXPECT_TRUE(is_default_job(parsed_train("--config " + path("b.toml").string())));
+}
+
+TEST(TokenizerChoice, OfASize) {
+  EXPECT_EQ(tokenizer_choice("bpe-1024", "char", true).vocab_size, 1024);
+  EXPECT_EQ(tokenizer_choice("bpe-1024", "char", true).name, "bpe");
+  EXPECT_EQ(tokenizer_choice("bpe", "char", true).vocab_size, 50257);
+  for (const char* wrong : {"bpe-", "bpe-x", "bpe-255", "bpe-1e3", "bp"})
+    EXPECT_THROW(tokenizer_choice(wrong, "char", true), Error) << wrong;
+}
+
+TEST(Sentences, BeginAndEndWhole) {
+  EXPECT_EQ(whole_sentences("nd of it. She was there. He said so, and"), "She was there.");
+  EXPECT_EQ(whole_sentences("so. \"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\" And"),
+            "\"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\"");
+  EXPECT_EQ(whole_sentences("x.\n\nThe end!\nThe very"), "The end!");
+  const char* const kept = "A long beginning without an end. Yes. and then nothing";  // most of it would be gone
+  for (const char* whole : {kept, "int main() { return 0; }", ""}) EXPECT_EQ(whole_sentences(whole), whole);
 }
 
 }  // namespace

@@ -1,34 +1,22 @@
 // The command `plan`, as a user and as a program see it.
+#include <numeric>
 
-#include "app/commands.h"
 #include "app/plan/plan.h"
+#include "models/decoder.h"
+#include "models/layout.h"
+#include "tests/app/parsed.h"
 #include "tests/app/program.h"
 #include "tests/app/report_checks.h"
 
 namespace tessera {
 namespace {
 
-using Json = nlohmann::json;
-
-Command parse(const std::string& line) {
-  std::istringstream in("tessera " + line);
-  std::vector<std::string> words;
-  for (std::string word; in >> word;) words.push_back(word);
-  std::vector<const char*> argv;
-  for (const std::string& word : words) argv.push_back(word.c_str());
-  return parse_command_line(static_cast<int>(argv.size()), argv.data());
-}
-
-class PlanningTest : public test::ProgramTest {
+class PlanningTest : public ProgramTest {
  protected:
-  void file(const std::string& name, const std::string& text) const { std::ofstream(path(name)) << text; }
   std::vector<Json> lines(const std::string& arguments, int status = 0) const {
-    const test::Ran r = run("plan --format json " + arguments);
+    const Ran r = run("plan --format json " + arguments);
     EXPECT_EQ(r.status, status) << r.err;
-    std::vector<Json> out;
-    std::istringstream in(r.out);
-    for (std::string line; std::getline(in, line);) out.push_back(Json::parse(line));
-    return out;
+    return records_of(r.out);
   }
   const std::string k7b_ = "--model llama2-7b --hardware h100 --software megatron --batch 64 ";
 };
@@ -108,7 +96,7 @@ TEST_F(PlanningTest, CommandIsOneThatTrainTakes) {
         "--model llama3-8b --hardware h100 --software megatron --ranks 16 --batch 32 --pp 4 --schedule interleaved "
         "--tp 2 --sp --recompute block"}) {
     SCOPED_TRACE(question);
-    const auto o = std::get<PlanOptions>(parse("plan " + question));
+    const auto o = std::get<PlanOptions>(test::parsed("plan " + question));
     const planner::Question q = question_of(o).question;
     const planner::Answer a = search(q, 3);
     ASSERT_FALSE(a.best.empty());
@@ -119,70 +107,56 @@ TEST_F(PlanningTest, CommandIsOneThatTrainTakes) {
       line = line.substr(line.find("train "));
       line.resize(line.size() - place.size());
       if (line.find("--ranks") == std::string::npos) line += fmt::format(" --ranks {}", q.ranks);
-      ASSERT_NO_THROW(parse(line)) << line;
-      const auto run = std::get<TrainOptions>(parse(line));
-      EXPECT_EQ(run.optim.batch, q.batch);
-      EXPECT_EQ(run.plan.pp, c.layout.plan.pp);
-      EXPECT_EQ(run.plan.tp, c.layout.plan.tp);
-      EXPECT_EQ(run.plan.cp, c.layout.plan.cp);
-      EXPECT_EQ(run.plan.ep, c.layout.ep);
-      EXPECT_EQ(run.plan.sp, c.layout.plan.sp);
-      EXPECT_EQ(run.plan.zero, c.layout.plan.zero);
-      EXPECT_EQ(run.plan.microbatches, c.layout.plan.microbatches);
+      ASSERT_NO_THROW(test::parsed(line)) << line;
+      const auto run = std::get<TrainOptions>(test::parsed(line));
+      const Plan &found = run.plan, &p = c.layout.plan;
+      EXPECT_EQ(
+          std::tie(run.optim.batch, found.pp, found.tp, found.cp, found.ep, found.sp, found.zero, found.microbatches),
+          std::tie(q.batch, p.pp, p.tp, p.cp, c.layout.ep, p.sp, p.zero, p.microbatches));
     }
   }
 }
 
 TEST_F(PlanningTest, PageStandsAlone) {
   for (const std::string more : {"--ranks 8", "--ranks 16 --pp 4 --tp 2 --schedule zb-v",
-                                 "--ranks 2 --dp 2 --tp 1 --pp 1 --cp 1 "
-                                 "--microbatches 1 --zero 0 --recompute none"}) {
-    const test::Ran r = run("plan " + k7b_ + more + " --memory 80 --html page.html");
-    EXPECT_EQ(r.status, 0) << r.err;
+                                 "--ranks 2 --dp 2 --tp 1 --pp 1 --cp 1 --microbatches 1 --zero 0 --recompute none"}) {
+    must("plan " + k7b_ + more + " --memory 80 --html page.html");
     const std::string html = read_file(path("page.html"));
     test::expect_page(html);
-    for (const char* id :
-         {"id=\"plan\"", "id=\"ranking\"", "id=\"memory\"", "id=\"time\"", "id=\"bytes\"", "limit 80.0 GB"})
-      EXPECT_NE(html.find(id), std::string::npos) << id;
+    expect_has(html,
+               {"id=\"plan\"", "id=\"ranking\"", "id=\"memory\"", "id=\"time\"", "id=\"bytes\"", "limit 80.0 GB"});
     EXPECT_EQ(html.find("id=\"pipeline\"") != std::string::npos, more.find("--pp 4") != std::string::npos);
   }
 }
 
 TEST_F(PlanningTest, TextIsReadInAMinute) {
-  const test::Ran r = run("plan " + k7b_ + "--ranks 8");
-  EXPECT_EQ(r.status, 0) << r.err;
+  const Ran r = must("plan " + k7b_ + "--ranks 8");
   EXPECT_LE(std::count(r.out.begin(), r.out.end(), '\n'), 50);
-  for (const char* words : {"llama2-7b: 6.74 billion parameters", "8 ranks of h100", "\nTake number 1: ",
-                            "\nInstead:\n", "\nWeakest assumption: ", "\nRun it:\n  tessera train --model llama2-7b "})
-    EXPECT_NE(r.out.find(words), std::string::npos) << words << "\n" << r.out;
+  expect_has(r.out, {"llama2-7b: 6.74 billion parameters", "8 ranks of h100", "\nTake number 1: ", "\nInstead:\n",
+                     "\nWeakest assumption: ", "\nRun it:\n  tessera train --model llama2-7b "});
 }
 
 TEST_F(PlanningTest, SaysWhatIsMissingWhereNothingFits) {
-  const test::Ran r =
-      run("plan --model llama3-70b --context 4096 --hardware a100-40 --software megatron --ranks 8 --batch 64");
-  EXPECT_EQ(r.status, 2);
-  EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << r.err;
-  EXPECT_NE(r.err.find(" GB: the nearest, "), std::string::npos) << r.err;
-  EXPECT_NE(r.err.find(" GB more, most of it "), std::string::npos) << r.err;
-  EXPECT_NE(r.err.find(" such ranks a plan fits"), std::string::npos) << r.err;
-  for (const Json& line :
-       lines("--model llama3-70b --context 4096 --hardware a100-40 --software megatron --ranks 8 --batch 64", 2))
-    expect_plan(line);
+  const std::string words =
+      "--model llama3-70b --context 4096 --hardware a100-40 --software megatron --ranks 8 --batch 64";
+  fails_in_one_line("plan " + words, 2, " GB: the nearest, ");
+  expect_has(read_file(path("err.txt")), {" GB more, most of it ", " such ranks a plan fits"});
+  for (const Json& line : lines(words, 2)) expect_plan(line);
 }
 
 TEST_F(PlanningTest, BadInputIsOneLine) {
   const std::string good = R"("layers": 2, "channels": 64, "heads": 2, "vocab": 100, "context": 64)";
-  file("missing.json", R"({"layers": 2, "channels": 64, "heads": 2, "context": 64})");
-  file("unknown.json", "{" + good + R"(, "widht": 3})");
-  file("negative.json", R"({"layers": -2, "channels": 64, "heads": 2, "vocab": 100, "context": 64})");
-  file("torn.json", R"({"layers": 2,)");
-  file("huge.json", R"({"layers": 99999999999999999999, "channels": 64, "heads": 2, "vocab": 100, "context": 64})");
-  file("good.json", "{" + good + "}");
-  file("zero.toml", "base = \"h100\"\nintra_bytes_per_s = 0\n");
-  file("nan.toml", "base = \"h100\"\nmemory_bytes = nan\n");
-  file("unknown.toml", "base = \"h100\"\npeak = 1\n");
-  file("minus.toml", "base = \"h100\"\npeak_flops = -1e15\n");
-  file("base.toml", "base = \"h1000\"\n");
+  write("missing.json", R"({"layers": 2, "channels": 64, "heads": 2, "context": 64})");
+  write("unknown.json", "{" + good + R"(, "widht": 3})");
+  write("negative.json", R"({"layers": -2, "channels": 64, "heads": 2, "vocab": 100, "context": 64})");
+  write("torn.json", R"({"layers": 2,)");
+  write("huge.json", R"({"layers": 99999999999999999999, "channels": 64, "heads": 2, "vocab": 100, "context": 64})");
+  write("good.json", "{" + good + "}");
+  write("zero.toml", "base = \"h100\"\nintra_bytes_per_s = 0\n");
+  write("nan.toml", "base = \"h100\"\nmemory_bytes = nan\n");
+  write("unknown.toml", "base = \"h100\"\npeak = 1\n");
+  write("minus.toml", "base = \"h100\"\npeak_flops = -1e15\n");
+  write("base.toml", "base = \"h1000\"\n");
   const std::string h100 = "plan --hardware h100 --ranks 8 --batch 8 ",
                     nano = "plan --model gpt-nano --ranks 2 --batch 8 ";
   struct Bad {
@@ -231,12 +205,80 @@ TEST_F(PlanningTest, BadInputIsOneLine) {
       {h100 + "--model gpt2 --memory 0.1", "no plan fits 0.1 GB: the nearest, "},
   };
   for (const Bad& bad : table) {
-    expect_failure(bad.line, bad.status, bad.words);
-    const std::string said = read_file(path("err.txt"));
-    EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << bad.line << ": " << said;
+    fails_in_one_line(bad.line, bad.status, bad.words);
   }
-  const test::Ran r = run(nano + "--hardware h100 --html missing/page.html");
+  const Ran r = run(nano + "--hardware h100 --html missing/page.html");
   EXPECT_EQ(r.status, 6) << r.err;
+}
+
+// The meaning of the options, and one line for plans that cannot be.
+
+TEST(Axes, WhatIsNotGivenFollowsFromTheRanks) {
+  using Axes = std::array<int64_t, 4>;
+  const auto axes = [](const std::string& words) {
+    const Plan p = job_of(test::parsed_train("--backend threads " + words)).plan;
+    return Axes{p.pp, p.dp, p.cp, p.tp};
+  };
+  EXPECT_EQ(axes("--tp 2"), (Axes{1, 1, 1, 2}));
+  EXPECT_EQ(axes("--ranks 8 --tp 2"), (Axes{1, 4, 1, 2}));
+  EXPECT_EQ(axes("--ranks 8 --pp 2 --tp 2"), (Axes{2, 2, 1, 2}));
+  EXPECT_EQ(axes("--ranks 8 --dp 2 --tp 2 --cp 1"), (Axes{2, 2, 1, 2}));
+  EXPECT_EQ(axes("--ranks 6 --dp 1 --pp 1 --tp 2 --context 60"), (Axes{1, 1, 3, 2}));
+  EXPECT_EQ(axes("--ranks 3"), (Axes{1, 3, 1, 1}));
+}
+
+TEST(Plan, OneLineForWhatCannotBe) {
+  const std::pair<const char*, const char*> refused[] = {
+      {"--tp 3", "--tp: 3 does not divide the 4 heads; the nearest that does: 2 or 4"},
+      {"--ranks 8 --tp 3", "makes 3 ranks; expected 8; the nearest that can: 6 or 9 ranks"},
+      {"--pp 8", "--pp: 8 ranks make 8 stages, more than the 4 layers"},
+      {"--pp 4 --schedule zb-v", "4 ranks make 8 stages, more than the 4 layers"},
+      {"--pp 2 --microbatches 3 --schedule interleaved", "3 micro-batches"},
+      {"--cp 3", "cut a context of 64 into 6 parts; the nearest --context that can be cut: 60 or 66"},
+      {"--cp 8 --cp-mode ulysses", "do not divide the 4 heads that each has"},
+      {"--tp 4 --kv-heads 4 --cp 2 --cp-mode ulysses", "do not divide the 1 heads that each has"},
+      {"--tp 2 --sp --context 7", "--sp: 2 ranks of --tp do not divide the 7 tokens"},
+      {"--backend nccl", "--backend: nccl is for ranks on GPUs; expected --device cuda"},
+      {"--backend nccl --dp-mode ps-sync",
+       "--backend: ps-sync adds at one rank, in rank order, and nccl does not; expected threads or mpi"},
+      {"--all-reduce native", "--all-reduce: thread ranks have no library of their own"},
+      {"--tp 2 --dp-mode ps-sync", "--dp-mode: ps-sync is for data-parallel ranks alone"},
+      {"--pp 2 --dp-mode ps-async", "--dp-mode: ps-async is for data-parallel ranks alone"},
+      {"--pp 2 --schedule foo", "--schedule: there is none named 'foo'"},
+      {"--chunks 3", "--chunks: goes with --schedule interleaved, found 1f1b"},
+      {"--dp 5", "12 sequences cannot be cut evenly into 5 data ranks"},
+      {"--tp 4 --vocab 3", "--tp: a vocabulary of 3 has no row for each of 4 ranks"}};
+  for (const auto& [words, why] : refused)
+    expect_error(Status::usage, {why},
+                 [&, words = words] { test::parsed_train("--backend threads " + std::string(words)); });
+}
+
+// GPT-2's head costs as much as five of its blocks.
+TEST(SplitLayers, TheLastStagePaysForTheHead) {
+  Decoder gpt2({.layers = 12, .heads = 12, .channels = 768, .context = 1024, .vocab = 50304});
+  const std::vector<Range> stages = split_layers(gpt2, 4);
+  std::vector<int64_t> sizes;
+  for (const Range& r : stages) sizes.push_back(r.size());
+  EXPECT_EQ(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}), 12);
+  EXPECT_EQ(sizes.back(), 1);
+  EXPECT_EQ(*std::max_element(sizes.begin(), sizes.end()), 4);
+  Decoder small({.layers = 8, .channels = 64, .context = 16, .vocab = 8});
+  const std::vector<Range> even = split_layers(small, 4);
+  for (size_t s = 0; s < 4; ++s) EXPECT_EQ(even[s].size(), 2);
+  EXPECT_THROW(split_layers(gpt2, 13), Error);
+}
+
+TEST(SplitLayers, UnitsLieInTheStageOfTheirLayer) {
+  const std::vector<Range> layers = {{0, 2}, {2, 3}, {3, 12}};
+  Decoder model({.layers = 12, .heads = 1, .channels = 4, .context = 4, .vocab = 4, .tie_copies = true});
+  std::map<std::string, int> stages;
+  const std::vector<Module::Unit> units = model.layout();
+  const std::vector<int> of_units = stages_of_units(model, layers);
+  for (size_t u = 0; u < units.size(); ++u) stages[units[u].name] = of_units[u];
+  EXPECT_EQ(stages.size(), 16U);
+  const std::pair<const char*, int> expected[] = {{"tokens", 0},    {"positions", 0}, {"blocks.1", 0}, {"blocks.2", 1},
+                                                  {"blocks.11", 2}, {"norm", 2},      {"head", 2}};
+  for (const auto& [unit, stage] : expected) EXPECT_EQ(stages.at(unit), stage) << unit;
 }
 
 }  // namespace

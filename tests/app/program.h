@@ -2,7 +2,6 @@
 // there.
 #pragma once
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,26 +10,62 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
 #include <system_error>
 #include <thread>
 
 #include "data/files.h"
+#include "tests/support/texts.h"
 #include "train/checkpoint/directory.h"
 
-namespace tessera::test {
+namespace tessera {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+namespace test {
 
 struct Ran {
   int status = 0;
   std::string out, err;
-  std::string last_line() const {
-    const std::string text = err.substr(0, err.find_last_not_of('\n') + 1);
+  std::string last_line() const { return last_line_of(err); }
+  Json last_record() const { return Json::parse(last_line_of(out)); }
+
+ private:
+  static std::string last_line_of(const std::string& all) {
+    const std::string text = all.substr(0, all.find_last_not_of('\n') + 1);
     return text.substr(text.rfind('\n') + 1);
   }
 };
 
+// The values of a text with one on each line.
+inline std::vector<Json> records_of(const std::string& text) {
+  std::vector<Json> out;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) out.push_back(Json::parse(line));
+  return out;
+}
+
+// The exit status of a process that has been waited for, or 1000 when it ended in another way.
+inline int exit_status(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 1000; }
+inline int end_of(pid_t child) {
+  int status = 0;
+  waitpid(child, &status, 0);
+  return exit_status(status);
+}
+
+// Whether it comes to hold within a minute.
+inline bool comes(const std::function<bool()>& condition) {
+  for (int i = 0; i < 60000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
 // The program's path: where it was built, or in a packed build (bench/pack.sh) beside the tests.
 inline std::string built_program() {
-  namespace fs = std::filesystem;
   return fs::exists(TESSERA_BINARY)
              ? TESSERA_BINARY
              : (fs::read_symlink("/proc/self/exe").parent_path().parent_path() / "bin/tessera").string();
@@ -44,7 +79,7 @@ class ProgramTest : public testing::Test {
       text += fmt::format("Line {} of a text that says little, but {} of it.\n", i, i % 7 == 0 ? "more" : "less");
     std::ofstream(path("text.txt")) << text;
   }
-  std::filesystem::path path(const std::string& name) const { return folder_.path() / name; }
+  fs::path path(const std::string& name) const { return folder_.path() / name; }
   // Runs the program in the test's folder; `before` is shell code in front of it.
   Ran run(const std::string& arguments, const std::string& before = "") const {
     return run_program(built_program(), arguments, before);
@@ -52,21 +87,61 @@ class ProgramTest : public testing::Test {
   Ran run_program(const std::string& program, const std::string& arguments, const std::string& before = "") const {
     const std::string command = fmt::format("cd '{}' && export TESSERA_CACHE=cache && {} '{}' {} > out.txt 2> err.txt",
                                             folder_.path().string(), before, program, arguments);
-    const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 1000, read_file(path("out.txt")), read_file(path("err.txt"))};
+    const int status = exit_status(std::system(command.c_str()));
+    return {status, read_file(path("out.txt")), read_file(path("err.txt"))};
   }
-  Ran train(const std::string& more) const { return run("train " + kSmall + more); }
-  void expect_failure(const std::string& arguments, int status, const std::string& words,
-                      const std::string& before = "") const {
+  // What must end well, or the test ends.
+  Ran must(const std::string& arguments, const std::string& before = "",
+           std::source_location at = std::source_location::current()) const {
+    const Ran r = run(arguments, before);
+    if (r.status == 0) return r;
+    throw std::runtime_error(
+        fmt::format("{}:{}: {}: status {}: {}", at.file_name(), at.line(), arguments, r.status, r.err + r.out));
+  }
+  Ran train(const std::string& more, std::source_location at = std::source_location::current()) const {
+    return must("train " + kSmall + more, "", at);
+  }
+  double loss_of(const std::string& words) const {
+    return must("evaluate " + words + " --data text.txt --threads-per-rank 1 --format json").last_record().at("loss");
+  }
+  // The records of steps and validations of a run without what depends on the time; a last line that is torn is left
+  // out.
+  std::vector<Json> records(const std::string& run) const {
+    const std::string all = fs::exists(path(run) / "metrics.jsonl") ? read_file(path(run) / "metrics.jsonl") : "";
+    std::vector<Json> out = records_of(all.substr(0, all.rfind('\n') + 1));
+    std::erase_if(out, [](const Json& record) { return record.at("event") == "summary"; });
+    for (Json& record : out)
+      for (const char* key : {"tokens_per_s", "step_ms"}) record.erase(key);
+    return out;
+  }
+  // What TensorBoard reads of a run.
+  std::vector<fs::path> event_files(const std::string& run) const {
+    std::vector<fs::path> out;
+    for (const auto& e : fs::directory_iterator(path(run)))
+      if (e.path().filename().string().starts_with("events.out.tfevents.")) out.push_back(e.path());
+    return out;
+  }
+  Json json_of(const std::string& file) const { return Json::parse(read_file(path(file))); }
+  void write(const std::string& file, const std::string& text) const {
+    std::ofstream(path(file), std::ios::binary) << text;
+  }
+  void fails(const std::string& arguments, int status, const std::string& words, const std::string& before = "") const {
     const Ran r = run(arguments, before);
     EXPECT_EQ(r.status, status) << arguments << ": " << r.err;
     EXPECT_TRUE(r.last_line().starts_with("tessera: ")) << r.err;
     EXPECT_NE(r.last_line().find(words), std::string::npos) << arguments << ": " << r.last_line();
   }
+  void fails_in_one_line(const std::string& arguments, int status, const std::string& words,
+                         const std::string& before = "") const {
+    fails(arguments, status, words, before);
+    const std::string said = read_file(path("err.txt"));
+    EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << arguments << ": " << said;
+  }
   std::string weights(const std::string& checkpoint) const { return read_file(path(checkpoint) / "model.safetensors"); }
   std::string optimizer(const std::string& checkpoint) const {
     return read_file(path(checkpoint) / "optimizer.safetensors");
   }
+  std::string files(const std::string& checkpoint) const { return weights(checkpoint) + optimizer(checkpoint); }
 
   // The same without waiting for its end; standard output is dropped.
   pid_t start(const std::string& arguments, const std::string& before = "") const {
@@ -83,26 +158,25 @@ class ProgramTest : public testing::Test {
   // it ended in another way.
   int interrupted(const std::string& arguments, int signal, uintmax_t bytes = 1) const {
     const pid_t child = start(arguments);
-    const std::filesystem::path metrics = path("run/metrics.jsonl");
-    std::error_code error;
-    for (int i = 0;
-         i < 20000 && (!std::filesystem::exists(metrics, error) || std::filesystem::file_size(metrics, error) < bytes);
-         ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(comes([&] { return recorded() >= bytes; }));
     kill(child, signal);
-    int status = 0;
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000;
+    return end_of(child);
+  }
+  // The bytes of records that run "run" has written.
+  uintmax_t recorded() const {
+    std::error_code error;
+    const uintmax_t bytes = fs::file_size(path("run/metrics.jsonl"), error);
+    return error ? 0 : bytes;
   }
 
   // --- the run in the folder "run", which may be disturbed at any moment ---
-  std::filesystem::path checkpoints() const { return path("run/checkpoints"); }
+  fs::path checkpoints() const { return path("run/checkpoints"); }
   // Names of half-written files and folders, as the program prints them.
   std::vector<std::string> half_written() const {
     std::vector<std::string> out;
     for (const std::string folder : {"run", "run/checkpoints"}) {
-      if (!std::filesystem::exists(path(folder))) continue;
-      for (const auto& e : std::filesystem::directory_iterator(path(folder)))
+      if (!fs::exists(path(folder))) continue;
+      for (const auto& e : fs::directory_iterator(path(folder)))
         if (const std::string name = e.path().filename().string(); name.find(".tmp-") != std::string::npos)
           out.push_back(std::string(folder).append("/").append(name));
     }
@@ -114,13 +188,32 @@ class ProgramTest : public testing::Test {
     const auto newest = newest_checkpoint(checkpoints(), damaged);
     EXPECT_TRUE(damaged.empty()) << damaged.front();
     if (!newest) return 0;
-    for (const auto& e : std::filesystem::directory_iterator(checkpoints())) {
+    for (const auto& e : fs::directory_iterator(checkpoints())) {
       const std::string name = e.path().filename().string();
       if (name.starts_with("step-") && name.find(".tmp-") == std::string::npos) {
         EXPECT_NO_THROW(open_checkpoint(e.path()));
       }
     }
     return newest->step;
+  }
+  // Writes a file of a checkpoint, with the manifest's checksum made to fit.
+  void rewrite(const fs::path& checkpoint, const std::string& name, const std::string& bytes) const {
+    const std::string manifest = read_file(checkpoint / "manifest.json");
+    std::string with = manifest;
+    const auto put = [&](const std::string& key, const std::string& value, const char* end) {
+      const size_t at = with.find(key, with.find(name)) + key.size();
+      with.replace(at, with.find_first_of(end, at) - at, value);
+    };
+    put("\"bytes\": ", std::to_string(bytes.size()), ",");
+    put("\"xxh3\": \"", fmt::format("{:016x}", checksum(bytes)), "\"");
+    std::ofstream(checkpoint / name, std::ios::binary) << bytes;
+    std::ofstream(checkpoint / "manifest.json") << with;
+  }
+  // By the name of the newest alone; 0 if there is none.
+  int64_t newest_saved() const {
+    const fs::path latest = checkpoints() / "latest";
+    std::error_code error;
+    return fs::exists(latest, error) ? std::stoll(read_file(latest).substr(5)) : 0;
   }
   // Whether this process is saving, or was when it ended.
   bool saving(pid_t child) const {
@@ -132,9 +225,15 @@ class ProgramTest : public testing::Test {
   }
 
   const std::string kSmall =
-      "--data text.txt --layers 1 --heads 2 --channels 16 --context 16 --batch 4 --steps 12 --warmup 2 "
-      "--lr 0.03 --threads-per-rank 1 ";
-  TemporaryDirectory folder_{std::filesystem::temp_directory_path() / "tessera-program-"};
+      "--data text.txt --layers 1 --heads 2 --channels 16 --context 16 --batch 4 --steps 12 --warmup 2 --lr 0.03 "
+      "--threads-per-rank 1 ";
+  TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-program-"};
 };
 
-}  // namespace tessera::test
+}  // namespace test
+
+using test::ProgramTest;
+using test::Ran;
+using test::records_of;
+
+}  // namespace tessera

@@ -1,39 +1,33 @@
 // Prompts and rows for a model that others made: where its texts begin and end, by transformers 5.24 and torch 2.15 on
 // the fixture, a small Llama whose tokenizer puts <s> before a text.
-#include <nlohmann/json.hpp>
-
 #include "tests/app/program.h"
+#include "tests/data/support.h"
 
 namespace tessera {
 namespace {
 
-namespace fs = std::filesystem;
-using Json = nlohmann::json;
-
-class PromptsTest : public test::ProgramTest {
+class PromptsTest : public ProgramTest {
  protected:
   PromptsTest() {
     fs::copy(fs::path(TESSERA_SOURCE_DIR) / "tests/app/fixtures/bos", path("bos"));
-    write("rows.jsonl",
-          "{\"text\": \"The moon is a stone.\"}\n{\"text\": \"The sea is salt.\"}\n{\"text\": \"A rank is a "
-          "worker.\"}\n{\"text\": \"A plan is a layout.\"}\n{\"text\": \"Red is a colour.\"}\n{\"text\": \"Seven is a "
-          "number.\"}\n{\"text\": \"Water boils on a fire.\"}\n{\"text\": \"The river knows the town.\"}\n");
-  }
-  void write(const std::string& name, const std::string& text) const {
-    std::ofstream(path(name), std::ios::binary) << text;
+    std::string rows;
+    for (const char* text :
+         {"The moon is a stone.", "The sea is salt.", "A rank is a worker.", "A plan is a layout.", "Red is a colour.",
+          "Seven is a number.", "Water boils on a fire.", "The river knows the town."})
+      rows += Json{{"text", text}}.dump() + "\n";
+    write("rows.jsonl", rows);
   }
   void say(const std::string& name, const char* key, const Json& value) const {
-    Json file = fs::exists(path(name)) ? Json::parse(read_file(path(name))) : Json::object();
+    Json file = fs::exists(path(name)) ? json_of(name) : Json::object();
     file[key] = value;
     write(name, file.dump());
   }
-  test::Ran generate(const std::string& more) const {
-    return run("generate bos --prompt 'The moon' --temperature 0 --tokens 20 --threads-per-rank 1 " + more);
+  Ran generate(const std::string& more, const std::string& from = "bos") const {
+    return run("generate " + from + " --prompt 'The moon' --temperature 0 --tokens 20 --threads-per-rank 1 " + more);
   }
+  Json continued() const { return generate("--format json").last_record(); }
   Json evaluate(const std::string& more) const {
-    const test::Ran ran = run("evaluate bos --threads-per-rank 1 --format json --data " + more);
-    EXPECT_EQ(ran.status, 0) << more << ran.err;
-    return ran.status == 0 ? Json::parse(ran.out) : Json{{"loss", 0}, {"tokens", 0}};
+    return must("evaluate bos --threads-per-rank 1 --format json --data " + more).last_record();
   }
 };
 
@@ -51,111 +45,91 @@ TEST_F(PromptsTest, TextsBeginAsTheTokenizersDo) {
 TEST_F(PromptsTest, MarkersAreTokensOnRequest) {
   const std::string marked = "generate bos --no-bos --prompt '<s>The moon' --temperature 0 --tokens 20 ";
   EXPECT_EQ(run(marked + "--special").out, "<s>The moon is a stone.\n");
-  const Json text = Json::parse(run(marked + "--format json").out);
-  EXPECT_NE(text.at("text"), " is a stone.") << "read as three characters";
+  const Json text = run(marked + "--format json").last_record().at("text");
+  EXPECT_NE(text, " is a stone.") << "read as three characters";
 }
 
 // The fixture ends a text with </s>, token 1; any other token may be made the end.
 TEST_F(PromptsTest, GenerationStopsWhereTheModelsSettingsSay) {
-  const Json whole = Json::parse(generate("--format json").out);
+  const Json whole = continued();
   EXPECT_EQ(whole.at("ended"), "end");
   say("bos/generation_config.json", "eos_token_id", 300);
   say("bos/config.json", "eos_token_id", 300);
-  EXPECT_EQ(Json::parse(generate("--format json").out).at("ended"), "length") << "the tokenizer's own end is not asked";
+  EXPECT_EQ(continued().at("ended"), "length") << "the tokenizer's own end is not asked";
   say("bos/generation_config.json", "eos_token_id", {300, 1});
-  EXPECT_EQ(Json::parse(generate("--format json").out), whole);
+  EXPECT_EQ(continued(), whole);
   fs::remove(path("bos/generation_config.json"));
-  EXPECT_EQ(Json::parse(generate("--format json").out).at("ended"), "length") << "as config.json says";
+  EXPECT_EQ(continued().at("ended"), "length") << "as config.json says";
   say("bos/config.json", "eos_token_id", nullptr);
-  EXPECT_EQ(Json::parse(generate("--format json").out), whole) << "as the tokenizer says";
+  EXPECT_EQ(continued(), whole) << "as the tokenizer says";
 }
 
 TEST_F(PromptsTest, SettingsThatAreNotTakenAreNamed) {
-  EXPECT_EQ(generate("").err.find("not taken"), std::string::npos);
+  expect_lacks(generate("").err, "not taken");
   say("bos/generation_config.json", "top_p", 0.8);
   say("bos/generation_config.json", "repetition_penalty", 1.05);
-  EXPECT_NE(
-      generate("--top-p 0.8").err.find("the model's own settings, which are not taken: repetition_penalty 1.05\n"),
-      std::string::npos);
+  expect_has(generate("--top-p 0.8").err, "the model's own settings, which are not taken: repetition_penalty 1.05\n");
 }
 
 // A tokenizer may know more tokens than the model: only one that is met is refused.
 TEST_F(PromptsTest, ATokenBeyondTheTableIsRefusedWhenItIsMet) {
-  Json tokenizer = Json::parse(read_file(path("bos/tokenizer.json")));
+  Json tokenizer = json_of("bos/tokenizer.json");
   Json token = tokenizer["added_tokens"][0];
   token["id"] = 400, token["content"] = "<pad>";
   tokenizer["added_tokens"].push_back(token);
   write("bos/tokenizer.json", tokenizer.dump());
   EXPECT_EQ(generate("").out, "The moon is a stone.\n");
   EXPECT_EQ(evaluate("rows.jsonl").at("tokens"), 102);
-  const test::Ran ran = generate("--special --prompt 'a<pad>'");
-  EXPECT_EQ(ran.status, 2);
-  EXPECT_EQ(ran.last_line(), "tessera: --prompt: its token 400, '<pad>', is beyond the model's table of 400");
+  fails("generate bos --special --prompt 'a<pad>'", 2,
+        "--prompt: its token 400, '<pad>', is beyond the model's table of 400");
 }
 
 // Rows are the same, whatever the file is called and however it is compressed or laid out.
 TEST_F(PromptsTest, AFigureDoesNotDependOnAName) {
   const Json expected = evaluate("rows.jsonl");
-  Json list = Json::array();
   const std::string rows = read_file(path("rows.jsonl"));
-  for (size_t at = 0; at < rows.size(); at = rows.find('\n', at) + 1)
-    list.push_back(Json::parse(rows.substr(at, rows.find('\n', at) - at)));
   for (const char* name : {"rows.ndjson", "rows.txt", "rows", "rows.json"}) {
     write(name, rows);
     EXPECT_EQ(evaluate(name), expected) << name;
   }
-  write("pretty.json", list.dump(1));
+  write("pretty.json", Json(records_of(rows)).dump(1));
   EXPECT_EQ(evaluate("pretty.json"), expected);
   ASSERT_EQ(std::system(fmt::format("gzip -c '{0}/pretty.json' > '{0}/packed'", path("").string()).c_str()), 0);
   EXPECT_EQ(evaluate("packed"), expected);
   write("mapped.jsonl", "{\"body\": \"The sea is salt.\"}\n");
   write("named.jsonl", "{\"text\": \"The sea is salt.\"}\n");
   EXPECT_EQ(evaluate("mapped.jsonl --map text=body"), evaluate("named.jsonl"));
-  const test::Ran ran = run("evaluate bos --data mapped.jsonl");
-  EXPECT_EQ(ran.status, 4);
-  EXPECT_NE(ran.last_line().find("found body, and --map says which key is which"), std::string::npos) << ran.err;
+  fails("evaluate bos --data mapped.jsonl", 4, "found body, and --map says which key is which");
 }
 
 // A template by which a run was trained is written where its tokenizer has none.
 TEST_F(PromptsTest, ExportedFoldersHaveTheRunsTemplate) {
-  ASSERT_EQ(run("train --init bos --data rows.jsonl --template chatml --steps 1 --batch 2 --threads-per-rank 1 --out "
-                "tuned")
-                .status,
-            0);
-  ASSERT_EQ(run("checkpoint export tuned --out exported").status, 0);
-  EXPECT_NE(read_file(path("exported/chat_template.jinja")).find("<|im_start|>"), std::string::npos);
+  must("train --init bos --data rows.jsonl --template chatml --steps 1 --batch 2 --threads-per-rank 1 --out tuned");
+  must("checkpoint export tuned --out exported");
+  expect_has(read_file(path("exported/chat_template.jinja")), "<|im_start|>");
 }
 
 // The ids of ends are in what others read, null where there is none: a key that is missing stands for another id.
 TEST_F(PromptsTest, ExportedFoldersStopWhereTheRunStops) {
   const std::string said = generate("").out;
-  ASSERT_EQ(run("checkpoint import bos --out imported").status, 0);
-  ASSERT_EQ(run("checkpoint export imported --out exported").status, 0);
-  for (const char* from : {"imported", "exported"})
-    EXPECT_EQ(run(fmt::format("generate {} --prompt 'The moon' --temperature 0 --tokens 20", from)).out, said) << from;
-  for (const char* file : {"config.json", "generation_config.json"}) {
-    const Json json = Json::parse(read_file(path("exported") / file));
-    EXPECT_EQ(json.at("bos_token_id"), 0) << file;
-    EXPECT_EQ(json.at("eos_token_id"), 1) << file;
+  must("checkpoint import bos --out imported");
+  must("checkpoint export imported --out exported");
+  for (const char* from : {"imported", "exported"}) EXPECT_EQ(generate("", from).out, said) << from;
+  for (const char* file : {"exported/config.json", "exported/generation_config.json"}) {
+    EXPECT_EQ(json_of(file).at("bos_token_id"), 0) << file;
+    EXPECT_EQ(json_of(file).at("eos_token_id"), 1) << file;
   }
-  for (const char* kind : {"char", "bytes", "bpe-300"}) {
-    const std::string run_name = std::string("run_") + kind, folder = std::string("folder_") + kind;
-    ASSERT_EQ(run(fmt::format("train --data text.txt --tokenizer {} --layers 1 --heads 2 --channels 16 --context 16 "
-                              "--batch 4 --steps 2 --ranks 1 --threads-per-rank 1 --out {}",
-                              kind, run_name))
-                  .status,
-              0);
-    ASSERT_EQ(run(fmt::format("checkpoint export {} --out {}", run_name, folder)).status, 0);
-    const Json config = Json::parse(read_file(path(folder) / "config.json"));
+  for (const std::string kind : {"char", "bytes", "bpe-300"}) {
+    const std::string trained = "run_" + kind, folder = "folder_" + kind;
+    train("--steps 2 --warmup 1 --ranks 1 --tokenizer " + kind + " --out " + trained);
+    must("checkpoint export " + trained + " --out " + folder);
+    const Json config = json_of(folder + "/config.json");
     for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
       EXPECT_TRUE(config.at(key).is_null()) << key;
-    const Json about = Json::parse(read_file(path(folder) / "tokenizer_config.json"));
-    EXPECT_EQ(about.at("tokenizer_class"), "PreTrainedTokenizerFast");
-    const auto both = [&](const std::string& words) {
-      EXPECT_EQ(run(fmt::format(fmt::runtime(words), run_name)).out, run(fmt::format(fmt::runtime(words), folder)).out);
-    };
-    both("generate {} --prompt Line --temperature 0 --tokens 12");
-    both("evaluate {} --data text.txt");
+    EXPECT_EQ(json_of(folder + "/tokenizer_config.json").at("tokenizer_class"), "PreTrainedTokenizerFast");
+    EXPECT_EQ(generate("--prompt Line", folder).out, generate("--prompt Line", trained).out);
+    EXPECT_EQ(must("evaluate " + folder + " --data text.txt").out,
+              must("evaluate " + trained + " --data text.txt").out);
   }
 }
 
@@ -165,20 +139,15 @@ TEST_F(PromptsTest, ExportedFoldersStopWhereTheRunStops) {
 TEST_F(PromptsTest, AFolderOfBiasesHasTheTokenizerThatLiesInIt) {
   for (const std::string window : {"", "--window 8 "}) {
     const std::string to = window.empty() ? "biased" : "sliding";
-    ASSERT_EQ(run("train --data text.txt --tokenizer bpe-300 --model llama-nano --qkv-bias --layers 1 --heads 2 "
-                  "--kv-heads 2 --channels 16 --context 16 --batch 4 --steps 9 --lr 0.05 --warmup 0 --ranks 1 "
-                  "--threads-per-rank 1 --out run_" +
-                  to + " " + window)
-                  .status,
-              0);
-    const auto ran = run(fmt::format("checkpoint export run_{0} --out {0}", to));
-    ASSERT_EQ(ran.status, 0) << ran.err;
+    train("--tokenizer bpe-300 --model llama-nano --qkv-bias --kv-heads 2 --steps 9 --lr 0.05 --warmup 0 --ranks 1 " +
+          window + "--out run_" + to);
+    const auto ran = must(fmt::format("checkpoint export run_{0} --out {0}", to));
     EXPECT_EQ(ran.err.find("Qwen2's own tokenizer") == std::string::npos, window.empty()) << ran.err;
-    const Json config = Json::parse(read_file(path(to) / "config.json"));
+    const Json config = json_of(to + "/config.json");
     EXPECT_EQ(config.at("model_type"), window.empty() ? "llama" : "qwen2");
     EXPECT_EQ(config.value("attention_bias", false), window.empty());
-    EXPECT_EQ(run(fmt::format("evaluate {} --data text.txt --dtype fp32", to)).out,
-              run(fmt::format("evaluate run_{} --data text.txt --dtype fp32", to)).out);
+    const std::string on_text = " --data text.txt --dtype fp32";
+    EXPECT_EQ(must("evaluate " + to + on_text).out, must("evaluate run_" + to + on_text).out);
     const std::string names = run("checkpoint inspect " + to).out;
     EXPECT_EQ(names.find("self_attn.o_proj.bias") != std::string::npos, window.empty());
   }
@@ -187,9 +156,148 @@ TEST_F(PromptsTest, AFolderOfBiasesHasTheTokenizerThatLiesInIt) {
 // SentencePiece's file, as older folders have it alone.
 TEST_F(PromptsTest, ATokenizerOfSentencePieceIsNamed) {
   fs::remove(path("bos/tokenizer.json"));
-  expect_failure("generate bos --prompt x", 4, "no tokenizer; expected tokenizer.json, or vocab.json and merges.txt");
-  std::ofstream(path("bos/tokenizer.model")) << "\n\x0e\n\x05<unk>";
-  expect_failure("generate bos --prompt x", 4, "; tokenizer.model is not read: AutoTokenizer.from_pretrained(FOLDER)");
+  fails("generate bos --prompt x", 4, "no tokenizer; expected tokenizer.json, or vocab.json and merges.txt");
+  write("bos/tokenizer.model", "\n\x0e\n\x05<unk>");
+  fails("generate bos --prompt x", 4, "; tokenizer.model is not read: AutoTokenizer.from_pretrained(FOLDER)");
+}
+
+// generate with a template: a model that was tuned on conversations is asked in their form, alone and turn by turn, and
+// stops where a turn ends.
+
+constexpr const char* kOwn =
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + eos_token + '\\n' }}{% endfor %}{% if "
+    "add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+class ChatTest : public ProgramTest {
+ protected:
+  // Conversations of one and of two turns, in which each question has one answer.
+  ChatTest() {
+    std::ofstream file(path("chat.jsonl"));
+    const std::pair<std::string, std::string> all[] = {{"snow", "white."}, {"sky", "blue."}, {"rose", "red."}};
+    for (int i = 0; i < 40; ++i) {
+      Json turns = Json::array();
+      for (int t = 0; t <= i % 2; ++t) {
+        const auto& [thing, colour] = all[static_cast<size_t>(i + t * (1 + i / 3)) % 3];
+        turns.push_back({{"role", "user"}, {"content", thing + "?"}});
+        turns.push_back({{"role", "assistant"}, {"content", colour}});
+      }
+      file << Json{{"messages", turns}} << "\n";
+    }
+  }
+  // The tokenizer "tok", with a template where one is given; no answer has <|im_start|>.
+  void make_tokenizer(const std::string& jinja, const char* end = "<|im_end|>") const {
+    fs::create_directories(path("tok"));
+    write("tok/tokenizer.json", chat_tokenizer().dump());
+    const Json config = {{"eos_token", end}, {"chat_template", jinja}};
+    write("tok/tokenizer_config.json", (jinja.empty() ? Json{{"eos_token", "<|im_start|>"}} : config).dump());
+  }
+  void tune(const std::string& more) const {
+    must("train " + kSmall +
+         "--data chat.jsonl --model llama-nano --layers 2 --kv-heads 2 --channels 48 --context 96 --batch 8 --steps "
+         "150 --warmup 5 --lr 0.01 --ranks 1 --out tuned " +
+         more);
+  }
+  std::string said(const std::string& arguments, const std::string& before = "", const char* from = "tuned") const {
+    return must(fmt::format("generate {} --temperature 0 --tokens 30 --threads-per-rank 1 {}", from, arguments), before)
+        .out;
+  }
+};
+
+TEST_F(ChatTest, AModelsOwnTemplateAsksAndEnds) {
+  make_tokenizer(kOwn);
+  tune("--tokenizer tok");
+  EXPECT_EQ(said("--template auto --prompt 'snow?'"), "white.\n");
+  EXPECT_EQ(said("--template chatml --prompt 'snow?' --prompt 'sky?'"), "white.\n\nblue.\n");
+  const Json one = Json::parse(said("--template auto --prompt 'rose?' --format json"));
+  EXPECT_EQ(one, (Json{{"prompt", "rose?"}, {"text", "red."}, {"tokens", one["tokens"]}, {"ended", "end"}}));
+  EXPECT_TRUE(said("--prompt 'snow?'").starts_with("snow?")) << "without a template the prompt is continued";
+  for (const char* const plan : {"", "--tp 2 ", "--dp 2 "})
+    EXPECT_EQ(said(std::string(plan) + "--chat", "printf 'snow?\\n\\nsky?\\r\\nrose?' |"), "white.\nblue.\nred.\n")
+        << plan;
+  EXPECT_EQ(said("--chat", "true |"), "");
+  EXPECT_EQ(said("--template auto --special --prompt 'snow?'"), "white.\n");
+  fails("generate tuned --chat --prompt x", 2, "--chat: takes its turns from standard input");
+}
+
+// A template that is not known is refused before the first turn; one that raises ends the conversation where it does.
+TEST_F(ChatTest, ATemplateThatIsWrongIsOneLine) {
+  make_tokenizer(kOwn);
+  tune("--tokenizer tok");
+  must("checkpoint export tuned --out folder");
+  const auto with = [&](const std::string& jinja) { write("folder/chat_template.jinja", jinja); };
+  with("{% for m in messages %}\n{% if m.content == 'sky?' %}{{ raise_exception('No sky.') }}{% endif %}{% endfor %}" +
+       std::string(kOwn));
+  const auto ran = run("generate folder --temperature 0 --tokens 20 --chat", "printf 'snow?\nsky?\nrose?\n' |");
+  EXPECT_EQ(ran.status, 4);
+  EXPECT_EQ(ran.out, "white.\n");
+  EXPECT_EQ(ran.last_line(), "tessera: the conversation: chat_template:2: the template refuses this: No sky.");
+  with("\n{{ messages | nosuch }}");
+  fails("generate folder --chat", 2,
+        "--template for the conversation: chat_template:2: the filter 'nosuch' is not known", "true |");
+}
+
+TEST_F(ChatTest, ATurnEndsAtTheTemplatesOwnMarker) {
+  make_tokenizer("");
+  tune("--tokenizer tok --template chatml");
+  EXPECT_EQ(said("--template chatml --prompt 'snow?'"), "white.\n") << "<|im_end|> ends a turn, not the text";
+  EXPECT_NE(said("--template chatml --prompt 'snow?' --ignore-end"), "white.\n");
+  EXPECT_EQ(said("--template auto --prompt 'snow?'"), "white.\n") << "what the run was told to learn";
+  EXPECT_EQ(said("--chat", "echo 'snow?' |"), "white.\n");
+  const std::string none = "--template: the model has none of its own; expected chatml, llama3, alpaca or none";
+  tune("--tokenizer tok --steps 1 --warmup 0 --out untold");
+  fails("generate untold --template auto --prompt x", 2, none);
+  fails("generate untold --chat", 2, none, "echo x |");
+  fails("generate untold --system x --prompt x", 2, none);
+  // Other programs stop where generation_config.json says.
+  must("checkpoint export tuned --out folder");
+  for (const char* file : {"folder/generation_config.json", "folder/config.json"})
+    EXPECT_EQ(json_of(file).at("eos_token_id"), (Json{400, 401})) << file;
+  EXPECT_EQ(said("--chat", "printf 'snow?\n' |", "folder"), "white.\n");
+}
+
+// A tokenizer whose own template ends a turn with another token than a text ends with, as those of base models do.
+TEST_F(ChatTest, AFolderStopsWhereItsTemplateEndsATurn) {
+  std::string jinja = kOwn;
+  jinja.replace(jinja.find("eos_token"), 9, "'<|im_end|>'");
+  make_tokenizer(jinja, "<|im_start|>");
+  tune("--tokenizer tok --steps 1 --warmup 0");
+  const auto ends = [&](const std::string& from, const std::string& to) {
+    must("checkpoint export " + from + " --out " + to);
+    return json_of(to + "/generation_config.json").at("eos_token_id");
+  };
+  EXPECT_EQ(ends("tuned", "folder"), (Json{400, 401}));
+  // A model that was trained elsewhere goes out as it came.
+  write("folder/generation_config.json", R"({"eos_token_id": 400})");
+  must("checkpoint import folder --out imported");
+  EXPECT_EQ(ends("imported", "again"), Json(400));
+}
+
+// A run that was told to learn another template than the tokenizer came with is asked by it, and hands it on.
+TEST_F(ChatTest, TheTemplateThatWasLearntGoesOut) {
+  make_tokenizer("{{ messages[-1].content }} is");
+  tune("--tokenizer tok --template chatml");
+  EXPECT_EQ(said("--template auto --prompt 'snow?'"), "white.\n");
+  must("checkpoint export tuned --out folder");
+  EXPECT_EQ(said("--chat", "printf 'snow?\nsky?\n' |", "folder"), "white.\nblue.\n");
+  // Alpaca's has no form in Jinja: the folder's is not the one that was learnt, and a line says so.
+  tune("--tokenizer tok --template alpaca --context 256 --steps 1 --warmup 0 --out other");
+  expect_has(must("checkpoint export other --out again").err, "not what the run learnt");
+}
+
+// The tokenizer of characters has no x either, by which the end of an answer was once looked for.
+TEST_F(ChatTest, AMarkerThatIsNoTokenEndsATurnAsText) {
+  for (const std::string kind : {"bytes", "char"}) {
+    fs::remove_all(path("tuned"));
+    fs::remove_all(path("folder"));
+    tune("--tokenizer " + kind + " --template chatml --context 128");
+    const Json one = Json::parse(said("--template chatml --prompt 'snow?' --format json"));
+    EXPECT_EQ(one["text"], "white.") << kind;
+    EXPECT_EQ(one["ended"], "stop") << kind;
+    // A folder for others has the template in Jinja, which asks and ends in the same way.
+    expect_has(must("checkpoint export tuned --out folder").err,
+               "a turn ends with the text <|im_end|>, which is no token");
+    EXPECT_EQ(said("--chat", "printf 'snow?\n' |", "folder"), "white.\n") << kind;
+  }
 }
 
 }  // namespace

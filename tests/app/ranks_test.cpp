@@ -1,35 +1,23 @@
 // Several ranks as the user meets them: Ctrl-C, numbers that are none, files that cannot be written, and plans that
 // cannot be, each with one line and its status, whatever the strategy.
-
 #include <map>
+#include <regex>
 
 #include "tests/app/layouts.h"
 #include "tests/app/program.h"
 
 namespace tessera {
-
 namespace {
-namespace fs = std::filesystem;
 
-class RanksTest : public test::ProgramTest {
- protected:
-  void expect_one_line(const std::string& arguments, int status, const std::string& words,
-                       const std::string& before = "") const {
-    const test::Ran r = run(arguments, before);
-    EXPECT_EQ(r.status, status) << arguments << ": " << r.err;
-    EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << arguments << ": " << r.err;
-    EXPECT_TRUE(r.err.starts_with("tessera: ")) << r.err;
-    EXPECT_NE(r.err.find(words), std::string::npos) << arguments << ": " << r.err;
-  }
-};
+using RanksTest = ProgramTest;
 
 TEST_F(RanksTest, AnInterruptedRunSavesItsStepAndGoesOnToTheSameBits) {
   const std::string settings = kSmall + "--steps 300 --eval-every 0 --save-every 0 --dropout 0.1 ";
   std::map<int, std::string> ends;
   for (const int ranks : {2, 4}) {
     const std::string out = fmt::format("whole-{}", ranks);
-    ASSERT_EQ(run(fmt::format("train {} --ranks {} --out {}", settings, ranks, out)).status, 0);
-    ends[ranks] = weights(out + "/checkpoints/step-300") + optimizer(out + "/checkpoints/step-300");
+    must(fmt::format("train {} --ranks {} --out {}", settings, ranks, out));
+    ends[ranks] = files(out + "/checkpoints/step-300");
   }
   int signal = SIGINT;
   for (const char* plan : {"--zero 0", "--zero 3", "--dp-mode dataparallel", "--dp-mode ps-sync --servers 2"})
@@ -44,8 +32,8 @@ TEST_F(RanksTest, AnInterruptedRunSavesItsStepAndGoesOnToTheSameBits) {
       EXPECT_GT(step, 0) << what;
       EXPECT_NE(log.find(fmt::format("stopped after step {};", step)), std::string::npos) << what << ": " << log;
       EXPECT_TRUE(half_written().empty()) << what;
-      ASSERT_EQ(run("train --resume --out run").status, 0) << what;
-      EXPECT_TRUE(weights("run/checkpoints/step-300") + optimizer("run/checkpoints/step-300") == ends[ranks]) << what;
+      must("train --resume --out run");
+      EXPECT_TRUE(files("run/checkpoints/step-300") == ends[ranks]) << what;
       fs::remove_all(path("run"));
     }
 }
@@ -54,17 +42,17 @@ TEST_F(RanksTest, ALossThatIsNotANumberIsOneLineAndStatus5) {
   const std::string settings = kSmall + "--quiet --lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --steps 50 ";
   for (const test::Plans& plans : {test::kTwoParts, test::kFourInARow})
     for (const std::string& plan : plans) {
-      expect_one_line(fmt::format("train {}{} --out run", settings, plan), 5, "expected finite numbers");
+      fails_in_one_line(fmt::format("train {}{} --out run", settings, plan), 5, "expected finite numbers");
       EXPECT_FALSE(fs::exists(checkpoints()));
       fs::remove_all(path("run"));
     }
 }
 
 TEST_F(RanksTest, ACheckpointThatCannotBeWrittenIsOneLineAndStatus6) {
-  ASSERT_EQ(train("--out first").status, 0);  // the data is in the cache now
+  train("--out first");  // the data is in the cache now
   for (const test::Plans& plans : {test::kTwoParts, test::kFourInARow})
     for (const std::string& plan : plans) {
-      expect_one_line(fmt::format("train {} --quiet {} --out run", kSmall, plan), 6, "run/", "ulimit -f 3;");
+      fails_in_one_line(fmt::format("train {} --quiet {} --out run", kSmall, plan), 6, "run/", "ulimit -f 3;");
       EXPECT_TRUE(half_written().empty()) << plan;
       fs::remove_all(path("run"));
     }
@@ -72,7 +60,7 @@ TEST_F(RanksTest, ACheckpointThatCannotBeWrittenIsOneLineAndStatus6) {
 
 TEST_F(RanksTest, PlansThatCannotBeAreOneLineAndStatus2) {
   const auto refused = [&](const std::string& plan, const std::string& words) {
-    expect_one_line(fmt::format("train {} --batch 12 {} --out run", kSmall, plan), 2, words);
+    fails_in_one_line(fmt::format("train {} --batch 12 {} --out run", kSmall, plan), 2, words);
     EXPECT_FALSE(fs::exists(path("run"))) << plan;
   };
   refused("--ranks 5", "--batch: 12 sequences cannot be cut evenly into 5 data ranks x 1 micro-batches");
@@ -94,55 +82,131 @@ TEST_F(RanksTest, PlansThatCannotBeAreOneLineAndStatus2) {
 
 // Memory and threads that are not there: one line, the right status, and nothing written.
 
-using test::ProgramTest;
-using test::Ran;
-
 class Memory : public ProgramTest {
  protected:
-  void expect_nothing_written() const { EXPECT_FALSE(std::filesystem::exists(path("run"))); }
+  void expect_nothing_written() const { EXPECT_FALSE(fs::exists(path("run"))); }
 };
 
 const std::string kWide =
-    "train --data text.txt --channels 256 --heads 4 --layers 4 --context 256 --batch 64 --steps 1 "
-    "--threads-per-rank 1 --out run";
+    "train --data text.txt --channels 256 --heads 4 --layers 4 --context 256 --batch 64 --steps 1 --threads-per-rank 1 "
+    "--out run";
 
 TEST_F(Memory, OfAllRanksIsAskedForBeforeTheRun) {
-  expect_failure(kWide + " --ranks 4", 2, "4 ranks of this host need", "ulimit -v 1000000;");
-  const Ran r = run(kWide + " --ranks 4", "ulimit -v 1000000;");
-  EXPECT_NE(r.last_line().find("what would fit: --microbatches"), std::string::npos) << r.err;
-  EXPECT_NE(r.err.find("activations"), std::string::npos) << r.err;
+  fails(kWide + " --ranks 4", 2, "4 ranks of this host need", "ulimit -v 1000000;");
+  expect_has(read_file(path("err.txt")), {"what would fit: --microbatches", "activations"});
   expect_nothing_written();
 }
 
 TEST_F(Memory, OfTheOracleIsAskedForToo) {
-  expect_failure("verify --channels 256 --heads 4 --layers 4 --context 256 --batch 64 --ranks 2 --steps 1", 2,
-                 "2 ranks of this host need", "ulimit -v 500000;");
+  fails("verify --channels 256 --heads 4 --layers 4 --context 256 --batch 64 --ranks 2 --steps 1", 2,
+        "2 ranks of this host need", "ulimit -v 500000;");
 }
 
 // Four arenas under a limit that once the first of them took half of.
 TEST_F(Memory, UnderALimitIsSharedByAllRanks) {
-  const Ran r =
-      run("train " + kSmall + "--ranks 4 --batch 4 --steps 2 --threads-per-rank 1 --out run", "ulimit -v 3000000;");
-  EXPECT_EQ(r.status, 0) << r.err;
+  must("train " + kSmall + "--ranks 4 --batch 4 --steps 2 --threads-per-rank 1 --out run", "ulimit -v 3000000;");
 }
 
 TEST_F(Memory, OfSizesInACheckpointIsNotTakenAtTheirWord) {
-  ASSERT_EQ(train("--steps 2 --out run").status, 0);
-  const std::string config = read_file(path("run/config.toml"));
-  const size_t at = config.find("layers = ");
-  ASSERT_NE(at, std::string::npos);
-  std::string huge = config;
-  huge.replace(at, config.find('\n', at) - at, "layers = 99999");
-  std::ofstream(path("run/config.toml")) << huge;
-  expect_failure("train --config run/config.toml --resume --out run", 4, "run/config.toml: describes a model");
-  expect_failure("train --config run/config.toml --resume --out run", 4, "model.safetensors");
+  train("--steps 2 --out run");
+  write("run/config.toml",
+        std::regex_replace(read_file(path("run/config.toml")), std::regex("layers = 1"), "layers = 99999"));
+  fails("train --config run/config.toml --resume --out run", 4, "run/config.toml: describes a model");
+  expect_has(read_file(path("err.txt")), "model.safetensors");
 }
 
 TEST_F(Memory, ThreadsThatCannotBeStartedAreSaid) {
   const std::string limits = "ulimit -s 2000000; ulimit -v 12000000;";  // a stack of 2 GB for each
-  expect_failure("train " + kSmall + "--ranks 8 --batch 8 --threads-per-rank 2 --out run", 2,
-                 "threads more cannot be started", limits);
+  fails("train " + kSmall + "--ranks 8 --batch 8 --threads-per-rank 2 --out run", 2, "threads more cannot be started",
+        limits);
   expect_nothing_written();
+}
+
+// Checkpoints know no layout: a run that was saved under one plan and resumed under another goes on to the bits of a
+// run that nobody interrupted, as long as both plans add the same micro-batches in the same order. The files are
+// compared, not what the program says of itself.
+
+class ResumeLayoutsTest : public ProgramTest {
+ protected:
+  std::string both_files(const std::string& run) const { return files(run + "/checkpoints/step-12"); }
+  // The files that 12 steps of `settings` end with under `plan`; step 8 is saved too.
+  std::string ended(const std::string& settings, const std::string& plan, const std::string& out) const {
+    train(fmt::format("--save-every 8 --eval-every 0 --dropout 0.1 {} {} --out {}", settings, plan, out));
+    return both_files(out);
+  }
+  // The files that run `out` ends with when it goes on after step 8 under another plan.
+  std::string resumed(const std::string& out, const std::string& plan) const {
+    fs::remove_all(path(out + "/checkpoints/step-12"));
+    const std::string said = must(fmt::format("train --resume --out {} {}{}", out, test::kNoPlan, plan)).err;
+    expect_has(said, "going on after step 8\n");
+    return both_files(out);
+  }
+  // Each plan ends like the first, and is picked up by the one after it and by another.
+  void expect_one_run(const std::string& settings, const test::Plans& plans) const {
+    const std::string whole = ended(settings, plans[0], "whole");
+    for (size_t p = 0; p < plans.size(); ++p) {
+      ASSERT_TRUE(ended(settings, plans[p], "run") == whole) << settings << ": " << plans[p];
+      for (const size_t away : {1, 3}) {
+        const std::string& other = plans[(p + away) % plans.size()];
+        ASSERT_TRUE(resumed("run", other) == whole) << settings << ": from " << plans[p] << " to " << other;
+      }
+      fs::remove_all(path("run"));
+    }
+    fs::remove_all(path("whole"));
+  }
+  // What the first plan ends with stays the same when each of the others has read and saved it.
+  void expect_same_through(const std::string& settings, const std::string& first, const test::Plans& plans) const {
+    const std::string whole = ended(settings, first, "run");
+    for (const std::string& plan : plans) {
+      must("train --resume --out run " + test::kNoPlan + plan);
+      ASSERT_TRUE(both_files("run") == whole) << settings << ": " << plan;
+    }
+    fs::remove_all(path("run"));
+  }
+};
+
+TEST_F(ResumeLayoutsTest, TwoPartsOfABatch) { expect_one_run("", test::kTwoParts); }
+TEST_F(ResumeLayoutsTest, TwoPartsOfABatchInBfloat16) { expect_one_run("--dtype bf16", test::kTwoParts); }
+TEST_F(ResumeLayoutsTest, FourPartsInARow) { expect_one_run("--dtype bf16", test::kFourInARow); }
+TEST_F(ResumeLayoutsTest, TwoPairs) { expect_one_run("", test::kTwoPairs); }
+
+// Four layers and heads, so that they can be cut.
+const std::string kFour = "--layers 4 --heads 4 ";
+TEST_F(ResumeLayoutsTest, OnePart) { expect_one_run(kFour, test::kOnePart); }
+TEST_F(ResumeLayoutsTest, Pipelines) { expect_one_run(kFour, test::kPipelines); }
+TEST_F(ResumeLayoutsTest, PipelinesInBfloat16) { expect_one_run(kFour + "--dtype bf16", test::kPipelines); }
+
+// The same through parts of every kind.
+TEST_F(ResumeLayoutsTest, AnyLayoutSavesWhatItHasRead) {
+  for (const std::string settings : {"--dtype bf16", "--optimizer sgd --lr 0.1 --momentum 0.9"})
+    expect_same_through(kFour + settings, "--ranks 1", test::kLayouts);
+}
+
+// Nothing is trained, and all of it is saved again.
+TEST_F(ResumeLayoutsTest, AFinishedRunIsSavedAgainAsItWas) {
+  for (const char* settings : {"--dtype bf16", "--dtype bf16 --optimizer sgd --lr 0.1 --momentum 0.9", ""})
+    expect_same_through(settings, test::kTwoParts[0], test::kTwoParts);
+}
+
+// SGD hides no wrong scale, as Adam does.
+TEST_F(ResumeLayoutsTest, SgdWithMicrobatchesWritesTheFilesOfRanks) {
+  const std::string sgd = "--optimizer sgd --lr 0.1 --momentum ";
+  for (const char* momentum : {"0", "0.9"}) {
+    const std::string settings = sgd + momentum;
+    const std::string two = ended(settings, "--ranks 1 --microbatches 2", "a"),
+                      four = ended(settings, "--ranks 4", "b"),
+                      pairs = ended(settings, "--ranks 2 --microbatches 2", "c");
+    EXPECT_TRUE(ended(settings, "--dp 2", "d") == two);
+    EXPECT_TRUE(ended(settings, "--ranks 1 --microbatches 4", "e") == four);
+    EXPECT_TRUE(ended(settings, "--dp 4 --all-reduce tree", "f") == pairs);
+    EXPECT_FALSE(four == pairs) << "the order of sums shows in the bits, or this test would see nothing";
+    for (const char* name : {"a", "b", "c", "d", "e", "f"}) fs::remove_all(path(name));
+  }
+}
+
+TEST_F(ResumeLayoutsTest, SgdRunsArePickedUpToo) {
+  expect_one_run("--optimizer sgd --lr 0.1 --momentum 0.9 --dtype bf16",
+                 {"--ranks 2 --zero 3", "--ranks 1 --microbatches 2", "--ranks 2 --dp-mode ps-sync", "--ranks 2"});
 }
 
 }  // namespace

@@ -8,10 +8,16 @@
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
+
+#include "app/job_of.h"
+#include "train/expected_bytes.h"
+#include "train/trainer.h"
 
 namespace tessera::test {
 
@@ -78,6 +84,107 @@ inline void expect_text(const std::string& text, const nlohmann::json& report, c
     const auto peak = report["ranks"][r]["peak_bytes"].get<int64_t>();
     EXPECT_TRUE(has(row + fmt::format(" {:>13} {:>9.2f}\n", peak, static_cast<double>(peak) / 1e6))) << row;
   }
+}
+
+// Checks of trace.json against report.json and the plan: tracks, actions, bytes, memory.
+
+struct Span {
+  double begin, end;
+  std::string name;
+};
+
+// Sorted by their begin, none begins before the one before has ended (to the nanosecond that times are rounded to).
+inline void expect_apart(std::vector<Span> spans, const std::string& where) {
+  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < spans.size(); ++i)
+    EXPECT_GE(spans[i].begin, spans[i - 1].end - 0.002) << where << ": " << spans[i - 1].name << ", " << spans[i].name;
+}
+
+// Every event has a track with a name; nothing on a track overlaps, nor do two actions of a rank.
+inline void expect_tracks(const nlohmann::json& trace, int ranks) {
+  static const std::regex known(
+      "step|forward|backward|input gradient|weight gradient|send|receive|update|waiting|collective .+");
+  std::map<std::pair<int, int>, std::string> tracks;
+  std::map<std::string, std::vector<Span>> spans;
+  std::set<int> processes;
+  for (const nlohmann::json& e : trace["traceEvents"]) {
+    if (e["ph"] == "M" && e["name"] == "process_name") processes.insert(e["pid"].get<int>());
+    if (e["ph"] == "M" && e["name"] == "thread_name") tracks[{e["pid"], e["tid"]}] = e["args"]["name"];
+    if (e["ph"] != "X") continue;
+    const auto track = tracks.find({e["pid"], e["tid"]});
+    ASSERT_NE(track, tracks.end()) << e;
+    EXPECT_TRUE(std::regex_match(track->second, known)) << track->second;
+    EXPECT_GE(e["ts"].get<double>(), 0);
+    EXPECT_GE(e["dur"].get<double>(), 0);
+    const Span span{e["ts"], e["ts"].get<double>() + e["dur"].get<double>(), e["name"]};
+    const std::string rank = fmt::format("rank {}", e["pid"].get<int>());
+    spans[rank + " " + track->second].push_back(span);
+    if (!e["args"].contains("stage")) continue;
+    spans[rank + " actions"].push_back(span);
+    EXPECT_GE(e["args"]["processor"].get<double>(), 0) << e;
+    EXPECT_LE(e["args"]["processor"].get<double>(), e["dur"].get<double>() * 1.01 + 20) << e;
+  }
+  EXPECT_EQ(static_cast<int>(processes.size()), ranks);
+  for (const auto& [where, list] : spans) expect_apart(list, where);
+}
+
+// Each rank did what its list in the schedule says, once in each of the three steps.
+inline void expect_actions(const nlohmann::json& trace, const nlohmann::json& report) {
+  const Schedule schedule = parse_schedule(report["plan"]["schedule"]["text"].get<std::string>(), "text");
+  std::map<std::tuple<int, int64_t, std::string>, int> found;
+  for (const nlohmann::json& e : trace["traceEvents"])
+    if (e["ph"] == "X" && e["args"].contains("stage")) ++found[{e["pid"], e["args"]["step"], e["name"]}];
+  size_t expected = 0;
+  for (int rank = 0; rank < static_cast<int>(report["ranks"].size()); ++rank)
+    for (const Action& action : schedule.actions[report["ranks"][static_cast<size_t>(rank)]["at"]["pp"].get<size_t>()])
+      for (int64_t step = 1; step <= 3; ++step) {
+        ++expected;
+        const int times = found[{rank, step, action.str()}];
+        EXPECT_EQ(times, 1) << "rank " << rank << ", step " << step << ", " << action.str();
+      }
+  EXPECT_EQ(found.size(), expected);
+}
+
+// The trace has, by axis and operation, the calls and bytes of three steps that theory expects, and none that were not
+// counted by the run (which counts validation too).
+inline void expect_bytes(const nlohmann::json& trace, const nlohmann::json& report, const TrainOptions& options) {
+  using Counts = std::map<std::string, std::pair<int64_t, int64_t>>;
+  Counts traced, expected;
+  Job job = job_of(options);
+  job.model.vocab = report["model"]["vocab"];
+  for (const nlohmann::json& e : trace["traceEvents"])
+    if (e["ph"] == "X" && e["args"].contains("operation")) {
+      const nlohmann::json& args = e["args"];
+      auto& [calls, bytes] = traced[args["axis"].get<std::string>() + " " + args["operation"].get<std::string>()];
+      ++calls;
+      bytes += args["sent"].get<int64_t>();
+    }
+  for (const SentBytes& s : expected_bytes(job, 3)) expected[s.axis + " " + s.operation] = {s.calls, s.bytes};
+  EXPECT_EQ(traced, expected);
+  for (const nlohmann::json& s : report["sent"]) {
+    const auto [calls, bytes] = traced[s["axis"].get<std::string>() + " " + s["operation"].get<std::string>()];
+    EXPECT_GE(s["calls"].get<int64_t>(), calls) << s;
+    EXPECT_GE(s["bytes"].get<int64_t>(), bytes) << s;
+  }
+}
+
+// The memory of a rank never exceeds its peaks, and holds its parameters at the end of a step.
+inline void expect_memory(const nlohmann::json& trace, const nlohmann::json& report) {
+  std::map<int, int> samples;
+  for (const nlohmann::json& e : trace["traceEvents"]) {
+    if (e["ph"] != "C") continue;
+    const nlohmann::json& rank = report["ranks"][e["pid"].get<size_t>()];
+    ++samples[e["pid"]];
+    int64_t sum = 0;
+    for (const auto& [category, bytes] : e["args"].items()) {
+      EXPECT_LE(bytes.get<int64_t>(), rank["peaks"][category].get<int64_t>()) << category;
+      sum += bytes.get<int64_t>();
+    }
+    EXPECT_GT(e["args"]["parameters"].get<int64_t>(), 0);
+    EXPECT_LE(sum, rank["peak_bytes"].get<int64_t>());
+  }
+  EXPECT_EQ(samples.size(), report["ranks"].size());
+  for (const auto& [rank, count] : samples) EXPECT_GT(count, 6) << rank;
 }
 
 }  // namespace tessera::test

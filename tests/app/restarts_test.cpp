@@ -7,10 +7,10 @@
 #include "data/safetensors.h"
 #include "tests/app/program.h"
 #include "tests/parallel/tcp.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
-namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
 TEST(Restarts, TheStartedProgramHasTheWordsThatAreNotTheLaunchers) {
@@ -54,20 +54,13 @@ TEST(Hostfile, IsReadAsMpirunReadsIt) {
   ASSERT_EQ(hosts.size(), 4U);
   EXPECT_EQ(hosts[1].name, "node2");
   EXPECT_EQ(slots_of(hosts), 8);
-  const auto refuses = [](const std::string& text, const std::string& words) {
-    try {
-      parse_hosts(text, "hosts");
-      ADD_FAILURE() << text;
-    } catch (const InputError& e) {
-      EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
-    }
-  };
-  refuses("a\nb slots=x", "hosts: line 2: expected 0 to 100000 slots, found 'x'");
-  refuses("a slots=-1", "found '-1'");
-  refuses("a:1000000", "found '1000000'");
-  refuses("a 4", "expected slots=N behind the host, found '4'");
-  refuses("a slots=4 max", "expected nothing behind the slots, found 'max'");
-  refuses(":4", "expected the name of a host");
+  for (const auto& [text, words] : {std::pair{"a\nb slots=x", "hosts: line 2: expected 0 to 100000 slots, found 'x'"},
+                                    {"a slots=-1", "found '-1'"},
+                                    {"a:1000000", "found '1000000'"},
+                                    {"a 4", "expected slots=N behind the host, found '4'"},
+                                    {"a slots=4 max", "expected nothing behind the slots, found 'max'"},
+                                    {":4", "expected the name of a host"}})
+    expect_error(Status::input, {words}, [&, text = text] { parse_hosts(text, "hosts"); });
 }
 
 std::vector<pid_t> children_of(pid_t parent) {
@@ -81,16 +74,8 @@ std::vector<pid_t> children_of(pid_t parent) {
   return out;
 }
 
-class RestartsTest : public test::ProgramTest {
+class RestartsTest : public ProgramTest {
  protected:
-  // Until it holds; false after half a minute.
-  static bool comes(const std::function<bool()>& condition) {
-    for (int i = 0; i < 15000; ++i) {
-      if (condition()) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-    return false;
-  }
   static bool is_running(pid_t process) {
     std::error_code gone;
     return !fs::read_symlink(fmt::format("/proc/{}/exe", process), gone).empty();
@@ -98,20 +83,10 @@ class RestartsTest : public test::ProgramTest {
   // When "run" has made `step` steps since the launcher's child began, kills what `whom` finds below the launcher.
   void kill_at(int64_t step, const std::function<pid_t()>& whom) const {
     pid_t rank = 0;
-    ASSERT_TRUE(comes([&] { return (rank = whom()) > 0; }));
-    ASSERT_TRUE(comes([&] { return newest_saved() >= step; })) << read_file(path("err.txt"));
+    ASSERT_TRUE(test::comes([&] { return (rank = whom()) > 0; }));
+    ASSERT_TRUE(test::comes([&] { return newest_saved() >= step; })) << read_file(path("err.txt"));
     ASSERT_EQ(kill(rank, SIGKILL), 0);
-    ASSERT_TRUE(comes([&] { return whom() != rank; }));
-  }
-  int64_t newest_saved() const {
-    const fs::path latest = checkpoints() / "latest";
-    std::error_code error;
-    return fs::exists(latest, error) ? std::stoll(read_file(latest).substr(5)) : 0;
-  }
-  static int status_of(pid_t child) {
-    int status = 0;
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000;
+    ASSERT_TRUE(test::comes([&] { return whom() != rank; }));
   }
   static std::function<pid_t()> child_of(pid_t launcher) {
     return [launcher] {
@@ -120,18 +95,18 @@ class RestartsTest : public test::ProgramTest {
     };
   }
   std::string log() const { return read_file(path("err.txt")); }
-  void expect_said(const std::string& words) const { EXPECT_NE(log().find(words), std::string::npos) << log(); }
-  std::string end_of(const std::string& run) const { return weights(run + kEnd) + optimizer(run + kEnd); }
+  void expect_said(const std::string& words) const { expect_has(log(), words); }
+  std::string end_of(const std::string& run) const { return files(run + kEnd); }
   const std::string kSettings = kSmall + "--steps 240 --save-every 20 --eval-every 0 --dropout 0.1 ";
   const std::string kEnd = "/checkpoints/step-240";
 };
 
 TEST_F(RestartsTest, AKilledRunGoesOnByItselfToTheSameBits) {
-  ASSERT_EQ(run("train " + kSettings + "--ranks 2 --out whole").status, 0);
+  must("train " + kSettings + "--ranks 2 --out whole");
   const pid_t launcher = start("train " + kSettings + "--ranks 2 --restarts 2 --out run");
   kill_at(40, child_of(launcher));
   kill_at(120, child_of(launcher));
-  EXPECT_EQ(status_of(launcher), 0) << log();
+  EXPECT_EQ(test::end_of(launcher), 0) << log();
   EXPECT_TRUE(end_of("run") == end_of("whole"));
   expect_said("start 1 of 3 failed at step ");
   expect_said("killed by signal 9 (Killed); ");
@@ -140,23 +115,21 @@ TEST_F(RestartsTest, AKilledRunGoesOnByItselfToTheSameBits) {
 }
 
 TEST_F(RestartsTest, WhenAllAreUsedUpTheRunCanStillBeResumed) {
-  ASSERT_EQ(run("train " + kSettings + "--ranks 2 --out whole").status, 0);
+  must("train " + kSettings + "--ranks 2 --out whole");
   const pid_t launcher = start("train " + kSettings + "--ranks 2 --zero 1 --restarts 1 --out run");
   kill_at(40, child_of(launcher));
   kill_at(100, child_of(launcher));
-  EXPECT_EQ(status_of(launcher), 3);
-  EXPECT_NE(
-      log().find("tessera: --restarts: all 1 are used up; the last start failed: killed by signal 9 (Killed); tessera "
-                 "train --resume --out run goes on after step "),
-      std::string::npos)
-      << log();
-  ASSERT_EQ(run("train --resume --out run").status, 0);
+  EXPECT_EQ(test::end_of(launcher), 3);
+  expect_has(log(),
+             "tessera: --restarts: all 1 are used up; the last start failed: killed by signal 9 (Killed); tessera "
+             "train --resume --out run goes on after step ");
+  must("train --resume --out run");
   EXPECT_TRUE(end_of("run") == end_of("whole"));
 }
 
 TEST_F(RestartsTest, NothingIsStartedAgainThatCannotGetBetter) {
   const auto fails_once = [&](const std::string& options, int status, const std::string& words) {
-    const test::Ran r = run("train " + kSmall + "--quiet --restarts 5 " + options);
+    const Ran r = run("train " + kSmall + "--quiet --restarts 5 " + options);
     EXPECT_EQ(r.status, status) << r.err;
     EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << r.err;
     EXPECT_NE(r.err.find(words), std::string::npos) << r.err;
@@ -169,25 +142,24 @@ TEST_F(RestartsTest, NothingIsStartedAgainThatCannotGetBetter) {
   fails_once("--hostfile none", 4, "--hostfile: cannot open none");
   fails_once("--no-save", 2, "--restarts: expected a run that saves checkpoints, found --no-save");
   fails_once("--launch mpirun --hostfile text.txt", 2, "--launch: expected {ranks} in it");
-  expect_failure("train " + kSmall + "--launch mpirun", 2, "--launch: goes with --restarts N, found none");
+  fails("train " + kSmall + "--launch mpirun", 2, "--launch: goes with --restarts N, found none");
   for (const auto& entry : fs::directory_iterator(path("runs")))  // the run whose loss was not finite
     EXPECT_TRUE(fs::exists(entry.path() / "config.toml")) << entry.path();
 }
 
 TEST_F(RestartsTest, OnFewerSlotsThereAreFewerDataRanksAndTheBatchStays) {
-  ASSERT_EQ(run("train " + kSettings + "--ranks 4 --optimizer sgd --out whole").status, 0);
+  must("train " + kSettings + "--ranks 4 --optimizer sgd --out whole");
   write_file(path("hosts"), "localhost slots=4\n");
   const pid_t launcher =
       start("train " + kSettings + "--ranks 4 --optimizer sgd --restarts 1 --hostfile hosts --out run");
-  ASSERT_TRUE(comes([&] { return newest_saved() >= 40; })) << log();
+  ASSERT_TRUE(test::comes([&] { return newest_saved() >= 40; })) << log();
   write_file(path("hosts"), "localhost slots=2  # one has gone\n");
   kill_at(60, child_of(launcher));
-  EXPECT_EQ(status_of(launcher), 0) << log();
+  EXPECT_EQ(test::end_of(launcher), 0) << log();
   expect_said("2 slots on 1 host: localhost 2");
   expect_said("2 of 4 data ranks: each now computes 2 micro-batches, and the batch stays");
   expect_said("start 2 of 2: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 2 micro-batches each");
-  const std::string config = read_file(path("run/config.toml"));
-  EXPECT_NE(config.find("dp = 2\n"), std::string::npos) << config;
+  expect_has(read_file(path("run/config.toml")), "dp = 2\n");
   // Rounding, after more than a hundred steps of SGD, and no more.
   const Safetensors one(path("whole" + kEnd) / "model.safetensors"), other(path("run" + kEnd) / "model.safetensors");
   double most = 0, largest = 0;
@@ -206,36 +178,36 @@ TEST_F(RestartsTest, OnFewerSlotsThereAreFewerDataRanksAndTheBatchStays) {
 TEST_F(RestartsTest, ASignalToTheLauncherEndsTheRunAfterItsStep) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const pid_t launcher = start("train " + kSettings + "--steps 100000 --restarts 5 --out run");
-    ASSERT_TRUE(comes([&] { return newest_saved() >= 20; })) << log();
+    ASSERT_TRUE(test::comes([&] { return newest_saved() >= 20; })) << log();
     const pid_t rank = child_of(launcher)();
     kill(launcher, signal);
-    EXPECT_EQ(status_of(launcher), 128 + signal);
+    EXPECT_EQ(test::end_of(launcher), 128 + signal);
     EXPECT_FALSE(is_running(rank));
     expect_said("stopped after step ");
-    EXPECT_EQ(log().find("start 2"), std::string::npos) << log();
+    expect_lacks(log(), "start 2");
     fs::remove_all(path("run"));
   }
 }
 
 TEST_F(RestartsTest, AKilledLauncherLeavesNoRunBehind) {
   const pid_t launcher = start("train " + kSettings + "--steps 100000 --restarts 5 --out run");
-  ASSERT_TRUE(comes([&] { return newest_saved() >= 20; })) << log();
+  ASSERT_TRUE(test::comes([&] { return newest_saved() >= 20; })) << log();
   const pid_t rank = child_of(launcher)();
   kill(launcher, SIGKILL);
-  status_of(launcher);
-  EXPECT_TRUE(comes([&] { return !is_running(rank); }));
+  test::end_of(launcher);
+  EXPECT_TRUE(test::comes([&] { return !is_running(rank); }));
   expect_said("stopped after step ");
 }
 
 // Ranks that meet: one that is killed ends the others, and their launchers bring all of them together again.
 TEST_F(RestartsTest, RanksThatMeetAreStartedAgainByTheirLaunchers) {
-  ASSERT_EQ(run("train " + kSettings + "--ranks 2 --out whole").status, 0);
+  must("train " + kSettings + "--ranks 2 --out whole");
   const std::string met =
       fmt::format("{}--ranks 2 --rendezvous {} --restarts 2 --out run ", kSettings, test::free_address());
   const pid_t first = start("train " + met + "--rank 0"), second = start("train " + met + "--rank 1");
   kill_at(40, child_of(second));
-  EXPECT_EQ(status_of(first), 0) << log();
-  EXPECT_EQ(status_of(second), 0) << log();
+  EXPECT_EQ(test::end_of(first), 0) << log();
+  EXPECT_EQ(test::end_of(second), 0) << log();
   EXPECT_TRUE(end_of("run") == end_of("whole"));
 }
 
@@ -244,10 +216,10 @@ class RestartsOfMpirun : public RestartsTest {
   void SetUp() override {
     if (!kWithMpi || std::system("mpirun --version 2>/dev/null | grep -qiE 'open(rte| mpi)'") != 0)
       GTEST_SKIP() << "no Open MPI here";
-    ASSERT_EQ(run("train " + kSettings + "--ranks 2 --out whole").status, 0);
+    must("train " + kSettings + "--ranks 2 --out whole");
     launcher_ = start("train " + kSettings +
-                      "--ranks 2 --restarts 2 --out run --launch "
-                      "'mpirun --allow-run-as-root --oversubscribe -x RANKS={ranks} -n {ranks}'");
+                      "--ranks 2 --restarts 2 --out run --launch 'mpirun --allow-run-as-root --oversubscribe -x "
+                      "RANKS={ranks} -n {ranks}'");
   }
   pid_t rank() const {
     for (const pid_t mpirun : children_of(launcher_))
@@ -258,7 +230,7 @@ class RestartsOfMpirun : public RestartsTest {
     return 0;
   }
   void expect_to_go_on() const {
-    EXPECT_EQ(status_of(launcher_), 0) << log();
+    EXPECT_EQ(test::end_of(launcher_), 0) << log();
     EXPECT_TRUE(end_of("run") == end_of("whole"));
     expect_said("start 2 of 3: 2 ranks");
   }
@@ -274,7 +246,7 @@ TEST_F(RestartsOfMpirun, AKilledRankIsStartedAgainWithTheOthers) {
 
 // Its ranks live on for a while, one of them stopped, and hold the run's lock.
 TEST_F(RestartsOfMpirun, AKilledMpirunIsStartedAgainWhenItsRanksHaveEnded) {
-  ASSERT_TRUE(comes([&] { return rank() > 0; }));
+  ASSERT_TRUE(test::comes([&] { return rank() > 0; }));
   kill(rank(), SIGSTOP);
   kill_at(0, child_of(launcher_));
   expect_to_go_on();

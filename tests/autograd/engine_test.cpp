@@ -1,11 +1,19 @@
-// The engine: accumulation, hooks, deferral, recomputation, no-grad, and what it refuses.
+// The engine: accumulation, hooks, deferral, recomputation, no-grad, and what it refuses; weight gradients that wait;
+// sums of a residual stream that are made late, and gradients that travel beside others.
+
+#include <set>
 
 #include "autograd/ops.h"
+#include "tensor/kernels.h"
 #include "tests/support/errors.h"
+#include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
+
+using test::drawn;
+using test::same_bits;
 
 Tensor numbers(std::initializer_list<double> v, const ArenaPtr& arena) {
   return Tensor::of<double>(std::span(v.begin(), v.size()), {static_cast<int64_t>(v.size())}, arena);
@@ -153,6 +161,337 @@ TEST(Engine, OpsWriteOverOnlyWhatNobodyElseHolds) {
   EXPECT_EQ(z.value().raw(), memory);
   backward(sum(z));
   EXPECT_EQ(grad_of(x), (Doubles{3, 3}));
+}
+
+// Weight gradients that wait: in every order in which the passes of a pipeline may interleave, the same bits, the same
+// calls of hooks, and nothing of a parameter before its time.
+
+constexpr int64_t kRows = 3, kChannels = 4, kVocab = 5;
+
+// A small network with everything that brings gradients to weights: products, biases, norms, a table that is used
+// twice, a scale that is used in two recomputed blocks, and a residual stream whose gradient has many uses.
+struct Network {
+  ArenaPtr arena = make_arena();
+  std::map<std::string, Var> weights;
+  std::map<std::string, int> completed;  // calls of on_grad()
+
+  Network() {
+    add("table", {kVocab, kChannels});
+    for (const char* block : {"a.", "b."}) {
+      add(std::string(block) + "gamma", {kChannels});
+      add(std::string(block) + "beta", {kChannels});
+      add(std::string(block) + "w", {kChannels, kChannels});
+      add(std::string(block) + "bias", {kChannels});
+    }
+    add("scale", {kChannels});
+    add("unused", {kChannels});
+  }
+
+  Tensor random(const std::string& name, const Shape& shape, uint64_t of = 0) const {
+    const Tensor t = Tensor::empty(shape, DType::float32, arena);
+    const Philox numbers = Philox::named(7, name);
+    for (int64_t i = 0; i < t.numel(); ++i)
+      t.data<float>()[i] = static_cast<float>(numbers.normal(static_cast<uint64_t>(i), of));
+    return t;
+  }
+
+  void add(const std::string& name, const Shape& shape) {
+    Var& w = weights[name] = Var(random(name, shape), true);
+    w.on_grad([this, name] { ++completed[name]; });
+  }
+
+  Var block(const std::string& name, const Var& x) {
+    const Var y = norm(x, weights.at(name + "gamma"), weights.at(name + "beta"), {}, false);
+    const Var& w = weights.at(name + "w");
+    // The last product's output gradient is that of x too, which adds to it while the weight's gradient still waits.
+    const Var h = linear(bias_gelu(linear(y, w, Var()), weights.at(name + "bias"), false), w, Var());
+    const auto [sum, normed] = add_norm(x, h, weights.at("a.gamma"), weights.at("a.beta"), {}, false);
+    return sum * weights.at("scale") + normed;
+  }
+
+  // The loss of micro-batch `index` for `x`, what the stage before made.
+  Var loss(const Var& x, int index, bool again) {
+    Tensor ids = Tensor::empty({kRows}, DType::int32, arena);
+    for (int i = 0; i < kRows; ++i) ids.data<int32_t>()[i] = static_cast<int32_t>((index + 2 * i) % kVocab);
+    Var h = x + embedding(ids, weights.at("table"));
+    for (const char* name : {"a.", "b."}) {
+      const auto f = [this, name](const std::vector<Var>& in) { return block(name, in[0]); };
+      h = again ? checkpoint(f, {h}) : f({h});
+    }
+    const Var side = weights.at("unused") * weights.at("unused");  // in the graph, but nothing flows there:
+    const auto both = record("pair", {h.value(), side.value()}, {h, side}, [](Grads& g) { g.give(0, g.output(0)); });
+    return cross_entropy(linear(both[0], weights.at("table"), Var()), ids, 0.3).mean;
+  }
+};
+
+struct Result {
+  std::map<std::string, std::vector<float>> gradients;
+  std::map<std::string, int> completed;
+  std::vector<std::vector<float>> inputs;
+  bool operator==(const Result&) const = default;
+};
+
+Result result_of(Network& net, const std::vector<Var>& inputs) {
+  Result r;
+  r.completed = net.completed;
+  for (auto& [name, w] : net.weights) {
+    w.zero_missing_grad();
+    r.gradients[name] = w.grad().to_vector<float>();
+  }
+  for (const Var& x : inputs) r.inputs.push_back(x.grad().to_vector<float>());
+  return r;
+}
+
+Var input_of(const Network& net, int microbatch) {
+  return Var::input(net.random("input", {kRows, kChannels}, static_cast<uint64_t>(microbatch)));
+}
+
+Result in_order(int microbatches, bool again) {
+  Network net;
+  std::vector<Var> inputs;
+  for (int m = 0; m < microbatches; ++m) {
+    inputs.push_back(input_of(net, m));
+    backward(net.loss(inputs.back(), m, again));
+  }
+  return result_of(net, inputs);
+}
+
+// Forward, input-gradient and weight-gradient passes, each ascending, in an order that `draw` decides.
+Result interleaved(int microbatches, bool again, const Philox& draw) {
+  Network net;
+  std::vector<Var> inputs, losses;
+  std::vector<std::unique_ptr<DeferredWeightGrads>> later;
+  uint64_t at = 0;
+  int weights_done = 0;
+  while (weights_done < microbatches) {
+    const int f = static_cast<int>(losses.size()), i = static_cast<int>(later.size());
+    const uint64_t pick = draw.below(3, at++);
+    if (pick == 0 && f < microbatches) {
+      inputs.push_back(input_of(net, f));
+      losses.push_back(net.loss(inputs.back(), f, again));
+    } else if (pick == 1 && i < f) {
+      const std::map<std::string, int> before = net.completed;
+      later.push_back(std::make_unique<DeferredWeightGrads>());
+      backward(losses[static_cast<size_t>(i)], {.seed = {}, .defer = later.back().get()});
+      losses[static_cast<size_t>(i)] = Var();
+      EXPECT_TRUE(inputs[static_cast<size_t>(i)].grad().defined());
+      EXPECT_EQ(net.completed, before) << "a parameter was told of gradients that wait";
+      for (const auto& [name, w] : net.weights)
+        EXPECT_EQ(w.grad().defined(), weights_done > 0 && name != "unused") << name;
+    } else if (pick == 2 && weights_done < i) {
+      later[static_cast<size_t>(weights_done)]->run();
+      EXPECT_TRUE(later[static_cast<size_t>(weights_done++)]->empty());
+    }
+  }
+  return result_of(net, inputs);
+}
+
+TEST(Deferral, EveryInterleavingHasTheBitsOfPassesInOrder) {
+  for (const bool again : {false, true})
+    for (int microbatches = 1; microbatches <= 4; ++microbatches) {
+      const Result expected = in_order(microbatches, again);
+      // Within a pass without recomputation a weight is complete once; each recomputed block is a pass of its own.
+      EXPECT_EQ(expected.completed.at("table"), microbatches);
+      EXPECT_EQ(expected.completed.at("scale"), (again ? 2 : 1) * microbatches);
+      EXPECT_EQ(expected.completed.at("unused"), microbatches);
+      EXPECT_EQ(expected.gradients.at("unused"), std::vector<float>(kChannels, 0));
+      for (uint64_t trial = 0; trial < 20; ++trial)
+        EXPECT_TRUE(interleaved(microbatches, again, Philox::named(trial, "interleaving")) == expected)
+            << microbatches << " micro-batches, recomputed " << again << ", trial " << trial;
+    }
+}
+
+TEST(Deferral, TwoPassesMayWaitInOnePlace) {
+  Network net;
+  std::vector<Var> inputs{input_of(net, 0), input_of(net, 1)};
+  DeferredWeightGrads later;
+  for (int m = 0; m < 2; ++m)
+    backward(net.loss(inputs[static_cast<size_t>(m)], m, false), {.seed = {}, .defer = &later});
+  later.run();
+  EXPECT_TRUE(result_of(net, inputs) == in_order(2, false));
+}
+
+TEST(Deferral, RunFreesWhatWaited) {
+  Network net;
+  {
+    const Var x = input_of(net, 0);
+    backward(net.loss(x, 0, false));
+  }
+  const int64_t before = net.arena->total().live;
+  DeferredWeightGrads later;
+  {
+    const Var x = input_of(net, 1);
+    backward(net.loss(x, 1, false), {.seed = {}, .defer = &later});
+  }
+  EXPECT_GT(net.arena->total().live, before);
+  net.arena->reset_peaks();
+  const int64_t activations = net.arena->usage(Category::activations).live;
+  later.run();
+  EXPECT_EQ(net.arena->total().live, before);
+  EXPECT_EQ(net.arena->usage(Category::activations).peak, activations);  // tensors made there are workspace
+}
+
+TEST(Deferral, ARefusedBackwardLeavesNothingWaiting) {
+  Network net;
+  const Var x = input_of(net, 0), loss = net.loss(x, 0, false);
+  backward(loss);
+  DeferredWeightGrads later;
+  EXPECT_THROW(backward(loss, {.seed = {}, .defer = &later}), Error);
+  EXPECT_TRUE(later.empty());
+}
+
+// Sums of a residual stream that are made late, and gradients that travel beside others.
+
+struct Streams {
+  Tensor normed, sum;
+  std::vector<Tensor> grads;  // gradients of x, y, gamma, beta
+};
+
+// The layers of a block's end and of the next one's beginning: s = x + y, norm(s), and s once more.
+Streams run(const ArenaPtr& arena, DType dtype, const std::function<Var(const Var& x, Var y)>& add_them) {
+  const auto leaf = [&](const Shape& shape, const char* name) {
+    return Var(drawn(shape, dtype, name, 0.5, 1.5).to(arena), true);
+  };
+  const Var x = leaf({3, 17, 24}, "x"), y = leaf({3, 17, 24}, "y"), gamma = leaf({24}, "gamma"),
+            beta = leaf({24}, "beta");
+  const Var s = add_them(scale(x, 1.25), scale(y, 0.5));
+  const Var n = norm(s, gamma, beta);
+  backward(sum(n * n) + sum(s * scale(s, 0.125)));
+  return {n.value(), s.value(), {x.grad(), y.grad(), gamma.grad(), beta.grad()}};
+}
+
+TEST(Residual, IsTheSumWhoeverReadsItFirst) {
+  const auto arena = make_arena();
+  for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
+    const Streams whole = run(arena, dtype, [](const Var& x, Var y) { return add(x, std::move(y)); });
+    const Streams late = run(arena, dtype, [](const Var& x, Var y) { return add_residual(x, std::move(y)); });
+    const Streams early = run(arena, dtype, [](const Var& x, Var y) {
+      Var s = add_residual(x, std::move(y));
+      EXPECT_TRUE(s.is_late());
+      EXPECT_EQ(s.shape(), Shape({3, 17, 24}));
+      EXPECT_TRUE(s.is_late());  // a shape asks for no sum
+      s.value();
+      EXPECT_FALSE(s.is_late());
+      return s;
+    });
+    bool came_by = false;
+    const Streams watched = run(arena, dtype, [&](const Var& x, Var y) {
+      const Var s = add_residual(x, std::move(y)), same = on_backward(s, [&] { came_by = true; });
+      EXPECT_TRUE(same.is_late());
+      EXPECT_TRUE(same_bits(same.value(), s.value()));
+      return same;
+    });
+    EXPECT_TRUE(came_by);
+    for (const Streams* other : {&late, &early, &watched}) {
+      EXPECT_TRUE(same_bits(other->sum, whole.sum));
+      EXPECT_TRUE(same_bits(other->normed, whole.normed));
+      for (size_t i = 0; i < whole.grads.size(); ++i) EXPECT_TRUE(same_bits(other->grads[i], whole.grads[i])) << i;
+    }
+  }
+}
+
+TEST(Residual, OfOtherShapesOrTypesIsMadeAtOnce) {
+  const auto arena = make_arena();
+  const Var x(drawn({4, 6}, DType::float32, "x").to(arena), true),
+      row(drawn({6}, DType::float32, "row").to(arena), true);
+  EXPECT_FALSE(add_residual(x, row).is_late());
+  EXPECT_TRUE(same_bits(add_residual(x, row).value(), add(x, row).value()));
+}
+
+// A norm adds its gradient to what its input has by then: the sum is that of float64, with one rounding less than two
+// gradients that are added.
+TEST(Residual, GradientsOfTheStreamMeetInTheNorm) {
+  const auto arena = make_arena();
+  const auto gradient = [&](DType dtype, bool through_input) {
+    const auto of = [&](const Shape& shape, const char* name) {
+      return drawn(shape, DType::bfloat16, name, 0.5, 1.5).to(dtype).to(arena);
+    };
+    const Var x(of({40, 32}, "x"), true), gamma(of({32}, "gamma"), true);
+    const Var in = through_input ? Var::input(x.value()) : scale(x, 1);
+    const Var n = norm(in, gamma, Var()), weights(of({40, 32}, "w"));
+    backward(sum(n * weights) + sum(in * weights));  // the stream's own gradient comes first
+    return (through_input ? in : x).grad().to(DType::float64);
+  };
+  const Tensor exact = gradient(DType::float64, false);
+  for (const bool through_input : {false, true}) {
+    const std::vector<double> found = gradient(DType::bfloat16, through_input).to_vector<double>(),
+                              expected = exact.to_vector<double>();
+    for (size_t i = 0; i < found.size(); ++i)
+      EXPECT_NEAR(found[i], expected[i], 0x1p-8 * std::abs(expected[i]) + 1e-3) << i;
+  }
+  EXPECT_TRUE(same_bits(gradient(DType::bfloat16, true), gradient(DType::bfloat16, false)));
+}
+
+using ResidualGpu = test::OnGpu;
+
+// The gradient of a bias before a norm, made beside the norm's, has the bits of sum_rows().
+TEST_F(ResidualGpu, BiasSumsRideOnTheNorm) {
+  arena->local<KernelChoice>().deterministic = true;  // else sums that do not ride may be a product's
+  for (const DType dtype : test::floating(arena))
+    for (const bool later : {false, true}) {
+      const auto bias_gradient = [&](bool rides) {
+        const auto leaf = [&](const Shape& shape, const char* name) {
+          return Var(drawn(shape, dtype, name, 0.5, 1.5).to(arena), true);
+        };
+        const Var x = leaf({2, 50, 16}, "x"), w = leaf({24, 16}, "w"), b = leaf({24}, "b"), r = leaf({2, 50, 24}, "r"),
+                  gamma = leaf({24}, "gamma");
+        Var y = linear(x, w, b);
+        EXPECT_TRUE(y.wants_row_sums());
+        if (!rides) y = reshape(y, y.shape());  // an op that passes no sums on
+        const Var weights(drawn({2, 50, 24}, dtype, "weights").to(arena));
+        if (later) {
+          const Var s = add_residual(r, std::move(y));
+          EXPECT_EQ(s.wants_row_sums(), rides);
+          backward(sum(norm(s, gamma, Var()) * weights) + sum(s * weights));
+        } else {
+          const auto [s, n] = add_norm(r, std::move(y), gamma, Var());
+          backward(sum(n * weights) + sum(s * weights));
+        }
+        return std::vector<Tensor>{b.grad(), w.grad(), r.grad(), gamma.grad()};
+      };
+      const std::vector<Tensor> rides = bias_gradient(true), alone = bias_gradient(false);
+      for (size_t i = 0; i < rides.size(); ++i) EXPECT_TRUE(same_bits(rides[i], alone[i])) << i;
+    }
+}
+
+// Put-off work makes the sums itself, as a stage whose gradient comes from elsewhere does: in the same order, never in
+// a product's, whose bits would be others.
+TEST_F(ResidualGpu, BiasSumsThatDoNotArriveAreNoProducts) {
+  const auto gradients = [&](bool put_off) {
+    const auto leaf = [&](const Shape& shape, const char* name) {
+      return Var(drawn(shape, DType::bfloat16, name, 0.5, 1.5).to(arena), true);
+    };
+    const Var x = leaf({64, 16}, "x"), w = leaf({24, 16}, "w"), b = leaf({24}, "b"), r = leaf({64, 24}, "r"),
+              gamma = leaf({24}, "gamma"), w2 = leaf({24, 24}, "w2"), b2 = leaf({24}, "b2");
+    const auto [s, n] = add_norm(r, linear(x, w, b), gamma, Var());
+    const Var last = norm(add_residual(s, reshape(linear(n, w2, b2), n.shape())), gamma, Var());
+    DeferredWeightGrads later;
+    backward(sum(last), {.seed = {}, .defer = put_off ? &later : nullptr});
+    later.run();
+    return std::vector<Tensor>{b.grad(), w.grad()};
+  };
+  KernelLog::Pass& counted = arena->local<KernelLog>().bias_sums;
+  const int64_t before = counted.fused;
+  const std::vector<Tensor> at_once = gradients(false);
+  const int64_t fused = counted.fused - before;
+  const std::vector<Tensor> later = gradients(true);
+  EXPECT_EQ(counted.fused - before, 2 * fused);  // the other layer's, behind a reshape
+  for (size_t i = 0; i < later.size(); ++i) EXPECT_TRUE(same_bits(later[i], at_once[i])) << i;
+}
+
+// Sums of a gradient that another gradient joins are not those of the whole.
+TEST_F(ResidualGpu, SumsOfAPartOfTheGradientAreNotTaken) {
+  Var x(drawn({30, 16}, DType::float32, "x").to(arena), true), w(drawn({24, 16}, DType::float32, "w").to(arena), true),
+      b(drawn({24}, DType::float32, "b").to(arena), true), gamma(drawn({24}, DType::float32, "gamma").to(arena), true);
+  const Var y = linear(x, w, b);
+  const Var early = scale(y, 2);  // its gradient comes after the norm's
+  backward(sum(norm(y, gamma, Var()) * early));
+  Tensor found = b.grad().clone();
+  const Var again = linear(x, w, b), more = scale(reshape(again, again.shape()), 2);
+  b.clear_grad();
+  backward(sum(norm(reshape(again, again.shape()), gamma, Var()) * more));
+  const std::vector<float> one = found.on_host().to_vector<float>(), two = b.grad().on_host().to_vector<float>();
+  for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(one[i], two[i], 1e-4 * std::abs(two[i]) + 1e-4) << i;
 }
 
 }  // namespace

@@ -53,6 +53,5 @@ struct OpRow {
 
 void add_elementwise_rows(std::vector<OpRow>& table);
 void add_rows(std::vector<OpRow>& table);
-void add_expert_rows(std::vector<OpRow>& table);
 
 }  // namespace tessera::test

@@ -1,10 +1,141 @@
 // Every op of the table: its value against a float64 reference, its gradient against finite differences of that
-// reference, the other dtypes against float64, and that strides, threads and places change no bit.
+// reference, the other dtypes against float64, and that strides, threads and places change no bit; the same on a GPU;
+// how bfloat16 is rounded; and that each has a microbenchmark.
+#include "tests/autograd/op_table.h"
 
-#include "tensor/cpu/vectorize.h"
-#include "tests/autograd/op_checks.h"
+#include <set>
+
+#include "bench/op_bench.h"
+#include "tests/support/gpu.h"
+#include "tests/support/nearest.h"
+#include "tests/support/one_thread.h"
+#include "tests/support/tensors.h"
 
 namespace tessera::test {
+
+// Problems drawn, run and compared.
+
+// The whole table.
+std::vector<OpRow> op_table() {
+  std::vector<OpRow> all;
+  add_elementwise_rows(all);
+  add_rows(all);
+  return all;
+}
+
+// Numbers for the operands, which `dtype` holds exactly.
+Values draw_values(const Problem& p, DType dtype, Random& random) {
+  Values values;
+  for (const Operand& o : p.operands) {
+    std::vector<double> v(static_cast<size_t>(o.shape.numel()));
+    for (double& x : v) {
+      x = random.uniform(o.low, o.high);
+      if (dtype == DType::float32) x = static_cast<double>(static_cast<float>(x));
+      if (dtype == DType::bfloat16) x = static_cast<double>(static_cast<float>(bfloat16(static_cast<float>(x))));
+    }
+    values.push_back(std::move(v));
+  }
+  return values;
+}
+
+// The same elements behind other strides: dims in another order, and inside a larger tensor.
+Tensor strided(const Tensor& t) {
+  if (t.rank() < 2) {
+    Tensor wide = t.make({t.numel(), 3});
+    wide.fill(9);
+    Tensor view = wide.narrow(1, 1, 1).reshape(t.shape());
+    view.copy_from(t);
+    return view;
+  }
+  Shape padded = t.shape();
+  std::swap(padded[0], padded[1]);
+  padded[0] += 2;
+  Tensor whole = t.make(padded);
+  whole.fill(9);
+  Tensor view = whole.narrow(0, 1, t.dim(1)).transpose(0, 1);
+  view.copy_from(t);
+  return view;
+}
+
+struct Outcome {
+  Tensor value;
+  std::vector<Tensor> grads;  // undefined where none came
+};
+
+// Value and gradients of sum(weights * op(operands)), with the weights of weighted().
+Outcome run(const Problem& p, const std::vector<Tensor>& operands) {
+  std::vector<Var> vars;
+  for (const Tensor& t : operands) vars.emplace_back(t, true);
+  const Var y = p.op(vars);
+  Outcome out{y.value().clone(), {}};
+  Tensor seed = Tensor::empty(y.shape(), y.dtype(), y.value().arena());
+  const Tensor weights = Tensor::empty(y.shape(), DType::float64, y.value().arena()->host());
+  for (int64_t i = 0; i < weights.numel(); ++i) weights.data<double>()[i] = std::cos(static_cast<double>(3 * i + 1));
+  seed.copy_from(weights);
+  backward(y, {.seed = seed});
+  for (const Var& v : vars) out.grads.push_back(v.grad());
+  return out;
+}
+
+std::vector<Tensor> tensors_of(const Problem& p, const Values& values, DType dtype, const ArenaPtr& arena) {
+  std::vector<Tensor> t;
+  for (size_t i = 0; i < values.size(); ++i)
+    t.push_back(Tensor::of<double>(values[i], p.operands[i].shape, arena).to(dtype));
+  return t;
+}
+
+double weighted(const std::vector<double>& y) {
+  double sum = 0;
+  for (size_t i = 0; i < y.size(); ++i) sum += std::cos(static_cast<double>(3 * i + 1)) * y[i];
+  return sum;
+}
+
+bool same_bits(const Outcome& a, const Outcome& b) {
+  bool same = same_bits(a.value, b.value) && a.grads.size() == b.grads.size();
+  for (size_t i = 0; same && i < a.grads.size(); ++i)
+    same = a.grads[i].defined() == b.grads[i].defined() && (!a.grads[i].defined() || same_bits(a.grads[i], b.grads[i]));
+  return same;
+}
+
+// f for random problems of each op, the same ones every time.
+void for_each_problem(const std::vector<OpRow>& table, const std::function<void(const Problem&, Random&)>& f) {
+  constexpr uint64_t kDraws = 16;  // random problems per op
+  for (const OpRow& row : table)
+    for (uint64_t seed = 0; seed < kDraws; ++seed) {
+      Random random(seed);
+      Problem p = row.draw(random);
+      p.name = row.name;
+      std::string what = row.name + " #" + std::to_string(seed);
+      for (const Operand& o : p.operands) what += " " + o.shape.str();
+      SCOPED_TRACE(what);
+      f(p, random);
+      if (testing::Test::HasFatalFailure()) return;
+    }
+}
+
+// Alone, without a graph.
+Tensor value_of(const Problem& p, const std::vector<Tensor>& operands) {
+  const NoGrad no_grad;
+  std::vector<Var> vars;
+  for (const Tensor& t : operands) vars.emplace_back(t);
+  return p.op(vars).value();
+}
+
+// Some rows, from a random one on, of the operands that have as many rows as the first; and of a value.
+struct SomeRows {
+  int64_t first = 0, count = 0, all = 0;
+  std::vector<Tensor> of(std::vector<Tensor> operands) const {
+    for (Tensor& t : operands)
+      if (t.rank() > 1 && t.dim(0) == all) t = t.narrow(0, first, count);
+    return operands;
+  }
+  Tensor of_value(const Tensor& value) const { return value.narrow(0, first, count); }
+};
+SomeRows some_rows(const std::vector<Tensor>& operands, Random& random) {
+  const int64_t all = operands[0].dim(0), first = random.between(0, all - 1);
+  return {first, random.between(1, all - first), all};
+}
+
 namespace {
 
 TEST(OpTable, ValuesAreThoseOfTheReference) {
@@ -14,9 +145,9 @@ TEST(OpTable, ValuesAreThoseOfTheReference) {
       const ArenaPtr arena = make_arena();
       const Values values = draw_values(p, dtype, random);
       const std::vector<double> expected = p.reference(values);
-      const std::vector<double> found = doubles(value_of(p, tensors_of(p, values, dtype, arena)));
+      const std::vector<double> found = numbers(value_of(p, tensors_of(p, values, dtype, arena)));
       ASSERT_EQ(found.size(), expected.size());
-      EXPECT_LT(distance(found, expected), tolerance) << name_of(dtype);
+      EXPECT_LT(distance(found, expected, 1e-3), tolerance) << name_of(dtype);
     }
   });
 }
@@ -28,7 +159,7 @@ TEST(OpTable, GradientsAreTheFiniteDifferencesOfTheReference) {
     const Outcome outcome = run(p, tensors_of(p, values, DType::float64, arena));
     for (size_t o = 0; o < values.size(); ++o) {
       ASSERT_TRUE(outcome.grads[o].defined()) << "operand " << o;
-      const std::vector<double> grad = doubles(outcome.grads[o]);
+      const std::vector<double> grad = numbers(outcome.grads[o]);
       double scale = 1e-3;
       for (const double g : grad) scale = std::max(scale, std::abs(g));
       const size_t stride = std::max<size_t>(1, grad.size() / 24);
@@ -57,7 +188,7 @@ TEST(OpTable, GradientsInOtherDtypesAreNearFloat64) {
         // that cancel).
         const auto terms = static_cast<double>(std::max<int64_t>(wide.value.numel(), wide.grads[o].numel()));
         const double floor = 0.3 * std::sqrt(terms);
-        EXPECT_LT(distance(doubles(narrow.grads[o]), doubles(wide.grads[o]), floor), tolerance)
+        EXPECT_LT(distance(numbers(narrow.grads[o]), numbers(wide.grads[o]), floor), tolerance)
             << name_of(dtype) << " operand " << o;
       }
     }
@@ -117,6 +248,309 @@ TEST(OpTable, RowsHaveTheSameBitsAlone) {
     }
   });
   EXPECT_GT(rows_seen, 20);
+}
+
+// The op table on a GPU: values and gradients beside the CPU's, and that strides, places and repetition change no bit.
+
+using OpTableGpu = OnGpu;
+
+// Ops made of products, which libraries add up in their own order: tests/tensor has tests of these on a GPU.
+const std::set<std::string> kProducts = {"matmul",    "linear",           "gelu_mlp",
+                                         "attention", "packed_attention", "grouped_attention"};
+// Ops whose formulas, and the orders of whose sums, are the CPU's, gradients included.
+const std::set<std::string> kExact = {"neg",     "sqrt", "square", "reciprocal", "relu",    "transpose", "narrow",
+                                      "reshape", "sum",  "scale",  "embedding",  "dropout", "rotate"};
+// The same, but that the exponentials of float64 are the C library's on the CPU and CUDA's on a GPU.
+const std::set<std::string> kExactBut64 = {"exp", "tanh", "sigmoid", "silu", "gelu", "gelu_erf", "bias_gelu", "swiglu"};
+
+bool exact(const Problem& p, DType dtype) {
+  if (p.name == "linear_rows") return dtype != DType::bfloat16;  // which tensor cores add in steps of sixteen
+  return kExact.contains(p.name) || (dtype != DType::float64 && kExactBut64.contains(p.name));
+}
+
+std::vector<OpRow> rows_on_gpu() {
+  std::vector<OpRow> rows = op_table();
+  std::erase_if(rows, [](const OpRow& row) { return kProducts.contains(row.name); });
+  return rows;
+}
+
+std::vector<Tensor> moved(const std::vector<Tensor>& tensors, const ArenaPtr& arena) {
+  std::vector<Tensor> there;
+  for (const Tensor& t : tensors) there.push_back(t.to(arena));
+  return there;
+}
+
+// The elements of t in order, contiguous, from an address that nothing is aligned to.
+Tensor displaced(const Tensor& t) {
+  const Tensor room = t.make({t.numel() + 1});
+  Tensor view = room.narrow(0, 1, t.numel()).reshape(t.shape());
+  view.copy_from(t);
+  return view;
+}
+
+// Sums in another order, and now and then an element that is rounded the other way.
+double bound(DType dtype) {
+  switch (dtype) {
+    case DType::float64:
+      return 1e-14;
+    case DType::float32:
+      return 2e-6;
+    default:
+      return 4e-3;
+  }
+}
+
+TEST_F(OpTableGpu, ValuesAndGradientsAreThoseOfTheCpu) {
+  std::set<std::string> seen;
+  for_each_problem(rows_on_gpu(), [&](const Problem& p, Random& random) {
+    for (const DType dtype : floating(arena)) {
+      SCOPED_TRACE(name_of(dtype));
+      const std::vector<Tensor> operands = tensors_of(p, draw_values(p, dtype, random), dtype, make_arena());
+      const Outcome expected = run(p, operands), found = run(p, moved(operands, arena));
+      ASSERT_EQ(found.value.device(), Device::cuda);
+      seen.insert(p.name);
+      if (exact(p, dtype)) {
+        EXPECT_TRUE(same_bits(found, expected));
+        continue;
+      }
+      EXPECT_LT(distance(numbers(found.value), numbers(expected.value), 1e-3), bound(dtype));
+      for (size_t o = 0; o < operands.size(); ++o) {
+        ASSERT_EQ(found.grads[o].dtype(), expected.grads[o].dtype());
+        // As on the CPU: where gradients cancel, rounding is held against terms of order one.
+        const auto terms = static_cast<double>(std::max(expected.value.numel(), expected.grads[o].numel()));
+        EXPECT_LT(distance(numbers(found.grads[o]), numbers(expected.grads[o]), 0.3 * std::sqrt(terms)),
+                  10 * bound(dtype))
+            << "operand " << o;
+      }
+    }
+  });
+  for (const OpRow& row : op_table())
+    EXPECT_NE(seen.contains(row.name), kProducts.contains(row.name)) << row.name << " was left out";
+}
+
+// Products among them: a library that chooses by how operands lie is shown them in one way only. Attention has tests of
+// its own.
+TEST_F(OpTableGpu, StridesAndRepetitionChangeNoBit) {
+  std::vector<OpRow> rows = op_table();
+  std::erase_if(rows, [](const OpRow& row) { return row.name.ends_with("attention"); });
+  for_each_problem(rows, [&](const Problem& p, Random& random) {
+    for (const DType dtype : floating(arena)) {
+      SCOPED_TRACE(name_of(dtype));
+      const Values values = draw_values(p, dtype, random);
+      std::vector<Tensor> operands = tensors_of(p, values, dtype, arena), elsewhere;
+      for (const Tensor& t : operands) elsewhere.push_back(displaced(t));
+      const Outcome expected = run(p, operands);
+      const ArenaPtr other = make_arena(Device::cuda);
+      const Tensor shift = Tensor::empty({random.between(1, 5000)}, dtype, other);
+      EXPECT_TRUE(same_bits(run(p, tensors_of(p, values, dtype, other)), expected)) << "again";
+      EXPECT_TRUE(same_bits(run(p, elsewhere), expected)) << "at an odd address";
+      for (Tensor& t : operands) t = strided(t);
+      EXPECT_TRUE(same_bits(run(p, operands), expected)) << "strided";
+    }
+  });
+}
+
+TEST_F(OpTableGpu, RowsHaveTheSameBitsAlone) {
+  int seen = 0;
+  for_each_problem(rows_on_gpu(), [&](const Problem& p, Random& random) {
+    if (!p.rows_alone) return;
+    for (const DType dtype : floating(arena)) {
+      const std::vector<Tensor> operands = tensors_of(p, draw_values(p, dtype, random), dtype, arena);
+      const SomeRows rows = some_rows(operands, random);
+      const Tensor expected = rows.of_value(value_of(p, operands));
+      std::vector<Tensor> part = rows.of(operands);
+      EXPECT_TRUE(same_bits(value_of(p, part), expected)) << name_of(dtype) << " where they lie";
+      for (Tensor& o : part) o = o.clone();
+      EXPECT_TRUE(same_bits(value_of(p, part), expected)) << name_of(dtype) << " elsewhere";
+      ++seen;
+    }
+  });
+  EXPECT_GT(seen, 20);
+}
+
+// Values that an op stores as bfloat16 are rounded to nearest even. Most values and gradients are rounded once: they
+// are exactly those of float32, rounded. For the others the mean error says so.
+
+// Rows that round on the way, all of them or their gradients alone; and products of libraries, which may sum
+// otherwise.
+const std::set<std::string> kMore = {"add_norm",  "bias_gelu",        "gelu_mlp",          "linear_cross_entropy",
+                                     "attention", "packed_attention", "grouped_attention", "matmul",
+                                     "linear",    "mixture"};
+const std::set<std::string> kMoreBackwards = {"mul", "div", "softmax", "log_softmax", "cross_entropy", "linear_rows"};
+
+bool rounded_once(const std::string& row, const std::string& output) {
+  return !kMore.contains(row) && (output == "value" || !kMoreBackwards.contains(row));
+}
+
+// Values and gradients, by a seed that bfloat16 holds exactly.
+std::map<std::string, Tensor> outputs(const Problem& p, const Values& values, DType dtype, const ArenaPtr& arena) {
+  std::vector<Var> vars;
+  for (const Tensor& t : tensors_of(p, values, dtype, make_arena())) vars.emplace_back(t.to(arena), true);
+  const Var y = p.op(vars);
+  std::map<std::string, Tensor> out{{"value", y.value().clone()}};
+  std::vector<double> seed(static_cast<size_t>(y.value().numel()));
+  for (size_t i = 0; i < seed.size(); ++i) seed[i] = nearest_bf16(1.5 + std::cos(static_cast<double>(3 * i + 1)));
+  backward(y, {.seed = Tensor::of<double>(seed, y.shape(), make_arena()).to(y.dtype()).to(arena)});
+  for (size_t i = 0; i < vars.size(); ++i)
+    if (vars[i].grad().defined()) out["gradient " + std::to_string(i)] = vars[i].grad();
+  return out;
+}
+
+// Elements that are small beside the others are what cancelled, and their last place says nothing.
+void add(RoundingError& error, const std::vector<double>& found, const std::vector<double>& exact) {
+  double largest = 1e-4;
+  for (const double e : exact) largest = std::max(largest, std::abs(e));
+  for (size_t i = 0; i < exact.size(); ++i)
+    if (std::abs(exact[i]) >= 1e-2 * largest) error.add(found[i], exact[i]);
+}
+
+int64_t differing(const std::vector<double>& found, const std::vector<double>& single) {
+  int64_t count = 0;
+  for (size_t i = 0; i < found.size(); ++i) count += found[i] != nearest_bf16(single[i]) ? 1 : 0;
+  return count;
+}
+
+// Checks so many elements of each output at least, as far as so many draws have them.
+void expect_rounded(const OpRow& row, const ArenaPtr& there, int64_t elements, uint64_t draws) {
+  std::map<std::string, RoundingError> errors;
+  const auto enough = [&] {
+    return !errors.empty() && std::ranges::all_of(errors, [&](const auto& e) { return e.second.count() >= elements; });
+  };
+  for (uint64_t seed = 100; seed < 100 + draws && !enough(); ++seed) {
+    Random random(seed);
+    const Problem p = row.draw(random);
+    const Values values = draw_values(p, DType::bfloat16, random);
+    const auto exact = outputs(p, values, DType::float64, make_arena()),
+               single = outputs(p, values, DType::float32, there);
+    for (const auto& [output, tensor] : outputs(p, values, DType::bfloat16, there)) {
+      if (tensor.dtype() != DType::bfloat16) continue;
+      const std::vector<double> found = numbers(tensor);
+      add(errors[output], found, numbers(exact.at(output)));
+      if (rounded_once(row.name, output)) {
+        const int64_t most = there->device() == Device::cpu ? 0 : std::ssize(found) / 50 + 1;  // sums in other orders
+        EXPECT_LE(differing(found, numbers(single.at(output))), most)
+            << row.name << ", " << output << ", seed " << seed;
+      }
+    }
+  }
+  for (const auto& [output, error] : errors)
+    EXPECT_LE(std::abs(error.mean()), error.chance() + (rounded_once(row.name, output) ? 0.03 : 0.18))
+        << row.name << ", " << output << ", of " << error.count();
+}
+
+using Rounding = OneThread;
+
+TEST_F(Rounding, OfEveryOpIsToNearestEven) {
+  for (const OpRow& row : op_table()) expect_rounded(row, make_arena(), 3000, 300);
+}
+
+using RoundingGpu = OnGpu;
+
+TEST_F(RoundingGpu, OfEveryOpIsToNearestEven) {
+  for (const OpRow& row : op_table()) expect_rounded(row, arena, 1000, 30);
+}
+
+// Every op of the op table has a microbenchmark, every microbenchmark runs, and what they compute with.
+
+TEST(OpBench, CoversTheOpTable) {
+  std::set<std::string> tested, timed;
+  for (const OpRow& row : op_table()) tested.insert(row.name);
+  for (const bench::OpCase& c : bench::op_cases(bench::kForCpu, make_arena()))
+    EXPECT_TRUE(timed.insert(c.name).second) << c.name;
+  EXPECT_EQ(tested, timed);
+}
+
+// Operations on 3,072 rows of 384 channels, 1,536 hidden ones and a vocabulary of 4,096: two for each multiplication.
+TEST(OpBench, CountsTheArithmeticOfProducts) {
+  constexpr double kProduct = 3'623'878'656, kScores = 301'989'888;  // 2 3,072 384 1,536; 12 256^2 384
+  const std::map<std::string, std::pair<double, double>> expected = {
+      {"matmul", {kProduct, 2 * kProduct}},
+      {"linear", {kProduct, 2 * kProduct}},
+      {"linear_rows", {kProduct, 2 * kProduct}},
+      {"gelu_mlp", {2 * kProduct, 4 * kProduct}},
+      {"linear_cross_entropy", {28'991'029'248, 0}},
+      {"attention", {2 * kScores, 5 * kScores}},
+      {"packed_attention", {2 * kScores, 5 * kScores}},
+      {"grouped_attention", {2 * kScores, 5 * kScores}},
+  };
+  for (const bench::OpCase& c : bench::op_cases(bench::kForCpu, make_arena())) {
+    const auto found = expected.find(c.name);
+    EXPECT_EQ(c.forward_flops, found == expected.end() ? 0 : found->second.first) << c.name;
+    EXPECT_EQ(c.backward_flops, found == expected.end() ? 0 : found->second.second) << c.name;
+  }
+}
+
+TEST(OpBench, EveryCaseRunsBothWays) {
+  const ArenaPtr arena = make_arena();
+  for (const bench::OpCase& c : bench::op_cases(bench::kForCpu, arena)) {
+    std::vector<Var> operands;
+    for (const Shape& shape : c.operands) {
+      Tensor t = Tensor::empty(shape, DType::bfloat16, arena);
+      t.fill(0.5 * (c.low + c.high));
+      operands.emplace_back(t, true);
+    }
+    const Var y = c.op(operands);
+    Tensor seed = Tensor::empty(y.shape(), y.dtype(), arena);
+    seed.fill(1);
+    backward(y, {.seed = seed});
+    EXPECT_TRUE(operands[0].grad().defined()) << c.name;
+  }
+}
+
+// Small tensors are drawn whole; of larger ones a beginning is, and repeats.
+TEST(OpBench, OperandsAreMadeOnceInTheirRange) {
+  const bench::OpCase c{.name = "log",
+                        .operands = {{3, 1 << 21}, {7, 5}},
+                        .op = [](const std::vector<Var>& v) { return binary<Mul>(v[1], v[1]); },
+                        .low = 0.5,
+                        .high = 2};
+  const bench::OpCase other = c;
+  bench::Data data(c, DType::float32, make_arena());
+  EXPECT_TRUE(data.is_of(c));
+  EXPECT_FALSE(data.is_of(other));
+  const std::vector<Var> first = data.operands(true), again = data.operands(false);
+  ASSERT_EQ(first.size(), 2U);
+  EXPECT_TRUE(first[0].requires_grad() && !again[0].requires_grad());
+  for (size_t i = 0; i < first.size(); ++i) {
+    EXPECT_EQ(first[i].shape(), c.operands[i]);
+    EXPECT_EQ(first[i].value().raw(), again[i].value().raw());
+    const std::vector<float> values = first[i].value().to_vector<float>();
+    const auto [low, high] = std::minmax_element(values.begin(), values.end());
+    EXPECT_TRUE(*low >= 0.5F && *low < 0.7F && *high <= 2 && *high > 1.8F) << *low << " to " << *high;
+  }
+  const float* const large = first[0].value().data<float>();
+  EXPECT_EQ(large[(1 << 22) + 5], large[5]);
+  EXPECT_NE(large[1 << 21], large[0]);
+  EXPECT_EQ(data.seed().shape(), c.operands[1]);
+  EXPECT_EQ(data.seed().raw(), data.seed().raw());
+}
+
+// The choices and memory of first calls are not timed.
+TEST(OpBench, AnOpHasRunTwiceBeforeItIsTimed) {
+  int calls = 0;
+  const bench::OpCase c{.name = "mul", .operands = {{7, 5}}, .op = [&calls](const std::vector<Var>& v) {
+                          ++calls;
+                          return binary<Mul>(v[0], v[0]);
+                        }};
+  bench::Data data(c, DType::float32, make_arena());
+  const std::vector<Var> forward = data.operands(false);
+  EXPECT_EQ(calls, 2);
+  data.operands(false);
+  EXPECT_EQ(calls, 2);
+  const std::vector<Var> trained = data.operands(true);
+  EXPECT_EQ(calls, 2 + 2 + 1);  // one for the shape of the result's gradient
+  EXPECT_FALSE(trained[0].grad().defined());
+}
+
+TEST(OpBench, AnEmbeddingReadsTheRowsOfItsTokens) {
+  for (const bench::OpCase& c : bench::op_cases(bench::kForCpu, make_arena())) {
+    if (c.name != "embedding") {
+      EXPECT_EQ(c.rows_read, 0) << c.name;
+      continue;
+    }
+    const double vocab = 4096, tokens = 12 * 256;  // drawn with replacement
+    EXPECT_NEAR(static_cast<double>(c.rows_read), vocab * (1 - std::pow(1 - 1 / vocab, tokens)), 80);
+  }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""The byte-level BPE of HF tokenizers on the same texts: what tests/data/bpe_compare_test.cpp holds ours against.
+"""The byte-level BPE of HF tokenizers on the same texts: what tests/data/bpe_test.cpp holds ours against.
 
 Reads train.txt (what to learn from), text.txt (valid UTF-8 to encode), ours/vocab.json and ours/merges.txt, and
 broken.ids (tokens, int32, that mean invalid UTF-8). Writes theirs/vocab.json and theirs/merges.txt (learnt by HF),
@@ -31,12 +31,8 @@ def write_ids(tokenizer, text, name):
 
 vocab_size, least = int(sys.argv[1]), int(sys.argv[2])
 theirs = byte_level(models.BPE())
-trainer = trainers.BpeTrainer(
-    vocab_size=vocab_size,
-    min_frequency=least,
-    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    show_progress=False,
-)
+trainer = trainers.BpeTrainer(vocab_size=vocab_size, min_frequency=least, show_progress=False,
+                              initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
 theirs.train_from_iterator([read("train.txt")], trainer)
 os.mkdir("theirs")
 theirs.model.save("theirs")

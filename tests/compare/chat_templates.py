@@ -115,13 +115,16 @@ class Draw:
     def paren(self, text):
         return text if re.fullmatch(r"\w+", text) else f"({text})"
 
+    def parts(self, depth):
+        """What makes an expression of a kind, bare and in parentheses."""
+        return lambda kind=None: self.expr(depth, kind), lambda kind=None: self.paren(self.expr(depth, kind))
+
     def text(self, depth):
         plain = self.one("s", "t", "u", "empty", "bos_token", "'a'", '"b\\n"', "'it''s'", "'\\u00e9\\x41\\t'", "messages[0].role",
                          "messages[1]['content']", "d.C", "d['C']", "names[0]", "names[-1]", "'a\\\\b'", '"q\\"q"', "'x' 'y'")
         if depth <= 0:
             return plain
-        e = lambda kind=None: self.expr(depth, kind)
-        p = lambda kind=None: self.paren(e(kind))
+        e, p = self.parts(depth)
         return self.one(
             lambda: f"{e('str')} + {p('str')}", lambda: f"{p()} ~ {p()}", lambda: f"{p('str')} * {self.one('2', '0', '-1', 'n')}",
             lambda: f"{p('str')}|{self.one('upper', 'lower', 'trim', 'title', 'capitalize', 'string', 'reverse', 'first', 'last')}",
@@ -146,8 +149,7 @@ class Draw:
         plain = self.one("n", "z", "neg", "1", "2", "10", "0", "xs[0]", "d.b", "rows[1].v", "true", "007"[2:], "-4")
         if depth <= 0:
             return plain
-        e = lambda kind=None: self.expr(depth, kind)
-        p = lambda kind=None: self.paren(e(kind))
+        e, p = self.parts(depth)
         return self.one(
             lambda: f"{p('int')} {self.one('+', '-', '*', '//', '%')} {p('int')}", lambda: f"{p(self.one('list', 'str', 'dict'))}|length",
             lambda: f"{p('list')}|count", lambda: f"-{p('int')}", lambda: f"{p('int')}|int",
@@ -158,8 +160,7 @@ class Draw:
         plain = self.one("yes", "no", "true", "False", "loop.first", "tools", "missing", "add_generation_prompt", "nothing")
         if depth <= 0:
             return plain
-        e = lambda kind=None: self.expr(depth, kind)
-        p = lambda kind=None: self.paren(e(kind))
+        e, p = self.parts(depth)
         test = self.one("defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "number", "integer", "boolean",
                         "true", "false", "float", "not defined", "not none", "not string")
         return self.one(
@@ -177,8 +178,7 @@ class Draw:
         plain = self.one("xs", "names", "rows", "messages", "[]", "[1, 2, 3]", "['a', none, 2.5]", "d.a", "tools", "(1, 2)", "[[1], [2, 3]]")
         if depth <= 0:
             return plain
-        e = lambda kind=None: self.expr(depth, kind)
-        p = lambda kind=None: self.paren(e(kind))
+        e, p = self.parts(depth)
         attribute = self.one("k", "v", "on", "role", "content", "q")
         return self.one(
             lambda: f"[{e()}, {e()}]", lambda: f"{p('list')} + {p('list')}", lambda: f"{p('list')}[{self.bound()}:{self.bound()}{self.one('', ':-1', ':2')}]",

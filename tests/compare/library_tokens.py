@@ -1,4 +1,4 @@
-"""A tokenizer.json in the library `tokenizers`: what tests/data/bpe_compare_test.cpp holds our files against.
+"""A tokenizer.json in the library `tokenizers`: what tests/data/bpe_test.cpp holds our files against.
 
 Reads tokenizer.json and text.txt. Writes ids (int32) and decoded.txt.
 """

@@ -1,6 +1,10 @@
 // Datasets: made, cached, opened, refused; and the texts known by name.
 #include "data/dataset.h"
 
+#include <limits>
+#include <numeric>
+
+#include "data/mixture.h"
 #include "tests/data/support.h"
 
 namespace tessera {
@@ -139,6 +143,157 @@ TEST_F(DatasetTest, TinyshakespeareIsOneDocument) {
   ASSERT_EQ(text->documents.size(), 1u);
   EXPECT_EQ(text->documents[0].end, 1'115'394);
   EXPECT_FALSE(known_text("dickens"));
+}
+
+// Mixtures: weights that are read and refused, shares, and the order that keeps to them over every prefix.
+
+// Each dataset has its share of every prefix, to less than one sequence, and its sequences come in order.
+void expect_shares(const std::vector<int64_t>& shares, int64_t until) {
+  const MixtureOrder order(shares);
+  const int64_t sum = std::reduce(shares.begin(), shares.end(), int64_t{0});
+  std::vector<int64_t> taken(shares.size());
+  for (int64_t n = 0; n < until; ++n) {
+    const auto [dataset, nth] = order.at(n);
+    ASSERT_EQ(nth, taken.at(dataset)++) << n;
+    for (size_t k = 0; k < shares.size(); ++k)
+      ASSERT_LT(std::abs(taken[k] * sum - (n + 1) * shares[k]), sum) << "dataset " << k << " of the first " << n + 1;
+  }
+}
+
+TEST(MixtureOrder, KeepsToTheSharesOverEveryPrefix) {
+  expect_shares({1}, 5);
+  expect_shares({7, 3}, 100);
+  expect_shares({1, 1, 1, 1}, 100);
+  expect_shares({1, 999}, 3000);
+  for (uint64_t trial = 0; trial < 200; ++trial) {
+    const Philox random = Philox::named(trial, "shares");
+    std::vector<int64_t> shares(1 + random.below(12, 0));
+    for (size_t k = 0; k < shares.size(); ++k)
+      shares[k] = 1 + static_cast<int64_t>(random.below(trial % 2 == 0 ? 9 : 200, k + 1));
+    expect_shares(shares, 2 * std::reduce(shares.begin(), shares.end(), int64_t{0}) + 3);
+  }
+}
+
+TEST(MixtureOrder, KnowsAnyPlaceWithoutThoseBefore) {
+  const MixtureOrder order({700'000, 299'999, 1});
+  const auto far = order.at(3'000'000'000'000 + 17), near = order.at(17);
+  EXPECT_EQ(far.dataset, near.dataset);
+  EXPECT_EQ(far.nth - near.nth, near.dataset == 0 ? 2'100'000'000'000 : 899'997'000'000);
+  for (const std::vector<int64_t>& bad :
+       {std::vector<int64_t>{}, {1, 0}, {1, -1}, {1'000'000, 1}, std::vector<int64_t>(257, 1)})
+    expect_error(Status::usage, {"[mixture]", "shares"}, [&] { MixtureOrder{bad}; });
+}
+
+TEST(MixtureOrder, SharesAreWholeNumbers) {
+  using Shares = std::vector<int64_t>;
+  const auto of = [](std::vector<double> weights) { return whole_shares(weights); };
+  EXPECT_EQ(of({0.7, 0.3}), (Shares{7, 3}));
+  EXPECT_EQ(of({2, 4, 6}), (Shares{1, 2, 3}));
+  EXPECT_EQ(of({0.333333, 0.333333, 0.333333}), (Shares{1, 1, 1}));
+  EXPECT_EQ(of({1e12, 5e11}), (Shares{2, 1}));
+  EXPECT_EQ(of({1e-3, 3e-3}), (Shares{1, 3}));
+  EXPECT_EQ(of({123456789, 987654321}), (Shares{111111, 888889}));
+  EXPECT_EQ(of({1e300, 1e300, 1e-300}), (Shares{499999, 500000, 1}));
+  const double most = std::numeric_limits<double>::max(), least = std::numeric_limits<double>::denorm_min();
+  for (uint64_t trial = 0; trial < 200; ++trial) {
+    const Philox random = Philox::named(trial, "weights");
+    std::vector<double> weights(2 + random.below(255, 0));
+    for (size_t k = 0; k < weights.size(); ++k)
+      weights[k] = k % 17 == 3 ? most : k % 11 == 2 ? least : std::exp(20 * random.normal(k + 1));
+    const Shares shares = whole_shares(weights);
+    EXPECT_LE(std::reduce(shares.begin(), shares.end(), int64_t{0}), 1'000'000);
+    EXPECT_GE(*std::ranges::min_element(shares), 1);
+  }
+}
+
+TEST(Weights, AreRead) {
+  const auto as_text = [](const std::vector<Weighted>& all) {
+    std::string out;
+    for (const Weighted& w : all) out += w.name + ":" + std::to_string(w.weight).substr(0, 4) + " ";
+    return out;
+  };
+  EXPECT_EQ(as_text(parse_weights("a=0.7,b/c.txt=0.3", "`data`")), "a:0.70 b/c.txt:0.30 ");
+  EXPECT_EQ(as_text(parse_weights("a=b=1,c=2e0", "`data`")), "a=b:1.00 c:2.00 ");
+  EXPECT_EQ(as_text(parse_weights_file(R"({"x": 1, "y": 0.25})", "m.json")), "x:1.00 y:0.25 ");
+  EXPECT_EQ(as_text(parse_weights_file("x = 3 # more\ny = 0.25\n", "m.toml")), "x:3.00 y:0.25 ");
+}
+
+TEST(Weights, AreRefusedInOneLine) {
+  const auto refuse = [](const std::string& text, std::initializer_list<std::string> parts) {
+    expect_error(Status::usage, parts, [&] { parse_weights(text, "`data`"); });
+  };
+  refuse("a=1", {"`data`", "1 dataset with a weight", "2 to 256"});
+  refuse("a=1,b", {"'b' has no weight", "NAME=WEIGHT"});
+  refuse("a=1,", {"'' has no weight"});
+  refuse("a=1,=2", {"without a name"});
+  for (const char* bad : {"0", "-1", "nan", "inf", "1e999", "x", "", "0x1", "1 "})
+    refuse("a=1,b=" + std::string(bad), {"weight of 'b'", "positive number"});
+  refuse("a=1,b=2,a=3", {"'a' is named twice"});
+  refuse("a=1,b=2,./a=3", {"'./a' is named twice"});
+  std::string many = "a=1";
+  for (int i = 0; i < 256; ++i) many += ",b" + std::to_string(i) + "=1";
+  refuse(many, {"257 datasets", "2 to 256"});
+  const auto refuse_file = [](const std::string& text, Status status, std::initializer_list<std::string> parts) {
+    expect_error(status, parts, [&] { parse_weights_file(text, status == Status::usage ? "m.toml" : "m.json"); });
+  };
+  refuse_file("[]", Status::input, {"m.json", "an object of names and weights"});
+  refuse_file(R"({"a": 1, "a": 2})", Status::input, {"m.json", "twice"});
+  refuse_file(R"({"a": 1, "b": "2"})", Status::input, {"m.json", "weight of 'b'"});
+  refuse_file("a = 1\nb\n", Status::usage, {"m.toml:2"});
+}
+
+class MixtureTest : public DataTest {
+ protected:
+  Dataset text(const std::string& name, const std::string& bytes, const char* tokenizer = "bytes") const {
+    return dataset_for(file(name, bytes).string(), {tokenizer});
+  }
+};
+
+TEST_F(MixtureTest, NamesAreRelativeToItsFile) {
+  std::filesystem::create_directory(path("sets"));
+  file("sets/a.txt", "text");
+  const auto found = mixture_in(file("sets/m.json", R"({"a.txt": 1, "austen": 2})").string());
+  ASSERT_TRUE(found);
+  EXPECT_EQ((*found)[0].spec, path("sets/a.txt").string());
+  EXPECT_EQ((*found)[1].spec, "austen");
+  EXPECT_FALSE(mixture_in("austen"));
+  EXPECT_FALSE(mixture_in(file("b=1", "a text of that name").string()));
+}
+
+TEST_F(MixtureTest, TellsItselfFromOthers) {
+  const auto sums = [&](double a, double b, const std::string& second) {
+    std::vector<Dataset> all;
+    all.push_back(text("a.txt", std::string(50, 'a')));
+    all.push_back(text("b.txt", second));
+    return mixed({{"a.txt", a}, {"b.txt", b}}, std::move(all)).checksums();
+  };
+  const std::string b(70, 'b');
+  EXPECT_EQ(sums(1, 2, b), sums(2, 4, b));
+  EXPECT_NE(sums(1, 2, b).at("data"), sums(2, 1, b).at("data"));
+  EXPECT_EQ(sums(1, 2, b).at("validation"), sums(2, 1, b).at("validation"));
+  EXPECT_NE(sums(1, 2, b), sums(1, 2, b + "cc"));
+}
+
+TEST_F(MixtureTest, NeedsOneTokenizer) {
+  std::vector<Dataset> all;
+  all.push_back(text("a.txt", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "char"));
+  all.push_back(text("b.txt", "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbcb", "char"));
+  expect_error(Status::usage, {"`data`", "'b.txt'", "another tokenizer (char, 2 tokens)", "'a.txt' (char, 1 tokens)"},
+               [&] {
+                 mixed({{"a.txt", 1}, {"b.txt", 1}}, std::move(all));
+               });
+}
+
+// Each token is one byte of text, whatever the mixture; a mean loss of log(2) is one bit.
+TEST_F(MixtureTest, BitsPerByte) {
+  std::vector<Dataset> all;
+  all.push_back(text("a.txt", std::string(50, 'a')));
+  all.push_back(text("b.txt", std::string(90, 'b')));
+  const Dataset d = mixed({{"a.txt", 1}, {"b.txt", 3}}, std::move(all));
+  EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), 1, 1e-12);
+  EXPECT_EQ(d.train_tokens(), 45 + 81);
+  EXPECT_EQ(d.val_tokens(), 5 + 9);
+  expect_error(Status::usage, {"part by part"}, [&] { (void)d.validation(4); });
 }
 
 }  // namespace

@@ -1,39 +1,44 @@
 // Examples for fine-tuning: the shapes of a line, the templates, and what is trained of them.
 #include "data/examples.h"
 
-#include <fstream>
-#include <nlohmann/json.hpp>
+#include <fmt/format.h>
+
+#include <numeric>
 
 #include "data/jinja/template.h"
-#include "tests/support/errors.h"
+#include "tensor/error.h"
+#include "tests/data/support.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
 
+Example row(std::string_view line) { return parse_example(line, "f:1"); }
+
+std::string refused(const Example& example, ChatTemplate style) {
+  return error_of([&] { render(example, style, "f:1"); }, Status::input);
+}
 std::string refused(std::string_view line) {
   return error_of([&] { render(parse_example(line, "f:3"), ChatTemplate::automatic, "f:3"); }, Status::input);
 }
 
 TEST(Jsonl, HasFourShapes) {
-  const Example chat = parse_example(
-      R"({"id": 7, "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé"}]})",
-      "f:1");
+  const Example chat =
+      row(R"({"id": 7, "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé"}]})");
   EXPECT_EQ(chat.shape, Example::Shape::messages);
   ASSERT_EQ(chat.turns.size(), 2U);
   EXPECT_EQ(chat.turns[0].role, Role::system);
   EXPECT_EQ(chat.turns[1].text, "Hé");
-  const Example completion = parse_example(R"({"prompt": "1+1=", "completion": "2"})", "f:1");
+  const Example completion = row(R"({"prompt": "1+1=", "completion": "2"})");
   EXPECT_EQ(completion.shape, Example::Shape::completion);
   EXPECT_EQ(completion.turns[1].text, "2");
   // Alpaca's own files have a text beside the rest.
-  const Example instruction =
-      parse_example(R"({"instruction": "Add.", "input": "1 1", "output": "2", "text": "all of it"})", "f:1");
+  const Example instruction = row(R"({"instruction": "Add.", "input": "1 1", "output": "2", "text": "all of it"})");
   EXPECT_EQ(instruction.shape, Example::Shape::instruction);
   EXPECT_EQ(instruction.input, "1 1");
-  EXPECT_EQ(parse_example(R"({"instruction": "Add.", "output": "2"})", "f:1").input, "");
-  EXPECT_EQ(parse_example(R"({"text": "once"})", "f:1").shape, Example::Shape::text);
+  EXPECT_EQ(row(R"({"instruction": "Add.", "output": "2"})").input, "");
+  EXPECT_EQ(row(R"({"text": "once"})").shape, Example::Shape::text);
 }
 
 TEST(Jsonl, NamesTheLineThatIsWrong) {
@@ -80,10 +85,9 @@ TEST(Jsonl, NamesTheLineThatIsWrong) {
 
 TEST(Jsonl, LinesAreCountedWithTheBlankOnes) {
   std::vector<std::string> found;
-  for_each_line_of(
-      "\xEF\xBB\xBF"
-      "a\r\n\n  \nb\n\nc",
-      "f", [&](std::string_view line, int64_t number) { found.push_back(std::to_string(number) + std::string(line)); });
+  for_each_line_of("\uFEFFa\r\n\n  \nb\n\nc", "f", [&](std::string_view line, int64_t number) {
+    found.push_back(std::to_string(number) + std::string(line));
+  });
   EXPECT_EQ(found, (std::vector<std::string>{"1a\r", "4b", "6c"}));
 }
 
@@ -115,7 +119,7 @@ TEST(ChatTemplates, AreThoseOfTheField) {
             "<|start_header_id|>assistant<|end_header_id|>\n\n[B<|eot_id|>]");
   EXPECT_EQ(shown(chat, ChatTemplate::alpaca),
             "S\n\n### Instruction:\n U \n\n### Response:\n[ A *]\n\n### Instruction:\nV\n\n### Response:\n[B*]");
-  EXPECT_EQ(error_of([&] { render(chat, ChatTemplate::none, "f:1"); }, Status::input),
+  EXPECT_EQ(refused(chat, ChatTemplate::none),
             "f:1: messages need a `template`: expected chatml, llama3 or alpaca, found none");
 
   const Example asked{Example::Shape::instruction, {{Role::user, "Add."}, {Role::assistant, "2"}}, "1 1"};
@@ -158,33 +162,26 @@ TEST(Jsonl, ReadsTheShapesOfTheWorld) {
       {R"({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
            "completion": [{"role": "assistant", "content": "d"}]})",
        "user\na;assistant\nb;user\nc;assistant\n[d]"}};
-  for (const auto& [row, expected] : cases) {
-    const Example example = parse_example(row, "f:1");
+  for (const auto& [line, expected] : cases) {
     std::string found;
-    for (const Piece& p : render(example, ChatTemplate::chatml, "f:1"))
+    for (const Piece& p : render(row(line), ChatTemplate::chatml, "f:1"))
       if (p.kind == Piece::Kind::text && p.text != "\n")
         found += p.never ? "{" + p.text + "}" : p.response ? "[" + p.text + "]" : p.text;
       else if (p.text == "<|im_start|>" && !found.empty())
         found += ";";
-    EXPECT_EQ(found, expected) << row;
+    EXPECT_EQ(found, expected) << line;
   }
-  EXPECT_EQ(parse_example(R"({"text": "a", "id": 7, "meta": {"x": 1}, "source": null})", "f:1").unread,
+  EXPECT_EQ(row(R"({"text": "a", "id": 7, "meta": {"x": 1}, "source": null})").unread,
             (std::set<std::string>{"'id'", "'meta'"}));
-  EXPECT_EQ(parse_example(R"({"messages": [{"role": "user", "content": "a", "name": "Ann"}]})", "f:1").unread,
+  EXPECT_EQ(row(R"({"messages": [{"role": "user", "content": "a", "name": "Ann"}]})").unread,
             std::set<std::string>{"'name' of messages"});
-  const Example tokens = parse_example(
-      R"({"input_ids": [5, 6, 7, 0], "labels": [-100, 6, 7, -100], "attention_mask": [1, 1, 1, 0]})", "f:1");
+  const Example tokens =
+      row(R"({"input_ids": [5, 6, 7, 0], "labels": [-100, 6, 7, -100], "attention_mask": [1, 1, 1, 0]})");
   EXPECT_EQ(tokens.tokens, (std::vector<int32_t>{5, 6, 7}));
   EXPECT_EQ(tokens.trained, (std::vector<bool>{false, true, true}));
-  const Example system = parse_example(R"({"prompt": "a", "completion": "b", "system": "s"})", "f:1");
-  EXPECT_EQ(error_of([&] { render(system, ChatTemplate::none, "f:1"); }, Status::input),
+  EXPECT_EQ(refused(row(R"({"prompt": "a", "completion": "b", "system": "s"})"), ChatTemplate::none),
             "f:1: the key 'system' needs a `template`: expected chatml, llama3 or alpaca, found none");
-  EXPECT_EQ(error_of(
-                [&] {
-                  render(parse_example(R"({"messages": [{"role": "tool", "content": "t"}]})", "f:1"),
-                         ChatTemplate::alpaca, "f:1");
-                },
-                Status::input),
+  EXPECT_EQ(refused(row(R"({"messages": [{"role": "tool", "content": "t"}]})"), ChatTemplate::alpaca),
             "f:1: `template` alpaca has no place for the role tool; expected chatml or llama3");
 }
 
@@ -207,15 +204,13 @@ TEST(Jsonl, KeysMayHaveOtherNames) {
 
 // The template that an export writes makes the text of the built-in one.
 TEST(ChatTemplates, OneThatIsExportedSaysTheSame) {
-  const fs::path source = fs::path(TESSERA_SOURCE_DIR) / "tests/data/fixtures/tokenizers/smollm";
-  nlohmann::json tokenizer = nlohmann::json::parse(read_file(source / "tokenizer.json"));
-  const Example talk = parse_example(R"({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content":
-      " a"}, {"role": "assistant", "content": "b "}, {"role": "user", "content": "c"}]})",
-                                     "f:1");
+  nlohmann::json tokenizer = chat_tokenizer();
+  for (nlohmann::json& token : tokenizer["added_tokens"])
+    if (token["id"] == 400) token["content"] = "<|begin_of_text|>";
+  const Example talk = row(R"({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": " a"},
+      {"role": "assistant", "content": "b "}, {"role": "user", "content": "c"}]})");
   for (const ChatTemplate style : {ChatTemplate::chatml, ChatTemplate::llama3}) {
     const nlohmann::json config{{"chat_template", jinja_of(style)}, {"bos_token", "<|begin_of_text|>"}};
-    for (nlohmann::json& token : tokenizer["added_tokens"])
-      if (token["id"] == 400) token["content"] = "<|begin_of_text|>";
     const ModelTemplate own(HubTokenizer(
         {{"tokenizer.json", tokenizer.dump()}, {"tokenizer_config.json", config.dump()}}, tokenizer, "t/"));
     const auto text_of = [](const std::vector<Piece>& pieces) {
@@ -228,22 +223,23 @@ TEST(ChatTemplates, OneThatIsExportedSaysTheSame) {
   EXPECT_EQ(jinja_of(ChatTemplate::alpaca), "");
 }
 
-class LoadedExamples : public testing::Test {
+const TokenizerChoice kBytes{.name = "bytes"};
+std::string pair(const std::string& prompt, const std::string& completion) {
+  return fmt::format(R"({{"prompt": "{}", "completion": "{}"}})", prompt, completion) + "\n";
+}
+const std::string kGood = pair("ab", "cd");
+
+class LoadedExamples : public DataTest {
  protected:
-  fs::path write(const std::string& text) const {
-    const fs::path file = folder_.path() / "f.jsonl";
-    std::ofstream(file, std::ios::binary) << text;
-    return file;
+  fs::path write(const std::string& text) const { return file("f.jsonl", text); }
+  // Why a file of this text is refused.
+  std::string refusal(const std::string& text, const TokenizerChoice& choice = kBytes, bool skip = false) const {
+    return error_of([&] { load_examples(write(text), choice, {.skip_bad = skip, .context = 8}); }, Status::input);
   }
-  TemporaryName folder_{fs::temp_directory_path() / "tessera-examples"};
-  LoadedExamples() { fs::create_directories(folder_.path()); }
 };
 
-const TokenizerChoice kBytes{.name = "bytes"};
-constexpr const char* kGood = "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n";
-
 TEST_F(LoadedExamples, AreTokensOfPromptAndResponse) {
-  const Dataset d = load_examples(write(std::string(kGood) + kGood + kGood), kBytes, {.context = 8});
+  const Dataset d = load_examples(write(kGood + kGood + kGood), kBytes, {.context = 8});
   EXPECT_EQ(d.train_examples->examples(), 2);
   EXPECT_EQ(d.val_examples->examples(), 1);
   EXPECT_EQ(d.train_examples->targets(), 4);
@@ -251,7 +247,7 @@ TEST_F(LoadedExamples, AreTokensOfPromptAndResponse) {
   EXPECT_EQ(d.notes, std::vector<std::string>{
                          "the tokenizer has no token that ends a text: a model cannot learn where to stop"});
   ExampleOptions all{.responses_only = false, .context = 8};
-  EXPECT_EQ(load_examples(write(std::string(kGood) + kGood), kBytes, all).train_examples->targets(), 3);
+  EXPECT_EQ(load_examples(write(kGood + kGood), kBytes, all).train_examples->targets(), 3);
   const Dataset chat =
       load_examples(write("{\"instruction\": \"a\", \"output\": \"b\"}\n{\"instruction\": \"a\", \"output\": \"c\"}\n"),
                     {.name = "char"}, {.style = ChatTemplate::chatml, .context = 200});
@@ -276,23 +272,17 @@ TEST_F(LoadedExamples, AreTheSameInEveryFormAndUnderEveryName) {
       {"a.jsonl", "\xEF\xBB\xBF [\r\n  " + one + " ,\r\n " + two + "\r\n]\r\n"},
       {"a.data", "[\n" + one + ",\n" + two + ",\n]"}};
   for (const auto& [name, bytes] : files) {
-    const fs::path file = folder_.path() / name;
-    std::ofstream(file, std::ios::binary) << bytes;
-    EXPECT_TRUE(holds_examples(file)) << name << bytes;
+    const fs::path written = file(name, bytes);
+    EXPECT_TRUE(holds_examples(written)) << name << bytes;
     std::vector<std::string> notes;
-    const auto rows = all_examples(file, ByteTokenizer(), {.context = 20}, notes);
+    const auto rows = all_examples(written, ByteTokenizer(), {.context = 20}, notes);
     EXPECT_EQ(rows->examples(), 2) << name << bytes;
     EXPECT_EQ(ByteTokenizer().decode(rows->target_tokens()), "c[,]\"}\\df") << name << bytes;
   }
-  const auto holds = [&](const std::string& name, const std::string& bytes) {
-    std::ofstream(folder_.path() / name, std::ios::binary) << bytes;
-    return holds_examples(folder_.path() / name);
-  };
-  EXPECT_FALSE(holds("b.txt", "{ int x; }\n"));
-  EXPECT_FALSE(holds("b.txt", "[1] A. Author, a book.\n"));
-  EXPECT_FALSE(holds("b.txt", ""));
-  EXPECT_TRUE(holds("b.jsonl", "nonsense")) << "whose line is named";
-  EXPECT_TRUE(holds("b.ndjson", ""));
+  for (const char* text : {"{ int x; }\n", "[1] A. Author, a book.\n", ""})
+    EXPECT_FALSE(holds_examples(file("b.txt", text))) << text;
+  EXPECT_TRUE(holds_examples(file("b.jsonl", "nonsense"))) << "whose line is named";
+  EXPECT_TRUE(holds_examples(file("b.ndjson", "")));
   const auto refusal = [&](const std::string& bytes) {
     return error_of([&] { for_each_line_of(bytes, "f", [](std::string_view, int64_t) {}); }, Status::input);
   };
@@ -301,36 +291,35 @@ TEST_F(LoadedExamples, AreTheSameInEveryFormAndUnderEveryName) {
 }
 
 TEST_F(LoadedExamples, MayBeTokensAlready) {
-  const fs::path file =
-      write("{\"input_ids\": [97, 98, 99], \"labels\": [-100, -100, 99]}\n{\"input_ids\": [97, 98]}\n");
+  const std::string rows = "{\"input_ids\": [97, 98, 99], \"labels\": [-100, -100, 99]}\n{\"input_ids\": [97, 98]}\n";
   for (const bool responses : {true, false}) {
-    const Dataset d = load_examples(file, kBytes, {.responses_only = responses, .context = 8});
+    const Dataset d = load_examples(write(rows), kBytes, {.responses_only = responses, .context = 8});
     EXPECT_EQ(d.train_examples->target_tokens(), std::vector<int32_t>{'c'});
     EXPECT_EQ(d.val_examples->target_tokens(), std::vector<int32_t>{'b'});
   }
   EXPECT_TRUE(
-      error_of([&] { load_examples(file, {.name = "char"}, {.context = 8}); }, Status::input)
+      refusal(rows, {.name = "char"})
           .ends_with("f.jsonl:1: the key 'input_ids' needs a `tokenizer`: expected the folder whose tokens they are"));
   const fs::path far = write("{\"input_ids\": [97, 300]}\n");
   std::vector<std::string> notes;
-  EXPECT_TRUE(error_of([&] { all_examples(far, ByteTokenizer(), {.context = 8}, notes); }, Status::input)
-                  .ends_with(":1: token 300; expected one of the tokenizer's 256"));
-  EXPECT_TRUE(error_of([&] { all_examples(far, ByteTokenizer(), {.context = 8, .vocab = 98}, notes); }, Status::input)
-                  .ends_with(":1: token 300 is beyond the model's table of 98"));
+  expect_error(Status::input, {":1: token 300; expected one of the tokenizer's 256"},
+               [&] { all_examples(far, ByteTokenizer(), {.context = 8}, notes); });
+  expect_error(Status::input, {":1: token 300 is beyond the model's table of 98"},
+               [&] { all_examples(far, ByteTokenizer(), {.context = 8, .vocab = 98}, notes); });
 }
 
 TEST_F(LoadedExamples, KeysThatNothingReadsAreNamed) {
-  const std::string row = "{\"prompt\": \"ab\", \"completion\": \"cd\", \"id\": 1}\n";
-  const Dataset d = load_examples(write(row + row), kBytes, {.context = 8});
+  const std::string line = "{\"prompt\": \"ab\", \"completion\": \"cd\", \"id\": 1}\n";
+  const Dataset d = load_examples(write(line + line), kBytes, {.context = 8});
   EXPECT_EQ(d.notes.front(), "nothing reads the keys 'id'");
 }
 
 // Tokens that the tokenizer itself puts before a text stand before rows that begin with text.
 TEST_F(LoadedExamples, BeginAsTheTokenizersTextsDo) {
   const TokenizerChoice bos{.name = std::string(TESSERA_SOURCE_DIR) + "/tests/app/fixtures/bos"};
-  const auto first = [&](const std::string& row, ExampleOptions o) {
+  const auto first = [&](const std::string& line, ExampleOptions o) {
     o.context = 100;
-    return load_examples(write(row + "\n" + row + "\n"), bos, o).prompt();
+    return load_examples(write(line + "\n" + line + "\n"), bos, o).prompt();
   };
   const std::string text = R"({"text": "The moon"})", pair = R"({"prompt": "The", "completion": " moon"})",
                     asked = R"({"instruction": "The", "output": "moon"})";
@@ -347,30 +336,23 @@ TEST_F(LoadedExamples, BeginAsTheTokenizersTextsDo) {
 // The tokenizer was made for chats: its markers are tokens, which nobody's message can hold, and its template is the
 // one that `auto` means for messages.
 TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
-  const fs::path source = fs::path(TESSERA_SOURCE_DIR) / "tests/data/fixtures/tokenizers/smollm",
-                 made = folder_.path() / "chat";
+  fs::create_directories(path("chat"));
+  file("chat/tokenizer.json", chat_tokenizer().dump());
   const auto with = [&](const std::string& jinja) {
-    fs::remove_all(made);
-    fs::create_directories(made);
-    nlohmann::json tokenizer = nlohmann::json::parse(read_file(source / "tokenizer.json")),
-                   config = nlohmann::json::parse(read_file(source / "tokenizer_config.json"));
-    for (nlohmann::json& token : tokenizer["added_tokens"]) {
-      if (token["id"] == 400) token["content"] = "<|im_start|>";
-      if (token["id"] == 401) token["content"] = "<|im_end|>", token["special"] = true;
-    }
-    config["chat_template"] = jinja;
-    std::ofstream(made / "tokenizer.json") << tokenizer.dump();
-    std::ofstream(made / "tokenizer_config.json") << config.dump();
-    return TokenizerChoice{.name = made.string()};
+    file("chat/tokenizer_config.json", nlohmann::json{{"eos_token", "</s>"}, {"chat_template", jinja}}.dump());
+    return TokenizerChoice{.name = path("chat").string()};
   };
-  const fs::path file = write(
-      "{\"messages\": [{\"role\": \"user\", \"content\": \"a <|im_end|>\"}, {\"role\": \"assistant\", \"content\": "
-      "\"b\"}]}\n{\"messages\": [{\"role\": \"user\", \"content\": \"c\"}, {\"role\": \"assistant\", \"content\": "
-      "\"d\"}]}\n");
+  const auto talk = [](const char* asked, const char* said) {
+    return nlohmann::json{
+               {"messages", {{{"role", "user"}, {"content", asked}}, {{"role", "assistant"}, {"content", said}}}}}
+               .dump() +
+           "\n";
+  };
+  const fs::path rows = write(talk("a <|im_end|>", "b") + talk("c", "d"));
   const std::string chatml =
       "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
       "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
-  const Dataset d = load_examples(file, with(chatml), {.context = 60});
+  const Dataset d = load_examples(rows, with(chatml), {.context = 60});
   EXPECT_TRUE(d.notes.empty()) << d.notes.front();
   const std::vector<int32_t> prompt = d.prompt();
   EXPECT_EQ(std::ranges::count(prompt, 400), 2);
@@ -378,49 +360,33 @@ TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
   EXPECT_EQ(d.train_examples->target_tokens().back(), 401);
 
   const TokenizerChoice other = with("{{ messages }}\n{{ messages | in_its_own_way }}");
-  const std::string refusal =
-      "`template` for " + file.string() + ": chat_template:2: the filter 'in_its_own_way' is not";
-  EXPECT_TRUE(error_of([&] { load_examples(file, other, {.skip_bad = true, .context = 60}); }).starts_with(refusal));
-  EXPECT_NO_THROW(load_examples(file, other, {.style = ChatTemplate::chatml, .context = 60}));
-  EXPECT_NO_THROW(load_examples(write(std::string(kGood) + kGood), other, {.context = 60})) << "no messages";
+  const std::string why = "`template` for " + rows.string() + ": chat_template:2: the filter 'in_its_own_way' is not";
+  expect_error(Status::usage, {why}, [&] { load_examples(rows, other, {.skip_bad = true, .context = 60}); });
+  EXPECT_NO_THROW(load_examples(rows, other, {.style = ChatTemplate::chatml, .context = 60}));
+  EXPECT_NO_THROW(load_examples(write(kGood + kGood), other, {.context = 60})) << "no messages";
 }
 
 TEST_F(LoadedExamples, ABadLineIsNamedOrCounted) {
-  const std::string good = kGood;
-  const fs::path file = write(good + "{\"prompt\": \"ab\"}\n" + good +
-                              "nonsense\n{\"prompt\": \"ab\", \"completion\": "
-                              "\"\"}\n{\"prompt\": \"abcdefghij\", \"completion\": \"k\"}\n" +
-                              good);
-  const std::string name = file.string();
-  const auto load = [&](bool skip) { return load_examples(file, kBytes, {.skip_bad = skip, .context = 8}); };
-  EXPECT_EQ(error_of([&] { load(false); }, Status::input),
+  const std::string rows =
+      kGood + "{\"prompt\": \"ab\"}\n" + kGood + "nonsense\n" + pair("ab", "") + pair("abcdefghij", "k") + kGood;
+  const std::string name = path("f.jsonl").string();
+  EXPECT_EQ(refusal(rows),
             name +
                 ":2: expected input_ids, messages, conversations, prompt and completion, instruction and output, or "
                 "text among its keys; found prompt, and `map` says which key is which");
-  const Dataset d = load(true);
+  const Dataset d = load_examples(write(rows), kBytes, {.skip_bad = true, .context = 8});
   EXPECT_EQ(d.train_examples->examples() + d.val_examples->examples(), 3);
   EXPECT_TRUE(d.notes.front().starts_with("4 bad lines are skipped; the first: " + name + ":2: ")) << d.notes.front();
-  EXPECT_EQ(
-      error_of(
-          [&] { load_examples(write(good + "{\"prompt\": \"ab\", \"completion\": \"\"}\n"), kBytes, {.context = 8}); },
-          Status::input),
-      name + ":2: no token to train on: there is no response in it");
-  EXPECT_EQ(error_of(
-                [&] {
-                  load_examples(write(good + "{\"prompt\": \"abcdefghi\", \"completion\": \"k\"}\n"), kBytes,
-                                {.context = 8});
-                },
-                Status::input),
+  EXPECT_EQ(refusal(kGood + pair("ab", "")), name + ":2: no token to train on: there is no response in it");
+  EXPECT_EQ(refusal(kGood + pair("abcdefghi", "k")),
             name + ":2: no token to train on: the response begins behind the context of 8 tokens");
   EXPECT_TRUE(
-      error_of([&] { load_examples(write(good + "{}\n"), kBytes, {.skip_bad = true, .context = 8}); }, Status::input)
-          .starts_with(name + ": 1 examples to train on; expected at least 2"));
-  EXPECT_TRUE(error_of([&] { load_examples(write(""), {.name = "char"}, {.context = 8}); }, Status::input)
-                  .starts_with(name + ": 0 examples"));
+      refusal(kGood + "{}\n", kBytes, true).starts_with(name + ": 1 examples to train on; expected at least 2"));
+  EXPECT_TRUE(refusal("", {.name = "char"}).starts_with(name + ": 0 examples"));
 }
 
 TEST_F(LoadedExamples, LongOnesAreCutAndCounted) {
-  const std::string line = "{\"prompt\": \"ab\", \"completion\": \"cdefghijkl\"}\n";
+  const std::string line = pair("ab", "cdefghijkl");
   const Dataset d = load_examples(write(line + line), kBytes, {.context = 6});
   EXPECT_EQ(d.train_examples->tokens(), 7);
   EXPECT_EQ(d.train_examples->targets(), 5);
@@ -434,6 +400,92 @@ TEST_F(LoadedExamples, OfMoreRowsThanMemoryHoldsAreRefused) {
   for (const bool skip : {false, true})
     expect_error(Status::input, {"f.jsonl", "memory does not suffice", "`tessera data`"},
                  [&] { load_examples(file, kBytes, {.skip_bad = skip, .context = 8, .most_bytes = bytes - 1}); });
+}
+
+// How rows hold examples, and the order that they come in.
+
+EncodedExample example_of(int32_t first, int64_t prompt, int64_t response) {
+  EncodedExample out{std::vector<int32_t>(static_cast<size_t>(prompt + response)),
+                     std::vector<bool>(static_cast<size_t>(prompt), false)};
+  std::iota(out.tokens.begin(), out.tokens.end(), first);
+  out.trained.resize(out.tokens.size(), true);
+  return out;
+}
+
+TEST(ExampleRows, TrainTheResponseAndNeverThePadding) {
+  const ExampleRows rows({example_of(10, 2, 2), example_of(20, 0, 2)}, 5, false);
+  std::vector<int32_t> in(10), out(10);
+  rows.load(0, 2, in.data(), out.data());
+  EXPECT_EQ(in, (std::vector<int32_t>{10, 11, 12, 0, 0, 20, 0, 0, 0, 0}));
+  EXPECT_EQ(out, (std::vector<int32_t>{-1, 12, 13, -1, -1, 21, -1, -1, -1, -1}));
+  EXPECT_EQ(rows.targets(), 3);
+  EXPECT_EQ(rows.targets_of(0), 2);
+  EXPECT_EQ(rows.prompt(), (std::vector<int32_t>{10, 11}));
+  EXPECT_EQ(rows.target_tokens(), (std::vector<int32_t>{12, 13, 21}));
+  EXPECT_THROW(rows.load(1, 2, in.data(), out.data()), Error);
+  EXPECT_THROW(ExampleRows({example_of(0, 2, 5)}, 5, false), Error);  // too long
+  EXPECT_THROW(ExampleRows({example_of(0, 3, 0)}, 5, false), Error);  // nothing to learn
+}
+
+// Every target once, with the same tokens before it as alone, and its document's beginning.
+TEST(ExampleRows, PackedHoldEachExampleOnceAndApart) {
+  std::vector<EncodedExample> examples;
+  const Philox random = Philox::named(1, "packing");
+  for (uint64_t e = 0; e < 50; ++e)
+    examples.push_back(example_of(static_cast<int32_t>(100 * e), static_cast<int64_t>(random.below(5, e)),
+                                  2 + static_cast<int64_t>(random.below(7, e, 1))));
+  const ExampleRows rows(examples, 16, true);
+  EXPECT_LT(rows.count(), 25);
+  int64_t targets = 0, positions = 0;
+  std::set<int32_t> seen;
+  for (int64_t r = 0; r < rows.count(); ++r) {
+    std::vector<int32_t> in(16), out(16), starts(16);
+    rows.load(r, 1, in.data(), out.data());
+    rows.starts(r, 1, starts.data());
+    int64_t own = 0;
+    for (size_t t = 0; t < 16; ++t) {
+      if (out[t] < 0) continue;
+      ++own;
+      EXPECT_TRUE(seen.insert(out[t]).second);
+      const auto& example = examples[static_cast<size_t>(out[t] / 100)];
+      const auto start = static_cast<size_t>(starts[t]);
+      EXPECT_EQ(in[start], example.tokens[0]);
+      EXPECT_EQ(static_cast<size_t>(out[t] % 100), t - start + 1);
+      EXPECT_TRUE(example.trained[t - start + 1]);
+    }
+    EXPECT_EQ(own, rows.targets_of(r));
+    targets += own;
+  }
+  for (const EncodedExample& e : examples) positions += targets_of(e);
+  EXPECT_EQ(targets, positions);
+  EXPECT_EQ(rows.targets(), positions);
+  EXPECT_NE(rows.checksum(), ExampleRows(examples, 16, false).checksum());
+}
+TEST(Permutation, HoldsEveryPlaceOnceInEachRound) {
+  const Philox random = Philox::named(3, "shuffle");
+  for (const uint64_t count : {1U, 2U, 3U, 7U, 64U, 65U, 1000U}) {
+    std::set<std::vector<uint64_t>> orders;
+    for (uint64_t round = 0; round < 20; ++round) {
+      std::vector<uint64_t> order, sorted(count);
+      for (uint64_t place = 0; place < count; ++place) order.push_back(permuted(random, round, count, place));
+      orders.insert(order);
+      std::sort(order.begin(), order.end());
+      std::iota(sorted.begin(), sorted.end(), 0);
+      EXPECT_EQ(order, sorted);
+    }
+    EXPECT_GE(orders.size(), count == 1 ? 1 : count == 2 ? 2 : count == 3 ? 4 : 19) << count;
+  }
+}
+
+// The first place goes to any of five alike: chi-square with four degrees of freedom below its 99.9% quantile.
+TEST(Permutation, HasNoFavourites) {
+  const Philox random = Philox::named(4, "shuffle");
+  std::vector<double> firsts(5, 0.0);
+  constexpr uint64_t kTrials = 5000;
+  for (uint64_t round = 0; round < kTrials; ++round) ++firsts[permuted(random, round, 5, 0)];
+  double chi = 0;
+  for (const double found : firsts) chi += (found - kTrials / 5.0) * (found - kTrials / 5.0) / (kTrials / 5.0);
+  EXPECT_LT(chi, 18.5);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #include <regex.h>
 
 #include <chrono>
-#include <nlohmann/json.hpp>
 
 #include "data/dataset.h"
 #include "data/tokenizer/described.h"
@@ -34,6 +33,7 @@ class HubTokenizerTest : public DataTest {
     return folder_with(json.dump());
   }
   std::filesystem::path folder_with(const std::string& tokenizer) const {
+    std::filesystem::remove_all(path("made"));
     std::filesystem::create_directory(path("made"));
     file("made/tokenizer.json", tokenizer);
     return path("made");
@@ -51,8 +51,7 @@ TEST_F(HubTokenizerTest, EncodesAndDecodesTokenForTokenAsTheLibrary) {
       const std::string text = unhex(e["bytes"]);
       const auto ids = e["ids"].get<std::vector<int32_t>>();
       EXPECT_EQ(tokenizer->encode(text), ids);
-      const std::string mended = replace_broken(text);
-      EXPECT_EQ(replace_broken(tokenizer->decode(ids)), e.value("text", mended));
+      EXPECT_EQ(replace_broken(tokenizer->decode(ids)), e.value("text", replace_broken(text)));
       if (e.contains("special")) {
         EXPECT_EQ(tokenizer->encode_with(text, {.special_in_text = true, .add_ends = true}),
                   e["special"].get<std::vector<int32_t>>());
@@ -82,14 +81,13 @@ TEST_F(HubTokenizerTest, SpecialTokensInATextAreTextUnlessAskedOtherwise) {
 TEST_F(HubTokenizerTest, ATextThatGoesOnGetsNoMarkOfABeginning) {
   for (const char* const name : {"roberta", "llama2", "mistral"}) {
     const auto tokenizer = Tokenizer::open_folder(kFixtures / name);
-    const std::vector<int32_t> begun = tokenizer->encode("single");
-    const std::vector<int32_t> goes_on = tokenizer->encode_with("single", {.begins = false});
-    std::string text;
-    for (const int32_t t : goes_on) text += tokenizer->bytes_of(t);
-    EXPECT_EQ(text, "single") << name;
-    text.clear();
-    for (const int32_t t : begun) text += tokenizer->bytes_of(t);
-    EXPECT_EQ(text, " single") << name;
+    const auto text_of = [&](const std::vector<int32_t>& tokens) {
+      std::string text;
+      for (const int32_t t : tokens) text += tokenizer->bytes_of(t);
+      return text;
+    };
+    EXPECT_EQ(text_of(tokenizer->encode_with("single", {.begins = false})), "single") << name;
+    EXPECT_EQ(text_of(tokenizer->encode("single")), " single") << name;
   }
 }
 
@@ -101,9 +99,8 @@ TEST_F(HubTokenizerTest, ReadsItsConfigurationAndSurvivesItsOwnFile) {
     EXPECT_EQ(tokenizer->bytes_of(tokenizer->bos().value()), "<s>");
     EXPECT_EQ(tokenizer->bytes_of(tokenizer->document_end().value()), "</s>");
     EXPECT_EQ(tokenizer->chat_template(), std::string("{{ messages }} of ") + name);
-    const std::string json = tokenizer->to_json();
-    const auto again = Tokenizer::from_json(json, "kept");
-    EXPECT_EQ(again->to_json(), json);
+    const auto again = Tokenizer::from_json(tokenizer->to_json(), "kept");
+    EXPECT_EQ(again->to_json(), tokenizer->to_json());
     EXPECT_EQ(again->files().at("tokenizer.json"), read_file(kFixtures / name / "tokenizer.json"));
     EXPECT_EQ(again->encode("She'd <tool> 12"), tokenizer->encode("She'd <tool> 12"));
     EXPECT_EQ(again->bos(), tokenizer->bos());
@@ -118,7 +115,6 @@ TEST_F(HubTokenizerTest, WholePiecesAndSingleDigitsGoBeforeMerges) {
       json["model"]["ignore_merges"] = ignore;
     });
     EXPECT_EQ(Tokenizer::open_folder(folder)->encode(" a").size(), ignore ? 1U : 2U);
-    std::filesystem::remove_all(folder);
   }
   for (const bool individual : {true, false}) {
     const auto folder = changed("smollm", [&](Json& json) {
@@ -131,7 +127,6 @@ TEST_F(HubTokenizerTest, WholePiecesAndSingleDigitsGoBeforeMerges) {
       last = {"1", "2"};
     });
     EXPECT_EQ(Tokenizer::open_folder(folder)->encode("12").size(), individual ? 2U : 1U);
-    std::filesystem::remove_all(folder);
   }
 }
 
@@ -155,7 +150,6 @@ TEST_F(HubTokenizerTest, ADatasetKeepsItAndLendsItToAnother) {
 TEST_F(HubTokenizerTest, SettingsAreThoseOfTheFolderAndNotOfTheCache) {
   file("text.txt", std::string(500, 'a'));
   for (const int32_t end : {7, 8}) {
-    std::filesystem::remove_all(path("made"));
     const TokenizerChoice choice{.name = changed("smollm", [](Json&) {}).string()};
     file("made/generation_config.json", Json{{"eos_token_id", end}}.dump());
     const Dataset d = dataset_for(path("text.txt").string(), choice);
@@ -218,10 +212,10 @@ TEST_F(HubTokenizerTest, APatternThatNeverEndsIsStopped) {
 
 TEST_F(HubTokenizerTest, ItsConfigurationIsCheckedToo) {
   const auto with_config = [&](const Json& config) {
-    const auto folder = changed("gpt2", [](Json&) {});
     file("made/tokenizer_config.json", config.dump());
-    return folder;
+    return path("made");
   };
+  changed("gpt2", [](Json&) {});
   expect_refused(with_config({{"eos_token", "<none>"}}), {"tokenizer_config.json", "'eos_token'", "<none>"});
   expect_refused(with_config({{"bos_token", 3}}), {"tokenizer_config.json", "'bos_token'", "3"});
   expect_refused(with_config({{"chat_template", 3}}), {"tokenizer_config.json", "'chat_template'"});
@@ -236,66 +230,52 @@ TEST_F(HubTokenizerTest, ItsConfigurationIsCheckedToo) {
 
 // As transformers 5 has them: keys that are said have the last word, else the post_processor.
 TEST_F(HubTokenizerTest, EndsAreAddedAsTransformersAddsThem) {
-  struct Case {
-    const char* from;
-    Json config;
-    std::string before, behind;
-  };
-  const Json both = {{"bos_token", "<s>"}, {"eos_token", "</s>"}};
-  const auto with = [&](Json more) {
-    more.update(both);
-    return more;
-  };
-  const Case cases[] = {{"llama2", both, "<s>", ""},
-                        {"llama2", with({{"add_bos_token", false}}), "", ""},
-                        {"llama2", with({{"add_bos_token", true}, {"add_eos_token", true}}), "<s>", "</s>"},
-                        {"llama2", with({{"add_eos_token", true}}), "", "</s>"},
-                        {"llama2", with({{"add_bos_token", nullptr}}), "", ""},
-                        {"gpt2", both, "", ""},
-                        {"gpt2", with({{"add_bos_token", true}}), "<s>", ""},
-                        {"gpt2", {{"eos_token", "</s>"}, {"add_bos_token", true}}, "", ""}};
-  for (const Case& c : cases) {
-    SCOPED_TRACE(c.from + c.config.dump());
-    const auto folder = changed(c.from, [](Json&) {});
-    file("made/tokenizer_config.json", c.config.dump());
+  // The tokenizer, keys beside those of both ends, and what is put before and behind a text.
+  const std::tuple<const char*, Json, std::string, std::string> cases[] = {
+      {"llama2", Json::object(), "<s>", ""},
+      {"llama2", {{"add_bos_token", false}}, "", ""},
+      {"llama2", {{"add_bos_token", true}, {"add_eos_token", true}}, "<s>", "</s>"},
+      {"llama2", {{"add_eos_token", true}}, "", "</s>"},
+      {"llama2", {{"add_bos_token", nullptr}}, "", ""},
+      {"gpt2", Json::object(), "", ""},
+      {"gpt2", {{"add_bos_token", true}}, "<s>", ""},
+      {"gpt2", {{"bos_token", nullptr}, {"add_bos_token", true}}, "", ""}};
+  for (const auto& [from, more, before, behind] : cases) {
+    SCOPED_TRACE(from + more.dump());
+    const auto folder = changed(from, [](Json&) {});
+    Json config = {{"bos_token", "<s>"}, {"eos_token", "</s>"}};
+    config.update(more);
+    file("made/tokenizer_config.json", config.dump());
     const auto tokenizer = Tokenizer::open_folder(folder);
     const std::vector<int32_t> plain = tokenizer->encode("a b"),
                                all = tokenizer->encode_with("a b", {.add_ends = true});
-    ASSERT_EQ(all.size(), plain.size() + (c.before.empty() ? 0 : 1) + (c.behind.empty() ? 0 : 1));
-    EXPECT_EQ(tokenizer->beginning().size(), c.before.empty() ? 0U : 1U);
-    if (!c.before.empty()) {
-      EXPECT_EQ(tokenizer->bytes_of(all.front()), c.before);
-    }
-    if (!c.behind.empty()) {
-      EXPECT_EQ(tokenizer->bytes_of(all.back()), c.behind);
-    }
+    ASSERT_EQ(all.size(), plain.size() + (before.empty() ? 0 : 1) + (behind.empty() ? 0 : 1));
+    EXPECT_EQ(tokenizer->beginning().size(), before.empty() ? 0U : 1U);
+    EXPECT_TRUE(before.empty() || tokenizer->bytes_of(all.front()) == before);
+    EXPECT_TRUE(behind.empty() || tokenizer->bytes_of(all.back()) == behind);
   }
 }
 
 // The ids of generation_config.json, else of config.json, else of the tokenizer; they go where the tokenizer goes.
 TEST_F(HubTokenizerTest, GenerationEndsWhereTheModelsSettingsSay) {
-  struct Case {
-    const char *generation, *config;
-    std::vector<int32_t> ends;
-  };
   const int32_t own = Tokenizer::open_folder(kFixtures / "smollm")->document_end().value();
-  const Case cases[] = {{nullptr, nullptr, {own}},
-                        {nullptr, R"({"eos_token_id": 7})", {7}},
-                        {R"({"eos_token_id": [8, 9]})", R"({"eos_token_id": 7})", {8, 9}},
-                        {R"({"eos_token_id": null, "top_p": 0.8})", R"({"eos_token_id": [7]})", {7}},
-                        {R"({"temperature": 0.7})", R"({"eos_token_id": null, "vocab": 1e999})", {own}},
-                        {R"({"eos_token_id": 3, "eta": 99999999999999999999999})", "{}", {3}}};
+  const std::tuple<const char*, const char*, std::vector<int32_t>> cases[] = {
+      {nullptr, nullptr, {own}},
+      {nullptr, R"({"eos_token_id": 7})", {7}},
+      {R"({"eos_token_id": [8, 9]})", R"({"eos_token_id": 7})", {8, 9}},
+      {R"({"eos_token_id": null, "top_p": 0.8})", R"({"eos_token_id": [7]})", {7}},
+      {R"({"temperature": 0.7})", R"({"eos_token_id": null, "vocab": 1e999})", {own}},
+      {R"({"eos_token_id": 3, "eta": 99999999999999999999999})", "{}", {3}}};
   std::string identity;
-  for (const Case& c : cases) {
-    std::filesystem::remove_all(path("made"));
+  for (const auto& [generation, config, ends] : cases) {
     const auto folder = changed("smollm", [](Json&) {});
     file("made/tokenizer_config.json", read_file(kFixtures / "smollm/tokenizer_config.json"));
-    if (c.generation) file("made/generation_config.json", c.generation);
-    if (c.config) file("made/config.json", c.config);
+    if (generation) file("made/generation_config.json", generation);
+    if (config) file("made/config.json", config);
     const auto tokenizer = Tokenizer::open_folder(folder);
-    EXPECT_EQ(generation_ends(*tokenizer), c.ends) << (c.generation ? c.generation : "");
+    EXPECT_EQ(generation_ends(*tokenizer), ends) << (generation ? generation : "");
     const auto again = Tokenizer::from_json(tokenizer->to_json(), "kept");
-    EXPECT_EQ(generation_ends(*again), c.ends);
+    EXPECT_EQ(generation_ends(*again), ends);
     EXPECT_EQ(again->files(), tokenizer->files());
     if (identity.empty()) identity = tokenizer->identity();
     EXPECT_TRUE(again->identity() == identity) << "settings of a model are no part of it";
@@ -318,29 +298,25 @@ TEST_F(HubTokenizerTest, FilesNameAClassThatEveryVersionHas) {
 // Numbers and tokens by add_special_tokens() of tokenizers 0.23.3: of a new name, of a word of the vocabulary, of
 // another new name, and of an added token that was not special.
 TEST_F(HubTokenizerTest, AddsTokensAsTheLibraryDoes) {
-  struct Case {
-    const char* name;
-    int32_t first, word;
-    std::vector<int32_t> tokens;
-  };
-  const Case cases[] = {{"gpt2", 403, 331, {86, 299, 223, 403, 90, 223, 331, 223, 130, 105, 404}},
-                        {"roberta", 403, 334, {280, 300, 223, 403, 374, 223, 334, 223, 130, 105, 404}},
-                        {"llama3", 403, 333, {86, 297, 223, 403, 90, 223, 333, 223, 130, 105, 404}},
-                        {"qwen", 403, 327, {86, 295, 223, 403, 90, 223, 327, 223, 344, 404}},
-                        {"smollm", 403, 325, {86, 295, 223, 403, 90, 223, 325, 223, 130, 105, 404}},
-                        {"llama2", 493, 390, {354, 363, 345, 493, 418, 345, 390, 345, 345, 198, 172, 494}},
-                        {"mistral", 493, 389, {354, 362, 346, 493, 306, 346, 389, 346, 198, 172, 494}},
-                        {"words", 403, 133, {328, 88, 403, 158, 88, 133, 88, 0, 404}}};
+  const std::tuple<const char*, int32_t, int32_t, std::vector<int32_t>> cases[] = {
+      {"gpt2", 403, 331, {86, 299, 223, 403, 90, 223, 331, 223, 130, 105, 404}},
+      {"roberta", 403, 334, {280, 300, 223, 403, 374, 223, 334, 223, 130, 105, 404}},
+      {"llama3", 403, 333, {86, 297, 223, 403, 90, 223, 333, 223, 130, 105, 404}},
+      {"qwen", 403, 327, {86, 295, 223, 403, 90, 223, 327, 223, 344, 404}},
+      {"smollm", 403, 325, {86, 295, 223, 403, 90, 223, 325, 223, 130, 105, 404}},
+      {"llama2", 493, 390, {354, 363, 345, 493, 418, 345, 390, 345, 345, 198, 172, 494}},
+      {"mistral", 493, 389, {354, 362, 346, 493, 306, 346, 389, 346, 198, 172, 494}},
+      {"words", 403, 133, {328, 88, 403, 158, 88, 133, 88, 0, 404}}};
   const TokenizerChoice choice{.added = {"<|new|>", "caf", "<|end of it|>", "<tool>"}, .end = "<|end of it|>"};
-  for (const Case& c : cases) {
-    const auto made = with_tokens(Tokenizer::open_folder(kFixtures / c.name), choice);
-    EXPECT_EQ(made->special("<|new|>"), c.first) << c.name;
-    EXPECT_EQ(made->special("caf"), c.word) << c.name;
-    EXPECT_EQ(made->document_end(), c.first + 1) << c.name;
-    EXPECT_EQ(made->special("<tool>"), c.first - 2) << c.name;
-    EXPECT_EQ(generation_ends(*made), std::vector<int32_t>{c.first + 1}) << c.name;
-    EXPECT_EQ(made->encode_with("the <|new|>x caf é<|end of it|>", {.special_in_text = true}), c.tokens) << c.name;
-    EXPECT_EQ(with_tokens(Tokenizer::from_json(made->to_json(), "kept"), choice)->to_json(), made->to_json()) << c.name;
+  for (const auto& [name, first, word, tokens] : cases) {
+    const auto made = with_tokens(Tokenizer::open_folder(kFixtures / name), choice);
+    EXPECT_EQ(made->special("<|new|>"), first) << name;
+    EXPECT_EQ(made->special("caf"), word) << name;
+    EXPECT_EQ(made->document_end(), first + 1) << name;
+    EXPECT_EQ(made->special("<tool>"), first - 2) << name;
+    EXPECT_EQ(generation_ends(*made), std::vector<int32_t>{first + 1}) << name;
+    EXPECT_EQ(made->encode_with("the <|new|>x caf é<|end of it|>", {.special_in_text = true}), tokens) << name;
+    EXPECT_EQ(with_tokens(Tokenizer::from_json(made->to_json(), "kept"), choice)->to_json(), made->to_json()) << name;
   }
   TokenizerChoice bytes{.name = "bytes", .added = {"<a>"}, .end = "<a>"};
   const auto made = make_tokenizer(bytes, "text");

@@ -1,11 +1,7 @@
 // Templates of chats: the language beside python3-jinja2, its bounds, and what a model's own template makes of
 // examples.
-#include <gtest/gtest.h>
-
-#include <nlohmann/json.hpp>
-
-#include "data/files.h"
 #include "data/jinja/template.h"
+#include "tests/data/support.h"
 #include "tests/support/python.h"
 
 namespace tessera {
@@ -37,11 +33,7 @@ std::string rendered(const std::string& source,
 
 std::string refusal(const std::string& source,
                     const nlohmann::ordered_json& variables = nlohmann::ordered_json::object()) {
-  try {
-    return "rendered: " + rendered(source, variables);
-  } catch (const InputError& e) {
-    return e.what();
-  }
+  return error_of([&] { rendered(source, variables); }, Status::input);
 }
 
 TEST(Jinja, MakesWhatPythonMakes) {
@@ -168,19 +160,13 @@ TEST(Jinja, HasBounds) {
   EXPECT_EQ(refusal("{{ range(100001) }}"), "t:1: a range of more than 100000 numbers");
 }
 
-// A tokenizer of some words and the special tokens <|im_start|> and <|im_end|>, with a template.
+// A tokenizer for chats, with a template.
 class ModelTemplates : public testing::Test {
  protected:
   static ModelTemplate with(const std::string& jinja) {
-    const std::filesystem::path source =
-        std::filesystem::path(TESSERA_SOURCE_DIR) / "tests/data/fixtures/tokenizers/smollm";
-    nlohmann::json tokenizer = nlohmann::json::parse(read_file(source / "tokenizer.json"));
-    for (nlohmann::json& token : tokenizer["added_tokens"]) {
-      if (token["id"] == 400) token["content"] = "<|im_start|>";
-      if (token["id"] == 401) token["content"] = "<|im_end|>", token["special"] = true;
-    }
-    const nlohmann::json config = {
-        {"chat_template", jinja}, {"eos_token", "<|im_end|>"}, {"bos_token", {{"content", "<|im_start|>"}}}};
+    const nlohmann::json tokenizer = chat_tokenizer(), config = {{"chat_template", jinja},
+                                                                 {"eos_token", "<|im_end|>"},
+                                                                 {"bos_token", {{"content", "<|im_start|>"}}}};
     return ModelTemplate(HubTokenizer({{"tokenizer.json", tokenizer.dump()}, {"tokenizer_config.json", config.dump()}},
                                       tokenizer, "t/"));
   }
@@ -194,11 +180,7 @@ class ModelTemplates : public testing::Test {
     return out;
   }
   static std::string refused(const ModelTemplate& t, const Example& example) {
-    try {
-      return shown(t.render(example, "f:7"));
-    } catch (const InputError& e) {
-      return e.what();
-    }
+    return error_of([&] { t.render(example, "f:7"); }, Status::input);
   }
   const Example talk_ = {Example::Shape::messages,
                          {{Role::user, "a"}, {Role::assistant, "b "}, {Role::user, "c"}, {Role::assistant, "d"}}};

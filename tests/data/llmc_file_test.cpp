@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "data/dataset.h"
+#include "data/examples.h"
 #include "data/tokenizer/described.h"
 #include "tests/data/bpe_texts.h"
 #include "tests/data/support.h"
@@ -92,6 +93,138 @@ TEST_F(LlmcDataset, ATextTakesATokenizerFromAFolder) {
       make_dataset(text_of_bytes(test::unseen_text(), "t"), {.name = "bpe", .vocab_size = 300}, path("another"));
   expect_error(Status::usage, {"`tokenizer`", "another one (bpe)"},
                [&] { dataset_for(again.directory.string(), folder()); });
+}
+
+// Datasets of several token files: made by `tessera data`, or llm.c's where they lie.
+
+std::vector<uint16_t> numbered(uint16_t first, uint16_t count) {
+  std::vector<uint16_t> out(count);
+  for (uint16_t i = 0; i < count; ++i) out[i] = static_cast<uint16_t>((first + i) % 256);
+  return out;
+}
+
+class ShardsTest : public DataTest {
+ protected:
+  ShardsTest() {
+    std::filesystem::create_directory(path("set"));
+    const Dataset bytes = dataset_for(file("t.txt", "a text of its own, for a tokenizer").string(), {"bytes"});
+    folder_ = bytes.directory.string();
+  }
+  void shard(const std::string& name, uint16_t first, uint16_t count) const {
+    file("set/" + name, gpt2_file(numbered(first, count)));
+  }
+  TokenizerChoice tokenizer() const { return {.name = folder_}; }
+  std::string pattern(const std::string& p) const { return path("set/" + p).string(); }
+
+ private:
+  std::string folder_;
+};
+
+TEST_F(ShardsTest, AreReadWhereTheyLie) {
+  shard("t_train_2.bin", 40, 30);
+  shard("t_train_1.bin", 0, 40);
+  shard("t_val_0.bin", 100, 20);
+  for (const std::string& spec : {pattern("t_train_*.bin"), path("set").string(), pattern("*.bin")}) {
+    const Dataset d = dataset_for(spec, tokenizer());
+    ASSERT_EQ(d.train.size(), 2U) << spec;
+    EXPECT_EQ(d.train[0].size(), 40);
+    EXPECT_EQ(d.train[1][0], 40);
+    EXPECT_EQ(d.val.size(), 20);
+    EXPECT_EQ(d.val_bytes, 20);
+    EXPECT_EQ(d.val[19], 119);
+    EXPECT_EQ(d.train_tokens(), 70);
+  }
+  EXPECT_EQ(evaluation_text(path("set").string(), *Tokenizer::open_folder(tokenizer().name), {.context = 4}).bytes, 20);
+}
+
+TEST_F(ShardsTest, TheLastIsHeldOutWhereNoneIsNamed) {
+  shard("a.bin", 0, 10);
+  shard("b.bin", 10, 11);
+  shard("c.bin", 20, 12);
+  const Dataset d = dataset_for(path("set").string(), tokenizer());
+  EXPECT_EQ(d.train.size(), 2U);
+  EXPECT_EQ(d.val.size(), 12);
+  EXPECT_NE(d.notes.at(0).find("c.bin"), std::string::npos);
+}
+
+TEST_F(ShardsTest, AreTheSameDataOnlyInFull) {
+  shard("a.bin", 0, 10);
+  shard("b.bin", 10, 11);
+  shard("val.bin", 0, 12);
+  const auto sums = [&] { return dataset_for(path("set").string(), tokenizer()).checksums(); };
+  const auto before = sums();
+  EXPECT_EQ(sums(), before);
+  shard("b.bin", 11, 11);
+  EXPECT_NE(sums().at("data"), before.at("data"));
+  EXPECT_EQ(sums().at("validation"), before.at("validation"));
+}
+
+TEST_F(ShardsTest, AreRefusedByName) {
+  const auto refuse = [&](const std::string& spec, Status status, std::initializer_list<std::string> parts) {
+    expect_error(status, parts, [&] { dataset_for(spec, tokenizer()); });
+  };
+  refuse(pattern("*.bin"), Status::input, {"`data`", "*.bin", "no file matches"});
+  refuse(path("set").string(), Status::input, {"no dataset"});
+  shard("a.bin", 0, 10);
+  refuse(pattern("*.bin"), Status::input, {"1 file;", "another to validate on"});
+  shard("val.bin", 0, 1);
+  refuse(pattern("*.bin"), Status::input, {"val.bin", "1 tokens to validate on"});
+  shard("val.bin", 0, 10);
+  expect_error(Status::usage, {"`tokenizer`", "found none"}, [&] { dataset_for(pattern("*.bin"), {}); });
+  file("set/b.bin", "no tokens");
+  refuse(pattern("*.bin"), Status::input, {"b.bin", "expected a token file of llm.c", "`tessera data`"});
+  file("set/b.bin", gpt2_file({1, 2, 300}));
+  refuse(pattern("*.bin"), Status::input, {"b.bin", "token 300 at position 2", "vocabulary of 256"});
+  file("set/b.bin", gpt2_file(numbered(0, 9)).substr(0, 1040));
+  refuse(pattern("*.bin"), Status::input, {"b.bin", "9 tokens of 2 bytes"});
+}
+
+TEST_F(ShardsTest, MadeOfSeveralSources) {
+  const std::string text(300, 'x'), more = file("more.txt", std::string(200, 'y')).string();
+  std::string lines;
+  for (int i = 0; i < 20; ++i) lines += "{\"text\": \"document\"}\n";
+  const std::vector<std::string> sources{file("one.txt", text).string(), more, file("d.jsonl", lines).string()};
+  const Dataset whole = make_dataset_of(sources, {"bytes"}, path("whole")),
+                cut = make_dataset_of(sources, {"bytes"}, path("cut"), 100);
+  ASSERT_EQ(whole.train.size(), 1U);
+  EXPECT_EQ(whole.train_tokens(), 270 + 180 + 18 * 10);
+  EXPECT_EQ(whole.val_tokens(), 30 + 20 + 2 * 10);
+  ASSERT_EQ(cut.train.size(), 6U);
+  EXPECT_EQ(cut.train_tokens(), whole.train_tokens());
+  EXPECT_EQ(cut.val.checksum(), whole.val.checksum());
+  int64_t at = 0;
+  for (const TokenFile& f : cut.train)
+    for (int64_t i = 0; i < f.size(); ++i, ++at) ASSERT_EQ(f[i], whole.train[0][at]) << at;
+  for (size_t i = 0; i + 1 < cut.train.size(); ++i) EXPECT_EQ(cut.train[i].size(), 100);
+  // a tokenizer that is trained learns from all of them
+  EXPECT_EQ(make_dataset_of(sources, {"char"}, path("char")).tokenizer->decode(std::vector<int32_t>{9, 10}), "xy");
+  std::filesystem::remove(path("cut/train-00003.tok"));
+  expect_error(Status::input, {"train-00003.tok"}, [&] { Dataset::open(path("cut")); });
+  file("cut/dataset.json",
+       R"({"format": "tessera dataset", "version": 1, "source": "", "val": {"tokens": 1, "bytes": 1},
+      "train": {"tokens": 1, "bytes": 1, "files": ["../train.tok"]}})");
+  expect_error(Status::input, {"dataset.json", "train.files", "'../train.tok'"}, [&] { Dataset::open(path("cut")); });
+}
+
+TEST(TrainingWindows, CoverEachFileOnce) {
+  std::vector<int32_t> first(23), second(9);
+  for (int32_t i = 0; i < 23; ++i) first[static_cast<size_t>(i)] = i;
+  for (int32_t i = 0; i < 9; ++i) second[static_cast<size_t>(i)] = 100 + i;
+  const TokenFile a = TokenFile::of_tokens(first, 200, "a"), b = TokenFile::of_tokens(second, 200, "b");
+  const TrainingWindows windows({a, b}, 4);
+  ASSERT_EQ(windows.count(), 5 + 2);
+  std::vector<int32_t> inputs(7 * 4), targets(7 * 4);
+  windows.load(0, 7, inputs.data(), targets.data());
+  for (int32_t i = 0; i < 28; ++i) {
+    EXPECT_EQ(inputs[static_cast<size_t>(i)], i < 20 ? i : 80 + i);
+    EXPECT_EQ(targets[static_cast<size_t>(i)], inputs[static_cast<size_t>(i)] + 1);
+  }
+  expect_error(Status::usage, {"rows 6 to 8", "among the 7"},
+               [&] { windows.load(6, 2, inputs.data(), targets.data()); });
+  EXPECT_EQ(TrainingWindows({a, b}, 8).count(), 2 + 1);
+  expect_error(Status::input, {"b: 9 tokens", "expected at least 10", "`context`"}, [&] {
+    TrainingWindows({a, b}, 9);
+  });
 }
 
 }  // namespace

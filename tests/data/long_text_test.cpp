@@ -67,7 +67,7 @@ TEST_F(LongText, AnUnknownCharacterIsNamedByItsPlaceInTheText) {
 TEST_F(LongText, WordsAreCountedAsOfTheWhole) {
   const std::string one = test::mixed_text() + test::unseen_text();
   std::string text;
-  while (text.size() < size_t{20} << 20) text += one;
+  while (text.size() < size_t{9} << 20) text += one;
   const TextWalk walk = [&](const PartPiece& f) { f(text, false); };
   const auto learnt = make_tokenizer({.name = "bpe", .vocab_size = 600}, "t", walk);
   EXPECT_EQ(learnt->to_json(), train_bpe(text, {.vocab_size = 600, .least_count = 16}).to_json());
@@ -114,7 +114,11 @@ TEST_F(LongText, TakesLittleMemory) {
   };
   const std::string text = path("text.txt");
   EXPECT_LT(megabytes([&] { dataset_for(text, {"char"}); }), 120);
-  EXPECT_LT(megabytes([&] { make_dataset_of({text}, {.name = "bpe", .vocab_size = 300}, path("bpe")); }), 120);
+  std::string said;
+  const TokenizerChoice bpe{
+      .name = "bpe", .vocab_size = 300, .progress = [&](const std::string& line) { said = line; }};
+  EXPECT_LT(megabytes([&] { make_dataset_of({text}, bpe, path("bpe")); }), 120);
+  EXPECT_EQ(said, text + ": 37 MiB read for its tokens");
   EXPECT_LT(megabytes([&] {
               make_dataset_of({path("text.jsonl").string(), text}, {"bytes"}, path("both"), 10'000'000);
             }),

@@ -6,6 +6,7 @@
 #include "tensor/random.h"
 #include "tests/data/support.h"
 #include "tests/support/python.h"
+#include "tests/support/texts.h"
 
 namespace tessera {
 namespace {
@@ -16,23 +17,18 @@ std::string file_of(const std::string& header, const std::string& data) {
   return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
 }
 
-class SafetensorsTest : public testing::Test {
+class SafetensorsTest : public DataTest {
  protected:
-  std::filesystem::path write(const std::string& bytes) const {
-    const std::filesystem::path path = folder_.path() / "x.safetensors";
-    std::ofstream(path, std::ios::binary) << bytes;
-    return path;
-  }
+  std::filesystem::path write(const std::string& bytes) const { return file("x.safetensors", bytes); }
   std::string refusal(const std::string& bytes) const {
     return error_of([&] { const Safetensors opened(write(bytes)); }, Status::input);
   }
   // Five dtypes, a scalar and an empty tensor.
   std::filesystem::path sample() const {
-    const std::filesystem::path path = folder_.path() / "sample.safetensors";
     std::vector<TensorBytes> list;
     for (const Tensor& t : tensors_) list.push_back(bytes_of("t" + std::to_string(list.size()), t));
-    write_safetensors(path, list, {{"steps", "12"}});
-    return path;
+    write_safetensors(path("sample.safetensors"), list, {{"steps", "12"}});
+    return path("sample.safetensors");
   }
   ArenaPtr arena_ = make_arena();
   std::vector<Tensor> tensors_ = {Tensor::of<float>(std::array{1.5f, -2.0f, 3.25f, 0.0f, 5.0f, 6.0f}, {2, 3}, arena_),
@@ -41,7 +37,6 @@ class SafetensorsTest : public testing::Test {
                                   Tensor::of<int32_t>(std::array{7, -8}, {2}, arena_),
                                   Tensor::of<int64_t>(std::array<int64_t, 2>{int64_t{1} << 60, -1}, {1, 2}, arena_),
                                   Tensor::empty({0, 4}, DType::float32, arena_)};
-  TemporaryDirectory folder_{std::filesystem::temp_directory_path() / "tessera-safetensors-"};
 };
 
 TEST_F(SafetensorsTest, ReadsWhatItWrote) {
@@ -55,9 +50,7 @@ TEST_F(SafetensorsTest, ReadsWhatItWrote) {
     EXPECT_TRUE(std::ranges::equal(back.bytes, was.bytes)) << i;
   }
   EXPECT_THROW(file.at("t9"), InputError);
-  EXPECT_THROW(
-      write_safetensors(folder_.path() / "y", std::array{bytes_of("a", tensors_[0]), bytes_of("a", tensors_[0])}),
-      Error);
+  EXPECT_THROW(write_safetensors(path("y"), std::array{bytes_of("a", tensors_[0]), bytes_of("a", tensors_[0])}), Error);
   EXPECT_THROW(write_safetensors("/nonexistent/y", {}), OutputError);
 }
 
@@ -74,8 +67,7 @@ TEST_F(SafetensorsTest, RefusesWhatIsMalformedByName) {
   const std::string f32 = R"("dtype":"F32","shape":[1],)";
   const auto one = [&](const std::string& entry) { return "{\"a\":{" + entry + "}}"; };
   const auto expect = [&](const std::string& header, const std::string& data, const std::string& words) {
-    const std::string found = refusal(file_of(header, data));
-    EXPECT_NE(found.find(words), std::string::npos) << header << ": " << found;
+    expect_has(refusal(file_of(header, data)), words);
   };
   EXPECT_EQ(refusal(file_of(one(f32 + R"("data_offsets":[0,4])"), "1234")), "nothing was thrown");
   expect(one(f32 + R"("data_offsets":[0,4])"), "123", "at most 3");
@@ -90,18 +82,14 @@ TEST_F(SafetensorsTest, RefusesWhatIsMalformedByName) {
   expect(one(R"("dtype":"F32","shape":1,"data_offsets":[0,4])"), "1234", "shape");
   expect(one(R"("shape":[1],"data_offsets":[0,4])"), "1234", "expected exactly");
   expect(one(f32 + R"("data_offsets":[0,4],"more":1)"), "1234", "expected exactly");
-  expect(
-      R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})",
-      "123456", "'b'");
-  expect(
-      R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
-      "12345678", "a");
+  const std::string two = R"({"a":{)" + f32 + R"("data_offsets":[0,4]},")", second = "\":{" + f32 + "\"data_offsets\":";
+  expect(two + "b" + second + "[2,6]}}", "123456", "'b'");
+  expect(two + "a" + second + "[4,8]}}", "12345678", "a");
   expect("[]", "", "not a JSON object");
   expect("{", "", "x.safetensors");
   expect(R"({"__metadata__":{"a":1}})", "", "__metadata__");
-  EXPECT_NE(refusal("").find("not safetensors"), std::string::npos);
-  EXPECT_NE(refusal("1234567").find("not safetensors"), std::string::npos);
-  EXPECT_NE(refusal(std::string(8, '\xff')).find("not safetensors"), std::string::npos);
+  for (const std::string& none : {std::string(), std::string("1234567"), std::string(8, '\xff')})
+    expect_has(refusal(none), "not safetensors");
   const std::string half = file_of(R"({"a":{"dtype":"F16","shape":[2],"data_offsets":[0,2]}})", "12");
   expect_error(Status::input, {"shape (2) of F16 does not fit its 2 bytes"},
                [&] { Safetensors(std::as_bytes(std::span(half)), "h", true); });

@@ -3,12 +3,24 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "data/files.h"
 #include "data/text.h"
 #include "tests/support/errors.h"
 
 namespace tessera {
+
+// A tokenizer of some words, and of <|im_start|> and <|im_end|> as the special tokens 400 and 401.
+inline nlohmann::json chat_tokenizer() {
+  nlohmann::json made =
+      nlohmann::json::parse(read_file(TESSERA_SOURCE_DIR "/tests/data/fixtures/tokenizers/smollm/tokenizer.json"));
+  for (nlohmann::json& token : made["added_tokens"]) {
+    if (token["id"] == 400) token["content"] = "<|im_start|>", token["special"] = true;
+    if (token["id"] == 401) token["content"] = "<|im_end|>", token["special"] = true;
+  }
+  return made;
+}
 
 // A scratch directory, with the cache inside it, for one test.
 class DataTest : public testing::Test {

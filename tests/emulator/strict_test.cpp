@@ -1,13 +1,20 @@
-// Rules of the emulated GPU that it keeps strictly: whose memory it is, when work runs, what a copy may span.
+// Rules of the emulated GPU that it keeps strictly: whose memory it is, when work runs, what a copy may span. And what
+// only it can show: failures that leave nothing behind in the runtime's last error, passes over the logits, and
+// launches.
+#include <fmt/format.h>
 
 #include <cstdlib>
 
+#include "models/decoder.h"
+#include "parallel/comm/cuda/streams.h"
 #include "tensor/cuda/context.h"
 #include "tensor/cuda/copy.h"
 #include "tensor/cuda/mma.cuh"
 #include "tests/cuda_emulator/reach.h"
 #include "tests/cuda_emulator/streams.h"
+#include "tests/support/errors.h"
 #include "tests/support/gpu.h"
+#include "tests/support/tensors.h"
 
 extern "C" [[gnu::weak]] void __tsan_init();
 extern "C" [[gnu::weak]] void __asan_init();
@@ -191,6 +198,215 @@ TEST_F(EmulatedGpu, NothingIsPinnedWhileWorkIsCaptured) {
   EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorStreamCaptureUnsupported);
   cudaGraph_t graph = nullptr;
   EXPECT_EQ(cudaStreamEndCapture(stream(), &graph), cudaErrorStreamCaptureInvalidated);
+}
+
+// Failures that are expected leave nothing behind in the runtime's last error, where NVIDIA's libraries look after
+// their launches and would take it for their own.
+
+using FailuresGpu = test::OnGpu;
+
+TEST_F(FailuresGpu, LeaveNothingWhereNoGpuIs) {
+  setenv("TESSERA_EMULATED_GPUS", "0", 1);
+  EXPECT_EQ(cuda::gpu_count(), 0);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  EXPECT_THROW(cuda::use_gpu(0), Error);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  int count = 0;
+  EXPECT_EQ(cudaGetDeviceCount(&count), cudaErrorNoDevice);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorNoDevice) << "the emulated runtime remembers nothing";
+  unsetenv("TESSERA_EMULATED_GPUS");
+}
+
+TEST_F(FailuresGpu, WhyThereIsNoGpuIsOneLine) {
+  const std::pair<const char*, std::string> cases[] = {
+      {"no driver", "this machine has no NVIDIA driver, or the container does not reach it"},
+      {"old driver", "the NVIDIA driver is for CUDA 12.4, older than this program's CUDA 13.0"},
+      {"0", "the NVIDIA driver lists none"}};
+  for (const auto& [gpus, why] : cases) {
+    setenv("TESSERA_EMULATED_GPUS", gpus, 1);
+    EXPECT_EQ(error_of([] { cuda::use_gpu(0); }),
+              "`device` cuda: no GPU was found: " + why + "; `device` cpu runs everything without one");
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  }
+  unsetenv("TESSERA_EMULATED_GPUS");
+}
+
+TEST_F(FailuresGpu, LeaveNothingAfterALookAtAStreamThatIsBusy) {
+  bool may_end = false;
+  cuda::Context& context = arena->local<cuda::Context>();
+  context.stream()->line->push([&] { return may_end; });
+  EXPECT_FALSE(cuda::is_done(*arena));
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  may_end = true;
+  EXPECT_TRUE(cuda::is_done(*arena));
+}
+
+bool queued_work_ran = false, ran_before = false;
+struct Kept {
+  ~Kept() { ran_before = queued_work_ran; }
+};
+
+// A handle of a library, or pinned memory that a copy reads: queued work may use it.
+TEST_F(FailuresGpu, WhatAnArenaKeepsOutlivesQueuedWork) {
+  ArenaPtr own = make_arena(Device::cuda);
+  own->local<Kept>();
+  own->local<cuda::Context>().stream()->line->push([] { return queued_work_ran = true; });
+  own.reset();
+  EXPECT_TRUE(ran_before);
+}
+
+TEST_F(FailuresGpu, LeaveNothingAfterACaptureThatFailed) {
+  const Tensor x = Tensor::zeros({4}, DType::float32, arena);
+  const auto waits = [&] { cudaStreamSynchronize(arena->local<cuda::Context>().stream()); };
+  EXPECT_THROW(cuda::Graph(arena, waits), Error);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  EXPECT_THROW(cuda::Graph(arena, [] { throw Error("something else"); }), Error);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+TEST_F(FailuresGpu, ASizePastTheCardSaysWhatIsInUse) {
+  const int64_t all = arena->region().capacity();
+  const Tensor held = Tensor::empty({1000}, DType::float32, arena);
+  EXPECT_EQ(error_of([&] { arena->allocate(all, Category::activations); }, Status::communication),
+            fmt::format("out of memory: [arena] {0} bytes of activations do not fit beside the 4000 in use of {0} on "
+                        "the cuda; a smaller `batch`, more `microbatches`, `recompute` or `offload` need less",
+                        all));
+}
+
+TEST_F(FailuresGpu, AGpuThatThereIsNoCodeForIsNamed) {
+  setenv("TESSERA_EMULATED_GPU_IS_OLD", "1", 1);
+  EXPECT_EQ(error_of([] { cuda::use_gpu(0); }),
+            "`device` cuda: this program holds no code for emulated GPU, of compute capability 9.0; expected a "
+            "build for it: -DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90");
+  unsetenv("TESSERA_EMULATED_GPU_IS_OLD");
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+// That a step which trains makes its loss and the gradient in one pass over the logits: seen by the shared memory of
+// the kernels that run, since the numbers are those of two passes.
+
+constexpr int64_t kVocab = 4104, kBatch = 2, kTokens = 8;
+
+class OnePass : public test::OnGpu {
+ protected:
+  void SetUp() override {
+    OnGpu::SetUp();
+    ids = Tensor::zeros({kBatch, kTokens}, DType::int32, arena);
+  }
+  // Rows that were read into shared memory while f ran and the GPU came to its end.
+  int64_t rows_in_shared(DType dtype, const std::function<void()>& f) {
+    const auto bytes = static_cast<uint64_t>(kVocab * size_of(dtype));
+    const uint64_t before = emulator::blocks_with_shared(bytes);
+    f();
+    ids.on_host();  // waits
+    return static_cast<int64_t>(emulator::blocks_with_shared(bytes) - before);
+  }
+  Tensor ids;
+};
+
+TEST_F(OnePass, LossesOfATrainingStep) {
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    Decoder model({.layers = 1, .heads = 1, .channels = 16, .context = kTokens, .vocab = kVocab});
+    model.materialize(1, arena, dtype, DType::float32);
+    EXPECT_EQ(rows_in_shared(dtype, [&] { backward(model.loss(ids, ids, 0.1).mean); }), kBatch * kTokens);
+    const auto validate = [&] {
+      const NoGrad no_grad;
+      model.loss(ids, ids, 0.1);
+    };
+    EXPECT_EQ(rows_in_shared(dtype, validate), 0);
+  }
+}
+
+// Logits that somebody else looks at afterwards stay as they are.
+TEST_F(OnePass, NotWhereLogitsAreKept) {
+  const Var logits(Tensor::zeros({kBatch * kTokens, kVocab}, DType::float32, arena), true);
+  const Tensor targets = ids.reshape({kBatch * kTokens});
+  EXPECT_EQ(rows_in_shared(DType::float32, [&] { backward(cross_entropy(logits, targets, 1).mean); }), 0);
+  EXPECT_EQ(logits.value().to_vector<float>(), std::vector<float>(kBatch * kTokens * kVocab, 0.0f));
+  const Var twice = scale(logits, 2);
+  EXPECT_EQ(rows_in_shared(DType::float32, [&] { backward(cross_entropy(twice, targets, 1).mean); }), 0);
+  EXPECT_EQ(rows_in_shared(DType::float32, [&] { backward(cross_entropy(scale(logits, 2), targets, 1).mean); }),
+            kBatch * kTokens);
+}
+
+// How many kernels a layer of experts launches: as many for each number of experts.
+
+using Launches = test::OnGpu;
+
+constexpr int64_t kChannels = 8, kHidden = 12;
+
+// Counts the launches of a forward pass, and of its backward pass.
+std::pair<uint64_t, uint64_t> of_a_pass(MixtureOfExperts& layer, const Var& x) {
+  const uint64_t before = emulator::launches();
+  const Var y = layer(x);
+  const uint64_t between = emulator::launches();
+  backward(y, {.seed = x.value()});
+  return {between - before, emulator::launches() - between};
+}
+
+TEST_F(Launches, OfALayerDoNotDependOnTheNumberOfExperts) {
+  for (const bool gated : {false, true})
+    for (const DType dtype : {DType::float32, DType::bfloat16}) {
+      std::vector<std::pair<uint64_t, uint64_t>> first, second;  // gradients are written, or added
+      for (const int64_t experts : {4, 64, 192}) {
+        MixtureOfExperts layer(kChannels, {.hidden = kHidden, .gated = gated, .experts = {.count = experts}});
+        layer.materialize(3, arena, dtype, DType::float32);
+        layer.set_step({.training = true});
+        layer.clear_gradients();
+        const Var x(test::drawn({2, 20, kChannels}, dtype, "x").to(arena), true);
+        of_a_pass(layer, x);  // may time products that it meets for the first time
+        layer.clear_gradients();
+        first.push_back(of_a_pass(layer, x));
+        second.push_back(of_a_pass(layer, x));
+      }
+      for (const auto* const passes : {&first, &second})
+        for (const auto& pass : *passes) EXPECT_EQ(pass, passes->front());
+    }
+}
+
+// One for as many groups as its arguments hold, if there are rows or, of gradients, weights.
+TEST_F(Launches, OfGroupsOfRows) {
+  const Tensor x = test::drawn({40, kChannels}, DType::float32, "x").to(arena),
+               dy = test::drawn({40, kHidden}, DType::float32, "dy").to(arena),
+               w = test::drawn({kHidden, kChannels}, DType::float32, "w").to(arena);
+  for (const auto& [count, expected] : {std::pair<size_t, uint64_t>{1, 1}, {192, 1}, {193, 2}, {500, 3}}) {
+    SCOPED_TRACE(count);
+    std::vector<RowsGroup> groups(count, {.w = w}), gradients(count);
+    for (RowsGroup& g : gradients) g.w = w.make(w.shape());
+    for (std::vector<RowsGroup>* const all : {&groups, &gradients}) {
+      all->front().rows += 17;
+      all->at(count / 2).rows += 20;
+      all->back().rows += 3;
+    }
+    uint64_t before = emulator::launches();
+    const auto launches = [&] {
+      const uint64_t now = emulator::launches();
+      return now - std::exchange(before, now);
+    };
+    linear_rows(x, groups);
+    EXPECT_EQ(launches(), expected);
+    linear_rows_input_grad(dy, groups);
+    EXPECT_EQ(launches(), expected);
+    linear_rows_weight_grads(gradients, dy, x);
+    EXPECT_EQ(launches(), expected);
+  }
+}
+
+// A library without an algorithm for odd rows gets copies of what is odd only: of the weight and the result (fill,
+// copy; copy out), and not of x.
+TEST_F(Launches, OfAPaddedProduct) {
+  const auto of_rows = [&](int64_t rows) {
+    const Tensor x = test::drawn({rows, 16}, DType::bfloat16, "x").to(arena),
+                 w = test::drawn({21, 16}, DType::bfloat16, "w").to(arena);
+    const uint64_t before = emulator::launches();
+    linear(x, w, Tensor());
+    return emulator::launches() - before;
+  };
+  setenv("TESSERA_EMULATED_ALIGNMENT", "16", 1);
+  const uint64_t even = of_rows(8), odd = of_rows(9);
+  unsetenv("TESSERA_EMULATED_ALIGNMENT");
+  EXPECT_EQ(even, 4U);
+  EXPECT_EQ(odd, 6U);
 }
 
 }  // namespace

@@ -10,7 +10,9 @@ BpeTokenizer parse(std::string_view vocab, std::string_view merges) {
   return BpeTokenizer::parse_files(vocab, merges, kWhat, kWhat);
 }
 
-void parse_bpe(std::string_view bytes) {
+}  // namespace
+
+const Target target("bpe", [](std::string_view bytes) {
   constexpr std::string_view kBetween = "\n%\n";
   const size_t cut = std::min(bytes.find(kBetween), bytes.size());
   const std::string_view rest = bytes.substr(std::min(cut + kBetween.size(), bytes.size()));
@@ -18,9 +20,6 @@ void parse_bpe(std::string_view bytes) {
   require(tokenizer.decode(tokenizer.encode(bytes)) == bytes, "bytes survive the way to tokens and back");
   const BpeTokenizer again = parse(tokenizer.vocab_json(), tokenizer.merges_txt());
   require(again.encode(bytes) == tokenizer.encode(bytes), "files that were written encode alike");
-}
+});
 
-const Target target("bpe", parse_bpe);
-
-}  // namespace
 }  // namespace tessera::fuzz

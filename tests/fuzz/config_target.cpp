@@ -3,9 +3,8 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse_config(std::string_view bytes) {
+const Target target("config", [](std::string_view bytes) {
   TrainOptions options, again;
   apply_config(options, bytes, kWhat);
   const std::string written = to_toml(options);
@@ -21,9 +20,6 @@ void parse_config(std::string_view bytes) {
     throw Error(std::string(kWhat) + ": " +
                 e.what());  // it names the options, which may come from the command line too
   }
-}
+});
 
-const Target target("config", parse_config);
-
-}  // namespace
 }  // namespace tessera::fuzz

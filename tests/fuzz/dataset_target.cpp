@@ -3,18 +3,14 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse_dataset(std::string_view bytes) {
+const Target target("dataset", [](std::string_view bytes) {
   const DatasetDescription d = parse_description(bytes, kWhat);
   require(d.train_tokens >= 0 && d.val_tokens >= 0, "counts are not negative");
   require(!d.train_files.empty(), "there is a file to train on");
   for (const std::string& name : d.train_files)
     require(name.ends_with(".tok") && name.find('/') == std::string::npos, "it lies beside the description");
   require(d.train_bytes >= 1 && d.val_bytes >= 1, "no split is empty");
-}
+});
 
-const Target target("dataset", parse_dataset);
-
-}  // namespace
 }  // namespace tessera::fuzz

@@ -7,9 +7,8 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse_examples(std::string_view bytes) {
+const Target target("examples", [](std::string_view bytes) {
   std::string text;
   unpack_text(bytes, kWhat, [&](std::string_view piece) { text += piece; });
   for_each_line_of(text, kWhat, [](std::string_view line, int64_t number) {
@@ -23,9 +22,6 @@ void parse_examples(std::string_view bytes) {
       require(std::ranges::any_of(pieces, &Piece::response) == answers, "what an assistant says is the response");
     }
   });
-}
+});
 
-const Target target("examples", parse_examples);
-
-}  // namespace
 }  // namespace tessera::fuzz

@@ -3,16 +3,12 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse_config(std::string_view bytes) {
+const Target target("gptq_config", [](std::string_view bytes) {
   const GptqConfig config = parse_gptq_config(bytes, kWhat, false);
   require(config.group == -1 || config.group > 0, "a group has columns");
   const GptqConfig again = parse_gptq_config(gptq_config(config), kWhat);
   require(again.group == config.group, "it survives its file");
-}
+});
 
-const Target target("gptq_config", parse_config);
-
-}  // namespace
 }  // namespace tessera::fuzz

@@ -6,9 +6,8 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse_layer(std::string_view bytes) {
+const Target target("gptq_layer", [](std::string_view bytes) {
   const Safetensors file(bytes_of(bytes), kWhat, true);
   const TensorBytes &qweight = file.at("qweight"), &scales = file.at("scales");
   // A model says its sizes; here they follow from two tensors, which may not fit each other.
@@ -29,9 +28,6 @@ void parse_layer(std::string_view bytes) {
   const GptqTensors packed = pack_gptq(matrix, 0, rows);
   require(std::memcmp(packed.qweight.data(), qweight.bytes.data(), qweight.bytes.size()) == 0, "codes stay");
   require(std::memcmp(packed.scales.data(), scales.bytes.data(), scales.bytes.size()) == 0, "scales stay");
-}
+});
 
-const Target target("gptq_layer", parse_layer);
-
-}  // namespace
 }  // namespace tessera::fuzz

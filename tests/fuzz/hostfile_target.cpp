@@ -3,9 +3,8 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse_hostfile(std::string_view bytes) {
+const Target target("hostfile", [](std::string_view bytes) {
   const std::vector<Host> hosts = parse_hosts(bytes, kWhat);
   std::string written;
   for (const Host& host : hosts) {
@@ -13,9 +12,6 @@ void parse_hostfile(std::string_view bytes) {
     written += host.name + " slots=" + std::to_string(host.slots) + "\n";
   }
   require(slots_of(parse_hosts(written, kWhat)) == slots_of(hosts), "what was written means the same");
-}
+});
 
-const Target target("hostfile", parse_hostfile);
-
-}  // namespace
 }  // namespace tessera::fuzz

@@ -4,9 +4,8 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse_config(std::string_view bytes) {
+const Target target("hub_config", [](std::string_view bytes) {
   std::optional<GptqConfig> gptq;
   const ModelConfig c = parse_hub_config(bytes, kWhat, &gptq);
   if (c.layers <= 64) require(!hub_tensors(c).empty(), "a model has tensors");
@@ -21,9 +20,6 @@ void parse_config(std::string_view bytes) {
   std::optional<GptqConfig> again;
   const ModelConfig same = parse_hub_config(written, kWhat, &again);
   require(hub_config(same, DType::float32, again ? &*again : nullptr) == written, "it survives its file");
-}
+});
 
-const Target target("hub_config", parse_config);
-
-}  // namespace
 }  // namespace tessera::fuzz

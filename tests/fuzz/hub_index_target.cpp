@@ -3,17 +3,13 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse_index(std::string_view bytes) {
+const Target target("hub_index", [](std::string_view bytes) {
   const auto shards = parse_hub_index(bytes, kWhat);
   require(!shards.empty(), "there are tensors");
   for (const auto& [tensor, file] : shards)
     require(file.ends_with(".safetensors") && file.find_first_of(std::string_view("/\0", 2)) == std::string::npos,
             "a file beside it");
-}
+});
 
-const Target target("hub_index", parse_index);
-
-}  // namespace
 }  // namespace tessera::fuzz

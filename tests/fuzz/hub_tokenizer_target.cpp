@@ -18,7 +18,9 @@ std::string_view take(std::string_view& bytes) {
   return part;
 }
 
-void parse_hub(std::string_view bytes) {
+}  // namespace
+
+const Target target("hub_tokenizer", [](std::string_view bytes) {
   const std::string json(take(bytes)), config(take(bytes));
   HubTokenizer::Files files{{"tokenizer.json", json}};
   if (!config.empty()) files.emplace("tokenizer_config.json", config);
@@ -44,9 +46,6 @@ void parse_hub(std::string_view bytes) {
     require(streamed == replace_broken(whole), "a stream says what the whole does");
     require(tokenizer.decode(tokens).size() <= whole.size(), "decoding adds nothing");
   }
-}
+});
 
-const Target target("hub_tokenizer", parse_hub);
-
-}  // namespace
 }  // namespace tessera::fuzz

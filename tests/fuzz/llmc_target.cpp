@@ -3,9 +3,8 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse_llmc_file(std::string_view bytes) {
+const Target target("llmc", [](std::string_view bytes) {
   constexpr int64_t kVocab = 50257;
   const TokenFile tokens = TokenFile::of_llmc_bytes(bytes_of(bytes), kVocab, kWhat);
   const int64_t payload = std::ssize(bytes) - 1024;
@@ -13,9 +12,6 @@ void parse_llmc_file(std::string_view bytes) {
   tokens.pieces(0, tokens.size(), [](std::span<const int32_t> some) {
     for (const int32_t t : some) require(t >= 0 && t < kVocab, "a token is inside the vocabulary");
   });
-}
+});
 
-const Target target("llmc", parse_llmc_file);
-
-}  // namespace
 }  // namespace tessera::fuzz

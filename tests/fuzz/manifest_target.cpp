@@ -6,9 +6,8 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse_a_manifest(std::string_view bytes) {
+const Target target("manifest", [](std::string_view bytes) {
   const Manifest manifest = parse_manifest(bytes, kWhat);
   require(manifest.step >= 0, "a step is not negative");
   for (const ListedFile& file : manifest.files) {
@@ -19,9 +18,6 @@ void parse_a_manifest(std::string_view bytes) {
   }
   const size_t found = differences(manifest.about, R"({"layers": 4, "dtype": "fp32"})", kWhat).size();
   require(found <= 2 + parse_json(manifest.about, kWhat)["run"].size(), "a difference for each key at most");
-}
+});
 
-const Target target("manifest", parse_a_manifest);
-
-}  // namespace
 }  // namespace tessera::fuzz

@@ -3,15 +3,11 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse_metrics(std::string_view bytes) {
+const Target target("metrics", [](std::string_view bytes) {
   const std::string kept = records_until(bytes, 100, kWhat).records;
   require(kept.size() <= bytes.size() && (kept.empty() || kept.back() == '\n'), "whole lines are kept");
   require(records_until(kept, 100, kWhat).records == kept, "what was kept is kept again");
-}
+});
 
-const Target target("metrics", parse_metrics);
-
-}  // namespace
 }  // namespace tessera::fuzz

@@ -25,17 +25,16 @@ void check(const std::vector<Weighted>& all) {
   require(next.nth == shares[next.dataset], "a period deals each dataset its share");
 }
 
+}  // namespace
+
 // The first byte says which of the three.
-void parse_mixture(std::string_view bytes) {
+const Target target("mixture", [](std::string_view bytes) {
   if (bytes.empty()) throw InputError(std::string(kWhat) + ": nothing");
   const std::string_view rest = bytes.substr(1);
   const std::string what(kWhat);
   if (bytes[0] == '{') return check(parse_weights_file(bytes, what + ".json"));
   if (bytes[0] == '#') return check(parse_weights_file(bytes, what + ".toml"));
   check(parse_weights(rest, what));
-}
+});
 
-const Target target("mixture", parse_mixture);
-
-}  // namespace
 }  // namespace tessera::fuzz

@@ -4,9 +4,8 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse_log(std::string_view bytes) {
+const Target target("push_log", [](std::string_view bytes) {
   const PushLog log = parse_push_log(bytes, kWhat);
   require(parse_push_log(text_of(log), kWhat) == log, "a log that was written is read back");
   require(!log.servers.empty() && log.servers.size() <= static_cast<size_t>(log.workers), "servers are workers");
@@ -14,9 +13,6 @@ void parse_log(std::string_view bytes) {
     for (int w = 0; w < log.workers; ++w)
       require(PushOrder(order, log.workers).clocks(w) == PushOrder(log.servers[0], log.workers).clocks(w),
               "every server has the same pushes");
-}
+});
 
-const Target target("push_log", parse_log);
-
-}  // namespace
 }  // namespace tessera::fuzz

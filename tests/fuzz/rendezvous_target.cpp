@@ -5,10 +5,9 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
 // The first letter: how many ranks there are to be; then a hello, and the rest an address.
-void parse_rendezvous(std::string_view bytes) {
+const Target target("rendezvous", [](std::string_view bytes) {
   Hello hello;
   const size_t head = std::min(bytes.size(), sizeof(hello) + 1);
   if (head > 1) std::memcpy(&hello, bytes.data() + 1, head - 1);
@@ -25,9 +24,6 @@ void parse_rendezvous(std::string_view bytes) {
   } catch (const Error& e) {
     throw InputError(std::string(kWhat) + ": " + e.what());
   }
-}
+});
 
-const Target target("rendezvous", parse_rendezvous);
-
-}  // namespace
 }  // namespace tessera::fuzz

@@ -17,7 +17,9 @@ std::string_view take(std::string_view& bytes) {
   return part;
 }
 
-void parse_run_record(std::string_view bytes) {
+}  // namespace
+
+const Target target("run_record", [](std::string_view bytes) {
   const std::string_view report = take(bytes), trace = take(bytes);
   const report::Record record = report::parse_record({report, trace, bytes}, std::string(kWhat) + "/");
   const std::string page = report::report_of(record, true);
@@ -33,9 +35,6 @@ void parse_run_record(std::string_view bytes) {
       throw;
     } catch (const Error&) {  // it lacks what the figure shows
     }
-}
+});
 
-const Target target("run_record", parse_run_record);
-
-}  // namespace
 }  // namespace tessera::fuzz

@@ -3,9 +3,8 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse_safetensors(std::string_view bytes) {
+const Target target("safetensors", [](std::string_view bytes) {
   const std::span<const std::byte> all = bytes_of(bytes);
   const Safetensors file(all, kWhat);
   const std::byte* at = nullptr;
@@ -21,9 +20,6 @@ void parse_safetensors(std::string_view bytes) {
     at = t.bytes.data() + t.bytes.size();
   }
   require(at == nullptr || at == all.data() + all.size(), "the last tensor ends the file");
-}
+});
 
-const Target target("safetensors", parse_safetensors);
-
-}  // namespace
 }  // namespace tessera::fuzz

@@ -3,18 +3,14 @@
 #include "train/checkpoint/state.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse(std::string_view bytes) {
+const Target target("saved_parts", [](std::string_view bytes) {
   const std::vector<SavedPart> parts = parse_parts(bytes, kWhat);
   const std::string said = describe_parts(parts);
   require(describe_parts(parse_parts(said, kWhat)) == said, "it survives its text");
   for (const SavedPart& p : parts)
     for (const ShardSpec::Run& run : p.shard.runs)
       require(run.begin >= 0 && run.size > 0 && run.begin + run.size <= p.whole[p.shard.dim], "a run is in its dim");
-}
+});
 
-const Target target("saved_parts", parse);
-
-}  // namespace
 }  // namespace tessera::fuzz

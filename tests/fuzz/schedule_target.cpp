@@ -10,7 +10,9 @@ namespace {
 
 void require_right(const Schedule& schedule) { require(!find_fault(schedule), "a pass keeps a schedule right"); }
 
-void parse_text(std::string_view bytes) {
+}  // namespace
+
+const Target target("schedule", [](std::string_view bytes) {
   const Schedule schedule = parse_schedule(bytes, kWhat);
   require(parse_schedule(to_text(schedule), kWhat) == schedule, "a schedule that was written is read back");
   const Simulation sim = simulate(schedule);
@@ -19,9 +21,6 @@ void parse_text(std::string_view bytes) {
   require(!draw(sim, 0, 40).empty(), "there is a picture");
   require_right(split_backward(schedule));
   if (!has_messages(schedule)) require_right(insert_messages(schedule));
-}
+});
 
-const Target target("schedule", parse_text);
-
-}  // namespace
 }  // namespace tessera::fuzz

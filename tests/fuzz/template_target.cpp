@@ -3,9 +3,8 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse_template(std::string_view bytes) {
+const Target target("template", [](std::string_view bytes) {
   using namespace jinja;
   const Template made(bytes, kWhat);
   Work work(size_t{1} << 22);
@@ -23,9 +22,6 @@ void parse_template(std::string_view bytes) {
     require(begin >= at && end >= begin && end <= out.text.size(), "what is generated lies in the text, in order");
     at = end;
   }
-}
+});
 
-const Target target("template", parse_template);
-
-}  // namespace
 }  // namespace tessera::fuzz

@@ -4,9 +4,8 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse_text(std::string_view bytes) {
+const Target target("text", [](std::string_view bytes) {
   const Text text = text_of_bytes(std::string(bytes), kWhat);
   std::string train, val;
   split_text(text, {}, [&](std::string_view piece, bool held) { (held ? val : train) += piece; });
@@ -14,9 +13,6 @@ void parse_text(std::string_view bytes) {
   const CharTokenizer tokenizer = CharTokenizer::of_text(text.bytes(), kWhat);
   require(tokenizer.decode(tokenizer.encode(train)) == train, "the training part comes back");
   require(tokenizer.decode(tokenizer.encode(val)) == val, "the validation part comes back");
-}
+});
 
-const Target target("text", parse_text);
-
-}  // namespace
 }  // namespace tessera::fuzz

@@ -18,7 +18,9 @@ void read_all(std::span<const std::byte> bytes) {
   for (const int32_t t : tokens) require(t >= 0 && t < file.vocab_size(), "a token is inside the vocabulary");
 }
 
-void parse_token_file(std::string_view text) {
+}  // namespace
+
+const Target target("token_file", [](std::string_view text) {
   std::vector<std::byte> bytes(text.size());  // at an address that suits the tokens
   if (!text.empty()) std::memcpy(bytes.data(), text.data(), text.size());
   if (bytes.size() >= kHeader) {
@@ -29,9 +31,6 @@ void parse_token_file(std::string_view text) {
             {reinterpret_cast<const char*>(mended.data()), mended.size()});
   }
   read_all(bytes);
-}
+});
 
-const Target target("token_file", parse_token_file);
-
-}  // namespace
 }  // namespace tessera::fuzz

@@ -5,9 +5,8 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
 
-void parse_tokenizer(std::string_view bytes) {
+const Target target("tokenizer", [](std::string_view bytes) {
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::from_json(bytes, kWhat);
   const std::string written = tokenizer->to_json();
   require(Tokenizer::from_json(written, kWhat)->to_json() == written, "a tokenizer is written as it was read");
@@ -18,9 +17,6 @@ void parse_tokenizer(std::string_view bytes) {
   const std::vector<int32_t> back = tokenizer->encode(text);
   // A bpe tokenizer keeps the text, not the tokens: merges may join what stood apart.
   require(tokenizer->kind() == "bpe" ? tokenizer->decode(back) == text : back == tokens, "text survives tokens");
-}
+});
 
-const Target target("tokenizer", parse_tokenizer);
-
-}  // namespace
 }  // namespace tessera::fuzz

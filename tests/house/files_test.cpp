@@ -89,5 +89,151 @@ TEST(Files, AreFound) {
   EXPECT_FALSE(includes_of({"x.h", "#include \"tensor/tensor.h\"\n"}).empty());
 }
 
+// The properties of a parameter stand in nn/module.h: code outside of tests compares no name with a string to find out
+// which parameter, or which unit, it has before it.
+
+// The names that models and layers give: of parameters, and of the modules that they stand in.
+std::set<std::string> given_names(const std::vector<Source>& sources) {
+  static const std::regex given(R"re((?:param|child<\w+>)\("(\w+)\.?")re");
+  std::set<std::string> names;
+  for (const Source& source : sources) {
+    if (source.folder() != "nn" && source.folder() != "models") continue;
+    for (std::sregex_iterator it(source.text.begin(), source.text.end(), given), end; it != end; ++it)
+      names.insert((*it)[1]);
+  }
+  return names;
+}
+
+// A comparison with a literal in which one of the names stands between dots.
+std::string compares_a_name(const Source& source, const std::set<std::string>& names) {
+  static const std::regex literal(
+      R"re((?:[=!]=\s*|\b(?:r?find|starts_with|ends_with|compare)\()"([\w.]+)"|"([\w.]+)"\s*[=!]=)re");
+  static const std::regex word(R"(\w+)");
+  if (source.folder() == "tests" || !source.is_code()) return "";
+  for (std::sregex_iterator it(source.text.begin(), source.text.end(), literal), end; it != end; ++it) {
+    const std::string text = (*it)[1].matched ? (*it)[1] : (*it)[2];
+    for (std::sregex_iterator w(text.begin(), text.end(), word), last; w != last; ++w)
+      if (names.contains(w->str())) return "compares with \"" + text + "\"; ask the Parameter";
+  }
+  return "";
+}
+
+TEST(Names, AreNotComparedWithStrings) {
+  const std::set<std::string> names = given_names(all_sources());
+  EXPECT_TRUE(names.contains("tokens") && names.contains("head") && names.contains("weight") && names.contains("qkv"));
+  EXPECT_EQ(complaints([&](const Source& source) { return compares_a_name(source, names); }), "");
+}
+
+TEST(Names, ComparisonsAreSeen) {
+  const std::set<std::string> names =
+      given_names({{"models/a.cpp", "x(child<Embedding>(\"head\", 3)), y(param(\"weight\", {1}))"}});
+  EXPECT_EQ(names, (std::set<std::string>{"head", "weight"}));
+  EXPECT_NE(compares_a_name({"app/a.cpp", "if (unit.name == \"head\") f();"}, names), "");
+  EXPECT_NE(compares_a_name({"app/a.cpp", "if (\"head\" != unit.name) f();"}, names), "");
+  EXPECT_NE(compares_a_name({"app/a.cpp", "p.name.ends_with(\"head.weight\")"}, names), "");
+  EXPECT_EQ(compares_a_name({"app/a.cpp", "if (mode == \"ring\") f(\"head\");"}, names), "");
+  EXPECT_EQ(compares_a_name({"tests/a.cpp", "EXPECT_TRUE(name == \"head\");"}, names), "");
+}
+
+// Holds the law of words: a library names fields (`microbatches`), and the command line alone says options
+// (--microbatches). So no string of a library below app/ has the text of an option in it.
+
+// The string literals of a file, as they are written; comments and characters are passed over.
+std::vector<std::string> literals_of(const std::string& text) {
+  std::vector<std::string> out;
+  for (size_t at = 0; at < text.size(); ++at) {
+    const auto skip_to = [&](const std::string& end) { at = std::min(text.find(end, at), text.size()); };
+    if (text.compare(at, 2, "//") == 0) {
+      skip_to("\n");
+    } else if (text.compare(at, 2, "/*") == 0) {
+      skip_to("*/");
+    } else if (text.compare(at, 2, "R\"") == 0) {
+      const size_t open = text.find('(', at), begin = open + 1;
+      const std::string end = ")" + text.substr(at + 2, open - at - 2) + "\"";
+      skip_to(end);
+      out.push_back(text.substr(begin, at - begin));
+      at += end.size() - 1;
+    } else if (text[at] == '"' || (text[at] == '\'' && (at == 0 || !std::isalnum(text[at - 1])))) {
+      const size_t begin = at + 1;
+      const char quote = text[at];
+      for (++at; at < text.size() && text[at] != quote; ++at)
+        if (text[at] == '\\') ++at;
+      if (quote == '"') out.push_back(text.substr(begin, at - begin));
+    }
+  }
+  return out;
+}
+
+std::string says_an_option(const Source& source) {
+  static const std::set<std::string> libraries{"tensor", "autograd", "nn",      "optim",  "parallel", "lab",
+                                               "models", "train",    "planner", "verify", "data"};
+  static const std::regex option("--[a-z]");
+  if (!source.is_code() || !libraries.contains(source.folder())) return "";
+  for (const std::string& literal : literals_of(source.text))
+    if (std::regex_search(literal, option) && literal != "--connect-timeout")  // curl's
+      return "says \"" + literal + "\"; expected the name of a field between backticks";
+  return "";
+}
+
+TEST(Words, LibrariesNameFieldsAndNoOptions) { EXPECT_EQ(complaints(says_an_option), ""); }
+
+TEST(Words, ViolationsAreSeen) {
+  EXPECT_NE(says_an_option({"train/a.cpp", "throw Error(\"--batch: expected 2\");\n"}), "");
+  EXPECT_NE(says_an_option({"data/a.cpp", "f('\"', \"x\", \"or --data FILE\");\n"}), "");
+  EXPECT_NE(says_an_option({"verify/a.cpp", "auto x = R\"(--seed)\";\n"}), "");
+  EXPECT_EQ(says_an_option({"train/a.cpp", "// \"--batch\" is an option\n/* \"--lr\" */ int64_t a = 1'000; --b;\n"}),
+            "");
+  EXPECT_EQ(says_an_option({"train/a.cpp", "throw FieldError(\"batch\", \"a \\\" -- b\");\n"}), "");
+  EXPECT_EQ(says_an_option({"app/a.cpp", "throw Error(\"--batch: expected 2\");\n"}), "");
+}
+
+// Holds docs/reading.md to what it says of itself: that its files are there, that they can be read in an afternoon, and
+// that what is to be noticed in a file stands in it.
+
+constexpr int64_t kMostLinesInAll = 2550;
+constexpr size_t kStops = 14;
+
+// The names between backticks.
+std::vector<std::string> names_in(const std::string& text) {
+  static const std::regex name("`([^`]+)`");
+  std::vector<std::string> out;
+  for (std::sregex_iterator it(text.begin(), text.end(), name), end; it != end; ++it) out.push_back((*it)[1]);
+  return out;
+}
+
+// A row of the table: | 3 | files | what to notice |
+struct Stop {
+  std::vector<std::string> files, names;
+};
+
+std::vector<Stop> stops_of(const std::string& page) {
+  static const std::regex row(R"(^\| \d+ \| ([^|]+) \| ([^|]+) \|$)", std::regex::multiline);
+  std::vector<Stop> out;
+  for (std::sregex_iterator it(page.begin(), page.end(), row), end; it != end; ++it)
+    out.push_back({names_in((*it)[1]), names_in((*it)[2])});
+  return out;
+}
+
+TEST(Reading, TakesAnAfternoon) {
+  const std::filesystem::path root = TESSERA_SOURCE_DIR;
+  const std::vector<Stop> stops = stops_of(read_text(root / "docs/reading.md"));
+  EXPECT_EQ(stops.size(), kStops);
+  int64_t lines = 0;
+  for (const Stop& stop : stops) {
+    std::string text;
+    EXPECT_FALSE(stop.files.empty());
+    for (const std::string& file : stop.files) {
+      EXPECT_TRUE(std::filesystem::exists(root / file)) << file;
+      text += read_text(root / file);
+    }
+    lines += std::count(text.begin(), text.end(), '\n');
+    for (const std::string& name : stop.names) {
+      const bool there = std::regex_search(text, std::regex("\\b" + name + "_?\\b"));
+      EXPECT_TRUE(there) << stop.files[0] << " has no " << name;
+    }
+  }
+  EXPECT_LE(lines, kMostLinesInAll);
+}
+
 }  // namespace
 }  // namespace tessera::house

@@ -2,14 +2,11 @@
 // keys that would not, and what is usual where one is left out.
 #include "hub/config.h"
 
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-
-#include <nlohmann/json.hpp>
+#include "tests/hub/support.h"
+#include "tests/support/texts.h"
 
 namespace tessera {
 namespace {
-using Json = nlohmann::json;
 
 struct Said {
   ModelConfig config;
@@ -46,11 +43,9 @@ std::string in_words(const Said& said) {
 }
 
 std::string refusal_of(const std::string& text) {
-  try {
-    return "taken: " + in_words(parsed(text));
-  } catch (const InputError& e) {
-    return e.what();
-  }
+  std::string taken;
+  const std::string refused = error_of([&] { taken = "taken: " + in_words(parsed(text)); }, Status::input);
+  return taken.empty() ? refused : taken;
 }
 
 TEST(HubConfig, PublishedConfigurationsAreReadOrRefusedByName) {
@@ -61,29 +56,20 @@ TEST(HubConfig, PublishedConfigurationsAreReadOrRefusedByName) {
     Json config = all.at("bases").at(one.at(1).get<std::string>());
     config.update(one.at(2));
     const std::string expected = one.at(3).get<std::string>();
-    if (!expected.starts_with("refused: ")) {
-      ++taken;
-      try {
-        EXPECT_EQ(in_words(parsed(config.dump())), expected);
-      } catch (const InputError& e) {
-        ADD_FAILURE() << e.what();
-      }
-      continue;
-    }
-    ++refused;
     const std::string found = refusal_of(config.dump());
-    EXPECT_NE(found.find("the key '" + expected.substr(9) + "': expected "), std::string::npos) << found;
+    if (expected.starts_with("refused: ")) {
+      ++refused;
+      expect_has(found, "the key '" + expected.substr(9) + "': expected ");
+    } else {
+      ++taken;
+      EXPECT_EQ(found, "taken: " + expected);
+    }
   }
   EXPECT_GE(taken, 36);
   EXPECT_GE(refused, 20);
 }
 
 const Json kTiny{{"model_type", "llama"}, {"hidden_size", 16}, {"num_attention_heads", 2}, {"vocab_size", 50}};
-
-Json with(Json config, const std::string& key, const Json& value) {
-  config[key] = value;
-  return config;
-}
 
 // A harmful value is refused by its name, a harmless one changes nothing.
 TEST(HubConfig, KeysThatChangeWhatIsComputedAreRefusedByName) {
@@ -121,19 +107,10 @@ TEST(HubConfig, WhatNobodyReadsMayHoldAnything) {
   const std::string plain = in_words(parsed(kTiny.dump()));
   std::string deep(100, '[');
   deep.append(100, ']');
-  const std::string values[] = {"null",
-                                "1e999",
-                                "-1e999",
-                                "NaN",
-                                "Infinity",
-                                "-Infinity",
-                                "[1, NaN, {\"a\": Infinity}]",
-                                "1000000000000000019884624838656",
-                                "{\"__float__\": \"Infinity\"}",
-                                deep,
-                                "1, \"of_others\": 2",
-                                "\"NaN, 1e999\""};
-  for (const std::string& value : values) {
+  for (const std::string value :
+       {"null", "1e999", "-1e999", "NaN", "Infinity", "-Infinity", "[1, NaN, {\"a\": Infinity}]",
+        "1000000000000000019884624838656", "{\"__float__\": \"Infinity\"}", deep.c_str(), "1, \"of_others\": 2",
+        "\"NaN, 1e999\""}) {
     std::string text = kTiny.dump();
     text.insert(1, "\"of_others\": " + value + ", ");
     EXPECT_EQ(in_words(parsed(text)), plain + (value == "null" ? "" : "; note: of_others")) << text;
@@ -144,8 +121,7 @@ TEST(HubConfig, WhatNobodyReadsMayHoldAnything) {
   for (const char* value : {"NaN", "1e999", "1, \"rms_norm_eps\": 2"}) {
     std::string text = kTiny.dump();
     text.insert(1, fmt::format("\"rms_norm_eps\": {}, ", value));
-    EXPECT_NE(refusal_of(text).find("'rms_norm_eps': expected a number above 0"), std::string::npos)
-        << refusal_of(text);
+    expect_has(refusal_of(text), "'rms_norm_eps': expected a number above 0");
   }
   for (const char* broken : {"{\"a\": NaNa}", "{\"a\": 1NaN}", "{\"a\": Infinit}", "{NaN: 1}", "NaN"})
     EXPECT_FALSE(refusal_of(broken).starts_with("taken")) << broken;
@@ -200,7 +176,7 @@ TEST(HubConfig, PartsOfHeadsAndBiasesAreThoseOfTransformers) {
   const std::string expected = "'partial_rotary_factor': expected 1 where positions are scaled, found 0.5";
   for (const Json& config :
        {with(part, "rope_scaling", linear), with(kTiny, "rope_scaling", with(linear, "partial_rotary_factor", 0.5))})
-    EXPECT_NE(refusal_of(config.dump()).find(expected), std::string::npos) << refusal_of(config.dump());
+    expect_has(refusal_of(config.dump()), expected);
   const auto biases = [](const char* type, const char* key) {
     const std::string found =
         refusal_of(with(with(with(kTiny, "model_type", type), "num_key_value_heads", 2), key, true).dump());
@@ -295,6 +271,46 @@ TEST(HubConfig, WindowsAreKnownWhereTheyMeanSomething) {
   EXPECT_EQ(window("qwen3", {{"sliding_window", 99}, {"layer_types", {"full_attention", "sliding_attention"}}}), 0);
   EXPECT_EQ(window("qwen3", {{"sliding_window", 8}, {"layer_types", {"full_attention", "full_attention"}}}), 0);
   EXPECT_THROW(window("qwen3", {{"sliding_window", nullptr}, {"layer_types", {"sliding_attention"}}}), InputError);
+}
+
+// Models with experts under the names and keys of the transformers library.
+
+// Every layer of Mixtral and Qwen3-MoE has experts, each with tensors of its own.
+TEST(HubExperts, HaveTheNamesAndKeysOfTransformers) {
+  ModelConfig mixtral{.family = Family::llama, .layers = 2, .heads = 2, .channels = 16, .context = 32, .vocab = 40};
+  mixtral.kv_heads = 1, mixtral.head_dim = 8, mixtral.ffn = 24, mixtral.tied = false;
+  mixtral.experts.count = 3;
+  ModelConfig qwen3 = mixtral;
+  qwen3.qk_norm = true, qwen3.experts.per_token = 3, qwen3.experts.softmax = RouterSoftmax::all;
+  for (const ModelConfig& c : {mixtral, qwen3}) {
+    const std::string text = hub_config(c, DType::float32);
+    const ModelConfig again = parse_hub_config(text, "config.json");
+    EXPECT_EQ(again.experts, c.experts);
+    EXPECT_EQ(again.hidden(), c.hidden());
+    EXPECT_EQ(again.qk_norm, c.qk_norm);
+    std::vector<std::string> names;
+    for (const HubTensor& t : hub_tensors(c))
+      for (const HubTensor::Piece& p : t.pieces) names.push_back(p.name + " " + std::to_string(p.rows));
+    const auto has = [&](const std::string& name) { return std::ranges::find(names, name) != names.end(); };
+    for (const auto& [qwen3_has, mixtral_has] :
+         {std::pair{"1.mlp.gate.weight 3", "1.block_sparse_moe.gate.weight 3"},
+          {"0.mlp.experts.2.gate_proj.weight 24", "0.block_sparse_moe.experts.2.w1.weight 24"},
+          {"0.mlp.experts.2.up_proj.weight 24", "0.block_sparse_moe.experts.2.w3.weight 24"},
+          {"1.mlp.experts.0.down_proj.weight 16", "1.block_sparse_moe.experts.0.w2.weight 16"}})
+      EXPECT_TRUE(has(std::string("model.layers.") + (c.qk_norm ? qwen3_has : mixtral_has))) << mixtral_has;
+    const auto refused = [&](const char* key, const Json& value) {
+      EXPECT_THROW(parse_hub_config(with(Json::parse(text), key, value).dump(), "config.json"), InputError) << key;
+    };
+    refused("num_experts_per_tok", 4);
+    refused(c.qk_norm ? "num_experts" : "num_local_experts", 0);
+    refused(c.qk_norm ? "decoder_sparse_step" : "router_jitter_noise", 2);
+    ModelConfig other = c;
+    other.experts.shared = 1;
+    EXPECT_THROW(hub_config(other, DType::float32), Error);
+    other = c;
+    other.family = Family::gpt2;
+    EXPECT_THROW(hub_config(other, DType::float32), Error);
+  }
 }
 
 }  // namespace

@@ -2,21 +2,13 @@
 // computes with its folder; what it writes is read back the same; and what is damaged is refused in one line.
 #include "hub/folder.h"
 
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <fstream>
-#include <nlohmann/json.hpp>
-
+#include "hub/llmc.h"
 #include "models/sample.h"
+#include "tests/hub/support.h"
 
 namespace tessera {
 namespace {
-namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
-const fs::path kFixtures = fs::path(TESSERA_SOURCE_DIR) / "tests/models/fixtures";
 constexpr std::array kVariants{"gpt2",   "exact",  "mistral", "slides", "plain",  "grouped", "untied",
                                "linear", "llama3", "yarn",    "biases", "biased", "normed",  "theta"};
 
@@ -24,10 +16,9 @@ bool is_weight(const std::string& name) {
   return name.starts_with("model.") || name.starts_with("transformer.") || name == "lm_head.weight";
 }
 
-class HubFolderTest : public testing::Test {
+class HubFolderTest : public HubTest {
  protected:
-  fs::path path(const std::string& name) const { return made_.path() / name; }
-  void write_config(const Json& config) const { std::ofstream(path("config.json")) << config.dump(); }
+  void write_config(const Json& config) const { write("config.json", config); }
   // The fixture's model as a folder of one file, or of so many shards.
   void make_folder(const Safetensors& fixture, size_t shards = 1) const {
     for (const auto& e : fs::directory_iterator(path(""))) fs::remove_all(e.path());
@@ -42,72 +33,21 @@ class HubFolderTest : public testing::Test {
       }
     if (shards == 1) return write_safetensors(path("model.safetensors"), parts[0]);
     for (size_t i = 0; i < shards; ++i) write_safetensors(path(fmt::format("model-{}.safetensors", i)), parts[i]);
-    std::ofstream(path("model.safetensors.index.json")) << Json{{"metadata", Json::object()}, {"weight_map", map}};
+    write("model.safetensors.index.json", {{"metadata", Json::object()}, {"weight_map", map}});
   }
-  void expect_refused(const std::string& words) const {
-    try {
-      HubFolder folder(made_.path());
-      ADD_FAILURE() << "taken; expected: " << words;
-    } catch (const InputError& e) {
-      EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
-      EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos);
-    }
-  }
-
- private:
-  TemporaryDirectory made_{fs::temp_directory_path() / "hub"};
 };
 
-std::unique_ptr<LanguageModel> model_of(const HubFolder& folder, DType dtype) {
-  std::unique_ptr<LanguageModel> model = make_model(folder.config());
-  model->materialize(0, make_arena(), dtype, wide_of(dtype));
-  read_values(model->units(), folder.tensors());
-  return model;
-}
-
-struct Rows {
-  Tensor ids, targets;
-};
-
-Rows rows_of(const Safetensors& fixture) {
-  const auto read = [&](const std::string& name) {
-    const TensorBytes& t = fixture.at(name);
-    Tensor out = Tensor::empty({t.shape[0], t.shape[1]}, DType::int32, make_arena());
-    std::ranges::copy(t.bytes, out.raw());
-    return out;
-  };
-  return {read("ids"), read("targets")};
-}
-
-double loss_of(LanguageModel& model, const Safetensors& fixture) {
-  const auto [ids, targets] = rows_of(fixture);
-  const NoGrad no_grad;
-  return model.loss(ids, targets, 1).loss_sum / static_cast<double>(targets.numel());
-}
-
-Safetensors fixture_of(const std::string& variant) { return Safetensors(kFixtures / (variant + ".safetensors"), true); }
-
-std::vector<float> floats(const TensorBytes& t) {
-  std::vector<float> out(t.bytes.size() / static_cast<size_t>(size_of(t.dtype)));
-  convert(t, 0, DType::float32, std::as_writable_bytes(std::span(out)));
-  return out;
-}
-
-float number(const TensorBytes& t, size_t i) {
-  float x = 0;
-  std::memcpy(&x, t.bytes.data() + i * sizeof(float), sizeof(float));
-  return x;
-}
+float number(const TensorBytes& t, size_t i) { return floats(t).at(i); }
 
 TEST_F(HubFolderTest, ComputesWhatTransformersComputed) {
-  const Json written = Json::parse(read_file(kFixtures / "greedy.json"));
+  const Json written = Json::parse(read_file(TESSERA_SOURCE_DIR "/tests/models/fixtures/greedy.json"));
   for (const char* name : kVariants)
     for (const size_t shards : {1, 3}) {
       const Safetensors fixture = fixture_of(name);
       make_folder(fixture, shards);
       const HubFolder folder(path(""));
       EXPECT_EQ(folder.dtype(), DType::float32);
-      const auto model = model_of(folder, DType::float32);
+      const auto model = model_of(folder);
       EXPECT_NEAR(loss_of(*model, fixture), number(fixture.at("loss"), 0), 1e-5) << name;
       constexpr size_t kPrompt = 5;  // the prompt's length in make.py
       std::vector<int32_t> prompt(kPrompt), greedy;
@@ -127,19 +67,13 @@ TEST_F(HubFolderTest, AStepOfSgdWritesTheWeightsOfPyTorch) {
     const Safetensors fixture = fixture_of(name);
     make_folder(fixture);
     const HubFolder folder(path(""));
-    const auto model = model_of(folder, DType::float32);
-    const auto [ids, targets] = rows_of(fixture);
+    const auto model = model_of(folder);
+    const Tensor ids = rows_of(fixture, "ids"), targets = rows_of(fixture, "targets");
     backward(model->loss(ids, targets, 1.0 / static_cast<double>(targets.numel())).mean);
     model->zero_missing_gradients();
     make_optimizer(OptimizerKind::sgd, model->units(), {.momentum = 0})->step(kRate, 1);
     fs::create_directory(path("stepped"));
-    const WholeTensors values = [&](const std::string& wanted, DType dtype, const Shape&) {
-      for (const Parameter* p : model->parameters())
-        if (p->name == wanted)
-          return reader_of({p->var.value().raw(), static_cast<size_t>(p->var.value().nbytes())}, dtype);
-      throw Error("no " + wanted);
-    };
-    write_hub_folder(path("stepped"), folder.config(), {DType::float32, values});
+    write_hub_folder(path("stepped"), folder.config(), {DType::float32, tensors_of(*model)});
     const Safetensors written(path("stepped/model.safetensors"));
     for (const TensorBytes& t : fixture.tensors()) {
       if (!is_weight(t.name)) continue;
@@ -177,36 +111,6 @@ TEST_F(HubFolderTest, IsWrittenAsItWasRead) {
   }
 }
 
-// GPT-2's layers keep (in, out): a folder from drawn weights, and back.
-TEST_F(HubFolderTest, Gpt2IsTransposedAndBack) {
-  const ModelConfig config{.layers = 2, .heads = 2, .channels = 8, .context = 16, .vocab = 11, .ffn = 24};
-  const auto model = make_model(config);
-  model->materialize(3, make_arena(), DType::float32, DType::float32);
-  const WholeTensors values = [&](const std::string& name, DType dtype, const Shape&) {
-    for (const Parameter* p : model->parameters())
-      if (p->name == name)
-        return reader_of({p->var.value().raw(), static_cast<size_t>(p->var.value().nbytes())}, dtype);
-    throw Error("no " + name);
-  };
-  write_hub_folder(path(""), config, {DType::float32, values});
-  const Safetensors file(path("model.safetensors"));
-  EXPECT_EQ(file.at("transformer.h.1.attn.c_attn.weight").shape, (std::vector<int64_t>{8, 24}));
-  EXPECT_EQ(file.at("transformer.h.0.mlp.c_proj.weight").shape, (std::vector<int64_t>{24, 8}));
-  const HubFolder folder(path(""));
-  const auto again = model_of(folder, DType::float32);
-  ASSERT_EQ(again->parameters().size(), model->parameters().size());
-  for (size_t i = 0; i < model->parameters().size(); ++i) {
-    const Parameter &a = *model->parameters()[i], &b = *again->parameters()[i];
-    EXPECT_EQ(a.var.value().to_vector<float>(), b.var.value().to_vector<float>()) << a.name;
-  }
-  // And an element by hand: ours (24, 8) at (5, 3) is theirs (8, 24) at (3, 5).
-  for (const Parameter* p : model->parameters())
-    if (p->name == "blocks.0.attn.qkv.weight") {
-      EXPECT_EQ(p->var.value().to_vector<float>()[5 * 8 + 3],
-                number(file.at("transformer.h.0.attn.c_attn.weight"), 3 * 24 + 5));
-    }
-}
-
 TEST(HubConvert, ReadsEveryFloat16) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto half = static_cast<uint16_t>(bits);
@@ -240,11 +144,11 @@ TEST_F(HubFolderTest, KeysThatMeanNothingChangeNoLoss) {
     SCOPED_TRACE(keys.dump());
     const Safetensors fixture = fixture_of(variant);
     make_folder(fixture);
-    Json config = Json::parse(read_file(path("config.json")));
+    Json config = json("config.json");
     config.update(keys);
     write_config(config);
     const HubFolder folder(path(""));
-    EXPECT_NEAR(loss_of(*model_of(folder, DType::float32), fixture), number(fixture.at("loss"), 0), 1e-5);
+    EXPECT_NEAR(loss_of(*model_of(folder), fixture), number(fixture.at("loss"), 0), 1e-5);
   }
 }
 
@@ -269,9 +173,9 @@ TEST_F(HubFolderTest, NamesOfWrappersAndOfBareModelsAndMasksAreRead) {
     length += 2;  // of the longer name
     file.replace(file.find("\"U8\""), 4, "\"BOOL\"");
     file.replace(0, sizeof(length), reinterpret_cast<const char*>(&length), sizeof(length));
-    std::ofstream(path("model.safetensors"), std::ios::binary) << file;
+    this->file("model.safetensors", file);
     const HubFolder folder(path(""));
-    EXPECT_NEAR(loss_of(*model_of(folder, DType::float32), fixture), number(fixture.at("loss"), 0), 1e-5) << variant;
+    EXPECT_NEAR(loss_of(*model_of(folder), fixture), number(fixture.at("loss"), 0), 1e-5) << variant;
     EXPECT_EQ(std::ranges::count_if(folder.notes(), [](const auto& n) { return n.find("training") != n.npos; }), notes);
   };
   const auto without = [](std::string_view prefix) {
@@ -294,7 +198,7 @@ TEST_F(HubFolderTest, NamesOfWrappersAndOfBareModelsAndMasksAreRead) {
 TEST_F(HubFolderTest, OtherFilesInThePlaceOfWeightsAreNamed) {
   make_folder(fixture_of("untied"));
   const auto with = [&](const std::string& bytes, const char* words) {
-    std::ofstream(path("model.safetensors"), std::ios::binary) << bytes;
+    file("model.safetensors", bytes);
     expect_refused(words);
   };
   with("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 120\n", "a pointer of git-lfs");
@@ -302,22 +206,19 @@ TEST_F(HubFolderTest, OtherFilesInThePlaceOfWeightsAreNamed) {
   with("", "an empty file");
   with("PK\x03\x04 torch.save() makes this", "a zip archive");
   fs::remove(path("model.safetensors"));
-  std::ofstream(path("pytorch_model.bin")) << "PK";
+  file("pytorch_model.bin", "PK");
   expect_refused("pytorch_model.bin is not read: Python's transformers or peft makes safetensors");
-  std::ofstream(path("model.safetensors.index.json")) << "version https://git-lfs.github.com/spec/v1\n";
+  file("model.safetensors.index.json", "version https://git-lfs.github.com/spec/v1\n");
   expect_refused("index.json is a pointer of git-lfs");
 }
 
 TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
   const Safetensors fixture = fixture_of("untied");
   make_folder(fixture, 2);
-  const Json config = Json::parse(read_file(path("config.json")));
+  const Json config = json("config.json");
   const auto with = [&](const char* key, const Json& value, const std::string& words) {
     Json changed = config;
-    if (value.is_discarded())
-      changed.erase(key);
-    else
-      changed[key] = value;
+    changed[key] = value;
     write_config(changed);
     expect_refused(words);
   };
@@ -326,11 +227,9 @@ TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
   with("hidden_size", -3, "'hidden_size': expected a size, found -3");
   with("hidden_size", int64_t{1} << 39, "expected (48, 549755813888)");
   with("vocab_size", int64_t{1} << 40, "expected (1099511627776, 24)");
-  write_config([&] {
-    Json changed = config;
-    changed["hidden_size"] = changed["intermediate_size"] = int64_t{1} << 40;
-    return changed;
-  }());
+  Json huge = config;
+  huge["hidden_size"] = huge["intermediate_size"] = int64_t{1} << 40;
+  write_config(huge);
   expect_refused("no memory has so many");
   with("num_key_value_heads", 3, "'num_key_value_heads': expected a divisor of the heads");
   with("attention_bias", true, "tensor 'model.layers.0.self_attn.q_proj.bias' is missing");
@@ -345,25 +244,90 @@ TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
   with("num_hidden_layers", 3, "model.layers.2.input_layernorm.weight' is missing");
   write_config(config);
   HubFolder{path("")};
-  const std::string index = read_file(path("model.safetensors.index.json"));
+  const Json index = json("model.safetensors.index.json");
   for (const char* name : {"../model-0.safetensors", "/etc/passwd", "a/model-0.safetensors", "model.bin", ""}) {
-    Json changed = Json::parse(index);
+    Json changed = index;
     changed["weight_map"]["model.norm.weight"] = name;
-    std::ofstream(path("model.safetensors.index.json")) << changed;
+    write("model.safetensors.index.json", changed);
     expect_refused("expected the name of a .safetensors file beside it");
   }
-  Json other = Json::parse(index);
-  const std::string home = other["weight_map"]["model.norm.weight"];
-  other["weight_map"]["model.norm.weight"] =
-      home == "model-0.safetensors" ? "model-1.safetensors" : "model-0.safetensors";
-  std::ofstream(path("model.safetensors.index.json")) << other;
+  Json other = index;
+  Json& home = other["weight_map"]["model.norm.weight"];
+  home = home == "model-0.safetensors" ? "model-1.safetensors" : "model-0.safetensors";
+  write("model.safetensors.index.json", other);
   HubFolder{path("")};  // which of the files has a tensor is said by the files
-  std::ofstream(path("model.safetensors.index.json")) << index;
+  write("model.safetensors.index.json", index);
   fs::copy(path("model-0.safetensors"), path("copy"));
   fs::remove(path("model-0.safetensors"));
   expect_refused("the shard model-0.safetensors is missing");
   fs::remove(path("model.safetensors.index.json"));
   expect_refused("no model.safetensors and no model.safetensors.index.json");
+}
+
+// Models of llm.c: the tensors of a folder in its order are the folder's model.
+
+class LlmcModelTest : public HubTest {
+ protected:
+  // As train_gpt2.py writes it: each kind for all layers, the table filled up to a multiple of 128 with zeros.
+  std::string written(LanguageModel& model, int version) const {
+    const ModelConfig& c = model.config;
+    std::vector<int32_t> header(256);
+    const int64_t rows = version == 1 ? c.vocab : 128;
+    const int64_t sizes[] = {20240326, version, c.context,  c.vocab,
+                             c.layers, c.heads, c.channels, version == 1 ? 0 : rows};
+    for (size_t i = 0; i < std::size(sizes); ++i) header[i] = static_cast<int32_t>(sizes[i]);
+    std::string out(reinterpret_cast<const char*>(header.data()), 1024);
+    const auto add = [&](const std::string& name) {
+      for (const Parameter* p : model.parameters()) {
+        if (p->name != name) continue;
+        const Tensor value = version == 5 ? p->var.value().to(DType::bfloat16) : p->var.value();
+        out.append(reinterpret_cast<const char*>(value.raw()), static_cast<size_t>(value.nbytes()));
+        return;
+      }
+      FAIL() << name;
+    };
+    add("tokens.weight");
+    out.append(static_cast<size_t>((rows - c.vocab) * c.channels * (version == 5 ? 2 : 4)), '\0');
+    add("positions.weight");
+    for (const char* part : {"norm1", "attn.qkv", "attn.proj", "norm2", "mlp.up", "mlp.down"})
+      for (const char* kind : {"weight", "bias"})
+        for (int64_t i = 0; i < c.layers; ++i) add(fmt::format("blocks.{}.{}.{}", i, part, kind));
+    add("norm.weight"), add("norm.bias");
+    return out;
+  }
+};
+
+TEST_F(LlmcModelTest, HasTheTensorsOfItsHeader) {
+  const ModelConfig config{.layers = 3, .heads = 2, .channels = 8, .context = 5, .vocab = 90};
+  const auto model = drawn_model(config), again = drawn_model(config, 4);
+  for (const int version : {1, 3, 5}) {
+    SCOPED_TRACE(version);
+    const auto file = this->file("model.bin", written(*model, version));
+    EXPECT_TRUE(is_llmc_model(file));
+    const LlmcModel read(file);
+    EXPECT_EQ(read.dtype(), version == 5 ? DType::bfloat16 : DType::float32);
+    read_values(again->units(), read.tensors());
+    for (size_t i = 0; i < model->parameters().size(); ++i) {
+      const Tensor ours = model->parameters()[i]->var.value(), theirs = again->parameters()[i]->var.value();
+      EXPECT_EQ(theirs.to_vector<float>(),
+                (version == 5 ? ours.to(DType::bfloat16).to(DType::float32) : ours).to_vector<float>());
+    }
+  }
+  const std::string whole = written(*model, 3);
+  const auto refused = [&](const std::string& bytes, const std::string& words) {
+    expect_error(Status::input, {"model.bin: ", words}, [&] { LlmcModel(file("model.bin", bytes)); });
+  };
+  refused(whole.substr(0, 1000), "1000 bytes; expected a header of 1024");
+  refused(whole + "x", fmt::format("{} bytes; expected {} by its header", whole.size() + 1, whole.size()));
+  const auto with = [&](size_t at, int32_t value) {
+    std::string bytes = whole;
+    bytes.replace(4 * at, 4, reinterpret_cast<const char*>(&value), 4);
+    return bytes;
+  };
+  refused(with(1, 2), "of version 2; expected 1, 3 or 5");
+  refused(with(4, -1), "a size of -1");
+  refused(with(5, 3), "3 heads, 8 channels and 128 rows for 90 tokens are no model");
+  refused(with(7, 64), "64 rows for 90 tokens are no model");
 }
 
 }  // namespace

@@ -2,19 +2,11 @@
 // and what is damaged or of another format refused in one line.
 #include "tensor/ops/quantize/gptq.h"
 
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <fstream>
-#include <nlohmann/json.hpp>
-
-#include "hub/folder.h"
+#include "tests/hub/support.h"
+#include "tests/support/texts.h"
 
 namespace tessera {
 namespace {
-namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
 // Codes and scales that AutoGPTQ 0.3.1 was given too (QuantLinear.pack of qlinear_cuda, 64 inputs, 32 outputs).
 Int4Matrix counted(int64_t rows, int64_t columns, int64_t group) {
@@ -71,38 +63,17 @@ TEST(GptqFormat, IsReadAsItWasWritten) {
   }
 }
 
-class GptqFolderTest : public testing::Test {
+class GptqFolderTest : public HubTest {
  protected:
-  fs::path path(const std::string& name) const { return made_.path() / name; }
   // A model of drawn weights, each layer's rounded to nearest.
   HubWeights drawn(const ModelConfig& config, int64_t group) {
-    model_ = make_model(config);
-    model_->materialize(4, make_arena(), DType::float32, DType::float32);
-    HubWeights out{
-        .tensors =
-            [this](const std::string& name, DType dtype, const Shape&) {
-              for (const Parameter* p : model_->parameters())
-                if (p->name == name)
-                  return reader_of({p->var.value().raw(), static_cast<size_t>(p->var.value().nbytes())}, dtype);
-              throw Error("no " + name);
-            },
-        .gptq = {.group = group}};
+    model_ = drawn_model(config);
+    HubWeights out{.tensors = tensors_of(*model_), .gptq = {.group = group}};
     for (int64_t i = 0; i < config.layers; ++i)
       for (Linear* l : model_->layer(i).all<Linear>())
         out.codes.emplace(l->parameter(l->weight).name,
                           round_to_nearest(l->weight.value(), GptqConfig{.group = group}.group_of(l->weight.dim(1))));
     return out;
-  }
-  Json json(const char* file) const { return Json::parse(read_file(path(file))); }
-  void write(const char* file, const Json& json) const { std::ofstream(path(file)) << json.dump(); }
-  void expect_refused(const std::string& words) const {
-    try {
-      HubFolder folder(path(""));
-      ADD_FAILURE() << "taken; expected: " << words;
-    } catch (const InputError& e) {
-      EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
-      EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos);
-    }
   }
   // The file's tensors, as `change` leaves them.
   void rewrite(const std::function<void(std::map<std::string, TensorBytes>&)>& change) const {
@@ -120,20 +91,13 @@ class GptqFolderTest : public testing::Test {
   }
 
   std::unique_ptr<LanguageModel> model_;
-
- private:
-  TemporaryDirectory made_{fs::temp_directory_path() / "gptq"};
 };
 
-const ModelConfig kLlama{.family = Family::llama,
-                         .layers = 2,
-                         .heads = 4,
-                         .channels = 32,
-                         .context = 16,
-                         .vocab = 11,
-                         .kv_heads = 2,
-                         .ffn = 64,
-                         .qkv_bias = true};
+const ModelConfig kLlama = [] {
+  ModelConfig c{.family = Family::llama, .layers = 2, .heads = 4, .channels = 32, .context = 16, .vocab = 11};
+  c.kv_heads = 2, c.ffn = 64, c.qkv_bias = true;
+  return c;
+}();
 const ModelConfig kGpt2{.layers = 1, .heads = 2, .channels = 32, .context = 16, .vocab = 11};
 
 TEST_F(GptqFolderTest, GoesOutAndComesInToTheBit) {
@@ -167,9 +131,7 @@ TEST_F(GptqFolderTest, GoesOutAndComesInToTheBit) {
           EXPECT_EQ(found, expected) << p->name;
           const auto again = folder.codes(p->name);
           ASSERT_EQ(again.has_value(), codes != weights.codes.end()) << p->name;
-          if (again) {
-            EXPECT_EQ(again->codes, codes->second.codes) << p->name;
-          }
+          EXPECT_TRUE(!again || again->codes == codes->second.codes) << p->name;
         }
       }
     }
@@ -193,47 +155,17 @@ TEST_F(GptqFolderTest, EverySpellingSaysTheSame) {
   const double expected = sum();
   Json config = json("config.json");
   fs::remove(path("quantize_config.json"));
-  const Json said[] = {{{"bits", 4}, {"group_size", 16}, {"quant_method", "gptq"}},
-                       {{"quant_method", "gptq"},
-                        {"bits", 4},
-                        {"group_size", 16},
-                        {"desc_act", false},
-                        {"sym", true},
-                        {"lm_head", false},
-                        {"damp_percent", 0.01},
-                        {"checkpoint_format", "gptq"},
-                        {"method", "gptq"},
-                        {"format", "gptq"},
-                        {"pack_dtype", "int32"},
-                        {"dynamic", {{"-:.*\\.lm_head", Json::object()}}},
-                        {"rotation", nullptr},
-                        {"meta",
-                         {{"quantizer", {"gptqmodel:7.7.0"}},
-                          {"uri", "https://github.com/modelcloud/gptqmodel"},
-                          {"damp_percent", 0.05},
-                          {"mse", 0.0}}}},
-                       {{"quant_method", "gptq"},
-                        {"bits", 4},
-                        {"group_size", 16},
-                        {"desc_act", true},
-                        {"sym", false},
-                        {"static_groups", true},
-                        {"true_sequential", true},
-                        {"model_name_or_path", nullptr},
-                        {"model_file_base_name", "model"},
-                        {"is_marlin_format", false},
-                        {"damp_percent", 0.1}},
-                       {{"quant_method", "gptq"},
-                        {"bits", 4},
-                        {"group_size", 16},
-                        {"backend", "auto"},
-                        {"batch_size", 1},
-                        {"dataset", "c4"},
-                        {"exllama_config", {{"version", 1}}},
-                        {"max_input_length", nullptr},
-                        {"modules_in_block_to_quantize", nullptr},
-                        {"act_group_aware", true},
-                        {"tokenizer", nullptr}}};
+  const Json said = Json::parse(R"([{"bits": 4, "group_size": 16, "quant_method": "gptq"},
+      {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": false, "sym": true, "lm_head": false,
+       "damp_percent": 0.01, "checkpoint_format": "gptq", "method": "gptq", "format": "gptq", "pack_dtype": "int32",
+       "dynamic": {"-:.*\\.lm_head": {}}, "rotation": null, "meta": {"quantizer": ["gptqmodel:7.7.0"],
+       "uri": "https://github.com/modelcloud/gptqmodel", "damp_percent": 0.05, "mse": 0.0}},
+      {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": true, "sym": false, "static_groups": true,
+       "true_sequential": true, "model_name_or_path": null, "model_file_base_name": "model", "is_marlin_format": false,
+       "damp_percent": 0.1},
+      {"quant_method": "gptq", "bits": 4, "group_size": 16, "backend": "auto", "batch_size": 1, "dataset": "c4",
+       "exllama_config": {"version": 1}, "max_input_length": null, "modules_in_block_to_quantize": null,
+       "act_group_aware": true, "tokenizer": null}])");
   for (const Json& one : said) {
     config["quantization_config"] = one;
     write("config.json", config);
@@ -243,9 +175,8 @@ TEST_F(GptqFolderTest, EverySpellingSaysTheSame) {
   write("config.json", config);
   const HubFolder folder(path(""));
   ASSERT_EQ(folder.notes().size(), 1u);
-  EXPECT_TRUE(
-      folder.notes()[0].ends_with("quantization_config: keys by which nothing is computed here, and which are "
-                                  "not read: of_2027"));
+  EXPECT_TRUE(folder.notes()[0].ends_with(
+      "quantization_config: keys by which nothing is computed here, and which are not read: of_2027"));
 }
 
 // Groups in another order of columns, codes of 0 that differ, version 2, scales in bfloat16: w = scale (code - zero),
@@ -290,7 +221,7 @@ TEST_F(GptqFolderTest, OtherOrdersAndZerosAreComputedAsNumbers) {
       EXPECT_FALSE(folder.has_codes(name));
       EXPECT_TRUE(folder.has_codes("blocks.0.mlp.up.weight"));
       ASSERT_EQ(folder.notes().size(), 1u);
-      EXPECT_NE(folder.notes()[0].find("1 of 4 layers in 4 bits"), std::string::npos) << folder.notes()[0];
+      expect_has(folder.notes()[0], "1 of 4 layers in 4 bits");
       std::vector<float> found(static_cast<size_t>(m.rows * m.columns));
       const TensorReader read = folder.tensors()(name, DType::float32, Shape({m.rows, m.columns}));
       read(0, std::as_writable_bytes(std::span(found).first(77)));
@@ -344,7 +275,7 @@ TEST_F(GptqFolderTest, WhatIsDamagedOrOfAnotherFormatIsRefused) {
                            const std::string& words) {
     rewrite(change);
     expect_refused(words);
-    std::ofstream(path("model.safetensors"), std::ios::binary) << kept;
+    file("model.safetensors", kept);
   };
   std::vector<std::byte> bytes;  // that a tensor has in place of its own
   const auto poke = [&](const std::string& part, size_t at, std::initializer_list<int> values) {
@@ -360,16 +291,11 @@ TEST_F(GptqFolderTest, WhatIsDamagedOrOfAnotherFormatIsRefused) {
   refused(poke(".qzeros", 8, {0x77, 0xf7}), "expected a code of 0 in [1, 15], which version 1 can store, found 16");
   refused(poke(".scales", 2, {0x00, 0x7c}), "scales': expected finite numbers, found inf");
   refused([&](auto& t) { t.erase(layer + ".scales"); }, "up_proj.scales' is missing");
-  refused(
-      [&](auto& t) {
-        t.at(layer + ".scales").shape = {1, 128};
-      },
-      "expected float16 (2, 64), found float16 (1, 128)");
-  refused(
-      [&](auto& t) {
-        t.at(layer + ".qweight").shape = {64, 4};
-      },
-      "qweight': expected int32 (4, 64), found int32 (64, 4)");
+  const auto shape = [&](const char* part, int64_t rows, int64_t columns) {
+    return [&, part, rows, columns](auto& t) { t.at(layer + part).shape = {rows, columns}; };
+  };
+  refused(shape(".scales", 1, 128), "expected float16 (2, 64), found float16 (1, 128)");
+  refused(shape(".qweight", 64, 4), "qweight': expected int32 (4, 64), found int32 (64, 4)");
   refused([&](auto& t) { t[layer + ".qweights"] = t.at(layer + ".qweight"); }, "qweights' is int32; expected floating");
   // A bias that AutoGPTQ adds is none; one with numbers is.
   const std::vector<uint16_t> none(64, 0), some(64, 0x3c00);

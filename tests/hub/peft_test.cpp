@@ -2,21 +2,12 @@
 // all; what is written is read back the same; merged weights compute the same; what is damaged is refused in one line.
 #include "hub/peft.h"
 
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <fstream>
-#include <nlohmann/json.hpp>
-
-#include "hub/folder.h"
 #include "models/adapters/adapters.h"
+#include "tests/hub/support.h"
 
 namespace tessera {
 namespace {
-namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
-const fs::path kFixtures = fs::path(TESSERA_SOURCE_DIR) / "tests/models/fixtures";
 constexpr const char* kVariants[] = {"gpt2", "grouped"};
 
 std::vector<TensorBytes> those(const Safetensors& file, const std::function<bool(const std::string&)>& wanted) {
@@ -29,91 +20,65 @@ std::vector<TensorBytes> those(const Safetensors& file, const std::function<bool
 bool is_adapter(const std::string& name) { return name.starts_with("base_model."); }
 bool is_weight(const std::string& name) { return name.starts_with("model.") || name.starts_with("transformer."); }
 
-class PeftFolderTest : public testing::Test {
+class PeftFolderTest : public HubTest {
  protected:
-  fs::path path(const std::string& name) const { return made_.path() / name; }
   // The fixture's base and its adapters as folders, and what the library computed.
   void make_folders(const std::string& variant) {
     for (const char* name : {"base", "adapters"}) {
       fs::remove_all(path(name));
       fs::create_directory(path(name));
     }
-    model_ = std::make_unique<Safetensors>(kFixtures / (variant + ".safetensors"), true);
-    adapters_ = std::make_unique<Safetensors>(kFixtures / ("lora_" + variant + ".safetensors"));
-    std::ofstream(path("base/config.json")) << model_->metadata().at("config");
+    model_ = std::make_unique<Safetensors>(fixture_of(variant));
+    adapters_ = std::make_unique<Safetensors>(fixture_of("lora_" + variant));
+    file("base/config.json", model_->metadata().at("config"));
     write_safetensors(path("base/model.safetensors"), those(*model_, is_weight));
     Json config = Json::parse(adapters_->metadata().at("adapter_config"));
     config["base_model_name_or_path"] = "../base";
     write_config(config);
     write_safetensors(path("adapters/adapter_model.safetensors"), those(*adapters_, is_adapter));
   }
-  void write_config(const Json& config) const { std::ofstream(path("adapters/adapter_config.json")) << config.dump(); }
-  Json config() const { return Json::parse(read_file(path("adapters/adapter_config.json"))); }
+  void write_config(const Json& config) const { write("adapters/adapter_config.json", config); }
+  Json config() const { return json("adapters/adapter_config.json"); }
+  // The adapters beside their base.
+  struct Both {
+    PeftFolder folder;
+    HubFolder base;
+    ModelConfig config;
+    WholeTensors tensors() const { return folder.tensors(config, base.tensors()); }
+  };
+  Both both(const char* name = "adapters") const {
+    PeftFolder folder(path(name));
+    HubFolder base(folder.base());
+    ModelConfig config = folder.config(base.config());
+    return {std::move(folder), std::move(base), std::move(config)};
+  }
   void expect_refused(const std::string& words) const {
-    try {
-      const PeftFolder folder(path("adapters"));
-      const HubFolder base(folder.base());
-      folder.tensors(folder.config(base.config()), base.tensors());
-      ADD_FAILURE() << "taken; expected: " << words;
-    } catch (const InputError& e) {
-      EXPECT_NE(std::string(e.what()).find(words), std::string::npos) << e.what();
-      EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos);
-    }
+    expect_error(Status::input, {words}, [&] { both().tensors(); });
   }
-  Tensor rows(const char* name) const {
-    const TensorBytes& t = model_->at(name);
-    Tensor out = Tensor::empty({t.shape[0], t.shape[1]}, DType::int32, make_arena());
-    std::ranges::copy(t.bytes, out.raw());
-    return out;
-  }
-  double loss_of(LanguageModel& model) const {
-    const Tensor targets = rows("targets");
-    const NoGrad no_grad;
-    return model.loss(rows("ids"), targets, 1).loss_sum / static_cast<double>(targets.numel());
-  }
-  double expected_loss() const {
-    float x = 0;
-    std::memcpy(&x, adapters_->at("loss").bytes.data(), sizeof(float));
-    return static_cast<double>(x);
-  }
+  double expected_loss() const { return static_cast<double>(floats(adapters_->at("loss")).at(0)); }
   std::unique_ptr<Safetensors> model_, adapters_;
-
- private:
-  TemporaryDirectory made_{fs::temp_directory_path() / "peft"};
 };
-
-std::unique_ptr<LanguageModel> model_of(const ModelConfig& config, const WholeTensors& tensors) {
-  std::unique_ptr<LanguageModel> model = make_model(config);
-  model->materialize(0, make_arena(), DType::float32, DType::float32);
-  read_values(model->units(), tensors);
-  return model;
-}
 
 TEST_F(PeftFolderTest, ComputesWhatPeftComputed) {
   for (const char* variant : kVariants) {
     make_folders(variant);
-    const PeftFolder folder(path("adapters"));
-    const HubFolder base(folder.base());
-    const ModelConfig config = folder.config(base.config());
-    const auto model = model_of(config, folder.tensors(config, base.tensors()));
-    EXPECT_NEAR(loss_of(*model), expected_loss(), 1e-5) << variant;
-    const Tensor targets = rows("targets");
-    backward(model->loss(rows("ids"), targets, 1.0 / static_cast<double>(targets.numel())).mean);
+    const Both b = both();
+    const auto model = model_of(b.config, b.tensors());
+    EXPECT_NEAR(loss_of(*model, *model_), expected_loss(), 1e-5) << variant;
+    const Tensor targets = rows_of(*model_, "targets");
+    backward(model->loss(rows_of(*model_, "ids"), targets, 1.0 / static_cast<double>(targets.numel())).mean);
     size_t compared = 0;
-    for (const PeftTensor& t : peft_tensors(config))
+    for (const PeftTensor& t : peft_tensors(b.config))
       for (const Parameter* p : model->parameters()) {
         if (p->name != t.ours) continue;
-        const TensorBytes& expected = adapters_->at("grad." + t.theirs);
-        const Tensor grad = p->var.grad();
-        ASSERT_EQ(expected.bytes.size(), static_cast<size_t>(grad.nbytes()));
-        for (int64_t i = 0; i < grad.numel(); ++i) {
-          float want = 0;
-          std::memcpy(&want, expected.bytes.data() + 4 * i, sizeof(float));
-          ASSERT_NEAR(grad.data<float>()[i], want, 1e-5F * (1 + std::abs(want))) << t.theirs << " " << i;
-        }
+        const std::vector<float> want = floats(adapters_->at("grad." + t.theirs)),
+                                 grad = p->var.grad().to_vector<float>();
+        ASSERT_EQ(want.size(), grad.size());
+        for (size_t i = 0; i < grad.size(); ++i)
+          ASSERT_NEAR(grad[i], want[i], 1e-5F * (1 + std::abs(want[i]))) << t.theirs << " " << i;
         ++compared;
       }
-    EXPECT_EQ(compared, peft_tensors(config).size());
+    EXPECT_EQ(compared, peft_tensors(b.config).size());
     EXPECT_EQ(2 * compared + 1, adapters_->tensors().size()) << variant;
   }
 }
@@ -134,14 +99,8 @@ TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
   const std::vector<PeftTensor> all = peft_tensors(config), expected = peft_tensors(dense);
   ASSERT_EQ(all.size(), expected.size());
   for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i].theirs, expected[i].theirs);
-  const auto model = make_model(config);
-  model->materialize(3, make_arena(), DType::float32, DType::float32);
-  const WholeTensors source = [&](const std::string& name, DType dtype, const Shape&) -> TensorReader {
-    for (const Parameter* p : model->parameters())
-      if (p->name == name)
-        return reader_of({p->var.value().raw(), static_cast<size_t>(p->var.value().nbytes())}, dtype);
-    return {};
-  };
+  const auto model = drawn_model(config);
+  const WholeTensors source = tensors_of(*model);
   fs::create_directory(path("made"));
   write_peft_folder(path("made"), config, DType::float32, source, "../base");
   const PeftFolder folder(path("made"));
@@ -155,33 +114,24 @@ TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
   const double loss = model->loss(ids, ids, 1).loss_sum;
   EXPECT_EQ(again->loss(ids, ids, 1).loss_sum, loss);
   EXPECT_NEAR(whole->loss(ids, ids, 1).loss_sum, loss, 1e-5 * loss);
-  Json theirs = Json::parse(read_file(path("made/adapter_config.json")));
+  Json theirs = json("made/adapter_config.json");
   theirs["target_modules"] = {"q_proj", "w1"};
-  std::ofstream(path("made/adapter_config.json")) << theirs.dump();
-  try {
-    PeftFolder(path("made")).config(base);
-    ADD_FAILURE();
-  } catch (const InputError& e) {
-    EXPECT_NE(std::string(e.what()).find("no layer 'w1' that adapts; expected some of q_proj, k_proj, v_proj, o_proj"),
-              std::string::npos)
-        << e.what();
-  }
+  write("made/adapter_config.json", theirs);
+  expect_error(Status::input, {"no layer 'w1' that adapts; expected some of q_proj, k_proj, v_proj, o_proj"},
+               [&] { PeftFolder(path("made")).config(base); });
 }
 
 TEST_F(PeftFolderTest, IsWrittenAsItWasRead) {
   for (const char* variant : kVariants) {
     make_folders(variant);
-    const PeftFolder folder(path("adapters"));
-    const HubFolder base(folder.base());
-    const ModelConfig config = folder.config(base.config());
+    const Both b = both();
     fs::create_directory(path("again"));
-    write_peft_folder(path("again"), config, DType::float32, folder.tensors(config, base.tensors()), "../base");
+    write_peft_folder(path("again"), b.config, DType::float32, b.tensors(), "../base");
     const Safetensors found(path("again/adapter_model.safetensors"));
     const std::vector<TensorBytes> expected = those(*adapters_, is_adapter);
     ASSERT_EQ(found.tensors().size(), expected.size());
     for (const TensorBytes& t : expected) EXPECT_TRUE(std::ranges::equal(found.at(t.name).bytes, t.bytes)) << t.name;
-    const PeftFolder again(path("again"));
-    EXPECT_EQ(again.config(base.config()).lora, config.lora);
+    EXPECT_EQ(both("again").config.lora, b.config.lora);
     fs::remove_all(path("again"));
   }
 }
@@ -189,14 +139,10 @@ TEST_F(PeftFolderTest, IsWrittenAsItWasRead) {
 TEST_F(PeftFolderTest, MergedWeightsComputeTheSame) {
   for (const char* variant : kVariants) {
     make_folders(variant);
-    const PeftFolder folder(path("adapters"));
-    const HubFolder base(folder.base());
-    const ModelConfig config = folder.config(base.config());
+    const Both b = both();
     fs::create_directory(path("merged"));
-    write_hub_folder(path("merged"), merged(config),
-                     {DType::float32, merged(config, folder.tensors(config, base.tensors()))});
-    const HubFolder whole(path("merged"));
-    EXPECT_NEAR(loss_of(*model_of(whole.config(), whole.tensors())), expected_loss(), 1e-5) << variant;
+    write_hub_folder(path("merged"), merged(b.config), {DType::float32, merged(b.config, b.tensors())});
+    EXPECT_NEAR(loss_of(*model_of(HubFolder(path("merged"))), *model_), expected_loss(), 1e-5) << variant;
     fs::remove_all(path("merged"));
   }
 }
@@ -206,12 +152,9 @@ TEST_F(PeftFolderTest, OtherSpellingsComputeTheSame) {
   make_folders("grouped");
   const Json good = config();
   const auto expect_same = [&](size_t notes) {
-    const PeftFolder folder(path("adapters"));
-    const HubFolder base(folder.base());
-    ModelConfig c;
-    ASSERT_NO_THROW(c = folder.config(base.config()));
-    EXPECT_NEAR(loss_of(*model_of(c, folder.tensors(c, base.tensors()))), expected_loss(), 1e-5);
-    EXPECT_EQ(folder.notes().size(), notes);
+    const Both b = both();
+    EXPECT_NEAR(loss_of(*model_of(b.config, b.tensors()), *model_), expected_loss(), 1e-5);
+    EXPECT_EQ(b.folder.notes().size(), notes);
   };
   const std::string any = "q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj";
   const Json list{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
@@ -235,9 +178,7 @@ TEST_F(PeftFolderTest, OtherSpellingsComputeTheSame) {
       {"fan_in_fan_out", true, 0}};
   for (const auto& [key, value, notes] : same) {
     SCOPED_TRACE(std::string(key) + " " + value.dump());
-    Json changed = good;
-    changed[key] = value;
-    write_config(changed);
+    write_config(with(good, key, value));
     expect_same(notes);
   }
   write_config(good);
@@ -265,9 +206,7 @@ TEST_F(PeftFolderTest, FirstValuesThatChangeTheBaseAreRefused) {
   make_folders("grouped");
   const Json good = config();
   for (const char* value : {"pissa", "pissa_niter_16", "olora", "OLoRA", "corda", "loftq", "lora_ga", "of_2027"}) {
-    Json changed = good;
-    changed["init_lora_weights"] = value;
-    write_config(changed);
+    write_config(with(good, "init_lora_weights", value));
     expect_refused("init_lora_weights': expected true, gaussian, eva or orthogonal (others change");
   }
 }
@@ -275,11 +214,6 @@ TEST_F(PeftFolderTest, FirstValuesThatChangeTheBaseAreRefused) {
 TEST_F(PeftFolderTest, WhatIsOtherwiseIsRefusedByName) {
   make_folders("grouped");
   const Json good = config();
-  const auto with = [&](const char* key, const Json& value) {
-    Json changed = good;
-    changed[key] = value;
-    write_config(changed);
-  };
   const std::tuple<const char*, Json, const char*> wrong[] = {
       {"peft_type", "IA3", "peft_type': expected \"LORA\""},
       {"bias", "all", "bias': expected \"none\""},
@@ -302,7 +236,7 @@ TEST_F(PeftFolderTest, WhatIsOtherwiseIsRefusedByName) {
       {"exclude_modules", ".*layers\\.1\\..*", "target_modules: 1 of 2 layers have q_proj"},
       {"base_model_name_or_path", "nowhere", "expected the folder of a model, found 'nowhere'; --base FOLDER"}};
   for (const auto& [key, value, words] : wrong) {
-    with(key, value);
+    write_config(with(good, key, value));
     expect_refused(words);
   }
   write_config(good);

@@ -1,24 +1,15 @@
 // Folders that we write, read by the transformers library, and folders that it writes, read by us. Runs where Python
 // has transformers; tests/hub/folder_test.cpp has numbers of it that are always there.
-#include <gtest/gtest.h>
-
 #include <numeric>
 
-#include "hub/folder.h"
+#include "tests/hub/support.h"
 #include "tests/support/python.h"
 
 namespace tessera {
 namespace {
-namespace fs = std::filesystem;
-
 constexpr int64_t kBatch = 2, kTokens = 12;
 
-struct Sample {
-  const char* name;
-  ModelConfig config;
-};
-
-std::vector<Sample> samples() {
+std::vector<std::pair<std::string, ModelConfig>> samples() {
   const ModelConfig gpt2{.layers = 2, .heads = 2, .channels = 16, .context = 32, .vocab = 40, .ffn = 24};
   ModelConfig llama = gpt2;
   llama.family = Family::llama, llama.kv_heads = 1;
@@ -46,12 +37,6 @@ std::vector<Sample> samples() {
           {"yarn", yarn},       {"biases", biases},       {"slides", slides}, {"sliding_qwen2", sliding_qwen2}};
 }
 
-std::unique_ptr<LanguageModel> with_memory(const ModelConfig& config) {
-  std::unique_ptr<LanguageModel> model = make_model(config);
-  model->materialize(3, make_arena(), DType::float32, DType::float32);
-  return model;
-}
-
 // First weights leave a model nearly linear, and biases at zero.
 void spread(LanguageModel& model) {
   for (const Parameter* p : model.parameters()) {
@@ -68,6 +53,12 @@ std::vector<float> logits_of(LanguageModel& model, const std::vector<int32_t>& i
   return model.logits(model.hidden(rows)).value().to_vector<float>();
 }
 
+std::vector<int32_t> some_ids() {
+  std::vector<int32_t> ids(kBatch * kTokens);
+  std::iota(ids.begin(), ids.end(), 7);
+  return ids;
+}
+
 void expect_near(const std::vector<float>& found, const std::vector<float>& expected) {
   ASSERT_EQ(found.size(), expected.size());
   for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 1e-5 * (1 + std::abs(expected[i]))) << i;
@@ -76,36 +67,26 @@ void expect_near(const std::vector<float>& found, const std::vector<float>& expe
 TEST(Transformers, ReadsOurFoldersAndWeReadItsFolders) {
   if (const std::string why = test::missing("transformers"); !why.empty()) GTEST_SKIP() << why;
   const test::Exchange exchange;
-  std::vector<int32_t> ids(kBatch * kTokens);
-  std::iota(ids.begin(), ids.end(), 7);
+  const std::vector<int32_t> ids = some_ids();
   std::string folders;
   std::vector<std::vector<float>> ours;
-  for (const Sample& s : samples()) {
-    const auto model = with_memory(s.config);
+  for (const auto& [name, config] : samples()) {
+    const auto model = drawn_model(config);
     spread(*model);
-    fs::create_directory(exchange.path(s.name));
-    write_hub_folder(
-        exchange.path(s.name), s.config,
-        {DType::float32, [&](const std::string& name, DType dtype, const Shape&) {
-           for (const Parameter* p : model->parameters())
-             if (p->name == name)
-               return reader_of({p->var.value().raw(), static_cast<size_t>(p->var.value().nbytes())}, dtype);
-           throw Error("no " + name);
-         }});
-    exchange.write<int32_t>(std::string(s.name) + "/ids.bin", ids);
+    fs::create_directory(exchange.path(name));
+    write_hub_folder(exchange.path(name), config, {DType::float32, tensors_of(*model)});
+    exchange.write<int32_t>(name + "/ids.bin", ids);
     ours.push_back(logits_of(*model, ids));
-    folders.append(" ").append(s.name);
+    folders.append(" ").append(name);
   }
   exchange.run(TESSERA_SOURCE_DIR "/tests/compare/hub_folder.py", folders);
-  for (size_t i = 0; const Sample& s : samples()) {
-    SCOPED_TRACE(s.name);
-    const fs::path path = exchange.path(s.name);
-    expect_near(exchange.read<float>(std::string(s.name) + "/logits.bin"), ours[i]);
+  for (size_t i = 0; const auto& [name, config] : samples()) {
+    SCOPED_TRACE(name);
+    const fs::path path = exchange.path(name);
+    expect_near(exchange.read<float>(name + "/logits.bin"), ours[i]);
     EXPECT_TRUE(fs::exists(path / "again/model.safetensors.index.json"));
     const HubFolder again(path / "again");
-    const auto model = with_memory(again.config());
-    read_values(model->units(), again.tensors());
-    EXPECT_EQ(logits_of(*model, ids), ours[i++]);
+    EXPECT_EQ(logits_of(*model_of(again), ids), ours[i++]);
   }
 }
 
@@ -115,17 +96,14 @@ TEST(Transformers, PublishedConfigurationsMeanTheSameToBoth) {
   const test::Exchange exchange;
   exchange.run(TESSERA_SOURCE_DIR "/tests/compare/published_configurations.py",
                TESSERA_SOURCE_DIR "/tests/hub/fixtures/configurations.json");
-  std::vector<int32_t> ids(kBatch * kTokens);
-  std::iota(ids.begin(), ids.end(), 7);
+  const std::vector<int32_t> ids = some_ids();
   int read = 0;
   for (int i = 0; i < 100; ++i) {
     const fs::path path = exchange.path(std::to_string(i));
     if (!fs::exists(path)) continue;
     SCOPED_TRACE(read_file(path / "config.json"));
     const HubFolder folder(path);
-    const auto model = with_memory(folder.config());
-    read_values(model->units(), folder.tensors());
-    expect_near(logits_of(*model, ids), exchange.read<float>(std::to_string(i) + "/logits.bin"));
+    expect_near(logits_of(*model_of(folder), ids), exchange.read<float>(std::to_string(i) + "/logits.bin"));
     ++read;
   }
   EXPECT_GE(read, 40);

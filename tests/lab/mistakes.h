@@ -8,13 +8,15 @@
 namespace tessera::lab {
 
 struct Mistake {
+  using Changes = std::vector<std::pair<std::string, std::string>>;
+  Mistake(const char* e, const char* n, const char* b, const char* c, Changes list)
+      : exercise(e), name(n), bound(b), cause(c), changes(std::move(list)) {}
+
   std::string exercise, name;
-  std::vector<std::pair<std::string, std::string>> changes;  // each text stands once in the file
-  std::string bound, cause;                                  // parts of the verdict's lines
+  std::string bound, cause;  // parts of the verdict's lines
+  Changes changes;           // each text stands once in the file
 };
 
-const std::vector<Mistake>& mistakes_of_order();    // exercises in communication and schedules
-const std::vector<Mistake>& mistakes_of_tensors();  // the others
-std::vector<Mistake> mistakes();                    // all
+const std::vector<Mistake>& mistakes();
 
 }  // namespace tessera::lab

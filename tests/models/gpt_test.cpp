@@ -5,11 +5,88 @@
 #include <cstring>
 
 #include "models/decoder.h"
+#include "nn/parameter.h"
 #include "tensor/cpu/vectorize.h"
-#include "tests/support/gpt_oracle.h"
+#include "tests/support/python.h"
 
 namespace tessera {
 namespace {
+
+struct GptShape {
+  int64_t layers, heads, channels, context, vocab;
+};
+
+// Gradients lie as in the units: unit after unit, each as long as its buffers.
+struct OracleResult {
+  double loss32 = 0, loss64 = 0;
+  std::vector<float> grads32;
+  std::vector<double> grads64;
+};
+
+std::string oracle_index(const GptShape& shape, std::span<const FlatUnit> units, int64_t batch, int64_t tokens) {
+  std::string tensors;
+  int64_t offset = 0;
+  for (const FlatUnit& unit : units) {
+    for (const Slot& slot : unit.slots) {
+      std::string dims = slot.parameter->local().str();  // "(2, 3)"
+      dims = "[" + dims.substr(1, dims.size() - 2) + "]";
+      tensors += fmt::format(R"({}{{"name": "{}", "shape": {}, "offset": {}}})", tensors.empty() ? "" : ", ",
+                             slot.parameter->name, dims, offset + slot.begin);
+    }
+    offset += unit.values.numel();
+  }
+  return fmt::format(
+      R"({{"layers": {}, "heads": {}, "channels": {}, "context": {}, "vocab": {}, "batch": {}, "tokens": {}, "tensors": [{}]}})",
+      shape.layers, shape.heads, shape.channels, shape.context, shape.vocab, batch, tokens, tensors);
+}
+
+// inputs and targets: int32 (batch, tokens). The weights are read as float32. Throws with the script's words when the
+// names of the slots are not those of the PyTorch model.
+OracleResult gpt_oracle(const GptShape& shape, std::span<const FlatUnit> units, const Tensor& inputs,
+                        const Tensor& targets) {
+  const test::Exchange exchange;
+  std::vector<float> weights;
+  for (const FlatUnit& unit : units) {
+    const std::vector<float> values = unit.values.to(DType::float32).to_vector<float>();
+    weights.insert(weights.end(), values.begin(), values.end());
+  }
+  exchange.write_text("model.json", oracle_index(shape, units, inputs.dim(0), inputs.dim(1)));
+  exchange.write("weights.bin", std::span<const float>(weights));
+  exchange.write("inputs.bin", std::span<const int32_t>(inputs.to_vector<int32_t>()));
+  exchange.write("targets.bin", std::span<const int32_t>(targets.to_vector<int32_t>()));
+  exchange.run(TESSERA_SOURCE_DIR "/tests/compare/gpt_pytorch.py");
+  const std::vector<double> loss = exchange.read<double>("loss.bin");
+  return {loss.at(0), loss.at(1), exchange.read<float>("gradients.float32.bin"),
+          exchange.read<double>("gradients.float64.bin")};
+}
+
+struct Worst {
+  double error = 0;  // |g - reference| / |reference|, 2-norms of one parameter
+  std::string name;
+};
+
+// The parameter whose gradient is farthest from the reference, which lies as in OracleResult; the first that is NaN.
+Worst worst_gradient(std::span<const FlatUnit> units, std::span<const double> reference) {
+  Worst worst;
+  size_t offset = 0;
+  for (const FlatUnit& unit : units) {
+    const std::vector<double> grads = unit.grads.to(DType::float64).to_vector<double>();
+    for (const Slot& slot : unit.slots) {
+      double difference = 0, norm = 0;
+      for (int64_t i = slot.begin; i < slot.end(); ++i) {
+        const double expected = reference[offset + static_cast<size_t>(i)];
+        const double d = grads[static_cast<size_t>(i)] - expected;
+        difference += d * d;
+        norm += expected * expected;
+      }
+      const double error = std::sqrt(difference / norm);
+      if (!(error <= worst.error)) worst = {error, slot.parameter->name};
+      if (std::isnan(error)) return worst;
+    }
+    offset += grads.size();
+  }
+  return worst;
+}
 
 Tensor random_ids(const Shape& shape, int64_t vocab, uint64_t seed, const ArenaPtr& arena) {
   Tensor ids = Tensor::empty(shape, DType::int32, arena);
@@ -67,17 +144,17 @@ TEST(Gpt, LossAndGradientsAreThoseOfPyTorch) {
     const Tensor ids = random_ids({c.batch, c.tokens}, c.config.vocab, 1, arena);
     const Tensor targets = random_ids({c.batch, c.tokens}, c.config.vocab, 2, arena);
     const double loss = run_backward(*model, ids, targets);
-    const test::GptShape shape{c.config.layers, c.config.heads, c.config.channels, c.config.context, c.config.vocab};
-    const test::OracleResult oracle = test::gpt_oracle(shape, model->units(), ids, targets);
+    const GptShape shape{c.config.layers, c.config.heads, c.config.channels, c.config.context, c.config.vocab};
+    const OracleResult oracle = gpt_oracle(shape, model->units(), ids, targets);
     EXPECT_NEAR(loss, oracle.loss64, 1e-6 * oracle.loss64);
-    const test::Worst worst = test::worst_gradient(model->units(), oracle.grads64);
+    const Worst worst = worst_gradient(model->units(), oracle.grads64);
     EXPECT_LT(worst.error, 1e-5) << worst.name;
 
     auto wide = std::make_unique<Decoder>(c.config);
     wide->materialize(7, arena, DType::float64, DType::float64);
     for (size_t i = 0; i < wide->units().size(); ++i) wide->units()[i].values.copy_from(model->units()[i].values);
     EXPECT_NEAR(run_backward(*wide, ids, targets), oracle.loss64, 1e-12 * oracle.loss64);
-    const test::Worst worst64 = test::worst_gradient(wide->units(), oracle.grads64);
+    const Worst worst64 = worst_gradient(wide->units(), oracle.grads64);
     EXPECT_LT(worst64.error, 1e-10) << worst64.name;
   }
 }
@@ -98,7 +175,7 @@ TEST(Gpt, BFloat16GradientsAreNearFloat64) {
     const std::vector<double> g = unit.grads.to_vector<double>();
     reference.insert(reference.end(), g.begin(), g.end());
   }
-  const test::Worst worst = test::worst_gradient(model->units(), reference);
+  const Worst worst = worst_gradient(model->units(), reference);
   EXPECT_LT(worst.error, 0.05) << worst.name;
 }
 

@@ -1,49 +1,49 @@
-// Drawing tokens: the distribution, its cuts, and writing past the end of the context.
+// Drawing tokens: the distribution and its cuts. Writing: the window that a model reads has every token, each at its
+// place, and none before it, also past the end of the context.
 #include "models/sample.h"
 
-#include <gtest/gtest.h>
-
+#include <numeric>
 #include <set>
 
 #include "models/decoder.h"
+#include "nn/module.h"
+#include "tensor/random.h"
+#include "tests/support/gpu.h"
+#include "tests/support/one_thread.h"
 
 namespace tessera {
 namespace {
 
+// Sets the weights of a model on one rank, with memory: each is the constant that its parameter starts from plus 0.4
+// times a normal number.
+void draw_weights(Module& model, uint64_t seed = 3) {
+  for (const Parameter* p : model.parameters()) {
+    const Philox random = Philox::named(seed, p->name);
+    Tensor values = p->var.value();
+    std::vector<double> drawn(static_cast<size_t>(values.numel()));
+    for (size_t i = 0; i < drawn.size(); ++i) drawn[i] = p->init.constant + 0.4 * random.normal(i);
+    values.copy_from(Tensor::of<double>(drawn, values.shape(), values.arena()).to(values.dtype()));
+  }
+}
+
 class DrawTest : public testing::Test {
  protected:
-  // How often each token comes in 4,000 draws.
-  std::map<int32_t, int> counts(const SampleOptions& o) const {
-    std::map<int32_t, int> n;
-    for (uint64_t i = 0; i < 4000; ++i) ++n[draw_token(logits_, o, i)];
-    return n;
+  // The tokens that come in 4,000 draws.
+  static std::string keys(const Tensor& logits, const SampleOptions& o) {
+    std::set<int32_t> found;
+    for (uint64_t i = 0; i < 4000; ++i) found.insert(draw_token(logits, o, i));
+    std::string s;
+    for (const int32_t token : found) s += std::to_string(token);
+    return s;
   }
+  std::string keys(const SampleOptions& o) const { return keys(logits_, o); }
   ArenaPtr arena_ = make_arena();
   // Probabilities 0.1, 0.4, 0.2, 0.3.
   Tensor logits_ =
       Tensor::of<float>(std::array{std::log(1.0f), std::log(4.0f), std::log(2.0f), std::log(3.0f)}, {4}, arena_);
 };
 
-TEST_F(DrawTest, FollowsTheProbabilities) {
-  const auto n = counts({.seed = 1});
-  EXPECT_NEAR(n.at(0), 400, 80);
-  EXPECT_NEAR(n.at(1), 1600, 130);
-  EXPECT_NEAR(n.at(2), 800, 110);
-  EXPECT_NEAR(n.at(3), 1200, 120);
-}
-
-TEST_F(DrawTest, TemperatureSharpensAndFlattens) {
-  EXPECT_EQ(counts({.temperature = 0}), (std::map<int32_t, int>{{1, 4000}}));
-  EXPECT_GT(counts({.temperature = 0.2}).at(1), 3000);  // 4^5 : 3^5 : 2^5 : 1
-  EXPECT_NEAR(counts({.temperature = 100}).at(0), 1000, 130);
-}
-
 TEST_F(DrawTest, TopKAndTopPCutTheTail) {
-  const auto keys = [&](const SampleOptions& o) {
-    std::string s;
-    for (const auto& [token, n] : counts(o)) s += std::to_string(token);
-    return s;
-  };
   EXPECT_EQ(keys({.top_k = 1}), "1");
   EXPECT_EQ(keys({.top_k = 3}), "123");
   EXPECT_EQ(keys({.top_p = 0.39}), "1");
@@ -52,25 +52,21 @@ TEST_F(DrawTest, TopKAndTopPCutTheTail) {
   EXPECT_EQ(keys({.top_k = 2, .top_p = 0.99}), "13");
   EXPECT_EQ(keys({.vocab = 3}), "012");  // padding is never drawn
   EXPECT_EQ(keys({.temperature = 0, .vocab = 1}), "0");
+  EXPECT_EQ(keys({.temperature = 0}), "1");
 }
 
 // As transformers' filters do: one after another on what is left, and ties with the k-th stay.
 TEST_F(DrawTest, FiltersComeInTheirOrder) {
-  const auto keys = [&](const std::vector<float>& weights, const SampleOptions& o) {
+  const auto of = [&](const std::vector<float>& weights, const SampleOptions& o) {
     std::vector<float> logits;
     for (const float w : weights) logits.push_back(std::log(w));
-    const Tensor tensor = Tensor::of<float>(logits, {std::ssize(logits)}, arena_);
-    std::set<int32_t> found;
-    for (uint64_t i = 0; i < 4000; ++i) found.insert(draw_token(tensor, o, i));
-    std::string s;
-    for (const int32_t token : found) s += std::to_string(token);
-    return s;
+    return keys(Tensor::of<float>(logits, {std::ssize(logits)}, arena_), o);
   };
-  EXPECT_EQ(keys({4, 3, 3, 1}, {.top_k = 2}), "012");
+  EXPECT_EQ(of({4, 3, 3, 1}, {.top_k = 2}), "012");
   // Top-p 0.75 keeps three of 0.4, 0.3, 0.2 and 0.1, and min-p then two; min-p first would leave one of two for top-p.
-  EXPECT_EQ(keys({4, 3, 2, 1}, {.top_p = 0.55, .min_p = 0.7}), "01");
-  EXPECT_EQ(keys({4, 3, 2, 1}, {.top_p = 0.39, .min_p = 0.7}), "0");
-  EXPECT_EQ(keys({40, 30, 20, 10}, {.top_k = 2, .top_p = 0.56}), "0");  // 4/7 is reached by the first
+  EXPECT_EQ(of({4, 3, 2, 1}, {.top_p = 0.55, .min_p = 0.7}), "01");
+  EXPECT_EQ(of({4, 3, 2, 1}, {.top_p = 0.39, .min_p = 0.7}), "0");
+  EXPECT_EQ(of({40, 30, 20, 10}, {.top_k = 2, .top_p = 0.56}), "0");  // 4/7 is reached by the first
 }
 
 // transformers' RepetitionPenaltyLogitsProcessor: a token pays once, however often it was read.
@@ -121,24 +117,183 @@ TEST(Sample, WritesPastTheContextAndTakesLongPrompts) {
   EXPECT_EQ(calls, 3);
 }
 
-// The cache's prediction at each place is that of a plain forward pass over the same window.
-TEST(Sample, RestartsReadTheLastHalfOfTheContext) {
+// The window that a model reads when it writes: every token, each at its place, and none before it; and how a token is
+// drawn from its logits.
+
+constexpr int64_t kVocab = 13;
+using Text = std::vector<int32_t>;
+
+ModelConfig config_of(Family family, int64_t context) {
+  ModelConfig c{.family = family, .layers = 2, .heads = 4, .channels = 16, .context = context, .vocab = kVocab};
+  if (family == Family::llama) c.kv_heads = 2;
+  return c;
+}
+
+std::unique_ptr<LanguageModel> made(const ModelConfig& config, DType dtype, const ArenaPtr& arena) {
+  std::unique_ptr<LanguageModel> model = make_model(config);
+  model->materialize(1, arena, dtype, dtype);
+  draw_weights(*model);
+  return model;
+}
+
+Text drawn_text(int64_t count, uint64_t seed) {
+  const Philox random = Philox::named(seed, "window");
+  Text out;
+  for (int64_t i = 0; i < count; ++i)
+    out.push_back(static_cast<int32_t>(random.below(kVocab, static_cast<uint64_t>(i))));
+  return out;
+}
+
+Tensor ids_of(const Text& text, const ArenaPtr& arena) {
+  return Tensor::of<int32_t>(text, {1, std::ssize(text)}, arena);
+}
+
+// Logits (V) of the token after a text, by a forward pass over all of it.
+Tensor after(LanguageModel& model, const Text& text, const ArenaPtr& arena) {
+  const NoGrad no_grad;
+  model.set_step({});
+  const Tensor logits = model.logits(model.hidden(ids_of(text, arena))).value();
+  return logits.select(0, logits.dim(0) - 1);
+}
+
+double apart(const Tensor& a, const Tensor& b) {
+  const std::vector<double> x = a.to(DType::float64).to_vector<double>(), y = b.to(DType::float64).to_vector<double>();
+  EXPECT_EQ(x.size(), y.size());
+  double most = 0;
+  for (size_t i = 0; i < y.size(); ++i) most = std::max(most, std::abs(x.at(i) - y[i]));
+  return most;
+}
+
+using Window = test::OneThread;
+
+// Otherwise nothing below could see a wrong token.
+TEST_F(Window, EveryTokenAndItsPlaceCount) {
   const ArenaPtr arena = make_arena();
-  Decoder model({.layers = 1, .heads = 1, .channels = 16, .context = 8, .vocab = 11});
-  model.materialize(5, arena, DType::float64, DType::float64);
-  std::vector<int32_t> text{3};
-  sample(model, text, 30, {.temperature = 0}, [&](int32_t t) {
-    // Up to eight tokens; when they are full the last four, then five to eight, and again.
-    const size_t n = text.size(), length = n <= 8 ? n : 4 + (n - 9) % 5;
-    const std::vector<int32_t> window(text.end() - static_cast<std::ptrdiff_t>(length), text.end());
-    const NoGrad no_grad;
-    const Tensor ids = Tensor::of<int32_t>(window, {1, static_cast<int64_t>(window.size())}, arena);
-    const Tensor logits = model.logits(model.hidden(ids)).value();
-    EXPECT_EQ(t, draw_token(logits.select(0, logits.dim(0) - 1), {.temperature = 0}, 0)) << "after " << n << " tokens";
-    text.push_back(t);
-    return true;
-  });
-  EXPECT_EQ(text.size(), 31U);
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    const auto model = made(config_of(family, 8), DType::float64, arena);
+    const Text text = drawn_text(8, 1);
+    const Tensor logits = after(*model, text, arena);
+    for (size_t i = 0; i < text.size(); ++i) {
+      Text other = text;
+      other[i] = (other[i] + 1) % static_cast<int32_t>(kVocab);
+      EXPECT_GT(apart(after(*model, other, arena), logits), 1e-3) << i;
+    }
+    EXPECT_GT(apart(after(*model, {text.begin() + 1, text.end()}, arena), logits), 1e-3);
+    Text swapped = text;
+    std::swap(swapped[1], swapped[2]);
+    ASSERT_NE(text[1], text[2]);
+    EXPECT_GT(apart(after(*model, swapped, arena), logits), 1e-3);
+  }
+}
+
+// With every cut of the text into pieces that are decoded one after another.
+void expect_decoding(DType dtype, const ArenaPtr& arena, double bound) {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    const auto model = made(config_of(family, 9), dtype, arena);
+    for (uint64_t cuts = 0; cuts < 256; cuts += 5) {
+      const Text text = drawn_text(9, cuts);
+      TextCache cache = model->cache();
+      for (size_t begin = 0, end = 1; begin < text.size(); begin = end++) {
+        while (end < text.size() && (cuts >> (end - 1) & 1) == 0) ++end;
+        const Tensor found = model->decode(
+            ids_of({text.begin() + static_cast<std::ptrdiff_t>(begin), text.begin() + static_cast<std::ptrdiff_t>(end)},
+                   arena),
+            cache);
+        const Tensor expected = after(*model, {text.begin(), text.begin() + static_cast<std::ptrdiff_t>(end)}, arena);
+        EXPECT_LE(apart(found.reshape({kVocab}), expected), bound) << "cuts " << cuts << ", after " << end;
+      }
+    }
+  }
+}
+
+// The same draw of the logits of a forward pass over the window: the prompt's last tokens, one more after each draw,
+// and when the context is full its last half.
+void expect_written(DType dtype, const ArenaPtr& arena, const std::vector<int64_t>& contexts) {
+  for (const Family family : {Family::gpt2, Family::llama})
+    for (const int64_t context : contexts) {
+      const auto model = made(config_of(family, context), dtype, arena);
+      const auto limit = static_cast<size_t>(context);
+      for (const int64_t prompt : {int64_t{1}, int64_t{3}, context, context + 1, 2 * context + 3}) {
+        Text text = drawn_text(prompt, static_cast<uint64_t>(context));
+        size_t window = std::min(text.size(), limit);
+        uint64_t draws = 0;
+        const SampleOptions options{.temperature = 1.5, .seed = static_cast<uint64_t>(prompt)};
+        sample(*model, text, 3 * context + 5, options, [&](int32_t token) {
+          const Text read(text.end() - static_cast<std::ptrdiff_t>(window), text.end());
+          EXPECT_EQ(token, draw_token(after(*model, read, arena), options, draws++))
+              << "context " << context << ", a prompt of " << prompt << ", token " << draws;
+          text.push_back(token);
+          if (++window > limit) window = std::max<size_t>(1, limit / 2);
+          return true;
+        });
+        EXPECT_EQ(std::ssize(text), prompt + 3 * context + 5);
+      }
+    }
+}
+
+TEST_F(Window, DecodingInPiecesIsTheForwardPass) { expect_decoding(DType::float64, make_arena(), 1e-11); }
+TEST_F(Window, WritingReadsTheWindowAndNothingElse) {
+  expect_written(DType::float64, make_arena(), {1, 2, 3, 5, 8, 16});
+}
+
+using WindowGpu = test::OnGpu;
+
+TEST_F(WindowGpu, WritingReadsTheWindowAndNothingElse) {
+  if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
+  expect_written(DType::float64, arena, {5});
+}
+
+// The probabilities of tokens, by their definition.
+std::vector<double> probabilities(const std::vector<double>& logits, const SampleOptions& o) {
+  const size_t vocab = o.vocab > 0 ? static_cast<size_t>(o.vocab) : logits.size();
+  std::vector<double> p(logits.size(), 0.0);
+  for (size_t i = 0; i < vocab; ++i) p[i] = std::exp(logits[i] / o.temperature);
+  const auto keep = [&](const auto& wanted) {  // the likeliest stay while wanted(how many are kept, their sum)
+    std::vector<size_t> order(p.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, [&](size_t a, size_t b) { return p[a] > p[b]; });
+    const double total = std::accumulate(p.begin(), p.end(), 0.0);
+    double sum = 0;
+    for (size_t n = 0; n < order.size(); ++n) {
+      const bool kept = n == 0 || wanted(n, sum / total);
+      sum += p[order[n]];
+      if (!kept) p[order[n]] = 0;
+    }
+  };
+  if (o.top_k > 0) keep([&](size_t n, double) { return n < static_cast<size_t>(o.top_k); });
+  if (o.top_p < 1) keep([&](size_t, double sum) { return sum < o.top_p; });
+  const double most = *std::ranges::max_element(p);
+  for (double& x : p) x = x < o.min_p * most ? 0 : x;
+  const double total = std::accumulate(p.begin(), p.end(), 0.0);
+  for (double& x : p) x /= total;
+  return p;
+}
+
+TEST_F(Window, DrawsFollowTheSoftmaxOfTheKeptLogits) {
+  constexpr int kDraws = 20000;
+  const std::vector<double> logits = {0.3, -1.2, 2.1, 0.9, -0.4, 1.6, -2.5, 0.0, 1.1};
+  const Tensor tensor = Tensor::of<double>(logits, {9}, make_arena());
+  uint64_t seed = 0;
+  for (const double temperature : {0.4, 1.0, 4.0})
+    for (const int64_t top_k : {0, 1, 4, 20})
+      for (const auto& [top_p, min_p] : {std::pair{0.05, 0.0}, {0.8, 0.0}, {1.0, 0.0}, {0.8, 0.3}})
+        for (const int64_t vocab : {0, 5}) {
+          const SampleOptions o{.temperature = temperature,
+                                .top_k = top_k,
+                                .top_p = top_p,
+                                .min_p = min_p,
+                                .seed = ++seed,
+                                .vocab = vocab};
+          const std::vector<double> expected = probabilities(logits, o);
+          std::vector<int> found(logits.size());
+          for (uint64_t i = 0; i < kDraws; ++i) ++found.at(static_cast<size_t>(draw_token(tensor, o, i)));
+          for (size_t t = 0; t < logits.size(); ++t) {
+            const double p = expected[t];
+            EXPECT_NEAR(found[t], kDraws * p, 4.5 * std::sqrt(kDraws * p * (1 - p)) + 1e-6)
+                << "token " << t << ": temperature " << temperature << ", top-k " << top_k << ", top-p " << top_p
+                << ", vocabulary " << vocab;
+          }
+        }
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Parameters on a GPU: their first values, updates and norm, bit for bit those of the CPU.
+// Parameters on a GPU: their first values, updates and norm, bit for bit those of the CPU; and both layers of an Mlp
+// beside float64 on the CPU, with what their products bring along.
 #include "tests/support/gpu.h"
 
 #include <limits>
@@ -6,7 +7,9 @@
 #include "nn/layers.h"
 #include "optim/cuda/step_state.h"
 #include "optim/grad_norm.h"
+#include "tensor/kernels.h"
 #include "tensor/ops/embedding.h"
+#include "tests/support/draw.h"
 #include "tests/support/errors.h"
 #include "tests/support/tensors.h"
 #include "tests/support/units.h"
@@ -14,9 +17,11 @@
 namespace tessera {
 namespace {
 
+using test::apart;
 using test::fill_normal;
 using test::make_unit;
 using test::same_bits;
+
 using UnitsGpu = test::OnGpu;
 
 // Muon leaves matrices as they are: what it makes of them are products, whose bits a library decides.
@@ -38,20 +43,10 @@ FlatUnit part_of(const FlatUnit& unit, int64_t from, int64_t to, const ArenaPtr&
   return part;
 }
 
-class Draws {
- public:
-  explicit Draws(const char* name) : random_(Philox::named(3, name)) {}
-  int64_t below(int64_t n) { return static_cast<int64_t>(random_.below(static_cast<uint64_t>(n), at_++)); }
-
- private:
-  Philox random_;
-  uint64_t at_ = 0;
-};
-
 // Gaps between slots must keep their values, so they hold something.
-FlatUnit drawn_unit(Draws& draw, DType values, DType grads, uint64_t seed, std::string_view optimizer = "") {
+FlatUnit drawn_unit(test::Draw& draw, DType values, DType grads, uint64_t seed, std::string_view optimizer = "") {
   std::vector<int64_t> sizes;
-  for (int64_t slots = 1 + draw.below(6); slots > 0; --slots) sizes.push_back(1 + draw.below(1 + draw.below(3000)));
+  for (int64_t slots = draw.between(1, 6); slots > 0; --slots) sizes.push_back(draw.between(1, draw.between(1, 3000)));
   FlatUnit unit = make_unit("u", sizes, values, grads, make_arena());
   for (const Slot& slot : unit.slots) slot.parameter->whole_update = optimizer == "muon";
   Tensor gaps = unit.values;
@@ -82,13 +77,13 @@ void expect_same_steps(const char* name, const FlatUnit& here, const FlatUnit& t
 
 // Whole units, and shards that begin and end inside slots, at any element.
 TEST_F(UnitsGpu, UpdatesHaveTheBitsOfTheCpu) {
-  Draws draw("updates");
+  test::Draw draw("updates", 0);
   uint64_t seed = 0;
   for (const char* name : {"sgd", "adam", "adamw", "muon"})
     for (const DType values : test::floating(arena))
       for (const DType grads : test::floating(arena)) {
         const FlatUnit unit = drawn_unit(draw, values, grads, seed += 2, name);
-        const int64_t n = unit.values.numel(), from = draw.below(n), to = from + 1 + draw.below(n - from);
+        const int64_t n = unit.values.numel(), from = draw.between(0, n - 1), to = draw.between(from + 1, n);
         for (const auto& [begin, end] : {std::pair{int64_t{0}, n}, {from, to}})
           expect_same_steps(name, part_of(unit, begin, end, make_arena()), part_of(unit, begin, end, arena), kOptions);
       }
@@ -101,7 +96,7 @@ TEST_F(UnitsGpu, UpdatesHaveTheBitsOfTheCpu) {
 
 // State in the host's pinned memory, which grows past what is pinned at once.
 TEST_F(UnitsGpu, OffloadedStateHasTheBitsOfTheCpu) {
-  Draws draw("offloaded");
+  test::Draw draw("offloaded", 0);
   const ArenaPtr pinned = make_pinned_arena();
   for (const char* name : {"sgd", "adamw", "muon"})
     for (const DType values : test::floating(arena)) {
@@ -131,7 +126,7 @@ TEST_F(UnitsGpu, UnitsMayHaveAnyNumberOfSlots) {
 }
 
 TEST_F(UnitsGpu, NormsHaveTheBitsOfTheCpu) {
-  Draws draw("norms");
+  test::Draw draw("norms", 0);
   for (const DType dtype : test::floating(arena)) {
     std::vector<FlatUnit> here, there;
     std::vector<Tensor> grads_here, grads_there;
@@ -155,13 +150,13 @@ TEST_F(UnitsGpu, NormsHaveTheBitsOfTheCpu) {
 }
 
 TEST_F(UnitsGpu, RunsOfBlockSumsAreAddedInTheirOrder) {
-  Draws draw("runs");
+  test::Draw draw("runs", 0);
   std::vector<double> numbers(12000);
-  for (double& x : numbers) x = static_cast<double>(draw.below(1 << 30)) * 1e-7;
+  for (double& x : numbers) x = static_cast<double>(draw.between(0, (1 << 30) - 1)) * 1e-7;
   std::vector<BlockRun> runs;
   for (int i = 0; i < 100; ++i) {
-    const int64_t times = 1 + draw.below(3), stride = draw.below(3000), count = draw.below(2900);
-    runs.push_back({.begin = draw.below(3000), .count = count, .times = times, .stride = stride});
+    const int64_t times = draw.between(1, 3), stride = draw.between(0, 2999), count = draw.between(0, 2899);
+    runs.push_back({.begin = draw.between(0, 2999), .count = count, .times = times, .stride = stride});
   }
   const Tensor here = Tensor::of<double>(numbers, {12000}, make_arena());
   const auto sums = [&](const Tensor& x) {
@@ -177,7 +172,7 @@ TEST_F(UnitsGpu, UpdatesTakeTheirNumbersFromMemory) {
   if constexpr (kWithCuda)
     for (const char* name : {"sgd", "adam", "adamw", "muon"})
       for (const DType values : test::floating(arena)) {
-        Draws draw(name);
+        test::Draw draw(name, 0);
         const FlatUnit unit = drawn_unit(draw, values, DType::float32, 7, name);
         const FlatUnit here = part_of(unit, 0, unit.values.numel(), arena),
                        there = part_of(unit, 0, unit.values.numel(), arena);
@@ -265,6 +260,60 @@ TEST_F(UnitsGpu, FirstValuesHaveTheBitsOfTheCpu) {
         EXPECT_TRUE(same_bits(there.parameters()[p]->var.value(), here.parameters()[p]->var.value()));
     }
   EXPECT_EQ(arena->host()->total().live, 0);
+}
+
+// Both layers of an Mlp on a GPU: outputs and gradients beside float64 on the CPU, and what its products bring along.
+
+using GeluMlpGpu = test::OnGpu;
+
+struct Way {
+  bool deferred, recompute, frozen;  // frozen: the first layer's weight, and not its bias
+};
+
+// The output and the gradients of numbers that `dtype` has, computed in `as`.
+std::vector<Tensor> results(DType dtype, DType as, const ArenaPtr& arena, const Way& way) {
+  const auto drawn = [&](const Shape& shape, size_t i) {
+    return test::drawn(shape, dtype, "mlp " + std::to_string(i)).to(as).to(arena);
+  };
+  std::vector<Var> v;
+  for (const Shape& shape : {Shape{2, 16, 16}, Shape{40, 16}, Shape{40}, Shape{24, 40}, Shape{24}})
+    v.emplace_back(drawn(shape, v.size()), !(way.frozen && v.size() == 1));
+  const Var y = gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, way.recompute);
+  DeferredWeightGrads later;
+  backward(y, {.seed = drawn({2, 16, 24}, 9), .defer = way.deferred ? &later : nullptr});
+  later.run();
+  std::vector<Tensor> all{y.value()};
+  for (const Var& one : v)
+    if (one.requires_grad()) all.push_back(one.grad());
+  return all;
+}
+
+TEST_F(GeluMlpGpu, GradientsAreThoseOfFloat64) {
+  for (const DType dtype : {DType::float32, DType::bfloat16})
+    for (const bool deferred : {false, true})
+      for (const bool recompute : {false, true})
+        for (const bool frozen : {false, true}) {
+          const Way way{deferred, recompute, frozen};
+          const auto found = results(dtype, dtype, arena, way),
+                     exact = results(dtype, DType::float64, make_arena(), way);
+          ASSERT_EQ(found.size(), frozen ? 5U : 6U);
+          for (size_t i = 0; i < found.size(); ++i)
+            EXPECT_LE(apart(found[i], exact[i]), dtype == DType::bfloat16 ? 0.02 : 2e-6)
+                << i << " " << name_of(dtype) << (deferred ? " deferred" : "") << (recompute ? " recompute" : "")
+                << (frozen ? " frozen" : "");
+        }
+}
+
+// The emulated library takes every fused way; on a GPU the clock decides.
+TEST_F(GeluMlpGpu, WeightsBringBothBiasesAlong) {
+  if (!test::emulated()) GTEST_SKIP() << "the clock decides";
+  const KernelLog& log = arena->local<KernelLog>();
+  results(DType::bfloat16, DType::bfloat16, arena, {false, false, false});
+  EXPECT_EQ(log.gelu_gradient.fused, 1);
+  EXPECT_EQ(log.bias_sums.fused, 2);
+  results(DType::bfloat16, DType::bfloat16, arena, {false, false, true});
+  EXPECT_EQ(log.bias_sums.fused, 3);
+  EXPECT_EQ(log.gelu.apart + log.gelu_gradient.apart + log.bias_sums.apart, 0);
 }
 
 }  // namespace

@@ -1,11 +1,14 @@
-// Modules: names, units, first values, ties, wraps; the layers that GPT-2 does not use; the loss for numbers.
+// Modules: names, units, first values, ties, wraps; where the elements of a part lie; layers, losses; adapters beside a
+// frozen weight.
 
-#include <gtest/gtest.h>
-
-#include "nn/layers.h"
+#include "models/adapters/adapters.h"
+#include "tests/support/errors.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
+
+using test::same_bits;
 
 // Two linear layers, the second a unit of its own.
 struct Pair : Module {
@@ -125,6 +128,254 @@ TEST(Losses, MeanSquaredErrorAndItsGradient) {
   backward(loss);
   EXPECT_EQ(p.grad().to_vector<double>(), (std::vector<double>{0.5, 0, 1, -2}));
   EXPECT_THROW(mean_squared_error(p, sum(t)), Error);
+}
+
+// Parts of parameters: where their elements lie in the whole.
+
+// Every element of the part, one after another, against an index written out with loops.
+TEST(Parameter, RunsAreTheElementsOfThePart) {
+  const Philox random = Philox::named(3, "cuts");
+  uint64_t at = 0;
+  const auto draw = [&](int64_t least, int64_t most) {
+    return least + static_cast<int64_t>(random.below(static_cast<uint64_t>(most - least + 1), at++));
+  };
+  for (int trial = 0; trial < 200; ++trial) {
+    const Shape whole{draw(1, 4), draw(1, 7), draw(1, 3)};
+    const auto dim = static_cast<int>(draw(0, 2));
+    Parameter parameter{.name = "p", .whole = whole};
+    parameter.shard.dim = dim;
+    std::vector<ShardSpec::Run>& runs = parameter.shard.runs;
+    for (int64_t from = 0; from < whole[dim];) {
+      const int64_t begin = from + draw(0, 1), size = draw(1, 2);
+      if (begin + size > whole[dim]) break;
+      runs.push_back({begin, size});
+      from = begin + size;
+    }
+    if (runs.empty()) runs.push_back({0, 1});
+    const Shape here = parameter.local();
+    std::vector<int64_t> indices;  // along the dim
+    for (const ShardSpec::Run& run : runs)
+      for (int64_t i = 0; i < run.size; ++i) indices.push_back(run.begin + i);
+    std::vector<int64_t> expected;
+    for (int64_t a = 0; a < here[0]; ++a)
+      for (int64_t b = 0; b < here[1]; ++b)
+        for (int64_t c = 0; c < here[2]; ++c) {
+          int64_t i[3] = {a, b, c};
+          i[dim] = indices[static_cast<size_t>(i[dim])];
+          expected.push_back((i[0] * whole[1] + i[1]) * whole[2] + i[2]);
+        }
+    const int64_t begin = draw(0, here.numel() - 1), end = draw(begin, here.numel());
+    std::vector<int64_t> found;
+    int64_t next = begin;
+    for_each_run(parameter, begin, end, [&](int64_t from, int64_t to, int64_t count) {
+      EXPECT_EQ(from, next);
+      next += count;
+      for (int64_t i = 0; i < count; ++i) found.push_back(to + i);
+    });
+    EXPECT_EQ(found, std::vector<int64_t>(expected.begin() + begin, expected.begin() + end)) << trial;
+  }
+}
+
+TEST(Parameter, APartStartsWithTheValuesOfTheWhole) {
+  Linear whole(5, 6, {}), part(5, 6, {});
+  part.shard(part.weight, {.runs = {{1, 2}, {4, 1}}});
+  EXPECT_THROW(part.shard(part.weight, {.runs = {{0, 1}}}), Error);
+  EXPECT_THROW(part.shard(*part.bias, {.runs = {{5, 2}}}), Error);
+  whole.materialize(9, make_arena(), DType::float32, DType::float32);
+  part.materialize(9, make_arena(), DType::float32, DType::float32);
+  const std::vector<float> all = whole.weight.value().to_vector<float>(), some = part.weight.value().to_vector<float>();
+  ASSERT_EQ(some.size(), 15u);
+  const int64_t rows[] = {1, 2, 4};
+  for (size_t r = 0; r < 3; ++r)
+    for (size_t c = 0; c < 5; ++c) EXPECT_EQ(some[r * 5 + c], all[static_cast<size_t>(rows[r]) * 5 + c]);
+}
+
+TEST(Module, UnitsOfAnotherRankAreNotHere) {
+  Mlp mlp(8, 32, {});
+  mlp.up.make_unit();
+  mlp.down.make_unit();
+  EXPECT_EQ(mlp.parameters().size(), 4u);
+  mlp.up.set_here(false);
+  ASSERT_EQ(mlp.layout().size(), 1u);
+  EXPECT_EQ(mlp.layout()[0].name, "down");
+  EXPECT_EQ(mlp.parameters().size(), 2u);
+}
+
+// One op for both layers of an Mlp has the bits of the layers one after the other.
+
+Tensor normal(uint64_t seed, const Shape& shape, DType dtype) { return test::normal(shape, dtype, seed, "mlp"); }
+
+// The output and the gradients of x and both layers' weights and biases.
+template <class F>
+std::vector<Tensor> results(DType dtype, bool deferred, const F& f) {
+  std::vector<Var> v;
+  const Shape shapes[] = {{3, 5, 16}, {40, 16}, {40}, {24, 40}, {24}};
+  for (uint64_t i = 0; i < 5; ++i) v.emplace_back(normal(i, shapes[i], dtype), true);
+  const Var y = f(v);
+  DeferredWeightGrads later;
+  backward(y, {.seed = normal(9, {3, 5, 24}, dtype), .defer = deferred ? &later : nullptr});
+  later.run();
+  std::vector<Tensor> all{y.value()};
+  for (const Var& one : v) all.push_back(one.grad());
+  return all;
+}
+
+TEST(GeluMlp, HasTheBitsOfItsLayers) {
+  for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
+    for (const bool deferred : {false, true})
+      for (const bool recompute : {false, true}) {
+        const auto layers = results(dtype, deferred, [&](const std::vector<Var>& v) {
+          return linear(bias_gelu(linear(v[0], v[1], Var()), v[2], recompute), v[3], v[4]);
+        });
+        const auto one = results(dtype, deferred, [&](const std::vector<Var>& v) {
+          return gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, recompute);
+        });
+        for (size_t i = 0; i < one.size(); ++i)
+          EXPECT_TRUE(same_bits(one[i], layers[i])) << i << " of " << name_of(dtype);
+      }
+}
+
+// A norm behind the op makes the sums for the last bias beside its own, with the same bits.
+TEST(GeluMlp, ItsBiasRidesOnTheNorm) {
+  const auto gradient = [](bool rides) {
+    std::vector<Var> v;
+    for (const Shape& shape : {Shape{6, 16}, Shape{40, 16}, Shape{40}, Shape{24, 40}, Shape{24}, Shape{24}})
+      v.emplace_back(normal(v.size(), shape, DType::float32), true);
+    Var y = gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]});
+    EXPECT_TRUE(y.wants_row_sums());
+    if (!rides) y = reshape(y, y.shape());  // an op that passes no sums on
+    backward(sum(norm(y, v[5], Var()) * Var(normal(9, {6, 24}, DType::float32))));
+    return v[4].grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+}
+
+// A wrap around a layer, as a tensor axis has one, is called: code between the layers is not passed over.
+TEST(GeluMlp, AWrappedLayerIsCalled) {
+  Mlp mlp(8, 32, {});
+  mlp.materialize(1, make_arena(), DType::float32, DType::float32);
+  const Var x(normal(1, {2, 8}, DType::float32));
+  const Tensor plain = mlp(x).value();
+  int calls = 0;
+  mlp.down.wrap([&](const Module::Inner& inner, const Var& in) {
+    ++calls;
+    return inner(in);
+  });
+  EXPECT_TRUE(same_bits(mlp(x).value(), plain));
+  EXPECT_EQ(calls, 1);
+}
+
+// Adapters beside a frozen weight: what they add, what is kept for them, and their names.
+
+ModelConfig small(Family family) {
+  return {
+      .family = family,
+      .layers = 2,
+      .heads = 2,
+      .channels = 8,
+      .context = 6,
+      .vocab = 11,
+      .kv_heads = 1,
+      .lora = {.rank = 3, .alpha = 6, .targets = {family == Family::gpt2 ? "c_attn" : "v_proj"}, .starts_idle = false}};
+}
+
+// Column `first + j` of row i, with plain loops.
+double expected(const Lora& l, const Var& x, int64_t first, int64_t i, int64_t j, const Tensor& base, double scale) {
+  const auto at = [](const Var& m, int64_t row, int64_t column) {
+    return m.value().data<double>()[row * m.dim(1) + column];
+  };
+  double sum = base.flat_rows().select(0, i).data<double>()[first + j];
+  for (int64_t r = 0; r < l.a.weight.dim(0); ++r) {
+    double low = 0;
+    for (int64_t c = 0; c < l.a.weight.dim(1); ++c)
+      low += x.value().data<double>()[i * l.a.weight.dim(1) + c] * at(l.a.weight, r, c);
+    sum += scale * low * at(l.b.weight, j, r);
+  }
+  return sum;
+}
+
+TEST(Lora, AddsItsProductToItsColumns) {
+  Linear layer(8, 20, {});
+  layer.freeze();
+  Lora& adapter = layer.adapt("part", 6, 10, {.rank = 3, .scale = 2, .starts_idle = false});
+  layer.materialize(1, make_arena(), DType::float64, DType::float64);
+  const Var x(test::drawn({2, 3, 8}, DType::float64, "x"));
+  const Tensor y = layer(x).value(), base = linear(x.value(), layer.weight.value(), layer.bias->value());
+  for (int64_t i = 0; i < 6; ++i)
+    for (int64_t j = 0; j < 20; ++j) {
+      const double found = y.flat_rows().select(0, i).data<double>()[j];
+      const bool inside = j >= 6 && j < 16;
+      const double want =
+          inside ? expected(adapter, x, 6, i, j - 6, base, 2) : base.flat_rows().select(0, i).data<double>()[j];
+      EXPECT_NEAR(found, want, 1e-12) << i << " " << j;
+    }
+}
+
+TEST(Lora, BeginsAsTheModelThatItAdapts) {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    ModelConfig adapted = small(family), plain = adapted;
+    adapted.lora.starts_idle = true;
+    plain.lora = {};
+    const auto a = make_model(adapted), b = make_model(plain);
+    for (LanguageModel* model : {a.get(), b.get()}) model->materialize(5, make_arena(), DType::float32, DType::float32);
+    const Tensor ids = Tensor::of<int32_t>(std::vector<int32_t>{1, 2, 3, 4, 5, 6}, {1, 6}, make_arena());
+    EXPECT_TRUE(test::same_bits(a->hidden(ids).value(), b->hidden(ids).value()));
+  }
+}
+
+TEST(Lora, OnlyAdaptersHaveGradients) {
+  const auto model = make_model(small(Family::llama));
+  const ArenaPtr arena = make_arena();
+  model->materialize(5, arena, DType::float32, DType::float32);
+  int64_t trained = 0;
+  for (const Parameter* p : model->parameters()) {
+    EXPECT_EQ(p->trainable, p->name.find(".lora_") != std::string::npos) << p->name;
+    if (p->trainable) trained += p->whole.numel();
+  }
+  EXPECT_EQ(trained, 2 * 3 * (8 + 4));  // two layers of A (3, 8) and B (4, 3)
+  EXPECT_EQ(model->parameters()[1]->name.find("blocks.0."), 0u);
+  const std::vector<AttachedLora> adapters = adapters_of(*model);
+  ASSERT_EQ(adapters.size(), 2u);
+  EXPECT_EQ(adapters[1].adapter->full_name(), "blocks.1.attn.qkv.v_proj");
+  EXPECT_EQ(adapters[1].adapter->first(), 12);
+  EXPECT_LE(arena->usage(Category::gradients).live, 4 * 2 * (32 + 16));
+}
+
+TEST(Lora, TheScaleFollowsTheRank) {
+  LoraConfig c{.rank = 16, .alpha = 8};
+  EXPECT_EQ(c.scale(), 0.5);
+  c.rank_stabilised = true;
+  EXPECT_EQ(c.scale(), 2);
+}
+
+TEST(Lora, ExpertsAndRoutersAreFrozen) {
+  ModelConfig c = small(Family::llama);
+  c.experts = {.count = 4, .shared = 1};
+  c.lora.targets = {"q_proj", "k_proj", "v_proj", "o_proj"};
+  const auto model = make_model(c);
+  const ArenaPtr arena = make_arena();
+  model->materialize(5, arena, DType::float32, DType::float32);
+  for (const Parameter* p : model->parameters())
+    EXPECT_EQ(p->trainable, p->name.find(".lora_") != std::string::npos) << p->name;
+  EXPECT_EQ(adapters_of(*model).size(), 2u * 4);
+  const Tensor ids = Tensor::of<int32_t>(std::vector<int32_t>{1, 2, 3, 4, 5, 6}, {1, 6}, arena);
+  model->set_step({.training = true});
+  backward(model->loss(ids, ids, 1).mean);
+  for (const AttachedLora& attached : adapters_of(*model)) {  // through experts and the router of the layer above
+    const std::vector<float> gradient = attached.adapter->b.weight.grad().to_vector<float>();
+    EXPECT_TRUE(std::ranges::any_of(gradient, [](float g) { return g != 0; })) << attached.adapter->full_name();
+  }
+  for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
+    c.lora.targets = {"q_proj", name};
+    EXPECT_TRUE(has(error_of([&] { make_model(c); }),
+                    "expected some of q_proj, k_proj, v_proj, o_proj (experts have no adapters)"));
+  }
+}
+
+TEST(Lora, UnknownLayersAreNamed) {
+  ModelConfig c = small(Family::llama);
+  c.lora.targets = {"q_proj", "c_attn"};
+  EXPECT_TRUE(has(error_of([&] { make_model(c); }), "found 'c_attn'"));
 }
 
 }  // namespace

@@ -1,22 +1,34 @@
-// Optimizers against the published formulas in float64, and the bits of shards, threads and bfloat16 masters.
+// Optimizers against the published formulas in float64 and beside PyTorch, the bits of shards, threads and bfloat16
+// masters, and state that is rounded stochastically; the gradient norm's fixed order, clipping, and the schedule.
 #include "optim/optimizer.h"
 
+#include <limits>
+
+#include "optim/grad_norm.h"
+#include "optim/lr_schedule.h"
+#include "optim/rounding.h"
 #include "tensor/cpu/vectorize.h"
+#include "tests/support/gpu.h"
+#include "tests/support/nearest.h"
+#include "tests/support/python.h"
 #include "tests/support/tensors.h"
 #include "tests/support/units.h"
 
 namespace tessera {
 namespace {
 
-OptimizerKind kind_of(std::string_view name) { return value_named<OptimizerKind>(kOptimizerNames, name).value(); }
-
 using test::fill_normal;
+using test::fill_slots;
 using test::make_unit;
 using test::numbers;
 using test::same_bits;
 
+OptimizerKind kind_of(std::string_view name) { return value_named<OptimizerKind>(kOptimizerNames, name).value(); }
+
 constexpr const char* kNames[] = {"sgd", "adam", "adamw"};
 const OptimizerOptions kOptions{.momentum = 0.9, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+
+const OptimizerOptions kAllBf16{.beta2 = 0.95, .weight_decay = 0.1, .state = DType::bfloat16, .seed = 5};
 
 // One element, as the papers write it, in float64.
 struct Reference {
@@ -98,31 +110,39 @@ FlatUnit shard_of(const FlatUnit& unit, int64_t from, int64_t to) {
   return shard;
 }
 
+void expect_bits_of_the_whole(OptimizerKind kind, DType dtype, const OptimizerOptions& options) {
+  const FlatUnit unit = make_unit("u", {7, 1003, 20011, 5}, dtype, dtype, make_arena());
+  fill_normal(unit, unit.values, 3, 1.0);
+  fill_normal(unit, unit.grads, 4, 1.0);
+  const int64_t n = unit.values.numel();
+  const std::vector<int64_t> cuts{0, 3, 500, 501, 9999, 10007, n - 1, n};
+  std::vector<FlatUnit> shards;
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) shards.push_back(shard_of(unit, cuts[i], cuts[i + 1]));
+  const auto whole = make_optimizer(kind, {unit}, options), parts = make_optimizer(kind, shards, options);
+  for (int t = 0; t < 3; ++t) {
+    whole->step(0.01, 0.7);
+    parts->step(0.01, 0.7);
+  }
+  const size_t kinds = whole->state().size(), own = kind == OptimizerKind::sgd ? 1 : 2;
+  EXPECT_EQ(kinds, dtype == DType::bfloat16 && options.state != DType::bfloat16 ? own + 1 : own);  // and a master
+  for (size_t k = 0; k < own; ++k)
+    EXPECT_EQ(whole->state()[k].tensor.dtype() == DType::bfloat16, options.state == DType::bfloat16);
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const auto part = [&](const Tensor& of) { return of.narrow(0, cuts[i], cuts[i + 1] - cuts[i]); };
+    EXPECT_TRUE(same_bits(shards[i].values, part(unit.values))) << "shard " << i;
+    for (size_t k = 0; k < kinds; ++k)
+      EXPECT_TRUE(same_bits(parts->state()[i * kinds + k].tensor, part(whole->state()[k].tensor))) << "shard " << i;
+  }
+}
+
+// Rounding is stochastic where all is bfloat16.
 TEST(Optimizer, AShardGetsTheBitsOfTheWhole) {
-  for (const char* name : kNames)
-    for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
-      const FlatUnit unit = make_unit("u", {7, 1003, 20011, 5}, dtype, dtype, make_arena());
-      fill_normal(unit, unit.values, 3, 1.0);
-      fill_normal(unit, unit.grads, 4, 1.0);
-      const int64_t n = unit.values.numel();
-      const std::vector<int64_t> cuts{0, 3, 500, 501, 9999, 10007, n - 1, n};
-      std::vector<FlatUnit> shards;
-      for (size_t i = 0; i + 1 < cuts.size(); ++i) shards.push_back(shard_of(unit, cuts[i], cuts[i + 1]));
-      const auto whole = make_optimizer(kind_of(name), {unit}, kOptions),
-                 parts = make_optimizer(kind_of(name), shards, kOptions);
-      for (int t = 0; t < 3; ++t) {
-        whole->step(0.01, 0.7);
-        parts->step(0.01, 0.7);
-      }
-      const size_t kinds = whole->state().size();
-      for (size_t i = 0; i < shards.size(); ++i) {
-        const int64_t length = cuts[i + 1] - cuts[i];
-        EXPECT_TRUE(same_bits(shards[i].values, unit.values.narrow(0, cuts[i], length))) << name << " shard " << i;
-        for (size_t k = 0; k < kinds; ++k)
-          EXPECT_TRUE(
-              same_bits(parts->state()[i * kinds + k].tensor, whole->state()[k].tensor.narrow(0, cuts[i], length)));
-      }
-    }
+  for (const char* name : kNames) {
+    SCOPED_TRACE(name);
+    for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
+      expect_bits_of_the_whole(kind_of(name), dtype, kOptions);
+    expect_bits_of_the_whole(kind_of(name), DType::bfloat16, kAllBf16);
+  }
 }
 
 TEST(Optimizer, ThreadsDoNotChangeABitAndGapsStayZero) {
@@ -186,6 +206,242 @@ TEST(Optimizer, RefusesWhatDoesNotFit) {
   EXPECT_THROW(make_optimizer(OptimizerKind::adam, {short_grads}, kOptions), Error);
   unit.slots[1].begin = 50;
   EXPECT_THROW(make_optimizer(OptimizerKind::adam, {unit}, kOptions), Error);
+}
+
+// Five steps of each optimizer beside PyTorch's.
+
+constexpr int kSteps = 5;
+
+TEST(Optimizer, AgreesWithPyTorch) {
+  if (const std::string why = test::missing("torch"); !why.empty()) GTEST_SKIP() << why;
+  const test::Exchange exchange;
+  const FlatUnit unit = make_unit("u", {4096}, DType::float32, DType::float32, make_arena());
+  std::vector<float> grads;
+  for (uint64_t t = 0; t < kSteps; ++t) {
+    fill_normal(unit, unit.grads, 10 + t, 0.3);
+    const std::vector<float> g = unit.grads.to_vector<float>();
+    grads.insert(grads.end(), g.begin(), g.end());
+  }
+  exchange.write("grads.bin", std::span<const float>(grads));
+  const auto n = static_cast<size_t>(unit.values.numel());
+  for (const char* name : {"sgd", "adam", "adamw"}) {
+    fill_normal(unit, unit.values, 1, 1.0);
+    exchange.write("values.bin", std::span<const float>(unit.values.to_vector<float>()));
+    exchange.run(TESSERA_SOURCE_DIR "/tests/compare/optimizer_pytorch.py", fmt::format("{} {}", name, kSteps));
+    const std::vector<float> expected = exchange.read<float>("result.bin");
+    ASSERT_EQ(expected.size(), n);
+    const auto optimizer = make_optimizer(*value_named<OptimizerKind>(kOptimizerNames, name), {unit},
+                                          {.beta2 = 0.95, .weight_decay = 0.1});
+    for (size_t t = 0; t < kSteps; ++t) {
+      std::copy_n(grads.begin() + static_cast<std::ptrdiff_t>(t * n), n, unit.grads.data<float>());
+      optimizer->step(0.01 * static_cast<double>(t + 1), 1.0);
+    }
+    for (size_t i = 0; i < n; ++i)
+      ASSERT_NEAR(unit.values.data<float>()[i], expected[i], 1e-6 * (1 + std::abs(expected[i]))) << name << " " << i;
+  }
+}
+
+// An update writes bfloat16 values as its float32 master rounded to nearest even.
+
+void expect_rounded(const ArenaPtr& arena) {
+  for (const OptimizerKind kind : {OptimizerKind::sgd, OptimizerKind::adam, OptimizerKind::adamw})
+    for (const DType grads : {DType::float32, DType::bfloat16}) {
+      const ArenaPtr host = make_arena();
+      FlatUnit unit = make_unit("unit", {1000, 77}, DType::bfloat16, grads, host);
+      fill_normal(unit, unit.values, 1, 1);
+      fill_normal(unit, unit.grads, 2, 1);
+      unit.values = unit.values.to(arena);
+      unit.grads = unit.grads.to(arena);
+      const auto optimizer = make_optimizer(kind, {unit}, {.weight_decay = 0.1});
+      for (int step = 0; step < 3; ++step) {
+        optimizer->step(0.01, 0.7);
+        const std::vector<float> values = unit.values.to(DType::float32).to_vector<float>();
+        for (const NamedTensor& state : optimizer->state()) {
+          if (!state.name.ends_with(".master")) continue;
+          const std::vector<float> master = state.tensor.to_vector<float>();
+          int64_t between = 0;
+          for (size_t i = 0; i < master.size(); ++i) {
+            ASSERT_EQ(values[i], test::nearest_bf16(master[i])) << step << " " << i;
+            between += values[i] != master[i] ? 1 : 0;
+          }
+          EXPECT_GT(between, 1000);
+        }
+      }
+    }
+}
+
+TEST(Rounding, OfUpdatesIsToNearestEven) { expect_rounded(make_arena()); }
+
+using RoundingGpu = test::OnGpu;
+
+TEST_F(RoundingGpu, OfUpdatesIsToNearestEven) { expect_rounded(arena); }
+
+// Stochastic rounding, and optimizers whose state is bfloat16: means, bits of shards and cut parameters, small steps.
+
+FlatUnit bf16_unit(const std::vector<int64_t>& sizes) {
+  const FlatUnit unit = make_unit("u", sizes, DType::bfloat16, DType::bfloat16, make_arena());
+  fill_normal(unit, unit.values, 3, 1.0);
+  fill_normal(unit, unit.grads, 4, 1.0);
+  return unit;
+}
+
+TEST(StochasticRounding, TakesANeighbourAndIsRightOnAverage) {
+  const Philox random(7);
+  for (uint64_t trial = 0; trial < 40; ++trial) {
+    const auto x = static_cast<float>(random.normal(trial) * std::pow(10.0, static_cast<double>(trial % 9) - 4));
+    constexpr int kDraws = 20000;
+    double sum = 0;
+    float low = std::numeric_limits<float>::infinity(), high = -low;
+    for (int i = 0; i < kDraws; ++i) {
+      const auto y = static_cast<float>(round_stochastically(x, random.word(static_cast<uint64_t>(i), trial + 1)));
+      low = std::min(low, y), high = std::max(high, y);
+      sum += static_cast<double>(y);
+    }
+    EXPECT_LE(low, x);
+    EXPECT_GE(high, x);
+    const double gap = std::ldexp(std::abs(static_cast<double>(x)), -7);  // at least that between neighbours
+    EXPECT_LE(static_cast<double>(high - low), gap);
+    EXPECT_NEAR(sum / kDraws, static_cast<double>(x), 4 * gap / 2 / std::sqrt(kDraws)) << x;
+  }
+}
+
+TEST(StochasticRounding, LeavesWhatBfloat16HasAndWhatIsNotFinite) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const uint32_t bits : {0u, 1u, 0x8000u, 0xffffu, 0xffffffffu}) {
+    for (const float x : {0.0f, -0.0f, 1.0f, -2.5f, 0x1p-133f, kInfinity, -kInfinity})
+      EXPECT_EQ(round_stochastically(x, bits).bits, bfloat16(x).bits) << x << " " << bits;
+    EXPECT_TRUE(std::isnan(static_cast<float>(round_stochastically(std::nanf(""), bits))));
+  }
+}
+
+// Steps of a hundredth of the last bit: each is lost when it is rounded to nearest, and none on average here.
+TEST(StochasticRounding, SmallStepsAddUp) {
+  FlatUnit unit = make_unit("u", {40000}, DType::bfloat16, DType::float32, make_arena());
+  unit.values.fill(1.25);
+  unit.grads.fill(1);
+  OptimizerOptions o{.momentum = 0, .state = DType::bfloat16, .seed = 1};
+  const auto sgd = make_optimizer(OptimizerKind::sgd, {unit}, o);
+  for (int t = 0; t < 50; ++t) sgd->step(0x1p-7 / 100, 1);
+  double sum = 0;
+  for (int64_t i = 0; i < 40000; ++i) sum += static_cast<double>(unit.values.data<bfloat16>()[i]);
+  EXPECT_NEAR(sum / 40000, 1.25 - 50 * 0x1p-7 / 100, 2e-4);
+  EXPECT_TRUE(sgd->state().empty());
+}
+
+// Each element of a parameter that tensor parallelism cut is rounded by its index in the whole.
+TEST(StochasticRounding, ACutParameterGetsTheBitsOfTheWhole) {
+  constexpr int64_t kRows = 6, kColumns = 701;
+  const FlatUnit whole = bf16_unit({kRows * kColumns}), cut = bf16_unit({kRows / 2 * kColumns});
+  Parameter &of_whole = *whole.slots[0].parameter, &of_cut = *cut.slots[0].parameter;
+  of_cut.name = of_whole.name;
+  of_cut.whole = of_whole.whole = Shape{kRows, kColumns};
+  of_cut.decays = of_whole.decays;
+  of_cut.shard = {.axis = "tp", .dim = 0, .runs = {{0, 1}, {2, 1}, {4, 1}}};
+  for (const Tensor FlatUnit::*buffer : {&FlatUnit::values, &FlatUnit::grads})
+    for (int64_t row = 0; row < kRows; row += 2)
+      (cut.*buffer)
+          .narrow(0, row / 2 * kColumns, kColumns)
+          .copy_from((whole.*buffer).narrow(0, row * kColumns, kColumns));
+  const auto one = make_optimizer(OptimizerKind::adamw, {whole}, kAllBf16),
+             other = make_optimizer(OptimizerKind::adamw, {cut}, kAllBf16);
+  for (int t = 0; t < 3; ++t) {
+    one->step(0.01, 1);
+    other->step(0.01, 1);
+  }
+  for (int64_t row = 0; row < kRows; row += 2)
+    EXPECT_TRUE(
+        same_bits(cut.values.narrow(0, row / 2 * kColumns, kColumns), whole.values.narrow(0, row * kColumns, kColumns)))
+        << "row " << row;
+}
+
+// The gradient norm's fixed order, clipping, and the learning rate schedule.
+
+const std::vector<int64_t> kSizes{1, 255, 256, 257, 10000, 7, 70001};
+
+TEST(GradNorm, OnesGiveExactlyTheRootOfTheirNumber) {
+  int64_t n = 0;
+  for (const int64_t size : kSizes) n += size;
+  for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
+    const FlatUnit unit = make_unit("u", kSizes, dtype, dtype, make_arena());
+    fill_slots(unit, unit.grads, [](const Slot&, int64_t) { return 1.0; });
+    EXPECT_EQ(grad_norm(std::array{unit}), std::sqrt(static_cast<double>(n)));
+  }
+}
+
+TEST(GradNorm, ThreadsDoNotChangeABit) {
+  const int before = cpu::threads();
+  for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
+    const FlatUnit unit = make_unit("u", kSizes, dtype, dtype, make_arena());
+    fill_normal(unit, unit.grads, 1, 1.0);
+    cpu::set_threads(1);
+    const double norm = grad_norm(std::array{unit});
+    for (const int threads : {1, 2, 3}) {
+      cpu::set_threads(threads);
+      EXPECT_EQ(grad_norm(std::array{unit}), norm);
+    }
+    long double exact = 0;
+    for (const double g : unit.grads.to(DType::float64).to_vector<double>()) exact += static_cast<long double>(g) * g;
+    EXPECT_NEAR(norm, static_cast<double>(std::sqrt(exact)), 1e-13 * norm);
+  }
+  cpu::set_threads(before);
+}
+
+std::vector<double> sums_of_blocks(const Tensor& grads) {
+  const Tensor sums = grads.make({norm_blocks(grads.numel())}, DType::float64);
+  block_sums(grads, sums);
+  return sums.to_vector<double>();
+}
+
+TEST(GradNorm, ShardsCutAtBlocksHaveTheBlocksOfTheWhole) {
+  const FlatUnit unit = make_unit("u", {300, 1'200'000, 7, 70001}, DType::float32, DType::float32, make_arena());
+  fill_normal(unit, unit.grads, 1, 1.0);
+  const int64_t n = unit.grads.numel();
+  std::vector<double> parts;
+  const std::vector<double> whole = sums_of_blocks(unit.grads);
+  for (const auto& [from, to] :
+       {std::pair{int64_t{0}, 3 * kNormBlock}, {3 * kNormBlock, 100 * kNormBlock}, {100 * kNormBlock, n}}) {
+    const std::vector<double> part = sums_of_blocks(unit.grads.narrow(0, from, to - from));
+    parts.insert(parts.end(), part.begin(), part.end());
+  }
+  EXPECT_EQ(parts, whole);
+  double total = 0, group = 0;
+  for (size_t i = 0; i < whole.size(); ++i) {
+    group += whole[i];
+    if ((i + 1) % 256 != 0 && i + 1 < whole.size()) continue;
+    total += group;
+    group = 0;
+  }
+  EXPECT_EQ(total, sum_of_squares(std::array{unit}));
+}
+
+TEST(GradNorm, NonFiniteComesOut) {
+  const FlatUnit unit = make_unit("u", kSizes, DType::float32, DType::float32, make_arena());
+  unit.grads.data<float>()[600] = std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(std::isinf(grad_norm(std::array{unit})));
+  unit.grads.data<float>()[unit.slots.back().begin + 70000] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(std::isnan(grad_norm(std::array{unit})));
+}
+
+TEST(ClipFactor, IsPyTorchsRule) {
+  EXPECT_EQ(clip_factor(5.0, 0), 1.0);
+  EXPECT_EQ(clip_factor(0.5, 1.0), 1.0);
+  EXPECT_EQ(clip_factor(4.0, 1.0), 1.0 / (4.0 + 1e-6));
+  EXPECT_EQ(clip_factor(std::numeric_limits<double>::infinity(), 1.0), 0.0);
+  EXPECT_TRUE(std::isnan(clip_factor(std::numeric_limits<double>::quiet_NaN(), 1.0)));
+  EXPECT_THROW(clip_factor(1.0, -1.0), Error);
+}
+
+TEST(LrSchedule, WarmsUpThenFollowsTheCosine) {
+  const LrSchedule s{.lr = 1.0, .min_lr = 0.1, .warmup = 9, .steps = 109};
+  EXPECT_DOUBLE_EQ(s.at(0), 0.1);
+  EXPECT_DOUBLE_EQ(s.at(8), 0.9);
+  EXPECT_DOUBLE_EQ(s.at(9), 1.0);
+  EXPECT_DOUBLE_EQ(s.at(59), 0.55);
+  EXPECT_NEAR(s.at(34), 0.1 + 0.45 * (1 + std::sqrt(0.5)), 1e-15);
+  EXPECT_EQ(s.at(109), 0.1);
+  EXPECT_EQ(s.at(1000), 0.1);
+  const LrSchedule constant{.lr = 3e-4, .min_lr = 3e-4, .warmup = 0, .steps = 10};
+  for (const int64_t step : {0, 5, 10, 99}) EXPECT_EQ(constant.at(step), 3e-4);
 }
 
 }  // namespace

@@ -1,20 +1,120 @@
-// The asynchronous parameter server: the bound on staleness holds whoever is slow, a recorded order replays to the same
-// bits, and the model learns.
+// The asynchronous parameter server: it keeps its bound and its numbers, a replay has the bits of its run, and nothing
+// hangs when a worker fails or the run is stopped.
+#include <unistd.h>
+
+#include <set>
 
 #include "optim/grad_norm.h"
+#include "parallel/async/server.h"
+#include "parallel/comm/launch.h"
 #include "tensor/write_file.h"
-#include "tests/parallel/async_training.h"
+#include "tests/parallel/tiny_gpt.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
 
-using test::AsyncPlan;
-using test::AsyncTraining;
-using test::kSeed;
-using test::parameters_of;
-using test::Scratch;
-using test::sleep_ms;
-using test::train;
+using test::bytes;
+using test::learn;
+using test::sequences;
+using test::tiny_gpt;
+
+constexpr uint64_t kSeed = 5;
+
+struct AsyncPlan {
+  int ranks = 3, servers = 1;
+  int64_t staleness = 1, steps = 8, sequences = 2;  // `sequences` are in a worker's batch
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  DType dtype = DType::float32;
+  double dropout = 0.1;
+  double rate = 0.003, timeout = 30;
+  std::string record = {}, replay = {};
+  std::function<void(int worker, int64_t clock)> before = {};
+  std::function<bool(int worker)> wish = {};  // to stop
+  std::vector<int64_t> stops = {};            // steps at which it is stopped, to go on at once
+};
+
+struct AsyncTraining {
+  AsyncSummary summary;
+  std::vector<int64_t> stopped;                              // steps done at each stop and at the end, of rank 0
+  std::vector<AppliedPush> pushes;                           // as rank 0 heard of them
+  std::vector<std::vector<std::byte>> values, state;         // units at the end, and optimizer state
+  std::vector<int64_t> pushed, pulled, parameters, moments;  // bytes, by rank
+};
+
+std::vector<std::byte> parameters_of(Module& model) {
+  std::vector<std::byte> out;
+  for (const Parameter* p : model.parameters()) {
+    const std::vector<std::byte> one = bytes(p->var.value());
+    out.insert(out.end(), one.begin(), one.end());
+  }
+  return out;
+}
+
+void train_rank(const AsyncPlan& plan, Communicator& world, AsyncTraining& out, std::vector<std::byte>& values) {
+  const ArenaPtr arena = make_arena();
+  Decoder model(tiny_gpt(plan.dropout));
+  AsyncServer server(model, world, arena,
+                     {.mode = DataMode::ps_async, .servers = plan.servers, .dtype = plan.dtype, .seed = kSeed},
+                     {.steps = plan.steps,
+                      .staleness = plan.staleness,
+                      .clip = 1,
+                      .optimizer = [&](const auto& units) { return make_optimizer(plan.optimizer, units, {}); },
+                      .lr = [&](int64_t applied) { return plan.rate / (1 + 0.001 * static_cast<double>(applied)); },
+                      .record = plan.record,
+                      .replay = plan.replay});
+  const auto rank = static_cast<size_t>(world.rank());
+  out.parameters[rank] = arena->usage(Category::parameters).live;
+  out.moments[rank] = arena->usage(Category::optimizer).live;
+  const int64_t tokens = plan.sequences * model.config.context;
+  const AsyncServer::Hooks hooks{
+      .step =
+          [&](int worker, int64_t clock) {
+            if (plan.before) plan.before(worker, clock);
+            const int64_t first = worker * plan.sequences;
+            return learn(model, sequences(model.config, clock, first, plan.sequences, arena),
+                         {.seed = kSeed, .step = clock, .first_sequence = first, .training = true}, tokens) /
+                   static_cast<double>(tokens);
+          },
+      .on_push = [&](const AppliedPush& push) { out.pushes.push_back(push); },
+      .wish = [&] { return plan.wish && plan.wish(world.rank()); }};
+  const auto run = [&](int64_t steps) {
+    server.run(steps, hooks);
+    if (rank == 0) out.stopped.push_back(server.steps());
+  };
+  for (const int64_t steps : plan.stops) run(steps);
+  run(plan.steps);
+  const AsyncSummary summary = server.finish();
+  if (rank == 0) out.summary = summary;
+  values = parameters_of(model);
+  for (size_t i = 0; server.optimizer() && plan.servers == 1 && i < server.optimizer()->state().size(); ++i)
+    out.state.push_back(bytes(server.optimizer()->state()[i].tensor));
+  out.pushed[rank] = server.pushed_bytes();
+  out.pulled[rank] = server.pulled_bytes();
+}
+
+AsyncTraining train(const AsyncPlan& plan) {
+  AsyncTraining out;
+  const auto ranks = static_cast<size_t>(plan.ranks);
+  out.values.resize(ranks);
+  out.pushed = out.pulled = out.parameters = out.moments = std::vector<int64_t>(ranks);
+  launch({.ranks = plan.ranks, .threads_per_rank = 1, .timeout_s = plan.timeout},
+         [&](Communicator& world) { train_rank(plan, world, out, out.values[static_cast<size_t>(world.rank())]); });
+  for (const std::vector<std::byte>& values : out.values) EXPECT_TRUE(values == out.values[0]);
+  return out;
+}
+
+void sleep_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+struct Scratch {
+  std::filesystem::path path = std::filesystem::temp_directory_path() / ("tessera_async_" + std::to_string(getpid()));
+  Scratch() { std::filesystem::create_directories(path); }
+  ~Scratch() { std::filesystem::remove_all(path); }
+  std::string file(const std::string& name) const { return (path / name).string(); }
+};
+
+// The asynchronous parameter server: the bound on staleness holds whoever is slow, a recorded order replays to the same
+// bits, and the model learns.
 
 void expect_same_bits(const AsyncTraining& a, const AsyncTraining& b) {
   ASSERT_EQ(a.pushes.size(), b.pushes.size());
@@ -74,14 +174,14 @@ TEST(AsyncServer, OneWorkerIsPlainTraining) {
     const AsyncTraining run = train(plan);
     launch({.ranks = 1, .threads_per_rank = 1}, [&](Communicator&) {
       const ArenaPtr arena = make_arena();
-      Decoder model(test::tiny_gpt(plan.dropout));
+      Decoder model(tiny_gpt(plan.dropout));
       model.materialize(kSeed, arena, dtype, DType::float32);
       const auto optimizer = make_optimizer(plan.optimizer, model.units(), {});
       const int64_t tokens = plan.sequences * model.config.context;
       for (int64_t step = 0; step < plan.steps; ++step) {
         model.clear_gradients();
-        test::learn(model, test::sequences(model.config, step, 0, plan.sequences, arena),
-                    {.seed = kSeed, .step = step, .first_sequence = 0, .training = true}, tokens);
+        learn(model, sequences(model.config, step, 0, plan.sequences, arena),
+              {.seed = kSeed, .step = step, .first_sequence = 0, .training = true}, tokens);
         model.zero_missing_gradients();
         optimizer->step(plan.rate / (1 + 0.001 * static_cast<double>(step)), clip_factor(grad_norm(model.units()), 1));
       }
@@ -116,7 +216,7 @@ TEST(AsyncServer, ARecordedOrderReplaysToTheSameBits) {
 // (K = 2, 3 ranks): a server keeps K-th parts, everybody else none; a worker moves all that it does not keep itself.
 TEST(AsyncServer, MovesAndHoldsWhatTheFormulaSays) {
   const AsyncTraining run = train({.servers = 2, .steps = 5});
-  Decoder model(test::tiny_gpt(0));
+  Decoder model(tiny_gpt(0));
   int64_t all = 0;
   std::vector<int64_t> kept(3);
   for (const Module::Unit& unit : model.layout()) {
@@ -162,6 +262,279 @@ TEST(AsyncServer, LearnsWithinABandOfTheSynchronousRun) {
     EXPECT_LT(end_of(run.pushes), synchronous + 0.1);
     EXPECT_LT(end_of(run.pushes), serial + 0.35);
   }
+}
+
+// The asynchronous parameter server when something goes wrong: a worker ends early, is slow, or throws; a record does
+// not fit. Nothing hangs, and the cause is named.
+
+// Worker 1 makes one step, the others three; a run of old records.
+TEST(AsyncFailure, NobodyWaitsForAWorkerThatTheRecordEndsEarly) {
+  const Scratch scratch;
+  const std::vector<Push> order = {{0, 0, 0}, {1, 0, 0}, {2, 0, 0}, {0, 1, 3}, {2, 1, 3}, {0, 2, 5}, {2, 2, 5}};
+  const AsyncPlan plan{.servers = 2, .staleness = 0, .replay = scratch.file("record")};
+  write_push_log(plan.replay, {.workers = 3, .staleness = 0, .steps = 8, .servers = {order, order}});
+  const AsyncTraining run = train(plan);
+  EXPECT_EQ(run.summary.applied, 7);
+  EXPECT_TRUE(train(plan).values == run.values);
+}
+
+// Worker `who` sleeps before its clock 1.
+auto late(int who, int64_t ms) {
+  return [=](int worker, int64_t clock) {
+    if (worker == who && clock == 1) sleep_ms(ms);
+  };
+}
+
+TEST(AsyncFailure, AWaitLongerThanTheTimeoutIsNoFailureOfWhoHasEnded) {
+  train({.ranks = 2, .staleness = 0, .steps = 2, .timeout = 2, .before = late(0, 2500)});
+}
+
+TEST(AsyncFailure, AWorkerThatThrowsEndsTheOthersWithItsCause) {
+  for (int servers = 1; servers <= 3; ++servers)
+    for (int guilty = 0; guilty < 3; ++guilty)
+      for (const int64_t staleness : {0, 5}) {
+        const auto before = [=](int worker, int64_t clock) {
+          if (worker == guilty && clock == 2) throw Error("the cause", Status::input);
+        };
+        EXPECT_EQ(
+            error_of([&] { train({.servers = servers, .staleness = staleness, .before = before}); }, Status::input),
+            "[rank " + std::to_string(guilty) + "] the cause");
+      }
+}
+
+TEST(AsyncFailure, ALearningRateThatThrowsInAServersThreadEndsEveryone) {
+  const auto body = [&](Communicator& world) {
+    const ArenaPtr arena = make_arena();
+    Decoder model(tiny_gpt(0));
+    AsyncServer server(model, world, arena, {.servers = 1},
+                       {.steps = 50,
+                        .staleness = 50,
+                        .optimizer = [](const auto& units) { return make_optimizer(OptimizerKind::sgd, units, {}); },
+                        .lr = [](int64_t applied) -> double {
+                          if (applied == 7) throw Error("no rate");
+                          return 0.01;
+                        }});
+    server.run(50, {.step = [&](int worker, int64_t clock) {
+                 return learn(model, sequences(model.config, clock, worker, 1, arena), {}, 10);
+               }});
+  };
+  EXPECT_EQ(error_of([&] { launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 20}, body); }), "[rank 0] no rate");
+}
+
+TEST(AsyncFailure, AWorkerThatNeverPushesIsNamed) {
+  EXPECT_EQ(error_of([] { train({.staleness = 0, .timeout = 1, .before = late(2, 1400)}); }, Status::communication),
+            "[rank 0] world axis, recv of 48 bytes: rank 2 sent nothing within 1 s");
+}
+
+std::string refusal(const AsyncPlan& plan) {
+  try {
+    train(plan);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(AsyncFailure, ARecordThatDoesNotFitIsRefused) {
+  const Scratch scratch;
+  const std::string file = scratch.file("record");
+  const AsyncPlan plan{.steps = 3, .record = file};
+  train(plan);
+  const auto changed = [&](auto change) {
+    AsyncPlan other = plan;
+    other.record.clear();
+    other.replay = file;
+    change(other);
+    return refusal(other);
+  };
+  EXPECT_EQ(changed([](AsyncPlan&) {}), "nothing was thrown");
+  const std::string was = file + " was recorded with 3 ranks, 1 servers, staleness 1 and 3 steps; this run has ";
+  EXPECT_TRUE(has(changed([](AsyncPlan& p) { p.ranks = 2; }), was + "2 ranks"));
+  EXPECT_TRUE(has(changed([](AsyncPlan& p) { p.servers = 2; }), was + "3 ranks, 2 servers"));
+  EXPECT_TRUE(has(changed([](AsyncPlan& p) { p.staleness = 2; }), "this run has 3 ranks, 1 servers, staleness 2"));
+  EXPECT_TRUE(has(changed([](AsyncPlan& p) { p.steps = 4; }), "and 4 steps"));
+  EXPECT_TRUE(has(changed([&](AsyncPlan& p) { p.replay = file + "s"; }), "cannot open "));
+  EXPECT_TRUE(has(refusal({.staleness = -1}), "`staleness`: expected"));
+  EXPECT_TRUE(has(refusal({.servers = 4}), "`servers`: expected 1 to 3"));
+  EXPECT_TRUE(has(refusal({.steps = 1, .record = scratch.file("no/such/place")}), "cannot write"));
+}
+
+TEST(AsyncFailure, ALossThatIsNoNumberEndsTheRun) {
+  const std::string what = refusal({.rate = 1e30});
+  EXPECT_TRUE(has(what, "the loss or the gradient norm is not finite"));
+}
+
+// An asynchronous run that is stopped: all workers come to one step; a replay is stopped where its record allows it,
+// and goes on to the same bits.
+
+// Whoever wishes to stop, and whoever is slow.
+TEST(AsyncStop, AllWorkersComeToTheStepThatTheFastestHasBegun) {
+  for (const int64_t staleness : {0, 2})
+    for (const int who : {0, 1, 2}) {
+      std::array<std::atomic<int64_t>, 3> begun{};
+      std::atomic<bool> wished = false;
+      AsyncPlan plan{.servers = 2, .staleness = staleness, .steps = 12};
+      plan.before = [&](int worker, int64_t clock) {
+        sleep_ms((worker * 7 + clock * 5) % 6);
+        begun[static_cast<size_t>(worker)] = clock + 1;
+      };
+      plan.wish = [&](int worker) {
+        return worker == who && begun[static_cast<size_t>(who)] == 3 && !wished.exchange(true);
+      };
+      plan.stops = {12};
+      const AsyncTraining run = train(plan);
+      ASSERT_EQ(run.stopped.size(), 2U);
+      EXPECT_GE(run.stopped[0], 3);
+      EXPECT_LE(run.stopped[0], 3 + staleness + 1);
+      EXPECT_EQ(run.stopped[1], 12);
+      const auto first = static_cast<size_t>(3 * run.stopped[0]);  // pushes before the stop
+      for (size_t p = 0; p < run.pushes.size(); ++p) {
+        EXPECT_EQ(p < first, run.pushes[p].push.clock < run.stopped[0]) << p;
+        EXPECT_TRUE(p < first || run.pushes[p].push.version >= static_cast<int64_t>(first)) << p;
+      }
+      EXPECT_EQ(run.summary.applied, 36);
+      EXPECT_LE(run.summary.most_ahead, staleness);
+    }
+}
+
+TEST(AsyncStop, SavesOfEveryStepAreStepsInCommon) {
+  const AsyncTraining run = train({.servers = 3, .staleness = 3, .steps = 6, .stops = {1, 2, 3, 4, 5}});
+  EXPECT_EQ(run.stopped, (std::vector<int64_t>{1, 2, 3, 4, 5, 6}));
+  for (size_t p = 0; p < run.pushes.size(); ++p) EXPECT_EQ(run.pushes[p].push.clock, static_cast<int64_t>(p / 3));
+}
+
+// In a record of a run that nobody stopped, workers are at different steps everywhere.
+TEST(AsyncStop, AReplayThatIsStoppedAtEveryStepHasTheSameBits) {
+  const Scratch scratch;
+  for (const int servers : {1, 2, 3}) {
+    AsyncPlan plan{.servers = servers, .staleness = 2, .steps = 10, .record = scratch.file("record")};
+    plan.before = [](int worker, int64_t clock) { sleep_ms((worker * 7 + clock * 5) % 6); };
+    const AsyncTraining first = train(plan);
+    plan.replay = std::exchange(plan.record, "");
+    for (int64_t step = 1; step < 10; ++step) plan.stops.push_back(step);
+    const AsyncTraining second = train(plan);
+    EXPECT_TRUE(first.values == second.values);
+    EXPECT_TRUE(first.state == second.state);
+    ASSERT_EQ(first.pushes.size(), second.pushes.size());
+    for (size_t p = 0; p < first.pushes.size(); ++p) EXPECT_EQ(first.pushes[p].loss, second.pushes[p].loss);
+    for (size_t k = 0; k < plan.stops.size(); ++k) EXPECT_GE(second.stopped[k], plan.stops[k]);
+  }
+}
+
+// By another way: the sets of pushes, compared as sets.
+TEST(AsyncStop, CommonPlacesAreWhereAllServersHaveTheSamePushes) {
+  const Philox random(7);
+  uint64_t draws = 0;
+  for (int trial = 0; trial < 200; ++trial) {
+    const auto below = [&](size_t n) { return static_cast<size_t>(random.below(n, draws++)); };
+    PushLog log{.workers = 2 + static_cast<int>(below(3)), .staleness = 9, .steps = 9, .servers = {}};
+    const auto workers = static_cast<size_t>(log.workers);
+    std::vector<Push> order;
+    std::vector<int64_t> clocks(workers);
+    for (int p = 0; p < 12; ++p) {
+      const size_t w = below(workers);
+      order.push_back({static_cast<int>(w), clocks[w]++, 0});
+    }
+    const size_t servers = 1 + below(3);
+    for (size_t k = 0; k < servers; ++k) {  // a few neighbours have changed places
+      log.servers.push_back(order);
+      for (size_t swaps = below(5); swaps > 0; --swaps)
+        if (const size_t at = below(11); log.servers[k][at].worker != log.servers[k][at + 1].worker)
+          std::swap(log.servers[k][at], log.servers[k][at + 1]);
+    }
+    std::vector<int64_t> expected;
+    for (size_t n = 0; n <= order.size(); ++n) {
+      std::set<std::set<std::pair<int, int64_t>>> different;
+      for (const std::vector<Push>& server : log.servers) {
+        std::set<std::pair<int, int64_t>> applied;
+        for (size_t p = 0; p < n; ++p) applied.emplace(server[p].worker, server[p].clock);
+        different.insert(applied);
+      }
+      if (different.size() == 1) expected.push_back(static_cast<int64_t>(n));
+    }
+    EXPECT_EQ(common_places(log), expected);
+  }
+}
+
+// The record of applied pushes: written and read back, and refused with one line where it is no record.
+
+const std::string kGood =
+    "tessera-pushes version 1 workers 2 servers 1 staleness 1 steps 2\n"
+    "server 0 pushes 4\n0 0 0\n1 0 0\n1 1 2\n0 1 1\n";
+
+std::string refusal(const std::string& text) {
+  return error_of([&] { parse_push_log(text, "log"); }, Status::input);
+}
+
+TEST(PushLog, ReadsWhatItWrites) {
+  const PushLog log = parse_push_log(kGood, "log");
+  EXPECT_EQ(log.workers, 2);
+  EXPECT_EQ(log.staleness, 1);
+  EXPECT_EQ(log.steps, 2);
+  EXPECT_EQ(log.servers, (std::vector<std::vector<Push>>{{{0, 0, 0}, {1, 0, 0}, {1, 1, 2}, {0, 1, 1}}}));
+  EXPECT_EQ(text_of(log), kGood);
+}
+
+TEST(PushLog, RefusesEveryPartOfALog) {
+  for (size_t n = 0; n < kGood.size(); ++n) EXPECT_NE(refusal(kGood.substr(0, n)), "nothing was thrown") << n;
+  EXPECT_NE(refusal(kGood + "\n"), "nothing was thrown");
+  EXPECT_NE(refusal(kGood + kGood), "nothing was thrown");
+}
+
+std::string with(const std::string& from, const std::string& to) {
+  std::string text = kGood;
+  text.replace(text.find(from), from.size(), to);
+  return text;
+}
+
+TEST(PushLog, SaysWhatIsWrongInOneLine) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"",
+       "log: line 1: expected 'tessera-pushes version 1 workers # servers # staleness # steps #', found the end of "
+       "the file"},
+      {with("version 1", "version 2"), "log: line 1: expected"},
+      {with("workers 2", "workers 99999999999999999999"), "log: line 1: expected"},
+      {with("workers 2", "workers 70000"), "found 70000 and 1"},
+      {with("servers 1", "servers 3"), "found 2 and 3"},
+      {with("servers 1", "servers 2"), "log: line 7: expected 'server # pushes #', found the end of the file"},
+      {with("server 0", "server 1"), "expected 'the servers in order'"},
+      {with("pushes 4", "pushes 4000000000000"), "log: line 7: expected '# # #', found the end of the file"},
+      {with("pushes 4", "pushes 3"), "line 5: expected 'the end of the file', found more"},
+      {with("1 1 2", "2 1 2"), "line 5: expected 'a worker below 2', found 2"},
+      {with("1 1 2", "1 2 2"), "line 5: expected 'clock 1 of 2 of worker 1', found 2"},
+      {with("steps 2", "steps 1"), "expected 'clock 1 of 1 of worker 1', found 1"},
+      {with("1 1 2", "1 1 1"), "line 5: expected 'a version from 2 to 2', found 1"},
+      {with("1 1 2", "1 1 3"), "line 5: expected 'a version from 2 to 2', found 3"},
+      {with("1 1 2", "1 1 -2"), "line 5: expected '# # #', found '1 1 -2'"},
+      {with("1 1 2", "1 1 2 "), "found '1 1 2 '"},
+      {with("1 1 2", "1  1 2"), "found '1  1 2'"},
+  };
+  for (const auto& [text, expected] : cases) {
+    const std::string what = refusal(text);
+    EXPECT_TRUE(has(what, expected)) << "\nexpected " << expected;
+    EXPECT_FALSE(has(what, "\n"));
+  }
+}
+
+// Worker 1 pulls for its clock 1 when worker 0 has done none: one ahead.
+TEST(PushLog, RefusesAnOrderBeyondItsBound) {
+  const std::string ahead =
+      "tessera-pushes version 1 workers 2 servers 1 staleness 1 steps 2\n"
+      "server 0 pushes 4\n1 0 0\n1 1 1\n0 0 0\n0 1 3\n";
+  EXPECT_EQ(refusal(ahead), "nothing was thrown");
+  std::string bounded = ahead;
+  bounded.replace(bounded.find("staleness 1"), 11, "staleness 0");
+  EXPECT_EQ(refusal(bounded), "log: no run with a staleness of at most 0 can apply pushes in this order");
+}
+
+// Each server alone could have seen this; but at server 0 worker 2 pulled after worker 3's push, and at server 1 worker
+// 3 pulled after worker 2's.
+TEST(PushLog, RefusesOrdersThatWaitForEachOther) {
+  const std::string head = "tessera-pushes version 1 workers 4 servers 2 staleness 9 steps 1\n";
+  const std::string first = "server 0 pushes 2\n3 0 0\n2 0 1\n";
+  EXPECT_EQ(refusal(head + first + "server 1 pushes 2\n3 0 0\n2 0 1\n"), "nothing was thrown");
+  EXPECT_NE(refusal(head + first + "server 1 pushes 2\n2 0 0\n3 0 1\n"), "nothing was thrown");
+  EXPECT_NE(refusal(head + first + "server 1 pushes 1\n2 0 0\n"), "nothing was thrown");
 }
 
 }  // namespace

@@ -1,14 +1,24 @@
-// Communicators of threads: every operation, by every algorithm, against sums made here; counts.
-#include <gtest/gtest.h>
+// Communicators of threads: every operation, by every algorithm, against sums made here; counts; failures; the messages
+// of ranks that wait long.
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
 
 #include "parallel/comm/trace.h"
 #include "tensor/random.h"
 #include "tests/parallel/mpi/mpi_checks.h"
+#include "tests/support/errors.h"
+#include "tests/support/gpu.h"
+#include "tests/support/nearest.h"
+#include "verify/defects/transports.h"
 
 namespace tessera {
 namespace {
 
 using test::array_of;
+using test::nearest_bf16;
+using test::RoundingError;
 using test::summed;
 using test::values;
 
@@ -173,6 +183,334 @@ TEST(CallLog, IsReadWhileItIsWritten) {
     ASSERT_EQ(last->root, static_cast<int32_t>(made % 1000));
   }
   EXPECT_GT(found, 0);
+}
+
+// Failures of a communicator: a rank fails, is late, or asks for something else than the others.
+
+// Returns the message of the error that launch() throws when the ranks run `body`.
+std::string failure(const LaunchOptions& options, const std::function<void(Communicator&)>& body) {
+  return error_of([&] { launch(options, body); }, Status::communication);
+}
+
+TEST(CommFailure, ARankThatThrowsEndsTheOthers) {
+  const auto thrown_by = [](const std::function<void(Communicator&)>& f) {
+    return failure({.ranks = 4, .timeout_s = 20}, [&](Communicator& world) {
+      if (world.rank() == 2) f(world);
+      world.barrier();
+    });
+  };
+  EXPECT_EQ(thrown_by([](Communicator&) { throw CommError("the cause"); }), "[rank 2] the cause");
+  EXPECT_EQ(thrown_by([](Communicator&) { throw 42; }), "[rank 2] something was thrown that is no std::exception");
+  const std::string busy = thrown_by([](Communicator& world) {  // with work in the background
+    const Pending p = world.start_all_reduce(Tensor::zeros({100}, DType::float32, make_arena()));
+    throw CommError("the cause");
+  });
+  EXPECT_TRUE(busy == "[rank 2] the cause" || has(busy, "asks for")) << busy;
+}
+
+TEST(CommFailure, ARankThatLeavesWithWorkInTheBackgroundIsNamed) {
+  const std::string what = failure({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
+    if (world.rank() == 0) {
+      const Pending forgotten = world.start_all_reduce(Tensor::zeros({100'000}, DType::float32, make_arena()));
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    world.barrier();
+  });
+  EXPECT_EQ(what, "[rank 0] ended while its communication was still in the background");
+}
+
+TEST(CommFailure, ARankThatDoesNotComeIsNamed) {
+  const std::string what = failure({.ranks = 3, .timeout_s = 0.3}, [](Communicator& world) {
+    const ArenaPtr arena = make_arena();
+    world.all_reduce(Tensor::zeros({10}, DType::float32, arena));
+    if (world.rank() != 1) world.all_reduce(Tensor::zeros({100}, DType::float32, arena));
+  });
+  EXPECT_TRUE(has(what,
+                  "world axis, all_reduce of 400 bytes (float32): rank 1 did not come within 0.3 s; the last it came "
+                  "to was all_reduce of 40 bytes (float32)"));
+}
+
+TEST(CommFailure, CallsThatDifferAreNamed) {
+  const std::string what = failure({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
+    const ArenaPtr arena = make_arena();
+    const Tensor x = Tensor::zeros({100}, DType::float32, arena);
+    if (world.rank() == 0)
+      world.all_reduce(x);
+    else
+      world.broadcast(x, 0);
+  });
+  EXPECT_TRUE(has(what, "all_reduce of 400 bytes (float32)"));
+  EXPECT_TRUE(has(what, "broadcast of 400 bytes (float32, root 0)"));
+}
+
+TEST(CommFailure, ASilentSenderIsNamed) {
+  const std::string what = failure({.ranks = 2, .timeout_s = 0.3}, [](Communicator& world) {
+    if (world.rank() == 1) world.recv(Tensor::zeros({10}, DType::float32, make_arena()), 0);
+  });
+  EXPECT_EQ(what, "[rank 1] world axis, recv of 40 bytes: rank 0 sent nothing within 0.3 s");
+}
+
+TEST(CommFailure, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
+  launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
+    const ArenaPtr arena = make_arena();
+    const Tensor x = Tensor::zeros({4, 4}, DType::float32, arena), y = Tensor::zeros({5}, DType::float32, arena);
+    EXPECT_THROW(world.all_reduce(x.transpose(0, 1)), Error);
+    EXPECT_THROW(world.reduce_scatter(x, y), Error);
+    EXPECT_THROW(world.broadcast(x, 2), Error);
+    EXPECT_THROW(world.all_to_all(x, x), Error);
+    const std::vector<int64_t> none(static_cast<size_t>(world.size()));
+    EXPECT_THROW(world.all_to_all(x, x, none, none), Error);  // which is not all of x
+    EXPECT_THROW((void)world.start_all_to_all(x, x, none, none), Error);
+    EXPECT_THROW(world.send(x, world.rank()), Error);
+    EXPECT_EQ(world.sum(1), 2);
+  });
+}
+
+// Faults at random calls of random ranks: every run ends, late ranks change nothing, and the culprit is named.
+TEST(CommFailure, NoPlantedFaultHangs) {
+  const Philox random = Philox::named(1, "faults");
+  for (uint64_t trial = 0; trial < 40; ++trial) {
+    const int ranks = 2 + static_cast<int>(random.below(3, 4 * trial)),
+              culprit = static_cast<int>(random.below(static_cast<uint64_t>(ranks), 4 * trial + 1));
+    const auto kind = static_cast<Fault::Kind>(random.below(3, 4 * trial + 2));
+    const Algorithm algorithm = static_cast<Algorithm>(random.below(4, 4 * trial + 3));
+    const Fault fault{kind, static_cast<int64_t>(trial % 12), 0.05};
+    const LaunchOptions options{
+        .ranks = ranks, .timeout_s = 0.5, .algorithm = algorithm, .around = with_faults({{culprit, {fault}}})};
+    const auto body = [](Communicator& world) {
+      const ArenaPtr arena = make_arena();
+      for (int i = 0; i < 20; ++i) {
+        Tensor x = array_of(world.rank(), 500, DType::float32, arena);
+        world.start_all_reduce(x).wait();
+        EXPECT_EQ(values(x), summed(world.size(), 500));
+      }
+    };
+    if (kind == Fault::Kind::delay)
+      launch(options, body);
+    else if (kind == Fault::Kind::fail) {
+      const std::string what = failure(options, body), end = "a planted fault at call " + std::to_string(fault.call);
+      EXPECT_TRUE(what.starts_with("[rank " + std::to_string(culprit) + "] world axis, ") && what.ends_with(end))
+          << what;
+    } else
+      EXPECT_NE(failure(options,
+                        [](Communicator& world) {  // the one that dropped out computes with what it has
+                          const ArenaPtr arena = make_arena();
+                          for (int i = 0; i < 20; ++i)
+                            world.all_reduce(array_of(world.rank(), 500, DType::float32, arena));
+                        }),
+                "nothing was thrown");
+  }
+}
+
+TEST(CommFailureDeathTest, ARankThatNeverStopsEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(launch({.ranks = 2, .timeout_s = 0.2},
+                     [](Communicator& world) {
+                       if (world.rank() == 1) throw CommError("the cause");
+                       for (std::atomic<bool> forever{true}; forever;)
+                         std::this_thread::sleep_for(std::chrono::milliseconds(10));
+                     }),
+              testing::ExitedWithCode(3),
+              "tessera: .rank 1. the cause .and another rank does not stop: ending the process.");
+}
+
+// The messages of ranks that wait long, the notes on their operations, and the ranks that are waited for.
+
+class Said {
+ public:
+  auto listener() {
+    return [this](const std::string& line) {
+      const std::lock_guard lock(mutex_);
+      lines_.push_back(line);
+    };
+  }
+  const std::vector<std::string>& lines() const { return lines_; }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> lines_;
+};
+
+TEST(Reminder, ComesAfter5And30And60AndThenTwiceAsLong) {
+  Reminder reminder;
+  std::vector<int> at;
+  for (int second = 0; second < 300; ++second)
+    if (reminder.is_due(second)) at.push_back(second);
+  EXPECT_EQ(at, (std::vector<int>{5, 30, 60, 120, 240}));
+}
+
+TEST(LongWaits, AreNewsOnceForEachAxisAndRank) {
+  LongWaits waits([](const std::string&) {});
+  EXPECT_TRUE(waits.is_news("dp", 3));
+  EXPECT_FALSE(waits.is_news("dp", 3));
+  EXPECT_TRUE(waits.is_news("dp", 2));
+  EXPECT_TRUE(waits.is_news("tp", 2));
+  EXPECT_FALSE(waits.is_news("dp", 3));
+}
+
+// Rank 2 comes late, twice: three ranks wait for it, and one line says so.
+TEST(Flight, ALongWaitIsSaidOnceWithWhomAndWhatItDidLast) {
+  Said said;
+  launch({.ranks = 4, .timeout_s = 60, .say = said.listener()}, [](Communicator& world) {
+    const std::unique_ptr<Communicator> axis = world.split(0, world.rank(), "dp");
+    const Tensor x = array_of(world.rank(), 10, DType::float32, make_arena());
+    axis->all_reduce(x);
+    for (int i = 0; i < 2; ++i) {
+      if (world.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(5600));
+      axis->all_reduce(x);
+    }
+  });
+  ASSERT_EQ(said.lines().size(), 1U);
+  const std::string& line = said.lines()[0];
+  EXPECT_TRUE(has(line, "has waited 5"));
+  EXPECT_TRUE(has(line, "in all_reduce of 40 bytes (float32) on axis dp for rank 2"));
+  EXPECT_TRUE(has(line, "the last it came to was all_reduce of 40 bytes"));
+}
+
+TEST(Flight, AMessageThatDoesNotComeIsSaidToo) {
+  Said said;
+  launch({.ranks = 2, .timeout_s = 60, .say = said.listener()}, [](Communicator& world) {
+    const Tensor x = array_of(world.rank(), 10, DType::float32, make_arena());
+    if (world.rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5300));
+      world.send(x, 0);
+    } else {
+      world.recv(x, 1);
+    }
+  });
+  ASSERT_EQ(said.lines().size(), 1U);
+  EXPECT_TRUE(has(said.lines()[0], "[rank 0] has waited 5"));
+  EXPECT_TRUE(has(said.lines()[0], "recv of 40 bytes on axis world for rank 1"));
+}
+
+TEST(Flight, ShortWaitsAreNotSaid) {
+  Said said;
+  launch({.ranks = 2, .say = said.listener()}, [](Communicator& world) {
+    if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    world.barrier();
+  });
+  EXPECT_TRUE(said.lines().empty());
+}
+
+// The one that is late is waited for, and who waits is not.
+TEST(Flight, WaitingIsCountedByWhomItIsFor) {
+  std::vector<std::vector<double>> waits(3);
+  launch({.ranks = 3}, [&](Communicator& world) {
+    for (int i = 0; i < 5; ++i) {
+      if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      world.barrier();
+    }
+    waits[static_cast<size_t>(world.rank())] = world.flight()->waits();
+  });
+  EXPECT_GT(waits[0][1], 0.4);
+  EXPECT_GT(waits[2][1], 0.4);
+  EXPECT_LT(waits[1][0] + waits[1][2], 0.2);
+}
+
+std::string flights_of(const LaunchOptions& given, const std::function<void(Communicator&)>& body) {
+  const std::filesystem::path file = testing::TempDir() + "tessera-flight-" + std::to_string(getpid()) + ".json";
+  LaunchOptions options = given;
+  options.flight_file = [&] { return file; };
+  EXPECT_THROW(launch(options, body), Error);
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  std::filesystem::remove(file);
+  return text.str();
+}
+
+// Rank 1 leaves out one call: the others are in the fourth, it was never there.
+TEST(Flight, AFailureLeavesWhatEveryRankDidLast) {
+  const std::string file = flights_of({.ranks = 3, .timeout_s = 1}, [](Communicator& world) {
+    const Tensor x = array_of(world.rank(), 10, DType::float32, make_arena());
+    for (int i = 0; i < 3; ++i) world.all_reduce(x);
+    if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    world.barrier();
+  });
+  EXPECT_EQ(std::ranges::count(file, '\n'), 3);
+  EXPECT_TRUE(has(file, R"("rank": 1, "ranks": 3)"));
+  EXPECT_TRUE(has(file, R"("number": 3, "operation": "all_reduce", "bytes": 40)"));
+  EXPECT_TRUE(has(file, R"("number": 4, "operation": "barrier", "bytes": 0)"));
+  EXPECT_TRUE(has(file, R"("ended": null)"));
+  EXPECT_TRUE(has(file, "did not come within 1 s"));
+}
+
+TEST(Flight, KeepsTheLast32AndTheirNumbers) {
+  Flight flight(0, 1, std::make_shared<LongWaits>([](const std::string&) {}));
+  const int dp = flight.axis("dp"), tp = flight.axis("tp");
+  EXPECT_EQ(flight.axis("dp"), dp);
+  for (int i = 0; i < 50; ++i) flight.end(flight.begin(dp, Op::broadcast, i));
+  flight.begin(tp, Op::gather, 7);
+  const std::string line = flight.to_json("a \"cause\"");
+  EXPECT_FALSE(has(line, R"("number": 19,)"));
+  EXPECT_TRUE(has(line, R"("axis": "dp", "number": 20, "operation": "broadcast", "bytes": 19)"));
+  EXPECT_TRUE(has(line, R"("axis": "tp", "number": 1, "operation": "gather", "bytes": 7)"));
+  EXPECT_TRUE(has(line, R"("cause": "a \"cause\"")"));
+}
+
+// Sums of bfloat16 over ranks are rounded to nearest even: once by direct and root, once for each value sent by ring
+// and tree.
+
+// Positive, so that errors of all roundings on the way go one way or none.
+std::vector<double> numbers(int rank, int64_t count) {
+  const Philox random = Philox::named(static_cast<uint64_t>(rank), "rounding of sums");
+  std::vector<double> out;
+  for (int64_t i = 0; i < count; ++i)
+    out.push_back(nearest_bf16(0.5 + static_cast<double>(random.uniform(static_cast<uint64_t>(i)))));
+  return out;
+}
+
+void expect_rounded(Communicator& world, int64_t count, const ArenaPtr& arena, bool once) {
+  const auto mine = [&] {
+    return Tensor::of<double>(numbers(world.rank(), count), {count}, make_arena()).to(DType::bfloat16).to(arena);
+  };
+  std::vector<double> total(static_cast<size_t>(count));
+  for (int r = 0; r < world.size(); ++r) {
+    const std::vector<double> theirs = numbers(r, count);
+    for (size_t i = 0; i < total.size(); ++i) total[i] += theirs[i];  // exact: few numbers of 8 bits
+  }
+  const auto expect = [&](const char* what, const Tensor& found, int64_t first) {
+    const std::vector<double> values = found.to(DType::float64).to_vector<double>();
+    RoundingError error;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double exact = total[static_cast<size_t>(first) + i];
+      error.add(values[i], exact);
+      if (once) {
+        ASSERT_EQ(values[i], nearest_bf16(exact)) << what << " " << i;
+      }
+    }
+    EXPECT_LE(std::abs(error.mean()), 0.02 + error.chance()) << what << " of " << error.count();
+  };
+  const Tensor all = mine();
+  world.all_reduce(all);
+  expect("all_reduce", all, 0);
+  const Range own = piece(count, world.size(), world.rank());
+  const Tensor part = Tensor::empty({own.size()}, DType::bfloat16, arena);
+  world.reduce_scatter(mine(), part);
+  expect("reduce_scatter", part, own.begin);
+  const Tensor at_root = mine();
+  world.reduce(at_root, 0);
+  if (world.rank() == 0) expect("reduce", at_root, 0);
+}
+
+void expect_rounded_by(Algorithm algorithm, int ranks, Device device) {
+  SCOPED_TRACE(std::string(name_of(algorithm)) + ", " + std::to_string(ranks) + " ranks");
+  launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 30, .algorithm = algorithm}, [&](Communicator& world) {
+    const ArenaPtr arena = device == Device::cpu ? world.make_arena() : make_arena(device);
+    const bool once = algorithm == Algorithm::direct || algorithm == Algorithm::root || ranks == 2;
+    for (const int64_t count : {int64_t{777}, int64_t{20000}}) expect_rounded(world, count, arena, once);
+  });
+}
+
+TEST(Rounding, OfSumsOverRanksIsToNearestEven) {
+  for (const Algorithm algorithm : test::kByMessages)
+    for (const int ranks : {2, 3, 4}) expect_rounded_by(algorithm, ranks, Device::cpu);
+}
+
+using RoundingGpu = test::OnGpu;
+
+TEST_F(RoundingGpu, OfSumsOverRanksIsToNearestEven) {
+  for (const Algorithm algorithm : test::kByMessages) expect_rounded_by(algorithm, 3, Device::cuda);
 }
 
 }  // namespace

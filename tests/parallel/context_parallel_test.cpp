@@ -1,10 +1,16 @@
-// Ring attention and Ulysses: values and gradients are those of one rank that has the whole sequence.
+// Ring attention and Ulysses: values and gradients are those of one rank that has the whole sequence, on the CPU and on
+// ranks that share a GPU; who has what and computes what, what is moved and held, and when it is sent.
 #include "parallel/context_parallel.h"
 
-#include <gtest/gtest.h>
+#include <fmt/format.h>
 
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"
+#include "parallel/comm/trace.h"
+#include "tensor/kernels.h"
+#include "tests/support/errors.h"
+#include "tests/support/gpu.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
@@ -26,17 +32,11 @@ struct Problem {
   uint64_t name = 0;
 };
 
-Tensor normal(const Shape& shape, DType dtype, const ArenaPtr& arena, uint64_t name) {
-  const Tensor t = Tensor::empty(shape, DType::float64, arena);
-  const Philox random = Philox::named(name, "context");
-  for (int64_t i = 0; i < t.numel(); ++i) t.data<double>()[i] = random.normal(static_cast<uint64_t>(i));
-  return t.to(dtype);
-}
 Tensor whole_qkv(const Problem& p, const ArenaPtr& arena) {
-  return normal({p.b, p.tokens, p.heads.packed() * p.d}, p.dtype, arena, 2 * p.name);
+  return test::normal({p.b, p.tokens, p.heads.packed() * p.d}, p.dtype, 2 * p.name, "context", arena);
 }
 Tensor whole_seed(const Problem& p, const ArenaPtr& arena) {
-  return normal({p.b, p.tokens, p.heads.query * p.d}, p.dtype, arena, 2 * p.name + 1);
+  return test::normal({p.b, p.tokens, p.heads.query * p.d}, p.dtype, 2 * p.name + 1, "context", arena);
 }
 
 // The tokens at these positions of (B, T, C).
@@ -66,7 +66,7 @@ Result alone(const Problem& p, const ArenaPtr& arena, DType dtype = DType::float
   const Var qkv(whole_qkv(p, arena).to(dtype), true);
   const Var y = packed_attention(qkv, p.heads, p.options);
   backward(y, {.seed = whole_seed(p, arena).to(dtype)});
-  return {y.value(), qkv.grad()};
+  return {y.value().on_host(), qkv.grad().on_host()};
 }
 
 Var attend(const Var& qkv, const Problem& p, Communicator& cp, Way way) {
@@ -81,17 +81,17 @@ Var attend(const Var& qkv, const Problem& p, Communicator& cp, Way way) {
 
 Result together(const Problem& p, Communicator& cp, Way way, const ArenaPtr& arena) {
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), balance_of(way));
-  const Var qkv(tokens_at(whole_qkv(p, arena), mine), true);
+  const Var qkv(tokens_at(whole_qkv(p, arena->host()), mine).to(arena), true);
   const Var y = attend(qkv, p, cp, way);
-  backward(y, {.seed = tokens_at(whole_seed(p, arena), mine)});
-  return {y.value(), qkv.grad()};
+  backward(y, {.seed = tokens_at(whole_seed(p, arena->host()), mine).to(arena)});
+  return {y.value().on_host(), qkv.grad().on_host()};
 }
 
 // The largest difference as a share of the largest value of the whole.
 double difference(const Tensor& part, const Tensor& whole, const std::vector<int64_t>& positions) {
   const Tensor expected = tokens_at(whole, positions);
   EXPECT_EQ(part.shape(), expected.shape());
-  const std::vector<double> x = part.to(DType::float64).to_vector<double>(), y = expected.to_vector<double>();
+  const std::vector<double> x = test::numbers(part), y = expected.to_vector<double>();
   double most = 0, largest = 1e-300;
   for (size_t i = 0; i < x.size(); ++i) most = std::max(most, std::isfinite(x[i]) ? std::abs(x[i] - y[i]) : INFINITY);
   for (const double v : whole.to_vector<double>()) largest = std::max(largest, std::abs(v));
@@ -102,6 +102,11 @@ struct Bounds {
   double out = 1e-12, gradient = 1e-12;
 };
 
+std::string describe(const Problem& p, const Communicator& cp, Way way) {
+  return fmt::format("{} on {} ranks of {} ({}, {}, {} / {} x {}), trial {}", name_of_way(way), cp.size(),
+                     name_of(p.dtype), p.b, p.tokens, p.heads.query, p.heads.key, p.d, p.name);
+}
+
 // Every way of this problem, against one rank in float64 with the same inputs.
 void expect_as_alone(const Problem& p, Communicator& cp, const Bounds& bounds = {}) {
   const ArenaPtr arena = make_arena();
@@ -109,10 +114,7 @@ void expect_as_alone(const Problem& p, Communicator& cp, const Bounds& bounds = 
   for (const Way way : kWays) {
     const Result got = together(p, cp, way, arena);
     const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), balance_of(way));
-    const std::string what =
-        name_of_way(way) + " on " + std::to_string(cp.size()) + " ranks of " + std::string(name_of(p.dtype)) + " (" +
-        std::to_string(p.b) + ", " + std::to_string(p.tokens) + ", " + std::to_string(p.heads.query) + " / " +
-        std::to_string(p.heads.key) + " x " + std::to_string(p.d) + "), trial " + std::to_string(p.name);
+    const std::string what = describe(p, cp, way);
     EXPECT_EQ(got.out.dtype(), p.dtype) << what;
     EXPECT_LE(difference(got.out, expected.out, mine), bounds.out) << what;
     EXPECT_LE(difference(got.gradient, expected.gradient, mine), bounds.gradient) << what;
@@ -147,31 +149,19 @@ Problem draw(int ranks, uint64_t trial) {
   return p;
 }
 
-LaunchOptions ranks(int n) { return {.ranks = n, .threads_per_rank = 1, .timeout_s = 120}; }
+LaunchOptions ranks(int n) { return {.ranks = n, .threads_per_rank = 1, .timeout_s = 300}; }
 
+// Plain ones; documents, where many tiles of a ring hold no key that some of their queries see; and windows, of
+// documents too: within a chunk, over a few of them, and longer than all.
 TEST(ContextParallel, OneRankAndManyAgree) {
   for (const int n : {1, 2, 3, 4})
     launch(ranks(n), [](Communicator& cp) {
       for (uint64_t trial = 0; trial < 12; ++trial) expect_as_alone(draw(cp.size(), trial), cp);
-    });
-}
-
-// Many tiles of a ring hold no key that some of their queries see.
-TEST(ContextParallel, DocumentsAreNotCrossed) {
-  for (const int n : {1, 2, 3, 4})
-    launch(ranks(n), [](Communicator& cp) {
       for (uint64_t trial = 0; trial < 12; ++trial) {
         Problem p = draw(cp.size(), 100 + trial);
         p.options.starts = draw_starts(p, make_arena());
         expect_as_alone(p, cp);
       }
-    });
-}
-
-// Windows of documents too; within a chunk, over a few of them, and longer than all.
-TEST(ContextParallel, WindowsAreKept) {
-  for (const int n : {1, 2, 3, 4})
-    launch(ranks(n), [](Communicator& cp) {
       for (uint64_t trial = 0; trial < 16; ++trial) {
         Problem p = draw(cp.size(), 200 + trial);
         p.options.window = std::array<int64_t, 4>{1, 3, p.tokens / 2, p.tokens + 9}[trial % 4];
@@ -204,25 +194,32 @@ TEST(ContextParallel, NarrowTypesAreNear) {
 }
 
 double squared_error(const Tensor& x, const Tensor& exact) {
-  const std::vector<double> a = x.to(DType::float64).to_vector<double>(), b = exact.to_vector<double>();
+  const std::vector<double> a = test::numbers(x), b = exact.to_vector<double>();
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
   return sum;
 }
 
+// The squared errors of all ranks, as shares of those of one rank's bfloat16, are at most `bound`.
+void expect_error(const Problem& p, Communicator& cp, Way way, double bound, const ArenaPtr& arena) {
+  const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), balance_of(way));
+  const Result exact = alone(p, make_arena()), one = alone(p, arena, DType::bfloat16),
+               got = together(p, cp, way, arena);
+  const auto share = [&](const Tensor& x, const Tensor& whole, const Tensor& of_one) {
+    return cp.sum(squared_error(x, tokens_at(whole, mine))) / squared_error(of_one, whole);
+  };
+  EXPECT_LE(share(got.out, exact.out, one.out), bound) << describe(p, cp, way);
+  EXPECT_LE(share(got.gradient, exact.gradient, one.gradient), bound) << describe(p, cp, way);
+}
+
+Problem in_bfloat16(int64_t tokens, const Heads& heads, int64_t d, const AttentionOptions& options = {}) {
+  return {.b = 2, .tokens = tokens, .heads = heads, .d = d, .options = options, .dtype = DType::bfloat16};
+}
+
 // No more error than one rank makes: parts are merged, carried around and added before anything is rounded.
 TEST(ContextParallel, BfloatIsRoundedOnce) {
   launch(ranks(4), [](Communicator& cp) {
-    const Problem p{.b = 2, .tokens = 256, .heads = {8, 4}, .d = 16, .options = {}, .dtype = DType::bfloat16};
-    const ArenaPtr arena = make_arena();
-    const Result exact = alone(p, arena), one = alone(p, arena, DType::bfloat16);
-    for (const Way way : kWays) {
-      const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), balance_of(way));
-      const Result got = together(p, cp, way, arena);
-      EXPECT_LE(cp.sum(squared_error(got.out, tokens_at(exact.out, mine))), 1.05 * squared_error(one.out, exact.out));
-      EXPECT_LE(cp.sum(squared_error(got.gradient, tokens_at(exact.gradient, mine))),
-                1.05 * squared_error(one.gradient, exact.gradient));
-    }
+    for (const Way way : kWays) expect_error(in_bfloat16(256, {8, 4}, 16), cp, way, 1.05, make_arena());
   });
 }
 
@@ -278,16 +275,287 @@ TEST(ContextParallel, DefectsAreSeen) {
     Problem p{.b = 2, .tokens = 24, .heads = {2}, .d = 5, .options = {.dropout = 0.2, .random = Philox(4)}};
     EXPECT_LE(output_difference(p, p, cp, Balance::zigzag), 1e-12);
     EXPECT_GT(output_difference(p, p, cp, Balance::contiguous), 0.01);  // chunks in another order than the op thinks
-    Problem told = p;
-    told.options.causal = false;
-    EXPECT_GT(output_difference(told, p, cp, Balance::zigzag), 0.01);
-    told = p;
-    told.options.tokens_total = p.tokens + 1;
-    EXPECT_GT(output_difference(told, p, cp, Balance::zigzag), 0.01);  // another mask
-    told = p;
-    told.options.first_head = 1;
-    EXPECT_GT(output_difference(told, p, cp, Balance::zigzag), 0.01);
+    Problem uncaused = p, masked = p, shifted = p;
+    uncaused.options.causal = false;
+    masked.options.tokens_total = p.tokens + 1;  // another mask
+    shifted.options.first_head = 1;
+    for (const Problem& told : {uncaused, masked, shifted})
+      EXPECT_GT(output_difference(told, p, cp, Balance::zigzag), 0.01);
   });
+}
+
+// Context parallelism: who has what and computes what, what is moved and held, and when it is sent.
+
+constexpr std::array<Balance, 2> kBalances{Balance::zigzag, Balance::contiguous};
+
+// --- tokens and chunks ---
+TEST(ContextPositions, CutTheSequence) {
+  using List = std::vector<int64_t>;
+  EXPECT_EQ(context_positions(12, 3, 0, Balance::zigzag), (List{0, 1, 10, 11}));
+  EXPECT_EQ(context_positions(12, 3, 1, Balance::zigzag), (List{2, 3, 8, 9}));
+  EXPECT_EQ(context_positions(12, 3, 2, Balance::zigzag), (List{4, 5, 6, 7}));
+  EXPECT_EQ(context_positions(12, 3, 1, Balance::contiguous), (List{4, 5, 6, 7}));
+  EXPECT_EQ(context_positions(5, 1, 0, Balance::zigzag), (List{0, 1, 2, 3, 4}));
+  for (const Balance balance : kBalances)
+    for (const int n : {1, 2, 3, 4, 7}) {
+      std::set<int64_t> all;
+      for (int r = 0; r < n; ++r) {
+        const List mine = context_positions(6L * n, n, r, balance);
+        EXPECT_EQ(mine.size(), 6u);
+        EXPECT_TRUE(std::is_sorted(mine.begin(), mine.end()));
+        all.insert(mine.begin(), mine.end());
+      }
+      EXPECT_EQ(all.size(), 6u * static_cast<size_t>(n));
+      EXPECT_EQ(*all.rbegin(), 6L * n - 1);
+    }
+}
+
+TEST(ContextPositions, WhatCannotBeCutIsRefused) {
+  const auto refusal = [](int64_t tokens, int n, int rank, Balance balance) {
+    return error_of([&] { context_positions(tokens, n, rank, balance); });
+  };
+  const std::string head = "[context_parallel] ", make = " tokens do not make ";
+  EXPECT_EQ(refusal(20, 4, 0, Balance::zigzag), head + "20" + make + "8 equal chunks for 4 ranks; expected 16 or 24");
+  EXPECT_EQ(refusal(3, 4, 0, Balance::contiguous), head + "3" + make + "4 equal chunks for 4 ranks; expected 4");
+  EXPECT_EQ(refusal(0, 1, 0, Balance::zigzag), head + "0" + make + "1 equal chunks for 1 ranks; expected 1");
+  EXPECT_EQ(refusal(8, 4, 4, Balance::contiguous), head + "there is no rank 4 among 4");
+}
+
+// Tiles that a rank computes with each holder's keys; a tile on the diagonal of a causal mask is half a tile of work.
+struct Work {
+  size_t tiles = 0, halves = 0;
+  std::vector<size_t> by_hop;
+};
+Work work_of(int n, int rank, Balance balance, bool causal) {
+  Work work;
+  for (int hop = 0; hop < n; ++hop) {
+    const std::vector<ChunkPair> pairs = chunk_pairs(n, rank, (rank + n - hop) % n, balance, causal);
+    work.by_hop.push_back(pairs.size());
+    work.tiles += pairs.size();
+    for (const ChunkPair& pair : pairs) work.halves += causal && pair.query == pair.key ? 1 : 2;
+  }
+  return work;
+}
+
+TEST(ChunkPairs, ZigZagSharesTheWorkEvenly) {
+  for (const int n : {2, 3, 4, 8})
+    for (int rank = 0; rank < n; ++rank) {
+      const Work even = work_of(n, rank, Balance::zigzag, true);
+      EXPECT_EQ(even.tiles, 2 * static_cast<size_t>(n) + 1);
+      EXPECT_EQ(even.halves, 4 * static_cast<size_t>(n));
+      for (int hop = 1; hop < n; ++hop) EXPECT_EQ(even.by_hop[static_cast<size_t>(hop)], 2u);
+      EXPECT_EQ(work_of(n, rank, Balance::contiguous, true).tiles, static_cast<size_t>(rank) + 1);
+      EXPECT_EQ(work_of(n, rank, Balance::zigzag, false).tiles, 4 * static_cast<size_t>(n));
+    }
+}
+
+TEST(ChunkPairs, AreThoseThatTheMaskLeaves) {
+  for (const Balance balance : kBalances)
+    for (const bool causal : {false, true})
+      for (const int n : {2, 3, 5}) {
+        std::set<std::pair<int, int>> seen;
+        size_t count = 0;
+        for (int rank = 0; rank < n; ++rank)
+          for (int holder = 0; holder < n; ++holder)
+            for (const ChunkPair& pair : chunk_pairs(n, rank, holder, balance, causal)) {
+              seen.insert({pair.query, pair.key});
+              ++count;
+            }
+        const int chunks = balance == Balance::zigzag ? 2 * n : n;
+        std::set<std::pair<int, int>> expected;
+        for (int query = 0; query < chunks; ++query)
+          for (int key = 0; key < (causal ? query + 1 : chunks); ++key) expected.insert({query, key});
+        EXPECT_EQ(seen, expected);
+        EXPECT_EQ(count, expected.size());
+      }
+}
+
+// --- bytes ---
+struct Sizes {
+  int64_t b = 2, tokens = 0;
+  Heads heads = {24, 12};
+  int64_t d = 3;
+  DType dtype = DType::float32;
+  int64_t queries() const { return b * tokens * heads.query * d; }  // elements of the whole sequence
+  int64_t keys() const { return b * tokens * heads.key * d; }       // elements of the keys, or of the values
+};
+
+Var own_part(const Sizes& s, const Communicator& cp) {
+  return Var(Tensor::zeros({s.b, s.tokens / cp.size(), s.heads.packed() * s.d}, s.dtype, make_arena()), true);
+}
+
+// Calls and bytes of this operation over all ranks; no other was used, but for receiving what was sent.
+OpCount total(Communicator& cp, Op op) {
+  const OpCounts counts = cp.counts();
+  OpCounts others = counts;
+  others[static_cast<size_t>(op)] = others[static_cast<size_t>(Op::recv)] = {};
+  EXPECT_EQ(others, OpCounts{});
+  const OpCount own = counts[static_cast<size_t>(op)], received = counts[static_cast<size_t>(Op::recv)];
+  EXPECT_EQ(received, (OpCount{op == Op::send ? own.calls : 0, 0}));
+  std::array<double, 2> sums{static_cast<double>(own.calls), static_cast<double>(own.sent)};
+  cp.sum(sums);
+  cp.reset_counts();
+  return {static_cast<int64_t>(sums[0]), static_cast<int64_t>(sums[1])};
+}
+
+TEST(ContextParallel, TheRingMovesWhatTheFormulaSays) {
+  for (const int n : {2, 3, 4})
+    launch(ranks(n), [](Communicator& cp) {
+      const int64_t c = cp.size();
+      for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
+        for (const Balance balance : kBalances) {
+          const Sizes s{.tokens = 10 * c, .dtype = dtype};
+          const int64_t e = size_of(dtype), wide = dtype == DType::float64 ? 8 : 4;
+          const Var qkv = own_part(s, cp);
+          cp.reset_counts();
+          const Var y = ring_attention(qkv, s.heads, {}, cp, balance);
+          EXPECT_EQ(total(cp, Op::send), (OpCount{c * (c - 1), 2 * (c - 1) * e * s.keys()}));
+          backward(y, {.seed = y.value().clone()});
+          EXPECT_EQ(total(cp, Op::send), (OpCount{2 * c * (c - 1), 2 * (c - 1) * (e + wide) * s.keys()}));
+        }
+    });
+}
+
+TEST(ContextParallel, UlyssesMovesWhatTheFormulaSays) {
+  for (const int n : {2, 3, 4})
+    launch(ranks(n), [](Communicator& cp) {
+      const int64_t c = cp.size();
+      for (const DType dtype : {DType::float64, DType::bfloat16}) {
+        const Sizes s{.tokens = 5 * c, .dtype = dtype};
+        const OpCount expected{2 * c, 2 * (c - 1) * size_of(dtype) * (s.queries() + s.keys()) / c};
+        const Var qkv = own_part(s, cp);
+        cp.reset_counts();
+        const Var y = ulysses_attention(qkv, s.heads, {}, cp);
+        EXPECT_EQ(total(cp, Op::all_to_all), expected);
+        backward(y, {.seed = y.value().clone()});
+        EXPECT_EQ(total(cp, Op::all_to_all), expected);
+      }
+    });
+}
+
+// --- memory ---
+TEST(ContextParallel, TheRingHoldsNothingOfTheWholeSequence) {
+  for (const int n : {2, 4})
+    launch(ranks(n), [](Communicator& cp) {
+      for (const DType dtype : {DType::float32, DType::bfloat16}) {
+        const Sizes s{.tokens = 32 * cp.size(), .dtype = dtype};
+        const Var qkv = own_part(s, cp);
+        Arena& arena = *qkv.value().arena();
+        const int64_t own = s.queries() / cp.size(), part = s.keys() / cp.size(), e = size_of(dtype);
+        const int64_t before = arena.usage(Category::activations).live;
+        arena.reset_peaks();
+        const Var y = ring_attention(qkv, s.heads, {}, cp, Balance::zigzag);
+        const int64_t lse = 4 * s.b * s.heads.query * s.tokens / cp.size();
+        EXPECT_EQ(arena.usage(Category::activations).live - before, e * own + lse);
+        EXPECT_EQ(arena.usage(Category::communication).peak, 2 * e * part);  // k and v
+        backward(y, {.seed = y.value().clone()});
+        EXPECT_EQ(arena.usage(Category::communication).peak, (2 * e + 2 * 2 * 4) * part);  // dk and dv, here and coming
+        EXPECT_EQ(arena.usage(Category::communication).live, 0);
+      }
+    });
+}
+
+// --- time ---
+// "send kv", "recv dkv": gradients have twice the bytes of bfloat16 keys and values.
+std::string name_of(const TraceEvent& event, int64_t kv_bytes) {
+  return event.what + (event.bytes == kv_bytes ? " kv" : event.bytes == 2 * kv_bytes ? " dkv" : " something else");
+}
+
+// After keys and values are sent on comes the computing, between their arrival and their sending on nothing.
+void expect_sent_before_computing(const Trace& trace, int64_t kv_bytes, const std::vector<std::string>& order) {
+  const std::vector<TraceEvent> events = trace.events();
+  ASSERT_EQ(events.size(), order.size());
+  double least_work = 1e9, least_pause = 1e9;  // the least, since other programs may come between
+  for (size_t i = 0; i < events.size(); ++i) {
+    EXPECT_EQ(name_of(events[i], kv_bytes), order[i]) << i;
+    if (i == 0) continue;
+    const double between = events[i].requested - events[i - 1].end;
+    if (order[i - 1] == "send kv") least_work = std::min(least_work, between);
+    if (order[i - 1] == "recv kv" && order[i] == "send kv") least_pause = std::min(least_pause, between);
+  }
+  EXPECT_GT(least_work, 10 * least_pause);
+}
+
+TEST(ContextParallel, ABlockIsSentOnBeforeItIsComputedWith) {
+  launch(ranks(4), [](Communicator& cp) {
+    Trace there, back;
+    const Sizes s{.b = 1, .tokens = 1024, .heads = {4}, .d = 32, .dtype = DType::bfloat16};
+    const int64_t kv_bytes = 2 * 2 * s.keys() / cp.size();
+    const Var qkv = own_part(s, cp);
+    cp.set_trace(&there);
+    const Var y = ring_attention(qkv, s.heads, {}, cp, Balance::zigzag);
+    cp.set_trace(&back);
+    backward(y, {.seed = y.value().clone()});
+    cp.set_trace(nullptr);
+    expect_sent_before_computing(there, kv_bytes, {"send kv", "recv kv", "send kv", "recv kv", "send kv", "recv kv"});
+    expect_sent_before_computing(back, kv_bytes,
+                                 {"send kv", "recv kv", "send kv", "send dkv", "recv kv", "send kv", "recv dkv",
+                                  "send dkv", "recv kv", "recv dkv", "send dkv", "recv dkv"});
+  });
+}
+
+// --- refusals ---
+TEST(ContextParallel, WhatCannotBeIsRefused) {
+  launch(ranks(2), [](Communicator& world) {
+    const auto cp = world.split(0, world.rank(), "context");
+    const auto refusal = [&](bool ring, int64_t tokens, int64_t heads, const AttentionOptions& options = {}) {
+      const Var qkv(Tensor::zeros({1, tokens, 18}, DType::float32, make_arena()));
+      return error_of(
+          [&] { ring ? ring_attention(qkv, {heads}, options, *cp) : ulysses_attention(qkv, {heads}, options, *cp); });
+    };
+    EXPECT_EQ(refusal(false, 2, 3),
+              "[ulysses_attention] context axis: 2 ranks cannot share 3 heads evenly; expected 2 or 4");
+    for (const bool ring : {false, true})
+      EXPECT_EQ(refusal(ring, 2, 4),
+                "[attention] packed qkv is float32 (1, 2, 18); expected (B, T, (H + 2 K) D) of 4 heads of queries and "
+                "4 of keys and values");
+    EXPECT_EQ(refusal(true, 3, 3), "[ring_attention] context axis: a rank has 3 tokens; zig-zag takes an even number");
+    EXPECT_EQ(refusal(true, 2, 3, {.first_key = 2}),
+              "[ring_attention] context axis: first_key and first_query are given; they follow from the ranks");
+  });
+}
+
+// On ranks that share a GPU, beside one rank in float64 on the CPU: with our own kernels, whose parts are not rounded,
+// and with parts of bfloat16, which are those of cuDNN's kernels.
+using ContextParallelGpu = test::OnGpu;
+
+void expect_error_on_gpu(int n, int64_t tokens, const Heads& heads, double bound, Way way = Way::zigzag,
+                         AttentionKernels kernels = AttentionKernels::own, const AttentionOptions& options = {}) {
+  launch(ranks(n), [&](Communicator& cp) {
+    const ArenaPtr gpu = make_arena(Device::cuda);
+    gpu->local<KernelChoice>().attention = kernels;
+    expect_error(in_bfloat16(tokens, heads, 64, options), cp, way, bound, gpu);
+    EXPECT_EQ(gpu->local<KernelLog>().forward.plain, 0);
+    cp.barrier();
+  });
+}
+
+// Our kernels write as cuDNN's do where the choice is automatic here: every part is rounded to bfloat16.
+TEST_F(ContextParallelGpu, ARingIsRoundedOnceAndOfRoundedPartsTwice) {
+  for (const int n : {2, 3})
+    for (const Heads& heads : {Heads{2}, Heads{2, 1}}) {
+      expect_error_on_gpu(n, 64 * n, heads, 1.05);
+      expect_error_on_gpu(n, 20 * n, heads, 1.05, Way::zigzag, AttentionKernels::own, {.causal = false});
+      expect_error_on_gpu(n, 64 * n, heads, 2.2, Way::zigzag, AttentionKernels::automatic);
+    }
+}
+
+TEST_F(ContextParallelGpu, UlyssesIsOneRanksAttention) {
+  expect_error_on_gpu(2, 64, {4, 2}, 1.05, Way::ulysses);
+  expect_error_on_gpu(3, 96, {3}, 1.05, Way::ulysses);
+}
+
+// Two calls on two ranks, where pairs of chunks take five; dropout counts positions, which pairs have.
+TEST_F(ContextParallelGpu, ARingCallsAttentionOncePerHop) {
+  for (const double dropout : {0.0, 0.5})
+    launch(ranks(2), [&](Communicator& cp) {
+      const ArenaPtr gpu = make_arena(Device::cuda);
+      together(in_bfloat16(64, {1}, 64, {.dropout = dropout, .random = Philox(3)}), cp, Way::zigzag, gpu);
+      const KernelLog& log = gpu->local<KernelLog>();
+      EXPECT_EQ(log.forward.tensor_cores, dropout == 0 ? 2 : 5);
+      EXPECT_EQ(log.backward.tensor_cores, dropout == 0 ? 2 : 5);
+      cp.barrier();
+    });
 }
 
 }  // namespace

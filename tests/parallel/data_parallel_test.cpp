@@ -1,168 +1,171 @@
-// DataParallel against one rank that sums the same micro-batches, bit for bit.
-#include <gtest/gtest.h>
+// Strategies of the data axis in which ranks differ, DataParallel and the synchronous parameter server, against one
+// rank that sums the same micro-batches in the same order, bit for bit; what they load, send and hold, worked by hand;
+// what they refuse. And gradients that are all one, under every strategy.
+
+#include <fmt/format.h>
 
 #include "optim/optimizer.h"
+#include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
+#include "tests/parallel/tiny_gpt.h"
+#include "tests/support/errors.h"
 #include "tests/support/strategy.h"
 
 namespace tessera {
 namespace {
 
-struct Run {
-  DataMode mode = DataMode::dataparallel;
-  int ranks = 2;
-  int64_t microbatches = 1;
-  DType dtype = DType::float32;
-  OptimizerKind optimizer = OptimizerKind::sgd;
-  int64_t sequences = 2;  // sequences of each micro-batch
-  int steps = 20;
+using test::bytes;
 
+struct Setting {
+  DataMode mode = DataMode::dataparallel;
+  int ranks = 2, servers = 1;
+  int64_t microbatches = 1, sequences = 2;  // sequences of each micro-batch
+  OptimizerKind optimizer = OptimizerKind::sgd;
+  DType dtype = DType::float32, grads = DType::float32;
+  Algorithm algorithm = Algorithm::direct;
+  double learns = 0.8;  // the last loss is below this share of the first
+  ModelConfig config = {.layers = 2, .heads = 2, .channels = 32, .context = 12, .vocab = 37, .dropout = 0.1};
+
+  double rate() const { return mode == DataMode::ps_sync ? 0.01 : optimizer == OptimizerKind::sgd ? 0.15 : 3e-3; }
   int64_t batch() const { return ranks * microbatches * sequences; }
-  double scale() const { return 1.0 / static_cast<double>(batch() * kTokens); }
+  int64_t tokens() const { return batch() * config.context; }
   std::string name() const {
-    return std::string(name_in(kDataModeNames, mode)) + ", " + std::to_string(ranks) + " ranks, " +
-           std::to_string(microbatches) + " micro-batches, " + std::string(name_of(dtype)) + ", " +
-           std::string(name_in(kOptimizerNames, optimizer));
+    return fmt::format("{}, {} ranks, {} servers, {} micro-batches, {}, {}, {}, {}", name_in(kDataModeNames, mode),
+                       ranks, servers, microbatches, name_of(dtype), name_of(grads),
+                       name_in(kOptimizerNames, optimizer), name_of(algorithm));
   }
-  static constexpr int64_t kTokens = 12;
 };
+
+using Bytes = std::vector<std::vector<std::byte>>;
 
 // The results that two runs are compared by.
 struct Record {
   std::vector<double> losses, squares;
-  std::vector<std::string> gradients;  // bytes, after each step
-  std::string values;
-  bool operator==(const Record&) const = default;
+  std::vector<Bytes> gradients;  // those of each unit, after each step
+  Bytes values;                  // those of each parameter at the end
 };
 
-const ModelConfig kConfig{.layers = 2, .heads = 2, .channels = 32, .context = 12, .vocab = 37, .dropout = 0.1};
 constexpr uint64_t kSeed = 5;
-constexpr double kClip = 1;
+constexpr int kSteps = 20;
 
-std::string bytes_of(const std::vector<FlatUnit>& units, bool gradients) {
-  std::string all;
-  for (const FlatUnit& unit : units) {
-    const Tensor& t = gradients ? unit.grads : unit.values;
-    all.append(reinterpret_cast<const char*>(t.raw()), static_cast<size_t>(t.nbytes()));
-  }
-  return all;
+std::unique_ptr<Optimizer> optimizer_of(const Setting& given, std::vector<FlatUnit> units) {
+  return make_optimizer(given.optimizer, std::move(units), {.weight_decay = 0.1});
 }
-
-// Sequences that can be learnt: each token follows from the one before it.
-void load(int64_t step, BatchSlice slice, int32_t* ids, int32_t* targets) {
-  for (int64_t s = 0; s < slice.count; ++s) {
-    auto token = static_cast<int32_t>(
-        Philox::named(kSeed, "text").below(37, static_cast<uint64_t>(slice.first + s), static_cast<uint64_t>(step)));
-    for (int64_t t = 0; t < Run::kTokens; ++t) {
-      *ids++ = token;
-      token = (token * 2 + 1) % 37;
-      *targets++ = token;
-    }
-  }
-}
-
-std::unique_ptr<Optimizer> optimizer_of(const Run& run, std::vector<FlatUnit> units) {
-  return make_optimizer(run.optimizer, std::move(units), {.weight_decay = 0.1});
-}
-double rate(const Run& run) { return run.optimizer == OptimizerKind::sgd ? 0.3 : 3e-3; }
-double clip(double squares) { return clip_factor(std::sqrt(squares), kClip); }
+double clip(double squares) { return clip_factor(std::sqrt(squares), 1); }
 
 StepInfo at(int64_t step, int64_t first) {
   return {.seed = kSeed, .step = step, .first_sequence = first, .training = true};
 }
 
-// The gradients of what rank `rank` would do, summed into the model's buffers; the sum of its losses.
-double one_rank_of(const Run& run, Decoder& model, const ArenaPtr& arena, int64_t step, int rank) {
+Bytes values_of(Module& model) {
+  Bytes out;
+  for (const Parameter* p : model.parameters()) out.push_back(bytes(p->var.value()));
+  return out;
+}
+
+// One step's gradients on one rank: each rank's micro-batches accumulated, then the ranks added in order in float32,
+// then rounded. Returns the sum of the losses.
+double reference_gradients(const Setting& given, Decoder& model, int64_t step, const ArenaPtr& arena) {
+  std::vector<std::vector<float>> totals(model.units().size());
   double loss = 0;
-  model.clear_gradients();
-  for (int64_t j = 0; j < run.microbatches; ++j) {
-    const int64_t first = (rank * run.microbatches + j) * run.sequences;
-    const Shape shape{run.sequences, Run::kTokens};
-    const Tensor ids = Tensor::empty(shape, DType::int32, arena), targets = Tensor::empty(shape, DType::int32, arena);
-    load(step, {first, run.sequences}, ids.data<int32_t>(), targets.data<int32_t>());
-    model.set_step(at(step, first));
-    const Loss l = model.loss(ids, targets, run.scale());
-    backward(l.mean);
-    loss += l.loss_sum;
+  for (int r = 0; r < given.ranks; ++r) {
+    double sum = 0;
+    model.clear_gradients();
+    for (int64_t j = 0; j < given.microbatches; ++j) {
+      const int64_t first = (r * given.microbatches + j) * given.sequences;
+      sum += test::learn(model, test::sequences(given.config, step, first, given.sequences, arena), at(step, first),
+                         given.tokens());
+    }
+    model.zero_missing_gradients();
+    loss += sum;
+    for (size_t u = 0; u < totals.size(); ++u) {
+      const std::vector<float> g = model.units()[u].grads.to(DType::float32).to_vector<float>();
+      if (r == 0) totals[u] = g;
+      for (size_t i = 0; r > 0 && i < g.size(); ++i) totals[u][i] += g[i];
+    }
   }
-  model.zero_missing_gradients();
+  for (size_t u = 0; u < totals.size(); ++u) {
+    Tensor grads = model.units()[u].grads;
+    grads.copy_from(Tensor::of<float>(totals[u], grads.shape(), arena));
+  }
   return loss;
 }
 
-// One rank that sums per rank, then in rank order.
-Record serial(const Run& run) {
+Record serial(const Setting& given) {
   Record record;
   launch({.ranks = 1, .threads_per_rank = 1}, [&](Communicator&) {
     const ArenaPtr arena = make_arena();
-    Decoder model(kConfig);
-    std::vector<FlatUnit>& units = model.materialize(kSeed, arena, run.dtype, DType::float32);
-    const std::unique_ptr<Optimizer> optimizer = optimizer_of(run, units);
-    for (int step = 0; step < run.steps; ++step) {
-      std::vector<Tensor> totals;
-      double loss = 0;
-      for (int r = 0; r < run.ranks; ++r) {
-        loss += one_rank_of(run, model, arena, step, r);
-        for (size_t u = 0; u < units.size(); ++u)
-          if (r == 0)
-            totals.push_back(units[u].grads.clone());
-          else
-            add_(totals[u], units[u].grads);
-      }
-      for (size_t u = 0; u < units.size(); ++u) units[u].grads.copy_from(totals[u]);
-      record.losses.push_back(loss);
+    Decoder model(given.config);
+    const std::vector<FlatUnit>& units = model.materialize(kSeed, arena, given.dtype, given.grads);
+    const std::unique_ptr<Optimizer> optimizer = optimizer_of(given, units);
+    for (int step = 0; step < kSteps; ++step) {
+      record.losses.push_back(reference_gradients(given, model, step, arena));
       record.squares.push_back(sum_of_squares(units));
-      record.gradients.push_back(bytes_of(units, true));
-      optimizer->step(rate(run), clip(record.squares.back()));
+      for (record.gradients.emplace_back(); const FlatUnit& unit : units)
+        record.gradients.back().push_back(bytes(unit.grads));
+      optimizer->step(given.rate(), clip(record.squares.back()));
     }
-    record.values = bytes_of(units, false);
+    record.values = values_of(model);
   });
   return record;
 }
 
-double run_microbatch(const Run& run, Decoder& model, DataStrategy& strategy, const ArenaPtr& arena, int64_t step,
+double run_microbatch(const Setting& given, Decoder& model, DataStrategy& strategy, const ArenaPtr& arena, int64_t step,
                       int64_t j) {
-  const BatchSlice own = strategy.batches().computes(run.batch(), run.microbatches, j);
-  const std::vector<BatchSlice> slices = strategy.batches().loads(run.batch(), run.microbatches, j);
-  int64_t rows = 0;
+  const BatchSlice own = strategy.batches().computes(given.batch(), given.microbatches, j);
+  const std::vector<BatchSlice> slices = strategy.batches().loads(given.batch(), given.microbatches, j);
+  int64_t rows = 0, at_row = 0;
   for (const BatchSlice& s : slices) rows += s.count;
   const auto make = [&] {
-    return rows > 0 ? Tensor::empty({rows, Run::kTokens}, DType::int32, arena)
-                    : Tensor::meta({own.count, Run::kTokens}, DType::int32);
+    return rows > 0 ? Tensor::empty({rows, given.config.context}, DType::int32, arena)
+                    : Tensor::meta({own.count, given.config.context}, DType::int32);
   };
   const Tensor ids = make(), targets = make();
-  int64_t at_row = 0;
   for (const BatchSlice& s : slices) {
-    const int64_t offset = at_row * Run::kTokens;
-    load(step, s, ids.data<int32_t>() + offset, targets.data<int32_t>() + offset);
+    const test::Sequences loaded = test::sequences(given.config, step, s.first, s.count, arena);
+    ids.narrow(0, at_row, s.count).copy_from(loaded.ids);
+    targets.narrow(0, at_row, s.count).copy_from(loaded.targets);
     at_row += s.count;
   }
   model.set_step(at(step, own.first));
-  return test::run_microbatch(strategy, model, ids, targets, run.scale(), j);
+  return test::run_microbatch(strategy, model, ids, targets, 1.0 / static_cast<double>(given.tokens()), j);
 }
 
 // The same by a strategy: what rank 0 ends with. Every rank must know the same loss and norm, and end with the same
 // parameters.
-Record parallel(const Run& run) {
-  std::vector<Record> records(static_cast<size_t>(run.ranks));
-  launch({.ranks = run.ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
+Record parallel(const Setting& given) {
+  std::vector<Record> records(static_cast<size_t>(given.ranks));
+  const LaunchOptions how{.ranks = given.ranks, .threads_per_rank = 1, .timeout_s = 60, .algorithm = given.algorithm};
+  launch(how, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
-    Decoder model(kConfig);
-    const auto strategy = make_data_strategy(
-        model, world, arena, {.mode = run.mode, .microbatches = run.microbatches, .dtype = run.dtype, .seed = kSeed});
-    const std::unique_ptr<Optimizer> optimizer = optimizer_of(run, strategy->shards());
+    Decoder model(given.config);
+    const DataOptions options{.mode = given.mode,
+                              .servers = given.servers,
+                              .microbatches = given.microbatches,
+                              .dtype = given.dtype,
+                              .grad_dtype = given.grads,
+                              .seed = kSeed};
+    const auto strategy = make_data_strategy(model, world, arena, options);
+    const std::unique_ptr<Optimizer> optimizer = optimizer_of(given, strategy->shards());
     Record& record = records[static_cast<size_t>(world.rank())];
-    for (int step = 0; step < run.steps; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       double loss = 0;
       strategy->begin_step();
-      for (int64_t j = 0; j < run.microbatches; ++j) loss += run_microbatch(run, model, *strategy, arena, step, j);
+      for (int64_t j = 0; j < given.microbatches; ++j) loss += run_microbatch(given, model, *strategy, arena, step, j);
       strategy->finish_gradients();
       record.losses.push_back(world.sum(loss));
       record.squares.push_back(test::sum_of_squares(*strategy));
-      if (world.rank() == 0) record.gradients.push_back(bytes_of(strategy->shards(), true));
-      optimizer->step(rate(run), clip(record.squares.back()));
+      record.gradients.emplace_back();
+      for (size_t u = 0; u < model.layout().size(); ++u) {
+        const Tensor own = strategy->shards().empty() ? Tensor() : strategy->shards()[u].grads;
+        const Tensor whole = gather_unit(strategy->axis(), strategy->layout(), u, own);
+        EXPECT_EQ(whole.defined(), world.rank() == 0);
+        if (whole.defined()) record.gradients.back().push_back(bytes(whole));
+      }
+      optimizer->step(given.rate(), clip(record.squares.back()));
       strategy->share_parameters();
     }
-    record.values = bytes_of(strategy->residents(), false);
+    record.values = values_of(model);
   });
   for (const Record& r : records) {
     EXPECT_EQ(r.losses, records[0].losses);
@@ -172,23 +175,25 @@ Record parallel(const Run& run) {
   return records[0];
 }
 
-void expect_same(const Run& run) {
-  const Record got = parallel(run), expected = serial(run);
-  EXPECT_EQ(got.losses, expected.losses) << run.name();
-  EXPECT_EQ(got.squares, expected.squares) << run.name();
-  for (size_t step = 0; step < expected.gradients.size(); ++step)
-    EXPECT_TRUE(got.gradients[step] == expected.gradients[step]) << run.name() << ", gradients of step " << step;
-  EXPECT_TRUE(got.values == expected.values) << run.name();
+void expect_same(const Setting& given, const Record& expected) {
+  SCOPED_TRACE(given.name());
+  const Record got = parallel(given);
+  EXPECT_EQ(got.losses, expected.losses);
+  EXPECT_EQ(got.squares, expected.squares);
+  for (size_t step = 0; step < kSteps; ++step)
+    EXPECT_TRUE(got.gradients[step] == expected.gradients[step]) << "gradients of step " << step;
+  EXPECT_TRUE(got.values == expected.values);
   for (const double loss : got.losses) EXPECT_TRUE(std::isfinite(loss));
-  EXPECT_LT(got.losses.back(), 0.8 * got.losses.front()) << run.name();
+  EXPECT_LT(got.losses.back(), given.learns * got.losses.front());
 }
+void expect_same(const Setting& given) { expect_same(given, serial(given)); }
 
 TEST(DataParallel, TrainsBitForBitLikeOneRank) {
   for (const int ranks : {2, 3, 4})
     for (const int64_t microbatches : {1, 2, 3})
       for (const DType dtype : {DType::float32, DType::bfloat16})
         for (const OptimizerKind optimizer : {OptimizerKind::sgd, OptimizerKind::adamw})
-          expect_same({.ranks = ranks, .microbatches = microbatches, .dtype = dtype, .optimizer = optimizer});
+          expect_same({.ranks = ranks, .microbatches = microbatches, .optimizer = optimizer, .dtype = dtype});
 }
 
 TEST(DataParallel, HasTheBitsOfDdp) {
@@ -198,11 +203,287 @@ TEST(DataParallel, HasTheBitsOfDdp) {
 
 // 72 rows in a product: enough for weights to be packed, and packed again when they have changed.
 TEST(DataParallel, PackedWeightsFollowTheRoot) {
-  for (const DType dtype : {DType::float32, DType::bfloat16}) expect_same({.dtype = dtype, .sequences = 6});
+  for (const DType dtype : {DType::float32, DType::bfloat16}) expect_same({.sequences = 6, .dtype = dtype});
 }
 
 TEST(DataParallel, OneRankIsPlainTraining) {
   expect_same({.ranks = 1, .microbatches = 2, .optimizer = OptimizerKind::adamw});
+}
+
+Setting served(int ranks, int64_t microbatches, OptimizerKind optimizer) {
+  Setting given{.mode = DataMode::ps_sync, .ranks = ranks, .microbatches = microbatches, .optimizer = optimizer};
+  given.config = test::tiny_gpt(0.1);
+  given.learns = 1;
+  return given;
+}
+void expect_same_of_any_servers(Setting given) {
+  const Record expected = serial(given);
+  for (given.servers = 1; given.servers <= given.ranks; ++given.servers) expect_same(given, expected);
+}
+
+TEST(ParameterServer, TrainsBitForBitLikeOneRank) {
+  for (const int ranks : {2, 3, 4})
+    for (const int64_t microbatches : {1, 2, 3})
+      expect_same_of_any_servers(
+          served(ranks, microbatches, (ranks + microbatches) % 2 == 0 ? OptimizerKind::sgd : OptimizerKind::adamw));
+}
+
+TEST(ParameterServer, TrainsBitForBitInBfloat16) {
+  for (const DType grads : {DType::float32, DType::bfloat16})
+    for (const OptimizerKind optimizer : {OptimizerKind::sgd, OptimizerKind::adamw}) {
+      Setting given = served(3, 2, optimizer);
+      given.dtype = DType::bfloat16;
+      given.grads = grads;
+      expect_same_of_any_servers(given);
+    }
+}
+
+TEST(ParameterServer, AddsInRankOrderWhateverTheAlgorithmOfTheAxis) {
+  Setting given = served(4, 1, OptimizerKind::adamw);
+  given.servers = 3;
+  const Record expected = serial(given);
+  for (const Algorithm algorithm : {Algorithm::ring, Algorithm::tree, Algorithm::root}) {
+    given.algorithm = algorithm;
+    expect_same(given, expected);
+  }
+}
+
+TEST(ParameterServer, RangesCoverEachUnitOnceAtNormBlocks) {
+  for (const int64_t size : {16, 256, 272, 512, 784, 100000})
+    for (int servers = 1; servers <= 5; ++servers) {
+      int64_t at = 0;
+      for (int k = 0; k < servers; ++k) {
+        const Range range = shard_range(size, servers, k);
+        EXPECT_EQ(range.begin, at);
+        EXPECT_TRUE(range.size() == 0 || range.begin % kNormBlock == 0);
+        at = range.end;
+      }
+      EXPECT_EQ(at, size);
+      EXPECT_EQ(shard_range(size, servers, servers).size(), 0);
+    }
+  // 1000 over 3: ceil(1000 / 3) = 334, in whole blocks of 256 that is 512.
+  EXPECT_EQ(shard_range(1000, 3, 0).size(), 512);
+  EXPECT_EQ(shard_range(1000, 3, 1).size(), 488);
+  EXPECT_EQ(shard_range(1000, 3, 2).size(), 0);
+}
+
+TEST(ParameterServer, RefusesServersThatAreNotThere) {
+  for (const int servers : {0, 3}) {
+    const std::string what = error_of([&] {
+      launch({.ranks = 2}, [&](Communicator& world) {
+        Decoder model(test::tiny_gpt(0));
+        make_parameter_server(model, world, make_arena(), {.servers = servers});
+      });
+    });
+    EXPECT_TRUE(has(what, "`servers`: expected 1 to 2"));
+  }
+}
+
+// One unit of three parameters, 24 * 37 = 888 and 100 and 24 elements at 0, 888 -> 896 and 996 -> 1008: with gaps 1032
+// -> 1040 elements.
+class Three : public Module {
+ public:
+  Three() {
+    param("a", {24, 37}, Init::normal(1));
+    param("b", {100}, Init::ones());
+    param("c", {24}, Init::zeros());
+  }
+};
+
+// 1040 elements, 4160 bytes of fp32 gradients and 2080 of bf16 values. Two servers: ceil(520 / 256) = 3 blocks, so 768
+// and 272 elements; three: 2 blocks, 512, 512 and 16; four: 2 blocks, 512, 512, 16 and 0. With 4 ranks 3 * 4160 = 12480
+// bytes go in and 3 * 2080 = 6240 come out.
+TEST(ParameterServer, SendsWhatOneWorksOutByHand) {
+  const std::vector<std::vector<int64_t>> kept = {
+      {1040, 0, 0, 0}, {768, 272, 0, 0}, {512, 512, 16, 0}, {512, 512, 16, 0}};
+  for (int servers = 1; servers <= 4; ++servers) {
+    std::vector<OpCounts> counts(4);
+    launch({.ranks = 4}, [&](Communicator& world) {
+      const ArenaPtr arena = make_arena();
+      Three model;
+      const auto made = make_parameter_server(model, world, arena, {.servers = servers, .dtype = DType::bfloat16});
+      DataStrategy& strategy = *made;
+      const auto optimizer = make_optimizer(OptimizerKind::adamw, strategy.shards(), {});
+      const int64_t mine = kept[static_cast<size_t>(servers - 1)][static_cast<size_t>(world.rank())];
+      EXPECT_EQ(strategy.shards()[0].values.numel(), mine);
+      EXPECT_EQ(arena->usage(Category::parameters).live, 2080);
+      EXPECT_EQ(arena->usage(Category::gradients).live, 4160);
+      EXPECT_EQ(arena->usage(Category::optimizer).live, 12 * mine);  // m, v and the master copy
+      strategy.begin_step();
+      strategy.finish_gradients();
+      optimizer->step(0.1, 1);
+      strategy.share_parameters();
+      counts[static_cast<size_t>(world.rank())] = world.counts();
+    });
+    int64_t pushed = 0, pulled = 0;
+    for (size_t r = 0; r < 4; ++r) {
+      const int64_t mine = kept[static_cast<size_t>(servers - 1)][r];
+      const OpCount& push = counts[r][static_cast<size_t>(Op::reduce)];
+      const OpCount& pull = counts[r][static_cast<size_t>(Op::broadcast)];
+      EXPECT_EQ(push.sent, 4160 - 4 * mine);
+      EXPECT_EQ(pull.sent, 3 * 2 * mine);
+      EXPECT_EQ(push.calls, servers == 4 ? 3 : servers);
+      EXPECT_EQ(pull.calls, push.calls);
+      pushed += push.sent;
+      pulled += pull.sent;
+    }
+    EXPECT_EQ(pushed, 12480) << servers;
+    EXPECT_EQ(pulled, 6240) << servers;
+  }
+}
+
+// The cost of each rank of DataParallel.
+
+const ModelConfig kConfig{.layers = 1, .heads = 2, .channels = 16, .context = 4, .vocab = 8};
+
+TEST(DataParallelCost, TheRootLoadsForAll) {
+  launch({.ranks = 3, .timeout_s = 20}, [](Communicator& world) {
+    Decoder model(kConfig);
+    const auto strategy =
+        make_data_strategy(model, world, make_arena(), {.mode = DataMode::dataparallel, .microbatches = 2});
+    const BatchSlice own = strategy->batches().computes(12, 2, 1);
+    EXPECT_EQ(own.first, std::vector<int64_t>({2, 6, 10})[static_cast<size_t>(world.rank())]);
+    EXPECT_EQ(own.count, 2);
+    std::vector<int64_t> firsts;
+    for (const BatchSlice& s : strategy->batches().loads(12, 2, 1)) firsts.push_back(s.first);
+    EXPECT_EQ(firsts, world.rank() == 0 ? std::vector<int64_t>({2, 6, 10}) : std::vector<int64_t>());
+    EXPECT_EQ(strategy->shards().empty(), world.rank() != 0);
+  });
+}
+
+// One block of 16 channels, 8 tokens in the vocabulary, 4 positions; slots of 16 elements: 128 + 64 for the embeddings,
+// 32 + 768 + 48 + 256 + 16 + 32 + 1024 + 64 + 1024 + 16 for the block, 32 for the last norm: 3,504 parameters.
+struct Cost {
+  OpCounts counts{};
+  int64_t parameters = 0, gradients = 0, communication = 0;  // bytes: the first two live, the last its peak
+};
+
+// The costs of one step of two micro-batches of one sequence on each of three ranks, in fp32.
+std::vector<Cost> costs_of_a_step() {
+  std::vector<Cost> costs(3);
+  launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
+    const ArenaPtr arena = make_arena();
+    Decoder model(kConfig);
+    const auto strategy = make_data_strategy(model, world, arena, {.mode = DataMode::dataparallel, .microbatches = 2});
+    const int64_t rows = world.rank() == 0 ? 3 : 1;
+    const Tensor ids =
+        world.rank() == 0 ? Tensor::zeros({rows, 4}, DType::int32, arena) : Tensor::meta({rows, 4}, DType::int32);
+    world.reset_counts();
+    strategy->begin_step();
+    for (int64_t j = 0; j < 2; ++j) test::run_microbatch(*strategy, model, ids, ids, 1.0 / 24, j);
+    strategy->finish_gradients();
+    unit_sums(*strategy);
+    strategy->share_parameters();
+    costs[static_cast<size_t>(world.rank())] = {world.counts(), arena->usage(Category::parameters).live,
+                                                arena->usage(Category::gradients).live,
+                                                arena->usage(Category::communication).peak};
+  });
+  return costs;
+}
+
+TEST(DataParallelCost, BytesAreThoseWorkedByHand) {
+  const std::vector<Cost> costs = costs_of_a_step();
+  const auto count = [&](size_t rank, Op op) { return costs[rank].counts[static_cast<size_t>(op)]; };
+  // Twice, to two ranks each: ids of 16 bytes, a loss of 8, gradients of the logits of 4 x 8 x 4.
+  EXPECT_EQ(count(0, Op::scatter), (OpCount{6, 2 * 2 * (16 + 8 + 128)}));
+  EXPECT_EQ(count(0, Op::broadcast), (OpCount{1, 2 * 14016}));
+  EXPECT_EQ(count(0, Op::gather), (OpCount{2, 0}));
+  EXPECT_EQ(count(0, Op::reduce), (OpCount{1, 0}));
+  EXPECT_EQ(count(0, Op::all_reduce),
+            (OpCount{1, 40}));  // the norm of four units: three numbers to their owners, its own to two ranks
+  for (const size_t rank : {1U, 2U}) {
+    EXPECT_EQ(count(rank, Op::gather), (OpCount{2, 2 * 128}));
+    EXPECT_EQ(count(rank, Op::reduce), (OpCount{1, 14016}));
+    EXPECT_EQ(count(rank, Op::scatter), (OpCount{6, 0}));
+    EXPECT_EQ(count(rank, Op::broadcast), (OpCount{1, 0}));
+  }
+}
+
+TEST(DataParallelCost, MemoryIsThatWorkedByHand) {
+  const std::vector<Cost> costs = costs_of_a_step();
+  EXPECT_EQ(costs[0].parameters, 14016);
+  EXPECT_EQ(costs[0].gradients, 14016);
+  // Its ids 16, the losses 24, its own 8, all logits 3 x 128, their log-sum-exp 12 x 4.
+  EXPECT_EQ(costs[0].communication, 16 + 24 + 8 + 384 + 48);
+  for (const size_t rank : {1U, 2U}) {
+    EXPECT_EQ(costs[rank].parameters, 0);
+    EXPECT_EQ(costs[rank].gradients, 0);
+    EXPECT_EQ(costs[rank].communication, 2 * 14016 + 16 + 8);  // a copy of the parameters, gradients, ids, its loss
+  }
+}
+
+std::string refusal(Communicator& axis, const DataOptions& options) {
+  return error_of([&] {
+    Decoder model(kConfig);
+    make_data_strategy(model, axis, make_arena(), options)->batches().computes(10, options.microbatches, 0);
+  });
+}
+
+TEST(DataParallelCost, WhatCannotBeIsRefused) {
+  launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
+    EXPECT_EQ(refusal(world, {.mode = DataMode::dataparallel, .zero = 2}),
+              "`zero`: dataparallel keeps everything on rank 0, so there is no stage 2 of it; expected 0, or ddp "
+              "instead of dataparallel");
+    EXPECT_EQ(refusal(world, {.mode = DataMode::ps_async}),
+              "[data parallel] ps-async has no steps that all ranks make; expected ddp, dataparallel or ps-sync");
+    EXPECT_EQ(refusal(world, {.mode = DataMode::dataparallel, .microbatches = 3}),
+              "`batch`: expected a multiple of 2 data ranks x 3 micro-batches, found 10");
+  });
+  Communicator fake(std::make_unique<FakeTransport>(0, 8), "dp");
+  EXPECT_EQ(refusal(fake, {.mode = DataMode::dataparallel}),
+            "[data parallel] dataparallel is for threads of one process, found fake ranks; use ddp");
+}
+
+// Gradients that are all one have a sum of squares of exactly N, the number of parameters, under every strategy and on
+// any number of ranks: no element is left out, none is counted twice, and padding counts for nothing.
+
+// The part of each slot that lies in this shard.
+void fill_with_ones(FlatUnit shard) {
+  shard.grads.fill(0);  // memory that the strategy sees
+  for (const Slot& slot : shard.slots) {
+    const int64_t begin = std::max(slot.begin, int64_t{0});
+    const int64_t end = std::min(slot.end(), shard.grads.numel());
+    if (begin < end) shard.grads.narrow(0, begin, end - begin).fill(1);
+  }
+}
+
+void expect_n(int ranks, const DataOptions& options, const ModelConfig& config) {
+  std::vector<double> found(static_cast<size_t>(ranks));
+  int64_t parameters = 0;
+  launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
+    Decoder model(config);
+    const auto strategy = make_data_strategy(model, world, make_arena(), options);
+    for (const FlatUnit& shard : strategy->shards()) fill_with_ones(shard);
+    found[static_cast<size_t>(world.rank())] = test::sum_of_squares(*strategy);
+    if (world.rank() == 0) parameters = model.parameter_count();
+  });
+  for (const double squares : found)
+    EXPECT_EQ(squares, static_cast<double>(parameters))
+        << name_in(kDataModeNames, options.mode) << ", zero " << options.zero << ", " << options.servers << " servers, "
+        << ranks << " ranks, " << name_of(options.grad_dtype);
+}
+
+// The first model has units that are smaller than a norm block for each rank, the second odd sizes everywhere.
+const std::vector<ModelConfig> kModels = {test::tiny_gpt(0),
+                                          {.layers = 3, .heads = 1, .channels = 37, .context = 23, .vocab = 101}};
+
+TEST(AllOnes, DdpAndEveryStageOfZero) {
+  for (const ModelConfig& config : kModels)
+    for (const DType grads : {DType::float32, DType::bfloat16, DType::float64})
+      for (int ranks = 1; ranks <= 4; ++ranks)
+        for (int zero = 0; zero <= 3; ++zero)
+          expect_n(ranks,
+                   {.zero = zero, .dtype = grads == DType::float64 ? grads : DType::bfloat16, .grad_dtype = grads},
+                   config);
+}
+
+TEST(AllOnes, DataParallelAndTheParameterServer) {
+  for (const ModelConfig& config : kModels)
+    for (int ranks = 1; ranks <= 4; ++ranks) {
+      expect_n(ranks, {.mode = DataMode::dataparallel}, config);
+      for (int servers = 1; servers <= ranks; ++servers)
+        expect_n(ranks, {.mode = DataMode::ps_sync, .servers = servers}, config);
+    }
 }
 
 }  // namespace

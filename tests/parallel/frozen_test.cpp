@@ -1,5 +1,6 @@
 // Frozen parameters: they keep their bits, and nobody holds a gradient or a state of them, sends or counts anything of
 // them; the others train as on one rank.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "optim/optimizer.h"
@@ -147,8 +148,8 @@ std::vector<bool> trainable(const Plan& plan) {
 }
 
 void expect_frozen(const Plan& plan, const Trained& expected) {
-  const std::string what = std::string(name_in(kDataModeNames, plan.data.mode)) + ", zero " +
-                           std::to_string(plan.data.zero) + (plan.table ? ", table" : "");
+  const std::string what =
+      fmt::format("{}, zero {}, table {}", name_in(kDataModeNames, plan.data.mode), plan.data.zero, plan.table);
   const Trained run = train(plan);
   const std::vector<bool> trains = trainable(plan);
   ASSERT_EQ(run.last.size(), trains.size()) << what;

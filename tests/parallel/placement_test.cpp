@@ -1,10 +1,14 @@
 // Placements: every conversion keeps the tensor that its ranks hold together, and its backward pass is its adjoint; the
-// bytes that it moves; a product cut over ranks.
+// bytes that it moves; products cut over ranks. Meshes: who meets whom along which axis, and what is refused.
 #include "parallel/placement.h"
+
+#include <fmt/format.h>
 
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"
+#include "parallel/mesh.h"
 #include "tests/support/errors.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
@@ -74,8 +78,8 @@ void expect_kept(const Placement& from, const Placement& to, const Tensor& got, 
 
 void check_conversion(Communicator& axis, const ArenaPtr& arena, Placement from, Placement to, const Shape& whole,
                       uint64_t name) {
-  const std::string what = from.str() + " -> " + to.str() + " of " + whole.str() + " on rank " +
-                           std::to_string(axis.rank()) + " of " + std::to_string(axis.size());
+  const std::string what =
+      fmt::format("{} -> {} of {} on {} of {}", from.str(), to.str(), whole.str(), axis.rank(), axis.size());
   if (from.kind == Placement::Kind::sharded) from.whole = whole[from.dim];
   const Var x(placed(from, whole, axis, arena, name), true);
   const Tensor before = x.value().clone();
@@ -200,6 +204,186 @@ TEST(Placement, WhatCannotBeIsRefused) {
     const std::string rank = std::to_string(axis.rank());
     EXPECT_EQ(refusal(axis, {2, 3}, S(0, 6), I),
               head + "S(0) -> I" + of + "rank " + rank + " of 2 has 2 of 6 along dim 0; expected 3");
+  });
+}
+
+// Two products cut over ranks by placements alone, the first by columns and the second by rows (Shoeybi et al. 2019,
+// section 3), with what lies between them replicated or cut by tokens (Korthikanti et al. 2022): gradients are those of
+// one rank.
+
+constexpr int64_t kTokens = 7, kIn = 5, kHidden = 11, kOut = 6;
+
+Tensor normal(const Shape& shape, const char* name, const ArenaPtr& arena) {
+  return test::normal(shape, DType::float64, 11, name, arena);
+}
+
+// y = gelu(x w1^T + b1) w2^T + b2, and the loss sum(y t).
+struct Layers {
+  Var x, w1, b1, w2, b2;
+  Tensor t;
+};
+
+Layers whole(const ArenaPtr& arena) {
+  return {Var(normal({kTokens, kIn}, "x", arena), true), Var(normal({kHidden, kIn}, "w1", arena), true),
+          Var(normal({kHidden}, "b1", arena), true),     Var(normal({kOut, kHidden}, "w2", arena), true),
+          Var(normal({kOut}, "b2", arena), true),        normal({kTokens, kOut}, "t", arena)};
+}
+
+Layers one_rank(const ArenaPtr& arena) {
+  Layers l = whole(arena);
+  const Var y = linear(unary<Gelu>(linear(l.x, l.w1, l.b1)), l.w2, l.b2);
+  backward(sum(y * Var(l.t)));
+  return l;
+}
+
+Tensor cut(const Tensor& t, int dim, const Communicator& axis) {
+  const Range own = piece(t.dim(dim), axis.size(), axis.rank());
+  return t.narrow(dim, own.begin, own.size()).contiguous();
+}
+
+// The loss of rank r when `between` is S(0) is its part of the whole one, so it is a P, whose gradient is one anywhere.
+Layers on_ranks(Communicator& axis, Placement between, const ArenaPtr& arena) {
+  Layers l = whole(arena);
+  l.w1 = Var(cut(l.w1.value(), 0, axis), true);
+  l.b1 = Var(cut(l.b1.value(), 0, axis), true);
+  l.w2 = Var(cut(l.w2.value(), 1, axis), true);
+  if (between.kind == Placement::Kind::sharded) {
+    l.x = Var(cut(l.x.value(), 0, axis), true);
+    l.t = cut(l.t, 0, axis);
+  }
+  const Var h = unary<Gelu>(linear(redistribute(l.x, axis, between, R), l.w1, l.b1));
+  const Var y =
+      redistribute(linear(h, l.w2, Var()), axis, P, between) + redistribute(l.b2, axis, I, between == I ? I : R);
+  backward(sum(y * Var(l.t)));
+  return l;
+}
+
+void expect_gradient(const Var& got, const Tensor& expected, const std::string& what) {
+  ASSERT_EQ(got.shape(), expected.shape()) << what;
+  const std::vector<double> a = got.grad().to_vector<double>(), b = expected.to_vector<double>();
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+    norm += b[i] * b[i];
+  }
+  EXPECT_GT(norm, 0) << what;
+  EXPECT_LE(std::sqrt(difference / norm), 1e-14) << what;
+}
+
+TEST(TwoLayers, GradientsAreThoseOfOneRank) {
+  for (const int ranks : {1, 2, 3, 4})
+    launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& axis) {
+      const ArenaPtr arena = make_arena();
+      const Layers one = one_rank(arena);
+      for (const Placement& between : {I, S(0, kTokens)}) {
+        axis.reset_counts();
+        const Layers got = on_ranks(axis, between, arena);
+        const std::string where = " between " + between.str() + ", rank " + std::to_string(axis.rank());
+        expect_gradient(got.x, between == I ? one.x.grad() : cut(one.x.grad(), 0, axis), "x" + where);
+        expect_gradient(got.w1, cut(one.w1.grad(), 0, axis), "w1" + where);
+        expect_gradient(got.b1, cut(one.b1.grad(), 0, axis), "b1" + where);
+        expect_gradient(got.w2, cut(one.w2.grad(), 1, axis), "w2" + where);
+        expect_gradient(got.b2, one.b2.grad(), "b2" + where);
+        const auto calls = [&](Op op) { return axis.counts()[static_cast<size_t>(op)].calls; };
+        const int64_t parallel = axis.size() > 1 ? 1 : 0;
+        const bool by_tokens = !(between == I);
+        EXPECT_EQ(calls(Op::all_reduce), parallel * (by_tokens ? 1 : 2));  // b2, or y and the gradient of x
+        EXPECT_EQ(calls(Op::all_gather), parallel * (by_tokens ? 2 : 0));
+        EXPECT_EQ(calls(Op::reduce_scatter), parallel * (by_tokens ? 2 : 0));
+      }
+    });
+}
+
+// Meshes: who meets whom along which axis, and what is refused.
+
+std::vector<int> members(const Communicator& group) {
+  std::vector<int> ranks;
+  for (int r = 0; r < group.size(); ++r) ranks.push_back(group.world_rank(r));
+  return ranks;
+}
+
+// The error that making the mesh, or using it, throws.
+std::string refusal(
+    Communicator& world, const std::vector<MeshAxis>& axes, const std::function<void(Mesh&)>& use = [](Mesh&) {}) {
+  return error_of([&] {
+    Mesh mesh(world, axes);
+    use(mesh);
+  });
+}
+
+TEST(Mesh, TheLastAxisJoinsTheNearestRanks) {
+  launch({.ranks = 8, .timeout_s = 20}, [](Communicator& world) {
+    Mesh mesh(world, {{"pp", 2}, {"dp", 2}, {"tp", 2}});
+    const int pp = world.rank() / 4, dp = world.rank() / 2 % 2, tp = world.rank() % 2;
+    EXPECT_EQ(mesh.coordinate("pp"), pp);
+    EXPECT_EQ(mesh.coordinate("dp"), dp);
+    EXPECT_EQ(mesh.coordinate("tp"), tp);
+    EXPECT_EQ(members(mesh["tp"]), std::vector<int>({4 * pp + 2 * dp, 4 * pp + 2 * dp + 1}));
+    EXPECT_EQ(members(mesh["dp"]), std::vector<int>({4 * pp + tp, 4 * pp + 2 + tp}));
+    EXPECT_EQ(members(mesh["pp"]), std::vector<int>({2 * dp + tp, 4 + 2 * dp + tp}));
+    EXPECT_EQ(mesh["pp"].rank(), pp);
+    EXPECT_EQ(mesh["dp"].axis(), "dp");
+    EXPECT_EQ(members(mesh.flat({"pp", "dp"})), std::vector<int>({tp, 2 + tp, 4 + tp, 6 + tp}));
+    EXPECT_EQ(members(mesh.flat({"dp", "pp"})), std::vector<int>({tp, 4 + tp, 2 + tp, 6 + tp}));
+    EXPECT_EQ(mesh.flat({"pp", "dp", "tp"}).size(), 8);
+    EXPECT_EQ(mesh.flat({"dp", "tp"}).axis(), "dp+tp");
+    EXPECT_EQ(&mesh.flat({"dp", "tp"}), &mesh.flat({"dp", "tp"}));
+    EXPECT_EQ(&mesh.flat({"dp"}), &mesh["dp"]);
+    EXPECT_EQ(mesh.flat({"dp", "tp"}).sum(world.rank()), 16 * pp + 6);
+  });
+}
+
+TEST(Mesh, UnevenSizesAndPlaces) {
+  launch({.ranks = 6, .timeout_s = 20}, [](Communicator& world) {
+    Mesh mesh(world, {{"a", 3}, {"none", 1}, {"b", 2}});
+    for (int rank = 0; rank < 6; ++rank) EXPECT_EQ(mesh.rank_at(mesh.coordinates(rank)), rank);
+    EXPECT_EQ(mesh.coordinates(5), std::vector<int>({2, 0, 1}));
+    EXPECT_EQ(mesh["a"].sum(1), 3);
+    EXPECT_EQ(mesh.size("b"), 2);
+    EXPECT_EQ(mesh.describe(), "a 3 x none 1 x b 2");
+  });
+}
+
+TEST(Mesh, AnAxisOfOneCostsNothing) {
+  launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
+    world.reset_counts();
+    Mesh mesh(world, {{"dp", 1}, {"tp", 2}, {"cp", 1}});
+    Communicator &one = mesh["dp"], &both = mesh.flat({"dp", "cp"});
+    for (Communicator* c : {&one, &both, &mesh.flat({})}) {
+      EXPECT_EQ(c->size(), 1);
+      EXPECT_EQ(c->world_rank(0), world.rank());
+      EXPECT_EQ(c->sum(3), 3);
+      c->barrier();
+      EXPECT_EQ(c->counts(), OpCounts{});
+      EXPECT_EQ(c->kind(), "threads");
+      EXPECT_EQ(c->split(0, 0, "part")->size(), 1);
+    }
+    EXPECT_EQ(members(mesh.flat({"dp", "tp"})), std::vector<int>({0, 1}));
+  });
+}
+
+TEST(Mesh, WhatDoesNotFitIsRefused) {
+  launch({.ranks = 4, .timeout_s = 20}, [](Communicator& world) {
+    EXPECT_EQ(refusal(world, {{"dp", 2}, {"tp", 3}}), "[mesh] dp 2 x tp 3 makes 6 ranks; the world has 4");
+    EXPECT_EQ(refusal(world, {}), "[mesh] no axis makes 1 ranks; the world has 4");
+    EXPECT_EQ(refusal(world, {{"dp", 4}, {"tp", 0}}), "[mesh] axis tp has size 0; expected at least 1");
+    EXPECT_EQ(refusal(world, {{"dp", 2}, {"dp", 2}}), "[mesh] two axes of dp 2 x dp 2 are called dp");
+    EXPECT_EQ(refusal(world, {{"", 4}}), "[mesh] an axis of  4 has no name");
+    EXPECT_TRUE(has(refusal(world, {{"a", 65536}, {"b", 65536}, {"c", 65536}}), "; the world has 4"));
+    const std::vector<MeshAxis> good = {{"dp", 2}, {"tp", 2}};
+    EXPECT_EQ(refusal(world, good, [](Mesh& m) { m["ep"]; }), "[mesh] there is no axis 'ep'; the mesh is dp 2 x tp 2");
+    EXPECT_EQ(refusal(world, good,
+                      [](Mesh& m) {
+                        m.flat({"tp", "ep"});
+                      }),
+              "[mesh] there is no axis 'ep'; the mesh is dp 2 x tp 2");
+    EXPECT_EQ(refusal(world, good, [](Mesh& m) { m.flat({"tp", "tp"}); }), "[mesh] axis tp stands twice in tp+tp");
+    EXPECT_EQ(refusal(world, good,
+                      [](Mesh& m) {
+                        m.rank_at({1, 2});
+                      }),
+              "[mesh] there is no coordinate 2 on axis tp; the mesh is dp 2 x tp 2");
+    EXPECT_EQ(refusal(world, good, [](Mesh& m) { m.rank_at({1}); }), "[mesh] 1 coordinates; the mesh is dp 2 x tp 2");
   });
 }
 

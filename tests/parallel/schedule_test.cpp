@@ -1,10 +1,13 @@
-// Schedules as values: every generator is right, after every pass too; every planted defect is seen; text and back.
-
+// Schedules as values: every generator is right, after every pass too; every planted defect is seen; text and back; the
+// closed forms of the papers on a clock, and what a replay of a measured step says.
 #include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
+#include <sstream>
 
+#include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
 #include "tensor/random.h"
 #include "tests/parallel/schedules.h"
@@ -73,7 +76,7 @@ TEST(Schedule, PassesWriteWhatTheyPromise) {
   };
   EXPECT_EQ(rank0(insert_messages(s)), "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n");
   EXPECT_EQ(rank0(split_backward(s)), "0F0 0F1 0I0 0W0 0I1 0W1\n");
-  EXPECT_EQ(to_text(split_backward(insert_messages(s))).find("1I0 1W0"), std::string::npos);  // sent between
+  EXPECT_FALSE(has(to_text(split_backward(insert_messages(s))), "1I0 1W0"));  // sent between
   EXPECT_THROW(insert_messages(insert_messages(s)), Error);
 }
 
@@ -138,24 +141,16 @@ TEST(Validate, SaysWhatIsWrongAndWhere) {
   EXPECT_EQ(changed([](Schedule& x) { x.actions[1].pop_back(); }), "rank 1: 1B2 is missing");
   EXPECT_EQ(changed([](Schedule& x) { std::swap(x.actions[1][1], x.actions[1][3]); }),
             "rank 1, action 1 (1B1): comes before that of micro-batch 0; micro-batches of a stage ascend");
-  EXPECT_NE(changed([](Schedule& x) {
-              x.actions[1][2] = {Do::F, 0, 1};
-            }).find("stage 0 is on rank 0"),
-            std::string::npos);
-  EXPECT_NE(changed([](Schedule& x) {
-              x.actions[0].push_back({Do::B, 0, 2});
-            }).find("is there twice"),
-            std::string::npos);
-  EXPECT_NE(changed([](Schedule& x) {
-              std::swap(x.actions[1][0], x.actions[1][1]);
-            }).find("1B0): waits for 1F0, which comes later on the same rank"),
-            std::string::npos);
-  EXPECT_NE(changed([](Schedule& x) {
-              x.actions[0].insert(x.actions[0].begin(), {Do::W, 0, 0});
-            }).find("whole and split"),
-            std::string::npos);
-  EXPECT_NE(changed([](Schedule& x) { x.microbatches = 0; }).find("expected 1 or more"), std::string::npos);
-  EXPECT_NE(changed([](Schedule& x) { x.rank_of_stage = {0, 0}; }).find("rank 0 has 2 stages"), std::string::npos);
+  EXPECT_TRUE(has(changed([](Schedule& x) { x.actions[1][2] = {Do::F, 0, 1}; }), "stage 0 is on rank 0"));
+  EXPECT_TRUE(has(changed([](Schedule& x) { x.actions[0].push_back({Do::B, 0, 2}); }), "is there twice"));
+  EXPECT_TRUE(has(changed([](Schedule& x) { std::swap(x.actions[1][0], x.actions[1][1]); }),
+                  "1B0): waits for 1F0, which comes later on the same rank"));
+  EXPECT_TRUE(has(changed([](Schedule& x) {
+                    x.actions[0].insert(x.actions[0].begin(), {Do::W, 0, 0});
+                  }),
+                  "whole and split"));
+  EXPECT_TRUE(has(changed([](Schedule& x) { x.microbatches = 0; }), "expected 1 or more"));
+  EXPECT_TRUE(has(changed([](Schedule& x) { x.rank_of_stage = {0, 0}; }), "rank 0 has 2 stages"));
   // Two ranks that wait for each other.
   Schedule crossed = interleaved(2, 2, 2);
   std::swap(crossed.actions[0][0], crossed.actions[0][2]);
@@ -179,13 +174,11 @@ TEST(ScheduleFile, TextAndBack) {
   const auto path = std::filesystem::temp_directory_path() / ("tessera_schedule_" + std::to_string(getpid()) + ".txt");
   std::ofstream(path) << to_text(zb_v(2, 3));
   EXPECT_EQ(make_schedule(path.string(), 2, 3).actions, zb_v(2, 3).actions);
-  EXPECT_NE(error_of([&] { make_schedule(path.string(), 3, 3); }).find("is for 2 ranks; the plan has 3"),
-            std::string::npos);
-  EXPECT_NE(error_of([&] { make_schedule(path.string(), 2, 4); }).find("3 micro-batches; the plan has 4"),
-            std::string::npos);
-  EXPECT_NE(error_of([&] { make_schedule(path.string(), 2, 3, 1); }).find("2 chunks"), std::string::npos);
+  EXPECT_TRUE(has(error_of([&] { make_schedule(path.string(), 3, 3); }), "is for 2 ranks; the plan has 3"));
+  EXPECT_TRUE(has(error_of([&] { make_schedule(path.string(), 2, 4); }), "3 micro-batches; the plan has 4"));
+  EXPECT_TRUE(has(error_of([&] { make_schedule(path.string(), 2, 3, 1); }), "2 chunks"));
   std::filesystem::remove(path);
-  EXPECT_NE(error_of([&] { read_schedule(path); }, Status::input).find("cannot open "), std::string::npos);
+  EXPECT_TRUE(has(error_of([&] { read_schedule(path); }, Status::input), "cannot open "));
 }
 
 TEST(ScheduleFile, SaysLineAndWord) {
@@ -198,27 +191,307 @@ TEST(ScheduleFile, SaysLineAndWord) {
     EXPECT_EQ(error("# x\n0F0 0B0\n1F0 " + std::string(word) + "\n").substr(0, 28),
               "my.txt: line 3, word 2: '" + (word + std::string("' is")).substr(0, 3))
         << word;
-  EXPECT_NE(error("").find("no actions"), std::string::npos);
-  EXPECT_NE(error("# nothing\n").find("no actions"), std::string::npos);
-  EXPECT_NE(error("0F0 0B0 2000000000F2000000000").find("too few"), std::string::npos);
+  EXPECT_TRUE(has(error(""), "no actions"));
+  EXPECT_TRUE(has(error("# nothing\n"), "no actions"));
+  EXPECT_TRUE(has(error("0F0 0B0 2000000000F2000000000"), "too few"));
   EXPECT_EQ(error("0F0 0F1 0B0\n1F0 1B0 1F1 1B1\n"), "my.txt: rank 0: 0B1 is missing");
-  EXPECT_NE(error("0F0 0B0\n1B0 1F0\n").find("my.txt: rank 1, action 0 (1B0)"), std::string::npos);
+  EXPECT_TRUE(has(error("0F0 0B0\n1B0 1F0\n"), "my.txt: rank 1, action 0 (1B0)"));
   EXPECT_EQ(Action::parse("2RECV_B13"), (Action{Do::recv_backward, 2, 13}));
   EXPECT_EQ((Action{Do::I, 2, 0}.str()), "2I0");
 }
 
 TEST(MakeSchedule, RefusesWhatCannotBe) {
-  EXPECT_NE(error_of([] {
-              make_schedule("interleaved", 4, 6);
-            }).find("no multiple of 4 ranks; the nearest that are: 4 and 8"),
-            std::string::npos);
-  EXPECT_NE(error_of([] { make_schedule("1f1b", 4, 6, 2); }).find("1f1b has 1 chunk per rank, found 2"),
-            std::string::npos);
-  EXPECT_NE(error_of([] { make_schedule("zb-v", 4, 6, 3); }).find("zb-v has 2 chunks"), std::string::npos);
-  EXPECT_NE(error_of([] { make_schedule("fast", 4, 6); }).find("expected naive, gpipe, 1f1b"), std::string::npos);
-  EXPECT_NE(error_of([] { make_schedule("gpipe", 4, 0); }).find("micro-batches is 0"), std::string::npos);
-  EXPECT_NE(error_of([] { make_schedule("gpipe", 0, 1); }).find("ranks is 0"), std::string::npos);
-  EXPECT_NE(error_of([] { make_schedule("interleaved", 2, 2, -1); }).find("chunks is -1"), std::string::npos);
+  EXPECT_TRUE(has(error_of([] { make_schedule("interleaved", 4, 6); }),
+                  "no multiple of 4 ranks; the nearest that are: 4 and 8"));
+  EXPECT_TRUE(has(error_of([] { make_schedule("1f1b", 4, 6, 2); }), "1f1b has 1 chunk per rank, found 2"));
+  EXPECT_TRUE(has(error_of([] { make_schedule("zb-v", 4, 6, 3); }), "zb-v has 2 chunks"));
+  EXPECT_TRUE(has(error_of([] { make_schedule("fast", 4, 6); }), "expected naive, gpipe, 1f1b"));
+  EXPECT_TRUE(has(error_of([] { make_schedule("gpipe", 4, 0); }), "micro-batches is 0"));
+  EXPECT_TRUE(has(error_of([] { make_schedule("gpipe", 0, 1); }), "ranks is 0"));
+  EXPECT_TRUE(has(error_of([] { make_schedule("interleaved", 2, 2, -1); }), "chunks is -1"));
+}
+
+// The closed forms of the papers, exactly, on a clock where F, I and W take one unit and B two; and what the clock does
+// with other times.
+
+// Times are whole units, so every sum is exact: idle p / (makespan p) = above / below.
+void expect_share(const Simulation& sim, int above, int below) {
+  double idle = 0;
+  for (const double x : sim.idle) idle += x;
+  EXPECT_EQ(idle * below, sim.makespan * sim.schedule.ranks * above) << test::described(sim.schedule);
+  EXPECT_DOUBLE_EQ(sim.bubble_share(), static_cast<double>(above) / below);
+  const auto formula = bubble_formula(sim.schedule);
+  ASSERT_TRUE(formula.has_value()) << test::described(sim.schedule);
+  EXPECT_DOUBLE_EQ(*formula, static_cast<double>(above) / below) << test::described(sim.schedule);
+}
+
+// Calls f(p, m) for 1 to 8 ranks and 1 to 4 p micro-batches.
+template <class F>
+void for_sizes(const F& f) {
+  for (int p = 1; p <= 8; ++p)
+    for (int m = 1; m <= 4 * p; ++m) f(p, m);
+}
+
+TEST(Simulate, NaiveLetsOneRankWorkAtATime) {
+  for_sizes([](int p, int m) {
+    const Simulation s = simulate(naive(p, m));
+    expect_share(s, p - 1, p);
+    EXPECT_EQ(s.makespan, 3 * m * p);
+    EXPECT_EQ(s.in_flight, std::vector<int>(static_cast<size_t>(p), 1));
+  });
+}
+
+TEST(Simulate, GpipeHasItsBubbleAndHoldsEveryMicrobatch) {
+  for_sizes([](int p, int m) {
+    const Simulation s = simulate(gpipe(p, m));
+    expect_share(s, p - 1, m + p - 1);
+    EXPECT_EQ(s.in_flight, std::vector<int>(static_cast<size_t>(p), m));
+  });
+}
+
+TEST(Simulate, OneFOneBHasGpipesBubbleInLessMemory) {
+  for_sizes([](int p, int m) {
+    const Simulation s = simulate(one_f_one_b(p, m));
+    expect_share(s, p - 1, m + p - 1);
+    for (int i = 0; i < p; ++i) EXPECT_EQ(s.in_flight[static_cast<size_t>(i)], std::min(p - i, m));
+  });
+}
+
+TEST(Simulate, InterleavedDividesTheBubbleByItsChunks) {
+  for (int p = 1; p <= 8; ++p)
+    for (int m = p; m <= 4 * p; m += p)
+      for (int v = 1; v <= 4; ++v) {
+        const Simulation s = simulate(interleaved(p, m, v));
+        expect_share(s, p - 1, v * m + p - 1);
+        EXPECT_EQ(s.in_flight[0], std::min(m * v, p * v + p - 1))
+            << p << " " << m << " " << v;  // chunks: v (p + (p-1)/v)
+        EXPECT_EQ(s.schedule.wire_boundaries(), p == 1 ? 0 : p * v - 1);
+      }
+}
+
+TEST(Simulate, ZbH1HasAThirdOfTheBubble) {
+  for_sizes([](int p, int m) {
+    const Simulation s = simulate(zb_h1(p, m));
+    EXPECT_EQ(*std::max_element(s.in_flight.begin(), s.in_flight.end()), std::min(p, m));
+    EXPECT_EQ(s.in_flight[0], std::min(p, m));
+    if (m >= p) expect_share(s, p - 1, 3 * m + p - 1);
+  });
+}
+
+// The smallest number of micro-batches from which on nothing is idle inside a rank's span.
+TEST(Simulate, ZbH2AndZbVLeaveNothingIdleFromTwoPLessOneOn) {
+  for_sizes([](int p, int m) {
+    const Simulation h2 = simulate(zb_h2(p, m)), v = simulate(zb_v(p, m));
+    EXPECT_EQ(*std::max_element(h2.in_flight.begin(), h2.in_flight.end()), std::min(2 * p - 1, m));
+    EXPECT_EQ(*std::max_element(v.in_flight.begin(), v.in_flight.end()), 2 * std::min(p, m));
+    for (const Simulation& s : {h2, v})
+      EXPECT_EQ(*std::max_element(s.idle_inside.begin(), s.idle_inside.end()) == 0, m >= 2 * p - 1) << p << " " << m;
+    if (m >= 2 * p - 1) {
+      EXPECT_EQ(v.in_flight, std::vector<int>(static_cast<size_t>(p), 2 * p));
+      EXPECT_EQ(h2.makespan, 3 * m + p - 1);  // ranks start one after another
+      EXPECT_EQ(v.makespan, 6 * m + p - 1);   // twice the passes, of half the work each
+    }
+    EXPECT_EQ(v.schedule.wire_boundaries(), 2 * p - 2);
+    EXPECT_FALSE(bubble_formula(h2.schedule).has_value() || bubble_formula(v.schedule).has_value());
+  });
+}
+
+// The paper's table: floor((p + 4) / 3) micro-batches in flight for about 4 p units of bubble, floor((p + 2) / 2) for
+// about 3 p, where 1F1B has p and 6 (p - 1). Beside the sizes of the others, random ones to 40 ranks.
+TEST(Simulate, VMinAndVHalfHaveTheMemoryOfThePaper) {
+  const auto expect = [](int p, int m) {
+    const Simulation min = simulate(v_min(p, m)), half = simulate(v_half(p, m));
+    const auto most = [](const Simulation& s) { return *std::ranges::max_element(s.in_flight); };
+    EXPECT_EQ(most(min), 2 * std::min(m, (p + 4) / 3)) << p << " " << m;
+    EXPECT_EQ(most(half), 2 * std::min(m, (p + 2) / 2)) << p << " " << m;
+    if (p > 1) expect_share(min, 4 * p - 5, 6 * m + 4 * p - 5);
+    EXPECT_LE(half.makespan, min.makespan) << p << " " << m;
+    if (m < 2 * p) return;
+    EXPECT_EQ(half.in_flight, std::vector<int>(static_cast<size_t>(p), 2 * ((p + 2) / 2))) << p << " " << m;
+    EXPECT_LE(4 * (half.makespan - 6 * m), 13 * p) << p << " " << m;
+    if (p <= 16) {
+      EXPECT_LE(half.makespan - 6 * m, 3 * p) << p << " " << m;
+    }
+    for (const Simulation& s : {min, half}) EXPECT_EQ(s.schedule.wire_boundaries(), 2 * p - 2);
+  };
+  for_sizes(expect);
+  const Philox draw = Philox::named(3, "v schedules");
+  for (uint64_t trial = 0; trial < 60; ++trial)
+    expect(1 + static_cast<int>(draw.below(40, 2 * trial)), 1 + static_cast<int>(draw.below(100, 2 * trial + 1)));
+}
+
+// A split backward pass that is not moved changes no time; free messages neither.
+TEST(Simulate, PassesThatTakeNoTimeChangeNone) {
+  for (const int p : {1, 2, 3, 5})
+    for (const int m : {1, p, 2 * p, 3 * p + p})
+      for (const Schedule& s : test::all_schedules(p, m)) {
+        const double makespan = simulate(s).makespan;
+        EXPECT_EQ(simulate(insert_messages(s)).makespan, makespan) << test::described(s);
+        EXPECT_EQ(simulate(split_backward(gpipe(p, m))).in_flight, simulate(gpipe(p, m)).in_flight);
+      }
+}
+
+TEST(Simulate, AMessageTakesItsTime) {
+  for (int p = 1; p <= 5; ++p) {
+    const Times slow{.message = 0.5};
+    // One micro-batch: there and back over p - 1 boundaries.
+    EXPECT_EQ(simulate(gpipe(p, 1), slow).makespan, 3 * p + 0.5 * 2 * (p - 1));
+    EXPECT_EQ(simulate(insert_messages(gpipe(p, 1)), slow).makespan, 3 * p + 0.5 * 2 * (p - 1));
+    // The turn of the V is no message.
+    EXPECT_EQ(simulate(zb_v(p, 1), slow).makespan, simulate(zb_v(p, 1)).makespan + 0.5 * 2 * (2 * p - 2));
+  }
+}
+
+TEST(Simulate, TakesEachStagesOwnTimes) {
+  const Times times{.stages = {{.forward = 1, .backward = 2}, {.forward = 3, .backward = 5}}};
+  const Simulation s = simulate(one_f_one_b(2, 2), times);
+  // rank 0: F0 0-1, F1 1-2, B0 9-11, B1 17-19; rank 1: F0 1-4, B0 4-9, F1 9-12, B1 12-17
+  EXPECT_EQ(s.makespan, 19);
+  EXPECT_EQ(s.idle, (std::vector<double>{13, 3}));
+  EXPECT_EQ(s.idle_inside, (std::vector<double>{13, 0}));
+  EXPECT_DOUBLE_EQ(s.bubble_share(), 8.0 / 19);
+  EXPECT_EQ(s.actions[0][2].start, 9);
+  EXPECT_EQ(s.actions[1][3].end, 17);
+  EXPECT_THROW(simulate(gpipe(3, 2), times), Error);
+  EXPECT_THROW(simulate(gpipe(3, 2), {.message = -1}), Error);
+  Schedule broken = gpipe(2, 2);
+  broken.actions[0].pop_back();
+  EXPECT_THROW(simulate(broken), Error);
+}
+
+// A file of the pipeline shows this picture in a comment.
+void expect_shown(const std::string& file, const std::string& picture) {
+  std::ifstream stream(std::string(TESSERA_SOURCE_DIR) + "/parallel/pipeline/" + file);
+  const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+  std::istringstream rows(picture);
+  std::string shown;
+  for (std::string row; std::getline(rows, row);) shown += "//   " + row + "\n";
+  EXPECT_TRUE(has(text, shown)) << file;
+}
+
+// The pictures in the files of the generators are those that draw() makes, so the reader sees what runs.
+TEST(Draw, IsWhatTheFilesShow) {
+  for (const auto& [file, schedule] :
+       std::vector<std::pair<std::string, Schedule>>{{"schedules.cpp", naive(3, 2)},
+                                                     {"schedules.cpp", gpipe(3, 4)},
+                                                     {"one_f_one_b.cpp", one_f_one_b(3, 4)},
+                                                     {"simulate.h", one_f_one_b(3, 4)},
+                                                     {"schedules.cpp", interleaved(2, 2, 2)},
+                                                     {"zero_bubble.cpp", zb_h1(3, 5)},
+                                                     {"zero_bubble.cpp", zb_h2(3, 5)},
+                                                     {"schedules.cpp", zb_v(2, 4)},
+                                                     {"schedules.cpp", v_min(2, 3)},
+                                                     {"schedules.cpp", v_half(2, 3)}})
+    expect_shown(file, draw(simulate(schedule)));
+  expect_shown("simulate.h", draw_to_scale(simulate(one_f_one_b(2, 3)), 0, 48));
+}
+
+TEST(Draw, LeavesOutMessages) {
+  EXPECT_EQ(draw(simulate(insert_messages(zb_h1(2, 3)))),
+            "rank 0 | F0 F1 .. I0 W0 F2 I1 W1 I2 W2\n"
+            "rank 1 | .. F0 I0 F1 I1 W0 F2 I2 W1 W2\n");
+}
+
+TEST(Draw, FitsIntoTheGivenColumns) {
+  const Simulation s = simulate(gpipe(3, 30));
+  for (const int columns : {1, 7, 40}) {
+    const std::string text = draw(s, 0, columns), first = text.substr(0, text.find('\n'));
+    EXPECT_LE(first.size(), 8 + static_cast<size_t>(columns) * 4) << text;
+    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3);
+  }
+  EXPECT_EQ(draw(simulate(gpipe(1, 1)), 0.5), "rank 0 | F0 -- B0 -- -- --\n");
+}
+
+// A measured step is replayed to the same step: every schedule, with passes of random lengths. And its picture.
+
+Times random_times(const Schedule& s, uint64_t trial) {
+  const Philox random = Philox::named(trial, "lengths");
+  uint64_t at = 0;
+  Times times;
+  for (const auto& list : s.actions)
+    for (const Action& a : list) times.actions[a] = 1 + static_cast<double>(random.below(1000, at++)) / 100;
+  return times;
+}
+
+// Happened at some other time, with messages that took none.
+TimedLists happened(const Schedule& s, const Times& times, double at) {
+  TimedLists lists = simulate(insert_messages(s), times).actions;
+  for (auto& list : lists)
+    for (TimedAction& t : list) {
+      t.start += at;
+      t.end += at;
+    }
+  return lists;
+}
+
+TEST(Replay, AStepIsReplayedToItself) {
+  for (const int p : {1, 2, 3, 4})
+    for (const int m : {p, 2 * p, 2 * p + 1})
+      for (const Schedule& s : test::all_schedules(p, m, 2)) {
+        const Times times = random_times(s, static_cast<uint64_t>(p * 100 + m));
+        const Simulation clock = simulate(s, times);
+        const TimedLists lists = happened(s, times, 1e4);
+        const Simulation measured = as_measured(s, lists), replayed = simulate(s, times_of(s, lists));
+        EXPECT_NEAR(measured.makespan, clock.makespan, 1e-6) << test::described(s);
+        EXPECT_NEAR(measured.bubble_share(), clock.bubble_share(), 1e-9) << test::described(s);
+        EXPECT_NEAR(replayed.makespan, clock.makespan, 1e-6) << test::described(s);
+        EXPECT_NEAR(replayed.bubble_share(), clock.bubble_share(), 1e-9) << test::described(s);
+        EXPECT_EQ(measured.in_flight, clock.in_flight);
+      }
+}
+
+// Why means will not do: they lose what the first micro-batch takes longer, which the other rank waits for.
+TEST(Replay, TheFirstMicrobatchHasItsOwnTime) {
+  const Schedule s = zb_h2(2, 4);
+  Times slow;
+  for (const Do what : {Do::F, Do::I, Do::W}) slow.actions[{what, 0, 0}] = slow.actions[{what, 1, 0}] = 2;
+  const TimedLists lists = happened(s, slow, 0);
+  const Times exact = times_of(s, lists);
+  Times means = exact;
+  means.actions.clear();
+  const double measured = as_measured(s, lists).bubble_share();
+  EXPECT_NEAR(simulate(s, exact).bubble_share(), measured, 1e-12);
+  EXPECT_GT(measured - simulate(s, means).bubble_share(), 0.03);
+}
+
+TEST(Replay, MessagesCountFromWhenBothSidesAreReady) {
+  const Schedule s = gpipe(2, 1);
+  const TimedLists lists = {{{{Do::F, 0, 0}, 5, 6},
+                             {{Do::send_forward, 0, 0}, 6, 6.5},
+                             {{Do::recv_backward, 0, 0}, 6.5, 11},
+                             {{Do::B, 0, 0}, 11, 13}},
+                            {{{Do::recv_forward, 1, 0}, 4, 7},
+                             {{Do::F, 1, 0}, 7, 8},
+                             {{Do::B, 1, 0}, 8, 10},
+                             {{Do::send_backward, 1, 0}, 10, 10.25}}};
+  const Times times = times_of(s, lists);
+  EXPECT_NEAR(times.message, (0.5 + 0.75) / 2, 1e-12);
+  EXPECT_NEAR(times.stages.at(0).backward, 2, 1e-12);
+  EXPECT_NEAR(times.actions.at({Do::F, 1, 0}), 1, 1e-12);
+  const Simulation measured = as_measured(s, lists);
+  EXPECT_NEAR(measured.makespan, 8, 1e-12);
+  EXPECT_NEAR(measured.idle.at(0), 5, 1e-12);
+  EXPECT_NEAR(measured.actions.at(1).at(1).start, 2, 1e-12);
+  EXPECT_THROW(simulate(s, {.actions = {{{Do::F, 0, 0}, -1.0}}}), Error);
+}
+
+// The picture of any schedule with any times: each rank's line is as wide as was asked for, and idle where the rank is.
+TEST(Draw, ToScaleKeepsLengths) {
+  for (const Schedule& s : test::all_schedules(3, 6, 2)) {
+    const Simulation sim = simulate(s, random_times(s, 7));
+    std::istringstream rows(draw_to_scale(sim, 2 * sim.makespan, 1000));
+    size_t rank = 0;
+    for (std::string row; std::getline(rows, row); ++rank) {
+      ASSERT_EQ(row.size(), 8 + 1000 + 1U) << row;
+      const auto idle = static_cast<double>(std::count(row.begin(), row.end(), '.'));
+      EXPECT_NEAR(idle, sim.idle[rank] / sim.makespan * 500, 20) << test::described(s);
+      EXPECT_EQ(std::count(row.begin() + 8, row.end(), ' '), 500);
+    }
+    EXPECT_EQ(rank, 3U);
+  }
+  EXPECT_EQ(draw_to_scale(simulate(gpipe(1, 1)), 0, 6), "rank 0 |F0B0--|\n");
+  EXPECT_EQ(draw_to_scale(simulate(gpipe(1, 1)), 0, 3), "rank 0 |FB0|\n");
+  EXPECT_EQ(draw_to_scale(simulate(zb_h1(1, 1), {.stages = {{0, 0, 0, 0}}}), 0, 3), "rank 0 |   |\n");
 }
 
 }  // namespace

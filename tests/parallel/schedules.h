@@ -1,6 +1,8 @@
 // Every schedule there is, for tests that go through all of them.
 #pragma once
 
+#include <fmt/format.h>
+
 #include "parallel/pipeline/schedules.h"
 
 namespace tessera::test {
@@ -17,8 +19,7 @@ inline std::vector<Schedule> all_schedules(int ranks, int microbatches, int most
 }
 
 inline std::string described(const Schedule& s) {
-  return s.name + ", " + std::to_string(s.ranks) + " ranks, " + std::to_string(s.microbatches) + " micro-batches, " +
-         std::to_string(s.chunks()) + " chunks";
+  return fmt::format("{}, {} ranks, {} micro-batches, {} chunks", s.name, s.ranks, s.microbatches, s.chunks());
 }
 
 }  // namespace tessera::test

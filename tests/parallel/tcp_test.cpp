@@ -1,19 +1,29 @@
-// Ranks over TCP do what thread ranks do, to the bit, and end when one of them fails.
+// Ranks over TCP do what thread ranks do, to the bit; how they meet; how a launcher of MPI is recognised; the exchange
+// through shared memory.
 #include "tests/parallel/tcp.h"
 
-#include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/resource.h>
 
+#include <cstring>
 #include <latch>
 
+#include "parallel/comm/fake_transport.h"
+#include "parallel/comm/shared_exchange.h"
 #include "tensor/random.h"
 #include "tests/parallel/mpi/mpi_checks.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
 
 using test::array_of;
+using test::cut;
+using test::free_address;
+using test::run_ranks;
+using test::summed;
 using test::values;
+
 using Texts = std::vector<std::string>;
 
 // Runs the ranks over TCP and returns what each of them threw.
@@ -95,11 +105,11 @@ TEST(Tcp, ARankThatFailsIsNamedToTheOthers) {
   });
   EXPECT_EQ(errors[1], "[rank 1] the cause");
   for (const size_t r : {0, 2}) {
-    EXPECT_NE(errors[r].find("all_reduce of 400 bytes"), std::string::npos) << errors[r];
-    EXPECT_NE(errors[r].find("rank 1 has failed: the cause"), std::string::npos) << errors[r];
+    EXPECT_TRUE(has(errors[r], "all_reduce of 400 bytes"));
+    EXPECT_TRUE(has(errors[r], "rank 1 has failed: the cause"));
   }
   errors = over_tcp(2, [&](Communicator& world) { world.all_reduce(zeros(100 + world.rank())); });
-  EXPECT_NE((errors[0] + errors[1]).find("recv of 20"), std::string::npos) << errors[0] << "\n" << errors[1];
+  EXPECT_TRUE(has(errors[0] + errors[1], "recv of 20")) << errors[0] << "\n" << errors[1];
   errors = over_tcp(
       2,
       [&](Communicator& world) {
@@ -107,7 +117,7 @@ TEST(Tcp, ARankThatFailsIsNamedToTheOthers) {
         world.barrier();
       },
       1);
-  EXPECT_NE(errors[0].find("rank 1 sent nothing within 1 s"), std::string::npos) << errors[0];
+  EXPECT_TRUE(has(errors[0], "rank 1 sent nothing within 1 s"));
 }
 
 // A process that is killed closes its connections without a word; what is no message is not obeyed.
@@ -143,6 +153,267 @@ TEST(Tcp, ABrokenConnectionIsARankThatFailed) {
   getrusage(RUSAGE_SELF, &behind);
   EXPECT_LT(behind.ru_maxrss - before.ru_maxrss, 256 << 10) << "KiB";
   EXPECT_EQ(after(std::string(24, '\x7f')), "recv of 8 bytes: rank 1 has failed: what it sends is no message");
+}
+
+// Where ranks meet: every pair gets a connection; strangers are hung up on; who is missing, there twice, or expects
+// another number of ranks is told to all.
+
+using Texts = std::vector<std::string>;
+
+TEST(Rendezvous, EveryPairHasAConnection) {
+  for (const int n : {1, 2, 3, 7}) {
+    const std::string address = free_address();
+    const Texts errors = run_ranks(n, [&](int rank) {
+      if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(30));  // the others try again
+      const Met met = meet({.address = address, .rank = rank, .ranks = n, .timeout_s = 20});
+      EXPECT_EQ(met.rank_here, rank);
+      EXPECT_EQ(met.ranks_here, n);
+      const Deadline deadline(20);
+      for (int peer = 0; peer < n; ++peer) {
+        if (peer == rank) continue;
+        const int32_t mine = 100 * rank + peer;
+        int32_t theirs = 0;
+        const int fd = met.peers[static_cast<size_t>(peer)].get();
+        ASSERT_TRUE(write_all(fd, &mine, sizeof(mine), deadline) && read_all(fd, &theirs, sizeof(theirs), deadline));
+        EXPECT_EQ(theirs, 100 * peer + rank);
+      }
+    });
+    EXPECT_EQ(errors, Texts(static_cast<size_t>(n)));
+  }
+}
+
+// A stranger connects to rank 0 and says this; the caller lets it hang up or stay.
+Socket stranger(const std::string& address, const std::string& says) {
+  const auto [host, port] = parse_address(address);
+  std::string why;
+  Socket s = connected(*resolved(host, port, address), Deadline(5), why);
+  if (s) write_all(s.get(), says.data(), says.size(), Deadline(1));
+  return s;
+}
+
+TEST(Rendezvous, StrangersAreHungUpOn) {
+  const std::string address = free_address();
+  const Philox draw = Philox::named(1, "strangers");
+  std::vector<Socket> they;
+  const Texts errors = run_ranks(4, [&](int rank) {
+    if (rank < 3) {
+      if (rank > 0) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      meet({.address = address, .rank = rank, .ranks = 3, .timeout_s = 20});
+      return;
+    }
+    they.push_back(stranger(address, "GET / HTTP/1.1\r\nHost: a\r\nAccept: text/html\r\n\r\n"));
+    for (int i = 0; i < 100; ++i) they.push_back(stranger(address, i % 3 == 0 ? "" : "TSRmeet1"));  // and say no more
+    for (uint64_t i = 0; i < 20; ++i) {
+      std::string noise(1 + draw.below(200, 2 * i), ' ');
+      for (size_t at = 0; at < noise.size(); ++at) noise[at] = static_cast<char>(draw.below(256, 1000 * i + at));
+      stranger(address, noise);
+    }
+  });
+  EXPECT_EQ(errors, Texts(4));
+}
+
+TEST(Rendezvous, WhoIsMissingIsSaidToAll) {
+  const std::string address = free_address();
+  const Texts errors =
+      run_ranks(2, [&](int rank) { meet({.address = address, .rank = rank, .ranks = 4, .timeout_s = 0.4}); });
+  for (const std::string& text : errors)
+    EXPECT_EQ(text, "[rendezvous] ranks 2, 3 did not come to " + address + " within 0.4 s");
+  EXPECT_EQ(run_ranks(1, [&](int) { meet({.address = address, .rank = 1, .ranks = 2, .timeout_s = 0.3}); })[0],
+            "[rendezvous] nobody answers at " + address + " within 0.3 s: Connection refused; expected rank 0 there");
+}
+
+TEST(Rendezvous, WhatDoesNotFitTogetherIsSaidToAll) {
+  const std::string address = free_address();
+  const auto all_say = [&](const std::vector<Meeting>& meetings, const std::string& words) {
+    const Texts errors = run_ranks(static_cast<int>(meetings.size()), [&](int i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100 * i));
+      meet(meetings[static_cast<size_t>(i)]);
+    });
+    for (const std::string& text : errors) EXPECT_EQ(text, "`rank`: " + words);
+  };
+  all_say({{address, 0, 3, 10}, {address, 1, 3, 10}, {address, 1, 3, 10}},
+          "1 came twice to the rendezvous; expected each rank once");
+  all_say({{address, 0, 3, 10}, {address, 1, 4, 10}},
+          "rank 1 expects 4 ranks, and rank 0 expects 3; expected the same `ranks` of all");
+  EXPECT_EQ(refusal({.ranks = 3, .rank = 3}, {true, false, false}), "3 is none of 3 ranks; expected 0 to 2");
+  EXPECT_EQ(refusal({.ranks = 3, .rank = 2}, {true, false, false}), "");
+  EXPECT_THROW(meet({address, 2, 2, 1}), FieldError);
+}
+
+TEST(Rendezvous, AnAnswerThatIsNoneIsSaid) {
+  const std::string address = free_address();
+  const Texts errors = run_ranks(2, [&](int rank) {
+    if (rank == 1) meet({.address = address, .rank = 1, .ranks = 2, .timeout_s = 5});
+    if (rank == 1) return;
+    const auto [host, port] = parse_address(address);
+    const Addresses a = resolved(host, port, address);
+    const Socket listener = listening_on(a->ai_addr, a->ai_addrlen, a->ai_family);
+    ASSERT_TRUE(wait_for(listener.get(), POLLIN, Deadline(5)));
+    const Socket s(::accept(listener.get(), nullptr, nullptr));
+    const std::string text = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n";
+    write_all(s.get(), text.data(), text.size(), Deadline(1));
+  });
+  EXPECT_EQ(errors[1], "[rendezvous] what answers at " + address + " is no rank 0 of Tessera, or has ended");
+}
+
+TEST(Rendezvous, AddressesAreHostAndPort) {
+  EXPECT_EQ(parse_address("node1:29500"), std::pair(std::string("node1"), std::string("29500")));
+  EXPECT_EQ(parse_address("[::1]:80").first, "::1");
+  for (const char* text : {"", "node1", "node1:", ":1", "node1:0", "node1:65536", "node1:x", "node1:1x", "node1:-1"})
+    EXPECT_THROW(parse_address(text), FieldError) << text;
+  EXPECT_THROW(meet({"no-such-host.invalid:1", 1, 2, 0.1}), FieldError);
+  EXPECT_THROW(meet({"192.0.2.1:29500", 0, 2, 0.1}), FieldError);  // no machine has this address
+}
+
+// How a launcher of MPI is recognised, by made-up environments; and what a build without MPI says.
+
+std::optional<MpiSurroundings> with(const std::map<std::string, std::string>& environment) {
+  return mpi_surroundings([&](const char* variable) {
+    const auto found = environment.find(variable);
+    return found == environment.end() ? nullptr : found->second.c_str();
+  });
+}
+
+TEST(Surroundings, LaunchersAreRecognised) {
+  EXPECT_EQ(with({{"OMPI_COMM_WORLD_SIZE", "4"}})->ranks, 4);
+  EXPECT_EQ(with({{"PMI_SIZE", "3"}, {"PMI_RANK", "1"}})->ranks, 3);
+  EXPECT_EQ(with({{"MV2_COMM_WORLD_SIZE", "2"}})->ranks, 2);
+  EXPECT_EQ(with({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}, {"PMIX_RANK", "0"}})->ranks, 8);
+  EXPECT_EQ(with({{"SLURM_NTASKS", "8"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"PMI_RANK", "0"}})->ranks, 2);
+}
+
+TEST(Surroundings, OthersAreNot) {
+  EXPECT_FALSE(with({}));
+  EXPECT_FALSE(with({{"OMPI_COMM_WORLD_SIZE", "four"}}));
+  EXPECT_FALSE(with({{"PMI_SIZE", ""}}));
+  EXPECT_FALSE(with({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}}));  // an allocation, or tasks without a PMI
+}
+
+TEST(Surroundings, TasksOfAStepThatCannotJoinAreAlone) {
+  const auto lone = [](const std::map<std::string, std::string>& environment) {
+    return lone_tasks([&](const char* variable) {
+      const auto found = environment.find(variable);
+      return found == environment.end() ? nullptr : found->second.c_str();
+    });
+  };
+  EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}}), 4);
+  EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}, {"PMI_RANK", "1"}}), 0);
+  EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "2"}, {"OMPI_COMM_WORLD_SIZE", "8"}}), 0);  // mpirun's daemons are the step
+  EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "1"}}), 0);
+  EXPECT_EQ(lone({{"SLURM_NTASKS", "4"}}), 0);  // an allocation
+}
+
+TEST(Surroundings, ABackendThatIsNotBuiltIsNamed) {
+  if (kWithMpi) GTEST_SKIP() << "this build has MPI";
+  const std::string what = error_of([] { launch({.backend = Backend::mpi}, [](Communicator&) {}); });
+  EXPECT_TRUE(has(what, "this build has no MPI"));
+}
+
+// The exchange through shared memory, by threads that play the processes: so that ThreadSanitizer sees it.
+
+// The memory that a group of threads shares, each with its own view of it.
+struct Shared {
+  explicit Shared(int n) : memory(std::make_unique<SharedPlace[]>(static_cast<size_t>(n))) {
+    for (int r = 0; r < n; ++r) ranks.push_back(std::make_unique<FakeTransport>(r, n));
+  }
+  SharedExchange exchange(int rank, PeerMemory* peers = nullptr) const {
+    std::vector<SharedPlace*> places;
+    for (size_t r = 0; r < ranks.size(); ++r) places.push_back(&memory[r]);
+    return SharedExchange(*ranks[static_cast<size_t>(rank)], std::move(places), {.timeout_s = 20, .crowded = true},
+                          peers);
+  }
+  std::unique_ptr<SharedPlace[]> memory;
+  std::vector<std::unique_ptr<Transport>> ranks;
+};
+
+Call call_of(Op op, DType dtype, int64_t count, const Tensor& in, const Tensor& out) {
+  return {.op = op, .dtype = dtype, .count = count, .in = in.raw(), .out = out.raw(), .region = &in.arena()->region()};
+}
+
+void check(SharedExchange& shared, int me, int64_t count, DType dtype, const ArenaPtr& arena) {
+  const int n = shared.ranks();
+  const std::vector<double> total = summed(n, count);
+  const Tensor mine = array_of(me, count, dtype, arena), x = mine.clone();
+  const Tensor part = Tensor::empty({piece(count, n, me).size()}, dtype, arena),
+               whole = Tensor::zeros({count}, dtype, arena);
+  EXPECT_EQ(shared.run(call_of(Op::all_reduce, dtype, count, x, x)),
+            sent_directly({.op = Op::all_reduce, .dtype = dtype, .count = count}, n, me));
+  EXPECT_EQ(values(x), total);
+  shared.run(call_of(Op::reduce_scatter, dtype, count, mine, part));
+  EXPECT_EQ(values(part), cut(total, n, me));
+  shared.run(call_of(Op::all_gather, dtype, count, part, whole));
+  EXPECT_EQ(values(whole), total);
+  shared.run({.op = Op::barrier});
+}
+
+TEST(SharedExchange, MovesWhatThreadRanksMove) {
+  for (const int n : {2, 3, 5}) {
+    const Shared memory(n);
+    launch({.ranks = n, .timeout_s = 20}, [&](Communicator& world) {
+      SharedExchange shared = memory.exchange(world.rank());
+      const ArenaPtr arena = make_arena();
+      for (const int64_t count : {0, 1, 100, 32'768, 100'001})
+        for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
+          check(shared, world.rank(), count, dtype, arena);
+    });
+  }
+}
+
+// Each rank has a mapping of its own of the others' arrays, as processes have; nothing of these goes through the
+// window.
+TEST(SharedExchange, LargeArraysStayInPlace) {
+  for (const int n : {2, 3, 5}) {
+    const Shared memory(n);
+    launch({.ranks = n, .timeout_s = 20}, [&](Communicator& world) {
+      PeerMemory peers;
+      SharedExchange shared = memory.exchange(world.rank(), &peers);
+      const ArenaPtr arena = make_shared_arena();
+      for (const int64_t count : {32'768, 100'001})
+        for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
+          check(shared, world.rank(), count, dtype, arena);
+      for (const auto& slot : memory.memory[static_cast<size_t>(world.rank())].slots)
+        EXPECT_EQ(std::count(slot.begin(), slot.end(), std::byte{0}), kSlotBytes);
+    });
+  }
+}
+
+// An array of one rank that nobody can map goes through the window, and so does a small array.
+TEST(SharedExchange, OneArrayOutOfReachIsEnough) {
+  const Shared memory(3);
+  launch({.ranks = 3, .timeout_s = 20}, [&](Communicator& world) {
+    PeerMemory peers;
+    SharedExchange shared = memory.exchange(world.rank(), &peers);
+    const ArenaPtr reached = make_shared_arena(), own = make_arena();
+    for (const int64_t count : {0, 1, 100, 5000, 100'001})
+      for (int round = 0; round < 4; ++round)
+        check(shared, world.rank(), count, DType::float32, round == world.rank() ? own : reached);
+  });
+}
+
+// An arena that is gone has given its memory back, though somebody has it mapped.
+TEST(SharedExchange, MemoryOfAnArenaThatIsGoneIsFree) {
+  PeerMemory peers;
+  ArenaPtr arena = make_shared_arena();
+  std::optional<Tensor> x = Tensor::zeros({1 << 20}, DType::float32, arena);
+  x->data<float>()[1000] = 3;
+  const Reach reach = reach_of(call_of(Op::all_reduce, DType::float32, x->numel(), *x, *x));
+  ASSERT_TRUE(reach.known());
+  const auto* const seen = reinterpret_cast<const volatile float*>(peers.base(reach) + reach.in);
+  EXPECT_EQ(seen[1000], 3);
+  x.reset();
+  arena.reset();
+  EXPECT_EQ(seen[1000], 0);
+}
+
+TEST(SharedExchange, CallsThatDifferAreNamed) {
+  const Shared memory(2);
+  const auto body = [&](Communicator& world) {
+    SharedExchange shared = memory.exchange(world.rank());
+    const Tensor x = Tensor::zeros({100 + world.rank()}, DType::float32, make_arena());
+    shared.run(call_of(Op::all_reduce, DType::float32, x.numel(), x, x));
+  };
+  const std::string what = error_of([&] { launch({.ranks = 2, .timeout_s = 20}, body); }, Status::communication);
+  EXPECT_TRUE(has(what, "asks for all_reduce of 40"));
 }
 
 }  // namespace

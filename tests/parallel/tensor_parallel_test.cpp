@@ -1,11 +1,17 @@
 // Tensor and sequence parallelism: a GPT that is cut over ranks has the loss and every gradient of the whole one; its
-// first values are the whole one's; what it refuses.
+// first values are the whole one's; what it refuses, moves and holds.
+
+#include <fmt/format.h>
 
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
+#include "parallel/mesh.h"
+#include "tensor/kernels.h"
 #include "tests/parallel/cut_gpt.h"
 #include "tests/support/errors.h"
+#include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
+#include "verify/defects/transports.h"
 
 namespace tessera {
 namespace {
@@ -36,11 +42,10 @@ Case random_case(int ranks, uint64_t trial) {
 }
 
 std::string describe(const Case& c, const Placement& between, const Communicator& tp) {
-  return std::to_string(c.config.layers) + " layers, " + std::to_string(c.config.heads) + " heads, " +
-         std::to_string(c.config.channels) + " channels, vocabulary " + std::to_string(c.config.vocab) + ", " +
-         std::to_string(c.batch) + " x " + std::to_string(c.tokens) + (c.config.tie_copies ? ", copies" : "") +
-         ", recompute " + std::to_string(static_cast<int>(c.config.recompute)) + ", between " + between.str() +
-         ", rank " + std::to_string(tp.rank()) + " of " + std::to_string(tp.size());
+  return fmt::format(
+      "{} layers, {} heads, {} channels, vocabulary {}, {} x {}{}, recompute {}, between {}, rank {} of {}",
+      c.config.layers, c.config.heads, c.config.channels, c.config.vocab, c.batch, c.tokens,
+      c.config.tie_copies ? ", copies" : "", static_cast<int>(c.config.recompute), between.str(), tp.rank(), tp.size());
 }
 
 void check_case(const Case& c, Communicator& tp, DType dtype, double bound) {
@@ -79,6 +84,12 @@ TEST(TensorParallel, LossAndGradientsAreThoseOfOneRank) { check_cases(DType::flo
 // Sums are cut differently, each rounded to 6e-8: two layers and some tens of channels stay below this.
 TEST(TensorParallel, InFloat32TheyDifferByRounding) { check_cases(DType::float32, 1e-5, 6); }
 
+std::vector<std::vector<float>> gradients_of(Decoder& model) {
+  std::vector<std::vector<float>> out;
+  for (const FlatUnit& unit : model.units()) out.push_back(unit.grads.to_vector<float>());
+  return out;
+}
+
 TEST(TensorParallel, AnAxisOfOneChangesNothing) {
   launch({.ranks = 1}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
@@ -89,8 +100,7 @@ TEST(TensorParallel, AnAxisOfOneChangesNothing) {
     whole.materialize(7, arena, DType::float32, DType::float32);
     model.materialize(7, arena, DType::float32, DType::float32);
     EXPECT_EQ(test::learn_cut(model, batch), test::learn_whole(whole, batch));
-    for (size_t u = 0; u < whole.units().size(); ++u)
-      EXPECT_EQ(model.units()[u].grads.to_vector<float>(), whole.units()[u].grads.to_vector<float>());
+    EXPECT_EQ(gradients_of(model), gradients_of(whole));
     EXPECT_EQ(tp.counts(), OpCounts{});
   });
 }
@@ -135,9 +145,7 @@ TEST(TensorParallel, DeferredWeightGradientsHaveTheSameBits) {
       test::disturb(model);
       const auto gradients = [&](DeferredWeightGrads* defer) {
         test::learn_cut(model, batch, defer);
-        std::vector<std::vector<float>> out;
-        for (const FlatUnit& unit : model.units()) out.push_back(unit.grads.to_vector<float>());
-        return out;
+        return gradients_of(model);
       };
       const auto at_once = gradients(nullptr);
       DeferredWeightGrads defer;
@@ -168,9 +176,7 @@ TEST(TensorParallel, OneOpHasTheBitsOfItsLayers) {
                   mlp->up.wrap([](const Module::Inner& inner, const Var& in) { return inner(in); });
               DeferredWeightGrads later;
               test::learn_cut(model, batch, deferred ? &later : nullptr);
-              std::vector<std::vector<float>> out;
-              for (const FlatUnit& unit : model.units()) out.push_back(unit.grads.to_vector<float>());
-              return out;
+              return gradients_of(model);
             };
             EXPECT_EQ(gradients(false), gradients(true)) << between.str() << " " << name_of(dtype);
           }
@@ -225,15 +231,321 @@ TEST(TensorParallel, APassThatCannotBeCutIsRefused) {
     Decoder model({.layers = 1, .heads = 2, .channels = 8, .context = 6, .vocab = 5, .dropout = 0.1});
     model.place({.tp = &tp, .between = S(1)});
     model.materialize(1, arena, DType::float32, DType::float32);
-    EXPECT_EQ(error_of([&] {
-                model.hidden(Tensor::zeros({1, 5}, DType::int32, arena));
-              }),
+    const auto refused = [&](const Shape& ids) {
+      return error_of([&] { model.hidden(Tensor::zeros(ids, DType::int32, arena)); });
+    };
+    EXPECT_EQ(refused({1, 5}),
               "[tensor_parallel] world axis: 5 tokens cannot be cut over 2 ranks; the nearest that can: 4 or 6");
     model.set_step({.training = true});
-    EXPECT_EQ(error_of([&] {
-                model.hidden(Tensor::zeros({1, 6}, DType::int32, arena));
-              }),
+    EXPECT_EQ(refused({1, 6}),
               "[token_wise] dropout on a part of the tokens: the step does not say how many tokens there are");
+  });
+}
+
+// The bytes that tensor and sequence parallelism move, exactly; that they move while matrices are multiplied; and both
+// beside ZeRO-3 on another axis.
+
+constexpr int64_t kBatch = 3, kPerRank = 2;  // sequences, and tokens of each per rank
+constexpr std::array kRecomputes = {Recompute::none, Recompute::activation_norm, Recompute::attention,
+                                    Recompute::block};
+
+// Calls per rank, and bytes of the arrays of all calls together; a reduction moves 2 (n - 1) of them in all, an
+// exchange of pieces n - 1.
+struct Expected {
+  int64_t reduces = 0, reduced = 0, scatters = 0, scattered = 0, gathers = 0, gathered = 0;
+};
+
+// The counts of one micro-batch: `e` is the bytes of an element, `a` those of an element that is summed over rows. With
+// recomputed blocks their forward pass comes twice.
+Expected formulas(const ModelConfig& c, const Placement& between, int64_t ranks, DType dtype) {
+  const int64_t e = size_of(dtype), a = std::max<int64_t>(e, 4), t = ranks * kPerRank, layers = c.layers;
+  const int64_t activation = e * kBatch * t * c.channels, row = a * c.channels;
+  const int64_t passes = c.recompute == Recompute::block ? 2 : 1, both = 1 + 2 * passes * layers + 2 * layers + 1;
+  Expected x;
+  if (between == I) {
+    x.reduces = both;  // lookup; blocks forward, backward; the head's input gradient
+    x.reduced = x.reduces * activation;
+  } else {
+    x.scatters = both;                        // the same, and for each the all-gather that is its other half,
+    x.gathers = x.scatters + 2 * layers + 1;  // and the inputs of column layers and of the head once more
+    x.scattered = x.scatters * activation;
+    x.gathered = x.gathers * activation + e * t * c.channels;  // gradient of the positions
+    ++x.gathers;
+    x.reduces = 2 * (2 * layers + 1) + 2 * layers;  // norms, row biases
+    x.reduced = x.reduces * row;
+  }
+  x.reduces += 3;
+  x.reduced += 3 * a * kBatch * t;
+  return x;
+}
+
+void expect_counts(Communicator& tp, const Expected& x, const std::string& what) {
+  const OpCounts counts = tp.counts();
+  const auto check = [&](Op op, int64_t calls, int64_t bytes, int64_t times) {
+    const OpCount& count = counts[static_cast<size_t>(op)];
+    EXPECT_EQ(count.calls, calls) << what << ", " << name_of(op);
+    EXPECT_EQ(tp.sum(static_cast<double>(count.sent)), static_cast<double>(times * (tp.size() - 1) * bytes))
+        << what << ", " << name_of(op);
+  };
+  check(Op::all_reduce, x.reduces, x.reduced, 2);
+  check(Op::reduce_scatter, x.scatters, x.scattered, 1);
+  check(Op::all_gather, x.gathers, x.gathered, 1);
+  for (const Op other : {Op::broadcast, Op::reduce, Op::gather, Op::scatter, Op::all_to_all, Op::send})
+    EXPECT_EQ(counts[static_cast<size_t>(other)].calls, 0) << what;
+}
+
+TEST(TensorParallelCost, MovesWhatTheFormulasSay) {
+  for (const int ranks : {2, 3, 4})
+    launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
+      for (const DType dtype : {DType::float32, DType::float64, DType::bfloat16})
+        for (const Recompute recompute : kRecomputes)
+          for (const Placement& between : {I, S(1)}) {
+            ModelConfig config{.layers = 2, .heads = 12, .channels = 24, .context = ranks * kPerRank, .vocab = 29};
+            config.recompute = recompute;
+            config.tie_copies = recompute != Recompute::none;
+            const ArenaPtr arena = make_arena();
+            Decoder model(config);
+            model.place({.tp = &tp, .between = between});
+            model.materialize(1, arena, dtype, dtype == DType::bfloat16 ? DType::float32 : dtype);
+            const test::Batch batch = test::random_batch(kBatch, config.context, config.vocab, arena);
+            tp.reset_counts();
+            test::learn_cut(model, batch);
+            expect_counts(tp, formulas(config, between, ranks, dtype),
+                          fmt::format("{}, between {}, recompute {}, ranks {}", name_of(dtype), between.str(),
+                                      static_cast<int>(recompute), ranks));
+          }
+    });
+}
+
+// When rank 0's communications were asked for and ran, in order, and when the weight gradients of the column layers of
+// the one block were done.
+struct Seen {
+  std::vector<TraceEvent> events;
+  double up = 0, qkv = 0, began = 0;  // the last: the backward pass
+  // Places among the events: the backward pass's communications of activations by that name.
+  std::vector<size_t> of(const std::string& what) const {
+    std::vector<size_t> out;
+    for (size_t i = 0; i < events.size(); ++i)
+      if (events[i].what == what && events[i].requested > began && events[i].bytes > 4096) out.push_back(i);
+    return out;
+  }
+};
+
+// Rank 1 comes late to the communication at that place, so that it is under way on rank 0 for so long.
+Seen watch_backward(const Placement& between, const std::vector<size_t>& late) {
+  Seen out;
+  std::vector<Fault> faults;
+  for (const size_t call : late)
+    faults.push_back({.kind = Fault::Kind::delay, .call = static_cast<int64_t>(call), .seconds = 0.3});
+  launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60, .around = with_faults({{1, faults}})},
+         [&](Communicator& tp) {
+           const ModelConfig config{.layers = 1, .heads = 4, .channels = 64, .context = 32, .vocab = 64};
+           const ArenaPtr arena = make_arena();
+           Decoder model(config);
+           model.place({.tp = &tp, .between = between});
+           model.materialize(1, arena, DType::float32, DType::float32);
+           const test::Batch batch = test::random_batch(2, config.context, config.vocab, arena);
+           Trace trace;
+           Seen seen;
+           tp.set_trace(&trace);
+           model.blocks[0]->all<Mlp>()[0]->up.weight.on_grad([&] { seen.up = trace.now(); });
+           model.blocks[0]->attn.qkv.weight.on_grad([&] { seen.qkv = trace.now(); });
+           const Loss loss = model.head_loss(model.hidden(batch.ids), batch.targets, 1);
+           seen.began = trace.now();
+           backward(loss.mean);
+           tp.set_trace(nullptr);
+           seen.events = trace.events();
+           if (tp.rank() == 0) out = seen;
+         });
+  return out;
+}
+
+// Its thread may not have come to it yet, but it was asked for and is not done.
+void expect_under_way(const TraceEvent& event, double when, const std::string& what) {
+  EXPECT_LT(event.requested, when) << what;
+  EXPECT_GT(event.end, when) << what;
+}
+
+// The sums of input gradients, of the head, of the MLP, of the attention: the weight's gradient is done meanwhile.
+TEST(TensorParallelCost, SumsOfInputGradientsOverlapWeightGradients) {
+  for (const Placement& between : {I, S(1)}) {
+    const std::string op = between == I ? "all_reduce" : "reduce_scatter";
+    const std::vector<size_t> sums = watch_backward(between, {}).of(op);
+    ASSERT_EQ(sums.size(), 3U);
+    const Seen seen = watch_backward(between, {sums[1], sums[2]});
+    ASSERT_EQ(seen.of(op), sums);
+    expect_under_way(seen.events[sums[1]], seen.up, "up, between " + between.str());
+    expect_under_way(seen.events[sums[2]], seen.qkv, "qkv, between " + between.str());
+  }
+}
+
+// Gathers of the backward pass: the head's input; the gradient of `down`, the input of `up`, the gradient of `proj`,
+// the input of `qkv`; the gradient of the token lookup. The sum of the input's gradient is asked for when that is made.
+TEST(TensorParallelCost, InputsComeBackWhileInputGradientsAreMade) {
+  const Seen first = watch_backward(S(1), {});
+  const std::vector<size_t> gathers = first.of("all_gather"), sums = first.of("reduce_scatter");
+  ASSERT_EQ(gathers.size(), 7U);  // the last: of the positions
+  const Seen seen = watch_backward(S(1), {gathers[0], gathers[2], gathers[4]});
+  for (const auto& [gather, sum] : {std::array<size_t, 2>{0, 0}, {2, 1}, {4, 2}})
+    expect_under_way(seen.events[gathers[gather]], seen.events[sums[sum]].requested, "sum " + std::to_string(sum));
+}
+
+// Gradients of a strategy's shards, put together on data rank 0, beside those of one rank.
+void expect_whole_gradients(DataStrategy& strategy, Decoder& model, Decoder& whole, Mesh& mesh,
+                            const std::string& what) {
+  const std::vector<Module::Unit> layout = model.layout();
+  const std::vector<Parameter*> wholes = whole.parameters();
+  size_t at = 0;
+  for (size_t u = 0; u < layout.size(); ++u) {
+    const Tensor gradients = gather_unit(strategy.axis(), strategy.layout(), u, strategy.shards()[u].grads);
+    for (const Slot& slot : layout[u].slots) {
+      const Parameter& one = *wholes[at++];
+      ASSERT_EQ(one.name, slot.parameter->name);
+      if (mesh.coordinate("dp") != 0) continue;
+      const Tensor part = gradients.narrow(0, slot.begin, slot.size).reshape(slot.parameter->local());
+      EXPECT_LE(test::distance(part, *slot.parameter, one.var.grad(), mesh["tp"]), 1e-12) << what << one.name;
+    }
+  }
+}
+
+void check_beside_zero(Communicator& world, int stage, const Placement& between, Recompute recompute) {
+  Mesh mesh(world, {{"dp", 2}, {"tp", 2}});
+  const ModelConfig config{
+      .layers = 2, .heads = 2, .channels = 12, .context = 6, .vocab = 21, .dropout = 0.2, .recompute = recompute};
+  const ArenaPtr arena = make_arena();
+  Decoder model(config), whole(config);
+  model.place({.tp = &mesh["tp"], .between = between});
+  const auto strategy = make_data_strategy(
+      model, mesh["dp"], arena, {.zero = stage, .dtype = DType::float64, .grad_dtype = DType::float64, .seed = 7});
+  whole.materialize(7, arena, DType::float64, DType::float64);
+  for (int64_t step = 0; step < 2; ++step) {  // the second fetches ahead
+    const test::Batch batch = test::random_batch(4, config.context, config.vocab, arena);
+    const double scale = 1.0 / 24, expected = test::learn_whole(whole, batch);
+    const int64_t first = 2 * mesh.coordinate("dp");
+    model.set_step(
+        {.seed = 5, .step = 3, .first_sequence = 2 + first, .training = true, .tokens_total = config.context});
+    strategy->begin_step();
+    strategy->begin_gradients(0);
+    double sum = 0;
+    {
+      const Var hidden = model.hidden(batch.ids.narrow(0, first, 2));
+      const Loss loss = model.head_loss(hidden, batch.targets.narrow(0, first, 2), scale);
+      if (stage == 3) {
+        EXPECT_EQ(arena->usage(Category::communication).live, 0);  // the graph holds nothing
+      }
+      backward(loss.mean);
+      sum = mesh["dp"].sum(loss.loss_sum);
+    }
+    strategy->end_gradients(0);
+    strategy->finish_gradients();
+    const std::string what = "zero " + std::to_string(stage) + ", between " + between.str() + ": ";
+    EXPECT_NEAR(sum, expected, 1e-12 * expected) << what;
+    EXPECT_EQ(arena->usage(Category::communication).live, 0) << what;
+    EXPECT_GT(arena->usage(Category::communication).peak, 0) << what;
+    expect_whole_gradients(*strategy, model, whole, mesh, what);
+  }
+}
+
+TEST(TensorParallelCost, BesideZeroNoGatheredUnitStaysAlive) {
+  launch({.ranks = 4, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& world) {
+    for (const Placement& between : {I, S(1)})
+      for (const Recompute recompute : kRecomputes)
+        for (const int stage : {2, 3}) check_beside_zero(world, stage, between, recompute);
+  });
+}
+
+// The memory that a block cut over ranks holds between forward and backward, to the byte. Of the elements that the
+// whole block holds (tests/models/memory_test.cpp), those inside the attention and the MLP are cut, and with sequence
+// parallelism the others too: norm1 1, sum 1, norm2 1, result 1; qkv 3, attention 1, hidden layer 4 + 4. The inputs of
+// column layers that were gathered are not kept.
+
+constexpr int64_t kTokens = 24, kLayers = 3;
+
+struct Kept {
+  Recompute mode;
+  int64_t around, inside;  // elements of (B, T, C): on every token's way, and inside the attention and the MLP
+  bool statistics;         // those of the softmax and of two norms are kept
+};
+const Kept kModes[] = {{Recompute::none, 4, 12, true},
+                       {Recompute::activation, 4, 8, true},
+                       {Recompute::activation_norm, 2, 8, true},
+                       {Recompute::block, 1, 0, false}};
+
+void check(Communicator& tp, const Kept& kept, const Placement& between, DType dtype) {
+  const ModelConfig config{
+      .layers = kLayers, .heads = 12, .channels = 48, .context = kTokens, .vocab = 50, .recompute = kept.mode};
+  const ArenaPtr arena = make_arena();
+  Decoder model(config);
+  model.place({.tp = &tp, .between = between});
+  model.materialize(1, arena, dtype, DType::float32);
+  const int64_t n = tp.size(), around = between == I ? 1 : n;  // ranks that share what is around
+  Var x(Tensor::zeros({kBatch, kTokens / around, config.channels}, dtype, arena), true);
+  const int64_t before = arena->usage(Category::activations).live;
+  for (DecoderBlock* block : model.blocks) x = (*block)(x);
+  const int64_t tokens = kBatch * kTokens, wide = dtype == DType::float64 ? 8 : 4;
+  const int64_t element = tokens * config.channels * size_of(dtype);
+  const int64_t statistics = config.heads * tokens * wide / n + 4 * tokens * wide / around;
+  SCOPED_TRACE(
+      fmt::format("{}, mode {}, between {}, {} ranks", name_of(dtype), static_cast<int>(kept.mode), between.str(), n));
+  EXPECT_EQ(
+      arena->usage(Category::activations).live - before,
+      kLayers * (kept.around * element / around + kept.inside * element / n + (kept.statistics ? statistics : 0)));
+  EXPECT_EQ(arena->usage(Category::communication).live, 0);
+}
+
+TEST(TensorParallelMemory, ABlockHoldsWhatTheFormulaSays) {
+  for (const int ranks : {1, 2, 3, 4})
+    launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
+      for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
+        for (const Kept& kept : kModes)
+          for (const Placement& between : {I, S(1)}) check(tp, kept, between, dtype);
+    });
+}
+
+// Tensor parallelism on a GPU in bfloat16: its products make GELU, its gradient and the gradients of column biases on
+// their way, as those of one rank do.
+
+using TensorParallelGpu = test::OnGpu;
+
+const ModelConfig kConfig{.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 40};
+
+// Calls f on two ranks that share a GPU, with a batch there, for each placement between the blocks.
+void on_two_ranks(const std::function<void(Communicator&, const Placement&, const ArenaPtr&, const test::Batch&)>& f) {
+  for (const Placement& between : {I, S(1)})
+    launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
+      const ArenaPtr memory = make_arena(Device::cuda);
+      const test::Batch b = test::random_batch(3, kConfig.context, kConfig.vocab, make_arena());
+      f(tp, between, memory, {b.ids.to(memory), b.targets.to(memory)});
+    });
+}
+
+TEST_F(TensorParallelGpu, EpiloguesAreUsed) {
+  on_two_ranks([](Communicator& tp, const Placement& between, const ArenaPtr& memory, const test::Batch& batch) {
+    Decoder model(kConfig);
+    model.place({.tp = &tp, .between = between});
+    model.materialize(7, memory, DType::bfloat16, DType::float32);
+    test::learn_cut(model, batch);
+    const KernelLog& log = memory->local<KernelLog>();
+    EXPECT_EQ(log.gelu.fused + log.gelu.apart, kConfig.layers);
+    EXPECT_EQ(log.gelu_gradient.fused + log.gelu_gradient.apart, kConfig.layers);
+    if (!test::emulated()) return;  // the clock decides
+    EXPECT_EQ(log.gelu.apart + log.gelu_gradient.apart + log.bias_sums.apart, 0);
+    EXPECT_EQ(log.bias_sums.fused, 2 * kConfig.layers);  // one for [q | k | v], and one for the hidden layer
+  });
+}
+
+// Nothing is fused then.
+TEST_F(TensorParallelGpu, DeterministicTheLossAndGradientsAreThoseOfOneRank) {
+  on_two_ranks([](Communicator& tp, const Placement& between, const ArenaPtr& memory, const test::Batch& batch) {
+    memory->local<KernelChoice>().deterministic = true;
+    Decoder model(kConfig), whole(kConfig);
+    model.place({.tp = &tp, .between = between});
+    for (Decoder* const m : {&model, &whole}) m->materialize(7, memory, DType::float32, DType::float32);
+    const double expected = test::learn_whole(whole, batch);
+    EXPECT_NEAR(test::learn_cut(model, batch), expected, 1e-5 * expected);
+    test::expect_same_gradients(model, whole, tp, 1e-4, between.str());
+    const KernelLog& log = memory->local<KernelLog>();
+    EXPECT_EQ(log.gelu.fused + log.gelu_gradient.fused + log.bias_sums.fused, 0);
   });
 }
 

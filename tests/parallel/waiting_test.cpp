@@ -1,11 +1,11 @@
 // Who waits for whom: nobody leaves a barrier early, nobody writes over what another still reads, a rank that asks for
 // something else is found wherever it stands, and what is fetched ahead is fetched ahead.
-#include <gtest/gtest.h>
 
 #include "parallel/comm/trace.h"
 #include "parallel/zero.h"
 #include "tests/parallel/arrays.h"
 #include "tests/parallel/tiny_gpt.h"
+#include "tests/support/errors.h"
 #include "verify/defects/transports.h"
 
 namespace tessera {
@@ -113,7 +113,7 @@ TEST(Waiting, TheOddOneOutIsFoundWhereverItStands) {
           });
           ADD_FAILURE() << "accepted: another " << what;
         } catch (const Error& e) {
-          EXPECT_EQ(std::string(e.what()).find("did not come within"), std::string::npos) << what << ": " << e.what();
+          EXPECT_FALSE(has(e.what(), "did not come within")) << what;
         }
       }
 }

@@ -1,6 +1,12 @@
 // The predictions for Tessera's own runs, compared with what verify then counts.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "planner/case_json.h"
 #include "planner/memory.h"
 #include "tests/support/draw.h"
 #include "verify/verify.h"
@@ -60,19 +66,6 @@ TEST(OwnRuns, AreAsVerifyCountsThem) {
 // bf16 with fp32 gradients, master weights and moments, a vocabulary of 50304. The models are those of
 // bench/gpu_parts.py in its parts `pytorch` and `shapes`, on one rank; the layouts those of its part `strategies`, of
 // the first model on two ranks that share the card. Attention is cuDNN's, but the ring's, which takes as much.
-struct OnTheCard {
-  const char* name;
-  ModelShape model;
-  int64_t sequences;
-  double megabytes;
-};
-
-struct OnTwoRanks {
-  Plan plan;
-  int64_t sequences;
-  double megabytes;
-};
-
 ModelShape gpt(int64_t layers, int64_t heads, int64_t channels, int64_t context) {
   return {.layers = layers, .channels = channels, .heads = heads, .vocab = 50304, .context = context};
 }
@@ -93,7 +86,8 @@ ModelShape with_experts(ModelShape m) {
   return m;
 }
 
-const OnTheCard kOnTheCard[] = {
+// The model, the sequences of a step, and megabytes.
+const std::tuple<const char*, ModelShape, int64_t, double> kOnTheCard[] = {
     {"gpt2", gpt(12, 12, 768, 1024), 32, 15378},
     {"gpt2-8k", gpt(12, 12, 768, 8192), 4, 15477},
     {"gpt2-32k", gpt(12, 12, 768, 32768), 1, 15816},
@@ -103,16 +97,16 @@ const OnTheCard kOnTheCard[] = {
     {"llama-experts", with_experts(llama(12, 12, 768, 4, 1024)), 32, 20569},
 };
 
-const OnTwoRanks kOnTwoRanks[] = {
-    {{.dp = 2}, 16, 8809},
-    {{.dp = 2, .zero = ZeroStage::one}, 16, 8062},
-    {{.dp = 2, .zero = ZeroStage::three}, 16, 7921},
-    {{.tp = 2}, 32, 8983},
-    {{.tp = 2, .sp = true}, 32, 7797},
-    {{.cp = 2}, 32, 8809},
-    {{.cp = 2, .cp_mode = ContextMode::ulysses}, 32, 9111},
-    {{.pp = 2, .microbatches = 4}, 8, 5037},
-    {{.pp = 2, .schedule = ScheduleKind::zb_h1, .microbatches = 4}, 8, 5048},
+const std::tuple<Plan, int64_t, double> kOnTwoRanks[] = {
+    {Plan{.dp = 2}, 16, 8809},
+    {Plan{.dp = 2, .zero = ZeroStage::one}, 16, 8062},
+    {Plan{.dp = 2, .zero = ZeroStage::three}, 16, 7921},
+    {Plan{.tp = 2}, 32, 8983},
+    {Plan{.tp = 2, .sp = true}, 32, 7797},
+    {Plan{.cp = 2}, 32, 8809},
+    {Plan{.cp = 2, .cp_mode = ContextMode::ulysses}, 32, 9111},
+    {Plan{.pp = 2, .microbatches = 4}, 8, 5037},
+    {Plan{.pp = 2, .schedule = ScheduleKind::zb_h1, .microbatches = 4}, 8, 5048},
 };
 
 void expect_found(const std::string& what, const ModelShape& model, const Layout& layout, double megabytes) {
@@ -128,11 +122,129 @@ TEST(OwnRuns, HoldOnAGpuWhatWasFoundThere) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
 #endif
-  for (const OnTheCard& found : kOnTheCard)
-    expect_found(found.name, found.model, {.sequences = found.sequences}, found.megabytes);
-  for (const OnTwoRanks& found : kOnTwoRanks)
-    expect_found(to_text(found.plan), kOnTheCard[0].model, {.plan = found.plan, .sequences = found.sequences},
-                 found.megabytes);
+  for (const auto& [name, model, sequences, megabytes] : kOnTheCard)
+    expect_found(name, model, {.sequences = sequences}, megabytes);
+  for (const auto& [plan, sequences, megabytes] : kOnTwoRanks)
+    expect_found(to_text(plan), std::get<ModelShape>(kOnTheCard[0]), {.plan = plan, .sequences = sequences}, megabytes);
+}
+
+// Runs that were published, none of which any figure was fitted to: step times, ratios, order, and memory.
+// TESSERA_TABLE=1 prints every run.
+
+struct Record {
+  std::string source, group;
+  Case c;
+  double step_s = 0, memory_bytes = 0;  // published; 0: not
+  Prediction p;
+  double time_error() const { return std::abs(p.step_s / step_s - 1); }
+};
+
+std::vector<Record> published() {
+  std::ifstream file(TESSERA_SOURCE_DIR "/tests/planner/published.jsonl");
+  std::vector<Record> out;
+  for (std::string line; std::getline(file, line);) {
+    const auto json = nlohmann::json::parse(line);
+    Record r{json.at("source"),
+             json.at("group"),
+             case_from_json(json.at("case").dump(), "published.jsonl"),
+             json.value("step_s", 0.0),
+             json.value("memory_bytes", 0.0),
+             {}};
+    r.p = predict(r.c);
+    out.push_back(std::move(r));
+  }
+  return out;
+}
+
+double quantile(std::vector<double> x, double q) {
+  std::ranges::sort(x);
+  return x.at(static_cast<size_t>(q * static_cast<double>(x.size() - 1) + 0.5));
+}
+double mean(const std::vector<double>& x) {
+  double sum = 0;
+  for (const double v : x) sum += v;
+  return sum / static_cast<double>(x.size());
+}
+
+void print(const std::vector<Record>& runs) {
+  for (const Record& r : runs)
+    fmt::print("{:28} {:10.4g} s, predicted {:10.4g} s, {:+.1f}%{}\n", r.group, r.step_s, r.p.step_s,
+               100 * (r.p.step_s / r.step_s - 1),
+               r.memory_bytes > 0
+                   ? fmt::format("; memory {:+.1f}%", 100 * (r.p.memory[r.p.fullest].peak() / r.memory_bytes - 1))
+                   : "");
+}
+
+TEST(Published, RunsAreWithinTheBars) {
+  const std::vector<Record> runs = published();
+  ASSERT_GT(runs.size(), 200u);
+  if (std::getenv("TESSERA_TABLE")) print(runs);
+  std::vector<double> a100, h100, memory;
+  int outside = 0;
+  for (const Record& r : runs) {
+    const bool hopper = r.c.hardware.multiprocessors == 132;
+    (hopper ? h100 : a100).push_back(r.time_error());
+    if (hopper && (r.step_s < r.p.fastest_s * 0.97 || r.step_s > r.p.slowest_s)) ++outside;
+    if (r.memory_bytes > 0) memory.push_back(std::abs(r.p.memory[r.p.fullest].peak() / r.memory_bytes - 1));
+    EXPECT_TRUE(r.p.fits) << r.group << ": over by " << r.p.over_bytes;
+  }
+  const auto bars = [](const char* what, const std::vector<double>& x, double median, double ninetieth) {
+    fmt::print("{}: {} values, median {:.1f}%, 90th percentile {:.1f}%\n", what, x.size(), 100 * quantile(x, 0.5),
+               100 * quantile(x, 0.9));
+    EXPECT_LE(quantile(x, 0.5), median) << what;
+    EXPECT_LE(quantile(x, 0.9), ninetieth) << what;
+  };
+  bars("step times, A100", a100, 0.10, 0.20);
+  bars("step times, H100", h100, 0.25, 0.40);
+  bars("memory", memory, 0.06, 0.20);
+  fmt::print("H100 outside its range: {} of {}\n", outside, h100.size());
+  EXPECT_LE(outside, static_cast<int>(h100.size() / 7));
+}
+
+// Each of the A100's tables with one speed factor: the median of the other tables'. The H100 has two tables, too few.
+TEST(Published, OneFactorForAGeneration) {
+  std::map<std::string, std::vector<double>> tables;  // published over predicted
+  for (const Record& r : published())
+    if (r.c.hardware.multiprocessors == 108) tables[r.source].push_back(r.step_s / r.p.step_s);
+  std::vector<double> medians;
+  for (const auto& [table, ratios] : tables) {
+    std::vector<double> factors, errors;
+    for (const auto& [other, theirs] : tables)
+      if (other != table) factors.push_back(quantile(theirs, 0.5));
+    for (const double ratio : ratios) errors.push_back(std::abs(quantile(factors, 0.5) / ratio - 1));
+    medians.push_back(quantile(errors, 0.5));
+  }
+  fmt::print("A100, one factor: {} tables, mean of their medians {:.1f}%\n", tables.size(), 100 * mean(medians));
+  EXPECT_LE(mean(medians), 0.08);
+}
+
+// Plans of one model on one cluster: the group of a run.
+TEST(Published, PlansAreInTheirOrder) {
+  std::map<std::string, std::vector<Record>> groups;
+  for (Record& r : published())
+    if (!r.group.starts_with("mosaic")) groups[r.group].push_back(std::move(r));
+  std::vector<double> ratios, order, regret;
+  for (const auto& [name, runs] : groups) {
+    if (runs.size() < 2) continue;
+    const auto published_s = [](const Record& r) { return r.step_s; };
+    const auto predicted_s = [](const Record& r) { return r.p.step_s; };
+    for (size_t i = 0; i < runs.size(); ++i)
+      for (size_t j = i + 1; j < runs.size(); ++j) {
+        const double was = runs[i].step_s / runs[j].step_s, is = runs[i].p.step_s / runs[j].p.step_s;
+        ratios.push_back(std::abs(is / was - 1));
+        if (was != 1) order.push_back((is > 1) == (was > 1) ? 1 : -1);
+      }
+    const double best = std::ranges::min_element(runs, {}, published_s)->step_s;
+    regret.push_back(std::ranges::min_element(runs, {}, predicted_s)->step_s / best - 1);
+  }
+  fmt::print("{} ratios, median {:.1f}%, 90th percentile {:.1f}%; tau {:.2f}; regret {:.1f}% mean, {:.1f}% worst\n",
+             ratios.size(), 100 * quantile(ratios, 0.5), 100 * quantile(ratios, 0.9), mean(order), 100 * mean(regret),
+             100 * quantile(regret, 1));
+  EXPECT_LE(quantile(ratios, 0.5), 0.04);
+  EXPECT_LE(quantile(ratios, 0.9), 0.10);
+  EXPECT_GE(mean(order), 0.95);
+  EXPECT_LE(mean(regret), 0.02);
+  EXPECT_LE(quantile(regret, 1), 0.08);
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // Rules that every prediction must keep, and questions that are refused.
-
 #include <gtest/gtest.h>
 
 #include "planner/case_json.h"
 #include "planner/memory.h"
 #include "planner/pipeline.h"
+#include "tests/support/draw.h"
 
 namespace tessera::planner {
 namespace {
@@ -135,6 +135,140 @@ TEST(Predict, RefusesWhatCannotBe) {
   EXPECT_NE(refusal("", "", R"({"base":"h100","contention":2})").find("contention"), std::string::npos);
   EXPECT_EQ(refusal("", "", R"({"base":"h100","intra_latency_s":0,"attention":{"flash2":1e14}})"), "");
   EXPECT_NE(refusal("", "", R"({"peak_flops":1e12})").find("hbm_bytes_per_s"), std::string::npos);
+}
+
+// Bubbles, activations and states against the formulas of the papers.
+
+constexpr double kPoint = 0.01;
+
+double bubble(ScheduleKind kind, int64_t p, int64_t m) {
+  const Plan plan{.pp = p, .schedule = kind, .microbatches = m};
+  const std::vector<StageTimes> equal(rank_of_stages(plan).size(),
+                                      {.forward = 1, .backward = 2, .input = 1, .weight = 1});
+  return pipeline_time(plan, equal, 0, true).bubble;
+}
+
+// Huang et al. 2019; Qi et al. 2024, table 2.
+TEST(ClosedForms, BubblesOfEqualStages) {
+  for (const int64_t p : {2, 4, 8, 64})
+    for (const int64_t m : {2 * p, 5 * p + 1, int64_t{3000}}) {
+      const auto ranks = static_cast<double>(p), batches = static_cast<double>(m);
+      EXPECT_NEAR(bubble(ScheduleKind::one_f_one_b, p, m), (ranks - 1) / (batches + ranks - 1), 0.005 * kPoint);
+      EXPECT_NEAR(bubble(ScheduleKind::gpipe, p, m), (ranks - 1) / (batches + ranks - 1), 0.005 * kPoint);
+      EXPECT_NEAR(bubble(ScheduleKind::zb_h2, p, m), 0, 0.005 * kPoint);
+      const Plan h1{.pp = p, .schedule = ScheduleKind::zb_h1, .microbatches = m};
+      const std::vector<StageTimes> equal(static_cast<size_t>(p), {.input = 1, .weight = 1});
+      EXPECT_NEAR(pipeline_time(h1, equal, 0, false).bubble, (ranks - 1) / (3 * batches + ranks - 1), 0.005 * kPoint);
+    }
+}
+
+// pipeline_time simulates the first turns of a long pipeline only.
+TEST(ClosedForms, ALongPipelineIsAsLongAsItsWholeSimulation) {
+  for (uint64_t trial = 0; trial < test::plans(60); ++trial) {
+    test::Draw draw("long pipelines", trial);
+    const int64_t p = draw.between(2, 8);
+    Plan plan{.pp = p};
+    plan.schedule =
+        draw.of({ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved, ScheduleKind::zb_h1,
+                 ScheduleKind::zb_h2, ScheduleKind::zb_v, ScheduleKind::v_half, ScheduleKind::v_min});
+    plan.microbatches = p * draw.between(20, 60);
+    if (plan.schedule != ScheduleKind::interleaved) plan.microbatches += draw.between(0, p - 1);
+    std::vector<StageTimes> stages(rank_of_stages(plan).size());
+    const auto about = [&](double x) { return x * static_cast<double>(draw.between(90, 110)) / 100; };
+    for (StageTimes& s : stages) s = {about(1), about(2), about(1), about(1)};
+    const double message = static_cast<double>(draw.between(0, 3)) / 20;
+    const Simulation whole = simulate(schedule_with(plan, plan.microbatches), {.stages = stages, .message = message});
+    const PipelineTime found = pipeline_time(plan, stages, message, false);
+    EXPECT_NEAR(found.seconds, whole.makespan, 0.01 * whole.makespan) << text_of(plan.schedule) << ' ' << p;
+    EXPECT_EQ(found.in_flight, whole.in_flight) << text_of(plan.schedule) << ' ' << p;
+  }
+}
+
+// GPT-3's sizes, on ranks of tp.
+Case korthikanti(int64_t t, bool sp, Recompute recompute) {
+  Case c;
+  c.model = {.layers = 96, .channels = 12288, .heads = 96, .vocab = 51200, .context = 2048};
+  c.layout.plan.tp = t;
+  c.layout.plan.sp = sp;
+  c.layout.plan.recompute = recompute;
+  c.layout.sequences = 2;
+  c.hardware = hardware_named("a100-80");
+  c.software = software_named("megatron");
+  c.software.attention = "unfused";
+  return c;
+}
+
+// Korthikanti et al. 2022, equations 1 to 6 and table 2.
+TEST(ClosedForms, ActivationsOfALayer) {
+  const double s = 2048, b = 2, h = 12288, a = 96, t = 8, sbh = s * b * h, pairs = 5 * a * s / h;
+  EXPECT_EQ(kept_by_layer(korthikanti(1, false, Recompute::none)), sbh * (34 + pairs));
+  EXPECT_EQ(kept_by_layer(korthikanti(8, false, Recompute::none)), sbh * (10 + 24 / t + pairs / t));
+  EXPECT_EQ(kept_by_layer(korthikanti(8, true, Recompute::none)), sbh / t * (34 + pairs));
+  EXPECT_EQ(kept_by_layer(korthikanti(8, false, Recompute::attention)), sbh * (10 + 24 / t));
+  EXPECT_EQ(kept_by_layer(korthikanti(8, true, Recompute::attention)), sbh * 34 / t);
+  EXPECT_EQ(kept_by_layer(korthikanti(8, false, Recompute::block)), sbh * 2);
+}
+
+// The first stage holds what all layers keep of one micro-batch, whatever p is, and L / (p m) (p - 1) more of
+// interleaved chunks (section 4.2.3); the last one in one stage has the embeddings' mask, the norm's input, the head's,
+// and logits.
+TEST(ClosedForms, ActivationsOfAllLayers) {
+  const double s = 2048, b = 2, h = 12288, v = 51200, sbh = s * b * h, layer = sbh * 34 / 8;
+  Case c = korthikanti(8, true, Recompute::attention);
+  const double ends = sbh / 8 * (1 + 2 + 2) + 4 * s * b * v / 8;
+  EXPECT_EQ(predict(c).memory.at(0).activations, 96 * layer + ends);
+  c.layout.plan.pp = 8;
+  c.layout.plan.microbatches = 64;
+  const double mask = sbh / 8;
+  EXPECT_EQ(predict(c).memory.at(0).activations, 96 * layer + 8 * mask);
+  c.layout.plan.schedule = ScheduleKind::interleaved;
+  c.layout.plan.chunks = 3;
+  EXPECT_NEAR(predict(c).memory.at(0).activations, 96 * layer * (1 + 7.0 / 24) + 8 * (1 + 7.0 / 24) * mask, 1);
+}
+
+// Rajbhandari et al. 2020, figure 1 and table 1: 7.5e9 parameters in mixed precision, in GB.
+TEST(ClosedForms, StatesOfZero) {
+  Case c;
+  c.model = {.layers = 36, .channels = 4096, .heads = 32, .vocab = 51200, .context = 2048};
+  c.hardware = hardware_named("v100");
+  c.software = software_named("deepspeed");
+  c.software.attention = "unfused";
+  const double psi = parameters(c.model), scale = 7.5 / psi;
+  const double table[3][4] = {{120, 120, 120, 120}, {120, 31.4, 16.6, 1.88}, {120, 30.1, 15.1, 0.12}};
+  const int64_t ranks[] = {1, 64, 1024};
+  for (int i = 0; i < 3; ++i)
+    for (int zero = 0; zero <= 3; ++zero) {
+      c.layout.plan.dp = ranks[i];
+      c.layout.plan.zero = static_cast<ZeroStage>(zero);
+      const MemoryParts m = predict(c).memory.at(0);
+      const double states = m.parameters + m.gradients + m.optimizer, n = static_cast<double>(ranks[i]);
+      EXPECT_NEAR(states * scale, table[i][zero], 0.06) << n << " ranks, stage " << zero;
+      const double exact[] = {16, 4 + 12 / n, 2 + 14 / n, 16 / n};
+      EXPECT_DOUBLE_EQ(states, exact[zero] * psi);
+    }
+}
+
+// As their makers publish them, to the last parameter.
+TEST(ClosedForms, ParametersOfPublishedModels) {
+  const std::pair<const char*, double> published[] = {
+      {"llama2-7b", 6738415616},     {"llama2-13b", 13015864320},  {"llama2-70b", 68976648192},
+      {"llama3-8b", 8030261248},     {"llama3-70b", 70553706496},  {"llama3-405b", 405853388800},
+      {"qwen2.5-0.5b", 494032768},   {"qwen2.5-1.5b", 1543714304}, {"qwen2.5-3b", 3085938688},
+      {"qwen2.5-7b", 7615616512},    {"mistral-7b", 7241732096},   {"mixtral-8x7b", 46702792704},
+      {"qwen3-30b-a3b", 30532122624}};
+  for (const auto& [name, expected] : published)
+    EXPECT_EQ(parameters(shape_of(preset(name).value())), expected) << name;
+  for (const auto& [name, expected] : {std::pair{"gpt2", 124439808.0},
+                                       {"gpt2-medium", 354823168},
+                                       {"gpt2-large", 774030080},
+                                       {"gpt2-xl", 1557611200}}) {
+    ModelConfig config = preset(name).value();
+    config.vocab = 50257;
+    EXPECT_EQ(parameters(shape_of(config)), expected) << name;
+    config.positions = std::exchange(config.context, 256);  // the table stays whole
+    EXPECT_EQ(parameters(shape_of(config)), expected) << name;
+    EXPECT_EQ(parameters(shape_of(config_of(shape_of(config)))), expected) << name;
+  }
 }
 
 }  // namespace

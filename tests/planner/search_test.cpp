@@ -1,11 +1,10 @@
 // The search against brute force, its layouts against the rules of a run, and what it says.
-
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <set>
 
 #include "planner/recommend.h"
+#include "tests/support/errors.h"
 #include "train/job.h"
 
 namespace tessera::planner {
@@ -24,6 +23,14 @@ Question small(int64_t ranks = 4, int64_t batch = 4) {
   return q;
 }
 
+Question on_h100(const char* model, const char* software, int64_t ranks, int64_t batch) {
+  return {.model = shape_of(*preset(model)),
+          .hardware = hardware_named("h100"),
+          .software = software_named(software),
+          .ranks = ranks,
+          .batch = batch};
+}
+
 std::set<std::string> names_of(const Question& q) {
   std::set<std::string> out;
   for (const Layout& base : bases(q))
@@ -32,12 +39,7 @@ std::set<std::string> names_of(const Question& q) {
 }
 
 std::string refusal(const Question& q) {
-  try {
-    search(q);
-  } catch (const FieldError& e) {
-    return e.what();
-  }
-  return "";
+  return error_of([&] { search(q); });
 }
 
 TEST(Search, FindsWhatBruteForceFinds) {
@@ -83,14 +85,8 @@ TEST(Search, LooksAtEveryLayoutThatARunMayHave) {
                 if (8 % (pp * tp * cp) != 0 || (sp && tp == 1) || (cp == 1 && mode == ContextMode::ulysses)) continue;
                 if (pp == 1 && schedule != ScheduleKind::one_f_one_b) continue;
                 Job job{.model = model, .optim = {.batch = 8}};
-                job.plan = {.pp = pp,
-                            .dp = 8 / pp / tp / cp,
-                            .cp = cp,
-                            .tp = tp,
-                            .sp = sp,
-                            .schedule = schedule,
-                            .cp_mode = mode,
-                            .microbatches = m};
+                job.plan = {.pp = pp, .dp = 8 / pp / tp / cp, .cp = cp, .tp = tp, .sp = sp, .schedule = schedule};
+                job.plan.cp_mode = mode, job.plan.microbatches = m;
                 if (schedule == ScheduleKind::interleaved) job.plan.chunks = 2;
                 try {
                   check(job);
@@ -123,17 +119,9 @@ TEST(Search, KeepsWhatIsFixed) {
   ASSERT_FALSE(a.best.empty());
   for (const Candidate& c : a.best) {
     const Plan& p = c.layout.plan;
-    EXPECT_EQ(to_text(Plan{.pp = 2,
-                           .dp = p.dp,
-                           .cp = p.cp,
-                           .tp = 2,
-                           .sp = true,
-                           .zero = ZeroStage::two,
-                           .schedule = ScheduleKind::zb_h1,
-                           .cp_mode = p.cp_mode,
-                           .microbatches = 4,
-                           .recompute = Recompute::block}),
-              to_text(p));
+    EXPECT_EQ(std::tuple(p.pp, p.tp, p.microbatches, p.sp, p.zero, p.schedule, p.recompute),
+              std::tuple(2, 2, 4, true, ZeroStage::two, ScheduleKind::zb_h1, Recompute::block))
+        << to_text(p);
   }
   q.fixed.dp = 2, q.fixed.cp = 1;
   EXPECT_EQ(search(q).best.size(), 1U);
@@ -143,8 +131,7 @@ TEST(Search, KeepsWhatIsFixed) {
 
 TEST(Search, RefusesWhatCannotBeDivided) {
   EXPECT_EQ(refusal(small(7)),
-            "`ranks`: 7 cannot be divided among the layers, heads, tokens and a batch of 4; the "
-            "nearest that can: 8");
+            "`ranks`: 7 cannot be divided among the layers, heads, tokens and a batch of 4; the nearest that can: 8");
   Question q = small(6, 6);
   q.fixed.tp = 3;
   EXPECT_EQ(refusal(q), "`tp`: 3 does not divide the 4 heads; the nearest that does: 2 or 4");
@@ -155,16 +142,12 @@ TEST(Search, RefusesWhatCannotBeDivided) {
   EXPECT_EQ(refusal(q), "`ranks`: pp 2 x dp 3 does not divide 8");
   q.fixed = {.pp = 2, .microbatches = 1, .schedule = ScheduleKind::interleaved};
   EXPECT_EQ(refusal(q),
-            "`schedule`: interleaved cuts the model into more stages than its 4 layers, or wants a multiple "
-            "of the ranks of `pp` as `microbatches`");
+            "`schedule`: interleaved cuts the model into more stages than its 4 layers, or wants a multiple of the "
+            "ranks of `pp` as `microbatches`");
 }
 
 TEST(Search, IsBoundedByWhatItSimulates) {
-  Question q{.model = shape_of(*preset("llama3-70b")),
-             .hardware = hardware_named("h100"),
-             .software = software_named("megatron"),
-             .ranks = 256,
-             .batch = 512};
+  Question q = on_h100("llama3-70b", "megatron", 256, 512);
   const Answer a = search(q);
   ASSERT_EQ(a.best.size(), 10U);
   EXPECT_GT(a.feasible, 1000);
@@ -178,11 +161,7 @@ TEST(Search, IsBoundedByWhatItSimulates) {
 }
 
 TEST(Recommendation, SaysWhyAndWhatElse) {
-  Question q{.model = shape_of(*preset("llama2-7b")),
-             .hardware = hardware_named("h100"),
-             .software = software_named("megatron"),
-             .ranks = 16,
-             .batch = 64};
+  Question q = on_h100("llama2-7b", "megatron", 16, 64);
   const Answer a = search(q);
   const Recommendation r = recommend(q, a);
   EXPECT_EQ(r.plan.layout, a.best[0].layout);
@@ -200,11 +179,7 @@ TEST(Recommendation, SaysWhyAndWhatElse) {
 
 // On the machine that is named another plan is faster indeed.
 TEST(Recommendation, NamesTheAssumptionThatTurnsIt) {
-  Question q{.model = shape_of(*preset("llama2-7b")),
-             .hardware = hardware_named("h100"),
-             .software = software_named("tessera"),
-             .ranks = 8,
-             .batch = 256};
+  Question q = on_h100("llama2-7b", "tessera", 8, 256);
   Answer a = search(q);
   ASSERT_GE(a.best.size(), 5U);
   const std::optional<Turn> turn = nearest_turn(q, a);

@@ -8,6 +8,11 @@
 
 namespace tessera {
 
+// Whether a text has this part; a test that fails shows both.
+inline testing::AssertionResult has(std::string_view text, std::string_view part) {
+  return testing::AssertionResult(text.find(part) != std::string_view::npos) << "'" << part << "' in " << text;
+}
+
 // Expects an Error of this status, in one line, that contains each of the parts.
 template <class F>
 void expect_error(Status status, std::initializer_list<std::string> parts, F&& action) {
@@ -17,7 +22,7 @@ void expect_error(Status status, std::initializer_list<std::string> parts, F&& a
     const std::string message = e.what();
     EXPECT_EQ(static_cast<int>(e.status()), static_cast<int>(status)) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;
-    for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << " in " << message;
+    for (const std::string& part : parts) EXPECT_TRUE(has(message, part));
     return;
   }
   FAIL() << "no error; one with '" << (parts.size() > 0 ? *parts.begin() : "") << "' was expected";

@@ -2,11 +2,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <string>
-#include <vector>
 
 #include "tensor/random.h"
 #include "tensor/tensor.h"
@@ -51,6 +47,18 @@ inline double apart(const Tensor& a, const Tensor& b) {
   }
   return most / largest;
 }
+
+// |a - b| / max(|b|, floor), 2-norms.
+inline double distance(std::span<const double> a, std::span<const double> b, double floor = 1e-300) {
+  EXPECT_EQ(a.size(), b.size());
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+    norm += b[i] * b[i];
+  }
+  return std::sqrt(difference) / std::max(std::sqrt(norm), floor);
+}
+inline double distance(const Tensor& a, const Tensor& b) { return distance(numbers(a), numbers(b)); }
 
 // The largest relative difference of two elements.
 inline double farthest(const Tensor& a, const Tensor& b) {

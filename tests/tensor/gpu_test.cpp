@@ -1,8 +1,13 @@
-// Tensors on a GPU: what is made there, copied there and back, and the elementwise ops, bit for bit those of the CPU.
+// Tensors on a GPU: what is made there, copied there and back; elementwise ops, rotary positions and SwiGLU, bit for
+// bit those of the CPU; work that is captured and launched again.
 #include "tests/support/gpu.h"
 
+#include "tensor/cuda/copy.h"
+#include "tensor/ops/activations.h"
+#include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/reduce.h"
+#include "tensor/ops/rotary.h"
 #include "tests/support/errors.h"
 #include "tests/support/tensors.h"
 #include "tests/support/two_libraries.h"
@@ -10,10 +15,10 @@
 namespace tessera {
 namespace {
 
-using TensorsGpu = test::OnGpu;
-
 using test::drawn;
 using test::same_bits;
+
+using TensorsGpu = test::OnGpu;
 
 TEST_F(TensorsGpu, GoThereAndBack) {
   for (const DType dtype : test::floating(arena)) {
@@ -147,6 +152,233 @@ TEST_F(TensorsGpu, SumsInPlaceHaveTheBitsOfTheCpu) {
       scale_(there, 1.7);
       EXPECT_TRUE(same_bits(there, x));
     }
+}
+
+// Rotary positions and SwiGLU on a GPU beside the CPU's: sizes with and without whole parts of 16 bytes.
+
+using RotarySwigluGpu = test::OnGpu;
+
+// The bits are the CPU's, but for the exponentials of float64, which are the C library's there and CUDA's here.
+TEST_F(RotarySwigluGpu, SwigluHasTheBitsOfTheCpu) {
+  for (const DType dtype : test::floating(arena))
+    for (const Shape& shape :
+         {Shape{3, 7}, Shape{2, 5, 8}, Shape{70, 24}, Shape{1, 1001}, Shape{9, 4096}, Shape{0, 8}}) {
+      SCOPED_TRACE(std::string(name_of(dtype)) + " " + shape.str());
+      const DType wide = dtype == DType::float64 ? dtype : DType::float32;
+      const Tensor x = drawn(shape.with_last(2 * shape[shape.rank() - 1]), dtype, "x", -9, 9), there = x.to(arena),
+                   dy = drawn(shape, dtype, "dy");
+      const std::vector<double> in = x.to(DType::float64).to_vector<double>(),
+                                up = dy.to(DType::float64).to_vector<double>();
+      const auto n = static_cast<size_t>(shape[shape.rank() - 1]);
+      const auto known = [&](double v) { return test::Near{v, 0, test::epsilon_of(wide)}; };
+      const auto silu = [&](size_t row, size_t j) { return test::near_op<Silu>(in[2 * row * n + j], wide); };
+      test::expect_near(swiglu(there), swiglu(x), wide,
+                        [&](size_t i) { return silu(i / n, i % n).f * known(in[(2 * (i / n) + 1) * n + i % n]); });
+      test::expect_near(swiglu_backward(dy.to(arena), there), swiglu_backward(dy, x), wide, [&](size_t i) {
+        const size_t row = i / (2 * n), j = i % (2 * n);
+        if (j >= n) return known(up[row * n + j - n]) * silu(row, j - n).f;
+        return known(up[row * n + j]) * known(in[(2 * row + 1) * n + j]) * silu(row, j).df;
+      });
+    }
+}
+
+struct RotateCase {
+  int64_t heads, d, more;  // numbers of a token behind those that turn
+};
+
+// In its own place and in another, where what does not turn is copied; there and back, positions of any order.
+TEST_F(RotarySwigluGpu, RotateHasTheBitsOfTheCpu) {
+  constexpr int64_t kTokens = 11;
+  const std::vector<int32_t> any = {3, 40, 0, 7, 7, 1, 2, 39, 11, 12, 13};
+  const Tensor positions = Tensor::of<int32_t>(any, {kTokens}, make_arena());
+  std::vector<int32_t> of_each = any;
+  of_each.insert(of_each.end(), any.rbegin(), any.rend());
+  const Tensor each = Tensor::of<int32_t>(of_each, {2, kTokens}, make_arena());
+  for (const DType dtype : test::floating(arena))
+    for (const RotateCase& c : {RotateCase{1, 2, 0}, RotateCase{3, 6, 5}, RotateCase{5, 16, 16}, RotateCase{2, 16, 3},
+                                RotateCase{9, 64, 128}, RotateCase{0, 8, 8}})
+      for (const bool back : {false, true}) {
+        SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(c.heads) + " heads of " + std::to_string(c.d));
+        const DType wide = dtype == DType::float64 ? dtype : DType::float32;
+        Turn turn{.heads = c.heads, .table = rotary_table({}, 41, c.d, wide, make_arena()), .first = 9, .back = back};
+        for (int way = 0; way < 3; ++way) {
+          if (way > 0) turn.positions = way == 1 ? positions : each;
+          Turn there = turn;
+          there.table = turn.table.to(arena);
+          if (way > 0) there.positions = turn.positions.to(arena);
+          const Tensor x = drawn({2, kTokens, c.heads * c.d + c.more}, dtype, "x"), kept = x.to(arena);
+          const Tensor expected = rotate(x.clone(), turn);
+          Tensor own = kept.clone();
+          const void* const place = own.address();
+          const Tensor turned = rotate(std::move(own), there), other = rotate(Tensor(kept), there);
+          EXPECT_EQ(turned.address(), place);
+          EXPECT_TRUE(same_bits(turned, expected) && same_bits(other, expected) && same_bits(kept, x));
+        }
+      }
+}
+
+// Work that is captured and launched again: what it reads at each launch, and what may not be captured.
+
+using GraphGpu = test::OnGpu;
+
+// Kernels, products and copies of what is there when the graph is launched; nothing runs while it is captured.
+TEST_F(GraphGpu, LaunchesReadWhatIsThere) {
+  if constexpr (kWithCuda) {
+    const std::shared_ptr<std::byte> pinned = cuda::pinned_memory(4 * sizeof(float));
+    const auto put = [&](const std::vector<float>& v) { std::memcpy(pinned.get(), v.data(), 4 * sizeof(float)); };
+    const Tensor x = Tensor::empty({2, 2}, DType::float32, arena), y = Tensor::zeros({2, 2}, DType::float32, arena);
+    Tensor total = Tensor::zeros({2, 2}, DType::float32, arena);
+    const auto work = [&] {
+      cuda::copy_later(x, pinned.get());
+      const Tensor product = matmul(x, x);  // in memory that is given back
+      Tensor(y).copy_from(product);
+      add_(total, product);
+    };
+    put({1, 2, 3, 4});
+    work();
+    total.fill(0);
+    std::optional<cuda::Graph> graph;
+    graph.emplace(arena, work);
+    EXPECT_EQ(total.to_vector<float>(), std::vector<float>(4, 0.0f));
+    graph->launch();
+    EXPECT_EQ(y.to_vector<float>(), (std::vector<float>{7, 10, 15, 22}));
+    put({1, 0, 0, 2});
+    graph->launch();
+    graph->launch();
+    EXPECT_EQ(y.to_vector<float>(), (std::vector<float>{1, 0, 0, 4}));
+    EXPECT_EQ(total.to_vector<float>(), (std::vector<float>{9, 10, 15, 30}));
+  }
+}
+
+TEST_F(GraphGpu, DropoutCountsByTheStepInMemory) {
+  if constexpr (kWithCuda) {
+    const Tensor step = Tensor::of<int64_t>(std::vector<int64_t>{0}, {1}, arena);
+    const Tensor x = Tensor::zeros({2, 4, 24}, DType::float32, arena), y = x.clone();
+    Tensor(x).fill(1);
+    DropoutTile tile;
+    tile.random = Philox::named(1, "drop");
+    tile.step = 99;
+    const auto expected = [&](uint64_t at) {
+      DropoutTile plain = tile;
+      plain.step = at;
+      return dropout(x.clone(), 0.5, plain).to_vector<float>();
+    };
+    const std::vector<float> third = expected(3), fourth = expected(4);
+    tile.step_on_gpu = reinterpret_cast<const uint64_t*>(step.device_data<int64_t>());
+    dropout(x.clone(), 0.5, tile);
+    const cuda::Graph graph(arena, [&] { Tensor(y).copy_from(dropout(x.clone(), 0.5, tile)); });
+    Tensor(step).fill(3);
+    graph.launch();
+    EXPECT_EQ(y.to_vector<float>(), third);
+    Tensor(step).fill(4);
+    graph.launch();
+    EXPECT_EQ(y.to_vector<float>(), fourth);
+    EXPECT_NE(third, fourth);
+  }
+}
+
+TEST_F(GraphGpu, FitsAsLongAsTheArenaIsAsItWas) {
+  if constexpr (kWithCuda) {
+    const Tensor x = Tensor::zeros({1000}, DType::float32, arena);
+    const auto work = [&] { unary<Gelu>(x); };
+    work();
+    const cuda::Graph graph(arena, work);
+    EXPECT_TRUE(graph.fits());
+    {
+      const Tensor other = Tensor::empty({10}, DType::float32, arena);
+      EXPECT_FALSE(graph.fits());
+    }
+    EXPECT_TRUE(graph.fits());
+    Tensor::empty({5000}, DType::float32, arena);
+    EXPECT_FALSE(graph.fits());
+  }
+}
+
+// A capture that throws leaves the stream as it was: work that is queued next runs, and can be captured.
+TEST_F(GraphGpu, AHostThatReadsInsideIsAnError) {
+  if constexpr (kWithCuda) {
+    Tensor x = Tensor::zeros({4}, DType::float32, arena);
+    const auto failure = [&](const std::function<void()>& f) -> std::string {
+      x.fill(1);
+      try {
+        const cuda::Graph graph(arena, [&] {
+          x.fill(8);
+          f();
+        });
+      } catch (const Error& e) {
+        EXPECT_EQ(x.to_vector<float>(), std::vector<float>(4, 1.0f));
+        const cuda::Graph next(arena, [&] { x.fill(5); });
+        next.launch();
+        EXPECT_EQ(x.to_vector<float>(), std::vector<float>(4, 5.0f));
+        return e.what();
+      }
+      return "nothing was thrown";
+    };
+    Tensor::empty({1000}, DType::float32, arena);  // room for what is made inside
+    const DeviceScalar late(x.narrow(0, 0, 1).to(DType::float64));
+    for (const auto& read : std::vector<std::function<void()>>{
+             [&] { static_cast<void>(static_cast<double>(late)); }, [&] { x.to_vector<float>(); },
+             [&] { Tensor::of<float>(std::vector<float>(4), {4}, arena); }}) {
+      const std::string what = failure(read);
+      EXPECT_TRUE(has(what, "the host waits for the GPU while work is captured"));
+    }
+    const std::string more = failure([&] { Tensor::empty({1 << 20}, DType::float32, arena); });
+    EXPECT_TRUE(has(more, "4194304 bytes of activations do not fit what is free"));
+  }
+}
+
+TEST_F(GraphGpu, DeviceScalarsAreAddedInOrderAndReadOnce) {
+  if constexpr (kWithCuda) {
+    const std::vector<double> terms{0.1, 1e17, -1e17, 0.3};
+    double expected = 0;
+    DeviceScalar sum = 0;
+    const int64_t before = cuda::synchronizations(*arena);
+    std::vector<DeviceScalar> late;
+    for (const double x : terms) {
+      Tensor there = Tensor::empty({}, DType::float64, arena);
+      there.fill(x);
+      late.emplace_back(there);
+      expected += x;
+      sum += late.back();
+    }
+    sum += 2;
+    EXPECT_EQ(cuda::synchronizations(*arena), before);
+    EXPECT_EQ(static_cast<double>(sum), expected + 2);
+    EXPECT_EQ(cuda::synchronizations(*arena), before + 1);
+    EXPECT_EQ(static_cast<double>(late[0]), 0.1);  // the terms have kept their values
+  }
+}
+
+// The same requests from the same layout get the same addresses; what is fixed hands out what it has.
+TEST(Arena, LayoutsRepeatAndMayBeFixed) {
+  const ArenaPtr memory = make_arena();
+  const Tensor kept = Tensor::empty({100}, DType::float32, memory);
+  const auto addresses = [&] {
+    const Tensor a = Tensor::empty({1000}, DType::float32, memory), b = Tensor::empty({50}, DType::float32, memory);
+    return std::vector<const std::byte*>{a.raw(), b.raw()};
+  };
+  const Arena::Layout fresh = memory->layout();
+  const std::vector<const std::byte*> first = addresses();
+  EXPECT_FALSE(memory->layout() == fresh);
+  const Arena::Layout grown = memory->layout();
+  {
+    const Arena::Fixed fixed(*memory);
+    EXPECT_EQ(addresses(), first);
+    EXPECT_TRUE(memory->layout() == grown);
+    EXPECT_THROW(Tensor::empty({100'000}, DType::float32, memory), Error);
+    EXPECT_TRUE(memory->layout() == grown);
+    const Tensor other = Tensor::empty({10}, DType::float32, memory);
+    EXPECT_FALSE(memory->layout() == grown);
+  }
+  Tensor::empty({100'000}, DType::float32, memory);
+  EXPECT_GT(memory->layout().footprint, grown.footprint);
+}
+
+TEST(DeviceScalar, IsKnownOnTheHost) {
+  DeviceScalar sum = 1.5;
+  sum += DeviceScalar(Tensor::of<double>(std::vector<double>{0.25}, {1}, make_arena()));
+  EXPECT_EQ(static_cast<double>(sum), 1.75);
+  EXPECT_FALSE(sum.on_gpu().defined());
 }
 
 }  // namespace

@@ -1,8 +1,16 @@
-// Views, copies and the arena.
-
+// Views, copies, and the memory of arenas: what ops take of it, where it lies, and who watches it; the message of an
+// error.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <cstdlib>
+#include <cstring>
+
+#include "tensor/cpu/loops.h"
+#include "tensor/ops/attention/attention.h"
+#include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/elementwise.h"
+#include "tensor/ops/experts/experts.h"
 #include "tensor/ops/reduce.h"
 
 namespace tessera {
@@ -102,6 +110,124 @@ TEST(Tensor, MetaHasNoMemory) {
   const Tensor t = Tensor::meta({1000000, 1000000}, DType::float32);
   EXPECT_EQ(t.numel(), 1000000000000);
   EXPECT_THROW(t.data<float>(), Error);
+}
+
+// The memory that ops take from an arena of the host that stands for a GPU, beside what they take from it for itself.
+
+constexpr int64_t kRows = 64, kIn = 32, kOut = 48;
+
+// Bytes that `op` takes on `device` at its peak, of operands that are there before.
+template <class F>
+int64_t taken(Device device, const F& op) {
+  const cpu::Idle nothing_is_computed;
+  const ArenaPtr arena = make_arena();
+  arena->local<StandsFor>().device = device;
+  const auto matrix = [&](int64_t rows, int64_t columns, DType dtype = DType::bfloat16) {
+    return Tensor::empty({rows, columns}, dtype, arena);
+  };
+  const Tensor x = matrix(kRows, kIn), w = matrix(kOut, kIn), dy = matrix(kRows, kOut),
+               dw = matrix(kOut, kIn, DType::float32);
+  const int64_t before = arena->total().live;
+  arena->reset_peaks();
+  op(x, w, dy, dw);
+  return arena->total().peak - before;
+}
+
+TEST(StandsFor, ProductsOfAGpuTakeTheirResultAlone) {
+  const auto product = [](const Tensor& x, const Tensor& w, const Tensor&, const Tensor&) {
+    WeightPacks packs;
+    linear(x, w, {}, &packs);
+  };
+  EXPECT_EQ(taken(Device::cuda, product), 2 * kRows * kOut);
+  EXPECT_GE(taken(Device::cpu, product), 2 * kRows * kOut + 2 * kIn * kOut);  // and a packed weight
+}
+
+TEST(StandsFor, ProductsOfExpertsOfAGpuTakeTheirResultAlone) {
+  const auto product = [](const Tensor& x, const Tensor& w, const Tensor&, const Tensor&) {
+    linear_rows(x, {{w, kRows / 2}, {w, kRows / 2}});
+  };
+  const auto gradient = [](const Tensor& x, const Tensor&, const Tensor& dy, const Tensor& dw) {
+    linear_rows_weight_grads({{dw, kRows}}, dy, x);
+  };
+  EXPECT_EQ(taken(Device::cuda, product), 2 * kRows * kOut);
+  EXPECT_EQ(taken(Device::cuda, gradient), 0);
+  EXPECT_GT(taken(Device::cpu, product), 2 * kRows * kOut);  // and operands in float32
+  EXPECT_GT(taken(Device::cpu, gradient), 0);
+}
+
+TEST(StandsFor, AttentionOfAGpuTakesItsResultAlone) {
+  const auto attend = [](const Tensor& x, const Tensor&, const Tensor&, const Tensor&) {
+    Tensor q = x.reshape({1, kRows, 1, kIn});
+    const Attended forward = attention(q, q, q, {});
+    attention_backward(q, q, q, q, forward, {}, q, q, q);
+  };
+  const int64_t result = 2 * kRows * kIn + 4 * kRows;  // with a log of a sum for each row
+  EXPECT_EQ(taken(Device::cuda, attend), result);
+  EXPECT_GT(taken(Device::cpu, attend), result);  // and tiles of threads
+}
+
+TEST(StandsFor, LogitsOfAGpuAreOneBlock) {
+  const auto blocks = [](Device device) {
+    bool one = false;
+    taken(device, [&](const Tensor& x, const Tensor& w, const Tensor&, const Tensor&) {
+      one = row_blocks(x, w, 32 * kOut).one();
+    });
+    return one;
+  };
+  EXPECT_TRUE(blocks(Device::cuda));
+  EXPECT_FALSE(blocks(Device::cpu));
+}
+
+// The regions that arenas lie in where the system refuses a terabyte of addresses.
+
+// In a process of its own: regions lie apart, take what is used of them, and give their places back.
+[[noreturn]] void use_regions_under_a_limit() {
+  const rlimit limit{int64_t{2} << 30, int64_t{2} << 30};
+  const int64_t tera = int64_t{1} << 40, part = int64_t{3} << 20;
+  if (setrlimit(RLIMIT_AS, &limit) != 0) std::_Exit(1);
+  auto first = host_region(tera);
+  const auto second = host_region(tera);
+  if (first->capacity() != int64_t{64} << 30 || second->base() - first->base() != first->capacity()) std::_Exit(2);
+  for (Region* region : {first.get(), second.get()}) {
+    region->commit(part);
+    region->commit(2 * part);
+    std::memset(region->base(), 7, static_cast<size_t>(2 * part));
+  }
+  const std::byte* const place = first->base();
+  first.reset();
+  if (host_region(tera)->base() != place) std::_Exit(3);
+  if (second->base()[2 * part - 1] != std::byte{7}) std::_Exit(4);
+  std::_Exit(0);
+}
+
+TEST(Region, UnderALimitOnAddressesEachTakesWhatItUses) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer wants more addresses";
+#endif
+  EXPECT_EXIT(use_regions_under_a_limit(), testing::ExitedWithCode(0), "");
+}
+
+// The message of an error: one line of limited length, whatever it quotes.
+
+TEST(Error, IsOneLine) {
+  EXPECT_STREQ(Error("a\nb\x1b[2J\t\x7f").what(), "a\\x0ab\\x1b[2J\\x09\\x7f");
+  EXPECT_STREQ(Error("\u009b2J\u0085 \u00e9").what(), "\\x9b2J\\x85 \u00e9");  // commands above ASCII
+  EXPECT_STREQ(Error("caf\xe9 \xe2\x82 \xf0\x9f\x98\x80").what(), "caf\\xe9 \\xe2\\x82 \xf0\x9f\x98\x80");  // no UTF-8
+  EXPECT_STREQ(InputError("caf\u00e9 \\x0a 'x'").what(), "caf\u00e9 \\x0a 'x'");  // as it is, and shown twice the same
+}
+
+TEST(Error, LeavesOutTheMiddleOfALongMessage) {
+  std::string text = "begin ";
+  while (text.size() < 100'000) text += "\u20ac";
+  const std::string shown = Error(text + " end").what();
+  EXPECT_LE(shown.size(), 1000U);
+  EXPECT_GT(shown.size(), 900U);
+  EXPECT_TRUE(shown.starts_with("begin \u20ac") && shown.ends_with("\u20ac end")) << shown.substr(0, 20);
+  const size_t cut = shown.find(" [...] ");
+  ASSERT_NE(cut, std::string::npos);
+  EXPECT_EQ((cut - 6) % 3, 0U);  // between characters, on both sides
+  EXPECT_EQ((shown.size() - 4 - (cut + 7)) % 3, 0U);
+  EXPECT_EQ(Error(std::string(1000, 'a')).what(), std::string(1000, 'a'));
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 // transformers in float32 (tests/models/fixtures), and of a plain PyTorch model in float64 (tests/compare). And the
 // tokens that a cache decodes against the forward pass.
 
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "data/json.h"
@@ -10,6 +9,7 @@
 #include "models/language_model.h"
 #include "tests/support/gpu.h"
 #include "tests/support/python.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
@@ -130,21 +130,6 @@ class Reference {
   Safetensors file_;
 };
 
-// |ours - theirs| / |theirs|, 2-norms.
-double distance(const std::vector<double>& ours, const std::vector<double>& theirs) {
-  if (ours.size() != theirs.size()) return std::numeric_limits<double>::infinity();
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < ours.size(); ++i) {
-    difference += (ours[i] - theirs[i]) * (ours[i] - theirs[i]);
-    norm += theirs[i] * theirs[i];
-  }
-  return std::sqrt(difference / norm);
-}
-
-std::vector<double> numbers_of(const Tensor& t) {
-  return t.on_host().contiguous().to(DType::float64).to_vector<double>();
-}
-
 // Logits, loss and every gradient, by the names of our parameters.
 using Results = std::map<std::string, std::vector<double>>;
 
@@ -155,14 +140,14 @@ Results computed(const Reference& fixture, DType dtype, const ArenaPtr& arena) {
   Results out;
   {
     const NoGrad no_grad;
-    out["logits"] = numbers_of(model->logits(model->hidden(ids)).value());
+    out["logits"] = test::numbers(model->logits(model->hidden(ids)).value());
   }
   const Loss loss = model->loss(ids, targets, 1.0 / static_cast<double>(targets.numel()));
-  out["loss"] = numbers_of(loss.mean.value());
+  out["loss"] = test::numbers(loss.mean.value());
   model->clear_gradients();
   backward(loss.mean);
   for (const Parameter* p : model->parameters())
-    if (p->var.grad().defined()) out[p->name] = numbers_of(p->var.grad());
+    if (p->var.grad().defined()) out[p->name] = test::numbers(p->var.grad());
   return out;
 }
 
@@ -183,12 +168,12 @@ void expect_near(const Results& ours, const Results& theirs, double bound) {
   EXPECT_EQ(ours.size(), theirs.size());
   for (const auto& [name, numbers] : theirs) {
     ASSERT_TRUE(ours.contains(name)) << name;
-    EXPECT_LE(distance(ours.at(name), numbers), bound) << name;
+    EXPECT_LE(test::distance(ours.at(name), numbers), bound) << name;
   }
 }
 
 int32_t likeliest(const Tensor& logits) {
-  const std::vector<double> v = numbers_of(logits);
+  const std::vector<double> v = test::numbers(logits);
   return static_cast<int32_t>(std::ranges::max_element(v) - v.begin());
 }
 
@@ -216,7 +201,7 @@ void expect_decoding(const Reference& fixture, DType dtype, const ArenaPtr& aren
   const Tensor logits = model->logits(model->hidden(ids.to(arena))).value();
   const Tensor whole = logits.on_host().to(DType::float64).reshape({kBatch, kTokens, c.vocab});
   for (int64_t t = 0; t < kTokens; ++t)
-    EXPECT_LE(distance(numbers_of(decoded[static_cast<size_t>(t)]), numbers_of(whole.select(1, t))), bound)
+    EXPECT_LE(test::distance(test::numbers(decoded[static_cast<size_t>(t)]), test::numbers(whole.select(1, t))), bound)
         << "token " << t;
 }
 

@@ -1,7 +1,12 @@
-// A plan as a value: made in a program, compared, printed, written and read; and the field that is wrong.
+// A plan as a value: made in a program, compared, printed, written and read; and the field that is wrong. Plans with
+// experts; checks of what ranks hold; who is called a straggler.
+
+#include <numeric>
 
 #include "tests/support/errors.h"
 #include "train/async/trainer.h"
+#include "train/memory.h"
+#include "train/usage.h"
 
 namespace tessera {
 namespace {
@@ -171,13 +176,215 @@ TEST(JobOfAllRanks, OnesThatDifferAreRefusedByField) {
         Status::usage);
   };
   const auto expect = [&](const std::function<void(Job&)>& change, const std::string& words) {
-    EXPECT_NE(refusal(change).find("ranks do not agree: " + words), std::string::npos) << refusal(change);
+    EXPECT_TRUE(has(refusal(change), "ranks do not agree: " + words));
   };
   expect([](Job& job) { job.optim.lr = 0.5; }, "`lr` is 0.001 on rank 0 and 0.5 on rank 1");
   expect([](Job& job) { job.model.channels = 16; }, "`channels` is 8 on rank 0 and 16 on rank 1");
   expect([](Job& job) { job.plan = {.pp = 2}; }, "`dp` is 2 on rank 0 and 1 on rank 1");
   expect([](Job& job) { job.plan.zero = ZeroStage::three; }, "`zero` is ");
   expect([](Job& job) { job.plan.dp_mode = DataMode::ps_async; }, "`dp_mode` is ");
+}
+
+// Plans with experts: how routers share out tokens, what is refused, and what a token costs.
+
+Job small_job() {
+  Job job{.model = {.layers = 3, .heads = 2, .channels = 8, .context = 10, .vocab = 30},
+          .optim = {.steps = 2, .batch = 8},
+          .plan = {.threads_per_rank = 1, .timeout = 20}};
+  job.model.experts = {.count = 4, .per_token = 2};
+  return job;
+}
+
+ExpertLoad load_of(const Job& job) {
+  ExpertLoad out;
+  launch(launch_options(job.plan), [&](Communicator& world) {
+    Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
+    for (int i = 0; i < 2; ++i) trainer.step();
+    const ExpertLoad found = expert_load(trainer);
+    if (world.rank() == 0) out = found;
+    EXPECT_EQ(expert_load(trainer).busiest().times, 0);  // it was asked
+  });
+  return out;
+}
+
+TEST(TrainedExperts, LoadIsThatOfAllRanks) {
+  Job job = small_job();
+  const ExpertLoad one = load_of(job);
+  ASSERT_EQ(one.rows.size(), 3U);
+  for (const std::vector<int64_t>& layer : one.rows)
+    EXPECT_EQ(std::accumulate(layer.begin(), layer.end(), int64_t{0}), 2 * 8 * 10 * 2);
+  EXPECT_EQ(one.dropped, 0);
+  job.plan.dp = 4, job.plan.ep = 2, job.plan.pp = 3;
+  EXPECT_EQ(load_of(job).rows, one.rows);
+  job.plan = {.dp = 2, .ep = 2, .microbatches = 2, .recompute = Recompute::block, .threads_per_rank = 1, .timeout = 20};
+  job.model.recompute = Recompute::block;
+  EXPECT_EQ(load_of(job).rows, one.rows);
+  job.model.recompute = Recompute::none;
+  job.plan = {.dp = 2, .tp = 2, .ep = 2, .sp = true, .threads_per_rank = 1, .timeout = 20};
+  EXPECT_EQ(load_of(job).rows, one.rows);  // in fp32 these tokens are not near enough to any border
+  job.plan = {.dp = 2, .ep = 2, .microbatches = 2, .threads_per_rank = 1, .timeout = 20};
+  job.model.experts.capacity = 0.5;
+  const ExpertLoad dropped = load_of(job);
+  EXPECT_GT(dropped.dropped, 0);
+  int64_t all = dropped.dropped;
+  for (const std::vector<int64_t>& layer : dropped.rows) all += std::accumulate(layer.begin(), layer.end(), int64_t{0});
+  EXPECT_EQ(all, 3 * 2 * 8 * 10 * 2);
+}
+
+// Ranks of cp have parts of the sequences, whose first tokens find a place.
+TEST(TrainedExperts, ACapacityIsOneOfWholeSequences) {
+  Job job = small_job();
+  job.model.context = 12;
+  job.model.experts.capacity = 0.6;
+  const ExpertLoad one = load_of(job);
+  EXPECT_GT(one.dropped, 0);
+  for (const ContextMode mode : {ContextMode::ring, ContextMode::ulysses}) {
+    job.plan = {.dp = 2, .cp = 2, .ep = 4, .cp_mode = mode, .threads_per_rank = 1, .timeout = 20};
+    const ExpertLoad many = load_of(job);
+    EXPECT_EQ(many.rows, one.rows);
+    EXPECT_EQ(many.dropped, one.dropped);
+  }
+}
+
+TEST(TrainedExperts, TheBusiestIsSoManyTimesTooBusy) {
+  const ExpertLoad load{.rows = {{2, 2, 2, 2}, {1, 6, 1, 0}}};
+  EXPECT_EQ(load.busiest().times, 3);
+  EXPECT_EQ(load.busiest().layer, 1);
+  EXPECT_EQ(load.busiest().expert, 1);
+}
+
+TEST(TrainedExperts, WhatIsNotBuiltIsRefusedByName) {
+  const auto expect = [](const std::string& words, const std::function<void(Job&)>& change) {
+    Job job = small_job();
+    job.plan.dp = job.plan.ep = 2;
+    change(job);
+    const std::string found = error_of([&] { check(job); });
+    EXPECT_TRUE(found.starts_with(words)) << found << ", expected " << words;
+  };
+  const std::string nothing = "nothing was thrown";
+  expect(nothing, [](Job& j) { j.plan.dp = 4; });
+  expect("`ep`", [](Job& j) { j.plan.dp = 4, j.plan.ep = 3; });
+  expect("`ep`", [](Job& j) { j.plan.dp = j.plan.ep = 8; });
+  expect("`ep`", [](Job& j) { j.model.experts.count = 0; });
+  expect(nothing, [](Job& j) { j.plan.tp = 2; });
+  expect(nothing, [](Job& j) { j.model.context = 12, j.plan.cp = 2, j.plan.ep = 4; });
+  expect("`ep`", [](Job& j) { j.plan.dp_mode = DataMode::ps_sync; });
+  expect("`all_reduce`", [](Job& j) { j.plan.all_reduce = Algorithm::ring; });
+  const auto groups = [](int64_t ep, int64_t ranks) {
+    return [=](Job& j) {
+      j.model.experts.count = 8;
+      j.plan = {.dp = 8, .ep = ep, .zero = ZeroStage::two, .shard_ranks = ranks, .threads_per_rank = 1, .timeout = 20};
+    };
+  };
+  expect(nothing, groups(2, 4));
+  expect(
+      "`shard_ranks`: each group has all experts, which 4 ranks of `ep` share out; expected a multiple of 4, found 2",
+      groups(4, 2));
+  expect(nothing, [](Job& j) { j.optim.optimizer = OptimizerKind::muon; });
+  expect("`experts_per_token`", [](Job& j) { j.plan = {}, j.model.experts.per_token = 5; });
+  const auto adapters = [](const std::string& target) {
+    return [=](Job& j) { j.plan = {}, j.model.lora = {.rank = 2, .targets = {target}}; };
+  };
+  expect(nothing, adapters("c_attn"));
+  expect("`lora_targets`: expected some of c_attn, attn.c_proj (experts have no adapters), found 'c_fc'",
+         adapters("c_fc"));
+  expect("`quantize`", [](Job& j) { j.plan = {}, j.model.quantize.codec = Codec::nf4; });
+}
+
+// Experts that a token does not meet are parameters, and no computation.
+TEST(TrainedExperts, ATokenMeetsAsManyAsInADenseModel) {
+  ModelConfig moe = preset("moe-nano").value(), dense = preset("llama-nano").value();
+  moe.vocab = dense.vocab = 81;
+  const int64_t routers = moe.layers * moe.channels * moe.experts.count;
+  EXPECT_EQ(make_model(moe)->training_flops(), make_model(dense)->training_flops() + 6 * static_cast<double>(routers));
+  EXPECT_EQ(make_model(moe)->parameter_count(),
+            make_model(dense)->parameter_count() + routers + moe.layers * 6 * 3 * 128 * 192);
+}
+
+// Checks of what ranks hold: numbers that are not finite, and copies that have drifted apart.
+
+Job small_job(const Plan& plan) {
+  return {.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 32},
+          .optim = {.steps = 2, .batch = 8},
+          .plan = plan};
+}
+
+// Runs two steps; then rank `rank` spoils one number of what it holds, and the ranks compare.
+std::string compared(const Job& job, int rank, const std::string& tensor) {
+  const auto body = [&](Communicator& world) {
+    Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
+    for (int64_t i = 0; i < job.optim.steps; ++i) trainer.step();
+    for (const HeldPart& h : held_between_steps(trainer))
+      if (world.rank() == rank && h.name == tensor) h.part.data<float>()[0] += 1e-3F;
+    const OpCounts before = world.counts();
+    check_replicas(trainer);
+    EXPECT_EQ(world.counts(), before);
+  };
+  return error_of([&] { launch(launch_options(job.plan), body); }, Status::communication);
+}
+
+TEST(CheckReplicas, EqualCopiesPassUnderEveryAxis) {
+  for (const Plan& plan :
+       {Plan{.dp = 4}, Plan{.dp = 2, .tp = 2}, Plan{.cp = 2, .zero = ZeroStage::two}, Plan{.pp = 2, .dp = 2},
+        Plan{.dp = 2, .zero = ZeroStage::one}, Plan{.dp = 2, .tp = 2, .zero = ZeroStage::three},
+        Plan{.dp = 2, .dp_mode = DataMode::dataparallel}, Plan{.dp = 2, .dp_mode = DataMode::ps_sync}}) {
+    Plan thin = plan;
+    thin.threads_per_rank = 1;
+    EXPECT_EQ(compared(small_job(thin), -1, ""), "nothing was thrown") << describe(plan);
+  }
+}
+
+TEST(CheckReplicas, ACopyThatDriftedIsNamedWithItsRank) {
+  const Plan three{.dp = 4, .threads_per_rank = 1};
+  EXPECT_TRUE(has(compared(small_job(three), 2, "blocks.1.mlp.up.weight"),
+                  "step 2: copies of blocks.1.mlp.up.weight differ between ranks: rank 2 does not hold what ranks "
+                  "0, 1, 3 hold"));
+  const Plan two{.dp = 2, .threads_per_rank = 1};
+  for (const std::string name : {"tokens.weight", "norm.bias.m", "blocks.0.mlp.up.bias.v", "blocks.1.mlp.up.bias.v"}) {
+    const std::string message = compared(small_job(two), 1, name);  // in the order of ranks, whatever they hold
+    EXPECT_TRUE(has(message, name + " differ between ranks: rank 0 and rank 1"));
+  }
+  const Plan tensor{.tp = 2, .threads_per_rank = 1};  // a norm is whole on both
+  EXPECT_TRUE(has(compared(small_job(tensor), 1, "norm.weight"), "norm.weight differ"));
+  EXPECT_EQ(compared(small_job(tensor), 1, "blocks.0.mlp.up.weight"), "nothing was thrown")
+      << "there is one copy of it";
+  const Plan ends{.pp = 2, .threads_per_rank = 1};  // a tied weight is on the first stage and on the last
+  EXPECT_TRUE(has(compared(small_job(ends), 1, "tokens.weight"), "tokens.weight differ"));
+}
+
+TEST(FirstNotFinite, IsFoundAnywhere) {
+  const Philox random = Philox::named(1, "finite");
+  for (uint64_t trial = 0; trial < 200; ++trial) {
+    std::vector<float> x(random.below(3000, 3 * trial) + 1);
+    for (size_t i = 0; i < x.size(); ++i)
+      x[i] = i % 3 == 0 ? std::numeric_limits<float>::max() : i % 3 == 1 ? -1e-45F : 0.0F;
+    EXPECT_EQ(first_not_finite(DType::float32, std::as_bytes(std::span(x))), -1);
+    const auto at = static_cast<int64_t>(random.below(x.size(), 3 * trial + 1));
+    x[static_cast<size_t>(at)] = random.below(2, 3 * trial + 2) == 0 ? -INFINITY : NAN;
+    EXPECT_EQ(first_not_finite(DType::float32, std::as_bytes(std::span(x))), at);
+  }
+  const std::vector<double> wide = {1.0, -INFINITY};
+  EXPECT_EQ(first_not_finite(DType::float64, std::as_bytes(std::span(wide))), 1);
+  const std::vector<uint16_t> narrow = {0x7f7f, 0xff80};
+  EXPECT_EQ(first_not_finite(DType::bfloat16, std::as_bytes(std::span(narrow))), 1);
+}
+
+// A rank is called a straggler where it clearly is one.
+
+TEST(Straggler, IsTheOneThatStandsOut) {
+  const auto late = straggler_of({0.5, 12, 0.5, 1}, 10);  // three ranks waited 12 s in 10 s each
+  ASSERT_TRUE(late);
+  EXPECT_EQ(late->rank, 1);
+  EXPECT_DOUBLE_EQ(late->share, 0.4);
+  EXPECT_TRUE(straggler_of({0.1, 2.5}, 10));
+}
+
+TEST(Straggler, IsNobodyWhereNobodyDoes) {
+  EXPECT_FALSE(straggler_of({0.5, 5.9, 0.5, 1}, 10));  // less than a fifth of 30 s
+  EXPECT_FALSE(straggler_of({8, 12, 7, 8}, 10));       // not twice the others' mean
+  EXPECT_FALSE(straggler_of({0, 1.5}, 1.9));           // too short a run to say
+  EXPECT_FALSE(straggler_of({0}, 10));
+  EXPECT_FALSE(straggler_of({}, 10));
 }
 
 }  // namespace

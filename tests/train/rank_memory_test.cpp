@@ -1,8 +1,12 @@
 // The memory that ranks will hold, known before they are there: compared with what ranks then held, and for sizes that
-// no machine has.
-#include <gtest/gtest.h>
+// no machine has; what a process may use, read from folders that stand for the kernel's, and the jobs that are refused.
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <fstream>
+#include <regex>
+
+#include "tests/support/errors.h"
 #include "train/memory.h"
 #include "train/trainer.h"
 
@@ -11,9 +15,9 @@ namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 
-Job small_job(const Plan& plan) {
+Job small_job(const Plan& plan, int64_t batch = 24) {
   Job job{.model = {.layers = 4, .heads = 4, .channels = 64, .context = 64, .vocab = 200},
-          .optim = {.steps = 2, .batch = 24},
+          .optim = {.steps = 2, .batch = batch},
           .plan = plan};
   job.plan.threads_per_rank = 1;
   check(job);
@@ -92,13 +96,8 @@ TEST(RankMemory, IsTheSameInEveryRun) {
 
 // A ffn of 9 is cut in 4 and 5, so that pieces of the last rank's units are padded to 256 more elements.
 TEST(RankMemory, OfTheTpRankThatHasMost) {
-  Job job = small_job({.dp = 2, .cp = 2, .tp = 2, .sp = true, .zero = ZeroStage::three});
-  job.model.kv_heads = 2;
-  job.model.channels = 32;
-  job.model.ffn = 9;
-  job.model.context = 16;
-  job.model.vocab = 29;
-  job.optim.batch = 4;
+  Job job = small_job({.dp = 2, .cp = 2, .tp = 2, .sp = true, .zero = ZeroStage::three}, 4);
+  job.model = {.layers = 4, .heads = 4, .channels = 32, .context = 16, .vocab = 29, .kv_heads = 2, .ffn = 9};
   const std::vector<RankMemory> expected = memory_of_ranks(job);
   const std::vector<Peak> found = measured(job);
   EXPECT_LT(found[0].held.parameters, found[1].held.parameters);
@@ -109,10 +108,9 @@ TEST(RankMemory, OfTheTpRankThatHasMost) {
 TEST(RankMemory, OfTheCpRankThatHasMost) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
     for (const int64_t cp : {2, 4}) {
-      Job job = small_job({.cp = cp});
+      Job job = small_job({.cp = cp}, 4);
       job.model.layers = 1;
       job.model.vocab = 29;
-      job.optim.batch = 4;
       job.optim.dtype = dtype;
       const std::vector<RankMemory> expected = memory_of_ranks(job);
       const std::vector<Peak> found = measured(job);
@@ -146,17 +144,16 @@ TEST(RankMemory, IsKnownOfWhatNoMachineHas) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
 #endif
-  Job job = small_job({.dp = 2, .tp = 4, .zero = ZeroStage::one});
-  ModelConfig& m = job.model;
-  m.family = Family::llama;
-  m.layers = m.heads = 32;
-  m.kv_heads = 8;
-  m.channels = 4096;
-  m.ffn = 14336;
-  m.context = 8192;
-  m.vocab = 128256;
-  m.tied = false;
-  job.optim.batch = 64;
+  Job job = small_job({.dp = 2, .tp = 4, .zero = ZeroStage::one}, 64);
+  job.model = {.family = Family::llama,
+               .layers = 32,
+               .heads = 32,
+               .channels = 4096,
+               .context = 8192,
+               .vocab = 128256,
+               .tied = false,
+               .kv_heads = 8,
+               .ffn = 14336};
   job.optim.dtype = DType::bfloat16;
   const auto start = std::chrono::steady_clock::now();
   const std::vector<RankMemory> ranks = memory_of_ranks(job);
@@ -189,14 +186,143 @@ TEST(RankMemory, TakesNoMemory) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
 #endif
-  Job job = small_job({});
+  Job job = small_job({}, 512);
   job.model.layers = 1;
-  job.model.channels = 4096;
-  job.model.context = 4096;
-  job.optim.batch = 512;
+  job.model.channels = job.model.context = 4096;
   const int64_t before = most_resident_bytes();
   EXPECT_GT(memory_of_ranks(job).at(0).total(), 400 * kGiB);
   EXPECT_LT(most_resident_bytes() - before, kGiB);
+}
+
+// The memory that a process may use, read from folders that stand for the kernel's, and the jobs that are refused.
+
+namespace fs = std::filesystem;
+constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+
+class MemoryLimits : public testing::Test {
+ protected:
+  MemoryLimits() {
+    write("proc/meminfo", "MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable:    5000 kB\nBuffers: 1 kB\n");
+    write("proc/self/statm", "100 50 3 1 0 20 0\n");
+  }
+  void write(const std::string& file, const std::string& text) const {
+    fs::create_directories((folder_.path() / file).parent_path());
+    std::ofstream(folder_.path() / file) << text;
+  }
+  MemoryLimit limit(int64_t address_space = kNone, int64_t threads = 0) const {
+    return memory_limit(threads, {folder_.path() / "proc", folder_.path() / "cgroup", address_space});
+  }
+
+ private:
+  TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-memory-"};
+};
+
+TEST_F(MemoryLimits, AreWhatTheMachineHasAvailable) {
+  EXPECT_EQ(limit().bytes, 5000 * 1024);
+  EXPECT_EQ(limit().of, "this machine has available");
+}
+
+TEST_F(MemoryLimits, AreWhatAnyGroupAroundLeaves) {
+  write("proc/self/cgroup", "0::/user/job\n");
+  write("cgroup/user/job/memory.max", "max\n");
+  write("cgroup/user/memory.max", "3000000\n");
+  write("cgroup/user/memory.current", "1000000\n");
+  write("cgroup/user/memory.stat", "anon 300000\ninactive_file 600000\nactive_file 100000\n");
+  EXPECT_EQ(limit().bytes, 3000000 - (1000000 - 600000));
+  EXPECT_TRUE(limit().of.ends_with("cgroup/user/memory.max leaves")) << limit().of;
+  write("cgroup/user/job/memory.max", "500000\n");
+  EXPECT_EQ(limit().bytes, 500000);
+  write("cgroup/user/job/memory.current", "700000\n");
+  EXPECT_EQ(limit().bytes, 0);
+}
+
+// In a container the path is one of the host's, and the group is the top.
+TEST_F(MemoryLimits, AreTheContainers) {
+  write("proc/self/cgroup", "0::/docker/abc\n");
+  write("cgroup/memory.max", "2000000\n");
+  EXPECT_EQ(limit().bytes, 2000000);
+}
+
+TEST_F(MemoryLimits, AreThoseOfVersionOneToo) {
+  write("proc/self/cgroup", "3:cpu,cpuacct:/a\n2:memory:/slurm/job_7\n1:name=systemd:/b\n");
+  write("cgroup/memory/slurm/job_7/memory.limit_in_bytes", "4000000\n");
+  write("cgroup/memory/slurm/job_7/memory.usage_in_bytes", "1500000\n");
+  write("cgroup/memory/slurm/job_7/memory.stat", "inactive_file 7\ntotal_inactive_file 500000\n");
+  EXPECT_EQ(limit().bytes, 3000000);
+}
+
+TEST_F(MemoryLimits, AreWhatTheAddressSpaceLeaves) {
+  EXPECT_EQ(limit(4000000).bytes, 4000000 - 100 * sysconf(_SC_PAGESIZE));
+  EXPECT_TRUE(has(limit(4000000).of, "ulimit -v"));
+  EXPECT_EQ(limit(1).bytes, 0);
+  EXPECT_LT(limit(4000000, 1).bytes, 4000000 - 100 * sysconf(_SC_PAGESIZE));
+}
+
+int64_t total_of(const Job& job) {
+  int64_t sum = 0;
+  for (const RankMemory& r : memory_of_ranks(job)) sum += r.total();
+  return sum;
+}
+
+// One byte less than all ranks hold is refused, and what is said to fit does.
+TEST(MemoryCheck, RefusesByTheByteAndSaysWhatFits) {
+  const Job job = small_job({.dp = 2}, 48);
+  const int64_t needed = total_of(job);
+  EXPECT_FALSE(memory_refusal(job, {.ranks = 2}, {needed, "a test leaves"}));
+  for (const double share : {0.999, 0.5, 0.2}) {
+    const auto most = static_cast<int64_t>(static_cast<double>(needed) * share);
+    const auto refusal = memory_refusal(job, {.ranks = 2}, {most, "a test leaves"});
+    ASSERT_TRUE(refusal) << share;
+    EXPECT_TRUE(has(refusal->table, "0-1"));
+    EXPECT_TRUE(has(refusal->line, "a test leaves"));
+    std::smatch found;
+    ASSERT_TRUE(std::regex_search(refusal->line, found, std::regex("`microbatches` ([0-9]+)"))) << refusal->line;
+    Job changed = job;
+    changed.plan.microbatches = std::stoll(found[1]);
+    EXPECT_LE(total_of(changed), most);
+    for (int64_t m = 1; m < changed.plan.microbatches; ++m) {  // and no smaller number does
+      Job nearer = job;
+      nearer.plan.microbatches = m;
+      EXPECT_TRUE(24 % m != 0 || total_of(nearer) > most) << m;
+    }
+    ASSERT_TRUE(std::regex_search(refusal->line, found, std::regex("`batch` ([0-9]+)"))) << refusal->line;
+    Job smaller = job, nearer = job;
+    smaller.optim.batch = std::stoll(found[1]);
+    nearer.optim.batch = smaller.optim.batch + 2;
+    EXPECT_LE(total_of(smaller), most);
+    EXPECT_GT(total_of(nearer), most);
+  }
+}
+
+TEST(MemoryCheck, CountsTheRanksOfThisHostAndWhatIsBesides) {
+  const Job job = small_job({.dp = 2}, 48);
+  const int64_t one = total_of(job) / 2;
+  EXPECT_FALSE(memory_refusal(job, {.first = 1, .ranks = 1}, {one, "a test leaves"}));
+  EXPECT_TRUE(memory_refusal(job, {.ranks = 2}, {one, "a test leaves"}));
+  const auto refusal = memory_refusal(job, {.ranks = 1, .more = 1, .more_is = "a crumb"}, {one, "a test leaves"});
+  ASSERT_TRUE(refusal);
+  EXPECT_TRUE(has(refusal->table, "a crumb"));
+  // Gathered bytes take the place of activations.
+  const int64_t activations = memory_of_ranks(job)[0].activations;
+  EXPECT_FALSE(memory_refusal(job, {.ranks = 1, .gathered = activations}, {one, "a test leaves"}));
+  EXPECT_TRUE(memory_refusal(job, {.ranks = 1, .gathered = activations + 1}, {one, "a test leaves"}));
+}
+
+TEST(MemoryCheck, TakesNoTimeForAnySizes) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "the address sanitizer writes an eighth of what is only reserved";
+#endif
+  const auto start = std::chrono::steady_clock::now();
+  Job job = small_job({.dp = 2}, 48);
+  job.model.layers = 1'000'000'000;
+  auto refusal = memory_refusal(job, {.ranks = 2}, {int64_t{1} << 40, "a test leaves"});
+  ASSERT_TRUE(refusal);
+  EXPECT_TRUE(has(refusal->line, "at least"));
+  job = small_job({.dp = 2}, 2'000'000'000);
+  refusal = memory_refusal(job, {.ranks = 2}, {int64_t{1} << 34, "a test leaves"});
+  ASSERT_TRUE(refusal);
+  EXPECT_TRUE(has(refusal->line, "more than"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
 }  // namespace

@@ -1,6 +1,12 @@
-// Which runs leave the same file: parameters and optimizer state, byte for byte. README.md has the table.
-#include <gtest/gtest.h>
+// Which runs leave the same file: parameters and optimizer state, byte for byte (README.md has the table), also where a
+// run goes on from one; and what the parts of a checkpoint say and hold.
 
+#include <fstream>
+
+#include "tests/support/draw.h"
+#include "tests/support/errors.h"
+#include "tests/support/gpu.h"
+#include "tests/support/tensors.h"
 #include "train/checkpoint/state.h"
 
 namespace tessera {
@@ -24,20 +30,7 @@ File file_of(Job job, Plan plan) {
   return out;
 }
 
-class Draw {
- public:
-  explicit Draw(uint64_t trial) : random_(Philox::named(trial, "same file")) {}
-  template <class T>
-  T of(std::initializer_list<T> choices) {
-    return *(choices.begin() + random_.below(choices.size(), at_++));
-  }
-
- private:
-  Philox random_;
-  uint64_t at_ = 0;
-};
-
-Job drawn_job(Draw& draw) {
+Job drawn_job(test::Draw& draw) {
   Job job{.model = {.layers = 4, .heads = 2, .channels = 16, .context = 8, .vocab = 37},
           .optim = {.lr = 0.02, .warmup = 1, .steps = 4, .batch = 12}};
   job.model.dropout = draw.of({0.0, 0.1});
@@ -49,7 +42,7 @@ Job drawn_job(Draw& draw) {
   return job;
 }
 
-void draw_data(Draw& draw, Plan& plan) {
+void draw_data(test::Draw& draw, Plan& plan) {
   plan.bucket_mb = draw.of({4.0, 0.002});
   plan.dp_mode = plan.pp > 1 ? DataMode::ddp : draw.of({DataMode::ddp, DataMode::dataparallel, DataMode::ps_sync});
   if (plan.dp_mode == DataMode::ps_sync) plan.servers = draw.of<int64_t>({1, plan.dp});
@@ -61,7 +54,7 @@ void draw_data(Draw& draw, Plan& plan) {
 // micro-batches: pipelines, ZeRO, DataParallel, a parameter server.
 TEST(SameFile, OfOneRank) {
   for (uint64_t trial = 0; trial < 16; ++trial) {
-    Draw draw(trial);
+    test::Draw draw("same file", trial);
     const Job job = drawn_job(draw);
     const auto parts = draw.of<int64_t>({2, 3, 4});
     Plan plan{.pp = draw.of<int64_t>({1, 2})};
@@ -79,7 +72,7 @@ TEST(SameFile, OfOneRank) {
 // each micro-batch.
 TEST(SameFile, OfRanksWithMicrobatches) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
-    Draw draw(trial);
+    test::Draw draw("same file", trial);
     const Job job = drawn_job(draw);
     Plan plan{.dp = 2, .microbatches = 3};
     const auto with = [&](DataMode mode, ZeroStage zero) {
@@ -106,6 +99,342 @@ TEST(SameFile, OfATiedWeightTakesTheOption) {
   Job untied = job;
   untied.model.tied = false;
   EXPECT_TRUE(file_of(untied, {.microbatches = 3}) == file_of(untied, {.pp = 2, .microbatches = 3}));
+}
+
+// A run whose state is read back goes on with the same bits: in the middle of steps that ranks make alone, and of Muon
+// and hybrid sharding under another layout.
+
+// The tensors that all ranks save, whole, by name.
+class Saved {
+ public:
+  void save(Trainer& trainer) {
+    for (const auto& parts : {own_values(trainer), own_state(trainer)})
+      for (const HeldPart& h : parts) add(h);
+  }
+  WholeTensors source() const {
+    return [this](const std::string& name, DType dtype, const Shape&) {
+      const auto found = all_.find(name);
+      if (found == all_.end()) throw Error("nobody has saved " + name);
+      return reader_of(found->second, dtype);
+    };
+  }
+  std::map<std::string, std::vector<std::byte>> all_;
+
+ private:
+  void add(const HeldPart& h) {
+    const std::lock_guard lock(mutex_);
+    const int64_t element = size_of(h.part.dtype());
+    std::vector<std::byte>& whole = all_[h.name];
+    const Tensor part = h.part.on_host();
+    whole.resize(static_cast<size_t>(h.parameter->stored().numel() * element));
+    for_each_run(*h.parameter, h.begin, h.begin + h.part.numel(), [&](int64_t here, int64_t there, int64_t count) {
+      std::memcpy(whole.data() + there * element, part.contiguous().raw() + (here - h.begin) * element,
+                  static_cast<size_t>(count * element));
+    });
+  }
+  std::mutex mutex_;
+};
+
+Job job_with(const Plan& plan, OptimizerKind optimizer, DType dtype = DType::float32) {
+  Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 37, .dropout = 0.1},
+          .optim = {.optimizer = optimizer, .lr = 0.02, .warmup = 1, .steps = 7, .batch = 8},
+          .plan = plan};
+  job.optim.dtype = dtype;
+  if (plan.ep > 1) job.model.experts = {.count = 4};
+  job.plan.threads_per_rank = 1;
+  check(job);
+  return job;
+}
+
+// Steps from `from`, if there is any, to `to`.
+void run(const Job& job, const Saved* start, int64_t from, int64_t to, Saved& end) {
+  launch(launch_options(job.plan), [&](Communicator& world) {
+    Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
+    if (start) {
+      read_values(trainer.strategy().residents(), start->source());
+      read_state(trainer, start->source());
+      trainer.set_done(from, from);
+    }
+    for (int64_t i = from; i < to; ++i) trainer.step();
+    end.save(trainer);
+  });
+}
+
+void expect_goes_on(const Plan& before, const Plan& after, OptimizerKind optimizer, DType dtype = DType::float32) {
+  SCOPED_TRACE(to_text(before) + " then " + to_text(after));
+  Saved whole, half, rest;
+  run(job_with(before, optimizer, dtype), nullptr, 0, 7, whole);
+  run(job_with(before, optimizer, dtype), nullptr, 0, 4, half);
+  run(job_with(after, optimizer, dtype), &half, 4, 7, rest);
+  EXPECT_EQ(whole.all_.size(), rest.all_.size());
+  for (const auto& [name, bytes] : whole.all_) EXPECT_TRUE(bytes == rest.all_[name]) << name;
+}
+
+// Step 4 is one after the outer step of step 3; of two fragments the second makes its own in steps 1, 4 and 7.
+TEST(ReplicasResume, GoesOnInTheMiddleOfStepsAlone) {
+  const Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3};
+  expect_goes_on(plan, plan, OptimizerKind::adamw);
+  Plan with_stages = plan;
+  with_stages.pp = 2;
+  expect_goes_on(with_stages, with_stages, OptimizerKind::sgd);
+  Plan fragments = plan;
+  fragments.sync_fragments = 2;
+  for (const DType dtype : {DType::float32, DType::bfloat16})
+    expect_goes_on(fragments, fragments, OptimizerKind::adamw, dtype);
+  Plan context = fragments;
+  context.cp = 2;
+  expect_goes_on(context, context, OptimizerKind::adamw, DType::bfloat16);
+}
+
+// Which fragment a unit is in does not depend on the stage that has it.
+TEST(ReplicasResume, RanksThatTrainAloneGoOnWithOtherStages) {
+  const Plan plan{.dp = 2, .tie_copies = true, .dp_mode = DataMode::diloco, .sync_every = 3, .sync_fragments = 2};
+  Plan with_stages = plan;
+  with_stages.pp = 2;
+  expect_goes_on(plan, with_stages, OptimizerKind::adamw, DType::bfloat16);
+  expect_goes_on(with_stages, plan, OptimizerKind::muon);
+}
+
+// The loss of a model whose values a checkpoint has, and each rank goes on with its own.
+void expect_loss_of_what_is_in_common(Job job) {
+  std::vector<int32_t> numbers(41);
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<int32_t>(i * i % 37);
+  const TokenFile tokens = TokenFile::of_tokens(numbers, job.model.vocab, "numbers");
+  Saved saved;
+  double found = 0, expected = 0;
+  std::atomic<bool> changed = false;
+  launch(launch_options(job.plan), [&](Communicator& world) {
+    Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
+    for (int i = 0; i < 3; ++i) trainer.step();
+    std::vector<Tensor> before;
+    for (const FlatUnit& unit : trainer.strategy().shards()) before.push_back(unit.values.clone());
+    const double loss = trainer.mean_loss(tokens);
+    for (size_t u = 0; u < before.size(); ++u)
+      if (!test::same_bits(before[u].on_host(), trainer.strategy().shards()[u].values.on_host())) changed = true;
+    saved.save(trainer);
+    if (world.rank() == 0) found = loss;
+  });
+  EXPECT_FALSE(changed);
+  job.plan = {.device = job.plan.device, .threads_per_rank = 1};
+  launch(launch_options(job.plan), [&](Communicator& world) {
+    Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
+    read_values(trainer.strategy().residents(), saved.source());
+    expected = trainer.mean_loss(tokens);
+  });
+  EXPECT_NEAR(found, expected, 1e-6 * expected);
+}
+
+TEST(ReplicasResume, ALossBetweenOuterStepsIsThatOfWhatRanksHaveInCommon) {
+  for (const DType dtype : {DType::float32, DType::bfloat16})
+    expect_loss_of_what_is_in_common(job_with(
+        {.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 4, .sync_fragments = 2}, OptimizerKind::adamw, dtype));
+}
+
+TEST(ReplicasResume, AnotherLayoutGoesOnWithTheSameBits) {
+  const Plan ddp{.dp = 4}, zero{.dp = 4, .zero = ZeroStage::one}, staged{.pp = 2, .dp = 4, .tie_copies = true};
+  expect_goes_on(ddp, zero, OptimizerKind::muon);
+  expect_goes_on(zero, ddp, OptimizerKind::muon);
+  expect_goes_on({.dp = 4, .zero = ZeroStage::three}, {.dp = 4, .zero = ZeroStage::two}, OptimizerKind::muon);
+  const Plan experts{.dp = 4, .ep = 2}, cut{.dp = 4, .ep = 2, .zero = ZeroStage::two};
+  expect_goes_on(experts, cut, OptimizerKind::muon);
+  expect_goes_on(cut, experts, OptimizerKind::muon);
+  Plan copies = ddp;
+  copies.tie_copies = true;
+  expect_goes_on(copies, staged, OptimizerKind::muon);
+  // Two sums of two ranks each: the order does not depend on the stage where there is one micro-batch.
+  expect_goes_on({.dp = 4, .zero = ZeroStage::three, .shard_ranks = 2},
+                 {.dp = 4, .zero = ZeroStage::one, .shard_ranks = 2}, OptimizerKind::adamw);
+  expect_goes_on({.dp = 4, .ep = 2, .zero = ZeroStage::three, .shard_ranks = 2},
+                 {.dp = 4, .ep = 2, .zero = ZeroStage::one, .shard_ranks = 2}, OptimizerKind::muon);
+}
+
+// The same on GPUs, whose ranks save what the host gets of it.
+using ReplicasResumeGpu = test::OnGpu;
+TEST_F(ReplicasResumeGpu, GoesOnInTheMiddleOfStepsAlone) {
+  Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3, .sync_fragments = 2, .device = Device::cuda};
+  for (const DType dtype : {DType::float32, DType::bfloat16}) expect_goes_on(plan, plan, OptimizerKind::adamw, dtype);
+  plan.offload = Offload::optimizer;
+  expect_goes_on(plan, plan, OptimizerKind::muon, DType::bfloat16);
+}
+
+TEST_F(ReplicasResumeGpu, AnotherLayoutGoesOnWithTheSameBits) {
+  const Plan ddp{.dp = 2, .device = Device::cuda}, zero{.dp = 2, .zero = ZeroStage::three, .device = Device::cuda};
+  expect_goes_on(ddp, zero, OptimizerKind::muon);
+  expect_goes_on(zero, ddp, OptimizerKind::muon, DType::bfloat16);
+}
+
+TEST_F(ReplicasResumeGpu, ALossBetweenOuterStepsIsThatOfWhatRanksHaveInCommon) {
+  for (const DType dtype : {DType::float32, DType::bfloat16})
+    expect_loss_of_what_is_in_common(
+        job_with({.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 4, .sync_fragments = 2, .device = Device::cuda},
+                 OptimizerKind::adamw, dtype));
+}
+
+// Checkpoints in parts: what a layout says of its ranks is what they hold, parts read back to the whole, and what no
+// layout can be is refused.
+
+namespace fs = std::filesystem;
+
+SavedPart part_of(const HeldPart& h) {
+  ShardSpec shard = h.parameter->shard;
+  shard.axis.clear();
+  return {h.name, h.parameter->whole, shard, h.begin, h.part.numel()};
+}
+
+// In the order of names, since a rank's optimizer lists kinds before units.
+std::string text_of(std::vector<SavedPart> parts) {
+  std::ranges::sort(parts, {}, &SavedPart::name);
+  std::string out;
+  for (const SavedPart& p : parts) out += describe_parts({p}) + " " + std::to_string(p.count) + "\n";
+  return out;
+}
+
+void write_part(const fs::path& file, const std::vector<HeldPart>& held) {
+  std::vector<SavedPart> parts;
+  std::vector<TensorBytes> tensors;
+  for (const HeldPart& h : held) {
+    parts.push_back(part_of(h));
+    tensors.push_back(bytes_of(h.name, h.part));
+  }
+  write_safetensors(file, tensors, {{"parts", describe_parts(parts)}});
+}
+
+void expect_whole(const SavedTensors& saved, const std::vector<NamedTensor>& tensors, test::Draw& draw) {
+  ASSERT_EQ(saved.all().size(), tensors.size());
+  for (const NamedTensor& t : tensors) {
+    const int64_t element = size_of(t.tensor.dtype()), begin = draw.between(0, t.tensor.numel() - 1),
+                  count = draw.between(1, t.tensor.numel() - begin);
+    std::vector<std::byte> read(static_cast<size_t>(count * element));
+    saved.tensors()(t.name, t.tensor.dtype(), t.tensor.shape())(begin, read);
+    EXPECT_TRUE(std::equal(read.begin(), read.end(), t.tensor.raw() + begin * element)) << t.name;
+  }
+}
+
+// All that a run keeps beside its model, on rank 0: of ranks that train alone of each, and their values.
+std::vector<NamedTensor> whole_states(Trainer& trainer) {
+  const bool apart = trainer.strategy().layout().apart;
+  std::vector<NamedTensor> out = whole_state(trainer);
+  for (int copy = 0; apart && copy < trainer.strategy().copies(); ++copy) {
+    for (NamedTensor& t : whole_values(trainer, copy))
+      out.push_back({t.name + ".value" + suffix_of_copy(copy), t.tensor});
+    for (NamedTensor& t : whole_state(trainer, copy))
+      if (copy > 0 && !t.name.ends_with(".common") && !t.name.ends_with(".outer"))
+        out.push_back({t.name + suffix_of_copy(copy), t.tensor});
+  }
+  return out;
+}
+
+class SavedTensorsTest : public testing::Test {
+ protected:
+  fs::path path(const std::string& name = "") const { return made_.path() / name; }
+
+ private:
+  TemporaryDirectory made_{fs::temp_directory_path() / "saved"};
+};
+
+TEST_F(SavedTensorsTest, ALayoutSaysWhatItsRanksHoldAndPartsReadBackToTheWhole) {
+  for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
+    test::Draw draw("saved parts", trial);
+    Job job{
+        .model = {.layers = 4, .heads = 2, .channels = 16, .context = 8, .vocab = 37, .tied = draw.of({true, false})},
+        .optim = {.steps = 1, .batch = 8}};
+    job.model.family = draw.of({Family::gpt2, Family::llama});
+    job.optim.optimizer = draw.of({OptimizerKind::adamw, OptimizerKind::sgd});
+    job.optim.dtype = draw.of({DType::float32, DType::bfloat16});
+    Plan& plan = job.plan;
+    plan = {.pp = draw.of<int64_t>({1, 2}),
+            .dp = draw.of<int64_t>({1, 2}),
+            .cp = draw.of<int64_t>({1, 2}),
+            .tp = draw.of<int64_t>({1, 2})};
+    plan.threads_per_rank = 1;
+    plan.zero = draw.of({ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three});
+    if (plan.pp > 1) plan.microbatches = 2;
+    plan.schedule = plan.pp > 1 ? draw.of({ScheduleKind::one_f_one_b, ScheduleKind::zb_v}) : ScheduleKind::one_f_one_b;
+    if (plan.ranks() == plan.dp && plan.zero == ZeroStage::none)
+      plan.dp_mode = draw.of({DataMode::ddp, DataMode::dataparallel, DataMode::ps_sync});
+    if (plan.dp_mode == DataMode::ddp && plan.zero == ZeroStage::none && draw.of({true, false}))
+      plan.dp_mode = DataMode::diloco, plan.dp = plan.ranks() > 4 ? plan.dp : 2;
+    if (plan.dp_mode == DataMode::ps_sync) plan.servers = plan.dp;
+    if (plan.zero != ZeroStage::none && plan.dp * plan.cp == 4) plan.shard_ranks = draw.of<int64_t>({0, 1, 2});
+    if (plan.dp_mode != DataMode::ps_sync && draw.of({true, false})) job.optim.optimizer = OptimizerKind::muon;
+    SCOPED_TRACE(to_text(plan));
+    check(job);
+    for (const auto& e : fs::directory_iterator(path())) fs::remove(e.path());
+    const auto values = parts_of_ranks(job, false), state = parts_of_ranks(job, true);
+    ASSERT_EQ(std::ssize(values), plan.ranks());
+    std::vector<std::string> held(values.size()), held_state(values.size());
+    std::vector<NamedTensor> whole, whole_of_state;
+    launch(launch_options(plan), [&](Communicator& world) {
+      Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
+      trainer.step();
+      const auto rank = static_cast<size_t>(world.rank());
+      const std::vector<HeldPart> mine = own_values(trainer), mine_of_state = own_state(trainer);
+      const auto text = [](const std::vector<HeldPart>& parts) {
+        std::vector<SavedPart> out;
+        for (const HeldPart& h : parts) out.push_back(part_of(h));
+        return text_of(std::move(out));
+      };
+      held[rank] = text(mine), held_state[rank] = text(mine_of_state);
+      write_part(path(part_name("model", rank, values.size())), mine);
+      write_part(path(part_name("optimizer", rank, values.size())), mine_of_state);
+      std::vector<NamedTensor> all = whole_values(trainer), all_of_state = whole_states(trainer);
+      if (rank == 0) whole = std::move(all), whole_of_state = std::move(all_of_state);
+    });
+    for (size_t r = 0; r < values.size(); ++r) {
+      EXPECT_EQ(text_of(values[r]), held[r]) << "rank " << r;
+      EXPECT_EQ(text_of(state[r]), held_state[r]) << "rank " << r;
+    }
+    expect_whole(SavedTensors(path(), "model"), whole, draw);
+    expect_whole(SavedTensors(path(), "optimizer"), whole_of_state, draw);
+  }
+}
+
+TEST_F(SavedTensorsTest, WhatNoPartHasIsNamed) {
+  const std::vector<float> values{1, 2, 3, 4};
+  const auto write = [&](int rank, const std::string& described, int64_t count) {
+    const TensorBytes t{
+        "w", DType::float32, {count}, std::as_bytes(std::span(values)).first(static_cast<size_t>(count) * 4)};
+    write_safetensors(path("model.rank-" + std::to_string(rank) + "-of-2.safetensors"), std::span(&t, 1),
+                      {{"parts", described}});
+  };
+  const auto refused = [&](const std::string& words) {
+    expect_error(Status::input, {words}, [&] {
+      const SavedTensors saved(path(), "model");
+      std::vector<float> out(6);
+      saved.tensors()("w", DType::float32, {3, 2})(0, std::as_writable_bytes(std::span(out)));
+    });
+  };
+  const auto described = [](const std::string& shape, const std::string& dim, const std::string& runs,
+                            const std::string& begin) {
+    return R"({"w": {"shape": )" + shape + R"(, "dim": )" + dim + R"(, "runs": )" + runs + R"(, "begin": )" + begin +
+           "}}";
+  };
+  refused("no parts of it");
+  write(0, described("[3, 2]", "0", "[[0, 2]]", "0"), 4);
+  refused("element 4 of 'w' is in no part here");
+  write(1, described("[3, 2]", "0", "[[1, 2]]", "0"), 4);
+  refused("element 2 of 'w' is in two parts");
+  write(1, described("[2, 3]", "0", "[[1, 1]]", "0"), 3);
+  refused("of another kind than in the other parts");
+  write(1, described("[3, 2]", "0", "[[2, 1]]", "0"), 3);
+  refused("'w' has 3 elements from 0 on; its part ends at 2");
+  write(1, "{}", 2);
+  refused("the parts do not name tensor 'w'");
+  for (const auto& [shape, dim, runs, begin] :
+       std::vector<std::array<std::string, 4>>{{"[3, 0]", "0", "[[2, 1]]", "0"},
+                                               {"[3, 2]", "2", "[[2, 1]]", "0"},
+                                               {"[3, 2]", "0", "[[2, 2]]", "0"},
+                                               {"[3, 2]", "0", "[[1, 1], [0, 1]]", "0"},
+                                               {"[3, 2]", "0", "[[2]]", "0"},
+                                               {"[3, 2]", "0", "[[2, 1]]", "-1"},
+                                               {"[3, 144115188075855872]", "0", "[]", "0"}}) {
+    write(1, described(shape, dim, runs, begin), 2);
+    refused("expected shape, dim, runs and begin");
+  }
+  write(1, described("[3, 2]", "0", "[[2, 1]]", "0"), 2);
+  std::vector<float> out(6);
+  SavedTensors(path(), "model").tensors()("w", DType::float32, {3, 2})(0, std::as_writable_bytes(std::span(out)));
+  EXPECT_EQ(out, (std::vector<float>{1, 2, 3, 4, 1, 2}));
 }
 
 }  // namespace

@@ -24,14 +24,43 @@ inline void expect_passes(const TrainOptions& o) {
   EXPECT_EQ(r.losses.size(), static_cast<size_t>(o.optim.steps));
 }
 
+// And with each of these words: "zero=1", "zero=2 dp=2".
+inline void expect_passes(const TrainOptions& o, const std::vector<std::string_view>& each) {
+  for (const std::string_view words : each) {
+    TrainOptions one = o;
+    say(one, words);
+    expect_passes(one);
+  }
+}
+
+// So many plans that are drawn pass, or TESSERA_PLANS of them.
+template <class F>
+void expect_drawn_pass(uint64_t usual, const char* what, const F& plan) {
+  for (uint64_t trial = 0; trial < plans(usual); ++trial) {
+    SCOPED_TRACE(trial);
+    Draw d(what, trial);
+    expect_passes(plan(d));
+  }
+}
+
+// Draws fields of a plan: draw(d, o, "dtype=fp32|bf16 layers=1..3").
+inline void draw(Draw& d, TrainOptions& o, std::string_view words) {
+  for (const std::string& word : split(words, ' ')) {
+    const size_t equals = word.find('='), dots = word.find("..");
+    const std::string key = word.substr(0, equals), values = word.substr(equals + 1);
+    const std::vector<std::string> choices = split(values, '|');
+    if (dots != std::string::npos)
+      o[key] = d.between(std::stoll(values), std::stoll(word.substr(dots + 2)));
+    else
+      o[key] = choices.size() == 1 ? values : choices[static_cast<size_t>(d.between(0, std::ssize(choices) - 1))];
+  }
+}
+
 // Adapters on some layers of a model whose family is known, now and then.
 inline void draw_adapters(Draw& d, TrainOptions& o) {
   if (d.between(0, 3) != 0) return;
   const bool llama = text_of(o.sizes.family) == "llama";
-  o["lora_rank"] = d.of<int64_t>({1, 2, 5});
-  o["lora_alpha"] = d.of({1.0, 4.0});
-  o["lora_dropout"] = d.of({0.0, 0.2});
-  o["lora_rslora"] = d.between(0, 1) == 1;
+  draw(d, o, "lora_rank=1|2|5 lora_alpha=1|4 lora_dropout=0|0.2 lora_rslora=false|true");
   o["lora_targets"] = llama
                           ? d.of<const char*>({"all", "q_proj,v_proj", "k_proj,o_proj,up_proj", "gate_proj,down_proj"})
                           : d.of<const char*>({"all", "c_attn", "attn.c_proj,c_fc", "mlp.c_proj"});
@@ -53,8 +82,7 @@ inline void draw_replicas(Draw& d, TrainOptions& o, int64_t data_ranks) {
   }
   const bool ring = text_of(o.plan.all_reduce) == "ring" && (o.plan.pp > 1 || o.plan.tp > 1 || o.plan.tie_copies);
   if (ddp && o.plan.zero == ZeroStage::none && !shares_experts && !ring && d.between(0, 2) == 0) {
-    o["dp_mode"] = "diloco";
-    o["sync_every"] = d.between(1, 6);
+    draw(d, o, "dp_mode=diloco sync_every=1..6");
     o["sync_fragments"] = d.between(1, std::min(o.plan.sync_every, o.sizes.layers));
     o["outer_momentum"] = d.of({0.0, 0.9});
   }
@@ -74,12 +102,9 @@ inline void draw_family(Draw& d, TrainOptions& o, int64_t unit = 1) {
     return;
   }
   o["window"] = d.of({0, 0, 2, 3, 9});  // with one key alone, q and k have no gradients but rounding
-  o["qkv_bias"] = d.between(0, 2) == 0;
-  o["proj_bias"] = d.between(0, 2) == 0;
-  o["mlp_bias"] = d.between(0, 2) == 0;
-  o["qk_norm"] = d.between(0, 2) == 0;
-  o["rope_theta"] = d.of({100.0, 10000.0});
-  o["rope_scaling"] = d.of<const char*>({"none", "linear", "llama3", "yarn"});
+  draw(d, o,
+       "qkv_bias=true|false|false proj_bias=true|false|false mlp_bias=true|false|false qk_norm=true|false|false "
+       "rope_theta=100|10000 rope_scaling=none|linear|llama3|yarn");
   const RopeScaling scaling = o.sizes.rotary.scaling;
   if (scaling != RopeScaling::none) o["rope_factor"] = 4;
   if (scaling == RopeScaling::llama3 || scaling == RopeScaling::yarn) o["rope_original_context"] = 8;
@@ -94,11 +119,9 @@ inline void draw_experts(Draw& d, TrainOptions& o, int64_t data) {
   o["experts"] = o.plan.ep * d.between(1, 3);
   o["mlp_bias"] = false;
   o["experts_per_token"] = d.between(1, std::min<int64_t>(3, o.sizes.experts.count));
-  o["shared_experts"] = d.between(0, 1);
-  o["expert_capacity"] = d.of({0.0, 0.0, 0.0, 0.5, 1.0});
-  o["router_softmax"] = d.of<const char*>({"chosen", "all"});
-  o["balance_loss"] = d.of({0.0, 0.01, 1.0});
-  o["z_loss"] = d.of({0.0, 0.001, 0.1});
+  draw(d, o,
+       "shared_experts=0..1 expert_capacity=0|0|0|0.5|1 router_softmax=chosen|all balance_loss=0|0.01|1 "
+       "z_loss=0|0.001|0.1");
   if (o.sizes.lora.rank > 0)
     o["lora_targets"] = text_of(o.sizes.family) == "llama"
                             ? d.of<const char*>({"all", "q_proj,v_proj", "k_proj,o_proj"})

@@ -1,24 +1,20 @@
-// The closed forms themselves, against the table of the paper and numbers worked out by hand.
-#include <gtest/gtest.h>
+// The closed forms themselves, against the table of the paper and numbers worked out by hand; the bound on what a
+// pipeline's ranks hold; and the bounds of the contract, each from both sides.
 
+#include "tests/support/one_thread.h"
 #include "tests/verify/plans.h"
-#include "train/expected_bytes.h"
-#include "train/memory.h"
-#include "train/trainer.h"
+#include "verify/comparison.h"
 
 namespace tessera {
 namespace {
+
+using test::small_plan;
 
 // GPT-2 with 124 million parameters, mixed precision.
 TrainOptions gpt2(int64_t ranks, int64_t zero, const char* grad_dtype) {
   TrainOptions o = verify_defaults();
   o.model = "gpt2";
-  o["vocab"] = 50304;
-  o.ranks = ranks;
-  o["batch"] = ranks;
-  o["zero"] = zero;
-  o["dtype"] = "bf16";
-  o["grad_dtype"] = grad_dtype;
+  say(o, fmt::format("vocab=50304 ranks={0} batch={0} zero={1} dtype=bf16 grad_dtype={2}", ranks, zero, grad_dtype));
   return o;
 }
 
@@ -30,9 +26,7 @@ TEST(Expected, MemoryIsTheTableOfThePaper) {
     for (const double n : {2.0, 8.0, 64.0, 1024.0}) {
       const double stages[] = {2 + g + 12, 2 + g + 12 / n, 2 + (g + 12) / n, (2 + g + 12) / n};
       for (int64_t zero = 0; zero <= 3; ++zero) {
-        const TrainOptions o = gpt2(static_cast<int64_t>(n), zero, grad_dtype);
-        const std::vector<HeldBytes> held = expected_memory(job_of(o));
-        const HeldBytes& h = held.front();
+        const HeldBytes h = expected_memory(job_of(gpt2(static_cast<int64_t>(n), zero, grad_dtype))).front();
         const double found = static_cast<double>(h.parameters + h.gradients + h.optimizer);
         EXPECT_NEAR(found / (stages[zero] * psi), 1, n > 100 ? 0.03 : 0.003) << "stage " << zero << ", n " << n;
         EXPECT_GE(found, stages[zero] * psi * 0.999999);  // padding only adds
@@ -45,8 +39,7 @@ TEST(Expected, MemoryIsTheTableOfThePaper) {
 TEST(Expected, StatesOfBfloat16TakeEightBytes) {
   TrainOptions o = gpt2(4, 0, "bf16");
   o["state_dtype"] = "bf16";
-  const std::vector<HeldBytes> held = expected_memory(job_of(o));
-  const HeldBytes& h = held.front();
+  const HeldBytes h = expected_memory(job_of(o)).front();
   EXPECT_NEAR(static_cast<double>(h.parameters + h.gradients + h.optimizer) / 124'475'904, 8, 0.001);
 }
 
@@ -188,6 +181,259 @@ TEST(Expected, BytesOfContextRanksThatTrainAloneTogether) {
   const std::vector<SentBytes> sent = expected_bytes(job_of(o), 3);
   EXPECT_EQ(bytes_of(sent, "all_reduce", "cp"), 3 * 2 * 2 * 3952 * 4);
   EXPECT_EQ(bytes_of(sent, "all_reduce"), 2 * 2 * 3952 * 4);
+}
+
+// The bound on what a pipeline's ranks hold: counted by hand, tight where it can be, and broken by a plan that holds
+// more.
+
+using Peaks = std::vector<int64_t>;
+
+TEST(StageMemory, PeaksWorkedByHand) {
+  const StageMemory m{.kept = 10, .deferred = 7, .forward = 12, .backward = 15, .input = 15, .weight = 9, .packs = 100};
+  EXPECT_EQ(peaks_of_ranks(gpipe(2, 3), {m, m}, 1), (Peaks{100 + 20 + 15, 100 + 20 + 15}));
+  EXPECT_EQ(peaks_of_ranks(one_f_one_b(2, 3), {m, m}, 1), (Peaks{100 + 10 + 15, 100 + 15}));
+  EXPECT_EQ(peaks_of_ranks(naive(2, 3), {m, m}, 1), (Peaks{100 + 15, 100 + 15}));
+  // Rank 0: F0 F1 I0 W0 F2 I1 W1 I2 W2. Rank 1: F0 I0 F1 I1 W0 F2 I2 W1 W2: at I1 it holds what W0 needs.
+  EXPECT_EQ(peaks_of_ranks(zb_h1(2, 3), {m, m}, 1), (Peaks{100 + 10 + 15, 100 + 7 + 15}));
+  // Stages 1 and 2 are neighbours on rank 1, where stage 2's F begins when its input is handed over: of one micro-batch
+  // 1F 2F 2I 2W 1I 1W, at 2I 10 of stage 1; at 1I nothing but the gradient that came in, which is in its 15.
+  EXPECT_EQ(peaks_of_ranks(zb_v(2, 1), {m, m, m, m}, 1).at(1), 200 + 10 + 15);
+  const StageMemory little{.kept = 1, .deferred = 0, .forward = 5, .backward = 5, .input = 5, .weight = 0, .packs = 0};
+  const Schedule both = parse_schedule("0F0 0F1 1F0 1B0 1F1 1B1 0B0 0B1\n", "both");
+  // Before 1F0 the outputs of 0F0 and 0F1 wait, 3 bytes each; the first is the input among the 5 of 1F0.
+  EXPECT_EQ(peaks_of_ranks(both, {little, little}, 3), (Peaks{2 + 3 + 5}));
+}
+
+TrainOptions pipeline_plan(const char* schedule) {
+  TrainOptions o = test::small_plan("layers=4 channels=64 context=64 pp=2 microbatches=6 batch=24 steps=3");
+  o["schedule"] = schedule;
+  return o;
+}
+
+TEST(StageMemory, TheBoundIsTight) {
+  for (const std::string& name : schedule_names())
+    for (const char* recompute : {"none", "block"}) {
+      TrainOptions o = pipeline_plan(name.c_str());
+      o["recompute"] = recompute;
+      const VerifyResult r = verify(job_of(o));
+      ASSERT_TRUE(r.passed()) << test::command_of(o) << "\n" << r.failures.front();
+      ASSERT_EQ(r.expected_peak.size(), 2U);
+      for (size_t rank = 0; rank < 2; ++rank)
+        EXPECT_GE(static_cast<double>(r.peak[rank]), 0.9 * static_cast<double>(r.expected_peak[rank]))
+            << test::command_of(o) << ", rank " << rank;
+    }
+}
+
+// GPipe's order breaks the bound of 1F1B.
+TEST(StageMemory, AMicrobatchTooManyIsSeen) {
+  const TrainOptions o = pipeline_plan("gpipe");
+  const VerifyResult r = verify(job_of(o));
+  const auto stages = measure_stages(job_of(o), 0);
+  const Peaks all = peaks_of_ranks(gpipe(2, 6), stages, handed_bytes(job_of(o))),
+              few = peaks_of_ranks(one_f_one_b(2, 6), stages, handed_bytes(job_of(o)));
+  for (size_t rank = 0; rank < 2; ++rank)
+    EXPECT_GT(r.peak[rank], peak_bound(r.expected_peak[rank] - all[rank] + few[rank])) << rank;
+}
+
+// The bounds of the contract, each from both sides: what is just below passes, what is just above does not.
+
+using Bounds = test::OneThread;
+
+TEST_F(Bounds, OfPlansThatSplitSums) {
+  const auto bound = [](DType dtype, int64_t layers, double orders, double error) {
+    return tolerance_of(dtype, layers, orders, error).bound;
+  };
+  EXPECT_EQ(bound(DType::float64, 4, 1, 1), 1e-12);  // whatever was measured
+  const double fp32 = 1.03 * 1.03 * std::ldexp(1.0, -24), bf16 = 1.03 * 1.03 * std::ldexp(1.0, -8);  // two layers
+  EXPECT_DOUBLE_EQ(bound(DType::float32, 2, 0, 0), 64 * fp32);
+  EXPECT_DOUBLE_EQ(bound(DType::float32, 2, 15.9 * fp32, 31.9 * fp32), 64 * fp32);
+  EXPECT_DOUBLE_EQ(bound(DType::float32, 2, 20 * fp32, 0), 80 * fp32);
+  EXPECT_DOUBLE_EQ(bound(DType::float32, 2, 20 * fp32, 50 * fp32), 100 * fp32);
+  EXPECT_DOUBLE_EQ(bound(DType::float32, 2, 1, 0), 256 * fp32);
+  EXPECT_DOUBLE_EQ(bound(DType::float32, 2, 0, 1), 256 * fp32);
+  EXPECT_DOUBLE_EQ(bound(DType::bfloat16, 2, 30 * bf16, 0), 120 * bf16);
+  EXPECT_DOUBLE_EQ(bound(DType::bfloat16, 2, 1, 0), 256 * bf16);
+}
+
+TEST_F(Bounds, CalibrationOfAJobStaysWithinItsLimits) {
+  for (const char* dtype : {"fp32", "bf16"}) {
+    TrainOptions o = small_plan();
+    o["dtype"] = dtype;
+    o["steps"] = 3;
+    const Job job = job_of(o);
+    const double unit = std::pow(1.03, 2) * std::ldexp(1.0, text_of(o.optim.dtype) == "bf16" ? -8 : -24);
+    const double bound = tolerance_of(job, counted_sequences(40, 16, o.optim.batch, 1)).bound;
+    EXPECT_GE(bound, 63.999 * unit);
+    EXPECT_LE(bound, 256.001 * unit);
+  }
+}
+
+// --- numbers and tensors of a step ---
+
+VerifyResult within(double bound) {
+  VerifyResult r;
+  r.exact = false;
+  r.bound = bound;
+  return r;
+}
+
+bool number_passes(VerifyResult result, double found, double expected, bool exactly = false) {
+  Comparison comparison(result);
+  if (exactly) comparison.exactly();
+  comparison.number(1, "gradient norm", found, expected);
+  EXPECT_EQ(result.bitwise, found == expected);
+  return result.wrong_steps.empty();
+}
+
+TEST_F(Bounds, OfANumber) {
+  const double next = std::nextafter(3.0, 4.0);
+  EXPECT_TRUE(number_passes({}, 3, 3));
+  EXPECT_FALSE(number_passes({}, next, 3));
+  EXPECT_TRUE(number_passes(within(1e-3), 3, 3, true));
+  EXPECT_FALSE(number_passes(within(1e-3), next, 3, true));
+  for (const double sign : {-1.0, 1.0}) {
+    EXPECT_TRUE(number_passes(within(1e-3), 3 * (1 + sign * 0.999e-3), 3));
+    EXPECT_FALSE(number_passes(within(1e-3), 3 * (1 + sign * 1.001e-3), 3));
+    EXPECT_FALSE(number_passes(within(1e-3), -3 * (1 + sign * 1.001e-3), -3));
+  }
+  EXPECT_FALSE(number_passes(within(1e-3), std::nan(""), 3));
+  EXPECT_FALSE(number_passes(within(1e-3), INFINITY, 3));
+}
+
+// Two parameters of one unit, each (12) and 0.25; `found` differs from them.
+struct Tensors {
+  ArenaPtr arena = make_arena();
+  DType dtype;
+  Parameter first{.name = "first", .whole = {12}}, second{.name = "second", .whole = {12}};
+  Tensor whole = filled({32});
+  std::vector<NamedTensor> found = {{"first", filled({12})}, {"second", filled({12})}};
+  explicit Tensors(DType d) : dtype(d) {}
+
+  Tensor filled(const Shape& shape) const {
+    Tensor t = Tensor::empty(shape, dtype, arena);
+    t.fill(0.25);
+    return t;
+  }
+  bool pass(VerifyResult result, bool exactly = false) {
+    const FlatUnit unit{.name = "unit", .values = whole, .grads = {}, .slots = {{&first, 0, 12}, {&second, 16, 12}}};
+    Comparison comparison(result);
+    if (exactly) comparison.exactly();
+    double worst = 0;
+    const std::vector<FlatUnit> units{unit};
+    const std::vector<NamedTensor> nobody;
+    comparison.tensors({.step = 1,
+                        .kind = TensorDifference::Kind::gradient,
+                        .found = found,
+                        .units = units,
+                        .whole = {whole},
+                        .owners = nobody},
+                       worst);
+    return result.wrong_steps.empty();
+  }
+};
+
+TEST_F(Bounds, OfATensor) {
+  // 0.25 in twelve places has the norm 0.25 sqrt(12): a change d of one place is d / (0.25 sqrt(12)) of it.
+  const double norm = 0.25 * std::sqrt(12.0);
+  for (const size_t which : {0, 1})
+    for (const int64_t place : {0, 5, 11}) {
+      const auto with = [&](double change) {
+        Tensors t(DType::float64);
+        t.found[which].tensor.data<double>()[place] += change;
+        return t;
+      };
+      EXPECT_TRUE(with(0).pass({}));
+      EXPECT_TRUE(with(0.999e-3 * norm).pass(within(1e-3)));
+      EXPECT_TRUE(with(-0.999e-3 * norm).pass(within(1e-3)));
+      EXPECT_FALSE(with(1.001e-3 * norm).pass(within(1e-3)));
+      EXPECT_FALSE(with(-1.001e-3 * norm).pass(within(1e-3)));
+      EXPECT_FALSE(with(std::nan("")).pass(within(1e-3)));
+      EXPECT_FALSE(with(1e-16).pass({}));  // one bit
+      EXPECT_FALSE(with(1e-16).pass(within(1e-3), true));
+      EXPECT_TRUE(with(1e-16).pass(within(1e-3)));
+    }
+  for (const DType dtype : {DType::float32, DType::bfloat16})
+    for (int64_t byte = 0; byte < 12 * size_of(dtype); ++byte)
+      for (const size_t which : {0, 1}) {
+        Tensors t(dtype);
+        t.found[which].tensor.raw()[byte] ^= std::byte{1};
+        EXPECT_FALSE(t.pass({})) << byte;
+        EXPECT_FALSE(t.pass(within(1e9), true)) << byte;
+      }
+}
+
+// Where the true gradient vanishes nothing is compared, and beside that place all is.
+TEST_F(Bounds, OfATensorThatVanishesInAPart) {
+  for (int64_t place = 0; place < 12; ++place) {
+    Tensors t(DType::float64);
+    t.first.vanishes = {4, 8};
+    t.found[0].tensor.data<double>()[place] += 2e-3 * 0.25 * std::sqrt(8.0);
+    EXPECT_EQ(t.pass(within(1e-3)), place >= 4 && place < 8) << place;
+  }
+}
+
+// --- counts of a whole run ---
+
+// All is right with these two pipeline ranks.
+VerifyResult right() {
+  VerifyResult r;
+  r.sent = r.expected_sent = {{"dp", "all_reduce", 8, 1000, 0}, {"pp", "send", 2, 64, 0}};
+  r.held = r.expected_held = {{100, 200, 300}, {110, 210, 310}};
+  r.peak = r.expected_peak = {1'000'000, 2'000'000};
+  r.in_flight = r.expected_in_flight = {2, 1};
+  r.bubble = r.bubble_formula = 0.25;
+  for (int i = 0; i < 40; ++i) r.losses.push_back(4 - 0.01 * i);
+  return r;
+}
+
+bool totals_pass(const std::function<void(VerifyResult&)>& spoil, const Plan& plan = {.pp = 2}) {
+  VerifyResult r = right();
+  spoil(r);
+  check_totals(r, plan);
+  return r.passed();
+}
+
+TEST_F(Bounds, OfWhatIsCounted) {
+  EXPECT_TRUE(totals_pass([](VerifyResult&) {}));
+  for (const int64_t by : {-1, 1}) {
+    for (const size_t i : {0, 1}) {
+      EXPECT_FALSE(totals_pass([&](VerifyResult& r) { r.sent[i].bytes += by; }));
+      EXPECT_FALSE(totals_pass([&](VerifyResult& r) { r.sent[i].calls += by; }));
+      EXPECT_FALSE(totals_pass([&](VerifyResult& r) { r.held[i].parameters += by; }));
+      EXPECT_FALSE(totals_pass([&](VerifyResult& r) { r.held[i].gradients += by; }));
+      EXPECT_FALSE(totals_pass([&](VerifyResult& r) { r.held[i].optimizer += by; }));
+      EXPECT_FALSE(totals_pass([&](VerifyResult& r) { r.in_flight[i] += by; }));
+    }
+    EXPECT_TRUE(totals_pass([&](VerifyResult& r) { *r.bubble += static_cast<double>(by) * 0.9e-9; }));
+    EXPECT_FALSE(totals_pass([&](VerifyResult& r) { *r.bubble += static_cast<double>(by) * 1.1e-9; }));
+  }
+  EXPECT_FALSE(totals_pass([](VerifyResult& r) { r.sent.push_back({"tp", "all_reduce", 1, 0, 0}); }));
+  EXPECT_FALSE(totals_pass([](VerifyResult& r) { r.sent[1].axis = "tp"; }));
+  EXPECT_FALSE(totals_pass([](VerifyResult& r) { r.sent[1].operation = "recv"; }));
+  const auto silent = [](VerifyResult& r) { r.sent = r.expected_sent = {}; };
+  EXPECT_FALSE(totals_pass(silent));
+  EXPECT_TRUE(totals_pass(silent, {}));
+}
+
+TEST_F(Bounds, OfAPeak) {
+  EXPECT_EQ(peak_bound(0), 16384);
+  EXPECT_EQ(peak_bound(1'000'000), 1'036'384);
+  for (const size_t rank : {0, 1}) {
+    EXPECT_TRUE(totals_pass([&](VerifyResult& r) { r.peak[rank] = rank == 0 ? 1'036'384 : 2'056'384; }));
+    EXPECT_FALSE(totals_pass([&](VerifyResult& r) { r.peak[rank] = rank == 0 ? 1'036'385 : 2'056'385; }));
+  }
+}
+
+TEST_F(Bounds, OfTheLosses) {
+  const auto risen = [](VerifyResult& r) { std::reverse(r.losses.begin(), r.losses.end()); };
+  EXPECT_FALSE(totals_pass(risen));
+  EXPECT_FALSE(totals_pass([](VerifyResult& r) { r.losses.assign(40, 3.0); }));
+  EXPECT_TRUE(totals_pass([&](VerifyResult& r) {
+    risen(r);
+    r.losses.pop_back();  // too few to judge
+  }));
+  EXPECT_FALSE(totals_pass([](VerifyResult& r) { r.losses = {1, std::nan("")}; }));
+  EXPECT_FALSE(totals_pass([](VerifyResult& r) { r.losses = {INFINITY, 1}; }));
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 // Training when a rank fails: it ends on every rank, soon, with the cause and the rank that had it; and a rank that is
 // only late changes no bit.
-#include <gtest/gtest.h>
 
 #include <limits>
 
+#include "tests/support/errors.h"
 #include "tests/verify/plans.h"
 #include "train/checkpoint/state.h"
 #include "verify/defects/transports.h"
@@ -20,18 +20,9 @@ constexpr int kFailures = 5, kLate = 3;
 #endif
 
 std::vector<TrainOptions> plans() {
-  TrainOptions o = test::small_plan();
-  o["steps"] = 4;
-  say(o, "ranks=3 batch=12 microbatches=2 bucket_mb=0.005");
   std::vector<TrainOptions> out;
-  for (const int64_t zero : {0, 1, 2, 3}) o["zero"] = zero, out.push_back(o);
-  o["zero"] = 0;
-  for (const char* mode : {"dataparallel", "ps-sync"}) {
-    o["dp_mode"] = mode;
-    o["servers"] = 2;
-    if (text_of(o.plan.dp_mode) == "dataparallel") o["servers"] = 1;
-    out.push_back(o);
-  }
+  for (const char* how : {"zero=0", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel", "dp_mode=ps-sync servers=2"})
+    out.push_back(test::small_plan("steps=4 ranks=3 batch=12 microbatches=2 bucket_mb=0.005 " + std::string(how)));
   return out;
 }
 
@@ -123,7 +114,7 @@ TEST(Faults, ALossThatIsNoNumberOnOneRankEndsAllInTheSameStep) {
       ADD_FAILURE() << "nothing was thrown";
     } catch (const Error& e) {
       EXPECT_EQ(e.status(), Status::not_finite) << e.what();
-      EXPECT_NE(std::string(e.what()).find("step 3: the loss is nan"), std::string::npos) << e.what();
+      EXPECT_TRUE(has(e.what(), "step 3: the loss is nan"));
     }
     EXPECT_EQ(done, std::vector<int64_t>(3, 2)) << command_of(o);
   }

@@ -1,9 +1,10 @@
-// Runs on GPUs: ranks that share one train like one rank on it, and what they begin with and save is what ranks on the
-// CPU begin with and save.
-
+// Runs on GPUs: ranks that share one train like one rank on it, with experts and with parameters in the host's memory
+// too, and what they begin with and save is what ranks on the CPU begin with and save.
 #include <cstring>
 
 #include "tensor/ops/matmul/cuda/product.h"
+#include "tests/support/errors.h"
+#include "tests/support/gpus.h"
 #include "tests/verify/draw.h"
 #include "train/checkpoint/state.h"
 #include "verify/defects/defects.h"
@@ -11,8 +12,10 @@
 namespace tessera {
 namespace {
 
+using test::Draw;
 using test::expect_passes;
 using test::small_plan;
+
 using TrainingGpu = test::OnGpu;
 
 using Saved = std::map<std::string, std::vector<std::byte>>;  // by the tensor's name
@@ -41,8 +44,7 @@ Saved whole_run(const TrainOptions& o, const std::function<void(Trainer&)>& befo
 }
 
 TrainOptions plan(std::string_view words) {
-  TrainOptions o = small_plan();
-  o["steps"] = 4;
+  TrainOptions o = small_plan("steps=4");
   say(o, words);
   return o;
 }
@@ -97,30 +99,23 @@ TEST_F(TrainingGpu, LayoutsTrainLikeOneRank) {
 }
 
 TEST_F(TrainingGpu, EveryAxisAndSchedule) {
-  for (const std::string_view words : std::vector<std::string_view>{
-           "ranks=4 dp=2 tp=2", "ranks=2 pp=2 microbatches=4", "ranks=2 pp=2 microbatches=3 schedule=zb-h1",
-           "ranks=2 cp=2", "ranks=2 cp=2 cp_mode=ulysses", "ranks=2 cp=2 document_mask=true vocab=12",
-           "ranks=2 pp=2 document_mask=true vocab=12 family=llama", "ranks=3 all_reduce=ring",
-           "ranks=3 all_reduce=tree bucket_mb=0.001", "ranks=2 dp_mode=dataparallel",
-           "ranks=2 recompute=block dtype=bf16", "ranks=2 zero=2 offload=optimizer dtype=bf16", "ranks=2 dtype=fp64"}) {
-    TrainOptions o = plan(words);
-    o["device"] = "cuda";
-    expect_passes(o);
-  }
+  expect_passes(
+      plan("device=cuda"),
+      {"ranks=4 dp=2 tp=2", "ranks=2 pp=2 microbatches=4", "ranks=2 pp=2 microbatches=3 schedule=zb-h1", "ranks=2 cp=2",
+       "ranks=2 cp=2 cp_mode=ulysses", "ranks=2 cp=2 document_mask=true vocab=12",
+       "ranks=2 pp=2 document_mask=true vocab=12 family=llama", "ranks=3 all_reduce=ring",
+       "ranks=3 all_reduce=tree bucket_mb=0.001", "ranks=2 dp_mode=dataparallel", "ranks=2 recompute=block dtype=bf16",
+       "ranks=2 zero=2 offload=optimizer dtype=bf16", "ranks=2 dtype=fp64"});
 }
 
 // Parts of matrices go to their owners and back, and owners make the bits of one rank.
 TEST_F(TrainingGpu, OwnersOfMatrices) {
-  for (const std::string_view words : std::vector<std::string_view>{
-           "ranks=1 microbatches=2", "ranks=3 dtype=bf16", "ranks=2 zero=1 microbatches=2 family=llama ffn=37",
-           "ranks=3 zero=2 dtype=bf16 grad_dtype=bf16", "ranks=4 zero=3 shard_ranks=2",
-           "ranks=2 zero=3 offload=parameters", "ranks=2 zero=2 offload=optimizer dtype=bf16",
-           "ranks=4 tp=2 family=llama ffn=37", "ranks=4 tp=2 zero=3 dtype=fp64", "ranks=4 pp=2 zero=1 microbatches=2",
-           "ranks=2 dp_mode=dataparallel"}) {
-    TrainOptions o = plan(words);
-    say(o, "device=cuda optimizer=muon");
-    expect_passes(o);
-  }
+  expect_passes(
+      plan("device=cuda optimizer=muon"),
+      {"ranks=1 microbatches=2", "ranks=3 dtype=bf16", "ranks=2 zero=1 microbatches=2 family=llama ffn=37",
+       "ranks=3 zero=2 dtype=bf16 grad_dtype=bf16", "ranks=4 zero=3 shard_ranks=2", "ranks=2 zero=3 offload=parameters",
+       "ranks=2 zero=2 offload=optimizer dtype=bf16", "ranks=4 tp=2 family=llama ffn=37",
+       "ranks=4 tp=2 zero=3 dtype=fp64", "ranks=4 pp=2 zero=1 microbatches=2", "ranks=2 dp_mode=dataparallel"});
 }
 
 // A model whose matrices are larger than what its passes keep; without what a library may take. The sums of a step (its
@@ -145,17 +140,13 @@ TEST_F(TrainingGpu, UpdatesOfMatricesTakeNoMoreMemoryThanExpected) {
 
 // Each like a serial run of its own on a GPU, with outer steps.
 TEST_F(TrainingGpu, RanksThatTrainAlone) {
-  for (const std::string_view words : std::vector<std::string_view>{
-           "ranks=3", "ranks=2 outer_momentum=0 optimizer=sgd dtype=fp64",
-           "ranks=2 sync_fragments=2 dtype=bf16 clip=0.1",
-           "ranks=2 sync_fragments=2 channels=24 dtype=bf16 grad_dtype=bf16",
-           "ranks=3 offload=optimizer dtype=bf16 all_reduce=ring", "ranks=2 optimizer=muon untied=true microbatches=2",
-           "ranks=2 lora_rank=2", "ranks=4 pp=2 sync_fragments=2 microbatches=2", "ranks=4 tp=2 all_reduce=tree",
-           "ranks=4 cp=2 cp_mode=ulysses dtype=bf16"}) {
-    TrainOptions o = plan(words);
-    say(o, "steps=5 device=cuda dp_mode=diloco sync_every=2");
-    expect_passes(o);
-  }
+  expect_passes(
+      plan("steps=5 device=cuda dp_mode=diloco sync_every=2"),
+      {"ranks=3", "ranks=2 outer_momentum=0 optimizer=sgd dtype=fp64", "ranks=2 sync_fragments=2 dtype=bf16 clip=0.1",
+       "ranks=2 sync_fragments=2 channels=24 dtype=bf16 grad_dtype=bf16",
+       "ranks=3 offload=optimizer dtype=bf16 all_reduce=ring", "ranks=2 optimizer=muon untied=true microbatches=2",
+       "ranks=2 lora_rank=2", "ranks=4 pp=2 sync_fragments=2 microbatches=2", "ranks=4 tp=2 all_reduce=tree",
+       "ranks=4 cp=2 cp_mode=ulysses dtype=bf16"});
 }
 
 // Not in its command alone: no clock chooses what verify() compares, and attention is by kernels that promise bits.
@@ -173,6 +164,194 @@ TEST_F(TrainingGpu, DefectsAreSeen) {
     check_applies(defect(name), job_of(o));
     EXPECT_FALSE(verify(job_of(o), planted(defect(name), job_of(o))).passed()) << name;
   }
+}
+
+// Mixtures of experts on GPUs: they train like one rank under every axis, defects are seen there, steps are not
+// captured, and they train over NCCL.
+
+using ExpertsTrainingGpu = test::OnGpu;
+using ExpertsOverNcclGpu = test::OnGpus;
+
+TrainOptions with_experts(std::string_view words) {
+  TrainOptions o = test::small_plan("device=cuda channels=16 context=8 batch=8 steps=3 experts=4 balance_loss=0.1");
+  say(o, words);
+  return o;
+}
+
+TEST_F(ExpertsTrainingGpu, EveryAxis) {
+  expect_passes(with_experts(""),
+                {"ranks=1 expert_capacity=0.7 shared_experts=1", "ranks=1 dtype=bf16 recompute=block microbatches=2",
+                 "ranks=2 ep=2 dtype=bf16", "ranks=4 ep=2 zero=3 recompute=activation",
+                 "ranks=4 ep=4 zero=1 family=llama dtype=bf16", "dp=2 ep=2 tp=2 sp=true dtype=fp64", "dp=2 ep=2 tp=2",
+                 "dp=2 ep=2 pp=2 microbatches=2 schedule=zb-h1", "cp=2 ep=2 family=llama",
+                 "cp=2 dp=2 ep=4 expert_capacity=0.7 shared_experts=1", "ranks=3 zero=2 batch=9",
+                 "ranks=2 zero=2 offload=optimizer"});
+}
+
+TrainOptions draw_with_experts(Draw& d) {
+  TrainOptions o = with_experts("");
+  draw(d, o, "dtype=fp32|bf16|fp64 dp=1|2|4 tp=1|1|2 cp=1|1|2");
+  if (o.plan.tp * o.plan.cp == 1) o["pp"] = d.of<int64_t>({1, 2});
+  o["sp"] = o.plan.tp > 1 && d.between(0, 1) == 1;
+  draw(d, o, "zero=0..3 microbatches=1..2");
+  o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
+  o["heads"] = o.plan.tp * o.plan.cp;
+  o["channels"] = o.sizes.heads * 4 * d.between(1, 4);
+  draw(d, o, "family=gpt2|llama recompute=none|activation|block");
+  do forget(o, {"experts"});  // every trial has some
+  while (test::draw_experts(d, o, o.plan.dp * o.plan.cp), !o.gives("experts"));
+  return o;
+}
+
+TEST_F(ExpertsTrainingGpu, RandomPlans) { expect_drawn_pass(12, "experts on a GPU", draw_with_experts); }
+
+TEST_F(ExpertsTrainingGpu, DefectsAreSeen) {
+  const TrainOptions o = with_experts("ranks=2 ep=2");
+  for (const char* name : {"misrouted-token", "swapped-expert-counts"}) {
+    check_applies(defect(name), job_of(o));
+    EXPECT_FALSE(verify(job_of(o), planted(defect(name), job_of(o))).passed()) << name;
+  }
+}
+
+TEST(ExpertsStepGraph, IsNotCaptured) {
+  TrainOptions o = with_experts("ranks=1");
+  EXPECT_EQ(no_graph_because(job_of(o), false), "the host must know how many tokens each of the 4 `experts` gets");
+  EXPECT_FALSE(steps_without_host(job_of(o), false));
+  o["cuda_graph"] = "on";
+  EXPECT_THROW(no_graph_because(job_of(o), false), Error);
+  forget(o, {"experts"});
+  EXPECT_EQ(no_graph_because(job_of(o), false), "");
+}
+
+std::vector<double> losses_of(const TrainOptions& o) {
+  std::vector<double> losses;
+  launch(launch_options(job_of(o).plan), [&](Communicator& world) {
+    Trainer trainer(job_of(o), counted_sequences(o.sizes.vocab, o.sizes.context, o.optim.batch, 1), world);
+    for (int64_t i = 0; i < o.optim.steps; ++i) {
+      const double loss = trainer.step().loss;
+      if (world.rank() == 0) losses.push_back(loss);
+    }
+  });
+  return losses;
+}
+
+// Float64, where the order of sums shows in the last digits alone.
+TEST_F(ExpertsOverNcclGpu, RanksTrainLikeOne) {
+  if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
+  const TrainOptions one = with_experts("ranks=1 dtype=fp64");
+  const std::vector<double> alone = losses_of(one);
+  for (const int64_t zero : {0, 2, 3}) {  // whose collectives run beside the messages of rows
+    TrainOptions o = one;
+    o.ranks = 2, o["ep"] = 2, o["zero"] = zero, o["backend"] = "nccl", o["all_reduce"] = "native";
+    const std::vector<double> many = losses_of(o);
+    for (size_t step = 0; step < alone.size(); ++step) EXPECT_NEAR(many.at(step), alone[step], 1e-11 * alone[step]);
+  }
+}
+
+// Parameters of ZeRO-3 that lie in the host's memory: they train and are saved as those that lie on the GPU.
+
+using OffloadGpu = test::OnGpu;
+
+// Every axis, groups of shards, adapters, schedules, types and optimizers: what goes with ZeRO-3 on a GPU.
+TrainOptions draw_plan(uint64_t trial) {
+  Draw d("parameters of the host", trial);
+  TrainOptions o = small_plan("device=cuda zero=3 offload=parameters steps=2");
+  o["heads"] = 2 * d.between(1, 2);
+  o["channels"] = o.sizes.heads * 4 * d.between(1, 3);
+  o["context"] = 2 * d.between(2, 6);
+  draw(d, o, "vocab=8..40 dp=1|2|2|3");
+  if (d.between(0, 2) == 0) o["pp"] = 2;
+  if (d.between(0, 2) == 0) o["tp"] = 2;
+  draw(d, o, "layers=2 microbatches=1..3");
+  o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
+  draw(d, o, "dtype=fp32|bf16|fp64 optimizer=sgd|adam|adamw momentum=0|0.9");
+  o["lr"] = text_of(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
+  o["recompute"] = d.of<const char*>({"none", "none", "attention", "block"});
+  if (d.between(0, 2) == 0) o["shard_ranks"] = d.of<int64_t>({1, o.plan.dp});
+  draw(d, o, "family=gpt2|llama untied=false|true");
+  test::draw_adapters(d, o);
+  return o;
+}
+
+TEST_F(OffloadGpu, ParametersTrainLikeOneRank) {
+  for (uint64_t trial = 0; trial < 5; ++trial) {
+    const TrainOptions o = draw_plan(trial);
+    if (text_of(o.optim.dtype) == "fp64" && !test::has_kernels(DType::float64, Device::cuda)) continue;
+    SCOPED_TRACE(test::command_of(o));
+    const VerifyResult r = verify(job_of(o));
+    EXPECT_TRUE(r.passed()) << (r.failures.empty() ? "" : r.failures.front());
+    EXPECT_TRUE(r.bitwise || !r.exact);
+    for (const HeldBytes& held : r.held) EXPECT_EQ(held.parameters, 0);
+    ASSERT_FALSE(r.sent.empty());
+    EXPECT_EQ(r.sent.back().operation, "copy_to_gpu");
+    EXPECT_GT(r.sent.back().bytes, 0);
+  }
+}
+
+// A checkpoint's tensors after two steps, and the loss of the second one. A rank's GPU has no parameters after them,
+// and rank 0's host has `host_bytes`.
+struct Trained {
+  std::string saved;
+  double loss = 0;
+  int64_t host_bytes = 0;
+};
+
+Trained trained(const TrainOptions& o) {
+  const Job job = job_of(o);
+  const Sequences sequences = counted_sequences(o.sizes.vocab, o.sizes.context, o.optim.batch, 1);
+  Trained out;
+  launch(launch_options(job.plan), [&](Communicator& world) {
+    Trainer trainer(job, sequences, world);
+    const auto on_gpu = [&] { return trainer.arena()->usage(Category::parameters).live; };
+    for (int step = 0; step < 2; ++step) {
+      const double loss = trainer.step().loss;
+      if (world.rank() == 0) out.loss = loss;
+    }
+    std::string all;
+    for (const auto& tensors : {whole_values(trainer), whole_state(trainer)})
+      for (const NamedTensor& t : tensors) {
+        const Tensor here = t.tensor.contiguous();
+        all += t.name + std::string(reinterpret_cast<const char*>(here.raw()), static_cast<size_t>(here.nbytes()));
+      }
+    const ArenaPtr& host = trainer.strategy().shards()[0].values.arena();
+    const bool moved = job.plan.offload == Offload::parameters;
+    EXPECT_EQ(on_gpu() == 0, moved);
+    EXPECT_EQ(host->device() == Device::cpu, moved);
+    if (world.rank() != 0) return;
+    out.saved = all;
+    out.host_bytes = host->usage(Category::parameters).live;
+  });
+  return out;
+}
+
+TEST_F(OffloadGpu, ParametersAreSavedAsThoseOfTheGpu) {
+  for (const char* dtype : {"fp32", "bf16"}) {
+    TrainOptions o = small_plan("device=cuda zero=3 ranks=3 batch=6");
+    o["dtype"] = dtype;
+    const Trained there = trained(o);
+    o["offload"] = "parameters";
+    const Trained here = trained(o);
+    EXPECT_FALSE(here.saved.empty());
+    EXPECT_TRUE(here.saved == there.saved) << dtype;
+    EXPECT_EQ(here.loss, there.loss) << dtype;
+    EXPECT_EQ(here.host_bytes, there.host_bytes) << dtype;  // the shards, as large as they were
+  }
+}
+
+TEST(Offload, ParametersAreRefusedWhereNothingIsGained) {
+  const auto refused = [](const TrainOptions& o, const std::string& words) {
+    const std::string what = error_of([&] { check(job_of(o)); });
+    EXPECT_TRUE(has(what, words));
+  };
+  TrainOptions o = small_plan("ranks=2 offload=parameters");
+  for (const int64_t zero : {0, 1, 2}) {
+    o["zero"] = zero;
+    refused(o, fmt::format("`offload`: parameters moves the shards of `zero` 3; expected `zero` 3 beside it, found {}",
+                           zero));
+  }
+  o["zero"] = 3;
+  refused(o, "`offload`: parameters moves them to the host's memory. With `device` cpu they lie there already");
+  refused(o, "expected `device` cuda beside it, found cpu");
 }
 
 }  // namespace

@@ -1,14 +1,19 @@
-// The program on GPUs, real or emulated. With one: its summary says what ran there, and what it cannot do is one line.
-// With one for each rank: it trains like one rank, in captured steps, and says why not where it cannot capture them.
+// The program on GPUs, real or emulated, and as processes under mpirun. With one GPU: its summary says what ran there,
+// and what it cannot do is one line. With one for each rank, and as processes: it trains like one rank.
 #include "tests/support/gpus.h"
 
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "tests/app/program.h"
+#include "tests/support/errors.h"
 
 namespace tessera {
 namespace {
+
+const std::string kMpirun =
+    "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ASAN_OPTIONS=detect_leaks=0 && mpirun "
+    "--oversubscribe --bind-to none -n ";
 
 class GpusTest : public test::ProgramTest {
  protected:
@@ -32,7 +37,7 @@ TEST_F(GpusTest, RanksOverNcclTrainLikeOne) {
                   one = train(on_gpus + "--ranks 1 --out one");
   ASSERT_EQ(two.status, 0) << two.err;
   ASSERT_EQ(one.status, 0) << one.err;
-  EXPECT_NE((two.out + two.err).find("CUDA graph: on"), std::string::npos) << two.out << two.err;
+  EXPECT_TRUE(has(two.out + two.err, "CUDA graph: on")) << two.out << two.err;
   const std::vector<double> of_two = losses("two"), of_one = losses("one");
   ASSERT_EQ(of_two.size(), of_one.size());
   for (size_t step = 0; step < of_one.size(); ++step) EXPECT_NEAR(of_two[step], of_one[step], 1e-4) << step;
@@ -42,9 +47,7 @@ TEST_F(GpusTest, RanksOverNcclTrainLikeOne) {
 // The same steps whatever a rank is: NCCL adds as it does, and the id of its communicators goes around by MPI.
 TEST_F(GpusTest, RanksOverNcclMayBeProcesses) {
   if (!kWithMpi || std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no MPI here";
-  const std::string mpirun =
-      "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ASAN_OPTIONS=detect_leaks=0 && mpirun "
-      "--oversubscribe --bind-to none -n 2";
+  const std::string mpirun = kMpirun + "2";
   for (const std::string plan : {"--microbatches 2", "--zero 3", "--cuda-graph off --tp 2"}) {
     const std::string arguments =
         "train " + kSmall + "--steps 6 --device cuda --backend nccl --all-reduce native " + plan;
@@ -52,7 +55,7 @@ TEST_F(GpusTest, RanksOverNcclMayBeProcesses) {
                     processes = run(arguments + " --out processes", mpirun);
     ASSERT_EQ(threads.status, 0) << plan << ": " << threads.err;
     ASSERT_EQ(processes.status, 0) << plan << ": " << processes.err;
-    EXPECT_NE((processes.out + processes.err).find("2 MPI ranks with NCCL"), std::string::npos) << processes.out;
+    EXPECT_TRUE(has(processes.out + processes.err, "2 MPI ranks with NCCL")) << processes.out;
     EXPECT_EQ(losses("processes"), losses("threads")) << plan;
     EXPECT_EQ(losses("threads").size(), 6) << plan;
     EXPECT_EQ(weights("processes/checkpoints/step-6"), weights("threads/checkpoints/step-6")) << plan;
@@ -66,13 +69,12 @@ TEST_F(GpusTest, AVocabularyThatIsReadSlowlyIsNamed) {
     EXPECT_EQ(r.status, 0) << r.err;
     return r.out + r.err;
   };
-  EXPECT_NE(said("--vocab 50").find("a vocabulary of 50 is not a multiple of 4"), std::string::npos);
-  EXPECT_NE(said("--vocab 60 --dtype bf16")
-                .find("60 is not a multiple of 8, which makes a GPU slow at the head and the "
-                      "loss; --vocab 64 pads it"),
-            std::string::npos);
+  EXPECT_TRUE(has(said("--vocab 50"), "a vocabulary of 50 is not a multiple of 4"));
+  EXPECT_TRUE(has(said("--vocab 60 --dtype bf16"),
+                  "60 is not a multiple of 8, which makes a GPU slow at the head and the "
+                  "loss; --vocab 64 pads it"));
   for (const char* const good : {"--vocab 60", "--vocab 64 --dtype bf16"})
-    EXPECT_EQ(said(good).find("is not a multiple of"), std::string::npos) << good;
+    EXPECT_FALSE(has(said(good), "is not a multiple of")) << good;
 }
 
 class GpuProgramTest : public test::ProgramTest {
@@ -115,28 +117,90 @@ TEST_F(GpuProgramTest, TheSummarySaysWhatRan) {
 
 TEST_F(GpuProgramTest, WhatAGpuCannotDoIsOneLine) {
   if (!test::no_float64().empty())
-    expect_failure("verify --device cuda --dtype fp64 --ranks 2", 2,
-                   "--dtype: fp64 on a GPU takes a build with -DTESSERA_FLOAT64_KERNELS=ON");
+    fails("verify --device cuda --dtype fp64 --ranks 2", 2,
+          "--dtype: fp64 on a GPU takes a build with -DTESSERA_FLOAT64_KERNELS=ON");
   if (!test::emulated()) return;
   setenv("TESSERA_EMULATED_GIB", "1", 1);
-  expect_failure("train " + kSmall + "--device cuda --ranks 1 --vocab 9000000", 3,
-                 "a smaller --batch, more --microbatches, --recompute or --offload need less");
+  fails("train " + kSmall + "--device cuda --ranks 1 --vocab 9000000", 3,
+        "a smaller --batch, more --microbatches, --recompute or --offload need less");
   unsetenv("TESSERA_EMULATED_GIB");
   setenv("TESSERA_EMULATED_GPU_IS_OLD", "1", 1);
-  expect_failure("train " + kSmall + "--device cuda", 2, "holds no code for emulated GPU, of compute capability 9.0");
+  fails("train " + kSmall + "--device cuda", 2, "holds no code for emulated GPU, of compute capability 9.0");
   unsetenv("TESSERA_EMULATED_GPU_IS_OLD");
   setenv("TESSERA_EMULATED_GPUS", "0", 1);
-  expect_failure("train " + kSmall + "--device cuda", 2,
-                 "--device cuda: no GPU was found: the NVIDIA driver lists none");
+  fails("train " + kSmall + "--device cuda", 2, "--device cuda: no GPU was found: the NVIDIA driver lists none");
   setenv("TESSERA_EMULATED_GPUS", "no driver", 1);
-  expect_failure("train " + kSmall + "--device cuda", 2, "no GPU was found: this machine has no NVIDIA driver");
+  fails("train " + kSmall + "--device cuda", 2, "no GPU was found: this machine has no NVIDIA driver");
   unsetenv("TESSERA_EMULATED_GPUS");
 }
 
 TEST_F(GpusTest, WhatCannotBeCapturedSaysWhy) {
-  expect_failure("train " + kSmall + "--device cuda --cp 2 --backend nccl --all-reduce native --cuda-graph on", 2,
-                 "a step cannot be captured because the ranks of --cp-mode ring send each other messages");
+  fails("train " + kSmall + "--device cuda --cp 2 --backend nccl --all-reduce native --cuda-graph on", 2,
+        "a step cannot be captured because the ranks of --cp-mode ring send each other messages");
 }
+
+// The same contract on processes: `mpirun ... tessera verify` for every member of the family that can be many
+// processes.
+
+class MpiContract : public test::ProgramTest {
+ protected:
+  void SetUp() override {
+    if (std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun here";
+    if (run("verify --backend mpi --steps 1 --layers 1 --channels 8 --heads 1").err.find("has no MPI") !=
+        std::string::npos)
+      GTEST_SKIP() << "this build has no MPI";
+  }
+  // Every bit of twenty steps.
+  void expect_passes(int ranks, const std::string& plan) const {
+    const test::Ran r = verified(ranks, plan);
+    EXPECT_TRUE(has(r.out, "\"bitwise\":true")) << ranks << " ranks, " << plan;
+  }
+  void expect_within_bound(int ranks, const std::string& plan) const { verified(ranks, plan); }
+
+ private:
+  test::Ran verified(int ranks, const std::string& plan) const {
+    const std::string mpirun = kMpirun + std::to_string(ranks);
+    const std::string arguments =
+        "verify --layers 2 --heads 2 --channels 32 --context 16 --threads-per-rank 1 --batch 12 "
+        "--format json --timeout 60 " +
+        plan;
+    const test::Ran r = run(arguments, mpirun);
+    EXPECT_EQ(r.status, 0) << ranks << " ranks, " << plan << ": " << r.err;
+    EXPECT_TRUE(has(r.out, "\"passed\":true")) << ranks << " ranks, " << plan;
+    return r;
+  }
+};
+
+// A variable of a launcher that did not start the program.
+TEST_F(MpiContract, RanksThatAreNotThereAreNamedAsTheOption) {
+  const test::Ran r = run("verify --layers 1 --steps 1", "ASAN_OPTIONS=detect_leaks=0 PMI_SIZE=2");
+  EXPECT_EQ(r.status, 2) << r.err;
+  EXPECT_TRUE(has(r.err, "tessera: [rank 0] --ranks: the MPI job has 1 ranks; expected as many, found 2\n"));
+}
+
+TEST_F(MpiContract, Pipelines) {
+  expect_passes(2, "--pp 2 --microbatches 2 --schedule zb-h1");
+  expect_passes(4, "--pp 2 --dp 2 --zero 3 --microbatches 3 --schedule gpipe");
+}
+
+TEST_F(MpiContract, ProductsOfThreeAxes) {
+  expect_within_bound(8, "--dtype fp64 --pp 2 --dp 2 --tp 2 --microbatches 2 --zero 1");
+  expect_within_bound(4, "--dtype fp64 --cp 2 --tp 2 --sp");
+}
+
+TEST_F(MpiContract, Ddp) {
+  expect_passes(2, "--microbatches 3");
+  expect_passes(3, "--dtype bf16 --bucket-mb 0.01");
+  expect_passes(4, "--all-reduce ring --optimizer sgd");
+}
+
+TEST_F(MpiContract, Zero) {
+  expect_passes(2, "--zero 1 --microbatches 2");
+  expect_passes(3, "--zero 2 --dtype bf16 --grad-dtype bf16");
+  expect_passes(4, "--zero 3 --microbatches 3");
+}
+
+TEST_F(MpiContract, ParameterServer) { expect_passes(3, "--dp-mode ps-sync --servers 2"); }
 
 }  // namespace
 }  // namespace tessera

@@ -1,13 +1,16 @@
-// The contract is able to fail: each planted defect turns it red, under every strategy that it can be planted in.
-#include <gtest/gtest.h>
+// The contract is able to fail: each planted defect turns it red, under every strategy that it can be planted in, and
+// the diagnosis names its cause; errors of a known size are seen: one bit, and either side of a bound.
 
-#include "tests/verify/plans.h"
+#include "tests/support/errors.h"
+#include "tests/support/one_thread.h"
+#include "tests/verify/draw.h"
 #include "verify/defects/defects.h"
 
 namespace tessera {
 namespace {
 
 using test::command_of;
+using test::Draw;
 using test::small_plan;
 
 // True when the contract turns red, or training itself stops.
@@ -18,8 +21,7 @@ bool is_caught(const TrainOptions& o, std::string_view name) {
 }
 
 void expect_caught(std::string_view mutation, TrainOptions o) {
-  o["steps"] = 3;
-  say(o, "ranks=3 microbatches=2 batch=12 clip=0.1 timeout=5");
+  say(o, "steps=3 ranks=3 microbatches=2 batch=12 clip=0.1 timeout=5");
   ASSERT_TRUE(verify(job_of(o)).passed()) << command_of(o);
   EXPECT_TRUE(is_caught(o, mutation)) << mutation << ": " << command_of(o);
 }
@@ -87,8 +89,7 @@ TEST(Mutation, DefectsOfTheDataFamilyAreCaughtInProducts) {
 
 // A wrong byte, call, buffer or loss alone, with every bit of the training right.
 TEST(Mutation, CountsAreBoundsOfTheirOwn) {
-  TrainOptions o = small_plan();
-  say(o, "ranks=2 zero=2 steps=40");
+  TrainOptions o = small_plan("ranks=2 zero=2 steps=40");
   const VerifyResult good = verify(job_of(o));
   ASSERT_TRUE(good.passed()) << good.failures.front();
   const auto expect_red = [&](const std::function<void(VerifyResult&)>& spoil) {
@@ -106,6 +107,327 @@ TEST(Mutation, CountsAreBoundsOfTheirOwn) {
   expect_red([](VerifyResult& r) { r.peak.back() = 2 * r.expected_peak.back() + (1 << 20); });
   expect_red([](VerifyResult& r) { std::reverse(r.losses.begin(), r.losses.end()); });
   expect_red([](VerifyResult& r) { r.losses.back() = std::nan(""); });
+}
+
+// Errors of a known size in a run: the smallest bit where bits must be equal, and either side of the bound elsewhere.
+
+using PlantedErrors = test::OneThread;
+
+void flip_lowest_bit(const Tensor& t, int64_t at) { t.raw()[at * size_of(t.dtype())] ^= std::byte{1}; }
+
+// Tensors that a plan keeps, by the names of the kinds: the first element of each unit's first parameter that is here.
+void flip(const std::vector<FlatUnit>& units, const std::function<Tensor(const FlatUnit&)>& of) {
+  for (const FlatUnit& unit : units)
+    for (const Slot& slot : unit.slots)
+      if (slot.begin >= 0 && slot.begin < unit.values.numel() && !slot.parameter->is_copy())
+        return flip_lowest_bit(of(unit), slot.begin);
+}
+
+using Spoil = std::function<void(Trainer&)>;
+
+VerifyHooks after_update(const Spoil& spoil) {
+  VerifyHooks hooks;
+  hooks.update = [=](Trainer& t, const StepReport& report) {
+    t.update(report);
+    spoil(t);
+  };
+  return hooks;
+}
+VerifyHooks after_sums(const Spoil& spoil) {
+  VerifyHooks hooks;
+  hooks.summed = spoil;
+  return hooks;
+}
+
+void expect_bits(const TrainOptions& o) {
+  const Job job = job_of(o);
+  const auto passes = [&](const VerifyHooks& hooks) {
+    const VerifyResult r = verify(job, hooks);
+    EXPECT_EQ(r.bitwise, r.passed() && r.exact) << command_of(o);
+    return r.passed();
+  };
+  ASSERT_TRUE(verify(job).passed()) << command_of(o);
+  const auto of_values = [](const FlatUnit& unit) { return unit.values; };
+  EXPECT_FALSE(passes(after_update([&](Trainer& t) { flip(t.strategy().residents(), of_values); }))) << command_of(o);
+  for (const std::string kind : {"m", "v", "master"}) {
+    if (kind == "master" && text_of(o.optim.dtype) != "bf16") continue;
+    EXPECT_FALSE(passes(after_update([&](Trainer& t) {
+      flip(t.strategy().shards(), [&](const FlatUnit& unit) {
+        for (const NamedTensor& state : t.optimizer().state())
+          if (state.name == unit.name + "." + kind) return state.tensor;
+        return Tensor();
+      });
+    }))) << kind
+         << " of " << command_of(o);
+  }
+  if (o.plan.tp > 1) return;  // gradients are held to a bound there
+  EXPECT_FALSE(passes(after_sums([](Trainer& t) {
+    flip(t.strategy().shards(), [](const FlatUnit& unit) { return unit.grads; });
+  }))) << command_of(o);
+}
+
+TrainOptions one_step(const char* dtype) {
+  TrainOptions o = small_plan();
+  o["dtype"] = dtype;
+  say(o, "steps=1 batch=4");
+  return o;
+}
+
+TEST_F(PlantedErrors, OneBitIsSeenWhereBitsAreEqual) {
+  for (const char* dtype : {"fp64", "fp32", "bf16"})
+    for (const int64_t zero : {0, 2, 3}) {
+      TrainOptions o = one_step(dtype);
+      o.ranks = 2;
+      o["zero"] = zero;
+      expect_bits(o);
+    }
+}
+
+TEST_F(PlantedErrors, OneBitOfParametersAndStateIsSeenWhereSumsAreSplit) {
+  for (const char* dtype : {"fp32", "bf16"}) {
+    TrainOptions o = one_step(dtype);
+    o["tp"] = 2;
+    o.ranks = 2;
+    expect_bits(o);
+  }
+}
+
+// The gradient of a parameter that all ranks have, too large by a share of itself.
+VerifyHooks too_large_by(double share) {
+  return after_sums([=](Trainer& t) {
+    for (const FlatUnit& unit : t.strategy().shards())
+      for (const Slot& slot : unit.slots)
+        if (slot.parameter->shard.is_whole() && slot.parameter->vanishes.end == 0) {
+          Tensor part = unit.grads.narrow(0, slot.begin, slot.size);
+          return scale_(part, 1 + share);
+        }
+  });
+}
+
+TEST_F(PlantedErrors, AGradientMayBeOffByTheBoundAndNoMore) {
+  for (const char* dtype : {"fp64", "fp32", "bf16"})
+    for (const bool context : {false, true}) {
+      TrainOptions o = one_step(dtype);
+      o[context ? "cp" : "tp"] = 2;
+      o.ranks = 2;
+      const Job job = job_of(o);
+      const VerifyResult right = verify(job);
+      ASSERT_TRUE(right.passed()) << command_of(o);
+      const double unit = text_of(o.optim.dtype) == "fp64"
+                              ? 1e-12
+                              : 256 * 1.0609 * std::ldexp(1.0, text_of(o.optim.dtype) == "bf16" ? -8 : -24);
+      EXPECT_LE(right.bound, 1.001 * unit);
+      const double own = right.grad_max_rel;  // rounding's
+      ASSERT_LT(own, 0.5 * right.bound) << command_of(o);
+      EXPECT_TRUE(verify(job, too_large_by(right.bound - 1.01 * own)).passed()) << command_of(o);
+      const VerifyResult wrong = verify(job, too_large_by(right.bound + 1.01 * own + 0.01 * right.bound));
+      EXPECT_FALSE(wrong.passed()) << command_of(o);
+      EXPECT_LT(wrong.grad_max_rel, 2 * right.bound);
+    }
+}
+
+// Each planted defect breaks the contract, and the diagnosis names its cause from what is seen alone: over random plans
+// (TESSERA_PLANS of them, drawn by TESSERA_DRAW).
+
+// A plan in which nothing is planted yet, maybe one that cannot be.
+TrainOptions draw_plan(Draw& d) {
+  TrainOptions o = test::small_plan();
+  draw(d, o,
+       "steps=3 timeout=20 channels=16 heads=4 layers=2..3 family=gpt2|llama pp=1|1|2 dp=1|2|2|3 tp=1|1|2 cp=1|1|1|2");
+  o["sp"] = o.plan.tp > 1 && d.between(0, 2) == 0;
+  draw(d, o, "zero=0..3 microbatches=1..3");
+  o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 3);
+  draw(d, o,
+       "schedule=1f1b|gpipe|naive|zb-h1|zb-v recompute=none|none|block untied=true|false|false|false "
+       "document_mask=true|false|false|false dropout=0|0.1 optimizer=adamw|adam|sgd dtype=fp32|fp32|fp64|bf16 "
+       "seed=1..1000");
+  return o;
+}
+
+// The plan with all that the defect needs, as the refusal says it; nothing where that is no plan.
+std::optional<TrainOptions> with_needs(TrainOptions o, const Defect& d) {
+  for (int round = 0; round < 3; ++round) {
+    const std::vector<Need> needs = d.needs(job_of(o));
+    if (needs.empty()) return o;
+    for (std::string name; const Need& n : needs) {
+      name = n.field;
+      std::ranges::replace(name, '_', '-');
+      set_option(o, name, n.value);
+    }
+  }
+  return {};
+}
+
+std::optional<TrainOptions> draw_with(const Defect& defect, uint64_t trial) {
+  Draw d("defects", trial);
+  for (int attempt = 0; attempt < 30; ++attempt) try {
+      const TrainOptions drawn = draw_plan(d);
+      auto o = with_needs(drawn, defect);
+      if (o && o->optim.document_mask) (*o)["vocab"] = 12;  // with more, the token that ends a document may never come
+      if (!o || job_of(*o).plan.ranks() > 8) continue;
+      check(job_of(*o));
+      return o;
+    } catch (const Error&) {  // no such plan
+      continue;
+    }
+  return {};
+}
+
+std::string text_of(const VerifyResult& r) {
+  std::string out;
+  for (const Diagnosis& d : r.diagnosis) out += fmt::format("  {}: {}\n", d.cause, d.evidence);
+  for (size_t i = 0; i < std::min<size_t>(4, r.failures.size()); ++i) out += "    " + r.failures[i] + "\n";
+  return out;
+}
+
+TEST(Defects, AreNamedByTheirSymptoms) {
+  const uint64_t count = test::plans(defects().size());
+  int64_t planted_ones = 0, caught = 0, right = 0;
+  std::map<std::string_view, int64_t> missed;
+  for (uint64_t trial = 0; trial < count; ++trial) {
+    const Defect& defect = defects()[trial % defects().size()];
+    const auto o = draw_with(defect, trial);
+    ASSERT_TRUE(o) << defect.name << " has no plan";
+    const VerifyResult r = explain(job_of(*o), [&](const Job& j) { return planted(defect, j); });
+    ++planted_ones;
+    caught += r.passed() ? 0 : 1;
+    if (r.passed()) {
+      std::printf("NOT SEEN %s: %s\n", defect.name.data(), command_of(*o).c_str());
+      continue;
+    }
+    const bool named = r.diagnosis.at(0).cause == defect.cause;
+    right += named ? 1 : 0;
+    if (named) continue;
+    ++missed[defect.name];
+    std::printf("%s is taken for %s: %s\n%s", defect.name.data(), r.diagnosis[0].cause.data(), command_of(*o).c_str(),
+                text_of(r).c_str());
+  }
+  std::printf("%ld planted, %ld seen, %ld named by the first diagnosis\n", planted_ones, caught, right);
+  EXPECT_EQ(caught, planted_ones);
+  EXPECT_GE(static_cast<double>(right), 0.95 * static_cast<double>(planted_ones));
+}
+
+// The rules of the diagnosis on made-up observations: nothing is run.
+
+using Kind = TensorDifference::Kind;
+
+std::string_view first_of(const Observations& seen) { return diagnose(seen).at(0).cause; }
+
+TensorDifference gradient(const std::string& name, std::vector<int64_t> shape, std::optional<double> factor = {}) {
+  TensorDifference out;
+  out.step = 1;
+  out.kind = Kind::gradient;
+  out.name = name;
+  out.shape = std::move(shape);
+  out.distance = 0.5;
+  out.elements = out.wrong = 4;
+  out.factor = factor;
+  return out;
+}
+
+Observations of_two() {
+  Observations o;
+  o.dp = 2;
+  o.batch = 4;
+  o.trained = 2;
+  return o;
+}
+
+TEST(Diagnosis, OfARunThatIsRightIsNothing) { EXPECT_TRUE(diagnose(of_two()).empty()); }
+
+TEST(Diagnosis, TellsAScaleFromASumThatIsMadeTwice) {
+  Observations o = of_two();
+  o.tensors = {gradient("tokens.weight", {4, 2}, 2.0), gradient("norm.weight", {2}, 2.0)};
+  EXPECT_EQ(first_of(o), "wrong-scale");
+  o.sent = {{"dp", "all_reduce", 2, 2, 64, 32}};
+  EXPECT_EQ(first_of(o), "summed-twice");
+  o.sent = {{"dp", "all_reduce", 0, 2, 0, 32}};
+  EXPECT_EQ(first_of(o), "missing-gradient-sum");
+  o.sent.clear();
+  o.tensors[1].factor = 3.0;
+  EXPECT_EQ(first_of(o), "unknown");
+}
+
+TEST(Diagnosis, TellsWhichSumOfTheTensorAxisIsMissing) {
+  Observations o = of_two();
+  o.tp = 2;
+  o.sent = {{"tp", "all_reduce", 6, 8, 600, 620}};
+  o.tensors = {gradient("blocks.1.norm1.weight", {2}), gradient("blocks.1.norm1.bias", {2})};
+  EXPECT_EQ(first_of(o), "weight-not-summed");
+  o.tensors.push_back(gradient("tokens.weight", {4, 2}));
+  EXPECT_EQ(first_of(o), "missing-backward-sum");
+  o.numbers = {{1, "loss", 2, 1}};
+  EXPECT_EQ(first_of(o), "missing-forward-sum");
+}
+
+// Where a bound is wide, nothing may be wrong but bytes.
+TEST(Diagnosis, TellsAWeightFromAnActivationByItsBytes) {
+  Observations o = of_two();
+  o.sent = {{"tp", "all_reduce", 6, 8, 600, 620}};
+  EXPECT_EQ(first_of(o), "weight-not-summed");
+  o.sent[0].expected_bytes = 1000;
+  EXPECT_EQ(first_of(o), "missing-backward-sum");
+}
+
+TEST(Diagnosis, ReadsSequencesFromTheirShares) {
+  Observations o = of_two();
+  o.microbatches = 1;  // so two sequences each
+  o.tensors = {gradient("tokens.weight", {4, 2})};
+  const auto with = [&](std::vector<double> shares) {
+    o.mixture = Mixture{1, std::move(shares), 0.01};
+    return first_of(o);
+  };
+  EXPECT_EQ(with({1, 1, 0, 0}), "microbatch-skipped");
+  EXPECT_EQ(with({2, 2, 0, 0}), "microbatch-repeated");
+  EXPECT_EQ(with({1, 2, 1, 0}), "wrong-sequences");
+  EXPECT_EQ(with({1, 1, 1, 1}), "unknown");
+}
+
+TEST(Diagnosis, ReadsUpdates) {
+  Observations o = of_two();
+  TensorDifference p = gradient("tokens.weight", {4, 2}), m = p;
+  p.kind = Kind::parameter;
+  m.kind = Kind::state;
+  m.name += ".m";
+  m.factor = 10.0;
+  o.tensors = {p, m};
+  EXPECT_EQ(first_of(o), "clipping");
+  o.tensors[0].unchanged = true;
+  EXPECT_EQ(first_of(o), "update-skipped");
+  o.tensors[0].wrong = 1;  // one of four elements
+  EXPECT_EQ(first_of(o), "stale-part");
+  o.permuted = true;
+  EXPECT_EQ(first_of(o), "misplaced-gather");
+}
+
+TEST(Diagnosis, HasASentenceForTheCauseOfEachDefect) {
+  for (const Defect& d : defects()) EXPECT_FALSE(text_of_cause(d.cause).empty()) << d.name;
+  EXPECT_EQ(text_of_cause("unknown"), "no rule fits");
+  EXPECT_EQ(text_of_cause("a-cause"), "");
+}
+
+TEST(Defects, SayWhatAPlanLacks) {
+  TrainOptions o = test::small_plan();
+  o["dp"] = 2;
+  EXPECT_EQ(error_of([&] { check_applies(defect("unsummed-head-norm"), job_of(o)); }),
+            "`defect`: unsummed-head-norm cannot be planted in this plan; it can with `tp` 2 and `family` llama and "
+            "`qk_norm`");
+  EXPECT_EQ(error_of([&] { check_applies(defect("ring-order"), job_of(o)); }),
+            "`defect`: ring-order cannot be planted in this plan; it can with `dp` 3");
+  EXPECT_TRUE(error_of([&] { defect("a-bug"); }).ends_with("found 'a-bug'"));
+}
+
+TEST(Defects, AreDrawnFromThoseThatApply) {
+  TrainOptions o = test::small_plan();
+  o.ranks = o["tp"] = 2;
+  std::set<std::string_view> drawn;
+  for (uint64_t draw = 0; draw < 60; ++draw) {
+    const Defect& d = random_defect(job_of(o), draw);
+    EXPECT_EQ(&d, &random_defect(job_of(o), draw));
+    EXPECT_TRUE(d.needs(job_of(o)).empty()) << d.name;
+    drawn.insert(d.name);
+  }
+  EXPECT_GE(drawn.size(), 5U);
 }
 
 }  // namespace

@@ -15,9 +15,10 @@ inline void say(TrainOptions& o, std::string_view words) {
 namespace test {
 
 // A model that trains twenty steps in a fraction of a second, dropout on, one thread per rank.
-inline TrainOptions small_plan() {
+inline TrainOptions small_plan(std::string_view words = {}) {
   TrainOptions o = verify_defaults();
   say(o, "layers=2 heads=2 channels=32 context=16 vocab=40 threads_per_rank=1 timeout=30");
+  say(o, words);
   return o;
 }
 

@@ -9,81 +9,50 @@ namespace tessera {
 namespace {
 
 using test::Draw;
+using test::expect_drawn_pass;
 using test::expect_passes;
 using test::small_plan;
 
 // The smallest model whose weights two ranks of tp can share at bounds of blocks.
-TrainOptions small_qlora(const char* codec = "nf4") {
-  TrainOptions o = small_plan();
-  say(o, "family=llama layers=2 channels=128 head_dim=64 ffn=128 lora_rank=2 lora_targets=all");
+TrainOptions small_qlora(const char* codec = "nf4", std::string_view words = {}) {
+  TrainOptions o = small_plan("family=llama layers=2 channels=128 head_dim=64 ffn=128 lora_rank=2 lora_targets=all");
   o["quantize"] = codec;
   if (text_of(o.sizes.quantize.codec) == "gptq") o["quantize_group"] = 32;
   say(o, "steps=3 batch=4 dtype=fp32");
+  say(o, words);
   return o;
 }
 
 TEST(Quantized, EveryStrategyTrainsLikeOneRank) {
   for (const char* codec : {"nf4", "gptq"})
-    for (int64_t zero = 0; zero <= 3; ++zero) {
-      TrainOptions o = small_qlora(codec);
-      o.ranks = 2;
-      o["zero"] = zero;
-      o["microbatches"] = 2;
-      expect_passes(o);
-    }
-  for (const char* mode : {"dataparallel", "ps-sync"}) {
-    TrainOptions o = small_qlora();
-    o.ranks = 2;
-    o["dp_mode"] = mode;
-    expect_passes(o);
-  }
+    expect_passes(small_qlora(codec, "ranks=2 microbatches=2"), {"zero=0", "zero=1", "zero=2", "zero=3"});
+  expect_passes(small_qlora("nf4", "ranks=2"), {"dp_mode=dataparallel", "dp_mode=ps-sync"});
 }
 
 TEST(Quantized, AndUnderTheAxesOfTheModel) {
-  const auto with = [](const char* codec, std::string_view words) {
-    TrainOptions o = small_qlora(codec);
-    o["dtype"] = "fp64";
-    say(o, words);
-    expect_passes(o);
-  };
-  for (const char* codec : {"nf4", "gptq"}) {
-    with(codec, "tp=2");
-    with(codec, "pp=2 microbatches=4 schedule=zb-h1");
-  }
-  with("nf4", "tp=2 sp=true dp=2 zero=3");
-  with("nf4", "cp=2 recompute=block");
-  with("nf4", "pp=2 tp=2 microbatches=2 zero=3");
-  with("nf4", "family=gpt2 dtype=bf16 tp=2");
+  for (const char* codec : {"nf4", "gptq"})
+    expect_passes(small_qlora(codec, "dtype=fp64"), {"tp=2", "pp=2 microbatches=4 schedule=zb-h1"});
+  expect_passes(small_qlora("nf4", "dtype=fp64"), {"tp=2 sp=true dp=2 zero=3", "cp=2 recompute=block",
+                                                   "pp=2 tp=2 microbatches=2 zero=3", "family=gpt2 dtype=bf16 tp=2"});
 }
 
 TEST(Quantized, RandomPlansTrainLikeOneRank) {
-  for (uint64_t trial = 0; trial < test::plans(4); ++trial) {
-    Draw d("quantized", trial);
+  expect_drawn_pass(4, "quantized", [](Draw& d) {
     TrainOptions o = small_qlora(d.of({"nf4", "gptq"}));
-    o["dtype"] = d.of<const char*>({"fp64", "fp32", "bf16"});
-    o["family"] = d.of<const char*>({"gpt2", "llama"});
+    draw(d, o, "dtype=fp64|fp32|bf16 family=gpt2|llama");
     o[d.between(0, 1) == 1 ? "pp" : "cp"] = d.between(1, 2);
-    o["tp"] = d.between(1, 2);
-    o["dp"] = d.between(1, 2);
+    draw(d, o, "tp=1..2 dp=1..2");
     o["sp"] = o.plan.tp > 1 && d.between(0, 1) == 1;
-    o["zero"] = d.between(0, 3);
-    o["microbatches"] = d.between(1, 2);
-    o["lora_dropout"] = d.of({0.0, 0.2});
-    o["recompute"] = d.of<const char*>({"none", "activation", "attention", "block"});
-    expect_passes(o);
-  }
+    draw(d, o, "zero=0..3 microbatches=1..2 lora_dropout=0|0.2 recompute=none|activation|attention|block");
+    return o;
+  });
 }
 
 using QuantizedGpu = test::OnGpu;
 TEST_F(QuantizedGpu, RanksTrainLikeOneRank) {
   for (const char* codec : {"nf4", "gptq"})
-    for (const std::string_view words :
-         std::vector<std::string_view>{"dp=2 zero=3 dtype=bf16", "tp=2", "pp=2 tp=2 microbatches=2 zero=1"}) {
-      TrainOptions o = small_qlora(codec);
-      say(o, words);
-      o["device"] = "cuda";
-      expect_passes(o);
-    }
+    expect_passes(small_qlora(codec, "device=cuda"),
+                  {"dp=2 zero=3 dtype=bf16", "tp=2", "pp=2 tp=2 microbatches=2 zero=1"});
 }
 
 // The model has 0.516 bytes for each quantised weight, one mean for each matrix.
@@ -153,8 +122,7 @@ TEST(Quantized, PlantedDefectsAreCaught) {
 }
 
 TEST(Quantized, CutsThroughBlocksAreRefused) {
-  TrainOptions o = small_qlora();
-  say(o, "head_dim=32 tp=2");
+  const TrainOptions o = small_qlora("nf4", "head_dim=32 tp=2");
   EXPECT_EQ(
       error_of([&] { verify(job_of(o)); }),
       "`tp`: 'blocks.0.attn.proj.weight' (128, 64) would be cut at multiples of 32 elements, which the 64 that are "

@@ -1,0 +1,26 @@
+// Command lines, read as the program reads them.
+#pragma once
+#include <iomanip>
+
+#include "app/commands.h"
+#include "tests/support/errors.h"
+
+namespace tessera::test {
+
+// The words of a line; those in single quotes may have spaces, or be empty.
+inline std::vector<std::string> split(const std::string& line) {
+  std::istringstream in(line);
+  std::vector<std::string> out;
+  for (std::string word; in >> std::quoted(word, '\'');) out.push_back(word);
+  return out;
+}
+
+inline Command parsed(const std::string& line) {
+  const std::vector<std::string> words = split("tessera " + line);
+  std::vector<const char*> argv;
+  for (const std::string& word : words) argv.push_back(word.c_str());
+  return parse_command_line(static_cast<int>(argv.size()), argv.data());
+}
+inline TrainOptions parsed_train(const std::string& line) { return std::get<TrainOptions>(parsed("train " + line)); }
+
+}  // namespace tessera::test

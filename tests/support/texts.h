@@ -1,0 +1,35 @@
+// What stands in a text, and what does not.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <initializer_list>
+#include <source_location>
+#include <string_view>
+
+namespace tessera {
+
+// Expects a text in which each of the parts stands.
+inline void expect_has(std::string_view text, std::initializer_list<std::string_view> parts,
+                       std::source_location at = std::source_location::current()) {
+  for (const std::string_view part : parts)
+    if (text.find(part) == text.npos)
+      ADD_FAILURE_AT(at.file_name(), static_cast<int>(at.line())) << "no '" << part << "' in " << text;
+}
+inline void expect_has(std::string_view text, std::string_view part,
+                       std::source_location at = std::source_location::current()) {
+  expect_has(text, {part}, at);
+}
+
+// Expects a text in which none of the parts stands.
+inline void expect_lacks(std::string_view text, std::initializer_list<std::string_view> parts,
+                         std::source_location at = std::source_location::current()) {
+  for (const std::string_view part : parts)
+    if (text.find(part) != text.npos)
+      ADD_FAILURE_AT(at.file_name(), static_cast<int>(at.line())) << "'" << part << "' in " << text;
+}
+inline void expect_lacks(std::string_view text, std::string_view part,
+                         std::source_location at = std::source_location::current()) {
+  expect_lacks(text, {part}, at);
+}
+
+}  // namespace tessera

@@ -1,0 +1,380 @@
+// Rows and attention where a sum of exponentials or of squares goes wrong first: numbers that are far apart, also from
+// block to block, all equal, alone, at the ends; against plain loops in float64, on every device.
+#include <cstdlib>
+
+#include "tensor/ops/attention/attention.h"
+#include "tensor/ops/cross_entropy.h"
+#include "tensor/ops/norm.h"
+#include "tests/support/gpu.h"
+#include "tests/support/one_thread.h"
+#include "tests/support/plain_attention.h"
+#include "tests/support/tensors.h"
+
+namespace tessera {
+namespace {
+
+using test::AttentionShape;
+using test::AttentionValues;
+using test::Extreme;
+using test::kExtremes;
+using test::nearest_bf16;
+using test::numbers;
+using test::PlainAttention;
+using test::row_difference;
+
+using Values = std::vector<double>;
+
+double bound_of(DType dtype) { return dtype == DType::float64 ? 1e-11 : dtype == DType::float32 ? 2e-4 : 2e-2; }
+
+// Rows of n numbers that bfloat16 holds exactly: what lies at the ends and in the middle is far from the rest.
+Values extreme_rows(int64_t n) {
+  const Philox random = Philox::named(static_cast<uint64_t>(n), "rows");
+  Values out;
+  uint64_t at = 0;
+  const auto row = [&](const std::function<double(int64_t)>& f) {
+    for (int64_t j = 0; j < n; ++j) out.push_back(nearest_bf16(f(j)));
+  };
+  const auto normal = [&](int64_t) { return static_cast<double>(random.normal(at++)); };
+  row(normal);
+  for (const double all : {0.0, 1.0, -90.0, 1000.0}) row([&](int64_t) { return all; });
+  for (const int64_t one : {int64_t{0}, n / 2, n - 1})
+    for (const double by : {95.0, 1000.0, -1000.0}) row([&](int64_t j) { return normal(j) + (j == one ? by : 0); });
+  row([&](int64_t j) { return normal(j) + (j < n / 2 ? -500 : 500); });
+  row([&](int64_t j) { return normal(j) + (j < n / 2 ? 500 : -500); });
+  row([&](int64_t j) { return 100 * static_cast<double>(j >> 10) + normal(j); });  // from block to block
+  row([&](int64_t j) { return -100 * static_cast<double>(j >> 10) + normal(j); });
+  row([&](int64_t j) { return 20 * normal(j); });
+  return out;
+}
+
+struct Softmaxed {
+  Values p, log_p, lse;
+};
+Softmaxed soften(const Values& x, int64_t n) {
+  Softmaxed y;
+  for (auto row = x.begin(); row != x.end(); row += n) {
+    const double largest = *std::max_element(row, row + n);
+    double sum = 0;
+    for (auto v = row; v != row + n; ++v) sum += std::exp(*v - largest);
+    y.lse.push_back(largest + std::log(sum));
+    for (auto v = row; v != row + n; ++v) {
+      y.log_p.push_back(*v - y.lse.back());
+      y.p.push_back(std::exp(y.log_p.back()));
+    }
+  }
+  return y;
+}
+
+Values normals(int64_t count, const char* name) {
+  const Philox random = Philox::named(5, name);
+  Values out;
+  for (int64_t i = 0; i < count; ++i) out.push_back(nearest_bf16(random.normal(static_cast<uint64_t>(i))));
+  return out;
+}
+
+Tensor tensor(const Values& values, const Shape& shape, DType dtype, const ArenaPtr& arena) {
+  return Tensor::of<double>(values, shape, make_arena()).to(dtype).to(arena);
+}
+
+void expect_softmax(int64_t n, DType dtype, const ArenaPtr& arena) {
+  const Values x = extreme_rows(n), dy = normals(std::ssize(x), "dy");
+  const Shape shape{std::ssize(x) / n, n};
+  const Softmaxed expected = soften(x, n);
+  const Tensor in = tensor(x, shape, dtype, arena), out = softmax(in), log = log_softmax(in);
+  EXPECT_LE(row_difference(numbers(out), expected.p, n, 1), bound_of(dtype)) << n;
+  EXPECT_LE(row_difference(numbers(log), expected.log_p, n, 1e-3), bound_of(dtype)) << n;
+  // From the forward's own results, which are stored as they are.
+  const Values p = numbers(out), log_p = numbers(log);
+  Values dx(x.size()), log_dx(x.size());
+  for (size_t row = 0; row < x.size(); row += static_cast<size_t>(n)) {
+    double dot = 0, sum = 0;
+    for (size_t i = row; i < row + static_cast<size_t>(n); ++i) {
+      dot += dy[i] * p[i];
+      sum += dy[i];
+    }
+    for (size_t i = row; i < row + static_cast<size_t>(n); ++i) {
+      dx[i] = p[i] * (dy[i] - dot);
+      log_dx[i] = dy[i] - std::exp(log_p[i]) * sum;
+    }
+  }
+  const Tensor seed = tensor(dy, shape, dtype, arena);
+  EXPECT_LE(row_difference(numbers(softmax_backward(seed, out)), dx, n, 1), bound_of(dtype)) << n;
+  EXPECT_LE(row_difference(numbers(log_softmax_backward(seed, log)), log_dx, n, 1), bound_of(dtype)) << n;
+}
+
+// Losses, and gradients by each of the ways; targets at the ends of a row, in its middle, and none.
+void expect_cross_entropy(int64_t n, DType dtype, const ArenaPtr& arena) {
+  const Values x = extreme_rows(n);
+  const int64_t rows = std::ssize(x) / n;
+  const Softmaxed expected = soften(x, n);
+  std::vector<int32_t> targets;
+  double loss = 0;
+  Values dx = expected.p;
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t target = i % 5 == 4 ? -1 : i % 5 == 3 ? (i * 7) % n : i % 3 == 0 ? 0 : i % 3 == 1 ? n - 1 : n / 2;
+    targets.push_back(static_cast<int32_t>(target));
+    if (target < 0)
+      std::fill_n(dx.begin() + i * n, n, 0.0);
+    else {
+      loss -= expected.log_p[static_cast<size_t>(i * n + target)];
+      dx[static_cast<size_t>(i * n + target)] -= 1;
+    }
+  }
+  for (double& d : dx) d *= 0.5;
+  const Shape shape{rows, n};
+  const Tensor wanted = Tensor::of<int32_t>(targets, {rows}, arena);
+  const double bound = bound_of(dtype), wide = dtype == DType::bfloat16 ? 2e-4 : bound;
+  const CrossEntropy found = cross_entropy(tensor(x, shape, dtype, arena), wanted);
+  EXPECT_NEAR(double{found.loss_sum}, loss, wide * (loss + 1)) << n;
+  EXPECT_LE(row_difference(numbers(found.lse), expected.lse, 1, 1e-3), wide) << n;
+  const Tensor back = cross_entropy_backward(tensor(x, shape, dtype, arena), wanted, found.lse, 0.5);
+  EXPECT_LE(row_difference(numbers(back), dx, n, 1), bound) << n;
+  Tensor logits = tensor(x, shape, dtype, arena);
+  EXPECT_NEAR(double{cross_entropy_in_place(logits, wanted, 0.5).loss_sum}, loss, wide * (loss + 1)) << n;
+  EXPECT_LE(row_difference(numbers(logits), dx, n, 1), bound) << n;
+  // Put together of what ranks know of their parts.
+  const Tensor all = tensor(x, shape, dtype, arena), most = row_max(all);
+  const CrossEntropy joined =
+      joined_cross_entropy(most, row_sum_exp(all, most), target_logits(all, wanted, {}), wanted);
+  EXPECT_NEAR(double{joined.loss_sum}, loss, wide * (loss + 1)) << n;
+}
+
+void expect_norm(int64_t n, DType dtype, const ArenaPtr& arena) {
+  for (const bool center : {true, false}) {
+    const Values x = extreme_rows(n), gamma = normals(n, "gamma"), beta = normals(n, "beta"),
+                 dy = normals(std::ssize(x), "dy");
+    // A mean is rounded too, which is all that a row of equal numbers shows.
+    const double bound = 5 * bound_of(dtype), of_mean = dtype == DType::float64 ? 0x1p-49 : 0x1p-20;
+    Values y, dx, terms;
+    const auto width = static_cast<double>(n);
+    for (size_t row = 0; row < x.size(); row += static_cast<size_t>(n)) {
+      double mean = 0, square = 0, sum = 0, dot = 0;
+      for (int64_t j = 0; j < n && center; ++j) mean += x[row + static_cast<size_t>(j)];
+      mean /= width;
+      for (int64_t j = 0; j < n; ++j) square += std::pow(x[row + static_cast<size_t>(j)] - mean, 2) / width;
+      const double rstd = 1 / std::sqrt(square + 1e-5);
+      const auto normed = [&](size_t j) { return (x[row + j] - mean) * rstd; };
+      for (size_t j = 0; j < static_cast<size_t>(n); ++j) {
+        y.push_back(normed(j) * gamma[j] + (center ? beta[j] : 0));
+        terms.push_back(std::abs(y.back()) + of_mean / bound * std::abs(mean) * rstd);
+        sum += center ? dy[row + j] * gamma[j] / width : 0;
+        dot += dy[row + j] * gamma[j] * normed(j) / width;
+      }
+      for (size_t j = 0; j < static_cast<size_t>(n); ++j)
+        dx.push_back((dy[row + j] * gamma[j] - sum - normed(j) * dot) * rstd);
+    }
+    const Shape shape{std::ssize(x) / n, n}, channels{n};
+    const Tensor in = tensor(x, shape, dtype, arena), by = tensor(gamma, channels, dtype, arena);
+    const Normed found = norm(in, by, center ? tensor(beta, channels, dtype, arena) : Tensor(), {.center = center});
+    EXPECT_LE(row_difference(numbers(found.y), y, n, 0.05, terms), bound) << n << (center ? "" : " by squares");
+    const Tensor back = norm_backward(tensor(dy, shape, dtype, arena), in, by, found, Tensor());
+    EXPECT_LE(row_difference(numbers(back), dx, n, 0.05), bound) << n << (center ? "" : " by squares");
+  }
+}
+
+void expect_rows(const ArenaPtr& arena, const std::vector<int64_t>& sizes) {
+  for (const DType dtype : test::floating(arena))
+    for (const int64_t n : sizes) {
+      SCOPED_TRACE(name_of(dtype));
+      expect_softmax(n, dtype, arena);
+      expect_cross_entropy(n, dtype, arena);
+      if (n < 4096) expect_norm(n, dtype, arena);
+    }
+}
+
+using RowExtremes = test::OneThread;
+
+TEST_F(RowExtremes, AreThoseOfPlainLoops) {
+  expect_rows(make_arena(), {1, 2, 3, 15, 16, 17, 64, 65, 1023, 1025, 4095, 4096, 4097, 8193});
+}
+
+using RowExtremesGpu = test::OnGpu;
+
+TEST_F(RowExtremesGpu, AreThoseOfPlainLoops) { expect_rows(arena, {1, 2, 31, 33, 129, 1025, 4097}); }
+
+// The head's loss by blocks of rows, the last of which has one, and of one row each.
+TEST_F(RowExtremes, OfAHeadInBlocksAreThoseOfPlainLoops) {
+  constexpr int64_t kRows = 7, kChannels = 3, kVocab = 4099;
+  const ArenaPtr arena = make_arena();
+  Values x = normals(kRows * kChannels, "x"), w = normals(kVocab * kChannels, "w");
+  for (size_t i = 0; i < x.size(); i += kChannels) x[i] = 8;
+  for (size_t j = 0; j < w.size(); j += kChannels) w[j] = j / kChannels % 5 == 0 ? 16 : j / kChannels < 4096 ? -16 : 32;
+  Values logits;
+  for (size_t i = 0; i < x.size(); i += kChannels)
+    for (size_t j = 0; j < w.size(); j += kChannels)
+      logits.push_back(x[i] * w[j] + x[i + 1] * w[j + 1] + x[i + 2] * w[j + 2]);
+  const Softmaxed soft = soften(logits, kVocab);
+  std::vector<int32_t> targets;
+  double loss = 0;
+  Values d = soft.p, dx(x.size()), dw(w.size());
+  for (size_t i = 0; i < kRows; ++i) {
+    targets.push_back(static_cast<int32_t>(i % 2 == 0 ? kVocab - 1 : 5 * i));
+    const size_t at = i * kVocab + static_cast<size_t>(targets.back());
+    loss -= soft.log_p[at];
+    d[at] -= 1;
+    for (size_t j = 0; j < kVocab; ++j)
+      for (size_t c = 0; c < kChannels; ++c) {
+        dx[i * kChannels + c] += d[i * kVocab + j] * w[j * kChannels + c];
+        dw[j * kChannels + c] += d[i * kVocab + j] * x[i * kChannels + c];
+      }
+  }
+  for (const DType dtype : {DType::float64, DType::float32})
+    for (const int64_t block : {1, 2, 3, 7}) {
+      const Tensor in = tensor(x, {kRows, kChannels}, dtype, arena),
+                   table = tensor(w, {kVocab, kChannels}, dtype, arena);
+      Tensor gx = in.make(in.shape()), gw = table.make(table.shape());
+      gw.fill(0);
+      const LinearCrossEntropy found = linear_cross_entropy(in, table, Tensor::of<int32_t>(targets, {kRows}, arena), 1,
+                                                            &gx, &gw, {.rows = kRows, .block = block});
+      EXPECT_NEAR(found.loss_sum, loss, bound_of(dtype) * loss) << block;
+      EXPECT_LE(row_difference(numbers(gx), dx, kChannels, 0.5), bound_of(dtype)) << block;
+      EXPECT_LE(row_difference(numbers(gw), dw, kChannels, 0.5), bound_of(dtype)) << block;
+    }
+}
+
+// Attention where a softmax goes wrong first: scores that are far apart from one block of keys to the next, all equal,
+// blocks of one key, the first and the last query; against plain loops in float64.
+
+// Scores of 200 have that much less of a float to say by how much they differ.
+double attention_bound(DType dtype) { return dtype == DType::float64 ? 1e-11 : dtype == DType::float32 ? 5e-4 : 2e-2; }
+
+void expect_plain(const AttentionShape& s, Extreme extreme, DType dtype, const ArenaPtr& arena) {
+  const AttentionValues x = draw_extreme(s, extreme, static_cast<uint64_t>(s.tk));
+  const PlainAttention expected = attend_plainly(s, x);
+  const Shape queries{s.b, s.tq, s.h, s.d}, keys{s.b, s.tk, s.k, s.d};
+  const auto tensor = [&](const std::vector<double>& values, const Shape& shape) {
+    return Tensor::of<double>(values, shape, make_arena()).to(dtype).to(arena);
+  };
+  const Tensor q = tensor(x.q, queries), k = tensor(x.k, keys), v = tensor(x.v, keys), dout = tensor(x.dout, queries);
+  const AttentionOptions options{.causal = s.causal};
+  const Attended found = attention(q, k, v, options);
+  Tensor dq = q.make(queries), dk = q.make(keys), dv = q.make(keys);
+  attention_backward(dout, q, k, v, found, options, dq, dk, dv);
+  const double bound = attention_bound(dtype);
+  const std::string what = std::to_string(static_cast<int>(extreme)) + " in " + std::string(name_of(dtype)) + ", " +
+                           q.describe() + " of " + k.describe() + (s.causal ? "" : ", not causal");
+  EXPECT_LE(row_difference(numbers(found.out), expected.out, s.d, 0.05), bound) << what;
+  EXPECT_LE(row_difference(numbers(found.lse), expected.lse, 1, 0.01), bound) << what;
+  EXPECT_LE(row_difference(numbers(dq), expected.dq, s.d, 0.01, expected.dq_terms), 6 * bound) << what;
+  EXPECT_LE(row_difference(numbers(dk), expected.dk, s.d, 0.01, expected.dk_terms), 6 * bound) << what;
+  EXPECT_LE(row_difference(numbers(dv), expected.dv, s.d, 0.5), bound) << what;
+}
+
+void expect_plain_in(const std::vector<DType>& dtypes, const std::vector<AttentionShape>& shapes,
+                     const ArenaPtr& arena) {
+  for (const DType dtype : dtypes)
+    for (const AttentionShape& s : shapes)
+      for (const Extreme extreme : kExtremes) expect_plain(s, extreme, dtype, arena);
+}
+
+using AttentionExtremes = test::OneThread;
+
+TEST_F(AttentionExtremes, AreThoseOfPlainLoops) {
+  std::vector<AttentionShape> shapes;
+  for (const int64_t tokens : {1, 2, 16, 63, 64, 65, 127, 128, 129, 193}) {
+    shapes.push_back({.tq = tokens, .tk = tokens, .d = 8});
+    shapes.push_back({.b = 2, .tq = tokens, .tk = tokens, .h = 2, .d = 5, .causal = false});
+  }
+  for (const int64_t queries : {1, 7, 16, 17, 65})  // the last ones: as in decoding
+    shapes.push_back({.tq = queries, .tk = 130, .h = 4, .k = 2, .d = 16});
+  for (const int64_t keys : {1, 16, 65})  // a tile of a ring: all queries, and keys of which there are fewer
+    shapes.push_back({.tq = 130, .tk = keys, .h = 4, .k = 2, .d = 16, .causal = false});
+  expect_plain_in({DType::float64, DType::float32, DType::bfloat16}, shapes, make_arena());
+}
+
+using AttentionExtremesGpu = test::OnGpu;
+
+TEST_F(AttentionExtremesGpu, OfPlainKernelsAreThoseOfPlainLoops) {
+  expect_plain_in(test::floating(arena),
+                  {{.tq = 1, .tk = 1, .d = 8},
+                   {.tq = 65, .tk = 65, .d = 8},
+                   {.tq = 17, .tk = 129, .h = 2, .d = 5},
+                   {.tq = 64, .tk = 65, .d = 4, .causal = false},
+                   {.tq = 130, .tk = 17, .h = 2, .d = 5, .causal = false}},
+                  arena);
+}
+
+TEST_F(AttentionExtremesGpu, OfTensorCoresAreThoseOfPlainLoops) {
+  expect_plain_in({DType::bfloat16},
+                  {{.tq = 1, .tk = 1, .d = 64},
+                   {.tq = 65, .tk = 65, .d = 64},
+                   {.tq = 3, .tk = 130, .h = 2, .d = 64},
+                   {.tq = 64, .tk = 129, .d = 64, .causal = false},
+                   {.tq = 129, .tk = 64, .h = 2, .d = 64, .causal = false},
+                   {.tq = 66, .tk = 66, .d = 128}},
+                  arena);
+}
+
+// Tiles of keys that are computed apart and merged by their log-sum-exp, in any order: sums in their own dtype or
+// rounded to the operands', whose log-sum-exp is part of a longer one.
+void expect_merged(DType dtype, bool rounded, Extreme extreme, std::vector<int64_t> cuts, const ArenaPtr& arena) {
+  const AttentionShape s{.b = 2, .tq = 16, .tk = 96, .h = 2, .k = 2, .d = 8, .causal = false};
+  const AttentionValues x = draw_extreme(s, extreme, 7);
+  const auto tensor = [&](const std::vector<double>& values, const Shape& shape) {
+    return Tensor::of<double>(values, shape, make_arena()).to(dtype).to(arena);
+  };
+  const Shape queries{s.b, s.tq, s.h, s.d}, keys{s.b, s.tk, s.k, s.d};
+  const Tensor q = tensor(x.q, queries), k = tensor(x.k, keys), v = tensor(x.v, keys);
+  const DType wide = wide_of(dtype), out_dtype = rounded ? dtype : wide;
+  const Attended whole{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq + 5}, wide).narrow(2, 3, s.tq)};
+  Tensor out = whole.out, lse = whole.lse;
+  out.fill(0);
+  lse.fill(-INFINITY);  // the lse of no keys
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const int64_t begin = std::min(cuts[i], cuts[i + 1]), count = std::abs(cuts[i + 1] - cuts[i]);
+    const Attended part{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq}, wide)};
+    attention_into(q, k.narrow(1, begin, count), v.narrow(1, begin, count), {.causal = false}, part);
+    merge_attended(whole, part);
+  }
+  const PlainAttention expected = attend_plainly(s, x);
+  EXPECT_LE(row_difference(numbers(out), expected.out, s.d, 0.05), attention_bound(dtype));
+  EXPECT_LE(row_difference(numbers(lse), expected.lse, 1, 0.01), attention_bound(dtype));
+}
+
+void expect_merged(const ArenaPtr& arena) {
+  for (const Extreme extreme : kExtremes)
+    for (std::vector<int64_t> cuts :
+         {std::vector<int64_t>{0, 1, 96}, {0, 16, 32, 48, 64, 80, 96}, {0, 64, 95, 96}, {0, 1, 2, 3, 96}})
+      for (const bool backwards : {false, true}) {
+        if (backwards) std::reverse(cuts.begin(), cuts.end());
+        for (const DType dtype : test::floating(arena)) expect_merged(dtype, false, extreme, cuts, arena);
+        expect_merged(DType::bfloat16, true, extreme, cuts, arena);
+      }
+}
+
+TEST_F(AttentionExtremes, OfMergedTilesAreThoseOfPlainLoops) { expect_merged(make_arena()); }
+TEST_F(AttentionExtremesGpu, OfMergedTilesAreThoseOfPlainLoops) { expect_merged(arena); }
+
+// Each kernel once and no more, for tools that follow every access to memory: tensor cores' and plain ones, with
+// dropout and documents and without.
+using AttentionGpu = test::OnGpu;
+TEST_F(AttentionGpu, SmallShapesForCheckers) {
+  expect_plain({.tq = 33, .tk = 33, .h = 2, .d = 64}, Extreme::apart, DType::bfloat16, arena);
+  expect_plain({.tq = 20, .tk = 17, .d = 128, .causal = false}, Extreme::apart, DType::bfloat16, arena);
+  expect_plain({.tq = 20, .tk = 33, .d = 20}, Extreme::apart, DType::float32, arena);
+  expect_merged(DType::bfloat16, true, Extreme::apart, {0, 64, 96}, arena);
+  for (const int64_t d : {20, 64}) {
+    const AttentionShape s{.tq = 33, .tk = 33, .d = d};
+    const AttentionValues x = draw_extreme(s, Extreme::zero, 3);
+    AttentionOptions o{.dropout = 0.5, .random = Philox(4)};
+    o.starts = Tensor::of<int32_t>(std::vector<int32_t>(33, 0), {1, 33}, make_arena());
+    o.starts.narrow(1, 20, 13).fill(18);
+    const auto attend = [&](const ArenaPtr& on) {
+      const auto tensor = [&](const std::vector<double>& values) {
+        return Tensor::of<double>(values, {1, 33, 1, d}, make_arena()).to(DType::bfloat16).to(on);
+      };
+      AttentionOptions there = o;
+      there.starts = o.starts.to(on);
+      const Tensor q = tensor(x.q), k = tensor(x.k), v = tensor(x.v);
+      const Attended found = attention(q, k, v, there);
+      Tensor dq = q.make(q.shape()), dk = q.make(q.shape()), dv = q.make(q.shape());
+      attention_backward(tensor(x.dout), q, k, v, found, there, dq, dk, dv);
+      return std::vector{numbers(found.out), numbers(dk), numbers(dv)};
+    };
+    const auto here = attend(make_arena()), there = attend(arena);
+    for (size_t i = 0; i < here.size(); ++i) EXPECT_LE(row_difference(there[i], here[i], d, 1.0), 0x1p-6) << d << i;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

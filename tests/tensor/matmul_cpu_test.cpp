@@ -1,0 +1,206 @@
+// Products on the CPU of few rows, on the processor's tiles and by its pair products, against plain sums; where the
+// processor has no such instructions they are skipped.
+
+#include "tensor/cpu/amx.h"
+#include "tensor/ops/elementwise.h"
+#include "tensor/ops/matmul/cpu/products.h"
+#include "tests/support/tensors.h"
+
+namespace tessera {
+namespace {
+
+using test::numbers;
+
+using cpu::InstructionSet;
+
+class FewRows : public testing::Test {
+ protected:
+  ~FewRows() override { cpu::set_threads(threads_); }
+
+  // (rows, cols), rows further apart than they are long.
+  Tensor random(int64_t rows, int64_t cols, DType dtype, uint64_t seed) {
+    const Tensor wide = Tensor::empty({rows, cols + 3}, DType::float32, arena_);
+    const Philox random = Philox::named(seed, "few rows");
+    for (int64_t i = 0; i < wide.numel(); ++i)
+      wide.data<float>()[i] = static_cast<float>(2 * random.uniform(static_cast<uint64_t>(i)) - 1);
+    return wide.to(dtype).narrow(1, 1, cols);
+  }
+
+  ArenaPtr arena_ = make_arena();
+  int threads_ = cpu::threads();
+};
+
+void expect_product(const Tensor& out, const Tensor& a, const Tensor& w, const Tensor& bias) {
+  const std::vector<double> y = numbers(out), x = numbers(a), v = numbers(w);
+  const std::vector<double> added = bias.defined() ? numbers(bias) : std::vector<double>();
+  const auto n = static_cast<size_t>(w.dim(0)), k = static_cast<size_t>(w.dim(1));
+  const double unit = out.dtype() == DType::float32 ? 1e-6 : 1.0 / 256;
+  for (size_t i = 0; i < y.size(); ++i) {
+    double sum = added.empty() ? 0 : added[i % n], size = std::abs(sum);
+    for (size_t p = 0; p < k; ++p) {
+      const double term = x[i / n * k + p] * v[i % n * k + p];
+      sum += term;
+      size += std::abs(term);
+    }
+    ASSERT_NEAR(y[i], sum, unit * std::abs(sum) + 1e-6 * size) << "row " << i / n << ", column " << i % n;
+  }
+}
+
+TEST_F(FewRows, AreThoseOfFloat64WithTheSameBitsHoweverTheyAreMade) {
+  const Philox shapes = Philox::named(5, "shapes");
+  for (uint64_t round = 0; round < 60; ++round) {
+    const auto draw = [&](int64_t low, int64_t high, uint64_t step) {
+      return low + static_cast<int64_t>(shapes.below(static_cast<uint64_t>(high - low + 1), round, step));
+    };
+    const int64_t m = draw(1, 8, 0), n = draw(1, 150, 1), k = round % 4 == 0 ? draw(1, 20, 2) : draw(16, 300, 2);
+    const DType dtype = draw(0, 1, 3) ? DType::bfloat16 : DType::float32;
+    const DType wanted = draw(0, 1, 4) ? dtype : DType::float32;
+    SCOPED_TRACE(testing::Message() << "(" << m << ", " << k << ") x (" << k << ", " << n << ") round " << round);
+    const Tensor a = random(m, k, dtype, 3 * round), w = random(n, k, dtype, 3 * round + 1);
+    const Tensor bias = draw(0, 1, 5) ? random(1, n, wanted, 3 * round + 2).contiguous().reshape({n}) : Tensor();
+    ASSERT_TRUE(cpu::few_rows_takes(a, w.transpose(0, 1)));
+    Tensor first = Tensor::empty({m, n}, wanted, arena_);
+    cpu::set_threads(1);
+    cpu::few_rows_matmul(first, a, w.transpose(0, 1), bias);
+    expect_product(first, a, w, bias);
+    for (const auto isa : {InstructionSet::avx512, InstructionSet::avx2, InstructionSet::baseline})
+      for (const int team : {1, 3}) {
+        if (isa < cpu::instruction_set()) continue;  // better than this processor's
+        cpu::set_threads(team);
+        Tensor wide = Tensor::zeros({m + 1, n + 5}, wanted, arena_);
+        wide.fill(7);
+        Tensor again = wide.narrow(0, 0, m).narrow(1, 2, n);
+        cpu::few_rows_matmul(again, a, w.transpose(0, 1), bias, isa);
+        EXPECT_EQ(numbers(again), numbers(first)) << "instruction set " << static_cast<int>(isa) << ", " << team;
+        again.fill(7);
+        EXPECT_EQ(numbers(wide), std::vector<double>(static_cast<size_t>(wide.numel()), 7)) << "it wrote elsewhere";
+      }
+    const int64_t row = draw(0, m - 1, 6);
+    Tensor alone = Tensor::empty({1, n}, wanted, arena_);
+    cpu::few_rows_matmul(alone, a.narrow(0, row, 1), w.transpose(0, 1), bias);
+    EXPECT_EQ(numbers(alone), numbers(first.narrow(0, row, 1))) << "a row by itself";
+  }
+}
+
+// Products on the processor's tiles against a plain sum, over shapes with and without remainders, for each operand both
+// storage orders, and numbers of threads. Skipped where the processor has no tiles.
+
+class AmxMatmul : public testing::Test {
+ protected:
+  void SetUp() override {
+    const Tensor whole = Tensor::zeros({64, 64}, DType::bfloat16, arena_);
+    if (!cpu::amx_takes(whole, whole)) GTEST_SKIP() << "this processor has no AMX tiles, or TESSERA_AMX=0";
+  }
+  ~AmxMatmul() override { cpu::set_threads(threads_); }
+
+  // (rows, cols), stored by columns when `turned`.
+  Tensor random(int64_t rows, int64_t cols, bool turned, uint64_t seed) {
+    Tensor t = Tensor::empty(turned ? Shape{cols, rows} : Shape{rows, cols}, DType::bfloat16, arena_);
+    const Philox numbers = Philox::named(seed, "amx");
+    for (int64_t i = 0; i < t.numel(); ++i)
+      t.data<bfloat16>()[i] = bfloat16(2 * numbers.uniform(static_cast<uint64_t>(i)) - 1);
+    return turned ? t.transpose(0, 1) : t;
+  }
+
+  ArenaPtr arena_ = make_arena();
+  int threads_ = cpu::threads();
+};
+
+TEST_F(AmxMatmul, IsTheProductForEveryShapeAndOrder) {
+  const Philox random_shape = Philox::named(3, "shapes");
+  for (uint64_t round = 0; round < 40; ++round) {
+    const auto draw = [&](uint64_t low, uint64_t high, uint64_t step) {
+      return static_cast<int64_t>(low + random_shape.below(high - low + 1, round, step));
+    };
+    const int64_t m = draw(32, 150, 0), n = draw(16, 150, 1),
+                  k = round % 5 == 0 ? draw(1000, 2100, 2) : draw(16, 200, 2);
+    SCOPED_TRACE(testing::Message() << "(" << m << ", " << k << ") x (" << k << ", " << n << ") round " << round);
+    const Tensor a = random(m, k, draw(0, 1, 3) == 1, 2 * round), b = random(k, n, draw(0, 1, 4) == 1, 2 * round + 1);
+    const DType wanted = draw(0, 1, 5) == 1 ? DType::float32 : DType::bfloat16;
+    const Tensor bias = draw(0, 1, 6) == 1 ? random(1, n, false, 99).reshape({n}) : Tensor();
+    std::vector<std::vector<float>> results;
+    for (const int team : {1, 2, 3}) {
+      cpu::set_threads(team);
+      Tensor out = Tensor::empty({m, n}, wanted, arena_);
+      cpu::amx_matmul(out, a, b, bias, nullptr);
+      if (team == 1) expect_product(out, a, b.transpose(0, 1), bias);
+      results.push_back(out.to(DType::float32).to_vector<float>());
+    }
+    EXPECT_EQ(results[0], results[1]) << "one thread and two";
+    EXPECT_EQ(results[0], results[2]) << "one thread and three";
+  }
+}
+
+TEST_F(AmxMatmul, PacksAgainOnlyWhenTheWeightChanges) {
+  const Tensor a = random(64, 96, false, 1);
+  Tensor w = random(48, 96, false, 2);
+  cpu::Packed packed;
+  Tensor out = Tensor::empty({64, 48}, DType::bfloat16, arena_);
+  cpu::amx_matmul(out, a, w.transpose(0, 1), {}, &packed);
+  expect_product(out, a, w, {});
+  const Tensor before = w.clone();
+  w.fill(0.5);
+  cpu::amx_matmul(out, a, w.transpose(0, 1), {}, &packed);
+  expect_product(out, a, before, {});  // nobody said that it changed
+  ++w.storage()->version;
+  cpu::amx_matmul(out, a, w.transpose(0, 1), {}, &packed);
+  expect_product(out, a, w, {});
+}
+
+TEST_F(AmxMatmul, WritesOnlyItsRowsAndColumns) {
+  const Tensor a = random(33, 32, false, 1), b = random(32, 17, false, 2);
+  Tensor whole = Tensor::empty({40, 40}, DType::bfloat16, arena_);
+  whole.fill(7);
+  Tensor out = whole.narrow(0, 2, 33).narrow(1, 0, 17);
+  cpu::amx_matmul(out, a, b, {}, nullptr);
+  const std::vector<float> all = whole.to(DType::float32).to_vector<float>();
+  for (int64_t i = 0; i < 40; ++i)
+    for (int64_t j = 0; j < 40; ++j)
+      if (i < 2 || i >= 35 || j >= 17) {
+        ASSERT_EQ(all[static_cast<size_t>(i * 40 + j)], 7) << i << ", " << j;
+      }
+}
+
+// A block by the processor's pair products against a plain sum. Skipped where the processor has none.
+
+using cpu::kTileBlock, cpu::kTileDepth, cpu::kTileElements, cpu::kTileRows;
+
+// A's rows lie as they are, `lda` apart, or as two tiles one after the other.
+TEST(PairBlock, IsTheProduct) {
+  if (!cpu::has_pair_products()) GTEST_SKIP() << "this processor has no AVX512_BF16";
+  constexpr int64_t kTiles = 3, kInner = kTiles * kTileDepth;
+  const Philox numbers = Philox::named(1, "pairs");
+  const auto number = [&](int64_t i) { return bfloat16(2 * numbers.uniform(static_cast<uint64_t>(i)) - 1); };
+  alignas(64) std::array<bfloat16, kTileBlock * kInner> rows, tiles;
+  alignas(64) std::array<bfloat16, kInner * kTileBlock> columns;
+  for (int64_t i = 0; i < kTileBlock; ++i)
+    for (int64_t k = 0; k < kInner; ++k) {
+      const bfloat16 x = number(i * kInner + k);
+      rows[static_cast<size_t>(i * kInner + k)] = x;
+      const int64_t tile = k / kTileDepth * 2 + i / kTileRows;
+      tiles[static_cast<size_t>(tile * kTileElements + i % kTileRows * kTileDepth + k % kTileDepth)] = x;
+      const int64_t panel = k / kTileDepth * 2 + i / kTileRows;
+      columns[static_cast<size_t>(panel * kTileElements + k % kTileDepth / 2 * kTileDepth + i % kTileRows * 2 +
+                                  k % 2)] = number(kTileBlock * kInner + k * kTileBlock + i);
+    }
+  const cpu::TileOperandA as_rows{rows.data(), kInner, kTileDepth, kTileRows * kInner},
+      as_tiles{tiles.data(), kTileDepth, 2 * kTileElements, kTileElements};
+  for (const cpu::TileOperandA& a : {as_rows, as_tiles})
+    for (const bool accumulate : {false, true}) {
+      std::array<float, kTileBlock*(kTileBlock + 3)> c{};
+      c.fill(7);
+      cpu::pair_block(a, columns.data(), kTiles, c.data(), kTileBlock + 3, accumulate);
+      for (int64_t i = 0; i < kTileBlock; ++i)
+        for (int64_t j = 0; j < kTileBlock + 3; ++j) {
+          double sum = accumulate || j >= kTileBlock ? 7 : 0;
+          for (int64_t k = 0; k < kInner && j < kTileBlock; ++k)
+            sum += static_cast<double>(static_cast<float>(number(i * kInner + k))) *
+                   static_cast<double>(static_cast<float>(number(kTileBlock * kInner + k * kTileBlock + j)));
+          ASSERT_NEAR(static_cast<double>(c[static_cast<size_t>(i * (kTileBlock + 3) + j)]), sum, 1e-5)
+              << i << ", " << j;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace tessera
