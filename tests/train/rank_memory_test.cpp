@@ -105,7 +105,7 @@ TEST(RankMemory, OfTheTpRankThatHasMost) {
 }
 
 // The last rank of a ring attends with all its queries at every hop, the first with half of them behind hop 0. A
-// processor with AVX2 alone packs less, and two ranks have the same peak there.
+// processor with AVX2 alone packs less in bf16, where both then have the same peak.
 TEST(RankMemory, OfTheCpRankThatHasMost) {
   for (const DType dtype : {DType::float32, DType::bfloat16})
     for (const int64_t cp : {2, 4}) {
@@ -115,7 +115,7 @@ TEST(RankMemory, OfTheCpRankThatHasMost) {
       job.optim.dtype = dtype;
       const std::vector<RankMemory> expected = memory_of_ranks(job);
       const std::vector<Peak> found = measured(job);
-      EXPECT_LT(found.front().total, found.back().total + (cp == 2 ? 1 : 0));
+      EXPECT_LT(found.front().total, found.back().total + (dtype == DType::bfloat16 ? 1 : 0));
       for (size_t r = 0; r < found.size(); ++r) EXPECT_LE(found[r].total, expected[r].total()) << "rank " << r;
       EXPECT_EQ(found.back().total, expected.back().total());
     }
