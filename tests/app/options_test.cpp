@@ -82,7 +82,8 @@ TEST(CommandLine, HelpTeachesEveryOption) {
   EXPECT_NE(help.find("Examples:"), std::string::npos);
   EXPECT_NE(help.find("[0.001]"), std::string::npos);  // defaults are shown
   const std::string all = std::get<Print>(parse({"--help"})).text;
-  for (const char* command : {"train", "generate", "data", "report"}) EXPECT_NE(all.find(command), std::string::npos);
+  for (const char* command : {"train", "generate", "data", "report", "TESSERA_CACHE", "TMPDIR"})
+    EXPECT_NE(all.find(command), std::string::npos);
   EXPECT_EQ(std::get<Print>(parse({"--version"})).text, "tessera " TESSERA_VERSION "\n");
 }
 

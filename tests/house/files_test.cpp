@@ -53,6 +53,27 @@ TEST(Files, OfLayersLinkAsSharedLibraries) { EXPECT_EQ(complaints(preinit_in_lib
 TEST(Files, AreShort) { EXPECT_EQ(complaints(too_long), ""); }
 TEST(Files, OpenWithAComment) { EXPECT_EQ(complaints(no_opening_comment), ""); }
 
+// What is fetched is named so that it is the same tomorrow: an image by its digest, a package of pip's by its version.
+std::string fetches_what_may_change(const std::string& text) {
+  static const std::regex image("(?:^FROM|^ *container:) +(\\S+)", std::regex::multiline),
+      digest(".*@sha256:[0-9a-f]{64}"), install("pip install((?:(?: |\\\\\n *)+[-\\w.=]+)+)"), word("[-\\w.=]+");
+  for (std::sregex_iterator it(text.begin(), text.end(), image), end; it != end; ++it)
+    if (const std::string name = (*it)[1]; !std::regex_match(name, digest)) return name;
+  for (std::sregex_iterator it(text.begin(), text.end(), install), end; it != end; ++it) {
+    const std::string words = (*it)[1];
+    for (std::sregex_iterator w(words.begin(), words.end(), word); w != end; ++w)
+      if (const std::string name = w->str(); name[0] != '-' && name.find("==") == std::string::npos) return name;
+  }
+  return "";
+}
+
+TEST(Files, FetchedThingsHaveDigestsAndVersions) {
+  for (const char* file : {"Containerfile", ".github/workflows/ci.yml", ".ci/run", "README.md", "docs/cuda.md"})
+    EXPECT_EQ(fetches_what_may_change(read_text(std::filesystem::path(TESSERA_SOURCE_DIR) / file)), "") << file;
+  EXPECT_EQ(fetches_what_may_change("a\n    container: debian:12\n"), "debian:12");
+  EXPECT_EQ(fetches_what_may_change("pip install -q a==1 \\\n  --no-deps b\n"), "b");
+}
+
 TEST(Files, ReadmeNamesEveryPackage) {
   const std::filesystem::path root = TESSERA_SOURCE_DIR;
   const std::set<std::string> needed = packages_of(read_text(root / "packages.txt"));
