@@ -129,10 +129,10 @@ RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.ou
     if (o.resume && !is_run) bad_input("--resume: {} holds no run (no config.toml)", path_.string());
     if (!o.resume && is_there(path_) && !holds_nothing(path_))
       bad_usage("--out: {} {}", path_.string(),
-                is_run ? "holds a run already; --resume goes on with it, another name starts a new one"
+                is_run ? "holds a run already; train --resume goes on with it, another name starts a new one"
                        : "exists and is not an empty folder; expected a new name");
   };
-  check_content();
+  of_option("out", path_.string(), check_content);
   make_directories(path_);
   lock_ = std::make_unique<RunLock>(path_);
   check_content();  // another run may have begun and ended since

@@ -160,13 +160,13 @@ void end_mpi_job(const std::string& line, int status, const std::function<void()
   std::fputs(text.c_str(), stderr);
   std::fflush(nullptr);
   before_the_end();
-  remove_temporaries();
   try {
     std::thread([status] {  // MPI_Abort may wait for a launcher that is busy
       std::this_thread::sleep_for(std::chrono::seconds(5));
       std::_Exit(status);
     })
         .detach();
+    remove_temporaries();  // which a file system may hold up
     MPI_Abort(MPI_COMM_WORLD, status);
   } catch (const std::system_error&) {  // no thread is to be had: the launcher ends the others when this one is gone
   }
