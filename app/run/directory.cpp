@@ -282,7 +282,15 @@ RunLock::RunLock(const fs::path& run) : run_(run) {
               owner.empty() ? "which has just begun" : owner.substr(0, owner.find(" (")));
   }
   text_ = owner_text();
-  if (::ftruncate(fd_, 0) == 0 && ::pwrite(fd_, text_.data(), text_.size(), 0) == std::ssize(text_)) return;
+  ssize_t done = 0, n = ::ftruncate(fd_, 0) == 0 ? 0 : -1;
+  while (n >= 0 && done < std::ssize(text_)) {
+    n = ::pwrite(fd_, text_.data() + done, text_.size() - static_cast<size_t>(done), done);
+    if (n > 0 || (n < 0 && errno == EINTR))
+      done += std::max<ssize_t>(n, 0), n = 0;
+    else if (n == 0)
+      errno = EIO, n = -1;
+  }
+  if (n >= 0) return;
   const int failed = errno;
   ::close(fd_);
   throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(failed)));
