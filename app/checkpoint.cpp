@@ -127,6 +127,9 @@ void reshard(const CheckpointOptions& o) {
   for (const auto& [name, text] : o.layout) set_option(run, name, text);
   run.out = o.out;
   run.resume = false;
+  if (const Plan p = job_of(run).plan; run.optim.batch % (p.dp * p.microbatches) != 0)
+    bad_usage("--dp: {} data ranks x {} micro-batches do not divide {}'s batch of {}", p.dp, p.microbatches, o.from,
+              run.optim.batch);
   validate(run);
   Job job = job_of(run);
   check_replicas_stay(before, job.plan);

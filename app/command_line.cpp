@@ -15,6 +15,18 @@ constexpr const char* kAbout =
     "Tessera trains small language models under any layout, and proves that the layout changes nothing.";
 constexpr const char* kCommands =
     "train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
+constexpr const char* kEnvironment =
+    "tessera COMMAND --help, or tessera help COMMAND, says more about a command.\n\n"
+    "Environment:\n"
+    "  TESSERA_CACHE         folder for datasets made of texts, for what `plan` measured here and for tables of a "
+    "GPU's\n"
+    "                        algorithms [$XDG_CACHE_HOME/tessera, else $HOME/.cache/tessera]\n"
+    "  TMPDIR                folder for temporary files, those of --offload too [/tmp]\n"
+    "  OMP_NUM_THREADS       threads of a rank, where --threads-per-rank does not say [the processors, shared out]\n"
+    "  TESSERA_AMX=0         no matrix products by the tiles of a processor (AMX)\n"
+    "  NO_COLOR=1            no colours on standard error; TERM=dumb: no line that moves either\n"
+    "  BENCHMARK_OUT         file of `bench`, where --benchmark_out does not say\n"
+    "Launchers say by their own variables which rank a process is. Libraries read others: NCCL_*, OMPI_MCA_*, CUDA_*.";
 constexpr const char* kTrainExamples =
     "  tessera train                                   a small model on six novels of Jane Austen, in a minute or two\n"
     "  tessera train --data notes.txt --steps 500      your own text\n"
@@ -240,7 +252,7 @@ CommandLine::CommandLine() {
   app_.get_formatter()->column_width(24);
   app_.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app_.set_version_flag("--version", "tessera " TESSERA_VERSION);
-  app_.footer("tessera COMMAND --help, or tessera help COMMAND, says more about a command.");
+  app_.footer(kEnvironment);
   app_.allow_extras();
   app_.require_subcommand(0, 1);  // a second name of a command is a word like others: a run may be called "train"
   const auto any = [](const Setting&) { return true; };

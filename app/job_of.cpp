@@ -341,9 +341,6 @@ Dataset open_data(const TrainOptions& o, const TokenizerChoice& tokenizer) {
 }
 
 void check_example_options(const TrainOptions& o) {
-  if (holds_examples(o.data)) return;
-  if (const auto mixture = mixture_in(o.data))
-    if (std::ranges::any_of(*mixture, [](const Weighted& w) { return holds_examples(w.spec); })) return;
   const TrainOptions usual;
   const char* named = nullptr;
   if (o.chat_template != usual.chat_template) named = "--template";
@@ -351,7 +348,10 @@ void check_example_options(const TrainOptions& o) {
   if (o.pack) named = "--pack";
   if (o.skip_bad) named = "--skip-bad";
   if (!o.map.empty()) named = "--map";
-  if (named) bad_usage("{}: goes with --data FILE.jsonl, found --data {}", named, o.data);
+  if (!named || holds_examples(o.data)) return;
+  if (const auto mixture = mixture_in(o.data))
+    if (std::ranges::any_of(*mixture, [](const Weighted& w) { return holds_examples(w.spec); })) return;
+  bad_usage("{}: goes with --data FILE.jsonl, found --data {}", named, o.data);
 }
 
 std::vector<std::string> describe_data(const Dataset& d) {

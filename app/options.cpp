@@ -199,7 +199,8 @@ Settings settings_of(DatasetOptions& o) {
       .a("a tokenizer");
   s.add(o.vocab, {"vocab", "largest number of tokens of a bpe tokenizer that is trained", {256, 1e9}});
   s.add(o.shard_tokens, {"shard_tokens", "writes several files of so many tokens each; 0: one file", {0, 1e12}});
-  s.add(o.out, {"out", "folder to make; default for one source: the cache"}).a("a folder to make");
+  s.add(o.out, {"out", "folder to make; default for one source: in the cache, which TESSERA_CACHE names"})
+      .a("a folder to make");
   return s;
 }
 

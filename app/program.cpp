@@ -143,7 +143,7 @@ int run_program(int argc, const char* const* argv) {
     return fail({"out of memory; a smaller --batch, more --microbatches or --recompute block need less"},
                 Status::communication);
   } catch (const std::filesystem::filesystem_error& e) {
-    return fail({fmt::format("{}: {}", e.path1().string(), e.code().message())}, Status::output);
+    return fail({cause_of(e)}, Status::output);
   } catch (const std::system_error& e) {  // no thread, where few processes are allowed
     return fail({cause_of(e)}, Status::communication);
   } catch (const std::exception& e) {

@@ -44,7 +44,7 @@ cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_CUDA=
   "${options[@]}" >"$build/configured" 2>&1 || {
   tail -n 20 "$build/configured" >&2
   echo 'pack.sh: a pack has attention by cuDNN, and NCCL. What is missing comes by' \
-    '"pip install --no-deps nvidia-cudnn-frontend nvidia-cudnn-cu13 nvidia-nccl-cu13", where TESSERA_PYTHON names the Python' \
+    '"pip install --no-deps nvidia-cudnn-frontend==1.32.0 nvidia-cudnn-cu13==9.28.1.4 nvidia-nccl-cu13==2.32.3", where TESSERA_PYTHON names the Python' \
     'that has them; or say where it is, behind --: -DCUDNN_ROOT=DIR -DCUDNN_FRONTEND_ROOT=DIR -DNCCL_ROOT=DIR' >&2
   die "the build could not be configured"
 }

@@ -37,6 +37,15 @@ const char* environment(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
+// The kind of what has the name; none where nothing has. A name that cannot be followed is no missing one.
+fs::file_type kind_of(const fs::path& name) {
+  std::error_code error;
+  const fs::file_type kind = fs::status(name, error).type();
+  if (kind == fs::file_type::none && error != std::errc::filename_too_long)
+    bad_input("cannot open {}: {}", name.string(), error.message());
+  return kind == fs::file_type::not_found ? fs::file_type::none : kind;
+}
+
 }  // namespace
 
 std::string read_file(const fs::path& file) {
@@ -45,18 +54,9 @@ std::string read_file(const fs::path& file) {
   return bytes;
 }
 
-bool is_there(const fs::path& name) {
-  std::error_code error;
-  return fs::exists(name, error);
-}
-bool is_folder(const fs::path& name) {
-  std::error_code error;
-  return fs::is_directory(name, error);
-}
-bool is_plain_file(const fs::path& name) {
-  std::error_code error;
-  return fs::is_regular_file(name, error);
-}
+bool is_there(const fs::path& name) { return kind_of(name) != fs::file_type::none; }
+bool is_folder(const fs::path& name) { return kind_of(name) == fs::file_type::directory; }
+bool is_plain_file(const fs::path& name) { return kind_of(name) == fs::file_type::regular; }
 int32_t first_number(const fs::path& file) {
   int32_t number = 0;
   if (is_plain_file(file)) std::ifstream(file, std::ios::binary).read(reinterpret_cast<char*>(&number), sizeof(number));

@@ -18,7 +18,7 @@ std::string read_file(const std::filesystem::path& file);
 // page". Empty for others, and where a text is expected for what a text may begin with too.
 std::string_view known_kind(std::string_view begin, bool as_text = false);
 
-// Whether something has the name, a folder, or a regular file; false where nobody may look.
+// Whether something has the name, a folder, or a regular file. Throws InputError where links or rights keep it secret.
 bool is_there(const std::filesystem::path& name);
 bool is_folder(const std::filesystem::path& name);
 bool is_plain_file(const std::filesystem::path& name);

@@ -261,8 +261,8 @@ Loader::Loader(const TokenFile& tokens, int64_t context, int64_t batch, uint64_t
   if (context < 1) throw Error(fmt::format("context {}: expected at least 1", context));
   if (batch < 1) throw Error(fmt::format("batch {}: expected at least 1", batch));
   if (context >= tokens.size())
-    throw Error(fmt::format("context {} is too long for a training text of {} tokens; it can be at most {}", context,
-                            tokens.size(), tokens.size() - 1));
+    throw FieldError("context", fmt::format("{} is too long for a training text of {} tokens; it can be at most {}",
+                                            context, tokens.size(), tokens.size() - 1));
 }
 
 int64_t Loader::start(int64_t step, int64_t sequence) const {

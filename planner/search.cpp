@@ -110,7 +110,8 @@ class Kept {
 // Ranks candidates by time: the first of each kind that fits; where these are fewer than asked for, the next ones too.
 class Ranking {
  public:
-  Ranking(const Question& q, bool own, FirstOfKinds& too_large) : q_(q), own_(own), too_large_(too_large) {}
+  Ranking(const Question& q, bool own, FirstOfKinds& too_large, const Meanwhile& meanwhile)
+      : q_(q), own_(own), too_large_(too_large), meanwhile_(meanwhile) {}
 
   std::vector<Candidate> of(std::vector<Candidate> all, size_t top) {
     std::ranges::sort(all, is_before);
@@ -135,6 +136,7 @@ class Ranking {
   using Memory = std::tuple<Recompute, ScheduleKind, bool, bool>;
 
   bool take(Candidate c) {
+    meanwhile_();
     const Plan& p = c.layout.plan;
     const Memory memory{p.recompute, p.schedule, p.tp > 1, p.zero == ZeroStage::three};
     if (own_) correct(c.prediction, ratios_.contains(memory) ? ratios_[memory] : 1);
@@ -161,13 +163,14 @@ class Ranking {
   const Question& q_;
   bool own_;
   FirstOfKinds& too_large_;
+  const Meanwhile& meanwhile_;
   size_t dry_runs_ = 0;
   std::map<Memory, double> ratios_ = {};
   std::vector<Candidate> out_ = {};
 };
 
 // Looks at all nodes; where not `whole`, only as long as they can be among the best.
-Answer search_nodes(const Question& q, size_t top, bool whole) {
+Answer search_nodes(const Question& q, size_t top, bool whole, const Meanwhile& meanwhile) {
   Answer answer;
   Estimator estimate(q);
   const bool own = estimate.is_of_tessera();
@@ -178,8 +181,10 @@ Answer search_nodes(const Question& q, size_t top, bool whole) {
   };
   const bool always = !q.fixed.schedule && !q.fixed.chunks;  // 1f1b takes any numbers
   std::vector<Node> nodes;
-  for (const Layout& base : bases(q))
+  for (const Layout& base : bases(q)) {
+    meanwhile();
     if (always || !variants(q, base).empty()) nodes.push_back(whole ? Node{base, 0, {}} : node_of(estimate, q, base));
+  }
   if (nodes.empty())
     throw FieldError("schedule",
                      fmt::format("{} cuts the model into more stages than its {} layers, or wants a multiple of the "
@@ -197,6 +202,7 @@ Answer search_nodes(const Question& q, size_t top, bool whole) {
       continue;
     }
     for (const Layout& layout : variants(q, node.base)) {
+      meanwhile();
       ++answer.estimated;
       Candidate c{layout, whole ? estimate.simulated(layout) : estimate(layout)};
       if (!may_fit(c))
@@ -209,10 +215,13 @@ Answer search_nodes(const Question& q, size_t top, bool whole) {
   }
   if (!whole) {
     for (const Kept* some : {&kept, &tight, &roomy}) some->give(simulated);
-    for (Candidate& c : simulated) c.prediction = estimate.simulated(c.layout);
+    for (Candidate& c : simulated) {
+      meanwhile();
+      c.prediction = estimate.simulated(c.layout);
+    }
   }
   answer.simulated = std::ssize(simulated);
-  answer.best = Ranking(q, own, too_large).of(std::move(simulated), top);
+  answer.best = Ranking(q, own, too_large, meanwhile).of(std::move(simulated), top);
   answer.too_large = too_large.first(top);
   return answer;
 }
@@ -243,8 +252,12 @@ Prediction Estimator::of(const Layout& layout, bool simulated) {
   return by_description(case_, layers_of(std::ssize(rank_of_stages(layout.plan))), simulated);
 }
 
-Answer search(const Question& q, size_t top) { return search_nodes(q, top, false); }
+Answer search(const Question& q, size_t top, const Meanwhile& meanwhile) {
+  return search_nodes(q, top, false, meanwhile);
+}
 
-Answer search_all(const Question& q, size_t top) { return search_nodes(q, top, true); }
+Answer search_all(const Question& q, size_t top) {
+  return search_nodes(q, top, true, [] {});
+}
 
 }  // namespace tessera::planner

@@ -11,6 +11,7 @@
 // forms are then simulated.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -85,8 +86,11 @@ struct Answer {
   int64_t feasible = 0, estimated = 0, simulated = 0;  // meshes with their micro-batches; closed forms; predictions
 };
 
+// Called again and again while a search goes on, which may be minutes; what it throws ends the search.
+using Meanwhile = std::function<void()>;
 // Throws FieldError where no plan can be, whatever the memory.
-Answer search(const Question& question, size_t top = 10);
+Answer search(
+    const Question& question, size_t top = 10, const Meanwhile& meanwhile = [] {});
 // The same without leaving out any: for tests, and for few ranks.
 Answer search_all(const Question& question, size_t top = 10);
 

@@ -120,12 +120,14 @@ PlanAnswer answer_of_query(const Request& request) {
     options.words = {{"model", top.value("model", "")}};
   else
     options.model_file = "the page";  // its sizes stand in the command
-  return answer_of(options, {.question = {.model = c.model,
-                                          .hardware = c.hardware,
-                                          .software = c.software,
-                                          .ranks = numbers.value("ranks", int64_t{1}),
-                                          .batch = numbers.value("batch", int64_t{1})},
-                             .model = top.value("model", "the page's model")});
+  return answer_of(options,
+                   {.question = {.model = c.model,
+                                 .hardware = c.hardware,
+                                 .software = c.software,
+                                 .ranks = numbers.value("ranks", int64_t{1}),
+                                 .batch = numbers.value("batch", int64_t{1})},
+                    .model = top.value("model", "the page's model")},
+                   request.meanwhile);
 }
 
 constexpr int64_t kMostTokens = 10'000'000;  // in a micro-batch

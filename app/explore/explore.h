@@ -7,8 +7,9 @@
 //   /search    ?model=llama3-8b&hardware=h100&ranks=8&batch=256: the best plans, as `plan` prints them, and as a table
 //
 // The server reads requests of at most 16 KiB without a body, GET and HEAD only, and takes a few seconds for each
-// connection. A request must name this server as its host, so that no other site's name can be pointed at it (DNS
-// rebinding), and what a page of another site asks for is refused. It keeps nothing between requests.
+// connection; a search ends when who asked for it has hung up. A request must name this server as its host, so that no
+// other site's name can be pointed at it (DNS rebinding), and what a page of another site asks for is refused. It keeps
+// nothing between requests.
 #pragma once
 #include <nlohmann/json.hpp>
 
@@ -19,6 +20,7 @@ namespace tessera::explore {
 struct Request {
   std::string path;
   std::vector<std::pair<std::string, std::string>> query = {};  // decoded, in the order in which they came
+  planner::Meanwhile meanwhile = [] {};                         // called while a search goes on; may throw
 };
 
 struct Answer {

@@ -3,10 +3,12 @@
 #include <arpa/inet.h>
 #include <microhttpd.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "app/commands.h"
@@ -86,6 +88,23 @@ MHD_Result take_argument(void* to, MHD_ValueKind, const char* key, size_t key_si
   return query.size() <= kMostKeys ? MHD_YES : MHD_NO;
 }
 
+// Throws Error when the other side has hung up. It looks at the socket 20 times a second at most.
+planner::Meanwhile client_watch(MHD_Connection* connection) {
+  const int fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+  return [fd, next = std::chrono::steady_clock::now()]() mutable {
+    if (std::chrono::steady_clock::now() < next) return;
+    next = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+    pollfd client{.fd = fd, .events = POLLRDHUP, .revents = 0};
+    if (poll(&client, 1, 0) > 0) throw Error("the connection was closed before there was an answer");
+  };
+}
+
+bool has_body(MHD_Connection* connection) {
+  const char* const length = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Content-Length");
+  return (length != nullptr && strcmp(length, "0") != 0) ||
+         MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Transfer-Encoding") != nullptr;
+}
+
 class Server {
  public:
   // It answers from now on, on threads of its own. Port 0 is any that is free. Throws Error that says why it cannot.
@@ -122,7 +141,8 @@ class Server {
     if (!is_ours(headers.hosts))
       return refusal(403, fmt::format("expected a request to 127.0.0.1:{} by that name or as localhost", port_));
     if (method != "GET" && method != "HEAD") return refusal(405, "expected GET or HEAD");
-    Request request{.path = path};
+    if (has_body(connection)) return refusal(413, "expected a request without a body");
+    Request request{.path = path, .meanwhile = client_watch(connection)};
     const bool is_page = request.path == "/";  // which a link of another site may open
     if (!is_page && !headers.site.empty() && headers.site != "same-origin" && headers.site != "none")
       return refusal(403, "expected a request of this server's own page, found one of another site");
@@ -131,13 +151,14 @@ class Server {
     return answer(request);
   }
 
-  // Called twice: when the headers are there, and when the body is, which nobody reads.
+  // Called twice: when the headers are there, where a request with a body is refused, and when all of it is.
   static MHD_Result on_request(void* self, MHD_Connection* connection, const char* path, const char* method,
                                const char*, const char*, size_t* body, void** seen) {
     static char mark;
     const bool first = *seen == nullptr;
     *seen = &mark;
-    if (first && (strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0)) return MHD_YES;
+    const bool may_be = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
+    if (first && may_be && !has_body(connection)) return MHD_YES;
     *body = 0;
     try {
       return queue(connection, static_cast<const Server*>(self)->answered(connection, path, method));

@@ -255,10 +255,10 @@ PlanQuestion question_of(const PlanOptions& o) {
   return out;
 }
 
-PlanAnswer answer_of(const PlanOptions& o, PlanQuestion asked) {
+PlanAnswer answer_of(const PlanOptions& o, PlanQuestion asked, const planner::Meanwhile& meanwhile) {
   PlanAnswer a{.asked = std::move(asked)};
   const planner::Question& q = a.asked.question;
-  a.found = search(q, static_cast<size_t>(o.top));
+  a.found = search(q, static_cast<size_t>(o.top), meanwhile);
   if (!a.fits()) return a;
   a.recommended = recommend(q, a.found);
   a.command = train_command(o, q, a.recommended.plan.layout);

@@ -67,7 +67,8 @@ std::string plan_page(const PlanAnswer& answer);
 // shell, and for train's own checks.
 std::string train_command(const PlanOptions& options, const planner::Question& question, const planner::Layout& layout);
 
-// The best `top` plans. Throws FieldError where there can be none.
-PlanAnswer answer_of(const PlanOptions& options, PlanQuestion asked);
+// The best `top` plans. Throws FieldError where there can be none, and what `meanwhile` throws.
+PlanAnswer answer_of(
+    const PlanOptions& options, PlanQuestion asked, const planner::Meanwhile& meanwhile = [] {});
 
 }  // namespace tessera

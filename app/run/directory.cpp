@@ -129,10 +129,10 @@ RunDirectory::RunDirectory(const TrainOptions& o) : path_(o.out ? fs::path(*o.ou
     if (o.resume && !is_run) bad_input("--resume: {} holds no run (no config.toml)", path_.string());
     if (!o.resume && is_there(path_) && !holds_nothing(path_))
       bad_usage("--out: {} {}", path_.string(),
-                is_run ? "holds a run already; --resume goes on with it, another name starts a new one"
+                is_run ? "holds a run already; train --resume goes on with it, another name starts a new one"
                        : "exists and is not an empty folder; expected a new name");
   };
-  check_content();
+  of_option("out", path_.string(), check_content);
   make_directories(path_);
   lock_ = std::make_unique<RunLock>(path_);
   check_content();  // another run may have begun and ended since
@@ -282,7 +282,15 @@ RunLock::RunLock(const fs::path& run) : run_(run) {
               owner.empty() ? "which has just begun" : owner.substr(0, owner.find(" (")));
   }
   text_ = owner_text();
-  if (::ftruncate(fd_, 0) == 0 && ::pwrite(fd_, text_.data(), text_.size(), 0) == std::ssize(text_)) return;
+  ssize_t done = 0, n = ::ftruncate(fd_, 0) == 0 ? 0 : -1;
+  while (n >= 0 && done < std::ssize(text_)) {
+    n = ::pwrite(fd_, text_.data() + done, text_.size() - static_cast<size_t>(done), done);
+    if (n > 0 || (n < 0 && errno == EINTR))
+      done += std::max<ssize_t>(n, 0), n = 0;
+    else if (n == 0)
+      errno = EIO, n = -1;
+  }
+  if (n >= 0) return;
   const int failed = errno;
   ::close(fd_);
   throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(failed)));

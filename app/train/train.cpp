@@ -31,8 +31,10 @@ Dataset dataset_of(const TrainOptions& o, bool quiet) {
   if (!o.add_tokens.empty()) tokenizer.added = split(o.add_tokens, ',');
   tokenizer.end = o.end;
   const std::string folder = is_folder(tokenizer.name) ? tokenizer.name : "";
-  Dataset dataset = of_option("data", o.data,
-                              [&] { return of_option("tokenizer", folder, [&] { return open_data(o, tokenizer); }); });
+  const auto opened = [&] { return open_data(o, tokenizer); };
+  Dataset dataset = of_option("data", o.data, [&] {
+    return of_option("tokenizer", folder, [&] { return of_option("val-data", o.held.file, opened); });
+  });
   if (const int64_t rows = job_of(o).model.vocab; o.init && rows > 0 && rows < dataset.vocab()) {
     dataset.check_tokens(rows);
     dataset.notes.push_back(

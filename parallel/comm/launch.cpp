@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <new>
@@ -143,11 +144,13 @@ std::string cause_of(const std::exception& failure) {
                                    resident * sysconf(_SC_PAGESIZE)))
         .what();
   }
+  if (const auto* file = dynamic_cast<const std::filesystem::filesystem_error*>(&failure))
+    return fmt::format("{}: {}", file->path1().string(), file->code().message());
   if (const auto* system = dynamic_cast<const std::system_error*>(&failure))
-    return fmt::format(
-        "the system refuses: {}; where that is a thread, expected fewer `ranks` or a higher limit "
-        "(ulimit -u, ulimit -v)",
-        system->code().message());
+    return fmt::format("the system refuses: {}{}", system->code().message(),
+                       system->code() == std::errc::resource_unavailable_try_again
+                           ? "; where that is a thread, expected fewer `ranks` or a higher limit (ulimit -u, ulimit -v)"
+                           : "");
   return failure.what();
 }
 

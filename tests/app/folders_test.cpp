@@ -7,10 +7,12 @@
 
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 
 #include "app/run/directory.h"
 #include "app/signals.h"
 #include "data/safetensors.h"
+#include "parallel/comm/launch.h"
 #include "tests/app/program.h"
 #include "tests/data/support.h"
 
@@ -116,6 +118,33 @@ TEST_F(ChangedFilesTest, WhatStandsInTheirPlaceIsNamed) {
     fails("train --init hub", 4, file + ": 1099511627776 bytes; expected at most");
     std::ofstream(path("hub") / file) << R"({"model_type": "gpt2"})";
   }
+}
+
+TEST_F(ChangedFilesTest, ALoopOfLinksIsNamed) {
+  fs::create_symlink("b", path("a"));
+  fs::create_symlink("a", path("b"));
+  for (const auto& [words, option] :
+       {std::pair("train --data a", "--data: cannot open a"),
+        {"train --data text.txt --val-data a", "--val-data: cannot open a"},
+        {"train --data text.txt --steps 1 --out a/x", "--out: cannot open a/x/config.toml"},
+        {"train --init a", "--init: cannot open a/adapter_config.json"},
+        {"train --config a", "--config: cannot open a"},
+        {"generate a", "cannot open a/adapter_config.json"},
+        {"checkpoint import a --out x", "cannot open a/config.json"},
+        {"report a", "cannot open a/flight.json"}})
+    fails(words, 4, fmt::format("{}: Too many levels of symbolic links", option));
+  const fs::filesystem_error in_a_rank("status", path("a"),
+                                       std::make_error_code(std::errc::too_many_symbolic_link_levels));
+  EXPECT_EQ(cause_of(in_a_rank), path("a").string() + ": Too many levels of symbolic links");
+  EXPECT_NE(cause_of(std::system_error(EAGAIN, std::system_category())).find("ulimit -u"), std::string::npos);
+  EXPECT_EQ(cause_of(std::system_error(EIO, std::system_category())).find("ulimit"), std::string::npos);
+}
+
+TEST_F(ChangedFilesTest, MessagesNameTheOptionThatWasGiven) {
+  train("--out run");
+  fails("train " + kSmall + "--val-data nowhere", 4, "--val-data: cannot open nowhere: No such file");
+  fails("train --data text.txt --context 1000000", 2, "--context: 1000000 is too long for a training text of");
+  fails("checkpoint reshard run --out parts --dp 5 --zero 3", 2, "--dp: 5 data ranks x 1 micro-batches do not divide");
 }
 
 TEST_F(ChangedFilesTest, ATemporaryFolderThatIsNoneIsNamed) {

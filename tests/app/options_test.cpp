@@ -80,7 +80,7 @@ TEST(CommandLine, HelpTeachesEveryOption) {
   }
   expect_has(help, {"Examples:", "[0.001]"});  // defaults are shown
   const std::string all = std::get<Print>(parsed("--help")).text;
-  expect_has(all, {"train", "generate", "data", "report"});
+  expect_has(all, {"train", "generate", "data", "report", "TESSERA_CACHE", "TMPDIR"});
   EXPECT_EQ(std::get<Print>(parsed("--version")).text, "tessera " TESSERA_VERSION "\n");
 }
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import unittest
+import urllib.parse
 import xml.etree.ElementTree
 
 sys.dont_write_bytecode = True
@@ -149,6 +150,32 @@ class Server(unittest.TestCase):
             self.assertIn(status, (400, 405), method)
         length = "Content-Length: 1000000000000"
         self.assertEqual(self.server.ask("/", length, method="POST")[0], 405)
+
+    def test_answers_what_is_too_large(self):
+        for method in ("GET", "HEAD", "POST"):
+            for size in (1, 20_000, 1 << 20):
+                for headers, body in ((f"Content-Length: {size}", b"a" * size),
+                                      ("Transfer-Encoding: chunked", b"%x\r\n%s\r\n0\r\n\r\n" % (size, b"a" * size))):
+                    asked = f"{method} /choices HTTP/1.1\r\nHost: 127.0.0.1:{self.server.port}\r\n{headers}\r\n\r\n"
+                    head, _, said = self.server.exchange(asked.encode() + body).partition(b"\r\n\r\n")
+                    self.assertEqual(head.split()[1:2], [b"405" if method == "POST" else b"413"], (method, headers, size))
+                    if method == "GET":
+                        self.assertEqual(json.loads(said), {"error": "expected a request without a body"})
+        for size in (17_000, 200_000):
+            for status, target, header in ((414, "/predict?pp=" + "1" * size, "X: y"), (431, "/", "X: " + "y" * size)):
+                found, _, said = self.server.ask(target, header)
+                self.assertEqual((found, said.count(b"\n")), (status, 0), (size, said))
+        self.assertEqual(self.server.ask("/choices", "Content-Length: 0")[0], 200)
+
+    def test_ends_a_search_whose_client_has_gone(self):
+        long = {"model": "llama2-7b", "hardware": "h100", "layers": 960, "heads": 960, "ranks": 50400, "batch": 720720}
+        with self.server.connect() as s:  # it takes more than a minute
+            s.sendall(f"GET /search?{urllib.parse.urlencode(long)} HTTP/1.1\r\nHost: 127.0.0.1:{self.server.port}\r\n\r\n".encode())
+            time.sleep(0.5)
+        end, status = time.monotonic() + 30, 503
+        while status == 503 and time.monotonic() < end:  # another search takes long
+            status, found = self.server.json("/search", model="gpt2", hardware="h100", ranks=2, batch=8)
+        self.assertEqual(status, 200, found)
 
     def test_bounds_what_it_reads(self):
         for line in (b"GET /", b"GET /predict?pp=", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nHost: "):

@@ -53,6 +53,27 @@ TEST(Files, OfLayersLinkAsSharedLibraries) { EXPECT_EQ(complaints(preinit_in_lib
 TEST(Files, AreShort) { EXPECT_EQ(complaints(too_long), ""); }
 TEST(Files, OpenWithAComment) { EXPECT_EQ(complaints(no_opening_comment), ""); }
 
+// What is fetched is named so that it is the same tomorrow: an image by its digest, a package of pip's by its version.
+std::string fetches_what_may_change(const std::string& text) {
+  static const std::regex image("(?:^FROM|^ *container:) +(\\S+)", std::regex::multiline),
+      digest(".*@sha256:[0-9a-f]{64}"), install("pip install((?:(?: |\\\\\n *)+[-\\w.=]+)+)"), word("[-\\w.=]+");
+  for (std::sregex_iterator it(text.begin(), text.end(), image), end; it != end; ++it)
+    if (const std::string name = (*it)[1]; !std::regex_match(name, digest)) return name;
+  for (std::sregex_iterator it(text.begin(), text.end(), install), end; it != end; ++it) {
+    const std::string words = (*it)[1];
+    for (std::sregex_iterator w(words.begin(), words.end(), word); w != end; ++w)
+      if (const std::string name = w->str(); name[0] != '-' && name.find("==") == std::string::npos) return name;
+  }
+  return "";
+}
+
+TEST(Files, FetchedThingsHaveDigestsAndVersions) {
+  for (const char* file : {"Containerfile", ".github/workflows/ci.yml", ".ci/run", "README.md", "docs/cuda.md"})
+    EXPECT_EQ(fetches_what_may_change(read_text(std::filesystem::path(TESSERA_SOURCE_DIR) / file)), "") << file;
+  EXPECT_EQ(fetches_what_may_change("a\n    container: debian:12\n"), "debian:12");
+  EXPECT_EQ(fetches_what_may_change("pip install -q a==1 \\\n  --no-deps b\n"), "b");
+}
+
 TEST(Files, ReadmeNamesEveryPackage) {
   const std::filesystem::path root = TESSERA_SOURCE_DIR;
   const std::set<std::string> needed = packages_of(read_text(root / "packages.txt"));
@@ -176,6 +197,25 @@ std::string says_an_option(const Source& source) {
 }
 
 TEST(Words, LibrariesNameFieldsAndNoOptions) { EXPECT_EQ(complaints(says_an_option), ""); }
+
+// Whoever reads `tessera --help` knows of every variable that the program reads, but for those that launchers set.
+std::string reads_what_no_help_names(const Source& source) {
+  static const std::set<std::string> product{"tensor", "autograd", "nn",     "optim", "parallel", "lab", "models",
+                                             "train",  "planner",  "verify", "data",  "app",      "hub", "bench"};
+  static const std::string help = read_text(std::string(TESSERA_SOURCE_DIR) + "/app/command_line.cpp");
+  static const std::regex reads("(?:getenv|environment)\\(\"([A-Z_]+)\"\\)"), launchers("(SLURM|PMI|PMIX|OMPI|MV2)_.*");
+  if (!source.is_code() || !product.contains(source.folder())) return "";
+  for (std::sregex_iterator it(source.text.begin(), source.text.end(), reads), end; it != end; ++it)
+    if (const std::string name = (*it)[1]; !std::regex_match(name, launchers) && help.find(name) == std::string::npos)
+      return "reads the variable " + name + ", which is not in the list of `tessera --help` (app/command_line.cpp)";
+  return "";
+}
+
+TEST(Words, HelpNamesEveryVariable) {
+  EXPECT_EQ(complaints(reads_what_no_help_names), "");
+  EXPECT_NE(reads_what_no_help_names({"data/a.cpp", "std::getenv(\"TESSERA_OTHER\");"}), "");
+  EXPECT_EQ(reads_what_no_help_names({"data/a.cpp", "std::getenv(\"TESSERA_CACHE\"), environment(\"PMI_RANK\");"}), "");
+}
 
 TEST(Words, ViolationsAreSeen) {
   EXPECT_NE(says_an_option({"train/a.cpp", "throw Error(\"--batch: expected 2\");\n"}), "");

@@ -129,6 +129,21 @@ TEST(Search, KeepsWhatIsFixed) {
   for (const Candidate& c : search(q).best) EXPECT_EQ(c.layout.plan.chunks, 2);
 }
 
+TEST(Search, EndsWhereTheCallbackThrows) {
+  Question q = small(8);
+  int calls = 0;
+  const Answer whole = search(q, 10, [&] { ++calls; });
+  EXPECT_GE(calls, whole.feasible + whole.estimated + whole.simulated);  // each plan that is looked at
+  for (const int at : {1, static_cast<int>(whole.feasible) + 1, calls}) {
+    int before = 0;
+    const auto end = [&] {
+      if (++before == at) throw Error("enough");
+    };
+    EXPECT_THROW(search(q, 10, end), Error);
+    EXPECT_EQ(before, at);
+  }
+}
+
 TEST(Search, RefusesWhatCannotBeDivided) {
   EXPECT_EQ(refusal(small(7)),
             "`ranks`: 7 cannot be divided among the layers, heads, tokens and a batch of 4; the nearest that can: 8");

@@ -1,8 +1,10 @@
 // MPI_Init_thread and MPI_Finalize.
 #include "parallel/comm/mpi/world.h"
 
+#include <fcntl.h>
 #include <mpi.h>
 #include <sched.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -33,9 +35,48 @@
 
 namespace tessera {
 
-namespace {
-
 namespace fs = std::filesystem;
+
+constexpr const char* kMessages = "tessera-messages";
+
+// A folder of this process's own for the files through which Open MPI sends the messages of one host. The process holds
+// a lock on it, which the system ends with the process, however that ends and in whichever container it is: a folder of
+// this name that nobody holds was left behind.
+class MessageFolder {
+ public:
+  explicit MessageFolder(const fs::path& where);
+  bool is_held() const { return held_; }
+  const fs::path& path() const { return name_.path(); }
+  // Removes what processes of this user have left there.
+  static void remove_left(const fs::path& where);
+
+ private:
+  TemporaryName name_;
+  Descriptor folder_;
+  bool held_ = false;
+};
+
+// Another rank may remove the folder before it is locked.
+MessageFolder::MessageFolder(const fs::path& where)
+    : name_(where / kMessages),
+      folder_(::mkdir(path().c_str(), 0700) == 0 ? ::open(path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1) {
+  std::error_code error;
+  held_ = folder_.get() >= 0 && ::flock(folder_.get(), LOCK_EX | LOCK_NB) == 0 && fs::exists(path(), error);
+}
+
+void MessageFolder::remove_left(const fs::path& where) {
+  std::error_code error, ignored;
+  for (fs::directory_iterator it(where, error), end; !error && it != end; it.increment(error)) {
+    if (!it->path().filename().string().starts_with(std::string(kMessages) + ".tmp-")) continue;
+    const Descriptor folder(::open(it->path().c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    struct stat info {};
+    if (folder.get() >= 0 && ::fstat(folder.get(), &info) == 0 && info.st_uid == ::geteuid() &&
+        ::flock(folder.get(), LOCK_EX | LOCK_NB) == 0)
+      fs::remove_all(it->path(), ignored);
+  }
+}
+
+namespace {
 
 int64_t number_in(const char* variable) {
   const char* const text = std::getenv(variable);
@@ -44,24 +85,29 @@ int64_t number_in(const char* variable) {
 
 // Open MPI sends the messages of one host through a file for each rank in /dev/shm, whose memory comes with the first
 // touch: where there is none left then, the system kills the rank. So there must be room for all of them before; where
-// there is not, the files go into the folder for temporary files.
-void place_messages() {
+// there is not, the files go into the folder for temporary files. Null where Open MPI is to choose the place.
+std::unique_ptr<MessageFolder> place_messages() {
   constexpr int64_t kFile = (int64_t{4} << 20) + 4096;
   const int64_t needed = number_in("OMPI_COMM_WORLD_LOCAL_SIZE") * kFile;
   std::error_code error;
-  const fs::space_info memory = fs::space("/dev/shm", error);
-  if (error || static_cast<int64_t>(memory.available) >= needed) return;
-  const std::string folder = temporary_folder().string();
+  fs::path where = "/dev/shm";
+  for (const fs::path& folder : {where, fs::temp_directory_path(error)}) MessageFolder::remove_left(folder);
   // Before version 5, and from it on.
   constexpr std::array names = {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory"};
   for (const char* name : names)
-    if (std::getenv(name) != nullptr) return;  // the user has said where
-  for (const char* name : names) ::setenv(name, folder.c_str(), 0);
-  if (number_in("OMPI_COMM_WORLD_LOCAL_RANK") == 0)
+    if (std::getenv(name) != nullptr) return nullptr;  // the user has said where
+  const fs::space_info memory = fs::space(where, error);
+  const bool is_short = !error && static_cast<int64_t>(memory.available) < needed;
+  if (is_short) where = temporary_folder();
+  auto folder = std::make_unique<MessageFolder>(where);
+  if (!is_short && !folder->is_held()) return nullptr;
+  for (const char* name : names) ::setenv(name, (folder->is_held() ? folder->path() : where).c_str(), 0);
+  if (is_short && number_in("OMPI_COMM_WORLD_LOCAL_RANK") == 0)
     std::fprintf(stderr,
                  "tessera: /dev/shm has %lld bytes left, and Open MPI wants %lld of it for messages: they go through "
                  "files in %s, which may be slower; Docker gives more by its options shm-size and ipc\n",
-                 static_cast<long long>(memory.available), static_cast<long long>(needed), folder.c_str());
+                 static_cast<long long>(memory.available), static_cast<long long>(needed), where.c_str());
+  return folder;
 }
 
 }  // namespace
@@ -90,7 +136,7 @@ MpiSession::MpiSession(double timeout_s) : timeout_s_(timeout_s), exceptions_(st
   if (running) {
     MPI_Query_thread(&provided);
   } else {
-    place_messages();
+    messages_ = place_messages();
     const MpiAlarm alarm(timeout_s_, "MPI_Init");
     mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -120,6 +166,7 @@ void end_mpi_job(const std::string& line, int status, const std::function<void()
       std::_Exit(status);
     })
         .detach();
+    remove_temporaries();  // which a file system may hold up
     MPI_Abort(MPI_COMM_WORLD, status);
   } catch (const std::system_error&) {  // no thread is to be had: the launcher ends the others when this one is gone
   }

@@ -118,6 +118,8 @@ class MpiAlarm {
   std::jthread thread_;  // none where the system has no more
 };
 
+class MessageFolder;
+
 // Begins MPI unless it runs already, and ends it in that case; not while an exception passes, since the end waits for
 // all ranks, and the launcher ends them when this one has gone. Throws Error where the library cannot be used by
 // several threads at a time, which communication in the background needs. Ends the process where the other ranks do not
@@ -134,6 +136,7 @@ class MpiSession {
   double timeout_s_;
   bool owner_ = false;
   int exceptions_ = 0;  // under way when it was made
+  std::unique_ptr<MessageFolder> messages_;
 };
 
 // Prints "tessera: [rank r] line", does what is given, and ends all ranks of the job with the status.

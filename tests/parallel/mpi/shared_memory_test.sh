@@ -58,4 +58,26 @@ done
 expect "a /dev/shm of 64 MB with nothing left" 0 "$(short 0)" "${small[@]}" $((64 * mib)) 0 "${mpirun[@]}" -n 2 "$program" hosts 1
 expect "no room in /dev/shm and a rank that is killed" '137|3' 'rank 1 has failed: its process [0-9]+ is gone$' \
   "${small[@]}" $((64 * mib)) 0 "${mpirun[@]}" -n 2 "$program" kill direct
+
+# What a job left that was killed in all its processes is removed by the next, and nothing of one that runs beside it, or
+# that is no rank's of ours.
+# shellcheck disable=SC2016  # the inner shell expands
+left='folders() { find /dev/shm -mindepth 1 -maxdepth 1 -name "tessera-messages.tmp-*" | sort; }
+  wait_for() { for ((i = 0; i < 200; ++i)); do (($(folders | wc -l) == $1)) && return; sleep 0.1; done; folders; echo "expected $1"; exit 1; }
+  mkdir -p "$TMPDIR" && touch /dev/shm/vader_segment.host.0.1.0
+  trap "touch /dev/shm/over; rm -rf $TMPDIR" EXIT
+  "$@" stay & beside=$!
+  wait_for 2; alive=$(folders)
+  setsid "$@" stay & killed=$!
+  wait_for 4
+  [[ -n $(find $alive -type f) ]] || { echo "no file of MPI in $alive"; exit 1; }
+  for pid in $killed $(pgrep -s $killed); do kill -9 $pid; done
+  sleep 0.2
+  wait_for 4
+  "$@" hosts 1 || exit 1
+  [[ $(folders) == "$alive" && -e /dev/shm/vader_segment.host.0.1.0 ]] || { folders; echo "expected $alive"; exit 1; }
+  touch /dev/shm/over; wait $beside || exit 1
+  wait_for 0'
+TMPDIR=$(mktemp -d) expect "a job that was killed in all its processes" 0 '' \
+  "${small[@]}" $((512 * mib)) $((512 * mib)) bash -uc "$left" bash "${mpirun[@]}" -n 2 "$program"
 exit $failed

@@ -1,0 +1,244 @@
+#!/usr/bin/env python3
+"""Faults that are drawn, three kinds of them: a system call of a save that fails, a file that was altered, a rank that is
+killed or stopped. Whatever happens, the program ends by itself with a status and a line of its own, leaves what was
+there usable and nothing half-written, and calls nothing well that is not.
+
+    tests/campaign/faults.py PROGRAM [--calls 24] [--files 120] [--stops 2] [--seed $TESSERA_DRAW] [--only KIND:N]
+
+--calls all fails every call of each job once. What is wrong is printed with its kind and number, which --only repeats.
+Ends with 77 (skipped) without a C compiler, which makes the library that fails the calls (failing_calls.c).
+"""
+import argparse
+import errno
+import filecmp
+import glob
+import os
+import random
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+sys.dont_write_bytecode = True
+HERE = os.path.dirname(os.path.abspath(__file__))
+TINY = ("--data text.txt --layers 1 --heads 2 --channels 16 --context 16 --batch 4 --warmup 2 --lr 0.03 --threads-per-rank 1 "
+        "--eval-every 4 --save-every 4 --quiet")
+LIMIT = 60  # seconds for a command
+
+# What is run under a failing call: {name: (command, what it makes or changes)}.
+JOBS = {"save": (f"train {TINY} --steps 8 --resume --out run", "run"),
+        "save of 2 ranks": (f"train {TINY} --steps 8 --resume --out sharded", "sharded"),
+        "export": ("checkpoint export run --out made", "made"),
+        "import": ("checkpoint import hub --out made", "made"),
+        "reshard": ("checkpoint reshard run --out made --dp 2 --zero 3", "made"),
+        "data": ("data text.txt --tokenizer bytes --out made", "made")}
+SAID_BY = {"open": ("ENOSPC", "EMFILE", "EACCES", "EROFS", "EDQUOT"), "write": ("ENOSPC", "EIO", "EDQUOT", "EFBIG", "EINTR", "short"),
+           "fsync": ("EIO", "ENOSPC"), "rename": ("EIO", "ENOSPC", "EXDEV"), "ftruncate": ("EIO", "EFBIG"),
+           "posix_fallocate": ("ENOSPC", "EIO", "EOPNOTSUPP"), "mmap": ("ENOMEM", "EAGAIN"), "close": ("EIO", "EDQUOT")}
+KIND = {"fopen": "open", "mkdir": "open", "pwrite": "write", "writev": "write", "fdatasync": "fsync", "syncfs": "fsync",
+        "renameat2": "rename"}
+
+# What reads altered files: {file pattern: commands}.
+READ = {"run/checkpoints/step-4/*": ["generate run --tokens 3 --prompt Line", "checkpoint inspect run", "evaluate run --data text.txt",
+                                     f"train {TINY} --steps 6 --resume --out run", "checkpoint export run --out made"],
+        "run/checkpoints/latest": ["generate run --tokens 3 --prompt Line"],
+        "run/checkpoints/best": ["generate run/checkpoints/best --tokens 3 --prompt Line"],
+        "run/*.*": [f"train {TINY} --steps 6 --resume --out run", "report run"],
+        "hub/*": ["checkpoint import hub --out made", "generate hub --tokens 3 --prompt Line", "checkpoint inspect hub",
+                  f"train {TINY} --steps 2 --init hub --out made"],
+        "set/*": [f"train {TINY.replace('text.txt', 'set')} --steps 2 --out made"]}
+
+
+class Faults:
+    def __init__(self, program, home):
+        self.program, self.home, self.template = program, home, os.path.join(home, "template")
+        self.library, self.logs, self.wanted = os.path.join(home, "failing_calls.so"), {}, {}
+        os.mkdir(self.template)
+        with open(os.path.join(self.template, "text.txt"), "w") as f:
+            f.writelines(f"Line {i} of a text that says little, but {i * i % 97} of it.\n" for i in range(900))
+        for words in (f"train {TINY} --steps 4 --trace --out run", f"train {TINY} --steps 4 --ranks 2 --zero 3 --out sharded",
+                      "checkpoint export run --out hub", "data text.txt --tokenizer char --out set"):
+            if said := self.run(words, self.template)[1:]:
+                if said[0] != 0:
+                    sys.exit(f"faults: {words}: {said}")
+
+    def run(self, words, place, **more):
+        """(seconds are bounded) last line, status, all of standard error"""
+        env = {**os.environ, "TESSERA_CACHE": os.path.join(self.home, "cache"), "OMP_WAIT_POLICY": "passive", **more}
+        try:
+            done = subprocess.run([self.program, *shlex.split(words)], cwd=place, env=env, stdin=subprocess.DEVNULL,
+                                  capture_output=True, timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            return "", "a hang", ""
+        said = done.stderr.decode(errors="backslashreplace")
+        return (said.rstrip("\n").split("\n") or [""])[-1], done.returncode, said
+
+    def fresh(self, name):
+        place = os.path.join(self.home, name)
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(self.template, place, symlinks=True)
+        return place
+
+    def wrong_end(self, status, last, said):
+        """What of an end is no end of ours."""
+        if not isinstance(status, int) or status < 0 or status not in (0, 2, 3, 4, 5, 6):
+            return [f"ended by {status}"]
+        if status != 0 and not last.startswith("tessera: "):
+            return [f"status {status}, and the last line is {last[-200:]!r}"]
+        return ["words of no promise: " + said[-200:]] if re.search("unexpected failure|terminate called|Sanitizer", said) else []
+
+    @staticmethod
+    def half_written(place):
+        return [f"half-written: {os.path.relpath(f, place)}" for f in glob.glob(place + "/**/*.tmp-*", recursive=True)]
+
+    # --- calls ---
+
+    def prepare_calls(self):
+        """Makes the library, and does each job once undisturbed: its calls, and what it makes."""
+        compiled = subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self.library, os.path.join(HERE, "failing_calls.c"), "-ldl"],
+                                  capture_output=True, text=True)
+        if compiled.returncode != 0:
+            sys.exit("faults: failing_calls.c: " + compiled.stderr)
+        for job, (words, made) in JOBS.items():
+            place = self.fresh("undisturbed " + job)
+            log = place + ".log"
+            last, status, _ = self.run(words, place, LD_PRELOAD=self.library, FAULT_FOLDER=place, FAULT_LOG=log)
+            if status != 0:
+                sys.exit(f"faults: {words}: {last}")
+            self.wanted[job] = os.path.join(place, made)
+            with open(log) as f:
+                self.logs[job] = [line.split()[0] for line in f]
+
+    def same(self, job, made):
+        """Whether the files whose bytes are those of every such run are there."""
+        fixed = ("model.safetensors", "optimizer.safetensors", "config.json", "tokenizer.json", ".bin")
+        kept = [f for f in glob.glob(self.wanted[job] + "/**/*", recursive=True) if os.path.isfile(f) and f.endswith(fixed)]
+        theirs = [os.path.join(made, os.path.relpath(f, self.wanted[job])) for f in kept]
+        return bool(kept) and all(os.path.isfile(t) and filecmp.cmp(f, t, shallow=False) for f, t in zip(kept, theirs))
+
+    def call(self, name, job, at, cause):
+        """Complaints about the job with that call failed."""
+        place, (words, made) = self.fresh(name), JOBS[job]
+        number = str(0 if cause == "short" else getattr(errno, cause))
+        last, status, said = self.run(words, place, LD_PRELOAD=self.library, FAULT_FOLDER=place, FAULT_AT=str(at), FAULT_ERRNO=number)
+        seen, path = self.wrong_end(status, last, said), os.path.join(place, made)
+        seen += self.half_written(place)
+        if status == 0 and not self.same(job, path):
+            seen.append("status 0, and what it made is not what it makes undisturbed")
+        if cause in ("short", "EINTR") and status != 0:
+            seen.append(f"gave up where it could have gone on: {last}")
+        if made == "made" and status != 0 and os.path.exists(path) and glob.glob(path + "/**/*.json", recursive=True) and not self.same(job, path):
+            seen.append("something stands there that looks whole")
+        if job.startswith("save"):  # what was there goes on to the same end
+            last, status, said = self.run(words, place)
+            seen += [f"afterwards: {w}" for w in self.wrong_end(status, last, said)]
+            if status != 0 or not self.same(job, path):
+                seen.append(f"the run does not go on to the same end: {status} {last}")
+        elif status != 0:  # the place is free, or is said not to be
+            again, status, said = self.run(words, place)
+            seen += [f"afterwards: {w}" for w in self.wrong_end(status, again, said)]
+            if status == 0 and not self.same(job, path):
+                seen.append("done again, it is not what it is undisturbed")
+        shutil.rmtree(place)
+        return f"{job}: {self.logs[job][at - 1]} number {at} fails with {cause}; {last[-150:]}", seen
+
+    def drawn_call(self, name, dice):
+        job = dice.choice(list(JOBS))
+        at = dice.randrange(len(self.logs[job])) + 1
+        call = self.logs[job][at - 1]
+        return self.call(name, job, at, dice.choice(SAID_BY[KIND.get(call, call)]))
+
+    # --- files ---
+
+    def file(self, name, dice):
+        place = self.fresh(name)
+        pattern = dice.choice(list(READ))
+        files = sorted(f for f in glob.glob(os.path.join(place, pattern)) if os.path.isfile(f) and os.path.getsize(f) > 0)
+        file, words = dice.choice(files), dice.choice(READ[pattern])
+        with open(file, "rb") as f:
+            bytes_before = f.read()
+        how, altered = alter(dice, bytes_before)
+        with open(file, "wb") as f:
+            f.write(altered)
+        last, status, said = self.run(words, place)
+        seen = self.wrong_end(status, last, said) + self.half_written(place)
+        of_checkpoint = "/step-4/" in file and not file.endswith("manifest.json") and not words.startswith("checkpoint inspect")
+        if of_checkpoint and altered != bytes_before and status == 0:
+            seen.append("status 0 with a checkpoint that is not what was saved")
+        where = os.path.relpath(file, place)
+        shutil.rmtree(place)
+        return f"{words.split(' --')[0]}: {where} of {len(bytes_before)} bytes: {how}; {status} {last[-150:]}", seen
+
+
+def alter(dice, data):
+    """(how, the bytes): small changes, as disks, transfers and editors make them."""
+    at, kind = dice.randrange(len(data)), dice.randrange(8)
+    if kind == 0:
+        return f"bit flipped at {at}", data[:at] + bytes([data[at] ^ 1 << dice.randrange(8)]) + data[at + 1:]
+    if kind == 1:
+        return f"cut at {at}", data[:at]
+    if kind == 2:
+        return f"a hole at {at}", data[:at] + bytes(min(512, len(data) - at)) + data[at + 512:]
+    if kind == 3:
+        length = dice.randrange(1, 64)
+        return f"{length} bytes left out at {at}", data[:at] + data[at + length:]
+    if kind == 4:
+        return f"bytes put in at {at}", data[:at] + bytes(dice.randrange(256) for _ in range(dice.randrange(1, 16))) + data[at:]
+    if kind == 5:
+        return "twice", data + data
+    digits = [m.start() for m in re.finditer(rb"[0-9]", data[:20000])]
+    if kind == 6 and digits:
+        at = dice.choice(digits)
+        return f"another digit at {at}", data[:at] + str(dice.randrange(10)).encode() + data[at + 1:]
+    other = dice.randrange(len(data))
+    low, high = sorted((at, other))
+    return f"{low} and {high} change places", data[:low] + data[high:high + 1] + data[low + 1:high] + data[low:low + 1] + data[high + 1:]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--calls", default="24")
+    parser.add_argument("--files", type=int, default=120)
+    parser.add_argument("--stops", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("TESSERA_DRAW", "1")))
+    parser.add_argument("--only", help="call:N, file:N or, with --calls all, every:N")
+    parser.add_argument("--jobs", type=int, default=2)
+    o = parser.parse_args()
+    if not shutil.which("cc"):
+        print("skipped: no C compiler (cc)")
+        sys.exit(77)
+    bad, ends = 0, Counter()
+    with tempfile.TemporaryDirectory(prefix="tessera-faults-") as home, ThreadPoolExecutor(o.jobs) as pool:
+        faults = Faults(os.path.realpath(o.program), home)
+        faults.prepare_calls()
+        every = [(job, at + 1) for job, log in faults.logs.items() for at in range(len(log))]
+        count = len(every) if o.calls == "all" else int(o.calls)
+
+        def one(what):
+            kind, n = what.split(":")
+            dice = random.Random(f"{o.seed} {what}")
+            if kind == "every":
+                job, at = every[int(n)]
+                call = faults.logs[job][at - 1]
+                return (what, *faults.call(what, job, at, dice.choice(SAID_BY[KIND.get(call, call)])))
+            return (what, *(faults.drawn_call if kind == "call" else faults.file)(what, dice))
+
+        drawn = [f"{'every' if o.calls == 'all' else 'call'}:{n}" for n in range(count)] + [f"file:{n}" for n in range(o.files)]
+        for what, told, seen in pool.map(one, [o.only] if o.only else drawn):
+            ends[what.split(":")[0]] += 1
+            bad += bool(seen)
+            if seen or o.only:
+                print(f"{what} {told}{''.join('; WRONG: ' + s for s in seen)}", flush=True)
+    print(f"seed {o.seed}: {', '.join(f'{n} of {kind}' for kind, n in ends.items())}: {bad} ended otherwise than they must", flush=True)
+    if o.stops and not o.only and shutil.which("mpirun"):
+        bad += subprocess.run([sys.executable, os.path.join(HERE, "stops.py"), o.program, "--runs", str(o.stops), "--seed", str(o.seed)]).returncode
+    sys.exit(bad > 0)
+
+
+if __name__ == "__main__":
+    main()
