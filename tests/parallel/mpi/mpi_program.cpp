@@ -266,7 +266,7 @@ int run_fault(const std::string& scenario, const std::string& how) {
   const bool nccl = how == "nccl";
   const LaunchOptions options{
       .backend = nccl ? Backend::nccl : Backend::mpi,
-      .timeout_s = 2,
+      .timeout_s = scenario == "stay" ? 60.0 : 2.0,
       .algorithm = nccl ? Algorithm::native : value_named<Algorithm>(kAlgorithmNames, how).value()};
   launch(options, [&](Communicator& world) { fault(world, scenario, nccl ? gpu_of(world) : make_arena()); });
   return 0;
