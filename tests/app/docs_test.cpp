@@ -24,7 +24,6 @@
 
 #include <sched.h>
 
-#include <cmath>
 #include <map>
 #include <regex>
 

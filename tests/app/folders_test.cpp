@@ -1,20 +1,16 @@
 // Files that change under a running program, or are not what they should be: one line that names them, and status 4.
-#include <dlfcn.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
-#include <cerrno>
 #include <cstring>
-#include <system_error>
 
 #include "app/run/directory.h"
 #include "app/signals.h"
 #include "data/safetensors.h"
-#include "parallel/comm/launch.h"
 #include "tests/app/program.h"
 #include "tests/data/support.h"
+#include "tests/support/no_locks.h"
 
 namespace tessera {
 
@@ -328,19 +324,6 @@ TEST_F(OutputPlacesTest, FilesOfARunAreForAllToRead) {
 }  // namespace tessera
 
 // The lock of a run's folder, and a file system that has no locks: the run says so, and ends where it meets another.
-
-namespace {
-int refused = 0;  // the errno of locks; 0: there are some
-}  // namespace
-
-// Found by the program before the C library's.
-extern "C" int flock(int fd, int how) noexcept {
-  if (refused != 0) {
-    errno = refused;
-    return -1;
-  }
-  return reinterpret_cast<int (*)(int, int)>(dlsym(RTLD_NEXT, "flock"))(fd, how);
-}
 
 namespace tessera {
 namespace {

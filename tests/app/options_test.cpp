@@ -13,8 +13,7 @@
 namespace tessera {
 namespace {
 
-using test::parsed;
-using test::parsed_train;
+using namespace test;
 
 using Messages = std::vector<std::string>;
 

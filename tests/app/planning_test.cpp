@@ -3,7 +3,6 @@
 
 #include "app/plan/plan.h"
 #include "models/decoder.h"
-#include "models/layout.h"
 #include "tests/app/parsed.h"
 #include "tests/app/program.h"
 #include "tests/app/report_checks.h"

@@ -1,19 +1,9 @@
 // Checks of every page of HTML, and of `tessera report --format text` against report.json and trace.json.
 #pragma once
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
-#include <sstream>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
 
 #include "app/job_of.h"
 #include "train/expected_bytes.h"

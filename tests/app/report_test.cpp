@@ -1,7 +1,6 @@
 // `train --trace` and `tessera report`: what the files say of a run is held against each other and against the run.
 #include "app/report/report.h"
 
-#include "app/report/drawing.h"
 #include "app/trace/timeline.h"
 #include "tests/app/parsed.h"
 #include "tests/app/program.h"

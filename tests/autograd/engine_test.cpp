@@ -1,8 +1,6 @@
 // The engine: accumulation, hooks, deferral, recomputation, no-grad, and what it refuses; weight gradients that wait;
 // sums of a residual stream that are made late, and gradients that travel beside others.
 
-#include <set>
-
 #include "autograd/ops.h"
 #include "tensor/kernels.h"
 #include "tests/support/errors.h"
@@ -12,8 +10,7 @@
 namespace tessera {
 namespace {
 
-using test::drawn;
-using test::same_bits;
+using namespace test;
 
 Tensor numbers(std::initializer_list<double> v, const ArenaPtr& arena) {
   return Tensor::of<double>(std::span(v.begin(), v.size()), {static_cast<int64_t>(v.size())}, arena);

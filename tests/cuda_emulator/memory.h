@@ -2,6 +2,7 @@
 // no copy may reach from one piece into the next.
 #pragma once
 #include <cstddef>
+#include <iterator>
 #include <map>
 #include <mutex>
 
@@ -9,17 +10,42 @@ namespace tessera::emulator {
 
 class KnownMemory {
  public:
-  void add(const void* p, size_t bytes);
-  size_t remove(const void* p);  // the bytes of the piece; 0: there is none
-  bool has(const void* p, size_t bytes) const;
-  bool begins_in_one(const void* p) const;
+  void add(const void* p, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    ends_[static_cast<const std::byte*>(p)] = static_cast<const std::byte*>(p) + bytes;
+  }
+  // The bytes of the piece; 0: there is none.
+  size_t remove(const void* p) {
+    const std::lock_guard lock(mutex_);
+    const auto piece = ends_.find(static_cast<const std::byte*>(p));
+    if (piece == ends_.end()) return 0;
+    const auto bytes = static_cast<size_t>(piece->second - piece->first);
+    ends_.erase(piece);
+    return bytes;
+  }
+  bool has(const void* p, size_t bytes) const {
+    const std::lock_guard lock(mutex_);
+    const auto* const first = static_cast<const std::byte*>(p);
+    return first + bytes <= end_of_piece(first);
+  }
+  bool begins_in_one(const void* p) const {
+    const std::lock_guard lock(mutex_);
+    return end_of_piece(static_cast<const std::byte*>(p)) != nullptr;
+  }
 
  private:
-  const std::byte* end_of_piece(const std::byte* p) const;
+  const std::byte* end_of_piece(const std::byte* p) const {
+    const auto after = ends_.upper_bound(p);
+    return after != ends_.begin() && p < std::prev(after)->second ? std::prev(after)->second : nullptr;
+  }
 
   mutable std::mutex mutex_;
   std::map<const std::byte*, const std::byte*> ends_;  // by the beginning
 };
-KnownMemory& known_memory();
+
+inline KnownMemory& known_memory() {
+  static KnownMemory all;
+  return all;
+}
 
 }  // namespace tessera::emulator

@@ -8,7 +8,6 @@
 #ifdef __SANITIZE_ADDRESS__
 #include <algorithm>
 #include <cstddef>
-#include <functional>
 #include <mutex>
 #include <utility>
 #include <vector>

@@ -1,5 +1,4 @@
 // Datasets: made, cached, opened, refused; and the texts known by name.
-#include "data/dataset.h"
 
 #include <limits>
 #include <numeric>

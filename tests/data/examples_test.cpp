@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "data/jinja/template.h"
-#include "tensor/error.h"
 #include "tests/data/support.h"
 
 namespace tessera {

@@ -1,7 +1,6 @@
 // llm.c's token files, read strictly, and datasets made of them; datasets with byte-level BPE.
 #include <cstring>
 
-#include "data/dataset.h"
 #include "data/examples.h"
 #include "data/tokenizer/described.h"
 #include "tests/data/bpe_texts.h"

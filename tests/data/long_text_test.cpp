@@ -1,5 +1,4 @@
 // Long texts: encoded chunk by chunk they have the tokens of the whole, and little memory is enough for them.
-#include "data/dataset.h"
 #include "data/examples.h"
 #include "data/tokenizer/described.h"
 #include "tests/data/bpe_texts.h"

@@ -1,8 +1,6 @@
 // The safetensors file: round trips, what other readers see, and refusal of everything malformed.
 #include "data/safetensors.h"
 
-#include <cstring>
-
 #include "tensor/random.h"
 #include "tests/data/support.h"
 #include "tests/support/python.h"

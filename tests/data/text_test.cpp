@@ -1,5 +1,4 @@
 // Text files, their refusals, UTF-8 and the split.
-#include "data/text.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

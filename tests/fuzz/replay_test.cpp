@@ -2,8 +2,6 @@
 // (found by a fuzzer) either; nothing else happens to any of them.
 #include <gtest/gtest.h>
 
-#include <set>
-
 #include "data/files.h"
 #include "tests/fuzz/target.h"
 

@@ -3,8 +3,6 @@
 // file, so that a made-up violation shows that it can fail.
 #include <gtest/gtest.h>
 
-#include <map>
-
 #include "tests/house/sources.h"
 
 namespace tessera::house {

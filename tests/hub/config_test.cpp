@@ -1,6 +1,5 @@
 // config.json as other programs write it: configurations of published models, keys that would change what is computed,
 // keys that would not, and what is usual where one is left out.
-#include "hub/config.h"
 
 #include "tests/hub/support.h"
 #include "tests/support/texts.h"

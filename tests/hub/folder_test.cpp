@@ -1,6 +1,5 @@
 // Folders in the form of the Hugging Face hub: what the transformers library computed with a model's weights, Tessera
 // computes with its folder; what it writes is read back the same; and what is damaged is refused in one line.
-#include "hub/folder.h"
 
 #include "hub/llmc.h"
 #include "models/sample.h"

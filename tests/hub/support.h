@@ -1,8 +1,5 @@
 // Fixtures of models that other libraries made, as folders, and what is computed with them.
 #pragma once
-#include <fmt/format.h>
-
-#include <cstring>
 
 #include "hub/folder.h"
 #include "tests/data/support.h"

@@ -2,10 +2,7 @@
 // and micro-batches bit for bit, decoding with a cache against the plain forward pass.
 #include <gtest/gtest.h>
 
-#include <cstring>
-
 #include "models/decoder.h"
-#include "nn/parameter.h"
 #include "tensor/cpu/vectorize.h"
 #include "tests/support/python.h"
 

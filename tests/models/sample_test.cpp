@@ -6,8 +6,6 @@
 #include <set>
 
 #include "models/decoder.h"
-#include "nn/module.h"
-#include "tensor/random.h"
 #include "tests/support/gpu.h"
 #include "tests/support/one_thread.h"
 

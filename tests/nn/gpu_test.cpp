@@ -17,10 +17,7 @@
 namespace tessera {
 namespace {
 
-using test::apart;
-using test::fill_normal;
-using test::make_unit;
-using test::same_bits;
+using namespace test;
 
 using UnitsGpu = test::OnGpu;
 

@@ -17,11 +17,7 @@
 namespace tessera {
 namespace {
 
-using test::fill_normal;
-using test::fill_slots;
-using test::make_unit;
-using test::numbers;
-using test::same_bits;
+using namespace test;
 
 OptimizerKind kind_of(std::string_view name) { return value_named<OptimizerKind>(kOptimizerNames, name).value(); }
 

@@ -14,10 +14,7 @@
 namespace tessera {
 namespace {
 
-using test::bytes;
-using test::learn;
-using test::sequences;
-using test::tiny_gpt;
+using namespace test;
 
 constexpr uint64_t kSeed = 5;
 

@@ -16,11 +16,7 @@
 namespace tessera {
 namespace {
 
-using test::array_of;
-using test::nearest_bf16;
-using test::RoundingError;
-using test::summed;
-using test::values;
+using namespace test;
 
 TEST(Comm, EveryOperationByEveryAlgorithm) {
   for (const int ranks : {1, 2, 3, 4, 8})

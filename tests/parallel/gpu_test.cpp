@@ -2,8 +2,6 @@
 // with a GPU each leave what threads leave, at once, in the background and in a graph; and how they end when a rank
 // fails.
 
-#include <cstring>
-
 #include "autograd/ops.h"
 #include "parallel/comm/nccl/transport.h"
 #include "parallel/placement.h"

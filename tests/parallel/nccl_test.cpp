@@ -1,7 +1,5 @@
 // The NCCL transport without a GPU: a stand-in for NCCL writes down every call, over ranks that are threads.
 
-#include <cstring>
-
 #include "parallel/comm/nccl/transport.h"
 #include "parallel/comm/thread_transport.h"
 #include "tests/parallel/arrays.h"
@@ -10,8 +8,7 @@
 namespace tessera {
 namespace {
 
-using test::array_of;
-using test::values;
+using namespace test;
 
 // One rank's calls, with pointers as element offsets into the arrays that it was told of.
 struct Log {

@@ -12,8 +12,7 @@
 namespace tessera {
 namespace {
 
-using test::all_schedules;
-using test::described;
+using namespace test;
 
 constexpr int64_t kTokens = 3, kChannels = 6;
 

@@ -16,8 +16,7 @@
 namespace tessera {
 namespace {
 
-using test::all_schedules;
-using test::described;
+using namespace test;
 
 std::string fault_of(const Schedule& s) { return find_fault(s).value_or(""); }
 

@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <sys/resource.h>
 
-#include <cstring>
 #include <latch>
 
 #include "parallel/comm/fake_transport.h"
@@ -17,12 +16,7 @@
 namespace tessera {
 namespace {
 
-using test::array_of;
-using test::cut;
-using test::free_address;
-using test::run_ranks;
-using test::summed;
-using test::values;
+using namespace test;
 
 using Texts = std::vector<std::string>;
 

@@ -2,8 +2,6 @@
 #pragma once
 #include <gtest/gtest.h>
 
-#include <iostream>
-
 #include "tensor/cuda/gpus.h"
 #include "tensor/dtype.h"
 

@@ -2,8 +2,6 @@
 #pragma once
 #include <gtest/gtest.h>
 
-#include <cstring>
-
 #include "tensor/random.h"
 #include "tensor/tensor.h"
 

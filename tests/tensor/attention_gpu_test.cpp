@@ -12,8 +12,7 @@
 namespace tessera {
 namespace {
 
-using test::apart;
-using test::same_bits;
+using namespace test;
 
 using AttentionGpu = test::OnGpu;
 

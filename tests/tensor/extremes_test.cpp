@@ -1,6 +1,5 @@
 // Rows and attention where a sum of exponentials or of squares goes wrong first: numbers that are far apart, also from
 // block to block, all equal, alone, at the ends; against plain loops in float64, on every device.
-#include <cstdlib>
 
 #include "tensor/ops/attention/attention.h"
 #include "tensor/ops/cross_entropy.h"
@@ -13,14 +12,7 @@
 namespace tessera {
 namespace {
 
-using test::AttentionShape;
-using test::AttentionValues;
-using test::Extreme;
-using test::kExtremes;
-using test::nearest_bf16;
-using test::numbers;
-using test::PlainAttention;
-using test::row_difference;
+using namespace test;
 
 using Values = std::vector<double>;
 

@@ -18,10 +18,7 @@
 namespace tessera {
 namespace {
 
-using test::apart;
-using test::Draw;
-using test::drawn;
-using test::same_bits;
+using namespace test;
 
 using StructuredGpu = test::OnGpu;
 

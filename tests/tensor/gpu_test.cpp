@@ -15,8 +15,7 @@
 namespace tessera {
 namespace {
 
-using test::drawn;
-using test::same_bits;
+using namespace test;
 
 using TensorsGpu = test::OnGpu;
 

@@ -19,8 +19,7 @@
 namespace tessera {
 namespace {
 
-using test::numbers;
-using test::same_bits;
+using namespace test;
 
 using ProductsGpu = test::OnGpu;
 

@@ -3,9 +3,6 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <cstdlib>
-#include <cstring>
-
 #include "tensor/cpu/loops.h"
 #include "tensor/ops/attention/attention.h"
 #include "tensor/ops/cross_entropy.h"

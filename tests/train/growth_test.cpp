@@ -3,7 +3,6 @@
 #include <malloc.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <fstream>
 #include <new>
 

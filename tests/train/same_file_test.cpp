@@ -1,8 +1,6 @@
 // Which runs leave the same file: parameters and optimizer state, byte for byte (README.md has the table), also where a
 // run goes on from one; and what the parts of a checkpoint say and hold.
 
-#include <fstream>
-
 #include "tests/support/draw.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpu.h"

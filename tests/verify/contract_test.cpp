@@ -3,7 +3,6 @@
 
 #include "tests/support/errors.h"
 #include "tests/verify/draw.h"
-#include "train/batches.h"
 #include "verify/reference.h"
 
 namespace tessera {
@@ -45,9 +44,7 @@ Sequences masked_sequences(const Job& job, bool packed = false) {
   return made;
 }
 
-using test::Draw;
-using test::expect_passes;
-using test::small_plan;
+using namespace test;
 
 TrainOptions draw_plan(Draw& d) {
   TrainOptions o = small_plan();

@@ -1,6 +1,5 @@
 // Runs on GPUs: ranks that share one train like one rank on it, with experts and with parameters in the host's memory
 // too, and what they begin with and save is what ranks on the CPU begin with and save.
-#include <cstring>
 
 #include "tensor/ops/matmul/cuda/product.h"
 #include "tests/support/errors.h"
@@ -12,9 +11,7 @@
 namespace tessera {
 namespace {
 
-using test::Draw;
-using test::expect_passes;
-using test::small_plan;
+using namespace test;
 
 using TrainingGpu = test::OnGpu;
 

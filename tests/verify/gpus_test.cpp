@@ -2,7 +2,6 @@
 // and what it cannot do is one line. With one for each rank, and as processes: it trains like one rank.
 #include "tests/support/gpus.h"
 
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "tests/app/program.h"

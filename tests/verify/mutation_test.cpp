@@ -9,9 +9,7 @@
 namespace tessera {
 namespace {
 
-using test::command_of;
-using test::Draw;
-using test::small_plan;
+using namespace test;
 
 // True when the contract turns red, or training itself stops.
 bool is_caught(const TrainOptions& o, std::string_view name) {

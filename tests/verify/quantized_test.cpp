@@ -8,10 +8,7 @@
 namespace tessera {
 namespace {
 
-using test::Draw;
-using test::expect_drawn_pass;
-using test::expect_passes;
-using test::small_plan;
+using namespace test;
 
 // The smallest model whose weights two ranks of tp can share at bounds of blocks.
 TrainOptions small_qlora(const char* codec = "nf4", std::string_view words = {}) {

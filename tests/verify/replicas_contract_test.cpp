@@ -10,9 +10,7 @@
 namespace tessera {
 namespace {
 
-using test::Draw;
-using test::expect_drawn_pass;
-using test::expect_passes;
+using namespace test;
 
 TrainOptions short_plan(int64_t dp) {
   TrainOptions o = test::small_plan("channels=16 steps=6");

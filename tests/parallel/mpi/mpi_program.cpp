@@ -5,7 +5,6 @@
 
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 
 #include "parallel/comm/mpi/world.h"
 #include "tensor/cuda/gpus.h"
@@ -16,13 +15,7 @@
 namespace tessera {
 namespace {
 
-using test::array_of;
-using test::check_roots;
-using test::check_sums;
-using test::expect;
-using test::failures;
-using test::summed;
-using test::values;
+using namespace test;
 
 constexpr std::array kEvery = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root, Algorithm::native};
 

@@ -1,0 +1,19 @@
+// A file system that has no locks, for the one test file of a program that includes this.
+#pragma once
+#include <dlfcn.h>
+#include <sys/file.h>
+
+#include <cerrno>
+
+namespace {
+int refused = 0;  // the errno of locks; 0: there are some
+}  // namespace
+
+// Found by the program before the C library's.
+extern "C" int flock(int fd, int how) noexcept {
+  if (refused != 0) {
+    errno = refused;
+    return -1;
+  }
+  return reinterpret_cast<int (*)(int, int)>(dlsym(RTLD_NEXT, "flock"))(fd, how);
+}
