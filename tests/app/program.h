@@ -90,14 +90,13 @@ class ProgramTest : public testing::Test {
     return {status, read_file(path("out.txt")), read_file(path("err.txt"))};
   }
   // What must end well, or the test ends.
-  Ran must(const std::string& arguments, const std::string& before = "",
-           std::source_location at = std::source_location::current()) const {
+  Ran must(const std::string& arguments, const std::string& before = "", Place at = Place::current()) const {
     const Ran r = run(arguments, before);
     if (r.status == 0) return r;
     throw std::runtime_error(
         fmt::format("{}:{}: {}: status {}: {}", at.file_name(), at.line(), arguments, r.status, r.err + r.out));
   }
-  Ran train(const std::string& more, std::source_location at = std::source_location::current()) const {
+  Ran train(const std::string& more, Place at = Place::current()) const {
     return must("train " + kSmall + more, "", at);
   }
   double loss_of(const std::string& words) const {
