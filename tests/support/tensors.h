@@ -2,6 +2,8 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "tensor/random.h"
 #include "tensor/tensor.h"
 

@@ -489,8 +489,8 @@ TEST_F(RanksStepGraphGpu, ATokenOutsideOnOneRankUpdatesNothing) {
         inputs[(last - first) * context] = static_cast<int32_t>(vocab + 3);
     };
     std::atomic<int> ended = 0;
-    const std::string cause = error_of([&] {
-      on_ranks(o, true, sequences, [&, &of = name](Trainer& trainer) {
+    const std::string cause = error_of([&, &plan = o, &of = name] {
+      on_ranks(plan, true, sequences, [&](Trainer& trainer) {
         for (int64_t step = 0; step < kAfter; ++step) trainer.step();
         EXPECT_GT(trainer.step_record().replays, 0) << of;
         const Bytes before = own_bytes_of(trainer);
