@@ -127,7 +127,7 @@ class CharTokenizer final : public DescribedTokenizer {
  public:
   // The characters of `text`. Throws InputError (naming `what` and the byte offset) when it is not UTF-8, or empty.
   static CharTokenizer of_text(std::string_view text, const std::string& what);
-  // The same of a text that `walk` hands on in chunks of whole characters.
+  // Reads a text that `walk` hands on in chunks of whole characters.
   using ChunkWalk = std::function<void(const std::function<void(std::string_view chunk)>& f)>;
   static CharTokenizer of_chunks(const ChunkWalk& walk, const std::string& what);
   // The file's "characters", code points that ascend. Throws InputError.

@@ -17,7 +17,7 @@ using namespace test;
 
 using Messages = std::vector<std::string>;
 
-// What a command line is refused with, each in one line; nothing when it is taken.
+// Refusals of a command line, each in one line; nothing when it is taken.
 Messages refused(const std::string& line) {
   try {
     parsed(line);

@@ -89,7 +89,7 @@ class ProgramTest : public testing::Test {
     const int status = exit_status(std::system(command.c_str()));
     return {status, read_file(path("out.txt")), read_file(path("err.txt"))};
   }
-  // What must end well, or the test ends.
+  // A command that must end well, or the test ends.
   Ran must(const std::string& arguments, const std::string& before = "", Place at = Place::current()) const {
     const Ran r = run(arguments, before);
     if (r.status == 0) return r;
@@ -112,7 +112,7 @@ class ProgramTest : public testing::Test {
       for (const char* key : {"tokens_per_s", "step_ms"}) record.erase(key);
     return out;
   }
-  // What TensorBoard reads of a run.
+  // Values that TensorBoard reads of a run.
   std::vector<fs::path> event_files(const std::string& run) const {
     std::vector<fs::path> out;
     for (const auto& e : fs::directory_iterator(path(run)))

@@ -154,7 +154,7 @@ class ResumeLayoutsTest : public ProgramTest {
     }
     fs::remove_all(path("whole"));
   }
-  // What the first plan ends with stays the same when each of the others has read and saved it.
+  // The first plan's end stays the same when each of the others has read and saved it.
   void expect_same_through(const std::string& settings, const std::string& first, const test::Plans& plans) const {
     const std::string whole = ended(settings, first, "run");
     for (const std::string& plan : plans) {
@@ -176,7 +176,7 @@ TEST_F(ResumeLayoutsTest, OnePart) { expect_one_run(kFour, test::kOnePart); }
 TEST_F(ResumeLayoutsTest, Pipelines) { expect_one_run(kFour, test::kPipelines); }
 TEST_F(ResumeLayoutsTest, PipelinesInBfloat16) { expect_one_run(kFour + "--dtype bf16", test::kPipelines); }
 
-// The same through parts of every kind.
+// Equal again through parts of every kind.
 TEST_F(ResumeLayoutsTest, AnyLayoutSavesWhatItHasRead) {
   for (const std::string settings : {"--dtype bf16", "--optimizer sgd --lr 0.1 --momentum 0.9"})
     expect_same_through(kFour + settings, "--ranks 1", test::kLayouts);

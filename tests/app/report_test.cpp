@@ -489,7 +489,7 @@ TEST(Report, TheMeasuredPipelineIsThatOfTheMedianStep) {
   EXPECT_NEAR(p->measured.bubble_share(), p->replayed.bubble_share(), 1e-9);
   EXPECT_GT(p->measured.bubble_share(), 0.1);
   EXPECT_NEAR(*p->formula, 0.25, 1e-12);
-  // Where cores are shared, a pass counts for as long as it had one: half of what it took here.
+  // A pass counts, where cores are shared, for as long as it had one: half of what it took here.
   r.shared = true;
   const auto alone = report::measure_pipeline(r, step);
   ASSERT_TRUE(alone);

@@ -38,7 +38,7 @@ Values draw_values(const Problem& p, DType dtype, Random& random) {
   return values;
 }
 
-// The same elements behind other strides: dims in another order, and inside a larger tensor.
+// Equal elements behind other strides: dims in another order, and inside a larger tensor.
 Tensor strided(const Tensor& t) {
   if (t.rank() < 2) {
     Tensor wide = t.make({t.numel(), 3});
@@ -260,7 +260,7 @@ const std::set<std::string> kProducts = {"matmul",    "linear",           "gelu_
 // Ops whose formulas, and the orders of whose sums, are the CPU's, gradients included.
 const std::set<std::string> kExact = {"neg",     "sqrt", "square", "reciprocal", "relu",    "transpose", "narrow",
                                       "reshape", "sum",  "scale",  "embedding",  "dropout", "rotate"};
-// The same, but that the exponentials of float64 are the C library's on the CPU and CUDA's on a GPU.
+// Equal results, but that the exponentials of float64 are the C library's on the CPU and CUDA's on a GPU.
 const std::set<std::string> kExactBut64 = {"exp", "tanh", "sigmoid", "silu", "gelu", "gelu_erf", "bias_gelu", "swiglu"};
 
 bool exact(const Problem& p, DType dtype) {

@@ -29,7 +29,7 @@ TINY = ("--data text.txt --layers 1 --heads 2 --channels 16 --context 16 --batch
         "--eval-every 4 --save-every 4 --quiet")
 LIMIT = 60  # seconds for a command
 
-# What is run under a failing call: {name: (command, what it makes or changes)}.
+# Commands that run under a failing call: {name: (command, what it makes or changes)}.
 JOBS = {"save": (f"train {TINY} --steps 8 --resume --out run", "run"),
         "save of 2 ranks": (f"train {TINY} --steps 8 --resume --out sharded", "sharded"),
         "export": ("checkpoint export run --out made", "made"),
@@ -42,7 +42,7 @@ SAID_BY = {"open": ("ENOSPC", "EMFILE", "EACCES", "EROFS", "EDQUOT"), "write": (
 KIND = {"fopen": "open", "mkdir": "open", "pwrite": "write", "writev": "write", "fdatasync": "fsync", "syncfs": "fsync",
         "renameat2": "rename"}
 
-# What reads altered files: {file pattern: commands}.
+# Readers of altered files: {file pattern: commands}.
 READ = {"run/checkpoints/step-4/*": ["generate run --tokens 3 --prompt Line", "checkpoint inspect run", "evaluate run --data text.txt",
                                      f"train {TINY} --steps 6 --resume --out run", "checkpoint export run --out made"],
         "run/checkpoints/latest": ["generate run --tokens 3 --prompt Line"],

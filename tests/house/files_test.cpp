@@ -53,7 +53,7 @@ TEST(Files, OfLayersLinkAsSharedLibraries) { EXPECT_EQ(complaints(preinit_in_lib
 TEST(Files, AreShort) { EXPECT_EQ(complaints(too_long), ""); }
 TEST(Files, OpenWithAComment) { EXPECT_EQ(complaints(no_opening_comment), ""); }
 
-// What is fetched is named so that it is the same tomorrow: an image by its digest, a package of pip's by its version.
+// Fetched things are named so that they are the same tomorrow: images by their digests, pip's packages by versions.
 std::string fetches_what_may_change(const std::string& text) {
   static const std::regex image("(?:^FROM|^ *container:) +(\\S+)", std::regex::multiline),
       digest(".*@sha256:[0-9a-f]{64}"), install("pip install((?:(?: |\\\\\n *)+[-\\w.=]+)+)"), word("[-\\w.=]+");

@@ -149,7 +149,7 @@ TEST(Tcp, ABrokenConnectionIsARankThatFailed) {
   EXPECT_EQ(after(std::string(24, '\x7f')), "recv of 8 bytes: rank 1 has failed: what it sends is no message");
 }
 
-// Where ranks meet: every pair gets a connection; strangers are hung up on; who is missing, there twice, or expects
+// Ranks meet: every pair gets a connection; strangers are hung up on; who is missing, there twice, or expects
 // another number of ranks is told to all.
 
 using Texts = std::vector<std::string>;

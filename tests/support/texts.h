@@ -1,4 +1,4 @@
-// What stands in a text, and what does not.
+// Expectations of what stands in a text, and what does not.
 #pragma once
 #include <gtest/gtest.h>
 

@@ -348,7 +348,7 @@ TEST_F(GraphGpu, DeviceScalarsAreAddedInOrderAndReadOnce) {
   }
 }
 
-// The same requests from the same layout get the same addresses; what is fixed hands out what it has.
+// Equal requests from the same layout get the same addresses; what is fixed hands out what it has.
 TEST(Arena, LayoutsRepeatAndMayBeFixed) {
   const ArenaPtr memory = make_arena();
   const Tensor kept = Tensor::empty({100}, DType::float32, memory);

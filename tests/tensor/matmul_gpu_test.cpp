@@ -294,7 +294,7 @@ Tensor normal(uint64_t seed, const Shape& shape, DType dtype, const ArenaPtr& ar
   return test::normal(shape, dtype, seed, "linear gelu", arena);
 }
 
-// The same numbers in float64 on the host: what ops make of them is exact beside bfloat16.
+// Equal numbers in float64 on the host: what ops make of them is exact beside bfloat16.
 Tensor exactly(const Tensor& t) { return t.defined() ? t.on_host().to(DType::float64) : Tensor(); }
 
 // That no element is further from `exact` than `part` of it and `rest` of the largest.

@@ -205,7 +205,7 @@ Seen rows_alone(const Job& job, int64_t step, int64_t first, int64_t count) {
   return seen;
 }
 
-// The same step of the trainer, on one rank with the whole batch.
+// One step of the trainer, on one rank with the whole batch.
 Seen one_rank(Job job, int64_t step) {
   job.plan = {.threads_per_rank = 1};
   Seen seen;

@@ -246,7 +246,7 @@ TEST(ReplicasResume, AnotherLayoutGoesOnWithTheSameBits) {
                  {.dp = 4, .ep = 2, .zero = ZeroStage::one, .shard_ranks = 2}, OptimizerKind::muon);
 }
 
-// The same on GPUs, whose ranks save what the host gets of it.
+// GPUs do as much: their ranks save what the host gets of it.
 using ReplicasResumeGpu = test::OnGpu;
 TEST_F(ReplicasResumeGpu, GoesOnInTheMiddleOfStepsAlone) {
   Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3, .sync_fragments = 2, .device = Device::cuda};

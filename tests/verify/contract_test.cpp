@@ -231,7 +231,7 @@ TEST(WideVocab, PipelinesTrainLikeOneRank) {
   expect_passes(o, {"schedule=1f1b", "schedule=gpipe", "schedule=zb-h1", "schedule=zb-v"});
 }
 
-// Where not all targets are trained, every plan takes the mean over those of the whole batch, as one rank does.
+// Every plan, where not all targets are trained, takes the mean over those of the whole batch, as one rank does.
 
 VerifyHooks masked(bool packed) {
   VerifyHooks hooks;

@@ -362,7 +362,7 @@ TEST_F(Bounds, OfATensor) {
       }
 }
 
-// Where the true gradient vanishes nothing is compared, and beside that place all is.
+// A place where the true gradient vanishes is not compared, and all beside it is.
 TEST_F(Bounds, OfATensorThatVanishesInAPart) {
   for (int64_t place = 0; place < 12; ++place) {
     Tensors t(DType::float64);

@@ -138,7 +138,7 @@ TEST_F(GpusTest, WhatCannotBeCapturedSaysWhy) {
         "a step cannot be captured because the ranks of --cp-mode ring send each other messages");
 }
 
-// The same contract on processes: `mpirun ... tessera verify` for every member of the family that can be many
+// One contract on processes: `mpirun ... tessera verify` for every member of the family that can be many
 // processes.
 
 class MpiContract : public test::ProgramTest {

@@ -358,7 +358,7 @@ TEST(Diagnosis, TellsWhichSumOfTheTensorAxisIsMissing) {
   EXPECT_EQ(first_of(o), "missing-forward-sum");
 }
 
-// Where a bound is wide, nothing may be wrong but bytes.
+// A wide bound lets nothing be wrong but bytes.
 TEST(Diagnosis, TellsAWeightFromAnActivationByItsBytes) {
   Observations o = of_two();
   o.sent = {{"tp", "all_reduce", 6, 8, 600, 620}};

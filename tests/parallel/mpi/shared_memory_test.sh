@@ -59,7 +59,7 @@ expect "a /dev/shm of 64 MB with nothing left" 0 "$(short 0)" "${small[@]}" $((6
 expect "no room in /dev/shm and a rank that is killed" '137|3' 'rank 1 has failed: its process [0-9]+ is gone$' \
   "${small[@]}" $((64 * mib)) 0 "${mpirun[@]}" -n 2 "$program" kill direct
 
-# What a job left that was killed in all its processes is removed by the next, and nothing of one that runs beside it, or
+# Files of a job that was killed in all its processes are removed by the next, and nothing of one that runs beside it, or
 # that is no rank's of ours.
 # shellcheck disable=SC2016  # the inner shell expands
 left='folders() { find /dev/shm -mindepth 1 -maxdepth 1 -name "tessera-messages.tmp-*" | sort; }
