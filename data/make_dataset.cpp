@@ -127,6 +127,11 @@ struct Parts {
 };
 
 Parts parts_of(const Text& text, const HeldOut& held = {}) {
+  int64_t out = 0;
+  for (const Span& d : text.documents) out += held.of(d.end - d.begin);
+  // A text that is too short is refused before a folder is made for it; moving a cut takes at most three bytes.
+  if (held.file.empty() && std::min(out, text.size() - out) < 2 + 3 * std::ssize(text.documents))
+    split_text(text, held, [](std::string_view, bool) {});
   if (held.file.empty()) return {text.name, [text, held](const PartPiece& f) { split_text(text, held, f); }};
   return {text.name, [text, val = load_text_file(held.file)](const PartPiece& f) {
             text.read([&](std::string_view piece) { f(piece, false); });

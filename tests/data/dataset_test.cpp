@@ -39,6 +39,8 @@ TEST_F(DatasetTest, IsMadeAndOpened) {
 TEST_F(DatasetTest, AFailureLeavesNothing) {
   expect_error(Status::input, {"not UTF-8", "offset 1"},
                [&] { make_dataset(text_of_bytes("a\xFF" + prose(), "t"), {"char"}, path("set")); });
+  expect_error(Status::input, {"too short"},
+               [&] { make_dataset(text_of_bytes("hi", "t"), {"bytes"}, path("deep/set")); });
   EXPECT_TRUE(std::filesystem::is_empty(path("")));
   file("blocked", "");
   expect_error(Status::output, {"blocked"},
