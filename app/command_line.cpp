@@ -106,6 +106,7 @@ constexpr const char* kLabExamples =
     "  tessera lab start 2 my-ring     makes README.md, the page of exercise 2, and ring.cpp, where you write a "
     "function\n"
     "  tessera lab check 2 my-ring     builds it and says whether it is solved, or what is wrong: status 0 or 1\n"
+    "  tessera lab check --all class   a table: points of each folder in `class` by exercise\n"
     "  my-ring/build/tessera train --dp 2 --all-reduce ring   trains with your function in it\n"
     "docs/lab.md shows a whole exercise.";
 constexpr const char* kDescribeExamples =
@@ -212,9 +213,10 @@ void CommandLine::add(CLI::App* to, const Setting& s, const Take& take, bool has
     made = many ? to->add_option(name, **many, help) : to->add_option(name, *std::get<std::string*>(s.at), help);
     if (many) made->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     if (s.field.repeated) made->expected(1);
-    if (s.field.place && s.field.range.most < 1e300)
+    const bool bounded = s.field.range.most < 1e300;  // one word of a place with bounds may be left out
+    if (s.field.place && many && bounded)
       made->expected(static_cast<int>(s.field.range.least), static_cast<int>(s.field.range.most));
-    else if (s.field.place)
+    else if (s.field.place && !bounded)
       made->required();
   } else if (s.is_flag()) {  // --untied, or --untied=false
     made = to->add_flag_function(
@@ -314,6 +316,7 @@ CommandLine::CommandLine() {
              LabOptions::Way::start);
   way_of_lab("check", "Build your function, and grade it", LabOptions::Way::check);
   way_of_lab("grade", "Grade the function that this program was built with", LabOptions::Way::grade);
+  way_of_lab("answer", "Answer questions of a grader: check starts it", LabOptions::Way::answer);
   owner->require_subcommand(0, 1);
   c = command(app_, "describe", "Print every option of every command, for programs that make command lines",
               kDescribeExamples);

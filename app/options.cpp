@@ -286,9 +286,13 @@ Settings settings_of(ExploreOptions& o) {
 Settings settings_of(LabOptions& o, LabOptions::Way way) {
   using Way = LabOptions::Way;
   Settings s;
-  if (way != Way::list) s.add(o.exercise, {"N", "number or name of an exercise"}).by_place();
+  const Bounds places = way == Way::check ? Bounds{0, 1} : Bounds{};
+  if (way != Way::list) s.add(o.exercise, {"N", "number or name of an exercise", places}).by_place();
   if (way == Way::start) s.add(o.folder, {"DIR", "folder to make"}).by_place();
-  if (way == Way::check) s.add(o.folder, {"DIR", "folder of lab start"}).by_place();
+  if (way != Way::check) return s;
+  s.add(o.folder, {"DIR", "folder of lab start", places}).by_place();
+  s.add(o.all, {"all", "check a class: a folder with a folder of each learner"}).a("a folder");
+  s.add(o.format, {"format", kFormat}).of("text|json");
   return s;
 }
 

@@ -159,9 +159,9 @@ struct ExploreOptions {
 };
 
 struct LabOptions {
-  enum class Way { list, start, check, grade };
+  enum class Way { list, start, check, grade, answer };
   Way way = Way::list;
-  std::string exercise, folder;
+  std::string exercise, folder, all, format = "text";
 };
 
 Settings settings_of(TrainOptions& options);

@@ -68,22 +68,61 @@ std::string list() {
   return out + "\ntessera lab start N DIR gives one out; tessera lab check N DIR grades it.\n";
 }
 
-int print_verdict(const lab::Verdict& verdict) {
-  print(verdict.text);
+int print_verdict(const lab::Exercise& e, const lab::Verdict& verdict, bool as_json) {
+  print(as_json ? lab::json(e, verdict) : verdict.text);
   return verdict.solved ? 0 : static_cast<int>(Status::verification);
 }
 
+// Points of each learner of a class by exercise, a line for each as soon as all that is there was graded; as JSON a
+// line for each exercise. Whatever one learner's code or folder does, the next one's turn comes.
+int check_class(const LabOptions& o) {
+  const auto all = lab::handed_in(o.all);
+  const bool as_text = o.format == "text";
+  size_t width = 7;
+  for (const auto& [learner, exercises] : all) width = std::max(width, learner.size());
+  std::string line = fmt::format("{:<{}}", "learner", width);
+  for (const lab::Exercise& e : lab::exercises()) line += fmt::format(" {:>3}", e.number);
+  if (as_text) print(line + "   all\n");
+  for (const auto& [learner, exercises] : all) {
+    std::map<int, int> points;
+    for (const auto& [e, folder] : exercises) {
+      lab::Verdict verdict;
+      try {
+        verdict = lab::check(*e, folder);
+      } catch (const std::exception& error) {
+        verdict = lab::refused(*e, {"error", error.what(), ""});
+      }
+      points[e->number] = std::max(points[e->number], lab::points(*e, verdict.kept));
+      if (!as_text) print(lab::json(*e, verdict, learner));
+    }
+    int sum = 0;
+    line = fmt::format("{:<{}}", learner, width);
+    for (const lab::Exercise& e : lab::exercises()) {
+      const auto found = points.find(e.number);
+      line += fmt::format(" {:>3}", found == points.end() ? "-" : std::to_string(found->second));
+      sum += found == points.end() ? 0 : found->second;
+    }
+    if (as_text) print(fmt::format("{} {:>5}\n", line, sum));
+  }
+  return 0;
+}
+
 int run(const LabOptions& o) {
-  if (o.way == LabOptions::Way::list) {
+  using Way = LabOptions::Way;
+  if (o.way == Way::list) {
     print(list());
     return 0;
   }
+  if (!o.all.empty() && !o.exercise.empty()) bad_usage("--all: expected no exercise beside it, found '{}'", o.exercise);
+  if (!o.all.empty()) return check_class(o);
+  if (o.way == Way::check && o.folder.empty()) bad_usage("lab check: expected N and DIR, or --all and a folder");
   const lab::Exercise& e = lab::exercise(o.exercise);
-  if (o.way == LabOptions::Way::grade) {
-    lab::limit_memory();
-    return print_verdict(lab::grade(e));
+  if (o.way == Way::answer) {
+    lab::answer(e);
+    return 0;
   }
-  if (o.way == LabOptions::Way::check) return print_verdict(lab::check(e, o.folder));
+  if (o.way == Way::grade) return print_verdict(e, lab::grade(e), false);
+  if (o.way == Way::check) return print_verdict(e, lab::check(e, o.folder), o.format == "json");
   lab::give_out(e, o.folder);
   print(fmt::format("{}: README.md says what to write; tessera lab check {} {} grades it\n", one_line(o.folder),
                     e.number, one_line(o.folder)));

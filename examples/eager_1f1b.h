@@ -14,21 +14,22 @@
 // A worked example: docs/adding_a_strategy.md goes through it. Rank i of p has min(m, 2 (p - i) - 1) of m micro-batches
 // in flight; 1F1B has min(m, p - i). If messages take no time, both take equally long.
 #pragma once
-#include <algorithm>
+#include <utility>
 
-#include "parallel/pipeline/schedule.h"
+#include "parallel/pipeline/schedules.h"
 
 namespace tessera {
 
 inline Schedule eager_1f1b(int ranks, int microbatches) {
-  Schedule s = empty_schedule("eager-1f1b", ranks, 1, microbatches);
+  Schedule s = one_f_one_b(ranks, microbatches);
+  s.name = "eager-1f1b";
   for (int r = 0; r < ranks; ++r) {
     auto& list = s.actions[static_cast<size_t>(r)];
-    const int ahead = std::min(2 * (ranks - r - 1), microbatches);  // 1F1B: ranks - r - 1
-    for (int i = 0; i < ahead; ++i) list.push_back({Do::F, r, i});
-    for (int i = 0; i < microbatches; ++i) {
-      if (i + ahead < microbatches) list.push_back({Do::F, r, i + ahead});
-      list.push_back({Do::B, r, i});
+    for (size_t i = 1; i < list.size();
+         ++i) {  // an F comes before B's that stood in front of it: one for each later rank
+      int moves = ranks - r - 1;
+      for (size_t at = i; at > 0 && list[at].what == Do::F && list[at - 1].what == Do::B && moves > 0; --at, --moves)
+        std::swap(list[at - 1], list[at]);
     }
   }
   return s;

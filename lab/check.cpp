@@ -2,11 +2,8 @@
 #include "lab/check.h"
 
 #include <fmt/format.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <sstream>
@@ -22,8 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
-constexpr int kBuildSeconds = 600, kGradeSeconds = 30;  // graders take less than one
-constexpr uint64_t kMemory = uint64_t{2} << 30;         // beyond what the program has when it begins
+constexpr int kBuildSeconds = 300;
 constexpr size_t kShownLines = 30;
 
 // How the build compiles one file of the product.
@@ -68,7 +64,10 @@ Compilation compilation_of(const Exercise& e) {
       fmt::format("{}: no command for {}; expected the file of a build by ./tessera", list.string(), e.file));
 }
 
-// The same for a learner's file: quickly, and with warnings that say something of a file that is half written.
+// The list of files that a compilation has read.
+std::string files_read(const fs::path& object) { return fs::path(object).replace_extension(".d").string(); }
+
+// The command for a learner's file: quickly, and with warnings that say something of a file that is half written.
 Words learners(const Compilation& product, const fs::path& source, const fs::path& object) {
   Words out;
   for (size_t i = 0; i < product.command.size(); ++i) {
@@ -78,19 +77,27 @@ Words learners(const Compilation& product, const fs::path& source, const fs::pat
     else if (!word.starts_with("-O") && word != "-Werror")
       out.push_back(word);
   }
-  out.insert(out.end(), {"-O1", "-fdiagnostics-color=never", "-Wno-unused", "-Wno-unused-parameter", "-o",
-                         object.string(), "-c", source.string()});
+  out.insert(out.end(), {"-O1", "-fdiagnostics-color=never", "-Wno-unused", "-Wno-unused-parameter", "-MD", "-MF",
+                         files_read(object), "-o", object.string(), "-c", source.string()});
   return out;
 }
 
-// The link of this program, with one more object, before the libraries: it has all that the product's own object has,
-// which is why nobody takes that one out of its library.
-Words link_with(const fs::path& build, const fs::path& object, const fs::path& program) {
+// The link of this program with the learner's object. The library in which the product has its own is a copy without
+// that one, at `library`: who leaves a function out does not get the product's.
+Words link_with(const fs::path& build, const Exercise& e, const fs::path& object, const fs::path& library,
+                const fs::path& program) {
+  const std::string product = fmt::format("libtessera_{}.a", e.file.substr(0, e.file.find('/')));
+  std::error_code none;
+  fs::copy_file(build / product, library, fs::copy_options::overwrite_existing, none);
+  const ProgramResult taken =
+      run_program({"ar", "dv", library.string(), fs::path(e.file).filename().string() + ".o"}, build, kBuildSeconds);
   Words out;
   std::istringstream lines(read_file(build / "lab_link.txt"));
-  for (std::string word; std::getline(lines, word);) out.push_back(word);
+  for (std::string word; std::getline(lines, word);) out.push_back(word == product ? library.string() : word);
   const auto output = std::ranges::find(out, "-o");
-  if (out.end() - output < 2) throw InputError((build / "lab_link.txt").string() + ": the link command has no -o");
+  if (taken.status != 0 || taken.output.find("d - ") == std::string::npos || out.end() - output < 2 ||
+      std::ranges::find(out, library.string()) == out.end())
+    throw Error(fmt::format("lab: {} cannot be linked without {}: {}", product, e.file, one_line(taken.output)));
   *(output + 1) = program.string();
   out.insert(output, object.string());
   return out;
@@ -101,30 +108,43 @@ std::string first_lines(const std::string& text) {
   std::string out;
   size_t count = 0;
   for (std::string line; std::getline(in, line); ++count)
-    if (count < kShownLines) out += "  " + line + "\n";
+    if (count < kShownLines) out += "  " + one_line(line) + "\n";
   return count > kShownLines ? out + fmt::format("  ... {} lines more\n", count - kShownLines) : out;
 }
 
-// Nothing where it was built.
+// Nothing where it was built. Compilers have limits too: a file can ask for any time and memory.
 std::optional<Verdict> failed(const Exercise& e, const char* what, const Words& command, const fs::path& directory) {
-  const ProgramResult built = run_program(command, directory, kBuildSeconds);
+  Words limited{"sh", "-c", "ulimit -v 8388608; ulimit -f 2097152; exec \"$@\"", "sh"};
+  limited.insert(limited.end(), command.begin(), command.end());
+  const ProgramResult built = run_program(limited, directory, kBuildSeconds);
   if (built.status == 0) return {};
   if (built.status == 127)
     throw Error(fmt::format("lab: {}: {}; expected the compiler of the build", command[0], built.last_line));
-  return refused(e, {what, fmt::format("the {} found errors and stopped:", what), "", first_lines(built.output)});
+  static const std::regex undefined("undefined reference to `([^']*)'");
+  if (std::smatch missing; std::regex_search(built.output, missing, undefined))
+    return refused(e, {what, fmt::format("there is no {}", missing[1].str()),
+                       "your file must define it, with the name and the parameters that it was given out with"});
+  return refused(e, {what, fmt::format("the {} found errors and stopped:", what), "",
+                     first_lines(built.output.empty() ? built.last_line : built.output)});
+}
+
+// Whether one of the files that were compiled has all the text that was to be written, as the product has it.
+bool has_products_text(const Exercise& e, const Compilation& product, const fs::path& object) {
+  const std::string text = read_file(product.source), list = read_file(files_read(object));
+  for (const std::string& file : words_of(std::regex_replace(list, std::regex("\\\\?\n"), " "))) {
+    const fs::path path = product.directory / file;
+    if (file.starts_with("/usr/") || !is_plain_file(path)) continue;
+    const std::string read = read_file(path);
+    if (std::ranges::all_of(e.blanks, [&](const Blank& blank) {
+          const Part part = blanked_part(text, blank);
+          return read.find(std::string_view(text).substr(part.begin, part.end - part.begin)) != std::string::npos;
+        }))
+      return true;
+  }
+  return false;
 }
 
 }  // namespace
-
-void limit_memory() {
-  std::ifstream sizes("/proc/self/statm");  // in pages; the sixth is what RLIMIT_DATA limits
-  uint64_t now = 0;
-  for (int i = 0; i < 6; ++i) sizes >> now;
-  rlimit limit{};
-  if (!sizes || ::getrlimit(RLIMIT_DATA, &limit) != 0) return;
-  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, now * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) + kMemory);
-  ::setrlimit(RLIMIT_DATA, &limit);
-}
 
 void give_out(const Exercise& e, const fs::path& given) {
   const fs::path folder = fs::absolute(given).lexically_normal();
@@ -146,6 +166,9 @@ void give_out(const Exercise& e, const fs::path& given) {
   write_file(whole.path() / "compile_commands.json", commands.dump(1) + "\n");
   write_file(whole.path() / "README.md", page);
   write_file(whole.path() / source.filename(), file);
+  const fs::path header = fs::path(from).replace_extension(".h");
+  if (page.find(header.filename().string()) != std::string::npos)
+    fs::copy_file(header, whole.path() / header.filename());
   fs::rename(whole.path(), folder, none);  // takes the place of an empty folder
   if (none) throw OutputError(fmt::format("{}: {}", folder.string(), none.message()));
 }
@@ -159,26 +182,40 @@ Verdict check(const Exercise& e, const fs::path& given) {
     throw InputError(fmt::format("{} is missing; `tessera lab start {} {}` gives it out", source.string(), e.number,
                                  given.string()));
   make_directories(made);
-  const fs::path object = made / "learner.o", program = made / "tessera";
+  const fs::path object = made / "learner.o", program = made / "tessera", output = made / "output.txt";
   if (auto verdict = failed(e, "compiler", learners(product, source, object), product.directory)) return *verdict;
-  if (auto verdict = failed(e, "linker", link_with(build, object, program), build)) return *verdict;
-  const ProgramResult graded =
-      run_program({program.string(), "lab", "grade", std::string(e.name)}, folder, kGradeSeconds);
-  if (graded.status == 1) return {false, graded.output};
-  if (graded.status == 0)
-    return {true, fmt::format("{}  made   {}: all of Tessera, with your code in it\n", graded.output,
-                              one_line((given / "build" / "tessera").string()))};
-  if (graded.status == static_cast<int>(Status::communication))
-    return refused(e, {"time", graded.last_line, "a rank neither ends nor communicates: a loop that does not end"});
-  if (graded.status == 124)
-    return refused(e, {"time", fmt::format("no end within {} s", kGradeSeconds), "a loop that does not end"});
-  if (graded.status > 128)
-    return refused(
-        e, {"crash", fmt::format("signal {} ended the program", graded.status - 128),
-            graded.status == 128 + 11 ? "it reads or writes outside of an array, or a tensor that is undefined, "
-                                        "or a lambda reads a variable that is gone (capture by value)"
-                                      : "memory was overwritten, or std::abort() was called"});
-  return refused(e, {"error", graded.last_line, ""});
+  if (has_products_text(e, product, object))
+    return refused(e, {"copy", fmt::format("this is the product's own file, or it includes that: {}", e.file),
+                       "the solution of the exercise was copied; write it yourself"});
+  const fs::path library = made / "library.a";
+  const auto verdict_of_link = failed(e, "linker", link_with(build, e, object, library, program), build);
+  fs::remove(library, none);
+  if (verdict_of_link) return *verdict_of_link;
+  Verdict verdict = grade_program(e, program, output);
+  if (verdict.solved)
+    verdict.text += fmt::format("  made   {}: all of Tessera, with your code in it\n",
+                                one_line((given / "build" / "tessera").string()));
+  if (const std::string printed = first_lines(read_file(output)); !printed.empty())
+    verdict.text += "\n  your code printed:\n" + printed;
+  return verdict;
+}
+
+std::map<std::string, std::vector<HandedIn>> handed_in(const fs::path& folder) {
+  if (!is_folder(folder))
+    throw InputError(folder.string() + " is no folder; expected one with a folder of each learner");
+  std::map<std::string, std::vector<HandedIn>> out;
+  std::error_code none;
+  for (fs::recursive_directory_iterator at(folder, fs::directory_options::skip_permission_denied, none), end; at != end;
+       at.increment(none)) {
+    if (at.depth() == 2) at.disable_recursion_pending();
+    const std::string learner = one_line(at->path().lexically_relative(folder).begin()->string());
+    if (at->is_directory(none)) out[learner];
+    for (const Exercise& e : exercises())
+      if (at.depth() > 0 && at->is_regular_file(none) && at->path().filename() == fs::path(e.file).filename())
+        out[learner].push_back({&e, at->path().parent_path()});
+  }
+  for (auto& [learner, all] : out) std::ranges::sort(all, {}, &HandedIn::folder);
+  return out;
 }
 
 // Where a function is: it begins a line, the first line of its body is behind one that ends with a brace, and the last

@@ -2,25 +2,39 @@
 // this program was built: its sources, libraries and commands are what an exercise is made of.
 #pragma once
 #include <filesystem>
+#include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lab/exercise.h"
 
 namespace tessera::lab {
 
-// Writes the exercise's file, README.md and compile_commands.json (for editors) into a new or empty folder. Throws
-// Error (usage) where the folder has something in it, OutputError, or what check() throws where there is no build.
+// Writes the exercise's file, the headers that its page names, README.md and compile_commands.json (for editors) into a
+// new or empty folder. Throws Error (usage) where the folder has something in it, OutputError, or what check() throws
+// where there is no build.
 void give_out(const Exercise& exercise, const std::filesystem::path& folder);
 
-// Compiles the learner's file, links it into `folder`/build/tessera before the product's libraries, and lets that
-// program grade itself. Takes seconds. Throws InputError where the folder has no such file; Error (usage) where there
-// is no build folder or no compiler to be found.
+// Compiles the learner's file, links it into `folder`/build/tessera in the place of the product's, and asks that
+// program. Takes seconds. Throws InputError where the folder has no such file; Error
+// (usage) where there is no build folder or no compiler to be found.
 Verdict check(const Exercise& exercise, const std::filesystem::path& folder);
 
-// Limits the memory of this process, before it grades, to two GiB more than it has, so that a loop without an end does
-// not take all of the machine's.
-void limit_memory();
+// Grades a program as check() has linked it, in a process that is confined (lab/learner.cpp); what it prints goes to
+// the file `output`, at most a MiB. Throws Error where no process can be started or confined.
+Verdict grade_program(const Exercise& exercise, const std::filesystem::path& program,
+                      const std::filesystem::path& output);
+// The learner's side of it: answers until nothing more is asked. Throws Error (usage) where nobody asks.
+void answer(const Exercise& exercise);
+
+// An exercise that was handed in: files of that name are looked for in a learner's folder, and in folders there.
+struct HandedIn {
+  const Exercise* exercise = nullptr;
+  std::filesystem::path folder;
+};
+// The learners of a class, each of whom has a folder. Throws InputError where there is no such folder.
+std::map<std::string, std::vector<HandedIn>> handed_in(const std::filesystem::path& folder);
 
 // Functions in the text of a source file: where a body is, and the file with bodies blanked.
 

@@ -103,16 +103,16 @@ void expect_values(const std::string& where, const std::vector<double>& found, c
               cause_of_values(found, expected, guesses, ranks, tolerance == 0)};
 }
 
-void expect_bytes(const std::string& where, int64_t found, int64_t expected, const std::string& formula,
-                  const std::vector<BytesGuess>& guesses) {
+void expect_bytes(Grading& grading, const std::string& where, int64_t found, int64_t expected,
+                  const std::string& formula, const std::vector<BytesGuess>& guesses) {
   if (found == expected) return;
   std::string cause;
   for (const BytesGuess& guess : guesses)
     if (cause.empty() && guess.would_be == found) cause = guess.cause;
-  throw Wrong{"bytes",
-              fmt::format("{}: {} bytes; expected {} = {}: {} too {}", where, found, expected, formula,
-                          std::abs(found - expected), found > expected ? "many" : "few"),
-              cause};
+  grading.tell({"bytes",
+                fmt::format("{}: {} bytes; expected {} = {}: {} too {}", where, found, expected, formula,
+                            std::abs(found - expected), found > expected ? "many" : "few"),
+                cause});
 }
 
 void on_ranks(int ranks, const std::function<void(Communicator& world)>& body, Algorithm algorithm) {

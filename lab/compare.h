@@ -31,9 +31,9 @@ struct BytesGuess {
   std::string cause;
   int64_t would_be = 0;
 };
-// Throws Wrong that says how many bytes are too many or too few; `formula` is what they should be, in symbols.
-void expect_bytes(const std::string& where, int64_t found, int64_t expected, const std::string& formula,
-                  const std::vector<BytesGuess>& guesses = {});
+// Tells the grading how many bytes are too many or too few; `formula` is what they should be, in symbols.
+void expect_bytes(Grading& grading, const std::string& where, int64_t found, int64_t expected,
+                  const std::string& formula, const std::vector<BytesGuess>& guesses = {});
 
 // Ranks as threads that wait for each other only a short time. What a rank throws comes out, its number in front.
 void on_ranks(int ranks, const std::function<void(Communicator& world)>& body, Algorithm algorithm = Algorithm::direct);

@@ -2,12 +2,28 @@
 //
 // An exercise names one source file of the product and one or a few functions in it. A learner gets that file with
 // the bodies blanked (lab/check.h), and a page of theory (lab/pages/NAME.md). What the learner writes is compiled
-// and linked into a Tessera of their own in the place of the product's file (lab/check.h), and that program grades
-// itself. So the solution of an exercise is the product's file, and a solved exercise is a Tessera that trains with it.
+// and linked into a Tessera of their own in the place of the product's file (lab/check.h). So the solution of an
+// exercise is the product's file, and a solved exercise is a Tessera that trains with it.
+//
+//   tessera lab check: never loads the learner's code           DIR/build/tessera lab answer: has it, and is confined
+//
+//     draws a seed              ------ seed ------------------->    draws the same inputs
+//     ask(): waits              ------ number of an answer ---->    ask(): runs the learner's function, on ranks that
+//     check(): computes what    <----- number, what ranks found --     are threads
+//     is right, and compares                                        check(): does nothing
+//     speaks
+//
+// A grader (lab/grade/) is one function, which both run. `lab grade` is both in one process, for the product's own.
 #pragma once
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
+
+#include "lab/packed.h"
 
 namespace tessera::lab {
 
@@ -20,21 +36,6 @@ struct Blank {
 // Properties that an exercise was found to keep, line by line, for a learner who has solved it.
 using Held = std::vector<std::string>;
 
-struct Exercise {
-  std::string_view name;
-  std::string_view title;
-  std::string_view file;  // from the root of the repository
-  std::vector<Blank> blanks;
-  // Throws Wrong for what is wrong, and whatever the learner's code throws.
-  Held (*grade)() = nullptr;
-  int number = 0;  // its place in the list, from 1
-};
-
-const std::vector<Exercise>& exercises();
-
-// By number or name. Throws Error (usage) that lists them.
-const Exercise& exercise(std::string_view number_or_name);
-
 // Findings of a grader, in a learner's terms.
 struct Wrong {
   std::string bound;      // which one broke: "values", "bytes", "deadlock"
@@ -43,28 +44,108 @@ struct Wrong {
   std::string more = {};  // lines behind: a picture
 };
 
+// Returns a packed answer: the local one, which is computed here, or another process's. Throws Wrong for a process that
+// gives none, and Error for what was thrown there.
+using Ask = std::function<std::string(const std::function<std::string()>& local)>;
+
+// A bound that a grader checks, and the points of an exercise that keeps it. The bounds of an exercise are in the order
+// in which one gives sense to the next: behind a broken one none gives points.
+struct Bound {
+  std::string_view name;
+  int points = 0;
+};
+
+class Grading;
+
+struct Exercise {
+  std::string_view name;
+  std::string_view title;
+  std::string_view file;  // from the root of the repository
+  std::vector<Blank> blanks;
+  std::vector<Bound> bounds;
+  // Throws Wrong, or tells the grading, for what is wrong.
+  Held (*grade)(Grading& grading) = nullptr;
+  int number = 0;  // its place in the list, from 1
+};
+
+const std::vector<Exercise>& exercises();
+
+// By number or name. Throws Error (usage) that lists them.
+const Exercise& exercise(std::string_view number_or_name);
+
+// One grading of an exercise: whom it asks, and what was found to be wrong.
+class Grading {
+ public:
+  // `compares`: false in the process that only answers.
+  Grading(const Exercise& exercise, Ask ask, uint64_t seed, bool compares = true)
+      : exercise_(exercise), ask_(std::move(ask)), seed_(seed), compares_(compares) {}
+
+  // The findings of so many ranks, which f computes with the learner's function. Empty where nothing is compared.
+  template <class F>
+  auto ask(int ranks, const F& f) const {
+    const std::string bytes = ask_([&] { return packed(f()); });
+    std::string_view left = bytes;
+    std::invoke_result_t<F> out;
+    if (!compares_) return out;
+    out = take<std::invoke_result_t<F>>(left);
+    if (std::ssize(out) != ranks) throw NoAnswer();
+    return out;
+  }
+  // Calls f, which may throw Wrong, where answers are compared.
+  template <class F>
+  void check(const F& f) {
+    try {
+      if (compares_) f();
+    } catch (const Wrong& wrong) {
+      tell(wrong);
+    }
+  }
+  // Keeps what is wrong, so that bounds before it can still be checked. Throws Enough where there are none.
+  void tell(const Wrong& wrong);
+  struct Enough {};
+
+  const std::vector<Wrong>& wrong() const { return wrong_; }
+  uint64_t seed() const { return seed_; }  // drawn for each grading, so that nobody knows the numbers before
+  bool compares() const { return compares_; }
+
+ private:
+  const Exercise& exercise_;
+  Ask ask_;
+  std::vector<Wrong> wrong_ = {};
+  uint64_t seed_;
+  bool compares_;
+};
+
 struct Verdict {
   bool solved = false;
   std::string text;  // several lines
+  Wrong wrong = {};  // of one that is not solved
+  size_t kept = 0;   // bounds that are kept, from the first one
 };
 
+// Asks and compares.
+Verdict grade(const Exercise& exercise, const Ask& ask, uint64_t seed);
 // Grades what this program was built with.
 Verdict grade(const Exercise& exercise);
 // The verdict on one that is not solved.
-Verdict refused(const Exercise& exercise, const Wrong& wrong);
+Verdict refused(const Exercise& exercise, const Wrong& wrong, size_t kept = 0);
+// Points of the first `kept` bounds.
+int points(const Exercise& exercise, size_t kept);
+// A verdict for other programs: a line with an object, whose it is in it if that is said.
+std::string json(const Exercise& exercise, const Verdict& verdict, const std::string& learner = "");
 
 // One grader for each exercise; a file of lab/grade/ has one or two that are alike.
 
-Held grade_messages();
-Held grade_ring();
-Held grade_ddp();
-Held grade_zero();
-Held grade_f_and_g();
-Held grade_vocabulary();
-Held grade_1f1b();
-Held grade_zb_h1();
-Held grade_ring_attention();
-Held grade_clipping();
-Held grade_experts();
+Held grade_messages(Grading& grading);
+Held grade_ring(Grading& grading);
+Held grade_ddp(Grading& grading);
+Held grade_zero(Grading& grading);
+Held grade_f_and_g(Grading& grading);
+Held grade_vocabulary(Grading& grading);
+Held grade_1f1b(Grading& grading);
+Held grade_zb_h1(Grading& grading);
+Held grade_ring_attention(Grading& grading);
+Held grade_clipping(Grading& grading);
+Held grade_experts(Grading& grading);
 
 }  // namespace tessera::lab

@@ -1,6 +1,11 @@
 // The list of exercises, and what is said of one that is graded.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <utility>
+
 #include "lab/exercise.h"
 #include "lab/not_yet.h"
 #include "parallel/comm/call.h"
@@ -20,56 +25,67 @@ const std::vector<Exercise>& exercises() {
        "Reduce-scatter and all-gather from messages",
        "parallel/comm/algorithms.cpp",
        {{"void send_pieces("}, {"void sum_received("}, {"void share_piece("}},
+       {{"values", 4}, {"bytes", 2}},
        grade_messages},
       {"ring",
        "An all-reduce around a ring",
        "parallel/comm/ring.cpp",
        {{"void reduce_scatter("}, {"void all_gather("}},
+       {{"values", 4}, {"bytes", 2}},
        grade_ring},
       {"ddp",
        "DDP: buckets, and the hooks that send them",
        "parallel/ddp.cpp",
        {{"void Ddp::cut_buckets("}, {"void Ddp::arrived("}, {"void Ddp::send_ready("}, {"void Ddp::finish_gradients("}},
+       {{"values", 3}, {"calls", 1}, {"bytes", 1}, {"overlap", 1}},
        grade_ddp},
       {"zero",
        "ZeRO: gradients into shards, parameters back",
        "parallel/zero.cpp",
        {{"void Zero::start_reducing("}, {"void Zero::finish_reducing("}, {"void Zero::share_parameters("}},
+       {{"values", 3}, {"bytes", 2}, {"memory", 1}},
        grade_zero},
       {"f-and-g",
        "Tensor parallelism: f and g, and their gradients",
        "parallel/placement.cpp",
        {{"Var redistribute(Var"}},
+       {{"values", 4}, {"bytes", 2}},
        grade_f_and_g},
       {"vocabulary",
        "Cross-entropy of logits that ranks share out",
        "parallel/vocab_parallel.cpp",
        {{"Loss vocab_parallel_cross_entropy(", "const VocabPart"}},
+       {{"values", 4}, {"bytes", 2}},
        grade_vocabulary},
       {"1f1b",
        "A pipeline's schedule: one forward, one backward",
        "parallel/pipeline/one_f_one_b.cpp",
        {{"Schedule one_f_one_b(", "for (int r"}},
+       {{"schedule", 2}, {"memory", 2}, {"bubble", 2}},
        grade_1f1b},
       {"zb-h1",
        "A zero-bubble schedule: the backward pass split",
        "parallel/pipeline/zero_bubble.cpp",
        {{"void add_rank(", "ahead = "}},
+       {{"schedule", 2}, {"memory", 2}, {"bubble", 2}},
        grade_zb_h1},
       {"ring-attention",
        "Ring attention: blocks travel, and are merged",
        "parallel/ring_attention.cpp",
        {{"Attended forward(", "for (int hop"}},
+       {{"values", 4}, {"bytes", 2}},
        grade_ring_attention},
       {"clipping",
        "Clipping gradients that ranks share out",
        "parallel/gradient_norm.cpp",
        {{"Tensor squares_of_own("}, {"Tensor squares_of_shards("}},
+       {{"values", 6}},
        grade_clipping},
       {"experts",
        "Experts: tokens travel to them and back",
        "parallel/experts/expert_parallel.cpp",
        {{"Var exchange_rows("}, {"MixtureOfExperts::Exchanged to_experts("}},
+       {{"values", 4}, {"bytes", 2}},
        grade_experts},
   });
   return all;
@@ -130,6 +146,12 @@ constexpr Known kKnown[] = {
     {"[narrow]", "error", "a part begins or ends outside of its tensor: cut it to what this rank has"},
 };
 
+// Bounds before the one that broke; none, where that is no bound of the exercise.
+size_t kept_of(const Exercise& e, const Wrong& wrong) {
+  const auto broke = std::ranges::find(e.bounds, wrong.bound, &Bound::name);
+  return broke == e.bounds.end() ? 0 : static_cast<size_t>(broke - e.bounds.begin());
+}
+
 // Explains an error that the learner's code, or a rank in it, has thrown.
 Wrong explained(const std::string& what, const char* otherwise) {
   if (const size_t at = what.find(kNotYet); at != std::string::npos)
@@ -142,25 +164,60 @@ Wrong explained(const std::string& what, const char* otherwise) {
 
 }  // namespace
 
-Verdict refused(const Exercise& e, const Wrong& wrong) {
+void Grading::tell(const Wrong& wrong) {
+  wrong_.push_back(wrong);
+  if (kept_of(exercise_, wrong) == 0) throw Enough{};
+}
+
+Verdict refused(const Exercise& e, const Wrong& wrong, size_t kept) {
   std::string out = head(e, "not yet");
   out += fmt::format("  broke  {}\n  found  {}\n", wrong.bound, wrong.found);
   if (!wrong.cause.empty()) out += fmt::format("  cause  {}\n", wrong.cause);
-  return {false, wrong.more.empty() ? out : out + "\n" + wrong.more};
+  return {false, wrong.more.empty() ? out : out + "\n" + wrong.more, wrong, kept};
 }
 
-Verdict grade(const Exercise& e) {
+int points(const Exercise& e, size_t kept) {
+  int all = 0;
+  for (size_t i = 0; i < kept; ++i) all += e.bounds[i].points;
+  return all;
+}
+
+std::string json(const Exercise& e, const Verdict& v, const std::string& learner) {
+  using Json = nlohmann::ordered_json;
+  Json out = Json::object(), bounds = Json::array();
+  for (size_t i = 0; i < e.bounds.size(); ++i) {
+    const auto& [name, of] = e.bounds[i];
+    const bool kept = i < v.kept;
+    bounds.push_back({{"bound", name}, {"solved", kept}, {"points", kept ? of : 0}, {"of", of}});
+  }
+  if (!learner.empty()) out["learner"] = learner;
+  out.update({{"exercise", e.name}, {"number", e.number}, {"solved", v.solved}, {"points", points(e, v.kept)}});
+  out.update({{"of", points(e, e.bounds.size())}, {"bounds", bounds}});
+  if (!v.solved) out.update({{"broke", v.wrong.bound}, {"found", v.wrong.found}, {"cause", v.wrong.cause}});
+  return out.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Verdict grade(const Exercise& e, const Ask& ask, uint64_t seed) {
+  Grading grading(e, ask, seed);
+  std::string out = head(e, "solved");
   try {
-    std::string out = head(e, "solved");
-    for (const std::string& line : e.grade()) out += fmt::format("  held   {}\n", line);
-    return {true, out};
-  } catch (const Wrong& wrong) {
-    return refused(e, wrong);
+    grading.check([&] {
+      for (const std::string& line : e.grade(grading)) out += fmt::format("  held   {}\n", line);
+    });
+  } catch (const Grading::Enough&) {
   } catch (const Error& error) {
     return refused(e, explained(error.what(), error.status() == Status::communication ? "communication" : "error"));
   } catch (const std::exception& error) {
     return refused(e, explained(error.what(), "error"));
   }
+  size_t kept = e.bounds.size();
+  for (const Wrong& wrong : grading.wrong()) kept = std::min(kept, kept_of(e, wrong));
+  return kept == e.bounds.size() ? Verdict{true, out, {}, kept} : refused(e, grading.wrong().front(), kept);
+}
+
+Verdict grade(const Exercise& e) {
+  return grade(
+      e, [](const auto& local) { return local(); }, std::random_device{}());
 }
 
 }  // namespace tessera::lab

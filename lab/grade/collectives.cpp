@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <utility>
 
 #include "lab/compare.h"
 #include "lab/exercise.h"
+#include "parallel/comm/algorithms.h"
 #include "tensor/random.h"
 
 namespace tessera::lab {
@@ -17,15 +19,39 @@ namespace {
 constexpr double kUntouched = -1000;
 constexpr int64_t kFloat = 4;  // bytes
 
+// A transport that counts what another one sends.
+class Counting final : public Transport {
+ public:
+  explicit Counting(Transport& through) : through_(through) {}
+  int rank() const override { return through_.rank(); }
+  int size() const override { return through_.size(); }
+  int world_rank(int rank) const override { return through_.world_rank(rank); }
+  std::string_view kind() const override { return through_.kind(); }
+  void send(int to, int tag, const std::byte* data, int64_t bytes) override {
+    sent += bytes;
+    through_.send(to, tag, data, bytes);
+  }
+  void recv(int from, int tag, std::byte* data, int64_t bytes) override { through_.recv(from, tag, data, bytes); }
+  std::unique_ptr<Transport> split(int color, int key) override { return through_.split(color, key); }
+  void fail(const std::string& cause) override { through_.fail(cause); }
+
+  int64_t sent = 0;
+
+ private:
+  Transport& through_;
+};
+
 // Each rank's array of `count` float32 numbers: small whole ones, or any.
 struct Inputs {
   int ranks = 2;
   int64_t count = 1;
   bool whole_numbers = true;
+  uint64_t seed = 0;
 
   double at(int rank, int64_t i) const {
-    if (whole_numbers) return static_cast<double>((rank * 37 + i * 11 + rank * i) % 41 - 13);
-    return static_cast<float>(Philox(static_cast<uint64_t>(rank)).uniform(static_cast<uint64_t>(i)) - 0.5);
+    const Philox random(seed + static_cast<uint64_t>(rank));
+    if (whole_numbers) return static_cast<double>(random.below(60, static_cast<uint64_t>(i))) + 1;
+    return static_cast<float>(random.uniform(static_cast<uint64_t>(i)) - 0.5);
   }
   Range range(int r) const { return piece(count, ranks, r); }
   std::vector<double> of(int rank, Range r) const {
@@ -42,13 +68,12 @@ struct Inputs {
   }
 
   struct Result {
-    std::vector<double> values;
-    int64_t sent = 0;
-    bool in_kept = true, within = true;  // its array is as it was; nothing lies behind its piece
+    std::vector<double> values, whole, room;  // its result, its array, the room for its piece and a number more
+    int64_t sent = 0, counted = 0;            // bytes that left it, and as the learner's code counts them
+    auto fields() { return std::tie(values, whole, room, sent, counted); }
   };
-  // Runs a collective from one tensor to another on a rank, and returns the bytes that it has sent.
-  using Body = int64_t(Communicator& world, Op op, const Tensor& in, const Tensor& out);
-  std::vector<Result> run(Op op, Body* body, Algorithm algorithm) const {
+  // Runs a collective from one tensor to another on each rank.
+  std::vector<Result> run(Op op, int64_t (*algorithm)(Transport& t, const Call& call)) const {
     const auto rank = [&](Communicator& world) {
       const ArenaPtr arena = make_arena();
       const std::vector<double> mine = of(world.rank(), {0, count});
@@ -62,18 +87,20 @@ struct Inputs {
         whole.fill(kUntouched);
       }
       const Tensor out = op == Op::reduce_scatter ? room.narrow(0, 0, own.size()) : whole;
-      const int64_t sent = body(world, op, in, out);
-      return Result{numbers(out), sent, numbers(whole) == mine, numbers(room).back() == kUntouched};
+      Counting transport(world.transport());
+      const int64_t counted =
+          algorithm(transport, {.op = op, .count = count, .in = in.address(), .out = out.address()});
+      return Result{numbers(out), numbers(whole), numbers(room), transport.sent, counted};
     };
-    return by_ranks(ranks, rank, algorithm);
+    return by_ranks(ranks, rank);
   }
 
   // Throws Wrong where a reduce-scatter has changed its input, or has written more than a piece.
-  void expect_kept(const std::string& where, const Result& result) const {
-    if (!result.within)
+  void expect_kept(const std::string& where, int rank, const Result& result) const {
+    if (result.room.empty() || result.room.back() != kUntouched)
       throw Wrong{"values", where + ": more than a piece was written to `out`; expected this rank's piece alone",
                   "`out` has room for one piece: the sum that travels needs memory of its own"};
-    if (!result.in_kept)
+    if (result.whole != of(rank, {0, count}))
       throw Wrong{"values", where + ": the array at `in` has changed; expected it as it was",
                   "a sum is added to `in`, or a message is received there: this needs memory of its own"};
   }
@@ -120,15 +147,6 @@ struct Inputs {
   }
 };
 
-// Calls check() for arrays over 2, 3 and 5 ranks, of 1 to 1003 numbers: of whole ones first, whose sums have one value
-// in any order.
-void for_inputs(void (*check)(const Inputs&)) {
-  for (const bool whole_numbers : {true, false})
-    for (const int n : {3, 2, 5})
-      for (const int64_t count : {int64_t{8 * n}, int64_t{n}, int64_t{7}, int64_t{1}, int64_t{1003}})
-        check({n, count, whole_numbers});
-}
-
 // The sum of piece p, each addition rounded: ranks from `first` up, and around to the one before it.
 std::vector<double> sum_from(const Inputs& in, int p, int first) {
   std::vector<double> out;
@@ -142,22 +160,22 @@ std::vector<double> sum_from(const Inputs& in, int p, int first) {
 
 // An algorithm as it is graded: how it runs, and what each rank must have.
 struct Graded {
-  Algorithm algorithm;
-  Inputs::Body* run;
+  int64_t (*algorithm)(Transport& t, const Call& call);
   int (*first)(int piece);  // the rank whose numbers a piece's sum begins with, modulo the ranks
   std::vector<Guess> (*guesses)(const Inputs& in, int rank);
-  void (*expect_bytes)(const std::string& where, const Inputs& in, Op op, int rank, int64_t found);
+  void (*expect_bytes)(Grading& grading, const std::string& where, const Inputs& in, Op op, int rank, int64_t found);
   const char* halves = nullptr;  // the cause where each half of an all-reduce is right alone
 };
 
-void check(const Inputs& in, Op op, const Graded& graded) {
-  const std::vector<Inputs::Result> results = in.run(op, graded.run, graded.algorithm);
+void check(Grading& grading, const Inputs& in, Op op, const Graded& graded,
+           const std::vector<Inputs::Result>& results) {
   for (int r = 0; r < in.ranks; ++r) {
     const Inputs::Result& found = results[r];
     const std::string where = in.where(op, r);
+    if (std::ssize(found.values) != (op == Op::reduce_scatter ? in.range(r).size() : in.count)) throw NoAnswer();
     if (op == Op::all_gather) in.expect_gathered(where, found.values);
     if (op == Op::reduce_scatter) {
-      in.expect_kept(where, found);
+      in.expect_kept(where, r, found);
       expect_values(where, found.values, sum_from(in, r, graded.first(r)), graded.guesses(in, r), in.ranks);
     }
     if (op == Op::all_reduce) {
@@ -168,38 +186,43 @@ void check(const Inputs& in, Op op, const Graded& graded) {
       if (graded.halves) guesses.push_back({graded.halves, found.values});
       expect_values(where, found.values, all, guesses, in.ranks);
     }
-    graded.expect_bytes(where, in, op, r, found.sent);
+    for (const int64_t sent : {found.sent, found.counted}) graded.expect_bytes(grading, where, in, op, r, sent);
   }
 }
 
-// The direct exchange over messages: values, order of sums, bytes. Threads have one without messages, so the collective
-// is called by its name.
-
-int64_t run_messages(Communicator& world, Op op, const Tensor& in, const Tensor& out) {
-  const int64_t count = std::max(in.numel(), out.numel());
-  return direct_by_messages(world.transport(), {.op = op, .count = count, .in = in.address(), .out = out.address()});
+// Checks arrays over 2, 3 and 5 ranks, of 1 to 1003 numbers: of whole ones first, whose sums have one value in any
+// order.
+void check_all(Grading& grading, std::initializer_list<Op> ops, const Graded& graded) {
+  for (const bool whole_numbers : {true, false})
+    for (const int n : {3, 2, 5})
+      for (const int64_t count : {int64_t{8 * n}, int64_t{n}, int64_t{7}, int64_t{1}, int64_t{1003}})
+        for (const Op op : ops) {
+          const Inputs in{n, count, whole_numbers, grading.seed()};
+          const auto results = grading.ask(n, [&] { return in.run(op, graded.algorithm); });
+          grading.check([&] { check(grading, in, op, graded, results); });
+        }
 }
 
-void expect_direct_bytes(const std::string& where, const Inputs& in, Op op, int rank, int64_t found) {
+// The direct exchange over messages: values, order of sums, bytes.
+
+void expect_direct_bytes(Grading& grading, const std::string& where, const Inputs& in, Op op, int rank, int64_t found) {
   const int64_t all = in.count * kFloat, own = in.range(rank).size() * kFloat, n = in.ranks;
   const bool gathers = op == Op::all_gather;
   expect_bytes(
-      where, found, sent_directly({.op = op, .count = in.count}, in.ranks, rank),
+      grading, where, found, sent_directly({.op = op, .count = in.count}, in.ranks, rank),
       gathers ? "its piece to each of the others" : "of each other rank's piece once, S less its own",
       {{"the whole array goes to every other rank; each needs its own piece alone", (n - 1) * all},
        {"a rank sends to itself too", gathers ? n * own : all},
        {"the number of bytes is not counted: send() of this struct counts, and that of `memory` does not", 0}});
 }
 
-constexpr Graded kMessages{Algorithm::direct, run_messages, [](int) { return 0; },
+constexpr Graded kMessages{direct_by_messages, [](int) { return 0; },
                            [](const Inputs& in, int rank) { return in.guesses_of_sum(rank); }, expect_direct_bytes};
 
 }  // namespace
 
-Held grade_messages() {
-  for_inputs([](const Inputs& in) {
-    for (const Op op : {Op::reduce_scatter, Op::all_gather, Op::all_reduce}) check(in, op, kMessages);
-  });
+Held grade_messages(Grading& grading) {
+  check_all(grading, {Op::reduce_scatter, Op::all_gather, Op::all_reduce}, kMessages);
   return {"sums over 2, 3 and 5 ranks of 1 to 1003 numbers, pieces even and uneven, some of them empty",
           "order: ranks are added from 0 up, to the bit", "bytes: each half sends (n - 1) / n of the array"};
 }
@@ -207,13 +230,6 @@ Held grade_messages() {
 // The ring, half by half: values, order of sums, bytes.
 
 namespace {
-
-int64_t run_ring(Communicator& world, Op op, const Tensor& in, const Tensor& out) {
-  if (op == Op::reduce_scatter) world.reduce_scatter(in, out);
-  if (op == Op::all_gather) world.all_gather(in, out);
-  if (op == Op::all_reduce) world.all_reduce(out);
-  return world.counts()[static_cast<size_t>(op)].sent;
-}
 
 // A reduce-scatter: piece rank + first is copied, and in step s the numbers of piece(rank, s) are added to what comes.
 struct Way {
@@ -281,7 +297,7 @@ std::vector<Guess> guesses(const Inputs& in, int r) {
   return out;
 }
 
-void expect_ring_bytes(const std::string& where, const Inputs& in, Op op, int rank, int64_t found) {
+void expect_ring_bytes(Grading& grading, const std::string& where, const Inputs& in, Op op, int rank, int64_t found) {
   if (op == Op::all_reduce) return;  // its halves have been counted
   const bool gathers = op == Op::all_gather;
   const int64_t all = in.count * kFloat, kept = in.range(gathers ? (rank + 1) % in.ranks : rank).size() * kFloat;
@@ -290,26 +306,20 @@ void expect_ring_bytes(const std::string& where, const Inputs& in, Op op, int ra
       {"there is a step too many: n - 1 of them are enough", all}};
   if (gathers) std::swap(guesses[0], guesses[1]);
   expect_bytes(
-      where, found, all - kept,
+      grading, where, found, all - kept,
       gathers ? "all of the array except its right neighbour's piece" : "all of the array except its own piece",
       guesses);
 }
 
 constexpr Graded kRing{
-    Algorithm::ring,
-    run_ring,
-    [](int piece) { return piece + 1; },
-    guesses,
-    expect_ring_bytes,
+    ring, [](int piece) { return piece + 1; }, guesses, expect_ring_bytes,
     "each half is right alone. In an all-reduce `in` and `out` lie in the same array, so the sum that "
     "travels needs memory of its own"};
 
 }  // namespace
 
-Held grade_ring() {
-  for_inputs([](const Inputs& in) { check(in, Op::reduce_scatter, kRing); });
-  for_inputs([](const Inputs& in) { check(in, Op::all_gather, kRing); });
-  for_inputs([](const Inputs& in) { check(in, Op::all_reduce, kRing); });
+Held grade_ring(Grading& grading) {
+  for (const Op op : {Op::reduce_scatter, Op::all_gather, Op::all_reduce}) check_all(grading, {op}, kRing);
   return {"sums over 2, 3 and 5 ranks of 1 to 1003 numbers, pieces even and uneven, some of them empty",
           "order: piece c is added from rank c + 1 around to rank c, to the bit",
           "bytes: each rank sends all but one piece in each half, 2 (n - 1) / n of the array"};

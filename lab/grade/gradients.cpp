@@ -19,7 +19,6 @@ namespace {
 // orders of the strategies, and as typical mistakes would have them.
 
 constexpr int64_t kSequences = 2;  // sequences of a micro-batch
-constexpr uint64_t kSeed = 5;
 
 struct DataCase {
   int ranks = 2;
@@ -27,6 +26,7 @@ struct DataCase {
   int zero = 0;
   int64_t bucket_bytes = int64_t{1} << 20;
   bool idle = false;  // the model has a parameter that is never used
+  uint64_t seed = 0;
 
   std::string where(int rank) const {
     return fmt::format("{} on {} ranks, {} micro-batch{} each{}, rank {}",
@@ -54,11 +54,11 @@ void learn(Decoder& model, const DataCase& c, int rank, int64_t microbatch, cons
   const ModelConfig& m = model.config;
   const int64_t batch = c.ranks * c.microbatches * kSequences,
                 first = (rank * c.microbatches + microbatch) * kSequences;
-  const Sequences source = counted_sequences(m.vocab, m.context, batch, kSeed);
+  const Sequences source = counted_sequences(m.vocab, m.context, batch, c.seed);
   const Shape shape{kSequences, m.context};
   const Tensor ids = Tensor::empty(shape, DType::int32, arena), targets = Tensor::empty(shape, DType::int32, arena);
   source.load(0, first, kSequences, ids.data<int32_t>(), targets.data<int32_t>());
-  model.set_step({.seed = kSeed, .step = 0, .first_sequence = first, .training = true});
+  model.set_step({.seed = c.seed, .step = 0, .first_sequence = first, .training = true});
   backward(model.loss(ids, targets, 1.0 / static_cast<double>(batch * m.context)).mean);
 }
 
@@ -108,7 +108,7 @@ MicroGradients micro_gradients(const DataCase& c) {
     Decoder& model = *made;
     std::vector<FlatUnit> units;
     for (const Module::Unit& unit : model.layout())
-      units.push_back(make_unit(unit, arena, DType::float32, DType::float32, kSeed));
+      units.push_back(make_unit(unit, arena, DType::float32, DType::float32, c.seed));
     for (const FlatUnit& unit : units)
       for (const Slot& slot : unit.slots) {
         out.names.push_back(slot.parameter->name);
@@ -136,6 +136,7 @@ struct HeldPart {
   size_t parameter = 0;
   Range range;
   std::vector<double> numbers;
+  auto fields() { return std::tie(parameter, range, numbers); }
 };
 
 struct Seen {
@@ -146,6 +147,7 @@ struct Seen {
   OpCounts counts{};                      // counts of the first step, with its update
   int64_t left = 0;                       // bytes of category communication that are held after a step
   int64_t whole = 0;                      // elements of all units, padding with it
+  auto fields() { return std::tie(gradients, values, requested, last_begins, last_ends, counts, left, whole); }
 };
 
 std::vector<HeldPart> held(const std::vector<FlatUnit>& units, bool gradients) {
@@ -171,9 +173,9 @@ std::vector<Seen> run(const DataCase& c) {
     const ArenaPtr arena = make_arena();
     const std::unique_ptr<Decoder> made = small_model(c);
     Decoder& model = *made;
-    const auto strategy =
-        make_data_strategy(model, world, arena,
-                           {.zero = c.zero, .microbatches = c.microbatches, .bucket_bytes = c.bucket_bytes, .seed = 5});
+    const auto strategy = make_data_strategy(
+        model, world, arena,
+        {.zero = c.zero, .microbatches = c.microbatches, .bucket_bytes = c.bucket_bytes, .seed = c.seed});
     const auto optimizer = make_optimizer(OptimizerKind::sgd, strategy->shards(), {.momentum = 0});
     for (const FlatUnit& shard : strategy->shards()) seen.whole += shard.values.numel() * (c.zero > 0 ? c.ranks : 1);
     Trace trace;
@@ -210,6 +212,20 @@ std::vector<Seen> run(const DataCase& c) {
 
 std::vector<double> slice(const std::vector<float>& x, Range r) { return {x.begin() + r.begin, x.begin() + r.end}; }
 
+// Parts of parameters that cover each parameter so many times; throws NoAnswer for others.
+using Parts = std::vector<std::vector<HeldPart>>;
+void check_cover(const MicroGradients& g, const Parts& parts, int times) {
+  std::vector<std::vector<int>> covered;
+  for (const std::vector<float>& values : g.values) covered.emplace_back(values.size());
+  for (const auto& list : parts)
+    for (const HeldPart& h : list) {
+      if (std::ssize(h.numbers) != h.range.size()) throw NoAnswer();
+      for (int64_t i = h.range.begin; i < h.range.end; ++i) ++covered.at(h.parameter).at(static_cast<size_t>(i));
+    }
+  for (const auto& parameter : covered)
+    if (std::ranges::count(parameter, times) != std::ssize(parameter)) throw NoAnswer();
+}
+
 void check_gradients(const DataCase& c, const MicroGradients& g, const std::vector<Seen>& ranks) {
   const Gradients sum = g.summed();
   struct Mistake {
@@ -242,18 +258,25 @@ void check_gradients(const DataCase& c, const MicroGradients& g, const std::vect
     add(more, g.of_microbatch(0));
     mistakes.push_back({"the first micro-batch is in the sum twice", more});
   }
-  for (int step = 0; step < kSteps; ++step)
+  for (int step = 0; step < kSteps; ++step) {
+    Parts parts;
+    for (const Seen& seen : ranks) parts.push_back(seen.gradients.at(step));
+    check_cover(g, parts, c.zero == 0 ? c.ranks : 1);
     for (int r = 0; r < c.ranks; ++r)
-      for (const HeldPart& h : ranks[r].gradients[step]) {
+      for (const HeldPart& h : parts[r]) {
         std::vector<Guess> guesses;
         for (const Mistake& m : mistakes) guesses.push_back({m.cause, slice(m.would_be[h.parameter], h.range)});
         expect_values(fmt::format("{}, step {}, gradient of '{}'", c.where(r), step + 1, g.names[h.parameter]),
                       h.numbers, slice(sum[h.parameter], h.range), guesses, c.ranks);
       }
+  }
 }
 
 void check_values(const DataCase& c, const MicroGradients& g, const std::vector<Seen>& ranks) {
   const Gradients sum = g.summed();
+  Parts parts;
+  for (const Seen& seen : ranks) parts.push_back(seen.values);
+  check_cover(g, parts, c.zero == 3 ? 1 : c.ranks);
   for (int r = 0; r < c.ranks; ++r) {
     const Seen& seen = ranks[r];
     for (const HeldPart& h : seen.values) {
@@ -316,7 +339,7 @@ void check_not_early(const DataCase& c, const std::vector<Seen>& ranks) {
                 "buckets leave in every micro-batch; expected in the last one alone (`last_`)"};
 }
 
-void check_buckets(const DataCase& c, const std::vector<Seen>& ranks) {
+void check_buckets(Grading& grading, const DataCase& c, const std::vector<Seen>& ranks) {
   const int64_t buckets = expected_buckets(c), calls = total(ranks, Op::all_reduce).calls / c.ranks;
   const std::string where = fmt::format("{} with buckets of {} bytes", c.where(0), c.bucket_bytes);
   if (calls != buckets)
@@ -326,7 +349,8 @@ void check_buckets(const DataCase& c, const std::vector<Seen>& ranks) {
                 : calls == 1 ? "everything is one bucket: a bucket is closed once it has bucket_bytes"
                              : "a bucket is closed once it has bucket_bytes or more, and not before"};
   const int64_t bytes = ranks[0].whole * 4;
-  expect_bytes(all_ranks(c, "all-reduces"), total(ranks, Op::all_reduce).sent, 2 * (c.ranks - 1) * bytes, "2 (n - 1) S",
+  expect_bytes(grading, all_ranks(c, "all-reduces"), total(ranks, Op::all_reduce).sent, 2 * (c.ranks - 1) * bytes,
+               "2 (n - 1) S",
                {{"buckets leave in every micro-batch; expected in the last one alone",
                  2 * (c.ranks - 1) * bytes * c.microbatches}});
   const auto early = std::ranges::count_if(ranks[0].requested, [&](double t) { return t < ranks[0].last_ends; });
@@ -341,17 +365,18 @@ void check_buckets(const DataCase& c, const std::vector<Seen>& ranks) {
                    : "some buckets leave later than their last gradient comes"};
 }
 
-void check_shards(const DataCase& c, const std::vector<Seen>& ranks) {
+void check_shards(Grading& grading, const DataCase& c, const std::vector<Seen>& ranks) {
   const int64_t bytes = ranks[0].whole * 4, one = (c.ranks - 1) * bytes;
   const int64_t sums = c.zero >= 2 ? c.microbatches : 1;
-  expect_bytes(all_ranks(c, "reduce-scatters"), total(ranks, Op::reduce_scatter).sent, sums * one,
+  expect_bytes(grading, all_ranks(c, "reduce-scatters"), total(ranks, Op::reduce_scatter).sent, sums * one,
                c.zero >= 2 ? "(n - 1) S for each micro-batch" : "(n - 1) S",
                {{"there is no reduce-scatter", 0}, {"a sum is made twice", 2 * sums * one}});
-  expect_bytes(all_ranks(c, "all-reduces"), total(ranks, Op::all_reduce).sent, 0,
+  expect_bytes(grading, all_ranks(c, "all-reduces"), total(ranks, Op::all_reduce).sent, 0,
                "none: a rank needs its own piece alone",
                {{"gradients are summed for every rank; ZeRO needs a reduce-scatter, half of that", 2 * sums * one}});
   if (c.zero < 3)
-    expect_bytes(all_ranks(c, "all-gathers"), total(ranks, Op::all_gather).sent, one, "(n - 1) S, after the update",
+    expect_bytes(grading, all_ranks(c, "all-gathers"), total(ranks, Op::all_gather).sent, one,
+                 "(n - 1) S, after the update",
                  {{"there is no all-gather: updated parameters stay where they are", 0}});
   for (int r = 0; r < c.ranks; ++r)
     if (const int64_t left = ranks[r].left; left != 0)
@@ -364,13 +389,14 @@ void check_shards(const DataCase& c, const std::vector<Seen>& ranks) {
 
 }  // namespace
 
-Held grade_ddp() {
-  for (const DataCase& c : {DataCase{2, 1}, DataCase{3, 1, 0, 3000}, DataCase{2, 3, 0, 1}, DataCase{3, 2, 0, 8000},
-                            DataCase{2, 1, 0, 4000, true}}) {
-    const std::vector<Seen> ranks = run(c);
-    check_not_early(c, ranks);
-    check_gradients(c, micro_gradients(c), ranks);
-    check_buckets(c, ranks);
+Held grade_ddp(Grading& grading) {
+  for (DataCase c : {DataCase{2, 1}, DataCase{3, 1, 0, 3000}, DataCase{2, 3, 0, 1}, DataCase{3, 2, 0, 8000},
+                     DataCase{2, 1, 0, 4000, true}}) {
+    c.seed = grading.seed();
+    const auto ranks = grading.ask(c.ranks, [&] { return run(c); });
+    grading.check([&] { check_not_early(c, ranks); });
+    grading.check([&] { check_gradients(c, micro_gradients(c), ranks); });
+    grading.check([&] { check_buckets(grading, c, ranks); });
   }
   return {
       "gradients of every parameter, in two steps, on 2 and 3 ranks with 1 to 3 micro-batches: the bits of one rank "
@@ -379,15 +405,17 @@ Held grade_ddp() {
       "buckets of one parameter all leave before the backward pass has ended"};
 }
 
-Held grade_zero() {
+Held grade_zero(Grading& grading) {
   for (const int zero : {1, 2, 3})
     for (const int n : {2, 3}) {
-      const DataCase c{n, n == 2 ? 2 : 1, zero};
-      const std::vector<Seen> ranks = run(c);
-      const MicroGradients g = micro_gradients(c);
-      check_gradients(c, g, ranks);
-      check_values(c, g, ranks);
-      check_shards(c, ranks);
+      const DataCase c{.ranks = n, .microbatches = n == 2 ? 2 : 1, .zero = zero, .seed = grading.seed()};
+      const auto ranks = grading.ask(n, [&] { return run(c); });
+      grading.check([&] {
+        const MicroGradients g = micro_gradients(c);
+        check_gradients(c, g, ranks);
+        check_values(c, g, ranks);
+      });
+      grading.check([&] { check_shards(grading, c, ranks); });
     }
   return {
       "each rank's piece of every gradient, in two steps, in stages 1, 2 and 3: the bits of one rank that adds in the "

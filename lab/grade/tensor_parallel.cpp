@@ -75,8 +75,9 @@ std::vector<double> moved(const Spread& x, const Placement& from, const Placemen
 }
 
 struct ProductSeen {
-  std::vector<double> value, gradient = {};
+  std::vector<double> value = {}, gradient = {};
   int64_t sent_forward = 0, sent_backward = 0;
+  auto fields() { return std::tie(value, gradient, sent_forward, sent_backward); }
 };
 
 int64_t sent(const Communicator& world) {
@@ -91,9 +92,9 @@ struct Case {
   std::string backward;  // in words
 };
 
-void check_case(const Case& c, int n) {
-  const Spread x(n, c.from, 1), dy(n, dual(c.to), 2);
-  const auto ranks = by_ranks(n, [&](Communicator& world) {
+void check_case(Grading& grading, const Case& c, int n) {
+  const Spread x(n, c.from, grading.seed()), dy(n, dual(c.to), grading.seed() + 1);
+  const auto redistributed = [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
     const auto mine = [&](const Spread& s) {
       const std::vector<double>& v = s.rank[world.rank()];
@@ -106,57 +107,60 @@ void check_case(const Case& c, int n) {
     seen.sent_backward = sent(world) - seen.sent_forward;
     seen.gradient = gradient_of(leaf);
     return seen;
-  });
+  };
+  const auto ranks = grading.ask(n, [&] { return by_ranks(n, redistributed); });
   const int64_t all = kRows * kColumns * 8;
-  for (int r = n; r-- > 0;) {  // rank 0 has the same after some changes of different kinds
-    const ProductSeen& seen = ranks[r];
-    const std::string where = fmt::format("{} ({} -> {}) on {} ranks, rank {}", c.name, c.from.str(), c.to.str(), n, r);
-    expect_values(where + ", forward", seen.value, moved(x, c.from, c.to, r),
-                  {{"the value is the rank's own, unchanged: nothing was moved in the forward pass", x.rank[r]}}, n,
-                  1e-12);
-    const std::vector<double> expected = moved(dy, dual(c.to), dual(c.from), r);
-    const std::string way = fmt::format("{} -> {}", dual(c.to).str(), dual(c.from).str());
-    std::vector<Guess> guesses{
-        {fmt::format("the gradient is the rank's own, unchanged; expected {}: {}", c.backward, way), dy.rank[r]}};
-    if (dual(c.to) != P)
-      guesses.push_back({"the gradient is summed although every rank has the same one", expected * n});
-    else if (dy.rank[0].size() == expected.size())
-      guesses.push_back({fmt::format("the gradient is the sum over the ranks; expected {}", c.backward), dy.sum()});
-    const auto goes = [&](const Placement& from, const Placement& to, const char* names) {
-      if (from.kind == Placement::Kind::sharded ? dual(c.to) != from : dual(c.to).kind == Placement::Kind::sharded)
-        return;
-      guesses.push_back(
-          {fmt::format(
-               "the gradient goes {} -> {}, which is {}; expected {}: dual(to) -> dual(from), between the duals",
-               from.str(), to.str(), names, way),
-           moved(dy, from, to, r)});
-    };
-    goes(dual(c.from), dual(c.to), "dual(from) -> dual(to)");
-    goes(c.to, c.from, "to -> from");
-    goes(c.from, c.to, "from -> to");
-    expect_values(where + ", gradient", seen.gradient, expected, guesses, n, 1e-12);
-    const auto bytes = [&](const Placement& from, const Placement& to) {
-      if (from == P && to.kind != Placement::Kind::sharded) return 2 * all - 2 * all / n;
-      const bool scatters = from == P,
-                 gathers = from.kind == Placement::Kind::sharded && to.kind != Placement::Kind::sharded;
-      return scatters || gathers ? all - all / n : 0;
-    };
-    expect_bytes(where + ", forward", seen.sent_forward, bytes(c.from, c.to), "one collective, or none");
-    expect_bytes(where + ", backward", seen.sent_backward, bytes(dual(c.to), dual(c.from)),
-                 fmt::format("what {} takes", way));
-  }
+  for (int r = n; r-- > 0;)
+    grading.check([&] {  // rank 0 has the same after some changes of different kinds
+      const ProductSeen& seen = ranks[r];
+      const std::string where =
+          fmt::format("{} ({} -> {}) on {} ranks, rank {}", c.name, c.from.str(), c.to.str(), n, r);
+      expect_values(where + ", forward", seen.value, moved(x, c.from, c.to, r),
+                    {{"the value is the rank's own, unchanged: nothing was moved in the forward pass", x.rank[r]}}, n,
+                    1e-12);
+      const std::vector<double> expected = moved(dy, dual(c.to), dual(c.from), r);
+      const std::string way = fmt::format("{} -> {}", dual(c.to).str(), dual(c.from).str());
+      std::vector<Guess> guesses{
+          {fmt::format("the gradient is the rank's own, unchanged; expected {}: {}", c.backward, way), dy.rank[r]}};
+      if (dual(c.to) != P)
+        guesses.push_back({"the gradient is summed although every rank has the same one", expected * n});
+      else if (dy.rank[0].size() == expected.size())
+        guesses.push_back({fmt::format("the gradient is the sum over the ranks; expected {}", c.backward), dy.sum()});
+      const auto goes = [&](const Placement& from, const Placement& to, const char* names) {
+        if (from.kind == Placement::Kind::sharded ? dual(c.to) != from : dual(c.to).kind == Placement::Kind::sharded)
+          return;
+        guesses.push_back(
+            {fmt::format(
+                 "the gradient goes {} -> {}, which is {}; expected {}: dual(to) -> dual(from), between the duals",
+                 from.str(), to.str(), names, way),
+             moved(dy, from, to, r)});
+      };
+      goes(dual(c.from), dual(c.to), "dual(from) -> dual(to)");
+      goes(c.to, c.from, "to -> from");
+      goes(c.from, c.to, "from -> to");
+      expect_values(where + ", gradient", seen.gradient, expected, guesses, n, 1e-12);
+      const auto bytes = [&](const Placement& from, const Placement& to) {
+        if (from == P && to.kind != Placement::Kind::sharded) return 2 * all - 2 * all / n;
+        const bool scatters = from == P,
+                   gathers = from.kind == Placement::Kind::sharded && to.kind != Placement::Kind::sharded;
+        return scatters || gathers ? all - all / n : 0;
+      };
+      expect_bytes(grading, where + ", forward", seen.sent_forward, bytes(c.from, c.to), "one collective, or none");
+      expect_bytes(grading, where + ", backward", seen.sent_backward, bytes(dual(c.to), dual(c.from)),
+                   fmt::format("what {} takes", way));
+    });
 }
 
 }  // namespace
 
-Held grade_f_and_g() {
+Held grade_f_and_g(Grading& grading) {
   const std::array<Case, 4> cases{
       {{"g", P, I, "the gradient as it is: every rank has all of it"},
        {"f", I, R, "the sum of all ranks' gradients"},
        {"f of sequence parallelism", S(1), R, "the sum of all ranks' gradients, cut"},
        {"g of sequence parallelism", P, S(1), "all ranks' pieces of the gradient, put together"}}};
   for (const int n : {2, 3})
-    for (const Case& c : cases) check_case(c, n);
+    for (const Case& c : cases) check_case(grading, c, n);
   return {"f: forward as it is, backward an all-reduce; g: forward an all-reduce, backward as it is",
           "with sequence parallelism an all-gather and a reduce-scatter in their places",
           "on 2 and 3 ranks, values, gradients and bytes"};
@@ -170,12 +174,13 @@ struct VocabularyProblem {
   int ranks = 2;
   int64_t rows = 3, vocab = 10;
   double spread = 3;  // spread of the logits
+  uint64_t seed = 0;
 
   double logit(int64_t row, int64_t column) const {
-    return spread * Philox(7).normal(static_cast<uint64_t>(row * vocab + column));
+    return spread * Philox(seed).normal(static_cast<uint64_t>(row * vocab + column));
   }
   int32_t target(int64_t row) const {
-    return static_cast<int32_t>(Philox(8).below(static_cast<uint64_t>(vocab), static_cast<uint64_t>(row)));
+    return static_cast<int32_t>(Philox(seed + 1).below(static_cast<uint64_t>(vocab), static_cast<uint64_t>(row)));
   }
   Range own(int r) const { return piece(vocab, ranks, r); }
   int owner(int64_t row) const {
@@ -268,12 +273,13 @@ std::vector<Guess> guesses(const VocabularyProblem& p, int rank) {
 
 struct VocabularySeen {
   double loss = 0;  // the sum over rows
-  std::vector<double> root, gradient = {};
+  std::vector<double> root = {}, gradient = {};
   int64_t sent = 0;
+  auto fields() { return std::tie(loss, root, gradient, sent); }
 };
 
-void check_problem(const VocabularyProblem& p) {
-  const auto ranks = by_ranks(p.ranks, [&](Communicator& world) {
+std::vector<VocabularySeen> solve(const VocabularyProblem& p) {
+  return by_ranks(p.ranks, [&](Communicator& world) {
     const ArenaPtr arena = make_arena();
     const Range own = p.own(world.rank());
     std::vector<double> mine;
@@ -290,6 +296,9 @@ void check_problem(const VocabularyProblem& p) {
     seen.gradient = gradient_of(logits);
     return seen;
   });
+}
+
+void check_problem(Grading& grading, const VocabularyProblem& p, const std::vector<VocabularySeen>& ranks) {
   int64_t all_sent = 0;
   for (int r = 0; r < p.ranks; ++r) {
     const VocabularySeen& seen = ranks[r];
@@ -308,7 +317,7 @@ void check_problem(const VocabularyProblem& p) {
     all_sent += seen.sent;
   }
   const int64_t numbers_of_rows = 2 * (p.ranks - 1) * p.rows * 8;
-  expect_bytes(fmt::format("{} rows on {} ranks, all ranks", p.rows, p.ranks), all_sent, 3 * numbers_of_rows,
+  expect_bytes(grading, fmt::format("{} rows on {} ranks, all ranks", p.rows, p.ranks), all_sent, 3 * numbers_of_rows,
                "three all-reduces of a number for each row, 3 x 2 (n - 1) x 8 N",
                {{"there are two all-reduces, and should be three", 2 * numbers_of_rows},
                 {"there are four all-reduces, and should be three", 4 * numbers_of_rows},
@@ -318,11 +327,14 @@ void check_problem(const VocabularyProblem& p) {
 
 }  // namespace
 
-Held grade_vocabulary() {
+Held grade_vocabulary(Grading& grading) {
   for (const int n : {2, 3, 4})
-    for (const VocabularyProblem& p : {VocabularyProblem{n, 3, 12, 3}, VocabularyProblem{n, 1, n, 1},
-                                       VocabularyProblem{n, 17, 101, 5}, VocabularyProblem{n, 5, 23, 2000}})
-      check_problem(p);
+    for (VocabularyProblem p : {VocabularyProblem{n, 3, 12, 3}, VocabularyProblem{n, 1, n, 1},
+                                VocabularyProblem{n, 17, 101, 5}, VocabularyProblem{n, 5, 23, 2000}}) {
+      p.seed = grading.seed();
+      const auto ranks = grading.ask(n, [&] { return solve(p); });
+      grading.check([&] { check_problem(grading, p, ranks); });
+    }
   return {"losses and gradients of 1 to 17 rows on 2, 3 and 4 ranks, to 1e-10, pieces even and uneven",
           "logits in the thousands, which overflow without the maximum of all ranks",
           "bytes: three all-reduces of a number for each row"};

@@ -75,7 +75,7 @@ struct Example {
 // Throws std::runtime_error for a command without a block of output.
 std::vector<Example> examples_of(const Lines& page) {
   static const std::regex command(
-      R"(\$ (?:\./|build/release/bin/)?(tessera(?= verify| plan| lab| data .*--out| train .*--trace| report .*--format text| report .*--figure .*--svg.* --out \S+)|schedules|cat) (.*))");
+      R"(\$ (?:\./tessera (?=schedules )|\./|build/release/bin/)?(tessera(?= verify| plan| lab| data .*--out| train .*--trace| report .*--format text| report .*--figure .*--svg.* --out \S+)|schedules|cat) (.*))");
   std::vector<Example> out;
   std::smatch match;
   for (size_t i = 0; i + 1 < page.size(); ++i) {

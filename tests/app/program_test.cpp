@@ -179,6 +179,10 @@ TEST_F(LabTest, SaysWhatItCannotDo) {
   fails("lab start 2", 2, "DIR");
   fails("lab start 12 a", 2, "there is no exercise '12'; expected the number or the name of one: 1 messages");
   fails("lab again", 2, "unexpected word 'again'");
+  fails("lab check 2", 2, "expected N and DIR, or --all and a folder");
+  fails("lab check 2 --all empty", 2, "--all: expected no exercise beside it, found '2'");
+  fails("lab check --all nowhere", 4, "nowhere is no folder");
+  fails("lab answer 2", 2, "nobody asks");
   fails("lab start 2 .", 2, "has something in it; expected a folder that is new or empty");
   fails("lab check 2 empty", 4, "ring.cpp is missing; `tessera lab start 2 empty` gives it out");
   fs::copy_file(TESSERA_BINARY, path("elsewhere"));
@@ -194,6 +198,23 @@ TEST_F(LabTest, AnExerciseThatIsNotSolvedEndsWithOne) {
   const Ran r = run("lab check 7 mine");
   EXPECT_EQ(r.status, 1) << r.err;
   EXPECT_NE(r.out.find("broke  nothing\n  found  not written yet: one_f_one_b"), std::string::npos) << r.out;
+}
+
+// A class: an exercise as it was given out, one that ends at once beside one in a folder of its own, and nothing.
+TEST_F(LabTest, AClassIsGradedWhateverOneLearnerHandsIn) {
+  for (const char* folder : {"class/bo/first", "class/cy"}) fs::create_directories(path(folder));
+  must("lab start 7 class/ada");
+  std::ofstream(path("class/bo/one_f_one_b.cpp")) << "#error no\n";
+  std::ofstream(path("class/bo/first/ring.cpp")) << "";
+  std::ofstream(path("class/notes.txt")) << "";
+  EXPECT_EQ(must("lab check --all class").out,
+            "learner   1   2   3   4   5   6   7   8   9  10  11   all\n"
+            "ada       -   -   -   -   -   -   0   -   -   -   -     0\n"
+            "bo        -   0   -   -   -   -   0   -   -   -   -     0\n"
+            "cy        -   -   -   -   -   -   -   -   -   -   -     0\n");
+  expect_has(must("lab check --all class --format json").out,
+             {R"({"learner":"ada","exercise":"1f1b","number":7,"solved":false,"points":0,"of":6,)",
+              R"("broke":"compiler")", R"("found":"there is no tessera::ring(tessera::Transport&)"});
 }
 
 // The text that `tessera verify` prints for people says the same as its JSON.

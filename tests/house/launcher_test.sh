@@ -34,7 +34,8 @@ cmake_minimum_required(VERSION 3.25)
 project(mini LANGUAGES CXX)
 file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/*.cpp)
 add_executable(tessera ${sources})
-set_target_properties(tessera PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+add_executable(schedules main.cpp)
+set_target_properties(tessera schedules PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 enable_testing()
 add_test(NAME mini COMMAND tessera)
 END
@@ -110,6 +111,9 @@ check "a failed build exits 1, not $status" test "$status" = 1
 check "a failed build names its log" says "$home/build/release/launcher.log" err
 check "a failed build does not run the old program" test ! -s "$work/out"
 edit main.cpp "$main"
+
+run schedules 4 8
+check "schedules runs the program of that name" test "$(<"$work/out")" = "<4><8>first0"
 
 run test -R mini
 check "test ends with ctest's summary" says "100% tests passed" out

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <future>
 #include <mutex>
 
@@ -22,6 +23,13 @@ namespace fs = std::filesystem;
 
 std::string product_file(const Exercise& e) { return read_file(fs::path(TESSERA_SOURCE_DIR) / e.file); }
 
+// A file as a learner may write it: with other comments.
+std::string commented(std::string text, const Exercise& e) {
+  for (const Blank& blank : e.blanks) text.insert(text.find('\n', blanked_part(text, blank).begin), "  // mine");
+  return text;
+}
+std::string solution(const Exercise& e) { return commented(product_file(e), e); }
+
 std::string changed(std::string text, const Mistake& m) {
   for (const auto& [from, to] : m.changes) {
     const size_t at = text.find(from);
@@ -33,7 +41,7 @@ std::string changed(std::string text, const Mistake& m) {
   return text;
 }
 
-// A file that is handed in, and what its verdict must say.
+// A file that is handed in, and what its verdict must say. A name that is empty: it is a solution.
 struct Submission {
   const Exercise* exercise;
   std::string name, text, bound, cause;
@@ -51,10 +59,13 @@ std::vector<Submission> submissions() {
   for (const Exercise& e : exercises())
     if (is_wanted(number++, std::string(e.name)))
       out.push_back({&e, "the stub", blanked_file(product_file(e), e), "broke  nothing", "as it was given out"});
+  for (const Exercise& e : exercises())
+    if (is_wanted(number++, std::string(e.name))) out.push_back({&e, "", solution(e), "solved", "held"});
   for (const Mistake& m : mistakes())
     if (is_wanted(number++, m.exercise)) {
       const Exercise& e = exercise(m.exercise);
-      out.push_back({&e, m.name, changed(product_file(e), m), m.bound.empty() ? "" : "broke  " + m.bound, m.cause});
+      out.push_back(
+          {&e, m.name, commented(changed(product_file(e), m), e), m.bound.empty() ? "" : "broke  " + m.bound, m.cause});
     }
   return out;
 }
@@ -64,7 +75,7 @@ std::string graded(const Submission& s, size_t number) {
   write_file(folder.path() / fs::path(s.exercise->file).filename(), s.text);
   const Verdict verdict = check(*s.exercise, folder.path());
   if (std::getenv("TESSERA_LAB_SHOW")) fmt::print("--- {}: {}\n{}", s.exercise->name, s.name, verdict.text);
-  const bool right = !verdict.solved && verdict.text.find(s.bound) != std::string::npos &&
+  const bool right = verdict.solved == s.name.empty() && verdict.text.find(s.bound) != std::string::npos &&
                      verdict.text.find(s.cause) != std::string::npos;
   return right ? ""
                : fmt::format("{}, {}: expected '{}' and '{}', found\n{}", s.exercise->name, s.name, s.bound, s.cause,
@@ -109,13 +120,47 @@ TEST(Lab, AnExerciseIsGivenOutAndSolved) {
   EXPECT_THROW(give_out(e, folder), Error);
   for (const char* name : {"ring.cpp", "README.md", "compile_commands.json"})
     EXPECT_TRUE(fs::exists(folder / name)) << name;
-  write_file(folder / "ring.cpp", product_file(e));
+  write_file(folder / "ring.cpp", solution(e) + "#include <cstdio>\nstatic const int now = puts(\"\\x1b[2Jhere\");\n");
   const Verdict verdict = check(e, folder);
   EXPECT_TRUE(verdict.solved) << verdict.text;
+  EXPECT_NE(verdict.text.find("your code printed:\n  \\x1b[2Jhere\n"), std::string::npos) << verdict.text;
   write_file(folder / "ring.cpp", "int wrong(\n");
   EXPECT_NE(check(e, folder).text.find("broke  compiler"), std::string::npos);
   fs::remove(folder / "ring.cpp");
   EXPECT_THROW(check(e, folder), InputError);
+}
+
+TEST(Lab, HeadersThatAPageNamesAreGivenOut) {
+  const TemporaryDirectory place(temporary_folder() / "tessera-lab");
+  for (const auto& [name, header] : {std::pair("ddp", "ddp.h"), std::pair("zero", "zero.h")}) {
+    give_out(exercise(name), place.path() / name);
+    EXPECT_TRUE(fs::exists(place.path() / name / header)) << header;
+  }
+}
+
+// A mistake that leaves the numbers right, and others that do not.
+TEST(Lab, BoundsGivePoints) {
+  const auto spoilt = [](const Exercise& e, size_t number, const std::function<void(std::string&)>& spoil) {
+    size_t asked = 0;
+    const Ask ask = [&](const auto& local) {
+      std::string right = local();
+      if (asked++ == number) spoil(right);
+      return right;
+    };
+    return grade(e, ask, 1);
+  };
+  const Exercise& e = exercise("ring");
+  EXPECT_EQ(points(e, spoilt(e, 0, [](std::string&) {}).kept), 6);
+  const auto of_bytes = [](std::string& last) { last[last.size() - 8] ^= 1; };  // what the last rank has counted
+  const auto of_values = [](std::string& first) { first[8 + 8 + 6] ^= 1; };     // of the first rank's first number
+  const Verdict bytes = spoilt(e, 0, of_bytes), values = spoilt(e, 3, of_values);
+  EXPECT_EQ(points(e, bytes.kept), 4) << bytes.text;
+  EXPECT_EQ(points(e, values.kept), 0) << values.text;
+  EXPECT_NE(json(e, bytes).find(R"("points":4,"of":6,"bounds":[{"bound":"values","solved":true,"points":4,"of":4},)"
+                                R"({"bound":"bytes","solved":false,"points":0,"of":2}],"broke":"bytes")"),
+            std::string::npos)
+      << json(e, bytes);
+  for (const Exercise& each : exercises()) EXPECT_EQ(points(each, each.bounds.size()), 6) << each.name;
 }
 
 TEST(Lab, EveryExerciseHasThreeMistakesAndAShortPage) {

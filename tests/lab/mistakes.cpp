@@ -153,6 +153,8 @@ const std::vector<Mistake>& mistakes() {
                 "ring.tiles(hop)) {\n      const Attended room"},
                {"    if (!last) ring.cp.recv(kv, ring.previous(), kKeysAndValues);\n  }\n  return {sum",
                 "    if (!last) ring.cp.send(kv, ring.next(), kKeysAndValues);\n  }\n  return {sum"}}),
+      Mistake("ring-attention", "lets hop 0 write and later hops merge", "values", "a hop may have several",
+              {{"if (tile.first_of_queries)", "if (hop == 0)"}}),
       Mistake("ring-attention", "adds blocks without weights", "values", "added as they are",
               {{"merge_attended(sum.of(tile.queries), room);",
                 "{\n        Tensor out = sum.of(tile.queries).out;\n        add_(out, room.out);\n      }"}}),

@@ -1,0 +1,310 @@
+// A learner's process: the program that has a learner's code, confined, and asked over a channel.
+//
+// It is a session of its own. Its filter of system calls (seccomp) lets it start no process and no other program,
+// signal nobody else, reach no network, and write no file; limits hold its memory, its output and its time. So it can
+// answer, compute for too long, or end. An answer has the number that it was asked for with, which nobody knows before.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <random>
+#include <span>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "lab/check.h"
+#include "parallel/comm/launch.h"
+#include "tensor/write_file.h"
+
+namespace tessera::lab {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kChannel = 3;                           // its descriptor in the learner's process
+constexpr int kSeconds = 30;                          // graders take less than one
+constexpr uint64_t kMemory = uint64_t{2} << 30;       // beyond what a program has when it begins
+constexpr uint64_t kMostPrinted = uint64_t{1} << 20;  // bytes
+constexpr uint32_t kDeny = SECCOMP_RET_ERRNO | EPERM;
+constexpr uint64_t kLongestAnswer = uint64_t{1} << 26;  // bytes
+
+struct Header {
+  uint64_t number = 0, size = 0;
+};
+
+// An answer, or what was thrown in its place.
+struct Reply {
+  int status = 0;  // 0, or the Status of what was thrown
+  std::string text;
+  auto fields() { return std::tie(status, text); }
+};
+
+// System calls that a learner's process may not make: those that reach other processes, what lies on disks, or the
+// network and the system.
+constexpr int kSignals[] = {SYS_kill, SYS_tkill, SYS_rt_sigqueueinfo, SYS_rt_tgsigqueueinfo, SYS_pidfd_send_signal};
+constexpr int kProcesses[] = {SYS_execveat, SYS_ptrace, SYS_setpriority, SYS_process_vm_readv, SYS_process_vm_writev};
+constexpr int kDisks[] = {SYS_unlinkat, SYS_renameat,  SYS_renameat2, SYS_linkat,  SYS_symlinkat,
+                          SYS_truncate, SYS_openat2,   SYS_mkdirat,   SYS_mknodat, SYS_fchmodat,
+                          SYS_fchownat, SYS_utimensat, SYS_setxattr,  SYS_mount};
+constexpr int kSystem[] = {SYS_socket,      SYS_connect, SYS_io_uring_setup, SYS_shmget,
+                           SYS_userfaultfd, SYS_keyctl,  SYS_unshare,        SYS_bpf};
+#ifdef __x86_64__
+constexpr uint32_t kProcessor = AUDIT_ARCH_X86_64;
+// Older calls, which other processors never had.
+constexpr int kOld[] = {SYS_fork,  SYS_vfork, SYS_unlink, SYS_rmdir, SYS_rename, SYS_link,   SYS_symlink, SYS_creat,
+                        SYS_mkdir, SYS_mknod, SYS_chmod,  SYS_chown, SYS_lchown, SYS_utimes, SYS_utime};
+#else
+constexpr uint32_t kProcessor = AUDIT_ARCH_AARCH64;
+constexpr std::array<int, 0> kOld{};
+#endif
+
+// The filter of a process that starts one program, whose name lies at that address, and has threads: a program in the
+// kernel's filter language, whose last but two steps are to get the number of the process.
+std::vector<sock_filter> filter_for(const char* program) {
+  constexpr size_t writes = O_WRONLY | O_RDWR | O_CREAT | O_TRUNC, first = offsetof(seccomp_data, args);
+  std::vector<sock_filter> out;
+  const auto add = [&](int what, size_t k, int passed = 0, int failed = 0) {
+    out.push_back({static_cast<uint16_t>(what), static_cast<uint8_t>(passed), static_cast<uint8_t>(failed),
+                   static_cast<uint32_t>(k)});
+  };
+  const auto load = [&](size_t offset) { add(BPF_LD | BPF_W | BPF_ABS, offset); };
+  // Ends with `result` where a word of the call passes a test with k, or with `unless` where it does not.
+  const auto end = [&](int call, size_t word, int test, size_t k, bool unless = false, uint32_t result = kDeny) {
+    load(offsetof(seccomp_data, nr));
+    add(BPF_JMP | BPF_K | BPF_JEQ, static_cast<size_t>(call), 0, 3);
+    load(word);
+    add(BPF_JMP | BPF_K | test, k, unless ? 1 : 0, unless ? 0 : 1);
+    add(BPF_RET | BPF_K, result);
+  };
+  load(offsetof(seccomp_data, arch));
+  add(BPF_JMP | BPF_K | BPF_JEQ, kProcessor, 1, 0);
+  add(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+  load(offsetof(seccomp_data, nr));
+  add(BPF_JMP | BPF_K | BPF_JGE, 0x40000000, 0, 1);  // the calls of another table
+  add(BPF_RET | BPF_K, kDeny);
+  for (const std::span<const int> calls : {std::span<const int>(kSignals), {kProcesses}, {kDisks}, {kSystem}, {kOld}})
+    for (const int call : calls) end(call, first, BPF_JGE, 0);
+  end(SYS_clone3, first, BPF_JGE, 0, false, SECCOMP_RET_ERRNO | ENOSYS);  // then clone() is tried
+  end(SYS_clone, first, BPF_JSET, CLONE_THREAD, true);
+  end(SYS_openat, first + 16, BPF_JSET, writes);
+#ifdef SYS_open
+  end(SYS_open, first + 8, BPF_JSET, writes);
+#endif
+  end(SYS_prlimit64, first, BPF_JEQ, 0, true);
+  end(SYS_execve, first, BPF_JEQ, reinterpret_cast<uint64_t>(program), true);
+  end(SYS_execve, first + 4, BPF_JEQ, reinterpret_cast<uint64_t>(program) >> 32, true);
+  end(SYS_tgkill, first, BPF_JEQ, 0, true);
+  add(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+  return out;
+}
+
+void limit(int what, uint64_t most) {
+  rlimit now{};
+  ::getrlimit(what, &now);
+  now.rlim_cur = now.rlim_max = std::min<rlim_t>(now.rlim_max, most);
+  ::setrlimit(what, &now);
+}
+
+// The bytes that limits of memory count of this process, which is the same program as the learner's.
+uint64_t data_now() {
+  std::ifstream sizes("/proc/self/statm");  // in pages; the sixth is what RLIMIT_DATA limits
+  uint64_t pages = 0;
+  for (int i = 0; i < 6; ++i) sizes >> pages;
+  return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// Becomes the learner's program after fork(), with nothing but what a child of several threads may call.
+[[noreturn]] void become(char* const* words, std::vector<sock_filter>& filter, int channel, int output,
+                         uint64_t memory) {
+  ::setsid();
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  for (int number = 1; number < NSIG; ++number) ::signal(number, number == SIGXFSZ ? SIG_IGN : SIG_DFL);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::dup2(::open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
+  for (const int to : {1, 2}) ::dup2(output, to);
+  ::dup2(channel, kChannel);
+  ::fcntl(kChannel, F_SETFD, 0);
+  ::close_range(kChannel + 1, ~0U, 0);
+  limit(RLIMIT_DATA, memory);
+  limit(RLIMIT_FSIZE, kMostPrinted);
+  limit(RLIMIT_CORE, 0);
+  filter[filter.size() - 3].k = static_cast<uint32_t>(::getpid());
+  const sock_fprog program{static_cast<uint16_t>(filter.size()), filter.data()};
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0)
+    ::execv(words[0], words);
+  ::_exit(127);
+}
+
+class Learner {
+ public:
+  // Starts `PROGRAM lab answer NAME`; what it prints goes to the file `output`. Throws Error where a process cannot be
+  // started or confined.
+  Learner(const fs::path& program, std::string_view exercise, const fs::path& output);
+  ~Learner() {
+    if (process_ <= 0) return;
+    ::kill(process_, SIGKILL);
+    ::waitpid(process_, nullptr, 0);
+  }
+
+  // As of Ask.
+  std::string ask();
+  // Sends or receives so many bytes. Throws Wrong that says how the process ended, or that the time is over.
+  void move(bool sends, void* data, size_t size);
+
+ private:
+  [[noreturn]] void ended();
+
+  fs::path output_;
+  std::optional<Descriptor> channel_;
+  pid_t process_ = 0;
+  std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + std::chrono::seconds(kSeconds);
+};
+
+Learner::Learner(const fs::path& program, std::string_view exercise, const fs::path& output) : output_(output) {
+  uint32_t action = SECCOMP_RET_ERRNO;
+  if (::syscall(SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &action) != 0)
+    throw Error("lab check: this system has no filters of system calls (seccomp), which confine a learner's program");
+  std::string name = program, answer(exercise);
+  std::array<char*, 5> words{name.data(), const_cast<char*>("lab"), const_cast<char*>("answer"), answer.data()};
+  std::vector<sock_filter> filter = filter_for(name.data());
+  const uint64_t memory = data_now() + kMemory;
+  std::array<int, 2> ends{};
+  const Descriptor printed(::open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (printed.get() < 0 || ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
+    throw OutputError(output.string() + ": " + std::generic_category().message(errno));
+  channel_.emplace(ends[0]);
+  const Descriptor its(ends[1]);
+  process_ = ::fork();
+  if (process_ == 0) become(words.data(), filter, its.get(), printed.get(), memory);
+  if (process_ < 0) throw Error("lab check: no process: " + std::generic_category().message(errno));
+}
+
+void Learner::move(bool sends, void* data, size_t size) {
+  for (size_t done = 0; done < size;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end_ - std::chrono::steady_clock::now());
+    pollfd wait{channel_->get(), static_cast<int16_t>(sends ? POLLOUT : POLLIN), 0};
+    if (left.count() <= 0 || ::poll(&wait, 1, static_cast<int>(left.count())) == 0)
+      throw Wrong{"time", fmt::format("no end within {} s", kSeconds), "a loop that does not end"};
+    char* const at = static_cast<char*>(data) + done;
+    const ssize_t n = sends ? ::send(channel_->get(), at, size - done, MSG_NOSIGNAL | MSG_DONTWAIT)
+                            : ::recv(channel_->get(), at, size - done, MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) ended();
+    done += static_cast<size_t>(std::max<ssize_t>(n, 0));
+  }
+}
+
+std::string Learner::ask() {
+  std::random_device entropy;
+  uint64_t number = uint64_t{entropy()} << 32 | entropy();
+  move(true, &number, sizeof(number));
+  Header header;
+  move(false, &header, sizeof(header));
+  if (header.number != number || header.size > kLongestAnswer)
+    throw Wrong{"answer", "something else came than the answer to what was asked",
+                "your code writes to a file that it has not opened, or prepared answers before they were asked for"};
+  std::string bytes(header.size, 0);
+  move(false, bytes.data(), bytes.size());
+  std::string_view left = bytes;
+  auto reply = take<Reply>(left);
+  if (reply.status != 0) throw Error(reply.text, static_cast<Status>(reply.status));
+  return std::move(reply.text);
+}
+
+void Learner::ended() {
+  int status = 0;
+  pid_t found = 0;
+  for (int i = 0; i < 200 && (found = ::waitpid(process_, &status, WNOHANG)) == 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  if (found == 0)
+    throw Wrong{"answer", "your code answers no more, and has not ended", "it closes files that it has not opened"};
+  process_ = 0;
+  std::string last;
+  std::ifstream printed(output_);
+  for (std::string line; std::getline(printed, line);) last = one_line(line);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == static_cast<int>(Status::communication))
+    throw Wrong{"time", last, "a rank neither ends nor communicates: a loop that does not end"};
+  if (WIFEXITED(status))
+    throw Wrong{"exit", fmt::format("the program ended with status {}: {}", WEXITSTATUS(status), last),
+                "a function returns, or throws an exception that says what is wrong; it never ends the program"};
+  const int number = WTERMSIG(status);
+  throw Wrong{"crash", fmt::format("signal {} ended the program", number),
+              number == SIGSEGV ? "it reads or writes outside of an array, or a tensor that is undefined, "
+                                  "or a lambda reads a variable that is gone (capture by value)"
+                                : "memory was overwritten, or std::abort() was called"};
+}
+
+}  // namespace
+
+Verdict grade_program(const Exercise& e, const fs::path& program, const fs::path& output) {
+  std::random_device entropy;
+  uint64_t seed = uint64_t{entropy()} << 32 | entropy();
+  Learner learner(program, e.name, output);
+  try {
+    learner.move(true, &seed, sizeof(seed));
+    return grade(
+        e, [&](const auto&) { return learner.ask(); }, seed);
+  } catch (const Wrong& wrong) {
+    return refused(e, wrong);
+  }
+}
+
+void answer(const Exercise& e) {
+  const auto receive = [](uint64_t& x) { return ::recv(kChannel, &x, sizeof(x), MSG_WAITALL) == sizeof(x); };
+  std::fflush(stdout);
+  ::setlinebuf(stdout);  // what was printed before a crash is seen
+  uint64_t seed = 0;
+  if (!receive(seed)) throw Error("lab answer: nobody asks; expected to be started by `lab check`");
+  struct Closed {};
+  const auto ask = [&](const std::function<std::string()>& local) {
+    Header header;
+    if (!receive(header.number)) throw Closed();
+    Reply reply;
+    try {
+      reply.text = local();
+    } catch (const Error& error) {
+      reply = {static_cast<int>(error.status()), error.what()};
+    } catch (const std::exception& error) {
+      reply = {static_cast<int>(Status::usage), error.what()};
+    } catch (...) {
+      reply = {static_cast<int>(Status::usage), kNoException};
+    }
+    std::fflush(stdout);
+    const std::string bytes = packed(reply);
+    header.size = bytes.size();
+    const std::string all = packed(header) + bytes;
+    ssize_t n = 0;
+    for (size_t done = 0; done < all.size(); done += static_cast<size_t>(n))
+      if ((n = ::send(kChannel, all.data() + done, all.size() - done, MSG_NOSIGNAL)) < 0) throw Closed();
+    return std::string();
+  };
+  try {
+    Grading grading(e, ask, seed, false);
+    e.grade(grading);
+  } catch (const Closed&) {  // nothing more is asked
+  }
+}
+
+}  // namespace tessera::lab
