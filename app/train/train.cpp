@@ -7,7 +7,6 @@
 #include "app/job_of.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
-#include "tensor/cpu/amx.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
 
