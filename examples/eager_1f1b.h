@@ -25,8 +25,7 @@ inline Schedule eager_1f1b(int ranks, int microbatches) {
   s.name = "eager-1f1b";
   for (int r = 0; r < ranks; ++r) {
     auto& list = s.actions[static_cast<size_t>(r)];
-    for (size_t i = 1; i < list.size();
-         ++i) {  // an F moves before the B's in front of it, one for each later rank
+    for (size_t i = 1; i < list.size(); ++i) {  // an F moves before the B's in front of it, one for each later rank
       int moves = ranks - r - 1;
       for (size_t at = i; at > 0 && list[at].what == Do::F && list[at - 1].what == Do::B && moves > 0; --at, --moves)
         std::swap(list[at - 1], list[at]);
