@@ -146,6 +146,10 @@ Settings settings_of(VerifyOptions& o) {
                    "list"})
       .a("the name of a defect, random or list");
   s.add(o.hide, {"hide", "keeps the defect's name until the end"});
+  s.group("Placements");
+  s.add(o.placements, {"placements",
+                       "no plan, but a part of a block: the file says its ranks and how each tensor lies on them"})
+      .a("a file");
   return s;
 }
 
@@ -286,9 +290,9 @@ Settings settings_of(ExploreOptions& o) {
 Settings settings_of(LabOptions& o, LabOptions::Way way) {
   using Way = LabOptions::Way;
   Settings s;
-  if (way != Way::list) s.add(o.exercise, {"N", "number or name of an exercise"}).by_place();
+  if (way != Way::list) s.add(o.exercise, {"N", "number or name of an exercise, or of a puzzle: p1"}).by_place();
   if (way == Way::start) s.add(o.folder, {"DIR", "folder to make"}).by_place();
-  if (way == Way::check) s.add(o.folder, {"DIR", "folder of lab start"}).by_place();
+  if (way == Way::check) s.add(o.folder, {"DIR", "folder of lab start; of a puzzle also the file"}).by_place();
   return s;
 }
 

@@ -10,6 +10,7 @@
 #include "data/dataset.h"
 #include "data/token_file.h"
 #include "lab/check.h"
+#include "lab/puzzle.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
 
@@ -62,9 +63,12 @@ int run(const DatasetOptions& o) {
 // The command `lab`: exercises are listed, given out and graded.
 
 std::string list() {
-  std::string out;
+  std::string out = "Files to write: no C++ needed\n";
+  for (const lab::Puzzle& p : lab::puzzles())
+    out += fmt::format("  {:>3}  {:<16} {:<52} {}\n", fmt::format("p{}", p.number), p.name, p.title(), p.file);
+  out += "\nFunctions to write, in C++\n";
   for (const lab::Exercise& e : lab::exercises())
-    out += fmt::format("  {:>2}  {:<16} {:<52} {}\n", e.number, e.name, e.title, e.file);
+    out += fmt::format("  {:>3}  {:<16} {:<52} {}\n", e.number, e.name, e.title, e.file);
   return out + "\ntessera lab start N DIR gives one out; tessera lab check N DIR grades it.\n";
 }
 
@@ -78,15 +82,21 @@ int run(const LabOptions& o) {
     print(list());
     return 0;
   }
-  const lab::Exercise& e = lab::exercise(o.exercise);
-  if (o.way == LabOptions::Way::grade) {
-    lab::limit_memory();
-    return print_verdict(lab::grade(e));
+  if (const lab::Puzzle* p = lab::find_puzzle(o.exercise)) {
+    if (o.way == LabOptions::Way::grade) throw Error("lab grade: expected an exercise in C++; lab check grades a file");
+    if (o.way == LabOptions::Way::check) return print_verdict(lab::grade(*p, o.folder));
+    lab::start(*p, o.folder);
+  } else {
+    const lab::Exercise& e = lab::exercise(o.exercise);
+    if (o.way == LabOptions::Way::grade) {
+      lab::limit_memory();
+      return print_verdict(lab::grade(e));
+    }
+    if (o.way == LabOptions::Way::check) return print_verdict(lab::check(e, o.folder));
+    lab::give_out(e, o.folder);
   }
-  if (o.way == LabOptions::Way::check) return print_verdict(lab::check(e, o.folder));
-  lab::give_out(e, o.folder);
-  print(fmt::format("{}: README.md says what to write; tessera lab check {} {} grades it\n", one_line(o.folder),
-                    e.number, one_line(o.folder)));
+  print(fmt::format("{0}: README.md says what to write; tessera lab check {1} {0} grades it\n", one_line(o.folder),
+                    o.exercise));
   return 0;
 }
 
