@@ -230,9 +230,10 @@ int run_by_messages(bool later) {
   return failures == 0 ? 0 : 1;
 }
 
-// Rank 1 fails `before` there is a world, or while the `first` is made, or the `second`; the others wait for it.
+// Rank 1 fails `before` there is a world, or while the `first` is made, or the `second`, or stops at the `end`, where
+// MPI is left; the others wait for it.
 int run_lost(const std::string& when) {
-  const MpiSession session;
+  const MpiSession session(when == "end" ? 3 : 300);
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   const LaunchOptions options{.backend = Backend::mpi, .timeout_s = 2};
@@ -240,6 +241,7 @@ int run_lost(const std::string& when) {
   if (rank == 1 && when == "before") throw Error("the cause", Status::communication);
   test::scarce.threads = rank == 1 && (when == "first" || when == "second");
   launch(options, [](Communicator&) {});
+  if (rank == 1 && when == "end") std::raise(SIGSTOP);
   return 0;
 }
 

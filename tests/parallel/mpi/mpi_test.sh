@@ -76,5 +76,6 @@ fault 3 loop direct 3 "${all}rank 1 did not come within 2 s"
 fault 2 mismatch direct 3 '.*(broadcast of 400 bytes \(float32, root 0\)|all_reduce of 400 bytes \(float32\)): rank [01] asks for '
 fault 2 mismatch native 3 '.* asks for '
 fault 2 leave direct 3 'world axis, (barrier: rank 0 asks for all_reduce|all_reduce of 400 bytes \(float32\): rank 1 asks for barrier)'
+fault 2 lost end 3 'MPI_Finalize: the others did not come within 3 s; one is stopped or has gone$'
 fault 2 message direct 3 'world axis, recv of 32 bytes: rank 1 sent 28$'
 exit $failed
