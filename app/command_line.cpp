@@ -102,7 +102,10 @@ constexpr const char* kExploreExamples =
     "of each stage, the pipeline, time and bytes by axis, and the best plans. It needs no network and keeps nothing.\n"
     "Other machines cannot reach it. Ctrl-C ends it.";
 constexpr const char* kLabExamples =
-    "  tessera lab                     the exercises\n"
+    "  tessera lab                     puzzles, which need no C++, and exercises\n"
+    "  tessera lab start p1 my-p1      makes README.md, the page of puzzle 1, and schedule.txt, the file that you "
+    "write\n"
+    "  tessera lab check p1 my-p1      grades it at once\n"
     "  tessera lab start 2 my-ring     makes README.md, the page of exercise 2, and ring.cpp, where you write a "
     "function\n"
     "  tessera lab check 2 my-ring     builds it and says whether it is solved, or what is wrong: status 0 or 1\n"
@@ -305,16 +308,17 @@ CommandLine::CommandLine() {
   way_of_checkpoint("inspect", "Show the contents of a run, a checkpoint or a folder", Way::inspect);
   c = command(app_, "explore", "Play with the planner: a page with sliders, for a browser here", kExploreExamples);
   add(c, settings_of(explore_));
-  owner = command(app_, "lab", "Exercises on parallel training: functions of Tessera to write again", kLabExamples);
+  owner = command(app_, "lab", "Puzzles and exercises on parallel training: files, or functions of Tessera, to write",
+                  kLabExamples);
   const auto way_of_lab = [&](const char* name, const char* about, LabOptions::Way way) {
     c = command(*owner, name, about);
     c->callback([this, way] { lab_.way = way; });
     add(c, settings_of(lab_, way));
   };
-  way_of_lab("list", "List the exercises, as without an action", LabOptions::Way::list);
-  way_of_lab("start", "Give an exercise out: its page, and the file in which you write a function",
+  way_of_lab("list", "List puzzles and exercises, as without an action", LabOptions::Way::list);
+  way_of_lab("start", "Give one out: its page, and the file that you write, or in which you write a function",
              LabOptions::Way::start);
-  way_of_lab("check", "Build your function, and grade it", LabOptions::Way::check);
+  way_of_lab("check", "Grade your file, or build your function and grade it", LabOptions::Way::check);
   way_of_lab("grade", "Grade the function that this program was built with", LabOptions::Way::grade);
   way_of_lab("answer", "Answer questions of a grader: check starts it", LabOptions::Way::answer);
   owner->require_subcommand(0, 1);
@@ -402,6 +406,8 @@ Options CommandLine::with_good_words(Options o) {
 Command CommandLine::verify() {
   verify_.run = of_verify_;
   if (verify_.hide && !verify_.defect) refuse("--hide: hides what --defect plants; expected --defect random or a name");
+  if (verify_.placements && (verify_.defect || !words_.empty()))
+    refuse("--placements: the file says ranks and sizes; expected no option of a plan beside it");
   set_all(verify_.run, words_);
   validate(verify_.run);
   return verify_;

@@ -146,6 +146,10 @@ Settings settings_of(VerifyOptions& o) {
                    "list"})
       .a("the name of a defect, random or list");
   s.add(o.hide, {"hide", "keeps the defect's name until the end"});
+  s.group("Placements");
+  s.add(o.placements,
+        {"placements", "no plan, but a part of a block: the file says its ranks and how each tensor lies on them"})
+      .a("a file");
   return s;
 }
 
@@ -287,10 +291,11 @@ Settings settings_of(LabOptions& o, LabOptions::Way way) {
   using Way = LabOptions::Way;
   Settings s;
   const Bounds places = way == Way::check ? Bounds{0, 1} : Bounds{};
-  if (way != Way::list) s.add(o.exercise, {"N", "number or name of an exercise", places}).by_place();
+  if (way != Way::list)
+    s.add(o.exercise, {"N", "number or name of an exercise, or of a puzzle: p1", places}).by_place();
   if (way == Way::start) s.add(o.folder, {"DIR", "folder to make"}).by_place();
   if (way != Way::check) return s;
-  s.add(o.folder, {"DIR", "folder of lab start", places}).by_place();
+  s.add(o.folder, {"DIR", "folder of lab start; of a puzzle also the file", places}).by_place();
   s.add(o.all, {"all", "check a class: a folder with a folder of each learner"}).a("a folder");
   s.add(o.format, {"format", kFormat}).of("text|json");
   return s;

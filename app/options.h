@@ -71,6 +71,7 @@ struct VerifyOptions {
   TrainOptions run;
   std::optional<std::string> defect = {};  // the name of one, "random" or "list"
   bool hide = false;
+  std::optional<std::string> placements = {};  // a file
 };
 TrainOptions verify_defaults();
 TrainOptions plan_defaults();

@@ -10,6 +10,7 @@
 #include "data/dataset.h"
 #include "data/token_file.h"
 #include "lab/check.h"
+#include "lab/puzzle.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
 
@@ -62,14 +63,17 @@ int run(const DatasetOptions& o) {
 // The command `lab`: exercises are listed, given out and graded.
 
 std::string list() {
-  std::string out;
+  std::string out = "Files to write: no C++ needed\n";
+  for (const lab::Puzzle& p : lab::puzzles())
+    out += fmt::format("  {:>3}  {:<16} {:<52} {}\n", fmt::format("p{}", p.number), p.name, p.title(), p.file);
+  out += "\nFunctions to write, in C++\n";
   for (const lab::Exercise& e : lab::exercises())
-    out += fmt::format("  {:>2}  {:<16} {:<52} {}\n", e.number, e.name, e.title, e.file);
+    out += fmt::format("  {:>3}  {:<16} {:<52} {}\n", e.number, e.name, e.title, e.file);
   return out + "\ntessera lab start N DIR gives one out; tessera lab check N DIR grades it.\n";
 }
 
-int print_verdict(const lab::Exercise& e, const lab::Verdict& verdict, bool as_json) {
-  print(as_json ? lab::json(e, verdict) : verdict.text);
+int print_verdict(const lab::Verdict& verdict, const std::string& text) {
+  print(text);
   return verdict.solved ? 0 : static_cast<int>(Status::verification);
 }
 
@@ -116,16 +120,28 @@ int run(const LabOptions& o) {
   if (!o.all.empty() && !o.exercise.empty()) bad_usage("--all: expected no exercise beside it, found '{}'", o.exercise);
   if (!o.all.empty()) return check_class(o);
   if (o.way == Way::check && o.folder.empty()) bad_usage("lab check: expected N and DIR, or --all and a folder");
-  const lab::Exercise& e = lab::exercise(o.exercise);
-  if (o.way == Way::answer) {
-    lab::answer(e);
-    return 0;
+  const bool as_json = o.format == "json";
+  if (const lab::Puzzle* p = lab::find_puzzle(o.exercise)) {
+    if (o.way == Way::check) {
+      const lab::Verdict verdict = lab::grade(*p, o.folder);
+      return print_verdict(verdict, as_json ? lab::json(*p, verdict) : verdict.text);
+    }
+    if (o.way != Way::start) throw Error("lab grade: expected an exercise in C++; lab check grades a file");
+    lab::start(*p, o.folder);
+  } else {
+    const lab::Exercise& e = lab::exercise(o.exercise);
+    if (o.way == Way::answer) {
+      lab::answer(e);
+      return 0;
+    }
+    if (o.way != Way::start) {
+      const lab::Verdict verdict = o.way == Way::grade ? lab::grade(e) : lab::check(e, o.folder);
+      return print_verdict(verdict, as_json ? lab::json(e, verdict) : verdict.text);
+    }
+    lab::give_out(e, o.folder);
   }
-  if (o.way == Way::grade) return print_verdict(e, lab::grade(e), false);
-  if (o.way == Way::check) return print_verdict(e, lab::check(e, o.folder), o.format == "json");
-  lab::give_out(e, o.folder);
-  print(fmt::format("{}: README.md says what to write; tessera lab check {} {} grades it\n", one_line(o.folder),
-                    e.number, one_line(o.folder)));
+  print(fmt::format("{0}: README.md says what to write; tessera lab check {1} {0} grades it\n", one_line(o.folder),
+                    o.exercise));
   return 0;
 }
 

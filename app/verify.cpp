@@ -11,6 +11,8 @@
 #include "app/output.h"
 #include "app/plan_json.h"
 #include "app/run/pretrained.h"
+#include "data/files.h"
+#include "lab/placed_block.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
 #include "verify/defects/defects.h"
@@ -241,10 +243,24 @@ std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& pl
   return out + bytes_text(r) + "\n" + memory_text(r) + pipeline_text(r) + "\n";
 }
 
+// `verify --placements FILE`.
+int verify_placements(const std::string& file) {
+  const lab::PlacementVerdict v = lab::check_placements(read_file(file), file);
+  print(
+      fmt::format("{}, in fp64\n\n{}\n  bytes sent: {}; by the table {} {}\n  bytes of parameters on each rank: {}\n"
+                  "  relative to one rank, y and gradients: {} {}\n\n{}",
+                  v.title, v.picture, v.count, v.sent, mark(v.sent == v.count), v.held, v.run, mark(v.alike),
+                  v.cause.empty() ? "" : "Likely cause: " + v.cause + "\n"));
+  if (!v.good()) throw Error("verify: " + file + ": " + (v.found.empty() ? v.run : v.found), Status::verification);
+  print("The ranks compute what one rank computes.\n");
+  return 0;
+}
+
 }  // namespace
 
 int run(const VerifyOptions& options) {
   const TrainOptions& o = options.run;
+  if (options.placements) return verify_placements(*options.placements);
   if (options.defect == "list") {
     print(defect_list());
     return 0;

@@ -1,21 +1,21 @@
-# tessera_embed(target folder): the text of every .toml in the folder, in the program itself, so that an installed one needs
-# no files: a source with `kFiles` of the folder's header, {name, text} in the order of names.
-function(tessera_embed target folder)
-  file(GLOB files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.toml)
+# tessera_embed(target folder ending namespace header): the text of every file with that ending in the folder, in the program
+# itself, so that an installed one needs no files: FOLDER_files() of the header, {name, text} in the order of names.
+function(tessera_embed target folder ending namespace header)
+  file(GLOB files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.${ending})
   list(SORT files)
   set(entries "")
   foreach(file IN LISTS files)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
     get_filename_component(name ${file} NAME_WE)
     file(READ ${file} text)
-    string(APPEND entries "      {\"${name}\", R\"toml(${text})toml\"},\n")
+    string(APPEND entries "      {\"${name}\", R\"text(${text})text\"},\n")
   endforeach()
   get_filename_component(name ${folder} NAME)
   set(source ${PROJECT_BINARY_DIR}/${target}_${name}.cpp)
-  file(CONFIGURE OUTPUT ${source} @ONLY CONTENT "// Made of ${folder}/*.toml.
-#include \"planner/case.h\"
+  file(CONFIGURE OUTPUT ${source} @ONLY CONTENT "// Made of ${folder}/*.${ending}.
+#include \"${header}\"
 
-namespace tessera::planner {
+namespace ${namespace} {
 
 const std::vector<File>& ${name}_files() {
   static const std::vector<File> files{
@@ -23,7 +23,7 @@ const std::vector<File>& ${name}_files() {
   return files;
 }
 
-}  // namespace tessera::planner
+}  // namespace ${namespace}
 ")
   target_sources(${target} PRIVATE ${source})
 endfunction()

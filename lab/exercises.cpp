@@ -96,7 +96,8 @@ const Exercise& exercise(std::string_view text) {
     if (text == e.name || text == std::to_string(e.number)) return e;
   std::string names;
   for (const Exercise& e : exercises()) names += fmt::format("{}{} {}", names.empty() ? "" : ", ", e.number, e.name);
-  throw Error(fmt::format("there is no exercise '{}'; expected the number or the name of one: {}", text, names));
+  throw Error(fmt::format("there is no exercise '{}'; expected the number or the name of one: {}; or of a puzzle, p1",
+                          text, names));
 }
 
 namespace {

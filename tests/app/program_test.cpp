@@ -169,7 +169,7 @@ using LabTest = ProgramTest;
 
 TEST_F(LabTest, ListsTheExercises) {
   const Ran r = must("lab");
-  expect_has(r.out, {" 1  messages", " 7  1f1b", "10  clipping"});
+  expect_has(r.out, {"p14  leaderboard", " 1  messages", " 7  1f1b", "10  clipping"});
   EXPECT_EQ(run("lab list").out, r.out);
 }
 
@@ -178,6 +178,11 @@ TEST_F(LabTest, SaysWhatItCannotDo) {
   fails("lab start", 2, "N");
   fails("lab start 2", 2, "DIR");
   fails("lab start 12 a", 2, "there is no exercise '12'; expected the number or the name of one: 1 messages");
+  fails("lab check p1 none.txt", 4, "none.txt");
+  fails("lab grade p1", 2, "lab check grades a file");
+  fails("lab start p1 .", 2, "has something in it");
+  fails("verify --placements none.txt", 4, "none.txt");
+  fails("verify --placements none.txt --tp 2", 2, "expected no option of a plan beside it");
   fails("lab again", 2, "unexpected word 'again'");
   fails("lab check 2", 2, "expected N and DIR, or --all and a folder");
   fails("lab check 2 --all empty", 2, "--all: expected no exercise beside it, found '2'");

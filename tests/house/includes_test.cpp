@@ -26,7 +26,8 @@ const Graph& law() {
       {"hub", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train"}},
       {"planner", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train"}},
       {"verify", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train"}},
-      {"lab", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train"}},
+      {"lab",
+       {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train", "planner", "verify"}},
   };
   return allowed;
 }

@@ -1,0 +1,363 @@
+// The parts of a block as lists of operations, the table of what an operation may be given, and the run.
+#include "lab/placed_block.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "autograd/ops.h"
+#include "parallel/comm/launch.h"
+#include "parallel/mesh.h"
+#include "parallel/placement.h"
+#include "settings/setting.h"
+#include "tensor/error.h"
+#include "tensor/random.h"
+
+namespace tessera::lab {
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+constexpr int64_t kBatch = 4, kTokens = 8, kHeads = 4, kWidth = 16;
+constexpr double kBound = 1e-12;
+
+struct Entry {
+  std::string_view key, rows;
+};
+
+// Operations: a kind, the inputs, the output.
+constexpr Entry kParts[] = {
+    {"mlp", "linear x up.weight up.bias h|product h down.weight z|sum z down.bias y"},
+    {"attention", "linear x qkv.weight qkv.bias qkv|attend qkv o|product o proj.weight a|sum a proj.bias y"},
+    {"block",
+     "normed x norm1.weight norm1.bias n1|linear n1 qkv.weight qkv.bias qkv|attend qkv o|product o proj.weight a|"
+     "sum x a proj.bias r|normed r norm2.weight norm2.bias n2|linear n2 up.weight up.bias h|product h down.weight z|"
+     "sum r z down.bias y"}};
+
+// The table: placements of the inputs of an operation and, last, of its output. Whatever else a sum begins with lies
+// as its first input does.
+constexpr Entry kTable[] = {{"normed", "I I I I|S(1) R R S(1)|S(0) R R S(0)|R R R R"},
+                            {"linear", "R S(0) S(0) S(2)|S(0) R R S(0)|S(1) R R S(1)|I I I I|R R R R"},
+                            {"product", "S(2) S(1) P|R S(0) S(2)|S(0) R S(0)|S(1) R S(1)|I I I|R R R|P R P"},
+                            {"attend", "S(2) S(2)|S(0) S(0)|I I|R R"},
+                            {"sum", "I I I|S(1) R S(1)|S(0) R S(0)|S(2) S(0) S(2)|R R R|P P P"}};
+
+// The likely mistake where the first was found and the second expected; S stands for each S(d), * for any.
+constexpr std::array<std::array<std::string_view, 3>, 7> kCauses = {{
+    {"I", "R",
+     "I promises that every rank has the whole gradient; here each has a part of it, and nobody sums the parts: I->R "
+     "does, in the backward pass"},
+    {"R", "I", "R says that each rank has a part of the gradient; here every rank has all of it, which is then summed"},
+    {"*", "P", "a sum over a dim that is cut is a partial sum on each rank, P, until it is reduced"},
+    {"P", "*", "nothing but a sum goes through a partial sum: reduce it first, by P->I or P->S(1)"},
+    {"S", "S", "it is cut along another dim than what it meets: a weight's outputs are its dim 0, its inputs dim 1"},
+    {"S", "*", "it is cut, and what it meets needs all of it"},
+    {"*", "S", "it is whole, and what it meets is cut"},
+}};
+
+// Tensors that are no vector, or activation, of as many channels as x, in channels of x.
+struct Sizes {
+  std::string_view name;
+  int64_t outputs, inputs;
+};
+constexpr Sizes kSizes[] = {{"qkv", 3, 0},         {"h", 4, 0},         {"qkv.weight", 3, 1}, {"qkv.bias", 3, 0},
+                            {"proj.weight", 1, 1}, {"up.weight", 4, 1}, {"up.bias", 4, 0},    {"down.weight", 1, 4}};
+
+std::string_view rows_of(std::span<const Entry> entries, std::string_view key) {
+  const auto found = std::ranges::find(entries, key, &Entry::key);
+  return found == entries.end() ? "" : found->rows;
+}
+
+bool is_cut(const Placement& p) { return p.kind == Placement::Kind::sharded; }
+
+std::string cause_of(const std::string& found, const std::string& expected) {
+  const auto fits = [](std::string_view entry, const std::string& p) { return entry == "*" || entry[0] == p[0]; };
+  for (const auto& [from, to, text] : kCauses)
+    if (fits(from, found) && fits(to, expected)) return std::string(text);
+  return "";
+}
+
+struct Placed {
+  std::string name;
+  std::vector<std::pair<Placement, Placement>> on = {};  // for each axis: as it is made, and as it is used
+
+  bool is_weight() const { return name.find('.') != std::string::npos; }
+  bool is_leaf() const { return is_weight() || name == "x"; }
+  Shape shape() const {
+    const auto found = std::ranges::find(kSizes, name, &Sizes::name);
+    const Sizes s = found != std::end(kSizes) ? *found : Sizes{name, 1, 0};
+    return !is_weight() ? Shape{kBatch, kTokens, s.outputs * kWidth}
+           : s.inputs   ? Shape{s.outputs * kWidth, s.inputs * kWidth}
+                        : Shape{s.outputs * kWidth};
+  }
+  std::string str(size_t axis) const {
+    const auto& [from, to] = on[axis];
+    return from == to ? from.str() : from.str() + "->" + to.str();
+  }
+};
+
+Names words_of(std::string line) {
+  std::ranges::replace_if(
+      line, [](char c) { return c == '\t' || c == '\r'; }, ' ');
+  Names words = split(std::string_view(line).substr(0, line.find('#')), ' ');
+  std::erase(words, "");
+  return words;
+}
+
+struct Part {
+  std::string title;
+  std::vector<Names> ops = {};
+  std::vector<MeshAxis> axes = {};
+  std::vector<Placed> tensors = {};  // in the order of the operations
+  int ranks = 1;
+
+  Part(const Names& words, const std::string& where) : title(fmt::format("{}", fmt::join(words, " "))) {
+    for (const std::string& word : words) {
+      const Names axis = split(word, '=');
+      const bool good = axis.size() == 2 && !axis[0].empty() && (axis[1] == "2" || axis[1] == "4") && ranks < 8 &&
+                        std::ranges::count(axes, axis[0], &MeshAxis::name) == 0;
+      if (good) ranks *= axes.emplace_back(MeshAxis{axis[0], axis[1][0] - '0'}).size;
+    }
+    const std::string_view all = rows_of(kParts, words[0]);
+    if (all.empty() || axes.empty() || axes.size() + 1 != words.size() || ranks > 8)
+      throw InputError(fmt::format(
+          "{}: expected mlp, attention or block, and axes of 2 or 4 ranks, at most 8 in all, as mlp tp=2; found '{}'",
+          where, title));
+    for (const std::string& op : split(all, '|')) {
+      ops.push_back(split(op, ' '));
+      for (size_t i = 1; i < ops.back().size(); ++i)
+        if (std::ranges::count(tensors, ops.back()[i], &Placed::name) == 0) tensors.push_back({ops.back()[i]});
+    }
+  }
+  const Placed& operator[](const std::string& name) const { return *std::ranges::find(tensors, name, &Placed::name); }
+};
+
+Placement placement_named(std::string_view word, const std::string& where) {
+  for (const Placement& p : {R, I, P, S(0), S(1), S(2)})
+    if (word == p.str()) return p;
+  throw InputError(
+      fmt::format("{}: expected R, I, P, S(0), S(1) or S(2), or two of them as I->R; found '{}'", where, word));
+}
+
+Part parsed(std::string_view text, const std::string& name) {
+  std::optional<Part> part;
+  const Names lines = split(text, '\n');
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const std::string where = fmt::format("{}: line {}", name, i + 1);
+    const Names words = words_of(lines[i]);
+    if (words.empty()) continue;
+    if (!part) {
+      part.emplace(words, where);
+      continue;
+    }
+    Names open;
+    for (const Placed& t : part->tensors)
+      if (t.on.empty()) open.push_back(t.name);
+    if (std::ranges::count(open, words[0]) == 0 || words.size() != part->axes.size() + 1)
+      throw InputError(fmt::format("{}: expected one of {}, and a placement on each of {} axes; found '{}'", where,
+                                   fmt::join(open, ", "), part->axes.size(), lines[i]));
+    auto& on = std::ranges::find(part->tensors, words[0], &Placed::name)->on;
+    for (size_t w = 1; w < words.size(); ++w) {
+      const size_t arrow = words[w].find("->");
+      const Placement from = placement_named(words[w].substr(0, arrow), where);
+      on.emplace_back(from, arrow == std::string::npos ? from : placement_named(words[w].substr(arrow + 2), where));
+    }
+  }
+  if (!part) throw InputError(name + ": expected a part and its axes in the first line, as mlp tp=2; found no line");
+  for (const Placed& t : part->tensors)
+    if (t.on.empty()) throw InputError(fmt::format("{}: expected a line for '{}'; found none", name, t.name));
+  return *std::move(part);
+}
+
+// The first tensor or operation that the table refuses: what was found, and the likely cause.
+std::pair<std::string, std::string> fault_of(const Part& part) {
+  for (size_t a = 0; a < part.axes.size(); ++a) {
+    const std::string& axis = part.axes[a].name;
+    for (const Placed& t : part.tensors)
+      if (const Placement from = t.on[a].first; t.is_leaf() && (from == R || from == P))
+        return {fmt::format("{} on {} begins as {}; expected I or S", t.name, axis, from.str()),
+                "what stays from step to step is I or S: the gradient of an R is a partial sum, which I->R adds up"};
+    for (const Names& op : part.ops) {
+      Names found, best;
+      for (size_t i = 1; i < op.size(); ++i)
+        found.push_back((i + 1 < op.size() ? part[op[i]].on[a].second : part[op[i]].on[a].first).str());
+      std::ptrdiff_t most = -1;
+      for (const std::string& text : split(rows_of(kTable, op[0]), '|')) {
+        Names row = split(text, ' ');
+        while (row.size() < found.size()) row.insert(row.begin(), row[0]);
+        std::ptrdiff_t equal = 0;
+        for (size_t i = 0; i < row.size(); ++i) equal += row[i] == found[i];
+        if (equal > most) most = equal, best = row;
+      }
+      const auto [wrong, expected] = std::ranges::mismatch(found, best);
+      if (wrong == found.end()) continue;
+      return {
+          fmt::format("{} on {} is {} in {} ({}); expected {}: {}", op[static_cast<size_t>(wrong - found.begin()) + 1],
+                      axis, *wrong, op[0], fmt::join(op.begin() + 1, op.end(), " "), *expected, fmt::join(best, " ")),
+          cause_of(*wrong, *expected)};
+    }
+    if (const auto& x = part["x"].on[a].first, &y = part["y"].on[a].second; x != y)
+      return {fmt::format("y on {} ends as {}; expected {}, as x begins", axis, y.str(), x.str()),
+              "parts stand behind each other: the y of one is the x of the next"};
+  }
+  return {};
+}
+
+// The collective of a conversion, as the table of parallel/placement.h has it, and the bytes that the ranks of an axis
+// send for it, as a share of the whole tensor's.
+std::pair<const char*, double> collective(const Placement& from, const Placement& to, int n) {
+  if (from == to) return {"-", 0};
+  if (is_cut(from) && to != P)
+    return is_cut(to) ? std::pair{"all-to-all", (n - 1.0) / n} : std::pair{"all-gather", n - 1.0};
+  if (from == P) return is_cut(to) ? std::pair{"reduce-scatter", n - 1.0} : std::pair{"all-reduce", 2.0 * (n - 1)};
+  return {is_cut(to) ? "own piece" : to != P ? "-" : is_cut(from) ? "zeros around" : "rank 0's", 0};
+}
+
+// Adds what each rank has and sends.
+void price(const Part& part, PlacementVerdict& out) {
+  out.picture = fmt::format("{:<12} {:<4} {:<11} {:<24} {:<15} {:<15} {}\n", "tensor", "axis", "placement",
+                            "what each rank has", "forward", "backward", "bytes sent");
+  for (const Placed& t : part.tensors) {
+    int64_t own = 8 * t.shape().numel();
+    for (size_t a = 0; a < part.axes.size(); ++a) {
+      const auto& [from, to] = t.on[a];
+      const int n = part.axes[a].size;
+      const auto forward = collective(from, to, n), backward = collective(dual(to), dual(from), n);
+      double bytes = 8.0 * static_cast<double>(t.shape().numel()) * part.ranks / n;
+      for (size_t other = 0; other < part.axes.size(); ++other)
+        if (other != a && is_cut(other < a ? t.on[other].second : t.on[other].first)) bytes /= part.axes[other].size;
+      const int64_t sent = std::llround(bytes * (forward.second + backward.second));
+      std::string has;
+      for (int r = 0; r < n; ++r) {
+        std::string cells(static_cast<size_t>(n), from == P ? '+' : is_cut(from) ? '.' : '#');
+        if (is_cut(from)) cells[static_cast<size_t>(r)] = '#';
+        has += "[" + cells + "]";
+      }
+      out.picture += fmt::format("{:<12} {:<4} {:<11} {:<24} {:<15} {:<15} {}\n", a == 0 ? t.name : "",
+                                 part.axes[a].name, t.str(a), has, forward.first, backward.first, sent);
+      out.sent += sent;
+      if (is_cut(from)) own /= n;
+    }
+    if (t.is_weight()) out.held += own;
+  }
+}
+
+// The run.
+
+Tensor drawn(const Placed& t, const std::string& what, const ArenaPtr& arena) {
+  std::vector<double> values(static_cast<size_t>(t.shape().numel()));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = Philox::named(1, what + t.name).normal(i);
+  return Tensor::of<double>(values, t.shape(), arena);
+}
+
+// qkv has the q, k and v of head 0, then those of head 1, so that a piece of it has whole heads.
+Var attend(const Var& qkv) {
+  const int64_t d = kWidth / kHeads, heads = qkv.dim(2) / (3 * d);
+  const Var all = reshape(qkv, {qkv.dim(0), qkv.dim(1), heads, 3 * d});
+  const auto part = [&](int64_t i) { return narrow(all, 3, i * d, d); };
+  return reshape(attention(part(0), part(1), part(2)), {qkv.dim(0), qkv.dim(1), heads * d});
+}
+
+Var result(const Names& op, const std::vector<Var>& in) {
+  if (op[0] == "normed") return norm(in[0], in[1], in[2]);
+  if (op.back() == "h") return bias_gelu(linear(in[0], in[1], {}), in[2]);
+  if (op[0] == "linear") return linear(in[0], in[1], in[2]);
+  if (op[0] == "product") return linear(in[0], in[1], {});
+  if (op[0] == "attend") return attend(in[0]);
+  Var sum = in[0];
+  for (size_t i = 1; i < in.size(); ++i) sum = binary<Add>(sum, in[i]);
+  return sum;
+}
+
+// A rank's part of a whole tensor, as it lies at first or, of y, in the end.
+Tensor own_part(Tensor whole, const Placed& t, Mesh& mesh) {
+  for (size_t a = 0; a < t.on.size(); ++a) {
+    const Placement p = t.name == "y" ? t.on[a].second : t.on[a].first;
+    const MeshAxis& axis = mesh.axes()[a];
+    if (!is_cut(p)) continue;
+    const Range own = piece(whole.dim(p.dim), axis.size, mesh.coordinate(axis.name));
+    whole = whole.narrow(p.dim, own.begin, own.size()).contiguous();
+  }
+  return whole;
+}
+
+// The output, and the gradients of x and of the weights.
+std::map<std::string, Tensor> run_part(const Part& part, Mesh& mesh, const ArenaPtr& arena) {
+  std::map<std::string, Var> leaves, used;
+  const auto use = [&](const Placed& t, Var v) {
+    for (size_t a = 0; a < part.axes.size(); ++a)
+      v = redistribute(v, mesh[part.axes[a].name], t.on[a].first, t.on[a].second);
+    used[t.name] = std::move(v);
+  };
+  for (const Placed& t : part.tensors)
+    if (t.is_leaf()) use(t, leaves[t.name] = Var(own_part(drawn(t, "", arena), t, mesh), true));
+  for (const Names& op : part.ops) {
+    std::vector<Var> in;
+    for (size_t i = 1; i + 1 < op.size(); ++i) in.push_back(used.at(op[i]));
+    use(part[op.back()], result(op, in));
+  }
+  std::map<std::string, Tensor> out{{"y", used.at("y").value()}};
+  backward(used.at("y"), {.seed = own_part(drawn(part["y"], "gradient of ", arena), part["y"], mesh)});
+  for (const auto& [name, leaf] : leaves) out[name] = leaf.grad();
+  return out;
+}
+
+double distance(const Tensor& found, const Tensor& expected) {
+  if (!found.defined() || found.shape() != expected.shape()) return INFINITY;
+  const auto f = found.contiguous().to_vector<double>(), e = expected.contiguous().to_vector<double>();
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < f.size(); ++i) difference += (f[i] - e[i]) * (f[i] - e[i]), norm += e[i] * e[i];
+  return difference == 0 ? 0 : std::sqrt(difference / norm);
+}
+
+void run_beside_one_rank(const Part& part, PlacementVerdict& out) try {
+  const ArenaPtr kept = make_arena();
+  std::map<std::string, Tensor> expected;
+  std::mutex writing;
+  double largest = -1;
+  Part alone = part;
+  for (MeshAxis& axis : alone.axes) axis.size = 1;
+  launch({.threads_per_rank = 1}, [&](Communicator& world) {
+    Mesh mesh(world, alone.axes);
+    expected = run_part(alone, mesh, kept);
+  });
+  launch({.ranks = part.ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
+    const ArenaPtr arena = make_arena();
+    Mesh mesh(world, part.axes);
+    const auto found = run_part(part, mesh, arena);
+    const std::lock_guard lock(writing);
+    for (const auto& [name, whole] : expected) {
+      const double apart = distance(found.at(name), own_part(whole, part[name], mesh));
+      if (apart <= largest) continue;
+      largest = apart;
+      out.run = fmt::format("differences up to {:.3g} ({}), bound {}", apart, name, kBound);
+    }
+    for (const MeshAxis& axis : part.axes)
+      for (const OpCount& c : mesh[axis.name].counts()) out.count += c.sent;
+  });
+  out.alike = largest <= kBound;
+} catch (const Error& e) {
+  out.run = e.what();
+}
+
+}  // namespace
+
+PlacementVerdict check_placements(std::string_view text, const std::string& name) {
+  const Part part = parsed(text, name);
+  PlacementVerdict out;
+  out.title = part.title + ", x";
+  for (const auto& [from, to] : part["x"].on) out.title += " " + from.str();
+  std::tie(out.found, out.cause) = fault_of(part);
+  price(part, out);
+  run_beside_one_rank(part, out);
+  return out;
+}
+
+}  // namespace tessera::lab
