@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,12 +29,22 @@ namespace {
 constexpr int64_t kLeastReserved = int64_t{1} << 30;
 constexpr int64_t kFileCapacity = int64_t{1} << 38, kFileGrowth = int64_t{1} << 22;
 
-// ThreadSanitizer knows 1.5 TB of addresses, and the arenas of many ranks reserve more.
+// The most that one region may reserve. Some kernels of 64-bit Arm have 39 bits of addresses, and ThreadSanitizer knows
+// 1.5 TB of them, where the arenas of many ranks reserve more.
+int64_t most_reserved() {
 #ifdef __SANITIZE_THREAD__
-constexpr int64_t kMostReserved = int64_t{4} << 30;
+  return int64_t{4} << 30;
 #else
-constexpr int64_t kMostReserved = std::numeric_limits<int64_t>::max();
+  static const bool narrow = [] {
+    constexpr size_t kWide = size_t{1} << 40;
+    void* const p = mmap(nullptr, kWide, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p != MAP_FAILED) munmap(p, kWide);
+    rlimit limit{};
+    return p == MAP_FAILED && getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY;
+  }();
+  return narrow ? int64_t{16} << 30 : std::numeric_limits<int64_t>::max();
 #endif
+}
 
 // Places for regions that grow, far from where the system puts what it is asked for without an address.
 class Places {
@@ -67,7 +78,7 @@ class Places {
 class HostRegion final : public Region {
  public:
   explicit HostRegion(int64_t capacity) : Region(Device::cpu) {
-    capacity_ = std::min(capacity, kMostReserved);
+    capacity_ = std::min(capacity, most_reserved());
     void* const p = mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p != MAP_FAILED) {
@@ -107,7 +118,7 @@ class SharedRegion final : public Region {
  public:
   SharedRegion() : Region(Device::cpu) {
     static std::atomic<int64_t> made{0};
-    capacity_ = std::min(2 * int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE), kMostReserved);
+    capacity_ = std::min(2 * int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE), most_reserved());
     file_ = {memfd_create("tessera", MFD_CLOEXEC), made++};
     void* p = reserve();
     // A limit on address space may leave room for less.
@@ -142,7 +153,7 @@ class SharedRegion final : public Region {
 class FileRegion final : public Region {
  public:
   explicit FileRegion(const std::filesystem::path& directory) : Region(Device::cpu) {
-    capacity_ = kFileCapacity;
+    capacity_ = std::min(kFileCapacity, most_reserved());
     const auto refuse = [&](const char* what) {
       const std::string cause = std::strerror(errno);
       if (backing_ >= 0) close(backing_);

@@ -30,8 +30,8 @@ constexpr DType wide_of(DType t) { return t == DType::float64 ? t : DType::float
 struct bfloat16 {
   uint16_t bits = 0;
   constexpr bfloat16() = default;
-  constexpr bfloat16(float x) {  // round to nearest, ties to even; a NaN stays a (quiet) NaN
-#ifdef __CUDA_ARCH__             // which has an instruction for it, in place of seven
+  constexpr bfloat16(float x) {                     // round to nearest, ties to even; a NaN stays a (quiet) NaN
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800  // which have an instruction for it, in place of seven
     if (!std::is_constant_evaluated()) {
       asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
       return;

@@ -142,7 +142,14 @@ void check_place(const Job& s, bool traced) {
 
 // NCCL has one order of sums, its own, and no GPU for a second rank.
 void check_nccl(const Plan& p) {
-  if (!uses_nccl(p)) return;
+  if (!uses_nccl(p)) {
+    if (const std::string pair = has_processes(p) ? "" : gpus_apart(p); !pair.empty())
+      refuse("backend",
+             "{} do not reach each other's memory, which ranks that are threads use; expected nccl, beside "
+             "`all_reduce` native",
+             pair);
+    return;
+  }
   if (p.device != Device::cuda)
     refuse("backend", "nccl is for ranks on GPUs; expected `device` cuda beside it, found {}", name_of(p.device));
   if (p.all_reduce != Algorithm::native)
@@ -358,6 +365,7 @@ void check(const Job& s, bool traced) {
   found.check([&] { check_experts(p, s.model); });
   found.check([&] { check_pipeline(p, s.model); });
   found.check([&] { check_quantized(s); });
+  found.check([&] { check_bfloat16(s); });
   found.check([&] { check_attention(s); });
   found.check([&] { check_place(s, traced); });
   found.check([&] { check_nccl(p); });

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <vector>
 
@@ -57,6 +58,17 @@ std::string describe_device() {
     return cuda::describe_gpu();
   else
     return "";
+}
+
+std::string gpus_apart([[maybe_unused]] const Plan& p) {
+  if constexpr (kWithCuda)
+    if (p.device == Device::cuda) return cuda::gpus_apart(static_cast<int>(std::min<int64_t>(p.ranks(), gpu_count())));
+  return "";
+}
+
+std::string describe_nccl(const Plan& p) {
+  const std::string pair = uses_nccl(p) ? gpus_apart(p) : "";
+  return pair.empty() ? "" : pair + " do not reach each other's memory: NCCL sends through the host's, which is slower";
 }
 
 // The choice, and what stands against it.
@@ -119,6 +131,14 @@ void check_attention(const Plan& p) {
                      "this program was built without cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON");
   if (p.device != Device::cuda)
     throw FieldError("attention", "cuDNN's kernels are for GPUs; expected own, or `device` cuda");
+}
+
+void check_bfloat16([[maybe_unused]] const Job& job) {
+  if constexpr (kWithCuda) {
+    if (job.plan.device != Device::cuda || job.optim.dtype != DType::bfloat16) return;
+    check_device(job.plan.device);
+    if (const std::string why = cuda::refuses_bfloat16(); !why.empty()) throw FieldError("dtype", why + ", found bf16");
+  }
 }
 
 void check_attention(const Job& job) {

@@ -20,8 +20,12 @@ ArenaPtr rank_arena(Device device, int rank_here, const KernelChoice& kernels = 
 ArenaPtr rank_arena(const Plan& plan, const Communicator& world);
 // Where what is offloaded waits: a file that is mapped, or for ranks on a GPU the host's pinned memory.
 ArenaPtr offload_arena(Device device);
-// For people: the GPU that the calling thread uses.
+// Two GPUs of this machine that the plan's ranks use, and of which one does not reach the other's memory; empty: none.
+std::string gpus_apart(const Plan& plan);
+// For people: the GPU that the calling thread uses; and the way of NCCL's messages where GPUs do not reach each other's
+// memory, or nothing.
 std::string describe_device();
+std::string describe_nccl(const Plan& plan);
 int gpu_count();  // 0 in a build without CUDA
 
 // Which kernels compute a run's attention on a GPU: cuDNN's or our own (Plan::attention, Plan::deterministic).
@@ -33,6 +37,8 @@ KernelChoice kernels_of(const Plan& plan);
 // means our own in their place.
 void check_attention(const Plan& plan);
 void check_attention(const Job& job);
+// Throws FieldError where the run computes in bf16 on a GPU that makes no such products.
+void check_bfloat16(const Job& job);
 // For people, of a run on a GPU: whose kernels compute its attention, and why, in one line. Asks the GPU only where
 // nothing else keeps cuDNN from serving it.
 std::string describe_attention(const Job& job);

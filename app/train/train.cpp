@@ -7,7 +7,6 @@
 #include "app/job_of.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
-#include "tensor/cpu/amx.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
 
@@ -178,6 +177,7 @@ void introduce(TrainOutput& output, const Run& run, LanguageModel& model, const 
     const std::string why = with_options(no_graph_because(run.job, o.trace, d.has_examples()));
     output.message(why.empty() ? "CUDA graph: on (a step is captured once and launched again)"
                                : fmt::format("CUDA graph: off ({})", why));
+    if (const std::string way = describe_nccl(run.job.plan); !way.empty()) output.message(way);
     if (const std::string hint = vocab_hint(run.job, model.config.vocab); !hint.empty() && !o.resume)
       output.message(hint);
   }

@@ -122,8 +122,8 @@ void Communicator::perform(const Call& call, Algorithm algorithm, double request
   observed(call, requested, [&] { return run_collective(*transport_, algorithm, call); });
 }
 
-void Communicator::run(const Call& call, const std::vector<Tensor>& held, Algorithm algorithm) {
-  if (worker_ && !worker_->idle()) return start(call, held, algorithm).wait();  // after what was started before
+void Communicator::run(const Call& call, Algorithm algorithm) {
+  if (worker_ && !worker_->idle()) return start(call, {}, algorithm).wait();  // after what was started before
   const HeldUpSpan span(held_up_);
   const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
   perform(call, algorithm, now());
@@ -180,7 +180,7 @@ void Communicator::all_reduce(const Tensor& x, Reduction reduction) {
   if (size() == 1) return;
   Call call = whole(Op::all_reduce, x);
   call.reduction = reduction;
-  run(call, {x});
+  run(call);
 }
 
 Pending Communicator::start_all_reduce(const Tensor& x, Reduction reduction) {
@@ -200,7 +200,7 @@ bool Communicator::alone(const Call& call) const {
 void Communicator::reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction, int64_t rows) {
   Call call = cut(Op::reduce_scatter, in, out, rows);
   call.reduction = reduction;
-  if (!alone(call)) run(call, {in, out});
+  if (!alone(call)) run(call);
 }
 
 Pending Communicator::start_reduce_scatter(const Tensor& in, const Tensor& out, int64_t rows) {
@@ -210,7 +210,7 @@ Pending Communicator::start_reduce_scatter(const Tensor& in, const Tensor& out, 
 
 void Communicator::all_gather(const Tensor& in, const Tensor& out, int64_t rows) {
   const Call call = cut(Op::all_gather, in, out, rows);
-  if (!alone(call)) run(call, {in, out});
+  if (!alone(call)) run(call);
 }
 
 Pending Communicator::start_all_gather(const Tensor& in, const Tensor& out, int64_t rows) {
@@ -221,27 +221,27 @@ Pending Communicator::start_all_gather(const Tensor& in, const Tensor& out, int6
 void Communicator::broadcast(const Tensor& x, int root) {
   Call call = whole(Op::broadcast, x);
   call.root = checked(call, root);
-  if (size() > 1) run(call, {x});
+  if (size() > 1) run(call);
 }
 
 void Communicator::reduce(const Tensor& x, int root) {
   Call call = whole(Op::reduce, x);
   call.root = checked(call, root);
-  if (size() > 1) run(call, {x});
+  if (size() > 1) run(call);
 }
 
 void Communicator::gather(const Tensor& in, const Tensor& out, int root) {
   Call call = cut(Op::gather, in, out);
   call.root = checked(call, root);
   if (rank() == root && !call.out) complain(call, "the root has no memory for the whole");
-  if (!alone(call)) run(call, {in, out});
+  if (!alone(call)) run(call);
 }
 
 void Communicator::scatter(const Tensor& in, const Tensor& out, int root) {
   Call call = cut(Op::scatter, in, out);
   call.root = checked(call, root);
   if (rank() == root && !call.in) complain(call, "the root has no whole to scatter");
-  if (!alone(call)) run(call, {in, out});
+  if (!alone(call)) run(call);
 }
 
 void Communicator::all_to_all(const Tensor& in, const Tensor& out) {
@@ -254,7 +254,7 @@ void Communicator::all_to_all(const Tensor& in, const Tensor& out) {
              "out is " + out.describe() + "; expected other contiguous memory of the same size, dtype and device");
   call.out = out.address();
   if (region_of(out) != call.region) call.region = nullptr;
-  if (!alone(call)) run(call, {in, out});
+  if (!alone(call)) run(call);
 }
 
 Call Communicator::uneven(const Tensor& in, const Tensor& out, const UnevenPieces& pieces) const {
@@ -276,7 +276,7 @@ void Communicator::all_to_all(const Tensor& in, const Tensor& out, std::span<con
                               std::span<const int64_t> received) {
   const UnevenPieces pieces{{sent.begin(), sent.end()}, {received.begin(), received.end()}};
   const Call call = uneven(in, out, pieces);
-  if (!alone(call)) run(call, {in, out});
+  if (!alone(call)) run(call);
 }
 
 Pending Communicator::start_all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
@@ -312,7 +312,7 @@ void Communicator::recv(const Tensor& x, int from, int tag) {
 }
 
 void Communicator::barrier() {
-  if (size() > 1) run({.op = Op::barrier}, {});
+  if (size() > 1) run({.op = Op::barrier});
 }
 
 int Communicator::checked(const Call& call, int rank) const {
@@ -332,7 +332,7 @@ void Communicator::over_ranks(std::span<double> x, Reduction reduction) {
        .count = std::ssize(x),
        .in = memory,
        .out = memory},
-      {}, Algorithm::direct);
+      Algorithm::direct);
 }
 
 double Communicator::sum(double x) {

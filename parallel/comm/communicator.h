@@ -146,8 +146,8 @@ class Communicator {
   Transport& transport() { return *transport_; }
 
  private:
-  void run(const Call& call, const std::vector<Tensor>& held) { run(call, held, algorithm_); }
-  void run(const Call& call, const std::vector<Tensor>& held, Algorithm algorithm);
+  void run(const Call& call) { run(call, algorithm_); }
+  void run(const Call& call, Algorithm algorithm);  // whoever calls it holds the tensors until it returns
   Pending start(const Call& call, std::vector<Tensor> held) { return start(call, std::move(held), algorithm_); }
   // `pieces`: those of the call, which stay alive until it is done.
   Pending start(const Call& call, std::vector<Tensor> held, Algorithm algorithm,

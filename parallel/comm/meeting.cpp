@@ -12,7 +12,8 @@ void HostMeeting::meet() {
   const Call& mine = post_of(rank_);
   for (int r = 0; r < std::ssize(places_); ++r) {
     if (r == rank_) continue;
-    PeerWait observer(transport_, r, [&] { return std::pair(describe(mine), last_of(r)); });
+    // what fits into two words is kept without memory of its own
+    PeerWait observer(transport_, r, [this, r] { return std::pair(describe(post_of(rank_)), last_of(r)); });
     const Waited waited = wait_for(places_[static_cast<size_t>(r)]->flag, moment_, patience_, &observer);
     if (waited == Waited::arrived) continue;
     leave_();

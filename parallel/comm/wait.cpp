@@ -1,7 +1,6 @@
 // Flags over the futex of Linux, which works between processes as between threads.
 #include "parallel/comm/wait.h"
 
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -25,6 +24,15 @@ constexpr long kBusySlice_ns = 50'000;  // and this often when it has something 
 
 bool reached(const std::atomic<uint32_t>& flag, uint32_t value, std::memory_order order) {
   return static_cast<int32_t>(flag.load(order) - value) >= 0;
+}
+
+// Tells the processor that this loop waits.
+void pause() {
+#ifdef __x86_64__
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
 }
 
 bool has_failed(const Patience& p) { return p.poisoned && p.poisoned->load(std::memory_order_acquire) >= 0; }
@@ -51,7 +59,7 @@ Waited wait_for(Flag& flag, uint32_t value, const Patience& patience, WaitObserv
   const int spins = patience.crowded ? kSpinsWhenCrowded : kSpins;
   for (int i = 0; i < spins; ++i) {
     if (reached(flag.value, value, std::memory_order_acquire)) return Waited::arrived;
-    _mm_pause();
+    pause();
   }
   const auto start = Clock::now();
   const auto deadline =

@@ -1,9 +1,11 @@
 // How a kernel reaches the machine's vector units, and the rank's threads.
 //
-// A kernel is an ordinary loop over scalar code. `vectorized(f)` runs it through one of three copies that the compiler
-// made of it, for AVX-512, for AVX2 with FMA, and for the baseline; which one is decided by the processor that runs the
-// program, so a binary built on a new machine runs on an old one. Contraction is off and fused multiply-adds are
-// written out, so an element gets the same bits in a vector body, in its tail, and on each of the three.
+// A kernel is an ordinary loop over scalar code. On x86-64 `vectorized(f)` runs it through one of three copies that the
+// compiler made of it, for AVX-512, for AVX2 with FMA, and for the baseline; which one is decided by the processor that
+// runs the program, so a binary built on a new machine runs on an old one. Other processors have the baseline alone: on
+// 64-bit Arm it has the vectors of all such processors, with a fused multiply-add. Contraction is off and fused
+// multiply-adds are written out, so an element gets the same bits in a vector body, in its tail, and on each of the
+// copies. What only x86-64 has stands in folders named x86, which builds for other processors leave out.
 #pragma once
 #include <omp.h>
 
@@ -12,6 +14,14 @@
 
 namespace tessera::cpu {
 
+enum class InstructionSet { avx512, avx2, baseline };
+
+template <class F>
+[[gnu::noinline]] void run_baseline(const F& f) {
+  f();
+}
+
+#ifdef __x86_64__
 // The whole call tree of f is inlined here and compiled for the named instruction set.
 template <class F>
 #ifdef __clang__
@@ -26,12 +36,7 @@ template <class F>
 [[gnu::target("arch=x86-64-v3"), gnu::flatten, gnu::noinline]] void run_avx2(const F& f) {
   f();
 }
-template <class F>
-[[gnu::noinline]] void run_baseline(const F& f) {
-  f();
-}
 
-enum class InstructionSet { avx512, avx2, baseline };
 // The best of the three that this processor has.
 inline InstructionSet instruction_set() {
   if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
@@ -39,10 +44,14 @@ inline InstructionSet instruction_set() {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return InstructionSet::avx2;
   return InstructionSet::baseline;
 }
+// Whether this process may use the tiles of tensor/cpu/x86/amx.h. TESSERA_AMX=0 says no, for tests and comparisons.
+bool has_amx();
+// Whether the processor has AVX-512 with the pair products of bfloat16 (AVX512_BF16).
+bool has_pair_products();
 
 template <class F>
-void vectorized(const F& f) {
-  switch (instruction_set()) {
+void run_on(InstructionSet set, const F& f) {
+  switch (set) {
     case InstructionSet::avx512:
       return run_avx512(f);
     case InstructionSet::avx2:
@@ -51,6 +60,27 @@ void vectorized(const F& f) {
       return run_baseline(f);
   }
 }
+#else
+inline InstructionSet instruction_set() { return InstructionSet::baseline; }
+inline bool has_amx() { return false; }
+inline bool has_pair_products() { return false; }
+
+template <class F>
+void run_on(InstructionSet /*set*/, const F& f) {
+  run_baseline(f);
+}
+#endif
+
+template <class F>
+void vectorized(const F& f) {
+  run_on(instruction_set(), f);
+}
+
+// A vector of the compiler's, which may lie at any element's address.
+template <class T, int Bytes>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(Bytes), aligned(sizeof(T)), may_alias));
+};
 
 // Threads of the calling rank: OpenMP's team size, which is a property of the calling thread, so ranks that are
 // threads of one process each have their own.

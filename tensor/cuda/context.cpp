@@ -95,11 +95,37 @@ int gpu_count() {
   return expected(cudaGetDeviceCount(&count)) == cudaSuccess ? count : 0;
 }
 
-std::string describe_gpu() {
+namespace {
+
+cudaDeviceProp properties_here() {
   int gpu = 0;
   cudaDeviceProp properties{};
   check(cudaGetDevice(&gpu), "gpu");
   check(cudaGetDeviceProperties(&properties, gpu), "gpu");
+  return properties;
+}
+
+}  // namespace
+
+std::string refuses_bfloat16() {
+  const cudaDeviceProp card = properties_here();
+  return card.major >= 8 ? ""
+                         : fmt::format("{} has compute capability {}.{}, and products of bf16 need 8.0; expected fp32",
+                                       card.name, card.major, card.minor);
+}
+
+std::string gpus_apart(int count) {
+  for (int a = 0; a < count; ++a)
+    for (int b = a + 1; b < count; ++b) {
+      int reaches = 0;
+      check(cudaDeviceCanAccessPeer(&reaches, a, b), "gpu");
+      if (reaches == 0) return fmt::format("GPUs {} and {}", a, b);
+    }
+  return "";
+}
+
+std::string describe_gpu() {
+  const cudaDeviceProp properties = properties_here();
   return fmt::format("{}, {} multiprocessors, {:.1f} GiB", properties.name, properties.multiProcessorCount,
                      static_cast<double>(properties.totalGlobalMem) / 0x1p30);
 }
@@ -113,8 +139,7 @@ void use_gpu(int gpu) {
     throw Error(fmt::format("`device` cuda: GPU {} was asked for; this machine has {}, numbered from 0", gpu, count));
   check(cudaSetDevice(gpu), "gpu");
   if (!has_code_here()) {
-    cudaDeviceProp card{};
-    check(cudaGetDeviceProperties(&card, gpu), "gpu");
+    const cudaDeviceProp card = properties_here();
     throw Error(
         fmt::format("`device` cuda: this program holds no code for {}, of compute capability {}.{}; expected "
                     "a build for it: -DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES={}{}",

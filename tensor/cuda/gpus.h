@@ -16,6 +16,10 @@ int gpu_count();  // 0 where there is no driver
 bool has_float64_kernels();
 // "NVIDIA H200, 132 multiprocessors, 139.7 GiB" of the calling thread's GPU.
 std::string describe_gpu();
+// The reason why the calling thread's GPU makes no products of bfloat16; empty: it makes them.
+std::string refuses_bfloat16();
+// "GPUs 0 and 1": the first two of `count` of which one does not reach the other's memory; empty: all do.
+std::string gpus_apart(int count);
 // Makes `gpu` the calling thread's. Throws Error (status 2) in one line when there is none of that number, or when this
 // program holds no code for it.
 void use_gpu(int gpu);

@@ -1,7 +1,11 @@
 // Instructions of a GPU, each a function. Tensor cores and what feeds them: bfloat16 products of 16 x 8 x 16 by a warp,
 // matrices from shared memory, and copies into it that go on beside the arithmetic (PTX ISA, "mma.m16n8k16",
-// "ldmatrix", "cp.async"; from compute capability 8.0); a fast exponential, shared memory, and a hint to the L2 cache.
+// "ldmatrix", "cp.async"); a fast exponential, shared memory, and a hint to the L2 cache.
 // (The emulator of tests/cuda_emulator has its own file of this name.)
+//
+// GPUs before compute capability 8.0 have no tensor cores for bfloat16, and no copies that go on by themselves. There a
+// copy is a load and a store, and a product of bfloat16 ends the kernel: a plan that asks for one is refused before it
+// begins (train/device.h).
 //
 // Lane l holds these elements of a 16 x 16 factor A: rows l/4 and l/4 + 8, columns 2 (l%4) and the next, and those 8
 // further, as pairs a[0] (upper left), a[1] (lower left), a[2] (upper right), a[3] (lower right). Its part of the 16 x
@@ -10,6 +14,8 @@
 #pragma once
 #include <cstdint>
 
+#include "tensor/dtype.h"
+
 namespace tessera::cuda {
 
 // Where something lies in shared memory, in bytes.
@@ -17,14 +23,26 @@ __device__ inline uint32_t shared_address(const void* p) { return static_cast<ui
 
 // Copies 16 bytes into shared memory, or writes zeros there; arrives with the group that is committed next.
 __device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
+#if __CUDA_ARCH__ >= 800
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+#else
+  const int4 all = valid ? *static_cast<const int4*>(from) : int4{};
+  asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(all.x), "r"(all.y), "r"(all.z), "r"(all.w)
+               : "memory");
+#endif
 }
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
 // Waits until at most `kLeft` of this thread's groups are on their way.
 template <int kLeft>
 __device__ inline void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+#endif
 }
 
 // Four 8 x 8 matrices of 2-byte elements; lane l gives the address of row l%8 of matrix l/8, and gets of each matrix
@@ -44,18 +62,27 @@ __device__ inline void load_transposed(uint32_t (&to)[4], uint32_t row) {
 }
 
 // d += a b, of bfloat16 pairs, summed in float32.
-__device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ inline void multiply_add([[maybe_unused]] float (&d)[4], [[maybe_unused]] const uint32_t (&a)[4],
+                                    [[maybe_unused]] uint32_t b0, [[maybe_unused]] uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  __trap();
+#endif
 }
 
 // Two numbers rounded to bfloat16, to nearest even; the first is in the low half.
 __device__ inline uint32_t pair_of(float first, float second) {
+#if __CUDA_ARCH__ >= 800
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
   return pair;
+#else
+  return bfloat16(first).bits | uint32_t{bfloat16(second).bits} << 16;
+#endif
 }
 
 // The exponential that a GPU has an instruction for, where what it is taken of, or its result, has eight digits anyway.

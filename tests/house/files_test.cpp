@@ -58,7 +58,9 @@ std::string fetches_what_may_change(const std::string& text) {
   static const std::regex image("(?:^FROM|^ *container:) +(\\S+)", std::regex::multiline),
       digest(".*@sha256:[0-9a-f]{64}"), install("pip install((?:(?: |\\\\\n *)+[-\\w.=]+)+)"), word("[-\\w.=]+");
   for (std::sregex_iterator it(text.begin(), text.end(), image), end; it != end; ++it)
-    if (const std::string name = (*it)[1]; !std::regex_match(name, digest)) return name;
+    if (const std::string name = (*it)[1];
+        !std::regex_match(name, digest) && text.find(" AS " + name + "\n") == std::string::npos)
+      return name;
   for (std::sregex_iterator it(text.begin(), text.end(), install), end; it != end; ++it) {
     const std::string words = (*it)[1];
     for (std::sregex_iterator w(words.begin(), words.end(), word); w != end; ++w)
@@ -71,6 +73,7 @@ TEST(Files, FetchedThingsHaveDigestsAndVersions) {
   for (const char* file : {"Containerfile", ".github/workflows/ci.yml", ".ci/run", "README.md", "docs/cuda.md"})
     EXPECT_EQ(fetches_what_may_change(read_text(std::filesystem::path(TESSERA_SOURCE_DIR) / file)), "") << file;
   EXPECT_EQ(fetches_what_may_change("a\n    container: debian:12\n"), "debian:12");
+  EXPECT_EQ(fetches_what_may_change("FROM a AS b\nFROM b\n"), "a");
   EXPECT_EQ(fetches_what_may_change("pip install -q a==1 \\\n  --no-deps b\n"), "b");
 }
 

@@ -52,13 +52,14 @@ std::string broken_layering(const Source& source) {
 std::string misplaced_backend(const Source& source) {
   if (!source.is_code()) return "";
   static const std::regex cuda("^(cuda|cublas|cudnn|curand|cub/|cute/|cutlass|thrust/|nvtx|mma\\.h).*"),
-      nccl("^nccl.*"), mpi("^mpi\\.h$");
+      nccl("^nccl.*"), mpi("^mpi\\.h$"), x86("^(cpuid|x86gprintrin|[a-z]+mmintrin|immintrin)\\.h$");
   const auto in = [&](const char* part) { return source.path.find(part) != std::string::npos; };
   for (const Include& include : includes_of(source)) {
     if (std::regex_match(include.name, cuda) && !source.is_cuda() && !in("/cuda/") && !in("/nccl"))
       return "<" + include.name + "> belongs in .cu files and cuda/ folders";
     if (std::regex_match(include.name, nccl) && !in("/nccl")) return "<" + include.name + "> belongs in nccl* files";
     if (std::regex_match(include.name, mpi) && !in("/mpi")) return "<" + include.name + "> belongs in mpi* files";
+    if (std::regex_match(include.name, x86) && !in("/x86/")) return "<" + include.name + "> belongs in x86/ folders";
   }
   return "";
 }
@@ -202,6 +203,8 @@ TEST(Includes, ViolationsAreSeen) {
   EXPECT_NE(misplaced_backend({"tensor/a.cpp", "#include <cuda_runtime.h>\n"}), "");
   EXPECT_NE(misplaced_backend({"parallel/comm/thread.cpp", "#include <mpi.h>\n"}), "");
   EXPECT_EQ(misplaced_backend({"tensor/ops/a.cu", "#include <cuda_runtime.h>\n"}), "");
+  EXPECT_NE(misplaced_backend({"tensor/cpu/a.h", "#include <immintrin.h>\n"}), "");
+  EXPECT_EQ(misplaced_backend({"tensor/cpu/x86/a.h", "#include <immintrin.h>\n"}), "");
   EXPECT_NE(upward_in_tensor({"tensor/ops/a/cpu/a.cpp", "#include \"tensor/ops/a/cuda/a.h\"\n"}), "");
   EXPECT_NE(upward_in_tensor({"tensor/ops/a.cpp", "void f(const cuda::Operands& o);\n"}), "");
   EXPECT_NE(upward_in_tensor({"tensor/ops/a/a.h", "#include \"tensor/ops/a/cpu/a.h\"\n"}), "");

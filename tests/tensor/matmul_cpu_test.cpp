@@ -1,7 +1,9 @@
 // Products on the CPU of few rows, on the processor's tiles and by its pair products, against plain sums; where the
 // processor has no such instructions they are skipped.
 
-#include "tensor/cpu/amx.h"
+#ifdef __x86_64__
+#include "tensor/cpu/x86/amx.h"
+#endif
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/cpu/products.h"
 #include "tests/support/tensors.h"
@@ -161,6 +163,7 @@ TEST_F(AmxMatmul, WritesOnlyItsRowsAndColumns) {
       }
 }
 
+#ifdef __x86_64__
 // A block by the processor's pair products against a plain sum. Skipped where the processor has none.
 
 using cpu::kTileBlock, cpu::kTileDepth, cpu::kTileElements, cpu::kTileRows;
@@ -201,6 +204,7 @@ TEST(PairBlock, IsTheProduct) {
         }
     }
 }
+#endif
 
 }  // namespace
 }  // namespace tessera

@@ -146,16 +146,11 @@ void expect_same_bits_everywhere(const F& kernel, const char* what) {
   std::vector<float> x(1003), base(1003), other(1003);
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(4 * Philox(9).normal(i));
   cpu::run_baseline([&] { kernel(x.data(), base.data(), static_cast<int64_t>(x.size())); });
-  const auto check = [&](const char* isa) {
-    EXPECT_EQ(std::memcmp(base.data(), other.data(), x.size() * sizeof(float)), 0) << what << " on " << isa;
-  };
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    cpu::run_avx2([&] { kernel(x.data(), other.data(), static_cast<int64_t>(x.size())); });
-    check("avx2");
-  }
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-    cpu::run_avx512([&] { kernel(x.data(), other.data(), static_cast<int64_t>(x.size())); });
-    check("avx512");
+  for (const auto set : {cpu::InstructionSet::avx512, cpu::InstructionSet::avx2}) {
+    if (set < cpu::instruction_set()) continue;  // better than this processor's
+    cpu::run_on(set, [&] { kernel(x.data(), other.data(), static_cast<int64_t>(x.size())); });
+    EXPECT_EQ(std::memcmp(base.data(), other.data(), x.size() * sizeof(float)), 0)
+        << what << " on " << (set == cpu::InstructionSet::avx2 ? "avx2" : "avx512");
   }
 }
 

@@ -6,6 +6,7 @@
 #include "tests/support/gpus.h"
 #include "tests/verify/draw.h"
 #include "train/checkpoint/state.h"
+#include "train/device.h"
 #include "verify/defects/defects.h"
 
 namespace tessera {
@@ -93,6 +94,25 @@ TEST_F(TrainingGpu, LayoutsTrainLikeOneRank) {
     o["device"] = "cuda";
     expect_passes(o);
   }
+}
+
+// A T4, as the emulator says that it is one.
+TEST_F(TrainingGpu, Bf16IsRefusedWhereAGpuHasNoProductsOfIt) {
+  if (!describe_device().starts_with("emulated")) GTEST_SKIP() << "the GPU here is what it is";
+  setenv("TESSERA_EMULATED_CAPABILITY", "75", 1);
+  EXPECT_EQ(
+      error_of([] { check(job_of(plan("device=cuda dtype=bf16"))); }),
+      "`dtype`: emulated GPU has compute capability 7.5, and products of bf16 need 8.0; expected fp32, found bf16");
+  expect_passes(plan("device=cuda"));
+  setenv("TESSERA_EMULATED_GPUS", "2", 1);
+  EXPECT_EQ(error_of([] { check(job_of(plan("device=cuda ranks=2"))); }),
+            "`backend`: GPUs 0 and 1 do not reach each other's memory, which ranks that are threads use; expected "
+            "nccl, beside `all_reduce` native");
+  EXPECT_EQ(describe_nccl(job_of(plan("device=cuda ranks=2 backend=nccl all_reduce=native")).plan),
+            "GPUs 0 and 1 do not reach each other's memory: NCCL sends through the host's, which is slower");
+  unsetenv("TESSERA_EMULATED_CAPABILITY");
+  EXPECT_EQ(gpus_apart(job_of(plan("device=cuda ranks=2")).plan), "");
+  unsetenv("TESSERA_EMULATED_GPUS");
 }
 
 TEST_F(TrainingGpu, EveryAxisAndSchedule) {

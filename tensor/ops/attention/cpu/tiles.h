@@ -280,5 +280,13 @@ bool bf16_takes_attention(const AttentionProblem& p);
 void bf16_attention(const AttentionProblem& p, const Attended& result);
 void bf16_attention_backward(const AttentionProblem& p, const Tensor& dout, const Attended& forward,
                              const AttentionGradients& gradients);
+#ifndef __x86_64__  // they have no such products
+inline bool bf16_takes_attention(const AttentionProblem& /*p*/) { return false; }
+inline void bf16_attention(const AttentionProblem&, const Attended&) { std::abort(); }
+inline void bf16_attention_backward(const AttentionProblem&, const Tensor&, const Attended&,
+                                    const AttentionGradients&) {
+  std::abort();
+}
+#endif
 
 }  // namespace tessera::cpu

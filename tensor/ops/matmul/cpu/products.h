@@ -1,6 +1,7 @@
 // The CPU's four ways to make a matrix product, for tensor/ops/matmul/matmul.cpp to choose from.
 #pragma once
 #include <cstdint>
+#include <cstdlib>
 
 #include "tensor/cpu/vectorize.h"
 #include "tensor/ops/matmul/matmul.h"
@@ -28,6 +29,10 @@ void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bi
 bool amx_takes(const Tensor& a, const Tensor& b);
 // The same contract as dnnl_matmul(). `packed`, when given, keeps b in tiles until its version changes.
 void amx_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed* packed);
+#ifndef __x86_64__  // they have no tiles
+inline bool amx_takes(const Tensor& /*a*/, const Tensor& /*b*/) { return false; }
+inline void amx_matmul(Tensor&, const Tensor&, const Tensor&, const Tensor&, Packed*) { std::abort(); }
+#endif
 
 // Our own of few rows, as decoding has them: memory is what they wait for, and oneDNN 2.6 first copies the weight into
 // its layout. Here it is read once, as it lies. An element's bits depend neither on the threads nor on the rows beside

@@ -1,5 +1,5 @@
 // Asking the processor and the system for the tiles, and for pair products.
-#include "tensor/cpu/amx.h"
+#include "tensor/cpu/x86/amx.h"
 
 #include <cpuid.h>
 #include <sys/syscall.h>

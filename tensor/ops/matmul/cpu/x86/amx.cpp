@@ -1,5 +1,5 @@
 // Packing b, then blocks of 32 x 32 over groups of rows that stay in the second-level cache.
-#include "tensor/cpu/amx.h"
+#include "tensor/cpu/x86/amx.h"
 
 #include <algorithm>
 #include <vector>

@@ -12,11 +12,6 @@
 
 namespace tessera::cpu {
 
-// Whether this process may use the tiles. TESSERA_AMX=0 says no, for tests and comparisons.
-bool has_amx();
-// Whether the processor has AVX-512 with the pair products of bfloat16 (AVX512_BF16).
-bool has_pair_products();
-
 inline constexpr int64_t kTileRows = 16;                          // rows of any tile; columns of a float32 tile
 inline constexpr int64_t kTileDepth = 32;                         // bfloat16 elements of a tile's row
 inline constexpr int64_t kTileElements = kTileRows * kTileDepth;  // elements of a bfloat16 tile: 1 KiB
@@ -80,8 +75,8 @@ template <class F>
   _tile_stored(3, c + kTileRows * ldc + kTileRows, c_bytes);
 }
 
-// The blocks of tensor/cpu/amx.h without tiles: an instruction of AVX512_BF16 (vdpbf16ps) adds the products of sixteen
-// pairs of bfloat16 to sixteen float32, twice the work of a fused multiply-add of float32.
+// The blocks of tensor/cpu/x86/amx.h without tiles: an instruction of AVX512_BF16 (vdpbf16ps) adds the products of
+// sixteen pairs of bfloat16 to sixteen float32, twice the work of a fused multiply-add of float32.
 
 // C (32 x 32) = or += A B with the operands of tile_block(): 8 rows of 32 columns at a time, which stay in registers
 // over the whole inner dim. Each element of C is one chain of pairs in their order.

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "tensor/cpu/amx.h"
+#include "tensor/cpu/x86/amx.h"
 #include "tensor/ops/attention/cpu/tiles.h"
 
 namespace tessera::cpu {
