@@ -1,10 +1,9 @@
 // The command `verify`: the contract of a plan, as a table or as JSON; broken bounds, causes and defects.
 #include "verify/verify.h"
 
-#include <unistd.h>
-
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "app/commands.h"
 #include "app/job_of.h"
@@ -20,9 +19,24 @@
 namespace tessera {
 namespace {
 
+constexpr size_t kMostNames = 4;  // of tensors in a line
+
+// Lines on several tensors of one kind in one step become one: the first, and names of the others.
 std::string broken_text(const VerifyResult& r) {
   std::string out = fmt::format("{} bound{} broke:\n", r.failures.size(), r.failures.size() == 1 ? "" : "s");
-  for (const std::string& line : r.failures) out += "  " + line + "\n";
+  const auto words = [](const std::string& line) { return split(line, '\''); };  // before, in and behind a name
+  for (size_t first = 0, next; first < r.failures.size(); first = next) {
+    std::vector<std::string> others;
+    for (next = first + 1; next < r.failures.size(); ++next) {
+      const std::vector<std::string> here = words(r.failures[next]);
+      if (here.size() != 3 || here[0] != words(r.failures[first])[0]) break;
+      others.push_back(here[1]);
+    }
+    const size_t count = others.size();
+    if (count > kMostNames) others.erase(others.begin() + 2, others.end() - 1), others.insert(others.end() - 1, "...");
+    out += fmt::format("  {}{}\n", r.failures[first],
+                       count == 0 ? "" : fmt::format("; and {} more: {}", count, fmt::join(others, ", ")));
+  }
   return out + "\n";
 }
 
@@ -43,11 +57,11 @@ std::string defect_list() {
   return out;
 }
 
-// The turn of a player, where there is a terminal: waits for a line, and says whether it names the defect or its cause.
+// The turn of a player: waits for a line of the standard input, and says whether it names the defect or its cause.
 void ask_player(const Defect& d) {
   print("What is wrong? A name of `verify --defect list`, or Enter for the diagnosis: ");
   std::string guess;
-  if (isatty(STDIN_FILENO) != 0) std::getline(std::cin, guess);
+  std::getline(std::cin, guess);
   print("\n");
   if (guess.empty()) return;
   print(guess == d.name || guess == d.cause ? "Right.\n\n" : "No.\n\n");
@@ -136,7 +150,8 @@ std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job&
   const auto share = [](const std::optional<double>& x) { return x ? Ordered(*x) : Ordered(nullptr); };
   Ordered bubble = nullptr, defect_json = nullptr;
   if (const Defect* const d = defect)
-    defect_json = {{"name", d->name}, {"what", d->what}, {"where", d->where(job)}, {"cause", d->cause}};
+    defect_json = {
+        {"name", d->name}, {"what", d->what}, {"where", d->where(job)}, {"cause", d->cause}, {"seed", job.optim.seed}};
   if (r.bubble) bubble = {{"simulated", share(r.bubble)}, {"formula", share(r.bubble_formula)}, {"measured", nullptr}};
   const Ordered out = {{"passed", r.passed()},
                        {"steps", r.steps},
@@ -163,6 +178,7 @@ std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job&
 // The text.
 
 std::string mark(bool good) { return good ? "ok" : "WRONG"; }
+std::string marked(int64_t found, int64_t expected) { return fmt::format("{}{}", found == expected ? "" : "!", found); }
 
 std::string plan_of(const Plan& p) {
   std::string text = fmt::format("{}, {} micro-batch{} per step{}", describe(p), p.microbatches,
@@ -202,11 +218,12 @@ std::string bytes_text(const VerifyResult& r) {
   std::string out = fmt::format("  {:<{}} {:<15} {:>7} {:>15} {:>9} {:>15}     {:>15}\n", "axis", width, "operation",
                                 "calls", "bytes sent", "MB", "expected", "busiest rank");
   for (const SentBytes& s : r.sent) {
-    int64_t expected = 0;
+    SentBytes expected;
     for (const SentBytes& e : r.expected_sent)
-      if (e.axis == s.axis && e.operation == s.operation) expected = e.bytes;
-    out += fmt::format("  {:<{}} {:<15} {:>7} {:>15} {:>9} {:>15} {:<5} {:>13}\n", s.axis, width, s.operation, s.calls,
-                       s.bytes, megabytes(s.bytes), expected, mark(s.bytes == expected), s.most);
+      if (e.axis == s.axis && e.operation == s.operation) expected = e;
+    out += fmt::format("  {:<{}} {:<15} {:>7} {:>15} {:>9} {:>15} {:<5} {:>13}\n", s.axis, width, s.operation,
+                       marked(s.calls, expected.calls), marked(s.bytes, expected.bytes), megabytes(s.bytes),
+                       expected.bytes, mark(s.bytes == expected.bytes && s.calls == expected.calls), s.most);
   }
   return r.sent.empty() ? out + "  nothing is sent: there is one rank\n" : out;
 }
@@ -216,9 +233,11 @@ std::string memory_text(const VerifyResult& r) {
                                 "parameters", "gradients", "optimizer", "peak", "MB", "bound");
   for (size_t rank = 0; rank < r.held.size(); ++rank) {
     const int64_t bound = peak_bound(r.expected_peak[rank]);
-    out += fmt::format("  {:<6} {:>13} {:>13} {:>13} {:<5} {:>13} {:>9} {:>13} {}\n", rank, r.held[rank].parameters,
-                       r.held[rank].gradients, r.held[rank].optimizer, mark(r.held[rank] == r.expected_held[rank]),
-                       r.peak[rank], megabytes(r.peak[rank]), bound, mark(r.peak[rank] <= bound));
+    const HeldBytes &held = r.held[rank], &expected = r.expected_held[rank];
+    out += fmt::format("  {:<6} {:>13} {:>13} {:>13} {:<5} {:>13} {:>9} {:>13} {}\n", rank,
+                       marked(held.parameters, expected.parameters), marked(held.gradients, expected.gradients),
+                       marked(held.optimizer, expected.optimizer), mark(held == expected), r.peak[rank],
+                       megabytes(r.peak[rank]), bound, mark(r.peak[rank] <= bound));
   }
   return out;
 }
@@ -259,8 +278,10 @@ int verify_placements(const std::string& file) {
 }  // namespace
 
 int run(const VerifyOptions& options) {
-  const TrainOptions& o = options.run;
   if (options.placements) return verify_placements(*options.placements);
+  TrainOptions o = options.run;
+  const bool drawn = options.defect == "random";
+  if (drawn && !o.gives("seed")) o.optim.seed = std::random_device()() % 1'000'000;
   if (options.defect == "list") {
     print(defect_list());
     return 0;
@@ -268,8 +289,7 @@ int run(const VerifyOptions& options) {
   const bool json = o.format == "json";
   if (json && options.hide) throw Error("--hide: a game for people; expected --format text");
   const Job job = job_of(o);
-  const Defect* const planted_one = options.defect == "random"
-                                        ? &random_defect(job, static_cast<uint64_t>(o.optim.seed))
+  const Defect* const planted_one = drawn            ? &random_defect(job, static_cast<uint64_t>(o.optim.seed))
                                     : options.defect ? &defect(*options.defect)
                                                      : nullptr;
   if (planted_one) check_applies(*planted_one, job);
@@ -280,6 +300,7 @@ int run(const VerifyOptions& options) {
   });
   if (!r.known) return 0;
   if (const std::string useless = useless_options(o); !useless.empty()) std::fputs((useless + "\n").c_str(), stderr);
+  if (drawn && !json) print(fmt::format("A defect drawn by --seed {}, which draws it again.\n", o.optim.seed));
   print(json ? verify_json(r, o, job, planted_one) : to_text(r, o, job.plan));
   if (!json && planted_one && !options.hide) print(defect_text(*planted_one, job) + "\n");
   if (!json && !r.passed()) {
@@ -290,7 +311,8 @@ int run(const VerifyOptions& options) {
   if (!json && options.hide) print(defect_text(*planted_one, job));
   if (!r.passed()) throw Error("verify: " + r.failures.front(), Status::verification);
   if (planted_one)
-    throw Error(fmt::format("verify: {} broke no bound in these {} steps", planted_one->name, r.steps),
+    throw Error(fmt::format("verify: {} broke no bound in these {} steps; more --steps or a larger --batch may show it",
+                            planted_one->name, r.steps),
                 Status::verification);
   if (!json)
     print(job.plan.dp_mode == DataMode::diloco ? "The ranks train like serial runs with outer steps.\n"

@@ -111,14 +111,14 @@ Names words_of(std::string line) {
   return words;
 }
 
-struct Part {
+struct PlacedPart {
   std::string title;
   std::vector<Names> ops = {};
   std::vector<MeshAxis> axes = {};
   std::vector<Placed> tensors = {};  // in the order of the operations
   int ranks = 1;
 
-  Part(const Names& words, const std::string& where) : title(fmt::format("{}", fmt::join(words, " "))) {
+  PlacedPart(const Names& words, const std::string& where) : title(fmt::format("{}", fmt::join(words, " "))) {
     for (const std::string& word : words) {
       const Names axis = split(word, '=');
       const bool good = axis.size() == 2 && !axis[0].empty() && (axis[1] == "2" || axis[1] == "4") && ranks < 8 &&
@@ -146,8 +146,8 @@ Placement placement_named(std::string_view word, const std::string& where) {
       fmt::format("{}: expected R, I, P, S(0), S(1) or S(2), or two of them as I->R; found '{}'", where, word));
 }
 
-Part parsed(std::string_view text, const std::string& name) {
-  std::optional<Part> part;
+PlacedPart parsed(std::string_view text, const std::string& name) {
+  std::optional<PlacedPart> part;
   const Names lines = split(text, '\n');
   for (size_t i = 0; i < lines.size(); ++i) {
     const std::string where = fmt::format("{}: line {}", name, i + 1);
@@ -177,7 +177,7 @@ Part parsed(std::string_view text, const std::string& name) {
 }
 
 // The first tensor or operation that the table refuses: what was found, and the likely cause.
-std::pair<std::string, std::string> fault_of(const Part& part) {
+std::pair<std::string, std::string> fault_of(const PlacedPart& part) {
   for (size_t a = 0; a < part.axes.size(); ++a) {
     const std::string& axis = part.axes[a].name;
     for (const Placed& t : part.tensors)
@@ -221,7 +221,7 @@ std::pair<const char*, double> collective(const Placement& from, const Placement
 }
 
 // Adds what each rank has and sends.
-void price(const Part& part, PlacementVerdict& out) {
+void price(const PlacedPart& part, PlacementVerdict& out) {
   out.picture = fmt::format("{:<12} {:<4} {:<11} {:<24} {:<15} {:<15} {}\n", "tensor", "axis", "placement",
                             "what each rank has", "forward", "backward", "bytes sent");
   for (const Placed& t : part.tensors) {
@@ -289,7 +289,7 @@ Tensor own_part(Tensor whole, const Placed& t, Mesh& mesh) {
 }
 
 // The output, and the gradients of x and of the weights.
-std::map<std::string, Tensor> run_part(const Part& part, Mesh& mesh, const ArenaPtr& arena) {
+std::map<std::string, Tensor> run_part(const PlacedPart& part, Mesh& mesh, const ArenaPtr& arena) {
   std::map<std::string, Var> leaves, used;
   const auto use = [&](const Placed& t, Var v) {
     for (size_t a = 0; a < part.axes.size(); ++a)
@@ -317,12 +317,12 @@ double distance(const Tensor& found, const Tensor& expected) {
   return difference == 0 ? 0 : std::sqrt(difference / norm);
 }
 
-void run_beside_one_rank(const Part& part, PlacementVerdict& out) try {
+void run_beside_one_rank(const PlacedPart& part, PlacementVerdict& out) try {
   const ArenaPtr kept = make_arena();
   std::map<std::string, Tensor> expected;
   std::mutex writing;
   double largest = -1;
-  Part alone = part;
+  PlacedPart alone = part;
   for (MeshAxis& axis : alone.axes) axis.size = 1;
   launch({.threads_per_rank = 1}, [&](Communicator& world) {
     Mesh mesh(world, alone.axes);
@@ -350,7 +350,7 @@ void run_beside_one_rank(const Part& part, PlacementVerdict& out) try {
 }  // namespace
 
 PlacementVerdict check_placements(std::string_view text, const std::string& name) {
-  const Part part = parsed(text, name);
+  const PlacedPart part = parsed(text, name);
   PlacementVerdict out;
   out.title = part.title + ", x";
   for (const auto& [from, to] : part["x"].on) out.title += " " + from.str();

@@ -2,6 +2,7 @@
 #include "train/expected_bytes.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <set>
 #include <string>
@@ -150,54 +151,97 @@ int PlanSizes::largest_tp_rank() const {
   return static_cast<int>(std::ranges::max_element(sums) - sums.begin());
 }
 
-// Adds up what groups of ranks do, by axis and operation, in the order of axes and of operations.
+// Adds up what groups of ranks do, by axis and operation, in the order of axes and of operations, and what the busiest
+// rank of each sends: what is added between two calls of next_ranks() is done by the same ranks.
 class Sent {
  public:
-  explicit Sent(bool through_root) : through_root_(through_root) {}
+  explicit Sent(Algorithm algorithm) : algorithm_(algorithm), through_root_(algorithm == Algorithm::root) {}
 
-  // `ranks` ranks make `calls` collectives each, that send `bytes` in all together.
-  void add(const std::string& axis, Op op, int64_t ranks, int64_t calls, int64_t bytes) {
+  // `ranks` ranks make `calls` collectives each, that send `bytes` in all together, and the busiest rank `most`.
+  void add(const std::string& axis, Op op, int64_t ranks, int64_t calls, int64_t bytes, std::optional<int64_t> most) {
     if (ranks < 2 || calls == 0) return;
-    SentBytes& entry = sent_[{axis, op}];
-    entry.calls += ranks * calls * steps_;
-    entry.bytes += bytes * steps_;
+    Entry& entry = sent_[{axis, op}];
+    entry.calls += ranks * calls * steps_ * groups_;
+    entry.bytes += bytes * steps_ * groups_;
+    own(axis, op, algorithm_ == Algorithm::native ? std::nullopt : most);
   }
-  // Collectives of `bytes` each.
-  void all_reduce(const std::string& axis, int64_t n, int64_t calls, int64_t bytes) {
-    add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * bytes * calls);
+  void own(const std::string& axis, Op op, std::optional<int64_t> most) {
+    Entry& entry = sent_[{axis, op}];
+    entry.known = entry.known && most;
+    entry.own += most.value_or(0) * steps_;
   }
+  // Collectives of `bytes` each, in elements of such a size.
+  void all_reduce(const std::string& axis, int64_t n, int64_t calls, int64_t bytes, int64_t element) {
+    std::optional<int64_t> most = busiest_of_sum(n, bytes, element);
+    if (most) most = *most * calls;
+    add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * bytes * calls, most);
+  }
+  // A sum of numbers in float64, a norm for example, which is made directly whatever the plan says; beside sums of tp
+  // whose busiest rank is another, which one it is of both is not known.
+  void sum_directly(const std::string& axis, int64_t n, int64_t bytes) {
+    const bool other = axis == "tp" && busiest_of_sum(n, bytes, 8) != in_pieces(n, bytes, 8) && bytes / 8 % n > 0;
+    add(axis, Op::all_reduce, n, 1, 2 * (n - 1) * bytes, other ? std::nullopt : std::optional(in_pieces(n, bytes, 8)));
+  }
+  // Collectives whose pieces are alike. Through a root, rank 0 sends on what was gathered, and the others send wholes.
   void reduce_scatter(const std::string& axis, int64_t n, int64_t calls, int64_t bytes) {
-    add(axis, Op::reduce_scatter, n, calls, half(n, bytes) * calls);
+    add(axis, Op::reduce_scatter, n, calls, half(n, bytes) * calls,
+        (through_root_ ? bytes : bytes - bytes / n) * calls);
   }
   void all_gather(const std::string& axis, int64_t n, int64_t calls, int64_t bytes) {
-    add(axis, Op::all_gather, n, calls, half(n, bytes) * calls);
+    const int64_t most = through_root_ ? (n - 1) * bytes : bytes - bytes / n;
+    add(axis, Op::all_gather, n, calls, half(n, bytes) * calls, most * calls);
   }
-  // `count` messages, sent by some ranks of an axis and received by others.
-  void messages(const std::string& axis, int64_t count, int64_t bytes) {
+  // `count` messages, sent by some ranks of an axis and received by others; `most`: bytes of the busiest rank.
+  void messages(const std::string& axis, int64_t count, int64_t bytes, int64_t most) {
     if (count == 0) return;
     for (const Op op : {Op::send, Op::recv}) {
-      SentBytes& entry = sent_[{axis, op}];
-      entry.calls += count * steps_;
-      entry.bytes += op == Op::send ? count * bytes * steps_ : 0;
+      Entry& entry = sent_[{axis, op}];
+      entry.calls += count * steps_ * groups_;
+      entry.bytes += op == Op::send ? count * bytes * steps_ * groups_ : 0;
     }
+    own(axis, Op::send, most);
   }
+  // Bytes that the busiest of n ranks sends in an all-reduce. In pieces it is the last one, whose piece is a largest;
+  // around a ring that is known of pieces alone that are alike.
+  std::optional<int64_t> busiest_of_sum(int64_t n, int64_t bytes, int64_t element) const {
+    if (algorithm_ == Algorithm::root) return (n - 1) * bytes;
+    if (algorithm_ == Algorithm::tree) return std::bit_width(static_cast<uint64_t>(n - 1)) * bytes;
+    if (algorithm_ == Algorithm::ring && n > 2 && bytes / element % n > 0) return {};
+    return in_pieces(n, bytes, element);
+  }
+  static int64_t in_pieces(int64_t n, int64_t bytes, int64_t element) {
+    return bytes + (n - 2) * ((bytes / element + n - 1) / n * element);
+  }
+  bool by_tree() const { return algorithm_ == Algorithm::tree; }
 
-  // Counts what follows `steps` times.
+  // Counts what follows `steps` times, and in so many groups of ranks, each of which does it.
   void in_steps(int64_t steps) { steps_ = steps; }
+  void in_groups(int64_t groups) { groups_ = groups; }
+  void next_ranks() {
+    for (auto& [key, entry] : sent_) entry.most = std::max(entry.most, std::exchange(entry.own, 0));
+  }
 
   std::vector<SentBytes> result() const {
     std::vector<SentBytes> out;
-    for (const char* axis : {"world", "pp", "dp", "cp", "tp", "dp+cp", "dp.shard", "dp.replicate", "ep", "edp", "tied"})
+    for (const std::string axis :
+         {"world", "pp", "dp", "cp", "tp", "dp+cp", "dp.shard", "dp.replicate", "ep", "edp", "tied"})
       for (const auto& [key, entry] : sent_)
-        if (key.first == axis) out.push_back({axis, std::string(name_of(key.second)), entry.calls, entry.bytes, 0});
+        if (key.first == axis)
+          out.push_back({axis, std::string(name_of(key.second)), entry.calls, entry.bytes,
+                         entry.known && axis != "ep" && axis != "edp" ? entry.most : 0});  // routers choose experts
     return out;
   }
 
  private:
+  struct Entry {
+    int64_t calls = 0, bytes = 0, own = 0, most = 0;
+    bool known = true;  // the busiest rank
+  };
   int64_t half(int64_t n, int64_t bytes) const { return (n - 1) * bytes + (through_root_ ? (n - 1) * bytes / n : 0); }
+  Algorithm algorithm_;
   bool through_root_;
-  int64_t steps_ = 1;
-  std::map<std::pair<std::string, Op>, SentBytes> sent_;
+  int64_t steps_ = 1, groups_ = 1;
+  std::map<std::pair<std::string, Op>, Entry> sent_;
 };
 
 // Bytes on the wire, axis by axis.
@@ -229,30 +273,35 @@ Buckets buckets(const std::vector<UnitSizes>& units, int64_t element, int64_t bu
 void add_dataparallel(Sent& out, const PlanSizes& s, const PartSizes& part) {
   const int64_t n = s.data, others = n - 1, tokens = s.m * s.sequences * s.tokens;  // tokens of one rank in a step
   const int64_t logits = tokens * s.config.vocab * s.value;
-  out.all_reduce("dp", n, 1, 8 * std::ssize(part.units));  // the norm
-  out.add("dp", Op::broadcast, n, 1, others * part.whole(true) * s.value);
-  out.add("dp", Op::reduce, n, 1, others * part.whole(true) * s.grad);
-  out.add("dp", Op::gather, n, s.m, others * logits);
-  out.add("dp", Op::scatter, n, 3 * s.m, others * (4 * tokens + 8 * s.m + logits));
+  const int64_t values = part.whole(true) * s.value, dealt = others * (4 * tokens + 8 * s.m + logits);
+  out.sum_directly("dp", n, 8 * std::ssize(part.units));  // the norm
+  out.add("dp", Op::broadcast, n, 1, others * values, others * values);
+  out.add("dp", Op::reduce, n, 1, others * part.whole(true) * s.grad, part.whole(true) * s.grad);
+  out.add("dp", Op::gather, n, s.m, others * logits, logits);
+  out.add("dp", Op::scatter, n, 3 * s.m, dealt, dealt);
 }
 
 // Each server collects its part of every unit, and hands it out again.
 void add_server(Sent& out, const PlanSizes& s, int64_t servers, const PartSizes& part) {
   const int64_t n = s.data, others = n - 1;
-  int64_t parts = 0, blocks = 0, with_blocks = 0;
-  std::vector<int64_t> served(static_cast<size_t>(servers), 0);  // norm blocks
+  int64_t parts = 0, blocks = 0, with_blocks = 0, most = 0, least = servers < n ? 0 : part.whole(true);
+  std::vector<int64_t> served(static_cast<size_t>(servers), 0), own = served;  // norm blocks; elements
   for (const UnitSizes& u : part.units)
     for (int64_t k = 0; u.trainable && k < servers; ++k) {
       const int64_t size = std::clamp(u.size() - k * u.piece(servers), int64_t{0}, u.piece(servers));
       parts += size > 0 ? 1 : 0;
       served[static_cast<size_t>(k)] += (size + UnitSizes::kBlock - 1) / UnitSizes::kBlock;
+      own[static_cast<size_t>(k)] += size;
     }
-  for (const int64_t b : served) {
-    blocks += b;
-    with_blocks += b > 0 ? 1 : 0;
+  for (size_t k = 0; k < served.size(); ++k) {
+    blocks += served[k];
+    with_blocks += served[k] > 0 ? 1 : 0;
+    most = std::max(most, own[k] * s.value + 8 * served[k]);
+    least = std::min(least, own[k]);
   }
-  out.add("dp", Op::broadcast, n, parts + with_blocks, others * (part.whole(true) * s.value + 8 * blocks));
-  out.add("dp", Op::reduce, n, parts, others * part.whole(true) * s.grad);
+  out.add("dp", Op::broadcast, n, parts + with_blocks, others * (part.whole(true) * s.value + 8 * blocks),
+          others * most);
+  out.add("dp", Op::reduce, n, parts, others * part.whole(true) * s.grad, (part.whole(true) - least) * s.grad);
 }
 
 // One group of ranks that ZeRO cuts over. Experts are cut over those of them that have the same ones.
@@ -268,9 +317,9 @@ void add_shards(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
       if (u.ep > 1 && group == 0 && u.trainable) of_experts += u.padded(n);
     }
   if (s.plan.tp > 1) {
-    out.all_reduce(axis, n, 1, 8 * std::ssize(part.units));  // the norm
+    out.sum_directly(axis, n, 8 * std::ssize(part.units));  // the norm
     for (int64_t group = 0; p.ep > 1 && group < p.ep; ++group)
-      out.all_reduce("edp", n / p.ep, 1, 8 * std::ssize(part.units));
+      out.sum_directly("edp", n / p.ep, 8 * std::ssize(part.units));
     return;
   }
   out.all_gather(axis, n, 1, (part.padded(n, true) - of_experts) / UnitSizes::kBlock * 8);
@@ -290,13 +339,16 @@ int64_t outer_steps(const Plan& p, int64_t fragment, int64_t steps, int64_t last
 // Ranks that train alone: those of the context axis sum gradients; fragments are summed over the data axis.
 void add_alone(Sent& out, const PlanSizes& s, const PartSizes& part, int64_t steps, int64_t last) {
   const Plan& p = s.plan;
-  for (int64_t i = 0; i < p.dp; ++i) out.all_reduce("cp", p.cp, 1, part.whole(true) * s.grad);
+  out.in_groups(p.dp);
+  out.all_reduce("cp", p.cp, 1, part.whole(true) * s.grad, s.grad);
+  out.in_groups(p.cp);
   for (int64_t fragment = 0; fragment < p.sync_fragments; ++fragment) {
     const int64_t size = part.whole_of_fragment(fragment, p.sync_fragments, s.config.layers);
     out.in_steps(outer_steps(p, fragment, steps, last));
-    for (int64_t i = 0; i < p.cp && size > 0; ++i) out.all_reduce("dp", p.dp, 1, size * s.grad);
+    if (size > 0) out.all_reduce("dp", p.dp, 1, size * s.grad, s.grad);
   }
   out.in_steps(steps);
+  out.in_groups(1);
 }
 
 // The data axis of some pipeline and tensor ranks.
@@ -307,15 +359,19 @@ void add_data(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& par
     const Buckets calls = buckets(part.units, s.grad, s.bucket_bytes);
     int64_t of_experts = 0;
     for (const UnitSizes& u : part.units) of_experts += u.ep > 1 && u.trainable ? u.size() : 0;
-    out.add(axis, Op::all_reduce, n, calls.common, 2 * (n - 1) * (part.whole(true) - of_experts) * s.grad);
-    const int64_t few = n / p.ep;
-    out.add("edp", Op::all_reduce, few, calls.experts * p.ep, 2 * (few - 1) * of_experts * s.grad * p.ep);
+    const int64_t few = n / p.ep, common = (part.whole(true) - of_experts) * s.grad;
+    const bool alike = calls.common == 1 || UnitSizes::kSlot % n == 0;  // pieces of all buckets as those of their sum
+    out.add(axis, Op::all_reduce, n, calls.common, 2 * (n - 1) * common,
+            alike ? out.busiest_of_sum(n, common, s.grad) : std::nullopt);
+    out.add("edp", Op::all_reduce, few, calls.experts * p.ep, 2 * (few - 1) * of_experts * s.grad * p.ep, {});
     return;
   }
-  for (int64_t group = 0; group < n / s.cut; ++group) add_shards(out, s, p, part, s.cut < n ? "dp.shard" : axis);
+  out.in_groups(n / s.cut);
+  add_shards(out, s, p, part, s.cut < n ? "dp.shard" : axis);
+  out.in_groups(s.cut);
   for (const UnitSizes& u : part.units)
-    for (int64_t shard = 0; u.trainable && s.cut < n && shard < s.cut; ++shard)
-      out.all_reduce("dp.replicate", n / s.cut, 1, u.piece(s.cut) * s.grad);
+    if (u.trainable && s.cut < n) out.all_reduce("dp.replicate", n / s.cut, 1, u.piece(s.cut) * s.grad, s.grad);
+  out.in_groups(1);
 }
 
 // Matrices on their way to their owners and back, of some pipeline and tensor ranks: of experts, or with ep 1 all else.
@@ -329,6 +385,7 @@ void add_owners(Sent& out, const PlanSizes& s, const std::vector<PartSizes>& of_
     for (const Shape& whole : u.matrices)
       if (u.ep == ep) sizes.push_back(whole.numel());
   const std::vector<int> owners = balanced_owners(sizes, static_cast<int>(n));
+  std::vector<int64_t> busy(static_cast<size_t>(n), 0);  // bytes that each sends
   size_t next = 0;
   for (size_t unit = 0; unit < part.units.size(); ++unit) {
     const UnitSizes& u = part.units[unit];
@@ -337,15 +394,21 @@ void add_owners(Sent& out, const PlanSizes& s, const std::vector<PartSizes>& of_
          begin += round_up(u.parameters[i++], UnitSizes::kSlot), ++next) {
       int64_t size = u.parameters[i], largest = 0;
       for (const PartSizes& other : of_tp) largest = std::max(largest, other.units[unit].parameters[i]);
-      if (!cut) out.add(axis, Op::broadcast, n, groups, groups * (n - 1) * size * s.wide);
+      int64_t& owner = busy[static_cast<size_t>(owners[next])];
+      if (!cut) out.add(axis, Op::broadcast, n, groups, groups * (n - 1) * size * s.wide, 0);
+      if (!cut) owner += (n - 1) * size * s.wide;
       for (int64_t r = 0; cut && r < n; ++r) {
         const int64_t from = std::max(begin, r * u.piece(all)), to = std::min(begin + size, (r + 1) * u.piece(all));
-        if (r != owners[next] && from < to) out.messages(axis, 2 * groups, (to - from) * s.wide);
+        if (r == owners[next] || from >= to) continue;
+        out.messages(axis, 2 * groups, (to - from) * s.wide, 0);
+        owner += (to - from) * s.wide, busy[static_cast<size_t>(r)] += (to - from) * s.wide;
       }
       if (&part == &of_tp.front() && largest < u.matrices[i].numel())  // which tp cuts
-        out.all_gather("tp", s.plan.tp, groups, s.plan.tp * largest * s.wide);
+        out.all_gather("tp", s.plan.tp, groups, s.plan.tp * largest * s.wide), out.own("tp", Op::all_gather, {});
     }
   }
+  if (const int64_t most = *std::ranges::max_element(busy); most > 0)
+    out.own(axis, cut ? Op::send : Op::broadcast, cut || !out.by_tree() ? most : std::optional<int64_t>());
 }
 
 // Traffic between the two matrices of an adapter, and with --sp gradients of those that see a rank's own tokens.
@@ -354,12 +417,12 @@ void add_adapters(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes&
   const int64_t forwards = p.recompute == Recompute::block ? 2 : 1;
   const int64_t columns = part.column_adapters * s.m, rows = part.row_adapters * s.m;
   if (!p.sp) {
-    out.all_reduce("tp", n, columns + rows * forwards, low);
+    out.all_reduce("tp", n, columns + rows * forwards, low, s.value);
     return;
   }
   out.all_gather("tp", n, columns * forwards + rows, low);
   out.reduce_scatter("tp", n, columns + rows * forwards, low);
-  out.all_reduce("tp", n, columns + rows, rank * s.config.channels * s.wide);
+  out.all_reduce("tp", n, columns + rows, rank * s.config.channels * s.wide, s.wide);
 }
 
 // One group of a tensor axis: `part` is what its ranks have, of a micro-batch of N elements.
@@ -369,7 +432,7 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
   const int64_t m = s.m, first = part.first ? m : 0, last = part.last ? m : 0;
   const int64_t routers = part.routers * m, columns = part.columns * m + routers, inputs = part.rows * m + routers;
   if (!p.sp) {
-    out.all_reduce("tp", n, inputs * forwards + columns + first + last, whole);
+    out.all_reduce("tp", n, inputs * forwards + columns + first + last, whole, s.value);
   } else {
     // Inputs of column layers and of the head come back for the gradients of their weights, those of tables for theirs.
     const int64_t again = s.config.lora.rank > 0 ? 0 : columns - routers + first + last;
@@ -377,16 +440,17 @@ void add_tensor(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& p
     out.reduce_scatter("tp", n, inputs * forwards + columns + first + last, whole);
     // Gradients of tables: (T, C), or (B, T, C) where documents have positions of their own.
     out.all_gather("tp", n, part.tables * m, (s.documents ? s.sequences : 1) * s.tokens * s.config.channels * s.value);
-    out.all_reduce("tp", n, part.norms * m, s.config.channels * s.wide);
-    out.all_reduce("tp", n, part.biases * m, s.config.channels * s.grad);
+    out.all_reduce("tp", n, part.norms * m, s.config.channels * s.wide, s.wide);
+    out.all_reduce("tp", n, part.biases * m, s.config.channels * s.grad, s.grad);
     out.all_gather("tp", n, routers * forwards, rows * s.config.experts.count * s.value);  // logits
-    if (s.config.lora.rank == 0) out.all_reduce("tp", n, routers, s.config.experts.count * s.config.channels * s.grad);
+    if (s.config.lora.rank == 0)
+      out.all_reduce("tp", n, routers, s.config.experts.count * s.config.channels * s.grad, s.grad);
   }
-  out.all_reduce("tp", n, routers, rows * s.config.experts.per_token * s.wide);  // gradients of their weights
+  out.all_reduce("tp", n, routers, rows * s.config.experts.per_token * s.wide, s.wide);  // gradients of their weights
   add_adapters(out, s, p, part);
-  out.all_reduce("tp", n, part.head_norms * m, s.config.head_size() * s.wide);
-  out.all_reduce("tp", n, 3 * last, rows * s.wide);        // the loss
-  out.all_reduce("tp", n, 1, 8 * std::ssize(part.units));  // the norm, once per step
+  out.all_reduce("tp", n, part.head_norms * m, s.config.head_size() * s.wide, s.wide);
+  out.all_reduce("tp", n, 3 * last, rows * s.wide, s.wide);  // the loss
+  out.sum_directly("tp", n, 8 * std::ssize(part.units));     // the norm, once per step
 }
 
 // One group of a context axis.
@@ -397,16 +461,17 @@ void add_context(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& 
   if (n == 1) return;
   const ExpertConfig& experts = s.config.experts;
   const int64_t routings = experts.count == 0 ? 0 : part.layers * s.m * (p.recompute == Recompute::block ? 2 : 1);
-  if (experts.balance_loss != 0) out.all_reduce("cp", n, routings, 8 * s.sequences * experts.count);
+  if (experts.balance_loss != 0) out.all_reduce("cp", n, routings, 8 * s.sequences * experts.count, 8);
   if (experts.capacity > 0)  // the choices of all tokens
     out.all_gather("cp", n, routings, 4 * n * s.sequences * s.tokens * experts.per_token);
   if (p.cp_mode == ContextMode::ulysses) {
-    out.add("cp", Op::all_to_all, n, layers * 2 * (forwards + 1),
-            layers * (forwards + 1) * (n - 1) * 2 * (s.query_elements() + keys) * s.value);
+    const int64_t bytes = layers * (forwards + 1) * (n - 1) * 2 * (s.query_elements() + keys) * s.value;
+    out.add("cp", Op::all_to_all, n, layers * 2 * (forwards + 1), bytes, bytes / n);
     return;
   }
-  out.messages("cp", layers * (forwards + 1) * n * (n - 1), 2 * keys * s.value);  // keys and values
-  out.messages("cp", layers * n * (n - 1), 2 * keys * s.wide);                    // their gradients
+  const int64_t passes = layers * (forwards + 1) * (n - 1), pair = 2 * keys;
+  out.messages("cp", passes * n, pair * s.value, passes * pair * s.value);                    // keys and values
+  out.messages("cp", layers * n * (n - 1), pair * s.wide, layers * (n - 1) * pair * s.wide);  // their gradients
 }
 
 // The groups of ranks that share out the experts of one pipeline rank's layers: how many rows each sends to each
@@ -414,9 +479,9 @@ void add_context(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& 
 void add_experts(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& part) {
   const int64_t e = p.ep, forwards = p.recompute == Recompute::block ? 2 : 1, passes = part.layers * s.m;
   for (int64_t g = 0; g < s.data / e; ++g) {
-    out.all_reduce("ep", e, 1, 8 * s.units);
+    out.sum_directly("ep", e, 8 * s.units);
     out.add("ep", Op::all_to_all, e, passes * (3 * forwards + 2),
-            passes * forwards * (e - 1) * s.config.experts.count * 8);
+            passes * forwards * (e - 1) * s.config.experts.count * 8, {});
   }
 }
 
@@ -429,15 +494,24 @@ int64_t balanced_rows(const Job& job) {
 
 // The groups of a pipeline axis, and the copies of the tied weight at its ends.
 void add_pipeline(Sent& out, const PlanSizes& s, const Plan& p) {
-  const int64_t groups = s.plan.ranks() / s.plan.pp;
   const int64_t activation = s.micro_elements() / (p.sp ? s.plan.tp : 1) * s.value;
-  out.messages("pp", groups * 2 * s.m * s.schedule.wire_boundaries(), activation);
-  for (int64_t i = 0; i < groups; ++i) out.all_reduce("pp", s.plan.pp, 1, 8 * s.units);  // the norm
-  if (!s.tied_over_ranks) return;
-  for (const PartSizes& part : s.parts.front())
+  const std::vector<int>& at = s.schedule.rank_of_stage;
+  std::vector<int64_t> sends(static_cast<size_t>(s.plan.pp), 0);  // of a micro-batch
+  for (size_t stage = 1; stage < at.size(); ++stage)
+    for (const size_t end : {stage - 1, stage})
+      if (at[stage - 1] != at[stage]) ++sends[static_cast<size_t>(at[end])];
+  out.in_groups(s.plan.ranks() / s.plan.pp);
+  out.messages("pp", 2 * s.m * s.schedule.wire_boundaries(), activation,
+               s.m * *std::ranges::max_element(sends) * activation);
+  out.sum_directly("pp", s.plan.pp, 8 * s.units);  // the norm
+  out.in_groups(s.data);
+  for (const PartSizes& part : s.parts.front()) {
     for (const UnitSizes& u : part.units)
-      for (int64_t i = 0; u.table && u.trainable && i < s.data; ++i)
-        out.all_reduce("tied", 2, 1, (p.zero == ZeroStage::none ? u.size() : u.piece(s.cut)) * s.grad);
+      if (s.tied_over_ranks && u.table && u.trainable)
+        out.all_reduce("tied", 2, 1, (p.zero == ZeroStage::none ? u.size() : u.piece(s.cut)) * s.grad, s.grad);
+    out.next_ranks();
+  }
+  out.in_groups(1);
 }
 
 }  // namespace
@@ -446,9 +520,9 @@ std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::option
   const PlanSizes s(job);
   const Plan& p = s.plan;
   const int64_t ranks = s.plan.ranks();
-  Sent out(p.all_reduce == Algorithm::root);
+  Sent out(p.all_reduce);
   out.in_steps(steps);
-  out.all_reduce("world", ranks, 1, p.dp_mode == DataMode::diloco ? 24 : 16);  // the loss, a rank's wish and norm
+  out.sum_directly("world", ranks, p.dp_mode == DataMode::diloco ? 24 : 16);  // the loss, a rank's wish and norm
   for (const std::vector<PartSizes>& stage : s.parts) {
     for (const PartSizes& part : stage) {
       if (p.dp_mode == DataMode::dataparallel)
@@ -460,10 +534,14 @@ std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::option
       else
         add_data(out, s, p, part);
       for (const int64_t ep : std::set<int64_t>{1, p.ep}) add_owners(out, s, stage, part, ep);
-      for (int64_t i = 0; i < s.plan.dp; ++i) add_context(out, s, p, part);
+      out.in_groups(s.plan.dp);
+      add_context(out, s, p, part);
+      out.in_groups(s.data);
+      if (&part == &stage.front()) add_tensor(out, s, p, part);
+      out.in_groups(1);
       add_experts(out, s, p, part);
+      out.next_ranks();
     }
-    for (int64_t i = 0; i < s.data; ++i) add_tensor(out, s, p, stage.front());
   }
   add_pipeline(out, s, p);
   std::vector<SentBytes> all = out.result();

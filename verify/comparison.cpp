@@ -137,6 +137,8 @@ std::string line_of(const TensorDifference& t, const VerifyResult& result) {
   line += fmt::format("; {} of {} elements", t.wrong, t.elements);
   if (t.unchanged)
     line += ", which are as before the step";
+  else if (t.distance <= result.seen.rounding)
+    line += ", as rounding makes it";
   else if (t.factor)
     line += fmt::format(", all {:.4g} times what they should be", *t.factor);
   return line + fmt::format(", first [{}] of rank {}: {:.6g} instead of {:.6g}", fmt::join(t.first, ", "), t.rank,

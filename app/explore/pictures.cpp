@@ -29,9 +29,7 @@ constexpr std::array<Category, 6> kCategories = {
      {"optimizer", "optimizer's state", &MemoryParts::optimizer,
       "ZeRO-1, or more pipeline or tensor ranks, share it out."},
      {"activations", "activations", &MemoryParts::activations,
-      "Fewer sequences in a micro-batch, more tensor ranks with sequence parallel, or making them again in the "
-      "backward "
-      "pass need less."},
+      "Fewer sequences in a micro-batch, more tensor ranks with sequence parallel, or recomputation need less."},
      {"communication", "buffers of communication", &MemoryParts::communication,
       "Fewer ranks along the axes that gather need less."},
      {"workspace", "workspace", &MemoryParts::workspace, "Fewer sequences in a micro-batch need less."}}};
@@ -112,7 +110,7 @@ Drawn pipeline(const planner::Case& c, const Prediction& p, double width) {
   if (s.schedule.chunks() > 1) sentence += ", fainter for a rank's later stages";
   sentence += s.actions.size() == 1
                   ? "; one rank never waits for another."
-                  : fmt::format("; empty space is waiting time: {} of the pipeline's time.", percent(bubble));
+                  : fmt::format("; empty space is the bubble: {} of the time of all ranks.", percent(bubble));
   if (starts.size() > kMostDrawn) {
     const double end = starts[kMostDrawn];
     for (auto& rank : s.actions) {
@@ -141,15 +139,15 @@ void add_bar(Drawn& to, const std::string& name, double value, const char* css, 
 
 Drawn time(const Prediction& p) {
   Drawn out{.sentence =
-                "Where the slowest rank's step goes: blue computes, grey waits for the pipeline, purple waits for "
+                "Where the slowest rank's step goes: blue computes, grey is this rank's own bubble, purple waits for "
                 "what other ranks send, as far as nothing is computed meanwhile.",
             .lanes = {.title = "", .left = 128, .right = 118, .gap = 7}};
   const planner::Parts& t = p.parts;
   const auto part = [&](const char* name, double s, const char* css) {
     add_bar(out, name, s, css, fmt::format("{}, {}", seconds(s), percent(s / p.step_s)));
   };
-  part("products", t.compute, "compute"), part("made again", t.recompute, "compute");
-  part("update", t.optimizer, "compute"), part("bubble", t.bubble, "waiting");
+  part("products", t.compute, "compute"), part("recomputation", t.recompute, "compute");
+  part("update", t.optimizer, "compute"), part("its bubble", t.bubble, "waiting");
   part("tp exposed", t.tp, "sending"), part("cp exposed", t.cp, "sending");
   part("ep exposed", t.ep, "sending"), part("dp exposed", t.dp, "sending");
   return out;
@@ -157,11 +155,15 @@ Drawn time(const Prediction& p) {
 
 Drawn sent(const Prediction& p) {
   Drawn out{.sentence =
-                "What one rank sends in a step, by the axis of ranks and the operation; the picture of time says how "
+                "What a rank sends in a step on average, by the axis and the operation; the picture of time says how "
                 "much of it is waited for.",
             .lanes = {.title = "", .left = 128, .right = 118, .gap = 7}};
+  double most = 0;
+  for (const auto& [axis, operations] : p.bytes)
+    for (const auto& [operation, bytes] : operations) most = std::max(most, bytes);
   for (const auto& [axis, operations] : p.bytes)
     for (auto [operation, bytes] : operations) {
+      if (bytes * report::kSeenBytes < most) continue;
       std::string name = fmt::format("{} {}", axis, operation);
       std::ranges::replace(name, '_', '-');
       add_bar(out, name, bytes, "sending", bytes_words(bytes));
@@ -204,7 +206,7 @@ std::string verdict(const Prediction& p) {
                           {"tokens/s", count(p.tokens_per_s)},
                           {"share of peak", percent(p.mfu)},
                           {"TFLOP/s each", three(p.tflops_per_rank)},
-                          {"bubble", percent(p.bubble)},
+                          {"bubble, all ranks", percent(p.bubble)},
                           {"fullest rank", bytes_words(fullest.peak())}}) +
          "</div>";
 }

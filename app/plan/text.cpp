@@ -276,10 +276,7 @@ Part pipeline_part(const Candidate& c) {
   Times times{.stages = c.prediction.stages, .message = 1e3 * c.prediction.message_s};
   for (StageTimes& t : times.stages) t.forward *= 1e3, t.backward *= 1e3, t.input *= 1e3, t.weight *= 1e3;
   const Simulation sim = simulate(schedule_of(shown), times);
-  Part out{.id = "pipeline", .title = "Pipeline: " + schedule_words(c.layout), .legend = {{"k-F", "forward"}}};
-  if (sim.schedule.has(Do::B)) out.legend.push_back({"k-B", "backward"});
-  if (sim.schedule.has(Do::I)) out.legend.push_back({"k-I", "input gradient"});
-  if (sim.schedule.has(Do::W)) out.legend.push_back({"k-W", "weight gradient"});
+  Part out{.id = "pipeline", .title = "Pipeline: " + schedule_words(c.layout), .legend = pass_legend(sim.schedule)};
   out.legend.push_back({"idle", "idle"});
   out.pictures = {drawn(lanes_of({sim, fmt::format("{} micro-batches on the predicted times", shown.microbatches),
                                   std::max(sim.makespan, 1e-9)}))};

@@ -37,24 +37,6 @@ Job checked_job(const TrainOptions& o) {
   return job;
 }
 
-// Bytes of the busiest rank in all-reduces along the data axis, in which all n ranks send 2 (n - 1) S
-// (docs/strategies/all-reduce.md).
-int64_t busiest(const SentBytes& s, const Plan& p) {
-  const int64_t n = s.axis == "dp" ? p.dp : p.dp * p.cp;
-  if ((s.axis != "dp" && s.axis != "dp+cp") || s.operation != "all_reduce" || n < 2) return 0;
-  const int64_t whole = s.bytes / (2 * (n - 1) * (p.ranks() / n));
-  switch (p.all_reduce) {
-    case Algorithm::root:
-      return (n - 1) * whole;
-    case Algorithm::tree:
-      return static_cast<int64_t>(std::bit_width(static_cast<uint64_t>(n - 1))) * whole;
-    case Algorithm::native:
-      return 0;
-    default:
-      return 2 * (n - 1) * whole / n;
-  }
-}
-
 Record record_of(const TrainOptions& o) {
   const Job job = checked_job(o);
   const Plan& p = job.plan;
@@ -83,7 +65,7 @@ Record record_of(const TrainOptions& o) {
   Job long_run = job;
   long_run.optim.steps = steps + 1;
   for (const SentBytes& s : expected_bytes(long_run, steps))
-    r.sent.push_back({s.axis, s.operation, s.calls / steps, s.bytes / steps, busiest(s, p) / steps});
+    r.sent.push_back({s.axis, s.operation, s.calls / steps, s.bytes / steps, s.most / steps});
   return r;
 }
 

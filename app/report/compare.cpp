@@ -42,6 +42,12 @@ std::string change(Unit unit, const Maybe& a, const Maybe& b) {
   return *a > 0 ? fmt::format("{:+.1f}%", 100 * (*b / *a - 1)) : "";
 }
 
+// The last letters of a value that is wider than its column.
+std::string end_of(const std::string& text) {
+  constexpr size_t most = 17;
+  return text.size() <= most ? text : "..." + text.substr(text.size() - most + 3);
+}
+
 Maybe above_zero(double x) { return x > 0 ? Maybe(x) : std::nullopt; }
 int64_t last_step(const Record& r) { return r.losses.empty() ? 0 : r.losses.back().step; }
 
@@ -49,7 +55,7 @@ int64_t last_step(const Record& r) { return r.losses.empty() ? 0 : r.losses.back
 class Comparison {
  public:
   Comparison(const Seen& a, const Seen& b) : a_(a), b_(b) {
-    steps(), bubbles(), communication(), sent(), memory(), losses();
+    options(), steps(), bubbles(), communication(), sent(), memory(), losses();
   }
   std::vector<Row> rows = {};
   nlohmann::ordered_json numbers = nlohmann::ordered_json::object();
@@ -67,9 +73,30 @@ class Comparison {
     numbers[part_][name] = {value(a), value(b)};
   }
 
+  void options() {
+    if (a_.r.options.empty() || b_.r.options.empty()) return;
+    begin("options that differ");
+    rows.push_back({{part_, "", "", ""}, Row::kHead, "\n" + part_ + "\n"});
+    std::map<std::string, std::string> all = a_.r.options;
+    all.insert(b_.r.options.begin(), b_.r.options.end());
+    const auto value = [](const Record& r, const std::string& name) {
+      const auto found = r.options.find(name);
+      return found == r.options.end() ? std::string("-") : found->second;
+    };
+    for (const auto& [name, text] : all) {
+      const std::string a = value(a_.r, name), b = value(b_.r, name);
+      if (a == b) continue;
+      rows.push_back({{name, {a, end_of(a)}, {b, end_of(b)}, ""}});
+      numbers[part_][name] = {a, b};
+    }
+    if (!numbers.contains(part_)) rows.push_back({{"none", "", "", ""}});
+  }
+
   void steps() {
     begin("a step");
     row("median of the run", Unit::ms, [](const Seen& s) { return above_zero(s.r.step_ms); });
+    row("a quarter of its steps is faster than", Unit::ms, [](const Seen& s) { return above_zero(s.r.quick_ms); });
+    row("a quarter of its steps is slower than", Unit::ms, [](const Seen& s) { return above_zero(s.r.slow_ms); });
     row("tokens/s", Unit::rate, [](const Seen& s) { return above_zero(s.r.tokens_per_s); });
     row("median of those in the trace", Unit::ms, [](const Seen& s) { return above_zero(s.step.end - s.step.begin); });
   }

@@ -10,11 +10,13 @@
 #include <map>
 #include <sstream>
 
+#include "settings/setting.h"
+
 namespace tessera::report {
 namespace {
 
 constexpr double kLetter = 6.7;  // about the width of one, in pixels
-constexpr double kKey = 11, kLine = 20, kBelow = 22, kThin = 4;
+constexpr double kLetterLine = 13, kKey = 11, kLine = 20, kBelow = 22, kThin = 4;
 
 // About how wide a text of UTF-8 is, in pixels.
 double width_of(std::string_view text) {
@@ -34,13 +36,13 @@ struct Colour {
 constexpr Colour kColours[] = {
     {"ground", "#fbfbfa", "#14171c"}, {"card", "#ffffff", "#1b1f26"},    {"ink", "#1d2129", "#e3e6ea"},
     {"soft", "#535b67", "#a3acb8"},   {"line", "#dfe2e6", "#323842"},    {"idle", "#eef0f2", "#252a33"},
-    {"on", "#ffffff", "#0e1115"},     {"k-F", "#2f6db5", "#6ea8ea"},     {"k-B", "#c25a1c", "#ee9257"},
-    {"k-I", "#a87a06", "#dcb548"},    {"k-W", "#2f7d4e", "#6cc08c"},     {"k-opt", "#7d5bb3", "#ae90e2"},
-    {"k-fin", "#78808d", "#8b94a1"},  {"k-msg", "#5b6b7d", "#8d9db0"},   {"wait", "#b9c0c9", "#59626f"},
+    {"on", "#ffffff", "#0e1115"},     {"k-F", "#2f6db5", "#6ea8ea"},     {"k-B", "#bd561b", "#ee9257"},
+    {"k-I", "#966b02", "#dcb548"},    {"k-W", "#2f7d4e", "#6cc08c"},     {"k-opt", "#7d5bb3", "#ae90e2"},
+    {"k-fin", "#6d7582", "#8b94a1"},  {"k-msg", "#5b6b7d", "#8d9db0"},   {"wait", "#b9c0c9", "#59626f"},
     {"a-pp", "#2f4b7c", "#b9c8ec"},   {"a-dp", "#1a7d7d", "#4fbdbd"},    {"a-tp", "#b8487d", "#e07aab"},
-    {"a-cp", "#8a6a3a", "#c09d68"},   {"a-world", "#878e98", "#79828f"}, {"m0", "#2f6db5", "#6ea8ea"},
-    {"m1", "#c25a1c", "#ee9257"},     {"m2", "#7d5bb3", "#ae90e2"},      {"m3", "#2f7d4e", "#6cc08c"},
-    {"m4", "#94770f", "#dcb548"},     {"m5", "#7b838e", "#79828f"},      {"warn", "#fdf1dc", "#3a2f17"},
+    {"a-cp", "#8a6a3a", "#c09d68"},   {"a-world", "#6e757f", "#79828f"}, {"m0", "#2f6db5", "#6ea8ea"},
+    {"m1", "#bd561b", "#ee9257"},     {"m2", "#7d5bb3", "#ae90e2"},      {"m3", "#2f7d4e", "#6cc08c"},
+    {"m4", "#8e7210", "#dcb548"},     {"m5", "#6e757f", "#79828f"},      {"warn", "#fdf1dc", "#3a2f17"},
 };
 
 constexpr const char* kPageRules = R"css(* { box-sizing: border-box; }
@@ -65,7 +67,7 @@ tr.sum td { font-weight: 600; border-bottom: 0; } tr.head td { font-weight: 600;
 .all { font-weight: bold; } td.in { background: var(--warn); } td.missing { color: var(--k-B); } tr.differs td { font-weight: 600; }
 #tip { position: fixed; display: none; pointer-events: none; z-index: 9; background: var(--ink); color: var(--ground);
   padding: 6px 10px; border-radius: 6px; font-size: 12.5px; line-height: 1.4; white-space: pre; }
-@media (max-width: 700px) { section { overflow-x: auto; padding: 12px; } section > svg { min-width: 640px; } }
+@media (max-width: 700px) { section { overflow-x: auto; padding: 12px; } section > svg { min-width: 1000px; } .pair svg { min-width: 560px; } section > table { width: max-content; max-width: 640px; } }
 @media print { section { break-inside: avoid; } }
 )css";
 
@@ -74,6 +76,7 @@ constexpr const char* kPictureRules = R"css(text { font-size: 12px; fill: var(--
 text.end { text-anchor: end; }
 text.mid { text-anchor: middle; }
 text.on { fill: var(--on); text-anchor: middle; pointer-events: none; }
+text.over { fill: var(--ink); text-anchor: middle; pointer-events: none; }
 text.name { fill: var(--ink); font-weight: 600; }
 text.title { fill: var(--ink); font-weight: 600; font-size: 15px; }
 .card { fill: var(--card); stroke: var(--line); }
@@ -87,8 +90,8 @@ text.title { fill: var(--ink); font-weight: 600; font-size: 15px; }
 .val2 { fill: var(--card); stroke: var(--k-B); stroke-width: 2; }
 .pass { stroke: var(--card); stroke-width: 1; }
 .area { stroke: var(--card); stroke-width: 0.6; }
-.c1 { fill-opacity: .8; }
-.c2 { fill-opacity: .62; }
+.c1 { fill-opacity: .38; }
+.c2 { fill-opacity: .2; }
 )css";
 
 // The rules of pictures; a colour's name is also the class of what it fills.
@@ -278,11 +281,18 @@ std::string svg_of(const Box& b) {
   const std::string tip = b.tip.empty() ? "" : fmt::format(" data-tip=\"{}\"", escaped(b.tip));
   std::string out = fmt::format(R"(<rect class="{}" x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}"{}{}/>)", b.css,
                                 b.x, b.y, std::max(0.4, b.width), b.height, tip, b.attributes);
-  const auto fits = std::ranges::find_if(
-      b.labels, [&](const std::string& label) { return !label.empty() && b.width > width_of(label) + 3; });
-  if (fits != b.labels.end())
-    out += fmt::format(R"(<text class="on" x="{:.2f}" y="{:.2f}">{}</text>)", b.x + b.width / 2, b.y + b.height / 2 + 4,
-                       escaped(*fits));
+  const bool pale = b.css.find(" c") != std::string::npos;
+  for (const std::string& label : b.labels) {
+    const std::vector<std::string> lines = split(label, '\n');
+    const double foot = b.y + b.height / 2 + 4 - kLetterLine / 2 * (static_cast<double>(lines.size()) - 1);
+    if (label.empty() || b.height < kLetterLine * static_cast<double>(lines.size()) - 2 ||
+        std::ranges::any_of(lines, [&](const std::string& line) { return b.width <= width_of(line) + 3; }))
+      continue;
+    for (size_t i = 0; i < lines.size(); ++i)
+      out += fmt::format(R"(<text class="{}" x="{:.2f}" y="{:.2f}">{}</text>)", pale ? "over" : "on", b.x + b.width / 2,
+                         foot + kLetterLine * static_cast<double>(i), escaped(lines[i]));
+    break;
+  }
   return out + "\n";
 }
 

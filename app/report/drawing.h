@@ -16,6 +16,8 @@ inline constexpr double kFigureWidth = 860;  // the same in a file
 inline constexpr double kGutter = 150;       // at the left of a picture, for names
 inline constexpr double kRoomForBytes = 96;  // at its right, for words behind a bar
 
+inline constexpr double kSeenBytes = 1000;  // the longest bar of a picture by the shortest that is drawn
+
 using Wording = std::function<std::string(double)>;  // for a number
 
 // Text that may stand between tags and in attributes.
@@ -46,7 +48,8 @@ std::string text_at(double x, double y, std::string_view css, std::string_view t
 // Makes a <title> of what a box says when it is pointed at: browsers show it without a script.
 std::string with_titles(const std::string& body);
 
-// A coloured box that says `tip` when it is pointed at; of `labels` the first for which there is room is written on it.
+// A coloured box that says `tip` when it is pointed at; of `labels` the first for which there is room is written on it,
+// in lines.
 struct Box {
   double x = 0, y = 0, width = 0, height = 0;
   std::string css, tip = {};

@@ -9,7 +9,7 @@ namespace {
 constexpr size_t kFigureRanks = 8;  // that are drawn of a run
 constexpr double kFigureGap = 16;
 constexpr double kDrawnWait = 0.3;  // pixels of a wait that is drawn
-constexpr const char* kPale = " c2";
+constexpr const char* kPale = " c1 pass";
 
 using Records = std::vector<Record>;
 
@@ -334,42 +334,44 @@ Part memories(const Records& runs, double width) {
 
 Part all_bytes(const Records& runs, double width) {
   Part f{.id = "bytes",
-         .title = heading("Bytes that all ranks together send in a step", runs),
-         .words = "Each bar is what one operation sends along one axis of the mesh."};
+         .title = heading("Bytes that all ranks together send in a step", runs) + ", darker: the busiest rank",
+         .words =
+             "Each bar is what one operation sends along one axis of the mesh; its darker part is what the rank "
+             "sends that sends most in this operation. Operations are left out that would be too short to see."};
   std::vector<Lanes> all;
-  double most = 1;
-  bool shares = false;
+  std::vector<std::vector<SentBytes>> sent;
+  double most = 1, left = 0;
   for (const Record& r : runs) {
+    sent.push_back(r.sent);
+    if (!r.planned) {
+      const std::vector<SentInStep> step = sent_in_step(r, drawn_step("bytes", r));
+      sent.back().assign(step.begin(), step.end());
+    }
+    for (const SentBytes& s : sent.back()) most = std::max(most, static_cast<double>(s.bytes));
+  }
+  for (size_t i = 0; i < runs.size(); ++i) {
     Lanes bars{.title = "", .width = width, .right = kRoomForBytes};
-    std::vector<SentBytes> sent;
-    if (r.planned)
-      sent = r.sent;
-    else
-      for (const SentInStep& s : sent_in_step(r, drawn_step("bytes", r))) sent.push_back(s);
     double sum = 0;
-    for (const SentBytes& s : sent) {
-      if (s.bytes == 0) continue;
+    for (const SentBytes& s : sent[i]) {
+      sum += static_cast<double>(s.bytes);
+      if (static_cast<double>(s.bytes) * kSeenBytes < most) continue;
       const auto bytes = static_cast<double>(s.bytes), own = static_cast<double>(s.most);
       const std::string css = css_of_axis(s.axis);
       Lane bar{.name = fmt::format("{} {}", s.axis, s.operation), .behind = short_bytes(bytes)};
       stack(bar, own, css + " pass", fmt::format("{} bytes of the busiest rank", grouped(s.most)), short_bytes(own));
-      stack(bar, bytes - own, css + (own > 0 ? kPale : "") + " pass",
-            fmt::format("{} bytes in {} calls", grouped(s.bytes), grouped(s.calls)), own > 0 ? "" : short_bytes(bytes));
+      stack(bar, bytes - own, css + kPale, fmt::format("{} bytes in {} calls", grouped(s.bytes), grouped(s.calls)),
+            own > 0 ? "" : "busiest rank: not known");
       bars.lanes.push_back(std::move(bar));
-      shares = shares || s.most > 0;
-      most = std::max(most, bytes);
-      sum += bytes;
       add_new(f.legend, {{css, "along " + s.axis}});
     }
-    bars.title = of_run(runs, r, fmt::format("{} in all", short_bytes(sum)));
+    left = std::max(left, left_of(bars.lanes));
+    bars.title = of_run(runs, runs[i], fmt::format("{} in all", short_bytes(sum)));
     f.words += fmt::format(" {}.", bars.title);
     all.push_back(std::move(bars));
   }
-  if (shares) f.words += " The darker part of a bar is what the busiest rank sends.";
-  if (shares) f.title += ", darker: the busiest rank";
   for (Lanes& bars : all) {
     bars.most = most;
-    bars.left = left_of(bars.lanes);
+    bars.left = left;
     f.pictures.push_back(drawn(bars));
   }
   return f;
@@ -401,7 +403,8 @@ std::string css_of_axis(const std::string& axis) {
 
 Lanes lanes_of(const Panel& p, double width) {
   const Schedule& s = p.sim.schedule;
-  Lanes out{.title = p.title, .most = p.scale, .width = width, .tall = 26, .gap = 4, .axis = p.tick};
+  Lanes out{.title = p.title, .most = p.scale, .width = width, .gap = 4, .axis = p.tick};
+  out.tall = s.chunks() > 1 ? 34 : 26;  // a letter above a number in each narrow box
   for (size_t r = 0; r < p.sim.actions.size(); ++r) {
     Lane lane{.name = fmt::format("pipeline rank {}", r)};
     lane.marks = {
@@ -416,11 +419,14 @@ Lanes lanes_of(const Panel& p, double width) {
         const bool waits = t.action.what == Do::recv_forward || t.action.what == Do::recv_backward;
         if (!waits || t.end <= t.start) continue;
       } else {
-        const int chunk = s.chunks() > 1 ? t.action.stage * 3 / s.stages : 0;  // later stages of a rank are paler
-        const bool seen = (t.end - t.start) / p.scale * width > 3;             // it would be hidden by its border
-        mark.css = fmt::format("k-{}{} c{}", name_of(t.action.what), seen ? " pass" : "", chunk);
-        mark.labels = {fmt::format("{}{}", name_of(t.action.what), t.action.microbatch),
-                       fmt::format("{}", t.action.microbatch)};
+        const auto first = s.rank_of_stage.begin(), stage = first + t.action.stage;
+        const auto chunk =
+            std::min<std::ptrdiff_t>(2, std::count(first, stage, *stage));  // its rank's stages before it
+        const bool seen = (t.end - t.start) / p.scale * width > 3;          // it would be hidden by its border
+        mark.css = fmt::format("k-{}{}", name_of(t.action.what), seen ? " pass" : "");
+        if (chunk > 0) mark.css += fmt::format(" c{}", chunk);
+        const std::string letter(name_of(t.action.what)), number = fmt::format("{}", t.action.microbatch);
+        mark.labels = {letter + number, letter + "\n" + number, number};
         mark.attributes = fmt::format(" data-mb=\"{}\"", t.action.microbatch);
       }
       lane.marks.push_back(std::move(mark));
@@ -435,6 +441,7 @@ std::vector<LegendEntry> pass_legend(const Schedule& s) {
   if (s.has(Do::B)) out.push_back({"k-B", "B: backward"});
   if (s.has(Do::I)) out.push_back({"k-I", "I: gradient of the input"});
   if (s.has(Do::W)) out.push_back({"k-W", "W: gradient of the weights"});
+  if (s.chunks() > 1) out.push_back({"k-F c1", "paler: a rank's later stages"});
   return out;
 }
 
@@ -455,6 +462,7 @@ std::vector<Picture> timelines_of(const Record& r, const StepSpan& step, double 
 
 std::vector<LegendEntry> timeline_legend(const Record& r) {
   std::vector<LegendEntry> out = pass_legend(r.schedule);
+  if (r.schedule.chunks() > 1) out.pop_back();  // nothing is paler
   out.insert(out.end(), {{"k-fin", "finishing gradients, their norm"}, {"k-opt", "optimizer"}});
   if (r.waits_noted) out.push_back({"wait", "held up by communication"});
   if (r.schedule.ranks > 1) out.push_back({"k-msg", "messages"});

@@ -378,7 +378,6 @@ Part pipeline_part(const Record& r, const StepSpan& step, const std::optional<Me
   part.legend = pass_legend(r.schedule);
   part.legend.push_back({"idle", "idle"});
   if (!r.shared) part.legend.push_back({"wait", "waiting for a message"});
-  if (r.schedule.chunks() > 1) part.hints.emplace_back("Each rank has several stages; later ones are paler.");
   if (r.ranks.size() > p.measured.actions.size())
     part.hints.emplace_back("Of the pipelines that run side by side, the one with rank 0 is drawn.");
   for (const Panel& panel : panels_of(r, p, step)) part.pictures.push_back(drawn(lanes_of(panel)));

@@ -225,7 +225,10 @@ void read_metrics(Record& r, std::string_view text, const std::string& file) {
     }
   }
   r.tokens_per_s = median_rate(std::move(rates));
-  r.step_ms = median_rate(std::move(lengths));
+  r.step_ms = median_rate(lengths);
+  if (lengths.size() > kWarmupSteps) lengths.erase(lengths.begin(), lengths.begin() + kWarmupSteps);
+  std::ranges::sort(lengths);
+  if (!lengths.empty()) r.quick_ms = lengths[lengths.size() / 4], r.slow_ms = lengths[3 * lengths.size() / 4];
 }
 
 // The world rank of each rank of the pipeline.
@@ -420,6 +423,10 @@ Record read_record(const fs::path& run, bool may_lack_trace) {
     r = parse_record({report, trace, metrics}, folder);
   }
   r.label = run.lexically_normal().string();
+  if (!is_there(run / "config.toml")) return r;
+  for (const std::string& line : split(read_file(run / "config.toml"), '\n'))
+    if (const size_t at = line.find(" = "); at != std::string::npos && line[0] != '#')
+      r.options[line.substr(0, at)] = line.substr(at + 3);
   return r;
 }
 

@@ -54,6 +54,7 @@ struct Record {
   std::string written, kept, clock;
   std::string model;                                      // "gpt-nano: 4 layers, ..."
   std::vector<std::pair<std::string, std::string>> plan;  // words and values, for people
+  std::map<std::string, std::string> options;             // of its config.toml
   Schedule schedule;
   int64_t steps = 0, cores = 0, threads = 0;
   bool shared = false;  // there are more threads of ranks than cores
@@ -63,6 +64,7 @@ struct Record {
   ExpertsOfRun experts;
   int64_t shard_ranks = 0;               // ranks of the data axis that share out what ZeRO does; 0: all of them
   double tokens_per_s = 0, step_ms = 0;  // median_rate() of the run's steps
+  double quick_ms = 0, slow_ms = 0;      // a quarter of these steps is faster, a quarter slower
 };
 
 // Reads the files of a run. Throws InputError: where there is no trace, unless the run may have none, in a line that

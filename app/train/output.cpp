@@ -17,7 +17,6 @@
 namespace tessera {
 
 double median_rate(std::vector<double> rates) {
-  constexpr size_t kWarmupSteps = 5;
   if (rates.size() > kWarmupSteps) rates.erase(rates.begin(), rates.begin() + kWarmupSteps);
   return median(std::move(rates));
 }

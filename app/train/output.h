@@ -20,6 +20,7 @@ struct KeptRecords {
 };
 KeptRecords records_until(std::string_view file, int64_t step, const std::string& what);
 
+inline constexpr size_t kWarmupSteps = 5;
 // The median of a run's tokens per second, one rate for each step. The first steps, which touch memory for the first
 // time and compile kernels, are left out where there are more.
 double median_rate(std::vector<double> rates);

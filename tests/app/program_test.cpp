@@ -279,11 +279,36 @@ TEST_F(VerifyTextTest, SaysWhatADefectBreaksAndWhy) {
   EXPECT_LT(at("bounds broke:"), at("What is wrong?")) << hidden.out;
   EXPECT_LT(at("What is wrong?"), at("Likely cause: gradients are not summed")) << hidden.out;
   EXPECT_LT(at("Likely cause"), at("Planted: missing-gradient-sum, on every rank")) << hidden.out;
+  expect_has(run(line + " --hide", "echo missing-gradient-sum |").out, "\nRight.\n");
+  expect_has(run(line + " --hide", "echo lost-call |").out, "\nNo.\n");
+}
+
+TEST_F(VerifyTextTest, MarksWhatIsWrongAndSaysItInAFewLines) {
+  const std::string sums = run(kOfDefects + "--defect missing-gradient-sum").out;
+  EXPECT_TRUE(std::regex_search(sums, std::regex("dp +all_reduce +[0-9]+ +!0 +0.00 +[0-9]+ WRONG"))) << sums;
+  const std::string broken =
+      sums.substr(sums.find("bounds broke"), sums.find("Likely cause") - sums.find("bounds broke"));
+  EXPECT_LE(std::ranges::count(broken, '\n'), 14) << broken;
+  EXPECT_TRUE(std::regex_search(broken, std::regex("gradient 'tokens.weight' .*; and [0-9]+ more: "))) << broken;
+  expect_lacks(broken, "all 1 times");
+  const std::string held = run(kOfDefects + "--defect kept-gradients").out;
+  EXPECT_TRUE(std::regex_search(held, std::regex("\n  1 +[0-9]+ +![0-9]+ +[0-9]+ WRONG"))) << held;
+  const std::string three = std::regex_replace(kOfDefects, std::regex("--batch 4|--dp 2"), "") + "--batch 6 --dp 3 ";
+  expect_has(run(three + "--defect ring-order").out, ", as rounding makes it");
+}
+
+TEST_F(VerifyTextTest, DrawsAnotherDefectEachTimeAndSaysHowToDrawItAgain) {
+  const std::string once = run(kOfDefects + "--defect random").out, again = run(kOfDefects + "--defect random").out;
+  const std::string words = "A defect drawn by --seed ",
+                    seed = once.substr(words.size(), once.find(',') - words.size());
+  EXPECT_NE(once, again);
+  EXPECT_EQ(run(kOfDefects + "--defect random --seed " + seed).out, once);
 }
 
 TEST_F(VerifyTextTest, RefusesDefectsThatCannotBePlanted) {
   fails(kOfDefects + "--defect missing-output-sum", 2, "--defect: missing-output-sum cannot be");
-  expect_has(read_file(path("err.txt")), "it can with --tp 2");
+  expect_has(read_file(path("err.txt")), "it can with --tp 2 (4 ranks)");
+  fails(kOfDefects + "--defect untied-copies", 2, "it can with --pp 2 and --layers 2 (4 ranks)");
   fails(kOfDefects + "--defect nothing", 2, "expected random or one of missing-gradient-sum, ");
   fails(kOfDefects + "--hide", 2, "--hide");
   EXPECT_NE(run("verify --defect list").out.find("stale-part"), std::string::npos);

@@ -22,6 +22,11 @@ inline void expect_passes(const TrainOptions& o) {
   EXPECT_TRUE(r.passed()) << command_of(o) << "\n" << (r.failures.empty() ? "" : r.failures.front());
   EXPECT_TRUE(r.bitwise || !r.exact) << command_of(o);
   EXPECT_EQ(r.losses.size(), static_cast<size_t>(o.optim.steps));
+  for (const SentBytes& e : r.expected_sent)
+    for (const SentBytes& s : r.sent) {
+      const bool same = s.axis == e.axis && s.operation == e.operation && e.most > 0;
+      EXPECT_EQ(s.most, same ? e.most : s.most) << command_of(o) << ": busiest of " << e.axis << " " << e.operation;
+    }
 }
 
 // And with each of these words: "zero=1", "zero=2 dp=2".

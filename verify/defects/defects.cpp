@@ -22,6 +22,9 @@ std::vector<Need> Defect::needs(const Job& job) const {
     const auto found = std::ranges::find(lacking, field, &Need::field);
     return found == lacking.end() ? now : std::stoll(found->value);
   };
+  if (const int64_t stages = value_of("pp", job.plan.pp) * std::max<int64_t>(1, job.plan.chunks);
+      stages > job.model.layers)
+    lacking.push_back({"layers", std::to_string(stages)});
   // The batch that all of it can be divided into.
   const int64_t parts = value_of("dp", job.plan.dp) * value_of("microbatches", job.plan.microbatches),
                 batch = job.optim.batch;
@@ -69,8 +72,15 @@ void check_applies(const Defect& d, const Job& job) {
     changes.push_back(n.value == "true"    ? fmt::format("`{}`", n.field)
                       : n.value == "false" ? fmt::format("no `{}`", n.field)
                                            : fmt::format("`{}` {}", n.field, n.value));
+  int64_t ranks = 1;
+  for (const auto& [axis, size] :
+       {std::pair("pp", job.plan.pp), {"dp", job.plan.dp}, {"cp", job.plan.cp}, {"tp", job.plan.tp}}) {
+    const auto found = std::ranges::find(needs, axis, &Need::field);
+    ranks *= found == needs.end() ? size : std::stoll(found->value);
+  }
   throw FieldError(
-      "defect", fmt::format("{} cannot be planted in this plan; it can with {}", d.name, fmt::join(changes, " and ")));
+      "defect", fmt::format("{} cannot be planted in this plan; it can with {}{}", d.name, fmt::join(changes, " and "),
+                            ranks == job.plan.ranks() ? "" : fmt::format(" ({} ranks)", ranks)));
 }
 
 VerifyHooks planted(const Defect& d, const Job& job, VerifyHooks hooks) {

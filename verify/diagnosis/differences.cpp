@@ -10,6 +10,7 @@ namespace tessera {
 namespace {
 
 constexpr double kLeftByFactor = 2e-3;  // relative distance of what a factor leaves
+constexpr double kExplained = 0.01;     // the most that it leaves of the square of the difference
 
 std::vector<double> numbers(const Tensor& t) { return t.to(DType::float64).to_vector<double>(); }
 
@@ -39,7 +40,7 @@ struct Ratio {
   std::optional<double> factor() const {
     if (ee == 0 || ff == 0) return {};
     const double c = fe / ee, left = std::max(0.0, ff - 2 * c * fe + c * c * ee);
-    if (std::sqrt(left / ff) > kLeftByFactor) return {};
+    if (std::sqrt(left / ff) > kLeftByFactor || left > kExplained * (ff - 2 * fe + ee)) return {};
     return c;
   }
 };

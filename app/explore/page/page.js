@@ -22,8 +22,8 @@ const FIELDS = [
   { key: "sequences", group: "Plan", label: "Sequences of a micro-batch", kind: "slider", value: 1, stops: () => powers(64) },
   { key: "schedule", group: "Plan", label: "Schedule of the pipeline", kind: "list", value: "1f1b" },
   { key: "chunks", group: "Plan", label: "Stages of a pipeline rank", kind: "slider", value: 1, stops: () => [1, 2, 3, 4, 5, 6, 8] },
-  { key: "zero", group: "Plan", label: "Data ranks share out", kind: "list", value: "1" },
-  { key: "recompute", group: "Plan", label: "Made again in the backward pass", kind: "list", value: "none" },
+  { key: "zero", group: "Plan", label: "ZeRO: data ranks share out", kind: "list", value: "1" },
+  { key: "recompute", group: "Plan", label: "Recomputation (activation checkpointing)", kind: "list", value: "none" },
   { key: "sp", group: "Plan", label: "Tensor ranks divide tokens too (sp)", kind: "tick", value: false },
 ];
 const FIELD = Object.fromEntries(FIELDS.map((f) => [f.key, f]));
