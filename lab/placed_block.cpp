@@ -314,7 +314,8 @@ double distance(const Tensor& found, const Tensor& expected) {
   const auto f = found.contiguous().to_vector<double>(), e = expected.contiguous().to_vector<double>();
   double difference = 0, norm = 0;
   for (size_t i = 0; i < f.size(); ++i) difference += (f[i] - e[i]) * (f[i] - e[i]), norm += e[i] * e[i];
-  return difference == 0 ? 0 : std::sqrt(difference / norm);
+  const double relative = difference == 0 ? 0 : std::sqrt(difference / norm);
+  return std::isfinite(relative) ? relative : INFINITY;  // a nan is no less than anything
 }
 
 void run_beside_one_rank(const PlacedPart& part, PlacementVerdict& out) try {

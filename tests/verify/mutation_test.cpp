@@ -409,9 +409,9 @@ TEST(Defects, SayWhatAPlanLacks) {
   o["dp"] = 2;
   EXPECT_EQ(error_of([&] { check_applies(defect("unsummed-head-norm"), job_of(o)); }),
             "`defect`: unsummed-head-norm cannot be planted in this plan; it can with `tp` 2 and `family` llama and "
-            "`qk_norm`");
+            "`qk_norm` (4 ranks)");
   EXPECT_EQ(error_of([&] { check_applies(defect("ring-order"), job_of(o)); }),
-            "`defect`: ring-order cannot be planted in this plan; it can with `dp` 3");
+            "`defect`: ring-order cannot be planted in this plan; it can with `dp` 3 (3 ranks)");
   EXPECT_TRUE(error_of([&] { defect("a-bug"); }).ends_with("found 'a-bug'"));
 }
 
