@@ -85,7 +85,7 @@ class ProgramTest : public testing::Test {
   }
   Ran run_program(const std::string& program, const std::string& arguments, const std::string& before = "") const {
     const std::string command =
-        fmt::format("{{ cd '{}' && export TESSERA_CACHE=cache && {} '{}' {} > out.txt 2> err.txt; }} < /dev/null",
+        fmt::format("exec < /dev/null; cd '{}' && export TESSERA_CACHE=cache && {} '{}' {} > out.txt 2> err.txt",
                     folder_.path().string(), before, program, arguments);
     const int status = exit_status(std::system(command.c_str()));
     return {status, read_file(path("out.txt")), read_file(path("err.txt"))};
