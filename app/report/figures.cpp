@@ -426,7 +426,7 @@ Lanes lanes_of(const Panel& p, double width) {
         mark.css = fmt::format("k-{}{}", name_of(t.action.what), seen ? " pass" : "");
         if (chunk > 0) mark.css += fmt::format(" c{}", chunk);
         const std::string letter(name_of(t.action.what)), number = fmt::format("{}", t.action.microbatch);
-        mark.labels = {letter + number, letter + "\n" + number, number};
+        mark.labels = {letter + number, fmt::format("{}\n{}", letter, number), number};
         mark.attributes = fmt::format(" data-mb=\"{}\"", t.action.microbatch);
       }
       lane.marks.push_back(std::move(mark));

@@ -306,6 +306,7 @@ CharTokenizer CharTokenizer::of_text(std::string_view text, const std::string& w
 
 CharTokenizer CharTokenizer::of_chunks(const ChunkWalk& walk, const std::string& what) {
   std::vector<bool> found(0x110000);
+  std::vector<char32_t> characters;
   size_t before = 0;
   walk([&](std::string_view text) {
     for (size_t position = 0; position < text.size();) {
@@ -316,13 +317,12 @@ CharTokenizer CharTokenizer::of_chunks(const ChunkWalk& walk, const std::string&
             "{} is not UTF-8 (invalid byte 0x{:02x} at offset {}), which `tokenizer` char needs; `tokenizer` bytes "
             "takes any encoding",
             what, static_cast<uint8_t>(text[at]), before + at);
+      if (!found[*c]) characters.push_back(*c);
       found[*c] = true;
     }
     before += text.size();
   });
-  std::vector<char32_t> characters;
-  for (char32_t c = 0; c < found.size(); ++c)
-    if (found[c]) characters.push_back(c);
+  std::ranges::sort(characters);
   if (characters.empty()) bad_input("{} is empty; expected a text", what);
   return CharTokenizer(std::move(characters));
 }
