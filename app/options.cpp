@@ -101,6 +101,11 @@ void add_files(Settings& s, TrainOptions& o) {
   s.add(o.quiet, {"quiet", "prints no progress, and no sample of text at the end"}).of_call();
   s.add(o.trace, {"trace", "writes a timeline into the run directory; `tessera report` draws it"}).of_call();
   s.add(o.trace_steps, {"trace_steps", "with `trace`: how many of the last steps are kept", {1, 1e6}}).of_call();
+  s.add(o.dump, {"dump",
+                 "writes what each layer gives in this step, and its gradient, whole whatever the plan: "
+                 "dump_STEP.safetensors, of train in the run directory; steps count from 1; 0: none",
+                 {0, kMostSteps}})
+      .of_call();
 }
 
 template <class Chosen>

@@ -48,6 +48,7 @@ struct TrainOptions {
   bool quiet = false;
   bool trace = false;
   int64_t trace_steps = 10;
+  int64_t dump = 0;  // 0: no step
 
   std::set<std::string, std::less<>> given = {};  // names of the fields that somebody said
   bool gives(std::string_view name) const { return given.contains(name); }

@@ -14,6 +14,7 @@
 #include "lab/placed_block.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
+#include "train/dump.h"
 #include "verify/defects/defects.h"
 
 namespace tessera {
@@ -275,6 +276,19 @@ int verify_placements(const std::string& file) {
   return 0;
 }
 
+// Step `step` of the plan is dumped into this folder; its peak of memory does not count.
+VerifyHooks dumping(int64_t step, VerifyHooks hooks) {
+  hooks.made = [step, made = hooks.made](Trainer& rank) {
+    made(rank);
+    rank.dump(step, ".");
+  };
+  hooks.summed = [step, summed = hooks.summed](Trainer& rank) {
+    summed(rank);
+    if (rank.steps_done() + 1 == step) rank.arena()->reset_peaks();
+  };
+  return hooks;
+}
+
 }  // namespace
 
 int run(const VerifyOptions& options) {
@@ -294,9 +308,13 @@ int run(const VerifyOptions& options) {
                                                      : nullptr;
   if (planted_one) check_applies(*planted_one, job);
   ask_for_verifying(job);
+  check_dump(job, o.dump);
+  int64_t dump = o.dump;  // of the first run: one that is broken is tried again
   const VerifyResult r = explain(job, [&](const Job& j) {
     VerifyHooks hooks{.launching = [&o, &j](LaunchOptions& how) { how = ranks_of("verify", o, j.plan); }};
-    return planted_one ? planted(*planted_one, j, std::move(hooks)) : hooks;
+    if (planted_one) hooks = planted(*planted_one, j, std::move(hooks));
+    const int64_t step = std::exchange(dump, 0);
+    return step > 0 ? dumping(step, std::move(hooks)) : hooks;
   });
   if (!r.known) return 0;
   if (const std::string useless = useless_options(o); !useless.empty()) std::fputs((useless + "\n").c_str(), stderr);

@@ -80,6 +80,7 @@ class StepTokens final : public BatchSource {
   double targets() const { return targets_; }
   // Whether each step has another number of them.
   bool counts_targets() const { return sequences_.trained != nullptr; }
+  const Sequences& sequences() const { return sequences_; }
   // This rank's columns of (B, context) in the host's memory, where it computes. Waits on a GPU.
   Tensor own(const Tensor& whole) const;
 

@@ -11,6 +11,7 @@
 #include "tensor/ops/elementwise.h"
 #include "train/checkpoint/state.h"
 #include "train/device.h"
+#include "train/dump.h"
 #include "train/evaluate.h"
 
 namespace tessera {
@@ -144,8 +145,14 @@ void Trainer::queue_sums() {
   sum_tied_gradients();
 }
 
+void Trainer::dump(int64_t step, const std::filesystem::path& folder) {
+  dump_ = std::make_unique<StepDump>(*this, step, folder);
+}
+
 StepReport Trainer::compute_gradients(Wish wish) {
   tokens_->begin(steps_done());
+  const bool dumps = dump_ && dump_->is_next();
+  if (dumps) dump_->begin(tokens_->sequences());
   const DeviceScalar sum = queue_passes();
   const TraceSpan span(trace_, "finish gradients");
   queue_sums();
@@ -160,6 +167,7 @@ StepReport Trainer::compute_gradients(Wish wish) {
   r.wish = wish_of(totals[1]);
   if (!std::isfinite(totals.back()) && strategy().layout().apart) r.grad_norm = totals.back();
   r.lr = schedule_.at(steps_done());
+  if (dumps) dump_->finish(r.loss);
   check_finite(r, steps_done() + 1);
   return r;
 }
@@ -216,8 +224,9 @@ void Trainer::update(const StepReport& r) {
 
 StepReport Trainer::step(Wish wish) {
   const auto start = std::chrono::steady_clock::now();
-  StepReport r = graph_ ? queued_step(wish) : compute_gradients(wish);
-  if (!graph_) update(r);
+  const bool queued = graph_ && !(dump_ && dump_->is_next());
+  StepReport r = queued ? queued_step(wish) : compute_gradients(wish);
+  if (!queued) update(r);
   r.step = steps_done();
   set_time(r, seconds_since(start), tokens_per_step());
   return r;

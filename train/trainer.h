@@ -1,6 +1,7 @@
 // One rank of a training run: its part of the model, its optimizer, and its place in the data and on the mesh. One path
 // for every plan: an axis of size 1 costs nothing, and a run without a pipeline is a pipeline of one stage.
 #pragma once
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -64,6 +65,8 @@ class ModelPart {
   std::unique_ptr<PipelineRuntime> runtime_;
 };
 
+class StepDump;
+
 class Trainer {
  public:
   // Makes the model with its first weights. Every rank of `world` makes one; `world` and `trace` (may be null; of this
@@ -78,6 +81,8 @@ class Trainer {
   // The two halves of step(), for those who want to see the gradients in between: they are in strategy().shards().
   StepReport compute_gradients(Wish wish = Wish::none);
   void update(const StepReport& report);
+  // Step `step`, counted from 1, is dumped when it comes (train/dump.h). Every rank calls it.
+  void dump(int64_t step, const std::filesystem::path& folder);
 
   // The mean loss over the targets of a whole split, whose rows have the context's length; the same on every rank.
   // Nothing where a rank has stopped it.
@@ -152,6 +157,7 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<StepRanks> step_ranks_;  // where there are several
   std::unique_ptr<StepGraph> graph_;       // the graph of steps that the host only begins and ends
+  std::unique_ptr<StepDump> dump_;         // of a step that may be over
   int64_t more_updates_ = 0;
   LrSchedule schedule_;
 };

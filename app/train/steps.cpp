@@ -232,6 +232,10 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
   const auto patient = [&] {  // as the validations say that rank 0 has recorded, also before the run was resumed
     return o.patience == 0 || trainer.world().max(output ? output->validations_since_best() : 0) < o.patience;
   };
+  if (o.dump > trainer.steps_done())
+    trainer.dump(o.dump, run.directory.path());
+  else if (output && o.dump > 0)
+    output->message(fmt::format("step {} was made before: it is not written again (--dump)", o.dump));
   bool captures = true;  // as far as was said
   bool goes_on = patient();
   while (goes_on && trainer.steps_done() < o.optim.steps) {
@@ -248,6 +252,7 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
     if (output) {
       run.directory.check();
       output->step(report);
+      if (report.step == o.dump) output->message(fmt::format("the layers of step {} are written (--dump)", o.dump));
     }
     saver.poll();
     if (report.wish == Wish::stop) {

@@ -9,6 +9,7 @@
 #include "app/signals.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
+#include "train/dump.h"
 
 namespace tessera {
 
@@ -61,6 +62,7 @@ Sequences sequences_for(const TrainOptions& o, const Job& s, const Dataset& data
   const auto seed = static_cast<uint64_t>(s.optim.seed);
   Sequences made = sequences_of(dataset, s.model.context, s.optim.batch, seed, o.shuffle);
   check_sequences(s, made);
+  check_dump(s, o.dump);
   no_graph_because(s, false, made.trained != nullptr);
   return made;
 }

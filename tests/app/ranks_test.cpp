@@ -58,6 +58,41 @@ TEST_F(RanksTest, ACheckpointThatCannotBeWrittenIsOneLineAndStatus6) {
     }
 }
 
+// Threads, processes and the two together, with a resumed run's steps counted on; a dump needs the folder alone.
+TEST_F(RanksTest, ADumpedStepIsOneFileOfTheRun) {
+  const std::string file = "/dump_3.safetensors", words = "train " + kSmall + "--steps 4 --dump 3 --pp 2 --layers 2 ";
+  EXPECT_NE(must(words + "--out threads").err.find("the layers of step 3 are written"), std::string::npos);
+  const std::string dumped = read_file(path("threads" + file));
+  EXPECT_GT(dumped.size(), 80'000U);
+  if (kWithMpi && std::system("mpirun --version >/dev/null 2>&1") == 0) {
+    must(words + "--out processes", "mpirun --allow-run-as-root --oversubscribe -n 2");
+    EXPECT_TRUE(read_file(path("processes" + file)) == dumped);
+  }
+  must("train " + kSmall + "--steps 2 --pp 2 --layers 2 --out resumed");
+  must("train --resume --out resumed --steps 4 --dump 3");
+  EXPECT_EQ(read_file(path("resumed" + file)).size(), dumped.size());
+  EXPECT_NE(must("train --resume --out threads --steps 5 --dump 3").err.find("step 3 was made before"),
+            std::string::npos);
+  must("verify --layers 2 --channels 16 --steps 2 --pp 2 --vocab 40 --dump 2");
+  EXPECT_TRUE(fs::exists(path("dump_2.safetensors")));
+}
+
+TEST_F(RanksTest, ADumpThatCannotBeIsOneLine) {
+  const auto refused = [&](const std::string& words, const std::string& why) {
+    fails_in_one_line("train " + kSmall + "--quiet --out run " + words, 2, why);
+    EXPECT_FALSE(fs::exists(path("run"))) << words;
+  };
+  refused("--ranks 2 --dp-mode diloco --dump 1",
+          "--dump: expected ranks that make each step together, found --dp-mode");
+  refused("--ranks 2 --dp-mode ps-async --dump 1", "found --dp-mode ps-async");
+  refused("--dump 13", "--dump: expected one of the 12 --steps, found 13");
+  fails_in_one_line("verify --steps 3 --dump 4", 2, "--dump: expected one of the 3 --steps, found 4");
+  fails_in_one_line("train " + kSmall + "--quiet --ranks 2 --dump 2 --out run", 6, "run/dump_2.safetensors",
+                    "ulimit -f 20;");
+  EXPECT_TRUE(half_written().empty());
+  EXPECT_FALSE(fs::exists(path("run/dump_2.safetensors")));
+}
+
 TEST_F(RanksTest, PlansThatCannotBeAreOneLineAndStatus2) {
   const auto refused = [&](const std::string& plan, const std::string& words) {
     fails_in_one_line(fmt::format("train {} --batch 12 {} --out run", kSmall, plan), 2, words);

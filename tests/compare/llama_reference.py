@@ -21,16 +21,20 @@ from torch.nn import functional as F
 TYPES = {"F32": "<f4", "F64": "<f8", "I32": "<i4"}
 
 
-def read(path):
+def read_tensors(path):  # a safetensors file's metadata, and its tensors in float64 and int64
     with open(path, "rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         header, data = json.loads(file.read(size)), file.read()
-    config = json.loads(header.pop("__metadata__")["config"])
-    tensors = {}
+    about, tensors = header.pop("__metadata__"), {}
     for name, t in header.items():
         array = np.frombuffer(data[slice(*t["data_offsets"])], TYPES[t["dtype"]]).reshape(t["shape"])
         tensors[name] = torch.from_numpy(array.astype("i8" if t["dtype"] == "I32" else "f8"))
-    return config, tensors
+    return about, tensors
+
+
+def read(path):
+    about, tensors = read_tensors(path)
+    return json.loads(about["config"]), tensors
 
 
 def write(path, tensors):

@@ -1,0 +1,226 @@
+// Dumped steps: the file of any plan is that of one rank, whose numbers are PyTorch's; a dump changes no bit of the
+// run, and leaves no file where it does not end.
+
+#include "train/dump.h"
+
+#include "data/safetensors.h"
+#include "tests/support/errors.h"
+#include "tests/support/python.h"
+#include "tests/support/tensors.h"
+#include "tests/verify/draw.h"
+#include "train/checkpoint/state.h"
+#include "verify/verify.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kBound = 1e-12;
+
+Sequences sequences_for(const Job& job) {
+  return counted_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(job.optim.seed));
+}
+
+// Trains under the plan to the end, after `first` on every rank; a step is dumped, or none (0). Returns the losses and
+// the parameters at the end.
+std::vector<std::vector<double>> train(
+    const Job& job, int64_t step, const fs::path& folder,
+    const std::function<void(Trainer&)>& first = [](Trainer&) {}) {
+  std::vector<std::vector<double>> out(1);
+  launch(launch_options(job.plan), [&](Communicator& world) {
+    const Sequences sequences = sequences_for(job);
+    Trainer trainer(job, sequences, world);
+    first(trainer);
+    if (step > 0) trainer.dump(step, folder);
+    while (trainer.steps_done() < job.optim.steps) {
+      const StepReport report = trainer.step();
+      if (world.rank() == 0) out[0].push_back(report.loss);
+    }
+    for (const NamedTensor& t : whole_values(trainer)) out.push_back(test::numbers(t.tensor));
+  });
+  return out;
+}
+
+std::vector<double> numbers(const TensorBytes& t) {
+  std::vector<double> out(t.bytes.size() / static_cast<size_t>(size_of(t.dtype)));
+  with_floating(t.dtype, "test", [&](auto zero) {
+    using T = decltype(zero);
+    std::vector<T> values(out.size());
+    std::memcpy(values.data(), t.bytes.data(), t.bytes.size());
+    std::ranges::transform(values, out.begin(), [](T x) { return static_cast<double>(x); });
+  });
+  return out;
+}
+
+void expect_same(const fs::path& found, const fs::path& expected, const std::string& plan) {
+  const Safetensors ours(found), theirs(expected);
+  EXPECT_EQ(ours.metadata(), theirs.metadata()) << plan;
+  ASSERT_EQ(ours.tensors().size(), theirs.tensors().size()) << plan;
+  for (const TensorBytes& t : theirs.tensors()) {
+    const TensorBytes& o = ours.at(t.name);
+    EXPECT_EQ(o.shape, t.shape) << plan << ": " << t.name;
+    if (t.dtype == DType::int32)
+      EXPECT_TRUE(std::ranges::equal(o.bytes, t.bytes)) << plan << ": " << t.name;
+    else
+      EXPECT_LE(test::distance(numbers(o), numbers(t)), kBound) << plan << ": " << t.name;
+  }
+}
+
+// The same job on one rank that takes the batch at once.
+Job alone(Job job) {
+  const Plan plan = job.plan;
+  job.plan = {.attention = plan.attention, .deterministic = true, .threads_per_rank = 1, .timeout = plan.timeout};
+  return job;
+}
+
+void expect_dump_of_one_rank(const TrainOptions& o) {
+  const Job job = verifiable(job_of(o));
+  const test::Exchange one, all;
+  const std::string file = fmt::format("dump_{}.safetensors", o.dump);
+  train(alone(job), o.dump, one.path(""));
+  try {
+    train(job, o.dump, all.path(""));
+    expect_same(all.path(file), one.path(file), test::command_of(o));
+  } catch (const Error& e) {
+    ADD_FAILURE() << test::command_of(o) << "\n" << e.what();
+  }
+}
+
+using namespace test;
+
+// With at most 12 ranks; the optimizer is one whose steps do not enlarge rounding.
+TrainOptions draw_dumped(Draw& d) {
+  TrainOptions o = small_plan("dtype=fp64 optimizer=sgd lr=0.1 timeout=60");
+  do draw(d, o, "tp=1|1|2|3 cp=1|1|2|3 dp=1|2|3 pp=1|1|2|3");
+  while (o.plan.ranks() > 12);
+  draw(d, o, "microbatches=1..3 cp_mode=ring|ulysses sp=false|true zero=0..3 layers=1..3 vocab=5..70 dropout=0|0.2");
+  draw(d, o, "recompute=none|activation|activation+norm|attention|block|block dump=1|2");
+  if (o.plan.pp > 1) {
+    const auto& names = schedule_names();
+    o["schedule"] = names[static_cast<size_t>(d.between(0, std::ssize(names) - 1))];
+    int64_t chunks = is_v(*value_named<ScheduleKind>(kScheduleNames, text_of(o.plan.schedule))) ? 2 : 1;
+    if (text_of(o.plan.schedule) == "interleaved") {
+      o["chunks"] = chunks = d.between(1, 2);
+      o["microbatches"] = o.plan.pp * d.between(1, 2);
+    }
+    o["layers"] = o.plan.pp * chunks + d.between(0, 1);
+  } else if (o.plan.tp == 1 && o.plan.cp == 1 && d.between(0, 2) == 0) {
+    say(o, d.of<const char*>({"dp_mode=dataparallel zero=0", "dp_mode=ps-sync zero=0"}));
+  }
+  const int64_t unit = o.plan.tp * (text_of(o.plan.cp_mode) == "ulysses" ? o.plan.cp : 1);
+  o["heads"] = unit * d.between(1, 2);
+  o["channels"] = o.sizes.heads * 4 * d.between(1, 3);
+  o["context"] = 2 * o.plan.cp * o.plan.tp * d.between(1, 3);
+  o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
+  o["steps"] = o.dump;
+  draw_family(d, o, unit);
+  draw_experts(d, o, o.plan.dp * o.plan.cp);
+  return o;
+}
+
+TEST(Dump, OfADrawnPlanIsThatOfOneRank) {
+  for (uint64_t trial = 0; trial < plans(40); ++trial) {
+    SCOPED_TRACE(trial);
+    Draw d("dumps", trial);
+    expect_dump_of_one_rank(draw_dumped(d));
+  }
+}
+
+// One plan of each kind, so that a failure has a name.
+TEST(Dump, OfEachKindOfPlanIsThatOfOneRank) {
+  for (const char* words :
+       {"dp=2 microbatches=2", "dp=2 zero=3 recompute=block", "dp=2 dp_mode=dataparallel", "dp=2 dp_mode=ps-sync",
+        "tp=2", "tp=2 sp=true", "cp=2 cp_mode=ring", "cp=2 cp_mode=ulysses", "cp=2 tp=2 sp=true family=llama",
+        "pp=2 microbatches=4 layers=4 schedule=interleaved chunks=2", "pp=2 microbatches=4 layers=4 schedule=zb-v",
+        "pp=2 dp=2 microbatches=2 schedule=zb-h1", "dp=2 ep=2 experts=4 family=llama untied=true",
+        "tp=2 experts=4 family=llama recompute=block", "dp=2 lora_rank=2 lora_targets=all"}) {
+    TrainOptions o = small_plan("dtype=fp64 steps=1 dump=1 batch=8");
+    say(o, words);
+    expect_dump_of_one_rank(o);
+  }
+}
+
+// In fp32, where sums that go another way would be seen. Also steps before and after.
+TEST(Dump, ChangesNoBitOfTheRun) {
+  for (const char* words : {"dp=2 microbatches=2 zero=3 recompute=block", "pp=2 microbatches=2 schedule=zb-h1",
+                            "tp=2 sp=true recompute=activation+norm", "dp=2 dtype=bf16 family=llama"}) {
+    TrainOptions o = small_plan("steps=3 batch=8");
+    say(o, words);
+    const Job job = verifiable(job_of(o));
+    const Exchange folder;
+    EXPECT_EQ(train(job, 2, folder.path("")), train(job, 0, folder.path(""))) << words;
+    EXPECT_TRUE(fs::exists(folder.path("dump_2.safetensors")));
+  }
+}
+
+// A rank that fails within the step, whatever the others have written.
+TEST(Dump, ThatDoesNotEndLeavesNoFile) {
+  const Exchange folder;
+  const Job job = verifiable(job_of(small_plan("dp=2 steps=3")));
+  const auto run = [&](Communicator& world) {
+    Sequences sequences = sequences_for(job);
+    if (world.rank() == 1)
+      sequences.load = [load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
+        if (step == 1) throw Error("these cannot be read");
+        load(step, first, count, in, out);
+      };
+    Trainer trainer(job, sequences, world);
+    trainer.dump(2, folder.path(""));
+    trainer.step();
+    trainer.step();
+  };
+  expect_error(Status::usage, {"these cannot be read"}, [&] { launch(launch_options(job.plan), run); });
+  EXPECT_TRUE(fs::is_empty(folder.path("")));
+}
+
+// A rank whose layers are not watched: the file would have zeros in their place.
+TEST(Dump, ThatLacksAnythingIsNone) {
+  const Exchange folder;
+  const Job job = verifiable(job_of(small_plan("dp=2 steps=1")));
+  const auto run = [&](Communicator& world) {
+    Trainer trainer(job, sequences_for(job), world);
+    StepDump dump(trainer, 1, folder.path(""));
+    dump.begin(sequences_for(job));
+    dump.finish(0);
+  };
+  expect_error(Status::usage, {"bytes of", "dump_1.safetensors were not written"},
+               [&] { launch(launch_options(job.plan), run); });
+  EXPECT_TRUE(fs::is_empty(folder.path("")));
+}
+
+TEST(Dump, IsRefusedWhereRanksMakeNoStepTogether) {
+  const auto refused = [](const char* words, int64_t step, const char* why) {
+    const Job job = job_of(small_plan(words));
+    expect_error(Status::usage, {why}, [&] { check_dump(job, step); });
+    EXPECT_NO_THROW(check_dump(job, 0));
+  };
+  refused("dp=2 dp_mode=ps-async", 1, "`dump`: expected ranks that make each step together, found `dp_mode` ps-async");
+  refused("dp=2 dp_mode=diloco", 1, "`dump`: expected ranks that make each step together, found `dp_mode` diloco");
+  refused("steps=3", 4, "`dump`: expected one of the 3 `steps`, found 4");
+}
+
+// Modules of PyTorch that have the hub's names, and hooks on them.
+TEST(Dump, HasTheNumbersThatPyTorchsHooksSee) {
+  if (const std::string why = missing("torch"); !why.empty()) GTEST_SKIP() << why;
+  for (const char* words : {"family=gpt2", "family=gpt2 untied=true pp=2 tp=2 sp=true microbatches=2",
+                            "family=llama kv_heads=2 heads=4 untied=true cp=2 dp=2 recompute=block"}) {
+    TrainOptions o = small_plan("dtype=fp64 dropout=0 steps=1 batch=4");
+    say(o, words);
+    const Job job = verifiable(job_of(o));
+    const Exchange folder;
+    train(job, 1, folder.path(""), [&](Trainer& trainer) {
+      std::vector<TensorBytes> bytes;
+      const std::vector<NamedTensor> values = whole_values(trainer);
+      for (const NamedTensor& t : values) bytes.push_back(bytes_of(t.name, t.tensor));
+      const ModelConfig& c = trainer.whole_model().config;
+      if (trainer.world().rank() == 0)
+        write_safetensors(folder.path("weights"), bytes,
+                          {{"heads", std::to_string(c.heads)}, {"shared", std::to_string(c.key_heads())}});
+    });
+    EXPECT_NO_THROW(folder.run(TESSERA_SOURCE_DIR "/tests/compare/dump_reference.py")) << words;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

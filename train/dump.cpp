@@ -1,0 +1,141 @@
+// The layers that are watched, and the places of what a rank makes of them.
+#include "train/dump.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "tensor/error.h"
+
+namespace tessera {
+
+void check_dump(const Job& job, int64_t step) {
+  const DataMode mode = job.plan.dp_mode;
+  if (step > 0 && (mode == DataMode::ps_async || mode == DataMode::diloco))
+    throw FieldError("dump",
+                     fmt::format("expected ranks that make each step together, found `dp_mode` {}", text_of(mode)));
+  if (step > job.optim.steps)
+    throw FieldError("dump", fmt::format("expected one of the {} `steps`, found {}", job.optim.steps, step));
+}
+
+// Between layers a rank of tp has all that its cp rank has, or with sp a part of the tokens; of logits it has columns.
+StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& folder)
+    : trainer_(trainer),
+      step_(step),
+      file_(folder / fmt::format("dump_{}.safetensors", step)),
+      model_(dynamic_cast<Decoder*>(&trainer.model())) {
+  check_dump(trainer.job(), step);
+  if (!model_) throw FieldError("dump", "expected a model whose layers have names in the hub, found one of your own");
+  const ModelConfig& c = model_->config;
+  const Plan& plan = trainer.job().plan;
+  const Communicator &tp = trainer.mesh()["tp"], &cp = trainer.mesh()["cp"];
+  tokens_ = context_positions(c.context, cp.size(), cp.rank(), balance_of(plan.cp_mode));
+  Range own = piece(std::ssize(tokens_), plan.sp ? tp.size() : 1, plan.sp ? tp.rank() : 0);
+  if (!plan.sp && tp.rank() > 0) own = {};
+  const auto add = [&](const std::string& name) -> const Point& {
+    const auto here = std::span(tokens_).subspan(static_cast<size_t>(own.begin), static_cast<size_t>(own.size()));
+    return points_.emplace_back(name, here, 0, c.channels);
+  };
+  const auto watch = [this](Module& module, const Point& made, const Point* looked_up = nullptr) {
+    module.wrap([this, &made, looked_up](const Module::Inner& inner, const Var& x) {
+      return on_ ? seen(inner(x), x.defined() ? made : *looked_up) : inner(x);
+    });
+  };
+  const bool gpt2 = c.family == Family::gpt2, mixtral = !gpt2 && c.experts.count > 0 && !c.qk_norm;
+  const Point& table = add(gpt2 ? "transformer.wte" : "model.embed_tokens");
+  for (size_t i = 0; i < model_->blocks.size(); ++i) {
+    DecoderBlock& block = *model_->blocks[i];
+    const std::string layer = fmt::format("{}.{}", row_of(c.family).layers, i);
+    watch(block.attn, add(layer + (gpt2 ? ".attn" : ".self_attn")));
+    watch(block.mlp, add(layer + (mixtral ? ".block_sparse_moe" : ".mlp")));
+    watch(block, add(layer));
+  }
+  watch(model_->norm, add(gpt2 ? "transformer.ln_f" : "model.norm"));
+  const int64_t column = piece(c.vocab, tp.size(), tp.rank()).begin;
+  const Point& logits = points_.emplace_back("lm_head", tokens_, column, c.vocab);
+  watch(model_->tokens, logits, &table);
+  if (&model_->head != &model_->tokens) watch(model_->head, logits);
+}
+
+// Rank 0 makes the file, with the batch in it, and says where it is.
+void StepDump::begin(const Sequences& sequences) {
+  const int64_t batch = trainer_.job().optim.batch, context = model_->config.context;
+  std::vector<TensorBytes> tensors{{"input_ids", DType::int32, {batch, context}, {}},
+                                   {"targets", DType::int32, {batch, context}, {}},
+                                   {"loss", DType::float64, {}, {}}};
+  for (const Point& p : points_)
+    for (const char* what : {"", ".grad"})
+      tensors.push_back({p.name + what, trainer_.job().optim.dtype, {batch, context, p.width}, {}});
+  const std::string family(text_of(model_->config.family));
+  layout_ = safetensors_layout(tensors, {{"step", std::to_string(step_)}, {"family", family}});
+  Communicator& world = trainer_.world();
+  const OpCounts before = world.counts();
+  if (world.rank() == 0) {
+    half_written_ = std::make_unique<TemporaryName>(file_);
+    SharedFile::create(half_written_->path(), layout_.header, layout_.size);
+  }
+  out_.emplace(broadcast_text(world, half_written_ ? half_written_->path().string() : "", 0));
+  world.reset_counts(before);
+  if (half_written_) {
+    missing_ = layout_.size - layout_.begins.at("input_ids");
+    std::vector<int32_t> ids(static_cast<size_t>(batch * context)), targets(ids.size());
+    sequences.load(step_ - 1, 0, batch, ids.data(), targets.data());
+    write("input_ids", 0, std::as_bytes(std::span(ids)));
+    write("targets", 0, std::as_bytes(std::span(targets)));
+  }
+  if (trainer_.mesh().size("tp") == 1)  // else there are logits anyhow
+    model_->head.set_loss([&head = model_->head](const Var& x, const Tensor& targets, double scale) {
+      return cross_entropy(head.logits(x), targets, scale);
+    });
+  on_ = true;
+}
+
+// What a module has made, watched on its way. What is made without gradients is made again with them.
+Var StepDump::seen(Var made, const Point& point) {
+  if (!grad_enabled()) return made;
+  made = made.tracked();
+  const int64_t first = model_->step().first_sequence;
+  write(point, "", made.value(), first);
+  const Var edge = made.edge();
+  Var same = record_one("seen", std::move(made).take(), {edge}, [this, &point, first, edge](Grads& g) {
+    write(point, ".grad", g.output(), first);
+    if (g.expects_row_sums()) edge.expect_row_sums();
+    const RowSums sums = g.row_sums();
+    g.give(0, g.take_output(), sums);
+  });
+  if (edge.wants_row_sums()) same.want_row_sums();
+  return same;
+}
+
+void StepDump::write(const Point& point, const char* what, const Tensor& rows, int64_t first_sequence) {
+  if (point.tokens.empty()) return;
+  const Tensor here = rows.to(trainer_.job().optim.dtype).on_host().contiguous();
+  const int64_t width = here.dim(-1), bytes = width * size_of(here.dtype()), tokens = std::ssize(point.tokens);
+  for (int64_t row = 0; row < here.numel() / width; ++row) {
+    const int64_t sequence = first_sequence + row / tokens, token = point.tokens[static_cast<size_t>(row % tokens)],
+                  element = (sequence * model_->config.context + token) * point.width + point.first;
+    write(point.name + what, element * size_of(here.dtype()), {here.raw() + row * bytes, static_cast<size_t>(bytes)});
+  }
+}
+
+void StepDump::write(const std::string& name, int64_t at, std::span<const std::byte> bytes) {
+  out_->write(layout_.begins.at(name) + at, bytes);
+  missing_ -= std::ssize(bytes);
+}
+
+void StepDump::finish(double loss) {
+  on_ = false;
+  if (trainer_.mesh().size("tp") == 1) model_->head.set_loss({});
+  if (half_written_) write("loss", 0, std::as_bytes(std::span(&loss, 1)));
+  out_->flush();
+  Communicator& world = trainer_.world();
+  const OpCounts before = world.counts();
+  const double missing = world.sum(static_cast<double>(missing_));
+  world.reset_counts(before);
+  if (missing != 0) throw Error(fmt::format("[dump] {} bytes of {} were not written", missing, file_.string()));
+  if (!half_written_) return;
+  std::filesystem::rename(half_written_->path(), file_);
+  sync_directory(file_.parent_path());
+}
+
+}  // namespace tessera
