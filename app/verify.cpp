@@ -309,13 +309,20 @@ int run(const VerifyOptions& options) {
   if (planted_one) check_applies(*planted_one, job);
   ask_for_verifying(job);
   check_dump(job, o.dump);
+  std::optional<Progress> progress(std::in_place,
+                                   Progress::for_stderr(o.optim.steps, o.rank.value_or(0) > 0 || !speaks_for_all()));
   int64_t dump = o.dump;  // of the first run: one that is broken is tried again
   const VerifyResult r = explain(job, [&](const Job& j) {
-    VerifyHooks hooks{.launching = [&o, &j](LaunchOptions& how) { how = ranks_of("verify", o, j.plan); }};
+    VerifyHooks hooks{.launching = [&o, &j](LaunchOptions& how) { how = ranks_of("verify", o, j.plan); },
+                      .working =
+                          [&, steps = j.optim.steps](std::string_view work, int64_t step) {
+                            progress->work(fmt::format("{}: step {} of {}", work, step + 1, steps));
+                          }};
     if (planted_one) hooks = planted(*planted_one, j, std::move(hooks));
     const int64_t step = std::exchange(dump, 0);
     return step > 0 ? dumping(step, std::move(hooks)) : hooks;
   });
+  progress.reset();  // its line goes
   if (!r.known) return 0;
   if (const std::string useless = useless_options(o); !useless.empty()) std::fputs((useless + "\n").c_str(), stderr);
   if (drawn && !json) print(fmt::format("A defect drawn by --seed {}, which draws it again.\n", o.optim.seed));

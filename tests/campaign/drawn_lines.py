@@ -116,7 +116,7 @@ class Lines:
             return dice.choice(WRONG), ""
         if kind < 0.14:
             extreme = dice.choice(EXTREME)
-            if name in ("steps", "ranks", "tokens", "threads-per-rank", "timeout", "trace-steps", "servers"):
+            if name in ("steps", "ranks", "tokens", "threads-per-rank", "timeout", "trace-steps", "dump", "servers"):
                 return dice.choice(["0", "-5", "1e3", "99999999999999999999"]), ""
             return extreme, "memory" if name in SIZES else "numbers"
         if name in PATHS:
