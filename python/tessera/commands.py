@@ -43,13 +43,15 @@ def plan(plan: Plan | None = None, /, **options: Any) -> results.Ranking:
     return results.Ranking(_records(_run("plan", (), _merged(plan, options) | {"format": "json"}).out))
 
 
-def bench(filter: str | None = None, /, **options: Any) -> results.Bench:
+def bench(filter: str | None = None, /, **options: Any) -> results.Bench | results.Text:
     """Times operations, collectives, strategies and schedules whose names have the filter in them (a pattern).
 
-    Flags of Google Benchmark are arguments too: benchmark_min_time="0.1s", benchmark_repetitions=5.
+    Flags of Google Benchmark are arguments too: benchmark_min_time=0.1, benchmark_repetitions=5.
     """
     if filter is not None:
         options["benchmark_filter"] = filter
+    if options.get("table"):
+        return results.Text(_run("bench", (), options).out)
     return results.Bench(json.loads(_run("bench", (), options | {"benchmark_format": "json"}).out))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import tessera
 from tessera import process, program
 
@@ -280,7 +281,17 @@ def test_bench_rows_are_a_table(tmp_path):
     assert again.table.equals(bench.table) and "<table" in again._repr_html_()
 
 
-@pytest.mark.parametrize("words", [["ruff", "check", "."], ["mypy"]])
+def test_the_page_shows_what_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (PACKAGE.parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
+    blocks = [block.split("```")[0] for block in page.split("```python\n")[1:]]
+    names = {}
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) > 5 and names["figure"].svg == Path("zero.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("words", [["ruff", "check", "--config", "pyproject.toml", ".", "../tests/python"], ["mypy"]])
 def test_lint(words):
     if importlib.util.find_spec(words[0]) is None:
         pytest.skip(f"{sys.executable} has no {words[0]}")

@@ -7,14 +7,16 @@ import sys
 import time
 
 import pytest
+
 import tessera
 
-TRAIN = """
+SIZES = {"model": "gpt-nano", "layers": 2, "heads": 2, "channels": 32, "context": 32}
+TRAIN = f"""
 import signal, sys, tessera
 signal.signal(signal.SIGINT, signal.default_int_handler)
-options = dict(model="gpt-nano", layers=2, heads=2, channels=32, context=32, steps=10**6, no_eval=True, out=sys.argv[1])
+options = dict({SIZES}, steps=10**6, no_eval=True, out=sys.argv[1])
 if sys.argv[2] == "mpirun":
-    options.update(launch="mpirun -n {ranks}", ranks=2, restarts=1)
+    options.update(launch="mpirun -n {{ranks}}", ranks=2, restarts=1)
 try:
     tessera.train(**options)
 except KeyboardInterrupt:
@@ -78,6 +80,12 @@ def is_there(launch):
         words = ["mpirun", "-n", "2", os.environ["TESSERA"], "verify", "--steps=1", "--layers=1", "--channels=32"]
         if shutil.which("mpirun") is None or subprocess.run(words, capture_output=True, check=False).returncode:
             pytest.skip("no mpirun here, or a program without MPI")
+
+
+def test_ranks_of_mpirun_train(tmp_path):
+    is_there("mpirun")
+    run = tessera.train(**SIZES, steps=3, out=tmp_path / "a run", launch="mpirun -n {ranks}", ranks=2, restarts=1)
+    assert len(run.steps) == 3 and run.summary.plan["backend"] == "MPI ranks"
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
