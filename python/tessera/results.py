@@ -120,7 +120,8 @@ class Run:
 
     @functools.cached_property
     def records(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        text = (self.folder / "metrics.jsonl").read_text(encoding="utf-8")
+        return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]  # a kill may have cut the last
 
     def _events(self, kind: str) -> pd.DataFrame:
         rows = {entry["step"]: {key: entry[key] for key in entry if key != "event"}
@@ -151,6 +152,10 @@ class Run:
         top = self.folder / "checkpoints"
         named = top / checkpoint
         return files.load((top / named.read_text().split()[0] if named.is_file() else named) / file)
+
+    def dump(self, step: int) -> dict[str, Any]:
+        """What each layer gave in this step, and its gradient, after train(dump=step)."""
+        return files.load(self.folder / f"dump_{step}.safetensors")
 
     def figure(self, kind: str = "loss") -> Figure:
         """One of the program's pictures: loss, and after train(trace=True) timeline, pipeline, memory or bytes."""
@@ -230,7 +235,7 @@ class Proof:
             return _box(GREEN, repr(self))
         rows = self.broken.reindex(columns=["bound", "step", "tensor", "found", "expected", "relative"]).head(8)
         causes = "".join(_pre(f"{entry['text']}\n{entry['evidence']}") for entry in self.data.get("diagnosis", [])[:3])
-        return _box(RED, repr(self), causes + _shown(rows))
+        return _box(RED, repr(self), causes + _shown(rows.dropna(axis=1, how="all")))
 
 
 class Verdict(Text):
