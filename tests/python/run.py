@@ -11,8 +11,7 @@ NEEDED = ["pytest", "numpy", "pandas", "tqdm"]
 
 
 def main():
-    python = os.environ.get("TESSERA_PYTHON", sys.executable)
-    if os.path.abspath(python) != os.path.abspath(sys.executable):
+    if python := os.environ.pop("TESSERA_PYTHON", None):
         os.execv(python, [python, *sys.argv])
     files = sys.argv[2:]
     needed = NEEDED + (["nbclient", "ipykernel"] if any("notebooks" in name for name in files) else [])
