@@ -50,7 +50,7 @@ def bench(filter: str | None = None, /, **options: Any) -> results.Bench | resul
     """
     if filter is not None:
         options["benchmark_filter"] = filter
-    if options.get("table"):
+    if options.get("table") or options.get("benchmark_list_tests"):
         return results.Text(_run("bench", (), options).out)
     return results.Bench(json.loads(_run("bench", (), options | {"benchmark_format": "json"}).out))
 

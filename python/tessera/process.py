@@ -38,7 +38,7 @@ class Progress:
 
     AT = re.compile(r"^(?:step |\[)(\d+)/(\d+)")
     STEP = re.compile(r'"event":"step","step":(\d+),"loss":([\d.]+)')
-    ROW = re.compile(r'^ *"name": "(?!.*(?:_mean|_median|_stddev|_cv)")')
+    ROW = re.compile(r'^ *"name": "(.*)"')
 
     def __init__(self, name: str, total: int | None = None) -> None:
         self.name, self.total, self.done = name, total, 0
@@ -50,8 +50,8 @@ class Progress:
             self.done, self.total = int(at[1]), int(at[2])
         elif step := self.STEP.search(line):
             self.done, self.words = int(step[1]), f"loss {float(step[2]):.3f}"
-        elif self.ROW.match(line):
-            self.done += 1
+        elif row := self.ROW.match(line):
+            self.words = row[1]
 
     def show(self) -> None:
         if self.bar is None and time.monotonic() - self.begin > 0.5:

@@ -127,6 +127,8 @@ def test_progress_counts_what_it_reads():
     assert (bar.done, bar.total, bar.words) == (3, 10, "loss 4.250")
     bar.read("[12/340] Building CXX object")
     assert (bar.done, bar.total) == (12, 340)
+    bar.read('      "name": "op/gelu/forward/fp32",')
+    assert bar.words == "op/gelu/forward/fp32"
 
 
 def test_a_bar_follows_the_steps(repeats, monkeypatch, capsys):
@@ -282,6 +284,7 @@ def test_figures_of_plans_that_have_not_run():
 
 
 def test_bench_rows_are_a_table(tmp_path):
+    assert tessera.bench("^op/gelu/forward/fp32$", benchmark_list_tests=True) == "op/gelu/forward/fp32\n"
     bench = tessera.bench("^op/gelu/forward/fp32$", benchmark_min_time=0.01)
     assert list(bench.table.index) == ["op/gelu/forward/fp32"] and bench.table.real_time.iloc[0] > 0
     again = tessera.Bench.read(bench.save(tmp_path / "a.json"))
