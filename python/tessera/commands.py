@@ -65,10 +65,10 @@ def report(*runs: Any, **options: Any) -> Any:
     options = _with_schedule(options)
     if options.get("format") == "text":
         return results.Text(_run("report", runs, options).out)
-    kind, result = ("svg", results.Figure) if options.get("figure") else ("html", results.Page)
+    kind = "svg" if options.get("figure") else "html"
     path = options.setdefault("out", files.scratch() / f"{len(os.listdir(files.scratch()))}.{kind}")
     _run("report", runs, options | {"svg": True} if kind == "svg" else options)
-    return result.read(path)
+    return results.Figure.read(path) if kind == "svg" else results.Page(path)
 
 
 def evaluate(model: Any, /, **options: Any) -> results.Record:

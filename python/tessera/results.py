@@ -32,8 +32,8 @@ def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _shown(table: pd.DataFrame) -> str:
-    return str(table.to_html(float_format=lambda number: f"{number:.7g}", na_rep=""))
+def _shown(table: pd.DataFrame, digits: int = 4) -> str:
+    return str(table.to_html(float_format=lambda number: f"{number:.{digits}g}", na_rep=""))
 
 
 class Text(str):
@@ -95,12 +95,8 @@ class Figure:
 class Page:
     """A page that the program wrote; `path` is its file."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @classmethod
-    def read(cls, path: Any) -> Page:
-        return cls(Path(path))
+    def __init__(self, path: Any) -> None:
+        self.path = Path(path)
 
     def _repr_html_(self) -> str:
         text = html.escape(self.path.read_text(encoding="utf-8"))
@@ -235,7 +231,7 @@ class Proof:
             return _box(GREEN, repr(self))
         rows = self.broken.reindex(columns=["bound", "step", "tensor", "found", "expected", "relative"]).head(8)
         causes = "".join(_pre(f"{entry['text']}\n{entry['evidence']}") for entry in self.data.get("diagnosis", [])[:3])
-        return _box(RED, repr(self), causes + _shown(rows.dropna(axis=1, how="all")))
+        return _box(RED, repr(self), causes + _shown(rows.dropna(axis=1, how="all"), 9))
 
 
 class Verdict(Text):
@@ -317,8 +313,10 @@ class Bench:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each benchmark, by name: its time, and what it counts."""
-        rows = [{key: value for key, value in row.items() if key not in self.HIDDEN} for row in self.data["benchmarks"]]
+        """A row for each benchmark, by name: its time, and what it counts. Single rounds are in `data`."""
+        rows = [{key: value for key, value in row.items() if key not in self.HIDDEN and not isinstance(value, list)}
+                | dict(zip(("quartile_1", "quartile_3"), row.get("quartiles", ()), strict=False))
+                for row in self.data["benchmarks"]]
         return _table(rows).set_index("name") if rows else _table([])
 
     def __repr__(self) -> str:

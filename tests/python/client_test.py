@@ -283,6 +283,12 @@ def test_figures_of_plans_that_have_not_run():
     assert figure.svg.startswith("<svg") and "data:image/svg+xml;base64," in figure.as_image()
 
 
+def test_quartiles_of_rounds_are_columns():
+    row = {"name": "a", "real_time": 2.0, "median": 2.0, "quartiles": [1.5, 3.0], "rounds": [1, 2, 3]}
+    table = tessera.Bench({"context": {}, "benchmarks": [row, {"name": "b", "real_time": 1.0}]}).table
+    assert table.loc["a"].to_dict() == {"real_time": 2.0, "median": 2.0, "quartile_1": 1.5, "quartile_3": 3.0}
+
+
 def test_bench_rows_are_a_table(tmp_path):
     assert tessera.bench("^op/gelu/forward/fp32$", benchmark_list_tests=True) == "op/gelu/forward/fp32\n"
     bench = tessera.bench("^op/gelu/forward/fp32$", benchmark_min_time=0.01)

@@ -34,7 +34,7 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
-    if "report(ops)" in path.read_text(encoding="utf-8") and "table" not in program.options_of("bench"):
+    if "report(ops" in path.read_text(encoding="utf-8") and "table" not in program.options_of("bench"):
         pytest.skip("the report of this program draws no benchmarks")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TESSERA_CACHE", os.environ.get("TESSERA_CACHE", str(tmp_path / "cache")))
