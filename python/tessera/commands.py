@@ -68,7 +68,8 @@ def report(*runs: Any, **options: Any) -> Any:
     kind = "svg" if options.get("figure") else "html"
     path = options.setdefault("out", files.scratch() / f"{len(os.listdir(files.scratch()))}.{kind}")
     _run("report", runs, options | {"svg": True} if kind == "svg" else options)
-    return results.Figure.read(path) if kind == "svg" else results.Page(path)
+    page = results.Page(path)
+    return results.Figure(page.path.read_text(encoding="utf-8")) if kind == "svg" else page
 
 
 def evaluate(model: Any, /, **options: Any) -> results.Record:

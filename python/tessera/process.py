@@ -43,6 +43,7 @@ class Progress:
     def __init__(self, name: str, total: int | None = None) -> None:
         self.name, self.total, self.done = name, total, 0
         self.begin, self.words = time.monotonic(), ""
+        self.next = self.begin + 0.5  # what ends at once shows no bar
         self.bar: Any = None
 
     def read(self, line: str) -> None:
@@ -54,17 +55,20 @@ class Progress:
             self.words = row[1]
 
     def show(self) -> None:
-        if self.bar is None and time.monotonic() - self.begin > 0.5:
+        if (now := time.monotonic()) < self.next:
+            return
+        self.next = now + 0.2
+        if self.bar is None:
             with warnings.catch_warnings():  # without ipywidgets it is a bar of letters
                 warnings.simplefilter("ignore")
                 from tqdm.auto import tqdm
             form = None if self.total else "{desc}: {elapsed}{postfix}"
             hidden = False if "ipykernel" in sys.modules else None  # None: shown on a terminal
-            self.bar = tqdm(desc=self.name, leave=False, disable=hidden, bar_format=form)
-        if self.bar is not None:
-            self.bar.total, self.bar.n = self.total, self.done
-            self.bar.set_postfix_str(self.words, refresh=False)
-            self.bar.refresh()
+            self.bar = tqdm(desc=self.name, total=self.total, leave=False, disable=hidden, bar_format=form)
+            self.bar.start_t = time.time() - (now - self.begin)
+        self.bar.total, self.bar.n = self.total, self.done
+        self.bar.set_postfix_str(self.words, refresh=False)
+        self.bar.refresh()
 
     def close(self) -> None:
         if self.bar is not None:

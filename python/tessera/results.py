@@ -77,10 +77,6 @@ class Figure:
     def __init__(self, svg: str) -> None:
         self.svg = svg
 
-    @classmethod
-    def read(cls, path: Any) -> Figure:
-        return cls(Path(path).read_text(encoding="utf-8"))
-
     def save(self, path: Any) -> None:
         Path(path).write_text(self.svg, encoding="utf-8")
 
