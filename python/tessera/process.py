@@ -36,7 +36,7 @@ class Finished(NamedTuple):
 class Progress:
     """A bar that follows the lines of a program: of steps where it counts some, else of seconds."""
 
-    AT = re.compile(r"^(?:step |\[)(\d+)/(\d+)")
+    AT = re.compile(r"(?:^step |: step |^\[)(\d+)(?:/| of )(\d+)")
     STEP = re.compile(r'"event":"step","step":(\d+),"loss":([\d.]+)')
     ROW = re.compile(r'^ *"name": "(.*)"')
 
@@ -47,7 +47,7 @@ class Progress:
         self.bar: Any = None
 
     def read(self, line: str) -> None:
-        if at := self.AT.match(line):
+        if at := self.AT.search(line):
             self.done, self.total = int(at[1]), int(at[2])
         elif step := self.STEP.search(line):
             self.done, self.words = int(step[1]), f"loss {float(step[2]):.3f}"
