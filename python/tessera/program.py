@@ -72,7 +72,7 @@ def _described(path: Path, _time: int, _size: int) -> Any:
 
 def _there() -> Path | None:
     """The program if nothing has to be built for it."""
-    top = Path(os.environ["TESSERA"]) if "TESSERA" in os.environ else checkout()
+    top = Path(named) if (named := os.environ.get("TESSERA")) else checkout()
     if top and top.is_dir():
         built = top / "build/release/bin/tessera"
         return built if built.is_file() else None
