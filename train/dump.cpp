@@ -90,7 +90,7 @@ void StepDump::begin(const Sequences& sequences) {
   on_ = true;
 }
 
-// What a module has made, watched on its way. What is made without gradients is made again with them.
+// Writes what a module has made, and its gradient when that comes by. A pass without gradients is made again with them.
 Var StepDump::seen(Var made, const Point& point) {
   if (!grad_enabled()) return made;
   made = made.tracked();

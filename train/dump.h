@@ -6,11 +6,10 @@
 //   NAME                  what the module of that name gives: (B, T, C), of lm_head (B, T, V)
 //   NAME.grad             the gradient of the loss by it
 //
-//   gpt2    transformer.wte, then of each layer transformer.h.0.attn, .mlp, transformer.h.0, then transformer.ln_f,
-//           lm_head
-//   llama   model.embed_tokens, then model.layers.0.self_attn, .mlp (a Mixtral's block_sparse_moe), model.layers.0,
-//   then
-//           model.norm, lm_head
+//   gpt2    transformer.wte; of each layer transformer.h.0.attn, transformer.h.0.mlp, transformer.h.0;
+//           transformer.ln_f, lm_head
+//   llama   model.embed_tokens; of each layer model.layers.0.self_attn, model.layers.0.mlp, model.layers.0; model.norm,
+//           lm_head. Experts of a Mixtral are model.layers.0.block_sparse_moe
 //
 // No rank gathers anything: each writes what its passes make to its place in a file that all of them share, as
 // checkpoints are written. Where ranks of tp have the same, the first writes it.

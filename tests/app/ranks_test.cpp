@@ -3,6 +3,7 @@
 #include <map>
 #include <regex>
 
+#include "parallel/comm/launch.h"
 #include "tests/app/layouts.h"
 #include "tests/app/program.h"
 
@@ -58,7 +59,7 @@ TEST_F(RanksTest, ACheckpointThatCannotBeWrittenIsOneLineAndStatus6) {
     }
 }
 
-// Threads, processes and the two together, with a resumed run's steps counted on; a dump needs the folder alone.
+// Threads and processes write the same file. A resumed run counts on, and says where the step was made before.
 TEST_F(RanksTest, ADumpedStepIsOneFileOfTheRun) {
   const std::string file = "/dump_3.safetensors", words = "train " + kSmall + "--steps 4 --dump 3 --pp 2 --layers 2 ";
   EXPECT_NE(must(words + "--out threads").err.find("the layers of step 3 are written"), std::string::npos);
