@@ -16,9 +16,15 @@ run=$(steps "$(field build.target)")
 [[ -n $run ]] || { echo "the Containerfile has no RUN for that target" >&2; exit 1; }
 [[ -e $room/.made ]] && exit
 rm -rf --one-file-system "$room"
+mkdir -p "$room"
+if ! mount -t proc proc "$room" 2>/dev/null; then
+  echo "this machine does not let us mount: the steps of .devcontainer are not run here"
+  exit
+fi
+umount "$room"
 debootstrap --variant=minbase bookworm "$room" http://deb.debian.org/debian >/dev/null
-# where mounting is not allowed, the steps have no /proc
-if mount -t proc proc "$room/proc" 2>/dev/null; then trap 'umount "$room/proc"' EXIT; fi
+mount -t proc proc "$room/proc"
+trap 'umount "$room/proc"' EXIT
 inside() {
   chroot "$room" /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive sh -ec "$1"
 }
