@@ -32,6 +32,8 @@ mkdir -p "$room/src" "$room/workspaces/tessera"
 cp "$root/packages.txt" "$room/src/"
 inside "$run" >"$room/packages.log" 2>&1 || { tail -n 20 "$room/packages.log"; exit 1; }
 echo "packages: $SECONDS s"
+cp /etc/ssl/certs/ca-certificates.crt "$room/etc/ssl/certs/"  # it reaches package indexes as this machine does
+[[ ! -f /etc/pip.conf ]] || cp /etc/pip.conf "$room/etc/"
 git -C "$root" archive HEAD | tar -x -C "$room/workspaces/tessera"
 inside "cd /workspaces/tessera && TESSERA_NO_INSTALL=1 $(field postCreateCommand)"
 echo "in all: $SECONDS s"
