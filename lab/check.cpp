@@ -128,20 +128,30 @@ std::optional<Verdict> failed(const Exercise& e, const char* what, const Words& 
                      first_lines(built.output.empty() ? built.last_line : built.output)});
 }
 
-// Whether one of the files that were compiled has all the text that was to be written, as the product has it.
-bool has_products_text(const Exercise& e, const Compilation& product, const fs::path& object) {
-  const std::string text = read_file(product.source), list = read_file(files_read(object));
+// What shows that the solution is the product's: one of the files that were compiled has all the text that was to be
+// written, as the product has it, or cannot be looked at; or another function of the product is called that does it.
+std::optional<Wrong> copied(const Exercise& e, const Compilation& product, const fs::path& object) {
+  const std::string text = read_file(product.source), list = read_file(files_read(object)),
+                    source = product.source.string(), root = source.substr(0, source.size() - e.file.size());
   for (const std::string& file : words_of(std::regex_replace(list, std::regex("\\\\?\n"), " "))) {
-    const fs::path path = product.directory / file;
-    if (file.starts_with("/usr/") || !is_plain_file(path)) continue;
-    const std::string read = read_file(path);
+    if (file.ends_with(':')) continue;  // what was made
+    std::error_code none;
+    const fs::path path = fs::canonical(product.directory / std::regex_replace(file, std::regex("\\$\\$"), "$"), none);
+    if (path.string().starts_with("/usr/") && !path.string().starts_with(root)) continue;
+    const std::string read = is_plain_file(path) ? read_file(path) : text;
     if (std::ranges::all_of(e.blanks, [&](const Blank& blank) {
           const Part part = blanked_part(text, blank);
           return read.find(std::string_view(text).substr(part.begin, part.end - part.begin)) != std::string::npos;
         }))
-      return true;
+      return Wrong{"copy", fmt::format("this is the product's own file, or it includes that: {}", e.file),
+                   "the solution of the exercise was copied; write it yourself"};
   }
-  return false;
+  const std::string called = run_program({"nm", "-uC", object.string()}, product.directory, kBuildSeconds).output;
+  for (const std::string_view name : e.without)
+    if (called.find(fmt::format(" tessera::{}(", name)) != std::string::npos)
+      return Wrong{"copy", fmt::format("your file calls {}(), which does what you are to write", name),
+                   "the exercise is to write it, and not to call what has it already"};
+  return {};
 }
 
 }  // namespace
@@ -173,7 +183,7 @@ void give_out(const Exercise& e, const fs::path& given) {
   if (none) throw OutputError(fmt::format("{}: {}", folder.string(), none.message()));
 }
 
-Verdict check(const Exercise& e, const fs::path& given) {
+Verdict check(const Exercise& e, const fs::path& given, int seconds) {
   const fs::path folder = fs::absolute(given).lexically_normal(), build = build_folder();
   const Compilation product = compilation_of(e);
   const fs::path source = folder / product.source.filename(), made = folder / "build";
@@ -181,17 +191,18 @@ Verdict check(const Exercise& e, const fs::path& given) {
   if (!fs::exists(source, none))
     throw InputError(fmt::format("{} is missing; `tessera lab start {} {}` gives it out", source.string(), e.number,
                                  given.string()));
+  // What was handed in has no say in it: a link there would let the compiler write elsewhere, or hide what it has read.
+  if (fs::is_symlink(made, none)) fs::remove(made, none);
   make_directories(made);
-  const fs::path object = made / "learner.o", program = made / "tessera", output = made / "output.txt";
+  const fs::path object = made / "learner.o", program = made / "tessera", output = made / "output.txt",
+                 library = made / "library.a";
+  for (const fs::path& path : {object, fs::path(files_read(object)), program, output, library}) fs::remove(path, none);
   if (auto verdict = failed(e, "compiler", learners(product, source, object), product.directory)) return *verdict;
-  if (has_products_text(e, product, object))
-    return refused(e, {"copy", fmt::format("this is the product's own file, or it includes that: {}", e.file),
-                       "the solution of the exercise was copied; write it yourself"});
-  const fs::path library = made / "library.a";
+  if (const auto wrong = copied(e, product, object)) return refused(e, *wrong);
   const auto verdict_of_link = failed(e, "linker", link_with(build, e, object, library, program), build);
   fs::remove(library, none);
   if (verdict_of_link) return *verdict_of_link;
-  Verdict verdict = grade_program(e, program, output);
+  Verdict verdict = grade_program(e, program, output, seconds);
   if (verdict.solved)
     verdict.text += fmt::format("  made   {}: all of Tessera, with your code in it\n",
                                 one_line((given / "build" / "tessera").string()));

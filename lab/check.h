@@ -16,15 +16,17 @@ namespace tessera::lab {
 // where there is no build.
 void give_out(const Exercise& exercise, const std::filesystem::path& folder);
 
+constexpr int kGradingSeconds = 30;  // a learner's program may take; graders take less than one
+
 // Compiles the learner's file, links it into `folder`/build/tessera in the place of the product's, and asks that
 // program. Takes seconds. Throws InputError where the folder has no such file; Error
 // (usage) where there is no build folder or no compiler to be found.
-Verdict check(const Exercise& exercise, const std::filesystem::path& folder);
+Verdict check(const Exercise& exercise, const std::filesystem::path& folder, int seconds = kGradingSeconds);
 
 // Grades a program as check() has linked it, in a process that is confined (lab/learner.cpp); what it prints goes to
 // the file `output`, at most a MiB. Throws Error where no process can be started or confined.
 Verdict grade_program(const Exercise& exercise, const std::filesystem::path& program,
-                      const std::filesystem::path& output);
+                      const std::filesystem::path& output, int seconds = kGradingSeconds);
 // The learner's side of it: answers until nothing more is asked. Throws Error (usage) where nobody asks.
 void answer(const Exercise& exercise);
 

@@ -120,6 +120,12 @@ void on_ranks(int ranks, const std::function<void(Communicator& world)>& body, A
          body);
 }
 
+int64_t sent(const Communicator& world) {
+  int64_t all = 0;
+  for (const OpCount& c : world.counts()) all += c.sent;
+  return all;
+}
+
 std::vector<double> numbers(const Tensor& t) { return t.contiguous().to(DType::float64).to_vector<double>(); }
 
 std::vector<double> gradient_of(const Var& x) { return x.grad().defined() ? numbers(x.grad()) : std::vector<double>(); }

@@ -47,6 +47,9 @@ auto by_ranks(int ranks, const F& body, Algorithm algorithm = Algorithm::direct)
   return found;
 }
 
+// Bytes that left a rank by any operation, so that what goes another way is seen too.
+int64_t sent(const Communicator& world);
+
 // A tensor's numbers.
 std::vector<double> numbers(const Tensor& t);
 // Empty where none has come.

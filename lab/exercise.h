@@ -65,7 +65,8 @@ struct Exercise {
   std::vector<Bound> bounds;
   // Throws Wrong, or tells the grading, for what is wrong.
   Held (*grade)(Grading& grading) = nullptr;
-  int number = 0;  // its place in the list, from 1
+  std::vector<std::string_view> without = {};  // the product's functions that do the same under another name
+  int number = 0;                              // its place in the list, from 1
 };
 
 const std::vector<Exercise>& exercises();

@@ -17,6 +17,11 @@ std::vector<Exercise> numbered(std::vector<Exercise> all) {
   for (size_t i = 0; i < all.size(); ++i) all[i].number = static_cast<int>(i) + 1;
   return all;
 }
+
+// One schedule can be made of another.
+const std::vector<std::string_view> kSchedules{
+    "naive",  "gpipe", "one_f_one_b",   "interleaved",       "zb_h1", "zb_h2", "zb_v",
+    "v_half", "v_min", "make_schedule", "schedule_from_file"};
 }  // namespace
 
 const std::vector<Exercise>& exercises() {
@@ -62,13 +67,15 @@ const std::vector<Exercise>& exercises() {
        "parallel/pipeline/one_f_one_b.cpp",
        {{"Schedule one_f_one_b(", "for (int r"}},
        {{"schedule", 2}, {"memory", 2}, {"bubble", 2}},
-       grade_1f1b},
+       grade_1f1b,
+       kSchedules},
       {"zb-h1",
        "A zero-bubble schedule: the backward pass split",
        "parallel/pipeline/zero_bubble.cpp",
        {{"void add_rank(", "ahead = "}},
        {{"schedule", 2}, {"memory", 2}, {"bubble", 2}},
-       grade_zb_h1},
+       grade_zb_h1,
+       kSchedules},
       {"ring-attention",
        "Ring attention: blocks travel, and are merged",
        "parallel/ring_attention.cpp",

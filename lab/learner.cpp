@@ -6,11 +6,14 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/audit.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -24,6 +27,7 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -43,7 +47,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kChannel = 3;                           // its descriptor in the learner's process
-constexpr int kSeconds = 30;                          // graders take less than one
 constexpr uint64_t kMemory = uint64_t{2} << 30;       // beyond what a program has when it begins
 constexpr uint64_t kMostPrinted = uint64_t{1} << 20;  // bytes
 constexpr uint32_t kDeny = SECCOMP_RET_ERRNO | EPERM;
@@ -63,25 +66,33 @@ struct Reply {
 // System calls that a learner's process may not make: those that reach other processes, what lies on disks, or the
 // network and the system.
 constexpr int kSignals[] = {SYS_kill, SYS_tkill, SYS_rt_sigqueueinfo, SYS_rt_tgsigqueueinfo, SYS_pidfd_send_signal};
-constexpr int kProcesses[] = {SYS_execveat, SYS_ptrace, SYS_setpriority, SYS_process_vm_readv, SYS_process_vm_writev};
-constexpr int kDisks[] = {SYS_unlinkat, SYS_renameat,  SYS_renameat2, SYS_linkat,  SYS_symlinkat,
-                          SYS_truncate, SYS_openat2,   SYS_mkdirat,   SYS_mknodat, SYS_fchmodat,
-                          SYS_fchownat, SYS_utimensat, SYS_setxattr,  SYS_mount};
+constexpr int kProcesses[] = {SYS_execveat,   SYS_ptrace,           SYS_setpriority,
+                              SYS_pidfd_open, SYS_process_vm_readv, SYS_process_vm_writev,
+                              SYS_pidfd_getfd};
+constexpr int kDisks[] = {SYS_unlinkat,  SYS_renameat,          SYS_renameat2, SYS_linkat,    SYS_symlinkat,
+                          SYS_truncate,  SYS_openat2,           SYS_mkdirat,   SYS_mknodat,   SYS_fchmodat,
+                          SYS_fchmod,    SYS_fchownat,          SYS_fchown,    SYS_utimensat, SYS_setxattr,
+                          SYS_fsetxattr, SYS_open_by_handle_at, SYS_mount};
 constexpr int kSystem[] = {SYS_socket,      SYS_connect, SYS_io_uring_setup, SYS_shmget,
                            SYS_userfaultfd, SYS_keyctl,  SYS_unshare,        SYS_bpf};
 #ifdef __x86_64__
 constexpr uint32_t kProcessor = AUDIT_ARCH_X86_64;
+constexpr uint64_t kAddresses = uint64_t{1} << 46;  // of a program
 // Older calls, which other processors never had.
 constexpr int kOld[] = {SYS_fork,  SYS_vfork, SYS_unlink, SYS_rmdir, SYS_rename, SYS_link,   SYS_symlink, SYS_creat,
                         SYS_mkdir, SYS_mknod, SYS_chmod,  SYS_chown, SYS_lchown, SYS_utimes, SYS_utime};
 #else
 constexpr uint32_t kProcessor = AUDIT_ARCH_AARCH64;
+constexpr uint64_t kAddresses = uint64_t{1} << 38;
 constexpr std::array<int, 0> kOld{};
 #endif
 
-// The filter of a process that starts one program, whose name lies at that address, and has threads: a program in the
-// kernel's filter language, whose last but two steps are to get the number of the process.
-std::vector<sock_filter> filter_for(const char* program) {
+// Numbers of the filter that the process fills in itself: two addresses, low and high half, and its own number.
+constexpr size_t kLater = 0xffffff00;
+
+// The filter of a process that starts one program, whose name and words lie at addresses that nobody else knows, and
+// has threads: a program in the kernel's filter language.
+std::vector<sock_filter> confining_filter() {
   constexpr size_t writes = O_WRONLY | O_RDWR | O_CREAT | O_TRUNC, first = offsetof(seccomp_data, args);
   std::vector<sock_filter> out;
   const auto add = [&](int what, size_t k, int passed = 0, int failed = 0) {
@@ -112,9 +123,8 @@ std::vector<sock_filter> filter_for(const char* program) {
   end(SYS_open, first + 8, BPF_JSET, writes);
 #endif
   end(SYS_prlimit64, first, BPF_JEQ, 0, true);
-  end(SYS_execve, first, BPF_JEQ, reinterpret_cast<uint64_t>(program), true);
-  end(SYS_execve, first + 4, BPF_JEQ, reinterpret_cast<uint64_t>(program) >> 32, true);
-  end(SYS_tgkill, first, BPF_JEQ, 0, true);
+  for (size_t i = 0; i < 4; ++i) end(SYS_execve, first + 4 * i, BPF_JEQ, kLater + i, true);
+  end(SYS_tgkill, first, BPF_JEQ, kLater + 4, true);
   add(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
   return out;
 }
@@ -134,8 +144,20 @@ uint64_t data_now() {
   return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
+// A copy at an address that nobody can guess, or find: what the filter lets pass there once, it would let pass again.
+void* hidden_copy(const void* from, size_t bytes) {
+  for (;;) {
+    uint64_t at = 0;
+    if (::getrandom(&at, sizeof(at), 0) != sizeof(at)) ::_exit(127);
+    void* const wanted = reinterpret_cast<void*>(at % kAddresses & ~uint64_t{0xffff});
+    void* const to =
+        ::mmap(wanted, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (to == wanted) return std::memcpy(to, from, bytes);
+  }
+}
+
 // Becomes the learner's program after fork(), with nothing but what a child of several threads may call.
-[[noreturn]] void become(char* const* words, std::vector<sock_filter>& filter, int channel, int output,
+[[noreturn]] void become(std::span<char* const> words, std::vector<sock_filter>& filter, int channel, int output,
                          uint64_t memory) {
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -151,10 +173,17 @@ uint64_t data_now() {
   limit(RLIMIT_DATA, memory);
   limit(RLIMIT_FSIZE, kMostPrinted);
   limit(RLIMIT_CORE, 0);
-  filter[filter.size() - 3].k = static_cast<uint32_t>(::getpid());
+  for (unsigned long privilege = 0; ::prctl(PR_CAPBSET_READ, privilege, 0, 0, 0) >= 0; ++privilege)
+    if (privilege != CAP_DAC_READ_SEARCH) ::prctl(PR_CAPBSET_DROP, privilege, 0, 0, 0);
+  const auto* const name = static_cast<const char*>(hidden_copy(words[0], std::strlen(words[0]) + 1));
+  auto* const list = static_cast<char* const*>(hidden_copy(words.data(), words.size_bytes()));
+  const auto first = reinterpret_cast<uint64_t>(name), second = reinterpret_cast<uint64_t>(list);
+  const std::array<uint64_t, 5> known{first, first >> 32, second, second >> 32, static_cast<uint64_t>(::getpid())};
+  for (sock_filter& step : filter)
+    if (const size_t i = step.k - kLater; i < known.size()) step.k = static_cast<uint32_t>(known[i]);
   const sock_fprog program{static_cast<uint16_t>(filter.size()), filter.data()};
   if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0)
-    ::execv(words[0], words);
+    ::execve(name, list, environ);
   ::_exit(127);
 }
 
@@ -162,7 +191,7 @@ class Learner {
  public:
   // Starts `PROGRAM lab answer NAME`; what it prints goes to the file `output`. Throws Error where a process cannot be
   // started or confined.
-  Learner(const fs::path& program, std::string_view exercise, const fs::path& output);
+  Learner(const fs::path& program, std::string_view exercise, const fs::path& output, int seconds);
   ~Learner() {
     if (process_ <= 0) return;
     ::kill(process_, SIGKILL);
@@ -180,16 +209,18 @@ class Learner {
   fs::path output_;
   std::optional<Descriptor> channel_;
   pid_t process_ = 0;
-  std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + std::chrono::seconds(kSeconds);
+  int seconds_;
+  std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + std::chrono::seconds(seconds_);
 };
 
-Learner::Learner(const fs::path& program, std::string_view exercise, const fs::path& output) : output_(output) {
+Learner::Learner(const fs::path& program, std::string_view exercise, const fs::path& output, int seconds)
+    : output_(output), seconds_(seconds) {
   uint32_t action = SECCOMP_RET_ERRNO;
   if (::syscall(SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &action) != 0)
     throw Error("lab check: this system has no filters of system calls (seccomp), which confine a learner's program");
   std::string name = program, answer(exercise);
   std::array<char*, 5> words{name.data(), const_cast<char*>("lab"), const_cast<char*>("answer"), answer.data()};
-  std::vector<sock_filter> filter = filter_for(name.data());
+  std::vector<sock_filter> filter = confining_filter();
   const uint64_t memory = data_now() + kMemory;
   std::array<int, 2> ends{};
   const Descriptor printed(::open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
@@ -198,7 +229,7 @@ Learner::Learner(const fs::path& program, std::string_view exercise, const fs::p
   channel_.emplace(ends[0]);
   const Descriptor its(ends[1]);
   process_ = ::fork();
-  if (process_ == 0) become(words.data(), filter, its.get(), printed.get(), memory);
+  if (process_ == 0) become(words, filter, its.get(), printed.get(), memory);
   if (process_ < 0) throw Error("lab check: no process: " + std::generic_category().message(errno));
 }
 
@@ -207,7 +238,7 @@ void Learner::move(bool sends, void* data, size_t size) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(end_ - std::chrono::steady_clock::now());
     pollfd wait{channel_->get(), static_cast<int16_t>(sends ? POLLOUT : POLLIN), 0};
     if (left.count() <= 0 || ::poll(&wait, 1, static_cast<int>(left.count())) == 0)
-      throw Wrong{"time", fmt::format("no end within {} s", kSeconds), "a loop that does not end"};
+      throw Wrong{"time", fmt::format("no end within {} s", seconds_), "a loop that does not end"};
     char* const at = static_cast<char*>(data) + done;
     const ssize_t n = sends ? ::send(channel_->get(), at, size - done, MSG_NOSIGNAL | MSG_DONTWAIT)
                             : ::recv(channel_->get(), at, size - done, MSG_DONTWAIT);
@@ -258,10 +289,10 @@ void Learner::ended() {
 
 }  // namespace
 
-Verdict grade_program(const Exercise& e, const fs::path& program, const fs::path& output) {
+Verdict grade_program(const Exercise& e, const fs::path& program, const fs::path& output, int seconds) {
   std::random_device entropy;
   uint64_t seed = uint64_t{entropy()} << 32 | entropy();
-  Learner learner(program, e.name, output);
+  Learner learner(program, e.name, output, seconds);
   try {
     learner.move(true, &seed, sizeof(seed));
     return grade(

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "models/layout.h"
-#include "planner/pipeline.h"
 #include "planner/work.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
@@ -87,42 +86,64 @@ double kept_by_layer(const Case& c) {
   return kept;
 }
 
-std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int>& in_flight) {
+double kept_for_weights(const Case& c) {
+  const ModelShape& m = c.model;
+  const Arrays a = arrays_of(c);
+  const double t = real(c.layout.plan.tp), copies = m.experts > 0 ? real(m.experts_per_token) : 1,
+               query = a.whole * real(m.query()) / real(m.channels) / t, key = query * real(m.key()) / real(m.query()),
+               wide = 2 * local_tokens(c) * copies * real(m.hidden()) / t;
+  // With sequence parallelism Tessera keeps what it has gathered; others gather it again.
+  const double outside = c.software.name == "tessera" ? a.whole : a.between;
+  return 4 * outside + 2 * (query + key) + wide * (m.gated ? 3 : 2);
+}
+
+std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64_t>& layers,
+                                          const PipelineTime& pipeline) {
   const Software& s = c.software;
   const Plan& p = c.layout.plan;
   const Arrays a = arrays_of(c);
   const std::vector<int> rank_of_stage = rank_of_stages(p);
   const size_t stages = rank_of_stage.size();
-  const std::vector<int64_t> layers = layers_of_stages(c, std::ssize(rank_of_stage));
   const double chunks = real(std::ssize(rank_of_stage)) / real(p.pp);
   const double n = real(data_axis(c.layout).ranks), t = real(p.tp), kept = kept_by_layer(c);
   const double own = local_tokens(c) * real(c.model.vocab) / t * s.logit_bytes;
   Case none = c;
   none.layout.plan.recompute = Recompute::none;
   const double again = p.recompute == Recompute::block ? kept_by_layer(none) : 0;  // one layer's, during backward
+  double whole_table = 0;  // where Tessera shares out gradients: those of a table, and itself, are whole for a while
+  if (s.name == "tessera" && n > 1 && p.zero >= ZeroStage::two)
+    whole_table =
+        parameters_of(c, 0, false, true).dense * (s.reduce_bytes + (p.zero == ZeroStage::three ? s.gather_bytes : 0));
+  // Tessera frees after I what W does not read.
+  const double until_w = s.name == "tessera" ? kept_for_weights(c) : std::max(kept, kept_for_weights(c));
   std::vector<MemoryParts> out;
   for (int rank = 0; rank < p.pp; ++rank) {
     int64_t here = 0;
     bool first = false, last = false;
+    StageParameters held;  // a tied table twice, where the ends are two stages
     for (size_t stage = 0; stage < stages; ++stage) {
       if (rank_of_stage[stage] != rank) continue;
+      const StageParameters more = parameters_of(c, layers[stage], stage == 0, stage + 1 == stages);
+      held = {held.dense + more.dense, held.experts + more.experts};
       here += layers[stage];
       first |= stage == 0;
       last |= stage + 1 == stages;
     }
-    const StageParameters held = parameters_of(c, here, first, last);
     const auto shared = [&](ZeroStage from) {  // experts lie on n / ep ranks
       return p.zero >= from ? held.dense / n + held.experts / std::max(1.0, n / real(c.layout.ep)) : held.all();
     };
-    const double flights = in_flight[static_cast<size_t>(rank)], stage_layers = real(here) / chunks;
+    const double flights = pipeline.in_flight[static_cast<size_t>(rank)], stage_layers = real(here) / chunks,
+                 waiting = pipeline.waiting[static_cast<size_t>(rank)];
     MemoryParts m{.parameters = shared(ZeroStage::three) * s.parameter_bytes,
                   .gradients = shared(ZeroStage::two) * s.gradient_bytes,
                   .optimizer = shared(ZeroStage::one) * s.state_bytes,
-                  .activations = flights * stage_layers * kept,
+                  .activations = stage_layers * ((flights - waiting) * kept + waiting * until_w),
                   .communication = gathered(c, parameters_of(c, 1, false, false).all(), real(here)),
                   .workspace = again};
     if (first) m.activations += flights / chunks * a.mask;  // the mask of the embeddings' dropout
-    if (last) m.activations += 2 * a.between + own;         // the last norm's input, the head's, and logits
+    if (last)
+      m.activations += pipeline.at_the_end * (2 * a.between + own);  // the last norm's input, the head's, logits
+    if (first || last) m.communication += whole_table;
     out.push_back(m);
   }
   return out;

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "planner/pipeline.h"
 #include "planner/predict.h"
 #include "train/job.h"
 
@@ -31,9 +32,13 @@ StageParameters parameters_of(const Case& c, int64_t layers, bool first, bool la
 // Bytes that a layer keeps between forward and backward, of one micro-batch (Korthikanti et al. 2022, equations 1 to 6,
 // where attention is unfused and there is dropout).
 double kept_by_layer(const Case& c);
+// The same between I and W, where backward passes are split: what products have read, and the gradients of what they
+// gave. Recomputation comes before I.
+double kept_for_weights(const Case& c);
 
-// The memory of each pipeline rank. `in_flight`: micro-batches times stages that each has at most.
-std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int>& in_flight);
+// The memory of each pipeline rank; `layers` of each stage.
+std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64_t>& layers,
+                                          const PipelineTime& pipeline);
 // The memory of each pipeline rank by a dry run, of the fullest of its ranks. Nothing where one needs more than a
 // terabyte.
 std::optional<std::vector<MemoryParts>> own_memory(const Job& job);

@@ -21,12 +21,30 @@ double seconds_of(const Simulation& s, bool spans) {
   return longest;
 }
 
+// The most actions of that kind at once that no B or W has ended yet, on a rank; of all its stages, or of one.
+int most_open(const std::vector<Action>& list, Do begins, int stage = -1) {
+  int now = 0, most = 0;
+  for (const Action& a : list) {
+    if (stage >= 0 && a.stage != stage) continue;
+    if (a.what == begins) most = std::max(most, ++now);
+    if (a.what == Do::B || a.what == Do::W) now -= 1;
+  }
+  return most;
+}
+
+// What a schedule keeps, of the micro-batches between F and its end.
+PipelineTime kept_by(const Schedule& s) {
+  PipelineTime out{.in_flight = peak_in_flight(s)};
+  for (const auto& list : s.actions) out.waiting.push_back(s.has(Do::I) ? most_open(list, Do::I) : 0);
+  out.at_the_end = most_open(s.actions[static_cast<size_t>(s.rank_of_stage.back())], Do::F, s.stages - 1);
+  return out;
+}
+
 // A rank's passes, and what they leave of so many seconds.
-PipelineTime finished(const Plan& plan, const std::vector<StageTimes>& stages, double seconds,
-                      const std::vector<int>& in_flight) {
+PipelineTime finished(const Plan& plan, const std::vector<StageTimes>& stages, double seconds, PipelineTime out) {
   const std::vector<int> rank = rank_of_stages(plan);
-  PipelineTime out{
-      .seconds = seconds, .busy = std::vector<double>(static_cast<size_t>(plan.pp)), .in_flight = in_flight};
+  out.seconds = seconds;
+  out.busy.resize(static_cast<size_t>(plan.pp));
   double busy = 0;
   for (size_t s = 0; s < stages.size(); ++s) {
     const StageTimes& t = stages[s];
@@ -77,7 +95,7 @@ PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stag
   const int64_t p = plan.pp, m = plan.microbatches, few = kTurns * p + m % p;
   if (m <= few + p) {
     const Simulation all = simulated(m);
-    return finished(plan, stages, seconds_of(all, spans), all.in_flight);
+    return finished(plan, stages, seconds_of(all, spans), kept_by(all.schedule));
   }
   // From there on p micro-batches more take as much longer each time, never less than the busiest rank's passes; of
   // gpipe as many more are in flight. Within 1% of the whole, tried on 3,000 pipelines of uneven stages.
@@ -86,10 +104,11 @@ PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stag
   const double last = seconds_of(after, spans), busiest = std::ranges::max(finished(plan, stages, 0, {}).busy),
                step = std::max(last - seconds_of(before, spans),
                                busiest * static_cast<double>(p) / static_cast<double>(m));
-  std::vector<int> in_flight = after.in_flight;
-  for (size_t rank = 0; rank < in_flight.size(); ++rank)
-    in_flight[rank] += static_cast<int>(more) * (in_flight[rank] - before.in_flight[rank]);
-  return finished(plan, stages, last + step * static_cast<double>(more), in_flight);
+  PipelineTime kept = kept_by(after.schedule);
+  const auto grow = [&](int& now, int then) { now += static_cast<int>(more) * (now - then); };
+  for (size_t rank = 0; rank < kept.in_flight.size(); ++rank) grow(kept.in_flight[rank], before.in_flight[rank]);
+  grow(kept.at_the_end, kept_by(before.schedule).at_the_end);
+  return finished(plan, stages, last + step * static_cast<double>(more), kept);
 }
 
 // The slowest rank is busy all the time but while the pipeline fills and drains; where backward passes are whole, a
@@ -104,13 +123,17 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
   if (kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_v) most = std::min(m, p) * v;
   if (kind == ScheduleKind::v_half) most = std::min(m, std::floor((p + 2) / 2)) * v;
   if (kind == ScheduleKind::v_min) most = std::min(m, std::floor((p + 4) / 3)) * v;
-  std::vector<int> in_flight;
+  PipelineTime kept;
   for (double rank = 0; rank < p; ++rank) {
     if (kind == ScheduleKind::one_f_one_b) most = std::min(m, p - rank);
     if (kind == ScheduleKind::interleaved) most = std::min(m * v, p * v + p - 1 - 2 * rank);
-    in_flight.push_back(static_cast<int>(most));
+    kept.in_flight.push_back(static_cast<int>(most));
+    const double delay = kind == ScheduleKind::zb_h1 ? rank : 2 * rank;
+    kept.waiting.push_back(splits_backward(kind) ? static_cast<int>(std::min(m, delay + 1)) : 0);
   }
-  const std::vector<double> busy = finished(plan, stages, 0, in_flight).busy;
+  if (kind == ScheduleKind::gpipe || kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_h2)
+    kept.at_the_end = kept.in_flight.back();
+  const std::vector<double> busy = finished(plan, stages, 0, {}).busy;
   StageTimes all{.forward = 0, .backward = 0, .input = 0, .weight = 0};  // for one micro-batch
   for (const StageTimes& t : stages) all.forward += t.forward, all.input += t.input, all.weight += t.weight;
   const double slowest = *std::ranges::max_element(busy), passes = std::accumulate(busy.begin(), busy.end(), 0.0) / m,
@@ -131,7 +154,7 @@ PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& s
     seconds = slowest + (kind == ScheduleKind::v_min ? 4 * p - 5 : 3 * p) / 6 * each + m * std::max(0.0, waits);
   }
   if (splits_backward(kind)) seconds = std::max(seconds, turns + stages[0].weight + way);
-  return finished(plan, stages, plan.pp == 1 ? slowest : seconds, in_flight);
+  return finished(plan, stages, plan.pp == 1 ? slowest : seconds, kept);
 }
 
 // Goes from one end of an action to the next.

@@ -13,6 +13,8 @@ struct PipelineTime {
   double bubble = 0;                // share of it in which the mean rank waits
   std::vector<double> busy = {};    // seconds, of each rank
   std::vector<int> in_flight = {};  // the most of each rank, in stages times micro-batches
+  std::vector<int> waiting = {};    // the most between I and W, in the same
+  int at_the_end = 1;               // the most micro-batches in flight on the last stage
 };
 
 // The time of a pass of a stage.

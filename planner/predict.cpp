@@ -163,7 +163,7 @@ Prediction predict(const Case& given) {
   std::optional<Job> own = own_job(c);
   const Stages s = stages_of(c, layers_of(c, own), true);
   Prediction out = time_of(c, s);
-  set_memory(c, described_memory(c, s.pipeline.in_flight), out);
+  set_memory(c, described_memory(c, s.layers, s.pipeline), out);
   constexpr double kDryRun = 4e12;  // bytes: more than an arena has
   if (out.memory[out.fullest].peak() > kDryRun) own.reset();
   if (own)
@@ -177,7 +177,7 @@ Prediction predict(const Case& given) {
 Prediction by_description(const Case& c, const std::vector<int64_t>& layers, bool simulated) {
   const Stages s = stages_of(c, layers, simulated);
   Prediction out = time_of(c, s);
-  set_memory(c, described_memory(c, s.pipeline.in_flight), out);
+  set_memory(c, described_memory(c, s.layers, s.pipeline), out);
   if (simulated) out.bytes = described_bytes(c);
   return out;
 }

@@ -17,10 +17,10 @@ namespace tessera::planner {
 namespace {
 
 constexpr size_t kSimulated = 50;  // as many of the best by closed forms
-// Tessera's memory is told by a dry run, and roughly by a description: how far that may be from it, how many
-// plans have one, and are looked at besides because they may fit, or fit with room.
+// Tessera's memory is told by a dry run, which each plan that is listed has, and before that roughly by a description:
+// how far that may be from it, and how many plans are looked at besides because they may fit, or fit with room.
 constexpr double kRoughly = 0.1, kRoomy = 0.15;
-constexpr size_t kDryRuns = 4, kBesides = 20;
+constexpr size_t kBesides = 20;
 constexpr double kSlack = 0.98;  // times a bound: closed forms are that near to simulations
 
 using Kind = std::tuple<int64_t, int64_t, int64_t, int64_t, ZeroStage>;  // pp, dp, cp, tp, ZeRO
@@ -47,7 +47,13 @@ Node node_of(Estimator& estimate, const Question& q, const Layout& base) {
   Layout quick = base, small = base;
   if (!q.fixed.schedule && base.plan.pp > 1) quick.plan.schedule = ScheduleKind::zb_h2;
   if (!q.fixed.zero && shared) quick.plan.zero = ZeroStage::one, small.plan.zero = ZeroStage::three;
-  return {base, estimate(quick).step_s, {small, estimate(small)}};
+  Candidate smallest{small, estimate(small)};
+  if (!q.fixed.zero && shared && estimate.is_of_tessera()) {  // whose tables are whole for a while from stage 2 on
+    small.plan.zero = ZeroStage::one;
+    if (Candidate other{small, estimate(small)}; other.prediction.over_bytes < smallest.prediction.over_bytes)
+      smallest = std::move(other);
+  }
+  return {base, estimate(quick).step_s, std::move(smallest)};
 }
 
 bool is_nearer(const Candidate& a, const Candidate& b) { return a.prediction.over_bytes < b.prediction.over_bytes; }
@@ -141,12 +147,11 @@ class Ranking {
     const Memory memory{p.recompute, p.schedule, p.tp > 1, p.zero == ZeroStage::three};
     if (own_) correct(c.prediction, ratios_.contains(memory) ? ratios_[memory] : 1);
     const bool hopeless = c.prediction.over_bytes > kRoughly / 2 * q_.hardware.memory_bytes;
-    if (!own_ || (dry_runs_ < kDryRuns && !hopeless) || (out_.empty() && !hopeless)) {
+    if (!own_ || !hopeless) {
       const double described = peak(c.prediction);
       c.prediction = predict(case_of(q_, c.layout));
       c.described = false;
       ratios_[memory] = peak(c.prediction) / described * (ratios_.contains(memory) ? ratios_[memory] : 1);
-      ++dry_runs_;
     }
     const bool fits = c.prediction.fits;
     fits ? out_.push_back(std::move(c)) : too_large_.add(c);
@@ -164,7 +169,6 @@ class Ranking {
   bool own_;
   FirstOfKinds& too_large_;
   const Meanwhile& meanwhile_;
-  size_t dry_runs_ = 0;
   std::map<Memory, double> ratios_ = {};
   std::vector<Candidate> out_ = {};
 };

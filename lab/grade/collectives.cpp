@@ -29,13 +29,14 @@ class Counting final : public Transport {
   std::string_view kind() const override { return through_.kind(); }
   void send(int to, int tag, const std::byte* data, int64_t bytes) override {
     sent += bytes;
+    if (to != (rank() + 1) % size()) elsewhere += bytes;
     through_.send(to, tag, data, bytes);
   }
   void recv(int from, int tag, std::byte* data, int64_t bytes) override { through_.recv(from, tag, data, bytes); }
-  std::unique_ptr<Transport> split(int color, int key) override { return through_.split(color, key); }
+  std::unique_ptr<Transport> split(int, int) override { throw Error("split() here: its messages are not counted"); }
   void fail(const std::string& cause) override { through_.fail(cause); }
 
-  int64_t sent = 0;
+  int64_t sent = 0, elsewhere = 0;  // elsewhere than to the next rank
 
  private:
   Transport& through_;
@@ -70,7 +71,8 @@ struct Inputs {
   struct Result {
     std::vector<double> values, whole, room;  // its result, its array, the room for its piece and a number more
     int64_t sent = 0, counted = 0;            // bytes that left it, and as the learner's code counts them
-    auto fields() { return std::tie(values, whole, room, sent, counted); }
+    int64_t elsewhere = 0;                    // bytes that did not go to the next rank
+    auto fields() { return std::tie(values, whole, room, sent, counted, elsewhere); }
   };
   // Runs a collective from one tensor to another on each rank.
   std::vector<Result> run(Op op, int64_t (*algorithm)(Transport& t, const Call& call)) const {
@@ -90,7 +92,7 @@ struct Inputs {
       Counting transport(world.transport());
       const int64_t counted =
           algorithm(transport, {.op = op, .count = count, .in = in.address(), .out = out.address()});
-      return Result{numbers(out), numbers(whole), numbers(room), transport.sent, counted};
+      return Result{numbers(out), numbers(whole), numbers(room), transport.sent, counted, transport.elsewhere};
     };
     return by_ranks(ranks, rank);
   }
@@ -165,6 +167,7 @@ struct Graded {
   std::vector<Guess> (*guesses)(const Inputs& in, int rank);
   void (*expect_bytes)(Grading& grading, const std::string& where, const Inputs& in, Op op, int rank, int64_t found);
   const char* halves = nullptr;  // the cause where each half of an all-reduce is right alone
+  bool to_the_next = false;      // messages go to no other rank
 };
 
 void check(Grading& grading, const Inputs& in, Op op, const Graded& graded,
@@ -187,6 +190,8 @@ void check(Grading& grading, const Inputs& in, Op op, const Graded& graded,
       expect_values(where, found.values, all, guesses, in.ranks);
     }
     for (const int64_t sent : {found.sent, found.counted}) graded.expect_bytes(grading, where, in, op, r, sent);
+    if (graded.to_the_next)
+      expect_bytes(grading, where + ", to other ranks than the next one", found.elsewhere, 0, "none: a ring");
   }
 }
 
@@ -312,9 +317,13 @@ void expect_ring_bytes(Grading& grading, const std::string& where, const Inputs&
 }
 
 constexpr Graded kRing{
-    ring, [](int piece) { return piece + 1; }, guesses, expect_ring_bytes,
+    ring,
+    [](int piece) { return piece + 1; },
+    guesses,
+    expect_ring_bytes,
     "each half is right alone. In an all-reduce `in` and `out` lie in the same array, so the sum that "
-    "travels needs memory of its own"};
+    "travels needs memory of its own",
+    true};
 
 }  // namespace
 

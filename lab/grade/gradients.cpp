@@ -303,6 +303,14 @@ OpCount total(const std::vector<Seen>& ranks, Op op) {
   return all;
 }
 
+// Bytes of operations that a strategy has no use for.
+int64_t by_others(const std::vector<Seen>& ranks, std::initializer_list<Op> used) {
+  int64_t all = 0;
+  for (size_t op = 0; op < kOps; ++op)
+    if (std::ranges::find(used, static_cast<Op>(op)) == used.end()) all += total(ranks, static_cast<Op>(op)).sent;
+  return all;
+}
+
 std::string all_ranks(const DataCase& c, const char* what) {
   const std::string where = c.where(0);
   return fmt::format("{} all ranks together, one step, {}", where.substr(0, where.rfind(' ', where.rfind(' ') - 1)),
@@ -353,6 +361,7 @@ void check_buckets(Grading& grading, const DataCase& c, const std::vector<Seen>&
                "2 (n - 1) S",
                {{"buckets leave in every micro-batch; expected in the last one alone",
                  2 * (c.ranks - 1) * bytes * c.microbatches}});
+  expect_bytes(grading, all_ranks(c, "other operations"), by_others(ranks, {Op::all_reduce}), 0, "none");
   const auto early = std::ranges::count_if(ranks[0].requested, [&](double t) { return t < ranks[0].last_ends; });
   if (c.bucket_bytes == 1 && !c.idle && early < buckets)
     throw Wrong{
@@ -374,6 +383,8 @@ void check_shards(Grading& grading, const DataCase& c, const std::vector<Seen>& 
   expect_bytes(grading, all_ranks(c, "all-reduces"), total(ranks, Op::all_reduce).sent, 0,
                "none: a rank needs its own piece alone",
                {{"gradients are summed for every rank; ZeRO needs a reduce-scatter, half of that", 2 * sums * one}});
+  expect_bytes(grading, all_ranks(c, "other operations"),
+               by_others(ranks, {Op::reduce_scatter, Op::all_reduce, Op::all_gather}), 0, "none");
   if (c.zero < 3)
     expect_bytes(grading, all_ranks(c, "all-gathers"), total(ranks, Op::all_gather).sent, one,
                  "(n - 1) S, after the update",

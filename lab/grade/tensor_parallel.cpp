@@ -80,12 +80,6 @@ struct ProductSeen {
   auto fields() { return std::tie(value, gradient, sent_forward, sent_backward); }
 };
 
-int64_t sent(const Communicator& world) {
-  int64_t all = 0;
-  for (const OpCount& c : world.counts()) all += c.sent;
-  return all;
-}
-
 struct Case {
   const char* name;
   Placement from, to;

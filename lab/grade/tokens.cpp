@@ -156,9 +156,9 @@ std::vector<RingSeen> attended(const RingProblem& p) {
     const ArenaPtr arena = make_arena();
     const Var qkv(packed(p, p.positions(world.rank()), arena), true);
     const Var y = ring_attention(qkv, {.query = 1, .key = 1}, p.options(), world, p.balance);
-    const int64_t sent = world.counts()[static_cast<size_t>(Op::send)].sent;
+    const int64_t forward = sent(world);
     backward_from_ones(y);
-    return RingSeen{numbers(y.value()), numbers(qkv.grad()), sent};
+    return RingSeen{numbers(y.value()), numbers(qkv.grad()), forward};
   });
 }
 
@@ -268,7 +268,7 @@ ExpertsSeen pass(const ExpertsProblem& p, int rank, Communicator* ep, bool loses
       if (parameter->name == fmt::format("experts.{}.up.weight", e) && parameter->var.grad().defined())
         gradient = numbers(parameter->var.grad());
   }
-  if (ep) seen.sent = ep->counts()[static_cast<size_t>(Op::all_to_all)].sent;
+  if (ep) seen.sent = sent(*ep);
   return seen;
 }
 

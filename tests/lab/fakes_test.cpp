@@ -1,16 +1,20 @@
 // Fakes: files that do not solve an exercise and would like to be taken for a solution, or to do harm.
 //
-// Each is handed in as exercise 7, whose file is compiled quickly; a few of them for each other exercise too, as
-// TESSERA_DRAW draws (TESSERA_LAB=all: all of them).
+// They stand in tests/lab/fakes.txt. Most are handed in for every exercise, some for one: another way to the same
+// numbers. Each takes a second or two to build, so TESSERA_DRAW draws a fourteenth of them; TESSERA_FAKES=all builds
+// all, TESSERA_FAKES=WORDS those whose name has these words in it.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <future>
 
 #include "data/files.h"
 #include "lab/check.h"
+#include "settings/setting.h"
 
 namespace tessera::lab {
 namespace {
@@ -18,119 +22,137 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Fake {
-  const char *name, *broke, *text;
-  bool any = false;  // its text does not depend on the exercise
+  std::string name, broke, exercise, text;  // exercise: empty, every one; text: the whole file, if it is not empty
+  std::vector<std::string> bodies;
+  std::vector<std::pair<std::string, std::string>> changes;
 };
 
-// The text behind the word ANSWERS: a function that returns lists without actions.
-const std::string kWrong =
-    "\nnamespace tessera {\nSchedule one_f_one_b(int ranks, int microbatches) {\n"
-    "  return empty_schedule(\"1f1b\", ranks, 1, microbatches);\n}\n}\n";
 const std::string kIncludes =
-    "#include <fcntl.h>\n#include <signal.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <sys/mman.h>\n"
-    "#include <sys/socket.h>\n#include <unistd.h>\n#include <algorithm>\n#include <thread>\n"
-    "#include \"parallel/pipeline/schedules.h\"\nusing namespace tessera;\n";
+    "#include <dlfcn.h>\n#include <fcntl.h>\n#include <signal.h>\n#include <stdio.h>\n#include <stdlib.h>\n"
+    "#include <string.h>\n#include <sys/mman.h>\n#include <sys/ptrace.h>\n#include <sys/socket.h>\n"
+    "#include <sys/stat.h>\n#include <sys/syscall.h>\n#include <sys/uio.h>\n#include <unistd.h>\n"
+    "#include <algorithm>\n#include <stdexcept>\n#include <thread>\n#include <vector>\n";
 
-constexpr Fake kFakes[] = {
-    {"is empty", "linker", "", true},
-    {"includes the product's file", "copy", "#include \"FILE\"\n", true},
-    {"includes a link to the product's file", "copy", "#include \"linked.inc\"\n", true},
-    {"says solved and ends well", "exit",
-     "INCLUDES static const int now = (puts(\"exercise 7, 1f1b: solved\"), fflush(stdout), _exit(0), 0); ANSWERS"},
-    {"says solved and ends with 1", "exit",
-     "INCLUDES static const int now = (puts(\"exercise 7, 1f1b: solved\"), fflush(stdout), _exit(1), 0); ANSWERS"},
-    {"ends its parent, its group and all processes", "schedule",
-     "INCLUDES static const int now = kill(getppid(), SIGKILL) + kill(0, SIGKILL) + kill(-1, SIGKILL); ANSWERS"},
-    {"writes to all descriptors", "answer",
-     "INCLUDES static const int now = [] { for (int i = 0; i < 64; ++i) write(i, \"exercise 7, 1f1b: solved\\n\", 25); "
-     "return 0; }(); ANSWERS"},
-    {"closes all descriptors", "answer",
-     "INCLUDES static const int now = [] { for (int i = 0; i < 64; ++i) close(i); pause(); return 0; }(); ANSWERS"},
-    {"answers before it is asked", "answer",
-     "INCLUDES static const int now = [] { char all[4096] = {}; send(3, all, sizeof(all), 0); return 0; }(); ANSWERS"},
-    {"echoes the question", "error",
-     "INCLUDES static const int now = [] { unsigned long a[3] = {0, 8, 0}; recv(3, a, 8, MSG_WAITALL); while (recv(3, "
-     "a, 8, MSG_WAITALL) == 8) send(3, a, 24, 0); _exit(0); return 0; }(); ANSWERS"},
-    {"lets a child answer, which keeps the channel", "schedule",
-     "INCLUDES static const int now = [] { if (fork() == 0) for (;;) pause(); return 0; }(); ANSWERS"},
-    {"lets a thread live on", "exit",
-     "INCLUDES static const int now = [] { std::thread([] { pause(); }).detach(); _exit(0); return 0; }(); ANSWERS"},
-    {"lets the product answer", "schedule",
-     "INCLUDES static const int now = [] { char name[64]; sprintf(name, \"/proc/%d/exe\", getppid()); "
-     "return execl(name, \"tessera\", \"lab\", \"answer\", \"7\", nullptr); }(); ANSWERS"},
-    {"returns a constant", "schedule",
-     "INCLUDES namespace tessera { Schedule one_f_one_b(int, int) { Schedule s = empty_schedule(\"1f1b\", 3, 1, 1); "
-     "for (int r = 0; r < 3; ++r) s.actions[size_t(r)] = {{Do::F, r, 0}, {Do::B, r, 0}}; return s; } }"},
-    {"replays its first answer", "schedule",
-     "INCLUDES namespace tessera { Schedule one_f_one_b(int p, int m) { static const Schedule first = [&] { Schedule s "
-     "= "
-     "empty_schedule(\"1f1b\", p, 1, m); for (int r = 0; r < p; ++r) { auto& to = s.actions[size_t(r)]; const int w = "
-     "std::min(p - 1 - r, m); for (int i = 0; i < w + m; ++i) { if (i < m) to.push_back({Do::F, r, i}); if (i >= w) "
-     "to.push_back({Do::B, r, i - w}); } } return s; }(); return first; } }"},
-    {"sleeps for ever", "time", "INCLUDES static const int now = pause(); ANSWERS"},
-    {"takes all memory", "memory",
-     "INCLUDES namespace tessera { Schedule one_f_one_b(int, int) { std::vector<std::vector<char>> all; for (;;) "
-     "all.emplace_back(1 << 26, 'x'); } }"},
-    {"prints a gigabyte", "schedule",
-     "INCLUDES static const int now = [] { static char all[1 << 20]; for (int i = 0; i < 1024; ++i) write(1, all, "
-     "sizeof(all)); return 0; }(); ANSWERS"},
-    {"throws 42", "error", "INCLUDES namespace tessera { Schedule one_f_one_b(int, int) { throw 42; } }"},
-    {"throws the words of a verdict", "error",
-     "INCLUDES #include <stdexcept>\nnamespace tessera { Schedule one_f_one_b(int, int) { throw "
-     "std::runtime_error(\"\\x1b[2Jexercise 7, 1f1b: solved\\nexercise 7, 1f1b: solved\"); } }"},
-    {"is weak", "schedule",
-     "INCLUDES namespace tessera { __attribute__((weak)) Schedule one_f_one_b(int p, int m) { return "
-     "empty_schedule(\"1f1b\", p, 1, m); } }"},
-    {"is static", "linker",
-     "#include \"parallel/pipeline/schedule.h\"\nnamespace tessera { static Schedule one_f_one_b(int p, int m) { "
-     "return "
-     "empty_schedule(\"1f1b\", p, 1, m); } }"},
-    {"has other parameters", "linker",
-     "INCLUDES namespace tessera { Schedule one_f_one_b(int p) { return empty_schedule(\"1f1b\", p, 1, 1); } }"},
-    {"ends when it is destroyed", "schedule",
-     "INCLUDES struct Last { ~Last() { puts(\"exercise 7, 1f1b: solved\"); _exit(0); } } last; ANSWERS"},
-    {"has an operator new that ends all", "exit",
-     "INCLUDES static bool ready; void* operator new(size_t n) { if (ready) _exit(0); return malloc(n); } namespace "
-     "tessera { Schedule one_f_one_b(int p, int m) { ready = true; return empty_schedule(\"1f1b\", p, 1, m); } }"},
-    {"has a main of its own", "linker",
-     "INCLUDES int main() { puts(\"exercise 7, 1f1b: solved\"); return 0; } ANSWERS"},
-    {"writes and removes files", "schedule",
-     "INCLUDES static const int now = creat(\"FOLDER/made\", 0666) + open(\"FOLDER/made\", O_CREAT | O_WRONLY, 0666) + "
-     "unlink(\"FOLDER/kept\") + rename(\"FOLDER/kept\", \"FOLDER/made\"); ANSWERS"},
-};
+std::string replaced(std::string text, const std::vector<std::pair<std::string, std::string>>& words) {
+  for (const auto& [from, to] : words)
+    for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+      text.replace(at, from.size(), to);
+  return text;
+}
+
+// The file of fakes, which says how it is written.
+std::vector<Fake> fakes() {
+  std::vector<Fake> all;
+  std::string* to = nullptr;
+  bool at_start = false;
+  const auto end = [&] {
+    if (to && at_start) *to = "INCLUDES__attribute__((constructor)) static void now() {\n" + *to + "}\nGIVEN";
+    at_start = false;
+  };
+  for (const std::string& line : split(read_file(fs::path(TESSERA_SOURCE_DIR) / "tests/lab/fakes.txt"), '\n')) {
+    if (line.starts_with("=== ")) {
+      end();
+      std::vector<std::string> words = split(replaced(line.substr(4), {{" | ", "|"}}), '|');
+      words.resize(3);
+      all.push_back({words[0], words[1], words[2], "", {}, {}});
+      to = &all.back().text;
+    } else if (line == "--- at the start") {
+      at_start = true;
+    } else if (line == "--- body") {
+      to = &all.back().bodies.emplace_back();
+    } else if (line == "--- change") {
+      to = &all.back().changes.emplace_back().first;
+    } else if (line == "--- to") {
+      to = &all.back().changes.back().second;
+    } else if (to) {
+      *to += line + "\n";
+    }
+  }
+  end();
+  for (Fake& fake : all)
+    for (auto& [from, instead] : fake.changes)  // may end within a line
+      for (std::string* x : {&from, &instead}) x->pop_back();
+  return all;
+}
+
+std::string named(const Exercise& e, const Fake& fake) { return fmt::format("{}, which {}", e.name, fake.name); }
+
+// The file that is handed in.
+std::string file_of(const Exercise& e, const Fake& fake, const fs::path& folder) {
+  std::string product = read_file(fs::path(TESSERA_SOURCE_DIR) / e.file), text = fake.text;
+  const std::string given = blanked_file(product, e);
+  std::vector<std::string> bodies;
+  for (size_t i = 0; i < e.blanks.size() && !fake.bodies.empty(); ++i) {
+    const std::string& body = fake.bodies[std::min(i, fake.bodies.size() - 1)];
+    const Part part = blanked_part(product, e.blanks[i]);
+    const bool nothing = e.blanks[i].function.starts_with("void ");
+    bodies.push_back(body.empty() ? product.substr(part.begin, part.end - part.begin)
+                                  : replaced(body, {{"RETURN", nothing ? "return;\n" : "return {};\n"}}));
+  }
+  for (const auto& [from, to] : fake.changes) {
+    EXPECT_NE(product.find(from), std::string::npos) << named(e, fake) << ": no '" << from << "'";
+    product = replaced(product, {{from, to}});
+  }
+  if (!fake.changes.empty())  // as if it were written again
+    for (const Blank& blank : e.blanks)
+      product.insert(product.find('\n', blanked_part(product, blank).begin), "  // mine");
+  if (!bodies.empty() || !fake.changes.empty())
+    text = "INCLUDES" + (bodies.empty() ? product : filled_file(product, e, bodies));
+  return replaced(text, {{"GIVEN", given},
+                         {"INCLUDES\n", kIncludes},
+                         {"INCLUDES", kIncludes},
+                         {"FOLDER", folder.string()},
+                         {"SOURCE", TESSERA_SOURCE_DIR},
+                         {"FILE", std::string(e.file)},
+                         {"NUMBER", std::to_string(e.number)},
+                         {"NAME", std::string(e.name)}});
+}
 
 // Nothing, where the fake is refused for its reason and has done no harm.
 std::string refused_fake(const Exercise& e, const Fake& fake) {
   const TemporaryDirectory folder(temporary_folder() / "tessera-fake");
-  std::string text = fake.text;
-  const std::vector<std::pair<std::string, std::string>> words{
-      {"INCLUDES ", kIncludes}, {"ANSWERS", kWrong}, {"FOLDER", folder.path().string()}, {"FILE", std::string(e.file)}};
-  for (const auto& [from, to] : words)
-    while (text.find(from) != std::string::npos) text.replace(text.find(from), from.size(), to);
+  const fs::path kept = folder.path() / "kept", notes = folder.path() / "build/learner.d";
+  const std::string text = file_of(e, fake, folder.path());
   write_file(folder.path() / fs::path(e.file).filename(), text);
-  write_file(folder.path() / "kept", "");
+  write_file(kept, "");
   fs::create_symlink(fs::path(TESSERA_SOURCE_DIR) / e.file, folder.path() / "linked.inc");
-  const Verdict verdict = check(e, folder.path());
-  const std::string first = fmt::format("exercise {}, {}: not yet\n  broke  {}\n", e.number, e.name, fake.broke);
-  const bool sound = !verdict.solved && verdict.kept == 0 && verdict.text.starts_with(first) &&
-                     verdict.text.find('\x1b') == std::string::npos &&
+  if (text.ends_with("// NOTES\n")) fs::create_directory(notes.parent_path()), fs::create_symlink("/dev/null", notes);
+  const int held = ::open(kept.c_str(), O_WRONLY | O_CLOEXEC);  // what a process that takes descriptors finds
+  const fs::perms before = fs::status(kept).permissions();
+  const Verdict verdict = check(e, folder.path(), fake.broke == "time" ? 3 : kGradingSeconds);
+  ::close(held);
+  const std::string broke = fake.broke == "any" ? "" : fmt::format("  broke  {}\n", fake.broke);
+  const std::string first = fmt::format("exercise {}, {}: not yet\n{}", e.number, e.name, broke);
+  const bool sound = !verdict.solved && (verdict.kept == 0 || !fake.exercise.empty()) &&
+                     verdict.text.starts_with(first) && verdict.text.find('\x1b') == std::string::npos &&
                      verdict.text.find("\nexercise") == verdict.text.npos;
-  const bool harmless = fs::exists(folder.path() / "kept") && !fs::exists(folder.path() / "made") &&
+  const bool harmless = fs::exists(kept) && fs::file_size(kept) == 0 && fs::status(kept).permissions() == before &&
+                        !fs::exists(folder.path() / "made") &&
                         (!fs::exists(folder.path() / "build/output.txt") ||
                          fs::file_size(folder.path() / "build/output.txt") <= uintmax_t{1} << 20);
-  if (std::getenv("TESSERA_LAB_SHOW")) fmt::print("--- {} {}\n{}", e.name, fake.name, verdict.text);
+  if (std::getenv("TESSERA_LAB_SHOW")) fmt::print("--- {}\n{}", named(e, fake), verdict.text);
   return sound && harmless ? ""
-                           : fmt::format("{}, which {}: expected '{}'{}, found\n{}", e.name, fake.name, first,
+                           : fmt::format("{}: expected '{}'{}, found\n{}\n", named(e, fake), first,
                                          harmless ? "" : " and no harm", verdict.text);
 }
 
 TEST(Fakes, AreRefused) {
   std::vector<std::pair<const Exercise*, const Fake*>> all;
-  const char *only = std::getenv("TESSERA_LAB"), *draw = std::getenv("TESSERA_DRAW");
+  const char *only = std::getenv("TESSERA_FAKES"), *draw = std::getenv("TESSERA_DRAW");
   size_t number = draw ? std::stoull(draw) : 0;
-  for (const Exercise& e : exercises())
-    for (const Fake& fake : kFakes)
-      if (e.name == "1f1b" || (fake.any && (only || number++ % 6 == 0))) all.emplace_back(&e, &fake);
+  const std::vector<Fake> every = fakes();
+  for (const Exercise& e : exercises()) {
+    size_t of_this = 0;
+    for (const Fake& fake : every) {
+      if (!fake.exercise.empty() && fake.exercise != e.name) continue;
+      ++of_this;
+      if (only ? std::string(only) == "all" || named(e, fake).find(only) != std::string::npos : number++ % 14 == 0)
+        all.emplace_back(&e, &fake);
+    }
+    EXPECT_GE(of_this, 30U) << e.name;
+  }
+  ASSERT_FALSE(all.empty());
+  if (only) fmt::print("{} fakes\n", all.size());
   std::atomic<size_t> next = 0;
   const auto work = [&] {
     std::string wrong;

@@ -70,6 +70,48 @@ TEST(OwnRuns, AreAsVerifyCountsThem) {
   }
 }
 
+// A model of billions of parameters on GPUs, under any plan.
+Case large(uint64_t trial) {
+  test::Draw d("large", trial);
+  const bool llama = d.between(0, 3) > 0;
+  Case c{.hardware = hardware_named("h100")};
+  c.model = shape_of(*preset(llama ? d.of({"llama2-7b", "llama3-8b", "mistral-7b"}) : "gpt2-xl"));
+  c.model.context = d.of<int64_t>({1024, 4096});
+  c.model.vocab = d.of<int64_t>({32000, 50304, 128256});
+  if (!llama) c.model.context = c.model.position_rows = 1024;
+  Plan& p = c.layout.plan;
+  p = {.pp = d.of<int64_t>({1, 2, 4, 8}), .dp = d.of<int64_t>({1, 2}), .cp = d.of<int64_t>({1, 1, 2})};
+  p.tp = llama ? d.of<int64_t>({1, 1, 2, 4}) : 1;
+  p.sp = p.tp > 1 && d.between(0, 1) == 1;
+  p.zero = static_cast<ZeroStage>(p.dp * p.cp > 1 ? d.between(0, 3) : 0);
+  p.schedule = p.pp > 1 ? static_cast<ScheduleKind>(d.between(1, 8)) : ScheduleKind::one_f_one_b;
+  if (p.schedule == ScheduleKind::interleaved) p.chunks = 2;
+  p.microbatches = p.pp * d.of<int64_t>({1, 2, 4});
+  p.recompute = static_cast<Recompute>(d.between(0, 4));
+  c.layout.sequences = d.of<int64_t>({1, 1, 2});
+  c.software = own_software(DType::bfloat16, d.of({DType::float32, DType::bfloat16}));
+  return c;
+}
+
+TEST(OwnRuns, ADescriptionOfMemoryIsNearTheDryRun) {
+  const auto trials = static_cast<int64_t>(test::plans(40));
+  int64_t near = 0;
+  for (int64_t trial = 0; trial < trials; ++trial) {
+    const Case c = large(static_cast<uint64_t>(trial));
+    const std::optional<Job> own = own_job(c);
+    ASSERT_TRUE(own) << trial;
+    const Prediction whole = predict(c);
+    for (const bool simulated : {false, true}) {
+      const Prediction quick = by_description(c, layers_of(c, own), simulated);
+      const double ratio = quick.memory[quick.fullest].peak() / whole.memory[whole.fullest].peak();
+      EXPECT_GT(ratio, 0.72) << trial << ": " << to_text(c.layout.plan);
+      EXPECT_LT(ratio, 1.2) << trial << ": " << to_text(c.layout.plan);
+      near += std::abs(ratio - 1) < 0.13 ? 1 : 0;
+    }
+  }
+  EXPECT_GE(near, 2 * trials * 8 / 10 - 1);
+}
+
 // A rank's `peak_bytes` as `tessera train` counted it in the GPU's arena, in MB: on an H100 80GB HBM3 on 2026-11-26,
 // bf16 with fp32 gradients, master weights and moments, a vocabulary of 50304. The models are those of
 // bench/gpu_parts.py in its parts `pytorch` and `shapes`, on one rank; the layouts those of its part `strategies`, of

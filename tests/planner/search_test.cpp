@@ -67,6 +67,20 @@ TEST(Search, FindsWhatBruteForceFinds) {
   }
 }
 
+// A plan of Tessera's that is listed fits by a dry run, and not by a description alone.
+TEST(Search, ListsWhatFitsByADryRun) {
+  for (const auto& [hardware, batch] : {std::pair{"rtx4090", 8}, {"rtx4090", 64}, {"a100-40", 64}}) {
+    Question q = on_h100("llama2-7b", "tessera", 8, batch);
+    q.hardware = hardware_named(hardware);
+    const Answer found = search(q);
+    EXPECT_GT(found.best.size(), 5U);
+    for (const Candidate& c : found.best) {
+      EXPECT_FALSE(c.described) << hardware << ": " << to_text(c.layout.plan);
+      EXPECT_TRUE(predict(case_of(q, c.layout)).fits) << hardware << ": " << to_text(c.layout.plan);
+    }
+  }
+}
+
 // The search looks at the layouts that a run may have: no more, and none is left out.
 TEST(Search, LooksAtEveryLayoutThatARunMayHave) {
   const Question q = small(8, 8);
