@@ -33,7 +33,7 @@ namespace {
 
 constexpr double kNewStep = 0.1;  // weight of the newest step in the moving average
 constexpr std::chrono::milliseconds kBetweenRewrites{80};
-constexpr std::chrono::milliseconds kBetweenPlainWork{3000};
+constexpr std::chrono::milliseconds kBetweenPlainWork{10'000};
 constexpr int64_t kPlainLines = 20;  // lines of a whole run
 constexpr int64_t kBar = 20, kLeastBar = 5;
 constexpr int64_t kWide = 200;  // where the width is not known

@@ -49,7 +49,7 @@ class Progress {
   static Options for_stderr(int64_t steps, bool quiet);
 
   void step(const StepReport& report);
-  // A line about other work that goes on: rewritten on a terminal, elsewhere every few seconds.
+  // A line about other work that goes on: rewritten on a terminal, elsewhere every ten seconds.
   void work(const std::string& line);
   void message(const std::string& line);  // a line of its own above the progress; not shown when quiet
 

@@ -294,10 +294,17 @@ int run(const VerifyOptions& options) {
                                                      : nullptr;
   if (planted_one) check_applies(*planted_one, job);
   ask_for_verifying(job);
+  std::optional<Progress> progress(std::in_place,
+                                   Progress::for_stderr(o.optim.steps, o.rank.value_or(0) > 0 || !speaks_for_all()));
   const VerifyResult r = explain(job, [&](const Job& j) {
-    VerifyHooks hooks{.launching = [&o, &j](LaunchOptions& how) { how = ranks_of("verify", o, j.plan); }};
+    VerifyHooks hooks{.launching = [&o, &j](LaunchOptions& how) { how = ranks_of("verify", o, j.plan); },
+                      .working =
+                          [&, steps = j.optim.steps](std::string_view work, int64_t step) {
+                            progress->work(fmt::format("{}: step {} of {}", work, step + 1, steps));
+                          }};
     return planted_one ? planted(*planted_one, j, std::move(hooks)) : hooks;
   });
+  progress.reset();  // its line goes
   if (!r.known) return 0;
   if (const std::string useless = useless_options(o); !useless.empty()) std::fputs((useless + "\n").c_str(), stderr);
   if (drawn && !json) print(fmt::format("A defect drawn by --seed {}, which draws it again.\n", o.optim.seed));

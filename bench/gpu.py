@@ -379,7 +379,7 @@ def main():
     for variable, folder in (("TESSERA_CACHE", "tessera"), ("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
         os.environ[variable] = os.path.join(caches, folder)
         os.makedirs(os.environ[variable], exist_ok=True)
-    os.environ |= {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "PATH": os.environ["PATH"] + ":/usr/local/cuda/bin"}
+    os.environ |= {"GOMP_SPINCOUNT": "1000", "TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "PATH": os.environ["PATH"] + ":/usr/local/cuda/bin"}
     if os.path.isdir(os.path.join(given.build, "lib")):
         os.environ["LD_LIBRARY_PATH"] = library_path()
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <map>
 
@@ -17,7 +18,8 @@
 namespace tessera::planner {
 namespace {
 
-constexpr int kWarmUp = 3;
+constexpr int kWarmUp = 3, kLeastSteps = 3;
+constexpr std::chrono::minutes kLongest{1};
 
 bool within(const TraceEvent& e, const TraceStep& step) { return e.begin >= step.begin && e.begin < step.end; }
 
@@ -85,7 +87,7 @@ MemoryParts memory_of(const Arena& arena) {
 
 }  // namespace
 
-Measured measure(const Job& job, int steps) {
+Measured measure(const Job& job, const std::function<void(int done)>& working, int steps) {
   const auto ranks = static_cast<size_t>(job.plan.ranks());
   std::vector<Log> logs(ranks);
   launch(launch_options(job.plan), [&](Communicator& world) {
@@ -94,9 +96,12 @@ Measured measure(const Job& job, int steps) {
         job,
         counted_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(job.optim.seed)),
         world, &log.trace);
+    const auto start = std::chrono::steady_clock::now();
     for (int s = 0; s < steps + kWarmUp; ++s) {
       if (s == 1) trainer.arena()->reset_peaks();
-      world.barrier();
+      if (world.rank() == 0) working(s);
+      const std::chrono::duration<double> so_far = std::chrono::steady_clock::now() - start;
+      if (world.max(so_far > kLongest ? 1 : 0) > 0 && s >= kLeastSteps + kWarmUp) break;  // ranks meet here too
       log.trace.begin_step(s + 1);
       trainer.step();
       log.trace.end_step();
@@ -109,7 +114,7 @@ Measured measure(const Job& job, int steps) {
   std::vector<double> seconds, bubbles;
   std::map<std::pair<int, Do>, std::vector<double>> passes;
   std::array<std::vector<double>, kParts.size()> parts;
-  for (size_t s = kWarmUp; s < static_cast<size_t>(steps) + kWarmUp; ++s) {
+  for (size_t s = kWarmUp; s < logs[0].trace.steps().size(); ++s) {
     double longest = 0;
     Parts mean;
     TimedLists lists(static_cast<size_t>(job.plan.pp));

@@ -1,5 +1,6 @@
 // A plan run here, on ranks that are threads, and its prediction beside what was measured.
 #pragma once
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,10 @@ struct Measured {
   double bubble = 0;                    // share of the step
   MemoryParts memory = {};              // the fullest rank's
 };
-// Trains on counted tokens. The job is one that check() has not refused.
-Measured measure(const Job& job, int steps = 12);
+// Trains on counted tokens, so many steps after three that do not count, or fewer, three at least, when a minute is
+// over. `working` is told how many are done. The job is one that check() has not refused.
+Measured measure(
+    const Job& job, const std::function<void(int done)>& working = [](int) {}, int steps = 12);
 
 // One part as both say it, in seconds, bytes or a share.
 struct Compared {

@@ -205,7 +205,7 @@ double difference(Reference& run, Reference& other) {
 
 // Between two serial runs, in any step: a tensor whose gradient is small beside what it is summed from may come to that
 // late. Both go on with the same gradients.
-double difference_of_orders(Job job, const Sequences& sequences) {
+double difference_of_orders(Job job, const Sequences& sequences, const Working& working) {
   job.plan.microbatches = 1;
   Reference together(job, sequences, {});
   job.plan.microbatches = job.optim.batch;
@@ -213,6 +213,7 @@ double difference_of_orders(Job job, const Sequences& sequences) {
   if (job.model.experts.count > 0) one_by_one.replay(together.keep_choices());
   double worst = 0;
   for (int64_t step = 0; step < job.optim.steps; ++step) {
+    working("the bound, by two orders of sums", step);
     const StepReport report = together.compute_gradients();
     one_by_one.compute_gradients();
     worst = std::max(worst, difference(together, one_by_one));
@@ -225,7 +226,7 @@ double difference_of_orders(Job job, const Sequences& sequences) {
 
 // The difference of a serial run in fp32 from float64 at the same values, in any step. Both run on the CPU where the
 // GPU has no kernels of float64.
-double error_of_fp32(Job job, const Sequences& sequences) {
+double error_of_fp32(Job job, const Sequences& sequences, const Working& working) {
   if constexpr (kWithCuda)
     if (!cuda::has_float64_kernels()) job.plan.device = Device::cpu;
   job.plan.microbatches = 1;
@@ -239,6 +240,7 @@ double error_of_fp32(Job job, const Sequences& sequences) {
       Tensor values = exact.units()[u].values;
       values.copy_from(run.units()[u].values);
     }
+    working("the bound, by fp32 beside fp64", step);
     const StepReport report = run.compute_gradients(), exactly = exact.compute_gradients();
     worst = std::max(worst, difference(exact, run));
     run.update(report);
@@ -259,10 +261,10 @@ Tolerance tolerance_of(DType dtype, int64_t layers, double orders, double error)
                       k * unit, layers, k, orders, error > 0 ? fmt::format(", float64 by {:.3g}", error) : "")};
 }
 
-Tolerance tolerance_of(const Job& job, const Sequences& sequences) {
+Tolerance tolerance_of(const Job& job, const Sequences& sequences, const Working& working) {
   const DType dtype = job.optim.dtype;
-  const double orders = dtype == DType::float64 ? 0 : difference_of_orders(job, sequences),
-               error = dtype == DType::float32 ? error_of_fp32(job, sequences) : 0;
+  const double orders = dtype == DType::float64 ? 0 : difference_of_orders(job, sequences, working),
+               error = dtype == DType::float32 ? error_of_fp32(job, sequences, working) : 0;
   return tolerance_of(dtype, job.model.layers, orders, error);
 }
 

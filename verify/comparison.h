@@ -71,7 +71,7 @@ struct Tolerance {
 // `orders` and `error`: what two orders of sums, and float64, differ by from a serial run; float64 asks for neither.
 Tolerance tolerance_of(DType dtype, int64_t layers, double orders, double error);
 // The tolerance of loss, norm and gradients of a step.
-Tolerance tolerance_of(const Job& job, const Sequences& sequences);
+Tolerance tolerance_of(const Job& job, const Sequences& sequences, const Working& working = VerifyHooks().working);
 
 // All steps of a rank of the plan, beside the oracle, which rank 0 has; then what was counted.
 void run_beside_oracle(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,

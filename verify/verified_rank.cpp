@@ -150,7 +150,10 @@ class VerifiedRank {
   }
 
   void run() {
-    for (int64_t step = 0; step < job_.optim.steps; ++step) one_step();
+    for (int64_t step = 0; step < job_.optim.steps; ++step) {
+      if (oracle_) hooks_.working("the plan beside one rank", step);
+      one_step();
+    }
     finish();
   }
 

@@ -195,7 +195,7 @@ VerifyResult verify(const Job& given, const VerifyHooks& hooks) {
   LaunchOptions l = launch_options(s.plan);
   hooks.launching(l);
   if (!result.exact) {
-    const Tolerance tolerance = tolerance_of(s, sequences);
+    const Tolerance tolerance = tolerance_of(s, sequences, hooks.working);
     result.bound = tolerance.bound;
     result.bound_text = tolerance.text;
   }

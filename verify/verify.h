@@ -31,6 +31,9 @@
 
 namespace tessera {
 
+// Told what a verification is at, and in which of its steps.
+using Working = std::function<void(std::string_view work, int64_t step)>;
+
 // How ranks are started, and where a run under a plan may be spoilt, never its oracle, to see that the contract turns
 // red.
 struct VerifyHooks {
@@ -51,6 +54,8 @@ struct VerifyHooks {
   std::function<void(Trainer& rank, const StepReport& report)> update = [](Trainer& rank, const StepReport& report) {
     rank.update(report);
   };
+  // Told where the bound is calibrated, in each process, and by rank 0 in each of its steps.
+  Working working = [](std::string_view, int64_t) {};
   // A run that ends with the failure of a rank, or a loss that is no number, is a bound that is broken; else verify()
   // throws it.
   bool failure_is_seen = false;

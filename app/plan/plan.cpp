@@ -160,11 +160,15 @@ std::vector<MeasuredPlan> measure_plans(const planner::Question& q, const planne
     if (number > std::ssize(found.best))
       bad_usage("--measure: expected numbers of the ranking, 1 to {}, found {}", found.best.size(), number);
   std::vector<MeasuredPlan> out;
+  Progress progress(Progress::for_stderr(0, false));
   for (const int64_t number : numbers) {
     const planner::Candidate& c = found.best[static_cast<size_t>(number - 1)];
     const Job job = planner::own_job(case_of(q, c.layout)).value();
     check(job, true);
-    out.push_back({static_cast<size_t>(number), c.layout, compare(c.prediction, planner::measure(job))});
+    const auto at = [&](int done) {
+      progress.work(fmt::format("measuring number {}: {} steps are done", number, done));
+    };
+    out.push_back({static_cast<size_t>(number), c.layout, compare(c.prediction, planner::measure(job, at))});
   }
   return out;
 }

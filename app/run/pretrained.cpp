@@ -3,6 +3,8 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 
 #include "app/job_of.h"
@@ -212,9 +214,16 @@ ModelConfig pretrained_config(const fs::path& from, const Base& base) {
   return all.config;
 }
 
+bool speaks_for_all() {
+  return std::ranges::none_of(std::array{"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK"},
+                              [](const char* rank) {
+                                const char* const mine = std::getenv(rank);
+                                return mpi_surroundings() && mine && std::string_view(mine) != "0";
+                              });
+}
+
 void say_notes(const std::vector<std::string>& notes) {
-  for (const char* rank : {"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK"})
-    if (const char* const mine = std::getenv(rank); mpi_surroundings() && mine && std::string_view(mine) != "0") return;
+  if (!speaks_for_all()) return;
   for (const std::string& note : notes) std::fputs((one_line(note) + "\n").c_str(), stderr);
 }
 

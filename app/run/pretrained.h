@@ -36,7 +36,9 @@ Pretrained open_pretrained(const std::filesystem::path& from, const Base& base =
 std::filesystem::path pretrained_path(const std::filesystem::path& from, const Base& base = {});
 // Its notes are said.
 ModelConfig pretrained_config(const std::filesystem::path& from, const Base& base = {});
-// Says notes on standard error, a line each; of an MPI job the first process does.
+// False in all processes of an MPI job but the first.
+bool speaks_for_all();
+// Says notes on standard error, a line each, where this process speaks for all.
 void say_notes(const std::vector<std::string>& notes);
 
 // The model of --init as a run of these options begins with it: with a row of its table for each of --add-tokens. Its

@@ -8,6 +8,19 @@
 namespace tessera {
 namespace {
 
+TEST_F(ProgramTest, ThreadsThatWaitSleepSoonUnlessTheEnvironmentSaysHow) {
+  const auto spins = [&](const std::string& words) {  // as OpenMP's library says what it has read
+    const std::string said =
+        must("--version", "env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY OMP_DISPLAY_ENV=verbose " + words).err;
+    const std::string name = "GOMP_SPINCOUNT = '";
+    const size_t at = said.find(name) + name.size();
+    return said.substr(at, said.find('\'', at) - at);
+  };
+  EXPECT_EQ(spins(""), "1000");
+  EXPECT_EQ(spins("GOMP_SPINCOUNT=77"), "77");
+  EXPECT_EQ(spins("OMP_WAIT_POLICY=passive"), "0");
+}
+
 TEST_F(ProgramTest, TrainsAndLeavesARunThatGenerates) {
   const Ran r = train("--out run");
   expect_has(r.out, {"the validation loss is", "A sample:"});

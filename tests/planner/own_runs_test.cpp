@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "planner/case_json.h"
+#include "planner/measured.h"
 #include "planner/memory.h"
 #include "tests/support/draw.h"
 #include "verify/verify.h"
@@ -32,6 +33,14 @@ Case drawn(uint64_t trial) {
   c.layout.sequences = d.between(1, 2);
   c.software = own_software(d.of({DType::float32, DType::bfloat16}), DType::float32);
   return c;
+}
+
+TEST(OwnRuns, TellTheStepsThatTheyAreMeasuredIn) {
+  int told = 0;
+  const Measured m = measure(
+      own_job(drawn(0)).value(), [&](int done) { EXPECT_EQ(done, told++); }, 2);
+  EXPECT_EQ(told, 5);  // the first three do not count
+  EXPECT_GT(m.step_s, 0);
 }
 
 TEST(OwnRuns, AreAsVerifyCountsThem) {

@@ -1,5 +1,6 @@
 // Plans of every strategy, schedule and product of axes train like one rank, to the bit or to the bound of the
 // contract: random ones and one of each kind; with a vocabulary in two blocks, masked targets and choices of experts.
+#include <map>
 
 #include "tests/support/errors.h"
 #include "tests/verify/draw.h"
@@ -194,6 +195,15 @@ TEST(MeshContract, EachScheduleAlone) {
 
 TEST(MeshContract, EachSplitAlone) {
   expect_passes(small_plan("dtype=fp64"), {"tp=2", "tp=2 sp=true", "cp=2 cp_mode=ring", "cp=2 cp_mode=ulysses"});
+}
+
+TEST(MeshContract, EachStepOfTheWorkIsTold) {
+  std::map<std::string, int64_t> told;
+  const auto count = [&](std::string_view work, int64_t step) { EXPECT_EQ(told[std::string(work)]++, step) << work; };
+  EXPECT_TRUE(verify(job_of(small_plan("tp=2 steps=3")), {.working = count}).passed());
+  EXPECT_EQ(told, (std::map<std::string, int64_t>{{"the bound, by two orders of sums", 3},
+                                                  {"the bound, by fp32 beside fp64", 3},
+                                                  {"the plan beside one rank", 3}}));
 }
 
 // A vocabulary so wide that the head is scored in two blocks of rows: still every plan has the bits of one rank, also

@@ -1,9 +1,9 @@
 // Products for any number of rows in bfloat16 on tensor cores: an element is one chain of multiply_add() over steps of
 // sixteen of the inner dim, in order, whatever tile it lies in.
 //
-// A block makes a tile of kTile rows and columns, a warp kTile / 2 rows and 32 columns of it. Slabs of the factors,
-// 64 of the inner dim deep, lie in shared memory as they do in the GPU's: a line along a row of the tile, or down a
-// column, and are read as they are or transposed. Two slabs are on their way while one is multiplied.
+// A block makes a tile of kTile rows and columns, a warp a quarter of it. Slabs of the factors, 64 of the inner dim
+// deep, lie in shared memory as they do in the GPU's: a line along a row of the tile, or down a column, and are read as
+// they are or transposed. Two slabs are on their way while one is multiplied.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -17,10 +17,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kDepth = 64, kStages = 3;
-constexpr int kColumns = 4;  // columns of a warp, in eights
-
-template <int kTile>
-constexpr int kBlockThreads = 2 * kTile;  // a warp for each half of the rows and each 32 columns
+constexpr int kBlockThreads = 128;  // a warp for each quarter of a tile
 template <int kTile>
 constexpr int kSlabBytes = kTile* kDepth * 2;
 
@@ -32,7 +29,7 @@ struct Slab {
 
   // Begins to copy it, from `inner0` of the inner dim on; what is not there is zero.
   __device__ void fetch(const bfloat16* from, int first, int lines, int inner0, int inner) const {
-    constexpr int kChunks = kWidth / 8, kAtOnce = kBlockThreads<kTile> / kChunks;
+    constexpr int kChunks = kWidth / 8, kAtOnce = kBlockThreads / kChunks;
     const int width = kAlong ? inner : lines, height = kAlong ? lines : inner;
     const int c = static_cast<int>(threadIdx.x) % kChunks;
     const int column = (kAlong ? inner0 : first) + c * 8, row0 = kAlong ? first : inner0;
@@ -72,9 +69,9 @@ struct Slab {
 };
 
 template <int kTile, bool kLeftAlong, bool kRightAlong, bool kWhole, class Out>
-__global__ __launch_bounds__(kBlockThreads<kTile>, 2) void rows_bf16_kernel(
+__global__ __launch_bounds__(kBlockThreads, 2) void rows_bf16_kernel(
     const __grid_constant__ RowsCall<bfloat16, Out, !kLeftAlong> call) {
-  constexpr int kRows = kTile / 32;  // rows of a warp, in sixteens
+  constexpr int kRows = kTile / 32, kColumns = kTile / 16;  // of a warp, in sixteens and in eights
   const uint32_t base = shared_address(dynamic_shared<unsigned char>());
   const RowsTile at = tile_of<kTile>(call, static_cast<int>(blockIdx.x));
   const auto factors = [&call, &at] {
@@ -82,7 +79,7 @@ __global__ __launch_bounds__(kBlockThreads<kTile>, 2) void rows_bf16_kernel(
     if constexpr (!kLeftAlong) asm volatile("" : "+r"(group));  // looked up anew at each step: kept they spill the sums
     return factors_of(call, group);
   };
-  const int row = warp() % 2 * (kTile / 2), column = warp() / 2 * 32;
+  const int row = warp() % 2 * (kTile / 2), column = warp() / 2 * (kTile / 2);
   const auto left = [&](int step) {
     return Slab<kTile, kLeftAlong, kWhole>{base + static_cast<uint32_t>(step % kStages) * 2 * kSlabBytes<kTile>};
   };
@@ -122,13 +119,28 @@ __global__ __launch_bounds__(kBlockThreads<kTile>, 2) void rows_bf16_kernel(
     }
   }
   const auto of = factors();
-  for_each_sum<kRows, kColumns>([&](int r, int c, int e, int down, int across) {
-    const int i = at.row + row + down, j = at.column + column + across;
-    if (i >= of.rows || j >= of.columns) return;
-    Out& to = of.out[static_cast<int64_t>(i) * of.columns + j];
-    const Out sum = converted<Out>(sums[r][c][e]);
-    to = of.adds ? converted<Out>(static_cast<float>(to) + static_cast<float>(sum)) : sum;
-  });
+  const auto put = [&](auto at_once) {  // so many neighbours
+    constexpr int kAtOnce = decltype(at_once)::value;
+    for_each_sum<kRows, kColumns>([&](int r, int c, int e, int down, int across) {
+      const int i = at.row + row + down, j = at.column + column + across;
+      if (e % kAtOnce != 0 || i >= of.rows || j >= of.columns) return;
+      Out* const to = of.out + static_cast<int64_t>(i) * of.columns + j;
+      Packed<Out, kAtOnce> sum;
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) sum.v[n] = converted<Out>(sums[r][c][e + n]);
+      if (of.adds) {
+        const Packed<Out, kAtOnce> there = load<kAtOnce>(to);
+#pragma unroll
+        for (int n = 0; n < kAtOnce; ++n)
+          sum.v[n] = converted<Out>(static_cast<float>(there.v[n]) + static_cast<float>(sum.v[n]));
+      }
+      store(to, sum);
+    });
+  };
+  if (of.columns % 2 == 0 && reinterpret_cast<uintptr_t>(of.out) % (2 * sizeof(Out)) == 0)
+    put(std::integral_constant<int, 2>{});
+  else
+    put(std::integral_constant<int, 1>{});
 }
 
 template <int kTile, class Out, class Left, class Right>
@@ -142,7 +154,7 @@ void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std
     for_each_launch<bfloat16, Out, !Left::value>(
         which, left, other, groups, kTile, [&](const auto& call, int64_t blocks) {
           launch(context(left), "linear_rows",
-                 {.blocks = blocks, .threads = kBlockThreads<kTile>, .shared = kStages * 2 * kSlabBytes<kTile>},
+                 {.blocks = blocks, .threads = kBlockThreads, .shared = kStages * 2 * kSlabBytes<kTile>},
                  rows_bf16_kernel<kTile, Left::value, Right::value, decltype(is_whole)::value, Out>, call);
         });
   };

@@ -1,0 +1,37 @@
+"""Tessera from Python: starts the program, and shows its results as tables and figures.
+
+    import tessera
+    run = tessera.train(steps=100, layers=2)       # the options of `tessera train` are arguments
+    run.steps                                      # a pandas table; run.weights() are numpy arrays
+    tessera.verify(tessera.Plan(dp=2, zero=1))     # green, or the bound that broke
+
+The program is the one that the variable TESSERA names, or that of the checkout, which is built when it is first used.
+"""
+from typing import TYPE_CHECKING, Any
+
+from .files import Placements, Plan, Schedule, load
+from .process import Error
+from .program import describe
+from .results import Bench, Figure, Proof, Ranking, Run
+
+if TYPE_CHECKING:
+    from .commands import bench, checkpoint, data, evaluate, generate, lab, plan, report, train, verify
+
+__all__ = ["Bench", "Error", "Figure", "Placements", "Plan", "Proof", "Ranking", "Run", "Schedule", "bench",
+           "checkpoint", "data", "describe", "evaluate", "generate", "lab", "load", "plan", "report", "train", "verify"]
+
+
+def __getattr__(name: str) -> Any:
+    """A command, whose help has the program's options from the time that there is a program."""
+    if name not in __all__:
+        raise AttributeError(f"module 'tessera' has no attribute {name!r}")
+    from . import commands
+
+    function = commands.documented(getattr(commands, name))
+    if hasattr(function, "__signature__"):
+        globals()[name] = function
+    return function
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,175 @@
+"""What is handed to the program and comes back from it: plans, files of schedules and placements, tensors."""
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import program
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .results import Figure
+
+
+@functools.cache
+def scratch() -> Path:
+    """A folder for files that the program reads and writes, until Python ends."""
+    folder = Path(tempfile.mkdtemp(prefix="tessera-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def written(name: str, text: str) -> str:
+    """The path of a file with this text."""
+    path = scratch() / (hashlib.sha256(text.encode()).hexdigest()[:12] + "-" + name)
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan: how the work is divided among ranks. What is None is left to the program.
+
+    `more` has other options of a plan, by their names in Python: Plan(dp=2, more={"bucket_mb": 1}).
+    """
+
+    ranks: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    cp: int | None = None
+    tp: int | None = None
+    ep: int | None = None
+    sp: bool | None = None
+    zero: int | None = None
+    shard_ranks: int | None = None
+    dp_mode: str | None = None
+    microbatches: int | None = None
+    schedule: Any = None
+    chunks: int | None = None
+    cp_mode: str | None = None
+    all_reduce: str | None = None
+    recompute: str | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def options(self) -> dict[str, Any]:
+        """The options that say this plan."""
+        said = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "more"}
+        return {name: value for name, value in (said | dict(self.more)).items() if value is not None}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Plan:
+        """The plan of a record in JSON; keys that are no options of `train` are left out."""
+        said = {key: record[key] for key in record.keys() & program.options_of("train").keys()}
+        for key in ("backend", "threads_per_rank", *(("chunks",) if said.get("schedule") != "interleaved" else ())):
+            said.pop(key, None)
+        named = {entry.name: said.pop(entry.name) for entry in fields(cls) if entry.name in said}
+        return cls(**named, more=said)
+
+    def __repr__(self) -> str:
+        return "Plan(" + ", ".join(f"{name}={value!r}" for name, value in self.options().items()) + ")"
+
+
+class Schedule:
+    """A pipeline schedule: for each rank its actions in order, as [["0F0", "0B0"], ["1F0", "1B0"]] or as text.
+
+    "1B2" is the backward pass of stage 1 for micro-batch 2. The program draws it, simulates it and checks it.
+    """
+
+    def __init__(self, ranks: str | Sequence[str | Sequence[str]]) -> None:
+        lines = ranks.splitlines() if isinstance(ranks, str) else ranks
+        lists = [line.split("#")[0].split() if isinstance(line, str) else list(line) for line in lines]
+        self.ranks = [actions for actions in lists if actions]
+
+    def __str__(self) -> str:
+        return "\n".join(" ".join(actions) for actions in self.ranks) + "\n"
+
+    def __repr__(self) -> str:
+        return f"Schedule({self.ranks!r})"
+
+    def __fspath__(self) -> str:
+        return written("schedule.txt", str(self))
+
+    def options(self) -> dict[str, int]:
+        """Ranks of the pipeline and micro-batches, counted in the actions."""
+        last = [int(action[-1]) for rank in self.ranks for action in re.findall(r"\d+[A-Z](\d+)", " ".join(rank))]
+        return {"pp": len(self.ranks), "microbatches": max(last, default=0) + 1}
+
+    @functools.cached_property
+    def figure(self) -> Figure:
+        """The program's drawing; a schedule that cannot run raises the program's line."""
+        from .commands import report
+
+        stages = [int(stage) for stage in re.findall(r"(\d+)[A-Z]\d+", str(self))]
+        sizes = self.options()
+        drawn: Figure = report(figure="pipeline", schedule=self, layers=max(stages, default=0) + 1,
+                               batch=sizes["microbatches"], **sizes)
+        return drawn
+
+    @property
+    def bubble(self) -> float:
+        """The share of the time in which ranks wait, as the program simulates it."""
+        found = re.search(r"bubble ([\d.]+)%", self.figure.svg)
+        return float(found[1]) / 100 if found else 0.0
+
+    def _repr_svg_(self) -> str:
+        return self.figure.svg
+
+
+class Placements:
+    """How each tensor of a part of a model lies on the ranks: {"mlp": "tp=2", "x": "I->R", ...}, lines, or text.
+
+    A value may be a list, with a placement for each axis: {"mlp": "dp=2 tp=2", "x": ["S(0)", "I"], ...}.
+    """
+
+    def __init__(self, lines: str | Sequence[str] | Mapping[str, str | Sequence[str]]) -> None:
+        if isinstance(lines, Mapping):
+            lines = [f"{name:<12} {said if isinstance(said, str) else ' '.join(said)}" for name, said in lines.items()]
+        self.text = lines if isinstance(lines, str) else "\n".join(lines) + "\n"
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Placements({self.text!r})"
+
+    def __fspath__(self) -> str:
+        return written("placements.txt", self.text)
+
+
+DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1",
+          "U16": "<u2", "U32": "<u4", "U64": "<u8", "BOOL": "?", "BF16": "<u2"}
+
+
+def load(path: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """The tensors of a safetensors file, or of all such files of a folder, as numpy arrays by name.
+
+    Arrays are read from the file when they are used. numpy has no bfloat16: such tensors come as float32, exactly.
+    """
+    import numpy as np
+
+    path, tensors = Path(path), {}
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not files:
+        raise FileNotFoundError(f"{path}: no safetensors file there")
+    for file in files:
+        data = np.memmap(file, np.uint8, "r")
+        begin = 8 + int(data[:8].view("<u8")[0])
+        for name, entry in json.loads(data[8:begin].tobytes()).items():
+            if name == "__metadata__":
+                continue
+            first, last = entry["data_offsets"]
+            array = data[begin + first:begin + last].view(DTYPES[entry["dtype"]])
+            if entry["dtype"] == "BF16":
+                array = (array.astype("<u4") << 16).view("<f4")
+            tensors[name] = array.reshape(entry["shape"])
+    return tensors

@@ -1,0 +1,92 @@
+"""Finds the program, builds it where that is a checkout, and asks it for its options."""
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from . import process
+
+
+def find() -> Path:
+    """The program: TESSERA names it, or it lies in a checkout (and is built there), beside Python, or on PATH."""
+    if named := os.environ.get("TESSERA"):
+        if Path(named).is_dir():
+            return _built(Path(named).resolve())
+        if not Path(named).is_file():
+            raise process.Error(f"TESSERA={named}: no program there; build one with ./tessera --version in a checkout")
+        return Path(named).resolve()
+    if top := checkout():
+        return _built(top)
+    beside = Path(sys.executable).with_name("tessera")
+    if found := str(beside) if beside.is_file() else shutil.which("tessera"):
+        return Path(found)
+    raise process.Error("no program found: build one with ./tessera --version in a checkout, and set TESSERA=CHECKOUT")
+
+
+def checkout() -> Path | None:
+    """The checkout around the working folder, around this file, or the one that pip has installed this package from."""
+    for start in (Path.cwd(), Path(__file__).resolve(), _origin()):
+        for folder in (start, *start.parents) if start else ():
+            if (folder / "tessera").is_file() and (folder / "tessera.h").is_file():
+                return folder
+    return None
+
+
+def _origin() -> Path | None:
+    from importlib import metadata
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        url = json.loads(metadata.distribution("tessera").read_text("direct_url.json") or "{}").get("url", "")
+    except metadata.PackageNotFoundError:
+        return None
+    return Path(unquote(urlsplit(url).path)) if url.startswith("file:") else None
+
+
+@functools.cache
+def _built(top: Path) -> Path:
+    """The launcher has looked, once in this process, whether the program is as new as its files."""
+    process.run([top / "tessera", "--version"], process.Progress("building Tessera"))
+    return top / "build/release/bin/tessera"
+
+
+def describe(build: bool = True) -> dict[str, Any]:
+    """All commands of the program and their options, as it describes them; without a program and `build`: none."""
+    path = find() if build else _there()
+    if path is None:
+        return {"commands": []}
+    known = path.stat()
+    answer: dict[str, Any] = _described(path, known.st_mtime_ns, known.st_size)
+    return answer
+
+
+@functools.cache
+def _described(path: Path, _time: int, _size: int) -> Any:
+    return json.loads(process.run([path, "describe", "--format", "json"]).out)
+
+
+def _there() -> Path | None:
+    """The program if nothing has to be built for it."""
+    top = Path(named) if (named := os.environ.get("TESSERA")) else checkout()
+    if top and top.is_dir():
+        built = top / "build/release/bin/tessera"
+        return built if built.is_file() else None
+    try:
+        return find()
+    except process.Error:
+        return None
+
+
+def options_of(command: str, build: bool = True) -> dict[str, dict[str, Any]]:
+    """Options of a command and of its actions, by the names that Python has for them."""
+    found = {}
+    for entry in describe(build)["commands"]:
+        if entry["command"] == command or entry["command"].startswith(command + " "):
+            found.update({option["name"].replace("-", "_"): option for option in entry["options"]
+                          if not option.get("place")})
+    return found

@@ -1,0 +1,322 @@
+"""What comes back from the program: objects that show themselves in a notebook, with tables of pandas."""
+from __future__ import annotations
+
+import base64
+import functools
+import html
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import files
+from .files import Plan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+GREEN, RED = "#1a7f37", "#c62828"
+
+
+def _box(colour: str, title: str, body: str = "") -> str:
+    return (f'<div style="border-left: 6px solid {colour}; padding: 4px 12px; margin: 4px 0">'
+            f'<b style="color: {colour}">{html.escape(title)}</b>{body}</div>')
+
+
+def _pre(text: str) -> str:
+    return f'<pre style="margin: 4px 0">{html.escape(text.strip())}</pre>'
+
+
+def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(rows)
+
+
+def _shown(table: pd.DataFrame, digits: int = 4) -> str:
+    return str(table.to_html(float_format=lambda number: f"{number:.{digits}g}", na_rep=""))
+
+
+class Text(str):
+    """What the program printed."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return _pre(self)
+
+
+class Record(dict[str, Any]):
+    """A record of the program; its values are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"no {name!r} here; there are: {', '.join(self)}")
+
+    def _repr_html_(self) -> str:
+        return str(_table([self]).T.to_html(header=False))
+
+
+class Texts(list[Record]):
+    """Texts that a model wrote; each has its `prompt`, its `text`, and why it `ended`."""
+
+    def __init__(self, records: list[dict[str, Any]]) -> None:
+        super().__init__(map(Record, records))
+
+    def __str__(self) -> str:
+        return "\n\n".join(record["prompt"] + record["text"] for record in self)
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<p><b>{html.escape(record['prompt'])}</b>{html.escape(record['text'])}</p>" for record in self)
+
+
+class Figure:
+    """A picture that the program drew, as SVG."""
+
+    def __init__(self, svg: str) -> None:
+        self.svg = svg
+
+    def save(self, path: Any) -> None:
+        Path(path).write_text(self.svg, encoding="utf-8")
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def as_image(self) -> str:
+        """The picture as an element of HTML; its styles are its own."""
+        return f'<img src="data:image/svg+xml;base64,{base64.b64encode(self.svg.encode()).decode()}">'
+
+
+class Page:
+    """A page that the program wrote; `path` is its file."""
+
+    def __init__(self, path: Any) -> None:
+        self.path = Path(path)
+
+    def _repr_html_(self) -> str:
+        text = html.escape(self.path.read_text(encoding="utf-8"))
+        return f'<iframe srcdoc="{text}" style="width: 100%; height: 600px; border: 1px solid #ccc"></iframe>'
+
+
+class Run:
+    """A run: the folder that `train` wrote. tessera.Run("runs/NAME") opens one that is there."""
+
+    def __init__(self, folder: Any, log: str = "") -> None:
+        self.folder, self.log = Path(folder), log
+        if not (self.folder / "metrics.jsonl").is_file():
+            raise FileNotFoundError(f"{self.folder}: no run there (no metrics.jsonl)")
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    @functools.cached_property
+    def records(self) -> list[dict[str, Any]]:
+        text = (self.folder / "metrics.jsonl").read_text(encoding="utf-8")
+        return [json.loads(line) for line in text[:text.rfind("\n") + 1].splitlines()]  # a kill may have cut the last
+
+    def _events(self, kind: str) -> pd.DataFrame:
+        rows = {entry["step"]: {key: entry[key] for key in entry if key != "event"}
+                for entry in self.records if entry["event"] == kind}
+        return _table(list(rows.values())).set_index("step") if rows else _table([])
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """A row for each step: loss, learning rate, gradient norm, tokens per second."""
+        return self._events("step")
+
+    @property
+    def evals(self) -> pd.DataFrame:
+        """A row for each validation."""
+        return self._events("eval")
+
+    @property
+    def summary(self) -> Record:
+        """The last record: losses, speed, memory, bytes sent, the plan."""
+        return Record(next((entry for entry in reversed(self.records) if entry["event"] == "summary"), {}))
+
+    @property
+    def plan(self) -> Plan:
+        return Plan.of(self.summary.get("plan", {}))
+
+    def weights(self, checkpoint: str = "latest", file: str = "model.safetensors") -> dict[str, Any]:
+        """Arrays of a checkpoint by name: "latest", "best", or a folder in `checkpoints/`."""
+        top = self.folder / "checkpoints"
+        named = top / checkpoint
+        return files.load((top / named.read_text().split()[0] if named.is_file() else named) / file)
+
+    def dump(self, step: int) -> dict[str, Any]:
+        """What each layer gave in this step, and its gradient, after train(dump=step)."""
+        return files.load(self.folder / f"dump_{step}.safetensors")
+
+    def figure(self, kind: str = "loss") -> Figure:
+        """One of the program's pictures: loss, and after train(trace=True) timeline, pipeline, memory or bytes."""
+        from .commands import report
+
+        drawn: Figure = report(self, figure=kind)
+        return drawn
+
+    def __repr__(self) -> str:
+        said = self.summary
+        return f"Run({str(self.folder)!r}: {said.get('steps', len(self.steps))} steps, loss {said.get('loss', '?')})"
+
+    def _repr_html_(self) -> str:
+        said, words = self.summary, [f"{len(self.steps)} steps"]
+        forms = {"loss": "loss {:.4f}", "val_loss": "validation loss {:.4f}", "tokens_per_s": "{:,.0f} tokens/s"}
+        words += [form.format(said[name]) for name, form in forms.items() if said.get(name) is not None]
+        return f"<p><b>{html.escape(str(self.folder))}</b>: {', '.join(words)}</p>{self.figure().as_image()}"
+
+
+class Proof:
+    """What `verify` found. It is true if the plan trains like one rank; else `why` says which bound broke."""
+
+    def __init__(self, data: dict[str, Any], log: str = "") -> None:
+        self.data, self.log = data, log
+        self.passed = bool(data["passed"])
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    @property
+    def plan(self) -> Plan:
+        return Plan.of(self.data.get("plan", {}))
+
+    @property
+    def losses(self) -> Any:
+        """The loss of each step, as an array."""
+        import numpy as np
+
+        return np.array(self.data.get("losses", []))
+
+    @property
+    def bytes(self) -> pd.DataFrame:
+        """A row for each operation of each axis: calls, bytes sent, bytes that theory expects."""
+        axes = self.data.get("bytes", {})
+        return _table([{"axis": axis, "operation": name} | axes[axis][name] for axis in axes for name in axes[axis]])
+
+    @property
+    def memory(self) -> pd.DataFrame:
+        """A row for each category and rank: bytes measured and expected."""
+        return _table([{"category": name, "rank": rank, "measured": number, "expected": both["expected"][rank]}
+                       for name, both in self.data.get("memory", {}).items()
+                       for rank, number in enumerate(both["measured"])])
+
+    @property
+    def broken(self) -> pd.DataFrame:
+        """A row for each bound that broke."""
+        return _table(self.data.get("broken", []))
+
+    @property
+    def why(self) -> str:
+        """The first bound that broke, in the program's words; empty for a proof that holds."""
+        if self.passed:
+            return ""
+        said = self.data.get("failures") or self.log.strip().splitlines()[-1:] or ["a bound broke"]
+        return str(said[0])
+
+    def __repr__(self) -> str:
+        if not self.data.get("steps"):
+            return self.log if self.log else f"Proof(passed={self.passed})"
+        equal = "every bit is the same" if self.data.get("bitwise") else "equal to rounding"
+        return f"the plan trains like one rank: {self.data['steps']} steps, {equal}" if self else f"broken: {self.why}"
+
+    def _repr_html_(self) -> str:
+        if not self.data.get("steps"):
+            return _box(GREEN if self else RED, "holds" if self else "broken", _pre(self.log))
+        if self:
+            return _box(GREEN, repr(self))
+        rows = self.broken.reindex(columns=["bound", "step", "tensor", "found", "expected", "relative"]).head(8)
+        causes = "".join(_pre(f"{entry['text']}\n{entry['evidence']}") for entry in self.data.get("diagnosis", [])[:3])
+        return _box(RED, repr(self), causes + _shown(rows.dropna(axis=1, how="all"), 9))
+
+
+class Verdict(Text):
+    """What the lab says of a solution; it is true if that solves the exercise."""
+
+    solved: bool
+
+    def __new__(cls, solved: bool, text: str) -> Verdict:
+        made = super().__new__(cls, text)
+        made.solved = solved
+        return made
+
+    def __bool__(self) -> bool:
+        return self.solved
+
+    def _repr_html_(self) -> str:
+        return _box(GREEN if self else RED, "solved" if self else "not yet", _pre(self))
+
+
+class Ranking:
+    """Plans in the order of their predicted time. `best` is the one that is recommended, `why` says why."""
+
+    def __init__(self, records: list[dict[str, Any]]) -> None:
+        self.records = records
+        self.answer = next((entry for entry in records if entry.get("event") == "recommendation"), {})
+
+    @property
+    def plans(self) -> list[Plan]:
+        return [Plan.of(entry["plan"]) for entry in self.records if entry.get("event") == "plan"]
+
+    @property
+    def best(self) -> Plan:
+        return Plan.of(self.answer["plan"])
+
+    @property
+    def why(self) -> list[str]:
+        return list(self.answer.get("why", []))
+
+    @property
+    def why_not(self) -> pd.DataFrame:
+        """Other plans, and what speaks against each."""
+        return _table([entry["plan"] | {"because": entry["because"]} for entry in self.answer.get("why_not", [])])
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each plan: its layout, milliseconds of a step, tokens per second, GB of the fullest rank."""
+        return _table([entry["plan"] | {name: entry[name] for name in ("fits", "tokens_per_s", "mfu", "bubble")}
+                       | {"step_ms": entry["step_s"] * 1e3, "peak_gb": entry["memory"]["peak"] / 1e9}
+                       for entry in self.records if entry.get("event") == "plan"])
+
+    def __repr__(self) -> str:
+        return "\n".join([f"{len(self.table)} plans", *self.why])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<li>{html.escape(line)}</li>" for line in self.why)
+        title = repr(self.best) if self.answer else "predictions"
+        return _box(GREEN, title, f"<ul>{rows}</ul>") + _shown(self.table.head(10))
+
+
+class Bench:
+    """Rows of `bench`. Bench.read("a.json") reads a file of them; `save` writes one."""
+
+    HIDDEN = ("family_index", "per_family_instance_index", "run_name", "run_type", "repetitions", "repetition_index",
+              "threads")
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.context, self.data = Record(data["context"]), data
+
+    @classmethod
+    def read(cls, path: Any) -> Bench:
+        return cls(json.loads(Path(path).read_text(encoding="utf-8")))
+
+    def save(self, path: Any) -> Path:
+        Path(path).write_text(json.dumps(self.data, indent=1), encoding="utf-8")
+        return Path(path)
+
+    def __fspath__(self) -> str:
+        return files.written("bench.json", json.dumps(self.data))
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each benchmark, by name: its time, and what it counts. Single rounds are in `data`."""
+        rows = [{key: value for key, value in row.items() if key not in self.HIDDEN and not isinstance(value, list)}
+                | dict(zip(("quartile_1", "quartile_3"), row.get("quartiles", ()), strict=False))
+                for row in self.data["benchmarks"]]
+        return _table(rows).set_index("name") if rows else _table([])
+
+    def __repr__(self) -> str:
+        return str(self.table)
+
+    def _repr_html_(self) -> str:
+        return _shown(self.table)
