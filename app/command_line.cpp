@@ -39,6 +39,8 @@ constexpr const char* kVerifyExamples =
     "  tessera verify --all-reduce ring --bucket-mb 0.1 --optimizer sgd --format json\n"
     "  tessera verify --tp 2 --defect random --hide    a game: which defect was planted?";
 constexpr const char* kBenchExamples =
+    "  tessera bench --table --ranks 1,2 --dtype fp32 --benchmark_filter=^strategy   a step under every strategy\n"
+    "  tessera bench --table --bytes 8:128M:2 --benchmark_filter=all_reduce          as nccl-tests\n"
     "  tessera bench --benchmark_filter=^op/                          operations, forward and backward\n"
     "  tessera bench --benchmark_filter=op/attention.*fp32            some of them\n"
     "  tessera bench --benchmark_filter=collective/all_reduce/direct  by size: bandwidth, latency, bytes\n"
@@ -47,6 +49,7 @@ constexpr const char* kBenchExamples =
     "  tessera bench --benchmark_filter=schedule/zb-h1/4/8            a pipeline's bubble\n"
     "  tessera bench --benchmark_list_tests                           all names\n"
     "  tessera bench --device cuda                                    on GPUs, where operations are larger\n"
+    "  tessera bench --benchmark_out=a.json; tessera report a.json b.json            what has changed since\n"
     "The other flags are Google Benchmark's. docs/measurements.md says how to read the rows.";
 constexpr const char* kGenerateExamples =
     "  tessera generate runs/mine --prompt \"It was a\" --tokens 200\n"
@@ -82,6 +85,8 @@ constexpr const char* kReportExamples =
     "  tessera train --trace --pp 2 --microbatches 6 --out runs/mine   a run that leaves a timeline\n"
     "  tessera report runs/mine                        draws it: runs/mine/report.html, for any browser\n"
     "  tessera report runs/mine runs/other             two runs beside each other; one may have no trace\n"
+    "  tessera report a.json b.json                    rows of bench: what has changed, above the noise\n"
+    "  tessera report 'a-*.json' 'b-*.json'            the same of several starts each, best made in turns\n"
     "  tessera report runs/mine --figure timeline --svg              one picture: runs/mine/timeline.svg\n"
     "  tessera report --figure memory --svg --ranks 4 --zero 0,1,2,3 > zero.svg    plans that have not run\n"
     "  tessera report --figure pipeline --svg --pp 4 --microbatches 8 --schedule 1f1b,zb-h1 --out two.svg";
@@ -280,7 +285,6 @@ CommandLine::CommandLine() {
   add(c, settings_of(data_));
   c = command(app_, "bench", "Time operations, collectives, strategies and schedules", kBenchExamples);
   add(c, settings_of(bench_));
-  c->prefix_command();  // the words behind are Google Benchmark's
   c = command(app_, "plan", "Choose a layout for a model and a machine before anything runs", kPlanExamples);
   add_run(c, of_plan_, plan_words_, is_of_plan, Defaults::but_searched);
   add(c, settings_of(plan_));
@@ -354,7 +358,10 @@ const CLI::App* CommandLine::chosen() const {
 // The options that nothing took, or where all are known the first word, and what each may have been meant to be.
 void CommandLine::refuse_leftovers() {
   const CLI::App* const command = chosen();
-  const std::vector<std::string> left = app_.remaining(true);
+  std::vector<std::string> left = app_.remaining(true);
+  std::erase_if(left, [&](const std::string& word) {  // Google Benchmark's
+    return command && command->get_name() == "bench" && (word.starts_with("--benchmark_") || word.starts_with("--v="));
+  });
   if (left.empty()) return;
   std::vector<std::string> known;
   if (!command && !left.front().starts_with("-")) {
@@ -479,8 +486,9 @@ std::vector<const char*> with_help(int argc, const char* const* argv) {
 Command CommandLine::taken() {
   const std::string name = chosen() ? chosen()->get_name() : "";
   if (name == "bench") {
-    wrong_.raise();
     bench_.words = chosen()->remaining();
+    refuse_leftovers();
+    wrong_.raise();
     return bench_;
   }
   refuse_leftovers();

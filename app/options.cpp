@@ -215,10 +215,12 @@ Settings settings_of(DatasetOptions& o) {
 
 Settings settings_of(ReportOptions& o) {
   Settings s;
-  s.add(o.runs, {"RUN",
-                 "run directory of a run with `trace`; one of two runs may lack a trace; with `figure` and no run: the "
-                 "plan of the options below, one of which may have several values: 1f1b,zb-h1",
-                 {0, 2}})
+  s.add(o.runs,
+        {"RUN",
+         "run directory of a run with `trace`; one of two runs may lack a trace; or a JSON file of `tessera "
+         "bench`, or a 'pattern*.json' of several; with `figure` and no run: the plan of the options below, one "
+         "of which may have several values: 1f1b,zb-h1",
+         {0, 2}})
       .by_place();
   s.add(o.format, {"format", "a file, or text on standard output"}).of("html|text");
   s.add(o.figure, {"figure", "one picture"}).of(report::kFigures);
@@ -229,6 +231,15 @@ Settings settings_of(ReportOptions& o) {
 
 Settings settings_of(BenchOptions& o) {
   Settings s;
+  s.add(o.table, {"table", "prints one aligned table of each group, when all rows have run"});
+  s.add(o.model, {"model", "the model of strategy and schedule rows, and no other rows"}).of(preset_names());
+  s.add(o.ranks,
+        {"ranks", "only rows of so many ranks, for example 1,2; default: 2, 4 and, of collectives, 8", {1, 64}});
+  s.add(o.bytes,
+        {"bytes",
+         "only collectives, of these sizes: FROM:TO:FACTOR, as 8:128M:2, or one size; K, M, G: 1024, 1024^2, .."})
+      .a("FROM:TO:FACTOR, as 8:128M:2");
+  s.add(o.dtype, {"dtype", "only rows of this type"}).of("fp32|bf16");
   s.add(o.device, {"device", "where rows run"});
   return s;
 }

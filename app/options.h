@@ -110,8 +110,9 @@ struct DatasetOptions {
 };
 
 struct ReportOptions {
-  std::vector<std::string> runs;  // run directories: one, or two to be compared; with a figure also none
-  std::string format = "html";    // or "text", on standard output
+  std::vector<std::string>
+      runs;  // run directories, or files of bench: one, or two to be compared; with a figure also none
+  std::string format = "html";  // or "text", on standard output
   std::optional<std::string> figure, out;
   bool svg = false;
   Words words = {};  // options of a plan that is drawn where there is no run
@@ -119,6 +120,9 @@ struct ReportOptions {
 
 struct BenchOptions {
   Device device = Device::cpu;
+  std::optional<std::string> dtype, model, bytes;
+  std::vector<int64_t> ranks;
+  bool table = false;
   std::vector<std::string> words;  // for Google Benchmark
 };
 

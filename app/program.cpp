@@ -4,6 +4,9 @@
 #include "app/commands.h"
 #include "app/job_of.h"
 #include "app/output.h"
+#include "app/plan/plan.h"
+#include "app/report/report.h"
+#include "app/run/pretrained.h"
 #include "app/signals.h"
 #include "app/train/restarts.h"
 #include "bench/run.h"
@@ -18,10 +21,44 @@ namespace tessera {
 namespace {
 
 // The command `bench`: the microbenchmarks.
+
+// The sizes of FROM:TO:FACTOR, or the one of FROM; K, M and G stand for 1024 and its powers.
+std::vector<int64_t> sizes_of(const std::string& text) {
+  std::vector<int64_t> numbers, out;
+  for (std::string part : split(text, ':')) {
+    const size_t unit = std::string_view("KMG").find(part.empty() ? ' ' : part.back());
+    const size_t shift = unit == std::string_view::npos ? 0 : 10 * (unit + 1);
+    if (shift > 0) part.pop_back();
+    numbers.push_back(parse_integer("--bytes", part, {1, static_cast<double>(int64_t{1} << (36 - shift))}) << shift);
+  }
+  if (numbers.size() == 1) numbers = {numbers[0], numbers[0], 2};
+  if (numbers.size() != 3 || numbers[1] < numbers[0] || numbers[2] < 2)
+    bad_usage("--bytes: expected FROM:TO:FACTOR, as 8:128M:2, or one size; found '{}'", text);
+  for (int64_t size = numbers[0]; size <= numbers[1]; size *= numbers[2]) out.push_back(size);
+  return out;
+}
+
 int run(const BenchOptions& o) {
   check_device(o.device);
   check_threads(cpu::threads() - 1);
-  bench::run_benchmarks(o.words, o.device, print);
+  bench::Choice choice{.device = o.device, .model = o.model.value_or(""), .ranks = o.ranks};
+  if (o.dtype) choice.dtype = *o.dtype == "bf16" ? DType::bfloat16 : DType::float32;
+  if (o.bytes) choice.bytes = sizes_of(*o.bytes);
+  if (o.model) {
+    choice.sizes = *preset(*o.model);
+    if (choice.sizes.vocab == 0) choice.sizes.vocab = usual_vocab(*o.model);
+    ask_for_least_memory({.model = choice.sizes, .plan = {.dp = 2, .device = o.device}});
+  }
+  Progress progress(Progress::for_stderr(0, false));
+  if (o.table) {
+    choice.done = [&](const std::string& name) { progress.work("measured " + name); };
+    choice.table = [](const std::string& json) {
+      report::Bench all;
+      all.read(0, "bench", json);
+      return report::as_text(all.parts(1));
+    };
+  }
+  bench::run_benchmarks(o.words, choice, print);
   return 0;
 }
 

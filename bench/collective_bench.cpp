@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <string_view>
 #include <thread>
@@ -24,12 +25,15 @@ int64_t sent_by(const Communicator& axis) {
 void Measured::add_sent(double counted, double closed_form) {
   add("sent", counted);
   add("sent_expected", closed_form);
-  if (counted != closed_form)
+  if (counted != closed_form && !std::isnan(counted))
     error = fmt::format("{} bytes were sent in an iteration; by the closed form it is {}", counted, closed_form);
 }
 
-std::vector<int> Place::ranks(std::vector<int> wanted) const {
-  return processes() ? std::vector<int>{job->size()} : std::move(wanted);
+std::vector<int> Place::several(std::vector<int> usual) const {
+  if (!ranks.empty()) usual.assign(ranks.begin(), ranks.end());
+  if (processes()) usual = {job->size()};
+  std::erase(usual, 1);
+  return usual;
 }
 
 Backend Place::backend() const {
@@ -107,9 +111,9 @@ Timed one_round(Communicator& world, Arena& arena, int64_t calls, const F& call)
   return {world.max(took) / static_cast<double>(calls), sent};
 }
 
-// The median over rounds, and what all ranks send in a call.
+// The seconds of a call in each round, by the slowest rank, and what all ranks send in a call.
 template <class F>
-Timed timed(Communicator& world, Arena& arena, int64_t calls, const F& call) {
+std::pair<std::vector<double>, double> timed(Communicator& world, Arena& arena, int64_t calls, const F& call) {
   const int64_t rounds = std::min<int64_t>(kCallRounds, calls), repeats = std::max<int64_t>(1, calls / kCallRounds);
   std::vector<double> seconds;
   double sent = 0;
@@ -118,7 +122,7 @@ Timed timed(Communicator& world, Arena& arena, int64_t calls, const F& call) {
     sent += found.sent;
     if (round >= 0) seconds.push_back(found.seconds);
   }
-  return {median(seconds), world.sum(sent) / static_cast<double>((rounds + 1) * repeats)};
+  return {seconds, world.sum(sent) / static_cast<double>((rounds + 1) * repeats)};
 }
 
 struct Case {
@@ -138,7 +142,7 @@ Measured measure(const Case& c, Families& families, Communicator& world, int64_t
       c.place.device == Device::cuda ? rank_arena(Device::cuda, world.rank_here()) : world.make_arena();
   const Arrays arrays(arena, c.dtype, count, world);
   world.set_algorithm(c.algorithm);
-  const Timed found = timed(world, *arena, calls, [&] {
+  const auto [rounds, sent] = timed(world, *arena, calls, [&] {
     if constexpr (kWithMpi)
       if (c.reference)
         return mpi_all_reduce_out_of_place(arrays.whole.data<float>(), arrays.other.data<float>(), count);
@@ -146,13 +150,13 @@ Measured measure(const Case& c, Families& families, Communicator& world, int64_t
   });
   world.set_algorithm(Algorithm::direct);
   const auto size = static_cast<double>(count * size_of(c.dtype));
-  Measured m{.seconds = found.seconds};
+  Measured m(rounds);
   m.add("bytes", size);
   m.add("algbw", size / m.seconds);
   m.add("busbw", c.collective->bus_factor(static_cast<double>(n)) * size / m.seconds);
-  if (!c.reference)  // MPI does not say what it sends
-    m.add_sent(found.sent, size / static_cast<double>(n) *
-                               static_cast<double>(c.collective->volume(n, c.algorithm == Algorithm::root)));
+  const auto volume = static_cast<double>(c.collective->volume(n, c.algorithm == Algorithm::root));
+  c.reference ? m.add_sent(kNone, kNone)
+              : m.add_sent(sent, size / static_cast<double>(n) * volume);  // MPI's is not said
   if (world.rank() > 0) return m;
   std::vector<Sample>& samples = families[c.family].samples;
   // Removes the sample of this size that a guess at the number of calls has left.
@@ -187,8 +191,11 @@ void add_family(const Place& place, Backend backend, int ranks, Case c, Families
   c.place = place;
   c.family = families.size();
   families.push_back({name + end, c.collective->bus_factor(ranks)});
-  for (const int64_t bytes : {1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20}) {
-    if (bytes > 16 << 20 && c.dtype != DType::float32) break;  // which says no more, and takes long
+  std::vector<int64_t> sizes = place.bytes;
+  if (sizes.empty()) sizes = {1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
+  if (place.bytes.empty() && c.dtype != DType::float32) sizes.pop_back();  // which says no more, and takes long
+  for (const int64_t bytes : sizes) {
+    if (bytes < ranks * size_of(c.dtype)) continue;  // less than an element for each
     c.bytes = bytes;
     rows.push_back(
         {.name = fmt::format("{}/{}{}", name, bytes, end),
@@ -238,7 +245,7 @@ std::vector<RankRow> collective_rows(const Place& place, Families& families) {
             add_family(place, backend, n, c, families, rows);
           }
   };
-  add(place.backend(), place.ranks(thread_ranks));
+  add(place.backend(), place.several(thread_ranks));
   if (kWithNccl && !place.processes() && place.device == Device::cuda && gpu_count() > 1)
     add(Backend::nccl, {gpu_count()});
   return rows;

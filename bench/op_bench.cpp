@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -175,13 +176,29 @@ double bytes_of(const Vars& operands) {
   return bytes;
 }
 
-void report(benchmark::State& state, Context& context, double bytes, double flops, double seconds) {
-  const auto runs = static_cast<double>(state.iterations());
+// Rounds of a row: at most so many, each of as many calls, and at least so many, whatever Google Benchmark asks for.
+constexpr size_t kMostRounds = 15, kLeastRounds = 5;
+
+// Times `call`, which returns its seconds.
+template <class F>
+void time_calls(benchmark::State& state, Context& context, double bytes, double flops, const F& call) {
+  std::vector<double> calls, rounds;
+  for (auto _ : state) state.SetIterationTime(calls.emplace_back(call()));
+  const auto runs = static_cast<double>(calls.size());
+  const double seconds = std::accumulate(calls.begin(), calls.end(), 0.0);
+  while (calls.size() < kLeastRounds) calls.push_back(call());
+  const auto each = static_cast<std::ptrdiff_t>((calls.size() + kMostRounds - 1) / kMostRounds);
+  for (auto at = calls.begin(); calls.end() - at >= each; at += each)
+    rounds.push_back(std::accumulate(at, at + each, 0.0) / static_cast<double>(each));
+  add_rounds(state, rounds);
   const Rates rates = rates_of(bytes * runs, flops * runs, seconds, context.ceilings());
   state.counters["bytes/s"] = benchmark::Counter(rates.bytes_per_s);
-  if (flops > 0) state.counters["FLOP/s"] = benchmark::Counter(rates.flops);
+  state.counters["FLOP/s"] = benchmark::Counter(flops > 0 ? rates.flops : kNone);
   state.counters["share"] = benchmark::Counter(rates.share);
-  if (context.on_gpu() && bytes < kCached) state.SetLabel("in cache");
+  if (rates.share > 1)
+    state.SetLabel("share above 1: it works in caches, beyond the copy's rate, or the ceiling was measured too low");
+  else if (context.on_gpu() && bytes < kCached)
+    state.SetLabel("in cache");
 }
 
 void forward(benchmark::State& state, const OpCase& c, Context& context, Data& data) {
@@ -191,14 +208,10 @@ void forward(benchmark::State& state, const OpCase& c, Context& context, Data& d
   const double unread = c.rows_read ? 1 - static_cast<double>(c.rows_read) / static_cast<double>(first.dim(0)) : 0;
   const double bytes = bytes_of(operands) - unread * static_cast<double>(first.nbytes()) +
                        static_cast<double>(c.op(operands).value().nbytes());
-  double total = 0;
-  for (auto _ : state) {
-    Var y;
-    const double seconds = timed(context.arena, [&] { y = c.op(operands); });
-    state.SetIterationTime(seconds);
-    total += seconds;
-  }
-  report(state, context, bytes, c.forward_flops, total);
+  time_calls(state, context, bytes, c.forward_flops, [&] {
+    Var y;  // freed outside of the time taken
+    return timed(context.arena, [&] { y = c.op(operands); });
+  });
 }
 
 // The graph is made outside of the time taken. Least bytes: operands and the result's gradient in, gradients out.
@@ -206,16 +219,12 @@ void backward(benchmark::State& state, const OpCase& c, Context& context, Data& 
   const Vars operands = data.operands(true);
   const Tensor seed = data.seed();
   const double bytes = 2 * bytes_of(operands) + static_cast<double>(seed.nbytes());
-  double total = 0;
-  for (auto _ : state) {
+  time_calls(state, context, bytes, c.backward_flops, [&] {
     const Var y = c.op(operands);
     const BackwardOptions options = data.seeded(y);
     for (Var v : operands) v.clear_grad();
-    const double seconds = timed(context.arena, [&] { tessera::backward(y, options); });
-    state.SetIterationTime(seconds);
-    total += seconds;
-  }
-  report(state, context, bytes, c.backward_flops, total);
+    return timed(context.arena, [&] { tessera::backward(y, options); });
+  });
 }
 
 std::string name_of(const OpCase& c, bool back, DType dtype) {

@@ -19,7 +19,9 @@ int64_t sent_by(const Communicator& axis);
 // The findings of the ranks for a row. Every row's figures are of `seconds`, so a rate times `seconds` is the work that
 // was done.
 struct Measured {
-  double seconds = 0;  // time of an iteration: the median, by the slowest rank
+  explicit Measured(std::vector<double> all = {0}) : rounds(std::move(all)), seconds(quantile(rounds, 0.5)) {}
+  std::vector<double> rounds;  // times of an iteration, by the slowest rank
+  double seconds;              // their median
   std::vector<std::pair<std::string, double>> counters = {};
   std::string label = {}, error = {};
 
@@ -38,14 +40,13 @@ struct RankRow {
   benchmark::TimeUnit unit = benchmark::kMillisecond;
 };
 
-// Where the rows run.
-struct Place {
-  Device device = Device::cpu;
+// Where the rows run, and which are wanted.
+struct Place : Choice {
   Communicator* job = nullptr;  // communicator of the MPI job; null: ranks are threads
 
   bool processes() const { return job != nullptr; }
-  // How many ranks there may be: the job's, or any of `wanted`.
-  std::vector<int> ranks(std::vector<int> wanted) const;
+  // How many ranks there may be where there are several: the job's, or those that were said, or any of `usual`.
+  std::vector<int> several(std::vector<int> usual) const;
   Backend backend() const;
 };
 
@@ -67,10 +68,10 @@ using Families = std::vector<Family>;
 // The rows note their times in `families`, which must outlive them.
 std::vector<RankRow> collective_rows(const Place& place, Families& families);
 
-// The group `strategy/`: a step of config C (4 layers, 4 heads, 128 channels, 64 tokens, batch 12, vocabulary 65) under
-// every strategy of every axis, and some products of them, beside one rank's.
+// The group `strategy/`: a step of config C (4 layers, 4 heads, 128 channels, 64 tokens, batch 12, vocabulary 65), or
+// of the chosen model, under every strategy of every axis, and some products of them, beside one rank's.
 //
-//   strategy/zero-3/fp32/2          strategy, dtype, ranks, of one thread each
+//   strategy/zero-3/fp32/2          strategy, dtype, ranks, of one thread each; a chosen model: `/gpt-mini` behind
 //   strategy/one-rank/fp32/1        the trainer on one rank, beside a plain loop that knows no ranks
 
 std::vector<RankRow> strategy_rows(const Place& place);
@@ -79,9 +80,9 @@ std::vector<RankRow> strategy_rows(const Place& place);
 // which the mean rank does not compute: as the simulator has it with equal times, by a formula where one is known, as
 // the simulator replays it with the measured times, and as it was where each rank has a processor.
 //
-//   schedule/zb-h1/4/8          schedule, ranks of one thread each, micro-batches of 2 sequences
+//   schedule/zb-h1/4/8          schedule, ranks of one thread each, micro-batches of 2 sequences; beside one rank
 //
-// The model has 8 layers of 128 channels, 4 heads, 64 tokens and 256 words, in fp32.
+// The model has 8 layers of 128 channels, 4 heads, 64 tokens and 256 words, in fp32, or is the chosen one.
 
 std::vector<RankRow> schedule_rows(const Place& place);
 

@@ -6,8 +6,10 @@
 #include <fmt/ranges.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -85,6 +87,9 @@ std::optional<double> take_min_time(Words& words) {
   return seconds;
 }
 
+// Rounds travel among the counters of a row, under names that no counter has.
+constexpr std::string_view kRound = "round ";
+
 // The field has another name since version 1.8.
 template <class Run>
 std::string error_of(const Run& row) {
@@ -99,11 +104,12 @@ std::string error_of(const Run& row) {
 class Outputs final : public benchmark::BenchmarkReporter {
  public:
   using Rows = std::vector<Run>;
-  Outputs(const OutputChoice& choice, Print print, std::function<Rows()> last)
+  Outputs(const OutputChoice& choice, const Choice& wanted, Print print, std::function<Rows()> last)
       : choice_(choice),
+        wanted_(wanted),
         print_(std::move(print)),
         last_(std::move(last)),
-        display_(benchmark::CreateDefaultDisplayReporter()) {
+        display_(wanted.table ? &for_table_ : benchmark::CreateDefaultDisplayReporter()) {
     SetOutputStream(&shown_);
     display_->SetOutputStream(&shown_);
     if (choice_.file.empty()) return;
@@ -129,6 +135,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
   void Finalize() override {
     show(last_());
     to_both([](benchmark::BenchmarkReporter& to) { return to.Finalize(), true; });
+    if (wanted_.table) print_(wanted_.table(shown_.str()));
   }
   // Throws OutputError.
   void write_file() const {
@@ -139,23 +146,59 @@ class Outputs final : public benchmark::BenchmarkReporter {
 
  private:
   void show(const Rows& rows) {
-    if (!rows.empty()) to_both([&](benchmark::BenchmarkReporter& to) { return to.ReportRuns(rows), true; });
+    for (Run row : rows) {
+      const std::vector<double> rounds = take_rounds(row);
+      if (file_) add(*file_, written_, row, rounds);
+      add(*display_, shown_, row, rounds);
+      to_both([](benchmark::BenchmarkReporter&) { return true; });
+      if (wanted_.done) wanted_.done(row.run_name.str());
+    }
+  }
+  // In the row's unit; none of a mean of repetitions.
+  static std::vector<double> take_rounds(Run& row) {
+    std::vector<double> out;
+    std::erase_if(row.counters, [&](const auto& counter) {
+      const bool is_round = counter.first.starts_with(kRound);
+      if (is_round && row.run_type == Run::RT_Iteration)
+        out.push_back(counter.second.value * benchmark::GetTimeUnitMultiplier(row.time_unit));
+      return is_round;
+    });
+    return out;
+  }
+  static void add(benchmark::BenchmarkReporter& to, std::ostringstream& text, Run row,
+                  const std::vector<double>& rounds) {
+    const bool is_json = dynamic_cast<benchmark::JSONReporter*>(&to) != nullptr;
+    if (!is_json) std::erase_if(row.counters, [](const auto& c) { return std::isnan(c.second.value); });
+    const std::string before = text.str();
+    text.str("");
+    to.ReportRuns({row});
+    std::string added = std::regex_replace(text.str(), std::regex(": NaN"), ": null");
+    if (is_json && !rounds.empty())
+      added.insert(
+          added.rfind("\n    }"),
+          fmt::format(",\n      \"median\": {},\n      \"quartiles\": [{}, {}],\n      \"rounds\": [{}]",
+                      quantile(rounds, 0.5), quantile(rounds, 0.25), quantile(rounds, 0.75), fmt::join(rounds, ", ")));
+    text.str("");
+    text << before << added;
   }
   // Whether both say that it goes on. Prints what is for standard output.
   template <class F>
   bool to_both(const F& report) {
     const bool goes_on = (!file_ || report(*file_)) && report(*display_);
+    if (wanted_.table) return goes_on;
     print_(shown_.str());
     shown_.str("");
     return goes_on;
   }
 
   OutputChoice choice_;
+  const Choice& wanted_;
   Print print_;
   std::function<Rows()> last_;
   std::string first_error_;
   std::ostringstream shown_, written_;
-  benchmark::BenchmarkReporter* display_;  // the library's own
+  benchmark::JSONReporter for_table_;
+  benchmark::BenchmarkReporter* display_;  // it, or the library's own
   std::unique_ptr<benchmark::BenchmarkReporter> file_;
 };
 
@@ -168,6 +211,24 @@ std::regex expression_of(const std::string& filter) {
 }
 
 }  // namespace
+
+double quantile(std::vector<double> values, double share) {
+  std::ranges::sort(values);
+  const double at = share * static_cast<double>(values.size() - 1), below = std::floor(at);
+  const auto i = static_cast<size_t>(below);
+  return std::lerp(values[i], values[std::min(i + 1, values.size() - 1)], at - below);
+}
+
+void add_rounds(benchmark::State& state, const std::vector<double>& seconds) {
+  for (size_t i = 0; i < seconds.size(); ++i) state.counters[fmt::format("{}{:09}", kRound, i)] = seconds[i];
+}
+
+// Names of rows in bfloat16 say so.
+bool Choice::has(const std::string& name) const {
+  const bool is_op = name.starts_with("op/"), is_collective = name.starts_with("collective/");
+  return (!dtype || (*dtype == DType::bfloat16) == (name.find("/bf16") != name.npos)) && (ranks.empty() || !is_op) &&
+         (bytes.empty() || is_collective) && (model.empty() || !(is_op || is_collective));
+}
 
 Selection::Selection(const std::string& filter)
     : inverted_(filter.starts_with('-')), expression_(expression_of(inverted_ ? filter.substr(1) : filter)) {}
@@ -183,6 +244,7 @@ constexpr double kTimeout = 120;  // seconds: no row lets a rank wait so long
 void report(benchmark::State& state, const Measured& m) {
   if (!m.error.empty()) return state.SkipWithError(m.error.c_str());
   for (auto _ : state) state.SetIterationTime(m.seconds);
+  add_rounds(state, m.rounds);
   for (const auto& [name, value] : m.counters) state.counters[name] = value;
   if (!m.label.empty()) state.SetLabel(m.label);
 }
@@ -229,7 +291,10 @@ void initialise(Words& words) {
 std::vector<RankRow> rank_rows(const Place& place, const Selection& selection, Families& families) {
   std::vector<RankRow> all = collective_rows(place, families);
   for (const auto& more : {strategy_rows(place), schedule_rows(place)}) all.insert(all.end(), more.begin(), more.end());
-  std::erase_if(all, [&](const RankRow& row) { return !selection.has(row.name); });
+  std::erase_if(all, [&](const RankRow& row) {
+    return !selection.has(row.name) || !place.has(row.name) ||
+           !(place.ranks.empty() || std::ranges::count(place.ranks, row.ranks) > 0);
+  });
   return all;
 }
 
@@ -261,6 +326,8 @@ void add_context() {
 #endif
   benchmark::AddCustomContext("matmul", cpu::matmul_library());
   benchmark::AddCustomContext("threads", std::to_string(cpu::threads()));
+  benchmark::AddCustomContext("google_benchmark",
+                              "if DEBUG, as Debian builds it: no row is slower, Tessera has its own clock");
 }
 
 // The least time of a row that counts no iterations of its own, so that all operations take less than two minutes.
@@ -296,7 +363,7 @@ void run_rows(const Words& words, const Place& place, const Print& print) {
   const std::vector<RankRow> by_ranks = rank_rows(place, selection, families);
   OpRows ops = place.processes() ? OpRows{} : op_rows(place.device);
   std::vector<Row> rows = std::move(ops.rows);
-  std::erase_if(rows, [&](const Row& row) { return !selection.has(row.name); });
+  std::erase_if(rows, [&](const Row& row) { return !selection.has(row.name) || !place.has(row.name); });
   for (size_t i = 0; i < by_ranks.size(); ++i)
     rows.push_back({.name = by_ranks[i].name,
                     .run = [&, i](auto& state) { report(state, measured(place, by_ranks, i, state.max_iterations)); },
@@ -304,8 +371,8 @@ void run_rows(const Words& words, const Place& place, const Print& print) {
                     .iterations = by_ranks[i].iterations});
   if (rows.empty())
     throw Error(
-        fmt::format("bench: no benchmark matches the filter '{}'; expected part of a name, as op/matmul/forward/fp32 "
-                    "or collective/all_reduce",
+        fmt::format("bench: no benchmark matches the filter '{}' and what else was said of rows; expected part of a "
+                    "name, as op/matmul/forward/fp32 or collective/all_reduce, and ranks that can divide the model",
                     filter));
   if (place.processes() && place.job->rank() > 0) {
     keep_memory();
@@ -325,7 +392,7 @@ void run_rows(const Words& words, const Place& place, const Print& print) {
   if (ops.ceilings)
     for (const auto& [name, value] : ops.ceilings(rows)) benchmark::AddCustomContext(name, value);
   register_rows(rows, seconds);
-  Outputs outputs(choice, print, [&] { return fits(families); });
+  Outputs outputs(choice, place, print, [&] { return fits(families); });
   benchmark::RunSpecifiedBenchmarks(&outputs, "all");
   dismiss();
   outputs.write_file();
@@ -337,13 +404,15 @@ void run_rows(const Words& words, const Place& place, const Print& print) {
 
 }  // namespace
 
-void run_benchmarks(const Words& words, Device device, const Print& print) {
+void run_benchmarks(const Words& words, const Choice& choice, const Print& print) {
   const auto job = mpi_surroundings();
-  if (!kWithMpi || !job || job->ranks == 1) return run_rows(words, {.device = device}, print);
-  launch({.backend = device == Device::cuda ? Backend::nccl : Backend::mpi,
+  if (!kWithMpi || !job || job->ranks == 1) return run_rows(words, {choice}, print);
+  launch({.backend = choice.device == Device::cuda ? Backend::nccl : Backend::mpi,
           .threads_per_rank = 1,
           .same = {{"words behind `bench`", fmt::format("{}", fmt::join(words, " "))}}},
-         [&](Communicator& world) { run_rows(words, {.device = device, .job = &world}, print); });
+         [&](Communicator& world) {
+           run_rows(words, {choice, &world}, print);
+         });
 }
 
 }  // namespace tessera::bench

@@ -5,12 +5,14 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <limits>
+#include <optional>
 #include <regex>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "tensor/device.h"
+#include "models/language_model.h"
 
 namespace tessera::bench {
 
@@ -19,6 +21,29 @@ struct Row {
   std::function<void(benchmark::State&)> run;
   benchmark::TimeUnit unit = benchmark::kMicrosecond;
   int64_t iterations = 0;  // unless `--benchmark_min_time` says how long; 0: as many as that takes
+};
+
+// A counter that other rows of the group have: null in JSON, where all rows of a group have the same counters.
+inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+// The value below which this share of all lies, between the two nearest; `values` is not empty.
+double quantile(std::vector<double> values, double share);
+// Notes the seconds of each round of a row, of which its JSON has `median`, `quartiles` and `rounds`.
+void add_rounds(benchmark::State& state, const std::vector<double>& seconds);
+
+// Rows that are wanted, besides the filter, and how they are shown. Whoever names ranks wants no row that has none, and
+// so with the model and with bytes.
+struct Choice {
+  Device device = Device::cpu;
+  std::optional<DType> dtype = {};
+  std::string model = {};  // the name of `sizes`; empty: each group has its own
+  ModelConfig sizes = {};
+  std::vector<int64_t> ranks = {}, bytes = {};  // empty: the usual ones
+  // What is printed in place of Google Benchmark's own, made of the JSON of all rows; and what hears of each row.
+  std::function<std::string(const std::string& json)> table = {};
+  std::function<void(const std::string& name)> done = {};
+
+  bool has(const std::string& name) const;
 };
 
 // Which rows run: the names that `--benchmark_filter` means. Google Benchmark reads it so too, but compares it with
@@ -49,7 +74,7 @@ double seconds_of(const F& f) {
 // Runs with the words behind `bench` (Google Benchmark's flags). `print` gets what is for standard output. Throws
 // Error: usage for a word that it does not know and for a filter that matches nothing, verification where a row sent
 // other bytes than the closed form says; and OutputError.
-void run_benchmarks(const std::vector<std::string>& words, Device device,
+void run_benchmarks(const std::vector<std::string>& words, const Choice& choice,
                     const std::function<void(std::string_view)>& print);
 
 }  // namespace tessera::bench

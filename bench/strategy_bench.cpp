@@ -104,14 +104,14 @@ class TimedSteps {
   // forms, and how long communications held up a rank. Every rank calls it.
   Measured result() {
     const auto steps = static_cast<double>(seconds_.size());
-    Measured m{.seconds = median(seconds_)};
+    Measured m(seconds_);
     m.add("tokens/s", static_cast<double>(trainer_->tokens_per_step()) / m.seconds);
     double expected = 0;
     for (const SentBytes& s : expected_bytes(job_, 1)) expected += static_cast<double>(s.bytes);
     const double counted = world_.sum(static_cast<double>(sent_)) / steps;
     m.add_sent(counted, expected);
     const double waited = world_.sum(waited_) / steps / world_.size();
-    if (job_.plan.device == Device::cpu) m.add("exposed_s", waited);
+    m.add("exposed_s", job_.plan.device == Device::cpu ? waited : kNone);
     add_peak(m, job_, world_, peak());
     return m;
   }
@@ -173,9 +173,11 @@ struct Beside {
     for (int64_t i = 0; step && i < count; ++i) seconds.push_back(step());
   }
   void add_to(Measured& m) const {
-    if (!step) return;
-    m.add("of_" + name, m.seconds / median({seconds.begin() + TimedSteps::kWarmUp, seconds.end()}));
-    m.add("peak_of_" + name, static_cast<double>(peak()));
+    for (const std::string any : {"one_rank", "plain_loop"}) {
+      const bool is_it = step && any == name;
+      m.add("of_" + any, is_it ? m.seconds / median({seconds.begin() + TimedSteps::kWarmUp, seconds.end()}) : kNone);
+      m.add("peak_of_" + any, is_it ? static_cast<double>(peak()) : kNone);
+    }
   }
 };
 
@@ -214,11 +216,11 @@ Measured measure_steps(const Job& job, Communicator& world, int64_t steps) {
   return in_turns(one_rank(job, world), job, world, steps);
 }
 
-// Workers have no step in common, so a turn is several of each. It is left before its last step, at which every worker
+// Workers have no step in common, so a round is several of each. It is left before its last step, at which every worker
 // would get the parameters once more.
 Measured measure_async(const Job& given, Communicator& world, int64_t steps) {
   constexpr int64_t kTurn = 3;
-  const int64_t turns = (steps + kTurn - 1) / kTurn + 1;  // the first warms up
+  const int64_t turns = steps + 1;  // the first warms up
   Job job = given;
   job.optim.steps = turns * kTurn + 1;
   Beside one = one_rank(job, world);
@@ -235,7 +237,7 @@ Measured measure_async(const Job& given, Communicator& world, int64_t steps) {
     const double slowest = world.max(own);
     if (turn > 0) seconds.push_back(slowest / kTurn);
   }
-  Measured m{.seconds = median(seconds)};
+  Measured m(seconds);
   m.add("tokens/s", static_cast<double>(trainer.tokens_per_step()) / m.seconds);
   const PlanSizes s(job);
   const double per_worker = static_cast<double>(s.parts[0][0].whole() * (s.value + s.grad));
@@ -243,17 +245,28 @@ Measured measure_async(const Job& given, Communicator& world, int64_t steps) {
                  static_cast<double>(turns * kTurn),
              static_cast<double>(s.plan.dp - 1) * per_worker);
   add_peak(m, job, world, trainer.arena()->total().peak);
+  m.add("exposed_s", kNone);
   one.add_to(m);
   return m;
 }
 
-// The rows of a group, but for jobs whose pipeline has more stages than the model has layers.
+// Whether the plan's ranks can divide the model and the batch.
+bool can_be(const Job& job) try {
+  check_sizes(job);
+  check_layout(job.plan, job.model, job.optim.batch);
+  return schedule_of(job.plan).stages <= job.model.layers;
+} catch (const FieldError&) {
+  return false;
+}
+
+// The rows of a group, but for jobs that cannot be.
 struct JobRows {
   Place place;
   std::vector<RankRow> rows = {};
 
   void add(std::string name, Job job, Measured (*measure)(const Job&, Communicator&, int64_t), int64_t steps) {
-    if (schedule_of(job.plan).stages > job.model.layers) return;
+    if (!place.model.empty()) name += "/" + place.model, job.model = place.sizes;
+    if (!can_be(job)) return;
     job.plan.device = place.device;
     job.plan.backend = place.backend();
     job.plan.threads_per_rank = 1;
@@ -280,7 +293,7 @@ std::vector<RankRow> strategy_rows(const Place& place) {
               measure, steps);
     };
     if (!place.processes() && place.device == Device::cpu) add("one-rank", {}, measure_one_rank, 5 * kSteps);
-    for (const int n : place.ranks({2, 4}))
+    for (const int n : place.several({2, 4}))
       for (const auto& [name, plan] : strategies(n))
         add(name, plan, plan.dp_mode == DataMode::ps_async ? measure_async : measure_steps, kSteps);
   }
@@ -348,9 +361,11 @@ Measured measure_schedule(const Job& job, Communicator& world, int64_t steps) {
   const unsigned processors = std::thread::hardware_concurrency();
   const bool shared = static_cast<unsigned>(world.size()) > processors;
   Trace trace(1);
+  Beside one = one_rank(job, world);
   TimedSteps timed(job, world, &trace);
   Figures figures;
   for (int64_t i = 0; i < TimedSteps::kWarmUp + steps; ++i) {
+    one.steps(1);
     trace.begin_step(i + 1);
     timed.step();
     trace.end_step();
@@ -359,8 +374,10 @@ Measured measure_schedule(const Job& job, Communicator& world, int64_t steps) {
   }
   Measured m = timed.result();
   m.add("bubble_predicted", simulate(timed.schedule()).bubble_share());
-  if (const auto formula = bubble_formula(timed.schedule())) m.add("bubble_formula", *formula);
-  for (auto& [name, values] : figures) m.add(name, median(std::move(values)));
+  m.add("bubble_formula", bubble_formula(timed.schedule()).value_or(kNone));
+  for (const char* name : {"bubble_replayed", "bubble_measured", "forward_s", "backward_s", "input_s", "weight_s"})
+    m.add(name, figures[name].empty() ? kNone : median(figures[name]));
+  one.add_to(m);
   if (shared) m.label = fmt::format("no bubble_measured: {} ranks share {} processors", world.size(), processors);
   return m;
 }
@@ -371,7 +388,7 @@ std::vector<RankRow> schedule_rows(const Place& place) {
   JobRows out{place};
   if (place.device == Device::cuda) return {};  // there the times of a trace are those of queueing
   for (size_t kind = 0; kind < kScheduleNames.size(); ++kind)
-    for (const int p : place.ranks({2, 4}))
+    for (const int p : place.several({2, 4}))
       for (const int m : {p, 2 * p, 4 * p})
         out.add(fmt::format("schedule/{}/{}/{}", kScheduleNames[kind], p, m),
                 {.model = {.layers = 8, .heads = 4, .channels = 128, .context = 64, .vocab = 256},

@@ -224,10 +224,10 @@ void allow_open_files(size_t count) {
 
 }  // namespace
 
-std::vector<fs::path> matching_files(const std::string& spec) {
+std::vector<fs::path> matching_files(const std::string& spec, std::string_view said_by) {
   if (!is_pattern(spec)) return {};
   std::vector<fs::path> files = matches(spec);
-  if (files.empty()) bad_input("`data` '{}': no file matches", spec);
+  if (files.empty()) bad_input("{}'{}': no file matches", said_by, spec);
   return files;
 }
 
@@ -238,7 +238,7 @@ bool names_shards(const std::string& spec) {
 
 ShardFiles find_shards(const std::string& spec) {
   const bool pattern = is_pattern(spec);
-  const std::vector<fs::path> files = pattern ? matching_files(spec) : files_in(spec);
+  const std::vector<fs::path> files = pattern ? matching_files(spec, "`data` ") : files_in(spec);
   ShardFiles out;
   std::vector<fs::path> val;
   for (const fs::path& f : files) {

@@ -98,7 +98,7 @@ Dataset dataset_for(const std::string& spec, const TokenizerChoice& tokenizer, c
 
 // The regular files that a pattern of the shell (*, ?, [...]) matches, in the order of their names' bytes. None where
 // `spec` is no pattern, or itself the name of something. Throws InputError where a pattern matches nothing.
-std::vector<std::filesystem::path> matching_files(const std::string& spec);
+std::vector<std::filesystem::path> matching_files(const std::string& spec, std::string_view said_by = "");
 
 // Whether it names such files: by a pattern, or as a folder that holds some and no dataset.json.
 bool names_shards(const std::string& spec);

@@ -17,24 +17,6 @@ using namespace report;
 
 constexpr size_t kMostAlternatives = 8, kMostTooLarge = 5;
 
-// Columns as wide as what stands in them.
-std::string text_of(const Table& t) {
-  std::vector<size_t> widths(t.columns.size(), 0);
-  std::vector<Row> lines = {{}};
-  for (const Column& column : t.columns) lines[0].cells.push_back(column.head);
-  lines.insert(lines.end(), t.rows.begin(), t.rows.end());
-  for (const Row& row : lines)
-    for (size_t c = 0; c < widths.size(); ++c) widths[c] = std::max(widths[c], row.cells[c].text.size());
-  std::string out;
-  for (const Row& row : lines) {
-    std::string line = " ";
-    for (size_t c = 0; c < widths.size(); ++c)
-      line += fmt::format(fmt::runtime(t.columns[c].number ? " {:>{}}" : " {:<{}}"), row.cells[c].text, widths[c] + 1);
-    out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
-  }
-  return out;
-}
-
 // "pp 2 x dp 4 x tp 2+sp", "one rank".
 std::string axes_words(const Layout& l) {
   const Plan& p = l.plan;
@@ -345,11 +327,11 @@ std::string plan_text(const PlanAnswer& a) {
   auto [best, large] = ranking_tables(a);
   const bool rough = std::ranges::any_of(best.rows, [](const Row& r) { return r.cells.back().text[0] == '~'; });
   if (a.fits())
-    out += text_of(best) +
+    out += fitted(best) +
            fmt::format("  micro-batches: how many a step has x the sequences of each; GB: of the fullest rank{}\n\n",
                        rough ? ", ~ by a formula" : "");
   large.rows.resize(std::min(large.rows.size(), kMostTooLarge));
-  if (!large.rows.empty()) out += fmt::format("Does not fit {:.1f} GB:\n{}\n", a.asked.memory() / 1e9, text_of(large));
+  if (!large.rows.empty()) out += fmt::format("Does not fit {:.1f} GB:\n{}\n", a.asked.memory() / 1e9, fitted(large));
   if (!a.fits()) return out;
   const planner::Recommendation& r = a.recommended;
   out += fmt::format("Take number 1: {}\n", to_text(r.plan.layout.plan));

@@ -6,6 +6,7 @@
 #include "app/plan/plan.h"
 #include "app/report/report.h"
 #include "app/trace/timeline.h"
+#include "data/dataset.h"
 #include "data/files.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
@@ -122,8 +123,29 @@ std::vector<report::Record> records_of(const ReportOptions& o) {
   return out;
 }
 
+bool is_of_bench(const std::string& run) { return run.ends_with(".json"); }
+
+// Files of `bench`: each word names one, or by a pattern several.
+std::string bench_content(const ReportOptions& o) {
+  report::Bench all;
+  for (size_t side = 0; side < o.runs.size(); ++side) {
+    std::vector<fs::path> files = matching_files(o.runs[side]);
+    if (files.empty()) files = {o.runs[side]};
+    for (const fs::path& file : files) all.read(side, file.string(), read_file(file));
+  }
+  std::vector<report::Part> parts = all.parts(o.runs.size(), o.figure ? report::kFigureWidth : report::kWidth);
+  if (o.format == "text") return report::as_text(parts);
+  if (!o.figure) return report::whole_page(parts[0].title, parts);
+  for (const report::Part& part : std::span(parts).subspan(1)) {
+    parts[0].legend = part.legend;
+    parts[0].pictures.push_back(part.pictures[0]);
+  }
+  return report::as_svg_file(parts[0]);
+}
+
 std::string content(const ReportOptions& o) {
   const bool as_page = o.format != "text";
+  if (!o.runs.empty() && is_of_bench(o.runs[0])) return bench_content(o);
   if (o.figure) return report::as_svg_file(report::figure_of(*o.figure, records_of(o)));
   if (o.runs.size() == 1) return drawn(o.runs[0], as_page);
   const std::vector<report::Record> runs = records_of(o);
@@ -136,9 +158,10 @@ fs::path place_of(const ReportOptions& o) {
   std::string name = o.figure.value_or("report");
   if (o.runs.size() == 2) {
     const fs::path other = fs::path(o.runs[1]).lexically_normal();
-    name += "-" + (other.has_filename() ? other : other.parent_path()).filename().string();
+    name += "-" + (other.has_filename() ? other : other.parent_path()).stem().string();
   }
-  return fs::path(o.runs[0]) / (name + (o.figure ? ".svg" : ".html"));
+  const fs::path first = is_of_bench(o.runs[0]) ? fs::path(o.runs[0]).parent_path() : fs::path(o.runs[0]);
+  return first / (name + (o.figure ? ".svg" : ".html"));
 }
 
 void check(const ReportOptions& o) {
@@ -150,6 +173,11 @@ void check(const ReportOptions& o) {
     throw Error("--out: expected no file with --format text, which goes to standard output");
   if (o.runs.empty() && !o.figure) throw Error("RUN: expected a run directory, found none");
   if (o.runs.size() > 2) bad_usage("RUN: expected at most two, found {}", o.runs.size());
+  const bool rows = !o.runs.empty() && is_of_bench(o.runs[0]);
+  if (std::ranges::count_if(o.runs, is_of_bench) != (rows ? std::ssize(o.runs) : 0))
+    bad_usage("RUN: expected two runs or two files of bench, found {} and {}", o.runs[0], o.runs[1]);
+  if (o.figure && (*o.figure == "bench") != rows)
+    bad_usage("--figure {}: expected {}", *o.figure, rows ? "bench beside a file of bench" : "a file of bench");
   if (!o.runs.empty() && !o.words.empty())
     bad_usage("--{}: expected no option of a plan beside a run", o.words.front().first);
 }

@@ -427,6 +427,23 @@ std::string as_html(const Table& t) {
   return out + "</tbody></table>\n" + paragraph("note", t.note);
 }
 
+std::string fitted(const Table& t) {
+  std::vector<size_t> widths(t.columns.size(), 0);
+  std::vector<Row> lines = {{}};
+  for (const Column& column : t.columns) lines[0].cells.push_back(column.head);
+  lines.insert(lines.end(), t.rows.begin(), t.rows.end());
+  for (const Row& row : lines)
+    for (size_t c = 0; c < widths.size(); ++c) widths[c] = std::max(widths[c], row.cells[c].text.size());
+  std::string out;
+  for (const Row& row : lines) {
+    std::string line = " ";
+    for (size_t c = 0; c < widths.size(); ++c)
+      line += fmt::format(fmt::runtime(t.columns[c].number ? " {:>{}}" : " {:<{}}"), row.cells[c].text, widths[c] + 1);
+    out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
+  return out;
+}
+
 std::string as_html(const std::vector<std::pair<std::string, std::string>>& facts) {
   std::string out;
   for (const auto& [name, value] : facts)

@@ -153,6 +153,7 @@ struct Part {
   std::string text = {};
 };
 std::string as_html(const Table& table);
+std::string fitted(const Table& table);  // its columns as wide as what stands in them, whatever widths it has
 std::string as_html(const std::vector<std::pair<std::string, std::string>>& facts);
 std::string list_html(const std::vector<std::string>& lines);
 std::string as_html(const Part& part, int level = 2);

@@ -1,4 +1,5 @@
-// The parts of a report: of a run, of two runs beside each other, of one that failed; figures of runs and of plans.
+// The parts of a report: of a run, of two runs beside each other, of one that failed, of rows of `bench`; figures of
+// runs and of plans.
 #pragma once
 #include "app/options.h"
 #include "app/report/drawing.h"
@@ -126,9 +127,9 @@ Overlap overlap_of(const Record& record, const StepSpan& step, const std::string
 
 // Parts and figures.
 
-inline constexpr std::string_view kFigures = "pipeline|memory|timeline|bytes|loss";
-// One of kFigures, of pictures that together are so wide. Runs have one scale. Throws Error (usage) that says which run
-// lacks what the figure shows.
+inline constexpr std::string_view kFigures = "pipeline|memory|timeline|bytes|loss|bench";
+// One of kFigures but bench, of pictures that together are so wide. Runs have one scale. Throws Error (usage) that says
+// which run lacks what the figure shows.
 Part figure_of(std::string_view name, const std::vector<Record>& runs, double width = kFigureWidth);
 
 // A schedule on its clock, a lane for each rank; `scale` is the time that the whole width shows.
@@ -183,6 +184,35 @@ Flights parse_flights(std::string_view file, const std::string& what);
 // A table with the ranks beside each other and a row for each of the last operations of an axis: which ranks have done
 // it, which were in it, which did not come, and which did something else in its place.
 std::string flights_of(const Flights& flights, bool as_page);
+
+// Rows of `bench`, as its JSON has them, and those of other programs of Google Benchmark; of one side or of two that
+// are compared, each of one file or more.
+struct BenchRow {
+  std::string name, unit, label;
+  std::array<std::vector<std::vector<double>>, 2> runs = {};  // times in that unit: by side, repetition and round
+  std::map<std::string, std::vector<double>> counters = {};
+  // The times that stand for it on a side: medians of its runs where there are five or more, which differ by what a new
+  // start changes too; else all rounds. Empty where it is not there or failed.
+  std::vector<double> times(size_t side) const;
+};
+struct Bench {
+  std::string about = {};  // a line for each file
+  std::vector<BenchRow> rows = {};
+  // Throws InputError.
+  void read(size_t side, const std::string& name, const std::string& json);
+  // A part for each group of rows, with pictures that are so wide.
+  std::vector<Part> parts(size_t sides, double width = kWidth) const;
+};
+
+// How much longer b takes than a: of all ratios of a time of b and one of a the median, and the interval in which the
+// rank-sum test of Mann and Whitney finds no difference at a level of 2% (Hodges and Lehmann 1963). Nothing is assumed
+// of how times are distributed. Fewer than five rounds each have no interval.
+struct Change {
+  double ratio = 1, low = 0, high = 0;
+  bool known() const { return low > 0; }
+  bool seen() const { return known() && (low > 1 || high < 1); }
+};
+Change change_of(const std::vector<double>& a, const std::vector<double>& b);
 
 // A plan that has not run, as far as theory knows it: its schedule, what its ranks send in a step by closed forms,
 // and what they hold: parameters, gradients and optimizer state by closed forms, the rest by a dry run. Nothing is

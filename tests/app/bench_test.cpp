@@ -1,10 +1,13 @@
 // The rows of `tessera bench` as a user sees them: their names, that their figures go together, and that what was sent
 // is what the closed forms say.
 
+#include <random>
 #include <set>
 
+#include "app/report/report.h"
 #include "bench/ranks.h"
 #include "tests/app/program.h"
+#include "tests/app/report_checks.h"
 #include "tests/support/planted_machine.h"
 
 namespace tessera {
@@ -22,6 +25,7 @@ class BenchTest : public ProgramTest {
     EXPECT_TRUE(row.contains(counter)) << row.at("name") << " has no " << counter;
     return row.value(counter, -1.0);
   }
+  static bool has(const Json& row, const char* counter) { return !row.at(counter).is_null(); }
   static double seconds(const Json& row) {
     return row.at("real_time").get<double>() * (row.at("time_unit") == "ms" ? 1e-3 : 1e-6);
   }
@@ -169,7 +173,7 @@ TEST_F(BenchTest, StrategiesAreOneRankBesideWhatTheySendAndHold) {
     EXPECT_NEAR(number(row, "peak_bytes"), number(row, "peak_expected"), 0.02 * number(row, "peak_expected")) << name;
     EXPECT_GT(number(row, alone ? "of_plain_loop" : "of_one_rank"), 0) << name;
     EXPECT_GT(number(row, alone ? "peak_of_plain_loop" : "peak_of_one_rank"), 0) << name;
-    EXPECT_EQ(row.contains("exposed_s"), !asynchronous) << name;
+    EXPECT_EQ(has(row, "exposed_s"), !asynchronous) << name;
     if (asynchronous) continue;
     EXPECT_EQ(number(row, "exposed_s") > 0, !alone) << name;
   }
@@ -188,10 +192,11 @@ TEST_F(BenchTest, SchedulesAreSimulatedReplayedAndMeasured) {
     EXPECT_NEAR(number(row, "bubble_predicted"), number(row, has_formula ? "bubble_formula" : "bubble_predicted"),
                 1e-9);
     EXPECT_GT(number(row, "forward_s"), 0) << name;
-    EXPECT_EQ(row.contains("backward_s"), !split) << name;
-    EXPECT_EQ(row.contains("weight_s"), split) << name;
+    EXPECT_EQ(has(row, "backward_s"), !split) << name;
+    EXPECT_EQ(has(row, "weight_s"), split) << name;
+    EXPECT_GT(number(row, "of_one_rank"), 0) << name;
     const bool measured = std::thread::hardware_concurrency() >= (four ? 4U : 2U);
-    EXPECT_EQ(row.contains("bubble_measured"), measured) << name;
+    EXPECT_EQ(has(row, "bubble_measured"), measured) << name;
     EXPECT_EQ(row.contains("label"), !measured) << name;
   }
   EXPECT_EQ(all.at(1).at("name"), "schedule/1f1b/2/4");
@@ -217,10 +222,144 @@ TEST_F(BenchTest, RanksOfAJobMeasureTogetherAndOnePrints) {
   for (size_t i = 0; i < 2; ++i) expect_collective(all[i], 1, 2);
   EXPECT_EQ(all[2].at("name"), "collective/all_reduce/mpi-out-of-place/mpi/2/1024");
   EXPECT_GT(number(all[2], "algbw"), 0);
-  EXPECT_FALSE(all[2].contains("sent"));  // MPI does not say
+  EXPECT_TRUE(all[2].at("sent").is_null());  // MPI does not say
   EXPECT_GT(number(all[3], "of_one_rank"), 0);
   const Ran nothing = run("bench --benchmark_filter=op/", mpirun);  // those are no rank's
   EXPECT_NE(nothing.err.find("no benchmark matches the filter 'op/'"), std::string::npos) << nothing.err;
+}
+
+// Rounds, tables, and what has changed between two files.
+
+TEST_F(BenchTest, EveryRowHasItsRoundsAndTheCountersOfItsGroup) {
+  std::map<std::string, std::vector<std::string>> keys;
+  for (const Json& row :
+       rows("op/(gelu|matmul)/.*fp32|direct/threads/2/1024$|strategy/(one-rank|tp|ps-async)/fp32/[12]$"
+            "|schedule/(1f1b|zb-h1)/2/2$")) {
+    const std::string name = row.at("name"), group = name.substr(0, name.find('/'));
+    const std::vector<double> rounds = row.at("rounds");
+    ASSERT_GE(rounds.size(), group == "op" ? 5U : 1U) << name;
+    EXPECT_EQ(row.at("median"), bench::quantile(rounds, 0.5)) << name;
+    EXPECT_EQ(row.at("quartiles"), (Json{bench::quantile(rounds, 0.25), bench::quantile(rounds, 0.75)})) << name;
+    if (group != "op") {
+      EXPECT_NEAR(row.at("median"), row.at("real_time"), 1e-6 * row.at("real_time").get<double>()) << name;
+    }
+    std::vector<std::string> own;
+    for (const auto& [key, value] : row.items())
+      if (key != "label") own.push_back(key);
+    EXPECT_EQ(keys.try_emplace(group, own).first->second, own) << name;
+  }
+  EXPECT_EQ(keys.size(), 4U);
+  EXPECT_EQ(bench::quantile({4, 1, 2, 3}, 0.25), 1.75);  // as numpy.percentile
+  EXPECT_EQ(bench::quantile({7}, 0.75), 7);
+}
+
+TEST_F(BenchTest, OptionsChooseRowsByWhatTheyHave) {
+  const auto listed = [&](const std::string& words) {
+    std::istringstream lines(must("bench --benchmark_list_tests " + words).out);
+    std::vector<std::string> out;
+    for (std::string line; std::getline(lines, line);) out.push_back(line);
+    return out;
+  };
+  for (const auto& [words, pattern] :
+       {std::pair{"--dtype bf16 --benchmark_filter=/", ".*/bf16(/.*)?"},
+        {"--ranks 1,3", "strategy/one-rank/.*/1|strategy/.*/3|schedule/.*/3/[0-9]+|collective/.*/threads/3/.*"},
+        {"--model gpt-mini --ranks 2", "(strategy/[a-z0-9+-]+/(fp32|bf16)/2|schedule/[a-z0-9-]+/2/[0-9]+)/gpt-mini"},
+        {"--bytes 8:128:4 --ranks 2", "collective/.*/threads/2/(8|32|128)(/bf16)?"},
+        {"--benchmark_filter=broadcast --bytes 1M", "collective/broadcast/.*/1048576(/bf16)?"}}) {
+    const auto names = listed(words);
+    EXPECT_GT(names.size(), 3U) << words;
+    for (const std::string& name : names) EXPECT_TRUE(std::regex_match(name, std::regex(pattern))) << words << name;
+  }
+  for (const auto& [words, why] :
+       {std::pair{"--bytes 8:4:2", "--bytes: expected FROM:TO:FACTOR, as 8:128M:2, or one"},
+        {"--bytes 8:16", "--bytes: expected FROM:TO:FACTOR"},
+        {"--bytes 8:16:1", "--bytes: expected FROM:TO:FACTOR"},
+        {"--bytes 8T", "--bytes: expected a whole number in [1, "},
+        {"--bytes 65G", "--bytes: expected a whole number in [1, 64], found '65'"},
+        {"--dtype fp64", "--dtype: expected fp32, bf16, found 'fp64'"},
+        {"--model gpt-3", "--model: expected gpt-nano, "},
+        {"--ranks 0", "--ranks: expected a whole number in [1, 64], found '0'"},
+        {"--ranks 2 --model gpt-nano --bytes 8", "no benchmark matches"},
+        {"--benchmark_filter=tp --tabel", "unknown option '--tabel'; did you mean '--table'?"}})
+    fails("bench " + std::string(words), 2, why);
+}
+
+TEST_F(BenchTest, ATableIsAlignedAndItsFileIsReported) {
+  const Ran r = must(
+      "bench --benchmark_min_time=0.0001 --table --ranks 1,2 --dtype fp32 --benchmark_out=a.json "
+      "'--benchmark_filter=strategy/(one-rank|ddp|tp)/|broadcast/direct/.*/1024'");
+  expect_has(r.out, {"strategy/NAME/DTYPE/RANKS: a step of training", "median ms", "quartiles", "spread", "rounds",
+                     "of one rank", "tokens/s", "peak MB", "median us", "busbw GB/s", " strategy/ddp/fp32/2 "});
+  EXPECT_EQ(r.out.find("worst error"), std::string::npos);  // no row has it
+  std::istringstream lines(r.out.substr(r.out.find("strategy/NAME")));
+  std::string line, head;
+  std::getline(lines, line), std::getline(lines, head);
+  for (size_t ends = head.find("tokens/s") + 8; std::getline(lines, line) && !line.empty();) {
+    ASSERT_GT(line.size(), ends) << line;
+    EXPECT_TRUE(std::isdigit(line[ends - 1]) != 0 && line[ends] == ' ') << line;
+  }
+  const std::string text = must("report a.json --format text").out;
+  EXPECT_EQ(text.substr(text.find('\n')), r.out.substr(r.out.find('\n')));
+  EXPECT_EQ(must("report a.json a.json").out, "report-a.html\n");
+  const std::string html = read_file(path("report-a.html"));
+  test::expect_page(html);
+  expect_has(html, {"strategy/ddp/fp32/2", "<svg", "seen"});
+  must("report a.json --figure bench --svg --out a.svg");
+  test::expect_balanced(read_file(path("a.svg")));
+  fails("report a.json . --format text", 2, "RUN: expected two runs or two files of bench, found a.json and .");
+  fails("report a.json --figure loss --svg", 2, "--figure loss: expected bench beside a file of bench");
+  fails("report 'b*.json'", 4, "'b*.json': no file matches");
+  std::ofstream(path("bad.json"))
+      << R"({"context": {"num_cpus": 2}, "benchmarks": [{"name": "x", "time_unit": "ms"}]})";
+  fails("report bad.json", 4, "bad.json: expected JSON of `tessera bench`");
+}
+
+// A file with one row, as Google Benchmark writes it.
+std::string bench_file(const std::vector<double>& rounds) {
+  return Json{{"context", {{"num_cpus", 2}}},
+              {"benchmarks", {{{"name", "op/x"}, {"time_unit", "ms"}, {"real_time", 1}, {"rounds", rounds}}}}}
+      .dump();
+}
+
+// 100 draws of 15 rounds each, whose quartiles are 3% apart: of a normal distribution they are 1.349 deviations apart.
+TEST(BenchChange, IsSeenAboveTheNoiseAndOnlyThen) {
+  for (const unsigned seed : {1U, 2U, 3U}) {
+    std::mt19937_64 random(seed);
+    const auto draw = [&](double time) {
+      std::vector<double> out(15);
+      std::normal_distribution<double> noise(time, 0.03 / 1.349 * time);
+      for (double& round : out) round = noise(random);
+      return out;
+    };
+    int slower = 0, faster = 0, equal = 0;
+    for (int i = 0; i < 100; ++i) {
+      slower += report::change_of(draw(7), draw(7 * 1.05)).low > 1;
+      const report::Change down = report::change_of(draw(7 * 1.05), draw(7));
+      faster += down.known() && down.high < 1;
+      equal += !report::change_of(draw(7), draw(7)).seen();
+    }
+    EXPECT_GE(slower, 95) << seed;
+    EXPECT_GE(faster, 95) << seed;
+    EXPECT_GE(equal, 95) << seed;
+  }
+}
+
+TEST(BenchChange, IsThatOfTheRankSumTest) {
+  const report::Change c = report::change_of({10, 11, 12, 13, 14}, {20, 22, 24, 26, 28});
+  EXPECT_NEAR(c.ratio, 2, 1e-12);
+  EXPECT_NEAR(c.low, 20.0 / 13, 1e-12);  // the second least and largest of 25 ratios: U = 1 has a chance of 1.6%
+  EXPECT_NEAR(c.high, 26.0 / 10, 1e-12);
+  EXPECT_FALSE(report::change_of({10, 11, 12, 13}, {20, 22, 24}).known());
+}
+
+TEST(BenchFiles, FiveRunsOfARowStandForThemselves) {
+  report::Bench all;
+  for (int i = 0; i < 4; ++i) all.read(0, "a", bench_file({1.0 + i, 2.0 + i, 9.0 + i}));
+  EXPECT_EQ(all.rows.at(0).times(0).size(), 12U);
+  all.read(0, "a", bench_file({5, 6, 9}));
+  EXPECT_EQ(all.rows.at(0).times(0), (std::vector<double>{2, 3, 4, 5, 6}));
+  EXPECT_TRUE(all.rows.at(0).times(1).empty());
+  EXPECT_THROW(all.read(0, "a", bench_file({1, -1})), InputError);
 }
 
 // Plans that are run beside their predictions, and what `train` says on a machine that was measured.

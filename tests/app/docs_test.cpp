@@ -9,12 +9,12 @@
 //   ```
 //
 // The commands are `./tessera verify`, `./tessera lab`, `./tessera plan` (of whose output, and of `verify --defect`, a
-// page may leave out lines, as `...`),
-// `./tessera data SOURCE --out FOLDER`, `./tessera report RUN --format text`, `build/release/bin/schedules`, and `cat
-// FILE`, whose block becomes that file for the page's later commands; `./tessera train --trace` is run for a report and
-// has no block of output, nor has `./tessera report --figure NAME --svg --out FILE`: that file is in the repository,
-// and the page shows it. Of a plan it is compared byte by byte, of a run by its structure; so is memory, of which
-// closed forms count. Of a block of C++ that begins with a line `// path`, all other lines stand together in that file.
+// page may leave out lines, as `...`), `./tessera bench --benchmark_list_tests`, `./tessera data SOURCE --out FOLDER`,
+// `./tessera report RUN --format text`, `build/release/bin/schedules`, and `cat FILE`, whose block becomes that file
+// for the page's later commands; `./tessera train --trace` is run for a report and has no block of output, nor has
+// `./tessera report --figure NAME --svg --out FILE`: that file is in the repository, and the page shows it. Of a plan
+// it is compared byte by byte, of a run by its structure; so is memory, of which closed forms count. Of a block of C++
+// that begins with a line `// path`, all other lines stand together in that file.
 //
 // Spaces do not count, numbers do; but a loss may be 0.01 away and a peak of memory 10%, and the rounding of sums may
 // be anything, since processors multiply matrices in different ways; oneDNN, whose working memory differs most, is held
@@ -75,7 +75,7 @@ struct Example {
 // Throws std::runtime_error for a command without a block of output.
 std::vector<Example> examples_of(const Lines& page) {
   static const std::regex command(
-      R"(\$ (?:\./tessera (?=schedules )|\./|build/release/bin/)?(tessera(?= verify| plan| lab| data .*--out| train .*--trace| report .*--format text| report .*--figure .*--svg.* --out \S+)|schedules|cat) (.*))");
+      R"(\$ (?:\./tessera (?=schedules )|\./|build/release/bin/)?(tessera(?= verify| plan| lab| bench --benchmark_list_tests| data .*--out| train .*--trace| report .*--format text| report .*--figure .*--svg.* --out \S+)|schedules|cat) (.*))");
   std::vector<Example> out;
   std::smatch match;
   for (size_t i = 0; i + 1 < page.size(); ++i) {

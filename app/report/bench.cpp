@@ -1,0 +1,207 @@
+// Rows of `bench`: a table and a picture of each group, of one file or of two beside each other.
+#include <nlohmann/json.hpp>
+
+#include "app/report/report.h"
+#include "bench/run.h"
+#include "data/json.h"
+
+namespace tessera::report {
+namespace {
+
+using Json = nlohmann::json;
+using Times = std::vector<double>;
+using bench::quantile;
+
+constexpr double kWide = 0.1;
+constexpr size_t kFewest = 5;  // rounds that have quartiles, and runs that stand for themselves
+
+const std::map<std::string_view, const char*> kTitles = {
+    {"op", "op/NAME/PASS/DTYPE: an operation, beside what this machine can do"},
+    {"collective", "collective/OPERATION/ALGORITHM/BACKEND/RANKS/BYTES: a call of all ranks"},
+    {"fit", "collective/.../fit: time = latency + bytes / bandwidth, fitted to all sizes"},
+    {"strategy", "strategy/NAME/DTYPE/RANKS: a step of training"},
+    {"schedule", "schedule/NAME/RANKS/MICRO-BATCHES: a step of a pipeline"}};
+
+constexpr const char* kHowToRead[] = {
+    "A quarter of the rounds is below the quartiles, a quarter above; spread: their distance over the median, marked "
+    "(!)\n"
+    "above 10%: measure while nothing else runs. of one rank: the time over one rank's, in turns; below 1 is faster.",
+    "change: the median of all ratios of a round of B and one of A. It is seen where the interval (Mann and Whitney) "
+    "is on\n"
+    "one side of 0; of fifty rows that are equal one is, too. (!): a spread above 10%."};
+
+// The columns of counters, where rows have them.
+struct Counter {
+  const char *name, *heading;
+  double unit = 1;
+};
+constexpr Counter kCounters[] = {
+    {"share", "of ceiling"},           {"bytes/s", "GB/s", 1e9},           {"FLOP/s", "GFLOP/s", 1e9},
+    {"algbw", "algbw GB/s", 1e9},      {"busbw", "busbw GB/s", 1e9},       {"worst_error", "worst error"},
+    {"of_one_rank", "of one rank"},    {"of_plain_loop", "of plain loop"}, {"tokens/s", "tokens/s"},
+    {"exposed_s", "exposed ms", 1e-3}, {"sent", "sent MB", 1e6},           {"peak_bytes", "peak MB", 1e6},
+    {"bubble_predicted", "bubble"},    {"bubble_replayed", "replayed"},    {"bubble_measured", "measured"}};
+
+std::string_view group_of(std::string_view name) {
+  return name.ends_with("/fit") ? name.substr(name.size() - 3) : name.substr(0, name.find('/'));
+}
+
+// Four digits.
+std::string number(double x) { return fmt::format("{:.{}f}", x, x >= 1e3 ? 0 : x >= 100 ? 1 : x >= 10 ? 2 : 3); }
+std::string change(double ratio) { return fmt::format("{:+.1f}%", 100 * (ratio - 1)); }
+
+using Group = std::vector<const BenchRow*>;
+
+// Steps of the same dtype and ranks stand by their times, the fastest first; other rows as they were run.
+std::map<std::string, Group> groups_of(const Bench& all) {
+  std::map<std::string, Group> out;
+  for (const BenchRow& row : all.rows) out[std::string(group_of(row.name))].push_back(&row);
+  for (auto& [name, group] : out)
+    if (name == "strategy" || name == "schedule")
+      std::ranges::stable_sort(group, {}, [](const BenchRow* row) {
+        const std::string tail = row->name.substr(std::min(row->name.size(), row->name.find('/', 9)));
+        const Times first = row->times(0);
+        return std::tuple(tail.size(), tail, first.empty() ? 0 : quantile(first, 0.5));
+      });
+  return out;
+}
+
+Table table_of(const Group& group, size_t files) {
+  Table out{.id = std::string(group_of(group[0]->name)) + "-rows", .columns = {}};
+  const auto add = [&](const std::string& head, const std::string& cell) {
+    if (out.rows.size() == 1) out.columns.push_back({head, head != "row" && !head.empty()});
+    out.rows.back().cells.emplace_back(cell);
+  };
+  for (const BenchRow* row : group) {
+    out.rows.emplace_back();
+    add("row", row->name);
+    for (size_t f = 0; f < files; ++f) {
+      const Times t = row->times(f);
+      const std::string whose = files == 1 ? "" : f == 0 ? "A " : "B ";
+      const bool enough = t.size() >= kFewest;
+      const double low = enough ? quantile(t, 0.25) : 0, high = enough ? quantile(t, 0.75) : 0;
+      const double spread = enough ? (high - low) / quantile(t, 0.5) : 0;
+      add(whose + "median " + row->unit, t.empty() ? "-" : number(quantile(t, 0.5)));
+      add(whose + "quartiles", enough ? number(low) + " - " + number(high) : "-");
+      add(whose + "spread", (enough ? percent(spread) : "-") + (spread > kWide ? " !" : "  "));
+      if (files == 1) add("rounds", fmt::format("{}", t.size()));
+    }
+    if (files > 1) {
+      const Times a = row->times(0), b = row->times(1);
+      const bool both = !a.empty() && !b.empty();
+      const Change c = both ? change_of(a, b) : Change();
+      add("change", both ? change(c.ratio) : "-");
+      add("98% interval", c.known() ? change(c.low) + " to " + change(c.high) : "-");
+      add("seen", !both ? "-" : !c.known() ? "too few rounds" : !c.seen() ? "no" : c.low > 1 ? "slower" : "faster");
+    }
+    for (const Counter& c : kCounters) {
+      const auto has = [&](const BenchRow* r) { return r->counters.contains(c.name); };
+      if (files == 1 && std::ranges::any_of(group, has))
+        add(c.heading, has(row) ? number(quantile(row->counters.at(c.name), 0.5) / c.unit) : "-");
+    }
+    add("", row->label);
+  }
+  return out;
+}
+
+// The middle half of the rounds as a box, all of them as a line at its foot. The scale is of factors, and of two files
+// of those by which a round is above the first one's median: so all rows show their noise on one scale.
+Picture picture_of(const Group& group, size_t files, double width) {
+  double least = 1e300, most = 0;
+  const std::string unit = group[0]->unit;
+  std::vector<std::pair<Lane, Times>> lanes;
+  for (const BenchRow* row : group)
+    for (size_t f = 0; f < files; ++f) {
+      auto& [lane, times] = lanes.emplace_back(Lane{row->name}, row->times(f));
+      const Times first = row->times(0);
+      if (times.empty() || first.empty()) continue;
+      lane.behind = number(quantile(times, 0.5)) + " " + unit;
+      for (double& time : times) {
+        if (files > 1) time /= quantile(first, 0.5);
+        least = std::min(least, time), most = std::max(most, time);
+      }
+    }
+  Lanes out{.title = "", .lanes = {}, .most = std::max(0.01, std::log2(most / least)), .width = width, .right = 110};
+  out.tall = 18, out.named = files, out.ticks = 6;
+  for (auto& [lane, times] : lanes) {
+    const auto at = [&](double share) { return std::log2(quantile(times, share) / least); };
+    const std::string tip = fmt::format("{} | median of {} rounds: {}", lane.name, times.size(), lane.behind);
+    const char* const css = files > 1 && out.lanes.size() % 2 > 0 ? "k-B" : "k-F";
+    if (!lane.behind.empty()) lane.marks = {{at(0.25), at(0.75), css, tip}, {at(0), at(1), "k-fin", tip, {}, "", true}};
+    out.lanes.push_back(lane);
+  }
+  out.left = left_of(out.lanes);
+  if (files > 1) out.limit = -std::log2(least);
+  out.axis = [=](double at) {
+    return files > 1 ? change(least * std::exp2(at)) : number(least * std::exp2(at)) + " " + unit;
+  };
+  return drawn(out);
+}
+
+}  // namespace
+
+std::vector<double> BenchRow::times(size_t file) const {
+  Times out;
+  for (const Times& run : runs[file])
+    if (runs[file].size() < kFewest)
+      out.insert(out.end(), run.begin(), run.end());
+    else
+      out.push_back(quantile(run, 0.5));
+  return out;
+}
+
+void Bench::read(size_t side, const std::string& name, const std::string& text) try {
+  const Json file = parse_json(text, name, JsonFile::others), &context = file.at("context");
+  const double load = context.value("load_avg", Times{0}).at(0), processors = context.at("num_cpus");
+  about += fmt::format("{}: {} processors", name, processors);
+  if (load > processors / 2) about += fmt::format(", BUSY before it with {:.1f} processes", load);
+  for (const char* key : {"date", "tessera_build", "threads", "matmul", "ceiling_fp32", "ceiling_bf16"})
+    if (context.contains(key)) about += fmt::format("; {} {}", key, context.at(key).get<std::string>());
+  about += "\n";
+  for (const Json& r : file.at("benchmarks")) {
+    if (r.value("run_type", "iteration") != "iteration") continue;
+    auto row = std::ranges::find(rows, r.at("name").get<std::string>(), &BenchRow::name);
+    if (row == rows.end()) row = rows.insert(row, {r.at("name"), r.at("time_unit"), ""});
+    row->label = r.value("error_message", r.value("label", row->label));
+    if (r.value("error_occurred", false)) continue;
+    const Times& run = row->runs[side].emplace_back(r.value("rounds", Times{r.at("real_time").get<double>()}));
+    if (run.empty() || r.at("time_unit") != row->unit || std::ranges::any_of(run, [](double t) { return !(t > 0); }))
+      bad_input("{}: {}: expected times above 0 {} in each file", name, row->name, row->unit);
+    for (const auto& [key, value] : r.items())
+      if (value.is_number()) row->counters[key].push_back(value);
+  }
+} catch (const Json::exception& e) {
+  bad_input("{}: expected JSON of `tessera bench`: {}", name, e.what());
+}
+
+Change change_of(const std::vector<double>& a, const std::vector<double>& b) {
+  Times ratios;
+  for (const double x : a)
+    for (const double y : b) ratios.push_back(y / x);
+  std::ranges::sort(ratios);
+  const auto n = static_cast<double>(a.size()), m = static_cast<double>(b.size());
+  const double outside = std::floor(n * m / 2 - 2.326 * std::sqrt(n * m * (n + m + 1) / 12));
+  Change out{.ratio = quantile(ratios, 0.5)};
+  if (outside < 0) return out;
+  out.low = ratios[static_cast<size_t>(outside)];
+  out.high = ratios[ratios.size() - 1 - static_cast<size_t>(outside)];
+  return out;
+}
+
+std::vector<Part> Bench::parts(size_t files, double width) const {
+  std::vector<Part> out = {{.id = "run", .title = files > 1 ? "Rows of bench: B beside A" : "Rows of bench"}};
+  out[0].words = kHowToRead[files - 1];
+  out[0].about = {about};
+  out[0].text = about + out[0].words + "\n";
+  for (const auto& [id, group] : groups_of(*this)) {
+    const auto title = kTitles.find(id);
+    Part& part = out.emplace_back(Part{.id = id, .title = title == kTitles.end() ? id : title->second});
+    if (files > 1) part.legend = {{"k-F", "A"}, {"k-B", "B"}};
+    part.pictures = {picture_of(group, files, width)};
+    part.tables = {table_of(group, files)};
+    part.text = "\n" + part.title + "\n" + fitted(part.tables[0]);
+  }
+  return out;
+}
+
+}  // namespace tessera::report
