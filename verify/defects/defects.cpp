@@ -51,9 +51,8 @@ const std::vector<Defect>& defects() {
 const Defect& defect(std::string_view name) {
   const auto found = std::ranges::find(defects(), name, &Defect::name);
   if (found != defects().end()) return *found;
-  std::vector<std::string_view> names;
-  for (const Defect& d : defects()) names.push_back(d.name);
-  throw FieldError("defect", fmt::format("expected random or one of {}; found '{}'", fmt::join(names, ", "), name));
+  throw FieldError("defect",
+                   fmt::format("expected random, or a name that `verify --defect list` has; found '{}'", name));
 }
 
 const Defect& random_defect(const Job& job, uint64_t draw) {
