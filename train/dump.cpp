@@ -34,7 +34,7 @@ StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& 
   if (!plan.sp && tp.rank() > 0) own = {};
   const auto add = [&](const std::string& name) -> const Point& {
     const auto here = std::span(tokens_).subspan(static_cast<size_t>(own.begin), static_cast<size_t>(own.size()));
-    return points_.emplace_back(name, here, 0, c.channels);
+    return points_.emplace_back(Point{name, here, 0, c.channels});
   };
   const auto watch = [this](Module& module, const Point& made, const Point* looked_up = nullptr) {
     module.wrap([this, &made, looked_up](const Module::Inner& inner, const Var& x) {
@@ -52,7 +52,7 @@ StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& 
   }
   watch(model_->norm, add(gpt2 ? "transformer.ln_f" : "model.norm"));
   const int64_t column = piece(c.vocab, tp.size(), tp.rank()).begin;
-  const Point& logits = points_.emplace_back("lm_head", tokens_, column, c.vocab);
+  const Point& logits = points_.emplace_back(Point{"lm_head", tokens_, column, c.vocab});
   watch(model_->tokens, logits, &table);
   if (&model_->head != &model_->tokens) watch(model_->head, logits);
 }
