@@ -124,7 +124,7 @@ Picture picture_of(const Group& group, size_t files, double width) {
   Lanes out{.title = "", .lanes = {}, .most = std::max(0.01, std::log2(most / least)), .width = width, .right = 110};
   out.tall = 18, out.named = files, out.ticks = 6;
   for (auto& [lane, times] : lanes) {
-    const auto at = [&](double share) { return std::log2(quantile(times, share) / least); };
+    const auto at = [&, &times = times](double share) { return std::log2(quantile(times, share) / least); };
     const std::string tip = fmt::format("{} | median of {} rounds: {}", lane.name, times.size(), lane.behind);
     const char* const css = files > 1 && out.lanes.size() % 2 > 0 ? "k-B" : "k-F";
     if (!lane.behind.empty()) lane.marks = {{at(0.25), at(0.75), css, tip}, {at(0), at(1), "k-fin", tip, {}, "", true}};
