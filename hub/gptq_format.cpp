@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "data/bad_input.h"
@@ -167,7 +168,8 @@ GptqLayer::GptqLayer(const Stored& stored, int64_t rows, int64_t columns, const 
   std::vector<float> scales(static_cast<size_t>(groups * rows));
   convert(*stored.scales, 0, DType::float32, std::as_writable_bytes(std::span(scales)));
   for (const float scale : scales)
-    if (!std::isfinite(scale)) refuse(*stored.scales, "finite numbers", fmt::format("{}", scale));
+    if (!(std::abs(scale) <= std::numeric_limits<float>::max() / 16))  // 15 times that is a number too
+      refuse(*stored.scales, std::isfinite(scale) ? "numbers below 2e37" : "finite numbers", fmt::format("{}", scale));
 }
 
 Int4Matrix GptqLayer::unpack(int64_t first, int64_t count) const {
