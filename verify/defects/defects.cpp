@@ -51,8 +51,7 @@ const std::vector<Defect>& defects() {
 const Defect& defect(std::string_view name) {
   const auto found = std::ranges::find(defects(), name, &Defect::name);
   if (found != defects().end()) return *found;
-  throw FieldError("defect",
-                   fmt::format("expected random, or a name that `verify --defect list` has; found '{}'", name));
+  throw FieldError("defect", fmt::format("expected random, list or a name that list prints; found '{}'", name));
 }
 
 const Defect& random_defect(const Job& job, uint64_t draw) {
