@@ -40,7 +40,7 @@ struct RankRow {
   benchmark::TimeUnit unit = benchmark::kMillisecond;
 };
 
-// Where the rows run, and which are wanted.
+// Places of the rows, and which of them are wanted.
 struct Place : Choice {
   Communicator* job = nullptr;  // communicator of the MPI job; null: ranks are threads
 

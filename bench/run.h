@@ -39,7 +39,7 @@ struct Choice {
   std::string model = {};  // the name of `sizes`; empty: each group has its own
   ModelConfig sizes = {};
   std::vector<int64_t> ranks = {}, bytes = {};  // empty: the usual ones
-  // What is printed in place of Google Benchmark's own, made of the JSON of all rows; and what hears of each row.
+  // Text that is printed in place of Google Benchmark's own, made of the JSON of all rows; and what hears of each row.
   std::function<std::string(const std::string& json)> table = {};
   std::function<void(const std::string& name)> done = {};
 

@@ -128,7 +128,7 @@ std::optional<Verdict> failed(const Exercise& e, const char* what, const Words& 
                      first_lines(built.output.empty() ? built.last_line : built.output)});
 }
 
-// What shows that the solution is the product's: one of the files that were compiled has all the text that was to be
+// Signs that the solution is the product's: one of the files that were compiled has all the text that was to be
 // written, as the product has it, or cannot be looked at; or another function of the product is called that does it.
 std::optional<Wrong> copied(const Exercise& e, const Compilation& product, const fs::path& object) {
   const std::string text = read_file(product.source), list = read_file(files_read(object)),
@@ -191,7 +191,8 @@ Verdict check(const Exercise& e, const fs::path& given, int seconds) {
   if (!fs::exists(source, none))
     throw InputError(fmt::format("{} is missing; `tessera lab start {} {}` gives it out", source.string(), e.number,
                                  given.string()));
-  // What was handed in has no say in it: a link there would let the compiler write elsewhere, or hide what it has read.
+  // Files that were handed in have no say: a link there would let the compiler write elsewhere, or hide what it has
+  // read.
   if (fs::is_symlink(made, none)) fs::remove(made, none);
   make_directories(made);
   const fs::path object = made / "learner.o", program = made / "tessera", output = made / "output.txt",

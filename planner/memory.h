@@ -32,8 +32,8 @@ StageParameters parameters_of(const Case& c, int64_t layers, bool first, bool la
 // Bytes that a layer keeps between forward and backward, of one micro-batch (Korthikanti et al. 2022, equations 1 to 6,
 // where attention is unfused and there is dropout).
 double kept_by_layer(const Case& c);
-// The same between I and W, where backward passes are split: what products have read, and the gradients of what they
-// gave. Recomputation comes before I.
+// Bytes that wait between I and W, where backward passes are split: what products have read, and the gradients of what
+// they gave. Recomputation comes before I.
 double kept_for_weights(const Case& c);
 
 // The memory of each pipeline rank; `layers` of each stage.

@@ -32,7 +32,7 @@ int most_open(const std::vector<Action>& list, Do begins, int stage = -1) {
   return most;
 }
 
-// What a schedule keeps, of the micro-batches between F and its end.
+// Micro-batches that a schedule keeps between F and its end.
 PipelineTime kept_by(const Schedule& s) {
   PipelineTime out{.in_flight = peak_in_flight(s)};
   for (const auto& list : s.actions) out.waiting.push_back(s.has(Do::I) ? most_open(list, Do::I) : 0);

@@ -67,7 +67,7 @@ void expect_same(const fs::path& found, const fs::path& expected, const std::str
   }
 }
 
-// The same job on one rank that takes the batch at once.
+// One rank with this job that takes the batch at once.
 Job alone(Job job) {
   const Plan plan = job.plan;
   job.plan = {.attention = plan.attention, .deterministic = true, .threads_per_rank = 1, .timeout = plan.timeout};
