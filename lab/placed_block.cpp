@@ -103,7 +103,7 @@ struct Placed {
   }
 };
 
-Names words_of(std::string line) {
+Names words_of_line(std::string line) {
   std::ranges::replace_if(
       line, [](char c) { return c == '\t' || c == '\r'; }, ' ');
   Names words = split(std::string_view(line).substr(0, line.find('#')), ' ');
@@ -151,7 +151,7 @@ PlacedPart parsed(std::string_view text, const std::string& name) {
   const Names lines = split(text, '\n');
   for (size_t i = 0; i < lines.size(); ++i) {
     const std::string where = fmt::format("{}: line {}", name, i + 1);
-    const Names words = words_of(lines[i]);
+    const Names words = words_of_line(lines[i]);
     if (words.empty()) continue;
     if (!part) {
       part.emplace(words, where);

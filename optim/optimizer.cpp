@@ -22,6 +22,9 @@ void check_unit(const FlatUnit& unit) {
   if (!is_floating(grads.dtype()) || grads.shape() != values.shape() || !grads.is_contiguous())
     throw Error(fmt::format("[optimizer] gradients of {} are {}; expected a contiguous floating tensor of shape {}",
                             unit.name, grads.describe(), values.shape().str()));
+  if ((values.dtype() == DType::float64) != (grads.dtype() == DType::float64))
+    throw Error(fmt::format("[optimizer] values of {} are {} and gradients {}; expected float64 for both or neither",
+                            unit.name, name_of(values.dtype()), name_of(grads.dtype())));
   const Slot* before = nullptr;
   for (const Slot& slot : unit.slots) {
     if (before != nullptr && slot.begin < before->end())

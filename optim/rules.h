@@ -9,6 +9,7 @@
 #include <functional>
 #include <span>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -171,11 +172,14 @@ constexpr std::span<const std::string_view> states_of(const UpdateRule& rule) {
   return std::visit([](const auto& r) { return std::span<const std::string_view>(r.kStates); }, rule);
 }
 
-// Calls f(V{}, G{}) with the C++ types of the unit's values and gradients.
+// Calls f(V{}, G{}) with the C++ types of the unit's values and gradients, which are float64 together or not at all.
 template <class F>
 void with_unit_types(const FlatUnit& unit, const F& f) {
-  with_floating(unit.values.dtype(), "optimizer",
-                [&](auto v) { with_floating(unit.grads.dtype(), "optimizer", [&](auto g) { f(v, g); }); });
+  with_floating(unit.values.dtype(), "optimizer", [&]<class V>(V v) {
+    with_floating(unit.grads.dtype(), "optimizer", [&]<class G>(G g) {
+      if constexpr (std::is_same_v<V, double> == std::is_same_v<G, double>) f(v, g);
+    });
+  });
 }
 
 // Calls f(T{}) with the type of a tensor of float32 or float64, as an optimizer keeps.

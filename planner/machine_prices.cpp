@@ -210,8 +210,13 @@ Hardware hardware_of(const std::shared_ptr<const Machine>& machine, DType dtype)
           .measured = machine};
 }
 
+bool has_measured_times(const Case& c) {
+  return c.software.name == "tessera" && c.model.experts == 0 &&
+         c.model.gated == (c.model.positions == Positions::rope);
+}
+
 void set_measured_times(const Case& c, const Machine& machine, Prediction& out) {
-  if (c.software.name != "tessera" || c.model.experts > 0 || c.model.gated != (c.model.positions == Positions::rope))
+  if (!has_measured_times(c))
     throw FieldError("hardware",
                      "this machine was measured with Tessera's own kernels; expected `software` tessera and a model "
                      "that it trains");

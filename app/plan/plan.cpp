@@ -215,7 +215,8 @@ std::shared_ptr<const planner::Machine> measured_here(bool again) {
     } catch (const InputError& e) {
       say(fmt::format("{}; measuring again, which takes about two minutes", e.what()));
     }
-  auto measured = std::make_shared<const planner::Machine>(bench::calibrate(identity, {}, say));
+  auto measured = std::make_shared<const planner::Machine>(
+      bench::calibrate(identity, {}, [](std::string_view line) { say(line); }));
   planner::keep(*measured);
   say(fmt::format("kept in {}", planner::machine_file(identity).string()));
   return measured;
@@ -232,6 +233,7 @@ std::optional<double> predicted_step(const planner::Machine& machine, const Job&
   const planner::Case c{.model = planner::shape_of(job.model),
                         .layout = {.plan = p, .sequences = o.batch / (p.dp * p.microbatches)},
                         .software = planner::own_software(o.dtype, p.grad_dtype)};
+  if (!planner::has_measured_times(c)) return {};
   planner::Prediction out;
   planner::set_measured_times(c, machine, out);
   return out.step_s;

@@ -34,7 +34,8 @@ std::shared_ptr<const planner::Machine> kept_here();
 // It, measured where there is none or where it shall be `again`; standard error says what is done and why.
 std::shared_ptr<const planner::Machine> measured_here(bool again);
 
-// Seconds of the job's step; nothing for a run that was not measured: on GPUs, of processes, without steps in common.
+// Seconds of the job's step; nothing for a run that was not measured: on GPUs, of processes, without steps in common,
+// with experts.
 std::optional<double> predicted_step(const planner::Machine& machine, const Job& job);
 
 // Plans of a ranking that are run here, each beside its prediction.

@@ -453,6 +453,7 @@ TEST_F(MeasuringTest, TrainSaysThePredictionOnlyWhereThereIsOne) {
   ASSERT_TRUE(with.contains("predicted"));
   EXPECT_GT(with["predicted"]["step_s"], 0.0);
   EXPECT_GT(with["predicted"]["measured_step_s"], 0.0);
+  EXPECT_EQ(words("experts --experts 4").find("predicted"), std::string::npos);  // parts that nobody measured
   std::ofstream(file(), std::ios::app) << "damaged\n";
   EXPECT_FALSE(summary("e").contains("predicted"));
 }

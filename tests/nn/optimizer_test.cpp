@@ -79,7 +79,10 @@ TEST(Optimizer, FollowsThePublishedFormulasInEveryDtype) {
   for (const char* name : kNames)
     for (const DType values : {DType::float64, DType::float32, DType::bfloat16})
       for (const DType grads : {DType::float64, DType::float32, DType::bfloat16})
-        compare_with_reference(name, values, grads);
+        if ((values == DType::float64) == (grads == DType::float64))
+          compare_with_reference(name, values, grads);
+        else
+          EXPECT_THROW(compare_with_reference(name, values, grads), Error);
 }
 
 TEST(Optimizer, Bfloat16ValuesAreTheRoundedMaster) {
