@@ -54,8 +54,9 @@ std::vector<Huge> huge_numbers(std::string_view text) {
 // Builds the value.
 class Events final : public nlohmann::json_sax<Json> {
  public:
-  Events(std::string_view text, const std::string& what, JsonFile manner, const std::vector<Huge>& huge)
-      : text_(text), what_(what), strict_(manner == JsonFile::ours), huge_(huge) {}
+  Events(std::string_view text, const std::string& what, JsonFile manner, const std::vector<Huge>& huge,
+         JsonAside* aside)
+      : text_(text), what_(what), strict_(manner == JsonFile::ours), huge_(huge), aside_(aside) {}
 
   bool null() override { return put(nullptr); }
   bool boolean(bool value) override { return put(value); }
@@ -72,8 +73,14 @@ class Events final : public nlohmann::json_sax<Json> {
   bool start_object(size_t) override { return open(Json::value_t::object); }
   bool key(string_t& name) override {
     if (skipped_ > 0) return true;
+    if (open_.back() == put_aside_) {
+      slot_ = &aside_->members.emplace_back(std::move(name), Json::value_t::discarded).second;
+      return true;
+    }
     const auto [place, fresh] = open_.back()->get_ref<Json::object_t&>().emplace(name, Json::value_t::discarded);
     slot_ = &place->second;
+    if (open_.size() == 1) outer_ = place->first;
+    if (fresh && aside_ && open_.size() == 2 && outer_ == aside_->outer && name == aside_->inner) put_aside_ = slot_;
     if (fresh) return true;
     refuse(fmt::format("the key '{}' stands twice in one object", name));
     *slot_ = Json::value_t::discarded;
@@ -140,6 +147,9 @@ class Events final : public nlohmann::json_sax<Json> {
   const std::string& what_;
   const bool strict_;
   const std::vector<Huge>& huge_;
+  JsonAside* const aside_;
+  const Json* put_aside_ = nullptr;  // the object whose members go there
+  std::string_view outer_;           // the root's last key
   std::vector<Json*> open_;
   Json* slot_ = nullptr;     // place for the last key's value
   bool skips_next_ = false;  // a key's second value
@@ -149,7 +159,7 @@ class Events final : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
-Json parse_json(std::string_view text, const std::string& what, JsonFile manner) {
+Json parse_json(std::string_view text, const std::string& what, JsonFile manner, JsonAside* aside) {
   // nlohmann's parser takes a NUL for the end and would not see what follows it.
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     bad_input("{}: not valid JSON at byte {}: a NUL", what, nul);
@@ -157,7 +167,7 @@ Json parse_json(std::string_view text, const std::string& what, JsonFile manner)
   std::string without;
   if (!huge.empty()) without = text;
   for (const Huge& h : huge) without.replace(h.begin, h.size, h.size, ' ')[h.begin] = '0';
-  Events events(text, what, manner, huge);
+  Events events(text, what, manner, huge, aside);
   if (!Json::sax_parse(huge.empty() ? text : without, &events)) bad_input("{}: not valid JSON", what);
   return std::move(events.root);
 }

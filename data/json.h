@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace tessera {
 
@@ -16,7 +18,18 @@ enum class JsonFile { ours, others };
 // key given twice, an integer beyond 64 bits, a number beyond double, or nesting deeper than 64. In a file of others
 // each of the last four, and NaN and Infinity as Python writes them, is a value of no kind instead, which
 // is_discarded() and no reader takes.
-nlohmann::json parse_json(std::string_view text, const std::string& what, JsonFile manner = JsonFile::ours);
+// `aside`, where it is given, takes the members of one large object.
+struct JsonAside;
+nlohmann::json parse_json(std::string_view text, const std::string& what, JsonFile manner = JsonFile::ours,
+                          JsonAside* aside = nullptr);
+
+// The object of the member `inner` of the root's object `outer`: the tree has an empty one in its place, and its
+// members stand here in the order of the text, since a tree of 100,000 and more is slow. A key given twice stands here
+// twice.
+struct JsonAside {
+  std::string_view outer, inner;
+  std::vector<std::pair<std::string, nlohmann::json>> members;
+};
 
 // The value of a key; null where it is not there.
 const nlohmann::json& value_at(const nlohmann::json& json, std::string_view key);

@@ -16,21 +16,20 @@
 namespace tessera {
 namespace {
 
-HubTokenizer hub_from_json(const nlohmann::json& json, const std::string& what) {
-  const nlohmann::json& files = value_at(json, "files");
+HubTokenizer hub_from_json(nlohmann::json& json, const std::string& what) {
+  nlohmann::json& files = json["files"];
   if (!files.is_object() || !files.contains("tokenizer.json"))
     bad_input("{}: the key 'files' must be an object with a 'tokenizer.json'", what);
   HubTokenizer::Files texts;
-  for (const auto& [name, text] : files.items()) {
+  for (auto& [name, text] : files.items()) {
     if (!HubTokenizer::is_file(name) || !text.is_string())
       bad_input("{}: 'files' has '{}', which is no text of a tokenizer's file", what, name);
-    texts.emplace(name, text.get<std::string>());
+    texts.emplace(name, std::move(text.get_ref<std::string&>()));
   }
-  const nlohmann::json main = parse_json(texts.at("tokenizer.json"), what + ": tokenizer.json", JsonFile::others);
-  return {std::move(texts), main, what + ": "};
+  return {std::move(texts), what + ": "};
 }
 
-std::unique_ptr<Tokenizer> tokenizer_of(const nlohmann::json& json, const std::string& what) {
+std::unique_ptr<Tokenizer> tokenizer_of(nlohmann::json json, const std::string& what) {
   if (value_at(json, "format") != kTokenizerFormat)
     bad_input("{}: not a tokenizer (the key 'format' must be \"{}\")", what, kTokenizerFormat);
   if (value_at(json, "version") != 1) bad_input("{}: the key 'version' must be 1", what);
@@ -190,10 +189,9 @@ std::unique_ptr<Tokenizer> Tokenizer::open_folder(const std::filesystem::path& f
               : "");
     return std::make_unique<BpeTokenizer>(BpeTokenizer::load_files(folder));
   }
-  std::string text = read_tokenizer_file(file);
-  const nlohmann::json json = parse_json(text, file.string(), JsonFile::others);
-  if (json.is_object() && json.contains("format")) return from_json(text, file.string());
-  return HubTokenizer::load(folder, std::move(text), json);
+  const std::string text = read_tokenizer_file(file);
+  if (auto hub = HubTokenizer::load(folder, text)) return hub;
+  return from_json(text, file.string());
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, const std::string& what,
@@ -283,7 +281,7 @@ std::unique_ptr<Tokenizer> with_tokens(std::unique_ptr<Tokenizer> base, const To
     }
   }
   files["tokenizer.json"] = file.dump() + "\n";
-  return std::make_unique<HubTokenizer>(std::move(files), file, "");
+  return std::make_unique<HubTokenizer>(std::move(files), "");
 }
 
 void check_in_table(std::span<const int32_t> tokens, int64_t rows, const Tokenizer& tokenizer,

@@ -67,7 +67,7 @@ void MergeTable::reserve(size_t merges) {
 }
 
 bool MergeTable::add(Merge merge, int32_t result) {
-  if (!ranks_.emplace(pair_key(merge.left, merge.right), static_cast<int32_t>(results_.size())).second) return false;
+  if (!ranks_.add(pair_key(merge.left, merge.right), static_cast<int32_t>(results_.size()))) return false;
   results_.push_back(result);
   return true;
 }
@@ -84,8 +84,7 @@ void MergeTable::apply(std::span<const int32_t> piece, std::vector<int32_t>& out
   const auto rank_at = [&](int32_t i) {
     const Symbol& s = symbols[static_cast<size_t>(i)];
     if (s.token < 0 || s.next < 0) return -1;
-    const auto found = ranks_.find(pair_key(s.token, symbols[static_cast<size_t>(s.next)].token));
-    return found == ranks_.end() ? -1 : found->second;
+    return ranks_.find(pair_key(s.token, symbols[static_cast<size_t>(s.next)].token));
   };
   const auto push = [&](int32_t i) {
     if (i < 0) return;

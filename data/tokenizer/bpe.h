@@ -12,6 +12,7 @@
 // "Language models are unsupervised multitask learners", section 2.2.
 #pragma once
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -19,7 +20,7 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace tessera::bpe {
@@ -102,6 +103,50 @@ inline uint64_t pair_key(int32_t left, int32_t right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
 }
 
+// Numbers from 0 by key: a text, or a pair's number. A key lies where its hash says, or at the next free place behind,
+// so that most searches look at one place of memory.
+template <class Key>
+class Numbers {
+ public:
+  using Seen = std::conditional_t<std::is_same_v<Key, std::string>, std::string_view, Key>;
+
+  void reserve(size_t keys) {
+    if (keys + keys / 2 > slots_.size()) move_to(std::bit_ceil(keys + keys / 2));
+  }
+  // Returns false, and adds nothing, for a key that is known.
+  bool add(Seen key, int32_t number) {
+    if (known_ + 1 + known_ / 2 >= slots_.size()) reserve(2 * known_ + 16);
+    Slot& slot = slots_[place_of(key)];
+    if (slot.number >= 0) return false;
+    slot = {Key(key), number};
+    ++known_;
+    return true;
+  }
+  // The number of a key; -1: none.
+  int32_t find(Seen key) const { return slots_.empty() ? -1 : slots_[place_of(key)].number; }
+
+ private:
+  struct Slot {
+    Key key{};
+    int32_t number = -1;
+  };
+
+  size_t place_of(Seen key) const {
+    size_t at = std::hash<Seen>()(key) * 0x9E3779B97F4A7C15u;  // 2^64 by the golden ratio: near keys come apart
+    for (at ^= at >> 32;; ++at)
+      if (const Slot& slot = slots_[at & (slots_.size() - 1)]; slot.number < 0 || slot.key == key)
+        return at & (slots_.size() - 1);
+  }
+  void move_to(size_t slots) {
+    std::vector<Slot> old = std::exchange(slots_, std::vector<Slot>(slots));
+    for (Slot& slot : old)
+      if (slot.number >= 0) slots_[place_of(slot.key)] = std::move(slot);
+  }
+
+  std::vector<Slot> slots_;  // a power of two, some two thirds taken at most: one is free
+  size_t known_ = 0;
+};
+
 // Pairs of tokens that become one, in order of rank.
 class MergeTable {
  public:
@@ -115,8 +160,8 @@ class MergeTable {
   void apply(std::span<const int32_t> piece, std::vector<int32_t>& out) const;
 
  private:
-  std::vector<int32_t> results_;                 // the result of each merge
-  std::unordered_map<uint64_t, int32_t> ranks_;  // by the pair
+  std::vector<int32_t> results_;  // the result of each merge
+  Numbers<uint64_t> ranks_;       // by the pair
 };
 
 }  // namespace tessera::bpe

@@ -3,6 +3,7 @@
 // have it, and our own tokenizers.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
+#include <unordered_map>
 
 #include "data/tokenizer.h"
 #include "data/tokenizer/bpe.h"
@@ -16,7 +17,7 @@ struct Hash {
   using is_transparent = void;
   size_t operator()(std::string_view s) const { return std::hash<std::string_view>()(s); }
 };
-using Ids = std::unordered_map<std::string, int32_t, Hash, std::equal_to<>>;
+using Ids = bpe::Numbers<std::string>;
 
 struct AddedToken {
   int32_t token = -1;
@@ -37,7 +38,7 @@ enum class Strip { none, space, marks_of_first };  // characters that decoding t
 struct Description {
   // The model.
   std::vector<std::string> tokens;  // the bytes that each adds to a text
-  Ids vocab;                        // units that merges work on: bytes where byte_level, else characters
+  Ids vocab;                        // by the spelling in the file; of our own BPE by the bytes
   bpe::MergeTable merges;
   int32_t unknown = -1;  // for what has no token; -1: none
   bool fuse_unknown = false, byte_fallback = false, ignore_merges = false;
@@ -56,11 +57,14 @@ struct Description {
   Strip strip = Strip::none;
 };
 
+// A tokenizer.json, parsed, with the members of its vocabulary aside.
+struct File;
+
 // The description in a tokenizer.json. Only BPE is read, with most of the other parts that the library
 // has (docs/data.md). Anything else that would change a token is refused by name; `truncation` and `padding` are not
 // read, since here a text is never cut or filled up. Throws InputError that names `what` and the key, on anything
 // malformed or unknown.
-Description describe(const nlohmann::json& json, const std::string& what);
+Description describe(const File& file, const std::string& what);
 
 // Tokens that are found in a text as they are written, before anything is cut or merged.
 class AddedTokens {
@@ -214,13 +218,12 @@ class HubTokenizer final : public DescribedTokenizer {
   using Files = std::map<std::string, std::string>;
 
   // Reads the files, their contents by name: tokenizer.json, and where they are there tokenizer_config.json,
-  // special_tokens_map.json, chat_template.jinja and generation_config.json. `json` is the first, parsed. Throws
-  // InputError naming the file.
-  HubTokenizer(Files files, const nlohmann::json& json, const std::string& what);
-  // Reads a folder whose tokenizer.json says `text`, which is `json` parsed. Ids that its generation_config.json does
-  // not name are those of its config.json, as in transformers.
-  static std::unique_ptr<HubTokenizer> load(const std::filesystem::path& folder, std::string text,
-                                            const nlohmann::json& json);
+  // special_tokens_map.json, chat_template.jinja and generation_config.json. Throws InputError naming the file.
+  HubTokenizer(Files files, const std::string& what);
+  HubTokenizer(Files&& files, const hub::File& file, const std::string& what);  // `file` is the first of them, parsed
+  // Reads a folder whose tokenizer.json says `text`; nothing, where that is a file of ours. Ids that its
+  // generation_config.json does not name are those of its config.json, as in transformers.
+  static std::unique_ptr<HubTokenizer> load(const std::filesystem::path& folder, const std::string& text);
   static bool is_file(std::string_view name);  // one of the five above
 
   std::map<std::string, std::string> named_tokens() const override { return names_; }

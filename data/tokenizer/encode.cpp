@@ -203,7 +203,7 @@ void hub::AddedTokens::split(std::string_view text, bool special,
 DescribedTokenizer::DescribedTokenizer(std::string_view kind, hub::Description d, const std::string& what)
     : Tokenizer(kind), d_(std::move(d)) {
   for (const auto& [content, t] : d_.added) {
-    if (!names_.emplace(content, t.token).second) bad_input("{}: the added token '{}' appears twice", what, content);
+    if (!names_.add(content, t.token)) bad_input("{}: the added token '{}' appears twice", what, content);
     std::string room;
     bpe::Matching matching(content.size());
     const std::string_view text = t.normalized ? normalized(content, true, matching, room) : content;
@@ -273,7 +273,8 @@ void DescribedTokenizer::cut(std::string_view text, size_t step, bpe::Matching& 
 void DescribedTokenizer::encode_piece(std::string_view piece, std::vector<int32_t>& symbols,
                                       std::vector<int32_t>& out) const {
   if (d_.ignore_merges)
-    if (const auto whole = d_.vocab.find(piece); whole != d_.vocab.end()) return out.push_back(whole->second);
+    if (const int32_t whole = d_.vocab.find(d_.byte_level ? bpe::spell(piece) : std::string(piece)); whole >= 0)
+      return out.push_back(whole);
   symbols.clear();
   split_symbols(piece, symbols);
   d_.merges.apply(symbols, out);
@@ -288,9 +289,9 @@ void DescribedTokenizer::split_symbols(std::string_view piece, std::vector<int32
     if (d_.byte_level || !next_code_point(piece, position)) ++position;
     const std::string_view character = piece.substr(begin, position - begin);
     const auto byte_token = [&](char c) { return d_.byte_tokens[static_cast<uint8_t>(c)]; };
-    const auto known = d_.byte_level ? d_.vocab.end() : d_.vocab.find(character);
-    if (known != d_.vocab.end()) {
-      symbols.push_back(known->second);
+    const int32_t known = d_.byte_level ? -1 : d_.vocab.find(character);
+    if (known >= 0) {
+      symbols.push_back(known);
     } else if (std::all_of(character.begin(), character.end(), [&](char c) { return byte_token(c) >= 0; })) {
       for (const char c : character) symbols.push_back(byte_token(c));
     } else if (d_.unknown >= 0) {
@@ -305,8 +306,8 @@ void DescribedTokenizer::split_symbols(std::string_view piece, std::vector<int32
 }
 
 std::optional<int32_t> DescribedTokenizer::special(std::string_view name) const {
-  const auto found = names_.find(name);
-  return found == names_.end() ? std::nullopt : std::optional(found->second);
+  const int32_t found = names_.find(name);
+  return found < 0 ? std::nullopt : std::optional(found);
 }
 
 const std::string& DescribedTokenizer::text_of(int32_t token) const {

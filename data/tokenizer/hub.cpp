@@ -11,6 +11,14 @@
 
 namespace tessera {
 namespace hub {
+
+struct File {
+  File(std::string_view text, const std::string& what) : json(parse_json(text, what, JsonFile::others, &vocab)) {}
+
+  JsonAside vocab{"model", "vocab", {}};
+  const nlohmann::json json;
+};
+
 namespace {
 
 // More than any known model has; a file beyond them would take minutes and gigabytes.
@@ -38,18 +46,17 @@ bool is_blank(const Json& text) { return text.is_string() && text.get_ref<const 
 
 class Model {
  public:
-  Model(const Json& json, const std::string& what, Description& d)
-      : model_(value_at(json, "model")), what_(what), d_(d) {
+  Model(const File& file, const std::string& what, Description& d)
+      : model_(value_at(file.json, "model")), what_(what), d_(d) {
     flags();
-    number_tokens(value_at(json, "added_tokens"));
+    number_tokens(file.vocab.members, value_at(file.json, "added_tokens"));
     if (d_.byte_level && fallback_said_ &&
         std::find(d_.byte_tokens.begin(), d_.byte_tokens.end(), -1) != d_.byte_tokens.end())
       fail("'byte_fallback' and a ByteLevel pre_tokenizer, without a token for every byte; expected one of them");
     read_merges();
     if (const Json& name = value_at(model_, "unk_token"); name.is_string() && !is_blank(name)) {
       // One that the vocabulary does not have is missed when it is needed, as there.
-      const auto found = d_.vocab.find(name.get_ref<const std::string&>());
-      if (found != d_.vocab.end()) d_.unknown = found->second;
+      d_.unknown = d_.vocab.find(name.get_ref<const std::string&>());
     }
   }
 
@@ -83,39 +90,37 @@ class Model {
     return out;
   }
 
-  // The place of a token's number, which must be free.
-  void set(const Json& id, const std::string& spelling) {
+  // Puts a token where its number says, which must be free, and returns its bytes.
+  const std::string& set(const Json& id, const std::string& spelling) {
     const auto number = natural(id);
     if (spelling.empty()) fail(fmt::format("token {} is empty", shown(id)));
     if (!number || static_cast<size_t>(*number) >= d_.tokens.size() || !d_.tokens[static_cast<size_t>(*number)].empty())
       fail(fmt::format("the token {} has the number {}; expected each of 0 to {} once", shown(spelling), shown(id),
                        d_.tokens.size() - 1));
-    d_.tokens[static_cast<size_t>(*number)] = bytes_of(spelling);
+    return d_.tokens[static_cast<size_t>(*number)] = bytes_of(spelling);
   }
 
-  void number_tokens(const Json& added) {
-    const Json& vocab = value_at(model_, "vocab");
-    if (!vocab.is_object() || vocab.empty()) fail("the model's 'vocab' must be an object of tokens and their numbers");
+  void number_tokens(const std::vector<std::pair<std::string, Json>>& vocab, const Json& added) {
+    if (!value_at(model_, "vocab").is_object() || vocab.empty())
+      fail("the model's 'vocab' must be an object of tokens and their numbers");
     if (!added.is_null() && !added.is_array()) fail("'added_tokens' must be a list");
+    d_.vocab.reserve(vocab.size());
+    for (const auto& [spelling, id] : vocab)
+      if (!d_.vocab.add(spelling, static_cast<int32_t>(std::min<int64_t>(natural(id).value_or(INT32_MAX), INT32_MAX))))
+        fail(fmt::format("'vocab' has the token {} twice", shown(spelling)));
     size_t behind = 0;  // added tokens that the vocabulary does not have
-    for (const Json& token : added) behind += vocab.contains(content_of(token)) ? 0 : 1;
+    for (const Json& token : added) behind += d_.vocab.find(content_of(token)) < 0 ? 1 : 0;
     if (vocab.size() + behind > kMostTokens)
       fail(fmt::format("{} tokens; expected at most {}", vocab.size() + behind, kMostTokens));
     d_.tokens.resize(vocab.size() + behind);
-    d_.vocab.reserve(vocab.size());
     d_.byte_tokens.assign(256, -1);
-    for (const auto& [spelling, id] : vocab.items()) {
-      set(id, spelling);
-      add_to_vocab(spelling, id.get<int32_t>());
+    for (const auto& [spelling, id] : vocab) {
+      const std::string& bytes = set(id, spelling);
+      if (d_.byte_level && bytes.size() == 1 && bpe::spell(bytes) == spelling)
+        d_.byte_tokens[static_cast<uint8_t>(bytes[0])] = id.get<int32_t>();
+      if (const auto byte = byte_of(spelling); byte && d_.byte_fallback) d_.byte_tokens[*byte] = id.get<int32_t>();
     }
-    for (const Json& token : added) add(token, vocab);
-  }
-
-  void add_to_vocab(const std::string& spelling, int32_t token) {
-    const std::optional<std::string> bytes = d_.byte_level ? bpe::unspell(spelling) : std::nullopt;
-    d_.vocab.emplace(bytes.value_or(spelling), token);
-    if (bytes && bytes->size() == 1) d_.byte_tokens[static_cast<uint8_t>((*bytes)[0])] = token;
-    if (const auto byte = byte_of(spelling); byte && d_.byte_fallback) d_.byte_tokens[*byte] = token;
+    for (const Json& token : added) add(token);
   }
 
   const std::string& content_of(const Json& token) const {
@@ -124,16 +129,16 @@ class Model {
     return content.get_ref<const std::string&>();
   }
 
-  void add(const Json& token, const Json& vocab) {
+  void add(const Json& token) {
     const std::string& content = content_of(token);
     if (content.empty() || content.size() > kLongestAdded)
       fail(fmt::format("an added token of {} bytes; expected 1 to {}", content.size(), kLongestAdded));
     const Json& id = value_at(token, "id");
-    if (const Json& known = value_at(vocab, content); known.is_null()) {
+    if (const int32_t known = d_.vocab.find(content); known < 0) {
       set(id, content);
     } else if (id != known) {
       fail(fmt::format("the added token {} has the number {} and in the vocabulary {}", shown(content), shown(id),
-                       shown(known)));
+                       known));
     }
     const auto is = [&](const char* key, bool otherwise = false) { return flag(token, key, otherwise, what_); };
     d_.added.emplace_back(content, AddedToken{.token = id.get<int32_t>(),
@@ -158,11 +163,9 @@ class Model {
   }
 
   int32_t id_of(std::string_view spelling, size_t rank) const {
-    const std::optional<std::string> bytes =
-        d_.byte_level ? bpe::unspell(spelling) : std::optional(std::string(spelling));
-    const auto found = bytes ? d_.vocab.find(*bytes) : d_.vocab.end();
-    if (found == d_.vocab.end()) fail(fmt::format("merge {} has '{}', which is not in the vocabulary", rank, spelling));
-    return found->second;
+    const int32_t found = d_.vocab.find(spelling);
+    if (found < 0) fail(fmt::format("merge {} has '{}', which is not in the vocabulary", rank, spelling));
+    return found;
   }
 
   void read_merges() {
@@ -170,10 +173,11 @@ class Model {
     if (!merges.is_array()) fail("the model's 'merges' must be a list");
     if (merges.size() > kMostMerges) fail(fmt::format("{} merges; expected at most {}", merges.size(), kMostMerges));
     d_.merges.reserve(merges.size());
-    d_.marks_begin_words = !d_.byte_level && !d_.ignore_merges && d_.vocab.contains(kMark);
+    d_.marks_begin_words = !d_.byte_level && !d_.ignore_merges && d_.vocab.find(kMark) >= 0;
+    std::string joined;
     for (size_t rank = 0; rank < merges.size(); ++rank) {
       const auto [left, right] = halves(merges[rank], rank);
-      const std::string joined = std::string(left) + std::string(right);
+      joined.assign(left).append(right);
       const bpe::Merge merge{.left = id_of(left, rank), .right = id_of(right, rank)};
       if (!d_.merges.add(merge, id_of(joined, rank)))
         fail(fmt::format("merge {} (into '{}') appears twice", rank, joined));
@@ -392,14 +396,15 @@ class Steps {
 
 }  // namespace
 
-Description describe(const Json& json, const std::string& what) {
+Description describe(const File& file, const std::string& what) {
+  const Json& json = file.json;
   if (!value_at(json, "model").is_object()) throw InputError(what + ": not a tokenizer.json (it has no 'model')");
   Description d;
   Steps steps(what, d);
   steps.normalizer(value_at(json, "normalizer"));
   steps.pre_tokenizer(value_at(json, "pre_tokenizer"));
   steps.decoder(value_at(json, "decoder"));
-  const Model model(json, what, d);
+  const Model model(file, what, d);
   steps.post_processor(value_at(json, "post_processor"));
   return d;
 }
@@ -437,8 +442,11 @@ std::string template_of(const Json& value, const std::string& what) {
 
 }  // namespace
 
-HubTokenizer::HubTokenizer(Files files, const Json& json, const std::string& what)
-    : DescribedTokenizer("hub", hub::describe(json, what + kTokenizer), what + kTokenizer), files_(std::move(files)) {
+HubTokenizer::HubTokenizer(Files files, const std::string& what)
+    : HubTokenizer(std::move(files), hub::File(files.at(kTokenizer), what + kTokenizer), what) {}
+
+HubTokenizer::HubTokenizer(Files&& files, const hub::File& file, const std::string& what)
+    : DescribedTokenizer("hub", hub::describe(file, what + kTokenizer), what + kTokenizer), files_(std::move(files)) {
   read_config(what);
   generation_ends(*this);
 }
@@ -455,9 +463,10 @@ bool HubTokenizer::is_file(std::string_view name) {
   return std::find(kFiles.begin(), kFiles.end(), name) != kFiles.end();
 }
 
-std::unique_ptr<HubTokenizer> HubTokenizer::load(const std::filesystem::path& folder, std::string text,
-                                                 const Json& json) {
-  Files files{{kTokenizer, std::move(text)}};
+std::unique_ptr<HubTokenizer> HubTokenizer::load(const std::filesystem::path& folder, const std::string& text) {
+  const hub::File file(text, (folder / kTokenizer).string());
+  if (file.json.is_object() && file.json.contains("format")) return nullptr;
+  Files files{{kTokenizer, text}};
   for (const char* const name : {kConfig, kNames, kTemplate, kGeneration})
     if (is_there(folder / name)) files.emplace(name, read_tokenizer_file(folder / name));
   if (const std::filesystem::path model = folder / "config.json"; is_there(model)) {
@@ -475,7 +484,7 @@ std::unique_ptr<HubTokenizer> HubTokenizer::load(const std::filesystem::path& fo
       files[kGeneration] = named.dump(2) + "\n";
     }
   }
-  return std::make_unique<HubTokenizer>(std::move(files), json, folder.string() + "/");
+  return std::make_unique<HubTokenizer>(std::move(files), file, folder.string() + "/");
 }
 
 void HubTokenizer::read_config(const std::string& what) {
@@ -512,10 +521,10 @@ std::optional<int32_t> HubTokenizer::named(const Json& config, const char* key, 
   if (value.is_null() || (!needed && !name.is_string())) return {};
   if (!name.is_string()) bad_input("{}: '{}' must name a token, not {}", what, key, shown(value));
   if (const auto token = special(name.get_ref<const std::string&>())) return token;
-  const auto found = d_.vocab.find(name.get_ref<const std::string&>());
-  if (found == d_.vocab.end() && !needed) return {};
-  if (found == d_.vocab.end()) bad_input("{}: '{}' is {}, which is no token of {}", what, key, shown(name), kTokenizer);
-  return found->second;
+  const int32_t found = d_.vocab.find(name.get_ref<const std::string&>());
+  if (found < 0 && !needed) return {};
+  if (found < 0) bad_input("{}: '{}' is {}, which is no token of {}", what, key, shown(name), kTokenizer);
+  return found;
 }
 
 std::string HubTokenizer::generation_config() const {

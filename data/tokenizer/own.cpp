@@ -54,15 +54,15 @@ std::vector<std::string> parse_vocab(std::string_view text, const std::string& w
 
 int32_t id_of(const hub::Ids& ids, std::string_view spelling, const std::string& what, size_t line) {
   const std::optional<std::string> bytes = bpe::unspell(spelling);
-  const auto found = bytes ? ids.find(*bytes) : ids.end();
-  if (found == ids.end()) bad_input("{}: line {}: '{}' is no token of the vocabulary", what, line, spelling);
-  return found->second;
+  const int32_t found = bytes ? ids.find(*bytes) : -1;
+  if (found < 0) bad_input("{}: line {}: '{}' is no token of the vocabulary", what, line, spelling);
+  return found;
 }
 
 std::vector<BpeTokenizer::Merge> parse_merges(std::string_view text, const std::vector<std::string>& tokens,
                                               const std::string& what) {
   hub::Ids ids;
-  for (size_t i = 0; i < tokens.size(); ++i) ids.emplace(tokens[i], static_cast<int32_t>(i));
+  for (size_t i = 0; i < tokens.size(); ++i) ids.add(tokens[i], static_cast<int32_t>(i));
   std::vector<BpeTokenizer::Merge> merges;
   for (size_t line = 1; !text.empty(); ++line) {
     const size_t end = std::min(text.find('\n'), text.size());
@@ -96,8 +96,8 @@ Description of_merges(std::vector<std::string> tokens, const std::vector<BpeToke
     if (d.byte_tokens[b] < 0) bad_input("{}: no token for the byte 0x{:02x}; expected all 256 bytes", what, b);
   d.vocab.reserve(d.tokens.size());
   for (size_t i = 0; i < d.tokens.size(); ++i)
-    if (const auto [known, added] = d.vocab.emplace(d.tokens[i], static_cast<int32_t>(i)); !added)
-      bad_input("{}: tokens {} and {} are the same, '{}'", what, known->second, i, bpe::spell(d.tokens[i]));
+    if (!d.vocab.add(d.tokens[i], static_cast<int32_t>(i)))
+      bad_input("{}: tokens {} and {} are the same, '{}'", what, d.vocab.find(d.tokens[i]), i, bpe::spell(d.tokens[i]));
   d.merges.reserve(merges.size());
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     const auto [left, right] = merges[rank];
@@ -105,10 +105,9 @@ Description of_merges(std::vector<std::string> tokens, const std::vector<BpeToke
       if (part < 0 || part >= std::ssize(d.tokens))
         bad_input("{}: merge {} uses the token {}, which is not there", what, rank, part);
     const std::string joined = d.tokens[static_cast<size_t>(left)] + d.tokens[static_cast<size_t>(right)];
-    const auto result = d.vocab.find(joined);
-    if (result == d.vocab.end())
-      bad_input("{}: merge {} makes '{}', which is no token", what, rank, bpe::spell(joined));
-    if (!d.merges.add(merges[rank], result->second))
+    const int32_t result = d.vocab.find(joined);
+    if (result < 0) bad_input("{}: merge {} makes '{}', which is no token", what, rank, bpe::spell(joined));
+    if (!d.merges.add(merges[rank], result))
       bad_input("{}: merge {} (into '{}') appears twice", what, rank, bpe::spell(joined));
   }
   return d;
@@ -357,7 +356,7 @@ std::string CharTokenizer::to_json() const {
 
 BpeTokenizer::BpeTokenizer(std::vector<std::string> tokens, std::vector<Merge> merges, const std::string& what)
     : DescribedTokenizer("bpe", of_merges(std::move(tokens), merges, what)), merges_(std::move(merges)) {
-  if (const auto end = d_.vocab.find("<|endoftext|>"); end != d_.vocab.end()) eos_ = end->second;
+  if (const int32_t end = d_.vocab.find("<|endoftext|>"); end >= 0) eos_ = end;
 }
 
 BpeTokenizer BpeTokenizer::parse_files(std::string_view vocab_json, std::string_view merges_txt,
@@ -392,7 +391,7 @@ std::map<std::string, std::string> BpeTokenizer::files() const {
   std::set<int32_t> made;  // by merges; other tokens of several bytes are special, and stand there as they are
   for (const auto& [left, right] : merges_) {
     merges.push_back(bpe::spell(text_of(left)) + " " + bpe::spell(text_of(right)));
-    made.insert(d_.vocab.at(text_of(left) + text_of(right)));
+    made.insert(d_.vocab.find(text_of(left) + text_of(right)));
   }
   std::vector<std::string> special;
   for (size_t i = 0; i < d_.tokens.size(); ++i) {

@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <sstream>
 
-#include "data/json.h"
 #include "data/tokenizer/described.h"
 #include "tests/data/bpe_texts.h"
 #include "tests/data/support.h"
@@ -159,8 +158,7 @@ TEST(BpeTokenizer, TravelsThroughItsFiles) {
   EXPECT_EQ(json->kind(), "bpe");
   EXPECT_EQ(json->encode(text), tokens);
   EXPECT_EQ(json->to_json(), t.to_json());
-  const HubTokenizer hub({{"tokenizer.json", t.files().at("tokenizer.json")}},
-                         parse_json(t.files().at("tokenizer.json"), "t"), "t");
+  const HubTokenizer hub({{"tokenizer.json", t.files().at("tokenizer.json")}}, "t");
   EXPECT_EQ(hub.encode(text), tokens);
   EXPECT_EQ(hub.decode(tokens), text);
 }
@@ -180,7 +178,7 @@ TEST(BpeTokenizer, SpecialTokensAreDecodedAndNeverMade) {
   EXPECT_EQ(t.encode("th"), std::vector<int32_t>{256});
   EXPECT_EQ(t.decode(std::vector<int32_t>{256, 257}), "th<|endoftext|>");
   EXPECT_EQ(t.document_end(), 257);
-  EXPECT_EQ(HubTokenizer({}, parse_json(t.files().at("tokenizer.json"), "t"), "t").document_end(), 257);
+  EXPECT_EQ(HubTokenizer({{"tokenizer.json", t.files().at("tokenizer.json")}}, "t").document_end(), 257);
   EXPECT_FALSE(train_bpe(test::mixed_text(), {.vocab_size = 300}).document_end());
   EXPECT_FALSE(ByteTokenizer().document_end());
   expect_error(Status::usage, {"token 258", "vocabulary of 258"}, [&] { t.decode(std::vector<int32_t>{258}); });

@@ -210,8 +210,8 @@ TEST(ChatTemplates, OneThatIsExportedSaysTheSame) {
       {"role": "assistant", "content": "b "}, {"role": "user", "content": "c"}]})");
   for (const ChatTemplate style : {ChatTemplate::chatml, ChatTemplate::llama3}) {
     const nlohmann::json config{{"chat_template", jinja_of(style)}, {"bos_token", "<|begin_of_text|>"}};
-    const ModelTemplate own(HubTokenizer(
-        {{"tokenizer.json", tokenizer.dump()}, {"tokenizer_config.json", config.dump()}}, tokenizer, "t/"));
+    const ModelTemplate own(
+        HubTokenizer({{"tokenizer.json", tokenizer.dump()}, {"tokenizer_config.json", config.dump()}}, "t/"));
     const auto text_of = [](const std::vector<Piece>& pieces) {
       std::string out;
       for (const Piece& piece : pieces) out += piece.text;

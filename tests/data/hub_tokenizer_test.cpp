@@ -157,6 +157,30 @@ TEST_F(HubTokenizerTest, SettingsAreThoseOfTheFolderAndNotOfTheCache) {
   }
 }
 
+// The bytes 1 and 2 are spelled "\u0101\u0102"; a token that is written "\u0001\u0002" is another, which no merge
+// makes.
+TEST_F(HubTokenizerTest, AMergeFindsTokensByTheirSpelling) {
+  for (const bool as_pairs : {false, true}) {
+    int32_t spelled = 0;
+    const auto tokenizer = Tokenizer::open_folder(changed("gpt2", [&](Json& json) {
+      Json &vocab = json["model"]["vocab"], &merges = json["model"]["merges"];
+      spelled = static_cast<int32_t>(vocab.size() + json["added_tokens"].size());
+      for (const Json& token : json["added_tokens"]) spelled -= vocab.contains(token["content"].get<std::string>());
+      vocab["\u0101\u0102"] = spelled;
+      vocab["\u0001\u0002"] = spelled + 1;
+      merges.push_back(as_pairs ? Json{"\u0101", "\u0102"} : Json("\u0101 \u0102"));
+    }));
+    EXPECT_EQ(tokenizer->encode("\x01\x02"), std::vector<int32_t>{spelled});
+    EXPECT_EQ(tokenizer->decode(std::vector<int32_t>{spelled, spelled + 1}), "\x01\x02\x01\x02");
+  }
+}
+
+TEST_F(HubTokenizerTest, AVocabularyMayBeOneToken) {
+  const auto tokenizer = Tokenizer::open_folder(folder_with(R"({"model": {"vocab": {"a": 0}, "merges": []}})"));
+  EXPECT_EQ(tokenizer->encode("aa"), (std::vector<int32_t>{0, 0}));
+  expect_error(Status::usage, {"no token for 'b'"}, [&] { tokenizer->encode("b"); });
+}
+
 TEST_F(HubTokenizerTest, AnythingUnknownIsRefusedByName) {
   const auto set = [](const char* pointer, const Json& value) {
     return [=](Json& json) { json[Json::json_pointer(pointer)] = value; };
@@ -185,6 +209,10 @@ TEST_F(HubTokenizerTest, AnythingUnknownIsRefusedByName) {
   expect_refused(changed("gpt2", set("/added_tokens/0/id", 7)), {"<unk>", "number 7 and in the vocabulary 0"});
   expect_refused(changed("gpt2", set("/added_tokens/3/id", 9999)), {"<|end|>", "number 9999; expected each of 0 to"});
   expect_refused(changed("gpt2", set("/model/vocab/a", -1)), {"\"a\"", "-1"});
+  expect_refused(folder_with(R"({"model": {"vocab": {"b": 0, "a": 1, "b": 2}, "merges": []}})"),
+                 {"tokenizer.json", "'vocab'", "\"b\" twice"});
+  expect_refused(changed("gpt2", set("/model/vocab", {"a", 0})), {"'vocab' must be an object"});
+  expect_refused(changed("gpt2", set("/model/vocab", Json::object())), {"'vocab' must be an object"});
   expect_refused(changed("gpt2", set("/model/merges/2", "no token")), {"merge 2", "'no'"});
   expect_refused(changed("gpt2", [](Json& json) { json["model"]["merges"][2] = json["model"]["merges"][1]; }),
                  {"merge 2", "twice"});

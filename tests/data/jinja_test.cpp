@@ -167,8 +167,8 @@ class ModelTemplates : public testing::Test {
     const nlohmann::json tokenizer = chat_tokenizer(), config = {{"chat_template", jinja},
                                                                  {"eos_token", "<|im_end|>"},
                                                                  {"bos_token", {{"content", "<|im_start|>"}}}};
-    return ModelTemplate(HubTokenizer({{"tokenizer.json", tokenizer.dump()}, {"tokenizer_config.json", config.dump()}},
-                                      tokenizer, "t/"));
+    return ModelTemplate(
+        HubTokenizer({{"tokenizer.json", tokenizer.dump()}, {"tokenizer_config.json", config.dump()}}, "t/"));
   }
   // Responses in brackets, and what is text whatever it says between quotes.
   static std::string shown(const std::vector<Piece>& pieces) {

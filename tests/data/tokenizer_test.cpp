@@ -91,6 +91,25 @@ TEST(Json, FilesOfOthersMayHoldAnythingThatIsNotRead) {
     expect_error(Status::input, {"f.json", "not valid JSON"}, [&] { parse_json(broken, "f.json", JsonFile::others); });
 }
 
+TEST(Json, PutsTheMembersOfOneObjectAside) {
+  using Json = nlohmann::json;
+  const auto aside_of = [](const Json& all, const std::string& text) {
+    JsonAside aside{"model", "vocab", {}};
+    EXPECT_EQ(parse_json(text, "f.json", JsonFile::others, &aside), all) << text;
+    return aside.members;
+  };
+  const Json all{{"vocab", {{"x", 1}}}, {"other", {{"vocab", {{"y", 2}}}}}, {"model", {{"vocab", {}}, {"more", 3}}}};
+  Json empty = all;
+  empty["model"]["vocab"] = Json::object();
+  const std::vector<std::pair<std::string, Json>> members{{"b", 1}, {"a", {{"vocab", {{"c", {0}}}}}}, {"b", 2.5}};
+  EXPECT_EQ(aside_of(empty, R"({"vocab":{"x":1},"other":{"vocab":{"y":2}},
+      "model":{"vocab":{"b":1,"a":{"vocab":{"c":[0]}},"b":2.5},"more":3}})"),
+            members);
+  for (const char* const other :
+       {R"({"model":{"vocab":[{"a":1}]}})", R"({"model":[{"vocab":{"a":1}}]})", R"([{"vocab":{"a":1}}])"})
+    EXPECT_TRUE(aside_of(Json::parse(other), other).empty()) << other;
+}
+
 TEST(Json, ShowsValuesAndFindsKeys) {
   EXPECT_EQ(shown(nlohmann::json{{"a", "\xC3\xA9\xFF"}}), R"({"a":"\u00e9\ufffd"})");
   EXPECT_EQ(shown(nlohmann::json::value_t::discarded),
