@@ -9,6 +9,7 @@
 #include "autograd/ops.h"
 #include "nn/adapters/lora.h"
 #include "nn/quantize/packed.h"
+#include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 #include "tensor/random.h"
 
@@ -157,7 +158,10 @@ Var Rotary::apply(Var x, int64_t heads, const StepInfo& at) {
   }
   if (!turn.positions.defined() && !at.positions.empty()) {
     const std::vector<int32_t> given(at.positions.begin(), at.positions.end());
-    turn.positions = Tensor::constant<int32_t>(given, {std::ssize(given)}, like.arena());
+    // A dry run takes them and does not write, since each place that is touched would be a page of the machine's
+    // memory.
+    turn.positions = cpu::Idle::here() ? like.make({std::ssize(given)}, DType::int32)
+                                       : Tensor::constant<int32_t>(given, {std::ssize(given)}, like.arena());
   }
   return rotate(std::move(x), turn);
 }

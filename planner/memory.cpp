@@ -117,18 +117,18 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
   // Tessera frees after I what W does not read.
   const double until_w = s.name == "tessera" ? kept_for_weights(c) : std::max(kept, kept_for_weights(c));
   std::vector<MemoryParts> out;
+  std::vector<StageParameters> held_by(static_cast<size_t>(p.pp));  // a tied table twice, where the ends are two stages
+  std::vector<int64_t> layers_on(held_by.size(), 0);
+  for (size_t stage = 0; stage < stages; ++stage) {
+    const auto rank = static_cast<size_t>(rank_of_stage[stage]);
+    const StageParameters more = parameters_of(c, layers[stage], stage == 0, stage + 1 == stages);
+    held_by[rank] = {held_by[rank].dense + more.dense, held_by[rank].experts + more.experts};
+    layers_on[rank] += layers[stage];
+  }
   for (int rank = 0; rank < p.pp; ++rank) {
-    int64_t here = 0;
-    bool first = false, last = false;
-    StageParameters held;  // a tied table twice, where the ends are two stages
-    for (size_t stage = 0; stage < stages; ++stage) {
-      if (rank_of_stage[stage] != rank) continue;
-      const StageParameters more = parameters_of(c, layers[stage], stage == 0, stage + 1 == stages);
-      held = {held.dense + more.dense, held.experts + more.experts};
-      here += layers[stage];
-      first |= stage == 0;
-      last |= stage + 1 == stages;
-    }
+    const StageParameters held = held_by[static_cast<size_t>(rank)];
+    const int64_t here = layers_on[static_cast<size_t>(rank)];
+    const bool first = rank == rank_of_stage.front(), last = rank == rank_of_stage.back();
     const auto shared = [&](ZeroStage from) {  // experts lie on n / ep ranks
       return p.zero >= from ? held.dense / n + held.experts / std::max(1.0, n / real(c.layout.ep)) : held.all();
     };
@@ -185,7 +185,7 @@ std::optional<Job> own_job(const Case& c) {
 std::vector<int64_t> layers_of(const Case& c, const std::optional<Job>& own) {
   if (!own) return layers_of_stages(c, std::ssize(rank_of_stages(c.layout.plan)));
   std::vector<int64_t> out;
-  for (const Range& r : split_layers(*whole_model(*own, own->model.vocab), schedule_of(own->plan).stages))
+  for (const Range& r : split_layers(*whole_model(*own, own->model.vocab), shortest_schedule(own->plan).stages))
     out.push_back(r.size());
   return out;
 }

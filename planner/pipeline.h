@@ -1,6 +1,9 @@
 // How long a pipeline takes, and what it holds in flight, by simulating its schedule.
 #pragma once
+#include <array>
 #include <functional>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "parallel/pipeline/simulate.h"
@@ -27,10 +30,34 @@ std::vector<int> rank_of_stages(const Plan& plan);
 // As the plan says, of any number of micro-batches. Throws FieldError for numbers that do not fit.
 Schedule schedule_with(const Plan& plan, int64_t microbatches);
 
-// `spans`: the next step begins on a rank when its own has ended, as where an update is taken back when the norm says
-// so (Qi et al. 2024, section 4): then a step takes as long as the longest span of a rank, and not from the first start
-// to the last end.
-PipelineTime pipeline_time(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans);
+// The times of pipelines, one after another. What schedules say is kept until others are asked for, so that plans of
+// one schedule, asked for in a row, take new times alone.
+//
+//   a rank's list:   F0 F1 B0 B1    as it is kept: every action behind those that it needs, and where these stand
+class PipelineClock {
+ public:
+  // The times that simulate() gives. `spans`: the next step begins on a rank when its own has ended, as where an update
+  // is taken back when the norm says so (Qi et al. 2024, section 4): then a step takes as long as the longest span of a
+  // rank, and not from the first start to the last end.
+  PipelineTime time(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans);
+
+ private:
+  struct Step {
+    int stage;
+    Do what;
+    std::array<int, 2> needs;  // twice the place of each, and 1 where it comes from another rank; -1: none
+  };
+  using Name = std::tuple<ScheduleKind, std::string, int64_t, int64_t, int64_t>;
+  struct Order {
+    Name name = {};
+    std::vector<int> rank_of_stage = {};
+    std::vector<Step> steps = {};
+    PipelineTime kept = {};  // what the schedule keeps between passes
+    double seconds(const std::vector<StageTimes>& stages, double message, bool spans) const;
+  };
+  const Order& order_of(const Plan& plan, int64_t microbatches);
+  std::vector<Order> last_ = {};  // at most two
+};
 // The same by closed forms (parallel/pipeline/schedules.h), within a few percent.
 PipelineTime pipeline_formula(const Plan& plan, const std::vector<StageTimes>& stages, double message, bool spans);
 

@@ -91,7 +91,7 @@ struct Stages {
   PipelineTime pipeline = {};
 };
 
-Stages stages_of(const Case& c, const std::vector<int64_t>& layers, bool simulated) {
+Stages stages_of(const Case& c, const std::vector<int64_t>& layers, PipelineClock* clock) {
   const Plan& p = c.layout.plan;
   const StepWork work = step_work(c, Caller::described);
   const WorkTime layer = published_time(c, work.layer), first = published_time(c, work.first),
@@ -112,7 +112,7 @@ Stages stages_of(const Case& c, const std::vector<int64_t>& layers, bool simulat
     s.times.push_back({t.forward + waited, t.backward() + waited, t.input + waited, t.weight});
   }
   const bool spans = c.software.name != "tessera" && splits_backward(p.schedule);
-  s.pipeline = (simulated ? pipeline_time : pipeline_formula)(p, s.times, s.message_s, spans);
+  s.pipeline = clock ? clock->time(p, s.times, s.message_s, spans) : pipeline_formula(p, s.times, s.message_s, spans);
   return s;
 }
 
@@ -160,25 +160,26 @@ void StageTime::add_dp(double n, const Passes& p) {
 
 Prediction predict(const Case& given) {
   const Case c = checked_case(given);
-  std::optional<Job> own = own_job(c);
-  const Stages s = stages_of(c, layers_of(c, own), true);
-  Prediction out = time_of(c, s);
-  set_memory(c, described_memory(c, s.layers, s.pipeline), out);
+  PipelineClock clock;
+  return as_run(c, by_description(c, layers_of(c, own_job(c)), &clock));
+}
+
+Prediction as_run(const Case& c, Prediction out) {
   constexpr double kDryRun = 4e12;  // bytes: more than an arena has
-  if (out.memory[out.fullest].peak() > kDryRun) own.reset();
-  if (own)
+  if (const std::optional<Job> own = own_job(c); own && out.memory[out.fullest].peak() <= kDryRun) {
     if (std::optional<std::vector<MemoryParts>> found = own_memory(*own)) set_memory(c, *std::move(found), out);
-  out.bytes = own ? own_bytes(*own) : described_bytes(c);
+    out.bytes = own_bytes(*own);
+  }
   if (!std::isfinite(out.slowest_s) || !std::isfinite(out.memory[out.fullest].peak()) || !(out.step_s > 0))
     throw FieldError("hardware", "expected rates with which a step takes a finite time");
   return out;
 }
 
-Prediction by_description(const Case& c, const std::vector<int64_t>& layers, bool simulated) {
-  const Stages s = stages_of(c, layers, simulated);
+Prediction by_description(const Case& c, const std::vector<int64_t>& layers, PipelineClock* clock) {
+  const Stages s = stages_of(c, layers, clock);
   Prediction out = time_of(c, s);
   set_memory(c, described_memory(c, s.layers, s.pipeline), out);
-  if (simulated) out.bytes = described_bytes(c);
+  if (clock) out.bytes = described_bytes(c);
   return out;
 }
 

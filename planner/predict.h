@@ -60,8 +60,11 @@ struct Prediction {
 
 // Throws FieldError for a case that cannot be: the field, what was expected and found.
 Prediction predict(const Case& c);
-// The prediction of a checked case whose stages have so many layers: memory by description. Where not simulated, for a
+// The prediction of a checked case whose stages have so many layers: memory by description. Without a clock, for a
 // search among many, times are by closed forms and bytes are left out.
-Prediction by_description(const Case& c, const std::vector<int64_t>& layers, bool simulated);
+class PipelineClock;
+Prediction by_description(const Case& c, const std::vector<int64_t>& layers, PipelineClock* clock);
+// The same with what predict() knows of Tessera's own runs instead of a description, where the case is one.
+Prediction as_run(const Case& c, Prediction by_description);
 
 }  // namespace tessera::planner

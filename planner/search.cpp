@@ -38,22 +38,35 @@ bool is_before(const Candidate& a, const Candidate& b) { return order_of(a) < or
 struct Node {
   Layout base;
   double bound = 0;
-  Candidate smallest;  // the variant that needs the least memory
+  ZeroStage smallest = ZeroStage::none;  // of the variant that needs the least memory,
+  double over_bytes = 0;                 // and what it needs too much
+
+  Layout small() const {
+    Layout out = base;
+    out.plan.zero = smallest;
+    return out;
+  }
 };
 
 // The times of a schedule without a bubble and of a shared update bound those of all others.
-Node node_of(Estimator& estimate, const Question& q, const Layout& base) {
-  const bool shared = base.plan.dp * base.plan.cp > 1;
-  Layout quick = base, small = base;
+Node node_of(Estimator& estimate, const Question& q, Layout base) {
+  const bool open = !q.fixed.zero && base.plan.dp * base.plan.cp > 1;
+  Layout quick = base;
   if (!q.fixed.schedule && base.plan.pp > 1) quick.plan.schedule = ScheduleKind::zb_h2;
-  if (!q.fixed.zero && shared) quick.plan.zero = ZeroStage::one, small.plan.zero = ZeroStage::three;
-  Candidate smallest{small, estimate(small)};
-  if (!q.fixed.zero && shared && estimate.is_of_tessera()) {  // whose tables are whole for a while from stage 2 on
-    small.plan.zero = ZeroStage::one;
-    if (Candidate other{small, estimate(small)}; other.prediction.over_bytes < smallest.prediction.over_bytes)
-      smallest = std::move(other);
-  }
-  return {base, estimate(quick).step_s, std::move(smallest)};
+  if (open) quick.plan.zero = ZeroStage::one;
+  Node node{std::move(base), estimate(quick).step_s};
+  const auto over_with = [&](ZeroStage zero) {
+    node.smallest = zero;
+    return estimate(node.small()).over_bytes;
+  };
+  node.over_bytes = over_with(open ? ZeroStage::three : node.base.plan.zero);
+  if (!open || !estimate.is_of_tessera()) return node;
+  // Tessera's tables are whole for a while from stage 2 on.
+  if (const double over = over_with(ZeroStage::one); over < node.over_bytes)
+    node.over_bytes = over;
+  else
+    node.smallest = ZeroStage::three;
+  return node;
 }
 
 bool is_nearer(const Candidate& a, const Candidate& b) { return a.prediction.over_bytes < b.prediction.over_bytes; }
@@ -64,8 +77,12 @@ class FirstOfKinds {
   explicit FirstOfKinds(bool (*is_first)(const Candidate&, const Candidate&)) : is_first_(is_first) {}
 
   void add(const Candidate& c) {
-    const auto [found, is_new] = kinds_.emplace(kind_of(c.layout), c);
+    const auto [found, is_new] = kinds_.try_emplace(kind_of(c.layout), c);
     if (!is_new && is_first_(c, found->second)) found->second = c;
+  }
+  const Candidate* of_kind(const Layout& l) const {
+    const auto found = kinds_.find(kind_of(l));
+    return found == kinds_.end() ? nullptr : &found->second;
   }
   std::vector<Candidate> first(size_t most) const {
     std::vector<Candidate> out;
@@ -116,8 +133,8 @@ class Kept {
 // Ranks candidates by time: the first of each kind that fits; where these are fewer than asked for, the next ones too.
 class Ranking {
  public:
-  Ranking(const Question& q, bool own, FirstOfKinds& too_large, const Meanwhile& meanwhile)
-      : q_(q), own_(own), too_large_(too_large), meanwhile_(meanwhile) {}
+  Ranking(const Question& q, Estimator& estimate, FirstOfKinds& too_large, const Meanwhile& meanwhile)
+      : q_(q), estimate_(estimate), too_large_(too_large), meanwhile_(meanwhile) {}
 
   std::vector<Candidate> of(std::vector<Candidate> all, size_t top) {
     std::ranges::sort(all, is_before);
@@ -145,11 +162,13 @@ class Ranking {
     meanwhile_();
     const Plan& p = c.layout.plan;
     const Memory memory{p.recompute, p.schedule, p.tp > 1, p.zero == ZeroStage::three};
-    if (own_) correct(c.prediction, ratios_.contains(memory) ? ratios_[memory] : 1);
+    const bool own = estimate_.is_of_tessera();
+    Prediction simulated = c.prediction;
+    if (own) correct(c.prediction, ratios_.contains(memory) ? ratios_[memory] : 1);
     const bool hopeless = c.prediction.over_bytes > kRoughly / 2 * q_.hardware.memory_bytes;
-    if (!own_ || !hopeless) {
+    if (!own || !hopeless) {
       const double described = peak(c.prediction);
-      c.prediction = predict(case_of(q_, c.layout));
+      c.prediction = estimate_.as_run(c.layout, std::move(simulated));
       c.described = false;
       ratios_[memory] = peak(c.prediction) / described * (ratios_.contains(memory) ? ratios_[memory] : 1);
     }
@@ -166,7 +185,7 @@ class Ranking {
   }
 
   const Question& q_;
-  bool own_;
+  Estimator& estimate_;
   FirstOfKinds& too_large_;
   const Meanwhile& meanwhile_;
   std::map<Memory, double> ratios_ = {};
@@ -179,15 +198,15 @@ Answer search_nodes(const Question& q, size_t top, bool whole, const Meanwhile& 
   Estimator estimate(q);
   const bool own = estimate.is_of_tessera();
   const double allowed = own ? kRoughly * q.hardware.memory_bytes : 0;
-  const auto may_fit = [&](const Candidate& c) { return c.prediction.over_bytes <= allowed; };
   const auto is_roomy = [&](const Candidate& c) {
     return c.prediction.memory[c.prediction.fullest].peak() < (1 - kRoomy) * q.hardware.memory_bytes;
   };
   const bool always = !q.fixed.schedule && !q.fixed.chunks;  // 1f1b takes any numbers
   std::vector<Node> nodes;
-  for (const Layout& base : bases(q)) {
+  for (Layout& base : bases(q)) {
     meanwhile();
-    if (always || !variants(q, base).empty()) nodes.push_back(whole ? Node{base, 0, {}} : node_of(estimate, q, base));
+    if (!always && variants(q, base).empty()) continue;
+    nodes.push_back(whole ? Node{std::move(base)} : node_of(estimate, q, std::move(base)));
   }
   if (nodes.empty())
     throw FieldError("schedule",
@@ -201,15 +220,17 @@ Answer search_nodes(const Question& q, size_t top, bool whole, const Meanwhile& 
   std::vector<Candidate> simulated;
   for (const Node& node : nodes) {
     if (!whole && !kept.wants(kSlack * node.bound) && !(own && roomy.wants(kSlack * node.bound))) break;
-    if (!whole && !may_fit(node.smallest)) {
-      too_large.add(node.smallest);
+    if (!whole && node.over_bytes > allowed) {
+      const Layout small = node.small();
+      const Candidate* nearest = too_large.of_kind(small);
+      if (!nearest || node.over_bytes < nearest->prediction.over_bytes) too_large.add({small, estimate(small)});
       continue;
     }
     for (const Layout& layout : variants(q, node.base)) {
       meanwhile();
       ++answer.estimated;
       Candidate c{layout, whole ? estimate.simulated(layout) : estimate(layout)};
-      if (!may_fit(c))
+      if (c.prediction.over_bytes > allowed)
         too_large.add(c);
       else if (whole)
         simulated.push_back(std::move(c));
@@ -219,23 +240,32 @@ Answer search_nodes(const Question& q, size_t top, bool whole, const Meanwhile& 
   }
   if (!whole) {
     for (const Kept* some : {&kept, &tight, &roomy}) some->give(simulated);
-    for (Candidate& c : simulated) {
+    std::vector<Candidate*> in_turn;  // by their schedules
+    for (Candidate& c : simulated) in_turn.push_back(&c);
+    std::ranges::stable_sort(in_turn, {}, [](const Candidate* c) {
+      const Plan& p = c->layout.plan;
+      return std::tuple(p.pp, p.schedule, p.chunks, p.microbatches);
+    });
+    for (Candidate* c : in_turn) {
       meanwhile();
-      c.prediction = estimate.simulated(c.layout);
+      c->prediction = estimate.simulated(c->layout);
     }
   }
   answer.simulated = std::ssize(simulated);
-  answer.best = Ranking(q, own, too_large, meanwhile).of(std::move(simulated), top);
+  answer.best = Ranking(q, estimate, too_large, meanwhile).of(std::move(simulated), top);
   answer.too_large = too_large.first(top);
   return answer;
 }
 
 }  // namespace
 
+struct Estimator::Known {
+  std::map<int64_t, std::vector<int64_t>> layers = {};
+  PipelineClock clock = {};
+};
+
 Estimator::Estimator(const Question& q)
-    : case_(checked_case(case_of(q, {}))),
-      own_(own_job(case_).has_value()),
-      layers_(std::make_shared<std::map<int64_t, std::vector<int64_t>>>()) {}
+    : case_(checked_case(case_of(q, {}))), own_(own_job(case_).has_value()), known_(std::make_shared<Known>()) {}
 
 Estimator Estimator::on(const Hardware& hardware) const {
   Estimator other = *this;
@@ -244,7 +274,7 @@ Estimator Estimator::on(const Hardware& hardware) const {
 }
 
 const std::vector<int64_t>& Estimator::layers_of(int64_t stages) {
-  const auto [found, is_new] = layers_->try_emplace(stages);
+  const auto [found, is_new] = known_->layers.try_emplace(stages);
   if (!is_new) return found->second;
   Case c = case_;
   c.layout = {.plan = {.pp = stages}};
@@ -253,7 +283,13 @@ const std::vector<int64_t>& Estimator::layers_of(int64_t stages) {
 
 Prediction Estimator::of(const Layout& layout, bool simulated) {
   case_.layout = layout;
-  return by_description(case_, layers_of(std::ssize(rank_of_stages(layout.plan))), simulated);
+  return by_description(case_, layers_of(std::ssize(rank_of_stages(layout.plan))),
+                        simulated ? &known_->clock : nullptr);
+}
+
+Prediction Estimator::as_run(const Layout& layout, Prediction simulated) {
+  case_.layout = layout;
+  return planner::as_run(checked_case(case_), std::move(simulated));
 }
 
 Answer search(const Question& q, size_t top, const Meanwhile& meanwhile) {

@@ -59,6 +59,8 @@ class Estimator {
   Prediction operator()(const Layout& layout) { return of(layout, false); }
   // Predicts a layout with the pipeline simulated, and with bytes by description.
   Prediction simulated(const Layout& layout) { return of(layout, true); }
+  // What predict() says of a layout, from what simulated() has said of it.
+  Prediction as_run(const Layout& layout, Prediction simulated);
   // Whether predict() finds other memory, by dry runs of Tessera's own step.
   bool is_of_tessera() const { return own_; }
   // An estimator of this model on another machine.
@@ -69,7 +71,8 @@ class Estimator {
   const std::vector<int64_t>& layers_of(int64_t stages);
   Case case_;
   bool own_ = false;  // Tessera's runs, which cut the layers by their FLOPs
-  std::shared_ptr<std::map<int64_t, std::vector<int64_t>>> layers_;
+  struct Known;       // layers of stages, and a schedule's order
+  std::shared_ptr<Known> known_;
 };
 
 struct Candidate {

@@ -110,10 +110,16 @@ int64_t PartSizes::whole_of_fragment(int64_t fragment, int64_t fragments, int64_
   return sum;
 }
 
+Schedule shortest_schedule(const Plan& plan) {
+  Plan few = plan;
+  if (plan.schedule_file.empty()) few.microbatches = plan.schedule == ScheduleKind::interleaved ? plan.pp : 1;
+  return schedule_of(few);
+}
+
 PlanSizes::PlanSizes(const Job& job)
     : plan(job.plan),
       config(model_config(job, job.model.vocab)),
-      schedule(schedule_of(plan)),
+      schedule(shortest_schedule(plan)),
       data(plan.dp * plan.cp),
       cut(shared_over(plan)),
       m(plan.microbatches) {

@@ -80,12 +80,15 @@ struct PartSizes {
   }
 };
 
+// The plan's schedule with as few micro-batches as it may have: where its stages are, and which passes they make.
+Schedule shortest_schedule(const Plan& plan);
+
 struct PlanSizes {
   explicit PlanSizes(const Job& job);  // the vocabulary of `job` is known
 
   Plan plan;
   ModelConfig config;
-  Schedule schedule;
+  Schedule schedule;                          // the shortest
   int64_t data = 1;                           // ranks of the data axis
   int64_t cut = 1;                            // data ranks that share out what ZeRO shares out
   int64_t m = 1;                              // micro-batches

@@ -124,6 +124,7 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   const Team team(job.plan);
   const bool rooted = job.plan.dp_mode == DataMode::dataparallel, apart = job.plan.dp_mode == DataMode::ps_async;
   const PlanSizes s(job);
+  const Schedule schedule = schedule_of(job.plan);
   const int64_t handed = handed_bytes(job), copies = s.parts[0][0].value_bytes() + s.parts[0][0].whole(true) * s.grad;
   // In a pipeline stage 3 of ZeRO fetches for another micro-batch than the one that single ones show: what it holds for
   // that comes on top of passes without it, and another unit is there where the next pass begins with one.
@@ -132,7 +133,7 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   std::vector<int64_t> moved;
   for (int d = 0; d < (rooted && s.data > 1 ? 2 : 1); ++d) {
     const std::vector<StageMemory> stages = measure_stages(job, apart ? std::optional<int>() : d, alike);
-    peaks.push_back(peaks_of_ranks(s.schedule, on_top ? measure_stages(job, {}, alike) : stages, handed));
+    peaks.push_back(peaks_of_ranks(schedule, on_top ? measure_stages(job, {}, alike) : stages, handed));
     moved.push_back(stages[0].communication - (d > 0 ? copies : 0));
   }
   std::vector<RankMemory> out;
@@ -195,8 +196,9 @@ Job without_strategy(Job job) {
 // The ranks that it would speak to send nothing: numbers are whatever memory held, sizes are right.
 class LoneRank final : public BatchSource {
  public:
-  LoneRank(const Job& job, bool split, std::optional<int> data_rank, int cp_rank, std::vector<Range> layers)
-      : sizes_(job),
+  LoneRank(const Job& job, const PlanSizes& sizes, bool split, std::optional<int> data_rank, int cp_rank,
+           std::vector<Range> layers)
+      : sizes_(sizes),
         through_root_(data_rank && job.plan.dp_mode == DataMode::dataparallel),
         tp_(alone_on("tp", sizes_.plan.tp, sizes_.largest_tp_rank(), takes_rows(job.plan))),
         cp_(alone_on("cp", sizes_.plan.cp, cp_rank, takes_rows(job.plan))),
@@ -269,7 +271,7 @@ class LoneRank final : public BatchSource {
     return at;
   }
 
-  PlanSizes sizes_;
+  const PlanSizes& sizes_;
   bool through_root_;
   std::unique_ptr<Communicator> tp_, cp_, pp_, data_, ep_, edp_;
   std::unique_ptr<LanguageModel> whole_;
@@ -320,11 +322,12 @@ std::vector<int> unlike_cp_ranks(const Plan& plan) {
 
 std::vector<StageMemory> measure_all(const Job& job, std::optional<int> data_rank, const Schedule& plan,
                                      const std::vector<Range>& layers = {}) {
+  const PlanSizes sizes(job);
   std::vector<StageMemory> out(layers.empty() ? static_cast<size_t>(plan.stages) : layers.size());
   for (const bool split : {false, true})
     for (const int cp_rank : unlike_cp_ranks(job.plan))
       if (plan.has(split ? Do::I : Do::B)) {
-        LoneRank rank(job, split, data_rank, cp_rank, layers);
+        LoneRank rank(job, sizes, split, data_rank, cp_rank, layers);
         measure(rank, handed_bytes(job), out);
       }
   return out;
@@ -362,7 +365,7 @@ int64_t handed_bytes(const Job& job) {
 
 std::vector<StageMemory> measure_stages(const Job& job, std::optional<int> data_rank, bool alike) {
   const cpu::Idle nothing_is_computed;
-  const Schedule plan = schedule_of(job.plan);
+  const Schedule plan = shortest_schedule(job.plan);
   const std::vector<Range> layers = split_layers(*whole_model(job, job.model.vocab), plan.stages);
   const bool is_short = std::ranges::all_of(layers, [](const Range& r) { return r.size() <= 5; });
   if (!alike || is_short) return measure_all(job, data_rank, plan);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <functional>
 #include <string>
 #include <utility>
@@ -233,45 +232,50 @@ std::vector<Begin> begins(const Block& b, int rank, int ranks) {
 }
 
 void repeat(Schedule& s, const Block& block, int rank) {
-  std::vector<std::pair<int, Action>> all;
-  for (const Begin& x : begins(block, rank, s.ranks))
-    for (int i = 0; i < s.microbatches; ++i)
-      all.push_back({x.at + kUnits * i, {x.what, x.leg == 0 ? rank : 2 * s.ranks - 1 - rank, i}});
-  std::ranges::sort(all);
-  for (const auto& [at, action] : all) s.actions[static_cast<size_t>(rank)].push_back(action);
+  const std::vector<Begin> all = begins(block, rank, s.ranks);
+  std::array<Begin, kUnits> units{};  // each has a pass
+  for (const Begin& x : all) units.at(static_cast<size_t>(x.at % kUnits)) = x;
+  const int end = std::ranges::max(all, {}, &Begin::at).at + kUnits * s.microbatches;
+  for (int now = 0; now < end; ++now) {
+    const Begin& x = units.at(static_cast<size_t>(now % kUnits));
+    if (const int i = (now - x.at) / kUnits; now >= x.at && i < s.microbatches)
+      s.actions[static_cast<size_t>(rank)].push_back({x.what, x.leg == 0 ? rank : 2 * s.ranks - 1 - rank, i});
+  }
 }
 
 // Once a rank has made its last F, its memory only shrinks. Then I comes as soon as it can, since other ranks wait for
 // it, and W where none can. By a clock on which every pass takes a unit.
 void put_off_weights(Schedule& s) {
   ActionTable ends(s);
-  std::vector<std::deque<Action>> left;
+  std::vector<std::vector<Action>> left;
+  std::vector<ptrdiff_t> first(s.actions.size());  // of what is left
   std::vector<int> forwards(s.actions.size(), s.chunks() * s.microbatches);
   size_t count = 0;
   for (auto& list : s.actions) {
-    left.emplace_back(list.begin(), list.end());
     count += list.size();
-    list.clear();
+    left.push_back(std::exchange(list, {}));
   }
   for (int now = 0; count > 0; ++now)
     for (size_t r = 0; r < left.size(); ++r) {
-      std::deque<Action>& list = left[r];
+      std::vector<Action>& list = left[r];
       const auto can = [&](const Action& a) {
         return std::ranges::all_of(needs(s, a, false), [&](const Action& n) {
           const double end = ends.of_need(n);
           return end >= 0 && end <= now;
         });
       };
-      auto next = list.begin();
+      const auto begin = list.begin() + first[r];
+      auto next = begin;
       if (forwards[r] == 0) {
-        next = std::ranges::find_if(list, [&](const Action& a) { return a.what == Do::I && can(a); });
-        if (next == list.end()) next = std::ranges::find_if(list, can);
+        next = std::find_if(begin, list.end(), [&](const Action& a) { return a.what == Do::I && can(a); });
+        if (next == list.end()) next = std::find_if(begin, list.end(), can);
       }
       if (next == list.end() || !can(*next)) continue;
       ends[*next] = now + 1;
       forwards[r] -= next->what == Do::F;
       s.actions[r].push_back(*next);
-      list.erase(next);
+      std::rotate(begin, next, next + 1);
+      ++first[r];
       --count;
     }
 }

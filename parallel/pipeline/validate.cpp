@@ -70,18 +70,18 @@ bool has_messages(const Schedule& schedule) {
 Needs needs(const Schedule& schedule, const Action& action, bool has_messages) {
   const int s = action.stage, i = action.microbatch;
   const bool first = s == 0, last = s + 1 == schedule.stages;
-  const auto arrived = [&](Do message, bool crosses, const Action& made) {
-    return has_messages && crosses ? Action{message, s, i} : made;
+  const auto arrived = [&](Do message, int boundary, const Action& made) {
+    return has_messages && schedule.crosses(boundary) ? Action{message, s, i} : made;
   };
   Needs out;
   switch (action.what) {
     case Do::F:
-      if (!first) out.push_back(arrived(Do::recv_forward, schedule.crosses(s - 1), {Do::F, s - 1, i}));
+      if (!first) out.push_back(arrived(Do::recv_forward, s - 1, {Do::F, s - 1, i}));
       break;
     case Do::B:
     case Do::I:
       out.push_back({Do::F, s, i});
-      if (!last) out.push_back(arrived(Do::recv_backward, schedule.crosses(s), {Do::B, s + 1, i}));
+      if (!last) out.push_back(arrived(Do::recv_backward, s, {Do::B, s + 1, i}));
       break;
     case Do::W:
       out.push_back({Do::I, s, i});

@@ -79,7 +79,7 @@ TEST(Predict, EstimatesAreNear) {
   for (uint64_t trial = 0; trial < 100; ++trial) {
     const Case c = drawn(trial);
     const auto layers = layers_of_stages(c, std::ssize(rank_of_stages(c.layout.plan)));
-    const Prediction near = by_description(c, layers, false), whole = predict(c);
+    const Prediction near = by_description(c, layers, nullptr), whole = predict(c);
     EXPECT_NEAR(near.step_s / whole.step_s, 1, 0.35) << trial;
     EXPECT_EQ(near.parts.compute, whole.parts.compute);
   }
@@ -145,7 +145,7 @@ double bubble(ScheduleKind kind, int64_t p, int64_t m) {
   const Plan plan{.pp = p, .schedule = kind, .microbatches = m};
   const std::vector<StageTimes> equal(rank_of_stages(plan).size(),
                                       {.forward = 1, .backward = 2, .input = 1, .weight = 1});
-  return pipeline_time(plan, equal, 0, true).bubble;
+  return PipelineClock().time(plan, equal, 0, true).bubble;
 }
 
 // Huang et al. 2019; Qi et al. 2024, table 2.
@@ -158,11 +158,34 @@ TEST(ClosedForms, BubblesOfEqualStages) {
       EXPECT_NEAR(bubble(ScheduleKind::zb_h2, p, m), 0, 0.005 * kPoint);
       const Plan h1{.pp = p, .schedule = ScheduleKind::zb_h1, .microbatches = m};
       const std::vector<StageTimes> equal(static_cast<size_t>(p), {.input = 1, .weight = 1});
-      EXPECT_NEAR(pipeline_time(h1, equal, 0, false).bubble, (ranks - 1) / (3 * batches + ranks - 1), 0.005 * kPoint);
+      EXPECT_NEAR(PipelineClock().time(h1, equal, 0, false).bubble, (ranks - 1) / (3 * batches + ranks - 1),
+                  0.005 * kPoint);
     }
 }
 
-// pipeline_time simulates the first turns of a long pipeline only.
+// Whatever it was asked before.
+TEST(ClosedForms, TheClockSaysWhatTheSimulationSays) {
+  PipelineClock clock;
+  for (uint64_t trial = 0; trial < test::plans(100); ++trial) {
+    test::Draw draw("clock", trial);
+    Plan plan{.pp = draw.between(1, 5), .schedule = static_cast<ScheduleKind>(draw.between(0, 8))};
+    plan.microbatches = plan.pp * draw.between(1, 4);
+    if (plan.schedule == ScheduleKind::interleaved) plan.chunks = draw.between(2, 3);
+    std::vector<StageTimes> stages(rank_of_stages(plan).size());
+    const auto some = [&] { return static_cast<double>(draw.between(0, 90)) / 100; };
+    for (StageTimes& s : stages) s = {some(), some(), some(), some()};
+    const double message = some();
+    const Simulation whole = simulate(schedule_of(plan), {.stages = stages, .message = message});
+    const PipelineTime found = clock.time(plan, stages, message, false);
+    EXPECT_EQ(found.seconds, whole.makespan) << text_of(plan.schedule) << ' ' << plan.pp;
+    EXPECT_EQ(found.in_flight, whole.in_flight) << text_of(plan.schedule) << ' ' << plan.pp;
+    double longest = 0;
+    for (const auto& list : whole.actions) longest = std::max(longest, list.back().end - list.front().start);
+    EXPECT_EQ(clock.time(plan, stages, message, true).seconds, longest) << text_of(plan.schedule) << ' ' << plan.pp;
+  }
+}
+
+// The clock simulates the first turns of a long pipeline only.
 TEST(ClosedForms, ALongPipelineIsAsLongAsItsWholeSimulation) {
   for (uint64_t trial = 0; trial < test::plans(60); ++trial) {
     test::Draw draw("long pipelines", trial);
@@ -178,7 +201,7 @@ TEST(ClosedForms, ALongPipelineIsAsLongAsItsWholeSimulation) {
     for (StageTimes& s : stages) s = {about(1), about(2), about(1), about(1)};
     const double message = static_cast<double>(draw.between(0, 3)) / 20;
     const Simulation whole = simulate(schedule_with(plan, plan.microbatches), {.stages = stages, .message = message});
-    const PipelineTime found = pipeline_time(plan, stages, message, false);
+    const PipelineTime found = PipelineClock().time(plan, stages, message, false);
     EXPECT_NEAR(found.seconds, whole.makespan, 0.01 * whole.makespan) << text_of(plan.schedule) << ' ' << p;
     EXPECT_EQ(found.in_flight, whole.in_flight) << text_of(plan.schedule) << ' ' << p;
   }

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "planner/recommend.h"
+#include "tests/support/draw.h"
 #include "tests/support/errors.h"
 #include "train/job.h"
 
@@ -63,6 +64,56 @@ TEST(Search, FindsWhatBruteForceFinds) {
       EXPECT_FALSE(c.prediction.fits);
       EXPECT_GT(c.prediction.over_bytes, 0);
       EXPECT_NE(c.prediction.largest, "");
+    }
+  }
+}
+
+Question drawn(uint64_t trial) {
+  test::Draw draw("questions", trial);
+  Question q = small(draw.of({1, 2, 4, 8}), draw.of({4, 6, 8}));
+  q.model.layers = draw.between(3, 6);
+  q.model.context = draw.of({128, 256});
+  q.model.gated = draw.between(0, 1) == 1;
+  if (q.model.gated) q.model.positions = Positions::rope;
+  q.software = software_named(draw.of({"megatron", "fsdp", "tessera"}));
+  q.hardware.memory_bytes = 1e6 * static_cast<double>(draw.between(120, 600));
+  if (draw.between(0, 3) == 0) q.fixed.zero = draw.of({ZeroStage::none, ZeroStage::two});
+  return q;
+}
+
+// Closed forms choose which plans are simulated, so that one may be left out that is faster by less than the model's
+// error; of most questions none is.
+TEST(Search, FindsOfDrawnQuestionsWhatBruteForceFinds) {
+  int64_t asked = 0, equal = 0;
+  for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
+    const Question q = drawn(trial);
+    const Answer found = search(q), all = search_all(q);
+    ASSERT_EQ(found.best.empty(), all.best.empty()) << trial;
+    if (all.best.empty()) continue;
+    const double ratio = found.best[0].prediction.step_s / all.best[0].prediction.step_s;
+    EXPECT_GE(ratio, 1 - 1e-9) << trial;
+    EXPECT_LE(ratio, 1 + kCloseCall / 2) << trial << ": " << to_text(found.best[0].layout.plan) << " and "
+                                         << to_text(all.best[0].layout.plan);
+    equal += ratio < 1 + 1e-9 ? 1 : 0;
+    ++asked;
+  }
+  EXPECT_GE(10 * equal, 8 * asked);
+}
+
+// What the search has simulated once is what predict() says from the beginning, to the bit.
+TEST(Search, SaysOfAPlanWhatPredictSays) {
+  for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
+    const Question q = drawn(trial);
+    for (const Candidate& c : search(q, 4).best) {
+      const Prediction p = predict(case_of(q, c.layout));
+      const std::string plan = fmt::format("{}: {}", trial, to_text(c.layout.plan));
+      EXPECT_EQ(c.prediction.step_s, p.step_s) << plan;
+      EXPECT_EQ(c.prediction.bubble, p.bubble) << plan;
+      EXPECT_EQ(c.prediction.bytes, p.bytes) << plan;
+      EXPECT_EQ(c.prediction.largest, p.largest) << plan;
+      ASSERT_EQ(c.prediction.memory.size(), p.memory.size()) << plan;
+      for (const auto& [name, part] : kMemoryParts)
+        EXPECT_EQ(c.prediction.memory[p.fullest].*part, p.memory[p.fullest].*part) << plan << ' ' << name;
     }
   }
 }
