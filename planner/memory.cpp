@@ -158,7 +158,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
         .communication = gathered(c, parameters_of(c, 1, false, false).all(),
                                   last ? parameters_of(c, 0, false, true).all() : 0, held.all()),
         .workspace = again};
-    if (s.message_buffers)  // what a stage hands on is kept too; what it was handed is its first layer's input
+    if (s.message_buffers)  // a stage keeps its outputs too; what it was handed is its first layer's input
       m.communication +=
           (real(p.microbatches * sides) + flights / chunks * (real(first) - real(last))) * handed_bytes(c, 2);
     if (first) m.activations += flights / chunks * a.mask;  // the mask of the embeddings' dropout
