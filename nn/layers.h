@@ -14,13 +14,14 @@
 namespace tessera {
 
 // Activations that backward makes again instead of keeping (Chen et al. 2016; Korthikanti et al. 2022, "Reducing
-// activation recomputation in large transformer models"). Gradients are bit for bit the same in all five.
+// activation recomputation in large transformer models"). Gradients are bit for bit the same in all that layers know.
 enum class Recompute {
   none,
   activation,       // the output of GELU (4 C numbers per token less) or of SwiGLU (F less): an elementwise pass more
   activation_norm,  // and the outputs of both norms: another 2 C
   attention,        // the output of attention, C less, and its log-sum-exp: attention's forward pass once more
   block,            // everything but the block's input: C are left, one forward pass more
+  op,               // other programs': all but what attention and every second product give; no layer here does it
 };
 
 inline bool makes_activation_again(Recompute r) {

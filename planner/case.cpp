@@ -17,8 +17,10 @@
 namespace tessera::planner {
 
 constexpr std::array<std::string_view, 3> kTensorOverlapNames = {"none", "backward", "all"};
+constexpr std::array<std::string_view, 3> kReshardNames = {"always", "never", "auto"};
 constexpr std::array<std::string_view, 2> kPositionNames = {"learned", "rope"};
 static constexpr const auto& names_of(TensorOverlap) { return kTensorOverlapNames; }
+static constexpr const auto& names_of(Reshard) { return kReshardNames; }
 static constexpr const auto& names_of(Positions) { return kPositionNames; }
 
 namespace {
@@ -115,7 +117,8 @@ Settings settings_of(Software& w) {
   bytes(w.reduce_bytes, "reduce_bytes"), bytes(w.logit_bytes, "logit_bytes");
   way(w.tp_overlap, "tp_overlap"), way(w.dp_overlap, "dp_overlap"), way(w.pp_overlap, "pp_overlap");
   way(w.scatter_messages, "scatter_messages"), way(w.dropout, "dropout"), way(w.fp8, "fp8");
-  way(w.reshard_after_forward, "reshard_after_forward"), way(w.fewer_layers_at_ends, "fewer_layers_at_ends");
+  way(w.reshard_after_forward, "reshard_after_forward"), way(w.sums_after_pipeline, "sums_after_pipeline");
+  way(w.message_buffers, "message_buffers"), way(w.fewer_layers_at_ends, "fewer_layers_at_ends");
   bytes(w.gated_activation_pieces, "gated_activation_pieces");
   return s;
 }
@@ -209,6 +212,9 @@ Case checked_case(const Case& given) {
     divides("ep", c.layout.ep, "experts", m.experts);
     divides("ep", c.layout.ep, "ranks of dp x cp", p.dp * p.cp);
   }
+  if (p.recompute == Recompute::op && (c.software.name == "tessera" || m.experts > 0))
+    throw FieldError("recompute", m.experts > 0 ? "op is not described of experts; expected another way, or no experts"
+                                                : "op is other software's; Tessera has none of it");
   if (p.schedule != ScheduleKind::interleaved && (p.chunks == 1 || p.pp == 1)) p.chunks = 0;
   if (const int64_t stages = std::ssize(rank_of_stages(p));
       stages > m.layers + (c.software.fewer_layers_at_ends ? 2 : 0))

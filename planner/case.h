@@ -96,6 +96,8 @@ struct Hardware {
 };
 
 enum class TensorOverlap : uint8_t { none, backward, all };  // which collectives of tp go on beside products
+// Whether ZeRO-3 frees parameters after the forward pass and gathers them again; automatic: but for a pipeline.
+enum class Reshard : uint8_t { always, never, automatic };
 
 // A program's ways: what it keeps, sends and hides. Tessera itself, or another by what its documents say.
 struct Software {
@@ -110,10 +112,12 @@ struct Software {
   double logit_bytes = 4;            // that the loss holds for a token and an entry of the vocabulary
   TensorOverlap tp_overlap = TensorOverlap::none;
   bool dp_overlap = true, pp_overlap = true;
-  bool scatter_messages = false;       // each rank of tp sends its part of what goes to the next stage
-  bool dropout = false;                // its masks are kept
-  bool fp8 = false;                    // products of layers, at twice the peak
-  bool reshard_after_forward = true;   // ZeRO-3 gathers again for the backward pass
+  bool scatter_messages = false;  // each rank of tp sends its part of what goes to the next stage
+  bool dropout = false;           // its masks are kept
+  bool fp8 = false;               // products of layers, at twice the peak
+  Reshard reshard_after_forward = Reshard::always;
+  bool sums_after_pipeline = false;    // gradients stay whole until the last micro-batch of a pipeline
+  bool message_buffers = false;        // each micro-batch has buffers of its own for what a stage receives
   bool fewer_layers_at_ends = false;   // the first and the last stage have a layer less
   double gated_activation_pieces = 3;  // arrays of `ffn` channels that a gated feed-forward layer keeps
   bool operator==(const Software&) const = default;

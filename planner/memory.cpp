@@ -25,12 +25,13 @@ Arrays arrays_of(const Case& c) {
   return {between, whole, c.software.dropout ? between / 2 : 0};
 }
 
-// Bytes of ZeRO-3's units that are whole for a while, two at a time, and of a gradient.
-double gathered(const Case& c, double layer, double layers) {
+// Bytes of ZeRO-3's units that are whole for a while: two at a time, of which one may be the head, which other programs
+// gather once for both passes, and a gradient; or all that a rank holds.
+double gathered(const Case& c, double layer, double head, double held) {
   const Software& s = c.software;
   if (c.layout.plan.zero != ZeroStage::three || data_axis(c.layout).ranks == 1) return 0;
-  const double units = s.reshard_after_forward ? 2 : layers;
-  return layer * (units * s.gather_bytes + s.reduce_bytes);
+  const double whole = stays_whole(c) ? held : layer + (s.name == "tessera" ? layer : std::max(layer, head));
+  return whole * s.gather_bytes + layer * s.reduce_bytes;
 }
 
 }  // namespace
@@ -67,6 +68,13 @@ double kept_by_layer(const Case& c) {
   if (p.recompute == Recompute::block) return a.between;
   const double t = real(p.tp), tokens = local_tokens(c), heads = real(m.heads) / t;
   const double query = a.whole * real(m.query()) / real(m.channels) / t, key = query * real(m.key()) / real(m.query());
+  if (p.recompute == Recompute::op) {
+    // The input; attention and its log-sum-exp; q, v, the first product into the feed-forward layer and, as the
+    // seventh, the one out of it where there are two in; and what reduce-scatters gave. torchtitan's policy counts the
+    // products.
+    const double last = m.gated ? a.whole : 0, scattered = p.sp && p.tp > 1 ? 2 * a.between : 0;
+    return a.between + 2 * query + key + 4 * heads * tokens + 2 * tokens * real(m.hidden()) / t + last + scattered;
+  }
   // Norms and products read these: the inputs of two norms and of the two blocks.
   const bool norms_again = p.recompute == Recompute::activation_norm;
   double kept = 2 * a.between + (norms_again ? 0 : 2 * a.between) + 2 * a.mask;
@@ -109,7 +117,14 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
   const double own = local_tokens(c) * real(c.model.vocab) / t * s.logit_bytes;
   Case none = c;
   none.layout.plan.recompute = Recompute::none;
-  const double again = p.recompute == Recompute::block ? kept_by_layer(none) : 0;  // one layer's, during backward
+  // One layer's, during backward; and in other programs' sums the gradients inside of its feed-forward layer, of what
+  // each of the products there gives, and its input and that input's gradient where tp gathers and scatters them.
+  double again = p.recompute == Recompute::block ? kept_by_layer(none)
+                 : p.recompute == Recompute::op  ? std::max(0.0, kept_by_layer(none) - kept)
+                                                 : 0;
+  if (s.name != "tessera")
+    again += (c.model.gated ? 3 : 2) * 2 * local_tokens(c) * real(c.model.hidden()) / t +
+             (p.sp && p.tp > 1 ? 2 * a.whole : 0);
   double whole_table = 0;  // where Tessera shares out gradients: those of a table, and itself, are whole for a while
   if (s.name == "tessera" && n > 1 && p.zero >= ZeroStage::two)
     whole_table =
@@ -118,31 +133,40 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
   const double until_w = s.name == "tessera" ? kept_for_weights(c) : std::max(kept, kept_for_weights(c));
   std::vector<MemoryParts> out;
   std::vector<StageParameters> held_by(static_cast<size_t>(p.pp));  // a tied table twice, where the ends are two stages
-  std::vector<int64_t> layers_on(held_by.size(), 0);
+  std::vector<int64_t> layers_on(held_by.size(), 0), sides_of(held_by.size(), 0);
   for (size_t stage = 0; stage < stages; ++stage) {
     const auto rank = static_cast<size_t>(rank_of_stage[stage]);
     const StageParameters more = parameters_of(c, layers[stage], stage == 0, stage + 1 == stages);
     held_by[rank] = {held_by[rank].dense + more.dense, held_by[rank].experts + more.experts};
     layers_on[rank] += layers[stage];
+    sides_of[rank] += (stage > 0 ? 1 : 0) + (stage + 1 < stages ? 1 : 0);
   }
   for (int rank = 0; rank < p.pp; ++rank) {
     const StageParameters held = held_by[static_cast<size_t>(rank)];
     const int64_t here = layers_on[static_cast<size_t>(rank)];
     const bool first = rank == rank_of_stage.front(), last = rank == rank_of_stage.back();
+    const int64_t sides = sides_of[static_cast<size_t>(rank)];  // of its stages, where messages come in
     const auto shared = [&](ZeroStage from) {  // experts lie on n / ep ranks
       return p.zero >= from ? held.dense / n + held.experts / std::max(1.0, n / real(c.layout.ep)) : held.all();
     };
     const double flights = pipeline.in_flight[static_cast<size_t>(rank)], stage_layers = real(here) / chunks,
                  waiting = pipeline.waiting[static_cast<size_t>(rank)];
-    MemoryParts m{.parameters = shared(ZeroStage::three) * s.parameter_bytes,
-                  .gradients = shared(ZeroStage::two) * s.gradient_bytes,
-                  .optimizer = shared(ZeroStage::one) * s.state_bytes,
-                  .activations = stage_layers * ((flights - waiting) * kept + waiting * until_w),
-                  .communication = gathered(c, parameters_of(c, 1, false, false).all(), real(here)),
-                  .workspace = again};
+    MemoryParts m{
+        .parameters = shared(ZeroStage::three) * s.parameter_bytes,
+        .gradients = sums_at_the_end(c) ? held.all() * s.reduce_bytes : shared(ZeroStage::two) * s.gradient_bytes,
+        .optimizer = shared(ZeroStage::one) * s.state_bytes,
+        .activations = stage_layers * ((flights - waiting) * kept + waiting * until_w),
+        .communication = gathered(c, parameters_of(c, 1, false, false).all(),
+                                  last ? parameters_of(c, 0, false, true).all() : 0, held.all()),
+        .workspace = again};
+    if (s.message_buffers)  // a stage keeps its outputs too; what it was handed is its first layer's input
+      m.communication +=
+          (real(p.microbatches * sides) + flights / chunks * (real(first) - real(last))) * handed_bytes(c, 2);
     if (first) m.activations += flights / chunks * a.mask;  // the mask of the embeddings' dropout
-    if (last)
+    if (last) {
       m.activations += pipeline.at_the_end * (2 * a.between + own);  // the last norm's input, the head's, logits
+      m.workspace = std::max(0.0, again - own);                      // the logits' place, once the head is behind
+    }
     if (first || last) m.communication += whole_table;
     out.push_back(m);
   }
@@ -224,11 +248,9 @@ Bytes described_bytes(const Case& c) {
   const Axis data = data_axis(c.layout);
   const double n = real(data.ranks), ranks = std::max(1.0, n / real(c.layout.ep)),
                share = (n - 1) / n * held.dense + (ranks - 1) / ranks * held.experts;
-  for (const DataSent& s : data_work(c)) {
-    const bool stays = s.exchange == Exchange::all_gather && !c.software.reshard_after_forward;  // whole, once gathered
+  for (const DataSent& s : data_work(c))
     out[std::string(data.name)][std::string(kExchangeNames[static_cast<size_t>(s.exchange)])] +=
-        (s.exchange == Exchange::all_reduce ? 2 : 1) * share * s.bytes * (s.each && !stays ? m : 1);
-  }
+        (s.exchange == Exchange::all_reduce ? 2 : 1) * share * s.bytes * (s.each ? m : 1);
   return out;
 }
 

@@ -197,7 +197,8 @@ WorkTime published_time(const Case& c, const Work& w) {
             exposed(h, sent_s(h, w.input, "cp"), input.attention), 0};
   out.ep = {sent_s(h, w.forward, "ep"), sent_s(h, w.input, "ep"), 0};
   out.recompute = time_of(c, w.again).sum();
-  if (!w.again.sent.empty()) out.recompute += out.tp.forward + out.cp.forward + out.ep.forward;
+  for (const auto& [axis, seen] : {std::pair{"tp", out.tp.forward}, {"cp", out.cp.forward}, {"ep", out.ep.forward}})
+    if (const double all = sent_s(h, w.forward, axis); all > 0) out.recompute += seen * sent_s(h, w.again, axis) / all;
   return out;
 }
 

@@ -189,6 +189,7 @@ class Lists {
   Pass again(const Work& w, double norm) const {
     const Recompute recompute = p_.recompute;
     if (recompute == Recompute::block) return w.forward;
+    if (recompute == Recompute::op) return every_second(w);
     Pass out;
     for (const Task& task : w.forward.tasks) {
       const bool activation = task.kernel == Kernel::gelu_forward || task.kernel == Kernel::swiglu_forward,
@@ -201,6 +202,21 @@ class Lists {
           {.kernel = Kernel::norm_forward, .rows = own_rows_, .columns = h_, .count = 2, .bytes = 2 * norm});
       out.launches += 2;
     }
+    return out;
+  }
+
+  // torchtitan's selective checkpoints: k, o and the second of two products into the feed-forward layer are made again,
+  // and all passes; attention, the other products and reduce-scatters are not.
+  Pass every_second(const Work& w) const {
+    Work products;
+    add_product(products, tokens_, h_, k_, 1, s_.fp8);
+    add_product(products, tokens_, q_, h_, 1, s_.fp8);
+    if (m_.gated) add_product(products, rows_, h_, f_, 1, s_.fp8);
+    Pass out{.tasks = products.forward.tasks, .launches = w.forward.launches};
+    for (const Task& task : w.forward.tasks)
+      if (task.flops == 0) out.tasks.push_back(task);
+    if (tp_.ranks > 1)
+      out.sent.push_back({p_.sp ? Exchange::all_gather : Exchange::all_reduce, tp_, whole_, p_.sp ? 2.0 : 1});
     return out;
   }
 
@@ -243,6 +259,16 @@ StepWork step_work(const Case& c, Caller caller) {
   return {lists.layer(), lists.first(), lists.last()};
 }
 
+bool stays_whole(const Case& c) {
+  const Reshard reshard = c.software.reshard_after_forward;
+  return reshard == Reshard::never || (reshard == Reshard::automatic && c.layout.plan.pp > 1);
+}
+
+bool sums_at_the_end(const Case& c) {
+  const Plan& p = c.layout.plan;
+  return c.software.sums_after_pipeline && p.pp > 1 && p.zero >= ZeroStage::two && data_axis(c.layout).ranks > 1;
+}
+
 // Rajbhandari et al. 2020, section 5: with ZeRO-3 a layer's parameters are gathered for each pass; from ZeRO-2 on
 // gradients are scattered for each micro-batch.
 std::vector<DataSent> data_work(const Case& c) {
@@ -250,10 +276,11 @@ std::vector<DataSent> data_work(const Case& c) {
   const ZeroStage zero = c.layout.plan.zero;
   if (data_axis(c.layout).ranks == 1) return {};
   if (zero == ZeroStage::none) return {{Exchange::all_reduce, s.reduce_bytes}};
-  const bool three = zero == ZeroStage::three;
-  std::vector<DataSent> out = {{Exchange::reduce_scatter, s.reduce_bytes, zero != ZeroStage::one},
-                               {Exchange::all_gather, s.gather_bytes, three, three}};
-  if (three && s.reshard_after_forward) out.push_back({Exchange::all_gather, s.gather_bytes, true});
+  const bool again = zero == ZeroStage::three && !stays_whole(c);
+  std::vector<DataSent> out = {
+      {Exchange::reduce_scatter, s.reduce_bytes, zero != ZeroStage::one && !sums_at_the_end(c)},
+      {Exchange::all_gather, s.gather_bytes, again, again}};
+  if (again) out.push_back({Exchange::all_gather, s.gather_bytes, true});
   return out;
 }
 

@@ -73,6 +73,11 @@ struct DataSent {
 };
 std::vector<DataSent> data_work(const Case& c);
 
+// Whether parameters of ZeRO-3 stay whole from their first pass to the end of the step, and whether gradients do until
+// they are summed there.
+bool stays_whole(const Case& c);
+bool sums_at_the_end(const Case& c);
+
 // The tokens that a rank has of a micro-batch.
 double local_tokens(const Case& c);
 // Bytes of what a stage hands to the next, of so many bytes each.

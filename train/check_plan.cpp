@@ -242,6 +242,8 @@ void check_modes(const Plan& p) {
   check_read(settings_of(given), settings_of(usual));  // settings that only one mode reads
   check_diloco(p);
   check_offload(p);
+  if (p.recompute == Recompute::op)
+    refuse("recompute", "op is a way of other software, for predictions alone; expected block or another, found op");
   if (p.dp_mode == DataMode::ps_async && p.tie_copies)
     refuse("tie_copies", "ps-async has no steps in common; expected another `dp_mode`");
   if (p.dp_mode == DataMode::dataparallel && has_processes(p))

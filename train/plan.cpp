@@ -86,10 +86,11 @@ void add_pipeline_and_context(Settings& s, Plan& p) {
 }
 
 void add_place(Settings& s, Plan& p) {
-  s.add(
-       p.recompute,
-       {"recompute", "what the backward pass computes again instead of keeping it; gelu is another name of activation"})
-      .of("none|activation|activation+norm|attention|block|gelu|gelu+norm")
+  s.add(p.recompute,
+        {"recompute",
+         "what the backward pass computes again instead of keeping it; gelu is another name of activation; "
+         "op: torchtitan's selection, of which there are predictions alone"})
+      .of("none|activation|activation+norm|attention|block|op|gelu|gelu+norm")
       .renaming(recompute_name);
   s.add(p.device, {"device", "where ranks compute; cuda: rank r uses GPU r, and ranks share GPUs if there are fewer"});
   s.add(p.backend, {"backend",

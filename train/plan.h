@@ -70,8 +70,8 @@ constexpr std::array<std::string_view, 3> kCudaGraphNames = {"auto", "on", "off"
 constexpr std::array<std::string_view, 3> kAttentionNames = {"auto", "cudnn", "own"};
 constexpr std::array<std::string_view, 2> kContextModeNames = {"ring", "ulysses"};
 constexpr std::array<std::string_view, 4> kBackendNames = {"threads", "mpi", "nccl", "tcp"};
-constexpr std::array<std::string_view, 5> kRecomputeNames = {"none", "activation", "activation+norm", "attention",
-                                                             "block"};
+constexpr std::array<std::string_view, 6> kRecomputeNames = {"none",      "activation", "activation+norm",
+                                                             "attention", "block",      "op"};
 // Returns today's name for one that was renamed.
 constexpr std::string_view recompute_name(std::string_view name) {
   return name == "gelu" ? "activation" : name == "gelu+norm" ? "activation+norm" : name;

@@ -4,6 +4,7 @@
 #include "planner/case_json.h"
 #include "planner/memory.h"
 #include "planner/pipeline.h"
+#include "planner/work.h"
 #include "tests/support/draw.h"
 
 namespace tessera::planner {
@@ -36,7 +37,8 @@ Case drawn(uint64_t trial) {
   p.zero = static_cast<ZeroStage>(of({0, 1, 2, 3}));
   p.schedule = static_cast<ScheduleKind>(of({1, 2, 3, 4, 5, 6}));
   p.microbatches = p.pp * of({2, 4, 8});
-  p.recompute = static_cast<Recompute>(of({0, 1, 2, 3, 4}));
+  p.recompute = static_cast<Recompute>(of({0, 1, 2, 3, 4, 5}));
+  if (c.model.experts > 0 && p.recompute == Recompute::op) p.recompute = Recompute::none;
   c.layout.sequences = of({1, 2, 4});
   if (c.model.experts > 0 && p.dp >= 8) c.layout.ep = of({1, 8});
   return c;
@@ -125,6 +127,15 @@ TEST(Predict, RefusesWhatCannotBe) {
   EXPECT_NE(refusal("", R"("pp":4,"schedule":"interleaved","chunks":1,"microbatches":6)"), "");
   EXPECT_NE(refusal("", R"("dp":2,"ep":2)").find("ep"), std::string::npos);
   EXPECT_NE(refusal(R"(,"kv_heads":3)", "").find("kv_heads"), std::string::npos);
+  const std::string fsdp = R"("h100","software":{"base":"fsdp")";
+  EXPECT_EQ(refusal("", R"("recompute":"op")", fsdp + "}"), "");
+  EXPECT_NE(refusal("", R"("recompute":"op")").find("recompute"), std::string::npos);
+  EXPECT_NE(refusal(R"(,"experts":4,"experts_per_token":2)", R"("recompute":"op")", fsdp + "}").find("experts"),
+            std::string::npos);
+  EXPECT_NE(refusal("", "", fsdp + R"(,"reshard_after_forward":true})").find("reshard_after_forward"),
+            std::string::npos);
+  EXPECT_NO_THROW(check(Plan{}));
+  EXPECT_THROW(check(Plan{.recompute = Recompute::op}), FieldError);  // no model here has it
   EXPECT_NE(refusal("", "", R"("h1000")").find("a100-80"), std::string::npos);
   EXPECT_NE(refusal("", "", R"({"base":"h100","hbm_bytes_per_s":0})").find("hbm_bytes_per_s"), std::string::npos);
   EXPECT_NE(refusal("", "", R"({"base":"h100","peak_flops":-1})").find("peak_flops"), std::string::npos);
@@ -269,6 +280,60 @@ TEST(ClosedForms, StatesOfZero) {
       const double exact[] = {16, 4 + 12 / n, 2 + 14 / n, 16 / n};
       EXPECT_DOUBLE_EQ(states, exact[zero] * psi);
     }
+}
+
+// torchtitan's policy counts the products q, k, v, o, gate, up and down, and keeps what the odd ones give. 8,192 tokens
+// of Llama 3 8B: of k and v 1,024 channels, of gate 14,336.
+TEST(ClosedForms, EverySecondProductIsKept) {
+  Case c{.model = shape_of(preset("llama3-8b").value()),
+         .hardware = hardware_named("h100"),
+         .software = software_named("fsdp")};
+  c.layout.plan.recompute = Recompute::op;
+  const double s = 8192, h = 4096;
+  EXPECT_EQ(kept_by_layer(c), 2 * s * (h + h + 1024 + h + 14336 + h) + 4 * 32 * s);
+  double again = 0;
+  for (const Task& task : step_work(c, Caller::described).layer.again.tasks) again += task.flops;
+  EXPECT_EQ(again, 2 * s * h * (1024 + 4096 + 14336));
+  c.layout.plan.recompute = Recompute::none;
+  const double all = predict(c).parts.compute;
+  for (const auto& [recompute, part] : {std::pair{Recompute::op, 0.12}, {Recompute::block, 0.33}}) {
+    c.layout.plan.recompute = recompute;
+    const Parts parts = predict(c).parts;
+    EXPECT_EQ(parts.compute, all);
+    EXPECT_NEAR(parts.recompute / all / part, 1, 0.4) << part;
+  }
+  // A sum over tp is whole before it is scattered, and so is what the last product gave.
+  c.layout.plan.recompute = Recompute::op;
+  c.layout.plan.tp = 8;
+  c.layout.plan.sp = true;
+  EXPECT_EQ(kept_by_layer(c), 2 * s * (3 * h / 8 + 2 * h / 8 + 128 + 14336.0 / 8 + h) + 4 * 4 * s);
+}
+
+// PyTorch's pipeline: parameters and gradients are whole between micro-batches, each of which has buffers of its own.
+TEST(ClosedForms, FsdpInAPipelineKeepsStagesWhole) {
+  Case c{.model = shape_of(preset("llama3-8b").value()),
+         .hardware = hardware_named("h100"),
+         .software = software_named("fsdp")};
+  Plan& p = c.layout.plan;
+  p = {.pp = 4, .dp = 2, .zero = ZeroStage::three, .microbatches = 8, .recompute = Recompute::block};
+  const double message = 2 * 8192.0 * 4096, layer = parameters_of(c, 1, false, false).all();
+  for (const auto& [rank, messages] : {std::pair{size_t{0}, 8 + 4}, {1, 8 + 8}, {3, 8 - 1}}) {  // 4 in flight, and 1
+    const double held = parameters_of(c, 8, rank == 0, rank == 3).all();
+    const MemoryParts m = predict(c).memory.at(rank);
+    EXPECT_EQ(m.gradients, 4 * held) << rank;
+    EXPECT_EQ(m.parameters + m.optimizer, 12 * held / 2) << rank;
+    EXPECT_EQ(m.communication, 2 * held + 4 * layer + messages * message) << rank;
+  }
+  const auto sent = [&] { return predict(c).bytes.at("dp"); };
+  const auto once = sent();
+  p.microbatches = 16;
+  EXPECT_EQ(sent(), once);
+  c.software.reshard_after_forward = Reshard::always;
+  EXPECT_EQ(sent().at("all_gather"), 2 * 16 * once.at("all_gather"));
+  EXPECT_EQ(sent().at("reduce_scatter"), once.at("reduce_scatter"));
+  c.software.sums_after_pipeline = false;
+  EXPECT_EQ(sent().at("reduce_scatter"), 16 * once.at("reduce_scatter"));
+  EXPECT_LT(predict(c).memory.at(1).gradients, 3 * parameters_of(c, 8, false, false).all());
 }
 
 // As their makers publish them, to the last parameter.
