@@ -4,14 +4,13 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
-#include "app/generate/inference.h"
 #include "app/job_of.h"
 #include "app/output.h"
 #include "app/run/directory.h"
+#include "app/run/pretrained.h"
 #include "data/tokenizer/described.h"
 #include "hub/folder.h"
 #include "hub/peft.h"
-#include "models/layout.h"
 #include "train/quantize/layers.h"
 
 namespace tessera {

@@ -15,111 +15,6 @@ constexpr const char* kAbout =
     "Tessera trains small language models under any layout, and proves that the layout changes nothing.";
 constexpr const char* kCommands =
     "train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
-constexpr const char* kEnvironment =
-    "tessera COMMAND --help, or tessera help COMMAND, says more about a command.\n\n"
-    "Environment:\n"
-    "  TESSERA_CACHE         folder for datasets made of texts, for what `plan` measured here and for tables of a "
-    "GPU's\n"
-    "                        algorithms [$XDG_CACHE_HOME/tessera, else $HOME/.cache/tessera]\n"
-    "  TMPDIR                folder for temporary files, those of --offload too [/tmp]\n"
-    "  OMP_NUM_THREADS       threads of a rank, where --threads-per-rank does not say [the processors, shared out]\n"
-    "  TESSERA_AMX=0         no matrix products by the tiles of a processor (AMX)\n"
-    "  NO_COLOR=1            no colours on standard error; TERM=dumb: no line that moves either\n"
-    "  BENCHMARK_OUT         file of `bench`, where --benchmark_out does not say\n"
-    "Launchers say by their own variables which rank a process is. Libraries read others: NCCL_*, OMPI_MCA_*, CUDA_*.";
-constexpr const char* kTrainExamples =
-    "  tessera train                                   a small model on six novels of Jane Austen, in a minute or two\n"
-    "  tessera train --data notes.txt --steps 500      your own text\n"
-    "  tessera train --model gpt-mini --dtype bf16     six layers of 384 channels, in bfloat16\n"
-    "  tessera train --resume --out runs/mine          go on where a run was stopped\n"
-    "  tessera train --restarts 3 --save-every 100     start again by itself, should the process be killed";
-constexpr const char* kVerifyExamples =
-    "  tessera verify                                  two data-parallel ranks against one rank, bit for bit\n"
-    "  tessera verify --ranks 4 --zero 3 --dtype bf16 --microbatches 3\n"
-    "  tessera verify --all-reduce ring --bucket-mb 0.1 --optimizer sgd --format json\n"
-    "  tessera verify --tp 2 --defect random --hide    a game: which defect was planted?";
-constexpr const char* kBenchExamples =
-    "  tessera bench --table --ranks 1,2 --dtype fp32 --benchmark_filter=^strategy   a step under every strategy\n"
-    "  tessera bench --table --bytes 8:128M:2 --benchmark_filter=all_reduce          as nccl-tests\n"
-    "  tessera bench --benchmark_filter=^op/                          operations, forward and backward\n"
-    "  tessera bench --benchmark_filter=op/attention.*fp32            some of them\n"
-    "  tessera bench --benchmark_filter=collective/all_reduce/direct  by size: bandwidth, latency, bytes\n"
-    "  mpirun -n 2 tessera bench --benchmark_filter=collective        beside MPI's own\n"
-    "  tessera bench --benchmark_filter=strategy/zero-3/fp32/2        a step beside one rank's\n"
-    "  tessera bench --benchmark_filter=schedule/zb-h1/4/8            a pipeline's bubble\n"
-    "  tessera bench --benchmark_list_tests                           all names\n"
-    "  tessera bench --device cuda                                    on GPUs, where operations are larger\n"
-    "  tessera bench --benchmark_out=a.json; tessera report a.json b.json            what has changed since\n"
-    "The other flags are Google Benchmark's. docs/measurements.md says how to read the rows.";
-constexpr const char* kGenerateExamples =
-    "  tessera generate runs/mine --prompt \"It was a\" --tokens 200\n"
-    "  tessera generate SmolLM-135M --prompt \"The moon\" --temperature 0       a folder of another program's\n"
-    "  tessera generate runs/mine --prompts questions.txt --format json        a text for each line, at once\n"
-    "  tessera generate SmolLM-135M-Instruct --chat --system \"Be brief.\"      a conversation\n"
-    "  tessera generate runs/mine --tp 2 --prompt \"It was a\"                  each rank has a part of every matrix";
-constexpr const char* kEvaluateExamples =
-    "  tessera evaluate runs/mine --data notes.txt                 loss and bits per byte on a text\n"
-    "  tessera evaluate SmolLM-135M --data notes.txt --dtype bf16 --tp 2\n"
-    "  tessera evaluate runs/tuned --data questions.jsonl          the loss on responses";
-constexpr const char* kDataExamples =
-    "  tessera data austen                             make the default dataset and say where it is kept\n"
-    "  tessera data notes.txt --tokenizer bpe --vocab 4096 --out notes-bpe   train --data notes-bpe takes it\n"
-    "  tessera data more.txt --tokenizer notes-bpe --out more-bpe            the same tokenizer for another text\n"
-    "  tessera data web/*.jsonl.zst --tokenizer notes-bpe --shard-tokens 100000000 --out web";
-constexpr const char* kPlanExamples =
-    "  tessera plan --model llama2-7b --hardware h100 --ranks 8 --batch 256       7B on 8 H100: the best plans, and "
-    "why\n"
-    "  tessera plan --model llama3-70b --context 8192 --hardware h100 --ranks 64 --batch 512 --html plan.html\n"
-    "  tessera plan --model llama2-7b --hardware a100-80 --ranks 8 --batch 64 --tp 2 --zero 1   with fixed choices\n"
-    "  tessera plan --model my.json --hardware cluster.toml --software megatron --ranks 3072 --batch 1536\n"
-    "  tessera plan --cases cases.jsonl --format json                             predictions of given plans, no "
-    "search\n"
-    "  tessera plan --model gpt-nano --hardware this --ranks 2 --batch 12 --measure 1,2   on this machine, and "
-    "measured\n"
-    "An option of the layout fixes that choice; the planner searches the others. my.json has sizes: {\"layers\": 32,\n"
-    "\"channels\": 4096, \"heads\": 32, \"ffn\": 11008, \"gated\": true, \"vocab\": 32000, \"context\": 4096, "
-    "\"tied\": false,\n"
-    "\"positions\": \"rope\"}; cluster.toml has changes to a known machine: base = \"h100\", memory_bytes = "
-    "94e9.";
-constexpr const char* kReportExamples =
-    "  tessera train --trace --pp 2 --microbatches 6 --out runs/mine   a run that leaves a timeline\n"
-    "  tessera report runs/mine                        draws it: runs/mine/report.html, for any browser\n"
-    "  tessera report runs/mine runs/other             two runs beside each other; one may have no trace\n"
-    "  tessera report a.json b.json                    rows of bench: what has changed, above the noise\n"
-    "  tessera report 'a-*.json' 'b-*.json'            the same of several starts each, best made in turns\n"
-    "  tessera report runs/mine --figure timeline --svg              one picture: runs/mine/timeline.svg\n"
-    "  tessera report --figure memory --svg --ranks 4 --zero 0,1,2,3 > zero.svg    plans that have not run\n"
-    "  tessera report --figure pipeline --svg --pp 4 --microbatches 8 --schedule 1f1b,zb-h1 --out two.svg";
-constexpr const char* kCheckpointExamples =
-    "  tessera checkpoint import SmolLM-135M --out runs/smol     make a run from a Hugging Face folder\n"
-    "  tessera checkpoint export runs/mine --out mine            make a folder that transformers loads\n"
-    "  tessera checkpoint export runs/lora --out whole --merge   add the adapters to the weights of the base\n"
-    "  tessera checkpoint inspect runs/mine                      show the sizes and every tensor\n"
-    "  tessera checkpoint reshard runs/mine --out parts --dp 2 --tp 2 --zero 3   write one file for each rank\n"
-    "  tessera checkpoint quantize runs/mine --calibrate notes.txt --out small   round the layers to 4 bits";
-constexpr const char* kQuantizeFooter =
-    "Makes a folder in GPTQ's format, version 1, which transformers and its like load. generate, evaluate and train "
-    "--init\nhold its codes as they are stored, in 4 bits.";
-constexpr const char* kExploreExamples =
-    "  tessera explore                                 prints an address: open it in a browser of this machine\n"
-    "  tessera explore --port 9000                     at http://127.0.0.1:9000/; port 0 means any free one\n"
-    "You choose a model, hardware and a plan with lists and sliders. The page draws the planner's prediction: memory\n"
-    "of each stage, the pipeline, time and bytes by axis, and the best plans. It needs no network and keeps nothing.\n"
-    "Other machines cannot reach it. Ctrl-C ends it.";
-constexpr const char* kLabExamples =
-    "  tessera lab                     puzzles, which need no C++, and exercises\n"
-    "  tessera lab start p1 my-p1      makes README.md, the page of puzzle 1, and schedule.txt, the file that you "
-    "write\n"
-    "  tessera lab check p1 my-p1      grades it at once\n"
-    "  tessera lab start 2 my-ring     makes README.md, the page of exercise 2, and ring.cpp, where you write a "
-    "function\n"
-    "  tessera lab check 2 my-ring     builds it and says whether it is solved, or what is wrong: status 0 or 1\n"
-    "  tessera lab check --all class   a table: points of each folder in `class` by exercise\n"
-    "  my-ring/build/tessera train --dp 2 --all-reduce ring   trains with your function in it\n"
-    "docs/lab.md shows a whole exercise.";
-constexpr const char* kDescribeExamples =
-    "  tessera describe --format json                  every option of every command, for programs\n"
-    "A client in another language is made from it, and so are forms and completions.";
 constexpr double kMostRanks = 1 << 20, kMostBatch = 1e7;  // limits of `plan`, which starts no rank
 
 using Names = std::vector<std::string>;
@@ -147,6 +42,12 @@ bool is_drawn(const Setting& s) {
          name == "recompute" || name == "optimizer";
 }
 
+// What stands behind the options of a command: app/help/NAME.txt; nothing where there is no such file.
+std::string help_behind(const std::string& command) {
+  const auto found = std::ranges::find(help::help_files(), command, &help::File::name);
+  return found == help::help_files().end() ? "" : std::string(found->text.substr(0, found->text.size() - 1));
+}
+
 // The commands with their options, each told once: to CLI11, and to `describe`.
 class CommandLine {
  public:
@@ -157,8 +58,7 @@ class CommandLine {
   using Take = std::function<void(const Setting&, const std::string&)>;
   enum class Defaults : uint8_t { none, all, but_searched };
 
-  CLI::App* command(CLI::App& owner, const std::string& name, const std::string& about,
-                    const std::string& examples = "");
+  CLI::App* command(CLI::App& owner, const std::string& name, const std::string& about);
   void add(CLI::App* to, const Setting& setting, const Take& take, bool has_default);
   // The fields of a command's own options: what they refuse is added to `wrong_`, so that the user hears of all of it.
   void add(CLI::App* to, const Settings& settings);
@@ -202,11 +102,10 @@ class CommandLine {
   std::string describe_format_ = "json";
 };
 
-CLI::App* CommandLine::command(CLI::App& owner, const std::string& name, const std::string& about,
-                               const std::string& examples) {
+CLI::App* CommandLine::command(CLI::App& owner, const std::string& name, const std::string& about) {
   CLI::App* out = owner.add_subcommand(name, about);
   out->allow_extras();
-  out->footer(examples.empty() ? "" : "Examples:\n" + examples);
+  out->footer(help_behind(name));
   told_.emplace_back(out, std::vector<std::pair<Setting, bool>>());
   return out;
 }
@@ -262,41 +161,37 @@ CommandLine::CommandLine() {
   app_.get_formatter()->column_width(24);
   app_.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app_.set_version_flag("--version", "tessera " TESSERA_VERSION);
-  app_.footer(kEnvironment);
+  app_.footer(help_behind("tessera"));
   app_.allow_extras();
   app_.require_subcommand(0, 1);  // a second name of a command is a word like others: a run may be called "train"
   const auto any = [](const Setting&) { return true; };
-  CLI::App* c = command(app_, "train", "Train a language model; with no option: a small one on real English prose",
-                        fmt::format("{}\nIf you name no model, text or tokenizer, it trains the default job:\n  {}",
-                                    kTrainExamples, default_job_words(default_job())));
+  CLI::App* c = command(app_, "train", "Train a language model; with no option: a small one on real English prose");
+  c->footer(fmt::format("{}\nIf you name no model, text or tokenizer, it trains the default job:\n  {}",
+                        help_behind("train"), default_job_words(default_job())));
   add_run(c, run_, words_, any, Defaults::all);
-  c = command(app_, "verify", "Prove that a plan trains like one rank, and count what it sends and holds",
-              kVerifyExamples);
+  c = command(app_, "verify", "Prove that a plan trains like one rank, and count what it sends and holds");
   add_run(
       c, of_verify_, words_, [](const Setting& s) { return !is_among(kNotOfVerify, s); }, Defaults::all);
   add(c, settings_of(verify_));
-  c = command(app_, "generate", "Write text with a trained model", kGenerateExamples);
+  c = command(app_, "generate", "Write text with a trained model");
   add(c, settings_of(generate_));
   add_run(c, generate_.words, kOfGenerate);
-  c = command(app_, "evaluate", "Say how well a model predicts a text", kEvaluateExamples);
+  c = command(app_, "evaluate", "Say how well a model predicts a text");
   add(c, settings_of(evaluate_));
   add_run(c, evaluate_.words, kOfEvaluate);
-  c = command(app_, "data", "Make a token dataset from texts", kDataExamples);
+  c = command(app_, "data", "Make a token dataset from texts");
   add(c, settings_of(data_));
-  c = command(app_, "bench", "Time operations, collectives, strategies and schedules", kBenchExamples);
+  c = command(app_, "bench", "Time operations, collectives, strategies and schedules");
   add(c, settings_of(bench_));
-  c = command(app_, "plan", "Choose a layout for a model and a machine before anything runs", kPlanExamples);
+  c = command(app_, "plan", "Choose a layout for a model and a machine before anything runs");
   add_run(c, of_plan_, plan_words_, is_of_plan, Defaults::but_searched);
   add(c, settings_of(plan_));
-  c = command(app_, "report", "Draw a run, or two beside each other: timeline, memory, bytes, loss", kReportExamples);
+  c = command(app_, "report", "Draw a run, or two beside each other: timeline, memory, bytes, loss");
   add(c, settings_of(report_));
   add_run(c, run_, report_.words, is_drawn);
-  CLI::App* owner =
-      command(app_, "checkpoint", "Import and export models in the format of Hugging Face", kCheckpointExamples);
-  const auto way_of_checkpoint = [&](const char* name, const char* about, CheckpointOptions::Way way,
-                                     const char* footer = "") {
+  CLI::App* owner = command(app_, "checkpoint", "Import and export models in the format of Hugging Face");
+  const auto way_of_checkpoint = [&](const char* name, const char* about, CheckpointOptions::Way way) {
     c = command(*owner, name, about);
-    c->footer(footer);
     c->callback([this, way] { checkpoint_.way = way; });
     add(c, settings_of(checkpoint_, way));
   };
@@ -304,16 +199,14 @@ CommandLine::CommandLine() {
   way_of_checkpoint("import", "Make a run from a folder, for train --init, generate and export", Way::import);
   way_of_checkpoint("export", "Make a folder that transformers loads from a run or a checkpoint", Way::write);
   way_of_checkpoint("reshard", "Make a run with one file for each rank of a layout, or with whole files again",
-                    Way::reshard, "Without a layout it writes whole files.");
+                    Way::reshard);
   add_run(c, checkpoint_.layout, kOfReshard);
-  way_of_checkpoint("quantize", "Round the weights of attention and feed-forward layers to 4 bits", Way::quantize,
-                    kQuantizeFooter);
+  way_of_checkpoint("quantize", "Round the weights of attention and feed-forward layers to 4 bits", Way::quantize);
   add_run(c, checkpoint_.layout, kOfQuantize);
   way_of_checkpoint("inspect", "Show the contents of a run, a checkpoint or a folder", Way::inspect);
-  c = command(app_, "explore", "Play with the planner: a page with sliders, for a browser here", kExploreExamples);
+  c = command(app_, "explore", "Play with the planner: a page with sliders, for a browser here");
   add(c, settings_of(explore_));
-  owner = command(app_, "lab", "Puzzles and exercises on parallel training: files, or functions of Tessera, to write",
-                  kLabExamples);
+  owner = command(app_, "lab", "Puzzles and exercises on parallel training: files, or functions of Tessera, to write");
   const auto way_of_lab = [&](const char* name, const char* about, LabOptions::Way way) {
     c = command(*owner, name, about);
     c->callback([this, way] { lab_.way = way; });
@@ -326,8 +219,7 @@ CommandLine::CommandLine() {
   way_of_lab("grade", "Grade the function that this program was built with", LabOptions::Way::grade);
   way_of_lab("answer", "Answer questions of a grader: check starts it", LabOptions::Way::answer);
   owner->require_subcommand(0, 1);
-  c = command(app_, "describe", "Print every option of every command, for programs that make command lines",
-              kDescribeExamples);
+  c = command(app_, "describe", "Print every option of every command, for programs that make command lines");
   Settings s;
   s.add(describe_format_, {"format", "form of what is printed"}).of("json");
   add(c, s);

@@ -30,4 +30,12 @@ using Command =
 // --config.
 Command parse_command_line(int argc, const char* const* argv);
 
+// Texts behind the options of commands, as the build found them in app/help/.
+namespace help {
+struct File {
+  std::string_view name, text;
+};
+const std::vector<File>& help_files();
+}  // namespace help
+
 }  // namespace tessera

@@ -1,8 +1,6 @@
 // Options become what the libraries are told; and what cannot go together.
 #include "app/job_of.h"
 
-#include <thread>
-
 #include "app/output.h"
 #include "app/run/pretrained.h"
 #include "data/mixture.h"

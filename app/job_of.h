@@ -2,7 +2,6 @@
 #pragma once
 #include "app/options.h"
 #include "data/examples.h"
-#include "parallel/comm/launch.h"
 
 namespace tessera {
 

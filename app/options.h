@@ -1,7 +1,6 @@
 // The commands' options: plain structs, and the entry of each of their fields (settings/setting.h). A model, its
 // optimisation and a plan are described beside their structs, in models/ and train/.
 #pragma once
-#include <set>
 
 #include "data/bad_input.h"
 #include "data/jsonl.h"

@@ -1,6 +1,5 @@
 // Standard output as a product: what cannot be written there is an error, unless the reader has closed it.
 #pragma once
-#include <chrono>
 #include <cstdio>
 
 #include "train/step.h"

@@ -10,8 +10,6 @@
 #include "app/signals.h"
 #include "app/train/restarts.h"
 #include "bench/run.h"
-#include "data/dataset.h"
-#include "data/token_file.h"
 #include "lab/check.h"
 #include "lab/puzzle.h"
 #include "tensor/cpu/vectorize.h"
@@ -105,7 +103,7 @@ std::string list() {
     out += fmt::format("  {:>3}  {:<16} {:<52} {}\n", fmt::format("p{}", p.number), p.name, p.title(), p.file);
   out += "\nFunctions to write, in C++\n";
   for (const lab::Exercise& e : lab::exercises())
-    out += fmt::format("  {:>3}  {:<16} {:<52} {}\n", e.number, e.name, e.title, e.file);
+    out += fmt::format("  {:>3}  {:<16} {:<52} {}\n", e.number, e.name, e.title(), e.file);
   return out + "\ntessera lab start N DIR gives one out; tessera lab check N DIR grades it.\n";
 }
 

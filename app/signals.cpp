@@ -12,7 +12,6 @@
 #include "data/files.h"
 #include "data/process.h"
 #include "tensor/error.h"
-#include "tensor/write_file.h"
 
 namespace tessera {
 namespace {

@@ -2,7 +2,6 @@
 #include "verify/verify.h"
 
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <random>
 
 #include "app/commands.h"
@@ -10,7 +9,6 @@
 #include "app/output.h"
 #include "app/plan_json.h"
 #include "app/run/pretrained.h"
-#include "data/files.h"
 #include "lab/placed_block.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"

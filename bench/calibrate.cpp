@@ -4,23 +4,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <chrono>
-#include <cmath>
-#include <functional>
-#include <set>
 #include <tuple>
-#include <utility>
-#include <vector>
 
-#include "autograd/ops.h"
 #include "bench/op_bench.h"
-#include "bench/run.h"
-#include "models/language_model.h"
 #include "optim/grad_norm.h"
 #include "optim/optimizer.h"
-#include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
 #include "planner/case.h"
 #include "tensor/cpu/vectorize.h"

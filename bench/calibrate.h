@@ -1,9 +1,5 @@
 // The model alpha + beta S of a communication (Hockney 1994), fitted to what was measured.
 #pragma once
-#include <functional>
-#include <optional>
-#include <string_view>
-#include <vector>
 
 #include "parallel/comm/communicator.h"
 #include "planner/machine.h"

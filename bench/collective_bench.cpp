@@ -1,16 +1,8 @@
 // The collectives and how they are timed.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstdint>
-#include <string_view>
-#include <thread>
-
 #include "bench/mpi/reference.h"
 #include "bench/ranks.h"
-#include "parallel/comm/launch.h"
 #include "train/device.h"
 #include "train/usage.h"
 

@@ -94,30 +94,29 @@ def peer(what, folder, dtype, threads):
 
 
 def ours(what, o, run, text):
-    threads = ["--threads-per-rank", str(o.threads)]
+    def tessera(*words):
+        command = [o.binary, *map(str, words), "--threads-per-rank", str(o.threads)]
+        return subprocess.run(command, check=True, capture_output=True, text=True)
+
     if what == "lora":
-        out = os.path.join(os.path.dirname(run), "tuned")
-        subprocess.run(["rm", "-rf", out])
-        command = [o.binary, "train", "--init", run, "--data", text, "--context", str(CONTEXT), "--batch", str(BATCH),
-                   "--steps", str(STEPS), "--warmup", "1", "--lr", "1e-3", "--no-save", "--no-eval", "--ranks", "1",
-                   "--format", "json", "--dtype", o.dtype, "--out", out, *LORA, *threads]
-        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-        return json.loads(lines[-1])["tokens_per_s"]
+        with tempfile.TemporaryDirectory() as out:
+            done = tessera("train", "--init", run, "--data", text, "--context", CONTEXT, "--batch", BATCH, "--steps", STEPS,
+                           "--warmup", 1, "--lr", "1e-3", "--no-save", "--no-eval", "--ranks", 1, "--format", "json",
+                           "--dtype", o.dtype, "--out", out, *LORA)
+        return json.loads(done.stdout.splitlines()[-1])["tokens_per_s"]
     if what == "evaluate":
         seconds = []
         for name in (".short", ".long"):  # the longer text, less the start of a process and its first windows
-            command = [o.binary, "evaluate", run, "--data", text + name, "--context", str(CONTEXT), "--batch", str(BATCH)]
             start = time.perf_counter()
-            subprocess.run([*command, *threads], check=True, capture_output=True)
+            tessera("evaluate", run, "--data", text + name, "--context", CONTEXT, "--batch", BATCH)
             seconds.append(time.perf_counter() - start)
         return WINDOWS * CONTEXT / (seconds[1] - seconds[0])
     letters = random.Random(2)
     count, length = (1 + PROMPTS, PROMPT) if what == "prefill" else (1, 8)
     with open(text + ".prompts", "w") as file:
         file.writelines("".join(letters.choices(string.ascii_letters, k=length)) + "\n" for _ in range(count))
-    tokens = "1" if what == "prefill" else str(WRITTEN)
-    command = [o.binary, "generate", run, "--prompts", text + ".prompts", "--tokens", tokens, "--temperature", "0", *threads]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stderr.splitlines()[-1]
+    tokens = 1 if what == "prefill" else WRITTEN
+    said = tessera("generate", run, "--prompts", text + ".prompts", "--tokens", tokens, "--temperature", 0).stderr.splitlines()[-1]
     rate = float(re.search(r"([0-9.]+) tokens/s", said).group(1))
     if what == "prefill":  # a prompt is read after another, and each brings one token
         first = float(re.search(r"first after ([0-9.]+) s", said).group(1))

@@ -36,9 +36,7 @@ ONE_RANK = ["--ranks", "1", "--dtype", "bf16"]
 ADAPTERS = ONE_RANK + ["--lora-rank", "16", "--lora-targets", "all"]
 STRATEGIES = {  # what is given beside the ranks; R stands for their number
     "DDP": "",
-    "ZeRO-1": "--zero 1",
-    "ZeRO-2": "--zero 2",
-    "ZeRO-3": "--zero 3",
+    **{f"ZeRO-{stage}": f"--zero {stage}" for stage in (1, 2, 3)},
     "ZeRO-2, state in the host's memory": "--zero 2 --offload optimizer",
     "DataParallel": "--dp-mode dataparallel",
     "parameter server": "--dp-mode ps-sync",
@@ -48,12 +46,8 @@ STRATEGIES = {  # what is given beside the ranks; R stands for their number
     "context, Ulysses": "--cp R --cp-mode ulysses",
     "one of 4 experts": "--experts 4 --experts-per-token 1 --ep R",  # one rank's work, and a router
     "naive model parallel": "--pp R --schedule naive --microbatches 4",
-    "GPipe": "--pp R --schedule gpipe --microbatches 4",
-    "1F1B": "--pp R --schedule 1f1b --microbatches 4",
-    "interleaved": "--pp R --schedule interleaved --microbatches 4",
-    "ZB-H1": "--pp R --schedule zb-h1 --microbatches 4",
-    "ZB-H2": "--pp R --schedule zb-h2 --microbatches 4",
-    "ZB-V": "--pp R --schedule zb-v --microbatches 4",
+    **{name: f"--pp R --schedule {name.lower()} --microbatches 4" for name in (
+        "GPipe", "1F1B", "interleaved", "ZB-H1", "ZB-H2", "ZB-V")},
 }
 PRODUCTS = {  # with ranks of their own; they are verified and not timed
     "ZeRO-3 in two groups": "--ranks 4 --zero 3 --shard-ranks 2",

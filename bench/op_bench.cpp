@@ -3,18 +3,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstdint>
 #include <cstring>
-#include <functional>
-#include <memory>
 #include <numeric>
-#include <optional>
-#include <utility>
 
 #include "tensor/cpu/vectorize.h"
-#include "tensor/ops/matmul/matmul.h"
-#include "tensor/random.h"
 #include "train/device.h"
 
 namespace tessera::bench {
@@ -110,9 +102,9 @@ double timed(const ArenaPtr& arena, const F& f) {
   });
 }
 
-double best_seconds(const ArenaPtr& arena, const std::function<void()>& work) {
+double best_seconds(const ArenaPtr& arena, int rounds, const std::function<void()>& work) {
   double best = 1e9;
-  for (int round = 0; round < kRounds; ++round) best = std::min(best, timed(arena, work));
+  for (int round = 0; round < rounds; ++round) best = std::min(best, timed(arena, work));
   return best;
 }
 
@@ -135,16 +127,19 @@ Rates rates_of(double bytes, double flops, double seconds, const Ceilings& c) {
   return {bytes / seconds, flops / seconds, std::max(bytes / c.bytes_per_s, flops / c.flops) / seconds};
 }
 
+double measure_products(int64_t n, int rounds, DType dtype, const ArenaPtr& arena) {
+  // On a GPU numbers that are alike are multiplied faster than others: eight random rows, over and over.
+  const Tensor a = repeated(random_numbers(8 * n, "ceiling", dtype, arena), {n, n}), b = a.clone();
+  return product_rate(n, best_seconds(arena, rounds, [&] { matmul(a, b); }));
+}
+
 Ceilings measure_ceilings(DType dtype, int64_t bytes, const ArenaPtr& arena) {
   const bool on_gpu = arena->device() == Device::cuda;
   const Tensor from = Tensor::zeros({bytes / 8}, DType::float64, arena);
   Tensor to = from.clone();
-  const double copy = best_seconds(arena, [&] { on_gpu ? to.copy_from(from) : copy_by_all_threads(to, from); });
-  const int64_t n = on_gpu ? 8192 : 1024;
-  // On a GPU numbers that are alike are multiplied faster than others.
-  const Tensor a = random_numbers(n * n, "ceiling", dtype, arena).reshape({n, n}), b = a.clone();
-  const double product = best_seconds(arena, [&] { matmul(a, b); });
-  return {copy_rate(bytes, copy), product_rate(n, product)};
+  const double copy =
+      best_seconds(arena, kRounds, [&] { on_gpu ? to.copy_from(from) : copy_by_all_threads(to, from); });
+  return {copy_rate(bytes, copy), measure_products(on_gpu ? 8192 : 1024, kRounds, dtype, arena)};
 }
 
 // The ops forward and backward.

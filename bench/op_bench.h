@@ -1,17 +1,7 @@
 // The microbenchmarks of ops: their problems, the data that they compute with, what the machine can do, and their rows.
 #pragma once
-#include <array>
-#include <functional>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
-#include "autograd/ops.h"
 #include "bench/run.h"
-#include "tensor/device.h"
-#include "tensor/tensor.h"
 
 namespace tessera::bench {
 
@@ -88,6 +78,8 @@ struct Rates {
 };
 Rates rates_of(double bytes, double flops, double seconds, const Ceilings& ceilings);
 
+// The best rate of so many products of n x n matrices.
+double measure_products(int64_t n, int rounds, DType dtype, const ArenaPtr& arena);
 // The best of several rounds; the copy is of `bytes` to and from.
 Ceilings measure_ceilings(DType dtype, int64_t bytes, const ArenaPtr& arena);
 

@@ -1,8 +1,6 @@
 // The problems.
-#include <memory>
 #include <set>
 
-#include "autograd/experts/ops.h"
 #include "bench/op_bench.h"
 
 namespace tessera::bench {

@@ -1,14 +1,9 @@
 // Rows that several ranks measure together: threads that the row launches, or the processes of an MPI job, of which
 // rank 0 runs Google Benchmark and tells the others what comes next.
 #pragma once
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "bench/calibrate.h"
 #include "bench/run.h"
-#include "parallel/comm/communicator.h"
 #include "parallel/comm/launch.h"
 
 namespace tessera::bench {

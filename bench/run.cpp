@@ -1,33 +1,20 @@
 // The words, the outputs and the rows of `tessera bench`.
 #include "bench/run.h"
 
-#include <benchmark/benchmark.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <malloc.h>
 
-#include <algorithm>
-#include <array>
 #include <charconv>
-#include <chrono>
-#include <cmath>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
-#include <memory>
 #include <numeric>
-#include <optional>
 #include <sstream>
 #include <system_error>
-#include <thread>
-#include <utility>
 
 #include "bench/op_bench.h"
 #include "bench/ranks.h"
-#include "parallel/comm/launch.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
-#include "tensor/ops/matmul/matmul.h"
 #include "tensor/write_file.h"
 
 namespace tessera::bench {

@@ -1,25 +1,12 @@
 // The strategies, each in turn with one rank.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <functional>
-#include <map>
-#include <memory>
-#include <string>
-#include <thread>
-#include <utility>
-
 #include "bench/ranks.h"
 #include "optim/grad_norm.h"
-#include "parallel/comm/wait.h"
 #include "parallel/pipeline/simulate.h"
 #include "train/async/trainer.h"
-#include "train/batches.h"
 #include "train/expected_bytes.h"
-#include "train/job.h"
 #include "train/memory.h"
-#include "train/trainer.h"
-#include "train/usage.h"
 
 namespace tessera::bench {
 

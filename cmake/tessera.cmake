@@ -72,8 +72,8 @@ endfunction()
 # Several files of a layer are one unit for the compiler, which reads their headers once: half of a first build's time.
 # Who changes files builds without: -DTESSERA_UNITY=OFF. The files of exercises stay alone (lab/check.cpp).
 option(TESSERA_UNITY "Compile several files of a layer together" ${PROJECT_IS_TOP_LEVEL})
-file(STRINGS ${PROJECT_SOURCE_DIR}/lab/exercises.cpp tessera_alone REGEX "^ *\"[a-z_0-9/]+[.]cpp\",$")
-list(TRANSFORM tessera_alone REPLACE "^ *\"(.*)\",$" "\\1")
+file(STRINGS ${PROJECT_SOURCE_DIR}/lab/exercises.cpp tessera_alone REGEX "\"[a-z_0-9/]+[.]cpp\"")
+list(TRANSFORM tessera_alone REPLACE "^.*\"([a-z_0-9/]+[.]cpp)\".*$" "\\1")
 
 # tessera_units(name sources...): sixteen files a unit (the largest takes g++ 1.3 GB). A backend's folder has a unit of its own, so that the others hold the
 # same files whatever is built, and names that collide are seen by all who build.

@@ -10,7 +10,6 @@
 
 #include "data/files.h"
 #include "data/process.h"
-#include "tensor/error.h"
 
 namespace tessera::lab {
 
@@ -164,9 +163,7 @@ void give_out(const Exercise& e, const fs::path& given) {
     throw Error(
         fmt::format("lab start: {} has something in it; expected a folder that is new or empty", folder.string()));
   const fs::path source = folder / product.source.filename();
-  const std::string from = product.source.string(), root = from.substr(0, from.size() - e.file.size());
-  const std::string file = blanked_file(read_file(from), e),
-                    page = read_file(fmt::format("{}lab/pages/{}.md", root, e.name));
+  const std::string from = product.source.string(), file = blanked_file(read_file(from), e);
   nlohmann::ordered_json commands = nlohmann::ordered_json::array();
   commands.push_back({{"directory", product.directory.string()},
                       {"file", source.string()},
@@ -174,10 +171,10 @@ void give_out(const Exercise& e, const fs::path& given) {
   make_directories(folder.parent_path());
   const TemporaryDirectory whole(folder);
   write_file(whole.path() / "compile_commands.json", commands.dump(1) + "\n");
-  write_file(whole.path() / "README.md", page);
+  write_file(whole.path() / "README.md", e.page);
   write_file(whole.path() / source.filename(), file);
   const fs::path header = fs::path(from).replace_extension(".h");
-  if (page.find(header.filename().string()) != std::string::npos)
+  if (e.page.find(header.filename().string()) != std::string::npos)
     fs::copy_file(header, whole.path() / header.filename());
   fs::rename(whole.path(), folder, none);  // takes the place of an empty folder
   if (none) throw OutputError(fmt::format("{}: {}", folder.string(), none.message()));

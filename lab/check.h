@@ -3,9 +3,6 @@
 #pragma once
 #include <filesystem>
 #include <map>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "lab/exercise.h"
 

@@ -3,10 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <optional>
-
 namespace tessera::lab {
 namespace {
 

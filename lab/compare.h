@@ -1,16 +1,10 @@
 // Bounds that graders hold numbers and bytes to, and how they find the likely cause of a fault: each typical mistake
 // says what it would have computed, and the one that matches is named.
 #pragma once
-#include <cstdint>
-#include <functional>
-#include <string>
-#include <type_traits>
-#include <vector>
 
 #include "autograd/var.h"
 #include "lab/exercise.h"
 #include "parallel/comm/launch.h"
-#include "tensor/tensor.h"
 
 namespace tessera::lab {
 

@@ -16,14 +16,12 @@
 // A grader (lab/grade/) is one function, which both run. `lab grade` is both in one process, for the product's own.
 #pragma once
 #include <cstdint>
+#include <cstring>
 #include <functional>
-#include <string>
-#include <string_view>
+#include <tuple>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
-#include "lab/packed.h"
+#include "tensor/error.h"
 
 namespace tessera::lab {
 
@@ -57,9 +55,16 @@ struct Bound {
 
 class Grading;
 
+// The pages, as the build found them.
+struct File {
+  std::string_view name, text;
+};
+const std::vector<File>& pages_files();
+// "An all-reduce around a ring", of a page that begins "# 2. An all-reduce around a ring".
+std::string_view title_of(std::string_view page);
+
 struct Exercise {
   std::string_view name;
-  std::string_view title;
   std::string_view file;  // from the root of the repository
   std::vector<Blank> blanks;
   std::vector<Bound> bounds;
@@ -67,12 +72,60 @@ struct Exercise {
   Held (*grade)(Grading& grading) = nullptr;
   std::vector<std::string_view> without = {};  // the product's functions that do the same under another name
   int number = 0;                              // its place in the list, from 1
+  std::string_view page = {};                  // lab/pages/NAME.md
+
+  std::string_view title() const { return title_of(page); }
 };
 
 const std::vector<Exercise>& exercises();
 
 // By number or name. Throws Error (usage) that lists them.
 const Exercise& exercise(std::string_view number_or_name);
+
+// Packed answers: bytes that go from the process that has a learner's code to the grader.
+//
+// Numbers and plain structs go as they lie in memory, lists as their length and their elements, and a struct with lists
+// in it field by field: its fields() names them.
+
+struct NoAnswer : Error {
+  NoAnswer() : Error("what came back is no answer to what was asked") {}
+};
+
+template <class T>
+void pack(std::string& to, T& x) {
+  if constexpr (std::is_trivially_copyable_v<T>) {
+    to.append(reinterpret_cast<const char*>(&x), sizeof(x));
+  } else if constexpr (requires { x.fields(); }) {
+    std::apply([&](auto&... field) { (pack(to, field), ...); }, x.fields());
+  } else {
+    size_t count = x.size();
+    pack(to, count);
+    for (auto& element : x) pack(to, element);
+  }
+}
+
+// Takes an object from the beginning of the bytes. Throws NoAnswer where they end too early.
+template <class T>
+T take(std::string_view& from) {
+  T x{};
+  if constexpr (std::is_trivially_copyable_v<T>) {
+    if (from.size() < sizeof(x)) throw NoAnswer();
+    std::memcpy(&x, from.data(), sizeof(x));
+    from.remove_prefix(sizeof(x));
+  } else if constexpr (requires { x.fields(); }) {
+    std::apply([&](auto&... field) { ((field = take<std::decay_t<decltype(field)>>(from)), ...); }, x.fields());
+  } else {
+    for (auto count = take<size_t>(from); count > 0; --count) x.push_back(take<typename T::value_type>(from));
+  }
+  return x;
+}
+
+template <class T>
+std::string packed(T x) {
+  std::string out;
+  pack(out, x);
+  return out;
+}
 
 // One grading of an exercise: whom it asks, and what was found to be wrong.
 class Grading {

@@ -1,10 +1,8 @@
 // The list of exercises, and what is said of one that is graded.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <utility>
 
 #include "lab/exercise.h"
 #include "lab/not_yet.h"
@@ -14,7 +12,10 @@ namespace tessera::lab {
 
 namespace {
 std::vector<Exercise> numbered(std::vector<Exercise> all) {
-  for (size_t i = 0; i < all.size(); ++i) all[i].number = static_cast<int>(i) + 1;
+  for (size_t i = 0; i < all.size(); ++i) {
+    all[i].number = static_cast<int>(i) + 1;
+    all[i].page = std::ranges::find(pages_files(), all[i].name, &File::name)->text;
+  }
   return all;
 }
 
@@ -24,72 +25,62 @@ const std::vector<std::string_view> kSchedules{
     "v_half", "v_min", "make_schedule", "schedule_from_file"};
 }  // namespace
 
+std::string_view title_of(std::string_view page) {
+  const size_t begin = page.find(". ") + 2;
+  return page.substr(begin, page.find('\n') - begin);
+}
+
 const std::vector<Exercise>& exercises() {
   static const std::vector<Exercise> all = numbered({
       {"messages",
-       "Reduce-scatter and all-gather from messages",
        "parallel/comm/algorithms.cpp",
        {{"void send_pieces("}, {"void sum_received("}, {"void share_piece("}},
        {{"values", 4}, {"bytes", 2}},
        grade_messages},
       {"ring",
-       "An all-reduce around a ring",
        "parallel/comm/ring.cpp",
        {{"void reduce_scatter("}, {"void all_gather("}},
        {{"values", 4}, {"bytes", 2}},
        grade_ring},
       {"ddp",
-       "DDP: buckets, and the hooks that send them",
        "parallel/ddp.cpp",
        {{"void Ddp::cut_buckets("}, {"void Ddp::arrived("}, {"void Ddp::send_ready("}, {"void Ddp::finish_gradients("}},
        {{"values", 3}, {"calls", 1}, {"bytes", 1}, {"overlap", 1}},
        grade_ddp},
       {"zero",
-       "ZeRO: gradients into shards, parameters back",
        "parallel/zero.cpp",
        {{"void Zero::start_reducing("}, {"void Zero::finish_reducing("}, {"void Zero::share_parameters("}},
        {{"values", 3}, {"bytes", 2}, {"memory", 1}},
        grade_zero},
-      {"f-and-g",
-       "Tensor parallelism: f and g, and their gradients",
-       "parallel/placement.cpp",
-       {{"Var redistribute(Var"}},
-       {{"values", 4}, {"bytes", 2}},
-       grade_f_and_g},
+      {"f-and-g", "parallel/placement.cpp", {{"Var redistribute(Var"}}, {{"values", 4}, {"bytes", 2}}, grade_f_and_g},
       {"vocabulary",
-       "Cross-entropy of logits that ranks share out",
        "parallel/vocab_parallel.cpp",
        {{"Loss vocab_parallel_cross_entropy(", "const VocabPart"}},
        {{"values", 4}, {"bytes", 2}},
        grade_vocabulary},
       {"1f1b",
-       "A pipeline's schedule: one forward, one backward",
        "parallel/pipeline/one_f_one_b.cpp",
        {{"Schedule one_f_one_b(", "for (int r"}},
        {{"schedule", 2}, {"memory", 2}, {"bubble", 2}},
        grade_1f1b,
        kSchedules},
       {"zb-h1",
-       "A zero-bubble schedule: the backward pass split",
        "parallel/pipeline/zero_bubble.cpp",
        {{"void add_rank(", "ahead = "}},
        {{"schedule", 2}, {"memory", 2}, {"bubble", 2}},
        grade_zb_h1,
        kSchedules},
       {"ring-attention",
-       "Ring attention: blocks travel, and are merged",
        "parallel/ring_attention.cpp",
        {{"Attended forward(", "for (int hop"}},
        {{"values", 4}, {"bytes", 2}},
        grade_ring_attention},
       {"clipping",
-       "Clipping gradients that ranks share out",
        "parallel/gradient_norm.cpp",
        {{"Tensor squares_of_own("}, {"Tensor squares_of_shards("}},
        {{"values", 6}},
        grade_clipping},
       {"experts",
-       "Experts: tokens travel to them and back",
        "parallel/experts/expert_parallel.cpp",
        {{"Var exchange_rows("}, {"MixtureOfExperts::Exchanged to_experts("}},
        {{"values", 4}, {"bytes", 2}},

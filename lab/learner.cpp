@@ -20,22 +20,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
-#include <chrono>
 #include <csignal>
-#include <cstddef>
 #include <cstdio>
-#include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <optional>
 #include <random>
-#include <span>
 #include <system_error>
-#include <thread>
-#include <vector>
 
 #include "lab/check.h"
 #include "parallel/comm/launch.h"

@@ -1,6 +1,5 @@
 // The stand-in for an exercise's function until a learner has written it.
 #pragma once
-#include <string>
 
 #include "tensor/error.h"
 

@@ -4,20 +4,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <cmath>
-#include <map>
-#include <mutex>
-#include <utility>
-#include <vector>
-
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"
 #include "parallel/mesh.h"
 #include "parallel/placement.h"
 #include "settings/setting.h"
-#include "tensor/error.h"
-#include "tensor/random.h"
 
 namespace tessera::lab {
 

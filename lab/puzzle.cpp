@@ -5,17 +5,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <random>
 
 #include "data/config_file.h"
-#include "data/files.h"
 #include "lab/placed_block.h"
-#include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
 #include "planner/predict.h"
-#include "tensor/random.h"
 #include "verify/defects/defects.h"
 
 namespace tessera::lab {
@@ -305,11 +301,6 @@ const Puzzle* find_puzzle(std::string_view name) {
   for (const Puzzle& p : puzzles())
     if (name == p.name || name == fmt::format("p{}", p.number)) return &p;
   return nullptr;
-}
-
-std::string_view Puzzle::title() const {
-  const size_t begin = page.find(". ") + 2;
-  return page.substr(begin, page.find('\n') - begin);
 }
 
 void start(const Puzzle& p, const fs::path& folder) {

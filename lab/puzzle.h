@@ -5,10 +5,6 @@
 // need no checkout, no compiler and no C++. Their solutions are in the tests alone.
 #pragma once
 #include <filesystem>
-#include <functional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "lab/exercise.h"
 
@@ -22,7 +18,7 @@ struct Puzzle {
   std::string_view page = {};
   int number = 0;  // its place in the list, from 1: p1
 
-  std::string_view title() const;
+  std::string_view title() const { return title_of(page); }
 };
 
 const std::vector<Puzzle>& puzzles();
@@ -37,10 +33,6 @@ Verdict grade(const Puzzle& puzzle, const std::filesystem::path& file);
 // A verdict for other programs: a line with an object.
 std::string json(const Puzzle& puzzle, const Verdict& verdict);
 
-// The pages, as the build found them.
-struct File {
-  std::string_view name, text;
-};
-const std::vector<File>& puzzles_files();
+const std::vector<File>& puzzles_files();  // their pages
 
 }  // namespace tessera::lab

@@ -2,7 +2,6 @@
 #include <fmt/ranges.h>
 
 #include <charconv>
-#include <chrono>
 
 #include "app/explore/explore.h"
 #include "planner/case_json.h"
@@ -144,7 +143,7 @@ Ordered choices() {
     const planner::Hardware h = planner::hardware_named(name);
     hardware[name] = {{"memory_bytes", h.memory_bytes},
                       {"ranks_per_node", h.ranks_per_node},
-                      {"words", fmt::format("{} ({})", name, bytes_words(h.memory_bytes))}};
+                      {"words", fmt::format("{} ({})", name, report::short_bytes(h.memory_bytes))}};
   }
   return {{"model", models},
           {"hardware", hardware},

@@ -39,9 +39,6 @@ Answer answer(const Request& request);
 // The page: HTML with its style and script inside, made of the files in app/explore/page/.
 extern const std::string_view kPage;
 
-// "85.5 GB": three digits.
-std::string bytes_words(double bytes);
-
 // How many pixels the page has for a picture across both columns, and for one in a column.
 struct Widths {
   double wide = 1000, narrow = 480;

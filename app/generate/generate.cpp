@@ -7,9 +7,9 @@
 #include <sstream>
 
 #include "app/commands.h"
-#include "app/generate/inference.h"
 #include "app/job_of.h"
 #include "app/output.h"
+#include "app/run/pretrained.h"
 #include "data/json.h"
 #include "data/mixture.h"
 #include "train/evaluate.h"

@@ -2,10 +2,6 @@
 #include <sys/auxv.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <string_view>
-
 #include "app/commands.h"
 #include "app/signals.h"
 

@@ -7,11 +7,9 @@
 #include "app/job_of.h"
 #include "app/output.h"
 #include "bench/calibrate.h"
-#include "data/files.h"
 #include "planner/case_json.h"
 #include "planner/memory.h"
 #include "planner/prices.h"
-#include "tensor/write_file.h"
 
 namespace tessera {
 

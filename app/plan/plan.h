@@ -8,7 +8,6 @@
 #include "planner/machine.h"
 #include "planner/measured.h"
 #include "planner/recommend.h"
-#include "planner/search.h"
 
 namespace tessera {
 
@@ -63,6 +62,9 @@ std::string plan_text(const PlanAnswer& answer);
 std::string plan_json_lines(const PlanAnswer& answer);
 // A self-contained HTML file, made of parts as a report is.
 std::string plan_page(const PlanAnswer& answer);
+// What a page draws of a prediction, with a sentence for each: memory, pipeline, time and bytes. The first two are so
+// wide, the others `narrow`.
+std::vector<report::Part> figures_of(const planner::Case& c, const planner::Prediction& p, double wide, double narrow);
 
 // "tessera train --model llama2-7b ... --tp 2 --device cuda ...", with mpirun in front of it for several nodes; for a
 // shell, and for train's own checks.

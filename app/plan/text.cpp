@@ -187,17 +187,6 @@ std::array<Table, 2> ranking_tables(const PlanAnswer& a) {
 
 // The page.
 
-constexpr int64_t kMostBoxes = 5000;  // that a browser draws at once
-constexpr size_t kMostRows = 64;
-
-constexpr std::array<std::pair<const char*, double MemoryParts::*>, 6> kShownParts = {
-    {{"parameters", &MemoryParts::parameters},
-     {"gradients", &MemoryParts::gradients},
-     {"optimizer", &MemoryParts::optimizer},
-     {"activations", &MemoryParts::activations},
-     {"workspace", &MemoryParts::workspace},
-     {"communication", &MemoryParts::communication}}};
-
 Part head_part(const PlanAnswer& a) {
   Part out{.id = "plan", .title = "A plan for " + a.asked.model, .about = {question_words(a.asked)}};
   if (!a.fits()) {
@@ -223,83 +212,134 @@ Part ranking_part(const PlanAnswer& a) {
   return out;
 }
 
-// A bar for each pipeline rank, with the line that it may not cross.
-Part memory_part(const PlanAnswer& a, const Candidate& c) {
-  Part out{.id = "memory", .title = "Memory at the peak, by pipeline rank"};
-  const std::vector<MemoryParts>& ranks = c.prediction.memory;
+// Figures of a prediction.
+
+constexpr size_t kMostDrawn = 6000;  // actions
+
+std::string time_words(double seconds) { return short_time(1e3 * seconds); }
+
+// Names lanes as pipeline ranks, as far as their height gives room.
+void set_ranks(Lanes& lanes, double least, double most, double all) {
+  const size_t ranks = lanes.lanes.size();
+  lanes.left = 56, lanes.tall = std::clamp(all / static_cast<double>(ranks), least, most);
+  lanes.ticks = std::max(3.0, (lanes.width - lanes.left - lanes.right) / 110);
+  if (lanes.tall <= 11) lanes.named = static_cast<size_t>(std::ceil(14 / lanes.tall));
+  for (size_t i = 0; i < ranks; ++i) lanes.lanes[i].name = fmt::format("pp {}", i);
+}
+
+Part memory_part(const planner::Prediction& p, double limit, double width) {
+  const MemoryParts& fullest = p.memory[p.fullest];
+  const bool several = p.memory.size() > 1;
+  Part out{.id = "memory", .title = "Memory"};
+  out.words =
+      fmt::format("{} at its fullest moment; the line across is what its card has. The fullest{}: ",
+                  several ? "Each bar is what a rank of one pipeline rank holds" : "The bar is what a rank holds",
+                  several ? fmt::format(" is pipeline rank {}", p.fullest) : "");
   Lanes bars{.title = "",
-             .most = a.asked.memory(),
-             .right = kRoomForBytes,
-             .limit = a.asked.memory(),
-             .limit_words = "limit " + short_bytes(a.asked.memory())};
-  for (const MemoryParts& m : ranks) bars.most = std::max(bars.most, m.peak());
-  for (size_t r = 0; r < std::min(kMostRows, ranks.size()); ++r) {
-    Lane bar{.name = fmt::format("pipeline rank {}", r), .behind = short_bytes(ranks[r].peak())};
-    for (size_t k = 0; k < kShownParts.size(); ++k) {
-      const std::string bytes = short_bytes(ranks[r].*kShownParts[k].second);
-      stack(bar, ranks[r].*kShownParts[k].second, fmt::format("m{} pass", k),
-            fmt::format("{} | {}: {}", bar.name, kShownParts[k].first, bytes), bytes);
-    }
-    bars.lanes.push_back(std::move(bar));
+             .lanes = std::vector<Lane>(p.memory.size()),
+             .most = 1.04 * std::max(limit, fullest.peak()),
+             .width = width,
+             .right = 70,
+             .gap = 3,
+             .axis = short_bytes,
+             .limit = limit,
+             .limit_words = "limit " + short_bytes(limit)};
+  set_ranks(bars, 9, 30, 300);
+  for (const LegendEntry& e : memory_legend()) {
+    const auto named = [](const auto& part) { return std::string_view(part.first); };
+    double MemoryParts::*const bytes = std::ranges::find(planner::kMemoryParts, e.words, named)->second;
+    if (std::ranges::none_of(p.memory, [&](const MemoryParts& m) { return m.*bytes > 0; })) continue;
+    out.words += fmt::format("{}{} {}", out.legend.empty() ? "" : ", ", e.words, short_bytes(fullest.*bytes));
+    out.legend.push_back(e);
+    for (size_t i = 0; i < p.memory.size(); ++i)
+      stack(bars.lanes[i], p.memory[i].*bytes, e.css + " pass",
+            fmt::format("pipeline rank {}: {} {}", i, e.words, short_bytes(p.memory[i].*bytes)));
   }
-  bars.left = left_of(bars.lanes);
-  for (size_t k = 0; k < kShownParts.size(); ++k) out.legend.push_back({fmt::format("m{}", k), kShownParts[k].first});
+  out.words += ".";
+  for (size_t i = 0; i < p.memory.size(); ++i) {
+    bars.lanes[i].behind = short_bytes(p.memory[i].peak());
+    if (p.memory[i].peak() > limit) bars.lanes[i].behind_css = "bad";
+  }
   out.pictures = {drawn(bars)};
-  if (kMostRows < ranks.size()) out.notes = {fmt::format("The first {} of {} are drawn.", kMostRows, ranks.size())};
   return out;
 }
 
-// The pipeline's picture has as many micro-batches as a browser can draw.
-Part pipeline_part(const Candidate& c) {
-  const Plan& p = c.layout.plan;
-  Plan shown = p;
-  const int64_t each = 3 * p.pp * std::max<int64_t>(1, p.chunks);
-  shown.microbatches = std::min(p.microbatches, std::max(p.pp, kMostBoxes / each / p.pp * p.pp));
-  Times times{.stages = c.prediction.stages, .message = 1e3 * c.prediction.message_s};
-  for (StageTimes& t : times.stages) t.forward *= 1e3, t.backward *= 1e3, t.input *= 1e3, t.weight *= 1e3;
-  const Simulation sim = simulate(schedule_of(shown), times);
-  Part out{.id = "pipeline", .title = "Pipeline: " + schedule_words(c.layout), .legend = pass_legend(sim.schedule)};
-  out.legend.push_back({"idle", "idle"});
-  out.pictures = {drawn(lanes_of({sim, fmt::format("{} micro-batches on the predicted times", shown.microbatches),
-                                  std::max(sim.makespan, 1e-9)}))};
-  if (shown.microbatches < p.microbatches)
-    out.notes = {fmt::format("A step has {} micro-batches; the pattern in the middle repeats.", p.microbatches)};
-  return out;
-}
-
-Part time_part(const Candidate& c) {
-  const planner::Parts& t = c.prediction.parts;
-  const std::array<std::tuple<const char*, double, const char*>, 8> parts = {{{"compute", t.compute, "k-F"},
-                                                                              {"recomputation", t.recompute, "k-I"},
-                                                                              {"bubble", t.bubble, "k-fin"},
-                                                                              {"tp, exposed", t.tp, "a-tp"},
-                                                                              {"cp, exposed", t.cp, "a-cp"},
-                                                                              {"ep, exposed", t.ep, "a-world"},
-                                                                              {"dp, exposed", t.dp, "a-dp"},
-                                                                              {"optimizer", t.optimizer, "k-opt"}}};
-  Table table{.id = "times", .columns = {{"part"}, {"time", true}, {"share", true}, {""}}};
-  for (const auto& [name, s, css] : parts) {
-    const std::string time = short_time(1e3 * s);
-    const double share = s / c.prediction.step_s;
-    table.rows.push_back({{name, time, percent(share), bar_cell(share, css, fmt::format("{} | {}", name, time))}});
+// The pipeline's passes; of a long one those that begin first.
+Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double width) {
+  Simulation s = simulate(schedule_of(c.layout.plan), {.stages = p.stages, .message = p.message_s});
+  const double bubble = s.bubble_share(), makespan = s.makespan;
+  std::vector<double> starts;
+  for (const auto& rank : s.actions)
+    for (const TimedAction& a : rank) starts.push_back(a.start);
+  std::ranges::sort(starts);
+  Part out{.id = "pipeline", .title = "Pipeline", .legend = pass_legend(s.schedule)};
+  out.legend.push_back({"idle", "waiting"});
+  out.words =
+      "Each row is a pipeline rank and time goes to the right; a box is a pass of one micro-batch, with its number";
+  if (s.schedule.chunks() > 1) out.words += ", fainter for a rank's later stages";
+  out.words += s.actions.size() == 1
+                   ? "; one rank never waits for another."
+                   : fmt::format("; empty space is the bubble: {} of the time of all ranks.", percent(bubble));
+  if (starts.size() > kMostDrawn) {
+    const double end = starts[kMostDrawn];
+    for (auto& rank : s.actions) {
+      std::erase_if(rank, [&](const TimedAction& a) { return a.start >= end; });
+      for (TimedAction& a : rank) a.end = std::min(a.end, end);
+    }
+    s.sum_up();
+    out.words += fmt::format(" The picture shows the first {} of {}.", time_words(end), time_words(makespan));
   }
-  return {.id = "time",
-          .title = "Where a step's time goes",
-          .words = "Of the slowest rank. Communication counts only if computing does not hide it.",
-          .tables = {table}};
+  Lanes lanes = lanes_of({s, "", std::max(s.makespan, 1e-300), time_words, time_words}, width);
+  lanes.right = 24, lanes.gap = 2;
+  set_ranks(lanes, 8, 34, 380);
+  out.pictures = {drawn(lanes)};
+  return out;
 }
 
-Part bytes_part(const Candidate& c) {
-  Table table{.id = "sent", .columns = {{"axis"}, {"operation"}, {"bytes", true}, {""}}};
-  double most = 1;
-  for (const auto& [axis, operations] : c.prediction.bytes)
+// Bars under each other, each with a name, a value and a colour.
+Lanes bars_of(double width) { return {.title = "", .most = 0, .width = width, .left = 128, .right = 118, .gap = 7}; }
+void add_bar(Lanes& to, const std::string& name, double value, const std::string& css, const std::string& note) {
+  if (!(value > 0)) return;
+  Lane& bar = to.lanes.emplace_back(Lane{.name = name, .behind = note});
+  stack(bar, value, css, name + ": " + note);
+  to.most = std::max(to.most, value);
+}
+
+Part time_part(const planner::Prediction& p, double width) {
+  Lanes bars = bars_of(width);
+  const planner::Parts& t = p.parts;
+  const auto part = [&](const char* name, double s, const std::string& css) {
+    add_bar(bars, name, s, css, fmt::format("{}, {}", time_words(s), percent(s / p.step_s)));
+  };
+  part("products", t.compute, "k-F"), part("recomputation", t.recompute, "k-F"), part("update", t.optimizer, "k-F");
+  part("its bubble", t.bubble, "k-fin"), part("tp exposed", t.tp, "a-tp"), part("cp exposed", t.cp, "a-cp");
+  part("ep exposed", t.ep, "a-world"), part("dp exposed", t.dp, "a-dp");
+  return {.id = "time",
+          .title = "Time of a step",
+          .words =
+              "Where the slowest rank's step goes: what it computes, its own bubble, and how long it waits for what "
+              "other ranks send, as far as nothing is computed meanwhile.",
+          .pictures = {drawn(bars)}};
+}
+
+Part bytes_part(const planner::Prediction& p, double width) {
+  Lanes bars = bars_of(width);
+  double most = 0;
+  for (const auto& [axis, operations] : p.bytes)
     for (const auto& [operation, bytes] : operations) most = std::max(most, bytes);
-  for (const auto& [axis, operations] : c.prediction.bytes)
-    for (const auto& [operation, bytes] : operations)
-      table.rows.push_back({{axis, operation, short_bytes(bytes),
-                             bar_cell(bytes / most, css_of_axis(axis),
-                                      fmt::format("{} {} | {}", axis, operation, short_bytes(bytes)))}});
-  return {.id = "bytes", .title = "Bytes that a rank sends in a step", .tables = {table}};
+  for (const auto& [axis, operations] : p.bytes)
+    for (const auto& [operation, bytes] : operations) {
+      if (bytes * kSeenBytes < most) continue;
+      std::string name = fmt::format("{} {}", axis, operation);
+      std::ranges::replace(name, '_', '-');
+      add_bar(bars, name, bytes, css_of_axis(axis), short_bytes(bytes));
+    }
+  return {.id = "bytes",
+          .title = "Bytes sent",
+          .words = bars.lanes.empty() ? "One rank alone sends nothing."
+                                      : "What a rank sends in a step on average, by the axis and the operation; the "
+                                        "picture of time says how much of it is waited for.",
+          .pictures = {drawn(bars)}};
 }
 
 Part instead_part(const PlanAnswer& a) {
@@ -310,13 +350,17 @@ Part instead_part(const PlanAnswer& a) {
 
 }  // namespace
 
+std::vector<Part> figures_of(const planner::Case& c, const planner::Prediction& p, double wide, double narrow) {
+  return {memory_part(p, c.hardware.usable_bytes(), wide), pipeline_part(c, p, wide), time_part(p, narrow),
+          bytes_part(p, narrow)};
+}
+
 std::string plan_page(const PlanAnswer& a) {
   std::vector<Part> parts = {head_part(a), ranking_part(a)};
   if (a.fits() || !a.found.too_large.empty()) {
     const Candidate& c = a.fits() ? a.recommended.plan : a.found.too_large.front();
-    parts.push_back(memory_part(a, c));
-    if (c.layout.plan.pp > 1) parts.push_back(pipeline_part(c));
-    parts.push_back(time_part(c)), parts.push_back(bytes_part(c));
+    for (Part& figure : figures_of(case_of(a.asked.question, c.layout), c.prediction, kWidth, kWidth))
+      if (figure.id != "pipeline" || c.layout.plan.pp > 1) parts.push_back(std::move(figure));
   }
   if (a.fits()) parts.push_back(instead_part(a));
   return whole_page(a.asked.model + ", a plan of Tessera", parts);

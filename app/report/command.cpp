@@ -6,8 +6,6 @@
 #include "app/plan/plan.h"
 #include "app/report/report.h"
 #include "app/trace/timeline.h"
-#include "data/dataset.h"
-#include "data/files.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
 

@@ -370,12 +370,13 @@ void stack(Lane& lane, double value, const std::string& css, const std::string& 
 }
 
 Picture drawn(const Lanes& l) {
-  const double end = static_cast<double>(l.lanes.size()) * l.tall, tall = l.tall - l.gap, foot = tall / 2 + 4.5;
-  const Chart chart{.width = l.width, .height = end, .left = l.left, .right = l.right, .last = l.most};
+  const double top = l.axis && !l.limit_words.empty() ? kBelow : 0, tall = l.tall - l.gap, foot = tall / 2 + 4.5,
+               end = top + static_cast<double>(l.lanes.size()) * l.tall;
+  const Chart chart{.width = l.width, .height = end, .left = l.left, .right = l.right, .top = top, .last = l.most};
   Picture out{.title = l.title, .width = l.width, .height = end + (l.limit || l.axis ? kBelow : 0)};
   if (l.axis) out.body += chart.axis(end + 14, l.axis, l.ticks);
   for (size_t i = 0; i < l.lanes.size(); ++i) {
-    const double y = static_cast<double>(i) * l.tall;
+    const double y = top + static_cast<double>(i) * l.tall;
     const Lane& lane = l.lanes[i];
     for (const Mark& m : lane.marks)
       out.body += svg_of({chart.x(m.begin), m.thin ? y + tall - kThin : y, chart.x(m.end) - chart.x(m.begin),
@@ -388,8 +389,8 @@ Picture drawn(const Lanes& l) {
   }
   if (!l.limit) return out;
   const double at = chart.x(*l.limit);
-  for (const char* css : {"halo", "limit"}) out.body += line(css, at, 0, at, end);
-  out.body += l.axis ? text_at(at, -8, "bad end", l.limit_words) : text_at(at, end + 14, "mid", l.limit_words);
+  for (const char* css : {"halo", "limit"}) out.body += line(css, at, top, at, end);
+  out.body += l.axis ? text_at(at, top - 8, "bad end", l.limit_words) : text_at(at, end + 14, "mid", l.limit_words);
   return out;
 }
 

@@ -82,7 +82,7 @@ struct Lanes {
   size_t named = 1;                  // each how manieth lane has its words
   Wording axis = {};                 // the words of a number below the lanes
   double ticks = 0;                  // about so many numbers, with lines up from them
-  std::optional<double> limit = {};  // a line across, with its words
+  std::optional<double> limit = {};  // a line across, with its words: below, or above where the axis is below
   std::string limit_words = {};
 };
 Picture drawn(const Lanes& lanes);

@@ -6,7 +6,6 @@
 namespace tessera::report {
 namespace {
 
-constexpr size_t kFigureRanks = 8;  // that are drawn of a run
 constexpr double kFigureGap = 16;
 constexpr double kDrawnWait = 0.3;  // pixels of a wait that is drawn
 constexpr const char* kPale = " c1 pass";
@@ -214,10 +213,13 @@ void keep_drawn(Part& f) {
   std::erase_if(f.legend, [&](const LegendEntry& e) { return drawn.find("\"" + e.css) == std::string::npos; });
 }
 
-void add_pictures(Part& f, const Records& runs, const Record& r, std::vector<Picture> pictures) {
-  for (Picture& p : pictures) {
+// Adds a picture for each of the first ranks of a run, as draw(rank, step) makes it.
+template <class F>
+void add_ranks(Part& f, const Records& runs, const Record& r, size_t ranks, const F& draw) {
+  const StepSpan step = median_step(r);
+  for (size_t i = 0; i < std::min(ranks, r.ranks.size()); ++i) {
+    Picture& p = f.pictures.emplace_back(draw(r.ranks[i], step));
     p.title = of_run(runs, r, p.title);
-    f.pictures.push_back(std::move(p));
   }
 }
 
@@ -269,6 +271,21 @@ Part pipelines(const Records& runs, double width) {
   return f;
 }
 
+std::vector<LegendEntry> timeline_legend(const Record& r) {
+  std::vector<LegendEntry> out = pass_legend(r.schedule);
+  if (r.schedule.chunks() > 1) out.pop_back();  // nothing is paler
+  out.insert(out.end(), {{"k-fin", "finishing gradients, their norm"}, {"k-opt", "optimizer"}});
+  if (r.waits_noted) out.push_back({"wait", "held up by communication"});
+  if (r.schedule.ranks > 1) out.push_back({"k-msg", "messages"});
+  for (const char* axis : {"dp", "tp", "cp", "pp"})
+    if (std::ranges::any_of(r.sent, [&](const SentBytes& s) {
+          return s.axis.starts_with(axis) && s.operation != "send" && s.operation != "recv";
+        }))
+      out.push_back({fmt::format("a-{}", axis), fmt::format("collectives of {}", axis)});
+  if (r.ranks.size() > 1) out.push_back({"a-world", "of other groups"});
+  return out;
+}
+
 Part timelines(const Records& runs, double width) {
   Part f{.id = "timeline",
          .title = heading("Timeline of a step", runs),
@@ -282,7 +299,8 @@ Part timelines(const Records& runs, double width) {
   }
   for (const Record& r : runs) {
     add_new(f.legend, timeline_legend(r));
-    add_pictures(f, runs, r, timelines_of(r, median_step(r), span, kFigureRanks, width));
+    add_ranks(f, runs, r, drawn_ranks(width),
+              [&](const Rank& rank, const StepSpan& step) { return rank_timeline(rank, step, span, width); });
   }
   keep_drawn(f);
   return f;
@@ -325,10 +343,16 @@ Part memories(const Records& runs, double width) {
          .title = heading("Memory in a step", runs),
          .words = "The height of a colour is what a rank held of that kind; time runs to the right.",
          .legend = memory_legend()};
-  double most = 1;
-  for (const Record& r : runs) most = std::max(most, most_held(r, drawn_step("memory", r), r.ranks.size()));
+  int64_t most = 1;
+  for (const Record& r : runs) {
+    const StepSpan step = drawn_step("memory", r);
+    for (const Rank& rank : r.ranks)
+      for (const Held& h : samples_of(rank, step)) most = std::max(most, total(h));
+  }
   for (const Record& r : runs)
-    add_pictures(f, runs, r, memories_of(r, median_step(r), most, kFigureRanks, (width - kFigureGap) / 2));
+    add_ranks(f, runs, r, drawn_ranks(width), [&](const Rank& rank, const StepSpan& step) {
+      return rank_memory(rank, step, 1.05 * static_cast<double>(most), (width - kFigureGap) / 2);
+    });
   return f;
 }
 
@@ -450,42 +474,6 @@ std::vector<Panel> panels_of(const Record& r, const MeasuredPipeline& p, const S
   std::vector<Panel> out = {{p.equal, "Planned, equal times", p.equal.makespan, units, tick_of_units},
                             {p.replayed, "Planned, measured times", ms}};
   if (!r.shared) out.push_back({p.measured, fmt::format("Measured, step {}", step.step), ms});
-  return out;
-}
-
-std::vector<Picture> timelines_of(const Record& r, const StepSpan& step, double span, size_t ranks, double width) {
-  std::vector<Picture> out;
-  for (size_t i = 0; i < std::min(ranks, r.ranks.size()); ++i)
-    out.push_back(rank_timeline(r.ranks[i], step, span, width));
-  return out;
-}
-
-std::vector<LegendEntry> timeline_legend(const Record& r) {
-  std::vector<LegendEntry> out = pass_legend(r.schedule);
-  if (r.schedule.chunks() > 1) out.pop_back();  // nothing is paler
-  out.insert(out.end(), {{"k-fin", "finishing gradients, their norm"}, {"k-opt", "optimizer"}});
-  if (r.waits_noted) out.push_back({"wait", "held up by communication"});
-  if (r.schedule.ranks > 1) out.push_back({"k-msg", "messages"});
-  for (const char* axis : {"dp", "tp", "cp", "pp"})
-    if (std::ranges::any_of(r.sent, [&](const SentBytes& s) {
-          return s.axis.starts_with(axis) && s.operation != "send" && s.operation != "recv";
-        }))
-      out.push_back({fmt::format("a-{}", axis), fmt::format("collectives of {}", axis)});
-  if (r.ranks.size() > 1) out.push_back({"a-world", "of other groups"});
-  return out;
-}
-
-double most_held(const Record& r, const StepSpan& step, size_t ranks) {
-  int64_t most = 1;
-  for (size_t i = 0; i < std::min(ranks, r.ranks.size()); ++i)
-    for (const Held& h : samples_of(r.ranks[i], step)) most = std::max(most, total(h));
-  return static_cast<double>(most);
-}
-
-std::vector<Picture> memories_of(const Record& r, const StepSpan& step, double most, size_t ranks, double width) {
-  std::vector<Picture> out;
-  for (size_t i = 0; i < std::min(ranks, r.ranks.size()); ++i)
-    out.push_back(rank_memory(r.ranks[i], step, 1.05 * most, width));
   return out;
 }
 

@@ -9,10 +9,9 @@
 namespace tessera::report {
 namespace {
 
-constexpr size_t kMostRanks = 16;  // that are drawn
-constexpr size_t kColumns = 80;    // characters of a line
-constexpr double kSeen = 0.1;      // the part of a column's time from which on something is shown
-constexpr double kHalf = 580;      // two pictures beside each other
+constexpr size_t kMostRanks = drawn_ranks(kWidth);
+constexpr size_t kColumns = 80;  // characters of a line
+constexpr double kSeen = 0.1;    // the part of a column's time from which on something is shown
 
 std::string words(const Record& r, std::initializer_list<const char*> names) {
   std::string out;
@@ -198,14 +197,12 @@ std::string timeline_text(const Record& r, const StepSpan& step) {
 }
 
 Part timeline_part(const Record& r, const StepSpan& step) {
-  Part p{.id = "timeline",
-         .title = fmt::format("Timeline of step {}", step.step),
-         .words =
-             "For each rank the upper row is what it computes and the rows below are what it communicates at the same "
-             "time. Communication below a box that computes costs no time. Below empty space, or below the grey line "
-             "of a pass that waits for it, it does.",
-         .legend = timeline_legend(r),
-         .pictures = timelines_of(r, step, std::max(1e-9, step.end - step.begin), kMostRanks, kWidth)};
+  Part p = figure_of("timeline", {r}, kWidth);
+  p.title = fmt::format("Timeline of step {}", step.step);
+  p.words =
+      "For each rank the upper row is what it computes and the rows below are what it communicates at the same time. "
+      "Communication below a box that computes costs no time. Below empty space, or below the grey line of a pass that "
+      "waits for it, it does.";
   p.notes = {first_ranks(r, "; trace.json has all"),
              "All tracks of all kept steps: open trace.json, which lies beside this file in the run directory, in "
              "ui.perfetto.dev."};
@@ -215,15 +212,13 @@ Part timeline_part(const Record& r, const StepSpan& step) {
 
 // The peaks stand in every text, the pictures need a step.
 Part memory_part(const Record& r, const StepSpan& step) {
-  Part p{.id = "memory",
-         .title = fmt::format("Memory in step {}", step.step),
-         .words =
-             "The height of a colour is the memory of that kind that a rank held. It was noted each time that it had "
-             "changed by 1/32 of its maximum. All ranks have one scale. Activations grow in forward passes and "
-             "shrink in backward passes. The table has the peaks of the whole run.",
-         .legend = memory_legend(),
-         .pictures = memories_of(r, step, most_held(r, step, kMostRanks), kMostRanks, kHalf),
-         .notes = {first_ranks(r)}};
+  Part p = step.step > 0 ? figure_of("memory", {r}, kWidth) : Part{.id = "memory"};
+  p.title = fmt::format("Memory in step {}", step.step);
+  p.words =
+      "The height of a colour is the memory of that kind that a rank held. It was noted each time that it had changed "
+      "by 1/32 of its maximum. All ranks have one scale. Activations grow in forward passes and shrink in backward "
+      "passes. The table has the peaks of the whole run.";
+  p.notes = {first_ranks(r)};
   Table t{.id = "peaks",
           .columns = {{{"most bytes at one time", "rank"}, false, 6}},
           .above = "\nmost bytes at one time\n"};

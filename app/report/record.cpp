@@ -4,7 +4,6 @@
 #include "app/report/report.h"
 #include "app/run/directory.h"
 #include "app/train/output.h"
-#include "data/files.h"
 #include "data/json.h"
 
 namespace tessera::report {

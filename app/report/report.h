@@ -4,7 +4,6 @@
 #include "app/options.h"
 #include "app/report/drawing.h"
 #include "parallel/pipeline/simulate.h"
-#include "tensor/arena.h"
 #include "train/usage.h"
 
 namespace tessera::report {
@@ -128,9 +127,10 @@ Overlap overlap_of(const Record& record, const StepSpan& step, const std::string
 // Parts and figures.
 
 inline constexpr std::string_view kFigures = "pipeline|memory|timeline|bytes|loss|bench";
-// One of kFigures but bench, of pictures that together are so wide. Runs have one scale. Throws Error (usage) that says
-// which run lacks what the figure shows.
+// One of kFigures but bench, of pictures that together are so wide, and of at most drawn_ranks() of a run. Runs have
+// one scale. Throws Error (usage) that says which run lacks what the figure shows.
 Part figure_of(std::string_view name, const std::vector<Record>& runs, double width = kFigureWidth);
+constexpr size_t drawn_ranks(double width) { return width > kFigureWidth ? 16 : 8; }
 
 // A schedule on its clock, a lane for each rank; `scale` is the time that the whole width shows.
 struct Panel {
@@ -144,12 +144,6 @@ Lanes lanes_of(const Panel& panel, double width = kWidth);
 std::vector<Panel> panels_of(const Record& record, const MeasuredPipeline& pipeline, const StepSpan& step);
 std::vector<LegendEntry> pass_legend(const Schedule& schedule);
 
-// Pictures and legends that figures and parts of the page share: the first `ranks` in one step. `span` and `most` are
-// the time and the bytes that a whole picture shows.
-std::vector<Picture> timelines_of(const Record& record, const StepSpan& step, double span, size_t ranks, double width);
-std::vector<LegendEntry> timeline_legend(const Record& record);
-std::vector<Picture> memories_of(const Record& record, const StepSpan& step, double most, size_t ranks, double width);
-double most_held(const Record& record, const StepSpan& step, size_t ranks);
 std::vector<LegendEntry> memory_legend();
 std::string css_of_axis(const std::string& axis);
 

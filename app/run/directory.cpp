@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <nlohmann/json.hpp>
 #include <random>
 
 #include "data/json.h"

@@ -2,7 +2,6 @@
 // ends, however that ends.
 #pragma once
 #include "app/options.h"
-#include "data/files.h"
 #include "parallel/async/push_log.h"
 #include "train/checkpoint/directory.h"
 #include "train/trainer.h"

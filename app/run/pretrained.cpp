@@ -3,8 +3,6 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <array>
 #include <cstdlib>
 
 #include "app/job_of.h"

@@ -3,7 +3,6 @@
 // it was.
 #pragma once
 #include "app/options.h"
-#include "data/tokenizer.h"
 #include "hub/gptq_format.h"
 #include "train/checkpoint/state.h"
 #include "train/memory.h"
@@ -69,5 +68,21 @@ void ask_for_inference(const Job& job);
 // times the bytes of any `model.safetensors` in `folder` or in a checkpoint there. A vocabulary that is not known is 1.
 void check_described(const std::filesystem::path& config, const std::filesystem::path& folder, const Job& job,
                      int64_t vocab = 1);
+
+// A model that only computes, opened for a plan: what `generate`, `evaluate` and `checkpoint quantize` share.
+
+struct Inference {
+  Pretrained from;
+  TrainOptions run;  // the options that say the same
+  Job job;           // a model without gradients
+  std::unique_ptr<Tokenizer> tokenizer;
+};
+
+// `words` are options of a run; without a word of ranks there is one. Says what was passed over on standard error.
+// Throws Error (usage), InputError, and Error where memory does not suffice.
+Inference open_inference(const std::string& from, const Words& words);
+
+// This rank's part of it. The inference must outlive the result.
+std::unique_ptr<Trainer> part_of(const Inference& inference, Communicator& world);
 
 }  // namespace tessera

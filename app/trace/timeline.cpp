@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
-#include "data/files.h"
 #include "tensor/cpu/vectorize.h"
 
 namespace tessera {

@@ -1,8 +1,6 @@
 // The log of one rank at the end of a run with --trace, and how rank 0 gathers the logs of all ranks.
 #pragma once
 #include "app/train/train.h"
-#include "parallel/comm/trace.h"
-#include "parallel/mesh.h"
 
 namespace tessera {
 

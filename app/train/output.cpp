@@ -3,13 +3,10 @@
 
 #include <cerrno>
 #include <cstring>
-#include <nlohmann/json.hpp>
-#include <thread>
 
 #include "app/plan_json.h"
 #include "app/run/directory.h"
 #include "bench/op_bench.h"
-#include "data/files.h"
 #include "data/json.h"
 #include "tensor/cpu/vectorize.h"
 #include "train/device.h"
@@ -135,38 +132,6 @@ Ordered gpu_json(const TrainOutput::Facts& f) {
             {"gelu_gradient", pass_json(log.gelu_gradient)},
             {"bias_sums", pass_json(log.bias_sums)}}},
           {"padded_products", log.padded_products}};
-}
-
-// Timing of products.
-
-// The shortest of a few products of n x n matrices.
-double product_seconds(const Tensor& a, const Tensor& b) {
-  double best = 1e9;
-  for (int round = 0; round < 6; ++round) {
-    const auto start = std::chrono::steady_clock::now();
-    matmul(a, b).narrow(0, 0, 1).on_host();  // on a GPU a product is done when some of it can be read
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  }
-  return best;
-}
-
-// On a GPU numbers that are alike are multiplied faster than others: eight random rows, over and over.
-Tensor drawn_square(int64_t n, DType dtype, const ArenaPtr& arena) {
-  std::vector<float> rows(static_cast<size_t>(8 * n));
-  const Philox random = Philox::named(1, "product");
-  for (size_t i = 0; i < rows.size(); ++i) rows[i] = random.uniform(i) - 0.5F;
-  Tensor square = Tensor::empty({n, n}, dtype, arena);
-  square.reshape({n / 8, 8, n}).copy_from(Tensor::of<float>(rows, {8, n}, arena));
-  return square;
-}
-
-// The rate of products of matrices that are large enough to take a millisecond.
-double gpu_peak_flops(DType dtype, const ArenaPtr& arena) {
-  constexpr int64_t most = 8192;
-  for (int64_t n = 128;; n *= 2) {
-    const double seconds = product_seconds(drawn_square(n, dtype, arena), drawn_square(n, dtype, arena));
-    if (seconds > 1e-3 || n == most) return bench::product_rate(n, seconds);
-  }
 }
 
 }  // namespace
@@ -299,12 +264,13 @@ std::string TrainOutput::in_words(const Facts& f, double rate, double share) con
 }
 
 double measured_peak_flops(DType dtype, const ArenaPtr& arena) {
-  if (arena->device() == Device::cuda) return gpu_peak_flops(dtype, arena);
-  constexpr int64_t n = 1024;
-  Tensor a = Tensor::empty({n, n}, dtype, arena), b = Tensor::empty({n, n}, dtype, arena);
-  a.fill(0.5);
-  b.fill(0.25);
-  return bench::product_rate(n, product_seconds(a, b));
+  constexpr int rounds = 6;
+  constexpr int64_t most = 8192;
+  int64_t n = arena->device() == Device::cuda ? 128 : 1024;
+  double rate = bench::measure_products(n, rounds, dtype, arena);
+  while (arena->device() == Device::cuda && n < most && rate > bench::product_rate(n, 1e-3))  // too short to be timed
+    rate = bench::measure_products(n *= 2, rounds, dtype, arena);
+  return rate;
 }
 
 int64_t ranks_at_once(int64_t ranks, int64_t processors, int64_t each) {

@@ -3,7 +3,6 @@
 #pragma once
 #include "app/options.h"
 #include "app/output.h"
-#include "data/dataset.h"
 #include "data/event_file.h"
 #include "train/trainer.h"
 #include "train/usage.h"

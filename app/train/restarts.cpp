@@ -7,13 +7,11 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "app/job_of.h"
 #include "app/output.h"
 #include "app/run/directory.h"
 #include "app/signals.h"
-#include "data/files.h"
 #include "data/json.h"
 #include "data/process.h"
 

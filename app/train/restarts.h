@@ -11,10 +11,8 @@
 // A failure that cannot get better is not started again: a command line, an input file, a loss, or an output that is
 // wrong.
 #pragma once
-#include <chrono>
 
 #include "app/options.h"
-#include "train/plan.h"
 
 namespace tessera {
 

@@ -2,7 +2,6 @@
 #pragma once
 #include "app/run/directory.h"
 #include "app/train/output.h"
-#include "train/batches.h"
 
 namespace tessera {
 

@@ -1,14 +1,9 @@
 // The global norm: of gradients that are all one, and of a training step beside one rank's.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-
 #include "lab/compare.h"
-#include "lab/exercise.h"
 #include "models/decoder.h"
 #include "optim/grad_norm.h"
-#include "parallel/data_strategy.h"
 #include "parallel/gradient_norm.h"
 #include "train/trainer.h"
 

@@ -1,15 +1,7 @@
 // Collectives that are graded: inputs of every rank, and results that typical mistakes would make of them.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <utility>
-
 #include "lab/compare.h"
-#include "lab/exercise.h"
-#include "parallel/comm/algorithms.h"
 #include "tensor/random.h"
 
 namespace tessera::lab {

@@ -2,14 +2,8 @@
 // leave.
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "lab/compare.h"
-#include "lab/exercise.h"
 #include "models/decoder.h"
-#include "optim/optimizer.h"
-#include "parallel/comm/trace.h"
-#include "parallel/data_strategy.h"
 #include "train/batches.h"
 
 namespace tessera::lab {

@@ -4,15 +4,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-
-#include "autograd/ops.h"
 #include "lab/compare.h"
-#include "lab/exercise.h"
-#include "parallel/placement.h"
-#include "tensor/random.h"
 
 namespace tessera::lab {
 

@@ -1,16 +1,8 @@
 // Tokens that travel: ring attention beside plain attention in double over the whole sequence, and experts.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <string>
-
-#include "autograd/ops.h"
 #include "lab/compare.h"
-#include "lab/exercise.h"
-#include "parallel/context_parallel.h"
 #include "parallel/experts/expert_parallel.h"
-#include "tensor/random.h"
 
 namespace tessera::lab {
 

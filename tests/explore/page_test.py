@@ -111,7 +111,7 @@ class Page(unittest.TestCase):
     def test_shows_a_plan_and_the_best(self):
         self.assertEqual(self.value(BARS), 4)
         self.assertEqual(self.value("document.querySelectorAll('#pipeline rect.k-F').length"), 4 * 16 + 1)  # and the legend's
-        self.assertGreater(self.value("document.querySelectorAll('#memory rect.optimizer').length"), 4)
+        self.assertGreater(self.value("document.querySelectorAll('#memory rect.m2').length"), 4)
         self.assertGreater(self.value("document.querySelectorAll('#time rect').length"), 1)
         self.assertGreater(self.value("document.querySelectorAll('#bytes rect').length"), 0)
         self.assertGreater(self.value("document.querySelectorAll('#ranking tbody tr').length"), 2)
@@ -241,7 +241,7 @@ class Page(unittest.TestCase):
         for scheme in ("light", "dark"):
             self.browser.scheme(scheme)
             for names in ("parameters gradients optimizer activations communication workspace", "F B W idle", "F I W idle",
-                          "compute waiting sending"):
+                          "F waiting sending"):
                 colours = {name: self.value(f"getComputedStyle(document.documentElement).getPropertyValue('--{name}').trim()")
                            for name in names.split()}
                 for one, other in itertools.combinations(colours, 2):

@@ -205,12 +205,12 @@ TEST(Words, LibrariesNameFieldsAndNoOptions) { EXPECT_EQ(complaints(says_an_opti
 std::string reads_what_no_help_names(const Source& source) {
   static const std::set<std::string> product{"tensor", "autograd", "nn",     "optim", "parallel", "lab", "models",
                                              "train",  "planner",  "verify", "data",  "app",      "hub", "bench"};
-  static const std::string help = read_text(std::string(TESSERA_SOURCE_DIR) + "/app/command_line.cpp");
+  static const std::string help = read_text(std::string(TESSERA_SOURCE_DIR) + "/app/help/tessera.txt");
   static const std::regex reads("(?:getenv|environment)\\(\"([A-Z_]+)\"\\)"), launchers("(SLURM|PMI|PMIX|OMPI|MV2)_.*");
   if (!source.is_code() || !product.contains(source.folder())) return "";
   for (std::sregex_iterator it(source.text.begin(), source.text.end(), reads), end; it != end; ++it)
     if (const std::string name = (*it)[1]; !std::regex_match(name, launchers) && help.find(name) == std::string::npos)
-      return "reads the variable " + name + ", which is not in the list of `tessera --help` (app/command_line.cpp)";
+      return "reads the variable " + name + ", which is not in the list of `tessera --help` (app/help/tessera.txt)";
   return "";
 }
 

@@ -12,9 +12,8 @@
 #include <cstdlib>
 #include <future>
 
-#include "data/files.h"
 #include "lab/check.h"
-#include "settings/setting.h"
+#include "tests/lab/sections.h"
 
 namespace tessera::lab {
 namespace {
@@ -24,7 +23,7 @@ namespace fs = std::filesystem;
 struct Fake {
   std::string name, broke, exercise, text;  // exercise: empty, every one; text: the whole file, if it is not empty
   std::vector<std::string> bodies;
-  std::vector<std::pair<std::string, std::string>> changes;
+  Texts changes;
 };
 
 const std::string kIncludes =
@@ -33,7 +32,7 @@ const std::string kIncludes =
     "#include <sys/stat.h>\n#include <sys/syscall.h>\n#include <sys/uio.h>\n#include <unistd.h>\n"
     "#include <algorithm>\n#include <stdexcept>\n#include <thread>\n#include <vector>\n";
 
-std::string replaced(std::string text, const std::vector<std::pair<std::string, std::string>>& words) {
+std::string replaced(std::string text, const Texts& words) {
   for (const auto& [from, to] : words)
     for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
       text.replace(at, from.size(), to);
@@ -43,35 +42,15 @@ std::string replaced(std::string text, const std::vector<std::pair<std::string, 
 // The file of fakes, which says how it is written.
 std::vector<Fake> fakes() {
   std::vector<Fake> all;
-  std::string* to = nullptr;
-  bool at_start = false;
-  const auto end = [&] {
-    if (to && at_start) *to = "INCLUDES__attribute__((constructor)) static void now() {\n" + *to + "}\nGIVEN";
-    at_start = false;
-  };
-  for (const std::string& line : split(read_file(fs::path(TESSERA_SOURCE_DIR) / "tests/lab/fakes.txt"), '\n')) {
-    if (line.starts_with("=== ")) {
-      end();
-      std::vector<std::string> words = split(replaced(line.substr(4), {{" | ", "|"}}), '|');
-      words.resize(3);
-      all.push_back({words[0], words[1], words[2], "", {}, {}});
-      to = &all.back().text;
-    } else if (line == "--- at the start") {
-      at_start = true;
-    } else if (line == "--- body") {
-      to = &all.back().bodies.emplace_back();
-    } else if (line == "--- change") {
-      to = &all.back().changes.emplace_back().first;
-    } else if (line == "--- to") {
-      to = &all.back().changes.back().second;
-    } else if (to) {
-      *to += line + "\n";
+  for (const Section& s : sections_of("fakes.txt")) {
+    Fake fake{s.words.at(0), s.words.at(1), s.words.size() > 2 ? s.words[2] : "", s.texts[0].second, {}, changes_of(s)};
+    for (const auto& [kind, text] : s.texts) {
+      if (kind == "body") fake.bodies.push_back(text);
+      if (kind == "at the start")
+        fake.text = "INCLUDES__attribute__((constructor)) static void now() {\n" + text + "}\nGIVEN";
     }
+    all.push_back(fake);
   }
-  end();
-  for (Fake& fake : all)
-    for (auto& [from, instead] : fake.changes)  // may end within a line
-      for (std::string* x : {&from, &instead}) x->pop_back();
   return all;
 }
 

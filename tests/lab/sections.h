@@ -1,0 +1,51 @@
+// Texts of tests, in files: `=== WORDS | WORDS` begins a section, `--- KIND` a text in it. Lines before the first
+// section say what stands there.
+#pragma once
+#include <filesystem>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "data/files.h"
+
+namespace tessera::lab {
+
+using Texts = std::vector<std::pair<std::string, std::string>>;
+
+struct Section {
+  std::vector<std::string> words = {};
+  Texts texts = {{"", ""}};  // kinds and lines; the first has those before any kind
+};
+
+inline std::vector<Section> sections_of(const std::string& file) {
+  std::vector<Section> out;
+  std::istringstream lines(read_file(std::filesystem::path(TESSERA_SOURCE_DIR) / "tests/lab" / file));
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("=== ")) {
+      Section& begun = out.emplace_back();
+      for (size_t at = 4, end; at < line.size(); at = end + 3) {
+        end = std::min(line.find(" | ", at), line.size());
+        begun.words.push_back(line.substr(at, end - at));
+      }
+    } else if (line.starts_with("--- ")) {
+      out.back().texts.emplace_back(line.substr(4), "");
+    } else if (!out.empty()) {
+      out.back().texts.back().second += line + "\n";
+    }
+  }
+  return out;
+}
+
+// Each `--- change` with its `--- to`, which may end within a line.
+inline Texts changes_of(const Section& section) {
+  Texts out;
+  for (const auto& [kind, text] : section.texts) {
+    const std::string part = text.substr(0, text.size() - (text.empty() ? 0 : 1));
+    if (kind == "change") out.emplace_back(part, "");
+    if (kind == "to") out.back().second = part;
+  }
+  return out;
+}
+
+}  // namespace tessera::lab
