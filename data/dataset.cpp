@@ -5,7 +5,6 @@
 #include <sys/resource.h>
 
 #include <nlohmann/json.hpp>
-#include <set>
 #include <tuple>
 
 #include "data/bad_input.h"

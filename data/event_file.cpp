@@ -6,12 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
-#include <cstddef>
 #include <cstring>
 #include <system_error>
 

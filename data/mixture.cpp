@@ -6,7 +6,6 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <set>
 
 #include "data/config_file.h"
 #include "data/examples.h"

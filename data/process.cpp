@@ -8,14 +8,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <fstream>
 #include <mutex>
 #include <set>
-#include <string_view>
 #include <thread>
 
 #include "tensor/error.h"

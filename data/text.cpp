@@ -7,8 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
-#include <span>
 
 #include "data/bad_input.h"
 #include "data/files.h"

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 #include <xxhash.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "data/bad_input.h"

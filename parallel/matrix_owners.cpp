@@ -1,7 +1,6 @@
 // Parts to their owners, and back.
 #include "parallel/matrix_owners.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "optim/muon.h"

@@ -1,12 +1,7 @@
 // Cuts, and the products of column and row layers.
 #include "parallel/tensor_parallel.h"
 
-#include <map>
-#include <memory>
 #include <numeric>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "nn/adapters/lora.h"
 #include "tensor/ops/reduce.h"

@@ -12,11 +12,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <mutex>
 #include <new>
 #include <set>
-#include <string>
-#include <utility>
 
 #include "tensor/cuda/gpus.h"
 #include "tensor/error.h"

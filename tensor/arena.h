@@ -1,17 +1,11 @@
 // The memory that an arena hands out: one run of addresses, of which only the part that was used is backed by memory.
 #pragma once
-#include <array>
-#include <cstddef>
-#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string_view>
 #include <typeindex>
-#include <utility>
-#include <vector>
 
 #include "tensor/device.h"
 #include "tensor/error.h"

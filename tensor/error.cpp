@@ -2,10 +2,6 @@
 #include "tensor/error.h"
 
 #include <algorithm>
-#include <array>
-#include <optional>
-#include <string_view>
-#include <utility>
 
 namespace tessera {
 

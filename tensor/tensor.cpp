@@ -1,7 +1,6 @@
 // Views and copies of tensors.
 #include "tensor/tensor.h"
 
-#include <cstring>
 #include <numeric>
 
 #include "tensor/cpu/loops.h"

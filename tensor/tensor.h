@@ -3,12 +3,6 @@
 // Copying a Tensor copies the view, never the elements. Ops read tensors of any strides unless they say otherwise, and
 // return new contiguous tensors from the arena of their first argument, in the arena's default category.
 #pragma once
-#include <array>
-#include <cstddef>
-#include <memory>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "tensor/arena.h"
 #include "tensor/device.h"

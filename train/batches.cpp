@@ -2,8 +2,6 @@
 #include "train/batches.h"
 
 #include <cstring>
-#include <string>
-#include <utility>
 
 #include "data/examples.h"
 #include "data/mixture.h"

@@ -1,12 +1,6 @@
 // Plans that cannot be are refused before anything starts, with the field at fault and the nearest value that can be.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <memory>
-#include <optional>
-#include <utility>
-
 #include "models/layout.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"

@@ -3,10 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <filesystem>
-#include <vector>
-
 #include "data/files.h"
 #include "settings/setting.h"
 #include "tensor/cuda/gpus.h"

@@ -1,6 +1,5 @@
 // Where a rank computes: what a plan's device means.
 #pragma once
-#include <string>
 
 #include "parallel/comm/communicator.h"
 #include "tensor/arena.h"

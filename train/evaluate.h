@@ -1,8 +1,5 @@
 // The loss over a whole split.
 #pragma once
-#include <functional>
-#include <optional>
-#include <vector>
 
 #include "data/token_file.h"
 #include "models/sample.h"

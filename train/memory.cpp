@@ -1,9 +1,7 @@
 // Closed forms of what stays, and the peaks of passes beside them.
 #include "train/memory.h"
 
-#include <algorithm>
 #include <cstring>
-#include <memory>
 
 #include "optim/muon.h"
 #include "parallel/comm/fake_transport.h"

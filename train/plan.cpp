@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "parallel/comm/launch.h"
 #include "settings/json.h"
 #include "tensor/error.h"

@@ -1,11 +1,5 @@
 // Training steps: what they report, what ranks agree on beside them, and steps that a GPU makes by itself.
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "optim/optimizer.h"
 #include "parallel/comm/communicator.h"

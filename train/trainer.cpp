@@ -1,11 +1,6 @@
 // Steps and validation.
 #include "train/trainer.h"
 
-#include <algorithm>
-#include <array>
-#include <chrono>
-#include <cmath>
-
 #include "optim/grad_norm.h"
 #include "parallel/gradient_norm.h"
 #include "tensor/ops/elementwise.h"

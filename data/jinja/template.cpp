@@ -1,7 +1,6 @@
 // From a template's text to functions that print its parts: the parser makes one for each.
 #include "data/jinja/template.h"
 
-#include <algorithm>
 #include <cctype>
 #include <charconv>
 

@@ -1,6 +1,5 @@
 // Our own tokenizers as descriptions, in their files, and learnt from a text.
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <queue>
 #include <set>

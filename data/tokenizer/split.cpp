@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <oniguruma.h>
 
-#include <algorithm>
 #include <ctime>
 
 #include "data/tokenizer/bpe.h"

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
-#include <initializer_list>
 #include <limits>
 
 #include "tensor/error.h"

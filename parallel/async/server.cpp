@@ -3,13 +3,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <cstring>
 #include <limits>
-#include <thread>
-#include <utility>
 
 #include "optim/grad_norm.h"
 #include "parallel/comm/cuda/streams.h"

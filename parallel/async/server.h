@@ -1,18 +1,9 @@
 // The asynchronous parameter server with bounded staleness: the rules of one server (AsyncShard), what workers and
 // servers say to each other (AsyncMessage), and both on one rank (AsyncServer).
 #pragma once
-#include <atomic>
 #include <condition_variable>
-#include <cstdint>
 #include <cstring>
 #include <exception>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "nn/module.h"
 #include "optim/optimizer.h"

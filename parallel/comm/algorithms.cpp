@@ -1,8 +1,6 @@
 // Which algorithm does what, and the direct exchange over messages.
 #include "parallel/comm/algorithms.h"
 
-#include <vector>
-
 #include "parallel/comm/memory.h"
 
 namespace tessera {

@@ -1,13 +1,6 @@
 // One communication as a rank asks for it, in raw memory: what a transport and an algorithm are given.
 #pragma once
-#include <array>
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "tensor/dtype.h"
 #include "tensor/error.h"

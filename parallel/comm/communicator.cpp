@@ -3,13 +3,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <chrono>
 #include <exception>
-#include <map>
 #include <numeric>
-#include <thread>
-#include <utility>
 
 #include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/launch.h"

@@ -17,14 +17,7 @@
 // Everything throws CommError that names rank, axis, operation and bytes when a rank fails, does not come within the
 // timeout, or asks for something else. One thread at a time may use a communicator.
 #pragma once
-#include <array>
-#include <atomic>
 #include <future>
-#include <memory>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/wait.h"

@@ -16,13 +16,6 @@
 #pragma once
 #include <condition_variable>
 #include <deque>
-#include <filesystem>
-#include <functional>
-#include <future>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
 #include <thread>
 
 #include "parallel/comm/communicator.h"

@@ -1,7 +1,6 @@
 // The two kinds of memory.
 #include "parallel/comm/memory.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "parallel/comm/cuda/streams.h"

@@ -1,14 +1,6 @@
 // Other processes' memory, seen from this one: a rank of this host says where its arrays lie (Reach), and whoever is
 // told maps the file behind them (tensor/arena.h, shared_region()) once and for good.
 #pragma once
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <map>
-#include <mutex>
-#include <span>
-#include <utility>
-#include <vector>
 
 #include "parallel/comm/call.h"
 #include "parallel/comm/meeting.h"

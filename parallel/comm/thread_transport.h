@@ -1,14 +1,6 @@
 // The state that the threads of a group share: the places where they meet, and their mailboxes.
 #pragma once
-#include <array>
-#include <atomic>
 #include <deque>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "parallel/comm/call.h"
 #include "parallel/comm/cuda/streams.h"

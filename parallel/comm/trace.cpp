@@ -3,12 +3,9 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <ctime>
 #include <numeric>
-#include <utility>
 
 #include "tensor/arena.h"
 

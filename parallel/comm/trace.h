@@ -1,20 +1,9 @@
 // Two records of what a rank does and when: the trace, for timelines, and the flight, for a failure that may come.
 #pragma once
-#include <array>
-#include <atomic>
 #include <chrono>
-#include <cstddef>
-#include <cstdint>
 #include <deque>
-#include <filesystem>
-#include <functional>
 #include <future>
-#include <memory>
-#include <mutex>
 #include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "parallel/comm/call.h"
 #include "tensor/arena.h"

@@ -18,13 +18,8 @@
 //
 // direct(), native(), send() and recv() are functions of a Transport.
 #pragma once
-#include <atomic>
-#include <functional>
 #include <memory>
 #include <mutex>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "parallel/comm/call.h"
 #include "parallel/comm/wait.h"

@@ -22,8 +22,6 @@
 // added in the order of ranks. So nothing but the order in which groups of ranks are added tells how many ranks share
 // out the experts.
 #pragma once
-#include <functional>
-#include <vector>
 
 #include "autograd/var.h"
 #include "nn/experts/experts.h"

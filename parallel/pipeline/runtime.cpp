@@ -1,10 +1,6 @@
 // The loop, and what each action is.
 #include "parallel/pipeline/runtime.h"
 
-#include <algorithm>
-#include <string>
-#include <utility>
-
 #include "parallel/pipeline/validate.h"
 #include "tensor/error.h"
 

@@ -12,8 +12,6 @@
 // when it was sent. Weights get the gradients of micro-batches in ascending order under every schedule, so they have
 // the bits of one rank that takes one micro-batch after another.
 #pragma once
-#include <map>
-#include <utility>
 
 #include "autograd/var.h"
 #include "parallel/comm/communicator.h"

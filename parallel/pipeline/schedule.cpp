@@ -2,17 +2,9 @@
 #include "parallel/pipeline/schedule.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
-#include <cstring>
-#include <filesystem>
-#include <iterator>
-#include <string>
-#include <string_view>
 #include <system_error>
-#include <utility>
-#include <vector>
 
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"

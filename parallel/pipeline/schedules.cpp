@@ -2,12 +2,7 @@
 #include "parallel/pipeline/schedules.h"
 
 #include <algorithm>
-#include <array>
 #include <deque>
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "parallel/pipeline/validate.h"
 #include "tensor/error.h"

@@ -3,10 +3,7 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <numeric>
-#include <optional>
-#include <utility>
 
 #include "parallel/pipeline/validate.h"
 #include "tensor/error.h"

@@ -2,9 +2,6 @@
 #include "parallel/pipeline/validate.h"
 
 #include <algorithm>
-#include <array>
-#include <utility>
-#include <vector>
 
 #include "tensor/error.h"
 

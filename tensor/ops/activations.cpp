@@ -2,10 +2,6 @@
 // does not depend on the number of threads.
 #include "tensor/ops/activations.h"
 
-#include <algorithm>
-#include <type_traits>
-#include <utility>
-
 #include "tensor/cpu/loops.h"
 #include "tensor/ops/elementwise_list.h"
 

@@ -1,10 +1,7 @@
 // Rows are independent and threads split them.
 #include "tensor/ops/cross_entropy.h"
 
-#include <algorithm>
 #include <limits>
-#include <string>
-#include <utility>
 
 #include "tensor/cpu/loops.h"
 #include "tensor/math.h"

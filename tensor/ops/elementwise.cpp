@@ -1,8 +1,6 @@
 // The elementwise ops: what each checks, and the CPU's loop of its kernel.
 #include "tensor/ops/elementwise.h"
 
-#include <tuple>
-
 #include "tensor/cpu/loops.h"
 #include "tensor/ops/reduce.h"
 

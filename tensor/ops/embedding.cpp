@@ -1,8 +1,6 @@
 // Lookup by rows; the gradient by columns, so that no two threads add to one element.
 #include "tensor/ops/embedding.h"
 
-#include <algorithm>
-
 #include "tensor/cpu/loops.h"
 
 namespace tessera {

@@ -1,9 +1,6 @@
 // Rows are independent, so threads split them; gradients of gamma and beta are split by columns.
 #include "tensor/ops/norm.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "tensor/cpu/loops.h"
 #include "tensor/math.h"
 #include "tensor/ops/elementwise.h"

@@ -1,9 +1,7 @@
 // Sums; those on the CPU. Threads split the outputs, never the terms of one sum.
 #include "tensor/ops/reduce.h"
 
-#include <algorithm>
 #include <limits>
-#include <vector>
 
 #include "tensor/cpu/loops.h"
 #include "tensor/math.h"

@@ -1,10 +1,7 @@
 // Frequencies, tables, and the turning of heads.
 #include "tensor/ops/rotary.h"
 
-#include <algorithm>
-#include <cmath>
 #include <numbers>
-#include <string>
 
 #include "tensor/cpu/loops.h"
 #include "tensor/math.h"

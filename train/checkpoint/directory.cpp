@@ -1,7 +1,6 @@
 // The protocol of checkpoint folders.
 #include "train/checkpoint/directory.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 

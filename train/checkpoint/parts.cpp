@@ -1,11 +1,8 @@
 // Reading: whole tensors of files, or of parts of them.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstring>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "data/json.h"
 #include "models/layout.h"

@@ -1,10 +1,7 @@
 // The walk through the layers.
 #include "train/quantize/layers.h"
 
-#include <algorithm>
 #include <cstring>
-#include <map>
-#include <memory>
 
 #include "models/adapters/adapters.h"
 #include "tensor/error.h"

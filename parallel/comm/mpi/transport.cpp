@@ -1,19 +1,13 @@
 // Messages, groups and failures over MPI.
-#include <mpi.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <climits>
 #include <csignal>
 #include <cstring>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/call.h"

@@ -2,31 +2,20 @@
 #include "parallel/comm/mpi/world.h"
 
 #include <fcntl.h>
-#include <mpi.h>
 #include <sched.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
-#include <chrono>
-#include <condition_variable>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <filesystem>
-#include <memory>
 #include <new>
 #include <numeric>
-#include <string>
 #include <system_error>
-#include <thread>
-#include <utility>
 
 #include "parallel/comm/call.h"
 #include "parallel/comm/trace.h"

@@ -3,18 +3,7 @@
 #pragma once
 #include <mpi.h>
 
-#include <array>
-#include <atomic>
-#include <chrono>
-#include <deque>
-#include <functional>
 #include <limits>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "parallel/comm/launch.h"
 #include "parallel/comm/shared_exchange.h"

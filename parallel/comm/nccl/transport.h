@@ -6,13 +6,6 @@
 // ever, and on one stream they run in the order in which they were asked for. Graphs in which collectives of a
 // communicator were captured must go before it does.
 #pragma once
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "parallel/comm/call.h"
 #include "parallel/comm/transport.h"

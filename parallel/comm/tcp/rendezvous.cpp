@@ -2,24 +2,18 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <exception>
 #include <fstream>
-#include <memory>
 #include <random>
-#include <thread>
 
 #include "parallel/comm/call.h"
 #include "parallel/comm/tcp/transport.h"

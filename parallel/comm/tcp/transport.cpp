@@ -2,10 +2,7 @@
 #include "parallel/comm/tcp/transport.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <numeric>
 

@@ -3,23 +3,7 @@
 #include <netdb.h>
 #include <sys/socket.h>
 
-#include <array>
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
-#include <cstddef>
-#include <cstdint>
-#include <deque>
-#include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <thread>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "parallel/comm/launch.h"
 #include "parallel/comm/transport.h"

@@ -1,10 +1,6 @@
 // The ops of a mixture of experts: their checks, and their loops on the CPU.
 #include "tensor/ops/experts/experts.h"
 
-#include <algorithm>
-#include <cmath>
-#include <string>
-
 #include "tensor/cpu/loops.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/experts/token.h"

@@ -1,12 +1,8 @@
 // Codes and numbers.
 #include "tensor/ops/quantize/quantize.h"
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstring>
 #include <limits>
-#include <string>
 
 #include "tensor/cpu/vectorize.h"
 #include "tensor/dtype.h"

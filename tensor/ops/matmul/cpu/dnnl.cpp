@@ -1,8 +1,5 @@
 // oneDNN's matmul behind plain functions.
-#include <algorithm>
 #include <dnnl.hpp>
-#include <map>
-#include <tuple>
 #include <unordered_map>
 
 #include "tensor/cpu/vectorize.h"

@@ -9,8 +9,6 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <memory>
-#include <string_view>
 
 #include "tensor/error.h"
 #include "tensor/ops/matmul/cuda/product.h"

@@ -1,9 +1,6 @@
 // From our matrices by rows to a product of matrices by columns.
 #include "tensor/ops/matmul/matmul.h"
 
-#include <optional>
-#include <string>
-
 #include "tensor/kernels.h"
 #include "tensor/ops/activations.h"
 #include "tensor/ops/elementwise.h"
