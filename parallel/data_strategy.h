@@ -71,11 +71,9 @@ struct UnitRange {
   size_t begin = 0, end = SIZE_MAX;
 };
 
-class DataStrategy {
+class DataStrategy : NotCopied {
  public:
   virtual ~DataStrategy() = default;
-  DataStrategy(const DataStrategy&) = delete;
-  DataStrategy& operator=(const DataStrategy&) = delete;
 
   // --- actions ---
   virtual void begin_step() { model_.clear_gradients(); }

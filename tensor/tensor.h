@@ -14,13 +14,11 @@ namespace tessera {
 
 // One block of an arena. `version` counts the writes that change its meaning (an optimizer step), so that a copy in
 // another layout, such as a packed weight, knows when it is stale.
-class Storage {
+class Storage : NotCopied {
  public:
   Storage(ArenaPtr arena, int64_t bytes, Category category)
       : arena_(std::move(arena)), bytes_(bytes), category_(category), data_(arena_->allocate(bytes, category)) {}
   ~Storage() { arena_->release(data_, bytes_, category_); }
-  Storage(const Storage&) = delete;
-  Storage& operator=(const Storage&) = delete;
 
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }

@@ -1,13 +1,9 @@
 // Files: read, and written whole or not at all.
 #pragma once
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
+
+#include "tensor/error.h"
 
 namespace tessera {
 
@@ -68,14 +64,12 @@ int make_room(int descriptor, int64_t from, int64_t to);
 // name that it will have. It is removed at the end of its scope, by remove_temporaries() when a signal ends the
 // process, and, where the process was killed, by the next one that calls remove_stale() there.
 
-class TemporaryName {
+class TemporaryName : NotCopied {
  public:
   // A name that nobody can foretell, `stem` and its end; nothing is made. The caller makes it with O_EXCL or mkdir().
   explicit TemporaryName(const std::filesystem::path& stem);
   // Removes what has the name, a folder with all in it.
   ~TemporaryName();
-  TemporaryName(const TemporaryName&) = delete;
-  TemporaryName& operator=(const TemporaryName&) = delete;
   const std::filesystem::path& path() const { return path_; }
 
  private:

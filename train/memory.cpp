@@ -99,15 +99,13 @@ Job with_few_microbatches(Job job) {
 }
 
 // The threads of a rank, on which the workspace of kernels depends, while one lives.
-class Team {
+class Team : NotCopied {
  public:
   explicit Team(const Plan& p) : before_(cpu::threads()) {
     if (!has_processes(p)) cpu::set_threads(static_cast<int>(std::max<int64_t>(1, before_ / p.ranks())));
     if (p.threads_per_rank > 0) cpu::set_threads(static_cast<int>(p.threads_per_rank));
   }
   ~Team() { cpu::set_threads(before_); }
-  Team(const Team&) = delete;
-  Team& operator=(const Team&) = delete;
 
  private:
   int before_;

@@ -18,12 +18,10 @@ constexpr int kDeepestSyntax = 150, kMostLinks = 1500, kDeepestRun = 500;
 }
 
 // Counts what is open, so that no template takes more stack than there is.
-struct Level {
+struct Level : NotCopied {
   Level(int& level, int most) : now(level) {
     if (++now > most) throw InputError("nested too deep, or a macro that calls itself without end");
   }
-  Level(const Level&) = delete;
-  Level& operator=(const Level&) = delete;
   ~Level() { --now; }
 
   int& now;

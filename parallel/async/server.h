@@ -180,14 +180,12 @@ struct AsyncOptions {
   std::string record = {}, replay = {};            // files; empty: none
 };
 
-class AsyncServer {
+class AsyncServer : NotCopied {
  public:
   // Gives the model's parameters memory and first values. Every rank of `axis` calls it; model and axis must outlive
   // it. Throws Error (usage) for options that do not fit, and InputError for a replay that is no log of such a run.
   AsyncServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options, AsyncOptions async);
   ~AsyncServer();
-  AsyncServer(const AsyncServer&) = delete;
-  AsyncServer& operator=(const AsyncServer&) = delete;
 
   // Forward and backward of the batch of (worker, clock), with a gradient that is a mean over that batch's tokens.
   // Returns the loss to be reported.

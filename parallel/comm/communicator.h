@@ -53,13 +53,11 @@ class [[nodiscard]] Pending {
   HeldUp* held_up_ = nullptr;
 };
 
-class Communicator {
+class Communicator : NotCopied {
  public:
   // `axis` is its name in messages and counts.
   Communicator(std::unique_ptr<Transport> transport, std::string axis, Algorithm algorithm = Algorithm::direct);
   ~Communicator();
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
 
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }

@@ -25,12 +25,9 @@ int open_of_process(int64_t process, int descriptor);
 // The reach of a call of this process; not known where its arrays lie outside regions that others can map.
 Reach reach_of(const Call& call);
 
-class PeerMemory {
+class PeerMemory : NotCopied {
  public:
-  PeerMemory() = default;
   ~PeerMemory();
-  PeerMemory(const PeerMemory&) = delete;
-  PeerMemory& operator=(const PeerMemory&) = delete;
 
   // The address at which the file of `reach` begins in this process. Any thread may ask. Throws CommError naming the
   // cause when the system does not let it be mapped.

@@ -38,13 +38,11 @@ struct TraceMemory {
 };
 
 // May be written from any thread.
-class Trace {
+class Trace : NotCopied {
  public:
   // With `keep` above 0, only what happens within steps is noted, and only the last `keep` steps are kept.
   explicit Trace(size_t keep = 0);
   ~Trace();
-  Trace(const Trace&) = delete;
-  Trace& operator=(const Trace&) = delete;
   double now() const;                       // seconds since the trace began
   static double processor_now();            // seconds that this thread has had a processor
   double origin() const { return began_; }  // when it began, on the steady clock, which the processes of a host share
@@ -75,13 +73,11 @@ class Trace {
 };
 
 // A phase, or a wait, from here to the end of the scope; nothing without a trace.
-class TraceSpan {
+class TraceSpan : NotCopied {
  public:
   TraceSpan(Trace* trace, const char* what, TraceKind kind = TraceKind::phase)
       : trace_(trace), what_(what), kind_(kind), begin_(trace ? trace->now() : 0) {}
   ~TraceSpan();
-  TraceSpan(const TraceSpan&) = delete;
-  TraceSpan& operator=(const TraceSpan&) = delete;
 
  private:
   Trace* trace_;

@@ -45,12 +45,9 @@ class Board {
   std::string cause_;
 };
 
-class Transport {
+class Transport : NotCopied {
  public:
-  Transport() = default;
   virtual ~Transport() = default;
-  Transport(const Transport&) = delete;
-  Transport& operator=(const Transport&) = delete;
 
   virtual int rank() const = 0;
   virtual int size() const = 0;

@@ -30,12 +30,9 @@ struct StageOutput {
 };
 
 // This rank's stages of the model.
-class Stages {
+class Stages : NotCopied {
  public:
-  Stages() = default;
   virtual ~Stages() = default;
-  Stages(const Stages&) = delete;
-  Stages& operator=(const Stages&) = delete;
 
   // Before each pass of a stage, forward, backward or for its weights: the step and the sequences that it is about.
   virtual void enter(int /*stage*/, int /*microbatch*/) {}

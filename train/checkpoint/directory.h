@@ -9,7 +9,6 @@
 //   old one is called step-N.replaced meanwhile, which counts as step N for as long as there is no step-N.
 #pragma once
 #include <functional>
-#include <optional>
 
 #include "tensor/write_file.h"
 

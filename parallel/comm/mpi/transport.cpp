@@ -26,7 +26,7 @@ constexpr double kYielding = 500e-6, kSoon = 20e-3;  // seconds of a wait
 constexpr auto kShortSleep = std::chrono::microseconds(20), kLongSleep = std::chrono::microseconds(200);
 
 // `bytes` as one element, since MPI-3 counts in int.
-class Bytes {
+class Bytes : NotCopied {
  public:
   explicit Bytes(int64_t bytes) {
     if (bytes <= INT_MAX) {
@@ -47,8 +47,6 @@ class Bytes {
   ~Bytes() {
     if (type_ != MPI_BYTE) MPI_Type_free(&type_);
   }
-  Bytes(const Bytes&) = delete;
-  Bytes& operator=(const Bytes&) = delete;
   int count() const { return count_; }
   MPI_Datatype type() const { return type_; }
 
@@ -155,7 +153,7 @@ void max_bfloat16(void* in, void* inout, int* count, MPI_Datatype*) {
   reduce_into(DType::bfloat16, Reduction::max, static_cast<std::byte*>(inout), static_cast<std::byte*>(in), *count);
 }
 
-class Operation {
+class Operation : NotCopied {
  public:
   explicit Operation(const Call& call) {
     const bool sums = call.reduction == Reduction::sum;
@@ -166,8 +164,6 @@ class Operation {
   ~Operation() {
     if (own_ != MPI_OP_NULL) MPI_Op_free(&own_);
   }
-  Operation(const Operation&) = delete;
-  Operation& operator=(const Operation&) = delete;
   MPI_Op get() const { return op_; }
 
  private:

@@ -16,12 +16,9 @@ struct NcclId {
   alignas(8) std::array<char, 128> bytes{};
 };
 
-class NcclApi {
+class NcclApi : NotCopied {
  public:
-  NcclApi() = default;
   virtual ~NcclApi() = default;
-  NcclApi(const NcclApi&) = delete;
-  NcclApi& operator=(const NcclApi&) = delete;
 
   virtual NcclId make_id() = 0;
   virtual void begin(int ranks, const NcclId& id, int rank) = 0;  // joins the communicator

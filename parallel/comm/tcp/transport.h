@@ -115,12 +115,10 @@ std::string refusal(const Hello& hello, const std::vector<bool>& there);
 // same number on all of their ranks.
 
 // The connections of one process.
-class TcpWorld {
+class TcpWorld : NotCopied {
  public:
   TcpWorld(Met met, int rank, double timeout_s);
   ~TcpWorld();
-  TcpWorld(const TcpWorld&) = delete;
-  TcpWorld& operator=(const TcpWorld&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(met_.peers.size()); }
