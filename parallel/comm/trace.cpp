@@ -80,26 +80,6 @@ void Trace::forget() {
   std::erase_if(memory_, [&](const TraceMemory& m) { return m.time < oldest; });
 }
 
-std::vector<TraceEvent> Trace::events() const {
-  const std::lock_guard lock(mutex_);
-  return {events_.begin(), events_.end()};
-}
-
-std::vector<TraceEvent> Trace::waits() const {
-  const std::lock_guard lock(mutex_);
-  return {waits_.begin(), waits_.end()};
-}
-
-std::vector<TraceStep> Trace::steps() const {
-  const std::lock_guard lock(mutex_);
-  return {steps_.begin(), steps_.end()};
-}
-
-std::vector<TraceMemory> Trace::memory() const {
-  const std::lock_guard lock(mutex_);
-  return {memory_.begin(), memory_.end()};
-}
-
 TraceSpan::~TraceSpan() {
   if (!trace_) return;
   const double end = trace_->now();

@@ -51,12 +51,17 @@ class Trace : NotCopied {
   void end_step();
   void watch(ArenaPtr arena);  // that which is watched now no more; null: none
 
-  std::vector<TraceEvent> events() const;  // in the order of their end; waits apart
-  std::vector<TraceEvent> waits() const;
-  std::vector<TraceStep> steps() const;
-  std::vector<TraceMemory> memory() const;
+  std::vector<TraceEvent> events() const { return copied(events_); }  // in the order of their end; waits apart
+  std::vector<TraceEvent> waits() const { return copied(waits_); }
+  std::vector<TraceStep> steps() const { return copied(steps_); }
+  std::vector<TraceMemory> memory() const { return copied(memory_); }
 
  private:
+  template <class T>
+  std::vector<T> copied(const std::deque<T>& all) const {
+    const std::lock_guard lock(mutex_);
+    return {all.begin(), all.end()};
+  }
   void sample();
   void changed(const std::array<int64_t, kCategories>& live);
   void forget();

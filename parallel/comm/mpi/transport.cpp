@@ -171,20 +171,10 @@ class Operation : NotCopied {
 };
 
 MPI_Datatype type_of(DType dtype) {
-  switch (dtype) {
-    case DType::float64:
-      return MPI_DOUBLE;
-    case DType::float32:
-      return MPI_FLOAT;
-    case DType::bfloat16:
-      return MPI_UINT16_T;
-    case DType::int32:
-      return MPI_INT32_T;
-    case DType::uint8:
-      return MPI_UINT8_T;
-    default:
-      return MPI_INT64_T;
-  }
+  const std::pair<DType, MPI_Datatype> types[] = {{DType::float64, MPI_DOUBLE},    {DType::float32, MPI_FLOAT},
+                                                  {DType::bfloat16, MPI_UINT16_T}, {DType::int32, MPI_INT32_T},
+                                                  {DType::uint8, MPI_UINT8_T},     {DType::int64, MPI_INT64_T}};
+  return std::ranges::find(types, dtype, &std::pair<DType, MPI_Datatype>::first)->second;
 }
 
 struct Collective {

@@ -59,7 +59,7 @@ TcpWorld::TcpWorld(Met met, int rank, double timeout_s)
 
 TcpWorld::~TcpWorld() {
   closing_ = true;
-  for (const Socket& s : met_.peers)
+  for (const Descriptor& s : met_.peers)
     if (s) ::shutdown(s.get(), SHUT_RDWR);
 }
 
