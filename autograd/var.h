@@ -134,12 +134,10 @@ struct EarlyGrad {
 
 // Gradients are recorded unless a NoGrad lives on this thread.
 bool grad_enabled();
-class GradMode {
+class GradMode : NotCopied {
  public:
   explicit GradMode(bool enabled);
   ~GradMode();
-  GradMode(const GradMode&) = delete;
-  GradMode& operator=(const GradMode&) = delete;
 
  private:
   bool before_;

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "data/utf8.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {

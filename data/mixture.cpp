@@ -10,7 +10,6 @@
 #include "data/config_file.h"
 #include "data/examples.h"
 #include "data/json.h"
-#include "data/jsonl.h"
 #include "tensor/error.h"
 
 namespace tessera {

@@ -16,8 +16,6 @@
 #include <set>
 #include <thread>
 
-#include "tensor/error.h"
-
 namespace tessera {
 namespace {
 

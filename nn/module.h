@@ -19,12 +19,9 @@ namespace tessera {
 
 struct Packing;  // tensor/ops/quantize/quantize.h
 
-class Module {
+class Module : NotCopied {  // children hold references into it
  public:
-  Module() = default;
   virtual ~Module() = default;
-  Module(const Module&) = delete;  // pinned: children hold references into it
-  Module& operator=(const Module&) = delete;
 
   // A module with one input and one output; ops of other arity have functions of their own.
   virtual Var forward(const Var& x);

@@ -16,7 +16,6 @@
 #include <set>
 
 #include "tensor/cuda/gpus.h"
-#include "tensor/error.h"
 #include "tensor/write_file.h"
 
 namespace tessera {

@@ -5,9 +5,7 @@
 #pragma once
 
 #include "tensor/arena.h"
-#include "tensor/device.h"
 #include "tensor/dtype.h"
-#include "tensor/error.h"
 #include "tensor/shape.h"
 
 namespace tessera {

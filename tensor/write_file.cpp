@@ -14,8 +14,6 @@
 #include <cstring>
 #include <mutex>
 
-#include "tensor/error.h"
-
 namespace tessera {
 
 namespace fs = std::filesystem;

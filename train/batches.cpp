@@ -8,7 +8,6 @@
 #include "data/token_file.h"
 #include "tensor/cuda/copy.h"
 #include "tensor/error.h"
-#include "tensor/random.h"
 
 namespace tessera {
 namespace {

@@ -7,10 +7,8 @@
 #include "parallel/comm/nccl/transport.h"
 #include "settings/setting.h"
 #include "tensor/cuda/gpus.h"
-#include "tensor/error.h"
 #include "tensor/findings.h"
 #include "train/device.h"
-#include "train/job.h"
 #include "train/step.h"
 
 namespace tessera {

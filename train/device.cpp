@@ -9,7 +9,6 @@
 #include "tensor/error.h"
 #include "tensor/ops/attention/cuda/cudnn_attention.h"
 #include "tensor/ops/matmul/cuda/product.h"
-#include "train/job.h"
 
 namespace tessera {
 

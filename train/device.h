@@ -3,9 +3,7 @@
 
 #include "parallel/comm/communicator.h"
 #include "tensor/arena.h"
-#include "tensor/kernels.h"
 #include "train/job.h"
-#include "train/plan.h"
 
 namespace tessera {
 

@@ -21,7 +21,6 @@
 // copy in the host's memory, where it is not there; and on rank 0 the batch's tokens.
 #pragma once
 
-#include "data/files.h"
 #include "data/safetensors.h"
 #include "models/decoder.h"
 #include "train/trainer.h"

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include "autograd/var.h"
 #include "parallel/placement.h"
 #include "tensor/error.h"
 #include "train/step.h"

@@ -7,7 +7,6 @@
 #include "parallel/comm/fake_transport.h"
 #include "parallel/pipeline/validate.h"
 #include "tensor/cpu/loops.h"
-#include "tensor/cpu/vectorize.h"
 #include "train/expected_bytes.h"
 #include "train/trainer.h"
 

@@ -1,9 +1,7 @@
 // Training steps: what they report, what ranks agree on beside them, and steps that a GPU makes by itself.
 #pragma once
 
-#include "optim/optimizer.h"
 #include "parallel/comm/communicator.h"
-#include "tensor/tensor.h"
 #include "train/job.h"
 
 namespace tessera {

@@ -4,7 +4,6 @@
 #include <queue>
 
 #include "data/utf8.h"
-#include "tensor/error.h"
 
 namespace tessera::bpe {
 namespace {

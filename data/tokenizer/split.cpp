@@ -6,7 +6,6 @@
 
 #include "data/tokenizer/bpe.h"
 #include "data/utf8.h"
-#include "tensor/error.h"
 
 namespace tessera::bpe {
 namespace {

@@ -7,7 +7,6 @@
 #include <charconv>
 #include <limits>
 
-#include "tensor/error.h"
 #include "tensor/write_file.h"
 
 namespace tessera {

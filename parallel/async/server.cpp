@@ -10,7 +10,6 @@
 #include "parallel/comm/launch.h"
 #include "parallel/data_layout.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
 #include "tensor/write_file.h"
 
 namespace tessera {

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <exception>
 
-#include "nn/module.h"
 #include "optim/optimizer.h"
 #include "parallel/async/push_log.h"
 #include "parallel/comm/communicator.h"

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "parallel/comm/algorithms.h"
-#include "parallel/comm/transport.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 

@@ -20,7 +20,6 @@
 #include "parallel/comm/tcp/transport.h"
 #include "parallel/comm/thread_transport.h"
 #include "parallel/comm/trace.h"
-#include "parallel/comm/wait.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 

@@ -4,9 +4,7 @@
 //   post the call | raise the own flag | wait for all other flags | compare the posts | ... | meet again
 #pragma once
 
-#include "parallel/comm/call.h"
 #include "parallel/comm/transport.h"
-#include "parallel/comm/wait.h"
 
 namespace tessera {
 

@@ -5,7 +5,6 @@
 
 #include "parallel/comm/cuda/streams.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 

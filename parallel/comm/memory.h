@@ -2,7 +2,6 @@
 // on the stream of the rank's arena.
 #pragma once
 
-#include "parallel/comm/call.h"
 #include "parallel/comm/transport.h"
 #include "tensor/arena.h"
 #include "tensor/dtype.h"

@@ -2,10 +2,7 @@
 // told maps the file behind them (tensor/arena.h, shared_region()) once and for good.
 #pragma once
 
-#include "parallel/comm/call.h"
 #include "parallel/comm/meeting.h"
-#include "parallel/comm/transport.h"
-#include "parallel/comm/wait.h"
 #include "tensor/arena.h"
 
 namespace tessera {

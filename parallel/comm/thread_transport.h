@@ -2,11 +2,8 @@
 #pragma once
 #include <deque>
 
-#include "parallel/comm/call.h"
 #include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/meeting.h"
-#include "parallel/comm/transport.h"
-#include "parallel/comm/wait.h"
 
 namespace tessera {
 

@@ -7,8 +7,6 @@
 #include <ctime>
 #include <numeric>
 
-#include "tensor/arena.h"
-
 namespace tessera {
 
 namespace {

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include "parallel/comm/algorithms.h"
-#include "parallel/comm/call.h"
 #include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/trace.h"
 #include "tensor/cuda/copy.h"

@@ -23,9 +23,7 @@
 // out the experts.
 #pragma once
 
-#include "autograd/var.h"
 #include "nn/experts/experts.h"
-#include "parallel/comm/communicator.h"
 #include "parallel/context_parallel.h"
 #include "parallel/placement.h"
 

@@ -17,7 +17,6 @@
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/trace.h"
 #include "parallel/pipeline/schedule.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 

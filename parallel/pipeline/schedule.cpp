@@ -8,7 +8,6 @@
 
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
-#include "tensor/error.h"
 #include "tensor/write_file.h"
 
 namespace tessera {

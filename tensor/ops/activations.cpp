@@ -3,7 +3,6 @@
 #include "tensor/ops/activations.h"
 
 #include "tensor/cpu/loops.h"
-#include "tensor/ops/elementwise_list.h"
 
 namespace tessera {
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "tensor/ops/matmul/matmul.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -14,8 +14,6 @@
 
 #include "data/files.h"
 #include "data/json.h"
-#include "tensor/error.h"
-#include "tensor/write_file.h"
 
 namespace tessera {
 namespace fs = std::filesystem;

@@ -7,7 +7,6 @@
 #include "data/json.h"
 #include "models/layout.h"
 #include "parallel/comm/fake_transport.h"
-#include "tensor/error.h"
 #include "train/checkpoint/state.h"
 
 namespace tessera {

@@ -10,7 +10,6 @@
 #include <cstring>
 
 #include "parallel/comm/algorithms.h"
-#include "parallel/comm/call.h"
 #include "parallel/comm/memory.h"
 #include "parallel/comm/mpi/world.h"
 #include "parallel/comm/trace.h"

@@ -17,7 +17,6 @@
 #include <numeric>
 #include <system_error>
 
-#include "parallel/comm/call.h"
 #include "parallel/comm/trace.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/write_file.h"

@@ -7,8 +7,6 @@
 
 #include "parallel/comm/launch.h"
 #include "parallel/comm/shared_exchange.h"
-#include "parallel/comm/transport.h"
-#include "parallel/comm/wait.h"
 
 namespace tessera {
 

@@ -2,7 +2,6 @@
 #include "parallel/comm/nccl/transport.h"
 
 #include "parallel/comm/algorithms.h"
-#include "parallel/comm/call.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
 

@@ -7,7 +7,6 @@
 // communicator were captured must go before it does.
 #pragma once
 
-#include "parallel/comm/call.h"
 #include "parallel/comm/transport.h"
 
 namespace tessera {

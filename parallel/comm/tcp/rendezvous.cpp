@@ -15,7 +15,6 @@
 #include <fstream>
 #include <random>
 
-#include "parallel/comm/call.h"
 #include "parallel/comm/tcp/transport.h"
 #include "parallel/comm/trace.h"
 #include "tensor/cpu/vectorize.h"

@@ -10,7 +10,6 @@
 #pragma once
 
 #include "tensor/ops/quantize/quantize.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "tensor/cpu/vectorize.h"
-#include "tensor/dtype.h"
 #include "tensor/error.h"
 #include "tensor/ops/quantize/gptq.h"
 

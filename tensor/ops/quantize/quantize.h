@@ -1,7 +1,6 @@
 // The ways to hold a matrix in four bits: tensor/ops/quantize/quantize.h.
 #pragma once
 
-#include "tensor/dtype.h"
 #include "tensor/tensor.h"
 
 namespace tessera {

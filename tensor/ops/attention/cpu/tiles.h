@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "tensor/cpu/loops.h"
-#include "tensor/cpu/vectorize.h"
 #include "tensor/math.h"
 #include "tensor/ops/attention/attention.h"
 #include "tensor/ops/matmul/cpu/products.h"

@@ -2,7 +2,6 @@
 #include <dnnl.hpp>
 #include <unordered_map>
 
-#include "tensor/cpu/vectorize.h"
 #include "tensor/ops/matmul/cpu/products.h"
 
 namespace tessera::cpu {

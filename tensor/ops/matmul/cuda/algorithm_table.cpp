@@ -10,7 +10,6 @@
 #include <cstring>
 #include <fstream>
 
-#include "tensor/error.h"
 #include "tensor/ops/matmul/cuda/product.h"
 #include "tensor/write_file.h"
 

@@ -11,7 +11,6 @@
 #include <unordered_map>
 
 #include "tensor/cuda/context.h"
-#include "tensor/kernels.h"
 
 namespace tessera::cuda {
 namespace {

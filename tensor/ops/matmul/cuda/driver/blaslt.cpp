@@ -8,7 +8,6 @@
 #include <sstream>
 
 #include "tensor/cuda/context.h"
-#include "tensor/cuda/runtime.h"
 #include "tensor/error.h"
 #include "tensor/kernels.h"
 #include "tensor/ops/matmul/cuda/algorithm_table.h"
