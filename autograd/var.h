@@ -5,11 +5,6 @@
 // nodes from the newest to the oldest, which is a topological order and the same on every run. Saved values are
 // Tensors, never Vars, so the graph has no cycles and frees itself as it is walked.
 #pragma once
-#include <functional>
-#include <initializer_list>
-#include <memory>
-#include <span>
-#include <vector>
 
 #include "tensor/tensor.h"
 

@@ -1,8 +1,6 @@
 // Trees of parameters, and how they get their memory.
 #include "nn/module.h"
 
-#include <algorithm>
-
 #include "nn/quantize/packed.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/random.h"

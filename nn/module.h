@@ -4,14 +4,8 @@
 // first values from materialize(): each element is a function of (seed, full name, index), so every layout starts from
 // the same model. Parameters of one unit (an embedding, a block, a head) share one flat buffer; see nn/parameter.h.
 #pragma once
-#include <functional>
 #include <list>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "autograd/var.h"
 #include "nn/parameter.h"
 #include "nn/step.h"
 

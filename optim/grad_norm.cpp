@@ -3,10 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-
 #include "tensor/cpu/vectorize.h"
 #include "tensor/math.h"
 

@@ -1,10 +1,6 @@
 // Muon's whole matrices, between its two passes over elements.
 #include "optim/muon.h"
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-
 #include "optim/grad_norm.h"
 #include "optim/rules.h"
 #include "tensor/cpu/loops.h"

@@ -10,10 +10,6 @@
 // parameters that decay; frozen units are left out. A unit may be a shard: a slot may begin before element 0 or end
 // past the last one, and only the part inside is updated. Elements outside every slot are neither read nor written.
 #pragma once
-#include <cstdint>
-#include <memory>
-#include <string_view>
-#include <vector>
 
 #include "optim/rules.h"
 #include "tensor/random.h"

@@ -4,6 +4,7 @@
 #include <queue>
 
 #include "data/utf8.h"
+#include "tensor/error.h"
 
 namespace tessera::bpe {
 namespace {

@@ -1,6 +1,9 @@
 // A text to tokens: added tokens taken out, the rest normalised, cut into pieces, and merged; and tokens to a text.
 #include <utf8proc.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "data/bad_input.h"
 #include "data/tokenizer/described.h"
 #include "data/utf8.h"

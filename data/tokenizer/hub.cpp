@@ -1,5 +1,6 @@
 // Reading the files of a Hugging Face tokenizer: the parts of tokenizer.json, and those of the files beside it.
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "data/bad_input.h"

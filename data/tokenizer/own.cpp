@@ -1,5 +1,6 @@
 // Our own tokenizers as descriptions, in their files, and learnt from a text.
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <queue>
 #include <set>

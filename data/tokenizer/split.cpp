@@ -2,10 +2,12 @@
 #include <fmt/format.h>
 #include <oniguruma.h>
 
+#include <algorithm>
 #include <ctime>
 
 #include "data/tokenizer/bpe.h"
 #include "data/utf8.h"
+#include "tensor/error.h"
 
 namespace tessera::bpe {
 namespace {
