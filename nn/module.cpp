@@ -17,8 +17,7 @@ void initialise_elements(const Tensor& values, const Init& init, const Philox& r
     v.fill(init.constant);
     return;
   }
-  with_floating(values.dtype(), "init", [&](auto t) {
-    using T = decltype(t);
+  with_floating(values.dtype(), "init", [&]<class T>(T) {
     T* const p = values.data<T>();
     cpu::split(values.numel(), 4096, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)

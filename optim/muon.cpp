@@ -29,8 +29,7 @@ void normalise(const Tensor& x) {
 // y = a x + b y.
 void blend(const Tensor& y, const Tensor& x, double a, double b) {
   const auto on_cpu = [&] {
-    with_wide(y, [&](auto t) {
-      using W = decltype(t);
+    with_wide(y, [&]<class W>(W) {
       const W wa = static_cast<W>(a), wb = static_cast<W>(b);
       cpu::map<W, W, W>([=](W u, W v) { return math::fma(wa, u, wb * v); }, y, x, y);
     });

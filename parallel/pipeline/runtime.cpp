@@ -43,10 +43,7 @@ void PipelineRuntime::perform(const Action& action) {
       return backward(stage, microbatch, true);
     case Do::W:
       return weights(stage, microbatch);
-    case Do::send_forward:
-    case Do::recv_forward:
-    case Do::send_backward:
-    case Do::recv_backward:
+    default:
       return message(action);
   }
 }
