@@ -284,14 +284,14 @@ void Module::zero_missing_gradients() {
 
 // The part of a parameter that is here: its shape and its size.
 
-Shape Parameter::local() const {
-  Shape here = whole;
-  if (shard.is_whole()) return here;
-  here[shard.dim] = 0;
-  for (const ShardSpec::Run& run : shard.runs) here[shard.dim] += run.size;
-  return here;
+Shape ShardSpec::part_of(Shape whole) const {
+  if (is_whole()) return whole;
+  whole[dim] = 0;
+  for (const Run& run : runs) whole[dim] += run.size;
+  return whole;
 }
 
+Shape Parameter::local() const { return shard.part_of(whole); }
 Shape Parameter::stored() const { return packed ? packed->stored() : whole; }
 const ShardSpec& Parameter::stored_shard() const { return packed ? packed->shard : shard; }
 int64_t Parameter::stored_here() const {

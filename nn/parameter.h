@@ -30,6 +30,7 @@ struct ShardSpec {
   std::vector<Run> runs = {};  // empty: all of it is on every rank
 
   bool is_whole() const { return runs.empty(); }
+  Shape part_of(Shape whole) const;  // the shape of what is here
 };
 
 struct Packed;  // nn/quantize/packed.h

@@ -45,6 +45,12 @@ class OpenFile {
 // All bytes of a regular file. Throws InputError like OpenFile, and where there are more than `most`.
 std::string read_whole(const std::filesystem::path& file, int64_t most = int64_t{1} << 30);
 
+// All that a folder holds, in no order; nothing of one that cannot be read.
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
+
+// Throws OutputError, which says why by an errno.
+[[noreturn]] void cannot_write(const std::filesystem::path& file, int cause);
+
 // Writes a file beside `file`, flushes it to disk and renames it, so that `file` is whole or absent. A symbolic link is
 // followed: the file that it leads to is written, beside that one. A pipe or a device, and the file that is this
 // process's standard output or error, are not replaced but written to. Returns whether `file` has become a file of
