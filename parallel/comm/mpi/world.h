@@ -136,7 +136,8 @@ class MpiWindow : NotCopied {
  public:
   // A collective call: all ranks get the window or none does, null; `why` says why not on the ranks that know.
   static std::unique_ptr<MpiWindow> make(MPI_Comm one_host, int64_t bytes_each, std::string& why);
-  ~MpiWindow();                                                        // waits for nobody
+  // Waits for nobody.
+  ~MpiWindow();
   std::byte* segment(int rank) const { return base_ + rank * each_; }  // begins a page
 
  private:
