@@ -9,13 +9,17 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <sstream>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "bench/op_bench.h"
@@ -318,7 +322,27 @@ Outputs::Rows fits(const Families& families) {
   return out;
 }
 
+// Processors that other programs use, over a fifth of a second; nothing where the system does not say. The load average
+// is no such figure: it counts what ran in the minutes before, and the last round of an A/B series with it.
+std::optional<double> busy_processors() {
+  const auto read = []() -> std::optional<std::array<double, 2>> {  // all time, and time without work
+    std::ifstream in("/proc/stat");
+    std::string name;
+    std::array<double, 8> times{};  // user, nice, system, idle, waiting, interrupts (2), taken by other machines
+    in >> name;
+    for (double& time : times) in >> time;
+    if (!in) return std::nullopt;
+    return std::array{std::accumulate(times.begin(), times.end(), 0.0), times[3] + times[4]};
+  };
+  const auto before = read();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  const auto after = read();
+  if (!before || !after || (*after)[0] <= (*before)[0]) return std::nullopt;
+  return (1 - ((*after)[1] - (*before)[1]) / ((*after)[0] - (*before)[0])) * std::thread::hardware_concurrency();
+}
+
 void add_context() {
+  if (const auto busy = busy_processors()) benchmark::AddCustomContext("busy_processors", fmt::format("{:.2f}", *busy));
 #ifdef NDEBUG
   benchmark::AddCustomContext("tessera_build", "release");
 #else

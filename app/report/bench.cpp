@@ -13,6 +13,7 @@ using Times = std::vector<double>;
 using bench::quantile;
 
 constexpr double kWide = 0.1;
+constexpr double kBusy = 0.2;  // of the processors, used by others before the rows began
 constexpr size_t kFewest = 5;  // rounds that have quartiles, and runs that stand for themselves
 
 const std::map<std::string_view, const char*> kTitles = {
@@ -152,12 +153,17 @@ std::vector<double> BenchRow::times(size_t file) const {
 
 void Bench::read(size_t side, const std::string& name, const std::string& text) try {
   const Json file = parse_json(text, name, JsonFile::others), &context = file.at("context");
-  const double load = context.value("load_avg", Times{0}).at(0), processors = context.at("num_cpus");
-  about += fmt::format("{}: {} processors", name, processors);
-  if (load > processors / 2) about += fmt::format(", BUSY before it with {:.1f} processes", load);
-  for (const char* key : {"date", "tessera_build", "threads", "matmul", "ceiling_fp32", "ceiling_bf16"})
-    if (context.contains(key)) about += fmt::format("; {} {}", key, context.at(key).get<std::string>());
-  about += "\n";
+  const double busy = std::strtod(context.value("busy_processors", "0").c_str(), nullptr);
+  const double processors = context.at("num_cpus");
+  std::string machine = fmt::format("{} processors", processors);
+  if (busy > kBusy * processors) machine += fmt::format(", {:.1f} of them BUSY before it began", busy);
+  for (const char* key : {"tessera_build", "threads", "matmul", "ceiling_fp32", "ceiling_bf16"})
+    if (context.contains(key)) machine += fmt::format("; {} {}", key, context.at(key).get<std::string>());
+  const std::string date = context.value("date", "");
+  if (!files.empty() && files.back().side == side && files.back().machine == machine)
+    ++files.back().count, files.back().until = date;
+  else
+    files.push_back({side, name, machine, date, date});
   for (const Json& r : file.at("benchmarks")) {
     if (r.value("run_type", "iteration") != "iteration") continue;
     auto row = std::ranges::find(rows, r.at("name").get<std::string>(), &BenchRow::name);
@@ -188,17 +194,27 @@ Change change_of(const std::vector<double>& a, const std::vector<double>& b) {
   return out;
 }
 
-std::vector<Part> Bench::parts(size_t files, double width) const {
-  std::vector<Part> out = {{.id = "run", .title = files > 1 ? "Rows of bench: B beside A" : "Rows of bench"}};
-  out[0].words = kHowToRead[files - 1];
-  out[0].about = {about};
-  out[0].text = about + out[0].words + "\n";
+std::string Bench::about() const {
+  std::string out;
+  for (const Files& f : files) {
+    out += f.first + (f.count > 1 ? fmt::format(" and {} more", f.count - 1) : "") + ": " + f.machine;
+    if (!f.since.empty()) out += "; " + f.since + (f.since != f.until ? " to " + f.until : "");
+    out += "\n";
+  }
+  return out;
+}
+
+std::vector<Part> Bench::parts(size_t sides, double width) const {
+  std::vector<Part> out = {{.id = "run", .title = sides > 1 ? "Rows of bench: B beside A" : "Rows of bench"}};
+  out[0].words = kHowToRead[sides - 1];
+  out[0].about = {about()};
+  out[0].text = about() + out[0].words + "\n";
   for (const auto& [id, group] : groups_of(*this)) {
     const auto title = kTitles.find(id);
     Part& part = out.emplace_back(Part{.id = id, .title = title == kTitles.end() ? id : title->second});
-    if (files > 1) part.legend = {{"k-F", "A"}, {"k-B", "B"}};
-    part.pictures = {picture_of(group, files, width)};
-    part.tables = {table_of(group, files)};
+    if (sides > 1) part.legend = {{"k-F", "A"}, {"k-B", "B"}};
+    part.pictures = {picture_of(group, sides, width)};
+    part.tables = {table_of(group, sides)};
     part.text = "\n" + part.title + "\n" + fitted(part.tables[0]);
   }
   return out;

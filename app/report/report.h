@@ -196,12 +196,19 @@ struct BenchRow {
   std::vector<double> times(size_t side) const;
 };
 struct Bench {
-  std::string about = {};  // a line for each file
+  struct Files {  // files of one side, one after another, that say the same of machine and program
+    size_t side;
+    std::string first, machine, since, until;
+    size_t count = 1;
+  };
+  std::vector<Files> files = {};
   std::vector<BenchRow> rows = {};
   // Throws InputError.
   void read(size_t side, const std::string& name, const std::string& json);
   // A part for each group of rows, with pictures that are so wide.
   std::vector<Part> parts(size_t sides, double width = kWidth) const;
+  // A line for each run of equal files.
+  std::string about() const;
 };
 
 // How much longer b takes than a: of all ratios of a time of b and one of a the median, and the interval in which the

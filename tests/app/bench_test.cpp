@@ -298,6 +298,8 @@ TEST_F(BenchTest, ATableIsAlignedAndItsFileIsReported) {
     ASSERT_GT(line.size(), ends) << line;
     EXPECT_TRUE(std::isdigit(line[ends - 1]) != 0 && line[ends] == ' ') << line;
   }
+  EXPECT_GE(std::stod(Json::parse(read_file(path("a.json"))).at("context").at("busy_processors").get<std::string>()),
+            0);
   const std::string text = must("report a.json --format text").out;
   EXPECT_EQ(text.substr(text.find('\n')), r.out.substr(r.out.find('\n')));
   EXPECT_EQ(must("report a.json a.json").out, "report-a.html\n");
@@ -315,8 +317,8 @@ TEST_F(BenchTest, ATableIsAlignedAndItsFileIsReported) {
 }
 
 // A file with one row, as Google Benchmark writes it.
-std::string bench_file(const std::vector<double>& rounds) {
-  return Json{{"context", {{"num_cpus", 2}}},
+std::string bench_file(const std::vector<double>& rounds, const char* busy = "0.02", const char* date = "") {
+  return Json{{"context", {{"num_cpus", 2}, {"busy_processors", busy}, {"date", date}}},
               {"benchmarks", {{{"name", "op/x"}, {"time_unit", "ms"}, {"real_time", 1}, {"rounds", rounds}}}}}
       .dump();
 }
@@ -360,6 +362,20 @@ TEST(BenchFiles, FiveRunsOfARowStandForThemselves) {
   EXPECT_EQ(all.rows.at(0).times(0), (std::vector<double>{2, 3, 4, 5, 6}));
   EXPECT_TRUE(all.rows.at(0).times(1).empty());
   EXPECT_THROW(all.read(0, "a", bench_file({1, -1})), InputError);
+}
+
+TEST(BenchFiles, EqualOnesAreNamedOnce) {
+  report::Bench all;
+  for (const char* date : {"1:00", "2:00", "3:00"})
+    all.read(0, std::string("a-") + date[0], bench_file({1}, "0.39", date));
+  all.read(0, "a-4", bench_file({1}, "1.26", "4:00"));
+  all.read(1, "b-1", bench_file({1}, "0.41", "5:00"));
+  all.read(1, "b-2", bench_file({1}));
+  EXPECT_EQ(all.about(),
+            "a-1 and 2 more: 2 processors; 1:00 to 3:00\n"
+            "a-4: 2 processors, 1.3 of them BUSY before it began; 4:00\n"
+            "b-1: 2 processors, 0.4 of them BUSY before it began; 5:00\n"
+            "b-2: 2 processors\n");
 }
 
 // Plans that are run beside their predictions, and what `train` says on a machine that was measured.
