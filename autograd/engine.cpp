@@ -1,9 +1,5 @@
 // backward(): from the newest node to the oldest.
-#include <algorithm>
-#include <map>
 #include <set>
-#include <utility>
-#include <vector>
 
 #include "autograd/graph.h"
 #include "tensor/ops/elementwise.h"

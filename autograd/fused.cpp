@@ -1,11 +1,6 @@
 // Matrix products, forward beside vjp.
-#include <functional>
-#include <memory>
-#include <utility>
 
 #include "autograd/ops.h"
-#include "tensor/ops/activations.h"
-#include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/reduce.h"
 

@@ -2,10 +2,6 @@
 //
 // Ops that take a Var by value may write over it: pass std::move(x) when x is not needed again.
 #pragma once
-#include <functional>
-#include <memory>
-#include <utility>
-#include <vector>
 
 #include "autograd/var.h"
 #include "tensor/ops/activations.h"
@@ -13,10 +9,8 @@
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/dropout.h"
 #include "tensor/ops/elementwise.h"
-#include "tensor/ops/matmul/matmul.h"
 #include "tensor/ops/norm.h"
 #include "tensor/ops/rotary.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 

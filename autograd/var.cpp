@@ -1,8 +1,6 @@
 // Handles, leaves and recording.
 #include "autograd/var.h"
 
-#include <utility>
-
 #include "autograd/graph.h"
 #include "tensor/ops/elementwise.h"
 

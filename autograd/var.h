@@ -5,11 +5,6 @@
 // nodes from the newest to the oldest, which is a topological order and the same on every run. Saved values are
 // Tensors, never Vars, so the graph has no cycles and frees itself as it is walked.
 #pragma once
-#include <functional>
-#include <initializer_list>
-#include <memory>
-#include <span>
-#include <vector>
 
 #include "tensor/tensor.h"
 
@@ -134,12 +129,10 @@ struct EarlyGrad {
 
 // Gradients are recorded unless a NoGrad lives on this thread.
 bool grad_enabled();
-class GradMode {
+class GradMode : NotCopied {
  public:
   explicit GradMode(bool enabled);
   ~GradMode();
-  GradMode(const GradMode&) = delete;
-  GradMode& operator=(const GradMode&) = delete;
 
  private:
   bool before_;

@@ -3,12 +3,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "data/utf8.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {

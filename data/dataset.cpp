@@ -5,7 +5,6 @@
 #include <sys/resource.h>
 
 #include <nlohmann/json.hpp>
-#include <set>
 #include <tuple>
 
 #include "data/bad_input.h"
@@ -197,10 +196,8 @@ std::vector<fs::path> matches(const std::string& pattern) {
 bool is_pattern(const std::string& spec) { return spec.find_first_of("*?[") != std::string::npos && !is_there(spec); }
 
 std::vector<fs::path> files_in(const fs::path& folder) {
-  std::vector<fs::path> files;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
-    if (is_llmc_file(it->path())) files.push_back(it->path());
+  std::vector<fs::path> files = entries_of(folder);
+  std::erase_if(files, [](const fs::path& file) { return !is_llmc_file(file); });
   return sorted(std::move(files));
 }
 

@@ -6,16 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
-#include <cstddef>
-#include <cstring>
-#include <system_error>
 
-#include "tensor/error.h"
+#include "tensor/write_file.h"
 
 namespace tessera {
 
@@ -71,9 +67,8 @@ std::string host_name() {
 // The time now, or later: two files of one second, or a clock that was put back, must not change the order of names.
 int64_t seconds_after_all(const fs::path& directory) {
   auto seconds = static_cast<int64_t>(now());
-  std::error_code error;
-  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
+  for (const fs::path& file : entries_of(directory)) {
+    const std::string name = file.filename().string();
     int64_t taken = 0;
     if (!name.starts_with(kPrefix)) continue;
     std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), taken);
@@ -108,7 +103,7 @@ std::string framed(std::string_view event) {
 EventFile::EventFile(const fs::path& directory, int64_t first_step)
     : path_(directory / fmt::format("{}{:010}.{}", kPrefix, seconds_after_all(directory), host_name())),
       file_(std::fopen(path_.c_str(), "wbxe"), &std::fclose) {
-  if (!file_) fail();
+  if (!file_) cannot_write(path_, errno);
   std::setvbuf(file_.get(), nullptr, _IONBF, 0);
   append(version_event(now()));
   append(session_start_event(now(), first_step));
@@ -118,11 +113,7 @@ void EventFile::write(int64_t step, std::span<const Scalar> scalars) { append(sc
 
 void EventFile::append(const std::string& event) {
   const std::string record = framed(event);
-  if (std::fwrite(record.data(), 1, record.size(), file_.get()) != record.size()) fail();
-}
-
-void EventFile::fail() const {
-  throw OutputError(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
+  if (std::fwrite(record.data(), 1, record.size(), file_.get()) != record.size()) cannot_write(path_, errno);
 }
 
 // One table look-up per byte: the records that are checked are a hundred bytes each.

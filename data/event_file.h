@@ -40,7 +40,6 @@ class EventFile {
 
  private:
   void append(const std::string& event);
-  [[noreturn]] void fail() const;
   std::filesystem::path path_;
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
 };

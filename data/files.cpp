@@ -8,7 +8,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -119,22 +118,21 @@ void SharedFile::create(const fs::path& file, std::string_view first, int64_t si
 }
 
 SharedFile::SharedFile(const fs::path& file) : file_(file), fd_(::open(file.c_str(), O_WRONLY | O_CLOEXEC)) {
-  if (fd_.get() < 0) throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
+  if (!fd_) cannot_write(file, errno);
 }
 
 void SharedFile::write(int64_t at, std::span<const std::byte> bytes) const {
   while (!bytes.empty()) {
     const ssize_t n = ::pwrite(fd_.get(), bytes.data(), bytes.size(), at);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) throw OutputError(fmt::format("cannot write {}: {}", file_.string(), std::strerror(errno)));
+    if (n <= 0) cannot_write(file_, errno);
     bytes = bytes.subspan(static_cast<size_t>(n));
     at += n;
   }
 }
 
 void SharedFile::flush() const {
-  if (::fsync(fd_.get()) != 0)
-    throw OutputError(fmt::format("cannot write {}: {}", file_.string(), std::strerror(errno)));
+  if (::fsync(fd_.get()) != 0) cannot_write(file_, errno);
 }
 
 void sync_directory(const fs::path& directory) {

@@ -1,9 +1,7 @@
 // Small helpers of the data layer: whole files, checksums, the cache directory.
 #pragma once
-#include <cstddef>
 #include <functional>
 #include <memory>
-#include <utility>
 
 #include "tensor/write_file.h"
 

@@ -5,8 +5,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
-#include <utility>
-#include <vector>
 
 #include "data/bad_input.h"
 #include "data/files.h"

@@ -6,12 +6,10 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <set>
 
 #include "data/config_file.h"
 #include "data/examples.h"
 #include "data/json.h"
-#include "data/jsonl.h"
 #include "tensor/error.h"
 
 namespace tessera {

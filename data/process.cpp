@@ -8,17 +8,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <fstream>
 #include <mutex>
 #include <set>
-#include <string_view>
 #include <thread>
-
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {

@@ -3,9 +3,8 @@
 #include <sys/types.h>
 
 #include <filesystem>
-#include <optional>
-#include <string>
-#include <vector>
+
+#include "tensor/error.h"
 
 namespace tessera {
 
@@ -26,13 +25,11 @@ void kill_running_programs();
 // A program that goes on beside this one, in a process group of its own, with this one's standard output and standard
 // error and nothing on its standard input. When this process ends, however that ends, it gets SIGTERM. From then on
 // what loses its parent below this process becomes this one's child, so that nothing started can outlive end_rest().
-class StartedProgram {
+class StartedProgram : NotCopied {
  public:
   // Found through PATH, by the main thread. Throws Error when it cannot be started.
   explicit StartedProgram(const std::vector<std::string>& command);
   ~StartedProgram();  // kills it
-  StartedProgram(const StartedProgram&) = delete;
-  StartedProgram& operator=(const StartedProgram&) = delete;
 
   // Its exit status once it has ended, 128 + n for signal n.
   std::optional<int> ended();

@@ -140,8 +140,7 @@ void stream_safetensors(const std::filesystem::path& file, std::span<const Tenso
                         const std::map<std::string, std::string>& metadata) {
   std::ofstream out(file, std::ios::binary);
   const auto append = [&](std::string_view part) {
-    if (!out.write(part.data(), std::ssize(part)))
-      throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
+    if (!out.write(part.data(), std::ssize(part))) cannot_write(file, errno);
   };
   append(safetensors_layout(tensors, metadata).header);
   for (size_t i = 0; i < tensors.size(); ++i) append(view(bytes(i)));

@@ -7,8 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
-#include <span>
 
 #include "data/bad_input.h"
 #include "data/files.h"
@@ -67,12 +65,10 @@ constexpr size_t kPiece = size_t{1} << 20;
 constexpr uint64_t kFree = uint64_t{64} << 20, kMostGrowth = 256;
 
 // Unpacks a file, piece by piece; plain text is handed on as it is.
-class Unpacker {
+class Unpacker : NotCopied {
  public:
   explicit Unpacker(const std::string& what, const char* format = nullptr) : what_(what), format_(format) {}
   virtual ~Unpacker() = default;
-  Unpacker(const Unpacker&) = delete;
-  Unpacker& operator=(const Unpacker&) = delete;
 
   virtual void add(std::string_view piece, const TextPiece& f) { f(piece); }
   void finish() const {

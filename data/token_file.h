@@ -6,7 +6,6 @@
 #pragma once
 #include <algorithm>
 #include <bit>
-#include <optional>
 
 #include "data/files.h"
 #include "tensor/random.h"

@@ -1,10 +1,6 @@
 // The parts of a decoder, and its forward passes.
 #include "models/decoder.h"
 
-#include <algorithm>
-#include <memory>
-#include <string>
-
 #include "tensor/error.h"
 
 namespace tessera {

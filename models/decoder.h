@@ -9,8 +9,6 @@
 // layer, and the head may be the token table. Weights are drawn from N(0, 0.02), those of projections onto the residual
 // scaled by 1 / sqrt(2 L). No word of parallelism.
 #pragma once
-#include <utility>
-#include <vector>
 
 #include "models/language_model.h"
 

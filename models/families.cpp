@@ -1,5 +1,4 @@
 // The table of families, that of sizes by name, and what may be said of a configuration.
-#include <algorithm>
 
 #include "models/adapters/adapters.h"
 #include "models/decoder.h"

@@ -1,12 +1,8 @@
 // Functions that are the same for every language model.
 #include "models/language_model.h"
 
-#include <algorithm>
-#include <vector>
-
 #include "autograd/ops.h"
 #include "models/layout.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {

@@ -5,22 +5,8 @@
 // A model declares its modules in that order: those before the layers go with the first stage of a pipeline, those
 // after them with the last one.
 #pragma once
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "nn/experts/experts.h"
-#include "nn/layers.h"
 #include "tensor/error.h"
 #include "tensor/ops/quantize/quantize.h"
 

@@ -1,9 +1,7 @@
 // Layouts of any model: what its axes ask for, cutting its layers into stages, and running these.
 #include "models/layout.h"
 
-#include <algorithm>
 #include <limits>
-#include <utility>
 
 #include "parallel/experts/expert_parallel.h"
 #include "tensor/error.h"

@@ -1,8 +1,6 @@
 // Choosing among logits, and the walk along the text.
 #include "models/sample.h"
 
-#include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "tensor/random.h"

@@ -1,9 +1,5 @@
 // Writing text: one token after another, with cached keys and values.
 #pragma once
-#include <cstdint>
-#include <functional>
-#include <span>
-#include <vector>
 
 #include "models/language_model.h"
 

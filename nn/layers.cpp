@@ -1,12 +1,6 @@
 // Parameters and forward passes of the layers.
 #include "nn/layers.h"
 
-#include <algorithm>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "autograd/ops.h"
 #include "nn/adapters/lora.h"
 #include "nn/quantize/packed.h"
 #include "tensor/cpu/vectorize.h"

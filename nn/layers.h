@@ -1,12 +1,5 @@
 // The layers of a transformer.
 #pragma once
-#include <functional>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "autograd/ops.h"
 #include "nn/module.h"

@@ -1,8 +1,6 @@
 // Trees of parameters, and how they get their memory.
 #include "nn/module.h"
 
-#include <algorithm>
-
 #include "nn/quantize/packed.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/random.h"
@@ -19,8 +17,7 @@ void initialise_elements(const Tensor& values, const Init& init, const Philox& r
     v.fill(init.constant);
     return;
   }
-  with_floating(values.dtype(), "init", [&](auto t) {
-    using T = decltype(t);
+  with_floating(values.dtype(), "init", [&]<class T>(T) {
     T* const p = values.data<T>();
     cpu::split(values.numel(), 4096, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
@@ -287,14 +284,14 @@ void Module::zero_missing_gradients() {
 
 // The part of a parameter that is here: its shape and its size.
 
-Shape Parameter::local() const {
-  Shape here = whole;
-  if (shard.is_whole()) return here;
-  here[shard.dim] = 0;
-  for (const ShardSpec::Run& run : shard.runs) here[shard.dim] += run.size;
-  return here;
+Shape ShardSpec::part_of(Shape whole) const {
+  if (is_whole()) return whole;
+  whole[dim] = 0;
+  for (const Run& run : runs) whole[dim] += run.size;
+  return whole;
 }
 
+Shape Parameter::local() const { return shard.part_of(whole); }
 Shape Parameter::stored() const { return packed ? packed->stored() : whole; }
 const ShardSpec& Parameter::stored_shard() const { return packed ? packed->shard : shard; }
 int64_t Parameter::stored_here() const {

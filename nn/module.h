@@ -4,14 +4,8 @@
 // first values from materialize(): each element is a function of (seed, full name, index), so every layout starts from
 // the same model. Parameters of one unit (an embedding, a block, a head) share one flat buffer; see nn/parameter.h.
 #pragma once
-#include <functional>
 #include <list>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "autograd/var.h"
 #include "nn/parameter.h"
 #include "nn/step.h"
 
@@ -19,12 +13,9 @@ namespace tessera {
 
 struct Packing;  // tensor/ops/quantize/quantize.h
 
-class Module {
+class Module : NotCopied {  // children hold references into it
  public:
-  Module() = default;
   virtual ~Module() = default;
-  Module(const Module&) = delete;  // pinned: children hold references into it
-  Module& operator=(const Module&) = delete;
 
   // A module with one input and one output; ops of other arity have functions of their own.
   virtual Var forward(const Var& x);

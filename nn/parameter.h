@@ -6,14 +6,8 @@
 //   whole (6, C)     runs {0, 1} {2, 1} {4, 1} of dim 0: rows 0, 2 and 4, the first half of each of q, k and v
 //   here  (3, C)
 #pragma once
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
 
 #include "autograd/var.h"
-#include "tensor/shape.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 
@@ -36,6 +30,7 @@ struct ShardSpec {
   std::vector<Run> runs = {};  // empty: all of it is on every rank
 
   bool is_whole() const { return runs.empty(); }
+  Shape part_of(Shape whole) const;  // the shape of what is here
 };
 
 struct Packed;  // nn/quantize/packed.h

@@ -3,10 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-
 #include "tensor/cpu/vectorize.h"
 #include "tensor/math.h"
 
@@ -41,8 +37,7 @@ double block_sum(const G* x, int64_t n) {
 
 void block_sums_on_cpu(const Tensor& grads, double* sums) {
   const int64_t n = grads.numel();
-  with_floating(grads.dtype(), "grad_norm", [&](auto type) {
-    using G = decltype(type);
+  with_floating(grads.dtype(), "grad_norm", [&]<class G>(G) {
     const G* const x = grads.data<G>();
     cpu::parallel_for(norm_blocks(n), cpu::kGrain / kNormBlock, [=](int64_t from, int64_t to) {
       for (int64_t b = from; b < to; ++b)

@@ -6,8 +6,6 @@
 // added in order per unit, 256 at a time (a GPU has a thread for each such group), and the units' sums likewise.
 // Ranks that hold shards cut at multiples of a block exchange block sums.
 #pragma once
-#include <span>
-#include <vector>
 
 #include "nn/parameter.h"
 

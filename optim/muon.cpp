@@ -1,10 +1,6 @@
 // Muon's whole matrices, between its two passes over elements.
 #include "optim/muon.h"
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-
 #include "optim/grad_norm.h"
 #include "optim/rules.h"
 #include "tensor/cpu/loops.h"
@@ -33,8 +29,7 @@ void normalise(const Tensor& x) {
 // y = a x + b y.
 void blend(const Tensor& y, const Tensor& x, double a, double b) {
   const auto on_cpu = [&] {
-    with_wide(y, [&](auto t) {
-      using W = decltype(t);
+    with_wide(y, [&]<class W>(W) {
       const W wa = static_cast<W>(a), wb = static_cast<W>(b);
       cpu::map<W, W, W>([=](W u, W v) { return math::fma(wa, u, wb * v); }, y, x, y);
     });

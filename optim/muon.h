@@ -12,8 +12,6 @@
 // (MuonMomentum, optim/rules.h), and hands all of them to `orthogonalise`, which ranks put in place of this file's
 // (parallel/matrix_owners.h).
 #pragma once
-#include <cstdint>
-#include <vector>
 
 #include "nn/parameter.h"
 

@@ -3,10 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <type_traits>
-
 #include "optim/muon.h"
 #include "optim/rounding.h"
 #include "tensor/cpu/vectorize.h"

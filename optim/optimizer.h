@@ -10,25 +10,18 @@
 // parameters that decay; frozen units are left out. A unit may be a shard: a slot may begin before element 0 or end
 // past the last one, and only the part inside is updated. Elements outside every slot are neither read nor written.
 #pragma once
-#include <cstdint>
-#include <memory>
-#include <string_view>
-#include <vector>
 
 #include "optim/rules.h"
 #include "tensor/random.h"
 
 namespace tessera {
 
-class Optimizer {
+class Optimizer : NotCopied {
  public:
   // Checks the units; the state is zero, and a master copy is taken of the values as they are now, so parameters are
   // materialised or loaded first. Throws Error for an option out of range, and naming the unit when its
   // buffers or slots do not fit together.
   Optimizer(OptimizerKind kind, std::vector<FlatUnit> units, const OptimizerOptions& options);
-  ~Optimizer() = default;
-  Optimizer(const Optimizer&) = delete;
-  Optimizer& operator=(const Optimizer&) = delete;
 
   // One update with learning rate `lr` of every unit. Each gradient is multiplied by `grad_scale` (the clip factor)
   // as it is read; the gradient buffers stay as they are. Bumps the version of each unit's storage.

@@ -5,11 +5,6 @@
 // It is counted: the random bits of an element are a function of the seed, its parameter's name, the step and its index
 // in the whole parameter. A shard is rounded as the same elements of the whole are.
 #pragma once
-#include <algorithm>
-#include <bit>
-#include <cstdint>
-#include <string>
-#include <vector>
 
 #include "nn/parameter.h"
 #include "tensor/random.h"

@@ -4,15 +4,7 @@
 //
 // A new optimizer is a struct here, in the list UpdateRule, and a row of kOptimizers under its name in OptimizerKind.
 #pragma once
-#include <array>
-#include <cstdint>
-#include <functional>
-#include <span>
-#include <string_view>
-#include <type_traits>
-#include <utility>
 #include <variant>
-#include <vector>
 
 #include "nn/parameter.h"
 #include "tensor/math.h"

@@ -2,7 +2,6 @@
 #include "parallel/context_parallel.h"
 
 #include <numeric>
-#include <string>
 
 #include "autograd/ops.h"
 

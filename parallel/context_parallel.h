@@ -27,8 +27,6 @@
 //
 // Both draw the dropout of one rank that has the whole sequence, and differ from it by the rounding of sums.
 #pragma once
-#include <cstdint>
-#include <vector>
 
 #include "autograd/var.h"
 #include "parallel/comm/communicator.h"

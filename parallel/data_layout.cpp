@@ -1,10 +1,6 @@
 // Ranges, and their way to rank 0.
 #include "parallel/data_layout.h"
 
-#include <algorithm>
-#include <string>
-#include <utility>
-
 #include "optim/grad_norm.h"
 #include "tensor/error.h"
 #include "tensor/ops/cross_entropy.h"

@@ -13,8 +13,6 @@
 // Owners pad nothing. If they cannot share a unit evenly, the last ones keep less, or nothing. So the bytes that all
 // owners together keep, receive and send do not depend on their number.
 #pragma once
-#include <functional>
-#include <vector>
 
 #include "autograd/ops.h"
 #include "nn/parameter.h"

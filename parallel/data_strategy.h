@@ -18,13 +18,6 @@
 // The loss is divided once, by the target tokens of the global batch, so gradients of ranks and micro-batches add up
 // without a division here.
 #pragma once
-#include <array>
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "nn/module.h"
 #include "parallel/data_layout.h"
@@ -78,11 +71,9 @@ struct UnitRange {
   size_t begin = 0, end = SIZE_MAX;
 };
 
-class DataStrategy {
+class DataStrategy : NotCopied {
  public:
   virtual ~DataStrategy() = default;
-  DataStrategy(const DataStrategy&) = delete;
-  DataStrategy& operator=(const DataStrategy&) = delete;
 
   // --- actions ---
   virtual void begin_step() { model_.clear_gradients(); }

@@ -1,7 +1,6 @@
 // Block sums on their way to every rank.
 #include "parallel/gradient_norm.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "optim/grad_norm.h"

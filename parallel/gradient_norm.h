@@ -3,7 +3,6 @@
 // Their order is that of optim/grad_norm.h whoever keeps what: ranks that keep parts of a unit exchange the sums of its
 // blocks, which no part cuts, and each adds them up as if it had the unit.
 #pragma once
-#include <vector>
 
 #include "parallel/data_strategy.h"
 

@@ -1,7 +1,6 @@
 // Parts to their owners, and back.
 #include "parallel/matrix_owners.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "optim/muon.h"
@@ -12,16 +11,10 @@ namespace {
 constexpr int kOwnerTag = 7101;
 constexpr size_t kMostRuns = 3;  // most runs of a part: queries, keys and values
 
-int64_t elements(const Shape& whole, const ShardSpec& spec) {
-  int64_t indices = 0;
-  for (const ShardSpec::Run& run : spec.runs) indices += run.size;
-  return spec.is_whole() ? whole.numel() : whole.numel() / whole[spec.dim] * indices;
-}
-
 // Copies between the part of a matrix and the whole, run by run.
 void copy(const Parameter& p, const ShardSpec& spec, const Tensor& part, const Tensor& whole, bool to_whole) {
   const ShardSpec cut = spec.is_whole() ? ShardSpec{.dim = 0, .runs = {{0, p.whole[0]}}} : spec;
-  const Tensor here = part.narrow(0, 0, elements(p.whole, cut)), all = whole.reshape(p.whole);
+  const Tensor here = part.narrow(0, 0, cut.part_of(p.whole).numel()), all = whole.reshape(p.whole);
   Shape shape = p.whole;
   shape[cut.dim] = here.numel() / (p.whole.numel() / p.whole[cut.dim]);
   int64_t at = 0;
@@ -98,7 +91,7 @@ void MatrixOwners::find_parts() {
       const int64_t* run = all.data<int64_t>() + t * mine.size() + i * width;
       for (size_t r = 0; r < kMostRuns; ++r, run += 2)
         if (run[1] > 0) spec.runs.push_back({run[0], run[1]});
-      m.largest = std::max(m.largest, elements(m.slot.parameter->whole, spec));
+      m.largest = std::max(m.largest, spec.part_of(m.slot.parameter->whole).numel());
       m.parts.push_back(std::move(spec));
     }
   }

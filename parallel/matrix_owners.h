@@ -18,8 +18,6 @@
 // part. (Rajbhandari et al. 2020 do not treat such optimizers; Liu et al. 2025, "Muon is scalable for LLM training",
 // section 2.3, gather as much.)
 #pragma once
-#include <span>
-#include <vector>
 
 #include "optim/optimizer.h"
 #include "parallel/data_strategy.h"

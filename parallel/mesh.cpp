@@ -1,9 +1,6 @@
 // Groups of a mesh, made by splitting the world.
 #include "parallel/mesh.h"
 
-#include <algorithm>
-#include <utility>
-
 namespace tessera {
 namespace {
 

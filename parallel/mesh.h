@@ -10,12 +10,6 @@
 //
 // An axis of size 1 is a communicator of one rank that nothing was set up for: all its operations are free.
 #pragma once
-#include <cstdint>
-#include <map>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "parallel/comm/communicator.h"
 

@@ -41,14 +41,12 @@ class ParameterServer final : public DataStrategy {
 namespace {
 
 // While it lives the axis exchanges directly: sums in rank order, and each server sends what it has to each worker.
-class Direct {
+class Direct : NotCopied {
  public:
   explicit Direct(Communicator& axis) : axis_(axis), before_(axis.algorithm()) {
     axis_.set_algorithm(Algorithm::direct);
   }
   ~Direct() { axis_.set_algorithm(before_); }
-  Direct(const Direct&) = delete;
-  Direct& operator=(const Direct&) = delete;
 
  private:
   Communicator& axis_;

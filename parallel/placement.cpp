@@ -1,11 +1,6 @@
 // The table of conversions.
 #include "parallel/placement.h"
 
-#include <algorithm>
-#include <array>
-#include <string>
-#include <utility>
-
 namespace tessera {
 namespace {
 

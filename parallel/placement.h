@@ -20,10 +20,6 @@
 //   h = gelu(matmul(redistribute(x, tp, I, R), w1));     // w1 cut by columns: h is S(1)
 //   y = redistribute(matmul(h, w2), tp, P, I);           // w2 cut by rows
 #pragma once
-#include <cstdint>
-#include <functional>
-#include <string>
-#include <utility>
 
 #include "autograd/var.h"
 #include "parallel/comm/communicator.h"

@@ -1,7 +1,4 @@
 // Ring attention: the walk around the ring, forward and backward.
-#include <algorithm>
-#include <string>
-#include <vector>
 
 #include "autograd/ops.h"
 #include "parallel/context_parallel.h"

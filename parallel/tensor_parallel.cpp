@@ -1,12 +1,9 @@
 // Cuts, and the products of column and row layers.
 #include "parallel/tensor_parallel.h"
 
-#include <map>
-#include <memory>
+#include <fmt/format.h>
+
 #include <numeric>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "nn/adapters/lora.h"
 #include "tensor/ops/reduce.h"
@@ -82,16 +79,16 @@ void cut_over_ranks(Module& module, const Var& parameter, int dim, const Communi
   int64_t begin = 0;
   for (const int64_t size : segments.empty() ? std::vector<int64_t>{parameter.dim(dim)} : segments) {
     if (size < tp.size())
-      throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(size) + " along dim " +
-                  std::to_string(dim) + " of a parameter of '" + module.full_name() + "' cannot be cut over " +
-                  std::to_string(tp.size()) + " ranks");
+      throw Error(
+          fmt::format("[tensor_parallel] {} axis: {} along dim {} of a parameter of '{}' cannot be cut over {} ranks",
+                      tp.axis(), size, dim, module.full_name(), tp.size()));
     const Range own = piece(size, tp.size(), tp.rank());
     spec.runs.push_back({begin + own.begin, own.size()});
     begin += size;
   }
   if (begin != parameter.dim(dim))
-    throw Error("[tensor_parallel] segments of " + std::to_string(begin) + " for dim " + std::to_string(dim) +
-                " of a parameter of '" + module.full_name() + "', which has " + std::to_string(parameter.dim(dim)));
+    throw Error(fmt::format("[tensor_parallel] segments of {} for dim {} of a parameter of '{}', which has {}", begin,
+                            dim, module.full_name(), parameter.dim(dim)));
   module.shard(parameter, std::move(spec));
 }
 
@@ -112,9 +109,9 @@ std::shared_ptr<const SharedInput> column_input(Communicator& tp, Placement in) 
 Var join(Var partial, Communicator& tp, Placement between) {
   if (is_sharded(between) && partial.dim(between.dim) % tp.size() != 0) {
     const int64_t tokens = partial.dim(between.dim), below = tokens / tp.size() * tp.size();
-    throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(tokens) + " tokens cannot be cut over " +
-                std::to_string(tp.size()) + " ranks; the nearest that can: " +
-                (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + tp.size()));
+    throw Error(
+        fmt::format("[tensor_parallel] {} axis: {} tokens cannot be cut over {} ranks; the nearest that can: {}{}",
+                    tp.axis(), tokens, tp.size(), below > 0 ? fmt::format("{} or ", below) : "", below + tp.size()));
   }
   return redistribute(std::move(partial), tp, P, between);
 }
@@ -185,8 +182,7 @@ void head_wise(Attention& attention, Communicator& tp, Placement between) {
   const int64_t ranks = tp.size(), d = attention.head_dim();
   for (const int64_t count : {all.query, all.key})
     if (count % ranks != 0)
-      throw Error("[tensor_parallel] " + tp.axis() + " axis: " + std::to_string(ranks) + " ranks cannot share " +
-                  std::to_string(count) + " heads");
+      throw Error(fmt::format("[tensor_parallel] {} axis: {} ranks cannot share {} heads", tp.axis(), ranks, count));
   colwise(attention.qkv, tp, between, {all.query * d, all.key * d, all.key * d});
   rowwise(attention.proj, tp, between);
   attention.keep_heads({all.query / ranks, all.key / ranks});

@@ -30,8 +30,6 @@
 // With DeferredWeightGrads the sum is waited for at once, and an input that came back is kept until dW is made; the
 // gradient of a row bias is summed over ranks when it is made. So all ranks run deferred work in the same order.
 #pragma once
-#include <memory>
-#include <vector>
 
 #include "nn/layers.h"
 #include "parallel/placement.h"

@@ -1,9 +1,6 @@
 // Rows of a table that other ranks have in part, and a softmax over columns that they have in part.
-#include <string>
-#include <utility>
 
 #include "parallel/tensor_parallel.h"
-#include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/embedding.h"
 
 namespace tessera {

@@ -1,9 +1,6 @@
 // Shards: their memory, and the sums and copies between whole units and pieces.
 #include "parallel/zero.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "tensor/error.h"
 #include "tensor/ops/elementwise.h"
 

@@ -7,7 +7,6 @@
 // kernels:
 //
 //   forward:   copy 2, fetch block 1 | block 0, copy 3, fetch block 2 | block 1, ...
-#include <utility>
 
 #include "autograd/ops.h"
 #include "parallel/zero.h"

@@ -4,12 +4,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <charconv>
 #include <cmath>
 
 #include "data/utf8.h"
-#include "tensor/error.h"
 
 namespace tessera {
 namespace {

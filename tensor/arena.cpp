@@ -12,14 +12,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <mutex>
 #include <new>
 #include <set>
-#include <string>
-#include <utility>
 
 #include "tensor/cuda/gpus.h"
-#include "tensor/error.h"
 #include "tensor/write_file.h"
 
 namespace tessera {

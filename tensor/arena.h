@@ -1,28 +1,20 @@
 // The memory that an arena hands out: one run of addresses, of which only the part that was used is backed by memory.
 #pragma once
-#include <array>
-#include <cstddef>
-#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string_view>
 #include <typeindex>
-#include <utility>
-#include <vector>
 
 #include "tensor/device.h"
 #include "tensor/error.h"
 
 namespace tessera {
 
-class Region {
+class Region : NotCopied {
  public:
   virtual ~Region() = default;
-  Region(const Region&) = delete;
-  Region& operator=(const Region&) = delete;
 
   std::byte* base() const { return base_; }
   int64_t capacity() const { return capacity_; }
@@ -77,12 +69,10 @@ struct Usage {
   int64_t peak = 0;  // the most that was live at one time
 };
 
-class Arena : public std::enable_shared_from_this<Arena> {
+class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
  public:
   explicit Arena(std::unique_ptr<Region> region);
   ~Arena();
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
 
   Device device() const { return region_->device(); }
   const Region& region() const { return *region_; }
@@ -108,14 +98,12 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
   // The category of blocks that are asked for without one: activations in a forward pass, workspace in a backward.
   Category default_category() const { return default_category_; }
-  class Scope {
+  class Scope : NotCopied {
    public:
     Scope(Arena& arena, Category category) : arena_(arena), before_(arena.default_category_) {
       arena.default_category_ = category;
     }
     ~Scope() { arena_.default_category_ = before_; }
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
 
    private:
     Arena& arena_;
@@ -123,24 +111,20 @@ class Arena : public std::enable_shared_from_this<Arena> {
   };
 
   // While one lives, no memory is added to the region: allocate() throws Error instead.
-  class Fixed {
+  class Fixed : NotCopied {
    public:
     explicit Fixed(Arena& arena) : arena_(arena) { arena_.fix(true); }
     ~Fixed() { arena_.fix(false); }
-    Fixed(const Fixed&) = delete;
-    Fixed& operator=(const Fixed&) = delete;
 
    private:
     Arena& arena_;
   };
   // While one or more live, AddressSanitizer lets free memory be used: by work that was queued when it was not free,
   // and that is repeated (tensor/cuda/gpus.h).
-  class Lent {
+  class Lent : NotCopied {
    public:
     explicit Lent(Arena& arena) : arena_(arena) { arena_.lend(true); }
     ~Lent() { arena_.lend(false); }
-    Lent(const Lent&) = delete;
-    Lent& operator=(const Lent&) = delete;
 
    private:
     Arena& arena_;

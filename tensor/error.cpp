@@ -2,10 +2,6 @@
 #include "tensor/error.h"
 
 #include <algorithm>
-#include <array>
-#include <optional>
-#include <string_view>
-#include <utility>
 
 namespace tessera {
 
@@ -72,42 +68,28 @@ void append_escaped(std::string& out, char byte) {
 
 namespace {
 
-// Names of other programs for our values, where the letters are not near: {theirs, ours}.
-constexpr auto kOtherNames = std::to_array<std::pair<std::string_view, std::string_view>>({
-    {"gpu", "cuda"},
-    {"fp16", "bf16"},
-    {"float16", "bf16"},
-    {"half", "bf16"},
-    {"nccl", "native"},
-    {"float32", "fp32"},
-    {"float", "fp32"},
-    {"bfloat16", "bf16"},
-    {"float64", "fp64"},
-    {"double", "fp64"},
-    {"learning-rate", "lr"},
-    {"batch-size", "batch"},
-    {"global-batch-size", "batch"},
-    {"world-size", "ranks"},
-    {"tensor-parallel", "tp"},
-    {"tensor-model-parallel-size", "tp"},
-    {"pipeline-parallel", "pp"},
-    {"pipeline-model-parallel-size", "pp"},
-    {"context-parallel", "cp"},
-    {"context-parallel-size", "cp"},
-    {"expert-parallel", "ep"},
-    {"expert-model-parallel-size", "ep"},
-    {"sequence-parallel", "sp"},
-    {"hidden-size", "channels"},
-    {"d-model", "channels"},
-    {"seq-length", "context"},
-    {"seq-len", "context"},
-    {"max-steps", "steps"},
-    {"train-iters", "steps"},
-    {"precision", "dtype"},
-    {"grad-clip", "clip"},
-    {"max-grad-norm", "clip"},
-    {"gradient-accumulation-steps", "microbatches"},
-});
+// Our names, each with other programs' names for it, where the letters are not near.
+constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
+    {"cuda", "gpu"},
+    {"native", "nccl"},
+    {"bf16", "fp16 float16 half bfloat16"},
+    {"fp32", "float32 float"},
+    {"fp64", "float64 double"},
+    {"lr", "learning-rate"},
+    {"batch", "batch-size global-batch-size"},
+    {"ranks", "world-size"},
+    {"tp", "tensor-parallel tensor-model-parallel-size"},
+    {"pp", "pipeline-parallel pipeline-model-parallel-size"},
+    {"cp", "context-parallel context-parallel-size"},
+    {"ep", "expert-parallel expert-model-parallel-size"},
+    {"sp", "sequence-parallel"},
+    {"channels", "hidden-size d-model"},
+    {"context", "seq-length seq-len"},
+    {"steps", "max-steps train-iters"},
+    {"dtype", "precision"},
+    {"clip", "grad-clip max-grad-norm"},
+    {"microbatches", "gradient-accumulation-steps"},
+};
 
 size_t distance(std::string_view a, std::string_view b) {  // Levenshtein
   std::vector<size_t> row(b.size() + 1);
@@ -132,9 +114,11 @@ std::string did_you_mean(std::string_view typed, const std::vector<std::string>&
   for (char& c : word)
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   const std::string dashes(word.starts_with("--") ? 2 : 0, '-');
-  for (const auto& [other, name] : kOtherNames)
+  const std::string between = " " + word.substr(dashes.size()) + " ";
+  for (const auto& [name, others] : kOtherNames)
     if (const std::string ours = dashes + std::string(name);
-        word == dashes + std::string(other) && std::ranges::find(known, ours) != known.end())
+        (" " + std::string(others) + " ").find(between) != std::string::npos &&
+        std::ranges::find(known, ours) != known.end())
       return question(ours);
   for (const std::string& k : known)  // a beginning of a name is no slip: --lay is --layers, not --lr
     if (word.size() > 3 && k.starts_with(word)) return question(k);

@@ -53,6 +53,13 @@ struct OutputError : Error {
   explicit OutputError(const std::string& message) : Error(message, Status::output) {}
 };
 
+// A base of classes whose objects are neither copied nor moved.
+struct NotCopied {
+  NotCopied() = default;
+  NotCopied(const NotCopied&) = delete;
+  NotCopied& operator=(const NotCopied&) = delete;
+};
+
 // UTF-8, strictly: no overlong forms, no surrogates, nothing beyond U+10FFFF.
 
 // The code point at `position`, which is moved past it; nothing (and `position` stays) where the bytes are not UTF-8.

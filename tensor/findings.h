@@ -7,10 +7,6 @@
 #pragma once
 #include <algorithm>
 #include <exception>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "tensor/error.h"
 

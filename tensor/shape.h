@@ -1,11 +1,8 @@
 // Shapes and strides: small fixed-capacity lists of sizes, so that views never allocate.
 #pragma once
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <initializer_list>
-#include <span>
-#include <string>
 
 #include "tensor/error.h"
 

@@ -1,7 +1,6 @@
 // Views and copies of tensors.
 #include "tensor/tensor.h"
 
-#include <cstring>
 #include <numeric>
 
 #include "tensor/cpu/loops.h"
@@ -220,8 +219,7 @@ void copy_on_host(const Tensor& to, const Tensor& from) {
 }
 
 void fill_on_host(const Tensor& t, double value) {
-  with_dtype(t.dtype(), [&](auto zero) {
-    using T = decltype(zero);
+  with_dtype(t.dtype(), [&]<class T>(T) {
     const T v = converted<T>(value);
     cpu::map<T>([v] { return v; }, t);
   });

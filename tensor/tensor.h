@@ -3,30 +3,20 @@
 // Copying a Tensor copies the view, never the elements. Ops read tensors of any strides unless they say otherwise, and
 // return new contiguous tensors from the arena of their first argument, in the arena's default category.
 #pragma once
-#include <array>
-#include <cstddef>
-#include <memory>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "tensor/arena.h"
-#include "tensor/device.h"
 #include "tensor/dtype.h"
-#include "tensor/error.h"
 #include "tensor/shape.h"
 
 namespace tessera {
 
 // One block of an arena. `version` counts the writes that change its meaning (an optimizer step), so that a copy in
 // another layout, such as a packed weight, knows when it is stale.
-class Storage {
+class Storage : NotCopied {
  public:
   Storage(ArenaPtr arena, int64_t bytes, Category category)
       : arena_(std::move(arena)), bytes_(bytes), category_(category), data_(arena_->allocate(bytes, category)) {}
   ~Storage() { arena_->release(data_, bytes_, category_); }
-  Storage(const Storage&) = delete;
-  Storage& operator=(const Storage&) = delete;
 
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }

@@ -8,19 +8,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
-#include <cstdint>
 #include <cstring>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "tensor/error.h"
 
 namespace tessera {
 
@@ -28,10 +20,6 @@ namespace fs = std::filesystem;
 namespace {
 
 [[noreturn]] void not_read(const std::string& words) { throw InputError(words); }
-
-[[noreturn]] void refuse(const fs::path& file, int cause) {
-  throw OutputError("cannot write " + file.string() + ": " + std::strerror(cause));
-}
 
 bool write_all(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
@@ -62,7 +50,7 @@ int open_in_place(const fs::path& file) {
   }
   if (S_ISREG(there.st_mode)) return -1;
   const int fd = ::open(file.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
-  if (fd < 0) refuse(file, errno);
+  if (fd < 0) cannot_write(file, errno);
   return fd;
 }
 
@@ -71,14 +59,26 @@ fs::path followed(fs::path file) {
   std::error_code error;
   for (int links = 0; fs::is_symlink(fs::symlink_status(file, error)); ++links) {
     const fs::path target = fs::read_symlink(file, error);
-    if (error) refuse(file, error.value());
-    if (links == 40) refuse(file, ELOOP);
+    if (error) cannot_write(file, error.value());
+    if (links == 40) cannot_write(file, ELOOP);
     file = file.parent_path() / target;
   }
   return file;
 }
 
 }  // namespace
+
+void cannot_write(const fs::path& file, int cause) {
+  throw OutputError("cannot write " + file.string() + ": " + std::strerror(cause));
+}
+
+std::vector<fs::path> entries_of(const fs::path& folder) {
+  std::error_code error;
+  std::vector<fs::path> out;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    out.push_back(it->path());
+  return out;
+}
 
 Descriptor::~Descriptor() {
   if (fd_ >= 0) ::close(fd_);
@@ -118,15 +118,15 @@ std::string read_whole(const fs::path& file, int64_t most) {
 
 bool write_file(const fs::path& file, std::span<const std::string_view> parts) {
   if (const int there = open_in_place(file); there >= 0) {
-    if (const int cause = write_and_close(there, parts, false)) refuse(file, cause);
+    if (const int cause = write_and_close(there, parts, false)) cannot_write(file, cause);
     return false;
   }
   const fs::path name = followed(file);
   const TemporaryName beside(name);
   const int made = ::open(beside.path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
-  if (made < 0) refuse(file, errno);
-  if (const int cause = write_and_close(made, parts, true)) refuse(file, cause);
-  if (::rename(beside.path().c_str(), name.c_str()) != 0) refuse(file, errno);
+  if (made < 0) cannot_write(file, errno);
+  if (const int cause = write_and_close(made, parts, true)) cannot_write(file, cause);
+  if (::rename(beside.path().c_str(), name.c_str()) != 0) cannot_write(file, errno);
   return true;
 }
 
@@ -248,9 +248,7 @@ void remove_temporaries() {
 std::vector<fs::path> remove_stale(const fs::path& directory, bool ours) {
   const std::string here = host_mark();
   std::vector<fs::path> removed;
-  std::error_code error;
-  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    const fs::path path = it->path();
+  for (const fs::path& path : entries_of(directory)) {
     const std::string name = path.filename().string();
     const std::optional<Mark> mark = mark_of(name);
     if (!mark || (!ours && mark->host.empty())) continue;

@@ -1,27 +1,28 @@
 // Files: read, and written whole or not at all.
 #pragma once
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <span>
-#include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
+
+#include "tensor/error.h"
 
 namespace tessera {
 
-// Closes a file descriptor at the end of the scope.
+// A descriptor of a file or a socket, which is closed at its end.
 class Descriptor {
  public:
+  Descriptor() = default;
   explicit Descriptor(int fd) : fd_(fd) {}
   Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&&) = delete;
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
   ~Descriptor();
   int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
 
  private:
-  int fd_;
+  int fd_ = -1;
 };
 
 // A regular file that is open for reading, which may be written to or cut short meanwhile.
@@ -43,6 +44,12 @@ class OpenFile {
 
 // All bytes of a regular file. Throws InputError like OpenFile, and where there are more than `most`.
 std::string read_whole(const std::filesystem::path& file, int64_t most = int64_t{1} << 30);
+
+// All that a folder holds, in no order; nothing of one that cannot be read.
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
+
+// Throws OutputError, which says why by an errno.
+[[noreturn]] void cannot_write(const std::filesystem::path& file, int cause);
 
 // Writes a file beside `file`, flushes it to disk and renames it, so that `file` is whole or absent. A symbolic link is
 // followed: the file that it leads to is written, beside that one. A pipe or a device, and the file that is this
@@ -68,14 +75,12 @@ int make_room(int descriptor, int64_t from, int64_t to);
 // name that it will have. It is removed at the end of its scope, by remove_temporaries() when a signal ends the
 // process, and, where the process was killed, by the next one that calls remove_stale() there.
 
-class TemporaryName {
+class TemporaryName : NotCopied {
  public:
   // A name that nobody can foretell, `stem` and its end; nothing is made. The caller makes it with O_EXCL or mkdir().
   explicit TemporaryName(const std::filesystem::path& stem);
   // Removes what has the name, a folder with all in it.
   ~TemporaryName();
-  TemporaryName(const TemporaryName&) = delete;
-  TemporaryName& operator=(const TemporaryName&) = delete;
   const std::filesystem::path& path() const { return path_; }
 
  private:

@@ -2,15 +2,12 @@
 #include "train/batches.h"
 
 #include <cstring>
-#include <string>
-#include <utility>
 
 #include "data/examples.h"
 #include "data/mixture.h"
 #include "data/token_file.h"
 #include "tensor/cuda/copy.h"
 #include "tensor/error.h"
-#include "tensor/random.h"
 
 namespace tessera {
 namespace {

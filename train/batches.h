@@ -1,11 +1,5 @@
 // Batches: where the sequences of a training step come from, and their way to where a rank computes.
 #pragma once
-#include <array>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <vector>
 
 #include "data/dataset.h"
 #include "models/layout.h"

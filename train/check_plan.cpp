@@ -1,22 +1,14 @@
 // Plans that cannot be are refused before anything starts, with the field at fault and the nearest value that can be.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <memory>
-#include <optional>
-#include <utility>
-
 #include "models/layout.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/nccl/transport.h"
 #include "settings/setting.h"
 #include "tensor/cuda/gpus.h"
-#include "tensor/error.h"
 #include "tensor/findings.h"
 #include "train/device.h"
-#include "train/job.h"
 #include "train/step.h"
 
 namespace tessera {

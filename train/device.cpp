@@ -3,17 +3,12 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <filesystem>
-#include <vector>
-
 #include "data/files.h"
 #include "settings/setting.h"
 #include "tensor/cuda/gpus.h"
 #include "tensor/error.h"
 #include "tensor/ops/attention/cuda/cudnn_attention.h"
 #include "tensor/ops/matmul/cuda/product.h"
-#include "train/job.h"
 
 namespace tessera {
 

@@ -1,12 +1,9 @@
 // Where a rank computes: what a plan's device means.
 #pragma once
-#include <string>
 
 #include "parallel/comm/communicator.h"
 #include "tensor/arena.h"
-#include "tensor/kernels.h"
 #include "train/job.h"
-#include "train/plan.h"
 
 namespace tessera {
 

@@ -20,9 +20,7 @@
 // Memory beside that of the step: logits, which are whole where a step makes them in blocks; of one tensor at a time a
 // copy in the host's memory, where it is not there; and on rank 0 the batch's tokens.
 #pragma once
-#include <list>
 
-#include "data/files.h"
 #include "data/safetensors.h"
 #include "models/decoder.h"
 #include "train/trainer.h"

@@ -3,11 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-#include <utility>
-
-#include "autograd/var.h"
 #include "parallel/placement.h"
 #include "tensor/error.h"
 #include "train/step.h"

@@ -1,10 +1,6 @@
 // The loss over a whole split.
 #pragma once
-#include <functional>
-#include <optional>
-#include <vector>
 
-#include "data/token_file.h"
 #include "models/sample.h"
 #include "parallel/comm/communicator.h"
 #include "train/trainer.h"

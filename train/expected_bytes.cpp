@@ -1,13 +1,6 @@
 // Sizes from sizes, and traffic added up collective by collective.
 #include "train/expected_bytes.h"
 
-#include <algorithm>
-#include <bit>
-#include <map>
-#include <set>
-#include <string>
-#include <utility>
-
 #include "models/layout.h"
 #include "nn/adapters/lora.h"
 #include "parallel/comm/call.h"

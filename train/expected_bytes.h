@@ -5,9 +5,6 @@
 // are sums over ranks. An all-reduce sends 2 (n - 1) S, by every algorithm; a reduce-scatter or an all-gather (n - 1)
 // S, through a root (n - 1) S (1 + 1/n). Rajbhandari et al. 2020, sections 5 and 7.
 #pragma once
-#include <cstdint>
-#include <optional>
-#include <vector>
 
 #include "models/language_model.h"
 #include "parallel/pipeline/schedule.h"

@@ -7,9 +7,6 @@
 //     for (int i = 0; i < 10; ++i) trainer.step();
 //   });
 #pragma once
-#include <memory>
-#include <optional>
-#include <vector>
 
 #include "optim/lr_schedule.h"
 #include "optim/optimizer.h"

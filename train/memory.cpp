@@ -1,15 +1,12 @@
 // Closed forms of what stays, and the peaks of passes beside them.
 #include "train/memory.h"
 
-#include <algorithm>
 #include <cstring>
-#include <memory>
 
 #include "optim/muon.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/pipeline/validate.h"
 #include "tensor/cpu/loops.h"
-#include "tensor/cpu/vectorize.h"
 #include "train/expected_bytes.h"
 #include "train/trainer.h"
 
@@ -101,15 +98,13 @@ Job with_few_microbatches(Job job) {
 }
 
 // The threads of a rank, on which the workspace of kernels depends, while one lives.
-class Team {
+class Team : NotCopied {
  public:
   explicit Team(const Plan& p) : before_(cpu::threads()) {
     if (!has_processes(p)) cpu::set_threads(static_cast<int>(std::max<int64_t>(1, before_ / p.ranks())));
     if (p.threads_per_rank > 0) cpu::set_threads(static_cast<int>(p.threads_per_rank));
   }
   ~Team() { cpu::set_threads(before_); }
-  Team(const Team&) = delete;
-  Team& operator=(const Team&) = delete;
 
  private:
   int before_;

@@ -2,12 +2,7 @@
 // there is a rank: between two steps by closed forms, worked out from the model's sizes and the plan (Rajbhandari et
 // al. 2020, section 5), and inside of a step by measure_stages().
 #pragma once
-#include <cstdint>
-#include <filesystem>
 #include <limits>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "parallel/pipeline/schedule.h"
 #include "train/job.h"

@@ -1,5 +1,4 @@
 // Cutting comes before memory.
-#include <algorithm>
 
 #include "parallel/pipeline/validate.h"
 #include "train/trainer.h"

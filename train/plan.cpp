@@ -3,13 +3,9 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
-#include "parallel/comm/launch.h"
 #include "settings/json.h"
 #include "tensor/error.h"
 #include "train/device.h"
-#include "train/job.h"
 
 namespace tessera {
 namespace {

@@ -3,10 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
-#include <cmath>
-#include <utility>
-
 #include "tensor/error.h"
 
 namespace tessera {

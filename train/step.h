@@ -1,15 +1,7 @@
 // Training steps: what they report, what ranks agree on beside them, and steps that a GPU makes by itself.
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "optim/optimizer.h"
 #include "parallel/comm/communicator.h"
-#include "tensor/tensor.h"
 #include "train/job.h"
 
 namespace tessera {
@@ -90,7 +82,7 @@ bool steps_without_host(const Job& job, bool traced);
 // sequences happen to hold. Throws FieldError where CudaGraph::on asks for what cannot be.
 std::string no_graph_because(const Job& job, bool traced, bool counted = false);
 
-class StepGraph {
+class StepGraph : NotCopied {
  public:
   struct Parts {
     std::function<void(int64_t step)> load;   // tokens of the step to where the GPU takes them from
@@ -111,10 +103,7 @@ class StepGraph {
     Wish wish = Wish::none;
   };
 
-  StepGraph() = default;
   virtual ~StepGraph() = default;
-  StepGraph(const StepGraph&) = delete;
-  StepGraph& operator=(const StepGraph&) = delete;
 
   // One step, number `step` of those that dropout counts, with learning rate `lr`. Parameters were updated, and the
   // optimizer's step was counted, when both numbers are finite (and no rank has met an index outside its bounds, which

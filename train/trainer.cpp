@@ -1,11 +1,6 @@
 // Steps and validation.
 #include "train/trainer.h"
 
-#include <algorithm>
-#include <array>
-#include <chrono>
-#include <cmath>
-
 #include "optim/grad_norm.h"
 #include "parallel/gradient_norm.h"
 #include "tensor/ops/elementwise.h"
@@ -23,7 +18,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 }
 
 // While it lives, ranks that train alone have the values that they had in common last. Takes memory for their own ones.
-class InCommon {
+class InCommon : NotCopied {
  public:
   explicit InCommon(const DataStrategy& strategy) : units_(strategy.shards()) {
     if (strategy.agrees()) return;
@@ -36,8 +31,6 @@ class InCommon {
   ~InCommon() {
     for (size_t u = 0; u < own_.size(); ++u) set(units_[u], own_[u]);
   }
-  InCommon(const InCommon&) = delete;
-  InCommon& operator=(const InCommon&) = delete;
 
  private:
   static void set(const FlatUnit& unit, const Tensor& values) {

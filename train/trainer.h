@@ -1,12 +1,6 @@
 // One rank of a training run: its part of the model, its optimizer, and its place in the data and on the mesh. One path
 // for every plan: an axis of size 1 costs nothing, and a run without a pipeline is a pipeline of one stage.
 #pragma once
-#include <filesystem>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "data/token_file.h"
 #include "parallel/matrix_owners.h"

@@ -1,7 +1,6 @@
 // Counts of all ranks, added up.
 #include "train/usage.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "parallel/comm/trace.h"

@@ -1,11 +1,5 @@
 // Counts of what a run has sent and held, over all ranks.
 #pragma once
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "parallel/comm/communicator.h"
 

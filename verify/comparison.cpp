@@ -4,15 +4,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstring>
 
 #include "tensor/cuda/gpus.h"
 #include "train/plan.h"
 #include "verify/diagnosis/differences.h"
-#include "verify/reference.h"
 
 namespace tessera {
 namespace {

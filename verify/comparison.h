@@ -1,7 +1,5 @@
 // Numbers of a run against those of the oracle, step by step, and how far apart they may be.
 #pragma once
-#include <string>
-#include <vector>
 
 #include "optim/optimizer.h"
 #include "verify/verify.h"

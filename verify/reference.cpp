@@ -1,8 +1,6 @@
 // A serial run with plain loops for every sum over ranks.
 #include "verify/reference.h"
 
-#include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "optim/grad_norm.h"

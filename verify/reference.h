@@ -8,17 +8,10 @@
 // them in the place of ranks. The order over ranks is the algorithm's, as its file documents it. Nothing here
 // shares code with what it judges but the model, the kernels and the optimizer.
 #pragma once
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "optim/lr_schedule.h"
-#include "optim/optimizer.h"
 #include "parallel/comm/algorithms.h"
 #include "parallel/data_strategy.h"
 #include "train/batches.h"
-#include "train/job.h"
-#include "train/step.h"
 #include "verify/experts/routing.h"
 
 namespace tessera {

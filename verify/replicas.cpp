@@ -1,9 +1,6 @@
 // Serial runs beside each other, and the steps from their mean.
 #include "verify/replicas.h"
 
-#include <algorithm>
-#include <cmath>
-
 namespace tessera {
 namespace {
 

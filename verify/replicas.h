@@ -2,8 +2,6 @@
 // (parallel/diloco.cpp): a serial run for each of them, and plain loops for what they do together. Of any other plan it
 // is one serial run. Ranks of the context axis are one of them.
 #pragma once
-#include <memory>
-#include <vector>
 
 #include "verify/reference.h"
 

@@ -1,18 +1,12 @@
 // Step by step under the plan, beside the oracle.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <map>
-#include <memory>
-#include <vector>
-
 #include "tensor/ops/matmul/cuda/product.h"
 #include "train/checkpoint/state.h"
 #include "train/device.h"
 #include "train/expected_bytes.h"
 #include "train/memory.h"
 #include "train/plan.h"
-#include "train/trainer.h"
 #include "verify/comparison.h"
 #include "verify/diagnosis/differences.h"
 #include "verify/replicas.h"

@@ -3,17 +3,12 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <regex>
-#include <string_view>
 
 #include "parallel/comm/launch.h"
 #include "parallel/pipeline/simulate.h"
 #include "tensor/error.h"
-#include "train/batches.h"
-#include "train/trainer.h"
 #include "verify/comparison.h"
 
 namespace tessera {

@@ -18,15 +18,10 @@
 // it is checked that the plan did run: ranks communicated, what they hold is what the plan says, and after forty steps
 // the loss has fallen.
 #pragma once
-#include <functional>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "train/expected_bytes.h"
 #include "train/memory.h"
 #include "train/trainer.h"
-#include "train/usage.h"
 #include "verify/diagnosis/diagnosis.h"
 
 namespace tessera {

@@ -2,10 +2,6 @@
 #include "autograd/experts/ops.h"
 
 #include <numeric>
-#include <string>
-#include <utility>
-
-#include "tensor/ops/experts/experts.h"
 
 namespace tessera {
 

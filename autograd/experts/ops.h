@@ -1,7 +1,5 @@
 // Ops of a mixture of experts on Vars; what they compute stands in tensor/ops/experts/.
 #pragma once
-#include <functional>
-#include <vector>
 
 #include "autograd/var.h"
 #include "tensor/ops/experts/experts.h"

@@ -1,7 +1,6 @@
 // Filters, tests, functions and methods: each is one entry of a table.
 #include <utf8proc.h>
 
-#include <algorithm>
 #include <cmath>
 #include <ctime>
 

@@ -1,7 +1,6 @@
 // From a template's text to functions that print its parts: the parser makes one for each.
 #include "data/jinja/template.h"
 
-#include <algorithm>
 #include <cctype>
 #include <charconv>
 
@@ -19,12 +18,10 @@ constexpr int kDeepestSyntax = 150, kMostLinks = 1500, kDeepestRun = 500;
 }
 
 // Counts what is open, so that no template takes more stack than there is.
-struct Level {
+struct Level : NotCopied {
   Level(int& level, int most) : now(level) {
     if (++now > most) throw InputError("nested too deep, or a macro that calls itself without end");
   }
-  Level(const Level&) = delete;
-  Level& operator=(const Level&) = delete;
   ~Level() { --now; }
 
   int& now;

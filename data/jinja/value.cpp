@@ -3,7 +3,6 @@
 
 #include <utf8proc.h>
 
-#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>

@@ -78,9 +78,8 @@ struct Rendered {
 
 // A rendering: its place, its work, which has a bound, so that a hostile template ends, and its objects, which end
 // with it.
-struct Work {
+struct Work : NotCopied {
   explicit Work(size_t most = size_t{1} << 28) : left(most) {}
-  Work(const Work&) = delete;
   // A unit is about a nanosecond, or a byte that is made. Throws InputError at the bound.
   void charge(size_t units) {
     if (units > left) throw InputError("does more work, or makes more text, than a template should");

@@ -1,9 +1,6 @@
 // The targets of adapters, adapters in their places, and layers in four bits.
 #include "models/adapters/adapters.h"
 
-#include <algorithm>
-#include <string>
-
 #include "nn/quantize/packed.h"
 #include "tensor/error.h"
 

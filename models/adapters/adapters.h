@@ -10,14 +10,9 @@
 // only what adapters have; experts and routers too. In four bits are all linear layers inside of decoder layers, as
 // QLoRA has it. Embeddings, head, norms, biases and adapters stay as they are.
 #pragma once
-#include <map>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "models/language_model.h"
 #include "nn/adapters/lora.h"
-#include "tensor/ops/quantize/quantize.h"
 
 namespace tessera {
 

@@ -1,9 +1,6 @@
 // Two thin products beside a layer's.
 #include "nn/adapters/lora.h"
 
-#include <cmath>
-#include <utility>
-
 namespace tessera {
 
 namespace {

@@ -6,7 +6,6 @@
 // An adapter may be for some rows of W only: for q and v in a fused [q | k | v]. It costs rank / out + rank / in of the
 // FLOPs of W.
 #pragma once
-#include <functional>
 
 #include "nn/layers.h"
 

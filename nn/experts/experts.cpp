@@ -1,11 +1,6 @@
 // Routing, and the experts' own rows.
 #include "nn/experts/experts.h"
 
-#include <algorithm>
-#include <cmath>
-#include <string>
-#include <utility>
-
 #include "tensor/error.h"
 
 namespace tessera {

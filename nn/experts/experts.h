@@ -10,8 +10,6 @@
 // (tensor/ops/experts/experts.h), unless their memory comes and goes (Module::is_apart). An expert's gradient is made
 // fresh of the rows of one rank and one micro-batch, and then added, whoever computes it.
 #pragma once
-#include <functional>
-#include <vector>
 
 #include "autograd/experts/ops.h"
 #include "nn/layers.h"

@@ -2,7 +2,6 @@
 #include "nn/quantize/packed.h"
 
 #include <numeric>
-#include <string>
 
 #include "tensor/error.h"
 

@@ -5,11 +5,8 @@
 //   product     x W^T: W is made of the bytes in the dtype of x, in workspace, and is gone when the product is done
 //   backward    dy W: the same once more; W has no gradient
 #pragma once
-#include <vector>
 
-#include "autograd/var.h"
 #include "nn/module.h"
-#include "nn/parameter.h"
 #include "tensor/ops/quantize/quantize.h"
 
 namespace tessera {

@@ -7,8 +7,6 @@
 // All but set() and found() are queued on the arena's stream. Several ranks add their parts up before they close the
 // step: then all have the same numbers, and come to the same decision.
 #pragma once
-#include <cstdint>
-#include <memory>
 
 #include "optim/optimizer.h"
 #include "tensor/tensor.h"

@@ -5,11 +5,8 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
-#include <initializer_list>
 #include <limits>
 
-#include "tensor/error.h"
 #include "tensor/write_file.h"
 
 namespace tessera {

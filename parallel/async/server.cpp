@@ -3,20 +3,13 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <cstring>
 #include <limits>
-#include <thread>
-#include <utility>
 
 #include "optim/grad_norm.h"
 #include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/launch.h"
 #include "parallel/data_layout.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/error.h"
 #include "tensor/write_file.h"
 
 namespace tessera {
@@ -26,15 +19,6 @@ namespace {
 constexpr int64_t kMostStale = 1'000'000'000;
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 constexpr auto kPatience = std::chrono::milliseconds(100);  // between two signs of life to who waits
-
-// The same text on every rank; rank 0 has it.
-std::string shared_text(Communicator& axis, const std::string& text, const ArenaPtr& arena) {
-  const auto size = static_cast<int64_t>(axis.max(axis.rank() == 0 ? static_cast<double>(text.size()) : 0));
-  Tensor words = Tensor::zeros({size / 4 + 1}, DType::int32, arena->host());
-  if (!text.empty()) std::memcpy(words.raw(), text.data(), text.size());
-  axis.broadcast(words, 0);
-  return {reinterpret_cast<const char*>(words.raw()), static_cast<size_t>(size)};
-}
 
 std::string words_of(const std::exception_ptr& thrown) {
   try {
@@ -87,7 +71,7 @@ void AsyncServer::check_options() const {
 
 void AsyncServer::read_replay() {
   const std::string& file = options_.replay;
-  replay_ = parse_push_log(shared_text(axis_, rank_ == 0 ? read_whole(file) : std::string(), arena_), file);
+  replay_ = parse_push_log(broadcast_text(axis_, rank_ == 0 ? read_whole(file) : "", 0), file);
   const auto text = [](int64_t workers, int64_t servers, int64_t staleness, int64_t steps) {
     return fmt::format("{} ranks, {} servers, staleness {} and {} steps", workers, servers, staleness, steps);
   };

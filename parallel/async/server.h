@@ -1,20 +1,10 @@
 // The asynchronous parameter server with bounded staleness: the rules of one server (AsyncShard), what workers and
 // servers say to each other (AsyncMessage), and both on one rank (AsyncServer).
 #pragma once
-#include <atomic>
 #include <condition_variable>
-#include <cstdint>
 #include <cstring>
 #include <exception>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "nn/module.h"
 #include "optim/optimizer.h"
 #include "parallel/async/push_log.h"
 #include "parallel/comm/communicator.h"
@@ -189,14 +179,12 @@ struct AsyncOptions {
   std::string record = {}, replay = {};            // files; empty: none
 };
 
-class AsyncServer {
+class AsyncServer : NotCopied {
  public:
   // Gives the model's parameters memory and first values. Every rank of `axis` calls it; model and axis must outlive
   // it. Throws Error (usage) for options that do not fit, and InputError for a replay that is no log of such a run.
   AsyncServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options, AsyncOptions async);
   ~AsyncServer();
-  AsyncServer(const AsyncServer&) = delete;
-  AsyncServer& operator=(const AsyncServer&) = delete;
 
   // Forward and backward of the batch of (worker, clock), with a gradient that is a mean over that batch's tokens.
   // Returns the loss to be reported.

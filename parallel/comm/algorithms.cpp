@@ -1,8 +1,6 @@
 // Which algorithm does what, and the direct exchange over messages.
 #include "parallel/comm/algorithms.h"
 
-#include <vector>
-
 #include "parallel/comm/memory.h"
 
 namespace tessera {
@@ -101,13 +99,7 @@ void Exchange::run() {
 
 // A collective of messages: which one it was that a message did not come for.
 int64_t of_messages(int64_t (*algorithm)(Transport&, const Call&), Transport& t, const Call& call) {
-  try {
-    return algorithm(t, call);
-  } catch (const PeerFailed& e) {
-    throw PeerFailed(describe(call) + ": " + e.what());
-  } catch (const CommError& e) {
-    throw CommError(describe(call) + ": " + e.what());
-  }
+  return named_in_errors([&] { return describe(call) + ": "; }, [&] { return algorithm(t, call); });
 }
 
 }  // namespace

@@ -1,13 +1,6 @@
 // One communication as a rank asks for it, in raw memory: what a transport and an algorithm are given.
 #pragma once
-#include <array>
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "tensor/dtype.h"
 #include "tensor/error.h"
@@ -93,6 +86,18 @@ struct CommError : Error {
 struct PeerFailed : CommError {
   using CommError::CommError;
 };
+// Runs f; what it throws of these two begins with the text of what() then.
+template <class What, class F>
+auto named_in_errors(const What& what, const F& f) {
+  try {
+    return f();
+  } catch (const PeerFailed& e) {
+    throw PeerFailed(what() + e.what());
+  } catch (const CommError& e) {
+    throw CommError(what() + e.what());
+  }
+}
+
 // "30 s"
 std::string seconds_text(double seconds);
 // "recv of 48 bytes", "rank 2 sent nothing within 30 s"

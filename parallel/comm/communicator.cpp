@@ -3,13 +3,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <chrono>
 #include <exception>
-#include <map>
 #include <numeric>
-#include <thread>
-#include <utility>
 
 #include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/launch.h"
@@ -96,13 +91,7 @@ double Communicator::now() const { return trace_ ? trace_->now() : 0; }
 // Runs f, and names the axis in what it throws.
 template <class F>
 static int64_t on_axis(const std::string& axis, const F& f) {
-  try {
-    return f();
-  } catch (const PeerFailed& e) {
-    throw PeerFailed(axis + " axis, " + e.what());
-  } catch (const CommError& e) {
-    throw CommError(axis + " axis, " + e.what());
-  }
+  return named_in_errors([&] { return axis + " axis, "; }, f);
 }
 
 // Runs f, which returns the bytes it sent.

@@ -17,14 +17,7 @@
 // Everything throws CommError that names rank, axis, operation and bytes when a rank fails, does not come within the
 // timeout, or asks for something else. One thread at a time may use a communicator.
 #pragma once
-#include <array>
-#include <atomic>
 #include <future>
-#include <memory>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/wait.h"
@@ -60,13 +53,11 @@ class [[nodiscard]] Pending {
   HeldUp* held_up_ = nullptr;
 };
 
-class Communicator {
+class Communicator : NotCopied {
  public:
   // `axis` is its name in messages and counts.
   Communicator(std::unique_ptr<Transport> transport, std::string axis, Algorithm algorithm = Algorithm::direct);
   ~Communicator();
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
 
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }

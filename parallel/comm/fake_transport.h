@@ -2,10 +2,8 @@
 // whatever was there before, but everything that this rank would send is counted, so bytes and calls of a plan for a
 // thousand ranks can be known on a laptop.
 #pragma once
-#include <memory>
 
 #include "parallel/comm/algorithms.h"
-#include "parallel/comm/transport.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 

@@ -8,27 +8,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <fstream>
-#include <mutex>
 #include <new>
-#include <string_view>
 #include <system_error>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "parallel/comm/nccl/transport.h"
 #include "parallel/comm/tcp/transport.h"
 #include "parallel/comm/thread_transport.h"
 #include "parallel/comm/trace.h"
-#include "parallel/comm/wait.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 

@@ -16,13 +16,6 @@
 #pragma once
 #include <condition_variable>
 #include <deque>
-#include <filesystem>
-#include <functional>
-#include <future>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
 #include <thread>
 
 #include "parallel/comm/communicator.h"
@@ -87,12 +80,10 @@ void launch_under_mpi(const LaunchOptions& options, const std::function<void(Com
 
 // The thread of a communicator that runs what was started in the background, in the order in which it was started.
 
-class CommWorker {
+class CommWorker : NotCopied {
  public:
   CommWorker();
   ~CommWorker();  // runs what is still queued
-  CommWorker(const CommWorker&) = delete;
-  CommWorker& operator=(const CommWorker&) = delete;
 
   std::future<void> push(std::function<void()> job);
   bool idle();  // nothing queued and nothing running

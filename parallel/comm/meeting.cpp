@@ -1,8 +1,6 @@
 // Flags that are raised and waited for, and one rank's part of each collective.
 #include "parallel/comm/meeting.h"
 
-#include <span>
-
 #include "parallel/comm/memory.h"
 
 namespace tessera {

@@ -3,16 +3,8 @@
 //
 //   post the call | raise the own flag | wait for all other flags | compare the posts | ... | meet again
 #pragma once
-#include <array>
-#include <cstddef>
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "parallel/comm/call.h"
 #include "parallel/comm/transport.h"
-#include "parallel/comm/wait.h"
 
 namespace tessera {
 

@@ -1,12 +1,10 @@
 // The two kinds of memory.
 #include "parallel/comm/memory.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "parallel/comm/cuda/streams.h"
 #include "tensor/cpu/vectorize.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 
@@ -155,8 +153,7 @@ void reduce_ranks(DType dtype, Reduction reduction, std::span<const std::byte* c
 }
 
 void reduce_into(DType dtype, Reduction reduction, std::byte* total, const std::byte* x, int64_t count) {
-  with_dtype(dtype, [&](auto t) {
-    using T = decltype(t);
+  with_dtype(dtype, [&]<class T>(T) {
     with_reduction(reduction, [&](auto combine) {
       cpu::vectorized(
           ReduceInto<T, decltype(combine)>{reinterpret_cast<T*>(total), reinterpret_cast<const T*>(x), count});

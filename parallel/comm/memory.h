@@ -1,12 +1,7 @@
 // Operations of algorithms on bytes where a call's arrays lie: done at once in the host's memory, and on a GPU queued
 // on the stream of the rank's arena.
 #pragma once
-#include <cstddef>
-#include <memory>
-#include <span>
-#include <vector>
 
-#include "parallel/comm/call.h"
 #include "parallel/comm/transport.h"
 #include "tensor/arena.h"
 #include "tensor/dtype.h"

@@ -5,11 +5,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <span>
-#include <utility>
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/memory.h"

@@ -1,19 +1,8 @@
 // Other processes' memory, seen from this one: a rank of this host says where its arrays lie (Reach), and whoever is
 // told maps the file behind them (tensor/arena.h, shared_region()) once and for good.
 #pragma once
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <map>
-#include <mutex>
-#include <span>
-#include <utility>
-#include <vector>
 
-#include "parallel/comm/call.h"
 #include "parallel/comm/meeting.h"
-#include "parallel/comm/transport.h"
-#include "parallel/comm/wait.h"
 #include "tensor/arena.h"
 
 namespace tessera {
@@ -33,12 +22,9 @@ int open_of_process(int64_t process, int descriptor);
 // The reach of a call of this process; not known where its arrays lie outside regions that others can map.
 Reach reach_of(const Call& call);
 
-class PeerMemory {
+class PeerMemory : NotCopied {
  public:
-  PeerMemory() = default;
   ~PeerMemory();
-  PeerMemory(const PeerMemory&) = delete;
-  PeerMemory& operator=(const PeerMemory&) = delete;
 
   // The address at which the file of `reach` begins in this process. Any thread may ask. Throws CommError naming the
   // cause when the system does not let it be mapped.

@@ -1,13 +1,9 @@
 // The direct exchange in place, and letters.
 #include "parallel/comm/thread_transport.h"
 
-#include <algorithm>
-#include <array>
 #include <cstring>
 #include <numeric>
-#include <span>
 #include <thread>
-#include <utility>
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/memory.h"

@@ -1,20 +1,9 @@
 // The state that the threads of a group share: the places where they meet, and their mailboxes.
 #pragma once
-#include <array>
-#include <atomic>
 #include <deque>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "parallel/comm/call.h"
 #include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/meeting.h"
-#include "parallel/comm/transport.h"
-#include "parallel/comm/wait.h"
 
 namespace tessera {
 

@@ -3,14 +3,9 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <ctime>
 #include <numeric>
-#include <utility>
-
-#include "tensor/arena.h"
 
 namespace tessera {
 
@@ -81,26 +76,6 @@ void Trace::forget() {
   for (std::deque<TraceEvent>* list : {&events_, &waits_})
     std::erase_if(*list, [&](const TraceEvent& e) { return e.begin < oldest; });
   std::erase_if(memory_, [&](const TraceMemory& m) { return m.time < oldest; });
-}
-
-std::vector<TraceEvent> Trace::events() const {
-  const std::lock_guard lock(mutex_);
-  return {events_.begin(), events_.end()};
-}
-
-std::vector<TraceEvent> Trace::waits() const {
-  const std::lock_guard lock(mutex_);
-  return {waits_.begin(), waits_.end()};
-}
-
-std::vector<TraceStep> Trace::steps() const {
-  const std::lock_guard lock(mutex_);
-  return {steps_.begin(), steps_.end()};
-}
-
-std::vector<TraceMemory> Trace::memory() const {
-  const std::lock_guard lock(mutex_);
-  return {memory_.begin(), memory_.end()};
 }
 
 TraceSpan::~TraceSpan() {

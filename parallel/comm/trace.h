@@ -1,20 +1,9 @@
 // Two records of what a rank does and when: the trace, for timelines, and the flight, for a failure that may come.
 #pragma once
-#include <array>
-#include <atomic>
 #include <chrono>
-#include <cstddef>
-#include <cstdint>
 #include <deque>
-#include <filesystem>
-#include <functional>
 #include <future>
-#include <memory>
-#include <mutex>
 #include <set>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "parallel/comm/call.h"
 #include "tensor/arena.h"
@@ -49,13 +38,11 @@ struct TraceMemory {
 };
 
 // May be written from any thread.
-class Trace {
+class Trace : NotCopied {
  public:
   // With `keep` above 0, only what happens within steps is noted, and only the last `keep` steps are kept.
   explicit Trace(size_t keep = 0);
   ~Trace();
-  Trace(const Trace&) = delete;
-  Trace& operator=(const Trace&) = delete;
   double now() const;                       // seconds since the trace began
   static double processor_now();            // seconds that this thread has had a processor
   double origin() const { return began_; }  // when it began, on the steady clock, which the processes of a host share
@@ -64,12 +51,17 @@ class Trace {
   void end_step();
   void watch(ArenaPtr arena);  // that which is watched now no more; null: none
 
-  std::vector<TraceEvent> events() const;  // in the order of their end; waits apart
-  std::vector<TraceEvent> waits() const;
-  std::vector<TraceStep> steps() const;
-  std::vector<TraceMemory> memory() const;
+  std::vector<TraceEvent> events() const { return copied(events_); }  // in the order of their end; waits apart
+  std::vector<TraceEvent> waits() const { return copied(waits_); }
+  std::vector<TraceStep> steps() const { return copied(steps_); }
+  std::vector<TraceMemory> memory() const { return copied(memory_); }
 
  private:
+  template <class T>
+  std::vector<T> copied(const std::deque<T>& all) const {
+    const std::lock_guard lock(mutex_);
+    return {all.begin(), all.end()};
+  }
   void sample();
   void changed(const std::array<int64_t, kCategories>& live);
   void forget();
@@ -86,13 +78,11 @@ class Trace {
 };
 
 // A phase, or a wait, from here to the end of the scope; nothing without a trace.
-class TraceSpan {
+class TraceSpan : NotCopied {
  public:
   TraceSpan(Trace* trace, const char* what, TraceKind kind = TraceKind::phase)
       : trace_(trace), what_(what), kind_(kind), begin_(trace ? trace->now() : 0) {}
   ~TraceSpan();
-  TraceSpan(const TraceSpan&) = delete;
-  TraceSpan& operator=(const TraceSpan&) = delete;
 
  private:
   Trace* trace_;

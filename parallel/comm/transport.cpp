@@ -3,14 +3,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-#include <chrono>
-#include <string>
-#include <vector>
-
 #include "parallel/comm/algorithms.h"
-#include "parallel/comm/call.h"
 #include "parallel/comm/cuda/streams.h"
 #include "parallel/comm/trace.h"
 #include "tensor/cuda/copy.h"

@@ -18,13 +18,8 @@
 //
 // direct(), native(), send() and recv() are functions of a Transport.
 #pragma once
-#include <atomic>
-#include <functional>
 #include <memory>
 #include <mutex>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "parallel/comm/call.h"
 #include "parallel/comm/wait.h"
@@ -50,12 +45,9 @@ class Board {
   std::string cause_;
 };
 
-class Transport {
+class Transport : NotCopied {
  public:
-  Transport() = default;
   virtual ~Transport() = default;
-  Transport(const Transport&) = delete;
-  Transport& operator=(const Transport&) = delete;
 
   virtual int rank() const = 0;
   virtual int size() const = 0;

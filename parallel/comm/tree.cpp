@@ -8,8 +8,6 @@
 // the dtype; where the number of ranks is no power of two the missing ranks are left out. Ranks count from the root on.
 // Sent: every rank but the root its array once upwards; downwards n - 1 arrays by all ranks together.
 #include <numeric>
-#include <span>
-#include <vector>
 
 #include "parallel/comm/algorithms.h"
 #include "parallel/comm/memory.h"

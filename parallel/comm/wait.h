@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "tensor/error.h"
+
 namespace tessera {
 
 // Alone on its cache lines, so that raising it disturbs nobody else.
@@ -58,7 +60,7 @@ class HeldUp {
 };
 
 // From here to the end of the scope; nothing without somewhere to add it.
-class HeldUpSpan {
+class HeldUpSpan : NotCopied {
  public:
   explicit HeldUpSpan(HeldUp* to) : to_(to) {
     if (to_) begin_ = std::chrono::steady_clock::now();
@@ -66,8 +68,6 @@ class HeldUpSpan {
   ~HeldUpSpan() {
     if (to_) to_->total_ += std::chrono::steady_clock::now() - begin_;
   }
-  HeldUpSpan(const HeldUpSpan&) = delete;
-  HeldUpSpan& operator=(const HeldUpSpan&) = delete;
 
  private:
   HeldUp* to_;

@@ -1,10 +1,7 @@
 // Counts, then rows.
 #include "parallel/experts/expert_parallel.h"
 
-#include <memory>
 #include <numeric>
-#include <string>
-#include <utility>
 
 #include "parallel/tensor_parallel.h"
 #include "tensor/cpu/vectorize.h"

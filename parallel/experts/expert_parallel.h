@@ -22,12 +22,8 @@
 // added in the order of ranks. So nothing but the order in which groups of ranks are added tells how many ranks share
 // out the experts.
 #pragma once
-#include <functional>
-#include <vector>
 
-#include "autograd/var.h"
 #include "nn/experts/experts.h"
-#include "parallel/comm/communicator.h"
 #include "parallel/context_parallel.h"
 #include "parallel/placement.h"
 

@@ -1,10 +1,6 @@
 // The loop, and what each action is.
 #include "parallel/pipeline/runtime.h"
 
-#include <algorithm>
-#include <string>
-#include <utility>
-
 #include "parallel/pipeline/validate.h"
 #include "tensor/error.h"
 
@@ -47,10 +43,7 @@ void PipelineRuntime::perform(const Action& action) {
       return backward(stage, microbatch, true);
     case Do::W:
       return weights(stage, microbatch);
-    case Do::send_forward:
-    case Do::recv_forward:
-    case Do::send_backward:
-    case Do::recv_backward:
+    default:
       return message(action);
   }
 }

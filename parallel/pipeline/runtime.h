@@ -12,14 +12,11 @@
 // when it was sent. Weights get the gradients of micro-batches in ascending order under every schedule, so they have
 // the bits of one rank that takes one micro-batch after another.
 #pragma once
-#include <map>
-#include <utility>
 
 #include "autograd/var.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/trace.h"
 #include "parallel/pipeline/schedule.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 
@@ -32,12 +29,9 @@ struct StageOutput {
 };
 
 // This rank's stages of the model.
-class Stages {
+class Stages : NotCopied {
  public:
-  Stages() = default;
   virtual ~Stages() = default;
-  Stages(const Stages&) = delete;
-  Stages& operator=(const Stages&) = delete;
 
   // Before each pass of a stage, forward, backward or for its weights: the step and the sequences that it is about.
   virtual void enter(int /*stage*/, int /*microbatch*/) {}

@@ -1,22 +1,15 @@
 // Actions as words.
 #include "parallel/pipeline/schedule.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
-#include <cstring>
-#include <filesystem>
-#include <iterator>
-#include <string>
-#include <string_view>
 #include <system_error>
-#include <utility>
-#include <vector>
 
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
-#include "tensor/error.h"
 #include "tensor/write_file.h"
 
 namespace tessera {
@@ -40,9 +33,7 @@ int take_number(std::string_view& word) {
 
 std::string_view name_of(Do what) { return kWords[static_cast<size_t>(what)]; }
 
-std::string Action::str() const {
-  return std::to_string(stage) + std::string(name_of(what)) + std::to_string(microbatch);
-}
+std::string Action::str() const { return fmt::format("{}{}{}", stage, name_of(what), microbatch); }
 
 Action Action::parse(std::string_view word) {
   std::string_view rest = word;
@@ -52,10 +43,8 @@ Action Action::parse(std::string_view word) {
   rest.remove_prefix(letters);
   const int microbatch = take_number(rest);
   if (stage < 0 || microbatch < 0 || !rest.empty() || known == kWords.end())
-    throw Error("'" + std::string(word) +
-                "' is no action; expected a stage, an action and a micro-batch, as 2F0, with one of F, B, I, W, "
-                "SEND_F, RECV_F, "
-                "SEND_B, RECV_B");
+    throw Error(fmt::format("'{}' is no action; expected a stage, an action and a micro-batch, as 2F0, with one of {}",
+                            word, fmt::join(kWords, ", ")));
   return {static_cast<Do>(known - kWords.begin()), stage, microbatch};
 }
 
@@ -79,8 +68,7 @@ bool Schedule::has(Do what) const {
 
 Schedule empty_schedule(std::string name, int ranks, int chunks, int microbatches) {
   const auto at_least_one = [&](const char* what, int number) {
-    if (number < 1)
-      throw Error("[schedule] " + name + ": " + what + " is " + std::to_string(number) + "; expected 1 or more");
+    if (number < 1) throw Error(fmt::format("[schedule] {}: {} is {}; expected 1 or more", name, what, number));
   };
   at_least_one("the number of ranks", ranks);
   at_least_one("the number of chunks", chunks);
@@ -133,8 +121,8 @@ void measure(Schedule& s) {
   if (stages == 0) throw InputError(s.name + ": no actions; expected one line for each rank");
   // Each needs two actions or more; where far too few are there, no memory is asked for.
   if (static_cast<double>(stages) * static_cast<double>(microbatches) > 4 * static_cast<double>(count))
-    throw InputError(s.name + ": " + std::to_string(count) + " actions are too few for " + std::to_string(stages) +
-                     " stages and " + std::to_string(microbatches) + " micro-batches");
+    throw InputError(fmt::format("{}: {} actions are too few for {} stages and {} micro-batches", s.name, count, stages,
+                                 microbatches));
   s.ranks = static_cast<int>(s.actions.size());
   s.stages = static_cast<int>(stages);
   s.microbatches = static_cast<int>(microbatches);
@@ -155,7 +143,7 @@ Schedule parse_schedule(std::string_view text, const std::string& name) {
     for (size_t w = 0; w < words.size(); ++w) try {
         list.push_back(Action::parse(words[w]));
       } catch (const Error& e) {
-        throw InputError(name + ": line " + std::to_string(line) + ", word " + std::to_string(w + 1) + ": " + e.what());
+        throw InputError(fmt::format("{}: line {}, word {}: {}", name, line, w + 1, e.what()));
       }
   }
   measure(s);
@@ -166,9 +154,8 @@ Schedule parse_schedule(std::string_view text, const std::string& name) {
 Schedule read_schedule(const std::filesystem::path& path) { return parse_schedule(read_whole(path), path.string()); }
 
 std::string to_text(const Schedule& schedule) {
-  std::string text = "# " + schedule.name + ": " + std::to_string(schedule.ranks) + " ranks, " +
-                     std::to_string(schedule.stages) + " stages, " + std::to_string(schedule.microbatches) +
-                     " micro-batches\n";
+  std::string text = fmt::format("# {}: {} ranks, {} stages, {} micro-batches\n", schedule.name, schedule.ranks,
+                                 schedule.stages, schedule.microbatches);
   for (const auto& list : schedule.actions)
     for (size_t i = 0; i < list.size(); ++i) text += list[i].str() + (i + 1 < list.size() ? " " : "\n");
   return text;
@@ -210,8 +197,7 @@ std::vector<std::string> cells(const std::vector<TimedAction>& list, double unit
 }
 
 std::string rank_name(size_t rank, size_t ranks) {
-  const std::string number = std::to_string(rank);
-  return "rank " + std::string(std::to_string(ranks - 1).size() - number.size(), ' ') + number + " |";
+  return fmt::format("rank {:>{}} |", rank, std::to_string(ranks - 1).size());
 }
 
 }  // namespace

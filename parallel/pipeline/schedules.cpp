@@ -1,12 +1,10 @@
 // Schedules by name.
 #include "parallel/pipeline/schedules.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
-#include <array>
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
+#include <deque>
 
 #include "parallel/pipeline/validate.h"
 #include "tensor/error.h"
@@ -48,9 +46,8 @@ const std::vector<std::string>& schedule_names() {
 Schedule make_schedule(ScheduleKind kind, int ranks, int microbatches, int chunks) {
   const Known& one = known(kind);
   if (one.chunks != 0 && chunks != 0 && chunks != one.chunks)
-    throw Error("[schedule] " + schedule_names()[static_cast<size_t>(kind)] + " has " + std::to_string(one.chunks) +
-                (one.chunks == 1 ? " chunk" : " chunks") + " per rank, found " + std::to_string(chunks) +
-                "; with interleaved the number is a choice");
+    throw Error(fmt::format("[schedule] {} has {} chunk{} per rank, found {}; with interleaved the number is a choice",
+                            name_in(kScheduleNames, kind), one.chunks, one.chunks == 1 ? "" : "s", chunks));
   return one.make(ranks, microbatches, chunks == 0 ? kUsualChunks : chunks);
 }
 
@@ -58,8 +55,7 @@ Schedule schedule_from_file(const std::string& path, int ranks, int microbatches
   Schedule s = read_schedule(path);
   const auto check = [&](const char* what, int asked, int found) {
     if (asked != found)
-      throw Error("[schedule] " + path + " is for " + std::to_string(found) + " " + what + "; the plan has " +
-                  std::to_string(asked));
+      throw Error(fmt::format("[schedule] {} is for {} {}; the plan has {}", path, found, what, asked));
   };
   check("ranks", ranks, s.ranks);
   check("micro-batches", microbatches, s.microbatches);
@@ -70,10 +66,8 @@ Schedule schedule_from_file(const std::string& path, int ranks, int microbatches
 NamedSchedule schedule_named(const std::string& name_or_path) {
   if (is_path(name_or_path)) return {.file = name_or_path};
   if (const auto kind = value_named<ScheduleKind>(kScheduleNames, name_or_path)) return {.kind = *kind};
-  std::string all;
-  for (const std::string& name : schedule_names()) all += name + ", ";
-  throw Error("[schedule] there is none named '" + name_or_path + "'; expected " + all + "or the path of a file" +
-              did_you_mean(name_or_path, schedule_names()));
+  throw Error(fmt::format("[schedule] there is none named '{}'; expected {}, or the path of a file{}", name_or_path,
+                          fmt::join(kScheduleNames, ", "), did_you_mean(name_or_path, schedule_names())));
 }
 
 Schedule make_schedule(const std::string& name_or_path, int ranks, int microbatches, int chunks) {
@@ -148,9 +142,9 @@ Schedule interleaved(int ranks, int microbatches, int chunks) {
   Schedule s = empty_schedule("interleaved", ranks, chunks, microbatches);
   if (microbatches % ranks != 0) {
     const int below = microbatches / ranks * ranks, above = below + ranks;
-    throw Error("[schedule] interleaved: " + std::to_string(microbatches) + " micro-batches are no multiple of " +
-                std::to_string(ranks) + " ranks; the nearest that are: " +
-                (below > 0 ? std::to_string(below) + " and " : "") + std::to_string(above));
+    throw Error(
+        fmt::format("[schedule] interleaved: {} micro-batches are no multiple of {} ranks; the nearest that are: {}{}",
+                    microbatches, ranks, below > 0 ? fmt::format("{} and ", below) : "", above));
   }
   const Turns turns{ranks, chunks};
   const int total = microbatches * chunks;

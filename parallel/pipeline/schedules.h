@@ -18,9 +18,6 @@
 // a rank's whole share of the layers (a chunk counts 1/v).
 #pragma once
 #include <array>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "parallel/pipeline/schedule.h"
 

@@ -3,10 +3,7 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <numeric>
-#include <optional>
-#include <utility>
 
 #include "parallel/pipeline/validate.h"
 #include "tensor/error.h"
@@ -18,18 +15,8 @@ namespace {
 double duration(const Action& a, const Times& times) {
   if (const auto own = times.actions.find(a); own != times.actions.end()) return own->second;
   const StageTimes& t = times.stages[times.stages.size() == 1 ? 0 : static_cast<size_t>(a.stage)];
-  switch (a.what) {
-    case Do::F:
-      return t.forward;
-    case Do::B:
-      return t.backward;
-    case Do::I:
-      return t.input;
-    case Do::W:
-      return t.weight;
-    default:
-      return 0;
-  }
+  const std::array by_pass{t.forward, t.backward, t.input, t.weight};  // in the order of Do
+  return a.is_message() ? 0 : by_pass.at(static_cast<size_t>(a.what));
 }
 
 void check_times(const Schedule& s, const Times& times) {

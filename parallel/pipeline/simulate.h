@@ -13,8 +13,6 @@
 #pragma once
 #include <map>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "parallel/pipeline/schedule.h"
 

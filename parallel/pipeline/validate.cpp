@@ -1,10 +1,9 @@
 // Each pass writes the lists anew.
 #include "parallel/pipeline/validate.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <array>
-#include <utility>
-#include <vector>
 
 #include "tensor/error.h"
 
@@ -135,13 +134,13 @@ namespace {
 using Fault = std::optional<std::string>;
 
 std::string at(const Schedule& s, const ActionPlace& p) {
-  return "rank " + std::to_string(p.rank) + ", action " + std::to_string(p.index) + " (" +
-         s.actions[static_cast<size_t>(p.rank)][p.index].str() + "): ";
+  return fmt::format("rank {}, action {} ({}): ", p.rank, p.index,
+                     s.actions[static_cast<size_t>(p.rank)][p.index].str());
 }
 
-std::string absent(const std::string& what, int number, int count) {
-  return what + " " + std::to_string(number) + " does not exist: " +
-         (count == 1 ? "there is only " + what + " 0" : "expected 0 to " + std::to_string(count - 1));
+std::string absent(const char* what, int number, int count) {
+  return fmt::format("{} {} does not exist: {}", what, number,
+                     count == 1 ? fmt::format("there is only {} 0", what) : fmt::format("expected 0 to {}", count - 1));
 }
 
 // Calls rule(action, place) for all actions until one has a fault.
@@ -156,20 +155,17 @@ Fault each(const Schedule& s, const Rule& rule) {
 }
 
 Fault wrong_form(const Schedule& s) {
-  const auto count = [](size_t n, const char* what) { return std::to_string(n) + " " + what; };
   if (s.ranks < 1 || s.stages < 1 || s.microbatches < 1)
-    return count(static_cast<size_t>(std::max(0, s.ranks)), "ranks, ") + std::to_string(s.stages) + " stages and " +
-           std::to_string(s.microbatches) + " micro-batches; expected 1 or more of each";
+    return fmt::format("{} ranks, {} stages and {} micro-batches; expected 1 or more of each", std::max(0, s.ranks),
+                       s.stages, s.microbatches);
   if (s.actions.size() != static_cast<size_t>(s.ranks))
-    return count(s.actions.size(), "lists of actions for ") + std::to_string(s.ranks) + " ranks";
-  if (s.stages % s.ranks != 0)
-    return std::to_string(s.stages) + " stages are no multiple of " + std::to_string(s.ranks) + " ranks";
+    return fmt::format("{} lists of actions for {} ranks", s.actions.size(), s.ranks);
+  if (s.stages % s.ranks != 0) return fmt::format("{} stages are no multiple of {} ranks", s.stages, s.ranks);
   if (s.rank_of_stage.size() != static_cast<size_t>(s.stages))
-    return count(s.rank_of_stage.size(), "ranks of stages for ") + std::to_string(s.stages) + " stages";
+    return fmt::format("{} ranks of stages for {} stages", s.rank_of_stage.size(), s.stages);
   for (int r = 0; r < s.ranks; ++r)
     if (const auto n = std::ranges::count(s.rank_of_stage, r); n != s.chunks())
-      return "rank " + std::to_string(r) + " has " + std::to_string(n) + " stages; expected " +
-             std::to_string(s.chunks()) + " on each";
+      return fmt::format("rank {} has {} stages; expected {} on each", r, n, s.chunks());
   return {};
 }
 
@@ -180,7 +176,7 @@ Fault misplaced(const Schedule& s, ActionTable& table) {
     if (a.microbatch < 0 || a.microbatch >= s.microbatches)
       return at(s, p) + absent("micro-batch", a.microbatch, s.microbatches);
     if (const int rank = s.rank_of_stage[static_cast<size_t>(a.stage)]; rank != p.rank)
-      return at(s, p) + "stage " + std::to_string(a.stage) + " is on rank " + std::to_string(rank);
+      return fmt::format("{}stage {} is on rank {}", at(s, p), a.stage, rank);
     if (std::exchange(table[a], static_cast<double>(p.index)) >= 0) return at(s, p) + "is there twice";
     const bool forward = a.what == Do::send_forward || a.what == Do::recv_backward;
     if (a.is_message() && !s.crosses(forward ? a.stage : a.stage - 1))
@@ -196,7 +192,7 @@ Fault missing(const Schedule& s, ActionTable& table) {
     for (int i = 0; i < s.microbatches; ++i) {
       const auto has = [&](Do what) { return table[{what, stage, i}] >= 0; };
       const auto lacks = [&](Do what) {
-        return "rank " + std::to_string(rank) + ": " + Action{what, stage, i}.str() + " is missing";
+        return fmt::format("rank {}: {} is missing", rank, Action{what, stage, i}.str());
       };
       if (!has(Do::F)) return lacks(Do::F);
       if (has(Do::B) && (has(Do::I) || has(Do::W))) {
@@ -229,8 +225,8 @@ Fault disordered(const Schedule& s) {
                                      : a.what == Do::B || a.what == Do::W;
       if (!counts) continue;
       if (a.microbatch != of_stage[row] + 1)
-        return at(s, p) + "comes before that of micro-batch " + std::to_string(of_stage[row] + 1) +
-               "; micro-batches of a stage ascend";
+        return fmt::format("{}comes before that of micro-batch {}; micro-batches of a stage ascend", at(s, p),
+                           of_stage[row] + 1);
       of_stage[row] = a.microbatch;
     }
     return {};

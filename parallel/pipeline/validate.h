@@ -7,8 +7,6 @@
 #include <array>
 #include <functional>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "parallel/pipeline/schedule.h"
 

@@ -24,7 +24,6 @@
 // These units vanish only if the next step may begin before all ranks have ended this one, and clipping by the global
 // norm forbids that.
 #include <algorithm>
-#include <utility>
 
 #include "parallel/pipeline/schedules.h"
 

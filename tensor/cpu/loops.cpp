@@ -1,8 +1,6 @@
 // Splitting the work among threads, once for all elementwise kernels.
 #include "tensor/cpu/loops.h"
 
-#include <algorithm>
-
 namespace tessera::cpu {
 void for_each_row(std::span<const Tensor* const> operands, const std::function<void(const Row&)>& f) {
   const MergedDims m = merged_dims(operands);

@@ -1,12 +1,6 @@
 // One loop over broadcast, strided operands: dims that run on are merged, and each inner row is a plain loop.
 #pragma once
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <functional>
-#include <span>
 #include <tuple>
-#include <utility>
 
 #include "tensor/cpu/vectorize.h"
 #include "tensor/tensor.h"

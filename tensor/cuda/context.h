@@ -4,12 +4,7 @@
 // An arena on a GPU holds one context (Arena::local), so any tensor leads to it. Blocks that the arena takes back may
 // be handed out again while older kernels still use them: whatever writes to them next is queued behind those.
 #pragma once
-#include <array>
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <mutex>
-#include <span>
 
 #include "tensor/cuda/runtime.h"
 #include "tensor/tensor.h"

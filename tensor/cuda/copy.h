@@ -1,8 +1,5 @@
 // Copies and fills of tensors on a GPU, and bytes between it and the host.
 #pragma once
-#include <cstddef>
-#include <memory>
-#include <span>
 
 #include "tensor/tensor.h"
 

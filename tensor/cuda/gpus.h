@@ -1,10 +1,6 @@
 // The GPUs that there are, a rank's memory on one of them, and its work there kept as a graph: all that code which
 // includes no CUDA knows of them, but for copies (tensor/cuda/copy.h).
 #pragma once
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
 
 #include "tensor/arena.h"
 

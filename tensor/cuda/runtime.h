@@ -2,9 +2,6 @@
 #pragma once
 #include <cuda_runtime.h>
 
-#include <string>
-#include <utility>
-
 #include "tensor/error.h"
 
 namespace tessera::cuda {

@@ -2,12 +2,7 @@
 // does not depend on the number of threads.
 #include "tensor/ops/activations.h"
 
-#include <algorithm>
-#include <type_traits>
-#include <utility>
-
 #include "tensor/cpu/loops.h"
-#include "tensor/ops/elementwise_list.h"
 
 namespace tessera {
 
@@ -30,8 +25,7 @@ void add_bias(const T* x, const T* b, T* h, int64_t c) {
 template <class Op>
 void bias_gelu_on_cpu(const BiasGelu& out, const Tensor& x, const Tensor* bias) {
   const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
-  with_floating(x.dtype(), "bias_gelu", [&](auto t) {
-    using T = decltype(t);
+  with_floating(x.dtype(), "bias_gelu", [&]<class T>(T) {
     using A = Accumulate<T>;
     const T *const in = x.data<T>(), *const b = bias ? bias->data<T>() : nullptr;
     T *const ph = out.h.data<T>(), *const py = out.y.data<T>();
@@ -54,8 +48,7 @@ void bias_gelu_backward_on_cpu(const Tensor& dh, const Tensor& dy, const Tensor&
   const int64_t c = h.dim(-1), n = h.numel() / std::max<int64_t>(c, 1);
   const int64_t chunks = std::max<int64_t>(1, (n + kChunk - 1) / kChunk);
   const Tensor total = h.make({chunks, c}, wide_of(h.dtype()));
-  with_floating(h.dtype(), "bias_gelu_backward", [&](auto t) {
-    using T = decltype(t);
+  with_floating(h.dtype(), "bias_gelu_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
     const T *const pg = dy.data<T>(), *const ph = h.data<T>();
     T* const out = dh.data<T>();
@@ -118,8 +111,7 @@ namespace {
 
 void swiglu_on_cpu(const Tensor& y, const Tensor& x) {
   const int64_t f = y.dim(-1), n = f == 0 ? 0 : y.numel() / f;
-  with_floating(x.dtype(), "swiglu", [&](auto t) {
-    using T = decltype(t);
+  with_floating(x.dtype(), "swiglu", [&]<class T>(T) {
     using A = Accumulate<T>;
     const T* const in = x.data<T>();
     T* const out = y.data<T>();
@@ -134,8 +126,7 @@ void swiglu_on_cpu(const Tensor& y, const Tensor& x) {
 
 void swiglu_backward_on_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x) {
   const int64_t f = dy.dim(-1), n = f == 0 ? 0 : dy.numel() / f;
-  with_floating(x.dtype(), "swiglu_backward", [&](auto t) {
-    using T = decltype(t);
+  with_floating(x.dtype(), "swiglu_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
     const T *const in = x.data<T>(), *const given = dy.data<T>();
     T* const out = dx.data<T>();

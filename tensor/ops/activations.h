@@ -3,7 +3,6 @@
 #pragma once
 #include "tensor/ops/elementwise_list.h"
 #include "tensor/ops/matmul/matmul.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -1,10 +1,7 @@
 // Rows are independent and threads split them.
 #include "tensor/ops/cross_entropy.h"
 
-#include <algorithm>
 #include <limits>
-#include <string>
-#include <utility>
 
 #include "tensor/cpu/loops.h"
 #include "tensor/math.h"
@@ -62,8 +59,7 @@ CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets, d
   CrossEntropy out;
   const int64_t n = logits.dim(0), vocab = logits.dim(1);
   out.count = static_cast<double>(check_targets(targets, vocab));
-  with_floating(logits.dtype(), "cross_entropy", [&](auto t) {
-    using T = decltype(t);
+  with_floating(logits.dtype(), "cross_entropy", [&]<class T>(T) {
     using A = Accumulate<T>;
     out.lse = logits.make({n}, kDTypeOf<A>);
     const T* const x = logits.data<T>();
@@ -88,8 +84,7 @@ void backward_on_cpu(const Tensor& out, const Scored& of, const GradientScale& f
   const Tensor& logits = of.logits;
   const int64_t vocab = logits.dim(1), first = part.first;
   check_targets(of.targets, vocab_of(logits, part));
-  with_floating(logits.dtype(), "cross_entropy_backward", [&](auto t) {
-    using T = decltype(t);
+  with_floating(logits.dtype(), "cross_entropy_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
     const T* const x = logits.data<T>();
     T* const dx = out.data<T>();
@@ -172,8 +167,7 @@ Tensor over_rows(const Tensor& logits_any, const char* op, const F& f, const Cud
     throw Error(std::string("[") + op + "] logits are " + logits_any.describe() + "; expected (N, V)");
   const Tensor logits = logits_any.contiguous();
   const int64_t n = logits.dim(0), vocab = logits.dim(1);
-  return with_floating(logits.dtype(), op, [&](auto t) {
-    using T = decltype(t);
+  return with_floating(logits.dtype(), op, [&]<class T>(T) {
     using A = Accumulate<T>;
     Tensor out = logits.make({n}, kDTypeOf<A>);
     const auto on_cpu = [&] {

@@ -1,11 +1,7 @@
 // Which entries of a vocabulary a table or a row of logits has, where other ranks have the rest.
 #pragma once
-#include <algorithm>
-#include <cstdint>
-#include <utility>
 
 #include "tensor/ops/matmul/matmul.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -23,8 +23,7 @@ void drop_row(T* y, const T* x, int64_t c, uint64_t first, double p, const Dropo
 // `tile` has its sizes.
 void dropout_on_cpu(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile) {
   const int64_t tokens = x.dim(1), c = x.dim(2);
-  with_floating(x.dtype(), "dropout", [&](auto t) {
-    using T = decltype(t);
+  with_floating(x.dtype(), "dropout", [&]<class T>(T) {
     const T* const from = x.data<T>();
     T* const to = y.data<T>();
     cpu::split(x.dim(0) * tokens, std::max<int64_t>(1, 1024 / std::max<int64_t>(c, 1)),

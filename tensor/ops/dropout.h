@@ -3,7 +3,6 @@
 //
 // Srivastava et al. 2014, "Dropout"; inverted: kept elements are scaled by 1 / (1 - p).
 #pragma once
-#include <span>
 
 #include "tensor/random.h"
 #include "tensor/tensor.h"

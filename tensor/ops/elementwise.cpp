@@ -1,8 +1,6 @@
 // The elementwise ops: what each checks, and the CPU's loop of its kernel.
 #include "tensor/ops/elementwise.h"
 
-#include <tuple>
-
 #include "tensor/cpu/loops.h"
 #include "tensor/ops/reduce.h"
 
@@ -27,10 +25,7 @@ using Same = T;
 template <class Kernel, class... In>
 void run(const Kernel& kernel, const Tensor& y, const In&... in) {
   const auto on_cpu = [&] {
-    with_floating(y.dtype(), Kernel::name, [&](auto t) {
-      using T = decltype(t);
-      map_rounded<T, Same<T, In>...>(kernel, y, in...);
-    });
+    with_floating(y.dtype(), Kernel::name, [&]<class T>(T) { map_rounded<T, Same<T, In>...>(kernel, y, in...); });
   };
   on_device(y.device(), on_cpu, [&] { cuda::run(kernel, y, in...); });
 }

@@ -1,8 +1,6 @@
 // Lookup by rows; the gradient by columns, so that no two threads add to one element.
 #include "tensor/ops/embedding.h"
 
-#include <algorithm>
-
 #include "tensor/cpu/loops.h"
 
 namespace tessera {
@@ -39,8 +37,7 @@ void embedding_backward_on_cpu(Tensor& sums, const Tensor& dy, const Tensor& ids
   const int64_t rows = sums.dim(0), first = part.first, c = sums.dim(1), n = ids.numel();
   const int32_t* const id = checked(ids, whole_of(sums, part));
   sums.fill(0);
-  with_floating(dy.dtype(), "embedding_backward", [&](auto t) {
-    using T = decltype(t);
+  with_floating(dy.dtype(), "embedding_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
     const T* const from = dy.data<T>();
     A* const to = sums.data<A>();

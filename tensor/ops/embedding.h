@@ -1,7 +1,6 @@
 // Rows of a table, looked up by integer, and the gradient that goes back to them.
 #pragma once
 #include "tensor/ops/cross_entropy.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -1,9 +1,6 @@
 // Rows are independent, so threads split them; gradients of gamma and beta are split by columns.
 #include "tensor/ops/norm.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "tensor/cpu/loops.h"
 #include "tensor/math.h"
 #include "tensor/ops/elementwise.h"
@@ -62,8 +59,7 @@ void norm_on_cpu(const NormOperands& operands, const Normed& out, double eps) {
   const Tensor& x = *operands.x;
   const auto* const added = operands.added;
   const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
-  with_floating(x.dtype(), "norm", [&](auto t) {
-    using T = decltype(t);
+  with_floating(x.dtype(), "norm", [&]<class T>(T) {
     using A = Accumulate<T>;
     const Forward<T> f{x.data<T>(),
                        added ? added->data<T>() : nullptr,
@@ -129,8 +125,7 @@ void norm_backward_on_cpu(const Tensor& dx, const NormOperands& operands, const 
                           const Tensor* residual) {
   const Tensor& x = *operands.x;
   const int64_t c = x.dim(-1);
-  with_floating(x.dtype(), "norm_backward", [&](auto t) {
-    using T = decltype(t);
+  with_floating(x.dtype(), "norm_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
     const Backward<T> f{dy.data<T>(),
                         x.data<T>(),
@@ -147,8 +142,7 @@ void norm_backward_on_cpu(const Tensor& dx, const NormOperands& operands, const 
 void norm_sums_on_cpu(const NormSums& sums, const Tensor& dy, const Tensor& x, const Normed& forward) {
   const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
   const Tensor by_gamma = x.make({c}, wide_of(x.dtype())), by_beta = x.make({c}, wide_of(x.dtype()));
-  with_floating(x.dtype(), "norm_weight_grads", [&](auto t) {
-    using T = decltype(t);
+  with_floating(x.dtype(), "norm_weight_grads", [&]<class T>(T) {
     using A = Accumulate<T>;
     const T *const g = dy.data<T>(), *const in = x.data<T>();
     const A *const mean = forward.mean.defined() ? forward.mean.data<A>() : nullptr, *const rstd =

@@ -5,7 +5,6 @@
 // about 10 FLOPs per element, one pass over memory forward and one backward.
 #pragma once
 #include "tensor/ops/reduce.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -1,9 +1,7 @@
 // Sums; those on the CPU. Threads split the outputs, never the terms of one sum.
 #include "tensor/ops/reduce.h"
 
-#include <algorithm>
 #include <limits>
-#include <vector>
 
 #include "tensor/cpu/loops.h"
 #include "tensor/math.h"
@@ -14,10 +12,8 @@ namespace {
 
 void sum_rows_on_cpu(const Tensor& out, const Tensor& rows) {
   const int64_t n = rows.dim(0), c = rows.dim(1);
-  with_floating(rows.dtype(), "sum_rows", [&](auto t) {
-    with_floating(out.dtype(), "sum_rows", [&](auto u) {
-      using T = decltype(t);
-      using U = decltype(u);
+  with_floating(rows.dtype(), "sum_rows", [&]<class T>(T) {
+    with_floating(out.dtype(), "sum_rows", [&]<class U>(U) {
       using A = Accumulate<T>;
       const T* const in = rows.data<T>();
       U* const to = out.data<U>();
@@ -43,8 +39,7 @@ void sum_rows_on_cpu(const Tensor& out, const Tensor& rows) {
 
 void sum_on_cpu(const Tensor& out, const Tensor& flat) {
   const int64_t n = flat.numel();
-  with_floating(flat.dtype(), "sum", [&](auto t) {
-    using T = decltype(t);
+  with_floating(flat.dtype(), "sum", [&]<class T>(T) {
     const T* const in = flat.data<T>();
     constexpr int64_t kBlock = 4096;
     std::vector<double> partial(static_cast<size_t>((n + kBlock - 1) / kBlock));
@@ -64,8 +59,7 @@ void sum_on_cpu(const Tensor& out, const Tensor& flat) {
 
 void sum_to_on_cpu(const Tensor& out, const Tensor& x) {
   const Shape& shape = out.shape();
-  with_floating(x.dtype(), "sum_to", [&](auto t) {
-    using T = decltype(t);
+  with_floating(x.dtype(), "sum_to", [&]<class T>(T) {
     using A = Accumulate<T>;
     const Tensor in = x.contiguous();
     std::vector<A> total(static_cast<size_t>(shape.numel()), A(0));
@@ -140,8 +134,7 @@ namespace {
 template <class Row>
 void by_rows(const Tensor& out, const Tensor& a, const Tensor& b, const Row& row) {
   const int64_t n = a.dim(-1), rows = n == 0 ? 0 : a.numel() / n;
-  with_floating(a.dtype(), "softmax", [&](auto t) {
-    using T = decltype(t);
+  with_floating(a.dtype(), "softmax", [&]<class T>(T) {
     const T *const pa = a.data<T>(), *const pb = b.data<T>();
     T* const to = out.data<T>();
     cpu::for_rows(rows, n, [=](int64_t i) { row(pa + i * n, pb + i * n, to + i * n, n); });

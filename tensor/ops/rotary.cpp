@@ -1,10 +1,7 @@
 // Frequencies, tables, and the turning of heads.
 #include "tensor/ops/rotary.h"
 
-#include <algorithm>
-#include <cmath>
 #include <numbers>
-#include <string>
 
 #include "tensor/cpu/loops.h"
 #include "tensor/math.h"
@@ -47,8 +44,7 @@ void rotate_head(T* y, const T* x, const A* cosines, const A* sines, A sign, int
 
 void rotate_on_cpu(const Tensor& y, const Tensor& x, const Turn& turn) {
   const int64_t tokens = x.dim(1), width = x.dim(2), d = turn.table.dim(1), heads = turn.heads, first = turn.first;
-  with_floating(x.dtype(), "rotate", [&](auto t) {
-    using T = decltype(t);
+  with_floating(x.dtype(), "rotate", [&]<class T>(T) {
     using A = Accumulate<T>;
     const T* const in = x.data<T>();
     T* const out = y.data<T>();

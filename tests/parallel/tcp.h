@@ -9,7 +9,7 @@ namespace tessera::test {
 // An address of the loopback whose port nobody listens on.
 inline std::string free_address() {
   const Addresses any = resolved("127.0.0.1", "0", "127.0.0.1");
-  const Socket s = listening_on(any->ai_addr, any->ai_addrlen, any->ai_family);
+  const Descriptor s = listening_on(any->ai_addr, any->ai_addrlen, any->ai_family);
   return "127.0.0.1:" + std::to_string(own_end(s.get()).port());
 }
 

@@ -177,10 +177,10 @@ TEST(Rendezvous, EveryPairHasAConnection) {
 }
 
 // A stranger connects to rank 0 and says this; the caller lets it hang up or stay.
-Socket stranger(const std::string& address, const std::string& says) {
+Descriptor stranger(const std::string& address, const std::string& says) {
   const auto [host, port] = parse_address(address);
   std::string why;
-  Socket s = connected(*resolved(host, port, address), Deadline(5), why);
+  Descriptor s = connected(*resolved(host, port, address), Deadline(5), why);
   if (s) write_all(s.get(), says.data(), says.size(), Deadline(1));
   return s;
 }
@@ -188,7 +188,7 @@ Socket stranger(const std::string& address, const std::string& says) {
 TEST(Rendezvous, StrangersAreHungUpOn) {
   const std::string address = free_address();
   const Philox draw = Philox::named(1, "strangers");
-  std::vector<Socket> they;
+  std::vector<Descriptor> they;
   const Texts errors = run_ranks(4, [&](int rank) {
     if (rank < 3) {
       if (rank > 0) std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -241,9 +241,9 @@ TEST(Rendezvous, AnAnswerThatIsNoneIsSaid) {
     if (rank == 1) return;
     const auto [host, port] = parse_address(address);
     const Addresses a = resolved(host, port, address);
-    const Socket listener = listening_on(a->ai_addr, a->ai_addrlen, a->ai_family);
+    const Descriptor listener = listening_on(a->ai_addr, a->ai_addrlen, a->ai_family);
     ASSERT_TRUE(wait_for(listener.get(), POLLIN, Deadline(5)));
-    const Socket s(::accept(listener.get(), nullptr, nullptr));
+    const Descriptor s(::accept(listener.get(), nullptr, nullptr));
     const std::string text = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n";
     write_all(s.get(), text.data(), text.size(), Deadline(1));
   });

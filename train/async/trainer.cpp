@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "train/device.h"
 #include "train/evaluate.h"
 

@@ -2,11 +2,6 @@
 // when they are ready, servers that apply at once; each worker makes `steps` steps of batch / ranks sequences, so the
 // run sees as many sequences as a synchronous one, in `ranks` times as many updates.
 #pragma once
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include "data/token_file.h"
 #include "parallel/async/server.h"

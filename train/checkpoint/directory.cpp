@@ -1,8 +1,6 @@
 // The protocol of checkpoint folders.
 #include "train/checkpoint/directory.h"
 
-#include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -13,10 +11,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "data/bad_input.h"
 #include "data/files.h"
 #include "data/json.h"
-#include "tensor/error.h"
-#include "tensor/write_file.h"
 
 namespace tessera {
 namespace fs = std::filesystem;
@@ -48,19 +45,11 @@ std::optional<int64_t> step_of(const fs::path& path) {
   return error == std::errc() && stop == end && step >= 0 ? std::optional(step) : std::nullopt;
 }
 
-std::vector<fs::path> entries(const fs::path& directory) {
-  std::error_code error;
-  std::vector<fs::path> out;
-  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error))
-    out.push_back(it->path());
-  return out;
-}
-
 // Checkpoints by step, the newest first.
 std::vector<fs::path> newest_first(const fs::path& directory) {
   std::vector<fs::path> found;
   std::error_code error;
-  for (const fs::path& p : entries(directory))
+  for (const fs::path& p : entries_of(directory))
     if (const auto step = step_of(p); step && !(is_aside(p) && fs::exists(name_of(directory, *step), error)))
       found.push_back(p);
   std::ranges::sort(found, [](const fs::path& a, const fs::path& b) { return *step_of(a) > *step_of(b); });
@@ -77,7 +66,7 @@ void remove_checkpoint(const fs::path& path) {
 
 Json manifest_of(const fs::path& attempt, int64_t step, const std::string& about) {
   Json listed = Json::object();
-  for (const fs::path& file : entries(attempt))
+  for (const fs::path& file : entries_of(attempt))
     listed[file.filename().string()] = {{"bytes", fs::file_size(file)}, {"xxh3", hex(checksum_of(file))}};
   return {{"format", kFormat}, {"version", 1}, {"step", step}, {"about", Json::parse(about)}, {"files", listed}};
 }
@@ -117,7 +106,7 @@ Checkpoint NewCheckpoint::finish(const std::string& about, size_t keep) {
   const fs::path name = name_of(directory_, step_);
   give_name(path(), name);
   sync_directory(directory_);
-  for (const fs::path& old : entries(directory_))
+  for (const fs::path& old : entries_of(directory_))
     if (is_aside(old) && fs::is_directory(name_of(directory_, step_of(old).value_or(-1)))) remove_checkpoint(old);
   write_file(directory_ / "latest", name.filename().string() + "\n");
   const std::optional<BestCheckpoint> best = best_checkpoint(directory_);
@@ -149,7 +138,7 @@ void write_best(const fs::path& directory, const BestCheckpoint& best) {
 
 Manifest parse_manifest(std::string_view json, const std::string& what) {
   const Json manifest = parse_json(json, what);
-  const auto refuse = [&](const std::string& why) { throw InputError(fmt::format("{}: {}", what, why)); };
+  const auto refuse = [&](const std::string& why) { bad_input("{}: {}", what, why); };
   const auto at = [&](const char* key) -> const Json& { return value_at(manifest, key); };
   if (at("format") != kFormat) refuse("not a checkpoint's manifest");
   if (at("version") != 1) refuse(fmt::format("version is {}; expected 1", at("version").dump()));
@@ -171,20 +160,18 @@ Manifest parse_manifest(std::string_view json, const std::string& what) {
 
 Checkpoint open_checkpoint(const fs::path& path) {
   std::error_code error;
-  if (!fs::is_directory(path, error)) throw InputError(fmt::format("{}: there is no such checkpoint", path.string()));
+  if (!fs::is_directory(path, error)) bad_input("{}: there is no such checkpoint", path.string());
   const fs::path manifest_path = path / "manifest.json";
-  if (!fs::exists(manifest_path, error))
-    throw InputError(fmt::format("{}: not a checkpoint: it has no manifest.json", path.string()));
+  if (!fs::exists(manifest_path, error)) bad_input("{}: not a checkpoint: it has no manifest.json", path.string());
   const Manifest manifest = parse_manifest(read_file(manifest_path), manifest_path.string());
   for (const ListedFile& listed : manifest.files) {
     const fs::path file = path / listed.name;
     if (listed.name.find(".rank-") != std::string::npos && !fs::exists(file, error)) continue;
     const uintmax_t size = fs::file_size(file, error);
-    if (error) throw InputError(fmt::format("{}: {}; the manifest lists it", file.string(), error.message()));
-    if (listed.bytes != size)
-      throw InputError(fmt::format("{}: {} bytes; the manifest says {}", file.string(), size, listed.bytes));
+    if (error) bad_input("{}: {}; the manifest lists it", file.string(), error.message());
+    if (listed.bytes != size) bad_input("{}: {} bytes; the manifest says {}", file.string(), size, listed.bytes);
     if (const std::string found = hex(checksum_of(file)); listed.xxh3 != found)
-      throw InputError(fmt::format("{}: checksum {}; the manifest says {}", file.string(), found, listed.xxh3));
+      bad_input("{}: checksum {}; the manifest says {}", file.string(), found, listed.xxh3);
   }
   return {path, manifest.step, manifest.about};
 }

@@ -8,14 +8,7 @@
 //   A new step-N takes the place of an old one in one step. NFS, Lustre and FUSE cannot exchange two names: there the
 //   old one is called step-N.replaced meanwhile, which counts as step N for as long as there is no step-N.
 #pragma once
-#include <cstdint>
-#include <filesystem>
 #include <functional>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "tensor/write_file.h"
 

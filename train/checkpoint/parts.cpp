@@ -1,16 +1,12 @@
 // Reading: whole tensors of files, or of parts of them.
-#include <fmt/format.h>
 
-#include <algorithm>
 #include <cstring>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <utility>
 
+#include "data/bad_input.h"
 #include "data/json.h"
 #include "models/layout.h"
 #include "parallel/comm/fake_transport.h"
-#include "tensor/error.h"
 #include "train/checkpoint/state.h"
 
 namespace tessera {
@@ -26,10 +22,8 @@ constexpr int64_t kMostElements = int64_t{1} << 56;
 // The files of a stem's parts, in order of their names.
 std::vector<fs::path> part_files(const fs::path& checkpoint, const std::string& stem) {
   std::vector<fs::path> out;
-  std::error_code error;
-  for (fs::directory_iterator it(checkpoint, error), end; !error && it != end; it.increment(error))
-    if (const std::string name = it->path().filename().string(); name.starts_with(stem + ".rank-"))
-      out.push_back(it->path());
+  for (const fs::path& file : entries_of(checkpoint))
+    if (file.filename().string().starts_with(stem + ".rank-")) out.push_back(file);
   std::ranges::sort(out);
   return out;
 }
@@ -63,14 +57,6 @@ SavedPart parse_part(const std::string& name, const Json& j, const std::string& 
     at = *first + *size;
   }
   return part;
-}
-
-// Elements that a rank with this shard keeps.
-int64_t kept_of(const SavedPart& part) {
-  if (part.shard.is_whole()) return part.whole.numel();
-  int64_t indices = 0;
-  for (const ShardSpec::Run& run : part.shard.runs) indices += run.size;
-  return part.whole.numel() / part.whole[part.shard.dim] * indices;
 }
 
 }  // namespace
@@ -110,7 +96,7 @@ SavedTensors::SavedTensors(const fs::path& checkpoint, const std::string& stem)
   std::error_code error;
   std::vector<fs::path> names{what_};
   if (!fs::exists(what_, error)) names = part_files(checkpoint, stem);
-  if (names.empty()) throw InputError(fmt::format("{}: there is no such file, and no parts of it", what_));
+  if (names.empty()) bad_input("{}: there is no such file, and no parts of it", what_);
   for (const fs::path& name : names) {
     files_.push_back(std::make_unique<Safetensors>(name));
     add(*files_.back(), name.string());
@@ -125,18 +111,17 @@ void SavedTensors::add(const Safetensors& file, const std::string& what) {
   for (const TensorBytes& t : file.tensors()) {
     const auto found = parts.find(t.name);
     if (described != file.metadata().end() && found == parts.end())
-      throw InputError(fmt::format("{}: the parts do not name tensor '{}'", what, t.name));
-    if (t.shape.size() > kMaxRank)
-      throw InputError(fmt::format("{}: tensor '{}' has more than six dims", what, t.name));
+      bad_input("{}: the parts do not name tensor '{}'", what, t.name);
+    if (t.shape.size() > kMaxRank) bad_input("{}: tensor '{}' has more than six dims", what, t.name);
     SavedPart part = found != parts.end() ? found->second : SavedPart{.name = t.name, .whole = Shape(t.shape)};
     part.count = std::ssize(t.bytes) / size_of(t.dtype);
-    if (part.count > kept_of(part) - part.begin)
-      throw InputError(fmt::format("{}: tensor '{}' has {} elements from {} on; its part ends at {}", what, t.name,
-                                   part.count, part.begin, kept_of(part)));
+    if (const int64_t kept = part.shard.part_of(part.whole).numel(); part.count > kept - part.begin)
+      bad_input("{}: tensor '{}' has {} elements from {} on; its part ends at {}", what, t.name, part.count, part.begin,
+                kept);
     const std::vector<int64_t> shape(part.whole.begin(), part.whole.end());
     Whole& whole = all_.try_emplace(t.name, Whole{t.dtype, shape, {}}).first->second;
     if (whole.dtype != t.dtype || whole.shape != shape)
-      throw InputError(fmt::format("{}: tensor '{}' is of another kind than in the other parts", what, t.name));
+      bad_input("{}: tensor '{}' is of another kind than in the other parts", what, t.name);
     whole.pieces.push_back({&t, std::move(part)});
   }
 }
@@ -150,7 +135,7 @@ void SavedTensors::expect_no_others(const std::set<std::string>& names) const {
 
 const SavedTensors::Whole& SavedTensors::at(const std::string& name) const {
   const auto found = all_.find(name);
-  if (found == all_.end()) throw InputError(fmt::format("{}: there is no tensor '{}'", what_, name));
+  if (found == all_.end()) bad_input("{}: there is no tensor '{}'", what_, name);
   return found->second;
 }
 
@@ -171,13 +156,13 @@ TensorReader SavedTensors::reader(const std::string& name) const {
   const bool shared = whole.dtype == DType::uint8;  // parts of a matrix in four bits have some bytes in common
   for (size_t i = 1; i < runs.size() && !shared; ++i)
     if (runs[i].begin < runs[i - 1].begin + runs[i - 1].count)
-      throw InputError(fmt::format("{}: element {} of '{}' is in two parts", what_, runs[i].begin, name));
+      bad_input("{}: element {} of '{}' is in two parts", what_, runs[i].begin, name);
   return [runs = std::move(runs), element, what = what_, name](int64_t begin, std::span<std::byte> to) {
     auto run = std::ranges::upper_bound(runs, begin, {}, &Run::begin);
     if (run != runs.begin()) --run;
     while (!to.empty()) {
       if (run == runs.end() || begin < run->begin || begin >= run->begin + run->count)
-        throw InputError(fmt::format("{}: element {} of '{}' is in no part here", what, begin, name));
+        bad_input("{}: element {} of '{}' is in no part here", what, begin, name);
       const int64_t skipped = begin - run->begin, count = std::min(run->count - skipped, std::ssize(to) / element);
       std::memcpy(to.data(), run->at + skipped * element, static_cast<size_t>(count * element));
       to = to.subspan(static_cast<size_t>(count * element));

@@ -4,11 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <cstring>
-#include <functional>
-#include <map>
-#include <optional>
 
 #include "data/files.h"
 #include "tensor/error.h"

@@ -2,16 +2,6 @@
 // run that was saved under one layout goes on under any other. First what ranks hold of it, then the files that they
 // save, then what is checked before.
 #pragma once
-#include <cstddef>
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <memory>
-#include <set>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "data/safetensors.h"
 #include "train/trainer.h"

@@ -1,7 +1,4 @@
 // The numbers of the step around what is queued, and the choice between queueing and launching.
-#include <cmath>
-#include <optional>
-#include <utility>
 
 #include "optim/cuda/step_state.h"
 #include "optim/grad_norm.h"

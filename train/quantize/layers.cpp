@@ -1,10 +1,7 @@
 // The walk through the layers.
 #include "train/quantize/layers.h"
 
-#include <algorithm>
 #include <cstring>
-#include <map>
-#include <memory>
 
 #include "models/adapters/adapters.h"
 #include "tensor/error.h"
@@ -157,8 +154,7 @@ WholeTensors dequantized(const ModelConfig& config, WholeTensors stored) {
     return [bytes, &p, dtype](int64_t begin, std::span<std::byte> to) {
       std::vector<float> wide(to.size() / static_cast<size_t>(size_of(dtype)));
       dequantize(p, *bytes, begin, wide);
-      with_floating(dtype, "dequantize", [&](auto t) {
-        using T = decltype(t);
+      with_floating(dtype, "dequantize", [&]<class T>(T) {
         for (size_t i = 0; i < wide.size(); ++i) {
           const T value = converted<T>(wide[i]);
           std::memcpy(to.data() + i * sizeof value, &value, sizeof value);

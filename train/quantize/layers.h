@@ -5,9 +5,6 @@
 // sees them, come from the calibration data through all linears before it, already rounded (Frantar et al. 2022,
 // section 5).
 #pragma once
-#include <functional>
-#include <string>
-#include <vector>
 
 #include "data/token_file.h"
 #include "models/language_model.h"

@@ -1,12 +1,7 @@
 // Defects of what ranks tell each other: sums of the data axis and of norms, single calls and messages, groups of
 // ranks, ranks that train alone, owners of matrices.
-#include <algorithm>
 #include <cstring>
-#include <map>
-#include <memory>
-#include <span>
 #include <tuple>
-#include <utility>
 
 #include "optim/grad_norm.h"
 #include "verify/defects/planting.h"

@@ -1,8 +1,5 @@
 // Defects of what ranks compute: sequences and targets, layers, experts, updates; and of memory and schedules, which
 // change no number.
-#include <algorithm>
-#include <memory>
-#include <utility>
 
 #include "optim/grad_norm.h"
 #include "parallel/context_parallel.h"

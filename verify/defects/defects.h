@@ -6,11 +6,6 @@
 //   const VerifyResult r = explain(job, [&](const Job& j) { return planted(d, j); });
 //   r.diagnosis[0].cause == d.cause;
 #pragma once
-#include <cstdint>
-#include <functional>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "verify/verify.h"
 

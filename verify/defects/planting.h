@@ -1,13 +1,6 @@
 // Wants, places and ways of planting that the tables of defects share.
 #pragma once
-#include <functional>
-#include <memory>
-#include <string>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
-#include "parallel/comm/launch.h"
 #include "train/plan.h"
 #include "verify/defects/defects.h"
 #include "verify/defects/transports.h"

@@ -1,16 +1,8 @@
 // Transports around another one, in which something goes wrong: a call does something else, or a rank fails, is late or
 // loses a message, to show that no fault hangs a run and each is named.
 #pragma once
-#include <atomic>
-#include <chrono>
-#include <functional>
 #include <map>
-#include <memory>
-#include <string>
-#include <string_view>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "parallel/comm/transport.h"
 

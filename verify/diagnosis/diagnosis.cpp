@@ -4,13 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <array>
 #include <cctype>
-#include <cmath>
-#include <functional>
-#include <set>
-#include <utility>
 
 #include "tensor/error.h"
 #include "verify/verify.h"

@@ -1,10 +1,7 @@
 // Element by element, in float64.
 #include "verify/diagnosis/differences.h"
 
-#include <algorithm>
-#include <cmath>
 #include <numeric>
-#include <utility>
 
 namespace tessera {
 namespace {

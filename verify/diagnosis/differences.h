@@ -1,8 +1,5 @@
 // Differences of numbers from the oracle's, as observations of a diagnosis.
 #pragma once
-#include <cstdint>
-#include <optional>
-#include <vector>
 
 #include "tensor/tensor.h"
 #include "verify/diagnosis/diagnosis.h"

@@ -1,7 +1,6 @@
 // Choices of the tokens at hand into those of the batch.
 #include "verify/experts/routing.h"
 
-#include <algorithm>
 #include <numeric>
 
 #include "train/plan.h"

@@ -2,9 +2,6 @@
 // token between two experts may go to the other one: then the oracle takes the plan's choices, and it is counted which
 // tokens it would have sent elsewhere, and by how much.
 #pragma once
-#include <memory>
-#include <span>
-#include <vector>
 
 #include "train/trainer.h"
 

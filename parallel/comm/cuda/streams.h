@@ -5,9 +5,6 @@
 // mark was set: so everything that is waited for was queued before the waiting was, and no two streams wait for each
 // other.
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <memory>
 
 #include "tensor/tensor.h"
 

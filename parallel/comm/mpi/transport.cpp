@@ -1,22 +1,15 @@
 // Messages, groups and failures over MPI.
-#include <mpi.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <climits>
 #include <csignal>
 #include <cstring>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "parallel/comm/algorithms.h"
-#include "parallel/comm/call.h"
 #include "parallel/comm/memory.h"
 #include "parallel/comm/mpi/world.h"
 #include "parallel/comm/trace.h"
@@ -32,7 +25,7 @@ constexpr double kYielding = 500e-6, kSoon = 20e-3;  // seconds of a wait
 constexpr auto kShortSleep = std::chrono::microseconds(20), kLongSleep = std::chrono::microseconds(200);
 
 // `bytes` as one element, since MPI-3 counts in int.
-class Bytes {
+class Bytes : NotCopied {
  public:
   explicit Bytes(int64_t bytes) {
     if (bytes <= INT_MAX) {
@@ -53,8 +46,6 @@ class Bytes {
   ~Bytes() {
     if (type_ != MPI_BYTE) MPI_Type_free(&type_);
   }
-  Bytes(const Bytes&) = delete;
-  Bytes& operator=(const Bytes&) = delete;
   int count() const { return count_; }
   MPI_Datatype type() const { return type_; }
 
@@ -161,7 +152,7 @@ void max_bfloat16(void* in, void* inout, int* count, MPI_Datatype*) {
   reduce_into(DType::bfloat16, Reduction::max, static_cast<std::byte*>(inout), static_cast<std::byte*>(in), *count);
 }
 
-class Operation {
+class Operation : NotCopied {
  public:
   explicit Operation(const Call& call) {
     const bool sums = call.reduction == Reduction::sum;
@@ -172,8 +163,6 @@ class Operation {
   ~Operation() {
     if (own_ != MPI_OP_NULL) MPI_Op_free(&own_);
   }
-  Operation(const Operation&) = delete;
-  Operation& operator=(const Operation&) = delete;
   MPI_Op get() const { return op_; }
 
  private:
@@ -181,20 +170,10 @@ class Operation {
 };
 
 MPI_Datatype type_of(DType dtype) {
-  switch (dtype) {
-    case DType::float64:
-      return MPI_DOUBLE;
-    case DType::float32:
-      return MPI_FLOAT;
-    case DType::bfloat16:
-      return MPI_UINT16_T;
-    case DType::int32:
-      return MPI_INT32_T;
-    case DType::uint8:
-      return MPI_UINT8_T;
-    default:
-      return MPI_INT64_T;
-  }
+  const std::pair<DType, MPI_Datatype> types[] = {{DType::float64, MPI_DOUBLE},    {DType::float32, MPI_FLOAT},
+                                                  {DType::bfloat16, MPI_UINT16_T}, {DType::int32, MPI_INT32_T},
+                                                  {DType::uint8, MPI_UINT8_T},     {DType::int64, MPI_INT64_T}};
+  return std::ranges::find(types, dtype, &std::pair<DType, MPI_Datatype>::first)->second;
 }
 
 struct Collective {

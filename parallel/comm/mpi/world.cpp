@@ -2,33 +2,21 @@
 #include "parallel/comm/mpi/world.h"
 
 #include <fcntl.h>
-#include <mpi.h>
 #include <sched.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
-#include <chrono>
-#include <condition_variable>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <filesystem>
-#include <memory>
 #include <new>
 #include <numeric>
-#include <string>
 #include <system_error>
-#include <thread>
-#include <utility>
 
-#include "parallel/comm/call.h"
 #include "parallel/comm/trace.h"
 #include "tensor/cpu/vectorize.h"
 #include "tensor/write_file.h"
@@ -65,14 +53,14 @@ MessageFolder::MessageFolder(const fs::path& where)
 }
 
 void MessageFolder::remove_left(const fs::path& where) {
-  std::error_code error, ignored;
-  for (fs::directory_iterator it(where, error), end; !error && it != end; it.increment(error)) {
-    if (!it->path().filename().string().starts_with(std::string(kMessages) + ".tmp-")) continue;
-    const Descriptor folder(::open(it->path().c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  std::error_code ignored;
+  for (const fs::path& path : entries_of(where)) {
+    if (!path.filename().string().starts_with(std::string(kMessages) + ".tmp-")) continue;
+    const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     struct stat info {};
     if (folder.get() >= 0 && ::fstat(folder.get(), &info) == 0 && info.st_uid == ::geteuid() &&
         ::flock(folder.get(), LOCK_EX | LOCK_NB) == 0)
-      fs::remove_all(it->path(), ignored);
+      fs::remove_all(path, ignored);
   }
 }
 

@@ -3,23 +3,10 @@
 #pragma once
 #include <mpi.h>
 
-#include <array>
-#include <atomic>
-#include <chrono>
-#include <deque>
-#include <functional>
 #include <limits>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "parallel/comm/launch.h"
 #include "parallel/comm/shared_exchange.h"
-#include "parallel/comm/transport.h"
-#include "parallel/comm/wait.h"
 
 namespace tessera {
 
@@ -45,7 +32,7 @@ struct HostPlace {
   std::atomic<bool> ended{false};  // in good order
 };
 
-class MpiWatch {
+class MpiWatch : NotCopied {
  public:
   struct Options {
     HostBoard* board = nullptr;
@@ -58,8 +45,6 @@ class MpiWatch {
   };
   explicit MpiWatch(Options options);
   ~MpiWatch();  // stops watching
-  MpiWatch(const MpiWatch&) = delete;
-  MpiWatch& operator=(const MpiWatch&) = delete;
 
   static constexpr int kUnknown = std::numeric_limits<int>::max();  // the launcher ends the job; why is not known here
 
@@ -72,12 +57,10 @@ class MpiWatch {
   std::string failure() const;
 
   // While one lives, the calling thread is inside a call of MPI that cannot be interrupted.
-  class Blocking {
+  class Blocking : NotCopied {
    public:
     Blocking(MpiWatch& watch, std::string what);
     ~Blocking();
-    Blocking(const Blocking&) = delete;
-    Blocking& operator=(const Blocking&) = delete;
 
    private:
     MpiWatch& watch_;
@@ -125,12 +108,10 @@ class MessageFolder;
 // several threads at a time, which communication in the background needs. Ends the process where the other ranks do not
 // begin or end within the timeout. launch() makes its own; a program that
 // launches more than once under MPI holds one from its start to its end, since MPI cannot be begun again.
-class MpiSession {
+class MpiSession : NotCopied {
  public:
   explicit MpiSession(double timeout_s = 300);
   ~MpiSession();
-  MpiSession(const MpiSession&) = delete;
-  MpiSession& operator=(const MpiSession&) = delete;
 
  private:
   double timeout_s_;
@@ -151,13 +132,12 @@ void mpi_check(int code, const char* call);
 
 // Memory that the processes of one host share, of which each has a segment. It takes nothing of /dev/shm, and its room
 // is there before it is used.
-class MpiWindow {
+class MpiWindow : NotCopied {
  public:
   // A collective call: all ranks get the window or none does, null; `why` says why not on the ranks that know.
   static std::unique_ptr<MpiWindow> make(MPI_Comm one_host, int64_t bytes_each, std::string& why);
-  ~MpiWindow();  // waits for nobody
-  MpiWindow(const MpiWindow&) = delete;
-  MpiWindow& operator=(const MpiWindow&) = delete;
+  // Waits for nobody.
+  ~MpiWindow();
   std::byte* segment(int rank) const { return base_ + rank * each_; }  // begins a page
 
  private:
@@ -177,11 +157,9 @@ struct MpiGroup {
   std::vector<SharedPlace*> places;
 };
 
-class MpiWorld {
+class MpiWorld : NotCopied {
  public:
   MpiWorld(double timeout_s, int threads_per_rank);
-  MpiWorld(const MpiWorld&) = delete;
-  MpiWorld& operator=(const MpiWorld&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return size_; }

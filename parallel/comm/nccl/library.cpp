@@ -1,13 +1,9 @@
 // NCCL and CUDA behind NcclApi. Compiled where both are, or where both are emulated (tests/cuda_emulator).
-#include <cuda_runtime.h>
 #include <nccl.h>
 
 #include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <string>
 #include <thread>
-#include <utility>
 
 #include "parallel/comm/nccl/transport.h"
 #include "tensor/cuda/context.h"

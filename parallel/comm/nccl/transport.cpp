@@ -1,16 +1,7 @@
 // Collectives as sequences of NCCL's calls.
 #include "parallel/comm/nccl/transport.h"
 
-#include <algorithm>
-#include <chrono>
-#include <mutex>
-#include <optional>
-#include <thread>
-#include <utility>
-#include <vector>
-
 #include "parallel/comm/algorithms.h"
-#include "parallel/comm/call.h"
 #include "parallel/comm/launch.h"
 #include "parallel/comm/trace.h"
 

@@ -6,15 +6,7 @@
 // ever, and on one stream they run in the order in which they were asked for. Graphs in which collectives of a
 // communicator were captured must go before it does.
 #pragma once
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "parallel/comm/call.h"
 #include "parallel/comm/transport.h"
 
 namespace tessera {
@@ -23,12 +15,9 @@ struct NcclId {
   alignas(8) std::array<char, 128> bytes{};
 };
 
-class NcclApi {
+class NcclApi : NotCopied {
  public:
-  NcclApi() = default;
   virtual ~NcclApi() = default;
-  NcclApi(const NcclApi&) = delete;
-  NcclApi& operator=(const NcclApi&) = delete;
 
   virtual NcclId make_id() = 0;
   virtual void begin(int ranks, const NcclId& id, int rank) = 0;  // joins the communicator

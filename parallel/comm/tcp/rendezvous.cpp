@@ -2,26 +2,19 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <exception>
 #include <fstream>
-#include <memory>
 #include <random>
-#include <thread>
 
-#include "parallel/comm/call.h"
 #include "parallel/comm/tcp/transport.h"
 #include "parallel/comm/trace.h"
 #include "tensor/cpu/vectorize.h"
@@ -29,10 +22,6 @@
 #include "tensor/random.h"
 
 namespace tessera {
-
-Socket::~Socket() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
 
 Deadline::Deadline(double seconds)
     : end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))) {}
@@ -91,18 +80,18 @@ Addresses resolved(const std::string& host, const std::string& port, const std::
   return {found, &::freeaddrinfo};
 }
 
-Socket listening_on(const sockaddr* address, socklen_t size, int family) {
-  Socket out(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+Descriptor listening_on(const sockaddr* address, socklen_t size, int family) {
+  Descriptor out(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int yes = 1;
   if (out) ::setsockopt(out.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-  if (!out || ::bind(out.get(), address, size) != 0 || ::listen(out.get(), SOMAXCONN) != 0) return Socket();
+  if (!out || ::bind(out.get(), address, size) != 0 || ::listen(out.get(), SOMAXCONN) != 0) return Descriptor();
   return out;
 }
 
-Socket connected(const addrinfo& first, const Deadline& deadline, std::string& why) {
+Descriptor connected(const addrinfo& first, const Deadline& deadline, std::string& why) {
   while (!deadline.is_over()) {
     for (const addrinfo* a = &first; a != nullptr; a = a->ai_next) {
-      Socket s(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
+      Descriptor s(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
       if (!s) continue;
       int error = ::connect(s.get(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
       if (error == EINPROGRESS && wait_for(s.get(), POLLOUT, deadline)) {
@@ -114,10 +103,10 @@ Socket connected(const addrinfo& first, const Deadline& deadline, std::string& w
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
-  return Socket();
+  return Descriptor();
 }
 
-void set_up_for_messages(const Socket& socket) {
+void set_up_for_messages(const Descriptor& socket) {
   const int yes = 1;
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
   ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof(yes));
@@ -184,7 +173,7 @@ std::string missing(const Met& met, int first) {
 
 // A connection whose first words have not all come.
 struct Stranger {
-  Socket socket;
+  Descriptor socket;
   Hello hello = {};
   size_t got = 0;
 };
@@ -225,7 +214,8 @@ class Host {
       if (polled[i + 1].revents != 0 && !listen_to(strangers_[i], come))
         strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));
     if (polled[0].revents != 0)
-      if (Socket s(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)); s) strangers_.push_back({std::move(s)});
+      if (Descriptor s(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)); s)
+        strangers_.push_back({std::move(s)});
     if (strangers_.size() > kMostStrangers) strangers_.pop_front();
     return come;
   }
@@ -242,7 +232,7 @@ class Host {
     for (int r = 0; r < m_.ranks; ++r) there.push_back(is_there(r));
     if (const std::string why = refusal(s.hello, there); !why.empty()) {
       refuse(s.socket, why);
-      for (const Socket& peer : met_.peers)
+      for (const Descriptor& peer : met_.peers)
         if (peer) refuse(peer, why);
       throw FieldError("rank", why);
     }
@@ -257,7 +247,7 @@ class Host {
     return false;
   }
 
-  void refuse(const Socket& socket, const std::string& why) const {
+  void refuse(const Descriptor& socket, const std::string& why) const {
     const std::string text = why.substr(0, kMostText);
     const Answer answer{.refused = 1, .bytes = static_cast<uint32_t>(text.size())};
     const Deadline soon(1);
@@ -278,14 +268,14 @@ class Host {
   [[noreturn]] void give_up() const {
     const std::string why = fmt::format("[rendezvous] {} did not come to {} within {}", missing(met_, 1), m_.address,
                                         seconds_text(m_.timeout_s));
-    for (const Socket& peer : met_.peers)
+    for (const Descriptor& peer : met_.peers)
       if (peer) refuse(peer, why);
     throw CommError(why);
   }
 
   const Meeting& m_;
   Deadline deadline_;
-  Socket listener_;
+  Descriptor listener_;
   std::deque<Stranger> strangers_;
   std::vector<PeerPlace> places_;
   Met met_;
@@ -299,13 +289,13 @@ class Guest {
   Met meet() {
     const auto [host, port] = parse_address(m_.address);
     std::string why = "it was not tried";
-    Socket first = connected(*resolved(host, port, m_.address), deadline_, why);
+    Descriptor first = connected(*resolved(host, port, m_.address), deadline_, why);
     if (!first)
       throw CommError(fmt::format("[rendezvous] nobody answers at {} within {}: {}; expected rank 0 there", m_.address,
                                   seconds_text(m_.timeout_s), why));
     Endpoint own = own_end(first.get());
     own.set_port(0);
-    const Socket listener = listening_on(own.get(), own.size, own.address.ss_family);
+    const Descriptor listener = listening_on(own.get(), own.size, own.address.ss_family);
     if (!listener) throw CommError(std::string("[rendezvous] this rank cannot listen: ") + std::strerror(errno));
     const Hello hello{.ranks = static_cast<uint32_t>(m_.ranks),
                       .rank = static_cast<uint32_t>(m_.rank),
@@ -325,7 +315,7 @@ class Guest {
     throw CommError("[rendezvous] what answers at " + m_.address + " is no rank 0 of Tessera, or has ended");
   }
 
-  void read_places(const Socket& first) {
+  void read_places(const Descriptor& first) {
     Answer answer;
     // rank 0 says itself that others do not come, so it is given a moment more
     const Deadline later(m_.timeout_s + 5);
@@ -347,7 +337,7 @@ class Guest {
   void greet(int rank) {
     const PeerPlace& place = places_[static_cast<size_t>(rank)];
     std::string why;
-    Socket s =
+    Descriptor s =
         connected(*resolved(place.address.data(), std::to_string(place.port), place.address.data()), deadline_, why);
     const Greeting greeting{.token = token_, .from = static_cast<uint32_t>(m_.rank), .to = static_cast<uint32_t>(rank)};
     if (!s || !write_all(s.get(), &greeting, sizeof(greeting), deadline_))
@@ -357,11 +347,11 @@ class Guest {
   }
 
   // False for a stranger.
-  bool accept_one(const Socket& listener) {
+  bool accept_one(const Descriptor& listener) {
     if (!wait_for(listener.get(), POLLIN, deadline_))
       throw CommError(fmt::format("[rendezvous] {} did not reach rank {} within {}", missing(met_, m_.rank + 1),
                                   m_.rank, seconds_text(m_.timeout_s)));
-    Socket s(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    Descriptor s(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     Greeting greeting;
     if (!s || !read_all(s.get(), &greeting, sizeof(greeting), Deadline(2)) || greeting.token != token_) return false;
     const bool right = greeting.to == static_cast<uint32_t>(m_.rank) && greeting.from > greeting.to &&
@@ -390,7 +380,7 @@ Met met_by(const Meeting& m) {
     if (r < m.rank) met.rank_here += here(r) ? 1 : 0;
     met.ranks_here += here(r) ? 1 : 0;
   }
-  for (const Socket& s : met.peers)
+  for (const Descriptor& s : met.peers)
     if (s) set_up_for_messages(s);
   return met;
 }

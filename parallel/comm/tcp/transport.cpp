@@ -2,10 +2,7 @@
 #include "parallel/comm/tcp/transport.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <numeric>
 
@@ -62,7 +59,7 @@ TcpWorld::TcpWorld(Met met, int rank, double timeout_s)
 
 TcpWorld::~TcpWorld() {
   closing_ = true;
-  for (const Socket& s : met_.peers)
+  for (const Descriptor& s : met_.peers)
     if (s) ::shutdown(s.get(), SHUT_RDWR);
 }
 

@@ -3,46 +3,13 @@
 #include <netdb.h>
 #include <sys/socket.h>
 
-#include <array>
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
-#include <cstddef>
-#include <cstdint>
-#include <deque>
-#include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <optional>
-#include <string>
-#include <thread>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "parallel/comm/launch.h"
 #include "parallel/comm/transport.h"
+#include "tensor/write_file.h"
 
 namespace tessera {
-
-// A descriptor that is closed at its end.
-class Socket {
- public:
-  Socket() = default;
-  explicit Socket(int descriptor) : descriptor_(descriptor) {}
-  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    return *this;
-  }
-  ~Socket();
-  int get() const { return descriptor_; }
-  explicit operator bool() const { return descriptor_ >= 0; }
-
- private:
-  int descriptor_ = -1;
-};
 
 class Deadline {
  public:
@@ -67,12 +34,12 @@ using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 Addresses resolved(const std::string& host, const std::string& port, const std::string& shown);
 
 // No socket where it cannot be; errno says why.
-Socket listening_on(const sockaddr* address, socklen_t size, int family);
+Descriptor listening_on(const sockaddr* address, socklen_t size, int family);
 // Connects until somebody answers; no socket when nobody does, and `why`, the last reason.
-Socket connected(const addrinfo& first, const Deadline& deadline, std::string& why);
+Descriptor connected(const addrinfo& first, const Deadline& deadline, std::string& why);
 
 // Sets a connection up so that messages leave as soon as they are written, and a host that has gone is noticed.
-void set_up_for_messages(const Socket& socket);
+void set_up_for_messages(const Descriptor& socket);
 
 // An end of a connection.
 struct Endpoint {
@@ -102,7 +69,7 @@ struct Meeting {
 
 // The connections to the other ranks, by rank, and this rank's place among those of its host.
 struct Met {
-  std::vector<Socket> peers;
+  std::vector<Descriptor> peers;
   int rank_here = 0, ranks_here = 1;
 };
 
@@ -131,12 +98,10 @@ std::string refusal(const Hello& hello, const std::vector<bool>& there);
 // same number on all of their ranks.
 
 // The connections of one process.
-class TcpWorld {
+class TcpWorld : NotCopied {
  public:
   TcpWorld(Met met, int rank, double timeout_s);
   ~TcpWorld();
-  TcpWorld(const TcpWorld&) = delete;
-  TcpWorld& operator=(const TcpWorld&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(met_.peers.size()); }

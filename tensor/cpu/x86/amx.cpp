@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <string_view>
 
 #include "tensor/cpu/vectorize.h"
 

@@ -4,8 +4,6 @@
 #pragma once
 #include <immintrin.h>
 
-#include <algorithm>
-#include <cstdint>
 #include <cstring>
 
 #include "tensor/dtype.h"

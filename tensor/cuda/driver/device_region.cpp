@@ -3,8 +3,6 @@
 #include <cuda.h>
 #include <fmt/format.h>
 
-#include <vector>
-
 #include "tensor/cuda/gpus.h"
 #include "tensor/cuda/runtime.h"
 

@@ -1,10 +1,6 @@
 // Checks, and which device's kernels do it.
 #include "tensor/ops/attention/attention.h"
 
-#include <algorithm>
-#include <cmath>
-#include <string>
-
 #include "tensor/cpu/loops.h"
 #include "tensor/kernels.h"
 

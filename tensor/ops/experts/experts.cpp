@@ -1,10 +1,6 @@
 // The ops of a mixture of experts: their checks, and their loops on the CPU.
 #include "tensor/ops/experts/experts.h"
 
-#include <algorithm>
-#include <cmath>
-#include <string>
-
 #include "tensor/cpu/loops.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/experts/token.h"
@@ -43,8 +39,7 @@ void compare_choices(const Tensor& logits, const RouteOptions& o, Routed& out) {
 
 void choose_all(const Tensor& logits, const RouteOptions& o, const Routed& out) {
   const int64_t n = logits.dim(0), experts = logits.dim(1), k = o.per_token;
-  with_floating(logits.dtype(), "route", [&](auto t) {
-    using T = decltype(t);
+  with_floating(logits.dtype(), "route", [&]<class T>(T) {
     using A = Accumulate<T>;
     const T* const in = logits.data<T>();
     int32_t* const chosen = out.chosen.data<int32_t>();
@@ -110,8 +105,7 @@ void route_backward_on_cpu(const Tensor& out, const Tensor& dweights, const Tens
   const int64_t n = logits.dim(0), experts = logits.dim(1), k = o.per_token, length = n / o.sequences;
   if (cpu::Idle::here()) return;
   const double* const choices = o.balance != 0 ? routed.of_sequences.data<double>() : nullptr;
-  with_floating(logits.dtype(), "route_backward", [&](auto t) {
-    using T = decltype(t);
+  with_floating(logits.dtype(), "route_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
     const token::Gradient<A> all{.chosen = routed.chosen.data<int32_t>(),
                                  .weights = routed.weights.data<A>(),
@@ -194,8 +188,7 @@ void multiply_on_cpu(RowsProduct which, Tensor out, const Tensor& left, const Te
   const Tensor sum = direct ? out : out.make(out.shape(), wide, Category::workspace);
   const Matrix a = Matrix{left, which == RowsProduct::weight_grad}.wide(),
                b = Matrix{right, which == RowsProduct::forward}.wide();
-  const auto run = [&](auto t) {
-    using T = decltype(t);
+  const auto run = [&]<class T>(T) {
     cpu::gemm<T>(a.rows(), b.columns(), a.columns(), a.strided<T>(), b.strided<T>(), sum.data<T>(), sum.dim(1));
   };
   if (!cpu::Idle::here()) {
@@ -333,8 +326,7 @@ void sum_choices(const Tensor& y, const Tensor& rows, const Tensor& places, cons
 }
 
 void combine_on_cpu(const Tensor& y, const Tensor& rows, const Tensor& weights, const Tensor& places) {
-  with_floating(y.dtype(), "combine_rows", [&](auto t) {
-    using T = decltype(t);
+  with_floating(y.dtype(), "combine_rows", [&]<class T>(T) {
     using A = Accumulate<T>;
     if (!weights.defined()) return sum_choices<T>(y, rows, places, [](int64_t) { return A(1); });
     const A* const w = weights.data<A>();
@@ -345,8 +337,7 @@ void combine_on_cpu(const Tensor& y, const Tensor& rows, const Tensor& weights, 
 void combine_backward_on_cpu(const CombineGrads& out, const Tensor& dy, const Tensor& rows, const Tensor& weights,
                              const Tensor& places) {
   const int64_t k = places.dim(1), c = dy.dim(-1);
-  with_floating(dy.dtype(), "combine_rows_backward", [&](auto t) {
-    using T = decltype(t);
+  with_floating(dy.dtype(), "combine_rows_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
     const T *const given = dy.data<T>(), *const in = rows.data<T>();
     T* const drows = out.rows.data<T>();

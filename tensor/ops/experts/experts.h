@@ -9,9 +9,6 @@
 // since the sizes of products and of messages depend on it. Where nothing is computed (cpu::Idle) the tokens are shared
 // out evenly.
 #pragma once
-#include <cstdint>
-#include <functional>
-#include <vector>
 
 #include "tensor/tensor.h"
 

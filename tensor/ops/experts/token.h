@@ -1,7 +1,6 @@
 // The routing of one token, for loops of the CPU and for kernels: both have the same formulas in the same
 // order. `logits` are the token's E, in the type of sums.
 #pragma once
-#include <cstdint>
 
 #include "tensor/math.h"
 #include "tensor/ops/experts/experts.h"

@@ -3,8 +3,6 @@
 // float32 and bfloat16 go to oneDNN (sums in float32, one rounding), or where the processor has AMX tiles, in bfloat16,
 // to our own kernel; float64 to our own blocked kernel; on a GPU all of them go to cuBLASLt (cuda/product.h).
 #pragma once
-#include <string>
-#include <vector>
 
 #include "tensor/tensor.h"
 

@@ -1,10 +1,6 @@
 // The algorithm, and plain rounding beside it.
 #include "tensor/ops/quantize/gptq.h"
 
-#include <algorithm>
-#include <cmath>
-#include <string>
-
 #include "tensor/cpu/vectorize.h"
 #include "tensor/error.h"
 #include "tensor/ops/matmul/matmul.h"

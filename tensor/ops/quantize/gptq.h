@@ -8,11 +8,8 @@
 // All of it is in float64 on the host. Each row goes its own way, so a fused matrix gets the codes that its parts would
 // get alone.
 #pragma once
-#include <cstdint>
-#include <vector>
 
 #include "tensor/ops/quantize/quantize.h"
-#include "tensor/tensor.h"
 
 namespace tessera {
 

@@ -1,15 +1,10 @@
 // Codes and numbers.
 #include "tensor/ops/quantize/quantize.h"
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstring>
 #include <limits>
-#include <string>
 
 #include "tensor/cpu/vectorize.h"
-#include "tensor/dtype.h"
 #include "tensor/error.h"
 #include "tensor/ops/quantize/gptq.h"
 
@@ -236,8 +231,7 @@ class Decoder {
 void dequantize_on_cpu(const Packing& p, std::span<const ElementRun> runs, const Tensor& bytes, const Tensor& out) {
   const int64_t elements = out.numel(), block = p.block();
   const Decoder decode(p, bytes.address(), elements);
-  with_floating(out.dtype(), "dequantize", [&](auto t) {
-    using T = decltype(t);
+  with_floating(out.dtype(), "dequantize", [&]<class T>(T) {
     T* const to = out.data<T>();
     cpu::split((elements + block - 1) / block, kGrain, [&](int64_t first, int64_t last) {
       const int64_t begin = first * block, end = std::min(last * block, elements);

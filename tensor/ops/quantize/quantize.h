@@ -1,13 +1,6 @@
 // The ways to hold a matrix in four bits: tensor/ops/quantize/quantize.h.
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <span>
-#include <string>
-#include <vector>
 
-#include "tensor/dtype.h"
 #include "tensor/tensor.h"
 
 namespace tessera {

@@ -1,7 +1,5 @@
 // The walk over blocks, and who writes what, for every dtype; bfloat16 where the processor multiplies pairs is
 // bf16.cpp's.
-#include <algorithm>
-#include <limits>
 
 #include "tensor/ops/attention/cpu/tiles.h"
 

@@ -1,13 +1,9 @@
 // The steps of blockwise attention on one tile of keys x queries, which all kernels of the CPU share: where its rows
 // lie, its mask, its softmax and its dropout; see tensor/ops/attention/attention.h.
 #pragma once
-#include <algorithm>
-#include <cstdint>
 #include <limits>
-#include <type_traits>
 
 #include "tensor/cpu/loops.h"
-#include "tensor/cpu/vectorize.h"
 #include "tensor/math.h"
 #include "tensor/ops/attention/attention.h"
 #include "tensor/ops/matmul/cpu/products.h"

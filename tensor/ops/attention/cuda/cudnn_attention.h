@@ -3,12 +3,7 @@
 // A problem is a graph of operations that cuDNN's frontend lowers to one fused kernel (backward: a few). Graphs are
 // built once for each problem and kept with the arena; cuDNN's own checks decide which problems it serves.
 #pragma once
-#include <array>
-#include <cmath>
 #include <compare>
-#include <cstdint>
-#include <string>
-#include <string_view>
 
 #include "tensor/kernels.h"
 #include "tensor/ops/attention/attention.h"

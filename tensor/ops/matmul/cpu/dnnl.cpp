@@ -1,11 +1,7 @@
 // oneDNN's matmul behind plain functions.
-#include <algorithm>
 #include <dnnl.hpp>
-#include <map>
-#include <tuple>
 #include <unordered_map>
 
-#include "tensor/cpu/vectorize.h"
 #include "tensor/ops/matmul/cpu/products.h"
 
 namespace tessera::cpu {

@@ -1,10 +1,6 @@
 // The CPU's own products: of tiles in registers, of any sizes and strides by blocks that stay in the caches, and of few
 // rows.
-#include <algorithm>
-#include <cstring>
-#include <vector>
 
-#include "tensor/cpu/vectorize.h"
 #include "tensor/math.h"
 #include "tensor/ops/matmul/cpu/products.h"
 #ifdef __x86_64__

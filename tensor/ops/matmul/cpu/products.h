@@ -1,6 +1,5 @@
 // The CPU's four ways to make a matrix product, for tensor/ops/matmul/matmul.cpp to choose from.
 #pragma once
-#include <cstdint>
 #include <cstdlib>
 
 #include "tensor/cpu/vectorize.h"

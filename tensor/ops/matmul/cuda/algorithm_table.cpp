@@ -9,10 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <memory>
-#include <string_view>
 
-#include "tensor/error.h"
 #include "tensor/ops/matmul/cuda/product.h"
 #include "tensor/write_file.h"
 

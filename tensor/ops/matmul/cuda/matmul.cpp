@@ -1,8 +1,4 @@
 // From our matrices by rows to a product of matrices by columns.
-#include "tensor/ops/matmul/matmul.h"
-
-#include <optional>
-#include <string>
 
 #include "tensor/kernels.h"
 #include "tensor/ops/activations.h"

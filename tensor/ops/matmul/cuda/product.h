@@ -4,10 +4,6 @@
 // out = a b is asked for as out^T = b^T a^T: b on the left, a on the right, rows and columns exchanged. That is done
 // here once, for any library: a Product says the rest of what one is asked.
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <filesystem>
-#include <functional>
 
 #include "tensor/tensor.h"
 

@@ -2,9 +2,6 @@
 //
 // An operand of 64 rows (A) is packed as blocks of 32 rows, an operand of 64 columns (B) as panels of 32 columns;
 // either holds for each 32 of the inner dim two tiles, 1024 elements.
-#include <array>
-#include <cstdint>
-#include <limits>
 
 #include "tensor/cpu/x86/amx.h"
 #include "tensor/ops/attention/cpu/tiles.h"

@@ -5,20 +5,12 @@
 // other's forward pass.
 #include "tensor/ops/attention/cuda/cudnn_attention.h"
 
-#include <cuda_runtime.h>
 #include <cudnn_frontend.h>
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <map>
-#include <memory>
-#include <string>
 #include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "tensor/cuda/context.h"
-#include "tensor/kernels.h"
 
 namespace tessera::cuda {
 namespace {

@@ -1,10 +1,6 @@
 // Packing b, then blocks of 32 x 32 over groups of rows that stay in the second-level cache.
 #include "tensor/cpu/x86/amx.h"
 
-#include <algorithm>
-#include <vector>
-
-#include "tensor/cpu/vectorize.h"
 #include "tensor/ops/matmul/cpu/products.h"
 
 namespace tessera::cpu {

@@ -2,21 +2,12 @@
 #include <cublasLt.h>
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
 #include <chrono>
-#include <functional>
 #include <limits>
-#include <map>
-#include <optional>
 #include <set>
 #include <sstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "tensor/cuda/context.h"
-#include "tensor/cuda/runtime.h"
 #include "tensor/error.h"
 #include "tensor/kernels.h"
 #include "tensor/ops/matmul/cuda/algorithm_table.h"
