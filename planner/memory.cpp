@@ -146,7 +146,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
     const int64_t here = layers_on[static_cast<size_t>(rank)];
     const bool first = rank == rank_of_stage.front(), last = rank == rank_of_stage.back();
     const int64_t sides = sides_of[static_cast<size_t>(rank)];  // of its stages, where messages come in
-    const auto shared = [&](ZeroStage from) {  // experts lie on n / ep ranks
+    const auto shared = [&](ZeroStage from) {                   // experts lie on n / ep ranks
       return p.zero >= from ? held.dense / n + held.experts / std::max(1.0, n / real(c.layout.ep)) : held.all();
     };
     const double flights = pipeline.in_flight[static_cast<size_t>(rank)], stage_layers = real(here) / chunks,

@@ -1,6 +1,7 @@
 // The protocol of checkpoint folders.
 #include "train/checkpoint/directory.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
