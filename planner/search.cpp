@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -16,11 +17,11 @@
 namespace tessera::planner {
 namespace {
 
-constexpr size_t kSimulated = 50;  // as many of the best by closed forms
+constexpr size_t kSimulated = 200;  // as many of the best by closed forms
 // Tessera's memory is told by a dry run, which each plan that is listed has, and before that roughly by a description:
 // how far that may be from it, and how many plans are looked at besides because they may fit, or fit with room.
 constexpr double kRoughly = 0.1, kRoomy = 0.15;
-constexpr size_t kBesides = 20;
+constexpr size_t kBesides = 100;
 constexpr double kSlack = 0.98;  // times a bound: closed forms are that near to simulations
 
 using Kind = std::tuple<int64_t, int64_t, int64_t, int64_t, ZeroStage>;  // pp, dp, cp, tp, ZeRO
@@ -34,42 +35,43 @@ auto order_of(const Candidate& c) {
 }
 bool is_before(const Candidate& a, const Candidate& b) { return order_of(a) < order_of(b); }
 
-// A base with the bound of its variants.
+bool is_nearer(const Candidate& a, const Candidate& b) { return a.prediction.over_bytes < b.prediction.over_bytes; }
+
+// A base, and a time that none of its variants is shorter than: that of a schedule without a bubble and of a shared
+// update.
 struct Node {
   Layout base;
   double bound = 0;
-  ZeroStage smallest = ZeroStage::none;  // of the variant that needs the least memory,
-  double over_bytes = 0;                 // and what it needs too much
-
-  Layout small() const {
-    Layout out = base;
-    out.plan.zero = smallest;
-    return out;
-  }
 };
 
-// The times of a schedule without a bubble and of a shared update bound those of all others.
+bool shares_are_open(const Question& q, const Plan& p) { return !q.fixed.zero && p.dp * p.cp > 1; }
+bool schedule_is_open(const Question& q, const Plan& p) { return !q.fixed.schedule && p.pp > 1; }
+
 Node node_of(Estimator& estimate, const Question& q, Layout base) {
-  const bool open = !q.fixed.zero && base.plan.dp * base.plan.cp > 1;
   Layout quick = base;
-  if (!q.fixed.schedule && base.plan.pp > 1) quick.plan.schedule = ScheduleKind::zb_h2;
-  if (open) quick.plan.zero = ZeroStage::one;
-  Node node{std::move(base), estimate(quick).step_s};
-  const auto over_with = [&](ZeroStage zero) {
-    node.smallest = zero;
-    return estimate(node.small()).over_bytes;
-  };
-  node.over_bytes = over_with(open ? ZeroStage::three : node.base.plan.zero);
-  if (!open || !estimate.is_of_tessera()) return node;
-  // Tessera's tables are whole for a while from stage 2 on.
-  if (const double over = over_with(ZeroStage::one); over < node.over_bytes)
-    node.over_bytes = over;
-  else
-    node.smallest = ZeroStage::three;
-  return node;
+  if (schedule_is_open(q, base.plan)) quick.plan.schedule = ScheduleKind::zb_h2;
+  if (shares_are_open(q, base.plan)) quick.plan.zero = ZeroStage::one;
+  return {std::move(base), estimate(quick).step_s};
 }
 
-bool is_nearer(const Candidate& a, const Candidate& b) { return a.prediction.over_bytes < b.prediction.over_bytes; }
+// The variant of a base that needs the least memory, by closed forms: which stage of ZeRO that is depends on what a
+// pipeline keeps whole. Stops at one that needs at most so much more than there is.
+Candidate smallest_of(Estimator& estimate, const Question& q, Layout layout, double allowed) {
+  const bool open = shares_are_open(q, layout.plan);
+  const bool folded = schedule_is_open(q, layout.plan) && 2 * layout.plan.pp <= q.model.layers;
+  std::optional<Candidate> least;
+  for (const ScheduleKind schedule : {layout.plan.schedule, ScheduleKind::v_min})
+    for (const ZeroStage zero : {ZeroStage::three, ZeroStage::one, ZeroStage::two}) {
+      if (schedule == ScheduleKind::v_min && !folded) continue;
+      layout.plan.schedule = schedule;
+      if (open) layout.plan.zero = zero;
+      Candidate c{layout, estimate(layout)};
+      if (!least || is_nearer(c, *least)) least = std::move(c);
+      if (least->prediction.over_bytes <= allowed) return *least;
+      if (!open) break;
+    }
+  return *least;
+}
 
 // The first candidate of each kind.
 class FirstOfKinds {
@@ -79,10 +81,6 @@ class FirstOfKinds {
   void add(const Candidate& c) {
     const auto [found, is_new] = kinds_.try_emplace(kind_of(c.layout), c);
     if (!is_new && is_first_(c, found->second)) found->second = c;
-  }
-  const Candidate* of_kind(const Layout& l) const {
-    const auto found = kinds_.find(kind_of(l));
-    return found == kinds_.end() ? nullptr : &found->second;
   }
   std::vector<Candidate> first(size_t most) const {
     std::vector<Candidate> out;
@@ -117,7 +115,7 @@ class Kept {
     return best_.size() < size_ || seconds < best_.back().prediction.step_s || of_kinds_.faster_than(seconds) < kinds_;
   }
   void give(std::vector<Candidate>& to) const {
-    std::vector<Candidate> all = best_, others = of_kinds_.first(2 * kinds_);
+    std::vector<Candidate> all = best_, others = of_kinds_.first(8 * kinds_);
     all.insert(all.end(), others.begin(), others.end());
     for (Candidate& c : all)
       if (std::ranges::none_of(to, [&](const Candidate& t) { return t.layout == c.layout; }))
@@ -197,7 +195,7 @@ Answer search_nodes(const Question& q, size_t top, bool whole, const Meanwhile& 
   Answer answer;
   Estimator estimate(q);
   const bool own = estimate.is_of_tessera();
-  const double allowed = own ? kRoughly * q.hardware.memory_bytes : 0;
+  const double allowed = kRoughly * q.hardware.memory_bytes;
   const auto is_roomy = [&](const Candidate& c) {
     return c.prediction.memory[c.prediction.fullest].peak() < (1 - kRoomy) * q.hardware.memory_bytes;
   };
@@ -215,15 +213,14 @@ Answer search_nodes(const Question& q, size_t top, bool whole, const Meanwhile& 
                                  text_of(q.fixed.schedule.value_or(ScheduleKind::interleaved)), q.model.layers));
   answer.feasible = std::ssize(nodes);
   std::ranges::stable_sort(nodes, {}, &Node::bound);
-  Kept kept(kSimulated, top), tight(kBesides, 0), roomy(kBesides, top);
+  Kept kept(kSimulated, top), tight(kBesides, top), roomy(kBesides, top);
   FirstOfKinds too_large(is_nearer);  // the plan of each kind that is nearest to fitting
   std::vector<Candidate> simulated;
   for (const Node& node : nodes) {
     if (!whole && !kept.wants(kSlack * node.bound) && !(own && roomy.wants(kSlack * node.bound))) break;
-    if (!whole && node.over_bytes > allowed) {
-      const Layout small = node.small();
-      const Candidate* nearest = too_large.of_kind(small);
-      if (!nearest || node.over_bytes < nearest->prediction.over_bytes) too_large.add({small, estimate(small)});
+    const Candidate least = whole ? Candidate{} : smallest_of(estimate, q, node.base, allowed);
+    if (least.prediction.over_bytes > allowed) {
+      too_large.add(least);
       continue;
     }
     for (const Layout& layout : variants(q, node.base)) {
@@ -249,6 +246,7 @@ Answer search_nodes(const Question& q, size_t top, bool whole, const Meanwhile& 
     for (Candidate* c : in_turn) {
       meanwhile();
       c->prediction = estimate.simulated(c->layout);
+      if (!own && !c->prediction.fits) too_large.add(*c);
     }
   }
   answer.simulated = std::ssize(simulated);

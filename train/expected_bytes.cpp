@@ -175,11 +175,13 @@ class Sent {
     if (most) most = *most * calls;
     add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * bytes * calls, most);
   }
-  // A sum of numbers in float64, a norm for example, which is made directly whatever the plan says; beside sums of tp
-  // whose busiest rank is another, which one it is of both is not known.
-  void sum_directly(const std::string& axis, int64_t n, int64_t bytes) {
-    const bool other = axis == "tp" && busiest_of_sum(n, bytes, 8) != in_pieces(n, bytes, 8) && bytes / 8 % n > 0;
-    add(axis, Op::all_reduce, n, 1, 2 * (n - 1) * bytes, other ? std::nullopt : std::optional(in_pieces(n, bytes, 8)));
+  // Sums of numbers in float64, a norm for example, which are made directly whatever the plan says; beside sums of tp
+  // or cp whose busiest rank is another, which one it is of both is not known.
+  void sum_directly(const std::string& axis, int64_t n, int64_t bytes, int64_t calls = 1) {
+    const int64_t most = in_pieces(n, bytes, 8);
+    const bool other = (axis == "tp" || axis == "cp") && busiest_of_sum(n, bytes, 8) != most && bytes / 8 % n > 0;
+    add(axis, Op::all_reduce, n, calls, 2 * (n - 1) * bytes * calls,
+        other ? std::nullopt : std::optional(most * calls));
   }
   // Collectives whose pieces are alike. Through a root, rank 0 sends on what was gathered, and the others send wholes.
   void reduce_scatter(const std::string& axis, int64_t n, int64_t calls, int64_t bytes) {
@@ -460,7 +462,7 @@ void add_context(Sent& out, const PlanSizes& s, const Plan& p, const PartSizes& 
   if (n == 1) return;
   const ExpertConfig& experts = s.config.experts;
   const int64_t routings = experts.count == 0 ? 0 : part.layers * s.m * (p.recompute == Recompute::block ? 2 : 1);
-  if (experts.balance_loss != 0) out.all_reduce("cp", n, routings, 8 * s.sequences * experts.count, 8);
+  if (experts.balance_loss != 0) out.sum_directly("cp", n, 8 * s.sequences * experts.count, routings);
   if (experts.capacity > 0)  // the choices of all tokens
     out.all_gather("cp", n, routings, 4 * n * s.sequences * s.tokens * experts.per_token);
   if (p.cp_mode == ContextMode::ulysses) {

@@ -84,7 +84,7 @@ Question drawn(uint64_t trial) {
 // Closed forms choose which plans are simulated, so that one may be left out that is faster by less than the model's
 // error; of most questions none is.
 TEST(Search, FindsOfDrawnQuestionsWhatBruteForceFinds) {
-  int64_t asked = 0, equal = 0;
+  int64_t asked = 0, slower = 0;
   for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
     const Question q = drawn(trial);
     const Answer found = search(q), all = search_all(q);
@@ -94,10 +94,10 @@ TEST(Search, FindsOfDrawnQuestionsWhatBruteForceFinds) {
     EXPECT_GE(ratio, 1 - 1e-9) << trial;
     EXPECT_LE(ratio, 1 + kCloseCall / 2) << trial << ": " << to_text(found.best[0].layout.plan) << " and "
                                          << to_text(all.best[0].layout.plan);
-    equal += ratio < 1 + 1e-9 ? 1 : 0;
+    slower += ratio < 1 + 1e-9 ? 0 : 1;
     ++asked;
   }
-  EXPECT_GE(10 * equal, 8 * asked);
+  EXPECT_LE(slower, 1 + asked / 20);
 }
 
 // What the search has simulated once is what predict() says from the beginning, to the bit.
@@ -231,7 +231,7 @@ TEST(Search, IsBoundedByWhatItSimulates) {
   const Answer a = search(q);
   ASSERT_EQ(a.best.size(), 10U);
   EXPECT_GT(a.feasible, 1000);
-  EXPECT_LE(a.simulated, 70);
+  EXPECT_LE(a.simulated, a.feasible / 4);
   std::set<std::string> meshes;
   for (const Candidate& c : a.best) {
     const Plan& p = c.layout.plan;
