@@ -24,10 +24,11 @@ endif()
 # library's own pragmas against that are not kept in precompiled headers.
 target_compile_options(tessera_flags INTERFACE
   $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict$<SEMICOLON>-Wno-stringop-overflow$<SEMICOLON>-Wno-stringop-overread$<SEMICOLON>-Wno-array-bounds>)
-# A test's time goes by in the libraries; its own code is compiled in half the time with -Og. Layers without long loops
-# over numbers (tessera_layer) take a third less with -O1, with which g++ sees values that are not set where all are.
+# A test's time goes by in the libraries, and so does that of layers which talk to people (tessera_layer): their own code
+# is compiled in half the time with -Og. Layers without long loops over numbers take a third less with -O1. With both,
+# g++ sees values that are not set where all are.
 target_compile_options(tessera_flags INTERFACE
-  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:$<IF:$<BOOL:$<TARGET_PROPERTY:TESSERA_TEST>>,-Og,$<IF:$<BOOL:$<TARGET_PROPERTY:TESSERA_PLAIN>>,-O1$<SEMICOLON>-Wno-maybe-uninitialized,-O3>>>)
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:$<IF:$<BOOL:$<TARGET_PROPERTY:TESSERA_OPTIMISED>>,$<TARGET_PROPERTY:TESSERA_OPTIMISED>,-O3>>)
 
 # The sanitizers' checks hide from g++ 12 what is initialised, inside its own std::regex too: that warning is off with them.
 if(TESSERA_SANITIZE)
@@ -47,7 +48,7 @@ endif()
 # the same: builds without them (another project's, clang-tidy's) must work.
 option(TESSERA_PRECOMPILE "Compile the standard library's headers once for all files" ${PROJECT_IS_TOP_LEVEL})
 set(tessera_standard <algorithm> <array> <atomic> <chrono> <cmath> <condition_variable> <cstdint> <cstring> <filesystem> <fmt/format.h>
-  <fstream> <functional> <limits> <map> <memory> <mutex> <numeric> <optional> <set> <span> <sstream> <string> <string_view>
+  <fstream> <functional> <limits> <map> <memory> <mutex> <nlohmann/json.hpp> <numeric> <optional> <set> <span> <sstream> <string> <string_view>
   <thread> <utility> <vector>)
 set(tessera_test_standard ${tessera_standard} <gtest/gtest.h>)
 
@@ -59,9 +60,9 @@ function(tessera_precompile target owner)
   if(NOT TARGET ${owner})
     file(TOUCH ${PROJECT_BINARY_DIR}/${owner}.cpp)
     add_library(${owner} OBJECT ${PROJECT_BINARY_DIR}/${owner}.cpp)
-    get_target_property(test ${target} TESSERA_TEST)
+    get_target_property(optimised ${target} TESSERA_OPTIMISED)
     get_target_property(shared ${target} POSITION_INDEPENDENT_CODE)
-    set_target_properties(${owner} PROPERTIES TESSERA_TEST "${test}" POSITION_INDEPENDENT_CODE "${shared}")
+    set_target_properties(${owner} PROPERTIES TESSERA_OPTIMISED "${optimised}" POSITION_INDEPENDENT_CODE "${shared}")
     target_link_libraries(${owner} PRIVATE tessera_flags fmt::fmt ${ARGN})
     target_precompile_headers(${owner} PRIVATE ${${owner}})
   endif()
@@ -127,8 +128,12 @@ function(tessera_layer name)
   add_library(tessera_${name} ${sources})
   target_link_libraries(tessera_${name} PRIVATE $<BUILD_INTERFACE:tessera_flags> ${ARGN})
   tessera_precompile(tessera_${name} tessera_standard)
-  if(name MATCHES "^(app|lab|settings|train|verify)$" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    set_target_properties(tessera_${name} PROPERTIES TESSERA_PLAIN ON)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    if(name MATCHES "^(app|bench|hub|lab|settings)$")
+      set_target_properties(tessera_${name} PROPERTIES TESSERA_OPTIMISED "-Og;-Wno-maybe-uninitialized")
+    elseif(name MATCHES "^(train|verify)$")
+      set_target_properties(tessera_${name} PROPERTIES TESSERA_OPTIMISED "-O1;-Wno-maybe-uninitialized")
+    endif()
   endif()
   if(TESSERA_UNITY)
     tessera_units(${name} ${sources})
@@ -159,7 +164,7 @@ function(tessera_tests name)
   endif()
   add_executable(test_${name} ${sources})
   target_link_libraries(test_${name} PRIVATE tessera_flags ${ARGN} fmt::fmt GTest::gtest GTest::gtest_main)
-  set_target_properties(test_${name} PROPERTIES TESSERA_TEST ON)
+  set_target_properties(test_${name} PROPERTIES TESSERA_OPTIMISED -Og)
   tessera_precompile(test_${name} tessera_test_standard GTest::gtest)
   target_compile_definitions(test_${name} PRIVATE TESSERA_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   add_test(NAME ${name} COMMAND test_${name} WORKING_DIRECTORY ${PROJECT_BINARY_DIR})
