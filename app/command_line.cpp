@@ -128,6 +128,7 @@ void CommandLine::add(CLI::App* to, const Setting& s, const Take& take, bool has
   } else if (s.is_flag()) {  // --untied, or --untied=false
     made = to->add_flag_function(
         shown, [s, take](int64_t n) { take(s, n > 0 ? "true" : "false"); }, help);
+    made->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     made->check([](const std::string& text) {  // CLI11 lets stoll throw
       return text == "true" || text == "false" ? "" : fmt::format("expected true or false, found '{}'", text);
     });
@@ -305,7 +306,8 @@ Options CommandLine::with_good_words(Options o) {
 Command CommandLine::verify() {
   verify_.run = of_verify_;
   if (verify_.hide && !verify_.defect) refuse("--hide: hides what --defect plants; expected --defect random or a name");
-  if (verify_.placements && (verify_.defect || !words_.empty()))
+  const bool of_plan = std::ranges::any_of(words_, [](const auto& w) { return w.first != "format"; });
+  if (verify_.placements && (verify_.defect || of_plan))
     refuse("--placements: the file says ranks and sizes; expected no option of a plan beside it");
   set_all(verify_.run, words_);
   validate(verify_.run);
@@ -319,14 +321,14 @@ TrainOptions CommandLine::train() {
   for (const auto& [name, text] : words_) {
     if (name == "config") config = text;
     if (name == "out") out = text;
-    if (name == "resume") resume = true;
+    if (name == "resume") resume = text == "true";
   }
   const bool resumed = resume && !out.empty() && config.empty();
   if (resumed) config = (std::filesystem::path(out) / "config.toml").string();
-  bool chooses = std::ranges::any_of(words_, [](const auto& w) { return chooses_job(w.first); });
+  bool chooses = std::ranges::any_of(words_, [](const auto& w) { return chooses_job(w.first, w.second); });
   const std::string file =
       config.empty() ? "" : of_option(resumed ? "resume" : "config", config, [&] { return read_file(config); });
-  for (const ConfigEntry& entry : read_config(file, config)) chooses = chooses || chooses_job(entry.key);
+  for (const ConfigEntry& entry : read_config(file, config)) chooses = chooses || chooses_job(entry.key, entry.value);
   TrainOptions o = chooses ? TrainOptions{} : default_job();
   wrong_.check([&] { apply_config(o, file, config); });
   set_all(o, words_);

@@ -259,13 +259,14 @@ bool is_default_job(const TrainOptions& o) {
   return o.model == job.model && o.data == job.data && o.tokenizer == job.tokenizer;
 }
 
-bool chooses_job(std::string_view option) {
+bool chooses_job(std::string_view option, std::string_view value) {
   if (option == "dropout" || option == "dtype") return false;  // they belong to a model, but do not choose it
-  if (option == "data" || option == "tokenizer" || option == "document-mask") return true;
   TrainOptions o;
   const Settings all = settings_of(o);
   const Setting* s = all.find_word(option);
-  return s && (s->field.group == "Model" || s->field.group == "Fine-tuning");
+  if (!s || (s->is_flag() && !s->field.open && value == "false")) return false;  // it stays as it is
+  return option == "data" || option == "tokenizer" || option == "document-mask" || s->field.group == "Model" ||
+         s->field.group == "Fine-tuning";
 }
 
 std::string default_job_words(const TrainOptions& o) {

@@ -23,9 +23,9 @@ void validate(const TrainOptions& options);
 TrainOptions default_job();
 // Whether that is what `o` trains, under whatever plan and at whatever rate.
 bool is_default_job(const TrainOptions& o);
-// Whether an option of `train` says what is trained: a model, its sizes, a text, a tokenizer, weights to begin with.
-// If one is given, on the command line or in a file, there is no default job.
-bool chooses_job(std::string_view option);
+// Whether an option of `train` with that value says what is trained: a model, its sizes, a text, a tokenizer, weights
+// to begin with. If one is given, on the command line or in a file, there is no default job.
+bool chooses_job(std::string_view option, std::string_view value);
 // The options that the default job stands for, with the values that `o` gives them, to be typed:
 // "--model llama-nano --tokenizer bpe-1024 ...".
 std::string default_job_words(const TrainOptions& o);

@@ -262,15 +262,28 @@ std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& pl
 }
 
 // `verify --placements FILE`.
-int verify_placements(const std::string& file) {
+int verify_placements(const std::string& file, bool json) {
   const lab::PlacementVerdict v = lab::check_placements(read_file(file), file);
-  print(
-      fmt::format("{}, in fp64\n\n{}\n  bytes sent: {}; by the table {} {}\n  bytes of parameters on each rank: {}\n"
-                  "  relative to one rank, y and gradients: {} {}\n\n{}",
-                  v.title, v.picture, v.count, v.sent, mark(v.sent == v.count), v.held, v.run, mark(v.alike),
-                  v.cause.empty() ? "" : "Likely cause: " + v.cause + "\n"));
-  if (!v.good()) throw Error("verify: " + file + ": " + (v.found.empty() ? v.run : v.found), Status::verification);
-  print("The ranks compute what one rank computes.\n");
+  const std::string failure = v.good() ? "" : v.found.empty() ? v.run : v.found;
+  const std::string text = fmt::format(
+      "{}, in fp64\n\n{}\n  bytes sent: {}; by the table {} {}\n  bytes of parameters on each rank: {}\n"
+      "  relative to one rank, y and gradients: {} {}\n\n{}{}",
+      v.title, v.picture, v.count, v.sent, mark(v.sent == v.count), v.held, v.run, mark(v.alike),
+      v.cause.empty() ? "" : "Likely cause: " + v.cause + "\n",
+      v.good() ? "The ranks compute what one rank computes.\n" : "");
+  Ordered found = {{"passed", v.good()},
+                   {"placements", v.title},
+                   {"sent", {{"measured", v.count}, {"expected", v.sent}}},
+                   {"parameters", v.held},
+                   {"alike", v.alike},
+                   {"difference", v.run},
+                   {"diagnosis", Ordered::array()},
+                   {"failures", Ordered::array()},
+                   {"text", text}};
+  if (!v.cause.empty()) found["diagnosis"].push_back({{"text", v.cause}, {"evidence", v.found}});
+  if (!v.good()) found["failures"].push_back(failure);
+  print(json ? found.dump() + "\n" : text);
+  if (!v.good()) throw Error("verify: " + file + ": " + failure, Status::verification);
   return 0;
 }
 
@@ -290,7 +303,7 @@ VerifyHooks dumping(int64_t step, VerifyHooks hooks) {
 }  // namespace
 
 int run(const VerifyOptions& options) {
-  if (options.placements) return verify_placements(*options.placements);
+  if (options.placements) return verify_placements(*options.placements, options.run.json());
   TrainOptions o = options.run;
   const bool drawn = options.defect == "random";
   if (drawn && !o.gives("seed")) o.optim.seed = std::random_device()() % 1'000'000;
@@ -316,7 +329,7 @@ int run(const VerifyOptions& options) {
                           [&, steps = j.optim.steps](std::string_view work, int64_t step) {
                             progress->work(fmt::format("{}: step {} of {}", work, step + 1, steps));
                           }};
-    if (planted_one) hooks = planted(*planted_one, j, std::move(hooks));
+    if (planted_one) hooks = planted_if_it_applies(*planted_one, j, std::move(hooks));
     const int64_t step = std::exchange(dump, 0);
     return step > 0 ? dumping(step, std::move(hooks)) : hooks;
   });

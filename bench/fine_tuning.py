@@ -93,6 +93,12 @@ def peer(what, folder, dtype, threads):
         return WRITTEN / (time.perf_counter() - start)
 
 
+def rate_of(said):
+    """Tokens per second, as the program writes them: 123, 12.3K, 1.20M."""
+    number, unit = re.search(r"([0-9.]+)([KMB]?) tokens/s", said).groups()
+    return float(number) * 1000 ** " KMB".index(unit or " ")
+
+
 def ours(what, o, run, text):
     def tessera(*words):
         command = [o.binary, *map(str, words), "--threads-per-rank", str(o.threads)]
@@ -117,7 +123,7 @@ def ours(what, o, run, text):
         file.writelines("".join(letters.choices(string.ascii_letters, k=length)) + "\n" for _ in range(count))
     tokens = 1 if what == "prefill" else WRITTEN
     said = tessera("generate", run, "--prompts", text + ".prompts", "--tokens", tokens, "--temperature", 0).stderr.splitlines()[-1]
-    rate = float(re.search(r"([0-9.]+) tokens/s", said).group(1))
+    rate = rate_of(said)
     if what == "prefill":  # a prompt is read after another, and each brings one token
         first = float(re.search(r"first after ([0-9.]+) s", said).group(1))
         return PROMPTS * PROMPT / ((1 + PROMPTS) / rate - first)

@@ -9,6 +9,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <iterator>
+#include <sstream>
 
 #include "app/commands.h"
 #include "app/explore/explore.h"
@@ -87,14 +90,32 @@ MHD_Result take_argument(void* to, MHD_ValueKind, const char* key, size_t key_si
   return query.size() <= kMostKeys ? MHD_YES : MHD_NO;
 }
 
+// Whether a program has the other end of a connection, which has ended what it sends: the kernel lists a socket that is
+// held with its inode, and one that was closed with none.
+bool is_held(const sockaddr* client, int port) {
+  const auto end = [](int of) { return fmt::format(":{:04X}", of); };
+  const std::string from = end(ntohs(reinterpret_cast<const sockaddr_in*>(client)->sin_port)), to = end(port);
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream file(table);
+    for (std::string line; std::getline(file, line);) {
+      std::istringstream in(line);
+      const std::vector<std::string> words{std::istream_iterator<std::string>(in), {}};
+      if (words.size() > 9 && words[1].ends_with(from) && words[2].ends_with(to)) return words[9] != "0";
+    }
+  }
+  return false;
+}
+
 // Throws Error when the other side has hung up. It looks at the socket 20 times a second at most.
-planner::Meanwhile client_watch(MHD_Connection* connection) {
+planner::Meanwhile client_watch(MHD_Connection* connection, int port) {
   const int fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
-  return [fd, next = std::chrono::steady_clock::now()]() mutable {
+  const sockaddr* client_at = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
+  return [fd, client_at, port, next = std::chrono::steady_clock::now()]() mutable {
     if (std::chrono::steady_clock::now() < next) return;
     next = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
     pollfd client{.fd = fd, .events = POLLRDHUP, .revents = 0};
-    if (poll(&client, 1, 0) > 0) throw Error("the connection was closed before there was an answer");
+    if (poll(&client, 1, 0) > 0 && ((client.revents & (POLLHUP | POLLERR)) != 0 || !is_held(client_at, port)))
+      throw Error("the connection was closed before there was an answer");
   };
 }
 
@@ -141,7 +162,7 @@ class Server {
       return refusal(403, fmt::format("expected a request to 127.0.0.1:{} by that name or as localhost", port_));
     if (method != "GET" && method != "HEAD") return refusal(405, "expected GET or HEAD");
     if (has_body(connection)) return refusal(413, "expected a request without a body");
-    Request request{.path = path, .meanwhile = client_watch(connection)};
+    Request request{.path = path, .meanwhile = client_watch(connection, port_)};
     const bool is_page = request.path == "/";  // which a link of another site may open
     if (!is_page && !headers.site.empty() && headers.site != "same-origin" && headers.site != "none")
       return refusal(403, "expected a request of this server's own page, found one of another site");

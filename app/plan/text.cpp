@@ -94,7 +94,7 @@ std::string for_shell(const std::string& text) {
 // As it was given.
 std::string model_words(const PlanOptions& o) {
   std::string out;
-  if (std::ranges::none_of(o.words, [](const auto& w) { return chooses_job(w.first); }))
+  if (std::ranges::none_of(o.words, [](const auto& w) { return chooses_job(w.first, w.second); }))
     out = " --model " + o.run.model;  // or it would be the default job
   TrainOptions run;
   const Settings all = settings_of(run);

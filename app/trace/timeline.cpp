@@ -266,7 +266,7 @@ Ordered plan_json(const TrainOptions& o, Trainer& trainer) {
       {"axes", axes},
       {"strategy", trainer.strategy().name()},
       {"shard_ranks", trainer.job().plan.shard_ranks},
-      {"backend", trainer.world().kind()},
+      {"backend", text_of(trainer.job().plan.backend)},
       {"all_reduce", text_of(o.plan.all_reduce)},
       {"recompute", text_of(o.plan.recompute)},
       {"batch", o.optim.batch},

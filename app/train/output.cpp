@@ -203,7 +203,7 @@ void TrainOutput::summary(const Facts& f) {
   const std::optional<Straggler>& late = f.usage.straggler;
   Ordered plan = plan_json(plan_);
   plan["strategy"] = f.strategy;
-  plan["backend"] = f.backend;
+  plan["backend"] = text_of(plan_.backend);
   plan["threads_per_rank"] = cpu::threads();
   Ordered fields{{"event", "summary"},
                  {"steps", f.steps},

@@ -84,7 +84,7 @@ class TrainOutput {
     int64_t steps = 0, tokens_per_step = 0;
     double flops_per_token = 0;
     double rank_peak_flops = 0;  // measured_peak_flops() of a rank
-    std::string strategy = {}, backend = {};
+    std::string strategy = {};
     RunUsage usage = {};
     ArenaPtr arena = {};
     StepGraph::Record graph = {};            // how steps were made on a GPU

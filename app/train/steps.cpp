@@ -318,11 +318,9 @@ std::string sample_of_saved(const Run& run, const ModelConfig& config) {
 }
 
 // The last record of a run: `facts`, and what is asked of every run alike.
-void say_summary(const Run& run, Communicator& world, LanguageModel& model, TrainOutput::Facts facts,
-                 TrainOutput& output) {
+void say_summary(const Run& run, LanguageModel& model, TrainOutput::Facts facts, TrainOutput& output) {
   facts.flops_per_token = model.training_flops();
   facts.rank_peak_flops = measured_peak_flops(run.job.optim.dtype, facts.arena);
-  facts.backend = world.kind();
   facts.no_graph = with_options(no_graph_because(run.job, run.options.trace, run.dataset.has_examples()));
   facts.sample = sample_of_saved(run, model.config);
   output.summary(facts);
@@ -430,7 +428,7 @@ class AsyncRun {
         fmt::format("{} updates; a worker was at most {} steps ahead of the slowest, and a gradient at most {} "
                     "updates old",
                     summary.applied, summary.most_ahead, summary.most_behind));
-    say_summary(run_, world_, trainer_.model(),
+    say_summary(run_, trainer_.model(),
                 {.steps = step_,
                  .tokens_per_step = trainer_.tokens_per_step(),
                  .strategy = "ps-async",
@@ -525,7 +523,7 @@ int train_in_steps(const Run& run, Communicator& world) {
   if (traced)
     output->message(fmt::format("the timeline is written; tessera report {} draws it", run.directory.path().string()));
   if (status != 0) return status;
-  say_summary(run, world, trainer.whole_model(),
+  say_summary(run, trainer.whole_model(),
               {.steps = trainer.steps_done(),
                .tokens_per_step = trainer.tokens_per_step(),
                .strategy = std::string(trainer.strategy().name()),

@@ -29,7 +29,7 @@ def verify(plan: Plan | None = None, /, **options: Any) -> results.Proof:
 
     `schedule` may be a Schedule or lists of actions, `placements` Placements, a dict or lines.
     """
-    form = {} if options.get("placements") is not None or options.get("defect") == "list" else {"format": "json"}
+    form = {} if options.get("defect") == "list" else {"format": "json"}
     ended = _run("verify", (), _merged(plan, options) | form, ok=(0, 1))
     if not form:
         return results.Proof({"passed": ended.status == 0}, ended.out + (ended.log if ended.status else ""))

@@ -171,7 +171,7 @@ class Proof:
     """What `verify` found. It is true if the plan trains like one rank; else `why` says which bound broke."""
 
     def __init__(self, data: dict[str, Any], log: str = "") -> None:
-        self.data, self.log = data, log
+        self.data, self.log = data, data.get("text", "") + log
         self.passed = bool(data["passed"])
 
     def __bool__(self) -> bool:

@@ -89,7 +89,6 @@ Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>
          .flops_per_token = 3e6,
          .rank_peak_flops = 1e10,
          .strategy = "ddp",
-         .backend = "threads",
          .usage = {.peak_bytes = peaks, .sent = {{"dp", "all_reduce", 3, 120, 0}, {"dp", "broadcast", 1, 8, 0}}},
          .arena = make_arena()});
   }

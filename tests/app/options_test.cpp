@@ -136,6 +136,16 @@ TEST(CommandLine, RefusesOptionsThatDoNotGoTogether) {
   EXPECT_EQ(message("train --model gpt2"), "");
 }
 
+TEST(CommandLine, AFlagThatIsFalseAsksForNothing) {
+  EXPECT_EQ(message("train --resume=false --out gone"), "");
+  EXPECT_EQ(message("train --resume --resume=false --out gone"), "");
+  EXPECT_THROW(parsed("train --resume=false --init gone"), InputError);          // which a resumed run does not read
+  EXPECT_THROW(parsed("train --resume=false --resume --out gone"), InputError);  // as --restarts says it
+  for (const char* flag : {"document-mask", "pack", "skip-bad", "no-bos", "lora-rslora"})
+    EXPECT_TRUE(is_default_job(parsed_train(fmt::format("--{}=false", flag)))) << flag;
+  EXPECT_FALSE(is_default_job(parsed_train("--untied=false")));  // a model may have it, so this says a size
+}
+
 TEST(CommandLine, RefusesModelsLargerThanTheMachine) {
   for (const char* words : {"--channels 900000", "--vocab 1000000000 --channels 100000"})
     expect_has(error_of([&] { ask_for_least_memory(job_of(parsed_train(words))); }), "this machine has available");

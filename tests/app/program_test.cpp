@@ -239,6 +239,22 @@ TEST_F(LabTest, AClassIsGradedWhateverOneLearnerHandsIn) {
 
 using VerifyTextTest = ProgramTest;
 
+TEST_F(VerifyTextTest, PlacementsAreSaidAsJsonToo) {
+  const std::string rest = "\nup.weight S(0)\nup.bias S(0)\nh S(2)\ndown.weight S(1)\nz P->I\ndown.bias I\ny I\n";
+  write("right.txt", "mlp tp=2\nx I->R" + rest), write("wrong.txt", "mlp tp=2\nx I" + rest);
+  const Json right = Json::parse(must("verify --placements right.txt --format json").out);
+  EXPECT_EQ(right["passed"], true);
+  EXPECT_EQ(right["sent"], (Json{{"measured", 16384}, {"expected", 16384}}));
+  EXPECT_EQ(right["text"], must("verify --placements right.txt").out);
+  const Ran told = run("verify --format=json --placements wrong.txt");
+  EXPECT_EQ(told.status, 1);
+  const Json wrong = Json::parse(told.out);
+  EXPECT_EQ(wrong["passed"], false);
+  EXPECT_EQ(wrong["alike"], false);
+  expect_has(told.err, wrong["failures"].at(0).get<std::string>());
+  expect_has(run("verify --placements wrong.txt").out, wrong["diagnosis"].at(0).at("text").get<std::string>());
+}
+
 const std::string kProof =
     "verify --heads 2 --channels 16 --context 8 --vocab 32 --batch 4 --steps 1 --threads-per-rank 1 ";
 

@@ -177,6 +177,17 @@ class Server(unittest.TestCase):
             status, found = self.server.json("/search", model="gpt2", hardware="h100", ranks=2, batch=8)
         self.assertEqual(status, 200, found)
 
+    def test_answers_a_client_that_has_ended_its_sending(self):
+        searched = urllib.parse.urlencode({"model": "gpt2", "hardware": "h100", "ranks": 16, "batch": 64})
+        for version in ("1.0", "1.1"):
+            for path in ("/", "/choices", f"/search?{searched}"):
+                asked = f"GET {path} HTTP/{version}\r\nHost: 127.0.0.1:{self.server.port}\r\n\r\n".encode()
+                with self.server.connect() as s:
+                    s.sendall(asked)
+                    s.shutdown(socket.SHUT_WR)
+                    back = b"".join(iter(lambda: s.recv(65536), b""))
+                self.assertEqual(back[:15], b"HTTP/1.1 200 OK", (version, path, back))
+
     def test_bounds_what_it_reads(self):
         for line in (b"GET /", b"GET /predict?pp=", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nHost: "):
             back, sent = b"", 0

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of what is made of a GPU run's words: whether it was served by what it asked for, its kernels' table, its findings."""
+"""Tests of what is made of a run's words: whether a GPU served it as it asked, its kernels' table, its findings, its rate."""
 import copy
 import os
 import sys
@@ -8,6 +8,7 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "bench"))
 sys.dont_write_bytecode = True
+import fine_tuning  # noqa: E402
 import gpu  # noqa: E402
 import gpu_parts  # noqa: E402
 import gpu_run  # noqa: E402
@@ -55,6 +56,11 @@ class Facts(unittest.TestCase):
         own = dict(attention__forward=counts(tiles=12), attention__backward=counts(tiles=12))
         off = dict(graph__replays=0, graph__queued=35, graph__why_not="--cuda-graph off")
         self.assertEqual(refusal(["--attention", "own", "--cuda-graph", "off"], **own, **off), "")
+
+    def test_rates_as_the_program_writes_them(self):
+        for said, rate in (("87.5", 87.5), ("512", 512), ("12.3K", 12300), ("1.20M", 1200000)):
+            line = f"64 tokens from 2 prompts, {said} tokens/s; the first after 0.010 s"
+            self.assertAlmostEqual(fine_tuning.rate_of(line), rate)
 
     def test_other_kernels(self):
         asked = ["--attention", "cudnn"]

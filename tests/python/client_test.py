@@ -267,10 +267,11 @@ def test_a_schedule_of_lists_is_drawn_simulated_checked_and_run():
 def test_placements_of_a_dict_are_checked():
     mlp = {"mlp": "tp=2", "x": ["I->R"], "up.weight": "S(0)", "up.bias": "S(0)", "h": "S(2)", "down.weight": "S(1)",
            "z": "P->I", "down.bias": "I", "y": "I"}
-    assert tessera.verify(placements=mlp)
+    proof = tessera.verify(placements=mlp)
+    assert proof and proof.data["sent"] == {"measured": 16384, "expected": 16384} and "one rank computes" in repr(proof)
     assert tessera.verify(placements=str(tessera.Placements(mlp)))
     broken = tessera.verify(placements=mlp | {"x": "I"})
-    assert not broken and "expected R" in broken.why and "Likely cause" in repr(broken)
+    assert not broken and broken.why in broken.data["failures"] and "expected R" in broken.why and "Likely cause" in repr(broken)
 
 
 def test_a_ranking_gives_plans_that_train(tmp_path):

@@ -1,4 +1,5 @@
 """However Python ends, the program and the ranks that it has started end too."""
+import json
 import os
 import shutil
 import signal
@@ -84,8 +85,10 @@ def is_there(launch):
 
 def test_ranks_of_mpirun_train(tmp_path):
     is_there("mpirun")
-    run = tessera.train(**SIZES, steps=3, out=tmp_path / "a run", launch="mpirun -n {ranks}", ranks=2, restarts=1)
-    assert len(run.steps) == 3 and run.summary.plan["backend"] == "MPI ranks"
+    run = tessera.train(**SIZES, steps=3, out=tmp_path / "a run", launch="mpirun -n {ranks}", ranks=2, restarts=1,
+                        trace=True)
+    assert len(run.steps) == 3 and run.summary.plan["backend"] == "mpi"
+    assert json.loads((run.folder / "report.json").read_text())["plan"]["backend"] == "mpi"
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)

@@ -97,7 +97,8 @@ TEST(ReplicasContract, RanksThatTrainAloneBesideTensorAndContextRanks) {
 TEST(ReplicasContract, AForgottenFragmentIsSeen) {
   TrainOptions o = short_plan(2);
   say(o, "dp_mode=diloco sync_every=4 sync_fragments=2");
-  const VerifyResult r = explain(job_of(o), [](const Job& j) { return planted(defect("forgotten-outer-step"), j); });
+  const VerifyResult r =
+      explain(job_of(o), [](const Job& j) { return planted_if_it_applies(defect("forgotten-outer-step"), j); });
   ASSERT_FALSE(r.passed());
   EXPECT_EQ(r.wrong_steps.front(), 2);
   EXPECT_EQ(r.diagnosis.at(0).cause, "outer-step");
@@ -291,7 +292,7 @@ TEST(ExpertsContract, GroupsThatDoNotSumAreSeen) {
   const TrainOptions o = small_experts("dp=8 ep=2 zero=2 shard_ranks=4");
   expect_passes(o);
   for (const char* name : {"unsummed-group", "wrong-group", "experts-summed-over-all"}) {
-    const VerifyResult r = explain(job_of(o), [&](const Job& j) { return planted(defect(name), j); });
+    const VerifyResult r = explain(job_of(o), [&](const Job& j) { return planted_if_it_applies(defect(name), j); });
     EXPECT_FALSE(r.passed()) << name;
     ASSERT_FALSE(r.diagnosis.empty()) << name;
     EXPECT_EQ(r.diagnosis[0].cause, defect(name).cause) << name << " is taken for " << r.diagnosis[0].cause;

@@ -81,6 +81,11 @@ void check_applies(const Defect& d, const Job& job) {
 }
 
 VerifyHooks planted(const Defect& d, const Job& job, VerifyHooks hooks) {
+  check_applies(d, job);
+  return planted_if_it_applies(d, job, std::move(hooks));
+}
+
+VerifyHooks planted_if_it_applies(const Defect& d, const Job& job, VerifyHooks hooks) {
   hooks.failure_is_seen = true;
   if (d.needs(job).empty()) d.plant(hooks, job);
   return hooks;

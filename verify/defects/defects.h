@@ -3,7 +3,7 @@
 //
 //   const Defect& d = defect("missing-gradient-sum");
 //   check_applies(d, job);                                          // throws FieldError: what the plan lacks
-//   const VerifyResult r = explain(job, [&](const Job& j) { return planted(d, j); });
+//   const VerifyResult r = explain(job, [&](const Job& j) { return planted_if_it_applies(d, j); });
 //   r.diagnosis[0].cause == d.cause;
 #pragma once
 
@@ -45,8 +45,10 @@ const Defect& random_defect(const Job& job, uint64_t draw);
 
 // Throws FieldError that says with which fields it could be planted.
 void check_applies(const Defect& defect, const Job& job);
-// Hooks with the defect in them, where it applies to the job; else as they were. A run that ends with the failure of a
-// rank is a bound that breaks.
+// Hooks with the defect in them: a run that ends with the failure of a rank is a bound that breaks. Throws what
+// check_applies() throws.
 VerifyHooks planted(const Defect& defect, const Job& job, VerifyHooks hooks = {});
+// These hooks for explain(), which also tries plans in which a defect may have no place: nothing is planted there.
+VerifyHooks planted_if_it_applies(const Defect& defect, const Job& job, VerifyHooks hooks = {});
 
 }  // namespace tessera
