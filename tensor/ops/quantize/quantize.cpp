@@ -187,7 +187,13 @@ class Decoder {
         fill(values, nf4_scale(run.here / together, run.whole / together));
       else
         fill(values, group(run.here / together));
-      for (int64_t i = 0; i < count; ++i) out[i] = values[code(run.here + i)];
+      int64_t i = 0;
+      if (run.here % 2 != 0) out[i++] = values[code(run.here)];
+      for (const std::byte* both = codes_ + (run.here + i) / 2; i + 1 < count; i += 2, ++both) {
+        out[i] = values[std::to_integer<size_t>(*both) & 15];
+        out[i + 1] = values[std::to_integer<size_t>(*both) >> 4];
+      }
+      if (i < count) out[i] = values[code(run.here + i)];
       run.here += count, run.whole += count, run.count -= count, out += count;
     }
   }
