@@ -48,7 +48,7 @@ endif()
 # the same: builds without them (another project's, clang-tidy's) must work.
 option(TESSERA_PRECOMPILE "Compile the standard library's headers once for all files" ${PROJECT_IS_TOP_LEVEL})
 set(tessera_standard <algorithm> <array> <atomic> <chrono> <cmath> <condition_variable> <cstdint> <cstring> <filesystem> <fmt/format.h>
-  <fstream> <functional> <limits> <map> <memory> <mutex> <nlohmann/json.hpp> <numeric> <optional> <set> <span> <sstream> <string> <string_view>
+  <fstream> <functional> <limits> <map> <memory> <mutex> <numeric> <optional> <set> <span> <sstream> <string> <string_view>
   <thread> <utility> <vector>)
 set(tessera_test_standard ${tessera_standard} <gtest/gtest.h>)
 
