@@ -45,8 +45,8 @@ void check_options(const OptimizerOptions& o) {
     throw Error(fmt::format("[optimizer] weight_decay is {}; expected a number of at least 0", o.weight_decay));
 }
 
-// Runs f(begin, end, slot), vectorised, on ranges that together are the elements of the unit's slots, each in one
-// slot. Cut evenly over the threads; a slot that reaches past the unit's buffers is clipped to them.
+// Runs f(begin, end, slot) on ranges that together are the elements of the unit's slots, each in one slot. Cut evenly
+// over the threads; a slot that reaches past the unit's buffers is clipped to them.
 template <class F>
 void for_each_segment(const FlatUnit& unit, const F& f) {
   const int64_t n = unit.values.numel();
@@ -55,77 +55,66 @@ void for_each_segment(const FlatUnit& unit, const F& f) {
   cpu::split(n, cpu::kGrain, [&](int64_t from, int64_t to) {
     for (const Slot* slot = first; slot != last; ++slot) {
       const int64_t begin = std::max(from, slot->begin), end = std::min(to, slot->end());
-      if (begin < end) cpu::vectorized([&f, begin, end, slot] { f(begin, end, *slot); });
+      if (begin < end) f(begin, end, *slot);
     }
   });
 }
 
-// The addresses of the tensors that a rule has: of the states those of its list.
-template <class Rule, class V, class G, class W>
-struct Buffers {
-  V* values;
-  const G* grads;
-  W* master;
-  std::array<W*, Rule::kStates.size()> states;
+// Elements of a tensor for a rule that computes in W, a few at a time: they lie in the tensor itself, or widened beside
+// it where it is of bfloat16. So one loop of a rule is for all dtypes.
+template <class W>
+class Elements {
+ public:
+  explicit Elements(const Tensor& t)
+      : wide_(t.dtype() == DType::bfloat16 ? nullptr : t.data<W>()),
+        narrow_(t.dtype() == DType::bfloat16 ? t.data<bfloat16>() : nullptr) {}
 
-  explicit Buffers(const UnitUpdate& of)
-      : values(of.unit.values.data<V>()), grads(of.unit.grads.data<G>()), master(of.master.data<W>()) {
-    for (size_t k = 0; k < states.size(); ++k) states[k] = of.states[k].data<W>();
+  // Elements [at, at + n). Of those of bfloat16, n is at most kRoundedAtOnce, and they stand until the next call.
+  W* wide(int64_t at, int64_t n) {
+    if (wide_ != nullptr) return wide_ + at;
+    cpu::vectorized([to = room_, from = narrow_ + at, n] {
+      for (int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(from[i]);
+    });
+    return room_;
   }
+  // Rounds x to elements [at, at + n) of bfloat16, by the bits for a number or, without bits, to nearest.
+  void store(const W* x, int64_t at, int64_t n, const RoundingBits* bits, int number) const {
+    if (wide_ != nullptr) return;
+    cpu::vectorized([to = narrow_ + at, x, n, bits, number] {
+      if (bits != nullptr) return bits->round(to, x, n, number);
+      for (int64_t i = 0; i < n; ++i) to[i] = bfloat16(static_cast<float>(x[i]));
+    });
+  }
+
+ private:
+  W* wide_;
+  bfloat16* narrow_;
+  alignas(64) W room_[kRoundedAtOnce];
 };
 
-template <class Rule, class V, class G, class W, size_t... K>
-void update_range(const Buffers<Rule, V, G, W>& b, const UpdateConstants<W>& c, int64_t begin, int64_t end,
-                  std::index_sequence<K...>) {
-  V* const values = b.values;
-  const G* const grads = b.grads;
-  W* const master = b.master;
-  [[maybe_unused]] const std::array<W*, sizeof...(K)> states = b.states;
-#pragma GCC ivdep
-  for (int64_t i = begin; i < end; ++i) {
-    W p = master[i];
-    [[maybe_unused]] std::array<W, sizeof...(K)> kept{states[K][i]...};
-    Rule::update(c, static_cast<W>(grads[i]), p, kept[K]...);
-    ((states[K][i] = kept[K]), ...);
-    master[i] = p;
-    if constexpr (std::is_same_v<V, bfloat16>) values[i] = bfloat16(p);
-  }
-}
-
-// Values and states all in bfloat16, rounded stochastically.
-template <class Rule, class G, size_t... K>
-void round_range(const Buffers<Rule, bfloat16, G, bfloat16>& b, const UpdateConstants<float>& c, int64_t first,
-                 int64_t count, const RoundingBits& bits, std::index_sequence<K...>) {
-  alignas(64) float numbers[1 + sizeof...(K)][kRoundedAtOnce];
-  for (int64_t i = 0; i < count; ++i) {
-    float p = b.values[first + i];
-    [[maybe_unused]] std::array<float, sizeof...(K)> kept{b.states[K][first + i]...};
-    Rule::update(c, static_cast<float>(b.grads[first + i]), p, kept[K]...);
-    numbers[0][i] = p;
-    ((numbers[1 + K][i] = kept[K]), ...);
-  }
-  bits.round(b.values + first, numbers[0], count, 0);
-  (bits.round(b.states[K] + first, numbers[1 + K], count, 1 + static_cast<int>(K)), ...);
-}
-
-template <class Rule, class V, class G>
-void update_on_cpu(const UnitUpdate& of, const UpdateConstants<Accumulate<V>>& step, std::span<const Philox> rounding,
-                   int64_t t) {
-  constexpr auto kAll = std::make_index_sequence<Rule::kStates.size()>();
-  if constexpr (std::is_same_v<V, bfloat16>)
-    if (!rounding.empty()) {
-      const Buffers<Rule, V, G, V> b(of);
-      return for_each_segment(of.unit, [&](int64_t begin, int64_t end, const Slot& slot) {
-        const auto c = step.of_slot(slot.parameter->decays);
-        for_each_rounded(slot, rounding[static_cast<size_t>(&slot - of.unit.slots.data())], t, begin, end,
-                         [&](int64_t first, int64_t count, const RoundingBits& bits) {
-                           round_range(b, c, first, count, bits, kAll);
-                         });
-      });
-    }
-  const Buffers<Rule, V, G, Accumulate<V>> b(of);
+template <class Rule, class W, size_t... K>
+void update_on_cpu(const UnitUpdate& of, const UpdateConstants<W>& step, std::span<const Philox> rounding, int64_t t,
+                   std::index_sequence<K...>) {
   for_each_segment(of.unit, [&](int64_t begin, int64_t end, const Slot& slot) {
-    update_range(b, step.of_slot(slot.parameter->decays), begin, end, kAll);
+    const auto c = step.of_slot(slot.parameter->decays);
+    Elements<W> values(of.unit.values), grads(of.unit.grads), master(of.master);
+    [[maybe_unused]] std::tuple states(Elements<W>(of.states[K])...);
+    const auto update = [&](int64_t at, int64_t n, const RoundingBits* bits) {
+      const std::tuple kept(std::get<K>(states).wide(at, n)...);
+      W* const p = master.wide(at, n);
+      cpu::vectorized([n, &step_of_slot = c, g = grads.wide(at, n), p, kept] {
+        const UpdateConstants<W> constants = step_of_slot;
+#pragma GCC ivdep
+        for (int64_t i = 0; i < n; ++i) Rule::update(constants, g[i], p[i], std::get<K>(kept)[i]...);
+      });
+      values.store(p, at, n, bits, 0);
+      (std::get<K>(states).store(std::get<K>(kept), at, n, bits, 1 + static_cast<int>(K)), ...);
+    };
+    if (!rounding.empty())
+      return for_each_rounded(slot, rounding[static_cast<size_t>(&slot - of.unit.slots.data())], t, begin, end, update);
+    const bool as_they_lie = of.unit.values.dtype() != DType::bfloat16 && of.unit.grads.dtype() != DType::bfloat16;
+    const int64_t most = as_they_lie ? end - begin : kRoundedAtOnce;
+    for (int64_t at = begin; at < end; at += most) update(at, std::min(most, end - at), nullptr);
   });
 }
 
@@ -191,11 +180,10 @@ void Optimizer::count_step() {
 void Optimizer::run(const UnitUpdate& of, std::span<const Philox> rounding, const UpdateNumbers& now,
                     const UpdateNumbers* on_gpu) const {
   const auto on_cpu = [&] {
-    const auto with_rule = [&](auto rule) {
-      with_unit_types(of.unit, [&](auto value, auto grad) {
-        using V = decltype(value);
-        const auto step = UpdateConstants<Accumulate<V>>(options_).at(now);
-        update_on_cpu<decltype(rule), V, decltype(grad)>(of, step, rounding, steps_);
+    const auto with_rule = [&]<class Rule>(Rule) {
+      with_wide(of.unit.grads, [&]<class W>(W) {
+        const auto step = UpdateConstants<W>(options_).at(now);
+        update_on_cpu<Rule>(of, step, rounding, steps_, std::make_index_sequence<Rule::kStates.size()>());
       });
     };
     std::visit(with_rule, of.rule);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "nn/parameter.h"
+#include "tensor/cpu/vectorize.h"
 #include "tensor/random.h"
 
 namespace tessera {
@@ -26,22 +27,24 @@ class RoundingBits {
  public:
   // Draws for elements [whole, whole + count) of a parameter; count is at most kRoundedAtOnce.
   void draw(const Philox& random, uint64_t step, int64_t whole, int64_t count) {
-    const auto pair = static_cast<uint64_t>(whole) / 2;
     skipped_ = whole % 2;
-    const int64_t pairs = (skipped_ + count + 1) / 2;
-    for (int64_t i = 0; i < pairs; ++i) {
-      const Philox::Block b = random(pair + static_cast<uint64_t>(i), step);
-      words_[0][2 * i] = b[0];
-      words_[0][2 * i + 1] = b[2];
-      words_[1][2 * i] = b[1];
-      words_[1][2 * i + 1] = b[3];
-    }
+    cpu::vectorized([first = words_[0], second = words_[1], random, step, pair = static_cast<uint64_t>(whole) / 2,
+                     pairs = (skipped_ + count + 1) / 2] {
+      for (int64_t i = 0; i < pairs; ++i) {
+        const Philox::Block b = random(pair + static_cast<uint64_t>(i), step);
+        first[2 * i] = b[0];
+        first[2 * i + 1] = b[2];
+        second[2 * i] = b[1];
+        second[2 * i + 1] = b[3];
+      }
+    });
   }
   // to[i] = from[i], rounded by bits of their own for each `number` (0, 1, 2).
-  void round(bfloat16* to, const float* from, int64_t count, int number) const {
+  template <class W>
+  void round(bfloat16* to, const W* from, int64_t count, int number) const {
     const uint32_t* const words = words_[number / 2] + skipped_;
     const int shift = number % 2 * 16;
-    for (int64_t i = 0; i < count; ++i) to[i] = round_stochastically(from[i], words[i] >> shift);
+    for (int64_t i = 0; i < count; ++i) to[i] = round_stochastically(static_cast<float>(from[i]), words[i] >> shift);
   }
 
  private:
@@ -64,7 +67,7 @@ void for_each_rounded(const Slot& slot, const Philox& random, int64_t step, int6
     for (int64_t done = 0; done < count; done += kRoundedAtOnce) {
       const int64_t now = std::min(kRoundedAtOnce, count - done);
       bits.draw(random, static_cast<uint64_t>(step), whole + done, now);
-      f(slot.begin + here + done, now, bits);
+      f(slot.begin + here + done, now, &bits);
     }
   });
 }
