@@ -50,10 +50,14 @@ std::string defect_text(const Defect& d, const Job& job) {
   return fmt::format("Planted: {}, {}: {}.\n", d.name, d.where(job), d.what);
 }
 
-std::string defect_list() {
+std::string defect_list(bool json) {
   std::string out;
-  for (const Defect& d : defects()) out += fmt::format("{:<28} {}\n", d.name, d.what);
-  return out;
+  auto all = nlohmann::ordered_json::array();
+  for (const Defect& d : defects()) {
+    out += fmt::format("{:<28} {}\n", d.name, d.what);
+    all.push_back({{"name", d.name}, {"what", d.what}, {"cause", d.cause}});
+  }
+  return json ? all.dump() + "\n" : out;
 }
 
 // The turn of a player: waits for a line of the standard input, and says whether it names the defect or its cause.
@@ -307,11 +311,11 @@ int run(const VerifyOptions& options) {
   TrainOptions o = options.run;
   const bool drawn = options.defect == "random";
   if (drawn && !o.gives("seed")) o.optim.seed = std::random_device()() % 1'000'000;
+  const bool json = o.format == "json";
   if (options.defect == "list") {
-    print(defect_list());
+    print(defect_list(json));
     return 0;
   }
-  const bool json = o.format == "json";
   if (json && options.hide) throw Error("--hide: a game for people; expected --format text");
   const Job job = job_of(o);
   const Defect* const planted_one = drawn            ? &random_defect(job, static_cast<uint64_t>(o.optim.seed))

@@ -75,6 +75,8 @@ endfunction()
 option(TESSERA_UNITY "Compile several files of a layer together" ${PROJECT_IS_TOP_LEVEL})
 file(STRINGS ${PROJECT_SOURCE_DIR}/lab/exercises.cpp tessera_alone REGEX "\"[a-z_0-9/]+[.]cpp\"")
 list(TRANSFORM tessera_alone REPLACE "^.*\"([a-z_0-9/]+[.]cpp)\".*$" "\\1")
+list(APPEND tessera_alone parallel/comm/memory.cpp)  # where ranks' sums are loops over numbers
+set_source_files_properties(parallel/comm/memory.cpp PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
 
 # tessera_units(name sources...): sixteen files a unit (the largest takes g++ 1.3 GB). A backend's folder has a unit of its own, so that the others hold the
 # same files whatever is built, and names that collide are seen by all who build.
@@ -129,11 +131,11 @@ function(tessera_layer name)
   target_link_libraries(tessera_${name} PRIVATE $<BUILD_INTERFACE:tessera_flags> ${ARGN})
   tessera_precompile(tessera_${name} tessera_standard)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    if(name MATCHES "^(app|bench|hub|lab|settings)$")
+    if(name MATCHES "^(app|bench|hub|lab|settings|train|verify)$")
       set_target_properties(tessera_${name} PROPERTIES TESSERA_OPTIMISED "-Og;-Wno-maybe-uninitialized")
-    elseif(name MATCHES "^(train|verify)$")
+    elseif(name MATCHES "^(autograd|data|models|nn)$")
       set_target_properties(tessera_${name} PROPERTIES TESSERA_OPTIMISED "-O1;-Wno-maybe-uninitialized")
-    elseif(name MATCHES "^(data|planner)$")
+    elseif(name MATCHES "^(parallel|planner)$")
       set_target_properties(tessera_${name} PROPERTIES TESSERA_OPTIMISED -O2)
     endif()
   endif()

@@ -1,4 +1,4 @@
-// Optimizers: the checks of their units, their state tensors, and the two loops of the CPU that every rule runs in.
+// Optimizers: the checks of their units, their state tensors, and the loop of the CPU that every rule runs in.
 #include "optim/optimizer.h"
 
 #include <fmt/format.h>

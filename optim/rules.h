@@ -1,6 +1,6 @@
 // The rules of the optimizers: what each keeps of an element, and what a step makes of it. There is one loop over the
-// elements for all of them on the CPU, one that rounds (optim/optimizer.cpp), and one on the GPU
-// (optim/cuda/updates.cu). They call the same functions, so they give the same bits.
+// elements for all of them and all dtypes on the CPU (optim/optimizer.cpp), and one on the GPU (optim/cuda/updates.cu).
+// They call the same functions, so they give the same bits.
 //
 // A new optimizer is a struct here, in the list UpdateRule, and a row of kOptimizers under its name in OptimizerKind.
 #pragma once

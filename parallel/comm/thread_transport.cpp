@@ -171,7 +171,7 @@ void ThreadTransport::send(int to, int tag, const std::byte* data, int64_t bytes
 void ThreadTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
   const Letter letter = take(from, tag, bytes);
   if (!letter.parcel.empty()) refuse_kind(bytes, world_rank(from), "a GPU's", "the host's");
-  std::ranges::copy(letter.bytes, data);
+  if (bytes > 0) std::memcpy(data, letter.bytes.data(), static_cast<size_t>(bytes));
 }
 
 void ThreadTransport::send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) {

@@ -341,6 +341,8 @@ TEST_F(VerifyTextTest, RefusesDefectsThatCannotBePlanted) {
   fails(kOfDefects + "--defect nothing", 2, "expected random, list or a name that list prints; found 'nothing'");
   fails(kOfDefects + "--hide", 2, "--hide");
   EXPECT_NE(run("verify --defect list").out.find("stale-part"), std::string::npos);
+  EXPECT_EQ(nlohmann::json::parse(run("verify --defect list --format json").out).at(0).at("name"),
+            "missing-gradient-sum");
 }
 
 }  // namespace
