@@ -244,16 +244,33 @@ ModelConfig first_config(const TrainOptions& o) {
   return config;
 }
 
+namespace {
+// The tensors of a model's adapters, by our names.
+std::set<std::string> adapter_names(const ModelConfig& config) {
+  std::set<std::string> own;
+  if (config.lora.rank > 0)
+    for (const PeftTensor& t : peft_tensors(config)) own.insert(t.ours);
+  return own;
+}
+}  // namespace
+
+std::unique_ptr<LanguageModel> first_model(const ModelConfig& config) {
+  std::unique_ptr<LanguageModel> model = make_model(config);
+  const std::set<std::string> drawn = adapter_names(config);
+  for (Parameter* p : model->parameters())
+    if (!drawn.contains(p->name)) p->init = Init::zeros();
+  return model;
+}
+
 WholeTensors first_weights(const Pretrained& from, const ModelConfig& config) {
   WholeTensors all = config.vocab > from.config.vocab ? with_rows(from.config, from.tensors) : from.tensors;
   const Codec wanted = config.quantize.codec, found = from.config.quantize.codec;
   if (wanted == Codec::nf4 && found != wanted) all = quantized(config, std::move(all));
   if (config.lora.rank == 0 || from.config.lora.rank > 0) return all;
-  std::set<std::string> own;
-  for (const PeftTensor& t : peft_tensors(config)) own.insert(t.ours);
-  return [own, base = std::move(all)](const std::string& name, DType dtype, const Shape& shape) {
-    return own.contains(name) ? TensorReader() : base(name, dtype, shape);
-  };
+  return
+      [own = adapter_names(config), base = std::move(all)](const std::string& name, DType dtype, const Shape& shape) {
+        return own.contains(name) ? TensorReader() : base(name, dtype, shape);
+      };
 }
 
 void take_model(TrainOptions& o, const ModelConfig& c) {

@@ -86,6 +86,7 @@ Dataset opened(TrainOptions& o, Job& job, bool quiet) {
   Dataset data = dataset_of(o, quiet);
   settle_epochs(o, job, data);
   job = job_of(o);
+  if (o.init) job.make = first_model;
   return data;
 }
 
