@@ -51,6 +51,15 @@ class ConfigTest : public testing::Test {
   TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-config-"};
 };
 
+TEST(FirstModel, DrawsNewAdaptersAlone) {
+  ModelConfig config = *preset("llama-nano");
+  config.vocab = 65;
+  config.lora.rank = 2;
+  config.lora.targets = {"q_proj", "v_proj"};
+  for (const Parameter* p : first_model(config)->parameters())
+    EXPECT_EQ(p->init.deviation > 0, p->name.ends_with(".lora_A.weight")) << p->name;
+}
+
 TEST(CommandLine, SetsWhatItSays) {
   const TrainOptions o = parsed_train("--layers 2 --lr=3e-4 --dtype bf16 --quiet --out 'x y' --seed 0");
   EXPECT_EQ(o.sizes.layers, 2);
