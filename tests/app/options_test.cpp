@@ -56,7 +56,8 @@ TEST(FirstModel, DrawsNewAdaptersAlone) {
   config.vocab = 65;
   config.lora.rank = 2;
   config.lora.targets = {"q_proj", "v_proj"};
-  for (const Parameter* p : first_model(config)->parameters())
+  const std::unique_ptr<LanguageModel> model = first_model(config);
+  for (const Parameter* p : model->parameters())
     EXPECT_EQ(p->init.deviation > 0, p->name.ends_with(".lora_A.weight")) << p->name;
 }
 
