@@ -102,8 +102,8 @@ void update_on_cpu(const UnitUpdate& of, const UpdateConstants<W>& step, std::sp
     const auto update = [&](int64_t at, int64_t n, const RoundingBits* bits) {
       const std::tuple kept(std::get<K>(states).wide(at, n)...);
       W* const p = master.wide(at, n);
-      cpu::vectorized([n, &step_of_slot = c, g = grads.wide(at, n), p, kept] {
-        const UpdateConstants<W> constants = step_of_slot;
+      cpu::vectorized([=, &c, g = grads.wide(at, n)] {
+        const UpdateConstants<W> constants = c;
 #pragma GCC ivdep
         for (int64_t i = 0; i < n; ++i) Rule::update(constants, g[i], p[i], std::get<K>(kept)[i]...);
       });
