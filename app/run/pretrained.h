@@ -48,8 +48,8 @@ ModelConfig first_config(const TrainOptions& options);
 // is quantised, and rows that only its table has are the mean of the others.
 WholeTensors first_weights(const Pretrained& from, const ModelConfig& config);
 
-// A model of `config` that first_weights() will fill: nothing is drawn but values of adapters. To draw them takes a
-// core 25 s for a billion parameters.
+// A model of `config` that first_weights() will fill: nothing is drawn but values of adapters. To draw all takes a core
+// some 40 s for a billion parameters.
 std::unique_ptr<LanguageModel> first_model(const ModelConfig& config);
 
 // Writes the sizes of a model into the options. Throws Error (usage) for an option that says another one. A smaller
