@@ -93,6 +93,7 @@ TEST_F(UnitsGpu, UpdatesHaveTheBitsOfTheCpu) {
   for (const char* name : {"sgd", "adam", "adamw", "muon"})
     for (const DType values : test::floating(arena))
       for (const DType grads : test::floating(arena)) {
+        if ((values == DType::float64) != (grads == DType::float64)) continue;  // which no optimizer takes
         const FlatUnit unit = drawn_unit(draw, values, grads, seed += 2, name);
         const int64_t n = unit.values.numel(), from = draw.between(0, n - 1), to = draw.between(from + 1, n);
         expect_same_steps(name, unit, arena);
@@ -109,7 +110,7 @@ TEST_F(UnitsGpu, OffloadedStateHasTheBitsOfTheCpu) {
   const ArenaPtr pinned = make_pinned_arena();
   for (const char* name : {"sgd", "adamw", "muon"})
     for (const DType values : test::floating(arena))
-      expect_same_steps(name, drawn_unit(draw, values, DType::float32, 7, name), arena, kOptions, pinned);
+      expect_same_steps(name, drawn_unit(draw, values, wide_of(values), 7, name), arena, kOptions, pinned);
   EXPECT_EQ(pinned->usage(Category::optimizer).live, 0);
   EXPECT_GT(pinned->usage(Category::optimizer).peak, 0);
   expect_same_steps("adamw", normal_unit({3 << 20}), arena, kOptions, pinned);
@@ -170,7 +171,7 @@ TEST_F(UnitsGpu, UpdatesTakeTheirNumbersFromMemory) {
     for (const char* name : {"sgd", "adam", "adamw", "muon"})
       for (const DType values : test::floating(arena)) {
         test::Draw draw(name, 0);
-        const FlatUnit unit = drawn_unit(draw, values, DType::float32, 7, name);
+        const FlatUnit unit = drawn_unit(draw, values, wide_of(values), 7, name);
         const FlatUnit here = copy_of(unit, arena), there = copy_of(unit, arena);
         const auto known = made_optimizer(name, here, kOptions), queued = made_optimizer(name, there, kOptions);
         cuda::StepState state(arena);
