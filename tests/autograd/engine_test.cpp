@@ -16,6 +16,9 @@ Tensor numbers(std::initializer_list<double> v, const ArenaPtr& arena) {
   return Tensor::of<double>(std::span(v.begin(), v.size()), {static_cast<int64_t>(v.size())}, arena);
 }
 std::vector<double> grad_of(const Var& v) { return v.grad().to_vector<double>(); }
+Var leaf(const Shape& shape, DType dtype, const char* name, const ArenaPtr& arena) {
+  return Var(drawn(shape, dtype, name, 0.5, 1.5).to(arena), true);
+}
 using Doubles = std::vector<double>;
 
 TEST(Engine, AddsTheGradientsOfAllUses) {
@@ -108,17 +111,13 @@ TEST(Engine, NoGradRecordsNothingAndFreesEverything) {
   }
   EXPECT_TRUE(grad_enabled());
   EXPECT_EQ(arena->total().live, before);
-  {
-    const Var y = sum(x * x);
-    backward(y);
-  }
+  backward(sum(x * x));
   EXPECT_EQ(arena->total().live, before + x.grad().nbytes());  // the walk freed what was saved
 }
 
 TEST(Engine, CheckpointKeepsOnlyTheInputAndChangesNoBit) {
   const ArenaPtr arena = make_arena();
-  Tensor input = Tensor::empty({1000}, DType::float32, arena);
-  for (int64_t i = 0; i < 1000; ++i) input.data<float>()[i] = 0.001f * static_cast<float>(i);
+  const Tensor input = made({1000}, DType::float32, arena, [](size_t i) { return 0.001f * static_cast<float>(i); });
   const Tensor one = Tensor::of<float>(std::array{1.5f}, {1}, arena);
   const auto block = [](const Var& w) {
     return [w](const std::vector<Var>& in) {
@@ -174,22 +173,13 @@ struct Network {
 
   Network() {
     add("table", {kVocab, kChannels});
-    for (const char* block : {"a.", "b."}) {
-      add(std::string(block) + "gamma", {kChannels});
-      add(std::string(block) + "beta", {kChannels});
-      add(std::string(block) + "w", {kChannels, kChannels});
-      add(std::string(block) + "bias", {kChannels});
-    }
-    add("scale", {kChannels});
-    add("unused", {kChannels});
+    for (const char* name : {"a.w", "b.w"}) add(name, {kChannels, kChannels});
+    for (const char* name : {"a.gamma", "a.beta", "a.bias", "b.gamma", "b.beta", "b.bias", "scale", "unused"})
+      add(name, {kChannels});
   }
 
   Tensor random(const std::string& name, const Shape& shape, uint64_t of = 0) const {
-    const Tensor t = Tensor::empty(shape, DType::float32, arena);
-    const Philox numbers = Philox::named(7, name);
-    for (int64_t i = 0; i < t.numel(); ++i)
-      t.data<float>()[i] = static_cast<float>(numbers.normal(static_cast<uint64_t>(i), of));
-    return t;
+    return made(shape, DType::float32, arena, [&](size_t i) { return Philox::named(7, name).normal(i, of); });
   }
 
   void add(const std::string& name, const Shape& shape) {
@@ -208,8 +198,8 @@ struct Network {
 
   // The loss of micro-batch `index` for `x`, what the stage before made.
   Var loss(const Var& x, int index, bool again) {
-    Tensor ids = Tensor::empty({kRows}, DType::int32, arena);
-    for (int i = 0; i < kRows; ++i) ids.data<int32_t>()[i] = static_cast<int32_t>((index + 2 * i) % kVocab);
+    const auto id = [&](size_t i) { return (index + 2 * static_cast<int64_t>(i)) % kVocab; };
+    const Tensor ids = made({kRows}, DType::int32, arena, id);
     Var h = x + embedding(ids, weights.at("table"));
     for (const char* name : {"a.", "b."}) {
       const auto f = [this, name](const std::vector<Var>& in) { return block(name, in[0]); };
@@ -222,15 +212,14 @@ struct Network {
 };
 
 struct Result {
-  std::map<std::string, std::vector<float>> gradients;
   std::map<std::string, int> completed;
+  std::map<std::string, std::vector<float>> gradients;
   std::vector<std::vector<float>> inputs;
   bool operator==(const Result&) const = default;
 };
 
 Result result_of(Network& net, const std::vector<Var>& inputs) {
-  Result r;
-  r.completed = net.completed;
+  Result r{net.completed, {}, {}};
   for (auto& [name, w] : net.weights) {
     w.zero_missing_grad();
     r.gradients[name] = w.grad().to_vector<float>();
@@ -300,26 +289,19 @@ TEST(Deferral, EveryInterleavingHasTheBitsOfPassesInOrder) {
 
 TEST(Deferral, TwoPassesMayWaitInOnePlace) {
   Network net;
-  std::vector<Var> inputs{input_of(net, 0), input_of(net, 1)};
+  const std::vector<Var> inputs{input_of(net, 0), input_of(net, 1)};
   DeferredWeightGrads later;
-  for (int m = 0; m < 2; ++m)
-    backward(net.loss(inputs[static_cast<size_t>(m)], m, false), {.seed = {}, .defer = &later});
+  for (const int m : {0, 1}) backward(net.loss(inputs.at(m), m, false), {.seed = {}, .defer = &later});
   later.run();
   EXPECT_TRUE(result_of(net, inputs) == in_order(2, false));
 }
 
 TEST(Deferral, RunFreesWhatWaited) {
   Network net;
-  {
-    const Var x = input_of(net, 0);
-    backward(net.loss(x, 0, false));
-  }
+  backward(net.loss(input_of(net, 0), 0, false));
   const int64_t before = net.arena->total().live;
   DeferredWeightGrads later;
-  {
-    const Var x = input_of(net, 1);
-    backward(net.loss(x, 1, false), {.seed = {}, .defer = &later});
-  }
+  backward(net.loss(input_of(net, 1), 1, false), {.seed = {}, .defer = &later});
   EXPECT_GT(net.arena->total().live, before);
   net.arena->reset_peaks();
   const int64_t activations = net.arena->usage(Category::activations).live;
@@ -339,30 +321,23 @@ TEST(Deferral, ARefusedBackwardLeavesNothingWaiting) {
 
 // Sums of a residual stream that are made late, and gradients that travel beside others.
 
-struct Streams {
-  Tensor normed, sum;
-  std::vector<Tensor> grads;  // gradients of x, y, gamma, beta
-};
-
-// The layers of a block's end and of the next one's beginning: s = x + y, norm(s), and s once more.
-Streams run(const ArenaPtr& arena, DType dtype, const std::function<Var(const Var& x, Var y)>& add_them) {
-  const auto leaf = [&](const Shape& shape, const char* name) {
-    return Var(drawn(shape, dtype, name, 0.5, 1.5).to(arena), true);
-  };
-  const Var x = leaf({3, 17, 24}, "x"), y = leaf({3, 17, 24}, "y"), gamma = leaf({24}, "gamma"),
-            beta = leaf({24}, "beta");
+// The layers of a block's end and of the next one's beginning: s = x + y, norm(s), and s once more; returns norm(s), s
+// and the gradients of x, y, gamma and beta.
+std::vector<Tensor> run(const ArenaPtr& arena, DType dtype, const std::function<Var(const Var& x, Var y)>& add_them) {
+  const Var x = leaf({3, 17, 24}, dtype, "x", arena), y = leaf({3, 17, 24}, dtype, "y", arena),
+            gamma = leaf({24}, dtype, "gamma", arena), beta = leaf({24}, dtype, "beta", arena);
   const Var s = add_them(scale(x, 1.25), scale(y, 0.5));
   const Var n = norm(s, gamma, beta);
   backward(sum(n * n) + sum(s * scale(s, 0.125)));
-  return {n.value(), s.value(), {x.grad(), y.grad(), gamma.grad(), beta.grad()}};
+  return {n.value(), s.value(), x.grad(), y.grad(), gamma.grad(), beta.grad()};
 }
 
 TEST(Residual, IsTheSumWhoeverReadsItFirst) {
   const auto arena = make_arena();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
-    const Streams whole = run(arena, dtype, [](const Var& x, Var y) { return add(x, std::move(y)); });
-    const Streams late = run(arena, dtype, [](const Var& x, Var y) { return add_residual(x, std::move(y)); });
-    const Streams early = run(arena, dtype, [](const Var& x, Var y) {
+    const auto whole = run(arena, dtype, [](const Var& x, Var y) { return add(x, std::move(y)); });
+    const auto late = run(arena, dtype, [](const Var& x, Var y) { return add_residual(x, std::move(y)); });
+    const auto early = run(arena, dtype, [](const Var& x, Var y) {
       Var s = add_residual(x, std::move(y));
       EXPECT_TRUE(s.is_late());
       EXPECT_EQ(s.shape(), Shape({3, 17, 24}));
@@ -372,18 +347,14 @@ TEST(Residual, IsTheSumWhoeverReadsItFirst) {
       return s;
     });
     bool came_by = false;
-    const Streams watched = run(arena, dtype, [&](const Var& x, Var y) {
+    const auto watched = run(arena, dtype, [&](const Var& x, Var y) {
       const Var s = add_residual(x, std::move(y)), same = on_backward(s, [&] { came_by = true; });
       EXPECT_TRUE(same.is_late());
       EXPECT_TRUE(same_bits(same.value(), s.value()));
       return same;
     });
     EXPECT_TRUE(came_by);
-    for (const Streams* other : {&late, &early, &watched}) {
-      EXPECT_TRUE(same_bits(other->sum, whole.sum));
-      EXPECT_TRUE(same_bits(other->normed, whole.normed));
-      for (size_t i = 0; i < whole.grads.size(); ++i) EXPECT_TRUE(same_bits(other->grads[i], whole.grads[i])) << i;
-    }
+    for (const auto& other : {late, early, watched}) EXPECT_TRUE(same_bits(other, whole)) << name_of(dtype);
   }
 }
 
@@ -401,7 +372,7 @@ TEST(Residual, GradientsOfTheStreamMeetInTheNorm) {
   const auto arena = make_arena();
   const auto gradient = [&](DType dtype, bool through_input) {
     const auto of = [&](const Shape& shape, const char* name) {
-      return drawn(shape, DType::bfloat16, name, 0.5, 1.5).to(dtype).to(arena);
+      return leaf(shape, DType::bfloat16, name, arena).value().to(dtype);
     };
     const Var x(of({40, 32}, "x"), true), gamma(of({32}, "gamma"), true);
     const Var in = through_input ? Var::input(x.value()) : scale(x, 1);
@@ -411,10 +382,8 @@ TEST(Residual, GradientsOfTheStreamMeetInTheNorm) {
   };
   const Tensor exact = gradient(DType::float64, false);
   for (const bool through_input : {false, true}) {
-    const std::vector<double> found = gradient(DType::bfloat16, through_input).to_vector<double>(),
-                              expected = exact.to_vector<double>();
-    for (size_t i = 0; i < found.size(); ++i)
-      EXPECT_NEAR(found[i], expected[i], 0x1p-8 * std::abs(expected[i]) + 1e-3) << i;
+    const Doubles found = gradient(DType::bfloat16, through_input).to_vector<double>(), e = exact.to_vector<double>();
+    for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], e[i], 0x1p-8 * std::abs(e[i]) + 1e-3) << i;
   }
   EXPECT_TRUE(same_bits(gradient(DType::bfloat16, true), gradient(DType::bfloat16, false)));
 }
@@ -427,11 +396,9 @@ TEST_F(ResidualGpu, BiasSumsRideOnTheNorm) {
   for (const DType dtype : test::floating(arena))
     for (const bool later : {false, true}) {
       const auto bias_gradient = [&](bool rides) {
-        const auto leaf = [&](const Shape& shape, const char* name) {
-          return Var(drawn(shape, dtype, name, 0.5, 1.5).to(arena), true);
-        };
-        const Var x = leaf({2, 50, 16}, "x"), w = leaf({24, 16}, "w"), b = leaf({24}, "b"), r = leaf({2, 50, 24}, "r"),
-                  gamma = leaf({24}, "gamma");
+        const Var x = leaf({2, 50, 16}, dtype, "x", arena), w = leaf({24, 16}, dtype, "w", arena),
+                  b = leaf({24}, dtype, "b", arena), r = leaf({2, 50, 24}, dtype, "r", arena),
+                  gamma = leaf({24}, dtype, "gamma", arena);
         Var y = linear(x, w, b);
         EXPECT_TRUE(y.wants_row_sums());
         if (!rides) y = reshape(y, y.shape());  // an op that passes no sums on
@@ -446,8 +413,7 @@ TEST_F(ResidualGpu, BiasSumsRideOnTheNorm) {
         }
         return std::vector<Tensor>{b.grad(), w.grad(), r.grad(), gamma.grad()};
       };
-      const std::vector<Tensor> rides = bias_gradient(true), alone = bias_gradient(false);
-      for (size_t i = 0; i < rides.size(); ++i) EXPECT_TRUE(same_bits(rides[i], alone[i])) << i;
+      EXPECT_TRUE(same_bits(bias_gradient(true), bias_gradient(false))) << name_of(dtype) << later;
     }
 }
 
@@ -455,11 +421,9 @@ TEST_F(ResidualGpu, BiasSumsRideOnTheNorm) {
 // a product's, whose bits would be others.
 TEST_F(ResidualGpu, BiasSumsThatDoNotArriveAreNoProducts) {
   const auto gradients = [&](bool put_off) {
-    const auto leaf = [&](const Shape& shape, const char* name) {
-      return Var(drawn(shape, DType::bfloat16, name, 0.5, 1.5).to(arena), true);
-    };
-    const Var x = leaf({64, 16}, "x"), w = leaf({24, 16}, "w"), b = leaf({24}, "b"), r = leaf({64, 24}, "r"),
-              gamma = leaf({24}, "gamma"), w2 = leaf({24, 24}, "w2"), b2 = leaf({24}, "b2");
+    const auto of = [&](const Shape& shape, const char* name) { return leaf(shape, DType::bfloat16, name, arena); };
+    const Var x = of({64, 16}, "x"), w = of({24, 16}, "w"), b = of({24}, "b"), r = of({64, 24}, "r"),
+              gamma = of({24}, "gamma"), w2 = of({24, 24}, "w2"), b2 = of({24}, "b2");
     const auto [s, n] = add_norm(r, linear(x, w, b), gamma, Var());
     const Var last = norm(add_residual(s, reshape(linear(n, w2, b2), n.shape())), gamma, Var());
     DeferredWeightGrads later;
@@ -473,13 +437,15 @@ TEST_F(ResidualGpu, BiasSumsThatDoNotArriveAreNoProducts) {
   const int64_t fused = counted.fused - before;
   const std::vector<Tensor> later = gradients(true);
   EXPECT_EQ(counted.fused - before, 2 * fused);  // the other layer's, behind a reshape
-  for (size_t i = 0; i < later.size(); ++i) EXPECT_TRUE(same_bits(later[i], at_once[i])) << i;
+  EXPECT_TRUE(same_bits(later, at_once));
 }
 
 // Sums of a gradient that another gradient joins are not those of the whole.
 TEST_F(ResidualGpu, SumsOfAPartOfTheGradientAreNotTaken) {
-  Var x(drawn({30, 16}, DType::float32, "x").to(arena), true), w(drawn({24, 16}, DType::float32, "w").to(arena), true),
-      b(drawn({24}, DType::float32, "b").to(arena), true), gamma(drawn({24}, DType::float32, "gamma").to(arena), true);
+  const auto of = [&](const Shape& shape, const char* name) {
+    return Var(drawn(shape, DType::float32, name).to(arena), true);
+  };
+  Var x = of({30, 16}, "x"), w = of({24, 16}, "w"), b = of({24}, "b"), gamma = of({24}, "gamma");
   const Var y = linear(x, w, b);
   const Var early = scale(y, 2);  // its gradient comes after the norm's
   backward(sum(norm(y, gamma, Var()) * early));
@@ -487,7 +453,7 @@ TEST_F(ResidualGpu, SumsOfAPartOfTheGradientAreNotTaken) {
   const Var again = linear(x, w, b), more = scale(reshape(again, again.shape()), 2);
   b.clear_grad();
   backward(sum(norm(reshape(again, again.shape()), gamma, Var()) * more));
-  const std::vector<float> one = found.on_host().to_vector<float>(), two = b.grad().on_host().to_vector<float>();
+  const Doubles one = test::numbers(found), two = test::numbers(b.grad());
   for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(one[i], two[i], 1e-4 * std::abs(two[i]) + 1e-4) << i;
 }
 

@@ -16,22 +16,16 @@ std::vector<double> linear_of(const std::vector<double>& x, const std::vector<do
   std::vector<double> y;
   for (size_t i = 0; i < x.size() / in; ++i)
     for (size_t j = 0; j < out; ++j) {
-      double sum = b[j];
-      for (size_t k = 0; k < in; ++k) sum += x[i * in + k] * w[j * in + k];
-      y.push_back(sum);
+      const double* const row = x.data() + i * in;
+      y.push_back(std::inner_product(row, row + in, w.data() + j * in, b[j]));
     }
   return y;
 }
 
-// Row i of length n of a flat vector.
-std::vector<double> row_of(const std::vector<double>& v, size_t i, size_t n) {
-  return {v.begin() + static_cast<std::ptrdiff_t>(i * n), v.begin() + static_cast<std::ptrdiff_t>((i + 1) * n)};
-}
-
-Shape rows_shape(Random& random) {
-  // Now and then enough rows for several threads.
-  return {random.between(0, 4) == 0 ? random.between(200, 400) : random.between(1, 9),
-          random.one_of<int64_t>({1, 2, 7, 16, 33, 64, 130})};
+// Now and then enough rows for several threads.
+Shape rows_shape(Random& random, int64_t least = 1) {
+  const int64_t rows = random.between(0, 4) == 0 ? random.between(200, 400) : random.between(1, 9);
+  return {rows, std::max(least, random.one_of<int64_t>({1, 2, 7, 16, 33, 64, 130}))};
 }
 
 std::vector<double> norm_rows(const std::vector<double>& x, const std::vector<double>& gamma,
@@ -39,10 +33,9 @@ std::vector<double> norm_rows(const std::vector<double>& x, const std::vector<do
   const size_t n = gamma.size();
   std::vector<double> y;
   for (size_t i = 0; i < x.size() / n; ++i) {
-    const std::vector<double> row = row_of(x, i, n);
-    double mean = 0, square = 0;
-    for (const double v : row) mean += v / static_cast<double>(n);
-    if (!beta) mean = 0;
+    const auto row = std::span(x).subspan(i * n, n);
+    const double mean = beta ? std::accumulate(row.begin(), row.end(), 0.0) / static_cast<double>(n) : 0;
+    double square = 0;
     for (const double v : row) square += (v - mean) * (v - mean) / static_cast<double>(n);
     for (size_t j = 0; j < n; ++j)
       y.push_back((row[j] - mean) / std::sqrt(square + 1e-5) * gamma[j] + (beta ? (*beta)[j] : 0));
@@ -50,30 +43,19 @@ std::vector<double> norm_rows(const std::vector<double>& x, const std::vector<do
   return y;
 }
 
-Problem draw_layer_norm(Random& random) {
-  Shape s = rows_shape(random);
-  s[1] = std::max<int64_t>(s[1], 3);
-  const Shape c{s[1]};
-  return {{{s, -2, 3}, {c, 0.5, 1.5}, {c}},
-          [](const std::vector<Var>& v) { return norm(v[0], v[1], v[2]); },
-          [](const Values& v) { return norm_rows(v[0], v[1], &v[2]); },
-          true};
-}
-
-Problem draw_rms_norm(Random& random) {
-  Shape s = rows_shape(random);
-  s[1] = std::max<int64_t>(s[1], 3);  // a row of one element bends too sharply near 0 for finite differences
-  const Shape c{s[1]};
-  return {{{s, -2, 3}, {c, 0.5, 1.5}},
-          [](const std::vector<Var>& v) { return norm(v[0], v[1], Var(), {.center = false}); },
-          [](const Values& v) { return norm_rows(v[0], v[1], nullptr); },
-          true};
+template <bool kCenter>
+Problem draw_norm(Random& random) {
+  // A row of one element bends too sharply near 0 for finite differences.
+  const Shape s = rows_shape(random, 3), c{s[1]};
+  std::vector<Operand> operands{{s, -2, 3}, {c, 0.5, 1.5}};
+  if (kCenter) operands.push_back({c});
+  return {operands,
+          [](const std::vector<Var>& v) { return norm(v[0], v[1], kCenter ? v[2] : Var(), {.center = kCenter}); },
+          [](const Values& v) { return norm_rows(v[0], v[1], kCenter ? &v[2] : nullptr); }, true};
 }
 
 Problem draw_add_norm(Random& random) {
-  Shape s = rows_shape(random);
-  s[1] = std::max<int64_t>(s[1], 3);
-  const Shape c{s[1]};
+  const Shape s = rows_shape(random, 3), c{s[1]};
   const bool centered = random.between(0, 1) == 1;
   // Both outputs are used, and y is a fresh result that may be written over.
   return {{{s}, {s, 1, 3}, {c, 0.5, 1.5}, {c}},
@@ -84,8 +66,7 @@ Problem draw_add_norm(Random& random) {
             return centered ? both : both + v[3];
           },
           [centered](const Values& v) {
-            std::vector<double> sum = v[0];
-            for (size_t i = 0; i < sum.size(); ++i) sum[i] += v[1][i];
+            const std::vector<double> sum = elements(v[0].size(), [&](size_t i) { return v[0][i] + v[1][i]; });
             std::vector<double> y = norm_rows(sum, v[2], centered ? &v[3] : nullptr);
             for (size_t i = 0; i < y.size(); ++i) y[i] += sum[i] + (centered ? 0 : v[3][i % v[3].size()]);
             return y;
@@ -96,7 +77,7 @@ Problem draw_add_norm(Random& random) {
 std::vector<double> softmax_rows(const std::vector<double>& x, size_t n, bool log) {
   std::vector<double> y;
   for (size_t i = 0; i < x.size() / n; ++i) {
-    const std::vector<double> row = row_of(x, i, n);
+    const auto row = std::span(x).subspan(i * n, n);
     double sum = 0;
     for (const double v : row) sum += std::exp(v);
     for (const double v : row) y.push_back(log ? v - std::log(sum) : std::exp(v) / sum);
@@ -113,12 +94,6 @@ Problem draw_softmax(Random& random) {
           true};
 }
 
-double gelu_of(double x, GeluForm form) {
-  return 0.5 * x *
-         (1 + (form == GeluForm::erf ? std::erf(x * M_SQRT1_2)
-                                     : std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))));
-}
-
 Problem draw_bias_gelu(Random& random) {
   const Shape s = random.between(0, 2) == 0 ? Shape{3, 700} : rows_shape(random);
   const bool recompute = random.between(0, 1) == 1;
@@ -126,9 +101,7 @@ Problem draw_bias_gelu(Random& random) {
   return {{{s}, {Shape{s[1]}}},
           [recompute, form](const std::vector<Var>& v) { return bias_gelu(scale(v[0], 1), v[1], recompute, form); },
           [form](const Values& v) {
-            std::vector<double> y;
-            for (size_t i = 0; i < v[0].size(); ++i) y.push_back(gelu_of(v[0][i] + v[1][i % v[1].size()], form));
-            return y;
+            return elements(v[0].size(), [&](size_t i) { return gelu_of(v[0][i] + v[1][i % v[1].size()], form); });
           },
           true};
 }
@@ -139,13 +112,10 @@ Problem draw_swiglu(Random& random) {
   return {{{Shape{half[0], 2 * half[1]}, -4, 4}},
           [recompute](const std::vector<Var>& v) { return swiglu(v[0], recompute); },
           [f = static_cast<size_t>(half[1])](const Values& v) {
-            std::vector<double> y;
-            for (size_t i = 0; i < v[0].size() / (2 * f); ++i)
-              for (size_t j = 0; j < f; ++j) {
-                const double gate = v[0][2 * i * f + j];
-                y.push_back(gate / (1 + std::exp(-gate)) * v[0][(2 * i + 1) * f + j]);
-              }
-            return y;
+            return elements(v[0].size() / 2, [&](size_t i) {
+              const double gate = v[0][i / f * f + i];
+              return gate / (1 + std::exp(-gate)) * v[0][i / f * f + i + f];
+            });
           },
           true};
 }
@@ -168,42 +138,33 @@ Problem draw_gelu_mlp(Random& random) {
           true};
 }
 
-Tensor draw_ids(Random& random, const Shape& shape, int64_t below, const ArenaPtr& arena) {
-  Tensor ids = Tensor::empty(shape, DType::int32, arena);
-  for (int64_t i = 0; i < ids.numel(); ++i) ids.data<int32_t>()[i] = static_cast<int32_t>(random.between(0, below - 1));
-  return ids;
+Tensor draw_ids(Random& random, const Shape& shape, int64_t below) {
+  return made(shape, DType::int32, make_arena(), [&](size_t) { return random.between(0, below - 1); });
 }
 
 Problem draw_embedding(Random& random) {
   const Shape table{random.between(2, 40), random.between(1, 130)};
-  const Tensor ids = draw_ids(random, {random.between(1, 4), random.between(1, 20)}, table[0], make_arena());
+  const Tensor ids = draw_ids(random, {random.between(1, 4), random.between(1, 20)}, table[0]);
   return {{{table}},
           [ids](const std::vector<Var>& v) { return embedding(ids, v[0]); },
-          [ids, table](const Values& v) {
-            std::vector<double> y;
-            for (const int32_t id : ids.to_vector<int32_t>())
-              for (const double x : row_of(v[0], static_cast<size_t>(id), static_cast<size_t>(table[1])))
-                y.push_back(x);
-            return y;
+          [ids, c = static_cast<size_t>(table[1])](const Values& v) {
+            return elements(static_cast<size_t>(ids.numel()) * c, [&](size_t i) {
+              return v[0][static_cast<size_t>(ids.data<int32_t>()[i / c]) * c + i % c];
+            });
           }};
 }
 
 Problem draw_dropout(Random& random) {
   const Shape s{random.between(1, 3), random.between(1, 7), random.between(1, 19)};
   const double p = random.one_of({0.0, 0.1, 0.5});
-  DropoutTile tile;
-  tile.random = Philox(77);
-  tile.step = 5;
-  tile.first_sequence = random.between(0, 9);
+  const DropoutTile tile{.random = Philox(77), .step = 5, .first_sequence = random.between(0, 9), .positions = {}};
   return {{{s}},
           [=](const std::vector<Var>& v) { return dropout(scale(v[0], 1), p, tile); },
           [=](const Values& v) {
-            std::vector<double> y = v[0];
-            for (size_t i = 0; i < y.size(); ++i) {
+            return elements(v[0].size(), [&](size_t i) {
               const uint64_t at = static_cast<uint64_t>(tile.first_sequence * s[1] * s[2]) + i;
-              y[i] *= tile.random.uniform(at, tile.step) < static_cast<float>(p) ? 0 : 1 / (1 - p);
-            }
-            return y;
+              return tile.random.uniform(at, tile.step) < static_cast<float>(p) ? 0 : v[0][i] / (1 - p);
+            });
           }};
 }
 
@@ -219,7 +180,7 @@ std::vector<double> loss_of(const std::vector<double>& logits, const Tensor& tar
 
 Problem draw_cross_entropy(Random& random) {
   const int64_t rows = random.between(1, 9), vocab = random.one_of<int64_t>({2, 17, 65, 4096, 4099, 9001});
-  const Tensor targets = draw_ids(random, {rows}, vocab, make_arena());
+  const Tensor targets = draw_ids(random, {rows}, vocab);
   if (rows > 1) targets.data<int32_t>()[random.between(0, rows - 1)] = -1;
   return {{{Shape{rows, vocab}, -3, 3}},
           [targets](const std::vector<Var>& v) { return cross_entropy(scale(v[0], 1), targets, 0.25).mean; },
@@ -230,7 +191,7 @@ Problem draw_cross_entropy(Random& random) {
 Problem draw_linear_cross_entropy(Random& random) {
   const int64_t rows = random.between(0, 1) == 0 ? random.between(1, 40) : random.between(65, 130);
   const int64_t channels = random.between(1, 20), vocab = random.one_of<int64_t>({2, 17, 65});
-  const Tensor targets = draw_ids(random, {rows}, vocab, make_arena());
+  const Tensor targets = draw_ids(random, {rows}, vocab);
   for (int64_t i = 0; i < rows; i += 7) targets.data<int32_t>()[random.between(0, rows - 1)] = -1;
   return {
       {{Shape{rows, channels}, -1, 1}, {Shape{vocab, channels}, -1, 1}},
@@ -245,16 +206,6 @@ Problem draw_linear_cross_entropy(Random& random) {
 
 // Products and attention.
 
-// (m, k) x (k, n), from flat storage.
-void multiply(const double* a, const double* b, double* c, int64_t m, int64_t k, int64_t n) {
-  for (int64_t i = 0; i < m; ++i)
-    for (int64_t j = 0; j < n; ++j) {
-      double sum = 0;
-      for (int64_t p = 0; p < k; ++p) sum += a[i * k + p] * b[p * n + j];
-      c[i * n + j] = sum;
-    }
-}
-
 Problem draw_matmul(Random& random) {
   const int64_t m = random.between(1, 40), k = random.between(1, 70), n = random.between(1, 50),
                 batch = random.between(1, 3);
@@ -262,10 +213,13 @@ Problem draw_matmul(Random& random) {
   return {{{Shape{batch, m, k}}, {shared ? Shape{k, n} : Shape{batch, k, n}}},
           [](const std::vector<Var>& v) { return matmul(v[0], v[1]); },
           [=](const Values& v) {
-            std::vector<double> y(static_cast<size_t>(batch * m * n));
-            for (int64_t b = 0; b < batch; ++b)
-              multiply(v[0].data() + b * m * k, v[1].data() + (shared ? 0 : b * k * n), y.data() + b * m * n, m, k, n);
-            return y;
+            return elements(static_cast<size_t>(batch * m * n), [&](size_t at) {
+              const auto row = static_cast<int64_t>(at) / n, column = static_cast<int64_t>(at) % n;
+              const double *const a = v[0].data() + row * k, *const b = v[1].data() + (shared ? 0 : row / m * k * n);
+              double sum = 0;
+              for (int64_t p = 0; p < k; ++p) sum += a[p] * b[p * n + column];
+              return sum;
+            });
           },
           false,
           true};
@@ -293,11 +247,8 @@ struct Sizes {
 // softmax(q k^T / sqrt(d)) v, one query after another.
 std::vector<double> attend(const Values& v, const Sizes& s, const AttentionOptions& o) {
   std::vector<double> y(static_cast<size_t>(s.b * s.tq * s.h * s.d));
-  const auto query = [&](int64_t b, int64_t t, int64_t h, int64_t c) {
-    return v[0][static_cast<size_t>(((b * s.tq + t) * s.h + h) * s.d + c)];
-  };
-  const auto shared = [&](const std::vector<double>& x, int64_t b, int64_t t, int64_t h, int64_t c) {
-    return x[static_cast<size_t>(((b * s.tk + t) * s.k + h * s.k / s.h) * s.d + c)];
+  const auto shared = [&](const std::vector<double>& x, int64_t b, int64_t t, int64_t h) {
+    return x.data() + ((b * s.tk + t) * s.k + h * s.k / s.h) * s.d;
   };
   for (int64_t b = 0; b < s.b; ++b)
     for (int64_t h = 0; h < s.h; ++h)
@@ -307,13 +258,13 @@ std::vector<double> attend(const Values& v, const Sizes& s, const AttentionOptio
         const int64_t place = o.first_query < 0 ? position : o.first_query + i - o.first_key;
         if (o.window > 0) start = std::max(start, place - o.window + 1);
         std::vector<double> p(static_cast<size_t>(std::clamp<int64_t>(start, 0, seen)));  // keys of probability 0
-        double sum = 0;
+        const int64_t at = ((b * s.tq + i) * s.h + h) * s.d;
+        const double* const query = v[0].data() + at;
         for (int64_t j = std::ssize(p); j < seen; ++j) {
-          double dot = 0;
-          for (int64_t c = 0; c < s.d; ++c) dot += query(b, i, h, c) * shared(v[1], b, j, h, c);
+          const double dot = std::inner_product(query, query + s.d, shared(v[1], b, j, h), 0.0);
           p.push_back(std::exp(dot / std::sqrt(static_cast<double>(s.d))));
-          sum += p.back();
         }
+        const double sum = std::accumulate(p.begin(), p.end(), 0.0);
         for (int64_t j = 0; j < seen; ++j) {
           double weight = sum > 0 ? p[static_cast<size_t>(j)] / sum : 0;
           if (o.dropout > 0) {
@@ -326,8 +277,7 @@ std::vector<double> attend(const Values& v, const Sizes& s, const AttentionOptio
                           ? 0
                           : 1 / (1 - o.dropout);
           }
-          for (int64_t c = 0; c < s.d; ++c)
-            y[static_cast<size_t>(((b * s.tq + i) * s.h + h) * s.d + c)] += weight * shared(v[2], b, j, h, c);
+          for (int64_t c = 0; c < s.d; ++c) y[static_cast<size_t>(at + c)] += weight * shared(v[2], b, j, h)[c];
         }
       }
   return y;
@@ -349,10 +299,8 @@ AttentionOptions draw_options(Random& random) {
 void draw_starts(Random& random, const Sizes& s, AttentionOptions& o) {
   o.window = random.one_of<int64_t>({0, 0, 1, 7, 70});
   if (random.between(0, 1) == 0) return;
-  std::vector<int32_t> starts;
-  for (int64_t i = 0; i < s.b * s.tq; ++i)
-    starts.push_back(static_cast<int32_t>(o.first_key + random.between(-2, random.between(0, s.tk))));
-  o.starts = Tensor::of<int32_t>(starts, {s.b, s.tq}, make_arena());
+  o.starts = made({s.b, s.tq}, DType::int32, make_arena(),
+                  [&](size_t) { return o.first_key + random.between(-2, random.between(0, s.tk)); });
 }
 AttentionOptions beside(AttentionOptions o, const Var& x) {
   if (o.starts.defined()) o.starts = o.starts.to(x.value().arena());
@@ -421,37 +369,36 @@ Problem draw_rotate(Random& random) {
                               .factor = 4,
                               .original_context = 16,
                               .attention_factor = random.one_of<double>({1, 1.25})};
-  std::vector<int32_t> positions;
   const int64_t first = random.between(0, 9);
   const bool any = random.between(0, 1) == 1, each = any && random.between(0, 1) == 1;
-  const int64_t placed = each ? b * t : t;
-  for (int64_t i = 0; i < placed; ++i)
-    positions.push_back(static_cast<int32_t>(any ? random.between(0, 60) : first + i));
-  return {
-      {{Shape{b, t, width}}},
-      [=](const std::vector<Var>& v) {
-        const Tensor& x = v[0].value();
-        const DType wide = wide_of(x.dtype());
-        Turn turn{.heads = heads, .table = rotary_table(options, 61, d, wide, x.arena()), .first = first};
-        if (any) turn.positions = Tensor::of<int32_t>(positions, each ? Shape{b, t} : Shape{t}, x.arena());
-        return rotate(scale(v[0], 1), turn);
-      },
-      [=](const Values& v) {
-        std::vector<double> y = v[0];
-        const std::vector<double> frequencies = rotary_frequencies(options, d);
-        for (int64_t row = 0; row < b * t; ++row)
-          for (int64_t h = 0; h < heads; ++h)
-            for (int64_t j = 0; j < d / 2; ++j) {
-              const auto low = static_cast<size_t>(row * width + h * d + j), high = low + static_cast<size_t>(d / 2);
-              const double angle = positions[static_cast<size_t>(row % placed)] * frequencies[static_cast<size_t>(j)];
-              const double c = options.attention_factor * std::cos(angle),
-                           s = options.attention_factor * std::sin(angle);
-              y[low] = v[0][low] * c - v[0][high] * s;
-              y[high] = v[0][high] * c + v[0][low] * s;
-            }
-        return y;
-      },
-      !each};
+  const auto position = [&](size_t i) { return any ? random.between(0, 60) : first + static_cast<int64_t>(i); };
+  const Tensor positions = made(each ? Shape{b, t} : Shape{t}, DType::int32, make_arena(), position);
+  return {{{Shape{b, t, width}}},
+          [=](const std::vector<Var>& v) {
+            const Tensor& x = v[0].value();
+            const DType wide = wide_of(x.dtype());
+            Turn turn{.heads = heads, .table = rotary_table(options, 61, d, wide, x.arena()), .first = first};
+            if (any) turn.positions = positions.to(x.arena());
+            return rotate(scale(v[0], 1), turn);
+          },
+          [=](const Values& v) {
+            std::vector<double> y = v[0];
+            const std::vector<double> frequencies = rotary_frequencies(options, d);
+            for (int64_t row = 0; row < b * t; ++row)
+              for (int64_t h = 0; h < heads; ++h)
+                for (int64_t j = 0; j < d / 2; ++j) {
+                  const auto low = static_cast<size_t>(row * width + h * d + j),
+                             high = low + static_cast<size_t>(d / 2);
+                  const double angle =
+                      positions.data<int32_t>()[row % positions.numel()] * frequencies[static_cast<size_t>(j)];
+                  const double c = options.attention_factor * std::cos(angle),
+                               s = options.attention_factor * std::sin(angle);
+                  y[low] = v[0][low] * c - v[0][high] * s;
+                  y[high] = v[0][high] * c + v[0][low] * s;
+                }
+            return y;
+          },
+          !each};
 }
 
 Problem draw_norm_heads(Random& random) {
@@ -467,8 +414,7 @@ Problem draw_norm_heads(Random& random) {
         for (size_t i = 0; i < v[0].size() / static_cast<size_t>(d); ++i) {
           const int64_t head = static_cast<int64_t>(i) % heads.packed();
           const double* const one = v[0].data() + i * static_cast<size_t>(d);
-          double square = 0;
-          for (int64_t j = 0; j < d; ++j) square += one[j] * one[j] / static_cast<double>(d);
+          const double square = std::inner_product(one, one + d, one, 0.0) / static_cast<double>(d);
           const std::vector<double>& by = v[head < heads.query ? 1 : 2];
           for (int64_t j = 0; j < d; ++j)
             y.push_back(head < heads.query + heads.key ? one[j] / std::sqrt(square + 1e-5) * by[static_cast<size_t>(j)]
@@ -524,19 +470,12 @@ Problem draw_mixture(Random& random) {
           [=](const Values& v) {
             std::vector<double> y(static_cast<size_t>(n * c), 0);
             for (int64_t s = 0; s < sequences; ++s) {
-              std::vector<std::vector<int64_t>> best;  // each token's experts by falling logits
-              for (int64_t t = 0; t < length; ++t) {
-                std::vector<int64_t> order(static_cast<size_t>(experts));
-                std::iota(order.begin(), order.end(), 0);
-                const double* const l = v[0].data() + (s * length + t) * experts;
-                std::stable_sort(order.begin(), order.end(), [l](int64_t a, int64_t b) { return l[a] > l[b]; });
-                best.push_back(order);
-              }
-              std::vector<int64_t> taken(static_cast<size_t>(experts), 0);
+              std::vector<int64_t> taken(static_cast<size_t>(experts), 0), order(taken);
               for (int64_t j = 0; j < k; ++j)
                 for (int64_t t = 0; t < length; ++t) {
-                  const std::vector<int64_t>& order = best[static_cast<size_t>(t)];
                   const double* const l = v[0].data() + (s * length + t) * experts;
+                  std::iota(order.begin(), order.end(), 0);
+                  std::ranges::stable_sort(order, std::greater(), [l](int64_t e) { return l[e]; });
                   double sum = 0;
                   for (int64_t i = 0; i < (first ? experts : k); ++i) sum += std::exp(l[order[static_cast<size_t>(i)]]);
                   const int64_t e = order[static_cast<size_t>(j)];
@@ -554,28 +493,27 @@ Problem draw_mixture(Random& random) {
 }  // namespace
 
 void add_rows(std::vector<OpRow>& table) {
-  for (const OpRow& row : std::initializer_list<OpRow>{{"layer_norm", draw_layer_norm},
-                                                       {"rms_norm", draw_rms_norm},
-                                                       {"add_norm", draw_add_norm},
-                                                       {"softmax", draw_softmax<false>},
-                                                       {"log_softmax", draw_softmax<true>},
-                                                       {"bias_gelu", draw_bias_gelu},
-                                                       {"swiglu", draw_swiglu},
-                                                       {"gelu_mlp", draw_gelu_mlp},
-                                                       {"embedding", draw_embedding},
-                                                       {"dropout", draw_dropout},
-                                                       {"cross_entropy", draw_cross_entropy},
-                                                       {"linear_cross_entropy", draw_linear_cross_entropy},
-                                                       {"matmul", draw_matmul},
-                                                       {"linear", draw_linear},
-                                                       {"attention", draw_attention},
-                                                       {"packed_attention", draw_packed_attention<false>},
-                                                       {"grouped_attention", draw_packed_attention<true>},
-                                                       {"rotate", draw_rotate},
-                                                       {"norm_heads", draw_norm_heads},
-                                                       {"linear_rows", draw_linear_rows},
-                                                       {"mixture", draw_mixture}})
-    table.push_back(row);
+  table.insert(table.end(), {{"layer_norm", draw_norm<true>},
+                             {"rms_norm", draw_norm<false>},
+                             {"add_norm", draw_add_norm},
+                             {"softmax", draw_softmax<false>},
+                             {"log_softmax", draw_softmax<true>},
+                             {"bias_gelu", draw_bias_gelu},
+                             {"swiglu", draw_swiglu},
+                             {"gelu_mlp", draw_gelu_mlp},
+                             {"embedding", draw_embedding},
+                             {"dropout", draw_dropout},
+                             {"cross_entropy", draw_cross_entropy},
+                             {"linear_cross_entropy", draw_linear_cross_entropy},
+                             {"matmul", draw_matmul},
+                             {"linear", draw_linear},
+                             {"attention", draw_attention},
+                             {"packed_attention", draw_packed_attention<false>},
+                             {"grouped_attention", draw_packed_attention<true>},
+                             {"rotate", draw_rotate},
+                             {"norm_heads", draw_norm_heads},
+                             {"linear_rows", draw_linear_rows},
+                             {"mixture", draw_mixture}});
 }
 
 }  // namespace tessera::test

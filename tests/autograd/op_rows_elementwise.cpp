@@ -1,5 +1,7 @@
 // Rows of the op table: every elementwise op of the lists, with broadcasting, and the ops on shapes.
 
+#include <numeric>
+
 #include "tests/autograd/op_table.h"
 
 namespace tessera::test {
@@ -8,21 +10,18 @@ namespace {
 using Unary = double (*)(double);
 using Binary = double (*)(double, double);
 
-double gelu(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
-
-const std::map<std::string, Unary> kUnary = {
-    {"neg", [](double x) { return -x; }},
-    {"exp", [](double x) { return std::exp(x); }},
-    {"log", [](double x) { return std::log(x); }},
-    {"sqrt", [](double x) { return std::sqrt(x); }},
-    {"square", [](double x) { return x * x; }},
-    {"reciprocal", [](double x) { return 1 / x; }},
-    {"tanh", [](double x) { return std::tanh(x); }},
-    {"sigmoid", [](double x) { return 1 / (1 + std::exp(-x)); }},
-    {"relu", [](double x) { return x > 0 ? x : 0; }},
-    {"silu", [](double x) { return x / (1 + std::exp(-x)); }},
-    {"gelu", gelu},
-    {"gelu_erf", [](double x) { return 0.5 * x * (1 + std::erf(x * M_SQRT1_2)); }}};
+const std::map<std::string, Unary> kUnary = {{"neg", [](double x) { return -x; }},
+                                             {"exp", [](double x) { return std::exp(x); }},
+                                             {"log", [](double x) { return std::log(x); }},
+                                             {"sqrt", [](double x) { return std::sqrt(x); }},
+                                             {"square", [](double x) { return x * x; }},
+                                             {"reciprocal", [](double x) { return 1 / x; }},
+                                             {"tanh", [](double x) { return std::tanh(x); }},
+                                             {"sigmoid", [](double x) { return 1 / (1 + std::exp(-x)); }},
+                                             {"relu", [](double x) { return x > 0 ? x : 0; }},
+                                             {"silu", [](double x) { return x / (1 + std::exp(-x)); }},
+                                             {"gelu", [](double x) { return gelu_of(x, GeluForm::tanh); }},
+                                             {"gelu_erf", [](double x) { return gelu_of(x, GeluForm::erf); }}};
 const std::map<std::string, Binary> kBinary = {{"add", [](double a, double b) { return a + b; }},
                                                {"sub", [](double a, double b) { return a - b; }},
                                                {"mul", [](double a, double b) { return a * b; }},
@@ -31,8 +30,8 @@ const std::map<std::string, Binary> kBinary = {{"add", [](double a, double b) { 
                                                {"minimum", [](double a, double b) { return a < b ? a : b; }}};
 
 // Where element `i` of a result of shape `shape` comes from in an operand that broadcasts to it.
-size_t source(int64_t i, const Shape& shape, const Shape& operand) {
-  int64_t at = 0, step = 1;
+size_t source(size_t element, const Shape& shape, const Shape& operand) {
+  int64_t i = static_cast<int64_t>(element), at = 0, step = 1;
   for (int d = shape.rank() - 1; d >= 0; --d) {
     const int64_t index = i % shape[d];
     i /= shape[d];
@@ -50,9 +49,7 @@ Problem draw_unary(Random& random) {
   return {{{shape, Op::low, Op::high}},
           [](const std::vector<Var>& v) { return unary<Op>(v[0]); },
           [f = kUnary.at(Op::name)](const Values& v) {
-            std::vector<double> y;
-            for (const double x : v[0]) y.push_back(f(x));
-            return y;
+            return elements(v[0].size(), [&](size_t i) { return f(v[0][i]); });
           },
           shape.rank() > 1};
 }
@@ -66,10 +63,8 @@ Problem broadcast_problem(Random& random, Binary f, double low, double high,
     if (random.between(0, 3) == 0) b[d] = 1;
   if (random.between(0, 1) == 1) std::swap(a, b);
   return {{{a, low, high}, {b, low, high}}, std::move(op), [=](const Values& v) {
-            std::vector<double> y;
-            for (int64_t i = 0; i < shape.numel(); ++i)
-              y.push_back(f(v[0][source(i, shape, a)], v[1][source(i, shape, b)]));
-            return y;
+            return elements(static_cast<size_t>(shape.numel()),
+                            [&](size_t i) { return f(v[0][source(i, shape, a)], v[1][source(i, shape, b)]); });
           }};
 }
 
@@ -99,10 +94,10 @@ Problem draw_narrow(Random& random) {
   return {{{s}},
           [=](const std::vector<Var>& v) { return narrow(v[0], 1, start, length); },
           [=](const Values& v) {
-            std::vector<double> y;
-            for (int64_t i = 0; i < s[0]; ++i)
-              for (int64_t j = start; j < start + length; ++j) y.push_back(v[0][static_cast<size_t>(i * s[1] + j)]);
-            return y;
+            return elements(static_cast<size_t>(s[0] * length), [&](size_t at) {
+              const auto i = static_cast<int64_t>(at);
+              return v[0][static_cast<size_t>(i / length * s[1] + start + i % length)];
+            });
           }};
 }
 
@@ -133,22 +128,14 @@ Problem draw_sum(Random& random) {
   const Shape s = random.shape(2, 40);
   return {{{s, 0.5, 1.5}},
           [](const std::vector<Var>& v) { return sum(v[0]); },
-          [](const Values& v) {
-            double total = 0;
-            for (const double x : v[0]) total += x;
-            return std::vector<double>{total};
-          }};
+          [](const Values& v) { return std::vector{std::accumulate(v[0].begin(), v[0].end(), 0.0)}; }};
 }
 
 Problem draw_scale(Random& random) {
   const Shape s = random.shape(2, 40);
   return {{{s}},
           [](const std::vector<Var>& v) { return scale(v[0], 2.5); },
-          [](const Values& v) {
-            std::vector<double> y;
-            for (const double x : v[0]) y.push_back(2.5 * x);
-            return y;
-          },
+          [](const Values& v) { return elements(v[0].size(), [&](size_t i) { return 2.5 * v[0][i]; }); },
           true};
 }
 
@@ -161,13 +148,12 @@ void add_elementwise_rows(std::vector<OpRow>& table) {
                      return broadcast_problem(random, kBinary.at("add"), -3, 3,
                                               [](const std::vector<Var>& v) { return add(v[0], scale(v[1], 1)); });
                    }});
-  for (const OpRow& row : std::initializer_list<OpRow>{{"transpose", draw_transpose},
-                                                       {"narrow", draw_narrow},
-                                                       {"add_columns", draw_add_columns},
-                                                       {"reshape", draw_reshape},
-                                                       {"sum", draw_sum},
-                                                       {"scale", draw_scale}})
-    table.push_back(row);
+  table.insert(table.end(), {{"transpose", draw_transpose},
+                             {"narrow", draw_narrow},
+                             {"add_columns", draw_add_columns},
+                             {"reshape", draw_reshape},
+                             {"sum", draw_sum},
+                             {"scale", draw_scale}});
 }
 
 }  // namespace tessera::test

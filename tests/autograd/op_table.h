@@ -3,6 +3,7 @@
 #pragma once
 
 #include "autograd/ops.h"
+#include "tests/support/tensors.h"
 
 namespace tessera::test {
 
@@ -50,6 +51,20 @@ struct OpRow {
   std::string name;
   std::function<Problem(Random&)> draw;
 };
+
+inline double gelu_of(double x, GeluForm form) {
+  return 0.5 * x *
+         (1 + (form == GeluForm::erf ? std::erf(x * M_SQRT1_2)
+                                     : std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))));
+}
+
+// f(0) to f(count - 1).
+template <class F>
+std::vector<double> elements(size_t count, const F& f) {
+  std::vector<double> y(count);
+  for (size_t i = 0; i < count; ++i) y[i] = f(i);
+  return y;
+}
 
 void add_elementwise_rows(std::vector<OpRow>& table);
 void add_rows(std::vector<OpRow>& table);

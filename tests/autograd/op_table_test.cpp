@@ -27,13 +27,8 @@ std::vector<OpRow> op_table() {
 Values draw_values(const Problem& p, DType dtype, Random& random) {
   Values values;
   for (const Operand& o : p.operands) {
-    std::vector<double> v(static_cast<size_t>(o.shape.numel()));
-    for (double& x : v) {
-      x = random.uniform(o.low, o.high);
-      if (dtype == DType::float32) x = static_cast<double>(static_cast<float>(x));
-      if (dtype == DType::bfloat16) x = static_cast<double>(static_cast<float>(bfloat16(static_cast<float>(x))));
-    }
-    values.push_back(std::move(v));
+    const auto drawn = [&](size_t) { return random.uniform(o.low, o.high); };
+    values.push_back(numbers(made(o.shape, dtype, make_arena(), drawn)));
   }
   return values;
 }
@@ -62,17 +57,15 @@ struct Outcome {
   std::vector<Tensor> grads;  // undefined where none came
 };
 
-// Value and gradients of sum(weights * op(operands)), with the weights of weighted().
-Outcome run(const Problem& p, const std::vector<Tensor>& operands) {
+double weight_of(size_t i) { return std::cos(static_cast<double>(3 * i + 1)); }
+
+// Value and gradients of the sum of the result's elements by their weights, or by `weight(i)`.
+Outcome run(const Problem& p, const std::vector<Tensor>& operands, double (*weight)(size_t) = weight_of) {
   std::vector<Var> vars;
   for (const Tensor& t : operands) vars.emplace_back(t, true);
   const Var y = p.op(vars);
   Outcome out{y.value().clone(), {}};
-  Tensor seed = Tensor::empty(y.shape(), y.dtype(), y.value().arena());
-  const Tensor weights = Tensor::empty(y.shape(), DType::float64, y.value().arena()->host());
-  for (int64_t i = 0; i < weights.numel(); ++i) weights.data<double>()[i] = std::cos(static_cast<double>(3 * i + 1));
-  seed.copy_from(weights);
-  backward(y, {.seed = seed});
+  backward(y, {.seed = made(y.shape(), y.dtype(), y.value().arena(), weight)});
   for (const Var& v : vars) out.grads.push_back(v.grad());
   return out;
 }
@@ -86,15 +79,12 @@ std::vector<Tensor> tensors_of(const Problem& p, const Values& values, DType dty
 
 double weighted(const std::vector<double>& y) {
   double sum = 0;
-  for (size_t i = 0; i < y.size(); ++i) sum += std::cos(static_cast<double>(3 * i + 1)) * y[i];
+  for (size_t i = 0; i < y.size(); ++i) sum += weight_of(i) * y[i];
   return sum;
 }
 
 bool same_bits(const Outcome& a, const Outcome& b) {
-  bool same = same_bits(a.value, b.value) && a.grads.size() == b.grads.size();
-  for (size_t i = 0; same && i < a.grads.size(); ++i)
-    same = a.grads[i].defined() == b.grads[i].defined() && (!a.grads[i].defined() || same_bits(a.grads[i], b.grads[i]));
-  return same;
+  return same_bits(a.value, b.value) && same_bits(a.grads, b.grads);
 }
 
 // f for random problems of each op, the same ones every time.
@@ -116,24 +106,7 @@ void for_each_problem(const std::vector<OpRow>& table, const std::function<void(
 // Alone, without a graph.
 Tensor value_of(const Problem& p, const std::vector<Tensor>& operands) {
   const NoGrad no_grad;
-  std::vector<Var> vars;
-  for (const Tensor& t : operands) vars.emplace_back(t);
-  return p.op(vars).value();
-}
-
-// Some rows, from a random one on, of the operands that have as many rows as the first; and of a value.
-struct SomeRows {
-  int64_t first = 0, count = 0, all = 0;
-  std::vector<Tensor> of(std::vector<Tensor> operands) const {
-    for (Tensor& t : operands)
-      if (t.rank() > 1 && t.dim(0) == all) t = t.narrow(0, first, count);
-    return operands;
-  }
-  Tensor of_value(const Tensor& value) const { return value.narrow(0, first, count); }
-};
-SomeRows some_rows(const std::vector<Tensor>& operands, Random& random) {
-  const int64_t all = operands[0].dim(0), first = random.between(0, all - 1);
-  return {first, random.between(1, all - first), all};
+  return p.op(std::vector<Var>(operands.begin(), operands.end())).value();
 }
 
 namespace {
@@ -232,22 +205,33 @@ TEST(OpTable, TheLibrarysProductsRepeatTheirBits) {
   EXPECT_GT(seen, 20);
 }
 
-TEST(OpTable, RowsHaveTheSameBitsAlone) {
+// Some rows of the operands, from a random one on, give those of the result: also where they lie, on a GPU.
+void expect_rows_alone(const std::vector<OpRow>& table, const std::vector<DType>& dtypes, const ArenaPtr& arena) {
   int rows_seen = 0;
-  for_each_problem(op_table(), [&](const Problem& p, Random& random) {
+  for_each_problem(table, [&](const Problem& p, Random& random) {
     if (!p.rows_alone) return;
-    for (const DType dtype : {DType::float32, DType::bfloat16}) {
-      const ArenaPtr arena = make_arena();
+    for (const DType dtype : dtypes) {
       const std::vector<Tensor> operands = tensors_of(p, draw_values(p, dtype, random), dtype, arena);
-      const SomeRows rows = some_rows(operands, random);
-      std::vector<Tensor> part = rows.of(operands);
+      const int64_t all = operands[0].dim(0), first = random.between(0, all - 1),
+                    count = random.between(1, all - first);
+      SCOPED_TRACE(testing::Message() << name_of(dtype) << " rows " << first << " + " << count);
+      std::vector<Tensor> part = operands;
+      for (Tensor& t : part)
+        if (t.rank() > 1 && t.dim(0) == all) t = t.narrow(0, first, count);
+      const Tensor expected = value_of(p, operands).narrow(0, first, count);
+      if (arena->device() == Device::cuda) {
+        EXPECT_TRUE(same_bits(value_of(p, part), expected)) << "where they lie";
+      }
       for (Tensor& o : part) o = o.clone();
-      EXPECT_TRUE(same_bits(value_of(p, part), rows.of_value(value_of(p, operands))))
-          << name_of(dtype) << " rows " << rows.first << " + " << rows.count;
+      EXPECT_TRUE(same_bits(value_of(p, part), expected)) << "elsewhere";
       ++rows_seen;
     }
   });
   EXPECT_GT(rows_seen, 20);
+}
+
+TEST(OpTable, RowsHaveTheSameBitsAlone) {
+  expect_rows_alone(op_table(), {DType::float32, DType::bfloat16}, make_arena());
 }
 
 // The op table on a GPU: values and gradients beside the CPU's, and that strides, places and repetition change no bit.
@@ -289,16 +273,7 @@ Tensor displaced(const Tensor& t) {
 }
 
 // Sums in another order, and now and then an element that is rounded the other way.
-double bound(DType dtype) {
-  switch (dtype) {
-    case DType::float64:
-      return 1e-14;
-    case DType::float32:
-      return 2e-6;
-    default:
-      return 4e-3;
-  }
-}
+double bound(DType dtype) { return dtype == DType::float64 ? 1e-14 : dtype == DType::float32 ? 2e-6 : 4e-3; }
 
 TEST_F(OpTableGpu, ValuesAndGradientsAreThoseOfTheCpu) {
   std::set<std::string> seen;
@@ -350,23 +325,7 @@ TEST_F(OpTableGpu, StridesAndRepetitionChangeNoBit) {
   });
 }
 
-TEST_F(OpTableGpu, RowsHaveTheSameBitsAlone) {
-  int seen = 0;
-  for_each_problem(rows_on_gpu(), [&](const Problem& p, Random& random) {
-    if (!p.rows_alone) return;
-    for (const DType dtype : floating(arena)) {
-      const std::vector<Tensor> operands = tensors_of(p, draw_values(p, dtype, random), dtype, arena);
-      const SomeRows rows = some_rows(operands, random);
-      const Tensor expected = rows.of_value(value_of(p, operands));
-      std::vector<Tensor> part = rows.of(operands);
-      EXPECT_TRUE(same_bits(value_of(p, part), expected)) << name_of(dtype) << " where they lie";
-      for (Tensor& o : part) o = o.clone();
-      EXPECT_TRUE(same_bits(value_of(p, part), expected)) << name_of(dtype) << " elsewhere";
-      ++seen;
-    }
-  });
-  EXPECT_GT(seen, 20);
-}
+TEST_F(OpTableGpu, RowsHaveTheSameBitsAlone) { expect_rows_alone(rows_on_gpu(), floating(arena), arena); }
 
 // Values that an op stores as bfloat16 are rounded to nearest even. Most values and gradients are rounded once: they
 // are exactly those of float32, rounded. For the others the mean error says so.
@@ -384,15 +343,11 @@ bool rounded_once(const std::string& row, const std::string& output) {
 
 // Values and gradients, by a seed that bfloat16 holds exactly.
 std::map<std::string, Tensor> outputs(const Problem& p, const Values& values, DType dtype, const ArenaPtr& arena) {
-  std::vector<Var> vars;
-  for (const Tensor& t : tensors_of(p, values, dtype, make_arena())) vars.emplace_back(t.to(arena), true);
-  const Var y = p.op(vars);
-  std::map<std::string, Tensor> out{{"value", y.value().clone()}};
-  std::vector<double> seed(static_cast<size_t>(y.value().numel()));
-  for (size_t i = 0; i < seed.size(); ++i) seed[i] = nearest_bf16(1.5 + std::cos(static_cast<double>(3 * i + 1)));
-  backward(y, {.seed = Tensor::of<double>(seed, y.shape(), make_arena()).to(y.dtype()).to(arena)});
-  for (size_t i = 0; i < vars.size(); ++i)
-    if (vars[i].grad().defined()) out["gradient " + std::to_string(i)] = vars[i].grad();
+  const Outcome y = run(p, moved(tensors_of(p, values, dtype, make_arena()), arena),
+                        [](size_t i) { return nearest_bf16(1.5 + weight_of(i)); });
+  std::map<std::string, Tensor> out{{"value", y.value}};
+  for (size_t i = 0; i < y.grads.size(); ++i)
+    if (y.grads[i].defined()) out["gradient " + std::to_string(i)] = y.grads[i];
   return out;
 }
 

@@ -5,22 +5,20 @@
 #include "models/decoder.h"
 #include "tensor/cpu/vectorize.h"
 #include "tests/support/python.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
 
-struct GptShape {
-  int64_t layers, heads, channels, context, vocab;
-};
+using namespace test;
 
 // Gradients lie as in the units: unit after unit, each as long as its buffers.
 struct OracleResult {
-  double loss32 = 0, loss64 = 0;
-  std::vector<float> grads32;
-  std::vector<double> grads64;
+  double loss = 0;
+  std::vector<double> gradients;
 };
 
-std::string oracle_index(const GptShape& shape, std::span<const FlatUnit> units, int64_t batch, int64_t tokens) {
+std::string oracle_index(const ModelConfig& shape, std::span<const FlatUnit> units, int64_t batch, int64_t tokens) {
   std::string tensors;
   int64_t offset = 0;
   for (const FlatUnit& unit : units) {
@@ -37,24 +35,20 @@ std::string oracle_index(const GptShape& shape, std::span<const FlatUnit> units,
       shape.layers, shape.heads, shape.channels, shape.context, shape.vocab, batch, tokens, tensors);
 }
 
-// inputs and targets: int32 (batch, tokens). The weights are read as float32. Throws with the script's words when the
-// names of the slots are not those of the PyTorch model.
-OracleResult gpt_oracle(const GptShape& shape, std::span<const FlatUnit> units, const Tensor& inputs,
+// inputs and targets: int32 (batch, tokens). The weights are read as float32; the results are those of float64. Throws
+// with the script's words when the names of the slots are not those of the PyTorch model.
+OracleResult gpt_oracle(const ModelConfig& shape, std::span<const FlatUnit> units, const Tensor& inputs,
                         const Tensor& targets) {
   const test::Exchange exchange;
   std::vector<float> weights;
-  for (const FlatUnit& unit : units) {
-    const std::vector<float> values = unit.values.to(DType::float32).to_vector<float>();
-    weights.insert(weights.end(), values.begin(), values.end());
-  }
+  for (const FlatUnit& unit : units)
+    std::ranges::copy(unit.values.to(DType::float32).to_vector<float>(), std::back_inserter(weights));
   exchange.write_text("model.json", oracle_index(shape, units, inputs.dim(0), inputs.dim(1)));
   exchange.write("weights.bin", std::span<const float>(weights));
   exchange.write("inputs.bin", std::span<const int32_t>(inputs.to_vector<int32_t>()));
   exchange.write("targets.bin", std::span<const int32_t>(targets.to_vector<int32_t>()));
   exchange.run(TESSERA_SOURCE_DIR "/tests/compare/gpt_pytorch.py");
-  const std::vector<double> loss = exchange.read<double>("loss.bin");
-  return {loss.at(0), loss.at(1), exchange.read<float>("gradients.float32.bin"),
-          exchange.read<double>("gradients.float64.bin")};
+  return {exchange.read<double>("loss.bin").at(1), exchange.read<double>("gradients.float64.bin")};
 }
 
 struct Worst {
@@ -67,16 +61,10 @@ Worst worst_gradient(std::span<const FlatUnit> units, std::span<const double> re
   Worst worst;
   size_t offset = 0;
   for (const FlatUnit& unit : units) {
-    const std::vector<double> grads = unit.grads.to(DType::float64).to_vector<double>();
+    const std::vector<double> grads = numbers(unit.grads);
     for (const Slot& slot : unit.slots) {
-      double difference = 0, norm = 0;
-      for (int64_t i = slot.begin; i < slot.end(); ++i) {
-        const double expected = reference[offset + static_cast<size_t>(i)];
-        const double d = grads[static_cast<size_t>(i)] - expected;
-        difference += d * d;
-        norm += expected * expected;
-      }
-      const double error = std::sqrt(difference / norm);
+      const auto begin = static_cast<size_t>(slot.begin), size = static_cast<size_t>(slot.size);
+      const double error = distance(std::span(grads).subspan(begin, size), reference.subspan(offset + begin, size));
       if (!(error <= worst.error)) worst = {error, slot.parameter->name};
       if (std::isnan(error)) return worst;
     }
@@ -86,11 +74,8 @@ Worst worst_gradient(std::span<const FlatUnit> units, std::span<const double> re
 }
 
 Tensor random_ids(const Shape& shape, int64_t vocab, uint64_t seed, const ArenaPtr& arena) {
-  Tensor ids = Tensor::empty(shape, DType::int32, arena);
-  for (int64_t i = 0; i < ids.numel(); ++i)
-    ids.data<int32_t>()[i] =
-        static_cast<int32_t>(Philox(seed).below(static_cast<uint64_t>(vocab), static_cast<uint64_t>(i)));
-  return ids;
+  return made(shape, DType::int32, arena,
+              [&](size_t i) { return Philox(seed).below(static_cast<uint64_t>(vocab), i); });
 }
 
 // A model whose biases and norms are not at their (too symmetric) initial values.
@@ -100,15 +85,23 @@ std::unique_ptr<Decoder> make_model(const ModelConfig& config, DType dtype, cons
   for (const Parameter* p : model->parameters()) {
     Tensor value = p->var.value();
     const Philox random = Philox::named(11, p->name);
-    Tensor noise = Tensor::empty(value.shape(), DType::float32, arena);
-    for (int64_t i = 0; i < noise.numel(); ++i)
-      noise.data<float>()[i] = static_cast<float>(0.05 * random.normal(static_cast<uint64_t>(i)));
-    add_(value, noise);
+    add_(value, made(value.shape(), DType::float32, arena, [&](size_t i) { return 0.05 * random.normal(i); }));
   }
   return model;
 }
 
-double run_backward(Decoder& model, const Tensor& ids, const Tensor& targets) {
+// In float64, of the same numbers.
+std::unique_ptr<Decoder> widened(Decoder& model) {
+  auto wide = std::make_unique<Decoder>(model.config);
+  wide->materialize(7, make_arena(), DType::float64, DType::float64);
+  for (size_t i = 0; i < wide->units().size(); ++i) wide->units()[i].values.copy_from(model.units()[i].values);
+  return wide;
+}
+
+// Returns the loss of drawn tokens (batch, tokens).
+double run_backward(Decoder& model, const Shape& shape) {
+  const Tensor ids = random_ids(shape, model.config.vocab, 1, make_arena()),
+               targets = random_ids(shape, model.config.vocab, 2, make_arena());
   model.clear_gradients();
   const Loss loss = model.loss(ids, targets, 1.0 / static_cast<double>(targets.numel()));
   backward(loss.mean);
@@ -125,12 +118,12 @@ std::vector<std::byte> gradient_bytes(Decoder& model) {
 
 struct Case {
   ModelConfig config;
-  int64_t batch, tokens;
+  Shape shape;  // (batch, tokens)
 };
 const Case kCases[] = {
-    {{.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 65}, 3, 16},
-    {{.layers = 1, .heads = 3, .channels = 48, .context = 100, .vocab = 131}, 2, 97},
-    {{.layers = 3, .heads = 1, .channels = 24, .context = 9, .vocab = 17}, 4, 7},
+    {{.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 65}, {3, 16}},
+    {{.layers = 1, .heads = 3, .channels = 48, .context = 100, .vocab = 131}, {2, 97}},
+    {{.layers = 3, .heads = 1, .channels = 24, .context = 9, .vocab = 17}, {4, 7}},
 };
 
 TEST(Gpt, LossAndGradientsAreThoseOfPyTorch) {
@@ -138,40 +131,25 @@ TEST(Gpt, LossAndGradientsAreThoseOfPyTorch) {
   for (const Case& c : kCases) {
     const ArenaPtr arena = make_arena();
     auto model = make_model(c.config, DType::float32, arena);
-    const Tensor ids = random_ids({c.batch, c.tokens}, c.config.vocab, 1, arena);
-    const Tensor targets = random_ids({c.batch, c.tokens}, c.config.vocab, 2, arena);
-    const double loss = run_backward(*model, ids, targets);
-    const GptShape shape{c.config.layers, c.config.heads, c.config.channels, c.config.context, c.config.vocab};
-    const OracleResult oracle = gpt_oracle(shape, model->units(), ids, targets);
-    EXPECT_NEAR(loss, oracle.loss64, 1e-6 * oracle.loss64);
-    const Worst worst = worst_gradient(model->units(), oracle.grads64);
+    const OracleResult oracle = gpt_oracle(c.config, model->units(), random_ids(c.shape, c.config.vocab, 1, arena),
+                                           random_ids(c.shape, c.config.vocab, 2, arena));
+    EXPECT_NEAR(run_backward(*model, c.shape), oracle.loss, 1e-6 * oracle.loss);
+    const Worst worst = worst_gradient(model->units(), oracle.gradients);
     EXPECT_LT(worst.error, 1e-5) << worst.name;
-
-    auto wide = std::make_unique<Decoder>(c.config);
-    wide->materialize(7, arena, DType::float64, DType::float64);
-    for (size_t i = 0; i < wide->units().size(); ++i) wide->units()[i].values.copy_from(model->units()[i].values);
-    EXPECT_NEAR(run_backward(*wide, ids, targets), oracle.loss64, 1e-12 * oracle.loss64);
-    const Worst worst64 = worst_gradient(wide->units(), oracle.grads64);
+    const auto wide = widened(*model);
+    EXPECT_NEAR(run_backward(*wide, c.shape), oracle.loss, 1e-12 * oracle.loss);
+    const Worst worst64 = worst_gradient(wide->units(), oracle.gradients);
     EXPECT_LT(worst64.error, 1e-10) << worst64.name;
   }
 }
 
 TEST(Gpt, BFloat16GradientsAreNearFloat64) {
   const Case& c = kCases[0];
-  const ArenaPtr arena = make_arena();
-  auto model = make_model(c.config, DType::bfloat16, arena);
-  auto wide = std::make_unique<Decoder>(c.config);
-  wide->materialize(7, arena, DType::float64, DType::float64);
-  for (size_t i = 0; i < wide->units().size(); ++i) wide->units()[i].values.copy_from(model->units()[i].values);
-  const Tensor ids = random_ids({c.batch, c.tokens}, c.config.vocab, 1, arena),
-               targets = random_ids({c.batch, c.tokens}, c.config.vocab, 2, arena);
-  const double loss = run_backward(*model, ids, targets), loss64 = run_backward(*wide, ids, targets);
+  const auto model = make_model(c.config, DType::bfloat16, make_arena()), wide = widened(*model);
+  const double loss = run_backward(*model, c.shape), loss64 = run_backward(*wide, c.shape);
   EXPECT_NEAR(loss, loss64, 0.02 * loss64);
   std::vector<double> reference;
-  for (const FlatUnit& unit : wide->units()) {
-    const std::vector<double> g = unit.grads.to_vector<double>();
-    reference.insert(reference.end(), g.begin(), g.end());
-  }
+  for (const FlatUnit& unit : wide->units()) std::ranges::copy(numbers(unit.grads), std::back_inserter(reference));
   const Worst worst = worst_gradient(model->units(), reference);
   EXPECT_LT(worst.error, 0.05) << worst.name;
 }
@@ -184,10 +162,9 @@ TEST(Gpt, RecomputationChangesNoBit) {
     for (const Recompute mode :
          {Recompute::none, Recompute::activation, Recompute::activation_norm, Recompute::attention, Recompute::block}) {
       config.recompute = mode;
-      const ArenaPtr arena = make_arena();
-      auto model = make_model(config, dtype, arena);
+      auto model = make_model(config, dtype, make_arena());
       model->set_step({.seed = 5, .step = 3, .first_sequence = 8, .training = true});
-      run_backward(*model, random_ids({3, 16}, config.vocab, 1, arena), random_ids({3, 16}, config.vocab, 2, arena));
+      run_backward(*model, {3, 16});
       const std::vector<std::byte> bytes = gradient_bytes(*model);
       if (mode == Recompute::none) expected = bytes;
       EXPECT_TRUE(bytes == expected) << "mode " << static_cast<int>(mode) << " in " << name_of(dtype);
@@ -261,10 +238,9 @@ TEST(Gpt, DecodingWithACacheIsTheForwardPass) {
   for (const int64_t length : {70, 1, 1, 17, 1}) {
     const Tensor next = model->decode(ids.narrow(1, at, length).contiguous(), texts);
     at += length;
-    for (int64_t b = 0; b < 2; ++b)
-      for (int64_t v = 0; v < c.config.vocab; ++v)
-        ASSERT_NEAR(next.select(0, b).select(0, v).item<double>(),
-                    whole.select(0, b).select(0, at - 1).select(0, v).item<double>(), 1e-12);
+    const std::vector<double> found = numbers(next), expected = numbers(whole.select(1, at - 1));
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 1e-12);
   }
 }
 

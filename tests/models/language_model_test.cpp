@@ -5,6 +5,7 @@
 #include "models/layout.h"
 #include "parallel/comm/fake_transport.h"
 #include "tests/support/errors.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
@@ -125,67 +126,55 @@ ModelConfig config_of(Family family, Recompute recompute) {
   return c;
 }
 
+// Adds up the logits and gradients of tokens (B, T), whose losses are parts of one.
 struct Passes {
-  std::vector<double> logits, gradients;
+  explicit Passes(const ModelConfig& config) : model(make_model(config)) {
+    model->materialize(5, make_arena(), DType::float64, DType::float64);
+  }
+  void pass(const Tensor& ids, const Tensor& targets, const Documents& documents) {
+    model->set_step({.training = true, .documents = documents});
+    const Var now = model->logits(model->hidden(ids));
+    std::ranges::copy(now.value().to_vector<double>(), std::back_inserter(logits));
+    backward(cross_entropy(now, targets.contiguous().reshape({-1}), 0.25).mean);
+  }
+  std::vector<double> gradients() const {
+    std::vector<double> all;
+    model->zero_missing_gradients();
+    for (const FlatUnit& unit : model->units())
+      std::ranges::copy(unit.grads.to_vector<double>(), std::back_inserter(all));
+    return all;
+  }
+  std::unique_ptr<LanguageModel> model;
+  std::vector<double> logits;
 };
 
-std::unique_ptr<LanguageModel> fresh(const ModelConfig& config, const ArenaPtr& arena) {
-  std::unique_ptr<LanguageModel> model = make_model(config);
-  model->materialize(5, arena, DType::float64, DType::float64);
-  return model;
-}
-
-// Adds up the gradients of tokens (B, T) and of their logits' part of one loss.
-void pass(LanguageModel& model, const Tensor& ids, const Tensor& targets, const Documents& documents, Passes& run) {
-  model.set_step({.training = true, .documents = documents});
-  const Var logits = model.logits(model.hidden(ids));
-  const std::vector<double> values = logits.value().to_vector<double>();
-  run.logits.insert(run.logits.end(), values.begin(), values.end());
-  backward(cross_entropy(logits, targets.contiguous().reshape({-1}), 0.25).mean);
-}
-
-void take_gradients(LanguageModel& model, Passes& run) {
-  model.zero_missing_gradients();
-  for (const FlatUnit& unit : model.units())
-    for (const double g : unit.grads.to_vector<double>()) run.gradients.push_back(g);
-}
-
 void expect_near(const std::vector<double>& found, const std::vector<double>& expected) {
-  ASSERT_EQ(found.size(), expected.size());
-  double most = 0, largest = 0;
-  for (size_t i = 0; i < found.size(); ++i) {
-    most = std::max(most, std::isfinite(found[i]) ? std::abs(found[i] - expected[i]) : INFINITY);
-    largest = std::max(largest, std::abs(expected[i]));
-  }
-  EXPECT_LE(most / largest, 1e-12);
+  const auto tensor = [](const std::vector<double>& v) { return Tensor::of<double>(v, {std::ssize(v)}, make_arena()); };
+  EXPECT_TRUE(std::ranges::all_of(found, [](double x) { return std::isfinite(x); }));
+  EXPECT_LE(test::apart(tensor(found), tensor(expected)), 1e-12);
 }
 
 TEST(Documents, AreComputedAsIfAlone) {
   constexpr int64_t kSequences = 2, kTokens = 80;  // tiles of 64 keys, and more
-  const ArenaPtr arena = make_arena();
-  const Tensor ids = Tensor::empty({kSequences, kTokens}, DType::int32, arena), targets = ids.clone();
-  const Philox random = Philox::named(1, "documents");
-  for (int64_t i = 0; i < ids.numel(); ++i) {
-    ids.data<int32_t>()[i] = static_cast<int32_t>(random.below(12, static_cast<uint64_t>(i)));
-    targets.data<int32_t>()[i] = static_cast<int32_t>(random.below(12, static_cast<uint64_t>(i), 1));
-  }
+  const auto drawn = [&](uint64_t step) {
+    return test::made({kSequences, kTokens}, DType::int32, make_arena(),
+                      [&](size_t i) { return Philox::named(1, "documents").below(12, i, step); });
+  };
+  const Tensor ids = drawn(0), targets = drawn(1);
   for (const Family family : {Family::gpt2, Family::llama})
     for (const Recompute recompute : {Recompute::none, Recompute::block}) {
-      Passes packed, alone;
-      const auto model = fresh(config_of(family, recompute), arena), other = fresh(config_of(family, recompute), arena);
-      pass(*model, ids, targets, documents_of(ids, kEnd), packed);
-      take_gradients(*model, packed);
+      Passes packed(config_of(family, recompute)), alone(config_of(family, recompute));
+      packed.pass(ids, targets, documents_of(ids, kEnd));
       for (int64_t b = 0; b < kSequences; ++b)
         for (int64_t begin = 0, end = 1; begin < kTokens; begin = end++) {
           while (end < kTokens && ids.data<int32_t>()[b * kTokens + end - 1] != kEnd) ++end;
           const auto document = [&](const Tensor& t) {
             return t.narrow(0, b, 1).narrow(1, begin, end - begin).clone();
           };
-          pass(*other, document(ids), document(targets), {}, alone);
+          alone.pass(document(ids), document(targets), {});
         }
-      take_gradients(*other, alone);
       expect_near(packed.logits, alone.logits);
-      expect_near(packed.gradients, alone.gradients);
+      expect_near(packed.gradients(), alone.gradients());
     }
 }
 

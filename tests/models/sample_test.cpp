@@ -8,6 +8,7 @@
 #include "models/decoder.h"
 #include "tests/support/gpu.h"
 #include "tests/support/one_thread.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
@@ -18,9 +19,8 @@ void draw_weights(Module& model, uint64_t seed = 3) {
   for (const Parameter* p : model.parameters()) {
     const Philox random = Philox::named(seed, p->name);
     Tensor values = p->var.value();
-    std::vector<double> drawn(static_cast<size_t>(values.numel()));
-    for (size_t i = 0; i < drawn.size(); ++i) drawn[i] = p->init.constant + 0.4 * random.normal(i);
-    values.copy_from(Tensor::of<double>(drawn, values.shape(), values.arena()).to(values.dtype()));
+    values.copy_from(test::made(values.shape(), values.dtype(), values.arena(),
+                                [&](size_t i) { return p->init.constant + 0.4 * random.normal(i); }));
   }
 }
 
@@ -35,10 +35,12 @@ class DrawTest : public testing::Test {
     return s;
   }
   std::string keys(const SampleOptions& o) const { return keys(logits_, o); }
-  ArenaPtr arena_ = make_arena();
-  // Probabilities 0.1, 0.4, 0.2, 0.3.
-  Tensor logits_ =
-      Tensor::of<float>(std::array{std::log(1.0f), std::log(4.0f), std::log(2.0f), std::log(3.0f)}, {4}, arena_);
+  // Of probabilities in these proportions.
+  static Tensor logits_of(const std::vector<float>& weights) {
+    return test::made({std::ssize(weights)}, DType::float32, make_arena(),
+                      [&](size_t i) { return std::log(weights[i]); });
+  }
+  Tensor logits_ = logits_of({1, 4, 2, 3});
 };
 
 TEST_F(DrawTest, TopKAndTopPCutTheTail) {
@@ -55,39 +57,33 @@ TEST_F(DrawTest, TopKAndTopPCutTheTail) {
 
 // As transformers' filters do: one after another on what is left, and ties with the k-th stay.
 TEST_F(DrawTest, FiltersComeInTheirOrder) {
-  const auto of = [&](const std::vector<float>& weights, const SampleOptions& o) {
-    std::vector<float> logits;
-    for (const float w : weights) logits.push_back(std::log(w));
-    return keys(Tensor::of<float>(logits, {std::ssize(logits)}, arena_), o);
-  };
-  EXPECT_EQ(of({4, 3, 3, 1}, {.top_k = 2}), "012");
+  EXPECT_EQ(keys(logits_of({4, 3, 3, 1}), {.top_k = 2}), "012");
   // Top-p 0.75 keeps three of 0.4, 0.3, 0.2 and 0.1, and min-p then two; min-p first would leave one of two for top-p.
-  EXPECT_EQ(of({4, 3, 2, 1}, {.top_p = 0.55, .min_p = 0.7}), "01");
-  EXPECT_EQ(of({4, 3, 2, 1}, {.top_p = 0.39, .min_p = 0.7}), "0");
-  EXPECT_EQ(of({40, 30, 20, 10}, {.top_k = 2, .top_p = 0.56}), "0");  // 4/7 is reached by the first
+  EXPECT_EQ(keys(logits_of({4, 3, 2, 1}), {.top_p = 0.55, .min_p = 0.7}), "01");
+  EXPECT_EQ(keys(logits_of({4, 3, 2, 1}), {.top_p = 0.39, .min_p = 0.7}), "0");
+  EXPECT_EQ(keys(logits_of({40, 30, 20, 10}), {.top_k = 2, .top_p = 0.56}), "0");  // 4/7 is reached by the first
 }
 
 // transformers' RepetitionPenaltyLogitsProcessor: a token pays once, however often it was read.
 TEST_F(DrawTest, APenaltyIsPaidOnceAToken) {
-  const Tensor logits = Tensor::of<float>(std::array{2.0f, 1.9f, -1.0f, -1.2f}, {4}, arena_);
+  const Tensor logits = Tensor::of<float>(std::array{2.0f, 1.9f, -1.0f, -1.2f}, {4}, make_arena());
   const SampleOptions o{.temperature = 0, .repetition_penalty = 1.04};
   EXPECT_EQ(draw_token(logits, o, 0, std::vector<int32_t>{0, 0, 0, 0}), 0) << "2 / 1.04 is above 1.9";
   EXPECT_EQ(draw_token(logits, o, 0, std::vector<int32_t>{0, 1, 0, 2, 0, 0, 1, 3}), 0);
   EXPECT_EQ(draw_token(logits, {.temperature = 0, .repetition_penalty = 1.06}, 0, std::vector<int32_t>{0}), 1);
-  const Tensor negative = Tensor::of<float>(std::array{-1.0f, -1.1f}, {2}, arena_);
+  const Tensor negative = Tensor::of<float>(std::array{-1.0f, -1.1f}, {2}, make_arena());
   EXPECT_EQ(draw_token(negative, o, 0, std::vector<int32_t>{0, 0, 0}), 0) << "-1.04";
   EXPECT_EQ(draw_token(negative, {.temperature = 0, .repetition_penalty = 1.2}, 0, std::vector<int32_t>{0}), 1);
 }
 
 TEST_F(DrawTest, IsAFunctionOfSeedAndIndex) {
-  std::vector<int32_t> a, b, c;
-  for (uint64_t i = 0; i < 50; ++i) {
-    a.push_back(draw_token(logits_, {.seed = 1}, i));
-    b.push_back(draw_token(logits_, {.seed = 1}, i));
-    c.push_back(draw_token(logits_, {.seed = 2}, i));
-  }
-  EXPECT_EQ(a, b);
-  EXPECT_NE(a, c);
+  const auto draws = [&](uint64_t seed) {
+    std::vector<int32_t> tokens;
+    for (uint64_t i = 0; i < 50; ++i) tokens.push_back(draw_token(logits_, {.seed = seed}, i));
+    return tokens;
+  };
+  EXPECT_EQ(draws(1), draws(1));
+  EXPECT_NE(draws(1), draws(2));
 }
 
 TEST(Sample, WritesPastTheContextAndTakesLongPrompts) {
@@ -127,27 +123,25 @@ ModelConfig config_of(Family family, int64_t context) {
   return c;
 }
 
-std::unique_ptr<LanguageModel> made(const ModelConfig& config, DType dtype, const ArenaPtr& arena) {
+std::unique_ptr<LanguageModel> made(const ModelConfig& config, const ArenaPtr& arena) {
   std::unique_ptr<LanguageModel> model = make_model(config);
-  model->materialize(1, arena, dtype, dtype);
+  model->materialize(1, arena, DType::float64, DType::float64);
   draw_weights(*model);
   return model;
 }
 
 Text drawn_text(int64_t count, uint64_t seed) {
   const Philox random = Philox::named(seed, "window");
-  Text out;
-  for (int64_t i = 0; i < count; ++i)
-    out.push_back(static_cast<int32_t>(random.below(kVocab, static_cast<uint64_t>(i))));
-  return out;
+  const auto token = [&](size_t i) { return random.below(kVocab, i); };
+  return test::made({count}, DType::int32, make_arena(), token).to_vector<int32_t>();
 }
 
-Tensor ids_of(const Text& text, const ArenaPtr& arena) {
+Tensor ids_of(std::span<const int32_t> text, const ArenaPtr& arena) {
   return Tensor::of<int32_t>(text, {1, std::ssize(text)}, arena);
 }
 
 // Logits (V) of the token after a text, by a forward pass over all of it.
-Tensor after(LanguageModel& model, const Text& text, const ArenaPtr& arena) {
+Tensor after(LanguageModel& model, std::span<const int32_t> text, const ArenaPtr& arena) {
   const NoGrad no_grad;
   model.set_step({});
   const Tensor logits = model.logits(model.hidden(ids_of(text, arena))).value();
@@ -155,7 +149,7 @@ Tensor after(LanguageModel& model, const Text& text, const ArenaPtr& arena) {
 }
 
 double apart(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = a.to(DType::float64).to_vector<double>(), y = b.to(DType::float64).to_vector<double>();
+  const std::vector<double> x = test::numbers(a), y = test::numbers(b);
   EXPECT_EQ(x.size(), y.size());
   double most = 0;
   for (size_t i = 0; i < y.size(); ++i) most = std::max(most, std::abs(x.at(i) - y[i]));
@@ -168,7 +162,7 @@ using Window = test::OneThread;
 TEST_F(Window, EveryTokenAndItsPlaceCount) {
   const ArenaPtr arena = make_arena();
   for (const Family family : {Family::gpt2, Family::llama}) {
-    const auto model = made(config_of(family, 8), DType::float64, arena);
+    const auto model = made(config_of(family, 8), arena);
     const Text text = drawn_text(8, 1);
     const Tensor logits = after(*model, text, arena);
     for (size_t i = 0; i < text.size(); ++i) {
@@ -176,7 +170,7 @@ TEST_F(Window, EveryTokenAndItsPlaceCount) {
       other[i] = (other[i] + 1) % static_cast<int32_t>(kVocab);
       EXPECT_GT(apart(after(*model, other, arena), logits), 1e-3) << i;
     }
-    EXPECT_GT(apart(after(*model, {text.begin() + 1, text.end()}, arena), logits), 1e-3);
+    EXPECT_GT(apart(after(*model, std::span(text).subspan(1), arena), logits), 1e-3);
     Text swapped = text;
     std::swap(swapped[1], swapped[2]);
     ASSERT_NE(text[1], text[2]);
@@ -185,20 +179,18 @@ TEST_F(Window, EveryTokenAndItsPlaceCount) {
 }
 
 // With every cut of the text into pieces that are decoded one after another.
-void expect_decoding(DType dtype, const ArenaPtr& arena, double bound) {
+TEST_F(Window, DecodingInPiecesIsTheForwardPass) {
+  const ArenaPtr arena = make_arena();
   for (const Family family : {Family::gpt2, Family::llama}) {
-    const auto model = made(config_of(family, 9), dtype, arena);
+    const auto model = made(config_of(family, 9), arena);
     for (uint64_t cuts = 0; cuts < 256; cuts += 5) {
       const Text text = drawn_text(9, cuts);
       TextCache cache = model->cache();
       for (size_t begin = 0, end = 1; begin < text.size(); begin = end++) {
         while (end < text.size() && (cuts >> (end - 1) & 1) == 0) ++end;
-        const Tensor found = model->decode(
-            ids_of({text.begin() + static_cast<std::ptrdiff_t>(begin), text.begin() + static_cast<std::ptrdiff_t>(end)},
-                   arena),
-            cache);
-        const Tensor expected = after(*model, {text.begin(), text.begin() + static_cast<std::ptrdiff_t>(end)}, arena);
-        EXPECT_LE(apart(found.reshape({kVocab}), expected), bound) << "cuts " << cuts << ", after " << end;
+        const auto read = std::span(text).first(end);
+        const Tensor found = model->decode(ids_of(read.subspan(begin), arena), cache);
+        EXPECT_LE(apart(found, after(*model, read, arena)), 1e-11) << "cuts " << cuts << ", after " << end;
       }
     }
   }
@@ -206,10 +198,10 @@ void expect_decoding(DType dtype, const ArenaPtr& arena, double bound) {
 
 // The same draw of the logits of a forward pass over the window: the prompt's last tokens, one more after each draw,
 // and when the context is full its last half.
-void expect_written(DType dtype, const ArenaPtr& arena, const std::vector<int64_t>& contexts) {
+void expect_written(const ArenaPtr& arena, const std::vector<int64_t>& contexts) {
   for (const Family family : {Family::gpt2, Family::llama})
     for (const int64_t context : contexts) {
-      const auto model = made(config_of(family, context), dtype, arena);
+      const auto model = made(config_of(family, context), arena);
       const auto limit = static_cast<size_t>(context);
       for (const int64_t prompt : {int64_t{1}, int64_t{3}, context, context + 1, 2 * context + 3}) {
         Text text = drawn_text(prompt, static_cast<uint64_t>(context));
@@ -217,8 +209,7 @@ void expect_written(DType dtype, const ArenaPtr& arena, const std::vector<int64_
         uint64_t draws = 0;
         const SampleOptions options{.temperature = 1.5, .seed = static_cast<uint64_t>(prompt)};
         sample(*model, text, 3 * context + 5, options, [&](int32_t token) {
-          const Text read(text.end() - static_cast<std::ptrdiff_t>(window), text.end());
-          EXPECT_EQ(token, draw_token(after(*model, read, arena), options, draws++))
+          EXPECT_EQ(token, draw_token(after(*model, std::span(text).last(window), arena), options, draws++))
               << "context " << context << ", a prompt of " << prompt << ", token " << draws;
           text.push_back(token);
           if (++window > limit) window = std::max<size_t>(1, limit / 2);
@@ -229,16 +220,13 @@ void expect_written(DType dtype, const ArenaPtr& arena, const std::vector<int64_
     }
 }
 
-TEST_F(Window, DecodingInPiecesIsTheForwardPass) { expect_decoding(DType::float64, make_arena(), 1e-11); }
-TEST_F(Window, WritingReadsTheWindowAndNothingElse) {
-  expect_written(DType::float64, make_arena(), {1, 2, 3, 5, 8, 16});
-}
+TEST_F(Window, WritingReadsTheWindowAndNothingElse) { expect_written(make_arena(), {1, 2, 3, 5, 8, 16}); }
 
 using WindowGpu = test::OnGpu;
 
 TEST_F(WindowGpu, WritingReadsTheWindowAndNothingElse) {
   if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
-  expect_written(DType::float64, arena, {5});
+  expect_written(arena, {5});
 }
 
 // The probabilities of tokens, by their definition.

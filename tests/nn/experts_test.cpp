@@ -17,12 +17,11 @@ struct Passed {
 
 // In the order in which the oracle has them: what is no expert's comes first in a module.
 std::vector<Parameter*> in_order(MixtureOfExperts& m) {
-  std::vector<Parameter*> router, experts, shared;
-  for (Parameter* p : m.parameters())
-    (p->is_expert ? experts : p->name.starts_with("router") ? router : shared).push_back(p);
-  router.insert(router.end(), experts.begin(), experts.end());
-  router.insert(router.end(), shared.begin(), shared.end());
-  return router;
+  std::vector<Parameter*> all = m.parameters();
+  std::ranges::stable_sort(all, {}, [](const Parameter* p) {
+    return p->name.starts_with("router") ? 0 : p->is_expert ? 1 : 2;
+  });
+  return all;
 }
 
 Passed pass(MixtureOfExperts& m, const Tensor& x, const Tensor& dy, const StepInfo& at) {
@@ -41,10 +40,7 @@ TEST(Experts, AgreeWithPyTorch) {
   std::vector<float> numbers;
   std::vector<Tensor> ours;
   std::string layers;
-  const auto add = [&](const Tensor& all) {
-    const std::vector<float> v = all.to_vector<float>();
-    numbers.insert(numbers.end(), v.begin(), v.end());
-  };
+  const auto add = [&](const Tensor& all) { std::ranges::copy(all.to_vector<float>(), std::back_inserter(numbers)); };
   for (const auto& [gated, softmax, shared] : {std::tuple{false, RouterSoftmax::chosen, 0},
                                                {true, RouterSoftmax::chosen, 1},
                                                {true, RouterSoftmax::all, 0},
@@ -57,9 +53,8 @@ TEST(Experts, AgreeWithPyTorch) {
     add(x);
     add(dy);
     for (const Parameter* p : in_order(m)) {
-      Tensor value = p->var.value();
-      value.copy_from(test::drawn(p->whole, DType::float32, p->name, -0.7, 0.7));
-      add(value);
+      Tensor(p->var.value()).copy_from(test::drawn(p->whole, DType::float32, p->name, -0.7, 0.7));
+      add(p->var.value());
     }
     layers += fmt::format(" {},{},{},{},{},{},{:d},{:d},{},{},{}", b, t, c, config.count, config.per_token, hidden,
                           gated, softmax == RouterSoftmax::all, shared, config.balance_loss, config.z_loss);
@@ -71,16 +66,14 @@ TEST(Experts, AgreeWithPyTorch) {
   exchange.write("in.bin", std::span<const float>(numbers));
   exchange.run(TESSERA_SOURCE_DIR "/tests/compare/experts_pytorch.py", layers);
   const std::vector<double> theirs = exchange.read<double>("out.bin");
-  int64_t at = 0;
+  std::span<const double> left(theirs);
   for (size_t i = 0; i < ours.size(); ++i) {
-    ASSERT_LE(at + ours[i].numel(), std::ssize(theirs));
-    EXPECT_LE(test::distance(test::numbers(ours[i]),
-                             std::span(theirs).subspan(static_cast<size_t>(at), static_cast<size_t>(ours[i].numel()))),
-              1e-5)
-        << i;
-    at += ours[i].numel();
+    const std::vector<double> own = test::numbers(ours[i]);
+    ASSERT_LE(own.size(), left.size());
+    EXPECT_LE(test::distance(own, left.first(own.size())), 1e-5) << i;
+    left = left.subspan(own.size());
   }
-  EXPECT_EQ(at, std::ssize(theirs));
+  EXPECT_TRUE(left.empty());
 }
 
 // The losses of the router are means over the sequences of a step, and a capacity is one of each sequence.
@@ -93,21 +86,15 @@ TEST(Experts, MicroBatchesAddUp) {
     const Tensor x = test::drawn({4, 6, c}, DType::float64, "x"), dy = test::drawn({4, 6, c}, DType::float64, "dy");
     const StepInfo at{.sequences_total = 4, .training = true};
     const Passed whole = pass(m, x, dy, at);
-    std::vector<std::vector<double>> sums;
-    for (const int64_t first : {0, 3}) {
-      const int64_t count = first == 0 ? 3 : 1;
+    std::vector<Tensor> sums;
+    for (const auto& [first, count] : {std::pair{0, 3}, {3, 1}}) {
       const Passed part = pass(m, x.narrow(0, first, count).clone(), dy.narrow(0, first, count).clone(), at);
       EXPECT_TRUE(test::same_bits(part.dx, whole.dx.narrow(0, first, count)));
-      for (size_t i = 0; i < part.gradients.size(); ++i) {
-        const std::vector<double> g = part.gradients[i].to_vector<double>();
-        if (first == 0)
-          sums.push_back(g);
-        else
-          for (size_t j = 0; j < g.size(); ++j) sums[i][j] += g[j];
-      }
+      if (first == 0) sums = part.gradients;
+      for (size_t i = 0; first > 0 && i < sums.size(); ++i) add_(sums[i], part.gradients[i]);
     }
-    for (size_t i = 0; i < sums.size(); ++i)
-      EXPECT_LE(test::distance(test::numbers(whole.gradients[i]), sums[i]), 1e-13) << i;
+    ASSERT_EQ(sums.size(), whole.gradients.size());
+    for (size_t i = 0; i < sums.size(); ++i) EXPECT_LE(test::distance(whole.gradients[i], sums[i]), 1e-13) << i;
   }
 }
 
@@ -119,12 +106,10 @@ TEST(Experts, DropWhatFindsNoPlace) {
   router.fill(0);
   const Tensor x = test::drawn({2, 8, 4}, DType::float32, "x");
   const Passed passed = pass(m, x, x, {.training = true});
-  const std::vector<float> y = passed.y.to_vector<float>();
-  for (size_t token = 0; token < 16; ++token) {
+  for (int64_t token = 0; token < 16; ++token) {
     const bool kept = token % 8 < 3;  // ceil(1.5 * 8 / 4)
-    const bool zero = std::all_of(y.begin() + static_cast<int64_t>(4 * token),
-                                  y.begin() + static_cast<int64_t>(4 * token + 4), [](float v) { return v == 0; });
-    EXPECT_EQ(zero, !kept) << token;
+    const std::vector<float> y = passed.y.flat_rows().select(0, token).to_vector<float>();
+    EXPECT_EQ(std::ranges::count(y, 0) == 4, !kept) << token;
   }
   const MixtureOfExperts::Load load = m.take_load();
   EXPECT_EQ(load.rows, (std::vector<int64_t>{6, 0, 0, 0}));
@@ -132,8 +117,7 @@ TEST(Experts, DropWhatFindsNoPlace) {
   EXPECT_EQ(m.take_load().dropped, 0);
   m.set_step({});  // not in training
   const NoGrad no_grad;
-  const Tensor all = m(Var(x)).value();
-  for (const float v : all.to_vector<float>()) EXPECT_NE(v, 0);
+  for (const double v : test::numbers(m(Var(x)).value())) EXPECT_NE(v, 0);
   EXPECT_EQ(m.take_load().rows, (std::vector<int64_t>{0, 0, 0, 0}));
 }
 
@@ -151,9 +135,8 @@ TEST(Experts, OneByOneHaveTheBitsOfAllAtOnce) {
       const Tensor x = test::drawn({2, 6, 8}, DType::float32, "x");
       passed.push_back(pass(m, x, x, {.training = true}));
     }
-    EXPECT_TRUE(test::same_bits(passed[0].y, passed[1].y) && test::same_bits(passed[0].dx, passed[1].dx));
-    for (size_t i = 0; i < passed[0].gradients.size(); ++i)
-      EXPECT_TRUE(test::same_bits(passed[0].gradients[i], passed[1].gradients[i])) << i;
+    EXPECT_TRUE(test::same_bits({passed[0].y, passed[0].dx}, {passed[1].y, passed[1].dx}));
+    EXPECT_TRUE(test::same_bits(passed[0].gradients, passed[1].gradients));
   }
 }
 
@@ -166,14 +149,15 @@ TEST(Experts, RefuseALayerThatMultipliesInItsOwnWay) {
 
 TEST(Experts, AreUnitsOfTheirOwn) {
   MixtureOfExperts m(4, {.hidden = 6, .gated = true, .experts = {.count = 3, .shared = 2}});
-  std::vector<std::string> names;
-  for (const Module::Unit& unit : m.layout()) names.push_back(unit.name);
-  EXPECT_EQ(names, (std::vector<std::string>{"model", "experts.0", "experts.1", "experts.2"}));
+  const auto names = [&] {
+    std::string all;
+    for (const Module::Unit& unit : m.layout()) all += unit.name + " ";
+    return all;
+  };
+  EXPECT_EQ(names(), "model experts.0 experts.1 experts.2 ");
   EXPECT_EQ(m.idle_elements(), 3 * 4 * 6);
   m.keep_experts(1, 1, {});
-  names.clear();
-  for (const Module::Unit& unit : m.layout()) names.push_back(unit.name);
-  EXPECT_EQ(names, (std::vector<std::string>{"model", "experts.1"}));
+  EXPECT_EQ(names(), "model experts.1 ");
 }
 
 // A router that has nothing to compare still chooses experts that there are.

@@ -53,38 +53,32 @@ Matrix matrix_of(const double* from, int64_t rows, int64_t columns) {
   return out;
 }
 
-struct Held {
-  std::vector<std::unique_ptr<Parameter>> parameters;
-  FlatUnit unit;
-};
-
 // A unit of one matrix, of whose rows the first `top` are a matrix of their own where that is not 0.
-Held matrix_unit(int64_t rows, int64_t columns, int64_t top, DType dtype, const ArenaPtr& arena) {
-  Held out;
-  auto& p = *out.parameters.emplace_back(std::make_unique<Parameter>());
+FlatUnit matrix_unit(int64_t rows, int64_t columns, int64_t top, DType dtype) {
+  static std::deque<Parameter> all;  // units outlive whoever made them
+  Parameter& p = all.emplace_back();
   p.name = "w";
   p.whole = {rows, columns};
   p.decays = p.whole_update = true;
   if (top > 0) p.rows = {top, rows - top};
   p.var = Var(Tensor::meta(p.whole, dtype), true);
-  const auto room = [&] { return Tensor::empty({rows * columns}, dtype, arena, Category::parameters); };
-  out.unit = {"u (matrices)", room(), room(), {{&p, 0, rows * columns}}};
-  return out;
+  const auto room = [&] { return Tensor::empty({rows * columns}, dtype, make_arena(), Category::parameters); };
+  return {"u (matrices)", room(), room(), {{&p, 0, rows * columns}}};
 }
 
 void expect_follows(int64_t rows, int64_t columns, int64_t top, DType dtype, double bound, const ArenaPtr& arena) {
   SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(columns));
-  const Held held = matrix_unit(rows, columns, top, dtype, make_arena());
-  test::fill_normal(held.unit, held.unit.values, 1, 0.1);
-  FlatUnit unit = held.unit;
+  const FlatUnit here = matrix_unit(rows, columns, top, dtype);
+  test::fill_normal(here, here.values, 1, 0.1);
+  FlatUnit unit = here;
   unit.values = unit.values.to(arena);
   unit.grads = unit.grads.to(arena);
   constexpr double kMomentum = 0.95, kDecay = 0.1, kScale = 0.5;
   const auto optimizer = make_optimizer(OptimizerKind::muon, {unit}, {.momentum = kMomentum, .weight_decay = kDecay});
   std::vector<double> p = unit.values.to(DType::float64).to_vector<double>(), m(p.size(), 0);
   for (int t = 1; t <= 3; ++t) {
-    test::fill_normal(held.unit, held.unit.grads, 100 + static_cast<uint64_t>(t), 0.3);
-    unit.grads.copy_from(held.unit.grads);
+    test::fill_normal(here, here.grads, 100 + static_cast<uint64_t>(t), 0.3);
+    unit.grads.copy_from(here.grads);
     const std::vector<double> g = unit.grads.to(DType::float64).to_vector<double>();
     const double lr = 0.01 * t;
     optimizer->step(lr, kScale);
@@ -122,29 +116,24 @@ TEST(Muon, FollowsThePaper) { expect_follows(make_arena()); }
 using MuonGpu = test::OnGpu;
 TEST_F(MuonGpu, FollowsThePaper) { expect_follows(arena); }
 
-// Beside the matrix, which the caller has.
-int64_t peak_of_update(int64_t rows, int64_t columns, const ArenaPtr& arena) {
-  const Tensor x = Tensor::empty({rows, columns}, DType::float32, arena);
-  Tensor(x).fill(0.5);
-  const int64_t before = arena->total().live;
-  arena->reset_peaks();
-  orthogonalise(x);
-  return arena->total().peak - before;
-}
-
-// Beside what a library takes for itself, and the emulated one takes nothing.
+// Beside the matrix, and what a library takes for itself; the emulated one takes nothing.
 TEST_F(MuonGpu, TakesNoMoreMemoryThanItSays) {
   const int64_t library = test::emulated() ? 0 : cuda::kMostWorkspace;
-  for (const auto& [rows, columns] : {std::pair{64, 64}, {64, 256}, {129, 35}, {37, 301}})
-    EXPECT_LE(peak_of_update(rows, columns, arena), orthogonalise_bytes(rows, columns, 4, Device::cuda) + library);
+  for (const auto& [rows, columns] : {std::pair{64, 64}, {64, 256}, {129, 35}, {37, 301}}) {
+    Tensor x = Tensor::empty({rows, columns}, DType::float32, arena);
+    x.fill(0.5);
+    const int64_t most = arena->total().live + orthogonalise_bytes(rows, columns, 4, Device::cuda) + library;
+    arena->reset_peaks();
+    orthogonalise(x);
+    EXPECT_LE(arena->total().peak, most);
+  }
 }
 
 // Singular values end near 1: the polynomial makes no more of them than it promises.
 TEST(Muon, MakesMatricesNearlyOrthogonal) {
-  const ArenaPtr arena = make_arena();
-  const Held held = matrix_unit(16, 40, 0, DType::float64, arena);
-  test::fill_normal(held.unit, held.unit.values, 3, 5.0);
-  const Tensor x = held.unit.values.reshape({16, 40});
+  const FlatUnit unit = matrix_unit(16, 40, 0, DType::float64);
+  test::fill_normal(unit, unit.values, 3, 5.0);
+  const Tensor x = unit.values.reshape({16, 40});
   orthogonalise(x);
   const Matrix o = matrix_of(x.data<double>(), 16, 40), gram = product(o, transposed(o));
   double trace = 0;
@@ -157,8 +146,7 @@ TEST(Muon, MakesMatricesNearlyOrthogonal) {
 }
 
 TEST(Muon, OfNothingIsNothing) {
-  const ArenaPtr arena = make_arena();
-  const Tensor x = Tensor::zeros({4, 6}, DType::float32, arena);
+  const Tensor x = Tensor::zeros({4, 6}, DType::float32, make_arena());
   orthogonalise(x);
   for (const float e : x.to_vector<float>()) EXPECT_EQ(e, 0);
 }

@@ -68,4 +68,21 @@ inline double farthest(const Tensor& a, const Tensor& b) {
   return most;
 }
 
+// Element i is f(i).
+template <class F>
+Tensor made(const Shape& shape, DType dtype, const ArenaPtr& arena, const F& f) {
+  std::vector<double> v(static_cast<size_t>(shape.numel()));
+  for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<double>(f(i));
+  return Tensor::of<double>(v, shape, arena->host()).to(dtype).to(arena);
+}
+
+// same_bits() of each tensor of a list and its partner; it is the same if neither is defined.
+inline testing::AssertionResult same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  if (a.size() != b.size()) return testing::AssertionFailure() << a.size() << " and " << b.size() << " tensors";
+  for (size_t i = 0; i < a.size(); ++i)
+    if (a[i].defined() != b[i].defined() || (a[i].defined() && !same_bits(a[i], b[i])))
+      return testing::AssertionFailure() << "tensor " << i << " of " << a.size() << " differs";
+  return testing::AssertionSuccess();
+}
+
 }  // namespace tessera::test

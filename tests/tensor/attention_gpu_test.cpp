@@ -52,7 +52,11 @@ struct Results {
   Operands parts;    // cut the gradients into those of q, k and v
 };
 
-Results run(const Operands& x, const AttentionOptions& given, bool wide) {
+bool same_bits(const Results& a, const Results& b) {
+  return test::same_bits({a.forward.out, a.gradients}, {b.forward.out, b.gradients});
+}
+
+Results run(const Operands& x, const AttentionOptions& given, bool wide = false) {
   AttentionOptions options = given;
   if (given.starts.defined()) options.starts = given.starts.to(x.packed.arena());
   const DType dtype = wide ? wide_of(x.packed.dtype()) : x.packed.dtype();
@@ -91,13 +95,7 @@ void draw_starts(const Philox& random, int64_t b, int64_t tq, int64_t tk, Attent
   }
 }
 
-struct Drawn {
-  Operands x;
-  AttentionOptions options;
-  bool wide;
-};
-
-Drawn draw(const Case& c, uint64_t trial) {
+void check(const Case& c, uint64_t trial, const ArenaPtr& arena, const std::string& expected_kernels) {
   const Philox random = Philox::named(trial, "shapes");
   const auto below = [&](uint64_t n, uint64_t i) { return static_cast<int64_t>(random.below(n, i)); };
   constexpr std::array<int64_t, 8> kTokens{1, 5, 31, 64, 65, 128, 150, 200};
@@ -114,23 +112,19 @@ Drawn draw(const Case& c, uint64_t trial) {
   o.first_head = below(3, 8);
   o.heads_total = o.first_head + heads.query + below(2, 9);
   o.tokens_total = tk + below(2, 10) * 7;
-  Operands x = operands(b, tq, tk, heads, c.d, c.dtype, 2 * trial);
+  const Operands x = operands(b, tq, tk, heads, c.d, c.dtype, 2 * trial);
   o.window = std::array<int64_t, 5>{0, 0, 1, 20, 90}[static_cast<size_t>(below(5, 15))];
   if (below(2, 14) == 0) draw_starts(random, b, tq, tk, o);
-  return {x, o, below(3, 11) == 0};
-}
-
-void check(const Case& c, uint64_t trial, const ArenaPtr& arena, const std::string& expected_kernels) {
-  const Drawn drawn = draw(c, trial);
-  Operands there = drawn.x.to(arena);
+  const bool wide = below(3, 11) == 0;
+  Operands there = x.to(arena);
   if (c.pad > 0) {
-    const Shape s = drawn.x.packed.shape();
+    const Shape s = x.packed.shape();
     Tensor room = Tensor::zeros(s.with_last(c.d + c.pad), c.dtype, arena);
     room.narrow(3, 0, c.d).copy_from(there.packed);
     there.packed = room.narrow(3, 0, c.d);
   }
   ASSERT_EQ(kernels(there.part(0), there.part(1), there.part(2)), expected_kernels);
-  const Results here = run(drawn.x, drawn.options, drawn.wide), got = run(there, drawn.options, drawn.wide);
+  const Results here = run(x, o, wide), got = run(there, o, wide);
   const std::string what = fmt::format("{} d {} trial {} {}{}", name_of(c.dtype), c.d, trial,
                                        there.part(0).shape().str(), there.part(1).shape().str());
   const double bound = bound_of(c.dtype);
@@ -140,8 +134,7 @@ void check(const Case& c, uint64_t trial, const ArenaPtr& arena, const std::stri
   // To the largest of all three: where a query sees one key, the gradients of scores are rounding alone.
   EXPECT_LE(apart(got.gradients, here.gradients), bound) << what;
   if (trial % 4 != 0) return;
-  const Results again = run(there, drawn.options, drawn.wide);
-  EXPECT_TRUE(same_bits(again.forward.out, got.forward.out) && same_bits(again.gradients, got.gradients)) << what;
+  EXPECT_TRUE(same_bits(run(there, o, wide), got)) << what;
 }
 
 TEST_F(AttentionGpu, PlainKernelsTakeEveryHead) {
@@ -155,13 +148,11 @@ TEST_F(AttentionGpu, PlainKernelsTakeRowsThatBeginAnywhere) {
   for (uint64_t trial = 0; trial < 6; ++trial) check({DType::bfloat16, 64, 3}, trial, arena, "plain");
 }
 
-TEST_F(AttentionGpu, TensorCoresTakeHeadsOf64) {
-  for (uint64_t trial = 0; trial < 10; ++trial)
+TEST_F(AttentionGpu, TensorCoresTakeHeadsOf64AndOf128) {
+  for (uint64_t trial = 0; trial < 10; ++trial) {
     check({DType::bfloat16, 64, trial % 3 == 0 ? 8 : 0}, 100 + trial, arena, "tensor cores");
-}
-
-TEST_F(AttentionGpu, TensorCoresTakeHeadsOf128) {
-  for (uint64_t trial = 0; trial < 10; ++trial) check({DType::bfloat16, 128}, 200 + trial, arena, "tensor cores");
+    check({DType::bfloat16, 128}, 200 + trial, arena, "tensor cores");
+  }
 }
 
 // A group's gradients of keys and values are those of its heads each alone, added up; its queries have the bits that
@@ -174,21 +165,19 @@ TEST_F(AttentionGpu, AGroupAddsWhatItsHeadsBring) {
     const Operands x = operands(1, 150, 150, {2 * kGroup, 2}, c.d, c.dtype, 5).to(arena);
     const Results whole = run(x, o, true);
     for (int64_t head = 0; head < 2; ++head) {
-      Tensor dk, dv;
+      Tensor dk = Tensor::zeros({1, 150, 1, c.d}, wide_of(c.dtype), arena), dv = dk.clone();
       for (int64_t h = head * kGroup; h < (head + 1) * kGroup; ++h) {
         AttentionOptions one = o;
         one.first_head = h;
         const Tensor q = x.part(0).narrow(2, h, 1), k = x.part(1).narrow(2, head, 1), v = x.part(2).narrow(2, head, 1);
         const Tensor dout = x.dout.narrow(2, h, 1);
         const Attended alone = attention(q, k, v, one);
-        EXPECT_TRUE(same_bits(alone.lse, whole.forward.lse.narrow(1, h, 1))) << c.d << " head " << h;
         Tensor dq = q.make(q.shape(), wide_of(c.dtype)), dk_one = dq.make(dq.shape()), dv_one = dq.make(dq.shape());
         attention_backward(dout, q, k, v, alone, one, dq, dk_one, dv_one);
-        EXPECT_TRUE(same_bits(dq, whole.parts.part(0).narrow(2, h, 1))) << c.d << " head " << h;
-        if (dk.defined())
-          add_(dk, dk_one), add_(dv, dv_one);
-        else
-          dk = dk_one, dv = dv_one;
+        EXPECT_TRUE(
+            test::same_bits({alone.lse, dq}, {whole.forward.lse.narrow(1, h, 1), whole.parts.part(0).narrow(2, h, 1)}))
+            << c.d << " head " << h;
+        add_(dk, dk_one), add_(dv, dv_one);
       }
       EXPECT_LE(apart(whole.parts.part(1).narrow(2, head, 1), dk), bound_of(wide_of(c.dtype))) << c.d;
       EXPECT_LE(apart(whole.parts.part(2).narrow(2, head, 1), dv), bound_of(wide_of(c.dtype))) << c.d;
@@ -203,67 +192,19 @@ TEST_F(AttentionGpu, ARowHasItsOwnBits) {
       AttentionOptions o{.dropout = dropout, .random = Philox(5)};
       o.tokens_total = 140;
       const Operands x = operands(2, 140, 140, {4, 2}, c.d, c.dtype, 1).to(arena);
-      const Results whole = run(x, o, false);
+      const Results whole = run(x, o);
       for (const int64_t i : {0, 37, 63, 64, 139}) {
         const Operands row{x.packed.narrow(1, 0, i + 1), x.dout.narrow(1, i, 1), 1, x.heads};
-        const Results alone = run(row, o, false);
-        EXPECT_TRUE(same_bits(alone.forward.out, whole.forward.out.narrow(1, i, 1))) << c.d << " row " << i;
-        EXPECT_TRUE(same_bits(alone.forward.lse, whole.forward.lse.narrow(2, i, 1))) << c.d << " row " << i;
-        EXPECT_TRUE(same_bits(alone.parts.part(0), whole.parts.part(0).narrow(1, i, 1))) << c.d << " row " << i;
+        const Results alone = run(row, o);
+        EXPECT_TRUE(test::same_bits({alone.forward.out, alone.forward.lse, alone.parts.part(0)},
+                                    {whole.forward.out.narrow(1, i, 1), whole.forward.lse.narrow(2, i, 1),
+                                     whole.parts.part(0).narrow(1, i, 1)}))
+            << c.d << " row " << i;
       }
       o.first_sequence = 1;
-      const Results second = run({x.packed.narrow(0, 1, 1), x.dout.narrow(0, 1, 1), 140, x.heads}, o, false);
-      EXPECT_TRUE(same_bits(second.forward.out, whole.forward.out.narrow(0, 1, 1)));
-      EXPECT_TRUE(same_bits(second.gradients, whole.gradients.narrow(0, 1, 1)));
-    }
-}
-
-// Keys in two tiles, merged: the attention to all of them, and its gradients.
-TEST_F(AttentionGpu, TilesMakeTheWhole) {
-  for (const Case& c : {Case{DType::float64, 16}, Case{DType::float32, 33}, Case{DType::bfloat16, 64}})
-    for (const int64_t cut : {60, 64, 90}) {
-      if (!test::has_kernels(c.dtype, Device::cuda)) continue;
-      constexpr int64_t kKeys = 150, kQueries = 60;
-      const DType wide = wide_of(c.dtype);
-      AttentionOptions o{.dropout = 0.25, .random = Philox(6)};
-      o.tokens_total = kKeys;
-      const Operands x = operands(1, kQueries, kKeys, {2, 1}, c.d, c.dtype, 3).to(arena);
-      const Results whole = run(x, o, true);
-      const Tensor q = x.part(0);
-      Attended merged;
-      std::vector<AttentionOptions> tiles(2, o);
-      const auto keys = [&](int which, int64_t tile) {
-        return tile == 0 ? x.part(which).narrow(1, 0, cut) : x.part(which).narrow(1, cut, kKeys - cut);
-      };
-      tiles[0].causal = false;  // all of these keys are before all queries
-      tiles[1].first_key = cut;
-      tiles[0].first_query = tiles[1].first_query = kKeys - kQueries;
-      for (int64_t tile = 0; tile < 2; ++tile) {
-        const Attended part{q.make(q.shape(), wide), q.make({1, 2, kQueries}, wide)};
-        attention_into(q, keys(1, tile), keys(2, tile), tiles[static_cast<size_t>(tile)], part);
-        if (tile == 0)
-          merged = part;
-        else
-          merge_attended(merged, part);
-      }
-      EXPECT_LE(apart(merged.out, whole.forward.out), bound_of(c.dtype)) << c.d << " cut " << cut;
-      EXPECT_LE(apart(merged.lse, whole.forward.lse), bound_of(wide)) << c.d << " cut " << cut;
-      const Attended rounded{merged.out.to(c.dtype), merged.lse};
-      Tensor sum = Tensor::zeros(q.shape(), wide, arena);
-      for (int64_t tile = 0; tile < 2; ++tile) {
-        const Tensor k = keys(1, tile), v = keys(2, tile);
-        Tensor dq = q.make(q.shape(), wide), dk = k.make(k.shape(), wide), dv = v.make(v.shape(), wide);
-        attention_backward(x.dout, q, k, v, rounded, tiles[static_cast<size_t>(tile)], dq, dk, dv);
-        add_(sum, dq);
-        const Tensor all_dk = whole.parts.part(1), all_dv = whole.parts.part(2);
-        const auto cut_of = [&](const Tensor& t) {
-          return tile == 0 ? t.narrow(1, 0, cut) : t.narrow(1, cut, kKeys - cut);
-        };
-        EXPECT_LE(apart(dk, cut_of(all_dk)), bound_of(c.dtype)) << c.d << " cut " << cut;
-        EXPECT_LE(apart(dv, cut_of(all_dv)), bound_of(c.dtype)) << c.d << " cut " << cut;
-      }
-      const Tensor all_dq = whole.parts.part(0);
-      EXPECT_LE(apart(sum, all_dq), bound_of(c.dtype)) << c.d << " cut " << cut;
+      const Results second = run({x.packed.narrow(0, 1, 1), x.dout.narrow(0, 1, 1), 140, x.heads}, o);
+      EXPECT_TRUE(test::same_bits({second.forward.out, second.gradients},
+                                  {whole.forward.out.narrow(0, 1, 1), whole.gradients.narrow(0, 1, 1)}));
     }
 }
 
@@ -297,20 +238,27 @@ class CudnnChecks : public testing::Test {
   }
 };
 
+// A problem forwards, and backwards in both ways.
+void expect_taken(const std::function<FusedAttention(bool backward)>& problem) {
+  EXPECT_EQ(refused(problem(false)), "") << "forward";
+  for (const bool deterministic : {false, true}) {
+    FusedAttention p = problem(true);
+    p.deterministic = deterministic;
+    EXPECT_EQ(refused(p), "") << "backward " << deterministic;
+  }
+}
+
 TEST_F(CudnnChecks, TakeWhatAGptAsks) {
   for (const int64_t d : {64, 128})
     for (const int64_t tokens : {64, 1000, 1024, 4096})
       for (const int64_t keys : {12, 4, 1})
         for (const bool causal : {true, false}) {
-          FusedAttention p = cuda::packed_problem(4, tokens, {12, keys}, d, false);
-          p.causal = causal;
-          EXPECT_EQ(refused(p), "") << d << " forward " << tokens << " " << keys;
-          for (const bool deterministic : {false, true}) {
-            p = cuda::packed_problem(4, tokens, {12, keys}, d, true);
+          SCOPED_TRACE(fmt::format("{}: {} tokens, {} heads of keys, causal {}", d, tokens, keys, causal));
+          expect_taken([&](bool backward) {
+            FusedAttention p = cuda::packed_problem(4, tokens, {12, keys}, d, backward);
             p.causal = causal;
-            p.deterministic = deterministic;
-            EXPECT_EQ(refused(p), "") << d << " backward " << tokens << " " << keys << " " << deterministic;
-          }
+            return p;
+          });
         }
 }
 
@@ -323,13 +271,8 @@ TEST_F(CudnnChecks, TakeWhatARingAsks) {
         for (const cuda::TileOfRing& tile :
              {cuda::TileOfRing{4, tokens, tokens, tokens, true}, cuda::TileOfRing{4, tokens, tokens, tokens / 2, false},
               cuda::TileOfRing{4, tokens, tokens / 2, tokens, false}}) {
-          const std::string what = fmt::format("{}: {} queries, {} keys, {}", d, tile.queries, tile.keys, keys);
-          EXPECT_EQ(refused(cuda::tile_problem(tile, {12, keys}, d, false)), "") << what;
-          for (const bool deterministic : {false, true}) {
-            FusedAttention p = cuda::tile_problem(tile, {12, keys}, d, true);
-            p.deterministic = deterministic;
-            EXPECT_EQ(refused(p), "") << "backward, " << what;
-          }
+          SCOPED_TRACE(fmt::format("{}: {} queries, {} keys, {}", d, tile.queries, tile.keys, keys));
+          expect_taken([&](bool backward) { return cuda::tile_problem(tile, {12, keys}, d, backward); });
         }
 }
 
@@ -370,17 +313,11 @@ class CudnnGpu : public test::OnGpu {
   ArenaPtr cudnn, fixed;  // beside `arena`, which has our own kernels
 };
 
-Tensor normal(const Shape& shape, uint64_t name) {
-  return test::normal(shape, DType::bfloat16, name, "attention by cuDNN");
-}
-
-// Runs both passes on a packed (B, T, (H + 2 K) D), as autograd asks for them.
-Results attend(const Tensor& packed, const Tensor& dout, const AttentionOptions& options, const Heads& heads = {2}) {
-  const auto part = [&](const Tensor& whole, int i) { return packed_part(whole, heads, i); };
-  Results r{attention(part(packed, 0), part(packed, 1), part(packed, 2), options), packed.make(packed.shape()), {}};
-  Tensor dq = part(r.gradients, 0), dk = part(r.gradients, 1), dv = part(r.gradients, 2);
-  attention_backward(dout, part(packed, 0), part(packed, 1), part(packed, 2), r.forward, options, dq, dk, dv);
-  return r;
+Operands packed(int64_t batch, int64_t tokens, const Heads& heads, int64_t d, uint64_t name) {
+  const auto normal = [&](int64_t count, uint64_t number) {
+    return test::normal({batch, tokens, count, d}, DType::bfloat16, number, "attention by cuDNN");
+  };
+  return {normal(heads.packed(), name), normal(heads.query, name + 1), tokens, heads};
 }
 
 void expect_close(const Results& found, const Results& expected, const std::string& what) {
@@ -400,17 +337,16 @@ TEST_F(CudnnGpu, ComputesWhatOurKernelsAndTheCpuCompute) {
         constexpr std::array<int64_t, 5> kTokens{2, 63, 128, 200, 384};
         const int64_t tokens = kTokens[random.below(5, drawn++)];
         const AttentionOptions o{.scale = causal ? 0 : 0.2, .causal = causal};
-        const Tensor packed = normal({2, tokens, heads.packed() * d}, 1), dout = normal({2, tokens, heads.query, d}, 2);
+        const Operands x = packed(2, tokens, heads, d, 1);
         const std::string what = fmt::format("d {}, {} tokens, {} heads of keys", d, tokens, heads.key);
-        const auto on = [&](const ArenaPtr& there) { return attend(packed.to(there), dout.to(there), o, heads); };
-        const Results here = attend(packed, dout, o, heads), ours = on(arena);
+        const auto on = [&](const ArenaPtr& there) { return run(x.to(there), o); };
+        const Results here = run(x, o), ours = on(arena);
         expect_close(ours, here, what + ", ours");
         expect_close(on(cudnn), here, what + ", cuDNN");
         const Results once = on(fixed), again = on(fixed);
         expect_close(once, here, what + ", cuDNN, deterministic");
         expect_close(once, ours, what + ", cuDNN, deterministic, beside ours");
-        EXPECT_TRUE(same_bits(again.gradients, once.gradients) && same_bits(again.forward.out, once.forward.out))
-            << what;
+        EXPECT_TRUE(same_bits(again, once)) << what;
       }
 }
 
@@ -418,18 +354,18 @@ TEST_F(CudnnGpu, ComputesWhatOurKernelsAndTheCpuCompute) {
 // own, here those of the same keys twice, so that every probability is half of what it is alone.
 TEST_F(CudnnGpu, ComputesTilesOfARing) {
   const auto tile = [&](const ArenaPtr& on, int64_t queries, int64_t keys) {
-    const Tensor there = normal({2, 256, 6 * 64}, 9).to(on), dout = normal({2, queries, 2, 64}, 10).to(on);
-    const Tensor q = packed_part(there, {2}, 0).narrow(1, 256 - queries, queries),
-                 k = packed_part(there, {2}, 1).narrow(1, 0, keys), v = packed_part(there, {2}, 2).narrow(1, 0, keys);
+    Operands x = packed(2, 256, {2}, 64, 9).to(on);
+    x.tq = queries;
+    const Tensor q = x.part(0), k = x.part(1).narrow(1, 0, keys), v = x.part(2).narrow(1, 0, keys),
+                 dout = x.dout.narrow(1, 0, queries).contiguous();
     const AttentionOptions o{.causal = false};
-    Results r{attention(q, k, v, o), {}, {}};
+    Results r{attention(q, k, v, o), q.make({2, queries + 2 * keys, 2, 64}), {}};
     merge_attended(r.forward, {r.forward.out.clone(), r.forward.lse.clone()});
     Tensor dq = q.make(q.shape()), dkv = q.make({2, keys, 4, 64}), dk = dkv.narrow(2, 0, 2), dv = dkv.narrow(2, 2, 2);
     attention_backward(dout, q, k, v, r.forward, o, dq, dk, dv);
-    r.gradients = Tensor::empty({2, queries + 2 * keys, 2, 64}, DType::bfloat16, make_arena());
-    r.gradients.narrow(1, 0, queries).copy_from(dq.on_host());
-    r.gradients.narrow(1, queries, keys).copy_from(dk.on_host());
-    r.gradients.narrow(1, queries + keys, keys).copy_from(dv.on_host());
+    r.gradients.narrow(1, 0, queries).copy_from(dq);
+    r.gradients.narrow(1, queries, keys).copy_from(dk);
+    r.gradients.narrow(1, queries + keys, keys).copy_from(dv);
     return r;
   };
   for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{256, 128}, {128, 256}, {100, 256}}) {
@@ -445,18 +381,17 @@ TEST_F(CudnnGpu, ComputesTilesOfARing) {
 // That they were not ours: asked by themselves they say so, and attention() has their bits.
 TEST_F(CudnnGpu, IsAskedWhereItIsChosen) {
   if constexpr (kWithCudnn) {
-    const Tensor packed = normal({2, 256, 6 * 64}, 3).to(fixed), dout = normal({2, 256, 2, 64}, 4).to(fixed);
-    const auto part = [](const Tensor& whole, int i) { return packed_part(whole, {2}, i); };
-    const Tensor q = part(packed, 0), k = part(packed, 1), v = part(packed, 2);
+    const Operands x = packed(2, 256, {2}, 64, 3).to(fixed);
+    const Tensor q = x.part(0), k = x.part(1), v = x.part(2);
     const AttentionOptions o{.scale = 0.125};
-    const Results through = attend(packed, dout, o);
+    const Results through = run(x, o);
     const Attended alone{q.make(q.shape()), q.make({2, 2, 256}, DType::float32)};
     ASSERT_TRUE(cuda::cudnn_attention({q, k, v, o}, alone));
-    EXPECT_TRUE(same_bits(alone.out, through.forward.out) && same_bits(alone.lse, through.forward.lse));
-    const Tensor gradients = packed.make(packed.shape());
-    ASSERT_TRUE(cuda::cudnn_attention_backward({q, k, v, o}, dout, alone,
-                                               {part(gradients, 0), part(gradients, 1), part(gradients, 2)}));
-    EXPECT_TRUE(same_bits(gradients, through.gradients));
+    EXPECT_TRUE(test::same_bits({alone.out, alone.lse}, {through.forward.out, through.forward.lse}));
+    const Operands gradients{x.packed.make(x.packed.shape()), {}, x.tq, x.heads};
+    ASSERT_TRUE(cuda::cudnn_attention_backward({q, k, v, o}, x.dout, alone,
+                                               {gradients.part(0), gradients.part(1), gradients.part(2)}));
+    EXPECT_TRUE(test::same_bits(gradients.packed, through.gradients));
     for (const bool backward : {false, true})
       EXPECT_EQ(cuda::cudnn_refuses(cuda::packed_problem(2, 256, {2}, 64, backward)), "");
   }
@@ -464,25 +399,22 @@ TEST_F(CudnnGpu, IsAskedWhereItIsChosen) {
 
 // It is not asked for dropout, a cache's query, or sums that are not rounded: those have the bits of our kernels.
 TEST_F(CudnnGpu, OurKernelsServeTheRest) {
-  const Tensor packed = normal({1, 96, 6 * 64}, 5), dout = normal({1, 96, 2, 64}, 6);
+  const Operands x = packed(1, 96, {2}, 64, 5);
   const AttentionOptions drops{.dropout = 0.2, .random = Philox(1)};
-  const Results ours = attend(packed.to(arena), dout.to(arena), drops),
-                found = attend(packed.to(cudnn), dout.to(cudnn), drops);
-  EXPECT_TRUE(same_bits(found.forward.out, ours.forward.out) && same_bits(found.gradients, ours.gradients));
+  EXPECT_TRUE(same_bits(run(x.to(cudnn), drops), run(x.to(arena), drops)));
   const auto wide = [&](const ArenaPtr& on) {
-    const Tensor there = packed.to(on), q = packed_part(there, {2}, 0);
+    const Operands there = x.to(on);
+    const Tensor q = there.part(0);
     const Attended sums{q.make(q.shape(), DType::float32), q.make({1, 2, 96}, DType::float32)};
-    attention_into(q, packed_part(there, {2}, 1), packed_part(there, {2}, 2), {}, sums);
+    attention_into(q, there.part(1), there.part(2), {}, sums);
     return sums.out;
   };
-  EXPECT_TRUE(same_bits(wide(cudnn), wide(arena)));
+  EXPECT_TRUE(test::same_bits(wide(cudnn), wide(arena)));
   const auto last = [&](const ArenaPtr& on) {
-    const Tensor there = packed.to(on);
-    return attention(packed_part(there, {2}, 0).narrow(1, 95, 1), packed_part(there, {2}, 1),
-                     packed_part(there, {2}, 2))
-        .out;
+    const Operands there = x.to(on);
+    return attention(there.part(0).narrow(1, 95, 1), there.part(1), there.part(2)).out;
   };
-  EXPECT_TRUE(same_bits(last(cudnn), last(arena)));
+  EXPECT_TRUE(test::same_bits(last(cudnn), last(arena)));
   EXPECT_TRUE(cudnn->local<KernelLog>().refused.empty());
 }
 
@@ -490,11 +422,9 @@ TEST_F(CudnnGpu, OurKernelsServeTheRest) {
 // gets an error where it does not serve.
 TEST_F(CudnnGpu, TheLogSaysWhoServesAnOddHead) {
   for (const int64_t d : {20, 40}) {
-    const Tensor packed = normal({1, 96, 6 * d}, 7), dout = normal({1, 96, 2, d}, 8);
+    const Operands x = packed(1, 96, {2}, d, 7);
     cudnn->local<KernelLog>() = {};
-    const Results ours = attend(packed.to(arena), dout.to(arena), {}),
-                  found = attend(packed.to(cudnn), dout.to(cudnn), {});
-    expect_close(found, ours, "head of " + std::to_string(d));
+    expect_close(run(x.to(cudnn), {}), run(x.to(arena), {}), "head of " + std::to_string(d));
     const KernelLog& log = cudnn->local<KernelLog>();
     EXPECT_EQ(log.forward.cudnn + log.forward.plain, 1);
     EXPECT_EQ(log.backward.cudnn + log.backward.plain, 1);
@@ -502,9 +432,9 @@ TEST_F(CudnnGpu, TheLogSaysWhoServesAnOddHead) {
     for (const std::string& said : log.refused)
       EXPECT_TRUE(has(said, "of (B, T, H, D) = (1, 96, 2, " + std::to_string(d) + "): "));
     if (log.refused.empty())
-      EXPECT_NO_THROW(attend(packed.to(fixed), dout.to(fixed), {}));
+      EXPECT_NO_THROW(run(x.to(fixed), {}));
     else
-      EXPECT_THROW(attend(packed.to(fixed), dout.to(fixed), {}), Error);
+      EXPECT_THROW(run(x.to(fixed), {}), Error);
     if (d == 20) {
       EXPECT_EQ(log.refused.size(), 2u) << "its checks want multiples of 8";
     }

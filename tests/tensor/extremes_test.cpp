@@ -1,6 +1,8 @@
 // Rows and attention where a sum of exponentials or of squares goes wrong first: numbers that are far apart, also from
 // block to block, all equal, alone, at the ends; against plain loops in float64, on every device.
 
+#include <numeric>
+
 #include "tensor/ops/attention/attention.h"
 #include "tensor/ops/cross_entropy.h"
 #include "tensor/ops/norm.h"
@@ -59,9 +61,8 @@ Softmaxed soften(const Values& x, int64_t n) {
 
 Values normals(int64_t count, const char* name) {
   const Philox random = Philox::named(5, name);
-  Values out;
-  for (int64_t i = 0; i < count; ++i) out.push_back(nearest_bf16(random.normal(static_cast<uint64_t>(i))));
-  return out;
+  const auto normal = [&](size_t i) { return nearest_bf16(random.normal(i)); };
+  return numbers(made({count}, DType::float64, make_arena(), normal));
 }
 
 Tensor tensor(const Values& values, const Shape& shape, DType dtype, const ArenaPtr& arena) {
@@ -77,16 +78,13 @@ void expect_softmax(int64_t n, DType dtype, const ArenaPtr& arena) {
   EXPECT_LE(row_difference(numbers(log), expected.log_p, n, 1e-3), bound_of(dtype)) << n;
   // From the forward's own results, which are stored as they are.
   const Values p = numbers(out), log_p = numbers(log);
-  Values dx(x.size()), log_dx(x.size());
-  for (size_t row = 0; row < x.size(); row += static_cast<size_t>(n)) {
-    double dot = 0, sum = 0;
-    for (size_t i = row; i < row + static_cast<size_t>(n); ++i) {
-      dot += dy[i] * p[i];
-      sum += dy[i];
-    }
-    for (size_t i = row; i < row + static_cast<size_t>(n); ++i) {
-      dx[i] = p[i] * (dy[i] - dot);
-      log_dx[i] = dy[i] - std::exp(log_p[i]) * sum;
+  Values dx, log_dx;
+  for (int64_t row = 0; row < std::ssize(x); row += n) {
+    const double *const by = dy.data() + row, *const from = p.data() + row, *const log_from = log_p.data() + row;
+    const double dot = std::inner_product(by, by + n, from, 0.0), sum = std::accumulate(by, by + n, 0.0);
+    for (int64_t i = 0; i < n; ++i) {
+      dx.push_back(from[i] * (by[i] - dot));
+      log_dx.push_back(by[i] - std::exp(log_from[i]) * sum);
     }
   }
   const Tensor seed = tensor(dy, shape, dtype, arena);
@@ -116,16 +114,16 @@ void expect_cross_entropy(int64_t n, DType dtype, const ArenaPtr& arena) {
   const Shape shape{rows, n};
   const Tensor wanted = Tensor::of<int32_t>(targets, {rows}, arena);
   const double bound = bound_of(dtype), wide = dtype == DType::bfloat16 ? 2e-4 : bound;
-  const CrossEntropy found = cross_entropy(tensor(x, shape, dtype, arena), wanted);
+  const Tensor all = tensor(x, shape, dtype, arena), most = row_max(all);
+  const CrossEntropy found = cross_entropy(all, wanted);
   EXPECT_NEAR(double{found.loss_sum}, loss, wide * (loss + 1)) << n;
   EXPECT_LE(row_difference(numbers(found.lse), expected.lse, 1, 1e-3), wide) << n;
-  const Tensor back = cross_entropy_backward(tensor(x, shape, dtype, arena), wanted, found.lse, 0.5);
+  const Tensor back = cross_entropy_backward(all.clone(), wanted, found.lse, 0.5);
   EXPECT_LE(row_difference(numbers(back), dx, n, 1), bound) << n;
-  Tensor logits = tensor(x, shape, dtype, arena);
+  Tensor logits = all.clone();
   EXPECT_NEAR(double{cross_entropy_in_place(logits, wanted, 0.5).loss_sum}, loss, wide * (loss + 1)) << n;
   EXPECT_LE(row_difference(numbers(logits), dx, n, 1), bound) << n;
   // Put together of what ranks know of their parts.
-  const Tensor all = tensor(x, shape, dtype, arena), most = row_max(all);
   const CrossEntropy joined =
       joined_cross_entropy(most, row_sum_exp(all, most), target_logits(all, wanted, {}), wanted);
   EXPECT_NEAR(double{joined.loss_sum}, loss, wide * (loss + 1)) << n;
@@ -140,10 +138,10 @@ void expect_norm(int64_t n, DType dtype, const ArenaPtr& arena) {
     Values y, dx, terms;
     const auto width = static_cast<double>(n);
     for (size_t row = 0; row < x.size(); row += static_cast<size_t>(n)) {
-      double mean = 0, square = 0, sum = 0, dot = 0;
-      for (int64_t j = 0; j < n && center; ++j) mean += x[row + static_cast<size_t>(j)];
-      mean /= width;
-      for (int64_t j = 0; j < n; ++j) square += std::pow(x[row + static_cast<size_t>(j)] - mean, 2) / width;
+      const double* const own = x.data() + row;
+      const double mean = center ? std::accumulate(own, own + n, 0.0) / width : 0;
+      double square = 0, sum = 0, dot = 0;
+      for (int64_t j = 0; j < n; ++j) square += std::pow(own[j] - mean, 2) / width;
       const double rstd = 1 / std::sqrt(square + 1e-5);
       const auto normed = [&](size_t j) { return (x[row + j] - mean) * rstd; };
       for (size_t j = 0; j < static_cast<size_t>(n); ++j) {
@@ -234,22 +232,20 @@ void expect_plain(const AttentionShape& s, Extreme extreme, DType dtype, const A
   const AttentionValues x = draw_extreme(s, extreme, static_cast<uint64_t>(s.tk));
   const PlainAttention expected = attend_plainly(s, x);
   const Shape queries{s.b, s.tq, s.h, s.d}, keys{s.b, s.tk, s.k, s.d};
-  const auto tensor = [&](const std::vector<double>& values, const Shape& shape) {
-    return Tensor::of<double>(values, shape, make_arena()).to(dtype).to(arena);
-  };
-  const Tensor q = tensor(x.q, queries), k = tensor(x.k, keys), v = tensor(x.v, keys), dout = tensor(x.dout, queries);
+  const Tensor q = tensor(x.q, queries, dtype, arena), k = tensor(x.k, keys, dtype, arena),
+               v = tensor(x.v, keys, dtype, arena), dout = tensor(x.dout, queries, dtype, arena);
   const AttentionOptions options{.causal = s.causal};
   const Attended found = attention(q, k, v, options);
   Tensor dq = q.make(queries), dk = q.make(keys), dv = q.make(keys);
   attention_backward(dout, q, k, v, found, options, dq, dk, dv);
   const double bound = attention_bound(dtype);
-  const std::string what = std::to_string(static_cast<int>(extreme)) + " in " + std::string(name_of(dtype)) + ", " +
-                           q.describe() + " of " + k.describe() + (s.causal ? "" : ", not causal");
-  EXPECT_LE(row_difference(numbers(found.out), expected.out, s.d, 0.05), bound) << what;
-  EXPECT_LE(row_difference(numbers(found.lse), expected.lse, 1, 0.01), bound) << what;
-  EXPECT_LE(row_difference(numbers(dq), expected.dq, s.d, 0.01, expected.dq_terms), 6 * bound) << what;
-  EXPECT_LE(row_difference(numbers(dk), expected.dk, s.d, 0.01, expected.dk_terms), 6 * bound) << what;
-  EXPECT_LE(row_difference(numbers(dv), expected.dv, s.d, 0.5), bound) << what;
+  SCOPED_TRACE(testing::Message() << static_cast<int>(extreme) << ", " << q.describe() << " of " << k.describe()
+                                  << (s.causal ? "" : ", not causal"));
+  EXPECT_LE(row_difference(numbers(found.out), expected.out, s.d, 0.05), bound);
+  EXPECT_LE(row_difference(numbers(found.lse), expected.lse, 1, 0.01), bound);
+  EXPECT_LE(row_difference(numbers(dq), expected.dq, s.d, 0.01, expected.dq_terms), 6 * bound);
+  EXPECT_LE(row_difference(numbers(dk), expected.dk, s.d, 0.01, expected.dk_terms), 6 * bound);
+  EXPECT_LE(row_difference(numbers(dv), expected.dv, s.d, 0.5), bound);
 }
 
 void expect_plain_in(const std::vector<DType>& dtypes, const std::vector<AttentionShape>& shapes,
@@ -302,11 +298,9 @@ TEST_F(AttentionExtremesGpu, OfTensorCoresAreThoseOfPlainLoops) {
 void expect_merged(DType dtype, bool rounded, Extreme extreme, std::vector<int64_t> cuts, const ArenaPtr& arena) {
   const AttentionShape s{.b = 2, .tq = 16, .tk = 96, .h = 2, .k = 2, .d = 8, .causal = false};
   const AttentionValues x = draw_extreme(s, extreme, 7);
-  const auto tensor = [&](const std::vector<double>& values, const Shape& shape) {
-    return Tensor::of<double>(values, shape, make_arena()).to(dtype).to(arena);
-  };
   const Shape queries{s.b, s.tq, s.h, s.d}, keys{s.b, s.tk, s.k, s.d};
-  const Tensor q = tensor(x.q, queries), k = tensor(x.k, keys), v = tensor(x.v, keys);
+  const Tensor q = tensor(x.q, queries, dtype, arena), k = tensor(x.k, keys, dtype, arena),
+               v = tensor(x.v, keys, dtype, arena);
   const DType wide = wide_of(dtype), out_dtype = rounded ? dtype : wide;
   const Attended whole{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq + 5}, wide).narrow(2, 3, s.tq)};
   Tensor out = whole.out, lse = whole.lse;
@@ -348,19 +342,17 @@ TEST_F(AttentionGpu, SmallShapesForCheckers) {
   for (const int64_t d : {20, 64}) {
     const AttentionShape s{.tq = 33, .tk = 33, .d = d};
     const AttentionValues x = draw_extreme(s, Extreme::zero, 3);
-    AttentionOptions o{.dropout = 0.5, .random = Philox(4)};
-    o.starts = Tensor::of<int32_t>(std::vector<int32_t>(33, 0), {1, 33}, make_arena());
-    o.starts.narrow(1, 20, 13).fill(18);
+    const auto start = [](size_t i) { return i < 20 ? 0 : 18; };
+    const AttentionOptions o{
+        .dropout = 0.5, .random = Philox(4), .starts = made({1, 33}, DType::int32, make_arena(), start)};
     const auto attend = [&](const ArenaPtr& on) {
-      const auto tensor = [&](const std::vector<double>& values) {
-        return Tensor::of<double>(values, {1, 33, 1, d}, make_arena()).to(DType::bfloat16).to(on);
-      };
+      const auto of = [&](const Values& values) { return tensor(values, {1, 33, 1, d}, DType::bfloat16, on); };
       AttentionOptions there = o;
       there.starts = o.starts.to(on);
-      const Tensor q = tensor(x.q), k = tensor(x.k), v = tensor(x.v);
+      const Tensor q = of(x.q), k = of(x.k), v = of(x.v);
       const Attended found = attention(q, k, v, there);
       Tensor dq = q.make(q.shape()), dk = q.make(q.shape()), dv = q.make(q.shape());
-      attention_backward(tensor(x.dout), q, k, v, found, there, dq, dk, dv);
+      attention_backward(of(x.dout), q, k, v, found, there, dq, dk, dv);
       return std::vector{numbers(found.out), numbers(dk), numbers(dv)};
     };
     const auto here = attend(make_arena()), there = attend(arena);

@@ -1,6 +1,7 @@
 // Structured ops on a GPU where the op table does not reach: long rows, many rows, tokens of one kind, indices outside,
 // parts of a vocabulary, tiles of a mask; and those of a mixture of experts, of any routing and any number of rows.
 #include <limits>
+#include <numeric>
 
 #include "tensor/ops/activations.h"
 #include "tensor/ops/attention/attention.h"
@@ -29,10 +30,8 @@ Tensor ids_of(const std::vector<int32_t>& v) {
   return Tensor::of<int32_t>(v, {static_cast<int64_t>(v.size())}, make_arena());
 }
 std::vector<int32_t> drawn_ids(int64_t n, int64_t below, const std::string& name) {
-  const Philox random = Philox::named(3, name);
-  std::vector<int32_t> ids(static_cast<size_t>(n));
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(random.below(static_cast<uint64_t>(below), i));
-  return ids;
+  const auto id = [&](size_t i) { return Philox::named(3, name).below(static_cast<uint64_t>(below), i); };
+  return made({n}, DType::int32, make_arena(), id).to_vector<int32_t>();
 }
 
 // Rows of one warp, of a block, and past what a block keeps in registers; with and without whole parts of 16 bytes.
@@ -67,8 +66,7 @@ TEST_F(StructuredGpu, SumsOverManyRows) {
     for (const Shape& shape : {Shape{9000, 5}, Shape{70000, 2}, Shape{65, 40}, Shape{0, 3}}) {
       SCOPED_TRACE(std::string(name_of(dtype)) + " " + shape.str());
       const Tensor x = drawn(shape, dtype, "x", 0.5, 1.5), there = x.to(arena);
-      const DType widest = dtype == DType::float64 ? dtype : DType::float32;
-      Tensor expected = x.make({shape[1]}, DType::float64), found = there.make({shape[1]}, widest);
+      Tensor expected = x.make({shape[1]}, DType::float64), found = there.make({shape[1]}, wide_of(dtype));
       sum_rows(expected, x.to(DType::float64));
       sum_rows(found, there);
       EXPECT_LT(apart(found, expected), dtype == DType::float64 ? 1e-13 : 1e-5);
@@ -191,17 +189,12 @@ TEST_F(StructuredGpu, CrossEntropyOfAllAndOfParts) {
       const Tensor whole = cross_entropy_backward(logits.to(arena), on_gpu, there.lse, 0.25);
       EXPECT_LT(apart(whole, dx), bound(dtype));
       const int64_t cut = vocab / 3;
-      std::vector<Tensor> tops, sums, own,
-          parts = {logits.to(arena).narrow(1, 0, cut), logits.to(arena).narrow(1, cut, vocab - cut)};
+      const Tensor parts[] = {logits.to(arena).narrow(1, 0, cut), logits.to(arena).narrow(1, cut, vocab - cut)};
       const VocabPart at[] = {{0, vocab}, {cut, vocab}};
-      for (const Tensor& part : parts) tops.push_back(row_max(part));
-      const Tensor top = binary<Maximum>(tops[0], tops[1]);
-      for (size_t i = 0; i < 2; ++i) {
-        sums.push_back(row_sum_exp(parts[i], top));
-        own.push_back(target_logits(parts[i], on_gpu, at[i]));
-      }
-      const CrossEntropy joined =
-          joined_cross_entropy(top, binary<Add>(sums[0], sums[1]), binary<Add>(own[0], own[1]), on_gpu);
+      const Tensor top = binary<Maximum>(row_max(parts[0]), row_max(parts[1])),
+                   sum = binary<Add>(row_sum_exp(parts[0], top), row_sum_exp(parts[1], top)),
+                   own = binary<Add>(target_logits(parts[0], on_gpu, at[0]), target_logits(parts[1], on_gpu, at[1]));
+      const CrossEntropy joined = joined_cross_entropy(top, sum, own, on_gpu);
       EXPECT_EQ(joined.count, 68);
       EXPECT_NEAR(joined.loss_sum, here.loss_sum, near * here.loss_sum);
       for (size_t i = 0; i < 2; ++i) {
@@ -259,13 +252,13 @@ TEST_F(StructuredGpu, DropoutDrawsTheMasksOfTheCpu) {
       const std::vector<int64_t> positions = {7, 0, 3, 9, 2};
       for (const int64_t first_channel : {0, 3, 4}) {
         const Tensor x = drawn({2, 5, c}, dtype, "x");
-        DropoutTile tile;
-        tile.random = Philox(5);
-        tile.step = (uint64_t{1} << 40) + 9;
-        tile.first_sequence = 3;
-        tile.first_channel = first_channel;
-        tile.channels_total = first_channel + c + (first_channel == 3 ? 2 : 0);
-        tile.tokens_total = 10;
+        DropoutTile tile{.random = Philox(5),
+                         .step = (uint64_t{1} << 40) + 9,
+                         .first_sequence = 3,
+                         .tokens_total = 10,
+                         .channels_total = first_channel + c + (first_channel == 3 ? 2 : 0),
+                         .first_channel = first_channel,
+                         .positions = {}};
         if (first_channel > 0) tile.positions = positions;
         EXPECT_TRUE(same_bits(dropout(x.to(arena), 0.3, tile), dropout(x.clone(), 0.3, tile)))
             << name_of(dtype) << " " << c << " from " << first_channel;
@@ -306,15 +299,7 @@ Routing draw_routing(Draw& d, DType dtype, bool crowded) {
                 n = sequences * length;
   const double range = d.of({3.0, 0.01, 30.0});
   Routing r{.logits = drawn({n, experts}, dtype, "logits" + std::to_string(d.between(0, 1000)), -range, range)};
-  if (d.between(0, 2) == 0)
-    r.logits = Tensor::of<double>(
-                   [&] {
-                     std::vector<double> few(static_cast<size_t>(n * experts));
-                     for (double& x : few) x = static_cast<double>(d.between(0, 2));
-                     return few;
-                   }(),
-                   {n, experts}, make_arena())
-                   .to(dtype);
+  if (d.between(0, 2) == 0) r.logits = made({n, experts}, dtype, make_arena(), [&](size_t) { return d.between(0, 2); });
   r.options = {.per_token = d.between(1, crowded ? 2 : std::min<int64_t>(experts, 6)),
                .softmax_first = d.between(0, 1) == 1,
                .sequences = sequences,
@@ -337,11 +322,11 @@ TEST_F(ExpertsGpu, RoutingIsThatOfTheCpu) {
       const Routing r = draw_routing(d, dtype, trial == 0);
       SCOPED_TRACE(std::to_string(trial) + " " + r.logits.describe());
       const Routed here = route(r.logits, r.options), there = route(r.logits.to(arena), r.options);
-      EXPECT_TRUE(same_bits(there.chosen, here.chosen) && same_bits(there.place, here.place));
-      EXPECT_TRUE(same_bits(there.of_sequences, here.of_sequences));
+      EXPECT_TRUE(
+          same_bits({there.chosen, there.place, there.of_sequences}, {here.chosen, here.place, here.of_sequences}));
       EXPECT_EQ(there.counts, here.counts);
-      EXPECT_EQ(std::pair(there.rows, there.dropped), std::pair(here.rows, here.dropped));
-      EXPECT_EQ(std::pair(there.elsewhere, there.margin), std::pair(here.elsewhere, here.margin));
+      EXPECT_EQ(std::tuple(there.rows, there.dropped, there.elsewhere, there.margin),
+                std::tuple(here.rows, here.dropped, here.elsewhere, here.margin));
       if (dtype == DType::float64)  // whose exponentials are the C library's and CUDA's
         EXPECT_LT(test::farthest(there.weights, here.weights), 1e-14);
       else
@@ -444,10 +429,11 @@ Sizes draw_sizes(Draw& d) {
 class RowsOfGroups {
  public:
   RowsOfGroups(const Sizes& s, DType dtype, const ArenaPtr& arena) : s_(s), dtype_(dtype), arena_(arena) {
-    for (const int64_t rows : s.rows) all_ += rows;
-    x_ = drawn({all_ + 1, s.k}, dtype, "x").narrow(0, 1, all_);  // which begins anywhere
-    x_there_ = drawn({all_ + 1, s.k}, dtype, "x").to(arena).narrow(0, 1, all_);
-    dy_ = drawn({all_, s.n}, dtype, "dy");
+    const int64_t rows = std::accumulate(s.rows.begin(), s.rows.end(), int64_t{0});
+    const Tensor longer = drawn({rows + 1, s.k}, dtype, "x");
+    x_ = longer.narrow(0, 1, rows);  // which begins anywhere
+    x_there_ = longer.to(arena).narrow(0, 1, rows);
+    dy_ = drawn({rows, s.n}, dtype, "dy");
     dy_there_ = dy_.to(arena);
     const auto all = std::ssize(s.rows);
     const Tensor w = drawn({all * s.n, s.k}, dtype, "w"), w_there = w.to(arena);
@@ -464,8 +450,10 @@ class RowsOfGroups {
     int64_t at = 0;
     for (size_t g = 0; g < std::min<size_t>(9, there_.size()); ++g) {
       const int64_t m = s_.rows[g];
-      EXPECT_TRUE(same_bits(linear_rows(x_there_.narrow(0, at, m), {there_[g]}), y.narrow(0, at, m)));
-      EXPECT_TRUE(same_bits(linear_rows_input_grad(dy_there_.narrow(0, at, m), {there_[g]}), dx.narrow(0, at, m)));
+      const std::vector<RowsGroup> alone{there_[g]};
+      EXPECT_TRUE(same_bits(
+          {linear_rows(x_there_.narrow(0, at, m), alone), linear_rows_input_grad(dy_there_.narrow(0, at, m), alone)},
+          {y.narrow(0, at, m), dx.narrow(0, at, m)}));
       at += m;
     }
   }
@@ -508,7 +496,6 @@ class RowsOfGroups {
   Sizes s_;
   DType dtype_;
   ArenaPtr arena_;
-  int64_t all_ = 0;
   Tensor x_, dy_, x_there_, dy_there_;
   std::vector<RowsGroup> groups_, there_;
 };

@@ -23,12 +23,10 @@ TEST_F(TensorsGpu, GoThereAndBack) {
   for (const DType dtype : test::floating(arena)) {
     const Tensor here = drawn({5, 7, 3}, dtype, "a"), there = here.to(arena);
     EXPECT_EQ(there.device(), Device::cuda);
-    EXPECT_TRUE(same_bits(there, here));
-    EXPECT_TRUE(same_bits(here.transpose(0, 2).to(arena), here.transpose(0, 2)));
-    EXPECT_TRUE(same_bits(there.transpose(0, 2), here.transpose(0, 2)));
-    Tensor part = there.clone(), expected = here.clone();
-    part.narrow(1, 2, 3).copy_from(here.narrow(1, 4, 3));
-    expected.narrow(1, 2, 3).copy_from(here.narrow(1, 4, 3));
+    const Tensor turned = here.transpose(0, 2);
+    EXPECT_TRUE(same_bits({there, turned.to(arena), there.transpose(0, 2)}, {here, turned, turned}));
+    const Tensor part = there.clone(), expected = here.clone();
+    for (const Tensor& t : {part, expected}) t.narrow(1, 2, 3).copy_from(here.narrow(1, 4, 3));
     EXPECT_TRUE(same_bits(part, expected));
   }
   EXPECT_EQ(arena->usage(Category::activations).live, 0);
@@ -40,14 +38,14 @@ TEST_F(TensorsGpu, ConvertFillAndBroadcast) {
       const Tensor here = drawn({33, 5}, from, "b", -100, 100);
       EXPECT_TRUE(same_bits(here.to(arena).to(to), here.to(to))) << name_of(from) << " to " << name_of(to);
     }
+  const auto results = [](const Tensor& row) {
+    Tensor copied = row.make({4, 9}, DType::bfloat16), filled = copied.clone();
+    copied.copy_from(row);
+    filled.fill(0.7);
+    return std::vector<Tensor>{copied, filled};
+  };
   const Tensor row = drawn({9}, DType::float32, "row");
-  Tensor here = Tensor::zeros({4, 9}, DType::bfloat16, make_arena()), there = here.to(arena);
-  here.copy_from(row);
-  there.copy_from(row.to(arena));
-  EXPECT_TRUE(same_bits(there, here));
-  there.fill(0.7);
-  here.fill(0.7);
-  EXPECT_TRUE(same_bits(there, here));
+  EXPECT_TRUE(same_bits(results(row.to(arena)), results(row)));
 }
 
 TEST_F(TensorsGpu, HostCodeMayNotReadThem) {
@@ -63,9 +61,9 @@ TEST_F(TensorsGpu, UnaryOpsHaveTheBitsOfTheCpu) {
     for (const DType dtype : test::floating(arena))
       for (const Shape& shape : {Shape{1}, Shape{1031}, Shape{17, 9}}) {
         SCOPED_TRACE(std::string(Op::name) + " " + std::string(name_of(dtype)) + " " + shape.str());
-        const DType wide = dtype == DType::float64 ? dtype : DType::float32;
+        const DType wide = wide_of(dtype);
         const Tensor x = drawn(shape, dtype, "x", Op::low, Op::high), dy = drawn(shape, dtype, "dy");
-        const std::vector<double> at = x.to(DType::float64).to_vector<double>();
+        const std::vector<double> at = numbers(x);
         const Tensor there = unary<Op>(x.to(arena));
         test::expect_near(there, unary<Op>(x), wide, [&](size_t i) { return test::near_op<Op>(at[i], wide).f; });
         test::expect_near_gradient<Op>(unary_backward<Op>(dy.to(arena), x.to(arena)), unary_backward<Op>(dy, x), dy, x);
@@ -129,27 +127,27 @@ TEST_F(TensorsGpu, PiecesAndRepeatedRowsHaveTheBitsOfTheCpu) {
                  c = drawn({columns}, dtype, "c");
     const auto piece = [&](const Tensor& t) { return t.narrow(t.shape().rank() - 1, first, columns); };
     SCOPED_TRACE(piece(a).describe() + " from " + std::to_string(first) + " of " + std::to_string(columns + more));
-    const Tensor there = a.to(arena), beside = b.to(arena);
-    EXPECT_TRUE(same_bits(binary<Add>(piece(there), piece(beside)), binary<Add>(piece(a), piece(b))));
-    EXPECT_TRUE(same_bits(binary<Add>(piece(there), c.to(arena)), binary<Add>(piece(a), c)));
-    Tensor into = a.clone(), into_there = there.clone();
-    piece(into).copy_from(piece(b));
-    piece(into_there).copy_from(piece(beside));
-    EXPECT_TRUE(same_bits(into_there, into));
+    const auto results = [&](const Tensor& x, const Tensor& y, const Tensor& z) {
+      const Tensor into = x.clone();
+      piece(into).copy_from(piece(y));
+      return std::vector<Tensor>{binary<Add>(piece(x), piece(y)), binary<Add>(piece(x), z), into};
+    };
+    EXPECT_TRUE(same_bits(results(a.to(arena), b.to(arena), c.to(arena)), results(a, b, c)));
   }
 }
 
 TEST_F(TensorsGpu, SumsInPlaceHaveTheBitsOfTheCpu) {
   for (const DType dtype : test::floating(arena))
     for (const DType other : test::floating(arena)) {
-      Tensor x = drawn({3, 129}, dtype, "x"), there = x.to(arena);
-      const Tensor y = drawn({129}, other, "y");
-      add_(x, y, 0.3);
-      add_(there, y.to(arena), 0.3);
-      EXPECT_TRUE(same_bits(there, x));
-      scale_(x, 1.7);
-      scale_(there, 1.7);
-      EXPECT_TRUE(same_bits(there, x));
+      const auto results = [](const Tensor& to, const Tensor& more) {
+        Tensor sum = to.clone();
+        add_(sum, more, 0.3);
+        Tensor scaled = sum.clone();
+        scale_(scaled, 1.7);
+        return std::vector<Tensor>{sum, scaled};
+      };
+      const Tensor x = drawn({3, 129}, dtype, "x"), y = drawn({129}, other, "y");
+      EXPECT_TRUE(same_bits(results(x.to(arena), y.to(arena)), results(x, y)));
     }
 }
 
@@ -163,11 +161,10 @@ TEST_F(RotarySwigluGpu, SwigluHasTheBitsOfTheCpu) {
     for (const Shape& shape :
          {Shape{3, 7}, Shape{2, 5, 8}, Shape{70, 24}, Shape{1, 1001}, Shape{9, 4096}, Shape{0, 8}}) {
       SCOPED_TRACE(std::string(name_of(dtype)) + " " + shape.str());
-      const DType wide = dtype == DType::float64 ? dtype : DType::float32;
+      const DType wide = wide_of(dtype);
       const Tensor x = drawn(shape.with_last(2 * shape[shape.rank() - 1]), dtype, "x", -9, 9), there = x.to(arena),
                    dy = drawn(shape, dtype, "dy");
-      const std::vector<double> in = x.to(DType::float64).to_vector<double>(),
-                                up = dy.to(DType::float64).to_vector<double>();
+      const std::vector<double> in = numbers(x), up = numbers(dy);
       const auto n = static_cast<size_t>(shape[shape.rank() - 1]);
       const auto known = [&](double v) { return test::Near{v, 0, test::epsilon_of(wide)}; };
       const auto silu = [&](size_t row, size_t j) { return test::near_op<Silu>(in[2 * row * n + j], wide); };
@@ -181,31 +178,27 @@ TEST_F(RotarySwigluGpu, SwigluHasTheBitsOfTheCpu) {
     }
 }
 
-struct RotateCase {
-  int64_t heads, d, more;  // numbers of a token behind those that turn
-};
-
-// In its own place and in another, where what does not turn is copied; there and back, positions of any order.
+// In its own place and in another, where what does not turn is copied; there and back, positions of any order. A token
+// has some numbers more behind those that turn.
 TEST_F(RotarySwigluGpu, RotateHasTheBitsOfTheCpu) {
-  constexpr int64_t kTokens = 11;
+  constexpr size_t kTokens = 11;
   const std::vector<int32_t> any = {3, 40, 0, 7, 7, 1, 2, 39, 11, 12, 13};
   const Tensor positions = Tensor::of<int32_t>(any, {kTokens}, make_arena());
-  std::vector<int32_t> of_each = any;
-  of_each.insert(of_each.end(), any.rbegin(), any.rend());
-  const Tensor each = Tensor::of<int32_t>(of_each, {2, kTokens}, make_arena());
+  const Tensor each = made({2, kTokens}, DType::int32, make_arena(),
+                           [&](size_t i) { return i < kTokens ? any[i] : any[2 * kTokens - 1 - i]; });
   for (const DType dtype : test::floating(arena))
-    for (const RotateCase& c : {RotateCase{1, 2, 0}, RotateCase{3, 6, 5}, RotateCase{5, 16, 16}, RotateCase{2, 16, 3},
-                                RotateCase{9, 64, 128}, RotateCase{0, 8, 8}})
+    for (const auto& [heads, d, more] :
+         {std::array<int64_t, 3>{1, 2, 0}, {3, 6, 5}, {5, 16, 16}, {2, 16, 3}, {9, 64, 128}, {0, 8, 8}})
       for (const bool back : {false, true}) {
-        SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(c.heads) + " heads of " + std::to_string(c.d));
-        const DType wide = dtype == DType::float64 ? dtype : DType::float32;
-        Turn turn{.heads = c.heads, .table = rotary_table({}, 41, c.d, wide, make_arena()), .first = 9, .back = back};
+        SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(heads) + " heads of " + std::to_string(d));
+        const Tensor table = rotary_table({}, 41, d, wide_of(dtype), make_arena());
+        Turn turn{.heads = heads, .table = table, .first = 9, .back = back};
         for (int way = 0; way < 3; ++way) {
           if (way > 0) turn.positions = way == 1 ? positions : each;
           Turn there = turn;
           there.table = turn.table.to(arena);
           if (way > 0) there.positions = turn.positions.to(arena);
-          const Tensor x = drawn({2, kTokens, c.heads * c.d + c.more}, dtype, "x"), kept = x.to(arena);
+          const Tensor x = drawn({2, kTokens, heads * d + more}, dtype, "x"), kept = x.to(arena);
           const Tensor expected = rotate(x.clone(), turn);
           Tensor own = kept.clone();
           const void* const place = own.address();
@@ -251,28 +244,24 @@ TEST_F(GraphGpu, LaunchesReadWhatIsThere) {
 
 TEST_F(GraphGpu, DropoutCountsByTheStepInMemory) {
   if constexpr (kWithCuda) {
-    const Tensor step = Tensor::of<int64_t>(std::vector<int64_t>{0}, {1}, arena);
-    const Tensor x = Tensor::zeros({2, 4, 24}, DType::float32, arena), y = x.clone();
-    Tensor(x).fill(1);
-    DropoutTile tile;
-    tile.random = Philox::named(1, "drop");
-    tile.step = 99;
+    const Tensor step = Tensor::zeros({1}, DType::int64, arena);
+    const Tensor x = made({2, 4, 24}, DType::float32, arena, [](size_t) { return 1; }), y = x.clone();
+    DropoutTile tile{.random = Philox::named(1, "drop"), .step = 99, .positions = {}};
     const auto expected = [&](uint64_t at) {
       DropoutTile plain = tile;
       plain.step = at;
+      plain.step_on_gpu = nullptr;
       return dropout(x.clone(), 0.5, plain).to_vector<float>();
     };
-    const std::vector<float> third = expected(3), fourth = expected(4);
     tile.step_on_gpu = reinterpret_cast<const uint64_t*>(step.device_data<int64_t>());
     dropout(x.clone(), 0.5, tile);
     const cuda::Graph graph(arena, [&] { Tensor(y).copy_from(dropout(x.clone(), 0.5, tile)); });
-    Tensor(step).fill(3);
-    graph.launch();
-    EXPECT_EQ(y.to_vector<float>(), third);
-    Tensor(step).fill(4);
-    graph.launch();
-    EXPECT_EQ(y.to_vector<float>(), fourth);
-    EXPECT_NE(third, fourth);
+    for (const int64_t at : {3, 4}) {
+      Tensor(step).fill(static_cast<double>(at));
+      graph.launch();
+      EXPECT_EQ(y.to_vector<float>(), expected(static_cast<uint64_t>(at)));
+    }
+    EXPECT_NE(expected(3), expected(4));
   }
 }
 
@@ -297,32 +286,27 @@ TEST_F(GraphGpu, FitsAsLongAsTheArenaIsAsItWas) {
 TEST_F(GraphGpu, AHostThatReadsInsideIsAnError) {
   if constexpr (kWithCuda) {
     Tensor x = Tensor::zeros({4}, DType::float32, arena);
-    const auto failure = [&](const std::function<void()>& f) -> std::string {
+    const auto failure = [&](const std::function<void()>& f) {
       x.fill(1);
-      try {
-        const cuda::Graph graph(arena, [&] {
-          x.fill(8);
-          f();
-        });
-      } catch (const Error& e) {
-        EXPECT_EQ(x.to_vector<float>(), std::vector<float>(4, 1.0f));
-        const cuda::Graph next(arena, [&] { x.fill(5); });
-        next.launch();
-        EXPECT_EQ(x.to_vector<float>(), std::vector<float>(4, 5.0f));
-        return e.what();
-      }
-      return "nothing was thrown";
+      const auto work = [&] {
+        x.fill(8);
+        f();
+      };
+      const std::string words = error_of([&] { const cuda::Graph graph(arena, work); });
+      EXPECT_EQ(x.to_vector<float>(), std::vector<float>(4, 1.0f));
+      const cuda::Graph next(arena, [&] { x.fill(5); });
+      next.launch();
+      EXPECT_EQ(x.to_vector<float>(), std::vector<float>(4, 5.0f));
+      return words;
     };
     Tensor::empty({1000}, DType::float32, arena);  // room for what is made inside
     const DeviceScalar late(x.narrow(0, 0, 1).to(DType::float64));
     for (const auto& read : std::vector<std::function<void()>>{
              [&] { static_cast<void>(static_cast<double>(late)); }, [&] { x.to_vector<float>(); },
-             [&] { Tensor::of<float>(std::vector<float>(4), {4}, arena); }}) {
-      const std::string what = failure(read);
-      EXPECT_TRUE(has(what, "the host waits for the GPU while work is captured"));
-    }
-    const std::string more = failure([&] { Tensor::empty({1 << 20}, DType::float32, arena); });
-    EXPECT_TRUE(has(more, "4194304 bytes of activations do not fit what is free"));
+             [&] { Tensor::of<float>(std::vector<float>(4), {4}, arena); }})
+      EXPECT_TRUE(has(failure(read), "the host waits for the GPU while work is captured"));
+    EXPECT_TRUE(has(failure([&] { Tensor::empty({1 << 20}, DType::float32, arena); }),
+                    "4194304 bytes of activations do not fit what is free"));
   }
 }
 

@@ -6,6 +6,7 @@
 #endif
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/cpu/products.h"
+#include "tests/support/one_thread.h"
 #include "tests/support/tensors.h"
 
 namespace tessera {
@@ -15,21 +16,17 @@ using test::numbers;
 
 using cpu::InstructionSet;
 
-class FewRows : public testing::Test {
+// Each sets the number of threads for itself.
+class FewRows : public test::OneThread {
  protected:
-  ~FewRows() override { cpu::set_threads(threads_); }
-
   // (rows, cols), rows further apart than they are long.
   Tensor random(int64_t rows, int64_t cols, DType dtype, uint64_t seed) {
-    const Tensor wide = Tensor::empty({rows, cols + 3}, DType::float32, arena_);
     const Philox random = Philox::named(seed, "few rows");
-    for (int64_t i = 0; i < wide.numel(); ++i)
-      wide.data<float>()[i] = static_cast<float>(2 * random.uniform(static_cast<uint64_t>(i)) - 1);
-    return wide.to(dtype).narrow(1, 1, cols);
+    const auto number = [&](size_t i) { return 2 * random.uniform(i) - 1; };
+    return test::made({rows, cols + 3}, dtype, arena_, number).narrow(1, 1, cols);
   }
 
   ArenaPtr arena_ = make_arena();
-  int threads_ = cpu::threads();
 };
 
 void expect_product(const Tensor& out, const Tensor& a, const Tensor& w, const Tensor& bias) {
@@ -87,25 +84,22 @@ TEST_F(FewRows, AreThoseOfFloat64WithTheSameBitsHoweverTheyAreMade) {
 // Products on the processor's tiles against a plain sum, over shapes with and without remainders, for each operand both
 // storage orders, and numbers of threads. Skipped where the processor has no tiles.
 
-class AmxMatmul : public testing::Test {
+class AmxMatmul : public test::OneThread {
  protected:
   void SetUp() override {
     const Tensor whole = Tensor::zeros({64, 64}, DType::bfloat16, arena_);
     if (!cpu::amx_takes(whole, whole)) GTEST_SKIP() << "this processor has no AMX tiles, or TESSERA_AMX=0";
   }
-  ~AmxMatmul() override { cpu::set_threads(threads_); }
 
   // (rows, cols), stored by columns when `turned`.
   Tensor random(int64_t rows, int64_t cols, bool turned, uint64_t seed) {
-    Tensor t = Tensor::empty(turned ? Shape{cols, rows} : Shape{rows, cols}, DType::bfloat16, arena_);
     const Philox numbers = Philox::named(seed, "amx");
-    for (int64_t i = 0; i < t.numel(); ++i)
-      t.data<bfloat16>()[i] = bfloat16(2 * numbers.uniform(static_cast<uint64_t>(i)) - 1);
+    const Tensor t = test::made(turned ? Shape{cols, rows} : Shape{rows, cols}, DType::bfloat16, arena_,
+                                [&](size_t i) { return 2 * numbers.uniform(i) - 1; });
     return turned ? t.transpose(0, 1) : t;
   }
 
   ArenaPtr arena_ = make_arena();
-  int threads_ = cpu::threads();
 };
 
 TEST_F(AmxMatmul, IsTheProductForEveryShapeAndOrder) {
@@ -120,16 +114,17 @@ TEST_F(AmxMatmul, IsTheProductForEveryShapeAndOrder) {
     const Tensor a = random(m, k, draw(0, 1, 3) == 1, 2 * round), b = random(k, n, draw(0, 1, 4) == 1, 2 * round + 1);
     const DType wanted = draw(0, 1, 5) == 1 ? DType::float32 : DType::bfloat16;
     const Tensor bias = draw(0, 1, 6) == 1 ? random(1, n, false, 99).reshape({n}) : Tensor();
-    std::vector<std::vector<float>> results;
+    std::vector<double> one;
     for (const int team : {1, 2, 3}) {
       cpu::set_threads(team);
       Tensor out = Tensor::empty({m, n}, wanted, arena_);
       cpu::amx_matmul(out, a, b, bias, nullptr);
-      if (team == 1) expect_product(out, a, b.transpose(0, 1), bias);
-      results.push_back(out.to(DType::float32).to_vector<float>());
+      if (team == 1) {
+        expect_product(out, a, b.transpose(0, 1), bias);
+        one = numbers(out);
+      }
+      EXPECT_EQ(numbers(out), one) << "one thread and " << team;
     }
-    EXPECT_EQ(results[0], results[1]) << "one thread and two";
-    EXPECT_EQ(results[0], results[2]) << "one thread and three";
   }
 }
 
@@ -137,16 +132,17 @@ TEST_F(AmxMatmul, PacksAgainOnlyWhenTheWeightChanges) {
   const Tensor a = random(64, 96, false, 1);
   Tensor w = random(48, 96, false, 2);
   cpu::Packed packed;
-  Tensor out = Tensor::empty({64, 48}, DType::bfloat16, arena_);
-  cpu::amx_matmul(out, a, w.transpose(0, 1), {}, &packed);
-  expect_product(out, a, w, {});
+  const auto expect_product_with = [&](const Tensor& seen) {
+    Tensor out = Tensor::empty({64, 48}, DType::bfloat16, arena_);
+    cpu::amx_matmul(out, a, w.transpose(0, 1), {}, &packed);
+    expect_product(out, a, seen, {});
+  };
+  expect_product_with(w);
   const Tensor before = w.clone();
   w.fill(0.5);
-  cpu::amx_matmul(out, a, w.transpose(0, 1), {}, &packed);
-  expect_product(out, a, before, {});  // nobody said that it changed
+  expect_product_with(before);  // nobody said that it changed
   ++w.storage()->version;
-  cpu::amx_matmul(out, a, w.transpose(0, 1), {}, &packed);
-  expect_product(out, a, w, {});
+  expect_product_with(w);
 }
 
 TEST_F(AmxMatmul, WritesOnlyItsRowsAndColumns) {
@@ -155,12 +151,9 @@ TEST_F(AmxMatmul, WritesOnlyItsRowsAndColumns) {
   whole.fill(7);
   Tensor out = whole.narrow(0, 2, 33).narrow(1, 0, 17);
   cpu::amx_matmul(out, a, b, {}, nullptr);
-  const std::vector<float> all = whole.to(DType::float32).to_vector<float>();
-  for (int64_t i = 0; i < 40; ++i)
-    for (int64_t j = 0; j < 40; ++j)
-      if (i < 2 || i >= 35 || j >= 17) {
-        ASSERT_EQ(all[static_cast<size_t>(i * 40 + j)], 7) << i << ", " << j;
-      }
+  out.fill(7);
+  const std::vector<double> all = numbers(whole);
+  for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], 7) << i / 40 << ", " << i % 40;
 }
 
 #ifdef __x86_64__

@@ -31,40 +31,29 @@ class Draw {
   T one_of(const std::vector<T>& list) {
     return list[static_cast<size_t>(below(std::ssize(list)))];
   }
-  template <class T>
-  T one_of(std::initializer_list<T> list) {
-    return list.begin()[below(static_cast<int64_t>(list.size()))];
-  }
   // (rows, cols), or (batch, rows, cols) where batch is not 0, lying in memory in one of five ways.
   Tensor matrix(int64_t batch, int64_t rows, int64_t cols, DType dtype, const ArenaPtr& arena) {
-    const Shape lead = batch ? Shape{batch} : Shape{};
-    const auto make = [&](int64_t r, int64_t c) {
-      Shape s = lead;
-      s.push_back(r);
-      s.push_back(c);
+    const auto make = [&](std::initializer_list<int64_t> dims) {
+      Shape s = batch ? Shape{batch} : Shape{};
+      for (const int64_t d : dims) s.push_back(d);
       return normal(s, dtype, arena);
     };
     const int row = batch ? 1 : 0;
     switch (below(5)) {
       case 0:
-        return make(rows, cols);
+        return make({rows, cols});
       case 1:
-        return make(cols, rows).transpose(-2, -1);
+        return make({cols, rows}).transpose(-2, -1);
       case 2:
-        return make(rows + 3, cols + 5).narrow(row, 1, rows).narrow(row + 1, 2, cols);
+        return make({rows + 3, cols + 5}).narrow(row, 1, rows).narrow(row + 1, 2, cols);
       case 3:
-        return make(cols + 4, rows + 1).narrow(row, 2, cols).narrow(row + 1, 1, rows).transpose(-2, -1);
-      default: {  // neither dim runs on
-        Shape s = lead;
-        for (const int64_t d : {rows, cols, int64_t{2}}) s.push_back(d);
-        return normal(s, dtype, arena).select(row + 2, 1);
-      }
+        return make({cols + 4, rows + 1}).narrow(row, 2, cols).narrow(row + 1, 1, rows).transpose(-2, -1);
+      default:  // neither dim runs on
+        return make({rows, cols, 2}).select(row + 2, 1);
     }
   }
   Tensor normal(const Shape& shape, DType dtype, const ArenaPtr& arena) {
-    std::vector<double> v(static_cast<size_t>(shape.numel()));
-    for (double& x : v) x = random_.normal(at_++);
-    return Tensor::of<double>(v, shape, arena).to(dtype);
+    return made(shape, dtype, arena, [&](size_t) { return random_.normal(at_++); });
   }
 
  private:
@@ -109,7 +98,7 @@ double unit_of(DType dtype) { return dtype == DType::float64 ? 0x1p-52 : 0x1p-23
 TEST_F(ProductsGpu, AreThoseOfFloat64) {
   for (uint64_t trial = 0; trial < 150; ++trial) {
     Draw draw(trial);
-    const auto dtype = draw.one_of({DType::float64, DType::float32, DType::bfloat16});
+    const auto dtype = draw.one_of<DType>({DType::float64, DType::float32, DType::bfloat16});
     const auto size = [&] { return draw.one_of<int64_t>({1, 2, 7, 8, 16, 33, 64, 96}); };
     const int64_t m = size(), n = size(), k = size(), batch = draw.below(2) * draw.one_of<int64_t>({1, 3});
     const Tensor a = draw.matrix(batch, m, k, dtype, arena), b = draw.matrix(batch, k, n, dtype, arena);
@@ -124,10 +113,10 @@ TEST_F(ProductsGpu, AreThoseOfFloat64) {
 TEST_F(ProductsGpu, WriteOnlyTheirRowsAndColumns) {
   for (uint64_t trial = 0; trial < 30; ++trial) {
     Draw draw(1000 + trial);
-    const auto dtype = draw.one_of({DType::float32, DType::bfloat16});
+    const auto dtype = draw.one_of<DType>({DType::float32, DType::bfloat16});
     const int64_t m = 1 + draw.below(40), n = 1 + draw.below(40), k = 1 + draw.below(40);
     const Tensor a = draw.matrix(0, m, k, dtype, arena), b = draw.matrix(0, k, n, dtype, arena);
-    Tensor whole = Tensor::empty({m + 3, n + 8}, draw.one_of({DType::float32, dtype}), arena);
+    Tensor whole = Tensor::empty({m + 3, n + 8}, draw.one_of<DType>({DType::float32, dtype}), arena);
     whole.fill(7);
     Tensor out = whole.narrow(0, 1, m).narrow(1, 4, n);
     matmul_into(out, a, b);
@@ -151,7 +140,7 @@ TEST_F(ProductsGpu, LinearLayersForwardAndBackward) {
     const double unit = unit_of(dtype);
     EXPECT_LE(excess(linear(x, w, bias, &packs).flat_rows(), x.flat_rows(), w.transpose(0, 1), bias, unit), 1);
     EXPECT_LE(excess(linear_input_grad(dy, w, &packs).flat_rows(), dy.flat_rows(), w, {}, unit), 1);
-    Tensor dw = Tensor::empty(w.shape(), draw.one_of({dtype, dtype == DType::float64 ? dtype : DType::float32}), arena);
+    Tensor dw = Tensor::empty(w.shape(), draw.one_of<DType>({dtype, wide_of(dtype)}), arena);
     linear_weight_grad(dw, dy, x);
     EXPECT_LE(excess(dw, dy.flat_rows().transpose(0, 1), x.flat_rows(), {}, unit), 1);
     EXPECT_TRUE(packs.packs.empty());
@@ -263,18 +252,16 @@ TEST_F(AlgorithmTables, TheFirstChoiceStands) {
 TEST_F(AlgorithmTables, OneChoosesWhileOthersWait) {
   if constexpr (kWithCuda) {
     std::atomic<int> choices = 0;
+    const auto choose = [&] {
+      ++choices;
+      return "chosen";
+    };
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i)
       threads.emplace_back([&, i] {
         cuda::AlgorithmTable own("A GPU/1");
         own.keep_in(directory_);
-        for (int key = 0; key < 20; ++key)
-          EXPECT_EQ(own.find_or(std::to_string((key + 5 * i) % 20),
-                                [&] {
-                                  ++choices;
-                                  return "chosen";
-                                }),
-                    "chosen");
+        for (int key = 0; key < 20; ++key) EXPECT_EQ(own.find_or(std::to_string((key + 5 * i) % 20), choose), "chosen");
       });
     for (std::thread& t : threads) t.join();
     EXPECT_EQ(choices, 20);
@@ -327,31 +314,23 @@ struct Sizes {
 constexpr Sizes kSizes[] = {{5, 16, 24}, {64, 8, 8}, {33, 40, 64}, {7, 3, 16}, {9, 16, 13}};
 constexpr double kRounding = 0x1p-8;
 
-TEST_F(LinearGeluGpu, ForwardIsThatOfFloat64) {
+TEST_F(LinearGeluGpu, AreThoseOfFloat64) {
   for (const DType dtype : {DType::bfloat16, DType::float32})
     for (const auto [rows, in, out] : kSizes)
       for (const bool with_bias : {false, true}) {
-        const Tensor x = normal(1, {2, rows, in}, dtype, arena), w = normal(2, {out, in}, dtype, arena),
-                     b = with_bias ? normal(3, {out}, dtype, arena) : Tensor();
-        const BiasGelu made = linear_gelu(x, w, b), exact = linear_gelu(exactly(x), exactly(w), exactly(b));
         const double unit = dtype == DType::bfloat16 ? kRounding : 1e-6;
-        EXPECT_EQ(made.y.shape(), (Shape{2, rows, out}));
-        expect_near(made.h, exact.h, unit, unit, "h");  // apart, the product is rounded before the bias comes
-        expect_near(made.y, exact.y, 2 * unit, unit, "y");
-      }
-}
-
-TEST_F(LinearGeluGpu, BackwardIsThatOfFloat64) {
-  for (const DType dtype : {DType::bfloat16, DType::float32})
-    for (const auto [rows, in, out] : kSizes)
-      for (const bool with_bias : {false, true}) {
+        const Tensor x = normal(1, {2, rows, in}, dtype, arena), up = normal(2, {out, in}, dtype, arena),
+                     b = with_bias ? normal(3, {out}, dtype, arena) : Tensor();
+        const BiasGelu forward = linear_gelu(x, up, b), wanted = linear_gelu(exactly(x), exactly(up), exactly(b));
+        EXPECT_EQ(forward.y.shape(), (Shape{2, rows, out}));
+        expect_near(forward.h, wanted.h, unit, unit, "h");  // apart, the product is rounded before the bias comes
+        expect_near(forward.y, wanted.y, 2 * unit, unit, "y");
         const Tensor dy = normal(4, {2, rows, in}, dtype, arena), w = normal(5, {in, out}, dtype, arena),
                      h = normal(6, {2, rows, out}, dtype, arena);
         Tensor dbias = h.make({out}, DType::float32), exact_bias = exactly(h).make({out}, DType::float64);
         const int64_t before = arena->local<KernelLog>().gelu_gradient.fused;
         const Tensor dh = linear_input_grad_gelu(dy, w, h, with_bias ? &dbias : nullptr),
                      exact = linear_input_grad_gelu(exactly(dy), exactly(w), exactly(h), &exact_bias);
-        const double unit = dtype == DType::bfloat16 ? kRounding : 1e-6;
         expect_near(dh, exact, 2 * unit, unit, "dh");
         EXPECT_EQ(dbias.defined(), !with_bias || arena->local<KernelLog>().gelu_gradient.fused == before);
         if (!with_bias || !dbias.defined()) continue;  // the gradient of the weight brings it along
@@ -382,13 +361,8 @@ TEST_F(LinearGeluGpu, AWeightsGradientBringsItsBiasAlong) {
 
 // The elements of t with a stride between columns, or from an address that nothing is aligned to.
 Tensor otherwise(const Tensor& t, bool strided) {
-  if (strided && t.rank() == 2) {
-    const Tensor view = t.make({t.dim(1), t.dim(0) + 3}).narrow(1, 2, t.dim(0)).transpose(0, 1);
-    Tensor written = view;
-    written.copy_from(t);
-    return view;
-  }
-  Tensor view = t.make({t.numel() + 1}).narrow(0, 1, t.numel()).reshape(t.shape());
+  Tensor view = strided && t.rank() == 2 ? t.make({t.dim(1), t.dim(0) + 3}).narrow(1, 2, t.dim(0)).transpose(0, 1)
+                                         : t.make({t.numel() + 1}).narrow(0, 1, t.numel()).reshape(t.shape());
   view.copy_from(t);
   return view;
 }
@@ -410,13 +384,10 @@ TEST_F(LinearGeluGpu, StridesAndPlacesChangeNoBit) {
     };
     const std::vector<Tensor> expected = all([](const Tensor& t) { return t.clone(); });
     // The float32 elements here are written too, and the rows of that run on.
-    for (const std::vector<Tensor>& found :
-         {all([](const Tensor& t) { return otherwise(t, false); }), all([](const Tensor& t) {
-            return t.dtype() == DType::float32 ? otherwise(t, false) : otherwise(t, true);
-          })}) {
-      ASSERT_EQ(found.size(), expected.size());
-      for (size_t i = 0; i < found.size(); ++i) EXPECT_EQ(numbers(found[i]), numbers(expected[i])) << i << " " << out;
-    }
+    for (const bool strided : {false, true})
+      EXPECT_TRUE(same_bits(all([&](const Tensor& t) { return otherwise(t, strided && t.dtype() != DType::float32); }),
+                            expected))
+          << strided << " " << out;
   }
 }
 

@@ -2,8 +2,10 @@
 // as its paper has it for one row; on a GPU the numbers of the CPU.
 
 #include <limits>
+#include <numeric>
 
 #include "tensor/cpu/vectorize.h"
+#include "tensor/ops/elementwise.h"
 #include "tensor/ops/matmul/matmul.h"
 #include "tensor/ops/quantize/gptq.h"
 #include "tests/support/draw.h"
@@ -17,10 +19,27 @@ namespace {
 using test::Draw;
 
 std::vector<float> normals(Draw& d, int64_t count) {
-  std::vector<float> out(static_cast<size_t>(count));
   const Philox random = Philox::named(static_cast<uint64_t>(d.between(0, 1 << 30)), "weights");
-  for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(0.02 * random.normal(i));
-  return out;
+  const auto small = [&](size_t i) { return 0.02 * random.normal(i); };
+  return test::made({count}, DType::float32, make_arena(), small).to_vector<float>();
+}
+
+int64_t elements_of(const std::vector<ElementRun>& runs) {
+  return std::accumulate(runs.begin(), runs.end(), int64_t{0},
+                         [](int64_t sum, const ElementRun& run) { return sum + run.count; });
+}
+
+// The bytes of these runs of a matrix whose bytes are `whole`.
+Tensor bytes_of(const Packing& p, const std::vector<ElementRun>& runs, const std::vector<std::byte>& whole) {
+  const Tensor bytes = Tensor::empty({p.bytes(elements_of(runs))}, DType::uint8, make_arena());
+  int64_t next = 0;
+  for_each_byte_run(p, runs, [&](int64_t here, int64_t from, int64_t count) {
+    EXPECT_EQ(here, next);  // in order, without gaps
+    next += count;
+    std::copy_n(whole.begin() + from, count, bytes.raw() + here);
+  });
+  EXPECT_EQ(next, bytes.numel());
+  return bytes;
 }
 
 FloatSource from(const std::vector<float>& values) {
@@ -47,14 +66,12 @@ std::vector<double> nf4_slowly(const std::vector<float>& x) {
     for (size_t i = b; i < std::min(b + 64, x.size()); ++i) most = std::max<double>(most, std::abs(x[i]));
     scales.push_back(most);
   }
-  double mean = 0;
-  for (const double s : scales) mean += s / static_cast<double>(scales.size());
+  const double mean = std::accumulate(scales.begin(), scales.end(), 0.0) / static_cast<double>(scales.size());
   std::vector<double> again;
-  for (size_t g = 0; g < scales.size(); g += 256) {
+  for (size_t b = 0, g = 0; b < scales.size(); g = ++b / 256 * 256) {
     double most = 0;
-    for (size_t b = g; b < std::min(g + 256, scales.size()); ++b) most = std::max(most, std::abs(scales[b] - mean));
-    for (size_t b = g; b < std::min(g + 256, scales.size()); ++b)
-      again.push_back(mean + most * (most > 0 ? nearest_of(dynamic_values(), (scales[b] - mean) / most) : 0));
+    for (size_t i = g; i < std::min(g + 256, scales.size()); ++i) most = std::max(most, std::abs(scales[i] - mean));
+    again.push_back(mean + most * (most > 0 ? nearest_of(dynamic_values(), (scales[b] - mean) / most) : 0));
   }
   for (size_t i = 0; i < x.size(); ++i)
     out.push_back(scales[i / 64] > 0 ? nearest_of(nf4_values(), x[i] / scales[i / 64]) * again[i / 64] : 0);
@@ -72,12 +89,11 @@ void expect_near(const std::vector<float>& found, const std::vector<double>& exp
 TEST(Quantize, Nf4IsWhatThePaperSays) {
   for (uint64_t trial = 0; trial < 6; ++trial) {
     Draw d("nf4", trial);
-    const Packing p{.codec = Codec::nf4, .rows = d.between(1, 90), .columns = d.between(1, 400), .pieces = {}};
-    Packing one = p;
-    one.pieces = {p.rows};
+    const int64_t rows = d.between(1, 90);
+    const Packing p{.codec = Codec::nf4, .rows = rows, .columns = d.between(1, 400), .pieces = {rows}};
     const std::vector<float> x = normals(d, p.elements());
-    expect_near(numbers_of(one, quantize(one, from(x))), nf4_slowly(x));
-    EXPECT_EQ(one.bytes(), (one.elements() + 63) / 64 * 33 + 4 * ((one.elements() + 16383) / 16384 + 1));
+    expect_near(numbers_of(p, quantize(p, from(x))), nf4_slowly(x));
+    EXPECT_EQ(p.bytes(), (p.elements() + 63) / 64 * 33 + 4 * ((p.elements() + 16383) / 16384 + 1));
   }
 }
 
@@ -112,7 +128,6 @@ TEST(Quantize, FusingChangesNothing) {
 
 // Tiles along both dims hold the numbers of the whole, and their bytes are of it.
 TEST(Quantize, TilesAreOfTheWhole) {
-  const ArenaPtr arena = make_arena();
   for (const Codec codec : {Codec::nf4, Codec::gptq})
     for (const int dim : {0, 1}) {
       Draw d("tiles", static_cast<uint64_t>(dim));
@@ -125,21 +140,12 @@ TEST(Quantize, TilesAreOfTheWhole) {
         runs = {{0, 16 * 768, 16 * 768}, {16 * 768, 64 * 768, 32 * 768}};
       else
         for (int64_t r = 0; r < 96; ++r) runs.push_back({r * 256, r * 768 + 512, 256});
-      int64_t elements = 0;
-      for (const ElementRun& run : runs) elements += run.count;
       EXPECT_EQ(splits_block(p, runs), 0);
-      const Tensor bytes = Tensor::empty({p.bytes(elements)}, DType::uint8, arena);
-      int64_t next = 0;
-      for_each_byte_run(p, runs, [&](int64_t here, int64_t from_byte, int64_t count) {
-        EXPECT_EQ(here, next);  // in order, without gaps
-        next += count;
-        std::copy_n(whole.begin() + from_byte, count, bytes.raw() + here);
-      });
-      EXPECT_EQ(next, bytes.numel());
+      const Tensor bytes = bytes_of(p, runs, whole);
       for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64}) {
-        Tensor out = Tensor::empty({elements}, dtype, arena);
+        Tensor out = Tensor::empty({elements_of(runs)}, dtype, bytes.arena());
         dequantize(p, runs, bytes, out);
-        const std::vector<double> found = out.to(DType::float64).to_vector<double>();
+        const std::vector<double> found = test::numbers(out);
         for (const ElementRun& run : runs)
           for (int64_t i = 0; i < run.count; ++i) {
             const float e = expected[static_cast<size_t>(run.whole + i)];
@@ -204,17 +210,14 @@ TEST(Half, EveryFloat16ComesBack) {
 
 Tensor drawn(const Shape& shape, const char* name, uint64_t seed, double deviation = 1) {
   const Philox random = Philox::named(seed, name);
-  std::vector<float> values(static_cast<size_t>(shape.numel()));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(deviation * random.normal(i));
-  return Tensor::of<float>(values, shape, make_arena());
+  return test::made(shape, DType::float32, make_arena(), [&](size_t i) { return deviation * random.normal(i); });
 }
 
 // Inputs whose channels are mixtures of a few sources, and some noise: what layers see.
 Tensor correlated(int64_t rows, int64_t columns, uint64_t seed) {
   const int64_t sources = columns / 4 + 1;
-  const Tensor mixed = matmul(drawn({rows, sources}, "sources", seed), drawn({sources, columns}, "mixing", seed));
-  const Tensor noise = drawn({rows, columns}, "noise", seed, 0.3);
-  for (int64_t i = 0; i < mixed.numel(); ++i) mixed.data<float>()[i] += noise.data<float>()[i];
+  Tensor mixed = matmul(drawn({rows, sources}, "sources", seed), drawn({sources, columns}, "mixing", seed));
+  add_(mixed, drawn({rows, columns}, "noise", seed, 0.3));
   return mixed;
 }
 
@@ -232,7 +235,7 @@ std::vector<float> decoded(const Int4Matrix& m) {
 
 // As GPTQ is derived from optimal brain quantisation: after each column its row and column leave the inverse.
 std::vector<int> by_shrinking_inverse(const Tensor& weight, const InputSquares& inputs, int64_t group, double damping) {
-  const auto n = static_cast<size_t>(inputs.columns());
+  const auto n = static_cast<size_t>(inputs.columns()), rows = static_cast<size_t>(weight.dim(0));
   std::vector<std::vector<double>> a(n, std::vector<double>(2 * n, 0.0));
   double mean = 0;
   for (size_t i = 0; i < n; ++i) mean += inputs.values()[i * n + i] / static_cast<double>(n);
@@ -248,14 +251,11 @@ std::vector<int> by_shrinking_inverse(const Tensor& weight, const InputSquares& 
       if (const double factor = a[r][i]; r != i)
         for (size_t k = 0; k < 2 * n; ++k) a[r][k] -= factor * a[i][k];
   }
-  const int64_t rows = weight.dim(0);
-  std::vector<double> w;
-  for (const float v : weight.to_vector<float>()) w.push_back(v);
-  std::vector<double> scale(static_cast<size_t>(rows));
+  std::vector<double> w = test::numbers(weight), scale(rows);
   std::vector<int> codes(w.size());
   const auto inverse = [&](size_t i, size_t k) -> double& { return a[i][n + k]; };
   for (size_t j = 0; j < n; ++j) {
-    for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+    for (size_t r = 0; r < rows; ++r) {
       double* const row = w.data() + r * n;
       if (j % static_cast<size_t>(group) == 0) {
         double largest = 0;
@@ -275,19 +275,17 @@ std::vector<int> by_shrinking_inverse(const Tensor& weight, const InputSquares& 
 }
 
 TEST(Gptq, RoundsAsThePaperSays) {
-  struct Case {
-    int64_t rows, columns, group;
-  };
   uint64_t seed = 0;
-  for (const Case& c : {Case{5, 48, 16}, {3, 64, 64}, {4, 300, 20}, {2, 320, 160}, {7, 18, 4}}) {
-    const Tensor w = drawn({c.rows, c.columns}, "weight", ++seed, 0.02);
-    const InputSquares inputs = squares_of(correlated(2 * c.columns, c.columns, seed));
-    const Int4Matrix found = gptq(w, inputs, c.group);
-    const std::vector<int> expected = by_shrinking_inverse(w, inputs, c.group, 0.01);
-    for (int64_t row = 0; row < c.rows; ++row)
-      for (int64_t k = 0; k < c.columns; ++k)
-        ASSERT_EQ(found.code(row, k), expected[static_cast<size_t>(row * c.columns + k)])
-            << c.columns << " in " << c.group << ": " << row << ", " << k;
+  for (const auto& [rows, columns, group] :
+       {std::array<int64_t, 3>{5, 48, 16}, {3, 64, 64}, {4, 300, 20}, {2, 320, 160}, {7, 18, 4}}) {
+    const Tensor w = drawn({rows, columns}, "weight", ++seed, 0.02);
+    const InputSquares inputs = squares_of(correlated(2 * columns, columns, seed));
+    const Int4Matrix found = gptq(w, inputs, group);
+    const std::vector<int> expected = by_shrinking_inverse(w, inputs, group, 0.01);
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t k = 0; k < columns; ++k)
+        ASSERT_EQ(found.code(row, k), expected[static_cast<size_t>(row * columns + k)])
+            << columns << " in " << group << ": " << row << ", " << k;
   }
 }
 
@@ -312,20 +310,11 @@ TEST(Gptq, LosesLessOfTheOutputThanRounding) {
 TEST(Gptq, TheErrorIsThatOfTheOutput) {
   const Tensor w = drawn({6, 32}, "weight", 3), x = correlated(50, 32, 3);
   const Int4Matrix m = round_to_nearest(w, 8);
-  const std::vector<float> q = decoded(m), from = w.to_vector<float>(), in = x.to_vector<float>();
-  double lost = 0, all = 0;
-  for (int64_t t = 0; t < 50; ++t)
-    for (int64_t r = 0; r < 6; ++r) {
-      double difference = 0, whole = 0;
-      for (int64_t k = 0; k < 32; ++k) {
-        const auto at = static_cast<size_t>(r * 32 + k);
-        const double input = in[static_cast<size_t>(t * 32 + k)];
-        difference += (static_cast<double>(from[at]) - static_cast<double>(q[at])) * input;
-        whole += static_cast<double>(from[at]) * input;
-      }
-      lost += difference * difference, all += whole * whole;
-    }
-  EXPECT_NEAR(output_error(w, m, squares_of(x)), lost / all, 1e-5 * lost / all);
+  const auto out = [&](const Tensor& weight) {  // in float64
+    return linear(x.to(DType::float64), weight.to(DType::float64), Tensor());
+  };
+  const double off = test::distance(out(Tensor::of<float>(decoded(m), {6, 32}, make_arena())), out(w));
+  EXPECT_NEAR(output_error(w, m, squares_of(x)), off * off, 1e-5 * off * off);
 }
 
 TEST(Gptq, ScalesAndCodesOfPlainRounding) {
@@ -384,10 +373,7 @@ TEST(Gptq, InputsThatSayNothingLeavePlainRounding) {
 }
 
 TEST(Gptq, WhatCannotBeRoundedIsRefused) {
-  const auto expect_refused = [](const auto& f, const std::string& words) {
-    const std::string found = error_of(f);
-    EXPECT_TRUE(has(found, words));
-  };
+  const auto expect_refused = [](const auto& f, const char* words) { EXPECT_TRUE(has(error_of(f), words)); };
   const Tensor w = drawn({4, 32}, "weight", 10);
   expect_refused([&] { gptq(w, InputSquares(16), 16); }, "float32 (4, 32); expected 16 columns");
   expect_refused([&] { InputSquares(16).add(w); }, "expected (..., 16)");
@@ -404,10 +390,9 @@ TEST(Int4Matrix, PacksTwoGroupsWithTheirScalesAndZeros) {
   Int4Matrix m(1, 8, 4);
   for (int c = 0; c < 8; ++c) m.set_code(0, c, c + 3);
   m.scale(0, 0) = half_of(1.0F), m.scale(0, 1) = half_of(-2.0F);
-  const std::vector<int> expected{0x43, 0x65, 0x87, 0xa9, 0x00, 0x3c, 0x00, 0xc0, 0x88};
   std::vector<int> found;
   for (const std::byte b : m.packed()) found.push_back(static_cast<int>(b));
-  EXPECT_EQ(found, expected);
+  EXPECT_EQ(found, (std::vector<int>{0x43, 0x65, 0x87, 0xa9, 0x00, 0x3c, 0x00, 0xc0, 0x88}));
   EXPECT_THROW((void)Int4Matrix(1, 8, 3).packed(), Error);
   EXPECT_THROW((void)Int4Matrix(1, 8, 8).packed(), Error);
 }
@@ -434,18 +419,6 @@ std::vector<ElementRun> tile_of(const Packing& p, int dim, int64_t parts, int64_
   return runs;
 }
 
-void expect_the_bits_of_the_cpu(const Packing& p, const std::vector<ElementRun>& runs, const Tensor& bytes,
-                                const ArenaPtr& gpu) {
-  int64_t elements = 0;
-  for (const ElementRun& run : runs) elements += run.count;
-  for (const DType dtype : test::floating(gpu)) {
-    Tensor expected = Tensor::empty({elements}, dtype, bytes.arena()), found = Tensor::empty({elements}, dtype, gpu);
-    dequantize(p, runs, bytes, expected);
-    dequantize(p, runs, bytes.to(gpu), found);
-    EXPECT_TRUE(test::same_bits(found, expected)) << name_of(dtype);
-  }
-}
-
 TEST_F(QuantizeGpu, NumbersHaveTheBitsOfTheCpu) {
   for (uint64_t trial = 0; trial < 40; ++trial) {
     Draw d("quantized on a gpu", trial);
@@ -457,23 +430,20 @@ TEST_F(QuantizeGpu, NumbersHaveTheBitsOfTheCpu) {
     p.columns = is_cut || pieces > 1 || p.codec == Codec::gptq ? unit * parts * d.between(1, 5) : d.between(1, 700);
     for (int64_t i = 0; i < pieces; ++i) p.pieces.push_back(parts * d.between(1, 40));
     for (const int64_t rows : p.pieces) p.rows += rows;
-    const Philox random = Philox::named(trial, "weights");
-    const std::vector<std::byte> whole = quantize(p, [&](int64_t begin, std::span<float> to) {
-      for (size_t i = 0; i < to.size(); ++i)
-        to[i] = static_cast<float>(random.normal(static_cast<uint64_t>(begin) + i));
-    });
+    const Tensor weights = drawn({p.elements()}, "weights", trial);
+    const std::vector<std::byte> whole = quantize(p, from(weights.to_vector<float>()));
     const std::vector<ElementRun> runs = is_cut ? tile_of(p, static_cast<int>(d.between(0, 1)), parts, parts - 1)
                                                 : std::vector<ElementRun>{{0, 0, p.elements()}};
     SCOPED_TRACE(std::to_string(p.rows) + " x " + std::to_string(p.columns) + ", " + std::to_string(runs.size()) +
                  " runs");
     ASSERT_EQ(splits_block(p, runs), 0);
-    int64_t elements = 0;
-    for (const ElementRun& run : runs) elements += run.count;
-    const Tensor bytes = Tensor::empty({p.bytes(elements)}, DType::uint8, make_arena());
-    for_each_byte_run(p, runs, [&](int64_t here, int64_t from, int64_t count) {
-      std::copy_n(whole.begin() + from, count, bytes.raw() + here);
-    });
-    expect_the_bits_of_the_cpu(p, runs, bytes, arena);
+    const Tensor bytes = bytes_of(p, runs, whole);
+    for (const DType dtype : test::floating(arena)) {
+      Tensor expected = Tensor::empty({elements_of(runs)}, dtype, bytes.arena()), found = expected.to(arena);
+      dequantize(p, runs, bytes, expected);
+      dequantize(p, runs, bytes.to(arena), found);
+      EXPECT_TRUE(test::same_bits(found, expected)) << name_of(dtype);
+    }
   }
 }
 

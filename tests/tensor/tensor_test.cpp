@@ -9,19 +9,17 @@
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/experts/experts.h"
 #include "tensor/ops/reduce.h"
+#include "tests/support/tensors.h"
 
 namespace tessera {
 namespace {
 
-Tensor iota(const Shape& shape, const ArenaPtr& arena) {
-  Tensor t = Tensor::empty(shape, DType::float32, arena);
-  for (int64_t i = 0; i < t.numel(); ++i) t.data<float>()[i] = static_cast<float>(i);
-  return t;
+Tensor iota(const Shape& shape) {
+  return test::made(shape, DType::float32, make_arena(), [](size_t i) { return i; });
 }
 
 TEST(Tensor, ViewsShareStorage) {
-  const ArenaPtr arena = make_arena();
-  const Tensor t = iota({2, 3, 4}, arena);
+  const Tensor t = iota({2, 3, 4});
   const Tensor v = t.transpose(0, 2).narrow(0, 1, 2);  // (2, 3, 2)
   EXPECT_EQ(v.shape(), (Shape{2, 3, 2}));
   EXPECT_EQ(v.to_vector<float>(), (std::vector<float>{1, 13, 5, 17, 9, 21, 2, 14, 6, 18, 10, 22}));
@@ -36,15 +34,13 @@ TEST(Tensor, ViewsShareStorage) {
 }
 
 TEST(Tensor, ExpandRepeats) {
-  const ArenaPtr arena = make_arena();
-  const Tensor t = iota({3, 1}, arena).expand({2, 3, 2});
+  const Tensor t = iota({3, 1}).expand({2, 3, 2});
   EXPECT_EQ(t.to_vector<float>(), (std::vector<float>{0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2}));
-  EXPECT_THROW(iota({3}, arena).expand({2}), Error);
+  EXPECT_THROW(iota({3}).expand({2}), Error);
 }
 
 TEST(Tensor, BroadcastAddAndItsBackward) {
-  const ArenaPtr arena = make_arena();
-  const Tensor a = iota({2, 3}, arena), b = iota({2, 1}, arena);
+  const Tensor a = iota({2, 3}), b = iota({2, 1});
   EXPECT_EQ(binary<Add>(a, b).to_vector<float>(), (std::vector<float>{0, 1, 2, 4, 5, 6}));
   EXPECT_EQ(sum_to(a, {2, 1}).to_vector<float>(), (std::vector<float>{3, 12}));
   EXPECT_EQ(sum_to(a, {3}).to_vector<float>(), (std::vector<float>{3, 5, 7}));
@@ -113,6 +109,10 @@ TEST(Tensor, MetaHasNoMemory) {
 
 constexpr int64_t kRows = 64, kIn = 32, kOut = 48;
 
+struct Operands {
+  Tensor x, w, dy, dw;
+};
+
 // Bytes that `op` takes on `device` at its peak, of operands that are there before.
 template <class F>
 int64_t taken(Device device, const F& op) {
@@ -122,30 +122,26 @@ int64_t taken(Device device, const F& op) {
   const auto matrix = [&](int64_t rows, int64_t columns, DType dtype = DType::bfloat16) {
     return Tensor::empty({rows, columns}, dtype, arena);
   };
-  const Tensor x = matrix(kRows, kIn), w = matrix(kOut, kIn), dy = matrix(kRows, kOut),
-               dw = matrix(kOut, kIn, DType::float32);
+  const Operands operands{matrix(kRows, kIn), matrix(kOut, kIn), matrix(kRows, kOut),
+                          matrix(kOut, kIn, DType::float32)};
   const int64_t before = arena->total().live;
   arena->reset_peaks();
-  op(x, w, dy, dw);
+  op(operands);
   return arena->total().peak - before;
 }
 
 TEST(StandsFor, ProductsOfAGpuTakeTheirResultAlone) {
-  const auto product = [](const Tensor& x, const Tensor& w, const Tensor&, const Tensor&) {
+  const auto product = [](const Operands& t) {
     WeightPacks packs;
-    linear(x, w, {}, &packs);
+    linear(t.x, t.w, {}, &packs);
   };
   EXPECT_EQ(taken(Device::cuda, product), 2 * kRows * kOut);
   EXPECT_GE(taken(Device::cpu, product), 2 * kRows * kOut + 2 * kIn * kOut);  // and a packed weight
 }
 
 TEST(StandsFor, ProductsOfExpertsOfAGpuTakeTheirResultAlone) {
-  const auto product = [](const Tensor& x, const Tensor& w, const Tensor&, const Tensor&) {
-    linear_rows(x, {{w, kRows / 2}, {w, kRows / 2}});
-  };
-  const auto gradient = [](const Tensor& x, const Tensor&, const Tensor& dy, const Tensor& dw) {
-    linear_rows_weight_grads({{dw, kRows}}, dy, x);
-  };
+  const auto product = [](const Operands& t) { linear_rows(t.x, {{t.w, kRows / 2}, {t.w, kRows / 2}}); };
+  const auto gradient = [](const Operands& t) { linear_rows_weight_grads({{t.dw, kRows}}, t.dy, t.x); };
   EXPECT_EQ(taken(Device::cuda, product), 2 * kRows * kOut);
   EXPECT_EQ(taken(Device::cuda, gradient), 0);
   EXPECT_GT(taken(Device::cpu, product), 2 * kRows * kOut);  // and operands in float32
@@ -153,8 +149,8 @@ TEST(StandsFor, ProductsOfExpertsOfAGpuTakeTheirResultAlone) {
 }
 
 TEST(StandsFor, AttentionOfAGpuTakesItsResultAlone) {
-  const auto attend = [](const Tensor& x, const Tensor&, const Tensor&, const Tensor&) {
-    Tensor q = x.reshape({1, kRows, 1, kIn});
+  const auto attend = [](const Operands& t) {
+    Tensor q = t.x.reshape({1, kRows, 1, kIn});
     const Attended forward = attention(q, q, q, {});
     attention_backward(q, q, q, q, forward, {}, q, q, q);
   };
@@ -166,9 +162,7 @@ TEST(StandsFor, AttentionOfAGpuTakesItsResultAlone) {
 TEST(StandsFor, LogitsOfAGpuAreOneBlock) {
   const auto blocks = [](Device device) {
     bool one = false;
-    taken(device, [&](const Tensor& x, const Tensor& w, const Tensor&, const Tensor&) {
-      one = row_blocks(x, w, 32 * kOut).one();
-    });
+    taken(device, [&](const Operands& t) { one = row_blocks(t.x, t.w, 32 * kOut).one(); });
     return one;
   };
   EXPECT_TRUE(blocks(Device::cuda));
