@@ -26,15 +26,14 @@ class AsyncResumeTest : public ProgramTest {
       const int signal = signals[static_cast<size_t>(k % kinds)];
       const int64_t before = newest_step();
       const int status = interrupted(begun ? again : first, signal, recorded() + 300);
-      const std::string log = read_file(path("err.txt"));
       if (status == 0) break;  // it was faster
       if (begun) {
-        expect_has(log, before > 0 ? fmt::format("going on after step {}\n", before) : "beginning");
+        expect_has(log(), before > 0 ? fmt::format("going on after step {}\n", before) : "beginning");
       }
       if (signal == SIGKILL) continue;
       ++stops;
-      ASSERT_EQ(status, 128 + signal) << log;
-      EXPECT_NE(log.find(fmt::format("stopped after step {};", newest_step())), std::string::npos) << log;
+      ASSERT_EQ(status, 128 + signal) << log();
+      expect_has(log(), fmt::format("stopped after step {};", newest_step()));
       EXPECT_GE(newest_step(), before);
       EXPECT_TRUE(half_written().empty());
     }
@@ -99,11 +98,8 @@ TEST_F(AsyncResumeTest, OneWorkerGoesOnLikeOneRankAndBack) {
   expect_success("train " + kSmall + "--dropout 0.1 --ranks 1 --out whole");
   expect_success("train " + kSmall + "--dropout 0.1 --ranks 1 --save-every 4 --out run --dp-mode ps-async");
   EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12"));
-  for (const char* mode : {"ddp", "ps-async"}) {
-    fs::remove_all(path("run/checkpoints/step-12"));
-    expect_success(fmt::format("train --resume --out run --dp-mode {}", mode), "going on after step 8\n");
-    EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12")) << mode;
-  }
+  for (const char* mode : {"ddp", "ps-async"})
+    expect_made_again("run/checkpoints/step-12", "going on after step 8\n", std::string(" --dp-mode ") + mode);
 }
 
 // In the middle of this record worker 0 has made three steps and worker 1 one; and worker 1 has pulled a version that
@@ -151,16 +147,14 @@ TEST_F(UnevenTest, WhatIsNotTheRunsOwnOrderIsRefused) {
   fails("train --resume --out run --replay other.txt", 2,
         "--replay: other.txt is not the order of the run that is continued");
   // One that has not pulled when it is saved, and one that goes on as if it had.
-  fs::remove_all(path("run"));
   record("begun.txt", {{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}});
-  expect_success(train_ + "--replay begun.txt --out run");
+  anew(train_ + "--replay begun.txt --out run");
   fails("train --resume --out run --replay order.txt", 2,
         "--replay: in order.txt worker 1 has pulled parameters that run/checkpoints/step-2 does not hold");
 }
 
 TEST_F(UnevenTest, ARecordNeedsTheWholeOrder) {
-  fs::remove_all(path("run"));
-  expect_success("train " + kSmall + "--steps 2 --ranks 2 --out run");
+  anew("train " + kSmall + "--steps 2 --ranks 2 --out run");
   fails("train --resume --out run --steps 4 --dp-mode ps-async --record new.txt", 2,
         "--record: 2 steps were made under another plan; expected a run that had 2 ranks and 1 servers");
   fails("train --resume --out run --steps 3 --dp-mode ps-async --staleness 1 --replay order.txt", 2,

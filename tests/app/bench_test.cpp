@@ -32,13 +32,11 @@ class BenchTest : public ProgramTest {
 };
 
 TEST_F(BenchTest, RowsAreNamedByGroup) {
-  const Ran r = must("bench --benchmark_list_tests");
   std::set<std::string> names;
-  std::istringstream lines(r.out);
   const std::regex pattern(
       "op/[a-z_ ]+/(forward|backward)/(fp32|bf16)|collective/[a-z_]+/[a-z-]+/threads/[0-9]+/[0-9]+(/bf16)?|"
       "strategy/[a-z0-9+-]+/(fp32|bf16)/[0-9]+|schedule/[a-z0-9-]+/[0-9]+/[0-9]+");
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string& line : test::lines_of(must("bench --benchmark_list_tests").out)) {
     EXPECT_TRUE(names.insert(line).second) << line << " is there twice";
     EXPECT_TRUE(std::regex_match(line, pattern)) << line;
   }
@@ -107,33 +105,29 @@ TEST_F(BenchTest, SizesAreFittedByALatencyAndABandwidth) {
 TEST(BenchFit, RecoversALatencyAndABandwidth) {
   std::vector<bench::Sample> samples;
   for (const double bytes : {1024.0, 65536.0, 1048576.0, 16777216.0}) samples.push_back({bytes, 3e-6 + bytes / 5e9});
-  const auto exact = bench::fit(samples);
-  ASSERT_TRUE(exact);
-  EXPECT_NEAR(exact->latency, 3e-6, 1e-12);
-  EXPECT_NEAR(exact->bytes_per_s, 5e9, 1);
-  EXPECT_NEAR(exact->worst, 0, 1e-9);
+  const auto exact = bench::fit(samples).value();
+  EXPECT_NEAR(exact.latency, 3e-6, 1e-12);
+  EXPECT_NEAR(exact.bytes_per_s, 5e9, 1);
+  EXPECT_NEAR(exact.worst, 0, 1e-9);
   for (size_t i = 0; i < samples.size(); ++i) samples[i].seconds *= i % 2 == 0 ? 1.1 : 0.9;
-  const auto near = bench::fit(samples);  // small sizes count as much as large ones
-  ASSERT_TRUE(near);
-  EXPECT_NEAR(near->latency, 3e-6, 0.6e-6);
-  EXPECT_NEAR(near->bytes_per_s, 5e9, 1e9);
-  EXPECT_GT(near->worst, 0.02);
+  const auto near = bench::fit(samples).value();  // small sizes count as much as large ones
+  EXPECT_NEAR(near.latency, 3e-6, 0.6e-6);
+  EXPECT_NEAR(near.bytes_per_s, 5e9, 1e9);
+  EXPECT_GT(near.worst, 0.02);
 }
 
 TEST(BenchFit, HasNoLatencyBelowNothingAndNoneOfTwoSizes) {
-  const auto steep = bench::fit({{1e3, 1e-7}, {1e4, 1e-5}, {1e5, 1e-3}});
-  ASSERT_TRUE(steep);
-  EXPECT_EQ(steep->latency, 0);
+  EXPECT_EQ(bench::fit({{1e3, 1e-7}, {1e4, 1e-5}, {1e5, 1e-3}}).value().latency, 0);
   EXPECT_FALSE(bench::fit({{1e3, 1e-6}, {1e6, 1e-3}, {1e6, 2e-3}}));
   EXPECT_FALSE(bench::fit({{1e3, 1e-3}, {1e4, 1e-4}, {1e5, 1e-5}}));  // the larger, the faster
 }
 
 TEST(BenchRow, HasAnErrorWhereItSentSomethingElse) {
-  bench::Measured same, other;
-  same.add_sent(4096, 4096);
-  EXPECT_EQ(same.error, "");
-  other.add_sent(4096, 2048);
-  EXPECT_EQ(other.error, "4096 bytes were sent in an iteration; by the closed form it is 2048");
+  bench::Measured measured;
+  measured.add_sent(4096, 4096);
+  EXPECT_EQ(measured.error, "");
+  measured.add_sent(4096, 2048);
+  EXPECT_EQ(measured.error, "4096 bytes were sent in an iteration; by the closed form it is 2048");
 }
 
 // A rank is held up by one that comes late, but not while it computes beside what it has started.
@@ -207,7 +201,7 @@ TEST_F(BenchTest, SchedulesAreSimulatedReplayedAndMeasured) {
 TEST_F(BenchTest, SecondsAreReadInBothSpellings) {
   for (const char* seconds : {"0.0001", "0.0001s"}) {
     const Ran r = must("bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=" + std::string(seconds));
-    EXPECT_EQ(r.err.find("--benchmark_min_time"), std::string::npos) << r.err;
+    expect_lacks(r.err, "--benchmark_min_time");
   }
   fails("bench --benchmark_min_time=5x", 2, "--benchmark_min_time: expected seconds, as 0.1 or 0.1s");
 }
@@ -224,8 +218,7 @@ TEST_F(BenchTest, RanksOfAJobMeasureTogetherAndOnePrints) {
   EXPECT_GT(number(all[2], "algbw"), 0);
   EXPECT_TRUE(all[2].at("sent").is_null());  // MPI does not say
   EXPECT_GT(number(all[3], "of_one_rank"), 0);
-  const Ran nothing = run("bench --benchmark_filter=op/", mpirun);  // those are no rank's
-  EXPECT_NE(nothing.err.find("no benchmark matches the filter 'op/'"), std::string::npos) << nothing.err;
+  expect_has(run("bench --benchmark_filter=op/", mpirun).err, "no benchmark matches the filter 'op/'");  // no rank's
 }
 
 // Rounds, tables, and what has changed between two files.
@@ -254,19 +247,13 @@ TEST_F(BenchTest, EveryRowHasItsRoundsAndTheCountersOfItsGroup) {
 }
 
 TEST_F(BenchTest, OptionsChooseRowsByWhatTheyHave) {
-  const auto listed = [&](const std::string& words) {
-    std::istringstream lines(must("bench --benchmark_list_tests " + words).out);
-    std::vector<std::string> out;
-    for (std::string line; std::getline(lines, line);) out.push_back(line);
-    return out;
-  };
   for (const auto& [words, pattern] :
        {std::pair{"--dtype bf16 --benchmark_filter=/", ".*/bf16(/.*)?"},
         {"--ranks 1,3", "strategy/one-rank/.*/1|strategy/.*/3|schedule/.*/3/[0-9]+|collective/.*/threads/3/.*"},
         {"--model gpt-mini --ranks 2", "(strategy/[a-z0-9+-]+/(fp32|bf16)/2|schedule/[a-z0-9-]+/2/[0-9]+)/gpt-mini"},
         {"--bytes 8:128:4 --ranks 2", "collective/.*/threads/2/(8|32|128)(/bf16)?"},
         {"--benchmark_filter=broadcast --bytes 1M", "collective/broadcast/.*/1048576(/bf16)?"}}) {
-    const auto names = listed(words);
+    const auto names = test::lines_of(must(std::string("bench --benchmark_list_tests ") + words).out);
     EXPECT_GT(names.size(), 3U) << words;
     for (const std::string& name : names) EXPECT_TRUE(std::regex_match(name, std::regex(pattern))) << words << name;
   }
@@ -290,16 +277,12 @@ TEST_F(BenchTest, ATableIsAlignedAndItsFileIsReported) {
       "'--benchmark_filter=strategy/(one-rank|ddp|tp)/|broadcast/direct/.*/1024'");
   expect_has(r.out, {"strategy/NAME/DTYPE/RANKS: a step of training", "median ms", "quartiles", "spread", "rounds",
                      "of one rank", "tokens/s", "peak MB", "median us", "busbw GB/s", " strategy/ddp/fp32/2 "});
-  EXPECT_EQ(r.out.find("worst error"), std::string::npos);  // no row has it
-  std::istringstream lines(r.out.substr(r.out.find("strategy/NAME")));
-  std::string line, head;
-  std::getline(lines, line), std::getline(lines, head);
-  for (size_t ends = head.find("tokens/s") + 8; std::getline(lines, line) && !line.empty();) {
-    ASSERT_GT(line.size(), ends) << line;
-    EXPECT_TRUE(std::isdigit(line[ends - 1]) != 0 && line[ends] == ' ') << line;
-  }
-  EXPECT_GE(std::stod(Json::parse(read_file(path("a.json"))).at("context").at("busy_processors").get<std::string>()),
-            0);
+  expect_lacks(r.out, "worst error");  // no row has it
+  const std::vector<std::string> lines = test::lines_of(r.out.substr(r.out.find("strategy/NAME")));
+  const size_t ends = lines.at(1).find("tokens/s") + 8;
+  for (size_t i = 2; i < lines.size() && !lines[i].empty(); ++i)
+    EXPECT_TRUE(lines[i].size() > ends && std::isdigit(lines[i][ends - 1]) && lines[i][ends] == ' ') << lines[i];
+  EXPECT_GE(std::stod(json_of("a.json").at("context").at("busy_processors").get<std::string>()), 0);
   const std::string text = must("report a.json --format text").out;
   EXPECT_EQ(text.substr(text.find('\n')), r.out.substr(r.out.find('\n')));
   EXPECT_EQ(must("report a.json a.json").out, "report-a.html\n");
@@ -311,8 +294,7 @@ TEST_F(BenchTest, ATableIsAlignedAndItsFileIsReported) {
   fails("report a.json . --format text", 2, "RUN: expected two runs or two files of bench, found a.json and .");
   fails("report a.json --figure loss --svg", 2, "--figure loss: expected bench beside a file of bench");
   fails("report 'b*.json'", 4, "'b*.json': no file matches");
-  std::ofstream(path("bad.json"))
-      << R"({"context": {"num_cpus": 2}, "benchmarks": [{"name": "x", "time_unit": "ms"}]})";
+  write("bad.json", R"({"context": {"num_cpus": 2}, "benchmarks": [{"name": "x", "time_unit": "ms"}]})");
   fails("report bad.json", 4, "bad.json: expected JSON of `tessera bench`");
 }
 
@@ -401,8 +383,7 @@ TEST_F(MeasuringTest, EveryPartOfAPlanOfTwoRanksIsPrinted) {
   ASSERT_GE(lines.size(), 3U);
   EXPECT_EQ(lines.back()["event"], "recommendation");
   const Json& measured = lines[lines.size() - 2];
-  ASSERT_EQ(measured["event"], "measured");
-  EXPECT_EQ(measured["number"], 1);
+  test::expect_values(measured, {{"event", "measured"}, {"number", 1}});
   EXPECT_EQ(measured["plan"]["pp"], 2);
   std::set<std::string> parts;
   for (const Json& part : measured["parts"]) {
@@ -439,21 +420,19 @@ TEST_F(MeasuringTest, OptionsThatCannotBe) {
 }
 
 TEST_F(MeasuringTest, TrainSaysThePredictionOnlyWhereThereIsOne) {
-  const auto words = [&](const std::string& out) {
-    return train("--ranks 2 --steps 6 --no-eval --no-save --out " + out).out;
+  const auto trained = [&](const std::string& out) {
+    return train("--ranks 2 --steps 6 --no-eval --no-save --out " + out);
   };
-  const auto summary = [&](const std::string& out) {
-    return train("--ranks 2 --steps 6 --no-eval --no-save --format json --out " + out).last_record();
-  };
-  EXPECT_EQ(words("a").find("predicted"), std::string::npos);
+  const auto summary = [&](const std::string& out) { return trained(out + " --format json").last_record(); };
+  expect_lacks(trained("a").out, "predicted");
   EXPECT_FALSE(summary("b").contains("predicted"));
   plant();
-  EXPECT_NE(words("c").find("A step was predicted to take "), std::string::npos);
+  expect_has(trained("c").out, "A step was predicted to take ");
   const Json with = summary("d");
   ASSERT_TRUE(with.contains("predicted"));
   EXPECT_GT(with["predicted"]["step_s"], 0.0);
   EXPECT_GT(with["predicted"]["measured_step_s"], 0.0);
-  EXPECT_EQ(words("experts --experts 4").find("predicted"), std::string::npos);  // parts that nobody measured
+  expect_lacks(trained("experts --experts 4").out, "predicted");  // parts that nobody measured
   std::ofstream(file(), std::ios::app) << "damaged\n";
   EXPECT_FALSE(summary("e").contains("predicted"));
 }

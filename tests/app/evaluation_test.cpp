@@ -15,8 +15,7 @@ constexpr const char* kPlans[] = {"--ranks 1", "--dp 2", "--dp 2 --zero 3",
 class InferenceTest : public ProgramTest {
  protected:
   void make(const std::string& model) const {
-    fs::remove_all(path("base"));
-    train("--tokenizer bytes --ranks 1 --steps 30 --lr 0.02 --out base --layers 2 --model " + model);
+    anew("train " + kSmall + "--tokenizer bytes --ranks 1 --steps 30 --lr 0.02 --out base --layers 2 --model " + model);
   }
   std::string generate(const std::string& more) const { return must("generate base --threads-per-rank 1 " + more).out; }
   Json evaluate(const std::string& more) const {
@@ -52,8 +51,7 @@ TEST_F(InferenceTest, APromptAmongOthersIsWrittenAsAlone) {
     const std::string prompt = one.at("prompt").get<std::string>();
     const std::string alone = generate("--prompt '" + prompt + "' --temperature 0 --tokens 25");
     EXPECT_EQ(alone, prompt + one.at("text").get<std::string>() + "\n");
-    EXPECT_EQ(one.at("tokens"), 25);
-    EXPECT_EQ(one.at("ended"), "length");
+    test::expect_values(one, {{"tokens", 25}, {"ended", "length"}});
   }
 }
 
@@ -67,9 +65,7 @@ TEST_F(InferenceTest, StopsBeforeItsStopTexts) {
       if (stop.find('\n') != std::string::npos || stop.find('\'') != std::string::npos) continue;
       const std::string more = "--prompt Line --temperature 0 --tokens 60 --stop zzz --stop '" + stop + "' ";
       EXPECT_EQ(generate(more), "Line" + found + "\n") << stop;
-      const Json json = records_of(generate(more + "--format json")).at(0);
-      EXPECT_EQ(json.at("text"), found);
-      EXPECT_EQ(json.at("ended"), "stop");
+      test::expect_values(Json::parse(generate(more + "--format json")), {{"text", found}, {"ended", "stop"}});
     }
 }
 
@@ -223,9 +219,7 @@ TEST_F(MixturesTest, GoesOnAndIsLaidOutWithTheSameBits) {
               1e-9);
   train(kMixed + "--save-every 5 --dp 2 --no-eval --format json --out run");
   EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12"));
-  fs::remove_all(path("run/checkpoints/step-12"));
-  expect_has(must("train --resume --format json --out run").err, "going on after step 10\n");
-  EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12"));
+  expect_made_again("run/checkpoints/step-12", "going on after step 10\n", " --format json");
   // another mixture is another run, and so is another order
   fs::remove_all(path("run/checkpoints/step-12"));
   fails("train --resume --out run --data text.txt=0.3,more.txt=0.7", 2, "mixture is \"3:7\" and was \"7:3\"");
@@ -275,10 +269,9 @@ class DocumentsTest : public ProgramTest {
     std::vector<uint16_t> written;
     for (uint64_t i = 0; i < 4000; ++i)
       written.push_back(random.below(9, i) == 0 ? kEnd : static_cast<uint16_t>(60 + random.below(20, i, 1)));
-    std::array<int32_t, 256> header{20240520, 1, static_cast<int32_t>(written.size())};
-    std::ofstream file(path("documents.bin"), std::ios::binary);
-    file.write(reinterpret_cast<const char*>(header.data()), sizeof(header));
-    file.write(reinterpret_cast<const char*>(written.data()), static_cast<std::streamsize>(2 * written.size()));
+    const std::array<int32_t, 256> header{20240520, 1, static_cast<int32_t>(written.size())};
+    write("documents.bin", std::string(reinterpret_cast<const char*>(header.data()), sizeof header) +
+                               std::string(reinterpret_cast<const char*>(written.data()), 2 * written.size()));
   }
   void train_on_documents(const std::string& more) const {
     train(" --data documents.bin --tokenizer ./tokenizer --steps 4 " + more);

@@ -1,12 +1,9 @@
 // The schedule of examples/: that it is one, that it does what its file says, and that it trains like one rank.
-#include <gtest/gtest.h>
-
-#include <fstream>
-
 #include "app/job_of.h"
 #include "examples/eager_1f1b.h"
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
+#include "tests/app/program.h"
 #include "verify/verify.h"
 
 namespace tessera {
@@ -38,27 +35,28 @@ TEST(Examples, Eager1f1bHidesMessages) {
 TEST(Examples, Eager1f1bIsDrawnAsItIs) {
   const std::string text = read_file(std::string(TESSERA_SOURCE_DIR) + "/examples/eager_1f1b.h");
   for (const Schedule& s : {one_f_one_b(2, 4), eager_1f1b(2, 4)}) {
-    std::istringstream rows(draw(simulate(s, {.stages = {{}}, .message = 1})));
     std::string picture = "//   " + s.name + "\n";
-    for (std::string row; std::getline(rows, row);) picture += "//   " + row + "\n";
-    EXPECT_NE(text.find(picture), std::string::npos) << "expected " << picture;
+    for (const std::string& row : test::lines_of(draw(simulate(s, {.stages = {{}}, .message = 1}))))
+      picture += "//   " + row + "\n";
+    expect_has(text, picture);
   }
 }
 
 TEST(Examples, Eager1f1bTrainsLikeOneRank) {
-  const TemporaryDirectory folder(std::filesystem::temp_directory_path() / "tessera-examples-");
-  const std::filesystem::path file = folder.path() / "eager.txt";
+  const TemporaryDirectory folder(fs::temp_directory_path() / "tessera-examples-");
+  const fs::path file = folder.path() / "eager.txt";
   std::ofstream(file) << to_text(eager_1f1b(3, 6));
   TrainOptions o = verify_defaults();
-  o["layers"] = 3;
-  o["heads"] = 2;
-  o["channels"] = 16;
-  o["context"] = 16;
-  o["steps"] = 3;
-  o["pp"] = 3;
-  o["microbatches"] = 6;
-  o["batch"] = 6;
-  o["threads_per_rank"] = 1;
+  for (const auto& [name, value] : {std::pair{"layers", 3},
+                                    {"heads", 2},
+                                    {"channels", 16},
+                                    {"context", 16},
+                                    {"steps", 3},
+                                    {"pp", 3},
+                                    {"microbatches", 6},
+                                    {"batch", 6},
+                                    {"threads_per_rank", 1}})
+    o[name] = value;
   o["schedule"] = file.string();
   const VerifyResult r = verify(job_of(o));
   EXPECT_TRUE(r.passed()) << r.failures.front();

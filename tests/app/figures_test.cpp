@@ -14,17 +14,15 @@ namespace {
 TEST(Figures, OfAStep) {
   StepReport r;
   set_time(r, 0.25, 1200);
-  EXPECT_EQ(r.step_ms, 250);
-  EXPECT_EQ(r.tokens_per_s, 4800);
+  EXPECT_EQ(std::tie(r.step_ms, r.tokens_per_s), std::tuple(250, 4800));
 }
 
 TEST(Figures, OfTheMachine) {
   EXPECT_EQ(bench::product_rate(1000, 0.5), 4e9);  // 2 10^9 FLOPs in half a second
   EXPECT_EQ(bench::copy_rate(3'000'000, 0.5), 1.2e7);
   const bench::Rates by_memory = bench::rates_of(600, 1000, 2, {.bytes_per_s = 400, .flops = 1000});
-  EXPECT_EQ(by_memory.bytes_per_s, 300);
-  EXPECT_EQ(by_memory.flops, 500);
-  EXPECT_EQ(by_memory.share, 0.75);  // 1.5 s of 2
+  EXPECT_EQ(std::tie(by_memory.bytes_per_s, by_memory.flops, by_memory.share),
+            std::tuple(300, 500, 0.75));  // 1.5 s of 2
   EXPECT_EQ(bench::rates_of(600, 1600, 2, {.bytes_per_s = 400, .flops = 1000}).share, 0.8);
   EXPECT_EQ(ranks_at_once(4, 2, 1), 2);  // two processors for four ranks of one thread
   EXPECT_EQ(ranks_at_once(8, 16, 4), 4);
@@ -68,8 +66,7 @@ Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>
   const TemporaryDirectory folder(fs::temp_directory_path() / "tessera-figures-");
   TrainOptions options;
   options.format = format;
-  options.quiet = true;
-  options.no_save = true;
+  options.quiet = options.no_save = true;
   options["steps"] = 8;
   testing::internal::CaptureStdout();
   {
@@ -214,21 +211,18 @@ TEST_F(FiguresOfRunsTest, RatesTimesAndWorkAgree) {
   EXPECT_EQ(fact("loss at the end"), fmt::format("{:.4f}", summary["loss"].get<double>()));
   EXPECT_EQ(fact("validation loss"), fmt::format("{:.4f}", summary["val_loss"].get<double>()));
   EXPECT_EQ(fact("steps"), "12");
+  const auto expect_row = [&](const std::string& begin, int64_t bytes) {
+    const std::string end = "<td class=\"n\">[0-9,]+</td><td class=\"n\">" + report::grouped(bytes) + "</td>";
+    EXPECT_TRUE(std::regex_search(page, std::regex(begin + end))) << begin;
+  };
   int64_t all = 0;
   for (const auto& [axis, operations] : summary["sent_bytes"].items())
     for (const auto& [operation, bytes] : operations.items()) {
       all += bytes.get<int64_t>();
-      EXPECT_TRUE(std::regex_search(
-          page,
-          std::regex(fmt::format("<td>{}</td><td>{}</td>.*\n?.*<td class=\"n\">[0-9,]+</td><td class=\"n\">{}</td>",
-                                 axis, operation, report::grouped(bytes)))))
-          << axis << " " << operation;
+      expect_row(fmt::format("<td>{}</td><td>{}</td>.*\n?.*", axis, operation), bytes);
     }
-  EXPECT_TRUE(std::regex_search(
-      page, std::regex(fmt::format("<td>all</td><td></td>.*<td class=\"n\">[0-9,]+</td><td class=\"n\">{}</td>",
-                                   report::grouped(all)))));
-  for (const Json& peak : summary["peak_bytes"])
-    EXPECT_NE(page.find("\"all n\">" + report::grouped(peak) + "</td></tr>"), std::string::npos) << peak;
+  expect_row("<td>all</td><td></td>.*", all);
+  for (const Json& peak : summary["peak_bytes"]) expect_has(page, "\"all n\">" + report::grouped(peak) + "</td></tr>");
 }
 
 // On a clock of the test's own, which looks a little longer.
@@ -275,9 +269,7 @@ TEST_F(FiguresOfRunsTest, RatesOfBenchmarksAreWorkOverTime) {
     EXPECT_EQ(row["time_unit"], "us");
     EXPECT_NEAR(row["bytes/s"].get<double>() * seconds, bytes, 1e-6 * bytes) << name;
     EXPECT_EQ(row["FLOP/s"].is_number(), flops > 0) << name;  // null: an op without products
-    if (flops > 0) {
-      EXPECT_NEAR(row["FLOP/s"].get<double>() * seconds, flops, 1e-6 * flops) << name;
-    }
+    EXPECT_NEAR((flops > 0 ? row["FLOP/s"].get<double>() : 0) * seconds, flops, 1e-6 * flops) << name;
     double roof_bytes = 0, roof_flops = 0;  // "10.1 GB/s, 120.2 GFLOP/s"
     ASSERT_EQ(std::sscanf(all["context"][wide ? "ceiling_fp32" : "ceiling_bf16"].get<std::string>().c_str(),
                           "%lf GB/s, %lf GFLOP/s", &roof_bytes, &roof_flops),
@@ -355,8 +347,8 @@ TEST(Progress, WritesPlainLinesAwayFromATerminal) {
 TEST(Progress, RewritesOneLineOnATerminal) {
   const std::string out = shown({.terminal = true, .color = true});
   expect_has(out, {"\r\033[K", "\033[36m", "step 100/100"});
-  EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 2);                    // the two messages
-  EXPECT_EQ(shown({.terminal = true}).find("\033[36m"), std::string::npos);  // NO_COLOR
+  EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 2);  // the two messages
+  expect_lacks(shown({.terminal = true}), "\033[36m");     // NO_COLOR
 }
 
 // The most cells that one of the lines takes on a terminal; colours take no room, every other character takes one cell.
@@ -379,9 +371,8 @@ TEST(Progress, NeverWrapsOnANarrowTerminal) {
   for (const int64_t columns : {1, 20, 60, 80, 90, 100, 200})
     EXPECT_LT(widest(shown({.terminal = true, .color = true, .columns = columns})), std::max<size_t>(columns, 7))
         << columns;  // "hello" is not a line of progress
-  const std::string narrow = shown({.terminal = true, .columns = 80}), wide = shown({.terminal = true, .columns = 120});
-  EXPECT_NE(narrow.find("left"), std::string::npos) << narrow;
-  EXPECT_NE(wide.find("━"), std::string::npos);
+  expect_has(shown({.terminal = true, .columns = 80}), "left");
+  expect_has(shown({.terminal = true, .columns = 120}), "━");
 }
 
 TEST(Progress, IsSilentWhenQuiet) { EXPECT_EQ(shown({.quiet = true}), ""); }
@@ -472,8 +463,7 @@ TEST_F(EventsTest, TensorBoardShowsTheNumbersOfMetricsAcrossAResume) {
   train("--out run --eval-every 4 --save-every 5");
   const Curves first = recorded();
   EXPECT_EQ(read("shown"), first);
-  EXPECT_EQ(first.at("loss").size(), 12U);
-  EXPECT_EQ(first.at("val_loss").size(), 3U);
+  EXPECT_TRUE(first.at("loss").size() == 12 && first.at("val_loss").size() == 3);
 
   // As a kill at the very end leaves it: the newest checkpoint is of step 10, the last record is torn.
   fs::remove_all(path("run/checkpoints/step-12"));

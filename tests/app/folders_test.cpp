@@ -21,19 +21,15 @@ class ChangedFilesTest : public ProgramTest {
   // Begins a long run on the dataset "made", changes its token files when a few steps are made, and returns the end.
   template <class Change>
   Ran changed(const std::string& more, const Change& change) {
-    fs::remove_all(path("made"));
     fs::remove_all(path("run"));
-    must("data text.txt --out made");
+    anew("data text.txt --out made");
     const pid_t child = start("train " + kSmall + "--data made --steps 100000000 --save-every 0 --eval-every 0 " +
                               "--timeout 20 --out run " + more);
     EXPECT_TRUE(test::comes([&] { return recorded() > 0; }));
     change();
     int status = 0;
-    if (!test::comes([&] { return waitpid(child, &status, WNOHANG) != 0; })) {
-      kill(child, SIGKILL);
-      waitpid(child, &status, 0);
-    }
-    return {test::exit_status(status), "", read_file(path("err.txt"))};
+    test::ends(child, status, 60, SIGKILL);
+    return {test::exit_status(status), "", log()};
   }
 };
 
@@ -42,7 +38,7 @@ TEST_F(ChangedFilesTest, ATokenFileThatIsCutShortIsNamed) {
     for (const uintmax_t left : {uintmax_t{64}, uintmax_t{5000}}) {
       const Ran r = changed(more, [&] { fs::resize_file(path("made/train.tok"), left); });
       EXPECT_EQ(r.status, 4) << more << ": " << r.err;
-      EXPECT_NE(r.last_line().find("made/train.tok was cut short while it was used"), std::string::npos) << r.err;
+      expect_has(r.last_line(), "made/train.tok was cut short while it was used");
     }
 }
 
@@ -132,8 +128,8 @@ TEST_F(ChangedFilesTest, ALoopOfLinksIsNamed) {
   const fs::filesystem_error in_a_rank("status", path("a"),
                                        std::make_error_code(std::errc::too_many_symbolic_link_levels));
   EXPECT_EQ(cause_of(in_a_rank), path("a").string() + ": Too many levels of symbolic links");
-  EXPECT_NE(cause_of(std::system_error(EAGAIN, std::system_category())).find("ulimit -u"), std::string::npos);
-  EXPECT_EQ(cause_of(std::system_error(EIO, std::system_category())).find("ulimit"), std::string::npos);
+  expect_has(cause_of(std::system_error(EAGAIN, std::system_category())), "ulimit -u");
+  expect_lacks(cause_of(std::system_error(EIO, std::system_category())), "ulimit");
 }
 
 TEST_F(ChangedFilesTest, MessagesNameTheOptionThatWasGiven) {
@@ -163,8 +159,6 @@ TEST_F(ChangedFilesTest, NumbersAtTheEndOfTheirTypeAreRefused) {
   for (const char* option : {"steps", "warmup", "save-every", "eval-every", "check-replicas"})
     fails(fmt::format("train {} --{} 9223372036854775807", kSmall, option), 2,
           fmt::format("--{}: expected a whole number in [", option));
-  fails("train --lr 1e308", 2, "--lr: expected a number in [0, 1e+300], found '1e308'");
-  fails("train --lr -1", 2, "--lr: expected a number of at least 0, found '-1'");
 }
 
 TEST_F(ChangedFilesTest, TasksThatCannotJoinAreRefused) {
@@ -180,8 +174,8 @@ TEST_F(ChangedFilesTest, NamesAreShownWithoutCommandsForATerminal) {
   const Ran data = run(fmt::format("data text.txt --out \"made-{}\"", name)),
             text = run(fmt::format("generate \"{}\" --tokens 2", name));
   for (const std::string& shown : {r.err, r.out, data.out, text.err}) {
-    EXPECT_EQ(shown.find('\033'), std::string::npos) << shown;
-    EXPECT_NE(shown.find("a\\x1b[31mb"), std::string::npos) << shown;
+    expect_lacks(shown, "\033");
+    expect_has(shown, "a\\x1b[31mb");
   }
 }
 
@@ -206,10 +200,6 @@ class OutputPlacesTest : public ProgramTest {
     return opened >= 0 && ::close(opened) == 0;
   }
   bool is_device(const std::string& name) const { return fs::is_character_file(path(name)); }
-  void expect_nothing_beside() const {
-    for (const auto& e : fs::recursive_directory_iterator(folder_.path()))
-      EXPECT_EQ(e.path().filename().string().find(".tmp-"), std::string::npos) << e.path();
-  }
 };
 
 const std::string kRows = "bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=0.001 ";
@@ -217,8 +207,7 @@ const std::string kRows = "bench --benchmark_filter=^op/gelu/forward/fp32 --benc
 TEST_F(OutputPlacesTest, ADeviceIsWrittenTo) {
   const std::string null = "null", full = "full";
   if (!make_device("null", 3) || !make_device("full", 7)) GTEST_SKIP() << "no device can be made here";
-  for (const std::string& command : {std::string("report run --out "), kRows}) {
-    const std::string to = command.starts_with("bench") ? command + "--benchmark_out=" : command;
+  for (const std::string& to : {std::string("report run --out "), kRows + "--benchmark_out="}) {
     must(to + null);
     EXPECT_TRUE(is_device(null)) << to;
     fails(to + full, 6, "cannot write full: No space left on device");
@@ -231,7 +220,7 @@ TEST_F(OutputPlacesTest, ADeviceIsWrittenTo) {
   fails("train " + kSmall + "--out " + null, 2, "null");
   fails("data text.txt --out " + null, 6, "null");
   EXPECT_TRUE(is_device(null) && is_device(full));
-  expect_nothing_beside();
+  expect_no_temporary(".");
 }
 
 TEST_F(OutputPlacesTest, APipeIsWrittenTo) {
@@ -251,9 +240,7 @@ TEST_F(OutputPlacesTest, StandardOutputIsWrittenTo) {
   // Links of our own, as /dev/stdout is one.
   fs::create_symlink("/proc/self/fd/1", path("stdout"));
   fs::create_symlink("/proc/self/fd/2", path("stderr"));
-  const Ran r = run("report run --out stdout");  // a file, which must stay the one that the shell has opened
-  EXPECT_EQ(r.status, 0) << r.err;
-  EXPECT_EQ(r.out, page);
+  EXPECT_EQ(must("report run --out stdout").out, page);  // a file, which must stay the one that the shell has opened
   EXPECT_EQ(run("report run --out stdout | cat").out, page);
   EXPECT_EQ(run("report run --out stderr").err, page);
   EXPECT_TRUE(fs::is_symlink(path("stdout")) && fs::is_symlink(path("stderr")));
@@ -263,16 +250,17 @@ TEST_F(OutputPlacesTest, ALinkIsFollowed) {
   fs::create_directories(path("far"));
   fs::create_symlink("far/page.html", path("link.html"));
   for (const char* what : {"a new file", "an old one"}) {
+    SCOPED_TRACE(what);
     must("report run --out link.html");
-    EXPECT_TRUE(fs::is_symlink(path("link.html"))) << what;
-    EXPECT_NE(read_file(path("far/page.html")).find("<html"), std::string::npos) << what;
+    EXPECT_TRUE(fs::is_symlink(path("link.html")));
+    expect_has(read_file(path("far/page.html")), "<html");
   }
   fs::create_symlink("round.html", path("round.html"));
   fails("report run --out round.html", 6, "cannot write round.html");
   fs::create_symlink("nowhere", path("set"));
   fails("data text.txt --out set", 6, "set");
   EXPECT_TRUE(fs::is_symlink(path("set")));
-  expect_nothing_beside();
+  expect_no_temporary(".");
 }
 
 // A name that another program has planted where one could be guessed must not be written through.
@@ -286,8 +274,8 @@ TEST_F(OutputPlacesTest, TemporaryNamesAreNotReused) {
 
 TEST_F(OutputPlacesTest, BenchWritesItsRowsOrFails) {
   const Ran r = must(kRows + "--benchmark_out=rows.json");
-  EXPECT_NE(r.out.find("op/gelu/forward/fp32"), std::string::npos) << r.out;
-  const auto rows = Json::parse(read_file(path("rows.json")));
+  expect_has(r.out, "op/gelu/forward/fp32");
+  const Json rows = json_of("rows.json");
   EXPECT_EQ(rows.at("benchmarks").size(), 1U);
   EXPECT_TRUE(rows.at("context").contains("ceiling_fp32")) << rows;
   EXPECT_NO_THROW(Json::parse(run(kRows + "--benchmark_format=json").out));
@@ -298,8 +286,7 @@ TEST_F(OutputPlacesTest, BenchWritesItsRowsOrFails) {
 TEST_F(OutputPlacesTest, ClosedDescriptorsAreNotTakenByFiles) {
   train("--out whole");
   for (const char* closed : {"0<&-", "1>&-", "2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"}) {
-    fs::remove_all(path("closed"));
-    train(std::string("--out closed > /dev/null 2> err.txt ") + closed + " #");
+    anew("train " + kSmall + "--out closed > /dev/null 2> err.txt " + closed + " #");
     for (const char* file :
          {"config.toml", "checkpoints/step-12/model.safetensors", "checkpoints/step-12/config.toml"}) {
       std::string expected = read_file(path("whole") / file);
@@ -320,13 +307,7 @@ TEST_F(OutputPlacesTest, FilesOfARunAreForAllToRead) {
   }
 }
 
-}  // namespace
-}  // namespace tessera
-
 // The lock of a run's folder, and a file system that has no locks: the run says so, and ends where it meets another.
-
-namespace tessera {
-namespace {
 
 class RunLocks : public testing::Test {
  protected:

@@ -43,7 +43,7 @@ class KillTest : public ProgramTest {
     const auto end = Clock::now() + std::chrono::seconds(30);
     while (!condition()) {
       if (Clock::now() > end) {
-        ADD_FAILURE() << "nothing was saved within 30 seconds: " << read_file(path("err.txt"));
+        ADD_FAILURE() << "nothing was saved within 30 seconds: " << log();
         return;
       }
       std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -51,7 +51,7 @@ class KillTest : public ProgramTest {
   }
   void measure();
   void kill_and_check(uint64_t k);
-  void expect_words_about(const std::string& log, int64_t newest, const std::vector<std::string>& leftovers) const;
+  void expect_words_about(int64_t newest, const std::vector<std::string>& leftovers) const;
 
   const std::string options_ = fmt::format("--steps {} --channels 64 --batch 1 --dropout 0.1 --eval-every 25 ", kSteps);
   const Philox random_{50};
@@ -97,24 +97,19 @@ void KillTest::kill_and_check(uint64_t k) {
     std::this_thread::sleep_for(Seconds(fraction * save_));
   }
   kill(child, SIGKILL);
-  int status = 0;
-  waitpid(child, &status, 0);
-  const std::string log = read_file(path("err.txt"));
-  ASSERT_TRUE(WIFSIGNALED(status)) << "it ended before it was killed: " << log;
+  ASSERT_EQ(test::end_of(child), 1000) << "it ended before it was killed: " << log();
 
   while_saving_ += saving(child);
   EXPECT_GE(newest_step(), before);
   expect_steps_in_order(newest_step());
-  if (!at_start && begun) expect_words_about(log, before, leftovers);
+  if (!at_start && begun) expect_words_about(before, leftovers);
 }
 
-// Checks the log of a process that came as far as saving: what it found, and what it removed.
-void KillTest::expect_words_about(const std::string& log, int64_t newest,
-                                  const std::vector<std::string>& leftovers) const {
-  const std::string words = newest > 0 ? fmt::format("going on after step {}\n", newest) : "beginning at step 1\n";
-  EXPECT_NE(log.find(words), std::string::npos) << words << ": " << log;
+// Checks the words of a process that came as far as saving: what it found, and what it removed.
+void KillTest::expect_words_about(int64_t newest, const std::vector<std::string>& leftovers) const {
+  expect_has(log(), newest > 0 ? fmt::format("going on after step {}\n", newest) : "beginning at step 1\n");
   for (const std::string& name : leftovers) {
-    EXPECT_NE(log.find("removed what a killed run had left half-written: " + name + "\n"), std::string::npos) << log;
+    expect_has(log(), "removed what a killed run had left half-written: " + name + "\n");
     EXPECT_FALSE(fs::exists(path(name))) << name;
   }
 }
@@ -135,8 +130,7 @@ TEST_F(KillTest, ARunKilledAtFiftyMomentsEndsWithTheSameBits) {
   EXPECT_EQ(weights("run/" + end), weights("whole/" + end));
   EXPECT_EQ(optimizer("run/" + end), optimizer("whole/" + end));
   EXPECT_EQ(read_file(path("run/checkpoints/latest")), fmt::format("step-{}\n", kSteps));
-  for (const auto& e : fs::recursive_directory_iterator(path("run")))
-    EXPECT_EQ(e.path().filename().string().find(".tmp-"), std::string::npos) << e.path();
+  expect_no_temporary("run");
   expect_same_records();
   if (const std::string why = test::tensorboard_missing(); why.empty())
     EXPECT_EQ(test::read_curves(path("run"), "shown"), test::recorded_curves(path("run")));
@@ -156,8 +150,7 @@ TEST_F(KillTest, ARunKilledBeforeItsFirstCheckpointBeginsAgain) {
   EXPECT_TRUE(half_written().empty());
   // Killed in its first steps: what was recorded is made again.
   fs::remove_all(checkpoints());
-  const Ran r = must("train --resume --out run");
-  EXPECT_NE(r.err.find("no checkpoint was saved yet: beginning at step 1"), std::string::npos) << r.err;
+  expect_has(must("train --resume --out run").err, "no checkpoint was saved yet: beginning at step 1");
   EXPECT_EQ(weights("run/checkpoints/step-12"), weights("whole/checkpoints/step-12"));
   expect_same_records();
   // Checkpoints that are all damaged are another matter.
@@ -183,19 +176,6 @@ class SoakTest : public ProgramTest {
     return text ? std::strtoull(text, nullptr, 10) : otherwise;
   }
 
-  // Waits for the end; true when it came in time.
-  bool ends(pid_t child, int& status) const {
-    const auto begin = Clock::now();
-    while (waitpid(child, &status, WNOHANG) == 0) {
-      if (Seconds(Clock::now() - begin).count() > kTimeout) {
-        kill(child, SIGABRT);
-        waitpid(child, &status, 0);
-        return false;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-    return true;
-  }
   // Until it saves, or a while has gone by: not every run does.
   void await_saving(pid_t child) const {
     const auto begin = Clock::now();
@@ -255,9 +235,9 @@ void SoakTest::one_disturbed_run(const std::string& settings, const std::string&
   const pid_t child = start(command + replay_);
   disturb(child);
   int status = 0;
-  ASSERT_TRUE(ends(child, status)) << "it did not end" << history_ << "\n" << read_file(path("err.txt"));
+  ASSERT_TRUE(test::ends(child, status, kTimeout, SIGABRT)) << "it did not end" << history_ << "\n" << log();
   ++runs_;
-  const std::string log = read_file(path("err.txt"));
+  const std::string log = this->log();
   if (WIFSIGNALED(status)) {
     EXPECT_EQ(WTERMSIG(status), last_signal_) << history_ << "\n" << log;
     ++outcomes_[fmt::format("ended by signal {}", WTERMSIG(status))];
@@ -282,12 +262,9 @@ std::string SoakTest::undisturbed(const std::string& settings, const std::string
   std::string& end = ends_[settings + plan];
   if (!end.empty()) return end;
   const auto begin = Clock::now();
-  train(fmt::format("{} --save-every 0 {} --out whole", settings, plan));
+  anew(fmt::format("train {}{} --save-every 0 {} --out whole", kSmall, settings, plan));
   duration_ = Seconds(Clock::now() - begin).count();
-  const std::string last = fmt::format("whole/checkpoints/step-{}", kSoakSteps);
-  end = files(last);
-  fs::remove_all(path("whole"));
-  return end;
+  return end = files(fmt::format("whole/checkpoints/step-{}", kSoakSteps));
 }
 
 test::Plans SoakTest::recorded(const std::string& settings) {

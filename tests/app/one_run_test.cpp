@@ -12,7 +12,7 @@ class OneRunTest : public ProgramTest {
  protected:
   // Starts the run in "run" and waits until it has made a step.
   pid_t begun(const std::string& more) const {
-    const pid_t child = start("train " + kSmall + more + " --out run --quiet");
+    const pid_t child = start("train " + kSmall + "--steps 10000000 --out run --quiet " + more);
     EXPECT_TRUE(test::comes([&] { return fs::exists(path("run/metrics.jsonl")); }));
     return child;
   }
@@ -28,7 +28,7 @@ class OneRunTest : public ProgramTest {
 };
 
 TEST_F(OneRunTest, ASecondWriterIsRefusedAndADeadOneIsNone) {
-  const pid_t child = begun("--steps 10000000 --save-every 0 --eval-every 0");
+  const pid_t child = begun("--save-every 0 --eval-every 0");
   const std::string owner = fmt::format("process {} on ", child);
   fails("train --resume --out run", 2, owner);
   fails("train " + kSmall + "--out run", 2, "holds a run already");
@@ -41,23 +41,23 @@ TEST_F(OneRunTest, ASecondWriterIsRefusedAndADeadOneIsNone) {
 }
 
 TEST_F(OneRunTest, AFolderThatIsMovedEndsTheRun) {
-  const pid_t child = begun("--steps 10000000 --save-every 5");
+  const pid_t child = begun("--save-every 5");
   fs::rename(path("run"), path("other"));
   EXPECT_EQ(test::end_of(child), 6);
-  EXPECT_NE(read_file(path("err.txt")).find("removed, moved or replaced"), std::string::npos);
+  expect_has(log(), "removed, moved or replaced");
   EXPECT_FALSE(fs::exists(path("run")));
   EXPECT_TRUE(fs::exists(path("other/config.toml")));
 }
 
 TEST_F(OneRunTest, MetricsThatAreRemovedEndTheRun) {
-  const pid_t child = begun("--steps 10000000 --save-every 1000000");
+  const pid_t child = begun("--save-every 1000000");
   fs::remove(path("run/metrics.jsonl"));
   EXPECT_EQ(test::end_of(child), 6);
-  EXPECT_NE(read_file(path("err.txt")).find("metrics.jsonl: it was removed, moved or replaced"), std::string::npos);
+  expect_has(log(), "metrics.jsonl: it was removed, moved or replaced");
 }
 
 TEST_F(OneRunTest, AnotherRunInItsPlaceIsNotTouched) {
-  const pid_t child = begun("--steps 10000000 --save-every 1000000");
+  const pid_t child = begun("--save-every 1000000");
   fs::rename(path("run"), path("other"));
   fs::create_directories(path("run/checkpoints/step-1"));
   std::ofstream(path("run/lock")) << "of another";
@@ -124,7 +124,7 @@ TEST_F(OneRunTest, SavesInTheBackgroundAreThoseOfOneRank) {
   train(often + "--ranks 1 --tie-copies --out one");
   for (const char* plan :
        {"--pp 2 --dp 1", "--zero 3 --dp 2 --microbatches 2 --check-replicas 1", "--dp 2 --microbatches 2"}) {
-    train(often + plan + " --tie-copies --out run");
+    anew("train " + kSmall + often + plan + " --tie-copies --out run");
     for (int step = 3; step < 40; step += 3) {
       const std::string name = fmt::format("checkpoints/step-{}", step);
       const bool same = !std::string(plan).starts_with("--pp") || files("run/" + name) == files("one/" + name);
@@ -132,7 +132,6 @@ TEST_F(OneRunTest, SavesInTheBackgroundAreThoseOfOneRank) {
       EXPECT_NO_THROW(open_checkpoint(path("run/" + name))) << plan << step;
     }
     EXPECT_EQ(half_written(), std::vector<std::string>());
-    fs::remove_all(path("run"));
   }
 }
 
@@ -143,7 +142,7 @@ TEST_F(OneRunTest, ARankThatNeverBeginsEndsTheJob) {
                                         "0 || kill -STOP $$; exec {} train {} --timeout 2'",
                                         TESSERA_BINARY, kSmall));
   EXPECT_EQ(r.status, 3);
-  EXPECT_NE(r.err.find("tessera: [rank 0] MPI_Init: the others did not come within 2 s"), std::string::npos) << r.err;
+  expect_has(r.err, "tessera: [rank 0] MPI_Init: the others did not come within 2 s");
 }
 
 TEST_F(OneRunTest, ProcessesThatWereToldOtherThingsDoNotTrain) {
@@ -185,8 +184,6 @@ TEST_F(OneRunTest, ProcessesInOtherFoldersDoNotTrain) {
 
 // The effects of signals on every command: they end it soon, with its status, and nothing half-written stays.
 
-using Clock = std::chrono::steady_clock;
-
 constexpr double kSoon = 4;  // seconds; promised are 2, and a machine may be busy
 
 class SignalsTest : public ProgramTest {
@@ -214,18 +211,10 @@ class SignalsTest : public ProgramTest {
   }
   // The exit status, or 1000 when it ended in another way or not soon.
   static int end_of(pid_t child) {
-    const auto end = Clock::now() + std::chrono::duration<double>(kSoon);
     int status = 0;
-    while (waitpid(child, &status, WNOHANG) == 0) {
-      if (Clock::now() > end) {
-        kill(child, SIGKILL);
-        waitpid(child, &status, 0);
-        ADD_FAILURE() << "it did not end soon";
-        return 1000;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000;
+    if (test::ends(child, status, kSoon, SIGKILL)) return test::exit_status(status);
+    ADD_FAILURE() << "it did not end soon";
+    return 1000;
   }
   // Begins the command and sends it a signal a while after it is `ready`.
   int signalled(const std::string& arguments, int signal, const std::function<bool()>& ready = {},
@@ -236,6 +225,11 @@ class SignalsTest : public ProgramTest {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     kill(child, signal);
     return end_of(child);
+  }
+  static void expect_to_survive(pid_t child, int signal) {
+    kill(child, signal);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    EXPECT_EQ(waitpid(child, nullptr, WNOHANG), 0) << "it ended";
   }
   std::string names() const {
     std::string all;
@@ -257,14 +251,15 @@ TEST_F(SignalsTest, EndEveryCommandSoonAndLeaveNothing) {
        {"data long.txt --tokenizer bpe --vocab 30000 --out made", "train --data long.txt --tokenizer bpe --out run",
         "verify --steps 1000000 --threads-per-rank 1", "bench --benchmark_filter=matmul --benchmark_min_time=1000",
         "generate made-run --tokens 100000000", "report made-run --out pipe", "explore --port 0"}) {
-    EXPECT_EQ(signalled(arguments, SIGINT), 130) << arguments;
-    EXPECT_EQ(signalled(arguments, SIGTERM), 143) << arguments << ": " << read_file(path("err.txt"));
-    EXPECT_NE(read_file(path("err.txt")).find("tessera: terminated (SIGTERM)\n"), std::string::npos) << arguments;
-    EXPECT_EQ(signalled(arguments, SIGHUP), 143) << arguments;
+    SCOPED_TRACE(arguments);
+    EXPECT_EQ(signalled(arguments, SIGINT), 130);
+    EXPECT_EQ(signalled(arguments, SIGTERM), 143) << log();
+    expect_has(log(), "tessera: terminated (SIGTERM)\n");
+    EXPECT_EQ(signalled(arguments, SIGHUP), 143);
     std::string after = names();
     if (const size_t at = after.find("err.txt "); before.find("err.txt ") == std::string::npos) after.erase(at, 8);
     EXPECT_EQ(std::count(after.begin(), after.end(), ' '), std::count(before.begin(), before.end(), ' '))
-        << arguments << ": " << before << "\n"
+        << before << "\n"
         << after;
   }
 }
@@ -277,10 +272,9 @@ TEST_F(SignalsTest, EndAValidationAndSaveTheStepsBeforeIt) {
                                     {"--steps 4 --eval-every 2", begun_},
                                     {"--steps 2 --ranks 2 --dp-mode ps-async", saved}}) {
     EXPECT_EQ(signalled(options + more, SIGTERM, ready), 143) << more;
-    expect_has(read_file(path("err.txt")),
-               "stopped in the validation after step 2, which is saved; tessera train --resume --out run");
+    expect_has(log(), "stopped in the validation after step 2, which is saved; tessera train --resume --out run");
     EXPECT_EQ(read_file(path("run/checkpoints/latest")), "step-2\n");
-    EXPECT_EQ(read_file(path("run/metrics.jsonl")).find("eval"), std::string::npos);
+    expect_lacks(read_file(path("run/metrics.jsonl")), "eval");
     fs::remove_all(path("run"));
   }
 }
@@ -301,20 +295,19 @@ TEST_F(SignalsTest, EachEndsARunThatSavesAndAHangUpUnlessItIsIgnored) {
   for (const auto& [signal, status] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 143}}) {
     EXPECT_EQ(signalled(endless_, signal, begun_), status);
     EXPECT_GT(newest_step(), 0) << signal;
-    expect_has(read_file(path("err.txt")), "goes on");
+    expect_has(log(), "goes on");
     fs::remove_all(path("run"));
   }
   const pid_t child = start(endless_, "trap '' HUP;");
   wait_until(begun_);
-  kill(child, SIGHUP);
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  EXPECT_EQ(waitpid(child, nullptr, WNOHANG), 0) << "it ended";
+  expect_to_survive(child, SIGHUP);
   kill(child, SIGTERM);
   EXPECT_EQ(end_of(child), 143);
 }
 
 TEST_F(SignalsTest, SigUsr1SavesAndTheRunGoesOn) {
   for (const char* more : {"", "--ranks 2", "--ranks 2 --zero 3", "--ranks 2 --dp-mode ps-async"}) {
+    SCOPED_TRACE(more);
     const pid_t child = start(endless_ + more);
     wait_until(begun_);
     kill(child, SIGUSR1);
@@ -323,9 +316,9 @@ TEST_F(SignalsTest, SigUsr1SavesAndTheRunGoesOn) {
     wait_until([&] { return recorded() > then; });
     const std::string first = read_file(path("run/checkpoints/latest"));
     kill(child, SIGTERM);
-    EXPECT_EQ(end_of(child), 143) << more;
+    EXPECT_EQ(end_of(child), 143);
     EXPECT_NE(read_file(path("run/checkpoints/latest")), first);
-    EXPECT_NE(read_file(path("err.txt")).find("SIGUSR1: saved after step"), std::string::npos) << more;
+    expect_has(log(), "SIGUSR1: saved after step");
     fs::remove_all(path("run"));
   }
   EXPECT_EQ(signalled(endless_ + "--no-save", SIGTERM, [&] { return exists("run/metrics.jsonl"); }), 143);
@@ -333,14 +326,11 @@ TEST_F(SignalsTest, SigUsr1SavesAndTheRunGoesOn) {
 
 TEST_F(SignalsTest, ASecondOneEndsARunAtOnce) {
   // The only step lasts for long.
-  const std::string slow =
+  const pid_t child = start(
       "train --data text.txt --layers 8 --heads 8 --channels 512 --context 512 --batch 64 --threads-per-rank 1 "
-      "--no-save --steps 1000 --out run";
-  const pid_t child = start(slow);
+      "--no-save --steps 1000 --out run");
   wait_until([&] { return exists("run/metrics.jsonl"); });
-  kill(child, SIGINT);
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  EXPECT_EQ(waitpid(child, nullptr, WNOHANG), 0) << "it ended before its step did";
+  expect_to_survive(child, SIGINT);  // until its step ends
   kill(child, SIGINT);
   EXPECT_EQ(end_of(child), 130);
 }
@@ -359,11 +349,10 @@ TEST_F(SignalsTest, WhatAKilledProcessLeftIsRemovedByALaterOne) {
   fs::create_directory(living.path());
   fs::create_directory(path("mine.tmp-999999999"));
   const std::string left = fmt::format(".tmp-{}-", dead);
-  ASSERT_NE(names().find(left), std::string::npos);
+  expect_has(names(), left);
   must("data text.txt --out other");
   must("data text.txt");
-  for (const auto& e : fs::recursive_directory_iterator(folder_.path()))
-    EXPECT_EQ(e.path().filename().string().find(left), std::string::npos) << e.path();
+  expect_lacks(names(), left);
   EXPECT_TRUE(fs::exists(living.path()));
   EXPECT_TRUE(exists("mine.tmp-999999999"));
 }
@@ -382,16 +371,13 @@ const char* const kFile =
 
 TEST(FlightReport, ShowsWhoIsMissingAndWhoDiffers) {
   const report::Flights all = report::parse_flights(kFile, "flight.json");
-  ASSERT_EQ(all.ranks, 3);
-  ASSERT_EQ(all.written.size(), 2U);
-  EXPECT_EQ(all.written[0].rank, 0);
+  ASSERT_TRUE(all.ranks == 3 && all.written.size() == 2 && all.written[0].rank == 0);
   const std::string text = report::flights_of(all, false), html = report::flights_of(all, true);
   expect_has(text, {"rank 1    dp axis, barrier: rank 2 did not come", "rank 2    wrote nothing"});
   const size_t second = text.find("\n  2 ");
   ASSERT_NE(second, std::string::npos) << text;
-  EXPECT_NE(text.find("DIFFERS", second), std::string::npos) << text;
-  EXPECT_EQ(text.substr(0, second).find("DIFFERS"), std::string::npos) << text;
-  EXPECT_NE(text.find("barrier of 0 bytes, from 2.000 s on", second), std::string::npos) << text;
+  expect_has(text.substr(second), {"DIFFERS", "barrier of 0 bytes, from 2.000 s on"});
+  expect_lacks(text.substr(0, second), "DIFFERS");
   expect_has(html, {"<tr class=\"differs\">", "wrote nothing"});
 }
 
@@ -402,14 +388,13 @@ TEST(FlightReport, RefusesWhatIsNone) {
     EXPECT_THROW(report::parse_flights(file, "flight.json"), InputError) << file;
 }
 
-class FlightOfRun : public ProgramTest {};
+using FlightOfRun = ProgramTest;
 
 // The loss is soon no number: every rank says why it ended, and the table is drawn.
 TEST_F(FlightOfRun, IsLeftByAFailureAndDrawn) {
   fails("train " + kSmall + "--ranks 2 --lr 1e30 --steps 200 --out run", 5, "expected finite numbers");
   ASSERT_TRUE(fs::exists(path("run/flight.json")));
-  const Ran drawn = must("report run --format text");
-  expect_has(drawn.out, {"axis dp", "all_reduce"});
+  expect_has(must("report run --format text").out, {"axis dp", "all_reduce"});
   must("report run");
   EXPECT_TRUE(fs::exists(path("run/report.html")));
 }
@@ -417,7 +402,7 @@ TEST_F(FlightOfRun, IsLeftByAFailureAndDrawn) {
 TEST_F(FlightOfRun, IsNotThereAfterAGoodEnd) {
   const Ran r = train("--ranks 2 --format json --out run");
   EXPECT_FALSE(fs::exists(path("run/flight.json")));
-  EXPECT_NE(r.out.find("\"straggler\":null"), std::string::npos) << r.out;
+  expect_has(r.out, "\"straggler\":null");
 }
 
 }  // namespace

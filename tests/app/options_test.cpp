@@ -1,6 +1,8 @@
 // Command line and configuration file: what they set, and what they say about mistakes.
 #include <fmt/ranges.h>
 
+#include <cstring>
+
 #include "app/job_of.h"
 #include "app/run/pretrained.h"
 #include "app/train/train.h"
@@ -63,18 +65,13 @@ TEST(FirstModel, DrawsNewAdaptersAlone) {
 
 TEST(CommandLine, SetsWhatItSays) {
   const TrainOptions o = parsed_train("--layers 2 --lr=3e-4 --dtype bf16 --quiet --out 'x y' --seed 0");
-  EXPECT_EQ(o.sizes.layers, 2);
-  EXPECT_FALSE(o.gives("heads"));
-  EXPECT_EQ(o.optim.lr, 3e-4);
-  EXPECT_EQ(text_of(o.optim.dtype), "bf16");
-  EXPECT_TRUE(o.quiet);
-  EXPECT_EQ(o.out, "x y");
-  EXPECT_EQ(o.optim.seed, 0);
+  EXPECT_EQ(
+      std::tuple(o.sizes.layers, o.gives("heads"), o.optim.lr, text_of(o.optim.dtype), o.quiet, o.out, o.optim.seed),
+      std::tuple(2, false, 3e-4, "bf16", true, "x y", 0));
   EXPECT_FALSE(o.optim.min_lr);  // a smaller --lr alone brings a smaller --min-lr with it
   EXPECT_EQ(parsed_train("--steps 5 --steps 7").optim.steps, 7);
   const auto g = std::get<GenerateOptions>(parsed("generate run --prompt --x --top-p 0.5"));
-  EXPECT_EQ(g.from, "run");
-  EXPECT_EQ(g.top_p, 0.5);
+  EXPECT_EQ(std::tuple(g.from, g.top_p), std::tuple("run", 0.5));
   EXPECT_EQ(std::get<GenerateOptions>(parsed("generate train")).from, "train");  // a run may be called so
   EXPECT_EQ(std::get<DatasetOptions>(parsed("data a.txt --tokenizer bytes")).tokenizer, "bytes");
 }
@@ -82,11 +79,8 @@ TEST(CommandLine, SetsWhatItSays) {
 TEST(CommandLine, HelpTeachesEveryOption) {
   const std::string help = std::get<Print>(parsed("train --help")).text;
   TrainOptions defaults;
-  for (const Setting& s : settings_of(defaults)) {
-    if (!s.field.in_words) continue;
-    EXPECT_NE(help.find("--" + s.word()), std::string::npos) << s.word();
-    EXPECT_NE(help.find(with_options(std::string(s.field.help)).substr(0, 20)), std::string::npos) << s.word();
-  }
+  for (const Setting& s : settings_of(defaults))
+    if (s.field.in_words) expect_has(help, {"--" + s.word(), with_options(std::string(s.field.help)).substr(0, 20)});
   expect_has(help, {"Examples:", "[0.001]"});  // defaults are shown
   const std::string all = std::get<Print>(parsed("--help")).text;
   expect_has(all, {"train", "generate", "data", "report", "TESSERA_CACHE", "TMPDIR"});
@@ -95,38 +89,37 @@ TEST(CommandLine, HelpTeachesEveryOption) {
 
 TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
   EXPECT_EQ(message("train --rnaks=2"), "unknown option '--rnaks'; did you mean '--ranks'?");
-  EXPECT_EQ(message("trian"),
-            "unknown command 'trian'; expected train, verify, generate, evaluate, checkpoint, data, bench, plan, "
-            "report, explore, lab or describe; did you mean 'train'?");
-  EXPECT_EQ(message("evaluate"), "FROM is required");
-  EXPECT_EQ(message(""),
-            "no command given; expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report, "
-            "explore, lab or describe (tessera --help says more)");
+  const std::string commands =
+      "expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
+  EXPECT_EQ(message("trian"), "unknown command 'trian'; " + commands + "; did you mean 'train'?");
+  EXPECT_EQ(message(""), "no command given; " + commands + " (tessera --help says more)");
   EXPECT_EQ(message("train --lay 3"), "unknown option '--lay'; did you mean '--layers'?");
   EXPECT_EQ(message("train generate x"), "unexpected word 'generate'");
-  EXPECT_EQ(message("train --quiet=maybe"), "--quiet: expected true or false, found 'maybe'");
-  EXPECT_EQ(message("train --untied=maybe"), "--untied: expected true or false, found 'maybe'");
+  for (const std::string flag : {"--quiet", "--untied"})
+    EXPECT_EQ(message("train " + flag + "=maybe"), flag + ": expected true or false, found 'maybe'");
   EXPECT_EQ(message("train --data caf\xe9"), "--data: expected UTF-8, found 'caf\\xe9'");
   EXPECT_EQ(message("data x --out ''"), "--out: expected a folder to make, found ''");
   EXPECT_EQ(message("train extra"), "unexpected word 'extra'");
-  EXPECT_EQ(message("train --layers"), "--layers: expected a value, found none");
-  EXPECT_EQ(message("train --layers 0"), "--layers: expected a whole number in [1, 100000], found '0'");
-  EXPECT_EQ(message("train --layers -3"), "--layers: expected a whole number in [1, 100000], found '-3'");
-  EXPECT_EQ(message("train --layers 2.5"), "--layers: expected a whole number in [1, 100000], found '2.5'");
-  EXPECT_EQ(message("train --batch 99999999999999999999"),
-            "--batch: expected a whole number in [1, 1000000000], found '99999999999999999999'");
-  EXPECT_EQ(message("train --lr fast"), "--lr: expected a number of at least 0, found 'fast'");
-  EXPECT_EQ(message("train --lr nan"), "--lr: expected a number of at least 0, found 'nan'");
-  EXPECT_EQ(message("train --dropout 1"), "--dropout: expected a number in [0, 1), found '1'");
   EXPECT_EQ(message("train --dtype fp23"), "--dtype: expected fp32, bf16, fp64, found 'fp23'; did you mean 'fp32'?");
   EXPECT_EQ(message("train --device GPU"), "--device: expected cpu, cuda, found 'GPU'; did you mean 'cuda'?");
   EXPECT_EQ(message("bench --device gpu"), "--device: expected cpu, cuda, found 'gpu'; did you mean 'cuda'?");
-  EXPECT_EQ(message("train --device metal"), "--device: expected cpu, cuda, found 'metal'");
-  EXPECT_EQ(message("generate x --device metal"), "--device: expected cpu, cuda, found 'metal'");
-  EXPECT_EQ(message("train --data ''"), "--data: expected a value, found ''");
-  EXPECT_EQ(message("generate"), "FROM is required");
-  EXPECT_EQ(message("generate x --top-p 0"), "--top-p: expected a number in [1e-09, 1], found '0'");
-  EXPECT_EQ(message("data x --vocab 255"), "--vocab: expected a whole number in [256, 1000000000], found '255'");
+  for (const char* line : {"evaluate", "generate"}) EXPECT_EQ(message(line), "FROM is required") << line;
+  const std::tuple<const char*, const char*, Messages> values[] = {
+      {"train --layers", "a whole number in [1, 100000]", {"0", "-3", "2.5", "1000000000"}},
+      {"train --batch", "a whole number in [1, 1000000000]", {"99999999999999999999"}},
+      {"train --lr", "a number of at least 0", {"fast", "nan", "-1"}},
+      {"train --lr", "a number in [0, 1e+300]", {"1e308"}},
+      {"train --dropout", "a number in [0, 1)", {"1"}},
+      {"train --device", "cpu, cuda", {"metal"}},
+      {"generate x --device", "cpu, cuda", {"metal"}},
+      {"train --data", "a value", {""}},
+      {"generate x --top-p", "a number in [1e-09, 1]", {"0"}},
+      {"data x --vocab", "a whole number in [256, 1000000000]", {"255"}},
+      {"describe --format", "json", {"text"}}};
+  for (const auto& [line, expected, wrong] : values)
+    for (const std::string& value : wrong)
+      EXPECT_EQ(message(fmt::format("{} '{}'", line, value)),
+                fmt::format("{}: expected {}, found '{}'", std::strstr(line, "--"), expected, value));
 }
 
 // In a build without CUDA and on a machine without a GPU too: one line, whichever way it was asked for.
@@ -160,8 +153,6 @@ TEST(CommandLine, RefusesModelsLargerThanTheMachine) {
   for (const char* words : {"--channels 900000", "--vocab 1000000000 --channels 100000"})
     expect_has(error_of([&] { ask_for_least_memory(job_of(parsed_train(words))); }), "this machine has available");
   EXPECT_NO_THROW(ask_for_least_memory(job_of(parsed_train(""))));
-  EXPECT_EQ(message("train --layers 1000000000"),
-            "--layers: expected a whole number in [1, 100000], found '1000000000'");
   EXPECT_EQ(message("train --model gpt2 --tokenizer bytes"), "");
 }
 
@@ -193,16 +184,14 @@ TEST(CommandLine, DescribesEveryOption) {
   EXPECT_FALSE(options.at("layers").contains("default"));  // the preset's
   EXPECT_EQ(options.at("out").at("in_file"), false);
   EXPECT_EQ(commands.at("verify").at("options")[0].at("name"), "model");
-  EXPECT_EQ(message("describe --format text"), "--format: expected json, found 'text'");
 }
 
 TEST(CommandLine, HandsTheFlagsOfBenchOn) {
-  EXPECT_EQ(std::get<BenchOptions>(parsed("bench --benchmark_filter=norm --v=1")).words,
-            (std::vector<std::string>{"--benchmark_filter=norm", "--v=1"}));
-  EXPECT_TRUE(std::get<BenchOptions>(parsed("bench")).words.empty());
-  const auto on_gpu = std::get<BenchOptions>(parsed("bench --device cuda --benchmark_filter=norm"));
-  EXPECT_EQ(on_gpu.device, Device::cuda);
-  EXPECT_EQ(on_gpu.words, std::vector<std::string>{"--benchmark_filter=norm"});
+  const auto options = [](const char* line) { return std::get<BenchOptions>(parsed(line)); };
+  EXPECT_EQ(options("bench --benchmark_filter=norm --v=1").words, (Messages{"--benchmark_filter=norm", "--v=1"}));
+  EXPECT_TRUE(options("bench").words.empty());
+  const auto on_gpu = options("bench --device cuda --benchmark_filter=norm");
+  EXPECT_TRUE(on_gpu.device == Device::cuda && on_gpu.words == Messages{"--benchmark_filter=norm"});
 }
 
 TEST(CommandLine, PresetsHaveTheirSizes) {
@@ -218,9 +207,7 @@ TEST(CommandLine, PresetsHaveTheirSizes) {
 TEST_F(ConfigTest, IsReadAndOptionsWin) {
   const std::string path = file("layers = 2\nlr = 1\nmin-lr = 0.5\ndata = \"x.txt\"  # a comment\n");
   const TrainOptions o = parsed_train("--layers 3 --config " + path);
-  EXPECT_EQ(o.sizes.layers, 3);
-  EXPECT_EQ(o.optim.lr, 1);
-  EXPECT_EQ(o.data, "x.txt");
+  EXPECT_EQ(std::tuple(o.sizes.layers, o.optim.lr, o.data), std::tuple(3, 1, "x.txt"));
 }
 
 TEST_F(ConfigTest, ARunWithoutCheckpointsIsNotResumed) {
@@ -259,10 +246,7 @@ TEST_F(ConfigTest, StringsOfEveryKindHoldAnything) {
 TEST_F(ConfigTest, LinesMayBeWrittenInManyWays) {
   const TrainOptions o =
       read("\xEF\xBB\xBFlayers=2\r\n\t \r\n#\r\n  lr\t= 5E-5#x\r\nno-save =true\n\nseed = 9223372036854775807");
-  EXPECT_EQ(o.sizes.layers, 2);
-  EXPECT_EQ(o.optim.lr, 5e-5);
-  EXPECT_TRUE(o.no_save);
-  EXPECT_EQ(o.optim.seed, INT64_MAX);
+  EXPECT_EQ(std::tuple(o.sizes.layers, o.optim.lr, o.no_save, o.optim.seed), std::tuple(2, 5e-5, true, INT64_MAX));
   EXPECT_EQ(config_values(read("# As a run writes it.\n" + to_toml(o))), config_values(o));
 }
 
@@ -271,27 +255,28 @@ TEST_F(ConfigTest, MistakesHaveTheirLineAndColumn) {
     expect_error(Status::usage, {words}, [&] { read(text); });
   };
   expect("layers = 2\nhedas = 3\n", "c.toml:2:1: hedas: unknown key; did you mean 'heads'?");
-  expect("layers = \"two\"\n", "c.toml:1:1: layers: expected a whole number in [1, 100000], found '\"two\"'");
-  expect("layers = 2.0\n", "layers: expected a whole number in [1, 100000], found '2.0'");
+  for (const std::string value : {"\"two\"", "2.0", "0"})
+    expect("layers = " + value + "\n",
+           "c.toml:1:1: layers: expected a whole number in [1, 100000], found '" + value + "'");
   expect("seed = 9223372036854775808\n", "seed: expected a whole number of at least 0, found '9223372036854775808'");
   expect("lr = true\n", "lr: expected a number of at least 0, found 'true'");
   expect("no-save = \"true\"\n", "no-save: expected true or false, found '\"true\"'");
   expect("\n  data = 3\n", "c.toml:2:3: data: expected a string, found '3'");
   expect("tokenizer = true\n", "tokenizer: expected a string, found 'true'");
-  expect("layers = 0\n", "c.toml:1:1: layers: expected a whole number in [1, 100000], found '0'");
   expect("out = \"x\"\n", "out: unknown key");
   const auto unexpected = [&](const std::string& text, const std::string& at, const std::string& found) {
     expect(text, "c.toml:" + at + ": expected KEY = VALUE, found " + found);
   };
   unexpected("layers = 2\nheads = 2\n\n layers = 2\n", "4:2", "layers for the second time");
-  unexpected("layers\n", "1:7", "the end of the line");
-  unexpected("layers 2\n", "1:8", "'2'");
-  unexpected(" = 2\n", "1:2", "'= 2'");
-  unexpected("[model]\nlayers = 2\n", "1:1", "'[model]'");
-  unexpected("layers = 2\n  [[ \n", "2:3", "'[[ '");
-  unexpected("model.layers = 2\n", "1:6", "'.layers = 2'");
-  unexpected("'layers' = 2\n", "1:1", "''layers' = 2'");
-  unexpected("\u00e9 = 2\n", "1:1", "'\u00e9 = 2'");
+  const std::tuple<const char*, const char*, const char*> lines[] = {{"layers\n", "1:7", "the end of the line"},
+                                                                     {"layers 2\n", "1:8", "'2'"},
+                                                                     {" = 2\n", "1:2", "'= 2'"},
+                                                                     {"[model]\nlayers = 2\n", "1:1", "'[model]'"},
+                                                                     {"layers = 2\n  [[ \n", "2:3", "'[[ '"},
+                                                                     {"model.layers = 2\n", "1:6", "'.layers = 2'"},
+                                                                     {"'layers' = 2\n", "1:1", "''layers' = 2'"},
+                                                                     {"\u00e9 = 2\n", "1:1", "'\u00e9 = 2'"}};
+  for (const auto& [text, at, found] : lines) unexpected(text, at, found);
   std::string deep = "a";
   for (int i = 0; i < 300'000; ++i) deep += ".a";
   unexpected(deep + " = 1\n", "1:2", "'.a.a");
@@ -460,23 +445,23 @@ TEST_F(ProgramTest, AFileThatCannotBeReadIsSaidByOptionAndReason) {
     EXPECT_EQ(r.status, 4) << arguments;
     EXPECT_EQ(r.err, "tessera: " + line + "\n") << arguments;
   };
-  expect("train --config gone.toml", "--config: cannot open gone.toml: No such file or directory");
+  for (const auto& [arguments, what] :
+       {std::pair{"train --config gone.toml", "--config: cannot open gone.toml"},
+        {"train --resume --out gone", "--resume: cannot open gone/config.toml"},
+        {"train --data gone.jsonl --tokenizer bytes", "--data: cannot open gone.jsonl"},
+        {"train --data text.txt --dp-mode ps-async --replay gone", "--replay: cannot open gone"},
+        {"train --pp 2 --schedule ./gone.txt", "--schedule: cannot open ./gone.txt"},
+        {"plan --cases gone --format json", "--cases: cannot open gone"},
+        {"plan --hardware ./gone.toml --ranks 2", "--hardware: cannot open ./gone.toml"},
+        {"plan --model gone.json --hardware h100 --ranks 2", "--model: cannot open gone.json"},
+        {"generate run --prompts gone", "--prompts: cannot open gone"}})
+    expect(arguments, std::string(what) + ": No such file or directory");
   expect("train --config folder", "--config: folder is a directory; expected a file");
-  expect("train --resume --out gone", "--resume: cannot open gone/config.toml: No such file or directory");
-  expect("train --data gone.jsonl --tokenizer bytes", "--data: cannot open gone.jsonl: No such file or directory");
   expect("train --data folder", "--data: folder is no dataset: it has no dataset.json");
   expect("train --data text.txt --tokenizer folder",
          "--tokenizer: folder: no tokenizer; expected tokenizer.json, or vocab.json and merges.txt");
   expect("train --init gone", "--init: gone: no such file or directory; expected a run or a checkpoint");
-  expect("train --data text.txt --dp-mode ps-async --replay gone",
-         "--replay: cannot open gone: No such file or directory");
-  expect("train --pp 2 --schedule ./gone.txt", "--schedule: cannot open ./gone.txt: No such file or directory");
-  expect("plan --cases gone --format json", "--cases: cannot open gone: No such file or directory");
-  expect("plan --hardware ./gone.toml --ranks 2", "--hardware: cannot open ./gone.toml: No such file or directory");
   expect("plan --hardware h100 --software folder/ --ranks 2", "--software: folder/ is a directory; expected a file");
-  expect("plan --model gone.json --hardware h100 --ranks 2",
-         "--model: cannot open gone.json: No such file or directory");
-  expect("generate run --prompts gone", "--prompts: cannot open gone: No such file or directory");
 }
 
 TEST_F(ProgramTest, QuietRunsEndWithoutASample) {
@@ -488,21 +473,20 @@ TEST_F(ProgramTest, QuietRunsEndWithoutASample) {
              "--sp: cuts the tokens among the ranks of --tp, and there is only one; expected --tp 2 or more");
   const Ran bytes = run("generate run --tokens 400 --temperature 50");  // as good as any byte
   EXPECT_EQ(find_invalid_utf8(bytes.out), std::string::npos);
-  EXPECT_NE(bytes.out.find("\\x"), std::string::npos) << bytes.out;
+  expect_has(bytes.out, "\\x");
 }
 
 TEST(CommandLine, HelpIsACommandToo) {
   const auto text = [](const std::string& words) { return std::get<Print>(parsed(words)).text; };
   EXPECT_EQ(text("help"), text("--help"));
   EXPECT_EQ(text("help train"), text("train --help"));
-  EXPECT_NE(text("help train").find(default_job_words(default_job())), std::string::npos);
+  expect_has(text("help train"), default_job_words(default_job()));
 }
 
 TEST(DefaultJob, IsWhatItsWordsSay) {
   const TrainOptions job = parsed_train("");
   EXPECT_TRUE(is_default_job(job));
-  const std::string words = default_job_words(job);
-  EXPECT_EQ(config_values(parsed_train(words)), config_values(job)) << words;
+  EXPECT_EQ(config_values(parsed_train(default_job_words(job))), config_values(job)) << default_job_words(job);
 }
 
 TEST(DefaultJob, IsChangedByItsPlanAndEndsWhereAModelOrATextIsChosen) {

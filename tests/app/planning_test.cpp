@@ -74,13 +74,10 @@ TEST_F(PlanningTest, JsonHasEveryField) {
 
 TEST_F(PlanningTest, WholeLayoutIsPredictedWhetherItFitsOrNot) {
   const std::string whole = "--dp 8 --tp 1 --pp 1 --cp 1 --microbatches 8 --recompute none --zero ";
-  const std::vector<Json> small = lines(k7b_ + whole + "3 --memory 1000");
-  ASSERT_EQ(small.size(), 2U);
+  const std::vector<Json> small = lines(k7b_ + whole + "3 --memory 1000"), large = lines(k7b_ + whole + "0");
+  ASSERT_TRUE(small.size() == 2 && large.size() == 1);
   EXPECT_EQ(small[0]["plan"]["zero"], 3);
-  EXPECT_TRUE(small[0]["fits"]);
-  const std::vector<Json> large = lines(k7b_ + whole + "0");
-  ASSERT_EQ(large.size(), 1U);
-  EXPECT_FALSE(large[0]["fits"]);
+  EXPECT_TRUE(small[0]["fits"] && !large[0]["fits"]);
 }
 
 // The command that is printed to be copied is one that train takes; where ranks are and how they start is another
@@ -139,22 +136,22 @@ TEST_F(PlanningTest, SaysWhatIsMissingWhereNothingFits) {
   const std::string words =
       "--model llama3-70b --context 4096 --hardware a100-40 --software megatron --ranks 8 --batch 64";
   fails_in_one_line("plan " + words, 2, " GB: the nearest, ");
-  expect_has(read_file(path("err.txt")), {" GB more, most of it ", " such ranks a plan fits"});
+  expect_has(log(), {" GB more, most of it ", " such ranks a plan fits"});
   for (const Json& line : lines(words, 2)) expect_plan(line);
 }
 
 TEST_F(PlanningTest, BadInputIsOneLine) {
-  const std::string good = R"("layers": 2, "channels": 64, "heads": 2, "vocab": 100, "context": 64)";
+  const std::string rest = R"("channels": 64, "heads": 2, "vocab": 100, "context": 64)";
+  for (const auto& [name, layers] : {std::pair{"good", "2"}, {"negative", "-2"}, {"huge", "99999999999999999999"}})
+    write(std::string(name) + ".json", fmt::format("{{\"layers\": {}, {}}}", layers, rest));
   write("missing.json", R"({"layers": 2, "channels": 64, "heads": 2, "context": 64})");
-  write("unknown.json", "{" + good + R"(, "widht": 3})");
-  write("negative.json", R"({"layers": -2, "channels": 64, "heads": 2, "vocab": 100, "context": 64})");
+  write("unknown.json", "{\"layers\": 2, \"widht\": 3, " + rest + "}");
   write("torn.json", R"({"layers": 2,)");
-  write("huge.json", R"({"layers": 99999999999999999999, "channels": 64, "heads": 2, "vocab": 100, "context": 64})");
-  write("good.json", "{" + good + "}");
-  write("zero.toml", "base = \"h100\"\nintra_bytes_per_s = 0\n");
-  write("nan.toml", "base = \"h100\"\nmemory_bytes = nan\n");
-  write("unknown.toml", "base = \"h100\"\npeak = 1\n");
-  write("minus.toml", "base = \"h100\"\npeak_flops = -1e15\n");
+  for (const auto& [name, line] : {std::pair{"zero", "intra_bytes_per_s = 0"},
+                                   {"nan", "memory_bytes = nan"},
+                                   {"unknown", "peak = 1"},
+                                   {"minus", "peak_flops = -1e15"}})
+    write(std::string(name) + ".toml", std::string("base = \"h100\"\n") + line + "\n");
   write("base.toml", "base = \"h1000\"\n");
   const std::string h100 = "plan --hardware h100 --ranks 8 --batch 8 ",
                     nano = "plan --model gpt-nano --ranks 2 --batch 8 ";
@@ -203,11 +200,8 @@ TEST_F(PlanningTest, BadInputIsOneLine) {
       {h100 + "--model gpt2 --out x", "unknown option '--out'"},
       {h100 + "--model gpt2 --memory 0.1", "no plan fits 0.1 GB: the nearest, "},
   };
-  for (const Bad& bad : table) {
-    fails_in_one_line(bad.line, bad.status, bad.words);
-  }
-  const Ran r = run(nano + "--hardware h100 --html missing/page.html");
-  EXPECT_EQ(r.status, 6) << r.err;
+  for (const auto& [line, words, status] : table) fails_in_one_line(line, status, words);
+  EXPECT_EQ(run(nano + "--hardware h100 --html missing/page.html").status, 6);
 }
 
 // The meaning of the options, and one line for plans that cannot be.
@@ -218,12 +212,13 @@ TEST(Axes, WhatIsNotGivenFollowsFromTheRanks) {
     const Plan p = job_of(test::parsed_train("--backend threads " + words)).plan;
     return Axes{p.pp, p.dp, p.cp, p.tp};
   };
-  EXPECT_EQ(axes("--tp 2"), (Axes{1, 1, 1, 2}));
-  EXPECT_EQ(axes("--ranks 8 --tp 2"), (Axes{1, 4, 1, 2}));
-  EXPECT_EQ(axes("--ranks 8 --pp 2 --tp 2"), (Axes{2, 2, 1, 2}));
-  EXPECT_EQ(axes("--ranks 8 --dp 2 --tp 2 --cp 1"), (Axes{2, 2, 1, 2}));
-  EXPECT_EQ(axes("--ranks 6 --dp 1 --pp 1 --tp 2 --context 60"), (Axes{1, 1, 3, 2}));
-  EXPECT_EQ(axes("--ranks 3"), (Axes{1, 3, 1, 1}));
+  const std::pair<std::string, Axes> table[] = {{"--tp 2", {1, 1, 1, 2}},
+                                                {"--ranks 8 --tp 2", {1, 4, 1, 2}},
+                                                {"--ranks 8 --pp 2 --tp 2", {2, 2, 1, 2}},
+                                                {"--ranks 8 --dp 2 --tp 2 --cp 1", {2, 2, 1, 2}},
+                                                {"--ranks 6 --dp 1 --pp 1 --tp 2 --context 60", {1, 1, 3, 2}},
+                                                {"--ranks 3", {1, 3, 1, 1}}};
+  for (const auto& [words, expected] : table) EXPECT_EQ(axes(words), expected) << words;
 }
 
 TEST(Plan, OneLineForWhatCannotBe) {

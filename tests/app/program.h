@@ -38,12 +38,24 @@ struct Ran {
   }
 };
 
+inline std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> out;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) out.push_back(line);
+  return out;
+}
+
 // The values of a text with one on each line.
 inline std::vector<Json> records_of(const std::string& text) {
   std::vector<Json> out;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) out.push_back(Json::parse(line));
+  for (const std::string& line : lines_of(text)) out.push_back(Json::parse(line));
   return out;
+}
+
+// Expects an object that has these values, and may have others.
+inline void expect_values(const Json& object, const Json& values, const std::string& where = "") {
+  for (const auto& [key, value] : values.items())
+    EXPECT_TRUE(object.contains(key) && object[key] == value) << where << " " << key << ": " << object;
 }
 
 // The exit status of a process that has been waited for, or 1000 when it ended in another way.
@@ -52,6 +64,20 @@ inline int end_of(pid_t child) {
   int status = 0;
   waitpid(child, &status, 0);
   return exit_status(status);
+}
+
+// Waits for the end; false when it did not come in time, and the signal had to bring it.
+inline bool ends(pid_t child, int& status, double seconds, int signal) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (waitpid(child, &status, WNOHANG) == 0) {
+    if (std::chrono::steady_clock::now() > end) {
+      kill(child, signal);
+      waitpid(child, &status, 0);
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
 }
 
 // Whether it comes to hold within a minute.
@@ -99,6 +125,22 @@ class ProgramTest : public testing::Test {
   }
   Ran train(const std::string& more, Place at = Place::current()) const {
     return must("train " + kSmall + more, "", at);
+  }
+  // A command that makes what its --out names, which is removed before.
+  Ran anew(const std::string& arguments, Place at = Place::current()) const {
+    const size_t out = arguments.rfind("--out ") + 6;
+    fs::remove_all(path(arguments.substr(out, arguments.find(' ', out) - out)));
+    return must(arguments, "", at);
+  }
+  // Standard error of the last command.
+  std::string log() const { return read_file(path("err.txt")); }
+  // Removes this checkpoint, the newest of its run, and expects the run that goes on to make it again.
+  void expect_made_again(const std::string& checkpoint, const std::string& said = "",
+                         const std::string& more = "") const {
+    const std::string before = files(checkpoint);
+    fs::remove_all(path(checkpoint));
+    expect_has(must("train --resume --out " + checkpoint.substr(0, checkpoint.find('/')) + more).err, said);
+    EXPECT_TRUE(files(checkpoint) == before) << checkpoint << more;
   }
   double loss_of(const std::string& words) const {
     return must("evaluate " + words + " --data text.txt --threads-per-rank 1 --format json").last_record().at("loss");
@@ -180,6 +222,10 @@ class ProgramTest : public testing::Test {
           out.push_back(std::string(folder).append("/").append(name));
     }
     return out;
+  }
+  void expect_no_temporary(const std::string& folder) const {
+    for (const auto& e : fs::recursive_directory_iterator(path(folder)))
+      expect_lacks(e.path().filename().string(), ".tmp-");
   }
   // The step of the newest checkpoint, 0 if there is none. Whatever has a checkpoint's name must be one.
   int64_t newest_step() const {

@@ -115,17 +115,14 @@ TEST_F(PromptsTest, ExportedFoldersStopWhereTheRunStops) {
   must("checkpoint import bos --out imported");
   must("checkpoint export imported --out exported");
   for (const char* from : {"imported", "exported"}) EXPECT_EQ(generate("", from).out, said) << from;
-  for (const char* file : {"exported/config.json", "exported/generation_config.json"}) {
-    EXPECT_EQ(json_of(file).at("bos_token_id"), 0) << file;
-    EXPECT_EQ(json_of(file).at("eos_token_id"), 1) << file;
-  }
+  for (const char* file : {"exported/config.json", "exported/generation_config.json"})
+    test::expect_values(json_of(file), {{"bos_token_id", 0}, {"eos_token_id", 1}}, file);
   for (const std::string kind : {"char", "bytes", "bpe-300"}) {
     const std::string trained = "run_" + kind, folder = "folder_" + kind;
     train("--steps 2 --warmup 1 --ranks 1 --tokenizer " + kind + " --out " + trained);
     must("checkpoint export " + trained + " --out " + folder);
-    const Json config = json_of(folder + "/config.json");
-    for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
-      EXPECT_TRUE(config.at(key).is_null()) << key;
+    test::expect_values(json_of(folder + "/config.json"),
+                        {{"bos_token_id", nullptr}, {"eos_token_id", nullptr}, {"pad_token_id", nullptr}});
     EXPECT_EQ(json_of(folder + "/tokenizer_config.json").at("tokenizer_class"), "PreTrainedTokenizerFast");
     EXPECT_EQ(generate("--prompt Line", folder).out, generate("--prompt Line", trained).out);
     EXPECT_EQ(must("evaluate " + folder + " --data text.txt").out,
@@ -172,7 +169,7 @@ class ChatTest : public ProgramTest {
  protected:
   // Conversations of one and of two turns, in which each question has one answer.
   ChatTest() {
-    std::ofstream file(path("chat.jsonl"));
+    std::string rows;
     const std::pair<std::string, std::string> all[] = {{"snow", "white."}, {"sky", "blue."}, {"rose", "red."}};
     for (int i = 0; i < 40; ++i) {
       Json turns = Json::array();
@@ -181,8 +178,9 @@ class ChatTest : public ProgramTest {
         turns.push_back({{"role", "user"}, {"content", thing + "?"}});
         turns.push_back({{"role", "assistant"}, {"content", colour}});
       }
-      file << Json{{"messages", turns}} << "\n";
+      rows += Json{{"messages", turns}}.dump() + "\n";
     }
+    write("chat.jsonl", rows);
   }
   // The tokenizer "tok", with a template where one is given; no answer has <|im_start|>.
   void make_tokenizer(const std::string& jinja, const char* end = "<|im_end|>") const {
@@ -192,7 +190,7 @@ class ChatTest : public ProgramTest {
     write("tok/tokenizer_config.json", (jinja.empty() ? Json{{"eos_token", "<|im_start|>"}} : config).dump());
   }
   void tune(const std::string& more) const {
-    must("train " + kSmall +
+    anew("train " + kSmall +
          "--data chat.jsonl --model llama-nano --layers 2 --kv-heads 2 --channels 48 --context 96 --batch 8 --steps "
          "150 --warmup 5 --lr 0.01 --ranks 1 --out tuned " +
          more);
@@ -287,14 +285,11 @@ TEST_F(ChatTest, TheTemplateThatWasLearntGoesOut) {
 // The tokenizer of characters has no x either, by which the end of an answer was once looked for.
 TEST_F(ChatTest, AMarkerThatIsNoTokenEndsATurnAsText) {
   for (const std::string kind : {"bytes", "char"}) {
-    fs::remove_all(path("tuned"));
-    fs::remove_all(path("folder"));
     tune("--tokenizer " + kind + " --template chatml --context 128");
-    const Json one = Json::parse(said("--template chatml --prompt 'snow?' --format json"));
-    EXPECT_EQ(one["text"], "white.") << kind;
-    EXPECT_EQ(one["ended"], "stop") << kind;
+    test::expect_values(Json::parse(said("--template chatml --prompt 'snow?' --format json")),
+                        {{"text", "white."}, {"ended", "stop"}}, kind);
     // A folder for others has the template in Jinja, which asks and ends in the same way.
-    expect_has(must("checkpoint export tuned --out folder").err,
+    expect_has(anew("checkpoint export tuned --out folder").err,
                "a turn ends with the text <|im_end|>, which is no token");
     EXPECT_EQ(said("--chat", "printf 'snow?\n' |", "folder"), "white.\n") << kind;
   }

@@ -10,7 +10,13 @@
 namespace tessera {
 namespace {
 
-using RanksTest = ProgramTest;
+class RanksTest : public ProgramTest {
+ protected:
+  void for_each_plan(const std::function<void(const std::string& plan)>& check) const {
+    for (const test::Plans& plans : {test::kTwoParts, test::kFourInARow})
+      for (const std::string& plan : plans) check(plan), fs::remove_all(path("run"));
+  }
+};
 
 TEST_F(RanksTest, AnInterruptedRunSavesItsStepAndGoesOnToTheSameBits) {
   const std::string settings = kSmall + "--steps 300 --eval-every 0 --save-every 0 --dropout 0.1 ";
@@ -24,45 +30,40 @@ TEST_F(RanksTest, AnInterruptedRunSavesItsStepAndGoesOnToTheSameBits) {
   for (const char* plan : {"--zero 0", "--zero 3", "--dp-mode dataparallel", "--dp-mode ps-sync --servers 2"})
     for (const int ranks : {2, 4}) {
       if (ranks == 2) signal = signal == SIGINT ? SIGTERM : SIGINT;  // each signal meets both numbers of ranks
-      const std::string what = fmt::format("--ranks {} {}, signal {}", ranks, plan, signal);
+      SCOPED_TRACE(fmt::format("--ranks {} {}, signal {}", ranks, plan, signal));
       ASSERT_EQ(interrupted(fmt::format("train {} --ranks {} {} --out run", settings, ranks, plan), signal),
                 128 + signal)
-          << what << ": " << read_file(path("err.txt"));
-      const std::string log = read_file(path("err.txt"));
+          << log();
       const int64_t step = newest_step();
-      EXPECT_GT(step, 0) << what;
-      EXPECT_NE(log.find(fmt::format("stopped after step {};", step)), std::string::npos) << what << ": " << log;
-      EXPECT_TRUE(half_written().empty()) << what;
+      EXPECT_GT(step, 0);
+      expect_has(log(), fmt::format("stopped after step {};", step));
+      EXPECT_TRUE(half_written().empty());
       must("train --resume --out run");
-      EXPECT_TRUE(files("run/checkpoints/step-300") == ends[ranks]) << what;
+      EXPECT_TRUE(files("run/checkpoints/step-300") == ends[ranks]);
       fs::remove_all(path("run"));
     }
 }
 
 TEST_F(RanksTest, ALossThatIsNotANumberIsOneLineAndStatus5) {
   const std::string settings = kSmall + "--quiet --lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --steps 50 ";
-  for (const test::Plans& plans : {test::kTwoParts, test::kFourInARow})
-    for (const std::string& plan : plans) {
-      fails_in_one_line(fmt::format("train {}{} --out run", settings, plan), 5, "expected finite numbers");
-      EXPECT_FALSE(fs::exists(checkpoints()));
-      fs::remove_all(path("run"));
-    }
+  for_each_plan([&](const std::string& plan) {
+    fails_in_one_line(fmt::format("train {}{} --out run", settings, plan), 5, "expected finite numbers");
+    EXPECT_FALSE(fs::exists(checkpoints()));
+  });
 }
 
 TEST_F(RanksTest, ACheckpointThatCannotBeWrittenIsOneLineAndStatus6) {
   train("--out first");  // the data is in the cache now
-  for (const test::Plans& plans : {test::kTwoParts, test::kFourInARow})
-    for (const std::string& plan : plans) {
-      fails_in_one_line(fmt::format("train {} --quiet {} --out run", kSmall, plan), 6, "run/", "ulimit -f 3;");
-      EXPECT_TRUE(half_written().empty()) << plan;
-      fs::remove_all(path("run"));
-    }
+  for_each_plan([&](const std::string& plan) {
+    fails_in_one_line(fmt::format("train {} --quiet {} --out run", kSmall, plan), 6, "run/", "ulimit -f 3;");
+    EXPECT_TRUE(half_written().empty()) << plan;
+  });
 }
 
 // Threads and processes write the same file. A resumed run counts on, and says where the step was made before.
 TEST_F(RanksTest, ADumpedStepIsOneFileOfTheRun) {
   const std::string file = "/dump_3.safetensors", words = "train " + kSmall + "--steps 4 --dump 3 --pp 2 --layers 2 ";
-  EXPECT_NE(must(words + "--out threads").err.find("the layers of step 3 are written"), std::string::npos);
+  expect_has(must(words + "--out threads").err, "the layers of step 3 are written");
   const std::string dumped = read_file(path("threads" + file));
   EXPECT_GT(dumped.size(), 80'000U);
   if (kWithMpi && std::system("mpirun --version >/dev/null 2>&1") == 0) {
@@ -72,8 +73,7 @@ TEST_F(RanksTest, ADumpedStepIsOneFileOfTheRun) {
   must("train " + kSmall + "--steps 2 --pp 2 --layers 2 --out resumed");
   must("train --resume --out resumed --steps 4 --dump 3");
   EXPECT_EQ(read_file(path("resumed" + file)).size(), dumped.size());
-  EXPECT_NE(must("train --resume --out threads --steps 5 --dump 3").err.find("step 3 was made before"),
-            std::string::npos);
+  expect_has(must("train --resume --out threads --steps 5 --dump 3").err, "step 3 was made before");
   must("verify --layers 2 --channels 16 --steps 2 --pp 2 --vocab 40 --dump 2");
   EXPECT_TRUE(fs::exists(path("dump_2.safetensors")));
 }
@@ -100,7 +100,7 @@ TEST_F(RanksTest, PlansThatCannotBeAreOneLineAndStatus2) {
     EXPECT_FALSE(fs::exists(path("run"))) << plan;
   };
   refused("--ranks 5", "--batch: 12 sequences cannot be cut evenly into 5 data ranks x 1 micro-batches");
-  refused("--ranks 5", "the nearest that can: 10 or 15");
+  expect_has(log(), "the nearest that can: 10 or 15");
   refused("--ranks 4 --microbatches 2", "the nearest that can: 8 or 16");
   refused("--ranks 13", "the nearest that can: 13");
   refused("--ranks 0", "--ranks: expected a whole number in [1, 1024], found '0'");
@@ -118,10 +118,7 @@ TEST_F(RanksTest, PlansThatCannotBeAreOneLineAndStatus2) {
 
 // Memory and threads that are not there: one line, the right status, and nothing written.
 
-class Memory : public ProgramTest {
- protected:
-  void expect_nothing_written() const { EXPECT_FALSE(fs::exists(path("run"))); }
-};
+using Memory = ProgramTest;
 
 const std::string kWide =
     "train --data text.txt --channels 256 --heads 4 --layers 4 --context 256 --batch 64 --steps 1 --threads-per-rank 1 "
@@ -129,8 +126,8 @@ const std::string kWide =
 
 TEST_F(Memory, OfAllRanksIsAskedForBeforeTheRun) {
   fails(kWide + " --ranks 4", 2, "4 ranks of this host need", "ulimit -v 1000000;");
-  expect_has(read_file(path("err.txt")), {"what would fit: --microbatches", "activations"});
-  expect_nothing_written();
+  expect_has(log(), {"what would fit: --microbatches", "activations"});
+  EXPECT_FALSE(fs::exists(path("run")));
 }
 
 TEST_F(Memory, OfTheOracleIsAskedForToo) {
@@ -148,14 +145,14 @@ TEST_F(Memory, OfSizesInACheckpointIsNotTakenAtTheirWord) {
   write("run/config.toml",
         std::regex_replace(read_file(path("run/config.toml")), std::regex("layers = 1"), "layers = 99999"));
   fails("train --config run/config.toml --resume --out run", 4, "run/config.toml: describes a model");
-  expect_has(read_file(path("err.txt")), "model.safetensors");
+  expect_has(log(), "model.safetensors");
 }
 
 TEST_F(Memory, ThreadsThatCannotBeStartedAreSaid) {
   const std::string limits = "ulimit -s 2000000; ulimit -v 12000000;";  // a stack of 2 GB for each
   fails("train " + kSmall + "--ranks 8 --batch 8 --threads-per-rank 2 --out run", 2, "threads more cannot be started",
         limits);
-  expect_nothing_written();
+  EXPECT_FALSE(fs::exists(path("run")));
 }
 
 // Checkpoints know no layout: a run that was saved under one plan and resumed under another goes on to the bits of a
@@ -166,38 +163,30 @@ class ResumeLayoutsTest : public ProgramTest {
  protected:
   std::string both_files(const std::string& run) const { return files(run + "/checkpoints/step-12"); }
   // The files that 12 steps of `settings` end with under `plan`; step 8 is saved too.
-  std::string ended(const std::string& settings, const std::string& plan, const std::string& out) const {
-    train(fmt::format("--save-every 8 --eval-every 0 --dropout 0.1 {} {} --out {}", settings, plan, out));
-    return both_files(out);
-  }
-  // The files that run `out` ends with when it goes on after step 8 under another plan.
-  std::string resumed(const std::string& out, const std::string& plan) const {
-    fs::remove_all(path(out + "/checkpoints/step-12"));
-    const std::string said = must(fmt::format("train --resume --out {} {}{}", out, test::kNoPlan, plan)).err;
-    expect_has(said, "going on after step 8\n");
+  std::string ended(const std::string& settings, const std::string& plan, const std::string& out = "run") const {
+    anew(
+        fmt::format("train {}--save-every 8 --eval-every 0 --dropout 0.1 {} {} --out {}", kSmall, settings, plan, out));
     return both_files(out);
   }
   // Each plan ends like the first, and is picked up by the one after it and by another.
   void expect_one_run(const std::string& settings, const test::Plans& plans) const {
     const std::string whole = ended(settings, plans[0], "whole");
     for (size_t p = 0; p < plans.size(); ++p) {
-      ASSERT_TRUE(ended(settings, plans[p], "run") == whole) << settings << ": " << plans[p];
-      for (const size_t away : {1, 3}) {
-        const std::string& other = plans[(p + away) % plans.size()];
-        ASSERT_TRUE(resumed("run", other) == whole) << settings << ": from " << plans[p] << " to " << other;
-      }
-      fs::remove_all(path("run"));
+      SCOPED_TRACE(settings + ": " + plans[p]);
+      ASSERT_TRUE(ended(settings, plans[p]) == whole);
+      for (const size_t away : {1, 3})
+        expect_made_again("run/checkpoints/step-12", "going on after step 8\n",
+                          " " + test::kNoPlan + plans[(p + away) % plans.size()]);
+      ASSERT_FALSE(HasFailure());
     }
-    fs::remove_all(path("whole"));
   }
   // The first plan's end stays the same when each of the others has read and saved it.
   void expect_same_through(const std::string& settings, const std::string& first, const test::Plans& plans) const {
-    const std::string whole = ended(settings, first, "run");
+    const std::string whole = ended(settings, first);
     for (const std::string& plan : plans) {
       must("train --resume --out run " + test::kNoPlan + plan);
       ASSERT_TRUE(both_files("run") == whole) << settings << ": " << plan;
     }
-    fs::remove_all(path("run"));
   }
 };
 
@@ -229,14 +218,12 @@ TEST_F(ResumeLayoutsTest, SgdWithMicrobatchesWritesTheFilesOfRanks) {
   const std::string sgd = "--optimizer sgd --lr 0.1 --momentum ";
   for (const char* momentum : {"0", "0.9"}) {
     const std::string settings = sgd + momentum;
-    const std::string two = ended(settings, "--ranks 1 --microbatches 2", "a"),
-                      four = ended(settings, "--ranks 4", "b"),
-                      pairs = ended(settings, "--ranks 2 --microbatches 2", "c");
-    EXPECT_TRUE(ended(settings, "--dp 2", "d") == two);
-    EXPECT_TRUE(ended(settings, "--ranks 1 --microbatches 4", "e") == four);
-    EXPECT_TRUE(ended(settings, "--dp 4 --all-reduce tree", "f") == pairs);
+    const std::string two = ended(settings, "--ranks 1 --microbatches 2"), four = ended(settings, "--ranks 4"),
+                      pairs = ended(settings, "--ranks 2 --microbatches 2");
+    EXPECT_TRUE(ended(settings, "--dp 2") == two);
+    EXPECT_TRUE(ended(settings, "--ranks 1 --microbatches 4") == four);
+    EXPECT_TRUE(ended(settings, "--dp 4 --all-reduce tree") == pairs);
     EXPECT_FALSE(four == pairs) << "the order of sums shows in the bits, or this test would see nothing";
-    for (const char* name : {"a", "b", "c", "d", "e", "f"}) fs::remove_all(path(name));
   }
 }
 

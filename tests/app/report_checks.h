@@ -1,11 +1,9 @@
 // Checks of every page of HTML, and of `tessera report --format text` against report.json and trace.json.
 #pragma once
-#include <gtest/gtest.h>
-
-#include <nlohmann/json.hpp>
 #include <regex>
 
 #include "app/job_of.h"
+#include "tests/app/program.h"
 #include "train/expected_bytes.h"
 #include "train/trainer.h"
 
@@ -40,12 +38,19 @@ inline void expect_page(const std::string& html) {
     EXPECT_EQ(html.find(none), std::string::npos) << none;
 }
 
+// The arguments of the events of a trace that have this key.
+inline std::vector<Json> args_with(const Json& trace, const char* key) {
+  std::vector<Json> out;
+  for (const Json& e : trace["traceEvents"])
+    if (e["ph"] == "X" && e["args"].contains(key)) out.push_back(e["args"]);
+  return out;
+}
+
 // The run may have threads of ranks on cores of their own, or not.
-inline void expect_text(const std::string& text, const nlohmann::json& report, const nlohmann::json& trace) {
+inline void expect_text(const std::string& text, const Json& report, const Json& trace) {
   const auto has = [&](const std::string& part) { return text.find(part) != std::string::npos; };
   const bool shared = report["processors"]["shared"], pipeline = report["plan"]["axes"]["pp"] > 1;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string& line : lines_of(text)) {
     EXPECT_LE(line.size(), 120U) << line;
     EXPECT_EQ(line.find(" nan"), std::string::npos) << line;
   }
@@ -57,11 +62,10 @@ inline void expect_text(const std::string& text, const nlohmann::json& report, c
   EXPECT_EQ(has("Each rank in this step"), report["ranks"].size() > report["plan"]["axes"]["pp"].get<size_t>());
   const auto step = std::stoll(text.substr(text.find("\nstep ") + 6));  // that is shown
   std::map<std::pair<std::string, std::string>, std::pair<int64_t, int64_t>> sent;
-  for (const nlohmann::json& e : trace["traceEvents"]) {
-    if (e["ph"] != "X" || !e["args"].contains("operation") || e["args"]["step"] != step) continue;
-    auto& [calls, bytes] = sent[{e["args"]["axis"], e["args"]["operation"]}];
-    ++calls;
-    bytes += e["args"]["sent"].get<int64_t>();
+  for (const Json& args : args_with(trace, "operation")) {
+    if (args["step"] != step) continue;
+    auto& [calls, bytes] = sent[{args["axis"], args["operation"]}];
+    ++calls, bytes += args["sent"].get<int64_t>();
   }
   for (const auto& [name, counted] : sent)
     EXPECT_TRUE(
@@ -91,13 +95,13 @@ inline void expect_apart(std::vector<Span> spans, const std::string& where) {
 }
 
 // Every event has a track with a name; nothing on a track overlaps, nor do two actions of a rank.
-inline void expect_tracks(const nlohmann::json& trace, int ranks) {
+inline void expect_tracks(const Json& trace, int ranks) {
   static const std::regex known(
       "step|forward|backward|input gradient|weight gradient|send|receive|update|waiting|collective .+");
   std::map<std::pair<int, int>, std::string> tracks;
   std::map<std::string, std::vector<Span>> spans;
   std::set<int> processes;
-  for (const nlohmann::json& e : trace["traceEvents"]) {
+  for (const Json& e : trace["traceEvents"]) {
     if (e["ph"] == "M" && e["name"] == "process_name") processes.insert(e["pid"].get<int>());
     if (e["ph"] == "M" && e["name"] == "thread_name") tracks[{e["pid"], e["tid"]}] = e["args"]["name"];
     if (e["ph"] != "X") continue;
@@ -119,10 +123,10 @@ inline void expect_tracks(const nlohmann::json& trace, int ranks) {
 }
 
 // Each rank did what its list in the schedule says, once in each of the three steps.
-inline void expect_actions(const nlohmann::json& trace, const nlohmann::json& report) {
+inline void expect_actions(const Json& trace, const Json& report) {
   const Schedule schedule = parse_schedule(report["plan"]["schedule"]["text"].get<std::string>(), "text");
   std::map<std::tuple<int, int64_t, std::string>, int> found;
-  for (const nlohmann::json& e : trace["traceEvents"])
+  for (const Json& e : trace["traceEvents"])
     if (e["ph"] == "X" && e["args"].contains("stage")) ++found[{e["pid"], e["args"]["step"], e["name"]}];
   size_t expected = 0;
   for (int rank = 0; rank < static_cast<int>(report["ranks"].size()); ++rank)
@@ -137,21 +141,18 @@ inline void expect_actions(const nlohmann::json& trace, const nlohmann::json& re
 
 // The trace has, by axis and operation, the calls and bytes of three steps that theory expects, and none that were not
 // counted by the run (which counts validation too).
-inline void expect_bytes(const nlohmann::json& trace, const nlohmann::json& report, const TrainOptions& options) {
+inline void expect_bytes(const Json& trace, const Json& report, const TrainOptions& options) {
   using Counts = std::map<std::string, std::pair<int64_t, int64_t>>;
   Counts traced, expected;
   Job job = job_of(options);
   job.model.vocab = report["model"]["vocab"];
-  for (const nlohmann::json& e : trace["traceEvents"])
-    if (e["ph"] == "X" && e["args"].contains("operation")) {
-      const nlohmann::json& args = e["args"];
-      auto& [calls, bytes] = traced[args["axis"].get<std::string>() + " " + args["operation"].get<std::string>()];
-      ++calls;
-      bytes += args["sent"].get<int64_t>();
-    }
+  for (const Json& args : args_with(trace, "operation")) {
+    auto& [calls, bytes] = traced[args["axis"].get<std::string>() + " " + args["operation"].get<std::string>()];
+    ++calls, bytes += args["sent"].get<int64_t>();
+  }
   for (const SentBytes& s : expected_bytes(job, 3)) expected[s.axis + " " + s.operation] = {s.calls, s.bytes};
   EXPECT_EQ(traced, expected);
-  for (const nlohmann::json& s : report["sent"]) {
+  for (const Json& s : report["sent"]) {
     const auto [calls, bytes] = traced[s["axis"].get<std::string>() + " " + s["operation"].get<std::string>()];
     EXPECT_GE(s["calls"].get<int64_t>(), calls) << s;
     EXPECT_GE(s["bytes"].get<int64_t>(), bytes) << s;
@@ -159,11 +160,11 @@ inline void expect_bytes(const nlohmann::json& trace, const nlohmann::json& repo
 }
 
 // The memory of a rank never exceeds its peaks, and holds its parameters at the end of a step.
-inline void expect_memory(const nlohmann::json& trace, const nlohmann::json& report) {
+inline void expect_memory(const Json& trace, const Json& report) {
   std::map<int, int> samples;
-  for (const nlohmann::json& e : trace["traceEvents"]) {
+  for (const Json& e : trace["traceEvents"]) {
     if (e["ph"] != "C") continue;
-    const nlohmann::json& rank = report["ranks"][e["pid"].get<size_t>()];
+    const Json& rank = report["ranks"][e["pid"].get<size_t>()];
     ++samples[e["pid"]];
     int64_t sum = 0;
     for (const auto& [category, bytes] : e["args"].items()) {

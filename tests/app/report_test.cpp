@@ -24,9 +24,7 @@ const std::tuple<std::string, int, std::string> kPlans[] = {
 
 class ReportTest : public ProgramTest {
  protected:
-  void expect_trained(const std::string& more, const std::string& out) const {
-    must("train " + kTiny + "--trace " + more + " --out " + out);
-  }
+  void train_with_trace(const std::string& more) const { anew("train " + kTiny + "--trace " + more + " --out run"); }
 };
 
 // Bytes: what the text says of the step, and the whole run.
@@ -49,15 +47,14 @@ void expect_figures(const std::string& html, const std::string& text, const Json
     for (const char* category : {"parameters", "gradients", "optimizer", "activations", "workspace", "communication"})
       row += fmt::format("<td class=\"n\">{}</td>", report::grouped(rank["peaks"][category]));
     row += fmt::format("<td class=\"all n\">{}</td></tr>", report::grouped(rank["peak_bytes"]));
-    EXPECT_NE(html.find(row), std::string::npos) << row;
+    expect_has(html, row);
   }
 }
 
 TEST_F(ReportTest, EveryPlanLeavesATimelineThatTheReportDraws) {
   for (const auto& [options, ranks, schedule] : kPlans) {
     SCOPED_TRACE(options);
-    fs::remove_all(path("run"));
-    expect_trained(options, "run");
+    train_with_trace(options);
     const Json trace = json_of("run/trace.json"), report = json_of("run/report.json");
     test::expect_tracks(trace, ranks);
     test::expect_actions(trace, report);
@@ -69,10 +66,10 @@ TEST_F(ReportTest, EveryPlanLeavesATimelineThatTheReportDraws) {
     test::expect_page(html);
     const bool pipeline = schedule != "one stage";
     for (const char* id : {"run", "loss", "timeline", "memory", "bytes"})
-      EXPECT_NE(html.find(fmt::format("<section id=\"{}\">", id)), std::string::npos) << id;
-    EXPECT_EQ(html.find("<section id=\"pipeline\">") != std::string::npos, pipeline);
-    EXPECT_EQ(html.find("Planned, measured times") != std::string::npos, pipeline);
-    EXPECT_NE(html.find("prefers-color-scheme: dark"), std::string::npos);
+      expect_has(html, fmt::format("<section id=\"{}\">", id));
+    for (const char* planned : {"<section id=\"pipeline\">", "Planned, measured times"})
+      EXPECT_EQ(html.find(planned) != std::string::npos, pipeline) << planned;
+    expect_has(html, "prefers-color-scheme: dark");
     fs::remove(path("run/report.html"));
     const Ran told = must("report run --format text");
     test::expect_text(told.out, report, trace);
@@ -83,8 +80,7 @@ TEST_F(ReportTest, EveryPlanLeavesATimelineThatTheReportDraws) {
 
 TEST_F(ReportTest, BubblesAreThoseOfTheScheduleAndNullWhereCoresAreShared) {
   const auto numbers = [&](const std::string& threads) {
-    fs::remove_all(path("run"));
-    expect_trained("--pp 2 --dp 1 --microbatches 4 --threads-per-rank " + threads, "run");
+    train_with_trace("--pp 2 --dp 1 --microbatches 4 --threads-per-rank " + threads);
     must("report run --out page.html");
     EXPECT_FALSE(fs::exists(path("run/report.html")));
     const std::string html = read_file(path("page.html")), before = "id=\"numbers\">";
@@ -98,10 +94,9 @@ TEST_F(ReportTest, BubblesAreThoseOfTheScheduleAndNullWhereCoresAreShared) {
   EXPECT_TRUE(shared["bubble"]["measured"].is_null());
   expect_has(
       html, {"not meaningful here", fmt::format("is not drawn: {} threads of ranks share {} cores", 2 * cores, cores)});
-  EXPECT_EQ(html.find("<h3>Measured, step"), std::string::npos) << "of which the text says that it is not drawn";
+  expect_lacks(html, "<h3>Measured, step");  // of which the text says that it is not drawn
   const double replayed = shared["bubble"]["replayed"];
-  EXPECT_GT(replayed, 0);
-  EXPECT_LT(replayed, 1);
+  EXPECT_TRUE(replayed > 0 && replayed < 1) << replayed;
   const Json alone = numbers("1").first;
   const Json report = json_of("run/report.json");
   EXPECT_EQ(alone["bubble"]["measured"].is_null(), report["processors"]["shared"].get<bool>());
@@ -110,7 +105,7 @@ TEST_F(ReportTest, BubblesAreThoseOfTheScheduleAndNullWhereCoresAreShared) {
 
 // A pass of all layers is one action; what it keeps is seen layer by layer.
 TEST_F(ReportTest, ActivationsPileUpWithinAPass) {
-  expect_trained("--ranks 2 --layers 4", "run");
+  train_with_trace("--ranks 2 --layers 4");
   std::set<int64_t> held;
   double begin = 0, end = 0;
   const Json trace = json_of("run/trace.json");
@@ -123,7 +118,7 @@ TEST_F(ReportTest, ActivationsPileUpWithinAPass) {
 }
 
 TEST_F(ReportTest, OnlyTheLastStepsAreKept) {
-  expect_trained("--steps 9 --trace-steps 2 --ranks 2", "run");
+  train_with_trace("--steps 9 --trace-steps 2 --ranks 2");
   const Json trace = json_of("run/trace.json");
   std::set<int64_t> steps;
   for (const Json& e : trace["traceEvents"])
@@ -142,8 +137,7 @@ TEST_F(ReportTest, AnInterruptedRunLeavesItsTimeline) {
 
 TEST_F(ReportTest, WithoutTheOptionNothingIsWritten) {
   must("train " + kTiny + "--out run");
-  EXPECT_FALSE(fs::exists(path("run/trace.json")));
-  EXPECT_FALSE(fs::exists(path("run/report.json")));
+  EXPECT_FALSE(fs::exists(path("run/trace.json")) || fs::exists(path("run/report.json")));
   fails("report run", 4, "run: there is no report.json in it; train with --trace to have one");
   fails("report nowhere", 4, "nowhere: no such directory");
   fails("report nowhere --format text", 4, "nowhere: no such directory");
@@ -153,28 +147,27 @@ TEST_F(ReportTest, WithoutTheOptionNothingIsWritten) {
 }
 
 TEST_F(ReportTest, DamageIsOneLineThatNamesTheFile) {
-  expect_trained("--pp 2 --dp 1 --microbatches 2", "run");
+  train_with_trace("--pp 2 --dp 1 --microbatches 2");
   fails("report run --out nowhere/x.html", 6, "nowhere/x.html");
   const auto expect_refused = [&](const std::string& file, const std::string& from, const std::string& to) {
     const std::string good = read_file(path("run/" + file));
-    const size_t at = good.find(from);
-    ASSERT_NE(at, std::string::npos) << from;
-    std::string bad = good;
-    bad.replace(at, from.size(), to);
-    std::ofstream(path("run/" + file)) << bad;
+    expect_has(good, from);
+    write("run/" + file, std::string(good).replace(good.find(from), from.size(), to));
     fails("report run", 4, "run/" + file);
-    std::ofstream(path("run/" + file)) << good;
+    write("run/" + file, good);
   };
-  expect_refused("report.json", "{", "[");
-  expect_refused("report.json", "\"format\": 1", "\"format\": 2");
-  expect_refused("report.json", "\"ranks\": 2", "\"ranks\": 3");
-  expect_refused("report.json", "0F0", "0F7");
-  expect_refused("report.json", "\"calls\": ", "\"calls\": -");
-  expect_refused("trace.json", "\"pid\":1", "\"pid\":2");
-  expect_refused("trace.json", "\"ph\":\"X\"", "\"ph\":3");
-  expect_refused("trace.json", "\"stage\":0", "\"stage\":9");
-  expect_refused("trace.json", "\"dur\":", "\"dur\":-");
-  expect_refused("trace.json", "\"processor\":", "\"processor\":-");
+  const std::pair<const char*, const char*> in_report[] = {{"{", "["},
+                                                           {"\"format\": 1", "\"format\": 2"},
+                                                           {"\"ranks\": 2", "\"ranks\": 3"},
+                                                           {"0F0", "0F7"},
+                                                           {"\"calls\": ", "\"calls\": -"}};
+  const std::pair<const char*, const char*> in_trace[] = {{"\"pid\":1", "\"pid\":2"},
+                                                          {"\"ph\":\"X\"", "\"ph\":3"},
+                                                          {"\"stage\":0", "\"stage\":9"},
+                                                          {"\"dur\":", "\"dur\":-"},
+                                                          {"\"processor\":", "\"processor\":-"}};
+  for (const auto& [from, to] : in_report) expect_refused("report.json", from, to);
+  for (const auto& [from, to] : in_trace) expect_refused("trace.json", from, to);
   expect_refused("metrics.jsonl", "\"loss\":", "\"lost\":");
   must("report run");
 }
@@ -223,11 +216,9 @@ TEST(Figures, MemoryAndBytesOfPlansAreThoseOfTheirClosedForms) {
   const std::vector<Record> all = report::planned(plan);
   ASSERT_EQ(all.size(), 3U);
   // 108,288 parameters; 109,568 where units are padded to four pieces of blocks (docs/strategies/zero.md).
-  EXPECT_EQ(all[0].ranks[3].peaks[0], 4 * 108288);
-  EXPECT_EQ(all[0].ranks[3].peaks[2], 8 * 108288);
-  EXPECT_EQ(all[1].ranks[3].peaks[0], 4 * 109568);
-  EXPECT_EQ(all[1].ranks[3].peaks[2], 8 * 109568 / 4);
-  EXPECT_EQ(all[2].ranks[3].peaks[1], 4 * 109568 / 4);
+  const auto peak = [&](size_t which, size_t category) { return all[which].ranks[3].peaks[category]; };
+  EXPECT_EQ((std::array{peak(0, 0), peak(0, 2), peak(1, 0), peak(1, 2), peak(2, 1)}),
+            (std::array<int64_t, 5>{4 * 108288, 8 * 108288, 4 * 109568, 8 * 109568 / 4, 4 * 109568 / 4}));
   const std::string memory = svg_of("memory", plan), bytes = svg_of("bytes", plan);
   expect_figure(memory);
   expect_figure(bytes);
@@ -358,7 +349,7 @@ TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
   EXPECT_EQ(row(text, "all at once"), "               101               101           same");
   EXPECT_EQ(row(text, "of step 2"), "            3.2500            3.2500           same");
   EXPECT_EQ(row(text, "at its end"), "            3.2500            3.0000        -0.2500");
-  EXPECT_NE(text.find("b has 3 steps and a 2: losses are compared at the last that both have"), std::string::npos);
+  expect_has(text, "b has 3 steps and a 2: losses are compared at the last that both have");
   test::expect_page(report::comparison_of(a, longer, true));
 
   Record bare = report::parse_metrics(
@@ -372,13 +363,12 @@ TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
   EXPECT_EQ(row(other, "dp all_reduce"), "               320               200         -37.5%");
   EXPECT_EQ(row(other, "all at once"), "                 9               101       +1022.2%");
   EXPECT_EQ(row(other, "of step 1"), "            3.5000            3.5000           same");
-  EXPECT_NE(other.find("bare has no trace"), std::string::npos);
+  expect_has(other, "bare has no trace");
   const std::string page = report::comparison_of(bare, a, true);
   test::expect_page(page);
   EXPECT_EQ(count(page, "<polyline"), 2U);
   EXPECT_EQ(count(page, "<section id=\"timeline\">"), 1U);
-  const auto losses = report::as_svg_file(report::figure_of("loss", {bare, a}));
-  expect_figure(losses);
+  expect_figure(report::as_svg_file(report::figure_of("loss", {bare, a})));
 }
 
 TEST(Panels, AReplayFillsTheWidthWhereCoresAreShared) {
@@ -398,14 +388,10 @@ TEST(Panels, AReplayFillsTheWidthWhereCoresAreShared) {
 
 // The parts that a report is worked out from: clocks of hosts, processors of ranks, and the pipeline of one step.
 
-RankLog log_of(const std::string& host, double origin, double meeting, std::vector<int> cores) {
+RankLog log_of(const std::string& host, double origin, double meeting, const std::vector<int>& cores) {
   RankLog log;
-  log.host = host;
-  log.origin = origin;
-  log.meeting = meeting;
-  log.cores = std::move(cores);
-  log.threads = 2;
-  log.steps = {{1, 0.5, 1}};
+  log.host = host, log.origin = origin, log.meeting = meeting, log.cores = cores;
+  log.threads = 2, log.steps = {{1, 0.5, 1}};
   return log;
 }
 
@@ -414,8 +400,8 @@ TEST(Report, ClocksOfHostsAreSetByTheirMeeting) {
   const Alignment a =
       align({log_of("a", 10, 20, {0, 1}), log_of("a", 12, 20.1, {0, 1}), log_of("b", 1010, 1020, {0, 1, 2})});
   EXPECT_EQ(a.add, (std::vector<double>{-0.5, 1.5, -0.5}));
-  EXPECT_NE(a.words.find("2 clocks"), std::string::npos);
-  EXPECT_NE(align({log_of("a", 1, 2, {0})}).words.find("one clock"), std::string::npos);
+  expect_has(a.words, "2 clocks");
+  expect_has(align({log_of("a", 1, 2, {0})}).words, "one clock");
 }
 
 TEST(Report, ProcessorsAreThoseOfTheNarrowestHost) {
@@ -454,10 +440,10 @@ TEST(Report, TheMeasuredPipelineIsThatOfTheMedianStep) {
   EXPECT_EQ(step.end - step.begin, 200);
   const auto p = report::measure_pipeline(r, step);
   ASSERT_TRUE(p);
-  const std::array<double, 4> expected = {4, 10, 6, 8};
-  const std::array<double, 4> found = {p->times.stages[0].forward, p->times.stages[0].backward,
-                                       p->times.stages[1].forward, p->times.stages[1].backward};
-  for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(found[i], expected[i], 1e-9);
+  for (const auto& [stage, forward, backward] : {std::tuple(0U, 4, 10), {1U, 6, 8}}) {
+    EXPECT_NEAR(p->times.stages[stage].forward, forward, 1e-9) << stage;
+    EXPECT_NEAR(p->times.stages[stage].backward, backward, 1e-9) << stage;
+  }
   EXPECT_NEAR(p->measured.makespan, p->replayed.makespan, 1e-9);
   EXPECT_NEAR(p->measured.bubble_share(), p->replayed.bubble_share(), 1e-9);
   EXPECT_GT(p->measured.bubble_share(), 0.1);
@@ -481,9 +467,7 @@ TEST(Report, EachPanelOfThePipelineSaysHowLongARankIsIdle) {
   const report::Record r = made_record();
   const report::StepSpan step = report::median_step(r);
   const std::string part = report::as_html(report::pipeline_part(r, step, report::measure_pipeline(r, step)));
-  size_t found = 0;
-  for (size_t at = 0; (at = part.find("idle | rank ", at)) != std::string::npos; ++at) ++found;
-  EXPECT_EQ(found, 3 * 2U) << "planned, replayed and measured, of two ranks each";
+  EXPECT_EQ(count(part, "idle | rank "), 3 * 2U) << "planned, replayed and measured, of two ranks each";
   // Rank 0 of 1f1b waits once for B0: p - 1 times F + B, of 3 (F + B) and that.
   expect_has(part, {"idle | rank 0 is idle for 3 units of 12 units", "idle | rank 1 is idle for 3 units of 12 units"});
 }
@@ -517,11 +501,10 @@ TEST(Report, LoadsOfExpertsAreByAnEvenShare) {
   };
   const report::Record r = record(R"({"load":[[2,2,2,2],[1,5,1,1]],"dropped":4,"ranks":2})");
   const report::Part part = report::experts_part(r, {});
-  const std::string text = report::as_text({part});
-  expect_has(
-      text, {"4 of 20 choices found no place\n", "layer 1      0.50   2.50   0.50   0.50\n  by rank    1.50   0.50\n"});
-  EXPECT_NE(report::as_html(part).find("5 choices, 2.50 times an even share"), std::string::npos);
-  EXPECT_EQ(report::report_of(report::parse_metrics(step + "\n", "made "), false).find("experts"), std::string::npos);
+  expect_has(report::as_text({part}), {"4 of 20 choices found no place\n",
+                                       "layer 1      0.50   2.50   0.50   0.50\n  by rank    1.50   0.50\n"});
+  expect_has(report::as_html(part), "5 choices, 2.50 times an even share");
+  expect_lacks(report::report_of(report::parse_metrics(step + "\n", "made "), false), "experts");
   for (const char* wrong : {R"({"load":[[1,2,3]],"dropped":0,"ranks":2})", R"({"load":[[]],"dropped":0,"ranks":1})",
                             R"({"load":[[-1]],"dropped":0,"ranks":1})", R"({"load":3,"dropped":0,"ranks":1})"})
     EXPECT_THROW(record(wrong), InputError) << wrong;

@@ -27,21 +27,17 @@ TEST(Restarts, TheDataAxisShrinksToTheSlotsAndTheBatchStays) {
     return found.dp;
   };
   const Plan plan{.pp = 2, .dp = 6, .tp = 2, .microbatches = 2};
-  EXPECT_EQ(on(plan, 1000), 6);
-  EXPECT_EQ(on(plan, 24), 6);
-  EXPECT_EQ(on(plan, 23), 4);  // 12 micro-batches in all do not divide by 5
-  EXPECT_EQ(on(plan, 15), 3);
-  EXPECT_EQ(on(plan, 4), 1);
+  for (const auto& [slots, dp] : {std::pair{1000, 6}, {24, 6}, {23, 4}, {15, 3}, {4, 1}})
+    EXPECT_EQ(on(plan, slots), dp) << slots;  // 12 micro-batches in all do not divide by 5
   EXPECT_THROW(plan_on(plan, 3), Error);
   const Plan groups{.dp = 6, .zero = ZeroStage::two, .shard_ranks = 2, .microbatches = 2};
-  EXPECT_EQ(on(groups, 6), 6);
-  EXPECT_EQ(on(groups, 5), 4);
-  EXPECT_EQ(on(groups, 3), 2);
-  EXPECT_THROW(plan_on(groups, 1), Error);
   const Plan experts{.dp = 6, .ep = 2, .microbatches = 2};
-  EXPECT_EQ(on(experts, 5), 4);
-  EXPECT_EQ(on(experts, 3), 2);
-  EXPECT_THROW(plan_on(experts, 1), Error);
+  EXPECT_EQ(on(groups, 6), 6);
+  for (const Plan& shared : {groups, experts}) {
+    EXPECT_EQ(on(shared, 5), 4);
+    EXPECT_EQ(on(shared, 3), 2);
+    EXPECT_THROW(plan_on(shared, 1), Error);
+  }
 }
 
 TEST(Restarts, WhatCannotGetBetterIsLeft) {
@@ -51,8 +47,7 @@ TEST(Restarts, WhatCannotGetBetterIsLeft) {
 
 TEST(Hostfile, IsReadAsMpirunReadsIt) {
   const auto hosts = parse_hosts("# two\n\n  node1 slots=4 # here\r\nnode2:3\nnode3\nnode1 slots=0", "hosts");
-  ASSERT_EQ(hosts.size(), 4U);
-  EXPECT_EQ(hosts[1].name, "node2");
+  EXPECT_TRUE(hosts.size() == 4 && hosts[1].name == "node2");
   EXPECT_EQ(slots_of(hosts), 8);
   for (const auto& [text, words] : {std::pair{"a\nb slots=x", "hosts: line 2: expected 0 to 100000 slots, found 'x'"},
                                     {"a slots=-1", "found '-1'"},
@@ -80,6 +75,12 @@ class RestartsTest : public ProgramTest {
     std::error_code gone;
     return !fs::read_symlink(fmt::format("/proc/{}/exe", process), gone).empty();
   }
+  // The launcher of a run, once the first step is saved.
+  pid_t launched(const std::string& more, int64_t step = 20) const {
+    const pid_t launcher = start("train " + kSettings + more + " --out run");
+    EXPECT_TRUE(test::comes([&] { return newest_saved() >= step; })) << log();
+    return launcher;
+  }
   // When "run" has made `step` steps since the launcher's child began, kills what `whom` finds below the launcher.
   void kill_at(int64_t step, const std::function<pid_t()>& whom) const {
     pid_t rank = 0;
@@ -94,7 +95,6 @@ class RestartsTest : public ProgramTest {
       return all.empty() ? 0 : all.front();
     };
   }
-  std::string log() const { return read_file(path("err.txt")); }
   void expect_said(const std::string& words) const { expect_has(log(), words); }
   std::string end_of(const std::string& run) const { return files(run + kEnd); }
   const std::string kSettings = kSmall + "--steps 240 --save-every 20 --eval-every 0 --dropout 0.1 ";
@@ -108,10 +108,8 @@ TEST_F(RestartsTest, AKilledRunGoesOnByItselfToTheSameBits) {
   kill_at(120, child_of(launcher));
   EXPECT_EQ(test::end_of(launcher), 0) << log();
   EXPECT_TRUE(end_of("run") == end_of("whole"));
-  expect_said("start 1 of 3 failed at step ");
-  expect_said("killed by signal 9 (Killed); ");
-  expect_said("start 3 of 3: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 1 micro-batch each");
-  expect_said("2 restarts: ");
+  expect_has(log(), {"start 1 of 3 failed at step ", "killed by signal 9 (Killed); ",
+                     "2 restarts: ", "start 3 of 3: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 1 micro-batch each"});
 }
 
 TEST_F(RestartsTest, WhenAllAreUsedUpTheRunCanStillBeResumed) {
@@ -131,8 +129,8 @@ TEST_F(RestartsTest, NothingIsStartedAgainThatCannotGetBetter) {
   const auto fails_once = [&](const std::string& options, int status, const std::string& words) {
     const Ran r = run("train " + kSmall + "--quiet --restarts 5 " + options);
     EXPECT_EQ(r.status, status) << r.err;
-    EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << r.err;
-    EXPECT_NE(r.err.find(words), std::string::npos) << r.err;
+    EXPECT_EQ(std::ranges::count(r.err, '\n'), 1) << r.err;
+    expect_has(r.err, words);
   };
   fails_once("--lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --steps 50", 5, "expected finite numbers");
   fails_once("--data missing.txt", 4, "missing.txt");
@@ -150,15 +148,13 @@ TEST_F(RestartsTest, NothingIsStartedAgainThatCannotGetBetter) {
 TEST_F(RestartsTest, OnFewerSlotsThereAreFewerDataRanksAndTheBatchStays) {
   must("train " + kSettings + "--ranks 4 --optimizer sgd --out whole");
   write_file(path("hosts"), "localhost slots=4\n");
-  const pid_t launcher =
-      start("train " + kSettings + "--ranks 4 --optimizer sgd --restarts 1 --hostfile hosts --out run");
-  ASSERT_TRUE(test::comes([&] { return newest_saved() >= 40; })) << log();
+  const pid_t launcher = launched("--ranks 4 --optimizer sgd --restarts 1 --hostfile hosts", 40);
   write_file(path("hosts"), "localhost slots=2  # one has gone\n");
   kill_at(60, child_of(launcher));
   EXPECT_EQ(test::end_of(launcher), 0) << log();
-  expect_said("2 slots on 1 host: localhost 2");
-  expect_said("2 of 4 data ranks: each now computes 2 micro-batches, and the batch stays");
-  expect_said("start 2 of 2: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 2 micro-batches each");
+  expect_has(log(), {"2 slots on 1 host: localhost 2",
+                     "2 of 4 data ranks: each now computes 2 micro-batches, and the batch stays",
+                     "start 2 of 2: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 2 micro-batches each"});
   expect_has(read_file(path("run/config.toml")), "dp = 2\n");
   // Rounding, after more than a hundred steps of SGD, and no more.
   const Safetensors one(path("whole" + kEnd) / "model.safetensors"), other(path("run" + kEnd) / "model.safetensors");
@@ -177,8 +173,7 @@ TEST_F(RestartsTest, OnFewerSlotsThereAreFewerDataRanksAndTheBatchStays) {
 
 TEST_F(RestartsTest, ASignalToTheLauncherEndsTheRunAfterItsStep) {
   for (const int signal : {SIGINT, SIGTERM}) {
-    const pid_t launcher = start("train " + kSettings + "--steps 100000 --restarts 5 --out run");
-    ASSERT_TRUE(test::comes([&] { return newest_saved() >= 20; })) << log();
+    const pid_t launcher = launched("--steps 100000 --restarts 5");
     const pid_t rank = child_of(launcher)();
     kill(launcher, signal);
     EXPECT_EQ(test::end_of(launcher), 128 + signal);
@@ -190,8 +185,7 @@ TEST_F(RestartsTest, ASignalToTheLauncherEndsTheRunAfterItsStep) {
 }
 
 TEST_F(RestartsTest, AKilledLauncherLeavesNoRunBehind) {
-  const pid_t launcher = start("train " + kSettings + "--steps 100000 --restarts 5 --out run");
-  ASSERT_TRUE(test::comes([&] { return newest_saved() >= 20; })) << log();
+  const pid_t launcher = launched("--steps 100000 --restarts 5");
   const pid_t rank = child_of(launcher)();
   kill(launcher, SIGKILL);
   test::end_of(launcher);

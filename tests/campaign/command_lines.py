@@ -5,9 +5,9 @@ that is known, one clear line where it fails, nothing half-written, nothing left
     tests/campaign/command_lines.py PROGRAM [--count 40] [--seed $TESSERA_DRAW] [--only N] [--mpi] [--without CLASS,...]
 
 The options are those that --help names, so that a new one is drawn from the day it is there. What is wrong is printed
-with the line's number: `--seed S --only N` repeats it and prints all that it said. Every line runs in a folder of its own.
+with the line's number: `--seed S --only N` repeats it and prints all that it said. Every line runs in a folder of its own,
+and may take --limit seconds; --without names classes that are not drawn.
 """
-import argparse
 import json
 import os
 import re
@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 sys.dont_write_bytecode = True
 from drawn_lines import CLASSES, Lines  # noqa: E402
+from restarts import is_program, options  # noqa: E402
 
 
 def run_line(lines, line, folder, mpi, limit=30):
@@ -80,13 +81,6 @@ def run_line(lines, line, folder, mpi, limit=30):
     new = [f for f in files(place) if f not in had and not f.startswith(theirs)]
     seen += left_files(folder, place, new, changes, strike, child.returncode)
     return child.returncode, out, err, seen, time.time() - start
-
-
-def is_program(program, pid):
-    try:
-        return os.readlink(f"/proc/{pid}/exe") == program
-    except OSError:
-        return False
 
 
 def files(place):
@@ -158,17 +152,8 @@ def complaints(line, status, out, err, mpi):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program")
-    parser.add_argument("--count", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=int(os.environ.get("TESSERA_DRAW", "1")))
-    parser.add_argument("--only", type=int)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=30, help="seconds that a line may take")
-    parser.add_argument("--mpi", action="store_true")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--without", default="", help="classes that are not drawn: " + ",".join(CLASSES))
-    o = parser.parse_args()
+    o = options(__doc__, count=40, seed=int(os.environ.get("TESSERA_DRAW", "1")), only=None, first=0, limit=30.0, mpi=False,
+                jobs=2, without="")
     without = set(filter(None, o.without.split(",")))
     if without - set(CLASSES):
         sys.exit(f"command_lines: --without: expected of {', '.join(CLASSES)}; found {o.without}")

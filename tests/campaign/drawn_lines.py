@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 TINY = {"layers": "1", "heads": "1", "channels": "8", "context": "8", "batch": "2", "steps": "2",
         "threads-per-rank": "1"}
@@ -80,16 +81,14 @@ class Lines:
                  "cases.jsonl": '{"model": {"layers": 2, "channels": 64, "heads": 2, "vocab": 100, "context": 64}, "plan": {"dp": 2}, "hardware": "h100"}\n',
                  "good.toml": "layers = 2\nlr = 0.01\n", "bad.toml": "layers = \"two\"\n[x\n"}
         for name, content in files.items():
-            with open(os.path.join(t, name), "wb") as f:
-                f.write(content if isinstance(content, bytes) else content.encode())
+            Path(t, name).write_bytes(content if isinstance(content, bytes) else content.encode())
         tiny = [w for k, v in TINY.items() for w in ("--" + k, v)]
         train = ["train", *tiny, "--data", "text.txt", "--out"]
         for words in ([*train, "run"], [*train, "traced", "--trace"], ["data", "text.txt", "--out", "tokens"],
                       ["data", "text.txt", "--tokenizer", "bpe", "--vocab", "300", "--out", "tokenizer"]):
             subprocess.run([self.program, *words], cwd=t, check=True, capture_output=True, env=self.environment(t))
-        shutil.copytree(os.path.join(t, "run"), os.path.join(t, "broken-run"))
-        shutil.copytree(os.path.join(t, "run"), os.path.join(t, "torn-run"))
-        shutil.copytree(os.path.join(t, "tokenizer"), os.path.join(t, "bad-tokenizer"))
+        for whole, copy in (("run", "broken-run"), ("run", "torn-run"), ("tokenizer", "bad-tokenizer")):
+            shutil.copytree(os.path.join(t, whole), os.path.join(t, copy))
         os.makedirs(os.path.join(t, "no-run", "checkpoints"))
         for path, keep in (("torn-run/checkpoints/step-2/model.safetensors", 100), ("bad-tokenizer/vocab.json", 30),
                            ("broken-run/checkpoints/step-2/manifest.json", 40), ("broken-run/config.toml", 50)):

@@ -5,10 +5,10 @@ there usable and nothing half-written, and calls nothing well that is not.
 
     tests/campaign/faults.py PROGRAM [--calls 24] [--files 120] [--stops 2] [--seed $TESSERA_DRAW] [--only KIND:N]
 
---calls all fails every call of each job once. What is wrong is printed with its kind and number, which --only repeats.
+--calls all fails every call of each job once. What is wrong is printed with its kind and number, which --only repeats:
+call:N, file:N or, with --calls all, every:N.
 Ends with 77 (skipped) without a C compiler, which makes the library that fails the calls (failing_calls.c).
 """
-import argparse
 import errno
 import filecmp
 import glob
@@ -22,8 +22,11 @@ import sys
 import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 sys.dont_write_bytecode = True
+from restarts import options, write_text  # noqa: E402
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 TINY = ("--data text.txt --layers 1 --heads 2 --channels 16 --context 16 --batch 4 --warmup 2 --lr 0.03 --threads-per-rank 1 "
         "--eval-every 4 --save-every 4 --quiet")
@@ -58,13 +61,11 @@ class Faults:
         self.program, self.home, self.template = program, home, os.path.join(home, "template")
         self.library, self.logs, self.wanted = os.path.join(home, "failing_calls.so"), {}, {}
         os.mkdir(self.template)
-        with open(os.path.join(self.template, "text.txt"), "w") as f:
-            f.writelines(f"Line {i} of a text that says little, but {i * i % 97} of it.\n" for i in range(900))
+        write_text(self.template)
         for words in (f"train {TINY} --steps 4 --trace --out run", f"train {TINY} --steps 4 --ranks 2 --zero 3 --out sharded",
                       "checkpoint export run --out hub", "data text.txt --tokenizer char --out set"):
-            if said := self.run(words, self.template)[1:]:
-                if said[0] != 0:
-                    sys.exit(f"faults: {words}: {said}")
+            if (said := self.run(words, self.template)[1:])[0] != 0:
+                sys.exit(f"faults: {words}: {said}")
 
     def run(self, words, place, **more):
         """(seconds are bounded) last line, status, all of standard error"""
@@ -110,8 +111,7 @@ class Faults:
             if status != 0:
                 sys.exit(f"faults: {words}: {last}")
             self.wanted[job] = os.path.join(place, made)
-            with open(log) as f:
-                self.logs[job] = [line.split()[0] for line in f]
+            self.logs[job] = [line.split()[0] for line in Path(log).read_text().splitlines()]
 
     def same(self, job, made):
         """Whether the files whose bytes are those of every such run are there."""
@@ -120,8 +120,12 @@ class Faults:
         theirs = [os.path.join(made, os.path.relpath(f, self.wanted[job])) for f in kept]
         return bool(kept) and all(os.path.isfile(t) and filecmp.cmp(f, t, shallow=False) for f, t in zip(kept, theirs))
 
-    def call(self, name, job, at, cause):
-        """Complaints about the job with that call failed."""
+    def call(self, name, dice, job=None, at=0):
+        """Complaints about the job with that call failed, or with one that is drawn."""
+        job = job or dice.choice(list(JOBS))
+        at = at or dice.randrange(len(self.logs[job])) + 1
+        failed = self.logs[job][at - 1]
+        cause = dice.choice(SAID_BY[KIND.get(failed, failed)])
         place, (words, made) = self.fresh(name), JOBS[job]
         number = str(0 if cause == "short" else getattr(errno, cause))
         last, status, said = self.run(words, place, LD_PRELOAD=self.library, FAULT_FOLDER=place, FAULT_AT=str(at), FAULT_ERRNO=number)
@@ -144,13 +148,7 @@ class Faults:
             if status == 0 and not self.same(job, path):
                 seen.append("done again, it is not what it is undisturbed")
         shutil.rmtree(place)
-        return f"{job}: {self.logs[job][at - 1]} number {at} fails with {cause}; {last[-150:]}", seen
-
-    def drawn_call(self, name, dice):
-        job = dice.choice(list(JOBS))
-        at = dice.randrange(len(self.logs[job])) + 1
-        call = self.logs[job][at - 1]
-        return self.call(name, job, at, dice.choice(SAID_BY[KIND.get(call, call)]))
+        return f"{job}: {failed} number {at} fails with {cause}; {last[-150:]}", seen
 
     # --- files ---
 
@@ -159,11 +157,9 @@ class Faults:
         pattern = dice.choice(list(READ))
         files = sorted(f for f in glob.glob(os.path.join(place, pattern)) if os.path.isfile(f) and os.path.getsize(f) > 0)
         file, words = dice.choice(files), dice.choice(READ[pattern])
-        with open(file, "rb") as f:
-            bytes_before = f.read()
+        bytes_before = Path(file).read_bytes()
         how, altered = alter(dice, bytes_before)
-        with open(file, "wb") as f:
-            f.write(altered)
+        Path(file).write_bytes(altered)
         last, status, said = self.run(words, place)
         seen = self.wrong_end(status, last, said) + self.half_written(place)
         of_checkpoint = "/step-4/" in file and not file.endswith("manifest.json") and not words.startswith("checkpoint inspect")
@@ -200,15 +196,7 @@ def alter(dice, data):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program")
-    parser.add_argument("--calls", default="24")
-    parser.add_argument("--files", type=int, default=120)
-    parser.add_argument("--stops", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=int(os.environ.get("TESSERA_DRAW", "1")))
-    parser.add_argument("--only", help="call:N, file:N or, with --calls all, every:N")
-    parser.add_argument("--jobs", type=int, default=2)
-    o = parser.parse_args()
+    o = options(__doc__, calls="24", files=120, stops=2, seed=int(os.environ.get("TESSERA_DRAW", "1")), only="", jobs=2)
     if not shutil.which("cc"):
         print("skipped: no C compiler (cc)")
         sys.exit(77)
@@ -221,12 +209,8 @@ def main():
 
         def one(what):
             kind, n = what.split(":")
-            dice = random.Random(f"{o.seed} {what}")
-            if kind == "every":
-                job, at = every[int(n)]
-                call = faults.logs[job][at - 1]
-                return (what, *faults.call(what, job, at, dice.choice(SAID_BY[KIND.get(call, call)])))
-            return (what, *(faults.drawn_call if kind == "call" else faults.file)(what, dice))
+            fail = faults.file if kind == "file" else faults.call
+            return (what, *fail(what, random.Random(f"{o.seed} {what}"), *(every[int(n)] if kind == "every" else ())))
 
         drawn = [f"{'every' if o.calls == 'all' else 'call'}:{n}" for n in range(count)] + [f"file:{n}" for n in range(o.files)]
         for what, told, seen in pool.map(one, [o.only] if o.only else drawn):

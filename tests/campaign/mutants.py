@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 sys.dont_write_bytecode = True
 from mutations import code_of, mutations  # noqa: E402
@@ -49,8 +50,7 @@ def used_by(root):
     children, ticks, waits = {}, 0, True
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                fields = file.read().rsplit(")", 1)[1].split()
+            fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rsplit(")", 1)[1].split()
             children.setdefault(int(fields[1]), []).append((int(pid), sum(map(int, fields[11:15]))))
         except OSError:
             pass
@@ -60,8 +60,7 @@ def used_by(root):
         ticks += used
         for path in glob.glob(f"/proc/{pid}/task/*/stat"):
             try:
-                with open(path, encoding="utf-8", errors="replace") as file:
-                    waits = waits and file.read().rsplit(")", 1)[1].split()[0] not in "RD"
+                waits = waits and Path(path).read_text("utf-8", "replace").rsplit(")", 1)[1].split()[0] not in "RD"
             except OSError:
                 pass
     return ticks / os.sysconf("SC_CLK_TCK"), waits
@@ -93,8 +92,8 @@ class Campaign:
         return subprocess.run(["ninja", "-j", "1", *targets], cwd=self.build, stdout=subprocess.DEVNULL).returncode
 
     def long_tests(self):
-        with open(os.path.join(self.tree, ".ci/run"), encoding="utf-8") as file:
-            return "".join(re.findall(r"^long_tests\+?=(\S+)$", file.read(), re.M)).split(":")
+        script = Path(self.tree, ".ci/run").read_text("utf-8")
+        return "".join(re.findall(r"^long_tests\+?=(\S+)$", script, re.M)).split(":")
 
     def read_objects(self):
         self.objects, current = {}, None
@@ -113,8 +112,7 @@ class Campaign:
         self.lines = []  # every line of code is as likely as every other
         self.text, self.code = {}, {}
         for f in self.files:
-            with open(os.path.join(self.tree, f), encoding="utf-8") as file:
-                self.text[f] = file.read()
+            self.text[f] = Path(self.tree, f).read_text("utf-8")
             self.code[f], at = code_of(self.text[f]), 0
             for number, line in enumerate(self.code[f].split("\n"), 1):
                 if re.search(r"\w", line):
@@ -134,8 +132,7 @@ class Campaign:
     def digest(self, objects):
         h = hashlib.sha256()
         for o in objects:
-            with open(os.path.join(self.build, o), "rb") as file:
-                h.update(file.read())
+            h.update(Path(self.build, o).read_bytes())
         return h.digest()
 
     def run_test(self, name, chosen, limit):
@@ -166,10 +163,9 @@ class Campaign:
 
     def baseline(self):
         """Seconds of each binary, kept for the next time. What fails without a mutant, or takes long, is left out."""
-        kept, head = os.path.join(self.build, "baseline.json"), output_of(["git", "rev-parse", "HEAD"], cwd=self.tree)
-        if os.path.exists(kept):
-            with open(kept, encoding="utf-8") as file:
-                of, seconds, skipped = json.load(file)
+        kept, head = Path(self.build, "baseline.json"), output_of(["git", "rev-parse", "HEAD"], cwd=self.tree)
+        if kept.exists():
+            of, seconds, skipped = json.loads(kept.read_text("utf-8"))
             if of == head:
                 self.seconds, self.skipped = seconds, skipped
                 return
@@ -181,14 +177,13 @@ class Campaign:
                     break
                 print(f"left out, since it fails without a mutant: {killer}", flush=True)
                 self.skipped.append(killer.split(" ")[0])
-            with open(os.path.join(self.build, "mutant.log"), encoding="utf-8", errors="replace") as log:
-                slow = [(test, int(ms) / 1000) for test, ms in re.findall(r"^\[       OK \] (\S+?),? .*\((\d+) ms\)$", log.read(), re.M)
-                        if int(ms) > 1000 * SLOW]
+            log = Path(self.build, "mutant.log").read_text("utf-8", "replace")
+            slow = [(test, int(ms) / 1000) for test, ms in re.findall(r"^\[       OK \] (\S+?),? .*\((\d+) ms\)$", log, re.M)
+                    if int(ms) > 1000 * SLOW]
             self.skipped += [test for test, _ in slow]
             self.seconds[name] = took - sum(s for _, s in slow)
             print(f"{name}: {self.seconds[name]:.1f} s; left out, since slow: {' '.join(test for test, _ in slow)}", flush=True)
-        with open(kept, "w", encoding="utf-8") as file:
-            json.dump([head, self.seconds, self.skipped], file)
+        kept.write_text(json.dumps([head, self.seconds, self.skipped]), "utf-8")
 
     def judge(self, file):
         """The test that kills what is built now, or "". A test that then passes alone is asked no more."""
@@ -208,30 +203,26 @@ class Campaign:
     def mutant(self, n, show=False):
         tried = {"no_build": 0, "same_code": 0}
         for file, number, kind, begin, end, instead in self.draw(n):
-            path, text = os.path.join(self.tree, file), self.text[file]
+            path, text = Path(self.tree, file), self.text[file]
             objects = self.objects[file]
             if self.ninja(objects) != 0:
                 sys.exit("mutants: the code as it is no longer builds")
             before = self.digest(objects)
-            with open(path, "w", encoding="utf-8") as out:
-                out.write(text[:begin] + instead + text[end:])
+            path.write_text(text[:begin] + instead + text[end:], "utf-8")
             try:
                 start = time.time()
-                if self.ninja(objects) != 0:
-                    tried["no_build"] += 1
-                    continue
-                if self.digest(objects) == before:
+                built = self.ninja(objects) == 0
+                if built and self.digest(objects) == before:
                     tried["same_code"] += 1
                     continue
-                if self.ninja(self.targets) != 0:
+                if not built or self.ninja(self.targets) != 0:
                     tried["no_build"] += 1
                     continue
                 if show:
                     print(output_of(["git", "diff", "-U1", "--", file], cwd=self.tree), flush=True)
                 killer = self.judge(file)
             finally:
-                with open(path, "w", encoding="utf-8") as out:
-                    out.write(text)
+                path.write_text(text, "utf-8")
             return {"n": n, "file": file, "line": number, "kind": kind, "before": " ".join(text[begin:end].split())[:120],
                     "after": " ".join(instead.split())[:120], "killed_by": killer, "seconds": round(time.time() - start), **tried}
 
@@ -259,10 +250,8 @@ def main():
     if o.only is not None:
         print(json.dumps(campaign.mutant(o.only, show=True)))
         return
-    done = set()
-    if os.path.exists(o.results):
-        with open(o.results, encoding="utf-8") as file:
-            done = {json.loads(line)["n"] for line in file}
+    lines = Path(o.results).read_text("utf-8").splitlines() if os.path.exists(o.results) else []
+    done = {json.loads(line)["n"] for line in lines}
     for n in range(o.count):
         if n not in done:
             result = json.dumps(campaign.mutant(n))

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from pathlib import Path
 
 TINY = ("--data text.txt --layers 2 --heads 2 --channels 32 --context 16 --batch 8 --steps 300 --warmup 5 --lr 0.01 "
         "--dropout 0.1 --threads-per-rank 1 --eval-every 60 --save-every 10")
@@ -29,27 +30,38 @@ MPIRUN = "mpirun --allow-run-as-root --oversubscribe -n {ranks}"
 LIMIT = 300  # seconds for a run
 
 
+def options(doc, **usual):
+    """The command line's PROGRAM and options: a flag where the usual value is False, a number where it is None."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    for name, value in usual.items():
+        form = {"action": "store_true"} if value is False else {"type": int if value is None else type(value)}
+        parser.add_argument("--" + name, default=value, **form)
+    return parser.parse_args()
+
+
+def write_text(folder):
+    lines = (f"Line {i} of a text that says little, but {i * i % 97} of it.\n" for i in range(900))
+    Path(folder, "text.txt").write_text("".join(lines))
+
+
 def children(pid):
-    found = []
     try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children") as f:
-                found += map(int, f.read().split())
+        return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
     except OSError:
-        pass
-    return found
+        return []
+
+
+def is_program(program, pid):
+    try:
+        return os.readlink(f"/proc/{pid}/exe") == program
+    except OSError:  # it has gone, or nobody has waited for it yet
+        return False
 
 
 def ranks(program, pid):
     """The processes of the program below this one that have made no others."""
-    found = []
-    for child in children(pid):
-        below = ranks(program, child)
-        try:
-            found += below or [child] * (os.readlink(f"/proc/{child}/exe") == program)
-        except OSError:
-            pass
-    return found
+    return [rank for child in children(pid) for rank in ranks(program, child) or [child] * is_program(program, child)]
 
 
 def saved(place):
@@ -63,19 +75,15 @@ def saved(place):
 
 
 def end_of(place, run):
-    out = b""
-    for name in ("model", "optimizer"):
-        with open(os.path.join(place, run, "checkpoints", "step-300", name + ".safetensors"), "rb") as f:
-            out += f.read()
-    return out
+    step = Path(place, run, "checkpoints", "step-300")
+    return (step / "model.safetensors").read_bytes() + (step / "optimizer.safetensors").read_bytes()
 
 
 class Soak:
     def __init__(self, program, home):
         self.program, self.home, self.wholes = os.path.abspath(program), home, {}
         self.env = {**os.environ, "TESSERA_CACHE": os.path.join(home, "cache"), "OMP_WAIT_POLICY": "passive"}
-        with open(os.path.join(home, "text.txt"), "w") as f:
-            f.writelines(f"Line {i} of a text that says little, but {i * i % 97} of it.\n" for i in range(900))
+        write_text(home)
 
     def whole(self, plan):
         if plan not in self.wholes:
@@ -131,8 +139,7 @@ class Soak:
             launcher.kill()
             launcher.wait()
             seen.append(f"it has not ended after {LIMIT} s")
-        with open(os.path.join(place, "err"), errors="replace") as f:
-            text = f.read()
+        text = Path(place, "err").read_text(errors="replace")
         if launcher.returncode != 0:
             seen.append(f"status {launcher.returncode}")
         elif end_of(place, "run") != expected:
@@ -147,23 +154,14 @@ class Soak:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("program")
-    parser.add_argument("--runs", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int)
-    parser.add_argument("--mpi", action="store_true")
-    o = parser.parse_args()
-    home = tempfile.mkdtemp(prefix="tessera-restarts-")
+    o = options(__doc__, runs=40, seed=1, only=None, mpi=False)
     counts, begin = Counter(), time.time()
-    try:
+    with tempfile.TemporaryDirectory(prefix="tessera-restarts-") as home:
         soak = Soak(o.program, home)
         for number in range(o.runs) if o.only is None else [o.only]:
             what, kills, seen = soak.one(random.Random(f"{o.seed} {number}"), o.mpi and number % 2 == 1)
             counts.update(runs=1, kills=kills, undisturbed=kills == 0, wrong=bool(seen))
             print(f"{number}: {what}: {kills} kills: {'; '.join(seen) or 'the same bits'}", flush=True)
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
     print(f"{counts['runs']} runs, {counts['kills']} kills ({counts['undisturbed']} runs ended before one), {counts['wrong']} wrong; "
           f"{time.time() - begin:.0f} s")
     return min(1, counts["wrong"])

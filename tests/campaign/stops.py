@@ -5,21 +5,22 @@ a status that is not 0, and no process left behind.
     tests/campaign/stops.py PROGRAM [--runs 60] [--seed 1] [--only N] [--slack 20]
 
 A rank may be killed or stopped from the moment on in which its process begins. `bench` has no --timeout, so it is killed
-only.
+only. --slack: seconds for starting, and for ending all, besides; more on a busy machine.
 """
-import argparse
 import os
 import random
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 sys.dont_write_bytecode = True
-from restarts import TINY, ranks  # noqa: E402
+from restarts import TINY, is_program, options, ranks, write_text  # noqa: E402
 
 TIMEOUT = 3  # seconds that a rank waits for another
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
@@ -39,13 +40,6 @@ def free_address():
         return f"127.0.0.1:{s.getsockname()[1]}"
 
 
-def runs(program, pid):
-    try:
-        return os.readlink(f"/proc/{pid}/exe") == program
-    except OSError:  # it has gone, or nobody has waited for it yet
-        return False
-
-
 def one(program, home, dice, slack):
     """(what was drawn, complaints)"""
     job, tcp = dice.choice(list(JOBS)), dice.random() < 0.4
@@ -53,7 +47,7 @@ def one(program, home, dice, slack):
     number = signal.SIGKILL if job == "bench" or dice.random() < 0.4 else signal.SIGSTOP
     words, moment, victim = shlex.split(JOBS[job]), dice.random() ** 2 * 4, dice.randrange(2)
     drawn = f"{job} {'over TCP' if tcp else 'under mpirun'}: rank {victim} gets {number.name} after {moment:.2f} s"
-    subprocess.run(["rm", "-rf", "run"], cwd=home, check=True)
+    shutil.rmtree(os.path.join(home, "run"), ignore_errors=True)
     env = {**os.environ, "OMP_WAIT_POLICY": "passive", "TESSERA_CACHE": os.path.join(home, "cache")}
     seen = []
     with open(os.path.join(home, "err"), "wb") as err:
@@ -75,7 +69,7 @@ def one(program, home, dice, slack):
         took = time.time() - begin
         if other.returncode == 0:
             seen.append("status 0")
-        elif other.returncode is None and (tcp or any(runs(program, pid) for pid in found)):
+        elif other.returncode is None and (tcp or any(is_program(program, pid) for pid in found)):
             seen.append(f"has not ended after {TIMEOUT + slack} s")
         elif other.returncode is None:
             drawn += " (its ranks have ended, and mpirun does not)"
@@ -86,32 +80,21 @@ def one(program, home, dice, slack):
             j.wait()
     time.sleep(0.2)
     for pid in found:
-        if runs(program, pid):
+        if is_program(program, pid):
             seen.append(f"process {pid} is left")
             os.kill(pid, signal.SIGKILL)
-    with open(os.path.join(home, "err"), errors="replace") as f:
-        text = f.read()
-    if not tcp and number == signal.SIGKILL:
-        known = "tessera: " in text or "signal 9" in text  # mpirun ends the others itself, and may be first
-    else:
-        known = "tessera: " in text
-    if not known:
+    text = Path(home, "err").read_text(errors="replace")
+    by_mpirun = not tcp and number == signal.SIGKILL and "signal 9" in text  # it ends the others itself, and may be first
+    if "tessera: " not in text and not by_mpirun:
         seen.append("nobody says why: " + text[-300:])
     return f"{drawn}; the others ended {took:.1f} s later", seen
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("program")
-    parser.add_argument("--runs", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int)
-    parser.add_argument("--slack", type=float, default=20, help="seconds for starting, and for ending all, besides; more on a busy machine")
-    o = parser.parse_args()
+    o = options(__doc__, runs=60, seed=1, only=None, slack=20.0)
     program, bad = os.path.realpath(o.program), 0
     with tempfile.TemporaryDirectory() as home:
-        with open(os.path.join(home, "text.txt"), "w") as f:
-            f.writelines(f"Line {i} of a text that says little, but {i * i % 97} of it.\n" for i in range(900))
+        write_text(home)
         subprocess.run([program, "train", *shlex.split(TINY), "--steps", "2", "--quiet", "--out", "first"], cwd=home, check=True, capture_output=True)
         for i in range(o.runs) if o.only is None else [o.only]:
             drawn, seen = one(program, home, random.Random(f"{o.seed} {i}"), o.slack)

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import urllib.parse
+from contextlib import suppress
 
 
 class Served:
@@ -30,15 +31,11 @@ class Served:
         """Everything that comes back for these bytes, also where not all of them were taken."""
         back = b""
         with self.connect(patience) as s:
-            try:
+            with suppress(ConnectionError):
                 s.sendall(sent)
-            except ConnectionError:
-                pass
-            try:
+            with suppress(ConnectionError):
                 while piece := s.recv(65536):
                     back += piece
-            except ConnectionError:
-                pass
         return back
 
     def ask(self, target, *headers, method="GET", host=None):

@@ -3,6 +3,7 @@
 
 usage: server_test.py TESSERA
 """
+import itertools
 import json
 import os
 import random
@@ -16,6 +17,8 @@ import time
 import unittest
 import urllib.parse
 import xml.etree.ElementTree
+from contextlib import suppress
+from pathlib import Path
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -25,8 +28,10 @@ BINARY = ""
 PLAN = {"model": "llama2-7b", "hardware": "h100", "software": "tessera", "pp": 4, "dp": 2, "microbatches": 8}
 
 
-def run(*words):
+def run(*words, **files):
     with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            Path(folder, name).write_text(text)
         return subprocess.run([BINARY, *words], cwd=folder, capture_output=True, text=True, timeout=20)
 
 
@@ -69,11 +74,7 @@ class Server(unittest.TestCase):
         self.assertEqual(status, 200, found)
         case = ('{"model":{"layers":32,"channels":4096,"heads":32,"ffn":11008,"gated":true,"vocab":32000,"context":4096,'
                 '"tied":false,"positions":"rope"},"plan":{"pp":4,"dp":2,"microbatches":8},"hardware":"h100"}\n')
-        with open(os.path.join(self.folder.name, "cases"), "w") as f:
-            f.write(case)
-        said = subprocess.run([BINARY, "plan", "--cases", "cases", "--format", "json"], cwd=self.folder.name,
-                              capture_output=True, text=True, timeout=20)
-        os.remove(os.path.join(self.folder.name, "cases"))
+        said = run("plan", "--cases", "cases", "--format", "json", cases=case)
         self.assertEqual(said.returncode, 0, said.stderr)
         expected = json.loads(said.stdout)
         self.assertEqual({key: found[key] for key in expected}, expected)
@@ -120,22 +121,16 @@ class Server(unittest.TestCase):
         self.refused(400, "ranks", **PLAN, ranks=8)
         self.refused(400, "pp", path="/search", model="gpt2", hardware="h100", pp=2)
         self.refused(400, "", path="/choices", pp=2)
-        self.refused(400, "model", **{**PLAN, "model": "/etc/passwd"})
-        self.refused(400, "hardware", **{**PLAN, "hardware": "/etc/passwd"})
-        self.refused(400, "software", **{**PLAN, "software": "../x.toml"})
-        self.refused(400, "schedule", **{**PLAN, "schedule": "./schedule.txt"})
-        self.refused(400, "hardware", **{**PLAN, "hardware": "h" * 65})
-        for number in ("", "x", "1.5", "-1", "1e3", "0x10", "99999999999999999999", "1\0", "１"):
-            self.refused(400, "pp", **{**PLAN, "pp": number})
-        self.refused(400, "sp", **{**PLAN, "sp": "yes"})
-        self.refused(400, "tp", **{**PLAN, "tp": 3})
+        numbers = ("", "x", "1.5", "-1", "1e3", "0x10", "99999999999999999999", "1\0", "１")
+        for name, value in (("model", "/etc/passwd"), ("hardware", "/etc/passwd"), ("software", "../x.toml"), ("sp", "yes"), ("tp", 3),
+                            ("schedule", "./schedule.txt"), ("hardware", "h" * 65), *(("pp", number) for number in numbers)):
+            self.refused(400, name, **{**PLAN, name: value})
         for name, value in (("pp", 10**9), ("microbatches", 10**9), ("sequences", 10**6), ("context", 10**7 + 1), ("microbatches", 0), ("dp", 0), ("layers", 0), ("heads", 10**9)):
             found, answer = self.server.json("/predict", **{**PLAN, name: value})
             self.assertEqual(found, 400, (name, value, answer))
         status, _, body = self.server.ask("/predict?pp=1&pp=2")
         self.assertEqual((status, b"twice" in body), (400, True))
-        status, _, body = self.server.ask("/predict?" + "&".join(f"k{i}" for i in range(100)))
-        self.assertEqual(status, 400)
+        self.assertEqual(self.server.ask("/predict?" + "&".join(f"k{i}" for i in range(100)))[0], 400)
 
     def test_reads_no_file(self):
         for path in ("/../../../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/etc/passwd", "/./", "/page.html",
@@ -179,31 +174,26 @@ class Server(unittest.TestCase):
 
     def test_answers_a_client_that_has_ended_its_sending(self):
         searched = urllib.parse.urlencode({"model": "gpt2", "hardware": "h100", "ranks": 16, "batch": 64})
-        for version in ("1.0", "1.1"):
-            for path in ("/", "/choices", f"/search?{searched}"):
-                asked = f"GET {path} HTTP/{version}\r\nHost: 127.0.0.1:{self.server.port}\r\n\r\n".encode()
-                with self.server.connect() as s:
-                    s.sendall(asked)
-                    s.shutdown(socket.SHUT_WR)
-                    back = b"".join(iter(lambda: s.recv(65536), b""))
-                self.assertEqual(back[:15], b"HTTP/1.1 200 OK", (version, path, back))
+        for version, path in itertools.product(("1.0", "1.1"), ("/", "/choices", f"/search?{searched}")):
+            with self.server.connect() as s:
+                s.sendall(f"GET {path} HTTP/{version}\r\nHost: 127.0.0.1:{self.server.port}\r\n\r\n".encode())
+                s.shutdown(socket.SHUT_WR)
+                back = b"".join(iter(lambda: s.recv(65536), b""))
+            self.assertEqual(back[:15], b"HTTP/1.1 200 OK", (version, path, back))
 
     def test_bounds_what_it_reads(self):
         for line in (b"GET /", b"GET /predict?pp=", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nHost: "):
             back, sent = b"", 0
-            with self.server.connect() as s:
-                try:
-                    while sent < 64 << 20:
-                        sent += s.send(b"a" * 65536)
-                    back = s.recv(100)
-                except ConnectionError:
-                    pass
+            with self.server.connect() as s, suppress(ConnectionError):
+                while sent < 64 << 20:
+                    sent += s.send(b"a" * 65536)
+                back = s.recv(100)
             self.assertLess(sent, 64 << 20, line)
             self.assertNotIn(b"200 OK", back)
         headers = "\r\n".join(f"X-{i}: y" for i in range(5000))
         self.assertNotEqual(self.server.ask("/", headers)[0], 200)
-        with open(f"/proc/{self.server.process.pid}/status") as f:
-            resident = next(int(line.split()[1]) for line in f if line.startswith("VmRSS"))
+        status = Path(f"/proc/{self.server.process.pid}/status").read_text()
+        resident = int(re.search("VmRSS: *\t* *([0-9]+)", status)[1])
         self.assertLess(resident, 300_000)
 
     def test_lives_through_garbage(self):
@@ -243,19 +233,15 @@ class Command(unittest.TestCase):
             taken.listen()
             port = taken.getsockname()[1]
             self.fails(["--port", str(port)], "--port", str(port), "another program")
-        self.fails(["--port", "x"], "--port", "'x'")
-        self.fails(["--port", "65536"], "--port", "65535")
-        self.fails(["--port", "-1"], "--port")
-        self.fails(["--port"], "--port")
-        self.fails(["page.html"], "page.html")
+        for words, *said in (("--port x", "--port", "'x'"), ("--port 65536", "--port", "65535"), ("--port -1", "--port"),
+                             ("--port", "--port"), ("page.html", "page.html")):
+            self.fails(words.split(), *said)
 
     def test_takes_a_free_port_where_the_usual_one_is_taken(self):
         with socket.socket() as taken:
-            try:
+            with suppress(OSError):  # another program has it
                 taken.bind(("127.0.0.1", 8421))
                 taken.listen()
-            except OSError:
-                pass  # another program has it
             server = Served(BINARY, "/", words=())
             self.assertNotEqual(server.port, 8421)
             self.assertTrue(server.line.startswith("port 8421 is taken; "), server.line)

@@ -4,6 +4,7 @@ import copy
 import os
 import sys
 import unittest
+from pathlib import Path
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "bench"))
@@ -34,11 +35,6 @@ def changed(**paths):
             at = at[folder]
         at[last] = value
     return run
-
-
-def read(path):
-    with open(path) as f:
-        return f.read()
 
 
 def counts(**given):
@@ -114,8 +110,7 @@ class Logs(unittest.TestCase):
 
     def test_groups_of_the_sanitizer_are_tests(self):
         for group, (suite, patterns) in gpu.GROUPS.items():
-            folder = os.path.join(ROOT, "tests", suite)
-            text = "".join(read(os.path.join(folder, f)) for f in os.listdir(folder) if f.endswith("_test.cpp"))
+            text = "".join(f.read_text() for f in Path(ROOT, "tests", suite).glob("*_test.cpp"))
             for pattern in patterns.split("-")[0].split(":"):
                 fixture, _, test = pattern.partition(".")
                 wanted = rf"TEST_F\({fixture.replace('*', '.*')}, {test.replace('*', '')}"

@@ -37,6 +37,11 @@ def goes_wrong(text):
     return False
 
 
+def fails(status, words):
+    print(words, file=sys.stderr)
+    return status
+
+
 def option(name, otherwise):
     return ARGS[ARGS.index(name) + 1] if name in ARGS else otherwise
 
@@ -44,8 +49,7 @@ def option(name, otherwise):
 def train():
     steps, cuda = int(option("--steps", 3)), option("--device", "cpu") == "cuda"
     if int(option("--batch", "1")) > 100 and "endless" not in FAKE:
-        print("tessera: the GPU is full: 99 bytes were asked for", file=sys.stderr)
-        return 3
+        return fails(3, "tessera: the GPU is full: 99 bytes were asked for")
     if "--no-save" not in ARGS:
         os.makedirs(option("--out", ""), exist_ok=True)
     if "--init" in ARGS and not os.path.isdir(option("--init", "")):
@@ -53,8 +57,7 @@ def train():
     own = option("--attention", "cudnn") == "own" or option("--dtype", "fp32") == "fp32"
     graph = option("--cuda-graph", "auto") != "off" and int(option("--ranks", "1")) == 1
     if graph and "no-capture" in FAKE:
-        print("tessera: captured step: operation not permitted when stream is capturing", file=sys.stderr)
-        return 5
+        return fails(5, "tessera: captured step: operation not permitted when stream is capturing")
     start = 6.24 if option("--vocab", "") == "512" else 10.83
     start += any(w.startswith("wrong=") and w[6:].replace("+", " ") in LINE for w in FAKE)
     for step in range(1, steps + 1):
@@ -87,27 +90,20 @@ def tessera():
     if "--help" in ARGS or ARGS[0] == "data":
         return 0
     if goes_wrong(LINE):
-        print("tessera: unexpected failure: it was told to fail", file=sys.stderr)
-        return 5
-    if ARGS[0] == "verify":
-        print(json.dumps({"bitwise": True, "grad_max_rel": 0.0}))
-        return 0
-    if ARGS[0] == "plan":
-        print(json.dumps({"memory": {"peak": 5e6}, "tokens_per_s": 2500.0}))
-        return 0
+        return fails(5, "tessera: unexpected failure: it was told to fail")
     if out := option("--out", ""):
         if os.path.exists(os.path.join(out, "run")):
-            print(f"tessera: --out: {out} holds a run already", file=sys.stderr)
-            return 2
+            return fails(2, f"tessera: --out: {out} holds a run already")
         os.makedirs(out, exist_ok=True)
         open(os.path.join(out, "run"), "w").close()
     if ARGS[0] == "generate":
-        print("256 tokens from base, 1.23K tokens/s; the first after 0.010 s", file=sys.stderr)
-        return 0
-    if ARGS[0] == "bench":
-        print("attention/forward/bf16  12 us")
-        return 0
-    return train()
+        return fails(0, "256 tokens from base, 1.23K tokens/s; the first after 0.010 s")
+    said = {"verify": '{"bitwise": true, "grad_max_rel": 0.0}', "plan": '{"memory": {"peak": 5e6}, "tokens_per_s": 2500.0}',
+            "bench": "attention/forward/bf16  12 us"}
+    if ARGS[0] not in said:
+        return train()
+    print(said[ARGS[0]])
+    return 0
 
 
 def suite():
@@ -158,10 +154,7 @@ def ncu():
 def sanitizer():
     print("========= COMPUTE-SANITIZER", flush=True)
     status = subprocess.run(behind_flags()).returncode
-    if status < 0:
-        print("========= Invalid __global__ read of size 4 bytes\n=========     at tessera::kernel\n========= ERROR SUMMARY: 1 error")
-        return 9
-    if "finding" in FAKE:
+    if status < 0 or "finding" in FAKE:
         print("========= Invalid __global__ read of size 4 bytes\n=========     at tessera::kernel\n========= ERROR SUMMARY: 1 error")
         return 9
     print("========= ERROR SUMMARY: 0 errors")
@@ -179,8 +172,7 @@ def nvidia_smi():
 def python():
     if ARGS[0].endswith("gpu_torch.py"):
         if goes_wrong(LINE):
-            print("RuntimeError: CUDA out of memory", file=sys.stderr)
-            return 1
+            return fails(1, "RuntimeError: CUDA out of memory")
         print('a warning\n{"version": "2.11.0"}', flush=True)
         for line in sys.stdin:
             asked = json.loads(line)

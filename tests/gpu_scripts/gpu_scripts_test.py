@@ -15,13 +15,10 @@ import tempfile
 import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-
-def read(path):
-    with open(path) as f:
-        return f.read()
 
 
 class Scripts(unittest.TestCase):
@@ -37,11 +34,10 @@ class Scripts(unittest.TestCase):
         places = [(self.programs, n) for n in ("nvidia-smi", "compute-sanitizer", "ncu", "python")]
         places += [(os.path.join(self.home, "build", "tests"), f"test_{s}") for s in ("tensor", "autograd", "nn", "verify")]
         places += [(os.path.join(self.home, "build", "bin"), "tessera"), (os.path.join(self.home, "build", "lib"), "x")]
-        fake = read(os.path.join(HERE, "fake.py"))
+        fake = Path(HERE, "fake.py").read_text()
         for folder, name in places:
-            os.makedirs(folder, exist_ok=True)
-            with open(os.path.join(folder, name), "w") as f:  # without site-packages Python starts in no time
-                f.write(f"#!{sys.executable} -SE\n{fake}")
+            os.makedirs(folder, exist_ok=True)  # without site-packages Python starts in no time
+            Path(folder, name).write_text(f"#!{sys.executable} -SE\n{fake}")
             os.chmod(os.path.join(folder, name), 0o755)
         self.pids = os.path.join(self.home, "pids")
 
@@ -54,8 +50,8 @@ class Scripts(unittest.TestCase):
         done = subprocess.run([os.path.join(self.home, "bench", "first_contact.sh"), what, "out", *words], cwd=self.home,
                               env=self.environment(fake), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=400)
         self.assertEqual(done.returncode, status, done.stdout)
-        report = os.path.join(self.home, "out", f"report_{what}.md")
-        return read(report) if os.path.exists(report) else done.stdout
+        report = Path(self.home, "out", f"report_{what}.md")
+        return report.read_text() if report.exists() else done.stdout
 
     def small(self, part, *options, fake="", status=0):
         return self.contact(part, "--models", "small", "--rounds", "1", "--steps", "3", *options, fake=fake, status=status)
@@ -67,8 +63,8 @@ class Scripts(unittest.TestCase):
 
     def nobody_is_left(self):
         time.sleep(0.2)
-        for pid in read(self.pids).split():
-            self.assertFalse(os.path.exists(f"/proc/{pid}") and "fake" in read(f"/proc/{pid}/cmdline"), pid)
+        for line in (Path(f"/proc/{pid}/cmdline") for pid in Path(self.pids).read_text().split()):
+            self.assertFalse(line.exists() and "fake" in line.read_text(), line)
 
     def test_ways(self):
         text = self.small("ways")
