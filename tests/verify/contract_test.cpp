@@ -225,9 +225,7 @@ TEST(WideVocab, PipelinesTrainLikeOneRank) {
 // Every plan, where not all targets are trained, takes the mean over those of the whole batch, as one rank does.
 
 VerifyHooks masked(bool packed) {
-  VerifyHooks hooks;
-  hooks.sequences = [packed](const Job& job) { return masked_sequences(job, packed); };
-  return hooks;
+  return {.sequences = [packed](const Job& job) { return masked_sequences(job, packed); }};
 }
 
 TrainOptions masked_plan(const std::string& words) { return small_plan("channels=16 steps=3 batch=12 " + words); }
@@ -302,8 +300,7 @@ TEST(MaskedTargets, AreRefusedWhereWorkersUpdateAlone) {
 // gradients beside an oracle that follows them: the margin alone says that these were not the router's choices.
 TEST(Routing, ChoicesThatAreNotTheRoutersAreNoRounding) {
   TrainOptions o = small_plan("dtype=fp64 tp=2 experts=4 steps=2");
-  VerifyHooks hooks;
-  hooks.made = [](Trainer& t) {
+  const VerifyHooks hooks = {.made = [](Trainer& t) {
     const int64_t context = t.whole_model().config.context;
     for (MixtureOfExperts* mixture : t.model().all<MixtureOfExperts>())
       mixture->set_choices([context](int64_t, int64_t sequences) {
@@ -311,7 +308,7 @@ TEST(Routing, ChoicesThatAreNotTheRoutersAreNoRounding) {
         for (int64_t i = 0; i < sequences * context; ++i) choices.insert(choices.end(), {0, 1});
         return Tensor::of<int32_t>(choices, {std::ssize(choices)}, make_arena());
       });
-  };
+  }};
   EXPECT_TRUE(verify(job_of(o)).passed());
   const VerifyResult r = verify(job_of(o), hooks);
   ASSERT_EQ(r.failures.size(), 1U);

@@ -266,9 +266,8 @@ TrainOptions draw_offloaded(Draw& d) {
   if (d.between(0, 2) == 0) o["tp"] = 2;
   draw(d, o, "layers=2 microbatches=1..3");
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
-  draw(d, o, "dtype=fp32|bf16|fp64 optimizer=sgd|adam|adamw momentum=0|0.9");
+  draw(d, o, "dtype=fp32|bf16|fp64 optimizer=sgd|adam|adamw momentum=0|0.9 recompute=none|none|attention|block");
   o["lr"] = text_of(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
-  o["recompute"] = d.of<const char*>({"none", "none", "attention", "block"});
   if (d.between(0, 2) == 0) o["shard_ranks"] = d.of<int64_t>({1, o.plan.dp});
   draw(d, o, "family=gpt2|llama untied=false|true");
   draw_adapters(d, o);

@@ -77,10 +77,9 @@ Packed& first_packed(Trainer& rank) {
 }
 
 bool is_caught(const TrainOptions& o, const std::function<void(Packed&)>& spoil) {
-  VerifyHooks hooks;
-  hooks.made = [&](Trainer& rank) {
+  const VerifyHooks hooks = {.made = [&](Trainer& rank) {
     if (rank.world().rank() + 1 == rank.world().size()) spoil(first_packed(rank));
-  };
+  }};
   return !verify(job_of(o), hooks).passed();
 }
 

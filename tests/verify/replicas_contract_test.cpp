@@ -240,12 +240,11 @@ TEST(ExpertsContract, AdaptersBesideFrozenExpertsOnTensorAndContextRanks) {
 TEST(ExpertsContract, AFrozenExpertThatChangesIsSeen) {
   for (const std::string zero : {"zero=0", "zero=3"}) {
     const TrainOptions o = small_experts("lora_rank=2 dp=2 ep=2 family=llama " + zero);
-    VerifyHooks hooks;
-    hooks.update = [](Trainer& t, const StepReport& report) {
+    const VerifyHooks hooks = {.update = [](Trainer& t, const StepReport& report) {
       t.update(report);
       for (const FlatUnit& unit : t.strategy().residents())
         if (t.world().rank() == 1 && unit.slots[0].parameter->is_expert) unit.values.raw()[0] ^= std::byte{1};
-    };
+    }};
     EXPECT_TRUE(verify(job_of(o)).passed()) << zero;
     EXPECT_FALSE(verify(job_of(o), hooks).passed()) << zero;
   }
