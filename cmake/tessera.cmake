@@ -1,6 +1,7 @@
 # How a layer (one folder) becomes a library, how programs and tests become binaries, and the flags that all code here is
 # built with. Flags are no part of what a user's program gets of the library (cmake/tessera_library.cmake).
 
+include(CheckCXXCompilerFlag)
 add_library(tessera_flags INTERFACE)
 if(TESSERA_CUDA_EMULATED)
   target_include_directories(tessera_flags INTERFACE ${PROJECT_SOURCE_DIR}/tests/cuda_emulator)  # before what it stands in for
@@ -26,7 +27,8 @@ target_compile_options(tessera_flags INTERFACE
   $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-restrict$<SEMICOLON>-Wno-stringop-overflow$<SEMICOLON>-Wno-stringop-overread$<SEMICOLON>-Wno-array-bounds>)
 # A test's time goes by in the libraries, and so does that of layers which talk to people (tessera_layer): their own code
 # is compiled in half the time with -Og. Layers without long loops over numbers take a third less with -O1, or a tenth
-# with -O2. With all three, g++ sees values that are not set where all are.
+# with -O2. With all three, g++ sees values that are not set where all are; and g++ 13 refuses a precompiled header made
+# with -O3 to a file compiled with -Og or -O1, unless two options that -O2 brings on x86 are set for it.
 target_compile_options(tessera_flags INTERFACE
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:$<IF:$<BOOL:$<TARGET_PROPERTY:TESSERA_OPTIMISED>>,$<TARGET_PROPERTY:TESSERA_OPTIMISED>,-O3>>)
 
@@ -131,12 +133,17 @@ function(tessera_layer name)
   target_link_libraries(tessera_${name} PRIVATE $<BUILD_INTERFACE:tessera_flags> ${ARGN})
   tessera_precompile(tessera_${name} tessera_standard)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    check_cxx_compiler_flag(-munroll-only-small-loops TESSERA_UNROLLS_SMALL_LOOPS)  # g++ 13 and later, x86
+    set(as_header -Wno-maybe-uninitialized)
+    if(TESSERA_UNROLLS_SMALL_LOOPS)
+      list(APPEND as_header -munroll-only-small-loops -mvzeroupper)
+    endif()
     if(name MATCHES "^(app|bench|hub|lab|settings|train|verify)$")
-      set_target_properties(tessera_${name} PROPERTIES TESSERA_OPTIMISED "-Og;-Wno-maybe-uninitialized")
+      set_target_properties(tessera_${name} PROPERTIES TESSERA_OPTIMISED "-Og;${as_header}")
     elseif(name MATCHES "^(autograd|data|models|nn)$")
-      set_target_properties(tessera_${name} PROPERTIES TESSERA_OPTIMISED "-O1;-Wno-maybe-uninitialized")
+      set_target_properties(tessera_${name} PROPERTIES TESSERA_OPTIMISED "-O1;${as_header}")
     elseif(name MATCHES "^(parallel|planner)$")
-      set_target_properties(tessera_${name} PROPERTIES TESSERA_OPTIMISED "-O2;-Wno-maybe-uninitialized")
+      set_target_properties(tessera_${name} PROPERTIES TESSERA_OPTIMISED "-O2;${as_header}")
     endif()
   endif()
   if(TESSERA_UNITY)

@@ -31,12 +31,7 @@ class Philox {
     uint32_t c2 = static_cast<uint32_t>(step), c3 = static_cast<uint32_t>(step >> 32);
     uint32_t k0 = static_cast<uint32_t>(key_), k1 = static_cast<uint32_t>(key_ >> 32);
     for (int round = 0; round < 10; ++round) {
-      const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
-      const uint32_t n0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0, n2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
-      c1 = static_cast<uint32_t>(p1);
-      c3 = static_cast<uint32_t>(p0);
-      c0 = n0;
-      c2 = n2;
+      mix_round(c0, c1, c2, c3, k0, k1);
       k0 += 0x9E3779B9u;
       k1 += 0xBB67AE85u;
     }
@@ -54,6 +49,26 @@ class Philox {
   // Uniform in [0, 1), a multiple of 2^-24.
   constexpr float uniform(uint64_t i, uint64_t step = 0) const { return to_uniform(word(i, step)); }
   static constexpr float to_uniform(uint32_t w) { return static_cast<float>(w >> 8) * 0x1p-24f; }
+
+  // uniform() of N elements from `first` on. Blocks lie side by side, in loops for vectorized()
+  // (tensor/cpu/vectorize.h).
+  template <int N>
+  void uniforms(uint64_t first, uint64_t step, float* to) const {
+    constexpr uint64_t kBlocks = N / 4 + 1;
+    uint32_t w[4][kBlocks], k0 = static_cast<uint32_t>(key_), k1 = static_cast<uint32_t>(key_ >> 32);
+    for (uint64_t b = 0; b < kBlocks; ++b) {
+      w[0][b] = static_cast<uint32_t>((first >> 2) + b);
+      w[1][b] = static_cast<uint32_t>(((first >> 2) + b) >> 32);
+      w[2][b] = static_cast<uint32_t>(step);
+      w[3][b] = static_cast<uint32_t>(step >> 32);
+    }
+    for (int round = 0; round < 10; ++round) {
+      for (uint64_t b = 0; b < kBlocks; ++b) mix_round(w[0][b], w[1][b], w[2][b], w[3][b], k0, k1);
+      k0 += 0x9E3779B9u;
+      k1 += 0xBB67AE85u;
+    }
+    for (uint64_t i = first & 3; i < (first & 3) + N; ++i) *to++ = to_uniform(w[i & 3][i >> 2]);
+  }
 
   // Uniform integer in [0, n), by the high half of a 64 x 32 multiplication (bias below n / 2^64).
   constexpr uint64_t below(uint64_t n, uint64_t i, uint64_t step = 0) const {
@@ -75,6 +90,13 @@ class Philox {
   constexpr uint64_t key() const { return key_; }
 
  private:
+  static constexpr void mix_round(uint32_t& c0, uint32_t& c1, uint32_t& c2, uint32_t& c3, uint32_t k0, uint32_t k1) {
+    const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
+    c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
+    c1 = static_cast<uint32_t>(p1);
+    c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+    c3 = static_cast<uint32_t>(p0);
+  }
   static constexpr uint64_t mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;

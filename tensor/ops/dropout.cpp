@@ -1,4 +1,4 @@
-// One Philox block serves four neighbours in the global order.
+// Dropout on the CPU: one Philox block serves four neighbours in the global order.
 #include "tensor/ops/dropout.h"
 
 #include "tensor/cpu/vectorize.h"
@@ -6,17 +6,19 @@
 namespace tessera {
 namespace {
 
+constexpr int kDrawn = 64;  // numbers that are drawn together
+
 // Elements [0, c) of one row whose first element has the global index `first`.
 template <class T>
 void drop_row(T* y, const T* x, int64_t c, uint64_t first, double p, const DropoutTile& tile) {
   using A = Accumulate<T>;
   const A up = static_cast<A>(1 / (1 - p));
   const auto threshold = static_cast<float>(p);
-  for (int64_t j = 0; j < c;) {
-    const uint64_t at = first + static_cast<uint64_t>(j);
-    const Philox::Block words = tile.random(at >> 2, tile.step);
-    for (size_t k = at & 3; k < 4 && j < c; ++k, ++j)
-      y[j] = Philox::to_uniform(words[k]) >= threshold ? T(static_cast<A>(x[j]) * up) : T(A(0));
+  float drawn[kDrawn];
+  for (int64_t j = 0; j < c; j += kDrawn) {
+    tile.random.uniforms<kDrawn>(first + static_cast<uint64_t>(j), tile.step, drawn);
+    for (int64_t k = 0; k < std::min<int64_t>(kDrawn, c - j); ++k)
+      y[j + k] = drawn[k] >= threshold ? T(static_cast<A>(x[j + k]) * up) : T(A(0));
   }
 }
 
@@ -26,17 +28,17 @@ void dropout_on_cpu(const Tensor& y, const Tensor& x, double p, const DropoutTil
   with_floating(x.dtype(), "dropout", [&]<class T>(T) {
     const T* const from = x.data<T>();
     T* const to = y.data<T>();
-    cpu::split(x.dim(0) * tokens, std::max<int64_t>(1, 1024 / std::max<int64_t>(c, 1)),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t i = begin; i < end; ++i) {
-                   const int64_t position =
-                       tile.positions.empty() ? i % tokens : tile.positions[static_cast<size_t>(i % tokens)];
-                   const int64_t first =
-                       ((tile.first_sequence + i / tokens) * tile.tokens_total + position) * tile.channels_total +
-                       tile.first_channel;
-                   drop_row(to + i * c, from + i * c, c, static_cast<uint64_t>(first), p, tile);
-                 }
-               });
+    cpu::parallel_for(
+        x.dim(0) * tokens, std::max<int64_t>(1, 1024 / std::max<int64_t>(c, 1)), [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) {
+            const int64_t position =
+                tile.positions.empty() ? i % tokens : tile.positions[static_cast<size_t>(i % tokens)];
+            const int64_t first =
+                ((tile.first_sequence + i / tokens) * tile.tokens_total + position) * tile.channels_total +
+                tile.first_channel;
+            drop_row(to + i * c, from + i * c, c, static_cast<uint64_t>(first), p, tile);
+          }
+        });
   });
 }
 

@@ -1,7 +1,4 @@
 // Byte-level BPE: alphabet, pieces, training against a plain version, encoding against a plain version, files.
-#include <chrono>
-#include <cstdio>
-#include <sstream>
 
 #include "data/tokenizer/described.h"
 #include "tests/data/bpe_texts.h"
@@ -47,9 +44,7 @@ TEST(BpePieces, CutAsGpt2Does) {
   EXPECT_EQ(pieces("a\u2003\u2003b"), (Pieces{"a", "\xE2\x80\x83", "\xE2\x80\x83", "b"}));  // is space
   EXPECT_EQ(pieces("S[^S]"), (Pieces{"S", "[^", "S", "]"}));
   EXPECT_EQ(pieces(""), Pieces{});
-}
-
-TEST(BpePieces, InvalidBytesAreRunsOfTheirOwn) {
+  // Invalid bytes are runs of their own.
   EXPECT_EQ(pieces("a\xFF\376b \xC3"), (Pieces{"a", "\xFF\xFE", "b", " ", "\xC3"}));
   EXPECT_EQ(pieces("\xED\xA0\x80"), (Pieces{"\xED\xA0\x80"}));  // a surrogate
 }
@@ -64,26 +59,48 @@ TEST(BpePieces, AreTheWholeTextWhateverItIs) {
 }
 
 TEST(BpePieces, OfTenMegabytesAreNoTrouble) {
-  for (const std::string& unit : {std::string("a"), std::string(" "), std::string("\n"), std::string("\xFF")}) {
-    std::string text;
-    for (int i = 0; i < 10'000'000; ++i) text += unit;
-    ASSERT_EQ(pieces(text).size(), 1U);
+  for (const char c : {'a', ' ', '\n', '\xFF'}) ASSERT_EQ(pieces(std::string(10'000'000, c)).size(), 1U) << c;
+}
+
+// The tokens of the 256 bytes.
+std::vector<std::string> byte_tokens() {
+  std::vector<std::string> out;
+  for (const uint8_t b : bpe::bytes_in_order()) out.emplace_back(1, static_cast<char>(b));
+  return out;
+}
+
+// By token.
+using Numbers = std::map<std::string, int32_t>;
+Numbers numbers_of(const std::vector<std::string>& tokens) {
+  Numbers out;
+  for (size_t i = 0; i < tokens.size(); ++i) out[tokens[i]] = static_cast<int32_t>(i);
+  return out;
+}
+
+// The pieces of a text, each byte a token.
+std::vector<std::vector<int32_t>> words_of(std::string_view text, const Numbers& ids) {
+  std::vector<std::vector<int32_t>> out;
+  for (const std::string& piece : pieces(text)) {
+    out.emplace_back();
+    for (const char c : piece) out.back().push_back(ids.at(std::string(1, c)));
   }
+  return out;
+}
+
+// Joins a pair wherever it stands.
+void join(std::vector<int32_t>& word, int32_t left, int32_t right, int32_t joined) {
+  for (size_t i = 0; i + 1 < word.size(); ++i)
+    if (word[i] == left && word[i + 1] == right) {
+      word[i] = joined;
+      word.erase(word.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+    }
 }
 
 // The rule as it is said: count all pairs, join the most frequent, again.
 BpeTokenizer plain_training(std::string_view text, int64_t vocab, int64_t least) {
-  std::vector<std::string> tokens;
-  std::map<std::string, int32_t> ids;
-  for (const uint8_t b : bpe::bytes_in_order()) {
-    ids[std::string(1, static_cast<char>(b))] = static_cast<int32_t>(tokens.size());
-    tokens.emplace_back(1, static_cast<char>(b));
-  }
-  std::vector<std::vector<int32_t>> words;
-  for (const std::string& piece : pieces(text)) {
-    words.emplace_back();
-    for (const char c : piece) words.back().push_back(ids.at(std::string(1, c)));
-  }
+  std::vector<std::string> tokens = byte_tokens();
+  Numbers ids = numbers_of(tokens);
+  std::vector<std::vector<int32_t>> words = words_of(text, ids);
   std::vector<BpeTokenizer::Merge> merges;
   while (static_cast<int64_t>(tokens.size()) < vocab) {
     std::map<std::pair<int32_t, int32_t>, int64_t> counts;
@@ -98,30 +115,18 @@ BpeTokenizer plain_training(std::string_view text, int64_t vocab, int64_t least)
     const auto [place, added] = ids.emplace(joined, static_cast<int32_t>(tokens.size()));
     if (added) tokens.push_back(joined);
     merges.push_back({left, right});
-    for (auto& w : words)
-      for (size_t i = 0; i + 1 < w.size(); ++i)
-        if (w[i] == left && w[i + 1] == right) {
-          w[i] = place->second;
-          w.erase(w.begin() + static_cast<std::ptrdiff_t>(i) + 1);
-        }
+    for (auto& w : words) join(w, left, right, place->second);
   }
   return {tokens, merges, "plain"};
 }
 
 // Joins the pair of lowest rank that stands furthest left, until none is left.
 std::vector<int32_t> plain_encoding(const BpeTokenizer& t, std::string_view text) {
-  std::map<std::string, int32_t> ids;
-  for (size_t i = 0; i < t.tokens().size(); ++i) ids[t.tokens()[i]] = static_cast<int32_t>(i);
+  const Numbers ids = numbers_of(t.tokens());
   std::vector<int32_t> out;
-  for (const std::string& piece : pieces(text)) {
-    std::vector<int32_t> w;
-    for (const char c : piece) w.push_back(ids.at(std::string(1, c)));
+  for (std::vector<int32_t>& w : words_of(text, ids)) {
     for (const auto& [left, right] : t.merges())
-      for (size_t i = 0; i + 1 < w.size(); ++i)
-        if (w[i] == left && w[i + 1] == right) {
-          w[i] = ids.at(t.tokens()[static_cast<size_t>(left)] + t.tokens()[static_cast<size_t>(right)]);
-          w.erase(w.begin() + static_cast<std::ptrdiff_t>(i) + 1);
-        }
+      join(w, left, right, ids.at(t.tokens()[static_cast<size_t>(left)] + t.tokens()[static_cast<size_t>(right)]));
     out.insert(out.end(), w.begin(), w.end());
   }
   return out;
@@ -165,8 +170,7 @@ TEST(BpeTokenizer, TravelsThroughItsFiles) {
 
 // The 256 bytes and some tokens more, as the text of vocab.json.
 std::string vocabulary(const std::vector<std::string>& more) {
-  std::vector<std::string> tokens;
-  for (const uint8_t b : bpe::bytes_in_order()) tokens.emplace_back(1, static_cast<char>(b));
+  std::vector<std::string> tokens = byte_tokens();
   tokens.insert(tokens.end(), more.begin(), more.end());
   return BpeTokenizer(tokens, {}, "t").vocab_json();
 }
@@ -288,18 +292,14 @@ TEST(PatternsBesideHfTokenizers, MakeTheSameTokens) {
     std::printf("%-10s %7zu tokens, %4.0f ms; the library %s ms\n", name.c_str(), tokens.size(), took.count(),
                 theirs.c_str());
     const auto right = exchange.read<int32_t>(name + "/ids");
-    const auto differs = std::mismatch(right.begin(), right.end(), tokens.begin(), tokens.end());
-    EXPECT_TRUE(right == tokens) << "from token " << differs.first - right.begin() << " on, behind '"
-                                 << tokenizer->decode(std::span(right.begin(), differs.first)
-                                                          .last(std::min<size_t>(
-                                                              20, static_cast<size_t>(differs.first - right.begin()))))
-                                 << "'";
+    const std::span same(right.begin(), std::ranges::mismatch(right, tokens).in1);
+    EXPECT_TRUE(right == tokens) << "from token " << same.size() << " on, behind '"
+                                 << tokenizer->decode(same.last(std::min<size_t>(20, same.size()))) << "'";
     const std::string decoded = replace_broken(tokenizer->decode(right)),
                       theirs_decoded = read_file(exchange.path(name + "/decoded.txt"));
-    const auto at = std::mismatch(decoded.begin(), decoded.end(), theirs_decoded.begin(), theirs_decoded.end());
+    const auto at = static_cast<size_t>(std::ranges::mismatch(decoded, theirs_decoded).in1 - decoded.begin());
     EXPECT_TRUE(decoded == theirs_decoded)
-        << "'" << std::string(at.first, std::min(at.first + 40, decoded.end())) << "', the library '"
-        << std::string(at.second, std::min(at.second + 40, theirs_decoded.end())) << "'";
+        << "'" << decoded.substr(at, 40) << "', the library '" << theirs_decoded.substr(at, 40) << "'";
   }
   EXPECT_EQ(met, 14);
 }

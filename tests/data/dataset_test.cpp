@@ -1,8 +1,5 @@
 // Datasets: made, cached, opened, refused; and the texts known by name.
 
-#include <limits>
-#include <numeric>
-
 #include "data/mixture.h"
 #include "tests/data/support.h"
 
@@ -21,9 +18,7 @@ TEST_F(DatasetTest, IsMadeAndOpened) {
   const Text text = text_of_bytes(prose(), "prose");
   const Dataset d = make_dataset(text, {"char"}, path("deep/set/"));
   const auto split = parts_of(text);
-  std::vector<int32_t> val(static_cast<size_t>(d.val.size()));
-  d.val.copy(0, d.val.size(), val.data());
-  EXPECT_EQ(d.tokenizer->decode(val), split.val);
+  EXPECT_EQ(d.tokenizer->decode(tokens_of(d.val)), split.val);
   EXPECT_EQ(d.source, "prose");
   EXPECT_EQ(d.val_bytes, static_cast<int64_t>(split.val.size()));
   EXPECT_EQ(d.train_bytes + d.val_bytes, text.size());
@@ -37,16 +32,16 @@ TEST_F(DatasetTest, IsMadeAndOpened) {
 }
 
 TEST_F(DatasetTest, AFailureLeavesNothing) {
-  expect_error(Status::input, {"not UTF-8", "offset 1"},
-               [&] { make_dataset(text_of_bytes("a\xFF" + prose(), "t"), {"char"}, path("set")); });
-  expect_error(Status::input, {"too short"},
-               [&] { make_dataset(text_of_bytes("hi", "t"), {"bytes"}, path("deep/set")); });
+  const auto refuse = [&](const std::string& text, const TokenizerChoice& choice, const std::string& folder,
+                          Status status, std::initializer_list<std::string> parts) {
+    expect_error(status, parts, [&] { make_dataset(text_of_bytes(text, "t"), choice, path(folder)); });
+  };
+  refuse("a\xFF" + prose(), {"char"}, "set", Status::input, {"not UTF-8", "offset 1"});
+  refuse("hi", {"bytes"}, "deep/set", Status::input, {"too short"});
   EXPECT_TRUE(std::filesystem::is_empty(path("")));
   file("blocked", "");
-  expect_error(Status::output, {"blocked"},
-               [&] { make_dataset(text_of_bytes(prose(), "t"), {"char"}, path("blocked/set")); });
-  expect_error(Status::output, {"cannot make the dataset", "too long"},
-               [&] { make_dataset(text_of_bytes(prose(), "t"), {"char"}, path(std::string(300, 'x'))); });
+  refuse(prose(), {"char"}, "blocked/set", Status::output, {"blocked"});
+  refuse(prose(), {"char"}, std::string(300, 'x'), Status::output, {"cannot make the dataset", "too long"});
 }
 
 TEST_F(DatasetTest, TextFilesAreCachedByContent) {
@@ -65,17 +60,12 @@ TEST_F(DatasetTest, TextFilesAreCachedByContent) {
 TEST_F(DatasetTest, DocumentsOfAJsonlFile) {
   std::string lines;
   for (int i = 0; i < 25; ++i) lines += "{\"text\": \"document " + std::to_string(i) + "\", \"id\": 3}\n\n";
-  const auto text_of = [](const Dataset& d, const TokenFile& split) {
-    std::vector<int32_t> tokens(static_cast<size_t>(split.size()));
-    split.copy(0, split.size(), tokens.data());
-    return d.tokenizer->decode(tokens);
-  };
   const std::filesystem::path jsonl = file("d.jsonl", lines);
   const Dataset bytes = make_dataset_of({jsonl.string()}, {"bytes"}, path("set"));
-  EXPECT_EQ(text_of(bytes, bytes.val), "document 23\n\ndocument 24\n\n");
-  EXPECT_TRUE(text_of(bytes, bytes.train[0]).starts_with("document 0\n\ndocument 1\n\n"));
+  EXPECT_EQ(bytes.tokenizer->decode(tokens_of(bytes.val)), "document 23\n\ndocument 24\n\n");
+  EXPECT_TRUE(bytes.tokenizer->decode(tokens_of(bytes.train[0])).starts_with("document 0\n\ndocument 1\n\n"));
   EXPECT_EQ(bytes.val_bytes, bytes.val.size());
-  const std::string folder = TESSERA_SOURCE_DIR "/tests/data/fixtures/tokenizers/smollm";
+  const std::string folder = tokenizer_fixture("smollm");
   const Dataset ended = dataset_of_documents(jsonl, {.name = folder});
   EXPECT_EQ(ended.val[ended.val.size() - 1], ended.tokenizer->document_end());
   EXPECT_EQ(ended.val_bytes, 22);
@@ -248,6 +238,13 @@ class MixtureTest : public DataTest {
   Dataset text(const std::string& name, const std::string& bytes, const char* tokenizer = "bytes") const {
     return dataset_for(file(name, bytes).string(), {tokenizer});
   }
+  // Of a.txt and b.txt.
+  static Dataset mixture(Dataset a, double share_of_a, Dataset b, double share_of_b) {
+    std::vector<Dataset> all;
+    all.push_back(std::move(a));
+    all.push_back(std::move(b));
+    return mixed({{"a.txt", share_of_a}, {"b.txt", share_of_b}}, std::move(all));
+  }
 };
 
 TEST_F(MixtureTest, NamesAreRelativeToItsFile) {
@@ -263,10 +260,7 @@ TEST_F(MixtureTest, NamesAreRelativeToItsFile) {
 
 TEST_F(MixtureTest, TellsItselfFromOthers) {
   const auto sums = [&](double a, double b, const std::string& second) {
-    std::vector<Dataset> all;
-    all.push_back(text("a.txt", std::string(50, 'a')));
-    all.push_back(text("b.txt", second));
-    return mixed({{"a.txt", a}, {"b.txt", b}}, std::move(all)).checksums();
+    return mixture(text("a.txt", std::string(50, 'a')), a, text("b.txt", second), b).checksums();
   };
   const std::string b(70, 'b');
   EXPECT_EQ(sums(1, 2, b), sums(2, 4, b));
@@ -276,21 +270,16 @@ TEST_F(MixtureTest, TellsItselfFromOthers) {
 }
 
 TEST_F(MixtureTest, NeedsOneTokenizer) {
-  std::vector<Dataset> all;
-  all.push_back(text("a.txt", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "char"));
-  all.push_back(text("b.txt", "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbcb", "char"));
+  const auto mix = [&] {
+    mixture(text("a.txt", std::string(30, 'a'), "char"), 1, text("b.txt", std::string(29, 'b') + "cb", "char"), 1);
+  };
   expect_error(Status::usage, {"`data`", "'b.txt'", "another tokenizer (char, 2 tokens)", "'a.txt' (char, 1 tokens)"},
-               [&] {
-                 mixed({{"a.txt", 1}, {"b.txt", 1}}, std::move(all));
-               });
+               mix);
 }
 
 // Each token is one byte of text, whatever the mixture; a mean loss of log(2) is one bit.
 TEST_F(MixtureTest, BitsPerByte) {
-  std::vector<Dataset> all;
-  all.push_back(text("a.txt", std::string(50, 'a')));
-  all.push_back(text("b.txt", std::string(90, 'b')));
-  const Dataset d = mixed({{"a.txt", 1}, {"b.txt", 3}}, std::move(all));
+  const Dataset d = mixture(text("a.txt", std::string(50, 'a')), 1, text("b.txt", std::string(90, 'b')), 3);
   EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), 1, 1e-12);
   EXPECT_EQ(d.train_tokens(), 45 + 81);
   EXPECT_EQ(d.val_tokens(), 5 + 9);

@@ -1,8 +1,6 @@
 // Examples for fine-tuning: the shapes of a line, the templates, and what is trained of them.
 #include "data/examples.h"
 
-#include <fmt/format.h>
-
 #include <numeric>
 
 #include "data/jinja/template.h"
@@ -301,25 +299,20 @@ TEST_F(LoadedExamples, MayBeTokensAlready) {
           .ends_with("f.jsonl:1: the key 'input_ids' needs a `tokenizer`: expected the folder whose tokens they are"));
   const fs::path far = write("{\"input_ids\": [97, 300]}\n");
   std::vector<std::string> notes;
-  expect_error(Status::input, {":1: token 300; expected one of the tokenizer's 256"},
-               [&] { all_examples(far, ByteTokenizer(), {.context = 8}, notes); });
-  expect_error(Status::input, {":1: token 300 is beyond the model's table of 98"},
-               [&] { all_examples(far, ByteTokenizer(), {.context = 8, .vocab = 98}, notes); });
-}
-
-TEST_F(LoadedExamples, KeysThatNothingReadsAreNamed) {
-  const std::string line = "{\"prompt\": \"ab\", \"completion\": \"cd\", \"id\": 1}\n";
-  const Dataset d = load_examples(write(line + line), kBytes, {.context = 8});
-  EXPECT_EQ(d.notes.front(), "nothing reads the keys 'id'");
+  for (const auto& [vocab, words] : {std::pair<int64_t, std::string>{0, "; expected one of the tokenizer's 256"},
+                                     {98, " is beyond the model's table of 98"}})
+    expect_error(Status::input, {":1: token 300" + words},
+                 [&] { all_examples(far, ByteTokenizer(), {.context = 8, .vocab = vocab}, notes); });
 }
 
 // Tokens that the tokenizer itself puts before a text stand before rows that begin with text.
 TEST_F(LoadedExamples, BeginAsTheTokenizersTextsDo) {
   const TokenizerChoice bos{.name = std::string(TESSERA_SOURCE_DIR) + "/tests/app/fixtures/bos"};
-  const auto first = [&](const std::string& line, ExampleOptions o) {
+  const auto load = [&](const std::string& line, ExampleOptions o) {
     o.context = 100;
-    return load_examples(write(line + "\n" + line + "\n"), bos, o).prompt();
+    return load_examples(write(line + "\n" + line + "\n"), bos, o);
   };
+  const auto first = [&](const std::string& line, const ExampleOptions& o) { return load(line, o).prompt(); };
   const std::string text = R"({"text": "The moon"})", pair = R"({"prompt": "The", "completion": " moon"})",
                     asked = R"({"instruction": "The", "output": "moon"})";
   EXPECT_EQ(first(text, {}), std::vector<int32_t>{0});
@@ -327,9 +320,7 @@ TEST_F(LoadedExamples, BeginAsTheTokenizersTextsDo) {
   EXPECT_EQ(first(pair, {}).front(), 0);
   EXPECT_EQ(first(asked, {}).front(), 0);
   EXPECT_NE(first(asked, {.style = ChatTemplate::chatml}).front(), 0) << "a template has its own beginning";
-  const auto with = load_examples(write(text + "\n" + text + "\n"), bos, {.context = 100});
-  const auto without = load_examples(write(text + "\n" + text + "\n"), bos, {.ends = false, .context = 100});
-  EXPECT_EQ(with.train_examples->targets(), without.train_examples->targets() + 1);
+  EXPECT_EQ(load(text, {}).train_examples->targets(), load(text, {.ends = false}).train_examples->targets() + 1);
 }
 
 // The tokenizer was made for chats: its markers are tokens, which nobody's message can hold, and its template is the
@@ -341,13 +332,10 @@ TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
     file("chat/tokenizer_config.json", nlohmann::json{{"eos_token", "</s>"}, {"chat_template", jinja}}.dump());
     return TokenizerChoice{.name = path("chat").string()};
   };
-  const auto talk = [](const char* asked, const char* said) {
-    return nlohmann::json{
-               {"messages", {{{"role", "user"}, {"content", asked}}, {{"role", "assistant"}, {"content", said}}}}}
-               .dump() +
-           "\n";
-  };
-  const fs::path rows = write(talk("a <|im_end|>", "b") + talk("c", "d"));
+  const fs::path rows =
+      write(R"({"messages": [{"role": "user", "content": "a <|im_end|>"}, {"role": "assistant", "content": "b"}]})"
+            "\n"
+            R"({"messages": [{"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]})");
   const std::string chatml =
       "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
       "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
@@ -384,8 +372,9 @@ TEST_F(LoadedExamples, ABadLineIsNamedOrCounted) {
   EXPECT_TRUE(refusal("", {.name = "char"}).starts_with(name + ": 0 examples"));
 }
 
-TEST_F(LoadedExamples, LongOnesAreCutAndCounted) {
-  const std::string line = pair("ab", "cdefghijkl");
+TEST_F(LoadedExamples, KeysThatNothingReadsAreNamedAndLongOnesAreCutAndCounted) {
+  const std::string keys = "{\"prompt\": \"ab\", \"completion\": \"cd\", \"id\": 1}\n", line = pair("ab", "cdefghijkl");
+  EXPECT_EQ(load_examples(write(keys + keys), kBytes, {.context = 8}).notes.front(), "nothing reads the keys 'id'");
   const Dataset d = load_examples(write(line + line), kBytes, {.context = 6});
   EXPECT_EQ(d.train_examples->tokens(), 7);
   EXPECT_EQ(d.train_examples->targets(), 5);

@@ -12,9 +12,6 @@ namespace tessera {
 namespace {
 
 using Json = nlohmann::json;
-const std::filesystem::path kFixtures = std::filesystem::path(TESSERA_SOURCE_DIR) / "tests/data/fixtures/tokenizers";
-// As tests/data/fixtures/make_tokenizers.py names them.
-constexpr std::array kNames{"gpt2", "roberta", "llama3", "qwen", "smollm", "llama2", "mistral", "words"};
 
 Json json_of(const std::filesystem::path& file) { return Json::parse(read_file(file)); }
 
@@ -28,15 +25,20 @@ class HubTokenizerTest : public DataTest {
  protected:
   // The folder of a fixture with its tokenizer.json changed.
   std::filesystem::path changed(const std::string& name, const std::function<void(Json&)>& change) const {
-    Json json = json_of(kFixtures / name / "tokenizer.json");
+    Json json = json_of(tokenizer_fixture(name) / "tokenizer.json");
     change(json);
     return folder_with(json.dump());
   }
+  // And with another configuration.
+  std::filesystem::path configured(const std::string& name, const Json& config) const {
+    const std::filesystem::path folder = changed(name, [](Json&) {});
+    file("made/tokenizer_config.json", config.dump());
+    return folder;
+  }
   std::filesystem::path folder_with(const std::string& tokenizer) const {
-    std::filesystem::remove_all(path("made"));
-    std::filesystem::create_directory(path("made"));
+    const std::filesystem::path folder = emptied("made");
     file("made/tokenizer.json", tokenizer);
-    return path("made");
+    return folder;
   }
   void expect_refused(const std::filesystem::path& folder, std::initializer_list<std::string> parts) const {
     expect_error(Status::input, parts, [&] { Tokenizer::open_folder(folder); });
@@ -44,9 +46,9 @@ class HubTokenizerTest : public DataTest {
 };
 
 TEST_F(HubTokenizerTest, EncodesAndDecodesTokenForTokenAsTheLibrary) {
-  for (const char* const name : kNames) {
-    const auto tokenizer = Tokenizer::open_folder(kFixtures / name);
-    for (const Json& e : json_of(kFixtures / name / "expected.json")) {
+  for (const char* const name : kTokenizers) {
+    const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
+    for (const Json& e : json_of(tokenizer_fixture(name) / "expected.json")) {
       SCOPED_TRACE(std::string(name) + " " + e.dump().substr(0, 300));
       const std::string text = unhex(e["bytes"]);
       const auto ids = e["ids"].get<std::vector<int32_t>>();
@@ -60,27 +62,35 @@ TEST_F(HubTokenizerTest, EncodesAndDecodesTokenForTokenAsTheLibrary) {
   }
 }
 
-TEST_F(HubTokenizerTest, SpecialTokensInATextAreTextUnlessAskedOtherwise) {
-  for (const char* const name : kNames) {
+// Special tokens in a text are text unless it is asked otherwise.
+TEST_F(HubTokenizerTest, KnowsItsSpecialTokensAndSurvivesItsOwnFile) {
+  for (const char* const name : kTokenizers) {
     SCOPED_TRACE(name);
-    const auto tokenizer = Tokenizer::open_folder(kFixtures / name);
-    const auto holds = [&](const EncodeOptions& options, int32_t token) {
-      const std::vector<int32_t> tokens = tokenizer->encode_with("a<|end|>b</s>", options);
-      return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
-    };
+    const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
+    EXPECT_EQ(tokenizer->kind(), "hub");
+    EXPECT_EQ(tokenizer->bytes_of(tokenizer->bos().value()), "<s>");
+    EXPECT_EQ(tokenizer->bytes_of(tokenizer->document_end().value()), "</s>");
+    EXPECT_EQ(tokenizer->chat_template(), std::string("{{ messages }} of ") + name);
+    const auto again = Tokenizer::from_json(tokenizer->to_json(), "kept");
+    EXPECT_EQ(again->to_json(), tokenizer->to_json());
+    EXPECT_EQ(again->files().at("tokenizer.json"), read_file(tokenizer_fixture(name) / "tokenizer.json"));
+    EXPECT_EQ(again->encode("She'd <tool> 12"), tokenizer->encode("She'd <tool> 12"));
+    EXPECT_EQ(again->bos(), tokenizer->bos());
     const int32_t end = tokenizer->special("<|end|>").value();
-    EXPECT_FALSE(holds({}, end));
-    EXPECT_TRUE(holds({.special_in_text = true}, end));
-    EXPECT_FALSE(holds({}, tokenizer->document_end().value()));
-    EXPECT_TRUE(holds({.special_in_text = true}, tokenizer->document_end().value()));
     EXPECT_EQ(tokenizer->special("<|none|>"), std::nullopt);
     EXPECT_EQ(tokenizer->bytes_of(end), "<|end|>");
+    const auto plain = tokenizer->encode_with("a<|end|>b</s>", {}),
+               special = tokenizer->encode_with("a<|end|>b</s>", {.special_in_text = true});
+    for (const int32_t token : {end, tokenizer->document_end().value()}) {
+      EXPECT_EQ(std::ranges::count(plain, token), 0) << token;
+      EXPECT_EQ(std::ranges::count(special, token), 1) << token;
+    }
   }
 }
 
 TEST_F(HubTokenizerTest, ATextThatGoesOnGetsNoMarkOfABeginning) {
   for (const char* const name : {"roberta", "llama2", "mistral"}) {
-    const auto tokenizer = Tokenizer::open_folder(kFixtures / name);
+    const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
     const auto text_of = [&](const std::vector<int32_t>& tokens) {
       std::string text;
       for (const int32_t t : tokens) text += tokenizer->bytes_of(t);
@@ -88,22 +98,6 @@ TEST_F(HubTokenizerTest, ATextThatGoesOnGetsNoMarkOfABeginning) {
     };
     EXPECT_EQ(text_of(tokenizer->encode_with("single", {.begins = false})), "single") << name;
     EXPECT_EQ(text_of(tokenizer->encode("single")), " single") << name;
-  }
-}
-
-TEST_F(HubTokenizerTest, ReadsItsConfigurationAndSurvivesItsOwnFile) {
-  for (const char* const name : kNames) {
-    SCOPED_TRACE(name);
-    const auto tokenizer = Tokenizer::open_folder(kFixtures / name);
-    EXPECT_EQ(tokenizer->kind(), "hub");
-    EXPECT_EQ(tokenizer->bytes_of(tokenizer->bos().value()), "<s>");
-    EXPECT_EQ(tokenizer->bytes_of(tokenizer->document_end().value()), "</s>");
-    EXPECT_EQ(tokenizer->chat_template(), std::string("{{ messages }} of ") + name);
-    const auto again = Tokenizer::from_json(tokenizer->to_json(), "kept");
-    EXPECT_EQ(again->to_json(), tokenizer->to_json());
-    EXPECT_EQ(again->files().at("tokenizer.json"), read_file(kFixtures / name / "tokenizer.json"));
-    EXPECT_EQ(again->encode("She'd <tool> 12"), tokenizer->encode("She'd <tool> 12"));
-    EXPECT_EQ(again->bos(), tokenizer->bos());
   }
 }
 
@@ -133,17 +127,15 @@ TEST_F(HubTokenizerTest, WholePiecesAndSingleDigitsGoBeforeMerges) {
 TEST_F(HubTokenizerTest, ADatasetKeepsItAndLendsItToAnother) {
   std::string text;
   for (int i = 0; i < 40; ++i) text += "She'd said <|end|> caf\xC3\xA9 " + std::to_string(i) + "\n";
-  const std::string name = (kFixtures / "qwen").string();
+  const std::string name = tokenizer_fixture("qwen").string();
   const Dataset made = make_dataset(text_of_bytes(text, "text"), {.name = name}, path("dataset"));
   EXPECT_EQ(made.tokenizer->kind(), "hub");
-  std::vector<int32_t> train;
-  for (int64_t i = 0; i < made.train_tokens(); ++i) train.push_back(made.train[0][i]);
-  EXPECT_EQ(made.tokenizer->decode(train), text.substr(0, static_cast<size_t>(made.train_bytes)));
+  EXPECT_EQ(made.tokenizer->decode(tokens_of(made.train[0])), text.substr(0, static_cast<size_t>(made.train_bytes)));
   const auto lent = Tokenizer::open_folder(path("dataset"));
   EXPECT_EQ(lent->to_json(), Tokenizer::open_folder(name)->to_json());
   EXPECT_TRUE(fits({.name = name}, *made.tokenizer));
-  EXPECT_FALSE(fits({.name = (kFixtures / "gpt2").string()}, *made.tokenizer));
-  EXPECT_NE(cache_name({.name = name}), cache_name({.name = (kFixtures / "gpt2").string()}));
+  EXPECT_FALSE(fits({.name = tokenizer_fixture("gpt2").string()}, *made.tokenizer));
+  EXPECT_NE(cache_name({.name = name}), cache_name({.name = tokenizer_fixture("gpt2").string()}));
 }
 
 // Two folders whose tokenizers make the same tokens share what is in the cache, and nothing else.
@@ -221,9 +213,7 @@ TEST_F(HubTokenizerTest, AnythingUnknownIsRefusedByName) {
   expect_refused(folder_with("{}"), {"tokenizer.json", "'model'"});
   expect_refused(folder_with("[]"), {"tokenizer.json", "'model'"});
   expect_refused(folder_with("nonsense"), {"tokenizer.json", "JSON"});
-  std::filesystem::remove_all(path("made"));
-  std::filesystem::create_directory(path("made"));
-  expect_refused(path("made"), {"tokenizer.json", "vocab.json"});
+  expect_refused(emptied("made"), {"tokenizer.json", "vocab.json"});
 }
 
 // A pattern that would try every way to cut a run of one letter, and one that looks back from everywhere.
@@ -239,17 +229,12 @@ TEST_F(HubTokenizerTest, APatternThatNeverEndsIsStopped) {
 }
 
 TEST_F(HubTokenizerTest, ItsConfigurationIsCheckedToo) {
-  const auto with_config = [&](const Json& config) {
-    file("made/tokenizer_config.json", config.dump());
-    return path("made");
-  };
-  changed("gpt2", [](Json&) {});
-  expect_refused(with_config({{"eos_token", "<none>"}}), {"tokenizer_config.json", "'eos_token'", "<none>"});
-  expect_refused(with_config({{"bos_token", 3}}), {"tokenizer_config.json", "'bos_token'", "3"});
-  expect_refused(with_config({{"chat_template", 3}}), {"tokenizer_config.json", "'chat_template'"});
-  expect_refused(with_config(Json::array()), {"tokenizer_config.json", "one object"});
+  expect_refused(configured("gpt2", {{"eos_token", "<none>"}}), {"tokenizer_config.json", "'eos_token'", "<none>"});
+  expect_refused(configured("gpt2", {{"bos_token", 3}}), {"tokenizer_config.json", "'bos_token'", "3"});
+  expect_refused(configured("gpt2", {{"chat_template", 3}}), {"tokenizer_config.json", "'chat_template'"});
+  expect_refused(configured("gpt2", Json::array()), {"tokenizer_config.json", "one object"});
   const Json several = {{{"name", "tools"}, {"template", "x"}}, {{"name", "default"}, {"template", "y"}}};
-  EXPECT_EQ(Tokenizer::open_folder(with_config({{"chat_template", several}}))->chat_template(), "y");
+  EXPECT_EQ(Tokenizer::open_folder(configured("gpt2", {{"chat_template", several}}))->chat_template(), "y");
   file("made/chat_template.jinja", "z");
   EXPECT_EQ(Tokenizer::open_folder(path("made"))->chat_template(), "z");
   file("made/chat_template.jinja", "\xFF");
@@ -270,11 +255,9 @@ TEST_F(HubTokenizerTest, EndsAreAddedAsTransformersAddsThem) {
       {"gpt2", {{"bos_token", nullptr}, {"add_bos_token", true}}, "", ""}};
   for (const auto& [from, more, before, behind] : cases) {
     SCOPED_TRACE(from + more.dump());
-    const auto folder = changed(from, [](Json&) {});
     Json config = {{"bos_token", "<s>"}, {"eos_token", "</s>"}};
     config.update(more);
-    file("made/tokenizer_config.json", config.dump());
-    const auto tokenizer = Tokenizer::open_folder(folder);
+    const auto tokenizer = Tokenizer::open_folder(configured(from, config));
     const std::vector<int32_t> plain = tokenizer->encode("a b"),
                                all = tokenizer->encode_with("a b", {.add_ends = true});
     ASSERT_EQ(all.size(), plain.size() + (before.empty() ? 0 : 1) + (behind.empty() ? 0 : 1));
@@ -286,7 +269,7 @@ TEST_F(HubTokenizerTest, EndsAreAddedAsTransformersAddsThem) {
 
 // The ids of generation_config.json, else of config.json, else of the tokenizer; they go where the tokenizer goes.
 TEST_F(HubTokenizerTest, GenerationEndsWhereTheModelsSettingsSay) {
-  const int32_t own = Tokenizer::open_folder(kFixtures / "smollm")->document_end().value();
+  const int32_t own = Tokenizer::open_folder(tokenizer_fixture("smollm"))->document_end().value();
   const std::tuple<const char*, const char*, std::vector<int32_t>> cases[] = {
       {nullptr, nullptr, {own}},
       {nullptr, R"({"eos_token_id": 7})", {7}},
@@ -296,8 +279,7 @@ TEST_F(HubTokenizerTest, GenerationEndsWhereTheModelsSettingsSay) {
       {R"({"eos_token_id": 3, "eta": 99999999999999999999999})", "{}", {3}}};
   std::string identity;
   for (const auto& [generation, config, ends] : cases) {
-    const auto folder = changed("smollm", [](Json&) {});
-    file("made/tokenizer_config.json", read_file(kFixtures / "smollm/tokenizer_config.json"));
+    const auto folder = configured("smollm", json_of(tokenizer_fixture("smollm") / "tokenizer_config.json"));
     if (generation) file("made/generation_config.json", generation);
     if (config) file("made/config.json", config);
     const auto tokenizer = Tokenizer::open_folder(folder);
@@ -337,7 +319,7 @@ TEST_F(HubTokenizerTest, AddsTokensAsTheLibraryDoes) {
       {"words", 403, 133, {328, 88, 403, 158, 88, 133, 88, 0, 404}}};
   const TokenizerChoice choice{.added = {"<|new|>", "caf", "<|end of it|>", "<tool>"}, .end = "<|end of it|>"};
   for (const auto& [name, first, word, tokens] : cases) {
-    const auto made = with_tokens(Tokenizer::open_folder(kFixtures / name), choice);
+    const auto made = with_tokens(Tokenizer::open_folder(tokenizer_fixture(name)), choice);
     EXPECT_EQ(made->special("<|new|>"), first) << name;
     EXPECT_EQ(made->special("caf"), word) << name;
     EXPECT_EQ(made->document_end(), first + 1) << name;
@@ -372,8 +354,8 @@ TEST_F(HubTokenizerTest, LongRunsTakeTheirLengthAndNotItsSquare) {
   const std::string texts[] = {std::string(300'000, 'a'),   std::string(300'000, ' '), std::string(300'000, '\n'),
                                std::string(300'000, '\''),  std::string(300'000, '<'), marks,
                                std::string(300'000, '\xFF')};
-  for (const char* const name : kNames) {
-    const auto tokenizer = Tokenizer::open_folder(kFixtures / name);
+  for (const char* const name : kTokenizers) {
+    const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
     for (const std::string& text : texts) EXPECT_FALSE(tokenizer->encode(text).empty());
   }
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));  // their squares take hours

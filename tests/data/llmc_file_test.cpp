@@ -1,5 +1,6 @@
 // llm.c's token files, read strictly, and datasets made of them; datasets with byte-level BPE.
 #include <cstring>
+#include <numeric>
 
 #include "data/examples.h"
 #include "data/tokenizer/described.h"
@@ -20,10 +21,7 @@ std::string llmc(int32_t magic, int32_t version, const std::vector<T>& tokens) {
 std::string gpt2_file(const std::vector<uint16_t>& tokens) { return llmc(20240520, 1, tokens); }
 
 std::vector<int32_t> parse(const std::string& bytes, int64_t vocab) {
-  const TokenFile file = TokenFile::of_llmc_bytes(std::as_bytes(std::span(bytes)), vocab, "t.bin");
-  std::vector<int32_t> out(static_cast<size_t>(file.size()));
-  file.copy(0, file.size(), out.data());
-  return out;
+  return tokens_of(TokenFile::of_llmc_bytes(std::as_bytes(std::span(bytes)), vocab, "t.bin"));
 }
 
 TEST(LlmcFile, IsReadInBothWidths) {
@@ -98,7 +96,7 @@ TEST_F(LlmcDataset, ATextTakesATokenizerFromAFolder) {
 
 std::vector<uint16_t> numbered(uint16_t first, uint16_t count) {
   std::vector<uint16_t> out(count);
-  for (uint16_t i = 0; i < count; ++i) out[i] = static_cast<uint16_t>((first + i) % 256);
+  std::iota(out.begin(), out.end(), first);
   return out;
 }
 
@@ -207,8 +205,8 @@ TEST_F(ShardsTest, MadeOfSeveralSources) {
 
 TEST(TrainingWindows, CoverEachFileOnce) {
   std::vector<int32_t> first(23), second(9);
-  for (int32_t i = 0; i < 23; ++i) first[static_cast<size_t>(i)] = i;
-  for (int32_t i = 0; i < 9; ++i) second[static_cast<size_t>(i)] = 100 + i;
+  std::iota(first.begin(), first.end(), 0);
+  std::iota(second.begin(), second.end(), 100);
   const TokenFile a = TokenFile::of_tokens(first, 200, "a"), b = TokenFile::of_tokens(second, 200, "b");
   const TrainingWindows windows({a, b}, 4);
   ASSERT_EQ(windows.count(), 5 + 2);

@@ -1,20 +1,32 @@
 // Helpers of the data layer's tests: a scratch directory, a private cache, and the message of an error.
 #pragma once
 
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "data/files.h"
 #include "data/text.h"
+#include "data/token_file.h"
 #include "tests/support/errors.h"
 
 namespace tessera {
 
+// Tokenizers of Hugging Face folders, as tests/data/fixtures/make_tokenizers.py names them.
+inline constexpr std::array kTokenizers{"gpt2", "roberta", "llama3", "qwen", "smollm", "llama2", "mistral", "words"};
+inline std::filesystem::path tokenizer_fixture(const std::string& name) {
+  return TESSERA_SOURCE_DIR "/tests/data/fixtures/tokenizers/" + name;
+}
+
 // A tokenizer of some words, and of <|im_start|> and <|im_end|> as the special tokens 400 and 401.
 inline nlohmann::json chat_tokenizer() {
-  nlohmann::json made =
-      nlohmann::json::parse(read_file(TESSERA_SOURCE_DIR "/tests/data/fixtures/tokenizers/smollm/tokenizer.json"));
+  nlohmann::json made = nlohmann::json::parse(read_file(tokenizer_fixture("smollm") / "tokenizer.json"));
   for (nlohmann::json& token : made["added_tokens"]) {
     if (token["id"] == 400) token["content"] = "<|im_start|>", token["special"] = true;
     if (token["id"] == 401) token["content"] = "<|im_end|>", token["special"] = true;
@@ -33,10 +45,47 @@ class DataTest : public testing::Test {
     std::ofstream(path(name), std::ios::binary) << bytes;
     return path(name);
   }
+  // A folder that is there and empty.
+  std::filesystem::path emptied(const std::string& name) const {
+    std::filesystem::remove_all(path(name));
+    std::filesystem::create_directory(path(name));
+    return path(name);
+  }
+  // The names in a folder, in order.
+  static std::vector<std::string> names_in(const std::filesystem::path& folder) {
+    std::vector<std::string> out;
+    for (const auto& e : std::filesystem::directory_iterator(folder)) out.push_back(e.path().filename().string());
+    std::ranges::sort(out);
+    return out;
+  }
+  // Expects what is done in a process whose files may have so many bytes, as on a full disk, to fail by this file.
+  static void expect_full_disk(uint64_t bytes, const std::string& named, const std::function<void()>& action) {
+    const pid_t child = fork();
+    if (child == 0) {
+      signal(SIGXFSZ, SIG_IGN);
+      const rlimit limit{bytes, bytes};
+      setrlimit(RLIMIT_FSIZE, &limit);
+      try {
+        action();
+      } catch (const OutputError& e) {
+        _exit(has(e.what(), named) && !HasFailure() ? 0 : 2);
+      }
+      _exit(1);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
 
  private:
   TemporaryDirectory scratch_{std::filesystem::temp_directory_path() / "tessera-test-"};
 };
+
+inline std::vector<int32_t> tokens_of(const TokenFile& file) {
+  std::vector<int32_t> out(static_cast<size_t>(file.size()));
+  file.copy(0, file.size(), out.data());
+  return out;
+}
 
 // Both parts of a text.
 struct TextParts {

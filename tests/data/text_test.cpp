@@ -1,14 +1,15 @@
-// Text files, their refusals, UTF-8 and the split.
+// Text files, their refusals, UTF-8 and the split; token files; and long texts, in little memory.
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <numeric>
 #include <set>
 
+#include "data/examples.h"
 #include "data/process.h"
-#include "data/token_file.h"
+#include "data/tokenizer/described.h"
 #include "data/utf8.h"
+#include "tests/data/bpe_texts.h"
 #include "tests/data/support.h"
 
 namespace tessera {
@@ -27,39 +28,37 @@ TEST_F(TextTest, KeepsLineEndsAndDropsTheByteOrderMark) {
 }
 
 TEST_F(TextTest, RefusesWhatIsNoText) {
-  const auto load = [&](const std::string& name) { return [this, name] { load_text_file(path(name)); }; };
-  expect_error(Status::input, {"absent", "No such file"}, load("absent"));
-  file("empty", "");
-  expect_error(Status::input, {"empty is empty"}, load("empty"));
-  file("mark", "\xEF\xBB\xBF");
-  expect_error(Status::input, {"byte order mark"}, load("mark"));
-  file("binary", std::string("abc\0def", 7));
-  expect_error(Status::input, {"binary", "NUL byte at offset 3"}, load("binary"));
-  const std::string raw("\x01\x00\x02\x00", 4);
-  file("train.bin", raw);
-  expect_error(Status::input, {"train.bin", "tokens without a header, as nanoGPT's"}, load("train.bin"));
-  file("mega.bin", raw), file("mega.idx", std::string("MMIDIDX\0\0", 9));
-  expect_error(Status::input, {"mega.bin", "Megatron-LM"}, load("mega.bin"));
-  const std::pair<std::string, const char*> foreign[] = {
-      {std::string("\377\376a\0", 4), "UTF-16"},
-      {std::string("\xFE\xFF\0a", 4), "UTF-16"},
-      {std::string("MMIDIDX\0\0", 9), "Megatron-LM"},
-      {"PAR1...", "Parquet"},
-      {"BZh91AY&SY...", "bzip2"},
-      {"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "pointer of git-lfs"}};
-  for (const auto& [bytes, is] : foreign) {
-    file("foreign", bytes);
-    expect_error(Status::input, {"foreign", is}, load("foreign"));
+  const auto refuse = [&](const std::string& name, std::initializer_list<std::string> parts) {
+    expect_error(Status::input, parts, [&] { load_text_file(path(name)); });
+  };
+  refuse("absent", {"absent", "No such file"});
+  const std::string raw("\x01\x00\x02\x00", 4), megatron("MMIDIDX\0\0", 9);
+  file("mega.idx", megatron);
+  const std::tuple<const char*, std::string, const char*> files[] = {
+      {"empty", "", "empty is empty"},
+      {"mark", "\xEF\xBB\xBF", "byte order mark"},
+      {"binary", std::string("abc\0def", 7), "NUL byte at offset 3"},
+      {"train.bin", raw, "tokens without a header, as nanoGPT's"},
+      {"mega.bin", raw, "Megatron-LM"},
+      {"foreign", std::string("\377\376a\0", 4), "UTF-16"},
+      {"foreign", std::string("\xFE\xFF\0a", 4), "UTF-16"},
+      {"foreign", megatron, "Megatron-LM"},
+      {"foreign", "PAR1...", "Parquet"},
+      {"foreign", "BZh91AY&SY...", "bzip2"},
+      {"foreign", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "pointer of git-lfs"}};
+  for (const auto& [name, bytes, is] : files) {
+    file(name, bytes);
+    refuse(name, {name, is});
   }
   expect_error(Status::input, {"foreign", "pointer of git-lfs"}, [&] { MappedFile mapped(path("foreign")); });
   expect_error(Status::input, {"foreign", "pointer of git-lfs"}, [&] { read_file(path("foreign")); });
   std::filesystem::create_directory(path("folder"));
-  expect_error(Status::input, {"folder is a directory"}, load("folder"));
+  refuse("folder", {"folder is a directory"});
   ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
-  expect_error(Status::input, {"fifo", "not a regular file"}, load("fifo"));
+  refuse("fifo", {"fifo", "not a regular file"});
   file("secret", "text");
   ASSERT_EQ(::chmod(path("secret").c_str(), 0), 0);
-  if (::geteuid() != 0) expect_error(Status::input, {"secret", "Permission denied"}, load("secret"));
+  if (::geteuid() != 0) refuse("secret", {"secret", "Permission denied"});
 }
 
 TEST(Utf8, EveryCodePointComesBackAndNothingElseIsTaken) {
@@ -98,9 +97,7 @@ TEST_F(TextTest, WholeFiles) {
   write_file(path("f"), "one", "two");
   EXPECT_EQ(read_file(path("f")), "onetwo");
   expect_error(Status::output, {"no/such/f"}, [&] { write_file(path("no/such/f"), "x"); });
-  int entries = 0;
-  for ([[maybe_unused]] const auto& e : std::filesystem::directory_iterator(path(""))) ++entries;
-  EXPECT_EQ(entries, 1) << "something half-written stayed";
+  EXPECT_EQ(names_in(path("")), std::vector<std::string>{"f"}) << "something half-written stayed";
 }
 
 TEST_F(TextTest, RunsProgramsAndGivesUpOnSlowOnes) {
@@ -130,9 +127,8 @@ TEST_F(TokenFileTest, KeepsTokensOfBothWidths) {
     TokenFile::write(path("t.tok"), tokens, vocab);
     const TokenFile f = TokenFile::open(path("t.tok"));
     EXPECT_EQ(std::filesystem::file_size(path("t.tok")), vocab == 65536 ? 70u : 76u);
-    EXPECT_EQ(f.size(), 3);
     EXPECT_EQ(f.vocab_size(), vocab);
-    for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(f[i], tokens[static_cast<size_t>(i)]);
+    EXPECT_EQ(tokens_of(f), tokens);
   }
   const std::vector<int32_t> bad{1, 7};
   expect_error(Status::usage, {"token 7", "position 1", "vocabulary of 7"},
@@ -230,6 +226,124 @@ TEST_F(TokenFileTest, WindowsCoverEveryTargetOnce) {
   const TokenFile one = counting(1);
   expect_error(Status::usage, {"1 tokens"}, [&] { Windows(one, 8); });
 }
+
+// Long texts: encoded chunk by chunk they have the tokens of the whole, and little memory is enough for them.
+
+using LongText = DataTest;
+
+constexpr size_t kChunk = size_t{8} << 10;
+
+// The tokens of a text that comes in pieces of drawn sizes, and how often it was cut.
+std::pair<std::vector<int32_t>, int> streamed(const Tokenizer& tokenizer, std::string_view text, bool ends,
+                                              uint64_t seed) {
+  std::vector<int32_t> out;
+  int chunks = 0;
+  TextEncoder encoder(
+      tokenizer, "text",
+      [&](std::span<const int32_t> more) {
+        out.insert(out.end(), more.begin(), more.end());
+        ++chunks;
+      },
+      ends, kChunk);
+  const Philox random = Philox::named(seed, "pieces");
+  for (uint64_t i = 0; !text.empty(); ++i) {
+    const size_t size = std::min<size_t>(1 + random.below(3 * kChunk, i), text.size());
+    encoder.add(text.substr(0, size));
+    text.remove_prefix(size);
+  }
+  encoder.finish();
+  return {out, chunks};
+}
+
+TEST_F(LongText, ChunksHaveTheTokensOfTheWhole) {
+  const std::string text = test::mixed_text() + test::unseen_text() + test::mixed_text();
+  std::vector<std::unique_ptr<Tokenizer>> all;
+  all.push_back(make_tokenizer({"bytes"}, "t"));
+  all.push_back(std::make_unique<CharTokenizer>(CharTokenizer::of_text(text, "t")));
+  all.push_back(std::make_unique<BpeTokenizer>(train_bpe(test::mixed_text(), {.vocab_size = 500})));
+  for (const char* const name : kTokenizers) all.push_back(Tokenizer::open_folder(tokenizer_fixture(name)));
+  for (size_t t = 0; t < all.size(); ++t)
+    for (const bool ends : {false, true}) {
+      const auto [tokens, chunks] = streamed(*all[t], text, ends, 2 * t + (ends ? 1 : 0));
+      EXPECT_EQ(tokens, all[t]->encode_with(text, {.add_ends = ends})) << t;
+      EXPECT_GT(chunks, 10) << t;
+    }
+}
+
+TEST_F(LongText, ATextThatCannotBeCutIsRefused) {
+  const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture("llama3"));
+  expect_error(Status::input, {"text", "no place in", "documents"},
+               [&] { streamed(*tokenizer, std::string(20 * kChunk, 'x'), false, 1); });
+}
+
+TEST_F(LongText, AnUnknownCharacterIsNamedByItsPlaceInTheText) {
+  const CharTokenizer tokenizer = CharTokenizer::of_text("ab", "t");
+  const std::string text = std::string(5 * kChunk, 'a') + "c";
+  expect_error(Status::usage, {"'c'", "at byte " + std::to_string(5 * kChunk)},
+               [&] { streamed(tokenizer, text, false, 2); });
+}
+
+// A tokenizer learns the same from chunks: no piece of GPT-2's pattern crosses a cut.
+TEST_F(LongText, WordsAreCountedAsOfTheWhole) {
+  const std::string one = test::mixed_text() + test::unseen_text();
+  std::string text;
+  while (text.size() < size_t{9} << 20) text += one;
+  const TextWalk walk = [&](const PartPiece& f) { f(text, false); };
+  const auto learnt = make_tokenizer({.name = "bpe", .vocab_size = 600}, "t", walk);
+  EXPECT_EQ(learnt->to_json(), train_bpe(text, {.vocab_size = 600, .least_count = 16}).to_json());
+}
+
+TEST_F(LongText, RareWordsAreForgottenAndItIsSaid) {
+  WordCounts counts;
+  const size_t words = WordCounts::kMost + 2;
+  std::string text;
+  for (size_t i = 0; i < words; ++i) text += " the x" + std::to_string(i);
+  counts.add(text);
+  EXPECT_EQ(counts.forgotten(), 1);
+  EXPECT_LT(counts.all().size(), WordCounts::kMost);
+  EXPECT_EQ(counts.all().at(" the"), static_cast<int64_t>(words));
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+
+// The most memory that the process has had since the last call, in MB.
+int64_t peak() {
+  std::ifstream status("/proc/self/status");
+  int64_t kilobytes = 0;
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("VmHWM:")) kilobytes = std::stoll(line.substr(6));
+  std::ofstream("/proc/self/clear_refs") << "5";
+  return kilobytes / 1024;
+}
+
+TEST_F(LongText, TakesLittleMemory) {
+  std::string lines;
+  for (int i = 0; i < 20'000; ++i) lines += "line " + std::to_string(i) + " of a long text, word by word\n";
+  for (int i = 0; i < 50; ++i) {
+    std::ofstream(path("text.txt"), std::ios::app) << lines;
+    std::ofstream(path("text.jsonl"), std::ios::app)
+        << "{\"text\": \"" << std::string(800'000, static_cast<char>('a' + i % 26)) << "\"}\n";
+  }
+  const auto megabytes = [&](const auto& f) {
+    peak();
+    const int64_t before = peak();
+    f();
+    return peak() - before;
+  };
+  const std::string text = path("text.txt");
+  EXPECT_LT(megabytes([&] { dataset_for(text, {"char"}); }), 120);
+  std::string said;
+  const TokenizerChoice bpe{
+      .name = "bpe", .vocab_size = 300, .progress = [&](const std::string& line) { said = line; }};
+  EXPECT_LT(megabytes([&] { make_dataset_of({text}, bpe, path("bpe")); }), 120);
+  EXPECT_EQ(said, text + ": 37 MiB read for its tokens");
+  const std::vector<std::string> both{path("text.jsonl").string(), text};
+  EXPECT_LT(megabytes([&] { make_dataset_of(both, {"bytes"}, path("both"), 10'000'000); }), 120);
+  EXPECT_LT(megabytes([&] { evaluation_text(text, *make_tokenizer({"bytes"}, text), {.context = 8}); }), 240);
+  EXPECT_EQ(Dataset::open(path("both")).train.size(), 7u);
+}
+
+#endif
 
 }  // namespace
 }  // namespace tessera

@@ -79,8 +79,8 @@ TEST(Json, FilesOfOthersMayHoldAnythingThatIsNotRead) {
       parse_json(R"({"a":[1e400,7,-1e999],"b":{"x":1,"x":{"x":2,"y":3},"z":4},"c":123456789012345678901,"d":)" + deep +
                      R"(,"e":"1e400","f":0.5e-400,"g":1e30})",
                  "f.json", JsonFile::others);
-  const std::vector<const nlohmann::json*> kept{&json["a"][0], &json["a"][2], &json["b"]["x"], &json["c"]};
-  for (const nlohmann::json* one : kept) EXPECT_TRUE(one->is_discarded() && !natural(*one)) << json;
+  for (const nlohmann::json* one : {&json["a"][0], &json["a"][2], &json["b"]["x"], &json["c"]})
+    EXPECT_TRUE(one->is_discarded() && !natural(*one)) << json;
   EXPECT_EQ(json["a"][1], 7);
   EXPECT_EQ(json["b"]["z"], 4);
   EXPECT_EQ(json["e"], "1e400");
@@ -123,9 +123,9 @@ TEST(Json, ShowsValuesAndFindsKeys) {
 // Text that comes token by token: whole characters only, and nothing lost.
 
 // The decoder's text for bytes that come one by one; each time it must be UTF-8.
-std::string streamed(std::string_view bytes) {
+std::string streamed(std::string_view bytes, StreamDecoder::Broken broken = StreamDecoder::Broken::replaced) {
   const ByteTokenizer tokenizer;
-  StreamDecoder decoder(tokenizer);
+  StreamDecoder decoder(tokenizer, broken);
   std::string out;
   const auto add = [&](const std::string& part) {
     EXPECT_EQ(find_invalid_utf8(part), std::string::npos);
@@ -147,14 +147,10 @@ TEST(StreamDecoder, GivesWholeCharactersOfBytesThatComeOneByOne) {
 TEST(StreamDecoder, WaitsForACharacterAndNoLonger) {
   const ByteTokenizer tokenizer;
   StreamDecoder decoder(tokenizer);
-  EXPECT_EQ(decoder.add('a'), "a");
-  EXPECT_EQ(decoder.add(0xF0), "");
-  EXPECT_EQ(decoder.add(0x9F), "");
-  EXPECT_EQ(decoder.add(0x98), "");
-  EXPECT_EQ(decoder.add(0x80), "\xF0\x9F\x98\x80");
-  EXPECT_EQ(decoder.add(0xE2), "");
-  EXPECT_EQ(decoder.add('b'), "\uFFFDb");
-  EXPECT_EQ(decoder.add(0xC3), "");
+  const std::pair<int32_t, const char*> steps[] = {
+      {'a', "a"}, {0xF0, ""},       {0x9F, ""}, {0x98, ""}, {0x80, "\xF0\x9F\x98\x80"},
+      {0xE2, ""}, {'b', "\uFFFDb"}, {0xC3, ""}};
+  for (const auto& [byte, text] : steps) EXPECT_EQ(decoder.add(byte), text) << byte;
   EXPECT_EQ(decoder.end(), "\xEF\xBF\xBD");
 }
 
@@ -178,11 +174,8 @@ TEST(StreamDecoder, ShowsWhatIsNoCharacterAsPythonDoes) {
 }
 
 TEST(StreamDecoder, ShowsPeopleTheBytesThatAreNoCharacter) {
-  const ByteTokenizer tokenizer;
-  StreamDecoder decoder(tokenizer, StreamDecoder::Broken::escaped);
-  std::string out;
-  for (const int32_t token : tokenizer.encode("a\xFF \xE2\x82 \xC3\xA9\xF0\x9F")) out += decoder.add(token);
-  EXPECT_EQ(out + decoder.end(), "a\\xff \\xe2\\x82 \xC3\xA9\\xf0\\x9f");
+  EXPECT_EQ(streamed("a\xFF \xE2\x82 \xC3\xA9\xF0\x9F", StreamDecoder::Broken::escaped),
+            "a\\xff \\xe2\\x82 \xC3\xA9\\xf0\\x9f");
 }
 
 }  // namespace

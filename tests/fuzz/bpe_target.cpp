@@ -4,21 +4,12 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
-
-BpeTokenizer parse(std::string_view vocab, std::string_view merges) {
-  return BpeTokenizer::parse_files(vocab, merges, kWhat, kWhat);
-}
-
-}  // namespace
-
 const Target target("bpe", [](std::string_view bytes) {
-  constexpr std::string_view kBetween = "\n%\n";
-  const size_t cut = std::min(bytes.find(kBetween), bytes.size());
-  const std::string_view rest = bytes.substr(std::min(cut + kBetween.size(), bytes.size()));
-  const BpeTokenizer tokenizer = parse(bytes.substr(0, cut), rest);
+  std::string_view merges = bytes;
+  const std::string_view vocab = take(merges);
+  const BpeTokenizer tokenizer = BpeTokenizer::parse_files(vocab, merges, kWhat, kWhat);
   require(tokenizer.decode(tokenizer.encode(bytes)) == bytes, "bytes survive the way to tokens and back");
-  const BpeTokenizer again = parse(tokenizer.vocab_json(), tokenizer.merges_txt());
+  const BpeTokenizer again = BpeTokenizer::parse_files(tokenizer.vocab_json(), tokenizer.merges_txt(), kWhat, kWhat);
   require(again.encode(bytes) == tokenizer.encode(bytes), "files that were written encode alike");
 });
 

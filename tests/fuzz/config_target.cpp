@@ -14,12 +14,7 @@ const Target target("config", [](std::string_view bytes) {
     require(false, std::string("what was read can be written and read again: ") + e.what());
   }
   require(config_values(again) == config_values(options), "what was written means the same");
-  try {
-    validate(options);
-  } catch (const Error& e) {
-    throw Error(std::string(kWhat) + ": " +
-                e.what());  // it names the options, which may come from the command line too
-  }
+  named([&] { validate(options); });  // it names the options, which may come from the command line too
 });
 
 }  // namespace tessera::fuzz

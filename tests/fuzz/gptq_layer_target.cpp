@@ -15,11 +15,8 @@ const Target target("gptq_layer", [](std::string_view bytes) {
     throw InputError(std::string(kWhat) + ": no sizes");
   const int64_t rows = qweight.shape[1], columns = 8 * qweight.shape[0], groups = scales.shape[0];
   const int64_t group = std::max<int64_t>(1, columns / groups);
-  const GptqLayer layer({.qweight = &qweight,
-                         .qzeros = &file.at("qzeros"),
-                         .scales = &scales,
-                         .g_idx = file.contains("g_idx") ? &file.at("g_idx") : nullptr},
-                        rows, columns, GptqConfig{.group = group}, kWhat);
+  const TensorBytes* const g_idx = file.contains("g_idx") ? &file.at("g_idx") : nullptr;
+  const GptqLayer layer({&qweight, &file.at("qzeros"), &scales, g_idx}, rows, columns, {.group = group}, kWhat);
   std::vector<float> values(static_cast<size_t>(rows * columns));
   layer.decode(0, values);
   require(std::ranges::all_of(values, [](float v) { return std::isfinite(v); }), "numbers are finite");

@@ -5,18 +5,6 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
-
-std::string_view take(std::string_view& bytes) {
-  constexpr std::string_view kBetween = "\n%\n";
-  const size_t cut = std::min(bytes.find(kBetween), bytes.size());
-  const std::string_view part = bytes.substr(0, cut);
-  bytes.remove_prefix(std::min(cut + kBetween.size(), bytes.size()));
-  return part;
-}
-
-}  // namespace
-
 const Target target("hub_tokenizer", [](std::string_view bytes) {
   const std::string json(take(bytes)), config(take(bytes));
   HubTokenizer::Files files{{"tokenizer.json", json}};

@@ -1,5 +1,6 @@
 // Names and weights of a mixture, from the command line and from both kinds of file: what is accepted has shares that
 // can be dealt.
+#include <numeric>
 
 #include "data/mixture.h"
 #include "tests/fuzz/target.h"
@@ -14,11 +15,8 @@ void check(const std::vector<Weighted>& all) {
     weights.push_back(w.weight);
   }
   const std::vector<int64_t> shares = whole_shares(weights);
-  int64_t sum = 0;
-  for (const int64_t s : shares) {
-    require(s > 0 && s <= 1'000'000, "a share is positive");
-    sum += s;
-  }
+  for (const int64_t s : shares) require(s > 0 && s <= 1'000'000, "a share is positive");
+  const int64_t sum = std::reduce(shares.begin(), shares.end());
   require(shares.size() == all.size() && sum <= 1'000'000, "a period of a million at most");
   if (sum >= 1000) return;
   const MixtureOrder::Place next = MixtureOrder(shares).at(sum);  // the first of the second period
@@ -30,11 +28,10 @@ void check(const std::vector<Weighted>& all) {
 // The first byte says which of the three.
 const Target target("mixture", [](std::string_view bytes) {
   if (bytes.empty()) throw InputError(std::string(kWhat) + ": nothing");
-  const std::string_view rest = bytes.substr(1);
   const std::string what(kWhat);
   if (bytes[0] == '{') return check(parse_weights_file(bytes, what + ".json"));
   if (bytes[0] == '#') return check(parse_weights_file(bytes, what + ".toml"));
-  check(parse_weights(rest, what));
+  check(parse_weights(bytes.substr(1), what));
 });
 
 }  // namespace tessera::fuzz

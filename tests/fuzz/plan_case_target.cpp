@@ -5,16 +5,11 @@
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
+const Target target("plan_case", [](std::string_view bytes) {
+  named<FieldError>([&] {  // the field is named, and the line by whoever reads lines
+    const planner::Case c = planner::case_from_json(bytes, kWhat);
+    require(planner::to_json(c.layout).contains("schedule"), "what is accepted can be printed");
+  });
+});
 
-void parse_plan_case(std::string_view bytes) try {
-  const planner::Case c = planner::case_from_json(bytes, kWhat);
-  require(planner::to_json(c.layout).contains("schedule"), "what is accepted can be printed");
-} catch (const FieldError& e) {  // the field is named, and the line by whoever reads lines
-  throw InputError(std::string(kWhat) + ": " + e.what());
-}
-
-const Target target("plan_case", parse_plan_case);
-
-}  // namespace
 }  // namespace tessera::fuzz

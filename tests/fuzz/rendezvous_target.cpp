@@ -18,12 +18,10 @@ const Target target("rendezvous", [](std::string_view bytes) {
           "who is let in is a rank that is missing");
   const std::string address(bytes.substr(head));
   if (address.empty()) throw InputError(std::string(kWhat) + ": no address");
-  try {
+  named([&] {
     const auto [host, port] = parse_address(address);
     require(!host.empty() && !port.empty() && port.size() <= address.size(), "an address has a host and a port");
-  } catch (const Error& e) {
-    throw InputError(std::string(kWhat) + ": " + e.what());
-  }
+  });
 });
 
 }  // namespace tessera::fuzz

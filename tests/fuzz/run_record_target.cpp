@@ -1,26 +1,13 @@
 // A traced run as `tessera report` reads it: report.json, trace.json and metrics.jsonl behind one another, with a line
-// of
-// --- between them. What is accepted can be drawn, also as single figures, and beside a run without a trace.
+// of --- between them. What is accepted can be drawn, also as single figures, and beside a run without a trace.
 
 #include "app/report/report.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {
-namespace {
-
-constexpr std::string_view kBetween = "\n---\n";
-
-std::string_view take(std::string_view& bytes) {
-  const size_t end = std::min(bytes.find(kBetween), bytes.size());
-  const std::string_view part = bytes.substr(0, end);
-  bytes.remove_prefix(std::min(end + kBetween.size(), bytes.size()));
-  return part;
-}
-
-}  // namespace
-
 const Target target("run_record", [](std::string_view bytes) {
-  const std::string_view report = take(bytes), trace = take(bytes);
+  constexpr const char* kBetween = "\n---\n";
+  const std::string_view report = take(bytes, kBetween), trace = take(bytes, kBetween);
   const report::Record record = report::parse_record({report, trace, bytes}, std::string(kWhat) + "/");
   const std::string page = report::report_of(record, true);
   require(page.ends_with("</html>\n"), "what is accepted can be drawn");

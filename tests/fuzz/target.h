@@ -29,6 +29,24 @@ inline void require(bool held, const std::string& promise) {
   if (!held) throw std::logic_error("a promise is broken: " + promise);
 }
 
+// Takes the part of an input that stands before this, and this.
+inline std::string_view take(std::string_view& bytes, std::string_view between = "\n%\n") {
+  const size_t end = std::min(bytes.find(between), bytes.size());
+  const std::string_view part = bytes.substr(0, end);
+  bytes.remove_prefix(std::min(end + between.size(), bytes.size()));
+  return part;
+}
+
+// What is refused by a message that names a field alone: the input's name is put before it.
+template <class Refusal = Error, class F>
+void named(const F& parse) {
+  try {
+    parse();
+  } catch (const Refusal& e) {
+    throw InputError(std::string(kWhat) + ": " + e.what());
+  }
+}
+
 inline std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
 // Whether the target accepts the bytes. A refusal must be one line that names them.

@@ -38,9 +38,8 @@ std::set<std::string> packages_of(const std::string& list) {
 // The first cells of the table rows, between backticks: | `name` | ...
 std::set<std::string> packages_named(const std::string& readme) {
   static const std::regex row(R"(^\| `([a-z0-9+.-]+)` \|)", std::regex::multiline);
-  std::set<std::string> names;
-  for (std::sregex_iterator it(readme.begin(), readme.end(), row), end; it != end; ++it) names.insert((*it)[1]);
-  return names;
+  const std::vector<std::string> names = first_groups(readme, row);
+  return {names.begin(), names.end()};
 }
 
 // A linker refuses it in a shared library, so no pack could be linked.
@@ -56,16 +55,12 @@ TEST(Files, OpenWithAComment) { EXPECT_EQ(complaints(no_opening_comment), ""); }
 // Fetched things are named so that they are the same tomorrow: images by their digests, pip's packages by versions.
 std::string fetches_what_may_change(const std::string& text) {
   static const std::regex image("(?:^FROM|^ *container:) +(\\S+)", std::regex::multiline),
-      digest(".*@sha256:[0-9a-f]{64}"), install("pip install((?:(?: |\\\\\n *)+[-\\w.=]+)+)"), word("[-\\w.=]+");
-  for (std::sregex_iterator it(text.begin(), text.end(), image), end; it != end; ++it)
-    if (const std::string name = (*it)[1];
-        !std::regex_match(name, digest) && text.find(" AS " + name + "\n") == std::string::npos)
-      return name;
-  for (std::sregex_iterator it(text.begin(), text.end(), install), end; it != end; ++it) {
-    const std::string words = (*it)[1];
-    for (std::sregex_iterator w(words.begin(), words.end(), word); w != end; ++w)
-      if (const std::string name = w->str(); name[0] != '-' && name.find("==") == std::string::npos) return name;
-  }
+      digest(".*@sha256:[0-9a-f]{64}"), install("pip install((?:(?: |\\\\\n *)+[-\\w.=]+)+)"), word("([-\\w.=]+)");
+  for (const std::string& name : first_groups(text, image))
+    if (!std::regex_match(name, digest) && text.find(" AS " + name + "\n") == std::string::npos) return name;
+  for (const std::string& words : first_groups(text, install))
+    for (const std::string& name : first_groups(words, word))
+      if (name[0] != '-' && name.find("==") == std::string::npos) return name;
   return "";
 }
 
@@ -106,9 +101,7 @@ TEST(Files, ViolationsAreSeen) {
 
 TEST(Files, AreFound) {
   const std::vector<Source> sources = all_sources();
-  const auto has = [&](const std::string& path) {
-    return std::any_of(sources.begin(), sources.end(), [&](const Source& s) { return s.path == path; });
-  };
+  const auto has = [&](const char* path) { return std::ranges::count(sources, path, &Source::path) == 1; };
   EXPECT_TRUE(has("tensor/tensor.h") && has("CMakeLists.txt") && has("tests/house/files_test.cpp"));
   EXPECT_FALSE(includes_of({"x.h", "#include \"tensor/tensor.h\"\n"}).empty());
 }
@@ -122,8 +115,7 @@ std::set<std::string> given_names(const std::vector<Source>& sources) {
   std::set<std::string> names;
   for (const Source& source : sources) {
     if (source.folder() != "nn" && source.folder() != "models") continue;
-    for (std::sregex_iterator it(source.text.begin(), source.text.end(), given), end; it != end; ++it)
-      names.insert((*it)[1]);
+    for (const std::string& name : first_groups(source.text, given)) names.insert(name);
   }
   return names;
 }
@@ -132,12 +124,12 @@ std::set<std::string> given_names(const std::vector<Source>& sources) {
 std::string compares_a_name(const Source& source, const std::set<std::string>& names) {
   static const std::regex literal(
       R"re((?:[=!]=\s*|\b(?:r?find|starts_with|ends_with|compare)\()"([\w.]+)"|"([\w.]+)"\s*[=!]=)re");
-  static const std::regex word(R"(\w+)");
+  static const std::regex word(R"((\w+))");
   if (source.folder() == "tests" || !source.is_code()) return "";
-  for (std::sregex_iterator it(source.text.begin(), source.text.end(), literal), end; it != end; ++it) {
-    const std::string text = (*it)[1].matched ? (*it)[1] : (*it)[2];
-    for (std::sregex_iterator w(text.begin(), text.end(), word), last; w != last; ++w)
-      if (names.contains(w->str())) return "compares with \"" + text + "\"; ask the Parameter";
+  for (const std::smatch& at : matches(source.text, literal)) {
+    const std::string text = at[1].matched ? at[1] : at[2];
+    for (const std::string& part : first_groups(text, word))
+      if (names.contains(part)) return "compares with \"" + text + "\"; ask the Parameter";
   }
   return "";
 }
@@ -208,8 +200,8 @@ std::string reads_what_no_help_names(const Source& source) {
   static const std::string help = read_text(std::string(TESSERA_SOURCE_DIR) + "/app/help/tessera.txt");
   static const std::regex reads("(?:getenv|environment)\\(\"([A-Z_]+)\"\\)"), launchers("(SLURM|PMI|PMIX|OMPI|MV2)_.*");
   if (!source.is_code() || !product.contains(source.folder())) return "";
-  for (std::sregex_iterator it(source.text.begin(), source.text.end(), reads), end; it != end; ++it)
-    if (const std::string name = (*it)[1]; !std::regex_match(name, launchers) && help.find(name) == std::string::npos)
+  for (const std::string& name : first_groups(source.text, reads))
+    if (!std::regex_match(name, launchers) && help.find(name) == std::string::npos)
       return "reads the variable " + name + ", which is not in the list of `tessera --help` (app/help/tessera.txt)";
   return "";
 }
@@ -239,9 +231,7 @@ constexpr size_t kStops = 14;
 // The names between backticks.
 std::vector<std::string> names_in(const std::string& text) {
   static const std::regex name("`([^`]+)`");
-  std::vector<std::string> out;
-  for (std::sregex_iterator it(text.begin(), text.end(), name), end; it != end; ++it) out.push_back((*it)[1]);
-  return out;
+  return first_groups(text, name);
 }
 
 // A row of the table: | 3 | files | what to notice |
@@ -252,8 +242,7 @@ struct Stop {
 std::vector<Stop> stops_of(const std::string& page) {
   static const std::regex row(R"(^\| \d+ \| ([^|]+) \| ([^|]+) \|$)", std::regex::multiline);
   std::vector<Stop> out;
-  for (std::sregex_iterator it(page.begin(), page.end(), row), end; it != end; ++it)
-    out.push_back({names_in((*it)[1]), names_in((*it)[2])});
+  for (const std::smatch& at : matches(page, row)) out.push_back({names_in(at[1]), names_in(at[2])});
   return out;
 }
 

@@ -12,29 +12,26 @@ using Graph = std::map<std::string, std::set<std::string>>;
 
 // The layers that each layer may include besides itself. Folders that are not named here (app, bench, tests, examples)
 // see all.
-const Graph& law() {
-  static const Graph allowed{
-      {"tensor", {}},
-      {"autograd", {"tensor"}},
-      {"nn", {"tensor", "autograd"}},
-      {"optim", {"tensor", "autograd", "nn"}},
-      {"models", {"tensor", "autograd", "nn", "settings"}},
-      {"parallel", {"tensor", "autograd", "nn", "optim"}},
-      {"data", {"tensor"}},
-      {"settings", {"tensor", "data"}},
-      {"train", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings"}},
-      {"hub", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train"}},
-      {"planner", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train"}},
-      {"verify", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train"}},
-      {"lab",
-       {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train", "planner", "verify"}},
-  };
-  return allowed;
-}
+const Graph kLaw{
+    {"tensor", {}},
+    {"autograd", {"tensor"}},
+    {"nn", {"tensor", "autograd"}},
+    {"optim", {"tensor", "autograd", "nn"}},
+    {"models", {"tensor", "autograd", "nn", "settings"}},
+    {"parallel", {"tensor", "autograd", "nn", "optim"}},
+    {"data", {"tensor"}},
+    {"settings", {"tensor", "data"}},
+    {"train", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings"}},
+    {"hub", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train"}},
+    {"planner", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train"}},
+    {"verify", {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train"}},
+    {"lab",
+     {"tensor", "autograd", "nn", "optim", "models", "parallel", "data", "settings", "train", "planner", "verify"}},
+};
 
 std::string broken_layering(const Source& source) {
   if (!source.is_code()) return "";
-  const auto allowed = law().find(source.folder());
+  const auto allowed = kLaw.find(source.folder());
   for (const Include& include : includes_of(source)) {
     if (!include.quoted) continue;
     const size_t slash = include.name.find('/');
@@ -44,7 +41,7 @@ std::string broken_layering(const Source& source) {
     static const std::regex joining("models/(layout|decoder_layout|language_model)\\.(h|cpp)");
     const bool joins = std::regex_match(source.path, joining);
     if (joins && layer == "parallel") continue;
-    if (allowed != law().end() && layer != source.folder() && !allowed->second.contains(layer))
+    if (allowed != kLaw.end() && layer != source.folder() && !allowed->second.contains(layer))
       return source.folder() + "/ may not include \"" + include.name + "\"";
   }
   return "";
@@ -102,13 +99,13 @@ std::string third_party_in_tensor_header(const Source& source) {
 }
 
 // The first header in angle brackets in whose name `refused` is found, in a file or in what it includes.
-std::string reached(const Source& source, const std::regex& refused, std::set<std::string>& seen) {
+std::string reached(const Source& source, const std::regex& refused, std::set<std::string>&& seen = {}) {
   for (const Include& include : includes_of(source)) {
     if (!include.quoted && std::regex_search(include.name, refused))
       return source.path + " includes <" + include.name + ">";
     if (!include.quoted || !seen.insert(include.name).second) continue;
     const Source next{include.name, read_text(std::filesystem::path(TESSERA_SOURCE_DIR) / include.name)};
-    if (std::string found = reached(next, refused, seen); !found.empty()) return found;
+    if (std::string found = reached(next, refused, std::move(seen)); !found.empty()) return found;
   }
   return "";
 }
@@ -117,16 +114,14 @@ std::string reached(const Source& source, const std::regex& refused, std::set<st
 std::string third_party_in_cuda(const Source& source) {
   if (!source.is_cuda() || source.folder() == "tests" || source.folder() == "bench") return "";
   static const std::regex refused("^(fmt|spdlog|CLI|nlohmann|oneapi|gtest)/|^dnnl");
-  std::set<std::string> seen;
-  return reached(source, refused, seen);
+  return reached(source, refused);
 }
 
 // tessera.h is what a user's program includes: it reaches the C++ library and nothing that would have to be found too.
 std::string third_party_for_users(const Source& source) {
   if (source.path != "tessera.h") return "";
   static const std::regex refused("[./]");
-  std::set<std::string> seen;
-  return reached(source, refused, seen);
+  return reached(source, refused);
 }
 
 // Everything that can be reached from each node.
@@ -163,9 +158,9 @@ Graph picture_of(const std::string& page) {
   const std::string picture = page.substr(begin, end - begin);
   static const std::regex arrow(R"(([a-z]+)\s*-->\s*([a-z]+))");
   Graph graph;
-  for (std::sregex_iterator it(picture.begin(), picture.end(), arrow), last; it != last; ++it) {
-    graph[(*it)[1]].insert((*it)[2]);
-    graph[(*it)[2]];
+  for (const std::smatch& at : matches(picture, arrow)) {
+    graph[at[1]].insert(at[2]);
+    graph[at[2]];
   }
   return closure(graph);
 }

@@ -24,6 +24,10 @@ run() {  # run ARGS...: the launcher, its output in out and err, its exit status
   status=0
   "$home/tessera" "$@" >"$work/out" 2>"$work/err" </dev/null || status=$?
 }
+gives() {  # gives WHAT TEXT: a run says this, and nothing else, on standard output
+  run
+  check "$1" test "$(<"$work/out")" = "$2"
+}
 edit() { sleep 0.02; printf '%s\n' "$2" >"$home/$1"; }
 
 mkdir -p "$home" "$work/bin" "$work/elsewhere"
@@ -91,18 +95,14 @@ got=$(cd "$work/elsewhere" && "$work/link" read file.txt)
 check "relative paths are the caller's, through a symbolic link too" test "$got" = Z
 
 edit extra.cpp 'int extra() { return 7; }'
-run
-check "an added file is noticed" test "$(<"$work/out")" = first7
+gives "an added file is noticed" first7
 edit extra.cpp 'int extra() { return 8; }'
-run
-check "an edited file is noticed" test "$(<"$work/out")" = first8
+gives "an edited file is noticed" first8
 rm "$home/extra.cpp"
-run
-check "a removed file is noticed" test "$(<"$work/out")" = first0
+gives "a removed file is noticed" first0
 touch -d 2001-01-01 "$home/old.cpp"
 printf 'int extra() { return 9; }\n' >"$work/old" && touch -d 2001-01-01 "$work/old" && cp -p "$work/old" "$home/old.cpp"
-run
-check "an added file with an old date is noticed" test "$(<"$work/out")" = first9
+gives "an added file with an old date is noticed" first9
 rm "$home/old.cpp"
 
 edit main.cpp 'int main() { return }'

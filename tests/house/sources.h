@@ -18,9 +18,7 @@ struct Source {
 
   // "tensor" of tensor/cpu/loops.h; empty for a file at the root.
   std::string folder() const { return path.find('/') == std::string::npos ? "" : path.substr(0, path.find('/')); }
-  bool ends_with(const std::string& tail) const {
-    return path.size() >= tail.size() && path.compare(path.size() - tail.size(), tail.size(), tail) == 0;
-  }
+  bool ends_with(const std::string& tail) const { return path.ends_with(tail); }
   bool is_header() const { return ends_with(".h"); }
   bool is_cuda() const { return ends_with(".cu") || ends_with(".cuh"); }
   bool is_code() const { return is_header() || is_cuda() || ends_with(".cpp"); }
@@ -53,15 +51,23 @@ inline std::vector<Source> all_sources(const std::filesystem::path& root = TESSE
       found.push_back({std::filesystem::relative(it->path(), root).generic_string(), read_text(it->path())});
     }
   }
-  std::sort(found.begin(), found.end(), [](const Source& a, const Source& b) { return a.path < b.path; });
+  std::ranges::sort(found, {}, &Source::path);
   return found;
+}
+
+// All places in a text that match a pattern.
+inline std::vector<std::smatch> matches(const std::string& text, const std::regex& pattern) {
+  return {std::sregex_iterator(text.begin(), text.end(), pattern), {}};
+}
+// What the first group of a pattern is in each of them.
+inline std::vector<std::string> first_groups(const std::string& text, const std::regex& pattern) {
+  return {std::sregex_token_iterator(text.begin(), text.end(), pattern, 1), {}};
 }
 
 inline std::vector<Include> includes_of(const Source& source) {
   static const std::regex line(R"re(^[ \t]*#[ \t]*include[ \t]*(["<])([^">]+)[">])re", std::regex::multiline);
   std::vector<Include> found;
-  for (std::sregex_iterator it(source.text.begin(), source.text.end(), line), end; it != end; ++it)
-    found.push_back({(*it)[2], (*it)[1] == "\""});
+  for (const std::smatch& at : matches(source.text, line)) found.push_back({at[2], at[1] == "\""});
   return found;
 }
 

@@ -11,10 +11,6 @@ namespace {
 constexpr std::array kVariants{"gpt2",   "exact",  "mistral", "slides", "plain",  "grouped", "untied",
                                "linear", "llama3", "yarn",    "biases", "biased", "normed",  "theta"};
 
-bool is_weight(const std::string& name) {
-  return name.starts_with("model.") || name.starts_with("transformer.") || name == "lm_head.weight";
-}
-
 class HubFolderTest : public HubTest {
  protected:
   void write_config(const Json& config) const { write("config.json", config); }
@@ -24,19 +20,15 @@ class HubFolderTest : public HubTest {
     write_config(Json::parse(fixture.metadata().at("config")));
     std::vector<std::vector<TensorBytes>> parts(shards);
     Json map;
-    size_t next = 0;
-    for (const TensorBytes& t : fixture.tensors())
-      if (is_weight(t.name)) {
-        parts[next % shards].push_back(t);
-        map[t.name] = fmt::format("model-{}.safetensors", next++ % shards);
-      }
+    for (size_t next = 0; const TensorBytes& t : weights_of(fixture)) {
+      parts[next % shards].push_back(t);
+      map[t.name] = fmt::format("model-{}.safetensors", next++ % shards);
+    }
     if (shards == 1) return write_safetensors(path("model.safetensors"), parts[0]);
     for (size_t i = 0; i < shards; ++i) write_safetensors(path(fmt::format("model-{}.safetensors", i)), parts[i]);
     write("model.safetensors.index.json", {{"metadata", Json::object()}, {"weight_map", map}});
   }
 };
-
-float number(const TensorBytes& t, size_t i) { return floats(t).at(i); }
 
 TEST_F(HubFolderTest, ComputesWhatTransformersComputed) {
   const Json written = Json::parse(read_file(TESSERA_SOURCE_DIR "/tests/models/fixtures/greedy.json"));
@@ -47,7 +39,7 @@ TEST_F(HubFolderTest, ComputesWhatTransformersComputed) {
       const HubFolder folder(path(""));
       EXPECT_EQ(folder.dtype(), DType::float32);
       const auto model = model_of(folder);
-      EXPECT_NEAR(loss_of(*model, fixture), number(fixture.at("loss"), 0), 1e-5) << name;
+      EXPECT_NEAR(loss_of(*model, fixture), floats(fixture.at("loss")).at(0), 1e-5) << name;
       constexpr size_t kPrompt = 5;  // the prompt's length in make.py
       std::vector<int32_t> prompt(kPrompt), greedy;
       std::memcpy(prompt.data(), fixture.at("ids").bytes.data(), kPrompt * sizeof(int32_t));
@@ -59,52 +51,35 @@ TEST_F(HubFolderTest, ComputesWhatTransformersComputed) {
     }
 }
 
-// One step of SGD, and the folder that is written then: each weight is w - lr g by the gradients of PyTorch.
-TEST_F(HubFolderTest, AStepOfSgdWritesTheWeightsOfPyTorch) {
+// And after one step of SGD: each weight is w - lr g by the gradients of PyTorch.
+TEST_F(HubFolderTest, IsWrittenAsItWasReadAndAfterAStepOfSgdWithTheWeightsOfPyTorch) {
   constexpr float kRate = 0.1F;
   for (const char* name : kVariants) {
     const Safetensors fixture = fixture_of(name);
     make_folder(fixture);
     const HubFolder folder(path(""));
+    write_hub_folder(emptied("again"), folder.config(), {DType::float32, folder.tensors()});
     const auto model = model_of(folder);
     const Tensor ids = rows_of(fixture, "ids"), targets = rows_of(fixture, "targets");
     backward(model->loss(ids, targets, 1.0 / static_cast<double>(targets.numel())).mean);
     model->zero_missing_gradients();
     make_optimizer(OptimizerKind::sgd, model->units(), {.momentum = 0})->step(kRate, 1);
-    fs::create_directory(path("stepped"));
-    write_hub_folder(path("stepped"), folder.config(), {DType::float32, tensors_of(*model)});
-    const Safetensors written(path("stepped/model.safetensors"));
-    for (const TensorBytes& t : fixture.tensors()) {
-      if (!is_weight(t.name)) continue;
-      const std::vector<float> before = floats(t), after = floats(written.at(t.name)),
-                               gradient = floats(fixture.at("grad." + t.name));
-      ASSERT_EQ(after.size(), before.size());
-      for (size_t i = 0; i < before.size(); ++i)
-        ASSERT_NEAR(after[i], before[i] - kRate * gradient[i], 1e-5) << name << " " << t.name << " " << i;
-    }
-  }
-}
-
-TEST_F(HubFolderTest, IsWrittenAsItWasRead) {
-  for (const char* name : kVariants) {
-    const Safetensors fixture = fixture_of(name);
-    make_folder(fixture);
-    const HubFolder folder(path(""));
-    fs::create_directory(path("again"));
-    write_hub_folder(path("again"), folder.config(), {DType::float32, folder.tensors()});
-    const Safetensors written(path("again/model.safetensors"));
-    size_t weights = 0;
-    for (const TensorBytes& t : fixture.tensors()) {
-      if (!is_weight(t.name)) continue;
-      ++weights;
-      ASSERT_TRUE(written.contains(t.name)) << t.name;
+    write_hub_folder(emptied("stepped"), folder.config(), {DType::float32, tensors_of(*model)});
+    const Safetensors written(path("again/model.safetensors")), stepped(path("stepped/model.safetensors"));
+    for (const TensorBytes& t : weights_of(fixture)) {
+      SCOPED_TRACE(name + (" " + t.name));
+      ASSERT_TRUE(written.contains(t.name));
       EXPECT_EQ(written.at(t.name).shape, t.shape);
       if (t.is_half)
-        EXPECT_EQ(floats(written.at(t.name)), floats(t)) << name << t.name;
+        EXPECT_EQ(floats(written.at(t.name)), floats(t));
       else
-        EXPECT_TRUE(std::ranges::equal(written.at(t.name).bytes, t.bytes)) << name << t.name;
+        EXPECT_TRUE(std::ranges::equal(written.at(t.name).bytes, t.bytes));
+      const std::vector<float> before = floats(t), after = floats(stepped.at(t.name)),
+                               gradient = floats(fixture.at("grad." + t.name));
+      ASSERT_EQ(after.size(), before.size());
+      for (size_t i = 0; i < before.size(); ++i) ASSERT_NEAR(after[i], before[i] - kRate * gradient[i], 1e-5) << i;
     }
-    EXPECT_EQ(written.tensors().size(), weights);
+    EXPECT_EQ(written.tensors().size(), weights_of(fixture).size());
     const HubFolder again(path("again"));
     EXPECT_EQ(hub_config(again.config(), DType::float32), hub_config(folder.config(), DType::float32)) << name;
   }
@@ -147,50 +122,39 @@ TEST_F(HubFolderTest, KeysThatMeanNothingChangeNoLoss) {
     config.update(keys);
     write_config(config);
     const HubFolder folder(path(""));
-    EXPECT_NEAR(loss_of(*model_of(folder), fixture), number(fixture.at("loss"), 0), 1e-5);
+    EXPECT_NEAR(loss_of(*model_of(folder), fixture), floats(fixture.at("loss")).at(0), 1e-5);
   }
 }
 
 // Names and kinds of tensors as other programs leave them: the loss is that of the plain folder.
 TEST_F(HubFolderTest, NamesOfWrappersAndOfBareModelsAndMasksAreRead) {
   const std::vector<std::byte> mask(16);
-  const auto renamed = [&](const char* variant, const std::function<std::string(const std::string&)>& name, int notes) {
+  const auto renamed = [&](const char* variant, int notes, const std::function<std::string(const std::string&)>& name) {
     const Safetensors fixture = fixture_of(variant);
     make_folder(fixture);
-    std::vector<TensorBytes> tensors;
-    for (const TensorBytes& t : fixture.tensors())
-      if (is_weight(t.name)) {
-        tensors.push_back(t);
-        tensors.back().name = name(t.name);
-      }
-    const std::string masks[] = {"h.0.attn.bias", "rotary_emb.inv_freq"};  // what the family derives
+    std::vector<TensorBytes> tensors = weights_of(fixture);
+    for (TensorBytes& t : tensors) t.name = name(t.name);
+    const std::string masks[] = {"..h.0.attn.bias", "..rotary_emb.inv_freq"};  // what the family derives
     tensors.push_back({masks[fixture.contains("transformer.wte.weight") ? 0 : 1], DType::uint8, {4, 4}, mask});
-    std::string file = safetensors_layout(tensors).header;
-    for (const TensorBytes& t : tensors) file.append(reinterpret_cast<const char*>(t.bytes.data()), t.bytes.size());
-    uint64_t length = 0;
-    std::memcpy(&length, file.data(), sizeof(length));
-    length += 2;  // of the longer name
-    file.replace(file.find("\"U8\""), 4, "\"BOOL\"");
-    file.replace(0, sizeof(length), reinterpret_cast<const char*>(&length), sizeof(length));
-    this->file("model.safetensors", file);
+    write_safetensors(path("model.safetensors"), tensors);
+    std::string bytes = read_file(path("model.safetensors"));
+    bytes.replace(bytes.find("\"U8\""), 4, "\"BOOL\"");
+    bytes.erase(bytes.find("\"..") + 1, 2);  // the header stays as long
+    file("model.safetensors", bytes);
     const HubFolder folder(path(""));
-    EXPECT_NEAR(loss_of(*model_of(folder), fixture), number(fixture.at("loss"), 0), 1e-5) << variant;
+    EXPECT_NEAR(loss_of(*model_of(folder), fixture), floats(fixture.at("loss")).at(0), 1e-5) << variant;
     EXPECT_EQ(std::ranges::count_if(folder.notes(), [](const auto& n) { return n.find("training") != n.npos; }), notes);
   };
   const auto without = [](std::string_view prefix) {
     return [prefix](const std::string& name) { return name.starts_with(prefix) ? name.substr(prefix.size()) : name; };
   };
-  renamed("gpt2", without("transformer."), 0);
-  renamed("untied", without("model."), 0);
-  renamed(
-      "untied", [](const std::string& name) { return "module._orig_mod." + name; }, 1);
-  renamed(
-      "grouped",
-      [](std::string name) {
-        const size_t layer = name.find("layers.1.");
-        return layer == name.npos ? name : name.insert(layer + 9, "_checkpoint_wrapped_module.");
-      },
-      1);
+  renamed("gpt2", 0, without("transformer."));
+  renamed("untied", 0, without("model."));
+  renamed("untied", 1, [](const std::string& name) { return "module._orig_mod." + name; });
+  renamed("grouped", 1, [](std::string name) {
+    const size_t layer = name.find("layers.1.");
+    return layer == name.npos ? name : name.insert(layer + 9, "_checkpoint_wrapped_module.");
+  });
 }
 
 // Another file in the place of the weights is named for what it is.
@@ -215,32 +179,30 @@ TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
   const Safetensors fixture = fixture_of("untied");
   make_folder(fixture, 2);
   const Json config = json("config.json");
-  const auto with = [&](const char* key, const Json& value, const std::string& words) {
-    Json changed = config;
-    changed[key] = value;
-    write_config(changed);
+  const auto refused = [&](const char* key, const Json& value, const std::string& words) {
+    write_config(with(config, key, value));
     expect_refused(words);
   };
-  with("model_type", "mamba",
-       "'model_type': expected gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe, found \"mamba\"");
-  with("hidden_size", -3, "'hidden_size': expected a size, found -3");
-  with("hidden_size", int64_t{1} << 39, "expected (48, 549755813888)");
-  with("vocab_size", int64_t{1} << 40, "expected (1099511627776, 24)");
+  refused("model_type", "mamba",
+          "'model_type': expected gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe, found \"mamba\"");
+  refused("hidden_size", -3, "'hidden_size': expected a size, found -3");
+  refused("hidden_size", int64_t{1} << 39, "expected (48, 549755813888)");
+  refused("vocab_size", int64_t{1} << 40, "expected (1099511627776, 24)");
   Json huge = config;
   huge["hidden_size"] = huge["intermediate_size"] = int64_t{1} << 40;
   write_config(huge);
   expect_refused("no memory has so many");
-  with("num_key_value_heads", 3, "'num_key_value_heads': expected a divisor of the heads");
-  with("attention_bias", true, "tensor 'model.layers.0.self_attn.q_proj.bias' is missing");
-  with("mlp_bias", true, "tensor 'model.layers.0.mlp.gate_proj.bias' is missing");
-  with("hidden_act", "relu", "'hidden_act': expected \"silu\"");
-  with("quantization_config", Json::object(),
-       "quantization_config: the key 'quant_method': expected \"gptq\", found null");
-  with("rope_parameters", Json{{"rope_type", "longrope"}}, "default, linear, llama3 or yarn, found \"longrope\"");
-  with("vocab_size", 49, "is (48, 24); expected (49, 24)");
-  with("tie_word_embeddings", true, "is not the token table");
-  with("num_hidden_layers", 1, "is no part of this model");
-  with("num_hidden_layers", 3, "model.layers.2.input_layernorm.weight' is missing");
+  refused("num_key_value_heads", 3, "'num_key_value_heads': expected a divisor of the heads");
+  refused("attention_bias", true, "tensor 'model.layers.0.self_attn.q_proj.bias' is missing");
+  refused("mlp_bias", true, "tensor 'model.layers.0.mlp.gate_proj.bias' is missing");
+  refused("hidden_act", "relu", "'hidden_act': expected \"silu\"");
+  refused("quantization_config", Json::object(),
+          "quantization_config: the key 'quant_method': expected \"gptq\", found null");
+  refused("rope_parameters", Json{{"rope_type", "longrope"}}, "default, linear, llama3 or yarn, found \"longrope\"");
+  refused("vocab_size", 49, "is (48, 24); expected (49, 24)");
+  refused("tie_word_embeddings", true, "is not the token table");
+  refused("num_hidden_layers", 1, "is no part of this model");
+  refused("num_hidden_layers", 3, "model.layers.2.input_layernorm.weight' is missing");
   write_config(config);
   HubFolder{path("")};
   const Json index = json("model.safetensors.index.json");
@@ -270,20 +232,19 @@ class LlmcModelTest : public HubTest {
   // As train_gpt2.py writes it: each kind for all layers, the table filled up to a multiple of 128 with zeros.
   std::string written(LanguageModel& model, int version) const {
     const ModelConfig& c = model.config;
-    std::vector<int32_t> header(256);
     const int64_t rows = version == 1 ? c.vocab : 128;
-    const int64_t sizes[] = {20240326, version, c.context,  c.vocab,
-                             c.layers, c.heads, c.channels, version == 1 ? 0 : rows};
-    for (size_t i = 0; i < std::size(sizes); ++i) header[i] = static_cast<int32_t>(sizes[i]);
+    std::vector<int32_t> header;
+    for (const int64_t size : {int64_t{20240326}, int64_t{version}, c.context, c.vocab, c.layers, c.heads, c.channels,
+                               version == 1 ? 0 : rows})
+      header.push_back(static_cast<int32_t>(size));
+    header.resize(256);
     std::string out(reinterpret_cast<const char*>(header.data()), 1024);
     const auto add = [&](const std::string& name) {
-      for (const Parameter* p : model.parameters()) {
-        if (p->name != name) continue;
-        const Tensor value = version == 5 ? p->var.value().to(DType::bfloat16) : p->var.value();
-        out.append(reinterpret_cast<const char*>(value.raw()), static_cast<size_t>(value.nbytes()));
-        return;
-      }
-      FAIL() << name;
+      const auto parameters = model.parameters();
+      const auto found = std::ranges::find(parameters, name, &Parameter::name);
+      ASSERT_NE(found, parameters.end()) << name;
+      const Tensor value = (*found)->var.value().to(version == 5 ? DType::bfloat16 : DType::float32);
+      out.append(reinterpret_cast<const char*>(value.raw()), static_cast<size_t>(value.nbytes()));
     };
     add("tokens.weight");
     out.append(static_cast<size_t>((rows - c.vocab) * c.channels * (version == 5 ? 2 : 4)), '\0');

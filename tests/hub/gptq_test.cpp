@@ -21,13 +21,10 @@ Int4Matrix counted(int64_t rows, int64_t columns, int64_t group) {
 TEST(GptqFormat, WritesTheBitsOfAutoGptq) {
   const GptqTensors t = pack_gptq(counted(32, 64, 32), 0, 32);
   ASSERT_EQ(t.qweight.size(), 8u * 32);
-  const auto word = [&](size_t i, size_t o) { return static_cast<uint32_t>(t.qweight[i * 32 + o]); };
   // Row 0, inputs 0 to 7: 0 3 6 9 12 15 18 21, of which 16 is taken from the last two.
-  EXPECT_EQ(word(0, 0), 0x52fc9630U);
-  EXPECT_EQ(word(0, 1), 0xb741eb85U);
-  EXPECT_EQ(word(0, 3), 0x730c952fU);
-  EXPECT_EQ(word(7, 28), 0x5e7092b4U);
-  EXPECT_EQ(word(7, 31), 0xf708192bU);
+  for (const auto& [i, o, bits] : std::initializer_list<std::tuple<size_t, size_t, uint32_t>>{
+           {0, 0, 0x52fc9630U}, {0, 1, 0xb741eb85U}, {0, 3, 0x730c952fU}, {7, 28, 0x5e7092b4U}, {7, 31, 0xf708192bU}})
+    EXPECT_EQ(static_cast<uint32_t>(t.qweight[i * 32 + o]), bits) << i << " " << o;
   uint64_t sum = 0;
   for (size_t i = 0; i < t.qweight.size(); ++i) sum += static_cast<uint32_t>(t.qweight[i]) * uint64_t{i + 1};
   EXPECT_EQ(sum, 73937970900033U);
@@ -118,17 +115,12 @@ TEST_F(GptqFolderTest, GoesOutAndComesInToTheBit) {
         ASSERT_TRUE(folder.gptq());
         EXPECT_EQ(folder.gptq()->group, group);
         EXPECT_EQ(folder.dtype(), DType::float32);
-        const WholeTensors read = folder.tensors();
         for (const Parameter* p : model_->parameters()) {
-          std::vector<float> found(static_cast<size_t>(p->whole.numel())), expected = p->var.value().to_vector<float>();
+          std::vector<float> expected = p->var.value().to_vector<float>();
           const auto codes = weights.codes.find(p->name);
           if (codes != weights.codes.end()) codes->second.decode(0, expected);
-          // In two parts, the bound of which is no row's.
-          const TensorReader part = read(p->name, DType::float32, p->whole);
-          const auto half = static_cast<int64_t>(found.size() / 2 - 3);
-          part(0, std::as_writable_bytes(std::span(found).first(static_cast<size_t>(half))));
-          part(half, std::as_writable_bytes(std::span(found).subspan(static_cast<size_t>(half))));
-          EXPECT_EQ(found, expected) << p->name;
+          const int64_t half = p->whole.numel() / 2 - 3;  // where no row begins
+          EXPECT_EQ(floats(folder.tensors(), p->name, p->whole, half), expected) << p->name;
           const auto again = folder.codes(p->name);
           ASSERT_EQ(again.has_value(), codes != weights.codes.end()) << p->name;
           EXPECT_TRUE(!again || again->codes == codes->second.codes) << p->name;
@@ -145,11 +137,8 @@ TEST_F(GptqFolderTest, EverySpellingSaysTheSame) {
     EXPECT_TRUE(folder.gptq() && folder.has_codes("blocks.0.attn.qkv.weight"));
     EXPECT_TRUE(folder.notes().empty()) << folder.notes()[0];
     double out = 0;
-    for (const Parameter* p : model_->parameters()) {
-      std::vector<float> values(static_cast<size_t>(p->whole.numel()));
-      folder.tensors()(p->name, DType::float32, p->whole)(0, std::as_writable_bytes(std::span(values)));
-      for (const float v : values) out += std::abs(static_cast<double>(v));
-    }
+    for (const Parameter* p : model_->parameters())
+      for (const float v : floats(folder.tensors(), p->name, p->whole)) out += std::abs(static_cast<double>(v));
     return out;
   };
   const double expected = sum();
@@ -167,11 +156,10 @@ TEST_F(GptqFolderTest, EverySpellingSaysTheSame) {
        "exllama_config": {"version": 1}, "max_input_length": null, "modules_in_block_to_quantize": null,
        "act_group_aware": true, "tokenizer": null}])");
   for (const Json& one : said) {
-    config["quantization_config"] = one;
-    write("config.json", config);
+    write("config.json", with(config, "quantization_config", one));
     EXPECT_EQ(sum(), expected) << one;
   }
-  config["quantization_config"]["of_2027"] = 1;
+  config["quantization_config"] = with(said[3], "of_2027", 1);
   write("config.json", config);
   const HubFolder folder(path(""));
   ASSERT_EQ(folder.notes().size(), 1u);
@@ -222,10 +210,7 @@ TEST_F(GptqFolderTest, OtherOrdersAndZerosAreComputedAsNumbers) {
       EXPECT_TRUE(folder.has_codes("blocks.0.mlp.up.weight"));
       ASSERT_EQ(folder.notes().size(), 1u);
       expect_has(folder.notes()[0], "1 of 4 layers in 4 bits");
-      std::vector<float> found(static_cast<size_t>(m.rows * m.columns));
-      const TensorReader read = folder.tensors()(name, DType::float32, Shape({m.rows, m.columns}));
-      read(0, std::as_writable_bytes(std::span(found).first(77)));
-      read(77, std::as_writable_bytes(std::span(found).subspan(77)));
+      const std::vector<float> found = floats(folder.tensors(), name, Shape({m.rows, m.columns}), 77);
       for (int64_t row = 0; row < m.rows; ++row)
         for (int64_t c = 0; c < m.columns; ++c) {
           const int32_t g = order[static_cast<size_t>(c)];

@@ -10,32 +10,25 @@ namespace {
 
 constexpr const char* kVariants[] = {"gpt2", "grouped"};
 
-std::vector<TensorBytes> those(const Safetensors& file, const std::function<bool(const std::string&)>& wanted) {
+// The tensors of a fixture that are adapters.
+std::vector<TensorBytes> adapters_of(const Safetensors& fixture) {
   std::vector<TensorBytes> out;
-  for (const TensorBytes& t : file.tensors())
-    if (wanted(t.name)) out.push_back(t);
+  for (const TensorBytes& t : fixture.tensors())
+    if (t.name.starts_with("base_model.")) out.push_back(t);
   return out;
 }
-
-bool is_adapter(const std::string& name) { return name.starts_with("base_model."); }
-bool is_weight(const std::string& name) { return name.starts_with("model.") || name.starts_with("transformer."); }
 
 class PeftFolderTest : public HubTest {
  protected:
   // The fixture's base and its adapters as folders, and what the library computed.
   void make_folders(const std::string& variant) {
-    for (const char* name : {"base", "adapters"}) {
-      fs::remove_all(path(name));
-      fs::create_directory(path(name));
-    }
+    for (const char* name : {"base", "adapters"}) emptied(name);
     model_ = std::make_unique<Safetensors>(fixture_of(variant));
     adapters_ = std::make_unique<Safetensors>(fixture_of("lora_" + variant));
     file("base/config.json", model_->metadata().at("config"));
-    write_safetensors(path("base/model.safetensors"), those(*model_, is_weight));
-    Json config = Json::parse(adapters_->metadata().at("adapter_config"));
-    config["base_model_name_or_path"] = "../base";
-    write_config(config);
-    write_safetensors(path("adapters/adapter_model.safetensors"), those(*adapters_, is_adapter));
+    write_safetensors(path("base/model.safetensors"), weights_of(*model_));
+    write_config(with(Json::parse(adapters_->metadata().at("adapter_config")), "base_model_name_or_path", "../base"));
+    write_safetensors(path("adapters/adapter_model.safetensors"), adapters_of(*adapters_));
   }
   void write_config(const Json& config) const { write("adapters/adapter_config.json", config); }
   Json config() const { return json("adapters/adapter_config.json"); }
@@ -59,7 +52,7 @@ class PeftFolderTest : public HubTest {
   std::unique_ptr<Safetensors> model_, adapters_;
 };
 
-TEST_F(PeftFolderTest, ComputesWhatPeftComputed) {
+TEST_F(PeftFolderTest, ComputesWhatPeftComputedIsWrittenAsItWasReadAndMergedComputesTheSame) {
   for (const char* variant : kVariants) {
     make_folders(variant);
     const Both b = both();
@@ -71,29 +64,27 @@ TEST_F(PeftFolderTest, ComputesWhatPeftComputed) {
     for (const PeftTensor& t : peft_tensors(b.config))
       for (const Parameter* p : model->parameters()) {
         if (p->name != t.ours) continue;
-        const std::vector<float> want = floats(adapters_->at("grad." + t.theirs)),
-                                 grad = p->var.grad().to_vector<float>();
-        ASSERT_EQ(want.size(), grad.size());
-        for (size_t i = 0; i < grad.size(); ++i)
-          ASSERT_NEAR(grad[i], want[i], 1e-5F * (1 + std::abs(want[i]))) << t.theirs << " " << i;
+        expect_near(p->var.grad().to_vector<float>(), floats(adapters_->at("grad." + t.theirs)), t.theirs);
         ++compared;
       }
     EXPECT_EQ(compared, peft_tensors(b.config).size());
     EXPECT_EQ(2 * compared + 1, adapters_->tensors().size()) << variant;
+    write_peft_folder(emptied("again"), b.config, DType::float32, b.tensors(), "../base");
+    const Safetensors found(path("again/adapter_model.safetensors"));
+    const std::vector<TensorBytes> expected = adapters_of(*adapters_);
+    ASSERT_EQ(found.tensors().size(), expected.size());
+    for (const TensorBytes& t : expected) EXPECT_TRUE(std::ranges::equal(found.at(t.name).bytes, t.bytes)) << t.name;
+    EXPECT_EQ(both("again").config.lora, b.config.lora);
+    write_hub_folder(emptied("merged"), merged(b.config), {DType::float32, merged(b.config, b.tensors())});
+    EXPECT_NEAR(loss_of(*model_of(HubFolder(path("merged"))), *model_), expected_loss(), 1e-5) << variant;
   }
 }
 
 // Adapters of attention in a Mixtral; its experts have none.
 TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
-  const ModelConfig dense{
-      .family = Family::llama,
-      .layers = 2,
-      .heads = 2,
-      .channels = 8,
-      .context = 6,
-      .vocab = 11,
-      .kv_heads = 1,
-      .lora = {.rank = 2, .alpha = 4, .targets = {"q_proj", "v_proj", "o_proj"}, .starts_idle = false}};
+  ModelConfig dense{.family = Family::llama, .layers = 2, .heads = 2, .channels = 8, .context = 6, .vocab = 11};
+  dense.kv_heads = 1;
+  dense.lora = {.rank = 2, .alpha = 4, .targets = {"q_proj", "v_proj", "o_proj"}, .starts_idle = false};
   ModelConfig config = dense;
   config.experts = {.count = 4};
   const std::vector<PeftTensor> all = peft_tensors(config), expected = peft_tensors(dense);
@@ -101,8 +92,7 @@ TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
   for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i].theirs, expected[i].theirs);
   const auto model = drawn_model(config);
   const WholeTensors source = tensors_of(*model);
-  fs::create_directory(path("made"));
-  write_peft_folder(path("made"), config, DType::float32, source, "../base");
+  write_peft_folder(emptied("made"), config, DType::float32, source, "../base");
   const PeftFolder folder(path("made"));
   ModelConfig base = merged(config);
   const ModelConfig read = folder.config(base);
@@ -114,37 +104,9 @@ TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
   const double loss = model->loss(ids, ids, 1).loss_sum;
   EXPECT_EQ(again->loss(ids, ids, 1).loss_sum, loss);
   EXPECT_NEAR(whole->loss(ids, ids, 1).loss_sum, loss, 1e-5 * loss);
-  Json theirs = json("made/adapter_config.json");
-  theirs["target_modules"] = {"q_proj", "w1"};
-  write("made/adapter_config.json", theirs);
+  write("made/adapter_config.json", with(json("made/adapter_config.json"), "target_modules", {"q_proj", "w1"}));
   expect_error(Status::input, {"no layer 'w1' that adapts; expected some of q_proj, k_proj, v_proj, o_proj"},
                [&] { PeftFolder(path("made")).config(base); });
-}
-
-TEST_F(PeftFolderTest, IsWrittenAsItWasRead) {
-  for (const char* variant : kVariants) {
-    make_folders(variant);
-    const Both b = both();
-    fs::create_directory(path("again"));
-    write_peft_folder(path("again"), b.config, DType::float32, b.tensors(), "../base");
-    const Safetensors found(path("again/adapter_model.safetensors"));
-    const std::vector<TensorBytes> expected = those(*adapters_, is_adapter);
-    ASSERT_EQ(found.tensors().size(), expected.size());
-    for (const TensorBytes& t : expected) EXPECT_TRUE(std::ranges::equal(found.at(t.name).bytes, t.bytes)) << t.name;
-    EXPECT_EQ(both("again").config.lora, b.config.lora);
-    fs::remove_all(path("again"));
-  }
-}
-
-TEST_F(PeftFolderTest, MergedWeightsComputeTheSame) {
-  for (const char* variant : kVariants) {
-    make_folders(variant);
-    const Both b = both();
-    fs::create_directory(path("merged"));
-    write_hub_folder(path("merged"), merged(b.config), {DType::float32, merged(b.config, b.tensors())});
-    EXPECT_NEAR(loss_of(*model_of(HubFolder(path("merged"))), *model_), expected_loss(), 1e-5) << variant;
-    fs::remove_all(path("merged"));
-  }
 }
 
 // Other spellings of the same adapters, as PEFT 0.21 reads them, compute the same.
@@ -182,7 +144,7 @@ TEST_F(PeftFolderTest, OtherSpellingsComputeTheSame) {
     expect_same(notes);
   }
   write_config(good);
-  const std::vector<TensorBytes> plain = those(*adapters_, is_adapter);
+  const std::vector<TensorBytes> plain = adapters_of(*adapters_);
   const std::function<std::string(const std::string&)> left[] = {
       [](const std::string& name) { return "module." + name; },
       [](const std::string& name) { return "base_model.model." + name; },
@@ -199,16 +161,6 @@ TEST_F(PeftFolderTest, OtherSpellingsComputeTheSame) {
   const PeftFolder folder(path("adapters"));
   EXPECT_THROW((void)folder.base(), InputError);
   EXPECT_EQ(folder.base(path("elsewhere").string()), path("elsewhere"));
-}
-
-// Values that change the weights of the base are refused, all of PEFT 0.21's and those to come.
-TEST_F(PeftFolderTest, FirstValuesThatChangeTheBaseAreRefused) {
-  make_folders("grouped");
-  const Json good = config();
-  for (const char* value : {"pissa", "pissa_niter_16", "olora", "OLoRA", "corda", "loftq", "lora_ga", "of_2027"}) {
-    write_config(with(good, "init_lora_weights", value));
-    expect_refused("init_lora_weights': expected true, gaussian, eva or orthogonal (others change");
-  }
 }
 
 TEST_F(PeftFolderTest, WhatIsOtherwiseIsRefusedByName) {
@@ -239,8 +191,13 @@ TEST_F(PeftFolderTest, WhatIsOtherwiseIsRefusedByName) {
     write_config(with(good, key, value));
     expect_refused(words);
   }
+  // First values that change the weights of the base: all of PEFT 0.21's and those to come.
+  for (const char* value : {"pissa", "pissa_niter_16", "olora", "OLoRA", "corda", "loftq", "lora_ga", "of_2027"}) {
+    write_config(with(good, "init_lora_weights", value));
+    expect_refused("init_lora_weights': expected true, gaussian, eva or orthogonal (others change");
+  }
   write_config(good);
-  auto fewer = those(*adapters_, is_adapter);
+  auto fewer = adapters_of(*adapters_);
   fewer.pop_back();
   write_safetensors(path("adapters/adapter_model.safetensors"), fewer);
   expect_refused("lora_");

@@ -15,8 +15,18 @@ inline Json with(Json config, const std::string& key, const Json& value) {
 }
 
 // The fixture of a model (tests/models/fixtures/make.py).
-inline Safetensors fixture_of(const std::string& name) {
-  return Safetensors(fs::path(TESSERA_SOURCE_DIR) / "tests/models/fixtures" / (name + ".safetensors"), true);
+inline fs::path fixture_path(const std::string& name) {
+  return TESSERA_SOURCE_DIR "/tests/models/fixtures/" + name + ".safetensors";
+}
+inline Safetensors fixture_of(const std::string& name) { return Safetensors(fixture_path(name), true); }
+
+// The tensors of a fixture that are the weights of its model.
+inline std::vector<TensorBytes> weights_of(const Safetensors& fixture) {
+  std::vector<TensorBytes> out;
+  for (const TensorBytes& t : fixture.tensors())
+    if (t.name.starts_with("model.") || t.name.starts_with("transformer.") || t.name == "lm_head.weight")
+      out.push_back(t);
+  return out;
 }
 
 inline std::unique_ptr<LanguageModel> model_of(const ModelConfig& config, const WholeTensors& tensors,
@@ -57,10 +67,31 @@ inline double loss_of(LanguageModel& model, const Safetensors& fixture) {
   const NoGrad no_grad;
   return model.loss(rows_of(fixture, "ids"), targets, 1).loss_sum / static_cast<double>(targets.numel());
 }
-inline std::vector<float> floats(const TensorBytes& t) {
-  std::vector<float> out(t.bytes.size() / static_cast<size_t>(size_of(t.dtype)));
-  convert(t, 0, DType::float32, std::as_writable_bytes(std::span(out)));
+template <class T>
+std::vector<T> values_of(const TensorBytes& t) {
+  std::vector<T> out(t.bytes.size() / static_cast<size_t>(size_of(t.dtype)));
+  convert(t, 0, kDTypeOf<T>, std::as_writable_bytes(std::span(out)));
   return out;
+}
+inline std::vector<float> floats(const TensorBytes& t) { return values_of<float>(t); }
+
+// A whole tensor, by our name, read in two parts.
+inline std::vector<float> floats(const WholeTensors& tensors, const std::string& name, const Shape& shape,
+                                 int64_t cut = 1) {
+  std::vector<float> out(static_cast<size_t>(shape.numel()));
+  const TensorReader read = tensors(name, DType::float32, shape);
+  const std::span<float> all(out);
+  read(0, std::as_writable_bytes(all.first(static_cast<size_t>(cut))));
+  read(cut, std::as_writable_bytes(all.subspan(static_cast<size_t>(cut))));
+  return out;
+}
+
+// Expects numbers near to those that another library found.
+inline void expect_near(const std::vector<float>& found, const std::vector<float>& expected,
+                        const std::string& what = "") {
+  ASSERT_EQ(found.size(), expected.size()) << what;
+  for (size_t i = 0; i < found.size(); ++i)
+    ASSERT_NEAR(found[i], expected[i], 1e-5 * (1 + std::abs(expected[i]))) << what << " " << i;
 }
 
 // A folder of models, each test's own.

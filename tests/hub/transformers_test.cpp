@@ -15,12 +15,8 @@ std::vector<std::pair<std::string, ModelConfig>> samples() {
   llama.family = Family::llama, llama.kv_heads = 1;
   ModelConfig scaled = llama, qwen2 = llama, qwen3 = llama;
   scaled.tied = false;
-  scaled.rotary = {.theta = 100,
-                   .scaling = RopeScaling::llama3,
-                   .factor = 4,
-                   .low_freq_factor = 0.3,
-                   .high_freq_factor = 2,
-                   .original_context = 16};
+  scaled.rotary = {.theta = 100, .scaling = RopeScaling::llama3, .factor = 4, .original_context = 16};
+  scaled.rotary.low_freq_factor = 0.3, scaled.rotary.high_freq_factor = 2;
   qwen2.qkv_bias = true;
   qwen3.qk_norm = true, qwen3.head_dim = 12;
   ModelConfig exact = gpt2, yarn = scaled, biases = llama, slides = llama, sliding_qwen2 = qwen2;
@@ -57,11 +53,6 @@ std::vector<int32_t> some_ids() {
   std::vector<int32_t> ids(kBatch * kTokens);
   std::iota(ids.begin(), ids.end(), 7);
   return ids;
-}
-
-void expect_near(const std::vector<float>& found, const std::vector<float>& expected) {
-  ASSERT_EQ(found.size(), expected.size());
-  for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], expected[i], 1e-5 * (1 + std::abs(expected[i]))) << i;
 }
 
 TEST(Transformers, ReadsOurFoldersAndWeReadItsFolders) {

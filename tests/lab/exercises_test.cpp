@@ -4,16 +4,13 @@
 // Building one takes about two seconds, so TESSERA_DRAW draws which are built: a sixth of the stubs and mistakes.
 // TESSERA_LAB=all builds everything, TESSERA_LAB=NAME all of one exercise.
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
-#include <future>
-#include <mutex>
 
 #include "lab/check.h"
 #include "lab/not_yet.h"
 #include "tests/lab/sections.h"
+#include "tests/support/errors.h"
 
 namespace tessera::lab {
 namespace {
@@ -87,8 +84,7 @@ std::string graded(const Submission& s, size_t number) {
   write_file(folder.path() / fs::path(s.exercise->file).filename(), s.text);
   const Verdict verdict = check(*s.exercise, folder.path());
   if (std::getenv("TESSERA_LAB_SHOW")) fmt::print("--- {}: {}\n{}", s.exercise->name, s.name, verdict.text);
-  const bool right = verdict.solved == s.name.empty() && verdict.text.find(s.bound) != std::string::npos &&
-                     verdict.text.find(s.cause) != std::string::npos;
+  const bool right = verdict.solved == s.name.empty() && has(verdict.text, s.bound) && has(verdict.text, s.cause);
   return right ? ""
                : fmt::format("{}, {}: expected '{}' and '{}', found\n{}", s.exercise->name, s.name, s.bound, s.cause,
                              verdict.text);
@@ -97,23 +93,7 @@ std::string graded(const Submission& s, size_t number) {
 TEST(Lab, MistakesAreToldApart) {
   const std::vector<Submission> all = submissions();
   ASSERT_FALSE(all.empty());
-  std::mutex taking;
-  size_t next = 0;
-  const auto work = [&] {
-    std::string wrong;
-    for (;;) {
-      size_t mine = 0;
-      {
-        const std::lock_guard lock(taking);
-        if (next == all.size()) return wrong;
-        mine = next++;
-      }
-      wrong += graded(all[mine], mine);
-    }
-  };
-  std::future<std::string> other = std::async(std::launch::async, work);
-  EXPECT_EQ(work(), "");
-  EXPECT_EQ(other.get(), "");
+  EXPECT_EQ(said_of_each(all.size(), [&](size_t i) { return graded(all[i], i); }), "");
 }
 
 TEST(Lab, TheProductSolvesEveryExercise) {
@@ -130,24 +110,20 @@ TEST(Lab, AnExerciseIsGivenOutAndSolved) {
   const Exercise& e = exercise("2");
   give_out(e, folder);
   EXPECT_THROW(give_out(e, folder), Error);
+  for (const auto& [name, header] : {std::pair("ddp", "ddp.h"), std::pair("zero", "zero.h")}) {
+    give_out(exercise(name), place.path() / name);
+    EXPECT_TRUE(fs::exists(place.path() / name / header)) << "the page names " << header;
+  }
   for (const char* name : {"ring.cpp", "README.md", "compile_commands.json"})
     EXPECT_TRUE(fs::exists(folder / name)) << name;
   write_file(folder / "ring.cpp", solution(e) + "#include <cstdio>\nstatic const int now = puts(\"\\x1b[2Jhere\");\n");
   const Verdict verdict = check(e, folder);
   EXPECT_TRUE(verdict.solved) << verdict.text;
-  EXPECT_NE(verdict.text.find("your code printed:\n  \\x1b[2Jhere\n"), std::string::npos) << verdict.text;
+  EXPECT_TRUE(has(verdict.text, "your code printed:\n  \\x1b[2Jhere\n"));
   write_file(folder / "ring.cpp", "int wrong(\n");
-  EXPECT_NE(check(e, folder).text.find("broke  compiler"), std::string::npos);
+  EXPECT_TRUE(has(check(e, folder).text, "broke  compiler"));
   fs::remove(folder / "ring.cpp");
   EXPECT_THROW(check(e, folder), InputError);
-}
-
-TEST(Lab, HeadersThatAPageNamesAreGivenOut) {
-  const TemporaryDirectory place(temporary_folder() / "tessera-lab");
-  for (const auto& [name, header] : {std::pair("ddp", "ddp.h"), std::pair("zero", "zero.h")}) {
-    give_out(exercise(name), place.path() / name);
-    EXPECT_TRUE(fs::exists(place.path() / name / header)) << header;
-  }
 }
 
 // A mistake that leaves the numbers right, and others that do not.
@@ -168,10 +144,8 @@ TEST(Lab, BoundsGivePoints) {
   const Verdict bytes = spoilt(e, 0, of_bytes), values = spoilt(e, 3, of_values);
   EXPECT_EQ(points(e, bytes.kept), 4) << bytes.text;
   EXPECT_EQ(points(e, values.kept), 0) << values.text;
-  EXPECT_NE(json(e, bytes).find(R"("points":4,"of":6,"bounds":[{"bound":"values","solved":true,"points":4,"of":4},)"
-                                R"({"bound":"bytes","solved":false,"points":0,"of":2}],"broke":"bytes")"),
-            std::string::npos)
-      << json(e, bytes);
+  EXPECT_TRUE(has(json(e, bytes), R"("points":4,"of":6,"bounds":[{"bound":"values","solved":true,"points":4,"of":4},)"
+                                  R"({"bound":"bytes","solved":false,"points":0,"of":2}],"broke":"bytes")"));
   for (const Exercise& each : exercises()) EXPECT_EQ(points(each, each.bounds.size()), 6) << each.name;
 }
 
@@ -187,7 +161,7 @@ TEST(Lab, EveryExerciseHasThreeMistakesAndAShortPage) {
     for (const Blank& blank : e.blanks) {
       const std::string_view before = blank.function.substr(0, blank.function.find('('));
       const std::string_view name = before.substr(before.find_last_of(" :") + 1);
-      EXPECT_NE(e.page.find(name), std::string::npos) << e.name << ": the page does not say " << name;
+      EXPECT_TRUE(has(e.page, name)) << e.name;
     }
   }
   EXPECT_GE(number, 10);

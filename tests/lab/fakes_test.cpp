@@ -8,9 +8,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstdlib>
-#include <future>
 
 #include "lab/check.h"
 #include "tests/lab/sections.h"
@@ -132,15 +129,7 @@ TEST(Fakes, AreRefused) {
   }
   ASSERT_FALSE(all.empty());
   if (only) fmt::print("{} fakes\n", all.size());
-  std::atomic<size_t> next = 0;
-  const auto work = [&] {
-    std::string wrong;
-    for (size_t mine; (mine = next++) < all.size();) wrong += refused_fake(*all[mine].first, *all[mine].second);
-    return wrong;
-  };
-  std::future<std::string> other = std::async(std::launch::async, work);
-  EXPECT_EQ(work(), "");
-  EXPECT_EQ(other.get(), "");
+  EXPECT_EQ(said_of_each(all.size(), [&](size_t i) { return refused_fake(*all[i].first, *all[i].second); }), "");
 }
 
 // Bytes of one kind, whatever is asked.

@@ -1,6 +1,4 @@
 // Puzzles as a learner meets them: files that are given out, solutions that pass, and mistakes that are told apart.
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <map>
 
@@ -128,11 +126,7 @@ TEST(Puzzles, TheBestKnownIsKnown) {
 
 TEST(Puzzles, FilesThatAreNoneAreRefusedInOneLine) {
   for (const Puzzle& p : puzzles()) {
-    for (const std::string& text : {std::string(),
-                                    std::string("\x7f"
-                                                "ELF\0\xff\xfe\n\x01",
-                                                9),
-                                    std::string("x\n")}) {
+    for (const std::string& text : {std::string(), std::string("\177ELF\0\xff\xfe\n\1", 9), std::string("x\n")}) {
       const std::string verdict = verdict_on(p.name.data(), text);
       EXPECT_TRUE(has(verdict, "not yet\n  broke ")) << p.name << verdict;
       EXPECT_EQ(verdict.find('\x7f'), std::string::npos) << verdict;

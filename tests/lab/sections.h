@@ -1,11 +1,9 @@
 // Texts of tests, in files: `=== WORDS | WORDS` begins a section, `--- KIND` a text in it. Lines before the first
 // section say what stands there.
 #pragma once
-#include <filesystem>
+#include <atomic>
+#include <future>
 #include <sstream>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "data/files.h"
 
@@ -35,6 +33,19 @@ inline std::vector<Section> sections_of(const std::string& file) {
     }
   }
   return out;
+}
+
+// All that say(i) says of each i below `count`: two threads take one after another.
+inline std::string said_of_each(size_t count, const std::function<std::string(size_t)>& say) {
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    std::string said;
+    for (size_t mine; (mine = next++) < count;) said += say(mine);
+    return said;
+  };
+  std::future<std::string> other = std::async(std::launch::async, work);
+  const std::string here = work();
+  return here + other.get();
 }
 
 // Each `--- change` with its `--- to`, which may end within a line.

@@ -17,6 +17,8 @@ inline Tensor array_of(int rank, int64_t n, DType dtype, const ArenaPtr& arena) 
   return Tensor::of<double>(v, {n}, arena).to(dtype).to(arena);
 }
 
+inline Tensor zeros(int64_t n) { return Tensor::zeros({n}, DType::float32, make_arena()); }
+
 inline std::vector<double> values(const Tensor& t) { return t.on_host().to(DType::float64).to_vector<double>(); }
 
 inline std::vector<double> summed(int ranks, int64_t n) {
@@ -25,6 +27,16 @@ inline std::vector<double> summed(int ranks, int64_t n) {
     for (int64_t i = 0; i < n; ++i) total[static_cast<size_t>(i)] += brought(r, i);
   return total;
 }
+
+// Calls in which the odd one of some ranks asks for another size, dtype, operation, root or reduction.
+using OddCall = std::function<void(Communicator&, const Tensor& x, bool odd)>;
+inline const std::vector<std::pair<const char*, OddCall>> kOddCalls = {
+    {"size", [](auto& c, auto& x, bool odd) { c.all_reduce(x.narrow(0, 0, odd ? 24 : 12)); }},
+    {"dtype", [](auto& c, auto& x, bool odd) { c.all_reduce(odd ? x.to(DType::int32) : x); }},
+    {"operation", [](auto& c, auto& x, bool odd) { odd ? c.reduce(x, 0) : c.broadcast(x, 0); }},
+    {"collective", [](auto& c, auto& x, bool odd) { odd ? c.broadcast(x, 0) : c.all_reduce(x); }},
+    {"root", [](auto& c, auto& x, bool odd) { c.broadcast(x, odd ? 1 : 0); }},
+    {"reduction", [](auto& c, auto& x, bool odd) { c.all_reduce(x, odd ? Reduction::max : Reduction::sum); }}};
 
 inline std::vector<double> cut(const std::vector<double>& whole, int ranks, int rank) {
   const Range p = piece(static_cast<int64_t>(whole.size()), ranks, rank);

@@ -1,9 +1,8 @@
 // The asynchronous parameter server: it keeps its bound and its numbers, a replay has the bits of its run, and nothing
 // hangs when a worker fails or the run is stopped.
-#include <unistd.h>
-
 #include <set>
 
+#include "data/files.h"
 #include "optim/grad_norm.h"
 #include "parallel/async/server.h"
 #include "parallel/comm/launch.h"
@@ -27,39 +26,33 @@ struct AsyncPlan {
   double rate = 0.003, timeout = 30;
   std::string record = {}, replay = {};
   std::function<void(int worker, int64_t clock)> before = {};
-  std::function<bool(int worker)> wish = {};  // to stop
-  std::vector<int64_t> stops = {};            // steps at which it is stopped, to go on at once
+  std::function<bool(int worker)> wish = {};       // to stop
+  std::vector<int64_t> stops = {};                 // steps at which it is stopped, to go on at once
+  std::function<double(int64_t applied)> lr = {};  // another than that of `rate`
 };
 
 struct AsyncTraining {
   AsyncSummary summary;
   std::vector<int64_t> stopped;                              // steps done at each stop and at the end, of rank 0
   std::vector<AppliedPush> pushes;                           // as rank 0 heard of them
-  std::vector<std::vector<std::byte>> values, state;         // units at the end, and optimizer state
+  std::vector<Bytes> values;                                 // parameters at the end, by rank
+  Bytes state;                                               // of the optimizer
   std::vector<int64_t> pushed, pulled, parameters, moments;  // bytes, by rank
 };
 
-std::vector<std::byte> parameters_of(Module& model) {
-  std::vector<std::byte> out;
-  for (const Parameter* p : model.parameters()) {
-    const std::vector<std::byte> one = bytes(p->var.value());
-    out.insert(out.end(), one.begin(), one.end());
-  }
-  return out;
-}
-
-void train_rank(const AsyncPlan& plan, Communicator& world, AsyncTraining& out, std::vector<std::byte>& values) {
+void train_rank(const AsyncPlan& plan, Communicator& world, AsyncTraining& out, Bytes& values) {
   const ArenaPtr arena = make_arena();
   Decoder model(tiny_gpt(plan.dropout));
-  AsyncServer server(model, world, arena,
-                     {.mode = DataMode::ps_async, .servers = plan.servers, .dtype = plan.dtype, .seed = kSeed},
-                     {.steps = plan.steps,
-                      .staleness = plan.staleness,
-                      .clip = 1,
-                      .optimizer = [&](const auto& units) { return make_optimizer(plan.optimizer, units, {}); },
-                      .lr = [&](int64_t applied) { return plan.rate / (1 + 0.001 * static_cast<double>(applied)); },
-                      .record = plan.record,
-                      .replay = plan.replay});
+  AsyncServer server(
+      model, world, arena, {.mode = DataMode::ps_async, .servers = plan.servers, .dtype = plan.dtype, .seed = kSeed},
+      {.steps = plan.steps,
+       .staleness = plan.staleness,
+       .clip = 1,
+       .optimizer = [&](const auto& units) { return make_optimizer(plan.optimizer, units, {}); },
+       .lr =
+           plan.lr ? plan.lr : [&](int64_t applied) { return plan.rate / (1 + 0.001 * static_cast<double>(applied)); },
+       .record = plan.record,
+       .replay = plan.replay});
   const auto rank = static_cast<size_t>(world.rank());
   out.parameters[rank] = arena->usage(Category::parameters).live;
   out.moments[rank] = arena->usage(Category::optimizer).live;
@@ -83,7 +76,7 @@ void train_rank(const AsyncPlan& plan, Communicator& world, AsyncTraining& out, 
   run(plan.steps);
   const AsyncSummary summary = server.finish();
   if (rank == 0) out.summary = summary;
-  values = parameters_of(model);
+  values = values_of(model);
   for (size_t i = 0; server.optimizer() && plan.servers == 1 && i < server.optimizer()->state().size(); ++i)
     out.state.push_back(bytes(server.optimizer()->state()[i].tensor));
   out.pushed[rank] = server.pushed_bytes();
@@ -97,18 +90,16 @@ AsyncTraining train(const AsyncPlan& plan) {
   out.pushed = out.pulled = out.parameters = out.moments = std::vector<int64_t>(ranks);
   launch({.ranks = plan.ranks, .threads_per_rank = 1, .timeout_s = plan.timeout},
          [&](Communicator& world) { train_rank(plan, world, out, out.values[static_cast<size_t>(world.rank())]); });
-  for (const std::vector<std::byte>& values : out.values) EXPECT_TRUE(values == out.values[0]);
+  for (const Bytes& values : out.values) EXPECT_TRUE(values == out.values[0]);
   return out;
 }
 
 void sleep_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-struct Scratch {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / ("tessera_async_" + std::to_string(getpid()));
-  Scratch() { std::filesystem::create_directories(path); }
-  ~Scratch() { std::filesystem::remove_all(path); }
-  std::string file(const std::string& name) const { return (path / name).string(); }
-};
+// A worker that is as fast as no other.
+void uneven(int worker, int64_t clock) { sleep_ms((worker * 7 + clock * 5) % 6); }
+
+TemporaryDirectory scratch_folder() { return TemporaryDirectory(temporary_folder() / "tessera-async"); }
 
 // The asynchronous parameter server: the bound on staleness holds whoever is slow, a recorded order replays to the same
 // bits, and the model learns.
@@ -182,14 +173,14 @@ TEST(AsyncServer, OneWorkerIsPlainTraining) {
         model.zero_missing_gradients();
         optimizer->step(plan.rate / (1 + 0.001 * static_cast<double>(step)), clip_factor(grad_norm(model.units()), 1));
       }
-      EXPECT_TRUE(parameters_of(model) == run.values[0]);
+      EXPECT_TRUE(values_of(model) == run.values[0]);
     });
   }
 }
 
 TEST(AsyncServer, ARecordedOrderReplaysToTheSameBits) {
-  const Scratch scratch;
-  const std::string record = scratch.file("record"), again = scratch.file("again");
+  const TemporaryDirectory scratch = scratch_folder();
+  const std::string record = scratch.path() / "record", again = scratch.path() / "again";
   for (const int servers : {1, 2, 3})
     for (const DType dtype : {DType::float32, DType::bfloat16}) {
       AsyncPlan plan{.servers = servers,
@@ -197,13 +188,11 @@ TEST(AsyncServer, ARecordedOrderReplaysToTheSameBits) {
                      .optimizer = servers == 1 ? OptimizerKind::sgd : OptimizerKind::adamw,
                      .dtype = dtype};
       plan.record = record;
-      plan.before = [](int worker, int64_t clock) { sleep_ms((worker * 7 + clock * 5) % 6); };
+      plan.before = uneven;
       const AsyncTraining first = train(plan);
       plan.record = again;
       plan.replay = record;
-      plan.before = [](int worker, int64_t clock) {  // others are slow now
-        sleep_ms((worker * 4 + clock * 3) % 7);
-      };
+      plan.before = [](int worker, int64_t clock) { sleep_ms((worker * 4 + clock * 3) % 7); };  // others are slow now
       const AsyncTraining second = train(plan);
       expect_same_bits(first, second);
       EXPECT_EQ(read_whole(record), read_whole(again));
@@ -234,10 +223,9 @@ TEST(AsyncServer, MovesAndHoldsWhatTheFormulaSays) {
 }
 
 double end_of(const std::vector<AppliedPush>& pushes) {
-  double sum = 0;
-  const size_t n = pushes.size() / 5;
-  for (size_t i = pushes.size() - n; i < pushes.size(); ++i) sum += pushes[i].loss;
-  return sum / static_cast<double>(n);
+  const auto n = std::ssize(pushes) / 5;
+  const auto add = [](double sum, const AppliedPush& push) { return sum + push.loss; };
+  return std::accumulate(pushes.end() - n, pushes.end(), 0.0, add) / static_cast<double>(n);
 }
 
 // Against the synchronous run over the same sequences in as many clocks, which makes a third of the updates, and
@@ -266,9 +254,9 @@ TEST(AsyncServer, LearnsWithinABandOfTheSynchronousRun) {
 
 // Worker 1 makes one step, the others three; a run of old records.
 TEST(AsyncFailure, NobodyWaitsForAWorkerThatTheRecordEndsEarly) {
-  const Scratch scratch;
+  const TemporaryDirectory scratch = scratch_folder();
   const std::vector<Push> order = {{0, 0, 0}, {1, 0, 0}, {2, 0, 0}, {0, 1, 3}, {2, 1, 3}, {0, 2, 5}, {2, 2, 5}};
-  const AsyncPlan plan{.servers = 2, .staleness = 0, .replay = scratch.file("record")};
+  const AsyncPlan plan{.servers = 2, .staleness = 0, .replay = scratch.path() / "record"};
   write_push_log(plan.replay, {.workers = 3, .staleness = 0, .steps = 8, .servers = {order, order}});
   const AsyncTraining run = train(plan);
   EXPECT_EQ(run.summary.applied, 7);
@@ -300,22 +288,9 @@ TEST(AsyncFailure, AWorkerThatThrowsEndsTheOthersWithItsCause) {
 }
 
 TEST(AsyncFailure, ALearningRateThatThrowsInAServersThreadEndsEveryone) {
-  const auto body = [&](Communicator& world) {
-    const ArenaPtr arena = make_arena();
-    Decoder model(tiny_gpt(0));
-    AsyncServer server(model, world, arena, {.servers = 1},
-                       {.steps = 50,
-                        .staleness = 50,
-                        .optimizer = [](const auto& units) { return make_optimizer(OptimizerKind::sgd, units, {}); },
-                        .lr = [](int64_t applied) -> double {
-                          if (applied == 7) throw Error("no rate");
-                          return 0.01;
-                        }});
-    server.run(50, {.step = [&](int worker, int64_t clock) {
-                 return learn(model, sequences(model.config, clock, worker, 1, arena), {}, 10);
-               }});
-  };
-  EXPECT_EQ(error_of([&] { launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 20}, body); }), "[rank 0] no rate");
+  AsyncPlan plan{.staleness = 50, .steps = 50, .sequences = 1, .optimizer = OptimizerKind::sgd, .dropout = 0};
+  plan.lr = [](int64_t applied) { return applied == 7 ? throw Error("no rate") : 0.01; };
+  EXPECT_EQ(error_of([&] { train(plan); }), "[rank 0] no rate");
 }
 
 TEST(AsyncFailure, AWorkerThatNeverPushesIsNamed) {
@@ -323,26 +298,21 @@ TEST(AsyncFailure, AWorkerThatNeverPushesIsNamed) {
             "[rank 0] world axis, recv of 48 bytes: rank 2 sent nothing within 1 s");
 }
 
-std::string refusal(const AsyncPlan& plan) {
-  try {
-    train(plan);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
+std::string refusal(const AsyncPlan& plan, Status status = Status::usage) {
+  return error_of([&] { train(plan); }, status);
 }
 
 TEST(AsyncFailure, ARecordThatDoesNotFitIsRefused) {
-  const Scratch scratch;
-  const std::string file = scratch.file("record");
+  const TemporaryDirectory scratch = scratch_folder();
+  const std::string file = scratch.path() / "record";
   const AsyncPlan plan{.steps = 3, .record = file};
   train(plan);
-  const auto changed = [&](auto change) {
+  const auto changed = [&](auto change, Status status = Status::usage) {
     AsyncPlan other = plan;
     other.record.clear();
     other.replay = file;
     change(other);
-    return refusal(other);
+    return refusal(other, status);
   };
   EXPECT_EQ(changed([](AsyncPlan&) {}), "nothing was thrown");
   const std::string was = file + " was recorded with 3 ranks, 1 servers, staleness 1 and 3 steps; this run has ";
@@ -350,15 +320,14 @@ TEST(AsyncFailure, ARecordThatDoesNotFitIsRefused) {
   EXPECT_TRUE(has(changed([](AsyncPlan& p) { p.servers = 2; }), was + "3 ranks, 2 servers"));
   EXPECT_TRUE(has(changed([](AsyncPlan& p) { p.staleness = 2; }), "this run has 3 ranks, 1 servers, staleness 2"));
   EXPECT_TRUE(has(changed([](AsyncPlan& p) { p.steps = 4; }), "and 4 steps"));
-  EXPECT_TRUE(has(changed([&](AsyncPlan& p) { p.replay = file + "s"; }), "cannot open "));
+  EXPECT_TRUE(has(changed([&](AsyncPlan& p) { p.replay = file + "s"; }, Status::input), "cannot open "));
   EXPECT_TRUE(has(refusal({.staleness = -1}), "`staleness`: expected"));
   EXPECT_TRUE(has(refusal({.servers = 4}), "`servers`: expected 1 to 3"));
-  EXPECT_TRUE(has(refusal({.steps = 1, .record = scratch.file("no/such/place")}), "cannot write"));
+  EXPECT_TRUE(has(refusal({.steps = 1, .record = scratch.path() / "no/such/place"}, Status::output), "cannot write"));
 }
 
 TEST(AsyncFailure, ALossThatIsNoNumberEndsTheRun) {
-  const std::string what = refusal({.rate = 1e30});
-  EXPECT_TRUE(has(what, "the loss or the gradient norm is not finite"));
+  EXPECT_TRUE(has(refusal({.rate = 1e30}, Status::not_finite), "the loss or the gradient norm is not finite"));
 }
 
 // An asynchronous run that is stopped: all workers come to one step; a replay is stopped where its record allows it,
@@ -372,7 +341,7 @@ TEST(AsyncStop, AllWorkersComeToTheStepThatTheFastestHasBegun) {
       std::atomic<bool> wished = false;
       AsyncPlan plan{.servers = 2, .staleness = staleness, .steps = 12};
       plan.before = [&](int worker, int64_t clock) {
-        sleep_ms((worker * 7 + clock * 5) % 6);
+        uneven(worker, clock);
         begun[static_cast<size_t>(worker)] = clock + 1;
       };
       plan.wish = [&](int worker) {
@@ -402,18 +371,15 @@ TEST(AsyncStop, SavesOfEveryStepAreStepsInCommon) {
 
 // In a record of a run that nobody stopped, workers are at different steps everywhere.
 TEST(AsyncStop, AReplayThatIsStoppedAtEveryStepHasTheSameBits) {
-  const Scratch scratch;
+  const TemporaryDirectory scratch = scratch_folder();
   for (const int servers : {1, 2, 3}) {
-    AsyncPlan plan{.servers = servers, .staleness = 2, .steps = 10, .record = scratch.file("record")};
-    plan.before = [](int worker, int64_t clock) { sleep_ms((worker * 7 + clock * 5) % 6); };
+    AsyncPlan plan{.servers = servers, .staleness = 2, .steps = 10, .record = scratch.path() / "record"};
+    plan.before = uneven;
     const AsyncTraining first = train(plan);
     plan.replay = std::exchange(plan.record, "");
     for (int64_t step = 1; step < 10; ++step) plan.stops.push_back(step);
     const AsyncTraining second = train(plan);
-    EXPECT_TRUE(first.values == second.values);
-    EXPECT_TRUE(first.state == second.state);
-    ASSERT_EQ(first.pushes.size(), second.pushes.size());
-    for (size_t p = 0; p < first.pushes.size(); ++p) EXPECT_EQ(first.pushes[p].loss, second.pushes[p].loss);
+    expect_same_bits(first, second);
     for (size_t k = 0; k < plan.stops.size(); ++k) EXPECT_GE(second.stopped[k], plan.stops[k]);
   }
 }

@@ -1,12 +1,7 @@
 // Communicators of threads: every operation, by every algorithm, against sums made here; counts; failures; the messages
 // of ranks that wait long.
-#include <unistd.h>
-
-#include <fstream>
-#include <sstream>
-
+#include "data/files.h"
 #include "parallel/comm/trace.h"
-#include "tensor/random.h"
 #include "tests/parallel/mpi/mpi_checks.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpu.h"
@@ -22,11 +17,8 @@ TEST(Comm, EveryOperationByEveryAlgorithm) {
   for (const int ranks : {1, 2, 3, 4, 8})
     for (const Algorithm algorithm : test::kByMessages)
       launch({.ranks = ranks, .timeout_s = 20, .algorithm = algorithm}, [](Communicator& world) {
-        for (const int64_t n : {1, 2, 17, 1000, 5003})
-          for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64, DType::int32}) {
-            test::check_sums(world, n, dtype, make_arena());
-            test::check_roots(world, n, dtype, make_arena());
-          }
+        check_operations(world, {1, 2, 17, 1000, 5003}, {DType::float32, DType::bfloat16, DType::float64, DType::int32},
+                         {make_arena()});
         EXPECT_EQ(world.max(world.rank()), world.size() - 1);
         world.barrier();
       });
@@ -37,11 +29,8 @@ TEST(Comm, EveryOperationByEveryAlgorithm) {
 TEST(Comm, SumsHaveTheirOrder) {
   constexpr int kRanks = 5;
   constexpr int64_t kSize = 203;
-  std::vector<std::vector<float>> in(kRanks, std::vector<float>(kSize));
-  for (int r = 0; r < kRanks; ++r)
-    for (size_t i = 0; i < kSize; ++i)
-      in[static_cast<size_t>(r)][i] =
-          static_cast<float>(Philox::named(7, "order").normal(i * kRanks + static_cast<uint64_t>(r)));
+  std::vector<std::vector<float>> in;
+  for (int r = 0; r < kRanks; ++r) in.push_back(for_order(r, kRanks, kSize, DType::float32).to_vector<float>());
   const auto expected = [&](Algorithm algorithm, size_t i) {
     const auto at = [&](int r) { return in[static_cast<size_t>(r % kRanks)][i]; };
     if (algorithm == Algorithm::tree) return ((at(0) + at(1)) + (at(2) + at(3))) + at(4);
@@ -63,48 +52,34 @@ TEST(Comm, SumsHaveTheirOrder) {
 }
 
 TEST(Comm, BytesAreThoseOfTheFormulas) {
-  struct Sent {
-    Algorithm algorithm;
-    Op op;
-    double arrays;  // whole arrays sent by all ranks together, of n = 4
-  };
-  const std::vector<Sent> cases = {{Algorithm::direct, Op::all_reduce, 6},     {Algorithm::ring, Op::all_reduce, 6},
-                                   {Algorithm::root, Op::all_reduce, 6},       {Algorithm::tree, Op::all_reduce, 6},
-                                   {Algorithm::direct, Op::reduce_scatter, 3}, {Algorithm::ring, Op::reduce_scatter, 3},
-                                   {Algorithm::direct, Op::all_gather, 3},     {Algorithm::ring, Op::all_gather, 3},
-                                   {Algorithm::direct, Op::broadcast, 3},      {Algorithm::tree, Op::broadcast, 3},
-                                   {Algorithm::direct, Op::reduce, 3}};
-  for (const Sent& c : cases) {
+  // Whole arrays sent by all ranks together, of n = 4.
+  const std::vector<std::tuple<Algorithm, Op, double>> cases = {
+      {Algorithm::direct, Op::all_reduce, 6},     {Algorithm::ring, Op::all_reduce, 6},
+      {Algorithm::root, Op::all_reduce, 6},       {Algorithm::tree, Op::all_reduce, 6},
+      {Algorithm::direct, Op::reduce_scatter, 3}, {Algorithm::ring, Op::reduce_scatter, 3},
+      {Algorithm::direct, Op::all_gather, 3},     {Algorithm::ring, Op::all_gather, 3},
+      {Algorithm::direct, Op::broadcast, 3},      {Algorithm::tree, Op::broadcast, 3},
+      {Algorithm::direct, Op::reduce, 3}};
+  for (const auto& [algorithm, op, arrays] : cases) {
     std::atomic<int64_t> sent{0}, calls{0};
-    launch({.ranks = 4, .timeout_s = 20, .algorithm = c.algorithm}, [&](Communicator& world) {
-      const ArenaPtr arena = make_arena();
-      const Tensor x = Tensor::zeros({1000}, DType::float32, arena), part = Tensor::zeros({250}, DType::float32, arena);
-      if (c.op == Op::all_reduce) world.all_reduce(x);
-      if (c.op == Op::reduce_scatter) world.reduce_scatter(x, part);
-      if (c.op == Op::all_gather) world.all_gather(part, x);
-      if (c.op == Op::broadcast) world.broadcast(x, 1);
-      if (c.op == Op::reduce) world.reduce(x, 1);
-      sent += world.counts()[static_cast<size_t>(c.op)].sent;
-      calls += world.counts()[static_cast<size_t>(c.op)].calls;
+    launch({.ranks = 4, .timeout_s = 20, .algorithm = algorithm}, [&, op = op](Communicator& world) {
+      const Tensor x = zeros(1000), part = zeros(250);
+      if (op == Op::all_reduce) world.all_reduce(x);
+      if (op == Op::reduce_scatter) world.reduce_scatter(x, part);
+      if (op == Op::all_gather) world.all_gather(part, x);
+      if (op == Op::broadcast) world.broadcast(x, 1);
+      if (op == Op::reduce) world.reduce(x, 1);
+      sent += world.counts()[static_cast<size_t>(op)].sent;
+      calls += world.counts()[static_cast<size_t>(op)].calls;
     });
-    EXPECT_EQ(static_cast<double>(sent), 4000 * c.arrays) << name_of(c.algorithm) << " " << name_of(c.op);
+    EXPECT_EQ(static_cast<double>(sent), 4000 * arrays) << name_of(algorithm) << " " << name_of(op);
     EXPECT_EQ(calls, 4);
   }
 }
 
 TEST(Comm, MessagesKeepTheirOrderByTag) {
-  launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
-    const ArenaPtr arena = make_arena();
-    if (world.rank() == 0) {
-      for (int i = 0; i < 10; ++i) world.send(array_of(i, 100 + i, DType::float32, arena), 1, i % 2);
-    } else {
-      for (const int i : {1, 0, 3, 5, 2, 7, 4, 6, 8, 9}) {
-        const Tensor x = Tensor::zeros({100 + i}, DType::float32, arena);
-        world.recv(x, 0, i % 2);
-        EXPECT_EQ(values(x), values(array_of(i, 100 + i, DType::float32, arena)));
-      }
-    }
-  });
+  launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) { check_messages(world, 0, 1, 100); });
+  EXPECT_EQ(test::failures, 0);
 }
 
 TEST(Comm, SplitsIntoRowsAndColumns) {
@@ -198,7 +173,7 @@ TEST(CommFailure, ARankThatThrowsEndsTheOthers) {
   EXPECT_EQ(thrown_by([](Communicator&) { throw CommError("the cause"); }), "[rank 2] the cause");
   EXPECT_EQ(thrown_by([](Communicator&) { throw 42; }), "[rank 2] something was thrown that is no std::exception");
   const std::string busy = thrown_by([](Communicator& world) {  // with work in the background
-    const Pending p = world.start_all_reduce(Tensor::zeros({100}, DType::float32, make_arena()));
+    const Pending p = world.start_all_reduce(zeros(100));
     throw CommError("the cause");
   });
   EXPECT_TRUE(busy == "[rank 2] the cause" || has(busy, "asks for")) << busy;
@@ -207,7 +182,7 @@ TEST(CommFailure, ARankThatThrowsEndsTheOthers) {
 TEST(CommFailure, ARankThatLeavesWithWorkInTheBackgroundIsNamed) {
   const std::string what = failure({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
     if (world.rank() == 0) {
-      const Pending forgotten = world.start_all_reduce(Tensor::zeros({100'000}, DType::float32, make_arena()));
+      const Pending forgotten = world.start_all_reduce(zeros(100'000));
       return;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -218,9 +193,8 @@ TEST(CommFailure, ARankThatLeavesWithWorkInTheBackgroundIsNamed) {
 
 TEST(CommFailure, ARankThatDoesNotComeIsNamed) {
   const std::string what = failure({.ranks = 3, .timeout_s = 0.3}, [](Communicator& world) {
-    const ArenaPtr arena = make_arena();
-    world.all_reduce(Tensor::zeros({10}, DType::float32, arena));
-    if (world.rank() != 1) world.all_reduce(Tensor::zeros({100}, DType::float32, arena));
+    world.all_reduce(zeros(10));
+    if (world.rank() != 1) world.all_reduce(zeros(100));
   });
   EXPECT_TRUE(has(what,
                   "world axis, all_reduce of 400 bytes (float32): rank 1 did not come within 0.3 s; the last it came "
@@ -229,12 +203,7 @@ TEST(CommFailure, ARankThatDoesNotComeIsNamed) {
 
 TEST(CommFailure, CallsThatDifferAreNamed) {
   const std::string what = failure({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
-    const ArenaPtr arena = make_arena();
-    const Tensor x = Tensor::zeros({100}, DType::float32, arena);
-    if (world.rank() == 0)
-      world.all_reduce(x);
-    else
-      world.broadcast(x, 0);
+    world.rank() == 0 ? world.all_reduce(zeros(100)) : world.broadcast(zeros(100), 0);
   });
   EXPECT_TRUE(has(what, "all_reduce of 400 bytes (float32)"));
   EXPECT_TRUE(has(what, "broadcast of 400 bytes (float32, root 0)"));
@@ -242,7 +211,7 @@ TEST(CommFailure, CallsThatDifferAreNamed) {
 
 TEST(CommFailure, ASilentSenderIsNamed) {
   const std::string what = failure({.ranks = 2, .timeout_s = 0.3}, [](Communicator& world) {
-    if (world.rank() == 1) world.recv(Tensor::zeros({10}, DType::float32, make_arena()), 0);
+    if (world.rank() == 1) world.recv(zeros(10), 0);
   });
   EXPECT_EQ(what, "[rank 1] world axis, recv of 40 bytes: rank 0 sent nothing within 0.3 s");
 }
@@ -274,28 +243,24 @@ TEST(CommFailure, NoPlantedFaultHangs) {
     const Fault fault{kind, static_cast<int64_t>(trial % 12), 0.05};
     const LaunchOptions options{
         .ranks = ranks, .timeout_s = 0.5, .algorithm = algorithm, .around = with_faults({{culprit, {fault}}})};
-    const auto body = [](Communicator& world) {
-      const ArenaPtr arena = make_arena();
+    const bool drops = kind == Fault::Kind::drop;
+    const auto body = [&](Communicator& world) {
       for (int i = 0; i < 20; ++i) {
-        Tensor x = array_of(world.rank(), 500, DType::float32, arena);
-        world.start_all_reduce(x).wait();
-        EXPECT_EQ(values(x), summed(world.size(), 500));
+        const Tensor x = array_of(world.rank(), 500, DType::float32, make_arena());
+        drops ? world.all_reduce(x) : world.start_all_reduce(x).wait();
+        const std::vector<double> right = summed(world.size(), 500);
+        EXPECT_EQ(drops ? right : values(x), right);  // the one that dropped out computes with what it has
       }
     };
-    if (kind == Fault::Kind::delay)
+    if (kind == Fault::Kind::delay) {
       launch(options, body);
-    else if (kind == Fault::Kind::fail) {
-      const std::string what = failure(options, body), end = "a planted fault at call " + std::to_string(fault.call);
-      EXPECT_TRUE(what.starts_with("[rank " + std::to_string(culprit) + "] world axis, ") && what.ends_with(end))
-          << what;
-    } else
-      EXPECT_NE(failure(options,
-                        [](Communicator& world) {  // the one that dropped out computes with what it has
-                          const ArenaPtr arena = make_arena();
-                          for (int i = 0; i < 20; ++i)
-                            world.all_reduce(array_of(world.rank(), 500, DType::float32, arena));
-                        }),
-                "nothing was thrown");
+      continue;
+    }
+    const std::string what = failure(options, body), end = "a planted fault at call " + std::to_string(fault.call);
+    EXPECT_NE(what, "nothing was thrown");
+    EXPECT_TRUE(drops ||
+                (what.starts_with("[rank " + std::to_string(culprit) + "] world axis, ") && what.ends_with(end)))
+        << what;
   }
 }
 
@@ -313,20 +278,17 @@ TEST(CommFailureDeathTest, ARankThatNeverStopsEndsTheProcess) {
 
 // The messages of ranks that wait long, the notes on their operations, and the ranks that are waited for.
 
-class Said {
- public:
-  auto listener() {
-    return [this](const std::string& line) {
-      const std::lock_guard lock(mutex_);
-      lines_.push_back(line);
-    };
-  }
-  const std::vector<std::string>& lines() const { return lines_; }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::string> lines_;
-};
+// The lines about long waits of ranks that run `body`.
+std::vector<std::string> said(LaunchOptions how, const std::function<void(Communicator&)>& body) {
+  std::mutex one_at_a_time;
+  std::vector<std::string> lines;
+  how.say = [&](const std::string& line) {
+    const std::lock_guard lock(one_at_a_time);
+    lines.push_back(line);
+  };
+  launch(how, body);
+  return lines;
+}
 
 TEST(Reminder, ComesAfter5And30And60AndThenTwiceAsLong) {
   Reminder reminder;
@@ -347,8 +309,7 @@ TEST(LongWaits, AreNewsOnceForEachAxisAndRank) {
 
 // Rank 2 comes late, twice: three ranks wait for it, and one line says so.
 TEST(Flight, ALongWaitIsSaidOnceWithWhomAndWhatItDidLast) {
-  Said said;
-  launch({.ranks = 4, .timeout_s = 60, .say = said.listener()}, [](Communicator& world) {
+  const std::vector<std::string> lines = said({.ranks = 4, .timeout_s = 60}, [](Communicator& world) {
     const std::unique_ptr<Communicator> axis = world.split(0, world.rank(), "dp");
     const Tensor x = array_of(world.rank(), 10, DType::float32, make_arena());
     axis->all_reduce(x);
@@ -357,16 +318,14 @@ TEST(Flight, ALongWaitIsSaidOnceWithWhomAndWhatItDidLast) {
       axis->all_reduce(x);
     }
   });
-  ASSERT_EQ(said.lines().size(), 1U);
-  const std::string& line = said.lines()[0];
-  EXPECT_TRUE(has(line, "has waited 5"));
-  EXPECT_TRUE(has(line, "in all_reduce of 40 bytes (float32) on axis dp for rank 2"));
-  EXPECT_TRUE(has(line, "the last it came to was all_reduce of 40 bytes"));
+  ASSERT_EQ(lines.size(), 1U);
+  for (const char* part : {"has waited 5", "in all_reduce of 40 bytes (float32) on axis dp for rank 2",
+                           "the last it came to was all_reduce of 40 bytes"})
+    EXPECT_TRUE(has(lines[0], part));
 }
 
 TEST(Flight, AMessageThatDoesNotComeIsSaidToo) {
-  Said said;
-  launch({.ranks = 2, .timeout_s = 60, .say = said.listener()}, [](Communicator& world) {
+  const std::vector<std::string> lines = said({.ranks = 2, .timeout_s = 60}, [](Communicator& world) {
     const Tensor x = array_of(world.rank(), 10, DType::float32, make_arena());
     if (world.rank() == 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5300));
@@ -375,18 +334,17 @@ TEST(Flight, AMessageThatDoesNotComeIsSaidToo) {
       world.recv(x, 1);
     }
   });
-  ASSERT_EQ(said.lines().size(), 1U);
-  EXPECT_TRUE(has(said.lines()[0], "[rank 0] has waited 5"));
-  EXPECT_TRUE(has(said.lines()[0], "recv of 40 bytes on axis world for rank 1"));
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_TRUE(has(lines[0], "[rank 0] has waited 5"));
+  EXPECT_TRUE(has(lines[0], "recv of 40 bytes on axis world for rank 1"));
 }
 
 TEST(Flight, ShortWaitsAreNotSaid) {
-  Said said;
-  launch({.ranks = 2, .say = said.listener()}, [](Communicator& world) {
+  const std::vector<std::string> lines = said({.ranks = 2}, [](Communicator& world) {
     if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     world.barrier();
   });
-  EXPECT_TRUE(said.lines().empty());
+  EXPECT_TRUE(lines.empty());
 }
 
 // The one that is late is waited for, and who waits is not.
@@ -404,15 +362,11 @@ TEST(Flight, WaitingIsCountedByWhomItIsFor) {
   EXPECT_LT(waits[1][0] + waits[1][2], 0.2);
 }
 
-std::string flights_of(const LaunchOptions& given, const std::function<void(Communicator&)>& body) {
-  const std::filesystem::path file = testing::TempDir() + "tessera-flight-" + std::to_string(getpid()) + ".json";
-  LaunchOptions options = given;
-  options.flight_file = [&] { return file; };
-  EXPECT_THROW(launch(options, body), Error);
-  std::ostringstream text;
-  text << std::ifstream(file).rdbuf();
-  std::filesystem::remove(file);
-  return text.str();
+std::string flights_of(LaunchOptions how, const std::function<void(Communicator&)>& body) {
+  const TemporaryDirectory folder(temporary_folder() / "tessera-flight");
+  how.flight_file = [&] { return folder.path() / "flights.json"; };
+  EXPECT_THROW(launch(how, body), Error);
+  return read_file(how.flight_file());
 }
 
 // Rank 1 leaves out one call: the others are in the fourth, it was never there.

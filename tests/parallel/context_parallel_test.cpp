@@ -19,17 +19,17 @@ enum class Way : uint8_t { zigzag, contiguous, ulysses };
 constexpr std::array<Way, 3> kWays{Way::zigzag, Way::contiguous, Way::ulysses};
 
 Balance balance_of(Way way) { return way == Way::zigzag ? Balance::zigzag : Balance::contiguous; }
-std::string name_of_way(Way way) {
-  return way == Way::zigzag ? "zig-zag ring" : way == Way::contiguous ? "contiguous ring" : "ulysses";
-}
+constexpr std::array kWayNames{"zig-zag ring", "contiguous ring", "ulysses"};
 
 struct Problem {
-  int64_t b, tokens;
-  Heads heads;
-  int64_t d;
-  AttentionOptions options;
+  int64_t b = 2, tokens = 0;
+  Heads heads = {24, 12};
+  int64_t d = 3;
+  AttentionOptions options = {};
   DType dtype = DType::float64;
   uint64_t name = 0;
+  int64_t queries() const { return b * tokens * heads.query * d; }  // elements of the whole sequence
+  int64_t keys() const { return b * tokens * heads.key * d; }       // elements of the keys, or of the values
 };
 
 Tensor whole_qkv(const Problem& p, const ArenaPtr& arena) {
@@ -79,36 +79,22 @@ Var attend(const Var& qkv, const Problem& p, Communicator& cp, Way way) {
   return ring_attention(qkv, p.heads, o, cp, balance_of(way));
 }
 
-Result together(const Problem& p, Communicator& cp, Way way, const ArenaPtr& arena) {
+Result together(const Problem& p, Communicator& cp, Way way, const ArenaPtr& arena, bool recomputed = false) {
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), balance_of(way));
   const Var qkv(tokens_at(whole_qkv(p, arena->host()), mine).to(arena), true);
-  const Var y = attend(qkv, p, cp, way);
+  const auto run = [&](const std::vector<Var>& v) { return attend(v[0], p, cp, way); };
+  const Var y = recomputed ? checkpoint(run, {qkv}) : run({qkv});
   backward(y, {.seed = tokens_at(whole_seed(p, arena->host()), mine).to(arena)});
   return {y.value().on_host(), qkv.grad().on_host()};
 }
 
-// The largest difference as a share of the largest value of the whole.
-double difference(const Tensor& part, const Tensor& whole, const std::vector<int64_t>& positions) {
-  const Tensor expected = tokens_at(whole, positions);
-  EXPECT_EQ(part.shape(), expected.shape());
-  const std::vector<double> x = test::numbers(part), y = expected.to_vector<double>();
-  double most = 0, largest = 1e-300;
-  for (size_t i = 0; i < x.size(); ++i) most = std::max(most, std::isfinite(x[i]) ? std::abs(x[i] - y[i]) : INFINITY);
-  for (const double v : whole.to_vector<double>()) largest = std::max(largest, std::abs(v));
-  return most / largest;
-}
-
-struct Bounds {
-  double out = 1e-12, gradient = 1e-12;
-};
-
 std::string describe(const Problem& p, const Communicator& cp, Way way) {
-  return fmt::format("{} on {} ranks of {} ({}, {}, {} / {} x {}), trial {}", name_of_way(way), cp.size(),
-                     name_of(p.dtype), p.b, p.tokens, p.heads.query, p.heads.key, p.d, p.name);
+  return fmt::format("{} on {} ranks of {} ({}, {}, {} / {} x {}), trial {}", kWayNames[static_cast<size_t>(way)],
+                     cp.size(), name_of(p.dtype), p.b, p.tokens, p.heads.query, p.heads.key, p.d, p.name);
 }
 
 // Every way of this problem, against one rank in float64 with the same inputs.
-void expect_as_alone(const Problem& p, Communicator& cp, const Bounds& bounds = {}) {
+void expect_as_alone(const Problem& p, Communicator& cp, double of_out = 1e-12, double of_gradient = 1e-12) {
   const ArenaPtr arena = make_arena();
   const Result expected = alone(p, arena);
   for (const Way way : kWays) {
@@ -116,8 +102,8 @@ void expect_as_alone(const Problem& p, Communicator& cp, const Bounds& bounds = 
     const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), balance_of(way));
     const std::string what = describe(p, cp, way);
     EXPECT_EQ(got.out.dtype(), p.dtype) << what;
-    EXPECT_LE(difference(got.out, expected.out, mine), bounds.out) << what;
-    EXPECT_LE(difference(got.gradient, expected.gradient, mine), bounds.gradient) << what;
+    EXPECT_LE(test::apart(got.out, tokens_at(expected.out, mine)), of_out) << what;
+    EXPECT_LE(test::apart(got.gradient, tokens_at(expected.gradient, mine)), of_gradient) << what;
   }
 }
 
@@ -128,11 +114,7 @@ Problem draw(int ranks, uint64_t trial) {
     return static_cast<int64_t>(random.below(n, i, static_cast<uint64_t>(ranks)));
   };
   const int64_t keys = ranks * (1 + below(2, 1));
-  Problem p{.b = 1 + below(3, 0),
-            .tokens = 0,
-            .heads = {keys * (1 + below(3, 12)), keys},
-            .d = 1 + below(20, 2),
-            .options = {}};
+  Problem p{.b = 1 + below(3, 0), .heads = {keys * (1 + below(3, 12)), keys}, .d = 1 + below(20, 2)};
   p.tokens = 2 * ranks * std::array<int64_t, 5>{1, 3, 8, 20, 37}[static_cast<size_t>(below(5, 3))];
   p.name = trial;
   p.options.causal = below(4, 4) != 0;
@@ -186,9 +168,9 @@ TEST(ContextParallel, NarrowTypesAreNear) {
     for (uint64_t trial = 0; trial < 8; ++trial) {
       Problem p = draw(cp.size(), trial);
       p.dtype = DType::float32;
-      expect_as_alone(p, cp, {.out = 2e-6, .gradient = 4e-6});
+      expect_as_alone(p, cp, 2e-6, 4e-6);
       p.dtype = DType::bfloat16;
-      expect_as_alone(p, cp, {.out = 0x1p-7, .gradient = 0x1p-7});
+      expect_as_alone(p, cp, 0x1p-7, 0x1p-7);
     }
   });
 }
@@ -250,13 +232,9 @@ TEST(ContextParallel, RecomputingChangesNoBit) {
     Problem p{.b = 2, .tokens = 36, .heads = {6, 3}, .d = 4, .options = {.dropout = 0.2, .random = Philox(4)}};
     const ArenaPtr arena = make_arena();
     for (const Way way : kWays) {
-      const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), balance_of(way));
-      const Result kept = together(p, cp, way, arena);
-      const Var qkv(tokens_at(whole_qkv(p, arena), mine), true);
-      const Var y = checkpoint([&](const std::vector<Var>& v) { return attend(v[0], p, cp, way); }, {qkv});
-      backward(y, {.seed = tokens_at(whole_seed(p, arena), mine)});
-      EXPECT_EQ(y.value().to_vector<double>(), kept.out.to_vector<double>()) << name_of_way(way);
-      EXPECT_EQ(qkv.grad().to_vector<double>(), kept.gradient.to_vector<double>()) << name_of_way(way);
+      const Result kept = together(p, cp, way, arena), again = together(p, cp, way, arena, true);
+      EXPECT_EQ(again.out.to_vector<double>(), kept.out.to_vector<double>()) << describe(p, cp, way);
+      EXPECT_EQ(again.gradient.to_vector<double>(), kept.gradient.to_vector<double>()) << describe(p, cp, way);
     }
   });
 }
@@ -267,20 +245,20 @@ double output_difference(const Problem& told, const Problem& p, Communicator& cp
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), cut);
   const Var qkv(tokens_at(whole_qkv(p, arena), mine));
   const Tensor out = ring_attention(qkv, told.heads, told.options, cp, Balance::zigzag).value();
-  return cp.max(difference(out, alone(p, arena).out, mine));
+  return cp.max(test::apart(out, tokens_at(alone(p, arena).out, mine)));
 }
 
 TEST(ContextParallel, DefectsAreSeen) {
   launch(ranks(3), [](Communicator& cp) {
     Problem p{.b = 2, .tokens = 24, .heads = {2}, .d = 5, .options = {.dropout = 0.2, .random = Philox(4)}};
     EXPECT_LE(output_difference(p, p, cp, Balance::zigzag), 1e-12);
-    EXPECT_GT(output_difference(p, p, cp, Balance::contiguous), 0.01);  // chunks in another order than the op thinks
+    EXPECT_GT(output_difference(p, p, cp, Balance::contiguous), 0.1);  // chunks in another order than the op thinks
     Problem uncaused = p, masked = p, shifted = p;
     uncaused.options.causal = false;
     masked.options.tokens_total = p.tokens + 1;  // another mask
     shifted.options.first_head = 1;
     for (const Problem& told : {uncaused, masked, shifted})
-      EXPECT_GT(output_difference(told, p, cp, Balance::zigzag), 0.01);
+      EXPECT_GT(output_difference(told, p, cp, Balance::zigzag), 0.1);
   });
 }
 
@@ -371,16 +349,7 @@ TEST(ChunkPairs, AreThoseThatTheMaskLeaves) {
 }
 
 // --- bytes ---
-struct Sizes {
-  int64_t b = 2, tokens = 0;
-  Heads heads = {24, 12};
-  int64_t d = 3;
-  DType dtype = DType::float32;
-  int64_t queries() const { return b * tokens * heads.query * d; }  // elements of the whole sequence
-  int64_t keys() const { return b * tokens * heads.key * d; }       // elements of the keys, or of the values
-};
-
-Var own_part(const Sizes& s, const Communicator& cp) {
+Var own_part(const Problem& s, const Communicator& cp) {
   return Var(Tensor::zeros({s.b, s.tokens / cp.size(), s.heads.packed() * s.d}, s.dtype, make_arena()), true);
 }
 
@@ -398,37 +367,29 @@ OpCount total(Communicator& cp, Op op) {
   return {static_cast<int64_t>(sums[0]), static_cast<int64_t>(sums[1])};
 }
 
-TEST(ContextParallel, TheRingMovesWhatTheFormulaSays) {
-  for (const int n : {2, 3, 4})
-    launch(ranks(n), [](Communicator& cp) {
-      const int64_t c = cp.size();
-      for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
-        for (const Balance balance : kBalances) {
-          const Sizes s{.tokens = 10 * c, .dtype = dtype};
-          const int64_t e = size_of(dtype), wide = dtype == DType::float64 ? 8 : 4;
-          const Var qkv = own_part(s, cp);
-          cp.reset_counts();
-          const Var y = ring_attention(qkv, s.heads, {}, cp, balance);
-          EXPECT_EQ(total(cp, Op::send), (OpCount{c * (c - 1), 2 * (c - 1) * e * s.keys()}));
-          backward(y, {.seed = y.value().clone()});
-          EXPECT_EQ(total(cp, Op::send), (OpCount{2 * c * (c - 1), 2 * (c - 1) * (e + wide) * s.keys()}));
-        }
-    });
+// What goes there, and back with the gradients.
+void expect_moved(const Problem& s, Communicator& cp, Way way, Op op, const OpCount& there, const OpCount& back) {
+  const Var qkv = own_part(s, cp);
+  cp.reset_counts();
+  const Var y = attend(qkv, s, cp, way);
+  EXPECT_EQ(total(cp, op), there);
+  backward(y, {.seed = y.value().clone()});
+  EXPECT_EQ(total(cp, op), back);
 }
 
-TEST(ContextParallel, UlyssesMovesWhatTheFormulaSays) {
+TEST(ContextParallel, MovesWhatTheFormulasSay) {
   for (const int n : {2, 3, 4})
     launch(ranks(n), [](Communicator& cp) {
       const int64_t c = cp.size();
-      for (const DType dtype : {DType::float64, DType::bfloat16}) {
-        const Sizes s{.tokens = 5 * c, .dtype = dtype};
-        const OpCount expected{2 * c, 2 * (c - 1) * size_of(dtype) * (s.queries() + s.keys()) / c};
-        const Var qkv = own_part(s, cp);
-        cp.reset_counts();
-        const Var y = ulysses_attention(qkv, s.heads, {}, cp);
-        EXPECT_EQ(total(cp, Op::all_to_all), expected);
-        backward(y, {.seed = y.value().clone()});
-        EXPECT_EQ(total(cp, Op::all_to_all), expected);
+      for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
+        const int64_t e = size_of(dtype), wide = dtype == DType::float64 ? 8 : 4;
+        Problem s{.tokens = 10 * c, .dtype = dtype};
+        for (const Way way : {Way::zigzag, Way::contiguous})
+          expect_moved(s, cp, way, Op::send, {c * (c - 1), 2 * (c - 1) * e * s.keys()},
+                       {2 * c * (c - 1), 2 * (c - 1) * (e + wide) * s.keys()});
+        s.tokens = 5 * c;
+        const OpCount exchanged{2 * c, 2 * (c - 1) * e * (s.queries() + s.keys()) / c};
+        expect_moved(s, cp, Way::ulysses, Op::all_to_all, exchanged, exchanged);
       }
     });
 }
@@ -438,7 +399,7 @@ TEST(ContextParallel, TheRingHoldsNothingOfTheWholeSequence) {
   for (const int n : {2, 4})
     launch(ranks(n), [](Communicator& cp) {
       for (const DType dtype : {DType::float32, DType::bfloat16}) {
-        const Sizes s{.tokens = 32 * cp.size(), .dtype = dtype};
+        const Problem s{.tokens = 32 * cp.size(), .dtype = dtype};
         const Var qkv = own_part(s, cp);
         Arena& arena = *qkv.value().arena();
         const int64_t own = s.queries() / cp.size(), part = s.keys() / cp.size(), e = size_of(dtype);
@@ -479,7 +440,7 @@ void expect_sent_before_computing(const Trace& trace, int64_t kv_bytes, const st
 TEST(ContextParallel, ABlockIsSentOnBeforeItIsComputedWith) {
   launch(ranks(4), [](Communicator& cp) {
     Trace there, back;
-    const Sizes s{.b = 1, .tokens = 1024, .heads = {4}, .d = 32, .dtype = DType::bfloat16};
+    const Problem s{.b = 1, .tokens = 1024, .heads = {4}, .d = 32, .dtype = DType::bfloat16};
     const int64_t kv_bytes = 2 * 2 * s.keys() / cp.size();
     const Var qkv = own_part(s, cp);
     cp.set_trace(&there);

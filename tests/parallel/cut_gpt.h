@@ -44,9 +44,20 @@ inline void disturb(Module& model) {
   }
 }
 
+// A GPT with its first values: a whole one, or the part that a rank of `axes` has.
+struct MadeGpt : Decoder {
+  MadeGpt(const ModelConfig& c, const ArenaPtr& arena, const ModelAxes& axes = {}, DType dtype = DType::float32,
+          DType grads = DType::float32, uint64_t seed = 7)
+      : Decoder(c) {
+    place(axes);
+    materialize(seed, arena, dtype, grads);
+  }
+};
+
 // One training step's gradients; the sum of the losses.
-inline double learn_cut(Decoder& model, const Batch& batch, DeferredWeightGrads* defer = nullptr) {
-  model.set_step({.seed = 5, .step = 3, .first_sequence = 2, .training = true, .tokens_total = batch.ids.dim(1)});
+inline double learn_cut(Decoder& model, const Batch& batch, DeferredWeightGrads* defer = nullptr, bool whole = false) {
+  model.set_step(
+      {.seed = 5, .step = 3, .first_sequence = 2, .training = true, .tokens_total = whole ? 0 : batch.ids.dim(1)});
   model.clear_gradients();
   const double scale = 1.0 / static_cast<double>(batch.ids.numel());
   const Loss loss = model.loss(batch.ids, batch.targets, scale);
@@ -57,14 +68,7 @@ inline double learn_cut(Decoder& model, const Batch& batch, DeferredWeightGrads*
 }
 
 // The same on one rank.
-inline double learn_whole(Decoder& model, const Batch& batch) {
-  model.set_step({.seed = 5, .step = 3, .first_sequence = 2, .training = true});
-  model.clear_gradients();
-  const Loss loss = model.loss(batch.ids, batch.targets, 1.0 / static_cast<double>(batch.ids.numel()));
-  backward(loss.mean);
-  model.zero_missing_gradients();
-  return loss.loss_sum;
-}
+inline double learn_whole(Decoder& model, const Batch& batch) { return learn_cut(model, batch, nullptr, true); }
 
 // |part of x - part of whole| / |whole| over all ranks, where `x` is what this rank has of `whole`; fails when the
 // parts do not cover it.

@@ -21,7 +21,7 @@ struct Watched {
   double head = 0, block = 0, lookup = 0;  // when the last one comes to the head, to the first block, to the lookup
   std::vector<Reduced> cut;
   int64_t parameters = 0;
-  std::vector<std::byte> values;  // after some steps
+  test::Bytes values;  // of units, after some steps
 };
 
 // Notes when the backward pass comes to the end of a module's part of the graph.
@@ -77,10 +77,7 @@ Watched watch(int64_t bucket_bytes, Algorithm algorithm = Algorithm::direct) {
       one_step(model, ddp, arena, trace, world.rank(), step, seen);
       optimizer->step(0.1, 1);
     }
-    for (const FlatUnit& unit : ddp.shards()) {
-      const std::vector<std::byte> one = test::bytes(unit.values);
-      seen.values.insert(seen.values.end(), one.begin(), one.end());
-    }
+    for (const FlatUnit& unit : ddp.shards()) seen.values.push_back(test::bytes(unit.values));
     if (world.rank() == 1) out = seen;
   });
   return out;
@@ -120,21 +117,18 @@ constexpr int64_t kBlock = 32 + 32 + 1728 + 80 + 576 + 32 + 32 + 32 + 2304 + 96 
 constexpr int64_t kElements = 896 + 240 + 2 * kBlock + 32 + 32;
 
 TEST(Ddp, TheSizeOfBucketsDecidesTheirNumber) {
-  struct Case {
-    int64_t bytes;
-    size_t calls;
-  };
-  const std::vector<Case> cases = {
+  const std::vector<std::pair<int64_t, size_t>> cases = {
+      // bytes of a bucket, and how many there are
       {1, 2 + 2 * 12 + 2},     // one for each parameter
       {4 * kElements, 1},      // all of it
       {4 * kElements + 1, 1},  // more than there is
       // From the end: the last norm and the block above it; the block below and the positions; the tokens.
       {4 * (kBlock + 64), 3},
   };
-  for (const Case& c : cases) {
-    const Watched w = watch(c.bytes);
-    EXPECT_EQ(w.reductions.size(), c.calls) << c.bytes;
-    ASSERT_EQ(w.cut.size(), c.calls) << c.bytes;
+  for (const auto& [bytes, calls] : cases) {
+    const Watched w = watch(bytes);
+    EXPECT_EQ(w.reductions.size(), calls) << bytes;
+    ASSERT_EQ(w.cut.size(), calls) << bytes;
     int64_t sent = 0, end = kElements;
     for (size_t b = 0; b < w.cut.size(); ++b) {
       EXPECT_EQ(w.cut[b].range.end, end) << "from the end, without a gap";

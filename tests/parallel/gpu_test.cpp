@@ -9,6 +9,7 @@
 #include "tests/parallel/arrays.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpus.h"
+#include "tests/support/tensors.h"
 #include "verify/defects/transports.h"
 
 namespace tessera {
@@ -22,10 +23,8 @@ constexpr DType kDTypes[] = {DType::float64, DType::float32, DType::bfloat16, DT
 
 // The array that a rank brings: fractions, whose sums depend on their order.
 Tensor brought(int rank, const Shape& shape, DType dtype, const ArenaPtr& arena) {
-  const Philox random = Philox::named(31, "rank " + std::to_string(rank));
-  std::vector<double> v(static_cast<size_t>(shape.numel()));
-  for (size_t i = 0; i < v.size(); ++i) v[i] = 100 * random.normal(i);
-  return Tensor::of<double>(v, shape, make_arena()).to(dtype).to(arena);
+  const Tensor drawn = test::normal(shape, DType::float64, 31, ("rank " + std::to_string(rank)).c_str());
+  return scale(drawn, 100).to(dtype).to(arena);
 }
 
 // Small ones, whose sums are exact in any order and dtype.
@@ -199,16 +198,14 @@ std::string failure(const LaunchOptions& options, const std::function<void(Commu
 
 TEST_F(CommGpu, ARankThatFailsEndsTheOthers) {
   const std::string what = failure({.ranks = 3, .timeout_s = 20}, [](Communicator& world) {
-    const ArenaPtr gpu = make_arena(Device::cuda);
-    const Tensor x = brought(world.rank(), {1000}, DType::float32, gpu);
+    const Tensor x = brought(world.rank(), {1000}, DType::float32, make_arena(Device::cuda));
     world.all_reduce(x);
     if (world.rank() == 1) throw CommError("the cause");
     world.all_reduce(x);
   });
   EXPECT_EQ(what, "[rank 1] the cause");
   const std::string late = failure({.ranks = 2, .timeout_s = 0.2}, [](Communicator& world) {
-    const ArenaPtr gpu = make_arena(Device::cuda);
-    const Tensor x = brought(world.rank(), {1000}, DType::float32, gpu);
+    const Tensor x = brought(world.rank(), {1000}, DType::float32, make_arena(Device::cuda));
     if (world.rank() == 0) world.recv(x, 1);
   });
   EXPECT_TRUE(has(late, "recv of 4000 bytes: rank 1 sent nothing within 0.2 s"));
@@ -232,8 +229,7 @@ TEST_F(CommGpu, FaultsAreFound) {
   LaunchOptions o{.ranks = 2, .timeout_s = 0.5};
   o.around = with_faults({{1, {{.kind = Fault::Kind::drop}}}});
   const std::string lost = failure(o, [](Communicator& world) {
-    const ArenaPtr gpu = make_arena(Device::cuda);
-    const Tensor x = brought(world.rank(), {10}, DType::float32, gpu);
+    const Tensor x = brought(world.rank(), {10}, DType::float32, make_arena(Device::cuda));
     world.rank() == 1 ? world.send(x, 0) : world.recv(x, 1);
   });
   EXPECT_TRUE(has(lost, "sent nothing within"));
@@ -296,8 +292,7 @@ TEST_F(NcclGpu, CommunicatorsOfARankKeepOneOrder) {
 }
 
 std::string failure(const LaunchOptions& options, const std::function<void(Communicator&, const ArenaPtr&)>& body) {
-  return error_of([&] { launch(options, [&](Communicator& world) { body(world, gpu_of(world)); }); },
-                  Status::communication);
+  return failure(options, [&](Communicator& world) { body(world, gpu_of(world)); });
 }
 
 TEST_F(NcclGpu, ARankThatFailsEndsTheOthers) {
@@ -340,19 +335,12 @@ TEST_F(NcclGpu, ARankThatIsLateIsNamedWithWhatItDidLast) {
 
 // Seen before NCCL is asked, which would wait for ever.
 TEST_F(NcclGpu, RanksThatAskForDifferentThingsEnd) {
-  const std::vector<std::function<void(Communicator&, const Tensor&)>> different = {
-      [](Communicator& c, const Tensor& x) { c.all_reduce(x.narrow(0, 0, 100 + c.rank())); },
-      [](Communicator& c, const Tensor& x) { c.all_reduce(x, c.rank() == 0 ? Reduction::sum : Reduction::max); },
-      [](Communicator& c, const Tensor& x) { c.all_reduce(c.rank() == 0 ? x : x.to(DType::int32)); },
-      [](Communicator& c, const Tensor& x) { c.rank() == 0 ? c.all_reduce(x) : c.broadcast(x, 0); },
-      [](Communicator& c, const Tensor& x) { c.broadcast(x, c.rank()); },
-  };
-  for (const auto& ask : different) {
-    const std::string what = failure(over_nccl(2, 20), [&](Communicator& world, const ArenaPtr& arena) {
-      ask(world, whole_numbers(world.rank(), {1000}, DType::float32, arena));
+  for (const auto& [what, ask] : test::kOddCalls) {
+    const std::string said = failure(over_nccl(2, 20), [&, &ask = ask](Communicator& world, const ArenaPtr& arena) {
+      ask(world, whole_numbers(world.rank(), {1000}, DType::float32, arena), world.rank() == 1);
     });
-    EXPECT_TRUE(has(what, " asks for "));
-    EXPECT_TRUE(has(what, "every rank must communicate in the same order"));
+    EXPECT_TRUE(has(said, " asks for ")) << what;
+    EXPECT_TRUE(has(said, "every rank must communicate in the same order")) << what;
   }
 }
 

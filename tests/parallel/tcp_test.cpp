@@ -9,7 +9,6 @@
 
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/shared_exchange.h"
-#include "tensor/random.h"
 #include "tests/parallel/mpi/mpi_checks.h"
 #include "tests/support/errors.h"
 
@@ -39,11 +38,7 @@ TEST(Tcp, OperationsGroupsAndMessagesAreRight) {
     const Texts errors = over_tcp(n, [&](Communicator& world) {
       for (const Algorithm algorithm : test::kByMessages) {
         world.set_algorithm(algorithm);
-        for (const int64_t size : {1, 17, 5003})
-          for (const DType dtype : {DType::float32, DType::bfloat16, DType::int64}) {
-            test::check_sums(world, size, dtype, make_arena());
-            test::check_roots(world, size, dtype, make_arena());
-          }
+        check_operations(world, {1, 17, 5003}, {DType::float32, DType::bfloat16, DType::int64}, {make_arena()});
       }
       const auto reversed = world.split(7, -world.rank(), "reversed");
       test::expect(reversed->rank() == n - 1 - world.rank() && reversed->world_rank(0) == n - 1, "the key's order");
@@ -65,29 +60,19 @@ TEST(Tcp, OperationsGroupsAndMessagesAreRight) {
 
 TEST(Tcp, SumsHaveTheBitsOfThreadRanks) {
   constexpr int64_t kSize = 10'007;
-  const auto sum_of = [&](Communicator& world) {
-    const Tensor x = Tensor::empty({kSize}, DType::float32, make_arena());
-    for (int64_t i = 0; i < kSize; ++i)
-      x.data<float>()[i] =
-          static_cast<float>(Philox::named(7, "order").normal(static_cast<uint64_t>(3 * i + world.rank())));
-    world.all_reduce(x);
-    return values(x);
-  };
   for (const Algorithm algorithm : test::kByMessages) {
-    std::vector<double> expected;
-    launch({.ranks = 3, .algorithm = algorithm}, [&](Communicator& world) {
-      if (const auto sum = sum_of(world); world.rank() == 0) expected = sum;
-    });
+    const std::vector<double> expected = sum_of_threads(3, algorithm, kSize, DType::float32);
     const Texts errors = over_tcp(3, [&](Communicator& world) {
       world.set_algorithm(algorithm);
-      EXPECT_EQ(sum_of(world), expected) << name_of(algorithm);
+      const Tensor x = for_order(world.rank(), 3, kSize, DType::float32);
+      world.all_reduce(x);
+      EXPECT_EQ(values(x), expected) << name_of(algorithm);
     });
     EXPECT_EQ(errors, Texts(3));
   }
 }
 
 TEST(Tcp, ARankThatFailsIsNamedToTheOthers) {
-  const auto zeros = [](int64_t n) { return Tensor::zeros({n}, DType::float32, make_arena()); };
   std::latch others(2);  // or rank 1 fails while they still exchange what a world begins with
   Texts errors = over_tcp(3, [&](Communicator& world) {
     if (world.rank() == 1) {
@@ -151,8 +136,6 @@ TEST(Tcp, ABrokenConnectionIsARankThatFailed) {
 
 // Ranks meet: every pair gets a connection; strangers are hung up on; who is missing, there twice, or expects
 // another number of ranks is told to all.
-
-using Texts = std::vector<std::string>;
 
 TEST(Rendezvous, EveryPairHasAConnection) {
   for (const int n : {1, 2, 3, 7}) {
@@ -261,11 +244,16 @@ TEST(Rendezvous, AddressesAreHostAndPort) {
 
 // How a launcher of MPI is recognised, by made-up environments; and what a build without MPI says.
 
-std::optional<MpiSurroundings> with(const std::map<std::string, std::string>& environment) {
-  return mpi_surroundings([&](const char* variable) {
+using Environment = std::map<std::string, std::string>;
+
+auto variables_of(const Environment& environment) {
+  return [&](const char* variable) {
     const auto found = environment.find(variable);
     return found == environment.end() ? nullptr : found->second.c_str();
-  });
+  };
+}
+std::optional<MpiSurroundings> with(const Environment& environment) {
+  return mpi_surroundings(variables_of(environment));
 }
 
 TEST(Surroundings, LaunchersAreRecognised) {
@@ -284,12 +272,7 @@ TEST(Surroundings, OthersAreNot) {
 }
 
 TEST(Surroundings, TasksOfAStepThatCannotJoinAreAlone) {
-  const auto lone = [](const std::map<std::string, std::string>& environment) {
-    return lone_tasks([&](const char* variable) {
-      const auto found = environment.find(variable);
-      return found == environment.end() ? nullptr : found->second.c_str();
-    });
-  };
+  const auto lone = [](const Environment& environment) { return lone_tasks(variables_of(environment)); };
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}}), 4);
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}, {"PMI_RANK", "1"}}), 0);
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "2"}, {"OMPI_COMM_WORLD_SIZE", "8"}}), 0);  // mpirun's daemons are the step
@@ -403,7 +386,7 @@ TEST(SharedExchange, CallsThatDifferAreNamed) {
   const Shared memory(2);
   const auto body = [&](Communicator& world) {
     SharedExchange shared = memory.exchange(world.rank());
-    const Tensor x = Tensor::zeros({100 + world.rank()}, DType::float32, make_arena());
+    const Tensor x = zeros(100 + world.rank());
     shared.run(call_of(Op::all_reduce, DType::float32, x.numel(), x, x));
   };
   const std::string what = error_of([&] { launch({.ranks = 2, .timeout_s = 20}, body); }, Status::communication);

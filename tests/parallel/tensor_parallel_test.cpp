@@ -41,25 +41,19 @@ Case random_case(int ranks, uint64_t trial) {
   return c;
 }
 
-std::string describe(const Case& c, const Placement& between, const Communicator& tp) {
-  return fmt::format(
-      "{} layers, {} heads, {} channels, vocabulary {}, {} x {}{}, recompute {}, between {}, rank {} of {}",
-      c.config.layers, c.config.heads, c.config.channels, c.config.vocab, c.batch, c.tokens,
-      c.config.tie_copies ? ", copies" : "", static_cast<int>(c.config.recompute), between.str(), tp.rank(), tp.size());
-}
-
 void check_case(const Case& c, Communicator& tp, DType dtype, double bound) {
   const ArenaPtr arena = make_arena();
   const test::Batch batch = test::random_batch(c.batch, c.tokens, c.config.vocab, arena);
-  Decoder whole(c.config);
-  whole.materialize(7, arena, dtype, dtype);
+  test::MadeGpt whole(c.config, arena, {}, dtype, dtype);
   test::disturb(whole);
   const double expected = test::learn_whole(whole, batch);
   for (const Placement& between : {I, S(1, c.tokens)}) {
-    const std::string what = describe(c, between, tp);
-    Decoder model(c.config);
-    model.place({.tp = &tp, .between = between});
-    model.materialize(7, arena, dtype, dtype);
+    const std::string what = fmt::format(
+        "{} layers, {} heads, {} channels, vocabulary {}, {} x {}{}, recompute {}, between {}, rank {} of {}",
+        c.config.layers, c.config.heads, c.config.channels, c.config.vocab, c.batch, c.tokens,
+        c.config.tie_copies ? ", copies" : "", static_cast<int>(c.config.recompute), between.str(), tp.rank(),
+        tp.size());
+    test::MadeGpt model(c.config, arena, {.tp = &tp, .between = between}, dtype, dtype);
     test::disturb(model);
     tp.reset_counts();
     const double got = test::learn_cut(model, batch);
@@ -95,20 +89,10 @@ TEST(TensorParallel, AnAxisOfOneChangesNothing) {
     const ArenaPtr arena = make_arena();
     const ModelConfig config{.layers = 1, .heads = 3, .channels = 15, .context = 7, .vocab = 11, .dropout = 0.1};
     const test::Batch batch = test::random_batch(2, 7, config.vocab, arena);
-    Decoder whole(config), model(config);
-    model.place({.tp = &tp, .between = S(1)});
-    whole.materialize(7, arena, DType::float32, DType::float32);
-    model.materialize(7, arena, DType::float32, DType::float32);
+    test::MadeGpt whole(config, arena), model(config, arena, {.tp = &tp, .between = S(1)});
     EXPECT_EQ(test::learn_cut(model, batch), test::learn_whole(whole, batch));
     EXPECT_EQ(gradients_of(model), gradients_of(whole));
     EXPECT_EQ(tp.counts(), OpCounts{});
-  });
-}
-
-void expect_same_bits(const Parameter& part, const Tensor& whole, const std::string& name) {
-  const std::vector<float> here = part.var.value().to_vector<float>(), all = whole.to_vector<float>();
-  for_each_run(part, 0, part.var.value().numel(), [&](int64_t at, int64_t there, int64_t count) {
-    EXPECT_TRUE(std::equal(here.begin() + at, here.begin() + at + count, all.begin() + there)) << name;
   });
 }
 
@@ -117,16 +101,16 @@ TEST(TensorParallel, FirstValuesAreTheWholeModelsBits) {
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       const Case c = random_case(ranks, 1);
       const ArenaPtr arena = make_arena();
-      Decoder whole(c.config), model(c.config);
-      model.place({.tp = &tp, .between = I});
-      whole.materialize(7, arena, DType::float32, DType::float32);
-      model.materialize(7, arena, DType::float32, DType::float32);
+      test::MadeGpt whole(c.config, arena), model(c.config, arena, {.tp = &tp, .between = I});
       const std::vector<Parameter*> parts = model.parameters(), wholes = whole.parameters();
       int cut = 0;
       for (size_t i = 0; i < parts.size(); ++i) {
-        const Parameter& part = *parts[i];
-        expect_same_bits(part, wholes[i]->var.value(), part.name);
-        cut += part.shard.is_whole() ? 0 : 1;
+        const std::vector<float> here = parts[i]->var.value().to_vector<float>(),
+                                 all = wholes[i]->var.value().to_vector<float>();
+        for_each_run(*parts[i], 0, std::ssize(here), [&](int64_t at, int64_t there, int64_t count) {
+          EXPECT_TRUE(std::equal(here.begin() + at, here.begin() + at + count, all.begin() + there)) << parts[i]->name;
+        });
+        cut += parts[i]->shard.is_whole() ? 0 : 1;
       }
       EXPECT_EQ(cut, 2 + 6 * c.config.layers);  // table, head; four weights and two biases of a block
     });
@@ -139,9 +123,7 @@ TEST(TensorParallel, DeferredWeightGradientsHaveTheSameBits) {
       const ModelConfig config{.layers = 2, .heads = 2, .channels = 12, .context = 6, .vocab = 9, .dropout = 0.1};
       const ArenaPtr arena = make_arena();
       const test::Batch batch = test::random_batch(3, 6, config.vocab, arena);
-      Decoder model(config);
-      model.place({.tp = &tp, .between = between});
-      model.materialize(7, arena, DType::float32, DType::float32);
+      test::MadeGpt model(config, arena, {.tp = &tp, .between = between});
       test::disturb(model);
       const auto gradients = [&](DeferredWeightGrads* defer) {
         test::learn_cut(model, batch, defer);
@@ -167,9 +149,7 @@ TEST(TensorParallel, OneOpHasTheBitsOfItsLayers) {
             const ArenaPtr arena = make_arena();
             const test::Batch batch = test::random_batch(3, 6, config.vocab, arena);
             const auto gradients = [&](bool apart) {
-              Decoder model(config);
-              model.place({.tp = &tp, .between = between});
-              model.materialize(7, arena, dtype, DType::float32);
+              test::MadeGpt model(config, arena, {.tp = &tp, .between = between}, dtype);
               test::disturb(model);
               if (apart)
                 for (Mlp* const mlp : model.all<Mlp>())
@@ -228,9 +208,8 @@ TEST(TensorParallel, WhatCannotBeIsRefused) {
 TEST(TensorParallel, APassThatCannotBeCutIsRefused) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
-    Decoder model({.layers = 1, .heads = 2, .channels = 8, .context = 6, .vocab = 5, .dropout = 0.1});
-    model.place({.tp = &tp, .between = S(1)});
-    model.materialize(1, arena, DType::float32, DType::float32);
+    test::MadeGpt model({.layers = 1, .heads = 2, .channels = 8, .context = 6, .vocab = 5, .dropout = 0.1}, arena,
+                        {.tp = &tp, .between = S(1)}, DType::float32, DType::float32, 1);
     const auto refused = [&](const Shape& ids) {
       return error_of([&] { model.hidden(Tensor::zeros(ids, DType::int32, arena)); });
     };
@@ -304,9 +283,8 @@ TEST(TensorParallelCost, MovesWhatTheFormulasSay) {
             config.recompute = recompute;
             config.tie_copies = recompute != Recompute::none;
             const ArenaPtr arena = make_arena();
-            Decoder model(config);
-            model.place({.tp = &tp, .between = between});
-            model.materialize(1, arena, dtype, dtype == DType::bfloat16 ? DType::float32 : dtype);
+            test::MadeGpt model(config, arena, {.tp = &tp, .between = between}, dtype,
+                                dtype == DType::bfloat16 ? DType::float32 : dtype, 1);
             const test::Batch batch = test::random_batch(kBatch, config.context, config.vocab, arena);
             tp.reset_counts();
             test::learn_cut(model, batch);
@@ -341,9 +319,7 @@ Seen watch_backward(const Placement& between, const std::vector<size_t>& late) {
          [&](Communicator& tp) {
            const ModelConfig config{.layers = 1, .heads = 4, .channels = 64, .context = 32, .vocab = 64};
            const ArenaPtr arena = make_arena();
-           Decoder model(config);
-           model.place({.tp = &tp, .between = between});
-           model.materialize(1, arena, DType::float32, DType::float32);
+           test::MadeGpt model(config, arena, {.tp = &tp, .between = between}, DType::float32, DType::float32, 1);
            const test::Batch batch = test::random_batch(2, config.context, config.vocab, arena);
            Trace trace;
            Seen seen;
@@ -413,11 +389,11 @@ void check_beside_zero(Communicator& world, int stage, const Placement& between,
   const ModelConfig config{
       .layers = 2, .heads = 2, .channels = 12, .context = 6, .vocab = 21, .dropout = 0.2, .recompute = recompute};
   const ArenaPtr arena = make_arena();
-  Decoder model(config), whole(config);
+  test::MadeGpt whole(config, arena, {}, DType::float64, DType::float64);
+  Decoder model(config);
   model.place({.tp = &mesh["tp"], .between = between});
   const auto strategy = make_data_strategy(
       model, mesh["dp"], arena, {.zero = stage, .dtype = DType::float64, .grad_dtype = DType::float64, .seed = 7});
-  whole.materialize(7, arena, DType::float64, DType::float64);
   for (int64_t step = 0; step < 2; ++step) {  // the second fetches ahead
     const test::Batch batch = test::random_batch(4, config.context, config.vocab, arena);
     const double scale = 1.0 / 24, expected = test::learn_whole(whole, batch);
@@ -430,9 +406,7 @@ void check_beside_zero(Communicator& world, int stage, const Placement& between,
     {
       const Var hidden = model.hidden(batch.ids.narrow(0, first, 2));
       const Loss loss = model.head_loss(hidden, batch.targets.narrow(0, first, 2), scale);
-      if (stage == 3) {
-        EXPECT_EQ(arena->usage(Category::communication).live, 0);  // the graph holds nothing
-      }
+      EXPECT_EQ(stage == 3 ? arena->usage(Category::communication).live : 0, 0);  // the graph holds nothing
       backward(loss.mean);
       sum = mesh["dp"].sum(loss.loss_sum);
     }
@@ -475,9 +449,7 @@ void check(Communicator& tp, const Kept& kept, const Placement& between, DType d
   const ModelConfig config{
       .layers = kLayers, .heads = 12, .channels = 48, .context = kTokens, .vocab = 50, .recompute = kept.mode};
   const ArenaPtr arena = make_arena();
-  Decoder model(config);
-  model.place({.tp = &tp, .between = between});
-  model.materialize(1, arena, dtype, DType::float32);
+  test::MadeGpt model(config, arena, {.tp = &tp, .between = between}, dtype, DType::float32, 1);
   const int64_t n = tp.size(), around = between == I ? 1 : n;  // ranks that share what is around
   Var x(Tensor::zeros({kBatch, kTokens / around, config.channels}, dtype, arena), true);
   const int64_t before = arena->usage(Category::activations).live;
@@ -521,9 +493,7 @@ void on_two_ranks(const std::function<void(Communicator&, const Placement&, cons
 
 TEST_F(TensorParallelGpu, EpiloguesAreUsed) {
   on_two_ranks([](Communicator& tp, const Placement& between, const ArenaPtr& memory, const test::Batch& batch) {
-    Decoder model(kConfig);
-    model.place({.tp = &tp, .between = between});
-    model.materialize(7, memory, DType::bfloat16, DType::float32);
+    test::MadeGpt model(kConfig, memory, {.tp = &tp, .between = between}, DType::bfloat16);
     test::learn_cut(model, batch);
     const KernelLog& log = memory->local<KernelLog>();
     EXPECT_EQ(log.gelu.fused + log.gelu.apart, kConfig.layers);
@@ -538,9 +508,7 @@ TEST_F(TensorParallelGpu, EpiloguesAreUsed) {
 TEST_F(TensorParallelGpu, DeterministicTheLossAndGradientsAreThoseOfOneRank) {
   on_two_ranks([](Communicator& tp, const Placement& between, const ArenaPtr& memory, const test::Batch& batch) {
     memory->local<KernelChoice>().deterministic = true;
-    Decoder model(kConfig), whole(kConfig);
-    model.place({.tp = &tp, .between = between});
-    for (Decoder* const m : {&model, &whole}) m->materialize(7, memory, DType::float32, DType::float32);
+    test::MadeGpt model(kConfig, memory, {.tp = &tp, .between = between}), whole(kConfig, memory);
     const double expected = test::learn_whole(whole, batch);
     EXPECT_NEAR(test::learn_cut(model, batch), expected, 1e-5 * expected);
     test::expect_same_gradients(model, whole, tp, 1e-4, between.str());

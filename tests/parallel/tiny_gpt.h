@@ -41,5 +41,14 @@ inline double learn(Decoder& model, const Sequences& s, const StepInfo& info, in
 }
 
 inline std::vector<std::byte> bytes(const Tensor& t) { return {t.raw(), t.raw() + t.nbytes()}; }
+using Bytes = std::vector<std::vector<std::byte>>;
+
+// Of each parameter, in the order of units.
+inline Bytes values_of(Module& model) {
+  Bytes out;
+  for (const Module::Unit& unit : model.layout())
+    for (const Slot& slot : unit.slots) out.push_back(bytes(slot.parameter->var.value()));
+  return out;
+}
 
 }  // namespace tessera::test

@@ -83,33 +83,15 @@ TEST(Waiting, ArraysMayBeWrittenOverWhenACallReturns) {
 
 // One of several asks for another size, dtype, operation, root or reduction; the others agree.
 TEST(Waiting, TheOddOneOutIsFoundWhereverItStands) {
-  struct Odd {
-    const char* what;
-    std::function<void(Communicator&, const ArenaPtr&)> usual, other;
-  };
-  const auto zeros = [](int64_t n, const ArenaPtr& arena, DType dtype = DType::float32) {
-    return Tensor::zeros({n}, dtype, arena);
-  };
-  const std::vector<Odd> kinds = {{"size", [&](auto& c, auto& a) { c.all_reduce(zeros(12, a)); },
-                                   [&](auto& c, auto& a) { c.all_reduce(zeros(24, a)); }},
-                                  {"dtype", [&](auto& c, auto& a) { c.all_reduce(zeros(12, a)); },
-                                   [&](auto& c, auto& a) { c.all_reduce(zeros(12, a, DType::int32)); }},
-                                  {"operation", [&](auto& c, auto& a) { c.broadcast(zeros(12, a), 0); },
-                                   [&](auto& c, auto& a) { c.reduce(zeros(12, a), 0); }},
-                                  {"root", [&](auto& c, auto& a) { c.broadcast(zeros(12, a), 0); },
-                                   [&](auto& c, auto& a) { c.broadcast(zeros(12, a), 1); }},
-                                  {"reduction", [&](auto& c, auto& a) { c.all_reduce(zeros(12, a)); },
-                                   [&](auto& c, auto& a) { c.all_reduce(zeros(12, a), Reduction::max); }}};
   for (const int ranks : {3, 4, 5})
     for (int odd = 0; odd < ranks; ++odd)
-      for (const Odd& kind : kinds) {
-        const std::string what =
-            std::string(kind.what) + " on rank " + std::to_string(odd) + " of " + std::to_string(ranks);
+      for (const auto& [kind, ask] : test::kOddCalls) {
+        const std::string what = std::string(kind) + " on rank " + std::to_string(odd) + " of " + std::to_string(ranks);
         try {
-          launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
-            const ArenaPtr arena = make_arena();
+          launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 20}, [&, &ask = ask](Communicator& world) {
+            const Tensor x = Tensor::zeros({24}, DType::float32, make_arena());
             world.barrier();
-            (world.rank() == odd ? kind.other : kind.usual)(world, arena);
+            ask(world, x, world.rank() == odd);
           });
           ADD_FAILURE() << "accepted: another " << what;
         } catch (const Error& e) {

@@ -5,7 +5,6 @@
 #include "bench/calibrate.h"
 #include "data/files.h"
 #include "planner/memory.h"
-#include "planner/pipeline.h"
 #include "planner/prices.h"
 #include "tests/support/errors.h"
 #include "tests/support/planted_machine.h"

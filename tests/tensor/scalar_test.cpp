@@ -215,6 +215,45 @@ TEST(TileGemm, IsOneChainOfFusedMultiplyAddsEverywhere) {
   expect_same_products<double>();
 }
 
+// Products of any size, with operands that lie by rows or by columns: one or two of the three sizes pass a block.
+template <class T>
+void expect_same_blocks() {
+  const Philox random(7);
+  for (uint64_t round = 0; round < 48; ++round) {
+    const std::array<uint64_t, 3> most = {210, 560, 1100};
+    std::array<int64_t, 3> sizes;
+    for (uint64_t i = 0; i < 3; ++i)
+      sizes[i] = static_cast<int64_t>(
+          1 + random.below(i == round % 3 ? 20 : most[i] >> (i == round / 3 % 3 ? 5 : 0), 4 * round + i));
+    const auto [m, k, n] = sizes;
+    std::vector<T> a(static_cast<size_t>(m * k)), b(static_cast<size_t>(k * n));
+    for (auto* v : {&a, &b})
+      for (size_t i = 0; i < v->size(); ++i) (*v)[i] = static_cast<T>(random.normal(i, round));
+    const cpu::Strided<T> left = round & 1 ? cpu::Strided<T>{a.data(), 1, m} : cpu::Strided<T>{a.data(), k, 1};
+    const cpu::Strided<T> right = round & 2 ? cpu::Strided<T>{b.data(), 1, k} : cpu::Strided<T>{b.data(), n, 1};
+    const int64_t ld = n + static_cast<int64_t>(round % 5);
+    std::vector<T> expected(static_cast<size_t>(m * ld), T(7)), found = expected;
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < n; ++j) {
+        T sum = 0;
+        for (int64_t p = 0; p < k; ++p)
+          sum = math::fma(left.data[i * left.row + p * left.col], right.data[p * right.row + j * right.col], sum);
+        expected[static_cast<size_t>(i * ld + j)] = sum;
+      }
+    const int before = cpu::threads();
+    cpu::set_threads(1 + static_cast<int>(round % 3));
+    cpu::gemm<T>(m, n, k, left, right, found.data(), ld);
+    cpu::set_threads(before);
+    EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.size() * sizeof(T)), 0)
+        << m << " x " << k << " x " << n << ", round " << round;
+  }
+}
+
+TEST(Gemm, IsOneChainOfFusedMultiplyAddsWithAnyBlocksAndThreads) {
+  expect_same_blocks<float>();
+  expect_same_blocks<double>();
+}
+
 // Numbers that become bfloat16 by a copy are rounded once, to nearest even: contiguous or not, on any device.
 
 // All exponents and signs, and fractions on both sides of every half.

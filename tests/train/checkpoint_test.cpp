@@ -4,13 +4,8 @@
 // around that, and promises what it promises elsewhere.
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <fmt/format.h>
-#include <signal.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -34,25 +29,29 @@ std::vector<Watched>* watched = nullptr;
 std::map<std::string, int> refused;
 
 std::string path_of(int fd) {
-  std::string name(4096, '\0');
-  const ssize_t n = readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), name.data(), name.size());
-  return n > 0 ? name.substr(0, static_cast<size_t>(n)) : "";
+  std::error_code ignored;
+  return std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd), ignored);
 }
 
 void note(const char* call, const std::string& path) {
   if (watched != nullptr) watched->push_back({call, path});
 }
 
-// The errno of a call that is refused; else 0.
-int refusal(const char* call) {
-  if (refused.empty()) return 0;
+// Whether a call is refused: with its errno.
+bool refuses(const char* call) {
   const auto found = refused.find(call);
-  return found == refused.end() ? 0 : found->second;
+  if (found == refused.end()) return false;
+  errno = found->second;
+  return true;
 }
 
-bool is_folder(int fd) {
-  struct stat info {};
-  return fstat(fd, &info) == 0 && S_ISDIR(info.st_mode);
+// The calls that an action makes.
+std::vector<Watched> calls_of(const std::function<void()>& action) {
+  std::vector<Watched> calls;
+  watched = &calls;
+  action();
+  watched = nullptr;
+  return calls;
 }
 
 template <class F>
@@ -65,10 +64,7 @@ F* original(const char* name) {
 extern "C" {
 int fsync(int fd) {
   note("fsync", path_of(fd));
-  if (const int cause = refusal("fsync"); cause != 0 && is_folder(fd)) {
-    errno = cause;
-    return -1;
-  }
+  if (std::filesystem::is_directory(path_of(fd)) && refuses("fsync")) return -1;
   return original<int(int)>("fsync")(fd);
 }
 int syncfs(int fd) noexcept {
@@ -89,24 +85,17 @@ int rename(const char* from, const char* to) noexcept {
   return original<int(const char*, const char*)>("rename")(from, to);
 }
 int renameat2(int from_dir, const char* from, int to_dir, const char* to, unsigned int flags) noexcept {
-  if (const int cause = refusal("renameat2"); cause != 0 && flags != 0) {
-    errno = cause;
-    return -1;
-  }
+  if (flags != 0 && refuses("renameat2")) return -1;
   note("rename", from);
   note("named", to);
-  return original<int(int, const char*, int, const char*, unsigned int)>("renameat2")(from_dir, from, to_dir, to,
-                                                                                      flags);
+  return original<decltype(renameat2)>("renameat2")(from_dir, from, to_dir, to, flags);
 }
 int posix_fallocate(int fd, off_t from, off_t size) {
-  if (const int cause = refusal("fallocate")) return cause;
+  if (refuses("fallocate")) return errno;
   return original<int(int, off_t, off_t)>("posix_fallocate")(fd, from, size);
 }
 void* mmap(void* at, size_t size, int protection, int flags, int fd, off_t from) noexcept {
-  if (const int cause = fd >= 0 ? refusal("mmap") : 0) {
-    errno = cause;
-    return MAP_FAILED;
-  }
+  if (fd >= 0 && refuses("mmap")) return MAP_FAILED;
   return original<void*(void*, size_t, int, int, int, off_t)>("mmap")(at, size, protection, flags, fd, from);
 }
 }
@@ -117,24 +106,18 @@ namespace {
 namespace fs = std::filesystem;
 
 // A folder of checkpoints for one test.
-class Checkpoints : public DataTest {
+class CheckpointTest : public DataTest {
  protected:
+  ~CheckpointTest() override {
+    refused.clear();
+    watched = nullptr;
+  }
   std::filesystem::path dir() const { return path("checkpoints"); }
   std::optional<Checkpoint> newest() {
     passed_over_.clear();
     return newest_checkpoint(dir(), passed_over_);
   }
-  std::vector<std::string> names() const {
-    std::vector<std::string> out;
-    for (const auto& e : std::filesystem::directory_iterator(dir())) out.push_back(e.path().filename().string());
-    std::ranges::sort(out);
-    return out;
-  }
-  std::vector<std::string> passed_over_;
-};
-
-class CheckpointTest : public Checkpoints {
- protected:
+  std::vector<std::string> names() const { return names_in(dir()); }
   // Two files whose bytes follow from the step.
   Checkpoint save(int64_t step, size_t keep = 9, size_t bytes = 3000) const {
     const auto content = [=](char ch) { return std::string(bytes, static_cast<char>(ch + step % 20)); };
@@ -143,7 +126,21 @@ class CheckpointTest : public Checkpoints {
     write_file(made.path() / "state.bin", content('A'));
     return made.finish(R"({"seed": 5})", keep);
   }
+  // One file that holds `text`.
+  Checkpoint save(int64_t step, const std::string& text, size_t keep = 9) const {
+    NewCheckpoint made(dir(), step);
+    write_file(made.path() / "text", text);
+    return made.finish("{}", keep);
+  }
+  // The checkpoint that a run which begins now goes on from.
+  std::string newest_text() {
+    const auto found = newest();
+    EXPECT_TRUE(passed_over_.empty());
+    return found ? fmt::format("{}: {}", found->step, read_file(found->path / "text")) : "";
+  }
+  std::vector<std::string> passed_over_;
 };
+using Names = std::vector<std::string>;
 
 TEST_F(CheckpointTest, TheNewestIsFoundAndOldOnesGo) {
   EXPECT_FALSE(newest());
@@ -153,7 +150,7 @@ TEST_F(CheckpointTest, TheNewestIsFoundAndOldOnesGo) {
   EXPECT_EQ(read_file(newest()->path / "model.bin"), std::string(3000, 'a'));
   EXPECT_EQ(read_file(dir() / "latest"), "step-20\n");
   save(200, 2);
-  EXPECT_EQ(names(), (std::vector<std::string>{"latest", "step-100", "step-200"}));
+  EXPECT_EQ(names(), (Names{"latest", "step-100", "step-200"}));
 }
 
 TEST_F(CheckpointTest, TheBestStays) {
@@ -161,11 +158,11 @@ TEST_F(CheckpointTest, TheBestStays) {
   save(10);
   write_best(dir(), {10, 1.5});
   for (const int64_t step : {20, 30, 40}) save(step, 2);
-  EXPECT_EQ(names(), (std::vector<std::string>{"best", "latest", "step-10", "step-30", "step-40"}));
+  EXPECT_EQ(names(), (Names{"best", "latest", "step-10", "step-30", "step-40"}));
   EXPECT_EQ(best_checkpoint(dir())->val_loss, 1.5);
   write_best(dir(), {40, 1.25});
   save(50, 1);
-  EXPECT_EQ(names(), (std::vector<std::string>{"best", "latest", "step-40", "step-50"}));
+  EXPECT_EQ(names(), (Names{"best", "latest", "step-40", "step-50"}));
   fs::remove_all(dir() / "step-40");
   EXPECT_FALSE(best_checkpoint(dir())) << "it is no more";
 }
@@ -192,75 +189,49 @@ TEST_F(CheckpointTest, ATakenNameIsReplacedAndAFileThereIsAnError) {
   save(7, 9, 10);
   save(7, 9, 20);
   EXPECT_EQ(fs::file_size(newest()->path / "model.bin"), 20U);
-  EXPECT_EQ(names(), (std::vector<std::string>{"latest", "step-7"}));
+  EXPECT_EQ(names(), (Names{"latest", "step-7"}));
   std::ofstream(dir() / "step-8") << "x";
   EXPECT_THROW(save(8), OutputError);
-  EXPECT_EQ(names(), (std::vector<std::string>{"latest", "step-7", "step-8"}));
+  EXPECT_EQ(names(), (Names{"latest", "step-7", "step-8"}));
   EXPECT_EQ(newest()->step, 7);
 }
 
 TEST_F(CheckpointTest, DamageIsRefusedByNameAndPassedOver) {
-  const auto damage = [&](const std::string& words, const std::function<void(const fs::path&)>& f) {
+  const auto damage = [&](const std::string& words, const std::string& name, const std::optional<std::string>& left) {
     save(10);
     const fs::path newer = save(20).path;
-    f(newer);
+    fs::remove(newer / name);
+    if (left) write_file(newer / name, *left);
     expect_error(Status::input, {words}, [&] { open_checkpoint(newer); });
     EXPECT_EQ(newest()->step, 10);
     ASSERT_EQ(passed_over_.size(), 1U);
     EXPECT_TRUE(has(passed_over_[0], words));
     fs::remove_all(dir());
   };
-  damage("model.bin", [](const fs::path& p) { fs::resize_file(p / "model.bin", 2999); });
-  damage("state.bin", [](const fs::path& p) {
-    std::fstream f(p / "state.bin", std::ios::in | std::ios::out | std::ios::binary);
-    f.seekg(1234);
-    const char c = static_cast<char>(f.get() ^ 4);  // one bit
-    f.seekp(1234);
-    f.put(c);
-  });
-  damage("model.bin", [](const fs::path& p) { fs::remove(p / "model.bin"); });
-  damage("manifest.json", [](const fs::path& p) { fs::remove(p / "manifest.json"); });
-  damage("manifest.json", [](const fs::path& p) { fs::resize_file(p / "manifest.json", 50); });
-  damage("version",
-         [](const fs::path& p) { write_file(p / "manifest.json", R"({"format":"tessera checkpoint","version":2})"); });
-  damage("not a checkpoint", [](const fs::path& p) { write_file(p / "manifest.json", "[]"); });
-  damage("it lists no files", [](const fs::path& p) {
-    write_file(p / "manifest.json", R"({"format":"tessera checkpoint","version":1,"step":1,"files":{},"about":{}})");
-  });
+  const fs::path whole = save(20).path;
+  const std::string manifest = read_file(whole / "manifest.json");
+  std::string state = read_file(whole / "state.bin");
+  state[1234] = static_cast<char>(state[1234] ^ 4);  // one bit
+  damage("state.bin", "state.bin", state);
+  damage("model.bin", "model.bin", std::string(2999, 'a'));
+  damage("model.bin", "model.bin", {});
+  damage("manifest.json", "manifest.json", {});
+  damage("manifest.json", "manifest.json", manifest.substr(0, 50));
+  damage("version", "manifest.json", R"({"format":"tessera checkpoint","version":2})");
+  damage("not a checkpoint", "manifest.json", "[]");
+  damage("it lists no files", "manifest.json",
+         R"({"format":"tessera checkpoint","version":1,"step":1,"files":{},"about":{}})");
   EXPECT_THROW(open_checkpoint(dir() / "step-99"), InputError);
 }
 
-TEST_F(CheckpointTest, AFailedSaveLeavesNothingAndKeepsTheEarlier) {
-  save(10);
-  const std::vector<std::string> before = names();
-  {
-    const NewCheckpoint given_up(dir(), 20);
-    write_file(given_up.path() / "model.bin", "abc");
-  }
-  EXPECT_EQ(names(), before);
-  EXPECT_EQ(newest()->step, 10);
-}
-
 // A limit on the size of files stands in for a full disk: the write fails in its middle.
-TEST_F(CheckpointTest, AFullDiskIsAnErrorThatNamesTheFile) {
+TEST_F(CheckpointTest, AFailedSaveLeavesNothingAndAFullDiskIsAnErrorThatNamesTheFile) {
   save(10, 9, 1000);
-  const pid_t child = fork();
-  if (child == 0) {
-    signal(SIGXFSZ, SIG_IGN);
-    const rlimit limit{2000, 2000};
-    setrlimit(RLIMIT_FSIZE, &limit);
-    int status = 1;
-    try {
-      save(20, 1, 100000);
-    } catch (const OutputError& e) {
-      status = std::string(e.what()).find("model.bin") != std::string::npos ? 0 : 2;
-    }
-    _exit(status);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  EXPECT_EQ(status, 0);
-  EXPECT_EQ(names(), (std::vector<std::string>{"latest", "step-10"}));
+  write_file(NewCheckpoint(dir(), 20).path() / "model.bin", "abc");  // and given up
+  EXPECT_EQ(names(), (Names{"latest", "step-10"}));
+  EXPECT_EQ(newest()->step, 10);
+  expect_full_disk(2000, "model.bin", [&] { save(20, 1, 100000); });
+  EXPECT_EQ(names(), (Names{"latest", "step-10"}));
   EXPECT_EQ(newest()->step, 10);
 }
 
@@ -309,10 +280,6 @@ TEST_F(CheckpointTest, AttemptsOfOtherLivingProcessesStay) {
   waitpid(living, nullptr, 0);
   EXPECT_EQ(remove_stale(dir(), true), (std::vector<fs::path>{theirs}));
 }
-
-// Files after a power cut: nothing gets its name before its bytes are on the disk. And file systems that refuse what
-// ext4 does: renaming with flags (NFS, Lustre, FUSE), making room, mapping, flushing a folder. Everything has its way
-// around that, and promises what it promises elsewhere.
 
 class FlushTest : public testing::Test {
  protected:
@@ -365,26 +332,7 @@ TEST_F(FlushTest, ACheckpointIsOnTheDiskBeforeItHasItsName) {
   EXPECT_GT(last("named", folder_.path() / "latest"), last("fsync", folder_.path())) << "before `latest` says it";
 }
 
-class FileSystems : public Checkpoints {
- protected:
-  ~FileSystems() override {
-    refused.clear();
-    watched = nullptr;
-  }
-  // A checkpoint whose one file holds `text`.
-  Checkpoint save(int64_t step, const std::string& text, size_t keep = 9) const {
-    NewCheckpoint made(dir(), step);
-    write_file(made.path() / "text", text);
-    return made.finish("{}", keep);
-  }
-  // The checkpoint that a run which begins now goes on from.
-  std::string newest_text() {
-    const auto found = newest();
-    EXPECT_TRUE(passed_over_.empty());
-    return found ? fmt::format("{}: {}", found->step, read_file(found->path / "text")) : "";
-  }
-};
-using Names = std::vector<std::string>;
+using FileSystems = CheckpointTest;
 
 TEST_F(FileSystems, ACheckpointIsMadeWherePlainRenamingIsAllThereIs) {
   for (const int cause : {EINVAL, ENOSYS, EOPNOTSUPP}) {
@@ -439,10 +387,7 @@ TEST_F(FileSystems, AKillWhileAStepIsReplacedLosesNothing) {
 TEST_F(FileSystems, TheOldOneIsOnTheDiskUnderItsOtherNameBeforeTheNewOneHasItsOwn) {
   refused["renameat2"] = EINVAL;
   save(3, "old");
-  std::vector<Watched> calls;
-  watched = &calls;
-  save(3, "new");
-  watched = nullptr;
+  const std::vector<Watched> calls = calls_of([&] { save(3, "new"); });
   const auto at = [&](const std::string& call, const fs::path& path, int64_t from = 0) {
     for (int64_t i = from; i < std::ssize(calls); ++i)
       if (calls[static_cast<size_t>(i)].call == call && calls[static_cast<size_t>(i)].path == path.string()) return i;
@@ -459,13 +404,9 @@ TEST_F(FileSystems, TheOldOneIsOnTheDiskUnderItsOtherNameBeforeTheNewOneHasItsOw
 }
 
 TEST_F(FileSystems, AFolderThatCannotBeFlushedIsFlushedWithAll) {
-  std::vector<Watched> calls;
   for (const int cause : {EINVAL, EOPNOTSUPP}) {
     refused["fsync"] = cause;
-    calls.clear();
-    watched = &calls;
-    save(1, "text");
-    watched = nullptr;
+    const std::vector<Watched> calls = calls_of([&] { save(1, "text"); });
     EXPECT_EQ(std::ranges::count(calls, std::string("syncfs"), &Watched::call), 2) << std::strerror(cause);
   }
   refused["fsync"] = EIO;

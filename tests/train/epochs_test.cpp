@@ -5,6 +5,8 @@
 #include "data/tokenizer/described.h"
 #include "tests/support/direct_loss.h"
 #include "tests/support/one_thread.h"
+#include "tests/support/tensors.h"
+#include "tests/train/support.h"
 #include "train/async/trainer.h"
 
 namespace tessera {
@@ -48,14 +50,6 @@ class EpochsTest : public testing::Test {
     return out;
   }
 
-  using File = std::map<std::string, std::vector<std::byte>>;
-  static File file_of(Trainer& trainer) {
-    File out;
-    for (const auto& tensors : {whole_values(trainer), whole_state(trainer)})
-      for (const NamedTensor& t : tensors)
-        out[t.name] = {t.tensor.contiguous().raw(), t.tensor.contiguous().raw() + t.tensor.nbytes()};
-    return out;
-  }
   // The values and the state after so many steps of 12 sequences.
   static File trained(const Dataset& data, Plan plan, int64_t steps) {
     plan.threads_per_rank = 1;
@@ -64,12 +58,8 @@ class EpochsTest : public testing::Test {
                   .plan = plan};
     check(job);
     File out;
-    launch(launch_options(plan), [&](Communicator& world) {
-      Trainer trainer(job, sequences_of(data, kContext, kBatch, 1), world);
-      for (int64_t i = 0; i < steps; ++i) trainer.step();
-      File mine = file_of(trainer);
-      if (world.rank() == 0) out = std::move(mine);
-    });
+    train(job, sequences_of(data, kContext, kBatch, 1), steps,
+          [&](Trainer& trainer, Communicator&) { save(trainer, out); });
     return out;
   }
 };
@@ -141,55 +131,46 @@ TEST_F(EpochsTest, EveryLayoutReadsTheSame) {
 // The rows that each worker of an asynchronous run computes at each of its clocks: those of that step that are its own,
 // with the random numbers of those rows. All workers together are one rank's step.
 
-using Gradient = std::map<std::string, std::vector<double>>;
-
-struct Seen {
-  double loss = 0;
-  Gradient gradient;
-};
+// A loss and gradients, or values, by name.
+using Values = std::map<std::string, std::vector<double>>;
 
 Job job_of(int64_t ranks, int64_t microbatches) {
+  Plan plan{.dp = ranks, .dp_mode = DataMode::ps_async, .staleness = 2, .microbatches = microbatches};
+  plan.servers = std::min<int64_t>(ranks, 2);
+  plan.threads_per_rank = 1;
   return {.model = {.layers = 2, .heads = 2, .channels = 16, .context = kContext, .vocab = kVocab, .dropout = 0.3},
           .optim = {.warmup = 0, .steps = 6, .batch = ranks * microbatches * 2, .seed = 77, .dtype = DType::float64},
-          .plan = {.dp = ranks,
-                   .dp_mode = DataMode::ps_async,
-                   .servers = std::min<int64_t>(ranks, 2),
-                   .staleness = 2,
-                   .microbatches = microbatches,
-                   .threads_per_rank = 1}};
+          .plan = plan};
 }
 
 Sequences sequences_of(const Job& job) {
   return counted_sequences(kVocab, kContext, job.optim.batch, static_cast<uint64_t>(job.optim.seed));
 }
 
-Gradient gradient_of(const std::vector<FlatUnit>& units) {
-  Gradient out;
+Values seen(double loss, const std::vector<FlatUnit>& units) {
+  Values out{{"loss", {loss}}};
   for (const FlatUnit& unit : units)
     for (const Slot& slot : unit.slots)
-      out[slot.parameter->name] = unit.grads.narrow(0, slot.begin, slot.size).to(DType::float64).to_vector<double>();
+      out[slot.parameter->name] = test::numbers(unit.grads.narrow(0, slot.begin, slot.size));
   return out;
 }
 
-void expect_near(const Seen& found, const Seen& expected, const std::string& what) {
-  EXPECT_NEAR(found.loss, expected.loss, 1e-12) << what;
-  ASSERT_EQ(found.gradient.size(), expected.gradient.size()) << what;
-  for (const auto& [name, values] : expected.gradient) {
-    const std::vector<double>& theirs = found.gradient.at(name);
+void expect_near(const Values& found, const Values& expected, const std::string& what) {
+  ASSERT_EQ(found.size(), expected.size()) << what;
+  for (const auto& [name, values] : expected) {
+    const std::vector<double>& theirs = found.at(name);
     ASSERT_EQ(theirs.size(), values.size()) << what;
-    double most = 0;
-    for (size_t i = 0; i < values.size(); ++i) most = std::max(most, std::abs(theirs[i] - values[i]));
-    EXPECT_LE(most, 1e-12) << what << ", " << name;
+    for (size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(theirs[i], values[i], 1e-12) << what << ", " << name;
   }
 }
 
 // Each of a worker's rows alone on one rank, by the first weights.
-Seen rows_alone(const Job& job, int64_t step, int64_t first, int64_t count) {
+Values rows_alone(const Job& job, int64_t step, int64_t first, int64_t count) {
   const ArenaPtr arena = make_arena();
   const auto model = whole_model(job, kVocab);
   model->materialize(static_cast<uint64_t>(job.optim.seed), arena, DType::float64, DType::float64);
   const Sequences sequences = sequences_of(job);
-  Seen seen;
+  double sum = 0;
   const double scale = 1.0 / static_cast<double>(count * kContext);
   for (int64_t row = first; row < first + count; ++row) {
     const Tensor ids = Tensor::empty({1, kContext}, DType::int32, arena), targets = ids.clone();
@@ -198,38 +179,35 @@ Seen rows_alone(const Job& job, int64_t step, int64_t first, int64_t count) {
         {.seed = static_cast<uint64_t>(job.optim.seed), .step = step, .first_sequence = row, .training = true});
     const Loss loss = model->loss(ids, targets, scale);
     backward(loss.mean);
-    seen.loss += double{loss.loss_sum} * scale;
+    sum += double{loss.loss_sum} * scale;
   }
   model->zero_missing_gradients();
-  seen.gradient = gradient_of(model->units());
-  return seen;
+  return seen(sum, model->units());
 }
 
 // One step of the trainer, on one rank with the whole batch.
-Seen one_rank(Job job, int64_t step) {
+Values one_rank(Job job, int64_t step) {
   job.plan = {.threads_per_rank = 1};
-  Seen seen;
-  launch(launch_options(job.plan), [&](Communicator& world) {
-    Trainer trainer(job, sequences_of(job), world);
+  Values out;
+  train(job, sequences_of(job), 0, [&](Trainer& trainer, Communicator&) {
     trainer.set_done(step, step);
-    seen.loss = trainer.compute_gradients(Wish::none).loss;
-    seen.gradient = gradient_of(trainer.strategy().shards());
+    const double loss = trainer.compute_gradients(Wish::none).loss;
+    out = seen(loss, trainer.strategy().shards());
   });
-  return seen;
+  return out;
 }
 
 // By worker and clock.
-std::vector<std::vector<Seen>> workers_of(const Job& job) {
-  std::vector<std::vector<Seen>> seen(static_cast<size_t>(job.plan.dp));
+std::vector<std::vector<Values>> workers_of(const Job& job) {
+  std::vector<std::vector<Values>> out(static_cast<size_t>(job.plan.dp));
   launch(launch_options(job.plan), [&](Communicator& world) {
     AsyncTrainer trainer(job, sequences_of(job), world);
     for (int64_t clock = 0; clock < job.optim.steps; ++clock) {
-      Seen& mine = seen[static_cast<size_t>(world.rank())].emplace_back();
-      mine.loss = trainer.worker_step(world.rank(), clock);
-      mine.gradient = gradient_of(trainer.server().units());
+      const double loss = trainer.worker_step(world.rank(), clock);
+      out[static_cast<size_t>(world.rank())].push_back(seen(loss, trainer.server().units()));
     }
   });
-  return seen;
+  return out;
 }
 
 using AsyncWorkers = test::OneThread;
@@ -239,17 +217,16 @@ TEST_F(AsyncWorkers, ComputeTheirOwnRowsOfEachStep) {
     for (const int64_t microbatches : {1, 2}) {
       const Job job = job_of(ranks, microbatches);
       check(job);
-      const std::vector<std::vector<Seen>> found = workers_of(job);
+      const std::vector<std::vector<Values>> found = workers_of(job);
       const int64_t rows = job.optim.batch / ranks;
       for (int64_t step = 0; step < job.optim.steps; ++step) {
         const std::string at = std::to_string(ranks) + " ranks, step " + std::to_string(step);
-        Seen mean;
+        Values mean;
         for (int64_t worker = 0; worker < ranks; ++worker) {
-          const Seen& one = found[static_cast<size_t>(worker)][static_cast<size_t>(step)];
+          const Values& one = found[static_cast<size_t>(worker)][static_cast<size_t>(step)];
           expect_near(one, rows_alone(job, step, worker * rows, rows), at + ", worker " + std::to_string(worker));
-          mean.loss += one.loss / static_cast<double>(ranks);
-          for (const auto& [name, values] : one.gradient) {
-            std::vector<double>& sum = mean.gradient[name];
+          for (const auto& [name, values] : one) {
+            std::vector<double>& sum = mean[name];
             sum.resize(values.size());
             for (size_t i = 0; i < values.size(); ++i) sum[i] += values[i] / static_cast<double>(ranks);
           }
@@ -285,8 +262,6 @@ TEST_F(AsyncWorkers, LoadEachRowOfARunOnce) {
 // Tokens of a split: fewer than a window, a window and one token beside, and numbers of windows that no batch divides.
 constexpr int64_t kSizes[] = {2, 8, 9, 41, 100};
 
-using Values = std::map<std::string, std::vector<double>>;
-
 // Weights so large that the loss depends on every token before and on its position.
 Values drawn_values(LanguageModel& model) {
   Values out;
@@ -297,12 +272,6 @@ Values drawn_values(LanguageModel& model) {
       values.push_back(p->init.constant + 0.4 * random.normal(static_cast<uint64_t>(i)));
   }
   return out;
-}
-
-WholeTensors source_of(const Values& values) {
-  return [&values](const std::string& name, DType dtype, const Shape&) {
-    return reader_of(std::as_bytes(std::span(values.at(name))), dtype);
-  };
 }
 
 std::vector<int32_t> drawn_tokens(int64_t count) {
@@ -318,11 +287,7 @@ std::vector<int32_t> drawn_tokens(int64_t count) {
 class ValidationTest : public testing::Test {
  protected:
   ValidationTest() {
-    for (const int64_t size : kSizes) {
-      const auto file = folder_.path() / std::to_string(size);
-      TokenFile::write(file, drawn_tokens(size), kVocab);
-      splits_.push_back(TokenFile::open(file));
-    }
+    for (const int64_t size : kSizes) splits_.push_back(TokenFile::of_tokens(drawn_tokens(size), kVocab, "drawn"));
   }
 
   static Job job_of(const Plan& plan, int64_t batch) {
@@ -382,7 +347,6 @@ class ValidationTest : public testing::Test {
   }
 
  private:
-  TemporaryDirectory folder_{std::filesystem::temp_directory_path() / "tessera-validation-"};
   std::vector<TokenFile> splits_;
 };
 

@@ -8,6 +8,7 @@
 
 #include "tests/support/gpu.h"
 #include "tests/support/one_thread.h"
+#include "tests/train/support.h"
 #include "train/async/trainer.h"
 
 namespace {
@@ -47,9 +48,8 @@ constexpr int64_t kEarly = 3, kLate = 30, kContext = 8, kVocab = 37;
 // Live bytes by category, of a rank's arena and of the host's memory beside it.
 std::vector<int64_t> live(const ArenaPtr& arena) {
   std::vector<int64_t> out;
-  for (const ArenaPtr& one : {arena, arena->host()}) {
+  for (const ArenaPtr& one : {arena, arena->host()})
     for (int c = 0; c < kCategories; ++c) out.push_back(one->usage(static_cast<Category>(c)).live);
-  }
   return out;
 }
 
@@ -61,8 +61,6 @@ Job job_of(const Plan& plan) {
   return job;
 }
 
-Sequences sequences_of(const Job& job) { return counted_sequences(kVocab, kContext, job.optim.batch, 1); }
-
 // Does the other work of a run between steps: validation, and gathering all that is saved.
 void look_around(Trainer& trainer, const TokenFile& split) {
   trainer.mean_loss(split);
@@ -72,18 +70,10 @@ void look_around(Trainer& trainer, const TokenFile& split) {
 
 class Growth : public test::OneThread {
  protected:
-  Growth() {
-    std::vector<int32_t> tokens(50);
-    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * i % kVocab);
-    TokenFile::write(folder_.path() / "val.tok", tokens, kVocab);
-    split_ = TokenFile::open(folder_.path() / "val.tok");
-  }
-
   void expect_steady(const Job& job) const {
     SCOPED_TRACE(to_text(job.plan));
     check(job);
-    launch(launch_options(job.plan), [&](Communicator& world) {
-      Trainer trainer(job, sequences_of(job), world);
+    train(job, 0, [&](Trainer& trainer, Communicator& world) {
       std::vector<int64_t> early;
       int64_t footprint = 0;
       for (int64_t step = 1; step <= kLate; ++step) {
@@ -106,8 +96,7 @@ class Growth : public test::OneThread {
   const TokenFile& split() const { return split_; }
 
  private:
-  TemporaryDirectory folder_{std::filesystem::temp_directory_path() / "tessera-growth-"};
-  TokenFile split_ = TokenFile();
+  TokenFile split_ = squares(50);
 };
 
 const std::vector<Plan> kPlans = {
@@ -169,7 +158,7 @@ TEST_F(Growth, OfLiveBytesIsNoneOnGpus) {
 TEST_F(Growth, OfLiveBytesIsNoneOfAsynchronousWorkers) {
   const Job job = job_of({.dp = 3, .dp_mode = DataMode::ps_async, .servers = 2, .staleness = 1});
   launch(launch_options(job.plan), [&](Communicator& world) {
-    AsyncTrainer trainer(job, sequences_of(job), world);
+    AsyncTrainer trainer(job, counted_sequences(kVocab, kContext, job.optim.batch, 1), world);
     std::vector<int64_t> early;
     for (const int64_t steps : {kEarly, int64_t{9}, kLate}) {
       trainer.server().run(steps,
@@ -203,8 +192,7 @@ TEST_F(Growth, OfTheProcessIsNone) {
         Plan{.cp = 2}, Plan{.dp = 2, .dp_mode = DataMode::ps_sync}}) {
     SCOPED_TRACE(to_text(plan));
     const Job job = job_of(plan);
-    launch(launch_options(job.plan), [&](Communicator& world) {
-      Trainer trainer(job, sequences_of(job), world);
+    train(job, 0, [&](Trainer& trainer, Communicator& world) {
       Held first;
       for (int64_t step = 1; step <= kLast; ++step) {
         trainer.step();

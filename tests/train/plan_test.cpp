@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "tests/support/errors.h"
+#include "tests/train/support.h"
 #include "train/async/trainer.h"
 #include "train/memory.h"
 #include "train/usage.h"
@@ -111,6 +112,7 @@ TEST(Plan, ACheckNamesTheField) {
   expect({.chunks = 2}, "chunks", "goes with `schedule` interleaved, found 1f1b");
   expect({.pp = 2, .schedule = ScheduleKind::interleaved, .microbatches = 3}, "schedule", "3 micro-batches");
   expect({.backend = Backend::nccl}, "backend", "expected `device` cuda beside it, found cpu");
+  expect({.dp = 2, .backend = Backend::mpi}, "backend", "mpirun, which did not start this");
 }
 
 TEST(Job, ACheckNamesTheFieldAndTheNearestThatCan) {
@@ -135,8 +137,7 @@ TEST(Job, TrainsTheSameUnderEveryPlan) {
                   .plan = plan};
     check(job);
     std::vector<double> out;
-    launch(launch_options(plan), [&](Communicator& world) {
-      Trainer trainer(job, counted_sequences(20, 8, 4, 1), world);
+    train(job, 0, [&](Trainer& trainer, Communicator& world) {
       EXPECT_EQ(trainer.job().plan, plan);
       for (int64_t step = 0; step < job.optim.steps; ++step) {
         const double loss = trainer.step().loss;
@@ -153,30 +154,20 @@ TEST(Job, TrainsTheSameUnderEveryPlan) {
   EXPECT_EQ(losses({.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 2, .threads_per_rank = 1}), alone);
 }
 
-TEST(Plan, RanksThatNobodyStartedAreRefused) {
-  expect_field([] { check(Plan{.dp = 2, .backend = Backend::mpi}); }, "backend", "mpirun, which did not start this");
-}
-
 // A program of somebody's own may hand each rank another job; in every field that changes the run.
 TEST(JobOfAllRanks, OnesThatDifferAreRefusedByField) {
   const Job same{
       .model = {.layers = 1, .channels = 8, .context = 4, .vocab = 5}, .optim = {.batch = 4}, .plan = {.dp = 2}};
-  const auto refusal = [&](const std::function<void(Job&)>& change) {
-    return error_of(
-        [&] {
-          launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
-            Job job = same;
-            if (world.rank() == 1) change(job);
-            if (job.plan.dp_mode == DataMode::ps_async)
-              const AsyncTrainer trainer(job, counted_sequences(5, 4, 4, 1), world);
-            else
-              const Trainer trainer(job, counted_sequences(5, 4, 4, 1), world);
-          });
-        },
-        Status::usage);
-  };
   const auto expect = [&](const std::function<void(Job&)>& change, const std::string& words) {
-    EXPECT_TRUE(has(refusal(change), "ranks do not agree: " + words));
+    const auto made = [&](Communicator& world) {
+      Job job = same;
+      if (world.rank() == 1) change(job);
+      if (job.plan.dp_mode == DataMode::ps_async)
+        const AsyncTrainer trainer(job, counted_sequences(5, 4, 4, 1), world);
+      else
+        const Trainer trainer(job, counted_sequences(5, 4, 4, 1), world);
+    };
+    expect_error(Status::usage, {"ranks do not agree: " + words}, [&] { launch({.ranks = 2, .timeout_s = 20}, made); });
   };
   expect([](Job& job) { job.optim.lr = 0.5; }, "`lr` is 0.001 on rank 0 and 0.5 on rank 1");
   expect([](Job& job) { job.model.channels = 16; }, "`channels` is 8 on rank 0 and 16 on rank 1");
@@ -197,9 +188,7 @@ Job small_job() {
 
 ExpertLoad load_of(const Job& job) {
   ExpertLoad out;
-  launch(launch_options(job.plan), [&](Communicator& world) {
-    Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
-    for (int i = 0; i < 2; ++i) trainer.step();
+  train(job, 2, [&](Trainer& trainer, Communicator& world) {
     const ExpertLoad found = expert_load(trainer);
     if (world.rank() == 0) out = found;
     EXPECT_EQ(expert_load(trainer).busiest().times, 0);  // it was asked
@@ -304,52 +293,47 @@ TEST(TrainedExperts, ATokenMeetsAsManyAsInADenseModel) {
 // Checks of what ranks hold: numbers that are not finite, and copies that have drifted apart.
 
 Job small_job(const Plan& plan) {
-  return {.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 32},
+  Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 32},
           .optim = {.steps = 2, .batch = 8},
           .plan = plan};
+  job.plan.threads_per_rank = 1;
+  return job;
 }
 
 // Runs two steps; then rank `rank` spoils one number of what it holds, and the ranks compare.
 std::string compared(const Job& job, int rank, const std::string& tensor) {
-  const auto body = [&](Communicator& world) {
-    Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
-    for (int64_t i = 0; i < job.optim.steps; ++i) trainer.step();
+  const auto spoil = [&](Trainer& trainer, Communicator& world) {
     for (const HeldPart& h : held_between_steps(trainer))
       if (world.rank() == rank && h.name == tensor) h.part.data<float>()[0] += 1e-3F;
     const OpCounts before = world.counts();
     check_replicas(trainer);
     EXPECT_EQ(world.counts(), before);
   };
-  return error_of([&] { launch(launch_options(job.plan), body); }, Status::communication);
+  return error_of([&] { train(job, job.optim.steps, spoil); }, Status::communication);
 }
 
 TEST(CheckReplicas, EqualCopiesPassUnderEveryAxis) {
   for (const Plan& plan :
        {Plan{.dp = 4}, Plan{.dp = 2, .tp = 2}, Plan{.cp = 2, .zero = ZeroStage::two}, Plan{.pp = 2, .dp = 2},
         Plan{.dp = 2, .zero = ZeroStage::one}, Plan{.dp = 2, .tp = 2, .zero = ZeroStage::three},
-        Plan{.dp = 2, .dp_mode = DataMode::dataparallel}, Plan{.dp = 2, .dp_mode = DataMode::ps_sync}}) {
-    Plan thin = plan;
-    thin.threads_per_rank = 1;
-    EXPECT_EQ(compared(small_job(thin), -1, ""), "nothing was thrown") << describe(plan);
-  }
+        Plan{.dp = 2, .dp_mode = DataMode::dataparallel}, Plan{.dp = 2, .dp_mode = DataMode::ps_sync}})
+    EXPECT_EQ(compared(small_job(plan), -1, ""), "nothing was thrown") << describe(plan);
 }
 
 TEST(CheckReplicas, ACopyThatDriftedIsNamedWithItsRank) {
-  const Plan three{.dp = 4, .threads_per_rank = 1};
-  EXPECT_TRUE(has(compared(small_job(three), 2, "blocks.1.mlp.up.weight"),
+  EXPECT_TRUE(has(compared(small_job({.dp = 4}), 2, "blocks.1.mlp.up.weight"),
                   "step 2: copies of blocks.1.mlp.up.weight differ between ranks: rank 2 does not hold what ranks "
                   "0, 1, 3 hold"));
-  const Plan two{.dp = 2, .threads_per_rank = 1};
   for (const std::string name : {"tokens.weight", "norm.bias.m", "blocks.0.mlp.up.bias.v", "blocks.1.mlp.up.bias.v"}) {
-    const std::string message = compared(small_job(two), 1, name);  // in the order of ranks, whatever they hold
+    const std::string message = compared(small_job({.dp = 2}), 1, name);  // in the order of ranks, whatever they hold
     EXPECT_TRUE(has(message, name + " differ between ranks: rank 0 and rank 1"));
   }
-  const Plan tensor{.tp = 2, .threads_per_rank = 1};  // a norm is whole on both
-  EXPECT_TRUE(has(compared(small_job(tensor), 1, "norm.weight"), "norm.weight differ"));
-  EXPECT_EQ(compared(small_job(tensor), 1, "blocks.0.mlp.up.weight"), "nothing was thrown")
+  // A norm is whole on both ranks of a tensor-parallel pair.
+  EXPECT_TRUE(has(compared(small_job({.tp = 2}), 1, "norm.weight"), "norm.weight differ"));
+  EXPECT_EQ(compared(small_job({.tp = 2}), 1, "blocks.0.mlp.up.weight"), "nothing was thrown")
       << "there is one copy of it";
-  const Plan ends{.pp = 2, .threads_per_rank = 1};  // a tied weight is on the first stage and on the last
-  EXPECT_TRUE(has(compared(small_job(ends), 1, "tokens.weight"), "tokens.weight differ"));
+  // A tied weight is on the first stage and on the last.
+  EXPECT_TRUE(has(compared(small_job({.pp = 2}), 1, "tokens.weight"), "tokens.weight differ"));
 }
 
 TEST(FirstNotFinite, IsFoundAnywhere) {
@@ -377,9 +361,7 @@ TEST(Straggler, IsTheOneThatStandsOut) {
   EXPECT_EQ(late->rank, 1);
   EXPECT_DOUBLE_EQ(late->share, 0.4);
   EXPECT_TRUE(straggler_of({0.1, 2.5}, 10));
-}
-
-TEST(Straggler, IsNobodyWhereNobodyDoes) {
+  // And nobody where nobody does.
   EXPECT_FALSE(straggler_of({0.5, 5.9, 0.5, 1}, 10));  // less than a fifth of 30 s
   EXPECT_FALSE(straggler_of({8, 12, 7, 8}, 10));       // not twice the others' mean
   EXPECT_FALSE(straggler_of({0, 1.5}, 1.9));           // too short a run to say

@@ -2,6 +2,7 @@
 // model stays nearer to what it was than by rounding to nearest.
 
 #include "tests/support/errors.h"
+#include "tests/support/tensors.h"
 #include "train/quantize/layers.h"
 
 namespace tessera {
@@ -9,17 +10,12 @@ namespace {
 
 constexpr int64_t kVocab = 29, kContext = 16;
 
-ModelConfig llama() {
-  return {.family = Family::llama,
-          .layers = 2,
-          .heads = 4,
-          .channels = 32,
-          .context = kContext,
-          .vocab = kVocab,
-          .kv_heads = 2,
-          .ffn = 64};
-}
-ModelConfig gpt2() { return {.layers = 2, .heads = 2, .channels = 32, .context = kContext, .vocab = kVocab}; }
+const ModelConfig kGpt2{.layers = 2, .heads = 2, .channels = 32, .context = kContext, .vocab = kVocab};
+const ModelConfig kLlama = [] {
+  ModelConfig c = kGpt2;
+  c.family = Family::llama, c.heads = 4, c.kv_heads = 2, c.ffn = 64;
+  return c;
+}();
 
 // Its weights are large enough for layers to matter.
 std::unique_ptr<LanguageModel> drawn(const ModelConfig& config) {
@@ -51,24 +47,19 @@ std::vector<Linear*> linears_of(LanguageModel& model) {
   return out;
 }
 
-std::vector<float> hidden(LanguageModel& model, const Windows& windows) {
+// What the model makes of some of the windows.
+Tensor hidden(LanguageModel& model, const Windows& windows, int64_t first = 0, int64_t count = 5) {
   const NoGrad no_grad;
-  std::vector<int32_t> ids(5 * kContext), targets(ids);
-  windows.load(0, 5, ids.data(), targets.data());
+  std::vector<int32_t> ids(static_cast<size_t>(count * kContext)), targets(ids);
+  windows.load(first, count, ids.data(), targets.data());
   model.set_step({});
-  return model.hidden(Tensor::of<int32_t>(ids, {5, kContext}, make_arena())).value().to_vector<float>();
-}
-
-double distance(const std::vector<float>& a, const std::vector<float>& b) {
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += std::pow(static_cast<double>(a[i]) - static_cast<double>(b[i]), 2);
-  return sum;
+  return model.hidden(Tensor::of<int32_t>(ids, {count, kContext}, make_arena())).value();
 }
 
 TEST(QuantizeLayers, EachSeesWhatTheRoundedOnesBeforeItMake) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext);
-  for (const ModelConfig& config : {llama(), gpt2()}) {
+  for (const ModelConfig& config : {kLlama, kGpt2}) {
     const auto model = drawn(config);
     std::map<std::string, Tensor> before;
     for (Linear* l : linears_of(*model)) before[l->parameter(l->weight).name] = l->weight.value().clone();
@@ -85,24 +76,17 @@ TEST(QuantizeLayers, EachSeesWhatTheRoundedOnesBeforeItMake) {
       EXPECT_EQ(l.weight.value().to_vector<float>(), decoded) << made[i].name;
       // The inputs are measured in the model as it is now: those of a layer depend on the layers before it alone.
       InputSquares inputs(l.weight.dim(1));
+      int64_t most = 5;  // the last window has as many targets
       l.set_product([&](const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
         const Tensor rows = x.value().flat_rows();
-        inputs.add(rows.narrow(0, 0, std::min<int64_t>(rows.dim(0), 5)));  // the last window has 5 targets
+        inputs.add(rows.narrow(0, 0, std::min(rows.dim(0), most)));
         return linear(x, w, b, packs);
       });
-      std::vector<int32_t> ids(kContext), targets(ids);
-      const NoGrad no_grad;
-      model->set_step({});
-      windows.load(5, 1, ids.data(), targets.data());
-      model->hidden(Tensor::of<int32_t>(ids, {1, kContext}, make_arena()));
-      InputSquares last = inputs;
-      l.set_product([&](const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
-        last.add(x.value());
-        return linear(x, w, b, packs);
-      });
+      hidden(*model, windows, 5, 1);
+      most = 5 * kContext;
       hidden(*model, windows);
       l.set_product({});
-      const double error = output_error(before.at(made[i].name), made[i].matrix, last);
+      const double error = output_error(before.at(made[i].name), made[i].matrix, inputs);
       EXPECT_NEAR(error, made[i].error, 1e-4 * error) << made[i].name;
       EXPECT_GT(error, 0);
     }
@@ -112,14 +96,15 @@ TEST(QuantizeLayers, EachSeesWhatTheRoundedOnesBeforeItMake) {
 TEST(QuantizeLayers, GptqStaysNearerThanRounding) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext);
-  for (const ModelConfig& config : {llama(), gpt2()}) {
-    const std::vector<float> before = hidden(*drawn(config), windows);
+  for (const ModelConfig& config : {kLlama, kGpt2}) {
+    const Tensor before = hidden(*drawn(config), windows);
     const auto rounded = drawn(config), better = drawn(config), blind = drawn(config);
     quantize_layers(*rounded, &windows, {.method = Rounding::nearest, .group = 32});
     quantize_layers(*better, &windows, {.group = 32});
     quantize_layers(*blind, nullptr, {.method = Rounding::nearest, .group = 32});
-    EXPECT_LT(distance(hidden(*better, windows), before), 0.5 * distance(hidden(*rounded, windows), before));
-    EXPECT_EQ(hidden(*blind, windows), hidden(*rounded, windows));
+    const auto off = [&](LanguageModel& model) { return std::pow(test::distance(hidden(model, windows), before), 2); };
+    EXPECT_LT(off(*better), 0.5 * off(*rounded));
+    EXPECT_TRUE(test::same_bits(hidden(*blind, windows), hidden(*rounded, windows)));
   }
 }
 
@@ -127,7 +112,7 @@ TEST(QuantizeLayers, WhatDoesNotFitIsRefused) {
   const TokenFile text = tokens();
   const Windows windows(text, kContext), longer(text, 2 * kContext);
   const auto expect_refused = [&](const Rows* rows, const QuantizeOptions& o, const std::string& words) {
-    expect_error(Status::usage, {words}, [&] { quantize_layers(*drawn(gpt2()), rows, o); });
+    expect_error(Status::usage, {words}, [&] { quantize_layers(*drawn(kGpt2), rows, o); });
   };
   expect_refused(&windows, {.group = 24},
                  "`group`: expected a divisor of the 32 inputs of blocks.0.attn.qkv, found 24");

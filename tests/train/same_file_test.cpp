@@ -1,31 +1,36 @@
 // Which runs leave the same file: parameters and optimizer state, byte for byte (README.md has the table), also where a
 // run goes on from one; and what the parts of a checkpoint say and hold.
 
+#include "tests/data/support.h"
 #include "tests/support/draw.h"
-#include "tests/support/errors.h"
 #include "tests/support/gpu.h"
 #include "tests/support/tensors.h"
-#include "train/checkpoint/state.h"
+#include "tests/train/support.h"
 
 namespace tessera {
 namespace {
 
-using File = std::map<std::string, std::vector<std::byte>>;
+// What a run leaves that goes on from a file, if there is one, to a step.
+File run(const Job& job, int64_t to, const File* start = nullptr, int64_t from = 0) {
+  File end;
+  train(job, 0, [&](Trainer& trainer, Communicator&) {
+    if (start) {
+      read_values(trainer.strategy().residents(), source_of(*start));
+      read_state(trainer, source_of(*start));
+      trainer.set_done(from, from);
+    }
+    for (int64_t i = from; i < to; ++i) trainer.step();
+    save(trainer, end);
+  });
+  return end;
+}
 
-// The tensors of a checkpoint after four steps.
+// After all steps of the job under a plan.
 File file_of(Job job, Plan plan) {
   plan.threads_per_rank = 1;
   job.plan = plan;
   check(job);
-  File out;
-  launch(launch_options(plan), [&](Communicator& world) {
-    Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
-    for (int64_t i = 0; i < job.optim.steps; ++i) trainer.step();
-    for (const auto& tensors : {whole_values(trainer), whole_state(trainer)})
-      for (const NamedTensor& t : tensors)
-        out[t.name] = {t.tensor.contiguous().raw(), t.tensor.contiguous().raw() + t.tensor.nbytes()};
-  });
-  return out;
+  return run(job, job.optim.steps);
 }
 
 Job drawn_job(test::Draw& draw) {
@@ -40,14 +45,6 @@ Job drawn_job(test::Draw& draw) {
   return job;
 }
 
-void draw_data(test::Draw& draw, Plan& plan) {
-  plan.bucket_mb = draw.of({4.0, 0.002});
-  plan.dp_mode = plan.pp > 1 ? DataMode::ddp : draw.of({DataMode::ddp, DataMode::dataparallel, DataMode::ps_sync});
-  if (plan.dp_mode == DataMode::ps_sync) plan.servers = draw.of<int64_t>({1, plan.dp});
-  if (plan.dp_mode == DataMode::ddp)
-    plan.zero = draw.of({ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three});
-}
-
 // Plans with several data ranks or several micro-batches, not both, save the file of one rank that has as many
 // micro-batches: pipelines, ZeRO, DataParallel, a parameter server.
 TEST(SameFile, OfOneRank) {
@@ -60,7 +57,11 @@ TEST(SameFile, OfOneRank) {
     if (plan.pp > 1)
       plan.schedule = draw.of({ScheduleKind::naive, ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1,
                                ScheduleKind::zb_v, ScheduleKind::v_half, ScheduleKind::v_min});
-    draw_data(draw, plan);
+    plan.bucket_mb = draw.of({4.0, 0.002});
+    if (plan.pp == 1) plan.dp_mode = draw.of({DataMode::ddp, DataMode::dataparallel, DataMode::ps_sync});
+    if (plan.dp_mode == DataMode::ps_sync) plan.servers = draw.of<int64_t>({1, plan.dp});
+    if (plan.dp_mode == DataMode::ddp)
+      plan.zero = draw.of({ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three});
     const Plan one{.tie_copies = plan.pp > 1, .microbatches = parts};
     EXPECT_TRUE(file_of(job, plan) == file_of(job, one)) << trial << ": " << to_text(plan);
   }
@@ -102,37 +103,6 @@ TEST(SameFile, OfATiedWeightTakesTheOption) {
 // A run whose state is read back goes on with the same bits: in the middle of steps that ranks make alone, and of Muon
 // and hybrid sharding under another layout.
 
-// The tensors that all ranks save, whole, by name.
-class Saved {
- public:
-  void save(Trainer& trainer) {
-    for (const auto& parts : {own_values(trainer), own_state(trainer)})
-      for (const HeldPart& h : parts) add(h);
-  }
-  WholeTensors source() const {
-    return [this](const std::string& name, DType dtype, const Shape&) {
-      const auto found = all_.find(name);
-      if (found == all_.end()) throw Error("nobody has saved " + name);
-      return reader_of(found->second, dtype);
-    };
-  }
-  std::map<std::string, std::vector<std::byte>> all_;
-
- private:
-  void add(const HeldPart& h) {
-    const std::lock_guard lock(mutex_);
-    const int64_t element = size_of(h.part.dtype());
-    std::vector<std::byte>& whole = all_[h.name];
-    const Tensor part = h.part.on_host();
-    whole.resize(static_cast<size_t>(h.parameter->stored().numel() * element));
-    for_each_run(*h.parameter, h.begin, h.begin + h.part.numel(), [&](int64_t here, int64_t there, int64_t count) {
-      std::memcpy(whole.data() + there * element, part.contiguous().raw() + (here - h.begin) * element,
-                  static_cast<size_t>(count * element));
-    });
-  }
-  std::mutex mutex_;
-};
-
 Job job_with(const Plan& plan, OptimizerKind optimizer, DType dtype = DType::float32) {
   Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 37, .dropout = 0.1},
           .optim = {.optimizer = optimizer, .lr = 0.02, .warmup = 1, .steps = 7, .batch = 8},
@@ -144,44 +114,25 @@ Job job_with(const Plan& plan, OptimizerKind optimizer, DType dtype = DType::flo
   return job;
 }
 
-// Steps from `from`, if there is any, to `to`.
-void run(const Job& job, const Saved* start, int64_t from, int64_t to, Saved& end) {
-  launch(launch_options(job.plan), [&](Communicator& world) {
-    Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
-    if (start) {
-      read_values(trainer.strategy().residents(), start->source());
-      read_state(trainer, start->source());
-      trainer.set_done(from, from);
-    }
-    for (int64_t i = from; i < to; ++i) trainer.step();
-    end.save(trainer);
-  });
-}
-
 void expect_goes_on(const Plan& before, const Plan& after, OptimizerKind optimizer, DType dtype = DType::float32) {
   SCOPED_TRACE(to_text(before) + " then " + to_text(after));
-  Saved whole, half, rest;
-  run(job_with(before, optimizer, dtype), nullptr, 0, 7, whole);
-  run(job_with(before, optimizer, dtype), nullptr, 0, 4, half);
-  run(job_with(after, optimizer, dtype), &half, 4, 7, rest);
-  EXPECT_EQ(whole.all_.size(), rest.all_.size());
-  for (const auto& [name, bytes] : whole.all_) EXPECT_TRUE(bytes == rest.all_[name]) << name;
+  const Job first = job_with(before, optimizer, dtype);
+  const File whole = run(first, 7), half = run(first, 4);
+  File rest = run(job_with(after, optimizer, dtype), 7, &half, 4);
+  EXPECT_EQ(whole.size(), rest.size());
+  for (const auto& [name, bytes] : whole) EXPECT_TRUE(bytes == rest[name]) << name;
 }
 
 // Step 4 is one after the outer step of step 3; of two fragments the second makes its own in steps 1, 4 and 7.
 TEST(ReplicasResume, GoesOnInTheMiddleOfStepsAlone) {
-  const Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3};
+  Plan plan{.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 3}, with_stages = plan;
   expect_goes_on(plan, plan, OptimizerKind::adamw);
-  Plan with_stages = plan;
   with_stages.pp = 2;
   expect_goes_on(with_stages, with_stages, OptimizerKind::sgd);
-  Plan fragments = plan;
-  fragments.sync_fragments = 2;
-  for (const DType dtype : {DType::float32, DType::bfloat16})
-    expect_goes_on(fragments, fragments, OptimizerKind::adamw, dtype);
-  Plan context = fragments;
-  context.cp = 2;
-  expect_goes_on(context, context, OptimizerKind::adamw, DType::bfloat16);
+  plan.sync_fragments = 2;
+  for (const DType dtype : {DType::float32, DType::bfloat16}) expect_goes_on(plan, plan, OptimizerKind::adamw, dtype);
+  plan.cp = 2;
+  expect_goes_on(plan, plan, OptimizerKind::adamw, DType::bfloat16);
 }
 
 // Which fragment a unit is in does not depend on the stage that has it.
@@ -195,28 +146,23 @@ TEST(ReplicasResume, RanksThatTrainAloneGoOnWithOtherStages) {
 
 // The loss of a model whose values a checkpoint has, and each rank goes on with its own.
 void expect_loss_of_what_is_in_common(Job job) {
-  std::vector<int32_t> numbers(41);
-  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<int32_t>(i * i % 37);
-  const TokenFile tokens = TokenFile::of_tokens(numbers, job.model.vocab, "numbers");
-  Saved saved;
+  const TokenFile tokens = squares(41);
+  File saved;
   double found = 0, expected = 0;
   std::atomic<bool> changed = false;
-  launch(launch_options(job.plan), [&](Communicator& world) {
-    Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
-    for (int i = 0; i < 3; ++i) trainer.step();
+  train(job, 3, [&](Trainer& trainer, Communicator& world) {
     std::vector<Tensor> before;
     for (const FlatUnit& unit : trainer.strategy().shards()) before.push_back(unit.values.clone());
     const double loss = trainer.mean_loss(tokens);
     for (size_t u = 0; u < before.size(); ++u)
       if (!test::same_bits(before[u].on_host(), trainer.strategy().shards()[u].values.on_host())) changed = true;
-    saved.save(trainer);
+    save(trainer, saved);
     if (world.rank() == 0) found = loss;
   });
   EXPECT_FALSE(changed);
   job.plan = {.device = job.plan.device, .threads_per_rank = 1};
-  launch(launch_options(job.plan), [&](Communicator& world) {
-    Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
-    read_values(trainer.strategy().residents(), saved.source());
+  train(job, 0, [&](Trainer& trainer, Communicator&) {
+    read_values(trainer.strategy().residents(), source_of(saved));
     expected = trainer.mean_loss(tokens);
   });
   EXPECT_NEAR(found, expected, 1e-6 * expected);
@@ -273,10 +219,13 @@ TEST_F(ReplicasResumeGpu, ALossBetweenOuterStepsIsThatOfWhatRanksHaveInCommon) {
 
 namespace fs = std::filesystem;
 
-SavedPart part_of(const HeldPart& h) {
-  ShardSpec shard = h.parameter->shard;
-  shard.axis.clear();
-  return {h.name, h.parameter->whole, shard, h.begin, h.part.numel()};
+std::vector<SavedPart> parts_of(const std::vector<HeldPart>& held) {
+  std::vector<SavedPart> out;
+  for (const HeldPart& h : held) {
+    out.push_back({h.name, h.parameter->whole, h.parameter->shard, h.begin, h.part.numel()});
+    out.back().shard.axis.clear();
+  }
+  return out;
 }
 
 // In the order of names, since a rank's optimizer lists kinds before units.
@@ -288,13 +237,9 @@ std::string text_of(std::vector<SavedPart> parts) {
 }
 
 void write_part(const fs::path& file, const std::vector<HeldPart>& held) {
-  std::vector<SavedPart> parts;
   std::vector<TensorBytes> tensors;
-  for (const HeldPart& h : held) {
-    parts.push_back(part_of(h));
-    tensors.push_back(bytes_of(h.name, h.part));
-  }
-  write_safetensors(file, tensors, {{"parts", describe_parts(parts)}});
+  for (const HeldPart& h : held) tensors.push_back(bytes_of(h.name, h.part));
+  write_safetensors(file, tensors, {{"parts", describe_parts(parts_of(held))}});
 }
 
 void expect_whole(const SavedTensors& saved, const std::vector<NamedTensor>& tensors, test::Draw& draw) {
@@ -322,13 +267,7 @@ std::vector<NamedTensor> whole_states(Trainer& trainer) {
   return out;
 }
 
-class SavedTensorsTest : public testing::Test {
- protected:
-  fs::path path(const std::string& name = "") const { return made_.path() / name; }
-
- private:
-  TemporaryDirectory made_{fs::temp_directory_path() / "saved"};
-};
+using SavedTensorsTest = DataTest;
 
 TEST_F(SavedTensorsTest, ALayoutSaysWhatItsRanksHoldAndPartsReadBackToTheWhole) {
   for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
@@ -357,22 +296,15 @@ TEST_F(SavedTensorsTest, ALayoutSaysWhatItsRanksHoldAndPartsReadBackToTheWhole) 
     if (plan.dp_mode != DataMode::ps_sync && draw.of({true, false})) job.optim.optimizer = OptimizerKind::muon;
     SCOPED_TRACE(to_text(plan));
     check(job);
-    for (const auto& e : fs::directory_iterator(path())) fs::remove(e.path());
+    for (const auto& e : fs::directory_iterator(path(""))) fs::remove(e.path());
     const auto values = parts_of_ranks(job, false), state = parts_of_ranks(job, true);
     ASSERT_EQ(std::ssize(values), plan.ranks());
     std::vector<std::string> held(values.size()), held_state(values.size());
     std::vector<NamedTensor> whole, whole_of_state;
-    launch(launch_options(plan), [&](Communicator& world) {
-      Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
-      trainer.step();
+    train(job, 1, [&](Trainer& trainer, Communicator& world) {
       const auto rank = static_cast<size_t>(world.rank());
       const std::vector<HeldPart> mine = own_values(trainer), mine_of_state = own_state(trainer);
-      const auto text = [](const std::vector<HeldPart>& parts) {
-        std::vector<SavedPart> out;
-        for (const HeldPart& h : parts) out.push_back(part_of(h));
-        return text_of(std::move(out));
-      };
-      held[rank] = text(mine), held_state[rank] = text(mine_of_state);
+      held[rank] = text_of(parts_of(mine)), held_state[rank] = text_of(parts_of(mine_of_state));
       write_part(path(part_name("model", rank, values.size())), mine);
       write_part(path(part_name("optimizer", rank, values.size())), mine_of_state);
       std::vector<NamedTensor> all = whole_values(trainer), all_of_state = whole_states(trainer);
@@ -382,8 +314,8 @@ TEST_F(SavedTensorsTest, ALayoutSaysWhatItsRanksHoldAndPartsReadBackToTheWhole) 
       EXPECT_EQ(text_of(values[r]), held[r]) << "rank " << r;
       EXPECT_EQ(text_of(state[r]), held_state[r]) << "rank " << r;
     }
-    expect_whole(SavedTensors(path(), "model"), whole, draw);
-    expect_whole(SavedTensors(path(), "optimizer"), whole_of_state, draw);
+    expect_whole(SavedTensors(path(""), "model"), whole, draw);
+    expect_whole(SavedTensors(path(""), "optimizer"), whole_of_state, draw);
   }
 }
 
@@ -395,17 +327,14 @@ TEST_F(SavedTensorsTest, WhatNoPartHasIsNamed) {
     write_safetensors(path("model.rank-" + std::to_string(rank) + "-of-2.safetensors"), std::span(&t, 1),
                       {{"parts", described}});
   };
-  const auto refused = [&](const std::string& words) {
-    expect_error(Status::input, {words}, [&] {
-      const SavedTensors saved(path(), "model");
-      std::vector<float> out(6);
-      saved.tensors()("w", DType::float32, {3, 2})(0, std::as_writable_bytes(std::span(out)));
-    });
+  const auto read = [&] {
+    std::vector<float> out(6);
+    SavedTensors(path(""), "model").tensors()("w", DType::float32, {3, 2})(0, std::as_writable_bytes(std::span(out)));
+    return out;
   };
-  const auto described = [](const std::string& shape, const std::string& dim, const std::string& runs,
-                            const std::string& begin) {
-    return R"({"w": {"shape": )" + shape + R"(, "dim": )" + dim + R"(, "runs": )" + runs + R"(, "begin": )" + begin +
-           "}}";
+  const auto refused = [&](const std::string& words) { expect_error(Status::input, {words}, read); };
+  const auto described = [](const char* shape, const char* dim, const char* runs, const char* begin) {
+    return fmt::format(R"({{"w": {{"shape": {}, "dim": {}, "runs": {}, "begin": {}}}}})", shape, dim, runs, begin);
   };
   refused("no parts of it");
   write(0, described("[3, 2]", "0", "[[0, 2]]", "0"), 4);
@@ -419,7 +348,7 @@ TEST_F(SavedTensorsTest, WhatNoPartHasIsNamed) {
   write(1, "{}", 2);
   refused("the parts do not name tensor 'w'");
   for (const auto& [shape, dim, runs, begin] :
-       std::vector<std::array<std::string, 4>>{{"[3, 0]", "0", "[[2, 1]]", "0"},
+       std::vector<std::array<const char*, 4>>{{"[3, 0]", "0", "[[2, 1]]", "0"},
                                                {"[3, 2]", "2", "[[2, 1]]", "0"},
                                                {"[3, 2]", "0", "[[2, 2]]", "0"},
                                                {"[3, 2]", "0", "[[1, 1], [0, 1]]", "0"},
@@ -430,9 +359,7 @@ TEST_F(SavedTensorsTest, WhatNoPartHasIsNamed) {
     refused("expected shape, dim, runs and begin");
   }
   write(1, described("[3, 2]", "0", "[[2, 1]]", "0"), 2);
-  std::vector<float> out(6);
-  SavedTensors(path(), "model").tensors()("w", DType::float32, {3, 2})(0, std::as_writable_bytes(std::span(out)));
-  EXPECT_EQ(out, (std::vector<float>{1, 2, 3, 4, 1, 2}));
+  EXPECT_EQ(read(), (std::vector<float>{1, 2, 3, 4, 1, 2}));
 }
 
 }  // namespace

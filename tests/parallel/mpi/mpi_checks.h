@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdio>
 
+#include "tensor/random.h"
 #include "tests/parallel/arrays.h"
 
 namespace tessera::test {
@@ -77,6 +78,48 @@ inline void check_roots(Communicator& c, int64_t n, DType dtype, const ArenaPtr&
                values(array_of(r, ranks * each, dtype, arena).narrow(0, each * me, each)),
            named(c, n, dtype, "all_to_all"));
   expect(exchanges_uneven(c, dtype, arena), named(c, n, dtype, "uneven all_to_all"));
+}
+
+inline void check_operations(Communicator& c, const std::vector<int64_t>& sizes, const std::vector<DType>& dtypes,
+                             const std::vector<ArenaPtr>& arenas) {
+  for (const int64_t n : sizes)
+    for (const DType dtype : dtypes)
+      for (const ArenaPtr& arena : arenas) {
+        check_sums(c, n, dtype, arena);
+        check_roots(c, n, dtype, arena);
+      }
+}
+
+// Messages of two tags, of `size` elements and more, that are taken in another order than they were sent in.
+inline void check_messages(Communicator& c, int from, int to, int64_t size) {
+  const ArenaPtr arena = make_arena();
+  const auto message = [&](int i) { return array_of(i, size + i, DType::float32, arena); };
+  for (int i = 0; c.rank() == from && i < 10; ++i) c.send(message(i), to, i % 2);
+  if (c.rank() != to) return;
+  for (const int i : {1, 0, 3, 5, 2, 7, 4, 6, 8, 9}) {
+    const Tensor x = Tensor::zeros({size + i}, DType::float32, arena);
+    c.recv(x, from, i % 2);
+    expect(values(x) == values(message(i)), "message " + std::to_string(i));
+  }
+}
+
+// What a rank brings to a sum that depends on its order.
+inline Tensor for_order(int rank, int ranks, int64_t size, DType dtype) {
+  std::vector<float> v;
+  for (int64_t i = 0; i < size; ++i)
+    v.push_back(static_cast<float>(Philox::named(7, "order").normal(static_cast<uint64_t>(i * ranks + rank))));
+  return Tensor::of<float>(v, {size}, make_arena()).to(dtype);
+}
+
+// The sum of these by thread ranks, which are held to the documented order elsewhere.
+inline std::vector<double> sum_of_threads(int ranks, Algorithm algorithm, int64_t size, DType dtype) {
+  std::vector<double> out;
+  launch({.ranks = ranks, .timeout_s = 20, .algorithm = algorithm}, [&](Communicator& world) {
+    const Tensor x = for_order(world.rank(), ranks, size, dtype);
+    world.all_reduce(x);
+    if (world.rank() == 0) out = values(x);
+  });
+  return out;
 }
 
 }  // namespace tessera::test

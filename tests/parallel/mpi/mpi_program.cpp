@@ -1,21 +1,24 @@
 // The program of one rank in the tests of the MPI transport, and of NCCL's between processes: run under mpirun by
 // mpi_test.sh and two_hosts_test.sh, with the name of a scenario. Prints one line for each expectation that fails, and
 // ends with status 1 then.
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <csignal>
-#include <cstdlib>
 
 #include "parallel/comm/mpi/world.h"
 #include "tensor/cuda/gpus.h"
-#include "tensor/random.h"
 #include "tests/parallel/mpi/mpi_checks.h"
-#include "tests/parallel/mpi/scarce.h"
 
 namespace tessera {
 namespace {
 
 using namespace test;
+
+// What the system refuses to give: memory to share, threads to begin.
+std::atomic<bool> no_memory{false}, no_threads{false};
 
 constexpr std::array kEvery = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root, Algorithm::native};
 
@@ -28,13 +31,9 @@ std::vector<ArenaPtr> arenas(const Communicator& world) {
 void operations(Communicator& world) {
   for (const Algorithm algorithm : kEvery) {
     world.set_algorithm(algorithm);
-    for (const int64_t n : {1, 2, 17, 5003, 200'003})
-      for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64, DType::int32, DType::int64}) {
-        for (const ArenaPtr& arena : algorithm == Algorithm::direct ? arenas(world) : std::vector{make_arena()}) {
-          check_sums(world, n, dtype, arena);
-          check_roots(world, n, dtype, arena);
-        }
-      }
+    check_operations(world, {1, 2, 17, 5003, 200'003},
+                     {DType::float32, DType::bfloat16, DType::float64, DType::int32, DType::int64},
+                     algorithm == Algorithm::direct ? arenas(world) : std::vector{make_arena()});
     expect(world.max(world.rank()) == world.size() - 1, "max");
     const ArenaPtr arena = make_arena();
     Tensor x = array_of(world.rank(), 5, DType::bfloat16, arena);
@@ -76,47 +75,24 @@ void bytes(Communicator& world) {
   }
 }
 
-// The bits are those of thread ranks, which are held to the documented order elsewhere.
+// The bits are those of thread ranks.
 void order(Communicator& world) {
   const int n = world.size();
   constexpr int64_t kSize = 100'003;
-  const auto fill = [&](int rank) {
-    Tensor x = Tensor::empty({kSize}, DType::float32, make_arena());
-    for (int64_t i = 0; i < kSize; ++i)
-      x.data<float>()[i] = static_cast<float>(Philox::named(7, "order").normal(static_cast<uint64_t>(i * n + rank)));
-    return x;
-  };
   for (const DType dtype : {DType::float32, DType::bfloat16})
     for (const Algorithm algorithm : test::kByMessages) {
-      std::vector<double> expected;
-      launch({.ranks = n, .timeout_s = 20, .algorithm = algorithm}, [&](Communicator& threads) {
-        const Tensor x = fill(threads.rank()).to(dtype);
-        threads.all_reduce(x);
-        if (threads.rank() == 0) expected = values(x);
-      });
+      const std::vector<double> expected = sum_of_threads(n, algorithm, kSize, dtype);
       world.set_algorithm(algorithm);
       for (const ArenaPtr& arena : arenas(world)) {
         Tensor x = Tensor::empty({kSize}, dtype, arena);
-        x.copy_from(fill(world.rank()).to(dtype));
+        x.copy_from(for_order(world.rank(), n, kSize, dtype));
         world.all_reduce(x);
         expect(values(x) == expected, "the order of sums by " + std::string(name_of(algorithm)));
       }
     }
 }
 
-void messages(Communicator& world) {
-  const ArenaPtr arena = make_arena();
-  const int last = world.size() - 1;
-  if (world.rank() == 0) {
-    for (int i = 0; i < 10; ++i) world.send(array_of(i, 30'000 + i, DType::float32, arena), last, i % 2);
-  } else if (world.rank() == last) {
-    for (const int i : {1, 0, 3, 5, 2, 7, 4, 6, 8, 9}) {
-      const Tensor x = Tensor::zeros({30'000 + i}, DType::float32, arena);
-      world.recv(x, 0, i % 2);
-      expect(values(x) == values(array_of(i, 30'000 + i, DType::float32, arena)), "message " + std::to_string(i));
-    }
-  }
-}
+void messages(Communicator& world) { check_messages(world, 0, world.size() - 1, 30'000); }
 
 void splits(Communicator& world) {
   const int n = world.size();
@@ -148,12 +124,8 @@ ArenaPtr gpu_of(const Communicator& world) {
 // Ranks with a GPU each: every operation of arrays there, two groups at the same time, messages, and the host's own.
 void on_gpus(Communicator& world) {
   const ArenaPtr gpu = gpu_of(world);
-  for (const int64_t n : {1, 2, 17, 5003})
-    for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64, DType::int32, DType::int64})
-      for (const ArenaPtr& arena : {gpu, make_arena()}) {
-        check_sums(world, n, dtype, arena);
-        check_roots(world, n, dtype, arena);
-      }
+  check_operations(world, {1, 2, 17, 5003},
+                   {DType::float32, DType::bfloat16, DType::float64, DType::int32, DType::int64}, {gpu, make_arena()});
   const int n = world.size();
   const auto reversed = world.split(7, -world.rank(), "reversed");
   std::vector<Pending> pending;
@@ -223,9 +195,9 @@ int run_all(int on_hosts) {
 int run_by_messages(bool later) {
   const MpiSession session;
   const LaunchOptions options{.backend = Backend::mpi, .timeout_s = 60};
-  test::scarce.memory = !later;
+  no_memory = !later;
   launch(options, splits);
-  test::scarce.memory = true;
+  no_memory = true;
   for (const auto& part : {bytes, messages, splits}) launch(options, part);
   return failures == 0 ? 0 : 1;
 }
@@ -239,7 +211,7 @@ int run_lost(const std::string& when) {
   const LaunchOptions options{.backend = Backend::mpi, .timeout_s = 2};
   if (when == "second") launch(options, messages);
   if (rank == 1 && when == "before") throw Error("the cause", Status::communication);
-  test::scarce.threads = rank == 1 && (when == "first" || when == "second");
+  no_threads = rank == 1 && (when == "first" || when == "second");
   launch(options, [](Communicator&) {});
   if (rank == 1 && when == "end") std::raise(SIGSTOP);
   return 0;
@@ -267,8 +239,27 @@ int run_fault(const std::string& scenario, const std::string& how) {
   return 0;
 }
 
+template <class F>
+F* original(const char* name) {
+  return reinterpret_cast<F*>(dlsym(RTLD_NEXT, name));
+}
+
 }  // namespace
 }  // namespace tessera
+
+// The program finds these before the C library's.
+extern "C" {
+int memfd_create(const char* name, unsigned int flags) noexcept {
+  if (!tessera::no_memory) return tessera::original<int(const char*, unsigned int)>("memfd_create")(name, flags);
+  errno = ENOSYS;
+  return -1;
+}
+int pthread_create(pthread_t* made, const pthread_attr_t* how, void* (*body)(void*), void* of) noexcept {
+  if (tessera::no_threads) return EAGAIN;
+  using Create = int(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
+  return tessera::original<Create>("pthread_create")(made, how, body, of);
+}
+}
 
 int main(int argc, char** argv) {
   try {

@@ -7,11 +7,8 @@
 #                                          that says why is there
 set -euo pipefail
 program=$1 mode=$2
-export OMP_NUM_THREADS=1
-mpirun=(mpirun)
-if mpirun --version 2>&1 | grep -qiE 'open(rte| mpi)'; then
-  mpirun+=(--allow-run-as-root --oversubscribe --bind-to none)
-fi
+# shellcheck source=tests/parallel/mpi/expect.sh
+source "${BASH_SOURCE[0]%/*}/expect.sh"
 
 if [[ $mode == operations ]]; then
   timeout -k 5 170 "${mpirun[@]}" -n "$3" "$program" hosts 1
@@ -30,24 +27,9 @@ if [[ $mode == nccl ]]; then
   echo "$3 ranks over NCCL: all operations are right"
 fi
 
-failed=0
-output=$(mktemp)
-trap 'rm -f "$output"' EXIT
-
 # fault RANKS SCENARIO ALGORITHM STATUS LINE: what must be on standard error, as a regular expression
 fault() {
-  local start=$EPOCHREALTIME status=0 took lines
-  timeout -k 5 30 "${mpirun[@]}" -n "$1" "$program" "$2" "$3" >"$output" 2>&1 || status=$?
-  took=$(((${EPOCHREALTIME/./} - ${start/./}) / 1000))
-  lines=$(tr -d '\0' <"$output" | grep -acE "^tessera: \[rank [0-9]\] $5" || true)  # Open MPI 5 ends its own words with 0
-  if [[ ! $status =~ ^($4)$ ]] || ((lines < 1 || took > 12000)); then
-    printf 'FAILED: %s ranks, %s by %s: status %s (expected %s) after %d ms, %d lines as expected (%s):\n' \
-      "$1" "$2" "$3" "$status" "$4" "$took" "$lines" "$5"
-    cat "$output"
-    failed=1
-  else
-    printf 'ok: %s ranks, %s by %s: status %s after %d ms\n' "$1" "$2" "$3" "$status" "$took"
-  fi
+  expect "$1 ranks, $2 by $3" 12 "$4" "^tessera: \[rank [0-9]\] $5" "${mpirun[@]}" -n "$1" "$program" "$2" "$3"
 }
 
 all='world axis, all_reduce of 400 bytes \(float32(, on a GPU)?\): '

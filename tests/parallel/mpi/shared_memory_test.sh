@@ -4,40 +4,20 @@
 # Each run has 60 s, of which it needs a few. /dev/shm is a small one of the test's own, where mounting is allowed.
 set -euo pipefail
 program=$1
-export OMP_NUM_THREADS=1
-mpirun=(mpirun)
-if mpirun --version 2>&1 | grep -qiE 'open(rte| mpi)'; then
-  mpirun+=(--allow-run-as-root --oversubscribe --bind-to none)
-fi
-failed=0
-output=$(mktemp)
-trap 'rm -f "$output"' EXIT
-
-# expect NAME STATUS LINE COMMAND...: the status, and a line on standard error, both as regular expressions
-expect() {
-  local name=$1 wanted=$2 line=$3 status=0 start=$SECONDS
-  shift 3
-  timeout -k 5 60 "$@" >"$output" 2>&1 || status=$?
-  if [[ ! $status =~ ^($wanted)$ ]] || { [[ -n $line ]] && ! grep -aqE "$line" "$output"; }; then
-    printf 'FAILED: %s: status %s (expected %s) after %d s, expected: %s\n' "$name" "$status" "$wanted" $((SECONDS - start)) "$line"
-    cat "$output"
-    failed=1
-  else
-    printf 'ok: %s: status %s after %d s\n' "$name" "$status" $((SECONDS - start))
-  fi
-}
+# shellcheck source=tests/parallel/mpi/expect.sh
+source "${BASH_SOURCE[0]%/*}/expect.sh"
 
 # Without memory to share, messages; from the start, and in what is made later.
 alone="^tessera: \[rank 0\] cannot make memory to share: .*this host's ranks exchange messages"
-expect "3 ranks that share no memory" 0 "$alone" "${mpirun[@]}" -n 3 "$program" messages
-expect "a second world that shares no memory" 0 "$alone" "${mpirun[@]}" -n 2 "$program" messages later
+expect "3 ranks that share no memory" 60 0 "$alone" "${mpirun[@]}" -n 3 "$program" messages
+expect "a second world that shares no memory" 60 0 "$alone" "${mpirun[@]}" -n 2 "$program" messages later
 
 # A rank that fails before all have met takes the others with it.
 threads='^tessera: \[rank 1\] the system refuses: Resource temporarily unavailable'
 for ranks in 2 3; do
-  expect "$ranks ranks, of which one fails before there is a world" 3 '^tessera: the cause$' "${mpirun[@]}" -n $ranks "$program" lost before
-  expect "$ranks ranks, of which one fails in the making of the world" 3 "$threads" "${mpirun[@]}" -n $ranks "$program" lost first
-  expect "$ranks ranks, of which one fails in a second world" 3 "$threads" "${mpirun[@]}" -n $ranks "$program" lost second
+  expect "$ranks ranks, of which one fails before there is a world" 60 3 '^tessera: the cause$' "${mpirun[@]}" -n $ranks "$program" lost before
+  expect "$ranks ranks, of which one fails in the making of the world" 60 3 "$threads" "${mpirun[@]}" -n $ranks "$program" lost first
+  expect "$ranks ranks, of which one fails in a second world" 60 3 "$threads" "${mpirun[@]}" -n $ranks "$program" lost second
 done
 
 # SIZE LEFT COMMAND...: with a /dev/shm of SIZE bytes, of which LEFT are free
@@ -50,13 +30,13 @@ if ! "${small[@]}" 65536 4096 true 2>/dev/null; then
   exit $failed
 fi
 mib=$((1 << 20))
-expect "a /dev/shm of 64 MB" 0 '' "${small[@]}" $((64 * mib)) $((64 * mib)) "${mpirun[@]}" -n 2 "$program" hosts 1
+expect "a /dev/shm of 64 MB" 60 0 '' "${small[@]}" $((64 * mib)) $((64 * mib)) "${mpirun[@]}" -n 2 "$program" hosts 1
 short() { echo "^tessera: /dev/shm has $1 bytes left, .*shm-size"; }
 for left in $((6 * mib)) 65536; do
-  expect "a /dev/shm of 64 MB with $left bytes left" 0 "$(short $left)" "${small[@]}" $((64 * mib)) $left "${mpirun[@]}" -n 3 "$program" lost never
+  expect "a /dev/shm of 64 MB with $left bytes left" 60 0 "$(short $left)" "${small[@]}" $((64 * mib)) $left "${mpirun[@]}" -n 3 "$program" lost never
 done
-expect "a /dev/shm of 64 MB with nothing left" 0 "$(short 0)" "${small[@]}" $((64 * mib)) 0 "${mpirun[@]}" -n 2 "$program" hosts 1
-expect "no room in /dev/shm and a rank that is killed" '137|3' 'rank 1 has failed: its process [0-9]+ is gone$' \
+expect "a /dev/shm of 64 MB with nothing left" 60 0 "$(short 0)" "${small[@]}" $((64 * mib)) 0 "${mpirun[@]}" -n 2 "$program" hosts 1
+expect "no room in /dev/shm and a rank that is killed" 60 '137|3' 'rank 1 has failed: its process [0-9]+ is gone$' \
   "${small[@]}" $((64 * mib)) 0 "${mpirun[@]}" -n 2 "$program" kill direct
 
 # Files of a job that was killed in all its processes are removed by the next, and nothing of one that runs beside it, or
@@ -78,6 +58,6 @@ left='folders() { find /dev/shm -mindepth 1 -maxdepth 1 -name "tessera-messages.
   [[ $(folders) == "$alive" && -e /dev/shm/vader_segment.host.0.1.0 ]] || { folders; echo "expected $alive"; exit 1; }
   touch /dev/shm/over; wait $beside || exit 1
   wait_for 0'
-TMPDIR=$(mktemp -d) expect "a job that was killed in all its processes" 0 '' \
+TMPDIR=$(mktemp -d) expect "a job that was killed in all its processes" 60 0 '' \
   "${small[@]}" $((512 * mib)) $((512 * mib)) bash -uc "$left" bash "${mpirun[@]}" -n 2 "$program"
 exit $failed

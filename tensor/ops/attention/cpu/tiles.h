@@ -220,17 +220,15 @@ void dropout_tile(A* keep, int64_t width, const AttentionProblem& p, int64_t b, 
   const uint64_t plane = static_cast<uint64_t>((o.first_sequence + b) * o.heads_total + o.first_head + h) * t * t;
   const auto probability = static_cast<float>(o.dropout);
   const A up = static_cast<A>(1 / (1 - o.dropout));
-  for (int64_t i = 0; i < width; ++i) {
-    const uint64_t row =
-        plane + static_cast<uint64_t>(o.first_query + query0 + i) * t + static_cast<uint64_t>(o.first_key + key0);
-    Philox::Block words{};
-    uint64_t held = ~uint64_t{0};
-    for (int64_t j = 0; j < kBlock; ++j) {
-      const uint64_t at = row + static_cast<uint64_t>(j);
-      if (at >> 2 != held) words = o.random(held = at >> 2, o.step);
-      keep[j * width + i] = Philox::to_uniform(words[at & 3]) >= probability ? up : A(0);
+  vectorized([&] {
+    for (int64_t i = 0; i < width; ++i) {
+      const uint64_t row =
+          plane + static_cast<uint64_t>(o.first_query + query0 + i) * t + static_cast<uint64_t>(o.first_key + key0);
+      float drawn[kBlock];
+      o.random.uniforms<kBlock>(row, o.step, drawn);
+      for (int64_t j = 0; j < kBlock; ++j) keep[j * width + i] = drawn[j] >= probability ? up : A(0);
     }
-  }
+  });
 }
 
 inline int64_t lanes_up(int64_t n, int64_t lanes) { return (n + lanes - 1) / lanes * lanes; }

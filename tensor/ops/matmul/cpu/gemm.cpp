@@ -51,13 +51,20 @@ void run_for([[maybe_unused]] InstructionSet isa, const F& f) {
   run_baseline([f] { f(Baseline{}); });
 }
 
-// Tiles. Register blocking: 4 x 4 vectors of C stay in registers over the whole of k.
+// Tiles. Register blocking: 6 x 2 vectors of C stay in 16 registers over the whole of k, or 4 x 4 in AVX-512's 32. So
+// two multiply-adds can begin in each cycle, and loads are fewer than they.
+template <class Isa>
+constexpr int kTall = Isa::kBytes == 64 ? 4 : 6;
+template <class Isa>
+constexpr int kWide = Isa::kBytes == 64 ? 4 : 2;
+template <class Isa, class T>
+constexpr int64_t kVector = Isa::kBytes / static_cast<int64_t>(sizeof(T));
 
 // R rows and V vectors of C.
 template <class Isa, class T, int R, int V>
 inline void register_block(int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc, bool accumulate) {
   using Vector = typename VectorOf<T, Isa::kBytes>::type;
-  constexpr int64_t L = Isa::kBytes / static_cast<int64_t>(sizeof(T));
+  constexpr int64_t L = kVector<Isa, T>;
   // Aligned like the instruction set's own vectors, which clang takes a reference to one for.
   alignas(Isa::kBytes) Vector sum[R][V];
   for (int r = 0; r < R; ++r)
@@ -80,19 +87,21 @@ template <class Isa, class T, int V>
 inline void column_strip(int64_t m, int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
                          bool accumulate) {
   int64_t i = 0;
-  for (; i + 4 <= m; i += 4)
-    register_block<Isa, T, 4, V>(k, {a.data + i * a.row, a.row, a.col}, b, ldb, c + i * ldc, ldc, accumulate);
-  for (; i < m; ++i)
-    register_block<Isa, T, 1, V>(k, {a.data + i * a.row, a.row, a.col}, b, ldb, c + i * ldc, ldc, accumulate);
+  const auto rows = [&]<int R>() {
+    for (; i + R <= m; i += R)
+      register_block<Isa, T, R, V>(k, {a.data + i * a.row, a.row, a.col}, b, ldb, c + i * ldc, ldc, accumulate);
+  };
+  rows.template operator()<kTall<Isa>>();
+  if constexpr (kTall < Isa >> 4) rows.template operator()<4>();
+  rows.template operator()<1>();
 }
 
 template <class Isa, class T>
 inline void whole(int64_t m, int64_t n, int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
                   bool accumulate) {
-  constexpr int64_t L = Isa::kBytes / static_cast<int64_t>(sizeof(T));
-  constexpr int kWide = Isa::kBytes == 64 ? 4 : 2;  // 16 sums in 32 registers, or 8 in 16
+  constexpr int64_t L = kVector<Isa, T>, kStrip = kWide<Isa> * L;
   int64_t j = 0;
-  for (; j + kWide * L <= n; j += kWide * L) column_strip<Isa, T, kWide>(m, k, a, b + j, ldb, c + j, ldc, accumulate);
+  for (; j + kStrip <= n; j += kStrip) column_strip<Isa, T, kWide<Isa>>(m, k, a, b + j, ldb, c + j, ldc, accumulate);
   for (; j < n; j += L) column_strip<Isa, T, 1>(m, k, a, b + j, ldb, c + j, ldc, accumulate);
 }
 
@@ -109,43 +118,68 @@ template void tile_gemm(int64_t, int64_t, int64_t, Strided<float>, const float*,
 template void tile_gemm(int64_t, int64_t, int64_t, Strided<double>, const double*, int64_t, double*, int64_t, bool,
                         InstructionSet);
 
-// Blocks of k and of columns, so that a panel of B stays in the second-level cache while rows of A stream past.
+// Blocks. A strip of B (kDepth x kWide vectors) lies in the first-level cache while rows of A stream past, and a block
+// of A's rows in the second.
 
 namespace {
 
-constexpr int64_t kDepth = 256, kRows = 48;
+constexpr int64_t kDepth = 256, kRows = 96, kColumns = 1024;
 
-// Rows [i0, i1) of the column strip at j0, whose B panel (depth x width, zero-padded) is packed.
-template <class T>
-void strip(int64_t i0, int64_t i1, int64_t width, int64_t valid, int64_t depth, Strided<T> a, const T* panel, T* c,
-           int64_t ldc, bool accumulate) {
-  if (valid == width) {
-    tile_gemm<T>(i1 - i0, width, depth, a, panel, width, c, ldc, accumulate);
-    return;
-  }
-  T edge[kRows * 4 * kLanes<T>];  // the last columns do not fill a vector: through a padded tile
-  for (int64_t i = 0; i < i1 - i0; ++i)
-    for (int64_t j = 0; j < width; ++j) edge[i * width + j] = accumulate && j < valid ? c[i * ldc + j] : T(0);
-  tile_gemm<T>(i1 - i0, width, depth, a, panel, width, edge, width, accumulate);
-  for (int64_t i = 0; i < i1 - i0; ++i)
-    for (int64_t j = 0; j < valid; ++j) c[i * ldc + j] = edge[i * width + j];
-}
+// C (m x n) of one thread, with room for copies of B's strips and, where A's rows do not run on, of A's.
+template <class Isa, class T>
+struct Blocks {
+  static constexpr int64_t kStrip = kWide<Isa> * kVector<Isa, T>;
+  int64_t m, n, k;
+  Strided<T> a, b;
+  T* c;
+  int64_t ldc;
+  std::vector<T>& room;
 
-template <class T>
-void columns(int64_t j0, int64_t j1, int64_t m, int64_t k, Strided<T> a, Strided<T> b, T* c, int64_t ldc) {
-  const int64_t valid = j1 - j0, width = (valid + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
-  std::vector<T> panel(static_cast<size_t>(kDepth * width));
-  for (int64_t p0 = 0; p0 < k; p0 += kDepth) {
-    const int64_t depth = std::min(kDepth, k - p0);
+  // The copy has rows of kStrip; columns that B has not are zero.
+  void copy_strip(T* to, const T* from, int64_t depth, int64_t width) const {
     for (int64_t p = 0; p < depth; ++p)
-      for (int64_t j = 0; j < width; ++j)
-        panel[static_cast<size_t>(p * width + j)] = j < valid ? b.data[(p0 + p) * b.row + (j0 + j) * b.col] : T(0);
-    for (int64_t i = 0; i < m; i += kRows) {
-      const Strided<T> rows{a.data + i * a.row + p0 * a.col, a.row, a.col};
-      strip<T>(i, std::min(m, i + kRows), width, valid, depth, rows, panel.data(), c + i * ldc + j0, ldc, p0 > 0);
-    }
+      for (int64_t j = 0; j < kStrip; ++j) to[p * kStrip + j] = j < width ? from[p * b.row + j * b.col] : T(0);
   }
-}
+  // The copy's rows are kPitch apart.
+  static constexpr int64_t kPitch = kDepth + kLanes<T>, kBand = 16;
+  void copy_rows(T* to, const T* from, int64_t rows, int64_t depth) const {
+    for (int64_t i = 0; i < rows; i += kBand)
+      for (int64_t p = 0; p < depth; ++p)
+        for (int64_t r = i; r < std::min(rows, i + kBand); ++r) to[r * kPitch + p] = from[r * a.row + p * a.col];
+  }
+  void strip(int64_t rows, int64_t width, int64_t depth, Strided<T> left, const T* right, T* to,
+             bool accumulate) const {
+    if (width == kStrip) return column_strip<Isa, T, kWide<Isa>>(rows, depth, left, right, kStrip, to, ldc, accumulate);
+    T edge[kRows * kStrip];  // the last columns do not fill a strip: through a padded one
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < kStrip; ++j) edge[i * kStrip + j] = accumulate && j < width ? to[i * ldc + j] : T(0);
+    column_strip<Isa, T, kWide<Isa>>(rows, depth, left, right, kStrip, edge, kStrip, accumulate);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < width; ++j) to[i * ldc + j] = edge[i * kStrip + j];
+  }
+  void run() const {
+    const int64_t rows_room = a.col == 1 ? 0 : kRows * kPitch;
+    room.resize(
+        std::max(room.size(), static_cast<size_t>(rows_room + std::min(kDepth, k) * (std::min(kColumns, n) + kStrip))));
+    T* const strips = room.data() + rows_room;
+    for (int64_t j0 = 0; j0 < n; j0 += kColumns)
+      for (int64_t p0 = 0; p0 < k; p0 += kDepth) {
+        const int64_t columns = std::min(kColumns, n - j0), depth = std::min(kDepth, k - p0);
+        for (int64_t j = 0; j < columns; j += kStrip)
+          copy_strip(strips + j * depth, b.data + p0 * b.row + (j0 + j) * b.col, depth, std::min(kStrip, columns - j));
+        for (int64_t i = 0; i < m; i += kRows) {
+          const int64_t rows = std::min(kRows, m - i);
+          Strided<T> left{a.data + i * a.row + p0 * a.col, a.row, a.col};
+          if (rows_room > 0) {
+            copy_rows(room.data(), left.data, rows, depth);
+            left = {room.data(), kPitch, 1};
+          }
+          for (int64_t j = 0; j < columns; j += kStrip)
+            strip(rows, std::min(kStrip, columns - j), depth, left, strips + j * depth, c + i * ldc + j0 + j, p0 > 0);
+        }
+      }
+  }
+};
 
 }  // namespace
 
@@ -156,21 +190,21 @@ void gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, Strided<T> b, T* c, int
     for (int64_t i = 0; i < m; ++i) std::fill(c + i * ldc, c + i * ldc + n, T(0));
     return;
   }
-  constexpr int64_t kStrip = 4 * kLanes<T>;
-  const int64_t strips = (n + kStrip - 1) / kStrip;
-  const auto run = [&](int64_t s, int64_t i0, int64_t i1) {
-    columns<T>(s * kStrip, std::min(n, (s + 1) * kStrip), i1 - i0, k, {a.data + i0 * a.row, a.row, a.col}, b,
-               c + i0 * ldc, ldc);
+  const auto part = [&](int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
+    thread_local std::vector<T> room;
+    run_for(instruction_set(), [&](auto set) {
+      Blocks<decltype(set), T>{
+          i1 - i0,           j1 - j0, k,   {a.data + i0 * a.row, a.row, a.col}, {b.data + j0 * b.col, b.row, b.col},
+          c + i0 * ldc + j0, ldc,     room}
+          .run();
+    });
   };
-  const int64_t work = m * n * k;
-  if (strips >= threads())
-    split(strips, work < 65536 ? strips : 1, [&](int64_t s0, int64_t s1) {
-      for (int64_t s = s0; s < s1; ++s) run(s, 0, m);
-    });
+  constexpr int64_t kStrips = 4 * kLanes<T>;
+  const bool small = m * n * k < 65536;
+  if (n >= kStrips * threads())
+    split(n, small ? n : kStrips, [&](int64_t j0, int64_t j1) { part(0, m, j0, j1); });
   else
-    split(m, work < 65536 ? m : kRows, [&](int64_t i0, int64_t i1) {
-      for (int64_t s = 0; s < strips; ++s) run(s, i0, i1);
-    });
+    split(m, small ? m : kRows, [&](int64_t i0, int64_t i1) { part(i0, i1, 0, n); });
 }
 
 template void gemm(int64_t, int64_t, int64_t, Strided<double>, Strided<double>, double*, int64_t);

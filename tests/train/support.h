@@ -1,0 +1,54 @@
+// Runs of small jobs, for tests of training: what is done on each rank, and the file that is left.
+#pragma once
+#include "train/checkpoint/state.h"
+
+namespace tessera {
+
+// Trains for so many steps, and does something on each rank then.
+inline void train(const Job& job, const Sequences& sequences, int64_t steps,
+                  const std::function<void(Trainer&, Communicator&)>& then) {
+  launch(launch_options(job.plan), [&](Communicator& world) {
+    Trainer trainer(job, sequences, world);
+    for (int64_t i = 0; i < steps; ++i) trainer.step();
+    then(trainer, world);
+  });
+}
+
+inline void train(const Job& job, int64_t steps, const std::function<void(Trainer&, Communicator&)>& then) {
+  train(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), steps, then);
+}
+
+// Tokens below 37.
+inline TokenFile squares(int32_t count) {
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < count; ++i) tokens.push_back(i * i % 37);
+  return TokenFile::of_tokens(tokens, 37, "squares");
+}
+
+// Tensors by name, for a trainer to read.
+template <class T>
+WholeTensors source_of(const std::map<std::string, std::vector<T>>& all) {
+  return [&all](const std::string& name, DType dtype, const Shape&) {
+    return reader_of(std::as_bytes(std::span(all.at(name))), dtype);
+  };
+}
+
+// The tensors of a checkpoint, whole: each rank puts those parts in that it saves.
+using File = std::map<std::string, std::vector<std::byte>>;
+inline void save(Trainer& trainer, File& file) {
+  static std::mutex one_at_a_time;
+  for (const auto& parts : {own_values(trainer), own_state(trainer)})
+    for (const HeldPart& h : parts) {
+      const std::lock_guard lock(one_at_a_time);
+      const Tensor part = h.part.on_host().contiguous();
+      const int64_t element = size_of(part.dtype());
+      std::vector<std::byte>& whole = file[h.name];
+      whole.resize(static_cast<size_t>(h.parameter->stored().numel() * element));
+      for_each_run(*h.parameter, h.begin, h.begin + part.numel(), [&](int64_t here, int64_t there, int64_t count) {
+        std::memcpy(whole.data() + there * element, part.raw() + (here - h.begin) * element,
+                    static_cast<size_t>(count * element));
+      });
+    }
+}
+
+}  // namespace tessera
