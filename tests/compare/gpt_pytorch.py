@@ -13,7 +13,6 @@ It writes gradients.float32.bin and gradients.float64.bin (tensors at the same o
 """
 import json
 import math
-import sys
 
 import numpy as np
 import torch
@@ -80,20 +79,12 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def load_weights(model, tensors, flat):
-    given, own = {t["name"] for t in tensors}, set(model.state_dict())
-    if given != own:
-        sys.exit(f"names differ: only given {sorted(given - own)}, only here {sorted(own - given)}")
-    for t in tensors:
-        values = flat[t["offset"] : t["offset"] + math.prod(t["shape"])].reshape(t["shape"])
-        with torch.no_grad():
-            model.get_parameter(t["name"]).copy_(torch.from_numpy(values.copy()))
-
-
 def main():
     with open("model.json") as f:
         c = json.load(f)
     flat = np.fromfile("weights.bin", dtype="<f4")
+    weights = {t["name"]: torch.from_numpy(flat[t["offset"] :][: math.prod(t["shape"])].reshape(t["shape"]))
+               for t in c["tensors"]}  # fmt: skip
     ids, targets = (
         torch.from_numpy(np.fromfile(name, dtype="<i4").reshape(c["batch"], c["tokens"]).astype(np.int64))
         for name in ("inputs.bin", "targets.bin")
@@ -101,7 +92,7 @@ def main():
     losses = []
     for dtype in (torch.float32, torch.float64):
         model = GPT(c["layers"], c["heads"], c["channels"], c["context"], c["vocab"])
-        load_weights(model, c["tensors"], flat)
+        model.load_state_dict(weights)  # which must have the same names
         model = model.to(dtype)
         loss = model(ids, targets)
         loss.backward()

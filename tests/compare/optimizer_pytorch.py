@@ -5,6 +5,7 @@ from the current folder and writes result.bin. The learning rate of step t (from
 """
 import sys
 
+import numpy as np
 import torch
 
 
@@ -15,19 +16,13 @@ def make(name, p):
     return kind([p], lr=0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 
 
-def load(path):
-    with open(path, "rb") as f:
-        return torch.frombuffer(bytearray(f.read()), dtype=torch.float32).clone()
-
-
 name, steps = sys.argv[1], int(sys.argv[2])
-p = torch.nn.Parameter(load("values.bin"))
-grads = load("grads.bin").view(steps, -1)
+values, grads = (torch.from_numpy(np.fromfile(file, "<f4")) for file in ("values.bin", "grads.bin"))
+p = torch.nn.Parameter(values)
 optimizer = make(name, p)
 for t in range(steps):
     for group in optimizer.param_groups:
         group["lr"] = 0.01 * (t + 1)
-    p.grad = grads[t].clone()
+    p.grad = grads.view(steps, -1)[t].clone()
     optimizer.step()
-with open("result.bin", "wb") as f:
-    f.write(bytes(p.detach().contiguous().view(torch.uint8).tolist()))
+p.detach().numpy().tofile("result.bin")

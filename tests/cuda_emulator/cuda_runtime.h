@@ -20,7 +20,6 @@
 #define __global__
 #define __device__
 #define __host__
-#define __constant__
 #define __grid_constant__
 #define __shared__ static thread_local
 #define __forceinline__ inline
@@ -66,27 +65,15 @@ T __shfl_down_sync(unsigned mask, T value, unsigned by, int = 32) {
   return __shfl_sync(mask, value, from < 32 ? from : lane);
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate) { return tessera::emulator::ballot(mask, predicate != 0); }
-inline void __threadfence() {}
 template <class T>
-T atomicAdd(T* to, T value) {  // fibers of one block never run at the same time, ranks do
-  return __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
-}
-template <class T>
-T atomicMin(T* to, T value) {
+T atomicMin(T* to, T value) {  // fibers of one block never run at the same time, ranks do
   T before = __atomic_load_n(to, __ATOMIC_RELAXED);
   while (value < before && !__atomic_compare_exchange_n(to, &before, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
   return before;
 }
-template <class T>
-T __ldg(const T* from) {
-  return *from;
-}
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
-inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
-inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
-inline float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
 
 enum cudaError_t {
   cudaSuccess = 0,
@@ -104,13 +91,7 @@ enum cudaError_t {
   cudaErrorStreamCaptureUnjoined = 904,
   cudaErrorCapturedEvent = 907
 };
-enum cudaMemcpyKind {
-  cudaMemcpyHostToHost,
-  cudaMemcpyHostToDevice,
-  cudaMemcpyDeviceToHost,
-  cudaMemcpyDeviceToDevice,
-  cudaMemcpyDefault
-};
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDefault = 4 };
 enum cudaDeviceAttr { cudaDevAttrCanUseHostPointerForRegisteredMem = 91, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
 struct cudaFuncAttributes {
   int maxThreadsPerBlock = 1024;

@@ -257,24 +257,28 @@ std::byte* dynamic_shared() { return running->shared(); }
 void sync_block() { running->sync_block(); }
 void sync_warp(uint32_t mask) { running->sync_warp(mask, true); }
 
-uint64_t exchange_bits(uint32_t mask, uint64_t bits, int lane) {
+// What f makes of the bits that all lanes have given.
+template <class F>
+static auto of_all(uint32_t mask, uint64_t bits, const F& f) {
   Warp& w = running->warp();
   w.slots[running->current() % kLanes] = bits;
   running->sync_warp(mask, false);
-  const uint64_t found = w.slots[static_cast<size_t>(lane) % kLanes];
+  const auto found = f(w.slots);
   running->sync_warp(mask, false);
   return found;
 }
 
+uint64_t exchange_bits(uint32_t mask, uint64_t bits, int lane) {
+  return of_all(mask, bits, [&](const auto& slots) { return slots[static_cast<size_t>(lane) % kLanes]; });
+}
+
 uint32_t ballot(uint32_t mask, bool predicate) {
-  Warp& w = running->warp();
-  w.slots[running->current() % kLanes] = predicate ? 1 : 0;
-  running->sync_warp(mask, false);
-  uint32_t votes = 0;
-  for (unsigned l = 0; l < kLanes; ++l)
-    if (mask >> l & 1u && w.slots[l] != 0) votes |= 1u << l;
-  running->sync_warp(mask, false);
-  return votes;
+  return of_all(mask, predicate ? 1 : 0, [&](const auto& slots) {
+    uint32_t votes = 0;
+    for (unsigned l = 0; l < kLanes; ++l)
+      if (mask >> l & 1u && slots[l] != 0) votes |= 1u << l;
+    return votes;
+  });
 }
 
 void together(const void* mine, const std::function<void(const void* const* all)>& f) {

@@ -7,10 +7,9 @@ using namespace tessera::emulator;
 
 struct EmulatedGraph {
   std::shared_ptr<const Lines> lines;
+  size_t events;
 };
-struct EmulatedExecutable {
-  std::shared_ptr<const Lines> lines;
-};
+struct EmulatedExecutable : EmulatedGraph {};
 
 namespace {
 
@@ -41,8 +40,8 @@ bool all_joined(const Lines& lines) {
 // One launch.
 class Run {
  public:
-  Run(std::shared_ptr<const Lines> lines, size_t events)
-      : lines_(std::move(lines)), next_(lines_->size(), 0), current_(lines_->size()), reached_(events, false) {}
+  explicit Run(const EmulatedGraph& graph)
+      : lines_(graph.lines), next_(lines_->size(), 0), current_(lines_->size()), reached_(graph.events, false) {}
 
   // The first line as far as it goes; what runs beside it runs as late as it may.
   bool progress() {
@@ -82,14 +81,6 @@ class Run {
   std::vector<bool> reached_;
 };
 
-size_t events_of(const Lines& lines) {
-  size_t count = 0;
-  for (const std::vector<Node>& line : lines)
-    for (const Node& node : line)
-      if (node.kind != Node::Kind::work) count = std::max(count, node.event + 1);
-  return count;
-}
-
 }  // namespace
 
 cudaError_t tessera::emulator::not_while_capturing() {
@@ -117,17 +108,17 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     if (each) each->capture = nullptr;
   if (capture->broken) return tessera::emulator::remembered(cudaErrorStreamCaptureInvalidated);
   if (!all_joined(capture->lines)) return tessera::emulator::remembered(cudaErrorStreamCaptureUnjoined);
-  *graph = new EmulatedGraph{std::make_shared<const Lines>(std::move(capture->lines))};
+  *graph = new EmulatedGraph{std::make_shared<const Lines>(std::move(capture->lines)), capture->events};
   return cudaSuccess;
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
-  *executable = new EmulatedExecutable{graph->lines};
+  *executable = new EmulatedExecutable{*graph};
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   if (const cudaError_t inside = not_captured(stream); inside != cudaSuccess) return inside;
-  const auto run = std::make_shared<Run>(executable->lines, events_of(*executable->lines));
+  const auto run = std::make_shared<Run>(*executable);
   stream->line->push([run] { return run->progress(); });
   return cudaSuccess;
 }

@@ -21,9 +21,6 @@ void in_any_order(uint64_t count, const std::function<void(uint64_t)>& f) {
 
 void count_block(uint64_t shared_bytes) { ++blocks_run[shared_bytes]; }
 
-uint64_t blocks_with_shared(uint64_t bytes) {
-  const auto place = blocks_run.find(bytes);
-  return place == blocks_run.end() ? 0 : place->second;
-}
+uint64_t blocks_with_shared(uint64_t bytes) { return blocks_run[bytes]; }
 
 }  // namespace tessera::emulator

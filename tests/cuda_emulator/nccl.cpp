@@ -20,27 +20,11 @@ struct Rank {
   std::atomic<bool> aborted = false;
 };
 
+// Calls of a group on one communicator and stream.
 struct Launch {
+  ncclComm_t comm;
   cudaStream_t stream;
   std::vector<NcclCall> calls;
-};
-
-// Comes to each call when it is run, and is done when all of them are.
-class Collective {
- public:
-  Collective(std::shared_ptr<Rank> rank, std::vector<NcclCall> calls)
-      : rank_(std::move(rank)), calls_(std::move(calls)) {}
-  bool done() {
-    if (rank_->aborted) return true;
-    if (ends_.empty())
-      for (const NcclCall& call : calls_) ends_.push_back(rank_->exchange->come(rank_->rank, call));
-    return std::all_of(ends_.begin(), ends_.end(), [](const auto& is_done) { return is_done(); });
-  }
-
- private:
-  std::shared_ptr<Rank> rank_;
-  std::vector<NcclCall> calls_;
-  std::vector<std::function<bool()>> ends_;
 };
 
 }  // namespace
@@ -58,7 +42,13 @@ struct EmulatedCommunicator {
   void launch() {
     for (const Launch& each : std::exchange(waiting, {}))
       push(each.stream, [of = rank, calls = each.calls, held = each.stream->capture ? in_graphs : nullptr] {
-        return [collective = std::make_shared<Collective>(of, calls)] { return collective->done(); };
+        // Comes to each call when it is run, and is done when all of them are.
+        return [of, calls, ends = std::vector<std::function<bool()>>()]() mutable {
+          if (of->aborted) return true;
+          if (ends.empty())
+            for (const NcclCall& call : calls) ends.push_back(of->exchange->come(of->rank, call));
+          return std::ranges::all_of(ends, [](const auto& is_done) { return is_done(); });
+        };
       });
   }
   void add(const Launch& launched) {
@@ -70,18 +60,13 @@ struct EmulatedCommunicator {
 
 namespace {
 
-struct Group {
-  struct Entry {
-    ncclComm_t comm;
-    Launch launch;
-  };
-  int depth = 0;
-  std::vector<Entry> entries;
-};
-thread_local Group group;
+using Kind = NcclCall::Kind;
+
+thread_local int depth = 0;  // groups that the thread has begun
+thread_local std::vector<Launch> group;
 
 void end_group() {
-  for (const Group::Entry& entry : std::exchange(group.entries, {})) entry.comm->add(entry.launch);
+  for (const Launch& launch : std::exchange(group, {})) launch.comm->add(launch);
 }
 
 // A captured collective whose buffers NCCL would register as one piece of memory.
@@ -93,34 +78,28 @@ bool registers_pieces(cudaStream_t stream) {
 ncclResult_t call(ncclComm_t comm, cudaStream_t stream, const NcclCall& made) {
   if (!comm || !stream || made.root < 0 || made.root >= comm->rank->exchange->ranks()) return ncclInvalidArgument;
   if (registers_pieces(stream)) return ncclSystemError;
-  Group::Entry* last = nullptr;
-  for (Group::Entry& entry : group.entries)
-    if (entry.comm == comm && entry.launch.stream == stream) last = &entry;
-  if (last)
-    last->launch.calls.push_back(made);
+  const auto same = [&](const Launch& launch) { return launch.comm == comm && launch.stream == stream; };
+  if (const auto place = std::find_if(group.begin(), group.end(), same); place != group.end())
+    place->calls.push_back(made);
   else
-    group.entries.push_back({comm, {stream, {made}}});
-  if (group.depth == 0) end_group();
+    group.push_back({comm, stream, {made}});
+  if (depth == 0) end_group();
   return comm->blocking ? ncclSuccess : ncclInProgress;
 }
 
 }  // namespace
 
 const char* ncclGetErrorString(ncclResult_t result) {
-  switch (result) {
-    case ncclSuccess:
-      return "no error";
-    case ncclInvalidArgument:
-      return "invalid argument";
-    case ncclInvalidUsage:
-      return "invalid usage: the ranks ask for different things";
-    case ncclInProgress:
-      return "NCCL operation in progress";
-    case ncclSystemError:
-      return "system error: the process that has made the id cannot be reached, or NCCL_GRAPH_REGISTER is not 0";
-    default:
-      return "internal error";
-  }
+  constexpr std::pair<ncclResult_t, const char*> kWords[] = {
+      {ncclSuccess, "no error"},
+      {ncclInvalidArgument, "invalid argument"},
+      {ncclInvalidUsage, "invalid usage: the ranks ask for different things"},
+      {ncclInProgress, "NCCL operation in progress"},
+      {ncclSystemError,
+       "system error: the process that has made the id cannot be reached, or NCCL_GRAPH_REGISTER is not 0"}};
+  for (const auto& [known, words] : kWords)
+    if (known == result) return words;
+  return "internal error";
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
@@ -141,16 +120,17 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   own->rank = rank;
   own->exchange->join();
   *comm = new EmulatedCommunicator{.rank = own, .blocking = config->blocking != 0};
-  while ((*comm)->blocking && !own->exchange->complete()) std::this_thread::yield();
+  while ((*comm)->blocking && own->exchange->state() == ncclInProgress) std::this_thread::yield();
   return (*comm)->blocking ? ncclSuccess : ncclInProgress;
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   if (!comm) return ncclInvalidArgument;
-  const bool on_its_way = comm->asks > 0 || !comm->rank->exchange->complete();
+  const bool on_its_way = comm->asks > 0 || comm->rank->exchange->state() == ncclInProgress;
   if (comm->asks > 0) --comm->asks;
   if (!on_its_way) comm->launch();
-  *state = comm->rank->exchange->mismatched() ? ncclInvalidUsage : on_its_way ? ncclInProgress : ncclSuccess;
+  *state = comm->rank->exchange->state();
+  if (*state == ncclSuccess && on_its_way) *state = ncclInProgress;
   return ncclSuccess;
 }
 
@@ -164,46 +144,39 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 }
 
 ncclResult_t ncclGroupStart() {
-  ++group.depth;
+  ++depth;
   return ncclSuccess;
 }
 ncclResult_t ncclGroupEnd() {
-  if (group.depth == 0) return ncclInvalidUsage;
-  if (--group.depth == 0) end_group();
+  if (depth == 0) return ncclInvalidUsage;
+  if (--depth == 0) end_group();
   return ncclSuccess;
 }
 
 ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
-  return call(comm, stream,
-              {.kind = NcclCall::Kind::all_reduce, .in = in, .out = out, .count = count, .type = type, .op = op});
+  return call(comm, stream, {Kind::all_reduce, in, out, count, type, op});
 }
 ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count_each, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream) {
-  return call(
-      comm, stream,
-      {.kind = NcclCall::Kind::reduce_scatter, .in = in, .out = out, .count = count_each, .type = type, .op = op});
+  return call(comm, stream, {Kind::reduce_scatter, in, out, count_each, type, op});
 }
 ncclResult_t ncclAllGather(const void* in, void* out, size_t count_each, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-  return call(comm, stream,
-              {.kind = NcclCall::Kind::all_gather, .in = in, .out = out, .count = count_each, .type = type});
+  return call(comm, stream, {Kind::all_gather, in, out, count_each, type});
 }
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream) {
-  return call(comm, stream,
-              {.kind = NcclCall::Kind::broadcast, .in = in, .out = out, .count = count, .type = type, .root = root});
+  return call(comm, stream, {Kind::broadcast, in, out, count, type, ncclSum, root});
 }
 ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                         ncclComm_t comm, cudaStream_t stream) {
-  return call(
-      comm, stream,
-      {.kind = NcclCall::Kind::reduce, .in = in, .out = out, .count = count, .type = type, .op = op, .root = root});
+  return call(comm, stream, {Kind::reduce, in, out, count, type, op, root});
 }
 ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int to, ncclComm_t comm,
                       cudaStream_t stream) {
-  return call(comm, stream, {.kind = NcclCall::Kind::send, .in = data, .count = count, .type = type, .root = to});
+  return call(comm, stream, {Kind::send, data, nullptr, count, type, ncclSum, to});
 }
 ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int from, ncclComm_t comm, cudaStream_t stream) {
-  return call(comm, stream, {.kind = NcclCall::Kind::recv, .out = data, .count = count, .type = type, .root = from});
+  return call(comm, stream, {Kind::recv, nullptr, data, count, type, ncclSum, from});
 }

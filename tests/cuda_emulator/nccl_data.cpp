@@ -11,20 +11,12 @@ using Bytes = std::vector<std::byte>;
 
 template <class F>
 void with_type(ncclDataType_t type, const F& f) {
-  switch (type) {
-    case ncclUint8:
-      return f(uint8_t{});
-    case ncclInt32:
-      return f(int32_t{});
-    case ncclInt64:
-      return f(int64_t{});
-    case ncclFloat32:
-      return f(float{});
-    case ncclFloat64:
-      return f(double{});
-    case ncclBfloat16:
-      return f(bfloat16{});
-  }
+  if (type == ncclUint8) return f(uint8_t{});
+  if (type == ncclInt32) return f(int32_t{});
+  if (type == ncclInt64) return f(int64_t{});
+  if (type == ncclFloat32) return f(float{});
+  if (type == ncclFloat64) return f(double{});
+  if (type == ncclBfloat16) return f(bfloat16{});
 }
 
 bool get(const NcclCall& call, Bytes& bytes) {
@@ -72,24 +64,14 @@ Bytes sum_of(const NcclCall& call, const std::vector<Bytes>& arrays, size_t firs
 // The bytes that the rank gets.
 Bytes result_for(size_t rank, const NcclCall& call, const std::vector<Bytes>& arrays) {
   using Kind = NcclCall::Kind;
-  const auto root = static_cast<size_t>(call.root);
-  switch (call.kind) {
-    case Kind::all_reduce:
-      return sum_of(call, arrays, 0);
-    case Kind::reduce_scatter:
-      return sum_of(call, arrays, rank * call.count);
-    case Kind::all_gather: {
-      Bytes all;
-      for (const Bytes& piece : arrays) all.insert(all.end(), piece.begin(), piece.end());
-      return all;
-    }
-    case Kind::broadcast:
-      return arrays[root];
-    case Kind::reduce:
-      return rank == root ? sum_of(call, arrays, 0) : Bytes();
-    default:  // a message: the sender's call is the first
-      return rank == 1 ? arrays[0] : Bytes();
-  }
+  if (call.is_message()) return rank == 1 ? arrays[0] : Bytes();  // the sender's call is the first
+  if (call.kind == Kind::broadcast) return arrays[static_cast<size_t>(call.root)];
+  if (call.kind == Kind::reduce && rank != static_cast<size_t>(call.root)) return {};
+  if (call.kind != Kind::all_gather)
+    return sum_of(call, arrays, call.kind == Kind::reduce_scatter ? rank * call.count : 0);
+  Bytes all;
+  for (const Bytes& piece : arrays) all.insert(all.end(), piece.begin(), piece.end());
+  return all;
 }
 
 }  // namespace

@@ -36,13 +36,9 @@ class ExchangeHere final : public NcclExchange {
     const std::lock_guard lock(mutex_);
     ++joined_;
   }
-  bool complete() override {
+  ncclResult_t state() override {
     const std::lock_guard lock(mutex_);
-    return joined_ == ranks_;
-  }
-  bool mismatched() override {
-    const std::lock_guard lock(mutex_);
-    return mismatched_;
+    return mismatched_ ? ncclInvalidUsage : joined_ == ranks_ ? ncclSuccess : ncclInProgress;
   }
   void close() override {
     const std::lock_guard lock(mutex_);

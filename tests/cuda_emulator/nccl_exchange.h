@@ -36,10 +36,10 @@ class NcclExchange {
 
   virtual int ranks() const = 0;
   virtual void join() = 0;
-  virtual bool complete() = 0;  // all have joined
+  // In progress until all have joined; invalid usage once two have come to calls that do not agree.
+  virtual ncclResult_t state() = 0;
   // A rank has come to a call of its own; the last one moves the data. Says whether that has been done.
   virtual std::function<bool()> come(int rank, const NcclCall& call) = 0;
-  virtual bool mismatched() = 0;
   // From now on nothing is moved: the memory of a rank may go.
   virtual void close() = 0;
 };

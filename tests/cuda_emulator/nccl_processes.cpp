@@ -20,7 +20,7 @@
 namespace tessera::emulator {
 namespace {
 
-enum class Ask : uint8_t { join, complete, come, is_done, mismatched, close };
+enum class Ask : uint8_t { join, state, come, is_done, close };
 struct Question {
   Ask ask = Ask::join;
   char name[sizeof(ncclUniqueId)] = {};  // name of the exchange, for `join`
@@ -77,8 +77,8 @@ class Guest {
         exchange_ = exchange_named(question.name, question.ranks);
         exchange_->join();
         return 0;
-      case Ask::complete:
-        return exchange_->complete();
+      case Ask::state:
+        return exchange_->state();
       case Ask::come:
         question.call.process = process_;
         waiting_[tickets_] = exchange_->come(question.rank, question.call);
@@ -89,8 +89,6 @@ class Guest {
         if (done) waiting_.erase(place);
         return done;
       }
-      case Ask::mismatched:
-        return exchange_->mismatched();
       default:
         exchange_->close();
         return 0;
@@ -128,8 +126,10 @@ class ExchangeElsewhere final : public NcclExchange {
     std::memcpy(question.name, name_.data(), name_.size());
     ask(question);
   }
-  bool complete() override { return ask({.ask = Ask::complete}) == 1; }
-  bool mismatched() override { return ask({.ask = Ask::mismatched}) == 1; }
+  ncclResult_t state() override {
+    const uint64_t answer = ask({.ask = Ask::state});
+    return answer == kGone ? ncclInProgress : static_cast<ncclResult_t>(answer);
+  }
   void close() override { ask({.ask = Ask::close}); }
   std::function<bool()> come(int rank, const NcclCall& call) override {
     const uint64_t ticket = ask({.ask = Ask::come, .rank = rank, .call = call});

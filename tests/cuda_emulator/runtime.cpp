@@ -3,6 +3,7 @@
 // New memory of a GPU holds NaN in every type, where the host's holds zeros: what is read before it is written shows.
 
 #include <cstdlib>
+#include <optional>
 
 #include "tensor/cuda/gpus.h"
 #include "tests/cuda_emulator/memory.h"
@@ -15,60 +16,35 @@ constexpr size_t kSharedUnlessAsked = 48 * 1024;
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 
-// Bytes of shared memory that cudaFuncSetAttribute has allowed to each kernel on each GPU.
-class AllowedShared {
- public:
-  void set(const void* kernel, size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    bytes_[{current_device, kernel}] = bytes;
-  }
-  size_t of(const void* kernel) {
-    const std::lock_guard lock(mutex_);
-    const auto found = bytes_.find({current_device, kernel});
-    return found == bytes_.end() ? kSharedUnlessAsked : found->second;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::pair<int, const void*>, size_t> bytes_;
-};
-AllowedShared& allowed_shared() {
-  static AllowedShared all;
-  return all;
+// Bytes of shared memory that cudaFuncSetAttribute has allowed to a kernel on the thread's GPU, or allows it now.
+size_t allowed_shared(const void* kernel, std::optional<size_t> now = {}) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, size_t> all;
+  const std::lock_guard lock(mutex);
+  size_t& bytes = all.try_emplace({current_device, kernel}, kSharedUnlessAsked).first->second;
+  return bytes = now.value_or(bytes);
 }
 }  // namespace
 
 using tessera::emulator::known_memory;
 
 const char* cudaGetErrorString(cudaError_t error) {
-  switch (error) {
-    case cudaSuccess:
-      return "no error";
-    case cudaErrorMemoryAllocation:
-      return "out of memory";
-    case cudaErrorNoKernelImageForDevice:
-      return "no kernel image is available for execution on the device";
-    case cudaErrorInvalidConfiguration:
-      return "invalid configuration argument";
-    case cudaErrorNoDevice:
-      return "no CUDA-capable device is detected";
-    case cudaErrorInvalidDevice:
-      return "invalid device ordinal";
-    case cudaErrorInvalidResourceHandle:
-      return "invalid resource handle";
-    case cudaErrorNotReady:
-      return "device not ready";
-    case cudaErrorStreamCaptureUnsupported:
-      return "operation not permitted when stream is capturing";
-    case cudaErrorStreamCaptureInvalidated:
-      return "operation failed due to a previous error during capture";
-    case cudaErrorStreamCaptureUnjoined:
-      return "capturing stream has unjoined work";
-    case cudaErrorCapturedEvent:
-      return "operation not permitted on an event last recorded in a capturing stream";
-    default:
-      return "invalid argument";
-  }
+  constexpr std::pair<cudaError_t, const char*> kWords[] = {
+      {cudaSuccess, "no error"},
+      {cudaErrorMemoryAllocation, "out of memory"},
+      {cudaErrorNoKernelImageForDevice, "no kernel image is available for execution on the device"},
+      {cudaErrorInvalidConfiguration, "invalid configuration argument"},
+      {cudaErrorNoDevice, "no CUDA-capable device is detected"},
+      {cudaErrorInvalidDevice, "invalid device ordinal"},
+      {cudaErrorInvalidResourceHandle, "invalid resource handle"},
+      {cudaErrorNotReady, "device not ready"},
+      {cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"},
+      {cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture"},
+      {cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work"},
+      {cudaErrorCapturedEvent, "operation not permitted on an event last recorded in a capturing stream"}};
+  for (const auto& [known, words] : kWords)
+    if (known == error) return words;
+  return "invalid argument";
 }
 
 // As many as TESSERA_EMULATED_GPUS says, each time that it is asked; one where it says nothing. Other words it may say
@@ -195,7 +171,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
 }
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
   if (!tessera::emulator::can_run(1, static_cast<uint64_t>(value))) return cudaErrorInvalidValue;
-  allowed_shared().set(kernel, static_cast<size_t>(value));
+  allowed_shared(kernel, static_cast<size_t>(value));
   return cudaSuccess;
 }
 static thread_local uint64_t asked = 0;
@@ -203,7 +179,7 @@ uint64_t tessera::emulator::launches() { return asked; }
 cudaError_t tessera::emulator::may_run(cudaStream_t stream, const void* kernel, size_t shared_bytes) {
   ++asked;
   if (stream && stream->gpu != current_device) return cudaErrorInvalidResourceHandle;
-  return shared_bytes <= allowed_shared().of(kernel) ? cudaSuccess : cudaErrorInvalidValue;
+  return shared_bytes <= allowed_shared(kernel) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 namespace tessera::cuda {

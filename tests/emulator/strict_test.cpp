@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <numeric>
 
 #include "models/decoder.h"
 #include "parallel/comm/cuda/streams.h"
@@ -43,10 +44,14 @@ class EmulatedGpu : public test::OnGpu {
     GTEST_FLAG_SET(death_test_style, "threadsafe");  // ThreadSanitizer sees no order any more behind a fork alone
   }
   cudaStream_t stream() { return arena->local<cuda::Context>().stream(); }
-  void launch_put(float* to, float value) {
-    const cudaLaunchConfig_t one{.gridDim = {}, .blockDim = {}, .dynamicSmemBytes = 0, .stream = stream()};
-    ASSERT_EQ(cudaLaunchKernelEx(&one, put, to, value), cudaSuccess);
+  // With so many blocks of so many threads, and so many bytes of shared memory.
+  template <class Kernel, class... Args>
+  cudaError_t launch(unsigned blocks, unsigned threads, size_t shared, Kernel kernel, Args... args) {
+    const cudaLaunchConfig_t config{{blocks}, {threads}, shared, stream()};
+    return cudaLaunchKernelEx(&config, kernel, args...);
   }
+  void launch_put(float* to, float value) { ASSERT_EQ(launch(1, 1, 0, put, to, value), cudaSuccess); }
+  void finish() { ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess); }
 };
 class EmulatedGpuDeathTest : public EmulatedGpu {
  protected:
@@ -60,19 +65,18 @@ TEST_F(EmulatedGpu, BlocksThatNeedEachOtherGiveOtherNumbers) {
   std::vector<float> last;
   for (int i = 0; i < 3; ++i) {
     const Tensor sums = Tensor::zeros({8}, DType::float32, arena);
-    const cudaLaunchConfig_t blocks{.gridDim = {7}, .blockDim = {}, .dynamicSmemBytes = 0, .stream = stream()};
-    ASSERT_EQ(cudaLaunchKernelEx(&blocks, count_on, sums.device_data<float>()), cudaSuccess);
+    ASSERT_EQ(launch(7, 1, 0, count_on, sums.device_data<float>()), cudaSuccess);
     last.push_back(sums.to_vector<float>()[7]);
   }
-  std::sort(last.begin(), last.end());
+  std::ranges::sort(last);
   EXPECT_EQ(last, (std::vector<float>{1, 2, 7}));
   for (const uint64_t count : {1, 2, 7, 8})
     for (int i = 0; i < 3; ++i) {
-      std::vector<uint64_t> met;
+      std::vector<uint64_t> met, all(count);
       emulator::in_any_order(count, [&](uint64_t n) { met.push_back(n); });
-      std::sort(met.begin(), met.end());
-      ASSERT_EQ(met.size(), count);
-      for (uint64_t n = 0; n < count; ++n) EXPECT_EQ(met[n], n);
+      std::ranges::sort(met);
+      std::iota(all.begin(), all.end(), 0);
+      EXPECT_EQ(met, all);
     }
 }
 
@@ -80,10 +84,8 @@ TEST_F(EmulatedGpu, ThreadSanitizerSeesABarrierThatIsMissing) {
   if (&__tsan_init == nullptr) GTEST_SKIP() << "a build without ThreadSanitizer";
   const Tensor x = Tensor::zeros({128}, DType::float32, arena);
   const auto run = [&](bool waits, unsigned threads = 64) {
-    const cudaLaunchConfig_t config{
-        .gridDim = {}, .blockDim = {threads}, .dynamicSmemBytes = 4 * threads, .stream = stream()};
-    ASSERT_EQ(cudaLaunchKernelEx(&config, hand_on, x.device_data<float>(), waits), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
+    ASSERT_EQ(launch(1, threads, 4 * threads, hand_on, x.device_data<float>(), waits), cudaSuccess);
+    finish();
   };
   run(true);
   EXPECT_EQ(x.to_vector<float>()[62], 63.0f);
@@ -100,7 +102,7 @@ TEST_F(EmulatedGpu, AddressSanitizerKnowsWhenABlockIsGivenBack) {
     if (in_time) launch_put(at, 1);
     x = Tensor();
     if (!in_time) launch_put(at, 1);
-    ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
+    finish();
   };
   run(true);
   EXPECT_DEATH(run(false), "use-after-poison");
@@ -126,7 +128,7 @@ TEST_F(EmulatedGpu, BothTouchPinnedMemory) {
   auto* const x = reinterpret_cast<float*>(pinned.allocate(64, Category::workspace));
   *x = 1;
   launch_put(x, 2);
-  ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
+  finish();
   EXPECT_EQ(*x, 2.0f);
   pinned.release(reinterpret_cast<std::byte*>(x), 64, Category::workspace);
 }
@@ -143,7 +145,7 @@ TEST_F(EmulatedGpu, RunsLateOrAtOnce) {
   *x = 1;
   launch_put(x, 2);
   EXPECT_EQ(*x, emulator::is_late() ? 1.0f : 2.0f);
-  ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
+  finish();
   EXPECT_EQ(*x, 2.0f);
 }
 
@@ -159,7 +161,7 @@ TEST_F(EmulatedGpu, ACopyLiesInOnePieceOfPinnedMemory) {
   EXPECT_EQ(copied_from(kPiece), cudaSuccess);
   EXPECT_EQ(copied_from(kPiece - 256), cudaSuccess);
   EXPECT_EQ(copied_from(kPiece - 128), cudaErrorInvalidValue);
-  ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
+  finish();
 }
 
 TEST_F(EmulatedGpu, AKernelRunsOnTheGpuOfItsThread) {
@@ -168,27 +170,24 @@ TEST_F(EmulatedGpu, AKernelRunsOnTheGpuOfItsThread) {
     cudaSetDevice(0);
     unsetenv("TESSERA_EMULATED_GPUS");
   });
-  const cudaLaunchConfig_t one{.gridDim = {}, .blockDim = {}, .dynamicSmemBytes = 0, .stream = stream()};
-  const Tensor zeros = Tensor::zeros({4}, DType::float32, arena);
-  float* const x = zeros.device_data<float>();
+  const Tensor x = Tensor::zeros({4}, DType::float32, arena);
   ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
-  EXPECT_EQ(cudaLaunchKernelEx(&one, put, x, 1.0f), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(launch(1, 1, 0, put, x.device_data<float>(), 1.0f), cudaErrorInvalidResourceHandle);
   const cuda::Event event = cuda::make_event();
   EXPECT_EQ(cudaEventRecord(event.get(), stream()), cudaErrorInvalidResourceHandle);
   ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
-  EXPECT_EQ(cudaLaunchKernelEx(&one, put, x, 1.0f), cudaSuccess);
-  ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
+  launch_put(x.device_data<float>(), 1);
+  finish();
 }
 
 TEST_F(EmulatedGpu, MuchSharedMemoryIsAskedFor) {
-  const cudaLaunchConfig_t much{.gridDim = {}, .blockDim = {}, .dynamicSmemBytes = 64 * 1024, .stream = stream()};
   const Tensor x = Tensor::zeros({4}, DType::float32, arena);
-  const auto launched = [&] { return cudaLaunchKernelEx(&much, put, x.device_data<float>(), 1.0f); };
+  const auto launched = [&] { return launch(1, 1, 64 * 1024, put, x.device_data<float>(), 1.0f); };
   EXPECT_EQ(launched(), cudaErrorInvalidValue);
   const auto* const kernel = reinterpret_cast<const void*>(put);
   ASSERT_EQ(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 64 * 1024), cudaSuccess);
   EXPECT_EQ(launched(), cudaSuccess);
-  ASSERT_EQ(cudaStreamSynchronize(stream()), cudaSuccess);
+  finish();
 }
 
 // A call that may wait for the GPU breaks a capture off.
@@ -347,7 +346,8 @@ std::pair<uint64_t, uint64_t> of_a_pass(MixtureOfExperts& layer, const Var& x) {
 TEST_F(Launches, OfALayerDoNotDependOnTheNumberOfExperts) {
   for (const bool gated : {false, true})
     for (const DType dtype : {DType::float32, DType::bfloat16}) {
-      std::vector<std::pair<uint64_t, uint64_t>> first, second;  // gradients are written, or added
+      using Passes = std::vector<std::pair<uint64_t, uint64_t>>;
+      Passes first, second;  // gradients are written, or added
       for (const int64_t experts : {4, 64, 192}) {
         MixtureOfExperts layer(kChannels, {.hidden = kHidden, .gated = gated, .experts = {.count = experts}});
         layer.materialize(3, arena, dtype, DType::float32);
@@ -359,8 +359,8 @@ TEST_F(Launches, OfALayerDoNotDependOnTheNumberOfExperts) {
         first.push_back(of_a_pass(layer, x));
         second.push_back(of_a_pass(layer, x));
       }
-      for (const auto* const passes : {&first, &second})
-        for (const auto& pass : *passes) EXPECT_EQ(pass, passes->front());
+      EXPECT_EQ(first, Passes(3, first[0]));
+      EXPECT_EQ(second, Passes(3, second[0]));
     }
 }
 

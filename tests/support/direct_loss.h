@@ -2,6 +2,7 @@
 #pragma once
 
 #include "models/language_model.h"
+#include "tests/support/tensors.h"
 
 namespace tessera::test {
 
@@ -12,10 +13,8 @@ inline double direct_loss_sum(LanguageModel& model, std::span<const int32_t> ids
   const NoGrad no_grad;
   model.set_step({});
   const auto count = static_cast<int64_t>(ids.size());
-  const std::vector<double> logits = model.logits(model.hidden(Tensor::of<int32_t>(ids, {1, count}, arena)))
-                                         .value()
-                                         .to(DType::float64)
-                                         .to_vector<double>();
+  const std::vector<double> logits =
+      numbers(model.logits(model.hidden(Tensor::of<int32_t>(ids, {1, count}, arena))).value());
   const size_t vocab = logits.size() / ids.size();
   double sum = 0;
   for (size_t t = 0; t < ids.size(); ++t) {

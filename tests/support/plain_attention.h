@@ -32,18 +32,12 @@ inline constexpr Extreme kExtremes[] = {Extreme::apart,       Extreme::rising, E
 // The score of every query with key j lies near so many times ten: of a whole block of keys, or from key to key.
 inline double level(Extreme extreme, int64_t j, int64_t tokens, const Philox& random) {
   constexpr int64_t kBlock = 16;  // smaller than a kernel's, so that its blocks have several
-  switch (extreme) {
-    case Extreme::apart:
-      return 60.0 * static_cast<double>(random.below(5, static_cast<uint64_t>(j / kBlock), 1)) - 120;
-    case Extreme::rising:
-      return 240.0 * static_cast<double>(j) / static_cast<double>(tokens) - 120;
-    case Extreme::falling:
-      return 120 - 240.0 * static_cast<double>(j) / static_cast<double>(tokens);
-    case Extreme::alternating:
-      return j % 2 == 0 ? 100 : -100;
-    default:
-      return 0;
-  }
+  const double rising = 240.0 * static_cast<double>(j) / static_cast<double>(tokens) - 120;
+  if (extreme == Extreme::apart)
+    return 60.0 * static_cast<double>(random.below(5, static_cast<uint64_t>(j / kBlock), 1)) - 120;
+  if (extreme == Extreme::rising) return rising;
+  if (extreme == Extreme::falling) return -rising;
+  return extreme != Extreme::alternating ? 0 : j % 2 == 0 ? 100 : -100;
 }
 
 // Numbers that bfloat16 holds exactly.

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tensor/ops/elementwise_list.h"
-#include "tensor/tensor.h"
+#include "tests/support/tensors.h"
 
 namespace tessera::test {
 
@@ -78,8 +78,7 @@ NearOp near_op(double x, DType wide) {
 // `found` is `expected`, but for what near(i) allows element i, and one rounding to a narrower dtype.
 template <class F>
 void expect_near(const Tensor& found, const Tensor& expected, DType wide, const F& near) {
-  const std::vector<double> a = found.to(DType::float64).to_vector<double>(),
-                            b = expected.to(DType::float64).to_vector<double>();
+  const std::vector<double> a = numbers(found), b = numbers(expected);
   ASSERT_EQ(a.size(), b.size());
   for (size_t i = 0; i < a.size(); ++i) {
     Near allowed = near(i);
@@ -95,8 +94,7 @@ void expect_near(const Tensor& found, const Tensor& expected, DType wide, const 
 template <class Op>
 void expect_near_gradient(const Tensor& found, const Tensor& expected, const Tensor& dy, const Tensor& x) {
   const DType wide = x.dtype() == DType::float64 ? DType::float64 : DType::float32;
-  const std::vector<double> at = x.to(DType::float64).to_vector<double>(),
-                            by = dy.to(DType::float64).to_vector<double>();
+  const std::vector<double> at = numbers(x), by = numbers(dy);
   expect_near(found, expected, wide, [&](size_t i) {
     const Near slope = near_op<Op>(at[i], wide).df;
     return slope * Near{by[i], 0, slope.epsilon};

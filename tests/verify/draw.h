@@ -8,16 +8,17 @@
 
 namespace tessera::test {
 
-inline void expect_passes(const TrainOptions& o) {
+// What was found; of a plan whose kernels a build leaves out, nothing.
+inline VerifyResult expect_passes(const TrainOptions& o, const VerifyHooks& hooks = {}) {
+  VerifyResult r;
   if (text_of(o.optim.dtype) == "fp64" &&
       !has_kernels(DType::float64, text_of(o.plan.device) == "cuda" ? Device::cuda : Device::cpu))
-    return;
-  VerifyResult r;
+    return r;
   try {
-    r = verify(job_of(o));
+    r = verify(job_of(o), hooks);
   } catch (const Error& e) {
     ADD_FAILURE() << command_of(o) << "\n" << e.what();
-    return;
+    return r;
   }
   EXPECT_TRUE(r.passed()) << command_of(o) << "\n" << (r.failures.empty() ? "" : r.failures.front());
   EXPECT_TRUE(r.bitwise || !r.exact) << command_of(o);
@@ -27,6 +28,7 @@ inline void expect_passes(const TrainOptions& o) {
       const bool same = s.axis == e.axis && s.operation == e.operation && e.most > 0;
       EXPECT_EQ(s.most, same ? e.most : s.most) << command_of(o) << ": busiest of " << e.axis << " " << e.operation;
     }
+  return r;
 }
 
 // And with each of these words: "zero=1", "zero=2 dp=2".
@@ -59,6 +61,20 @@ inline void draw(Draw& d, TrainOptions& o, std::string_view words) {
     else
       o[key] = choices.size() == 1 ? values : choices[static_cast<size_t>(d.between(0, std::ssize(choices) - 1))];
   }
+}
+
+// A schedule for pp ranks, with its chunks, and layers for them, maybe more. As many micro-batches as `microbatches`
+// says, where it says any, or as the schedule wants.
+inline void draw_schedule(Draw& d, TrainOptions& o, std::string_view microbatches, int64_t chunks, int64_t more) {
+  const auto& names = schedule_names();
+  o["schedule"] = names[static_cast<size_t>(d.between(0, std::ssize(names) - 1))];
+  if (!microbatches.empty()) draw(d, o, microbatches);
+  int64_t own = is_v(*value_named<ScheduleKind>(kScheduleNames, text_of(o.plan.schedule))) ? 2 : 1;
+  if (text_of(o.plan.schedule) == "interleaved") {
+    o["chunks"] = own = d.between(1, chunks);
+    o["microbatches"] = o.plan.pp * d.between(1, 2);
+  }
+  o["layers"] = o.plan.pp * own + d.between(0, more);
 }
 
 // Adapters on some layers of a model whose family is known, now and then.
@@ -131,6 +147,12 @@ inline void draw_experts(Draw& d, TrainOptions& o, int64_t data) {
     o["lora_targets"] = text_of(o.sizes.family) == "llama"
                             ? d.of<const char*>({"all", "q_proj,v_proj", "k_proj,o_proj"})
                             : d.of<const char*>({"all", "c_attn", "attn.c_proj"});
+}
+
+// The same in every trial.
+inline void draw_some_experts(Draw& d, TrainOptions& o, int64_t data) {
+  do forget(o, {"experts"});
+  while (draw_experts(d, o, data), !o.gives("experts"));
 }
 
 }  // namespace tessera::test

@@ -18,9 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr double kBound = 1e-12;
 
-Sequences sequences_for(const Job& job) {
-  return counted_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(job.optim.seed));
-}
+Sequences sequences_for(const Job& job) { return test::counted(job, job.optim.seed); }
 
 // Trains under the plan to the end, after `first` on every rank; a step is dumped, or none (0). Returns the losses and
 // the parameters at the end.
@@ -28,14 +26,12 @@ std::vector<std::vector<double>> train(
     const Job& job, int64_t step, const fs::path& folder,
     const std::function<void(Trainer&)>& first = [](Trainer&) {}) {
   std::vector<std::vector<double>> out(1);
-  launch(launch_options(job.plan), [&](Communicator& world) {
-    const Sequences sequences = sequences_for(job);
-    Trainer trainer(job, sequences, world);
+  test::on_ranks(job, sequences_for(job), [&](Trainer& trainer) {
     first(trainer);
     if (step > 0) trainer.dump(step, folder);
     while (trainer.steps_done() < job.optim.steps) {
       const StepReport report = trainer.step();
-      if (world.rank() == 0) out[0].push_back(report.loss);
+      if (trainer.world().rank() == 0) out[0].push_back(report.loss);
     }
     for (const NamedTensor& t : whole_values(trainer)) out.push_back(test::numbers(t.tensor));
   });
@@ -43,13 +39,9 @@ std::vector<std::vector<double>> train(
 }
 
 std::vector<double> numbers(const TensorBytes& t) {
-  std::vector<double> out(t.bytes.size() / static_cast<size_t>(size_of(t.dtype)));
-  with_floating(t.dtype, "test", [&](auto zero) {
-    using T = decltype(zero);
-    std::vector<T> values(out.size());
-    std::memcpy(values.data(), t.bytes.data(), t.bytes.size());
-    std::ranges::transform(values, out.begin(), [](T x) { return static_cast<double>(x); });
-  });
+  EXPECT_EQ(t.dtype, DType::float64);
+  std::vector<double> out(t.bytes.size() / sizeof(double));
+  std::memcpy(out.data(), t.bytes.data(), t.bytes.size());
   return out;
 }
 
@@ -97,14 +89,7 @@ TrainOptions draw_dumped(Draw& d) {
   draw(d, o, "microbatches=1..3 cp_mode=ring|ulysses sp=false|true zero=0..3 layers=1..3 vocab=5..70 dropout=0|0.2");
   draw(d, o, "recompute=none|activation|activation+norm|attention|block|block dump=1|2");
   if (o.plan.pp > 1) {
-    const auto& names = schedule_names();
-    o["schedule"] = names[static_cast<size_t>(d.between(0, std::ssize(names) - 1))];
-    int64_t chunks = is_v(*value_named<ScheduleKind>(kScheduleNames, text_of(o.plan.schedule))) ? 2 : 1;
-    if (text_of(o.plan.schedule) == "interleaved") {
-      o["chunks"] = chunks = d.between(1, 2);
-      o["microbatches"] = o.plan.pp * d.between(1, 2);
-    }
-    o["layers"] = o.plan.pp * chunks + d.between(0, 1);
+    draw_schedule(d, o, "", 2, 1);
   } else if (o.plan.tp == 1 && o.plan.cp == 1 && d.between(0, 2) == 0) {
     say(o, d.of<const char*>({"dp_mode=dataparallel zero=0", "dp_mode=ps-sync zero=0"}));
   }
@@ -134,20 +119,15 @@ TEST(Dump, OfEachKindOfPlanIsThatOfOneRank) {
         "tp=2", "tp=2 sp=true", "cp=2 cp_mode=ring", "cp=2 cp_mode=ulysses", "cp=2 tp=2 sp=true family=llama",
         "pp=2 microbatches=4 layers=4 schedule=interleaved chunks=2", "pp=2 microbatches=4 layers=4 schedule=zb-v",
         "pp=2 dp=2 microbatches=2 schedule=zb-h1", "dp=2 ep=2 experts=4 family=llama untied=true",
-        "tp=2 experts=4 family=llama recompute=block", "dp=2 lora_rank=2 lora_targets=all"}) {
-    TrainOptions o = small_plan("dtype=fp64 steps=1 dump=1 batch=8");
-    say(o, words);
-    expect_dump_of_one_rank(o);
-  }
+        "tp=2 experts=4 family=llama recompute=block", "dp=2 lora_rank=2 lora_targets=all"})
+    expect_dump_of_one_rank(small_plan(std::string("dtype=fp64 steps=1 dump=1 batch=8 ") + words));
 }
 
 // In fp32, where sums that go another way would be seen. Also steps before and after.
 TEST(Dump, ChangesNoBitOfTheRun) {
-  for (const char* words : {"dp=2 microbatches=2 zero=3 recompute=block", "pp=2 microbatches=2 schedule=zb-h1",
-                            "tp=2 sp=true recompute=activation+norm", "dp=2 dtype=bf16 family=llama"}) {
-    TrainOptions o = small_plan("steps=3 batch=8");
-    say(o, words);
-    const Job job = verifiable(job_of(o));
+  for (const std::string words : {"dp=2 microbatches=2 zero=3 recompute=block", "pp=2 microbatches=2 schedule=zb-h1",
+                                  "tp=2 sp=true recompute=activation+norm", "dp=2 dtype=bf16 family=llama"}) {
+    const Job job = verifiable(job_of(small_plan("steps=3 batch=8 " + words)));
     const Exchange folder;
     EXPECT_EQ(train(job, 2, folder.path("")), train(job, 0, folder.path(""))) << words;
     EXPECT_TRUE(fs::exists(folder.path("dump_2.safetensors")));
@@ -158,19 +138,17 @@ TEST(Dump, ChangesNoBitOfTheRun) {
 TEST(Dump, ThatDoesNotEndLeavesNoFile) {
   const Exchange folder;
   const Job job = verifiable(job_of(small_plan("dp=2 steps=3")));
-  const auto run = [&](Communicator& world) {
-    Sequences sequences = sequences_for(job);
-    if (world.rank() == 1)
-      sequences.load = [load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
-        if (step == 1) throw Error("these cannot be read");
-        load(step, first, count, in, out);
-      };
-    Trainer trainer(job, sequences, world);
+  Sequences sequences = sequences_for(job);
+  sequences.load = [load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
+    if (step == 1 && first > 0) throw Error("these cannot be read");  // those of rank 1
+    load(step, first, count, in, out);
+  };
+  const auto run = [&](Trainer& trainer) {
     trainer.dump(2, folder.path(""));
     trainer.step();
     trainer.step();
   };
-  expect_error(Status::usage, {"these cannot be read"}, [&] { launch(launch_options(job.plan), run); });
+  expect_error(Status::usage, {"[rank 1] these cannot be read"}, [&] { on_ranks(job, sequences, run); });
   EXPECT_TRUE(fs::is_empty(folder.path("")));
 }
 
@@ -178,14 +156,13 @@ TEST(Dump, ThatDoesNotEndLeavesNoFile) {
 TEST(Dump, ThatLacksAnythingIsNone) {
   const Exchange folder;
   const Job job = verifiable(job_of(small_plan("dp=2 steps=1")));
-  const auto run = [&](Communicator& world) {
-    Trainer trainer(job, sequences_for(job), world);
+  const auto run = [&](Trainer& trainer) {
     StepDump dump(trainer, 1, folder.path(""));
     dump.begin(sequences_for(job));
     dump.finish(0);
   };
   expect_error(Status::usage, {"bytes of", "dump_1.safetensors were not written"},
-               [&] { launch(launch_options(job.plan), run); });
+               [&] { on_ranks(job, sequences_for(job), run); });
   EXPECT_TRUE(fs::is_empty(folder.path("")));
 }
 
@@ -203,11 +180,9 @@ TEST(Dump, IsRefusedWhereRanksMakeNoStepTogether) {
 // Modules of PyTorch that have the hub's names, and hooks on them.
 TEST(Dump, HasTheNumbersThatPyTorchsHooksSee) {
   if (const std::string why = missing("torch"); !why.empty()) GTEST_SKIP() << why;
-  for (const char* words : {"family=gpt2", "family=gpt2 untied=true pp=2 tp=2 sp=true microbatches=2",
-                            "family=llama kv_heads=2 heads=4 untied=true cp=2 dp=2 recompute=block"}) {
-    TrainOptions o = small_plan("dtype=fp64 dropout=0 steps=1 batch=4");
-    say(o, words);
-    const Job job = verifiable(job_of(o));
+  for (const std::string words : {"family=gpt2", "family=gpt2 untied=true pp=2 tp=2 sp=true microbatches=2",
+                                  "family=llama kv_heads=2 heads=4 untied=true cp=2 dp=2 recompute=block"}) {
+    const Job job = verifiable(job_of(small_plan("dtype=fp64 dropout=0 steps=1 batch=4 " + words)));
     const Exchange folder;
     train(job, 1, folder.path(""), [&](Trainer& trainer) {
       std::vector<TensorBytes> bytes;

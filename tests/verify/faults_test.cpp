@@ -21,8 +21,9 @@ constexpr int kFailures = 5, kLate = 3;
 
 std::vector<TrainOptions> plans() {
   std::vector<TrainOptions> out;
-  for (const char* how : {"zero=0", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel", "dp_mode=ps-sync servers=2"})
-    out.push_back(test::small_plan("steps=4 ranks=3 batch=12 microbatches=2 bucket_mb=0.005 " + std::string(how)));
+  for (const std::string how :
+       {"zero=0", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel", "dp_mode=ps-sync servers=2"})
+    out.push_back(test::small_plan("steps=4 ranks=3 batch=12 microbatches=2 bucket_mb=0.005 " + how));
   return out;
 }
 
@@ -40,9 +41,7 @@ std::string train(const TrainOptions& o, const Faults& faults, const Sequences& 
   return out;
 }
 
-Sequences counted(const TrainOptions& o) {
-  return counted_sequences(o.sizes.vocab, o.sizes.context, o.optim.batch, static_cast<uint64_t>(o.optim.seed));
-}
+Sequences counted(const TrainOptions& o) { return test::counted(job_of(o), o.optim.seed); }
 
 struct Failure {
   std::string what = "nothing was thrown";
@@ -99,23 +98,17 @@ TEST(Faults, ARankWhoseDataFailsEndsTheOthers) {
 TEST(Faults, ALossThatIsNoNumberOnOneRankEndsAllInTheSameStep) {
   for (const TrainOptions& o : plans()) {
     std::vector<int64_t> done(3, -1);
-    const Sequences sequences = counted(o);
-    try {
-      launch(launch_options(job_of(o).plan), [&](Communicator& world) {
-        Trainer trainer(job_of(o), sequences, world);
-        int64_t& steps = done[static_cast<size_t>(world.rank())];
-        for (steps = 0;; ++steps) {
-          const std::vector<FlatUnit> units = trainer.strategy().residents();
-          if (steps == 2 && world.rank() == 1)
-            units[0].values.narrow(0, 0, units[0].values.numel()).fill(std::numeric_limits<double>::quiet_NaN());
-          trainer.step();
-        }
-      });
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.status(), Status::not_finite) << e.what();
-      EXPECT_TRUE(has(e.what(), "step 3: the loss is nan"));
-    }
+    const auto steps_to_the_end = [&](Trainer& trainer) {
+      int64_t& steps = done[static_cast<size_t>(trainer.world().rank())];
+      for (steps = 0;; ++steps) {
+        const Tensor& values = trainer.strategy().residents()[0].values;
+        if (steps == 2 && trainer.world().rank() == 1)
+          values.narrow(0, 0, values.numel()).fill(std::numeric_limits<double>::quiet_NaN());
+        trainer.step();
+      }
+    };
+    expect_error(Status::not_finite, {"step 3: the loss is nan"},
+                 [&] { test::on_ranks(job_of(o), counted(o), steps_to_the_end); });
     EXPECT_EQ(done, std::vector<int64_t>(3, 2)) << command_of(o);
   }
 }

@@ -1,7 +1,8 @@
-// Small plans for the contract, and the command that repeats one.
+// Small plans for the contract, the command that repeats one, and the ranks that train it.
 #pragma once
 
 #include "app/job_of.h"
+#include "train/trainer.h"
 
 namespace tessera {
 
@@ -33,6 +34,19 @@ inline std::string command_of(const TrainOptions& o) {
   }
   return text;
 }
+
+inline Sequences counted(const Job& job, int64_t seed = 1) {
+  return counted_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(seed));
+}
+
+// f(trainer) on each rank of the job.
+inline void on_ranks(const Job& job, const Sequences& sequences, const std::function<void(Trainer&)>& f) {
+  launch(launch_options(job.plan), [&](Communicator& world) {
+    Trainer trainer(job, sequences, world);
+    f(trainer);
+  });
+}
+inline void on_ranks(const Job& job, const std::function<void(Trainer&)>& f) { on_ranks(job, counted(job), f); }
 
 }  // namespace test
 }  // namespace tessera

@@ -11,13 +11,11 @@ namespace {
 using namespace test;
 
 // The smallest model whose weights two ranks of tp can share at bounds of blocks.
-TrainOptions small_qlora(const char* codec = "nf4", std::string_view words = {}) {
-  TrainOptions o = small_plan("family=llama layers=2 channels=128 head_dim=64 ffn=128 lora_rank=2 lora_targets=all");
-  o["quantize"] = codec;
-  if (text_of(o.sizes.quantize.codec) == "gptq") o["quantize_group"] = 32;
-  say(o, "steps=3 batch=4 dtype=fp32");
-  say(o, words);
-  return o;
+TrainOptions small_qlora(std::string_view codec = "nf4", std::string_view words = {}) {
+  return small_plan(fmt::format(
+      "family=llama layers=2 channels=128 head_dim=64 ffn=128 lora_rank=2 lora_targets=all steps=3 batch=4 dtype=fp32 "
+      "quantize={} {} {}",
+      codec, codec == "gptq" ? "quantize_group=32" : "", words));
 }
 
 TEST(Quantized, EveryStrategyTrainsLikeOneRank) {
@@ -78,11 +76,10 @@ Packed& first_packed(Trainer& rank) {
   throw Error("no matrix in four bits");
 }
 
-bool is_caught(TrainOptions o, const std::function<void(Packed&)>& spoil) {
-  VerifyHooks hooks;
-  hooks.made = [&](Trainer& rank) {
+bool is_caught(const TrainOptions& o, const std::function<void(Packed&)>& spoil) {
+  const VerifyHooks hooks = {.made = [&](Trainer& rank) {
     if (rank.world().rank() + 1 == rank.world().size()) spoil(first_packed(rank));
-  };
+  }};
   return !verify(job_of(o), hooks).passed();
 }
 
@@ -108,14 +105,12 @@ void quantise_by_itself(Packed& p) {
 }
 
 TEST(Quantized, PlantedDefectsAreCaught) {
-  for (const int64_t tp : {1, 2}) {
-    TrainOptions o = small_qlora();
-    o[tp > 1 ? "tp" : "dp"] = 2;
-    EXPECT_FALSE(is_caught(o, [](Packed&) {}));
-    EXPECT_TRUE(is_caught(o, take_another_scale));
-    if (tp == 1) continue;
-    EXPECT_TRUE(is_caught(o, quantise_by_itself));
+  const TrainOptions data = small_qlora("nf4", "dp=2"), tensor = small_qlora("nf4", "tp=2");
+  for (const TrainOptions& o : {data, tensor}) {
+    EXPECT_FALSE(is_caught(o, [](Packed&) {})) << command_of(o);
+    EXPECT_TRUE(is_caught(o, take_another_scale)) << command_of(o);
   }
+  EXPECT_TRUE(is_caught(tensor, quantise_by_itself));
 }
 
 TEST(Quantized, CutsThroughBlocksAreRefused) {

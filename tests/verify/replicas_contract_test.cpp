@@ -12,11 +12,8 @@ namespace {
 
 using namespace test;
 
-TrainOptions short_plan(int64_t dp) {
-  TrainOptions o = test::small_plan("channels=16 steps=6");
-  o["dp"] = dp;
-  o["batch"] = dp * 2;
-  return o;
+TrainOptions short_plan(int64_t dp, std::string_view words = {}) {
+  return small_plan(fmt::format("channels=16 steps=6 dp={} batch={} {}", dp, dp * 2, words));
 }
 
 // Two sums, in every order: within a group, and over the groups.
@@ -50,9 +47,8 @@ TEST(ReplicasContract, MuonTrainsLikeOneRankToTheBit) {
 }
 
 TEST(ReplicasContract, TensorRanksGatherMatrices) {
-  TrainOptions o = short_plan(2);
-  say(o, "optimizer=muon tp=2 ffn=37 steps=2");  // 37 is cut unevenly
-  expect_passes(o, {"family=gpt2 zero=0", "family=llama zero=3"});
+  // 37 is cut unevenly.
+  expect_passes(short_plan(2, "optimizer=muon tp=2 ffn=37 steps=2"), {"family=gpt2 zero=0", "family=llama zero=3"});
 }
 
 TEST(ReplicasContract, RanksThatTrainAloneAreReplayedToTheBit) {
@@ -85,20 +81,21 @@ TEST(ReplicasContract, RanksThatTrainAloneBesideTensorAndContextRanks) {
     if (axis != 1) o["tp"] = 2;
     if (axis != 0) o["cp"] = 2;
     if (o.plan.dp == 2 && axis != 2 && d.between(0, 1) == 1) o["pp"] = 2;
-    o["cp_mode"] = d.of<const char*>({"ring", "ulysses"});
-    if (axis == 2) o["cp_mode"] = "ring";
-    o["dtype"] = d.of<const char*>({"fp32", "bf16", "fp64"});
+    draw(d, o, axis == 2 ? "cp_mode=ring|ring" : "cp_mode=ring|ulysses");
+    draw(d, o, "dtype=fp32|bf16|fp64");
     draw(d, o, o.plan.pp || o.plan.tp ? "all_reduce=direct|tree" : "all_reduce=direct|ring|root");
     return o;
   });
 }
 
+VerifyResult explain_planted(const char* name, const TrainOptions& o) {
+  return explain(job_of(o), [&](const Job& j) { return planted_if_it_applies(defect(name), j); });
+}
+
 // An outer step that is left out is seen in the step in which its fragment should make it.
 TEST(ReplicasContract, AForgottenFragmentIsSeen) {
-  TrainOptions o = short_plan(2);
-  say(o, "dp_mode=diloco sync_every=4 sync_fragments=2");
   const VerifyResult r =
-      explain(job_of(o), [](const Job& j) { return planted_if_it_applies(defect("forgotten-outer-step"), j); });
+      explain_planted("forgotten-outer-step", short_plan(2, "dp_mode=diloco sync_every=4 sync_fragments=2"));
   ASSERT_FALSE(r.passed());
   EXPECT_EQ(r.wrong_steps.front(), 2);
   EXPECT_EQ(r.diagnosis.at(0).cause, "outer-step");
@@ -106,13 +103,13 @@ TEST(ReplicasContract, AForgottenFragmentIsSeen) {
     EXPECT_TRUE(t.step != 2 || t.name.starts_with("blocks.1.") || t.name.starts_with("norm.")) << t.name;
 }
 
-std::vector<Tensor> trained(const Job& job) {
+std::vector<Tensor> trained(const TrainOptions& o) {
+  const Job job = job_of(o);
   std::vector<Tensor> out;
-  launch(launch_options(job.plan), [&](Communicator& world) {
-    Trainer trainer(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), world);
+  on_ranks(job, [&](Trainer& trainer) {
     for (int64_t i = 0; i < job.optim.steps; ++i) trainer.step();
     const std::vector<NamedTensor> values = whole_values(trainer);
-    if (world.rank() == 0)
+    if (trainer.world().rank() == 0)
       for (const NamedTensor& t : values) out.push_back(t.tensor.contiguous().clone());
   });
   return out;
@@ -120,19 +117,17 @@ std::vector<Tensor> trained(const Job& job) {
 
 void expect_near(const std::vector<Tensor>& found, const std::vector<Tensor>& expected) {
   ASSERT_EQ(found.size(), expected.size());
-  for (size_t i = 0; i < expected.size(); ++i) EXPECT_LE(test::distance(found[i], expected[i]), 1e-12) << i;
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_LE(distance(found[i], expected[i]), 1e-12) << i;
 }
 
 // Every step a sum, plain SGD inside and outside: data parallelism, but for the order of operations.
 void expect_ddp_with_one_step_alone(TrainOptions o) {
   say(o, "steps=10 optimizer=sgd momentum=0 weight_decay=0 clip=0 lr=0.3 dtype=fp64 outer_lr=1 outer_momentum=0");
-  const std::vector<Tensor> ddp = trained(job_of(o));
+  const std::vector<Tensor> ddp = trained(o);
   o["dp_mode"] = "diloco";
-  const std::vector<Tensor> alone = trained(job_of(o));
-  expect_near(alone, ddp);
+  expect_near(trained(o), ddp);
   o["sync_every"] = 2;
-  const std::vector<Tensor> two = trained(job_of(o));
-  EXPECT_NE(two[0].data<double>()[5], ddp[0].data<double>()[5]);
+  EXPECT_NE(trained(o)[0].data<double>()[5], ddp[0].data<double>()[5]);
 }
 
 TEST(ReplicasContract, WithOneStepAloneItIsDdp) { expect_ddp_with_one_step_alone(short_plan(4)); }
@@ -140,52 +135,44 @@ TEST(ReplicasContract, WithOneStepAloneItIsDdp) { expect_ddp_with_one_step_alone
 // Ranks with a GPU each, or that share one.
 using ReplicasContractGpu = test::OnGpu;
 TEST_F(ReplicasContractGpu, WithOneStepAloneItIsDdp) {
-  if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
-  TrainOptions o = short_plan(4);
-  o["device"] = "cuda";
-  expect_ddp_with_one_step_alone(o);
+  if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
+  expect_ddp_with_one_step_alone(short_plan(4, "device=cuda"));
 }
 
 using ReplicasContractGpus = test::OnGpus;
 TEST_F(ReplicasContractGpus, OverNcclTheyTrainAsThreadsDo) {
-  if (const std::string why = test::no_float64(); !why.empty()) GTEST_SKIP() << why;
-  TrainOptions o = short_plan(2);
-  say(o, "device=cuda dtype=fp64 layers=3 sync_every=3 sync_fragments=2 dp_mode=diloco");
-  for (const bool context : {false, true}) {
-    if (context) o["cp"] = 2, o["cp_mode"] = "ulysses";
-    if (context && gpus < 4) continue;
-    o["backend"] = "threads", o["all_reduce"] = "direct";
-    const std::vector<Tensor> threads = trained(job_of(o));
-    o["backend"] = "nccl", o["all_reduce"] = "native";
-    expect_near(trained(job_of(o)), threads);
+  if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
+  for (const std::string words : {"", " cp=2 cp_mode=ulysses"}) {
+    if (!words.empty() && gpus < 4) continue;
+    const TrainOptions threads =
+        short_plan(2, "device=cuda dtype=fp64 layers=3 sync_every=3 sync_fragments=2 dp_mode=diloco" + words);
+    TrainOptions over_nccl = threads;
+    say(over_nccl, "backend=nccl all_reduce=native");
+    expect_near(trained(over_nccl), trained(threads));
   }
 }
 
 TEST(ReplicasContract, PlansThatCannotBeAreRefused) {
-  struct Case {
-    int64_t dp;
-    const char *plan, *refusal;
-  };
-  for (const auto& [dp, plan, refusal] :
-       std::vector<Case>{{4, "shard_ranks=2", "`shard_ranks`: goes with `zero` 1, 2 or 3"},
-                         {4, "zero=1 shard_ranks=3",
-                          "groups of 3 ranks do not divide the 4 that share the batch; the nearest that do: 2 or 4"},
-                         {4, "sync_every=5", "`sync_every`: goes with `dp_mode` diloco"},
-                         {4, "sync_every=5 dp_mode=diloco zero=1", "`zero`"},
-                         {4, "sync_every=5 dp_mode=diloco sync_fragments=3",
-                          "`sync_fragments`: a fragment has at least one of the 2 layers; expected at most 2, found 3"},
-                         {4, "sync_every=5 dp_mode=diloco layers=9 sync_fragments=6",
-                          "`sync_fragments`: each fragment makes its outer steps in other steps, of which there are 5 "
-                          "(`sync_every`); expected at most 5, found 6"},
-                         {4, "dp_mode=diloco pp=2 all_reduce=ring", "`all_reduce`"},
-                         {4, "dp_mode=diloco tp=2 all_reduce=ring", "`all_reduce`: a ring may add"},
-                         {4, "dp_mode=diloco tp=2 backend=nccl device=cuda all_reduce=native",
-                          "expected direct, tree or root, and `backend` threads or mpi"},
-                         {4, "sync_fragments=2", "`sync_fragments`: goes with `dp_mode` diloco, found ddp"},
-                         {2, "optimizer=muon dp_mode=ps-sync", "`optimizer`: muon needs whole matrices"},
-                         {2, "optimizer=muon lora_rank=2", "`optimizer`: muon is for matrices of layers"}}) {
-    TrainOptions o = short_plan(dp);
-    say(o, plan);
+  const std::tuple<int64_t, const char*, const char*> cases[] = {
+      {4, "shard_ranks=2", "`shard_ranks`: goes with `zero` 1, 2 or 3"},
+      {4, "zero=1 shard_ranks=3",
+       "groups of 3 ranks do not divide the 4 that share the batch; the nearest that do: 2 or 4"},
+      {4, "sync_every=5", "`sync_every`: goes with `dp_mode` diloco"},
+      {4, "sync_every=5 dp_mode=diloco zero=1", "`zero`"},
+      {4, "sync_every=5 dp_mode=diloco sync_fragments=3",
+       "`sync_fragments`: a fragment has at least one of the 2 layers; expected at most 2, found 3"},
+      {4, "sync_every=5 dp_mode=diloco layers=9 sync_fragments=6",
+       "`sync_fragments`: each fragment makes its outer steps in other steps, of which there are 5 "
+       "(`sync_every`); expected at most 5, found 6"},
+      {4, "dp_mode=diloco pp=2 all_reduce=ring", "`all_reduce`"},
+      {4, "dp_mode=diloco tp=2 all_reduce=ring", "`all_reduce`: a ring may add"},
+      {4, "dp_mode=diloco tp=2 backend=nccl device=cuda all_reduce=native",
+       "expected direct, tree or root, and `backend` threads or mpi"},
+      {4, "sync_fragments=2", "`sync_fragments`: goes with `dp_mode` diloco, found ddp"},
+      {2, "optimizer=muon dp_mode=ps-sync", "`optimizer`: muon needs whole matrices"},
+      {2, "optimizer=muon lora_rank=2", "`optimizer`: muon is for matrices of layers"}};
+  for (const auto& [dp, plan, refusal] : cases) {
+    const TrainOptions o = short_plan(dp, plan);
     EXPECT_TRUE(has(error_of([&] { check(job_of(o)); }), refusal)) << plan;
   }
 }
@@ -194,22 +181,19 @@ TEST(ReplicasContract, PlansThatCannotBeAreRefused) {
 
 // A short plan of so many data ranks, whose model has experts, and maybe adapters.
 TrainOptions draw_with_experts(Draw& d, int64_t dp, int64_t lora_rank = 0) {
-  TrainOptions o = test::small_plan("channels=16 steps=5");
+  TrainOptions o = small_plan("channels=16 steps=5");
   o["dp"] = dp;
   o["microbatches"] = d.between(1, 2);
   o["batch"] = dp * o.plan.microbatches;
   draw(d, o, "family=gpt2|llama ffn=4..40");
   o["lora_rank"] = lora_rank;
   draw(d, o, "dtype=fp32|fp32|bf16|fp64 recompute=none|none|block all_reduce=direct|direct|tree|root");
-  do forget(o, {"experts"});  // every trial has some
-  while (test::draw_experts(d, o, dp), !o.gives("experts"));
+  draw_some_experts(d, o, dp);
   return o;
 }
 
-TrainOptions small_experts(std::string_view words = {}) {
-  TrainOptions o = test::small_plan("channels=16 steps=2 batch=8 experts=4");
-  say(o, words);
-  return o;
+TrainOptions small_experts(const std::string& words) {
+  return small_plan("channels=16 steps=2 batch=8 experts=4 " + words);
 }
 
 TEST(ExpertsContract, MuonTrainsLikeOneRankToTheBit) {
@@ -225,7 +209,7 @@ TEST(ExpertsContract, GroupsOfShardsTrainLikeOneRankToTheBit) {
   expect_drawn_pass(14, "experts of groups", [](Draw& d) {
     TrainOptions o = draw_with_experts(d, d.of<int64_t>({4, 4, 6, 8}));
     draw(d, o, "zero=1..3 optimizer=adamw|sgd|muon");
-    test::draw_groups(d, o, o.plan.dp);
+    draw_groups(d, o, o.plan.dp);
     if (o.plan.dp == 4 && d.between(0, 2) == 0) o["pp"] = 2;
     return o;
   });
@@ -241,7 +225,7 @@ TEST(ExpertsContract, AdaptersBesideFrozenExpertsTrainLikeOneRankToTheBit) {
     const int64_t rank = d.between(1, 3);
     TrainOptions o = draw_with_experts(d, dp, rank);
     draw(d, o, "lora_dropout=0|0.2 zero=0..3");
-    if (o.plan.zero != ZeroStage::none && d.between(0, 1) == 0) test::draw_groups(d, o, dp);
+    if (o.plan.zero != ZeroStage::none && d.between(0, 1) == 0) draw_groups(d, o, dp);
     if (d.between(0, 2) == 0) o["pp"] = 2;
     return o;
   });
@@ -254,17 +238,15 @@ TEST(ExpertsContract, AdaptersBesideFrozenExpertsOnTensorAndContextRanks) {
 
 // A bit of an expert that should have stayed.
 TEST(ExpertsContract, AFrozenExpertThatChangesIsSeen) {
-  TrainOptions o = small_experts("lora_rank=2 dp=2 ep=2 family=llama");
-  for (const int64_t zero : {0, 3}) {
-    o["zero"] = zero;
-    VerifyHooks hooks;
-    hooks.update = [](Trainer& t, const StepReport& report) {
+  for (const std::string zero : {"zero=0", "zero=3"}) {
+    const TrainOptions o = small_experts("lora_rank=2 dp=2 ep=2 family=llama " + zero);
+    const VerifyHooks hooks = {.update = [](Trainer& t, const StepReport& report) {
       t.update(report);
       for (const FlatUnit& unit : t.strategy().residents())
         if (t.world().rank() == 1 && unit.slots[0].parameter->is_expert) unit.values.raw()[0] ^= std::byte{1};
-    };
-    EXPECT_TRUE(verify(job_of(o)).passed());
-    EXPECT_FALSE(verify(job_of(o), hooks).passed());
+    }};
+    EXPECT_TRUE(verify(job_of(o)).passed()) << zero;
+    EXPECT_FALSE(verify(job_of(o), hooks).passed()) << zero;
   }
 }
 
@@ -292,7 +274,7 @@ TEST(ExpertsContract, GroupsThatDoNotSumAreSeen) {
   const TrainOptions o = small_experts("dp=8 ep=2 zero=2 shard_ranks=4");
   expect_passes(o);
   for (const char* name : {"unsummed-group", "wrong-group", "experts-summed-over-all"}) {
-    const VerifyResult r = explain(job_of(o), [&](const Job& j) { return planted_if_it_applies(defect(name), j); });
+    const VerifyResult r = explain_planted(name, o);
     EXPECT_FALSE(r.passed()) << name;
     ASSERT_FALSE(r.diagnosis.empty()) << name;
     EXPECT_EQ(r.diagnosis[0].cause, defect(name).cause) << name << " is taken for " << r.diagnosis[0].cause;
