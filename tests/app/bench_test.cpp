@@ -218,7 +218,8 @@ TEST_F(BenchTest, RanksOfAJobMeasureTogetherAndOnePrints) {
   EXPECT_GT(number(all[2], "algbw"), 0);
   EXPECT_TRUE(all[2].at("sent").is_null());  // MPI does not say
   EXPECT_GT(number(all[3], "of_one_rank"), 0);
-  expect_has(run("bench --benchmark_filter=op/", mpirun).err, "no benchmark matches the filter 'op/'");  // no rank's
+  expect_has(run("bench --benchmark_filter=op/", mpirun).err,
+             "no benchmark matches the filter 'op/'");  // those are no rank's
 }
 
 // Rounds, tables, and what has changed between two files.

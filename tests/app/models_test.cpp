@@ -435,8 +435,10 @@ TEST_F(TuningTest, LossesAreThoseOfOneRank) {
 }
 
 TEST_F(TuningTest, ARunIsPickedUpInItsOrder) {
+  must(small_ + "--pack --ranks 1 --out whole");
   must(small_ + "--pack --ranks 1 --out part --save-every 5");
   expect_made_again("part/checkpoints/step-12");
+  EXPECT_EQ(weights("part/checkpoints/step-12"), weights("whole/checkpoints/step-12"));
 }
 
 TEST_F(TuningTest, MistakesAreNamed) {

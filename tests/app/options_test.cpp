@@ -460,7 +460,8 @@ TEST_F(ProgramTest, AFileThatCannotBeReadIsSaidByOptionAndReason) {
   expect("train --data folder", "--data: folder is no dataset: it has no dataset.json");
   expect("train --data text.txt --tokenizer folder",
          "--tokenizer: folder: no tokenizer; expected tokenizer.json, or vocab.json and merges.txt");
-  expect("train --init gone", "--init: gone: no such file or directory; expected a run or a checkpoint");
+  expect("train --init gone --out made", "--init: gone: no such file or directory; expected a run or a checkpoint");
+  EXPECT_FALSE(fs::exists(path("made")));
   expect("plan --hardware h100 --software folder/ --ranks 2", "--software: folder/ is a directory; expected a file");
 }
 

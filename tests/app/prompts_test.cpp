@@ -122,7 +122,7 @@ TEST_F(PromptsTest, ExportedFoldersStopWhereTheRunStops) {
     train("--steps 2 --warmup 1 --ranks 1 --tokenizer " + kind + " --out " + trained);
     must("checkpoint export " + trained + " --out " + folder);
     test::expect_values(json_of(folder + "/config.json"),
-                        {{"bos_token_id", nullptr}, {"eos_token_id", nullptr}, {"pad_token_id", nullptr}});
+                        {{"bos_token_id", nullptr}, {"eos_token_id", nullptr}, {"pad_token_id", nullptr}}, kind);
     EXPECT_EQ(json_of(folder + "/tokenizer_config.json").at("tokenizer_class"), "PreTrainedTokenizerFast");
     EXPECT_EQ(generate("--prompt Line", folder).out, generate("--prompt Line", trained).out);
     EXPECT_EQ(must("evaluate " + folder + " --data text.txt").out,

@@ -28,12 +28,13 @@ TEST(Restarts, TheDataAxisShrinksToTheSlotsAndTheBatchStays) {
   };
   const Plan plan{.pp = 2, .dp = 6, .tp = 2, .microbatches = 2};
   for (const auto& [slots, dp] : {std::pair{1000, 6}, {24, 6}, {23, 4}, {15, 3}, {4, 1}})
-    EXPECT_EQ(on(plan, slots), dp) << slots;  // 12 micro-batches in all do not divide by 5
+    EXPECT_EQ(on(plan, slots), dp) << slots;  // on 23: 12 micro-batches in all do not divide by 5
   EXPECT_THROW(plan_on(plan, 3), Error);
   const Plan groups{.dp = 6, .zero = ZeroStage::two, .shard_ranks = 2, .microbatches = 2};
   const Plan experts{.dp = 6, .ep = 2, .microbatches = 2};
   EXPECT_EQ(on(groups, 6), 6);
   for (const Plan& shared : {groups, experts}) {
+    SCOPED_TRACE(to_text(shared));
     EXPECT_EQ(on(shared, 5), 4);
     EXPECT_EQ(on(shared, 3), 2);
     EXPECT_THROW(plan_on(shared, 1), Error);
@@ -75,7 +76,7 @@ class RestartsTest : public ProgramTest {
     std::error_code gone;
     return !fs::read_symlink(fmt::format("/proc/{}/exe", process), gone).empty();
   }
-  // The launcher of a run, once the first step is saved.
+  // The launcher of a run, once this step is saved.
   pid_t launched(const std::string& more, int64_t step = 20) const {
     const pid_t launcher = start("train " + kSettings + more + " --out run");
     EXPECT_TRUE(test::comes([&] { return newest_saved() >= step; })) << log();

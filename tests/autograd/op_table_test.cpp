@@ -84,7 +84,10 @@ double weighted(const std::vector<double>& y) {
 }
 
 bool same_bits(const Outcome& a, const Outcome& b) {
-  return same_bits(a.value, b.value) && same_bits(a.grads, b.grads);
+  bool same = same_bits(a.value, b.value) && a.grads.size() == b.grads.size();
+  for (size_t i = 0; same && i < a.grads.size(); ++i)
+    same = a.grads[i].defined() == b.grads[i].defined() && (!a.grads[i].defined() || same_bits(a.grads[i], b.grads[i]));
+  return same;
 }
 
 // f for random problems of each op, the same ones every time.

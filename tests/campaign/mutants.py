@@ -24,11 +24,11 @@ sys.dont_write_bytecode = True
 from mutations import code_of, mutations  # noqa: E402
 
 LAYERS = ["tensor", "autograd", "nn", "optim", "parallel", "models", "data", "train", "verify", "app", "bench"]
-TESTS = ["tensor", "autograd", "nn", "models", "data", "train", "fuzz", "parallel", "verify", "app"]
+TESTS = ["tensor", "autograd", "nn", "models", "data", "train", "hub", "fuzz", "parallel", "verify", "app"]
 # Which of them see a layer, those first that see it soonest; app, which takes half of the time, where others see less.
-SEEN_BY = {"tensor": "tensor autograd nn models parallel verify data train", "autograd": "autograd nn models parallel verify",
-           "nn": "nn models parallel verify train", "optim": "nn parallel verify train", "parallel": "parallel verify train app",
-           "models": "models parallel verify train app", "data": "data fuzz train app", "train": "train verify app",
+SEEN_BY = {"tensor": "tensor autograd nn models parallel verify data train hub", "autograd": "autograd nn models parallel verify",
+           "nn": "nn models parallel verify train hub", "optim": "nn parallel verify train", "parallel": "parallel verify train app",
+           "models": "models hub parallel verify train app", "data": "data fuzz train app", "train": "train verify app",
            "verify": "verify app", "app": "app fuzz", "bench": "autograd app"}
 # Kernels that this machine's processor or this build cannot run.
 UNREACHED = re.compile(r"(^|/)(cuda/|main/)|amx|cudnn|nccl|blaslt|mpi_")

@@ -47,7 +47,8 @@ def one(program, home, dice, slack):
     number = signal.SIGKILL if job == "bench" or dice.random() < 0.4 else signal.SIGSTOP
     words, moment, victim = shlex.split(JOBS[job]), dice.random() ** 2 * 4, dice.randrange(2)
     drawn = f"{job} {'over TCP' if tcp else 'under mpirun'}: rank {victim} gets {number.name} after {moment:.2f} s"
-    shutil.rmtree(os.path.join(home, "run"), ignore_errors=True)
+    if os.path.exists(run := os.path.join(home, "run")):
+        shutil.rmtree(run)
     env = {**os.environ, "OMP_WAIT_POLICY": "passive", "TESSERA_CACHE": os.path.join(home, "cache")}
     seen = []
     with open(os.path.join(home, "err"), "wb") as err:

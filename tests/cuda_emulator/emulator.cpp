@@ -257,7 +257,7 @@ std::byte* dynamic_shared() { return running->shared(); }
 void sync_block() { running->sync_block(); }
 void sync_warp(uint32_t mask) { running->sync_warp(mask, true); }
 
-// What f makes of the bits that all lanes have given.
+// Gives f the bits of all lanes and returns its result.
 template <class F>
 static auto of_all(uint32_t mask, uint64_t bits, const F& f) {
   Warp& w = running->warp();

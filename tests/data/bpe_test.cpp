@@ -69,7 +69,7 @@ std::vector<std::string> byte_tokens() {
   return out;
 }
 
-// By token.
+// The number of each token.
 using Numbers = std::map<std::string, int32_t>;
 Numbers numbers_of(const std::vector<std::string>& tokens) {
   Numbers out;

@@ -238,7 +238,7 @@ class MixtureTest : public DataTest {
   Dataset text(const std::string& name, const std::string& bytes, const char* tokenizer = "bytes") const {
     return dataset_for(file(name, bytes).string(), {tokenizer});
   }
-  // Of a.txt and b.txt.
+  // Mixes a.txt and b.txt in these shares.
   static Dataset mixture(Dataset a, double share_of_a, Dataset b, double share_of_b) {
     std::vector<Dataset> all;
     all.push_back(std::move(a));

@@ -29,7 +29,7 @@ class HubTokenizerTest : public DataTest {
     change(json);
     return folder_with(json.dump());
   }
-  // And with another configuration.
+  // The folder of a fixture with another configuration.
   std::filesystem::path configured(const std::string& name, const Json& config) const {
     const std::filesystem::path folder = changed(name, [](Json&) {});
     file("made/tokenizer_config.json", config.dump());

@@ -1,4 +1,5 @@
-// Helpers of the data layer's tests: a scratch directory, a private cache, and the message of an error.
+// Helpers of the data layer's tests: a scratch directory, a private cache, a full disk, token fixtures, and
+// the message of an error.
 #pragma once
 
 #include <fmt/format.h>

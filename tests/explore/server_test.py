@@ -51,8 +51,8 @@ class Server(unittest.TestCase):
 
     def refused(self, status, field, path="/predict", **query):
         found, answer = self.server.json(path, **query)
-        self.assertEqual(found, status, answer)
-        self.assertEqual(answer.get("field", "").split(".")[-1], field, answer)
+        self.assertEqual(found, status, (query, answer))
+        self.assertEqual(answer.get("field", "").split(".")[-1], field, (query, answer))
         self.assertNotIn("\n", answer["error"])
 
     def test_gives_the_page_and_nothing_from_elsewhere(self):
@@ -222,10 +222,10 @@ class Server(unittest.TestCase):
 class Command(unittest.TestCase):
     def fails(self, words, *said):
         done = run("explore", *words)
-        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
-        self.assertEqual(done.stderr.count("\n"), 1)
+        self.assertEqual((done.returncode, done.stdout), (2, ""), (words, done.stderr))
+        self.assertEqual(done.stderr.count("\n"), 1, (words, done.stderr))
         for word in said:
-            self.assertIn(word, done.stderr)
+            self.assertIn(word, done.stderr, words)
 
     def test_says_what_is_wrong_with_a_port(self):
         with socket.socket() as taken:

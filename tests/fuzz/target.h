@@ -37,7 +37,7 @@ inline std::string_view take(std::string_view& bytes, std::string_view between =
   return part;
 }
 
-// What is refused by a message that names a field alone: the input's name is put before it.
+// Refusals that name a field alone get the input's name before them.
 template <class Refusal = Error, class F>
 void named(const F& parse) {
   try {

@@ -37,7 +37,7 @@ def goes_wrong(text):
     return False
 
 
-def fails(status, words):
+def says(status, words):
     print(words, file=sys.stderr)
     return status
 
@@ -49,7 +49,7 @@ def option(name, otherwise):
 def train():
     steps, cuda = int(option("--steps", 3)), option("--device", "cpu") == "cuda"
     if int(option("--batch", "1")) > 100 and "endless" not in FAKE:
-        return fails(3, "tessera: the GPU is full: 99 bytes were asked for")
+        return says(3, "tessera: the GPU is full: 99 bytes were asked for")
     if "--no-save" not in ARGS:
         os.makedirs(option("--out", ""), exist_ok=True)
     if "--init" in ARGS and not os.path.isdir(option("--init", "")):
@@ -57,7 +57,7 @@ def train():
     own = option("--attention", "cudnn") == "own" or option("--dtype", "fp32") == "fp32"
     graph = option("--cuda-graph", "auto") != "off" and int(option("--ranks", "1")) == 1
     if graph and "no-capture" in FAKE:
-        return fails(5, "tessera: captured step: operation not permitted when stream is capturing")
+        return says(5, "tessera: captured step: operation not permitted when stream is capturing")
     start = 6.24 if option("--vocab", "") == "512" else 10.83
     start += any(w.startswith("wrong=") and w[6:].replace("+", " ") in LINE for w in FAKE)
     for step in range(1, steps + 1):
@@ -90,14 +90,14 @@ def tessera():
     if "--help" in ARGS or ARGS[0] == "data":
         return 0
     if goes_wrong(LINE):
-        return fails(5, "tessera: unexpected failure: it was told to fail")
+        return says(5, "tessera: unexpected failure: it was told to fail")
     if out := option("--out", ""):
         if os.path.exists(os.path.join(out, "run")):
-            return fails(2, f"tessera: --out: {out} holds a run already")
+            return says(2, f"tessera: --out: {out} holds a run already")
         os.makedirs(out, exist_ok=True)
         open(os.path.join(out, "run"), "w").close()
     if ARGS[0] == "generate":
-        return fails(0, "256 tokens from base, 1.23K tokens/s; the first after 0.010 s")
+        return says(0, "256 tokens from base, 1.23K tokens/s; the first after 0.010 s")
     said = {"verify": '{"bitwise": true, "grad_max_rel": 0.0}', "plan": '{"memory": {"peak": 5e6}, "tokens_per_s": 2500.0}',
             "bench": "attention/forward/bf16  12 us"}
     if ARGS[0] not in said:
@@ -172,7 +172,7 @@ def nvidia_smi():
 def python():
     if ARGS[0].endswith("gpu_torch.py"):
         if goes_wrong(LINE):
-            return fails(1, "RuntimeError: CUDA out of memory")
+            return says(1, "RuntimeError: CUDA out of memory")
         print('a warning\n{"version": "2.11.0"}', flush=True)
         for line in sys.stdin:
             asked = json.loads(line)

@@ -59,7 +59,7 @@ inline std::vector<Source> all_sources(const std::filesystem::path& root = TESSE
 inline std::vector<std::smatch> matches(const std::string& text, const std::regex& pattern) {
   return {std::sregex_iterator(text.begin(), text.end(), pattern), {}};
 }
-// What the first group of a pattern is in each of them.
+// The first group of a pattern at each place that matches it.
 inline std::vector<std::string> first_groups(const std::string& text, const std::regex& pattern) {
   return {std::sregex_token_iterator(text.begin(), text.end(), pattern, 1), {}};
 }

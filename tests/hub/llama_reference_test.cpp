@@ -16,7 +16,7 @@ constexpr std::array kVariants{"plain",  "grouped", "untied", "linear", "llama3"
 // Logits, loss and every gradient, by the names of our parameters.
 using Results = std::map<std::string, std::vector<double>>;
 
-// What a file has for each of our parameters; `kind` is "" for its value and "grad." for its gradient.
+// Numbers of a file for each of our parameters; `kind` is "" for values and "grad." for gradients.
 Results joined(const Safetensors& file, const std::string& kind, const ModelConfig& config) {
   Results out;
   for (const HubTensor& t : hub_tensors(config))

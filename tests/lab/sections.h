@@ -1,5 +1,5 @@
 // Texts of tests, in files: `=== WORDS | WORDS` begins a section, `--- KIND` a text in it. Lines before the first
-// section say what stands there.
+// section say what stands there. And two threads that go through a list.
 #pragma once
 #include <atomic>
 #include <future>

@@ -64,7 +64,7 @@ Worst worst_gradient(std::span<const FlatUnit> units, std::span<const double> re
     const std::vector<double> grads = numbers(unit.grads);
     for (const Slot& slot : unit.slots) {
       const auto begin = static_cast<size_t>(slot.begin), size = static_cast<size_t>(slot.size);
-      const double error = distance(std::span(grads).subspan(begin, size), reference.subspan(offset + begin, size));
+      const double error = distance(std::span(grads).subspan(begin, size), reference.subspan(offset + begin, size), 0);
       if (!(error <= worst.error)) worst = {error, slot.parameter->name};
       if (std::isnan(error)) return worst;
     }
@@ -90,7 +90,7 @@ std::unique_ptr<Decoder> make_model(const ModelConfig& config, DType dtype, cons
   return model;
 }
 
-// In float64, of the same numbers.
+// The same numbers in float64.
 std::unique_ptr<Decoder> widened(Decoder& model) {
   auto wide = std::make_unique<Decoder>(model.config);
   wide->materialize(7, make_arena(), DType::float64, DType::float64);

@@ -149,6 +149,8 @@ struct Passes {
 };
 
 void expect_near(const std::vector<double>& found, const std::vector<double>& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  EXPECT_TRUE(std::ranges::any_of(expected, [](double x) { return x != 0; }));
   const auto tensor = [](const std::vector<double>& v) { return Tensor::of<double>(v, {std::ssize(v)}, make_arena()); };
   EXPECT_TRUE(std::ranges::all_of(found, [](double x) { return std::isfinite(x); }));
   EXPECT_LE(test::apart(tensor(found), tensor(expected)), 1e-12);

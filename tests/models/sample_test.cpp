@@ -35,7 +35,7 @@ class DrawTest : public testing::Test {
     return s;
   }
   std::string keys(const SampleOptions& o) const { return keys(logits_, o); }
-  // Of probabilities in these proportions.
+  // Logits whose probabilities are in these proportions.
   static Tensor logits_of(const std::vector<float>& weights) {
     return test::made({std::ssize(weights)}, DType::float32, make_arena(),
                       [&](size_t i) { return std::log(weights[i]); });

@@ -66,7 +66,7 @@ std::unique_ptr<Optimizer> made_optimizer(const char* name, const FlatUnit& unit
   return make_optimizer(*value_named<OptimizerKind>(kOptimizerNames, name), {unit}, options);
 }
 
-// Of a unit on the host, and of its copy in `arena`.
+// Expects the same steps of a unit on the host and of its copy in `arena`.
 void expect_same_steps(const char* name, const FlatUnit& unit, const ArenaPtr& arena,
                        const OptimizerOptions& options = kOptions, const ArenaPtr& state_there = {}) {
   const FlatUnit here = copy_of(unit, make_arena()), there = copy_of(unit, arena);

@@ -45,7 +45,7 @@ struct Reference {
   }
 };
 
-// Whose gradients are those of the next seed.
+// A unit of drawn values, and of gradients of the next seed.
 FlatUnit drawn_unit(const std::vector<int64_t>& sizes, DType values, DType grads, uint64_t seed) {
   const FlatUnit unit = make_unit("u", sizes, values, grads, make_arena());
   fill_normal(unit, unit.values, seed, 1.0);

@@ -367,8 +367,9 @@ OpCount total(Communicator& cp, Op op) {
   return {static_cast<int64_t>(sums[0]), static_cast<int64_t>(sums[1])};
 }
 
-// What goes there, and back with the gradients.
+// Expects these counts after the forward pass, and after the gradients.
 void expect_moved(const Problem& s, Communicator& cp, Way way, Op op, const OpCount& there, const OpCount& back) {
+  SCOPED_TRACE(describe(s, cp, way));
   const Var qkv = own_part(s, cp);
   cp.reset_counts();
   const Var y = attend(qkv, s, cp, way);

@@ -389,6 +389,7 @@ TEST(DataParallelCost, TheRootLoadsForAll) {
 // One step of two micro-batches of one sequence on each of three ranks, in fp32.
 TEST(DataParallelCost, BytesAndMemoryAreThoseWorkedByHand) {
   launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& world) {
+    SCOPED_TRACE("rank " + std::to_string(world.rank()));
     const ArenaPtr arena = make_arena();
     Decoder model(kConfig);
     const auto strategy = make_data_strategy(model, world, arena, {.mode = DataMode::dataparallel, .microbatches = 2});
@@ -424,7 +425,7 @@ std::string refusal(Communicator& axis, const DataOptions& options) {
   });
 }
 
-TEST(DataParallelCost, WhatCannotBeIsRefused) {
+TEST(DataStrategies, WhatCannotBeIsRefused) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
     EXPECT_EQ(refusal(world, {.mode = DataMode::dataparallel, .zero = 2}),
               "`zero`: dataparallel keeps everything on rank 0, so there is no stage 2 of it; expected 0, or ddp "

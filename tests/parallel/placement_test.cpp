@@ -261,10 +261,10 @@ TEST(TwoLayers, GradientsAreThoseOfOneRank) {
         axis.reset_counts();
         const Layers got = on_ranks(axis, between, arena);
         const auto expect = [&](const char* name, const Var& found, const Tensor& expected) {
+          SCOPED_TRACE(between.str() + ", rank " + std::to_string(axis.rank()));
           ASSERT_EQ(found.shape(), expected.shape()) << name;
           // Without a floor: from zeros it is no number.
-          EXPECT_LE(test::distance(test::numbers(found.grad()), test::numbers(expected), 0), 1e-14)
-              << name << " between " << between.str() << ", rank " << axis.rank();
+          EXPECT_LE(test::distance(test::numbers(found.grad()), test::numbers(expected), 0), 1e-14) << name;
         };
         expect("x", got.x, between == I ? one.x.grad() : cut(one.x.grad(), 0, axis));
         expect("w1", got.w1, cut(one.w1.grad(), 0, axis));

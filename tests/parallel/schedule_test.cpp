@@ -214,7 +214,7 @@ void expect_share(const Simulation& sim, int above, int below) {
   double idle = 0;
   for (const double x : sim.idle) idle += x;
   EXPECT_EQ(idle * below, sim.makespan * sim.schedule.ranks * above) << test::described(sim.schedule);
-  EXPECT_DOUBLE_EQ(sim.bubble_share(), static_cast<double>(above) / below);
+  EXPECT_DOUBLE_EQ(sim.bubble_share(), static_cast<double>(above) / below) << test::described(sim.schedule);
   const auto formula = bubble_formula(sim.schedule);
   ASSERT_TRUE(formula.has_value()) << test::described(sim.schedule);
   EXPECT_DOUBLE_EQ(*formula, static_cast<double>(above) / below) << test::described(sim.schedule);
@@ -229,7 +229,7 @@ void for_sizes(const F& f) {
 
 // The naive schedule lets one rank work at a time, GPipe holds every micro-batch, 1F1B has its bubble in less memory,
 // and ZB-H1 a third of it.
-TEST(Simulate, AStageForEachRankHasTheBubbleAndMemoryOfItsPaper) {
+TEST(Simulate, NaiveGpipeOneFOneBAndZbH1HaveBubbleAndMemoryOfTheirPapers) {
   for_sizes([](int p, int m) {
     const Simulation one = simulate(naive(p, m)), all = simulate(gpipe(p, m)), some = simulate(one_f_one_b(p, m)),
                      split = simulate(zb_h1(p, m));

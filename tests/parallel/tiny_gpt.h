@@ -43,7 +43,7 @@ inline double learn(Decoder& model, const Sequences& s, const StepInfo& info, in
 inline std::vector<std::byte> bytes(const Tensor& t) { return {t.raw(), t.raw() + t.nbytes()}; }
 using Bytes = std::vector<std::vector<std::byte>>;
 
-// Of each parameter, in the order of units.
+// The bytes of each parameter, in the order of units.
 inline Bytes values_of(Module& model) {
   Bytes out;
   for (const Module::Unit& unit : model.layout())

@@ -76,11 +76,11 @@ Tensor made(const Shape& shape, DType dtype, const ArenaPtr& arena, const F& f) 
   return Tensor::of<double>(v, shape, arena->host()).to(dtype).to(arena);
 }
 
-// same_bits() of each tensor of a list and its partner; it is the same if neither is defined.
+// same_bits() of each tensor of a list and its partner, all of them defined.
 inline testing::AssertionResult same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   if (a.size() != b.size()) return testing::AssertionFailure() << a.size() << " and " << b.size() << " tensors";
   for (size_t i = 0; i < a.size(); ++i)
-    if (a[i].defined() != b[i].defined() || (a[i].defined() && !same_bits(a[i], b[i])))
+    if (!a[i].defined() || !b[i].defined() || !same_bits(a[i], b[i]))
       return testing::AssertionFailure() << "tensor " << i << " of " << a.size() << " differs";
   return testing::AssertionSuccess();
 }

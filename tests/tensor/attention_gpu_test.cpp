@@ -1,4 +1,4 @@
-// Attention on a GPU beside the CPU's: plain kernels, tensor cores, tiles; and by cuDNN: what its own checks say of the
+// Attention on a GPU beside the CPU's: plain kernels, tensor cores; and by cuDNN: what its own checks say of the
 // problems that are asked of it, which needs no GPU, and its results beside our kernels' and the CPU's.
 #include <dlfcn.h>
 #include <fmt/format.h>

@@ -1,4 +1,5 @@
-// Tiles of the attention matrix: computed apart and put together they are the whole, in their dropout too.
+// Tiles of the attention matrix: computed apart and put together they are the whole, in their dropout too,
+// on the CPU and on a GPU.
 #include "tensor/ops/attention/attention.h"
 
 #include "tensor/ops/elementwise.h"

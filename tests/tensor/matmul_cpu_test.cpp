@@ -82,7 +82,8 @@ TEST_F(FewRows, AreThoseOfFloat64WithTheSameBitsHoweverTheyAreMade) {
 }
 
 // Products on the processor's tiles against a plain sum, over shapes with and without remainders, for each operand both
-// storage orders, and numbers of threads. Skipped where the processor has no tiles.
+// storage orders, and numbers of threads. Skipped where the processor has no tiles. SetUp() leaves the number of
+// threads.
 
 class AmxMatmul : public test::OneThread {
  protected:

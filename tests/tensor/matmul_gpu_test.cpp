@@ -314,7 +314,7 @@ struct Sizes {
 constexpr Sizes kSizes[] = {{5, 16, 24}, {64, 8, 8}, {33, 40, 64}, {7, 3, 16}, {9, 16, 13}};
 constexpr double kRounding = 0x1p-8;
 
-TEST_F(LinearGeluGpu, AreThoseOfFloat64) {
+TEST_F(LinearGeluGpu, ForwardAndBackwardAreThoseOfFloat64) {
   for (const DType dtype : {DType::bfloat16, DType::float32})
     for (const auto [rows, in, out] : kSizes)
       for (const bool with_bias : {false, true}) {

@@ -47,7 +47,7 @@ std::vector<Linear*> linears_of(LanguageModel& model) {
   return out;
 }
 
-// What the model makes of some of the windows.
+// The model's output for some of the windows.
 Tensor hidden(LanguageModel& model, const Windows& windows, int64_t first = 0, int64_t count = 5) {
   const NoGrad no_grad;
   std::vector<int32_t> ids(static_cast<size_t>(count * kContext)), targets(ids);

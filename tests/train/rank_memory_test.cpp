@@ -37,7 +37,7 @@ std::vector<Peak> measured(const Job& job) {
   return out;
 }
 
-// What ranks then hold, which is no more than was expected.
+// Peaks of the ranks, which are no more than was expected.
 std::vector<Peak> measured_within(const Job& job, const std::vector<RankMemory>& expected) {
   std::vector<Peak> found = measured(job);
   for (size_t r = 0; r < found.size(); ++r) EXPECT_LE(found[r].total, expected[r].total()) << "rank " << r;

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// What a run leaves that goes on from a file, if there is one, to a step.
+// The file that a run leaves; it goes on from another one, if there is one, to a step.
 File run(const Job& job, int64_t to, const File* start = nullptr, int64_t from = 0) {
   File end;
   train(job, 0, [&](Trainer& trainer, Communicator&) {

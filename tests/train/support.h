@@ -29,7 +29,9 @@ inline TokenFile squares(int32_t count) {
 template <class T>
 WholeTensors source_of(const std::map<std::string, std::vector<T>>& all) {
   return [&all](const std::string& name, DType dtype, const Shape&) {
-    return reader_of(std::as_bytes(std::span(all.at(name))), dtype);
+    const auto found = all.find(name);
+    if (found == all.end()) throw Error("nobody has saved " + name);
+    return reader_of(std::as_bytes(std::span(found->second)), dtype);
   };
 }
 

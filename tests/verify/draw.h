@@ -8,7 +8,7 @@
 
 namespace tessera::test {
 
-// What was found; of a plan whose kernels a build leaves out, nothing.
+// Returns the result: an empty one of a plan whose kernels a build leaves out, and where an Error was thrown.
 inline VerifyResult expect_passes(const TrainOptions& o, const VerifyHooks& hooks = {}) {
   VerifyResult r;
   if (text_of(o.optim.dtype) == "fp64" &&
@@ -149,7 +149,7 @@ inline void draw_experts(Draw& d, TrainOptions& o, int64_t data) {
                             : d.of<const char*>({"all", "c_attn", "attn.c_proj"});
 }
 
-// The same in every trial.
+// Experts in every trial, shared out likewise.
 inline void draw_some_experts(Draw& d, TrainOptions& o, int64_t data) {
   do forget(o, {"experts"});
   while (draw_experts(d, o, data), !o.gives("experts"));

@@ -135,7 +135,11 @@ void expect_same_steps(const TrainOptions& o, std::initializer_list<Way> eager, 
   for (const Way way : eager) {
     const Ran other = run(o, way);
     for (size_t r = 0; r < captured.ranks.size(); ++r) {
-      EXPECT_TRUE(captured.ranks[r] == other.ranks[r]) << "rank " << r;
+      SCOPED_TRACE(fmt::format("rank {}, {}", r, way == Way::halves ? "by halves" : "queued"));
+      EXPECT_EQ(captured.ranks[r].losses, other.ranks[r].losses);
+      EXPECT_EQ(captured.ranks[r].norms, other.ranks[r].norms);
+      EXPECT_TRUE(captured.ranks[r].counts == other.ranks[r].counts);
+      EXPECT_TRUE(captured.ranks[r] == other.ranks[r]);
       EXPECT_EQ(captured.ranks[r].losses, first.losses);
       EXPECT_EQ(captured.ranks[r].norms, first.norms);
     }

@@ -103,7 +103,7 @@ inline void check_messages(Communicator& c, int from, int to, int64_t size) {
   }
 }
 
-// What a rank brings to a sum that depends on its order.
+// A rank's part of a sum that depends on its order.
 inline Tensor for_order(int rank, int ranks, int64_t size, DType dtype) {
   std::vector<float> v;
   for (int64_t i = 0; i < size; ++i)

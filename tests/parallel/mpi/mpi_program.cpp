@@ -17,7 +17,7 @@ namespace {
 
 using namespace test;
 
-// What the system refuses to give: memory to share, threads to begin.
+// The system refuses memory to share, or threads to begin.
 std::atomic<bool> no_memory{false}, no_threads{false};
 
 constexpr std::array kEvery = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root, Algorithm::native};
