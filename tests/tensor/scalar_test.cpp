@@ -36,6 +36,16 @@ TEST(Philox, NamesAndSeedsAndStepsAreOtherStreams) {
   EXPECT_EQ(Philox::named(1, "a").word(7, 3), Philox::named(1, "a")(1, 3)[3]);
 }
 
+TEST(Philox, NumbersThatAreDrawnTogetherAreThoseDrawnAlone) {
+  const Philox random = Philox::named(5, "together");
+  for (const uint64_t first : {0ULL, 1ULL, 2ULL, 3ULL, 17179869180ULL, 17179869183ULL, 123456789012345ULL})
+    for (const uint64_t step : {0ULL, 1ULL << 40}) {
+      float drawn[64];
+      cpu::vectorized([&] { random.uniforms<64>(first, step, drawn); });
+      for (uint64_t i = 0; i < 64; ++i) EXPECT_EQ(drawn[i], random.uniform(first + i, step)) << first << " + " << i;
+    }
+}
+
 TEST(Philox, DistributionsHaveTheirMoments) {
   const Philox random = Philox::named(3, "moments");
   constexpr int n = 200000;
