@@ -302,7 +302,7 @@ TEST_F(LoadedExamples, MayBeTokensAlready) {
   for (const auto& [vocab, words] : {std::pair<int64_t, std::string>{0, "; expected one of the tokenizer's 256"},
                                      {98, " is beyond the model's table of 98"}})
     expect_error(Status::input, {":1: token 300" + words},
-                 [&] { all_examples(far, ByteTokenizer(), {.context = 8, .vocab = vocab}, notes); });
+                 [&, size = vocab] { all_examples(far, ByteTokenizer(), {.context = 8, .vocab = size}, notes); });
 }
 
 // Tokens that the tokenizer itself puts before a text stand before rows that begin with text.

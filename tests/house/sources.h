@@ -1,6 +1,7 @@
 // The project's own files, read for the tests that hold the house in order.
 #pragma once
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <functional>

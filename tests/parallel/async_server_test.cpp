@@ -1,5 +1,6 @@
 // The asynchronous parameter server: it keeps its bound and its numbers, a replay has the bits of its run, and nothing
 // hangs when a worker fails or the run is stopped.
+#include <numeric>
 #include <set>
 
 #include "data/files.h"

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <numeric>
+
 #include "autograd/ops.h"
 #include "parallel/comm/launch.h"
 #include "parallel/mesh.h"
