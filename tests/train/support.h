@@ -1,5 +1,7 @@
 // Runs of small jobs, for tests of training: what is done on each rank, and the file that is left.
 #pragma once
+#include <cstring>
+
 #include "train/checkpoint/state.h"
 
 namespace tessera {
