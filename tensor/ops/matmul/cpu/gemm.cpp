@@ -92,7 +92,7 @@ inline void column_strip(int64_t m, int64_t k, Strided<T> a, const T* b, int64_t
       register_block<Isa, T, R, V>(k, {a.data + i * a.row, a.row, a.col}, b, ldb, c + i * ldc, ldc, accumulate);
   };
   rows.template operator()<kTall<Isa>>();
-  if constexpr (kTall < Isa >> 4) rows.template operator()<4>();
+  if constexpr (kTall<Isa> != 4) rows.template operator()<4>();
   rows.template operator()<1>();
 }
 
@@ -118,8 +118,8 @@ template void tile_gemm(int64_t, int64_t, int64_t, Strided<float>, const float*,
 template void tile_gemm(int64_t, int64_t, int64_t, Strided<double>, const double*, int64_t, double*, int64_t, bool,
                         InstructionSet);
 
-// Blocks. A strip of B (kDepth x kWide vectors) lies in the first-level cache while rows of A stream past, and a block
-// of A's rows in the second.
+// Blocks. A strip of B (kDepth x kWide vectors) lies in the first-level cache (with AVX-512, in the second) while rows
+// of A stream past, and a block of A's rows in the second.
 
 namespace {
 
