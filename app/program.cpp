@@ -226,6 +226,7 @@ int run_program(int argc, const char* const* argv) {
     open_standard_descriptors();
     watch_signals();
     check_openmp();
+    static_cast<void>(cpu::instruction_set());  // throws if TESSERA_MAX_CPU_ISA is invalid
     return run(parse_command_line(argc, argv), {argv + 1, argv + argc});
   } catch (const Error& e) {
     return fail(messages_of(e), e.status());

@@ -37,14 +37,13 @@ template <class F>
   f();
 }
 
-// The best of the three that this processor has.
-inline InstructionSet instruction_set() {
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    return InstructionSet::avx512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return InstructionSet::avx2;
-  return InstructionSet::baseline;
-}
-// Whether this process may use the tiles of tensor/cpu/x86/amx.h. TESSERA_AMX=0 says no, for tests and comparisons.
+// The best instruction set that our kernels and oneDNN may use, for tests and comparisons: TESSERA_MAX_CPU_ISA=avx2,
+// avx512, avx512_bf16 or amx (the default: all that the CPU has). Throws Error if it is set to anything else.
+enum class MaxIsa { avx2, avx512, avx512_bf16, amx };
+MaxIsa max_isa();
+// The best of the three copies that the CPU supports and max_isa() allows.
+InstructionSet instruction_set();
+// Whether this process may use the tiles of tensor/cpu/x86/amx.h.
 bool has_amx();
 // Whether the processor has AVX-512 with the pair products of bfloat16 (AVX512_BF16).
 bool has_pair_products();

@@ -275,13 +275,9 @@ class DocsTest : public ProgramTest {
   DocsTest() {
     fs::copy_file(fs::path(TESSERA_SOURCE_DIR) / "README.md", path("README.md"));
     fs::create_directories(path("docs/strategies/figures"));
-    setenv("DNNL_MAX_CPU_ISA", "AVX2", 1);
-    setenv("TESSERA_AMX", "0", 1);
+    setenv("TESSERA_MAX_CPU_ISA", "avx2", 1);
   }
-  ~DocsTest() override {
-    unsetenv("DNNL_MAX_CPU_ISA");
-    unsetenv("TESSERA_AMX");
-  }
+  ~DocsTest() override { unsetenv("TESSERA_MAX_CPU_ISA"); }
   // The file of a figure that the page shows is as the example has drawn it.
   void check_figure(const Example& e, const fs::path& page, const Lines& text, bool update) const {
     const fs::path kept = fs::path(TESSERA_SOURCE_DIR) / e.figure();

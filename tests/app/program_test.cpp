@@ -42,6 +42,15 @@ TEST_F(ProgramTest, MoreThreadsThanOpenMpCanStartAreRefused) {
         "OMP_NUM_THREADS=100000");
 }
 
+#ifdef __x86_64__
+TEST_F(ProgramTest, MaxCpuIsaLimitsKernelsAndLibrary) {
+  fails("describe", 2, "TESSERA_MAX_CPU_ISA: expected avx2, avx512, avx512_bf16 or amx, got 'AVX9'",
+        "TESSERA_MAX_CPU_ISA=AVX9");
+  const Ran r = must("train " + kSmall + " --steps 1 --no-save --no-eval", "TESSERA_MAX_CPU_ISA=avx2");
+  expect_has(r.err, {", avx2)"});
+}
+#endif
+
 TEST_F(ProgramTest, JsonIsOneObjectPerLineWithTheKeysPromised) {
   const Ran r = train("--out run --format json --eval-every 5 --quiet");
   EXPECT_EQ(r.err, "");

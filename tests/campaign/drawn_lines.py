@@ -39,8 +39,8 @@ VARIABLES = [("HOME", None), ("LC_ALL", "xx_YY.odd"), ("LC_ALL", "tr_TR.UTF-8"),
              ("TZ", "Nowhere/Odd"), ("TERM", None), ("PATH", None), ("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"),
              ("SLURM_NTASKS", "abc"), ("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "0"), ("OMPI_COMM_WORLD_SIZE", "2"),
              ("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_LOCAL_RANK", "-3"), ("PMI_RANK", "1"), ("PMI_SIZE", "2"),
-             ("TESSERA_CACHE", "text.txt"), ("TESSERA_CACHE", ""), ("TESSERA_CACHE", "missing/cache"), ("TESSERA_AMX",
-             "odd"), ("COLUMNS", "-1")]
+             ("TESSERA_CACHE", "text.txt"), ("TESSERA_CACHE", ""), ("TESSERA_CACHE", "missing/cache"),
+             ("TESSERA_MAX_CPU_ISA", "odd"), ("TESSERA_MAX_CPU_ISA", "avx2"), ("COLUMNS", "-1")]
 PLANS = ["--ranks 1", "--ranks 2", "--tp 2 --heads 2", "--tp 2 --heads 2 --sp --ranks 2",
          "--pp 2 --layers 2 --microbatches 2 --batch 4", "--cp 2", "--cp 2 --cp-mode ulysses --heads 2",
          "--dp-mode ps-async --ranks 2 --batch 4", "--dp-mode ps-sync --ranks 2", "--dp-mode dataparallel --ranks 2",
