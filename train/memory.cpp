@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "autograd/ops.h"
 #include "optim/muon.h"
 #include "parallel/comm/fake_transport.h"
 #include "parallel/pipeline/validate.h"
@@ -203,7 +204,9 @@ class LoneRank final : public BatchSource {
         edp_(alone_on("edp", data_rank ? shared(job) / sizes_.plan.ep : 1)),
         whole_(job.make(sizes_.config)),
         part_(*whole_, job.make, {*pp_, *data_, *cp_, *tp_, ep_.get()},
-              options(data_rank ? job : without_strategy(job), split, std::move(layers))) {}
+              options(data_rank ? job : without_strategy(job), split, std::move(layers))) {
+    if (!data_rank && job.plan.zero == ZeroStage::three) drop_packs_after_use();
+  }
 
   const Schedule& list() const { return part_.schedule(); }
   // A step, and a sample for the beginning of each pass and for the end.
@@ -216,6 +219,16 @@ class LoneRank final : public BatchSource {
   }
 
  private:
+  // ZeRO-3 frees the packed copies of a unit's weights when it releases the unit, after each pass through it.
+  void drop_packs_after_use() {
+    for (const Module::Unit& unit : part_.model().layout())
+      unit.module->wrap([module = unit.module](const Module::Inner& inner, const Var& x) {
+        const auto drop = [module] { module->drop_packs(); };
+        Var y = inner(grad_enabled() && x.defined() ? on_backward(x.tracked(), drop) : x);
+        drop();
+        return y;
+      });
+  }
   int64_t shared(const Job& job) const { return job.plan.shard_ranks > 0 ? sizes_.cut : sizes_.data; }
   ModelPart::Options options(const Job& job, bool split, std::vector<Range> layers) {
     Job lone = job;

@@ -89,7 +89,7 @@ class AmxMatmul : public test::OneThread {
  protected:
   void SetUp() override {
     const Tensor whole = Tensor::zeros({64, 64}, DType::bfloat16, arena_);
-    if (!cpu::amx_takes(whole, whole)) GTEST_SKIP() << "this processor has no AMX tiles, or TESSERA_AMX=0";
+    if (!cpu::amx_takes(whole, whole)) GTEST_SKIP() << "no AMX tiles, or TESSERA_MAX_CPU_ISA excludes them";
   }
 
   // (rows, cols), stored by columns when `turned`.
@@ -155,6 +155,31 @@ TEST_F(AmxMatmul, WritesOnlyItsRowsAndColumns) {
   out.fill(7);
   const std::vector<double> all = numbers(whole);
   for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], 7) << i / 40 << ", " << i % 40;
+}
+
+// oneDNN's packed layout has blocks of up to 64 columns, which would pad 8 of them to eight times their size.
+TEST(PackedWeights, TakeAtMostTwiceTheBytesOfTheWeight) {
+  const ArenaPtr arena = make_arena();
+  const Philox random = Philox::named(1, "packed");
+  const auto value = [&](size_t i) { return 2 * random.uniform(i) - 1; };
+  for (const auto& [out, in] : {std::pair<int64_t, int64_t>{1024, 8}, {8, 1024}, {256, 192}, {65, 128}}) {
+    const Tensor w = test::made({out, in}, DType::float32, arena, value);
+    const Tensor x = test::made({64, in}, DType::float32, arena, value);
+    const Tensor dy = test::made({64, out}, DType::float32, arena, value);
+    WeightPacks packs;
+    const std::vector<double> y = numbers(linear(x, w, {}, &packs)), dx = numbers(linear_input_grad(dy, w, &packs));
+    ASSERT_EQ(packs.packs.size(), 2U);
+    int copies = 0;
+    for (const WeightPacks::Packed& p : packs.packs)
+      if (p.bytes.defined()) {
+        ++copies;
+        EXPECT_LE(p.bytes.nbytes(), 2 * w.nbytes()) << out << " x " << in;
+      }
+    if (out == 256) EXPECT_EQ(copies, 2);
+    const std::vector<double> plain_y = numbers(linear(x, w, {})), plain_dx = numbers(linear_input_grad(dy, w));
+    for (size_t i = 0; i < y.size(); ++i) ASSERT_NEAR(y[i], plain_y[i], 1e-4) << out << " x " << in;
+    for (size_t i = 0; i < dx.size(); ++i) ASSERT_NEAR(dx[i], plain_dx[i], 1e-4) << out << " x " << in;
+  }
 }
 
 #ifdef __x86_64__

@@ -27,8 +27,27 @@ struct Compiled {
   dnnl::matmul primitive;
 };
 
+// oneDNN accepts a limit only before its first use in a process.
+void limit_instructions() {
+#ifdef __x86_64__
+  static const bool accepted = [] {
+    constexpr dnnl::cpu_isa kLimits[] = {dnnl::cpu_isa::avx2, dnnl::cpu_isa::avx512_core,
+                                         dnnl::cpu_isa::avx512_core_bf16};
+    return max_isa() == MaxIsa::amx ||
+           dnnl::set_max_cpu_isa(kLimits[static_cast<size_t>(max_isa())]) == dnnl::status::success;
+  }();
+  if (!accepted)
+    throw Error("[matmul] TESSERA_MAX_CPU_ISA: oneDNN was used before Tessera and no longer accepts a limit");
+#endif
+}
+
+dnnl::engine make_engine() {
+  limit_instructions();
+  return {dnnl::engine::kind::cpu, 0};
+}
+
 struct Dnnl {
-  dnnl::engine engine{dnnl::engine::kind::cpu, 0};
+  dnnl::engine engine = make_engine();
   dnnl::stream stream{engine};
   std::map<Key, Compiled> compiled;
 };
@@ -137,6 +156,7 @@ void emulate(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) 
 
 // Whether the processor has these instructions and oneDNN may use them.
 bool has_instructions(dnnl::cpu_isa need) {
+  limit_instructions();
   const int isa = static_cast<int>(dnnl::get_effective_cpu_isa()), all = static_cast<int>(need);
   return (isa & all) == all;
 }
@@ -157,6 +177,8 @@ void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bi
   Dnnl& lib = a.arena()->local<Dnnl>();
   const Key key = key_of(out, a, b, bias, true);
   const Compiled& c = compiled_for(key, lib);
+  // Blocks of 64 columns pad a narrow weight to eight times its size (8 columns): such a copy is not worth its memory.
+  if (static_cast<int64_t>(c.desc.weights_desc().get_size()) > 2 * b.nbytes()) return dnnl_matmul(out, a, b, bias);
   if (packed.source != b.raw() || packed.version != b.storage()->version || packed.threads != key.threads) {
     pack(packed, c, lib, b);
     packed.threads = key.threads;

@@ -17,7 +17,8 @@ using Packed = WeightPacks::Packed;
 // rows. a and b have one dtype, float32 or bfloat16; out has that dtype or float32; bias is undefined or of out's
 // dtype. Products are summed in float32 and rounded once. Cost: 2 M N K FLOPs.
 void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias);
-// The same with b packed; packs it first when `packed` is empty or stale.
+// The same with b packed; packs it first when `packed` is empty or stale. A weight that the packed layout would pad to
+// more than twice its size is used as it is, and `packed` stays empty.
 void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed& packed);
 
 // Our own of bfloat16 on the processor's tiles: oneDNN 2.6 reaches a third of the tiles' peak on a training step's
