@@ -27,21 +27,26 @@ const OptimizerOptions kOptions{.momentum = 0.9, .beta1 = 0.9, .beta2 = 0.95, .e
 
 const OptimizerOptions kAllBf16{.beta2 = 0.95, .weight_decay = 0.1, .state = DType::bfloat16, .seed = 5};
 
+// No two constants are equal, and eps is so large that its position in the formula matters.
+const OptimizerOptions kDistinct{.momentum = 0.7, .beta1 = 0.85, .beta2 = 0.95, .eps = 0.03, .weight_decay = 0.2};
+const OptimizerOptions kNoMomentum{.momentum = 0, .beta1 = 0, .beta2 = 0.6, .eps = 1e-3, .weight_decay = 0.2};
+
 // One element, as the papers write it, in float64.
 struct Reference {
   double p = 0, m = 0, v = 0;
-  void step(const std::string& name, double g, double lr, int t, bool decay) {
-    const double wd = decay ? kOptions.weight_decay : 0;
-    if (name != "adamw") g += wd * p;
+  void step(std::string_view name, const OptimizerOptions& o, double g, double lr, int t, bool decay) {
+    const bool decoupled = name == "adamw" || name == "muon";
+    const double wd = decay ? o.weight_decay : 0;
+    if (!decoupled) g += wd * p;
     if (name == "sgd") {
-      m = kOptions.momentum * m + g;
+      m = o.momentum * m + g;
       p -= lr * m;
       return;
     }
-    m = kOptions.beta1 * m + (1 - kOptions.beta1) * g;
-    v = kOptions.beta2 * v + (1 - kOptions.beta2) * g * g;
-    const double m_hat = m / (1 - std::pow(kOptions.beta1, t)), v_hat = v / (1 - std::pow(kOptions.beta2, t));
-    p -= lr * (m_hat / (std::sqrt(v_hat) + kOptions.eps) + (name == "adamw" ? wd * p : 0));
+    m = o.beta1 * m + (1 - o.beta1) * g;
+    v = o.beta2 * v + (1 - o.beta2) * g * g;
+    const double m_hat = m / (1 - std::pow(o.beta1, t)), v_hat = v / (1 - std::pow(o.beta2, t));
+    p -= lr * (m_hat / (std::sqrt(v_hat) + o.eps) + (decoupled ? wd * p : 0));
   }
 };
 
@@ -60,10 +65,10 @@ Tensor precise(const Optimizer& optimizer) {
   return optimizer.units()[0].values;
 }
 
-void compare_with_reference(const std::string& name, DType values, DType grads) {
+void compare_with_reference(std::string_view name, const OptimizerOptions& options, DType values, DType grads) {
   const FlatUnit unit = make_unit("u", {1, 37, 300, 8200, 16}, values, grads, make_arena());
   fill_normal(unit, unit.values, 1, 1.0);
-  const auto optimizer = make_optimizer(kind_of(name), {unit}, kOptions);
+  const auto optimizer = make_optimizer(kind_of(name), {unit}, options);
   std::vector<Reference> reference(static_cast<size_t>(unit.values.numel()));
   const std::vector<double> start = numbers(unit.values);
   for (size_t i = 0; i < start.size(); ++i) reference[i].p = start[i];
@@ -74,7 +79,8 @@ void compare_with_reference(const std::string& name, DType values, DType grads) 
     optimizer->step(lr, 0.5);
     for (const Slot& slot : unit.slots)
       for (int64_t i = slot.begin; i < slot.end(); ++i)
-        reference[static_cast<size_t>(i)].step(name, 0.5 * g[static_cast<size_t>(i)], lr, t, slot.parameter->decays);
+        reference[static_cast<size_t>(i)].step(name, options, 0.5 * g[static_cast<size_t>(i)], lr, t,
+                                               slot.parameter->decays);
   }
   const std::vector<double> result = numbers(precise(*optimizer));
   const double bound = values == DType::float64 ? 1e-13 : 2e-6;
@@ -85,13 +91,47 @@ void compare_with_reference(const std::string& name, DType values, DType grads) 
 }
 
 TEST(Optimizer, FollowsThePublishedFormulasInEveryDtype) {
-  for (const char* name : kNames)
-    for (const DType values : {DType::float64, DType::float32, DType::bfloat16})
-      for (const DType grads : {DType::float64, DType::float32, DType::bfloat16})
-        if ((values == DType::float64) == (grads == DType::float64))
-          compare_with_reference(name, values, grads);
-        else
-          EXPECT_THROW(compare_with_reference(name, values, grads), Error);
+  for (const std::string_view name : kOptimizerNames)  // muon updates its vectors as adamw does
+    for (const OptimizerOptions& options : {kDistinct, kNoMomentum})
+      for (const DType values : {DType::float64, DType::float32, DType::bfloat16})
+        for (const DType grads : {DType::float64, DType::float32, DType::bfloat16})
+          if ((values == DType::float64) == (grads == DType::float64))
+            compare_with_reference(name, options, values, grads);
+          else
+            EXPECT_THROW(compare_with_reference(name, options, values, grads), Error);
+}
+
+// Each step starts from the stored values and state, and every result is one of the two bfloat16 next to the formula's.
+TEST(Optimizer, Bfloat16StateFollowsThePublishedFormulas) {
+  for (const char* name : kNames) {
+    OptimizerOptions options = kDistinct;
+    options.state = DType::bfloat16;
+    const FlatUnit unit = drawn_unit({1, 37, 300, 4100}, DType::bfloat16, DType::bfloat16, 7);
+    const auto optimizer = make_optimizer(kind_of(name), {unit}, options);
+    std::vector<Tensor> stored{unit.values};
+    for (const NamedTensor& s : optimizer->state()) stored.push_back(s.tensor);
+    for (int t = 1; t <= 4; ++t) {
+      fill_normal(unit, unit.grads, 100 + static_cast<uint64_t>(t), 0.3);
+      const std::vector<double> g = numbers(unit.grads);
+      std::vector<std::vector<double>> before(3, std::vector<double>(g.size()));
+      for (size_t k = 0; k < stored.size(); ++k) before[k] = numbers(stored[k]);
+      optimizer->step(0.02 * t, 0.5);
+      std::vector<RoundingError> errors(stored.size());
+      for (size_t k = 0; k < stored.size(); ++k) {
+        const std::vector<double> found = numbers(stored[k]);
+        for (const Slot& slot : unit.slots)
+          for (auto i = static_cast<size_t>(slot.begin); i < static_cast<size_t>(slot.end()); ++i) {
+            Reference r{before[0][i], before[1][i], before[2][i]};
+            r.step(name, options, 0.5 * g[i], 0.02 * t, t, slot.parameter->decays);
+            const double exact = k == 0 ? r.p : k == 1 ? r.m : r.v;
+            ASSERT_LE(std::abs(found[i] - exact), 1.001 * unit_bf16(exact) + 1e-7)
+                << name << " step " << t << " tensor " << k << " element " << i;
+            errors[k].add(found[i], exact);
+          }
+        EXPECT_LE(std::abs(errors[k].mean()), errors[k].chance()) << name << " step " << t << " tensor " << k;
+      }
+    }
+  }
 }
 
 // The part [from, to) of a unit, in memory of its own, with the unit's slots as seen from there.
@@ -379,6 +419,19 @@ TEST(GradNorm, ShardsCutAtBlocksHaveTheBlocksOfTheWhole) {
   EXPECT_EQ(total, sum_of_squares(std::array{unit}));
 }
 
+// A frozen unit has no gradient, and its memory is not read.
+TEST(GradNorm, SpansTheTrainableUnits) {
+  const FlatUnit first = drawn_unit({300, 70001}, DType::float32, DType::bfloat16, 3),
+                 second = drawn_unit({7}, DType::float64, DType::float64, 5);
+  FlatUnit frozen = drawn_unit({50}, DType::float32, DType::float32, 9);
+  frozen.slots[0].parameter->trainable = false;
+  frozen.grads = Tensor();
+  double squares = 0;
+  for (const FlatUnit& unit : {first, second})
+    for (const double g : numbers(unit.grads)) squares += g * g;
+  EXPECT_NEAR(grad_norm(std::array{first, frozen, second}), std::sqrt(squares), 1e-13 * std::sqrt(squares));
+}
+
 TEST(GradNorm, NonFiniteComesOut) {
   const FlatUnit unit = make_unit("u", kSizes, DType::float32, DType::float32, make_arena());
   unit.grads.data<float>()[600] = std::numeric_limits<float>::infinity();
@@ -407,6 +460,10 @@ TEST(LrSchedule, WarmsUpThenFollowsTheCosine) {
   EXPECT_EQ(s.at(1000), 0.1);
   const LrSchedule constant{.lr = 3e-4, .min_lr = 3e-4, .warmup = 0, .steps = 10};
   for (const int64_t step : {0, 5, 10, 99}) EXPECT_EQ(constant.at(step), 3e-4);
+  const LrSchedule warm{.lr = 2, .min_lr = 2, .warmup = 4, .steps = 10}, none{.lr = 2, .min_lr = 1, .steps = 2};
+  for (const int64_t step : {0, 1, 2, 3, 4, 9, 10, 99})
+    EXPECT_DOUBLE_EQ(warm.at(step), step < 4 ? 0.4 * static_cast<double>(step + 1) : 2) << step;
+  for (const int64_t step : {0, 1, 2, 3}) EXPECT_DOUBLE_EQ(none.at(step), step == 0 ? 2 : step == 1 ? 1.5 : 1) << step;
 }
 
 }  // namespace
