@@ -18,7 +18,10 @@ void open_standard_descriptors() {
       std::abort();
 }
 
-bool print(std::string_view text) {
+bool print(std::string_view raw) {
+  static const bool terminal = ::isatty(STDOUT_FILENO) == 1;
+  const std::string escaped = terminal ? for_terminal(raw) : std::string();
+  const std::string_view text = terminal ? escaped : raw;
   errno = 0;
   if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return true;
   const int cause = errno;
@@ -120,7 +123,8 @@ std::string Progress::terminal_line(const StepReport& r) const {
 }
 
 void say_above_progress(const std::string& line) {
-  const std::string text = fmt::format("{}tessera: {}\n", ::isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "", line);
+  const std::string text =
+      fmt::format("{}tessera: {}\n", ::isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "", one_line(line));
   std::fputs(text.c_str(), stderr);  // which is not buffered
 }
 
@@ -139,7 +143,8 @@ void Progress::step(const StepReport& r) {
   put(line(r) + "\n");
 }
 
-void Progress::work(const std::string& text) {
+void Progress::work(const std::string& raw) {
+  const std::string text = one_line(raw);
   const auto now = std::chrono::steady_clock::now();
   if (o_.quiet || now - last_ < (o_.terminal ? kBetweenRewrites : kBetweenPlainWork)) return;
   const bool first = last_.time_since_epoch().count() == 0;

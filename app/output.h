@@ -7,7 +7,8 @@
 namespace tessera {
 
 // Writes the text to standard output at once. False when its reader is gone (`| head -1`), which is the reader's
-// choice and no error. Throws OutputError for anything else, such as a full disk.
+// choice and no error. Throws OutputError for anything else, such as a full disk. A terminal gets for_terminal(text), a
+// pipe or a file the text itself.
 bool print(std::string_view text);
 
 // Opens /dev/null where descriptor 0, 1 or 2 is closed, before a file gets its number and with it what is printed.

@@ -339,7 +339,8 @@ int run(const VerifyOptions& options) {
   });
   progress.reset();  // its line goes
   if (!r.known) return 0;
-  if (const std::string useless = useless_options(o); !useless.empty()) std::fputs((useless + "\n").c_str(), stderr);
+  if (const std::string useless = useless_options(o); !useless.empty())
+    std::fputs((one_line(useless) + "\n").c_str(), stderr);
   if (drawn && !json) print(fmt::format("A defect drawn by --seed {}, which draws it again.\n", o.optim.seed));
   print(json ? verify_json(r, o, job, planted_one) : to_text(r, o, job.plan));
   if (!json && planted_one && !options.hide) print(defect_text(*planted_one, job) + "\n");

@@ -314,7 +314,7 @@ void answer(const Exercise& e) {
     } catch (const std::exception& error) {
       reply = {static_cast<int>(Status::usage), error.what()};
     } catch (...) {
-      reply = {static_cast<int>(Status::usage), kNoException};
+      reply = {static_cast<int>(Status::usage), text_of_thrown(std::current_exception())};
     }
     std::fflush(stdout);
     const std::string bytes = packed(reply);

@@ -49,6 +49,13 @@ const TensorNames* FamilyRow::find(std::string_view module) const {
   return nullptr;
 }
 
+std::unique_ptr<LanguageModel> build_model(const ModelFactory& make, const ModelConfig& config) {
+  if (!make) throw Error("[model] make: expected a function that returns a model, got an empty one");
+  std::unique_ptr<LanguageModel> model = make(config);
+  require_object(model.get(), "[model] make: its result");
+  return model;
+}
+
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
   if (config.experts.count > 0 && config.quantize.codec != Codec::none)
     throw FieldError("quantize", "not built beside experts; expected a model without experts, found " +

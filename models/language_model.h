@@ -211,6 +211,8 @@ class LanguageModel : public Module {
 };
 
 using ModelFactory = std::function<std::unique_ptr<LanguageModel>(const ModelConfig&)>;
+// The model that a user's factory makes; throws Error if `make` is empty or returns null.
+std::unique_ptr<LanguageModel> build_model(const ModelFactory& make, const ModelConfig& config);
 
 // A model of the family that the configuration names (models/families.cpp).
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config);

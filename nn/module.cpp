@@ -115,6 +115,7 @@ void Module::freeze() {
 }
 
 void Module::adopt(std::string name, std::unique_ptr<Module> module) {
+  require_object(module.get(), "[module] child");
   module->name_ = std::move(name);
   module->parent_ = this;
   module->rename(module->full_name() + ".");  // with what is above, where that is known already

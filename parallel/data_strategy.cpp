@@ -9,9 +9,9 @@ namespace tessera {
 
 DataStrategy::DataStrategy(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options,
                            Identity identity)
-    : model_(model),
-      axis_(axis),
-      arena_(arena),
+    : model_((require_object(&model, "[data parallel] model"), model)),
+      axis_((require_object(&axis, "[data parallel] axis"), axis)),
+      arena_((require_object(arena.get(), "[data parallel] arena"), arena)),
       options_(options),
       layout_{.kept = identity.kept, .owners = identity.owners, .every_microbatch = identity.every_microbatch},
       name_(std::move(identity.name)),

@@ -23,20 +23,33 @@ std::string shortened(const std::string& text) {
 
 }  // namespace
 
-std::string one_line(const std::string& message) {
-  std::string line;
-  for (size_t i = 0; i < message.size();) {
+namespace {
+
+// `text` with control characters (C0, DEL, C1) other than those in `allowed`, and bytes that are not UTF-8, as `\x1b`.
+std::string escape_controls(std::string_view text, std::string_view allowed) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
     const size_t begin = i;
-    const std::optional<char32_t> c = next_code_point(message, i);
+    const std::optional<char32_t> c = next_code_point(text, i);
     if (!c)
-      append_escaped(line, message[i++]);
-    else if (*c < 0x20 || (*c >= 0x7F && *c < 0xA0))
-      append_escaped(line, static_cast<char>(*c));
+      append_escaped(out, text[i++]);
+    else if ((*c < 0x20 || (*c >= 0x7F && *c < 0xA0)) && allowed.find(static_cast<char>(*c)) == allowed.npos)
+      append_escaped(out, static_cast<char>(*c));
     else
-      line.append(message, begin, i - begin);
+      out.append(text, begin, i - begin);
   }
-  return shortened(line);
+  return out;
 }
+
+}  // namespace
+
+void require_object(const void* object, const char* what) {
+  if (object == nullptr) throw Error(std::string(what) + ": expected an object, got null");
+}
+
+std::string one_line(const std::string& message) { return shortened(escape_controls(message, "")); }
+
+std::string for_terminal(std::string_view text) { return escape_controls(text, "\n\t"); }
 
 // Decoding of UTF-8, and what is shown for the rest.
 

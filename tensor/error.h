@@ -28,6 +28,13 @@ enum class Status {
 
 // A message as it is shown: control characters as `\x1b`, and the middle of a long one left out.
 std::string one_line(const std::string& message);
+// A text of any length as a terminal may show it: line breaks and tabs stay, other control characters become `\x1b`, so
+// no text from a model, a file, a name or a peer moves the cursor, clears the screen or sets the title.
+std::string for_terminal(std::string_view text);
+
+// Throws Error("WHAT: expected an object, got null") if `object` is null. Callers may pass the address of a reference
+// parameter that a user made from a null pointer: the check is compiled apart, so that no compiler removes it.
+void require_object(const void* object, const char* what);
 
 class Error : public std::runtime_error {
  public:

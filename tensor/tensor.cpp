@@ -12,12 +12,14 @@ namespace tessera {
 Tensor Tensor::empty(const Shape& shape, DType dtype, const ArenaPtr& arena, Category category) {
   for (int64_t d : shape)
     if (d < 0) throw Error("[empty] shape " + shape.str() + " has a negative dim");
+  require_object(arena.get(), "[empty] arena");
   Tensor t = meta(shape, dtype);
   t.storage_ = std::make_shared<Storage>(arena, t.nbytes(), category);
   return t;
 }
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, const ArenaPtr& arena) {
+  require_object(arena.get(), "[empty] arena");
   return empty(shape, dtype, arena, arena->default_category());
 }
 

@@ -118,7 +118,7 @@ void check_quantized(const Job& s) {
   one.vocab = std::max<int64_t>(one.vocab, s.plan.tp);
   for (int64_t rank = 0; s.plan.tp > 1 && rank < s.plan.tp; ++rank) {
     Communicator axis(std::make_unique<FakeTransport>(static_cast<int>(rank), static_cast<int>(s.plan.tp)), "tp");
-    s.make(one)->place({.tp = &axis, .between = s.plan.sp ? S(1, one.context / s.plan.cp) : I});
+    build_model(s.make, one)->place({.tp = &axis, .between = s.plan.sp ? S(1, one.context / s.plan.cp) : I});
   }
 }
 
@@ -274,7 +274,7 @@ void check_model(const Job& s) {
   ModelConfig one = m;  // the model says what it does not take; one layer has what every other has
   one.layers = 1;
   one.vocab = std::max<int64_t>(m.vocab, 1);
-  s.make(one);
+  build_model(s.make, one);
 }
 
 void check_microbatches(const Job& s) {

@@ -25,7 +25,7 @@ std::vector<PartSizes> parts_of(const Job& job, const PlanSizes& s, const std::v
   Communicator ep(std::make_unique<FakeTransport>(0, static_cast<int>(s.plan.ep)), "ep");
   ModelConfig config = s.config;
   config.tie_copies = s.plan.tie_copies || s.schedule.stages > 1;
-  const std::unique_ptr<LanguageModel> model = job.make(config);
+  const std::unique_ptr<LanguageModel> model = build_model(job.make, config);
   model->place({.tp = &axis, .between = s.plan.sp ? S(1, s.tokens) : I, .ep = &ep});
   std::vector<PartSizes> parts(static_cast<size_t>(s.plan.pp));
   const auto part_with = [&](int stage) -> PartSizes& {
@@ -126,7 +126,7 @@ PlanSizes::PlanSizes(const Job& job)
   sequences = o.batch / (plan.dp * m);
   tokens = config.context / plan.cp;
   tied_over_ranks = schedule.rank_of_stage.front() != schedule.rank_of_stage.back();
-  const std::unique_ptr<LanguageModel> whole = job.make(config);
+  const std::unique_ptr<LanguageModel> whole = build_model(job.make, config);
   units = static_cast<int64_t>(whole->layout().size());
   const std::vector<Range> layers = split_layers(*whole, schedule.stages);
   parts.resize(static_cast<size_t>(plan.pp));

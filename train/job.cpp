@@ -63,7 +63,7 @@ ModelConfig model_config(const Job& s, int64_t tokens_vocab) {
 }
 
 std::unique_ptr<LanguageModel> whole_model(const Job& s, int64_t tokens_vocab) {
-  return s.make(model_config(s, tokens_vocab));
+  return build_model(s.make, model_config(s, tokens_vocab));
 }
 
 DataOptions data_options(const Job& s) {

@@ -202,7 +202,7 @@ class LoneRank final : public BatchSource {
         data_(alone_on("dp", data_rank ? shared(job) : 1, data_rank.value_or(0))),
         ep_(alone_on("ep", sizes_.plan.ep)),
         edp_(alone_on("edp", data_rank ? shared(job) / sizes_.plan.ep : 1)),
-        whole_(job.make(sizes_.config)),
+        whole_(build_model(job.make, sizes_.config)),
         part_(*whole_, job.make, {*pp_, *data_, *cp_, *tp_, ep_.get()},
               options(data_rank ? job : without_strategy(job), split, std::move(layers))) {
     if (!data_rank && job.plan.zero == ZeroStage::three) drop_packs_after_use();

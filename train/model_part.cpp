@@ -29,7 +29,7 @@ std::vector<int64_t> fragments_of(LanguageModel& model, int64_t fragments) {
 ModelPart::ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes& axes, Options o)
     : schedule_(std::move(o.schedule)),
       layers_(o.layers.empty() ? split_layers(whole, schedule_.stages) : std::move(o.layers)),
-      model_(make(with_copies(whole.config, o.tie_copies || schedule_.stages > 1))) {
+      model_(build_model(make, with_copies(whole.config, o.tie_copies || schedule_.stages > 1))) {
   cut(axes, o);
   o.data.fragments = fragments_of(*model_, o.data.sync.fragments);
   strategy_ = make_data_strategy(*model_, axes.data, o.arena, o.data);

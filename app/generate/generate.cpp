@@ -361,7 +361,7 @@ int run(const GenerateOptions& o) {
   for (const std::string& prompt : said)
     prompts.asked.push_back(beginning.has_template() ? in_options([&] { return beginning.asked(prompt); })
                                                      : Asked{tokens_of(prompt, model, o)});
-  std::fputs(other_settings(*model.tokenizer, o).c_str(), stderr);
+  std::fputs(for_terminal(other_settings(*model.tokenizer, o)).c_str(), stderr);
   launch(ranks_of("generate", model.run, model.job.plan), [&](Communicator& world) {
     const std::unique_ptr<Trainer> part = part_of(model, world);
     if (!o.chat) {

@@ -17,7 +17,7 @@ namespace tessera {
 
 namespace {
 
-void say(std::string_view line) { std::fputs(fmt::format("{}\n", line).c_str(), stderr); }
+void say(std::string_view line) { std::fputs((one_line(std::string(line)) + "\n").c_str(), stderr); }
 
 planner::Identity here() { return planner::identity_of_this(TESSERA_VERSION); }
 

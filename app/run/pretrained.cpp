@@ -142,7 +142,7 @@ WholeTensors with_rows(const ModelConfig& from, WholeTensors tensors) {
 
 void refuse(const std::optional<MemoryRefusal>& refusal) {
   if (!refusal) return;
-  std::fputs(with_options(refusal->table).c_str(), stderr);
+  std::fputs(for_terminal(with_options(refusal->table)).c_str(), stderr);
   throw Error(with_options(refusal->line));
 }
 

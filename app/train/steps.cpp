@@ -297,7 +297,7 @@ constexpr int64_t kSampleTokens = 300;
 std::string sample_of_saved(const Run& run, const ModelConfig& config) {
   if (run.options.json() || run.options.no_save || run.options.quiet) return "";
   std::vector<std::string> passed_over;
-  const std::unique_ptr<LanguageModel> model = run.job.make(config);
+  const std::unique_ptr<LanguageModel> model = build_model(run.job.make, config);
   const Plan& plan = run.job.plan;  // but for its kernels: a text grows token by token, which is for our own
   model->freeze();                  // or there would be memory for gradients
   model->materialize(0, rank_arena(plan.device, 0), run.job.optim.dtype, DType::float32);

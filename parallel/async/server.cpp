@@ -20,16 +20,6 @@ constexpr int64_t kMostStale = 1'000'000'000;
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 constexpr auto kPatience = std::chrono::milliseconds(100);  // between two signs of life to who waits
 
-std::string words_of(const std::exception_ptr& thrown) {
-  try {
-    std::rethrow_exception(thrown);
-  } catch (const std::exception& e) {
-    return e.what();
-  } catch (...) {
-    return kNoException;
-  }
-}
-
 Tensor numbers_of(const std::vector<AppliedPush>& log, const ArenaPtr& arena) {
   Tensor out = Tensor::empty({std::ssize(log), 3}, DType::int64, arena->host(), Category::communication);
   int64_t* at = out.data<int64_t>();
@@ -216,7 +206,7 @@ void AsyncServer::stop(const std::exception_ptr& thrown) {
     if (!thrown_) thrown_ = thrown;
   }
   if (shard_) shard_->fail();
-  axis_.transport().fail(words_of(thrown));
+  axis_.transport().fail(text_of_thrown(thrown));
 }
 
 AsyncSummary AsyncServer::finish() {

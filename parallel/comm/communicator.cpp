@@ -16,7 +16,7 @@
 namespace tessera {
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, std::string axis, Algorithm algorithm)
-    : transport_(std::move(transport)),
+    : transport_((require_object(transport.get(), "[communicator] transport"), std::move(transport))),
       axis_(std::move(axis)),
       algorithm_(algorithm),
       worker_(transport_->background()) {

@@ -53,7 +53,8 @@ void await_others(Flag& done, const LaunchOptions& o, int rank, const std::strin
                   const std::function<void()>& before) {
   if (wait_for(done, static_cast<uint32_t>(o.ranks), {.timeout_s = o.timeout_s}) == Waited::arrived) return;
   before();
-  const std::string line = "tessera: [rank " + std::to_string(rank) + "] " + (o.shown ? o.shown(cause) : cause) +
+  const std::string line = "tessera: [rank " + std::to_string(rank) + "] " +
+                           one_line(o.shown ? o.shown(cause) : cause) +
                            " (and another rank does not stop: ending the process)\n";
   std::fputs(line.c_str(), stderr);
   std::fflush(nullptr);
@@ -74,8 +75,9 @@ std::unique_ptr<Transport> finished_transport(const LaunchOptions& o, std::uniqu
 }
 
 std::shared_ptr<LongWaits> long_waits(const LaunchOptions& o) {
-  return std::make_shared<LongWaits>(
-      o.say ? o.say : [](const std::string& line) { std::fputs(("tessera: " + line + "\n").c_str(), stderr); });
+  return std::make_shared<LongWaits>(o.say ? o.say : [](const std::string& line) {
+    std::fputs(("tessera: " + one_line(line) + "\n").c_str(), stderr);
+  });
 }
 
 void write_flight(const LaunchOptions& o, const Flight& flight, const std::string& cause) {
@@ -145,14 +147,29 @@ std::string cause_of(const std::exception& failure) {
   return failure.what();
 }
 
+std::string text_of_thrown(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::exception& e) {
+    return cause_of(e);
+  } catch (const std::string& text) {
+    return text;
+  } catch (const char* text) {
+    if (text) return text;
+  } catch (...) {
+  }
+  return "something was thrown that is no std::exception";
+}
+
 void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& of_user) {
+  if (!of_user) throw FieldError("body", "expected a function of a rank, got an empty one");
   const auto body = [&](Communicator& world) {
     try {
       of_user(world);
     } catch (const std::exception&) {
       throw;
     } catch (...) {
-      throw CommError(kNoException);
+      throw CommError(text_of_thrown(std::current_exception()));
     }
   };
   if constexpr (kWithNccl)

@@ -69,7 +69,8 @@ void run_rank(const LaunchOptions& options, std::unique_ptr<Transport> transport
               const std::function<void(Communicator& world)>& body);
 // Returns the text about a failure; where memory or threads were not to be had, it says what for.
 std::string cause_of(const std::exception& failure);
-inline constexpr const char* kNoException = "something was thrown that is no std::exception";
+// The text of whatever was thrown: of an exception, or the text itself where a string was thrown.
+std::string text_of_thrown(const std::exception_ptr& thrown);
 
 void launch(const LaunchOptions& options, const std::function<void(Communicator& world)>& body);
 

@@ -172,6 +172,10 @@ TEST(CommFailure, ARankThatThrowsEndsTheOthers) {
   };
   EXPECT_EQ(thrown_by([](Communicator&) { throw CommError("the cause"); }), "[rank 2] the cause");
   EXPECT_EQ(thrown_by([](Communicator&) { throw 42; }), "[rank 2] something was thrown that is no std::exception");
+  EXPECT_EQ(thrown_by([](Communicator&) { throw "a text"; }), "[rank 2] a text");
+  EXPECT_EQ(thrown_by([](Communicator&) { throw std::string("a string"); }), "[rank 2] a string");
+  EXPECT_EQ(thrown_by([](Communicator&) { throw static_cast<const char*>(nullptr); }),
+            "[rank 2] something was thrown that is no std::exception");
   const std::string busy = thrown_by([](Communicator& world) {  // with work in the background
     const Pending p = world.start_all_reduce(zeros(100));
     throw CommError("the cause");

@@ -225,7 +225,7 @@ std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state) {
   std::vector<std::vector<SavedPart>> out(static_cast<size_t>(plan.ranks()));
   for (int tp = 0; tp < tp_ranks; ++tp) {
     Communicator axis(std::make_unique<FakeTransport>(tp, tp_ranks), "tp");
-    const std::unique_ptr<LanguageModel> model = job.make(config);
+    const std::unique_ptr<LanguageModel> model = build_model(job.make, config);
     model->place({.tp = &axis, .between = plan.sp ? S(1, config.context / plan.cp) : I});
     const std::vector<Module::Unit> units = model->layout();
     const std::vector<int> stages = stages_of_units(*model, split_layers(*model, schedule.stages));

@@ -94,7 +94,8 @@ std::unique_ptr<MessageFolder> place_messages() {
     std::fprintf(stderr,
                  "tessera: /dev/shm has %lld bytes left, and Open MPI wants %lld of it for messages: they go through "
                  "files in %s, which may be slower; Docker gives more by its options shm-size and ipc\n",
-                 static_cast<long long>(memory.available), static_cast<long long>(needed), where.c_str());
+                 static_cast<long long>(memory.available), static_cast<long long>(needed),
+                 one_line(where.string()).c_str());
   return folder;
 }
 
