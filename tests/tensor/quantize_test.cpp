@@ -87,14 +87,35 @@ void expect_near(const std::vector<float>& found, const std::vector<double>& exp
 }
 
 TEST(Quantize, Nf4IsWhatThePaperSays) {
-  for (uint64_t trial = 0; trial < 6; ++trial) {
+  for (uint64_t trial = 0; trial < 7; ++trial) {  // the last has more elements than are encoded at once
     Draw d("nf4", trial);
-    const int64_t rows = d.between(1, 90);
-    const Packing p{.codec = Codec::nf4, .rows = rows, .columns = d.between(1, 400), .pieces = {rows}};
+    const int64_t rows = trial < 6 ? d.between(1, 90) : 700;
+    const Packing p{
+        .codec = Codec::nf4, .rows = rows, .columns = trial < 6 ? d.between(1, 400) : 401, .pieces = {rows}};
     const std::vector<float> x = normals(d, p.elements());
     expect_near(numbers_of(p, quantize(p, from(x))), nf4_slowly(x));
     EXPECT_EQ(p.bytes(), (p.elements() + 63) / 64 * 33 + 4 * ((p.elements() + 16383) / 16384 + 1));
   }
+}
+
+// NF4 has quantiles of the normal distribution, equally spaced in probability on each side of 0 and scaled so that the
+// outermost, at 0.9677083, is 1. The 8-bit values are the bins' middles of bitsandbytes' dynamic map.
+TEST(Quantize, ValuesFollowTheirDefinitions) {
+  constexpr double kOutermost = 0.9677083, kScale = 1.8481307;  // the normal quantile of the first is the second
+  for (int i = 0; i < 16; ++i) {
+    const double side = (i - 7) / (i < 7 ? 7.0 : 8.0);
+    const double probability = 0.5 * std::erfc(-kScale * nf4_values()[static_cast<size_t>(i)] * M_SQRT1_2);
+    EXPECT_NEAR(probability, 0.5 + (kOutermost - 0.5) * side, 1e-6) << i;
+  }
+  std::vector<double> expected{0, 1};
+  for (int decade = 0; decade < 7; ++decade) {
+    const double width = 0.9 / (1 << decade);
+    for (double left = 0.1; left < 1 - width / 2; left += width)
+      for (const double sign : {-1, 1}) expected.push_back(sign * (left + width / 2) * std::pow(10, decade - 6));
+  }
+  std::ranges::sort(expected);
+  ASSERT_EQ(expected.size(), 256U);
+  for (size_t i = 0; i < 256; ++i) EXPECT_FLOAT_EQ(dynamic_values()[i], static_cast<float>(expected[i])) << i;
 }
 
 TEST(Quantize, ValuesAreThoseOfTheDataType) {
