@@ -61,9 +61,9 @@ Composed rope(int64_t d, const RotaryOptions& o) {
   const auto plain = [=](const Vars& v) {
     const auto table = [&](double (*f)(double)) {
       return constant({kTokens, half}, [&](size_t i) {
-        const auto at = static_cast<int64_t>(i);
-        return o.attention_factor * f(static_cast<double>(kFirst + at / half) *
-                                      frequency(o, static_cast<double>(at % half), static_cast<double>(d)));
+        const int64_t at = static_cast<int64_t>(i), position = kFirst + at / half, pair = at % half;
+        return o.attention_factor *
+               f(static_cast<double>(position) * frequency(o, static_cast<double>(pair), static_cast<double>(d)));
       });
     };
     const Var c = table(std::cos), s = table(std::sin);
