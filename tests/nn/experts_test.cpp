@@ -100,14 +100,14 @@ TEST(Experts, MicroBatchesAddUp) {
 
 // All tokens want the first expert: it takes its capacity of each sequence, and what it does not take adds nothing.
 TEST(Experts, DropWhatFindsNoPlace) {
-  MixtureOfExperts m(4, {.hidden = 4, .experts = {.count = 4, .per_token = 1, .capacity = 1.5}});
+  MixtureOfExperts m(4, {.hidden = 4, .experts = {.count = 4, .per_token = 1, .capacity = 1.4}});
   m.materialize(1, make_arena(), DType::float32, DType::float32);
   Tensor router = in_order(m)[0]->var.value();
   router.fill(0);
   const Tensor x = test::drawn({2, 8, 4}, DType::float32, "x");
   const Passed passed = pass(m, x, x, {.training = true});
   for (int64_t token = 0; token < 16; ++token) {
-    const bool kept = token % 8 < 3;  // ceil(1.5 * 8 / 4)
+    const bool kept = token % 8 < 3;  // ceil(1.4 * 8 / 4)
     const std::vector<float> y = passed.y.flat_rows().select(0, token).to_vector<float>();
     EXPECT_EQ(std::ranges::count(y, 0) == 4, !kept) << token;
   }
