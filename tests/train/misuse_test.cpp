@@ -1,5 +1,8 @@
 // Misuse of the library: what a user's program passes wrongly is reported where it is passed, by an exception.
 
+#include <gtest/gtest.h>
+
+#include "parallel/comm/launch.h"
 #include "parallel/data_strategy.h"
 #include "tests/train/support.h"
 #include "train/trainer.h"
