@@ -1,6 +1,6 @@
 // What a run begins with: loaded weights, in every layout, dtype and optimizer. The loss before the first step is the
 // source's, and a step with a learning rate of 0 changes nothing, so master weights, the synchronized copy of DiLoCo
-// and servers' shards have been loaded too. The same for a run that resumes under another plan.
+// and servers' shards have been loaded too.
 
 #include "tests/support/tensors.h"
 #include "tests/train/support.h"
