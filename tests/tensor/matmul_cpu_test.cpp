@@ -175,7 +175,9 @@ TEST(PackedWeights, TakeAtMostTwiceTheBytesOfTheWeight) {
         ++copies;
         EXPECT_LE(p.bytes.nbytes(), 2 * w.nbytes()) << out << " x " << in;
       }
-    if (out == 256) EXPECT_EQ(copies, 2);
+    if (out == 256) {
+      EXPECT_EQ(copies, 2);
+    }
     const std::vector<double> plain_y = numbers(linear(x, w, {})), plain_dx = numbers(linear_input_grad(dy, w));
     for (size_t i = 0; i < y.size(); ++i) ASSERT_NEAR(y[i], plain_y[i], 1e-4) << out << " x " << in;
     for (size_t i = 0; i < dx.size(); ++i) ASSERT_NEAR(dx[i], plain_dx[i], 1e-4) << out << " x " << in;
