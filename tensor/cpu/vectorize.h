@@ -38,8 +38,8 @@ template <class F>
 }
 
 // The best instruction set that our kernels and oneDNN may use, for tests and comparisons: TESSERA_MAX_CPU_ISA=avx2,
-// avx512, avx512_bf16 or amx (the default: all that the CPU has). Throws Error if it is set to anything else. Builds for
-// other CPUs than x86-64 have one instruction set and do not read the variable.
+// avx512, avx512_bf16 or amx (the default: all that the CPU has). Throws Error if it is set to anything else. Builds
+// for other CPUs than x86-64 have one instruction set and do not read the variable.
 enum class MaxIsa { avx2, avx512, avx512_bf16, amx };
 MaxIsa max_isa();
 // The best of the three copies that the CPU supports and max_isa() allows.
