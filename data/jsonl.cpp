@@ -481,20 +481,21 @@ std::vector<Piece> llama3(const Example& example) {
 }
 
 std::vector<Piece> alpaca(const Example& example) {
-  const bool asks = !example.input.empty();
-  std::string before = fmt::format(
-      "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.",
-      asks ? ", paired with an input that provides further context" : "");
+  const std::string input = example.input.empty() ? "" : "\n\n### Input:\n" + example.input;
+  Piece before{
+      .text = fmt::format(
+          "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.",
+          input.empty() ? "" : ", paired with an input that provides further context")};
   std::vector<Piece> out;
   for (const Message& turn : example.turns) {
+    const Piece said = said_in(turn, Kind::text, turn.text);
     if (turn.role == Role::system) {
-      before = turn.text;
+      before = said;
     } else if (turn.role == Role::user) {
-      out.push_back({Kind::text, (out.empty() ? before : "") + "\n\n### Instruction:\n" + turn.text +
-                                     (asks ? "\n\n### Input:\n" + example.input : "") + "\n\n### Response:\n"});
+      if (out.empty()) out.push_back(before);
+      out.insert(out.end(), {{.text = "\n\n### Instruction:\n"}, said, {.text = input + "\n\n### Response:\n"}});
     } else {
-      out.push_back(said_in(turn, Kind::text, turn.text));
-      out.push_back(said_in(turn, Kind::end, ""));
+      out.insert(out.end(), {said, said_in(turn, Kind::end, "")});
     }
   }
   return out;

@@ -305,6 +305,67 @@ TEST_F(LoadedExamples, MayBeTokensAlready) {
                  [&, size = vocab] { all_examples(far, ByteTokenizer(), {.context = 8, .vocab = size}, notes); });
 }
 
+// The targets of a conversation in brackets, with the cases in which they are: r, responses only; a, all; R and A, the
+// same with a weight of 0 for the first answer and the second question. The first token is no target: nothing predicts
+// it.
+TEST_F(LoadedExamples, TargetsOfEachTemplateAreExact) {
+  auto described = nlohmann::json::parse(read_file(TESSERA_SOURCE_DIR "/tests/app/fixtures/bos/tokenizer.json"));
+  for (const char* marker :
+       {"<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}) {
+    described["added_tokens"].push_back(described["added_tokens"][0]);
+    described["added_tokens"].back().update({{"id", 397 + described["added_tokens"].size()}, {"content", marker}});
+  }
+  const HubTokenizer tokenizer(
+      {{"tokenizer.json", described.dump()}, {"tokenizer_config.json", R"({"eos_token": "</s>"})"}}, "t/");
+  const auto marked = [&](ChatTemplate style, std::string_view row) {
+    std::string text, out, open;
+    std::vector<std::string> cases;  // of each byte
+    for (const char one : {'r', 'a', 'R', 'A'}) {
+      std::vector<std::string> notes;
+      const std::string line = fmt::format(fmt::runtime(row), one < 'a' ? R"(, "weight": 0)" : "");
+      const auto rows = all_examples(
+          write(line), tokenizer, {.style = style, .responses_only = one == 'r' || one == 'R', .context = 300}, notes);
+      EXPECT_TRUE(notes.empty()) << notes.front();  // the markers are tokens
+      std::vector<int32_t> in(300), next(300);
+      rows->load(0, 1, in.data(), next.data());
+      size_t at = 0;
+      const auto add = [&](int32_t token, bool target) {
+        for (const char byte : tokenizer.bytes_of(token)) {
+          if (at == text.size()) text += byte, cases.emplace_back();
+          EXPECT_EQ(text[at], byte);
+          cases[at++] += target ? std::string(1, one) : "";
+        }
+      };
+      add(in[0], false);
+      for (size_t t = 1, end = static_cast<size_t>(rows->tokens()); t < end; ++t)
+        if (const bool target = next[t - 1] != Rows::kIgnored; target || t + 1 < end)  // else it is not in the row
+          add(target ? next[t - 1] : in[t], target);
+    }
+    for (size_t i = 0; i < text.size(); ++i) {
+      if (cases[i] != open) out += (open.empty() ? "" : "]") + (cases[i].empty() ? "" : "[" + cases[i] + ":");
+      open = cases[i];
+      out += text[i];
+    }
+    return out + (open.empty() ? "" : "]");
+  };
+  const std::string_view talk =
+      R"({{"messages": [{{"role": "user", "content": "a"}}, {{"role": "assistant", "content": "b"{0}}}, )"
+      R"({{"role": "user", "content": "c"{0}}}, {{"role": "assistant", "content": "d"}}]}})";
+  EXPECT_EQ(marked(ChatTemplate::chatml, talk),
+            "<|im_start|>[aA:user\na<|im_end|>\n<|im_start|>assistant\n][ra:b<|im_end|>][aA:\n<|im_start|>user\n]"
+            "[a:c<|im_end|>][aA:\n<|im_start|>assistant\n][raRA:d<|im_end|>][aA:\n]");
+  EXPECT_EQ(marked(ChatTemplate::llama3, talk),
+            "<|begin_of_text|>[aA:<|start_header_id|>user<|end_header_id|>\n\na<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n][ra:b<|eot_id|>]"
+            "[aA:<|start_header_id|>user<|end_header_id|>\n\n][a:c<|eot_id|>]"
+            "[aA:<|start_header_id|>assistant<|end_header_id|>\n\n][raRA:d<|eot_id|>]");
+  EXPECT_EQ(marked(ChatTemplate::alpaca, talk),
+            "<s>[aA:Below is an instruction that describes a task. Write a response that appropriately completes the "
+            "request.\n\n### Instruction:\na\n\n### Response:\n][ra:b</s>][aA:\n\n### Instruction:\n][a:c]"
+            "[aA:\n\n### Response:\n][raRA:d</s>]");
+  EXPECT_EQ(marked(ChatTemplate::none, R"({{"prompt": "a", "completion": "b"}})"), "<s>[aA:a][raRA:b</s>]");
+}
+
 // Tokens that the tokenizer itself puts before a text stand before rows that begin with text.
 TEST_F(LoadedExamples, BeginAsTheTokenizersTextsDo) {
   const TokenizerChoice bos{.name = std::string(TESSERA_SOURCE_DIR) + "/tests/app/fixtures/bos"};
