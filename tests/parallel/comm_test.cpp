@@ -1,5 +1,9 @@
 // Communicators of threads: every operation, by every algorithm, against sums made here; counts; failures; the messages
 // of ranks that wait long.
+#include <fmt/format.h>
+
+#include <regex>
+
 #include "data/files.h"
 #include "parallel/comm/trace.h"
 #include "tests/parallel/mpi/mpi_checks.h"
@@ -211,6 +215,24 @@ TEST(CommFailure, CallsThatDifferAreNamed) {
   });
   EXPECT_TRUE(has(what, "all_reduce of 400 bytes (float32)"));
   EXPECT_TRUE(has(what, "broadcast of 400 bytes (float32, root 0)"));
+}
+
+// Ranks are named as those of the world, also by a group whose own numbers differ, whichever sees it first.
+TEST(CommFailure, OddCallNamesTheRankThatMadeIt) {
+  for (const int first : {0, 1})  // of three ranks in a row
+    for (const int odd : {first + 1, first + 2}) {
+      const std::string what = failure({.ranks = 3 + first, .timeout_s = 20}, [&](Communicator& world) {
+        const auto group = world.split(world.rank() >= first ? 1 : 0, world.rank(), "group");
+        if (world.rank() < first) return;
+        group->all_reduce(zeros(10));
+        world.rank() == odd ? group->broadcast(zeros(100), 0) : group->all_reduce(zeros(100));
+      });
+      const std::regex expected(fmt::format(R"(\[rank ({0}\] group axis, {1}: rank {2} asks for {3}|)"
+                                            R"([^{0}]\] group axis, {3}: rank {0} asks for {1}) at the same time; .*)",
+                                            odd, "broadcast of 400 bytes .float32, root 0.", first,
+                                            "all_reduce of 400 bytes .float32."));
+      EXPECT_TRUE(std::regex_match(what, expected)) << odd << ": " << what;
+    }
 }
 
 TEST(CommFailure, ASilentSenderIsNamed) {
