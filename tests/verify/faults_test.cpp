@@ -2,7 +2,9 @@
 // only late changes no bit.
 
 #include <limits>
+#include <regex>
 
+#include "models/decoder.h"
 #include "tests/support/errors.h"
 #include "tests/verify/plans.h"
 #include "train/checkpoint/state.h"
@@ -110,6 +112,36 @@ TEST(Faults, ALossThatIsNoNumberOnOneRankEndsAllInTheSameStep) {
     expect_error(Status::not_finite, {"step 3: the loss is nan"},
                  [&] { test::on_ranks(job_of(o), counted(o), steps_to_the_end); });
     EXPECT_EQ(done, std::vector<int64_t>(3, 2)) << command_of(o);
+  }
+}
+
+// One rank's gradient overflows while every loss is finite: a matrix of the last block, on which no other gradient
+// depends, and of which tensor ranks have shards.
+TEST(Faults, GradientNormThatIsNotFiniteOnOneRankEndsAllInTheSameStep) {
+  std::vector<TrainOptions> all = plans();
+  for (const std::string how : {"ranks=3 dp_mode=diloco sync_every=2", "pp=3 layers=3", "tp=2", "tp=2 sp=true", "cp=2"})
+    all.push_back(test::small_plan("steps=4 batch=12 microbatches=2 " + how));
+  for (const TrainOptions& o : all) {
+    std::vector<int64_t> done(static_cast<size_t>(job_of(o).plan.ranks()), -1);
+    const int guilty = static_cast<int>(done.size()) - 1;
+    const auto steps_to_the_end = [&](Trainer& trainer) {
+      int64_t& steps = done[static_cast<size_t>(trainer.world().rank())];
+      const auto overflow = [&](const Var& parameter) {
+        if (parameter.shape().rank() < 2) return parameter;
+        return record_one("overflow", parameter.value(), {parameter}, [&](Grads& g) {
+          Tensor gradient = g.output().clone();
+          if (steps == 2) gradient.fill(std::numeric_limits<double>::infinity());
+          g.give(0, gradient);
+        });
+      };
+      if (trainer.world().rank() == guilty) trainer.model().all<Linear>().back()->see(overflow);
+      for (steps = 0;; ++steps) trainer.step();
+    };
+    const std::string what =
+        error_of([&] { test::on_ranks(job_of(o), counted(o), steps_to_the_end); }, Status::not_finite);
+    const std::regex expected("(\\[rank [0-9]\\] )?step 3: the loss is [0-9.]+ and the gradient norm inf; .*");
+    EXPECT_TRUE(std::regex_match(what, expected)) << command_of(o) << ": " << what;
+    EXPECT_EQ(done, std::vector<int64_t>(done.size(), 2)) << command_of(o);
   }
 }
 
