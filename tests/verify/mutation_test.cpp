@@ -310,6 +310,35 @@ TEST(Diagnosis, ReadsSequencesFromTheirShares) {
   EXPECT_EQ(with({1, 1, 1, 1}), "unknown");
 }
 
+// Targets of the second step alone, all but every fourth, on the last stage of one pipeline or of two.
+TEST(Diagnosis, NamesTheRanksThatWereGivenOtherTokens) {
+  const auto expect = [](int first_rank, const std::vector<std::string>& lines, const std::string& evidence) {
+    VerifyHooks hooks;
+    hooks.loading = [=](Sequences s, const Job& run, int rank) {
+      s.load = [=, right = s.load, context = run.model.context](int64_t step, int64_t first, int64_t count, int32_t* in,
+                                                                int32_t* out) {
+        right(step, first, count, in, out);
+        std::vector<int32_t> other(static_cast<size_t>(context));
+        for (int64_t i = 0; i < count && rank >= first_rank && step == 1; ++i)
+          if ((first + i) % 4 != 0) right(8, first + i, 1, other.data(), out + i * context);
+      };
+      return s;
+    };
+    const VerifyResult r =
+        explain(job_of(small_plan("pp=2 dp=3 batch=12 microbatches=2 steps=3")), [=](const Job&) { return hooks; });
+    std::vector<std::string> found = r.failures;
+    std::erase_if(found, [](const std::string& failure) { return !failure.starts_with("rank"); });
+    EXPECT_EQ(found, lines);
+    ASSERT_FALSE(r.diagnosis.empty());
+    EXPECT_EQ(r.diagnosis[0].cause, "wrong-targets");
+    EXPECT_TRUE(has(r.diagnosis[0].evidence, evidence + " first), all of them of the last pipeline stage"));
+  };
+  const std::string was = " was given other tokens than the oracle for 3 sequences, first for sequence ",
+                    given = " given other tokens than the plan's (step 2: in the place of sequence ";
+  expect(5, {"rank 5" + was + "9 of step 2"}, "rank 5 is" + given + "9");
+  expect(4, {"rank 4" + was + "5 of step 2", "rank 5" + was + "9 of step 2"}, "ranks 4, 5 are" + given + "5");
+}
+
 TEST(Diagnosis, ReadsUpdates) {
   Observations o = of_two();
   TensorDifference p = gradient("tokens.weight", {4, 2}), m = p;
