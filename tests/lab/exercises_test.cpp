@@ -4,11 +4,20 @@
 // Building one takes about two seconds, so TESSERA_DRAW draws which are built: a sixth of the stubs and mistakes.
 // TESSERA_LAB=all builds everything, TESSERA_LAB=NAME all of one exercise.
 #include <fmt/format.h>
+#include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <set>
+#include <tuple>
 
 #include "lab/check.h"
 #include "lab/not_yet.h"
+#include "parallel/comm/communicator.h"
+#include "parallel/pipeline/schedules.h"
+#include "parallel/pipeline/validate.h"
 #include "tests/lab/sections.h"
 #include "tests/support/errors.h"
 
@@ -126,27 +135,152 @@ TEST(Lab, AnExerciseIsGivenOutAndSolved) {
   EXPECT_THROW(check(e, folder), InputError);
 }
 
-// A mistake that leaves the numbers right, and others that do not.
-TEST(Lab, BoundsGivePoints) {
-  const auto spoilt = [](const Exercise& e, size_t number, const std::function<void(std::string&)>& spoil) {
+// Answers with one thing wrong, without a build.
+
+// As lab/grade/gradients.cpp packs what a rank has observed of DDP and ZeRO.
+struct HeldPart {
+  size_t parameter = 0;
+  Range range;
+  std::vector<double> numbers;
+  auto fields() { return std::tie(parameter, range, numbers); }
+};
+struct Observed {
+  std::vector<std::vector<HeldPart>> gradients;
+  std::vector<HeldPart> values;
+  std::vector<double> requested, span = {0, 0};  // span: of the last micro-batch, which is packed without a length
+  OpCounts counts{};
+  int64_t left = 0, full = 0;
+  auto fields() { return std::tie(gradients, values, requested, span[0], span[1], counts, left, full); }
+};
+
+using Change = std::function<void(std::string& answer)>;
+
+template <class T>
+Change to_all(const std::function<void(std::vector<T>& ranks)>& change) {
+  return [change](std::string& answer) {
+    std::string_view left = answer;
+    auto ranks = take<std::vector<T>>(left);
+    change(ranks);
+    answer = packed(ranks);
+  };
+}
+
+// Adds to the number that begins `place` bytes after the beginning or, below 0, before the end.
+template <class T>
+Change plus(std::ptrdiff_t place, T more) {
+  return [=](std::string& answer) {
+    const size_t at = static_cast<size_t>(place < 0 ? std::ssize(answer) + place : place);
+    std::string_view left = std::string_view(answer).substr(at);
+    answer.replace(at, sizeof(T), packed(take<T>(left) + more));
+  };
+}
+
+Change schedule(Schedule (*make)(int ranks, int microbatches)) {
+  return to_all<std::vector<Action>>(
+      [make](auto& lists) { lists = make(static_cast<int>(lists.size()), lists[0].back().microbatch + 1).actions; });
+}
+
+TEST(Lab, EachBoundRefusesAndGivesExactPoints) {
+  const auto lists = [](const std::function<void(std::vector<std::vector<Action>>&)>& f) {
+    return to_all<std::vector<Action>>(f);
+  };
+  const auto sent = [](Op op, int64_t bytes) {
+    return to_all<Observed>([=](auto& all) { all.back().counts[static_cast<size_t>(op)].sent += bytes; });
+  };
+  const Change gradient = to_all<Observed>([](auto&all) { all[0].gradients[1][0].numbers[0] += 1; }),
+               value = to_all<Observed>([](auto&all) { all[1].values[0].numbers[0] += 1; }),
+               calls = to_all<Observed>([](auto&all) { all[0].counts[0].calls += std::ssize(all); }),
+               early = to_all<Observed>([](auto&all) { all[0].requested[0] = all[0].span[0] - 1; }),
+               late = to_all<Observed>([](auto&all) { all[0].requested[0] = all[0].span[1] + 1; }),
+               last = plus<int64_t>(-8, 8), nan = plus<double>(16, NAN);
+  // Rank 0 goes backward twice, then forward twice: as much in flight, and more bubble.
+  const Change slow_1f1b = lists([](auto& l) { std::swap(l[0][l.size() + 1], l[0][l.size() + 2]); });
+  // A rank's W of earlier micro-batches delay its I.
+  const Change slow_zb_h1 = lists([](auto& l) {
+    for (size_t i = 1; i < l[1].size(); ++i)
+      if (l[1][i].what == Do::W && l[1][i].microbatch < l[1][i - 1].microbatch) std::swap(l[1][i], l[1][i - 1]);
+  });
+  struct Row {
+    const char *exercise, *bound;
+    size_t answer;
+    int points;
+    Change change;
+  };
+  std::map<std::string_view, std::set<std::string_view>> refused;
+  for (const Row& row : std::vector<Row>{
+           {"messages", "values", 29, 0, nan},
+           {"messages", "bytes", 0, 4, plus<int64_t>(-16, 4)},
+           {"messages", "bytes", 29, 4, plus<int64_t>(-24, -4)},
+           {"ring", "values", 0, 0, nan},
+           {"ring", "bytes", 0, 4, plus<int64_t>(-24, 4)},
+           {"ring", "bytes", 0, 4, plus<int64_t>(-16, -4)},
+           {"ring", "bytes", 89, 4, last},
+           {"ddp", "values", 4, 0, gradient},
+           {"ddp", "calls", 0, 3, calls},
+           {"ddp", "bytes", 1, 4, sent(Op::all_reduce, 4)},
+           {"ddp", "bytes", 1, 4, sent(Op::broadcast, 4)},
+           {"ddp", "overlap", 4, 5, early},
+           {"ddp", "overlap", 2, 5, late},
+           {"zero", "values", 5, 0, gradient},
+           {"zero", "values", 0, 0, value},
+           {"zero", "bytes", 0, 3, sent(Op::reduce_scatter, 4)},
+           {"zero", "bytes", 2, 3, sent(Op::all_gather, -4)},
+           {"zero", "bytes", 4, 3, sent(Op::all_reduce, 4)},
+           {"zero", "bytes", 5, 3, sent(Op::broadcast, 4)},
+           {"zero", "memory", 5, 5, plus<int64_t>(-16, 4)},
+           {"f-and-g", "values", 0, 0, nan},
+           {"f-and-g", "bytes", 0, 4, plus<int64_t>(-16, 8)},
+           {"f-and-g", "bytes", 0, 4, last},
+           {"vocabulary", "values", 11, 0, plus<double>(8, NAN)},
+           {"vocabulary", "bytes", 11, 4, last},
+           {"1f1b", "schedule", 0, 0, lists([](auto&l) { l[0].pop_back(); })},
+           {"1f1b", "memory", 31, 2, schedule(gpipe)},
+           {"1f1b", "memory", 0, 2, schedule(naive)},
+           {"1f1b", "bubble", 31, 4, slow_1f1b},
+           {"zb-h1", "schedule", 0, 0, schedule(one_f_one_b)},
+           {"zb-h1", "memory", 31, 2, schedule(zb_h2)},
+           {"zb-h1", "memory", 0, 2, schedule([](int p, int m) { return split_backward(one_f_one_b(p, m)); })},
+           {"zb-h1", "bubble", 31, 4, slow_zb_h1},
+           {"ring-attention", "values", 0, 0, nan},
+           {"ring-attention", "bytes", 13, 4, last},
+           {"clipping", "values", 0, 0, nan},
+           {"experts", "values", 0, 0, nan},
+           {"experts", "bytes", 3, 4, last}}) {
+    const Exercise& e = exercise(row.exercise);
     size_t asked = 0;
     const Ask ask = [&](const auto& local) {
-      std::string right = local();
-      if (asked++ == number) spoil(right);
-      return right;
+      std::string answer = local();
+      if (asked++ == row.answer) row.change(answer);
+      return answer;
     };
-    return grade(e, ask, 1);
-  };
-  const Exercise& e = exercise("ring");
-  EXPECT_EQ(points(e, spoilt(e, 0, [](std::string&) {}).kept), 6);
-  const auto of_bytes = [](std::string& last) { last[last.size() - 8] ^= 1; };  // what the last rank has counted
-  const auto of_values = [](std::string& first) { first[8 + 8 + 6] ^= 1; };     // of the first rank's first number
-  const Verdict bytes = spoilt(e, 0, of_bytes), values = spoilt(e, 3, of_values);
-  EXPECT_EQ(points(e, bytes.kept), 4) << bytes.text;
-  EXPECT_EQ(points(e, values.kept), 0) << values.text;
-  EXPECT_TRUE(has(json(e, bytes), R"("points":4,"of":6,"bounds":[{"bound":"values","solved":true,"points":4,"of":4},)"
-                                  R"({"bound":"bytes","solved":false,"points":0,"of":2}],"broke":"bytes")"));
-  for (const Exercise& each : exercises()) EXPECT_EQ(points(each, each.bounds.size()), 6) << each.name;
+    const Verdict verdict = grade(e, ask, 1);
+    EXPECT_EQ(verdict.wrong.bound, row.bound) << e.name << ", answer " << row.answer << "\n" << verdict.text;
+    EXPECT_EQ(points(e, verdict.kept), row.points) << verdict.text;
+    refused[e.name].insert(row.bound);
+  }
+  for (const Exercise& e : exercises()) {
+    EXPECT_EQ(refused[e.name].size(), e.bounds.size()) << e.name;
+    EXPECT_EQ(points(e, e.bounds.size()), 6) << e.name;
+  }
+  EXPECT_TRUE(has(json(exercise("ring"), tessera::lab::refused(exercise("ring"), {"bytes", "", ""}, 1)),
+                  R"("points":4,"of":6,"bounds":[{"bound":"values","solved":true,"points":4,"of":4},)"
+                  R"({"bound":"bytes","solved":false,"points":0,"of":2}],"broke":"bytes")"));
+}
+
+TEST(Lab, HandedInFilesAreFoundOneFolderDeep) {
+  const TemporaryDirectory place(temporary_folder() / "tessera-class");
+  for (const char* file : {"ring.cpp", "ada/ring.cpp", "ada/my zero/zero.cpp", "ada/a/b/ddp.cpp", "bob/ring.txt"}) {
+    make_directories((place.path() / file).parent_path());
+    write_file(place.path() / file, "");
+  }
+  std::string found;
+  for (const auto& [learner, files] : handed_in(place.path())) {
+    found += learner + ":";
+    for (const HandedIn& h : files)
+      found += fmt::format(" {} in {},", h.exercise->name, fs::relative(h.folder, place.path()).string());
+  }
+  EXPECT_EQ(found, "ada: ring in ada, zero in ada/my zero,bob:");
+  EXPECT_THROW(handed_in(place.path() / "ring.cpp"), InputError);
 }
 
 TEST(Lab, EveryExerciseHasThreeMistakesAndAShortPage) {
