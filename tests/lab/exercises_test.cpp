@@ -153,14 +153,16 @@ struct Observed {
   auto fields() { return std::tie(gradients, values, requested, span[0], span[1], counts, left, full); }
 };
 
+using Ranks = std::vector<Observed>;
+using Lists = std::vector<std::vector<Action>>;
 using Change = std::function<void(std::string& answer)>;
 
 template <class T>
-Change to_all(const std::function<void(std::vector<T>& ranks)>& change) {
-  return [change](std::string& answer) {
+Change change_of(const std::function<void(T& ranks)>& f) {
+  return [f](std::string& answer) {
     std::string_view left = answer;
-    auto ranks = take<std::vector<T>>(left);
-    change(ranks);
+    T ranks = take<T>(left);
+    f(ranks);
     answer = packed(ranks);
   };
 }
@@ -176,27 +178,25 @@ Change plus(std::ptrdiff_t place, T more) {
 }
 
 Change schedule(Schedule (*make)(int ranks, int microbatches)) {
-  return to_all<std::vector<Action>>(
-      [make](auto& lists) { lists = make(static_cast<int>(lists.size()), lists[0].back().microbatch + 1).actions; });
+  return change_of<Lists>(
+      [make](Lists& l) { l = make(static_cast<int>(l.size()), l[0].back().microbatch + 1).actions; });
 }
 
 TEST(Lab, EachBoundRefusesAndGivesExactPoints) {
-  const auto lists = [](const std::function<void(std::vector<std::vector<Action>>&)>& f) {
-    return to_all<std::vector<Action>>(f);
-  };
   const auto sent = [](Op op, int64_t bytes) {
-    return to_all<Observed>([=](auto& all) { all.back().counts[static_cast<size_t>(op)].sent += bytes; });
+    return change_of<Ranks>([=](Ranks& all) { all.back().counts[static_cast<size_t>(op)].sent += bytes; });
   };
-  const Change gradient = to_all<Observed>([](auto&all) { all[0].gradients[1][0].numbers[0] += 1; }),
-               value = to_all<Observed>([](auto&all) { all[1].values[0].numbers[0] += 1; }),
-               calls = to_all<Observed>([](auto&all) { all[0].counts[0].calls += std::ssize(all); }),
-               early = to_all<Observed>([](auto&all) { all[0].requested[0] = all[0].span[0] - 1; }),
-               late = to_all<Observed>([](auto&all) { all[0].requested[0] = all[0].span[1] + 1; }),
-               last = plus<int64_t>(-8, 8), nan = plus<double>(16, NAN);
+  const Change gradient = change_of<Ranks>([](Ranks& all) { all[0].gradients[1][0].numbers[0] += 1; });
+  const Change value = change_of<Ranks>([](Ranks& all) { all[1].values[0].numbers[0] += 1; });
+  const Change calls = change_of<Ranks>([](Ranks& all) { all[0].counts[0].calls += std::ssize(all); });
+  const Change early = change_of<Ranks>([](Ranks& all) { all[0].requested[0] = all[0].span[0] - 1; });
+  const Change late = change_of<Ranks>([](Ranks& all) { all[0].requested[0] = all[0].span[1] + 1; });
+  const Change last = plus<int64_t>(-8, 8);
+  const Change nan = plus<double>(16, NAN);
   // Rank 0 goes backward twice, then forward twice: as much in flight, and more bubble.
-  const Change slow_1f1b = lists([](auto& l) { std::swap(l[0][l.size() + 1], l[0][l.size() + 2]); });
+  const Change slow_1f1b = change_of<Lists>([](Lists& l) { std::swap(l[0][l.size() + 1], l[0][l.size() + 2]); });
   // A rank's W of earlier micro-batches delay its I.
-  const Change slow_zb_h1 = lists([](auto& l) {
+  const Change slow_zb_h1 = change_of<Lists>([](Lists& l) {
     for (size_t i = 1; i < l[1].size(); ++i)
       if (l[1][i].what == Do::W && l[1][i].microbatch < l[1][i - 1].microbatch) std::swap(l[1][i], l[1][i - 1]);
   });
@@ -233,7 +233,7 @@ TEST(Lab, EachBoundRefusesAndGivesExactPoints) {
            {"f-and-g", "bytes", 0, 4, last},
            {"vocabulary", "values", 11, 0, plus<double>(8, NAN)},
            {"vocabulary", "bytes", 11, 4, last},
-           {"1f1b", "schedule", 0, 0, lists([](auto&l) { l[0].pop_back(); })},
+           {"1f1b", "schedule", 0, 0, change_of<Lists>([](Lists&l) { l[0].pop_back(); })},
            {"1f1b", "memory", 31, 2, schedule(gpipe)},
            {"1f1b", "memory", 0, 2, schedule(naive)},
            {"1f1b", "bubble", 31, 4, slow_1f1b},
