@@ -75,9 +75,9 @@ endfunction()
 # Several files of a layer are one unit for the compiler, which reads their headers once: half of a first build's time.
 # Who changes files builds without: -DTESSERA_UNITY=OFF. The files of exercises stay alone (lab/check.cpp).
 option(TESSERA_UNITY "Compile several files of a layer together" ${PROJECT_IS_TOP_LEVEL})
-file(STRINGS ${PROJECT_SOURCE_DIR}/lab/exercises.cpp tessera_alone REGEX "\"[a-z_0-9/]+[.]cpp\"")
-list(TRANSFORM tessera_alone REPLACE "^.*\"([a-z_0-9/]+[.]cpp)\".*$" "\\1")
-list(APPEND tessera_alone parallel/comm/memory.cpp)  # where ranks' sums are loops over numbers
+file(STRINGS ${PROJECT_SOURCE_DIR}/lab/exercises.cpp tessera_exercises REGEX "\"[a-z_0-9/]+[.]cpp\"")
+list(TRANSFORM tessera_exercises REPLACE "^.*\"([a-z_0-9/]+[.]cpp)\".*$" "\\1")
+set(tessera_alone ${tessera_exercises} parallel/comm/memory.cpp)  # where ranks' sums are loops over numbers
 set_source_files_properties(parallel/comm/memory.cpp PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
 
 # tessera_units(name sources...): sixteen files a unit (the largest takes g++ 1.3 GB). A backend's folder has a unit of its own, so that the others hold the

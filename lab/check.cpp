@@ -27,17 +27,17 @@ struct Compilation {
   Words command;
 };
 
-// The folder of the build that this program was made in: build/release of build/release/bin/tessera.
+// What exercises are built from: the build directory that this program is in, build/release of
+// build/release/bin/tessera, or the directory that a package of Tessera installs for this (cmake/package_contents.cmake).
 fs::path build_folder() {
   std::error_code none;
-  const fs::path folder = fs::read_symlink("/proc/self/exe", none).parent_path().parent_path();
-  for (const char* needed : {"compile_commands.json", "lab_link.txt"})
-    if (!fs::exists(folder / needed, none))
-      throw Error(
-          fmt::format("lab: {} is no build folder of a checkout (it has no {}); expected this program to be "
-                      "started as ./tessera in a clone of the repository",
-                      folder.string(), needed));
-  return folder;
+  const fs::path prefix = fs::read_symlink("/proc/self/exe", none).parent_path().parent_path();
+  for (const fs::path& folder : {prefix, prefix / "lib" / "tessera" / "lab"})
+    if (fs::exists(folder / "compile_commands.json", none) && fs::exists(folder / "lab_link.txt", none)) return folder;
+  throw Error(
+      fmt::format("lab: exercises need the files they are built from, which {} lacks; expected ./tessera in a clone of "
+                  "the repository, or a program that a package of Tessera has installed",
+                  prefix.string()));
 }
 
 // The words of a command for a shell, as CMake writes it: blanks between them, quotes and backslashes.
@@ -55,9 +55,9 @@ Compilation compilation_of(const Exercise& e) {
   const std::string end = "/" + std::string(e.file);
   for (const auto& entry : commands) {
     if (!entry.is_object()) break;
-    const std::string file = entry.value("file", "");
-    if (!file.ends_with(end)) continue;
-    return {entry.value("directory", ""), file, words_of(entry.value("command", ""))};
+    const fs::path directory = list.parent_path() / entry.value("directory", "");  // relative in a package
+    const fs::path file = (directory / entry.value("file", "")).lexically_normal();
+    if (file.string().ends_with(end)) return {directory, file, words_of(entry.value("command", ""))};
   }
   throw InputError(
       fmt::format("{}: no command for {}; expected the file of a build by ./tessera", list.string(), e.file));
@@ -92,7 +92,11 @@ Words link_with(const fs::path& build, const Exercise& e, const fs::path& object
       run_program({"ar", "dv", library.string(), fs::path(e.file).filename().string() + ".o"}, build, kBuildSeconds);
   Words out;
   std::istringstream lines(read_file(build / "lab_link.txt"));
-  for (std::string word; std::getline(lines, word);) out.push_back(word == product ? library.string() : word);
+  for (std::string word; std::getline(lines, word);) {
+    constexpr std::string_view folder = "@FOLDER@";  // in a package
+    if (const size_t at = word.find(folder); at != word.npos) word.replace(at, folder.size(), build.string());
+    out.push_back(word == product ? library.string() : word);
+  }
   const auto output = std::ranges::find(out, "-o");
   if (taken.status != 0 || taken.output.find("d - ") == std::string::npos || out.end() - output < 2 ||
       std::ranges::find(out, library.string()) == out.end())

@@ -1,0 +1,103 @@
+# Run by cpack while it stages a package: what `cmake --install` does not write.
+#   lib/tessera/lab   sources, libraries and commands by which `tessera lab check` builds a solution (lab/check.cpp)
+#   lib/tessera       of an archive: the shared libraries of the program, but for those of the C and C++ runtime
+#   share/tessera     the Python client as a wheel
+#   share/doc/tessera the pages and notebooks, as in a checkout
+cmake_policy(VERSION 3.25)
+set(from ${CPACK_TESSERA_SOURCE})
+set(build ${CPACK_TESSERA_BUILD})
+set(to ${CMAKE_INSTALL_PREFIX})
+if(CPACK_GENERATOR STREQUAL "DEB")
+  set(to $ENV{DESTDIR}/usr)
+endif()
+set(lab ${to}/lib/tessera/lab)
+
+file(GET_RUNTIME_DEPENDENCIES EXECUTABLES ${build}/bin/tessera RESOLVED_DEPENDENCIES_VAR shared
+  POST_EXCLUDE_REGEXES "/(ld-linux[^/]*|lib(c|m|pthread|dl|rt|resolv|stdc[+][+]|gcc_s))[.]so")
+if(NOT CPACK_GENERATOR STREQUAL "DEB")  # which depends on their packages
+  foreach(library IN LISTS shared)
+    file(COPY ${library} DESTINATION ${to}/lib/tessera FOLLOW_SYMLINK_CHAIN)
+    file(REAL_PATH ${library} path)
+    get_filename_component(name ${path} NAME)
+    file(RPATH_REMOVE FILE ${to}/lib/tessera/${name})  # a run path would hide the program's
+  endforeach()
+endif()
+
+file(GLOB_RECURSE headers RELATIVE ${from} ${from}/tensor/*.h ${from}/autograd/*.h ${from}/nn/*.h ${from}/optim/*.h
+  ${from}/parallel/*.h ${from}/models/*.h ${from}/data/*.h ${from}/settings/*.h)
+foreach(file IN LISTS headers CPACK_TESSERA_EXERCISES ITEMS lab/not_yet.h)
+  get_filename_component(directory ${file} DIRECTORY)
+  file(COPY ${from}/${file} DESTINATION ${lab}/${directory})
+endforeach()
+
+# The compilations of the exercises' files, with paths relative to the lab's directory and without the precompiled header.
+file(READ ${build}/compile_commands.json all)
+string(JSON last LENGTH "${all}")
+math(EXPR last "${last} - 1")
+set(commands "")
+foreach(i RANGE ${last})
+  string(JSON file GET "${all}" ${i} file)
+  file(RELATIVE_PATH file ${from} ${file})
+  if(NOT file IN_LIST CPACK_TESSERA_EXERCISES)
+    continue()
+  endif()
+  string(JSON command GET "${all}" ${i} command)
+  string(REGEX REPLACE " -(Winvalid-pch|fpch-preprocess|include [^ ]*cmake_pch[.]hxx)" "" command "${command}")
+  string(REPLACE "-I${from} " "-I. " command "${command}")
+  string(REPLACE "${from}/" "" command "${command}")
+  string(REGEX REPLACE "([\"\\])" "\\\\\\1" command "${command}")
+  list(APPEND commands "{\"directory\": \".\", \"file\": \"${file}\", \"command\": \"${command}\"}")
+endforeach()
+list(JOIN commands ",\n" commands)
+file(WRITE ${lab}/compile_commands.json "[\n${commands}\n]\n")
+
+# The link of the program: Tessera's libraries in the lab's directory, shared ones by the names that the loader knows.
+file(STRINGS ${build}/lab_link.txt words)
+set(link "")
+foreach(word IN LISTS words)
+  get_filename_component(name ${word} NAME)
+  if(word MATCHES "^libtessera_(.*)[.]a$")
+    if(CMAKE_MATCH_1 IN_LIST CPACK_TESSERA_LAYERS)  # `cmake --install` writes these
+      file(CREATE_LINK ../../../${CPACK_TESSERA_LIBDIR}/${word} ${lab}/${word} SYMBOLIC)
+    else()
+      file(COPY ${build}/${word} DESTINATION ${lab})
+    endif()
+  elseif(word MATCHES "[.]o$")
+    file(COPY ${build}/${word} DESTINATION ${lab})
+    set(word ${name})
+  elseif(word MATCHES "^-Wl,-rpath|/lib[^/]*[.]a$")
+    continue()
+  elseif(word MATCHES "^/.*[.]so([.][0-9.]+)?$")
+    file(REAL_PATH ${word} real)
+    set(word "")
+    foreach(library IN LISTS shared)
+      file(REAL_PATH ${library} path)
+      if(path STREQUAL real)
+        get_filename_component(word ${library} NAME)
+        set(word -l:${word})
+      endif()
+    endforeach()
+  endif()
+  list(APPEND link ${word})
+endforeach()
+list(APPEND link -lpthread -L.. -Wl,--disable-new-dtags -Wl,-rpath,@FOLDER@/.. -Wl,-rpath-link,..)
+list(JOIN link "\n" link)
+file(WRITE ${lab}/lab_link.txt "${link}\n")
+
+set(python python3)
+if(DEFINED ENV{TESSERA_PYTHON})
+  set(python $ENV{TESSERA_PYTHON})
+endif()
+file(MAKE_DIRECTORY ${to}/share/tessera)
+execute_process(COMMAND ${python} -m flit_core.wheel ${from}/python --outdir ${to}/share/tessera
+  RESULT_VARIABLE failed OUTPUT_QUIET ERROR_VARIABLE why)
+if(failed)
+  message(FATAL_ERROR "A package holds the Python client as a wheel, which ${python} could not build: ${why}\n"
+    "It needs flit_core (pip install flit_core, or Debian's package flit); TESSERA_PYTHON names another Python.")
+endif()
+file(GLOB wheel ${to}/share/tessera/*.whl)
+file(CHMOD ${wheel} PERMISSIONS OWNER_READ OWNER_WRITE GROUP_READ WORLD_READ)
+
+set(pages ${to}/share/doc/tessera)
+file(COPY ${from}/README.md ${from}/CHANGELOG.md ${from}/docs DESTINATION ${pages})
+configure_file(${from}/LICENSE ${pages}/copyright COPYONLY)
