@@ -92,7 +92,7 @@ TEST_F(ModelsInAndOutTest, ARunIsPickedUpWithoutWhatItBeganWith) {
       "train --init folder --data text.txt --batch 4 --threads-per-rank 1 --ranks 1 --steps 4 --save-every 2 --keep 2 "
       "--out run");
   fs::remove_all(path("folder"));
-  expect_made_again("run/checkpoints/step-4");
+  expect_made_again("run/checkpoints/step-4", 2);
 }
 
 // A run in parts goes on under its layout and under others, writes text, and becomes the run again that it was made of.
@@ -194,7 +194,7 @@ TEST_F(LoraTest, TheBaseKeepsItsBitsUnderEveryPlan) {
 TEST_F(LoraTest, ItGoesOnAndGoesOut) {
   must(base_);
   must(tuned_ + "--ranks 1 --save-every 3");
-  expect_made_again("tuned/checkpoints/step-6");
+  expect_made_again("tuned/checkpoints/step-6", 3);
   const std::string end = weights("tuned/checkpoints/step-6");
 
   must("checkpoint export tuned --out adapters");
@@ -299,7 +299,7 @@ TEST_F(QuantizeTest, ItGoesOnAndGoesOut) {
   must(tuned_ + "--ranks 1 --save-every 2");
   const std::string end = weights("tuned/checkpoints/step-4");
   fs::rename(path("base"), path("gone"));  // the run has all that it needs
-  expect_made_again("tuned/checkpoints/step-4");
+  expect_made_again("tuned/checkpoints/step-4", 2);
   const double loss = loss_of("tuned");
   EXPECT_NEAR(loss_of("tuned --dp 1 --tp 2"), loss, 1e-5);
   must("generate tuned --tokens 5 --temperature 0");
@@ -437,7 +437,7 @@ TEST_F(TuningTest, LossesAreThoseOfOneRank) {
 TEST_F(TuningTest, ARunIsPickedUpInItsOrder) {
   must(small_ + "--pack --ranks 1 --out whole");
   must(small_ + "--pack --ranks 1 --out part --save-every 5");
-  expect_made_again("part/checkpoints/step-12");
+  expect_made_again("part/checkpoints/step-12", 10);
   EXPECT_EQ(weights("part/checkpoints/step-12"), weights("whole/checkpoints/step-12"));
 }
 

@@ -134,12 +134,14 @@ class ProgramTest : public testing::Test {
   }
   // Standard error of the last command.
   std::string log() const { return read_file(path("err.txt")); }
-  // Removes this checkpoint, the newest of its run, and expects the run that goes on to make it again.
-  void expect_made_again(const std::string& checkpoint, const std::string& said = "",
-                         const std::string& more = "") const {
+  // Removes this checkpoint, the newest of its run, and expects the run to resume after `step`, that of an older one,
+  // and to write the same files again.
+  void expect_made_again(const std::string& checkpoint, int64_t step, const std::string& more = "") const {
     const std::string before = files(checkpoint);
     fs::remove_all(path(checkpoint));
-    expect_has(must("train --resume --out " + checkpoint.substr(0, checkpoint.find('/')) + more).err, said);
+    ASSERT_GT(step, 0) << "a run that begins again shows nothing of resuming";
+    const std::string resumed = fmt::format("going on after step {}\n", step);
+    expect_has(must("train --resume --out " + checkpoint.substr(0, checkpoint.find('/')) + more).err, resumed);
     EXPECT_TRUE(files(checkpoint) == before) << checkpoint << more;
   }
   double loss_of(const std::string& words) const {
