@@ -279,8 +279,8 @@ TEST_F(OffloadGpu, ParametersTrainLikeOneRank) {
     Draw d("parameters of the host", trial);
     const TrainOptions o = draw_offloaded(d);
     SCOPED_TRACE(command_of(o));
+    if (!has_kernels(o)) continue;
     const VerifyResult r = expect_passes(o);
-    if (r.steps == 0) continue;  // its kernels are left out
     for (const HeldBytes& held : r.held) EXPECT_EQ(held.parameters, 0);
     ASSERT_FALSE(r.sent.empty());
     EXPECT_EQ(r.sent.back().operation, "copy_to_gpu");
