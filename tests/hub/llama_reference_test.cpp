@@ -1,7 +1,11 @@
 // Models of the Llama family against two that others wrote: logits, loss and every gradient of Hugging Face's
 // transformers in float32 (tests/models/fixtures), and of a plain PyTorch model in float64 (tests/compare). And the
 // tokens that a cache decodes against the forward pass.
+//
+// Configurations and names of tensors are read here by the documentation of transformers, without the product's parser
+// (hub/config.h), so that a fault of that parser cannot move both sides alike; the parser is compared with these.
 
+#include "settings/setting.h"
 #include "tests/hub/support.h"
 #include "tests/support/gpu.h"
 #include "tests/support/python.h"
@@ -16,21 +20,68 @@ constexpr std::array kVariants{"plain",  "grouped", "untied", "linear", "llama3"
 // Logits, loss and every gradient, by the names of our parameters.
 using Results = std::map<std::string, std::vector<double>>;
 
+ModelConfig config_of(const Safetensors& fixture) {
+  const Json all = Json::parse(fixture.metadata().at("config")), rope = all.at("rope_parameters");
+  const std::string model = all.at("model_type"), positions = rope.at("rope_type");
+  ModelConfig c{.family = Family::llama, .layers = all.at("num_hidden_layers"), .heads = all.at("num_attention_heads")};
+  c.channels = all.at("hidden_size"), c.context = all.at("max_position_embeddings"), c.vocab = all.at("vocab_size");
+  c.tied = all.at("tie_word_embeddings"), c.kv_heads = all.at("num_key_value_heads");
+  c.head_dim = all.value("head_dim", c.channels / c.heads), c.ffn = all.at("intermediate_size");
+  c.norm_eps = all.at("rms_norm_eps"), c.rotary.theta = rope.at("rope_theta");
+  if (all.contains("sliding_window") && all["sliding_window"].is_number()) c.window = all["sliding_window"];
+  c.proj_bias = all.value("attention_bias", false), c.mlp_bias = all.value("mlp_bias", false);
+  c.qkv_bias = c.proj_bias || model == "qwen2", c.qk_norm = model == "qwen3";
+  if (positions == "default") return c;
+  c.rotary.factor = rope.at("factor");
+  c.rotary.scaling = positions == "linear" ? RopeScaling::linear : RopeScaling::llama3;
+  if (positions != "linear") c.rotary.original_context = rope.at("original_max_position_embeddings");
+  if (positions == "llama3") {
+    c.rotary.low_freq_factor = rope.at("low_freq_factor"), c.rotary.high_freq_factor = rope.at("high_freq_factor");
+  } else if (positions == "yarn") {
+    c.rotary.scaling = RopeScaling::yarn, c.rotary.attention_factor = 0.1 * std::log(c.rotary.factor) + 1;
+    c.rotary.low_freq_factor = rope.value("beta_slow", 1.0), c.rotary.high_freq_factor = rope.value("beta_fast", 32.0);
+  }
+  return c;
+}
+
+// Their tensors whose rows, one after another, are those of our parameter, "blocks.0.attn.qkv.weight".
+std::vector<std::string> names_of(const std::string& ours) {
+  static const std::map<std::string, std::vector<std::string>> table{
+      {"tokens", {"model.embed_tokens"}},
+      {"norm", {"model.norm"}},
+      {"head", {"lm_head"}},
+      {"norm1", {"input_layernorm"}},
+      {"norm2", {"post_attention_layernorm"}},
+      {"attn.norm_q", {"self_attn.q_norm"}},
+      {"attn.norm_k", {"self_attn.k_norm"}},
+      {"attn.qkv", {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}},
+      {"attn.proj", {"self_attn.o_proj"}},
+      {"mlp.gate_up", {"mlp.gate_proj", "mlp.up_proj"}},
+      {"mlp.down", {"mlp.down_proj"}}};
+  const std::string layers = "blocks.";
+  const bool in_layer = ours.starts_with(layers);
+  const size_t begin = in_layer ? ours.find('.', layers.size()) + 1 : 0, end = ours.rfind('.');
+  const std::string above = in_layer ? "model.layers." + ours.substr(layers.size(), begin - layers.size()) : "";
+  std::vector<std::string> out = table.at(ours.substr(begin, end - begin));
+  for (std::string& name : out) name = above + name + ours.substr(end);
+  return out;
+}
+
 // Numbers of a file for each of our parameters; `kind` is "" for values and "grad." for gradients.
-Results joined(const Safetensors& file, const std::string& kind, const ModelConfig& config) {
+Results joined(const Safetensors& file, const std::string& kind, LanguageModel& model) {
   Results out;
-  for (const HubTensor& t : hub_tensors(config))
-    for (const HubTensor::Piece& piece : t.pieces) {
-      const std::vector<double> values = values_of<double>(file.at(kind + piece.name));
-      out[t.name].insert(out[t.name].end(), values.begin(), values.end());
+  for (const Parameter* p : model.parameters())
+    for (const std::string& name : names_of(p->name)) {
+      const std::vector<double> values = values_of<double>(file.at(kind + name));
+      out[p->name].insert(out[p->name].end(), values.begin(), values.end());
     }
   return out;
 }
 
 std::unique_ptr<LanguageModel> model_of(const Safetensors& fixture, DType dtype, const ArenaPtr& arena) {
-  auto made = make_model(parse_hub_config(fixture.metadata().at("config"), "config"));
+  auto made = make_model(config_of(fixture));
   made->materialize(1, arena, dtype, dtype);
-  const Results values = joined(fixture, "", made->config);
+  const Results values = joined(fixture, "", *made);
   for (const Parameter* p : made->parameters()) {
     Tensor value = p->var.value();
     value.copy_from(Tensor::of<double>(values.at(p->name), p->local(), arena->host()).to(dtype).to(arena));
@@ -58,10 +109,10 @@ Results computed(const Safetensors& fixture, DType dtype, const ArenaPtr& arena)
 
 // Results that a file holds for a fixture's model.
 Results written(const Safetensors& fixture, const Safetensors& file) {
-  const ModelConfig config = parse_hub_config(fixture.metadata().at("config"), "config");
-  Results out = joined(file, "grad.", config);
+  const std::unique_ptr<LanguageModel> model = make_model(config_of(fixture));
+  Results out = joined(file, "grad.", *model);
   size_t parts = 0;
-  for (const HubTensor& t : hub_tensors(config)) parts += t.pieces.size();
+  for (const Parameter* p : model->parameters()) parts += names_of(p->name).size();
   for (const TensorBytes& t : file.tensors()) parts -= t.name.starts_with("grad.") ? 1 : 0;
   EXPECT_EQ(parts, 0U) << "gradients that belong to no parameter";
   for (const char* name : {"logits", "loss"}) out[name] = values_of<double>(file.at(name));
@@ -101,6 +152,19 @@ void for_each_variant(const std::function<void(const Safetensors&)>& check) {
     SCOPED_TRACE(variant);
     check(fixture_of(variant));
   }
+}
+
+// What the product reads of a configuration, and where it finds each tensor, is what is read above.
+TEST(LlamaReference, HubParserReadsTheReferenceConfigurations) {
+  for_each_variant([&](const Safetensors& fixture) {
+    ModelConfig read = parse_hub_config(fixture.metadata().at("config"), "config"), expected = config_of(fixture);
+    EXPECT_EQ(difference(settings_of(read), settings_of(expected)), "");
+    for (const HubTensor& t : hub_tensors(expected)) {
+      std::vector<std::string> names;
+      for (const HubTensor::Piece& piece : t.pieces) names.push_back(piece.name);
+      EXPECT_EQ(names, names_of(t.name));
+    }
+  });
 }
 
 TEST(LlamaReference, LogitsLossAndGradientsAreThoseOfTransformers) {
