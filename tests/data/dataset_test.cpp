@@ -277,6 +277,16 @@ TEST_F(MixtureTest, NeedsOneTokenizer) {
                mix);
 }
 
+// Parts are held to the rows of the model's table, each by its own tokens: 'a' is token 97, 'b' is 98.
+TEST_F(MixtureTest, TokensOfEveryPartFitTheTable) {
+  for (const bool first : {false, true}) {
+    const Dataset b = text("b.txt", std::string(90, 'b')), a = text("a.txt", std::string(50, 'a'));
+    const Dataset d = first ? mixture(b, 1, a, 1) : mixture(a, 1, b, 1);
+    EXPECT_NO_THROW(d.check_tokens(99));
+    expect_error(Status::input, {"b.txt", "98"}, [&] { d.check_tokens(98); });
+  }
+}
+
 // Each token is one byte of text, whatever the mixture; a mean loss of log(2) is one bit.
 TEST_F(MixtureTest, BitsPerByte) {
   const Dataset d = mixture(text("a.txt", std::string(50, 'a')), 1, text("b.txt", std::string(90, 'b')), 3);

@@ -240,6 +240,8 @@ TEST_F(LoadedExamples, AreTokensOfPromptAndResponse) {
   EXPECT_EQ(d.train_examples->examples(), 2);
   EXPECT_EQ(d.val_examples->examples(), 1);
   EXPECT_EQ(d.train_examples->targets(), 4);
+  EXPECT_EQ(d.val_bytes, 2);
+  EXPECT_NEAR(d.bits_per_byte(std::log(2.0)), 1, 1e-12);  // of the targets, "cd": a prompt has no loss
   EXPECT_EQ(d.prompt(), (std::vector<int32_t>{'a', 'b'}));
   EXPECT_EQ(d.notes, std::vector<std::string>{
                          "the tokenizer has no token that ends a text: a model cannot learn where to stop"});

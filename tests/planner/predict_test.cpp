@@ -268,6 +268,57 @@ TEST(ClosedForms, StatesOfZero) {
     }
 }
 
+// Each end of a pipeline has a copy of the tied table, as if it were untied; one rank has it once.
+TEST(ClosedForms, PipelineEndsEachHoldATiedTable) {
+  const double h = 12288, table = 51200 * h, layers = 48 * (12 * h * h + 13 * h), positions = 2048 * h;
+  for (const bool tied : {true, false}) {
+    Case c = korthikanti(1, false, Recompute::none);
+    c.model.tied = tied;
+    const MemoryParts one = predict(c).memory.at(0);
+    EXPECT_EQ(one.parameters, 2 * (2 * layers + positions + 2 * h + (tied ? 1 : 2) * table)) << tied;
+    c.layout.plan.pp = c.layout.plan.microbatches = 2;
+    const double held[] = {layers + table + positions, layers + 2 * h + table};
+    for (const size_t rank : {0, 1}) {
+      const MemoryParts m = predict(c).memory.at(rank);
+      EXPECT_EQ(m.parameters, 2 * held[rank]) << tied << rank;
+      EXPECT_EQ(m.gradients, 4 * held[rank]) << tied << rank;
+      EXPECT_EQ(m.optimizer, 12 * held[rank]) << tied << rank;
+    }
+  }
+}
+
+// Bytes of an update: gradients for the norm and again, with two moments and a master copy that are read and written.
+// ZeRO shards them over the ranks of dp and of cp together.
+TEST(ClosedForms, UpdateIsShardedOverDataAndContextRanks) {
+  Case c = case_of("llama3-8b", "h100", "megatron");
+  const double all = parameters(c.model) * (2 * 12 + 3 * 4 + 2) / (0.85 * c.hardware.hbm_bytes_per_s);
+  for (const auto& [dp, cp] : {std::pair<int64_t, int64_t>{8, 1}, {2, 4}, {1, 8}})
+    for (const ZeroStage zero : {ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three}) {
+      c.layout.plan = {.dp = dp, .cp = cp, .zero = zero};
+      const double expected = zero == ZeroStage::none ? all : all / 8;
+      EXPECT_NEAR(predict(c).parts.optimizer, expected, 1e-9 * expected) << to_text(c.layout.plan);
+    }
+}
+
+// On links so slow that the exchange outlasts both passes: a reduction is hidden by the backward pass, the parameters
+// of ZeRO-1 by the forward pass after it.
+TEST(ClosedForms, TheBackwardPassHidesReductions) {
+  Case c = case_of("llama2-7b", "h100", "megatron");
+  c.hardware.intra_bytes_per_s = c.hardware.inter_bytes_per_s = 1e8;
+  for (const ZeroStage zero : {ZeroStage::none, ZeroStage::one}) {
+    c.layout.plan = {.dp = 4, .zero = zero};
+    c.software.dp_overlap = false;
+    const double sent = predict(c).parts.dp;
+    c.software.dp_overlap = true;
+    const Prediction p = predict(c);
+    const StageTimes& pass = p.stages.at(0);
+    ASSERT_GT(pass.backward, 1.5 * pass.forward);
+    ASSERT_GT(sent, 5 * (pass.forward + pass.backward));
+    const double beside = pass.backward + (zero == ZeroStage::one ? pass.forward : 0);
+    EXPECT_NEAR(sent - p.parts.dp, (1 - c.hardware.contention) * beside, 1e-6 * beside) << to_text(c.layout.plan);
+  }
+}
+
 // torchtitan's policy counts the products q, k, v, o, gate, up and down, and keeps what the odd ones give. 8,192 tokens
 // of Llama 3 8B: of k and v 1,024 channels, of gate 14,336.
 TEST(ClosedForms, EverySecondProductIsKept) {

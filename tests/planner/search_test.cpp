@@ -163,6 +163,22 @@ TEST(Search, LooksAtEveryLayoutThatARunMayHave) {
   for (const std::string& plan : allowed) EXPECT_TRUE(searched.contains(plan)) << plan;
 }
 
+// The ranks of cp share the data axis with those of dp.
+TEST(Search, OffersZeroIfDataOrContextRanksCanShard) {
+  using Stages = std::set<ZeroStage>;
+  const Stages all{ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three};
+  for (const auto& [dp, cp, expected] :
+       {std::tuple<int64_t, int64_t, Stages>{2, 1, all}, {1, 2, all}, {2, 2, all}, {1, 1, {ZeroStage::none}}}) {
+    Question q = small(dp * cp);
+    q.fixed = {.dp = dp, .cp = cp};
+    for (const Layout& base : bases(q)) {
+      Stages offered;
+      for (const Layout& l : variants(q, base)) offered.insert(l.plan.zero);
+      EXPECT_EQ(offered, expected) << to_text(base.plan);
+    }
+  }
+}
+
 TEST(Search, KeepsWhatIsFixed) {
   Question q = small(8, 8);
   q.hardware.memory_bytes = 1e9;
