@@ -1,24 +1,38 @@
-// What a run begins with: loaded weights, in every layout, dtype and optimizer. The loss before the first step is the
-// source's, and a step with a learning rate of 0 changes nothing, so master weights, the synchronized copy of DiLoCo
-// and servers' shards have been loaded too.
+// What a run begins with: loaded weights, or the state of a run under another plan, in every layout, dtype and
+// optimizer. The loss before the first step and of its batch is the source's, and steps with a learning rate of 0
+// change nothing, so master weights, the synchronized copy of DiLoCo and servers' shards have been loaded too.
 
-#include "tests/support/tensors.h"
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "data/examples.h"
+#include "data/mixture.h"
+#include "data/tokenizer/described.h"
+#include "tests/support/one_thread.h"
 #include "tests/train/support.h"
+#include "train/async/trainer.h"
 
 namespace tessera {
 namespace {
 
-constexpr int64_t kVocab = 37;
+constexpr int64_t kVocab = 37, kContext = 8, kBatch = 8;
 
-Job start_job(const Plan& plan, OptimizerKind optimizer, DType dtype, DType state_dtype) {
-  Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = kVocab},
+struct Precision {
+  DType dtype = DType::float32, state = DType::float32;
+};
+
+Job start_job(const Plan& plan, OptimizerKind optimizer = OptimizerKind::adamw, Precision precision = {}) {
+  Job job{.model = {.layers = 4, .heads = 2, .channels = 16, .context = kContext, .vocab = kVocab},
           .optim = {.optimizer = optimizer,
                     .lr = 0,
                     .warmup = 0,
-                    .steps = 2,
-                    .batch = 8,
-                    .dtype = dtype,
-                    .state_dtype = state_dtype},
+                    .steps = 4,
+                    .batch = kBatch,
+                    .dtype = precision.dtype,
+                    .state_dtype = precision.state},
           .plan = plan};
   if (plan.ep > 1) {
     job.model.experts.count = 4;
@@ -27,24 +41,35 @@ Job start_job(const Plan& plan, OptimizerKind optimizer, DType dtype, DType stat
   return job;
 }
 
+// The same model on one rank in float32.
+Job source_job(const Job& job) {
+  Job one = start_job({});
+  one.model = job.model;
+  return one;
+}
+
+using Weights = std::map<std::string, std::vector<float>>;
+
 // Weights far from every initial one, by name, so that a run that ignores them has another loss.
-std::map<std::string, std::vector<float>> source_weights(const Job& job) {
-  std::map<std::string, std::vector<float>> out;
+Weights source_weights(const Job& job) {
+  Weights out;
   const std::unique_ptr<LanguageModel> model = whole_model(job, kVocab);
   for (Parameter* p : model->parameters()) {
     const Philox random = Philox::named(7, p->name);
     std::vector<float>& values = out[p->name];
     for (int64_t i = 0; i < p->whole.numel(); ++i)
-      values.push_back(static_cast<float>(1.2 * random.uniform(static_cast<uint64_t>(i)) - 0.5));
+      values.push_back(static_cast<float>(p->init.constant + 0.4 * random.normal(static_cast<uint64_t>(i))));
   }
   return out;
 }
 
-// Serves the weights in the dtype that is asked for, as a checkpoint of another dtype is read.
-WholeTensors reader_for(const std::map<std::string, std::vector<float>>& weights) {
+// Serves the weights in the dtype that is asked for, as a checkpoint of another dtype is read. What they do not name,
+// adapters of a model that had none, keeps its first values.
+WholeTensors reader_for(const Weights& weights) {
   return [&weights](const std::string& name, DType dtype, const Shape&) -> TensorReader {
-    const std::vector<float>& values = weights.at(name);
-    return [&values, dtype](int64_t begin, std::span<std::byte> to) {
+    const auto found = weights.find(name);
+    if (found == weights.end()) return {};
+    return [&values = found->second, dtype](int64_t begin, std::span<std::byte> to) {
       for (size_t i = 0; i < to.size() / static_cast<size_t>(size_of(dtype)); ++i) {
         const float value = values[static_cast<size_t>(begin) + i];
         if (dtype == DType::bfloat16)
@@ -56,24 +81,51 @@ WholeTensors reader_for(const std::map<std::string, std::vector<float>>& weights
   };
 }
 
-// Losses of one rank: before any step, and after a step with a learning rate of 0.
+Sequences counted() { return counted_sequences(kVocab, kContext, kBatch, 1); }
+
+// Losses of rank 0: of a split before any step, of the first step's batch, and of the split after steps with a learning
+// rate of 0, as many as DiLoCo makes between two outer steps.
 struct Losses {
-  double loaded = 0, after_step = 0;
+  double loaded = 0, first = 0, after_steps = 0;
 };
 
-Losses run_losses(const Job& job, const std::map<std::string, std::vector<float>>* weights) {
+// Workers of an asynchronous run know the servers' weights when they have pulled them: from their first step on.
+Losses asynchronous(AsyncTrainer& trainer, const Weights* weights, Communicator& world) {
+  if (weights) trainer.begin_with(reader_for(*weights));
+  double first = 0;
+  trainer.server().run(1,
+                       {.step = [&](int worker, int64_t clock) { return first = trainer.worker_step(worker, clock); }});
+  const double loss = *trainer.mean_loss(squares(200), {});
+  return {loss, world.sum(first) / static_cast<double>(world.size()), loss};
+}
+
+Losses run_losses(const Job& job, const Weights* weights, const Sequences& sequences = counted()) {
   const TokenFile split = squares(200);
   Losses out;
   launch(launch_options(job.plan), [&](Communicator& world) {
-    const Sequences sequences = counted_sequences(kVocab, job.model.context, job.optim.batch, 1);
-    Trainer trainer(job, sequences, world);
-    if (weights) begin_with(trainer.strategy().residents(), trainer.optimizer(), reader_for(*weights));
-    Losses here{.loaded = trainer.mean_loss(split)};
-    trainer.step();
-    here.after_step = trainer.mean_loss(split);
+    Losses here;
+    if (job.plan.dp_mode == DataMode::ps_async) {
+      AsyncTrainer trainer(job, sequences, world);
+      here = asynchronous(trainer, weights, world);
+    } else {
+      Trainer trainer(job, sequences, world);
+      if (weights) begin_with(trainer.strategy().residents(), trainer.optimizer(), reader_for(*weights));
+      here.loaded = trainer.mean_loss(split);
+      here.first = trainer.step().loss;
+      while (trainer.steps_done() < job.plan.sync_every) trainer.step();
+      here.after_steps = trainer.mean_loss(split);
+    }
     if (world.rank() == 0) out = here;
   });
   return out;
+}
+
+void expect_begins_with(const Job& job, const Weights& weights, const Losses& source) {
+  const double bound = job.optim.dtype == DType::bfloat16 ? 0.1 : 1e-4;
+  const Losses found = run_losses(job, &weights);
+  EXPECT_NEAR(found.loaded, source.loaded, bound);
+  EXPECT_NEAR(found.first, source.first, bound);
+  EXPECT_NEAR(found.after_steps, found.loaded, 1e-6);
 }
 
 const std::vector<Plan>& start_plans() {
@@ -83,8 +135,10 @@ const std::vector<Plan>& start_plans() {
       {.dp = 2},
       {.dp = 2, .dp_mode = DataMode::dataparallel},
       {.dp = 2, .dp_mode = DataMode::ps_sync, .servers = 2},
+      {.dp = 2, .dp_mode = DataMode::ps_async, .servers = 2},
       {.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 1},
       {.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 2},
+      {.dp = 2, .dp_mode = DataMode::diloco, .sync_every = 2, .sync_fragments = 2},
       {.dp = 2, .zero = ZeroStage::one},
       {.dp = 2, .zero = ZeroStage::two},
       {.dp = 2, .zero = ZeroStage::three},
@@ -101,41 +155,202 @@ const std::vector<Plan>& start_plans() {
   return plans;
 }
 
-struct Precision {
-  DType dtype, state;
-};
+using RunStart = test::OneThread;
 
-TEST(RunStart, LoadedWeightsStayThroughAStepOfLearningRateZero) {
-  int rejected = 0, tried = 0;
-  for (const Plan& plan : start_plans())
-    for (const auto& [dtype, state] : {Precision{DType::float32, DType::float32},
-                                       {DType::bfloat16, DType::float32},
-                                       {DType::bfloat16, DType::bfloat16}})
-      for (const OptimizerKind optimizer :
-           {OptimizerKind::sgd, OptimizerKind::adam, OptimizerKind::adamw, OptimizerKind::muon}) {
-        const bool first = plan.ranks() == 1 && plan.microbatches == 1;
-        if (!first && optimizer == OptimizerKind::adam) continue;  // has the state of adamw
-        const Job job = start_job(plan, optimizer, dtype, state);
-        try {
-          check(job);
-        } catch (const Error&) {
-          ++rejected;
-          continue;
-        }
-        ++tried;
-        SCOPED_TRACE(to_text(plan) + " " + std::string(name_of(dtype)) + "/" + std::string(name_of(state)) + " " +
-                     std::string(kOptimizerNames[static_cast<size_t>(optimizer)]));
-        const auto weights = source_weights(job);
-        Job one = start_job({}, optimizer, DType::float32, DType::float32);
-        one.model = job.model;
-        const double source = run_losses(one, &weights).loaded;
-        const Losses found = run_losses(job, &weights);
-        EXPECT_NEAR(found.loaded, source, dtype == DType::bfloat16 ? 0.05 : 1e-4);
-        EXPECT_NEAR(found.after_step, found.loaded, 1e-6);
-        EXPECT_GT(std::abs(run_losses(one, nullptr).loaded - source), 0.3) << "the source must differ from a new model";
-      }
-  EXPECT_GT(tried, 120);
-  EXPECT_LT(rejected, tried) << "the program rejects some combinations, not most";
+// The plans that are refused, by what was asked of them.
+using Refusals = std::map<std::string, std::set<std::string>>;
+
+// Calls f with the job of each plan that is not refused.
+void for_each_start(const std::string& what, Refusals& refused, const std::function<Job(const Plan&)>& make,
+                    const std::function<void(const Job&)>& f, const Sequences& sequences = counted()) {
+  for (const Plan& plan : start_plans()) {
+    SCOPED_TRACE(to_text(plan) + " " + what);
+    const Job job = make(plan);
+    try {
+      check(job);
+      check_sequences(job, sequences);
+    } catch (const FieldError&) {
+      refused[what].insert(to_text(plan));
+      continue;
+    }
+    f(job);
+  }
+}
+
+TEST_F(RunStart, LoadedWeightsStayThroughAStepOfLearningRateZero) {
+  Refusals refused;
+  for (const Precision precision : {Precision{}, {DType::bfloat16, DType::float32}, {DType::bfloat16, DType::bfloat16}})
+    for (const char* optimizer : {"sgd", "adam", "adamw", "muon"})
+      for_each_start(
+          fmt::format("{} {}/{}", optimizer, name_of(precision.dtype), name_of(precision.state)), refused,
+          [&](const Plan& plan) {
+            return start_job(plan, *value_named<OptimizerKind>(kOptimizerNames, optimizer), precision);
+          },
+          [&](const Job& job) {
+            const Weights weights = source_weights(job);
+            const Losses source = run_losses(source_job(job), &weights);
+            expect_begins_with(job, weights, source);
+            EXPECT_GT(std::abs(run_losses(source_job(job), nullptr).loaded - source.loaded), 0.5)
+                << "the source must differ from a new model";
+          });
+  Refusals expected;
+  for (const Plan& plan : start_plans()) expected["muon bfloat16/bfloat16"].insert(to_text(plan));
+  for (const char* precision : {"muon float32/float32", "muon bfloat16/float32"})
+    expected[precision] = {"dp=2 dp_mode=ps-sync servers=2", "dp=2 dp_mode=ps-async servers=2"};
+  EXPECT_EQ(refused, expected);
+}
+
+// Adapters that are loaded with their base, and new ones, with which the model begins as its base.
+TEST_F(RunStart, AdaptersBeginWithTheirBase) {
+  Refusals refused;
+  for (const bool loaded : {true, false})
+    for_each_start(
+        "lora", refused,
+        [](const Plan& plan) {
+          Job job = start_job(plan, OptimizerKind::adamw, {DType::bfloat16, DType::float32});
+          job.model.lora = {.rank = 2, .alpha = 3, .targets = {"c_attn", "attn.c_proj"}};
+          return job;
+        },
+        [&](const Job& job) {
+          Job base = source_job(job);
+          base.model.lora = {};
+          const Weights own = source_weights(base), all = source_weights(job);
+          if (job.plan.dp_mode == DataMode::ps_async) {  // the program refuses it before ranks begin
+            EXPECT_THROW(run_losses(job, &all), Error);
+            return;
+          }
+          const Losses plain = run_losses(base, &own), adapted = run_losses(source_job(job), &all);
+          EXPECT_GT(std::abs(plain.loaded - adapted.loaded), 0.25);
+          expect_begins_with(job, loaded ? all : own, loaded ? adapted : plain);
+        });
+  EXPECT_EQ(refused, Refusals{});
+}
+
+// A run resumed under another plan has every byte that was saved, and keeps values and master weights through a step
+// of learning rate 0.
+void expect_resumes(const Job& from, const Job& under) {
+  const TokenFile split = squares(200);
+  Job trained = from;
+  trained.optim.lr = 0.02;
+  File saved, read, after;
+  std::array<double, 3> losses{};
+  train(trained, 2, [&](Trainer& trainer, Communicator& world) {
+    save(trainer, saved);
+    const double loss = trainer.mean_loss(split);
+    if (world.rank() == 0) losses[0] = loss;
+  });
+  train(under, 0, [&](Trainer& trainer, Communicator& world) {
+    read_values(trainer.strategy().residents(), source_of(saved));
+    read_state(trainer, source_of(saved));
+    trainer.set_done(2, 2);
+    save(trainer, read);
+    const double loaded = trainer.mean_loss(split);
+    trainer.step();
+    save(trainer, after);
+    const double stepped = trainer.mean_loss(split);
+    if (world.rank() == 0) losses[1] = loaded, losses[2] = stepped;
+  });
+  EXPECT_NEAR(losses[1], losses[0], 0.02);
+  EXPECT_NEAR(losses[2], losses[1], 1e-6);
+  EXPECT_TRUE(read == saved);
+  EXPECT_EQ(after.size(), saved.size());
+  for (const auto& [name, bytes] : saved) {
+    const bool moment = name.ends_with(".m") || name.ends_with(".v");
+    EXPECT_EQ(after[name] == bytes, !moment) << name;
+  }
+}
+
+// Of runs whose state has no names of its own; asynchronous and DiLoCo's: async_test.cpp, same_file_test.cpp.
+TEST_F(RunStart, AnotherPlanResumesWithEveryByte) {
+  Refusals refused;
+  for_each_start(
+      "resume", refused,
+      [](const Plan& plan) {
+        return start_job(plan, OptimizerKind::adamw, {DType::bfloat16, DType::float32});
+      },
+      [](const Job& job) {
+        if (job.plan.dp_mode == DataMode::ps_async || job.plan.dp_mode == DataMode::diloco) return;
+        Job one = job;
+        one.plan = start_job({}).plan;
+        expect_resumes(one, job);
+        expect_resumes(job, one);
+      });
+  EXPECT_EQ(refused, Refusals{});
+}
+
+// Rows that are no windows of one file: packed examples whose prompts are no targets, a mixture, documents.
+Sequences rows_of(const std::string& kind) {
+  if (kind == "documents") return counted();
+  static const Dataset mixture = [] {
+    std::vector<Dataset> parts(2);
+    for (Dataset& part : parts) part.tokenizer = std::make_shared<ByteTokenizer>(), part.table = kVocab;
+    parts[0].train.push_back(squares(90));
+    parts[1].train.push_back(TokenFile::of_tokens(std::vector<int32_t>(50, 21), kVocab, "one token"));
+    Dataset out = mixed({{"a", 1}, {"b", 3}}, std::move(parts));
+    out.table = kVocab;
+    return out;
+  }();
+  static const Dataset examples = [] {
+    std::vector<EncodedExample> all;
+    for (int32_t i = 0; i < 20; ++i)
+      all.push_back({{i % 7, 11 + i, 5, 30 - i, (3 * i) % 37}, {false, false, i % 2 == 0, true, true}});
+    Dataset out;
+    out.train_examples = std::make_shared<ExampleRows>(all, kContext, true);
+    out.tokenizer = mixture.tokenizer, out.table = kVocab;
+    return out;
+  }();
+  Sequences out = sequences_of(kind == "examples" ? examples : mixture, kContext, kBatch, 1);
+  out.document_end = 0;  // of the split
+  return out;
+}
+
+// The mean over the trained targets of the first batch by a model that knows no plan, with each document alone.
+double direct_loss(const Job& job, const Weights& weights, const Sequences& rows) {
+  const ArenaPtr arena = make_arena();
+  const std::unique_ptr<LanguageModel> model = whole_model(job, kVocab);
+  model->materialize(1, arena, DType::float32, DType::float32);
+  read_values(model->units(), reader_for(weights));
+  std::array<int32_t, kBatch * kContext> ids{}, targets{}, starts{};
+  rows.load(0, 0, kBatch, ids.data(), targets.data());
+  if (rows.starts) rows.starts(0, 0, kBatch, starts.data());
+  const auto begins = [&](int64_t at) {
+    const auto i = static_cast<size_t>(at);
+    return at % kContext == 0 ||
+           (job.optim.document_mask && (rows.starts ? starts[i] == at % kContext : ids[i - 1] == 0));
+  };
+  const NoGrad no_grad;
+  double sum = 0;
+  for (int64_t begin = 0, end = 0; begin < kBatch * kContext; begin = end) {
+    for (end = begin + 1; !begins(end); ++end) {
+    }
+    const auto own = [&](const auto& all) {
+      return Tensor::of<int32_t>(std::span(all).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
+                                 {1, end - begin}, arena);
+    };
+    sum += model->loss(own(ids), own(targets), 1).loss_sum;
+  }
+  return sum / static_cast<double>(std::ssize(targets) - std::ranges::count(targets, Rows::kIgnored));
+}
+
+TEST_F(RunStart, FirstLossIsTheMeanOverTrainedTargets) {
+  Refusals refused;
+  for (const std::string kind : {"examples", "mixture", "documents"}) {
+    const Sequences rows = rows_of(kind);
+    for_each_start(
+        kind, refused,
+        [&](const Plan& plan) {
+          Job job = start_job(plan);
+          job.optim.document_mask = kind != "mixture";
+          return job;
+        },
+        [&](const Job& job) {
+          const Weights weights = source_weights(job);
+          EXPECT_NEAR(run_losses(job, &weights, rows).first, direct_loss(job, weights, rows), 1e-4);
+        },
+        rows);
+  }
+  const std::string of_one_process = "dp=2 dp_mode=dataparallel", alone = "dp=2 dp_mode=ps-async servers=2";
+  EXPECT_EQ(refused, (Refusals{{"examples", {of_one_process, alone}}, {"documents", {of_one_process}}}));
 }
 
 }  // namespace
