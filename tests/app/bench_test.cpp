@@ -347,6 +347,19 @@ TEST(BenchFiles, FiveRunsOfARowStandForThemselves) {
   EXPECT_THROW(all.read(0, "a", bench_file({1, -1})), InputError);
 }
 
+// Quartiles of five rounds are the second and the fourth.
+TEST(BenchFiles, SpreadsAboveATenthAreMarked) {
+  const std::pair<std::vector<double>, const char*> table[] = {{{90, 95, 100, 105, 120}, " 10.0%   "},
+                                                               {{90, 95, 100, 105.1, 120}, " 10.1% ! "},
+                                                               {{90, 94.9, 100, 105, 120}, " 10.1% ! "},
+                                                               {{90, 95, 105, 120}, " -   "}};  // too few
+  for (const auto& [rounds, words] : table) {
+    report::Bench all;
+    all.read(0, "a", bench_file(rounds));
+    expect_has(report::as_text(all.parts(1)), words);
+  }
+}
+
 TEST(BenchFiles, EqualOnesAreNamedOnce) {
   report::Bench all;
   for (const char* date : {"1:00", "2:00", "3:00"})

@@ -43,8 +43,8 @@ TEST(Figures, NumbersBytesAndTimesInWords) {
       {0, "0"},       {7, "7"},         {1.2345, "1.23"}, {99.96, "100"},       {999, "999"},
       {1234, "1.2K"}, {12345, "12.3K"}, {1.5e6, "1.50M"}, {2'345'678, "2.35M"}, {7'654'000'000, "7.65B"}};
   for (const auto& [x, words] : numbers) EXPECT_EQ(short_number(x), words);
-  const Words durations[] = {{4.4, "4 s"},           {59.4, "59 s"},       {61, "1 min 01 s"},  {185, "3 min 05 s"},
-                             {3599.6, "1 h 00 min"}, {3720, "1 h 02 min"}, {7384, "2 h 03 min"}};
+  const Words durations[] = {{4.4, "4 s"},        {59.4, "59 s"},         {59.5, "1 min 00 s"}, {61, "1 min 01 s"},
+                             {185, "3 min 05 s"}, {3599.6, "1 h 00 min"}, {3720, "1 h 02 min"}, {7384, "2 h 03 min"}};
   for (const auto& [s, words] : durations) EXPECT_EQ(duration(s), words);
   const Words bytes[] = {{999, "999 B"}, {1234, "1.23 KB"}, {45'600'000, "45.6 MB"}, {7.5e12, "7.50 TB"}};
   for (const auto& [x, words] : bytes) EXPECT_EQ(report::short_bytes(x), words);
@@ -80,14 +80,17 @@ Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>
                    .tokens_per_s = rates[static_cast<size_t>(i)],
                    .step_ms = 48e3 / rates[static_cast<size_t>(i)]});
     output.eval(8, {.loss = 2.125, .bits_per_byte = 3.0625});
-    output.summary(
-        {.steps = 8,
-         .tokens_per_step = 48,
-         .flops_per_token = 3e6,
-         .rank_peak_flops = 1e10,
-         .strategy = "ddp",
-         .usage = {.peak_bytes = peaks, .sent = {{"dp", "all_reduce", 3, 120, 0}, {"dp", "broadcast", 1, 8, 0}}},
-         .arena = make_arena()});
+    output.summary({.steps = 8,
+                    .tokens_per_step = 48,
+                    .flops_per_token = 3e6,
+                    .rank_peak_flops = 1e10,
+                    .strategy = "ddp",
+                    .usage = {.peak_bytes = peaks,
+                              .sent = {{"dp", "all_reduce", 3, 120, 0}, {"dp", "broadcast", 1, 8, 0}},
+                              .straggler = Straggler{2, 0.246}},
+                    .arena = make_arena(),
+                    .predicted_s = 0.02,
+                    .experts = {.rows = {{2, 2, 2, 2}, {1, 5, 1, 1}}, .dropped = 4}});
   }
   Said said{.out = testing::internal::GetCapturedStdout(), .records = {}, .scalars = test::read_scalars(folder.path())};
   said.records = records_of(read_file(folder.path() / "metrics.jsonl"));
@@ -104,7 +107,8 @@ TEST(Figures, OfARunForAProgram) {
   const Json& summary = said.records[9];
   const auto expected = Json::parse(R"({"steps": 8, "tokens": 384, "loss": 2.25, "val_loss": 2.125,
       "val_bits_per_byte": 3.0625, "tokens_per_s": 2000.0, "flops_per_token": 3e6, "peak_flops": 1e10, "mfu": 0.6,
-      "peak_bytes": [5400000], "sent_bytes": {"dp": {"all_reduce": 120, "broadcast": 8}}})");
+      "peak_bytes": [5400000], "sent_bytes": {"dp": {"all_reduce": 120, "broadcast": 8}},
+      "straggler": {"rank": 2, "share": 0.246}, "predicted": {"step_s": 0.02, "measured_step_s": 0.024}})");
   // mfu: 2,000 tokens/s of 3 MFLOP, of 10 GFLOP/s
   for (const auto& [key, value] : expected.items()) EXPECT_EQ(summary[key], value) << key;
   EXPECT_EQ(records_of(said.out), said.records);
@@ -125,7 +129,11 @@ TEST(Figures, OfARunForAPerson) {
   const std::string one = say("text", {}, {5'400'000}).out;
   expect_has(one,
              {"After 8 steps (384 tokens) the validation loss is 2.1250 (3.0625 bits per byte).\n", "\nloss 4.00 ",
-              " 2.25\n2.0K tokens/s, 60% of what this machine's matrix products reach; at most 5.4 MB of memory.\n"});
+              " 2.25\n2.0K tokens/s, 60% of what this machine's matrix products reach; at most 5.4 MB of memory.\n",
+              "A step was predicted to take 20.00 ms on this machine and took 24.00 ms.\n",  // 48 of 2,000 tokens/s
+              "The other ranks waited for rank 2 in 25% of their time.\n",
+              // five of eight choices, where two are even
+              "The busiest expert, number 1 of layer 1, took 2.50 times its even share; 4 choices were dropped.\n"});
   const std::string three = say("text", {.dp = 3, .backend = Backend::mpi}, {54'000'000, 56'700'000, 1}).out;
   expect_has(three,
              "2.0K tokens/s, 20% of what this machine's matrix products reach; at most 57 MB of memory per rank.\n");
@@ -435,6 +443,21 @@ TEST_F(MetricsTest, KnowTheValidationThatTheyHave) {
     EXPECT_EQ(m.has_validation_of(3), resumed == 3) << resumed;
     if (resumed != 0) continue;
     for (const int i : {2, 3}) m.write(R"({"event":"eval","step":)" + std::to_string(i) + "}");
+  }
+}
+
+TEST_F(MetricsTest, CountTheValidationsSinceTheBest) {
+  const std::pair<std::vector<double>, int64_t> table[] = {{{}, 0},
+                                                           {{3}, 0},
+                                                           {{3, 2}, 0},
+                                                           {{2, 3}, 1},
+                                                           {{2, 2}, 1},  // an equal one is no better
+                                                           {{3, 1, 2, 1, 4}, 3},
+                                                           {{3, 1, 2, 0.5}, 0}};
+  for (const auto& [losses, since] : table) {
+    Metrics m(run(), 0);
+    for (const double loss : losses) m.validated(1, loss);
+    EXPECT_EQ(m.validations_since_best(), since) << ::testing::PrintToString(losses);
   }
 }
 

@@ -37,6 +37,10 @@ TEST_F(HabitsTest, EpochsAndSharesAreSteps) {
     must("train --resume --out run --config run/config.toml --epochs 3");  // shares hold on
     expect_has(config(), "steps = 23\n");
   }
+  for (const auto& [epochs, steps] : {std::pair{"0.39", 3}, {"0.4", 3}, {"0.41", 4}, {"0.01", 1}}) {  // times 7.5, up
+    anew(model + "--no-eval --no-save --epochs " + epochs + " --out run");
+    expect_has(config(), fmt::format("steps = {}\n", steps));
+  }
   fails(model + "--epochs 2 --steps 3", 2, "--epochs: expected no --steps");
   // A later word, or one of the command line, is in the place of what a file says.
   must("train --config run/config.toml --epochs 0.5 --out half");

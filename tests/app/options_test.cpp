@@ -186,6 +186,54 @@ TEST(CommandLine, DescribesEveryOption) {
   EXPECT_EQ(commands.at("verify").at("options")[0].at("name"), "model");
 }
 
+// Of every option: its default, or what its help has in brackets. A change of one changes its line of the list too.
+TEST(CommandLine, DefaultsAreThoseOfTheList) {
+  std::set<std::string> found, expected;
+  for (const Json& c : Json::parse(std::get<Print>(parsed("describe --format json")).text).at("commands"))
+    for (const Json& o : c.at("options")) {
+      std::string in_help;
+      const std::string help = o.at("help");
+      for (size_t at = 0; (at = help.find('[', at)) != std::string::npos; ++at)
+        in_help += " " + help.substr(at, help.find(']', at) + 1 - at);
+      if (o.contains("default") || !in_help.empty())
+        found.insert(fmt::format("{} {} {}", c.at("command").get<std::string>(), o.at("name").get<std::string>(),
+                                 o.contains("default") ? o.at("default").dump() : in_help.substr(1)));
+    }
+  for (const std::string& line : lines_of(read_file(TESSERA_SOURCE_DIR "/tests/app/fixtures/defaults.txt")))
+    expected.insert(line);
+  std::vector<std::string> added, gone;
+  std::ranges::set_difference(found, expected, std::back_inserter(added));
+  std::ranges::set_difference(expected, found, std::back_inserter(gone));
+  EXPECT_EQ(added, Messages()) << "new or changed";
+  EXPECT_EQ(gone, Messages()) << "removed or changed";
+  // Those in brackets are what a job then has.
+  for (const auto& [rule, momentum] : {std::pair{"sgd", 0.9}, {"muon", 0.95}})
+    EXPECT_EQ(job_of(parsed_train(std::string("--optimizer ") + rule)).optim.momentum, momentum) << rule;
+  const ModelConfig m = job_of(parsed_train("--model moe-nano")).model;
+  EXPECT_EQ(std::tuple(m.experts.balance_loss, m.experts.z_loss, m.experts.capacity, m.experts.per_token,
+                       m.experts.shared, m.window, m.norm_eps, m.rotary.theta, m.rotary.factor,
+                       m.rotary.low_freq_factor, m.rotary.high_freq_factor, m.rotary.original_context),
+            std::tuple(0.01, 0.001, 0, 2, 0, 0, 1e-5, 10000, 1, 1, 4, 8192));
+  EXPECT_EQ(
+      job_of(parsed_train("--model llama-nano --rope-scaling yarn --rope-factor 2")).model.rotary.high_freq_factor, 32);
+}
+
+TEST(CommandLine, PercentagesAreStepsAndLearningRates) {
+  const auto schedule = [](const std::string& words) { return lr_schedule(job_of(parsed_train(words)).optim); };
+  const std::pair<const char*, int64_t> warmups[] = {{"--steps 49 --warmup 3%", 1},  // 1.47
+                                                     {"--steps 50 --warmup 3%", 2},  // 1.5, rounded up
+                                                     {"--steps 49 --warmup 1%", 0},
+                                                     {"--steps 51 --warmup 1%", 1},
+                                                     {"--steps 49 --warmup 100%", 49}};
+  for (const auto& [words, steps] : warmups) EXPECT_EQ(schedule(words).warmup, steps) << words;
+  EXPECT_DOUBLE_EQ(schedule("--lr 0.02").min_lr, 0.002);  // a tenth
+  EXPECT_DOUBLE_EQ(schedule("--lr 0.02 --min-lr 5%").min_lr, 0.001);
+  EXPECT_DOUBLE_EQ(schedule("--lr 0.02 --min-lr 100%").min_lr, 0.02);
+  EXPECT_DOUBLE_EQ(schedule("--lr 0.02 --min-lr 0.02").min_lr, 0.02);
+  EXPECT_EQ(refused("train --lr 0.02 --min-lr 0.0201"),
+            Messages{"--min-lr: expected at most --lr (0.02), found 0.0201"});
+}
+
 TEST(CommandLine, HandsTheFlagsOfBenchOn) {
   const auto options = [](const char* line) { return std::get<BenchOptions>(parsed(line)); };
   EXPECT_EQ(options("bench --benchmark_filter=norm --v=1").words, (Messages{"--benchmark_filter=norm", "--v=1"}));

@@ -1,6 +1,10 @@
 // Modules: names, units, first values, ties, wraps; where the elements of a part lie; layers, losses; adapters beside a
 // frozen weight.
 
+#include <fmt/ranges.h>
+
+#include <set>
+
 #include "models/adapters/adapters.h"
 #include "tests/support/errors.h"
 #include "tests/support/tensors.h"
@@ -289,6 +293,36 @@ double expected(const Lora& l, const Tensor& x, int64_t first, int64_t i, int64_
     sum += scale * low * at(l.b.weight.value(), j, r);
   }
   return sum;
+}
+
+TEST(WeightDecay, AppliesToMatricesAlone) {
+  const auto expect = [](const ModelConfig& config, const std::string& decaying, const std::string& others) {
+    const std::unique_ptr<LanguageModel> model = make_model(config);
+    std::set<std::string> found[2];
+    for (const Parameter* p : model->parameters())
+      if (p->trainable) found[p->decays ? 0 : 1].insert(p->name.substr(p->name.starts_with("blocks.0.") ? 9 : 0));
+    EXPECT_EQ(fmt::format("{}", fmt::join(found[0], " ")), decaying);
+    EXPECT_EQ(fmt::format("{}", fmt::join(found[1], " ")), others);
+  };
+  expect({.layers = 1}, "attn.proj.weight attn.qkv.weight mlp.down.weight mlp.up.weight positions.weight tokens.weight",
+         "attn.proj.bias attn.qkv.bias mlp.down.bias mlp.up.bias norm.bias norm.weight norm1.bias norm1.weight "
+         "norm2.bias norm2.weight");
+  ModelConfig llama{.family = Family::llama, .layers = 1, .tied = false, .qkv_bias = true, .qk_norm = true};
+  const std::string others =
+      "attn.norm_k.weight attn.norm_q.weight attn.qkv.bias norm.weight norm1.weight norm2.weight";
+  expect(llama, "attn.proj.weight attn.qkv.weight head.weight mlp.down.weight mlp.gate_up.weight tokens.weight",
+         others);
+  llama.experts = {.count = 2, .shared = 1};
+  expect(llama,
+         "attn.proj.weight attn.qkv.weight head.weight mlp.experts.0.down.weight mlp.experts.0.gate_up.weight "
+         "mlp.experts.1.down.weight mlp.experts.1.gate_up.weight mlp.router.weight mlp.shared.down.weight "
+         "mlp.shared.gate_up.weight tokens.weight",
+         others);
+  llama.experts = {}, llama.lora = {.rank = 2, .alpha = 2, .targets = {"q_proj", "down_proj"}};
+  expect(llama,
+         "attn.qkv.q_proj.lora_A.weight attn.qkv.q_proj.lora_B.weight mlp.down.down_proj.lora_A.weight "
+         "mlp.down.down_proj.lora_B.weight",
+         "");
 }
 
 TEST(Lora, AddsItsProductToItsColumns) {

@@ -4,6 +4,7 @@
 
 #include "bench/calibrate.h"
 #include "data/files.h"
+#include "planner/measured.h"
 #include "planner/memory.h"
 #include "planner/prices.h"
 #include "tests/support/errors.h"
@@ -164,6 +165,25 @@ TEST(MeasuredStep, PartsAddUp) {
     EXPECT_EQ(p.parts.recompute > 0, plan.recompute != Recompute::none) << to_text(plan);
     EXPECT_EQ(p.fastest_s, p.slowest_s);
     EXPECT_GT(p.memory[p.fullest].peak(), 0);
+  }
+}
+
+// Of 100 s of a step: off is what is more than 15% from what was measured, and more than 1% of the step.
+TEST(MeasuredStep, PartsThatAreOffAreMarked) {
+  Prediction p{.memory = {{}}};
+  Measured m{.step_s = 100, .memory = {.parameters = 100}};
+  const auto off = [&](const std::string& part) {
+    const std::vector<Compared> all = compare(p, m);
+    return std::ranges::find(all, part, &Compared::part)->off;
+  };
+  for (const double seconds : {84, 85, 115, 116}) {
+    p.step_s = seconds, p.memory[0].parameters = seconds;
+    EXPECT_EQ(off("step"), seconds == 84 || seconds == 116) << seconds;
+    EXPECT_EQ(off("memory, parameters"), seconds == 84 || seconds == 116) << seconds;
+  }
+  for (const auto& [predicted, measured] : {std::pair{2, 1}, {3, 1}, {0, 1}, {0, 2}, {1, 0}, {2, 0}}) {
+    p.parts.tp = predicted, m.parts.tp = measured;
+    EXPECT_EQ(off("tp exposed"), std::abs(predicted - measured) == 2) << predicted << " " << measured;
   }
 }
 

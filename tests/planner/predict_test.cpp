@@ -81,6 +81,33 @@ TEST(Predict, BetterHardwareIsNeverSlowerAndTwiceTheBatchNeverMoreThanTwice) {
 }
 
 // By closed forms what the simulation says, but for uneven ends and messages.
+TEST(Predict, PlansFitToTheByte) {
+  Case c = case_of("llama2-7b", "h100", "megatron");
+  c.layout = {.plan = {.tp = 8}};
+  c.hardware.reserved_bytes = 0;
+  const Prediction p = predict(c);
+  for (const double over : {-1, 0, 1}) {
+    c.hardware.memory_bytes = p.memory[p.fullest].peak() - over;
+    EXPECT_EQ(predict(c).fits, over <= 0) << over;
+    EXPECT_NEAR(predict(c).over_bytes, std::max(0.0, over), 1e-4) << over;
+  }
+}
+
+// 6 FLOPs for each of 6,738,415,616 parameters but the table of 32,000 x 4,096 and the last norm; 12 for each of 32
+// layers, 4,096 channels and 4,096 keys.
+TEST(Predict, RatesAreWorkOverTime) {
+  constexpr double kFlops = 6.0 * (6738415616 - 131072000 - 4096) + 12.0 * 32 * 4096 * 4096, kTokens = 16 * 4096;
+  Case c = case_of("llama2-7b", "h100", "megatron");
+  c.layout = {.plan = {.dp = 2, .tp = 4, .microbatches = 4}, .sequences = 2};
+  c.hardware.peak_flops = 1e15, c.hardware.range_fastest = 0.75, c.hardware.range_slowest = 1.5;
+  const Prediction p = predict(c);
+  EXPECT_DOUBLE_EQ(p.tokens_per_s, kTokens / p.step_s);
+  EXPECT_DOUBLE_EQ(p.tflops_per_rank, kFlops * kTokens / 8 / p.step_s / 1e12);
+  EXPECT_DOUBLE_EQ(p.mfu, p.tflops_per_rank / 1000);
+  EXPECT_DOUBLE_EQ(p.hfu, p.mfu);  // nothing is recomputed
+  EXPECT_EQ(std::pair(p.fastest_s, p.slowest_s), std::pair(0.75 * p.step_s, 1.5 * p.step_s));
+}
+
 TEST(Predict, EstimatesAreNear) {
   for (uint64_t trial = 0; trial < 100; ++trial) {
     const Case c = drawn(trial);

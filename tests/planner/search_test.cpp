@@ -264,6 +264,29 @@ TEST(Recommendation, SaysWhyAndWhatElse) {
     EXPECT_EQ(w.layout.batch(), 64);
   }
   EXPECT_FALSE(r.weakest_assumption.empty());
+  for (const double share : {0.919, 0.921}) {  // of the memory that the fullest rank takes
+    q.hardware.memory_bytes =
+        q.hardware.reserved_bytes + a.best[0].prediction.memory[a.best[0].prediction.fullest].peak() / share;
+    EXPECT_EQ(recommend(q, a).why[2].find("that is tight") != std::string::npos, share > 0.92) << share;
+  }
+}
+
+// Differences below 0.1% of the time and 0.1 GB are none.
+TEST(Recommendation, ComparesTimeAndMemory) {
+  const auto candidate = [](double seconds, double gigabytes) {
+    return Candidate{{}, {.step_s = seconds, .parts = {.tp = seconds}, .memory = {{.parameters = 1e9 * gigabytes}}}};
+  };
+  const std::tuple<double, double, const char*> table[] = {
+      {1.0009, 8.09, "as fast"},
+      {1.0011, 8.11, "0.1% slower: 1.1 ms more for tp; 0.1 GB more on the fullest rank"},
+      {0.9991, 7.91, "as fast"},
+      {0.9989, 7.89, "0.1% faster; 0.1 GB less on the fullest rank"},
+      {3.5, 8, "250.0% slower: 2.50 s more for tp"}};
+  for (const auto& [seconds, gigabytes, words] : table)
+    EXPECT_EQ(compared(candidate(seconds, gigabytes), candidate(1, 8)), words);
+  Candidate large = candidate(1, 8);
+  large.prediction.fits = false, large.prediction.over_bytes = 1.26e9, large.prediction.largest = "optimizer";
+  EXPECT_EQ(compared(large, candidate(1, 8)), "does not fit: 1.3 GB too much, most of it optimizer");
 }
 
 // On the machine that is named another plan is faster indeed.

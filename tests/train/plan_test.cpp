@@ -365,6 +365,12 @@ TEST(Straggler, IsTheOneThatStandsOutOrNobody) {
   EXPECT_FALSE(straggler_of({8, 12, 7, 8}, 10));       // not twice the others' mean
   EXPECT_FALSE(straggler_of({0, 1.5}, 1.9));           // too short a run to say
   EXPECT_FALSE(straggler_of({0}, 10));
+  // One unit on either side of each limit: 6 s are a fifth of 30 s, 6 s are twice 3 s, and 2 s are enough.
+  for (const double more : {-0.001, 0.0, 0.001}) {
+    EXPECT_EQ(straggler_of({0, 6 + more, 0, 0}, 10).has_value(), more >= 0) << more;
+    EXPECT_EQ(straggler_of({3, 6 + more, 3, 3}, 9).has_value(), more >= 0) << more;
+    EXPECT_EQ(straggler_of({0, 1}, 2 + more).has_value(), more >= 0) << more;
+  }
   EXPECT_FALSE(straggler_of({}, 10));
 }
 

@@ -256,6 +256,7 @@ TEST(MemoryCheck, RefusesByTheByteAndSaysWhatFits) {
   const Job job = small_job({.dp = 2}, 48);
   const int64_t needed = total_of(job);
   EXPECT_FALSE(memory_refusal(job, {.ranks = 2}, {needed, "a test leaves"}));
+  EXPECT_TRUE(memory_refusal(job, {.ranks = 2}, {needed - 1, "a test leaves"}));
   for (const double share : {0.999, 0.5, 0.2}) {
     const auto most = static_cast<int64_t>(static_cast<double>(needed) * share);
     const auto refusal = memory_refusal(job, {.ranks = 2}, {most, "a test leaves"});
@@ -278,6 +279,18 @@ TEST(MemoryCheck, RefusesByTheByteAndSaysWhatFits) {
     for (int64_t m = 1; m < microbatches; ++m) EXPECT_TRUE(24 % m != 0 || total(m, 48) > most) << m;  // nor fewer do
     EXPECT_LE(total(1, batch), most);
     EXPECT_GT(total(1, batch + 2), most);
+  }
+}
+
+// Without activations: 16 bytes of value, gradient and two moments for each parameter. Tables of 200 tokens and of 64
+// positions, four layers of 12 x 64^2 in matrices, 9 x 64 in biases and 4 x 64 in norms, and the last norm.
+TEST(MemoryCheck, LeastMemoryIsRefusedByTheByte) {
+  const Job job = small_job({.dp = 2});
+  constexpr int64_t kParameters = (200 + 64) * 64 + 4 * (12 * 64 * 64 + 13 * 64) + 2 * 64;
+  for (const int64_t ranks : {1, 2}) {  // of this host: half of it, or all
+    const int64_t bytes = 16 * kParameters * ranks / 2;
+    EXPECT_FALSE(least_refusal(job, ranks, {bytes, "a test leaves"}));
+    EXPECT_TRUE(least_refusal(job, ranks, {bytes - 1, "a test leaves"}));
   }
 }
 

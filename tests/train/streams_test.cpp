@@ -4,6 +4,8 @@
 
 #include <fstream>
 #include <mutex>
+#include <numeric>
+#include <set>
 #include <unordered_map>
 
 #include "data/examples.h"
@@ -166,15 +168,30 @@ TEST(RandomStreams, ParametersHaveTheirOwn) {
   expect_independent(all);
 }
 
-// Whether the nth sequence is in the second half of its source, of which a token at `at` is the number.
-std::vector<bool> order_of(const Sequences& sequences, int64_t first, int64_t each, int64_t half, size_t at = 0) {
+// The token at the beginning of 256 sequences, each so many after the one before.
+std::vector<double> firsts(const Sequences& sequences, int64_t first, int64_t each = 1) {
   std::vector<double> out;
   std::vector<int32_t> inputs(kContext), targets(kContext);
   for (int64_t i = first; i < first + 256 * each; i += each) {
     sequences.load(i / kBatch, i % kBatch, 1, inputs.data(), targets.data());
-    out.push_back(inputs[at]);
+    out.push_back(inputs[0]);
   }
-  return above(out, static_cast<double>(half));
+  return out;
+}
+
+// 120 tokens of four texts with the same prompt, by a model whose logits are equal.
+std::vector<std::vector<double>> texts(uint64_t seed, int64_t ranks) {
+  std::vector<std::vector<double>> out(4);
+  const Job job{.model = gpt(), .optim = {.batch = kBatch}, .plan = {.dp = ranks, .threads_per_rank = 1}};
+  train(job, 0, [&](Trainer& trainer, Communicator&) {
+    for (const Parameter* p : trainer.model().parameters()) Tensor(p->var.value()).fill(0);
+    Generator(trainer).write(std::vector<std::vector<int32_t>>(4, {1}), 120, {.seed = seed, .vocab = 64},
+                             [&](size_t text, int32_t token) {
+                               out[text].push_back(token);
+                               return true;
+                             });
+  });
+  return out;
 }
 
 // Epochs of windows and of examples, windows anywhere, synthetic tokens, and texts that are written together.
@@ -190,49 +207,35 @@ TEST(RandomStreams, DataAndTextsHaveTheirOwn) {
   };
   const TemporaryDirectory folder(std::filesystem::temp_directory_path() / "tessera-streams-");
   std::ofstream file(folder.path() / "rows.jsonl");
-  for (int i = 0; i < 600; ++i)
-    file << R"({"prompt": ")" << (i < 300 ? 'a' : 'b')
-         << R"(", "completion": "x"})"
-            "\n";
+  for (int i = 0; i < 600; ++i) file << R"({"text": ")" << (i < 300 ? 'a' : 'b') << "xyz\"}\n";
   file.close();
   const Dataset examples = load_examples(folder.path() / "rows.jsonl", {.name = "bytes"}, {.context = kContext});
-  const ModelConfig model{.layers = 1, .heads = 1, .channels = 8, .context = kContext, .vocab = 64};
   Streams all;
-  std::mutex one_at_a_time;
   for (const uint64_t seed : {1U, 2U}) {
-    const auto add = [&](const std::string& what, const std::vector<bool>& bits) {
-      all[fmt::format("{} of seed {}", what, seed)] = bits;
+    const auto add = [&](const std::string& what, const std::vector<double>& values, double limit) {
+      all[fmt::format("{} of seed {}", what, seed)] = above(values, limit);
     };
     const auto of = [&](const Dataset& d, bool shuffle) { return sequences_of(d, kContext, kBatch, seed, shuffle); };
-    const Sequences anywhere = of(windows(0), false), epochs = of(windows(0), true);
+    const Sequences one = of(windows(0), true);
     std::vector<Dataset> sources;
     for (const int32_t begin : {0, kTokens}) sources.push_back(windows(begin));
     const Sequences both = of(mixed({{"a", 1}, {"b", 1}}, std::move(sources)), false);
-    add("windows anywhere", order_of(anywhere, 0, 1, kTokens / 2));
     for (const int64_t epoch : {0, 1}) {
-      const std::vector<bool> alone = order_of(epochs, epoch * kWindows, 1, kTokens / 2);
-      add(fmt::format("epoch {}", epoch), alone);
-      EXPECT_EQ(order_of(both, epoch * 2 * kWindows, 2, kTokens / 2), alone);  // the first source is ordered as alone
-      add(fmt::format("epoch {} of the second source", epoch),
-          order_of(both, epoch * 2 * kWindows + 1, 2, kTokens + kTokens / 2));
+      const std::string name = fmt::format("epoch {}", epoch);
+      const std::vector<double> alone = firsts(one, epoch * kWindows);
+      EXPECT_EQ(firsts(both, epoch * 2 * kWindows, 2), alone) << name;  // the first source's order
+      add(name, alone, kTokens / 2);
+      add(name + " of source 2", firsts(both, epoch * 2 * kWindows + 1, 2), kTokens + kTokens / 2);
+      add(name + " of examples", firsts(of(examples, false), epoch * examples.train_examples->count()), 'a');
     }
-    for (const int64_t epoch : {0, 1})
-      add(fmt::format("epoch {} of examples", epoch),
-          order_of(of(examples, false), epoch * examples.train_examples->count(), 1, 'a'));
-    std::map<size_t, std::vector<double>> texts[2];
-    for (const int64_t ranks : {1, 2})
-      train({.model = model, .optim = {.batch = kBatch}, .plan = {.dp = ranks, .threads_per_rank = 1}}, 0,
-            [&](Trainer& trainer, Communicator&) {
-              Generator(trainer).write(std::vector<std::vector<int32_t>>(4, {1}), 120, {.seed = seed, .vocab = 64},
-                                       [&](size_t text, int32_t token) {
-                                         const std::lock_guard lock(one_at_a_time);
-                                         texts[ranks - 1][text].push_back(token);
-                                         return true;
-                                       });
-            });
-    EXPECT_EQ(texts[0], texts[1]);
-    for (const auto& [number, tokens] : texts[0]) add(fmt::format("text {}", number), above(tokens, 31));
-    add("synthetic tokens", order_of(counted_sequences(64, kContext, kBatch, seed), 0, 1, 31));
+    const std::vector<double> anywhere = firsts(of(windows(0), false), 0);
+    add("windows anywhere", anywhere, kTokens / 2);
+    // 256 draws of 4,096 positions: 248 different ones are expected.
+    EXPECT_GT(std::set<double>(anywhere.begin(), anywhere.end()).size(), 230U);
+    add("synthetic tokens", firsts(counted_sequences(64, kContext, kBatch, seed), 0), 31);
+    const std::vector<std::vector<double>> written = texts(seed, 1);
+    EXPECT_EQ(texts(seed, 2), written);
+    for (size_t i = 0; i < written.size(); ++i) add(fmt::format("text {}", i), written[i], 31);
   }
   expect_independent(all);
 }
