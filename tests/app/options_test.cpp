@@ -189,7 +189,8 @@ TEST(CommandLine, DescribesEveryOption) {
 // Of every option: its default, or what its help has in brackets. A change of one changes its line of the list too.
 TEST(CommandLine, DefaultsAreThoseOfTheList) {
   std::set<std::string> found, expected;
-  for (const Json& c : Json::parse(std::get<Print>(parsed("describe --format json")).text).at("commands"))
+  const Json all = Json::parse(std::get<Print>(parsed("describe --format json")).text);
+  for (const Json& c : all.at("commands"))
     for (const Json& o : c.at("options")) {
       std::string in_help;
       const std::string help = o.at("help");
