@@ -1,7 +1,10 @@
 // Command line and configuration file: what they set, and what they say about mistakes.
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <set>
 
 #include "app/job_of.h"
 #include "app/run/pretrained.h"

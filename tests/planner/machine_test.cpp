@@ -1,4 +1,5 @@
 // A machine that is measured: constants from times, the file that keeps them, and ranks that share processors.
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 
