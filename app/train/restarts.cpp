@@ -14,6 +14,7 @@
 #include "app/signals.h"
 #include "data/json.h"
 #include "data/process.h"
+#include "parallel/comm/wait.h"
 
 namespace tessera {
 
@@ -199,8 +200,8 @@ class Launcher {
     if (const int ranks = StartedProgram::end_rest(kPatience); ranks > 0)
       say(fmt::format("ended {} {} that the last start had left", ranks, ranks == 1 ? "process" : "processes"));
     if (o_.rank.value_or(0) > 0) return;  // the lock is rank 0's
-    const Clock::time_point patient = Clock::now() + std::chrono::seconds(static_cast<int64_t>(whole_.timeout));
-    for (bool told = false; RunLock::is_held(run_) && Clock::now() < patient && interrupted() == 0;
+    AwakeTimer timer;
+    for (bool told = false; RunLock::is_held(run_) && timer.seconds() < whole_.timeout && interrupted() == 0;
          std::this_thread::sleep_for(std::chrono::milliseconds(100)))
       if (!std::exchange(told, true))
         say(fmt::format("waiting for {}, which still writes to {}", RunLock::read(run_), run_.string()));

@@ -354,8 +354,7 @@ void Communicator::count_again(const OpCounts& more) {
 void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
   constexpr int kYields = 1000;
   constexpr auto kNap = std::chrono::microseconds(20);
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
+  AwakeTimer timer;
   Reminder reminder;
   const auto still_busy = [&] {
     if constexpr (kWithCuda)
@@ -366,7 +365,7 @@ void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
   try {
     for (int spins = 0; still_busy(); ++spins) {
       if (spins % 64 == 0) {
-        const double waited = std::chrono::duration<double>(Clock::now() - start).count();
+        const double waited = timer.seconds();
         transport_->look_after(waited, during);
         if (flight_ && size() > 1 && reminder.is_due(waited))
           flight_->overdue(axis_, during, -1, "", waited, reminder.again());

@@ -73,19 +73,18 @@ std::vector<int> Transport::members_of(int color, int key) {
 }
 
 void Transport::await_message(int from, int64_t bytes, double timeout_s, const std::function<bool(double)>& has_come) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
+  AwakeTimer timer;
   const std::string what = receiving(bytes);
   PeerWait observer(*this, from, [&what] { return std::pair(what, std::string()); });
   Reminder reminder;
   double waited = 0;
   while (!has_come(waited)) {
-    waited = std::chrono::duration<double>(Clock::now() - start).count();
+    waited = timer.seconds();
     if (reminder.is_due(waited)) observer.overdue(waited, reminder.again());
     if (failed_rank() >= 0) throw PeerFailed(what + ": " + failure());
     if (waited > timeout_s) throw CommError(what + ": " + sent_nothing(world_rank(from), timeout_s));
   }
-  observer.waited(std::chrono::duration<double>(Clock::now() - start).count());
+  observer.waited(timer.seconds());
 }
 
 void Transport::check_size(int from, int64_t bytes, int64_t sent) const {

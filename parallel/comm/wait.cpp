@@ -15,9 +15,8 @@ namespace tessera {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr int kSpins = 2000, kSpinsWhenCrowded = 20;
-constexpr auto kYielding = std::chrono::microseconds(100);
+constexpr double kYielding_s = 100e-6;
 constexpr long kSlice_ns = 20'000'000;  // a sleeper looks up this often, for a rank that failed or the time,
 constexpr long kBusySlice_ns = 50'000;  // and this often when it has something to do meanwhile
 
@@ -60,23 +59,20 @@ Waited wait_for(Flag& flag, uint32_t value, const Patience& patience, WaitObserv
     if (reached(flag.value, value, std::memory_order_acquire)) return Waited::arrived;
     pause();
   }
-  const auto start = Clock::now();
-  const auto deadline =
-      start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(patience.timeout_s));
-  const auto seconds_at = [&](Clock::time_point now) { return std::chrono::duration<double>(now - start).count(); };
+  AwakeTimer timer;
   Reminder reminder;
   while (!reached(flag.value, value, std::memory_order_acquire)) {
     if (has_failed(patience)) return Waited::poisoned;
     const bool busy = patience.meanwhile && patience.meanwhile();
-    const auto now = Clock::now();
-    if (now >= deadline) return Waited::timed_out;
-    if (observer && reminder.is_due(seconds_at(now))) observer->overdue(seconds_at(now), reminder.again());
-    if (now - start < kYielding)
+    const double waited = timer.seconds();
+    if (waited >= patience.timeout_s) return Waited::timed_out;
+    if (observer && reminder.is_due(waited)) observer->overdue(waited, reminder.again());
+    if (waited < kYielding_s)
       sched_yield();
     else
       sleep_on(flag, value, busy ? kBusySlice_ns : kSlice_ns);
   }
-  if (observer) observer->waited(seconds_at(Clock::now()));
+  if (observer) observer->waited(timer.seconds());
   return Waited::arrived;
 }
 

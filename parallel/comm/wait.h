@@ -4,10 +4,12 @@
 // makes two ranks on two cores ten times slower. A flag is a word in memory that both ranks see (of one process, or of
 // a window that processes share), raised to ever higher numbers by one rank and waited for by the others.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <utility>
 
 #include "tensor/error.h"
 
@@ -21,6 +23,24 @@ struct alignas(128) Flag {
 
 // Raises the flag and wakes who sleeps on it. What was written before is visible to those who see the new value.
 void raise(Flag& flag, uint32_t value);
+
+// How long a wait has lasted for this process. The time for which the process was stopped (a suspended laptop, a frozen
+// container) does not count, because the ranks it waits for were stopped too: a step between two readings counts as at
+// most kMaxStep, so a wait reads it more often than that.
+class AwakeTimer {
+ public:
+  static constexpr auto kMaxStep = std::chrono::milliseconds(250);
+  // Seconds since it was made.
+  double seconds() {
+    const auto now = std::chrono::steady_clock::now();
+    awake_ += std::min<std::chrono::steady_clock::duration>(now - std::exchange(last_, now), kMaxStep);
+    return std::chrono::duration<double>(awake_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::duration awake_{};
+};
 
 struct Patience {
   double timeout_s = 300;

@@ -145,6 +145,22 @@ TEST_F(OneRunTest, ARankThatNeverBeginsEndsTheJob) {
   expect_has(r.err, "tessera: [rank 0] MPI_Init: the others did not come within 2 s");
 }
 
+TEST_F(OneRunTest, RankThatEndsBeforeMpiBeginsIsReportedByTheOthers) {
+  const auto ran = [&](const std::string& first) {
+    return run_program("mpirun",
+                       fmt::format("--allow-run-as-root --oversubscribe -n 2 sh -c '{}; exec {} train {} --steps 2 "
+                                   "--timeout 20'",
+                                   first, TESSERA_BINARY, kSmall));
+  };
+  const Ran killed = ran("test $OMPI_COMM_WORLD_RANK = 0 || { sleep 1; kill -KILL $$; }");
+  EXPECT_NE(killed.status, 0);
+  expect_has(killed.err, "tessera: [rank 0] MPI_Init: the launcher ends the job (SIGTERM); another rank ended before");
+  const Ran few = ran("ulimit -n 16");
+  EXPECT_EQ(few.status, 2);
+  expect_has(few.err, "[mpi] MPI needs at least 64 file descriptors, and `ulimit -n` is 16");
+  EXPECT_EQ(ran("ulimit -Sn 16").status, 0) << "a soft limit is raised";
+}
+
 TEST_F(OneRunTest, ProcessesThatWereToldOtherThingsDoNotTrain) {
   const std::string all = "train " + kSmall + "--out run ";
   const auto refused = [&](const std::string& first, const std::string& second, const std::string& words) {

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Kills or stops one rank at a random moment, under mpirun or over TCP. All others must end soon, with the program's own line,
-a status that is not 0, and no process left behind.
+a status that is not 0, and no process left behind. Or suspends all ranks (threads, TCP, mpirun) for longer than the timeout,
+as a closed laptop or a frozen container does, or kills a rank during the rendezvous and starts it again: the run must end
+with status 0 and write the file that it writes undisturbed.
 
     tests/campaign/stops.py PROGRAM [--runs 60] [--seed 1] [--only N] [--slack 20]
 
 A rank may be killed or stopped from the moment on in which its process begins. `bench` has no --timeout, so it is killed
 only. --slack: seconds for starting, and for ending all, besides; more on a busy machine.
 """
+import filecmp
 import os
 import random
 import shlex
@@ -91,14 +94,70 @@ def one(program, home, dice, slack):
     return f"{drawn}; the others ended {took:.1f} s later", seen
 
 
+SHORT = f"train {TINY.replace('--steps 300', '--steps 60')} --timeout {TIMEOUT} --ranks 2 --no-eval"
+
+
+def goes_on(program, home, dice, slack):
+    """(what was drawn, complaints) of a disturbance after which a run must go on"""
+    kind = dice.choice(["suspended", "restarted"])
+    how = dice.choice(["tcp", "mpirun", "threads"]) if kind == "suspended" else "tcp"
+    words, env = shlex.split(SHORT), {**os.environ, "OMP_WAIT_POLICY": "passive", "TESSERA_CACHE": os.path.join(home, "cache")}
+    if os.path.exists(run := os.path.join(home, "again")):
+        shutil.rmtree(run)
+    command, where = [program, *words, "--out", "again"], free_address()
+    victim, moment, pause = dice.randrange(2), dice.random() ** 2 * 2, TIMEOUT + 1 + dice.random() * 2
+    with open(os.path.join(home, "err"), "wb") as err:
+        def start(words):
+            return subprocess.Popen(words, cwd=home, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err)
+        def rank(r):
+            return start([*command, "--rendezvous", where, "--rank", str(r)])
+        if kind == "restarted":
+            drawn = f"rank {victim} is killed {moment:.2f} s into the rendezvous and started again"
+            first = rank(victim)
+            time.sleep(moment)
+            first.kill()
+            first.wait()
+            other = rank(1 - victim)  # which may have found the first one, or finds the second
+            time.sleep(dice.random())
+            jobs = [other, rank(victim)]
+        else:
+            drawn = f"all ranks ({how}) are suspended after {moment:.2f} s for {pause:.1f} s"
+            jobs = [rank(0), rank(1)] if how == "tcp" else [start(command if how == "threads" else [*MPIRUN, *command])]
+            found = [j.pid for j in jobs]
+            while how == "mpirun" and len(found := ranks(program, jobs[0].pid)) < 2 and jobs[0].poll() is None:
+                time.sleep(0.002)
+            time.sleep(moment)
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                for pid in found:
+                    if is_program(program, pid):
+                        os.kill(pid, number)
+                time.sleep(pause if number == signal.SIGSTOP else 0)
+        seen = []
+        for j in jobs:
+            try:
+                if (status := j.wait(timeout=60 + slack)) != 0:
+                    seen.append(f"status {status}")
+            except subprocess.TimeoutExpired:
+                seen.append("has not ended")
+                j.kill()
+    made, wanted = (os.path.join(home, run, "checkpoints/step-60/model.safetensors") for run in ("again", "undisturbed"))
+    if not seen and not filecmp.cmp(made, wanted, shallow=False):
+        seen.append("other weights than those of an undisturbed run")
+    if seen:
+        seen.append(Path(home, "err").read_text(errors="replace")[-300:])
+    return drawn, seen
+
+
 def main():
     o = options(__doc__, runs=60, seed=1, only=None, slack=20.0)
     program, bad = os.path.realpath(o.program), 0
     with tempfile.TemporaryDirectory() as home:
         write_text(home)
         subprocess.run([program, "train", *shlex.split(TINY), "--steps", "2", "--quiet", "--out", "first"], cwd=home, check=True, capture_output=True)
+        subprocess.run([program, *shlex.split(SHORT), "--quiet", "--out", "undisturbed"], cwd=home, check=True, capture_output=True)
         for i in range(o.runs) if o.only is None else [o.only]:
-            drawn, seen = one(program, home, random.Random(f"{o.seed} {i}"), o.slack)
+            dice = random.Random(f"{o.seed} {i}")
+            drawn, seen = (goes_on if dice.random() < 0.5 else one)(program, home, dice, o.slack)
             print(f"{i}: {drawn}{''.join('; WRONG: ' + s for s in seen)}", flush=True)
             bad += bool(seen)
     print(f"{bad} of {o.runs if o.only is None else 1} runs ended otherwise than they must")

@@ -189,6 +189,44 @@ TEST(Rendezvous, StrangersAreHungUpOn) {
   EXPECT_EQ(errors, Texts(4));
 }
 
+// A supervisor starts a rank again that was killed while others waited.
+TEST(Rendezvous, RestartedRankReplacesItsFormerProcess) {
+  for (const int ended : {0, 1, 2}) {
+    const std::string address = free_address();
+    const Texts errors = run_ranks(3, [&](int rank) {
+      if (ended == 0 && rank == 0) {  // the first process of rank 0: it listens, hears of ranks, and ends
+        const auto [host, port] = parse_address(address);
+        const Addresses at = resolved(host, port, address);
+        const Descriptor listener = listening_on(at->ai_addr, at->ai_addrlen, at->ai_family);
+        ASSERT_TRUE(listener && wait_for(listener.get(), POLLIN, Deadline(10)));
+        const Descriptor guest(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        Hello hello;
+        ASSERT_TRUE(read_all(guest.get(), &hello, sizeof(hello), Deadline(10)));
+      }
+      if (ended > 0 && rank == ended) {
+        const Hello hello{.ranks = 3, .rank = static_cast<uint32_t>(rank)};
+        stranger(address, {reinterpret_cast<const char*>(&hello), sizeof(hello)});
+        std::this_thread::sleep_for(std::chrono::milliseconds(rank == 1 ? 0 : 150));
+      }
+      if (rank > 0 && rank != ended) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      const Met met = meet({.address = address, .rank = rank, .ranks = 3, .timeout_s = 20});
+      EXPECT_EQ(std::ranges::count_if(met.peers, [](const Descriptor& peer) { return bool(peer); }), 2);
+    });
+    EXPECT_EQ(errors, Texts(3)) << "rank " << ended;
+  }
+}
+
+TEST(Rendezvous, RankThatEndsAndDoesNotReturnIsNamed) {
+  const std::string address = free_address();
+  const Texts errors = run_ranks(2, [&](int rank) {
+    if (rank == 0) return void(meet({.address = address, .rank = 0, .ranks = 3, .timeout_s = 0.5}));
+    const Hello hello{.ranks = 3, .rank = 2};
+    stranger(address, {reinterpret_cast<const char*>(&hello), sizeof(hello)});
+  });
+  EXPECT_EQ(errors[0],
+            "[rendezvous] ranks 1, 2 did not come to " + address + " within 0.5 s; rank 2 had come and ended");
+}
+
 TEST(Rendezvous, WhoIsMissingIsSaidToAll) {
   const std::string address = free_address();
   const Texts errors =

@@ -13,6 +13,20 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// A process that was stopped reads its clock late: of that gap a wait counts a quarter of a second.
+TEST(Waiting, TimeInWhichTheProcessIsStoppedDoesNotCount) {
+  AwakeTimer timer;
+  EXPECT_LT(timer.seconds(), 0.1);
+  for (int i = 0; i < 5; ++i) {
+    std::this_thread::sleep_for(milliseconds(20));
+    timer.seconds();
+  }
+  const double before = timer.seconds();
+  EXPECT_GE(before, 0.1);
+  std::this_thread::sleep_for(milliseconds(700));
+  EXPECT_NEAR(timer.seconds() - before, 0.25, 1e-6);
+}
+
 TEST(Waiting, NobodyLeavesABarrierBeforeTheLastHasCome) {
   for (const int ranks : {2, 3, 5})
     for (int late = 0; late < ranks; ++late) {

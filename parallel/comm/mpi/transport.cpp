@@ -340,7 +340,7 @@ std::string MpiWatch::failure() const {
 MpiWatch::Blocking::Blocking(MpiWatch& watch, std::string what) : watch_(watch) {
   const std::lock_guard lock(watch.mutex_);
   id_ = watch.next_id_++;
-  watch.entries_.push_back({id_, std::move(what), Clock::now()});
+  watch.entries_.push_back({id_, std::move(what), watch.timer_.seconds()});
 }
 
 MpiWatch::Blocking::~Blocking() {
@@ -392,12 +392,12 @@ void MpiWatch::look_at_signal() {
 }
 
 void MpiWatch::look_at_calls() {
-  const auto limit = std::chrono::duration<double>(options_.timeout_s);
   std::string late;
   {
     const std::lock_guard lock(mutex_);
+    const double now = timer_.seconds();
     for (const Entry& entry : entries_)
-      if (late.empty() && Clock::now() - entry.since > limit) late = entry.what;
+      if (late.empty() && now - entry.since > options_.timeout_s) late = entry.what;
   }
   if (late.empty() || !fail(options_.world_rank, late, false)) return;
   options_.abort(late + ": MPI did not end it within " + seconds_text(options_.timeout_s) +

@@ -5,10 +5,13 @@
 #include <sched.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -106,8 +109,8 @@ MpiAlarm::MpiAlarm(double timeout_s, const char* what) {
     std::mutex mutex;
     std::unique_lock lock(mutex);
     std::condition_variable_any ended;
-    ended.wait_for(lock, over, std::chrono::duration<double>(timeout_s), [] { return false; });
-    if (over.stop_requested()) return;
+    for (AwakeTimer timer; timer.seconds() < timeout_s;)
+      if (ended.wait_for(lock, over, std::chrono::milliseconds(100), [&] { return over.stop_requested(); })) return;
     std::fprintf(stderr, "tessera: [rank %d] %s: the others did not come within %s; one is stopped or has gone\n",
                  static_cast<int>(number_in("OMPI_COMM_WORLD_RANK")), what, seconds_text(timeout_s).c_str());
     std::fflush(nullptr);
@@ -119,13 +122,56 @@ MpiAlarm::MpiAlarm(double timeout_s, const char* what) {
   }
 }
 
+namespace {
+
+// Open MPI opens pipes, sockets and files for its messages; with fewer descriptors it ends the process without naming
+// the cause.
+void require_descriptors() {
+  constexpr rlim_t kMinDescriptors = 64;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kMinDescriptors) return;
+  const rlim_t found = std::exchange(limit.rlim_cur, std::min(kMinDescriptors, limit.rlim_max));
+  if (limit.rlim_cur < kMinDescriptors || ::setrlimit(RLIMIT_NOFILE, &limit) != 0)
+    throw Error("[mpi] MPI needs at least " + std::to_string(kMinDescriptors) +
+                " file descriptors, and `ulimit -n` is " + std::to_string(found));
+}
+
+// The launcher ends all ranks by SIGTERM when one has ended. Inside MPI_Init nothing else of the program runs that
+// could say so, hence a handler; what SIGTERM did before follows.
+class TerminationDuringInit : NotCopied {
+ public:
+  TerminationDuringInit() {
+    const std::string line =
+        "tessera: [rank " + std::to_string(number_in("OMPI_COMM_WORLD_RANK")) +
+        "] MPI_Init: the launcher ends the job (SIGTERM); another rank ended before all had begun\n";
+    length_ = line.copy(text_.data(), text_.size());
+    struct sigaction action {};
+    action.sa_handler = [](int number) {
+      [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text_.data(), length_);
+      ::sigaction(SIGTERM, &before_, nullptr);
+      ::raise(number);
+    };
+    ::sigaction(SIGTERM, &action, &before_);
+  }
+  ~TerminationDuringInit() { ::sigaction(SIGTERM, &before_, nullptr); }
+
+ private:
+  static inline std::array<char, 200> text_{};
+  static inline size_t length_ = 0;
+  static inline struct sigaction before_ {};
+};
+
+}  // namespace
+
 MpiSession::MpiSession(double timeout_s) : timeout_s_(timeout_s), exceptions_(std::uncaught_exceptions()) {
   int running = 0, provided = MPI_THREAD_SINGLE;
   MPI_Initialized(&running);
   if (running) {
     MPI_Query_thread(&provided);
   } else {
+    require_descriptors();
     messages_ = place_messages();
+    const TerminationDuringInit termination;
     const MpiAlarm alarm(timeout_s_, "MPI_Init");
     mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);

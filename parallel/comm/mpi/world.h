@@ -71,7 +71,7 @@ class MpiWatch : NotCopied {
   struct Entry {
     int64_t id;
     std::string what;
-    std::chrono::steady_clock::time_point since;
+    double since;  // by timer_
   };
   void loop();
   void look_at_processes();
@@ -84,6 +84,7 @@ class MpiWatch : NotCopied {
   std::atomic<bool> closing_{false};
   std::chrono::steady_clock::time_point failed_since_{}, signal_since_{};
   std::mutex mutex_;
+  AwakeTimer timer_;
   std::vector<Entry> entries_;
   int64_t next_id_ = 0;
   std::thread thread_;

@@ -101,8 +101,7 @@ std::string NcclTransport::in_vain(const Call* call) const {
 }
 
 void NcclTransport::wait_until(bool (NcclApi::*reached)(), const std::string& during, const Call* call) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
+  AwakeTimer timer;
   Reminder reminder;
   int late = -1;
   try {
@@ -110,7 +109,7 @@ void NcclTransport::wait_until(bool (NcclApi::*reached)(), const std::string& du
       if (i % 64 != 0) continue;
       check_peers(during);
       if (call) compare(*call);
-      const double waited = std::chrono::duration<double>(Clock::now() - start).count();
+      const double waited = timer.seconds();
       if (waited > timeout_s_) throw CommError(during + ": " + in_vain(call));
       if (const int r = behind(call); r >= 0) late = r;
       if (flight_ && reminder.is_due(waited))
@@ -123,7 +122,7 @@ void NcclTransport::wait_until(bool (NcclApi::*reached)(), const std::string& du
     throw;
   }
   if (flight_ && late >= 0)
-    flight_->waited(world_rank(late), std::chrono::duration<double>(Clock::now() - start).count());
+    flight_->waited(world_rank(late), timer.seconds());
 }
 
 void NcclTransport::look_after(double waited_s, const std::string& during) {

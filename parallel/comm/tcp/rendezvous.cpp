@@ -14,6 +14,7 @@
 #include <exception>
 #include <fstream>
 #include <random>
+#include <set>
 
 #include "parallel/comm/tcp/transport.h"
 #include "parallel/comm/trace.h"
@@ -23,12 +24,9 @@
 
 namespace tessera {
 
-Deadline::Deadline(double seconds)
-    : end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))) {}
-
 int Deadline::ms() const {
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end_ - Clock::now()).count();
-  return static_cast<int>(std::clamp<int64_t>(left + 1, 0, 1000));
+  const double left = 1e3 * (seconds_ - timer_.seconds());
+  return static_cast<int>(std::clamp(left + 1, 0.0, 100.0));
 }
 
 bool wait_for(int fd, int16_t what, const Deadline& deadline) {
@@ -178,6 +176,13 @@ struct Stranger {
   size_t got = 0;
 };
 
+// Whether the other end has closed the connection; nothing is read.
+bool has_ended(const Descriptor& socket) {
+  char next = 0;
+  const ssize_t n = ::recv(socket.get(), &next, 1, MSG_PEEK | MSG_DONTWAIT);
+  return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
 // Rank 0's side.
 class Host {
  public:
@@ -193,8 +198,9 @@ class Host {
       throw FieldError("rendezvous", "rank 0 cannot listen on " + m_.address + ": " + std::strerror(errno) +
                                          "; expected an address of its own host, and a port that is free");
     places_[0].host = this_host();
-    for (int come = 1; come < m_.ranks; come += look()) {
+    while (!all_are_there()) {
       if (deadline_.is_over()) give_up();
+      look();
     }
     answer_all();
     return std::move(met_);
@@ -203,31 +209,41 @@ class Host {
 
  private:
   bool is_there(int rank) const { return rank == 0 || met_.peers[static_cast<size_t>(rank)]; }
+  // A rank that has ended may be started again by a supervisor: its place is free for the new process.
+  bool all_are_there() {
+    for (size_t r = 1; r < met_.peers.size(); ++r)
+      if (met_.peers[r] && has_ended(met_.peers[r])) leave(r);
+    return std::all_of(met_.peers.begin() + 1, met_.peers.end(), [](const Descriptor& peer) { return bool(peer); });
+  }
 
-  // Accepts and reads what there is; the number of ranks that have come.
-  int look() {
+  // Accepts and reads what there is.
+  void look() {
     std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
     for (const Stranger& s : strangers_) polled.push_back({s.socket.get(), POLLIN, 0});
-    if (::poll(polled.data(), polled.size(), deadline_.ms()) <= 0) return 0;
-    int come = 0;
+    if (::poll(polled.data(), polled.size(), deadline_.ms()) <= 0) return;
     for (size_t i = strangers_.size(); i-- > 0;)
-      if (polled[i + 1].revents != 0 && !listen_to(strangers_[i], come))
+      if (polled[i + 1].revents != 0 && !listen_to(strangers_[i]))
         strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));
     if (polled[0].revents != 0)
       if (Descriptor s(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)); s)
         strangers_.push_back({std::move(s)});
     if (strangers_.size() > kMostStrangers) strangers_.pop_front();
-    return come;
+  }
+  void leave(size_t rank) {
+    met_.peers[rank] = Descriptor();
+    left_.insert(rank);
   }
 
   // False when it is a stranger no more: a rank, or gone.
-  bool listen_to(Stranger& s, int& come) {
+  bool listen_to(Stranger& s) {
     const ssize_t n =
         ::recv(s.socket.get(), reinterpret_cast<char*>(&s.hello) + s.got, sizeof(Hello) - s.got, MSG_DONTWAIT);
     if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EINTR);
     s.got += static_cast<size_t>(n);
     if (s.got < sizeof(Hello)) return true;
     if (s.hello.magic != Hello::kMagic) return false;
+    if (s.hello.rank > 0 && s.hello.rank < met_.peers.size())  // it may have ended since poll() looked
+      if (const Descriptor& old = met_.peers[s.hello.rank]; old && has_ended(old)) leave(s.hello.rank);
     std::vector<bool> there;
     for (int r = 0; r < m_.ranks; ++r) there.push_back(is_there(r));
     if (const std::string why = refusal(s.hello, there); !why.empty()) {
@@ -243,7 +259,7 @@ class Host {
                   NI_NUMERICHOST);
     place.port = s.hello.port, place.host = s.hello.host;
     met_.peers[s.hello.rank] = std::move(s.socket);
-    ++come;
+    left_.erase(s.hello.rank);
     return false;
   }
 
@@ -266,8 +282,10 @@ class Host {
   }
 
   [[noreturn]] void give_up() const {
-    const std::string why = fmt::format("[rendezvous] {} did not come to {} within {}", missing(met_, 1), m_.address,
-                                        seconds_text(m_.timeout_s));
+    std::string why = fmt::format("[rendezvous] {} did not come to {} within {}", missing(met_, 1), m_.address,
+                                  seconds_text(m_.timeout_s));
+    if (!left_.empty())
+      why += fmt::format("; rank{} {} had come and ended", left_.size() == 1 ? "" : "s", fmt::join(left_, ", "));
     for (const Descriptor& peer : met_.peers)
       if (peer) refuse(peer, why);
     throw CommError(why);
@@ -277,6 +295,7 @@ class Host {
   Deadline deadline_;
   Descriptor listener_;
   std::deque<Stranger> strangers_;
+  std::set<size_t> left_;  // ranks that came and ended
   std::vector<PeerPlace> places_;
   Met met_;
 };
@@ -288,22 +307,12 @@ class Guest {
 
   Met meet() {
     const auto [host, port] = parse_address(m_.address);
-    std::string why = "it was not tried";
-    Descriptor first = connected(*resolved(host, port, m_.address), deadline_, why);
-    if (!first)
-      throw CommError(fmt::format("[rendezvous] nobody answers at {} within {}: {}; expected rank 0 there", m_.address,
-                                  seconds_text(m_.timeout_s), why));
-    Endpoint own = own_end(first.get());
-    own.set_port(0);
-    const Descriptor listener = listening_on(own.get(), own.size, own.address.ss_family);
-    if (!listener) throw CommError(std::string("[rendezvous] this rank cannot listen: ") + std::strerror(errno));
-    const Hello hello{.ranks = static_cast<uint32_t>(m_.ranks),
-                      .rank = static_cast<uint32_t>(m_.rank),
-                      .host = this_host(),
-                      .port = own_end(listener.get()).port()};
-    if (!write_all(first.get(), &hello, sizeof(hello), deadline_)) gone();
-    read_places(first);
-    met_.peers[0] = std::move(first);
+    const Addresses addresses = resolved(host, port, m_.address);
+    Descriptor listener;
+    while (!come_to_rank_0(*addresses, listener)) {  // it has ended, and may be started again
+      if (deadline_.is_over()) gone();
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
     for (int r = 1; r < m_.rank; ++r) greet(r);
     for (int missing = m_.ranks - 1 - m_.rank; missing > 0;) missing -= accept_one(listener) ? 1 : 0;
     return std::move(met_);
@@ -311,14 +320,37 @@ class Guest {
   const std::vector<PeerPlace>& places() const { return places_; }
 
  private:
+  // False when rank 0 ends before it answers.
+  bool come_to_rank_0(const addrinfo& address, Descriptor& listener) {
+    std::string why = "it was not tried";
+    Descriptor first = connected(address, deadline_, why);
+    if (!first)
+      throw CommError(fmt::format("[rendezvous] nobody answers at {} within {}: {}; expected rank 0 there", m_.address,
+                                  seconds_text(m_.timeout_s), why));
+    Endpoint own = own_end(first.get());
+    own.set_port(0);
+    listener = listening_on(own.get(), own.size, own.address.ss_family);
+    if (!listener) throw CommError(std::string("[rendezvous] this rank cannot listen: ") + std::strerror(errno));
+    const Hello hello{.ranks = static_cast<uint32_t>(m_.ranks),
+                      .rank = static_cast<uint32_t>(m_.rank),
+                      .host = this_host(),
+                      .port = own_end(listener.get()).port()};
+    // rank 0 says itself that others do not come, so it is given a moment more
+    const Deadline later(m_.timeout_s + 5);
+    if (!write_all(first.get(), &hello, sizeof(hello), deadline_) || !wait_for(first.get(), POLLIN, later) ||
+        has_ended(first))
+      return false;
+    read_places(first, later);
+    met_.peers[0] = std::move(first);
+    return true;
+  }
+
   [[noreturn]] void gone() const {
     throw CommError("[rendezvous] what answers at " + m_.address + " is no rank 0 of Tessera, or has ended");
   }
 
-  void read_places(const Descriptor& first) {
+  void read_places(const Descriptor& first, const Deadline& later) {
     Answer answer;
-    // rank 0 says itself that others do not come, so it is given a moment more
-    const Deadline later(m_.timeout_s + 5);
     if (!read_all(first.get(), &answer, sizeof(answer), later) || answer.magic != Hello::kMagic) gone();
     const size_t all = met_.peers.size() * sizeof(PeerPlace);
     if (answer.refused != 0) {

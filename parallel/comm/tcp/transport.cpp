@@ -140,8 +140,8 @@ void TcpWorld::end() {
   for (int peer = 0; peer < size(); ++peer)
     if (peer != rank_) send(peer, {.kind = MessageHead::Kind::goodbye}, nullptr);
   std::unique_lock lock(mutex_);
-  came_.wait_for(lock, std::chrono::duration<double>(timeout_s_),
-                 [&] { return goodbyes_ == size() - 1 || board_.failed_rank() >= 0; });
+  for (const Deadline deadline(timeout_s_); goodbyes_ < size() - 1 && board_.failed_rank() < 0 && !deadline.is_over();)
+    came_.wait_for(lock, kMoment);
   closing_ = true;
 }
 

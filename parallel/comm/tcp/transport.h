@@ -11,15 +11,16 @@
 
 namespace tessera {
 
+// Of time in which this process is not stopped (AwakeTimer).
 class Deadline {
  public:
-  explicit Deadline(double seconds);
-  bool is_over() const { return Clock::now() >= end_; }
+  explicit Deadline(double seconds) : seconds_(seconds) {}
+  bool is_over() const { return timer_.seconds() >= seconds_; }
   int ms() const;  // that poll() may wait, which is then called again
 
  private:
-  using Clock = std::chrono::steady_clock;
-  Clock::time_point end_;
+  double seconds_;
+  mutable AwakeTimer timer_;
 };
 
 // Until it can be read (POLLIN) or written (POLLOUT), or is broken; false: the time is over.
