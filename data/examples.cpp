@@ -236,6 +236,16 @@ struct BadLines {
   }
 };
 
+// Whether a word of a template is the key.
+bool names_key(std::string_view source, const std::string& key) {
+  const auto in_word = [&](size_t at) {
+    return at < source.size() && (std::isalnum(static_cast<uint8_t>(source[at])) != 0 || source[at] == '_');
+  };
+  for (size_t at = source.find(key); at != std::string_view::npos; at = source.find(key, at + 1))
+    if (!in_word(at - 1) && !in_word(at + key.size())) return true;
+  return false;
+}
+
 std::vector<Rendered> read_rendered(const std::filesystem::path& file, const ExampleOptions& o,
                                     const Tokenizer* tokenizer, BadLines& bad, std::vector<std::string>& notes) {
   std::vector<Rendered> out;
@@ -255,7 +265,10 @@ std::vector<Rendered> read_rendered(const std::filesystem::path& file, const Exa
       const bool messages = example.shape == Example::Shape::messages;
       if (messages && !std::exchange(known, true)) own = own_template(o, tokenizer, file.string());
       if (messages && own)
-        std::erase_if(example.unread, [](const std::string& key) { return key.ends_with(" of messages"); });
+        std::erase_if(example.unread, [&](const std::string& key) {  // what the template names, it may read
+          return key.ends_with(kOfMessages) &&
+                 names_key(tokenizer->chat_template(), key.substr(1, key.size() - 2 - kOfMessages.size()));
+        });
       unread.merge(example.unread);
       if (example.shape != Example::Shape::tokens)
         return void(messages && own ? out.push_back({where, own->render(example, where, o.responses_only), true})

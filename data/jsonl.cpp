@@ -110,13 +110,34 @@ constexpr std::pair<std::string_view, Role> kRoles[] = {
     {"system", Role::system},     {"user", Role::user},       {"assistant", Role::assistant},
     {"tool", Role::tool},         {"human", Role::user},      {"gpt", Role::assistant},
     {"chatgpt", Role::assistant}, {"model", Role::assistant}, {"observation", Role::tool}};
-// Keys that would change what a model reads, and that no shape has; and keys of a message that change nothing.
+// Keys that would change what a model reads, and that no shape has; and keys of a message with what it says.
 constexpr std::array<std::string_view, 13> kRefused{"tools",   "functions", "documents",   "chosen", "rejected",
                                                     "history", "image",     "images",      "videos", "audio",
                                                     "audios",  "system",    "position_ids"};
-constexpr std::array<std::string_view, 4> kUseless{"name", "id", "tool_call_id", "timestamp"};
-constexpr std::string_view kWeight = "weight", kCalls = "tool_calls";        // of a message: in the loss, and of tools
-constexpr std::array<std::string_view, 2> kVariables{"tools", "documents"};  // of messages, for templates
+constexpr std::array<std::string_view, 12> kShown{"tool_calls", "function_call", "reasoning_content",
+                                                  "reasoning",  "thinking",      "tools",
+                                                  "documents",  "image",         "images",
+                                                  "videos",     "audio",         "audios"};
+constexpr std::string_view kCalls = "tool_calls";
+// Keys of a message that trainers exclude it by, with the values that exclude and include it: of OpenAI and Mistral,
+// Axolotl, ms-swift and XTuner, torchtune, and the spellings that occur beside these.
+struct Flag {
+  std::string_view key, excludes, includes;
+};
+constexpr std::array<Flag, 12> kFlags{{{"weight", "0", "1"},
+                                       {"loss_weight", "0", "1"},
+                                       {"loss_scale", "0", "1"},
+                                       {"train", "false", "true"},
+                                       {"training", "false", "true"},
+                                       {"trainable", "false", "true"},
+                                       {"loss", "false", "true"},
+                                       {"learn", "false", "true"},
+                                       {"mask", "true", "false"},
+                                       {"masked", "true", "false"},
+                                       {"ignore", "true", "false"},
+                                       {"ignore_loss", "true", "false"}}};
+constexpr std::array<std::string_view, 2> kInnerFlags{"train_detail", "training_detail"};  // Axolotl's, of characters
+constexpr std::array<std::string_view, 2> kVariables{"tools", "documents"};                // of messages, for templates
 // Keys that a shape reads.
 constexpr std::array<std::string_view, 12> kRead{"input_ids",     "labels", "attention_mask", "messages",
                                                  "conversations", "system", "prompt",         "completion",
@@ -127,9 +148,12 @@ bool is_in(const List& list, const Name& name) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
-bool says_nothing(const Json& value) {
-  return is_nothing(value) || (value.is_string() && value.get_ref<const std::string&>().empty());
+bool is_empty(const Json& value) {
+  return value.is_null() || (value.is_string() && value.get_ref<const std::string&>().empty()) ||
+         (value.is_structured() && value.empty());
 }
+
+bool says_nothing(const Json& value) { return is_empty(value) || value == Json(false); }
 
 const Json& present(const Json& object, const char* key, const std::string& what) {
   const Json& found = value_at(object, key);
@@ -183,6 +207,27 @@ bool is_whole(const Json& value) {
   return !value.is_discarded() && (!value.is_structured() || std::all_of(value.begin(), value.end(), is_whole));
 }
 
+// Whether trainers learn a message, by its flags; nothing: none has a value.
+std::optional<bool> included(const Json& message, Role role, const std::string& what) {
+  std::optional<bool> out;
+  std::string_view first;
+  for (const auto& [key, excludes, includes] : kFlags) {
+    const Json& value = value_at(message, key);
+    if (value.is_null()) continue;
+    const bool known = value.is_boolean() || value == 0 || value == 1;
+    const bool set = value == 1 || value == Json(true), learns = set == (includes == "1" || includes == "true");
+    if (!known || (learns && role != Role::assistant))
+      bad_input("{}: the key '{}' is {}; expected {}, or {} of an assistant's", what, key, shown(value, 40), excludes,
+                includes);
+    if (out.value_or(learns) != learns) bad_input("{}: the keys '{}' and '{}' contradict each other", what, first, key);
+    out = learns, first = key;
+  }
+  for (const std::string_view key : kInnerFlags)
+    if (!says_nothing(value_at(message, key)))
+      bad_input("{}: the key '{}' excludes a part of a message; expected whole messages excluded", what, key);
+  return out;
+}
+
 // The message in a row, whose keys stand in their order in `ordered`, which is called for a key that only a model's own
 // template shows.
 template <class F>
@@ -192,17 +237,19 @@ Message message_of(const Json& json, const std::string& what, Example& example, 
   const char* const content = value_at(json, "content").is_null() && json.contains("value") ? "value" : "content";
   InOrder more;
   for (const auto& [key, value] : json.items()) {
-    if (key == role || key == content || key == kWeight || says_nothing(value)) continue;
+    if (key == role || key == content || value.is_null() || std::ranges::count(kFlags, key, &Flag::key) > 0) continue;
     if (!is_whole(value))
       bad_input("{}: in the key '{}' one stands twice, or something is too large or too deep", what, key.substr(0, 40));
     more[key] = nullptr;
-    if (is_in(kUseless, key))
-      example.unread.insert("'" + key + "' of messages");
-    else if (example.unshown.empty())
-      example.unshown =
-          fmt::format("{} has the key '{}'; expected role, content and weight alone", what, key.substr(0, 40));
+    if (is_in(kShown, key)) {
+      if (example.unshown.empty() && !says_nothing(value))
+        example.unshown =
+            fmt::format("{} has the key '{}'; expected role, content and weight alone", what, key.substr(0, 40));
+    } else if (!is_empty(value)) {
+      example.unread.insert("'" + key.substr(0, 40) + "'" + std::string(kOfMessages));
+    }
   }
-  const bool calls = more.contains(kCalls), silent = calls && value_at(json, content).is_null();
+  const bool calls = !says_nothing(value_at(json, kCalls)), silent = calls && value_at(json, content).is_null();
   Message out{role_of(text_of(json, role, what), what), silent ? "" : content_of(json, content, what)};
   if (!more.empty()) {
     InOrder kept;
@@ -219,11 +266,7 @@ Message message_of(const Json& json, const std::string& what, Example& example, 
     out.more = kept.dump();
     out.silent = silent;
   }
-  const Json& weight = value_at(json, kWeight);
-  if (weight.is_null()) return out;
-  if (weight != 0 && (weight != 1 || out.role != Role::assistant))
-    bad_input("{}: the key 'weight' is {}; expected 0, or 1 of an assistant's", what, shown(weight, 40));
-  if (weight == 0) out.learnt = Message::Learnt::never;
+  if (!included(json, out.role, what).value_or(true)) out.learnt = Message::Learnt::never;
   return out;
 }
 
@@ -243,11 +286,12 @@ class RowReader {
     (this->*found->read)();
     InOrder variables;
     for (const auto& [key, value] : row_.items()) {
-      if (read_.contains(key) || says_nothing(value)) continue;
+      if (read_.contains(key) || is_empty(value)) continue;
       if (!is_in(kRefused, key)) {
         out_.unread.insert("'" + key.substr(0, 40) + "'");
         continue;
       }
+      if (says_nothing(value)) continue;
       const std::string why =
           fmt::format("{}: the key '{}' would change what a model reads; a row of {} has no place for it", what_, key,
                       found->keys[0]);

@@ -8,8 +8,9 @@
 //   {"instruction": "...", "input": "...", "output": "...", "system": "..."}
 //   {"text": "..."}
 //
-// A message may have a "weight", 0 or 1, and its content may be a list of parts that are text. What it has besides, as
-// "tool_calls", and a row's "tools" and "documents" are for a model's own template. Other keys that would change what a
+// A message may have a "weight", 0 or 1, or another flag by which trainers exclude it ("train", "loss", "masked"), and
+// its content may be a list of parts that are text. What it has besides, as "tool_calls", and a row's "tools" and
+// "documents" are for a model's own template. Other keys that would change what a
 // model reads are refused; of the rest, Example::unread has the names.
 #pragma once
 #include <cstdint>
@@ -46,8 +47,9 @@ struct Example {
   std::string unshown = {};           // why no built-in template shows all of it, where that is so
   std::vector<int32_t> tokens = {};   // where others made them, and
   std::vector<bool> trained = {};     // whether each is a target
-  std::set<std::string> unread = {};  // keys that nothing here reads
+  std::set<std::string> unread = {};  // keys that nothing here reads, quoted; of messages followed by kOfMessages
 };
+inline constexpr std::string_view kOfMessages = " of messages";
 
 std::string_view name_of(Role role);
 

@@ -106,7 +106,7 @@ std::vector<Piece> ModelTemplate::render(const Example& example, const std::stri
   for (size_t i = 0; i < all.size(); ++i) {
     const bool answer = all[i].role == Role::assistant, never = all[i].learnt == Message::Learnt::never;
     // A turn that is no response must be found where a block says that it is one.
-    if (!never && (!responses || !answer || all[i].is_response() != whole.generated.empty())) continue;
+    if (responses ? !answer || (!never && all[i].is_response() != whole.generated.empty()) : !never) continue;
     const std::string before = i == 0 && !answer ? "" : text(all.first(i), example.variables, answer, what).text;
     const std::string said =
         i + 1 == all.size() ? whole.text : text(all.first(i + 1), example.variables, false, what).text;

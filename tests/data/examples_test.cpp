@@ -58,6 +58,14 @@ TEST(Jsonl, NamesTheLineThatIsWrong) {
        "f:3: message 1: the key 'weight' is 1; expected 0, or 1 of an assistant's"},
       {R"({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]})",
        "f:3: message 1: the key 'weight' is 0.5; expected 0, or 1 of an assistant's"},
+      {R"({"messages": [{"role": "assistant", "content": "a", "loss": 0.5}]})",
+       "f:3: message 1: the key 'loss' is 0.5; expected false, or true of an assistant's"},
+      {R"({"messages": [{"role": "user", "content": "a", "masked": false}]})",
+       "f:3: message 1: the key 'masked' is false; expected true, or false of an assistant's"},
+      {R"({"messages": [{"role": "assistant", "content": "a", "weight": 1, "train": false}]})",
+       "f:3: message 1: the keys 'weight' and 'train' contradict each other"},
+      {R"({"messages": [{"role": "assistant", "content": "a", "train_detail": [{"begin_offset": 0}]}]})",
+       "f:3: message 1: the key 'train_detail' excludes a part of a message; expected whole messages excluded"},
       {R"({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]})",
        "f:3: message 1: a part of the type \"image_url\"; expected text"},
       {R"({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]})",
@@ -172,6 +180,8 @@ TEST(Jsonl, ReadsTheShapesOfTheWorld) {
             (std::set<std::string>{"'id'", "'meta'"}));
   EXPECT_EQ(row(R"({"messages": [{"role": "user", "content": "a", "name": "Ann"}]})").unread,
             std::set<std::string>{"'name' of messages"});
+  EXPECT_EQ(row(R"({"messages": [{"role": "user", "content": "a", "done": false, "x": ""}], "ok": false})").unread,
+            (std::set<std::string>{"'done' of messages", "'ok'"}));
   const Example tokens =
       row(R"({"input_ids": [5, 6, 7, 0], "labels": [-100, 6, 7, -100], "attention_mask": [1, 1, 1, 0]})");
   EXPECT_EQ(tokens.tokens, (std::vector<int32_t>{5, 6, 7}));
@@ -180,6 +190,26 @@ TEST(Jsonl, ReadsTheShapesOfTheWorld) {
             "f:1: the key 'system' needs a `template`: expected chatml, llama3 or alpaca, found none");
   EXPECT_EQ(refused(row(R"({"messages": [{"role": "tool", "content": "t"}]})"), ChatTemplate::alpaca),
             "f:1: `template` alpaca has no place for the role tool; expected chatml or llama3");
+}
+
+TEST(Jsonl, FlagsExcludeMessages) {
+  for (const char* flag :
+       {R"("weight": 0)", R"("weight": false)", R"("loss_weight": 0.0)", R"("loss_scale": 0)", R"("train": false)",
+        R"("training": false)", R"("trainable": 0)", R"("loss": false)", R"("learn": false)", R"("mask": true)",
+        R"("masked": 1)", R"("ignore": true)", R"("ignore_loss": true, "train": false)"}) {
+    const Example example = row(fmt::format(R"({{"conversations": [{{"from": "gpt", "value": "a", {0}}},
+        {{"from": "human", "value": "b", {0}}}, {{"from": "gpt", "value": "c"}}]}})",
+                                            flag));
+    EXPECT_EQ(example.turns[0].learnt, Message::Learnt::never) << flag;
+    EXPECT_EQ(example.turns[2].learnt, Message::Learnt::as_usual) << flag;
+    EXPECT_EQ(example.turns[0].more + example.unshown, "") << flag;
+    EXPECT_TRUE(example.unread.empty()) << flag;
+  }
+  for (const char* flag : {R"("weight": 1)", R"("loss": true)", R"("train": null)", R"("masked": false)"})
+    EXPECT_TRUE(row(fmt::format(R"({{"messages": [{{"role": "assistant", "content": "a", {}}}]}})", flag))
+                    .turns[0]
+                    .is_response())
+        << flag;
 }
 
 TEST(Jsonl, KeysMayHaveOtherNames) {
@@ -408,6 +438,19 @@ TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
   EXPECT_EQ(std::ranges::count(prompt, 400), 2);
   EXPECT_EQ(std::ranges::count(prompt, 401), 1) << "the one in the message is text";
   EXPECT_EQ(d.train_examples->target_tokens().back(), 401);
+
+  // Keys of messages that the template names are read, a false one too; others are reported.
+  const std::string reads = "{% for m in messages %}{% if m.draft is defined %}[{{ m.draft }}]{% endif %}" +
+                            chatml.substr(chatml.find("{{"), chatml.find("{% endfor") - chatml.find("{{"))
+                                .replace(0, 0, "{% set message = m %}") +
+                            chatml.substr(chatml.find("{% endfor"));
+  const std::string line = R"({"messages": [{"role": "user", "content": "c", "draft": false, "dr": 1, "train": false},
+      {"role": "assistant", "content": "d", "loss": true}]})";
+  const Dataset keys = load_examples(
+      write(std::string(line).erase(line.find('\n'), 1) + "\n" + std::string(line).erase(line.find('\n'), 1)),
+      with(reads), {.context = 60});
+  EXPECT_EQ(keys.notes, std::vector<std::string>{"nothing reads the keys 'dr' of messages"});
+  EXPECT_TRUE(keys.tokenizer->decode(keys.prompt()).starts_with("[False]<|im_start|>user"));
 
   const TokenizerChoice other = with("{{ messages }}\n{{ messages | in_its_own_way }}");
   const std::string why = "`template` for " + rows.string() + ": chat_template:2: the filter 'in_its_own_way' is not";

@@ -213,9 +213,9 @@ TEST_F(ModelTemplates, WhatIsNotLearntIsFoundByItsTurn) {
   const ModelTemplate marked = with(turns +
                                     "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
                                     "{% endgeneration %};{% else %}{{ m.content }};{% endif %}{% endfor %}");
-  EXPECT_EQ(shown(bare.render(parse_example(row, "f:1"), "f:1")), "u:a;{a:b;u:c;}[a:d;]");
+  EXPECT_EQ(shown(bare.render(parse_example(row, "f:1"), "f:1")), "u:a;{a:b;}u:c;[a:d;]");
   EXPECT_EQ(shown(bare.render(parse_example(list, "f:1"), "f:1")), "u:a;a:b;u:c;[a:d;]");
-  EXPECT_EQ(shown(marked.render(parse_example(row, "f:1"), "f:1")), "u:a;{a:b;u:c;}a:[d];");
+  EXPECT_EQ(shown(marked.render(parse_example(row, "f:1"), "f:1")), "u:a;{a:b;}u:c;a:[d];");
   EXPECT_EQ(shown(marked.render(parse_example(list, "f:1"), "f:1")), "u:a;a:b;u:c;a:[d];");
 }
 
