@@ -190,8 +190,8 @@ void quantize(const CheckpointOptions& o) {
   if (by_gptq && o.calibrate.empty())
     throw Error("--calibrate: expected a text like those that the model is to read; found none");
   for (const auto& [name, value] : o.layout)
-    if ((name == "template" || name == "train-on" || name == "skip-bad" || name == "map") &&
-        !holds_examples(o.calibrate))
+    if ((name == "template" || name == "train-on" || name == "skip-bad" || name == "map" || name == "roles") &&
+        !names_examples(o.calibrate))
       bad_usage("--{}: goes with --calibrate FILE.jsonl, found {}", name,
                 o.calibrate.empty() ? "none" : "--calibrate " + one_line(o.calibrate));
   Words words = o.layout;

@@ -320,7 +320,7 @@ ExampleOptions example_options(const TrainOptions& o) {
           .skip_bad = o.skip_bad,
           .held = o.held,
           .ends = !o.no_bos,
-          .keys = parse_key_names(o.map),
+          .names = {parse_key_names(o.map), parse_role_names(o.roles)},
           .context = job_of(o).model.context,
           .vocab = job_of(o).model.vocab,
           .most_bytes = memory_limit().bytes / 16};
@@ -328,7 +328,7 @@ ExampleOptions example_options(const TrainOptions& o) {
 
 Dataset open_data(const TrainOptions& o, const TokenizerChoice& tokenizer) {
   const auto one = [&](const std::string& spec) {
-    return holds_examples(spec) ? load_examples(spec, tokenizer, example_options(o))
+    return names_examples(spec) ? load_examples(spec, tokenizer, example_options(o))
                                 : dataset_for(spec, tokenizer, o.held);
   };
   const std::optional<std::vector<Weighted>> mixture = mixture_in(o.data);
@@ -347,9 +347,10 @@ void check_example_options(const TrainOptions& o) {
   if (o.pack) named = "--pack";
   if (o.skip_bad) named = "--skip-bad";
   if (!o.map.empty()) named = "--map";
-  if (!named || holds_examples(o.data)) return;
+  if (!o.roles.empty()) named = "--roles";
+  if (!named || names_examples(o.data)) return;
   if (const auto mixture = mixture_in(o.data))
-    if (std::ranges::any_of(*mixture, [](const Weighted& w) { return holds_examples(w.spec); })) return;
+    if (std::ranges::any_of(*mixture, [](const Weighted& w) { return names_examples(w.spec); })) return;
   bad_usage("{}: goes with --data FILE.jsonl, found --data {}", named, o.data);
 }
 

@@ -58,6 +58,8 @@ void add_data_and_tuning(Settings& s, TrainOptions& o) {
   s.add(o.skip_bad, {"skip_bad", "skips and counts lines that are no example or have nothing to learn"});
   s.add(o.map, {"map", "other names of an example's keys, for example prompt=question,completion=answer"})
       .a("FIELD=KEY,FIELD=KEY");
+  s.add(o.roles, {"roles", "roles of names that messages have, for example developer=system,bot=assistant"})
+      .a("NAME=ROLE,NAME=ROLE");
   s.add(o.no_bos, {"no_bos", kNoBos});
 }
 

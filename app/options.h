@@ -29,7 +29,7 @@ struct TrainOptions {
   ChatTemplate chat_template = ChatTemplate::automatic;
   std::string train_on = "responses";
   bool pack = false, skip_bad = false, no_bos = false;
-  std::string map;  // other names of a row's keys
+  std::string map, roles;  // other names of a row's keys, and of roles
   // files
   std::optional<std::string> out;
   int64_t save_every = 500, keep = 2, eval_every = 500;

@@ -80,10 +80,18 @@ void Dataset::check_tokens(int64_t rows) const {
 }
 
 int64_t bytes_of(const TokenFile& tokens, int64_t begin, int64_t end, const Tokenizer& tokenizer) {
+  std::vector<int64_t> sizes;  // of each token's text: a special token has none
+  for (int32_t token = 0; token < tokenizer.vocab_size(); ++token) {
+    const std::string text = tokenizer.bytes_of(token);
+    sizes.push_back(tokenizer.special(text) == token ? 0 : std::ssize(text));
+  }
   int64_t bytes = 0;
   tokens.pieces(begin, end, [&](std::span<const int32_t> all) {
-    if (bytes == 0) bytes = std::ssize(tokenizer.decode(all.first(1))), all = all.subspan(1);  // it may lose its space
-    for (const int32_t token : all) bytes += std::ssize(tokenizer.bytes_of(token));
+    for (const int32_t token : all) {
+      const bool first = bytes == 0;  // the text's first token may lose its space
+      bytes += sizes.at(static_cast<size_t>(token));
+      if (first && bytes > 0) bytes = std::ssize(tokenizer.decode(std::span(&token, 1)));
+    }
   });
   return bytes;
 }
@@ -187,7 +195,7 @@ std::vector<fs::path> matches(const std::string& pattern) {
   const int status = ::glob(pattern.c_str(), 0, nullptr, &found);
   std::vector<fs::path> files;
   for (size_t i = 0; i < found.gl_pathc; ++i)
-    if (is_plain_file(found.gl_pathv[i])) files.emplace_back(found.gl_pathv[i]);
+    if (is_plain_file(found.gl_pathv[i]) && !is_of_system(found.gl_pathv[i])) files.emplace_back(found.gl_pathv[i]);
   ::globfree(&found);
   if (status != 0 && status != GLOB_NOMATCH) bad_input("{}: cannot be looked through", pattern);
   return sorted(std::move(files));

@@ -65,7 +65,7 @@ struct Dataset {
   static Dataset open(const std::filesystem::path& directory);
 };
 
-// The bytes of the text that the tokens [begin, end) of a file mean.
+// The bytes of the text that the tokens [begin, end) of a file mean; a special token has none.
 int64_t bytes_of(const TokenFile& tokens, int64_t begin, int64_t end, const Tokenizer& tokenizer);
 
 // Makes a dataset at `directory` from a text; the files are written beside and the directory is renamed. Of a bpe

@@ -46,9 +46,9 @@ static TokenFile tokens_of(const Text& text, const Tokenizer& tokenizer, const E
 
 EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokenizer, const ExampleOptions& o) {
   EvaluationText out;
-  if (holds_examples(spec)) {
+  if (names_examples(spec)) {
     const auto examples = all_examples(spec, tokenizer, o, out.notes);
-    out.bytes = std::ssize(tokenizer.decode(examples->target_tokens()));
+    out.bytes = examples->bytes();
     out.rows = examples;
     return out;
   }
@@ -74,6 +74,7 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
     tokens.pieces(0, tokens.size(), check);
     out.bytes = bytes_of(tokens, 0, tokens.size(), tokenizer);
   } else {
+    if (const std::string note = check_table(spec); !note.empty()) out.notes.push_back(note);
     const Text text = load_text_file(spec);
     tokens = tokens_of(text, tokenizer, o);
     out.bytes = text.size();
@@ -124,6 +125,7 @@ ExampleRows::ExampleRows(const std::vector<EncodedExample>& examples, int64_t co
     tokens_.insert(tokens_.end(), e.tokens.begin(), e.tokens.end());
     trained_.insert(trained_.end(), e.trained.begin(), e.trained.end());
     begins_.push_back(std::ssize(tokens_));
+    bytes_ += e.bytes;
   }
   std::vector<std::vector<int64_t>> rows;
   if (packed)
@@ -246,14 +248,17 @@ bool names_key(std::string_view source, const std::string& key) {
   return false;
 }
 
-std::vector<Rendered> read_rendered(const std::filesystem::path& file, const ExampleOptions& o,
-                                    const Tokenizer* tokenizer, BadLines& bad, std::vector<std::string>& notes) {
+// What the examples of some files become. One of the names of `o` that no row has is refused, unless they validate
+// others, which have it.
+std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const std::string& what,
+                                    const ExampleOptions& o, const Tokenizer* tokenizer, BadLines& bad,
+                                    std::vector<std::string>& notes, bool validates = false) {
   std::vector<Rendered> out;
-  std::set<std::string> unread;
+  std::set<std::string> unread, mapped;
   std::unique_ptr<const ModelTemplate> own;
   bool known = false;
   int64_t bytes = 0;
-  for_each_line(file, [&](std::string_view line, int64_t number) {
+  const auto read = [&](const fs::path& file, std::string_view line, int64_t number) {
     if ((bytes += std::ssize(line)) > o.most_bytes)
       bad_input(
           "{}: more than {} MB of rows, for which memory does not suffice while they are read; expected fewer, or "
@@ -261,7 +266,7 @@ std::vector<Rendered> read_rendered(const std::filesystem::path& file, const Exa
           file.string(), o.most_bytes / 1'000'000);
     bad.attempt([&] {
       const std::string where = fmt::format("{}:{}", file.string(), number);
-      Example example = parse_example(line, where, o.keys);
+      Example example = parse_example(line, where, o.names);
       const bool messages = example.shape == Example::Shape::messages;
       if (messages && !std::exchange(known, true)) own = own_template(o, tokenizer, file.string());
       if (messages && own)
@@ -270,6 +275,7 @@ std::vector<Rendered> read_rendered(const std::filesystem::path& file, const Exa
                  names_key(tokenizer->chat_template(), key.substr(1, key.size() - 2 - kOfMessages.size()));
         });
       unread.merge(example.unread);
+      mapped.merge(example.mapped);
       if (example.shape != Example::Shape::tokens)
         return void(messages && own ? out.push_back({where, own->render(example, where, o.responses_only), true})
                                     : out.push_back({where, render(example, o.style, where)}));
@@ -278,7 +284,12 @@ std::vector<Rendered> read_rendered(const std::filesystem::path& file, const Exa
                          ": the key 'input_ids' needs a `tokenizer`: expected the folder whose tokens they are");
       out.push_back({where, {}, false, {std::move(example.tokens), std::move(example.trained)}});
     });
-  });
+  };
+  for (const fs::path& file : files)
+    for_each_line(file, [&](std::string_view line, int64_t number) { read(file, line, number); });
+  for (const auto& [ours, theirs] : o.names.keys)
+    if (!validates && !out.empty() && !mapped.contains(theirs))
+      bad_input("{}: the key '{}', which `map` names, is in no row", what, theirs);
   if (!unread.empty())
     notes.push_back(fmt::format("nothing reads the keys {}", fmt::join(unread, ", ")).substr(0, 400));
   return out;
@@ -289,7 +300,13 @@ class Encoder {
   Encoder(const Tokenizer& tokenizer, const ExampleOptions& options) : tokenizer_(tokenizer), options_(options) {}
 
   // Words are cut where a response begins, so that a prompt has the tokens that it has when nothing follows yet.
-  EncodedExample encode(const Rendered& example) { return cut(tokens_of(example), example.where); }
+  EncodedExample encode(const Rendered& example) {
+    EncodedExample out = tokens_of(example);
+    for (const Piece& piece : example.pieces)
+      if (piece.kind == Piece::Kind::text && as_target(piece)) out.bytes += std::ssize(piece.text);
+    if (example.own || example.pieces.empty()) out.bytes = target_bytes(out, 1);  // its text is not apart from markers
+    return cut(std::move(out), example.where);
+  }
   EncodedExample tokens_of(const Rendered& example) {
     EncodedExample out = example.made;
     std::string text;
@@ -347,6 +364,13 @@ class Encoder {
     to.trained.insert(to.trained.end(), tokens.size(), trained);
   }
   bool is_special(int32_t token) const { return tokenizer_.special(tokenizer_.bytes_of(token)) == token; }
+  // Bytes of the targets from a token on, special tokens not counted.
+  int64_t target_bytes(const EncodedExample& e, size_t from) const {
+    int64_t bytes = 0;
+    for (size_t t = from; t < e.tokens.size(); ++t)
+      if (e.trained[t] && !is_special(e.tokens[t])) bytes += std::ssize(tokenizer_.bytes_of(e.tokens[t]));
+    return bytes;
+  }
   bool as_target(const Piece& piece) const { return !piece.never && (piece.response || !options_.responses_only); }
   std::optional<int32_t> special(const Piece& piece) {
     if (piece.kind == Piece::Kind::text) return {};
@@ -363,6 +387,7 @@ class Encoder {
     const auto most = static_cast<size_t>(options_.context) + 1;
     const bool had = targets_of(e) > 0;
     if (e.tokens.size() > most) {
+      e.bytes = std::max<int64_t>(e.bytes - target_bytes(e, most), 0);
       e.tokens.resize(most);
       e.trained.resize(most);
       if (targets_of(e) > 0) ++cut_;
@@ -380,6 +405,27 @@ class Encoder {
   std::set<std::string> as_text_;
   bool endless_ = false;
 };
+
+// All examples of some files, none held out.
+std::shared_ptr<const ExampleRows> examples_of(const std::vector<fs::path>& files, const std::string& what,
+                                               const Tokenizer& tokenizer, const ExampleOptions& o,
+                                               std::vector<std::string>& notes, bool validates = false) {
+  BadLines bad{o.skip_bad};
+  Encoder encoder(tokenizer, o);
+  std::vector<EncodedExample> encoded;
+  for (const Rendered& example : read_rendered(files, what, o, &tokenizer, bad, notes, validates))
+    bad.attempt([&] { encoded.push_back(encoder.encode(example)); });
+  if (encoded.empty()) bad_input("{}: no example in it", what);
+  bad.note(notes);
+  encoder.note(notes);
+  return std::make_shared<ExampleRows>(encoded, o.context, o.packed);
+}
+
+std::string joined(const std::vector<fs::path>& files) {
+  std::string out;
+  for (const fs::path& f : files) out += (out.empty() ? "" : ", ") + f.string();
+  return out;
+}
 
 }  // namespace
 
@@ -420,20 +466,26 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
   return out;
 }
 
-Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& choice, const ExampleOptions& o) {
-  const std::string what = file.string();
+Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& choice, const ExampleOptions& o) {
+  const std::string what = spec.string();
+  const ExampleFiles files = example_files(what);
+  const bool held_file = !o.held.file.empty() || !files.val.empty();
+  if (o.held.file.empty() && !files.val.empty()) o.held.refuse(what);
   BadLines bad{o.skip_bad};
   std::unique_ptr<Tokenizer> tokenizer = choice.learns() ? nullptr : make_tokenizer(choice, what);
   Dataset d;
-  const std::vector<Rendered> rendered = read_rendered(file, o, tokenizer.get(), bad, d.notes);
+  const std::vector<Rendered> rendered = read_rendered(files.train, what, o, tokenizer.get(), bad, d.notes);
+  if (held_file && o.held.file.empty())
+    d.notes.push_back(fmt::format("{}: validated on {}{}", what, joined(files.val),
+                                  files.unused.empty() ? "" : "; not read: " + joined(files.unused)));
   const auto require_enough = [&](size_t count) {
-    if (count < (o.held.file.empty() ? 2 : 1))
+    if (count < (held_file ? 1 : 2))
       bad_input("{}: {} examples to train on; expected at least {}{}", what, count,
-                o.held.file.empty() ? "2, one of them for validation" : "1",
+                held_file ? "1" : "2, one of them for validation",
                 bad.count > 0 ? fmt::format(" (skipped bad lines: {}, the first: {})", bad.count, bad.first) : "");
   };
   const auto trained = [&](size_t count) {
-    if (!o.held.file.empty()) return count;
+    if (held_file) return count;
     const double part = static_cast<double>(count) * o.held.share;
     return count - std::clamp<size_t>(static_cast<size_t>(part * (1 + 1e-12)), 1, count - 1);
   };
@@ -453,27 +505,23 @@ Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& 
   bad.note(d.notes);
   encoder.note(d.notes);
   const auto cut = encoded.begin() + static_cast<std::ptrdiff_t>(trained(encoded.size()));
-  d.val_examples = o.held.file.empty()
-                       ? std::make_shared<ExampleRows>(std::vector(cut, encoded.end()), o.context, o.packed)
-                       : all_examples(o.held.file, *d.tokenizer, o, d.notes);
+  d.val_examples = !held_file ? std::make_shared<ExampleRows>(std::vector(cut, encoded.end()), o.context, o.packed)
+                   : o.held.file.empty()
+                       ? examples_of(files.val, what, *d.tokenizer, o, d.notes, true)
+                       : examples_of(example_files(o.held.file).train, o.held.file, *d.tokenizer, o, d.notes, true);
   encoded.erase(cut, encoded.end());
   d.train_examples = std::make_shared<ExampleRows>(encoded, o.context, o.packed);
-  d.train_bytes = std::ssize(d.tokenizer->decode(d.train_examples->target_tokens()));
-  d.val_bytes = std::ssize(d.tokenizer->decode(d.val_examples->target_tokens()));
+  d.train_bytes = d.train_examples->bytes();
+  d.val_bytes = d.val_examples->bytes();
   return d;
 }
 
-std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& file, const Tokenizer& tokenizer,
+std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& spec, const Tokenizer& tokenizer,
                                                 const ExampleOptions& o, std::vector<std::string>& notes) {
-  BadLines bad{o.skip_bad};
-  Encoder encoder(tokenizer, o);
-  std::vector<EncodedExample> encoded;
-  for (const Rendered& example : read_rendered(file, o, &tokenizer, bad, notes))
-    bad.attempt([&] { encoded.push_back(encoder.encode(example)); });
-  if (encoded.empty()) bad_input("{}: no example in it", file.string());
-  bad.note(notes);
-  encoder.note(notes);
-  return std::make_shared<ExampleRows>(encoded, o.context, o.packed);
+  const ExampleFiles files = example_files(spec.string());
+  if (files.val.empty()) return examples_of(files.train, spec.string(), tokenizer, o, notes);
+  notes.push_back(fmt::format("{}: evaluated on {}", spec.string(), joined(files.val)));
+  return examples_of(files.val, spec.string(), tokenizer, o, notes);
 }
 
 }  // namespace tessera

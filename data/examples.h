@@ -13,6 +13,7 @@ namespace tessera {
 struct EncodedExample {
   std::vector<int32_t> tokens;
   std::vector<bool> trained;  // whether each token is a target
+  int64_t bytes = 0;          // of the targets' text: markers and special tokens have none
 };
 
 // How many targets an example has: what is trained and is not the first token, which nothing predicts.
@@ -32,6 +33,7 @@ class ExampleRows final : public Rows {
 
   int64_t examples() const { return std::ssize(begins_) - 1; }
   int64_t tokens() const { return std::ssize(tokens_); }
+  int64_t bytes() const { return bytes_; }  // of the targets' text
   // The tokens of the first example before its first target.
   std::vector<int32_t> prompt() const;
   // The targets of all rows, one after another.
@@ -53,7 +55,7 @@ class ExampleRows final : public Rows {
   std::vector<int64_t> members_;    // examples, row by row
   std::vector<int64_t> row_ends_;   // in members_
   std::vector<int64_t> row_targets_;
-  int64_t targets_ = 0;
+  int64_t targets_ = 0, bytes_ = 0;
 };
 
 struct ExampleOptions {
@@ -64,7 +66,7 @@ struct ExampleOptions {
   HeldOut held = {};
   bool ends = true;      // what the tokenizer itself puts before and behind a text is there
   bool special = false;  // names of special tokens in a message are these tokens
-  KeyNames keys = {};    // other names of a row's keys
+  RowNames names = {};   // other names of a row's keys and roles
   int64_t context = 0;
   int64_t vocab = 0;  // tokens in the model's table; 0: all that the tokenizer has
   // Bytes of rows for which memory suffices: a row takes about 16 times its size while it is read.
@@ -80,23 +82,24 @@ struct Asked {
 };
 Asked ask(const std::vector<Message>& turns, const ExampleOptions& options, const Tokenizer& tokenizer);
 
-// The examples of a file (data/jsonl.h): the last tenth of its lines, at least one, are for validation, or what `held`
-// says. Throws InputError naming file and line of the first that cannot be trained on, unless these are to be skipped;
-// Dataset::notes says how many were, how many were cut at the context, which markers the tokenizer does not have, and
-// which keys nothing reads. A row that begins with text, and not with a template's marker, has the tokenizer's own
-// beginning before it. An automatic template is for messages the tokenizer's own, where it has one.
-Dataset load_examples(const std::filesystem::path& file, const TokenizerChoice& tokenizer,
+// The examples of the files that `spec` names (example_files()): the last tenth of their rows, at least one, are for
+// validation, or what `held` or a folder says. Throws InputError naming file and line of the first that cannot be
+// trained on, unless these are to be skipped; Dataset::notes says how many were, how many were cut at the context,
+// which markers the tokenizer does not have, and which keys nothing reads. A row that begins with text, and not with a
+// template's marker, has the tokenizer's own beginning before it. An automatic template is for messages the tokenizer's
+// own, where it has one.
+Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& tokenizer,
                       const ExampleOptions& options);
 
-// All of them, none held out, as tokens of a tokenizer that is there.
-std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& file, const Tokenizer& tokenizer,
+// All of them, none held out, as tokens of a tokenizer that is there; of a folder those for validation, if it has some.
+std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& spec, const Tokenizer& tokenizer,
                                                 const ExampleOptions& options, std::vector<std::string>& notes);
 
 // Texts or examples that a model is evaluated on, as tokens of its own tokenizer.
 
 struct EvaluationText {
   std::shared_ptr<const Rows> rows;
-  int64_t bytes = 0;                    // bytes of the text; for examples those of their targets
+  int64_t bytes = 0;                    // of the text; for examples of their targets' text
   std::vector<std::string> notes = {};  // notes about it for a user
 };
 

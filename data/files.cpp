@@ -78,15 +78,16 @@ std::string_view known_kind(std::string_view begin, bool as_text) {
       {"\x80\x02"sv, "a pickle of Python's", true},
       {"\x1f\x8b"sv, "compressed by gzip", true},
       {"\x28\xb5\x2f\xfd"sv, "compressed by zstd", true},
-      {"\xFF\xFE"sv, "text in UTF-16"},
-      {"\xFE\xFF"sv, "text in UTF-16"},
-      {"PK\x03\x04"sv, "a zip archive, such as torch.save() writes"},
+      {"\xFF\xFE"sv, "text in UTF-16, which 'iconv -f UTF-16 -t UTF-8' converts"},
+      {"\xFE\xFF"sv, "text in UTF-16, which 'iconv -f UTF-16 -t UTF-8' converts"},
+      {"PK\x03\x04"sv, "a zip archive, such as torch.save() writes; 'unzip' unpacks one of other files"},
       {"GGUF"sv, "a file of llama.cpp's (GGUF)"},
       {"\x89HDF"sv, "a file of HDF5"},
       {"MMIDIDX\0"sv, "an index of Megatron-LM's tokens"},
       {"TESSTOK\n"sv, "a token file of Tessera, whose folder is what is read"},
-      {"PAR1"sv, "Parquet"},
-      {"ARROW1"sv, "Arrow"},
+      {"PAR1"sv, "Parquet, of which 'python3 -m tessera.rows FILE > rows.jsonl' makes rows of JSON"},
+      {"ARROW1"sv, "Arrow, of which 'python3 -m tessera.rows FILE > rows.jsonl' makes rows of JSON"},
+      {"\xFF\xFF\xFF\xFF"sv, "Arrow, of which 'python3 -m tessera.rows FILE > rows.jsonl' makes rows of JSON"},
       {"\x93NUMPY"sv, "an array of NumPy"},
       {"%PDF-"sv, "PDF"},
       {"SQLite format 3"sv, "SQLite"},
@@ -97,6 +98,12 @@ std::string_view known_kind(std::string_view begin, bool as_text) {
   for (const Kind& kind : kKinds)
     if (begin.starts_with(kind.begin) && !(as_text && kind.may_be_text)) return kind.is;
   return "";
+}
+
+bool is_of_system(const fs::path& file) {
+  const std::string name = file.filename().string();
+  return name.starts_with("._") || name == ".DS_Store" || name == "__MACOSX" || name == "desktop.ini" ||
+         name == "Thumbs.db";
 }
 
 void read_pieces(const fs::path& file, const std::function<void(std::span<const std::byte>)>& f) {

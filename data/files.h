@@ -15,6 +15,9 @@ std::string read_file(const std::filesystem::path& file);
 // The kind of a file that stands in the place of another, by its first bytes: "a pointer of git-lfs: ...", "a web
 // page". Empty for others, and where a text is expected for what a text may begin with too.
 std::string_view known_kind(std::string_view begin, bool as_text = false);
+inline constexpr std::string_view kConvertsRows = "'python3 -m tessera.rows FILE > rows.jsonl' converts it";
+// Whether a file is one that Windows, macOS or an archive program adds to a directory: desktop.ini, ._NAME.
+bool is_of_system(const std::filesystem::path& file);
 
 // Whether something has the name, a folder, or a regular file. Throws InputError where links or rights keep it secret.
 bool is_there(const std::filesystem::path& name);

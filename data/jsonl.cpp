@@ -16,95 +16,6 @@ namespace {
 
 using Json = nlohmann::json;
 using InOrder = nlohmann::ordered_json;
-constexpr size_t kLongest = size_t{64} << 20;
-
-constexpr std::string_view kByteOrder = "\xEF\xBB\xBF", kBlanks = " \t\r\n";
-
-// Pieces of a file in, whole rows out.
-class RowSplitter {
- public:
-  RowSplitter(const std::string& what, const LineFunction& f) : what_(what), f_(f) {}
-
-  void add(std::string_view piece) {
-    std::string begun;
-    if (form_ == Form::unknown) {
-      row_ += piece;
-      const size_t at = row_.find_first_not_of(kBlanks, row_.starts_with(kByteOrder) ? kByteOrder.size() : 0);
-      if (at == std::string::npos || row_.size() < kByteOrder.size()) return;
-      form_ = row_[at] == '[' ? Form::list : Form::lines;
-      begun.swap(row_);
-      piece = begun;
-      if (piece.starts_with(kByteOrder)) piece.remove_prefix(kByteOrder.size());
-    }
-    form_ == Form::list ? add_to_list(piece) : add_lines(piece);
-  }
-  void finish() {
-    if (depth_ > 0) bad_input("{}:{}: the list of rows has no end behind this", what_, begin_);
-    if (form_ != Form::list) finish_line();
-  }
-
- private:
-  enum class Form : uint8_t { unknown, lines, list };
-
-  void add_lines(std::string_view piece) {
-    for (size_t end = piece.find('\n'); end != std::string_view::npos; end = piece.find('\n')) {
-      keep(piece.substr(0, end));
-      finish_line();
-      piece.remove_prefix(end + 1);
-    }
-    keep(piece);
-  }
-  void finish_line() {
-    if (row_.find_first_not_of(kBlanks) != std::string::npos) f_(row_, number_);
-    row_.clear();
-    ++number_;
-  }
-
-  // A value of a list ends at the comma, or at the end of the list, that is inside of nothing else.
-  void add_to_list(std::string_view piece) {
-    for (size_t i = 0; i < piece.size(); ++i) {
-      const char c = piece[i];
-      if (c == '\n') ++number_;
-      if (in_text_) {
-        in_text_ = escaped_ || c != '"';
-        escaped_ = !escaped_ && c == '\\';
-      } else if (depth_ == 0) {
-        if (kBlanks.find(c) != std::string_view::npos) continue;
-        if (c != '[' || begin_ > 0) bad_input("{}:{}: something behind the list of rows", what_, number_);
-        depth_ = 1, begin_ = number_;
-        continue;
-      } else if (depth_ == 1 && (c == ',' || c == ']')) {
-        if (!row_.empty()) f_(row_, begin_);
-        row_.clear();
-        if (c == ']') --depth_;
-        continue;
-      } else if (row_.empty() && kBlanks.find(c) != std::string_view::npos) {
-        continue;
-      } else {
-        in_text_ = c == '"';
-        if (c == '{' || c == '[') ++depth_;
-        if (c == '}' || c == ']') --depth_;
-      }
-      if (row_.empty()) begin_ = number_;
-      keep(piece.substr(i, 1));
-    }
-  }
-
-  void keep(std::string_view part) {
-    if (row_.size() + part.size() > kLongest)
-      bad_input("{}:{}: a row of more than {} MiB", what_, number_, kLongest >> 20);
-    row_ += part;
-  }
-
-  const std::string& what_;
-  const LineFunction& f_;
-  Form form_ = Form::unknown;
-  std::string row_ = {};            // the beginning of one; of a file whose form is not known, all of it
-  int64_t number_ = 1, begin_ = 0;  // lines: where we are, and where the row began
-  int64_t depth_ = 0;               // of brackets in a list
-  bool in_text_ = false, escaped_ = false;
-};
-
 // The roles by their names, ShareGPT's too.
 constexpr std::pair<std::string_view, Role> kRoles[] = {
     {"system", Role::system},     {"user", Role::user},       {"assistant", Role::assistant},
@@ -181,10 +92,11 @@ std::string content_of(const Json& message, const char* key, const std::string& 
   return out;
 }
 
-Role role_of(const std::string& name, const std::string& what) {
-  const auto* const found = std::ranges::find(kRoles, name, &std::pair<std::string_view, Role>::first);
-  if (found != std::end(kRoles)) return found->second;
-  bad_input("{}: the role '{}'; expected system, user, assistant or tool", what, name.substr(0, 40));
+// The role of a name; none of one that only a model's own template may know.
+std::optional<Role> role_of(std::string_view name, size_t known = std::size(kRoles)) {
+  const auto roles = std::span(kRoles).first(known);
+  const auto found = std::ranges::find(roles, name, &std::pair<std::string_view, Role>::first);
+  return found == roles.end() ? std::nullopt : std::optional(found->second);
 }
 
 // JSON that stands in a text, or the value itself.
@@ -231,7 +143,8 @@ std::optional<bool> included(const Json& message, Role role, const std::string& 
 // The message in a row, whose keys stand in their order in `ordered`, which is called for a key that only a model's own
 // template shows.
 template <class F>
-Message message_of(const Json& json, const std::string& what, Example& example, const F& ordered) {
+Message message_of(const Json& json, const std::string& what, const RowNames& names, Example& example,
+                   const F& ordered) {
   if (!json.is_object()) throw InputError(what + " is no object");
   const char* const role = value_at(json, "role").is_null() && json.contains("from") ? "from" : "role";
   const char* const content = value_at(json, "content").is_null() && json.contains("value") ? "value" : "content";
@@ -250,9 +163,17 @@ Message message_of(const Json& json, const std::string& what, Example& example, 
     }
   }
   const bool calls = !says_nothing(value_at(json, kCalls)), silent = calls && value_at(json, content).is_null();
-  Message out{role_of(text_of(json, role, what), what), silent ? "" : content_of(json, content, what)};
-  if (!more.empty()) {
+  const std::string name = text_of(json, role, what);
+  const auto mapped = names.roles.find(name);
+  const std::optional<Role> known = mapped == names.roles.end() ? role_of(name) : std::optional(mapped->second);
+  Message out{known.value_or(Role::user), silent ? "" : content_of(json, content, what)};
+  if (!known && example.unshown.empty())
+    example.unshown = fmt::format(
+        "{}: the role '{}'; expected system, user, assistant or tool, or `roles`, which gives it one of these", what,
+        name.substr(0, 40));
+  if (!more.empty() || !known) {
     InOrder kept;
+    if (!known) kept["role"] = name;
     for (const auto& [key, value] : ordered().items())
       if (more.contains(key)) kept[key] = value;
     if (calls && kept[kCalls].is_array()) unpack_arguments(kept[kCalls]);
@@ -273,7 +194,7 @@ Message message_of(const Json& json, const std::string& what, Example& example, 
 // A row on its way to an example.
 class RowReader {
  public:
-  RowReader(const Json& row, std::string_view line, const KeyNames& names, const std::string& what)
+  RowReader(const Json& row, std::string_view line, const RowNames& names, const std::string& what)
       : row_(row), line_(line), names_(names), what_(what) {}
 
   Example read() {
@@ -319,8 +240,8 @@ class RowReader {
     return in_order_;
   }
   std::string theirs(const std::string& key) const {
-    const auto found = std::ranges::find(names_, key, &KeyNames::value_type::first);
-    return found == names_.end() ? key : found->second;
+    const auto found = std::ranges::find(names_.keys, key, &KeyNames::value_type::first);
+    return found == names_.keys.end() ? key : found->second;
   }
   bool has(const char* key) const { return !value_at(row_, key).is_null(); }
   std::string text(const char* key) {
@@ -337,7 +258,7 @@ class RowReader {
     if (!list.is_array() || list.empty())
       bad_input("{}: the key '{}' must be a list of messages that is not empty", what_, key);
     for (size_t i = 0; i < list.size(); ++i)
-      out_.turns.push_back(message_of(list[i], fmt::format("{}: message {}", what_, i + 1), out_,
+      out_.turns.push_back(message_of(list[i], fmt::format("{}: message {}", what_, i + 1), names_, out_,
                                       [&]() -> const InOrder& { return in_order()[theirs(key)][i]; }));
   }
   std::vector<int64_t> numbers(const char* key, size_t count) {
@@ -359,11 +280,13 @@ class RowReader {
     const std::vector<int64_t> labels = has("labels") ? numbers("labels", ids.size()) : ids;
     const std::vector<int64_t> mask =
         has("attention_mask") ? numbers("attention_mask", ids.size()) : std::vector<int64_t>(ids.size(), 1);
-    const auto filled = std::ranges::find(mask, 0);
-    if (std::any_of(filled, mask.end(), [](int64_t m) { return m != 0; }))
-      throw InputError(what_ +
-                       ": the key 'attention_mask' hides tokens before others; expected only the last ones hidden");
-    for (size_t i = 0; i < static_cast<size_t>(filled - mask.begin()); ++i) {
+    const auto first = std::ranges::find_if(mask, [](int64_t m) { return m != 0; }),
+               end = std::find(first, mask.end(), 0);
+    if (first == mask.end() || std::any_of(end, mask.end(), [](int64_t m) { return m != 0; }))
+      throw InputError(what_ + ": the key 'attention_mask' hides " +
+                       (first == mask.end() ? "all tokens; expected one that is not hidden"
+                                            : "tokens between others; expected only first and last ones hidden"));
+    for (auto i = static_cast<size_t>(first - mask.begin()); i < static_cast<size_t>(end - mask.begin()); ++i) {
       if (ids[i] < 0 || (labels[i] != -100 && labels[i] != ids[i]))
         bad_input("{}: label {} is {} and its token {}; expected that token or -100", what_, i, labels[i], ids[i]);
       out_.tokens.push_back(static_cast<int32_t>(ids[i]));
@@ -392,6 +315,8 @@ class RowReader {
   void plain_text() { add(Role::assistant, "text"); }
 
   [[noreturn]] void fail() const {
+    for (const auto& [ours, theirs] : names_.keys)
+      if (!row_.contains(ours)) bad_input("{}: the key '{}', which `map` names, is missing", what_, theirs);
     std::string found;
     for (const auto& [key, value] : row_.items()) found += (found.empty() ? "" : ", ") + key.substr(0, 40);
     bad_input(
@@ -402,7 +327,7 @@ class RowReader {
 
   const Json& row_;
   std::string_view line_;
-  const KeyNames& names_;
+  const RowNames& names_;
   const std::string& what_;
   InOrder in_order_ = {};
   Example out_ = {};
@@ -417,15 +342,15 @@ const std::array<RowReader::Known, 6> RowReader::kShapes{
      {{"instruction", nullptr}, Shape::instruction, &RowReader::instruction},
      {{"text", nullptr}, Shape::text, &RowReader::plain_text}}};
 
-// The row with the keys' own names.
-void give_names(Json& row, const KeyNames& names, const std::string& what) {
+// Gives the keys of a row their own names, and returns the names of the row that it has; a missing key is null.
+std::set<std::string> give_names(Json& row, const KeyNames& names) {
+  std::set<std::string> found;
   Json renamed = Json::object();
-  for (const auto& [ours, theirs] : names) {
-    if (!row.contains(theirs)) bad_input("{}: the key '{}', which `map` names, is missing", what, theirs);
-    renamed[ours] = std::move(row[theirs]);
-  }
-  for (const auto& name : names) row.erase(name.second);
+  for (const auto& [ours, theirs] : names)
+    if (row.contains(theirs)) renamed[ours] = std::move(row[theirs]), found.insert(theirs);
+  for (const auto& [ours, theirs] : names) row.erase(ours), row.erase(theirs);
   row.update(renamed);
+  return found;
 }
 
 }  // namespace
@@ -449,35 +374,32 @@ KeyNames parse_key_names(std::string_view text) {
   return out;
 }
 
-Example parse_example(std::string_view line, const std::string& what, const KeyNames& names) {
+std::map<std::string, Role> parse_role_names(std::string_view text) {
+  std::map<std::string, Role> out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    const std::string_view one = text.substr(at, end - at);
+    const size_t equals = std::min(one.find('='), one.size());
+    std::string_view ours = one.substr(0, equals), theirs = one.substr(std::min(equals + 1, one.size()));
+    if (!role_of(ours, 4)) std::swap(ours, theirs);
+    if (theirs.empty() || !role_of(ours, 4) || !out.emplace(theirs, *role_of(ours, 4)).second)
+      throw FieldError("roles",
+                       fmt::format("expected each name of a role once, as NAME=ROLE,NAME=ROLE, where a role is "
+                                   "system, user, assistant or tool; found '{}'",
+                                   one));
+    at = end + 1;
+  }
+  return out;
+}
+
+Example parse_example(std::string_view line, const std::string& what, const RowNames& names) {
   Json row = parse_json(line, what, JsonFile::others);
-  if (!row.is_object()) throw InputError(what + ": expected an object");
-  if (!names.empty()) give_names(row, names, what);
-  return RowReader(row, line, names, what).read();
-}
-
-void for_each_line(const std::filesystem::path& file, const LineFunction& f) {
-  const std::string what = file.string();
-  RowSplitter rows(what, f);
-  read_text_pieces(file, [&](std::string_view piece) { rows.add(piece); });
-  rows.finish();
-}
-
-void for_each_line_of(std::string_view bytes, const std::string& what, const LineFunction& f) {
-  RowSplitter rows(what, f);
-  rows.add(bytes);
-  rows.finish();
-}
-
-bool holds_examples(const std::filesystem::path& file) {
-  const std::string start = text_start(file);
-  const auto next = [&](size_t from) { return std::min(start.find_first_not_of(kBlanks, from), start.size()); };
-  const auto is = [&](size_t at, std::string_view any) { return at < start.size() && any.find(start[at]) != any.npos; };
-  const size_t first = next(start.starts_with(kByteOrder) ? kByteOrder.size() : 0), second = next(first + 1);
-  if ((is(first, "{") && is(second, "\"")) || (is(first, "[") && is(second, "{"))) return true;
-  std::filesystem::path name = file.filename();
-  if (name.extension() == ".gz" || name.extension() == ".zst") name = name.stem();
-  return name.extension() == ".jsonl" || name.extension() == ".ndjson";
+  if (row.is_string()) row = {{"text", row}};
+  if (!row.is_object()) throw InputError(what + ": expected an object or a text");
+  const std::set<std::string> found = give_names(row, names.keys);
+  Example out = RowReader(row, line, names, what).read();
+  out.mapped = found;
+  return out;
 }
 
 // The templates, turn by turn.

@@ -1,5 +1,6 @@
-// Examples for fine-tuning: a file of JSON, one object on each line, or a list of objects. A row is one of these
-// shapes, told by its keys; of several the first that fits. A key that is null is not there.
+// Examples for fine-tuning: a file of JSON. Its rows are values one after another, on a line each or over several, or
+// the values of a list; a file that is one object may hold them in columns or as its one list of rows. A row is one of
+// these shapes, told by its keys; of several the first that fits. A key that is null is not there; a string is a text.
 //
 //   {"input_ids": [...], "labels": [...], "attention_mask": [...]}      tokens; a label of -100 is no target
 //   {"messages": [{"role": "system|user|assistant|tool", "content": "..."}, ...]}
@@ -10,12 +11,14 @@
 //
 // A message may have a "weight", 0 or 1, or another flag by which trainers exclude it ("train", "loss", "masked"), and
 // its content may be a list of parts that are text. What it has besides, as "tool_calls", and a row's "tools" and
-// "documents" are for a model's own template. Other keys that would change what a
-// model reads are refused; of the rest, Example::unread has the names.
+// "documents" are for a model's own template, and so is a role that is none of these. Other keys that would change what
+// a model reads are refused; of the rest, Example::unread has the names.
 #pragma once
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -47,6 +50,7 @@ struct Example {
   std::string unshown = {};           // why no built-in template shows all of it, where that is so
   std::vector<int32_t> tokens = {};   // where others made them, and
   std::vector<bool> trained = {};     // whether each is a target
+  std::set<std::string> mapped = {};  // keys that RowNames names and the row has
   std::set<std::string> unread = {};  // keys that nothing here reads, quoted; of messages followed by kOfMessages
 };
 inline constexpr std::string_view kOfMessages = " of messages";
@@ -57,9 +61,17 @@ std::string_view name_of(Role role);
 using KeyNames = std::vector<std::pair<std::string, std::string>>;
 // The names in "prompt=question,completion=answer". Throws Error (usage) naming the field `map`.
 KeyNames parse_key_names(std::string_view text);
+// The roles in "developer=system,bot=assistant"; a name that is a role itself may also stand first, as a key of `map`
+// does. Throws Error (usage) naming the field `roles`.
+std::map<std::string, Role> parse_role_names(std::string_view text);
+struct RowNames {
+  KeyNames keys = {};
+  std::map<std::string, Role> roles = {};
+};
 
-// The example in a row; `what` names file and line. Throws InputError.
-Example parse_example(std::string_view row, const std::string& what, const KeyNames& names = {});
+// The example in a row; `what` names file and line. A key of `names` that the row does not have is null. Throws
+// InputError.
+Example parse_example(std::string_view row, const std::string& what, const RowNames& names = {});
 
 // How an example becomes one text: what stands around the turns of a conversation, and which of it is the response.
 //
@@ -91,16 +103,32 @@ std::vector<Piece> render(const Example& example, ChatTemplate style, const std:
 // The template in Jinja; empty for one that has none.
 std::string_view jinja_of(ChatTemplate style);
 
-// Calls f with each row of a file, which may be compressed (data/text.h), and with the number of its line from 1: a
-// line that is not blank, or where the file begins with '[' each value of that list. A byte order mark is dropped.
-// Throws InputError for a file that cannot be read, and for a row of more than 64 MiB.
+// Calls f with each row of a file, which may be compressed (data/text.h), and with the number of its first line from 1,
+// or of the row in an object that holds all of them. A row that is cut short ends with its line, so that the next can
+// be read. A byte order mark is dropped. Throws InputError for a file that cannot be read, for a row of more than 64
+// MiB, and for an object with several lists of rows.
 using LineFunction = std::function<void(std::string_view line, int64_t number)>;
 void for_each_line(const std::filesystem::path& file, const LineFunction& f);
 // Calls f with each row of bytes in memory, in the way of for_each_line().
 void for_each_line_of(std::string_view bytes, const std::string& what, const LineFunction& f);
 
-// Whether a file holds such rows, which its first bytes say: an object, or a list of objects. A file that holds neither
-// is one where its name ends in .jsonl or .ndjson, also with .gz or .zst behind it.
+// Whether a file holds such rows, which its first bytes say: an object, or a list of objects; in a file whose name ends
+// in .json also a list of strings. A file that holds none of these is one where its name ends in .jsonl or .ndjson,
+// also with .gz or .zst behind it.
 bool holds_examples(const std::filesystem::path& file);
+
+// A note about a file whose name says that it is CSV, TSV or YAML and that is to be read as a text; empty for others.
+// Throws InputError if its columns are those of examples.
+std::string check_table(const std::filesystem::path& file);
+
+// The files of examples that `data` names: a file; several, or patterns, with commas between them; or a folder without
+// dataset.json, of which the files in it whose names say so, as the library `datasets` reads names, are for validation
+// ("test" only if none is for that). All are empty if it names no examples. Throws InputError: a pattern that matches
+// nothing, a file of another kind among several, and a folder of Parquet or Arrow.
+struct ExampleFiles {
+  std::vector<std::filesystem::path> train = {}, val = {}, unused = {};
+};
+ExampleFiles example_files(const std::string& spec);
+bool names_examples(const std::string& spec);
 
 }  // namespace tessera

@@ -193,6 +193,7 @@ Parts parts_of(const std::string& source) {
   if (is_llmc_file(source))
     bad_input("{}: holds tokens of llm.c; `train` reads several such files where they lie", source);
   std::optional<Text> text = known_text(source);
+  if (!text) check_table(source);
   return parts_of(text ? *text : load_text_file(source));
 }
 
@@ -228,7 +229,7 @@ void write_parts(const Parts& parts, const Tokenizer& tokenizer, const Tokenizer
     writer.add(tokenizer.beginning(), held);
     writer.add(tokenizer.encode(text), held);
     if (end) writer.add(std::span(&*end, 1), held);
-    writer.add_bytes(std::ssize(text), held);
+    writer.add_bytes(std::ssize(one), held);
   });
 }
 
@@ -341,7 +342,7 @@ Dataset make_dataset_of(const std::vector<std::string>& sources, const Tokenizer
 }
 
 Dataset dataset_of_documents(const fs::path& file, const TokenizerChoice& choice) {
-  return cached(cache_key(file, choice) + "-documents-with-ends", file.string(), choice,
+  return cached(cache_key(file, choice) + "-documents-and-bytes", file.string(), choice,
                 [&](const fs::path& to) { write_dataset(documents_in(file), choice, to); });
 }
 
@@ -365,9 +366,12 @@ Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice, cons
     return cached(cache_key(fs::path(spec), choice), spec, choice,
                   [&](const fs::path& to) { write_dataset_of_llmc(spec, choice, to); });
   }
+  const std::string note = text ? "" : check_table(spec);
   if (!text) text = load_text_file(spec);
-  return cached(cache_key(*text, held, choice), text->name, choice,
-                [&](const fs::path& to) { write_dataset(parts_of(*text, held), choice, to); });
+  Dataset out = cached(cache_key(*text, held, choice), text->name, choice,
+                       [&](const fs::path& to) { write_dataset(parts_of(*text, held), choice, to); });
+  if (!note.empty()) out.notes.push_back(note);
+  return out;
 }
 
 }  // namespace tessera

@@ -72,6 +72,7 @@ std::optional<std::string> next_line(Communicator& world) {
     if (typed && !more) std::fputs("\n", stderr);
     if (!more) break;
     if (line.ends_with('\r')) line.pop_back();
+    if (line.starts_with("\uFEFF")) line.erase(0, 3);  // the byte order mark of a file
   }
   if (world.size() > 1) line = broadcast_text(world, line, 0);
   return line.empty() ? std::nullopt : std::optional(line);
@@ -145,7 +146,9 @@ class Shown {
 std::vector<std::string> prompts_of(const GenerateOptions& o) {
   std::vector<std::string> out = o.prompts;
   if (o.prompts_file) {
-    std::istringstream text(of_option("prompts", *o.prompts_file, [&] { return read_file(*o.prompts_file); }));
+    std::string all = of_option("prompts", *o.prompts_file, [&] { return read_text(*o.prompts_file); });
+    if (all.starts_with("\uFEFF")) all.erase(0, 3);  // the byte order mark
+    std::istringstream text(all);
     for (std::string line; std::getline(text, line);) {
       if (line.ends_with('\r')) line.pop_back();
       if (!line.empty()) out.push_back(line);
@@ -202,6 +205,16 @@ struct Prompts {
   bool shown;
 };
 
+// Reports a prompt that is longer than the context, whose last tokens alone are read; `which` names it.
+void report_unread(const std::string& which, const Asked& asked, int64_t context) {
+  const int64_t count = std::ssize(asked.tokens);
+  if (count > context)
+    std::fputs(fmt::format("{} has {} tokens; its first {} are not read: the context has {}\n", which, count,
+                           count - context, context)
+                   .c_str(),
+               stderr);
+}
+
 // Writes a text for each prompt, and prints them. Every rank calls it, and gets the first text.
 std::string write_texts(const Inference& model, const GenerateOptions& o, Trainer& part, const Prompts& prompts,
                         uint64_t seed) {
@@ -235,8 +248,11 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
   });
   const double seconds = elapsed();
   double written = 0;
+  int64_t long_texts = 0;
   for (size_t p = 0; p < count; ++p) {
     shown[p].finish();
+    const int64_t read = std::ssize(tokens[p]) + shown[p].tokens() - 1, context = model.job.model.context;
+    if (generator.own(p) && std::ssize(tokens[p]) <= context && read > context) ++long_texts;
     const int root = part.mesh().rank_at({0, static_cast<int>(p % static_cast<size_t>(model.job.plan.dp)), 0, 0});
     const std::string one = json ? json_of(prompts.said[p], shown[p]) + "\n" : before(p) + shown[p].text() + "\n";
     const std::string whole = world.size() > 1 && !streams ? broadcast_text(world, one, root) : one;
@@ -245,6 +261,12 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
     if (generator.own(p)) written += static_cast<double>(shown[p].tokens());
   }
   if (streams && says) print(shown[0].take() + "\n");
+  if (long_texts > 0)
+    std::fputs(fmt::format("{} longer than the context of {} tokens: the beginning is not read for the end\n",
+                           count == 1 ? "the text is" : fmt::format("{} of {} texts are", long_texts, count),
+                           model.job.model.context)
+                   .c_str(),
+               stderr);
   const Plan& plan = model.job.plan;
   written = world.size() > 1 ? world.sum(written) / static_cast<double>(plan.pp * plan.tp) : written;
   const double all = static_cast<double>(count), rest = written - all;  // the first ones come with the prompts
@@ -361,6 +383,9 @@ int run(const GenerateOptions& o) {
   for (const std::string& prompt : said)
     prompts.asked.push_back(beginning.has_template() ? in_options([&] { return beginning.asked(prompt); })
                                                      : Asked{tokens_of(prompt, model, o)});
+  for (size_t p = 0; p < said.size(); ++p)
+    report_unread(said.size() > 1 ? fmt::format("prompt {}", p + 1) : "the prompt", prompts.asked[p],
+                  model.job.model.context);
   std::fputs(for_terminal(other_settings(*model.tokenizer, o)).c_str(), stderr);
   launch(ranks_of("generate", model.run, model.job.plan), [&](Communicator& world) {
     const std::unique_ptr<Trainer> part = part_of(model, world);
@@ -373,11 +398,7 @@ int run(const GenerateOptions& o) {
       const std::optional<std::string> line = next_line(world);
       if (!line) return;
       const Asked asked = in_options([&] { return talk.asked(*line); });
-      if (std::ssize(asked.tokens) > model.job.model.context && world.rank() == 0)
-        std::fputs(fmt::format("the conversation has {} tokens, and its last {} are read\n", asked.tokens.size(),
-                               model.job.model.context)
-                       .c_str(),
-                   stderr);
+      if (world.rank() == 0) report_unread("the conversation", asked, model.job.model.context);
       talk.add(*line, write_texts(model, o, *part, {{*line}, {asked}, false}, seed));
     }
   });

@@ -67,13 +67,29 @@ Sequences sequences_for(const TrainOptions& o, const Job& s, const Dataset& data
   return made;
 }
 
-// Epochs as steps, once the data are known: of rows of examples and windows of a text, `batch` to a step.
-void settle_epochs(TrainOptions& o, const Job& s, const Dataset& d) {
+int64_t sequences_in(const Dataset& d, int64_t context) {
+  if (d.train_examples) return d.train_examples->count();
+  int64_t sum = d.parts.empty() ? d.train_tokens() / context : 0;
+  for (const MixturePart& p : d.parts) sum += sequences_in(*p.dataset, context);
+  return sum;
+}
+
+// Epochs as steps, once the data are known: of rows of examples and windows of a text, `batch` to a step. An epoch of a
+// mixture has as many sequences as its parts together, of which the weights decide how often each part is read.
+void settle_epochs(TrainOptions& o, const Job& s, Dataset& d) {
   if (!o.epochs && o.eval_share == 0 && o.save_share == 0) return;
-  if (!d.parts.empty())
-    throw Error("--epochs: expected one source of data, found a mixture, whose parts end at different steps");
-  const auto sequences = d.train_examples ? d.train_examples->count() : d.train_tokens() / s.model.context;
-  const double steps = static_cast<double>(sequences) / static_cast<double>(s.optim.batch);
+  const auto sequences = static_cast<double>(sequences_in(d, s.model.context));
+  double shares = 0;
+  for (const MixturePart& p : d.parts) shares += static_cast<double>(p.share);
+  std::string passes;
+  for (const MixturePart& p : d.parts)
+    passes += fmt::format(", {} {:.3g} times", p.name,
+                          sequences * static_cast<double>(p.share) / shares /
+                              static_cast<double>(sequences_in(*p.dataset, s.model.context)));
+  if (!passes.empty())
+    d.notes.push_back(fmt::format("an epoch of the mixture has {} sequences, as its parts together, and reads{}",
+                                  sequences, passes.substr(1)));
+  const double steps = sequences / static_cast<double>(s.optim.batch);
   const auto of = [&](double epochs) { return std::max<int64_t>(std::llround(std::ceil(epochs * steps - 1e-6)), 1); };
   for (const auto& [share, every] : {std::pair(&o.eval_share, &o.eval_every), {&o.save_share, &o.save_every}})
     if (double part = std::exchange(*share, 0); part > 0) *every = of(part);

@@ -49,8 +49,14 @@ TEST_F(HabitsTest, EpochsAndSharesAreSteps) {
   must(model + "--config epochs.toml --steps 1 --no-eval --out one");
   fails(model + "--warmup 101%", 2, "--warmup: expected a number in [0, 100], found '101'");
   fails(model + "--warmup 3e", 2, "--warmup: expected a whole number");
-  fs::copy_file(path("text.txt"), path("other.txt"));
-  fails("train --data other.txt=1,text.txt=1 --epochs 1 --tokenizer bytes", 2, "--epochs: expected one source");
+  write("few.jsonl", rows.substr(0, rows.find("{\"prompt\": \"10 ")));  // 9 to train on: 39 of both
+  const auto mixed = must(
+      "train --data rows.jsonl=1,few.jsonl=2 --model gpt-nano --layers 1 --channels 16 --context 16 "
+      "--batch 4 --tokenizer bytes --threads-per-rank 1 --epochs 1 --no-eval --out mixed");
+  expect_has(mixed.err,
+             "an epoch of the mixture has 39 sequences, as its parts together, and reads rows.jsonl 0.433 "
+             "times, few.jsonl 2.89 times");
+  expect_has(read_file(path("mixed/config.toml")), "steps = 10\n");
 }
 
 TEST_F(HabitsTest, PatienceEndsARunAlsoOneThatIsResumed) {

@@ -42,6 +42,29 @@ TEST_F(PromptsTest, TextsBeginAsTheTokenizersDo) {
   EXPECT_EQ(generate("").out, "The moon is a stone.\n");
 }
 
+// The fixture reads 64 tokens, and "The moon" has at least three, with <s>.
+TEST_F(PromptsTest, TextBeyondTheContextIsReported) {
+  const std::string unread = "are not read: the context has 64\n";
+  expect_lacks(generate("--ignore-end").err, "context");
+  expect_has(generate("--ignore-end --tokens 99").err,
+             "the text is longer than the context of 64 tokens: the beginning is not read for the end\n");
+  std::string moons = "The moon";
+  for (int i = 0; i < 70; ++i) moons += " moon";
+  write("prompts.txt", "\uFEFFThe moon\r\n" + moons + "\r\n");
+  const std::string all = "generate bos --temperature 0 --tokens 1 --threads-per-rank 1 --prompt";
+  const Ran one = must(all + " '" + moons + "'"), several = must(all + "s prompts.txt --format json");
+  const size_t begin = one.err.find("the prompt has ");
+  ASSERT_NE(begin, std::string::npos) << one.err;
+  const int count = std::stoi(one.err.substr(begin + 15));
+  EXPECT_GT(count, 70);
+  expect_has(one.err, fmt::format("the prompt has {} tokens; its first {} {}", count, count - 64, unread));
+  expect_has(several.err, fmt::format("prompt 2 has {} tokens; its first {} {}", count, count - 64, unread));
+  expect_lacks(several.err, "prompt 1 has");
+  EXPECT_EQ(records_of(several.out).at(0).at("prompt"), "The moon") << "no byte order mark";
+  write("prompts.txt", std::string("\xff\xfeT\0", 4));
+  fails("generate bos --prompts prompts.txt", 4, "prompts.txt is text in UTF-16, which 'iconv -f UTF-16 -t UTF-8'");
+}
+
 TEST_F(PromptsTest, MarkersAreTokensOnRequest) {
   const std::string marked = "generate bos --no-bos --prompt '<s>The moon' --temperature 0 --tokens 20 ";
   EXPECT_EQ(run(marked + "--special").out, "<s>The moon is a stone.\n");

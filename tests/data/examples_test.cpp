@@ -51,7 +51,8 @@ TEST(Jsonl, NamesTheLineThatIsWrong) {
       {R"({"instruction": "Add.", "output": null})", "f:3: the key 'output' is missing"},
       {R"({"messages": []})", "f:3: the key 'messages' must be a list of messages that is not empty"},
       {R"({"messages": [{"role": "critic", "content": ""}]})",
-       "f:3: message 1: the role 'critic'; expected system, user, assistant or tool"},
+       "f:3: message 1: the role 'critic'; expected system, user, assistant or tool, or `roles`, which gives it one of "
+       "these"},
       {R"({"messages": [{"role": "assistant", "content": null, "tool_calls": [{"id": "1"}]}]})",
        "f:3: message 1 has the key 'tool_calls'; expected role, content and weight alone"},
       {R"({"messages": [{"role": "user", "content": "a", "weight": 1}]})",
@@ -79,13 +80,31 @@ TEST(Jsonl, NamesTheLineThatIsWrong) {
       {R"({"input_ids": []})", "f:3: the key 'input_ids' is empty"},
       {R"({"input_ids": [1, 2], "labels": [1]})", "f:3: the key 'labels' has 1 numbers; expected 2, as input_ids has"},
       {R"({"input_ids": [1, 2], "labels": [1, 3]})", "f:3: label 1 is 3 and its token 2; expected that token or -100"},
-      {R"({"input_ids": [1, 2], "attention_mask": [0, 1]})",
-       "f:3: the key 'attention_mask' hides tokens before others; expected only the last ones hidden"},
-      {"[1]", "f:3: expected an object"}};
+      {R"({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]})",
+       "f:3: the key 'attention_mask' hides tokens between others; expected only first and last ones hidden"},
+      {R"({"input_ids": [1, 2], "attention_mask": [0, 0]})",
+       "f:3: the key 'attention_mask' hides all tokens; expected one that is not hidden"},
+      {"[1]", "f:3: expected an object or a text"}};
   for (const auto& [row, why] : cases) EXPECT_EQ(refused(row), why) << row;
   EXPECT_TRUE(refused(R"({"text": "a", "text": "b"})").starts_with("f:3: the key 'text' stands twice"));
   EXPECT_TRUE(refused(R"({"text": "a)").starts_with("f:3: not valid JSON at byte"));
   EXPECT_TRUE(refused("{\"text\": \"\xff\"}").starts_with("f:3: not valid JSON at byte"));
+}
+
+TEST(Jsonl, RolesHaveNames) {
+  const char* const line =
+      R"({"messages": [{"role": "developer", "content": "s"}, {"role": "bot", "content": "b", "name": "n"}]})";
+  const Example own = row(line);
+  EXPECT_EQ(own.turns[0].more, R"({"role":"developer"})") << "a model's own template renders it";
+  EXPECT_TRUE(refused(own, ChatTemplate::chatml).starts_with("f:1: message 1: the role 'developer'; expected system"));
+  const Example mapped = parse_example(line, "f:1", {{}, parse_role_names("developer=system,assistant=bot")});
+  EXPECT_EQ(mapped.turns[0].role, Role::system);
+  EXPECT_TRUE(mapped.turns[1].is_response());
+  EXPECT_EQ(mapped.turns[0].more, "");
+  EXPECT_EQ(parse_role_names("user=assistant").at("assistant"), Role::user) << "as with `map`";
+  for (const char* bad : {"a=b", "user", "user=", "bot=user,bot=tool"})
+    EXPECT_TRUE(error_of([&] { parse_role_names(bad); }).starts_with("`roles`: expected each name of a role once"))
+        << bad;
 }
 
 TEST(Jsonl, LinesAreCountedWithTheBlankOnes) {
@@ -182,8 +201,9 @@ TEST(Jsonl, ReadsTheShapesOfTheWorld) {
             std::set<std::string>{"'name' of messages"});
   EXPECT_EQ(row(R"({"messages": [{"role": "user", "content": "a", "done": false, "x": ""}], "ok": false})").unread,
             (std::set<std::string>{"'done' of messages", "'ok'"}));
-  const Example tokens =
-      row(R"({"input_ids": [5, 6, 7, 0], "labels": [-100, 6, 7, -100], "attention_mask": [1, 1, 1, 0]})");
+  EXPECT_EQ(shown(row(R"("once")"), ChatTemplate::automatic), "[once*]");
+  const Example tokens = row(
+      R"({"input_ids": [9, 9, 5, 6, 7, 0], "labels": [-100, 9, -100, 6, 7, 0], "attention_mask": [0, 0, 1, 1, 1, 0]})");
   EXPECT_EQ(tokens.tokens, (std::vector<int32_t>{5, 6, 7}));
   EXPECT_EQ(tokens.trained, (std::vector<bool>{false, true, true}));
   EXPECT_EQ(refused(row(R"({"prompt": "a", "completion": "b", "system": "s"})"), ChatTemplate::none),
@@ -213,13 +233,14 @@ TEST(Jsonl, FlagsExcludeMessages) {
 }
 
 TEST(Jsonl, KeysMayHaveOtherNames) {
-  const KeyNames names = parse_key_names("prompt=question,completion=answer");
+  const RowNames names{parse_key_names("prompt=question,completion=answer,system=sys")};
   const Example example = parse_example(R"({"question": "a", "answer": "b", "prompt": "old", "id": 1})", "f:1", names);
   EXPECT_EQ(shown(example, ChatTemplate::none), "a[b*]");
   EXPECT_EQ(example.unread, std::set<std::string>{"'id'"});
+  EXPECT_EQ(example.mapped, (std::set<std::string>{"answer", "question"})) << "a missing key is null";
   // Names may be exchanged.
   EXPECT_EQ(shown(parse_example(R"({"prompt": "b", "completion": "a"})", "f:1",
-                                parse_key_names("prompt=completion,completion=prompt")),
+                                {parse_key_names("prompt=completion,completion=prompt")}),
                   ChatTemplate::none),
             "a[b*]");
   EXPECT_EQ(error_of([&] { parse_example(R"({"question": "a"})", "f:1", names); }, Status::input),
@@ -485,6 +506,29 @@ TEST_F(LoadedExamples, KeysThatNothingReadsAreNamedAndLongOnesAreCutAndCounted) 
   EXPECT_EQ(d.train_examples->tokens(), 7);
   EXPECT_EQ(d.train_examples->targets(), 5);
   EXPECT_EQ(d.notes.front(), "2 examples are longer than the context and are cut after 7 tokens");
+}
+
+// Special tokens and markers have no bytes, whatever tokenizer and template there are; nor has what is cut off.
+TEST_F(LoadedExamples, BytesAreThoseOfTheResponses) {
+  const std::string talk =
+      R"({"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "the cat é"}]})"
+      "\n";
+  fs::create_directory(path("chat"));
+  write_file(path("chat/tokenizer.json"), chat_tokenizer().dump());
+  const TokenizerChoice chat{.name = path("chat").string()};
+  for (const TokenizerChoice& choice : {kBytes, chat})
+    for (const ChatTemplate style : {ChatTemplate::chatml, ChatTemplate::llama3, ChatTemplate::alpaca}) {
+      const Dataset d = load_examples(write(talk + talk + talk), choice, {.style = style, .context = 400});
+      EXPECT_EQ(d.train_bytes, 20);
+      EXPECT_EQ(d.val_bytes, 10);
+    }
+  EXPECT_EQ(load_examples(write(kGood + pair("ab", "cdefghijkl")), kBytes, {.context = 6}).val_bytes, 5);
+  const std::string made = "{\"input_ids\": [401, 260, 261, 401]}\n";
+  const std::shared_ptr<Tokenizer> tokenizer = make_tokenizer(chat, "f");
+  EXPECT_EQ(load_examples(write(made + made), chat, {.context = 6}).train_bytes,
+            std::ssize(tokenizer->bytes_of(260) + tokenizer->bytes_of(261)));
+  const TokenFile tokens = TokenFile::of_tokens(std::vector<int32_t>{401, 260, 261, 400}, tokenizer->vocab_size(), "f");
+  EXPECT_EQ(bytes_of(tokens, 0, 4, *tokenizer), std::ssize(tokenizer->bytes_of(260) + tokenizer->bytes_of(261)));
 }
 
 TEST_F(LoadedExamples, OfMoreRowsThanMemoryHoldsAreRefused) {

@@ -318,3 +318,29 @@ def test_lint(words):
     told = subprocess.run([sys.executable, "-m", *words], cwd=PACKAGE.parent, capture_output=True, encoding="utf-8",
                           check=False, env=os.environ | {"MYPY_CACHE_DIR": os.devnull, "RUFF_NO_CACHE": "true"})
     assert told.returncode == 0, told.stdout + told.stderr
+
+
+def test_rows_of_tables(tmp_path):
+    rows = [{"prompt": "a, b", "completion": "é\n1"}, {"prompt": "", "completion": "c"}]
+    files = {"t.csv": '\ufeffprompt,completion\r\n"a, b","é\n1"\r\n,c\r\n',
+             "t.tsv": 'prompt\tcompletion\na, b\t"é\n1"\n\tc\n'}
+    for name, text in files.items():
+        (tmp_path / name).write_bytes(text.encode())
+    if importlib.util.find_spec("yaml"):
+        (tmp_path / "t.yaml").write_text(json.dumps(rows), encoding="utf-8")
+    if importlib.util.find_spec("pyarrow"):
+        import pyarrow
+        from pyarrow import parquet
+
+        table = pyarrow.Table.from_pylist(rows)
+        parquet.write_table(table, tmp_path / "t.parquet")
+        for name, new in (("file.arrow", pyarrow.ipc.new_file), ("stream.arrow", pyarrow.ipc.new_stream)):
+            with pyarrow.OSFile(str(tmp_path / name), "wb") as out, new(out, table.schema) as writer:
+                writer.write_table(table)
+    for path in tmp_path.iterdir():
+        done = subprocess.run([sys.executable, "-m", "tessera.rows", path], capture_output=True, encoding="utf-8",
+                              check=True)
+        assert [json.loads(line) for line in done.stdout.splitlines()] == rows, path
+    bad = subprocess.run([sys.executable, "-m", "tessera.rows", tmp_path / "t.xlsx"], capture_output=True, text=True,
+                         check=False)
+    assert bad.returncode == 4 and bad.stderr.count("\n") == 1 and "expected a name that ends in .csv" in bad.stderr
