@@ -89,9 +89,10 @@ class RowSplitter {
   void add(std::string_view piece) {
     for (size_t at = 0; at < piece.size(); ++at) {
       if (in_text_ && !escaped_) {
-        const std::string_view text = piece.substr(at, std::min(piece.find_first_of("\"\\\n", at), piece.size()) - at);
-        keep(text);
-        if ((at += text.size()) == piece.size()) return;
+        size_t end = at;
+        while (end < piece.size() && piece[end] != '"' && piece[end] != '\\' && piece[end] != '\n') ++end;
+        keep(piece.substr(at, end - at));
+        if ((at = end) == piece.size()) return;
       }
       add(piece[at]);
       if (piece[at] == '\n') ++line_;
