@@ -27,8 +27,9 @@ void add_data_and_tuning(Settings& s, TrainOptions& o) {
   s.group("Data");
   s.add(o.data, {"data",
                  "austen, tinyshakespeare, a text file (.gz and .zst too), a token file of llm.c, a folder or "
-                 "'pattern*' of them, a folder made by `tessera data`, or a file of examples for fine-tuning, "
-                 "FILE.jsonl; or a mixture: A=0.7,B=0.3, or a .json or .toml file of names and weights"});
+                 "'pattern*' of them, a folder made by `tessera data`, or examples for fine-tuning, "
+                 "FILE.jsonl, 'a*.jsonl,b.jsonl' or a folder of such files; or a mixture: A=0.7,B=0.3, or a .json or "
+                 ".toml file of names and weights"});
   s.add(o.held.file, {"val_data", "a text or a file of examples to validate on, in place of `val_share`"});
   s.add(o.held.share, {"val_share", "share of `data` that is held out for validation", {0, 1, true}});
   s.add(o.tokenizer,

@@ -66,8 +66,9 @@ std::vector<BpeTokenizer::Merge> parse_merges(std::string_view text, const std::
   std::vector<BpeTokenizer::Merge> merges;
   for (size_t line = 1; !text.empty(); ++line) {
     const size_t end = std::min(text.find('\n'), text.size());
-    const std::string_view row = text.substr(0, end);
+    std::string_view row = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
+    if (row.ends_with('\r')) row.remove_suffix(1);  // no spelling of a byte
     if (line == 1 && row.starts_with("#version")) continue;
     const size_t space = row.find(' ');
     if (space == std::string_view::npos || row.find(' ', space + 1) != std::string_view::npos)
