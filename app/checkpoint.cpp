@@ -264,7 +264,10 @@ void import_model(const CheckpointOptions& o) {
   take_model(run, from.config);
   run.optim.dtype = dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
   run.out = o.out;
-  if (!from.base.empty()) run.init = from.base;
+  if (!from.base.empty()) {
+    const KnownBase base = known_base(from, o.from);
+    run.init = run.adapter_base = base.path, run.base_hash = base.hash;
+  }
   const RunDirectory directory(run);
   NewCheckpoint made(directory.checkpoints(), 0);
   write_file(made.path() / "config.toml", to_toml(run));
@@ -292,12 +295,13 @@ void leave_qwen2(Pretrained& from, const Tokenizer& tokenizer) {
 }
 
 // A whole model, adapters alone, or a whole model that has them in its weights.
-void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pretrained& from, DType dtype) {
+void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pretrained& from, DType dtype,
+                  const KnownBase& base) {
   const bool adapted = from.config.lora.rank > 0;
   if (adapted && o.merge)
     write_hub_folder(folder, merged(from.config), {dtype, merged(from.config, from.tensors), DType::float32});
   else if (adapted)
-    write_peft_folder(folder, from.config, dtype, from.tensors, fs::absolute(from.base).lexically_normal().string());
+    write_peft_folder(folder, from.config, dtype, from.tensors, base.path, base.hash);
   else
     write_hub_folder(folder, from.config, {dtype, from.tensors, from.dtype});
 }
@@ -320,6 +324,8 @@ void export_model(const CheckpointOptions& o) {
     bad_usage("--merge: expected a model with adapters, and {} has none", one_line(o.from));
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.path);
   const DType dtype = stored_in(o, from.dtype);
+  const bool names_base = is_peft_folder(o.from) || (from.config.lora.rank > 0 && !o.merge);
+  const KnownBase base = names_base ? known_base(from, o.from) : KnownBase();
   TrainOptions run;
   const bool is_run = is_there(from.path / "config.toml"), trained = is_run && from.path.filename() != "step-0";
   if (is_run) apply_config_file(run, (from.path / "config.toml").string());
@@ -332,7 +338,7 @@ void export_model(const CheckpointOptions& o) {
     say_notes({fmt::format("a turn ends with the text {}, which is no token: other programs stop there only if told to",
                            one_line(stop))});
   make_model_folder(o.out, [&](const fs::path& made) {
-    write_folder(made, o, from, dtype);
+    write_folder(made, o, from, dtype, base);
     write_tokenizer(made, *tokenizer, answer.ends);
     if (!jinja.empty()) write_file(made / "chat_template.jinja", jinja);
   });

@@ -315,6 +315,24 @@ Command CommandLine::verify() {
   return verify_;
 }
 
+// A run knows its base by an absolute path; a resumed one has the base that it began with.
+void fix_base(TrainOptions& o) {
+  TrainOptions was;
+  const std::string config = o.out ? (std::filesystem::path(*o.out) / "config.toml").string() : "";
+  if (o.resume && is_there(config)) apply_config_file(was, config);
+  const auto canonical = [](const std::string& path) { return std::filesystem::weakly_canonical(path).string(); };
+  for (const auto& [name, now, before] : {std::tuple("init", &o.init, &was.init), {"base", &o.base, &was.base}}) {
+    if (o.resume && *now != *before && (!*now || !*before || canonical(**now) != canonical(**before)))
+      bad_usage("--{}: the run in {} began with {}; expected the same, found {}", name, *o.out,
+                before->value_or("none"), now->value_or("none"));
+    if (o.resume)
+      *now = *before;
+    else if (*now)
+      *now = canonical(**now);
+  }
+  o.adapter_base = was.adapter_base, o.base_hash = was.base_hash;
+}
+
 TrainOptions CommandLine::train() {
   std::string config, out;
   bool resume = false;
@@ -335,6 +353,7 @@ TrainOptions CommandLine::train() {
   set_all(o, words_);
   if (o.init && !resume) take_model(o, of_option("init", *o.init, [&] { return first_config(o); }));
   if (o.base && !o.init) throw Error("--base: goes with --init ADAPTERS, found none");
+  if (!resume || !out.empty()) fix_base(o);
   if (o.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
   validate(o);
   return o;

@@ -51,6 +51,8 @@ void add_data_and_tuning(Settings& s, TrainOptions& o) {
                  "starts from the weights, sizes and tokenizer of a run, a checkpoint, a Hugging Face folder or a "
                  "model of llm.c"});
   s.add(o.base, {"base", kBase});
+  s.add(o.adapter_base, {"adapter_base"}).for_programs();
+  s.add(o.base_hash, {"base_hash"}).for_programs();
   s.add(o.chat_template, {"template",
                           "text around the turns of an example; auto: chatml for messages, alpaca for instructions, "
                           "none for the rest"});
@@ -111,11 +113,15 @@ void add_files(Settings& s, TrainOptions& o) {
       .of_call();
 }
 
+// Keys of a run's config.toml that are no options: facts about the base of its adapters.
+constexpr std::array<std::string_view, 2> kFacts = {"adapter-base", "base-hash"};
+bool is_in_files(const Setting& s) { return s.field.in_words || std::ranges::count(kFacts, s.word()) > 0; }
+
 template <class Chosen>
 Words values(TrainOptions o, const Chosen& chosen) {
   Words out;
   for (const Setting& s : settings_of(o)) {
-    if (!s.field.in_words || !chosen(s.field) || (s.field.open && !o.gives(s.field.name))) continue;
+    if (!is_in_files(s) || !chosen(s.field) || (s.field.open && !o.gives(s.field.name))) continue;
     if (std::string value = s.written(); !value.empty()) out.emplace_back(s.word(), std::move(value));
   }
   return out;
@@ -385,14 +391,14 @@ void apply_config(TrainOptions& o, std::string_view file, const std::string& pat
   const Settings all = settings_of(o);
   std::vector<std::string> known;
   for (const Setting& s : all)
-    if (s.field.in_file && s.field.in_words) known.push_back(s.word());
+    if (s.field.in_file && is_in_files(s)) known.push_back(s.word());
   Findings found;
   for (const ConfigEntry& entry : read_config(file, path))
     found.check([&] {
       const std::string where = fmt::format("{}: {}", entry.where, entry.key);
       if (std::ranges::find(known, entry.key) == known.end())
         bad_usage("{}: unknown key{}", where, did_you_mean(entry.key, known));
-      const Setting& s = *all.find_word(entry.key);
+      const Setting& s = *std::ranges::find(all, entry.key, &Setting::word);
       if (s.is_text() && !entry.text) bad_usage("{}: expected a string, found '{}'", where, entry.value);
       s.read(where, s.is_text() || (s.field.share && entry.text) ? *entry.text : entry.value);
       o.given.emplace(s.field.name);

@@ -21,6 +21,7 @@ using Json = nlohmann::json;
 
 constexpr const char* kAdapterConfig = "adapter_config.json";
 constexpr const char* kFile = "adapter_model.safetensors";
+constexpr const char* kBaseHash = "base_xxh3";  // metadata of that file
 constexpr int64_t kMostRank = 1000000;
 constexpr size_t kLongestPattern = 4000;
 
@@ -174,12 +175,25 @@ PeftFolder::PeftFolder(const fs::path& folder)
   if (!changed.empty()) notes_.push_back(wrapped_note(file_->what(), changed, plain_adapter_name(changed)));
 }
 
+fs::path find_base(const fs::path& name, const fs::path& folder, const std::string& where) {
+  const fs::path here = fs::absolute(name), there = folder / name;
+  const bool is_here = !name.empty() && is_there(here), is_beside = !name.empty() && is_there(there);
+  if (is_here && is_beside && !fs::equivalent(here, there))
+    bad_input("{}: '{}' may be {} or {}; --base FOLDER says which", where, name.string(), here.string(),
+              there.string());
+  if (!is_here && !is_beside)
+    bad_input("{}: expected the folder of a model, found '{}'; --base FOLDER says where it is", where, name.string());
+  return is_here ? fs::path(name) : there;
+}
+
+std::string PeftFolder::base_hash() const {
+  const auto found = file_->metadata().find(kBaseHash);
+  return found == file_->metadata().end() ? "" : found->second;
+}
+
 fs::path PeftFolder::base(const std::optional<std::string>& given) const {
   if (given) return *given;
-  for (const fs::path& at : {fs::path(config_.base), path_ / config_.base})
-    if (!config_.base.empty() && is_folder(at)) return at;
-  bad_input("{}: base_model_name_or_path: expected the folder of a model, found '{}'; --base FOLDER says where it is",
-            (path_ / kAdapterConfig).string(), config_.base);
+  return find_base(config_.base, path_, (path_ / kAdapterConfig).string() + ": base_model_name_or_path");
 }
 
 ModelConfig PeftFolder::config(const ModelConfig& base) const {
@@ -247,16 +261,19 @@ WholeTensors PeftFolder::tensors(const ModelConfig& config, WholeTensors base) c
 }
 
 void write_peft_folder(const fs::path& folder, const ModelConfig& config, DType dtype, const WholeTensors& source,
-                       const std::string& base) {
+                       const std::string& base, const std::string& base_hash) {
   const std::vector<PeftTensor> all = peft_tensors(config);
   std::vector<TensorBytes> listed;
   for (const PeftTensor& t : all) listed.push_back({t.theirs, dtype, {t.shape.begin(), t.shape.end()}, {}});
+  std::map<std::string, std::string> about;
+  if (!base_hash.empty()) about[kBaseHash] = base_hash;
   std::vector<std::byte> bytes;
-  stream_safetensors(folder / kFile, listed, [&](size_t i) {
+  const auto bytes_at = [&](size_t i) {
     bytes.resize(static_cast<size_t>(all[i].shape.numel() * size_of(dtype)));
     source(all[i].ours, dtype, all[i].shape)(0, bytes);
     return std::span<const std::byte>(bytes);
-  });
+  };
+  stream_safetensors(folder / kFile, listed, bytes_at, about);
   write_file(folder / kAdapterConfig, peft_config(config.lora, config.family, base));
 }
 

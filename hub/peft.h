@@ -42,6 +42,11 @@ struct PeftTensor {
 // All of a model with adapters, in the order of its layers. Cost: shapes only.
 std::vector<PeftTensor> peft_tensors(const ModelConfig& config);
 
+// The base that a file in `folder` names: a path, which may be relative to the current directory or to that directory.
+// `where` names file and key. Throws InputError where there is none, or another one in each.
+std::filesystem::path find_base(const std::filesystem::path& name, const std::filesystem::path& folder,
+                                const std::string& where);
+
 class PeftFolder {
  public:
   // Throws InputError naming the file and the key.
@@ -49,6 +54,8 @@ class PeftFolder {
   // The folder or run of the base: `given`, else as it is named, or beside the adapters. Throws InputError where there
   // is none.
   std::filesystem::path base(const std::optional<std::string>& given = {}) const;
+  // The hash of the base, if the program that wrote the adapters recorded it.
+  std::string base_hash() const;
   const std::vector<std::string>& notes() const { return notes_; }
   // The base with the adapters: its configuration, and its tensors with theirs. Throws InputError for a layer that the
   // base does not have, and naming a tensor that is missing, is of another shape, or is no part of the adapters.
@@ -65,7 +72,7 @@ class PeftFolder {
 
 // Writes both files into a folder that is there. Throws OutputError.
 void write_peft_folder(const std::filesystem::path& folder, const ModelConfig& config, DType dtype,
-                       const WholeTensors& source, const std::string& base);
+                       const WholeTensors& source, const std::string& base, const std::string& base_hash = {});
 
 // The model without adapters that computes the same: W + scale B A, added in float32. `config` has adapters.
 ModelConfig merged(ModelConfig config);

@@ -83,28 +83,35 @@ WholeTensors tensors_of(const std::shared_ptr<const HubFolder>& folder) {
 // The base, with what lies beside it.
 Pretrained open_adapted(const fs::path& from, const Base& given) {
   const PeftFolder adapters(from);
-  const fs::path base = adapters.base(given);
+  const fs::path base = fs::weakly_canonical(adapters.base(given));
   Pretrained out = open_pretrained(base);
   if (out.config.lora.rank > 0) bad_input("{}: its base {} has adapters of its own", from.string(), base.string());
   out.config = adapters.config(out.config);
   out.tensors = adapters.tensors(out.config, std::move(out.tensors));
   out.base = base.string();
+  out.base_hash = adapters.base_hash();
   out.notes.insert(out.notes.end(), adapters.notes().begin(), adapters.notes().end());
   return out;
 }
 
-// The model beside which a run's adapters were trained, which is not always what it began with: that may have had
-// adapters itself. What is gone is told as it was said.
-std::string base_of(const TrainOptions& run) {
-  std::string from = run.init.value_or("");
-  try {
-    if (is_peft_folder(from)) return PeftFolder(from).base(run.base).string();
-    if (from.empty() || is_hub_folder(from)) return from;
-    const TrainOptions before = options_in(pretrained_path(from));
-    return before.sizes.lora.rank > 0 ? base_of(before) : from;
-  } catch (const Error&) {
-    return from;
+std::string hash_of(const Pretrained& base) {
+  constexpr int64_t kAtOnce = int64_t{1} << 20;
+  ModelConfig config = base.config;
+  config.quantize = {};
+  Checksum sum;
+  std::vector<float> values;
+  const std::unique_ptr<LanguageModel> model = make_model(config);
+  for (const Parameter* p : model->parameters()) {
+    const std::string about = fmt::format("{} {}\n", p->name, p->whole.str());
+    sum.add(std::as_bytes(std::span(about)));
+    const TensorReader read = base.tensors(p->name, DType::float32, p->whole);
+    for (int64_t at = 0; at < p->whole.numel(); at += kAtOnce) {
+      values.resize(static_cast<size_t>(std::min(kAtOnce, p->whole.numel() - at)));
+      read(at, std::as_writable_bytes(std::span(values)));
+      sum.add(std::as_bytes(std::span(values)));
+    }
   }
+  return fmt::format("{:016x}", sum.value());
 }
 
 // Tables with more rows than the model's: the new ones are the mean of its own, in the order of these, in double.
@@ -189,12 +196,44 @@ Pretrained open_pretrained(const fs::path& from, const Base& base) {
   const TrainOptions run = options_in(out.path);
   out.dtype = job_of(run).optim.dtype;
   if (out.path.filename() != "step-0") out.chat_template = run.chat_template;
-  if (out.config.lora.rank > 0) out.base = base_of(run);
+  if (out.config.lora.rank > 0) {
+    out.base = run.adapter_base ? *run.adapter_base : run.init.value_or("");
+    out.base_hash = run.base_hash.value_or("");
+  }
   const auto saved = std::make_shared<const SavedTensors>(out.path, "model");
   saved->expect_no_others(names_of(*make_model(out.config)));
   out.tensors = tensors_in(saved);
   if (out.config.quantize.codec != Codec::none) out.tensors = dequantized(out.config, std::move(out.tensors));
   return out;
+}
+
+KnownBase known_base(const Pretrained& adapters, const fs::path& named) {
+  fs::path path = adapters.base;
+  if (path.is_relative())
+    path = fs::weakly_canonical(find_base(path, named, named.string() + ": init"));  // an older run
+  if (!is_there(path)) return {path.string(), adapters.base_hash};
+  const Pretrained base = open_pretrained(path);
+  if (base.config.lora.rank > 0)
+    bad_input("{}: the base is not recorded; expected a model without adapters, found {}", named.string(),
+              path.string());
+  const std::string found = hash_of(base);
+  if (!adapters.base_hash.empty() && found != adapters.base_hash)
+    bad_input("{}: the adapters belong to a base with the hash {}; found {} with the hash {}", named.string(),
+              adapters.base_hash, path.string(), found);
+  return {path.string(), found};
+}
+
+void record_base(TrainOptions& o) {
+  if (!o.resume) o.adapter_base.reset(), o.base_hash.reset();
+  if (o.sizes.lora.rank == 0 || !o.init || (o.resume && !o.base_hash)) return;
+  Pretrained from;
+  if (o.resume)
+    from.base = o.adapter_base.value_or(""), from.base_hash = *o.base_hash;
+  else
+    from = open_pretrained(*o.init, o.base);
+  if (from.base.empty()) from.base = *o.init;
+  const KnownBase known = known_base(from, o.resume ? *o.out : *o.init);
+  o.adapter_base = known.path, o.base_hash = known.hash;
 }
 
 fs::path pretrained_path(const fs::path& from, const Base& base) {

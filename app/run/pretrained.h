@@ -16,7 +16,8 @@ struct Pretrained {
   // By our names, in any floating dtype; what is held in four bits as bytes too. Files stay mapped as long as this
   // lives.
   WholeTensors tensors;
-  std::string base = {};  // adapters only: the model that they were trained beside
+  std::string base = {};                     // adapters only: the model that they were trained on
+  std::string base_hash = {};                // its hash where that was recorded
   // The codes of a folder whose layers are in 4 bits, by our names: a tensor's, or nothing where it has none.
   std::optional<GptqConfig> gptq = {};
   std::function<std::optional<Int4Matrix>(const std::string& name)> codes = {};
@@ -31,6 +32,16 @@ struct Pretrained {
 // headers are read and tensors mapped; a checkpoint's files are hashed.
 using Base = std::optional<std::string>;
 Pretrained open_pretrained(const std::filesystem::path& from, const Base& base = {});
+// The base of adapters: its canonical path and its hash, XXH3-64 over the names, shapes and float32 values of its
+// tensors, which is computed if it was not recorded (all of it is read). `named` names the adapters. Throws InputError
+// if the base at that path has another hash, or if several directories may be meant.
+struct KnownBase {
+  std::string path, hash;
+};
+KnownBase known_base(const Pretrained& adapters, const std::filesystem::path& named);
+// Writes into the options of a run with adapters what their base is, or checks that a resumed run has the same.
+void record_base(TrainOptions& options);
+
 // The folder of the checkpoint, or of the model, or in which its file lies: with a tokenizer in it.
 std::filesystem::path pretrained_path(const std::filesystem::path& from, const Base& base = {});
 // Its notes are said.

@@ -142,6 +142,7 @@ int train_in_processes(const TrainOptions& asked, const Job& of_asked) {
     std::optional<Dataset> dataset;
     std::optional<RunDirectory> directory;
     if (world.rank() == 0) {
+      record_base(o);
       dataset = opened(o, job, o.quiet);
       sequences_for(o, job, *dataset);
       ask_for_training(o, job, dataset->vocab(), here);
@@ -259,6 +260,7 @@ int run(const TrainOptions& asked) {
   Job job = job_of(o);
   ask_for_least_memory(job);
   if (has_processes(job.plan)) return train_in_processes(o, job);
+  record_base(o);
   const Dataset dataset = opened(o, job, o.quiet);
   const Sequences sequences = sequences_for(o, job, dataset);
   ask_for_training(o, job, dataset.vocab(), {.ranks = job.plan.ranks()});

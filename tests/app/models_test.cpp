@@ -250,6 +250,48 @@ TEST_F(LoraTest, ItGoesOnAndGoesOut) {
   fails("train --base moved --data text.txt --out run", 2, "--base: goes with --init ADAPTERS");
 }
 
+// From whatever directory: the adapters of a run name the directory that it was trained on, and no other model serves.
+TEST_F(LoraTest, AdaptersNameTheBaseThatTheyWereTrainedOn) {
+  must(base_);
+  must(tuned_ + "--ranks 1");
+  for (const char* name : {"other", "other/base"}) fs::create_directory(path(name));
+  must("checkpoint export ../tuned --out ../adapters", "cd other;");
+  must("checkpoint import ../adapters --out ../imported", "cd other;");
+  must("train --init ../imported --out ../next" + next_.substr(0, next_.find(" --out")) + " --data ../text.txt",
+       "cd other;");
+  must("checkpoint export next --out onward");
+  const auto hash = [&](const std::string& folder) {
+    return Safetensors(path(folder) / "adapter_model.safetensors").metadata().at("base_xxh3");
+  };
+  for (const char* folder : {"adapters", "onward"}) {
+    const Json config = json_of(std::string(folder) + "/adapter_config.json");
+    EXPECT_EQ(config.at("base_model_name_or_path"), fs::canonical(path("base")).string());
+    EXPECT_EQ(hash(folder), hash("adapters"));
+  }
+  for (const char* run : {"tuned", "imported", "next"})
+    expect_has(read_file(path(run) / "config.toml"), "base-hash = \"" + hash("adapters") + "\"");
+
+  must("train --resume --out tuned --steps 7 --init other/../base");
+  fails("train --resume --out tuned --steps 8 --init other", 2, "--init: the run in tuned began with ");
+  fails("train --resume --out base --steps 8 --init other", 2, "began with none; expected the same, found other");
+  Json config = json_of("adapters/adapter_config.json");
+  config["base_model_name_or_path"] = "base";
+  write("adapters/adapter_config.json", config.dump());
+  must("evaluate adapters --data text.txt");
+  fs::create_directory(path("adapters/base"));
+  fails("evaluate adapters --data text.txt", 4, "base_model_name_or_path: 'base' may be ");
+  fs::remove(path("adapters/base"));
+
+  fs::rename(path("base"), path("first"));
+  must(base_ + "--seed 2");
+  for (const char* words : {"checkpoint export tuned --out x", "checkpoint export onward --out x --merge",
+                            "train --resume --out tuned --steps 9", "evaluate adapters --data text.txt",
+                            "train --init adapters --data text.txt --out x", "checkpoint import adapters --out x"})
+    fails(words, 4, "the adapters belong to a base with the hash " + hash("adapters") + "; found ");
+  must("checkpoint export tuned --out merged --merge");
+  must("evaluate adapters --base first --data text.txt");
+}
+
 // A model with experts: they stay, and adapters of attention go out as those of a dense model.
 TEST_F(LoraTest, ExpertsStayFrozen) {
   must(base_ + "--experts 4");
