@@ -258,7 +258,7 @@ void import_model(const CheckpointOptions& o) {
   const Pretrained from = open_pretrained(o.from, o.base);
   say_notes(from.notes);
   const std::unique_ptr<Tokenizer> tokenizer =
-      o.tokenizer ? make_tokenizer({.name = *o.tokenizer}, o.from) : Tokenizer::open_folder(from.path);
+      o.tokenizer ? make_tokenizer({.name = *o.tokenizer}, o.from) : Tokenizer::open_folder(from.tokenizer());
   const DType dtype = stored_in(o, from.dtype);
   TrainOptions run;
   take_model(run, from.config);
@@ -322,7 +322,7 @@ void export_model(const CheckpointOptions& o) {
   say_notes(from.notes);
   if (o.merge && from.config.lora.rank == 0)
     bad_usage("--merge: expected a model with adapters, and {} has none", one_line(o.from));
-  const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.path);
+  const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.tokenizer());
   const DType dtype = stored_in(o, from.dtype);
   const bool names_base = is_peft_folder(o.from) || (from.config.lora.rank > 0 && !o.merge);
   const KnownBase base = names_base ? known_base(from, o.from) : KnownBase();

@@ -345,7 +345,7 @@ Inference open_inference(const std::string& from, const Words& words) {
   const auto base = std::ranges::find(words, "base", [](const auto& word) { return word.first; });
   out.from = open_pretrained(from, base == words.end() ? Base() : Base(base->second));
   if (is_peft_folder(from) && !out.from.base_hash.empty()) known_base(out.from, from);
-  out.tokenizer = Tokenizer::open_folder(out.from.path);
+  out.tokenizer = Tokenizer::open_folder(out.from.tokenizer());
   TrainOptions& run = out.run;
   run.optim.dtype = out.from.dtype == DType::bfloat16 ? DType::bfloat16 : DType::float32;
   run.data = "";

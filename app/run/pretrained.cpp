@@ -80,6 +80,10 @@ WholeTensors tensors_of(const std::shared_ptr<const HubFolder>& folder) {
   };
 }
 
+bool has_tokenizer(const fs::path& folder) {
+  return is_there(folder / "tokenizer.json") || is_there(folder / "vocab.json");
+}
+
 // The base, with what lies beside it.
 Pretrained open_adapted(const fs::path& from, const Base& given) {
   const PeftFolder adapters(from);
@@ -90,6 +94,11 @@ Pretrained open_adapted(const fs::path& from, const Base& given) {
   out.tensors = adapters.tensors(out.config, std::move(out.tensors));
   out.base = base.string();
   out.base_hash = adapters.base_hash();
+  if (has_tokenizer(from))
+    out.own_tokenizer = from, out.chat_template = ChatTemplate::automatic;
+  else if (is_there(from / "tokenizer.model") || is_there(from / "chat_template.jinja"))
+    out.notes.push_back(from.string() +
+                        ": no tokenizer.json: the tokenizer and the chat template are those of the base");
   out.notes.insert(out.notes.end(), adapters.notes().begin(), adapters.notes().end());
   return out;
 }
@@ -183,7 +192,7 @@ Pretrained open_pretrained(const fs::path& from, const Base& base) {
   if (is_llmc_model(from)) {
     const auto model = std::make_shared<const LlmcModel>(from);
     const WholeTensors all = model->tensors();
-    return {.path = pretrained_path(from),
+    return {.path = tokenizer_path(from),
             .config = model->config(),
             .dtype = model->dtype(),
             .tensors = [model, all](const auto&... asked) { return all(asked...); }};
@@ -236,16 +245,16 @@ void record_base(TrainOptions& o) {
   o.adapter_base = known.path, o.base_hash = known.hash;
 }
 
-fs::path pretrained_path(const fs::path& from, const Base& base) {
+fs::path tokenizer_path(const fs::path& from, const Base& base) {
   std::vector<std::string> passed_over;
-  if (is_peft_folder(from)) return pretrained_path(PeftFolder(from).base(base));
+  if (is_peft_folder(from)) return has_tokenizer(from) ? from : tokenizer_path(PeftFolder(from).base(base));
   if (is_llmc_model(from)) return fs::absolute(from).parent_path();
   return is_hub_folder(from) ? from : find_checkpoint(from, passed_over).path;
 }
 
 ModelConfig pretrained_config(const fs::path& from, const Base& base) {
   if (!is_peft_folder(from) && !is_hub_folder(from) && !is_llmc_model(from) && !base)
-    return config_in(pretrained_path(from));
+    return config_in(tokenizer_path(from));
   const Pretrained all = open_pretrained(from, base);
   say_notes(all.notes);
   return all.config;
@@ -270,7 +279,7 @@ ModelConfig first_config(const TrainOptions& o) {
   if (o.tokenizer && !is_folder(*o.tokenizer))
     bad_usage("--add-tokens: beside --init expected a folder as --tokenizer or none, found {}", *o.tokenizer);
   std::unique_ptr<Tokenizer> own =
-      Tokenizer::open_folder(o.tokenizer ? fs::path(*o.tokenizer) : pretrained_path(*o.init, o.base));
+      Tokenizer::open_folder(o.tokenizer ? fs::path(*o.tokenizer) : tokenizer_path(*o.init, o.base));
   const int64_t before = own->vocab_size();
   const int64_t tokens = with_tokens(std::move(own), {.added = split(o.add_tokens, ',')})->vocab_size();
   if (tokens == before) return config;

@@ -18,6 +18,7 @@ struct Pretrained {
   WholeTensors tensors;
   std::string base = {};                     // adapters only: the model that they were trained on
   std::string base_hash = {};                // its hash where that was recorded
+  std::filesystem::path own_tokenizer = {};  // adapters only: their directory, if it has a tokenizer
   // The codes of a folder whose layers are in 4 bits, by our names: a tensor's, or nothing where it has none.
   std::optional<GptqConfig> gptq = {};
   std::function<std::optional<Int4Matrix>(const std::string& name)> codes = {};
@@ -25,6 +26,8 @@ struct Pretrained {
   ChatTemplate chat_template = ChatTemplate::automatic;
   // Lines for the user: keys of a folder that are not read, why newer checkpoints of a run were not taken.
   std::vector<std::string> notes = {};
+
+  const std::filesystem::path& tokenizer() const { return own_tokenizer.empty() ? path : own_tokenizer; }
 };
 
 // Adapters lie beside `base`, or where nobody says it beside the model that they name. Throws InputError for what is
@@ -42,8 +45,9 @@ KnownBase known_base(const Pretrained& adapters, const std::filesystem::path& na
 // Writes into the options of a run with adapters what their base is, or checks that a resumed run has the same.
 void record_base(TrainOptions& options);
 
-// The folder of the checkpoint, or of the model, or in which its file lies: with a tokenizer in it.
-std::filesystem::path pretrained_path(const std::filesystem::path& from, const Base& base = {});
+// The directory with the tokenizer: that of the adapters if it has one, of the checkpoint, of the model, or of its
+// file.
+std::filesystem::path tokenizer_path(const std::filesystem::path& from, const Base& base = {});
 // Its notes are said.
 ModelConfig pretrained_config(const std::filesystem::path& from, const Base& base = {});
 // False in all processes of an MPI job but the first.

@@ -21,7 +21,7 @@ std::filesystem::path first_tokenizer(const TrainOptions& o) {
   std::vector<std::string> passed_over;
   const auto own =
       o.resume ? newest_checkpoint(std::filesystem::path(o.out.value()) / "checkpoints", passed_over) : std::nullopt;
-  return own ? own->path : pretrained_path(*o.init, o.base);
+  return own ? own->path : tokenizer_path(*o.init, o.base);
 }
 
 Dataset dataset_of(const TrainOptions& o, bool quiet) {

@@ -276,6 +276,27 @@ TEST_F(ChatTest, ATurnEndsAtTheTemplatesOwnMarker) {
   EXPECT_EQ(said("--chat", "printf 'snow?\n' |", "folder"), "white.\n");
 }
 
+// As trainers save adapters: beside their own tokenizer and chat template, which count and not those of the base.
+TEST_F(ChatTest, AdaptersHaveATokenizerOfTheirOwn) {
+  make_tokenizer("");
+  tune("--tokenizer tok --steps 1 --warmup 0 --out base");
+  tune("--init base --lora-rank 8 --lora-targets all --template chatml");
+  must("checkpoint export tuned --out adapters");
+  must("checkpoint import adapters --out imported");
+  const std::string answer = said("--chat", "echo 'snow?' |");
+  for (const char* from : {"adapters", "imported"}) EXPECT_EQ(said("--chat", "echo 'snow?' |", from), answer) << from;
+  const auto loss = [&](const std::string& words) {
+    return must("evaluate adapters --data chat.jsonl --format json " + words).last_record().at("loss");
+  };
+  const Json by_chatml = loss("");
+  EXPECT_EQ(by_chatml, loss("--template chatml"));
+  write("adapters/chat_template.jinja", kOwn);
+  EXPECT_NE(loss(""), by_chatml);
+  fs::remove(path("adapters/tokenizer.json"));
+  expect_has(run("evaluate adapters --data chat.jsonl").err, "adapters: no tokenizer.json: the tokenizer and the chat");
+  fails("generate adapters --chat", 2, "the model has none of its own", "true |");
+}
+
 // A tokenizer whose own template ends a turn with another token than a text ends with, as those of base models do.
 TEST_F(ChatTest, AFolderStopsWhereItsTemplateEndsATurn) {
   std::string jinja = kOwn;
