@@ -254,7 +254,7 @@ void write_model(const fs::path& file, const Pretrained& from, DType dtype) {
 
 void import_model(const CheckpointOptions& o) {
   if (!is_hub_folder(o.from) && !is_peft_folder(o.from))
-    bad_input("{}: no config.json; expected the folder of a model", o.from);
+    bad_input("{}: no config.json; expected the folder of a model{}", o.from, foreign_in(o.from));
   const Pretrained from = open_pretrained(o.from, o.base);
   say_notes(from.notes);
   const std::unique_ptr<Tokenizer> tokenizer =

@@ -39,6 +39,7 @@ const std::vector<HeldKeys>& held_keys() {
       {"embedding_multiplier residual_multiplier logits_scaling logit_scale decoder_sparse_step", {1}},
       {"router_jitter_noise", {0}},
       {"mlp_only_layers", {Json::array()}},
+      {"quantization", {}, " (MLX's: mlx_lm.convert --dequantize makes a model that is read)"},
       {"pruned_heads attn_logit_softcapping final_logit_softcapping query_pre_attn_scalar attention_multiplier "
        "clip_qkv shared_expert_intermediate_size n_shared_experts compression_config"}};
   return all;

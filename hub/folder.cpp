@@ -94,20 +94,55 @@ std::string unwrapped(std::string name) {
   return name;
 }
 
-void refuse_without(const fs::path& folder, const std::string& missing) {
-  std::vector<std::string> others;
+std::string foreign_in(const fs::path& path) {
+  const std::string pickle =
+      "from_pretrained(FOLDER).save_pretrained(NEW) of Python's transformers or peft makes safetensors of its folder";
+  const std::string source = "take the model that it was made from";
+  // By a whole name or by how it ends; checkpoints of trainers before the files in them.
+  static const std::vector<std::tuple<std::vector<std::string_view>, const char*, std::string>> kinds{
+      {{"zero_to_fp32.py", "_model_states.pt", "_optim_states.pt"},
+       "a checkpoint of DeepSpeed",
+       "python zero_to_fp32.py FOLDER NEW --safe_serialization, in the run's folder, makes safetensors of it"},
+      {{".metadata", ".distcp", "pytorch_model_fsdp_0"},
+       "a distributed checkpoint of PyTorch (DCP, FSDP)",
+       "accelerate merge-weights FOLDER NEW makes safetensors of it"},
+      {{"latest_checkpointed_iteration.txt", "model_optim_rng.pt"},
+       "a checkpoint of Megatron-LM",
+       "Megatron Bridge makes a Hugging Face folder of it"},
+      {{"_CHECKPOINT_METADATA", "_METADATA"}, "a checkpoint of Orbax (JAX)", source},
+      {{".gguf"},
+       "a GGUF model of llama.cpp",
+       "from_pretrained(FOLDER, gguf_file=NAME).save_pretrained(NEW) of Python's transformers makes safetensors of it"},
+      {{".bin", ".pt", ".pth", ".ckpt"}, "a pickle of PyTorch", pickle},
+      {{".h5", ".keras", "saved_model.pb"},
+       "a model of Keras or TensorFlow",
+       "from_pretrained(FOLDER, from_tf=True).save_pretrained(NEW) of transformers 4 makes safetensors of it"},
+      {{".msgpack"},
+       "a model of Flax",
+       "from_pretrained(FOLDER, from_flax=True).save_pretrained(NEW) of transformers 4 makes safetensors of it"},
+      {{".npz", ".npy"}, "arrays of NumPy, as MLX had them", source},
+      {{".onnx"}, "a model in ONNX", source},
+      {{".engine", ".plan"}, "an engine of TensorRT", source},
+      {{".tflite"}, "a model of LiteRT", source},
+      {{".mlpackage", ".mlmodel", ".mlmodelc"}, "a model of Core ML", source},
+      {{".safetensors"},
+       "tensors alone",
+       "expected the folder of config.json and model.safetensors, or of shards and their index"}};
+  std::vector<fs::path> names{path.has_filename() ? path.filename() : path.parent_path().filename()};
   std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
-    for (const char* kind : {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".safetensors"})
-      if (it->path().extension() == kind) others.push_back(it->path().filename().string());
-  std::ranges::sort(others);
-  if (others.size() > 3) others.resize(3);
-  bad_input("{}: {}{}", folder.string(), missing,
-            others.empty()
-                ? std::string("; files of other formats are not read")
-                : fmt::format("; {} is not read: Python's transformers or peft makes safetensors of a folder, "
-                              "from_pretrained(FOLDER).save_pretrained(NEW)",
-                              fmt::join(others, ", ")));
+  for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error))
+    names.push_back(it->path().filename());
+  std::ranges::sort(names);
+  for (const auto& [ends, kind, way] : kinds)
+    for (const fs::path& name : names)
+      if (std::ranges::any_of(ends, [&](std::string_view end) { return name.string().ends_with(end); }))
+        return fmt::format("; {} is {}, which is not read: {}", one_line(name.string()), kind, way);
+  return "";
+}
+
+void refuse_without(const fs::path& folder, const std::string& missing) {
+  const std::string foreign = foreign_in(folder);
+  bad_input("{}: {}{}", folder.string(), missing, foreign.empty() ? "; files of other formats are not read" : foreign);
 }
 
 std::map<std::string, std::string> parse_hub_index(std::string_view text, const std::string& what) {

@@ -22,6 +22,9 @@ bool is_hub_folder(const std::filesystem::path& folder);
 std::string unwrapped(std::string name);
 // The line that says so.
 std::string wrapped_note(const std::filesystem::path& from, const std::string& name, const std::string& plain);
+// "; NAME is a GGUF model of llama.cpp, which is not read: ..." of a path, or of what is in a directory: what another
+// program's file or checkpoint is, and how it is converted. Empty where nothing is known.
+std::string foreign_in(const std::filesystem::path& path);
 // Throws InputError about missing weights, naming those of other formats that are there.
 [[noreturn]] void refuse_without(const std::filesystem::path& folder, const std::string& missing);
 

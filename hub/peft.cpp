@@ -101,7 +101,11 @@ std::string PeftNames::found(const std::string& layer) const {
 PeftConfig parse_peft_config(std::string_view text, const std::string& what, std::vector<std::string>* notes) {
   HubKeys keys(text, what);
   PeftConfig out;
-  if (!keys.find("peft_type")) keys.refuse("peft_type", "\"LORA\"", Json());
+  if (!keys.find("peft_type"))
+    keys.refuse("peft_type",
+                keys.find("lora_parameters") ? "\"LORA\" (these are adapters of MLX: mlx_lm.fuse adds them to a model)"
+                                             : "\"LORA\"",
+                Json());
   keys.hold(held_keys_of_peft());
   out.lora.rank = keys.size("r", 8, kMostRank);
   out.lora.alpha = keys.number("lora_alpha", 8, 0, 1e6);

@@ -14,6 +14,7 @@
 #include <random>
 
 #include "data/json.h"
+#include "hub/folder.h"
 #include "settings/json.h"
 #include "train/checkpoint/state.h"
 
@@ -84,7 +85,7 @@ void check_numbers(const Checkpoint& checkpoint) {
 
 [[noreturn]] void refuse_unusable(const fs::path& run, const std::vector<std::string>& passed_over) {
   bad_input("{}: no usable checkpoint: {}", run.string(),
-            passed_over.empty() ? "none was saved there" : passed_over.front());
+            passed_over.empty() ? "none was saved there" + foreign_in(run) : passed_over.front());
 }
 
 std::set<std::string> names_of(const std::vector<WholeTensor>& tensors) {

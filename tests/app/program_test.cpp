@@ -142,6 +142,10 @@ TEST_F(ProgramTest, ARunMayLeaveNoCheckpointAndNoValidation) {
     EXPECT_FALSE(fs::exists(path("run/checkpoints")));
     expect_lacks(read_file(path("run/metrics.jsonl")), "\"eval\"");
     fails("generate run", 4, "run: no usable checkpoint: none was saved there");
+    write("run/a.gguf", "GGUF");
+    for (const char* const from : {"run", "run/a.gguf"})
+      fails(std::string("evaluate ") + from + " --data text.txt", 4, "none was saved there; a.gguf is a GGUF model");
+    fails("checkpoint import run --out x", 4, "expected the folder of a model; a.gguf is a GGUF model");
     fails("report run", 4, "run: there is no report.json in it");
     fails("train --resume --out run", 2, "--resume: expected a run that saves checkpoints, found --no-save");
   }

@@ -170,9 +170,37 @@ TEST_F(HubFolderTest, OtherFilesInThePlaceOfWeightsAreNamed) {
   with("PK\x03\x04 torch.save() makes this", "a zip archive");
   fs::remove(path("model.safetensors"));
   file("pytorch_model.bin", "PK");
-  expect_refused("pytorch_model.bin is not read: Python's transformers or peft makes safetensors");
+  expect_refused(
+      "pytorch_model.bin is a pickle of PyTorch, which is not read: from_pretrained(FOLDER).save_pretrained(NEW)");
   file("model.safetensors.index.json", "version https://git-lfs.github.com/spec/v1\n");
   expect_refused("index.json is a pointer of git-lfs");
+}
+
+TEST_F(HubFolderTest, FilesAndCheckpointsOfOtherProgramsAreNamed) {
+  const std::pair<const char*, const char*> all[] = {
+      {"a.gguf", "a GGUF model of llama.cpp, which is not read: from_pretrained(FOLDER, gguf_file=NAME)"},
+      {"model.onnx", "a model in ONNX"},
+      {"weights.npz", "arrays of NumPy"},
+      {"a.pt", "a pickle of PyTorch"},
+      {"tf_model.h5", "a model of Keras"},
+      {"rank0.engine", "an engine of TensorRT"},
+      {"zero_to_fp32.py", "a checkpoint of DeepSpeed, which is not read: python zero_to_fp32.py FOLDER NEW"},
+      {"__0_0.distcp", "a distributed checkpoint of PyTorch (DCP, FSDP), which is not read: accelerate merge-weights"},
+      {"latest_checkpointed_iteration.txt", "a checkpoint of Megatron-LM"},
+      {"model-00001.safetensors", "tensors alone"}};
+  for (const auto& [name, words] : all) {
+    emptied("other");
+    file(std::string("other/") + name, "x");
+    file("other/training_args.bin", "x");  // which says less
+    const bool says_more = std::string_view(words).find("checkpoint") != std::string_view::npos;
+    for (const std::string from : {"other", "other/"}) {
+      if (!says_more) fs::remove(path("other/training_args.bin"));
+      EXPECT_TRUE(foreign_in(path(from)).starts_with(fmt::format("; {} is {}", name, words))) << foreign_in(path(from));
+    }
+    EXPECT_TRUE(foreign_in(path("other") / name).starts_with(fmt::format("; {} is {}", name, words)));
+  }
+  EXPECT_EQ(foreign_in(emptied("nothing")), "");
+  EXPECT_EQ(foreign_in(path("missing")), "");
 }
 
 TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
