@@ -266,7 +266,7 @@ void import_model(const CheckpointOptions& o) {
   run.out = o.out;
   if (!from.base.empty()) {
     const KnownBase base = known_base(from, o.from);
-    run.init = run.adapter_base = base.path, run.base_hash = base.hash;
+    if (from.merged.empty()) run.init = run.adapter_base = base.path, run.base_hash = base.hash;
   }
   const RunDirectory directory(run);
   NewCheckpoint made(directory.checkpoints(), 0);
@@ -320,7 +320,9 @@ Asked answer_of(const Pretrained& from, const Tokenizer& tokenizer) {
 void export_model(const CheckpointOptions& o) {
   Pretrained from = open_pretrained(o.from, o.base);
   say_notes(from.notes);
-  if (o.merge && from.config.lora.rank == 0)
+  if (!o.merge && !from.merged.empty())
+    bad_input("{}: such adapters are not written; --merge writes the model with them in its weights", from.merged);
+  if (o.merge && from.config.lora.rank == 0 && from.merged.empty())
     bad_usage("--merge: expected a model with adapters, and {} has none", one_line(o.from));
   const std::unique_ptr<Tokenizer> tokenizer = Tokenizer::open_folder(from.tokenizer());
   const DType dtype = stored_in(o, from.dtype);

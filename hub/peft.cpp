@@ -28,8 +28,8 @@ constexpr size_t kLongestPattern = 4000;
 // About how adapters were made and trained: what they compute does not depend on them. Configurations of first values
 // are used where init_lora_weights asks for them.
 constexpr std::string_view kOfTraining =
-    "auto_mapping revision inference_mode task_type peft_version megatron_core loftq_config ensure_weight_tying "
-    "fan_in_fan_out layers_pattern runtime_config parent_library eva_config corda_config lora_ga_config "
+    "auto_mapping revision inference_mode task_type peft_version megatron_core loftq_config "
+    "fan_in_fan_out runtime_config parent_library eva_config corda_config lora_ga_config "
     "megatron_config qalora_group_size";
 
 const std::vector<HeldKeys>& held_keys_of_peft() {
@@ -40,9 +40,9 @@ const std::vector<HeldKeys>& held_keys_of_peft() {
        {true, false, "gaussian", "eva", "orthogonal"},
        ", gaussian, eva or orthogonal (others change the weights of the base; PEFT converts such adapters: "
        "save_pretrained(..., path_initial_model_for_weight_conversion=...))"},
-      {"bias", {"none"}},
-      {"lora_bias use_dora use_qalora use_bdlora modules_to_save layer_replication trainable_token_indices "
-       "target_parameters alora_invocation_tokens arrow_config kasa_config monteclora_config velora_config"}};
+      {"bias", {"none", "all", "lora_only"}, ", all or lora_only"},
+      {"use_qalora use_bdlora layer_replication target_parameters alora_invocation_tokens arrow_config kasa_config "
+       "monteclora_config velora_config"}};
   return all;
 }
 
@@ -69,13 +69,6 @@ bool matches(const std::string& pattern, const std::string& text, const std::str
   bad_input("{}: '{}' is no regular expression that can be run: {}", where, pattern, e.what());
 }
 
-// The layer that a target is, as transformers names it.
-std::string hub_layer(const ModelConfig& config, int64_t layer, const LoraTarget& target) {
-  const FamilyRow& family = row_of(config.family);
-  const std::string_view name = family.find(target.linear)->theirs.at(static_cast<size_t>(target.part));
-  return fmt::format("{}.{}.{}", family.layers, layer, name);
-}
-
 // Names as PEFT writes them: without the name of an adapter, and with one prefix.
 std::string plain_adapter_name(const std::string& stored) {
   constexpr std::string_view kPrefix = "base_model.model.", kAdapter = ".default.weight";
@@ -86,6 +79,12 @@ std::string plain_adapter_name(const std::string& stored) {
 }
 
 }  // namespace
+
+std::string hub_layer(const ModelConfig& config, int64_t layer, const LoraTarget& target) {
+  const FamilyRow& family = row_of(config.family);
+  const std::string_view name = family.find(target.linear)->theirs.at(static_cast<size_t>(target.part));
+  return fmt::format("{}.{}.{}", family.layers, layer, name);
+}
 
 bool is_peft_folder(const fs::path& folder) {
   return is_plain_file(folder / kAdapterConfig) && !is_there(folder / "config.toml");
@@ -111,23 +110,51 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
   out.lora.alpha = keys.number("lora_alpha", 8, 0, 1e6);
   out.lora.dropout = keys.number("lora_dropout", 0, 0, 1);
   out.lora.rank_stabilised = keys.flag("use_rslora", false);
-  for (const auto& [key, whole] :
-       {std::pair<const char*, double>{"rank_pattern", out.lora.rank}, {"alpha_pattern", out.lora.alpha}})
-    if (const Json* const pattern = keys.find(key); pattern && pattern->is_object())
-      for (const auto& [layers, value] : pattern->items())
-        if (value != whole) keys.refuse(key, fmt::format("{} for every layer", whole), *pattern);
+  for (const auto& [key, into] : {std::pair("rank_pattern", &out.ranks), {"alpha_pattern", &out.alphas}}) {
+    const Json* const found = keys.find(key);
+    if (!found) continue;
+    const auto fits = [&](const Json& value) {
+      return key[0] == 'a' ? value.is_number() && value > 0
+                           : natural(value) && *natural(value) >= 1 && *natural(value) <= kMostRank;
+    };
+    if (!found->is_object() || !std::ranges::all_of(*found, fits)) keys.refuse(key, "numbers of modules", *found);
+    *into = found->get<std::map<std::string, double>>();
+  }
+  out.magnitudes = keys.flag("use_dora", false), out.adds_bias = keys.flag("lora_bias", false);
+  out.biases = keys.text("bias", "none") != "none", out.keeps_tied = keys.flag("ensure_weight_tying", false);
+  const PeftNames saved = names_in(keys, what, "modules_to_save");
+  if (!saved.regex.empty() || saved.all_linear)
+    keys.refuse("modules_to_save", "a list of modules", *keys.find("modules_to_save"));
+  out.saved = saved.list;
+  if (const Json* const tokens = keys.find("trainable_token_indices"); tokens && !is_nothing(*tokens)) {
+    const auto fits = [](const Json& list) {
+      return list.is_array() && std::ranges::all_of(list, [](const Json& one) { return natural(one).has_value(); });
+    };
+    if (tokens->is_object() ? !std::ranges::all_of(*tokens, fits) : !fits(*tokens))
+      keys.refuse("trainable_token_indices", "a list of tokens, or one for each of some modules", *tokens);
+    if (tokens->is_object())
+      out.tokens = tokens->get<decltype(out.tokens)>();
+    else
+      out.tokens[""] = tokens->get<std::vector<int64_t>>();
+  }
   out.targets = names_in(keys, what, "target_modules");
   if (out.targets.empty()) {
     const Json* const found = keys.find("target_modules");
     keys.refuse("target_modules", "a list of layers, a regular expression, or all-linear", found ? *found : Json());
   }
   out.excluded = names_in(keys, what, "exclude_modules");
+  const PeftNames pattern = names_in(keys, what, "layers_pattern");
+  out.layers_pattern = pattern.list;
+  if (!pattern.regex.empty()) out.layers_pattern.push_back(pattern.regex);
   if (const Json* const layers = keys.find("layers_to_transform"); layers && !is_nothing(*layers)) {
-    out.layers.emplace();
     for (const Json& one : layers->is_array() ? *layers : Json::array({*layers})) {
       if (!natural(one)) keys.refuse("layers_to_transform", "numbers of layers", *layers);
-      out.layers->push_back(*natural(one));
+      out.layers.push_back(*natural(one));
     }
+    if (out.targets.list.empty())
+      keys.refuse("layers_to_transform", "target_modules that are a list, as PEFT does", *layers);
+  } else if (!out.layers_pattern.empty()) {
+    keys.refuse("layers_pattern", "layers_to_transform beside it, as PEFT does", *keys.find("layers_pattern"));
   }
   out.base = keys.text("base_model_name_or_path", "");
   if (const std::string unread = keys.unread(kOfTraining); notes && !unread.empty()) notes->push_back(unread);
@@ -200,70 +227,6 @@ fs::path PeftFolder::base(const std::optional<std::string>& given) const {
   return find_base(config_.base, path_, (path_ / kAdapterConfig).string() + ": base_model_name_or_path");
 }
 
-ModelConfig PeftFolder::config(const ModelConfig& base) const {
-  const std::string what = (path_ / kAdapterConfig).string();
-  ModelConfig out = base;
-  out.lora = config_.lora;
-  out.lora.dropout = 0;
-  std::set<std::string> used;
-  std::vector<std::string_view> names;
-  for (const LoraTarget& target : lora_targets(base)) {
-    names.push_back(target.name);
-    int64_t layers = 0;  // that have the target
-    for (int64_t i = 0; i < base.layers; ++i) {
-      const std::string layer = hub_layer(base, i, target), by = config_.targets.found(layer);
-      if (!by.empty()) used.insert(by);
-      const bool left_out = config_.layers && std::ranges::find(*config_.layers, i) == config_.layers->end();
-      layers += !by.empty() && !left_out && config_.excluded.found(layer).empty() ? 1 : 0;
-    }
-    if (layers == 0) continue;
-    if (layers < base.layers)
-      bad_input("{}: {}: {} of {} layers have {}; expected all of them or none", what,
-                config_.layers ? "layers_to_transform" : "target_modules", layers, base.layers, target.name);
-    out.lora.targets.emplace_back(target.name);
-  }
-  // A name of no layer means nothing, as PEFT has it; one of a layer that cannot have adapters does.
-  std::vector<std::string> others{"lm_head"};
-  for (const HubTensor& t : hub_tensors(base))
-    for (const HubTensor::Piece& piece : t.pieces) others.push_back(piece.name.substr(0, piece.name.rfind('.')));
-  for (const std::string& t : config_.targets.list)
-    if (!used.contains(t) && (out.lora.targets.empty() || std::ranges::any_of(others, [&](const std::string& layer) {
-                                return !PeftNames{.list = {t}}.found(layer).empty();
-                              })))
-      bad_input("{}: target_modules: the base has no layer '{}' that adapts; expected some of {}", what, t,
-                fmt::join(names, ", "));
-  if (out.lora.targets.empty())
-    bad_input("{}: target_modules: no layer of the base; expected some of {}", what, fmt::join(names, ", "));
-  return out;
-}
-
-WholeTensors PeftFolder::tensors(const ModelConfig& config, WholeTensors base) const {
-  std::map<std::string, const TensorBytes*> ours;
-  std::set<std::string> known;
-  for (const PeftTensor& t : peft_tensors(config)) {
-    const auto at = tensors_.find(t.theirs);
-    if (at == tensors_.end()) bad_input("{}: there is no tensor '{}'", file_->what(), t.theirs);
-    const TensorBytes& found = *at->second;
-    if (!is_floating(found.dtype) || found.shape != std::vector<int64_t>(t.shape.begin(), t.shape.end()))
-      bad_input("{}: tensor '{}' is {} of ({}); expected floating numbers of {}", file_->what(), t.theirs,
-                stored_name(found), fmt::join(found.shape, ", "), t.shape.str());
-    ours[t.ours] = &found;
-    known.insert(t.theirs);
-  }
-  for (const auto& [name, found] : tensors_)
-    if (!known.contains(name))
-      bad_input("{}: the model has no tensor '{}'; expected those of {} parameters", file_->what(), found->name,
-                known.size());
-  return [ours, base = std::move(base), kept = file_](const std::string& name, DType dtype,
-                                                      const Shape& shape) -> TensorReader {
-    const auto found = ours.find(name);
-    if (found == ours.end()) return base(name, dtype, shape);
-    return [from = found->second, kept, dtype](int64_t begin, std::span<std::byte> to) {
-      convert(*from, begin, dtype, to);
-    };
-  };
-}
-
 void write_peft_folder(const fs::path& folder, const ModelConfig& config, DType dtype, const WholeTensors& source,
                        const std::string& base, const std::string& base_hash) {
   const std::vector<PeftTensor> all = peft_tensors(config);
@@ -279,49 +242,6 @@ void write_peft_folder(const fs::path& folder, const ModelConfig& config, DType 
   };
   stream_safetensors(folder / kFile, listed, bytes_at, about);
   write_file(folder / kAdapterConfig, peft_config(config.lora, config.family, base));
-}
-
-ModelConfig merged(ModelConfig config) {
-  config.lora = {};
-  config.quantize = {};
-  return config;
-}
-
-WholeTensors merged(const ModelConfig& config, WholeTensors source) {
-  const std::shared_ptr<LanguageModel> model = make_model(config);
-  std::map<std::string, std::vector<AttachedLora>> adapted;
-  for (const AttachedLora& one : adapters_of(*model))
-    adapted[one.linear->parameter(one.linear->weight).name].push_back(one);
-  return [model, adapted, source = std::move(source), scale = config.lora.scale()](const std::string& name, DType dtype,
-                                                                                   const Shape& shape) -> TensorReader {
-    const auto found = adapted.find(name);
-    if (found == adapted.end()) return source(name, dtype, shape);
-    return [&parts = found->second, source, scale, name, dtype, shape, model](int64_t begin, std::span<std::byte> to) {
-      const int64_t width = shape[1], count = std::ssize(to) / size_of(dtype);
-      std::vector<float> sum(static_cast<size_t>(count));
-      source(name, DType::float32, shape)(begin, std::as_writable_bytes(std::span(sum)));
-      const auto floats_of = [&source](Linear& matrix) {
-        const Parameter& p = matrix.parameter(matrix.weight);
-        std::vector<float> out(static_cast<size_t>(p.whole.numel()));
-        source(p.name, DType::float32, p.whole)(0, std::as_writable_bytes(std::span(out)));
-        return out;
-      };
-      for (const AttachedLora& one : parts) {
-        const std::vector<float> a = floats_of(one.adapter->a), b = floats_of(one.adapter->b);
-        const int64_t rank = one.adapter->a.weight.dim(0), first = one.adapter->first() * width,
-                      end = first + one.adapter->b.weight.dim(0) * width;
-        for (int64_t i = std::max(begin, first); i < std::min(begin + count, end); ++i) {
-          const int64_t row = (i - first) / width, column = i % width;
-          double product = 0;
-          for (int64_t r = 0; r < rank; ++r)
-            product += static_cast<double>(b[static_cast<size_t>(row * rank + r)]) *
-                       static_cast<double>(a[static_cast<size_t>(r * width + column)]);
-          sum[static_cast<size_t>(i - begin)] += static_cast<float>(scale * product);
-        }
-      }
-      convert({name, DType::float32, {count}, std::as_bytes(std::span(sum))}, 0, dtype, to);
-    };
-  };
 }
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 // model that it names as its base.
 #pragma once
 
+#include "models/adapters/adapters.h"
 #include "train/checkpoint/state.h"
 
 namespace tessera {
@@ -25,7 +26,13 @@ struct PeftConfig {
   LoraConfig lora;   // without targets
   std::string base;  // maybe a path
   PeftNames targets, excluded;
-  std::optional<std::vector<int64_t>> layers;  // the only ones that have adapters
+  std::vector<int64_t> layers;                     // the only ones that have adapters; empty: all
+  std::vector<std::string> layers_pattern, saved;  // regular expressions; names of modules that were trained as a whole
+  std::map<std::string, double> ranks, alphas;     // by regular expressions of modules
+  std::map<std::string, std::vector<int64_t>> tokens;  // trained rows, by module; "": the embedding
+  bool magnitudes = false, adds_bias = false;          // DoRA; B has a bias
+  bool biases = false;                                 // biases of the base were trained
+  bool keeps_tied = false;                             // a tied head follows what the embedding learns
 };
 // Keys that change what an adapter computes are read, or refused by their names where their values ask for what Tessera
 // does not compute: weights of the base that its first values change, among them. `what` names the file; `notes` gets a
@@ -39,6 +46,15 @@ struct PeftTensor {
   Shape shape;
   std::string theirs;
 };
+// A base with adapters. `merged` is empty if LoraConfig can describe them. Else it names the file and the key because
+// of which it cannot (layers of different ranks, DoRA, trained embeddings ...); then `config` has no adapters, and the
+// tensors are the base's with what the adapters add.
+struct Adapted {
+  ModelConfig config;
+  WholeTensors tensors;
+  std::string merged = {};
+};
+
 // All of a model with adapters, in the order of its layers. Cost: shapes only.
 std::vector<PeftTensor> peft_tensors(const ModelConfig& config);
 
@@ -46,6 +62,9 @@ std::vector<PeftTensor> peft_tensors(const ModelConfig& config);
 // `where` names file and key. Throws InputError where there is none, or another one in each.
 std::filesystem::path find_base(const std::filesystem::path& name, const std::filesystem::path& folder,
                                 const std::string& where);
+
+// The layer that a target is, as transformers names it: "model.layers.0.self_attn.q_proj".
+std::string hub_layer(const ModelConfig& config, int64_t layer, const LoraTarget& target);
 
 class PeftFolder {
  public:
@@ -57,10 +76,9 @@ class PeftFolder {
   // The hash of the base, if the program that wrote the adapters recorded it.
   std::string base_hash() const;
   const std::vector<std::string>& notes() const { return notes_; }
-  // The base with the adapters: its configuration, and its tensors with theirs. Throws InputError for a layer that the
-  // base does not have, and naming a tensor that is missing, is of another shape, or is no part of the adapters.
-  ModelConfig config(const ModelConfig& base) const;
-  WholeTensors tensors(const ModelConfig& config, WholeTensors base) const;
+  // The base, whose tensors are `tensors`, with the adapters. Throws InputError for a layer that the base does not
+  // have, and naming a tensor that is missing, is of another shape, or is no part of the adapters.
+  Adapted beside(const ModelConfig& base, WholeTensors tensors) const;
 
  private:
   std::filesystem::path path_;

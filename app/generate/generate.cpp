@@ -353,6 +353,9 @@ Inference open_inference(const std::string& from, const Words& words) {
   const bool silent = !run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp");
   if (silent && !has_processes(job_of(run).plan)) run.ranks = 1;  // and not those of a job
   take_model(run, out.from.config);
+  if (!out.from.merged.empty() && run.sizes.quantize.codec != Codec::none)
+    bad_usage("--quantize: expected none, since the adapters are in the weights ({}), found {}", out.from.merged,
+              text_of(run.sizes.quantize.codec));
   if (out.from.dtype == DType::bfloat16 && !run.gives("dtype"))
     out.from.notes.push_back(one_line(out.from.path.string()) +
                              ": stored in bf16 and computed in bf16; --dtype fp32 computes in fp32");

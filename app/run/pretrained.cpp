@@ -90,8 +90,12 @@ Pretrained open_adapted(const fs::path& from, const Base& given) {
   const fs::path base = fs::weakly_canonical(adapters.base(given));
   Pretrained out = open_pretrained(base);
   if (out.config.lora.rank > 0) bad_input("{}: its base {} has adapters of its own", from.string(), base.string());
-  out.config = adapters.config(out.config);
-  out.tensors = adapters.tensors(out.config, std::move(out.tensors));
+  Adapted adapted = adapters.beside(out.config, std::move(out.tensors));
+  out.config = std::move(adapted.config), out.tensors = std::move(adapted.tensors), out.merged = adapted.merged;
+  if (!out.merged.empty()) {
+    out.gptq.reset(), out.codes = {};
+    out.notes.push_back(out.merged + ": the adapters are added to the weights of the base");
+  }
   out.base = base.string();
   out.base_hash = adapters.base_hash();
   if (has_tokenizer(from))
@@ -252,10 +256,15 @@ fs::path tokenizer_path(const fs::path& from, const Base& base) {
   return is_hub_folder(from) ? from : find_checkpoint(from, passed_over).path;
 }
 
-ModelConfig pretrained_config(const fs::path& from, const Base& base) {
+ModelConfig pretrained_config(const fs::path& from, const Base& base, bool trains) {
   if (!is_peft_folder(from) && !is_hub_folder(from) && !is_llmc_model(from) && !base)
     return config_in(tokenizer_path(from));
   const Pretrained all = open_pretrained(from, base);
+  if (trains && !all.merged.empty())
+    bad_input(
+        "{}: these adapters cannot be trained further; expected those of one rank and alpha on linear layers, alike "
+        "in all layers; checkpoint import makes a full model of them",
+        all.merged);
   say_notes(all.notes);
   return all.config;
 }
@@ -274,7 +283,7 @@ void say_notes(const std::vector<std::string>& notes) {
 }
 
 ModelConfig first_config(const TrainOptions& o) {
-  ModelConfig config = pretrained_config(*o.init, o.base);
+  ModelConfig config = pretrained_config(*o.init, o.base, true);
   if (o.add_tokens.empty()) return config;
   if (o.tokenizer && !is_folder(*o.tokenizer))
     bad_usage("--add-tokens: beside --init expected a folder as --tokenizer or none, found {}", *o.tokenizer);

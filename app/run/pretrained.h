@@ -16,8 +16,9 @@ struct Pretrained {
   // By our names, in any floating dtype; what is held in four bits as bytes too. Files stay mapped as long as this
   // lives.
   WholeTensors tensors;
-  std::string base = {};                     // adapters only: the model that they were trained on
-  std::string base_hash = {};                // its hash where that was recorded
+  std::string base = {};       // adapters only: the model that they were trained on
+  std::string base_hash = {};  // its hash where that was recorded
+  std::string merged = {};     // adapters that are in the weights: the file and key that LoraConfig cannot describe
   std::filesystem::path own_tokenizer = {};  // adapters only: their directory, if it has a tokenizer
   // The codes of a folder whose layers are in 4 bits, by our names: a tensor's, or nothing where it has none.
   std::optional<GptqConfig> gptq = {};
@@ -48,8 +49,8 @@ void record_base(TrainOptions& options);
 // The directory with the tokenizer: that of the adapters if it has one, of the checkpoint, of the model, or of its
 // file.
 std::filesystem::path tokenizer_path(const std::filesystem::path& from, const Base& base = {});
-// Its notes are said.
-ModelConfig pretrained_config(const std::filesystem::path& from, const Base& base = {});
+// Its notes are said. With `trains` throws InputError for adapters that LoraConfig cannot describe.
+ModelConfig pretrained_config(const std::filesystem::path& from, const Base& base = {}, bool trains = false);
 // False in all processes of an MPI job but the first.
 bool speaks_for_all();
 // Says notes on standard error, a line each, where this process speaks for all.

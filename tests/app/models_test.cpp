@@ -292,6 +292,30 @@ TEST_F(LoraTest, AdaptersNameTheBaseThatTheyWereTrainedOn) {
   must("evaluate adapters --base first --data text.txt");
 }
 
+// Adapters that differ between modules are added to the weights wherever a model only computes.
+TEST_F(LoraTest, AdaptersOfSeveralKindsAreMerged) {
+  must(base_);
+  must(tuned_ + "--ranks 1");
+  must("checkpoint export tuned --out adapters");
+  const double plain = loss_of("adapters");
+  Json config = json_of("adapters/adapter_config.json");
+  config["alpha_pattern"] = {{"layers.0.self_attn.q_proj", 400}};
+  write("adapters/adapter_config.json", config.dump());
+  const double loss = loss_of("adapters --ranks 1");
+  EXPECT_GT(std::abs(loss - plain), 1e-4);
+  for (const char* plan : {"--tp 2", "--pp 2", "--dp 2 --zero 3", "--cp 2"})
+    EXPECT_NEAR(loss_of(std::string("adapters ") + plan), loss, 1e-5) << plan;
+  must("checkpoint import adapters --out imported");
+  must("checkpoint export adapters --merge --out whole");
+  must("checkpoint export imported --out again");
+  for (const char* from : {"imported", "whole", "again"}) EXPECT_NEAR(loss_of(from), loss, 1e-6) << from;
+  expect_has(run("generate adapters --tokens 2").err,
+             "alpha_pattern: the adapters are added to the weights of the base");
+  fails("train --init adapters --data text.txt --out x", 4, "alpha_pattern: these adapters cannot be trained further");
+  fails("checkpoint export adapters --out x", 4, "alpha_pattern: such adapters are not written; --merge");
+  fails("evaluate adapters --data text.txt --quantize nf4", 2, "--quantize: expected none, since the adapters are in");
+}
+
 // A model with experts: they stay, and adapters of attention go out as those of a dense model.
 TEST_F(LoraTest, ExpertsStayFrozen) {
   must(base_ + "--experts 4");

@@ -2,6 +2,9 @@
 // all; what is written is read back the same; merged weights compute the same; what is damaged is refused in one line.
 #include "hub/peft.h"
 
+#include <cmath>
+#include <set>
+
 #include "models/adapters/adapters.h"
 #include "tests/hub/support.h"
 
@@ -35,15 +38,17 @@ class PeftFolderTest : public HubTest {
   // The adapters beside their base.
   struct Both {
     PeftFolder folder;
-    HubFolder base;
+    std::unique_ptr<HubFolder> base;
+    Adapted adapted;
     ModelConfig config;
-    WholeTensors tensors() const { return folder.tensors(config, base.tensors()); }
+    const WholeTensors& tensors() const { return adapted.tensors; }
   };
   Both both(const char* name = "adapters") const {
     PeftFolder folder(path(name));
-    HubFolder base(folder.base());
-    ModelConfig config = folder.config(base.config());
-    return {std::move(folder), std::move(base), std::move(config)};
+    auto base = std::make_unique<HubFolder>(folder.base());
+    Adapted adapted = folder.beside(base->config(), base->tensors());
+    ModelConfig config = adapted.config;
+    return {std::move(folder), std::move(base), std::move(adapted), std::move(config)};
   }
   void expect_refused(const std::string& words) const {
     expect_error(Status::input, {words}, [&] { both().tensors(); });
@@ -95,9 +100,9 @@ TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
   write_peft_folder(emptied("made"), config, DType::float32, source, "../base");
   const PeftFolder folder(path("made"));
   ModelConfig base = merged(config);
-  const ModelConfig read = folder.config(base);
-  EXPECT_EQ(read.lora.targets, config.lora.targets);
-  const auto again = model_of(read, folder.tensors(read, source));
+  const Adapted read = folder.beside(base, source);
+  EXPECT_EQ(read.config.lora.targets, config.lora.targets);
+  const auto again = model_of(read.config, read.tensors);
   const auto whole = model_of(base, merged(config, source));
   const Tensor ids = Tensor::of<int32_t>(std::vector<int32_t>{1, 2, 3, 4, 5, 6}, {1, 6}, make_arena());
   const NoGrad no_grad;
@@ -106,7 +111,7 @@ TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
   EXPECT_NEAR(whole->loss(ids, ids, 1).loss_sum, loss, 1e-5 * loss);
   write("made/adapter_config.json", with(json("made/adapter_config.json"), "target_modules", {"q_proj", "w1"}));
   expect_error(Status::input, {"no layer 'w1' that adapts; expected some of q_proj, k_proj, v_proj, o_proj"},
-               [&] { PeftFolder(path("made")).config(base); });
+               [&] { PeftFolder(path("made")).beside(base, source); });
 }
 
 // Other spellings of the same adapters, as PEFT 0.21 reads them, compute the same.
@@ -116,6 +121,7 @@ TEST_F(PeftFolderTest, OtherSpellingsComputeTheSame) {
   const auto expect_same = [&](size_t notes) {
     const Both b = both();
     EXPECT_NEAR(loss_of(*model_of(b.config, b.tensors()), *model_), expected_loss(), 1e-5);
+    EXPECT_EQ(b.adapted.merged, "");
     EXPECT_EQ(b.folder.notes().size(), notes);
   };
   const std::string any = "q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj";
@@ -168,24 +174,29 @@ TEST_F(PeftFolderTest, WhatIsOtherwiseIsRefusedByName) {
   const Json good = config();
   const std::tuple<const char*, Json, const char*> wrong[] = {
       {"peft_type", "IA3", "peft_type': expected \"LORA\""},
-      {"bias", "all", "bias': expected \"none\""},
-      {"use_dora", true, "use_dora': expected nothing, found true"},
-      {"lora_bias", true, "lora_bias': expected nothing"},
-      {"modules_to_save", {"lm_head"}, "modules_to_save': expected nothing"},
-      {"trainable_token_indices", {1}, "trainable_token_indices': expected nothing"},
-      {"rank_pattern", {{"q_proj", 2}}, "rank_pattern': expected"},
-      {"alpha_pattern", {{"q_proj", 2}}, "alpha_pattern': expected"},
+      {"bias", "some", "bias': expected \"none\", all or lora_only"},
+      {"use_dora", true, "no tensor 'base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector'"},
+      {"lora_bias", true, "lora_bias: the base's 'model.layers.0.self_attn.q_proj' has no bias"},
+      {"modules_to_save", {"lm_head"}, "no tensor 'base_model.model.lm_head.weight'"},
+      {"trainable_token_indices", {1}, "no tensor 'base_model.model.model.embed_tokens.token_adapter.trainable"},
+      {"trainable_token_indices", {"a"}, "trainable_token_indices': expected a list of tokens"},
+      {"target_parameters", {"w"}, "target_parameters': expected nothing"},
+      {"rank_pattern", {{"q_proj", 2}}, "q_proj.lora_A.weight' is"},
+      {"rank_pattern", {{"q_proj", "2"}}, "rank_pattern': expected numbers of modules"},
+      {"alpha_pattern", 2, "alpha_pattern': expected numbers of modules"},
+      {"layers_pattern", "layers", "layers_pattern': expected layers_to_transform beside it"},
       {"r", 0, "r': expected a size"},
       {"r", 5, "tensor 'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'"},
       {"lora_alpha", "8", "lora_alpha': expected a number"},
-      {"target_modules", {"q_proj", "lm_head"}, "has no layer 'lm_head'"},
+      {"target_modules", {"q_proj", "norm"}, "has no layer 'norm'"},
+      {"target_modules", {"q_proj", "lm_head"}, "no tensor 'base_model.model.lm_head.lora_A.weight'"},
       {"target_modules", {"nothing"}, "has no layer 'nothing'"},
       {"target_modules", "(q_proj", "target_modules: '(q_proj' is no regular expression"},
       {"target_modules", ".*nothing", "target_modules: no layer of the base"},
-      {"target_modules", {"q_proj"}, "expected those of"},
+      {"target_modules", {"q_proj"}, "the model has no tensor"},
       {"target_modules", Json(), "target_modules': expected a list of layers, a regular expression, or all-linear"},
-      {"layers_to_transform", 0, "layers_to_transform: 1 of 2 layers have q_proj; expected all of them or none"},
-      {"exclude_modules", ".*layers\\.1\\..*", "target_modules: 1 of 2 layers have q_proj"},
+      {"layers_to_transform", 0, "the model has no tensor 'base_model.model.model.layers.1."},
+      {"exclude_modules", ".*layers\\.1\\..*", "the model has no tensor 'base_model.model.model.layers.1."},
       {"base_model_name_or_path", "nowhere", "expected the folder of a model, found 'nowhere'; --base FOLDER"}};
   for (const auto& [key, value, words] : wrong) {
     write_config(with(good, key, value));
@@ -203,6 +214,206 @@ TEST_F(PeftFolderTest, WhatIsOtherwiseIsRefusedByName) {
   expect_refused("lora_");
   fs::remove(path("adapters/adapter_model.safetensors"));
   expect_refused("no adapter_model.safetensors");
+}
+
+// Adapters that differ between layers, and what else PEFT 0.21 saves with adapters: each test writes by hand the
+// weights that PEFT computes with.
+class PeftLayersTest : public PeftFolderTest {
+ protected:
+  struct Values {
+    std::vector<int64_t> shape;
+    std::vector<float> all;
+    float& at(int64_t row, int64_t column) { return all[static_cast<size_t>(row * shape[1] + column)]; }
+  };
+  using Tensors = std::map<std::string, Values>;
+
+  void load(const std::string& variant) {
+    make_folders(variant);
+    weights_.clear(), saved_.clear();
+    for (const TensorBytes& t : weights_of(*model_)) weights_[t.name] = {t.shape, floats(t)};
+    for (const TensorBytes& t : adapters_of(*adapters_)) saved_[t.name] = {t.shape, floats(t)};
+    config_ = config();
+    config_["use_rslora"] = false;
+    layers_ = variant == "gpt2" ? "transformer.h." : "model.layers.";
+  }
+  static Values made(const std::vector<int64_t>& shape, float first) {
+    Values out{shape, std::vector<float>(static_cast<size_t>(Shape(shape).numel()))};
+    for (size_t i = 0; i < out.all.size(); ++i) out.all[i] = first + 0.01f * static_cast<float>(i * 7 % 13);
+    return out;
+  }
+  Values& saved(const std::string& name) { return saved_.at("base_model.model." + name); }
+  // W + scale B A of a linear layer, whatever way its weight is stored.
+  void add(const std::string& module, double scale) {
+    Values &w = weights_.at(module + ".weight"), &a = saved(module + ".lora_A.weight"),
+           &b = saved(module + ".lora_B.weight");
+    for (int64_t i = 0; i < b.shape[0]; ++i)
+      for (int64_t j = 0; j < a.shape[1]; ++j)
+        for (int64_t r = 0; r < a.shape[0]; ++r)
+          (layers_[0] == 't' ? w.at(j, i) : w.at(i, j)) += static_cast<float>(scale) * b.at(i, r) * a.at(r, j);
+  }
+  std::set<std::string> modules() const {
+    std::set<std::string> out;
+    for (const auto& [name, values] : saved_)
+      if (const size_t end = name.find(".lora_A"); end != name.npos) out.insert(name.substr(17, end - 17));
+    return out;
+  }
+  void add_all(double scale) {
+    for (const std::string& module : modules()) add(module, scale);
+  }
+  double scale() const { return config_.at("lora_alpha").get<double>() / config_.at("r").get<double>(); }
+  static void write_tensors(const fs::path& file, const Tensors& tensors) {
+    std::vector<TensorBytes> all;
+    for (const auto& [name, t] : tensors)
+      all.push_back({name, DType::float32, t.shape, std::as_bytes(std::span(t.all))});
+    write_safetensors(file, all);
+  }
+  // The adapters compute what a model with weights_ computes, which is not what they computed before.
+  void expect_in_weights(const std::string& because) {
+    SCOPED_TRACE(because);
+    write_config(config_);
+    write_tensors(path("adapters/adapter_model.safetensors"), saved_);
+    Json expected = with(json("base/config.json"), "tie_word_embeddings", !weights_.contains("lm_head.weight"));
+    expected["vocab_size"] =
+        weights_.at(layers_[0] == 't' ? "transformer.wte.weight" : "model.embed_tokens.weight").shape[0];
+    emptied("expected");
+    write("expected/config.json", expected);
+    write_tensors(path("expected/model.safetensors"), weights_);
+    const Both b = both();
+    EXPECT_NE(b.adapted.merged.find("adapter_config.json: " + because), std::string::npos) << b.adapted.merged;
+    EXPECT_EQ(b.config.lora.rank, 0);
+    const double loss = loss_of(*model_of(HubFolder(path("expected"))), *model_);
+    EXPECT_NEAR(loss_of(*model_of(b.config, b.tensors()), *model_), loss, 1e-5);
+    EXPECT_GT(std::abs(loss - expected_loss()), 1e-4);
+    const std::string name = b.config.family == Family::gpt2 ? "blocks.0.attn.qkv.weight" : "tokens.weight";
+    for (const HubTensor& t : hub_tensors(b.config))  // read from the middle of a row
+      if (t.name == name) EXPECT_EQ(floats(b.tensors(), name, t.shape, 31), floats(b.tensors(), name, t.shape, 1));
+  }
+  Tensors weights_, saved_;
+  Json config_;
+  std::string layers_;
+};
+
+TEST_F(PeftLayersTest, LayersOfTheirOwnAreComputed) {
+  for (const std::string layer : {"0", "1"}) {
+    for (const char* key : {"layers_to_transform", "exclude_modules"}) {
+      load("grouped");
+      const std::string other = layer == "0" ? "1" : "0";
+      std::erase_if(saved_, [&](const auto& t) { return t.first.find("layers." + other) != std::string::npos; });
+      const bool excludes = key[0] == 'e';
+      config_[key] = excludes ? Json(".*\\." + other + "\\..*") : Json(std::stoi(layer));
+      config_["target_modules"] = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+      if (!excludes) config_["layers_pattern"] = {"h", "layers"};
+      add_all(scale());
+      expect_in_weights(std::string(key) + ": 1 of 2 layers have q_proj");
+    }
+  }
+  config_.erase("exclude_modules");
+  config_["layers_to_transform"] = {0}, config_["layers_pattern"] = "h";
+  write_config(config_);
+  expect_refused("target_modules: no layer of the base");
+}
+
+TEST_F(PeftLayersTest, RanksAndAlphasOfTheirOwnAreComputed) {
+  for (const bool stabilised : {false, true}) {
+    load("grouped");
+    config_["use_rslora"] = stabilised;
+    config_["rank_pattern"] = {{"0.self_attn.(q|k)_proj", 2}}, config_["alpha_pattern"] = {{"down_proj", 7}};
+    for (const std::string& module : modules()) {
+      const bool fewer = module.find("0.self_attn.q") != module.npos || module.find("0.self_attn.k") != module.npos;
+      Values &a = saved(module + ".lora_A.weight"), &b = saved(module + ".lora_B.weight");
+      if (fewer) a = made({2, a.shape[1]}, 0.1f), b = made({b.shape[0], 2}, -0.2f);
+      const double rank = fewer ? 2 : 4, alpha = module.ends_with("down_proj") ? 7 : 3;
+      add(module, alpha / (stabilised ? std::sqrt(rank) : rank));
+    }
+    expect_in_weights("rank_pattern");
+  }
+}
+
+TEST_F(PeftLayersTest, MagnitudesAndBiasesAreComputed) {
+  for (const char* variant : kVariants) {
+    load(variant);
+    config_["use_dora"] = true;
+    for (const std::string& module : modules()) {
+      add(module, scale());
+      Values &w = weights_.at(module + ".weight"), &b = saved(module + ".lora_B.weight");
+      const Values norms = saved_["base_model.model." + module + ".lora_magnitude_vector"] = made({b.shape[0]}, 0.4f);
+      const bool is_transposed = layers_[0] == 't';
+      for (int64_t i = 0; i < b.shape[0]; ++i) {
+        double square = 0;
+        const auto each = [&](const auto& f) {
+          for (int64_t j = 0; j < w.shape[is_transposed ? 0 : 1]; ++j) f(is_transposed ? w.at(j, i) : w.at(i, j));
+        };
+        each([&](float x) { square += static_cast<double>(x) * static_cast<double>(x); });
+        each([&](float& x) { x *= norms.all[static_cast<size_t>(i)] / static_cast<float>(std::sqrt(square)); });
+      }
+    }
+    expect_in_weights("use_dora");
+  }
+  load("gpt2");
+  config_["lora_bias"] = true, config_["bias"] = "lora_only";
+  for (const std::string& module : modules()) {
+    Values& bias = weights_.at(module + ".bias");
+    const Values of_b = saved_["base_model.model." + module + ".lora_B.bias"] = made(bias.shape, -0.3f);
+    bias = saved_["base_model.model." + module + ".base_layer.bias"] = made(bias.shape, 0.2f);
+    for (size_t i = 0; i < bias.all.size(); ++i) bias.all[i] += static_cast<float>(scale()) * of_b.all[i];
+  }
+  add_all(scale());
+  expect_in_weights("lora_bias");
+}
+
+// The head of both models is tied to the table: what one of them learns alone unties them.
+TEST_F(PeftLayersTest, TablesAndHeadsAreComputed) {
+  const std::string prefix = "base_model.model.", table = "model.embed_tokens", head = "lm_head";
+  const auto begin = [&] { load("grouped"), add_all(scale()); };
+  begin();
+  saved_[prefix + table + ".weight"] = weights_[table + ".weight"];  // as it was
+  write_config(config_);
+  write_tensors(path("adapters/adapter_model.safetensors"), saved_);
+  EXPECT_EQ(both().adapted.merged, "");
+
+  for (const int64_t rows : {48, 50}) {
+    begin();
+    for (const std::string& module : {table, head}) saved_[prefix + module + ".weight"] = made({rows, 24}, -0.05f);
+    weights_[table + ".weight"] = made({rows, 24}, -0.05f);
+    expect_in_weights("the base has other values in lm_head.weight");
+  }
+  for (const std::string& module : {table, head}) {
+    begin();
+    config_["modules_to_save"] = {module.substr(module.find('.') + 1)};
+    weights_[head + ".weight"] = weights_[table + ".weight"];
+    weights_[module + ".weight"] = saved_[prefix + module + ".weight"] = made({48, 24}, -0.05f);
+    expect_in_weights("modules_to_save");
+  }
+  for (const bool ties : {false, true}) {
+    begin();
+    config_["target_modules"] = ".*(_proj|embed_tokens)", config_["ensure_weight_tying"] = ties;
+    if (!ties) weights_[head + ".weight"] = weights_[table + ".weight"];
+    Values &a = saved_[prefix + table + ".lora_embedding_A"] = made({4, 48}, -0.1f),
+           &b = saved_[prefix + table + ".lora_embedding_B"] = made({24, 4}, 0.1f);
+    for (int64_t i = 0; i < 48; ++i)
+      for (int64_t j = 0; j < 24; ++j)
+        for (int64_t r = 0; r < 4; ++r)
+          weights_[table + ".weight"].at(i, j) += static_cast<float>(scale()) * b.at(j, r) * a.at(r, i);
+    expect_in_weights("target_modules: model.embed_tokens");
+  }
+  begin();
+  config_["target_modules"] = ".*_proj|lm_head";
+  weights_[head + ".weight"] = weights_[table + ".weight"];
+  saved_[prefix + head + ".lora_A.weight"] = made({4, 24}, -0.1f);
+  saved_[prefix + head + ".lora_B.weight"] = made({48, 4}, 0.1f);
+  add(head, scale());
+  expect_in_weights("target_modules: lm_head");
+  for (const Json& tokens : {Json{3, 1}, Json{{"embed_tokens", {3, 1}}}}) {
+    begin();
+    config_["trainable_token_indices"] = tokens;
+    Values& rows = saved_[prefix + table + ".token_adapter.trainable_tokens_delta"] = made({2, 24}, 0.3f);
+    for (int64_t j = 0; j < 24; ++j)
+      for (const int64_t i : {0, 1}) weights_[table + ".weight"].at(i == 0 ? 3 : 1, j) = rows.at(i, j);
+    expect_in_weights("trainable_token_indices");
+  }
+  config_["trainable_token_indices"] = {3, 48};
+  write_config(config_);
+  expect_refused("trainable_token_indices: expected tokens below 48, found 48");
 }
 
 }  // namespace
