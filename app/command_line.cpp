@@ -1,6 +1,7 @@
 // CLI11 behind one function. It splits the words; values are read by the entries of the fields, so that the command
 // line and the configuration file say the same about them.
 #include <CLI/CLI.hpp>
+#include <tuple>
 
 #include "app/commands.h"
 #include "app/job_of.h"

@@ -1,7 +1,13 @@
 // Adapters and their base: as LoraConfig describes them, or as changes of the weights of the base.
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
 
 #include "data/bad_input.h"
 #include "hub/config.h"
@@ -170,6 +176,8 @@ Adapted PeftFolder::beside(const ModelConfig& base, WholeTensors tensors) const 
   ModelConfig wide = base;
   wide.tied = false, wide.quantize = {};
   const std::string table = std::string(hub_tensors(wide)[0].pieces[0].name), head = "lm_head.weight";
+  const std::string_view bias_suffix = ".bias";
+  const std::string table_module = table.substr(0, table.rfind('.')), head_module = "lm_head";
   const auto stored = [&](const std::string& tensor) {  // the name of a module's own tensor in the file
     const size_t end = tensor.rfind('.');
     const bool is_wrapped = std::ranges::any_of(std::array{".lora_A.weight", ".lora_embedding_A"}, [&](auto* a) {
@@ -237,7 +245,7 @@ Adapted PeftFolder::beside(const ModelConfig& base, WholeTensors tensors) const 
     mine.rank = static_cast<int64_t>(number(c.ranks, "rank_pattern", module, static_cast<double>(lora.rank)));
     mine.alpha = number(c.alphas, "alpha_pattern", module, lora.alpha);
     Change& change = changes[module + ".weight"];
-    change.rank = mine.rank, change.scale = mine.scale(), change.embeds = target.empty() && module + ".weight" != head;
+    change.rank = mine.rank, change.scale = mine.scale(), change.embeds = target.empty() && module != head_module;
     if (target.empty()) note("target_modules: " + module);
     if (first && first->first != mine.rank) note("rank_pattern");
     if (first && first->second != mine.alpha) note("alpha_pattern");
@@ -284,7 +292,6 @@ Adapted PeftFolder::beside(const ModelConfig& base, WholeTensors tensors) const 
           base.layers, name));
 
   // Tensors that the file has as a whole, and rows of tables. A tied pair shares what is not one module's alone.
-  const std::string head_module = "lm_head", table_module = table.substr(0, table.rfind('.'));
   const bool shares = base.tied && (c.keeps_tied || (!is_saved(table_module) && !is_saved(head_module)));
   for (const auto& [name, place] : places) {
     const std::string module = name.substr(0, name.rfind('.'));
@@ -295,7 +302,7 @@ Adapted PeftFolder::beside(const ModelConfig& base, WholeTensors tensors) const 
                                          ? expect(from, place.tensor->shape_of(*place.piece))
                                          : nullptr;
     if (is_saved(module)) note("modules_to_save");
-    if (c.biases && name.ends_with(".bias")) note("bias");
+    if (c.biases && name.ends_with(bias_suffix)) note("bias");
     if (!found) continue;
     const bool is_same =
         !is_saved(module) && wide.vocab == base.vocab && place.tensor->pieces.size() == 1 &&

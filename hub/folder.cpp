@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "data/bad_input.h"
 #include "data/json.h"
