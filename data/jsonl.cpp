@@ -177,8 +177,9 @@ Message message_of(const Json& json, const std::string& what, const RowNames& na
     for (const auto& [key, value] : ordered().items())
       if (more.contains(key)) kept[key] = value;
     if (calls && kept[kCalls].is_array()) unpack_arguments(kept[kCalls]);
-    for (const char* const name : {"reasoning_content", "thinking", "reasoning"})  // one and the same to transformers
-      if (const auto thoughts = kept.find(name); thoughts != kept.end()) {
+    for (const char* const thought :
+         {"reasoning_content", "thinking", "reasoning"})  // one and the same to transformers
+      if (const auto thoughts = kept.find(thought); thoughts != kept.end()) {
         const InOrder said = *thoughts;
         kept["reasoning_content"] = said;
         if (!kept.contains("thinking")) kept["thinking"] = said;

@@ -128,8 +128,8 @@ class RowSplitter {
       if (!std::exchange(started_, true) && c == '[') return void(in_list_ = true);
     } else if (over_line_ && !blank) {  // a row that is cut short ends with its line
       over_line_ = false;
-      constexpr std::string_view kBefore = "{[,:", kAfter = "}],:";
-      if (kBefore.find(last_) == std::string_view::npos && kAfter.find(c) == std::string_view::npos) {
+      constexpr std::string_view kOpens = "{[,:", kCloses = "}],:";
+      if (kOpens.find(last_) == std::string_view::npos && kCloses.find(c) == std::string_view::npos) {
         end_row();
         return add(c);
       }
@@ -264,7 +264,7 @@ std::string_view split_of(const std::string& path) {
 
 ExampleFiles files_below(const fs::path& folder) {
   std::map<std::string_view, std::vector<fs::path>> by_split;
-  std::string table;
+  std::string a_table;
   std::error_code error;
   std::vector<fs::path> all;
   for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
@@ -277,13 +277,13 @@ ExampleFiles files_below(const fs::path& folder) {
   for (const fs::path& file : all) {
     const std::string_view split = split_of(file.lexically_relative(folder).string());
     const fs::path name = plain_name(file);
-    if (name.extension() == ".parquet" || name.extension() == ".arrow") table = file.string();
+    if (name.extension() == ".parquet" || name.extension() == ".arrow") a_table = file.string();
     if (name.extension() == ".jsonl" || name.extension() == ".ndjson" ||
         (name.extension() == ".json" && !split.empty() && holds_examples(file)))
       by_split[split.empty() ? "train" : split].push_back(file);
   }
-  if (by_split.empty() && !table.empty())
-    bad_input("{}: expected rows of JSON, found {}; {}", folder.string(), table, kConvertsRows);
+  if (by_split.empty() && !a_table.empty())
+    bad_input("{}: expected rows of JSON, found {}; {}", folder.string(), a_table, kConvertsRows);
   ExampleFiles out{by_split["train"], by_split["val"], by_split["test"]};
   if (out.val.empty()) out.val.swap(out.unused);
   if (out.train.empty()) out.train.swap(out.val);
