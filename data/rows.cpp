@@ -128,8 +128,8 @@ class RowSplitter {
       if (!std::exchange(started_, true) && c == '[') return void(in_list_ = true);
     } else if (over_line_ && !blank) {  // a row that is cut short ends with its line
       over_line_ = false;
-      constexpr std::string_view kOpens = "{[,:", kCloses = "}],:";
-      if (kOpens.find(last_) == std::string_view::npos && kCloses.find(c) == std::string_view::npos) {
+      constexpr std::string_view opens = "{[,:", closes = "}],:";
+      if (opens.find(last_) == std::string_view::npos && closes.find(c) == std::string_view::npos) {
         end_row();
         return add(c);
       }
