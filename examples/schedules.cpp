@@ -90,7 +90,8 @@ void print_all(const Choice& c) {
 void print_drawn(const Choice& c) {
   for (const std::string& name : c.draw) {
     const Schedule s = schedule_of(name, c);
-    fmt::print("{}{}\n{}", &name == c.draw.data() ? "" : "\n", name, draw(simulate(s, times_of(s, c))));
+    fmt::print("{}{}{}\n{}", &name == c.draw.data() ? "" : "\n", name,
+               s.chunks() > 1 ? "; 3F2: stage 3, forward, micro-batch 2" : "", draw(simulate(s, times_of(s, c))));
   }
 }
 

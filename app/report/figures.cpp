@@ -37,9 +37,15 @@ std::string tip_of(const Event& e, const StepSpan& step) {
   return tip;
 }
 
+// The class of a pass of a rank's later stages.
+std::string pale(const Schedule& s, int stage) {
+  const int chunk = stage < 0 ? 0 : std::min(2, s.chunk(stage));
+  return chunk > 0 ? fmt::format(" c{}", chunk) : "";
+}
+
 // A rank's tracks in one step, from its begin on. Computing comes first, with what held it up over it; sends and
 // receives share a lane, each axis has its own.
-Picture rank_timeline(const Rank& rank, const StepSpan& step, double span, double width) {
+Picture rank_timeline(const Record& r, const Rank& rank, const StepSpan& step, double span, double width) {
   const Mark idle{0, step.end - step.begin, "idle"};
   std::map<std::string, Lane> others;
   std::vector<Mark> waits;
@@ -60,6 +66,7 @@ Picture rank_timeline(const Rank& rank, const StepSpan& step, double span, doubl
     }
     mark.labels = {e.name, e.stage >= 0 ? fmt::format("{}", e.microbatch) : ""};
     const bool computes = e.operation.empty() && !is_message(e);
+    if (computes) mark.css += pale(r.schedule, e.stage);
     const std::string name = is_message(e) ? "messages" : e.track;
     Lane& lane = computes ? out.lanes[0] : others.try_emplace(name, Lane{name, {idle}}).first->second;
     lane.marks.push_back(std::move(mark));
@@ -273,7 +280,6 @@ Part pipelines(const Records& runs, double width) {
 
 std::vector<LegendEntry> timeline_legend(const Record& r) {
   std::vector<LegendEntry> out = pass_legend(r.schedule);
-  if (r.schedule.chunks() > 1) out.pop_back();  // nothing is paler
   out.insert(out.end(), {{"k-fin", "finishing gradients, their norm"}, {"k-opt", "optimizer"}});
   if (r.waits_noted) out.push_back({"wait", "held up by communication"});
   if (r.schedule.ranks > 1) out.push_back({"k-msg", "messages"});
@@ -300,7 +306,7 @@ Part timelines(const Records& runs, double width) {
   for (const Record& r : runs) {
     add_new(f.legend, timeline_legend(r));
     add_ranks(f, runs, r, drawn_ranks(width),
-              [&](const Rank& rank, const StepSpan& step) { return rank_timeline(rank, step, span, width); });
+              [&](const Rank& rank, const StepSpan& step) { return rank_timeline(r, rank, step, span, width); });
   }
   keep_drawn(f);
   return f;
@@ -443,12 +449,9 @@ Lanes lanes_of(const Panel& p, double width) {
         const bool waits = t.action.what == Do::recv_forward || t.action.what == Do::recv_backward;
         if (!waits || t.end <= t.start) continue;
       } else {
-        const auto first = s.rank_of_stage.begin(), stage = first + t.action.stage;
-        const auto chunk =
-            std::min<std::ptrdiff_t>(2, std::count(first, stage, *stage));  // its rank's stages before it
-        const bool seen = (t.end - t.start) / p.scale * width > 3;          // it would be hidden by its border
+        const bool seen = (t.end - t.start) / p.scale * width > 3;  // it would be hidden by its border
         mark.css = fmt::format("k-{}{}", name_of(t.action.what), seen ? " pass" : "");
-        if (chunk > 0) mark.css += fmt::format(" c{}", chunk);
+        mark.css += pale(s, t.action.stage);
         const std::string letter(name_of(t.action.what)), number = fmt::format("{}", t.action.microbatch);
         mark.labels = {letter + number, fmt::format("{}\n{}", letter, number), number};
         mark.attributes = fmt::format(" data-mb=\"{}\"", t.action.microbatch);

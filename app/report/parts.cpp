@@ -126,8 +126,9 @@ std::string grids(const Record& r, const MeasuredPipeline& p, const StepSpan& st
   else
     out += fmt::format("measured: step {} as it happened; {:.3f} ms\n", step.step, p.measured.makespan) +
            draw_to_scale(p.measured, ms);
-  return out + fmt::format("\nA pass begins with its name (F forward, {}); dashes: it goes on; dots: idle.\n",
-                           r.schedule.has(Do::B) ? "B backward" : "I gradient of the input, W of the weights");
+  return out + fmt::format("\nA pass begins with its name (F forward, {}); dashes: it goes on; dots: idle.\n{}",
+                           r.schedule.has(Do::B) ? "B backward" : "I gradient of the input, W of the weights",
+                           r.schedule.chunks() > 1 ? "Small letters: a rank's later stages.\n" : "");
 }
 
 // A picture of characters, each of which stands for a part of a span of time.
@@ -142,15 +143,15 @@ class Line {
     for (auto c = static_cast<size_t>(from); c < kColumns && static_cast<double>(c) < to; ++c)
       taken_[c][letter] += std::min(to, static_cast<double>(c + 1)) - std::max(from, static_cast<double>(c));
   }
-  // The letters of what takes most of each column: a capital where that is more than half of it.
-  std::string str() const {
+  // The letters of what takes most of each column; where `shaded`, a small one for less than half of it.
+  std::string str(bool shaded = true) const {
     std::string out(kColumns, '.');
     for (size_t c = 0; c < kColumns; ++c) {
       double most = kSeen;
       for (const auto& [letter, share] : taken_[c]) {
         if (share < most) continue;
         most = share;
-        out[c] = share > 0.5 ? letter : static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+        out[c] = share > 0.5 || !shaded ? letter : static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
       }
     }
     return out;
@@ -179,21 +180,25 @@ char letter_of(const Event& e) {
 std::string timeline_text(const Record& r, const StepSpan& step) {
   std::string out = "\nEach rank in this step, to scale: what it computes, and below it what it communicates.\n";
   std::set<char> seen;
+  const bool chunks = r.schedule.chunks() > 1;
   for (size_t i = 0; i < std::min(kMostRanks, r.ranks.size()); ++i) {
     Line computes(step.begin, step.end), communicates(step.begin, step.end);
     for (const Event& e : r.ranks[i].events) {
       if (e.step != step.step || e.track == "step" || e.track == "waiting") continue;
       const char letter = letter_of(e);
       seen.insert(letter);
-      (e.operation.empty() ? computes : communicates).add(letter, e.begin, e.end);
+      const bool later = e.operation.empty() && e.stage >= 0 && r.schedule.chunk(e.stage) > 0;
+      (e.operation.empty() ? computes : communicates)
+          .add(later ? static_cast<char>(std::tolower(letter)) : letter, e.begin, e.end);
     }
-    out += fmt::format("{:<34} |{}|\n{:<34} |{}|\n", r.ranks[i].name, computes.str(), "", communicates.str());
+    out += fmt::format("{:<34} |{}|\n{:<34} |{}|\n", r.ranks[i].name, computes.str(!chunks), "", communicates.str());
   }
   std::string key;
   for (const std::string& kind : kKinds)
     if (seen.contains(kind[0])) key += fmt::format("{}{}", key.empty() ? "" : ", ", kind);
   const std::string more = first_ranks(r);
-  return out + key + ".\nSmall letters: less than half of a character's time.\n" + (more.empty() ? "" : more + "\n");
+  return out + key + ".\nSmall letters: " + (chunks ? "a rank's later stages; of communication, " : "") +
+         "less than half of a character's time.\n" + (more.empty() ? "" : more + "\n");
 }
 
 Part timeline_part(const Record& r, const StepSpan& step) {

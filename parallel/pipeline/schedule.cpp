@@ -48,6 +48,12 @@ Action Action::parse(std::string_view word) {
   return {static_cast<Do>(known - kWords.begin()), stage, microbatch};
 }
 
+int Schedule::chunk(int stage) const {
+  if (chunks() == 1) return 0;
+  const auto first = rank_of_stage.begin(), at = first + stage;
+  return static_cast<int>(std::count(first, at, *at));
+}
+
 bool Schedule::crosses(int stage) const {
   const auto at = static_cast<size_t>(stage);
   return stage >= 0 && stage + 1 < stages && rank_of_stage[at] != rank_of_stage[at + 1];
@@ -208,7 +214,6 @@ std::string draw_to_scale(const Simulation& sim, double span, int columns) {
   const auto column = [&](double time) {
     return span > 0 ? static_cast<size_t>(std::round(std::min(1.0, time / span) * columns)) : 0;
   };
-  const bool one_stage = sim.schedule.chunks() == 1;
   std::string text;
   for (size_t r = 0; r < sim.actions.size(); ++r) {
     std::string row(column(sim.makespan), '.');
@@ -216,8 +221,10 @@ std::string draw_to_scale(const Simulation& sim, double span, int columns) {
     for (const TimedAction& t : sim.actions[r]) {
       const size_t begin = column(t.start), length = column(t.end) - begin;
       if (t.action.is_message() || length == 0) continue;
-      const std::string whole = label(t.action, one_stage);
-      const std::string name = whole.size() <= length ? whole : std::string(name_of(t.action.what)).substr(0, 1);
+      std::string name = label(t.action, sim.schedule.chunks() <= 2);  // a small letter tells two stages apart
+      if (name.size() > length) name = label(t.action, true);
+      if (name.size() > length) name.resize(1);
+      if (sim.schedule.chunk(t.action.stage) > 0) std::ranges::transform(name, name.begin(), ::tolower);
       row.replace(begin, length, padded(name, length, '-'));
     }
     text += rank_name(r, sim.actions.size()) + row + "|\n";

@@ -56,6 +56,7 @@ struct Schedule {
   bool operator==(const Schedule&) const = default;
 
   int chunks() const { return stages / ranks; }  // stages on each rank
+  int chunk(int stage) const;                    // the number of earlier stages on the same rank
   // Whether the stages `stage` and `stage + 1` are on different ranks.
   bool crosses(int stage) const;
   int wire_boundaries() const;  // how many of them do

@@ -60,7 +60,8 @@ std::string draw(const Simulation& simulation, double unit = 0, int columns = 0)
 
 // One row for each rank, in which lengths are to scale: `columns` characters are `span` seconds (0: the makespan). A
 // pass begins with its name, or the letter of what it does where there is no room for the name, and goes on with
-// dashes; dots are idle time. A pass shorter than half a character may be missing.
+// dashes; dots are idle time. A pass shorter than half a character may be missing. Passes of a rank's later stages have
+// small letters, and a name has its stage only where a rank has more than two.
 //
 //   rank 0 |F0--F1--........B0------F2--B1------....B2------|
 //   rank 1 |....F0--B0------F1--B1------F2--B2------........|

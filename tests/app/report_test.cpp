@@ -463,6 +463,28 @@ TEST(Report, TheMeasuredPipelineIsThatOfTheMedianStep) {
   EXPECT_FALSE(report::measure_pipeline(r, step));
 }
 
+TEST(Report, TimelinesTellTheStagesOfARankApart) {
+  report::Record r;
+  r.traced = true, r.clock = "one", r.schedule = v_half(1, 1);  // the simulated order is F f i I w W, a unit each
+  const Simulation sim = simulate(r.schedule);
+  const std::map<Do, const char*> tracks = {{Do::F, "forward"}, {Do::I, "input gradient"}, {Do::W, "weight gradient"}};
+  for (size_t rank = 0; rank < 2; ++rank) {
+    report::Rank& made = r.ranks.emplace_back();
+    made.at = {{"pp", 0}, {"dp", static_cast<int64_t>(rank)}};
+    made.events = {event("step", "step", 0, 6)};
+    for (const TimedAction& t : sim.actions[0]) {
+      report::Event& pass = made.events.emplace_back(event(tracks.at(t.action.what), "", t.start, t.end));
+      pass.stage = t.action.stage, pass.microbatch = 0;
+    }
+  }
+  const std::string text = report::report_of(r, false), svg = report::as_svg_file(report::figure_of("timeline", {r}));
+  EXPECT_TRUE(std::regex_search(text, std::regex("\\|F{13}f{14}i{13}I{13}w{14}W{13}\\|"))) << text;
+  expect_has(text, "Small letters: a rank's later stages; of communication, less than half of a character's time.\n");
+  for (const char* pass : {"k-F", "k-I", "k-W", "k-F c1", "k-I c1", "k-W c1"})  // the legend has some of them too
+    EXPECT_EQ(count(svg, fmt::format("<rect class=\"{}\"", pass)), pass[4] == 'c' && pass[2] != 'F' ? 2U : 3U) << pass;
+  expect_has(svg, "paler: a rank's later stages");
+}
+
 TEST(Report, EachPanelOfThePipelineSaysHowLongARankIsIdle) {
   const report::Record r = made_record();
   const report::StepSpan step = report::median_step(r);

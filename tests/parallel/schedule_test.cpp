@@ -467,6 +467,11 @@ TEST(Draw, ToScaleKeepsLengths) {
   }
   EXPECT_EQ(draw_to_scale(simulate(gpipe(1, 1)), 0, 6), "rank 0 |F0B0--|\n");
   EXPECT_EQ(draw_to_scale(simulate(gpipe(1, 1)), 0, 3), "rank 0 |FB0|\n");
+  const Simulation two = simulate(v_min(1, 2)), three = simulate(interleaved(1, 1, 3));
+  EXPECT_EQ(draw_to_scale(two, 0, 24), "rank 0 |F0f0i0I0w0W0F1f1i1I1w1W1|\n");
+  EXPECT_EQ(draw_to_scale(two, 0, 12), "rank 0 |FfiIwWFfiIwW|\n");
+  EXPECT_EQ(draw_to_scale(three, 0, 27), "rank 0 |0F01f02f02b0---1b0---0B0---|\n");
+  EXPECT_EQ(draw_to_scale(three, 0, 18), "rank 0 |F0f0f02b0-1b0-0B0-|\n");
   EXPECT_EQ(draw_to_scale(simulate(zb_h1(1, 1), {.stages = {{0, 0, 0, 0}}}), 0, 3), "rank 0 |   |\n");
 }
 
