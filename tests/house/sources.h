@@ -36,10 +36,10 @@ inline std::string read_text(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Every file of the kinds that the tests look at, in order of path; build folders, runs and hidden folders are passed
-// over.
-inline std::vector<Source> all_sources(const std::filesystem::path& root = TESSERA_SOURCE_DIR) {
-  static const std::set<std::string> kinds{".cpp", ".h", ".cu", ".cuh", ".cmake", ".sh", ".txt", ".py"};
+// Every file of these kinds (none: of all), in order of path; build folders, runs and hidden folders are passed over.
+inline std::vector<Source> all_sources(const std::filesystem::path& root = TESSERA_SOURCE_DIR,
+                                       const std::set<std::string>& kinds = {".cpp", ".h", ".cu", ".cuh", ".cmake",
+                                                                             ".sh", ".txt", ".py"}) {
   std::vector<Source> found;
   for (auto it = std::filesystem::recursive_directory_iterator(root);
        it != std::filesystem::recursive_directory_iterator(); ++it) {
@@ -48,7 +48,7 @@ inline std::vector<Source> all_sources(const std::filesystem::path& root = TESSE
     if (it->is_directory()) {
       if (name.starts_with(".") || (top && (name.starts_with("build") || name == "runs")))
         it.disable_recursion_pending();
-    } else if (kinds.contains(it->path().extension().string())) {
+    } else if (kinds.empty() || kinds.contains(it->path().extension().string())) {
       found.push_back({std::filesystem::relative(it->path(), root).generic_string(), read_text(it->path())});
     }
   }

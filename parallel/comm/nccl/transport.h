@@ -86,7 +86,7 @@ std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed);
 // aborted, and nothing may follow in any.
 //
 // Tests see which calls are made, in which order and with which pointers (tests/parallel/nccl_test.cpp), and run them
-// over an emulated NCCL (nccl_gpu_test.cpp); that NCCL itself does with them what is expected here has to be
+// over an emulated NCCL (tests/parallel/gpu_test.cpp); that NCCL itself does with them what is expected here has to be
 // tested on GPUs.
 
 class NcclTransport final : public Transport {
