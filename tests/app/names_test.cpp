@@ -72,7 +72,8 @@ class DocsNames : public ProgramTest {
     static const std::regex file(
         R"((?:^|[^\w./$~<{*-])((?:[\w-]+/)*[\w.-]+\.(?:h|cpp|cuh?|py|sh|cmake|md|txt))(?![\w/*.-]\w))"),
         test(R"((?:^|[^\w:.])([A-Z]\w+\.[A-Z]\w*[a-z]\w*))"), option(R"((?:^|[^\w<-])(--[a-z][\w-]*)(?!\w|-*>))"),
-        command(R"((?:^|`|\$ |\./)tessera ([a-z]+))"), fault("--defect[ =]([a-z-]+)");
+        command(R"((?:^|`|\$ |\./)tessera ([a-z]+))"), fault("--defect[ =]([a-z-]+)"),
+        stem(R"((?:^|[^\w/.-])([a-z_]+_test)(?![\w.]))");
     std::string out;
     const auto check = [&](const std::regex& form, const auto& exists) {
       for (const std::string& name : first_groups(text, form))
@@ -84,6 +85,7 @@ class DocsNames : public ProgramTest {
                                                             : fs::is_directory(root_ / name.substr(0, name.find('/')));
       return !ours || is_known(paths_, name);
     });
+    check(stem, [&](const std::string& name) { return paths_.contains(name + ".cpp"); });
     check(test, [&](std::string name) { return tests_.contains(name.replace(name.find('.'), 1, ",")); });
     if (text.find("-->") == std::string::npos)  // an arrow with words in it
       check(option,
@@ -151,6 +153,7 @@ TEST_F(DocsNames, UnknownOnesAreFound) {
     EXPECT_EQ(unknown(known), "") << known;
   for (const auto& [text, name] : std::map<std::string, std::string>{{"tests/app/gone.cpp", "tests/app/gone.cpp"},
                                                                      {"see gone_test.cpp:", "gone_test.cpp"},
+                                                                     {"gone_test", "gone_test"},
                                                                      {"DocsNames.AreGone", "DocsNames.AreGone"},
                                                                      {"tessera train --gone 3", "--gone"},
                                                                      {"./tessera gone --lr 1", "gone"},
