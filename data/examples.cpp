@@ -154,6 +154,10 @@ int64_t ExampleRows::walk(int64_t row, const F& f) const {
   return at;
 }
 
+int64_t ExampleRows::length(int64_t row) const {
+  return walk(row, [](size_t, int64_t) {});
+}
+
 void ExampleRows::load_row(int64_t row, int32_t* inputs, int32_t* targets) const {
   const int64_t filled = walk(row, [&](size_t e, int64_t at) {
     for (int64_t t = begins_[e]; t + 1 < begins_[e + 1]; ++t, ++at) {

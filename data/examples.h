@@ -27,6 +27,8 @@ class ExampleRows final : public Rows {
 
   int64_t context() const override { return context_; }
   int64_t count() const override { return std::ssize(row_ends_); }
+  int64_t length(int64_t row) const override;
+  bool is_padded() const override { return true; }
   int64_t targets() const override { return targets_; }
   bool has_starts() const override { return packed_; }
   int64_t targets_of(int64_t row) const { return row_targets_[static_cast<size_t>(row)]; }

@@ -122,6 +122,9 @@ class Rows {
   virtual ~Rows() = default;
   virtual int64_t context() const = 0;  // tokens of a row
   virtual int64_t count() const = 0;
+  // Tokens of a row before its padding, at least 1. Padding is at the end, and none of its targets is trained.
+  virtual int64_t length(int64_t /*row*/) const { return context(); }
+  virtual bool is_padded() const { return false; }  // whether a length may be below the context
   // How many targets of all rows are not kIgnored; at least 1.
   virtual int64_t targets() const = 0;
   // Rows [first, first + count) of [0, count()): `inputs` and `targets` are (count, context). Throws Error (usage).

@@ -131,7 +131,9 @@ StageOutput ModelStages::forward(int stage, int microbatch, const Var& input) {
   const bool first = stage == 0;
   Microbatch tokens;
   if (first || stage == last()) tokens = source_->load(microbatch, first, stage == last());
-  Var x = body(stage, first ? model_.embedded(strategy_.batches().scatter_batch(tokens.ids)) : input);
+  Tensor ids;
+  if (first) ids = strategy_.batches().scatter_batch(tokens.ids).narrow(1, 0, source_->columns(microbatch));
+  Var x = body(stage, first ? model_.embedded(ids.contiguous()) : input);
   if (stage != last()) return {std::move(x), {}, 0};
   const Head head{[this](const Var& hidden) { return model_.logits(hidden); },
                   [this](const Var& hidden, const Tensor& targets, double scale) {
@@ -141,8 +143,10 @@ StageOutput ModelStages::forward(int stage, int microbatch, const Var& input) {
   return {std::move(root.value), std::move(root.seed), root.loss_sum};
 }
 
-Tensor ModelStages::make_activation(int, int) {
-  return Tensor::empty(options_.activation, options_.dtype, options_.arena, Category::activations);
+Tensor ModelStages::make_activation(int, int microbatch) {
+  Shape shape = options_.activation;
+  shape[1] = source_->columns(microbatch) / options_.token_parts;
+  return Tensor::empty(shape, options_.dtype, options_.arena, Category::activations);
 }
 
 void ModelStages::enter(int, int microbatch) { model_.set_step(source_->where(microbatch)); }
@@ -159,6 +163,7 @@ double ModelStages::evaluate(const Microbatch& tokens, const Schedule& schedule,
   const NoGrad no_grad;
   Shape shape = options_.activation;
   shape[0] = tokens.ids.dim(0);
+  shape[1] = tokens.ids.dim(1) / options_.token_parts;
   Tensor output;  // by the stage before, where that is here
   for (int stage = 0; stage <= last(); ++stage) {
     if (schedule.rank_of_stage[static_cast<size_t>(stage)] != pipeline.rank()) continue;

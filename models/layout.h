@@ -78,13 +78,16 @@ class BatchSource {
   virtual Microbatch load(int64_t index, bool ids, bool targets) = 0;
   // Its place in the run.
   virtual StepInfo where(int64_t index) = 0;
+  // How many tokens of each of its sequences are on this rank.
+  virtual int64_t columns(int64_t index) const = 0;
 };
 
 class ModelStages final : public Stages {
  public:
   struct Options {
     std::vector<Range> layers;  // by stage
-    Shape activation = {};      // between stages, on this rank
+    Shape activation = {};      // between stages, on this rank, of sequences that fill the context
+    int64_t token_parts = 1;    // of the tokens that are on this rank, activations between stages have one in so many
     DType dtype = DType::float32;
     ArenaPtr arena = {};
   };

@@ -184,6 +184,7 @@ AttentionOptions Attention::at_step() {
   o.heads_total = at.heads_total;
   o.tokens_total = at.tokens_total;
   o.starts = at.documents.starts;
+  o.starts_may_be_ignored = at.documents.only_padding;
   o.window = options_.window;
   if (options_.dropout == 0 || !at.training) return o;
   o.dropout = options_.dropout;

@@ -324,7 +324,8 @@ Documents documents_of(const Tensor& ids_any, int32_t end) {
 Documents documents_from(const Tensor& starts) {
   Documents made{starts, starts.clone()};
   for (int64_t i = 0; i < starts.numel(); ++i)
-    made.positions.data<int32_t>()[i] = static_cast<int32_t>(i % starts.dim(1)) - starts.data<int32_t>()[i];
+    made.positions.data<int32_t>()[i] =
+        std::max(static_cast<int32_t>(i % starts.dim(1)) - starts.data<int32_t>()[i], 0);  // padding has 0
   return made;
 }
 

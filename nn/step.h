@@ -12,8 +12,12 @@ namespace tessera {
 
 // The documents that the tokens of a pass belong to; undefined: each sequence is one document, from position 0.
 struct Documents {
+  static constexpr int32_t kPadding = 1 << 30;  // the start of a token that is padding: it sees no token
   Tensor starts;     // int32 (B, Tq): where the document of each query begins, by its position in the whole sequence
   Tensor positions;  // int32 (B, T): the position of each token within its document
+  // Each sequence is one document and its padding. Attention may see padding then: no token sees it, and what it gives
+  // is not used.
+  bool only_padding = false;
 };
 
 // Documents of whole sequences: ids int32 (B, T) on the host -> starts and positions, both (B, T), on the host.

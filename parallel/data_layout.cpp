@@ -79,11 +79,16 @@ BatchSlice DataBatches::computes(int64_t batch, int64_t microbatches, int64_t in
   return slice_of(axis_.rank() / options_.copies, batch, microbatches, index);
 }
 
-std::vector<BatchSlice> DataBatches::loads(int64_t batch, int64_t microbatches, int64_t index) const {
+std::vector<BatchSlice> DataBatches::moves(int64_t batch, int64_t microbatches, int64_t index) const {
   if (!options_.through_root) return {computes(batch, microbatches, index)};
   std::vector<BatchSlice> all;
-  for (int r = 0; root() && r < axis_.size(); ++r) all.push_back(slice_of(r, batch, microbatches, index));
+  for (int r = 0; r < axis_.size(); ++r) all.push_back(slice_of(r, batch, microbatches, index));
   return all;
+}
+
+std::vector<BatchSlice> DataBatches::loads(int64_t batch, int64_t microbatches, int64_t index) const {
+  if (options_.through_root && !root()) return {};
+  return moves(batch, microbatches, index);
 }
 
 // Each rank its rows: int32 (B, T) on rank 0 -> (B / n, T).
@@ -132,6 +137,15 @@ Root DataBatches::loss(const Var& hidden, const Tensor& targets, double scale, c
   Var logits = head.logits(hidden);
   const Var edge = logits.edge();
   Tensor own = std::move(logits).take();
+  const Shape shape = own.shape();
+  const int64_t sequences = hidden.dim(0), tokens = hidden.dim(1), longest = targets.dim(1), vocab = own.dim(1);
+  const auto here = [&](const Tensor& rows) { return rows.reshape({sequences, longest, vocab}).narrow(1, 0, tokens); };
+  if (longest > tokens) {  // the rows of another rank are longer
+    const Tensor padded = own.make({sequences * longest, vocab}, own.dtype(), Category::communication);
+    Tensor(padded).fill(0);
+    here(padded).copy_from(own.reshape({sequences, tokens, vocab}));
+    own = padded;
+  }
   const Tensor sum = Tensor::empty({1}, DType::float64, arena_->host(), Category::communication);
   RootLoss at_root;
   Tensor all = gather_logits(own);
@@ -139,6 +153,7 @@ Root DataBatches::loss(const Var& hidden, const Tensor& targets, double scale, c
   if (!own.unique()) own = own.make(own.shape());  // the model keeps its logits: leave them as they are
   axis_.scatter(at_root.sums, sum, 0);
   axis_.scatter(at_root.gradient, own, 0);
+  if (longest > tokens) own = here(own).contiguous().reshape(shape);
   return {edge, std::move(own), sum.item<double>()};
 }
 

@@ -97,11 +97,14 @@ class DataBatches {
   BatchSlice computes(int64_t batch, int64_t microbatches, int64_t index) const;
   // Those that it reads from the data set for that, in this order: maybe those of all ranks, maybe none.
   std::vector<BatchSlice> loads(int64_t batch, int64_t microbatches, int64_t index) const;
+  // Those whose tokens move together, so that their rows have one length on the way: its own, or those of all ranks.
+  std::vector<BatchSlice> moves(int64_t batch, int64_t microbatches, int64_t index) const;
   // The part of the loaded tokens that this rank computes: int32 (B, T), one slice below the other. A rank that loads
   // none passes a meta tensor of the shape that it computes.
   Tensor scatter_batch(const Tensor& ids) const;
-  // The loss of the hidden states, and where their backward pass begins. `targets` were loaded like the ids; `scale` is
-  // that of cross_entropy().
+  // The loss of the hidden states, and where their backward pass begins. `targets` were loaded like the ids, (B, T') of
+  // T' >= T tokens where those of several ranks are there, whose rows differ in length; `scale` is that of
+  // cross_entropy().
   Root loss(const Var& hidden, const Tensor& targets, double scale, const Head& head) const;
 
  private:

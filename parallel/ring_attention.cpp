@@ -100,8 +100,9 @@ Ring ring_of(const Tensor& qkv, const Heads& heads, const AttentionOptions& opti
     throw Error(where + "a rank has " + std::to_string(qkv.dim(1)) + " tokens; zig-zag takes an even number");
   if (options.first_key != 0 || options.first_query >= 0)
     throw Error(where + "first_key and first_query are given; they follow from the ranks");
-  return {cp,    balance,  options,  qkv.dtype(), dtype_of_parts(q, options), wide_of(qkv.dtype()),
-          heads, q.dim(0), q.dim(1), q.dim(3)};
+  AttentionOptions o = options;
+  if (o.starts_may_be_ignored) o.starts = {};  // else a hop would be several tiles
+  return {cp, balance, o, qkv.dtype(), dtype_of_parts(q, o), wide_of(qkv.dtype()), heads, q.dim(0), q.dim(1), q.dim(3)};
 }
 
 // The sum of tiles, in its place or in memory of its own until it is added there.

@@ -2,6 +2,7 @@
 #include "train/batches.h"
 
 #include <cstring>
+#include <numeric>
 
 #include "data/examples.h"
 #include "data/mixture.h"
@@ -83,6 +84,11 @@ Sequences in_epochs(const Dataset& dataset, int64_t context, int64_t batch, uint
     return made;
   }
   made.trained = [=](int64_t step) { return all->trained(step); };
+  made.length = [=](int64_t step, int64_t sequence) {
+    int64_t found = 0;
+    all->at(step, sequence, [&](const Epochs& e, int64_t row) { found = e.rows->length(row); });
+    return found;
+  };
   if (all->sources().front().rows->has_starts())
     made.starts = [=](int64_t step, int64_t first, int64_t count, int32_t* starts) {
       for (int64_t s = 0; s < count; ++s)
@@ -144,6 +150,33 @@ Sequences counted_sequences(int64_t vocab, int64_t context, int64_t batch, uint6
           0};
 }
 
+// Padding.
+
+std::vector<int64_t> Sequences::lengths(int64_t step, int64_t first, int64_t count) const {
+  std::vector<int64_t> out;
+  for (int64_t s = first; length && s < first + count; ++s) out.push_back(length(step, s));
+  return out;
+}
+
+int64_t padded_tokens(const Job& job, std::span<const int64_t> lengths) {
+  const Plan& p = job.plan;
+  if (lengths.empty()) return job.model.context;
+  const int64_t chunks = balance_of(p.cp_mode) == Balance::zigzag ? 2 * p.cp : p.cp;
+  const int64_t multiple = std::lcm(std::lcm(kTokensTogether, chunks), p.sp ? p.cp * p.tp : 1);
+  return std::min((std::ranges::max(lengths) + multiple - 1) / multiple * multiple, job.model.context);
+}
+
+Tensor padded_starts(const Tensor& starts, std::span<const int64_t> lengths, int64_t tokens, const ArenaPtr& host) {
+  const auto rows = std::ssize(lengths);
+  if (rows == 0) return starts;
+  Tensor out = Tensor::zeros({rows, tokens}, DType::int32, host);
+  if (starts.defined()) out.copy_from(starts.narrow(1, 0, tokens));
+  for (int64_t r = 0; r < rows; ++r)
+    std::fill(out.data<int32_t>() + r * tokens + std::min(lengths[static_cast<size_t>(r)], tokens),
+              out.data<int32_t>() + (r + 1) * tokens, Documents::kPadding);
+  return out;
+}
+
 // Reading, and what of it a GPU copies by itself.
 
 StepTokens::StepTokens(const Job& job, Sequences sequences, std::vector<int64_t> positions,
@@ -180,13 +213,16 @@ void StepTokens::ahead(int64_t step) {
 
 // In the host's memory.
 StepTokens::Parts StepTokens::read(int64_t step, int64_t microbatch) const {
-  const int64_t context = job_.model.context;
+  const int64_t context = job_.model.context, tokens = padded_tokens(job_, lengths(step, microbatch, true));
   const BatchSlice mine = strategy_.batches().computes(job_.optim.batch, job_.plan.microbatches, microbatch);
   const std::vector<BatchSlice> loads = strategy_.batches().loads(job_.optim.batch, job_.plan.microbatches, microbatch);
   int64_t rows = 0;
   for (const BatchSlice& slice : loads) rows += slice.count;
   const Shape shape{rows > 0 ? rows : mine.count, context};
-  if (rows == 0) return {Tensor::meta(shape, DType::int32), Tensor::meta(shape, DType::int32)};
+  if (rows == 0) {
+    const Tensor none = Tensor::meta({mine.count, tokens}, DType::int32);
+    return {none, none};
+  }
   const Tensor ids = Tensor::empty(shape, DType::int32, arena_->host(), Category::activations);
   const Tensor targets = Tensor::empty(shape, DType::int32, arena_->host(), Category::activations);
   Tensor starts;
@@ -198,17 +234,20 @@ StepTokens::Parts StepTokens::read(int64_t step, int64_t microbatch) const {
     if (starts.defined()) sequences_.starts(step, slice.first, slice.count, starts.data<int32_t>() + at);
     at += slice.count * context;
   }
-  const Documents documents = own_documents(ids, starts);
-  return {own_columns(ids), own_columns(targets), documents.starts, documents.positions};
+  const auto some = [&](const Tensor& all) { return tokens == context ? all : all.narrow(1, 0, tokens).contiguous(); };
+  if (rows == mine.count) starts = padded_starts(starts, lengths(step, microbatch, false), tokens, arena_->host());
+  const Documents documents = own_documents(some(ids), starts);
+  return {own_columns(some(ids)), own_columns(some(targets)), documents.starts, documents.positions};
 }
 
 void StepTokens::fill(Place& place, const Parts& parts) const {
   std::byte* to = place.memory.get();
-  for (const Tensor& part : parts)
-    if (part.defined()) {
-      std::memcpy(to, part.raw(), static_cast<size_t>(part.nbytes()));
-      to += part.nbytes();
-    }
+  for (size_t i = 0; i < parts.size(); ++i) {
+    place.like[i] = parts[i].defined() ? Tensor::meta(parts[i].shape(), DType::int32) : Tensor();
+    if (!parts[i].defined()) continue;
+    std::memcpy(to, parts[i].raw(), static_cast<size_t>(parts[i].nbytes()));
+    to += parts[i].nbytes();
+  }
   place.step = step_;
 }
 
@@ -225,13 +264,9 @@ StepTokens::Parts StepTokens::parts(int64_t microbatch, const std::array<bool, 4
     if (place.step != step_) {
       Parts read_now = read(step_, microbatch);
       if (read_now[0].device() == Device::meta) return read_now;
-      int64_t bytes = 0;
-      for (size_t i = 0; i < read_now.size(); ++i) {
-        if (!read_now[i].defined()) continue;
-        place.like[i] = Tensor::meta(read_now[i].shape(), DType::int32);
-        bytes += read_now[i].nbytes();
-      }
-      if (!place.memory) place.memory = cuda::pinned_memory(bytes);
+      // For all parts of rows that fill the context: those of another step may be longer, and have other parts.
+      const int64_t most = read_now[0].dim(0) * job_.model.context * std::ssize(read_now) * size_of(DType::int32);
+      if (!place.memory) place.memory = cuda::pinned_memory(most);
       fill(place, read_now);
     }
     Parts there;
@@ -254,49 +289,88 @@ Microbatch StepTokens::load(int64_t microbatch, bool ids, bool targets) {
   return {some[0], some[1], 1 / targets_};
 }
 
-StepInfo StepTokens::place() const {
+std::vector<int64_t> StepTokens::lengths(int64_t step, int64_t microbatch, bool moved) const {
+  std::vector<int64_t> out;
+  const auto& batches = strategy_.batches();
+  const int64_t batch = job_.optim.batch, parts = job_.plan.microbatches;
+  const BatchSlice own = batches.computes(batch, parts, microbatch);
+  for (const BatchSlice& s : moved ? batches.moves(batch, parts, microbatch) : std::vector{own}) {
+    const std::vector<int64_t> some = sequences_.lengths(step, s.first, s.count);
+    out.insert(out.end(), some.begin(), some.end());
+  }
+  return out;
+}
+
+int64_t StepTokens::tokens_of_step() const {
+  const std::vector<int64_t> all = sequences_.lengths(step_, 0, job_.optim.batch);
+  return all.empty() ? job_.optim.batch * job_.model.context : std::accumulate(all.begin(), all.end(), int64_t{0});
+}
+
+int64_t StepTokens::columns(int64_t microbatch) const {
+  return padded_tokens(job_, lengths(step_, microbatch, false)) / job_.plan.cp;
+}
+
+// The rank's number on the axis follows from the first of its positions: it begins its first chunk.
+const std::vector<int64_t>& StepTokens::columns_of(int64_t tokens) const {
+  if (tokens == job_.model.context || !splits_tokens()) return positions_;
+  std::vector<int64_t>& made = columns_[tokens];
+  const Balance balance = balance_of(job_.plan.cp_mode);
+  const int64_t ranks = job_.plan.cp, chunks = balance == Balance::zigzag ? 2 * ranks : ranks;
+  const int64_t rank = positions_.empty() ? 0 : positions_.front() * chunks / job_.model.context;
+  if (made.empty()) made = context_positions(tokens, static_cast<int>(ranks), static_cast<int>(rank), balance);
+  return made;
+}
+
+StepInfo StepTokens::place(int64_t tokens) const {
   return {.seed = static_cast<uint64_t>(job_.optim.seed),
           .step = step_,
-          .positions = positions_,
+          .positions = columns_of(tokens),
           .tokens_total = job_.model.context};
 }
 
 StepInfo StepTokens::where(int64_t microbatch) {
-  StepInfo at = place();
+  const std::vector<int64_t> own = lengths(step_, microbatch, false);
+  const int64_t tokens = padded_tokens(job_, own);
+  StepInfo at = place(tokens);
   at.training = true;
   at.first_sequence = strategy_.batches().computes(job_.optim.batch, job_.plan.microbatches, microbatch).first;
   at.sequences_total = job_.optim.batch;
   if (graph_) at.step_on_gpu = graph_->step_on_gpu();
-  if (!job_.optim.document_mask) return at;
-  const Parts some = parts(microbatch, {false, false, true, true});
-  at.documents = {some[2], some[3]};
+  const bool padded = !own.empty() && std::ranges::min(own) < tokens;
+  if (!job_.optim.document_mask && !padded) return at;
+  Parts some = parts(microbatch, {false, false, true, true});
+  if (!some[2].defined()) some[2] = padded_starts({}, own, tokens, arena_->host()).to(arena_);  // rank 0 reads them
+  at.documents = {some[2], some[3], !job_.optim.document_mask};
   return at;
 }
 
 StepInfo StepTokens::where(const Tensor& whole, const Tensor& starts) const {
-  StepInfo at = place();
-  if (!job_.optim.document_mask) return at;
-  const Documents here = own_documents(whole, starts);
-  at.documents = {here.starts.to(arena_), here.positions.to(arena_)};
+  StepInfo at = place(whole.dim(1));
+  at.documents = own_documents(whole, starts);
+  for (Tensor* part : {&at.documents.starts, &at.documents.positions})
+    if (part->defined()) *part = part->to(arena_);
   return at;
 }
 
 // In the host's memory.
 Documents StepTokens::own_documents(const Tensor& whole, const Tensor& starts) const {
-  if (!job_.optim.document_mask) return {};
-  const Documents all = starts.defined() ? documents_from(starts) : documents_of(whole, document_end_of(sequences_));
+  const bool masks = job_.optim.document_mask;
+  if (!masks && !starts.defined()) return {};
+  Documents all = starts.defined() ? documents_from(starts) : documents_of(whole, document_end_of(sequences_));
+  if (!masks) return {job_.plan.cp_mode == ContextMode::ulysses ? starts : own_columns(starts), {}, true};
   const bool all_queries = job_.plan.cp_mode == ContextMode::ulysses;  // attention has those of all tokens
   return {all_queries ? all.starts : own_columns(all.starts), own_columns(all.positions)};
 }
 
 Tensor StepTokens::own_columns(const Tensor& whole) const {
+  const std::vector<int64_t>& positions = columns_of(whole.dim(1));
   if (positions_.empty()) return whole;
-  const int64_t rows = whole.dim(0), columns = std::ssize(positions_);
+  const int64_t rows = whole.dim(0), columns = std::ssize(positions);
   Tensor out = Tensor::empty({rows, columns}, DType::int32, arena_->host(), Category::activations);
   for (int64_t b = 0; b < rows; ++b)
     for (int64_t t = 0; t < columns; ++t)
       out.data<int32_t>()[b * columns + t] =
-          whole.data<int32_t>()[b * whole.dim(1) + positions_[static_cast<size_t>(t)]];
+          whole.data<int32_t>()[b * whole.dim(1) + positions[static_cast<size_t>(t)]];
   return out;
 }
 

@@ -1,6 +1,8 @@
 // Batches: where the sequences of a training step come from, and their way to where a rank computes.
 #pragma once
 
+#include <map>
+
 #include "data/dataset.h"
 #include "models/layout.h"
 #include "train/step.h"
@@ -19,7 +21,21 @@ struct Sequences {
   // Beginnings of documents, for sequences that know them without such a token: for each token the place in its
   // sequence, (count, context).
   std::function<void(int64_t step, int64_t first, int64_t count, int32_t* starts)> starts = {};
+  // Tokens of a sequence before its padding, as Rows::length() has them. Without it none is padded.
+  std::function<int64_t(int64_t step, int64_t sequence)> length = {};
+
+  // Lengths of sequences [first, first + count) of a step; empty: none is padded.
+  std::vector<int64_t> lengths(int64_t step, int64_t first, int64_t count) const;
 };
+
+// Tokens of each sequence that a pass computes, of sequences with these lengths: those of the longest, rounded up to a
+// multiple of kTokensTogether and of what the ranks of cp and of sp share, at most the context; and the context where
+// there are no lengths. So a function of the rows of a micro-batch and of the plan's cp, tp and sp alone.
+inline constexpr int64_t kTokensTogether = 64;
+int64_t padded_tokens(const Job& job, std::span<const int64_t> lengths);
+// The starts of those tokens, int32 (B, T) in the host's memory: `starts` (B, context), where that is defined, else 0,
+// and Documents::kPadding behind each sequence; without lengths `starts`.
+Tensor padded_starts(const Tensor& starts, std::span<const int64_t> lengths, int64_t tokens, const ArenaPtr& host);
 
 // That token, for a run that masks documents by it. Throws FieldError where there is none.
 int32_t document_end_of(const Sequences& sequences);
@@ -67,15 +83,18 @@ class StepTokens final : public BatchSource {
   // The place of a micro-batch, with its documents for the parts of them that are here, where the job masks documents.
   // Queued on a GPU; reads the sequences on any rank, also on one that loads no ids.
   StepInfo where(int64_t microbatch) override;
-  // The place of sequences (B, context) in the host's memory that are not trained on, with documents as in their ids or
-  // by `starts` where that is defined. Waits on a GPU.
+  int64_t columns(int64_t microbatch) const override;
+  // The place of sequences (B, T) in the host's memory that are not trained on, with documents as in their ids or by
+  // `starts` (B, T) where that is defined. Waits on a GPU.
   StepInfo where(const Tensor& whole, const Tensor& starts) const;
   // The number of trained targets in the whole batch of the step.
   double targets() const { return targets_; }
   // Whether each step has another number of them.
   bool counts_targets() const { return sequences_.trained != nullptr; }
   const Sequences& sequences() const { return sequences_; }
-  // This rank's columns of (B, context) in the host's memory, where it computes. Waits on a GPU.
+  // Tokens of the step's whole batch, without padding.
+  int64_t tokens_of_step() const;
+  // This rank's columns of (B, T) in the host's memory, where it computes. Waits on a GPU.
   Tensor own(const Tensor& whole) const;
 
  private:
@@ -89,14 +108,20 @@ class StepTokens final : public BatchSource {
   };
   Parts read(int64_t step, int64_t microbatch) const;
   Parts parts(int64_t microbatch, const std::array<bool, 4>& wanted);
-  StepInfo place() const;
+  StepInfo place(int64_t tokens) const;
+  // Lengths of the sequences of a micro-batch that are computed here, or move together with them.
+  std::vector<int64_t> lengths(int64_t step, int64_t microbatch, bool moved) const;
+  // This rank's columns of sequences of `tokens` tokens; empty: all.
+  const std::vector<int64_t>& columns_of(int64_t tokens) const;
   Documents own_documents(const Tensor& whole, const Tensor& starts) const;
   Tensor own_columns(const Tensor& whole) const;
   void fill(Place& place, const Parts& parts) const;
+  bool splits_tokens() const { return job_.plan.cp > 1 || job_.plan.sp; }
 
   const Job& job_;
   Sequences sequences_;
   std::vector<int64_t> positions_;
+  mutable std::map<int64_t, std::vector<int64_t>> columns_;  // of shorter sequences
   const DataStrategy& strategy_;
   ArenaPtr arena_;
   const StepGraph* graph_ = nullptr;

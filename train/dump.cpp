@@ -108,12 +108,25 @@ Var StepDump::seen(Var made, const Point& point) {
 void StepDump::write(const Point& point, const char* what, const Tensor& rows, int64_t first_sequence) {
   if (point.tokens.empty()) return;
   const Tensor here = rows.to(trainer_.job().optim.dtype).on_host().contiguous();
-  const int64_t width = here.dim(-1), bytes = width * size_of(here.dtype()), tokens = std::ssize(point.tokens);
-  for (int64_t row = 0; row < here.numel() / width; ++row) {
-    const int64_t sequence = first_sequence + row / tokens, token = point.tokens[static_cast<size_t>(row % tokens)],
-                  element = (sequence * model_->config.context + token) * point.width + point.first;
+  const int64_t width = here.dim(-1), bytes = width * size_of(here.dtype()), count = here.numel() / width,
+                context = model_->config.context;
+  const Plan& plan = trainer_.job().plan;
+  const int64_t tokens = count / (trainer_.job().optim.batch / (plan.dp * plan.microbatches)),
+                computed = context * tokens / std::ssize(point.tokens);  // of each sequence, on all ranks
+  std::span<const int64_t> places = point.tokens;
+  if (computed < context) {
+    std::vector<int64_t>& all = shorter_[computed];
+    const Communicator& cp = trainer_.mesh()["cp"];
+    if (all.empty()) all = context_positions(computed, cp.size(), cp.rank(), balance_of(plan.cp_mode));
+    const auto first = static_cast<int64_t>(point.tokens.data() - tokens_.data());
+    places = std::span(all).subspan(static_cast<size_t>(first * computed / context), static_cast<size_t>(tokens));
+  }
+  for (int64_t row = 0; row < count; ++row) {
+    const int64_t sequence = first_sequence + row / tokens, token = places[static_cast<size_t>(row % tokens)],
+                  element = (sequence * context + token) * point.width + point.first;
     write(point.name + what, element * size_of(here.dtype()), {here.raw() + row * bytes, static_cast<size_t>(bytes)});
   }
+  missing_ -= count * bytes * (context - computed) / computed;  // zeros, as the file has them already
 }
 
 void StepDump::write(const std::string& name, int64_t at, std::span<const std::byte> bytes) {

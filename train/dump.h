@@ -4,7 +4,7 @@
 //   input_ids, targets    int32 (B, T), the step's whole batch; a target of -1 is not trained
 //   loss                  float64 (), the mean over the trained targets
 //   NAME                  what the module of that name gives: (B, T, C), of lm_head (B, T, V)
-//   NAME.grad             the gradient of the loss by it
+//   NAME.grad             the gradient of the loss by it; both zero where a row's padding is not computed
 //
 //   gpt2    transformer.wte; of each layer transformer.h.0.attn, transformer.h.0.mlp, transformer.h.0;
 //           transformer.ln_f, lm_head
@@ -20,6 +20,8 @@
 // Memory beside that of the step: logits, which are whole where a step makes them in blocks; of one tensor at a time a
 // copy in the host's memory, where it is not there; and on rank 0 the batch's tokens.
 #pragma once
+
+#include <map>
 
 #include "data/safetensors.h"
 #include "models/decoder.h"
@@ -58,6 +60,7 @@ class StepDump {
   std::filesystem::path file_;
   Decoder* model_;
   std::vector<int64_t> tokens_;  // of each sequence that are here, but for sp
+  std::map<int64_t, std::vector<int64_t>> shorter_;  // the same of shorter sequences
   std::list<Point> points_;      // in the order of a forward pass
   bool on_ = false;
   SafetensorsLayout layout_;

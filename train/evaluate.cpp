@@ -18,6 +18,9 @@ std::optional<double> mean_loss(const Evaluation& e, Communicator& world, const 
     if (e.stop && world.max(e.stop() ? 1 : 0) > 0) return std::nullopt;
     const int64_t first = std::min(round + e.at_once * e.turn, split.count());
     const int64_t found = std::min(e.at_once, split.count() - first);
+    std::vector<int64_t> lengths;
+    for (int64_t r = 0; split.is_padded() && r < std::max<int64_t>(found, 1); ++r)
+      lengths.push_back(r < found ? split.length(first + r) : 1);
     const Shape shape{std::max<int64_t>(found, 1), split.context()};
     const ArenaPtr host = e.arena->host();
     Tensor ids = Tensor::zeros(shape, DType::int32, host), targets = Tensor::empty(shape, DType::int32, host);
@@ -28,7 +31,9 @@ std::optional<double> mean_loss(const Evaluation& e, Communicator& world, const 
       starts = Tensor::zeros(shape, DType::int32, host);
       if (found > 0) split.starts(first, found, starts.data<int32_t>());
     }
-    sum += e.forward(ids, targets, starts);
+    const int64_t tokens = padded_tokens(*e.job, lengths);
+    const auto some = [&](const Tensor& all) { return all.narrow(1, 0, tokens).contiguous(); };
+    sum += e.forward(some(ids), some(targets), padded_starts(starts, lengths, tokens, host));
   }
   const double loss = world.sum(sum) / static_cast<double>(split.targets());
   if (!std::isfinite(loss))

@@ -11,6 +11,7 @@ struct Evaluation {
   // The sum of losses of int32 (B, T) tokens that this rank is to add: 0 where another rank adds it. `starts`: of their
   // documents, where the rows know them.
   std::function<double(const Tensor& ids, const Tensor& targets, const Tensor& starts)> forward;
+  const Job* job = nullptr;
   int64_t at_once = 1;      // sequences of one forward pass
   int turn = 0, turns = 1;  // groups of ranks take turns
   ArenaPtr arena = {};

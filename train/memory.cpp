@@ -267,6 +267,7 @@ class LoneRank final : public BatchSource {
     const Microbatch both{loaded(), loaded()};
     return {ids ? both.ids : Tensor(), targets ? both.targets : Tensor()};
   }
+  int64_t columns(int64_t) const override { return sizes_.tokens; }
   StepInfo where(int64_t) override {
     sample();
     StepInfo at{.seed = 1, .training = true};

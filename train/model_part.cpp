@@ -33,11 +33,12 @@ ModelPart::ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes&
   cut(axes, o);
   o.data.fragments = fragments_of(*model_, o.data.sync.fragments);
   strategy_ = make_data_strategy(*model_, axes.data, o.arena, o.data);
-  const int64_t tokens = whole.config.context / axes.cp.size() / (o.sp ? axes.tp.size() : 1);
+  const int64_t parts = o.sp ? axes.tp.size() : 1, tokens = whole.config.context / axes.cp.size() / parts;
   stages_ =
       std::make_unique<ModelStages>(*model_, *strategy_,
                                     ModelStages::Options{.layers = layers_,
                                                          .activation = {o.sequences, tokens, whole.config.channels},
+                                                         .token_parts = parts,
                                                          .dtype = o.data.dtype,
                                                          .arena = o.arena});
   runtime_ = std::make_unique<PipelineRuntime>(insert_messages(schedule_), axes.pp, *stages_, o.trace);

@@ -235,6 +235,7 @@ std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<
     return mesh_.coordinate("tp") == 0 ? sum : 0.0;
   };
   return tessera::mean_loss({.forward = forward,
+                             .job = &job_,
                              .at_once = job_.optim.batch / (job_.plan.microbatches * job_.plan.dp),
                              .turn = mesh_.coordinate("dp"),
                              .turns = mesh_.size("dp"),

@@ -152,14 +152,20 @@ double Reference::step_targets() const {
 }
 
 // Documents of the sequences from `first` on, whose ids are in the host's memory.
-Documents Reference::documents(const Tensor& ids, int64_t first) const {
-  if (!job_.optim.document_mask) return {};
+Documents Reference::documents(const Tensor& ids, int64_t first, const std::vector<int64_t>& lengths) const {
+  const bool masks = job_.optim.document_mask;
   Documents made;
-  if (sequences_.starts) {
-    made = {ids.clone(), ids.clone()};
+  if (masks && sequences_.starts) {
+    made.starts = Tensor::empty({ids.dim(0), model_->config.context}, DType::int32, arena_->host());
     sequences_.starts(optimizer_->steps(), first, ids.dim(0), made.starts.data<int32_t>());
+  }
+  made.starts = padded_starts(made.starts, lengths, ids.dim(1), arena_->host());
+  if (!masks) return {made.starts.defined() ? made.starts.to(arena_) : Tensor(), {}, true};
+  if (made.starts.defined()) {
+    made.positions = ids.clone();
     for (int64_t i = 0; i < ids.numel(); ++i)
-      made.positions.data<int32_t>()[i] = static_cast<int32_t>(i % ids.dim(1)) - made.starts.data<int32_t>()[i];
+      made.positions.data<int32_t>()[i] =
+          std::max(static_cast<int32_t>(i % ids.dim(1)) - made.starts.data<int32_t>()[i], 0);
   } else {
     made = documents_in(ids, document_end_of(sequences_));
   }
@@ -202,13 +208,17 @@ Tensor Reference::gradient_of(int64_t first, int64_t size, double& loss_sum) {
     const Tensor ids = Tensor::empty({size, context}, DType::int32, host),
                  targets = Tensor::empty({size, context}, DType::int32, host);
     sequences_.load(optimizer_->steps(), first, size, ids.data<int32_t>(), targets.data<int32_t>());
+    const std::vector<int64_t> lengths = sequences_.lengths(optimizer_->steps(), first, size);
+    const int64_t tokens = padded_tokens(job_, lengths);
+    const auto some = [&](const Tensor& all) { return all.narrow(1, 0, tokens).contiguous(); };
     model_->set_step({.seed = static_cast<uint64_t>(job_.optim.seed),
                       .step = optimizer_->steps(),
                       .first_sequence = first,
                       .sequences_total = job_.optim.batch,
                       .training = true,
-                      .documents = documents(ids, first)});
-    loss_sum += passes(ids.to(arena_), targets.to(arena_), of_head);
+                      .tokens_total = context,
+                      .documents = documents(some(ids), first, lengths)});
+    loss_sum += passes(some(ids).to(arena_), some(targets).to(arena_), of_head);
   }
   routed_.clear();
   for (MixtureOfExperts* mixture : model_->all<MixtureOfExperts>()) {

@@ -70,7 +70,7 @@ class Reference {
   Tensor gradient(int rank, int64_t microbatch, double& loss);
   Tensor gradient_of(int64_t first, int64_t size, double& loss);
   double passes(const Tensor& ids, const Tensor& targets, Tensor& of_head);
-  Documents documents(const Tensor& ids, int64_t first) const;
+  Documents documents(const Tensor& ids, int64_t first, const std::vector<int64_t>& lengths) const;
   const FlatUnit* copied();
   void take(const Tensor& total);
   Tensor sum_of_group(int first, int ranks, std::vector<double>& losses);

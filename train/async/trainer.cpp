@@ -84,6 +84,7 @@ std::optional<double> AsyncTrainer::mean_loss(const Rows& split, const std::func
     return model_->loss(ids.to(arena_), targets.to(arena_), 1).loss_sum;
   };
   return tessera::mean_loss({.forward = forward,
+                             .job = &job_,
                              .at_once = job_.optim.batch / (job_.plan.microbatches * axis_->size()),
                              .turn = axis_->rank(),
                              .turns = axis_->size(),

@@ -101,7 +101,7 @@ void attention_backward(const Tensor& dout_any, const Tensor& q, const Tensor& k
 
 bool asks_cudnn(const Tensor& q, const AttentionOptions& options) {
   return q.device() == Device::cuda && q.dtype() == DType::bfloat16 && options.dropout == 0 &&
-         !options.starts.defined() && options.window == 0 &&
+         (!options.starts.defined() || options.starts_may_be_ignored) && options.window == 0 &&
          q.arena()->local<KernelChoice>().attention != AttentionKernels::own;
 }
 

@@ -44,6 +44,7 @@ struct AttentionOptions {
   // Query i of sequence b sees no key before key starts[b][i], counted like first_key in the whole sequence. A query of
   // which no key is in the tile gives zeros and a log-sum-exp of -infinity. Undefined: every key.
   Tensor starts = {};
+  bool starts_may_be_ignored = false;  // they only spare work: what is before a start is padding's, which nobody uses
   // A query sees its own key and those before it, `window` in all, by first_query and first_key; 0: all.
   int64_t window = 0;
 };
