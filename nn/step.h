@@ -42,6 +42,7 @@ struct StepInfo {
   int64_t tokens_total = 0;
   // For sequences that hold several documents. Dropout still uses `positions`.
   Documents documents = {};
+  std::vector<int64_t> lengths = {};  // tokens of each sequence before its padding; empty: none is padded
   // If only some attention heads are here: the first of them, and the number of all heads; 0: all heads are here.
   int64_t first_head = 0, heads_total = 0;
 };

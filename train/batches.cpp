@@ -336,7 +336,8 @@ StepInfo StepTokens::where(int64_t microbatch) {
   at.first_sequence = strategy_.batches().computes(job_.optim.batch, job_.plan.microbatches, microbatch).first;
   at.sequences_total = job_.optim.batch;
   if (graph_) at.step_on_gpu = graph_->step_on_gpu();
-  const bool padded = !own.empty() && std::ranges::min(own) < tokens;
+  const bool padded = !own.empty() && std::ranges::min(own) < job_.model.context;
+  if (padded) at.lengths = own;
   if (!job_.optim.document_mask && !padded) return at;
   Parts some = parts(microbatch, {false, false, true, true});
   if (!some[2].defined()) some[2] = padded_starts({}, own, tokens, arena_->host()).to(arena_);  // rank 0 reads them

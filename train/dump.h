@@ -59,9 +59,9 @@ class StepDump {
   int64_t step_;
   std::filesystem::path file_;
   Decoder* model_;
-  std::vector<int64_t> tokens_;  // of each sequence that are here, but for sp
+  std::vector<int64_t> tokens_;                      // of each sequence that are here, but for sp
   std::map<int64_t, std::vector<int64_t>> shorter_;  // the same of shorter sequences
-  std::list<Point> points_;      // in the order of a forward pass
+  std::list<Point> points_;                          // in the order of a forward pass
   bool on_ = false;
   SafetensorsLayout layout_;
   std::unique_ptr<TemporaryName> half_written_;  // on rank 0

@@ -217,7 +217,8 @@ Tensor Reference::gradient_of(int64_t first, int64_t size, double& loss_sum) {
                       .sequences_total = job_.optim.batch,
                       .training = true,
                       .tokens_total = context,
-                      .documents = documents(some(ids), first, lengths)});
+                      .documents = documents(some(ids), first, lengths),
+                      .lengths = lengths});
     loss_sum += passes(some(ids).to(arena_), some(targets).to(arena_), of_head);
   }
   routed_.clear();

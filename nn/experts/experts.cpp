@@ -110,9 +110,17 @@ RouteOptions MixtureOfExperts::options_at(const StepInfo& at, int64_t sequences,
   o.z = c.z_loss / total;
   o.tokens = at.tokens_total;
   if (ways_.earlier) o.earlier = [this, sequences](const Tensor& chosen) { return ways_.earlier(chosen, sequences); };
-  const int64_t length = o.earlier ? o.tokens : tokens;
-  o.capacity = static_cast<int64_t>(
-      std::ceil(c.capacity * static_cast<double>(c.per_token * length) / static_cast<double>(c.count)));
+  const auto capacity = [&](int64_t length) {
+    return static_cast<int64_t>(
+        std::ceil(c.capacity * static_cast<double>(c.per_token * length) / static_cast<double>(c.count)));
+  };
+  o.capacity = capacity(o.earlier ? o.tokens : tokens);
+  for (const int64_t length : at.lengths) {
+    const int64_t here = at.positions.empty()
+                             ? std::min(length, tokens)
+                             : std::ranges::count_if(at.positions, [=](int64_t position) { return position < length; });
+    o.lengths.push_back({length, here, capacity(length)});
+  }
   if (given_) o.given = given_(at.first_sequence, sequences);
   return o;
 }

@@ -180,7 +180,7 @@ Tensor earlier_choices(const Tensor& chosen, int64_t sequences, int64_t experts,
     }
   }
   for (int64_t s = 0; s < sequences; ++s) {
-    std::vector<int32_t> before(static_cast<size_t>(experts), 0);
+    std::vector<int32_t> before(static_cast<size_t>(experts) + 1, 0);  // the last is no expert: padding chooses it
     for (int64_t j = 0; j < k; ++j)
       for (size_t t = 0; t < rank_of.size(); ++t) {
         const int64_t choice = (s * here + place_of[t]) * k + j;  // among those of its rank

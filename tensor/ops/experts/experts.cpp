@@ -60,6 +60,16 @@ void share_out_evenly(int64_t experts, const Tensor& chosen) {
   for (int64_t i = 0; i < chosen.numel(); ++i) chosen.data<int32_t>()[i] = static_cast<int32_t>(i % experts);
 }
 
+// Padding chooses no expert.
+void mark_padding(const RouteOptions& o, int64_t experts, const Tensor& chosen) {
+  const int64_t row = chosen.numel() / o.sequences;
+  for (int64_t s = 0; s < std::ssize(o.lengths); ++s) {
+    int32_t* const of_sequence = chosen.data<int32_t>() + s * row;
+    std::fill(of_sequence + o.lengths[static_cast<size_t>(s)].here * o.per_token, of_sequence + row,
+              static_cast<int32_t>(experts));
+  }
+}
+
 // First whether a choice has a place, then which.
 void place_all(const RouteOptions& o, int64_t experts, Routed& out) {
   const int64_t n = out.chosen.dim(0), k = o.per_token, length = n / o.sequences;
@@ -68,18 +78,21 @@ void place_all(const RouteOptions& o, int64_t experts, Routed& out) {
   const Tensor earlier = o.capacity > 0 && o.earlier ? o.earlier(out.chosen) : Tensor();
   double* const choices = out.of_sequences.data<double>();
   std::fill_n(choices, out.of_sequences.numel(), 0.0);
+  if (!o.lengths.empty()) std::fill_n(place, n * k, -1);
   for (int64_t s = 0; s < o.sequences; ++s) {
+    const RouteOptions::Length own =
+        o.lengths.empty() ? RouteOptions::Length{length, length, o.capacity} : o.lengths[static_cast<size_t>(s)];
     std::vector<int64_t> taken(static_cast<size_t>(experts), 0);
     for (int64_t j = 0; j < k; ++j)
-      for (int64_t i = s * length; i < (s + 1) * length; ++i) {
+      for (int64_t i = s * length; i < s * length + own.here; ++i) {
         const auto expert = static_cast<size_t>(chosen[i * k + j]);
         const int64_t before = earlier.defined() ? earlier.data<int32_t>()[i * k + j] : taken[expert];
-        const bool fits = o.capacity == 0 || before < o.capacity;
+        const bool fits = own.capacity == 0 || before < own.capacity;
         place[i * k + j] = fits ? 0 : -1;
         taken[expert] += fits ? 1 : 0;
       }
     for (size_t e = 0; e < taken.size(); ++e) out.counts[e] += taken[e];
-    for (int64_t i = s * length * k; i < (s + 1) * length * k; ++i) ++choices[s * experts + chosen[i]];
+    for (int64_t i = s * length * k; i < (s * length + own.here) * k; ++i) ++choices[s * experts + chosen[i]];
   }
   std::vector<int64_t> next;
   int64_t rows = 0;
@@ -97,7 +110,27 @@ void route_on_cpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
     share_out_evenly(logits.dim(1), out.chosen);
   else
     choose_all(logits, o, out);
+  mark_padding(o, logits.dim(1), out.chosen);
   place_all(o, logits.dim(1), out);
+}
+
+// Kernels place the choices of sequences of one length; with padding the host, which waits for them anyway, does.
+void route_on_gpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
+  RouteOptions all = o;
+  if (!o.lengths.empty()) all.capacity = 0;
+  cuda::route(out, logits, all);
+  if (o.lengths.empty()) return;
+  Routed here = out;
+  here.chosen = out.chosen.on_host();
+  here.place = out.place.on_host();
+  here.of_sequences = out.of_sequences.on_host();
+  std::ranges::fill(here.counts, 0);
+  mark_padding(o, logits.dim(1), here.chosen);
+  place_all(o, logits.dim(1), here);
+  out.counts = here.counts;
+  out.chosen.copy_from(here.chosen);
+  out.place.copy_from(here.place);
+  out.of_sequences.copy_from(here.of_sequences);
 }
 
 void route_backward_on_cpu(const Tensor& out, const Tensor& dweights, const Tensor& logits, const Routed& routed,
@@ -147,9 +180,11 @@ Routed route(const Tensor& logits_any, const RouteOptions& o) {
     out.chosen.copy_from(o.given.reshape(shape));
   }
   on_device(
-      logits.device(), [&] { route_on_cpu(out, logits, o); }, [&] { cuda::route(out, logits, o); });
+      logits.device(), [&] { route_on_cpu(out, logits, o); }, [&] { route_on_gpu(out, logits, o); });
   for (const int64_t count : out.counts) out.rows += count;
-  out.dropped = shape.numel() - out.rows;
+  int64_t tokens = o.lengths.empty() ? logits.dim(0) : 0;
+  for (const RouteOptions::Length& l : o.lengths) tokens += l.here;
+  out.dropped = tokens * o.per_token - out.rows;
   return out;
 }
 
@@ -158,6 +193,24 @@ Tensor route_backward(const Tensor& dweights_any, const Tensor& logits_any, cons
   const Tensor logits = logits_any.contiguous(), dweights = dweights_any.contiguous();
   Tensor out = logits.make(logits.shape());
   dweights.check_size(logits.dim(0) * o.per_token);
+  if (!o.lengths.empty()) {
+    out.fill(0);
+    RouteOptions one = o;
+    one.lengths = {};
+    one.sequences = 1;
+    for (int64_t s = 0; s < o.sequences; ++s) {
+      const RouteOptions::Length& own = o.lengths[static_cast<size_t>(s)];
+      const auto part = [&](const Tensor& t) { return t.narrow(0, s * (t.dim(0) / o.sequences), own.here); };
+      one.tokens = own.tokens;
+      if (own.here == 0) continue;
+      Routed of_one = routed;
+      of_one.chosen = part(routed.chosen);
+      of_one.weights = part(routed.weights);
+      of_one.of_sequences = routed.of_sequences.narrow(0, s, 1);
+      part(out).copy_from(route_backward(part(dweights.reshape(routed.chosen.shape())), part(logits), of_one, one));
+    }
+    return out;
+  }
   on_device(
       logits.device(), [&] { route_backward_on_cpu(out, dweights, logits, routed, o); },
       [&] { cuda::route_backward(out, dweights, logits, routed, o); });

@@ -30,6 +30,12 @@ struct RouteOptions {
   // Counts earlier choices, for the capacity, where only a part of each sequence is here: from choices, int32 (N, k),
   // how many that come before each of them in its whole sequence want the same expert, int32 (N, k).
   std::function<Tensor(const Tensor& chosen)> earlier = {};
+  // Where sequences end in padding, which has no place, no loss and no choice (its `chosen` is E): of each sequence its
+  // tokens, those of them that are here, which come first, and its capacity. Empty: none does.
+  struct Length {
+    int64_t tokens = 0, here = 0, capacity = 0;
+  };
+  std::vector<Length> lengths = {};
 };
 
 struct Routed {

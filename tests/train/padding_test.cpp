@@ -1,0 +1,190 @@
+// Rows that end in padding: how many tokens a pass computes, and that nothing depends on it.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "data/examples.h"
+#include "data/tokenizer/described.h"
+#include "tests/support/draw.h"
+#include "tests/train/support.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kVocab = 37, kBatch = 12;
+
+// Random examples, of which few are long; the second half of each is trained.
+Dataset examples(int64_t context, bool packed, uint64_t seed) {
+  const Philox random = Philox::named(seed, "examples");
+  std::vector<EncodedExample> all(2 * kBatch);
+  for (size_t e = 0; e < all.size(); ++e) {
+    const uint64_t most = e % 5 == 0 ? 200 : 40, length = 3 + static_cast<uint64_t>(random.below(most, e));
+    for (uint64_t t = 0; t < length; ++t) {
+      all[e].tokens.push_back(static_cast<int32_t>(random.below(kVocab, 1000 * (e + 1) + t)));
+      all[e].trained.push_back(t >= length / 2);
+    }
+  }
+  Dataset d;
+  d.train_examples = std::make_shared<ExampleRows>(all, context, packed);
+  d.tokenizer = std::make_shared<ByteTokenizer>();
+  d.table = kVocab;
+  return d;
+}
+
+Job job_of(test::Draw& draw, int64_t context, DType dtype) {
+  Job job{.model = {.layers = 2, .heads = 4, .channels = 16, .context = context, .vocab = kVocab},
+          .optim = {.optimizer = OptimizerKind::sgd, .lr = 0.5, .warmup = 0, .steps = 2, .batch = kBatch, .clip = 0}};
+  job.model.family = draw.of({Family::gpt2, Family::llama});
+  job.model.tied = false;
+  job.optim.dtype = dtype;
+  return job;
+}
+
+File file_of(Job job, Plan plan, const Dataset& data, double* validation = nullptr) {
+  plan.threads_per_rank = 1;
+  job.plan = plan;
+  check(job);
+  File out;
+  train(job, sequences_of(data, job.model.context, kBatch, 1), job.optim.steps, [&](Trainer& trainer, Communicator&) {
+    save(trainer, out);
+    const double loss = validation ? *trainer.mean_loss(*data.train_examples, {}) : 0;
+    if (validation && trainer.world().rank() == 0) *validation = loss;
+  });
+  return out;
+}
+
+TEST(Padding, IsToAMultipleOfWhatRanksShareAndAtMostToTheContext) {
+  Job job{.model = {.context = 600}};
+  const auto padded = [&](std::vector<int64_t> lengths) { return padded_tokens(job, lengths); };
+  EXPECT_EQ(padded({20, 64, 3}), 64);
+  EXPECT_EQ(padded({65, 3}), 128);
+  EXPECT_EQ(padded({590}), 600);
+  EXPECT_EQ(padded({}), 600);
+  job.plan.cp = 3;  // six chunks
+  EXPECT_EQ(padded({20}), 192);
+  job.plan = {.tp = 5, .sp = true};
+  EXPECT_EQ(padded({20}), 320);
+}
+
+// Of each row alone, of its own length, by one rank: the values after two steps, and the loss of all rows.
+struct Alone {
+  File values;
+  double loss = 0;
+};
+Alone rows_alone(const Job& job, const Dataset& data) {
+  const Sequences sequences = sequences_of(data, job.model.context, kBatch, 1);
+  const ExampleRows& rows = *data.train_examples;
+  const std::unique_ptr<LanguageModel> model = whole_model(job, kVocab);
+  const ArenaPtr arena = make_arena();
+  model->materialize(data_options(job).seed, arena, DType::float64, DType::float64);
+  const auto optimizer = make_optimizer(job, model->units());
+  const auto context = static_cast<size_t>(job.model.context);
+  std::vector<int32_t> ids(context), targets(context), starts(context);
+  const auto loss = [&](StepInfo at, int64_t length, double scale) {
+    const Shape shape{1, length};
+    const auto here = [&](const std::vector<int32_t>& all) {
+      return Tensor::of<int32_t>(std::span(all).first(static_cast<size_t>(length)), shape, arena);
+    };
+    if (job.model.experts.count > 0) at.tokens_total = length;
+    if (rows.has_starts()) at.documents = documents_from(here(starts));
+    model->set_step(at);
+    return model->loss(here(ids), here(targets), scale);
+  };
+  for (int64_t step = 0; step < job.optim.steps; ++step) {
+    model->clear_gradients();
+    for (int64_t s = 0; s < kBatch; ++s) {
+      sequences.load(step, s, 1, ids.data(), targets.data());
+      if (sequences.starts) sequences.starts(step, s, 1, starts.data());
+      const StepInfo at{.seed = static_cast<uint64_t>(job.optim.seed),
+                        .step = step,
+                        .first_sequence = s,
+                        .sequences_total = kBatch,
+                        .training = true,
+                        .tokens_total = job.model.context};
+      backward(loss(at, sequences.length(step, s), 1.0 / static_cast<double>(sequences.trained(step))).mean);
+    }
+    model->zero_missing_gradients();
+    optimizer->step(lr_schedule(job.optim).at(step), 1);
+  }
+  Alone out;
+  for (const Parameter* p : model->parameters()) {
+    const std::vector<double> v = p->var.value().to_vector<double>();
+    const auto bytes = std::as_bytes(std::span(v));
+    out.values[p->name].assign(bytes.begin(), bytes.end());
+  }
+  const NoGrad no_grad;
+  for (int64_t r = 0; r < rows.count(); ++r) {
+    rows.load(r, 1, ids.data(), targets.data());
+    if (rows.has_starts()) rows.starts(r, 1, starts.data());
+    out.loss += loss({}, rows.length(r), 1).loss_sum / static_cast<double>(rows.targets());
+  }
+  return out;
+}
+
+// Largest relative error of a tensor, by 2-norms. The key bias has no gradient but rounding.
+double distance(const File& a, const File& b) {
+  double worst = 0;
+  for (const auto& [name, bytes] : a) {
+    double apart = 0, size = 0;
+    for (size_t at = 0; at < bytes.size(); at += sizeof(double)) {
+      double x = 0, y = 0;
+      std::memcpy(&x, bytes.data() + at, sizeof(x));
+      std::memcpy(&y, b.at(name).data() + at, sizeof(y));
+      apart += (x - y) * (x - y);
+      size += x * x;
+    }
+    worst = std::max(worst, std::sqrt(apart / size));
+  }
+  return worst;
+}
+
+// Dropout, documents, and the router's choices, capacity and losses.
+TEST(Padding, UpdatesAndLossAreThoseOfRowsAlone) {
+  for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
+    test::Draw draw("rows alone", trial);
+    const int64_t context = draw.of<int64_t>({240, 480});
+    Job job = job_of(draw, context, DType::float64);
+    const bool packed = trial % 3 == 1;
+    Plan plan = draw.of({Plan{.dp = 2, .microbatches = 3}, Plan{.pp = 2, .microbatches = 4}, Plan{.tp = 2},
+                         Plan{.tp = 2, .sp = true, .microbatches = 3}, Plan{.cp = 2, .microbatches = 2},
+                         Plan{.dp = 2, .cp = 2, .tp = 2, .sp = true, .microbatches = 2},
+                         Plan{.pp = 2, .cp = 2, .cp_mode = ContextMode::ulysses, .microbatches = 4}});
+    if (trial % 3 == 2)
+      job.model.experts = {.count = 4, .per_token = 2, .capacity = draw.of({0.0, 1.1}), .balance_loss = 3, .z_loss = 1};
+    else if (!packed)
+      job.model.dropout = 0.2;
+    job.optim.document_mask = packed;
+    const Dataset data = examples(context, packed, trial);
+    double loss = 0;
+    const File found = file_of(job, plan, data, &loss);
+    const Alone alone = rows_alone(job, data);
+    EXPECT_LT(distance(alone.values, found), 1e-12) << trial << ": " << to_text(plan);
+    EXPECT_NEAR(loss, alone.loss, 1e-12 * loss) << trial << ": " << to_text(plan);
+  }
+}
+
+// Micro-batches of other lengths on other ranks and at other times, and a longer context.
+TEST(Padding, LayoutsAndContextsLeaveOneFile) {
+  for (uint64_t trial = 0; trial < 4; ++trial) {
+    test::Draw draw("one file", trial);
+    const Job job = job_of(draw, 256, trial % 2 == 0 ? DType::float32 : DType::bfloat16);
+    const Dataset data = examples(256, false, trial);
+    const Sequences sequences = sequences_of(data, 256, kBatch, 1);
+    std::set<int64_t> lengths;
+    for (int64_t s = 0; s < kBatch; s += 4) lengths.insert(padded_tokens(job, sequences.lengths(0, s, 4)));
+    EXPECT_GT(lengths.size(), 1U) << trial;
+    const File one = file_of(job, {.microbatches = 3}, data);
+    for (const Plan& plan :
+         {Plan{.dp = 3}, Plan{.dp = 3, .dp_mode = DataMode::dataparallel}, Plan{.dp = 3, .dp_mode = DataMode::ps_sync},
+          Plan{.dp = 3, .zero = ZeroStage::three}, Plan{.pp = 2, .schedule = ScheduleKind::zb_h1, .microbatches = 3}})
+      EXPECT_TRUE(file_of(job, plan, data) == one) << trial << ": " << to_text(plan);
+    if (job.model.family != Family::llama) continue;  // else the table of positions is longer
+    Job longer = job;
+    longer.model.context = 4096;
+    EXPECT_TRUE(file_of(longer, {.microbatches = 3}, examples(4096, false, trial)) == one) << trial;
+  }
+}
+
+}  // namespace
+}  // namespace tessera
