@@ -72,7 +72,7 @@ Sequences in_epochs(const Dataset& dataset, int64_t context, int64_t batch, uint
     sources.push_back(epochs_of(dataset, context, seed, 0));
     shares.push_back(1);
   }
-  const auto all = std::make_shared<const EpochSequences>(std::move(sources), std::move(shares), batch);
+  const auto all = std::make_shared<const EpochSequences>(sources, shares, batch);
   Sequences made{dataset.vocab(), [=](int64_t step, int64_t first, int64_t count, int32_t* inputs, int32_t* targets) {
                    for (int64_t s = 0; s < count; ++s)
                      all->at(step, first + s, [&](const Epochs& e, int64_t row) {
@@ -83,6 +83,14 @@ Sequences in_epochs(const Dataset& dataset, int64_t context, int64_t batch, uint
     made.document_end = dataset.tokenizer->document_end();
     return made;
   }
+  double tokens = 0, all_shares = 0;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    const ExampleRows& rows = *sources[i].examples;
+    const auto share = static_cast<double>(shares[i]);
+    tokens += share * static_cast<double>(rows.tokens() - rows.examples()) / static_cast<double>(rows.count());
+    all_shares += share;
+  }
+  made.tokens_per_step = std::llround(static_cast<double>(batch) * tokens / all_shares);
   made.trained = [=](int64_t step) { return all->trained(step); };
   made.length = [=](int64_t step, int64_t sequence) {
     int64_t found = 0;

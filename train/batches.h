@@ -23,6 +23,7 @@ struct Sequences {
   std::function<void(int64_t step, int64_t first, int64_t count, int32_t* starts)> starts = {};
   // Tokens of a sequence before its padding, as Rows::length() has them. Without it none is padded.
   std::function<int64_t(int64_t step, int64_t sequence)> length = {};
+  int64_t tokens_per_step = 0;  // without padding, on average; 0: each sequence fills the context
 
   // Lengths of sequences [first, first + count) of a step; empty: none is padded.
   std::vector<int64_t> lengths(int64_t step, int64_t first, int64_t count) const;

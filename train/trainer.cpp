@@ -221,7 +221,7 @@ StepReport Trainer::step(Wish wish) {
   StepReport r = queued ? queued_step(wish) : compute_gradients(wish);
   if (!queued) update(r);
   r.step = steps_done();
-  set_time(r, seconds_since(start), tokens_per_step());
+  set_time(r, seconds_since(start), tokens_->tokens_of_step());
   return r;
 }
 

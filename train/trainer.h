@@ -119,7 +119,11 @@ class Trainer {
   // How steps were made on a GPU; all zero where the host looks into each of them.
   StepGraph::Record step_record() const { return graph_ ? graph_->record() : StepGraph::Record{}; }
   const ArenaPtr& arena() const { return arena_; }
-  int64_t tokens_per_step() const { return job_.optim.batch * whole_->config.context; }
+  // Without padding; where it differs from step to step, on average.
+  int64_t tokens_per_step() const {
+    const int64_t found = tokens_->sequences().tokens_per_step;
+    return found > 0 ? found : job_.optim.batch * whole_->config.context;
+  }
 
  private:
   ModelPart::Options part_options();

@@ -159,6 +159,7 @@ void TrainOutput::show(const std::string& json) const {
 
 void TrainOutput::step(const StepReport& r) {
   rates_.push_back(r.tokens_per_s);
+  times_.push_back(r.step_ms / 1e3);
   losses_.push_back(r.loss);
   const std::array<Scalar, 4> scalars{
       {{"loss", r.loss}, {"lr", r.lr}, {"grad_norm", r.grad_norm}, {"tokens_per_s", r.tokens_per_s}}};
@@ -221,8 +222,7 @@ void TrainOutput::summary(const Facts& f) {
                  {"plan", plan},
                  {"out", run_.string()}};
   if (f.predicted_s && stepped)
-    fields["predicted"] = {{"step_s", *f.predicted_s},
-                           {"measured_step_s", static_cast<double>(f.tokens_per_step) / rate}};
+    fields["predicted"] = {{"step_s", *f.predicted_s}, {"measured_step_s", median_rate(times_)}};
   if (plan_.device == Device::cuda) fields["gpu"] = gpu_json(f);
   if (!f.experts.empty())
     fields["experts"] = {{"load", f.experts.rows}, {"dropped", f.experts.dropped}, {"ranks", plan_.ep}};
@@ -250,7 +250,7 @@ std::string TrainOutput::in_words(const Facts& f, double rate, double share) con
                       peak_mb < 10 ? 1 : 0, f.usage.peak_bytes.size() > 1 ? " per rank" : "");
   if (f.predicted_s && stepped)
     text += fmt::format("A step was predicted to take {:.2f} ms on this machine and took {:.2f} ms.\n",
-                        *f.predicted_s * 1e3, static_cast<double>(f.tokens_per_step) / rate * 1e3);
+                        *f.predicted_s * 1e3, median_rate(times_) * 1e3);
   if (const auto& late = f.usage.straggler)
     text +=
         fmt::format("The other ranks waited for rank {} in {:.0f}% of their time.\n", late->rank, 100 * late->share);

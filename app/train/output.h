@@ -104,6 +104,7 @@ class TrainOutput {
   Progress progress_;
   Metrics metrics_;
   std::vector<double> rates_, losses_;    // tokens per second and loss of each step
+  std::vector<double> times_;             // seconds of each step
   std::optional<Validation> validation_;  // the last; none with --no-eval
 };
 

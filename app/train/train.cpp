@@ -67,6 +67,20 @@ Sequences sequences_for(const TrainOptions& o, const Job& s, const Dataset& data
   return made;
 }
 
+// The job whose memory is asked for: a pass has no more tokens than the longest row of examples.
+Job of_longest_row(Job job, const Dataset& d) {
+  std::vector<int64_t> lengths;
+  const auto add = [&](const Dataset& one) {
+    for (const auto& rows : {one.train_examples, one.val_examples})
+      for (int64_t r = 0; rows && r < rows->count(); ++r) lengths.push_back(rows->length(r));
+  };
+  add(d);
+  for (const MixturePart& p : d.parts) add(*p.dataset);
+  if (!row_of(job.model.family).rotary) job.model.positions = job.model.position_rows();
+  job.model.context = padded_tokens(job, lengths);
+  return job;
+}
+
 int64_t sequences_in(const Dataset& d, int64_t context) {
   if (d.train_examples) return d.train_examples->count();
   int64_t sum = d.parts.empty() ? d.train_tokens() / context : 0;
@@ -145,13 +159,13 @@ int train_in_processes(const TrainOptions& asked, const Job& of_asked) {
       record_base(o);
       dataset = opened(o, job, o.quiet);
       sequences_for(o, job, *dataset);
-      ask_for_training(o, job, dataset->vocab(), here);
+      ask_for_training(o, of_longest_row(job, *dataset), dataset->vocab(), here);
       directory.emplace(o);
     }
     const std::string path = broadcast_text(world, directory ? directory->path().string() : "", 0);
     if (!directory) {
       dataset = opened(o, job, true);
-      if (world.rank_here() == 0) ask_for_training(o, job, dataset->vocab(), here);
+      if (world.rank_here() == 0) ask_for_training(o, of_longest_row(job, *dataset), dataset->vocab(), here);
       directory.emplace(std::filesystem::path(path));
     }
     require_same(world, facts_of(*dataset, path));
@@ -263,7 +277,7 @@ int run(const TrainOptions& asked) {
   record_base(o);
   const Dataset dataset = opened(o, job, o.quiet);
   const Sequences sequences = sequences_for(o, job, dataset);
-  ask_for_training(o, job, dataset.vocab(), {.ranks = job.plan.ranks()});
+  ask_for_training(o, of_longest_row(job, dataset), dataset.vocab(), {.ranks = job.plan.ranks()});
   const StepsInHand in_hand;
   const RunDirectory directory(o);
   int status = 0;

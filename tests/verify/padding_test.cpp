@@ -8,6 +8,7 @@
 #include "data/tokenizer/described.h"
 #include "tests/support/draw.h"
 #include "tests/train/support.h"
+#include "verify/verify.h"
 
 namespace tessera {
 namespace {
@@ -183,6 +184,65 @@ TEST(Padding, LayoutsAndContextsLeaveOneFile) {
     Job longer = job;
     longer.model.context = 4096;
     EXPECT_TRUE(file_of(longer, {.microbatches = 3}, examples(4096, false, trial)) == one) << trial;
+  }
+}
+
+// Bytes that are sent are those of shorter rows, which formulas do not know.
+TEST(Padding, PlansMatchTheOracle) {
+  for (const bool packed : {false, true})
+    for (const Plan& plan :
+         {Plan{.dp = 2, .microbatches = 2}, Plan{.pp = 2, .dp = 2, .zero = ZeroStage::two, .microbatches = 3},
+          Plan{.tp = 2, .sp = true, .microbatches = 3}, Plan{.cp = 2, .tp = 2, .microbatches = 3}}) {
+      Job job{.model = {.family = Family::llama, .layers = 2, .heads = 4, .channels = 16, .context = 256},
+              .optim = {.steps = 3, .batch = kBatch},
+              .plan = plan};
+      const bool splits = plan.tp > 1 || plan.cp > 1;
+      job.model.vocab = kVocab;
+      job.model.dropout = packed ? 0 : 0.1;
+      if (!splits) job.model.experts = {.count = 4, .capacity = 1.2};
+      job.optim.dtype = splits ? DType::float64 : DType::float32;
+      job.optim.document_mask = packed;
+      const Dataset data = examples(256, packed, 3);
+      const auto sequences = [&](const Job& j) { return sequences_of(data, 256, j.optim.batch, 1); };
+      const VerifyResult r = verify(verifiable(job), {.sequences = sequences});
+      EXPECT_EQ(r.exact, !splits);
+      EXPECT_TRUE(splits ? r.grad_max_rel < 1e-12 && r.loss_max_rel < 1e-12 : r.bitwise) << to_text(plan) << r.worst;
+    }
+}
+
+// Attention to rows that end in padding: it gives zeros for that, and the rest has the bits of rows without.
+TEST(Padding, CostsAttentionNothing) {
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    const ArenaPtr arena = make_arena();
+    const Philox random = Philox::named(5, "attention");
+    constexpr int64_t kTokens = 330, kLengths[] = {1, 130, 200};
+    const auto drawn = [&](uint64_t which, int64_t heads) {
+      std::vector<float> v(static_cast<size_t>(3 * kTokens * heads * 16));
+      for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(random.normal(i, which));
+      return Tensor::of<float>(v, {3, kTokens, heads, 16}, arena).to(dtype);
+    };
+    const Tensor q = drawn(0, 4), k = drawn(1, 2), v = drawn(2, 2), dout = drawn(3, 4);
+    const Tensor starts = padded_starts({}, kLengths, kTokens, arena);
+    for (int64_t b = 0; b < 3; ++b) dout.narrow(0, b, 1).narrow(1, kLengths[b], kTokens - kLengths[b]).fill(0);
+    const auto all = [&](int64_t tokens, const Tensor& of) {
+      const auto cut = [&](const Tensor& t) { return t.narrow(1, 0, tokens); };
+      const AttentionOptions o{.dropout = 0.1, .tokens_total = 999, .starts = of};
+      const Attended made = attention(cut(q), cut(k), cut(v), o);
+      std::vector<Tensor> out{made.out, cut(q).contiguous(), cut(k).contiguous(), cut(v).contiguous()};
+      attention_backward(cut(dout), cut(q), cut(k), cut(v), made, o, out[1], out[2], out[3]);
+      return out;
+    };
+    const std::vector<Tensor> spared = all(kTokens, starts), whole = all(kTokens, {}), shorter = all(200, {});
+    for (int64_t b = 0; b < 3; ++b)
+      for (size_t i = 0; i < spared.size(); ++i) {
+        const auto row = [&](const std::vector<Tensor>& of, int64_t begin, int64_t end) {
+          return of[i].narrow(0, b, 1).narrow(1, begin, end - begin).to(DType::float32).to_vector<float>();
+        };
+        EXPECT_EQ(row(spared, 0, kLengths[b]), row(whole, 0, kLengths[b])) << b << " " << i;
+        EXPECT_EQ(row(spared, 0, kLengths[b]), row(shorter, 0, kLengths[b])) << b << " " << i;
+        const std::vector<float> rest = row(spared, kLengths[b], kTokens);
+        EXPECT_EQ(std::count(rest.begin(), rest.end(), 0.0F), std::ssize(rest)) << b << " " << i;
+      }
   }
 }
 
