@@ -42,7 +42,7 @@ void Decoder::place(const ModelAxes& axes) {
     token_wise(norm, tp, between);
     if (&head != &tokens) vocab_wise(head, tp, between);
   }
-  place_experts(*this, axes, axes.between);
+  place_experts(*this, axes, {axes.between.kind, axes.between.dim});  // of sequences of any length
   if (is_cut(axes.cp))  // after tp, whose heads it deals out again under ulysses
     for (DecoderBlock* block : blocks) block->attn.set_core(context_core(*axes.cp, axes.cp_mode));
 }

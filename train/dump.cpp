@@ -92,11 +92,11 @@ void StepDump::begin(const Sequences& sequences) {
 Var StepDump::seen(Var made, const Point& point) {
   if (!grad_enabled()) return made;
   made = made.tracked();
-  const int64_t first = model_->step().first_sequence;
-  write(point, "", made.value(), first);
+  const PassRows at{model_->step().first_sequence, model_->step().lengths};
+  write(point, "", made.value(), at);
   const Var edge = made.edge();
-  Var same = record_one("seen", std::move(made).take(), {edge}, [this, &point, first, edge](Grads& g) {
-    write(point, ".grad", g.output(), first);
+  Var same = record_one("seen", std::move(made).take(), {edge}, [this, &point, at, edge](Grads& g) {
+    write(point, ".grad", g.output(), at);
     if (g.expects_row_sums()) edge.expect_row_sums();
     const RowSums sums = g.row_sums();
     g.give(0, g.take_output(), sums);
@@ -105,7 +105,7 @@ Var StepDump::seen(Var made, const Point& point) {
   return same;
 }
 
-void StepDump::write(const Point& point, const char* what, const Tensor& rows, int64_t first_sequence) {
+void StepDump::write(const Point& point, const char* what, const Tensor& rows, const PassRows& at) {
   if (point.tokens.empty()) return;
   const Tensor here = rows.to(trainer_.job().optim.dtype).on_host().contiguous();
   const int64_t width = here.dim(-1), bytes = width * size_of(here.dtype()), count = here.numel() / width,
@@ -122,8 +122,12 @@ void StepDump::write(const Point& point, const char* what, const Tensor& rows, i
     places = std::span(all).subspan(static_cast<size_t>(first * computed / context), static_cast<size_t>(tokens));
   }
   for (int64_t row = 0; row < count; ++row) {
-    const int64_t sequence = first_sequence + row / tokens, token = places[static_cast<size_t>(row % tokens)],
+    const int64_t sequence = at.first + row / tokens, token = places[static_cast<size_t>(row % tokens)],
                   element = (sequence * context + token) * point.width + point.first;
+    if (!at.lengths.empty() && token >= at.lengths[static_cast<size_t>(row / tokens)]) {
+      missing_ -= bytes;  // what passes compute of padding differs from plan to plan
+      continue;
+    }
     write(point.name + what, element * size_of(here.dtype()), {here.raw() + row * bytes, static_cast<size_t>(bytes)});
   }
   missing_ -= count * bytes * (context - computed) / computed;  // zeros, as the file has them already

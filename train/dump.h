@@ -4,7 +4,7 @@
 //   input_ids, targets    int32 (B, T), the step's whole batch; a target of -1 is not trained
 //   loss                  float64 (), the mean over the trained targets
 //   NAME                  what the module of that name gives: (B, T, C), of lm_head (B, T, V)
-//   NAME.grad             the gradient of the loss by it; both zero where a row's padding is not computed
+//   NAME.grad             the gradient of the loss by it; both zero for padding
 //
 //   gpt2    transformer.wte; of each layer transformer.h.0.attn, transformer.h.0.mlp, transformer.h.0;
 //           transformer.ln_f, lm_head
@@ -52,7 +52,12 @@ class StepDump {
     int64_t first, width;             // the first of its columns, of all
   };
   Var seen(Var made, const Point& point);
-  void write(const Point& point, const char* what, const Tensor& rows, int64_t first_sequence);
+  // The sequences of a pass: the first, and their lengths where some are padded.
+  struct PassRows {
+    int64_t first = 0;
+    std::vector<int64_t> lengths = {};
+  };
+  void write(const Point& point, const char* what, const Tensor& rows, const PassRows& at);
   void write(const std::string& name, int64_t at, std::span<const std::byte> bytes);
 
   Trainer& trainer_;
