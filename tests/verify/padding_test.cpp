@@ -35,9 +35,10 @@ Dataset examples(int64_t context, bool packed, uint64_t seed) {
 
 Job job_of(test::Draw& draw, int64_t context, DType dtype) {
   Job job{.model = {.layers = 2, .heads = 4, .channels = 16, .context = context, .vocab = kVocab},
-          .optim = {.optimizer = OptimizerKind::sgd, .lr = 0.5, .warmup = 0, .steps = 2, .batch = kBatch, .clip = 0}};
+          .optim = {.optimizer = OptimizerKind::sgd, .lr = 0.5, .warmup = 0, .steps = 2, .batch = kBatch}};
   job.model.family = draw.of({Family::gpt2, Family::llama});
   job.model.tied = false;
+  job.optim.clip = 0;
   job.optim.dtype = dtype;
   return job;
 }
@@ -142,7 +143,7 @@ double distance(const File& a, const File& b) {
 
 // Dropout, documents, and the router's choices, capacity and losses.
 TEST(Padding, UpdatesAndLossAreThoseOfRowsAlone) {
-  for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
+  for (uint64_t trial = 0; trial < test::plans(6); ++trial) {
     test::Draw draw("rows alone", trial);
     const int64_t context = draw.of<int64_t>({240, 480});
     Job job = job_of(draw, context, DType::float64);
@@ -228,7 +229,7 @@ TEST(Padding, CostsAttentionNothing) {
       const auto cut = [&](const Tensor& t) { return t.narrow(1, 0, tokens); };
       const AttentionOptions o{.dropout = 0.1, .tokens_total = 999, .starts = of};
       const Attended made = attention(cut(q), cut(k), cut(v), o);
-      std::vector<Tensor> out{made.out, cut(q).contiguous(), cut(k).contiguous(), cut(v).contiguous()};
+      std::vector<Tensor> out{made.out, cut(q).clone(), cut(k).clone(), cut(v).clone()};
       attention_backward(cut(dout), cut(q), cut(k), cut(v), made, o, out[1], out[2], out[3]);
       return out;
     };
