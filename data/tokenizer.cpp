@@ -187,6 +187,7 @@ std::unique_ptr<Tokenizer> Tokenizer::open_folder(const std::filesystem::path& f
               ? "; tokenizer.model is not read: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(NEW) of Python's "
                 "transformers makes tokenizer.json of it"
               : "");
+    if (auto hub = HubTokenizer::load(folder, std::nullopt)) return hub;
     return std::make_unique<BpeTokenizer>(BpeTokenizer::load_files(folder));
   }
   const std::string text = read_tokenizer_file(file);

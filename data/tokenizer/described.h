@@ -221,9 +221,11 @@ class HubTokenizer final : public DescribedTokenizer {
   // special_tokens_map.json, chat_template.jinja and generation_config.json. Throws InputError naming the file.
   HubTokenizer(Files files, const std::string& what);
   HubTokenizer(Files&& files, const hub::File& file, const std::string& what);  // `file` is the first of them, parsed
-  // Reads a folder whose tokenizer.json says `text`; nothing, where that is a file of ours. Ids that its
+  // Reads a folder with this tokenizer.json, or without one with vocab.json and merges.txt, and the tokens that its
+  // other files name (folder.cpp); nothing for a file of ours, and for a GPT-2 that has no other file. Ids that its
   // generation_config.json does not name are those of its config.json, as in transformers.
-  static std::unique_ptr<HubTokenizer> load(const std::filesystem::path& folder, const std::string& text);
+  static std::unique_ptr<HubTokenizer> load(const std::filesystem::path& folder,
+                                            const std::optional<std::string>& text);
   static bool is_file(std::string_view name);  // one of the five above
 
   std::map<std::string, std::string> named_tokens() const override { return names_; }
@@ -242,6 +244,16 @@ class HubTokenizer final : public DescribedTokenizer {
   std::string chat_template_;
   std::optional<int32_t> pad_;
 };
+
+namespace hub {
+
+// The keys of the named tokens, in transformers' order.
+inline constexpr std::array<std::string_view, 7> kTokenKeys{"bos_token", "eos_token", "unk_token", "sep_token",
+                                                            "pad_token", "cls_token", "mask_token"};
+// tokenizer_config.json with the keys of special_tokens_map.json (folder.cpp).
+nlohmann::json joined_settings(const HubTokenizer::Files& files, const std::string& what);
+
+}  // namespace hub
 
 // A special token in the list of a tokenizer.json.
 nlohmann::json special_token(const nlohmann::json& id, const std::string& content);

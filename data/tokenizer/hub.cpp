@@ -7,17 +7,11 @@
 #include "data/files.h"
 #include "data/json.h"
 #include "data/tokenizer/described.h"
+#include "data/tokenizer/hub_file.h"
 #include "data/utf8.h"
 
 namespace tessera {
 namespace hub {
-
-struct File {
-  File(std::string_view text, const std::string& what) : json(parse_json(text, what, JsonFile::others, &vocab)) {}
-
-  JsonAside vocab{"model", "vocab", {}};
-  const nlohmann::json json;
-};
 
 namespace {
 
@@ -411,16 +405,12 @@ Description describe(const File& file, const std::string& what) {
 
 }  // namespace hub
 
-using hub::Json;
+using hub::Json, hub::kTokenizer, hub::kConfig, hub::kNames, hub::kTemplate, hub::kGeneration;
 
 namespace {
 
-constexpr const char *kTokenizer = "tokenizer.json", *kConfig = "tokenizer_config.json",
-                     *kNames = "special_tokens_map.json", *kTemplate = "chat_template.jinja",
-                     *kGeneration = "generation_config.json";
 constexpr std::string_view kClass = "PreTrainedTokenizerFast";  // the name of transformers 4, and of 5 too
-constexpr std::array kIds{"bos_token_id", "eos_token_id", "pad_token_id"};
-constexpr uintmax_t kMostBytes = 100'000'000;  // the largest known has a third
+constexpr uintmax_t kMostBytes = 100'000'000;                   // the largest known has a third
 constexpr std::array kFiles{kTokenizer, kConfig, kNames, kTemplate, kGeneration};
 
 // The name of a token that a key has, as a text or as an added token's object.
@@ -463,50 +453,15 @@ bool HubTokenizer::is_file(std::string_view name) {
   return std::find(kFiles.begin(), kFiles.end(), name) != kFiles.end();
 }
 
-std::unique_ptr<HubTokenizer> HubTokenizer::load(const std::filesystem::path& folder, const std::string& text) {
-  const hub::File file(text, (folder / kTokenizer).string());
-  if (file.json.is_object() && file.json.contains("format")) return nullptr;
-  Files files{{kTokenizer, text}};
-  for (const char* const name : {kConfig, kNames, kTemplate, kGeneration})
-    if (is_there(folder / name)) files.emplace(name, read_tokenizer_file(folder / name));
-  if (const std::filesystem::path model = folder / "config.json"; is_there(model)) {
-    const Json config = parse_json(read_tokenizer_file(model), model.string(), JsonFile::others);
-    Json settings = Json::object(), named = Json::object();
-    if (const auto found = files.find(kGeneration); found != files.end())
-      settings = parse_json(found->second, (folder / kGeneration).string(), JsonFile::others);
-    for (const char* const key : kIds)
-      if (const Json& id = value_at(config, key);
-          value_at(settings, key).is_null() && !id.is_null() && !id.is_discarded())
-        named[key] = id;
-    if (settings.is_object() && !named.empty()) {
-      for (const auto& [key, value] : settings.items())
-        if (!named.contains(key) && !value.is_discarded()) named[key] = value;
-      files[kGeneration] = named.dump(2) + "\n";
-    }
-  }
-  return std::make_unique<HubTokenizer>(std::move(files), file, folder.string() + "/");
-}
-
 void HubTokenizer::read_config(const std::string& what) {
-  for (const char* const name : {kNames, kConfig}) {  // the second is the newer and has the last word
-    const auto file = files_.find(name);
-    if (file == files_.end()) continue;
-    const Json config = parse_json(file->second, what + name, JsonFile::others);
-    if (!config.is_object()) throw InputError(what + name + ": expected one object");
-    if (const auto token = named(config, "bos_token", what + name)) bos_ = token;
-    if (const auto token = named(config, "eos_token", what + name)) eos_ = token;
-    if (const auto token = named(config, "pad_token", what + name, false)) pad_ = token;
-    for (const char* const key :
-         {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"})
-      if (const Json& token = name_at(config, key); token.is_string()) names_[key] = token.get<std::string>();
-    if (name == kNames) continue;
-    chat_template_ = template_of(value_at(config, "chat_template"), what + name);
-    // These keys, where they are said, have the last word, not the post_processor.
-    if (!config.contains("add_bos_token") && !config.contains("add_eos_token")) continue;
-    d_.before.clear(), d_.behind.clear();
-    if (hub::flag(config, "add_bos_token", false, what + name) && bos_) d_.before = {*bos_};
-    if (hub::flag(config, "add_eos_token", false, what + name) && eos_) d_.behind = {*eos_};
-  }
+  const Json config = hub::joined_settings(files_, what);
+  const std::string where = what + kConfig;
+  bos_ = named(config, "bos_token", where), eos_ = named(config, "eos_token", where);
+  pad_ = named(config, "pad_token", where, false);
+  for (const auto& [key, value] : config.items())
+    if (const Json& token = name_at(config, key.c_str()); key.ends_with("_token") && token.is_string())
+      names_[key] = token.get<std::string>();
+  chat_template_ = template_of(value_at(config, "chat_template"), where);
   if (!eos_) eos_ = special("<|endoftext|>");
   if (eos_ && !files_.contains(kConfig)) names_["eos_token"] = text_of(*eos_);
   const auto jinja = files_.find(kTemplate);

@@ -229,7 +229,7 @@ TEST_F(HubTokenizerTest, APatternThatNeverEndsIsStopped) {
 }
 
 TEST_F(HubTokenizerTest, ItsConfigurationIsCheckedToo) {
-  expect_refused(configured("gpt2", {{"eos_token", "<none>"}}), {"tokenizer_config.json", "'eos_token'", "<none>"});
+  expect_refused(configured("gpt2", {{"added_tokens_decoder", {{"x", "y"}}}}), {"'added_tokens_decoder'", "\"x\""});
   expect_refused(configured("gpt2", {{"bos_token", 3}}), {"tokenizer_config.json", "'bos_token'", "3"});
   expect_refused(configured("gpt2", {{"chat_template", 3}}), {"tokenizer_config.json", "'chat_template'"});
   expect_refused(configured("gpt2", Json::array()), {"tokenizer_config.json", "one object"});
@@ -241,18 +241,16 @@ TEST_F(HubTokenizerTest, ItsConfigurationIsCheckedToo) {
   expect_refused(path("made"), {"chat_template.jinja", "UTF-8"});
 }
 
-// As transformers 5 has them: keys that are said have the last word, else the post_processor.
+// As transformers 5.24: with a tokenizer.json its post_processor decides, whatever class and keys are.
 TEST_F(HubTokenizerTest, EndsAreAddedAsTransformersAddsThem) {
   // The tokenizer, keys beside those of both ends, and what is put before and behind a text.
   const std::tuple<const char*, Json, std::string, std::string> cases[] = {
       {"llama2", Json::object(), "<s>", ""},
-      {"llama2", {{"add_bos_token", false}}, "", ""},
-      {"llama2", {{"add_bos_token", true}, {"add_eos_token", true}}, "<s>", "</s>"},
-      {"llama2", {{"add_eos_token", true}}, "", "</s>"},
-      {"llama2", {{"add_bos_token", nullptr}}, "", ""},
+      {"llama2", {{"add_bos_token", false}}, "<s>", ""},
+      {"llama2", {{"add_eos_token", true}, {"tokenizer_class", "LlamaTokenizerFast"}}, "<s>", ""},
+      {"llama2", {{"add_bos_token", nullptr}}, "<s>", ""},
       {"gpt2", Json::object(), "", ""},
-      {"gpt2", {{"add_bos_token", true}}, "<s>", ""},
-      {"gpt2", {{"bos_token", nullptr}, {"add_bos_token", true}}, "", ""}};
+      {"gpt2", {{"add_bos_token", true}, {"tokenizer_class", "GPT2TokenizerFast"}}, "", ""}};
   for (const auto& [from, more, before, behind] : cases) {
     SCOPED_TRACE(from + more.dump());
     Json config = {{"bos_token", "<s>"}, {"eos_token", "</s>"}};
@@ -265,6 +263,75 @@ TEST_F(HubTokenizerTest, EndsAreAddedAsTransformersAddsThem) {
     EXPECT_TRUE(before.empty() || tokenizer->bytes_of(all.front()) == before);
     EXPECT_TRUE(behind.empty() || tokenizer->bytes_of(all.back()) == behind);
   }
+}
+
+// Expected ids are those of transformers 5.24 for the same files.
+TEST_F(HubTokenizerTest, FilesBesideTokenizerJsonNameTokensAsInTransformers) {
+  const auto token = [](const char* name, bool special) { return Json{{"content", name}, {"special", special}}; };
+  const Json config = {{"eos_token", "<s>"}, {"pad_token", "<|z|>"}};
+  const Json map = {
+      {"eos_token", "</s>"}, {"pad_token", token("[PAD]", false)}, {"additional_special_tokens", {"<|x|>"}}};
+  // tokenizer_config.json, special_tokens_map.json, added_tokens.json; ids of <|x|>, <|y|>, [PAD], <|z|> and the end.
+  const std::tuple<Json, Json, Json, std::vector<int32_t>> cases[] = {
+      {{{"pad_token", "[PAD]"}, {"additional_special_tokens", {"<|x|>"}}, {"image_token", "<|y|>"}},
+       {},
+       {},
+       {405, 404, 403, -1, -1}},
+      {config, map, {}, {404, -1, 403, -1, 2}},
+      {config, {{"eos_token", nullptr}}, {}, {-1, -1, -1, 403, -1}},
+      {{{"eos_token", "<s>"},
+        {"added_tokens_decoder", {{"900", token("<|y|>", true)}, {"800", token("<|x|>", false)}}}},
+       map,
+       {{"<|z|>", 700}},
+       {403, 404, -1, -1, 1}},
+      {{{"eos_token", "<s>"}}, {}, {{"<|z|>", 701}, {"<|x|>", 700}}, {403, -1, -1, 404, 1}},
+      {{{"eos_token", "<none>"}}, {}, {}, {-1, -1, -1, -1, 403}},
+      {{{"eos_token", "a"}}, {}, {}, {-1, -1, -1, -1, 67}}};
+  for (const auto& [settings, names, added, ids] : cases) {
+    SCOPED_TRACE(settings.dump());
+    const auto folder = configured("gpt2", settings);
+    if (!names.is_null()) file("made/special_tokens_map.json", names.dump());
+    if (!added.is_null()) file("made/added_tokens.json", added.dump());
+    const auto tokenizer = Tokenizer::open_folder(folder);
+    EXPECT_EQ(tokenizer->document_end().value_or(-1), ids[4]);
+    for (size_t i = 0; const char* const name : {"<|x|>", "<|y|>", "[PAD]", "<|z|>"}) {
+      const int32_t id = ids[i++];
+      EXPECT_EQ(tokenizer->special(name).value_or(-1), id) << name;
+      EXPECT_EQ(tokenizer->encode_with(name, {.special_in_text = true}) == std::vector{id}, id >= 0) << name;
+    }
+    EXPECT_EQ(Tokenizer::from_json(tokenizer->to_json(), "kept")->files(), tokenizer->files());
+  }
+}
+
+TEST_F(HubTokenizerTest, VocabAndMergesAreReadByTheClassOfTheFolder) {
+  const Json model = json_of(tokenizer_fixture("gpt2") / "tokenizer.json")["model"];
+  std::string merges = "#version: 0.2\n";
+  for (const Json& merge : model["merges"])
+    merges += (merge.is_string() ? merge.get<std::string>()
+                                 : merge[0].get<std::string>() + " " + merge[1].get<std::string>()) +
+              "\n";
+  const std::vector<int32_t> gpt2{400, 75, 86, 9, 85, 323, 365, 223, 130, 105, 16, 201},
+      qwen{400, 75, 86, 9, 85, 223, 19, 20, 21, 22, 365, 223, 130, 105, 16, 201};
+  std::vector<int32_t> marked = gpt2;
+  marked.insert(marked.begin(), 1), marked.push_back(2);
+  const auto folder = [&](const Json& config) {
+    const auto made = emptied("made");
+    file("made/vocab.json", model["vocab"].dump());
+    file("made/merges.txt", merges);
+    file("made/added_tokens.json", R"({"<|x|>": 900})");
+    file("made/tokenizer_config.json", config.dump());
+    return made;
+  };
+  const Json ends = {{"bos_token", "<s>"}, {"eos_token", "</s>"}, {"add_bos_token", true}, {"add_eos_token", true}};
+  for (const auto& [config, ids] : {std::pair<Json, std::vector<int32_t>>{{{"tokenizer_class", "GPT2Tokenizer"}}, gpt2},
+                                    {ends, marked},
+                                    {{{"tokenizer_class", "Qwen2TokenizerFast"}}, qwen},
+                                    {{{"tokenizer_class", "Qwen2Tokenizer"}, {"add_bos_token", true}}, qwen}})
+    EXPECT_EQ(Tokenizer::open_folder(folder(config))
+                  ->encode_with("<|x|>it's 1234\n\n \u00e9.\n", {.special_in_text = true, .add_ends = true}),
+              ids)
+        << config;
+  expect_refused(folder({{"tokenizer_class", "RobertaTokenizer"}}), {"'tokenizer_class'", "RobertaTokenizer"});
 }
 
 // The ids of generation_config.json, else of config.json, else of the tokenizer; they go where the tokenizer goes.

@@ -1,0 +1,262 @@
+// The tokenizer of a Hugging Face folder, whose files name tokens in six places. transformers 5.24 reads them so, and
+// so do we; the keys are those of tokenizer_config.json where no other file is named:
+//
+//   place                                    read
+//   tokenizer.json, `added_tokens`           always; its post_processor alone says what stands before and behind a text
+//   `add_bos_token`, `add_eos_token`         without tokenizer.json only, by every class
+//   `added_tokens_decoder`                   always
+//   special_tokens_map.json                  unless there is an `added_tokens_decoder`; then it overrides the keys
+//   below added_tokens.json                        unless there is an `added_tokens_decoder` `bos_token` ...
+//   `mask_token`, other keys
+//   `..._token`, `extra_special_tokens`      always
+//   and (its old name) `additional_special_tokens`
+//
+// A token that tokenizer.json does not list keeps the id of the vocabulary, or gets the next one, whatever the id that
+// the other file has for it: first the tokens of the decoder or of added_tokens.json by their ids there, then named
+// ones, then extra ones. Versions before 5 let `add_bos_token` and `add_eos_token` override the post_processor of
+// LlamaTokenizerFast, GemmaTokenizerFast and CohereTokenizerFast. Without tokenizer.json a class of transformers makes
+// one of vocab.json and merges.txt, and says which token begins and ends a text by default.
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "data/bad_input.h"
+#include "data/files.h"
+#include "data/json.h"
+#include "data/tokenizer/described.h"
+#include "data/tokenizer/hub_file.h"
+
+namespace tessera {
+
+using hub::kTokenizer, hub::kConfig, hub::kNames, hub::kTemplate, hub::kGeneration, hub::kTokenKeys;
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char *kAdded = "added_tokens.json", *kModel = "config.json", *kVocab = "vocab.json",
+                     *kDecoder = "added_tokens_decoder", *kExtra = "extra_special_tokens",
+                     *kOldExtra = "additional_special_tokens";
+constexpr const char *kGpt2 = "GPT2Tokenizer", *kQwen = "Qwen2Tokenizer";
+constexpr const char* kQwenPattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::array kIds{"bos_token_id", "eos_token_id", "pad_token_id"};
+
+Json read_json(const HubTokenizer::Files& files, const char* name, const std::string& what) {
+  const auto file = files.find(name);
+  if (file == files.end()) return {};
+  Json out = parse_json(file->second, what + name, JsonFile::others);
+  if (!out.is_object()) throw InputError(what + name + ": expected one object");
+  return out;
+}
+
+// An entry of `added_tokens` without its id: of a name, or of an object with the flags of the library.
+Json added_token(const Json& from, bool special) {
+  const Json& name = from.is_object() ? value_at(from, "content") : from;
+  if (!name.is_string()) return {};
+  Json out = special_token({}, name.get<std::string>());
+  for (const char* const key : {"single_word", "lstrip", "rstrip", "normalized", "special"})
+    if (const Json& flag = value_at(from, key); flag.is_boolean()) out[key] = flag;
+  if (from.is_object()) out["special"] = special || out["special"] == true;
+  return out;
+}
+
+// The tokens that the files beside tokenizer.json name, in the order in which they get their ids.
+std::vector<Json> tokens_beside(const Json& settings, const Json& added, const std::string& what) {
+  std::vector<Json> named, extra;
+  std::set<Json> special;
+  for (const std::string_view key : kTokenKeys)
+    if (const Json token = added_token(value_at(settings, key), true); !token.is_null()) named.push_back(token);
+  for (const auto& [key, value] : settings.items())
+    if (key.ends_with("_token") && std::ranges::find(kTokenKeys, std::string_view(key)) == kTokenKeys.end())
+      if (const Json token = added_token(value, true); !token.is_null()) named.push_back(token);
+  if (const Json& list = value_at(settings, kExtra); list.is_structured())
+    for (const Json& value : list)
+      if (const Json token = added_token(value, true); !token.is_null())
+        (list.is_object() ? named : extra).push_back(token);
+  for (const std::vector<Json>* const list : {&named, &extra})
+    for (const Json& token : *list) special.insert(token["content"]);
+
+  std::map<int64_t, Json> listed;
+  const Json& decoder = value_at(settings, kDecoder);
+  for (const auto& [key, value] : decoder.items()) {
+    int64_t id = -1;
+    const Json token = added_token(value, special.contains(value_at(value, "content")));
+    if (std::from_chars(key.data(), key.data() + key.size(), id).ec != std::errc() || !value.is_object() ||
+        token.is_null())
+      bad_input("{}{}: '{}': expected ids and tokens, found {} and {}", what, kConfig, kDecoder, shown(key),
+                shown(value));
+    listed[id] = token;
+    if (!value.contains("special")) listed[id]["special"] = special.contains(token["content"]);
+  }
+  for (const auto& [name, value] : added.items()) {
+    const auto id = natural(value);
+    if (!id)
+      bad_input("{}{}: the token {} has the id {}; expected a whole number", what, kAdded, shown(name), shown(value));
+    listed[*id] = special_token({}, name);
+    listed[*id]["special"] = special.contains(name);
+    listed[*id]["normalized"] = !special.contains(name);
+  }
+  std::vector<Json> out;
+  for (const auto& token : listed) out.push_back(token.second);
+  out.insert(out.end(), named.begin(), named.end());
+  out.insert(out.end(), extra.begin(), extra.end());
+  return out;
+}
+
+// The ids that generation_config.json does not name are those of config.json.
+void add_ids(HubTokenizer::Files& files, const Json& model, const std::string& what) {
+  Json settings = Json::object(), named = Json::object();
+  if (files.contains(kGeneration)) settings = parse_json(files[kGeneration], what + kGeneration, JsonFile::others);
+  for (const char* const key : kIds)
+    if (const Json& id = value_at(model, key); value_at(settings, key).is_null() && !id.is_null() && !id.is_discarded())
+      named[key] = id;
+  if (!settings.is_object() || named.empty()) return;
+  for (const auto& [key, value] : settings.items())
+    if (!named.contains(key) && !value.is_discarded()) named[key] = value;
+  files[kGeneration] = named.dump(2) + "\n";
+}
+
+// Adds the tokens that a tokenizer.json does not list; false if it lists all of them.
+bool add_missing(Json& file, const std::vector<Json>& tokens) {
+  Json& list = file["added_tokens"];
+  const Json& vocab = value_at(value_at(file, "model"), "vocab");
+  std::set<Json> known;
+  auto next = static_cast<int64_t>(vocab.size());
+  for (const Json& token : list) {
+    known.insert(value_at(token, "content"));
+    next = std::max(next, natural(value_at(token, "id")).value_or(0) + 1);
+  }
+  const size_t before = list.size();
+  for (Json token : tokens) {
+    if (!known.insert(token["content"]).second) continue;
+    const Json& id = value_at(vocab, token["content"].get_ref<const std::string&>());
+    token["id"] = id.is_null() ? Json(next++) : id;
+    list.push_back(std::move(token));
+  }
+  return list.size() > before;
+}
+
+bool lists(const Json& file, const Json& token) {
+  const Json& list = value_at(file, "added_tokens");
+  return std::any_of(list.begin(), list.end(),
+                     [&](const Json& one) { return value_at(one, "content") == token["content"]; });
+}
+
+// The class by which transformers reads a folder without tokenizer.json, without the ending "Fast".
+std::string class_of(const Json& settings, const Json& model) {
+  std::string name;
+  for (const Json* const json : {&settings, &model})
+    if (const Json& value = value_at(*json, "tokenizer_class"); name.empty() && value.is_string()) name = value;
+  if (name.ends_with("Fast") && name != "PreTrainedTokenizerFast") name.resize(name.size() - 4);
+  const Json& type = value_at(model, "model_type");
+  const bool qwen = type.is_string() && type.get_ref<const std::string&>().starts_with("qwen");
+  return name.empty() ? (qwen ? kQwen : kGpt2) : name;
+}
+
+// The tokenizer.json of a class that reads vocab.json and merges.txt; its defaults join the settings.
+Json file_of_vocab(const std::filesystem::path& folder, const std::string& name, Json& settings) {
+  constexpr std::array kLikeGpt2{kGpt2, "CodeGenTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"};
+  if (name != kQwen && std::ranges::find(kLikeGpt2, name) == kLikeGpt2.end())
+    bad_input("{}: without tokenizer.json 'tokenizer_class' must be {}, CodeGenTokenizer or {}, found {}",
+              (folder / kConfig).string(), kGpt2, kQwen, name);
+  for (const char* const key : {"unk_token", "eos_token", name == kQwen ? "pad_token" : "bos_token"})
+    if (!settings.contains(key)) settings[key] = "<|endoftext|>";
+  Json merges = Json::array();
+  const std::string text = read_tokenizer_file(folder / "merges.txt");
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    std::string line = text.substr(at, end - at);
+    if (line.ends_with('\r')) line.pop_back();
+    if (!line.empty() && !line.starts_with("#version")) merges.push_back(std::move(line));
+    at = end + 1;
+  }
+  const bool prefix = value_at(settings, "add_prefix_space") == Json(true);
+  Json file = {{"added_tokens", Json::array()}, {"decoder", {{"type", "ByteLevel"}}}};
+  file["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", prefix}, {"use_regex", name != kQwen}};
+  if (name == kQwen) {
+    file["normalizer"] = {{"type", "NFC"}};
+    Json split = {{"type", "Split"}, {"pattern", {{"Regex", kQwenPattern}}}, {"behavior", "Isolated"}};
+    file["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {std::move(split), file["pre_tokenizer"]}}};
+  }
+  file["model"] = {{"type", "BPE"},
+                   {"vocab", parse_json(read_tokenizer_file(folder / kVocab), (folder / kVocab).string())},
+                   {"merges", std::move(merges)}};
+  return file;
+}
+
+// The post_processor by `add_bos_token` and `add_eos_token`.
+Json ends_by_keys(const Json& file, const Json& settings) {
+  Json single = Json::array({{{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}), ids = Json::object();
+  for (const std::string name : {"bos_token", "eos_token"}) {
+    const Json token = added_token(value_at(settings, name), true);
+    if (token.is_null() || value_at(settings, "add_" + name) != Json(true)) continue;
+    for (const Json& one : file["added_tokens"])
+      if (one["content"] == token["content"])
+        ids[one["content"].get<std::string>()] = {{"id", one["content"]}, {"ids", {one["id"]}}};
+    Json end = {{"SpecialToken", {{"id", token["content"]}, {"type_id", 0}}}};
+    single.insert(name == "bos_token" ? single.begin() : single.end(), std::move(end));
+  }
+  return {{"type", "TemplateProcessing"}, {"single", std::move(single)}, {"special_tokens", std::move(ids)}};
+}
+
+}  // namespace
+
+nlohmann::json hub::joined_settings(const HubTokenizer::Files& files, const std::string& what) {
+  Json out = Json::object();
+  for (const char* const name : {kConfig, kNames}) {
+    if (out.contains(kDecoder)) break;
+    const Json read = read_json(files, name, what);
+    for (const auto& [key, value] : read.items()) {
+      Json& to = out[key];
+      if (key == kExtra && to.is_array() && value.is_array())
+        to.insert(to.end(), value.begin(), value.end());
+      else
+        to = value;
+    }
+    if (is_nothing(value_at(out, kExtra)) && out.contains(kOldExtra)) out[kExtra] = out[kOldExtra];
+  }
+  return out;
+}
+
+std::unique_ptr<HubTokenizer> HubTokenizer::load(const std::filesystem::path& folder,
+                                                 const std::optional<std::string>& text) {
+  const std::string what = folder.string() + "/";
+  std::optional<hub::File> file;
+  if (text) file.emplace(*text, what + kTokenizer);
+  if (file && file->json.is_object() && file->json.contains("format")) return nullptr;
+  Files files;
+  for (const char* const name : {kConfig, kNames, kTemplate, kGeneration, kAdded, kModel})
+    if (is_there(folder / name)) files.emplace(name, read_tokenizer_file(folder / name));
+  Json settings = hub::joined_settings(files, what);
+  const Json added = settings.contains(kDecoder) ? Json() : read_json(files, kAdded, what);
+  const Json model = files.contains(kModel) ? parse_json(files[kModel], what + kModel, JsonFile::others) : Json();
+  if (!text) {
+    const std::string name = class_of(settings, model);
+    if (name == kGpt2 && !files.contains(kConfig) && !files.contains(kNames) && added.empty()) return nullptr;
+    Json made = file_of_vocab(folder, name, settings);
+    add_missing(made, tokens_beside(settings, added, what));
+    made["post_processor"] = ends_by_keys(made, settings);
+    files[kTokenizer] = made.dump() + "\n";
+    Json kept = Json::object();
+    for (const auto& [key, value] : settings.items())
+      if (value.dump().find("<discarded>") == std::string::npos) kept[key] = value;
+    files[kConfig] = kept.dump(2) + "\n", files.erase(kNames);
+  } else {
+    files[kTokenizer] = *text;
+    const std::vector<Json> tokens = tokens_beside(settings, added, what);
+    if (value_at(file->json, "added_tokens").is_array() &&
+        !std::ranges::all_of(tokens, [&](const Json& token) { return lists(file->json, token); })) {
+      Json full = parse_json(*text, what + kTokenizer, JsonFile::others);
+      if (add_missing(full, tokens)) files[kTokenizer] = full.dump() + "\n";
+    }
+  }
+  if (files.contains(kModel)) add_ids(files, model, what);
+  files.erase(kAdded), files.erase(kModel);
+  if (!text || files[kTokenizer] != *text) file.emplace(files[kTokenizer], what + kTokenizer);
+  return std::make_unique<HubTokenizer>(std::move(files), *file, what);
+}
+
+}  // namespace tessera
