@@ -11,6 +11,9 @@ namespace {
 // Noncharacters of Unicode stand around a special token's name in a message while the template runs.
 constexpr std::string_view kOpens = "\uFDD0", kCloses = "\uFDD1";
 
+constexpr std::string_view kThoughtEnds = "</think>";
+constexpr std::string_view kPlaceholder = "\uFDD2";  // another one, for a message whose place is looked for
+
 // Each byte of a rendered text: a response, or no target whatever is trained on.
 enum class Mark : uint8_t { none, response, never };
 
@@ -95,6 +98,80 @@ jinja::Rendered ModelTemplate::text(std::span<const Message> turns, const std::s
   }
 }
 
+// The bytes of a turn's text behind its begin: without blanks behind a special token at the end.
+size_t ModelTemplate::turn_size(std::string_view said, size_t begin) const {
+  const std::string_view bare = jinja::stripped(said, false, true);
+  bool ends = false;
+  special_.split(bare, true, [&](std::string_view, int32_t token) { ends = token >= 0; });
+  return std::max(begin, ends ? bare.size() : said.size()) - begin;
+}
+
+// The bytes at the beginning of `rest`, which follows a message in the whole text, that belong to its turn, given what
+// follows it in the last turn: where that has another special token, as gpt-oss, or one more, as Phi-3, the first
+// counts.
+size_t ModelTemplate::closing_size(std::string_view last, std::string_view rest) const {
+  size_t size = 0;
+  bool marked = false, done = false;
+  special_.split(last, true, [&](std::string_view part, int32_t token) {
+    done = done || !rest.substr(size).starts_with(part);
+    if (!done) return void((size += part.size(), marked |= token >= 0));
+    if (!std::exchange(marked, true) && token >= 0)
+      special_.split(rest.substr(size), true, [&, first = true](std::string_view other, int32_t its) mutable {
+        if (std::exchange(first, false) && its >= 0) size += other.size();
+      });
+  });
+  return turn_size(rest.substr(0, size), 0);
+}
+
+// Where the whole text has a turn if its text for the first turns differs, as Qwen3's, which shows an empty thought in
+// the last turn alone: between the texts around a placeholder that the message is rendered with. The turn begins behind
+// what asks for it, as far as the whole text has that, and ends with what the template prints behind the message.
+std::pair<size_t, size_t> ModelTemplate::locate(const Example& example, size_t i, std::string_view whole,
+                                                std::string_view before, const std::string& what) const {
+  const auto refuse = [&](const char* why) {
+    bad_input(
+        "{}: message {}: the chat template prints its text {}; expected once, and as it is, or generation blocks "
+        "in the template",
+        what, i + 1, why);
+  };
+  std::vector<Message> turns = example.turns;
+  const bool silent = std::exchange(turns[i].silent, false);
+  std::string& changed = turns[i].text;
+  const size_t thought = changed.rfind(kThoughtEnds);  // a thought in the text stays: templates show it elsewhere
+  const size_t from = thought == std::string::npos ? 0 : changed.find_first_not_of('\n', thought + kThoughtEnds.size());
+  const std::string own = quoted(changed.substr(std::min(from, changed.size())));
+  changed.resize(std::min(from, changed.size())), changed += kPlaceholder;
+  const auto around = [&](size_t count) {
+    const std::string out = text(std::span(turns).first(count), example.variables, false, what).text;
+    const size_t at = out.find(kPlaceholder);
+    if (at == std::string::npos) refuse("never");
+    if (out.find(kPlaceholder, at + 1) != std::string::npos) refuse("more than once");
+    return std::pair(out.substr(0, at), out.substr(at + kPlaceholder.size()));
+  };
+  auto [head, rest] = around(turns.size());
+  std::string tail = around(i + 1).second;
+  // A message of calls alone has no line break between its text and them.
+  for (std::string* const text : {&rest, &tail})
+    if (silent) *text = jinja::stripped(*text, true, false);
+  if (!whole.starts_with(head) || !whole.ends_with(rest) || whole.size() < head.size() + rest.size())
+    refuse("differently from another one in its place");
+  const size_t end = whole.size() - rest.size();
+  const std::string_view found = whole.substr(head.size(), end - head.size());
+  const size_t closing = closing_size(tail, rest);
+  if (own.find(found) == std::string::npos || (closing == 0 && !tail.empty()))
+    refuse("differently from another one in its place");
+  const std::string asked = i == 0 ? "" : text(std::span(turns).first(i), example.variables, false, what).text;
+  size_t begin = head.size();
+  if (whole.starts_with(asked) && before.starts_with(asked)) {
+    begin = static_cast<size_t>(std::ranges::mismatch(whole, before).in1 - whole.begin());
+  } else if (const std::string_view marker = before.substr(std::min(asked.size(), before.size()));
+             !marker.empty() && before.starts_with(asked)) {
+    const size_t at = head.rfind(marker);
+    if (at != std::string::npos) begin = at + marker.size();
+  }
+  return {std::min(begin, head.size()), end + closing};
+}
+
 std::vector<Piece> ModelTemplate::render(const Example& example, const std::string& what, bool responses) const {
   const std::span<const Message> all(example.turns);
   const jinja::Rendered whole = text(all, example.variables, false, what);
@@ -110,18 +187,9 @@ std::vector<Piece> ModelTemplate::render(const Example& example, const std::stri
     const std::string before = i == 0 && !answer ? "" : text(all.first(i), example.variables, answer, what).text;
     const std::string said =
         i + 1 == all.size() ? whole.text : text(all.first(i + 1), example.variables, false, what).text;
-    if (!said.starts_with(before) || !whole.text.starts_with(said))
-      bad_input(
-          "{}: message {}: the chat template's text {} is not how its text goes on; expected one that only grows from "
-          "turn to turn, or generation blocks in the template",
-          what, i + 1, said.starts_with(before) ? "up to it" : "before it");
-    const std::string_view bare = jinja::stripped(said, false, true);
-    bool ends = false;  // with a special token
-    special_.split(bare, true, [&](std::string_view, int32_t token) { ends = token >= 0; });
-    mark(before.size(), std::max(before.size(), ends ? bare.size() : said.size()),
-         never                  ? Mark::never
-         : all[i].is_response() ? Mark::response
-                                : Mark::none);
+    std::pair<size_t, size_t> turn{before.size(), before.size() + turn_size(said, before.size())};
+    if (!said.starts_with(before) || !whole.text.starts_with(said)) turn = locate(example, i, whole.text, before, what);
+    mark(turn.first, turn.second, never ? Mark::never : all[i].is_response() ? Mark::response : Mark::none);
   }
   std::vector<Piece> out;
   for (size_t at = 0, end = 0; at < marks.size(); at = end) {

@@ -47,8 +47,9 @@ class ModelTemplate {
   // The pieces of an example's messages: in a marker the names of special tokens mean these, in a text they are text,
   // since a message has them. A response is what `generation` blocks print, or else what a turn of the assistant adds
   // to the text that asks for it, without blanks behind a special token at its end; without `responses` only turns of
-  // weight 0 are looked for. Throws InputError, naming `what`, where the template refuses, and where a turn must be
-  // found and its text for the first turns is not the beginning of that for all of them.
+  // weight 0 are looked for. If the text for the first turns is not the beginning of that for all of them, the turn is
+  // where the latter has the message's text. Throws InputError, naming `what`, where the template refuses, and where a
+  // turn must be found and is printed never, more than once, or changed.
   std::vector<Piece> render(const Example& example, const std::string& what, bool responses = true) const;
   // The pieces of the text that asks the assistant for the next turn.
   std::vector<Piece> prompt(const std::vector<Message>& turns, const std::string& what) const;
@@ -56,6 +57,10 @@ class ModelTemplate {
  private:
   jinja::Rendered text(std::span<const Message> turns, const std::string& variables, bool asks,
                        const std::string& what) const;
+  size_t turn_size(std::string_view said, size_t begin) const;
+  size_t closing_size(std::string_view last, std::string_view rest) const;
+  std::pair<size_t, size_t> locate(const Example& example, size_t i, std::string_view whole, std::string_view before,
+                                   const std::string& what) const;
   std::string quoted(const std::string& text) const;
   jinja::Value value_of(jinja::Work& work, const nlohmann::ordered_json& json) const;
 

@@ -222,7 +222,9 @@ TEST_F(ModelTemplates, WhatIsNotLearntIsFoundByItsTurn) {
 // No turn must be found in a text that counts as a whole.
 TEST_F(ModelTemplates, AllOfATextNeedsNoPrefixes) {
   const ModelTemplate last = with("{% for m in messages %}{{ m.content if loop.last else '-' }};{% endfor %}");
-  EXPECT_NE(refused(last, talk_).find("f:7: message 2: the chat template's text"), std::string::npos);
+  EXPECT_EQ(refused(last, talk_),
+            "f:7: message 2: the chat template prints its text never; expected once, and as it is, or generation "
+            "blocks in the template");
   EXPECT_EQ(shown(last.render(talk_, "f:7", false)), "-;-;-;d;");
 }
 
@@ -270,13 +272,43 @@ TEST_F(ModelTemplates, ToolsReachTheTemplate) {
   EXPECT_THROW(parse_example(twice, "f:1"), InputError) << "a key that stands twice is read by nobody";
 }
 
-TEST_F(ModelTemplates, ATextThatDoesNotGrowIsRefused) {
-  const ModelTemplate last =
-      with("{% for m in messages %}{{ m.role if loop.last else 'x' }}:{{ m.content }};{% endfor %}");
-  EXPECT_EQ(
-      refused(last, talk_),
-      "f:7: message 2: the chat template's text before it is not how its text goes on; expected one that only grows "
-      "from turn to turn, or generation blocks in the template");
+// The kinds of Qwen3 (an empty thought in the last turn alone, thoughts of earlier turns gone), of Phi-3 (one more end
+// behind the last turn), of gpt-oss (another end there) and of R1 (a thought begins in what asks for an answer).
+TEST_F(ModelTemplates, AnswersAreFoundWhereTheTextDoesNotGrow) {
+  const std::string user = "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}{% else %}A:";
+  const std::string asks = "{% endif %}{% endfor %}{% if add_generation_prompt %}A:";
+  const auto rendered = [&](const std::string& answer, const std::string& behind, const Example& example) {
+    return shown(with(user + answer + asks + behind).render(example, "f:7"));
+  };
+  const std::string thinks =
+      "{% if loop.last and '</think>' not in m.content %}<think></think>{% endif %}"
+      "{{ m.content if loop.last else m.content.split('</think>')[-1] }}";
+  Example thought = talk_;
+  thought.turns[1].text = "<think>x</think>b", thought.turns[3].text = "<think>y</think>d";
+  EXPECT_EQ(rendered(thinks + "<|im_end|>\n", "{% endif %}", talk_),
+            "<|im_start|>aA:[b <|im_end|>]\n<|im_start|>cA:[<think></think>d<|im_end|>]\n");
+  EXPECT_EQ(rendered(thinks + "<|im_end|>\n", "{% endif %}", thought),
+            "<|im_start|>aA:[b<|im_end|>]\n<|im_start|>cA:[<think>y</think>d<|im_end|>]\n");
+  EXPECT_EQ(rendered(thinks + "<|im_end|>\n", "<think></think>{% endif %}", thought),
+            "<|im_start|>aA:[b<|im_end|>]\n<|im_start|>cA:<think>[y</think>d<|im_end|>]\n");
+  EXPECT_EQ(rendered("{{ m.content }}<|im_end|>\n", "{% else %}</s>{% endif %}", talk_),
+            "<|im_start|>aA:[b <|im_end|>]\n<|im_start|>cA:[d<|im_end|>\n</s>]");
+  EXPECT_EQ(rendered("{{ m.content }}{{ '</s>' if loop.last else '<|im_end|>' }}", "{% endif %}", talk_),
+            "<|im_start|>aA:[b <|im_end|>]<|im_start|>cA:[d</s>]");
+  // A call without text, in a turn that has an empty thought only at the end.
+  Example calls = talk_;
+  calls.turns[1] = {.role = Role::assistant, .more = R"({"tool_calls": [1]})", .silent = true};
+  const std::string call =
+      "{% if loop.last %}<t></t>{% endif %}{{ m.content }}{% if m.tool_calls %}"
+      "{{ '\\n' if m.content }}call{% endif %}<|im_end|>\n";
+  EXPECT_EQ(rendered(call, "{% endif %}", calls),
+            "<|im_start|>aA:[call<|im_end|>]\n<|im_start|>cA:[<t></t>d<|im_end|>]\n");
+  EXPECT_NE(refused(with(user + "{{ m.content + m.content }}{{ loop.last }};" + asks + "{% endif %}"), talk_)
+                .find("f:7: message 2: the chat template prints its text more than once"),
+            std::string::npos);
+}
+
+TEST_F(ModelTemplates, WhatATemplateRefusesIsRefused) {
   const ModelTemplate strict =
       with("{% if messages[0].role != 'system' %}\n{{ raise_exception('no system') }}{% endif %}");
   EXPECT_EQ(refused(strict, talk_), "f:7: chat_template:2: the template refuses this: no system");
