@@ -303,7 +303,6 @@ class Encoder {
  public:
   Encoder(const Tokenizer& tokenizer, const ExampleOptions& options) : tokenizer_(tokenizer), options_(options) {}
 
-  // Words are cut where a response begins, so that a prompt has the tokens that it has when nothing follows yet.
   EncodedExample encode(const Rendered& example) {
     EncodedExample out = tokens_of(example);
     for (const Piece& piece : example.pieces)
@@ -311,38 +310,33 @@ class Encoder {
     if (example.own || example.pieces.empty()) out.bytes = target_bytes(out, 1);  // its text is not apart from markers
     return cut(std::move(out), example.where);
   }
+  // What stands between two special tokens is one text, as for transformers: a response continues its prompt.
   EncodedExample tokens_of(const Rendered& example) {
     EncodedExample out = example.made;
-    std::string text;
-    bool trained = false, first = true;
+    Run run;
+    bool first = true;
     if (options_.ends && !example.own && !example.pieces.empty() && example.pieces[0].kind == Piece::Kind::text)
       for (const int32_t token : tokenizer_.beginning()) add(out, {token}, as_target(example.pieces[0]));
-    const auto flush = [&](bool names_mean_tokens = false) {
-      if (text.empty()) return;
-      const EncodeOptions how{.special_in_text = names_mean_tokens || options_.special,
+    const auto flush = [&] {
+      if (run.text.empty()) return;
+      const EncodeOptions how{.special_in_text = run.names || options_.special,
                               .begins = !example.own || out.tokens.empty() || is_special(out.tokens.back()),
                               .first = std::exchange(first, false)};
       try {
-        add(out, tokenizer_.encode_with(text, how), trained);
+        add(out, std::exchange(run, {}), how);
       } catch (const Error& e) {
         bad_input("{}: {}", example.where, e.what());
       }
-      text.clear();
     };
     for (const Piece& piece : example.pieces) {
-      if (example.own) {
-        trained = as_target(piece);
-        text = piece.text;
-        flush(piece.kind == Piece::Kind::marker);
-        continue;
-      }
-      const std::optional<int32_t> token = special(piece);
-      if (token || as_target(piece) != trained) flush();
-      trained = as_target(piece);
+      const bool names = example.own && piece.kind == Piece::Kind::marker;
+      const std::optional<int32_t> token = example.own ? std::nullopt : special(piece);
+      if (token || names != run.names) flush();
+      run.names = names;
       if (token)
-        add(out, {*token}, trained), first = false;
+        add(out, {*token}, as_target(piece)), first = false;
       else
-        text += piece.text;
+        run.add(piece.text, as_target(piece));
     }
     flush();
     check_in_table(out.tokens, options_.vocab, tokenizer_, example.where);
@@ -363,6 +357,42 @@ class Encoder {
   }
 
  private:
+  struct Run {
+    std::string text = {};
+    std::vector<std::pair<size_t, bool>> parts = {};  // where each ends, and whether it is trained
+    bool names = false;                               // special tokens' names mean these
+
+    void add(std::string_view more, bool trained) {
+      if (more.empty()) return;
+      text += more;
+      if (!parts.empty() && parts.back().second == trained) parts.pop_back();
+      parts.emplace_back(text.size(), trained);
+    }
+  };
+
+  // A token that has a byte of a trained part is a target, as in the masks of transformers' chat templates. Bytes are
+  // those of tokens: a part ends where the text up to it does when it is encoded alone.
+  void add(EncodedExample& to, const Run& run, const EncodeOptions& how) const {
+    const std::vector<int32_t> tokens = tokenizer_.encode_with(run.text, how);
+    if (run.parts.size() == 1) return add(to, tokens, run.parts[0].second);
+    const auto bytes_in = [&](const std::vector<int32_t>& all) {
+      return std::accumulate(all.begin(), all.end(), size_t{0},
+                             [&](size_t sum, int32_t token) { return sum + tokenizer_.bytes_of(token).size(); });
+    };
+    std::vector<size_t> ends;
+    for (size_t p = 0; p + 1 < run.parts.size(); ++p)
+      ends.push_back(bytes_in(tokenizer_.encode_with(std::string_view(run.text).substr(0, run.parts[p].first), how)));
+    ends.push_back(std::numeric_limits<size_t>::max());
+    size_t begin = 0, part = 0;
+    for (const int32_t token : tokens) {
+      const size_t end = begin + tokenizer_.bytes_of(token).size();
+      while (ends[part] <= begin) ++part;
+      bool trained = run.parts[part].second;
+      for (size_t p = part; ends[p] < end; ++p) trained = trained || run.parts[p + 1].second;
+      add(to, {token}, trained);
+      begin = end;
+    }
+  }
   static void add(EncodedExample& to, const std::vector<int32_t>& tokens, bool trained) {
     to.tokens.insert(to.tokens.end(), tokens.begin(), tokens.end());
     to.trained.insert(to.trained.end(), tokens.size(), trained);

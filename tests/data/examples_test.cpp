@@ -308,6 +308,34 @@ TEST_F(LoadedExamples, AreTokensOfPromptAndResponse) {
   EXPECT_EQ(chat.tokenizer->decode(chat.val_examples->target_tokens()), "c<|im_end|>");
 }
 
+// A completion continues its prompt: the ids of both as one text, and targets by the offsets of the library
+// `tokenizers` 0.23, in which a token that ends behind the prompt has a byte of the completion.
+TEST_F(LoadedExamples, CompletionsContinueTheTokensOfTheirPrompts) {
+  const std::pair<const char*, const char*> texts[] = {
+      {"the river", " bank"}, {"Q: ", "bar that"}, {"in the", "refore it"}, {"a\\n", "\\nb \u00e9"}};
+  const int targets[][4] = {{3, 5, 6, 5}, {3, 5, 6, 5}, {3, 5, 6, 5}, {3, 5, 6, 4},
+                            {3, 5, 6, 5}, {3, 5, 6, 5}, {3, 5, 6, 5}, {3, 4, 6, 4}};
+  for (size_t t = 0; t < kTokenizers.size(); ++t) {
+    const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(kTokenizers[t]));
+    const int end = tokenizer->document_end() ? 1 : 0;
+    for (size_t i = 0; i < std::size(texts); ++i) {
+      SCOPED_TRACE(fmt::format("{} {}", kTokenizers[t], i));
+      std::vector<std::string> notes;
+      const auto rows =
+          all_examples(write(pair(texts[i].first, texts[i].second)), *tokenizer, {.ends = false, .context = 50}, notes);
+      std::string text = fmt::format("{}{}", texts[i].first, texts[i].second);
+      for (size_t at = text.find("\\n"); at != std::string::npos; at = text.find("\\n")) text.replace(at, 2, "\n");
+      const std::vector<int32_t> ids = tokenizer->encode(text);
+      EXPECT_EQ(rows->tokens(), std::ssize(ids) + end);
+      EXPECT_EQ(rows->targets(), targets[t][i] + end);
+      std::vector<int32_t> found = rows->prompt();
+      for (const int32_t target : rows->target_tokens()) found.push_back(target);
+      found.resize(ids.size());
+      EXPECT_EQ(found, ids);
+    }
+  }
+}
+
 // The forms that people, git, editors and compressors give one file: the same rows, whatever its name.
 TEST_F(LoadedExamples, AreTheSameInEveryFormAndUnderEveryName) {
   const std::string one = "{\"prompt\": \"ab\", \"completion\": \"c[,]\\\"}\\\\d\"}",
