@@ -21,17 +21,17 @@ constexpr double kMostRanks = 1 << 20, kMostBatch = 1e7;  // limits of `plan`, w
 using Names = std::vector<std::string>;
 const Names kOfGenerate = split("ranks dp tp pp zero dtype quantize backend device timeout threads-per-rank base", ' ');
 const Names kOfEvaluate = split(
-    "base data batch context template train-on skip-bad map roles no-bos ranks dp tp sp cp pp cp-mode "
+    "base data batch context template train-on skip-bad map roles no-bos special ranks dp tp sp cp pp cp-mode "
     "zero dtype quantize backend device timeout threads-per-rank format",
     ' ');
 const Names kOfQuantize =
-    split("context batch template train-on skip-bad map roles no-bos device threads-per-rank", ' ');
+    split("context batch template train-on skip-bad map roles no-bos special device threads-per-rank", ' ');
 const Names kOfReshard = split("ranks dp tp pp cp zero schedule chunks servers", ' ');
 // verify makes its own sequences and writes nothing.
 const Names kNotOfVerify = split(
     "cuda-graph staleness record replay data tokenizer add-tokens end out resume keep quiet save-every no-save "
     "no-eval config eval-every trace trace-steps check-replicas template train-on pack skip-bad map "
-    "roles no-bos init base epochs patience val-data val-share shuffle restarts launch hostfile",
+    "roles no-bos special init base epochs patience val-data val-share shuffle restarts launch hostfile",
     ' ');
 
 bool is_among(const Names& names, const Setting& s) { return std::ranges::find(names, s.word()) != names.end(); }

@@ -320,6 +320,7 @@ ExampleOptions example_options(const TrainOptions& o) {
           .skip_bad = o.skip_bad,
           .held = o.held,
           .ends = !o.no_bos,
+          .special = o.special,
           .names = {parse_key_names(o.map), parse_role_names(o.roles)},
           .context = job_of(o).model.context,
           .vocab = job_of(o).model.vocab,

@@ -18,6 +18,7 @@ constexpr const char* kFrom = "run directory, a checkpoint in one, a Hugging Fac
 constexpr const char* kBase =
     "model beside which the adapters were trained: a folder or a run; default: the one that they name";
 constexpr const char* kFormat = "format of standard output";
+constexpr const char* kSpecial = "names of special tokens in the data are these tokens, and not text";
 constexpr const char* kNoBos = "leaves out the tokens that the tokenizer itself puts before and behind a text";
 
 // The fields of a run that are about this program and not about what is trained.
@@ -64,6 +65,7 @@ void add_data_and_tuning(Settings& s, TrainOptions& o) {
   s.add(o.roles, {"roles", "roles of names that messages have, for example developer=system,bot=assistant"})
       .a("NAME=ROLE,NAME=ROLE");
   s.add(o.no_bos, {"no_bos", kNoBos});
+  s.add(o.special, {"special", kSpecial});
 }
 
 void add_files(Settings& s, TrainOptions& o) {
@@ -217,6 +219,7 @@ Settings settings_of(DatasetOptions& o) {
       .a("a tokenizer");
   s.add(o.vocab, {"vocab", "largest number of tokens of a bpe tokenizer that is trained", {256, 1e9}});
   s.add(o.shard_tokens, {"shard_tokens", "writes several files of so many tokens each; 0: one file", {0, 1e12}});
+  s.add(o.special, {"special", kSpecial});
   s.add(o.out, {"out", "folder to make; default for one source: in the cache, which TESSERA_CACHE names"})
       .a("a folder to make");
   return s;

@@ -29,7 +29,7 @@ struct TrainOptions {
   // fine-tuning
   ChatTemplate chat_template = ChatTemplate::automatic;
   std::string train_on = "responses";
-  bool pack = false, skip_bad = false, no_bos = false;
+  bool pack = false, skip_bad = false, no_bos = false, special = false;
   std::string map, roles;  // other names of a row's keys, and of roles
   // files
   std::optional<std::string> out;
@@ -106,6 +106,7 @@ struct DatasetOptions {
   std::optional<std::string> tokenizer;
   int64_t vocab = 50257;  // tokens of a bpe tokenizer that is trained
   int64_t shard_tokens = 0;
+  bool special = false;
   std::optional<std::string> out;
 };
 

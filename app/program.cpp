@@ -74,6 +74,7 @@ std::vector<std::string> sources_of(const DatasetOptions& o) {
 
 Dataset make(const DatasetOptions& o) {
   TokenizerChoice choice = tokenizer_choice(o.tokenizer, "char", false);
+  choice.special = o.special;
   if (o.tokenizer == "bpe") choice.vocab_size = o.vocab;  // and not bpe-N
   const std::vector<std::string> sources = sources_of(o);
   const std::string& first = sources.front();
@@ -92,6 +93,7 @@ int run(const DatasetOptions& o) {
   print(fmt::format("{}\n  {} tokens to train on{}, {} held out; vocabulary {} ({})\n  {}\n", one_line(d.source),
                     d.train_tokens(), files, d.val_tokens(), d.tokenizer->vocab_size(), d.tokenizer->kind(),
                     one_line(d.directory.string())));
+  say_notes(d.notes);
   return 0;
 }
 

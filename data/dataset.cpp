@@ -145,6 +145,7 @@ DatasetDescription parse_description(std::string_view text, const std::string& w
   DatasetDescription d{json["source"].get<std::string>(),    integer(json, "train", "bytes", what),
                        integer(json, "val", "bytes", what),  integer(json, "train", "tokens", what),
                        integer(json, "val", "tokens", what), files_in(json["train"], what)};
+  if (const Json& note = value_at(json, "note"); note.is_string()) d.note = note.get<std::string>();
   if (d.train_bytes < 1 || d.val_bytes < 1) throw InputError(what + ": a split of 0 bytes");
   return d;
 }
@@ -161,6 +162,7 @@ Dataset Dataset::open(const fs::path& directory) {
   d.tokenizer = Tokenizer::load(directory / "tokenizer.json");
   d.train_bytes = said.train_bytes;
   d.val_bytes = said.val_bytes;
+  if (!said.note.empty()) d.notes.push_back(said.note);
   const auto same = [&](std::string_view name, int64_t expected, int64_t found) {
     if (found != expected) bad_input("{}: {} is {} there and {} in the other files", what, name, expected, found);
   };

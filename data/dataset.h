@@ -15,6 +15,7 @@ struct DatasetDescription {
   int64_t train_bytes = 0, val_bytes = 0;
   int64_t train_tokens = 0, val_tokens = 0;
   std::vector<std::string> train_files{"train.tok"};  // beside it
+  std::string note = {};                              // on its texts; empty: none
 };
 // `what` names it in messages. Throws InputError.
 DatasetDescription parse_description(std::string_view json, const std::string& what);

@@ -18,7 +18,8 @@ static std::shared_ptr<const Rows> windows_of(TokenFile tokens, int64_t context,
 }
 
 // The tokens of a text, which are in memory, or where they are many in a file that is gone with the last who reads it.
-static TokenFile tokens_of(const Text& text, const Tokenizer& tokenizer, const ExampleOptions& o) {
+static TokenFile tokens_of(const Text& text, const Tokenizer& tokenizer, const ExampleOptions& o,
+                           std::vector<std::string>& notes) {
   constexpr size_t kInMemory = size_t{16} << 20;
   std::vector<int32_t> tokens;
   std::optional<TemporaryDirectory> folder;
@@ -36,9 +37,10 @@ static TokenFile tokens_of(const Text& text, const Tokenizer& tokenizer, const E
         file.emplace(name(), tokenizer.vocab_size());
         file->add(std::exchange(tokens, {}));
       },
-      o.ends);
+      o.ends, size_t{8} << 20, o.special);
   text.read([&](std::string_view piece) { encoder.add(piece); });
   encoder.finish();
+  if (const std::string note = special_note(encoder.special_names(), o.special); !note.empty()) notes.push_back(note);
   if (!file) return TokenFile::of_tokens(tokens, tokenizer.vocab_size(), text.name);
   file->finish();
   return TokenFile::open(name());
@@ -76,7 +78,7 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
   } else {
     if (const std::string note = check_table(spec); !note.empty()) out.notes.push_back(note);
     const Text text = load_text_file(spec);
-    tokens = tokens_of(text, tokenizer, o);
+    tokens = tokens_of(text, tokenizer, o, out.notes);
     out.bytes = text.size();
   }
   out.rows = windows_of(std::move(tokens), o.context, spec);
@@ -329,6 +331,7 @@ class Encoder {
       }
     };
     for (const Piece& piece : example.pieces) {
+      if (piece.kind == Piece::Kind::text) tokenizer_.count_special(piece.text, names_);
       const bool names = example.own && piece.kind == Piece::Kind::marker;
       const std::optional<int32_t> token = example.own ? std::nullopt : special(piece);
       if (token || names != run.names) flush();
@@ -353,6 +356,7 @@ class Encoder {
     if (!as_text_.empty())
       notes.push_back(fmt::format("the tokenizer has no {}; written as text, which a message could hold too",
                                   fmt::join(as_text_, ", ")));
+    if (const std::string note = special_note(names_, options_.special); !note.empty()) notes.push_back(note);
     if (endless_) notes.emplace_back("the tokenizer has no token that ends a text: a model cannot learn where to stop");
   }
 
@@ -437,6 +441,7 @@ class Encoder {
   const ExampleOptions& options_;
   int64_t cut_ = 0;
   std::set<std::string> as_text_;
+  std::map<std::string, int64_t> names_;  // of special tokens, in messages
   bool endless_ = false;
 };
 

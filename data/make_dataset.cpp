@@ -52,10 +52,13 @@ class DatasetWriter {
     }
   }
   // Bytes of the text that the tokens mean.
+  void add_names(const std::map<std::string, int64_t>& counts) {
+    for (const auto& [name, count] : counts) names_[name] += count;
+  }
   void add_bytes(int64_t bytes, bool held) { (held ? val_bytes_ : train_bytes_) += bytes; }
 
   // False when the name was taken meanwhile.
-  bool finish() {
+  bool finish(bool special) {
     finish_shards();
     val_->finish();
     const int64_t vocab = tokenizer_->vocab_size();
@@ -72,7 +75,8 @@ class DatasetWriter {
                                         {"tokenizer", tokenizer_->kind()},
                                         {"vocab_size", vocab},
                                         {"train", train},
-                                        {"val", {{"tokens", val_->count()}, {"bytes", val_bytes_}}}};
+                                        {"val", {{"tokens", val_->count()}, {"bytes", val_bytes_}}},
+                                        {"note", special_note(names_, special)}};
     // A file name need not be UTF-8; JSON must be.
     write_file(made_ / "dataset.json",
                description.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
@@ -117,6 +121,7 @@ class DatasetWriter {
   std::optional<TokenWriter> val_ = {};
   int64_t train_tokens_ = 0, train_bytes_ = 0, val_bytes_ = 0;
   std::vector<std::string> train_files_ = {};
+  std::map<std::string, int64_t> names_ = {};  // of special tokens in the texts
 };
 
 // A text on its way to tokens, or documents, each of which has its end behind it.
@@ -215,22 +220,28 @@ void write_parts(const Parts& parts, const Tokenizer& tokenizer, const Tokenizer
   const TextWalk walk = told(parts, "its tokens", choice);
   const auto write = [&](bool held) { return [&, held](std::span<const int32_t> more) { writer.add(more, held); }; };
   if (!parts.documents) {
-    TextEncoder train(tokenizer, parts.name, write(false)), val(tokenizer, parts.name, write(true));
+    const auto encoder = [&](bool held) {
+      return TextEncoder(tokenizer, parts.name, write(held), false, size_t{8} << 20, choice.special);
+    };
+    TextEncoder train = encoder(false), val = encoder(true);
     walk([&](std::string_view piece, bool held) {
       (held ? val : train).add(piece);
       writer.add_bytes(std::ssize(piece), held);
     });
     train.finish(), val.finish();
-    return;
+    return writer.add_names(train.special_names()), writer.add_names(val.special_names());
   }
   const std::optional<int32_t> end = tokenizer.document_end();
+  std::map<std::string, int64_t> names;
   walk([&](std::string_view one, bool held) {
     const std::string text = std::string(one) + (end ? "" : "\n\n");
+    tokenizer.count_special(text, names);
     writer.add(tokenizer.beginning(), held);
-    writer.add(tokenizer.encode(text), held);
+    writer.add(tokenizer.encode_with(text, {.special_in_text = choice.special}), held);
     if (end) writer.add(std::span(&*end, 1), held);
     writer.add_bytes(std::ssize(one), held);
   });
+  writer.add_names(names);
 }
 
 // One that is learnt learns from all of them.
@@ -258,7 +269,7 @@ bool write_dataset(std::span<const Parts> all, const std::string& what, const To
   const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(all, choice, what);
   DatasetWriter writer(directory, what, tokenizer, shard_tokens);
   for (const Parts& p : all) write_parts(p, *tokenizer, choice, writer);
-  return writer.finish();
+  return writer.finish(choice.special);
 }
 bool write_dataset(const Parts& parts, const TokenizerChoice& choice, const fs::path& directory) {
   return write_dataset(std::span(&parts, 1), parts.name, choice, directory);
@@ -267,7 +278,7 @@ bool write_dataset_of_llmc(const fs::path& file, const TokenizerChoice& choice, 
   const std::shared_ptr<const Tokenizer> tokenizer = make_tokenizer(choice, file.string());
   DatasetWriter writer(directory, file.string(), tokenizer);
   write_llmc(file, *tokenizer, writer);
-  return writer.finish();
+  return writer.finish(false);
 }
 
 Dataset opened(bool written, const fs::path& directory) {
@@ -357,6 +368,8 @@ Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice, cons
   if (!text && (names_shards(spec) || is_folder(spec) || is_llmc_file(spec))) held.refuse(spec);
   if (!held.file.empty() && holds_examples(held.file))
     throw Error(fmt::format("`val_data`: expected a text, as `data` {} is one; {} holds examples", spec, held.file));
+  if (!text && choice.special && (names_shards(spec) || is_folder(spec) || is_llmc_file(spec)))
+    throw Error(fmt::format("`special`: expected a text or examples, found tokens, {}", spec));
   if (!text && names_shards(spec)) return open_shards(spec, choice);
   if (!text && is_folder(spec)) return open_fitting(spec, choice);
   if (!text && !is_there(spec))

@@ -200,8 +200,21 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, const s
   return with_tokens(make_named(choice, what, text), choice);
 }
 
-TextEncoder::TextEncoder(const Tokenizer& tokenizer, std::string what, Each each, bool add_ends, size_t chunk)
-    : tokenizer_(tokenizer), what_(std::move(what)), each_(std::move(each)), chunk_(chunk) {
+void Tokenizer::count_special(std::string_view, std::map<std::string, int64_t>&) const {}
+
+std::string special_note(const std::map<std::string, int64_t>& counts, bool as_tokens) {
+  int64_t sum = 0;
+  std::vector<std::string> names;
+  for (const auto& [name, count] : counts) sum += count, names.push_back(name);
+  if (sum == 0) return "";
+  return fmt::format("{} {} of {} in the data: read as {}", sum, sum == 1 ? "occurrence" : "occurrences",
+                     fmt::join(std::span(names).first(std::min<size_t>(names.size(), 5)), ", "),
+                     as_tokens ? "special tokens (--special)" : "text; --special reads them as special tokens");
+}
+
+TextEncoder::TextEncoder(const Tokenizer& tokenizer, std::string what, Each each, bool add_ends, size_t chunk,
+                         bool special)
+    : tokenizer_(tokenizer), what_(std::move(what)), each_(std::move(each)), chunk_(chunk), special_(special) {
   if (!add_ends) return;
   const std::vector<int32_t> ends = tokenizer.encode_with("", {.add_ends = true});
   const std::span<const int32_t> before = tokenizer.beginning();
@@ -210,7 +223,7 @@ TextEncoder::TextEncoder(const Tokenizer& tokenizer, std::string what, Each each
 }
 
 bool TextEncoder::may_cut(std::string_view left, std::string_view right) const {
-  const EncodeOptions inside{.begins = false, .first = false};
+  const EncodeOptions inside{.special_in_text = special_, .begins = false, .first = false};
   std::vector<int32_t> apart = tokenizer_.encode_with(left, inside);
   const std::vector<int32_t> behind = tokenizer_.encode_with(right, inside);
   apart.insert(apart.end(), behind.begin(), behind.end());
@@ -218,7 +231,9 @@ bool TextEncoder::may_cut(std::string_view left, std::string_view right) const {
 }
 
 void TextEncoder::encode(std::string_view chunk) {
-  each_(tokenizer_.encode_with(chunk, {.begins = done_ == 0, .first = done_ == 0, .offset = done_}));
+  tokenizer_.count_special(chunk, names_);
+  each_(tokenizer_.encode_with(
+      chunk, {.special_in_text = special_, .begins = done_ == 0, .first = done_ == 0, .offset = done_}));
   done_ += std::ssize(chunk);
 }
 
@@ -300,7 +315,9 @@ std::string cache_name(const TokenizerChoice& choice) {
     return fmt::format("{:016x}", XXH3_64bits(all.data(), all.size()));
   };
   const bool own = choice.added.empty() && choice.end.empty();
-  const std::string more = own ? "" : "-" + hashed(fmt::format("{}\n{}", fmt::join(choice.added, ","), choice.end));
+  const std::string more =
+      (choice.special ? "-special" : "") +
+      std::string(own ? "" : "-" + hashed(fmt::format("{}\n{}", fmt::join(choice.added, ","), choice.end)));
   if (name == "bpe") return fmt::format("bpe{}{}", choice.vocab_size, more);
   return (is_builtin(name) ? std::string(name) : hashed(load_folder(name)->identity())) + more;
 }

@@ -50,6 +50,8 @@ class Tokenizer {
   std::optional<int32_t> document_end() const { return eos_; }
   // The special token of that name, like "<|im_start|>".
   virtual std::optional<int32_t> special(std::string_view name) const = 0;
+  // Adds to `counts` how often the name of each special token occurs in a text.
+  virtual void count_special(std::string_view text, std::map<std::string, int64_t>& counts) const;
   // The names of tokens by what they are for, as "bos_token", where they came with the tokenizer.
   virtual std::map<std::string, std::string> named_tokens() const { return {}; }
   // The Jinja template of chats that came with the tokenizer; empty: none.
@@ -81,6 +83,9 @@ class Tokenizer {
   std::optional<int32_t> bos_ = {}, eos_ = {};
 };
 
+// A note on how names of special tokens in texts are read: as these tokens, or as text; empty if there are none.
+std::string special_note(const std::map<std::string, int64_t>& counts, bool as_tokens);
+
 // The tokens behind which a model stops to write, by its tokenizer's settings. Throws InputError.
 std::vector<int32_t> generation_ends(const Tokenizer& tokenizer);
 
@@ -91,6 +96,7 @@ struct TokenizerChoice {
   int64_t vocab_size = 50257;           // size of a bpe tokenizer that is trained
   std::vector<std::string> added = {};  // special tokens that it gets besides its own
   std::string end = {};                 // the special token that ends a text; empty: its own
+  bool special = false;                 // names of special tokens in a text mean these tokens
   // Called now and then with a line on what is done while texts are read and a tokenizer is trained; and with what a
   // user should know of the one that was.
   std::function<void(const std::string&line)> progress = nullptr, note = nullptr;
@@ -113,13 +119,15 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerChoice& choice, const s
 class TextEncoder {
  public:
   using Each = std::function<void(std::span<const int32_t> tokens)>;
-  // `add_ends` as in EncodeOptions; `chunk`: bytes that are encoded at once, or more. The tokenizer must outlive this;
-  // `what` names the text.
+  // `add_ends` and `special` (special_in_text) as in EncodeOptions; `chunk`: bytes that are encoded at once, or more.
+  // The tokenizer must outlive this; `what` names the text.
   TextEncoder(const Tokenizer& tokenizer, std::string what, Each each, bool add_ends = false,
-              size_t chunk = size_t{8} << 20);
+              size_t chunk = size_t{8} << 20, bool special = false);
   // Throws Error as encode() does, and InputError for a text that has no such place in eight chunks.
   void add(std::string_view piece);
   void finish();
+  // How often the name of each special token occurred.
+  const std::map<std::string, int64_t>& special_names() const { return names_; }
 
  private:
   void encode(std::string_view chunk);
@@ -129,6 +137,8 @@ class TextEncoder {
   std::string what_;
   Each each_;
   size_t chunk_;
+  bool special_;
+  std::map<std::string, int64_t> names_ = {};
   std::vector<int32_t> behind_ = {};
   int64_t done_ = 0;  // bytes
   std::string waiting_ = {};

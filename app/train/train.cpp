@@ -30,6 +30,7 @@ Dataset dataset_of(const TrainOptions& o, bool quiet) {
                                                      : tokenizer_choice(o.tokenizer, usual, quiet);
   if (!o.add_tokens.empty()) tokenizer.added = split(o.add_tokens, ',');
   tokenizer.end = o.end;
+  tokenizer.special = o.special;
   const std::string folder = is_folder(tokenizer.name) ? tokenizer.name : "";
   const auto opened = [&] { return open_data(o, tokenizer); };
   Dataset dataset = of_option("data", o.data, [&] {

@@ -76,6 +76,8 @@ class AddedTokens {
   // `special`, and so do those that want a word's place and have none. Cost: the text's length, times the longest token
   // where one begins.
   void split(std::string_view text, bool special, const std::function<void(std::string_view, int32_t)>& f) const;
+  // Adds how often each special one occurs in a text.
+  void count_special(std::string_view text, std::map<std::string, int64_t>& counts) const;
 
  private:
   // The longest token at the beginning of the text, or the end.
@@ -96,6 +98,9 @@ class DescribedTokenizer : public Tokenizer {
   std::string bytes_of(int32_t token) const override { return text_of(token); }
   std::span<const int32_t> beginning() const override { return d_.before; }
   std::optional<int32_t> special(std::string_view name) const override;
+  void count_special(std::string_view text, std::map<std::string, int64_t>& counts) const override {
+    written_.count_special(text, counts);
+  }
 
  protected:
   // `what` names the file of the added tokens in messages.

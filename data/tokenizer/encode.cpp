@@ -200,6 +200,15 @@ void hub::AddedTokens::split(std::string_view text, bool special,
   if (begin < text.size()) f(text.substr(begin), -1);
 }
 
+void hub::AddedTokens::count_special(std::string_view text, std::map<std::string, int64_t>& counts) const {
+  for (size_t at = 0; at < text.size() && !tokens_.empty(); ++at)
+    if (const auto one = begins_[static_cast<uint8_t>(text[at])] ? longest(text.substr(at)) : tokens_.end();
+        one != tokens_.end()) {
+      at += one->first.size() - 1;
+      if (one->second.special) ++counts[one->first];
+    }
+}
+
 DescribedTokenizer::DescribedTokenizer(std::string_view kind, hub::Description d, const std::string& what)
     : Tokenizer(kind), d_(std::move(d)) {
   for (const auto& [content, t] : d_.added) {

@@ -336,6 +336,39 @@ TEST_F(LoadedExamples, CompletionsContinueTheTokensOfTheirPrompts) {
   }
 }
 
+// A chat template's output as a text: with `special` its markers are tokens, else text, and a note says which.
+TEST_F(LoadedExamples, NamesOfSpecialTokensAreReadAndReportedAsAsked) {
+  const fs::path folder = emptied("chat");
+  file("chat/tokenizer.json", chat_tokenizer().dump());
+  const std::string marked = "<|im_start|>user\\na<|im_end|>", row = R"({"text": ")" + marked + "\"}\n";
+  const auto tokenizer = Tokenizer::open_folder(folder);
+  for (const bool special : {false, true}) {
+    std::vector<std::string> notes;
+    const auto rows = all_examples(write(row + row), *tokenizer, {.special = special, .context = 50}, notes);
+    const auto tokens = rows->tokens() / 2 - (tokenizer->document_end() ? 1 : 0);
+    EXPECT_EQ(tokens,
+              std::ssize(tokenizer->encode_with("<|im_start|>user\na<|im_end|>", {.special_in_text = special})));
+    EXPECT_EQ(rows->prompt()[0] == 400, special);
+    const std::string how = special ? "special tokens (--special)" : "text; --special reads them as special tokens";
+    EXPECT_EQ(notes.at(0), "4 occurrences of <|im_end|>, <|im_start|> in the data: read as " + how);
+    // The same of a text, whose dataset is in the cache the second time, and of documents.
+    std::string long_text;
+    for (int i = 0; i < 20; ++i) long_text += "<|im_end|> a b\n";
+    const TokenizerChoice choice{.name = folder.string(), .special = special};
+    for (int turn = 0; turn < 2; ++turn) {
+      const Dataset d = dataset_for(file("t.txt", long_text).string(), choice);
+      EXPECT_EQ(d.notes, std::vector<std::string>{"20 occurrences of <|im_end|> in the data: read as " + how});
+      EXPECT_EQ(d.train.at(0)[0] == 401, special);
+    }
+    EXPECT_EQ(dataset_of_documents(write(row + row), choice).notes.at(0), notes.at(0));
+  }
+  expect_error(Status::usage, {"`special`: expected a text or examples, found tokens"}, [&] {
+    dataset_for(
+        make_dataset(load_text_file(file("t.txt", "one text and two")), kBytes, path("made")).directory.string(),
+        {.name = "bytes", .special = true});
+  });
+}
+
 // The forms that people, git, editors and compressors give one file: the same rows, whatever its name.
 TEST_F(LoadedExamples, AreTheSameInEveryFormAndUnderEveryName) {
   const std::string one = "{\"prompt\": \"ab\", \"completion\": \"c[,]\\\"}\\\\d\"}",
@@ -482,7 +515,8 @@ TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
       "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
       "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
   const Dataset d = load_examples(rows, with(chatml), {.context = 60});
-  EXPECT_TRUE(d.notes.empty()) << d.notes.front();
+  EXPECT_EQ(d.notes, std::vector<std::string>{"1 occurrence of <|im_end|> in the data: read as text; --special reads "
+                                              "them as special tokens"});
   const std::vector<int32_t> prompt = d.prompt();
   EXPECT_EQ(std::ranges::count(prompt, 400), 2);
   EXPECT_EQ(std::ranges::count(prompt, 401), 1) << "the one in the message is text";
