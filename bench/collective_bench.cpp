@@ -21,6 +21,11 @@ void Measured::add_sent(double counted, double closed_form) {
     error = fmt::format("{} bytes were sent in an iteration; by the closed form it is {}", counted, closed_form);
 }
 
+double slowest_machine(Communicator& world) {
+  world.barrier();
+  return world.max(machine_seconds());
+}
+
 std::vector<int> Place::several(std::vector<int> usual) const {
   if (!ranks.empty()) usual.assign(ranks.begin(), ranks.end());
   if (processes()) usual = {job->size()};
@@ -134,6 +139,11 @@ Measured measure(const Case& c, Families& families, Communicator& world, int64_t
       c.place.device == Device::cuda ? rank_arena(Device::cuda, world.rank_here()) : world.make_arena();
   const Arrays arrays(arena, c.dtype, count, world);
   world.set_algorithm(c.algorithm);
+  std::vector<double> machine;
+  const auto check_machine = [&] {
+    for (int i = 0; i < kChecks; ++i) machine.push_back(slowest_machine(world));
+  };
+  check_machine();
   const auto [rounds, sent] = timed(world, *arena, calls, [&] {
     if constexpr (kWithMpi)
       if (c.reference)
@@ -141,8 +151,10 @@ Measured measure(const Case& c, Families& families, Communicator& world, int64_t
     c.collective->call(world, arrays);
   });
   world.set_algorithm(Algorithm::direct);
+  check_machine();
   const auto size = static_cast<double>(count * size_of(c.dtype));
   Measured m(rounds);
+  m.machine = machine;
   m.add("bytes", size);
   m.add("algbw", size / m.seconds);
   m.add("busbw", c.collective->bus_factor(static_cast<double>(n)) * size / m.seconds);

@@ -177,7 +177,9 @@ constexpr size_t kMostRounds = 15, kLeastRounds = 5;
 // Times `call`, which returns its seconds.
 template <class F>
 void time_calls(benchmark::State& state, Context& context, double bytes, double flops, const F& call) {
-  std::vector<double> calls, rounds;
+  std::vector<double> calls, rounds, machine;
+  for (int i = 0; i < kChecks; ++i) machine.push_back(machine_seconds());
+  call();  // whose data may have left the caches
   for (auto _ : state) state.SetIterationTime(calls.emplace_back(call()));
   const auto runs = static_cast<double>(calls.size());
   const double seconds = std::accumulate(calls.begin(), calls.end(), 0.0);
@@ -185,7 +187,9 @@ void time_calls(benchmark::State& state, Context& context, double bytes, double 
   const auto each = static_cast<std::ptrdiff_t>((calls.size() + kMostRounds - 1) / kMostRounds);
   for (auto at = calls.begin(); calls.end() - at >= each; at += each)
     rounds.push_back(std::accumulate(at, at + each, 0.0) / static_cast<double>(each));
+  for (int i = 0; i < kChecks; ++i) machine.push_back(machine_seconds());
   add_rounds(state, rounds);
+  add_rounds(state, machine, "machine_rounds");
   const Rates rates = rates_of(bytes * runs, flops * runs, seconds, context.ceilings());
   state.counters["bytes/s"] = benchmark::Counter(rates.bytes_per_s);
   state.counters["FLOP/s"] = benchmark::Counter(flops > 0 ? rates.flops : kNone);

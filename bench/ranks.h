@@ -15,8 +15,9 @@ int64_t sent_by(const Communicator& axis);
 // was done.
 struct Measured {
   explicit Measured(std::vector<double> all = {0}) : rounds(std::move(all)), seconds(quantile(rounds, 0.5)) {}
-  std::vector<double> rounds;  // times of an iteration, by the slowest rank
-  double seconds;              // their median
+  std::vector<double> rounds;                        // times of an iteration, by the slowest rank
+  double seconds;                                    // their median
+  std::vector<double> reference = {}, machine = {};  // control measurements, as add_rounds() describes them
   std::vector<std::pair<std::string, double>> counters = {};
   std::string label = {}, error = {};
 
@@ -24,6 +25,9 @@ struct Measured {
   // Bytes that all ranks sent in an iteration, beside the closed form's. Where they differ the row has an error.
   void add_sent(double counted, double closed_form);
 };
+
+// Seconds of machine_seconds() on all ranks at once, by the slowest. Every rank calls it.
+double slowest_machine(Communicator& world);
 
 struct RankRow {
   std::string name;

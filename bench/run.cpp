@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <malloc.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <numeric>
 #include <sstream>
@@ -78,8 +80,8 @@ std::optional<double> take_min_time(Words& words) {
   return seconds;
 }
 
-// Rounds travel among the counters of a row, under names that no counter has.
-constexpr std::string_view kRound = "round ";
+// Lists travel among the counters of a row, as "list NAME INDEX".
+constexpr std::string_view kList = "list ";
 
 // The field has another name since version 1.8.
 template <class Run>
@@ -138,37 +140,41 @@ class Outputs final : public benchmark::BenchmarkReporter {
  private:
   void show(const Rows& rows) {
     for (Run row : rows) {
-      const std::vector<double> rounds = take_rounds(row);
-      if (file_) add(*file_, written_, row, rounds);
-      add(*display_, shown_, row, rounds);
+      const Lists lists = take_lists(row);
+      if (file_) add(*file_, written_, row, lists);
+      add(*display_, shown_, row, lists);
       to_both([](benchmark::BenchmarkReporter&) { return true; });
       if (wanted_.done) wanted_.done(row.run_name.str());
     }
   }
   // In the row's unit; none of a mean of repetitions.
-  static std::vector<double> take_rounds(Run& row) {
-    std::vector<double> out;
+  using Lists = std::map<std::string, std::vector<double>, std::greater<>>;  // `rounds` first
+  static Lists take_lists(Run& row) {
+    Lists out;
     std::erase_if(row.counters, [&](const auto& counter) {
-      const bool is_round = counter.first.starts_with(kRound);
-      if (is_round && row.run_type == Run::RT_Iteration)
-        out.push_back(counter.second.value * benchmark::GetTimeUnitMultiplier(row.time_unit));
-      return is_round;
+      const bool is_in_list = counter.first.starts_with(kList);
+      if (is_in_list && row.run_type == Run::RT_Iteration)
+        out[counter.first.substr(kList.size(), counter.first.rfind(' ') - kList.size())].push_back(
+            counter.second.value * benchmark::GetTimeUnitMultiplier(row.time_unit));
+      return is_in_list;
     });
     return out;
   }
-  static void add(benchmark::BenchmarkReporter& to, std::ostringstream& text, Run row,
-                  const std::vector<double>& rounds) {
+  static void add(benchmark::BenchmarkReporter& to, std::ostringstream& text, Run row, const Lists& lists) {
     const bool is_json = dynamic_cast<benchmark::JSONReporter*>(&to) != nullptr;
     if (!is_json) std::erase_if(row.counters, [](const auto& c) { return std::isnan(c.second.value); });
     const std::string before = text.str();
     text.str("");
     to.ReportRuns({row});
     std::string added = std::regex_replace(text.str(), std::regex(": NaN"), ": null");
-    if (is_json && !rounds.empty())
-      added.insert(
-          added.rfind("\n    }"),
-          fmt::format(",\n      \"median\": {},\n      \"quartiles\": [{}, {}],\n      \"rounds\": [{}]",
-                      quantile(rounds, 0.5), quantile(rounds, 0.25), quantile(rounds, 0.75), fmt::join(rounds, ", ")));
+    if (is_json && lists.contains("rounds")) {
+      const std::vector<double>& rounds = lists.at("rounds");
+      std::string keys = fmt::format(",\n      \"median\": {},\n      \"quartiles\": [{}, {}]", quantile(rounds, 0.5),
+                                     quantile(rounds, 0.25), quantile(rounds, 0.75));
+      for (const auto& [name, values] : lists)
+        keys += fmt::format(",\n      \"{}\": [{}]", name, fmt::join(values, ", "));
+      added.insert(added.rfind("\n    }"), keys);
+    }
     text.str("");
     text << before << added;
   }
@@ -210,8 +216,18 @@ double quantile(std::vector<double> values, double share) {
   return std::lerp(values[i], values[std::min(i + 1, values.size() - 1)], at - below);
 }
 
-void add_rounds(benchmark::State& state, const std::vector<double>& seconds) {
-  for (size_t i = 0; i < seconds.size(); ++i) state.counters[fmt::format("{}{:09}", kRound, i)] = seconds[i];
+void add_rounds(benchmark::State& state, const std::vector<double>& seconds, std::string_view name) {
+  for (size_t i = 0; i < seconds.size(); ++i) state.counters[fmt::format("{}{} {:09}", kList, name, i)] = seconds[i];
+}
+
+double machine_seconds() {
+  thread_local std::vector<char> from(4 << 20, 1), to(4 << 20);
+  return seconds_of([&] {
+    std::ranges::copy(from, to.begin());
+    float x = to.back();
+    for (int i = 0; i < 100'000; ++i) x = x * 0.999F + 0.5F;  // each step waits for the one before
+    benchmark::DoNotOptimize(x);
+  });
 }
 
 // Names of rows in bfloat16 say so.
@@ -236,6 +252,8 @@ void report(benchmark::State& state, const Measured& m) {
   if (!m.error.empty()) return state.SkipWithError(m.error.c_str());
   for (auto _ : state) state.SetIterationTime(m.seconds);
   add_rounds(state, m.rounds);
+  add_rounds(state, m.reference, "reference_rounds");
+  add_rounds(state, m.machine, "machine_rounds");
   for (const auto& [name, value] : m.counters) state.counters[name] = value;
   if (!m.label.empty()) state.SetLabel(m.label);
 }
@@ -309,27 +327,44 @@ Outputs::Rows fits(const Families& families) {
   return out;
 }
 
-// Processors that other programs use, over a fifth of a second; nothing where the system does not say. The load average
-// is no such figure: it counts what ran in the minutes before, and the last round of an A/B series with it.
-std::optional<double> busy_processors() {
-  const auto read = []() -> std::optional<std::array<double, 2>> {  // all time, and time without work
-    std::ifstream in("/proc/stat");
-    std::string name;
-    std::array<double, 8> times{};  // user, nice, system, idle, waiting, interrupts (2), taken by other machines
-    in >> name;
-    for (double& time : times) in >> time;
-    if (!in) return std::nullopt;
-    return std::array{std::accumulate(times.begin(), times.end(), 0.0), times[3] + times[4]};
+// Processors that other programs use, virtual machines on the same host included (`steal`); none if the system does
+// not report it. The load average is no such figure: it counts what ran in the minutes before, and the last round of an
+// A/B series with it.
+class OtherPrograms {
+ public:
+  // Since the last call that was at least a fifth of a second ago, because the system counts in units of 10 ms.
+  // `processes` of this program run on this host, about equally busy.
+  std::optional<double> processors(int processes = 1) {
+    const Usage now;
+    if (now.at - last_.at >= kWindow) first_ = std::exchange(last_, now);
+    const double wall = std::chrono::duration<double>(now.at - first_.at).count();
+    if (now.busy <= 0 || now.busy < first_.busy || wall <= 0) return std::nullopt;
+    return std::max(0.0, (now.busy - first_.busy - processes * (now.own - first_.own)) / wall);
+  }
+  static constexpr std::chrono::milliseconds kWindow{200};
+
+ private:
+  struct Usage {
+    std::chrono::steady_clock::time_point at = std::chrono::steady_clock::now();
+    double busy = 0, own = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;  // seconds of all processors
+    Usage() {
+      std::ifstream in("/proc/stat");
+      std::string name;
+      std::array<double, 8> times{};  // user, nice, system, idle, waiting, interrupts (2), taken by other machines
+      in >> name;
+      for (double& time : times) in >> time;
+      times[3] = times[4] = 0;
+      if (in) busy = std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(sysconf(_SC_CLK_TCK));
+    }
   };
-  const auto before = read();
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  const auto after = read();
-  if (!before || !after || (*after)[0] <= (*before)[0]) return std::nullopt;
-  return (1 - ((*after)[1] - (*before)[1]) / ((*after)[0] - (*before)[0])) * std::thread::hardware_concurrency();
-}
+  Usage first_, last_ = first_;
+};
 
 void add_context() {
-  if (const auto busy = busy_processors()) benchmark::AddCustomContext("busy_processors", fmt::format("{:.2f}", *busy));
+  OtherPrograms others;
+  std::this_thread::sleep_for(others.kWindow);
+  if (const auto busy = others.processors())
+    benchmark::AddCustomContext("busy_processors", fmt::format("{:.2f}", *busy));
 #ifdef NDEBUG
   benchmark::AddCustomContext("tessera_build", "release");
 #else
@@ -344,9 +379,14 @@ void add_context() {
 // The least time of a row that counts no iterations of its own, so that all operations take less than two minutes.
 constexpr double kSeconds = 0.05;
 
-void register_rows(const std::vector<Row>& rows, std::optional<double> seconds) {
+void register_rows(const std::vector<Row>& rows, std::optional<double> seconds, int processes) {
+  const auto others = std::make_shared<OtherPrograms>();
   for (const Row& row : rows) {
-    auto* made = benchmark::RegisterBenchmark(row.name.c_str(), row.run)->UseManualTime()->Unit(row.unit);
+    const auto run = [=, run = row.run](benchmark::State& state) {
+      run(state);
+      state.counters["other_processors"] = others->processors(processes).value_or(kNone);
+    };
+    auto* made = benchmark::RegisterBenchmark(row.name.c_str(), run)->UseManualTime()->Unit(row.unit);
     if (row.iterations > 0 && !seconds)
       made->Iterations(row.iterations);
     else
@@ -402,7 +442,7 @@ void run_rows(const Words& words, const Place& place, const Print& print) {
   add_context();
   if (ops.ceilings)
     for (const auto& [name, value] : ops.ceilings(rows)) benchmark::AddCustomContext(name, value);
-  register_rows(rows, seconds);
+  register_rows(rows, seconds, place.processes() ? place.job->size() : 1);
   Outputs outputs(choice, place, print, [&] { return fits(families); });
   benchmark::RunSpecifiedBenchmarks(&outputs, "all");
   dismiss();

@@ -22,8 +22,14 @@ inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 // The value below which this share of all lies, between the two nearest; `values` is not empty.
 double quantile(std::vector<double> values, double share);
-// Notes the seconds of each round of a row, of which its JSON has `median`, `quartiles` and `rounds`.
-void add_rounds(benchmark::State& state, const std::vector<double>& seconds);
+// Records the seconds of each round of a row as the list `name` of its JSON; of `rounds` it has `median` and
+// `quartiles` too. Other lists are control measurements, taken alternately with the rounds: `reference_rounds` (one
+// rank, or the plain loop) and `machine_rounds`.
+void add_rounds(benchmark::State& state, const std::vector<double>& seconds, std::string_view name = "rounds");
+// Seconds of a fixed amount of work that includes no code of Tessera: multiply-adds in registers and a copy of 4 MiB.
+// If these change between two files, the machine has changed.
+double machine_seconds();
+inline constexpr int kChecks = 5;  // of it before and after a row whose data should stay in caches in between
 
 // Rows that are wanted, besides the filter, and how they are shown. Whoever names ranks wants no row that has none, and
 // so with the model and with bytes.

@@ -1,6 +1,8 @@
 // The strategies, each in turn with one rank.
 #include <fmt/format.h>
 
+#include <numeric>
+
 #include "bench/ranks.h"
 #include "optim/grad_norm.h"
 #include "parallel/pipeline/simulate.h"
@@ -85,6 +87,7 @@ class TimedSteps {
     sent_ += sent_now;
     waited_ += waited;
     seconds_.push_back(slowest);
+    machine_.push_back(slowest_machine(world_));
     return slowest;
   }
   // The figures of the steps that count: the median of their times, tokens/s, what was sent and held beside the closed
@@ -92,6 +95,7 @@ class TimedSteps {
   Measured result() {
     const auto steps = static_cast<double>(seconds_.size());
     Measured m(seconds_);
+    m.machine = machine_;
     m.add("tokens/s", static_cast<double>(trainer_->tokens_per_step()) / m.seconds);
     double expected = 0;
     for (const SentBytes& s : expected_bytes(job_, 1)) expected += static_cast<double>(s.bytes);
@@ -116,7 +120,7 @@ class TimedSteps {
   Communicator& world_;
   HeldUp held_up_;
   std::unique_ptr<Trainer> trainer_;
-  std::vector<double> seconds_;
+  std::vector<double> seconds_, machine_;
   int64_t made_ = 0, sent_ = 0;
   double waited_ = 0;
 };
@@ -160,6 +164,13 @@ struct Beside {
     for (int64_t i = 0; step && i < count; ++i) seconds.push_back(step());
   }
   void add_to(Measured& m) const {
+    const size_t rounds = m.rounds.size(),
+                 each = (seconds.size() - TimedSteps::kWarmUp) / rounds;  // steps after which a round follows
+    for (size_t i = 0; i < (step ? rounds : 0); ++i) {
+      const auto end = seconds.end() - static_cast<std::ptrdiff_t>((rounds - 1 - i) * each);
+      m.reference.push_back(std::accumulate(end - static_cast<std::ptrdiff_t>(each), end, 0.0) /
+                            static_cast<double>(each));
+    }
     for (const std::string any : {"one_rank", "plain_loop"}) {
       const bool is_it = step && any == name;
       m.add("of_" + any, is_it ? m.seconds / median({seconds.begin() + TimedSteps::kWarmUp, seconds.end()}) : kNone);
@@ -213,7 +224,7 @@ Measured measure_async(const Job& given, Communicator& world, int64_t steps) {
   Beside one = one_rank(job, world);
   AsyncTrainer trainer(job, sequences_for(job), world);
   AsyncServer& server = trainer.server();
-  std::vector<double> seconds;
+  std::vector<double> seconds, machine;
   for (int64_t turn = 0; turn < turns; ++turn) {
     one.steps(kTurn);
     world.barrier();
@@ -222,9 +233,10 @@ Measured measure_async(const Job& given, Communicator& world, int64_t steps) {
                  {.step = [&](int worker, int64_t clock) { return trainer.worker_step(worker, clock); }});
     });
     const double slowest = world.max(own);
-    if (turn > 0) seconds.push_back(slowest / kTurn);
+    if (turn > 0) seconds.push_back(slowest / kTurn), machine.push_back(slowest_machine(world));
   }
   Measured m(seconds);
+  m.machine = machine;
   m.add("tokens/s", static_cast<double>(trainer.tokens_per_step()) / m.seconds);
   const PlanSizes s(job);
   const double per_worker = static_cast<double>(s.parts[0][0].whole() * (s.value + s.grad));

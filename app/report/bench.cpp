@@ -13,8 +13,12 @@ using Times = std::vector<double>;
 using bench::quantile;
 
 constexpr double kWide = 0.1;
-constexpr double kBusy = 0.2;  // of the processors, used by others before the rows began
-constexpr size_t kFewest = 5;  // rounds that have quartiles, and runs that stand for themselves
+constexpr double kBusy = 0.2;         // of the processors, used by others before the rows began
+constexpr double kBusyRow = 0.1;      // the same during a row
+constexpr double kMachine = 0.05;     // change of the fixed work beyond which the machine is another
+constexpr double kOneStart = 0.1;     // change of a row that a new start of the same program makes,
+constexpr double kManyStarts = 0.05;  // and that medians of several starts do
+constexpr size_t kFewest = 5;         // rounds that have quartiles, and runs that stand for themselves
 
 const std::map<std::string_view, const char*> kTitles = {
     {"op", "op/NAME/PASS/DTYPE: an operation, beside what this machine can do"},
@@ -26,15 +30,20 @@ const std::map<std::string_view, const char*> kTitles = {
 constexpr const char* kHowToRead[] = {
     "A quarter of the rounds is below the quartiles, a quarter above; spread: their distance over the median, marked "
     "(!)\n"
-    "above 10%: measure while nothing else runs. of one rank: the time over one rank's, in turns; below 1 is faster.",
-    "change: the median of all ratios of a round of B and one of A. It is seen where the interval (Mann and Whitney) "
-    "is on\n"
-    "one side of 0; of fifty rows that are equal one is, too. (!): a spread above 10%."};
+    "above 10%: measure while nothing else runs. of one rank: the time over one rank's, alternately; below 1 is "
+    "faster.",
+    "change: the median of all ratios of a value of B and one of A: of rounds over one rank's (alternately), else of\n"
+    "times. slower, faster: the interval (Mann and Whitney) is beyond 10% (of five starts each: 5%) and beyond twice "
+    "the\n"
+    "changes of one rank and of fixed work. No verdict if others used a tenth of the processors (busy) or fixed work "
+    "took\n"
+    "5% more or less (machine). (!): a spread above 10%."};
 
 // The columns of counters, where rows have them.
 struct Counter {
   const char *name, *heading;
   double unit = 1;
+  bool is_rate = std::string_view(name).ends_with("/s") || std::string_view(name).ends_with("bw");
 };
 constexpr Counter kCounters[] = {
     {"share", "of ceiling"},           {"bytes/s", "GB/s", 1e9},           {"FLOP/s", "GFLOP/s", 1e9},
@@ -47,13 +56,27 @@ std::string_view group_of(std::string_view name) {
   return name.ends_with("/fit") ? name.substr(name.size() - 3) : name.substr(0, name.find('/'));
 }
 
-// Four digits.
-std::string number(double x) { return fmt::format("{:.{}f}", x, x >= 1e3 ? 0 : x >= 100 ? 1 : x >= 10 ? 2 : 3); }
+// Four digits; two if rounds spread by more than a tenth, and one if by more than half.
+std::string number(double x, double spread = 0) {
+  if (spread > kWide && x > 0) {
+    const double unit = std::pow(10, std::floor(std::log10(x)) - (spread > 0.5 ? 0 : 1));
+    return fmt::format("{:.{}f}", std::round(x / unit) * unit, std::max(0, static_cast<int>(-std::log10(unit) + 0.5)));
+  }
+  return fmt::format("{:.{}f}", x, x >= 1e3 ? 0 : x >= 100 ? 1 : x >= 10 ? 2 : 3);
+}
 std::string change(double ratio) { return fmt::format("{:+.1f}%", 100 * (ratio - 1)); }
+std::string interval(const Change& c) { return c.known() ? change(c.low) + " to " + change(c.high) : "-"; }
+double spread_of(const Times& t) {
+  return t.size() < kFewest ? 0 : (quantile(t, 0.75) - quantile(t, 0.25)) / quantile(t, 0.5);
+}
+std::string quartiles(const Times& t) {
+  return t.size() < kFewest ? "-" : number(quantile(t, 0.25)) + " - " + number(quantile(t, 0.75));
+}
 
 using Group = std::vector<const BenchRow*>;
 
-// Steps of the same dtype and ranks stand by their times, the fastest first; other rows as they were run.
+// Steps of the same dtype and ranks are sorted by their ratios to one rank, else by their times, the fastest first;
+// other rows as they were run.
 std::map<std::string, Group> groups_of(const Bench& all) {
   std::map<std::string, Group> out;
   for (const BenchRow& row : all.rows) out[std::string(group_of(row.name))].push_back(&row);
@@ -61,7 +84,7 @@ std::map<std::string, Group> groups_of(const Bench& all) {
     if (name == "strategy" || name == "schedule")
       std::ranges::stable_sort(group, {}, [](const BenchRow* row) {
         const std::string tail = row->name.substr(std::min(row->name.size(), row->name.find('/', 9)));
-        const Times first = row->times(0);
+        const Times ratios = row->values(0, Sample::ratio), first = ratios.empty() ? row->times(0) : ratios;
         return std::tuple(tail.size(), tail, first.empty() ? 0 : quantile(first, 0.5));
       });
   return out;
@@ -73,32 +96,37 @@ Table table_of(const Group& group, size_t files) {
     if (out.rows.size() == 1) out.columns.push_back({head, head != "row" && !head.empty()});
     out.rows.back().cells.emplace_back(cell);
   };
-  for (const BenchRow* row : group) {
+  const auto has_ratio = [&](const BenchRow* r) { return !r->values(0, Sample::ratio).empty(); };
+  const bool ratios = std::ranges::any_of(group, has_ratio);
+  const auto add_values = [&](const BenchRow& row, size_t f, Sample what, const std::string& heading) {
+    const Times t = row.values(f, what);
+    const std::string whose = files == 1 ? "" : f == 0 ? "A " : "B ";
+    const double spread = spread_of(t);
+    add(whose + heading, t.empty() ? "-" : number(quantile(t, 0.5)));
+    if (files == 1 || !ratios) add(whose + (what == Sample::ratio ? "its quartiles" : "quartiles"), quartiles(t));
+    const std::string cell = t.size() < kFewest ? "-" : percent(spread);
+    add(whose + (what == Sample::ratio ? "its spread" : "spread"), cell + (spread > kWide ? " !" : "  "));
+  };
+  const std::vector<Verdict> all = files > 1 ? verdicts(group) : std::vector<Verdict>();
+  for (size_t i = 0; i < group.size(); ++i) {
+    const BenchRow* const row = group[i];
     out.rows.emplace_back();
     add("row", row->name);
-    for (size_t f = 0; f < files; ++f) {
-      const Times t = row->times(f);
-      const std::string whose = files == 1 ? "" : f == 0 ? "A " : "B ";
-      const bool enough = t.size() >= kFewest;
-      const double low = enough ? quantile(t, 0.25) : 0, high = enough ? quantile(t, 0.75) : 0;
-      const double spread = enough ? (high - low) / quantile(t, 0.5) : 0;
-      add(whose + "median " + row->unit, t.empty() ? "-" : number(quantile(t, 0.5)));
-      add(whose + "quartiles", enough ? number(low) + " - " + number(high) : "-");
-      add(whose + "spread", (enough ? percent(spread) : "-") + (spread > kWide ? " !" : "  "));
-      if (files == 1) add("rounds", fmt::format("{}", t.size()));
-    }
+    for (size_t f = 0; ratios && f < files; ++f) add_values(*row, f, Sample::ratio, "of one rank");
     if (files > 1) {
-      const Times a = row->times(0), b = row->times(1);
-      const bool both = !a.empty() && !b.empty();
-      const Change c = both ? change_of(a, b) : Change();
-      add("change", both ? change(c.ratio) : "-");
-      add("98% interval", c.known() ? change(c.low) + " to " + change(c.high) : "-");
-      add("seen", !both ? "-" : !c.known() ? "too few rounds" : !c.seen() ? "no" : c.low > 1 ? "slower" : "faster");
+      const Change& c = ratios ? all[i].ratio : all[i].time;
+      add("change", c.ratio > 0 ? change(c.ratio) : "-");
+      add("98% interval", interval(c));
+      add("verdict", all[i].words);
+      if (ratios) add("of the time", all[i].time.ratio > 0 ? change(all[i].time.ratio) : "-");
     }
+    for (size_t f = 0; f < files; ++f) add_values(*row, f, Sample::time, "median " + row->unit);
+    if (files == 1) add("rounds", fmt::format("{}", row->times(0).size()));
     for (const Counter& c : kCounters) {
       const auto has = [&](const BenchRow* r) { return r->counters.contains(c.name); };
-      if (files == 1 && std::ranges::any_of(group, has))
-        add(c.heading, has(row) ? number(quantile(row->counters.at(c.name), 0.5) / c.unit) : "-");
+      const double spread = c.is_rate ? spread_of(row->times(0)) : 0;
+      if (files == 1 && std::ranges::any_of(group, has) && !(ratios && std::string_view(c.name).starts_with("of_")))
+        add(c.heading, has(row) ? number(quantile(row->counters.at(c.name), 0.5) / c.unit, spread) : "-");
     }
     add("", row->label);
   }
@@ -141,13 +169,15 @@ Picture picture_of(const Group& group, size_t files, double width) {
 
 }  // namespace
 
-std::vector<double> BenchRow::times(size_t file) const {
+std::vector<double> BenchRow::values(size_t side, Sample what) const {
   Times out;
-  for (const Times& run : runs[file])
-    if (runs[file].size() < kFewest)
-      out.insert(out.end(), run.begin(), run.end());
-    else
-      out.push_back(quantile(run, 0.5));
+  for (const BenchRun& run : runs[side]) {
+    Times of_run = what == Sample::reference ? run.reference : what == Sample::machine ? run.machine : run.rounds;
+    if (what == Sample::ratio && run.reference.size() != run.rounds.size()) continue;
+    for (size_t i = 0; what == Sample::ratio && i < of_run.size(); ++i) of_run[i] /= run.reference[i];
+    if (runs[side].size() >= kFewest && !of_run.empty()) of_run = {quantile(of_run, 0.5)};
+    out.insert(out.end(), of_run.begin(), of_run.end());
+  }
   return out;
 }
 
@@ -170,9 +200,16 @@ void Bench::read(size_t side, const std::string& name, const std::string& text) 
     if (row == rows.end()) row = rows.insert(row, {r.at("name"), r.at("time_unit"), ""});
     row->label = r.value("error_message", r.value("label", row->label));
     if (r.value("error_occurred", false)) continue;
-    const Times& run = row->runs[side].emplace_back(r.value("rounds", Times{r.at("real_time").get<double>()}));
-    if (run.empty() || r.at("time_unit") != row->unit || std::ranges::any_of(run, [](double t) { return !(t > 0); }))
-      bad_input("{}: {}: expected times above 0 {} in each file", name, row->name, row->unit);
+    const BenchRun& run = row->runs[side].emplace_back(
+        BenchRun{.rounds = r.value("rounds", Times{r.at("real_time").get<double>()}),
+                 .reference = r.value("reference_rounds", Times()),
+                 .machine = r.value("machine_rounds", Times()),
+                 .busy = r.contains("other_processors") && r.at("other_processors").is_number() &&
+                         r.at("other_processors").get<double>() > kBusyRow * processors});
+    for (const Times* list : {&run.rounds, &run.reference, &run.machine})
+      if (run.rounds.empty() || r.at("time_unit") != row->unit ||
+          std::ranges::any_of(*list, [](double t) { return !(t > 0); }))
+        bad_input("{}: {}: expected times above 0 {} in each file", name, row->name, row->unit);
     for (const auto& [key, value] : r.items())
       if (value.is_number()) row->counters[key].push_back(value);
   }
@@ -191,6 +228,53 @@ Change change_of(const std::vector<double>& a, const std::vector<double>& b) {
   if (outside < 0) return out;
   out.low = ratios[static_cast<size_t>(outside)];
   out.high = ratios[ratios.size() - 1 - static_cast<size_t>(outside)];
+  return out;
+}
+
+std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group) {
+  const auto compare = [](const BenchRow& row, Sample what) {
+    const Times a = row.values(0, what), b = row.values(1, what);
+    return a.empty() || b.empty() ? Change{.ratio = 0} : change_of(a, b);
+  };
+  Times one_rank, rows;  // logarithms of changes
+  for (const BenchRow* row : group)
+    for (const auto& [what, changes] : {std::pair(Sample::reference, &one_rank), {Sample::time, &rows}})
+      if (const double changed = compare(*row, what).ratio; changed > 0) changes->push_back(std::log(changed));
+  // Which changes the controls show: one rank in all rows, or without it the rows themselves, of which the program may
+  // have changed a quarter. A change that all of them share is not noise if the machine is the same.
+  const auto largest = [](Times changes, double common, double fraction) {
+    for (double& change : changes) change = std::abs(change - common);
+    return changes.empty() ? 0 : quantile(changes, fraction);
+  };
+  const double of_ratios = largest(one_rank, 0, 1);
+  const double of_times = !one_rank.empty()       ? largest(one_rank, quantile(one_rank, 0.5), 1)
+                          : rows.size() < kFewest ? 0
+                                                  : largest(rows, quantile(rows, 0.5), 0.75);
+  std::vector<Verdict> out;
+  for (const BenchRow* row : group) {
+    Verdict& v = out.emplace_back(Verdict{compare(*row, Sample::ratio), compare(*row, Sample::time), "-"});
+    if (!(v.time.ratio > 0)) continue;
+    const Change machine = compare(*row, Sample::machine);
+    const double machine_change = machine.ratio > 0 ? std::abs(std::log(machine.ratio)) : 0;
+    const bool many = std::min(row->runs[0].size(), row->runs[1].size()) >= kFewest;
+    const auto direction = [&](const Change& c, double controls) {
+      const double noise = std::max(std::log1p(many ? kManyStarts : kOneStart), 2 * controls);
+      return !c.known() ? "" : std::log(c.low) > noise ? "slower" : std::log(c.high) < -noise ? "faster" : "";
+    };
+    const std::string by_ratio = direction(v.ratio, of_ratios),
+                      by_time = direction(v.time, std::max(of_times, machine_change));
+    const bool busy = std::ranges::any_of(row->runs, [](const std::vector<BenchRun>& runs) {
+      return 2 * std::ranges::count_if(runs, &BenchRun::busy) > std::ssize(runs);
+    });
+    v.words = busy                                    ? "busy"
+              : machine_change > std::log1p(kMachine) ? "machine"
+              : !many && !(machine.ratio > 0)         ? "no control"
+              : !v.time.known()                       ? "too few rounds"
+              : !by_ratio.empty() || !v.ratio.known() ? by_ratio + (by_ratio.empty() ? by_time : "")
+              : by_time.empty()                       ? ""
+                                                      : by_time + ", one rank too";
+    if (v.words.empty()) v.words = "no";
+  }
   return out;
 }
 

@@ -1,5 +1,6 @@
 // Reading what `train --trace` wrote, believing none of it before it was looked at.
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "app/report/report.h"
 #include "app/run/directory.h"
@@ -221,6 +222,10 @@ void read_metrics(Record& r, std::string_view text, const std::string& file) {
       if (!r.traced) read_summary(r, v);
       r.experts = {};
       if (v.has("experts")) read_experts(r, v["experts"]);
+      // The plan as it was resolved: `--ranks 2` and `--dp 2` are the same.
+      if (v.has("plan"))
+        for (const auto& [key, value] : json.at("plan").items())
+          if (key != "strategy") r.options[std::regex_replace(key, std::regex("_"), "-")] = value.dump();
     }
   }
   r.tokens_per_s = median_rate(std::move(rates));
@@ -425,7 +430,7 @@ Record read_record(const fs::path& run, bool may_lack_trace) {
   if (!is_there(run / "config.toml")) return r;
   for (const std::string& line : split(read_file(run / "config.toml"), '\n'))
     if (const size_t at = line.find(" = "); at != std::string::npos && line[0] != '#')
-      r.options[line.substr(0, at)] = line.substr(at + 3);
+      r.options.try_emplace(line.substr(0, at), line.substr(at + 3));
   return r;
 }
 

@@ -181,13 +181,19 @@ std::string flights_of(const Flights& flights, bool as_page);
 
 // Rows of `bench`, as its JSON has them, and those of other programs of Google Benchmark; of one side or of two that
 // are compared, each of one file or more.
+struct BenchRun {
+  std::vector<double> rounds, reference, machine;  // bench/run.h: add_rounds()
+  bool busy = false;                               // others used more than a tenth of the processors
+};
+enum class Sample : uint8_t { time, ratio, reference, machine };  // ratio: a round over the reference round before it
 struct BenchRow {
   std::string name, unit, label;
-  std::array<std::vector<std::vector<double>>, 2> runs = {};  // times in that unit: by side, repetition and round
+  std::array<std::vector<BenchRun>, 2> runs = {};  // in that unit, by side and repetition
   std::map<std::string, std::vector<double>> counters = {};
-  // The times that stand for it on a side: medians of its runs where there are five or more, which differ by what a new
-  // start changes too; else all rounds. Empty where it is not there or failed.
-  std::vector<double> times(size_t side) const;
+  // The values that represent it on a side: medians of its runs if there are five or more, which include what differs
+  // from start to start; else all rounds. Empty if the row is missing, failed, or has no such list.
+  std::vector<double> values(size_t side, Sample what) const;
+  std::vector<double> times(size_t side) const { return values(side, Sample::time); }
 };
 struct Bench {
   struct Files {  // files of one side, one after another, that say the same of machine and program
@@ -214,6 +220,17 @@ struct Change {
   bool seen() const { return known() && (low > 1 || high < 1); }
 };
 Change change_of(const std::vector<double>& a, const std::vector<double>& b);
+
+// The comparison of a row. Rounds of one process are not independent, so an interval alone shows false differences:
+// the verdict requires in addition a quiet machine and a change beyond what the control measurements changed.
+struct Verdict {
+  Change ratio, time;  // ratio: unknown without reference rounds
+  // "slower", "faster", "no", "slower, one rank too"; without a verdict "busy", "machine", "no control", "too few
+  // rounds"
+  std::string words;
+};
+// Of each row of a group, such as all strategies: rows are controls for each other.
+std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group);
 
 // A plan that has not run, as far as theory knows it: its schedule, what its ranks send in a step by closed forms,
 // and what they hold: parameters, gradients and optimizer state by closed forms, the rest by a dry run. Nothing is

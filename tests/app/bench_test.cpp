@@ -233,6 +233,12 @@ TEST_F(BenchTest, EveryRowHasItsRoundsAndTheCountersOfItsGroup) {
     const std::vector<double> rounds = row.at("rounds");
     ASSERT_GE(rounds.size(), group == "op" ? 5U : 1U) << name;
     EXPECT_EQ(row.at("median"), bench::quantile(rounds, 0.5)) << name;
+    EXPECT_GE(row.at("machine_rounds").size(), group == "op" ? 10U : rounds.size()) << name;
+    if (group == "strategy" || group == "schedule") {
+      const std::vector<double> reference = row.at("reference_rounds");
+      ASSERT_EQ(reference.size(), rounds.size()) << name;
+      EXPECT_GT(std::ranges::min(reference), 0) << name;
+    }
     EXPECT_EQ(row.at("quartiles"), (Json{bench::quantile(rounds, 0.25), bench::quantile(rounds, 0.75)})) << name;
     if (group != "op") {
       EXPECT_NEAR(row.at("median"), row.at("real_time"), 1e-6 * row.at("real_time").get<double>()) << name;
@@ -289,7 +295,7 @@ TEST_F(BenchTest, ATableIsAlignedAndItsFileIsReported) {
   EXPECT_EQ(must("report a.json a.json").out, "report-a.html\n");
   const std::string html = read_file(path("report-a.html"));
   test::expect_page(html);
-  expect_has(html, {"strategy/ddp/fp32/2", "<svg", "seen"});
+  expect_has(html, {"strategy/ddp/fp32/2", "<svg", "verdict"});
   must("report a.json --figure bench --svg --out a.svg");
   test::expect_balanced(read_file(path("a.svg")));
   fails("report a.json . --format text", 2, "RUN: expected two runs or two files of bench, found a.json and .");
@@ -306,35 +312,92 @@ std::string bench_file(const std::vector<double>& rounds, const char* busy = "0.
       .dump();
 }
 
-// 100 draws of 15 rounds each, whose quartiles are 3% apart: of a normal distribution they are 1.349 deviations apart.
-TEST(BenchChange, IsSeenAboveTheNoiseAndOnlyThen) {
-  for (const unsigned seed : {1U, 2U, 3U}) {
-    std::mt19937_64 random(seed);
-    const auto draw = [&](double time) {
-      std::vector<double> out(15);
-      std::normal_distribution<double> noise(time, 0.03 / 1.349 * time);
-      for (double& round : out) round = noise(random);
-      return out;
-    };
-    int slower = 0, faster = 0, equal = 0;
-    for (int i = 0; i < 100; ++i) {
-      slower += report::change_of(draw(7), draw(7 * 1.05)).low > 1;
-      const report::Change down = report::change_of(draw(7 * 1.05), draw(7));
-      faster += down.known() && down.high < 1;
-      equal += !report::change_of(draw(7), draw(7)).seen();
-    }
-    EXPECT_GE(slower, 95) << seed;
-    EXPECT_GE(faster, 95) << seed;
-    EXPECT_GE(equal, 95) << seed;
-  }
-}
-
 TEST(BenchChange, IsThatOfTheRankSumTest) {
   const report::Change c = report::change_of({10, 11, 12, 13, 14}, {20, 22, 24, 26, 28});
   EXPECT_NEAR(c.ratio, 2, 1e-12);
   EXPECT_NEAR(c.low, 20.0 / 13, 1e-12);  // the second least and largest of 25 ratios: U = 1 has a chance of 1.6%
   EXPECT_NEAR(c.high, 26.0 / 10, 1e-12);
   EXPECT_FALSE(report::change_of({10, 11, 12, 13}, {20, 22, 24}).known());
+}
+
+// A machine whose speed changes, and one file after another that a program measures on it. Rounds of a row, one rank
+// and the fixed work alternate.
+enum class Noise : uint8_t { none, drift, bursts, hidden_bursts, layouts };
+class Machine {
+ public:
+  Machine(Noise noise, uint64_t seed) : noise_(noise), random_(seed), phase_(uniform() * 200) {}
+  // Eight rows, of strategies beside one rank or of operations; everything, or the last row alone, is so much slower.
+  std::string measure(const std::string& group, double all = 1, double last = 1) {
+    now_ += 40;
+    Json rows;
+    for (int r = 0; r < 8; ++r) {
+      const double layout = memory_layout() * all * (r == 7 ? last : 1), layout_of_one = memory_layout() * all;
+      Json row = {{"name", fmt::format("{}/row{}/fp32/2", group, r)}, {"time_unit", "ms"}, {"real_time", 1}};
+      busy_ = 0;
+      for (int round = 0; round < 9; ++round) {
+        if (group == "strategy") row["reference_rounds"].push_back(1e3 * work(0.030 * layout_of_one, 0.15));
+        row["rounds"].push_back(1e3 * work((0.020 + 0.002 * r) * layout, 1));
+        row["machine_rounds"].push_back(1e3 * work(0.0015, 1));
+      }
+      row["other_processors"] = noise_ == Noise::bursts ? busy_ / 27 : 0.01;
+      rows.push_back(row);
+    }
+    return Json{{"context", {{"num_cpus", 2}}}, {"benchmarks", rows}}.dump();
+  }
+
+ private:
+  double uniform() { return std::uniform_real_distribution<double>()(random_); }
+  double memory_layout() { return noise_ == Noise::layouts && uniform() < 0.3 ? 1.12 : 1; }
+  // Seconds of some work, which bursts of other programs slow down by the given part of 70%.
+  double work(double seconds, double exposed_to_bursts) {
+    double factor = std::exp(std::normal_distribution<double>(0, 0.02)(random_));
+    if (noise_ == Noise::drift) factor *= 1 + 0.25 * std::sin((now_ + phase_) / 30);
+    if (noise_ == Noise::bursts || noise_ == Noise::hidden_bursts) {
+      for (; now_ >= change_; burst_ = !burst_)
+        change_ += std::exponential_distribution<double>(burst_ ? 0.25 : 0.5)(random_);  // off for 4 s, on for 2 s
+      if (burst_) factor *= 1 + 0.7 * exposed_to_bursts * (1 + 0.3 * uniform()), ++busy_;
+    }
+    now_ += seconds * factor;
+    return seconds * factor;
+  }
+
+  Noise noise_;
+  std::mt19937_64 random_;
+  double now_ = 0, phase_, change_ = 0, busy_ = 0;
+  bool burst_ = false;
+};
+
+// The rows of two files that have a verdict.
+std::vector<std::string> judged(const std::string& a, const std::string& b) {
+  report::Bench both;
+  both.read(0, "a", a);
+  both.read(1, "b", b);
+  std::vector<const report::BenchRow*> group;
+  for (const report::BenchRow& row : both.rows) group.push_back(&row);
+  std::vector<std::string> out;
+  const std::vector<report::Verdict> all = report::verdicts(group);
+  for (size_t i = 0; i < group.size(); ++i)
+    if (all[i].words.starts_with("slower") || all[i].words.starts_with("faster"))
+      out.push_back(group[i]->name + " " + all[i].words);
+  return out;
+}
+
+TEST(BenchVerdict, ASlowerProgramIsFoundAndANoisyMachineIsNot) {
+  for (const std::string group : {"strategy", "op"}) {
+    int wrong = 0, all_slower = 0, last_slower = 0;
+    for (uint64_t pair = 0; pair < 100; ++pair) {
+      Machine noisy(static_cast<Noise>(1 + pair % 4), pair), quiet(Noise::none, pair);
+      const std::string a = noisy.measure(group);
+      wrong += std::ssize(judged(a, noisy.measure(group)));
+      const std::string before = quiet.measure(group);
+      all_slower += !judged(before, quiet.measure(group, 1.2)).empty();
+      last_slower += judged(before, quiet.measure(group, 1, 1.2)) == std::vector{group + "/row7/fp32/2 slower"};
+      wrong += std::ssize(judged(before, quiet.measure(group)));
+    }
+    EXPECT_LE(wrong, 2) << group;
+    EXPECT_GE(all_slower, 90) << group;
+    EXPECT_GE(last_slower, 90) << group;
+  }
 }
 
 TEST(BenchFiles, FiveRunsOfARowStandForThemselves) {

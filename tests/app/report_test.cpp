@@ -354,8 +354,10 @@ TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
 
   Record bare = report::parse_metrics(
       "{\"event\":\"step\",\"step\":1,\"loss\":3.5,\"tokens_per_s\":10,\"step_ms\":80}\n"
-      "{\"event\":\"summary\",\"peak_bytes\":[7,9],\"sent_bytes\":{\"dp\":{\"all_reduce\":320}}}\n",
+      "{\"event\":\"summary\",\"peak_bytes\":[7,9],\"sent_bytes\":{\"dp\":{\"all_reduce\":320}},"
+      "\"plan\":{\"dp\":2,\"dp_mode\":\"ddp\",\"strategy\":\"ddp\"}}\n",
       "");
+  EXPECT_EQ(bare.options, (std::map<std::string, std::string>{{"dp", "2"}, {"dp-mode", "\"ddp\""}}));
   bare.label = "bare";
   const std::string other = report::comparison_of(bare, a, false);
   EXPECT_EQ(row(other, "median of the run"), "         80.000 ms        100.000 ms         +25.0%");
