@@ -2,8 +2,10 @@
 #include "lab/check.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <sstream>
@@ -28,7 +30,8 @@ struct Compilation {
 };
 
 // What exercises are built from: the build directory that this program is in, build/release of
-// build/release/bin/tessera, or the directory that a package of Tessera installs for this (cmake/package_contents.cmake).
+// build/release/bin/tessera, or the directory that a package of Tessera installs for this
+// (cmake/package_contents.cmake).
 fs::path build_folder() {
   std::error_code none;
   const fs::path prefix = fs::read_symlink("/proc/self/exe", none).parent_path().parent_path();
@@ -115,6 +118,12 @@ std::string first_lines(const std::string& text) {
   return count > kShownLines ? out + fmt::format("  ... {} lines more\n", count - kShownLines) : out;
 }
 
+// "reduce_scatter" of "void reduce_scatter(const"
+std::string plain_name(std::string_view function) {
+  const std::string_view before = function.substr(0, function.find('('));
+  return std::string(before.substr(before.find_last_of(' ') + 1));
+}
+
 // Nothing where it was built. Compilers have limits too: a file can ask for any time and memory.
 std::optional<Verdict> failed(const Exercise& e, const char* what, const Words& command, const fs::path& directory) {
   Words limited{"sh", "-c", "ulimit -v 8388608; ulimit -f 2097152; exec \"$@\"", "sh"};
@@ -131,30 +140,46 @@ std::optional<Verdict> failed(const Exercise& e, const char* what, const Words& 
                      first_lines(built.output.empty() ? built.last_line : built.output)});
 }
 
-// Signs that the solution is the product's: one of the files that were compiled has all the text that was to be
-// written, as the product has it, or cannot be looked at; or another function of the product is called that does it.
-std::optional<Wrong> copied(const Exercise& e, const Compilation& product, const fs::path& object) {
-  const std::string text = read_file(product.source), list = read_file(files_read(object)),
-                    source = product.source.string(), root = source.substr(0, source.size() - e.file.size());
-  for (const std::string& file : words_of(std::regex_replace(list, std::regex("\\\\?\n"), " "))) {
-    if (file.ends_with(':')) continue;  // what was made
-    std::error_code none;
-    const fs::path path = fs::canonical(product.directory / std::regex_replace(file, std::regex("\\$\\$"), "$"), none);
-    if (path.string().starts_with("/usr/") && !path.string().starts_with(root)) continue;
-    const std::string read = is_plain_file(path) ? read_file(path) : text;
-    if (std::ranges::all_of(e.blanks, [&](const Blank& blank) {
-          const Part part = blanked_part(text, blank);
-          return read.find(std::string_view(text).substr(part.begin, part.end - part.begin)) != std::string::npos;
-        }))
-      return Wrong{"copy", fmt::format("this is the product's own file, or it includes that: {}", e.file),
-                   "the solution of the exercise was copied; write it yourself"};
-  }
+// A call of another function of the product that does the exercise; none in most exercises.
+std::optional<Wrong> call_of_the_whole(const Exercise& e, const Compilation& product, const fs::path& object) {
   const std::string called = run_program({"nm", "-uC", object.string()}, product.directory, kBuildSeconds).output;
   for (const std::string_view name : e.without)
     if (called.find(fmt::format(" tessera::{}(", name)) != std::string::npos)
       return Wrong{"copy", fmt::format("your file calls {}(), which does what you are to write", name),
                    "the exercise is to write it, and not to call what has it already"};
   return {};
+}
+
+// What a lecturer may want to know of the text: files that were compiled and have bodies with the product's own text,
+// comments and blanks aside. Short functions have few texts, so that decides nothing.
+std::vector<std::string> notes_on_text(const Exercise& e, const Compilation& product, const fs::path& source,
+                                       const fs::path& object) {
+  const std::string text = read_file(product.source), list = read_file(files_read(object)),
+                    root = product.source.string().substr(0, product.source.string().size() - e.file.size());
+  std::vector<std::string> out;
+  for (const std::string& file : words_of(std::regex_replace(list, std::regex("\\\\?\n"), " "))) {
+    if (file.ends_with(':')) continue;  // what was made
+    std::error_code none;
+    const std::string name = std::regex_replace(file, std::regex("\\$\\$"), "$");
+    const fs::path path = fs::canonical(product.directory / name, none);
+    if (path.string().starts_with("/usr/") && !path.string().starts_with(root)) continue;
+    if (none || !is_plain_file(path)) {
+      out.push_back(fmt::format("includes {}, which cannot be read again", one_line(name)));
+      continue;
+    }
+    const std::string read = without_blanks(read_file(path));
+    std::vector<std::string> same;
+    for (const Blank& blank : e.blanks) {
+      const Part part = blanked_part(text, blank);
+      if (read.find(without_blanks(std::string_view(text).substr(part.begin, part.end - part.begin))) != read.npos)
+        same.push_back(plain_name(blank.function) + "()");
+    }
+    if (same.empty()) continue;
+    const bool own = fs::equivalent(path, source, none);
+    out.push_back(fmt::format("{} the product's text, comments and blanks aside: {}",
+                              own ? "has" : "includes " + one_line(name) + ", which has", fmt::join(same, ", ")));
+  }
+  return out;
 }
 
 }  // namespace
@@ -200,11 +225,13 @@ Verdict check(const Exercise& e, const fs::path& given, int seconds) {
                  library = made / "library.a";
   for (const fs::path& path : {object, fs::path(files_read(object)), program, output, library}) fs::remove(path, none);
   if (auto verdict = failed(e, "compiler", learners(product, source, object), product.directory)) return *verdict;
-  if (const auto wrong = copied(e, product, object)) return refused(e, *wrong);
+  if (const auto wrong = call_of_the_whole(e, product, object)) return refused(e, *wrong);
   const auto verdict_of_link = failed(e, "linker", link_with(build, e, object, library, program), build);
   fs::remove(library, none);
   if (verdict_of_link) return *verdict_of_link;
   Verdict verdict = grade_program(e, program, output, seconds);
+  verdict.notes = notes_on_text(e, product, source, object);
+  for (const std::string& note : verdict.notes) verdict.text += fmt::format("  note   your file {}\n", note);
   if (verdict.solved)
     verdict.text += fmt::format("  made   {}: all of Tessera, with your code in it\n",
                                 one_line((given / "build" / "tessera").string()));
@@ -241,13 +268,28 @@ std::string_view line_indent(std::string_view source, size_t at) {
   return source.substr(begin, source.find_first_not_of(' ', begin) - begin);
 }
 
-// "reduce_scatter" of "void reduce_scatter(const"
-std::string plain_name(std::string_view function) {
-  const std::string_view before = function.substr(0, function.find('('));
-  return std::string(before.substr(before.find_last_of(' ') + 1));
-}
-
 }  // namespace
+
+std::string without_blanks(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const std::string_view rest = text.substr(i);
+    const bool is_digit_mark = c == '\'' && i > 0 && std::isalnum(static_cast<unsigned char>(text[i - 1]));
+    if (rest.starts_with("//") || rest.starts_with("/*")) {
+      const std::string_view end = c == rest[1] ? "\n" : "*/";
+      i = std::min(text.find(end, i + 2), text.size() - end.size()) + end.size() - 1;
+    } else if ((c == '"' || c == '\'') && !is_digit_mark) {
+      size_t end = i + 1;
+      while (end < text.size() && text[end] != c && text[end] != '\n') end += text[end] == '\\' ? 2 : 1;
+      out += text.substr(i, end + 1 - i);
+      i = end;
+    } else if (!std::isspace(static_cast<unsigned char>(c))) {
+      out += c;
+    }
+  }
+  return out;
+}
 
 Part blanked_part(std::string_view source, const Blank& blank) {
   constexpr size_t none = std::string_view::npos;

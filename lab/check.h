@@ -46,6 +46,9 @@ struct Part {
 // has no such function, or two.
 Part blanked_part(std::string_view source, const Blank& blank);
 
+// A text without comments, and without blanks outside of strings: what two writers of the same code share.
+std::string without_blanks(std::string_view text);
+
 // The file as a learner gets it: each blanked part is a comment and a call of not_yet().
 std::string blanked_file(std::string_view source, const Exercise& exercise);
 

@@ -172,9 +172,10 @@ class Grading {
 
 struct Verdict {
   bool solved = false;
-  std::string text;  // several lines
-  Wrong wrong = {};  // of one that is not solved
-  size_t kept = 0;   // bounds that are kept, from the first one
+  std::string text;                     // several lines
+  Wrong wrong = {};                     // of one that is not solved
+  size_t kept = 0;                      // bounds that are kept, from the first one
+  std::vector<std::string> notes = {};  // for a lecturer; they decide nothing
 };
 
 // Asks and compares.

@@ -193,6 +193,7 @@ std::string json(const Exercise& e, const Verdict& v, const std::string& learner
   out.update({{"exercise", e.name}, {"number", e.number}, {"solved", v.solved}, {"points", points(e, v.kept)}});
   out.update({{"of", points(e, e.bounds.size())}, {"bounds", bounds}});
   if (!v.solved) out.update({{"broke", v.wrong.bound}, {"found", v.wrong.found}, {"cause", v.wrong.cause}});
+  if (!v.notes.empty()) out["notes"] = v.notes;
   return out.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

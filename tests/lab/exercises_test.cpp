@@ -135,6 +135,26 @@ TEST(Lab, AnExerciseIsGivenOutAndSolved) {
   EXPECT_THROW(check(e, folder), InputError);
 }
 
+// Text that is the product's is reported next to the points, with blanks and comments of any kind; it refuses nothing.
+TEST(Lab, TextOfTheProductIsNotedAndGraded) {
+  const Exercise& e = exercise("1f1b");
+  const std::string product = product_file(e), loop = "for (int i = 0; i < ahead; ++i)";
+  std::string spaced = product, own = product;
+  spaced.replace(spaced.find(loop), loop.size(), "for (int i = 0;  /* \" */ i < ahead; ++ i)  // warm-up\n");
+  own.replace(own.find(loop), loop.size(), "for (int i = 0; i != ahead; ++i)");
+  const TemporaryDirectory place(temporary_folder() / "tessera-lab");
+  for (const auto& [text, notes] : {std::pair(product, 1U), {spaced, 1U}, {own, 0U}}) {
+    write_file(place.path() / "one_f_one_b.cpp", text);
+    const Verdict verdict = check(e, place.path());
+    EXPECT_TRUE(verdict.solved) << verdict.text;
+    ASSERT_EQ(verdict.notes.size(), notes) << verdict.text;
+    const std::string note = "has the product's text, comments and blanks aside: one_f_one_b()";
+    EXPECT_EQ(has(verdict.text, "  note   your file " + note + "\n"), notes == 1);
+    EXPECT_EQ(has(json(e, verdict), R"("notes":[")" + note + R"("]})"), notes == 1) << json(e, verdict);
+  }
+  EXPECT_EQ(without_blanks("a = 1'000 /* b\n */ + \"x // y\" + '\"';  // c"), "a=1'000+\"x // y\"+'\"';");
+}
+
 // Answers with one thing wrong, without a build.
 
 // As lab/grade/gradients.cpp packs what a rank has observed of DDP and ZeRO.

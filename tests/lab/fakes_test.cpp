@@ -99,9 +99,12 @@ std::string refused_fake(const Exercise& e, const Fake& fake) {
   ::close(held);
   const std::string broke = fake.broke == "any" ? "" : fmt::format("  broke  {}\n", fake.broke);
   const std::string first = fmt::format("exercise {}, {}: not yet\n{}", e.number, e.name, broke);
-  const bool sound = !verdict.solved && (verdict.kept == 0 || !fake.exercise.empty()) &&
-                     verdict.text.starts_with(first) && verdict.text.find('\x1b') == std::string::npos &&
-                     verdict.text.find("\nexercise") == verdict.text.npos;
+  const bool noted = verdict.solved && verdict.notes.size() == 1 && verdict.notes[0].starts_with("includes ");
+  const bool sound = fake.broke == "noted"
+                         ? noted
+                         : !verdict.solved && (verdict.kept == 0 || !fake.exercise.empty()) &&
+                               verdict.text.starts_with(first) && verdict.text.find('\x1b') == std::string::npos &&
+                               verdict.text.find("\nexercise") == verdict.text.npos;
   const bool harmless = fs::exists(kept) && fs::file_size(kept) == 0 && fs::status(kept).permissions() == before &&
                         !fs::exists(folder.path() / "made") &&
                         (!fs::exists(folder.path() / "build/output.txt") ||
