@@ -126,7 +126,9 @@ int check_class(const LabOptions& o) {
   if (as_text) print(line + "   all\n");
   for (const auto& [learner, exercises] : all) {
     std::map<int, int> points;
+    Progress progress(Progress::for_stderr(0, false));
     for (const auto& [e, folder] : exercises) {
+      progress.work(fmt::format("building and grading {} of {}", e->name, learner));
       lab::Verdict verdict;
       try {
         verdict = lab::check(*e, folder);
@@ -172,7 +174,10 @@ int run(const LabOptions& o) {
       return 0;
     }
     if (o.way != Way::start) {
+      std::optional<Progress> progress;
+      progress.emplace(Progress::for_stderr(0, false)).work(fmt::format("building and grading {}", e.name));
       const lab::Verdict verdict = o.way == Way::grade ? lab::grade(e) : lab::check(e, o.folder);
+      progress.reset();
       return print_verdict(verdict, as_json ? lab::json(e, verdict) : verdict.text);
     }
     lab::give_out(e, o.folder);

@@ -20,7 +20,8 @@ namespace {
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
-constexpr int kBuildSeconds = 300;
+constexpr int kBuildSeconds = 60;  // a compilation takes less than ten, also on a slow machine
+constexpr int64_t kMaxBytes = int64_t{1} << 20;
 constexpr size_t kShownLines = 30;
 
 // How the build compiles one file of the product.
@@ -130,6 +131,8 @@ std::optional<Verdict> failed(const Exercise& e, const char* what, const Words& 
   limited.insert(limited.end(), command.begin(), command.end());
   const ProgramResult built = run_program(limited, directory, kBuildSeconds);
   if (built.status == 0) return {};
+  if (built.status == 124)
+    return refused(e, {"time", fmt::format("the {} did not end within {} s", what, kBuildSeconds), ""});
   if (built.status == 127)
     throw Error(fmt::format("lab: {}: {}; expected the compiler of the build", command[0], built.last_line));
   static const std::regex undefined("undefined reference to `([^']*)'");
@@ -138,6 +141,20 @@ std::optional<Verdict> failed(const Exercise& e, const char* what, const Words& 
                        "your file must define it, with the name and the parameters that it was given out with"});
   return refused(e, {what, fmt::format("the {} found errors and stopped:", what), "",
                      first_lines(built.output.empty() ? built.last_line : built.output)});
+}
+
+// Refuses what a compiler would read for ever: a source, or a file beside it that it includes, that is no plain file.
+void check_readable(const fs::path& source) {
+  static const std::regex include(R"(#[ \t]*include[ \t]*["<]([^">\n]+)[">])");
+  const std::string text = read_whole(source, kMaxBytes);
+  for (std::sregex_iterator at(text.begin(), text.end(), include), end; at != end; ++at) {
+    const fs::path file = source.parent_path() / at->str(1);
+    std::error_code none;
+    const bool is_there = fs::exists(fs::symlink_status(file, none));
+    if (is_there && !fs::is_regular_file(file, none))
+      throw InputError(fmt::format("{}: includes {}, which is not a regular file; expected a file",
+                                   one_line(source.string()), one_line(at->str(1))));
+  }
 }
 
 // A call of another function of the product that does the exercise; none in most exercises.
@@ -214,9 +231,10 @@ Verdict check(const Exercise& e, const fs::path& given, int seconds) {
   const Compilation product = compilation_of(e);
   const fs::path source = folder / product.source.filename(), made = folder / "build";
   std::error_code none;
-  if (!fs::exists(source, none))
+  if (!is_there(source))
     throw InputError(fmt::format("{} is missing; `tessera lab start {} {}` gives it out", source.string(), e.number,
                                  given.string()));
+  check_readable(source);
   // Files that were handed in have no say: a link there would let the compiler write elsewhere, or hide what it has
   // read.
   if (fs::is_symlink(made, none)) fs::remove(made, none);
@@ -251,7 +269,7 @@ std::map<std::string, std::vector<HandedIn>> handed_in(const fs::path& folder) {
     const std::string learner = one_line(at->path().lexically_relative(folder).begin()->string());
     if (at->is_directory(none)) out[learner];
     for (const Exercise& e : exercises())
-      if (at.depth() > 0 && at->is_regular_file(none) && at->path().filename() == fs::path(e.file).filename())
+      if (at.depth() > 0 && at->path().filename() == fs::path(e.file).filename())
         out[learner].push_back({&e, at->path().parent_path()});
   }
   for (auto& [learner, all] : out) std::ranges::sort(all, {}, &HandedIn::folder);

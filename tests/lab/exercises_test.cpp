@@ -5,6 +5,7 @@
 // TESSERA_LAB=all builds everything, TESSERA_LAB=NAME all of one exercise.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cmath>
@@ -287,19 +288,42 @@ TEST(Lab, EachBoundRefusesAndGivesExactPoints) {
                   R"({"bound":"bytes","solved":false,"points":0,"of":2}],"broke":"bytes")"));
 }
 
+// Names that a compiler would read for ever, or for long, are refused at once by name.
+TEST(Lab, SourcesThatAreNoPlainFilesAreRefusedByName) {
+  const TemporaryDirectory place(temporary_folder() / "tessera-lab");
+  const fs::path source = place.path() / "ring.cpp", pipe = place.path() / "pipe.h";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const auto refused = [&](const std::string& words) {
+    const std::string error = error_of([&] { check(exercise("ring"), place.path()); }, Status::input);
+    EXPECT_TRUE(has(error, "ring.cpp") && has(error, words)) << error;
+    fs::remove_all(source);
+  };
+  fs::create_directory(place.path() / "build");
+  for (const auto& [to, words] :
+       {std::pair("pipe.h", "not a regular file"), {"/dev/zero", "not a regular file"}, {"build", "is a directory"}})
+    fs::create_symlink(to, source), refused(words);
+  fs::create_symlink("ring.cpp", source), refused("symbolic links");
+  write_file(source, std::string((1 << 20) + 1, ' ')), refused("1048577 bytes; expected at most 1048576");
+  for (const char* name : {"pipe.h", "/dev/zero", "build"}) {
+    write_file(source, fmt::format("# include \"{}\"\n", name));
+    refused(fmt::format("includes {}, which is not a regular file", name));
+  }
+}
+
 TEST(Lab, HandedInFilesAreFoundOneFolderDeep) {
   const TemporaryDirectory place(temporary_folder() / "tessera-class");
   for (const char* file : {"ring.cpp", "ada/ring.cpp", "ada/my zero/zero.cpp", "ada/a/b/ddp.cpp", "bob/ring.txt"}) {
     make_directories((place.path() / file).parent_path());
     write_file(place.path() / file, "");
   }
+  fs::create_directory(place.path() / "bob/zero.cpp");  // refused by its name, and not left out
   std::string found;
   for (const auto& [learner, files] : handed_in(place.path())) {
     found += learner + ":";
     for (const HandedIn& h : files)
       found += fmt::format(" {} in {},", h.exercise->name, fs::relative(h.folder, place.path()).string());
   }
-  EXPECT_EQ(found, "ada: ring in ada, zero in ada/my zero,bob:");
+  EXPECT_EQ(found, "ada: ring in ada, zero in ada/my zero,bob: zero in bob,");
   EXPECT_THROW(handed_in(place.path() / "ring.cpp"), InputError);
 }
 
