@@ -24,7 +24,7 @@ struct TrainOptions {
   HeldOut held = {};
   std::optional<std::string> init, base, tokenizer;
   std::optional<std::string> adapter_base, base_hash;  // of a run with adapters: where their base is, and its hash
-  std::string add_tokens, end;  // of the tokenizer
+  std::string add_tokens, end;                         // of the tokenizer
   bool shuffle = false;
   // fine-tuning
   ChatTemplate chat_template = ChatTemplate::automatic;

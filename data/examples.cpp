@@ -208,6 +208,7 @@ struct Rendered {
   std::vector<Piece> pieces;
   bool own = false;          // by the model's own template
   EncodedExample made = {};  // where others made tokens of it
+  bool is_text = false;      // a row of text, in which a template may have been rendered before
 };
 
 // The template that `automatic` means for messages, where the tokenizer knows how its model was talked to.
@@ -284,7 +285,9 @@ std::vector<Rendered> read_rendered(const std::vector<fs::path>& files, const st
       mapped.merge(example.mapped);
       if (example.shape != Example::Shape::tokens)
         return void(messages && own ? out.push_back({where, own->render(example, where, o.responses_only), true})
-                                    : out.push_back({where, render(example, o.style, where)}));
+                                    : out.push_back({.where = where,
+                                                     .pieces = render(example, o.style, where),
+                                                     .is_text = example.shape == Example::Shape::text}));
       if (!tokenizer)
         throw InputError(where +
                          ": the key 'input_ids' needs a `tokenizer`: expected the folder whose tokens they are");
@@ -321,7 +324,7 @@ class Encoder {
       for (const int32_t token : tokenizer_.beginning()) add(out, {token}, as_target(example.pieces[0]));
     const auto flush = [&] {
       if (run.text.empty()) return;
-      const EncodeOptions how{.special_in_text = run.names || options_.special,
+      const EncodeOptions how{.special_in_text = run.names || options_.special || example.is_text,
                               .begins = !example.own || out.tokens.empty() || is_special(out.tokens.back()),
                               .first = std::exchange(first, false)};
       try {
@@ -331,7 +334,7 @@ class Encoder {
       }
     };
     for (const Piece& piece : example.pieces) {
-      if (piece.kind == Piece::Kind::text) tokenizer_.count_special(piece.text, names_);
+      if (piece.kind == Piece::Kind::text) tokenizer_.count_special(piece.text, example.is_text ? read_names_ : names_);
       const bool names = example.own && piece.kind == Piece::Kind::marker;
       const std::optional<int32_t> token = example.own ? std::nullopt : special(piece);
       if (token || names != run.names) flush();
@@ -357,6 +360,7 @@ class Encoder {
       notes.push_back(fmt::format("the tokenizer has no {}; written as text, which a message could hold too",
                                   fmt::join(as_text_, ", ")));
     if (const std::string note = special_note(names_, options_.special); !note.empty()) notes.push_back(note);
+    if (const std::string note = special_note(read_names_, true); !note.empty()) notes.push_back(note);
     if (endless_) notes.emplace_back("the tokenizer has no token that ends a text: a model cannot learn where to stop");
   }
 
@@ -441,7 +445,8 @@ class Encoder {
   const ExampleOptions& options_;
   int64_t cut_ = 0;
   std::set<std::string> as_text_;
-  std::map<std::string, int64_t> names_;  // of special tokens, in messages
+  std::map<std::string, int64_t> names_;       // of special tokens, in messages
+  std::map<std::string, int64_t> read_names_;  // in rows of text, where they are these tokens
   bool endless_ = false;
 };
 

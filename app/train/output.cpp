@@ -140,9 +140,10 @@ std::string describe_model(const TrainOptions& o, LanguageModel& model) {
   const ModelConfig& c = model.config;
   const int64_t shared = c.all_heads().key;
   return fmt::format("{}: {} layers, {} heads{}, {} channels, context {}, vocabulary {} ({} parameters, {})",
-                     o.init ? one_line("from " + std::filesystem::proximate(*o.init).string()) : o.model, c.layers, c.heads,
-                     shared == c.heads ? "" : fmt::format(" on {} of keys and values", shared), c.channels, c.context,
-                     c.vocab, short_number(static_cast<double>(model.parameter_count())), text_of(o.optim.dtype));
+                     o.init ? one_line("from " + std::filesystem::proximate(*o.init).string()) : o.model, c.layers,
+                     c.heads, shared == c.heads ? "" : fmt::format(" on {} of keys and values", shared), c.channels,
+                     c.context, c.vocab, short_number(static_cast<double>(model.parameter_count())),
+                     text_of(o.optim.dtype));
 }
 
 TrainOutput::TrainOutput(const TrainOptions& o, const Plan& plan, const std::filesystem::path& run,

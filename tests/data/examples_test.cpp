@@ -340,17 +340,24 @@ TEST_F(LoadedExamples, CompletionsContinueTheTokensOfTheirPrompts) {
 TEST_F(LoadedExamples, NamesOfSpecialTokensAreReadAndReportedAsAsked) {
   const fs::path folder = emptied("chat");
   file("chat/tokenizer.json", chat_tokenizer().dump());
-  const std::string marked = "<|im_start|>user\\na<|im_end|>", row = R"({"text": ")" + marked + "\"}\n";
+  const std::string marked = "<|im_start|>user\\na<|im_end|>", row = R"({"text": ")" + marked + "\"}\n",
+                    asked = R"({"prompt": ")" + marked + "\", \"completion\": \"b\"}\n";
   const auto tokenizer = Tokenizer::open_folder(folder);
   for (const bool special : {false, true}) {
     std::vector<std::string> notes;
     const auto rows = all_examples(write(row + row), *tokenizer, {.special = special, .context = 50}, notes);
     const auto tokens = rows->tokens() / 2 - (tokenizer->document_end() ? 1 : 0);
-    EXPECT_EQ(tokens,
-              std::ssize(tokenizer->encode_with("<|im_start|>user\na<|im_end|>", {.special_in_text = special})));
-    EXPECT_EQ(rows->prompt()[0] == 400, special);
-    const std::string how = special ? "special tokens (--special)" : "text; --special reads them as special tokens";
-    EXPECT_EQ(notes.at(0), "4 occurrences of <|im_end|>, <|im_start|> in the data: read as " + how);
+    // A row of text may have been rendered by a template: its names are tokens, as for transformers.
+    EXPECT_EQ(tokens, std::ssize(tokenizer->encode_with("<|im_start|>user\na<|im_end|>", {.special_in_text = true})));
+    EXPECT_EQ(rows->prompt()[0], 400);
+    const std::string four = "4 occurrences of <|im_end|>, <|im_start|> in the data: read as ";
+    EXPECT_EQ(notes.at(0), four + "special tokens");
+    const std::string how = special ? "special tokens" : "text; --special reads them as special tokens";
+    notes.clear();
+    EXPECT_EQ(
+        all_examples(write(asked + asked), *tokenizer, {.special = special, .context = 50}, notes)->prompt()[0] == 400,
+        special);
+    EXPECT_EQ(notes.at(0), four + how);
     // The same of a text, whose dataset is in the cache the second time, and of documents.
     std::string long_text;
     for (int i = 0; i < 20; ++i) long_text += "<|im_end|> a b\n";
@@ -360,7 +367,7 @@ TEST_F(LoadedExamples, NamesOfSpecialTokensAreReadAndReportedAsAsked) {
       EXPECT_EQ(d.notes, std::vector<std::string>{"20 occurrences of <|im_end|> in the data: read as " + how});
       EXPECT_EQ(d.train.at(0)[0] == 401, special);
     }
-    EXPECT_EQ(dataset_of_documents(write(row + row), choice).notes.at(0), notes.at(0));
+    EXPECT_EQ(dataset_of_documents(write(row + row), choice).notes.at(0), four + how);
   }
   expect_error(Status::usage, {"`special`: expected a text or examples, found tokens"}, [&] {
     dataset_for(

@@ -121,8 +121,7 @@ void NcclTransport::wait_until(bool (NcclApi::*reached)(), const std::string& du
     family_->abort();
     throw;
   }
-  if (flight_ && late >= 0)
-    flight_->waited(world_rank(late), timer.seconds());
+  if (flight_ && late >= 0) flight_->waited(world_rank(late), timer.seconds());
 }
 
 void NcclTransport::look_after(double waited_s, const std::string& during) {
