@@ -72,7 +72,7 @@ class DocsNames : public ProgramTest {
     static const std::regex file(
         R"((?:^|[^\w./$~<{*-])((?:[\w-]+/)*[\w.-]+\.(?:h|cpp|cuh?|py|sh|cmake|md|txt))(?![\w/*.-]\w))"),
         test(R"((?:^|[^\w:.])([A-Z]\w+\.[A-Z]\w*[a-z]\w*))"), option(R"((?:^|[^\w<-])(--[a-z][\w-]*)(?!\w|-*>))"),
-        command(R"((?:^|`|\$ |\./)tessera ([a-z]+))"), fault("--defect[ =]([a-z-]+)"),
+        command(R"((?:^|`|\$ |\./)tessera ([a-z]+))"), fault("--defect[ =]([a-z-]+)"), clone("git clone (\\S+ ?\\w*)"),
         stem(R"((?:^|[^\w/.-])([a-z_]+_test)(?![\w.]))");
     std::string out;
     const auto check = [&](const std::regex& form, const auto& exists) {
@@ -85,6 +85,7 @@ class DocsNames : public ProgramTest {
                                                             : fs::is_directory(root_ / name.substr(0, name.find('/')));
       return !ours || is_known(paths_, name);
     });
+    check(clone, [&](const std::string& name) { return name == "URL tessera"; });  // the README explains URL
     check(stem, [&](const std::string& name) { return paths_.contains(name + ".cpp"); });
     check(test, [&](std::string name) { return tests_.contains(name.replace(name.find('.'), 1, ",")); });
     if (text.find("-->") == std::string::npos)  // an arrow with words in it
@@ -120,7 +121,7 @@ TEST_F(DocsNames, OnPagesExist) {
       if (line.starts_with("```")) fenced = !fenced;
       if (line.starts_with("## ")) breaks = line == "## What breaks" || line == "## Symptoms and causes";
       if (fenced) {
-        if (line.starts_with("$ ") || line.starts_with("./tessera ")) {
+        if (line.starts_with("$ ") || line.starts_with("./tessera ") || line.starts_with("git ")) {
           EXPECT_EQ(unknown(line), "") << where;
         }
         continue;
@@ -154,6 +155,7 @@ TEST_F(DocsNames, UnknownOnesAreFound) {
   for (const auto& [text, name] : std::map<std::string, std::string>{{"tests/app/gone.cpp", "tests/app/gone.cpp"},
                                                                      {"see gone_test.cpp:", "gone_test.cpp"},
                                                                      {"gone_test", "gone_test"},
+                                                                     {"git clone https://gone", "https://gone"},
                                                                      {"DocsNames.AreGone", "DocsNames.AreGone"},
                                                                      {"tessera train --gone 3", "--gone"},
                                                                      {"./tessera gone --lr 1", "gone"},
