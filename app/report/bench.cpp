@@ -1,5 +1,6 @@
 // Rows of `bench`: a table and a picture of each group, of one file or of two beside each other.
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "app/report/report.h"
 #include "bench/run.h"
@@ -194,6 +195,7 @@ void Bench::read(size_t side, const std::string& name, const std::string& text) 
     ++files.back().count, files.back().until = date;
   else
     files.push_back({side, name, machine, date, date});
+  ++starts;
   for (const Json& r : file.at("benchmarks")) {
     if (r.value("run_type", "iteration") != "iteration") continue;
     auto row = std::ranges::find(rows, r.at("name").get<std::string>(), &BenchRow::name);
@@ -205,7 +207,8 @@ void Bench::read(size_t side, const std::string& name, const std::string& text) 
                  .reference = r.value("reference_rounds", Times()),
                  .machine = r.value("machine_rounds", Times()),
                  .busy = r.contains("other_processors") && r.at("other_processors").is_number() &&
-                         r.at("other_processors").get<double>() > kBusyRow * processors});
+                         r.at("other_processors").get<double>() > kBusyRow * processors,
+                 .start = starts});
     for (const Times* list : {&run.rounds, &run.reference, &run.machine})
       if (run.rounds.empty() || r.at("time_unit") != row->unit ||
           std::ranges::any_of(*list, [](double t) { return !(t > 0); }))
@@ -256,7 +259,11 @@ std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group) {
     if (!(v.time.ratio > 0)) continue;
     const Change machine = compare(*row, Sample::machine);
     const double machine_change = machine.ratio > 0 ? std::abs(std::log(machine.ratio)) : 0;
-    const bool many = std::min(row->runs[0].size(), row->runs[1].size()) >= kFewest;
+    const bool many = std::ranges::all_of(row->runs, [](const std::vector<BenchRun>& runs) {
+      std::set<int> starts;
+      for (const BenchRun& run : runs) starts.insert(run.start);
+      return starts.size() >= kFewest;
+    });
     const auto direction = [&](const Change& c, double controls) {
       const double noise = std::max(std::log1p(many ? kManyStarts : kOneStart), 2 * controls);
       return !c.known() ? "" : std::log(c.low) > noise ? "slower" : std::log(c.high) < -noise ? "faster" : "";

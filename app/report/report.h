@@ -184,6 +184,7 @@ std::string flights_of(const Flights& flights, bool as_page);
 struct BenchRun {
   std::vector<double> rounds, reference, machine;  // bench/run.h: add_rounds()
   bool busy = false;                               // others used more than a tenth of the processors
+  int start = 0;                                   // number of its file
 };
 enum class Sample : uint8_t { time, ratio, reference, machine };  // ratio: a round over the reference round before it
 struct BenchRow {
@@ -203,6 +204,7 @@ struct Bench {
   };
   std::vector<Files> files = {};
   std::vector<BenchRow> rows = {};
+  int starts = 0;
   // Throws InputError.
   void read(size_t side, const std::string& name, const std::string& json);
   // A part for each group of rows, with pictures that are so wide.

@@ -368,10 +368,10 @@ class Machine {
 };
 
 // The rows of two files that have a verdict.
-std::vector<std::string> judged(const std::string& a, const std::string& b) {
+std::vector<std::string> judged(const std::vector<std::string>& a, const std::vector<std::string>& b) {
   report::Bench both;
-  both.read(0, "a", a);
-  both.read(1, "b", b);
+  for (const std::string& file : a) both.read(0, "a", file);
+  for (const std::string& file : b) both.read(1, "b", file);
   std::vector<const report::BenchRow*> group;
   for (const report::BenchRow& row : both.rows) group.push_back(&row);
   std::vector<std::string> out;
@@ -388,16 +388,33 @@ TEST(BenchVerdict, ASlowerProgramIsFoundAndANoisyMachineIsNot) {
     for (uint64_t pair = 0; pair < 100; ++pair) {
       Machine noisy(static_cast<Noise>(1 + pair % 4), pair), quiet(Noise::none, pair);
       const std::string a = noisy.measure(group);
-      wrong += std::ssize(judged(a, noisy.measure(group)));
+      wrong += std::ssize(judged({a}, {noisy.measure(group)}));
       const std::string before = quiet.measure(group);
-      all_slower += !judged(before, quiet.measure(group, 1.2)).empty();
-      last_slower += judged(before, quiet.measure(group, 1, 1.2)) == std::vector{group + "/row7/fp32/2 slower"};
-      wrong += std::ssize(judged(before, quiet.measure(group)));
+      all_slower += !judged({before}, {quiet.measure(group, 1.2)}).empty();
+      last_slower += judged({before}, {quiet.measure(group, 1, 1.2)}) == std::vector{group + "/row7/fp32/2 slower"};
+      wrong += std::ssize(judged({before}, {quiet.measure(group)}));
     }
     EXPECT_LE(wrong, 2) << group;
     EXPECT_GE(all_slower, 90) << group;
     EXPECT_GE(last_slower, 90) << group;
   }
+}
+
+TEST(BenchVerdict, EightStartsOfEachFindSmallerChanges) {
+  int found = 0, wrong = 0;
+  for (uint64_t pair = 0; pair < 20; ++pair) {
+    Machine machine(Noise::none, pair), noisy(static_cast<Noise>(1 + pair % 4), pair);
+    std::vector<std::string> a, b, same_a, same_b;
+    for (int start = 0; start < 8; ++start) {
+      a.push_back(machine.measure("strategy")), b.push_back(machine.measure("strategy", 1, 1.08));
+      same_a.push_back(noisy.measure("strategy")), same_b.push_back(noisy.measure("strategy"));
+    }
+    found += judged(a, b) == std::vector<std::string>{"strategy/row7/fp32/2 slower"};
+    wrong += std::ssize(judged(same_a, same_b));
+    EXPECT_TRUE(judged({a[0]}, {b[0]}).empty());  // below what another start may change
+  }
+  EXPECT_GE(found, 19);
+  EXPECT_LE(wrong, 1);
 }
 
 TEST(BenchFiles, FiveRunsOfARowStandForThemselves) {
