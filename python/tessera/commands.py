@@ -62,7 +62,7 @@ def report(*runs: Any, **options: Any) -> Any:
     """
     if runs and isinstance(runs[0], Plan):
         runs, options = runs[1:], _merged(runs[0], options)
-    options = _with_schedule(options)
+    options = _merged(None, options)
     if options.get("format") == "text":
         return results.Text(_run("report", runs, options).out)
     kind = "svg" if options.get("figure") else "html"
@@ -108,8 +108,13 @@ def _records(lines: str) -> list[dict[str, Any]]:
 
 
 def _merged(plan: Plan | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan's options and others, which win."""
-    return _with_schedule((plan.options() if plan else {}) | dict(options))
+    """A plan's options and others, which win. The plan may also be named: plan=Plan(dp=2)."""
+    options = dict(options)
+    plan = options.pop("plan", None) if plan is None else plan
+    if not isinstance(plan, Plan | None):
+        raise Error(f"tessera: the first argument: expected a Plan, found {plan!r}; options have names, as in "
+                    "model='gpt-nano'")
+    return _with_schedule((plan.options() if plan else {}) | options)
 
 
 def _with_schedule(options: dict[str, Any]) -> dict[str, Any]:
@@ -183,6 +188,6 @@ def _help(entry: Mapping[str, Any]) -> str:
     if "choices" in entry:
         says.append("one of " + ", ".join(entry["choices"]))
     elif "least" in entry or "most" in entry:
-        ends = [f"{word} {entry[key]:g}" for key, word in (("least", "from"), ("most", "to")) if key in entry]
+        ends = [f"{word} {entry[key]:,.15g}" for key, word in (("least", "from"), ("most", "to")) if key in entry]
         says.append(" ".join(ends))
     return "; ".join(says) + (f" [{entry['default']}]" if "default" in entry and says[0][-1] != "]" else "")

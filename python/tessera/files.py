@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import program
+from . import process, program
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,6 +60,15 @@ class Plan:
     all_reduce: str | None = None
     recompute: str | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if value is not None and entry.type == "int | None" and not hasattr(value, "__index__"):
+                known = program.options_of("train", build=False).get(entry.name)
+                within = f" in [{known['least']:.0f}, {known['most']:.0f}]" if known else ""
+                raise process.Error(f"tessera: --{entry.name.replace('_', '-')}: expected a whole number{within}, "
+                                    f"found '{value}'")
 
     def options(self) -> dict[str, Any]:
         """The options that say this plan."""

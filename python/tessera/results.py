@@ -32,6 +32,12 @@ def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _differing(rows: list[dict[str, Any]]) -> list[str]:
+    """The columns in which not all rows are equal."""
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in columns if len({repr(row.get(name)) for row in rows}) > 1]
+
+
 def _shown(table: pd.DataFrame, digits: int = 4) -> str:
     return str(table.to_html(float_format=lambda number: f"{number:.{digits}g}", na_rep=""))
 
@@ -268,14 +274,16 @@ class Ranking:
 
     @property
     def why_not(self) -> pd.DataFrame:
-        """Other plans, and what speaks against each."""
-        return _table([entry["plan"] | {"because": entry["because"]} for entry in self.answer.get("why_not", [])])
+        """Other plans, in what differs from the best one, and what speaks against each."""
+        rows = [entry["plan"] | {"because": entry["because"]} for entry in self.answer.get("why_not", [])]
+        return _table(rows)[_differing([self.answer["plan"], *rows])] if rows else _table([])
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each plan: its layout, milliseconds of a step, tokens per second, GB of the fullest rank."""
-        return _table([entry["plan"] | {name: entry[name] for name in ("fits", "tokens_per_s", "mfu", "bubble")}
-                       | {"step_ms": entry["step_s"] * 1e3, "peak_gb": entry["memory"]["peak"] / 1e9}
+        """A row per plan: its layout, tokens per second, milliseconds of a step (from, to), GB of its fullest rank."""
+        return _table([entry["plan"] | {name: entry[name] for name in ("fits", "tokens_per_s", "mfu")}
+                       | {"bubble": round(entry["bubble"], 6), "step_ms": entry["step_s"] * 1e3,
+                          "step_ms_to": entry["step_s_range"][1] * 1e3, "peak_gb": entry["memory"]["peak"] / 1e9}
                        for entry in self.records if entry.get("event") == "plan"])
 
     def __repr__(self) -> str:
@@ -284,7 +292,11 @@ class Ranking:
     def _repr_html_(self) -> str:
         rows = "".join(f"<li>{html.escape(line)}</li>" for line in self.why)
         title = repr(self.best) if self.answer else "predictions"
-        return _box(GREEN, title, f"<ul>{rows}</ul>") + _shown(self.table.head(10))
+        table = self.table.head(10)
+        choices = [column for column in table if column not in ("tokens_per_s", "mfu", "bubble", "peak_gb")
+                   and not column.startswith("step_ms")]
+        same = set(choices) - set(_differing(table[choices].to_dict("records"))) if len(table) > 1 else set()
+        return _box(GREEN, title, f"<ul>{rows}</ul>") + _shown(table.drop(columns=list(same)))
 
 
 class Bench:

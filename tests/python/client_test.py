@@ -151,6 +151,22 @@ def test_a_wrong_option_raises_the_programs_own_line(options):
     assert caught.value.status == told.returncode == 2
 
 
+@pytest.mark.parametrize("make", [lambda: tessera.Plan(dp="two"), lambda: tessera.Plan(dp=2.5)])
+def test_a_plan_of_a_wrong_type_raises_the_programs_own_line(make):
+    with pytest.raises(tessera.Error) as caught:
+        make()
+    value = str(caught.value).split("'")[1]
+    told = subprocess.run([PROGRAM, "train", f"--dp={value}"], capture_output=True, encoding="utf-8", check=False)
+    assert str(caught.value) == told.stderr.strip()
+
+
+def test_a_first_argument_that_is_no_plan_is_named():
+    for wrong in ("gpt-nano", {"dp": 2}, 2):
+        with pytest.raises(tessera.Error, match=r"tessera: the first argument: expected a Plan, found .*gpt-nano"):
+            tessera.train(wrong)
+    assert tessera.verify(plan=tessera.Plan(dp=2), **SMALL, steps=1).plan.dp == 2
+
+
 def test_without_a_program_one_line_says_the_command(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "tessera")
     code = "import os; os.chdir('/'); import tessera; tessera.train.__doc__; tessera.train()"
@@ -200,6 +216,9 @@ def test_help_has_every_option():
             assert name in page, (command, name)
             assert " ".join(entry["help"].split())[:40] in " ".join(page.split()), (command, name)
             assert name in names or name == "format" or name + "_" in names, (command, name)
+            assert not entry.get("group") or f"{entry['group']}:" in page, (command, entry["group"])
+            assert entry.get("default") is None or f"[{entry['default']}]" in page, (command, name)
+    assert "from 1 to 1,000,000" in " ".join((tessera.train.__doc__ or "").split())
 
 
 def test_a_plan_has_no_field_that_is_no_option():
