@@ -297,7 +297,7 @@ TEST_F(ModelTemplates, AnswersAreFoundWhereTheTextDoesNotGrow) {
             "<|im_start|>aA:[b <|im_end|>]<|im_start|>cA:[d</s>]");
   // A call without text, in a turn that has an empty thought only at the end.
   Example calls = talk_;
-  calls.turns[1] = {.role = Role::assistant, .more = R"({"tool_calls": [1]})", .silent = true};
+  calls.turns[1] = {.role = Role::assistant, .text = "", .more = R"({"tool_calls": [1]})", .silent = true};
   const std::string call =
       "{% if loop.last %}<t></t>{% endif %}{{ m.content }}{% if m.tool_calls %}"
       "{{ '\\n' if m.content }}call{% endif %}<|im_end|>\n";
