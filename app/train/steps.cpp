@@ -319,7 +319,10 @@ std::string sample_of_saved(const Run& run, const ModelConfig& config) {
 
 // The last record of a run: `facts`, and what is asked of every run alike.
 void say_summary(const Run& run, LanguageModel& model, TrainOutput::Facts facts, TrainOutput& output) {
-  facts.flops_per_token = model.training_flops();
+  const ModelConfig& c = model.config;
+  const int64_t row = facts.tokens_per_step / run.job.optim.batch;  // rows of examples are shorter than the context
+  facts.flops_per_token = model.training_flops() - 12 * static_cast<double>(c.layers) * c.keys() *
+                                                       static_cast<double>(c.attended() - std::min(c.attended(), row));
   facts.rank_peak_flops = measured_peak_flops(run.job.optim.dtype, facts.arena);
   facts.no_graph = with_options(no_graph_because(run.job, run.options.trace, run.dataset.has_examples()));
   facts.sample = sample_of_saved(run, model.config);
