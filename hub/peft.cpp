@@ -113,9 +113,9 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
   for (const auto& [key, into] : {std::pair("rank_pattern", &out.ranks), {"alpha_pattern", &out.alphas}}) {
     const Json* const found = keys.find(key);
     if (!found) continue;
-    const auto fits = [&](const Json& value) {
-      return key[0] == 'a' ? value.is_number() && value > 0
-                           : natural(value) && *natural(value) >= 1 && *natural(value) <= kMostRank;
+    const auto fits = [is_alpha = key[0] == 'a'](const Json& value) {
+      return is_alpha ? value.is_number() && value > 0
+                      : natural(value) && *natural(value) >= 1 && *natural(value) <= kMostRank;
     };
     if (!found->is_object() || !std::ranges::all_of(*found, fits)) keys.refuse(key, "numbers of modules", *found);
     *into = found->get<std::map<std::string, double>>();
