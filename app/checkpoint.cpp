@@ -205,7 +205,7 @@ void quantize(const CheckpointOptions& o) {
   check_sizes(from.config);
   EvaluationText text;
   if (!o.calibrate.empty()) text = evaluation_text(o.calibrate, *model.tokenizer, example_options(model.run));
-  for (const std::string& note : text.notes) std::fputs((one_line(note) + "\n").c_str(), stderr);
+  for (const std::string& note : text.notes) std::fputs((one_line(with_options(note)) + "\n").c_str(), stderr);
   const QuantizeOptions options{.method = by_gptq ? Rounding::gptq : Rounding::nearest,
                                 .group = o.group,
                                 .windows = o.windows,

@@ -209,7 +209,7 @@ std::string special_note(const std::map<std::string, int64_t>& counts, bool as_t
   if (sum == 0) return "";
   return fmt::format("{} {} of {} in the data: read as {}", sum, sum == 1 ? "occurrence" : "occurrences",
                      fmt::join(std::span(names).first(std::min<size_t>(names.size(), 5)), ", "),
-                     as_tokens ? "special tokens" : "text; --special reads them as special tokens");
+                     as_tokens ? "special tokens" : "text; `special` reads them as special tokens");
 }
 
 TextEncoder::TextEncoder(const Tokenizer& tokenizer, std::string what, Each each, bool add_ends, size_t chunk,

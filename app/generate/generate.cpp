@@ -416,7 +416,7 @@ int run(const EvaluateOptions& o) {
   check_example_options(model.run);
   const std::vector<Found> texts = texts_of(model);
   for (const Found& f : texts)
-    for (const std::string& note : f.text.notes) std::fputs((one_line(note) + "\n").c_str(), stderr);
+    for (const std::string& note : f.text.notes) std::fputs((one_line(with_options(note)) + "\n").c_str(), stderr);
   launch(ranks_of("evaluate", model.run, model.job.plan), [&](Communicator& world) {
     const std::unique_ptr<Trainer> part = part_of(model, world);
     const auto begin = std::chrono::steady_clock::now();

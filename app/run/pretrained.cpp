@@ -279,7 +279,7 @@ bool speaks_for_all() {
 
 void say_notes(const std::vector<std::string>& notes) {
   if (!speaks_for_all()) return;
-  for (const std::string& note : notes) std::fputs((one_line(note) + "\n").c_str(), stderr);
+  for (const std::string& note : notes) std::fputs((one_line(with_options(note)) + "\n").c_str(), stderr);
 }
 
 ModelConfig first_config(const TrainOptions& o) {

@@ -200,7 +200,7 @@ void introduce(TrainOutput& output, const Run& run, LanguageModel& model, const 
   if (is_default_job(o)) output.message("the default job, which is: tessera train " + default_job_words(o));
   if (const std::string useless = useless_options(o); !useless.empty()) output.message(useless);
   for (const std::string& line : describe_data(d)) output.message(line);
-  for (const std::string& note : d.notes) output.message(note);
+  for (const std::string& note : d.notes) output.message(with_options(note));
   output.message(fmt::format("{} on {}, {} of each ({}); the run is written to {}", steps, describe(run.job.plan),
                              cpu::threads() == 1 ? "one thread" : fmt::format("{} threads", cpu::threads()),
                              gpu                      ? describe_device()
