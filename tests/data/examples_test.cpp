@@ -262,7 +262,7 @@ TEST_F(LoadedExamples, MarkersAreTheTokenizersOwnTokens) {
       "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + "
       "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
   const Dataset d = load_examples(rows, with(chatml), {.context = 60});
-  EXPECT_EQ(d.notes, std::vector<std::string>{"1 occurrence of <|im_end|> in the data: read as text; --special reads "
+  EXPECT_EQ(d.notes, std::vector<std::string>{"1 occurrence of <|im_end|> in the data: read as text; `special` reads "
                                               "them as special tokens"});
   const std::vector<int32_t> prompt = d.prompt();
   EXPECT_EQ(std::ranges::count(prompt, 400), 2);
