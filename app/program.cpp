@@ -1,5 +1,6 @@
 // The program: from argv to an exit status, and the commands that are short.
 #include <new>
+#include <nlohmann/json.hpp>
 
 #include "app/commands.h"
 #include "app/job_of.h"
@@ -114,39 +115,59 @@ int print_verdict(const lab::Verdict& verdict, const std::string& text) {
   return verdict.solved ? 0 : static_cast<int>(Status::verification);
 }
 
-// Points of each learner of a class by exercise, a line for each as soon as all that is there was graded; as JSON a
-// line for each exercise. Whatever one learner's code or folder does, the next one's turn comes.
+// Points of each learner of a class by puzzle and exercise, a line for each learner as soon as all that is there was
+// graded; as JSON a line for each of these, and one for each learner. Whatever one learner's code or folder does, the
+// next one's turn comes.
 int check_class(const LabOptions& o) {
   const auto all = lab::handed_in(o.all);
   const bool as_text = o.format == "text";
+  std::vector<std::string> names;
   size_t width = 7;
-  for (const auto& [learner, exercises] : all) width = std::max(width, learner.size());
-  std::string line = fmt::format("{:<{}}", "learner", width);
-  for (const lab::Exercise& e : lab::exercises()) line += fmt::format(" {:>3}", e.number);
+  int of = 0;
+  for (const lab::Puzzle& p : lab::puzzles())
+    names.push_back(fmt::format("p{}", p.number)), of += lab::points(p.bounds, p.bounds.size());
+  for (const lab::Exercise& e : lab::exercises())
+    names.push_back(std::to_string(e.number)), of += lab::points(e.bounds, e.bounds.size());
+  for (const auto& [learner, handed_in] : all) width = std::max(width, learner.size());
+  std::string line = fmt::format("{:<{}}", "learner", width), notes;
+  for (const std::string& name : names) line += fmt::format(" {:>3}", name);
   if (as_text) print(line + "   all\n");
-  for (const auto& [learner, exercises] : all) {
-    std::map<int, int> points;
+  std::map<std::pair<int, uint64_t>, std::string> seeds;  // of puzzles, and who has them
+  for (const auto& [learner, handed_in] : all) {
+    std::map<std::string, int> points;
+    int solved = 0;
     Progress progress(Progress::for_stderr(0, false));
-    for (const auto& [e, folder] : exercises) {
-      progress.work(fmt::format("building and grading {} of {}", e->name, learner));
+    for (const auto& [e, p, folder] : handed_in) {
+      progress.work(fmt::format("grading {} of {}", p ? p->name : e->name, learner));
       lab::Verdict verdict;
       try {
-        verdict = lab::check(*e, folder);
+        verdict = p ? lab::grade(*p, folder) : lab::check(*e, folder);
       } catch (const std::exception& error) {
-        verdict = lab::refused(*e, {"error", error.what(), ""});
+        verdict.wrong = {"error", error.what(), ""};
       }
-      points[e->number] = std::max(points[e->number], lab::points(*e, verdict.kept));
-      if (!as_text) print(lab::json(*e, verdict, learner));
+      if (p && verdict.seed)
+        if (const auto& [first, is_new] = seeds.try_emplace({p->number, *verdict.seed}, learner);
+            !is_new && first->second != learner)
+          verdict.notes.push_back("has the seed of " + first->second + "'s: one task was handed in twice");
+      const std::string name = p ? fmt::format("p{}", p->number) : std::to_string(e->number);
+      points[name] = std::max(points[name], lab::points(p ? p->bounds : e->bounds, verdict.kept));
+      solved += verdict.solved;
+      for (const std::string& note : verdict.notes) notes += fmt::format("note: {}, {}: {}\n", learner, name, note);
+      if (!as_text) print(p ? lab::json(*p, verdict, learner) : lab::json(*e, verdict, learner));
     }
     int sum = 0;
     line = fmt::format("{:<{}}", learner, width);
-    for (const lab::Exercise& e : lab::exercises()) {
-      const auto found = points.find(e.number);
+    for (const std::string& name : names) {
+      const auto found = points.find(name);
       line += fmt::format(" {:>3}", found == points.end() ? "-" : std::to_string(found->second));
       sum += found == points.end() ? 0 : found->second;
     }
-    if (as_text) print(fmt::format("{} {:>5}\n", line, sum));
+    print(as_text ? fmt::format("{} {:>5}\n", line, sum)
+                  : nlohmann::ordered_json{{"learner", learner}, {"points", sum}, {"of", of}, {"solved", solved}}.dump(
+                        -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
+                        "\n");
   }
+  if (as_text) print(notes);
   return 0;
 }
 

@@ -270,7 +270,10 @@ std::map<std::string, std::vector<HandedIn>> handed_in(const fs::path& folder) {
     if (at->is_directory(none)) out[learner];
     for (const Exercise& e : exercises())
       if (at.depth() > 0 && at->path().filename() == fs::path(e.file).filename())
-        out[learner].push_back({&e, at->path().parent_path()});
+        out[learner].push_back({&e, nullptr, at->path().parent_path()});
+    if (at.depth() > 0 && at->is_regular_file(none) && at->path().filename() == kTaskFile)
+      if (const Puzzle* const p = puzzle_in(at->path().parent_path()))
+        out[learner].push_back({nullptr, p, at->path().parent_path()});
   }
   for (auto& [learner, all] : out) std::ranges::sort(all, {}, &HandedIn::folder);
   return out;

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <map>
 
-#include "lab/exercise.h"
+#include "lab/puzzle.h"
 
 namespace tessera::lab {
 
@@ -27,9 +27,11 @@ Verdict grade_program(const Exercise& exercise, const std::filesystem::path& pro
 // The learner's side of it: answers until nothing more is asked. Throws Error (usage) where nobody asks.
 void answer(const Exercise& exercise);
 
-// An exercise that was handed in: files of that name are looked for in a learner's folder, and in folders there.
+// An exercise, or a puzzle, that was handed in: files of that name, or a puzzle's task.txt, are looked for in a
+// learner's folder, and in folders there.
 struct HandedIn {
   const Exercise* exercise = nullptr;
+  const Puzzle* puzzle = nullptr;
   std::filesystem::path folder;
 };
 // The learners of a class, each of whom has a folder. Throws InputError where there is no such folder.

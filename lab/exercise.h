@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 
@@ -170,24 +171,33 @@ class Grading {
   bool compares_;
 };
 
+// Numbers by which solutions may be compared: bubble_percent, bytes_sent.
+using Scores = std::vector<std::pair<std::string, double>>;
+
 struct Verdict {
   bool solved = false;
   std::string text;                     // several lines
   Wrong wrong = {};                     // of one that is not solved
   size_t kept = 0;                      // bounds that are kept, from the first one
   std::vector<std::string> notes = {};  // for a lecturer; they decide nothing
+  Scores score = {};                    // of one that is solved
+  std::optional<uint64_t> seed = {};    // of a puzzle
 };
 
 // Asks and compares.
 Verdict grade(const Exercise& exercise, const Ask& ask, uint64_t seed);
 // Grades what this program was built with.
 Verdict grade(const Exercise& exercise);
+// The first bounds of a list, up to the one that broke; none, where that is no bound.
+size_t kept_bounds(const std::vector<Bound>& bounds, const Wrong& wrong);
 // The verdict on one that is not solved.
 Verdict refused(const Exercise& exercise, const Wrong& wrong, size_t kept = 0);
 // Points of the first `kept` bounds.
-int points(const Exercise& exercise, size_t kept);
+int points(const std::vector<Bound>& bounds, size_t kept);
 // A verdict for other programs: a line with an object, whose it is in it if that is said.
 std::string json(const Exercise& exercise, const Verdict& verdict, const std::string& learner = "");
+std::string json(const char* kind, std::string_view name, int number, const std::vector<Bound>& bounds,
+                 const Verdict& verdict, const std::string& learner);
 
 // One grader for each exercise; a file of lab/grade/ has one or two that are alike.
 

@@ -145,12 +145,6 @@ constexpr Known kKnown[] = {
     {"[narrow]", "error", "a part begins or ends outside of its tensor: cut it to what this rank has"},
 };
 
-// Bounds before the one that broke; none, where that is no bound of the exercise.
-size_t kept_of(const Exercise& e, const Wrong& wrong) {
-  const auto broke = std::ranges::find(e.bounds, wrong.bound, &Bound::name);
-  return broke == e.bounds.end() ? 0 : static_cast<size_t>(broke - e.bounds.begin());
-}
-
 // Explains an error that the learner's code, or a rank in it, has thrown.
 Wrong explained(const std::string& what, const char* otherwise) {
   if (const size_t at = what.find(kNotYet); at != std::string::npos)
@@ -165,7 +159,7 @@ Wrong explained(const std::string& what, const char* otherwise) {
 
 void Grading::tell(const Wrong& wrong) {
   wrong_.push_back(wrong);
-  if (kept_of(exercise_, wrong) == 0) throw Enough{};
+  if (kept_bounds(exercise_.bounds, wrong) == 0) throw Enough{};
 }
 
 Verdict refused(const Exercise& e, const Wrong& wrong, size_t kept) {
@@ -175,26 +169,38 @@ Verdict refused(const Exercise& e, const Wrong& wrong, size_t kept) {
   return {false, wrong.more.empty() ? out : out + "\n" + wrong.more, wrong, kept};
 }
 
-int points(const Exercise& e, size_t kept) {
+size_t kept_bounds(const std::vector<Bound>& bounds, const Wrong& wrong) {
+  const auto broke = std::ranges::find(bounds, wrong.bound, &Bound::name);
+  return broke == bounds.end() ? 0 : static_cast<size_t>(broke - bounds.begin());
+}
+
+int points(const std::vector<Bound>& bounds, size_t kept) {
   int all = 0;
-  for (size_t i = 0; i < kept; ++i) all += e.bounds[i].points;
+  for (size_t i = 0; i < kept; ++i) all += bounds[i].points;
   return all;
 }
 
-std::string json(const Exercise& e, const Verdict& v, const std::string& learner) {
+std::string json(const char* kind, std::string_view name, int number, const std::vector<Bound>& all, const Verdict& v,
+                 const std::string& learner) {
   using Json = nlohmann::ordered_json;
   Json out = Json::object(), bounds = Json::array();
-  for (size_t i = 0; i < e.bounds.size(); ++i) {
-    const auto& [name, of] = e.bounds[i];
+  for (size_t i = 0; i < all.size(); ++i) {
     const bool kept = i < v.kept;
-    bounds.push_back({{"bound", name}, {"solved", kept}, {"points", kept ? of : 0}, {"of", of}});
+    bounds.push_back(
+        {{"bound", all[i].name}, {"solved", kept}, {"points", kept ? all[i].points : 0}, {"of", all[i].points}});
   }
   if (!learner.empty()) out["learner"] = learner;
-  out.update({{"exercise", e.name}, {"number", e.number}, {"solved", v.solved}, {"points", points(e, v.kept)}});
-  out.update({{"of", points(e, e.bounds.size())}, {"bounds", bounds}});
+  out.update({{kind, name}, {"number", number}, {"solved", v.solved}, {"points", points(all, v.kept)}});
+  out.update({{"of", points(all, all.size())}, {"bounds", bounds}});
+  if (v.seed) out["seed"] = *v.seed;
   if (!v.solved) out.update({{"broke", v.wrong.bound}, {"found", v.wrong.found}, {"cause", v.wrong.cause}});
+  for (const auto& [what, value] : v.score) out["score"][what] = value;
   if (!v.notes.empty()) out["notes"] = v.notes;
   return out.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string json(const Exercise& e, const Verdict& v, const std::string& learner) {
+  return json("exercise", e.name, e.number, e.bounds, v, learner);
 }
 
 Verdict grade(const Exercise& e, const Ask& ask, uint64_t seed) {
@@ -211,7 +217,7 @@ Verdict grade(const Exercise& e, const Ask& ask, uint64_t seed) {
     return refused(e, explained(error.what(), "error"));
   }
   size_t kept = e.bounds.size();
-  for (const Wrong& wrong : grading.wrong()) kept = std::min(kept, kept_of(e, wrong));
+  for (const Wrong& wrong : grading.wrong()) kept = std::min(kept, kept_bounds(e.bounds, wrong));
   return kept == e.bounds.size() ? Verdict{true, out, {}, kept} : refused(e, grading.wrong().front(), kept);
 }
 

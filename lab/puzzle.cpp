@@ -5,11 +5,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <nlohmann/json.hpp>
+#include <cmath>
 #include <random>
+#include <regex>
 
 #include "data/config_file.h"
 #include "lab/placed_block.h"
+#include "lab/schedule_task.h"
 #include "parallel/pipeline/validate.h"
 #include "planner/predict.h"
 #include "verify/defects/defects.h"
@@ -19,6 +21,9 @@ namespace tessera::lab {
 namespace {
 
 namespace fs = std::filesystem;
+
+// The line of a page in whose place a learner's page has the numbers of the seed.
+constexpr std::string_view kNumbers = "(`tessera lab start` writes your numbers here.)\n";
 
 // Words of a finding, and the mistake that they are typical of.
 struct Sign {
@@ -35,12 +40,10 @@ void expect(bool good, const char* bound, const std::string& found, const std::s
   if (!good) throw Wrong{bound, found, cause, more};
 }
 
-// A pipeline's schedule, of actions that take one unit, B two.
 struct SchedulePuzzle {
   static constexpr const char* file = "schedule.txt";
-  int ranks, microbatches, chunks;  // stages of a rank, at most
-  double in_flight, one_less;       // micro-batches that rank r keeps: in_flight - r one_less, at most
-  double bubble, best;              // at most; the smallest that is known
+  static std::vector<Bound> bounds() { return {{"schedule", 2}, {"size", 1}, {"in flight", 1}, {"bubble", 2}}; }
+  ScheduleFamily family;
 };
 
 constexpr Sign kFaults[] = {
@@ -58,13 +61,12 @@ std::string cause_in_flight(const Schedule& s, const std::vector<Action>& list) 
                       : "too many F come before the first backward pass, or before the next one";
 }
 
-std::string cause_of_bubble(const Schedule& s, const SchedulePuzzle& p) {
+std::string cause_of_bubble(const Schedule& s, const ScheduleTask& t) {
   if (s.microbatches > 1 && std::ranges::max(peak_in_flight(s)) == 1)
     return "one micro-batch at a time: the others could follow it while it travels";
-  if (s.chunks() < p.chunks) return "each rank has one long stage: with two short ones the first message leaves sooner";
   if (s.chunks() > 1 && s.rank_of_stage[0] == s.rank_of_stage[1])
     return "neighbouring stages are on one rank, as one long stage: deal them out, to ranks 0 1 0 1 or 0 1 1 0";
-  if (s.has(Do::B) && p.bubble < (p.ranks - 1.0) / (p.chunks * p.microbatches + p.ranks - 1) - 1e-9)
+  if (s.has(Do::B) && t.known.has(Do::W))
     return "B is whole: the rank before waits for both halves of it, and needs only the first: write I and W";
   bool at_once = s.has(Do::W);
   for (const auto& list : s.actions)
@@ -73,62 +75,137 @@ std::string cause_of_bubble(const Schedule& s, const SchedulePuzzle& p) {
                  : "a rank waits though it could work: look at what it does just before the dots";
 }
 
-Held graded(const SchedulePuzzle& p, const std::string& text, const std::string& name) {
+// In percent, of a step of so many units.
+double bubble_of(const ScheduleTask& t, double makespan) {
+  const Simulation known = simulate(t.known, t.times);
+  return 100 * (1 - (1 - known.bubble_share()) * known.makespan / makespan);
+}
+
+ScheduleTask make_task(const SchedulePuzzle& p, uint64_t seed) { return make_task(p.family, seed); }
+
+Task task_of(const SchedulePuzzle& p, const ScheduleTask& t) {
+  std::vector<double> forward;
+  for (const StageTimes& stage : t.times.stages) forward.push_back(stage.forward);
+  Task out;
+  out.numbers = fmt::format("- {} ranks, {} micro-batches, {} on each rank\n", p.family.ranks, t.known.microbatches,
+                            p.family.chunks == 1 ? "one stage" : "two stages");
+  out.numbers += t.is_given ? "- F takes 1 unit and B 2\n"
+                            : fmt::format(
+                                  "- F takes {} units on stage 0, 1 and so on; B takes twice as long{}\n- a message "
+                                  "from rank to rank takes {}\n",
+                                  fmt::join(forward, ", "), p.family.splits ? ", I and W each as long as F" : "",
+                                  t.times.message == 0 ? "no time" : "1 unit");
+  if (p.family.in_flight > 0)
+    out.numbers += fmt::format("- in flight on rank 0, 1 and so on: at most {} F\n", fmt::join(t.in_flight, ", "));
+  out.numbers += fmt::format("- a step takes at most {} units: a bubble of {:.1f}% of the time\n", t.makespan,
+                             bubble_of(t, t.makespan));
+  out.solution = to_text(t.known);
+  if (t.is_given) out.begun = split(out.solution, '\n')[1] + "\n";  // behind a comment
+  return out;
+}
+
+Right graded(const SchedulePuzzle& p, const ScheduleTask& t, const std::string& text, const std::string& name) {
   Schedule s;
   try {
     s = parse_schedule(text, name);
   } catch (const Error& e) {
     throw Wrong{"schedule", e.what(), cause_of(kFaults, e.what()), ""};
   }
-  const Simulation sim = simulate(s);
-  const std::string picture = draw(sim, 0, 60);
-  expect(s.ranks == p.ranks && s.microbatches == p.microbatches && s.chunks() <= p.chunks, "size",
-         fmt::format("{} ranks, {} micro-batches, {} stages on each; expected {}, {} and at most {}", s.ranks,
-                     s.microbatches, s.chunks(), p.ranks, p.microbatches, p.chunks),
-         "a line is a rank, and numbers begin at 0", picture);
+  expect(p.family.splits || !s.has(Do::I), "schedule", "there are I and W; expected F and B",
+         "the halves of a backward pass are taught by p8", "");
+  const int chunks = p.family.chunks;
+  expect(s.ranks == p.family.ranks && s.microbatches == t.known.microbatches && s.chunks() == chunks, "size",
+         fmt::format("{} ranks, {} micro-batches, {} stages on each; expected {}, {} and {}", s.ranks, s.microbatches,
+                     s.chunks(), p.family.ranks, t.known.microbatches, chunks),
+         "a line is a rank, and numbers begin at 0", draw(simulate(s), 0, 60));
+  const Simulation sim = simulate(s, t.times);
+  const std::string picture = draw(sim, 1, 120);
+  expect(!t.is_given || s.actions[0] == t.known.actions[0], "size", "rank 0 has another line; expected the given one",
+         "write rank 1's line alone", picture);
   const std::vector<int> peaks = peak_in_flight(s);
-  for (size_t r = 0; r < peaks.size(); ++r) {
-    const auto most = static_cast<int>((p.in_flight - p.one_less * static_cast<double>(r)) * s.chunks());
-    expect(peaks[r] <= most, "in flight",
-           fmt::format("rank {} keeps {} F at once; expected at most {}", r, peaks[r], most),
+  for (size_t r = 0; r < peaks.size(); ++r)
+    expect(peaks[r] <= t.in_flight[r], "in flight",
+           fmt::format("rank {} keeps {} F at once; expected at most {}", r, peaks[r], t.in_flight[r]),
            cause_in_flight(s, s.actions[r]), picture);
-  }
   const double bubble = 100 * sim.bubble_share();
-  expect(bubble <= 100 * p.bubble + 1e-6, "bubble",
-         fmt::format("ranks wait {:.1f}% of the time; expected at most {:.1f}%", bubble, 100 * p.bubble),
-         cause_of_bubble(s, p), picture);
+  expect(sim.makespan <= t.makespan, "bubble",
+         fmt::format("a step takes {} units, and ranks wait {:.1f}% of the time; expected at most {} units, {:.1f}%",
+                     sim.makespan, bubble, t.makespan, bubble_of(t, t.makespan)),
+         cause_of_bubble(s, t), picture);
+  const double best = simulate(t.known, t.times).makespan;
   return {
-      fmt::format("{} ranks, {} micro-batches; in flight by rank: {}", s.ranks, s.microbatches, fmt::join(peaks, " ")),
-      fmt::format("your bubble {:.1f}%, best known {:.1f}%", bubble, 100 * p.best), picture};
+      {fmt::format("{} ranks, {} micro-batches; in flight by rank: {}", s.ranks, s.microbatches, fmt::join(peaks, " ")),
+       fmt::format("your step {} units, bubble {:.1f}%; best found by a short search {} units, {:.1f}%", sim.makespan,
+                   bubble, best, bubble_of(t, best))},
+      picture,
+      {{"bubble_percent", bubble}, {"units", sim.makespan}, {"best_known_units", best}}};
 }
 
-// A part of a block: its ranks and its input, what all ranks send and what one keeps of the parameters, in bytes.
+// A part of a block, on dp x tp ranks of 2 or 4 each.
 struct PlacementPuzzle {
   static constexpr const char* file = "placements.txt";
-  std::string title;
-  int64_t sent, held;
+  static std::vector<Bound> bounds() {
+    return {{"size", 0}, {"table", 1}, {"values", 1}, {"parameters", 2}, {"bytes", 2}};
+  }
+  std::string part;
+  bool data = false;                   // whether there is dp, over whose ranks x is S(0)
+  std::vector<std::string> x = {"I"};  // on tp
+  int64_t pairs = 1, cut = 0,
+          full = 1;  // pairs of matrices; numbers in tensors that tp cuts, and vectors that it does not
 };
 
-Held graded(const PlacementPuzzle& p, const std::string& text, const std::string& name) {
+struct PlacementTask {
+  std::string title, first;  // as of a PlacementVerdict; the two first lines
+  int64_t sent, held;        // bytes: what all ranks send, what one keeps of the parameters, at most
+};
+
+PlacementTask make_task(const PlacementPuzzle& p, uint64_t seed) {
+  constexpr int64_t activation = 4 * 8 * 16 * 8, vector = 16 * 8;  // bytes of x, and of as many numbers as a token has
+  const Philox random = Philox::named(seed, p.part);
+  const std::string& x = p.x[random.below(p.x.size(), 0)];
+  const int64_t tp = 2 << random.below(2, 1), dp = !p.data ? 1 : tp == 4 ? 2 : 2 << random.below(2, 2);
+  const int64_t held = p.cut * 8 / tp + p.full * vector, cut_x = x == "I" ? 0 : 1;
+  const std::string title =
+                        p.data ? fmt::format("{} dp={} tp={}", p.part, dp, tp) : fmt::format("{} tp={}", p.part, tp),
+                    at = p.data ? "S(0) " + x : x;
+  return {title + ", x " + at, title + "\nx " + at + "\n",
+          (tp - 1) * (4 * p.pairs * activation + cut_x * 2 * p.full * vector) + tp * 2 * (dp - 1) * held, held};
+}
+
+Task task_of(const PlacementPuzzle&, const PlacementTask& t) {
+  return {
+      fmt::format("- {}\n- parameters of a rank: at most {} bytes\n- sent by all ranks, forward and backward: at most "
+                  "{} bytes\n",
+                  t.title, t.held, t.sent),
+      t.first};
+}
+
+Right graded(const PlacementPuzzle&, const PlacementTask& t, const std::string& text, const std::string& name) {
   const PlacementVerdict v = check_placements(text, name);
-  expect(v.title == p.title, "size", fmt::format("{}; expected {}", v.title, p.title),
+  expect(v.title == t.title, "size", fmt::format("{}; expected {}", v.title, t.title),
          "the first line says part and ranks, and x how it comes in", v.picture);
   expect(v.found.empty(), "table", v.found, v.cause,
          v.picture + "\nrelative to one rank, y and gradients: " + v.run + "\n");
   expect(v.good(), "values", "relative to one rank: " + v.run, "", v.picture);
-  expect(v.held <= p.held, "parameters", fmt::format("{} bytes on a rank; expected at most {}", v.held, p.held),
+  expect(v.held <= t.held, "parameters", fmt::format("{} bytes on a rank; expected at most {}", v.held, t.held),
          "a matrix is whole on each rank: cut it by outputs, S(0), or by inputs, S(1)", v.picture);
-  expect(v.sent <= p.sent, "bytes", fmt::format("{} bytes sent; expected at most {}", v.sent, p.sent),
+  expect(v.sent <= t.sent, "bytes", fmt::format("{} bytes sent; expected at most {}", v.sent, t.sent),
          "a conversion too many: a matrix cut by outputs and one cut by inputs need none between them", v.picture);
-  return {"relative to one rank, y and gradients: " + v.run,
-          fmt::format("{} bytes sent, {} bytes of parameters on a rank", v.sent, v.held), v.picture};
+  return {{"relative to one rank, y and gradients: " + v.run,
+           fmt::format("{} bytes sent, {} bytes of parameters on a rank", v.sent, v.held)},
+          v.picture,
+          {{"bytes_sent", static_cast<double>(v.sent)}, {"parameter_bytes", static_cast<double>(v.held)}}};
 }
 
-// A plan for eight cards of 24 GiB.
+// A plan for eight cards of 24 GiB, with a limit on activations that the planner does not know: so its own plans, which
+// fill a card, are not the answer.
 struct PlanPuzzle {
   static constexpr const char* file = "plan.toml";
-  double tokens_per_s;  // at least
-  ZeroStage zero;       // at most
+  static std::vector<Bound> bounds() {
+    return {{"size", 0}, {"zero", 1}, {"memory", 1}, {"activations", 2}, {"speed", 2}};
+  }
+  ZeroStage zero;                      // at most
+  std::vector<planner::Layout> known;  // plans among which a seed's is found
 };
 
 constexpr Sign kPlanCauses[] = {
@@ -142,7 +219,44 @@ constexpr Sign kPlanCauses[] = {
     {"recompute", "all is computed twice: recompute less, and keep what then fits"},
 };
 
-Held graded(const PlanPuzzle& p, const std::string& text, const std::string& name) {
+struct PlanTask {
+  planner::Case with;  // without a layout
+  int64_t batch = 0;   // sequences of a step
+  double activations = 0, tokens_per_s = 0;
+  planner::Layout known = {};  // solves it
+};
+
+PlanTask make_task(const PlanPuzzle& p, uint64_t seed) {
+  const Philox random = Philox::named(seed, "plan");
+  PlanTask t{{planner::shape_of(*preset("llama2-7b")),
+              {},
+              planner::hardware_named("rtx4090"),
+              planner::software_named("tessera")},
+             static_cast<int64_t>(64 + 32 * random.below(3, 0))};
+  t.with.model.context = static_cast<int64_t>(1024 + 512 * random.below(3, 1));
+  t.known = p.known[random.below(p.known.size(), 2)];
+  t.known.plan.microbatches = static_cast<int>(t.batch / t.known.plan.dp / t.known.sequences);
+  planner::Case c = t.with;
+  c.layout = t.known;
+  const planner::Prediction found = planner::predict(c);
+  t.activations = std::ceil(found.memory[found.fullest].activations / 1e8) / 10;
+  t.tokens_per_s = std::floor(found.tokens_per_s * 0.0098) * 100;
+  return t;
+}
+
+Task task_of(const PlanPuzzle& p, const PlanTask& t) {
+  Task out{
+      fmt::format("- {} sequences of {} tokens a step; `zero` at most {}\n- memory of the fullest rank: at most {:.1f} "
+                  "GB, its activations: at most {:.1f} GB\n- at least {:.0f} tokens/s\n",
+                  t.batch, t.with.model.context, static_cast<int>(p.zero), t.with.hardware.usable_bytes() / 1e9,
+                  t.activations, t.tokens_per_s)};
+  planner::Layout l = t.known;
+  for (const Setting& field : settings_of(l))
+    out.solution += fmt::format("{} = {}\n", field.field.name, field.written());
+  return out;
+}
+
+Right graded(const PlanPuzzle& p, const PlanTask& t, const std::string& text, const std::string& name) {
   planner::Layout l;
   const Settings all = settings_of(l);
   for (const ConfigEntry& e : read_config(text, name)) {
@@ -151,11 +265,10 @@ Held graded(const PlanPuzzle& p, const std::string& text, const std::string& nam
       throw InputError(fmt::format("{}: expected one of {}; found {}", e.where, fmt::join(all.names(), ", "), e.key));
     field->read(e.where + ": " + e.key, e.text.value_or(e.value));
   }
-  planner::Case c{planner::shape_of(*preset("llama2-7b")), l, planner::hardware_named("rtx4090"),
-                  planner::software_named("tessera")};
-  c.model.context = 2048;
-  expect(l.plan.ranks() == 8 && l.batch() == 64, "size",
-         fmt::format("{} ranks and {} sequences a step; expected 8 and 64", l.plan.ranks(), l.batch()),
+  planner::Case c = t.with;
+  c.layout = l;
+  expect(l.plan.ranks() == 8 && l.batch() == t.batch, "size",
+         fmt::format("{} ranks and {} sequences a step; expected 8 and {}", l.plan.ranks(), l.batch(), t.batch),
          "ranks are dp x tp x pp x cp; a step has dp x microbatches x sequences", "");
   expect(l.plan.zero <= p.zero, "zero",
          fmt::format("zero = {}; expected at most {}", name_in(kZeroNames, l.plan.zero), name_in(kZeroNames, p.zero)),
@@ -173,20 +286,28 @@ Held graded(const PlanPuzzle& p, const std::string& text, const std::string& nam
          fmt::format("the fullest rank needs {:.1f} GB, most of it {}; expected at most {:.1f}", needs, seen.largest,
                      card),
          cause_of(kPlanCauses, seen.largest), picture);
+  const double activations = seen.memory[seen.fullest].activations / 1e9;
+  expect(activations <= t.activations, "activations",
+         fmt::format("{:.2f} GB on the fullest rank; expected at most {:.1f}", activations, t.activations),
+         cause_of(kPlanCauses, "activations"), picture);
   double most = 0;
   for (const auto& [part, seconds] : planner::kParts)
     if (part != planner::kParts[0].first && seen.parts.*seconds > most) most = seen.parts.*seconds, slowest = part;
-  expect(seen.tokens_per_s >= p.tokens_per_s, "speed",
+  expect(seen.tokens_per_s >= t.tokens_per_s, "speed",
          fmt::format("{:.0f} tokens/s, {:.0f}% of the time for {}; expected at least {:.0f}", seen.tokens_per_s,
-                     100 * most / seen.step_s, slowest, p.tokens_per_s),
+                     100 * most / seen.step_s, slowest, t.tokens_per_s),
          cause_of(kPlanCauses, slowest), picture);
-  return {fmt::format("the fullest rank needs {:.1f} of {:.1f} GB", needs, card),
-          fmt::format("{:.0f} tokens/s, bubble {:.1f}%", seen.tokens_per_s, 100 * seen.bubble), picture};
+  return {{fmt::format("the fullest rank needs {:.1f} of {:.1f} GB, {:.2f} of it for activations", needs, card,
+                       activations),
+           fmt::format("{:.0f} tokens/s, bubble {:.1f}%", seen.tokens_per_s, 100 * seen.bubble)},
+          picture,
+          {{"tokens_per_s", seen.tokens_per_s}, {"memory_gb", needs}, {"activations_gb", activations}}};
 }
 
 // Three runs with a defect each, of these names.
 struct DefectPuzzle {
   static constexpr const char* file = "answers.txt";
+  static std::vector<Bound> bounds() { return {{"name", 6}}; }
   Plan plan;
   std::vector<std::string> names;
 };
@@ -221,24 +342,29 @@ std::string runs_of(const DefectPuzzle& p, uint64_t seed) {
   return out;
 }
 
-Held graded(const DefectPuzzle& p, const std::string& text, const std::string& name) {
+uint64_t make_task(const DefectPuzzle&, uint64_t seed) { return seed; }
+
+Task task_of(const DefectPuzzle& p, uint64_t seed) {
+  return {"- three runs, in `runs.txt`\n", "", "", [=] { return runs_of(p, seed); }};
+}
+
+Right graded(const DefectPuzzle& p, uint64_t seed, const std::string& text, const std::string& name) {
   std::vector<std::string> lines = split(text, '\n');
-  std::erase(lines, "");
-  lines.resize(kRuns + 1);
+  std::erase_if(lines, [](const std::string& line) { return line.empty() || line.starts_with('#'); });
+  lines.resize(kRuns);
   const auto value = [&](size_t line, const std::string& key) {
     if (lines[line].starts_with(key + " ")) return lines[line].substr(key.size() + 1);
     throw InputError(
-        fmt::format("{}: line {}: expected '{}' and a word; found '{}'", name, line + 1, key, lines[line]));
+        fmt::format("{}: line {} of answers: expected '{}' and a word; found '{}'", name, line + 1, key, lines[line]));
   };
-  const auto seed = static_cast<uint64_t>(parse_integer(name + ": line 1", value(0, "seed"), {0, 1e9}));
   Wrong wrong;
   size_t right = 0;
   std::string picture;
   for (size_t run = 0; run < kRuns; ++run) {
-    const std::string said = value(run + 1, std::to_string(run + 1)), &is = planted_in(p, seed, run);
+    const std::string said = value(run, std::to_string(run + 1)), &is = planted_in(p, seed, run);
     if (std::ranges::count(p.names, said) == 0)
-      throw InputError(
-          fmt::format("{}: line {}: expected one of {}; found '{}'", name, run + 2, fmt::join(p.names, ", "), said));
+      throw InputError(fmt::format("{}: line {} of answers: expected one of {}; found '{}'", name, run + 1,
+                                   fmt::join(p.names, ", "), said));
     picture += fmt::format("run {} [{}] {}\n", run + 1, said == is ? '#' : ' ', said);
     right += said == is;
     if (said == is || !wrong.bound.empty()) continue;
@@ -251,41 +377,75 @@ Held graded(const DefectPuzzle& p, const std::string& text, const std::string& n
   }
   wrong.found += fmt::format("; score {} of {}", right, kRuns);
   expect(right == kRuns, "name", wrong.found, wrong.cause, picture);
-  return {fmt::format("score {} of {}", right, kRuns), picture};
+  return {{fmt::format("score {} of {}", right, kRuns)}, picture, {{"right", static_cast<double>(right)}}};
 }
 
 // The list.
 
-template <class Targets>
-Puzzle puzzle(const char* name, const Targets& t) {
-  Puzzle p{name, Targets::file, [t](const auto& text, const auto& path) { return graded(t, text, path); }};
-  if constexpr (requires { t.names; }) p.runs = [t](uint64_t seed) { return runs_of(t, seed); };
-  return p;
+template <class Family>
+Puzzle puzzle(const char* name, const Family& f) {
+  return {name, Family::file, Family::bounds(), [f](uint64_t seed) {
+            const auto numbers = make_task(f, seed);
+            Task out = task_of(f, numbers);
+            out.grade = [=](const auto& text, const auto& path) { return graded(f, numbers, text, path); };
+            return out;
+          }};
+}
+
+Puzzle scheduled(const ScheduleFamily& f) { return puzzle(f.name.data(), SchedulePuzzle{f}); }
+
+// Which puzzle and seed a first line names: "# p2 seed 123456".
+struct Noted {
+  const Puzzle* puzzle = nullptr;
+  uint64_t seed = 0;
+};
+std::string note(const Puzzle& p, uint64_t seed) { return fmt::format("# p{} seed {}\n", p.number, seed); }
+std::optional<Noted> noted_in(const std::string& text) {
+  static const std::regex line(R"(# (p\d+) seed (\d{1,18})\s)");
+  std::smatch found;
+  if (!std::regex_search(text, found, line, std::regex_constants::match_continuous)) return {};
+  return Noted{find_puzzle(found.str(1)), std::stoull(found[2])};
+}
+std::optional<Noted> noted_of(const fs::path& folder) {
+  const fs::path file = folder / kTaskFile;
+  return is_plain_file(file) ? noted_in(read_whole(file, 1 << 20)) : std::nullopt;
+}
+
+planner::Layout layout(int dp, int tp, int pp, int sequences, ZeroStage zero, Recompute recompute) {
+  planner::Layout l;
+  l.plan.dp = dp, l.plan.tp = tp, l.plan.pp = pp, l.plan.zero = zero, l.plan.recompute = recompute;
+  l.sequences = sequences;
+  return l;
 }
 
 }  // namespace
 
 const std::vector<Puzzle>& puzzles() {
   static const std::vector<Puzzle> all = [] {
+    constexpr auto one = ZeroStage::one, two = ZeroStage::two, three = ZeroStage::three;
+    constexpr Recompute block = Recompute::block;
     std::vector<Puzzle> list{
-        puzzle("fill", SchedulePuzzle{2, 4, 1, 4, 0, 1, 1 / 13.0}),
-        puzzle("memory", SchedulePuzzle{3, 6, 1, 3, 1, 0.25, 4 / 22.0}),
-        puzzle("column-row", PlacementPuzzle{"mlp tp=2, x I", 16384, 8576}),
-        puzzle("heads", PlacementPuzzle{"attention tp=4, x I", 49152, 2272}),
-        puzzle("data-and-tensor", PlacementPuzzle{"mlp dp=2 tp=2, x S(0) I", 50688, 8576}),
+        scheduled({"fill", 2, 1, 4, 6, false, 0, 0, true}),
+        scheduled({"memory", 3, 1, 6, 8, false, 4, 1}),
+        puzzle("column-row", PlacementPuzzle{"mlp", false, {"I"}, 1, 2112}),
+        puzzle("heads", PlacementPuzzle{"attention", false, {"I"}, 1, 1072}),
+        puzzle("data-and-tensor", PlacementPuzzle{"mlp", true, {"I"}, 1, 2112}),
         puzzle("traces", DefectPuzzle{{.dp = 2, .microbatches = 2},
                                       {"missing-gradient-sum", "gradients-summed-twice", "gradients-divided-twice",
                                        "skipped-microbatch", "skipped-update"}}),
-        puzzle("stages", SchedulePuzzle{2, 4, 2, 4, 0, 1 / 9.0, 1 / 25.0}),
-        puzzle("two-halves", SchedulePuzzle{3, 5, 1, 3, 0, 2 / 17.0, 2 / 17.0}),
-        puzzle("sequence", PlacementPuzzle{"block tp=2, x S(1)", 34304, 13504}),
-        puzzle("card", PlanPuzzle{15000, ZeroStage::three}),
-        puzzle("tight", SchedulePuzzle{4, 8, 2, 3, 0, 0.16, 5 / 53.0}),
+        scheduled({"stages", 2, 2, 5, 8}),
+        scheduled({"two-halves", 3, 1, 5, 8, true, 4}),
+        puzzle("sequence", PlacementPuzzle{"block", false, {"S(0)", "S(1)"}, 2, 3184, 6}),
+        puzzle("card", PlanPuzzle{three,
+                                  {layout(8, 1, 1, 1, three, block), layout(8, 1, 1, 2, three, block),
+                                   layout(4, 2, 1, 2, three, block), layout(4, 2, 1, 1, two, block)}}),
+        scheduled({"tight", 4, 2, 8, 9, true, 3}),
         puzzle("crossing", DefectPuzzle{{.pp = 2, .tp = 2, .microbatches = 2},
                                         {"missing-input-gradient-sum", "missing-output-sum", "untied-copies",
                                          "other-targets", "early-receive", "gpipe-for-1f1b"}}),
-        puzzle("pipeline", PlanPuzzle{16000, ZeroStage::one}),
-        puzzle("leaderboard", SchedulePuzzle{4, 8, 2, 2.5, 0, 0.18, 8 / 56.0}),
+        puzzle("pipeline",
+               PlanPuzzle{one, {layout(2, 1, 4, 1, one, block), layout(1, 2, 4, 1, ZeroStage::none, block)}}),
+        scheduled({"leaderboard", 4, 2, 8, 9, true, 2.5}),
     };
     for (Puzzle& p : list) {
       p.number = static_cast<int>(&p - list.data()) + 1;
@@ -302,33 +462,53 @@ const Puzzle* find_puzzle(std::string_view name) {
   return nullptr;
 }
 
-void start(const Puzzle& p, const fs::path& folder) {
+const Puzzle* puzzle_in(const fs::path& folder) {
+  const auto noted = noted_of(folder);
+  return noted ? noted->puzzle : nullptr;
+}
+
+void start(const Puzzle& p, const fs::path& folder) { start(p, folder, std::random_device()() % 1'000'000'000); }
+
+void start(const Puzzle& p, const fs::path& folder, uint64_t seed) {
   std::error_code none;
   if (fs::exists(folder, none) && !fs::is_empty(folder, none))
     throw Error(fmt::format("lab start: {} has something in it; expected a new or empty folder", folder.string()));
   make_directories(folder);
+  const Task task = p.task(seed);
   const size_t end = p.page.rfind("```"), begin = p.page.rfind("```\n", end - 1) + 4;
-  std::string text(p.page.substr(begin, end - begin));
-  if (p.runs) {
-    const uint64_t seed = std::random_device()() % 1'000'000;
-    text = fmt::format("seed {}\n{}", seed, text);
-    write_file(folder / "runs.txt", p.runs(seed));
-  }
-  write_file(folder / "README.md", p.page);
-  write_file(folder / p.file, text);
+  std::string page(p.page);
+  page.replace(page.find(kNumbers), kNumbers.size(), task.numbers);
+  write_file(folder / p.file, note(p, seed) + task.begun + std::string(p.page.substr(begin, end - begin)));
+  if (task.runs) write_file(folder / "runs.txt", task.runs());
+  write_file(folder / "README.md", page);
+  write_file(folder / kTaskFile, note(p, seed));
 }
 
 Verdict grade(const Puzzle& p, const fs::path& given) {
-  const fs::path file = is_folder(given) ? given / p.file : given;
+  const bool in_folder = is_folder(given);
+  const fs::path folder = in_folder ? given : given.parent_path(), file = in_folder ? given / p.file : given;
+  const std::optional<Noted> given_out = noted_of(folder);
+  if (!given_out && in_folder)
+    throw InputError(fmt::format("{} is missing or damaged; `tessera lab start p{} {}` writes it",
+                                 (folder / kTaskFile).string(), p.number, given.string()));
+  if (given_out && given_out->puzzle != &p)
+    throw InputError(fmt::format("{} is of another puzzle; expected p{}", (folder / kTaskFile).string(), p.number));
   const std::string text = read_whole(file, 1 << 20);
+  const std::optional<Noted> own = noted_in(text);
   std::string lines, picture;
   Verdict out;
+  out.seed = given_out ? given_out->seed : own ? own->seed : 0;
   try {
-    Held held = p.grade(text, file.string());
-    picture = held.back(), held.pop_back(), out.solved = true;
-    for (const std::string& line : held) lines += fmt::format("  held   {}\n", line);
+    if (own && (own->puzzle != &p || own->seed != *out.seed))
+      throw Wrong{"seed",
+                  fmt::format("the first line is '{}'; expected '{}'", split(text, '\n')[0],
+                              split(note(p, *out.seed), '\n')[0]),
+                  "the file belongs to another task: each `lab start` gives out another one"};
+    const Right right = p.task(*out.seed).grade(text, file.string());
+    picture = right.picture, out.score = right.score, out.solved = true, out.kept = p.bounds.size();
+    for (const std::string& line : right.held) lines += fmt::format("  held   {}\n", line);
   } catch (const Wrong& w) {
-    out.wrong = w;
+    out.wrong = w, out.kept = kept_bounds(p.bounds, w);
   } catch (const Error& e) {
     out.wrong = {"file", e.what(), ""};
   }
@@ -343,11 +523,8 @@ Verdict grade(const Puzzle& p, const fs::path& given) {
   return out;
 }
 
-std::string json(const Puzzle& p, const Verdict& v) {
-  using Json = nlohmann::ordered_json;
-  Json out = {{"puzzle", p.name}, {"number", p.number}, {"solved", v.solved}};
-  if (!v.solved) out.update({{"broke", v.wrong.bound}, {"found", v.wrong.found}, {"cause", v.wrong.cause}});
-  return out.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+std::string json(const Puzzle& p, const Verdict& v, const std::string& learner) {
+  return json("puzzle", p.name, p.number, p.bounds, v, learner);
 }
 
 }  // namespace tessera::lab

@@ -213,7 +213,7 @@ TEST_F(LabTest, SaysWhatItCannotDo) {
   fs::copy_file(TESSERA_BINARY, path("elsewhere"));
   const Ran r = run_program(path("elsewhere").string(), "lab start 2 a");
   EXPECT_EQ(r.status, 2);
-  expect_has(r.last_line(), "is no build folder of a checkout");
+  expect_has(r.last_line(), "exercises need the files they are built from");
   EXPECT_FALSE(fs::exists(path("a")));
 }
 
@@ -225,19 +225,38 @@ TEST_F(LabTest, AnExerciseThatIsNotSolvedEndsWithOne) {
   expect_has(r.out, "broke  nothing\n  found  not written yet: one_f_one_b");
 }
 
-// A class: an exercise as it was given out, one that ends at once beside one in a folder of its own, and nothing.
+// A class: an exercise as it was given out, one that ends at once beside one in a folder of its own, a puzzle that is
+// solved, its copy, and nothing.
 TEST_F(LabTest, AClassIsGradedWhateverOneLearnerHandsIn) {
   for (const char* folder : {"class/bo/first", "class/cy"}) fs::create_directories(path(folder));
   must("lab start 7 class/ada");
+  must("lab start p3 class/ada/p3");
+  const std::string begun = read_file(path("class/ada/p3/placements.txt"));
+  write("class/ada/p3/placements.txt", begun.substr(0, begun.find("\nx ")) +
+                                           "\nx I->R\nup.weight S(0)\nup.bias S(0)\n" +
+                                           "h S(2)\ndown.weight S(1)\nz P->I\ndown.bias I\ny I\n");
+  fs::copy(path("class/ada/p3"), path("class/cy/mine"));
   write("class/bo/one_f_one_b.cpp", "#error no\n");
   for (const char* empty : {"class/bo/first/ring.cpp", "class/notes.txt"}) write(empty, "");
-  EXPECT_EQ(must("lab check --all class").out,
-            "learner   1   2   3   4   5   6   7   8   9  10  11   all\n"
-            "ada       -   -   -   -   -   -   0   -   -   -   -     0\n"
-            "bo        -   0   -   -   -   -   0   -   -   -   -     0\n"
-            "cy        -   -   -   -   -   -   -   -   -   -   -     0\n");
+  const std::string none = "   -   -   -   -   -   -   -   -   -   -   -", before = "       -   -   6" + none;
+  EXPECT_EQ(
+      must("lab check --all class").out,
+      "learner  p1  p2  p3  p4  p5  p6  p7  p8  p9 p10 p11 p12 p13 p14   1   2   3   4   5   6   7   8   9  10  11"
+      "   all\n"
+      "ada    " +
+          before.substr(4) +
+          "   -   -   -   -   -   -   0   -   -   -   -     6\n"
+          "bo     " +
+          std::string("   -   -   -") + none +
+          "   -   0   -   -   -   -   0   -   -   -   -     0\n"
+          "cy     " +
+          before.substr(4) + none +
+          "     6\n"
+          "note: cy, p3: has the seed of ada's: one task was handed in twice\n");
   expect_has(must("lab check --all class --format json").out,
              {R"({"learner":"ada","exercise":"1f1b","number":7,"solved":false,"points":0,"of":6,)",
+              R"({"learner":"ada","puzzle":"column-row","number":3,"solved":true,"points":6,"of":6,"bounds":[)",
+              R"("score":{"bytes_sent":)", R"({"learner":"ada","points":6,"of":150,"solved":1})",
               R"("broke":"compiler")", R"("found":"there is no tessera::ring(tessera::Transport&)"});
 }
 

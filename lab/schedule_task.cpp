@@ -1,0 +1,128 @@
+// Limits of a schedule puzzle: what the product's schedules reach, and what a small search reaches from there.
+#include "lab/schedule_task.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "parallel/pipeline/schedules.h"
+#include "parallel/pipeline/validate.h"
+#include "tensor/error.h"
+#include "tensor/random.h"
+
+namespace tessera::lab {
+namespace {
+
+constexpr int kMoves = 1000;
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// When a step ends; never, if the schedule breaks a rule of the task but the last.
+double end_of(const Schedule& s, const ScheduleTask& t) {
+  if (find_fault(s)) return kNever;
+  const std::vector<int> peaks = peak_in_flight(s);
+  for (size_t r = 0; r < peaks.size(); ++r)
+    if (peaks[r] > t.in_flight[r]) return kNever;
+  return simulate(s, t.times).makespan;
+}
+
+// The schedule with its halves of backward passes as one.
+Schedule joined(Schedule s) {
+  for (auto& list : s.actions) {
+    std::erase_if(list, [](const Action& a) { return a.what == Do::W; });
+    for (Action& a : list) a.what = a.what == Do::I ? Do::B : a.what;
+  }
+  return s;
+}
+
+// Moves single actions as long as the step does not get longer.
+Schedule improved(Schedule s, const ScheduleTask& t, const Philox& random) {
+  double end = end_of(s, t);
+  for (uint64_t move = 0; move < kMoves; ++move) {
+    const auto pick = [&](uint64_t what, size_t below) {
+      return static_cast<std::ptrdiff_t>(random.below(below, 4 * move + what));
+    };
+    Schedule other = s;
+    auto& list = other.actions[static_cast<size_t>(pick(0, s.actions.size()))];
+    const auto from = list.begin() + pick(1, list.size()), to = std::min(from + 1 + pick(2, 6), list.end());
+    pick(3, 2) == 0 ? std::rotate(from, from + 1, to) : std::rotate(from, to - 1, to);
+    if (const double ends = end_of(other, t); ends <= end) s = std::move(other), end = ends;
+  }
+  return s;
+}
+
+// Rank 0 of two gets a list that no schedule of the product has; the best list of rank 1 for it is the shortest of all.
+// A mask has a bit for each place of a list: an F or a B.
+bool give_rank_0(ScheduleTask& t, int microbatches, const Philox& random, uint64_t i) {
+  const auto list_of = [&](int rank, uint64_t mask) {
+    std::vector<Action> list;
+    for (int place = 0, f = 0, b = 0; place < 2 * microbatches; ++place) {
+      const bool forward = mask >> place & 1;
+      if (forward ? f == microbatches : b == f) return std::vector<Action>();
+      list.push_back(forward ? Action{Do::F, rank, f++} : Action{Do::B, rank, b++});
+    }
+    return list;
+  };
+  const uint64_t masks = uint64_t{1} << 2 * microbatches;
+  Schedule s = empty_schedule("", 2, 1, microbatches);
+  s.actions[0] = list_of(0, random.below(masks, i));
+  for (const Schedule& made : made_schedules(2, microbatches))
+    if (made.actions[0] == s.actions[0]) return false;
+  t.makespan = kNever;
+  for (uint64_t mask = 0; mask < masks && !s.actions[0].empty(); ++mask)
+    if (s.actions[1] = list_of(1, mask); !s.actions[1].empty() && end_of(s, t) < t.makespan)
+      t.known = s, t.makespan = end_of(s, t);
+  t.is_given = true;
+  return t.makespan < kNever;
+}
+
+}  // namespace
+
+std::vector<Schedule> made_schedules(int ranks, int microbatches) {
+  std::vector<Schedule> out;
+  for (size_t kind = 0; kind < kScheduleNames.size(); ++kind)
+    for (const int chunks : {0, 1, 2}) try {
+        out.push_back(make_schedule(static_cast<ScheduleKind>(kind), ranks, microbatches, chunks));
+      } catch (const Error&) {  // not of these sizes
+      }
+  return out;
+}
+
+ScheduleTask make_task(const ScheduleFamily& f, uint64_t seed) {
+  const Philox random = Philox::named(seed, std::string(f.name));
+  for (uint64_t i = 0;; ++i) {
+    const auto pick = [&](uint64_t what, int least, int most) {
+      return least + static_cast<int>(random.below(static_cast<uint64_t>(most - least + 1), 64 * i + what));
+    };
+    const int m = pick(0, f.least, f.most);
+    ScheduleTask t;
+    t.times.stages.clear();
+    t.times.message = f.gives_rank_0 ? 0 : pick(1, 0, 1);
+    for (int stage = 0; stage < f.ranks * f.chunks; ++stage) {
+      const double one = f.gives_rank_0 ? 1 : pick(2 + static_cast<uint64_t>(stage), 2, 3);
+      t.times.stages.push_back({one, 2 * one, one, one});
+    }
+    for (int r = 0; r < f.ranks; ++r)
+      t.in_flight.push_back(f.in_flight > 0 ? static_cast<int>((f.in_flight - r * f.one_less) * f.chunks)
+                                            : m * f.chunks);
+    if (f.gives_rank_0) {
+      if (give_rank_0(t, m, random, 64 * i + 63)) return t;
+      continue;
+    }
+    double made = kNever, first = kNever;
+    for (const Schedule& s : made_schedules(f.ranks, m)) {
+      if (s.chunks() != f.chunks) continue;
+      if (f.splits || !s.has(Do::W)) made = std::min(made, end_of(s, t));
+      for (const Schedule& from : {f.splits ? s : joined(s), f.splits && s.has(Do::B) ? split_backward(s) : s})
+        if ((f.splits || !from.has(Do::W)) && end_of(from, t) < first) first = end_of(from, t), t.known = from;
+    }
+    if (first == kNever) continue;
+    t.known = improved(t.known, t, Philox::named(seed + i, "moves"));
+    const double best = end_of(t.known, t);
+    if (made < best + 2) continue;
+    t.makespan = std::floor(std::min(made == kNever ? best * 1.1 : made - 1, (best + std::min(made, best * 1.2)) / 2));
+    return t;
+  }
+}
+
+}  // namespace tessera::lab
