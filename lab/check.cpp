@@ -249,6 +249,8 @@ Verdict check(const Exercise& e, const fs::path& given, int seconds) {
   if (verdict_of_link) return *verdict_of_link;
   Verdict verdict = grade_program(e, program, output, seconds);
   verdict.notes = notes_on_text(e, product, source, object);
+  if (verdict.solved)
+    verdict.score = {{"bytes_of_text", static_cast<double>(without_blanks(read_whole(source, kMaxBytes)).size())}};
   for (const std::string& note : verdict.notes) verdict.text += fmt::format("  note   your file {}\n", note);
   if (verdict.solved)
     verdict.text += fmt::format("  made   {}: all of Tessera, with your code in it\n",

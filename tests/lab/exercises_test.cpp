@@ -149,6 +149,7 @@ TEST(Lab, TextOfTheProductIsNotedAndGraded) {
     const Verdict verdict = check(e, place.path());
     EXPECT_TRUE(verdict.solved) << verdict.text;
     ASSERT_EQ(verdict.notes.size(), notes) << verdict.text;
+    EXPECT_EQ(verdict.score.at(0), (std::pair<std::string, double>("bytes_of_text", without_blanks(text).size())));
     const std::string note = "has the product's text, comments and blanks aside: one_f_one_b()";
     EXPECT_EQ(has(verdict.text, "  note   your file " + note + "\n"), notes == 1);
     EXPECT_EQ(has(json(e, verdict), R"("notes":[")" + note + R"("]})"), notes == 1) << json(e, verdict);
