@@ -103,7 +103,7 @@ using Changes = std::map<std::string, Change>;  // by the names of the hub
 
 // Tensors of a model of `config` that is `base` but for the changes. Where the base ties its head and `config` does
 // not, both begin as the base's table.
-WholeTensors changed(const ModelConfig& config, bool tied, Changes changes, WholeTensors base,
+WholeTensors changed(const ModelConfig& config, bool tied, const Changes& changes, const WholeTensors& base,
                      std::shared_ptr<const Safetensors> file) {
   std::map<std::string, HubTensor> table;
   for (HubTensor& t : hub_tensors(config)) table[t.name] = std::move(t);

@@ -61,7 +61,8 @@ std::string_view group_of(std::string_view name) {
 std::string number(double x, double spread = 0) {
   if (spread > kWide && x > 0) {
     const double unit = std::pow(10, std::floor(std::log10(x)) - (spread > 0.5 ? 0 : 1));
-    return fmt::format("{:.{}f}", std::round(x / unit) * unit, std::max(0, static_cast<int>(-std::log10(unit) + 0.5)));
+    return fmt::format("{:.{}f}", std::round(x / unit) * unit,
+                       std::max(0, static_cast<int>(std::lround(-std::log10(unit)))));
   }
   return fmt::format("{:.{}f}", x, x >= 1e3 ? 0 : x >= 100 ? 1 : x >= 10 ? 2 : 3);
 }
