@@ -354,7 +354,7 @@ Adapted PeftFolder::beside(const ModelConfig& base, WholeTensors tensors) const 
               base.vocab);
   if (changes[table] == Change()) changes.erase(table);
   if (changes[head] == Change()) changes.erase(head);
-  return {wide, changed(wide, base.tied, std::move(changes), std::move(tensors), file_), because};
+  return {wide, changed(wide, base.tied, changes, tensors, file_), because};
 }
 
 ModelConfig merged(ModelConfig config) {
