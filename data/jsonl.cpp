@@ -31,7 +31,7 @@ constexpr std::array<std::string_view, 12> kShown{"tool_calls", "function_call",
                                                   "videos",     "audio",         "audios"};
 constexpr std::string_view kCalls = "tool_calls";
 // Keys of a message that trainers exclude it by, with the values that exclude and include it: of OpenAI and Mistral,
-// Axolotl, ms-swift and XTuner, torchtune, and the spellings that occur beside these.
+// Axolotl, ms-swift and XTuner, torchtune, and the spellings that occur in addition.
 struct Flag {
   std::string_view key, excludes, includes;
 };

@@ -179,7 +179,7 @@ class RowSplitter {
   int64_t depth_ = 0, max_depth_ = 0;  // of brackets in a row
   int64_t keys_ = 0;                   // of the first row, and of its members
   size_t mark_ = 0;                    // bytes of the byte order mark
-  char last_ = 0;                      // of the row, besides blanks
+  char last_ = 0;                      // of the row, without blanks
   bool started_ = false, in_list_ = false, list_ended_ = false, over_line_ = false, in_text_ = false, escaped_ = false;
 };
 

@@ -153,7 +153,7 @@ bool are_equal(const TensorBytes& stored, const std::string& name, const Shape& 
 
 }  // namespace
 
-Adapted PeftFolder::beside(const ModelConfig& base, WholeTensors tensors) const {
+Adapted PeftFolder::apply_to(const ModelConfig& base, WholeTensors tensors) const {
   const PeftConfig& c = config_;
   const std::string what = (path_ / "adapter_config.json").string();
   std::set<const TensorBytes*> taken;

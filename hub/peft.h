@@ -78,7 +78,7 @@ class PeftFolder {
   const std::vector<std::string>& notes() const { return notes_; }
   // The base, whose tensors are `tensors`, with the adapters. Throws InputError for a layer that the base does not
   // have, and naming a tensor that is missing, is of another shape, or is no part of the adapters.
-  Adapted beside(const ModelConfig& base, WholeTensors tensors) const;
+  Adapted apply_to(const ModelConfig& base, WholeTensors tensors) const;
 
  private:
   std::filesystem::path path_;

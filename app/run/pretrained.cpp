@@ -90,7 +90,7 @@ Pretrained open_adapted(const fs::path& from, const Base& given) {
   const fs::path base = fs::weakly_canonical(adapters.base(given));
   Pretrained out = open_pretrained(base);
   if (out.config.lora.rank > 0) bad_input("{}: its base {} has adapters of its own", from.string(), base.string());
-  Adapted adapted = adapters.beside(out.config, std::move(out.tensors));
+  Adapted adapted = adapters.apply_to(out.config, std::move(out.tensors));
   out.config = std::move(adapted.config), out.tensors = std::move(adapted.tensors), out.merged = adapted.merged;
   if (!out.merged.empty()) {
     out.gptq.reset(), out.codes = {};

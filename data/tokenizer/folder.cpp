@@ -63,8 +63,8 @@ Json added_token(const Json& from, bool special) {
   return out;
 }
 
-// The tokens that the files beside tokenizer.json name, in the order in which they get their ids.
-std::vector<Json> tokens_beside(const Json& settings, const Json& added, const std::string& what) {
+// The tokens that the files next to tokenizer.json name, in the order in which they get their ids.
+std::vector<Json> tokens_of_files(const Json& settings, const Json& added, const std::string& what) {
   std::vector<Json> named, extra;
   std::set<Json> special;
   for (const std::string_view key : kTokenKeys)
@@ -237,7 +237,7 @@ std::unique_ptr<HubTokenizer> HubTokenizer::load(const std::filesystem::path& fo
     const std::string name = class_of(settings, model);
     if (name == kGpt2 && !files.contains(kConfig) && !files.contains(kNames) && added.empty()) return nullptr;
     Json made = file_of_vocab(folder, name, settings);
-    add_missing(made, tokens_beside(settings, added, what));
+    add_missing(made, tokens_of_files(settings, added, what));
     made["post_processor"] = ends_by_keys(made, settings);
     files[kTokenizer] = made.dump() + "\n";
     Json kept = Json::object();
@@ -246,7 +246,7 @@ std::unique_ptr<HubTokenizer> HubTokenizer::load(const std::filesystem::path& fo
     files[kConfig] = kept.dump(2) + "\n", files.erase(kNames);
   } else {
     files[kTokenizer] = *text;
-    const std::vector<Json> tokens = tokens_beside(settings, added, what);
+    const std::vector<Json> tokens = tokens_of_files(settings, added, what);
     if (value_at(file->json, "added_tokens").is_array() &&
         !std::ranges::all_of(tokens, [&](const Json& token) { return lists(file->json, token); })) {
       Json full = parse_json(*text, what + kTokenizer, JsonFile::others);

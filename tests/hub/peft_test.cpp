@@ -46,7 +46,7 @@ class PeftFolderTest : public HubTest {
   Both both(const char* name = "adapters") const {
     PeftFolder folder(path(name));
     auto base = std::make_unique<HubFolder>(folder.base());
-    Adapted adapted = folder.beside(base->config(), base->tensors());
+    Adapted adapted = folder.apply_to(base->config(), base->tensors());
     ModelConfig config = adapted.config;
     return {std::move(folder), std::move(base), std::move(adapted), std::move(config)};
   }
@@ -100,7 +100,7 @@ TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
   write_peft_folder(emptied("made"), config, DType::float32, source, "../base");
   const PeftFolder folder(path("made"));
   ModelConfig base = merged(config);
-  const Adapted read = folder.beside(base, source);
+  const Adapted read = folder.apply_to(base, source);
   EXPECT_EQ(read.config.lora.targets, config.lora.targets);
   const auto again = model_of(read.config, read.tensors);
   const auto whole = model_of(base, merged(config, source));
@@ -111,7 +111,7 @@ TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
   EXPECT_NEAR(whole->loss(ids, ids, 1).loss_sum, loss, 1e-5 * loss);
   write("made/adapter_config.json", with(json("made/adapter_config.json"), "target_modules", {"q_proj", "w1"}));
   expect_error(Status::input, {"no layer 'w1' that adapts; expected some of q_proj, k_proj, v_proj, o_proj"},
-               [&] { PeftFolder(path("made")).beside(base, source); });
+               [&] { PeftFolder(path("made")).apply_to(base, source); });
 }
 
 // Other spellings of the same adapters, as PEFT 0.21 reads them, compute the same.
@@ -286,7 +286,9 @@ class PeftLayersTest : public PeftFolderTest {
     EXPECT_GT(std::abs(loss - expected_loss()), 1e-4);
     const std::string name = b.config.family == Family::gpt2 ? "blocks.0.attn.qkv.weight" : "tokens.weight";
     for (const HubTensor& t : hub_tensors(b.config))  // read from the middle of a row
-      if (t.name == name) EXPECT_EQ(floats(b.tensors(), name, t.shape, 31), floats(b.tensors(), name, t.shape, 1));
+      if (t.name == name) {
+        EXPECT_EQ(floats(b.tensors(), name, t.shape, 31), floats(b.tensors(), name, t.shape, 1));
+      }
   }
   Tensors weights_, saved_;
   Json config_;

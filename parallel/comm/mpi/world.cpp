@@ -143,7 +143,7 @@ class TerminationDuringInit : NotCopied {
   TerminationDuringInit() {
     const std::string line =
         "tessera: [rank " + std::to_string(number_in("OMPI_COMM_WORLD_RANK")) +
-        "] MPI_Init: the launcher ends the job (SIGTERM); another rank ended before all had begun\n";
+        "] MPI_Init: the launcher ends the job (SIGTERM); a rank may have ended before all began\n";
     length_ = line.copy(text_.data(), text_.size());
     struct sigaction action {};
     action.sa_handler = [](int number) {
