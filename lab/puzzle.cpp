@@ -229,7 +229,7 @@ struct PlanTask {
 
 PlanTask make_task(const PlanPuzzle& p, uint64_t seed) {
   const Philox random = Philox::named(seed, "plan");
-  PlanTask t{{planner::piece_shape(*preset("llama2-7b")),
+  PlanTask t{{planner::to_model_shape(*preset("llama2-7b")),
               {},
               planner::hardware_named("rtx4090"),
               planner::software_named("tessera")},

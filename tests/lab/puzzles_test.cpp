@@ -107,7 +107,7 @@ TEST(Puzzles, NoSeedIsSolvedByWhatTheProductPrints) {
         if (!tasks.insert(task.numbers).second) continue;
         std::vector<std::string>& of = plans[{ranks, context}];
         if (of.empty()) {
-          planner::SearchRequest q{planner::piece_shape(*preset("llama2-7b")), planner::hardware_named("rtx4090"),
+          planner::SearchRequest q{planner::to_model_shape(*preset("llama2-7b")), planner::hardware_named("rtx4090"),
                                    planner::software_named("tessera"), 8, ranks};
           q.model.context = context;
           for (planner::Candidate& c : planner::search(q).best) {

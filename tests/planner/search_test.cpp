@@ -25,7 +25,7 @@ SearchRequest small(int64_t ranks = 4, int64_t batch = 4) {
 }
 
 SearchRequest on_h100(const char* model, const char* software, int64_t ranks, int64_t batch) {
-  return {.model = piece_shape(*preset(model)),
+  return {.model = to_model_shape(*preset(model)),
           .hardware = hardware_named("h100"),
           .software = software_named(software),
           .ranks = ranks,
