@@ -247,7 +247,7 @@ void validate(const TrainOptions& options) {
   found.raise();
 }
 
-// docs/measurements.md, "The default job", has what was tried.
+// docs/measurements/README.md, "The default job", has what was tried.
 TrainOptions default_job() {
   TrainOptions o;
   o.model = "llama-nano";
