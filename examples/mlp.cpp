@@ -57,7 +57,7 @@ double train(Communicator& world, int64_t parts, int zero) {
       strategy->end_gradients(part);
       total += part_loss.value().item<float>();
     }
-    strategy->finish_gradients();  // gradients are now reduced over the ranks
+    strategy->finish_gradients();  // now they are summed over the ranks
     optimizer->step(0.01, 1);
     strategy->share_parameters();
     total = world.sum(total);

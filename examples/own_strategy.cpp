@@ -24,7 +24,7 @@ class MajorityVote final : public DataStrategy {
     axis_.all_reduce(grads_);
     to_signs();
   }
-  void share_parameters() override {}  // all ranks have performed the same update
+  void share_parameters() override {}  // all ranks have made the same update
 
  private:
   void to_signs() {
