@@ -246,11 +246,11 @@ PlanTask make_task(const PlanPuzzle& p, uint64_t seed) {
 }
 
 Task make_defect_task(const PlanPuzzle& p, const PlanTask& t) {
-  Task out{fmt::format(
-      "- {} sequences of {} tokens a step; `zero` at most {}\n- memory of the peak_rank rank: at most {:.1f} "
-      "GB, its activations: at most {:.1f} GB\n- at least {:.0f} tokens/s\n",
-      t.batch, t.with.model.context, static_cast<int>(p.zero), t.with.hardware.usable_bytes() / 1e9, t.activations,
-      t.tokens_per_s)};
+  Task out{
+      fmt::format("- {} sequences of {} tokens a step; `zero` at most {}\n- memory of the peak rank: at most {:.1f} "
+                  "GB, its activations: at most {:.1f} GB\n- at least {:.0f} tokens/s\n",
+                  t.batch, t.with.model.context, static_cast<int>(p.zero), t.with.hardware.usable_bytes() / 1e9,
+                  t.activations, t.tokens_per_s)};
   planner::Layout l = t.known;
   for (const Setting& field : field_descriptors(l))
     out.solution += fmt::format("{} = {}\n", field.field.name, field.written());
@@ -283,13 +283,13 @@ Right graded(const PlanPuzzle& p, const PlanTask& t, const std::string& text, co
     picture += bar(part, seen.memory[seen.peak_rank].*bytes / 1e9, '#');
   const double card = c.hardware.usable_bytes() / 1e9, needs = seen.memory[seen.peak_rank].peak() / 1e9;
   picture += bar("the card", card, '=');
-  expect(seen.fits, "memory",
-         fmt::format("the peak_rank rank needs {:.1f} GB, most of it {}; expected at most {:.1f}", needs, seen.largest,
-                     card),
-         failure_cause(kPlanCauses, seen.largest), picture);
+  expect(
+      seen.fits, "memory",
+      fmt::format("the peak rank needs {:.1f} GB, most of it {}; expected at most {:.1f}", needs, seen.largest, card),
+      failure_cause(kPlanCauses, seen.largest), picture);
   const double activations = seen.memory[seen.peak_rank].activations / 1e9;
   expect(activations <= t.activations, "activations",
-         fmt::format("{:.2f} GB on the peak_rank rank; expected at most {:.1f}", activations, t.activations),
+         fmt::format("{:.2f} GB on the peak rank; expected at most {:.1f}", activations, t.activations),
          failure_cause(kPlanCauses, "activations"), picture);
   double most = 0;
   for (const auto& [part, seconds] : planner::kParts)
@@ -298,11 +298,11 @@ Right graded(const PlanPuzzle& p, const PlanTask& t, const std::string& text, co
          fmt::format("{:.0f} tokens/s, {:.0f}% of the time for {}; expected at least {:.0f}", seen.tokens_per_s,
                      100 * most / seen.step_s, slowest, t.tokens_per_s),
          failure_cause(kPlanCauses, slowest), picture);
-  return {{fmt::format("the peak_rank rank needs {:.1f} of {:.1f} GB, {:.2f} of it for activations", needs, card,
-                       activations),
-           fmt::format("{:.0f} tokens/s, bubble {:.1f}%", seen.tokens_per_s, 100 * seen.bubble)},
-          picture,
-          {{"tokens_per_s", seen.tokens_per_s}, {"memory_gb", needs}, {"activations_gb", activations}}};
+  return {
+      {fmt::format("the peak rank needs {:.1f} of {:.1f} GB, {:.2f} of it for activations", needs, card, activations),
+       fmt::format("{:.0f} tokens/s, bubble {:.1f}%", seen.tokens_per_s, 100 * seen.bubble)},
+      picture,
+      {{"tokens_per_s", seen.tokens_per_s}, {"memory_gb", needs}, {"activations_gb", activations}}};
 }
 
 // Three runs with a defect each, of these names.

@@ -163,7 +163,7 @@ nlohmann::ordered_json measured_json(const MeasuredPlan& plan) {
 // The plans that fit, and those that do not.
 std::array<Table, 2> ranking_tables(const PlanAnswer& a) {
   const std::vector<Column> layout = {{"ranks"}, {"ZeRO"}, {"micro-batches"}, {"recompute"}, {"schedule"}};
-  const Cell peak_rank("peak_rank rank", "GB");
+  const Cell peak_rank("peak rank", "GB");
   Table best{.id = "best", .columns = layout}, large{.id = "too-large", .columns = layout};
   best.columns.insert(best.columns.begin(), {"#"});
   for (const Cell& head : {Cell("s/step"), Cell("tokens/s"), Cell("MFU"), Cell("bubble"), peak_rank})
@@ -232,7 +232,7 @@ Part memory_part(const planner::Prediction& p, double limit, double width) {
   const bool several = p.memory.size() > 1;
   Part out{.id = "memory", .title = "Memory"};
   out.words =
-      fmt::format("{} at its peak_rank moment; the line across is what its card has. The peak_rank{}: ",
+      fmt::format("{} at its peak; the line across is what its card has. The peak rank{}: ",
                   several ? "Each bar is what a rank of one pipeline rank holds" : "The bar is what a rank holds",
                   several ? fmt::format(" is pipeline rank {}", p.peak_rank) : "");
   Lanes bars{.title = "",
@@ -372,7 +372,7 @@ std::string plan_text(const PlanAnswer& a) {
   const bool rough = std::ranges::any_of(best.rows, [](const Row& r) { return r.cells.back().text[0] == '~'; });
   if (a.fits())
     out += fitted(best) +
-           fmt::format("  micro-batches: how many a step has x the sequences of each; GB: of the peak_rank rank{}\n\n",
+           fmt::format("  micro-batches: how many a step has x the sequences of each; GB: of the peak rank{}\n\n",
                        rough ? ", ~ by a formula" : "");
   large.rows.resize(std::min(large.rows.size(), kMaxTooLarge));
   if (!large.rows.empty()) out += fmt::format("Does not fit {:.1f} GB:\n{}\n", a.asked.memory() / 1e9, fitted(large));
