@@ -18,7 +18,7 @@ GRACE = 10.0  # seconds between an interrupt, in which a run saves its state, an
 
 
 class Error(RuntimeError):
-    """The program's own line. `status` is its exit status (README.md has a table), `log` all that it said."""
+    """The program's own line. `status` is its exit status (docs/commands.md has a table), `log` all that it said."""
 
     def __init__(self, text: str, status: int = 2, log: str = "") -> None:
         super().__init__(text)
