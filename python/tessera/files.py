@@ -142,8 +142,7 @@ class Placements:
 
     def __init__(self, lines: str | Sequence[str] | Mapping[str, str | Sequence[str]]) -> None:
         if isinstance(lines, Mapping):
-            lines = [f"{name:<12} {entry if isinstance(entry, str) else ' '.join(entry)}"
-                     for name, entry in lines.items()]
+            lines = [f"{name:<12} {axes if isinstance(axes, str) else ' '.join(axes)}" for name, axes in lines.items()]
         self.text = lines if isinstance(lines, str) else "\n".join(lines) + "\n"
 
     def __str__(self) -> str:
