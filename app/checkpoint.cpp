@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "app/output.h"
 #include "app/run/directory.h"
 #include "app/run/pretrained.h"
@@ -66,8 +66,8 @@ void write_tokenizer(const fs::path& folder, const Tokenizer& tokenizer, const s
 
 // `checkpoint reshard`: a run whose files are in parts, one for each rank of a layout, or whole again.
 
-void write_file_of(const fs::path& file, const SavedTensors& saved, const std::vector<SavedPart>& parts,
-                   std::map<std::string, std::string> about, bool whole) {
+void write_tensor_file(const fs::path& file, const SavedTensors& saved, const std::vector<SavedPart>& parts,
+                       std::map<std::string, std::string> about, bool whole) {
   std::vector<TensorBytes> listed;
   for (const SavedPart& p : parts) {
     const DType dtype = saved.at(p.name).dtype;
@@ -82,7 +82,7 @@ void write_file_of(const fs::path& file, const SavedTensors& saved, const std::v
   std::vector<std::byte> bytes;
   const auto part = [&](size_t i) -> std::span<const std::byte> {
     const SavedPart& p = parts[i];
-    const int64_t element = size_of(listed[i].dtype);
+    const int64_t element = element_size(listed[i].dtype);
     const TensorReader read = saved.reader(p.name);
     bytes.resize(static_cast<size_t>(p.count * element));
     for_each_run(p.whole, p.shard, p.begin, p.begin + p.count, [&](int64_t here, int64_t begin, int64_t count) {
@@ -119,18 +119,18 @@ void reshard(const CheckpointOptions& o) {
   const Checkpoint from = find_checkpoint(o.from, passed_over);
   TrainOptions run;
   apply_config_file(run, (from.path / "config.toml").string());
-  const Plan before = job_of(run).plan;
+  const Plan before = make_job(run).plan;
   if (!o.layout.empty()) {  // which is a whole one, not a change of the run's
     forget(run, {"ranks", "dp", "tp", "pp", "cp", "chunks", "shard_ranks", "zero", "schedule", "servers"});
   }
   for (const auto& [name, text] : o.layout) set_option(run, name, text);
   run.out = o.out;
   run.resume = false;
-  if (const Plan p = job_of(run).plan; run.optim.batch % (p.dp * p.microbatches) != 0)
+  if (const Plan p = make_job(run).plan; run.optim.batch % (p.dp * p.microbatches) != 0)
     bad_usage("--dp: {} data ranks x {} micro-batches do not divide {}'s batch of {}", p.dp, p.microbatches, o.from,
               run.optim.batch);
   validate(run);
-  Job job = job_of(run);
+  Job job = make_job(run);
   check_replicas_stay(before, job.plan);
   if (job.model.vocab == 0) job.model.vocab = Tokenizer::open_folder(from.path)->vocab_size();
   job.model = model_config(job, job.model.vocab);
@@ -147,8 +147,8 @@ void reshard(const CheckpointOptions& o) {
       for (const SavedPart& p : parts) names.insert(p.name);
     saved.expect_no_others(names);
     for (size_t r = 0; r < ranks.size(); ++r, ++files)
-      write_file_of(made.path() / (whole ? fmt::format("{}.safetensors", stem) : part_name(stem, r, ranks.size())),
-                    saved, ranks[r], saved.files()[0]->metadata(), whole);
+      write_tensor_file(made.path() / (whole ? fmt::format("{}.safetensors", stem) : part_name(stem, r, ranks.size())),
+                        saved, ranks[r], saved.files()[0]->metadata(), whole);
   }
   for (const char* name : {"tokenizer.json", "pushes.txt", "pulled.safetensors"})
     if (is_there(from.path / name)) fs::copy_file(from.path / name, made.path() / name);
@@ -160,7 +160,7 @@ void reshard(const CheckpointOptions& o) {
 
 // `checkpoint quantize`: a model whose layers are in 4 bits, as a folder that other programs load too.
 
-std::string groups_of(int64_t group) { return group > 0 ? fmt::format("groups of {}", group) : "rows"; }
+std::string group_rows(int64_t group) { return group > 0 ? fmt::format("groups of {}", group) : "rows"; }
 
 // Other programs' kernels read so many codes at once.
 constexpr int64_t kMultiple = 32;
@@ -194,7 +194,7 @@ void quantize(const CheckpointOptions& o) {
         !names_examples(o.calibrate))
       bad_usage("--{}: goes with --calibrate FILE.jsonl, found {}", name,
                 o.calibrate.empty() ? "none" : "--calibrate " + one_line(o.calibrate));
-  Words words = o.layout;
+  Args words = o.layout;
   words.emplace_back("dtype", "fp32");
   if (!o.calibrate.empty()) words.emplace_back("data", o.calibrate);
   const Inference model = open_inference(o.from, words);
@@ -212,8 +212,8 @@ void quantize(const CheckpointOptions& o) {
                                 .at_once = model.run.optim.batch};
   make_model_folder(o.out, [&](const std::filesystem::path& made) {
     HubWeights weights{.dtype = from.dtype, .tensors = from.tensors, .stored = from.dtype, .gptq = {.group = o.group}};
-    launch(ranks_of("checkpoint", model.run, model.job.plan), [&](Communicator& world) {
-      const std::unique_ptr<Trainer> part = part_of(model, world);
+    launch(launch_options("checkpoint", model.run, model.job.plan), [&](Communicator& world) {
+      const std::unique_ptr<Trainer> part = inference_trainer(model, world);
       for (QuantizedWeight& w : quantize_layers(part->model(), text.rows.get(), options,
                                                 [&](const QuantizedWeight& one) { say(one, text.rows != nullptr); }))
         weights.codes.emplace(w.name, std::move(w.matrix));
@@ -222,7 +222,7 @@ void quantize(const CheckpointOptions& o) {
     write_tokenizer(made, *model.tokenizer);
   });
   print(fmt::format("{} is in {}, its layers in 4 bits in {}, by {}\n", one_line(o.from), one_line(o.out),
-                    groups_of(o.group), by_gptq ? "GPTQ" : "rounding to nearest"));
+                    group_rows(o.group), by_gptq ? "GPTQ" : "rounding to nearest"));
 }
 
 // `checkpoint import`, `export` and `inspect`.
@@ -246,7 +246,7 @@ void write_model(const fs::path& file, const Pretrained& from, DType dtype) {
   std::vector<std::byte> bytes;
   stream_safetensors(file, listed, [&](size_t i) {
     const Shape shape = all[i]->stored();
-    bytes.resize(static_cast<size_t>(shape.numel() * size_of(listed[i].dtype)));
+    bytes.resize(static_cast<size_t>(shape.numel() * element_size(listed[i].dtype)));
     from.tensors(all[i]->name, listed[i].dtype, shape)(0, bytes);
     return std::span<const std::byte>(bytes);
   });
@@ -286,7 +286,7 @@ void leave_qwen2(Pretrained& from, const Tokenizer& tokenizer) {
   if (c.family != Family::llama || !c.qkv_bias || c.proj_bias || c.qk_norm || c.window > 0 || c.experts.count > 0 ||
       is_qwen2s(tokenizer))
     return;
-  const std::set<std::string> names = names_of(*make_model(c));
+  const std::set<std::string> names = tensor_names(*make_model(c));
   c.proj_bias = true;
   from.tensors = [all = from.tensors, names](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     if (names.contains(name)) return all(name, dtype, shape);
@@ -307,9 +307,9 @@ void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pret
 }
 
 // Where a model ends an answer, in the template that it learnt here.
-Asked answer_of(const Pretrained& from, const Tokenizer& tokenizer) {
+Asked compute_answer(const Pretrained& from, const Tokenizer& tokenizer) {
   const bool has_own = from.chat_template == ChatTemplate::automatic && !tokenizer.chat_template().empty();
-  if (!has_own && jinja_of(from.chat_template).empty()) return {};
+  if (!has_own && jinja_source(from.chat_template).empty()) return {};
   try {
     return ask({}, {.style = from.chat_template}, tokenizer);
   } catch (const Error&) {  // a template that cannot be run here taught it nothing
@@ -332,8 +332,8 @@ void export_model(const CheckpointOptions& o) {
   const bool is_run = is_there(from.path / "config.toml"), trained = is_run && from.path.filename() != "step-0";
   if (is_run) apply_config_file(run, (from.path / "config.toml").string());
   if (trained && !run.init) leave_qwen2(from, *tokenizer);
-  const std::string_view jinja = jinja_of(from.chat_template);  // whatever other one came with the tokenizer
-  const Asked answer = trained ? answer_of(from, *tokenizer) : Asked();
+  const std::string_view jinja = jinja_source(from.chat_template);  // whatever other one came with the tokenizer
+  const Asked answer = trained ? compute_answer(from, *tokenizer) : Asked();
   if (jinja.empty() && from.chat_template != ChatTemplate::automatic && !tokenizer->chat_template().empty())
     say_notes({"the chat template that came with the tokenizer is not what the run learnt; it goes out as it came"});
   for (const std::string& stop : answer.stops)
@@ -346,7 +346,7 @@ void export_model(const CheckpointOptions& o) {
   });
   const bool numbers_again = from.config.quantize.codec != Codec::none && o.merge;
   print(fmt::format(
-      "{} is in {}, in {}{}\n", one_line(o.from), one_line(o.out), name_of(dtype),
+      "{} is in {}, in {}{}\n", one_line(o.from), one_line(o.out), to_string(dtype),
       numbers_again ? "; weights that were held in 4 bits are numbers again, with what the adapters learnt" : ""));
 }
 
@@ -367,10 +367,10 @@ void inspect(const CheckpointOptions& o) {
   std::string out = fmt::format(
       "{}\n{}: {} layers, {} heads on {} of keys and values of {} numbers, {} channels, {}{} hidden, context {}, "
       "vocabulary {}{}\n{} parameters in {}{}\n\n",
-      one_line(from.path.string()), text_of(c.family), c.layers, c.heads, c.all_heads().key, c.head_size(), c.channels,
-      c.experts.count > 0 ? fmt::format("{} experts of ", c.experts.count) : "", c.hidden(), c.context, c.vocab,
-      c.tied ? ", head tied" : "", short_number(static_cast<double>(parameters)), name_of(from.dtype),
-      from.gptq ? fmt::format(", of these the layers' in 4 bits in {} (GPTQ)", groups_of(from.gptq->group)) : "");
+      one_line(from.path.string()), to_string(c.family), c.layers, c.heads, c.all_heads().key, c.head_size(),
+      c.channels, c.experts.count > 0 ? fmt::format("{} experts of ", c.experts.count) : "", c.hidden(), c.context,
+      c.vocab, c.tied ? ", head tied" : "", format_si(static_cast<double>(parameters)), to_string(from.dtype),
+      from.gptq ? fmt::format(", of these the layers' in 4 bits in {} (GPTQ)", group_rows(from.gptq->group)) : "");
   for (const HubTensor& t : all) {
     std::vector<std::string> theirs;
     for (const HubTensor::Piece& piece : t.pieces) theirs.push_back(piece.name);

@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "app/commands.h"
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "app/run/pretrained.h"
 #include "data/config_file.h"
 #include "settings/json.h"
@@ -16,7 +16,7 @@ constexpr const char* kAbout =
     "Tessera trains small language models under any layout, and proves that the layout changes nothing.";
 constexpr const char* kCommands =
     "train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
-constexpr double kMostRanks = 1 << 20, kMostBatch = 1e7;  // limits of `plan`, which starts no rank
+constexpr double kMaxRanks = 1 << 20, kMaxBatch = 1e7;  // limits of `plan`, which starts no rank
 
 using Names = std::vector<std::string>;
 const Names kOfGenerate = split("ranks dp tp pp zero dtype quantize backend device timeout threads-per-rank base", ' ');
@@ -65,9 +65,9 @@ class CommandLine {
   // The fields of a command's own options: what they refuse is added to `wrong_`, so that the user hears of all of it.
   void add(CLI::App* to, const Settings& settings);
   // Options of a run: words, to be set when all of them are known.
-  void add_run(CLI::App* to, TrainOptions& defaults, Words& words, const std::function<bool(const Setting&)>& wanted,
+  void add_run(CLI::App* to, TrainOptions& defaults, Args& words, const std::function<bool(const Setting&)>& wanted,
                Defaults shown = Defaults::none);
-  void add_run(CLI::App* to, Words& words, const Names& names) {
+  void add_run(CLI::App* to, Args& words, const Names& names) {
     add_run(to, run_, words, [&names](const Setting& s) { return is_among(names, s); });
   }
   std::string described() const;
@@ -77,7 +77,7 @@ class CommandLine {
   }
   void refuse_leftovers();
   Command taken();
-  void set_all(TrainOptions& o, const Words& words);
+  void set_all(TrainOptions& o, const Args& words);
   void set_plan_word(const std::string& name, const std::string& text);
   template <class Options>
   Options with_good_words(Options o);
@@ -87,15 +87,15 @@ class CommandLine {
 
   CLI::App app_{kAbout, "tessera"};
   std::vector<std::pair<const CLI::App*, std::vector<std::pair<Setting, bool>>>> told_;
-  Findings wrong_;
-  Words words_;  // options of train and verify
+  ErrorList wrong_;
+  Args words_;  // options of train and verify
   TrainOptions run_, of_verify_ = verify_defaults(), of_plan_ = plan_defaults();
   GenerateOptions generate_;
   EvaluateOptions evaluate_;
   DatasetOptions data_;
   BenchOptions bench_;
   PlanOptions plan_;
-  Words plan_words_;
+  Args plan_words_;
   ReportOptions report_;
   CheckpointOptions checkpoint_;
   ExploreOptions explore_;
@@ -152,10 +152,10 @@ void CommandLine::add(CLI::App* to, const Settings& settings) {
   for (const Setting& s : settings) add(to, s, read, true);
 }
 
-void CommandLine::add_run(CLI::App* to, TrainOptions& defaults, Words& words,
+void CommandLine::add_run(CLI::App* to, TrainOptions& defaults, Args& words,
                           const std::function<bool(const Setting&)>& wanted, Defaults shown) {
   const Take note = [&words](const Setting& s, const std::string& text) { words.emplace_back(s.word(), text); };
-  for (const Setting& s : settings_of(defaults))
+  for (const Setting& s : field_descriptors(defaults))
     if (s.field.in_words && wanted(s))
       add(to, s, note, shown == Defaults::all || (shown == Defaults::but_searched && !is_searched(s.word())));
 }
@@ -175,28 +175,28 @@ CommandLine::CommandLine() {
   c = command(app_, "verify", "Prove that a plan trains like one rank, and count what it sends and holds");
   add_run(
       c, of_verify_, words_, [](const Setting& s) { return !is_among(kNotOfVerify, s); }, Defaults::all);
-  add(c, settings_of(verify_));
+  add(c, field_descriptors(verify_));
   c = command(app_, "generate", "Write text with a trained model");
-  add(c, settings_of(generate_));
+  add(c, field_descriptors(generate_));
   add_run(c, generate_.words, kOfGenerate);
   c = command(app_, "evaluate", "Say how well a model predicts a text");
-  add(c, settings_of(evaluate_));
+  add(c, field_descriptors(evaluate_));
   add_run(c, evaluate_.words, kOfEvaluate);
   c = command(app_, "data", "Make a token dataset from texts");
-  add(c, settings_of(data_));
+  add(c, field_descriptors(data_));
   c = command(app_, "bench", "Time operations, collectives, strategies and schedules");
-  add(c, settings_of(bench_));
+  add(c, field_descriptors(bench_));
   c = command(app_, "plan", "Choose a layout for a model and a machine before anything runs");
   add_run(c, of_plan_, plan_words_, is_of_plan, Defaults::but_searched);
-  add(c, settings_of(plan_));
+  add(c, field_descriptors(plan_));
   c = command(app_, "report", "Draw a run, or two beside each other: timeline, memory, bytes, loss");
-  add(c, settings_of(report_));
+  add(c, field_descriptors(report_));
   add_run(c, run_, report_.words, is_drawn);
   CLI::App* owner = command(app_, "checkpoint", "Import and export models in the format of Hugging Face");
   const auto way_of_checkpoint = [&](const char* name, const char* about, CheckpointOptions::Way way) {
     c = command(*owner, name, about);
     c->callback([this, way] { checkpoint_.way = way; });
-    add(c, settings_of(checkpoint_, way));
+    add(c, field_descriptors(checkpoint_, way));
   };
   using Way = CheckpointOptions::Way;
   way_of_checkpoint("import", "Make a run from a folder, for train --init, generate and export", Way::import);
@@ -208,12 +208,12 @@ CommandLine::CommandLine() {
   add_run(c, checkpoint_.layout, kOfQuantize);
   way_of_checkpoint("inspect", "Show the contents of a run, a checkpoint or a folder", Way::inspect);
   c = command(app_, "explore", "Play with the planner: a page with sliders, for a browser here");
-  add(c, settings_of(explore_));
+  add(c, field_descriptors(explore_));
   owner = command(app_, "lab", "Puzzles and exercises on parallel training: files, or functions of Tessera, to write");
   const auto way_of_lab = [&](const char* name, const char* about, LabOptions::Way way) {
     c = command(*owner, name, about);
     c->callback([this, way] { lab_.way = way; });
-    add(c, settings_of(lab_, way));
+    add(c, field_descriptors(lab_, way));
   };
   way_of_lab("list", "List puzzles and exercises, as without an action", LabOptions::Way::list);
   way_of_lab("start", "Give one out: its page, and the file that you write, or in which you write a function",
@@ -235,7 +235,7 @@ std::string CommandLine::described() const {
     const CLI::App* owner = app->get_parent();
     nlohmann::ordered_json options = nlohmann::ordered_json::array();
     for (const auto& [setting, has_default] : settings) {
-      options.push_back(entry_of(setting, with_options));
+      options.push_back(make_entry(setting, with_options));
       if (!has_default) options.back().erase("default");
     }
     commands.push_back({{"command", owner == &app_ ? app->get_name() : owner->get_name() + " " + app->get_name()},
@@ -277,7 +277,7 @@ void CommandLine::refuse_leftovers() {
 }
 
 // Words the errors of CLI11 about words that it cannot split as Tessera's own.
-std::string words_of(const CLI::ParseError& e) {
+std::string parse_error_text(const CLI::ParseError& e) {
   std::string text = e.what();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr)
     return fmt::format("{}: expected a value, found none", text.substr(0, text.find(':')));
@@ -286,10 +286,10 @@ std::string words_of(const CLI::ParseError& e) {
   return fmt::format("{}: expected true or false, found '{}'", text.substr(name, value - name), text.substr(value + 3));
 }
 
-void CommandLine::set_all(TrainOptions& o, const Words& words) {
+void CommandLine::set_all(TrainOptions& o, const Args& words) {
   for (const auto& [name, text] : words) wrong_.check([&, &name = name, &text = text] { set_option(o, name, text); });
   const auto said = [&](const char* name) {
-    return std::ranges::find(words, name, &Words::value_type::first) != words.end();
+    return std::ranges::find(words, name, &Args::value_type::first) != words.end();
   };
   for (const auto& [one, other] : {std::pair("epochs", "steps"), {"val-data", "val-share"}})
     if (said(one) && said(other))
@@ -365,11 +365,10 @@ void CommandLine::set_plan_word(const std::string& name, const std::string& text
   if (name == "model" && text.ends_with(".json")) {
     o.model_file = text;
   } else {
-    const Settings all = settings_of(o.run);
+    const Settings all = field_descriptors(o.run);
     Setting s = *all.find_word(name);
-    if (name == "ranks" || name == "pp" || name == "dp" || name == "cp" || name == "tp")
-      s.field.range.most = kMostRanks;
-    if (name == "batch") s.field.range.most = kMostBatch;
+    if (name == "ranks" || name == "pp" || name == "dp" || name == "cp" || name == "tp") s.field.range.most = kMaxRanks;
+    if (name == "batch") s.field.range.most = kMaxBatch;
     s.read("--" + name, text);
     o.run.given.emplace(s.field.name);
     if (name == "model") o.model_file.reset();
@@ -385,7 +384,7 @@ Command CommandLine::plan() {
   const DType dtype = plan_.run.optim.dtype;
   if (dtype != DType::bfloat16 && (plan_.hardware != "this" || dtype == DType::float64))
     bad_usage("--dtype: expected bf16, the one type that descriptions of hardware have rates for; found '{}'",
-              text_of(dtype));
+              to_string(dtype));
   return plan_;
 }
 
@@ -438,7 +437,7 @@ Command CommandLine::parse(int argc, const char* const* argv) {
     refuse_leftovers();
     if (wrong_.none() || dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr ||
         dynamic_cast<const CLI::ConversionError*>(&e) != nullptr)
-      refuse(words_of(e));
+      refuse(parse_error_text(e));
     wrong_.raise();
   }
   return taken();

@@ -9,11 +9,11 @@
 namespace tessera {
 
 constexpr std::array<std::string_view, 5> kChatTemplateNames = {"auto", "chatml", "llama3", "alpaca", "none"};
-static constexpr const auto& names_of(ChatTemplate) { return kChatTemplateNames; }
+static constexpr const auto& value_names(ChatTemplate) { return kChatTemplateNames; }
 
 namespace {
 
-constexpr double kMostSteps = 1e12;
+constexpr double kMaxSteps = 1e12;
 constexpr const char* kFrom = "run directory, a checkpoint in one, a Hugging Face or PEFT folder, or a model of llm.c";
 constexpr const char* kBase =
     "model beside which the adapters were trained: a folder or a run; default: the one that they name";
@@ -46,7 +46,7 @@ void add_data_and_tuning(Settings& s, TrainOptions& o) {
   s.add(o.shuffle, {"shuffle",
                     "reads each window of a text once in an epoch, in a random order, as it is for shards and "
                     "mixtures; without it windows begin at random places"})
-      .for_identity(Same::unless_usual);
+      .for_identity(IdentityRole::unless_usual);
   s.group("Fine-tuning");
   s.add(o.init, {"init",
                  "starts from the weights, sizes and tokenizer of a run, a checkpoint, a Hugging Face folder or a "
@@ -73,15 +73,15 @@ void add_files(Settings& s, TrainOptions& o) {
   s.add(o.out, {"out", "run directory (settings, metrics, TensorBoard events, checkpoints); default: runs/DATE-TIME"})
       .of_call();
   s.add(o.save_every,
-        {"save_every", "steps between checkpoints, or epochs, as 0.25e; 0: only the last", {0, kMostSteps}})
+        {"save_every", "steps between checkpoints, or epochs, as 0.25e; 0: only the last", {0, kMaxSteps}})
       .or_share(o.save_share, 'e');
   s.add(o.keep, {"keep", "newest checkpoints to keep; the best by validation is kept too", {1, 1e6}});
   s.add(o.check_replicas,
         {"check_replicas",
          "steps between checks that the copies of several ranks are equal; every save checks too; 0: no others",
-         {0, kMostSteps}});
+         {0, kMaxSteps}});
   s.add(o.eval_every,
-        {"eval_every", "steps between validations, or epochs, as 0.25e; 0: only the last", {0, kMostSteps}})
+        {"eval_every", "steps between validations, or epochs, as 0.25e; 0: only the last", {0, kMaxSteps}})
       .or_share(o.eval_share, 'e');
   s.add(o.patience, {"patience", "ends a run after so many validations without a better loss; 0: never", {0, 1e6}});
   s.add(o.no_save,
@@ -111,7 +111,7 @@ void add_files(Settings& s, TrainOptions& o) {
   s.add(o.dump, {"dump",
                  "writes what each layer gives in this step, and its gradient, whole whatever the plan: "
                  "dump_STEP.safetensors, of train in the run directory; steps count from 1; 0: none",
-                 {0, kMostSteps}})
+                 {0, kMaxSteps}})
       .of_call();
 }
 
@@ -120,9 +120,9 @@ constexpr std::array<std::string_view, 2> kFacts = {"adapter-base", "base-hash"}
 bool is_in_files(const Setting& s) { return s.field.in_words || std::ranges::count(kFacts, s.word()) > 0; }
 
 template <class Chosen>
-Words values(TrainOptions o, const Chosen& chosen) {
-  Words out;
-  for (const Setting& s : settings_of(o)) {
+Args values(TrainOptions o, const Chosen& chosen) {
+  Args out;
+  for (const Setting& s : field_descriptors(o)) {
     if (!is_in_files(s) || !chosen(s.field) || (s.field.open && !o.gives(s.field.name))) continue;
     if (std::string value = s.written(); !value.empty()) out.emplace_back(s.word(), std::move(value));
   }
@@ -131,7 +131,7 @@ Words values(TrainOptions o, const Chosen& chosen) {
 
 }  // namespace
 
-Settings settings_of(TrainOptions& o) {
+Settings field_descriptors(TrainOptions& o) {
   constexpr std::array<std::string_view, 9> groups = {"Model",        "Data",  "Fine-tuning", "Plan",  "Place",
                                                       "Optimisation", "Files", "Restarts",    "Output"};
   Settings s;
@@ -142,7 +142,7 @@ Settings settings_of(TrainOptions& o) {
   s.group("Place")
       .add(o.rank, {"rank", "with `rendezvous`: which of `ranks` this process is, from 0", {0, 1023}})
       .of_call();
-  s.add(settings_of(o.sizes)).add(settings_of(o.optim)).add(settings_of(o.plan));
+  s.add(field_descriptors(o.sizes)).add(field_descriptors(o.optim)).add(field_descriptors(o.plan));
   add_files(s, o);
   s.group("Optimisation");
   s.add(o.epochs, {"epochs", "passes through `data`, in place of `steps`; a part of one too, as 0.5", {0, 1e6}});
@@ -154,7 +154,7 @@ Settings settings_of(TrainOptions& o) {
   return s;
 }
 
-Settings settings_of(VerifyOptions& o) {
+Settings field_descriptors(VerifyOptions& o) {
   Settings s;
   s.group("Defect");
   s.add(o.defect, {"defect",
@@ -169,7 +169,7 @@ Settings settings_of(VerifyOptions& o) {
   return s;
 }
 
-Settings settings_of(GenerateOptions& o) {
+Settings field_descriptors(GenerateOptions& o) {
   Settings s;
   s.add(o.from, {"FROM", kFrom}).by_place();
   s.add(o.prompts, {"prompt", "text to continue; may be given several times [a new line]"}).many();
@@ -200,13 +200,13 @@ Settings settings_of(GenerateOptions& o) {
   return s;
 }
 
-Settings settings_of(EvaluateOptions& o) {
+Settings field_descriptors(EvaluateOptions& o) {
   Settings s;
   s.add(o.from, {"FROM", kFrom}).by_place();
   return s;
 }
 
-Settings settings_of(DatasetOptions& o) {
+Settings field_descriptors(DatasetOptions& o) {
   Settings s;
   s.add(o.sources, {"SOURCE",
                     "austen, tinyshakespeare, a text file, documents as FILE.jsonl (.gz and .zst too), or llm.c's "
@@ -225,7 +225,7 @@ Settings settings_of(DatasetOptions& o) {
   return s;
 }
 
-Settings settings_of(ReportOptions& o) {
+Settings field_descriptors(ReportOptions& o) {
   Settings s;
   s.add(o.runs,
         {"RUN",
@@ -241,7 +241,7 @@ Settings settings_of(ReportOptions& o) {
   return s;
 }
 
-Settings settings_of(BenchOptions& o) {
+Settings field_descriptors(BenchOptions& o) {
   Settings s;
   s.add(o.table, {"table", "prints one aligned table of each group, when all rows have run"});
   s.add(o.model, {"model", "the model of strategy and schedule rows, and no other rows"}).of(preset_names());
@@ -256,7 +256,7 @@ Settings settings_of(BenchOptions& o) {
   return s;
 }
 
-Settings settings_of(PlanOptions& o) {
+Settings field_descriptors(PlanOptions& o) {
   Settings s;
   s.group("Planning");
   s.add(o.hardware, {"hardware",
@@ -280,7 +280,7 @@ Settings settings_of(PlanOptions& o) {
   return s;
 }
 
-Settings settings_of(CheckpointOptions& o, CheckpointOptions::Way way) {
+Settings field_descriptors(CheckpointOptions& o, CheckpointOptions::Way way) {
   using Way = CheckpointOptions::Way;
   const auto at = static_cast<size_t>(way);
   constexpr std::array<std::string_view, 5> from = {"folder with config.json and model.safetensors, or shards of it",
@@ -309,13 +309,13 @@ Settings settings_of(CheckpointOptions& o, CheckpointOptions::Way way) {
   return s;
 }
 
-Settings settings_of(ExploreOptions& o) {
+Settings field_descriptors(ExploreOptions& o) {
   Settings s;
   s.add(o.port, {"port", "port of 127.0.0.1; default: 8421, or any free one if that is taken", {0, 65535}});
   return s;
 }
 
-Settings settings_of(LabOptions& o, LabOptions::Way way) {
+Settings field_descriptors(LabOptions& o, LabOptions::Way way) {
   using Way = LabOptions::Way;
   Settings s;
   const Bounds places = way == Way::check ? Bounds{0, 1} : Bounds{};
@@ -353,7 +353,7 @@ bool PlanOptions::gives(std::string_view option) const {
 
 bool is_searched(std::string_view option) {
   planner::Layout layout;
-  const Settings predicted = planner::settings_of(layout);
+  const Settings predicted = planner::field_descriptors(layout);
   return option == "ranks" || option == "cp-mode" || (option != "ep" && predicted.find_word(option));
 }
 
@@ -362,7 +362,7 @@ bool is_of_plan(const Setting& s) {
 }
 
 void set_option(TrainOptions& o, std::string_view name, const std::string& text) {
-  const Settings all = settings_of(o);
+  const Settings all = field_descriptors(o);
   const Setting* s = all.find_word(name);
   if (!s) bad_usage("--{}: there is no such option", name);
   s->read(fmt::format("--{}", name), text);
@@ -373,7 +373,7 @@ void set_option(TrainOptions& o, std::string_view name, const std::string& text)
   if (name == "val-share") forget(o, {"val_data"});
 }
 
-void TrainOptions::Said::say(const std::string& text) const {
+void TrainOptions::OptionRef::say(const std::string& text) const {
   std::string word(name);
   std::ranges::replace(word, '_', '-');
   set_option(options, word, text);
@@ -381,7 +381,7 @@ void TrainOptions::Said::say(const std::string& text) const {
 
 void forget(TrainOptions& o, const std::vector<std::string_view>& names) {
   TrainOptions usual;
-  const Settings all = settings_of(o), others = settings_of(usual);
+  const Settings all = field_descriptors(o), others = field_descriptors(usual);
   for (const std::string_view name : names) {
     all.at(name).assign(others.at(name));
     o.given.erase(std::string(name));
@@ -391,11 +391,11 @@ void forget(TrainOptions& o, const std::vector<std::string_view>& names) {
 void apply_config_file(TrainOptions& options, const std::string& path) { apply_config(options, read_file(path), path); }
 
 void apply_config(TrainOptions& o, std::string_view file, const std::string& path) {
-  const Settings all = settings_of(o);
+  const Settings all = field_descriptors(o);
   std::vector<std::string> known;
   for (const Setting& s : all)
     if (s.field.in_file && is_in_files(s)) known.push_back(s.word());
-  Findings found;
+  ErrorList found;
   for (const ConfigEntry& entry : read_config(file, path))
     found.check([&] {
       const std::string where = fmt::format("{}: {}", entry.where, entry.key);
@@ -409,11 +409,11 @@ void apply_config(TrainOptions& o, std::string_view file, const std::string& pat
   found.raise();
 }
 
-Words config_values(const TrainOptions& options) {
+Args config_values(const TrainOptions& options) {
   return values(options, [](const Field& f) { return f.in_file; });
 }
 
-Words all_values(const TrainOptions& options) {
+Args all_values(const TrainOptions& options) {
   return values(options, [](const Field& f) { return f.name != "format" && f.name != "quiet" && f.name != "config"; });
 }
 
@@ -427,7 +427,7 @@ std::string with_options(const std::string& message) {
   static const std::set<std::string> known = [] {
     TrainOptions run;
     std::set<std::string> names{"hardware", "software", "defect", "figure", "group"};  // of other commands
-    for (const Setting& s : settings_of(run))
+    for (const Setting& s : field_descriptors(run))
       if (s.field.in_words) names.insert(s.word());
     return names;
   }();
@@ -446,7 +446,7 @@ std::string with_options(const std::string& message) {
 }
 
 void throw_with_options(const Error& error) {
-  std::vector<std::string> messages = messages_of(error);
+  std::vector<std::string> messages = error_messages(error);
   for (std::string& message : messages) message = with_options(message);
   if (messages.size() == 1) throw Error(messages.front(), error.status());
   throw Errors(messages, error.status());

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-using Words = std::vector<std::pair<std::string, std::string>>;  // options: name, text
+using Args = std::vector<std::pair<std::string, std::string>>;  // options: name, text
 
 struct TrainOptions {
   std::string model = "gpt-nano";  // whose sizes stand where no others are given
@@ -54,7 +54,7 @@ struct TrainOptions {
   bool gives(std::string_view name) const { return given.contains(name); }
   bool json() const { return format == "json"; }
   // An option as a user says it: o["dp"] = 2.
-  struct Said {
+  struct OptionRef {
     TrainOptions& options;
     std::string_view name;
     template <class T>
@@ -64,7 +64,7 @@ struct TrainOptions {
     }
     void say(const std::string& text) const;
   };
-  Said operator[](std::string_view name) { return {*this, name}; }
+  OptionRef operator[](std::string_view name) { return {*this, name}; }
 };
 
 // `verify` trains counted random tokens under a plan, beside one rank.
@@ -93,12 +93,12 @@ struct GenerateOptions {
   std::vector<std::string> stop;  // texts
   bool ignore_end = false, special = false, no_bos = false;
   std::string format = "text";
-  Words words;  // the plan's options
+  Args words;  // the plan's options
 };
 
 struct EvaluateOptions {
   std::string from;
-  Words words;  // options of the data and of the plan
+  Args words;  // options of the data and of the plan
 };
 
 struct DatasetOptions {
@@ -116,7 +116,7 @@ struct ReportOptions {
   std::string format = "html";  // or "text", on standard output
   std::optional<std::string> figure, out;
   bool svg = false;
-  Words words = {};  // options of a plan that is drawn where there is no run
+  Args words = {};  // options of a plan that is drawn where there is no run
 };
 
 struct BenchOptions {
@@ -130,7 +130,7 @@ struct BenchOptions {
 // `plan` takes the model, the batch and the layout as `train` does, and what they are for.
 struct PlanOptions {
   TrainOptions run = plan_defaults();     // axes of any number of ranks, since none is started
-  Words words = {};                       // the options of the run that were given
+  Args words = {};                        // the options of the run that were given
   std::optional<std::string> model_file;  // JSON: sizes, experts among them
   std::optional<std::string> hardware;
   std::string software = "tessera";
@@ -155,7 +155,7 @@ struct CheckpointOptions {
   bool merge = false;                    // export: adapters into the weights
   std::optional<std::string> dtype;      // default: as it is stored
   std::optional<std::string> tokenizer;  // import: where the folder has none
-  Words layout;                          // reshard: the plan; quantize: options of its one rank
+  Args layout;                           // reshard: the plan; quantize: options of its one rank
   // for quantize:
   std::string method = "gptq", bits = "4", calibrate;
   int64_t group = 128, windows = 128;
@@ -171,17 +171,17 @@ struct LabOptions {
   std::string exercise, folder, all, format = "text";
 };
 
-Settings settings_of(TrainOptions& options);
-Settings settings_of(VerifyOptions& options);  // those of no run
-Settings settings_of(GenerateOptions& options);
-Settings settings_of(EvaluateOptions& options);
-Settings settings_of(DatasetOptions& options);
-Settings settings_of(ReportOptions& options);
-Settings settings_of(BenchOptions& options);
-Settings settings_of(PlanOptions& options);
-Settings settings_of(CheckpointOptions& options, CheckpointOptions::Way way);
-Settings settings_of(ExploreOptions& options);
-Settings settings_of(LabOptions& options, LabOptions::Way way);
+Settings field_descriptors(TrainOptions& options);
+Settings field_descriptors(VerifyOptions& options);  // those of no run
+Settings field_descriptors(GenerateOptions& options);
+Settings field_descriptors(EvaluateOptions& options);
+Settings field_descriptors(DatasetOptions& options);
+Settings field_descriptors(ReportOptions& options);
+Settings field_descriptors(BenchOptions& options);
+Settings field_descriptors(PlanOptions& options);
+Settings field_descriptors(CheckpointOptions& options, CheckpointOptions::Way way);
+Settings field_descriptors(ExploreOptions& options);
+Settings field_descriptors(LabOptions& options, LabOptions::Way way);
 
 // Whether `plan` takes the option of `train`, and whether it searches for its value where it is not given.
 bool is_of_plan(const Setting& setting);
@@ -202,10 +202,10 @@ void apply_config(TrainOptions& options, std::string_view file, const std::strin
 // The options as a TOML file that apply_config_file() reads back to the same values.
 std::string to_toml(const TrainOptions& options);
 // Keys and values of to_toml() one by one; options that were not given are left out.
-Words config_values(const TrainOptions& options);
+Args config_values(const TrainOptions& options);
 // Keys and values of all options but those about what is said to the user, and but --config, which is one of the files
 // that the others come from.
-Words all_values(const TrainOptions& options);
+Args all_values(const TrainOptions& options);
 
 // Throws Error (usage) with this text, as fmt::format() makes it; bad_input() throws InputError.
 template <class... Values>

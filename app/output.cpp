@@ -38,12 +38,12 @@ constexpr double kNewStep = 0.1;  // weight of the newest step in the moving ave
 constexpr std::chrono::milliseconds kBetweenRewrites{80};
 constexpr std::chrono::milliseconds kBetweenPlainWork{10'000};
 constexpr int64_t kPlainLines = 20;  // lines of a whole run
-constexpr int64_t kBar = 20, kLeastBar = 5;
-constexpr int64_t kWide = 200;  // where the width is not known
+constexpr int64_t kBar = 20, kMinBar = 5;
+constexpr int64_t kAccumulate = 200;  // where the width is not known
 
-int64_t columns_of(std::FILE* file) {
+int64_t terminal_width(std::FILE* file) {
   struct winsize size {};
-  return ::ioctl(::fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kWide;
+  return ::ioctl(::fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kAccumulate;
 }
 
 // Single spaces for double ones.
@@ -56,7 +56,7 @@ std::string tight(const std::string& text) {
 
 }  // namespace
 
-std::string short_number(double v) {
+std::string format_si(double v) {
   if (v >= 1e9) return fmt::format("{:.2f}B", v / 1e9);
   if (v >= 1e6) return fmt::format("{:.2f}M", v / 1e6);
   if (v >= 1e3) return fmt::format("{:.1f}K", v / 1e3);
@@ -105,17 +105,17 @@ Progress::Options Progress::for_stderr(int64_t steps, bool quiet) {
 std::string Progress::line(const StepReport& r) const {
   const double left = static_cast<double>(o_.steps - r.step) * step_ms_ / 1e3;
   return fmt::format("step {}/{}  loss {:.4f}  lr {:.2e}  grad norm {:.2f}  {} tok/s  {} left", r.step, o_.steps,
-                     r.loss, r.lr, r.grad_norm, short_number(r.tokens_per_s), duration(left));
+                     r.loss, r.lr, r.grad_norm, format_si(r.tokens_per_s), duration(left));
 }
 
 // A line that wraps could not be rewritten.
-int64_t Progress::room() const { return (o_.columns > 0 ? o_.columns : columns_of(o_.to)) - 1; }
+int64_t Progress::room() const { return (o_.columns > 0 ? o_.columns : terminal_width(o_.to)) - 1; }
 
 // The line behind a bar as long as there is room for.
 std::string Progress::terminal_line(const StepReport& r) const {
   const std::string text = line(r);
   const int64_t size = std::min(kBar, room() - std::ssize(text) - 1);
-  if (size < kLeastBar) return (std::ssize(text) > room() ? tight(text) : text).substr(0, static_cast<size_t>(room()));
+  if (size < kMinBar) return (std::ssize(text) > room() ? tight(text) : text).substr(0, static_cast<size_t>(room()));
   const double share = o_.steps > 0 ? static_cast<double>(r.step) / static_cast<double>(o_.steps) : 1;
   std::string bar;
   for (int64_t i = 0; i < size; ++i) bar += i < static_cast<int64_t>(share * static_cast<double>(size)) ? "━" : "╌";

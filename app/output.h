@@ -18,7 +18,7 @@ void open_standard_descriptors();
 // then elsewhere. Numbers keep their point in any locale, and a closed output is not an error.
 
 // "12.3K" for 12345.
-std::string short_number(double v);
+std::string format_si(double v);
 // Bytes in MB, of 10^6 bytes, as it stands in tables beside the bytes: "12.35".
 std::string megabytes(int64_t bytes);
 // "1 h 02 min", "3 min 05 s", "42 s".

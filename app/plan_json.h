@@ -7,14 +7,14 @@ namespace tessera {
 
 inline nlohmann::ordered_json plan_json(Plan p) {
   Plan usual;
-  const Settings all = settings_of(p);
+  const Settings all = field_descriptors(p);
   nlohmann::ordered_json out = {{"ranks", p.ranks()}};
   for (const char* field :
        {"pp", "dp", "cp", "tp", "sp", "dp_mode", "zero", "microbatches", "all_reduce", "recompute", "device"})
-    out[field] = json_of(all.at(field));
+    out[field] = to_json(all.at(field));
   if (p.pp > 1) out["schedule"] = schedule_name(p);
-  out.update(nlohmann::ordered_json(identity_of(all, settings_of(usual), &Field::recorded)));
-  if (p.cp > 1) out["cp_mode"] = json_of(all.at("cp_mode"));
+  out.update(nlohmann::ordered_json(identity_fields(all, field_descriptors(usual), &Field::recorded)));
+  if (p.cp > 1) out["cp_mode"] = to_json(all.at("cp_mode"));
   return out;
 }
 

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "app/output.h"
 #include "app/plan/plan.h"
 #include "app/report/report.h"
@@ -22,7 +22,7 @@ namespace {
 // The command `bench`: the microbenchmarks.
 
 // The sizes of FROM:TO:FACTOR, or the one of FROM; K, M and G stand for 1024 and its powers.
-std::vector<int64_t> sizes_of(const std::string& text) {
+std::vector<int64_t> parse_sizes(const std::string& text) {
   std::vector<int64_t> numbers, out;
   for (std::string part : split(text, ':')) {
     const size_t unit = std::string_view("KMG").find(part.empty() ? ' ' : part.back());
@@ -42,11 +42,11 @@ int run(const BenchOptions& o) {
   check_threads(cpu::threads() - 1);
   bench::Choice choice{.device = o.device, .model = o.model.value_or(""), .ranks = o.ranks};
   if (o.dtype) choice.dtype = *o.dtype == "bf16" ? DType::bfloat16 : DType::float32;
-  if (o.bytes) choice.bytes = sizes_of(*o.bytes);
+  if (o.bytes) choice.bytes = parse_sizes(*o.bytes);
   if (o.model) {
     choice.sizes = *preset(*o.model);
     if (choice.sizes.vocab == 0) choice.sizes.vocab = usual_vocab(*o.model);
-    ask_for_least_memory({.model = choice.sizes, .plan = {.dp = 2, .device = o.device}});
+    check_minimum_memory({.model = choice.sizes, .plan = {.dp = 2, .device = o.device}});
   }
   Progress progress(Progress::for_stderr(0, false));
   if (o.table) {
@@ -63,7 +63,7 @@ int run(const BenchOptions& o) {
 
 // The command `data`: a token dataset from texts or from token files.
 
-std::vector<std::string> sources_of(const DatasetOptions& o) {
+std::vector<std::string> dataset_sources(const DatasetOptions& o) {
   std::vector<std::string> out;
   for (const std::string& source : o.sources) {
     const auto files = matching_files(source);
@@ -77,12 +77,12 @@ Dataset make(const DatasetOptions& o) {
   TokenizerChoice choice = tokenizer_choice(o.tokenizer, "char", false);
   choice.special = o.special;
   if (o.tokenizer == "bpe") choice.vocab_size = o.vocab;  // and not bpe-N
-  const std::vector<std::string> sources = sources_of(o);
+  const std::vector<std::string> sources = dataset_sources(o);
   const std::string& first = sources.front();
   if (o.out)
     return sources.size() == 1 && is_llmc_file(first) && o.shard_tokens == 0
                ? import_llmc(first, choice, *o.out)
-               : make_dataset_of(sources, choice, *o.out, o.shard_tokens);
+               : make_dataset_from(sources, choice, *o.out, o.shard_tokens);
   if (sources.size() > 1) bad_usage("--out: expected a folder for a dataset of {} sources, found none", sources.size());
   if (o.shard_tokens > 0) throw Error("--shard-tokens: goes with --out, the folder that the files are written to");
   return holds_examples(first) ? dataset_of_documents(first, choice) : dataset_for(first, choice);
@@ -216,13 +216,13 @@ int run(const Print& text) {
 }
 
 template <class... Options>
-bool is_one_of(const Command& command) {
+bool is_any_command(const Command& command) {
   return (std::holds_alternative<Options>(command) || ...);
 }
 
 int run(const Command& command, const std::vector<std::string>& words) {
   const bool is_shared =
-      is_one_of<Print, TrainOptions, VerifyOptions, GenerateOptions, EvaluateOptions, BenchOptions>(command);
+      is_any_command<Print, TrainOptions, VerifyOptions, GenerateOptions, EvaluateOptions, BenchOptions>(command);
   if (const auto job = mpi_surroundings(); !is_shared && job && job->ranks > 1)
     bad_usage("the job has {} ranks; expected one: only train, verify, generate, evaluate and bench share their work",
               job->ranks);
@@ -257,14 +257,14 @@ int run_program(int argc, const char* const* argv) {
     static_cast<void>(cpu::instruction_set());  // throws if TESSERA_MAX_CPU_ISA is invalid
     return run(parse_command_line(argc, argv), {argv + 1, argv + argc});
   } catch (const Error& e) {
-    return fail(messages_of(e), e.status());
+    return fail(error_messages(e), e.status());
   } catch (const std::bad_alloc&) {
     return fail({"out of memory; a smaller --batch, more --microbatches or --recompute block need less"},
                 Status::communication);
   } catch (const std::filesystem::filesystem_error& e) {
-    return fail({cause_of(e)}, Status::output);
+    return fail({failure_cause(e)}, Status::output);
   } catch (const std::system_error& e) {  // no thread, where few processes are allowed
-    return fail({cause_of(e)}, Status::communication);
+    return fail({failure_cause(e)}, Status::communication);
   } catch (const std::exception& e) {
     return fail({fmt::format("unexpected failure: {}", e.what())}, Status::communication);
   }

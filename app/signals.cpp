@@ -106,7 +106,7 @@ int interrupted() { return came; }
 int status_of_interruption() { return 128 + (came != 0 ? came.load() : SIGTERM); }
 bool take_save_request() { return save_requested.exchange(false); }
 
-StepsInHand::StepsInHand() { steps_in_hand = true; }
-StepsInHand::~StepsInHand() { steps_in_hand = false; }
+GracefulStopScope::GracefulStopScope() { steps_in_hand = true; }
+GracefulStopScope::~GracefulStopScope() { steps_in_hand = false; }
 
 }  // namespace tessera

@@ -1,9 +1,9 @@
 // The effects of signals.
 //
 // SIGINT (Ctrl-C), SIGTERM and SIGHUP, which counts as SIGTERM, end the program at once: what it was writing is
-// removed, what it has started is killed, and the status is 130 or 143. While a run makes its steps (StepsInHand) the
-// first only asks for an end, which the run comes to after the step in hand; the second ends it. SIGUSR1 asks a run to
-// save, and is nothing to others. SIGBUS, of a file that was cut short while it is mapped, ends the program with
+// removed, what it has started is killed, and the status is 130 or 143. While a run makes its steps (GracefulStopScope)
+// the first only asks for an end, which the run comes to after the step in hand; the second ends it. SIGUSR1 asks a run
+// to save, and is nothing to others. SIGBUS, of a file that was cut short while it is mapped, ends the program with
 // status 4.
 #pragma once
 
@@ -22,12 +22,12 @@ int status_of_interruption();
 // True once for each time that SIGUSR1 came, on one of the threads that ask.
 bool take_save_request();
 
-class StepsInHand {
+class GracefulStopScope {
  public:
-  StepsInHand();
-  ~StepsInHand();
-  StepsInHand(const StepsInHand&) = delete;
-  StepsInHand& operator=(const StepsInHand&) = delete;
+  GracefulStopScope();
+  ~GracefulStopScope();
+  GracefulStopScope(const GracefulStopScope&) = delete;
+  GracefulStopScope& operator=(const GracefulStopScope&) = delete;
 };
 
 }  // namespace tessera

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "app/commands.h"
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "app/output.h"
 #include "app/plan_json.h"
 #include "app/run/pretrained.h"
@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kMostNames = 4;  // of tensors in a line
+constexpr size_t kMaxNames = 4;  // of tensors in a line
 
 // Lines on several tensors of one kind in one step become one: the first, and names of the others.
 std::string broken_text(const VerifyResult& r) {
@@ -32,7 +32,7 @@ std::string broken_text(const VerifyResult& r) {
       others.push_back(here[1]);
     }
     const size_t count = others.size();
-    if (count > kMostNames) others.erase(others.begin() + 2, others.end() - 1), others.insert(others.end() - 1, "...");
+    if (count > kMaxNames) others.erase(others.begin() + 2, others.end() - 1), others.insert(others.end() - 1, "...");
     out += fmt::format("  {}{}\n", r.failures[first],
                        count == 0 ? "" : fmt::format("; and {} more: {}", count, fmt::join(others, ", ")));
   }
@@ -46,14 +46,14 @@ std::string diagnosis_text(const VerifyResult& r) {
   return out.empty() ? "" : out + "\n";
 }
 
-std::string defect_text(const Defect& d, const Job& job) {
+std::string defect_text(const InjectedFault& d, const Job& job) {
   return fmt::format("Planted: {}, {}: {}.\n", d.name, d.where(job), d.what);
 }
 
 std::string defect_list(bool json) {
   std::string out;
   auto all = nlohmann::ordered_json::array();
-  for (const Defect& d : defects()) {
+  for (const InjectedFault& d : defects()) {
     out += fmt::format("{:<28} {}\n", d.name, d.what);
     all.push_back({{"name", d.name}, {"what", d.what}, {"cause", d.cause}});
   }
@@ -61,7 +61,7 @@ std::string defect_list(bool json) {
 }
 
 // The turn of a player: waits for a line of the standard input, and says whether it names the defect or its cause.
-void ask_player(const Defect& d) {
+void ask_player(const InjectedFault& d) {
   print("What is wrong? A name of `verify --defect list`, or Enter for the diagnosis: ");
   std::string guess;
   std::getline(std::cin, guess);
@@ -90,14 +90,14 @@ Ordered bytes_json(const VerifyResult& r) {
 
 Ordered memory_json(const VerifyResult& r) {
   Ordered memory = Ordered::object();
-  const auto category = [&](const char* name, int64_t HeldBytes::*field) {
+  const auto category = [&](const char* name, int64_t MemoryByCategory::*field) {
     memory[name] = {{"measured", Ordered::array()}, {"expected", Ordered::array()}};
     for (const auto& [key, held] : {std::pair("measured", &r.held), {"expected", &r.expected_held}})
-      for (const HeldBytes& h : *held) memory[name][key].push_back(h.*field);
+      for (const MemoryByCategory& h : *held) memory[name][key].push_back(h.*field);
   };
-  category("parameters", &HeldBytes::parameters);
-  category("gradients", &HeldBytes::gradients);
-  category("optimizer", &HeldBytes::optimizer);
+  category("parameters", &MemoryByCategory::parameters);
+  category("gradients", &MemoryByCategory::gradients);
+  category("optimizer", &MemoryByCategory::optimizer);
   memory["peak"] = {{"measured", r.peak}, {"expected", r.expected_peak}};
   return memory;
 }
@@ -149,16 +149,16 @@ Ordered diagnosis_json(const VerifyResult& r) {
 }
 
 // `defect` is the planted one; null: nothing.
-std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job& job, const Defect* defect) {
+std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job& job, const InjectedFault* defect) {
   const auto share = [](const std::optional<double>& x) { return x ? Ordered(*x) : Ordered(nullptr); };
   Ordered bubble = nullptr, defect_json = nullptr;
-  if (const Defect* const d = defect)
+  if (const InjectedFault* const d = defect)
     defect_json = {
         {"name", d->name}, {"what", d->what}, {"where", d->where(job)}, {"cause", d->cause}, {"seed", job.optim.seed}};
   if (r.bubble) bubble = {{"simulated", share(r.bubble)}, {"formula", share(r.bubble_formula)}, {"measured", nullptr}};
   const Ordered out = {{"passed", r.passed()},
                        {"steps", r.steps},
-                       {"dtype", text_of(o.optim.dtype)},
+                       {"dtype", to_string(o.optim.dtype)},
                        {"plan", plan_json(job.plan)},
                        {"losses", r.losses},
                        {"bound", r.bound},
@@ -183,11 +183,11 @@ std::string verify_json(const VerifyResult& r, const TrainOptions& o, const Job&
 std::string mark(bool good) { return good ? "ok" : "WRONG"; }
 std::string marked(int64_t found, int64_t expected) { return fmt::format("{}{}", found == expected ? "" : "!", found); }
 
-std::string plan_of(const Plan& p) {
+std::string describe_plan(const Plan& p) {
   std::string text = fmt::format("{}, {} micro-batch{} per step{}", describe(p), p.microbatches,
                                  p.microbatches == 1 ? "" : "es", p.dp > 1 ? " and data rank" : "");
-  const std::string_view sums = name_of(p.all_reduce);
-  const bool lacks = p.zero != ZeroStage::none && row_of(p.all_reduce).lacks(Op::reduce_scatter);
+  const std::string_view sums = to_string(p.all_reduce);
+  const bool lacks = p.zero != ZeroStage::none && find_row(p.all_reduce).lacks(Op::reduce_scatter);
   if (p.dp_mode == DataMode::ddp && p.ranks() > 1)
     text += fmt::format(fmt::runtime(lacks ? ", {0} (a reduce-scatter has no {0}: direct) sums" : ", {0} sums"), sums);
   if (p.dp_mode == DataMode::ps_sync) text += fmt::format(", {} server{}", p.servers, p.servers == 1 ? "" : "s");
@@ -236,7 +236,7 @@ std::string memory_text(const VerifyResult& r) {
                                 "parameters", "gradients", "optimizer", "peak", "MB", "bound");
   for (size_t rank = 0; rank < r.held.size(); ++rank) {
     const int64_t bound = peak_bound(r.expected_peak[rank]);
-    const HeldBytes &held = r.held[rank], &expected = r.expected_held[rank];
+    const MemoryByCategory &held = r.held[rank], &expected = r.expected_held[rank];
     out += fmt::format("  {:<6} {:>13} {:>13} {:>13} {:<5} {:>13} {:>9} {:>13} {}\n", rank,
                        marked(held.parameters, expected.parameters), marked(held.gradients, expected.gradients),
                        marked(held.optimizer, expected.optimizer), mark(held == expected), r.peak[rank],
@@ -256,9 +256,10 @@ std::string pipeline_text(const VerifyResult& r) {
 
 std::string to_text(const VerifyResult& r, const TrainOptions& o, const Plan& plan) {
   const bool alone = plan.dp_mode == DataMode::diloco;
-  std::string out = fmt::format("{} steps in {} of {}, beside {}{}\n\n", r.steps, text_of(o.optim.dtype), plan_of(plan),
-                                alone ? fmt::format("{} serial runs and their outer steps", plan.dp) : "one rank",
-                                r.exact && !alone ? " that adds in the same order" : "");
+  std::string out =
+      fmt::format("{} steps in {} of {}, beside {}{}\n\n", r.steps, to_string(o.optim.dtype), describe_plan(plan),
+                  alone ? fmt::format("{} serial runs and their outer steps", plan.dp) : "one rank",
+                  r.exact && !alone ? " that adds in the same order" : "");
   if (r.losses.empty() || !r.seen.stopped.empty()) return out + "  the run did not end\n\n";
   out += fmt::format("  loss {:.4f} -> {:.4f}; losses, gradients, parameters and optimizer state: {}\n\n",
                      r.losses.front(), r.losses.back(), how_equal(r));
@@ -317,18 +318,18 @@ int run(const VerifyOptions& options) {
     return 0;
   }
   if (json && options.hide) throw Error("--hide: a game for people; expected --format text");
-  const Job job = job_of(o);
-  const Defect* const planted_one = drawn            ? &random_defect(job, static_cast<uint64_t>(o.optim.seed))
-                                    : options.defect ? &defect(*options.defect)
-                                                     : nullptr;
+  const Job job = make_job(o);
+  const InjectedFault* const planted_one = drawn            ? &random_defect(job, static_cast<uint64_t>(o.optim.seed))
+                                           : options.defect ? &defect(*options.defect)
+                                                            : nullptr;
   if (planted_one) check_applies(*planted_one, job);
-  ask_for_verifying(job);
+  check_memory_for_verifying(job);
   check_dump(job, o.dump);
   std::optional<Progress> progress(std::in_place,
                                    Progress::for_stderr(o.optim.steps, o.rank.value_or(0) > 0 || !speaks_for_all()));
   int64_t dump = o.dump;  // of the first run: one that is broken is tried again
   const VerifyResult r = explain(job, [&](const Job& j) {
-    VerifyHooks hooks{.launching = [&o, &j](LaunchOptions& how) { how = ranks_of("verify", o, j.plan); },
+    VerifyHooks hooks{.launching = [&o, &j](LaunchOptions& how) { how = launch_options("verify", o, j.plan); },
                       .working =
                           [&, steps = j.optim.steps](std::string_view work, int64_t step) {
                             progress->work(fmt::format("{}: step {} of {}", work, step + 1, steps));

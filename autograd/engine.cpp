@@ -32,9 +32,9 @@ std::vector<std::shared_ptr<Leaf>> leaves_under(const std::shared_ptr<Node>& roo
 
 // The actions of a walk on leaves. They happen at once; for parameters they wait until run() when weight gradients are
 // put off.
-class LeafActions {
+class DeferrableUpdates {
  public:
-  LeafActions(DeferredWeightGrads* defer, const ArenaPtr& arena) : defer_(defer) {
+  DeferrableUpdates(DeferredWeightGrads* defer, const ArenaPtr& arena) : defer_(defer) {
     if (defer_) defer_->arena_ = arena;
   }
   template <class F>
@@ -63,10 +63,10 @@ Tensor Grads::take_output(int i) { return std::exchange(node_.output_grads[stati
 bool Grads::needs(int input) const { return node_.inputs[static_cast<size_t>(input)].wanted(); }
 
 const RowSums& Grads::row_sums() const { return node_.row_sums; }
-bool Grads::expects_row_sums() const { return node_.expects_row_sums; }
-bool Grads::wants_row_sums(int input) const {
+bool Grads::row_sums_required() const { return node_.row_sums_required; }
+bool Grads::row_sums_requested(int input) const {
   const Edge& edge = node_.inputs[static_cast<size_t>(input)];
-  return edge.node && edge.node->wants_row_sums;
+  return edge.node && edge.node->row_sums_requested;
 }
 
 bool Grads::writes_at_once(int first, int count) const {
@@ -75,7 +75,7 @@ bool Grads::writes_at_once(int first, int count) const {
          std::ranges::all_of(edges, [](const Edge& e) { return !e.wanted() || (e.leaf && !e.leaf->transient); });
 }
 
-Tensor Grads::take_given(int input) {
+Tensor Grads::take_accumulated(int input) {
   const Edge& edge = node_.inputs[static_cast<size_t>(input)];
   if (edge.leaf) return edge.leaf->transient ? edge.leaf->take() : Tensor();
   return edge.node ? std::exchange(edge.node->output_grads[static_cast<size_t>(edge.output)], {}) : Tensor();
@@ -88,8 +88,8 @@ void Grads::give(int input, Tensor gradient, RowSums row_sums) {
     if (!(gradient.shape() == edge.leaf->shape))
       throw Error(std::string("[backward] '") + node_.op + "' gave input " + std::to_string(input) +
                   " a gradient of shape " + gradient.shape().str() + "; its shape is " + edge.leaf->shape.str());
-    LeafActions(defer_, node_.arena)(edge.leaf,
-                                     [g = std::move(gradient)](Leaf& l) mutable { l.receive(std::move(g)); });
+    DeferrableUpdates(defer_, node_.arena)(edge.leaf,
+                                           [g = std::move(gradient)](Leaf& l) mutable { l.receive(std::move(g)); });
   } else if (edge.node) {
     const bool alone = !edge.node->output_grads[static_cast<size_t>(edge.output)].defined();
     edge.node->add_output_grad(edge.output, std::move(gradient));
@@ -97,20 +97,20 @@ void Grads::give(int input, Tensor gradient, RowSums row_sums) {
   }
 }
 
-void Grads::give_into(int input, std::function<void(Tensor&)> write) {
+void Grads::write_grad(int input, std::function<void(Tensor&)> write) {
   const auto at = static_cast<size_t>(input);
   const Edge& edge = node_.inputs[at];
   if (edge.leaf) {
-    LeafActions(defer_, node_.arena)(edge.leaf, [w = std::move(write)](Leaf& l) { l.receive(w); });
+    DeferrableUpdates(defer_, node_.arena)(edge.leaf, [w = std::move(write)](Leaf& l) { l.receive(w); });
   } else if (edge.node) {
-    Tensor g = Tensor::empty(node_.input_shapes[at], wide_of(node_.input_dtypes[at]), node_.arena);
+    Tensor g = Tensor::empty(node_.input_shapes[at], accum_dtype(node_.input_dtypes[at]), node_.arena);
     write(g);
     edge.node->add_output_grad(edge.output, std::move(g));
   }
 }
 
 // Parameters are counted from the last to the first, as the passes of a chain of layers bring their gradients.
-void Grads::give_into(int first, int count, std::function<void(std::span<const GradTarget>)> write) {
+void Grads::write_grad(int first, int count, std::function<void(std::span<const GradTarget>)> write) {
   std::vector<std::shared_ptr<Leaf>> parameters(static_cast<size_t>(count));
   std::vector<GradTarget> others(parameters.size());
   std::shared_ptr<Leaf> any;
@@ -121,7 +121,7 @@ void Grads::give_into(int first, int count, std::function<void(std::span<const G
     if (edge.leaf && !edge.leaf->transient) {
       any = parameters[i] = edge.leaf;
     } else if (edge.wanted()) {
-      const DType dtype = edge.leaf ? edge.leaf->dtype : wide_of(node_.input_dtypes[at]);
+      const DType dtype = edge.leaf ? edge.leaf->dtype : accum_dtype(node_.input_dtypes[at]);
       others[i].to = Tensor::empty(node_.input_shapes[at], dtype, node_.arena);
       now = true;
     }
@@ -130,22 +130,22 @@ void Grads::give_into(int first, int count, std::function<void(std::span<const G
   for (size_t i = 0; i < others.size(); ++i)
     if (others[i].to.defined()) give(first + static_cast<int>(i), std::move(others[i].to));
   if (!any) return;
-  LeafActions(defer_, node_.arena)(any, [leaves = std::move(parameters), write = std::move(write)](Leaf&) {
+  DeferrableUpdates(defer_, node_.arena)(any, [leaves = std::move(parameters), write = std::move(write)](Leaf&) {
     std::vector<GradTarget> targets;
     for (const std::shared_ptr<Leaf>& leaf : leaves) targets.push_back(leaf ? leaf->place() : GradTarget{});
     write(targets);
     for (size_t i = leaves.size(); i-- > 0;)
-      if (leaves[i]) leaves[i]->one_less();
+      if (leaves[i]) leaves[i]->gradient_done();
   });
 }
 
-void Grads::give_early(int input, std::shared_ptr<EarlyGrad> gradient) {
+void Grads::set_precomputed(int input, std::shared_ptr<PrecomputedGrad> gradient) {
   const auto at = static_cast<size_t>(input);
   const Edge& edge = node_.inputs[at];
   if (edge.leaf) {
-    LeafActions(defer_, node_.arena)(edge.leaf, [early = std::move(gradient)](Leaf& l) { l.receive(early); });
+    DeferrableUpdates(defer_, node_.arena)(edge.leaf, [early = std::move(gradient)](Leaf& l) { l.receive(early); });
   } else if (edge.node) {
-    edge.node->add_output_grad(edge.output, gradient->at.to(wide_of(node_.input_dtypes[at])));
+    edge.node->add_output_grad(edge.output, gradient->at.to(accum_dtype(node_.input_dtypes[at])));
   }
 }
 
@@ -160,7 +160,7 @@ void backward(const Var& root, const BackwardOptions& options) {
   if (!root.requires_grad() || !root.impl_->node)
     throw Error("[backward] the root has no graph: no input of it requires a gradient, or gradients were off");
   const std::shared_ptr<Node>& start = root.impl_->node;
-  const LeafActions to_leaf(options.defer, start->arena);
+  const DeferrableUpdates to_leaf(options.defer, start->arena);
   for (const auto& leaf : leaves_under(start)) to_leaf(leaf, [](Leaf& l) { ++l.expected; });
   const NoGrad no_grad;
   const Arena::Scope scope(*start->arena, Category::workspace);
@@ -184,7 +184,7 @@ void backward(const Var& root, const BackwardOptions& options) {
     }
     for (const Edge& e : node->inputs) {
       if (e.node) ready.emplace(e.node->sequence, e.node);
-      if (e.leaf && !reached) to_leaf(e.leaf, [](Leaf& l) { l.one_less(); });
+      if (e.leaf && !reached) to_leaf(e.leaf, [](Leaf& l) { l.gradient_done(); });
     }
     node->walked = true;
     node->vjp = nullptr;  // frees what it saved, in the order of the walk

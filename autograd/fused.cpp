@@ -9,7 +9,7 @@ namespace tessera {
 Var matmul(const Var& a, const Var& b) {
   return record_one("matmul", matmul(a.value(), b.value()), {a, b}, [a = a.saved(), b = b.saved()](Grads& g) {
     const Tensor dy = g.output(), x = a.get(), w = b.get();
-    const bool one = w.rank() == 2;  // b (K, N) for all leading dims
+    const bool one = w.ndim() == 2;  // b (K, N) for all leading dims
     if (g.needs(0)) g.give(0, one ? linear(dy, w, Tensor()) : matmul(dy, w.transpose(-2, -1)));
     if (!g.needs(1)) return;
     Tensor dw = one ? w.make(w.shape()) : matmul(x.transpose(-2, -1), dy);
@@ -26,21 +26,21 @@ struct BiasSums {
   RowSums end = {};           // row sums by the op that made dy, or none
   bool in_our_order = false;  // the sums are then not a product's, which adds in an order of its own
 };
-BiasSums sums_of_output(const Grads& g) { return {.end = g.row_sums(), .in_our_order = g.expects_row_sums()}; }
+BiasSums sums_of_output(const Grads& g) { return {.end = g.row_sums(), .in_our_order = g.row_sums_required()}; }
 
 // Gives w (input `at`) and b (the next one) of x w^T + b their gradients; the one may bring the other along.
 void give_linear(Grads& g, int at, const Tensor& dy, const Saved& x, const BiasSums& bias) {
   const auto sums = std::make_shared<Tensor>();
   const bool biased = bias.wanted && g.needs(at + 1), both = g.needs(at) && biased && !bias.end && !bias.in_our_order;
   if (g.needs(at))
-    g.give_into(at, [dy, sums, both, in = x.until(g.defer())](Tensor& dw) {
+    g.write_grad(at, [dy, sums, both, in = x.until(g.defer())](Tensor& dw) {
       if (both)
         *sums = linear_weight_grad_and_sums(dw, dy, in.get());
       else
         linear_weight_grad(dw, dy, in.get());
     });
   if (biased)
-    g.give_into(at + 1, [dy, sums, end = bias.end](Tensor& db) {
+    g.write_grad(at + 1, [dy, sums, end = bias.end](Tensor& db) {
       if (end)
         end(db);
       else if (sums->defined())
@@ -55,7 +55,7 @@ struct FirstLayer {
   FirstLayer(const Var& input, const LinearWeights& l)
       : x(saved_for(l.w, input)), w(l.w.saved()), packs(l.packs), shared(l.shared) {}
   Saved x, w;
-  WeightPacks* packs;
+  PackedWeights* packs;
   std::shared_ptr<const SharedInput> shared;
 
   void give(Grads& g, const Tensor& dy, const BiasSums& bias) const {
@@ -83,14 +83,14 @@ Tensor whole_input(const Var& x, const std::shared_ptr<const SharedInput>& share
 
 }  // namespace
 
-Var linear(const Var& x, const Var& w, const Var& b, WeightPacks* packs, std::shared_ptr<const SharedInput> shared) {
+Var linear(const Var& x, const Var& w, const Var& b, PackedWeights* packs, std::shared_ptr<const SharedInput> shared) {
   Tensor made = linear(whole_input(x, shared), w.value(), value_or_none(b), packs);
   Var y = record_one("linear", std::move(made), {x, w, b},
                      [first = FirstLayer(x, {w, b, packs, std::move(shared)})](Grads& g) {
                        const Tensor dy = g.output();
                        first.give(g, dy, sums_of_output(g));
                      });
-  if (b.requires_grad()) y.want_row_sums();
+  if (b.requires_grad()) y.request_row_sums();
   return y;
 }
 
@@ -111,7 +111,7 @@ Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, b
                       h = std::move(hidden.h), activated = std::move(activated), form](Grads& g) mutable {
                        const BiasSums sums = sums_of_output(g);
                        Tensor dy = g.take_output();
-                       Tensor dbias = g.needs(2) ? h.make({h.dim(-1)}, wide_of(dy.dtype())) : Tensor();
+                       Tensor dbias = g.needs(2) ? h.make({h.dim(-1)}, accum_dtype(dy.dtype())) : Tensor();
                        Tensor* const sums_of_dh = g.needs(2) ? &dbias : nullptr;
                        const auto through = [&](const Tensor& w) {
                          if (form == GeluForm::tanh) return linear_input_grad_gelu(dy, w, h, sums_of_dh, down_packs);
@@ -126,7 +126,7 @@ Var gelu_mlp(const Var& x, const LinearWeights& up, const LinearWeights& down, b
                        if (given) g.give(2, std::move(dbias));
                        first.give(g, dh, {.wanted = !given});
                      });
-  if (down.b.requires_grad()) y.want_row_sums();
+  if (down.b.requires_grad()) y.request_row_sums();
   return y;
 }
 
@@ -143,14 +143,16 @@ Tensor norm_gradients(Grads& g, int at, const Tensor& dy, const Tensor& x, const
   Tensor dx;
   const auto run = [&] { dx = norm_backward(dy, x, gamma, forward, std::move(residual), sums); };
   if (g.writes_at_once(at, 2)) {
-    g.give_into(at, 2, [&](std::span<const GradTarget> to) {
+    g.write_grad(at, 2, [&](std::span<const GradTarget> to) {
       sums.gamma = {to[0].to, to[0].adds};
       sums.beta = {to[1].to, to[1].adds};
       run();
     });
     return dx;
   }
-  const auto made_for = [&](int input) { return g.needs(input) ? x.make({x.dim(-1)}, wide_of(x.dtype())) : Tensor(); };
+  const auto made_for = [&](int input) {
+    return g.needs(input) ? x.make({x.dim(-1)}, accum_dtype(x.dtype())) : Tensor();
+  };
   sums.gamma.to = made_for(at);
   sums.beta.to = made_for(at + 1);
   run();
@@ -161,7 +163,7 @@ Tensor norm_gradients(Grads& g, int at, const Tensor& dy, const Tensor& x, const
 
 // Room for the first pass of the sums over rows of input i's gradient, if they are wanted; and the second pass. Put-off
 // work would keep them long.
-bool wants_parts(const Grads& g, int i) { return g.wants_row_sums(i) && !g.defer(); }
+bool wants_parts(const Grads& g, int i) { return g.row_sums_requested(i) && !g.defer(); }
 RowSums end_of_sums(const Tensor& parts) {
   if (!parts.defined()) return {};
   return [parts](Tensor& out) { sum_parts(out, parts); };
@@ -179,20 +181,20 @@ std::function<Tensor()> norm_recipe(Saved x, const Var& gamma, const Var& beta, 
 Var add_residual(const Var& x, Var y) {
   if (!(x.shape() == y.shape()) || x.dtype() != y.dtype()) return add(x, std::move(y));
   const Var y_edge = y.edge();
-  y_edge.expect_row_sums();
+  y_edge.require_row_sums();
   Var sum = record_one("add", x.value(), {x.edge(), y_edge}, [](Grads& g) {
     const RowSums row_sums = g.row_sums();
     Tensor dsum = g.take_output();
     if (g.needs(0)) g.give(0, dsum);
     if (g.needs(1)) g.give(1, std::move(dsum), row_sums);
   });
-  sum.add_later(std::move(y).take());
-  if (y_edge.wants_row_sums()) sum.want_row_sums();
+  sum.defer_add(std::move(y).take());
+  if (y_edge.row_sums_requested()) sum.request_row_sums();
   return sum;
 }
 
 Var norm(const Var& x, const Var& gamma, const Var& beta, const NormOptions& options, bool recompute) {
-  Var::Terms terms = x.take_terms();
+  Var::Terms terms = x.take_addends();
   Normed n;
   if (terms.addend.defined()) {
     AddNormed r = add_norm(terms.value, std::move(terms.addend), gamma.value(), value_or_none(beta), options);
@@ -203,17 +205,17 @@ Var norm(const Var& x, const Var& gamma, const Var& beta, const NormOptions& opt
   }
   Tensor y = std::exchange(n.y, {});
   const Var out = record_one("norm", std::move(y), {x, gamma, beta}, [x = x.saved(), w = gamma.saved(), n](Grads& g) {
-    Tensor parts, dx = norm_gradients(g, 1, g.output(), x.get(), w.get(), n, g.take_given(0),
+    Tensor parts, dx = norm_gradients(g, 1, g.output(), x.get(), w.get(), n, g.take_accumulated(0),
                                       wants_parts(g, 0) ? &parts : nullptr);
     if (g.needs(0)) g.give(0, std::move(dx), end_of_sums(parts));
   });
-  return recompute ? out.with_recipe(norm_recipe(x.saved(), gamma, beta, options)) : out;
+  return recompute ? out.with_recompute(norm_recipe(x.saved(), gamma, beta, options)) : out;
 }
 
 std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& beta, const NormOptions& options,
                              bool recompute) {
   const Var y_edge = y.edge();
-  y_edge.expect_row_sums();
+  y_edge.require_row_sums();
   AddNormed r = add_norm(x.value(), std::move(y).take(), gamma.value(), value_or_none(beta), options);
   Tensor out = std::move(r.normed.y);
   r.normed.y = Tensor();
@@ -226,7 +228,7 @@ std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& b
         if (g.needs(0)) g.give(0, dsum);
         if (g.needs(1)) g.give(1, std::move(dsum), end_of_sums(parts));
       });
-  if (recompute) return {vars[0], vars[1].with_recipe(norm_recipe(Saved(r.sum), gamma, beta, options))};
+  if (recompute) return {vars[0], vars[1].with_recompute(norm_recipe(Saved(r.sum), gamma, beta, options))};
   return {vars[0], vars[1]};
 }
 
@@ -244,18 +246,18 @@ Var bias_gelu(Var x, const Var& bias, bool recompute, GeluForm form) {
   const Var x_edge = x.edge();
   BiasGelu r = bias_gelu(std::move(x).take(), value_or_none(bias), form);
   Var y = record_one("bias_gelu", std::move(r.y), {x_edge, bias}, [h = r.h, form](Grads& g) {
-    Tensor dbias = g.needs(1) ? h.make({h.dim(-1)}, wide_of(h.dtype())) : Tensor();
+    Tensor dbias = g.needs(1) ? h.make({h.dim(-1)}, accum_dtype(h.dtype())) : Tensor();
     Tensor dh = bias_gelu_backward(g.take_output(0), h, dbias.defined() ? &dbias : nullptr, form);
     if (g.needs(1)) g.give(1, std::move(dbias));
     if (g.needs(0)) g.give(0, std::move(dh));
   });
-  return recompute ? y.with_recipe(gelu_again(r.h, form)) : y;
+  return recompute ? y.with_recompute(gelu_again(r.h, form)) : y;
 }
 
 Var embedding(const Tensor& ids_anywhere, const Var& table) {
   const Tensor ids = ids_beside(table.value(), ids_anywhere);
   return record_one("embedding", embedding(ids, table.value()), {table}, [ids](Grads& g) {
-    g.give_into(0, [ids, dy = g.output()](Tensor& dtable) { embedding_backward(dtable, dy, ids); });
+    g.write_grad(0, [ids, dy = g.output()](Tensor& dtable) { embedding_backward(dtable, dy, ids); });
   });
 }
 
@@ -271,7 +273,7 @@ Var dropout(Var x, double p, const DropoutTile& tile) {
 }
 
 Var attention(const Var& q, const Var& k, const Var& v, const AttentionOptions& options) {
-  const Attended a = attention(q.value(), k.value(), v.value(), options);
+  const AttentionResult a = attention(q.value(), k.value(), v.value(), options);
   return record_one("attention", a.out, {q, k, v}, [q = q.saved(), k = k.saved(), v = v.saved(), a, options](Grads& g) {
     const Tensor qt = q.get(), kt = k.get(), vt = v.get();
     Tensor dq = qt.make(qt.shape()), dk = kt.make(kt.shape()), dv = vt.make(vt.shape());
@@ -285,7 +287,7 @@ Var attention(const Var& q, const Var& k, const Var& v, const AttentionOptions& 
 Var packed_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options) {
   const Tensor& packed = qkv.value();
   const Tensor q = packed_part(packed, heads, 0);
-  const Attended a = attention(q, packed_part(packed, heads, 1), packed_part(packed, heads, 2), options);
+  const AttentionResult a = attention(q, packed_part(packed, heads, 1), packed_part(packed, heads, 2), options);
   return record_one("attention", a.out.reshape({q.dim(0), q.dim(1), -1}), {qkv}, [=](Grads& g) {
     const Tensor gradient = packed.make(packed.shape());
     Tensor dq = packed_part(gradient, heads, 0), dk = packed_part(gradient, heads, 1),
@@ -326,11 +328,11 @@ Var norm_heads(const Var& qkv, const Heads& heads, const Var& gamma_q, const Var
                     });
 }
 
-Var rotate(Var x, const Turn& turn) {
+Var rotate(Var x, const RopeArgs& turn) {
   const Var x_edge = x.edge();
   Tensor y = rotate(std::move(x).take(), turn);
   return record_one("rotate", std::move(y), {x_edge}, [turn](Grads& g) {
-    Turn again = turn;
+    RopeArgs again = turn;
     again.back = true;
     g.give(0, rotate(g.take_output(0), again));
   });
@@ -339,7 +341,7 @@ Var rotate(Var x, const Turn& turn) {
 Var swiglu(const Var& x, bool recompute) {
   const Var y = record_one("swiglu", swiglu(x.value()), {x},
                            [x = x.saved()](Grads& g) { g.give(0, swiglu_backward(g.output(), x.get())); });
-  return recompute ? y.with_recipe([x = x.saved()] { return swiglu(x.get()); }) : y;
+  return recompute ? y.with_recompute([x = x.saved()] { return swiglu(x.get()); }) : y;
 }
 
 Loss cross_entropy(Var logits, const Tensor& targets_anywhere, double scale) {
@@ -366,7 +368,7 @@ Loss cross_entropy(Var logits, const Tensor& targets_anywhere, double scale) {
 
 // The head of a language model and its loss. Where the logits are small they are a product and a loss like any other.
 
-Var linear_by_rows(const Var& x, const Var& w, WeightPacks* packs, int64_t most_bytes) {
+Var linear_by_rows(const Var& x, const Var& w, PackedWeights* packs, int64_t most_bytes) {
   const RowBlocks blocks = row_blocks(x.value(), w.value(), most_bytes);
   if (blocks.one()) return linear(x, w, Var(), packs);
   return record_one("linear", linear_by_rows(x.value(), w.value(), blocks, packs), {x, w},
@@ -374,13 +376,13 @@ Var linear_by_rows(const Var& x, const Var& w, WeightPacks* packs, int64_t most_
                       const Tensor dy = g.output();
                       if (g.needs(0)) g.give(0, linear_input_grad_by_rows(dy, w.get(), blocks, packs));
                       if (g.needs(1))
-                        g.give_into(1, [dy, blocks, in = x.until(g.defer())](Tensor& dw) {
+                        g.write_grad(1, [dy, blocks, in = x.until(g.defer())](Tensor& dw) {
                           linear_weight_grad_by_rows(dw, dy, in.get(), blocks);
                         });
                     });
 }
 
-Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, double scale, WeightPacks* packs,
+Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, double scale, PackedWeights* packs,
                           int64_t most_bytes) {
   const RowBlocks blocks = row_blocks(x.value(), w.value(), most_bytes);
   if (blocks.one()) {
@@ -391,7 +393,7 @@ Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, dou
   const Tensor rows = x.value().contiguous().flat_rows();
   const bool of_x = grad_enabled() && x.requires_grad(), of_w = grad_enabled() && w.requires_grad();
   Tensor dx = of_x ? rows.make(rows.shape()) : Tensor();
-  auto dw = of_w ? w.early_grad(wide_of(x.dtype())) : nullptr;
+  auto dw = of_w ? w.precomputed_grad(accum_dtype(x.dtype())) : nullptr;
   const LinearCrossEntropy r = linear_cross_entropy(rows, w.value(), targets, scale, of_x ? &dx : nullptr,
                                                     of_w ? &dw->at : nullptr, blocks, packs);
   Tensor mean = r.sum;
@@ -403,7 +405,7 @@ Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, dou
                           if (seed != 1 && dx.defined()) scale_(dx, seed);
                           if (seed != 1 && dw) scale_(dw->at, seed);
                           if (dx.defined()) g.give(0, std::move(dx));
-                          if (dw) g.give_early(1, std::move(dw));
+                          if (dw) g.set_precomputed(1, std::move(dw));
                         });
   return {std::move(root), r.loss_sum, r.count};
 }
@@ -455,7 +457,7 @@ Var checkpoint(const std::function<Var(const std::vector<Var>&)>& f, const std::
     for (size_t i = 0; i < leaves.size(); ++i)
       if (g.needs(static_cast<int>(i)) && leaves[i].grad().defined()) g.give(static_cast<int>(i), leaves[i].grad());
   });
-  return drop_result ? y.with_recipe([block] { return block->run().value(); }) : y;
+  return drop_result ? y.with_recompute([block] { return block->run().value(); }) : y;
 }
 
 }  // namespace tessera

@@ -56,7 +56,7 @@ Var add_columns(Var y, int64_t first, const Var& t) {
   Tensor out = std::move(y).take();
   if (!out.unique()) out = out.clone();
   const int64_t width = t.dim(-1);
-  const auto part = [=](const Tensor& whole) { return whole.narrow(whole.rank() - 1, first, width); };
+  const auto part = [=](const Tensor& whole) { return whole.narrow(whole.ndim() - 1, first, width); };
   Tensor columns = part(out);
   add_(columns, t.value());
   return record_one("add_columns", std::move(out), {y_edge, t.edge()}, [part](Grads& g) {
@@ -66,7 +66,7 @@ Var add_columns(Var y, int64_t first, const Var& t) {
 }
 
 Var on_backward(Var x, std::function<void()> f) {
-  const Var x_edge = x.edge(), late = x.is_late() ? x : Var();
+  const Var x_edge = x.edge(), late = x.is_deferred() ? x : Var();
   Tensor value = late.defined() ? late.like() : std::move(x).take();
   Var same = record_one("on_backward", std::move(value), {x_edge}, [f = std::move(f)](Grads& g) {
     f();
@@ -74,7 +74,7 @@ Var on_backward(Var x, std::function<void()> f) {
     g.give(0, g.take_output(), row_sums);
   });
   if (late.defined()) same.share_value(late);
-  if (x_edge.wants_row_sums()) same.want_row_sums();
+  if (x_edge.row_sums_requested()) same.request_row_sums();
   return same;
 }
 

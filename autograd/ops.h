@@ -57,13 +57,13 @@ struct SharedInput {
 
 // x (..., K), w (N, K), b (N) or undefined. The gradient of x comes first; those of w and b may be deferred. With
 // `shared`, x is this rank's part: the gradient of w is made while that of x is on its way.
-Var linear(const Var& x, const Var& w, const Var& b, WeightPacks* packs = nullptr,
+Var linear(const Var& x, const Var& w, const Var& b, PackedWeights* packs = nullptr,
            std::shared_ptr<const SharedInput> shared = nullptr);
 
 // A linear layer: w (N, K), b (N) or undefined, its packed copies or null, and where its input comes from, or null.
 struct LinearWeights {
   Var w, b;
-  WeightPacks* packs = nullptr;
+  PackedWeights* packs = nullptr;
   std::shared_ptr<const SharedInput> shared = nullptr;
 };
 // down(gelu(up(x))): x (..., C) -> (..., C'). The bits on the CPU are those of linear(), bias_gelu() and linear(). With
@@ -77,7 +77,7 @@ Var norm(const Var& x, const Var& gamma, const Var& beta, const NormOptions& opt
 // {x + y, norm(x + y)}.
 std::pair<Var, Var> add_norm(const Var& x, Var y, const Var& gamma, const Var& beta, const NormOptions& options = {},
                              bool recompute = false);
-// x + y, which a norm makes on its way where it is the first to read it (Var::add_later).
+// x + y, which a norm makes on its way where it is the first to read it (Var::defer_add).
 Var add_residual(const Var& x, Var y);
 Var softmax(const Var& x);
 Var log_softmax(const Var& x);
@@ -93,7 +93,7 @@ Var packed_attention(const Var& qkv, const Heads& heads, const AttentionOptions&
 // The same qkv with the D numbers of each head of q and of k normalised, and times gamma_q or gamma_k (D): RMSNorm.
 Var norm_heads(const Var& qkv, const Heads& heads, const Var& gamma_q, const Var& gamma_k, double eps);
 // rotate() of tensor/ops/rotary.h.
-Var rotate(Var x, const Turn& turn);
+Var rotate(Var x, const RopeArgs& turn);
 
 struct Loss {
   Var mean;               // loss_sum * scale, float64 (); the root of backward()
@@ -104,12 +104,12 @@ struct Loss {
 // that micro-batches and ranks add up to the mean without a division of their own.
 Loss cross_entropy(Var logits, const Tensor& targets, double scale);
 // x w^T for a w that is a vocabulary, made in blocks of rows (tensor/ops/cross_entropy.h): x (..., C), w (V, C).
-Var linear_by_rows(const Var& x, const Var& w, WeightPacks* packs = nullptr, int64_t most_bytes = kLogitsBytes);
+Var linear_by_rows(const Var& x, const Var& w, PackedWeights* packs = nullptr, int64_t most_bytes = kLogitsBytes);
 // cross_entropy() of that product, bit for bit, where its logits take more than `most_bytes` without having them in
 // memory: both gradients are then made in the forward pass, for a seed of one, and scaled in the backward pass for
 // another. Targets int32 (N), N rows of x.
-Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, double scale, WeightPacks* packs = nullptr,
-                          int64_t most_bytes = kLogitsBytes);
+Loss linear_cross_entropy(const Var& x, const Var& w, const Tensor& targets, double scale,
+                          PackedWeights* packs = nullptr, int64_t most_bytes = kLogitsBytes);
 
 // Recomputation of a block: its activations are not kept; backward runs its forward again.
 //

@@ -39,13 +39,13 @@ Var Var::input(Tensor value) {
 
 const Tensor& Var::like() const {
   if (!impl_) throw Error("[var] used before it was given a value");
-  const LateSum* const late = impl_->late.get();
+  const DeferredAdd* const late = impl_->late.get();
   return !late ? impl_->value : late->sum.defined() ? late->sum : late->value;
 }
 const Tensor& Var::value() const {
-  if (is_late()) {
+  if (is_deferred()) {
     const NoGrad no_grad;
-    auto [value, addend] = take_terms();
+    auto [value, addend] = take_addends();
     if (addend.unique() && addend.is_contiguous()) {
       add_(addend, value);  // b + a has the bits of a + b
       set_sum(std::move(addend));
@@ -60,12 +60,12 @@ const Tensor& Var::value() const {
   return impl_->value;
 }
 
-void Var::add_later(Tensor addend) const {
-  impl_->late = std::make_shared<LateSum>(LateSum{std::exchange(impl_->value, {}), std::move(addend)});
+void Var::defer_add(Tensor addend) const {
+  impl_->late = std::make_shared<DeferredAdd>(DeferredAdd{std::exchange(impl_->value, {}), std::move(addend)});
 }
-bool Var::is_late() const { return impl_ && impl_->late && !impl_->late->sum.defined(); }
-Var::Terms Var::take_terms() const {
-  if (!is_late()) return {value(), {}};
+bool Var::is_deferred() const { return impl_ && impl_->late && !impl_->late->sum.defined(); }
+Var::Terms Var::take_addends() const {
+  if (!is_deferred()) return {value(), {}};
   return {std::exchange(impl_->late->value, {}), std::exchange(impl_->late->addend, {})};
 }
 void Var::set_sum(Tensor sum) const { impl_->late->sum = std::move(sum); }
@@ -73,13 +73,13 @@ void Var::share_value(const Var& x) const {
   impl_->value = x.impl_->value;
   impl_->late = x.impl_->late;
 }
-void Var::want_row_sums() const {
-  if (impl_->node) impl_->node->wants_row_sums = true;
+void Var::request_row_sums() const {
+  if (impl_->node) impl_->node->row_sums_requested = true;
 }
-void Var::expect_row_sums() const {
-  if (impl_->node) impl_->node->expects_row_sums = true;
+void Var::require_row_sums() const {
+  if (impl_->node) impl_->node->row_sums_required = true;
 }
-bool Var::wants_row_sums() const { return impl_ && impl_->node && impl_->node->wants_row_sums; }
+bool Var::row_sums_requested() const { return impl_ && impl_->node && impl_->node->row_sums_requested; }
 
 bool Var::requires_grad() const { return impl_ && (impl_->node || impl_->leaf); }
 Var Var::tracked() const { return requires_grad() || !defined() ? *this : input(value()); }
@@ -93,28 +93,28 @@ Var::Impl& Var::leaf_impl(const char* what) const {
 
 Tensor Var::grad() const {
   const Leaf& leaf = *leaf_impl("grad()").leaf;
-  return leaf.holds == Holds::nothing ? Tensor() : leaf.grad;
+  return leaf.holds == GradState::nothing ? Tensor() : leaf.grad;
 }
 
 void Var::set_grad_buffer(Tensor buffer) {
   Leaf& leaf = *leaf_impl("set_grad_buffer()").leaf;
   if (!(buffer.shape() == leaf.shape))
     throw Error("[var] gradient buffer is " + buffer.describe() + "; the parameter's shape is " + leaf.shape.str());
-  leaf.take_back();
+  leaf.reclaim_buffer();
   leaf.grad = std::move(buffer);
-  leaf.holds = Holds::nothing;
+  leaf.holds = GradState::nothing;
 }
 
 void Var::clear_grad() {
   Leaf& leaf = *leaf_impl("clear_grad()").leaf;
-  leaf.holds = Holds::nothing;
+  leaf.holds = GradState::nothing;
   leaf.expected = 0;
   leaf.pass = Tensor();
 }
 
 void Var::zero_missing_grad() {
   Leaf& leaf = *leaf_impl("zero_missing_grad()").leaf;
-  if (leaf.holds == Holds::nothing) leaf.settle();
+  if (leaf.holds == GradState::nothing) leaf.settle();
 }
 
 void Var::set_value(Tensor value) {
@@ -134,16 +134,16 @@ void Var::provide_grad(std::function<void()> provide) {
 
 void Var::drop_grad() {
   Leaf& leaf = *leaf_impl("drop_grad()").leaf;
-  leaf.take_back();
+  leaf.reclaim_buffer();
   leaf.grad = Tensor();
-  leaf.holds = Holds::nothing;
+  leaf.holds = GradState::nothing;
 }
 
 void Var::read_late() { (is_leaf() ? *impl_ : leaf_impl("read_late()")).read_late = true; }
 
 void Var::on_grad(std::function<void()> f) { leaf_impl("on_grad()").leaf->hooks.push_back(std::move(f)); }
 
-Var Var::with_recipe(std::function<Tensor()> recipe) const {
+Var Var::with_recompute(std::function<Tensor()> recipe) const {
   value();
   auto impl = std::make_shared<Impl>(*impl_);
   impl->recipe = std::move(recipe);
@@ -170,17 +170,17 @@ Tensor Var::take() && {
   return impl.use_count() == 1 && !impl->leaf ? std::move(impl->value) : impl->value;
 }
 
-std::shared_ptr<EarlyGrad> Var::early_grad(DType wide) const {
-  auto early = std::make_shared<EarlyGrad>();
+std::shared_ptr<PrecomputedGrad> Var::precomputed_grad(DType wide) const {
+  auto early = std::make_shared<PrecomputedGrad>();
   Leaf* const leaf = impl_->leaf.get();
-  const bool free = leaf && !leaf->transient && leaf->holds == Holds::nothing && leaf->grad.defined() &&
+  const bool free = leaf && !leaf->transient && leaf->holds == GradState::nothing && leaf->grad.defined() &&
                     leaf->grad.dtype() == wide && leaf->grad.is_contiguous() && leaf->lent.expired();
   early->at = free ? leaf->grad : value().make(shape(), wide, Category::workspace);
   if (free) leaf->lent = early;
   return early;
 }
 
-void Leaf::take_back() {
+void Leaf::reclaim_buffer() {
   if (const auto early = lent.lock()) early->at = early->at.clone();
   lent.reset();
 }
@@ -194,10 +194,10 @@ void Leaf::make_buffer() {
 }
 
 void Leaf::settle() {
-  take_back();
+  reclaim_buffer();
   make_buffer();
   grad.fill(0);
-  holds = Holds::all;
+  holds = GradState::all;
 }
 
 // An op writes a gradient in its value's dtype or in float32; a buffer of another dtype gets it rounded.
@@ -219,14 +219,14 @@ void Leaf::receive(const std::function<void(Tensor&)>& write) {
   const Tensor one = at.adds ? at.to.make(shape, at.to.dtype(), Category::workspace) : at.to;
   write_fresh(one, write);
   if (at.adds) add_(at.to, one);
-  one_less();
+  gradient_done();
 }
 
 GradTarget Leaf::place() {
-  take_back();
+  reclaim_buffer();
   make_buffer();
-  if (holds == Holds::nothing) {
-    holds = Holds::this_pass;
+  if (holds == GradState::nothing) {
+    holds = GradState::this_pass;
     return {grad};
   }
   if (sum().defined()) return {sum(), true};
@@ -234,31 +234,31 @@ GradTarget Leaf::place() {
 }
 
 // A gradient that stands in the lent buffer is in its place; any other is like one that was written just now.
-void Leaf::receive(const std::shared_ptr<EarlyGrad>& early) {
+void Leaf::receive(const std::shared_ptr<PrecomputedGrad>& early) {
   if (lent.lock() == early) {
     lent.reset();
-    holds = Holds::this_pass;
-    return one_less();
+    holds = GradState::this_pass;
+    return gradient_done();
   }
-  if (transient || holds == Holds::nothing || !grad.defined()) return receive(std::exchange(early->at, {}));
+  if (transient || holds == GradState::nothing || !grad.defined()) return receive(std::exchange(early->at, {}));
   const Tensor one = std::exchange(early->at, {}).to(grad.dtype());
   if (sum().defined())
     add_(sum(), one);
   else
     sum() = one;
-  one_less();
+  gradient_done();
 }
 
 Tensor Leaf::take() {
-  return std::exchange(holds, Holds::nothing) == Holds::nothing ? Tensor() : std::exchange(grad, {});
+  return std::exchange(holds, GradState::nothing) == GradState::nothing ? Tensor() : std::exchange(grad, {});
 }
 
 void Leaf::receive(Tensor gradient) {
   if (!transient) return receive([&](Tensor& out) { out.copy_from(gradient); });
-  if (std::exchange(holds, Holds::all) == Holds::nothing) grad = Tensor();
+  if (std::exchange(holds, GradState::all) == GradState::nothing) grad = Tensor();
   if (grad.defined()) gradient = gradient.to(grad.dtype());
   add_gradient(grad, std::move(gradient));
-  one_less();
+  gradient_done();
 }
 
 // a + b and b + a have the same bits. A tensor that somebody else holds is not written over.
@@ -274,10 +274,10 @@ void add_gradient(Tensor& total, Tensor g) {
     total = binary<Add>(total, g);
 }
 
-void Leaf::one_less() {
+void Leaf::gradient_done() {
   if (--expected > 0) return;
   if (pass.defined()) add_(grad, std::exchange(pass, Tensor()));
-  if (holds == Holds::this_pass) holds = Holds::all;
+  if (holds == GradState::this_pass) holds = GradState::all;
   for (const auto& hook : hooks) hook();
 }
 

@@ -11,12 +11,12 @@
 namespace tessera {
 
 class DeferredWeightGrads;
-struct EarlyGrad;
+struct PrecomputedGrad;
 class Grads;
 struct Node;
 struct Leaf;
 
-// The part of an input that an op keeps for its backward: the tensor, or a recipe for it (see Var::with_recipe).
+// The part of an input that an op keeps for its backward: the tensor, or a recipe for it (see Var::with_recompute).
 class Saved {
  public:
   Saved() = default;
@@ -77,31 +77,31 @@ class Var {
 
   // --- for ops ---
   // This value, known to be cheap to make again: an op that saves it keeps `recipe` instead of the elements.
-  Var with_recipe(std::function<Tensor()> recipe) const;
+  Var with_recompute(std::function<Tensor()> recipe) const;
   Saved saved() const;
   // This Var's place in the graph without its value: an op that keeps no input passes it to record().
   Var edge() const;
   // Room for a gradient of this Var, of its shape and of dtype `wide`, contents undefined. Nothing is said of the
   // gradient until it is given: grad() and on_grad() know nothing of it.
-  std::shared_ptr<EarlyGrad> early_grad(DType wide) const;
+  std::shared_ptr<PrecomputedGrad> precomputed_grad(DType wide) const;
   // The tensor, moved out when this was the last handle to it, so that an op may write over it (Tensor::unique).
   Tensor take() &&;
   // The value is from now on its sum with `addend`, of its shape and dtype. The sum is made when it is first read, or
   // by an op that has to read both anyhow (add_norm): that op takes the terms, and sets the sum.
-  void add_later(Tensor addend) const;
+  void defer_add(Tensor addend) const;
   struct Terms {
     Tensor value, addend;  // the addend is undefined where no sum is to be made; none is set then
   };
-  Terms take_terms() const;
+  Terms take_addends() const;
   void set_sum(Tensor sum) const;
-  bool is_late() const;                  // a sum that is not made yet
+  bool is_deferred() const;              // a sum that is not made yet
   void share_value(const Var& x) const;  // the value of x, which may be late
   // The gradient's sums over rows are worth making beside it, for a bias that was added to this value.
-  void want_row_sums() const;
-  bool wants_row_sums() const;
+  void request_row_sums() const;
+  bool row_sums_requested() const;
   // An op that makes them takes this value. Where its sums do not arrive (from another stage, in put-off work), they
   // are made in the same order, so that every layout has the same bits.
-  void expect_row_sums() const;
+  void require_row_sums() const;
 
  private:
   friend struct Node;
@@ -121,9 +121,10 @@ inline Saved saved_or_none(const Var& v) { return v.defined() ? v.saved() : Save
 // The part of x that the gradient of `w` needs, if `w` gets a gradient.
 inline Saved saved_for(const Var& w, const Var& x) { return w.requires_grad() ? x.saved() : Saved(); }
 
-// A parameter's gradient that an op makes in its forward pass (Var::early_grad, Grads::give_early). It stands in the
-// parameter's own buffer where that is free, and moves to memory of its own when another gradient comes there first.
-struct EarlyGrad {
+// A parameter's gradient that an op makes in its forward pass (Var::precomputed_grad, Grads::set_precomputed). It
+// stands in the parameter's own buffer where that is free, and moves to memory of its own when another gradient comes
+// there first.
+struct PrecomputedGrad {
   Tensor at;
 };
 
@@ -151,7 +152,7 @@ class DeferredWeightGrads {
   bool empty() const { return pending_.empty(); }
 
  private:
-  friend class LeafActions;
+  friend class DeferrableUpdates;
   std::vector<std::function<void()>> pending_;
   ArenaPtr arena_;
 };
@@ -186,23 +187,23 @@ class Grads {
   void give(int input, Tensor gradient, RowSums row_sums = {});
   // The gradients that other ops have given this input until now, handed over for a vjp that adds it to its own
   // gradient in one pass: it gives the sum. Undefined where nothing came, and of a parameter.
-  Tensor take_given(int input);
+  Tensor take_accumulated(int input);
   // Whether the op that made the input can use the sums over rows of its gradient.
-  bool wants_row_sums(int input) const;
+  bool row_sums_requested(int input) const;
   // Those of output 0's gradient, where one op alone has brought it and made them; else an empty function.
   const RowSums& row_sums() const;
-  bool expects_row_sums() const;
-  // Whether give_into() of these inputs writes at once, and all of them in one call.
+  bool row_sums_required() const;
+  // Whether write_grad() of these inputs writes at once, and all of them in one call.
   bool writes_at_once(int first, int count) const;
   // A gradient written by `write` into a given tensor: straight into a parameter's buffer where that is possible, and
   // later than now when backward() defers weight gradients. For inputs that are no parameters it is made at once, in
   // float32 where they are bfloat16.
-  void give_into(int input, std::function<void(Tensor& out)> write);
+  void write_grad(int input, std::function<void(Tensor& out)> write);
   // Writes gradients like the function above, of `count` inputs from `first` on, no two of them one Var, whose
   // gradients are made at once: `write` adds those that are to be added, in any floating dtype.
-  void give_into(int first, int count, std::function<void(std::span<const GradTarget>)> write);
+  void write_grad(int first, int count, std::function<void(std::span<const GradTarget>)> write);
   // A gradient that was made in the forward pass.
-  void give_early(int input, std::shared_ptr<EarlyGrad> gradient);
+  void set_precomputed(int input, std::shared_ptr<PrecomputedGrad> gradient);
   DeferredWeightGrads* defer() const { return defer_; }  // for ops that call backward() themselves
 
  private:

@@ -36,8 +36,8 @@ std::optional<Fit> fit(const std::vector<Sample>& samples) {
 
 namespace {
 
-using planner::Company;
 using planner::Machine;
+using planner::MachineLoad;
 
 constexpr std::array<DType, 2> kTypes = {DType::float32, DType::bfloat16};
 
@@ -60,15 +60,15 @@ Machine calibrate(const planner::Identity& identity, const Calibration& how,
     }
   });
   for (const auto& [company, ranks, threads, what] :
-       {std::tuple{Company::alone, 1, 1, "one rank alone"},
-        {Company::together, processors, 1, "a rank on every processor"},
-        {Company::threads, 1, processors, "a rank with a thread on every processor"}}) {
+       {std::tuple{MachineLoad::alone, 1, 1, "one rank alone"},
+        {MachineLoad::together, processors, 1, "a rank on every processor"},
+        {MachineLoad::threads, 1, processors, "a rank with a thread on every processor"}}) {
     say(fmt::format("measuring the kernels of a step: {}", what));
-    auto& costs_of = m.costs[static_cast<size_t>(company)];
+    auto& measure_costs = m.costs[static_cast<size_t>(company)];
     on(ranks, threads, [&](Communicator& world) {
       for (size_t t = 0; t < kTypes.size(); ++t) {
         const Machine::Costs costs = measure_kernels(kTypes[t], how, world);
-        if (world.rank() == 0) costs_of[t] = costs;
+        if (world.rank() == 0) measure_costs[t] = costs;
       }
     });
   }
@@ -96,7 +96,7 @@ using planner::real;
 using TwoKernels = std::pair<Kernel, Kernel>;
 using TwoSizes = std::pair<planner::Sizes, planner::Sizes>;
 
-TwoSizes rows_of(int64_t rows, int64_t columns) {
+TwoSizes matrix_sizes(int64_t rows, int64_t columns) {
   const planner::Sizes both = planner::row_sizes(real(rows), real(columns));
   return {both, both};
 }
@@ -119,9 +119,9 @@ class KernelTimer {
             const Root& root = {}) {
     int64_t bytes = 0;
     for (const auto* shapes : {&c.inputs, &c.parameters})
-      for (const Shape& shape : *shapes) bytes += 2 * shape.numel() * size_of(dtype_);
-    constexpr int64_t kMostCopies = 48;
-    const int64_t copies = std::clamp<int64_t>(how_.bytes / bytes, 2, kMostCopies);
+      for (const Shape& shape : *shapes) bytes += 2 * shape.numel() * element_size(dtype_);
+    constexpr int64_t kMaxCopies = 48;
+    const int64_t copies = std::clamp<int64_t>(how_.bytes / bytes, 2, kMaxCopies);
     struct Set {
       std::vector<Tensor> inputs;
       Vars weights;
@@ -199,7 +199,7 @@ class KernelTimer {
   }
   // The median of rounds, as many on every rank.
   double repeat(const std::function<double()>& once) const {
-    const double slowest = std::max(world_.max(seconds_of(once)), 1e-6);
+    const double slowest = std::max(world_.max(measure_seconds(once)), 1e-6);
     const auto rounds = static_cast<size_t>(std::clamp(how_.seconds_of_case / slowest, 1.0, 50.0));
     std::vector<double> seconds;
     while (seconds.size() < rounds) seconds.push_back(once());
@@ -244,8 +244,8 @@ void time_attentions(KernelTimer& timer) {
     const Heads all{heads, heads};
     timer.time({Kernel::attention_forward, Kernel::attention_backward}, {sizes, sizes}, packed,
                [&all](Vars& in, const Vars&) { return packed_attention(in[0], all); });
-    const Turn turn{.heads = 2 * heads, .table = rotary_table({}, tokens, d, DType::float32, timer.arena())};
-    timer.time({Kernel::rotate, Kernel::rotate}, rows_of(sequences * tokens, 2 * heads * d), packed,
+    const RopeArgs turn{.heads = 2 * heads, .table = rotary_table({}, tokens, d, DType::float32, timer.arena())};
+    timer.time({Kernel::rotate, Kernel::rotate}, matrix_sizes(sequences * tokens, 2 * heads * d), packed,
                [&turn](Vars& in, const Vars&) { return rotate(std::exchange(in[0], Var()), turn); });
   }
 }
@@ -255,21 +255,21 @@ void time_rows(KernelTimer& timer) {
                                    {3072, 384}, {512, 1024}, {2048, 64}};
   for (const auto& [m, n] : kSizes) {
     const Shape x{m, n}, c{n}, wide{m, 4 * n};
-    timer.time({Kernel::norm_forward, Kernel::norm_backward}, rows_of(m, n), {{x}, {c, c}},
+    timer.time({Kernel::norm_forward, Kernel::norm_backward}, matrix_sizes(m, n), {{x}, {c, c}},
                [](Vars& in, const Vars& w) { return norm(in[0], w[0], w[1]); });
     timer.time(
-        {Kernel::add_norm_forward, Kernel::add_norm_backward}, rows_of(m, n), {{x, x}, {c, c}},
+        {Kernel::add_norm_forward, Kernel::add_norm_backward}, matrix_sizes(m, n), {{x, x}, {c, c}},
         [](Vars& in, const Vars& w) {
           auto [sum, normed] = add_norm(in[0], std::exchange(in[1], Var()), w[0], w[1]);
           in[1] = std::move(sum);
           return std::move(normed);
         },
         [](Vars& in, Var normed) { return add(in[1], std::move(normed)); });
-    timer.time({Kernel::gelu_forward, Kernel::gelu_backward}, rows_of(m, 4 * n), {{wide}, {{4 * n}}},
+    timer.time({Kernel::gelu_forward, Kernel::gelu_backward}, matrix_sizes(m, 4 * n), {{wide}, {{4 * n}}},
                [](Vars& in, const Vars& w) { return bias_gelu(std::exchange(in[0], Var()), w[0]); });
-    timer.time({Kernel::swiglu_forward, Kernel::swiglu_backward}, rows_of(m, 2 * n), {{wide}, {}},
+    timer.time({Kernel::swiglu_forward, Kernel::swiglu_backward}, matrix_sizes(m, 2 * n), {{wide}, {}},
                [](Vars& in, const Vars&) { return swiglu(in[0]); });
-    timer.time({Kernel::add, Kernel::add}, rows_of(m, n), {{x, x}, {}, false, false},
+    timer.time({Kernel::add, Kernel::add}, matrix_sizes(m, n), {{x, x}, {}, false, false},
                [](Vars& in, const Vars&) { return add(in[0], in[1]); });
   }
 }
@@ -284,7 +284,7 @@ void time_tables(KernelTimer& timer) {
     timer.time({Kernel::lookup_forward, Kernel::lookup_backward},
                {found, {1, real(entries * channels), real(rows * channels)}}, {{}, {{entries, channels}}},
                [&ids](Vars&, const Vars& w) { return embedding(ids, w[0]); });
-    timer.time({Kernel::loss_forward, Kernel::loss_backward}, rows_of(rows, entries), {{{rows, entries}}, {}},
+    timer.time({Kernel::loss_forward, Kernel::loss_backward}, matrix_sizes(rows, entries), {{{rows, entries}}, {}},
                [&ids, scale = 1 / real(rows)](Vars& in, const Vars&) {
                  return cross_entropy(std::exchange(in[0], Var()), ids, scale).mean;
                });

@@ -100,7 +100,7 @@ template <class F>
 Timed one_round(Communicator& world, Arena& arena, int64_t calls, const F& call) {
   world.barrier();
   const int64_t before = sent_by(world);
-  const double took = seconds_of([&] {
+  const double took = measure_seconds([&] {
     for (int64_t i = 0; i < calls; ++i) call();
     if (arena.device() == Device::cuda) world.wait_for_gpu(arena, "a benchmark");
   });
@@ -134,9 +134,9 @@ struct Case {
 
 // S is `bytes`, or a little less where that is no multiple of the ranks.
 Measured measure(const Case& c, Families& families, Communicator& world, int64_t calls) {
-  const int64_t n = world.size(), count = c.bytes / size_of(c.dtype) / n * n;
+  const int64_t n = world.size(), count = c.bytes / element_size(c.dtype) / n * n;
   const ArenaPtr arena =
-      c.place.device == Device::cuda ? rank_arena(Device::cuda, world.rank_here()) : world.make_arena();
+      c.place.device == Device::cuda ? rank_arena(Device::cuda, world.local_rank()) : world.make_arena();
   const Arrays arrays(arena, c.dtype, count, world);
   world.set_algorithm(c.algorithm);
   std::vector<double> machine;
@@ -152,7 +152,7 @@ Measured measure(const Case& c, Families& families, Communicator& world, int64_t
   });
   world.set_algorithm(Algorithm::direct);
   check_machine();
-  const auto size = static_cast<double>(count * size_of(c.dtype));
+  const auto size = static_cast<double>(count * element_size(c.dtype));
   Measured m(rounds);
   m.machine = machine;
   m.add("bytes", size);
@@ -188,10 +188,10 @@ int64_t usual_calls(int64_t bytes) { return kCallRounds * std::clamp<int64_t>((3
 void add_family(const Place& place, Backend backend, int ranks, Case c, Families& families,
                 std::vector<RankRow>& rows) {
   if (c.reference && c.dtype != DType::float32) return;  // MPI has no type for it
-  const std::string name =
-                        fmt::format("collective/{}/{}/{}/{}", c.collective->name,
-                                    c.reference ? "mpi-out-of-place" : name_of(c.algorithm), text_of(backend), ranks),
-                    end = c.dtype == DType::float32 ? "" : fmt::format("/{}", text_of(c.dtype));
+  const std::string name = fmt::format("collective/{}/{}/{}/{}", c.collective->name,
+                                       c.reference ? "mpi-out-of-place" : to_string(c.algorithm), to_string(backend),
+                                       ranks),
+                    end = c.dtype == DType::float32 ? "" : fmt::format("/{}", to_string(c.dtype));
   c.place = place;
   c.family = families.size();
   families.push_back({name + end, c.collective->bus_factor(ranks)});
@@ -199,7 +199,7 @@ void add_family(const Place& place, Backend backend, int ranks, Case c, Families
   if (sizes.empty()) sizes = {1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
   if (place.bytes.empty() && c.dtype != DType::float32) sizes.pop_back();  // which says no more, and takes long
   for (const int64_t bytes : sizes) {
-    if (bytes < ranks * size_of(c.dtype)) continue;  // less than an element for each
+    if (bytes < ranks * element_size(c.dtype)) continue;  // less than an element for each
     c.bytes = bytes;
     rows.push_back(
         {.name = fmt::format("{}/{}{}", name, bytes, end),
@@ -218,7 +218,7 @@ planner::LinkCost measure_exchange(planner::Exchange what, const Calibration& ho
   constexpr std::array<int64_t, 6> kBytes = {256, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20};
   const std::string_view name = planner::kExchangeNames[static_cast<size_t>(what)];
   const Collective& collective =
-      *std::ranges::find_if(kCollectives, [&](const Collective& c) { return name_of(c.op) == name; });
+      *std::ranges::find_if(kCollectives, [&](const Collective& c) { return to_string(c.op) == name; });
   std::array<std::vector<double>, kBytes.size()> seconds;
   const ArenaPtr arena = world.make_arena();
   for (int round = -1; round < how.rounds; ++round)

@@ -16,7 +16,7 @@ namespace {
 // One thread of the host draws them, and the largest operand has 200 times as many: those repeat.
 constexpr int64_t kDrawn = int64_t{1} << 22;
 
-int64_t largest_of(const OpCase& c) {
+int64_t largest_indices(const OpCase& c) {
   int64_t most = 1;
   for (const Shape& shape : c.operands) most = std::max(most, shape.numel());
   return most;
@@ -52,7 +52,7 @@ Tensor repeated(const Tensor& block, const Shape& shape) {
 }
 
 Data::Data(const OpCase& c, DType dtype, const ArenaPtr& arena)
-    : case_(c), block_(random_numbers(std::min(kDrawn, largest_of(c)), c.name, dtype, arena, c.low, c.high)) {
+    : case_(c), block_(random_numbers(std::min(kDrawn, largest_indices(c)), c.name, dtype, arena, c.low, c.high)) {
   for (const Shape& shape : c.operands) operands_.push_back(repeated(block_, shape));
 }
 
@@ -96,7 +96,7 @@ constexpr int kRounds = 20;
 template <class F>
 double timed(const ArenaPtr& arena, const F& f) {
   wait_for(arena);
-  return seconds_of([&] {
+  return measure_seconds([&] {
     f();
     wait_for(arena);
   });
@@ -123,7 +123,7 @@ double product_rate(int64_t n, double seconds) {
   return 2 * side * side * side / seconds;
 }
 
-Rates rates_of(double bytes, double flops, double seconds, const Ceilings& c) {
+Rates compute_rates(double bytes, double flops, double seconds, const Ceilings& c) {
   return {bytes / seconds, flops / seconds, std::max(bytes / c.bytes_per_s, flops / c.flops) / seconds};
 }
 
@@ -165,14 +165,14 @@ struct Context {
 // Twice what an H100 or H200 keeps in its second cache: a working set below it may lie there from one call to the next.
 constexpr double kCached = 1e8;
 
-double bytes_of(const Vars& operands) {
+double operand_bytes(const Vars& operands) {
   double bytes = 0;
   for (const Var& v : operands) bytes += static_cast<double>(v.value().nbytes());
   return bytes;
 }
 
 // Rounds of a row: at most so many, each of as many calls, and at least so many, whatever Google Benchmark asks for.
-constexpr size_t kMostRounds = 15, kLeastRounds = 5;
+constexpr size_t kMaxRounds = 15, kMinRounds = 5;
 
 // Times `call`, which returns its seconds.
 template <class F>
@@ -183,14 +183,14 @@ void time_calls(benchmark::State& state, Context& context, double bytes, double 
   for (auto _ : state) state.SetIterationTime(calls.emplace_back(call()));
   const auto runs = static_cast<double>(calls.size());
   const double seconds = std::accumulate(calls.begin(), calls.end(), 0.0);
-  while (calls.size() < kLeastRounds) calls.push_back(call());
-  const auto each = static_cast<std::ptrdiff_t>((calls.size() + kMostRounds - 1) / kMostRounds);
+  while (calls.size() < kMinRounds) calls.push_back(call());
+  const auto each = static_cast<std::ptrdiff_t>((calls.size() + kMaxRounds - 1) / kMaxRounds);
   for (auto at = calls.begin(); calls.end() - at >= each; at += each)
     rounds.push_back(std::accumulate(at, at + each, 0.0) / static_cast<double>(each));
   for (int i = 0; i < kChecks; ++i) machine.push_back(machine_seconds());
   add_rounds(state, rounds);
   add_rounds(state, machine, "machine_rounds");
-  const Rates rates = rates_of(bytes * runs, flops * runs, seconds, context.ceilings());
+  const Rates rates = compute_rates(bytes * runs, flops * runs, seconds, context.ceilings());
   state.counters["bytes/s"] = benchmark::Counter(rates.bytes_per_s);
   state.counters["FLOP/s"] = benchmark::Counter(flops > 0 ? rates.flops : kNone);
   state.counters["share"] = benchmark::Counter(rates.share);
@@ -205,7 +205,7 @@ void forward(benchmark::State& state, const OpCase& c, Context& context, Data& d
   const Vars operands = data.operands(false);
   const Tensor& first = operands[0].value();
   const double unread = c.rows_read ? 1 - static_cast<double>(c.rows_read) / static_cast<double>(first.dim(0)) : 0;
-  const double bytes = bytes_of(operands) - unread * static_cast<double>(first.nbytes()) +
+  const double bytes = operand_bytes(operands) - unread * static_cast<double>(first.nbytes()) +
                        static_cast<double>(c.op(operands).value().nbytes());
   time_calls(state, context, bytes, c.forward_flops, [&] {
     Var y;  // freed outside of the time taken
@@ -217,7 +217,7 @@ void forward(benchmark::State& state, const OpCase& c, Context& context, Data& d
 void backward(benchmark::State& state, const OpCase& c, Context& context, Data& data) {
   const Vars operands = data.operands(true);
   const Tensor seed = data.seed();
-  const double bytes = 2 * bytes_of(operands) + static_cast<double>(seed.nbytes());
+  const double bytes = 2 * operand_bytes(operands) + static_cast<double>(seed.nbytes());
   time_calls(state, context, bytes, c.backward_flops, [&] {
     const Var y = c.op(operands);
     const BackwardOptions options = data.seeded(y);
@@ -226,8 +226,8 @@ void backward(benchmark::State& state, const OpCase& c, Context& context, Data& 
   });
 }
 
-std::string name_of(const OpCase& c, bool back, DType dtype) {
-  return fmt::format("op/{}/{}/{}", c.name, back ? "backward" : "forward", text_of(dtype));
+std::string to_string(const OpCase& c, bool back, DType dtype) {
+  return fmt::format("op/{}/{}/{}", c.name, back ? "backward" : "forward", to_string(dtype));
 }
 
 }  // namespace
@@ -240,8 +240,8 @@ OpRows op_rows(Device device) {
     const auto context = contexts.emplace_back(std::make_shared<Context>(Context{rank_arena(device, 0), dtype}));
     for (const OpCase& c : context->cases)
       for (const bool back : {false, true})
-        out.rows.push_back({name_of(c, back, dtype), [context, data, &c, back](benchmark::State& state) {
-                              if (!*data || !(*data)->is_of(c)) {
+        out.rows.push_back({to_string(c, back, dtype), [context, data, &c, back](benchmark::State& state) {
+                              if (!*data || !(*data)->is_case(c)) {
                                 data->reset();  // before the next takes as much
                                 data->emplace(c, context->dtype, context->arena);
                               }
@@ -251,9 +251,11 @@ OpRows op_rows(Device device) {
   out.ceilings = [contexts](const std::vector<Row>& wanted) {
     std::vector<std::pair<std::string, std::string>> words;
     for (const auto& context : contexts) {
-      const std::string dtype(text_of(context->dtype));
-      const auto is_of = [&](const Row& row) { return row.name.starts_with("op/") && row.name.ends_with("/" + dtype); };
-      if (std::ranges::none_of(wanted, is_of)) continue;
+      const std::string dtype(to_string(context->dtype));
+      const auto is_case = [&](const Row& row) {
+        return row.name.starts_with("op/") && row.name.ends_with("/" + dtype);
+      };
+      if (std::ranges::none_of(wanted, is_case)) continue;
       const Ceilings& c = context->ceilings();
       words.emplace_back("ceiling_" + dtype,
                          fmt::format("{:.1f} GB/s, {:.1f} GFLOP/s", c.bytes_per_s / 1e9, c.flops / 1e9));

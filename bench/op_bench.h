@@ -43,7 +43,7 @@ class Data {
   Data(const OpCase& c, DType dtype, const ArenaPtr& arena);
 
   // True of this very case, and so of its dtype and its arena's sizes.
-  bool is_of(const OpCase& c) const { return &c == &case_; }
+  bool is_case(const OpCase& c) const { return &c == &case_; }
   // New variables of the same tensors: gradients do not outlive a row. Before they are given for the first time, the op
   // has run twice with such, with its gradients where they are asked for: first calls choose among algorithms by the
   // clock, and take memory.
@@ -76,7 +76,7 @@ double product_rate(int64_t n, double seconds);   // FLOP/s of a product of n x 
 struct Rates {
   double bytes_per_s, flops, share;  // share: of the time that the slower of the two takes at the ceilings
 };
-Rates rates_of(double bytes, double flops, double seconds, const Ceilings& ceilings);
+Rates compute_rates(double bytes, double flops, double seconds, const Ceilings& ceilings);
 
 // The best rate of so many products of n x n matrices.
 double measure_products(int64_t n, int rounds, DType dtype, const ArenaPtr& arena);

@@ -105,7 +105,7 @@ void Cases::add_products() {
   const Flops twice{2 * linear_.forward, 2 * linear_.backward};
   add("matmul", {plane_, {s_.channels, hidden_}}, linear_, [](const Vars& v) { return matmul(v[0], v[1]); });
   add("linear", {plane_, up_, {hidden_}}, linear_,
-      [packs = std::make_shared<WeightPacks>()](const Vars& v) { return linear(v[0], v[1], v[2], packs.get()); });
+      [packs = std::make_shared<PackedWeights>()](const Vars& v) { return linear(v[0], v[1], v[2], packs.get()); });
   add("gelu_mlp", {plane_, up_, {hidden_}, {s_.channels, hidden_}, {s_.channels}}, twice,
       [](const Vars& v) { return gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}); });
   // Both gradients are made forward.
@@ -132,7 +132,7 @@ void Cases::add_attention() {
   add("norm_heads", {packed, {d}, {d}}, [shared](const Vars& v) { return norm_heads(v[0], shared, v[1], v[2], 1e-5); });
   const auto table = std::make_shared<Tensor>();
   add("rotate", {packed}, [table, tokens = s_.tokens, d, heads = s_.heads + 1](const Vars& v) {
-    const DType wide = wide_of(v[0].dtype());
+    const DType wide = accum_dtype(v[0].dtype());
     if (!table->defined() || table->dtype() != wide) *table = rotary_table({}, tokens, d, wide, v[0].value().arena());
     return rotate(v[0], {.heads = heads, .table = *table});
   });
@@ -144,8 +144,8 @@ void Cases::add_experts() {
   std::vector<Shape> rows_and_weights(1 + kExperts, up_);
   rows_and_weights[0] = plane_;
   const std::vector<int64_t> counts(kExperts, rows_ / kExperts);
-  add("linear_rows", rows_and_weights, linear_, [counts](const Vars& v) {
-    return linear_rows(v[0], {v.begin() + 1, v.end()}, counts);
+  add("grouped_linear", rows_and_weights, linear_, [counts](const Vars& v) {
+    return grouped_linear(v[0], {v.begin() + 1, v.end()}, counts);
   });
   const RouteOptions options{.per_token = 2, .sequences = s_.batch, .balance = 0.01, .z = 0.001};
   add("mixture", {{rows_, kExperts}, plane_}, [options](const Vars& v) {

@@ -23,11 +23,11 @@ namespace tessera::bench {
 
 namespace {
 
-using Words = std::vector<std::string>;
+using Args = std::vector<std::string>;
 using Print = std::function<void(std::string_view)>;
 
 // Takes `--flag=value` out of the words; a flag without a value has `bare`, where there is one.
-std::optional<std::string> take(Words& words, std::string_view flag, const char* bare = nullptr) {
+std::optional<std::string> take(Args& words, std::string_view flag, const char* bare = nullptr) {
   std::optional<std::string> value;
   const std::string begin = fmt::format("--{}=", flag);
   std::erase_if(words, [&](const std::string& word) {
@@ -43,7 +43,7 @@ std::optional<std::string> take(Words& words, std::string_view flag, const char*
 }
 
 // Whether a flag that allows two words has the first of them.
-bool take_first(Words& words, std::string_view flag, const std::array<std::string, 2>& two, bool usual,
+bool take_first(Args& words, std::string_view flag, const std::array<std::string, 2>& two, bool usual,
                 const char* bare = nullptr) {
   const std::string value = take(words, flag, bare).value_or(two[usual ? 0 : 1]);
   if (value != two[0] && value != two[1])
@@ -56,7 +56,7 @@ struct OutputChoice {
   std::filesystem::path file = {};  // empty: none
   bool json = true;
 };
-OutputChoice take_output_choice(Words& words) {
+OutputChoice take_output_choice(Args& words) {
   const char* const usual = std::getenv("BENCHMARK_OUT");  // read by Google Benchmark too
   OutputChoice out{.file = take(words, "benchmark_out").value_or(usual != nullptr ? usual : ""),
                    .json = take_first(words, "benchmark_out_format", {"json", "console"}, true)};
@@ -69,7 +69,7 @@ OutputChoice take_output_choice(Words& words) {
 }
 
 // The seconds of --benchmark_min_time, which versions of Google Benchmark write as 0.1 or as 0.1s: both are read.
-std::optional<double> take_min_time(Words& words) {
+std::optional<double> take_min_time(Args& words) {
   const std::optional<std::string> given = take(words, "benchmark_min_time");
   if (!given) return {};
   const char* const end = given->data() + given->size();
@@ -85,7 +85,7 @@ constexpr std::string_view kList = "list ";
 
 // The field has another name since version 1.8.
 template <class Run>
-std::string error_of(const Run& row) {
+std::string error_message(const Run& row) {
   if constexpr (requires { row.error_message; })
     return row.error_message;
   else
@@ -121,7 +121,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
     for (Run& row : named) {
       benchmark::BenchmarkName& name = row.run_name;
       name.min_time = name.iterations = name.time_type = "";
-      if (first_error_.empty() && !error_of(row).empty()) first_error_ = name.str() + ": " + error_of(row);
+      if (first_error_.empty() && !error_message(row).empty()) first_error_ = name.str() + ": " + error_message(row);
     }
     show(named);
   }
@@ -199,7 +199,7 @@ class Outputs final : public benchmark::BenchmarkReporter {
   std::unique_ptr<benchmark::BenchmarkReporter> file_;
 };
 
-std::regex expression_of(const std::string& filter) {
+std::regex to_regex(const std::string& filter) {
   try {
     return std::regex(filter.empty() || filter == "all" ? "." : filter, std::regex::extended);
   } catch (const std::regex_error& e) {
@@ -222,7 +222,7 @@ void add_rounds(benchmark::State& state, const std::vector<double>& seconds, std
 
 double machine_seconds() {
   thread_local std::vector<char> from(4 << 20, 1), to(4 << 20);
-  return seconds_of([&] {
+  return measure_seconds([&] {
     std::ranges::copy(from, to.begin());
     float x = to.back();
     for (int i = 0; i < 100'000; ++i) x = x * 0.999F + 0.5F;  // each step waits for the one before
@@ -238,7 +238,7 @@ bool Choice::has(const std::string& name) const {
 }
 
 Selection::Selection(const std::string& filter)
-    : inverted_(filter.starts_with('-')), expression_(expression_of(inverted_ ? filter.substr(1) : filter)) {}
+    : inverted_(filter.starts_with('-')), expression_(to_regex(inverted_ ? filter.substr(1) : filter)) {}
 
 // Choosing rows, running them, and what is said after them.
 
@@ -287,7 +287,7 @@ Measured measured(const Place& place, const std::vector<RankRow>& rows, size_t i
 }
 
 // Google Benchmark keeps the first word, the program's name, as it lies there.
-void initialise(Words& words) {
+void initialise(Args& words) {
   words.insert(words.begin(), "tessera bench");
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
@@ -402,8 +402,8 @@ void keep_memory() {
 }
 
 // All rows of one process, which is rank 0 where there is a job.
-void run_rows(const Words& words, const Place& place, const Print& print) {
-  Words kept = words;
+void run_rows(const Args& words, const Place& place, const Print& print) {
+  Args kept = words;
   const OutputChoice choice = take_output_choice(kept);
   const bool lists = take_first(kept, "benchmark_list_tests", {"true", "false"}, false, "true");
   const std::optional<double> seconds = take_min_time(kept);
@@ -455,7 +455,7 @@ void run_rows(const Words& words, const Place& place, const Print& print) {
 
 }  // namespace
 
-void run_benchmarks(const Words& words, const Choice& choice, const Print& print) {
+void run_benchmarks(const Args& words, const Choice& choice, const Print& print) {
   const auto job = mpi_surroundings();
   if (!kWithMpi || !job || job->ranks == 1) return run_rows(words, {choice}, print);
   launch({.backend = choice.device == Device::cuda ? Backend::nccl : Backend::mpi,

@@ -65,7 +65,7 @@ class Selection {
 // `schedule/`. Under mpirun those whose ranks are the job's; rank 0 prints.
 
 template <class F>
-double seconds_of(const F& f) {
+double measure_seconds(const F& f) {
   const auto start = std::chrono::steady_clock::now();
   f();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -18,7 +18,8 @@ constexpr int64_t kSteps = 9, kPipelined = 4;  // kPipelined: micro-batches
 
 // The tokens that every row trains on.
 Sequences sequences_for(const Job& job) {
-  return counted_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(job.optim.seed));
+  return synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch,
+                             static_cast<uint64_t>(job.optim.seed));
 }
 
 // Training as one would write it with no word of ranks: what the trainer on one rank is measured against. Load,
@@ -26,7 +27,7 @@ Sequences sequences_for(const Job& job) {
 class PlainLoop {
  public:
   PlainLoop(const Job& job, Sequences sequences)
-      : optim_(job.optim), sequences_(std::move(sequences)), model_(whole_model(job, sequences_.vocab)) {
+      : optim_(job.optim), sequences_(std::move(sequences)), model_(full_model(job, sequences_.vocab)) {
     const DataOptions d = data_options(job);
     model_->materialize(d.seed, arena_, d.dtype, d.grad_dtype);
     optimizer_ = make_optimizer(job, model_->units());
@@ -76,7 +77,7 @@ class TimedSteps {
   double step() {
     world_.barrier();
     const int64_t sent_before = sent();
-    const double waited_before = held_up_.seconds(), own = seconds_of([&] { trainer_->step(); });
+    const double waited_before = held_up_.seconds(), own = measure_seconds([&] { trainer_->step(); });
     const double waited = held_up_.seconds() - waited_before;
     const int64_t sent_now = sent() - sent_before;
     const double slowest = world_.max(own);
@@ -118,7 +119,7 @@ class TimedSteps {
 
   Job job_;
   Communicator& world_;
-  HeldUp held_up_;
+  StallTimer held_up_;
   std::unique_ptr<Trainer> trainer_;
   std::vector<double> seconds_, machine_;
   int64_t made_ = 0, sent_ = 0;
@@ -182,7 +183,7 @@ struct Beside {
 Beside plain_loop(const Job& job) {
   const auto loop = std::make_shared<PlainLoop>(job, sequences_for(job));
   return {.name = "plain_loop",
-          .step = [loop] { return seconds_of([&] { loop->step(); }); },
+          .step = [loop] { return measure_seconds([&] { loop->step(); }); },
           .peak = [loop] { return loop->peak(); }};
 }
 
@@ -228,7 +229,7 @@ Measured measure_async(const Job& given, Communicator& world, int64_t steps) {
   for (int64_t turn = 0; turn < turns; ++turn) {
     one.steps(kTurn);
     world.barrier();
-    const double own = seconds_of([&] {
+    const double own = measure_seconds([&] {
       server.run((turn + 1) * kTurn,
                  {.step = [&](int worker, int64_t clock) { return trainer.worker_step(worker, clock); }});
     });
@@ -253,7 +254,7 @@ Measured measure_async(const Job& given, Communicator& world, int64_t steps) {
 bool can_be(const Job& job) try {
   check_sizes(job);
   check_layout(job.plan, job.model, job.optim.batch);
-  return schedule_of(job.plan).stages <= job.model.layers;
+  return make_schedule(job.plan).stages <= job.model.layers;
 } catch (const FieldError&) {
   return false;
 }
@@ -285,7 +286,7 @@ std::vector<RankRow> strategy_rows(const Place& place) {
   JobRows out{place};
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     const auto add = [&](const std::string& name, const Plan& plan, auto* measure, int64_t steps) {
-      out.add(fmt::format("strategy/{}/{}/{}", name, text_of(dtype), plan.ranks()),
+      out.add(fmt::format("strategy/{}/{}/{}", name, to_string(dtype), plan.ranks()),
               {.model = {.layers = 4, .heads = 4, .channels = 128, .context = 64, .vocab = 65},
                .optim = {.batch = 12, .dtype = dtype},
                .plan = plan},
@@ -313,7 +314,7 @@ struct Actions {
 };
 
 // Every rank calls it, and hears of all.
-Actions actions_of(Communicator& world, const Trace& trace) {
+Actions make_actions(Communicator& world, const Trace& trace) {
   std::vector<double> own;
   for (const TraceEvent& e : trace.events()) {
     if (e.kind != TraceKind::action) continue;
@@ -331,7 +332,7 @@ Actions actions_of(Communicator& world, const Trace& trace) {
     std::vector<TimedAction>&happened = out.happened.emplace_back(), &lengths = out.lengths.emplace_back();
     const double* at = all.data<double>() + rank * width;
     for (int64_t i = 0; i < width / kNumbers && at[0] >= 0; ++i, at += kNumbers) {
-      const Action a{static_cast<Do>(at[0]), static_cast<int>(at[1]), static_cast<int>(at[2])};
+      const Action a{static_cast<PassKind>(at[0]), static_cast<int>(at[1]), static_cast<int>(at[2])};
       happened.push_back({a, at[3], at[4]});
       if (!a.is_message()) lengths.push_back({a, 0, at[5]});
     }
@@ -343,15 +344,15 @@ Actions actions_of(Communicator& world, const Trace& trace) {
 using Figures = std::map<std::string, std::vector<double>>;
 
 void note(Figures& figures, const Schedule& schedule, const Actions& step, bool shared) {
-  const Times times = times_of(schedule, shared ? step.lengths : step.happened);
+  const Times times = simulate_times(schedule, shared ? step.lengths : step.happened);
   figures["bubble_replayed"].push_back(simulate(schedule, times).bubble_share());
   if (!shared) figures["bubble_measured"].push_back(as_measured(schedule, step.happened).bubble_share());
   std::map<std::string, double> whole;  // seconds of all stages, for a micro-batch
   for (const StageTimes& t : times.stages) {
     whole["forward_s"] += t.forward;
-    if (schedule.has(Do::B)) whole["backward_s"] += t.backward;
-    if (schedule.has(Do::I)) whole["input_s"] += t.input;
-    if (schedule.has(Do::W)) whole["weight_s"] += t.weight;
+    if (schedule.has(PassKind::B)) whole["backward_s"] += t.backward;
+    if (schedule.has(PassKind::I)) whole["input_s"] += t.input;
+    if (schedule.has(PassKind::W)) whole["weight_s"] += t.weight;
   }
   for (const auto& [name, seconds] : whole) figures[name].push_back(seconds);
 }
@@ -368,7 +369,7 @@ Measured measure_schedule(const Job& job, Communicator& world, int64_t steps) {
     trace.begin_step(i + 1);
     timed.step();
     trace.end_step();
-    const Actions step = actions_of(world, trace);
+    const Actions step = make_actions(world, trace);
     if (i >= TimedSteps::kWarmUp) note(figures, timed.schedule(), step, shared);
   }
   Measured m = timed.result();

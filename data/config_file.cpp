@@ -25,16 +25,16 @@ struct Line {
     rest.remove_prefix(taken.size());
     return taken;
   }
-  std::string_view take_all_of(const char* characters) { return take(rest.find_first_not_of(characters)); }
+  std::string_view take_all(const char* characters) { return take(rest.find_first_not_of(characters)); }
   std::string_view take_value() {
-    if (!rest.starts_with('"') && !rest.starts_with('\'')) return take_all_of(kOfPlainValues);
+    if (!rest.starts_with('"') && !rest.starts_with('\'')) return take_all(kOfPlainValues);
     size_t at = 1;
     while (at < rest.size() && rest[at] != rest[0]) at += rest[0] == '"' && rest[at] == '\\' ? 2 : 1;
     return take(at + 1);
   }
   // Where the next character stands that is not blank.
   size_t at() {
-    take_all_of(kBlank);
+    take_all(kBlank);
     return whole.size() - rest.size();
   }
   bool ends() { return at() == whole.size() || rest.front() == '#'; }
@@ -52,7 +52,7 @@ std::optional<ConfigEntry> read_line(Line line) {
   const size_t bad = std::min(find_invalid_utf8(line.whole), static_cast<size_t>(control));
   if (bad < line.whole.size()) line.refuse(bad, " where UTF-8 without control characters may stand");
   if (line.ends()) return std::nullopt;
-  ConfigEntry entry{line.where(line.at()), std::string(line.take_all_of(kOfKeys)), {}, {}};
+  ConfigEntry entry{line.where(line.at()), std::string(line.take_all(kOfKeys)), {}, {}};
   const size_t equals = line.at();
   if (entry.key.empty() || line.take(1) != "=") line.refuse(equals);
   const size_t begin = line.at();

@@ -79,10 +79,10 @@ void Dataset::check_tokens(int64_t rows) const {
     });
 }
 
-int64_t bytes_of(const TokenFile& tokens, int64_t begin, int64_t end, const Tokenizer& tokenizer) {
+int64_t token_bytes(const TokenFile& tokens, int64_t begin, int64_t end, const Tokenizer& tokenizer) {
   std::vector<int64_t> sizes;  // of each token's text: a special token has none
   for (int32_t token = 0; token < tokenizer.vocab_size(); ++token) {
-    const std::string text = tokenizer.bytes_of(token);
+    const std::string text = tokenizer.token_bytes(token);
     sizes.push_back(tokenizer.special(text) == token ? 0 : std::ssize(text));
   }
   int64_t bytes = 0;
@@ -206,7 +206,7 @@ std::vector<fs::path> matches(const std::string& pattern) {
 bool is_pattern(const std::string& spec) { return spec.find_first_of("*?[") != std::string::npos && !is_there(spec); }
 
 std::vector<fs::path> files_in(const fs::path& folder) {
-  std::vector<fs::path> files = entries_of(folder);
+  std::vector<fs::path> files = list_entries(folder);
   std::erase_if(files, [](const fs::path& file) { return !is_llmc_file(file); });
   return sorted(std::move(files));
 }
@@ -280,7 +280,7 @@ Dataset open_shards(const std::string& spec, const TokenizerChoice& choice) {
   d.val = TokenFile::open_llmc(files.val, vocab);
   if (d.val.size() < 2)
     bad_input("{}: {} tokens to validate on; expected at least 2", files.val.string(), d.val.size());
-  d.val_bytes = bytes_of(d.val, 0, d.val.size(), *d.tokenizer);
+  d.val_bytes = token_bytes(d.val, 0, d.val.size(), *d.tokenizer);
   d.notes.push_back(fmt::format(
       "validated on {}{}", files.val.string(),
       files.unused.empty() ? "" : fmt::format(", not on {} more with \"val\" in their names", files.unused.size())));

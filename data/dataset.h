@@ -67,7 +67,7 @@ struct Dataset {
 };
 
 // The bytes of the text that the tokens [begin, end) of a file mean; a special token has none.
-int64_t bytes_of(const TokenFile& tokens, int64_t begin, int64_t end, const Tokenizer& tokenizer);
+int64_t token_bytes(const TokenFile& tokens, int64_t begin, int64_t end, const Tokenizer& tokenizer);
 
 // Makes a dataset at `directory` from a text; the files are written beside and the directory is renamed. Of a bpe
 // tokenizer the directory gets vocab.json and merges.txt too. Throws OutputError if `directory` exists or cannot be
@@ -80,8 +80,8 @@ Dataset make_dataset(const Text& text, const TokenizerChoice& tokenizer, const s
 // tokenizer that is learnt learns from all sources. With `shard_tokens` the tokens to train on are in files of so many,
 // the last of up to twice as many. Throws InputError naming file and line. Cost: two passes over each source, and a
 // third where the tokenizer is learnt; some 100 MB of memory, whatever the sources' size.
-Dataset make_dataset_of(const std::vector<std::string>& sources, const TokenizerChoice& tokenizer,
-                        const std::filesystem::path& directory, int64_t shard_tokens = 0);
+Dataset make_dataset_from(const std::vector<std::string>& sources, const TokenizerChoice& tokenizer,
+                          const std::filesystem::path& directory, int64_t shard_tokens = 0);
 // Documents, in the cache.
 Dataset dataset_of_documents(const std::filesystem::path& file, const TokenizerChoice& tokenizer);
 

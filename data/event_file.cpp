@@ -67,7 +67,7 @@ std::string host_name() {
 // The time now, or later: two files of one second, or a clock that was put back, must not change the order of names.
 int64_t seconds_after_all(const fs::path& directory) {
   auto seconds = static_cast<int64_t>(now());
-  for (const fs::path& file : entries_of(directory)) {
+  for (const fs::path& file : list_entries(directory)) {
     const std::string name = file.filename().string();
     int64_t taken = 0;
     if (!name.starts_with(kPrefix)) continue;

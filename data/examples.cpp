@@ -11,15 +11,15 @@
 namespace tessera {
 
 namespace fs = std::filesystem;
-static std::shared_ptr<const Rows> windows_of(TokenFile tokens, int64_t context, const std::string& what) {
+static std::shared_ptr<const Rows> make_windows(TokenFile tokens, int64_t context, const std::string& what) {
   if (tokens.size() < 2)
     bad_input("{}: {} tokens; expected at least 2, one of them to be predicted", what, tokens.size());
   return std::make_shared<const Windows>(std::move(tokens), context);
 }
 
 // The tokens of a text, which are in memory, or where they are many in a file that is gone with the last who reads it.
-static TokenFile tokens_of(const Text& text, const Tokenizer& tokenizer, const ExampleOptions& o,
-                           std::vector<std::string>& notes) {
+static TokenFile read_tokens(const Text& text, const Tokenizer& tokenizer, const ExampleOptions& o,
+                             std::vector<std::string>& notes) {
   constexpr size_t kInMemory = size_t{16} << 20;
   std::vector<int32_t> tokens;
   std::optional<TemporaryDirectory> folder;
@@ -66,7 +66,7 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
       throw Error(fmt::format("{}: its tokens are of another tokenizer than the model's", spec));
     out.bytes = dataset.val_bytes;
     dataset.check_tokens(o.vocab);
-    out.rows = windows_of(dataset.val, o.context, spec);
+    out.rows = make_windows(dataset.val, o.context, spec);
     return out;
   }
   TokenFile tokens;
@@ -74,14 +74,14 @@ EvaluationText evaluation_text(const std::string& spec, const Tokenizer& tokeniz
     tokens = TokenFile::open_llmc(spec, tokenizer.vocab_size());
     const auto check = [&](std::span<const int32_t> some) { check_in_table(some, o.vocab, tokenizer, spec); };
     tokens.pieces(0, tokens.size(), check);
-    out.bytes = bytes_of(tokens, 0, tokens.size(), tokenizer);
+    out.bytes = token_bytes(tokens, 0, tokens.size(), tokenizer);
   } else {
     if (const std::string note = check_table(spec); !note.empty()) out.notes.push_back(note);
     const Text text = load_text_file(spec);
-    tokens = tokens_of(text, tokenizer, o, out.notes);
+    tokens = read_tokens(text, tokenizer, o, out.notes);
     out.bytes = text.size();
   }
-  out.rows = windows_of(std::move(tokens), o.context, spec);
+  out.rows = make_windows(std::move(tokens), o.context, spec);
   return out;
 }
 
@@ -113,7 +113,7 @@ static std::vector<std::vector<int64_t>> packed_rows(const std::vector<EncodedEx
   return rows;
 }
 
-int64_t targets_of(const EncodedExample& example) {
+int64_t count_targets(const EncodedExample& example) {
   return example.trained.empty() ? 0 : std::count(example.trained.begin() + 1, example.trained.end(), true);
 }
 
@@ -121,9 +121,9 @@ ExampleRows::ExampleRows(const std::vector<EncodedExample>& examples, int64_t co
     : context_(context), packed_(packed) {
   if (examples.empty()) throw Error("[examples] expected at least one");
   for (const EncodedExample& e : examples) {
-    if (std::ssize(e.tokens) > context + 1 || e.tokens.size() != e.trained.size() || tessera::targets_of(e) == 0)
+    if (std::ssize(e.tokens) > context + 1 || e.tokens.size() != e.trained.size() || tessera::count_targets(e) == 0)
       throw Error(fmt::format("[examples] example {} has {} tokens, {} of them targets; expected at most {}, and one",
-                              begins_.size(), e.tokens.size(), tessera::targets_of(e), context + 1));
+                              begins_.size(), e.tokens.size(), tessera::count_targets(e), context + 1));
     tokens_.insert(tokens_.end(), e.tokens.begin(), e.tokens.end());
     trained_.insert(trained_.end(), e.trained.begin(), e.trained.end());
     begins_.push_back(std::ssize(tokens_));
@@ -136,7 +136,7 @@ ExampleRows::ExampleRows(const std::vector<EncodedExample>& examples, int64_t co
     for (int64_t e = 0; e < std::ssize(examples); ++e) rows.push_back({e});
   for (const std::vector<int64_t>& row : rows) {
     int64_t sum = 0;
-    for (const int64_t e : row) sum += tessera::targets_of(examples[static_cast<size_t>(e)]);
+    for (const int64_t e : row) sum += tessera::count_targets(examples[static_cast<size_t>(e)]);
     members_.insert(members_.end(), row.begin(), row.end());
     row_ends_.push_back(std::ssize(members_));
     row_targets_.push_back(sum);
@@ -309,14 +309,14 @@ class Encoder {
   Encoder(const Tokenizer& tokenizer, const ExampleOptions& options) : tokenizer_(tokenizer), options_(options) {}
 
   EncodedExample encode(const Rendered& example) {
-    EncodedExample out = tokens_of(example);
+    EncodedExample out = read_tokens(example);
     for (const Piece& piece : example.pieces)
       if (piece.kind == Piece::Kind::text && as_target(piece)) out.bytes += std::ssize(piece.text);
     if (example.own || example.pieces.empty()) out.bytes = target_bytes(out, 1);  // its text is not apart from markers
     return cut(std::move(out), example.where);
   }
   // What stands between two special tokens is one text, as for transformers: a response continues its prompt.
-  EncodedExample tokens_of(const Rendered& example) {
+  EncodedExample read_tokens(const Rendered& example) {
     EncodedExample out = example.made;
     Run run;
     bool first = true;
@@ -385,7 +385,7 @@ class Encoder {
     if (run.parts.size() == 1) return add(to, tokens, run.parts[0].second);
     const auto bytes_in = [&](const std::vector<int32_t>& all) {
       return std::accumulate(all.begin(), all.end(), size_t{0},
-                             [&](size_t sum, int32_t token) { return sum + tokenizer_.bytes_of(token).size(); });
+                             [&](size_t sum, int32_t token) { return sum + tokenizer_.token_bytes(token).size(); });
     };
     std::vector<size_t> ends;
     for (size_t p = 0; p + 1 < run.parts.size(); ++p)
@@ -393,7 +393,7 @@ class Encoder {
     ends.push_back(std::numeric_limits<size_t>::max());
     size_t begin = 0, part = 0;
     for (const int32_t token : tokens) {
-      const size_t end = begin + tokenizer_.bytes_of(token).size();
+      const size_t end = begin + tokenizer_.token_bytes(token).size();
       while (ends[part] <= begin) ++part;
       bool trained = run.parts[part].second;
       for (size_t p = part; ends[p] < end; ++p) trained = trained || run.parts[p + 1].second;
@@ -405,12 +405,12 @@ class Encoder {
     to.tokens.insert(to.tokens.end(), tokens.begin(), tokens.end());
     to.trained.insert(to.trained.end(), tokens.size(), trained);
   }
-  bool is_special(int32_t token) const { return tokenizer_.special(tokenizer_.bytes_of(token)) == token; }
+  bool is_special(int32_t token) const { return tokenizer_.special(tokenizer_.token_bytes(token)) == token; }
   // Bytes of the targets from a token on, special tokens not counted.
   int64_t target_bytes(const EncodedExample& e, size_t from) const {
     int64_t bytes = 0;
     for (size_t t = from; t < e.tokens.size(); ++t)
-      if (e.trained[t] && !is_special(e.tokens[t])) bytes += std::ssize(tokenizer_.bytes_of(e.tokens[t]));
+      if (e.trained[t] && !is_special(e.tokens[t])) bytes += std::ssize(tokenizer_.token_bytes(e.tokens[t]));
     return bytes;
   }
   bool as_target(const Piece& piece) const { return !piece.never && (piece.response || !options_.responses_only); }
@@ -427,14 +427,14 @@ class Encoder {
   }
   EncodedExample cut(EncodedExample e, const std::string& where) {
     const auto most = static_cast<size_t>(options_.context) + 1;
-    const bool had = targets_of(e) > 0;
+    const bool had = count_targets(e) > 0;
     if (e.tokens.size() > most) {
       e.bytes = std::max<int64_t>(e.bytes - target_bytes(e, most), 0);
       e.tokens.resize(most);
       e.trained.resize(most);
-      if (targets_of(e) > 0) ++cut_;
+      if (count_targets(e) > 0) ++cut_;
     }
-    if (targets_of(e) == 0)
+    if (count_targets(e) == 0)
       bad_input("{}: no token to train on: {}", where,
                 had ? fmt::format("the response begins behind the context of {} tokens", most - 1)
                     : "there is no response in it");
@@ -451,9 +451,9 @@ class Encoder {
 };
 
 // All examples of some files, none held out.
-std::shared_ptr<const ExampleRows> examples_of(const std::vector<fs::path>& files, const std::string& what,
-                                               const Tokenizer& tokenizer, const ExampleOptions& o,
-                                               std::vector<std::string>& notes, bool validates = false) {
+std::shared_ptr<const ExampleRows> find_examples(const std::vector<fs::path>& files, const std::string& what,
+                                                 const Tokenizer& tokenizer, const ExampleOptions& o,
+                                                 std::vector<std::string>& notes, bool validates = false) {
   BadLines bad{o.skip_bad};
   Encoder encoder(tokenizer, o);
   std::vector<EncodedExample> encoded;
@@ -493,7 +493,7 @@ Asked ask(const std::vector<Message>& turns, const ExampleOptions& o, const Toke
   Asked out;
   if (!turns.empty())
     out.tokens = Encoder(tokenizer, o)
-                     .tokens_of({what, own ? own->prompt(turns, what) : std::move(pieces), own != nullptr})
+                     .read_tokens({what, own ? own->prompt(turns, what) : std::move(pieces), own != nullptr})
                      .tokens;
   const size_t said = own ? last.text.find('x') : std::string::npos;
   const std::string behind = last.text.substr(said == std::string::npos ? 0 : said + 1);
@@ -551,8 +551,8 @@ Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& 
   const auto cut = encoded.begin() + static_cast<std::ptrdiff_t>(trained(encoded.size()));
   d.val_examples = !held_file ? std::make_shared<ExampleRows>(std::vector(cut, encoded.end()), o.context, o.packed)
                    : o.held.file.empty()
-                       ? examples_of(files.val, what, *d.tokenizer, o, d.notes, true)
-                       : examples_of(example_files(o.held.file).train, o.held.file, *d.tokenizer, o, d.notes, true);
+                       ? find_examples(files.val, what, *d.tokenizer, o, d.notes, true)
+                       : find_examples(example_files(o.held.file).train, o.held.file, *d.tokenizer, o, d.notes, true);
   encoded.erase(cut, encoded.end());
   d.train_examples = std::make_shared<ExampleRows>(encoded, o.context, o.packed);
   d.train_bytes = d.train_examples->bytes();
@@ -563,9 +563,9 @@ Dataset load_examples(const std::filesystem::path& spec, const TokenizerChoice& 
 std::shared_ptr<const ExampleRows> all_examples(const std::filesystem::path& spec, const Tokenizer& tokenizer,
                                                 const ExampleOptions& o, std::vector<std::string>& notes) {
   const ExampleFiles files = example_files(spec.string());
-  if (files.val.empty()) return examples_of(files.train, spec.string(), tokenizer, o, notes);
+  if (files.val.empty()) return find_examples(files.train, spec.string(), tokenizer, o, notes);
   notes.push_back(fmt::format("{}: evaluated on {}", spec.string(), joined(files.val)));
-  return examples_of(files.val, spec.string(), tokenizer, o, notes);
+  return find_examples(files.val, spec.string(), tokenizer, o, notes);
 }
 
 }  // namespace tessera

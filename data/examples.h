@@ -17,7 +17,7 @@ struct EncodedExample {
 };
 
 // How many targets an example has: what is trained and is not the first token, which nothing predicts.
-int64_t targets_of(const EncodedExample& example);
+int64_t count_targets(const EncodedExample& example);
 
 class ExampleRows final : public Rows {
  public:
@@ -31,7 +31,7 @@ class ExampleRows final : public Rows {
   bool is_padded() const override { return true; }
   int64_t targets() const override { return targets_; }
   bool has_starts() const override { return packed_; }
-  int64_t targets_of(int64_t row) const { return row_targets_[static_cast<size_t>(row)]; }
+  int64_t count_targets(int64_t row) const { return row_targets_[static_cast<size_t>(row)]; }
 
   int64_t examples() const { return std::ssize(begins_) - 1; }
   int64_t tokens() const { return std::ssize(tokens_); }

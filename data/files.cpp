@@ -37,7 +37,7 @@ const char* environment(const char* name) {
 }
 
 // The kind of what has the name; none where nothing has. A name that cannot be followed is no missing one.
-fs::file_type kind_of(const fs::path& name) {
+fs::file_type file_kind(const fs::path& name) {
   std::error_code error;
   const fs::file_type kind = fs::status(name, error).type();
   if (kind == fs::file_type::none && error != std::errc::filename_too_long)
@@ -53,9 +53,9 @@ std::string read_file(const fs::path& file) {
   return bytes;
 }
 
-bool is_there(const fs::path& name) { return kind_of(name) != fs::file_type::none; }
-bool is_folder(const fs::path& name) { return kind_of(name) == fs::file_type::directory; }
-bool is_plain_file(const fs::path& name) { return kind_of(name) == fs::file_type::regular; }
+bool is_there(const fs::path& name) { return file_kind(name) != fs::file_type::none; }
+bool is_folder(const fs::path& name) { return file_kind(name) == fs::file_type::directory; }
+bool is_plain_file(const fs::path& name) { return file_kind(name) == fs::file_type::regular; }
 int32_t first_number(const fs::path& file) {
   int32_t number = 0;
   if (is_plain_file(file)) std::ifstream(file, std::ios::binary).read(reinterpret_cast<char*>(&number), sizeof(number));
@@ -160,7 +160,7 @@ void make_directories(const fs::path& directory) {
 
 uint64_t checksum(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
-uint64_t checksum_of(const fs::path& file) {
+uint64_t file_checksum(const fs::path& file) {
   return checksum_of_pieces([&](const PieceFunction& add) { read_pieces(file, add); });
 }
 

@@ -64,7 +64,7 @@ class Checksum {
 // XXH3-64 of bytes, of a file, and of the pieces that `walk` hands on. Throws like read_file().
 using PieceFunction = std::function<void(std::span<const std::byte> piece)>;
 uint64_t checksum(std::string_view bytes);
-uint64_t checksum_of(const std::filesystem::path& file);
+uint64_t file_checksum(const std::filesystem::path& file);
 uint64_t checksum_of_pieces(const std::function<void(const PieceFunction&)>& walk);
 
 // $TESSERA_CACHE, else $XDG_CACHE_HOME/tessera, else ~/.cache/tessera. Throws Error (usage) when none is set.

@@ -74,26 +74,26 @@ const Json& present(const Json& object, const char* key, const std::string& what
   return found;
 }
 
-std::string text_of(const Json& object, const char* key, const std::string& what) {
+std::string to_string(const Json& object, const char* key, const std::string& what) {
   const Json& found = present(object, key, what);
   if (!found.is_string()) bad_input("{}: the key '{}' is a {}; expected a string", what, key, found.type_name());
   return found.get<std::string>();
 }
 
 // The text of a message: a string, or parts of which each is text.
-std::string content_of(const Json& message, const char* key, const std::string& what) {
-  if (!present(message, key, what).is_array()) return text_of(message, key, what);
+std::string token_content(const Json& message, const char* key, const std::string& what) {
+  if (!present(message, key, what).is_array()) return to_string(message, key, what);
   std::string out;
   for (const Json& part : message[key]) {
     if (value_at(part, "type") != "text")
       bad_input("{}: a part of the type {}; expected text", what, shown(value_at(part, "type"), 40));
-    out += text_of(part, "text", what);
+    out += to_string(part, "text", what);
   }
   return out;
 }
 
 // The role of a name; none of one that only a model's own template may know.
-std::optional<Role> role_of(std::string_view name, size_t known = std::size(kRoles)) {
+std::optional<Role> find_role(std::string_view name, size_t known = std::size(kRoles)) {
   const auto roles = std::span(kRoles).first(known);
   const auto found = std::ranges::find(roles, name, &std::pair<std::string_view, Role>::first);
   return found == roles.end() ? std::nullopt : std::optional(found->second);
@@ -143,8 +143,8 @@ std::optional<bool> included(const Json& message, Role role, const std::string& 
 // The message in a row, whose keys stand in their order in `ordered`, which is called for a key that only a model's own
 // template shows.
 template <class F>
-Message message_of(const Json& json, const std::string& what, const RowNames& names, Example& example,
-                   const F& ordered) {
+Message parse_message(const Json& json, const std::string& what, const RowNames& names, Example& example,
+                      const F& ordered) {
   if (!json.is_object()) throw InputError(what + " is no object");
   const char* const role = value_at(json, "role").is_null() && json.contains("from") ? "from" : "role";
   const char* const content = value_at(json, "content").is_null() && json.contains("value") ? "value" : "content";
@@ -163,10 +163,10 @@ Message message_of(const Json& json, const std::string& what, const RowNames& na
     }
   }
   const bool calls = !says_nothing(value_at(json, kCalls)), silent = calls && value_at(json, content).is_null();
-  const std::string name = text_of(json, role, what);
+  const std::string name = to_string(json, role, what);
   const auto mapped = names.roles.find(name);
-  const std::optional<Role> known = mapped == names.roles.end() ? role_of(name) : std::optional(mapped->second);
-  Message out{known.value_or(Role::user), silent ? "" : content_of(json, content, what)};
+  const std::optional<Role> known = mapped == names.roles.end() ? find_role(name) : std::optional(mapped->second);
+  Message out{known.value_or(Role::user), silent ? "" : token_content(json, content, what)};
   if (!known && example.unshown.empty())
     example.unshown = fmt::format(
         "{}: the role '{}'; expected system, user, assistant or tool, or `roles`, which gives it one of these", what,
@@ -247,7 +247,7 @@ class RowReader {
   bool has(const char* key) const { return !value_at(row_, key).is_null(); }
   std::string text(const char* key) {
     read_.insert(key);
-    return text_of(row_, key, what_);
+    return to_string(row_, key, what_);
   }
   void add(Role role, const char* key) { out_.turns.push_back({role, text(key)}); }
   void add_system() {
@@ -259,8 +259,8 @@ class RowReader {
     if (!list.is_array() || list.empty())
       bad_input("{}: the key '{}' must be a list of messages that is not empty", what_, key);
     for (size_t i = 0; i < list.size(); ++i)
-      out_.turns.push_back(message_of(list[i], fmt::format("{}: message {}", what_, i + 1), names_, out_,
-                                      [&]() -> const InOrder& { return in_order()[theirs(key)][i]; }));
+      out_.turns.push_back(parse_message(list[i], fmt::format("{}: message {}", what_, i + 1), names_, out_,
+                                         [&]() -> const InOrder& { return in_order()[theirs(key)][i]; }));
   }
   std::vector<int64_t> numbers(const char* key, size_t count) {
     read_.insert(key);
@@ -356,7 +356,7 @@ std::set<std::string> give_names(Json& row, const KeyNames& names) {
 
 }  // namespace
 
-std::string_view name_of(Role role) { return kRoles[static_cast<size_t>(role)].first; }
+std::string_view to_string(Role role) { return kRoles[static_cast<size_t>(role)].first; }
 
 KeyNames parse_key_names(std::string_view text) {
   KeyNames out;
@@ -382,8 +382,8 @@ std::map<std::string, Role> parse_role_names(std::string_view text) {
     const std::string_view one = text.substr(at, end - at);
     const size_t equals = std::min(one.find('='), one.size());
     std::string_view ours = one.substr(0, equals), theirs = one.substr(std::min(equals + 1, one.size()));
-    if (!role_of(ours, 4)) std::swap(ours, theirs);
-    if (theirs.empty() || !role_of(ours, 4) || !out.emplace(theirs, *role_of(ours, 4)).second)
+    if (!find_role(ours, 4)) std::swap(ours, theirs);
+    if (theirs.empty() || !find_role(ours, 4) || !out.emplace(theirs, *find_role(ours, 4)).second)
       throw FieldError("roles",
                        fmt::format("expected each name of a role once, as NAME=ROLE,NAME=ROLE, where a role is "
                                    "system, user, assistant or tool; found '{}'",
@@ -426,7 +426,7 @@ std::vector<Piece> chatml(const Example& example) {
   std::vector<Piece> out;
   for (const Message& turn : conversation(example))
     out.insert(out.end(), {{Kind::marker, "<|im_start|>"},
-                           {Kind::text, std::string(name_of(turn.role)) + "\n"},
+                           {Kind::text, std::string(to_string(turn.role)) + "\n"},
                            said_in(turn, Kind::text, turn.text),
                            said_in(turn, Kind::marker, "<|im_end|>"),
                            {Kind::text, "\n"}});
@@ -439,7 +439,7 @@ std::vector<Piece> llama3(const Example& example) {
   std::vector<Piece> out{{Kind::marker, "<|begin_of_text|>"}};
   for (const Message& turn : conversation(example))
     out.insert(out.end(), {{Kind::marker, "<|start_header_id|>"},
-                           {Kind::text, std::string(name_of(turn.role))},
+                           {Kind::text, std::string(to_string(turn.role))},
                            {Kind::marker, "<|end_header_id|>"},
                            {Kind::text, "\n\n"},
                            said_in(turn, Kind::text, std::string(stripped(turn.text, true, true, is_ascii_space))),
@@ -487,7 +487,7 @@ constexpr std::string_view kLlama3 =
 
 }  // namespace
 
-std::string_view jinja_of(ChatTemplate style) {
+std::string_view jinja_source(ChatTemplate style) {
   return style == ChatTemplate::chatml ? kChatml : style == ChatTemplate::llama3 ? kLlama3 : "";
 }
 

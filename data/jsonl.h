@@ -55,7 +55,7 @@ struct Example {
 };
 inline constexpr std::string_view kOfMessages = " of messages";
 
-std::string_view name_of(Role role);
+std::string_view to_string(Role role);
 
 // Other names of keys, by those above: {{"prompt", "question"}}.
 using KeyNames = std::vector<std::pair<std::string, std::string>>;
@@ -101,7 +101,7 @@ struct Piece {
 std::vector<Piece> render(const Example& example, ChatTemplate style, const std::string& what);
 
 // The template in Jinja; empty for one that has none.
-std::string_view jinja_of(ChatTemplate style);
+std::string_view jinja_source(ChatTemplate style);
 
 // Calls f with each row of a file, which may be compressed (data/text.h), and with the number of its first line from 1,
 // or of the row in an object that holds all of them. A row that is cut short ends with its line, so that the next can
@@ -110,7 +110,7 @@ std::string_view jinja_of(ChatTemplate style);
 using LineFunction = std::function<void(std::string_view line, int64_t number)>;
 void for_each_line(const std::filesystem::path& file, const LineFunction& f);
 // Calls f with each row of bytes in memory, in the way of for_each_line().
-void for_each_line_of(std::string_view bytes, const std::string& what, const LineFunction& f);
+void for_each_line(std::string_view bytes, const std::string& what, const LineFunction& f);
 
 // Whether a file holds such rows, which its first bytes say: an object, or a list of objects; in a file whose name ends
 // in .json also a list of strings. A file that holds none of these is one where its name ends in .jsonl or .ndjson,

@@ -131,7 +131,7 @@ struct Parts {
   bool documents = false;
 };
 
-Parts parts_of(const Text& text, const HeldOut& held = {}) {
+Parts split_text(const Text& text, const HeldOut& held = {}) {
   int64_t out = 0;
   for (const Span& d : text.documents) out += held.of(d.end - d.begin);
   // A text that is too short is refused before a folder is made for it; moving a cut takes at most three bytes.
@@ -145,7 +145,7 @@ Parts parts_of(const Text& text, const HeldOut& held = {}) {
 }
 
 // The file to validate on: "train" in the last part of the name replaced by "val".
-std::optional<fs::path> validation_of(const fs::path& file) {
+std::optional<fs::path> validation_path(const fs::path& file) {
   std::string name = file.filename().string();
   const size_t at = name.rfind("train");
   if (at == std::string::npos) return std::nullopt;
@@ -156,14 +156,14 @@ std::optional<fs::path> validation_of(const fs::path& file) {
 void write_llmc(const fs::path& file, const Tokenizer& tokenizer, DatasetWriter& writer) {
   const TokenFile all = TokenFile::open_llmc(file, tokenizer.vocab_size());
   std::optional<TokenFile> val;
-  if (const std::optional<fs::path> beside = validation_of(file))
+  if (const std::optional<fs::path> beside = validation_path(file))
     val = TokenFile::open_llmc(*beside, tokenizer.vocab_size());
   const int64_t cut = val ? all.size() : all.size() * 9 / 10, held = val ? val->size() : all.size() - cut;
   if (cut < 2 || held < 2)
     bad_input("{}: {} tokens to train on and {} held out; expected at least 2 of each", file.string(), cut, held);
   const auto write = [&](const TokenFile& from, int64_t begin, int64_t end, bool is_held) {
     from.pieces(begin, end, [&](std::span<const int32_t> tokens) { writer.add(tokens, is_held); });
-    writer.add_bytes(bytes_of(from, begin, end, tokenizer), is_held);
+    writer.add_bytes(token_bytes(from, begin, end, tokenizer), is_held);
   };
   write(all, 0, cut, false);
   val ? write(*val, 0, held, true) : write(all, cut, all.size(), true);
@@ -193,13 +193,13 @@ Parts documents_in(const fs::path& file) {
   return {file.string(), walk, true};
 }
 
-Parts parts_of(const std::string& source) {
+Parts split_text(const std::string& source) {
   if (holds_examples(source)) return documents_in(source);
   if (is_llmc_file(source))
     bad_input("{}: holds tokens of llm.c; `train` reads several such files where they lie", source);
   std::optional<Text> text = known_text(source);
   if (!text) check_table(source);
-  return parts_of(text ? *text : load_text_file(source));
+  return split_text(text ? *text : load_text_file(source));
 }
 
 // The walk through some parts, of which each MiB is told.
@@ -289,14 +289,14 @@ Dataset opened(bool written, const fs::path& directory) {
 // Names in the cache: the content, where its documents end, and the tokenizer.
 std::string cache_key(const Text& text, const HeldOut& held, const TokenizerChoice& choice) {
   const uint64_t cuts = XXH3_64bits(text.documents.data(), text.documents.size() * sizeof(Span));
-  const std::string rest = !held.file.empty()              ? fmt::format("-{:016x}", checksum_of(held.file))
+  const std::string rest = !held.file.empty()              ? fmt::format("-{:016x}", file_checksum(held.file))
                            : held.share != HeldOut{}.share ? fmt::format("-{:g}", held.share)
                                                            : "";
   return fmt::format("{}{:016x}-{}{}", text.content, cuts, cache_name(choice), rest);
 }
 std::string cache_key(const fs::path& file, const TokenizerChoice& choice) {
-  const std::optional<fs::path> val = validation_of(file);
-  return fmt::format("{:016x}{:016x}-{}", checksum_of(file), val ? checksum_of(*val) : 0, cache_name(choice));
+  const std::optional<fs::path> val = validation_path(file);
+  return fmt::format("{:016x}{:016x}-{}", file_checksum(file), val ? file_checksum(*val) : 0, cache_name(choice));
 }
 
 Dataset open_fitting(const fs::path& directory, const TokenizerChoice& choice) {
@@ -340,14 +340,14 @@ Dataset cached(const std::string& key, const std::string& source, const Tokenize
 
 Dataset make_dataset(const Text& text, const TokenizerChoice& choice, const fs::path& directory) {
   require_new(directory);
-  return opened(write_dataset(parts_of(text), choice, directory), directory);
+  return opened(write_dataset(split_text(text), choice, directory), directory);
 }
 
-Dataset make_dataset_of(const std::vector<std::string>& sources, const TokenizerChoice& choice,
-                        const fs::path& directory, int64_t shard_tokens) {
+Dataset make_dataset_from(const std::vector<std::string>& sources, const TokenizerChoice& choice,
+                          const fs::path& directory, int64_t shard_tokens) {
   require_new(directory);
   std::vector<Parts> all;
-  for (const std::string& source : sources) all.push_back(parts_of(source));
+  for (const std::string& source : sources) all.push_back(split_text(source));
   const std::string what = fmt::format("{}", fmt::join(sources, ", "));
   return opened(write_dataset(all, what, choice, directory, shard_tokens), directory);
 }
@@ -382,7 +382,7 @@ Dataset dataset_for(const std::string& spec, const TokenizerChoice& choice, cons
   const std::string note = text ? "" : check_table(spec);
   if (!text) text = load_text_file(spec);
   Dataset out = cached(cache_key(*text, held, choice), text->name, choice,
-                       [&](const fs::path& to) { write_dataset(parts_of(*text, held), choice, to); });
+                       [&](const fs::path& to) { write_dataset(split_text(*text, held), choice, to); });
   if (!note.empty()) out.notes.push_back(note);
   return out;
 }

@@ -17,7 +17,7 @@ namespace tessera {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr size_t kMost = 256;
+constexpr size_t kMax = 256;
 
 double number_in(std::string_view text) {
   double v = 0;
@@ -29,8 +29,8 @@ double number_in(std::string_view text) {
 template <class Refusal>
 void check(const std::vector<Weighted>& all, const std::string& what) {
   const auto refuse = [&](const std::string& why) { throw Refusal(fmt::format("{}: {}", what, why)); };
-  if (all.size() < 2 || all.size() > kMost)
-    refuse(fmt::format("{} dataset{} with a weight; expected 2 to {}", all.size(), all.size() == 1 ? "" : "s", kMost));
+  if (all.size() < 2 || all.size() > kMax)
+    refuse(fmt::format("{} dataset{} with a weight; expected 2 to {}", all.size(), all.size() == 1 ? "" : "s", kMax));
   std::set<std::string> names;
   for (const Weighted& w : all) {
     if (w.name.empty()) refuse("a dataset without a name; expected NAME=WEIGHT");
@@ -44,8 +44,8 @@ void check(const std::vector<Weighted>& all, const std::string& what) {
 // Whether a file holds weights. One of JSON is one object of numbers alone, or no examples.
 bool is_weights_file(const std::string& name) {
   if (!name.ends_with(".json") || !holds_examples(name)) return name.ends_with(".json") || name.ends_with(".toml");
-  constexpr uintmax_t kMostBytes = 1 << 20;
-  if (fs::file_size(name) > kMostBytes) return false;
+  constexpr uintmax_t kMaxBytes = 1 << 20;
+  if (fs::file_size(name) > kMaxBytes) return false;
   const std::string text = read_file(name);
   const nlohmann::json all = nlohmann::json::parse(text, nullptr, false);
   return all.is_object() && std::ranges::all_of(all, [](const nlohmann::json& value) { return value.is_number(); });
@@ -53,7 +53,7 @@ bool is_weights_file(const std::string& name) {
 
 constexpr int64_t kMillion = 1'000'000;
 
-int64_t sum_of(std::span<const int64_t> shares) { return std::reduce(shares.begin(), shares.end(), int64_t{0}); }
+int64_t total(std::span<const int64_t> shares) { return std::reduce(shares.begin(), shares.end(), int64_t{0}); }
 
 void divide_by_common(std::vector<int64_t>& shares) {
   int64_t common = 0;
@@ -65,7 +65,7 @@ void divide_by_common(std::vector<int64_t>& shares) {
 
 std::vector<Weighted> parse_weights(std::string_view text, const std::string& what) {
   std::vector<Weighted> out;
-  for (size_t at = 0; at <= text.size() && out.size() <= kMost;) {
+  for (size_t at = 0; at <= text.size() && out.size() <= kMax;) {
     const size_t end = std::min(text.find(',', at), text.size());
     const std::string_view one = text.substr(at, end - at);
     const size_t equals = one.rfind('=');
@@ -147,7 +147,7 @@ std::vector<int64_t> whole_shares(std::span<const double> weights) {
     }
     if (std::ranges::find(shares, 0) != shares.end()) continue;
     divide_by_common(shares);
-    if (sum_of(shares) <= kMillion) return shares;
+    if (total(shares) <= kMillion) return shares;
   }
   const double largest =
       *std::ranges::max_element(weights);  // first divided by it: a sum may be too large for a double
@@ -155,18 +155,18 @@ std::vector<int64_t> whole_shares(std::span<const double> weights) {
   for (const double w : weights) sum += w / largest;
   shares.clear();
   for (const double w : weights) shares.push_back(std::max<int64_t>(std::llround(w / largest / sum * kMillion), 1));
-  *std::ranges::max_element(shares) += kMillion - sum_of(shares);  // the rest that rounding left
+  *std::ranges::max_element(shares) += kMillion - total(shares);  // the rest that rounding left
   divide_by_common(shares);
   return shares;
 }
 
 MixtureOrder::MixtureOrder(std::vector<int64_t> shares) : shares_(std::move(shares)) {
   const auto count = std::ssize(shares_);
-  if (count < 1 || std::cmp_greater(count, kMost) || *std::ranges::min_element(shares_) < 1 ||
-      *std::ranges::max_element(shares_) > kMillion || sum_of(shares_) > kMillion)
-    throw Error(fmt::format("[mixture] {} shares; expected 1 to {}, each at least 1 and {} in all at most", count,
-                            kMost, kMillion));
-  const int64_t period = sum_of(shares_), slack = std::max<int64_t>(2 * count - 2, 1);
+  if (count < 1 || std::cmp_greater(count, kMax) || *std::ranges::min_element(shares_) < 1 ||
+      *std::ranges::max_element(shares_) > kMillion || total(shares_) > kMillion)
+    throw Error(fmt::format("[mixture] {} shares; expected 1 to {}, each at least 1 and {} in all at most", count, kMax,
+                            kMillion));
+  const int64_t period = total(shares_), slack = std::max<int64_t>(2 * count - 2, 1);
   std::vector<int64_t> taken(shares_.size());
   period_.reserve(static_cast<size_t>(period));
   for (int64_t n = 1; n <= period; ++n) {

@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 std::mutex listing;
 std::set<pid_t> running;  // each in a process group of its own
 
-int status_of(int waited) { return WIFEXITED(waited) ? WEXITSTATUS(waited) : 128 + WTERMSIG(waited); }
+int exit_status(int waited) { return WIFEXITED(waited) ? WEXITSTATUS(waited) : 128 + WTERMSIG(waited); }
 
 // Becomes the child's program after fork(), with nothing but what a child of several threads may call.
 [[noreturn]] void become(char* const* arguments, pid_t parent, int report, const char* directory, int out) {
@@ -101,7 +101,7 @@ int wait_for(pid_t child) {
   return status;
 }
 
-std::string last_line_of(std::string_view output) {
+std::string last_line(std::string_view output) {
   while (!output.empty() && (output.back() == '\n' || output.back() == '\r' || output.back() == ' '))
     output.remove_suffix(1);
   const size_t newline = output.find_last_of("\r\n");
@@ -132,7 +132,7 @@ ProgramResult run_program(const std::vector<std::string>& command, const std::fi
   if (!ended) ::kill(-child, SIGKILL);
   const int status = wait_for(child);
   if (!ended) return {124, "no answer within " + std::to_string(timeout_seconds) + " s"};
-  return {status_of(status), last_line_of(output), output};
+  return {exit_status(status), last_line(output), output};
 }
 
 void kill_running_programs() {
@@ -167,7 +167,7 @@ std::optional<int> StartedProgram::ended() {
   int status = 0;
   if (child_ == 0 || ::waitpid(child_, &status, WNOHANG) <= 0) return {};
   child_ = 0;
-  return status_of(status);
+  return exit_status(status);
 }
 
 int StartedProgram::end_rest(double seconds) {

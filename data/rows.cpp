@@ -59,14 +59,14 @@ std::vector<InOrder> table_rows(const InOrder& all, const std::string& what) {
     for (const auto& [key, column] : all.items())
       for (size_t r = 0; r < count; ++r) rows[r][key] = column[r];
   } else if (every(is_object)) {
-    const auto names_of = [](const InOrder& of) {
+    const auto value_names = [](const InOrder& of) {
       std::vector<std::string> names;
       for (const auto& [name, value] : of.items()) names.push_back(name);
       return names;
     };
-    const std::vector<std::string> names = names_of(all.front());
+    const std::vector<std::string> names = value_names(all.front());
     const bool columns = names.front().find_first_not_of("0123456789") == std::string::npos &&
-                         every([&](const InOrder& v) { return names_of(v) == names; });
+                         every([&](const InOrder& v) { return value_names(v) == names; });
     if (!columns) return {all.begin(), all.end()};
     rows.resize(count);
     for (const auto& [key, column] : all.items()) {
@@ -192,7 +192,7 @@ void for_each_line(const std::filesystem::path& file, const LineFunction& f) {
   rows.finish();
 }
 
-void for_each_line_of(std::string_view bytes, const std::string& what, const LineFunction& f) {
+void for_each_line(std::string_view bytes, const std::string& what, const LineFunction& f) {
   RowSplitter rows(what, f);
   rows.add(bytes);
   rows.finish();
@@ -245,7 +245,7 @@ std::string check_table(const fs::path& file) {
 namespace {
 
 // The part of a data set that a path names by one of its words, as the library `datasets` reads them.
-std::string_view split_of(const std::string& path) {
+std::string_view split_name(const std::string& path) {
   constexpr std::pair<std::string_view, std::string_view> kWords[] = {
       {"train", "train"}, {"training", "train"}, {"validation", "val"}, {"valid", "val"}, {"dev", "val"},
       {"val", "val"},     {"test", "test"},      {"testing", "test"},   {"eval", "test"}, {"evaluation", "test"}};
@@ -275,7 +275,7 @@ ExampleFiles files_below(const fs::path& folder) {
   }
   std::ranges::sort(all);
   for (const fs::path& file : all) {
-    const std::string_view split = split_of(file.lexically_relative(folder).string());
+    const std::string_view split = split_name(file.lexically_relative(folder).string());
     const fs::path name = plain_name(file);
     if (name.extension() == ".parquet" || name.extension() == ".arrow") a_table = file.string();
     if (name.extension() == ".jsonl" || name.extension() == ".ndjson" ||

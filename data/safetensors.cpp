@@ -92,10 +92,10 @@ TensorBytes described(const std::string& name, const Json& j, std::span<const st
 }  // namespace
 
 std::string_view stored_name(const TensorBytes& t) {
-  return t.is_half ? "float16" : t.other.empty() ? std::string_view(name_of(t.dtype)) : t.other;
+  return t.is_half ? "float16" : t.other.empty() ? std::string_view(to_string(t.dtype)) : t.other;
 }
 
-TensorBytes bytes_of(const std::string& name, const Tensor& tensor) {
+TensorBytes as_bytes(const std::string& name, const Tensor& tensor) {
   if (!tensor.is_contiguous()) throw Error("[safetensors] tensor '" + name + "' is not contiguous");
   return {name,
           tensor.dtype(),
@@ -112,7 +112,7 @@ SafetensorsLayout safetensors_layout(std::span<const TensorBytes> tensors,
   SafetensorsLayout out;
   int64_t at = 0;
   for (const TensorBytes& t : tensors) {
-    const int64_t end = at + product(t.shape, size_of(t.dtype)).value();
+    const int64_t end = at + product(t.shape, element_size(t.dtype)).value();
     if (!out.begins.emplace(t.name, at).second) throw Error(fmt::format("two tensors are named '{}'", t.name));
     header[t.name] = {{"dtype", format_name(t)}, {"shape", t.shape}, {"data_offsets", {at, end}}};
     at = end;

@@ -23,7 +23,7 @@ struct TensorBytes {
 std::string_view stored_name(const TensorBytes& tensor);
 
 // Bytes of a contiguous tensor in the host's memory, which must outlive the result.
-TensorBytes bytes_of(const std::string& name, const Tensor& tensor);
+TensorBytes as_bytes(const std::string& name, const Tensor& tensor);
 
 // A file's header, and where each tensor begins in the file: for those who write it in parts.
 struct SafetensorsLayout {

@@ -62,7 +62,7 @@ std::string_view raw_tokens(const std::filesystem::path& file) {
 // Unpacking, piece by piece.
 
 constexpr size_t kPiece = size_t{1} << 20;
-constexpr uint64_t kFree = uint64_t{64} << 20, kMostGrowth = 256;
+constexpr uint64_t kFree = uint64_t{64} << 20, kMaxGrowth = 256;
 
 // Unpacks a file, piece by piece; plain text is handed on as it is.
 class Unpacker : NotCopied {
@@ -80,8 +80,8 @@ class Unpacker : NotCopied {
   // Hands on the first bytes of `out_`.
   void hand_on(size_t made, const TextPiece& f) {
     made_ += made;
-    if (made_ > kFree && made_ / kMostGrowth > read_)
-      bad_input("{}: unpacks to more than {} times its size; expected a text", what_, kMostGrowth);
+    if (made_ > kFree && made_ / kMaxGrowth > read_)
+      bad_input("{}: unpacks to more than {} times its size; expected a text", what_, kMaxGrowth);
     if (made > 0) f({out_.data(), made});
   }
 
@@ -156,7 +156,7 @@ TextPiece checked(const std::string& what, const TextPiece& f) {
   };
 }
 
-std::unique_ptr<Unpacker> unpacker_of(std::string_view first, const std::string& what) {
+std::unique_ptr<Unpacker> make_unpacker(std::string_view first, const std::string& what) {
   if (first.starts_with("\x1f\x8b")) return std::make_unique<Gzip>(what);
   if (first.starts_with("\x28\xb5\x2f\xfd")) return std::make_unique<Zstd>(what);
   return std::make_unique<Unpacker>(what);
@@ -229,7 +229,7 @@ void read_text_pieces(const std::filesystem::path& file, const TextPiece& f) {
   const TextPiece text = checked(what, f);
   read_pieces(file, [&](std::span<const std::byte> piece) {
     const std::string_view bytes(reinterpret_cast<const char*>(piece.data()), piece.size());
-    if (!unpacker) unpacker = unpacker_of(bytes, what);
+    if (!unpacker) unpacker = make_unpacker(bytes, what);
     unpacker->add(bytes, text);
   });
   if (unpacker) unpacker->finish();
@@ -257,7 +257,7 @@ std::string text_start(const std::filesystem::path& file) {
 }
 
 void unpack_text(std::string_view bytes, const std::string& what, const TextPiece& f) {
-  const std::unique_ptr<Unpacker> unpacker = unpacker_of(bytes, what);
+  const std::unique_ptr<Unpacker> unpacker = make_unpacker(bytes, what);
   unpacker->add(bytes, checked(what, f));
   unpacker->finish();
 }

@@ -41,7 +41,7 @@ void append(std::string& out, std::span<const int32_t> tokens, int64_t position,
                  : append_as<uint32_t>(out, tokens, position, vocab);
 }
 
-std::string header_of(int64_t vocab, int64_t count, uint64_t hash) {
+std::string make_header(int64_t vocab, int64_t count, uint64_t hash) {
   Header header;
   header.width = vocab <= 65536 ? sizeof(uint16_t) : sizeof(uint32_t);
   header.vocab = static_cast<uint64_t>(vocab);
@@ -52,20 +52,20 @@ std::string header_of(int64_t vocab, int64_t count, uint64_t hash) {
   return out;
 }
 
-std::string bytes_of(std::span<const int32_t> tokens, int64_t vocab) {
+std::string token_bytes(std::span<const int32_t> tokens, int64_t vocab) {
   std::string all;
   append(all, tokens, 0, vocab);
-  return header_of(vocab, std::ssize(tokens), checksum(all)) + all;
+  return make_header(vocab, std::ssize(tokens), checksum(all)) + all;
 }
 
 }  // namespace
 
 void TokenFile::write(const std::filesystem::path& file, std::span<const int32_t> tokens, int64_t vocab) {
-  write_file(file, bytes_of(tokens, vocab));
+  write_file(file, token_bytes(tokens, vocab));
 }
 
 TokenFile TokenFile::of_tokens(std::span<const int32_t> tokens, int64_t vocab, const std::string& what) {
-  const auto owned = std::make_shared<const std::string>(bytes_of(tokens, vocab));
+  const auto owned = std::make_shared<const std::string>(token_bytes(tokens, vocab));
   TokenFile out = of_bytes(std::as_bytes(std::span(*owned)), what);
   out.owned_ = owned;
   return out;
@@ -93,7 +93,7 @@ void TokenWriter::write() {
 
 void TokenWriter::finish() {
   write();
-  const std::string header = header_of(vocab_, count_, sum_.value());
+  const std::string header = make_header(vocab_, count_, sum_.value());
   file_.write(0, std::as_bytes(std::span(header)));
   file_.flush();
 }

@@ -29,7 +29,7 @@ HubTokenizer hub_from_json(nlohmann::json& json, const std::string& what) {
   return {std::move(texts), what + ": "};
 }
 
-std::unique_ptr<Tokenizer> tokenizer_of(nlohmann::json json, const std::string& what) {
+std::unique_ptr<Tokenizer> make_tokenizer(nlohmann::json json, const std::string& what) {
   if (value_at(json, "format") != kTokenizerFormat)
     bad_input("{}: not a tokenizer (the key 'format' must be \"{}\")", what, kTokenizerFormat);
   if (value_at(json, "version") != 1) bad_input("{}: the key 'version' must be 1", what);
@@ -60,7 +60,7 @@ std::unique_ptr<Tokenizer> tokenizer_of(nlohmann::json json, const std::string& 
 }
 
 // Rare pairs are not worth a token: its embedding would hardly be trained.
-constexpr int64_t kLeastCount = 16;
+constexpr int64_t kMinCount = 16;
 
 bool is_builtin(std::string_view name) { return name == "char" || name == "bytes" || name == "bpe"; }
 
@@ -131,8 +131,8 @@ std::unique_ptr<Tokenizer> make_named(const TokenizerChoice& choice, const std::
   if (counts.forgotten() > 0 && choice.note)
     choice.note(fmt::format(
         "{}: more than {} different words; those met {} times or fewer were forgotten while words were counted", what,
-        WordCounts::kMost, counts.forgotten()));
-  BpeTraining training{.vocab_size = choice.vocab_size, .least_count = kLeastCount};
+        WordCounts::kMax, counts.forgotten()));
+  BpeTraining training{.vocab_size = choice.vocab_size, .least_count = kMinCount};
   if (choice.progress)
     training.progress = [&](int64_t made) {
       choice.progress(
@@ -170,7 +170,7 @@ std::vector<int32_t> generation_ends(const Tokenizer& tokenizer) {
 }
 
 std::unique_ptr<Tokenizer> Tokenizer::from_json(std::string_view text, const std::string& what) {
-  return tokenizer_of(parse_json(text, what), what);
+  return make_tokenizer(parse_json(text, what), what);
 }
 
 std::unique_ptr<Tokenizer> Tokenizer::load(const std::filesystem::path& file) {
@@ -341,7 +341,7 @@ std::string StreamDecoder::shown(std::string_view bytes) const {
 }
 
 std::string StreamDecoder::add(int32_t token) {
-  waiting_ += tokenizer_->bytes_of(token);
+  waiting_ += tokenizer_->token_bytes(token);
   size_t kept = std::min<size_t>(3, waiting_.size());  // a character has at most four bytes
   while (kept > 0 && begun_character(waiting_, waiting_.size() - kept) != kept) --kept;
   std::string out = shown(std::string_view(waiting_).substr(0, waiting_.size() - kept));

@@ -41,7 +41,7 @@ class Tokenizer {
   // a text while it grows, see StreamDecoder. Throws Error (usage) for a token outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> tokens) const = 0;
   // The bytes that a token adds to a text that has begun. (The first word of a text may lose its space in decode().)
-  virtual std::string bytes_of(int32_t token) const = 0;
+  virtual std::string token_bytes(int32_t token) const = 0;
   // The tokens that it puts before a text by itself.
   virtual std::span<const int32_t> beginning() const = 0;
   // The token that begins a text (bos), where there is one.

@@ -27,7 +27,8 @@ inline Schedule eager_1f1b(int ranks, int microbatches) {
     auto& list = s.actions[static_cast<size_t>(r)];
     for (size_t i = 1; i < list.size(); ++i) {  // an F moves before the B's in front of it, one for each later rank
       int moves = ranks - r - 1;
-      for (size_t at = i; at > 0 && list[at].what == Do::F && list[at - 1].what == Do::B && moves > 0; --at, --moves)
+      for (size_t at = i; at > 0 && list[at].what == PassKind::F && list[at - 1].what == PassKind::B && moves > 0;
+           --at, --moves)
         std::swap(list[at - 1], list[at]);
     }
   }

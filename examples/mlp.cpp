@@ -57,9 +57,9 @@ double train(Communicator& world, int64_t parts, int zero) {
       strategy->end_gradients(part);
       total += part_loss.value().item<float>();
     }
-    strategy->finish_gradients();  // now they are summed over the ranks
+    strategy->reduce_gradients();  // now they are summed over the ranks
     optimizer->step(0.01, 1);
-    strategy->share_parameters();
+    strategy->gather_parameters();
     total = world.sum(total);
   }
   return total;

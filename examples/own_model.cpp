@@ -61,7 +61,7 @@ class MyModel : public LanguageModel {
       vocab_wise(*head_, tp, between);
     }
     if (is_cut(axes.cp))
-      for (Layer* one : layers_) one->attn.set_core(context_core(*axes.cp, axes.cp_mode));
+      for (Layer* one : layers_) one->attn.set_attention(context_core(*axes.cp, axes.cp_mode));
   }
 
  private:
@@ -80,7 +80,7 @@ double train(Plan plan) {
   check(job);
   double loss = 0;
   launch(launch_options(plan), [&](Communicator& world) {
-    Trainer trainer(job, counted_sequences(64, job.model.context, job.optim.batch, 1), world);
+    Trainer trainer(job, synthetic_sequences(64, job.model.context, job.optim.batch, 1), world);
     StepReport last;
     for (int64_t i = 0; i < job.optim.steps; ++i) last = trainer.step();
     if (world.rank() == 0) loss = last.loss;

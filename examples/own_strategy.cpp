@@ -14,17 +14,17 @@ class MajorityVote final : public DataStrategy {
  public:
   MajorityVote(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
       : DataStrategy(model, axis, arena, options, {.name = "majority vote"}) {
-    grads_ = make_stretch(Category::parameters, Category::gradients).grads;
+    grads_ = make_flat_buffer(Category::parameters, Category::gradients).grads;
     shards_ = residents_;  // each rank updates all parameters
     layout_.reductions = {{{0, grads_.numel()}, grads_.numel()}};
   }
-  void finish_gradients() override {
+  void reduce_gradients() override {
     model_.zero_missing_gradients();  // zeros where no gradient came
     to_signs();
     axis_.all_reduce(grads_);
     to_signs();
   }
-  void share_parameters() override {}  // all ranks have made the same update
+  void gather_parameters() override {}  // all ranks have made the same update
 
  private:
   void to_signs() {
@@ -42,7 +42,7 @@ std::vector<double> train(Communicator& world) {
   Decoder model(config);
   MajorityVote strategy(model, world, arena, {.seed = 1});
   const auto optimizer = make_optimizer(OptimizerKind::sgd, strategy.shards(), {.momentum = 0});
-  const Sequences sequences = counted_sequences(config.vocab, config.context, kBatch, 1);
+  const Sequences sequences = synthetic_sequences(config.vocab, config.context, kBatch, 1);
   std::vector<double> losses;
   for (int64_t step = 0; step < kSteps; ++step) {
     const BatchSlice own = strategy.batches().computes(kBatch, 1, 0);
@@ -54,9 +54,9 @@ std::vector<double> train(Communicator& world) {
     strategy.begin_gradients(0);
     backward(loss.mean);
     strategy.end_gradients(0);
-    strategy.finish_gradients();
+    strategy.reduce_gradients();
     optimizer->step(1e-3, 1);  // every parameter moves by a thousandth
-    strategy.share_parameters();
+    strategy.gather_parameters();
     losses.push_back(world.sum(static_cast<double>(loss.loss_sum)) / static_cast<double>(kBatch * config.context));
   }
   return losses;

@@ -31,7 +31,7 @@ struct Choice {
 
 // Times are those of a rank's whole share of the layers; a stage of a schedule with chunks has a part of it. The head
 // is added to the last stage.
-Times times_of(const Schedule& s, const Choice& c) {
+Times simulate_times(const Schedule& s, const Choice& c) {
   Times times{.stages = {}, .message = c.message};
   for (int stage = 0; stage < s.stages; ++stage) {
     const double share = 1.0 / s.chunks() + (stage + 1 == s.stages ? c.head : 0);
@@ -43,7 +43,7 @@ Times times_of(const Schedule& s, const Choice& c) {
   return times;
 }
 
-Schedule schedule_of(const std::string& name, const Choice& c) {
+Schedule choose_schedule(const std::string& name, const Choice& c) {
   if (name == "eager-1f1b") return eager_1f1b(c.ranks, c.microbatches);  // the only line that knows of it
   return make_schedule(name, c.ranks, c.microbatches, name == "interleaved" ? c.chunks : 0);
 }
@@ -71,7 +71,7 @@ void print_heading(const Choice& c) {
 }
 
 void print_row(const Schedule& s, const Choice& c) {
-  const Simulation sim = simulate(s, times_of(s, c));
+  const Simulation sim = simulate(s, simulate_times(s, c));
   const int most = *std::max_element(sim.in_flight.begin(), sim.in_flight.end());
   fmt::print("  {:<12} {:>8.4g} {:>7.1f}% {:>8.4g} {:>10.4g} {:>10}\n", s.name, sim.makespan, 100 * sim.bubble_share(),
              longest_span(sim), static_cast<double>(most) / s.chunks(), 2 * s.microbatches * s.wire_boundaries());
@@ -83,15 +83,15 @@ void print_all(const Choice& c) {
     if (name == "interleaved" && c.microbatches % c.ranks != 0)
       fmt::print("  {:<12} (the ranks do not divide the micro-batches)\n", name);
     else
-      print_row(schedule_of(name, c), c);
+      print_row(choose_schedule(name, c), c);
   }
 }
 
 void print_drawn(const Choice& c) {
   for (const std::string& name : c.draw) {
-    const Schedule s = schedule_of(name, c);
+    const Schedule s = choose_schedule(name, c);
     fmt::print("{}{}{}\n{}", &name == c.draw.data() ? "" : "\n", name,
-               s.chunks() > 1 ? "; 3F2: stage 3, forward, micro-batch 2" : "", draw(simulate(s, times_of(s, c))));
+               s.chunks() > 1 ? "; 3F2: stage 3, forward, micro-batch 2" : "", draw(simulate(s, simulate_times(s, c))));
   }
 }
 
@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
   try {
     const tessera::Choice c = tessera::parse(app, argc, argv);
     if (!c.lists.empty())
-      fmt::print("{}", tessera::to_text(tessera::schedule_of(c.lists, c)));
+      fmt::print("{}", tessera::to_text(tessera::choose_schedule(c.lists, c)));
     else if (!c.draw.empty())
       tessera::print_drawn(c);
     else

@@ -44,7 +44,7 @@ struct LowRank {
   }
 };
 
-std::vector<float> floats_of(const TensorBytes& from, bool transposed = false) {
+std::vector<float> to_floats(const TensorBytes& from, bool transposed = false) {
   std::vector<float> out(static_cast<size_t>(Shape(from.shape).numel()));
   (transposed ? convert_transposed : convert)(from, 0, DType::float32, std::as_writable_bytes(std::span(out)));
   return out;
@@ -53,7 +53,7 @@ std::vector<float> floats_of(const TensorBytes& from, bool transposed = false) {
 // A reader of a matrix that `make(row, rows)` makes from any row on, in float32.
 TensorReader reader_by_rows(const Shape& shape, DType dtype, std::function<void(int64_t, std::span<float>)> make) {
   return [width = shape.numel() / shape[0], dtype, make = std::move(make)](int64_t begin, std::span<std::byte> to) {
-    const int64_t count = std::ssize(to) / size_of(dtype), row = begin / width,
+    const int64_t count = std::ssize(to) / element_size(dtype), row = begin / width,
                   end = (begin + count + width - 1) / width;
     std::vector<float> rows(static_cast<size_t>((end - row) * width));
     make(row, rows);
@@ -75,10 +75,10 @@ struct Change {
   // For rows of the base's tensor, the first of which is `row` of the piece that this is about.
   std::function<void(int64_t row, std::span<float> rows)> editor(int64_t width, bool transposed) const {
     LowRank added{.left = {}, .right = {}, .rank = rank, .scale = scale};
-    if (a && embeds) added.left = floats_of(*a, true), added.right = floats_of(*b, true);
-    if (a && !embeds) added.left = floats_of(*b), added.right = floats_of(*a);
-    if (bias) added.left = floats_of(*bias), added.right = {1};
-    const auto magnitudes = norms ? floats_of(*norms) : std::vector<float>();
+    if (a && embeds) added.left = to_floats(*a, true), added.right = to_floats(*b, true);
+    if (a && !embeds) added.left = to_floats(*b), added.right = to_floats(*a);
+    if (bias) added.left = to_floats(*bias), added.right = {1};
+    const auto magnitudes = norms ? to_floats(*norms) : std::vector<float>();
     return [*this, width, transposed, added, magnitudes](int64_t row, std::span<float> all) {
       const auto line = [&](int64_t r) {
         return all.subspan(static_cast<size_t>((r - row) * width), static_cast<size_t>(width));
@@ -103,8 +103,8 @@ using Changes = std::map<std::string, Change>;  // by the names of the hub
 
 // Tensors of a model of `config` that is `base` but for the changes. Where the base ties its head and `config` does
 // not, both begin as the base's table.
-WholeTensors changed(const ModelConfig& config, bool tied, const Changes& changes, const WholeTensors& base,
-                     std::shared_ptr<const Safetensors> file) {
+FullTensors changed(const ModelConfig& config, bool tied, const Changes& changes, const FullTensors& base,
+                    std::shared_ptr<const Safetensors> file) {
   std::map<std::string, HubTensor> table;
   for (HubTensor& t : hub_tensors(config)) table[t.name] = std::move(t);
   return [=, file = std::move(file)](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
@@ -137,7 +137,7 @@ WholeTensors changed(const ModelConfig& config, bool tied, const Changes& change
 }
 
 // Whether a tensor of the file has the values of a tensor of the base.
-bool are_equal(const TensorBytes& stored, const std::string& name, const Shape& shape, const WholeTensors& base) {
+bool are_equal(const TensorBytes& stored, const std::string& name, const Shape& shape, const FullTensors& base) {
   constexpr int64_t kAtOnce = int64_t{1} << 20;
   const TensorReader read = base(name, DType::float32, shape);
   std::vector<float> mine, theirs;
@@ -153,7 +153,7 @@ bool are_equal(const TensorBytes& stored, const std::string& name, const Shape& 
 
 }  // namespace
 
-Adapted PeftFolder::apply_to(const ModelConfig& base, WholeTensors tensors) const {
+Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const {
   const PeftConfig& c = config_;
   const std::string what = (path_ / "adapter_config.json").string();
   std::set<const TensorBytes*> taken;
@@ -299,7 +299,7 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, WholeTensors tensors) cons
     const TensorBytes* const other = is_shared ? find(stored(head)) : nullptr;
     const std::string from = stored(!is_shared ? name : other && !find(stored(table)) ? head : table);
     const TensorBytes* const found = tensors_.contains("base_model.model." + from) || is_saved(module)
-                                         ? expect(from, place.tensor->shape_of(*place.piece))
+                                         ? expect(from, place.tensor->piece_shape(*place.piece))
                                          : nullptr;
     if (is_saved(module)) note("modules_to_save");
     if (c.biases && name.ends_with(bias_suffix)) note("bias");
@@ -363,10 +363,10 @@ ModelConfig merged(ModelConfig config) {
   return config;
 }
 
-WholeTensors merged(const ModelConfig& config, WholeTensors source) {
+FullTensors merged(const ModelConfig& config, FullTensors source) {
   const std::shared_ptr<LanguageModel> model = make_model(config);
   std::map<std::string, std::vector<AttachedLora>> adapted;
-  for (const AttachedLora& one : adapters_of(*model))
+  for (const AttachedLora& one : adapter_tensors(*model))
     adapted[one.linear->parameter(one.linear->weight).name].push_back(one);
   return [model, adapted, source = std::move(source), scale = config.lora.scale()](const std::string& name, DType dtype,
                                                                                    const Shape& shape) -> TensorReader {

@@ -47,7 +47,7 @@ const std::vector<HeldKeys>& held_keys() {
 
 // --- the table ---
 
-constexpr int64_t kMostLayers = 100000, kMostExperts = 10000;
+constexpr int64_t kMaxLayers = 100000, kMaxExperts = 10000;
 
 using Model = ModelConfig;
 using KeyField = std::variant<std::monostate, int64_t Model::*, double Model::*, bool Model::*, GeluForm Model::*,
@@ -96,7 +96,7 @@ Key held(std::string_view name, std::vector<Json> values) { return {.name = name
 // The keys of all types that are built like Llama.
 KeyList llama_keys(const KeyList& more) {
   KeyList keys{held("hidden_act", {"silu", "swish"}),
-               {"num_hidden_layers", &Model::layers, nullptr, kMostLayers},
+               {"num_hidden_layers", &Model::layers, nullptr, kMaxLayers},
                {"num_attention_heads", &Model::heads},
                {"num_key_value_heads", &Model::kv_heads, &Model::key_heads},
                {"hidden_size", &Model::channels},
@@ -128,7 +128,7 @@ std::vector<HubType> make_types() {
          .field = &Model::gelu,
          .values = {kTanhGelu, "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh", kExactGelu,
                     "gelu_python"}},
-        {"n_layer", &Model::layers, nullptr, kMostLayers},
+        {"n_layer", &Model::layers, nullptr, kMaxLayers},
         {"n_head", &Model::heads},
         {"n_embd", &Model::channels},
         {"n_inner", &Model::ffn, &Model::hidden},
@@ -152,7 +152,7 @@ std::vector<HubType> make_types() {
        "MixtralForCausalLM",
        like_llama,
        llama_keys({head_dim,
-                   {"num_local_experts", &ExpertConfig::count, nullptr, kMostExperts},
+                   {"num_local_experts", &ExpertConfig::count, nullptr, kMaxExperts},
                    {"num_experts_per_tok", &ExpertConfig::per_token},
                    held("sliding_window", {nullptr})}),
        {},
@@ -164,7 +164,7 @@ std::vector<HubType> make_types() {
        like_qwen3_moe,
        llama_keys(
            {head_dim,
-            {.name = "num_experts", .field = &ExpertConfig::count, .most = kMostExperts, .also = "num_local_experts"},
+            {.name = "num_experts", .field = &ExpertConfig::count, .most = kMaxExperts, .also = "num_local_experts"},
             {"num_experts_per_tok", &ExpertConfig::per_token},
             {"moe_intermediate_size", &Model::ffn},
             {"norm_topk_prob", &ExpertConfig::softmax},
@@ -195,7 +195,7 @@ const std::vector<HubType>& types() {
 bool slides(const ModelConfig& c) { return c.window > 0 && c.window < c.context; }
 
 // The plainest type that has all that the model has, or null.
-const HubType* type_of(const ModelConfig& c) {
+const HubType* hub_type(const ModelConfig& c) {
   const auto found = std::ranges::find_if(types(), [&](const HubType& t) {
     const auto says = [&](std::string_view key) { return std::ranges::count(t.written, key, &Key::name) > 0; };
     const bool biases = c.proj_bias ? c.qkv_bias && says("attention_bias") : c.qkv_bias == t.base.qkv_bias;
@@ -317,10 +317,10 @@ void check_sizes(const HubKeys& keys, const std::string& what, const ModelConfig
   if (c.channels % c.heads != 0 && !has_head_dim)
     keys.refuse(gpt2 ? "n_head" : "num_attention_heads", "a divisor of the channels", c.heads);
   if (c.heads % c.key_heads() != 0) keys.refuse("num_key_value_heads", "a divisor of the heads", c.kv_heads);
-  if (row_of(c.family).rotary && c.head_dim % 2 != 0) keys.refuse("head_dim", "an even number", c.head_dim);
-  constexpr int64_t kMost = int64_t{1} << 60;  // any product of two sizes
+  if (find_row(c.family).rotary && c.head_dim % 2 != 0) keys.refuse("head_dim", "an even number", c.head_dim);
+  constexpr int64_t kMax = int64_t{1} << 60;  // any product of two sizes
   for (const int64_t rows : {c.vocab, c.context, 2 * c.hidden(), 3 * c.attended()})
-    if (rows > kMost / c.channels)
+    if (rows > kMax / c.channels)
       bad_input("{}: a tensor of {} x {} elements; no memory has so many", what, rows, c.channels);
   if (c.experts.count > 0 && c.experts.per_token > c.experts.count)
     keys.refuse("num_experts_per_tok", fmt::format("at most the {} experts", c.experts.count), c.experts.per_token);
@@ -337,7 +337,7 @@ ModelConfig parse_hub_config(std::string_view text, const std::string& what, std
     keys.refuse("model_type", "gpt2, llama, mistral, qwen2, qwen3, mixtral or qwen3_moe", found ? *found : Json());
   ModelConfig c = type->base, base = c;
   c.window = 0;
-  const bool rotary = row_of(c.family).rotary;
+  const bool rotary = find_row(c.family).rotary;
   for (const KeyList* list : {&type->written, &type->read})
     for (const Key& key : *list) {
       with_field(key, [&](const auto& field_in) { read(keys, key, c, field_in(c) = field_in(base)); });
@@ -388,20 +388,20 @@ std::string missing_type(const ModelConfig& c) {
   if (experts && c.experts.shared > 0) return "the hub's mixtral and qwen3_moe have no shared experts";
   if (experts && !c.qk_norm && c.experts.softmax == RouterSoftmax::all)
     return "the hub's mixtral has weights that are shares among the chosen experts, not among all";
-  return type_of(c) ? "" : "the hub has no type of models with these parts";
+  return hub_type(c) ? "" : "the hub has no type of models with these parts";
 }
 
-Json value_of(int64_t value) { return value; }
-Json value_of(double value) { return value; }
-Json value_of(bool value) { return value; }
-Json value_of(GeluForm value) { return value == GeluForm::erf ? kExactGelu : kTanhGelu; }
-Json value_of(RouterSoftmax value) { return value == RouterSoftmax::chosen; }
+Json read_value(int64_t value) { return value; }
+Json read_value(double value) { return value; }
+Json read_value(bool value) { return value; }
+Json read_value(GeluForm value) { return value == GeluForm::erf ? kExactGelu : kTanhGelu; }
+Json read_value(RouterSoftmax value) { return value == RouterSoftmax::chosen; }
 
 nlohmann::ordered_json rope_object(const RotaryOptions& r) {
   nlohmann::ordered_json rope = {{"rope_type", "default"}, {"rope_theta", r.theta}};
   if (r.scaling == RopeScaling::none) return rope;
   const bool yarn = r.scaling == RopeScaling::yarn;
-  rope["rope_type"] = text_of(r.scaling);
+  rope["rope_type"] = to_string(r.scaling);
   rope["factor"] = r.factor;
   if (r.scaling == RopeScaling::linear) return rope;
   rope[yarn ? "beta_slow" : "low_freq_factor"] = r.low_freq_factor;
@@ -415,17 +415,17 @@ nlohmann::ordered_json rope_object(const RotaryOptions& r) {
 
 std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig* gptq) {
   if (const std::string missing = missing_type(config); !missing.empty()) throw Error(missing);
-  const HubType& type = *type_of(config);
+  const HubType& type = *hub_type(config);
   ModelConfig c = config;
   c.kv_heads = c.key_heads(), c.ffn = c.hidden(), c.head_dim = c.head_size();
-  if (!row_of(c.family).rotary) c.context = c.position_rows();
+  if (!find_row(c.family).rotary) c.context = c.position_rows();
   nlohmann::ordered_json out{{"architectures", {type.architecture}}, {"model_type", type.name}};
   for (const Key& key : type.written) {
     if (!key.values.empty()) out[std::string(key.name)] = key.values[0];
-    with_field(key, [&](const auto& field_in) { out[std::string(key.name)] = value_of(field_in(c)); });
+    with_field(key, [&](const auto& field_in) { out[std::string(key.name)] = read_value(field_in(c)); });
   }
   if (c.family == Family::gpt2) out["n_ctx"] = c.context;  // which llama.cpp asks for
-  if (row_of(c.family).rotary) {
+  if (find_row(c.family).rotary) {
     const nlohmann::ordered_json rope = rope_object(c.rotary);
     if (c.rotary.scaling != RopeScaling::none) out["rope_scaling"] = rope;
     out["rope_parameters"] = rope;
@@ -433,7 +433,7 @@ std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig*
   if (slides(c)) out["sliding_window"] = c.window;
   if (slides(c) && type.may_slide) out["use_sliding_window"] = true, out["max_window_layers"] = 0;
   out["tie_word_embeddings"] = c.tied;
-  for (const char* key : {"torch_dtype", "dtype"}) out[key] = name_of(dtype);
+  for (const char* key : {"torch_dtype", "dtype"}) out[key] = to_string(dtype);
   if (gptq) out["quantization_config"] = nlohmann::ordered_json::parse(gptq_config(*gptq));
   return out.dump(2) + "\n";
 }
@@ -441,8 +441,8 @@ std::string hub_config(const ModelConfig& config, DType dtype, const GptqConfig*
 // --- names of tensors ---
 
 // Their names for a part of a layer: "mlp.down", "mlp.experts.7.down".
-static std::vector<std::string> names_of(const std::string& part, const ModelConfig& c) {
-  if (const TensorNames* found = row_of(c.family).find(part)) return {found->theirs.begin(), found->theirs.end()};
+static std::vector<std::string> layer_tensor_names(const std::string& part, const ModelConfig& c) {
+  if (const TensorNames* found = find_row(c.family).find(part)) return {found->theirs.begin(), found->theirs.end()};
   constexpr std::string_view kExperts = "mlp.experts.";
   std::string kind = part, number;
   if (part.starts_with(kExperts)) {
@@ -461,13 +461,13 @@ static std::vector<std::string> names_of(const std::string& part, const ModelCon
   return out;
 }
 
-std::vector<int64_t> HubTensor::shape_of(const Piece& piece) const {
-  if (shape.rank() == 1) return {piece.rows};
+std::vector<int64_t> HubTensor::piece_shape(const Piece& piece) const {
+  if (shape.ndim() == 1) return {piece.rows};
   return transposed ? std::vector<int64_t>{shape[1], piece.rows} : std::vector<int64_t>{piece.rows, shape[1]};
 }
 
 std::vector<HubTensor> hub_tensors(const ModelConfig& config) {
-  const FamilyRow& family = row_of(config.family);
+  const FamilyRow& family = find_row(config.family);
   ModelConfig plain = config;
   plain.tie_copies = false;
   plain.lora = {};
@@ -486,12 +486,12 @@ std::vector<HubTensor> hub_tensors(const ModelConfig& config) {
     }
     const auto& [layer, above] = inside->second;
     const size_t begin = above.size() + 1, kind = p->name.rfind('.');
-    const std::vector<std::string> names = names_of(p->name.substr(begin, kind - begin), config);
+    const std::vector<std::string> names = layer_tensor_names(p->name.substr(begin, kind - begin), config);
     const std::vector<int64_t> rows = fused_rows(config, names.size(), p->whole[0]);
     for (size_t i = 0; i < names.size(); ++i)
       tensor.pieces.push_back(
           {fmt::format("{}.{}.{}{}", family.layers, layer, names[i], p->name.substr(kind)), rows[i]});
-    tensor.transposed = family.transposed && p->whole.rank() == 2;
+    tensor.transposed = family.transposed && p->whole.ndim() == 2;
   }
   return out;
 }

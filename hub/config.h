@@ -35,7 +35,7 @@ struct HubTensor {
   bool transposed = false;  // GPT-2's layers keep (in, out)
 
   // The shape of a piece as it is stored.
-  std::vector<int64_t> shape_of(const Piece& piece) const;
+  std::vector<int64_t> piece_shape(const Piece& piece) const;
 };
 
 // All tensors of a model, in the order of its parameters; a tied head is not named again. Cost: shapes only.

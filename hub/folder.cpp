@@ -19,7 +19,7 @@ constexpr const char* kOneFile = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kQuantised = "quantize_config.json";  // where config.json does not say it, as in older folders
 constexpr std::string_view kHead = "lm_head.weight", kWeight = ".weight", kBias = ".bias";
-constexpr size_t kMostShards = 10000;
+constexpr size_t kMaxShards = 10000;
 
 std::string common_name(const std::string& name, const FamilyRow& family) {
   if (name.starts_with(family.optional_prefix) || name.starts_with("lm_head.")) return name;
@@ -34,7 +34,7 @@ bool is_code(const std::string& name) {
 }
 
 // The name of a weight's layer.
-std::string layer_of(const std::string& name) { return name.substr(0, name.size() - kWeight.size()); }
+std::string layer_name(const std::string& name) { return name.substr(0, name.size() - kWeight.size()); }
 
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
 
@@ -68,7 +68,7 @@ void copy(const TensorBytes& from, DType dtype, std::span<std::byte> to, const P
 
 void convert(const TensorBytes& from, int64_t begin, DType dtype, std::span<std::byte> to) {
   if (from.dtype == dtype && !from.is_half) {
-    std::memcpy(to.data(), from.bytes.data() + begin * size_of(dtype), to.size());
+    std::memcpy(to.data(), from.bytes.data() + begin * element_size(dtype), to.size());
     return;
   }
   copy(from, dtype, to, [=](int64_t i) { return begin + i; });
@@ -160,7 +160,7 @@ std::map<std::string, std::string> parse_hub_index(std::string_view text, const 
       bad_input("{}: '{}' is in '{}'; expected the name of a .safetensors file beside it", what, tensor,
                 name.substr(0, 200));
     files.insert(name);
-    if (files.size() > kMostShards) bad_input("{}: more than {} files", what, kMostShards);
+    if (files.size() > kMaxShards) bad_input("{}: more than {} files", what, kMaxShards);
     out.emplace(tensor, name);
   }
   return out;
@@ -199,8 +199,8 @@ void HubFolder::open_files() {
     if (!is_there(file)) bad_input("{}: the shard {} is missing", path_.string(), name);
     files_.push_back(std::make_unique<Safetensors>(file, true));
     for (const TensorBytes& t : files_.back()->tensors()) {
-      const std::string plain = common_name(unwrapped(t.name), row_of(config_.family));
-      if (is_derived(plain, row_of(config_.family))) continue;
+      const std::string plain = common_name(unwrapped(t.name), find_row(config_.family));
+      if (is_derived(plain, find_row(config_.family))) continue;
       if (unwrapped(t.name) != t.name) wrapped = t.name;
       if (!is_floating(t.dtype) && !(gptq_ && is_code(plain)))
         bad_input("{}: tensor '{}' is {}; expected floating numbers", file.string(), t.name, stored_name(t));
@@ -216,13 +216,14 @@ void HubFolder::check_names() {
   for (const HubTensor& ours : table_)
     for (const HubTensor::Piece& piece : ours.pieces) {
       if (open_codes(ours, piece)) {
-        for (const char* part : {".qweight", ".qzeros", ".scales", ".g_idx"}) known.insert(layer_of(piece.name) + part);
+        for (const char* part : {".qweight", ".qzeros", ".scales", ".g_idx"})
+          known.insert(layer_name(piece.name) + part);
         continue;
       }
       const TensorBytes& found = stored(piece.name);
-      if (found.shape != ours.shape_of(piece))
+      if (found.shape != ours.piece_shape(piece))
         bad_input("{}: tensor '{}' is {}; expected {} by {}", path_.string(), piece.name, shape_text(found.shape),
-                  shape_text(ours.shape_of(piece)), kModelConfig);
+                  shape_text(ours.piece_shape(piece)), kModelConfig);
       known.insert(piece.name);
       bytes[{found.dtype, found.is_half}] += found.bytes.size();
     }
@@ -260,8 +261,8 @@ const TensorBytes& HubFolder::stored(const std::string& name) const {
 
 // Whether a piece is in 4 bits; then its tensors are held to the format.
 bool HubFolder::open_codes(const HubTensor& ours, const HubTensor::Piece& piece) {
-  if (!gptq_ || ours.shape.rank() != 2 || !piece.name.ends_with(kWeight)) return false;
-  const std::string layer = layer_of(piece.name);
+  if (!gptq_ || ours.shape.ndim() != 2 || !piece.name.ends_with(kWeight)) return false;
+  const std::string layer = layer_name(piece.name);
   if (!tensors_.contains(layer + ".qweight")) return false;
   const auto order = tensors_.find(layer + ".g_idx");
   const GptqLayer::Stored parts{
@@ -296,7 +297,7 @@ std::optional<Int4Matrix> HubFolder::codes(const std::string& name) const {
 TensorReader HubFolder::piece_reader(const HubTensor::Piece& piece, DType dtype) const {
   if (const auto found = codes_.find(piece.name); found != codes_.end())
     return [&layer = found->second, dtype](int64_t begin, std::span<std::byte> to) {
-      std::vector<float> values(to.size() / static_cast<size_t>(size_of(dtype)));
+      std::vector<float> values(to.size() / static_cast<size_t>(element_size(dtype)));
       layer.decode(begin, values);
       convert({"", DType::float32, {std::ssize(values)}, std::as_bytes(std::span(values))}, 0, dtype, to);
     };
@@ -304,7 +305,7 @@ TensorReader HubFolder::piece_reader(const HubTensor::Piece& piece, DType dtype)
       [&from = stored(piece.name), dtype](int64_t begin, std::span<std::byte> to) { convert(from, begin, dtype, to); };
 }
 
-WholeTensors HubFolder::tensors() const {
+FullTensors HubFolder::tensors() const {
   return [this](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const auto found = by_name_.find(name);
     if (found == by_name_.end() || found->second->shape != shape)
@@ -317,7 +318,7 @@ WholeTensors HubFolder::tensors() const {
     std::vector<std::pair<int64_t, TensorReader>> pieces;  // with their sizes
     for (const HubTensor::Piece& piece : tensor.pieces)
       pieces.emplace_back(piece.rows * (shape.numel() / shape[0]), piece_reader(piece, dtype));
-    return [pieces, element = size_of(dtype)](int64_t begin, std::span<std::byte> to) {
+    return [pieces, element = element_size(dtype)](int64_t begin, std::span<std::byte> to) {
       for (const auto& [size, read] : pieces) {
         const int64_t count = std::clamp(size - begin, int64_t{0}, std::ssize(to) / element);
         if (count > 0) read(begin, to.first(static_cast<size_t>(count * element)));
@@ -339,7 +340,7 @@ void write_hub_folder(const fs::path& folder, const ModelConfig& config, const H
     for (int64_t first = 0; const HubTensor::Piece& piece : ours.pieces) {
       if (const auto found = w.codes.find(ours.name); found != w.codes.end()) {
         const Int4Matrix& codes = found->second;
-        for (size_t which = 0; TensorBytes & t : listed_gptq({}, layer_of(piece.name), codes, piece.rows)) {
+        for (size_t which = 0; TensorBytes & t : listed_gptq({}, layer_name(piece.name), codes, piece.rows)) {
           listed.push_back(std::move(t));
           makers.emplace_back([&packed, &codes, &piece, first, part = which++] {
             if (part == 0) packed = pack_gptq(codes, first, piece.rows);
@@ -347,12 +348,12 @@ void write_hub_folder(const fs::path& folder, const ModelConfig& config, const H
           });
         }
       } else {
-        listed.push_back({piece.name, w.dtype, ours.shape_of(piece), {}});
+        listed.push_back({piece.name, w.dtype, ours.piece_shape(piece), {}});
         makers.emplace_back([&w, &rows, &converted, &ours, &piece, first] {
           const int64_t width = ours.shape.numel() / ours.shape[0];
-          rows.resize(static_cast<size_t>(piece.rows * width * size_of(w.stored)));
+          rows.resize(static_cast<size_t>(piece.rows * width * element_size(w.stored)));
           w.tensors(ours.name, w.stored, ours.shape)(first * width, rows);
-          converted.resize(static_cast<size_t>(piece.rows * width * size_of(w.dtype)));
+          converted.resize(static_cast<size_t>(piece.rows * width * element_size(w.dtype)));
           (ours.transposed ? convert_transposed : convert)({piece.name, w.stored, {piece.rows, width}, rows}, 0,
                                                            w.dtype, converted);
           return std::span<const std::byte>(converted);

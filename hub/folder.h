@@ -41,7 +41,7 @@ class HubFolder {
   DType dtype() const { return dtype_; }
   // By our names, in any floating dtype, rounded once: of layers in 4 bits what their codes stand for. This must
   // outlive it.
-  WholeTensors tensors() const;
+  FullTensors tensors() const;
   // Where layers are in 4 bits.
   const std::optional<GptqConfig>& gptq() const { return gptq_; }
   // Whether all that a tensor of our name is made of is in 4 bits that an Int4Matrix can hold. Cost: names only.
@@ -75,7 +75,7 @@ std::map<std::string, std::string> parse_hub_index(std::string_view json, const 
 // A model to write.
 struct HubWeights {
   DType dtype = DType::float32;   // that is written
-  WholeTensors tensors;           // by our names
+  FullTensors tensors;            // by our names
   DType stored = DType::float32;  // that they are read in
   // Weights that are written in 4 bits, by our names.
   std::map<std::string, Int4Matrix> codes = {};

@@ -46,7 +46,7 @@ uint32_t word(const TensorBytes& from, int64_t i) {
 int code_in(const TensorBytes& from, int64_t i, int64_t j) { return static_cast<int>(word(from, i) >> (4 * j) & 15U); }
 
 template <class T>
-std::span<const std::byte> bytes_of(const std::vector<T>& values) {
+std::span<const std::byte> as_bytes(const std::vector<T>& values) {
   return std::as_bytes(std::span(values));
 }
 
@@ -124,15 +124,19 @@ GptqTensors pack_gptq(const Int4Matrix& m, int64_t first, int64_t rows) {
 
 std::vector<TensorBytes> listed_gptq(const GptqTensors& t, const std::string& layer, const Int4Matrix& m,
                                      int64_t rows) {
-  return {{layer + ".g_idx", DType::int32, {m.columns}, bytes_of(t.g_idx)},
-          {layer + ".qweight", DType::int32, {m.columns / kPerWord, rows}, bytes_of(t.qweight)},
-          {layer + ".qzeros", DType::int32, {m.groups(), rows / kPerWord}, bytes_of(t.qzeros)},
-          {layer + ".scales", DType::bfloat16, {m.groups(), rows}, bytes_of(t.scales), true}};
+  return {{layer + ".g_idx", DType::int32, {m.columns}, as_bytes(t.g_idx)},
+          {layer + ".qweight", DType::int32, {m.columns / kPerWord, rows}, as_bytes(t.qweight)},
+          {layer + ".qzeros", DType::int32, {m.groups(), rows / kPerWord}, as_bytes(t.qzeros)},
+          {layer + ".scales", DType::bfloat16, {m.groups(), rows}, as_bytes(t.scales), true}};
 }
 
 GptqLayer::GptqLayer(const Stored& stored, int64_t rows, int64_t columns, const GptqConfig& config,
                      const std::string& what)
-    : stored_(stored), rows_(rows), columns_(columns), group_(config.group_of(columns)), less_(config.second ? 0 : 1) {
+    : stored_(stored),
+      rows_(rows),
+      columns_(columns),
+      group_(config.group_size(columns)),
+      less_(config.second ? 0 : 1) {
   const int64_t groups = (columns - 1) / group_ + 1;
   const auto refuse = [&](const TensorBytes& t, const std::string& expected, const std::string& found) {
     bad_input("{}: tensor '{}': expected {}, found {}", what, t.name, expected, found);

@@ -24,7 +24,7 @@ struct GptqConfig {
   bool second = false;  // version 2
   bool ordered = true;  // a layer without g_idx has its columns in the order of groups
 
-  int64_t group_of(int64_t columns) const { return group > 0 ? group : columns; }
+  int64_t group_size(int64_t columns) const { return group > 0 ? group : columns; }
 };
 
 // The value of "quantization_config", or all of quantize_config.json, where `quant_method` may be left out, in the

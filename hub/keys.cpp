@@ -68,14 +68,14 @@ void HubKeys::hold(std::span<const HeldKeys> table, std::string_view of) {
 }
 
 std::string HubKeys::unread(std::string_view quiet) const {
-  constexpr size_t kMostNamed = 12, kLongest = 60;
+  constexpr size_t kMaxNamed = 12, kLongest = 60;
   const std::vector<std::string> others = split(quiet, ' ');
   std::vector<std::string> names;
   for (const auto& [key, value] : json_.items())
     if (!value.is_null() && !known_.contains(key) && std::ranges::count(others, key) == 0)
       names.push_back(key.substr(0, kLongest));
   if (names.empty()) return "";
-  const size_t more = names.size() - std::min(names.size(), kMostNamed);
+  const size_t more = names.size() - std::min(names.size(), kMaxNamed);
   names.resize(names.size() - more);
   return fmt::format("{}: keys by which nothing is computed here, and which are not read: {}{}", what_,
                      fmt::join(names, ", "), more > 0 ? fmt::format(" and {} more", more) : "");

@@ -30,11 +30,11 @@ LlmcModel::LlmcModel(const std::filesystem::path& file) : what_(file.string()), 
       std::tuple(header[0], header[1], header[2], header[3], header[4], header[5], header[6], header[7]);
   if (magic != kModelMagic || (version != 1 && version != 3 && version != 5))
     refuse(fmt::format("a model of llm.c of version {}; expected 1, 3 or 5", version));
-  constexpr int32_t kMost = 1 << 20;
+  constexpr int32_t kMax = 1 << 20;
   for (const int32_t n : {context, vocab, layers, heads, channels})
-    if (n < 1 || n > kMost) refuse(fmt::format("a size of {}; expected one from 1 to {}", n, kMost));
+    if (n < 1 || n > kMax) refuse(fmt::format("a size of {}; expected one from 1 to {}", n, kMax));
   const int64_t rows = version == 1 ? vocab : padded;
-  if (channels % heads != 0 || rows < vocab || rows > kMost || layers > 10'000)
+  if (channels % heads != 0 || rows < vocab || rows > kMax || layers > 10'000)
     refuse(fmt::format("{} layers, {} heads, {} channels and {} rows for {} tokens are no model", layers, heads,
                        channels, rows, vocab));
   config_ = {.layers = layers, .heads = heads, .channels = channels, .context = context, .vocab = vocab};
@@ -46,7 +46,7 @@ LlmcModel::LlmcModel(const std::filesystem::path& file) : what_(file.string()), 
   const auto add = [&](const std::string& name, int64_t more = 0) {
     const Shape& shape = shapes.at(name);
     places_[name] = {shape, static_cast<size_t>(at)};
-    at += (shape.numel() + more) * size_of(dtype_);
+    at += (shape.numel() + more) * element_size(dtype_);
   };
   add("tokens.weight", (rows - vocab) * channels), add("positions.weight");
   for (const char* kind : kOfLayers)
@@ -55,12 +55,12 @@ LlmcModel::LlmcModel(const std::filesystem::path& file) : what_(file.string()), 
   if (std::cmp_not_equal(at, size)) refuse(fmt::format("{} bytes; expected {} by its header", size, at));
 }
 
-WholeTensors LlmcModel::tensors() const {
+FullTensors LlmcModel::tensors() const {
   return [this](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const auto found = places_.find(name);
     if (found == places_.end() || found->second.first != shape)
       bad_input("{}: its GPT-2 has no '{}' of shape {}", what_, name, shape.str());
-    const size_t bytes = static_cast<size_t>(shape.numel() * size_of(dtype_));
+    const size_t bytes = static_cast<size_t>(shape.numel() * element_size(dtype_));
     const TensorBytes from{name, dtype_, {shape.numel()}, file_.bytes().subspan(found->second.second, bytes)};
     return [from, dtype](int64_t begin, std::span<std::byte> to) { convert(from, begin, dtype, to); };
   };

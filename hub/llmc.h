@@ -16,7 +16,7 @@ class LlmcModel {
   const ModelConfig& config() const { return config_; }
   DType dtype() const { return dtype_; }
   // By our names, in any floating dtype, rounded once. This must outlive it.
-  WholeTensors tensors() const;
+  FullTensors tensors() const;
 
  private:
   std::string what_;

@@ -22,7 +22,7 @@ using Json = nlohmann::json;
 constexpr const char* kAdapterConfig = "adapter_config.json";
 constexpr const char* kFile = "adapter_model.safetensors";
 constexpr const char* kBaseHash = "base_xxh3";  // metadata of that file
-constexpr int64_t kMostRank = 1000000;
+constexpr int64_t kMaxLoraRank = 1000000;
 constexpr size_t kLongestPattern = 4000;
 
 // About how adapters were made and trained: what they compute does not depend on them. Configurations of first values
@@ -81,7 +81,7 @@ std::string plain_adapter_name(const std::string& stored) {
 }  // namespace
 
 std::string hub_layer(const ModelConfig& config, int64_t layer, const LoraTarget& target) {
-  const FamilyRow& family = row_of(config.family);
+  const FamilyRow& family = find_row(config.family);
   const std::string_view name = family.find(target.linear)->theirs.at(static_cast<size_t>(target.part));
   return fmt::format("{}.{}.{}", family.layers, layer, name);
 }
@@ -106,7 +106,7 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
                                              : "\"LORA\"",
                 Json());
   keys.hold(held_keys_of_peft());
-  out.lora.rank = keys.size("r", 8, kMostRank);
+  out.lora.rank = keys.size("r", 8, kMaxLoraRank);
   out.lora.alpha = keys.number("lora_alpha", 8, 0, 1e6);
   out.lora.dropout = keys.number("lora_dropout", 0, 0, 1);
   out.lora.rank_stabilised = keys.flag("use_rslora", false);
@@ -115,7 +115,7 @@ PeftConfig parse_peft_config(std::string_view text, const std::string& what, std
     if (!found) continue;
     const auto fits = [is_alpha = key[0] == 'a'](const Json& value) {
       return is_alpha ? value.is_number() && value > 0
-                      : natural(value) && *natural(value) >= 1 && *natural(value) <= kMostRank;
+                      : natural(value) && *natural(value) >= 1 && *natural(value) <= kMaxLoraRank;
     };
     if (!found->is_object() || !std::ranges::all_of(*found, fits)) keys.refuse(key, "numbers of modules", *found);
     *into = found->get<std::map<std::string, double>>();
@@ -173,7 +173,7 @@ std::string peft_config(const LoraConfig& lora, Family family, const std::string
       {"use_rslora", lora.rank_stabilised},
       {"target_modules", lora.targets},
       {"bias", "none"},
-      {"fan_in_fan_out", row_of(family).transposed},
+      {"fan_in_fan_out", find_row(family).transposed},
       {"inference_mode", true}};
   return out.dump(2) + "\n";
 }
@@ -182,7 +182,7 @@ std::vector<PeftTensor> peft_tensors(const ModelConfig& config) {
   hub_tensors(config);  // throws where the hub has no names for all of the base
   const std::unique_ptr<LanguageModel> model = make_model(config);
   std::vector<PeftTensor> out;
-  for (const AttachedLora& attached : adapters_of(*model)) {
+  for (const AttachedLora& attached : adapter_tensors(*model)) {
     const std::string layer = "base_model.model." + hub_layer(config, attached.layer, attached.target);
     for (const auto& [matrix, name] : {std::pair{&attached.adapter->a, "lora_A"}, {&attached.adapter->b, "lora_B"}}) {
       const Parameter& p = matrix->parameter(matrix->weight);
@@ -227,7 +227,7 @@ fs::path PeftFolder::base(const std::optional<std::string>& given) const {
   return find_base(config_.base, path_, (path_ / kAdapterConfig).string() + ": base_model_name_or_path");
 }
 
-void write_peft_folder(const fs::path& folder, const ModelConfig& config, DType dtype, const WholeTensors& source,
+void write_peft_folder(const fs::path& folder, const ModelConfig& config, DType dtype, const FullTensors& source,
                        const std::string& base, const std::string& base_hash) {
   const std::vector<PeftTensor> all = peft_tensors(config);
   std::vector<TensorBytes> listed;
@@ -236,7 +236,7 @@ void write_peft_folder(const fs::path& folder, const ModelConfig& config, DType 
   if (!base_hash.empty()) about[kBaseHash] = base_hash;
   std::vector<std::byte> bytes;
   const auto bytes_at = [&](size_t i) {
-    bytes.resize(static_cast<size_t>(all[i].shape.numel() * size_of(dtype)));
+    bytes.resize(static_cast<size_t>(all[i].shape.numel() * element_size(dtype)));
     source(all[i].ours, dtype, all[i].shape)(0, bytes);
     return std::span<const std::byte>(bytes);
   };

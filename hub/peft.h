@@ -51,7 +51,7 @@ struct PeftTensor {
 // tensors are the base's with what the adapters add.
 struct Adapted {
   ModelConfig config;
-  WholeTensors tensors;
+  FullTensors tensors;
   std::string merged = {};
 };
 
@@ -78,7 +78,7 @@ class PeftFolder {
   const std::vector<std::string>& notes() const { return notes_; }
   // The base, whose tensors are `tensors`, with the adapters. Throws InputError for a layer that the base does not
   // have, and naming a tensor that is missing, is of another shape, or is no part of the adapters.
-  Adapted apply_to(const ModelConfig& base, WholeTensors tensors) const;
+  Adapted apply_to(const ModelConfig& base, FullTensors tensors) const;
 
  private:
   std::filesystem::path path_;
@@ -90,10 +90,10 @@ class PeftFolder {
 
 // Writes both files into a folder that is there. Throws OutputError.
 void write_peft_folder(const std::filesystem::path& folder, const ModelConfig& config, DType dtype,
-                       const WholeTensors& source, const std::string& base, const std::string& base_hash = {});
+                       const FullTensors& source, const std::string& base, const std::string& base_hash = {});
 
 // The model without adapters that computes the same: W + scale B A, added in float32. `config` has adapters.
 ModelConfig merged(ModelConfig config);
-WholeTensors merged(const ModelConfig& config, WholeTensors source);
+FullTensors merged(const ModelConfig& config, FullTensors source);
 
 }  // namespace tessera

@@ -18,7 +18,7 @@ namespace tessera::lab {
 namespace {
 
 namespace fs = std::filesystem;
-using Words = std::vector<std::string>;
+using Args = std::vector<std::string>;
 
 constexpr int kBuildSeconds = 60;  // a compilation takes less than ten, also on a slow machine
 constexpr int64_t kMaxBytes = int64_t{1} << 20;
@@ -27,7 +27,7 @@ constexpr size_t kShownLines = 30;
 // How the build compiles one file of the product.
 struct Compilation {
   fs::path directory, source;
-  Words command;
+  Args command;
 };
 
 // What exercises are built from: the build directory that this program is in, build/release of
@@ -45,15 +45,15 @@ fs::path build_folder() {
 }
 
 // The words of a command for a shell, as CMake writes it: blanks between them, quotes and backslashes.
-Words words_of(const std::string& command) {
+Args split_command(const std::string& command) {
   static const std::regex word(R"re((\\.|"(\\.|[^"\\])*"|[^ "\\])+)re"), mark(R"re(\\(.)|")re");
-  Words out;
+  Args out;
   for (std::sregex_iterator at(command.begin(), command.end(), word), end; at != end; ++at)
     out.push_back(std::regex_replace(at->str(), mark, "$1"));
   return out;
 }
 
-Compilation compilation_of(const Exercise& e) {
+Compilation compile_command(const Exercise& e) {
   const fs::path list = build_folder() / "compile_commands.json";
   const auto commands = nlohmann::json::parse(read_file(list), nullptr, false);
   const std::string end = "/" + std::string(e.file);
@@ -61,7 +61,7 @@ Compilation compilation_of(const Exercise& e) {
     if (!entry.is_object()) break;
     const fs::path directory = list.parent_path() / entry.value("directory", "");  // relative in a package
     const fs::path file = (directory / entry.value("file", "")).lexically_normal();
-    if (file.string().ends_with(end)) return {directory, file, words_of(entry.value("command", ""))};
+    if (file.string().ends_with(end)) return {directory, file, split_command(entry.value("command", ""))};
   }
   throw InputError(
       fmt::format("{}: no command for {}; expected the file of a build by ./tessera", list.string(), e.file));
@@ -71,8 +71,8 @@ Compilation compilation_of(const Exercise& e) {
 std::string files_read(const fs::path& object) { return fs::path(object).replace_extension(".d").string(); }
 
 // The command for a learner's file: quickly, and with warnings that say something of a file that is half written.
-Words learners(const Compilation& product, const fs::path& source, const fs::path& object) {
-  Words out;
+Args learners(const Compilation& product, const fs::path& source, const fs::path& object) {
+  Args out;
   for (size_t i = 0; i < product.command.size(); ++i) {
     const std::string& word = product.command[i];
     if (word == "-o" || word == "-c")
@@ -87,14 +87,14 @@ Words learners(const Compilation& product, const fs::path& source, const fs::pat
 
 // The link of this program with the learner's object. The library in which the product has its own is a copy without
 // that one, at `library`: who leaves a function out does not get the product's.
-Words link_with(const fs::path& build, const Exercise& e, const fs::path& object, const fs::path& library,
-                const fs::path& program) {
+Args link_with(const fs::path& build, const Exercise& e, const fs::path& object, const fs::path& library,
+               const fs::path& program) {
   const std::string product = fmt::format("libtessera_{}.a", e.file.substr(0, e.file.find('/')));
   std::error_code none;
   fs::copy_file(build / product, library, fs::copy_options::overwrite_existing, none);
   const ProgramResult taken =
       run_program({"ar", "dv", library.string(), fs::path(e.file).filename().string() + ".o"}, build, kBuildSeconds);
-  Words out;
+  Args out;
   std::istringstream lines(read_file(build / "lab_link.txt"));
   for (std::string word; std::getline(lines, word);) {
     constexpr std::string_view folder = "@FOLDER@";  // in a package
@@ -126,8 +126,8 @@ std::string plain_name(std::string_view function) {
 }
 
 // Nothing where it was built. Compilers have limits too: a file can ask for any time and memory.
-std::optional<Verdict> failed(const Exercise& e, const char* what, const Words& command, const fs::path& directory) {
-  Words limited{"sh", "-c", "ulimit -v 8388608; ulimit -f 2097152; exec \"$@\"", "sh"};
+std::optional<Verdict> failed(const Exercise& e, const char* what, const Args& command, const fs::path& directory) {
+  Args limited{"sh", "-c", "ulimit -v 8388608; ulimit -f 2097152; exec \"$@\"", "sh"};
   limited.insert(limited.end(), command.begin(), command.end());
   const ProgramResult built = run_program(limited, directory, kBuildSeconds);
   if (built.status == 0) return {};
@@ -158,12 +158,12 @@ void check_readable(const fs::path& source) {
 }
 
 // A call of another function of the product that does the exercise; none in most exercises.
-std::optional<Wrong> call_of_the_whole(const Exercise& e, const Compilation& product, const fs::path& object) {
+std::optional<Failure> call_of_the_whole(const Exercise& e, const Compilation& product, const fs::path& object) {
   const std::string called = run_program({"nm", "-uC", object.string()}, product.directory, kBuildSeconds).output;
   for (const std::string_view name : e.without)
     if (called.find(fmt::format(" tessera::{}(", name)) != std::string::npos)
-      return Wrong{"copy", fmt::format("your file calls {}(), which does what you are to write", name),
-                   "the exercise is to write it, and not to call what has it already"};
+      return Failure{"copy", fmt::format("your file calls {}(), which does what you are to write", name),
+                     "the exercise is to write it, and not to call what has it already"};
   return {};
 }
 
@@ -174,7 +174,7 @@ std::vector<std::string> notes_on_text(const Exercise& e, const Compilation& pro
   const std::string text = read_file(product.source), list = read_file(files_read(object)),
                     root = product.source.string().substr(0, product.source.string().size() - e.file.size());
   std::vector<std::string> out;
-  for (const std::string& file : words_of(std::regex_replace(list, std::regex("\\\\?\n"), " "))) {
+  for (const std::string& file : split_command(std::regex_replace(list, std::regex("\\\\?\n"), " "))) {
     if (file.ends_with(':')) continue;  // what was made
     std::error_code none;
     const std::string name = std::regex_replace(file, std::regex("\\$\\$"), "$");
@@ -203,7 +203,7 @@ std::vector<std::string> notes_on_text(const Exercise& e, const Compilation& pro
 
 void give_out(const Exercise& e, const fs::path& given) {
   const fs::path folder = fs::absolute(given).lexically_normal();
-  const Compilation product = compilation_of(e);
+  const Compilation product = compile_command(e);
   std::error_code none;
   if (fs::exists(folder, none) && !(fs::is_directory(folder, none) && fs::is_empty(folder, none)))
     throw Error(
@@ -228,7 +228,7 @@ void give_out(const Exercise& e, const fs::path& given) {
 
 Verdict check(const Exercise& e, const fs::path& given, int seconds) {
   const fs::path folder = fs::absolute(given).lexically_normal(), build = build_folder();
-  const Compilation product = compilation_of(e);
+  const Compilation product = compile_command(e);
   const fs::path source = folder / product.source.filename(), made = folder / "build";
   std::error_code none;
   if (!is_there(source))
@@ -260,10 +260,10 @@ Verdict check(const Exercise& e, const fs::path& given, int seconds) {
   return verdict;
 }
 
-std::map<std::string, std::vector<HandedIn>> handed_in(const fs::path& folder) {
+std::map<std::string, std::vector<Submission>> handed_in(const fs::path& folder) {
   if (!is_folder(folder))
     throw InputError(folder.string() + " is no folder; expected one with a folder of each learner");
-  std::map<std::string, std::vector<HandedIn>> out;
+  std::map<std::string, std::vector<Submission>> out;
   std::error_code none;
   for (fs::recursive_directory_iterator at(folder, fs::directory_options::skip_permission_denied, none), end; at != end;
        at.increment(none)) {
@@ -277,7 +277,7 @@ std::map<std::string, std::vector<HandedIn>> handed_in(const fs::path& folder) {
       if (const Puzzle* const p = puzzle_in(at->path().parent_path()))
         out[learner].push_back({nullptr, p, at->path().parent_path()});
   }
-  for (auto& [learner, all] : out) std::ranges::sort(all, {}, &HandedIn::folder);
+  for (auto& [learner, all] : out) std::ranges::sort(all, {}, &Submission::folder);
   return out;
 }
 

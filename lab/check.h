@@ -29,13 +29,13 @@ void answer(const Exercise& exercise);
 
 // An exercise, or a puzzle, that was handed in: files of that name, or a puzzle's task.txt, are looked for in a
 // learner's folder, and in folders there.
-struct HandedIn {
+struct Submission {
   const Exercise* exercise = nullptr;
   const Puzzle* puzzle = nullptr;
   std::filesystem::path folder;
 };
 // The learners of a class, each of whom has a folder. Throws InputError where there is no such folder.
-std::map<std::string, std::vector<HandedIn>> handed_in(const std::filesystem::path& folder);
+std::map<std::string, std::vector<Submission>> handed_in(const std::filesystem::path& folder);
 
 // Functions in the text of a source file: where a body is, and the file with bodies blanked.
 

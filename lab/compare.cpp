@@ -77,7 +77,7 @@ std::string cause_of_values(const std::vector<double>& found, const std::vector<
 void expect_values(const std::string& where, const std::vector<double>& found, const std::vector<double>& expected,
                    const std::vector<Guess>& guesses, int ranks, double tolerance) {
   if (found.size() != expected.size())
-    throw Wrong{
+    throw Failure{
         "values", fmt::format("{}: {} numbers; expected {}", where, found.size(), expected.size()),
         found.empty() ? "nothing has come: of a gradient, g.give(0, tensor) is missing in the backward pass" : ""};
   const double most = tolerance * largest(expected);
@@ -92,11 +92,11 @@ void expect_values(const std::string& where, const std::vector<double>& found, c
   const bool near = std::abs(found[first] - expected[first]) < 1e-4 * std::abs(expected[first]);
   const std::string pair = near ? fmt::format("{}; expected {}", found[first], expected[first])
                                 : fmt::format("{:.6g}; expected {:.6g}", found[first], expected[first]);
-  throw Wrong{"values",
-              found.size() == 1
-                  ? fmt::format("{}: {}", where, pair)
-                  : fmt::format("{}: element {} is {} ({} of {} are wrong)", where, first, pair, count, found.size()),
-              cause_of_values(found, expected, guesses, ranks, tolerance == 0)};
+  throw Failure{"values",
+                found.size() == 1
+                    ? fmt::format("{}: {}", where, pair)
+                    : fmt::format("{}: element {} is {} ({} of {} are wrong)", where, first, pair, count, found.size()),
+                cause_of_values(found, expected, guesses, ranks, tolerance == 0)};
 }
 
 void expect_bytes(Grading& grading, const std::string& where, int64_t found, int64_t expected,
@@ -124,7 +124,9 @@ int64_t sent(const Communicator& world) {
 
 std::vector<double> numbers(const Tensor& t) { return t.contiguous().to(DType::float64).to_vector<double>(); }
 
-std::vector<double> gradient_of(const Var& x) { return x.grad().defined() ? numbers(x.grad()) : std::vector<double>(); }
+std::vector<double> gradient_values(const Var& x) {
+  return x.grad().defined() ? numbers(x.grad()) : std::vector<double>();
+}
 
 std::vector<double> operator+(std::vector<double> a, const std::vector<double>& b) {
   for (size_t i = 0; i < a.size(); ++i) a[i] += b.at(i);

@@ -47,7 +47,7 @@ int64_t sent(const Communicator& world);
 // A tensor's numbers.
 std::vector<double> numbers(const Tensor& t);
 // Empty where none has come.
-std::vector<double> gradient_of(const Var& x);
+std::vector<double> gradient_values(const Var& x);
 std::vector<double> operator+(std::vector<double> a, const std::vector<double>& b);
 std::vector<double> operator*(std::vector<double> a, double factor);
 

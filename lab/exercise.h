@@ -33,10 +33,10 @@ struct Blank {
 };
 
 // Properties that an exercise was found to keep, line by line, for a learner who has solved it.
-using Held = std::vector<std::string>;
+using PassedChecks = std::vector<std::string>;
 
 // Findings of a grader, in a learner's terms.
-struct Wrong {
+struct Failure {
   std::string bound;      // which one broke: "values", "bytes", "deadlock"
   std::string found;      // where, what was expected and what was found
   std::string cause;      // the likely one; empty: none is known
@@ -62,7 +62,7 @@ struct File {
 };
 const std::vector<File>& pages_files();
 // "An all-reduce around a ring", of a page that begins "# 2. An all-reduce around a ring".
-std::string_view title_of(std::string_view page);
+std::string_view page_title(std::string_view page);
 
 struct Exercise {
   std::string_view name;
@@ -70,12 +70,12 @@ struct Exercise {
   std::vector<Blank> blanks;
   std::vector<Bound> bounds;
   // Throws Wrong, or tells the grading, for what is wrong.
-  Held (*grade)(Grading& grading) = nullptr;
+  PassedChecks (*grade)(Grading& grading) = nullptr;
   std::vector<std::string_view> without = {};  // the product's functions that do the same under another name
   int number = 0;                              // its place in the list, from 1
   std::string_view page = {};                  // lab/pages/NAME.md
 
-  std::string_view title() const { return title_of(page); }
+  std::string_view title() const { return page_title(page); }
 };
 
 const std::vector<Exercise>& exercises();
@@ -151,22 +151,22 @@ class Grading {
   void check(const F& f) {
     try {
       if (compares_) f();
-    } catch (const Wrong& wrong) {
+    } catch (const Failure& wrong) {
       tell(wrong);
     }
   }
   // Keeps what is wrong, so that bounds before it can still be checked. Throws Enough where there are none.
-  void tell(const Wrong& wrong);
+  void tell(const Failure& wrong);
   struct Enough {};
 
-  const std::vector<Wrong>& wrong() const { return wrong_; }
+  const std::vector<Failure>& wrong() const { return wrong_; }
   uint64_t seed() const { return seed_; }  // drawn for each grading, so that nobody knows the numbers before
   bool compares() const { return compares_; }
 
  private:
   const Exercise& exercise_;
   Ask ask_;
-  std::vector<Wrong> wrong_ = {};
+  std::vector<Failure> wrong_ = {};
   uint64_t seed_;
   bool compares_;
 };
@@ -177,7 +177,7 @@ using Scores = std::vector<std::pair<std::string, double>>;
 struct Verdict {
   bool solved = false;
   std::string text;                     // several lines
-  Wrong wrong = {};                     // of one that is not solved
+  Failure wrong = {};                   // of one that is not solved
   size_t kept = 0;                      // bounds that are kept, from the first one
   std::vector<std::string> notes = {};  // for a lecturer; they decide nothing
   Scores score = {};                    // of one that is solved
@@ -189,9 +189,9 @@ Verdict grade(const Exercise& exercise, const Ask& ask, uint64_t seed);
 // Grades what this program was built with.
 Verdict grade(const Exercise& exercise);
 // The first bounds of a list, up to the one that broke; none, where that is no bound.
-size_t kept_bounds(const std::vector<Bound>& bounds, const Wrong& wrong);
+size_t kept_bounds(const std::vector<Bound>& bounds, const Failure& wrong);
 // The verdict on one that is not solved.
-Verdict refused(const Exercise& exercise, const Wrong& wrong, size_t kept = 0);
+Verdict refused(const Exercise& exercise, const Failure& wrong, size_t kept = 0);
 // Points of the first `kept` bounds.
 int points(const std::vector<Bound>& bounds, size_t kept);
 // A verdict for other programs: a line with an object, whose it is in it if that is said.
@@ -201,16 +201,16 @@ std::string json(const char* kind, std::string_view name, int number, const std:
 
 // One grader for each exercise; a file of lab/grade/ has one or two that are alike.
 
-Held grade_messages(Grading& grading);
-Held grade_ring(Grading& grading);
-Held grade_ddp(Grading& grading);
-Held grade_zero(Grading& grading);
-Held grade_f_and_g(Grading& grading);
-Held grade_vocabulary(Grading& grading);
-Held grade_1f1b(Grading& grading);
-Held grade_zb_h1(Grading& grading);
-Held grade_ring_attention(Grading& grading);
-Held grade_clipping(Grading& grading);
-Held grade_experts(Grading& grading);
+PassedChecks grade_messages(Grading& grading);
+PassedChecks grade_ring(Grading& grading);
+PassedChecks grade_ddp(Grading& grading);
+PassedChecks grade_zero(Grading& grading);
+PassedChecks grade_f_and_g(Grading& grading);
+PassedChecks grade_vocabulary(Grading& grading);
+PassedChecks grade_1f1b(Grading& grading);
+PassedChecks grade_zb_h1(Grading& grading);
+PassedChecks grade_ring_attention(Grading& grading);
+PassedChecks grade_clipping(Grading& grading);
+PassedChecks grade_experts(Grading& grading);
 
 }  // namespace tessera::lab

@@ -25,7 +25,7 @@ const std::vector<std::string_view> kSchedules{
     "v_half", "v_min", "make_schedule", "schedule_from_file"};
 }  // namespace
 
-std::string_view title_of(std::string_view page) {
+std::string_view page_title(std::string_view page) {
   const size_t begin = page.find(". ") + 2;
   return page.substr(begin, page.find('\n') - begin);
 }
@@ -44,12 +44,12 @@ const std::vector<Exercise>& exercises() {
        grade_ring},
       {"ddp",
        "parallel/ddp.cpp",
-       {{"void Ddp::cut_buckets("}, {"void Ddp::arrived("}, {"void Ddp::send_ready("}, {"void Ddp::finish_gradients("}},
+       {{"void Ddp::cut_buckets("}, {"void Ddp::arrived("}, {"void Ddp::send_ready("}, {"void Ddp::reduce_gradients("}},
        {{"values", 3}, {"calls", 1}, {"bytes", 1}, {"overlap", 1}},
        grade_ddp},
       {"zero",
        "parallel/zero.cpp",
-       {{"void Zero::start_reducing("}, {"void Zero::finish_reducing("}, {"void Zero::share_parameters("}},
+       {{"void Zero::start_reducing("}, {"void Zero::finish_reducing("}, {"void Zero::gather_parameters("}},
        {{"values", 3}, {"bytes", 2}, {"memory", 1}},
        grade_zero},
       {"f-and-g", "parallel/placement.cpp", {{"Var redistribute(Var"}}, {{"values", 4}, {"bytes", 2}}, grade_f_and_g},
@@ -146,7 +146,7 @@ constexpr Known kKnown[] = {
 };
 
 // Explains an error that the learner's code, or a rank in it, has thrown.
-Wrong explained(const std::string& what, const char* otherwise) {
+Failure explained(const std::string& what, const char* otherwise) {
   if (const size_t at = what.find(kNotYet); at != std::string::npos)
     return {"nothing", what.substr(at), "the function is still as it was given out"};
   for (const Known& k : kKnown)
@@ -157,19 +157,19 @@ Wrong explained(const std::string& what, const char* otherwise) {
 
 }  // namespace
 
-void Grading::tell(const Wrong& wrong) {
+void Grading::tell(const Failure& wrong) {
   wrong_.push_back(wrong);
   if (kept_bounds(exercise_.bounds, wrong) == 0) throw Enough{};
 }
 
-Verdict refused(const Exercise& e, const Wrong& wrong, size_t kept) {
+Verdict refused(const Exercise& e, const Failure& wrong, size_t kept) {
   std::string out = head(e, "not yet");
   out += fmt::format("  broke  {}\n  found  {}\n", wrong.bound, wrong.found);
   if (!wrong.cause.empty()) out += fmt::format("  cause  {}\n", wrong.cause);
   return {false, wrong.more.empty() ? out : out + "\n" + wrong.more, wrong, kept};
 }
 
-size_t kept_bounds(const std::vector<Bound>& bounds, const Wrong& wrong) {
+size_t kept_bounds(const std::vector<Bound>& bounds, const Failure& wrong) {
   const auto broke = std::ranges::find(bounds, wrong.bound, &Bound::name);
   return broke == bounds.end() ? 0 : static_cast<size_t>(broke - bounds.begin());
 }
@@ -217,7 +217,7 @@ Verdict grade(const Exercise& e, const Ask& ask, uint64_t seed) {
     return refused(e, explained(error.what(), "error"));
   }
   size_t kept = e.bounds.size();
-  for (const Wrong& wrong : grading.wrong()) kept = std::min(kept, kept_bounds(e.bounds, wrong));
+  for (const Failure& wrong : grading.wrong()) kept = std::min(kept, kept_bounds(e.bounds, wrong));
   return kept == e.bounds.size() ? Verdict{true, out, {}, kept} : refused(e, grading.wrong().front(), kept);
 }
 

@@ -36,9 +36,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kChannel = 3;                           // its descriptor in the learner's process
-constexpr uint64_t kMemory = uint64_t{2} << 30;       // beyond what a program has when it begins
-constexpr uint64_t kMostPrinted = uint64_t{1} << 20;  // bytes
+constexpr int kChannel = 3;                          // its descriptor in the learner's process
+constexpr uint64_t kMemory = uint64_t{2} << 30;      // beyond what a program has when it begins
+constexpr uint64_t kMaxPrinted = uint64_t{1} << 20;  // bytes
 constexpr uint32_t kDeny = SECCOMP_RET_ERRNO | EPERM;
 constexpr uint64_t kLongestAnswer = uint64_t{1} << 26;  // bytes
 
@@ -161,7 +161,7 @@ void* hidden_copy(const void* from, size_t bytes) {
   ::fcntl(kChannel, F_SETFD, 0);
   ::close_range(kChannel + 1, ~0U, 0);
   limit(RLIMIT_DATA, memory);
-  limit(RLIMIT_FSIZE, kMostPrinted);
+  limit(RLIMIT_FSIZE, kMaxPrinted);
   limit(RLIMIT_CORE, 0);
   for (unsigned long privilege = 0; ::prctl(PR_CAPBSET_READ, privilege, 0, 0, 0) >= 0; ++privilege)
     if (privilege != CAP_DAC_READ_SEARCH) ::prctl(PR_CAPBSET_DROP, privilege, 0, 0, 0);
@@ -232,7 +232,7 @@ void Learner::move(bool sends, void* data, size_t size) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(end_ - std::chrono::steady_clock::now());
     pollfd wait{channel_->get(), static_cast<int16_t>(sends ? POLLOUT : POLLIN), 0};
     if (left.count() <= 0 || ::poll(&wait, 1, static_cast<int>(left.count())) == 0)
-      throw Wrong{"time", fmt::format("no end within {} s", seconds_), "a loop that does not end"};
+      throw Failure{"time", fmt::format("no end within {} s", seconds_), "a loop that does not end"};
     char* const at = static_cast<char*>(data) + done;
     const ssize_t n = sends ? ::send(channel_->get(), at, size - done, MSG_NOSIGNAL | MSG_DONTWAIT)
                             : ::recv(channel_->get(), at, size - done, MSG_DONTWAIT);
@@ -248,8 +248,8 @@ std::string Learner::ask() {
   Header header;
   move(false, &header, sizeof(header));
   if (header.number != number || header.size > kLongestAnswer)
-    throw Wrong{"answer", "something else came than the answer to what was asked",
-                "your code writes to a file that it has not opened, or prepared answers before they were asked for"};
+    throw Failure{"answer", "something else came than the answer to what was asked",
+                  "your code writes to a file that it has not opened, or prepared answers before they were asked for"};
   std::string bytes(header.size, 0);
   move(false, bytes.data(), bytes.size());
   std::string_view left = bytes;
@@ -264,21 +264,21 @@ void Learner::ended() {
   for (int i = 0; i < 200 && (found = ::waitpid(process_, &status, WNOHANG)) == 0; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   if (found == 0)
-    throw Wrong{"answer", "your code answers no more, and has not ended", "it closes files that it has not opened"};
+    throw Failure{"answer", "your code answers no more, and has not ended", "it closes files that it has not opened"};
   process_ = 0;
   std::string last;
   std::ifstream printed(output_);
   for (std::string line; std::getline(printed, line);) last = one_line(line);
   if (WIFEXITED(status) && WEXITSTATUS(status) == static_cast<int>(Status::communication))
-    throw Wrong{"time", last, "a rank neither ends nor communicates: a loop that does not end"};
+    throw Failure{"time", last, "a rank neither ends nor communicates: a loop that does not end"};
   if (WIFEXITED(status))
-    throw Wrong{"exit", fmt::format("the program ended with status {}: {}", WEXITSTATUS(status), last),
-                "a function returns, or throws an exception that says what is wrong; it never ends the program"};
+    throw Failure{"exit", fmt::format("the program ended with status {}: {}", WEXITSTATUS(status), last),
+                  "a function returns, or throws an exception that says what is wrong; it never ends the program"};
   const int number = WTERMSIG(status);
-  throw Wrong{"crash", fmt::format("signal {} ended the program", number),
-              number == SIGSEGV ? "it reads or writes outside of an array, or a tensor that is undefined, "
-                                  "or a lambda reads a variable that is gone (capture by value)"
-                                : "memory was overwritten, or std::abort() was called"};
+  throw Failure{"crash", fmt::format("signal {} ended the program", number),
+                number == SIGSEGV ? "it reads or writes outside of an array, or a tensor that is undefined, "
+                                    "or a lambda reads a variable that is gone (capture by value)"
+                                  : "memory was overwritten, or std::abort() was called"};
 }
 
 }  // namespace
@@ -291,7 +291,7 @@ Verdict grade_program(const Exercise& e, const fs::path& program, const fs::path
     learner.move(true, &seed, sizeof(seed));
     return grade(
         e, [&](const auto&) { return learner.ask(); }, seed);
-  } catch (const Wrong& wrong) {
+  } catch (const Failure& wrong) {
     return refused(e, wrong);
   }
 }

@@ -61,14 +61,14 @@ struct Sizes {
 constexpr Sizes kSizes[] = {{"qkv", 3, 0},         {"h", 4, 0},         {"qkv.weight", 3, 1}, {"qkv.bias", 3, 0},
                             {"proj.weight", 1, 1}, {"up.weight", 4, 1}, {"up.bias", 4, 0},    {"down.weight", 1, 4}};
 
-std::string_view rows_of(std::span<const Entry> entries, std::string_view key) {
+std::string_view find_entries(std::span<const Entry> entries, std::string_view key) {
   const auto found = std::ranges::find(entries, key, &Entry::key);
   return found == entries.end() ? "" : found->rows;
 }
 
 bool is_cut(const Placement& p) { return p.kind == Placement::Kind::sharded; }
 
-std::string cause_of(const std::string& found, const std::string& expected) {
+std::string failure_cause(const std::string& found, const std::string& expected) {
   const auto fits = [](std::string_view entry, const std::string& p) { return entry == "*" || entry[0] == p[0]; };
   for (const auto& [from, to, text] : kCauses)
     if (fits(from, found) && fits(to, expected)) return std::string(text);
@@ -116,7 +116,7 @@ struct PlacedPart {
                         std::ranges::count(axes, axis[0], &MeshAxis::name) == 0;
       if (good) ranks *= axes.emplace_back(MeshAxis{axis[0], axis[1][0] - '0'}).size;
     }
-    const std::string_view all = rows_of(kParts, words[0]);
+    const std::string_view all = find_entries(kParts, words[0]);
     if (all.empty() || axes.empty() || axes.size() + 1 != words.size() || ranks > 8)
       throw InputError(fmt::format(
           "{}: expected mlp, attention or block, and axes of 2 or 4 ranks, at most 8 in all, as mlp tp=2; found '{}'",
@@ -168,7 +168,7 @@ PlacedPart parsed(std::string_view text, const std::string& name) {
 }
 
 // The first tensor or operation that the table refuses: what was found, and the likely cause.
-std::pair<std::string, std::string> fault_of(const PlacedPart& part) {
+std::pair<std::string, std::string> fault_text(const PlacedPart& part) {
   for (size_t a = 0; a < part.axes.size(); ++a) {
     const std::string& axis = part.axes[a].name;
     for (const Placed& t : part.tensors)
@@ -180,7 +180,7 @@ std::pair<std::string, std::string> fault_of(const PlacedPart& part) {
       for (size_t i = 1; i < op.size(); ++i)
         found.push_back((i + 1 < op.size() ? part[op[i]].on[a].second : part[op[i]].on[a].first).str());
       std::ptrdiff_t most = -1;
-      for (const std::string& text : split(rows_of(kTable, op[0]), '|')) {
+      for (const std::string& text : split(find_entries(kTable, op[0]), '|')) {
         Names row = split(text, ' ');
         while (row.size() < found.size()) row.insert(row.begin(), row[0]);
         std::ptrdiff_t equal = 0;
@@ -192,7 +192,7 @@ std::pair<std::string, std::string> fault_of(const PlacedPart& part) {
       return {
           fmt::format("{} on {} is {} in {} ({}); expected {}: {}", op[static_cast<size_t>(wrong - found.begin()) + 1],
                       axis, *wrong, op[0], fmt::join(op.begin() + 1, op.end(), " "), *expected, fmt::join(best, " ")),
-          cause_of(*wrong, *expected)};
+          failure_cause(*wrong, *expected)};
     }
     if (const auto& x = part["x"].on[a].first, &y = part["y"].on[a].second; x != y)
       return {fmt::format("y on {} ends as {}; expected {}, as x begins", axis, y.str(), x.str()),
@@ -346,7 +346,7 @@ PlacementVerdict check_placements(std::string_view text, const std::string& name
   PlacementVerdict out;
   out.title = part.title + ", x";
   for (const auto& [from, to] : part["x"].on) out.title += " " + from.str();
-  std::tie(out.found, out.cause) = fault_of(part);
+  std::tie(out.found, out.cause) = fault_text(part);
   price(part, out);
   run_beside_one_rank(part, out);
   return out;

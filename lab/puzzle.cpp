@@ -30,14 +30,14 @@ struct Sign {
   std::string_view words, cause;
 };
 
-std::string cause_of(std::span<const Sign> signs, std::string_view found) {
+std::string failure_cause(std::span<const Sign> signs, std::string_view found) {
   const auto sign = std::ranges::find_if(signs, [&](const Sign& s) { return found.find(s.words) != found.npos; });
   return sign == signs.end() ? "" : std::string(sign->cause);
 }
 
 // A target of the most, or the least, that a number may be.
 void expect(bool good, const char* bound, const std::string& found, const std::string& cause, const std::string& more) {
-  if (!good) throw Wrong{bound, found, cause, more};
+  if (!good) throw Failure{bound, found, cause, more};
 }
 
 struct SchedulePuzzle {
@@ -54,11 +54,11 @@ constexpr Sign kFaults[] = {
 };
 
 std::string cause_in_flight(const Schedule& s, const std::vector<Action>& list) {
-  const auto backward = std::ranges::find_if(list, [](const Action& a) { return a.what != Do::F; });
+  const auto backward = std::ranges::find_if(list, [](const Action& a) { return a.what != PassKind::F; });
   if (backward - list.begin() == std::ptrdiff_t{s.chunks()} * s.microbatches)
     return "all micro-batches go forward before the first goes backward: that is GPipe";
-  return s.has(Do::W) ? "W's come late, or too many F come first: what an F keeps is freed by its W"
-                      : "too many F come before the first backward pass, or before the next one";
+  return s.has(PassKind::W) ? "W's come late, or too many F come first: what an F keeps is freed by its W"
+                            : "too many F come before the first backward pass, or before the next one";
 }
 
 std::string cause_of_bubble(const Schedule& s, const ScheduleTask& t) {
@@ -66,24 +66,25 @@ std::string cause_of_bubble(const Schedule& s, const ScheduleTask& t) {
     return "one micro-batch at a time: the others could follow it while it travels";
   if (s.chunks() > 1 && s.rank_of_stage[0] == s.rank_of_stage[1])
     return "neighbouring stages are on one rank, as one long stage: deal them out, to ranks 0 1 0 1 or 0 1 1 0";
-  if (s.has(Do::B) && t.known.has(Do::W))
+  if (s.has(PassKind::B) && t.known.has(PassKind::W))
     return "B is whole: the rank before waits for both halves of it, and needs only the first: write I and W";
-  bool at_once = s.has(Do::W);
+  bool at_once = s.has(PassKind::W);
   for (const auto& list : s.actions)
-    for (size_t i = 1; i < list.size(); ++i) at_once = at_once && (list[i].what != Do::W || list[i - 1].what == Do::I);
+    for (size_t i = 1; i < list.size(); ++i)
+      at_once = at_once && (list[i].what != PassKind::W || list[i - 1].what == PassKind::I);
   return at_once ? "every W follows its I at once: keep some for the times when the rank would wait"
                  : "a rank waits though it could work: look at what it does just before the dots";
 }
 
 // In percent, of a step of so many units.
-double bubble_of(const ScheduleTask& t, double makespan) {
+double measured_bubble(const ScheduleTask& t, double makespan) {
   const Simulation known = simulate(t.known, t.times);
   return 100 * (1 - (1 - known.bubble_share()) * known.makespan / makespan);
 }
 
 ScheduleTask make_task(const SchedulePuzzle& p, uint64_t seed) { return make_task(p.family, seed); }
 
-Task task_of(const SchedulePuzzle& p, const ScheduleTask& t) {
+Task make_defect_task(const SchedulePuzzle& p, const ScheduleTask& t) {
   std::vector<double> forward;
   for (const StageTimes& stage : t.times.stages) forward.push_back(stage.forward);
   Task out;
@@ -98,7 +99,7 @@ Task task_of(const SchedulePuzzle& p, const ScheduleTask& t) {
   if (p.family.in_flight > 0)
     out.numbers += fmt::format("- in flight on rank 0, 1 and so on: at most {} F\n", fmt::join(t.in_flight, ", "));
   out.numbers += fmt::format("- a step takes at most {} units: a bubble of {:.1f}% of the time\n", t.makespan,
-                             bubble_of(t, t.makespan));
+                             measured_bubble(t, t.makespan));
   out.solution = to_text(t.known);
   if (t.is_given) out.begun = split(out.solution, '\n')[1] + "\n";  // behind a comment
   return out;
@@ -109,9 +110,9 @@ Right graded(const SchedulePuzzle& p, const ScheduleTask& t, const std::string& 
   try {
     s = parse_schedule(text, name);
   } catch (const Error& e) {
-    throw Wrong{"schedule", e.what(), cause_of(kFaults, e.what()), ""};
+    throw Failure{"schedule", e.what(), failure_cause(kFaults, e.what()), ""};
   }
-  expect(p.family.splits || !s.has(Do::I), "schedule", "there are I and W; expected F and B",
+  expect(p.family.splits || !s.has(PassKind::I), "schedule", "there are I and W; expected F and B",
          "the halves of a backward pass are taught by p8", "");
   const int chunks = p.family.chunks;
   expect(s.ranks == p.family.ranks && s.microbatches == t.known.microbatches && s.chunks() == chunks, "size",
@@ -130,13 +131,13 @@ Right graded(const SchedulePuzzle& p, const ScheduleTask& t, const std::string& 
   const double bubble = 100 * sim.bubble_share();
   expect(sim.makespan <= t.makespan, "bubble",
          fmt::format("a step takes {} units, and ranks wait {:.1f}% of the time; expected at most {} units, {:.1f}%",
-                     sim.makespan, bubble, t.makespan, bubble_of(t, t.makespan)),
+                     sim.makespan, bubble, t.makespan, measured_bubble(t, t.makespan)),
          cause_of_bubble(s, t), picture);
   const double best = simulate(t.known, t.times).makespan;
   return {
       {fmt::format("{} ranks, {} micro-batches; in flight by rank: {}", s.ranks, s.microbatches, fmt::join(peaks, " ")),
        fmt::format("your step {} units, bubble {:.1f}%; best found by a short search {} units, {:.1f}%", sim.makespan,
-                   bubble, best, bubble_of(t, best))},
+                   bubble, best, measured_bubble(t, best))},
       picture,
       {{"bubble_percent", bubble}, {"units", sim.makespan}, {"best_known_units", best}}};
 }
@@ -172,7 +173,7 @@ PlacementTask make_task(const PlacementPuzzle& p, uint64_t seed) {
           (tp - 1) * (4 * p.pairs * activation + cut_x * 2 * p.full * vector) + tp * 2 * (dp - 1) * held, held};
 }
 
-Task task_of(const PlacementPuzzle&, const PlacementTask& t) {
+Task make_defect_task(const PlacementPuzzle&, const PlacementTask& t) {
   return {
       fmt::format("- {}\n- parameters of a rank: at most {} bytes\n- sent by all ranks, forward and backward: at most "
                   "{} bytes\n",
@@ -228,7 +229,7 @@ struct PlanTask {
 
 PlanTask make_task(const PlanPuzzle& p, uint64_t seed) {
   const Philox random = Philox::named(seed, "plan");
-  PlanTask t{{planner::shape_of(*preset("llama2-7b")),
+  PlanTask t{{planner::to_model_shape(*preset("llama2-7b")),
               {},
               planner::hardware_named("rtx4090"),
               planner::software_named("tessera")},
@@ -239,26 +240,26 @@ PlanTask make_task(const PlanPuzzle& p, uint64_t seed) {
   planner::Case c = t.with;
   c.layout = t.known;
   const planner::Prediction found = planner::predict(c);
-  t.activations = std::ceil(found.memory[found.fullest].activations / 1e8) / 10;
+  t.activations = std::ceil(found.memory[found.peak_rank].activations / 1e8) / 10;
   t.tokens_per_s = std::floor(found.tokens_per_s * 0.0098) * 100;
   return t;
 }
 
-Task task_of(const PlanPuzzle& p, const PlanTask& t) {
+Task make_defect_task(const PlanPuzzle& p, const PlanTask& t) {
   Task out{
       fmt::format("- {} sequences of {} tokens a step; `zero` at most {}\n- memory of the fullest rank: at most {:.1f} "
                   "GB, its activations: at most {:.1f} GB\n- at least {:.0f} tokens/s\n",
                   t.batch, t.with.model.context, static_cast<int>(p.zero), t.with.hardware.usable_bytes() / 1e9,
                   t.activations, t.tokens_per_s)};
   planner::Layout l = t.known;
-  for (const Setting& field : settings_of(l))
+  for (const Setting& field : field_descriptors(l))
     out.solution += fmt::format("{} = {}\n", field.field.name, field.written());
   return out;
 }
 
 Right graded(const PlanPuzzle& p, const PlanTask& t, const std::string& text, const std::string& name) {
   planner::Layout l;
-  const Settings all = settings_of(l);
+  const Settings all = field_descriptors(l);
   for (const ConfigEntry& e : read_config(text, name)) {
     const Setting* field = all.find(e.key);
     if (!field)
@@ -279,24 +280,24 @@ Right graded(const PlanPuzzle& p, const PlanTask& t, const std::string& text, co
   };
   std::string picture, slowest;
   for (const auto& [part, bytes] : planner::kMemoryParts)
-    picture += bar(part, seen.memory[seen.fullest].*bytes / 1e9, '#');
-  const double card = c.hardware.usable_bytes() / 1e9, needs = seen.memory[seen.fullest].peak() / 1e9;
+    picture += bar(part, seen.memory[seen.peak_rank].*bytes / 1e9, '#');
+  const double card = c.hardware.usable_bytes() / 1e9, needs = seen.memory[seen.peak_rank].peak() / 1e9;
   picture += bar("the card", card, '=');
   expect(seen.fits, "memory",
          fmt::format("the fullest rank needs {:.1f} GB, most of it {}; expected at most {:.1f}", needs, seen.largest,
                      card),
-         cause_of(kPlanCauses, seen.largest), picture);
-  const double activations = seen.memory[seen.fullest].activations / 1e9;
+         failure_cause(kPlanCauses, seen.largest), picture);
+  const double activations = seen.memory[seen.peak_rank].activations / 1e9;
   expect(activations <= t.activations, "activations",
          fmt::format("{:.2f} GB on the fullest rank; expected at most {:.1f}", activations, t.activations),
-         cause_of(kPlanCauses, "activations"), picture);
+         failure_cause(kPlanCauses, "activations"), picture);
   double most = 0;
   for (const auto& [part, seconds] : planner::kParts)
     if (part != planner::kParts[0].first && seen.parts.*seconds > most) most = seen.parts.*seconds, slowest = part;
   expect(seen.tokens_per_s >= t.tokens_per_s, "speed",
          fmt::format("{:.0f} tokens/s, {:.0f}% of the time for {}; expected at least {:.0f}", seen.tokens_per_s,
                      100 * most / seen.step_s, slowest, t.tokens_per_s),
-         cause_of(kPlanCauses, slowest), picture);
+         failure_cause(kPlanCauses, slowest), picture);
   return {{fmt::format("the fullest rank needs {:.1f} of {:.1f} GB, {:.2f} of it for activations", needs, card,
                        activations),
            fmt::format("{:.0f} tokens/s, bubble {:.1f}%", seen.tokens_per_s, 100 * seen.bubble)},
@@ -319,7 +320,7 @@ const std::string& planted_in(const DefectPuzzle& p, uint64_t seed, uint64_t run
   return p.names[(random.below(p.names.size(), 0) + run * (1 + random.below(2, 1))) % p.names.size()];
 }
 
-VerifyResult run_of(const DefectPuzzle& p, const std::string& name) {
+VerifyResult run_puzzle(const DefectPuzzle& p, const std::string& name) {
   Job job;
   job.model.layers = job.model.heads = 2, job.model.channels = 16, job.model.context = 8, job.model.vocab = 32;
   job.optim.batch = 8, job.optim.steps = 2, job.optim.warmup = 1;
@@ -327,10 +328,10 @@ VerifyResult run_of(const DefectPuzzle& p, const std::string& name) {
   return verify(job, planted(defect(name), job));
 }
 
-std::string runs_of(const DefectPuzzle& p, uint64_t seed) {
+std::string puzzle_runs(const DefectPuzzle& p, uint64_t seed) {
   std::string out;
   for (size_t run = 0; run < kRuns; ++run) {
-    const VerifyResult r = run_of(p, planted_in(p, seed, run));
+    const VerifyResult r = run_puzzle(p, planted_in(p, seed, run));
     out += fmt::format("run {}\n", run + 1);
     for (const SentBytes& s : r.sent)
       for (const SentBytes& e : r.expected_sent)
@@ -344,8 +345,8 @@ std::string runs_of(const DefectPuzzle& p, uint64_t seed) {
 
 uint64_t make_task(const DefectPuzzle&, uint64_t seed) { return seed; }
 
-Task task_of(const DefectPuzzle& p, uint64_t seed) {
-  return {"- three runs, in `runs.txt`\n", "", "", [=] { return runs_of(p, seed); }};
+Task make_defect_task(const DefectPuzzle& p, uint64_t seed) {
+  return {"- three runs, in `runs.txt`\n", "", "", [=] { return puzzle_runs(p, seed); }};
 }
 
 Right graded(const DefectPuzzle& p, uint64_t seed, const std::string& text, const std::string& name) {
@@ -357,7 +358,7 @@ Right graded(const DefectPuzzle& p, uint64_t seed, const std::string& text, cons
     throw InputError(
         fmt::format("{}: line {} of answers: expected '{}' and a word; found '{}'", name, line + 1, key, lines[line]));
   };
-  Wrong wrong;
+  Failure wrong;
   size_t right = 0;
   std::string picture;
   for (size_t run = 0; run < kRuns; ++run) {
@@ -368,7 +369,7 @@ Right graded(const DefectPuzzle& p, uint64_t seed, const std::string& text, cons
     picture += fmt::format("run {} [{}] {}\n", run + 1, said == is ? '#' : ' ', said);
     right += said == is;
     if (said == is || !wrong.bound.empty()) continue;
-    const VerifyResult would = run_of(p, said), was = run_of(p, is);
+    const VerifyResult would = run_puzzle(p, said), was = run_puzzle(p, is);
     std::string other = "less than it does";
     for (const std::string& line : would.failures)
       if (std::ranges::count(was.failures, line) == 0) other = line;
@@ -386,7 +387,7 @@ template <class Family>
 Puzzle puzzle(const char* name, const Family& f) {
   return {name, Family::file, Family::bounds(), [f](uint64_t seed) {
             const auto numbers = make_task(f, seed);
-            Task out = task_of(f, numbers);
+            Task out = make_defect_task(f, numbers);
             out.grade = [=](const auto& text, const auto& path) { return graded(f, numbers, text, path); };
             return out;
           }};
@@ -406,7 +407,7 @@ std::optional<Noted> noted_in(const std::string& text) {
   if (!std::regex_search(text, found, line, std::regex_constants::match_continuous)) return {};
   return Noted{find_puzzle(found.str(1)), std::stoull(found[2])};
 }
-std::optional<Noted> noted_of(const fs::path& folder) {
+std::optional<Noted> read_note(const fs::path& folder) {
   const fs::path file = folder / kTaskFile;
   return is_plain_file(file) ? noted_in(read_whole(file, 1 << 20)) : std::nullopt;
 }
@@ -463,7 +464,7 @@ const Puzzle* find_puzzle(std::string_view name) {
 }
 
 const Puzzle* puzzle_in(const fs::path& folder) {
-  const auto noted = noted_of(folder);
+  const auto noted = read_note(folder);
   return noted ? noted->puzzle : nullptr;
 }
 
@@ -487,7 +488,7 @@ void start(const Puzzle& p, const fs::path& folder, uint64_t seed) {
 Verdict grade(const Puzzle& p, const fs::path& given) {
   const bool in_folder = is_folder(given);
   const fs::path folder = in_folder ? given : given.parent_path(), file = in_folder ? given / p.file : given;
-  const std::optional<Noted> given_out = noted_of(folder);
+  const std::optional<Noted> given_out = read_note(folder);
   if (!given_out && in_folder)
     throw InputError(fmt::format("{} is missing or damaged; `tessera lab start p{} {}` writes it",
                                  (folder / kTaskFile).string(), p.number, given.string()));
@@ -500,19 +501,19 @@ Verdict grade(const Puzzle& p, const fs::path& given) {
   out.seed = given_out ? given_out->seed : own ? own->seed : 0;
   try {
     if (own && (own->puzzle != &p || own->seed != *out.seed))
-      throw Wrong{"seed",
-                  fmt::format("the first line is '{}'; expected '{}'", split(text, '\n')[0],
-                              split(note(p, *out.seed), '\n')[0]),
-                  "the file belongs to another task: each `lab start` gives out another one"};
+      throw Failure{"seed",
+                    fmt::format("the first line is '{}'; expected '{}'", split(text, '\n')[0],
+                                split(note(p, *out.seed), '\n')[0]),
+                    "the file belongs to another task: each `lab start` gives out another one"};
     const Right right = p.task(*out.seed).grade(text, file.string());
     picture = right.picture, out.score = right.score, out.solved = true, out.kept = p.bounds.size();
     for (const std::string& line : right.held) lines += fmt::format("  held   {}\n", line);
-  } catch (const Wrong& w) {
+  } catch (const Failure& w) {
     out.wrong = w, out.kept = kept_bounds(p.bounds, w);
   } catch (const Error& e) {
     out.wrong = {"file", e.what(), ""};
   }
-  if (const Wrong& w = out.wrong; !out.solved) {
+  if (const Failure& w = out.wrong; !out.solved) {
     lines = fmt::format("  broke  {}\n  found  {}\n{}", w.bound, w.found,
                         w.cause.empty() ? "" : "  cause  " + w.cause + "\n");
     picture = w.more;

@@ -13,7 +13,7 @@ namespace tessera::lab {
 
 // A right file: lines that it was found to keep, its picture, and numbers by which learners may be compared.
 struct Right {
-  Held held;
+  PassedChecks held;
   std::string picture;
   Scores score;
 };
@@ -35,7 +35,7 @@ struct Puzzle {
   std::string_view page = {};
   int number = 0;  // its place in the list, from 1: p1
 
-  std::string_view title() const { return title_of(page); }
+  std::string_view title() const { return page_title(page); }
 };
 
 const std::vector<Puzzle>& puzzles();

@@ -18,7 +18,7 @@ constexpr int kMoves = 1000;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // When a step ends; never, if the schedule breaks a rule of the task but the last.
-double end_of(const Schedule& s, const ScheduleTask& t) {
+double end_time(const Schedule& s, const ScheduleTask& t) {
   if (find_fault(s)) return kNever;
   const std::vector<int> peaks = peak_in_flight(s);
   for (size_t r = 0; r < peaks.size(); ++r)
@@ -29,15 +29,15 @@ double end_of(const Schedule& s, const ScheduleTask& t) {
 // The schedule with its halves of backward passes as one.
 Schedule joined(Schedule s) {
   for (auto& list : s.actions) {
-    std::erase_if(list, [](const Action& a) { return a.what == Do::W; });
-    for (Action& a : list) a.what = a.what == Do::I ? Do::B : a.what;
+    std::erase_if(list, [](const Action& a) { return a.what == PassKind::W; });
+    for (Action& a : list) a.what = a.what == PassKind::I ? PassKind::B : a.what;
   }
   return s;
 }
 
 // Moves single actions as long as the step does not get longer.
 Schedule improved(Schedule s, const ScheduleTask& t, const Philox& random) {
-  double end = end_of(s, t);
+  double end = end_time(s, t);
   for (uint64_t move = 0; move < kMoves; ++move) {
     const auto pick = [&](uint64_t what, size_t below) {
       return static_cast<std::ptrdiff_t>(random.below(below, 4 * move + what));
@@ -46,7 +46,7 @@ Schedule improved(Schedule s, const ScheduleTask& t, const Philox& random) {
     auto& list = other.actions[static_cast<size_t>(pick(0, s.actions.size()))];
     const auto from = list.begin() + pick(1, list.size()), to = std::min(from + 1 + pick(2, 6), list.end());
     pick(3, 2) == 0 ? std::rotate(from, from + 1, to) : std::rotate(from, to - 1, to);
-    if (const double ends = end_of(other, t); ends <= end) s = std::move(other), end = ends;
+    if (const double ends = end_time(other, t); ends <= end) s = std::move(other), end = ends;
   }
   return s;
 }
@@ -54,24 +54,24 @@ Schedule improved(Schedule s, const ScheduleTask& t, const Philox& random) {
 // Rank 0 of two gets a list that no schedule of the product has; the best list of rank 1 for it is the shortest of all.
 // A mask has a bit for each place of a list: an F or a B.
 bool give_rank_0(ScheduleTask& t, int microbatches, const Philox& random, uint64_t i) {
-  const auto list_of = [&](int rank, uint64_t mask) {
+  const auto make_list = [&](int rank, uint64_t mask) {
     std::vector<Action> list;
     for (int place = 0, f = 0, b = 0; place < 2 * microbatches; ++place) {
       const bool forward = mask >> place & 1;
       if (forward ? f == microbatches : b == f) return std::vector<Action>();
-      list.push_back(forward ? Action{Do::F, rank, f++} : Action{Do::B, rank, b++});
+      list.push_back(forward ? Action{PassKind::F, rank, f++} : Action{PassKind::B, rank, b++});
     }
     return list;
   };
   const uint64_t masks = uint64_t{1} << 2 * microbatches;
   Schedule s = empty_schedule("", 2, 1, microbatches);
-  s.actions[0] = list_of(0, random.below(masks, i));
+  s.actions[0] = make_list(0, random.below(masks, i));
   for (const Schedule& made : made_schedules(2, microbatches))
     if (made.actions[0] == s.actions[0]) return false;
   t.makespan = kNever;
   for (uint64_t mask = 0; mask < masks && !s.actions[0].empty(); ++mask)
-    if (s.actions[1] = list_of(1, mask); !s.actions[1].empty() && end_of(s, t) < t.makespan)
-      t.known = s, t.makespan = end_of(s, t);
+    if (s.actions[1] = make_list(1, mask); !s.actions[1].empty() && end_time(s, t) < t.makespan)
+      t.known = s, t.makespan = end_time(s, t);
   t.is_given = true;
   return t.makespan < kNever;
 }
@@ -103,7 +103,7 @@ ScheduleTask make_task(const ScheduleFamily& f, uint64_t seed) {
       t.times.stages.push_back({one, 2 * one, one, one});
     }
     for (int r = 0; r < f.ranks; ++r)
-      t.in_flight.push_back(f.in_flight > 0 ? static_cast<int>((f.in_flight - r * f.one_less) * f.chunks)
+      t.in_flight.push_back(f.in_flight > 0 ? static_cast<int>((f.in_flight - r * f.gradient_done) * f.chunks)
                                             : m * f.chunks);
     if (f.gives_rank_0) {
       if (give_rank_0(t, m, random, 64 * i + 63)) return t;
@@ -112,13 +112,14 @@ ScheduleTask make_task(const ScheduleFamily& f, uint64_t seed) {
     double made = kNever, first = kNever;
     for (const Schedule& s : made_schedules(f.ranks, m)) {
       if (s.chunks() != f.chunks) continue;
-      if (f.splits || !s.has(Do::W)) made = std::min(made, end_of(s, t));
-      for (const Schedule& from : {f.splits ? s : joined(s), f.splits && s.has(Do::B) ? split_backward(s) : s})
-        if ((f.splits || !from.has(Do::W)) && end_of(from, t) < first) first = end_of(from, t), t.known = from;
+      if (f.splits || !s.has(PassKind::W)) made = std::min(made, end_time(s, t));
+      for (const Schedule& from : {f.splits ? s : joined(s), f.splits && s.has(PassKind::B) ? split_backward(s) : s})
+        if ((f.splits || !from.has(PassKind::W)) && end_time(from, t) < first)
+          first = end_time(from, t), t.known = from;
     }
     if (first == kNever) continue;
     t.known = improved(t.known, t, Philox::named(seed + i, "moves"));
-    const double best = end_of(t.known, t);
+    const double best = end_time(t.known, t);
     if (made < best + 2) continue;
     t.makespan = std::floor(std::min(made == kNever ? best * 1.1 : made - 1, (best + std::min(made, best * 1.2)) / 2));
     return t;

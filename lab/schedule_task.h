@@ -14,7 +14,7 @@ struct ScheduleFamily {
   int least, most;            // micro-batches
   bool splits = false;        // whether I and W are taught: without them a file has F and B alone
   double in_flight = 0;       // micro-batches that rank 0 may keep; 0: all
-  double one_less = 0;        // rank r keeps so many fewer than rank r - 1
+  double gradient_done = 0;   // rank r keeps so many fewer than rank r - 1
   bool gives_rank_0 = false;  // rank 0's list is given, and times are even
 };
 

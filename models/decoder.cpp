@@ -6,20 +6,22 @@
 namespace tessera {
 namespace {
 
-NormOptions norm_of(const ModelConfig& c) { return {.eps = c.norm_eps, .center = row_of(c.family).centered_norms}; }
+NormOptions gradient_norm(const ModelConfig& c) {
+  return {.eps = c.norm_eps, .center = find_row(c.family).centered_norms};
+}
 
 }  // namespace
 
 DecoderBlock::DecoderBlock(const ModelConfig& c, const Attention::Options& attention)
-    : norm1(child<Norm>("norm1", c.channels, norm_of(c), c.recompute)),
+    : norm1(child<Norm>("norm1", c.channels, gradient_norm(c), c.recompute)),
       attn(child<Attention>("attn", c.channels, attention)),
-      norm2(child<Norm>("norm2", c.channels, norm_of(c), c.recompute)),
+      norm2(child<Norm>("norm2", c.channels, gradient_norm(c), c.recompute)),
       mlp(make_mlp(c)),
       drop1(child<Dropout>("drop1", c.dropout)),
       drop2(child<Dropout>("drop2", c.dropout)) {}
 
 Module& DecoderBlock::make_mlp(const ModelConfig& c) {
-  const bool gated = row_of(c.family).gated;
+  const bool gated = find_row(c.family).gated;
   const double deviation = c.residual_deviation();
   if (c.experts.count > 0)
     return child<MixtureOfExperts>("mlp", c.channels,
@@ -31,7 +33,7 @@ Module& DecoderBlock::make_mlp(const ModelConfig& c) {
                                                              .experts = c.experts});
   if (gated) return child<GatedMlp>("mlp", c.channels, c.hidden(), deviation, c.recompute, c.mlp_bias);
   return child<Mlp>("mlp", c.channels, c.hidden(),
-                    Mlp::Options{deviation, c.recompute, row_of(c.family).biases, c.gelu});
+                    Mlp::Options{deviation, c.recompute, find_row(c.family).biases, c.gelu});
 }
 
 Var DecoderBlock::forward(const Var& x) {
@@ -50,7 +52,7 @@ Tensor DecoderBlock::decode(const Tensor& x, std::span<KvCache* const> texts, in
 
 std::vector<DecoderBlock*> Decoder::make_blocks() {
   const ModelConfig& c = config;
-  const FamilyRow& row = row_of(c.family);
+  const FamilyRow& row = find_row(c.family);
   Attention::Options attention{.heads = c.heads,
                                .kv_heads = c.kv_heads,
                                .head_dim = c.head_dim,
@@ -71,18 +73,18 @@ std::vector<DecoderBlock*> Decoder::make_blocks() {
 Decoder::Decoder(const ModelConfig& c)
     : LanguageModel(c),
       tokens(child<Embedding>("tokens", c.vocab, c.channels)),
-      positions(row_of(c.family).rotary ? nullptr : &child<Embedding>("positions", c.position_rows(), c.channels)),
+      positions(find_row(c.family).rotary ? nullptr : &child<Embedding>("positions", c.position_rows(), c.channels)),
       drop(child<Dropout>("drop", c.dropout)),
       blocks(make_blocks()),
-      norm(child<Norm>("norm", c.channels, norm_of(c), Recompute::none)),
+      norm(child<Norm>("norm", c.channels, gradient_norm(c), Recompute::none)),
       head(make_head(tokens)) {
   if (c.mlp_bias && c.experts.count > 0)
     throw FieldError("mlp_bias", "experts have no biases; expected false beside `experts`");
-  if (row_of(c.family).gated && c.gelu != GeluForm::tanh)
+  if (find_row(c.family).gated && c.gelu != GeluForm::tanh)
     throw FieldError("gelu", "goes with `family` gpt2, found " + std::string(name_in(kFamilyNames, c.family)));
-  if (row_of(c.family).rotary && c.positions != 0)
+  if (find_row(c.family).rotary && c.positions != 0)
     throw FieldError("positions", "goes with `family` gpt2, found " + std::string(name_in(kFamilyNames, c.family)));
-  if (row_of(c.family).rotary) return;
+  if (find_row(c.family).rotary) return;
   if (c.position_rows() < c.context)
     throw FieldError("positions", "expected a row for each of the " + std::to_string(c.context) +
                                       " tokens of `context`, found " + std::to_string(c.positions));
@@ -98,7 +100,7 @@ Decoder::Decoder(const ModelConfig& c)
 
 Var Decoder::embed(const Tensor& ids) {
   if (!positions) return drop.apply(tokens.lookup(ids));
-  if (ids.rank() != 2) throw Error("[gpt] ids are " + ids.describe() + "; expected int32 (B, T)");
+  if (ids.ndim() != 2) throw Error("[gpt] ids are " + ids.describe() + "; expected int32 (B, T)");
   const StepInfo at = step();
   const int64_t t = ids.dim(1), total = std::max(t, at.tokens_total);
   if (total > config.context)

@@ -35,7 +35,7 @@ void Decoder::place(const ModelAxes& axes) {
     if (positions && between == S(1))  // their lookup, (T, C) or (B, T, C), is the same everywhere
       positions->wrap([&tp](const Module::Inner& inner, const Var& x) {
         const Var all = inner(x);
-        return redistribute(all, tp, I, S(all.shape().rank() - 2));
+        return redistribute(all, tp, I, S(all.shape().ndim() - 2));
       });
     token_wise(drop, tp, between);
     for (DecoderBlock* block : blocks) cut(*block, tp, between);
@@ -44,7 +44,7 @@ void Decoder::place(const ModelAxes& axes) {
   }
   place_experts(*this, axes, {axes.between.kind, axes.between.dim});  // of sequences of any length
   if (is_cut(axes.cp))  // after tp, whose heads it deals out again under ulysses
-    for (DecoderBlock* block : blocks) block->attn.set_core(context_core(*axes.cp, axes.cp_mode));
+    for (DecoderBlock* block : blocks) block->attn.set_attention(context_core(*axes.cp, axes.cp_mode));
 }
 
 }  // namespace tessera

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-const FamilyRow& row_of(Family family) {
+const FamilyRow& find_row(Family family) {
   static const std::array<FamilyRow, kFamilyNames.size()> rows{
       {{.centered_norms = true,
         .rotary = false,
@@ -148,7 +148,7 @@ namespace {
 
 // A size of a model: it is the preset's where nobody says it, and trained weights have it.
 Field size(std::string_view name, std::string_view help, Bounds range = {}) {
-  return Field{name, help, range}.follows().for_weights().for_identity(Same::unless_usual);
+  return Field{name, help, range}.follows().for_weights().for_identity(IdentityRole::unless_usual);
 }
 Field of_llama(std::string_view name, std::string_view help, Bounds range = {}) {
   return size(name, help, range).with("family llama");
@@ -159,7 +159,7 @@ Field of_experts(std::string_view name, std::string_view help, Bounds range = {}
 }
 // A field of experts that belongs to the training: other weights may have been trained with another value.
 Field of_routing(std::string_view name, std::string_view help) {
-  return Field{name, help, {0, 1e6}}.follows().with("experts").for_identity(Same::unless_usual);
+  return Field{name, help, {0, 1e6}}.follows().with("experts").for_identity(IdentityRole::unless_usual);
 }
 
 void add_rotary(Settings& s, RotaryOptions& r) {
@@ -208,15 +208,15 @@ void add_adapters(Settings& s, LoraConfig& l) {
                  "trains adapters of this rank (LoRA) and freezes the model of `init`; 0: trains the whole "
                  "model",
                  {0, 1e6}})
-      .for_identity(Same::unless_usual);
+      .for_identity(IdentityRole::unless_usual);
   s.add(l.alpha, {"lora_alpha", "scales adapters by alpha / rank; default: the rank", {0, 1e6}}).follows();
   s.add(l.dropout, {"lora_dropout", "probability of dropping an input of an adapter", {0, 1, true}})
-      .for_identity(Same::unless_usual);
+      .for_identity(IdentityRole::unless_usual);
   s.add(l.rank_stabilised, {"lora_rslora", "scales adapters by alpha / sqrt(rank) instead"});
   s.add(l.targets, {"lora_targets",
                     "layers with adapters, separated by commas, or all; default: q_proj,v_proj, and c_attn for gpt2"})
       .follows()
-      .for_identity(Same::unless_usual);
+      .for_identity(IdentityRole::unless_usual);
 }
 
 }  // namespace
@@ -226,24 +226,27 @@ ModelConfig whole_sizes(ModelConfig c) {
   return c;
 }
 
-Settings settings_of(ModelConfig& c) {
+Settings field_descriptors(ModelConfig& c) {
   Settings s;
   s.group("Model");
   s.add(c.family, size("family", "kind of layers; default: that of `model`"));
-  s.add(c.layers, size("layers", "transformer blocks", {1, 100000}).for_identity(Same::yes));
-  s.add(c.heads, size("heads", "attention heads; must divide the channels", {1, 1e6}).for_identity(Same::yes));
+  s.add(c.layers, size("layers", "transformer blocks", {1, 100000}).for_identity(IdentityRole::yes));
+  s.add(c.heads, size("heads", "attention heads; must divide the channels", {1, 1e6}).for_identity(IdentityRole::yes));
   s.add(c.kv_heads,
         size("kv_heads", "heads of keys and values (grouped-query attention); must divide the heads", {1, 1e6}));
   s.add(c.head_dim, size("head_dim", "channels of one head; default: channels / heads", {1, 1e6}));
-  s.add(c.channels, size("channels", "width of the model", {1, 1e6}).for_identity(Same::yes));
+  s.add(c.channels, size("channels", "width of the model", {1, 1e6}).for_identity(IdentityRole::yes));
   s.add(c.ffn, size("ffn", "hidden channels of a feed-forward layer, or of an expert; default: 4 times the channels",
                     {1, 1e7}));
-  s.add(c.context, {"context", "tokens that the model sees at once", {1, 1e9}}).follows().for_identity(Same::yes);
+  s.add(c.context, {"context", "tokens that the model sees at once", {1, 1e9}})
+      .follows()
+      .for_identity(IdentityRole::yes);
   s.add(c.positions, {"positions", "rows of the gpt2 family's table of positions; default: the context", {1, 1e9}})
       .follows()
       .with("family gpt2")
-      .for_identity(Same::unless_usual);
-  s.add(c.vocab, size("vocab", "pads the tokenizer's vocabulary to this size", {1, 1e9}).for_identity(Same::yes));
+      .for_identity(IdentityRole::unless_usual);
+  s.add(c.vocab,
+        size("vocab", "pads the tokenizer's vocabulary to this size", {1, 1e9}).for_identity(IdentityRole::yes));
   s.add(c.tied, size("tied", "gives the head its own table; default: that of the tokens").unless("untied"));
   add_rotary(s, c.rotary);
   s.add(c.window, of_llama("window", "last tokens that one attends to (a sliding window); 0: all [0]", {0, 1e9}));
@@ -255,7 +258,7 @@ Settings settings_of(ModelConfig& c) {
         size("gelu", "GELU of the gpt2 family: GPT-2's own with tanh, or the exact one [tanh]").with("family gpt2"));
   s.add(c.norm_eps, size("norm_eps", "epsilon of the norms [1e-5]", {0, 1}));
   add_experts(s, c.experts);
-  s.add(c.dropout, {"dropout", "probability of dropping an activation", {0, 1, true}}).for_identity(Same::yes);
+  s.add(c.dropout, {"dropout", "probability of dropping an activation", {0, 1, true}}).for_identity(IdentityRole::yes);
   s.group("Fine-tuning");
   add_adapters(s, c.lora);
   s.add(c.quantize.codec,
@@ -263,11 +266,11 @@ Settings settings_of(ModelConfig& c) {
          "keeps frozen weights of the layers in 4 bits (QLoRA): nf4, or gptq for a model that `tessera "
          "checkpoint quantize` made; default: as `init` has them"})
       .follows()
-      .for_identity(Same::unless_usual);
+      .for_identity(IdentityRole::unless_usual);
   s.add(c.quantize.group,
         {"quantize_group", "with gptq: columns that share a scale, -1 for all; default: 128", {-1, 1e6}})
       .follows()
-      .for_identity(Same::unless_usual);
+      .for_identity(IdentityRole::unless_usual);
   return s;
 }
 

@@ -8,7 +8,7 @@ namespace tessera {
 namespace {
 
 // The length of a text whose layers may be on other ranks too: those that are here are all of one length.
-int64_t lengths_of(const TextCache& text) {
+int64_t context_length(const TextCache& text) {
   int64_t most = 0;
   for (const KvCache& layer : text) most = std::max(most, layer.length);
   return most;
@@ -50,7 +50,7 @@ void LanguageModel::recompute(Module& layer) {
 }
 
 void LanguageModel::mark_matrices(Module& layer) {
-  for (Parameter* p : layer.parameters()) p->whole_update = p->whole.rank() == 2;
+  for (Parameter* p : layer.parameters()) p->whole_update = p->whole.ndim() == 2;
   for (Attention* a : layer.all<Attention>()) {
     const int64_t key = a->heads().key * a->head_dim();
     a->qkv.parameter(a->qkv.weight).rows = {a->heads().query * a->head_dim(), key, key};
@@ -77,7 +77,7 @@ Loss LanguageModel::loss(const Tensor& ids, const Tensor& targets, double scale)
 StepInfo LanguageModel::decode_step(int64_t tokens, std::span<TextCache* const> texts, const ArenaPtr& arena) const {
   std::vector<int32_t> at;
   for (const TextCache* text : texts)
-    for (int64_t t = 0; t < tokens; ++t) at.push_back(static_cast<int32_t>(lengths_of(*text) + t));
+    for (int64_t t = 0; t < tokens; ++t) at.push_back(static_cast<int32_t>(context_length(*text) + t));
   const Tensor positions = Tensor::constant<int32_t>(at, {std::ssize(texts), tokens}, arena);
   return {.tokens_total = tokens, .documents = {{}, positions}};
 }
@@ -85,8 +85,8 @@ StepInfo LanguageModel::decode_step(int64_t tokens, std::span<TextCache* const> 
 Tensor LanguageModel::decode_first(const Tensor& ids, std::span<TextCache* const> texts) {
   const NoGrad no_grad;
   for (const TextCache* text : texts)
-    if (lengths_of(*text) + ids.dim(1) > config.context)
-      throw Error("[model] " + std::to_string(lengths_of(*text) + ids.dim(1)) + " tokens; the context is " +
+    if (context_length(*text) + ids.dim(1) > config.context)
+      throw Error("[model] " + std::to_string(context_length(*text) + ids.dim(1)) + " tokens; the context is " +
                   std::to_string(config.context));
   return embed(ids).value();
 }
@@ -134,7 +134,7 @@ int64_t LanguageModel::idle_elements(int64_t i) {
 
 double LanguageModel::layer_flops(int64_t i) {
   int64_t elements = 0;
-  for (const Parameter* p : layer(i).parameters()) elements += p->whole.rank() == 2 ? p->whole.numel() : 0;
+  for (const Parameter* p : layer(i).parameters()) elements += p->whole.ndim() == 2 ? p->whole.numel() : 0;
   elements -= idle_elements(i);
   return 2 * static_cast<double>(elements) + 2 * config.keys() * static_cast<double>(config.attended());
 }

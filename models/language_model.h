@@ -17,7 +17,7 @@ namespace tessera {
 
 enum class Family : uint8_t { gpt2, llama };
 constexpr std::array<std::string_view, 2> kFamilyNames = {"gpt2", "llama"};
-constexpr const auto& names_of(Family) { return kFamilyNames; }
+constexpr const auto& value_names(Family) { return kFamilyNames; }
 
 // The name of one of our parameters, or of a module within a layer, and of the tensors whose rows are put together in
 // it: one; gate and up; or q, k and v. {} stands for the number of an expert.
@@ -44,7 +44,7 @@ struct FamilyRow {
   // The row of a module within a layer, or null.
   const TensorNames* find(std::string_view module) const;
 };
-const FamilyRow& row_of(Family family);
+const FamilyRow& find_row(Family family);
 
 // --- sizes ---
 
@@ -70,7 +70,7 @@ struct QuantizeConfig {
 };
 
 // Twice the keys that a query sees, on average: of `context` tokens, or the last `window` (0: all).
-inline double keys_of(int64_t context, int64_t window) {
+inline double visible_keys(int64_t context, int64_t window) {
   const auto t = static_cast<double>(context), w = window > 0 ? std::min(static_cast<double>(window), t) : t;
   return w * (2 - w / t);
 }
@@ -106,7 +106,7 @@ struct ModelConfig {
   int64_t attended() const { return heads * head_size(); }  // channels of q, and of what attention gives
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
   int64_t position_rows() const { return positions > 0 ? positions : context; }
-  double keys() const { return keys_of(context, window); }
+  double keys() const { return visible_keys(context, window); }
   // Deviation of the first weights of layers that add to the residual: GPT-2's 0.02 / sqrt(2 layers).
   double residual_deviation() const { return 0.02 / std::sqrt(2.0 * static_cast<double>(layers)); }
 };
@@ -117,18 +117,18 @@ constexpr std::array<std::string_view, 4> kRopeScalingNames = {"none", "linear",
 constexpr std::array<std::string_view, 2> kGeluNames = {"tanh", "erf"};
 constexpr std::array<std::string_view, 3> kCodecNames = {"none", "nf4", "gptq"};
 
-constexpr const auto& names_of(RouterSoftmax) { return kRouterSoftmaxNames; }
-constexpr const auto& names_of(RopeScaling) { return kRopeScalingNames; }
-constexpr const auto& names_of(GeluForm) { return kGeluNames; }
-constexpr const auto& names_of(Codec) { return kCodecNames; }
+constexpr const auto& value_names(RouterSoftmax) { return kRouterSoftmaxNames; }
+constexpr const auto& value_names(RopeScaling) { return kRopeScalingNames; }
+constexpr const auto& value_names(GeluForm) { return kGeluNames; }
+constexpr const auto& value_names(Codec) { return kCodecNames; }
 
 template <class Enum>
-constexpr std::string_view text_of(Enum value) {
-  return name_in(names_of(value), value);
+constexpr std::string_view to_string(Enum value) {
+  return name_in(value_names(value), value);
 }
 
 class Settings;
-Settings settings_of(ModelConfig& config);
+Settings field_descriptors(ModelConfig& config);
 // The sizes of `config`, with those that follow from others filled in.
 ModelConfig whole_sizes(ModelConfig config);
 

@@ -47,8 +47,8 @@ void place_experts(LanguageModel& model, const ModelAxes& axes, const Placement&
   for (int64_t i = 0; i < model.config.layers; ++i)
     for (MixtureOfExperts* mixture : model.layer(i).all<MixtureOfExperts>()) {
       if (is_cut(axes.tp)) cut_experts(*mixture, *axes.tp, between);
-      if (is_cut(axes.cp)) count_over(*mixture, *axes.cp, balance_of(axes.cp_mode));
-      if (is_cut(axes.ep)) share_out_experts(*mixture, *axes.ep);
+      if (is_cut(axes.cp)) count_over(*mixture, *axes.cp, sequence_partition(axes.cp_mode));
+      if (is_cut(axes.ep)) shard_experts(*mixture, *axes.ep);
     }
 }
 
@@ -106,7 +106,7 @@ void keep_stages(LanguageModel& model, const std::vector<Range>& layers, const s
   const std::vector<int> stages = stages_of_units(model, layers);
   const std::vector<Module::Unit> units = model.layout();
   for (size_t u = 0; u < units.size(); ++u)
-    if (!mine(stages[u])) units[u].module->set_here(false);
+    if (!mine(stages[u])) units[u].module->set_local(false);
 }
 
 ModelStages::ModelStages(LanguageModel& model, DataStrategy& strategy, Options options)

@@ -62,7 +62,7 @@ int32_t draw_token(const Tensor& logits_any, const SampleOptions& o, uint64_t in
   return order[n - 1];
 }
 
-GrowingText::GrowingText(const LanguageModel& model, std::vector<int32_t> prompt, int64_t count, uint64_t number)
+DecodingState::DecodingState(const LanguageModel& model, std::vector<int32_t> prompt, int64_t count, uint64_t number)
     : context_(static_cast<size_t>(model.config.context)),
       tokens_(std::move(prompt)),
       prompt_(std::ssize(tokens_)),
@@ -72,7 +72,7 @@ GrowingText::GrowingText(const LanguageModel& model, std::vector<int32_t> prompt
   if (tokens_.size() > context_) from_ = tokens_.size() - context_;
 }
 
-std::span<const int32_t> GrowingText::unread() {
+std::span<const int32_t> DecodingState::unread() {
   int64_t read = 0;
   for (const KvCache& layer : cache_) read = std::max(read, layer.length);
   if (static_cast<size_t>(read) + tokens_.size() - from_ > context_) {
@@ -82,13 +82,13 @@ std::span<const int32_t> GrowingText::unread() {
   return std::span(tokens_).subspan(from_);
 }
 
-int32_t GrowingText::grow(const Tensor& logits, const SampleOptions& options) {
+int32_t DecodingState::grow(const Tensor& logits, const SampleOptions& options) {
   const int32_t next = draw_token(logits, options, (number_ << 32) + static_cast<uint64_t>(written()), tokens_);
   grow(next);
   return next;
 }
 
-void GrowingText::grow(int32_t token) {
+void DecodingState::grow(int32_t token) {
   from_ = tokens_.size();
   tokens_.push_back(token);
 }
@@ -96,7 +96,7 @@ void GrowingText::grow(int32_t token) {
 void sample(LanguageModel& model, const std::vector<int32_t>& prompt, int64_t count, const SampleOptions& options,
             const std::function<bool(int32_t)>& f) {
   const ArenaPtr arena = model.parameters().at(0)->var.value().arena();
-  GrowingText text(model, prompt, count);
+  DecodingState text(model, prompt, count);
   for (int64_t i = 0; i < count; ++i) {
     const std::span<const int32_t> unread = text.unread();
     const Tensor logits = model.decode(Tensor::of<int32_t>(unread, {1, std::ssize(unread)}, arena), text.cache());

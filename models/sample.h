@@ -23,10 +23,10 @@ int32_t draw_token(const Tensor& logits, const SampleOptions& options, uint64_t 
 
 // A text that grows: the tokens that the model must read next, and the token behind them. When the context is full, the
 // last half of it is read again, and writing continues from there.
-class GrowingText {
+class DecodingState {
  public:
   // The prompt has at least one token. The `number` tells its draws from those of other texts.
-  GrowingText(const LanguageModel& model, std::vector<int32_t> prompt, int64_t count, uint64_t number = 0);
+  DecodingState(const LanguageModel& model, std::vector<int32_t> prompt, int64_t count, uint64_t number = 0);
 
   std::span<const int32_t> unread();  // at least one; empties the cache where there is no room for them
   TextCache& cache() { return cache_; }

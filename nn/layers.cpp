@@ -12,7 +12,7 @@ namespace tessera {
 namespace {
 
 // Packed copies where the processor makes them pay.
-WeightPacks* that_pay(WeightPacks& packs) { return cpu::packing_pays() ? &packs : nullptr; }
+PackedWeights* packs_if_profitable(PackedWeights& packs) { return cpu::packing_is_profitable() ? &packs : nullptr; }
 
 Attention::Options resolved(int64_t channels, Attention::Options o) {
   if (o.heads <= 0 || (o.head_dim == 0 && channels % o.heads != 0))
@@ -33,9 +33,11 @@ Linear::Linear(int64_t in, int64_t out, const Options& options)
       bias(options.bias ? &param("bias", {out}, Init::zeros()) : nullptr),
       options_(options) {}
 
-LinearWeights Linear::weights() { return {seen(weight), finish_ ? Var() : seen_bias(), that_pay(packs_), input_}; }
+LinearWeights Linear::weights() {
+  return {seen(weight), finish_ ? Var() : seen_bias(), packs_if_profitable(packs_), input_};
+}
 
-Var Linear::multiply(const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
+Var Linear::multiply(const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
   if (product_) return product_(x, w, b, packs);
   return finish_ ? finish_(linear(x, w, Var(), packs, input_), b) : linear(x, w, b, packs, input_);
 }
@@ -44,7 +46,7 @@ Var Linear::forward(const Var& x) {
   const Var b = seen_bias();
   const bool plain = options_.activation == Activation::none;
   Var y = packed_ ? multiply(x, unpacked(*packed_, x.dtype()), plain ? b : Var(), nullptr)
-                  : multiply(x, seen(weight), plain ? b : Var(), that_pay(packs_));
+                  : multiply(x, seen(weight), plain ? b : Var(), packs_if_profitable(packs_));
   for (Lora* adapter : adapters_) y = adapter->add_to(std::move(y), x);
   if (plain) return y;
   return bias_gelu(std::move(y), b, makes_activation_again(options_.recompute),
@@ -76,7 +78,7 @@ Var Embedding::lookup(const Tensor& ids) {
 Var Embedding::project(const Var& x) {
   return call(
       [this](const Var& in) {
-        WeightPacks* const packs = that_pay(packs_);
+        PackedWeights* const packs = packs_if_profitable(packs_);
         return product_ ? product_(in, seen(weight), Var(), packs) : linear_by_rows(in, seen(weight), packs);
       },
       x);
@@ -84,7 +86,7 @@ Var Embedding::project(const Var& x) {
 
 Var Embedding::logits(const Var& x) {
   const Var all = project(x);
-  const int64_t width = all.dim(all.shape().rank() - 1), rows = all.value().numel() / width;
+  const int64_t width = all.dim(all.shape().ndim() - 1), rows = all.value().numel() / width;
   return reshape(all, {rows, width});
 }
 
@@ -93,7 +95,7 @@ Loss Embedding::loss(const Var& x, const Tensor& targets, double scale) {
   Loss out;
   out.mean = call(
       [&](const Var& in) {
-        out = linear_cross_entropy(in, seen(weight), targets, scale, that_pay(packs_));
+        out = linear_cross_entropy(in, seen(weight), targets, scale, packs_if_profitable(packs_));
         return std::exchange(out.mean, Var());
       },
       x);
@@ -140,10 +142,10 @@ Rotary::Rotary(int64_t context, int64_t head_dim, const RotaryOptions& o)
 Var Rotary::apply(Var x, int64_t heads, const StepInfo& at) {
   const Tensor& like = x.value();
   if (!table_.defined()) {
-    const DType wide = wide_of(like.dtype());
+    const DType wide = accum_dtype(like.dtype());
     table_ = rotary_table(options_, context_, head_dim_, wide, like.arena());
   }
-  Turn turn{.heads = heads, .table = table_, .positions = at.documents.positions};
+  RopeArgs turn{.heads = heads, .table = table_, .positions = at.documents.positions};
   if (turn.positions.defined() || !at.positions.empty()) {
     const int64_t last =
         at.positions.empty() ? like.dim(1) - 1 : *std::max_element(at.positions.begin(), at.positions.end());
@@ -154,8 +156,8 @@ Var Rotary::apply(Var x, int64_t heads, const StepInfo& at) {
     const std::vector<int32_t> given(at.positions.begin(), at.positions.end());
     // A dry run takes them and does not write, since each place that is touched would be a page of the machine's
     // memory.
-    turn.positions = cpu::Idle::here() ? like.make({std::ssize(given)}, DType::int32)
-                                       : Tensor::constant<int32_t>(given, {std::ssize(given)}, like.arena());
+    turn.positions = cpu::DryRun::here() ? like.make({std::ssize(given)}, DType::int32)
+                                         : Tensor::constant<int32_t>(given, {std::ssize(given)}, like.arena());
   }
   return rotate(std::move(x), turn);
 }
@@ -174,7 +176,7 @@ Attention::Attention(const Options& o, int64_t channels)
   // A softmax does not see what is added to all of its inputs, and that is all that the bias of the keys does, where
   // nothing turns or normalises what it is added to.
   if (qkv.bias && !o.rotary && !o.norm_eps)
-    qkv.parameter(*qkv.bias).vanishes = {o.heads * o.head_dim, (o.heads + o.kv_heads) * o.head_dim};
+    qkv.parameter(*qkv.bias).zero_grad_range = {o.heads * o.head_dim, (o.heads + o.kv_heads) * o.head_dim};
 }
 
 AttentionOptions Attention::at_step() {
@@ -229,7 +231,7 @@ Tensor Attention::decode(const Tensor& x, std::span<KvCache* const> texts, int64
     cache.keys.narrow(1, cache.length, t).copy_from(packed_part(own, here_, 1));
     cache.values.narrow(1, cache.length, t).copy_from(packed_part(own, here_, 2));
     cache.length += t;
-    const Attended a =
+    const AttentionResult a =
         attention(packed_part(own, here_, 0).narrow(1, t - answers, answers), cache.keys.narrow(1, 0, cache.length),
                   cache.values.narrow(1, 0, cache.length), {.window = options_.window});
     out.narrow(0, at, 1).copy_from(a.out.reshape({1, answers, -1}));

@@ -24,7 +24,7 @@ inline bool makes_activation_again(Recompute r) {
 enum class Activation { none, gelu, gelu_erf };
 
 // Another way to x w^T + b, b maybe undefined, than linear() of autograd/ops.h.
-using Product = std::function<Var(const Var& x, const Var& w, const Var& b, WeightPacks* packs)>;
+using Product = std::function<Var(const Var& x, const Var& w, const Var& b, PackedWeights* packs)>;
 
 class Lora;
 struct LoraOptions;
@@ -40,7 +40,7 @@ class Linear : public Module {
   };
   Linear(int64_t in, int64_t out, const Options& options);
   Var forward(const Var& x) override;
-  void set_product(Product product) { product_ = std::move(product); }
+  void set_matmul(Product product) { product_ = std::move(product); }
   // Ranks share the layer: the input of its product, and what makes y of the product's own y, without a bias, and b
   // (undefined where an activation adds it).
   using Finish = std::function<Var(Var partial, const Var& b)>;
@@ -65,14 +65,14 @@ class Linear : public Module {
 
  private:
   Var seen_bias() { return bias ? seen(*bias) : Var(); }
-  Var multiply(const Var& x, const Var& w, const Var& b, WeightPacks* packs);
+  Var multiply(const Var& x, const Var& w, const Var& b, PackedWeights* packs);
   Options options_;
   Product product_;
   std::shared_ptr<const SharedInput> input_;
   Finish finish_;
   std::vector<Lora*> adapters_;
   const Parameter* packed_ = nullptr;  // the weight, where it is
-  WeightPacks packs_;
+  PackedWeights packs_;
 };
 
 // The common part of LayerNorm and RMSNorm: a normalisation over the last dim with gamma, and with beta where it
@@ -121,7 +121,7 @@ class Embedding : public Module {
   using HeadLoss = std::function<Loss(const Var& x, const Tensor& targets, double scale)>;
   void set_loss(HeadLoss loss) { loss_ = std::move(loss); }
   void set_lookup(Lookup lookup) { lookup_ = std::move(lookup); }
-  void set_product(Product product) { product_ = std::move(product); }
+  void set_matmul(Product product) { product_ = std::move(product); }
   void drop_packs() override { packs_.packs.clear(); }
 
   Var& weight;  // (entries, C)
@@ -130,7 +130,7 @@ class Embedding : public Module {
   Lookup lookup_;
   Product product_;
   HeadLoss loss_;
-  WeightPacks packs_;
+  PackedWeights packs_;
 };
 
 // Drops elements of a (B, T, C) activation while training, by counted randomness: its stream is named after itself.
@@ -194,7 +194,7 @@ class Attention : public Module {
   // documents; appends their keys and values. Gives the last `answers` tokens, (B, answers, C). No gradient.
   Tensor decode(const Tensor& x, std::span<KvCache* const> texts, int64_t answers);
   // Another way to compute the same; packed_attention() unless it is set.
-  void set_core(Core core) { core_ = std::move(core); }
+  void set_attention(Core core) { core_ = std::move(core); }
 
   Heads heads() const { return {options_.heads, options_.kv_heads}; }  // heads of the whole layer
   int64_t head_dim() const { return options_.head_dim; }

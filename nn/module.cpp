@@ -65,7 +65,7 @@ Var& Module::param(std::string name, const Shape& shape, Init init) {
   Var var(Tensor::meta(shape, DType::float32), true);
   return parameters_
       .emplace_back(Parameter{
-          .name = std::move(name), .whole = shape, .init = init, .decays = shape.rank() >= 2, .var = std::move(var)})
+          .name = std::move(name), .whole = shape, .init = init, .decays = shape.ndim() >= 2, .var = std::move(var)})
       .var;
 }
 
@@ -204,7 +204,7 @@ std::vector<Module::Unit> Module::layout() {
 }
 
 void initialise(const Module::Unit& unit, const Tensor& values, int64_t begin, uint64_t seed) {
-  if (cpu::Idle::here()) return;
+  if (cpu::DryRun::here()) return;
   // A GPU gets what was drawn on the host: the C library's sine and logarithm, so the same bits everywhere.
   const bool here = values.device() == Device::cpu;
   Tensor all =
@@ -285,14 +285,14 @@ void Module::zero_missing_gradients() {
 
 // The part of a parameter that is here: its shape and its size.
 
-Shape ShardSpec::part_of(Shape whole) const {
+Shape ShardSpec::slice_unit(Shape whole) const {
   if (is_whole()) return whole;
   whole[dim] = 0;
   for (const Run& run : runs) whole[dim] += run.size;
   return whole;
 }
 
-Shape Parameter::local() const { return shard.part_of(whole); }
+Shape Parameter::local() const { return shard.slice_unit(whole); }
 Shape Parameter::stored() const { return packed ? packed->stored() : whole; }
 const ShardSpec& Parameter::stored_shard() const { return packed ? packed->shard : shard; }
 int64_t Parameter::stored_here() const {
@@ -302,9 +302,9 @@ int64_t Parameter::stored_here() const {
 
 // Documents: one walk along each sequence.
 
-Documents documents_of(const Tensor& ids_any, int32_t end) {
+Documents find_documents(const Tensor& ids_any, int32_t end) {
   const Tensor ids = ids_any.contiguous();
-  if (ids.rank() != 2) throw Error("[documents] ids are " + ids.describe() + "; expected int32 (B, T)");
+  if (ids.ndim() != 2) throw Error("[documents] ids are " + ids.describe() + "; expected int32 (B, T)");
   Documents made{ids.make(ids.shape()), ids.make(ids.shape())};
   const int64_t tokens = ids.dim(1);
   for (int64_t b = 0; b < ids.dim(0); ++b) {

@@ -28,11 +28,11 @@ class Module : NotCopied {  // children hold references into it
   bool is_wrapped() const { return !wraps_.empty(); }
   // From now on the memory of this unit's parameters or of their gradients comes and goes, unit by unit: no op uses
   // them together with those of other units.
-  void keep_apart() { is_apart_ = true; }
+  void disable_fusion() { is_apart_ = true; }
   bool is_apart() const { return is_apart_ || is_wrapped(); }
   // From now on the forward pass sees f(parameter) in place of each parameter of this module; f is called at each use.
-  // Its result may hold no memory of its own beyond the use (Var::with_recipe).
-  void see(std::function<Var(const Var&)> f) { sees_ = std::move(f); }
+  // Its result may hold no memory of its own beyond the use (Var::with_recompute).
+  void see(std::function<Var(const Var&)> f) { transforms_ = std::move(f); }
 
   // All that is known of one of this module's own parameters.
   Parameter& parameter(const Var& var);
@@ -46,7 +46,7 @@ class Module : NotCopied {  // children hold references into it
   // throws otherwise, and for sizes that do not divide.
   void quantize(const Var& var, const Packing& packing);
   // A module whose parameters are not here has none in parameters() and layout(): another rank has them.
-  void set_here(bool here) { here_ = here; }
+  void set_local(bool here) { here_ = here; }
 
   std::vector<Parameter*> parameters();  // depth first, in order of declaration
   int64_t parameter_count();
@@ -91,15 +91,15 @@ class Module : NotCopied {  // children hold references into it
   virtual void drop_packs();
 
   // The place of the running step in the run (dropout reads it). It is set on the root and seen by all modules;
-  // adjust_step() changes it for one module and those below.
+  // map_step_info() changes it for one module and those below.
   void set_step(const StepInfo& step) { step_ = step; }
   StepInfo step() const;
-  void adjust_step(std::function<StepInfo(StepInfo)> f) { adjust_ = std::move(f); }
+  void map_step_info(std::function<StepInfo(StepInfo)> f) { adjust_ = std::move(f); }
 
  protected:
   Var& param(std::string name, const Shape& shape, Init init);
   // A parameter as the forward pass sees it.
-  Var seen(const Var& parameter) const { return sees_ ? sees_(parameter) : parameter; }
+  Var seen(const Var& parameter) const { return transforms_ ? transforms_(parameter) : parameter; }
   template <class M, class... Args>
   M& child(const std::string& name, Args&&... args) {
     auto owned = std::make_unique<M>(std::forward<Args>(args)...);
@@ -125,7 +125,7 @@ class Module : NotCopied {  // children hold references into it
   std::list<Parameter> parameters_;
   std::list<std::unique_ptr<Module>> children_;
   std::vector<std::function<Var(const Inner&, const Var&)>> wraps_;
-  std::function<Var(const Var&)> sees_;
+  std::function<Var(const Var&)> transforms_;
   std::function<StepInfo(StepInfo)> adjust_;
   bool here_ = true;
   std::vector<FlatUnit> units_;

@@ -30,7 +30,7 @@ struct ShardSpec {
   std::vector<Run> runs = {};  // empty: all of it is on every rank
 
   bool is_whole() const { return runs.empty(); }
-  Shape part_of(Shape whole) const;  // the shape of what is here
+  Shape slice_unit(Shape whole) const;  // the shape of what is here
 };
 
 struct Packed;  // nn/quantize/packed.h
@@ -55,8 +55,8 @@ struct Parameter {
   // whole model. Gradients of the copies are also summed over the ranks that have them.
   std::string tie = {};
   ShardSpec shard = {};
-  Span vanishes = {};  // where the true gradient is zero, and the computed one is rounding
-  Var var = {};        // the value, and its gradient
+  Span zero_grad_range = {};  // where the true gradient is zero, and the computed one is rounding
+  Var var = {};               // the value, and its gradient
   // The bytes of a frozen matrix that is held in four bits: they are its value, and `var` has a shape alone. Else null.
   std::shared_ptr<Packed> packed = {};
 
@@ -79,7 +79,7 @@ void for_each_run(const Shape& whole, const ShardSpec& shard, int64_t begin, int
   if (begin >= end) return;
   if (shard.is_whole()) return f(begin, begin, end - begin);
   int64_t inner = 1, kept = 0;
-  for (int d = shard.dim + 1; d < whole.rank(); ++d) inner *= whole[d];
+  for (int d = shard.dim + 1; d < whole.ndim(); ++d) inner *= whole[d];
   for (const ShardSpec::Run& run : shard.runs) kept += run.size * inner;  // elements for each index of the dims before
   const int64_t row = whole[shard.dim] * inner;
   int64_t o = begin / kept, here = o * kept;

@@ -21,7 +21,7 @@ struct Documents {
 };
 
 // Documents of whole sequences: ids int32 (B, T) on the host -> starts and positions, both (B, T), on the host.
-Documents documents_of(const Tensor& ids, int32_t end);
+Documents find_documents(const Tensor& ids, int32_t end);
 
 // Documents whose starts are known, int32 (B, T) on the host.
 Documents documents_from(const Tensor& starts);

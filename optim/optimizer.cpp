@@ -12,7 +12,7 @@ namespace {
 
 void check_unit(const FlatUnit& unit) {
   const Tensor &values = unit.values, &grads = unit.grads;
-  if (!is_floating(values.dtype()) || values.rank() != 1 || !values.is_contiguous())
+  if (!is_floating(values.dtype()) || values.ndim() != 1 || !values.is_contiguous())
     throw Error(fmt::format("[optimizer] values of {} are {}; expected a contiguous floating tensor of rank 1",
                             unit.name, values.describe()));
   if (!is_floating(grads.dtype()) || grads.shape() != values.shape() || !grads.is_contiguous())
@@ -20,7 +20,7 @@ void check_unit(const FlatUnit& unit) {
                             unit.name, grads.describe(), values.shape().str()));
   if ((values.dtype() == DType::float64) != (grads.dtype() == DType::float64))
     throw Error(fmt::format("[optimizer] values of {} are {} and gradients {}; expected float64 for both or neither",
-                            unit.name, name_of(values.dtype()), name_of(grads.dtype())));
+                            unit.name, to_string(values.dtype()), to_string(grads.dtype())));
   const Slot* before = nullptr;
   for (const Slot& slot : unit.slots) {
     if (before != nullptr && slot.begin < before->end())
@@ -40,7 +40,7 @@ void check_options(const OptimizerOptions& o) {
   fraction("beta2", o.beta2);
   if (!(o.eps > 0)) throw Error(fmt::format("[optimizer] eps is {}; expected a number above 0", o.eps));
   if (o.state != DType::float32 && o.state != DType::bfloat16)
-    throw Error(fmt::format("[optimizer] state is {}; expected float32 or bfloat16", name_of(o.state)));
+    throw Error(fmt::format("[optimizer] state is {}; expected float32 or bfloat16", to_string(o.state)));
   if (!(o.weight_decay >= 0))
     throw Error(fmt::format("[optimizer] weight_decay is {}; expected a number of at least 0", o.weight_decay));
 }
@@ -130,10 +130,10 @@ Optimizer::Optimizer(OptimizerKind kind, std::vector<FlatUnit> units, const Opti
       throw Error(fmt::format("[optimizer] state of {} is bfloat16 on a GPU; expected the CPU, or float32", unit.name));
   for (const FlatUnit& unit : units_) {
     const Tensor& values = unit.values;
-    rules_.push_back(rule_of(kind, options.momentum, unit.matrices()));
+    rules_.push_back(update_rule(kind, options.momentum, unit.matrices()));
     states_.emplace_back();
-    for (const std::string_view name : states_of(rules_.back()))
-      states_.back().push_back(add_state(unit, name, rounds(unit) ? DType::bfloat16 : wide_of(values.dtype())));
+    for (const std::string_view name : state_names(rules_.back()))
+      states_.back().push_back(add_state(unit, name, rounds(unit) ? DType::bfloat16 : accum_dtype(values.dtype())));
     const bool is_copy = values.dtype() == DType::bfloat16 && !rounds(unit);
     masters_.push_back(is_copy ? add_state(unit, "master", DType::float32) : values);
     if (is_copy) masters_.back().copy_from(masters_.back().device() == values.device() ? values : values.on_host());

@@ -154,13 +154,13 @@ inline constexpr auto kOptimizerNames = [] {
 }();
 
 // The rule of an optimizer's units; `matrices`: of those that it updates as wholes.
-constexpr UpdateRule rule_of(OptimizerKind kind, double momentum, bool matrices) {
+constexpr UpdateRule update_rule(OptimizerKind kind, double momentum, bool matrices) {
   if (kind == OptimizerKind::sgd && momentum == 0) return PlainSgd();
   if (kind == OptimizerKind::muon && matrices) return MuonMomentum();
   return kOptimizers[static_cast<size_t>(kind)].rule;
 }
 // The names of the tensors that it keeps, beside the master copy of bfloat16.
-constexpr std::span<const std::string_view> states_of(const UpdateRule& rule) {
+constexpr std::span<const std::string_view> state_names(const UpdateRule& rule) {
   return std::visit([](const auto& r) { return std::span<const std::string_view>(r.kStates); }, rule);
 }
 

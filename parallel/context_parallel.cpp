@@ -64,7 +64,8 @@ Var ulysses(const Ulysses& u, const Var& qkv) {
     return u.exchange(sent, kept);
   };
   const Tensor mine = all_tokens(), out = u.room(packed, u.own.query, kept);
-  const Attended result{u.by_head(out), packed.make({u.b, u.own.query, u.t * u.cp.size()}, wide_of(packed.dtype()))};
+  const AttentionResult result{u.by_head(out),
+                               packed.make({u.b, u.own.query, u.t * u.cp.size()}, accum_dtype(packed.dtype()))};
   attention_into(u.part(mine, 0), u.part(mine, 1), u.part(mine, 2), u.options, result);
   const Tensor y = packed.make({u.b, u.t, u.heads.query * u.d});
   u.copy(y, u.exchange(out, moved), 0, u.heads.query, 1, false);
@@ -86,15 +87,15 @@ Var ulysses(const Ulysses& u, const Var& qkv) {
 
 }  // namespace
 
-std::vector<int> context_chunks(int ranks, int rank, Balance balance) {
+std::vector<int> context_chunks(int ranks, int rank, SequencePartition balance) {
   if (rank < 0 || rank >= ranks)
     throw Error("[context_parallel] there is no rank " + std::to_string(rank) + " among " + std::to_string(ranks));
-  if (balance == Balance::contiguous) return {rank};
+  if (balance == SequencePartition::contiguous) return {rank};
   return {rank, 2 * ranks - 1 - rank};
 }
 
-std::vector<int64_t> context_positions(int64_t tokens, int ranks, int rank, Balance balance) {
-  const Balance cut = ranks == 1 ? Balance::contiguous : balance;
+std::vector<int64_t> context_positions(int64_t tokens, int ranks, int rank, SequencePartition balance) {
+  const SequencePartition cut = ranks == 1 ? SequencePartition::contiguous : balance;
   const std::vector<int> chunks = context_chunks(ranks, rank, cut);
   const int64_t count = ranks * std::ssize(chunks);
   if (tokens <= 0 || tokens % count != 0)
@@ -110,7 +111,7 @@ std::vector<int64_t> context_positions(int64_t tokens, int ranks, int rank, Bala
   return positions;
 }
 
-std::vector<ChunkPair> chunk_pairs(int ranks, int rank, int holder, Balance balance, bool causal) {
+std::vector<ChunkPair> chunk_pairs(int ranks, int rank, int holder, SequencePartition balance, bool causal) {
   std::vector<ChunkPair> pairs;
   for (const int query : context_chunks(ranks, rank, balance))
     for (const int key : context_chunks(ranks, holder, balance))

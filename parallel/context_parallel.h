@@ -36,21 +36,21 @@ namespace tessera {
 
 enum class ContextMode : uint8_t { ring, ulysses };
 
-enum class Balance : uint8_t {
+enum class SequencePartition : uint8_t {
   zigzag,     // rank i has chunks i and 2c - 1 - i of 2c
   contiguous  // rank i has chunk i of c
 };
 
-constexpr Balance balance_of(ContextMode mode) {
-  return mode == ContextMode::ring ? Balance::zigzag : Balance::contiguous;
+constexpr SequencePartition sequence_partition(ContextMode mode) {
+  return mode == ContextMode::ring ? SequencePartition::zigzag : SequencePartition::contiguous;
 }
 
 // The chunks that a rank has, in its order, by their number in the sequence.
-std::vector<int> context_chunks(int ranks, int rank, Balance balance);
+std::vector<int> context_chunks(int ranks, int rank, SequencePartition balance);
 
 // The positions in the sequence of the tokens that a rank has, in its order. Throws Error (usage) that names the
 // nearest numbers of tokens that can be cut; one rank takes any.
-std::vector<int64_t> context_positions(int64_t tokens, int ranks, int rank, Balance balance);
+std::vector<int64_t> context_positions(int64_t tokens, int ranks, int rank, SequencePartition balance);
 
 // A tile of the attention matrix: a chunk of queries against a chunk of keys, by their numbers in the sequence.
 struct ChunkPair {
@@ -61,7 +61,7 @@ struct ChunkPair {
 // those with key <= query. Those of a hop are computed at once, as one rectangle: of the rank's own keys the whole
 // under the mask, of an earlier holder's all queries with its first chunk, of a later one's the late queries with both.
 // Only dropout, documents and windows, which count positions, take the pairs one after another.
-std::vector<ChunkPair> chunk_pairs(int ranks, int rank, int holder, Balance balance, bool causal);
+std::vector<ChunkPair> chunk_pairs(int ranks, int rank, int holder, SequencePartition balance, bool causal);
 
 // qkv (B, T / c, (H + 2 K) D), packed as [q | k | v], of this rank's tokens in the order of context_positions() -> (B,
 // T / c, H D). Every rank of the axis calls it, forward and backward; `cp` must outlive the graph. A block of keys and
@@ -70,7 +70,7 @@ std::vector<ChunkPair> chunk_pairs(int ranks, int rank, int holder, Balance bala
 // its own), both in the type of the sums, rounded once; but cuDNN's kernels round each part before (dtype_of_parts()).
 // options.starts are of this rank's queries. On an axis of size 1 it is packed_attention().
 Var ring_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp,
-                   Balance balance = Balance::zigzag);
+                   SequencePartition balance = SequencePartition::zigzag);
 
 // The same of contiguous tokens, by heads: c must divide H and K. options.starts are of all tokens.
 Var ulysses_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp);

@@ -53,8 +53,8 @@ void check_servers(int servers, int ranks) {
 }
 
 Tensor gather_unit(Communicator& axis, const DataLayout& layout, size_t unit, const Tensor& shard) {
-  if (layout.kept == Kept::by_owners) return gather_from_owners(axis, layout.owners, layout.sizes[unit], shard);
-  if (layout.kept == Kept::in_shards) return gather_shards(axis, layout.sizes[unit], shard);
+  if (layout.kept == ShardingKind::by_owners) return gather_from_owners(axis, layout.owners, layout.sizes[unit], shard);
+  if (layout.kept == ShardingKind::in_shards) return gather_shards(axis, layout.sizes[unit], shard);
   return axis.rank() == 0 ? shard : Tensor();
 }
 
@@ -65,7 +65,7 @@ DataBatches::DataBatches(Communicator& axis, ArenaPtr arena, const Options& opti
   options_.through_root = options.through_root && axis.size() > 1;
 }
 
-BatchSlice DataBatches::slice_of(int rank, int64_t batch, int64_t microbatches, int64_t index) const {
+BatchSlice DataBatches::batch_slice(int rank, int64_t batch, int64_t microbatches, int64_t index) const {
   const int ranks = axis_.size() / options_.copies;
   const int64_t parts = ranks * microbatches;
   if (parts < 1 || batch < 1 || batch % parts != 0)
@@ -76,13 +76,13 @@ BatchSlice DataBatches::slice_of(int rank, int64_t batch, int64_t microbatches, 
 }
 
 BatchSlice DataBatches::computes(int64_t batch, int64_t microbatches, int64_t index) const {
-  return slice_of(axis_.rank() / options_.copies, batch, microbatches, index);
+  return batch_slice(axis_.rank() / options_.copies, batch, microbatches, index);
 }
 
 std::vector<BatchSlice> DataBatches::moves(int64_t batch, int64_t microbatches, int64_t index) const {
   if (!options_.through_root) return {computes(batch, microbatches, index)};
   std::vector<BatchSlice> all;
-  for (int r = 0; r < axis_.size(); ++r) all.push_back(slice_of(r, batch, microbatches, index));
+  for (int r = 0; r < axis_.size(); ++r) all.push_back(batch_slice(r, batch, microbatches, index));
   return all;
 }
 

@@ -22,24 +22,24 @@ namespace tessera {
 
 // Which rank keeps which part of a unit between two steps: the values that its optimizer updates, and the sum of their
 // gradients.
-enum class Kept { everywhere, at_root, by_owners, in_shards };
+enum class ShardingKind { everywhere, at_root, by_owners, in_shards };
 
 // One collective that sums gradients over ranks, and how it is cut: ring and tree depend on that.
-struct Reduced {
+struct ReductionSpan {
   Range range;        // elements of all gradients, units one after another (each of Module::Unit::size)
   int64_t count = 0;  // elements that the collective has, padding at the end included
 };
 
 struct DataLayout {
-  Kept kept = Kept::everywhere;
-  int owners = 1;                        // ranks that keep a part of each unit, where not all keep everything
-  std::vector<int64_t> sizes = {};       // elements of each unit
-  std::vector<Reduced> reductions = {};  // in no particular order
-  bool every_microbatch = false;         // they are made after each micro-batch of a step, not once
+  ShardingKind kept = ShardingKind::everywhere;
+  int owners = 1;                              // ranks that keep a part of each unit, where not all keep everything
+  std::vector<int64_t> sizes = {};             // elements of each unit
+  std::vector<ReductionSpan> reductions = {};  // in no particular order
+  bool every_microbatch = false;               // they are made after each micro-batch of a step, not once
   // Ranks that keep everything train alone, and have the same values after some steps only; reductions are of the
   // differences of their values, where all units are in one fragment.
   bool apart = false;
-  std::vector<Reduced> between = {};  // second sum of a step, of shards over groups; empty: there is one group
+  std::vector<ReductionSpan> between = {};  // second sum of a step, of shards over groups; empty: there is one group
 };
 
 // Elements that an owner keeps of a unit of `size`, but for the last ones.
@@ -109,7 +109,7 @@ class DataBatches {
 
  private:
   struct RootLoss;
-  BatchSlice slice_of(int rank, int64_t batch, int64_t microbatches, int64_t index) const;
+  BatchSlice batch_slice(int rank, int64_t batch, int64_t microbatches, int64_t index) const;
   Tensor gather_logits(const Tensor& own) const;
   RootLoss losses_at_root(Tensor logits, const Tensor& targets, double scale) const;
   bool root() const { return axis_.rank() == 0; }

@@ -15,7 +15,7 @@ DataStrategy::DataStrategy(Module& model, Communicator& axis, const ArenaPtr& ar
       options_(options),
       layout_{.kept = identity.kept, .owners = identity.owners, .every_microbatch = identity.every_microbatch},
       name_(std::move(identity.name)),
-      batches_(axis, arena, {.copies = options.copies, .through_root = identity.kept == Kept::at_root}) {
+      batches_(axis, arena, {.copies = options.copies, .through_root = identity.kept == ShardingKind::at_root}) {
   for (const Module::Unit& unit : model.layout()) layout_.sizes.push_back(unit.size);
 }
 
@@ -29,12 +29,12 @@ void DataStrategy::split_axis(int ranks) {
   replicate_axis_ = axis_.split(own % ranks, own / ranks, "dp.replicate");
 }
 
-DataStrategy::Stretch DataStrategy::make_stretch(Category of_values, Category of_grads) {
+DataStrategy::FlatBuffer DataStrategy::make_flat_buffer(Category of_values, Category of_grads) {
   const std::vector<Module::Unit> layout = model_.layout();
   int64_t size = 0;
   for (const Module::Unit& unit : layout) size += unit.trainable ? unit.size : 0;
-  Stretch all{Tensor::empty({size}, options_.dtype, arena_, of_values),
-              Tensor::empty({size}, options_.grad_dtype, arena_, of_grads)};
+  FlatBuffer all{Tensor::empty({size}, options_.dtype, arena_, of_values),
+                 Tensor::empty({size}, options_.grad_dtype, arena_, of_grads)};
   int64_t begin = 0;
   for (const Module::Unit& unit : layout) {
     if (!unit.trainable) {

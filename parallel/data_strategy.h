@@ -7,10 +7,10 @@
 //       strategy.begin_gradients(j);
 //       backward(root.value, {.seed = root.seed});
 //       strategy.end_gradients(j);
-//     strategy.finish_gradients();                   // shards() hold the gradient of the global batch
+//     strategy.reduce_gradients();                   // shards() hold the gradient of the global batch
 //     unit_sums(strategy);                           // for the gradient norm: parallel/gradient_norm.h
 //     optimizer over strategy.shards() steps
-//     strategy.share_parameters();                   // every rank has the parameters for the next step
+//     strategy.gather_parameters();                   // every rank has the parameters for the next step
 //
 // In a pipeline a rank has some of the units, and the passes of its stages alternate. Then begin_gradients() and
 // end_gradients() are called before and after each pass that brings gradients to the units of one stage.
@@ -79,8 +79,8 @@ class DataStrategy : NotCopied {
   virtual void begin_step() { model_.clear_gradients(); }
   virtual void begin_gradients(int64_t /*microbatch*/, UnitRange /*units*/ = {}) {}
   virtual void end_gradients(int64_t /*microbatch*/, UnitRange /*units*/ = {}) {}
-  virtual void finish_gradients() = 0;
-  virtual void share_parameters() = 0;
+  virtual void reduce_gradients() = 0;
+  virtual void gather_parameters() = 0;
   // Sets the tensors that the optimizer updates, one for each of shards() that is trained: fp32 masters of bfloat16, or
   // the values. To be called before the first step; without it, they are the values.
   void set_masters(std::vector<Tensor> masters) { masters_ = std::move(masters); }
@@ -92,7 +92,7 @@ class DataStrategy : NotCopied {
   // The values and gradients that this rank's optimizer updates; they stay where they are.
   const std::vector<FlatUnit>& shards() const { return shards_; }
   // The values that this rank holds between steps, whole or in part; a checkpoint is read into them.
-  const std::vector<FlatUnit>& residents() const { return residents_; }
+  const std::vector<FlatUnit>& resident_units() const { return residents_; }
   Communicator& axis() const { return axis_; }
   // The ranks that a unit is cut over, and those that have the same part of it, whose sums are added up afterwards:
   // with shard_ranks two groups, each along another direction of the axis; otherwise the axis, and nobody.
@@ -112,7 +112,7 @@ class DataStrategy : NotCopied {
   const OpCount& copied() const { return copied_; }
   Communicator* experts_axis() const { return options_.experts; }
   // The ranks that share out a unit, or its gradient's sum: the shard axis, or those that have this expert.
-  Communicator& axis_of(const Parameter& of_unit) const {
+  Communicator& gradient_axis(const Parameter& of_unit) const {
     return of_unit.is_expert && options_.experts ? *options_.experts : shard_axis();
   }
   const ArenaPtr& arena() const { return arena_; }
@@ -120,18 +120,18 @@ class DataStrategy : NotCopied {
  protected:
   struct Identity {
     std::string name;
-    Kept kept = Kept::everywhere;
+    ShardingKind kept = ShardingKind::everywhere;
     int owners = 1;
     bool every_microbatch = false;
   };
-  // Notes the sizes of the model's units; shards(), residents() and reductions are for the strategy to fill in.
+  // Notes the sizes of the model's units; shards(), resident_units() and reductions are for the strategy to fill in.
   DataStrategy(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options, Identity identity);
   // Memory for whole units, one after another in one stretch for values and one for gradients, which are zero: they are
-  // the residents, and the parameters' views lie there. Frozen units have values apart from the stretch.
-  struct Stretch {
+  // the resident_units, and the parameters' views lie there. Frozen units have values apart from the stretch.
+  struct FlatBuffer {
     Tensor values, grads;
   };
-  Stretch make_stretch(Category of_values, Category of_grads);
+  FlatBuffer make_flat_buffer(Category of_values, Category of_grads);
   // Makes the two groups where `ranks` are not all of the axis. Every rank of the axis calls it.
   void split_axis(int ranks);
 
@@ -149,7 +149,7 @@ class DataStrategy : NotCopied {
 
  private:
   int ranks_of_copy() const {
-    return layout_.apart ? options_.copies : layout_.kept == Kept::everywhere ? 1 : shard_axis().size();
+    return layout_.apart ? options_.copies : layout_.kept == ShardingKind::everywhere ? 1 : shard_axis().size();
   }
   std::string name_;
   DataBatches batches_;

@@ -5,7 +5,7 @@ namespace tessera {
 
 Ddp::Ddp(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
     : DataStrategy(model, axis, arena, options, {.name = "ddp"}) {
-  grads_ = make_stretch(Category::parameters, Category::gradients).grads;
+  grads_ = make_flat_buffer(Category::parameters, Category::gradients).grads;
   shards_ = residents_;
   cut_buckets(model.layout());
   for (const Bucket& b : buckets_) layout_.reductions.push_back({b.range, b.range.size()});
@@ -19,9 +19,9 @@ void Ddp::cut_buckets(const std::vector<Module::Unit>& layout) {
     if (!layout[u].trainable) continue;
     begin -= layout[u].size;
     for (size_t p = layout[u].slots.size(); p-- > 0;) {
-      Communicator& axis = axis_of(*layout[u].slots[p].parameter);
+      Communicator& axis = gradient_axis(*layout[u].slots[p].parameter);
       const Bucket& last = buckets_.back();
-      const bool full = last.range.size() * size_of(options_.grad_dtype) >= options_.bucket_bytes;
+      const bool full = last.range.size() * element_size(options_.grad_dtype) >= options_.bucket_bytes;
       if (full || (last.parameters > 0 && last.axis != &axis)) {
         end = last.range.begin;
         buckets_.push_back({.range = {end, end}});
@@ -55,7 +55,7 @@ void Ddp::send_ready() {
 }
 
 // Parameters that no gradient reached have zeros; their buckets are still to be sent.
-void Ddp::finish_gradients() {
+void Ddp::reduce_gradients() {
   if (next_ < buckets_.size()) {
     model_.zero_missing_gradients();
     for (Bucket& b : buckets_) b.missing = 0;

@@ -26,8 +26,8 @@ class Ddp final : public DataStrategy {
 
   void begin_step() override;
   void begin_gradients(int64_t index, UnitRange = {}) override { last_ = index + 1 == options_.microbatches; }
-  void finish_gradients() override;
-  void share_parameters() override {}
+  void reduce_gradients() override;
+  void gather_parameters() override {}
 
   size_t buckets() const { return buckets_.size(); }
 
@@ -36,7 +36,7 @@ class Ddp final : public DataStrategy {
     Range range;                   // the bucket's part of all gradients
     Communicator* axis = nullptr;  // the ranks that have these parameters
     int parameters = 0, missing = 0;
-    Pending pending = {};
+    Work pending = {};
   };
   void cut_buckets(const std::vector<Module::Unit>& layout);
   void arrived(size_t bucket);

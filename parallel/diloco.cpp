@@ -38,8 +38,8 @@ class Diloco final : public DataStrategy {
   Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
 
   void begin_step() override;
-  void finish_gradients() override;
-  void share_parameters() override;
+  void reduce_gradients() override;
+  void gather_parameters() override;
 
  private:
   struct Part {  // a unit that is trained; momentum is undefined where its factor is 0
@@ -103,11 +103,11 @@ void step_together(const Tensor& common, const Tensor& momentum, const Tensor& o
 
 Diloco::Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
     : DataStrategy(model, axis, arena, options, {.name = "diloco"}) {
-  const Stretch all = make_stretch(Category::parameters, Category::gradients);
+  const FlatBuffer all = make_flat_buffer(Category::parameters, Category::gradients);
   grads_ = all.grads;
   shards_ = residents_;
   const auto room = [&] {
-    return Tensor::empty(all.values.shape(), wide_of(options.dtype), arena, Category::optimizer);
+    return Tensor::empty(all.values.shape(), accum_dtype(options.dtype), arena, Category::optimizer);
   };
   Tensor common = room(), momentum;
   common.copy_from(all.values);
@@ -142,13 +142,13 @@ void Diloco::begin_step() {
 }
 
 // Parameters that no gradient reached have zeros.
-void Diloco::finish_gradients() {
+void Diloco::reduce_gradients() {
   model_.zero_missing_gradients();
   if (options_.context) options_.context->all_reduce(grads_);
   scale_(grads_, copies());
 }
 
-void Diloco::share_parameters() {
+void Diloco::gather_parameters() {
   ++steps_;
   for (int64_t fragment = 0; fragment < options_.sync.fragments; ++fragment)
     if (options_.sync.due(fragment, steps_)) outer_step(fragment);

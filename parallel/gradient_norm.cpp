@@ -38,7 +38,7 @@ Tensor squares_of_own(const DataStrategy& s, const Communicator* beside) {
   return sums;
 }
 
-int64_t blocks_of(const FlatUnit& unit, int64_t elements) { return unit.trainable() ? norm_blocks(elements) : 0; }
+int64_t count_blocks(const FlatUnit& unit, int64_t elements) { return unit.trainable() ? norm_blocks(elements) : 0; }
 
 // Every rank of the axis has as many blocks of a unit as every other; of some units there may be none.
 Tensor squares_of_shards(const DataStrategy& s, Communicator& axis, const std::vector<int64_t>& blocks) {
@@ -62,7 +62,8 @@ Tensor squares_along_axes(const DataStrategy& s) {
   const auto along = [&](Communicator& axis) {
     std::vector<int64_t> blocks;
     for (const FlatUnit& shard : s.shards())
-      blocks.push_back(&s.axis_of(*shard.slots[0].parameter) == &axis ? blocks_of(shard, shard.values.numel()) : 0);
+      blocks.push_back(&s.gradient_axis(*shard.slots[0].parameter) == &axis ? count_blocks(shard, shard.values.numel())
+                                                                            : 0);
     return squares_of_shards(s, axis, blocks);
   };
   Tensor sums = along(s.shard_axis());
@@ -77,7 +78,7 @@ Tensor squares_of_owners(const DataStrategy& s) {
   Communicator& axis = s.axis();
   const DataLayout& layout = s.layout();
   const auto blocks = [&](size_t unit, int owner) {
-    return blocks_of(s.shards()[unit], shard_range(layout.sizes[unit], layout.owners, owner).size());
+    return count_blocks(s.shards()[unit], shard_range(layout.sizes[unit], layout.owners, owner).size());
   };
   std::vector<int64_t> begins{0};
   for (int k = 0; k < layout.owners; ++k) {
@@ -87,7 +88,7 @@ Tensor squares_of_owners(const DataStrategy& s) {
   const Tensor sums = room(s, begins.back());
   if (axis.rank() < layout.owners)
     for (int64_t at = begins[static_cast<size_t>(axis.rank())]; const FlatUnit& shard : s.shards()) {
-      const int64_t own = blocks_of(shard, shard.values.numel());
+      const int64_t own = count_blocks(shard, shard.values.numel());
       if (own > 0) block_sums(shard.grads, sums.narrow(0, at, own));
       at += own;
     }
@@ -110,7 +111,7 @@ Tensor squares_of_owners(const DataStrategy& s) {
 
 // Over the ranks that have a part of each unit.
 void sum_over_axes(const DataStrategy& s, std::vector<double>& sums) {
-  const auto sum_of = [&](bool of_experts, Communicator& axis) {
+  const auto sum_squares = [&](bool of_experts, Communicator& axis) {
     std::vector<double> own(sums.size(), 0.0);
     for (size_t u = 0; u < sums.size(); ++u)
       if (s.shards()[u].slots[0].parameter->is_expert == of_experts) own[u] = sums[u];
@@ -119,24 +120,24 @@ void sum_over_axes(const DataStrategy& s, std::vector<double>& sums) {
       if (s.shards()[u].slots[0].parameter->is_expert == of_experts) sums[u] = own[u];
   };
   if (!s.experts_axis()) return s.shard_axis().sum(sums);
-  sum_of(false, s.shard_axis());
-  sum_of(true, *s.experts_axis());
+  sum_squares(false, s.shard_axis());
+  sum_squares(true, *s.experts_axis());
 }
 
 }  // namespace
 
 Tensor unit_squares(const DataStrategy& s, const Communicator* beside) {
   if (beside && beside->size() > 1) return squares_of_own(s, beside);
-  const Kept kept = s.layout().kept;
-  if (kept == Kept::in_shards) return squares_along_axes(s);
-  return kept == Kept::by_owners ? squares_of_owners(s) : squares_of_own(s, nullptr);
+  const ShardingKind kept = s.layout().kept;
+  if (kept == ShardingKind::in_shards) return squares_along_axes(s);
+  return kept == ShardingKind::by_owners ? squares_of_owners(s) : squares_of_own(s, nullptr);
 }
 
 std::vector<double> unit_sums(const DataStrategy& s, Communicator* beside) {
   std::vector<double> sums = unit_squares(s, beside).to_vector<double>();
-  const Kept kept = s.layout().kept;
+  const ShardingKind kept = s.layout().kept;
   const bool parts = beside && beside->size() > 1;
-  if (kept == Kept::at_root || (parts && kept != Kept::everywhere)) sum_over_axes(s, sums);
+  if (kept == ShardingKind::at_root || (parts && kept != ShardingKind::everywhere)) sum_over_axes(s, sums);
   if (parts) beside->sum(sums);
   return sums;
 }

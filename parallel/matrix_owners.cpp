@@ -9,12 +9,12 @@ namespace tessera {
 namespace {
 
 constexpr int kOwnerTag = 7101;
-constexpr size_t kMostRuns = 3;  // most runs of a part: queries, keys and values
+constexpr size_t kMaxRuns = 3;  // most runs of a part: queries, keys and values
 
 // Copies between the part of a matrix and the whole, run by run.
 void copy(const Parameter& p, const ShardSpec& spec, const Tensor& part, const Tensor& whole, bool to_whole) {
   const ShardSpec cut = spec.is_whole() ? ShardSpec{.dim = 0, .runs = {{0, p.whole[0]}}} : spec;
-  const Tensor here = part.narrow(0, 0, cut.part_of(p.whole).numel()), all = whole.reshape(p.whole);
+  const Tensor here = part.narrow(0, 0, cut.slice_unit(p.whole).numel()), all = whole.reshape(p.whole);
   Shape shape = p.whole;
   shape[cut.dim] = here.numel() / (p.whole.numel() / p.whole[cut.dim]);
   int64_t at = 0;
@@ -43,13 +43,13 @@ std::vector<int> balanced_owners(std::span<const int64_t> sizes, int ranks) {
 
 MatrixOwners::MatrixOwners(const DataStrategy& strategy, Communicator& tp)
     : tp_(tp),
-      cut_(strategy.layout().kept == Kept::in_shards),
-      alone_(strategy.layout().kept == Kept::at_root || strategy.layout().apart) {
+      cut_(strategy.layout().kept == ShardingKind::in_shards),
+      alone_(strategy.layout().kept == ShardingKind::at_root || strategy.layout().apart) {
   for (const FlatUnit& unit : strategy.shards()) {
     if (!unit.trainable()) continue;
     if (unit.matrices())
       for (const Slot& slot : unit.slots)
-        matrices_.push_back({pieces_.size(), slot, &strategy.axis_of(*slot.parameter)});
+        matrices_.push_back({pieces_.size(), slot, &strategy.gradient_axis(*slot.parameter)});
     pieces_.push_back(unit.values.numel());
   }
   share_out(strategy.shard_axis());
@@ -70,11 +70,11 @@ void MatrixOwners::share_out(const Communicator& axis) {
 
 // Ranks of a tensor axis tell each other which rows or columns they have.
 void MatrixOwners::find_parts() {
-  const auto n = static_cast<size_t>(tp_.size()), width = 2 * kMostRuns;
+  const auto n = static_cast<size_t>(tp_.size()), width = 2 * kMaxRuns;
   std::vector<int64_t> mine(matrices_.size() * width, 0);
   for (size_t i = 0; i < matrices_.size(); ++i) {
     const std::vector<ShardSpec::Run>& runs = matrices_[i].slot.parameter->shard.runs;
-    if (runs.size() > kMostRuns) throw Error("[muon] a matrix is cut into more runs than three on a rank");
+    if (runs.size() > kMaxRuns) throw Error("[muon] a matrix is cut into more runs than three on a rank");
     for (size_t r = 0; r < runs.size(); ++r) {
       mine[i * width + 2 * r] = runs[r].begin;
       mine[i * width + 2 * r + 1] = runs[r].size;
@@ -89,9 +89,9 @@ void MatrixOwners::find_parts() {
     for (size_t t = 0; t < n; ++t) {
       ShardSpec spec{.dim = m.slot.parameter->shard.dim};
       const int64_t* run = all.data<int64_t>() + t * mine.size() + i * width;
-      for (size_t r = 0; r < kMostRuns; ++r, run += 2)
+      for (size_t r = 0; r < kMaxRuns; ++r, run += 2)
         if (run[1] > 0) spec.runs.push_back({run[0], run[1]});
-      m.largest = std::max(m.largest, spec.part_of(m.slot.parameter->whole).numel());
+      m.largest = std::max(m.largest, spec.slice_unit(m.slot.parameter->whole).numel());
       m.parts.push_back(std::move(spec));
     }
   }

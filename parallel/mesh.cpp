@@ -5,9 +5,9 @@ namespace tessera {
 namespace {
 
 // A group of one rank: there is nobody to talk to.
-class AloneTransport final : public Transport {
+class SingleRankTransport final : public Transport {
  public:
-  explicit AloneTransport(Communicator& world)
+  explicit SingleRankTransport(Communicator& world)
       : world_(world.transport()), world_rank_(world.world_rank(world.rank())) {}
   int rank() const override { return 0; }
   int size() const override { return 1; }
@@ -15,9 +15,9 @@ class AloneTransport final : public Transport {
   std::string_view kind() const override { return world_.kind(); }
   void send(int, int, const std::byte*, int64_t) override { throw Error("[mesh] a group of one rank cannot send"); }
   void recv(int, int, std::byte*, int64_t) override { throw Error("[mesh] a group of one rank cannot receive"); }
-  std::unique_ptr<Transport> split(int, int) override { return std::make_unique<AloneTransport>(*this); }
+  std::unique_ptr<Transport> split(int, int) override { return std::make_unique<SingleRankTransport>(*this); }
   void fail(const std::string& cause) override { world_.fail(cause); }
-  AloneTransport(const AloneTransport& other) : world_(other.world_), world_rank_(other.world_rank_) {}
+  SingleRankTransport(const SingleRankTransport& other) : world_(other.world_), world_rank_(other.world_rank_) {}
 
  private:
   Transport& world_;
@@ -93,7 +93,7 @@ std::unique_ptr<Communicator> Mesh::group(const std::vector<size_t>& members, co
     size *= axes_[a].size;
   }
   if (size == 1)
-    return std::make_unique<Communicator>(std::make_unique<AloneTransport>(world_), name, world_.algorithm());
+    return std::make_unique<Communicator>(std::make_unique<SingleRankTransport>(world_), name, world_.algorithm());
   for (size_t a = 0; a < axes_.size(); ++a)
     if (std::ranges::find(members, a) == members.end()) color = color * axes_[a].size + coordinates_[a];
   return world_.split(color, key, name);

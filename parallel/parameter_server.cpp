@@ -29,8 +29,8 @@ class ParameterServer final : public DataStrategy {
   // options.servers is 1 to axis.size(). Throws Error otherwise.
   ParameterServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
 
-  void finish_gradients() override;  // push
-  void share_parameters() override;  // pull
+  void reduce_gradients() override;   // push
+  void gather_parameters() override;  // pull
 
  private:
   // Calls f(server, its part of unit u) for every part that has elements, in an order that all ranks share.
@@ -61,7 +61,7 @@ Tensor part(const Tensor& t, Range range) { return t.narrow(0, range.begin, rang
 // whatever the algorithm of the axis is.
 ParameterServer::ParameterServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
     : DataStrategy(model, axis, arena, options,
-                   {.name = "ps-sync", .kept = Kept::by_owners, .owners = options.servers}) {
+                   {.name = "ps-sync", .kept = ShardingKind::by_owners, .owners = options.servers}) {
   check_servers(options.servers, axis.size());
   int64_t begin = 0;
   for (const Module::Unit& layout : model.layout()) {
@@ -86,13 +86,13 @@ void ParameterServer::for_each_part(const F& f) const {
       if (const Range range = shard_range(layout_.sizes[u], layout_.owners, k); range.size() > 0) f(k, u, range);
 }
 
-void ParameterServer::finish_gradients() {
+void ParameterServer::reduce_gradients() {
   model_.zero_missing_gradients();
   const Direct direct(axis_);
   for_each_part([&](int server, size_t u, Range range) { axis_.reduce(part(residents_[u].grads, range), server); });
 }
 
-void ParameterServer::share_parameters() {
+void ParameterServer::gather_parameters() {
   const Direct direct(axis_);
   for_each_part([&](int server, size_t u, Range range) { axis_.broadcast(part(residents_[u].values, range), server); });
   for (const FlatUnit& unit : residents_) ++unit.values.storage()->version;  // packed copies are stale

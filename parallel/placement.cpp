@@ -18,23 +18,23 @@ struct Step {
   int64_t widest(const Placement& s) const { return (s.whole + n() - 1) / n(); }
   bool even(const Placement& s) const { return s.whole % n() == 0; }
 
-  Pending reduce(const Tensor& x) const {
+  Work reduce(const Tensor& x) const {
     if (background) return axis.start_all_reduce(x);
     axis.all_reduce(x);
     return {};
   }
-  Pending reduce_scatter(const Tensor& x, const Tensor& piece, int64_t rows = 1) const {
+  Work reduce_scatter(const Tensor& x, const Tensor& piece, int64_t rows = 1) const {
     if (background) return axis.start_reduce_scatter(x, piece, rows);
     axis.reduce_scatter(x, piece, Reduction::sum, rows);
     return {};
   }
-  Pending gather(const Tensor& piece, const Tensor& all, int64_t rows = 1) const {
+  Work gather(const Tensor& piece, const Tensor& all, int64_t rows = 1) const {
     if (background) return axis.start_all_gather(piece, all, rows);
     axis.all_gather(piece, all, rows);
     return {};
   }
   // Whether pieces of x along s's dim can be exchanged where they lie: one after the other, or in each of some rows.
-  bool in_place(const Placement& s, int64_t rows) const { return even(s) && (rows == 1 || axis.takes_rows()); }
+  bool in_place(const Placement& s, int64_t rows) const { return even(s) && (rows == 1 || axis.supports_row_slices()); }
 };
 
 Shape with_dim(Shape shape, int dim, int64_t size) {
@@ -43,7 +43,7 @@ Shape with_dim(Shape shape, int dim, int64_t size) {
 }
 
 // The rows of x that pieces along `dim` cut: one where they lie one after the other in memory.
-int64_t rows_of(const Tensor& x, int dim) {
+int64_t count_rows(const Tensor& x, int dim) {
   int64_t rows = 1;
   for (int d = 0; d < dim; ++d) rows *= x.dim(d);
   return std::max<int64_t>(rows, 1);
@@ -51,7 +51,7 @@ int64_t rows_of(const Tensor& x, int dim) {
 
 // Copies what fits: `from` is smaller than `to` along some dims, or larger; what is left of `to` stays.
 void copy_corner(Tensor to, Tensor from) {
-  for (int d = 0; d < to.rank(); ++d) {
+  for (int d = 0; d < to.ndim(); ++d) {
     const int64_t size = std::min(to.dim(d), from.dim(d));
     to = to.narrow(d, 0, size);
     from = from.narrow(d, 0, size);
@@ -76,39 +76,41 @@ struct Blocks {
   Tensor operator[](int r) const { return all.select(0, r); }
 };
 
-Moving pass_on(Tensor x, const Step&) { return Moving(std::move(x)); }
+PendingRedistribute pass_on(Tensor x, const Step&) { return PendingRedistribute(std::move(x)); }
 
 // A copy where that frees the whole.
-Moving own_piece(Tensor x, const Step& step) {
+PendingRedistribute own_piece(Tensor x, const Step& step) {
   const Range r = step.own(step.to);
   const bool last = x.unique();
   x = x.narrow(step.to.dim, r.begin, r.size());
-  return Moving(last ? x.clone() : x.contiguous());
+  return PendingRedistribute(last ? x.clone() : x.contiguous());
 }
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): all conversions have one type
-Moving of_rank_0(Tensor x, const Step& step) { return Moving(step.axis.rank() == 0 ? x : zeros_like(x, x.shape())); }
+PendingRedistribute of_rank_0(Tensor x, const Step& step) {
+  return PendingRedistribute(step.axis.rank() == 0 ? x : zeros_like(x, x.shape()));
+}
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): all conversions have one type
-Moving zeros_around(Tensor x, const Step& step) {
+PendingRedistribute zeros_around(Tensor x, const Step& step) {
   const Range r = step.own(step.from);
   Tensor y = zeros_like(x, with_dim(x.shape(), step.from.dim, step.from.whole));
   copy_corner(y.narrow(step.from.dim, r.begin, r.size()), x);
-  return Moving(std::move(y));
+  return PendingRedistribute(std::move(y));
 }
 
-Moving all_reduce(Tensor x, const Step& step) {
+PendingRedistribute all_reduce(Tensor x, const Step& step) {
   Tensor y = x.unique() && x.is_contiguous() ? std::move(x) : x.clone();
-  Pending pending = step.reduce(y);
+  Work pending = step.reduce(y);
   return {std::move(pending), std::move(y)};
 }
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): all conversions have one type
-Moving all_gather(Tensor x, const Step& step) {
+PendingRedistribute all_gather(Tensor x, const Step& step) {
   const int dim = step.from.dim;
   Tensor y = x.make(with_dim(x.shape(), dim, step.from.whole));
-  if (const int64_t rows = rows_of(x, dim); step.in_place(step.from, rows)) {
-    Pending pending = step.gather(x.contiguous(), y, rows);
+  if (const int64_t rows = count_rows(x, dim); step.in_place(step.from, rows)) {
+    Work pending = step.gather(x.contiguous(), y, rows);
     return {std::move(pending), std::move(y)};
   }
   const Shape widest = with_dim(x.shape(), dim, step.widest(step.from));
@@ -118,7 +120,7 @@ Moving all_gather(Tensor x, const Step& step) {
     copy_corner(mine, x);
   }
   const Blocks blocks(x, step.n(), widest);
-  Pending pending = step.gather(mine, blocks.all);
+  Work pending = step.gather(mine, blocks.all);
   return {std::move(pending), std::move(y), [blocks, dim, whole = step.from.whole, n = step.n()](const Tensor& all) {
             for (int r = 0; r < n; ++r) {
               const Range theirs = piece(whole, n, r);
@@ -129,12 +131,12 @@ Moving all_gather(Tensor x, const Step& step) {
 }
 
 // NOLINTNEXTLINE(performance-unnecessary-value-param): all conversions have one type
-Moving reduce_scatter(Tensor x, const Step& step) {
+PendingRedistribute reduce_scatter(Tensor x, const Step& step) {
   const int dim = step.to.dim;
   const Shape widest = with_dim(x.shape(), dim, step.widest(step.to));
   Tensor sum = x.make(widest);
-  if (const int64_t rows = rows_of(x, dim); step.in_place(step.to, rows)) {
-    Pending pending = step.reduce_scatter(x.contiguous(), sum, rows);
+  if (const int64_t rows = count_rows(x, dim); step.in_place(step.to, rows)) {
+    Work pending = step.reduce_scatter(x.contiguous(), sum, rows);
     return {std::move(pending), std::move(sum)};
   }
   Blocks blocks(x, step.n(), widest);
@@ -143,14 +145,14 @@ Moving reduce_scatter(Tensor x, const Step& step) {
     const Range theirs = piece(step.to.whole, step.n(), r);
     copy_corner(blocks[r], x.narrow(dim, theirs.begin, theirs.size()));
   }
-  Pending pending = step.reduce_scatter(blocks.all, sum);
+  Work pending = step.reduce_scatter(blocks.all, sum);
   return {std::move(pending), std::move(sum), [dim, size = step.own(step.to).size()](const Tensor& widest_sum) {
             return widest_sum.narrow(dim, 0, size).contiguous();
           }};
 }
 
-Moving all_to_all(Tensor x, const Step& step) {
-  if (step.from == step.to) return Moving(std::move(x));
+PendingRedistribute all_to_all(Tensor x, const Step& step) {
+  if (step.from == step.to) return PendingRedistribute(std::move(x));
   const int a = step.from.dim, b = step.to.dim;
   const Shape widest = with_dim(with_dim(x.shape(), a, step.widest(step.from)), b, step.widest(step.to));
   Blocks out(x, step.n(), widest), in(x, step.n(), widest);
@@ -165,10 +167,10 @@ Moving all_to_all(Tensor x, const Step& step) {
     const Range theirs = piece(step.from.whole, step.n(), r);
     copy_corner(y.narrow(a, theirs.begin, theirs.size()), in[r]);
   }
-  return Moving(std::move(y));
+  return PendingRedistribute(std::move(y));
 }
 
-using Conversion = Moving (*)(Tensor, const Step&);
+using Conversion = PendingRedistribute (*)(Tensor, const Step&);
 constexpr std::array<std::array<Conversion, 4>, 4> kTable = {{
     // to R       to I        to S            to P
     {pass_on, pass_on, own_piece, of_rank_0},            // from R
@@ -184,7 +186,7 @@ class Resolver {
       : x_(x), axis_(axis), from_(from), to_(to) {}
 
   Step resolve() const {
-    Step step{axis_, with_dim_of(from_), with_dim_of(to_)};
+    Step step{axis_, with_same_dim(from_), with_same_dim(to_)};
     if (step.from.kind == Kind::sharded) {
       const int64_t has = x_.dim(step.from.dim);
       if (step.from.whole == 0) step.from.whole = has * axis_.size();
@@ -204,9 +206,9 @@ class Resolver {
   }
 
  private:
-  Placement with_dim_of(Placement p) const {
+  Placement with_same_dim(Placement p) const {
     if (p.kind != Kind::sharded) return p;
-    const int rank = x_.rank();
+    const int rank = x_.ndim();
     if (p.dim < -rank || p.dim >= rank) complain("there is no such dim");
     if (p.dim < 0) p.dim += rank;
     return p;
@@ -221,8 +223,8 @@ class Resolver {
   Placement from_, to_;
 };
 
-Moving convert(Tensor x, const Step& step) {
-  if (step.n() == 1) return Moving(std::move(x));
+PendingRedistribute convert(Tensor x, const Step& step) {
+  if (step.n() == 1) return PendingRedistribute(std::move(x));
   return kTable[static_cast<size_t>(step.from.kind)][static_cast<size_t>(step.to.kind)](std::move(x), step);
 }
 
@@ -238,13 +240,13 @@ Tensor redistribute(Tensor x, Communicator& axis, Placement from, Placement to) 
   return convert(std::move(x), step).wait();
 }
 
-Moving start_redistribute(Tensor x, Communicator& axis, Placement from, Placement to) {
+PendingRedistribute start_redistribute(Tensor x, Communicator& axis, Placement from, Placement to) {
   Step step = Resolver(x, axis, from, to).resolve();
   step.background = true;
   return convert(std::move(x), step);
 }
 
-Tensor Moving::wait() {
+Tensor PendingRedistribute::wait() {
   pending_.wait();
   Tensor arrived = std::move(tensor_);
   if (const auto unpack = std::exchange(unpack_, nullptr)) return unpack(arrived);

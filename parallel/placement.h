@@ -53,21 +53,21 @@ Var redistribute(Var x, Communicator& axis, Placement from, Placement to);
 Tensor redistribute(Tensor x, Communicator& axis, Placement from, Placement to);
 
 // A tensor on its way to another placement.
-class [[nodiscard]] Moving {
+class [[nodiscard]] PendingRedistribute {
  public:
-  explicit Moving(Tensor arrived) : tensor_(std::move(arrived)) {}
+  explicit PendingRedistribute(Tensor arrived) : tensor_(std::move(arrived)) {}
   // `unpack` makes the result from the arrived `tensor`, if `tensor` is not the result itself.
-  Moving(Pending pending, Tensor tensor, std::function<Tensor(const Tensor&)> unpack = nullptr)
+  PendingRedistribute(Work pending, Tensor tensor, std::function<Tensor(const Tensor&)> unpack = nullptr)
       : pending_(std::move(pending)), tensor_(std::move(tensor)), unpack_(std::move(unpack)) {}
   // The tensor in its new placement; throws what its communication threw. To be called once.
   Tensor wait();
 
  private:
-  Pending pending_;
+  Work pending_;
   Tensor tensor_;
   std::function<Tensor(const Tensor&)> unpack_;
 };
 // The same in the background, but for S(a) -> S(b), which is done when this returns.
-Moving start_redistribute(Tensor x, Communicator& axis, Placement from, Placement to);
+PendingRedistribute start_redistribute(Tensor x, Communicator& axis, Placement from, Placement to);
 
 }  // namespace tessera

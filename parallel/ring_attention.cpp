@@ -18,7 +18,7 @@ struct Tile {
 // One call on one rank: sizes, and who is where.
 struct Ring {
   Communicator& cp;
-  Balance balance;
+  SequencePartition balance;
   AttentionOptions options;
   DType dtype, part, wide;  // dtypes of the operands, of what one tile gives, and of sums
   Heads heads;
@@ -32,7 +32,7 @@ struct Ring {
   // The dtype of sums: two parts of bfloat16 are rounded once as they are added, and more only at the end.
   DType sum() const { return ranks() == 2 ? part : wide; }
 
-  int64_t chunk_tokens() const { return balance == Balance::zigzag ? tokens / 2 : tokens; }
+  int64_t chunk_tokens() const { return balance == SequencePartition::zigzag ? tokens / 2 : tokens; }
   // The tokens of one of a rank's chunks: the second half of the sequence lies on every rank behind the first.
   Range place(int chunk) const {
     const int64_t begin = chunk / ranks() * chunk_tokens();
@@ -44,13 +44,13 @@ struct Ring {
   Tensor travelling(const Tensor& like, DType type) const {
     return like.make({b, tokens, 2 * heads.key, d}, type, Category::communication);
   }
-  Tensor queries_of(const Tensor& packed) const { return packed_part(packed, heads, 0); }
-  Tensor keys_and_values_of(const Tensor& packed) const {
+  Tensor q_slice(const Tensor& packed) const { return packed_part(packed, heads, 0); }
+  Tensor kv_slice(const Tensor& packed) const {
     return packed.narrow(2, heads.query * d, 2 * heads.key * d).reshape({b, tokens, 2 * heads.key, d});
   }
   Tensor keys_and_values(const Tensor& packed) const {
     Tensor kv = travelling(packed, dtype);
-    kv.copy_from(keys_and_values_of(packed));
+    kv.copy_from(kv_slice(packed));
     return kv;
   }
   Tensor keys(const Tensor& kv) const { return kv.narrow(2, 0, heads.key); }
@@ -61,7 +61,7 @@ struct Ring {
   std::vector<Tile> tiles(int hop) const;
 };
 
-Tensor run_of(const Tensor& x, const Range& tokens) { return x.narrow(1, tokens.begin, tokens.size()); }
+Tensor attend_tile(const Tensor& x, const Range& tokens) { return x.narrow(1, tokens.begin, tokens.size()); }
 
 std::vector<Tile> Ring::tiles(int hop) const {
   const std::vector<ChunkPair> pairs = chunk_pairs(ranks(), cp.rank(), holder(hop), balance, options.causal);
@@ -84,7 +84,7 @@ std::vector<Tile> Ring::tiles(int hop) const {
     o.first_query = pair.query * chunk_tokens();
     o.first_key = pair.key * chunk_tokens();
     if (o.tokens_total == 0) o.tokens_total = tokens * ranks();
-    if (o.starts.defined()) o.starts = run_of(o.starts, place(pair.query));
+    if (o.starts.defined()) o.starts = attend_tile(o.starts, place(pair.query));
     const bool first_of_keys = std::find(begun.begin(), begun.end(), pair.key) == begun.end();
     all.push_back({place(pair.query), place(pair.key), o, hop == 0 && place(pair.key).begin == 0, first_of_keys});
     begun.push_back(pair.key);
@@ -92,29 +92,30 @@ std::vector<Tile> Ring::tiles(int hop) const {
   return all;
 }
 
-Ring ring_of(const Tensor& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp,
-             Balance balance) {
+Ring make_ring(const Tensor& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp,
+               SequencePartition balance) {
   const std::string where = "[ring_attention] " + cp.axis() + " axis: ";
   const Tensor q = packed_part(qkv, heads, 0);
-  if (balance == Balance::zigzag && qkv.dim(1) % 2 != 0)
+  if (balance == SequencePartition::zigzag && qkv.dim(1) % 2 != 0)
     throw Error(where + "a rank has " + std::to_string(qkv.dim(1)) + " tokens; zig-zag takes an even number");
   if (options.first_key != 0 || options.first_query >= 0)
     throw Error(where + "first_key and first_query are given; they follow from the ranks");
   AttentionOptions o = options;
   if (o.starts_may_be_ignored) o.starts = {};  // else a hop would be several tiles
-  return {cp, balance, o, qkv.dtype(), dtype_of_parts(q, o), wide_of(qkv.dtype()), heads, q.dim(0), q.dim(1), q.dim(3)};
+  return {cp,    balance,  o,        qkv.dtype(), dtype_of_parts(q, o), accum_dtype(qkv.dtype()),
+          heads, q.dim(0), q.dim(1), q.dim(3)};
 }
 
 // The sum of tiles, in its place or in memory of its own until it is added there.
 struct RingAttended {
-  Attended all;  // (B, T / c, H, D) and (B, H, T / c)
+  AttentionResult all;  // (B, T / c, H, D) and (B, H, T / c)
 
-  Attended of(const Range& queries) const {
-    return {run_of(all.out, queries), all.lse.narrow(2, queries.begin, queries.size())};
+  AttentionResult of(const Range& queries) const {
+    return {attend_tile(all.out, queries), all.lse.narrow(2, queries.begin, queries.size())};
   }
   // The place of a tile's result at first: each half to its place if that is free and can be written as it is.
-  Attended room(const Ring& ring, const Tile& tile) const {
-    Attended to = of(tile.queries);
+  AttentionResult room(const Ring& ring, const Tile& tile) const {
+    AttentionResult to = of(tile.queries);
     if (!tile.first_of_queries || to.out.dtype() != ring.part)
       to.out = to.out.make(to.out.shape(), ring.part, Category::workspace);
     if (!tile.first_of_queries || !to.lse.is_contiguous())
@@ -122,28 +123,28 @@ struct RingAttended {
     return to;
   }
   // Takes the first result of some queries, which lies in its room.
-  void begin(const Tile& tile, const Attended& room) const {
-    Attended place = of(tile.queries);
+  void begin(const Tile& tile, const AttentionResult& room) const {
+    AttentionResult place = of(tile.queries);
     if (place.out.address() != room.out.address()) place.out.copy_from(room.out);
     if (place.lse.address() != room.lse.address()) place.lse.copy_from(room.lse);
   }
 };
 
-Attended forward(const Ring& ring, const Tensor& packed) {
-  const Tensor q = ring.queries_of(packed), kv = ring.keys_and_values(packed);
+AttentionResult forward(const Ring& ring, const Tensor& packed) {
+  const Tensor q = ring.q_slice(packed), kv = ring.keys_and_values(packed);
   const RingAttended sum{
       {packed.make(ring.by_head(), ring.sum()), packed.make({ring.b, ring.heads.query, ring.tokens}, ring.wide)}};
   for (int hop = 0; hop < ring.ranks(); ++hop) {
     const bool last = hop + 1 == ring.ranks();
     if (!last) ring.cp.send(kv, ring.next(), kKeysAndValues);
     for (const Tile& tile : ring.tiles(hop)) {
-      const Attended room = sum.room(ring, tile);
-      attention_into(run_of(q, tile.queries), run_of(ring.keys(kv), tile.keys), run_of(ring.values(kv), tile.keys),
-                     tile.options, room);
+      const AttentionResult room = sum.room(ring, tile);
+      attention_into(attend_tile(q, tile.queries), attend_tile(ring.keys(kv), tile.keys),
+                     attend_tile(ring.values(kv), tile.keys), tile.options, room);
       if (tile.first_of_queries)
         sum.begin(tile, room);
       else
-        merge_attended(sum.of(tile.queries), room);
+        merge_attention(sum.of(tile.queries), room);
     }
     if (!last) ring.cp.recv(kv, ring.previous(), kKeysAndValues);
   }
@@ -176,21 +177,21 @@ class Gradient {
 // dq, and dk and dv beside each other, of what is computed on one rank.
 class Backward {
  public:
-  Backward(const Ring& ring, const Tensor& packed, const Attended& result, const Tensor& dout)
-      : ring_(ring), q_(ring.queries_of(packed)), result_{result}, dout_(dout) {}
+  Backward(const Ring& ring, const Tensor& packed, const AttentionResult& result, const Tensor& dout)
+      : ring_(ring), q_(ring.q_slice(packed)), result_{result}, dout_(dout) {}
 
   // Adds what the keys that are here after `hop` bring to dq, and writes what this rank's queries bring to their dk and
   // dv. Returns how many of the keys' tokens, from the first, the queries see: the gradients of others are not written.
   int64_t add(int hop, const Tensor& kv, const Tensor& dq, const Tensor& dkv) {
     int64_t seen = 0;
     for (const Tile& tile : ring_.tiles(hop)) {
-      Gradient queries(run_of(dq, tile.queries), ring_.part, tile.first_of_queries),
-          keys(run_of(dkv, tile.keys), ring_.part, tile.first_of_keys);
+      Gradient queries(attend_tile(dq, tile.queries), ring_.part, tile.first_of_queries),
+          keys(attend_tile(dkv, tile.keys), ring_.part, tile.first_of_keys);
       Tensor dq_tile = queries.tile(), dk = ring_.keys(keys.tile()), dv = ring_.values(keys.tile());
-      const Attended whole = result_.of(tile.queries);
-      attention_backward(run_of(dout_, tile.queries), run_of(q_, tile.queries), run_of(ring_.keys(kv), tile.keys),
-                         run_of(ring_.values(kv), tile.keys), {whole.out, whole.lse.contiguous()}, tile.options,
-                         dq_tile, dk, dv);
+      const AttentionResult whole = result_.of(tile.queries);
+      attention_backward(attend_tile(dout_, tile.queries), attend_tile(q_, tile.queries),
+                         attend_tile(ring_.keys(kv), tile.keys), attend_tile(ring_.values(kv), tile.keys),
+                         {whole.out, whole.lse.contiguous()}, tile.options, dq_tile, dk, dv);
       queries.take();
       keys.take();
       seen = std::max(seen, tile.keys.end);
@@ -206,11 +207,11 @@ class Backward {
 };
 
 // The gradients of a block start at the rank after its home and come home at last: c - 1 hops, one behind the block's.
-Tensor backward(const Ring& ring, const Tensor& packed, const Attended& result, const Tensor& dout) {
+Tensor backward(const Ring& ring, const Tensor& packed, const AttentionResult& result, const Tensor& dout) {
   const Tensor kv = ring.keys_and_values(packed);
   const Tensor gradient = packed.make(packed.shape(), ring.sum());
-  const Tensor dq = ring.queries_of(gradient);
-  Tensor home = ring.keys_and_values_of(gradient);
+  const Tensor dq = ring.q_slice(gradient);
+  Tensor home = ring.kv_slice(gradient);
   const Tensor dkv = ring.travelling(packed, ring.wide), arriving = ring.travelling(packed, ring.wide);
   Backward local(ring, packed, result, dout);
   for (int hop = 0; hop < ring.ranks(); ++hop) {
@@ -220,11 +221,11 @@ Tensor backward(const Ring& ring, const Tensor& packed, const Attended& result, 
       local.add(hop, kv, dq, home);
     } else {
       const int64_t seen = local.add(hop, kv, dq, dkv);
-      Tensor brought = run_of(dkv, {0, seen}), rest = run_of(dkv, {seen, ring.tokens});
+      Tensor brought = attend_tile(dkv, {0, seen}), rest = attend_tile(dkv, {seen, ring.tokens});
       if (hop > 1) {
         ring.cp.recv(arriving, ring.previous(), kTheirGradients);
-        if (seen > 0) add_(brought, run_of(arriving, {0, seen}));
-        rest.copy_from(run_of(arriving, {seen, ring.tokens}));
+        if (seen > 0) add_(brought, attend_tile(arriving, {0, seen}));
+        rest.copy_from(attend_tile(arriving, {seen, ring.tokens}));
       } else {
         rest.fill(0);
       }
@@ -240,10 +241,10 @@ Tensor backward(const Ring& ring, const Tensor& packed, const Attended& result, 
 }  // namespace
 
 Var ring_attention(const Var& qkv, const Heads& heads, const AttentionOptions& options, Communicator& cp,
-                   Balance balance) {
+                   SequencePartition balance) {
   if (cp.size() == 1) return packed_attention(qkv, heads, options);
-  const Ring ring = ring_of(qkv.value(), heads, options, cp, balance);
-  const Attended result = forward(ring, qkv.value());
+  const Ring ring = make_ring(qkv.value(), heads, options, cp, balance);
+  const AttentionResult result = forward(ring, qkv.value());
   return record_one("ring_attention", result.out.reshape({ring.b, ring.tokens, heads.query * ring.d}), {qkv},
                     [ring, result, packed = qkv.saved()](Grads& g) {
                       g.give(0, backward(ring, packed.get(), result, g.output().contiguous().reshape(ring.by_head())));

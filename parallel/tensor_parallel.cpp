@@ -16,7 +16,7 @@ bool is_sharded(const Placement& p) { return p.kind == Placement::Kind::sharded;
 // A parameter whose gradient each rank has a part of. A use may outlive the memory of the value (parallel/zero.h), so
 // it is read from the parameter when it is needed.
 Var seen_by_tokens(const Var& parameter, Communicator& tp) {
-  return redistribute(parameter, tp, I, R).with_recipe([kept = parameter.saved()] { return kept.get(); });
+  return redistribute(parameter, tp, I, R).with_recompute([kept = parameter.saved()] { return kept.get(); });
 }
 
 // y + b. With `sum_over`, each of its ranks has a part of the rows, and the gradients of b are added up.
@@ -29,7 +29,7 @@ Var add_bias(Var y, const Var& b, Communicator* sum_over) {
     const RowSums row_sums = g.row_sums();
     const Tensor dy = g.take_output();
     if (g.needs(1))
-      g.give_into(1, [dy, row_sums, sum_over](Tensor& db) {
+      g.write_grad(1, [dy, row_sums, sum_over](Tensor& db) {
         if (row_sums)
           row_sums(db);
         else
@@ -38,7 +38,7 @@ Var add_bias(Var y, const Var& b, Communicator* sum_over) {
       });
     if (g.needs(0)) g.give(0, dy);
   });
-  if (b.requires_grad()) sum.want_row_sums();
+  if (b.requires_grad()) sum.request_row_sums();
   return sum;
 }
 
@@ -95,7 +95,7 @@ void cut_over_ranks(Module& module, const Var& parameter, int dim, const Communi
 std::shared_ptr<const SharedInput> column_input(Communicator& tp, Placement in) {
   const auto begun = [&tp](Placement from, Placement to) {
     return [&tp, from, to](Tensor x) -> SharedInput::Arriving {
-      const auto moving = std::make_shared<Moving>(start_redistribute(std::move(x), tp, from, to));
+      const auto moving = std::make_shared<PendingRedistribute>(start_redistribute(std::move(x), tp, from, to));
       return [moving] { return moving->wait(); };
     };
   };
@@ -173,7 +173,7 @@ void token_wise(Module& module, Communicator& tp, Placement between) {
 
 void token_wise(Dropout& dropout, Communicator& tp, Placement between) {
   if (tp.size() == 1 || !is_sharded(between) || dropout.p() == 0) return;
-  dropout.adjust_step([own = std::make_shared<OwnTokens>(tp)](const StepInfo& at) { return own->of(at); });
+  dropout.map_step_info([own = std::make_shared<OwnTokens>(tp)](const StepInfo& at) { return own->of(at); });
 }
 
 void head_wise(Attention& attention, Communicator& tp, Placement between) {
@@ -187,7 +187,7 @@ void head_wise(Attention& attention, Communicator& tp, Placement between) {
   rowwise(attention.proj, tp, between);
   attention.keep_heads({all.query / ranks, all.key / ranks});
   if (attention.norm_q) attention.see([&tp](const Var& parameter) { return seen_by_tokens(parameter, tp); });
-  attention.adjust_step([&tp, heads = all.query](StepInfo at) {
+  attention.map_step_info([&tp, heads = all.query](StepInfo at) {
     at.first_head = piece(heads, tp.size(), tp.rank()).begin;
     at.heads_total = heads;
     return at;

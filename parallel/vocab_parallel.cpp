@@ -7,7 +7,7 @@ namespace tessera {
 
 Var vocab_parallel_embedding(const Tensor& ids, const Var& table, const Communicator& tp, int64_t vocab) {
   const Range rows = piece(vocab, tp.size(), tp.rank());
-  if (table.shape().rank() != 2 || table.dim(0) != rows.size())
+  if (table.shape().ndim() != 2 || table.dim(0) != rows.size())
     throw Error("[vocab_parallel_embedding] " + tp.axis() + " axis: the table of rank " + std::to_string(tp.rank()) +
                 " is " + table.value().describe() + "; expected " + std::to_string(rows.size()) + " of " +
                 std::to_string(vocab) + " rows");
@@ -15,7 +15,7 @@ Var vocab_parallel_embedding(const Tensor& ids, const Var& table, const Communic
   const Tensor own = ids_beside(table.value(), ids, part).contiguous();
   return record_one(
       "vocab_parallel_embedding", embedding(own, table.value(), part), {table.edge()}, [own, part](Grads& g) {
-        g.give_into(0, [own, part, dy = g.output()](Tensor& dtable) { embedding_backward(dtable, dy, own, part); });
+        g.write_grad(0, [own, part, dy = g.output()](Tensor& dtable) { embedding_backward(dtable, dy, own, part); });
       });
 }
 
@@ -26,7 +26,7 @@ void vocab_wise(Embedding& e, Communicator& tp, Placement between) {
   e.set_lookup([&tp, between, vocab](const Tensor& ids, const Var& table) {
     return join(vocab_parallel_embedding(ids, table, tp, vocab), tp, between);
   });
-  e.set_product([input = column_input(tp, between)](const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
+  e.set_matmul([input = column_input(tp, between)](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
     return linear(x, w, b, packs, input);
   });
   e.set_loss([&e, &tp, vocab](const Var& x, const Tensor& targets, double scale) {
@@ -37,7 +37,7 @@ void vocab_wise(Embedding& e, Communicator& tp, Placement between) {
 Loss vocab_parallel_cross_entropy(Var logits, const Tensor& targets, double scale, Communicator& tp, int64_t vocab) {
   if (tp.size() == 1) return cross_entropy(std::move(logits), targets, scale);
   const Range own = piece(vocab, tp.size(), tp.rank());
-  if (logits.shape().rank() != 2 || logits.dim(1) != own.size())
+  if (logits.shape().ndim() != 2 || logits.dim(1) != own.size())
     throw Error("[vocab_parallel_cross_entropy] " + tp.axis() + " axis: the logits of rank " +
                 std::to_string(tp.rank()) + " are " + logits.value().describe() + "; expected (N, " +
                 std::to_string(own.size()) + ") of " + std::to_string(vocab) + " columns");

@@ -9,7 +9,7 @@ namespace tessera {
 Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
     : DataStrategy(model, axis, arena, options,
                    {.name = "zero-" + std::to_string(options.zero),
-                    .kept = Kept::in_shards,
+                    .kept = ShardingKind::in_shards,
                     .owners = axis.size(),
                     .every_microbatch = options.zero >= 2}),
       stage_(options.zero) {
@@ -23,7 +23,7 @@ Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataO
 void Zero::make_unit(const Module::Unit& layout) {
   Unit& unit = units_.emplace_back();
   unit.layout = layout;
-  unit.axis = &axis_of(*layout.slots[0].parameter);
+  unit.axis = &gradient_axis(*layout.slots[0].parameter);
   unit.piece = shard_size(layout.size, unit.axis->size());
   const int64_t whole = unit.piece * unit.axis->size(), begin = unit.piece * unit.axis->rank();
   FlatUnit shard{layout.name, {}, {}, layout.slots};
@@ -68,7 +68,7 @@ void Zero::hook(size_t u) {
     slot.parameter->var.on_grad([this, u] { gradient_arrived(u); });
     if (stage_ >= 2) slot.parameter->var.provide_grad([this, u] { provide_gradients(u); });
   }
-  if (stage_ >= 2) units_[u].layout.module->keep_apart();
+  if (stage_ >= 2) units_[u].layout.module->disable_fusion();
   if (stage_ == 3) wrap(u);
 }
 
@@ -148,7 +148,7 @@ void Zero::end_gradients(int64_t microbatch, UnitRange units) {
   while (!reducing_.empty()) finish_first();
 }
 
-void Zero::finish_gradients() {
+void Zero::reduce_gradients() {
   learning_ = false;
   for (size_t u = 0; u < units_.size(); ++u) {
     std::exchange(units_[u].summing, {}).wait();
@@ -156,13 +156,13 @@ void Zero::finish_gradients() {
   }
 }
 
-void Zero::share_parameters() {
+void Zero::gather_parameters() {
   if (stage_ == 3) return;  // each use fetches them
-  std::vector<Pending> pending;
+  std::vector<Work> pending;
   for (size_t u = 0; u < units_.size(); ++u)
     if (shards_[u].trainable())
       pending.push_back(units_[u].axis->start_all_gather(shards_[u].values, units_[u].values));
-  for (Pending& p : pending) p.wait();
+  for (Work& p : pending) p.wait();
 }
 
 }  // namespace tessera

@@ -50,9 +50,9 @@
 //                       (other units' gradients come)            reduce-scatter in the background
 //   end_gradients() ---------------------------------------->   zeros for what no gradient has reached; waits for the
 //                                                                sums; shard += sum from the second micro-batch on
-//   finish_gradients() ------------------------------------->   waits for sums over the groups
+//   reduce_gradients() ------------------------------------->   waits for sums over the groups
 //   the optimizer's step, over shards()
-//   share_parameters() ------------------------------------->   all-gather (stage 3: each use fetches)
+//   gather_parameters() ------------------------------------->   all-gather (stage 3: each use fetches)
 //
 // In stage 1 leaves have their buffers for good, and reducing waits for the last micro-batch. DDP has the same hooks.
 #pragma once
@@ -70,8 +70,8 @@ class Zero final : public DataStrategy {
   void begin_step() override;
   void begin_gradients(int64_t microbatch, UnitRange units = {}) override;
   void end_gradients(int64_t microbatch, UnitRange units = {}) override;
-  void finish_gradients() override;
-  void share_parameters() override;
+  void reduce_gradients() override;
+  void gather_parameters() override;
 
  private:
   // A unit on this rank.
@@ -85,9 +85,9 @@ class Zero final : public DataStrategy {
     Tensor grads;                   // whole; in stages 2 and 3 only until they are summed
     int users = 0;                  // users of the values now, in stage 3
     int64_t missing = 0;            // parameters whose gradient has not come in this micro-batch
-    Pending fetching;               // values
-    Pending reducing;               // grads, into `arriving`
-    Pending summing;                // the shard's gradient, over the groups
+    Work fetching;                  // values
+    Work reducing;                  // grads, into `arriving`
+    Work summing;                   // the shard's gradient, over the groups
     Tensor arriving;                // this rank's piece of this micro-batch's sum
     bool reduced = false;           // the reduction of this micro-batch was started, or there is none
   };

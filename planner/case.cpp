@@ -19,9 +19,9 @@ namespace tessera::planner {
 constexpr std::array<std::string_view, 3> kTensorOverlapNames = {"none", "backward", "all"};
 constexpr std::array<std::string_view, 3> kReshardNames = {"always", "never", "auto"};
 constexpr std::array<std::string_view, 2> kPositionNames = {"learned", "rope"};
-static constexpr const auto& names_of(TensorOverlap) { return kTensorOverlapNames; }
-static constexpr const auto& names_of(Reshard) { return kReshardNames; }
-static constexpr const auto& names_of(Positions) { return kPositionNames; }
+static constexpr const auto& value_names(TensorOverlap) { return kTensorOverlapNames; }
+static constexpr const auto& value_names(Reshard) { return kReshardNames; }
+static constexpr const auto& value_names(Positions) { return kPositionNames; }
 
 namespace {
 
@@ -57,7 +57,7 @@ auto shared_sizes(auto& m) {
 
 }  // namespace
 
-Settings settings_of(ModelShape& m) {
+Settings field_descriptors(ModelShape& m) {
   Settings s;
   s.add(m.layers, {"layers", {}, {1, 1e5}});
   s.add(m.channels, {"channels", {}, {1, 1e6}});
@@ -75,8 +75,8 @@ Settings settings_of(ModelShape& m) {
   return s;
 }
 
-Settings settings_of(Layout& l) {
-  const Settings plan = settings_of(l.plan);
+Settings field_descriptors(Layout& l) {
+  const Settings plan = field_descriptors(l.plan);
   const Bounds sizes{1, 1e6};
   Settings s;
   for (const char* axis : {"dp", "tp", "pp", "cp"}) s.add(plan.at(axis)).range = sizes;
@@ -90,7 +90,7 @@ Settings settings_of(Layout& l) {
   return s;
 }
 
-Settings settings_of(Hardware& h) {
+Settings field_descriptors(Hardware& h) {
   Settings s;
   const auto rate = [&](auto& value, std::string_view name) { s.add(value, {name, {}, {kPositive}}); };
   const auto share = [&](double& value, std::string_view name) { s.add(value, {name, {}, {kPositive, 1}}); };
@@ -107,7 +107,7 @@ Settings settings_of(Hardware& h) {
   return s;
 }
 
-Settings settings_of(Software& w) {
+Settings field_descriptors(Software& w) {
   Settings s;
   const auto bytes = [&](double& value, std::string_view name) { s.add(value, {name, {}, {0}}); };
   const auto way = [&](auto& value, std::string_view name) { s.add(value, {name}); };
@@ -125,7 +125,7 @@ Settings settings_of(Software& w) {
 
 void check(const Hardware& given) {
   Hardware h = given;
-  check_ranges(settings_of(h));
+  check_ranges(field_descriptors(h));
   for (const auto& [kernel, rate] : h.attention)
     if (!(rate.flops > 0) || !std::isfinite(rate.flops) || !(rate.half_tokens >= 0) || !std::isfinite(rate.half_tokens))
       throw FieldError("attention_" + kernel + "_flops", fmt::format("expected more than 0, found {}", rate.flops));
@@ -135,14 +135,14 @@ void check(const Hardware& given) {
 
 void check(const Software& given) {
   Software s = given;
-  check_ranges(settings_of(s));
+  check_ranges(field_descriptors(s));
 }
 
-ModelShape shape_of(const ModelConfig& c) {
+ModelShape to_model_shape(const ModelConfig& c) {
   if (c.experts.count > 0 && c.experts.shared > 0)
     throw FieldError("shared_experts",
                      "predictions do not know them; expected 0, found " + std::to_string(c.experts.shared));
-  const FamilyRow& family = row_of(c.family);
+  const FamilyRow& family = find_row(c.family);
   ModelShape m{.experts = c.experts.count,
                .experts_per_token = c.experts.count > 0 ? c.experts.per_token : 0,
                .gated = family.gated,
@@ -152,7 +152,7 @@ ModelShape shape_of(const ModelConfig& c) {
   return m;
 }
 
-ModelConfig config_of(const ModelShape& m) {
+ModelConfig to_model_config(const ModelShape& m) {
   ModelConfig config{.family = m.gated ? Family::llama : Family::gpt2, .positions = m.position_rows};
   shared_sizes(config) = shared_sizes(m);
   config.experts.count = m.experts;
@@ -193,17 +193,17 @@ Case checked_case(const Case& given) {
   Case c = given;
   ModelShape& m = c.model;
   Plan& p = c.layout.plan;
-  check_ranges(settings_of(m));
+  check_ranges(field_descriptors(m));
   if (m.head_dim == 0) divides("heads", m.heads, "channels", m.channels);
   divides("kv_heads", m.key_heads(), "heads", m.heads);
   if (m.experts > 0 && (m.experts_per_token < 1 || m.experts_per_token > m.experts))
     throw FieldError("experts_per_token", fmt::format("expected 1 to {}, found {}", m.experts, m.experts_per_token));
-  check_ranges(settings_of(c.layout));
+  check_ranges(field_descriptors(c.layout));
   divides("tp", p.tp, "heads", m.heads), divides("tp", p.tp, "hidden channels", m.hidden());
   divides("cp", p.cp, "tokens of the context", m.context);
-  constexpr int64_t kMostRanks = 1 << 17;
-  if (real(p.dp) * real(p.tp) * real(p.pp) * real(p.cp) > kMostRanks)
-    throw FieldError("dp", fmt::format("expected at most {} ranks of all axes", kMostRanks));
+  constexpr int64_t kMaxRanks = 1 << 17;
+  if (real(p.dp) * real(p.tp) * real(p.pp) * real(p.cp) > kMaxRanks)
+    throw FieldError("dp", fmt::format("expected at most {} ranks of all axes", kMaxRanks));
   if (real(p.dp) * real(p.microbatches) * real(c.layout.sequences) * real(m.context) > 1e15)
     throw FieldError("sequences", "expected at most 1e15 tokens in a step");
   if (c.layout.ep > 1 && m.experts == 0)

@@ -42,13 +42,13 @@ struct ModelShape {
   int64_t hidden() const { return ffn > 0 ? ffn : 4 * channels; }
   // Rows of the table of positions, where there is one.
   int64_t learned() const { return positions == Positions::rope ? 0 : position_rows > 0 ? position_rows : context; }
-  double keys() const { return keys_of(context, window); }  // twice those that a query sees
+  double keys() const { return visible_keys(context, window); }  // twice those that a query sees
 };
 
 // Throws FieldError for shared experts, which predictions do not know.
-ModelShape shape_of(const ModelConfig& config);
+ModelShape to_model_shape(const ModelConfig& config);
 // The way back: GPT-2 or Llama of these sizes, without dropout.
-ModelConfig config_of(const ModelShape& shape);
+ModelConfig to_model_config(const ModelShape& shape);
 
 // Parameters: of the feed-forward layer, or of all experts; of all that a layer multiplies with; of a layer; of all.
 double expert_parameters(const ModelShape& m);
@@ -132,10 +132,10 @@ struct Case {
 
 // The entries of their fields: names, ranges, choices. Those of a layout are its plan's own as far as predictions know
 // them; a kernel's rate of attention has no entry, but a key (planner/case_json.h).
-Settings settings_of(ModelShape& model);
-Settings settings_of(Layout& layout);
-Settings settings_of(Hardware& hardware);
-Settings settings_of(Software& software);
+Settings field_descriptors(ModelShape& model);
+Settings field_descriptors(Layout& layout);
+Settings field_descriptors(Hardware& hardware);
+Settings field_descriptors(Software& software);
 
 // The case with what it leaves to choice chosen. Throws FieldError that names the field, what was expected and found.
 Case checked_case(const Case& c);

@@ -50,7 +50,7 @@ bool take_other(Software&, const std::string&, const Json&) { return false; }
 template <class T>
 T from_json(const Json& object, T out, const char* what, T (*by_name)(std::string_view)) {
   if (const auto base = object.find("base"); base != object.end()) out = by_name(text_in("base", *base));
-  const Settings all = settings_of(out);
+  const Settings all = field_descriptors(out);
   for (const auto& [key, value] : object.items())
     if (const Setting* field = all.find(key))
       take_value(*field, value, key);
@@ -72,7 +72,7 @@ Json json_of_file(std::string_view text, const std::string& path) {
   return out;
 }
 
-std::vector<std::string> names_of(const std::vector<File>& files) {
+std::vector<std::string> file_names(const std::vector<File>& files) {
   std::vector<std::string> out;
   for (const File& f : files) out.emplace_back(f.name);
   return out;
@@ -84,8 +84,8 @@ T named(const std::vector<File>& files, std::string_view name, const char* field
         T (*read)(std::string_view, const std::string&)) {
   const auto found = std::ranges::find(files, name, &File::name);
   if (found == files.end())
-    throw FieldError(field, fmt::format("expected {} or a file, found {}{}", fmt::join(names_of(files), ", "), name,
-                                        did_you_mean(name, names_of(files))));
+    throw FieldError(field, fmt::format("expected {} or a file, found {}{}", fmt::join(file_names(files), ", "), name,
+                                        did_you_mean(name, file_names(files))));
   T out = read(found->text, std::string(name) + ".toml");
   out.name = name;
   return out;
@@ -94,11 +94,11 @@ T named(const std::vector<File>& files, std::string_view name, const char* field
 }  // namespace
 
 const std::vector<std::string>& hardware_names() {
-  static const std::vector<std::string> names = names_of(hardware_files());
+  static const std::vector<std::string> names = file_names(hardware_files());
   return names;
 }
 const std::vector<std::string>& software_names() {
-  static const std::vector<std::string> names = names_of(software_files());
+  static const std::vector<std::string> names = file_names(software_files());
   return names;
 }
 Hardware hardware_named(std::string_view name) { return named(hardware_files(), name, "hardware", hardware_from_file); }
@@ -118,8 +118,8 @@ Case case_from_json(std::string_view text, const std::string& what) {
     throw FieldError(key, "expected a value, found none");
   };
   Case c{.software = software_named("tessera")};
-  take_object(settings_of(c.model), part("model"), "model");
-  take_object(settings_of(c.layout), part("plan"), "plan");
+  take_object(field_descriptors(c.model), part("model"), "model");
+  take_object(field_descriptors(c.layout), part("plan"), "plan");
   const Json &hardware = part("hardware"), &software = value_at(json, "software");
   c.hardware = hardware.is_object() ? hardware_from_json(hardware) : hardware_named(text_in("hardware", hardware));
   if (software.is_object())
@@ -132,14 +132,14 @@ Case case_from_json(std::string_view text, const std::string& what) {
 
 ModelShape model_from_json(std::string_view text, const std::string& what) {
   ModelShape m;
-  take_object(settings_of(m), parse_json(text, what), "model");
+  take_object(field_descriptors(m), parse_json(text, what), "model");
   return m;
 }
 
 nlohmann::ordered_json to_json(const Layout& layout) {
   Layout l = layout;
   l.plan.chunks = std::ssize(rank_of_stages(l.plan)) / l.plan.pp;
-  return json_of(settings_of(l));
+  return to_json(field_descriptors(l));
 }
 
 nlohmann::ordered_json to_json(const MemoryParts& m) {
@@ -161,7 +161,7 @@ nlohmann::ordered_json to_json(const Case& c, const Prediction& p) {
                                 {"tflops_per_rank", p.tflops_per_rank}};
   for (const auto& [name, part] : kParts) out["parts"][std::string(name)] = p.parts.*part;
   out["bubble"] = p.bubble;
-  out["memory"] = to_json(p.memory.at(p.fullest));
+  out["memory"] = to_json(p.memory.at(p.peak_rank));
   for (const MemoryParts& m : p.memory) out["memory_per_stage"].push_back(m.peak());
   out["bytes"] = p.bytes;
   if (!p.fits) out["over"] = {{"bytes", p.over_bytes}, {"largest", p.largest}};

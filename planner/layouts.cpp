@@ -19,8 +19,8 @@ constexpr std::array kZeroStages = {ZeroStage::none, ZeroStage::one, ZeroStage::
 constexpr std::array kSchedules = {ScheduleKind::one_f_one_b, ScheduleKind::gpipe,      ScheduleKind::zb_h1,
                                    ScheduleKind::zb_h2,       ScheduleKind::zb_v,       ScheduleKind::v_half,
                                    ScheduleKind::v_min,       ScheduleKind::interleaved};
-constexpr int64_t kMostStages = 512;  // stages of a pipeline that nobody asked for
-constexpr int64_t kNear = 64;         // how far from the number of ranks another is looked for
+constexpr int64_t kMaxStages = 512;  // stages of a pipeline that nobody asked for
+constexpr int64_t kNear = 64;        // how far from the number of ranks another is looked for
 
 std::vector<int64_t> divisors(int64_t n) {
   std::vector<int64_t> low, high;
@@ -46,13 +46,13 @@ bool fixes(const Fixed& f, const std::string& field) {
 
 class Bases {
  public:
-  explicit Bases(const Question& q) : q_(q), sizes_(config_of(q.model)) {}
+  explicit Bases(const SearchRequest& q) : q_(q), sizes_(to_model_config(q.model)) {}
 
   std::vector<Layout> all(int64_t ranks) {
     const Fixed& f = q_.fixed;
     const std::vector<int64_t> of_ranks = divisors(ranks);
     for (const int64_t pp : choices(f.pp, of_ranks)) {
-      if (ranks % pp != 0 || (!f.pp && pp > std::min(q_.model.layers, kMostStages))) continue;
+      if (ranks % pp != 0 || (!f.pp && pp > std::min(q_.model.layers, kMaxStages))) continue;
       for (const int64_t tp : choices(f.tp, of_ranks)) {
         if (ranks / pp % tp != 0) continue;
         for (const int64_t cp : choices(f.cp, of_ranks))
@@ -118,7 +118,7 @@ class Bases {
     return out;
   }
 
-  const Question& q_;
+  const SearchRequest& q_;
   ModelConfig sizes_;
   std::vector<Layout> found_ = {};
   std::optional<FieldError> why_none_ = {};
@@ -132,7 +132,7 @@ std::string fixed_words(const Fixed& f) {
   return out;
 }
 
-[[noreturn]] void refuse(const Question& q, const std::optional<FieldError>& why_none) {
+[[noreturn]] void refuse(const SearchRequest& q, const std::optional<FieldError>& why_none) {
   if (why_none) throw *why_none;
   const Fixed& f = q.fixed;
   const int64_t product = f.pp.value_or(1) * f.dp.value_or(1) * f.cp.value_or(1) * f.tp.value_or(1);
@@ -149,34 +149,34 @@ std::string fixed_words(const Fixed& f) {
                                         q.ranks, q.batch, nearest));
 }
 
-bool can_be(const Question& q, const Plan& p, int64_t chunks) {
+bool can_be(const SearchRequest& q, const Plan& p, int64_t chunks) {
   return p.pp * chunks <= q.model.layers && (p.schedule != ScheduleKind::interleaved || p.microbatches % p.pp == 0);
 }
 
 // Chunks of each rank that a schedule may have.
-std::vector<int64_t> chunks_of(const Question& q, const Plan& p) {
+std::vector<int64_t> chunk_choices(const SearchRequest& q, const Plan& p) {
   if (p.schedule != ScheduleKind::interleaved) return {0};
   if (q.fixed.chunks) return {*q.fixed.chunks};
   std::vector<int64_t> out;
-  for (int64_t v = 2; v * p.pp <= std::min(q.model.layers, kMostStages); ++v)
+  for (int64_t v = 2; v * p.pp <= std::min(q.model.layers, kMaxStages); ++v)
     if (v == 2 || q.model.layers % (v * p.pp) == 0) out.push_back(v);
   return out;
 }
 
 }  // namespace
 
-Case case_of(const Question& q, const Layout& layout) {
+Case make_case(const SearchRequest& q, const Layout& layout) {
   return {.model = q.model, .layout = layout, .hardware = q.hardware, .software = q.software};
 }
 
-std::vector<Layout> bases(const Question& q) {
+std::vector<Layout> bases(const SearchRequest& q) {
   Bases made(q);
   std::vector<Layout> out = made.all(q.ranks);
   if (out.empty()) refuse(q, made.why_none());
   return out;
 }
 
-std::vector<Layout> variants(const Question& q, const Layout& base) {
+std::vector<Layout> variants(const SearchRequest& q, const Layout& base) {
   std::vector<Layout> out;
   Layout layout = base;
   Plan& p = layout.plan;
@@ -186,7 +186,7 @@ std::vector<Layout> variants(const Question& q, const Layout& base) {
     if (q.fixed.chunks && *q.fixed.chunks > 0 && pipeline && !q.fixed.schedule && kind != ScheduleKind::interleaved)
       continue;
     p.schedule = kind;
-    for (const int64_t chunks : chunks_of(q, p)) {
+    for (const int64_t chunks : chunk_choices(q, p)) {
       p.chunks = chunks;
       if (!can_be(q, p, chunks > 0 ? chunks : is_v(kind) ? 2 : 1)) continue;
       for (const ZeroStage zero : choices(q.fixed.zero, kZeroStages)) {

@@ -55,7 +55,7 @@ std::optional<Cost> solve(const std::vector<Timed>& timed, unsigned chosen) {
   return cost;
 }
 
-double error_of(const Cost& cost, const std::vector<Timed>& timed) {
+double error_message(const Cost& cost, const std::vector<Timed>& timed) {
   double sum = 0;
   for (const Timed& t : timed) sum += std::pow(seconds(cost, t.sizes) / t.seconds - 1, 2);
   return sum;
@@ -141,7 +141,7 @@ Cost fit(const std::vector<Timed>& timed) {
     if (!cost) continue;
     bool negative = false;
     for (const double c : *cost) negative = negative || c < 0;
-    const double error = negative ? least : error_of(*cost, timed);
+    const double error = negative ? least : error_message(*cost, timed);
     if (error >= least) continue;
     least = error;
     best = *cost;
@@ -164,19 +164,19 @@ Identity identity_of_this(std::string_view version) {
 // Between what was measured, linear: in the processors that are busy, and in a rank's share of them.
 double Machine::seconds(Kernel kernel, const Sizes& sizes, DType dtype, int64_t threads, double busy) const {
   const auto p = static_cast<double>(identity.processors), wanted = busy * static_cast<double>(threads);
-  const auto of = [&](Company company) {
+  const auto of = [&](MachineLoad company) {
     return planner::seconds(
         costs[static_cast<size_t>(company)][dtype == DType::bfloat16 ? 1 : 0][static_cast<size_t>(kernel)], sizes);
   };
-  const double alone = of(Company::alone);
+  const double alone = of(MachineLoad::alone);
   if (p == 1) return alone * std::max(1.0, wanted);
   if (threads > 1) {
     const double part = 1 - 1 / static_cast<double>(threads), whole = 1 - 1 / p;
-    const double mine = alone + (of(Company::threads) - alone) * std::min(1.0, part / whole);
+    const double mine = alone + (of(MachineLoad::threads) - alone) * std::min(1.0, part / whole);
     return mine * std::max(1.0, wanted / p);
   }
   const double company = std::clamp((busy - 1) / (p - 1), 0.0, 1.0);
-  return (alone + (of(Company::together) - alone) * company) * std::max(1.0, wanted / p);
+  return (alone + (of(MachineLoad::together) - alone) * company) * std::max(1.0, wanted / p);
 }
 
 double Machine::seconds(Exchange exchange, int64_t ranks, double bytes) const {

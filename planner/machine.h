@@ -103,7 +103,7 @@ Identity identity_of_this(std::string_view version);
 
 // One rank of one thread while the other processors rest; a rank of one thread on every processor, all doing the same;
 // and one rank with a thread on every processor.
-enum class Company : uint8_t { alone, together, threads };
+enum class MachineLoad : uint8_t { alone, together, threads };
 inline constexpr std::array<std::string_view, 3> kCompanyNames = {"alone", "together", "threads"};
 
 // Kinds of communication, and what each takes of so many bytes: of the whole array, or of what a rank sends.

@@ -11,7 +11,7 @@
 namespace tessera::planner {
 namespace {
 
-Sizes sizes_of(const Task& t) {
+Sizes task_sizes(const Task& t) {
   if (*t.kernel <= Kernel::product_weight) return product_sizes(t.rows, t.columns, t.inner);
   return *t.kernel <= Kernel::attention_backward ? attention_sizes(t.rows, t.columns, t.inner, t.head_dim)
                                                  : row_sizes(t.rows, t.columns);
@@ -34,8 +34,8 @@ class Clock {
         ranks_(p_.ranks()),
         threads_(p_.threads_per_rank > 0 ? p_.threads_per_rank
                                          : std::max<int64_t>(1, machine.identity.processors / ranks_)),
-        schedule_(schedule_of(p_)),
-        layers_(layers_of(c, own_job(c))) {
+        schedule_(make_schedule(p_)),
+        layers_(layer_range(c, own_job(c))) {
     for (size_t i = 0; i < layers_.size(); ++i) add_update(i);
   }
 
@@ -47,7 +47,7 @@ class Clock {
       const auto i = static_cast<size_t>(a.stage);
       const auto [at, made] = known.try_emplace({i, working});
       if (made) at->second = times(i, working * each);
-      return time_of(at->second, a.what);
+      return pass_time(at->second, a.what);
     });
     out.stages.clear();
     out.message_s = 0;
@@ -76,7 +76,7 @@ class Clock {
   double of(const std::vector<Task>& tasks, double busy) const {
     double sum = 0;
     for (const Task& t : tasks)
-      if (t.kernel) sum += t.count * m_.seconds(*t.kernel, sizes_of(t), dtype_, threads_, busy);
+      if (t.kernel) sum += t.count * m_.seconds(*t.kernel, task_sizes(t), dtype_, threads_, busy);
     return sum;
   }
   double of(const std::vector<Sent>& sent, double busy, std::string_view axis = "") const {
@@ -130,7 +130,7 @@ class Clock {
     const int sides =
         (s > 0 && schedule_.crosses(s - 1) ? 1 : 0) + (s + 1 < schedule_.stages && schedule_.crosses(s) ? 1 : 0);
     const double message =
-        sides * of({{Exchange::send, {"pp", 2}, handed_bytes(c_, real(size_of(dtype_))), 0.5}}, busy);
+        sides * of({{Exchange::send, {"pp", 2}, handed_bytes(c_, real(element_size(dtype_))), 0.5}}, busy);
     StageTimes t{.forward = all.forward + gathers / 2 + message,
                  .input = all.input + gathers / 2 + message,
                  .weight = all.weight + sums};
@@ -138,7 +138,7 @@ class Clock {
     return t;
   }
 
-  double elements(size_t i) const { return parameters_of(c_, layers_[i], i == 0, i + 1 == layers_.size()).all(); }
+  double elements(size_t i) const { return stage_parameters(c_, layers_[i], i == 0, i + 1 == layers_.size()).all(); }
   void add_update(size_t i) {
     const bool first = i == 0, last = i + 1 == layers_.size();
     const Axis data = data_axis(c_.layout);
@@ -180,12 +180,12 @@ class Clock {
 
 }  // namespace
 
-Hardware hardware_of(const std::shared_ptr<const Machine>& machine, DType dtype) {
+Hardware find_hardware(const std::shared_ptr<const Machine>& machine, DType dtype) {
   // For heads of 64: seconds of a query for itself, and for each of the keys that it sees, which are half of them.
   constexpr double kHead = 64;
   const size_t type = dtype == DType::bfloat16 ? 1 : 0;
   const Cost& attention =
-      machine->costs[static_cast<size_t>(Company::alone)][type][static_cast<size_t>(Kernel::attention_forward)];
+      machine->costs[static_cast<size_t>(MachineLoad::alone)][type][static_cast<size_t>(Kernel::attention_forward)];
   const double query = attention[1] * kHead, key = std::max(attention[2] + attention[3] * kHead, 1e-15);
   const double p = real(machine->identity.processors);
   LinkCost link = machine->links[static_cast<size_t>(Exchange::send)].begin()->second;

@@ -18,7 +18,7 @@
 namespace tessera::planner {
 namespace {
 
-constexpr int kWarmUp = 3, kLeastSteps = 3;
+constexpr int kWarmUp = 3, kMinSteps = 3;
 constexpr std::chrono::minutes kLongest{1};
 
 bool within(const TraceEvent& e, const TraceStep& step) { return e.begin >= step.begin && e.begin < step.end; }
@@ -75,7 +75,7 @@ struct Log {
   int pp = 0;
 };
 
-MemoryParts memory_of(const Arena& arena) {
+MemoryParts memory_parts(const Arena& arena) {
   const auto peak = [&](Category c) { return static_cast<double>(arena.usage(c).peak); };
   MemoryParts m{.parameters = peak(Category::parameters),
                 .gradients = peak(Category::gradients),
@@ -94,25 +94,25 @@ Measured measure(const Job& job, const std::function<void(int done)>& working, i
     Log& log = logs[static_cast<size_t>(world.rank())];
     Trainer trainer(
         job,
-        counted_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(job.optim.seed)),
+        synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(job.optim.seed)),
         world, &log.trace);
     const auto start = std::chrono::steady_clock::now();
     for (int s = 0; s < steps + kWarmUp; ++s) {
       if (s == 1) trainer.arena()->reset_peaks();
       if (world.rank() == 0) working(s);
       const std::chrono::duration<double> so_far = std::chrono::steady_clock::now() - start;
-      if (world.max(so_far > kLongest ? 1 : 0) > 0 && s >= kLeastSteps + kWarmUp) break;  // ranks meet here too
+      if (world.max(so_far > kLongest ? 1 : 0) > 0 && s >= kMinSteps + kWarmUp) break;  // ranks meet here too
       log.trace.begin_step(s + 1);
       trainer.step();
       log.trace.end_step();
     }
     log.schedule = trainer.schedule();
     log.pp = trainer.mesh().coordinate("pp");
-    log.memory = memory_of(*trainer.arena());
+    log.memory = memory_parts(*trainer.arena());
   });
   Measured out;
   std::vector<double> seconds, bubbles;
-  std::map<std::pair<int, Do>, std::vector<double>> passes;
+  std::map<std::pair<int, PassKind>, std::vector<double>> passes;
   std::array<std::vector<double>, kParts.size()> parts;
   for (size_t s = kWarmUp; s < logs[0].trace.steps().size(); ++s) {
     double longest = 0;
@@ -141,7 +141,8 @@ Measured measure(const Job& job, const std::function<void(int done)>& working, i
   for (size_t i = 0; i < parts.size(); ++i) out.parts.*kParts[i].second = median(parts[i]);
   out.parts.bubble = out.bubble * out.step_s;
   out.stages.assign(static_cast<size_t>(logs[0].schedule.stages), {0, 0, 0, 0});
-  for (const auto& [at, times] : passes) time_of(out.stages[static_cast<size_t>(at.first)], at.second) = median(times);
+  for (const auto& [at, times] : passes)
+    pass_time(out.stages[static_cast<size_t>(at.first)], at.second) = median(times);
   for (const Log& log : logs)
     if (log.memory.peak() > out.memory.peak()) out.memory = log.memory;
   return out;
@@ -157,16 +158,16 @@ std::vector<Compared> compare(const Prediction& p, const Measured& m) {
   add("step", p.step_s, m.step_s, m.step_s);
   for (size_t s = 0; s < m.stages.size(); ++s) {
     StageTimes a = p.stages[s], b = m.stages[s];
-    for (const Do pass : {Do::F, Do::B, Do::I, Do::W})
-      if (const double measured = time_of(b, pass); measured > 0)
-        add(fmt::format("{} of stage {}", name_of(pass), s), time_of(a, pass), measured, measured);
+    for (const PassKind pass : {PassKind::F, PassKind::B, PassKind::I, PassKind::W})
+      if (const double measured = pass_time(b, pass); measured > 0)
+        add(fmt::format("{} of stage {}", to_string(pass), s), pass_time(a, pass), measured, measured);
   }
   add("compute", p.parts.compute + p.parts.recompute, m.parts.compute, m.step_s);
   for (const auto& [name, part] : {std::pair{"tp", &Parts::tp}, {"cp", &Parts::cp}, {"dp", &Parts::dp}})
     add(fmt::format("{} exposed", name), p.parts.*part, m.parts.*part, m.step_s);
   add("bubble", p.bubble * p.step_s, m.parts.bubble, m.step_s);
   add("optimizer", p.parts.optimizer, m.parts.optimizer, m.step_s);
-  const MemoryParts& a = p.memory[p.fullest];
+  const MemoryParts& a = p.memory[p.peak_rank];
   const auto memory = [&](std::string_view name, double predicted, double measured) {
     add(fmt::format("memory, {}", name), predicted, measured, m.memory.peak());
   };

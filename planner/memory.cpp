@@ -11,7 +11,7 @@
 namespace tessera::planner {
 namespace {
 
-constexpr int64_t kMostLayers = 512;  // that are cut by their FLOPs, and run dry, in no time
+constexpr int64_t kMaxLayers = 512;  // that are cut by their FLOPs, and run dry, in no time
 
 // Bytes of one micro-batch's arrays on a rank.
 struct Arrays {
@@ -19,7 +19,7 @@ struct Arrays {
   double whole;    // the same as products see it
   double mask;     // one byte for an element
 };
-Arrays arrays_of(const Case& c) {
+Arrays expected_arrays(const Case& c) {
   const Plan& p = c.layout.plan;
   const double whole = 2 * local_tokens(c) * real(c.model.channels), between = whole / (p.sp ? real(p.tp) : 1);
   return {between, whole, c.software.dropout ? between / 2 : 0};
@@ -48,7 +48,7 @@ std::vector<int64_t> layers_of_stages(const Case& c, int64_t stages) {
   return out;
 }
 
-StageParameters parameters_of(const Case& c, int64_t layers, bool first, bool last) {
+StageParameters stage_parameters(const Case& c, int64_t layers, bool first, bool last) {
   const ModelShape& m = c.model;
   const double t = real(c.layout.plan.tp), h = real(m.channels), table = real(m.vocab) * h / t;
   const double matrices = layer_matrices(m), experts = m.experts > 0 ? expert_parameters(m) : 0;
@@ -64,7 +64,7 @@ double kept_by_layer(const Case& c) {
   const ModelShape& m = c.model;
   const Plan& p = c.layout.plan;
   const Software& s = c.software;
-  const Arrays a = arrays_of(c);
+  const Arrays a = expected_arrays(c);
   if (p.recompute == Recompute::block) return a.between;
   const double t = real(p.tp), tokens = local_tokens(c), heads = real(m.heads) / t;
   const double query = a.whole * real(m.query()) / real(m.channels) / t, key = query * real(m.key()) / real(m.query());
@@ -96,7 +96,7 @@ double kept_by_layer(const Case& c) {
 
 double kept_for_weights(const Case& c) {
   const ModelShape& m = c.model;
-  const Arrays a = arrays_of(c);
+  const Arrays a = expected_arrays(c);
   const double t = real(c.layout.plan.tp), copies = m.experts > 0 ? real(m.experts_per_token) : 1,
                query = a.whole * real(m.query()) / real(m.channels) / t, key = query * real(m.key()) / real(m.query()),
                wide = 2 * local_tokens(c) * copies * real(m.hidden()) / t;
@@ -109,7 +109,7 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
                                           const PipelineTime& pipeline) {
   const Software& s = c.software;
   const Plan& p = c.layout.plan;
-  const Arrays a = arrays_of(c);
+  const Arrays a = expected_arrays(c);
   const std::vector<int> rank_of_stage = rank_of_stages(p);
   const size_t stages = rank_of_stage.size();
   const double chunks = real(std::ssize(rank_of_stage)) / real(p.pp);
@@ -127,26 +127,26 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
              (p.sp && p.tp > 1 ? 2 * a.whole : 0);
   double whole_table = 0;  // where Tessera shares out gradients: those of a table, and itself, are whole for a while
   if (s.name == "tessera" && n > 1 && p.zero >= ZeroStage::two)
-    whole_table =
-        parameters_of(c, 0, false, true).dense * (s.reduce_bytes + (p.zero == ZeroStage::three ? s.gather_bytes : 0));
+    whole_table = stage_parameters(c, 0, false, true).dense *
+                  (s.reduce_bytes + (p.zero == ZeroStage::three ? s.gather_bytes : 0));
   // Tessera frees after I what W does not read.
   const double until_w = s.name == "tessera" ? kept_for_weights(c) : std::max(kept, kept_for_weights(c));
   std::vector<MemoryParts> out;
   std::vector<StageParameters> held_by(static_cast<size_t>(p.pp));  // a tied table twice, where the ends are two stages
-  std::vector<int64_t> layers_on(held_by.size(), 0), sides_of(held_by.size(), 0);
+  std::vector<int64_t> layers_on(held_by.size(), 0), side_lengths(held_by.size(), 0);
   for (size_t stage = 0; stage < stages; ++stage) {
     const auto rank = static_cast<size_t>(rank_of_stage[stage]);
-    const StageParameters more = parameters_of(c, layers[stage], stage == 0, stage + 1 == stages);
+    const StageParameters more = stage_parameters(c, layers[stage], stage == 0, stage + 1 == stages);
     held_by[rank] = {held_by[rank].dense + more.dense, held_by[rank].experts + more.experts};
     layers_on[rank] += layers[stage];
-    sides_of[rank] += (stage > 0 ? 1 : 0) + (stage + 1 < stages ? 1 : 0);
+    side_lengths[rank] += (stage > 0 ? 1 : 0) + (stage + 1 < stages ? 1 : 0);
   }
   for (int rank = 0; rank < p.pp; ++rank) {
     const StageParameters held = held_by[static_cast<size_t>(rank)];
     const int64_t here = layers_on[static_cast<size_t>(rank)];
     const bool first = rank == rank_of_stage.front(), last = rank == rank_of_stage.back();
-    const int64_t sides = sides_of[static_cast<size_t>(rank)];  // of its stages, where messages come in
-    const auto shared = [&](ZeroStage from) {                   // experts lie on n / ep ranks
+    const int64_t sides = side_lengths[static_cast<size_t>(rank)];  // of its stages, where messages come in
+    const auto shared = [&](ZeroStage from) {                       // experts lie on n / ep ranks
       return p.zero >= from ? held.dense / n + held.experts / std::max(1.0, n / real(c.layout.ep)) : held.all();
     };
     const double flights = pipeline.in_flight[static_cast<size_t>(rank)], stage_layers = real(here) / chunks,
@@ -156,8 +156,8 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
         .gradients = sums_at_the_end(c) ? held.all() * s.reduce_bytes : shared(ZeroStage::two) * s.gradient_bytes,
         .optimizer = shared(ZeroStage::one) * s.state_bytes,
         .activations = stage_layers * ((flights - waiting) * kept + waiting * until_w),
-        .communication = gathered(c, parameters_of(c, 1, false, false).all(),
-                                  last ? parameters_of(c, 0, false, true).all() : 0, held.all()),
+        .communication = gathered(c, stage_parameters(c, 1, false, false).all(),
+                                  last ? stage_parameters(c, 0, false, true).all() : 0, held.all()),
         .workspace = again};
     if (s.message_buffers)  // a stage keeps its outputs too; what it was handed is its first layer's input
       m.communication +=
@@ -175,15 +175,15 @@ std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64
 
 Software own_software(DType dtype, DType grad_dtype, OptimizerKind optimizer) {
   Software s = software_named("tessera");
-  s.parameter_bytes = s.gather_bytes = static_cast<double>(size_of(dtype));
-  s.gradient_bytes = s.reduce_bytes = static_cast<double>(size_of(dtype == DType::float64 ? dtype : grad_dtype));
+  s.parameter_bytes = s.gather_bytes = static_cast<double>(element_size(dtype));
+  s.gradient_bytes = s.reduce_bytes = static_cast<double>(element_size(dtype == DType::float64 ? dtype : grad_dtype));
   s.state_bytes = static_cast<double>(state_bytes({.optimizer = optimizer, .dtype = dtype}));
   return s;
 }
 
 std::optional<Job> own_job(const Case& c) {
   const Software& s = c.software;
-  if (s.name != "tessera" || c.model.layers > kMostLayers || c.model.gated != (c.model.positions == Positions::rope))
+  if (s.name != "tessera" || c.model.layers > kMaxLayers || c.model.gated != (c.model.positions == Positions::rope))
     return {};
   for (const DType dtype : {DType::bfloat16, DType::float32, DType::float64})
     for (const DType grad : {DType::float32, DType::bfloat16})
@@ -192,7 +192,7 @@ std::optional<Job> own_job(const Case& c) {
         if (own.parameter_bytes != s.parameter_bytes || own.gradient_bytes != s.gradient_bytes ||
             own.state_bytes != s.state_bytes)
           continue;
-        Job job{.model = config_of(c.model),
+        Job job{.model = to_model_config(c.model),
                 .optim = {.optimizer = optimizer, .batch = c.layout.batch(), .dtype = dtype},
                 .plan = c.layout.plan};
         job.model.dropout = s.dropout ? 0.1 : 0;
@@ -206,10 +206,10 @@ std::optional<Job> own_job(const Case& c) {
   return {};
 }
 
-std::vector<int64_t> layers_of(const Case& c, const std::optional<Job>& own) {
+std::vector<int64_t> layer_range(const Case& c, const std::optional<Job>& own) {
   if (!own) return layers_of_stages(c, std::ssize(rank_of_stages(c.layout.plan)));
   std::vector<int64_t> out;
-  for (const Range& r : split_layers(*whole_model(*own, own->model.vocab), shortest_schedule(own->plan).stages))
+  for (const Range& r : split_layers(*full_model(*own, own->model.vocab), shortest_schedule(own->plan).stages))
     out.push_back(r.size());
   return out;
 }
@@ -241,7 +241,7 @@ Bytes described_bytes(const Case& c) {
   StageParameters held;  // by the mean rank
   const std::vector<int64_t> split = layers_of_stages(c, std::ssize(rank_of_stage));
   for (size_t i = 0; i < split.size(); ++i) {
-    const StageParameters stage = parameters_of(c, split[i], i == 0, i + 1 == split.size());
+    const StageParameters stage = stage_parameters(c, split[i], i == 0, i + 1 == split.size());
     held.dense += stage.dense / pp;
     held.experts += stage.experts / pp;
   }
@@ -264,7 +264,7 @@ std::optional<std::vector<MemoryParts>> own_memory(const Job& job) {
   const size_t alike = ranks.size() / static_cast<size_t>(job.plan.pp);
   std::vector<MemoryParts> out(static_cast<size_t>(job.plan.pp));
   for (size_t r = 0; r < ranks.size(); ++r) {
-    const HeldBytes& held = ranks[r].held;
+    const MemoryByCategory& held = ranks[r].held;
     const MemoryParts found{.parameters = static_cast<double>(held.parameters),
                             .gradients = static_cast<double>(held.gradients),
                             .optimizer = static_cast<double>(held.optimizer),

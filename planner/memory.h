@@ -19,7 +19,7 @@ Software own_software(DType dtype, DType grad_dtype, OptimizerKind optimizer = O
 // Layers of each stage of the schedule: as even as can be, the later stages more.
 std::vector<int64_t> layers_of_stages(const Case& c, int64_t stages);
 // Layers of each stage; a job of our own is cut as Tessera cuts it, by FLOPs.
-std::vector<int64_t> layers_of(const Case& c, const std::optional<Job>& own);
+std::vector<int64_t> layer_range(const Case& c, const std::optional<Job>& own);
 
 // Parameters that a rank of a stage has before the data axis shares them out: those of layers (with experts: those
 // here), and those before and after the layers.
@@ -27,7 +27,7 @@ struct StageParameters {
   double dense = 0, experts = 0;
   double all() const { return dense + experts; }
 };
-StageParameters parameters_of(const Case& c, int64_t layers, bool first, bool last);
+StageParameters stage_parameters(const Case& c, int64_t layers, bool first, bool last);
 
 // Bytes that a layer keeps between forward and backward, of one micro-batch (Korthikanti et al. 2022, equations 1 to 6,
 // where attention is unfused and there is dropout).

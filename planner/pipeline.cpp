@@ -13,12 +13,12 @@ namespace tessera::planner {
 namespace {
 
 // The most actions of that kind at once that no B or W has ended yet, on a rank; of all its stages, or of one.
-int most_open(const std::vector<Action>& list, Do begins, int stage = -1) {
+int most_open(const std::vector<Action>& list, PassKind begins, int stage = -1) {
   int now = 0, most = 0;
   for (const Action& a : list) {
     if (stage >= 0 && a.stage != stage) continue;
     if (a.what == begins) most = std::max(most, ++now);
-    if (a.what == Do::B || a.what == Do::W) now -= 1;
+    if (a.what == PassKind::B || a.what == PassKind::W) now -= 1;
   }
   return most;
 }
@@ -26,9 +26,9 @@ int most_open(const std::vector<Action>& list, Do begins, int stage = -1) {
 // Micro-batches that a schedule keeps between F and its end.
 PipelineTime kept_by(const Schedule& s) {
   PipelineTime out{.in_flight = peak_in_flight(s)};
-  const bool split = s.has(Do::I);
-  for (const auto& list : s.actions) out.waiting.push_back(split ? most_open(list, Do::I) : 0);
-  out.at_the_end = most_open(s.actions[static_cast<size_t>(s.rank_of_stage.back())], Do::F, s.stages - 1);
+  const bool split = s.has(PassKind::I);
+  for (const auto& list : s.actions) out.waiting.push_back(split ? most_open(list, PassKind::I) : 0);
+  out.at_the_end = most_open(s.actions[static_cast<size_t>(s.rank_of_stage.back())], PassKind::F, s.stages - 1);
   return out;
 }
 
@@ -76,10 +76,10 @@ std::vector<int> rank_of_stages(const Plan& plan) {
 Schedule schedule_with(const Plan& plan, int64_t microbatches) {
   Plan p = plan;
   p.microbatches = microbatches;
-  return schedule_of(p);
+  return make_schedule(p);
 }
 
-const PipelineClock::Order& PipelineClock::order_of(const Plan& plan, int64_t microbatches) {
+const PipelineClock::Order& PipelineClock::sort_key(const Plan& plan, int64_t microbatches) {
   const Name name{plan.schedule, plan.schedule_file, plan.pp, plan.chunks, microbatches};
   if (const auto known = std::ranges::find(last_, name, &Order::name); known != last_.end()) return *known;
   if (last_.size() == 2) last_.erase(last_.begin());
@@ -109,9 +109,9 @@ double PipelineClock::Order::seconds(const std::vector<StageTimes>& stages, doub
     double start = now[rank];
     for (const int n : needs)
       if (n >= 0) start = std::max(start, ends[static_cast<size_t>(n / 2)] + (n % 2 != 0 ? message : 0));
-    const bool passes = what <= Do::W;
+    const bool passes = what <= PassKind::W;
     StageTimes times = stages[static_cast<size_t>(stage)];
-    ends[i] = now[rank] = start + (passes ? time_of(times, what) : 0);
+    ends[i] = now[rank] = start + (passes ? pass_time(times, what) : 0);
     if (began[rank] < 0) began[rank] = start;
     if (passes) makespan = std::max(makespan, ends[i]);
     longest = std::max(longest, now[rank] - began[rank]);
@@ -123,15 +123,15 @@ PipelineTime PipelineClock::time(const Plan& plan, const std::vector<StageTimes>
   constexpr int64_t kTurns = 8;  // turns of p micro-batches, until ranks have come to a rhythm
   const int64_t p = plan.pp, m = plan.microbatches, few = kTurns * p + m % p;
   if (m <= few + p) {
-    const Order& all = order_of(plan, m);
+    const Order& all = sort_key(plan, m);
     return finished(plan, stages, all.seconds(stages, message, spans), all.kept);
   }
   // From there on p micro-batches more take as much longer each time, never less than the busiest rank's passes; of
   // gpipe as many more are in flight. Within 1% of the whole, tried on 3,000 pipelines of uneven stages.
-  const Order& before = order_of(plan, few);
+  const Order& before = sort_key(plan, few);
   const double first = before.seconds(stages, message, spans);
   const PipelineTime then = before.kept;
-  const Order& after = order_of(plan, few + p);
+  const Order& after = sort_key(plan, few + p);
   const int64_t more = (m - few - p) / p;
   const double last = after.seconds(stages, message, spans),
                busiest = std::ranges::max(finished(plan, stages, 0, {}).busy),

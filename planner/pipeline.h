@@ -21,8 +21,8 @@ struct PipelineTime {
 };
 
 // The time of a pass of a stage.
-inline double& time_of(StageTimes& t, Do what) {
-  return what == Do::F ? t.forward : what == Do::B ? t.backward : what == Do::I ? t.input : t.weight;
+inline double& pass_time(StageTimes& t, PassKind what) {
+  return what == PassKind::F ? t.forward : what == PassKind::B ? t.backward : what == PassKind::I ? t.input : t.weight;
 }
 
 // The rank of each stage, known without the schedule.
@@ -44,7 +44,7 @@ class PipelineClock {
  private:
   struct Step {
     int stage;
-    Do what;
+    PassKind what;
     std::array<int, 2> needs;  // twice the place of each, and 1 where it comes from another rank; -1: none
   };
   using Name = std::tuple<ScheduleKind, std::string, int64_t, int64_t, int64_t>;
@@ -55,7 +55,7 @@ class PipelineClock {
     PipelineTime kept = {};  // what the schedule keeps between passes
     double seconds(const std::vector<StageTimes>& stages, double message, bool spans) const;
   };
-  const Order& order_of(const Plan& plan, int64_t microbatches);
+  const Order& sort_key(const Plan& plan, int64_t microbatches);
   std::vector<Order> last_ = {};  // at most two
 };
 // The same by closed forms (parallel/pipeline/schedules.h), within a few percent.

@@ -20,7 +20,7 @@ namespace {
 
 // A layer's parameters are gathered beside the layer before it, and its gradient is scattered beside the next.
 Passes sharing_of_layer(const Case& c, const WorkTime& layer) {
-  const double size = parameters_of(c, 1, false, false).all();
+  const double size = stage_parameters(c, 1, false, false).all();
   Passes sent;
   for (const DataSent& s : data_work(c))
     if (s.each)
@@ -71,14 +71,14 @@ void set_rates(const Case& c, const StageTime& all, Prediction& out) {
 
 void set_memory(const Case& c, std::vector<MemoryParts> memory, Prediction& out) {
   out.memory = std::move(memory);
-  const auto fullest = std::ranges::max_element(out.memory, {}, &MemoryParts::peak);
-  out.fullest = static_cast<size_t>(fullest - out.memory.begin());
-  const double over = fullest->peak() - c.hardware.usable_bytes();
+  const auto peak_rank = std::ranges::max_element(out.memory, {}, &MemoryParts::peak);
+  out.peak_rank = static_cast<size_t>(peak_rank - out.memory.begin());
+  const double over = peak_rank->peak() - c.hardware.usable_bytes();
   out.fits = over <= 0;
   out.over_bytes = std::max(0.0, over);
   double most = 0;
   for (const auto& [name, part] : kMemoryParts)
-    if ((*fullest).*part >= most) most = (*fullest).*part, out.largest = name;
+    if ((*peak_rank).*part >= most) most = (*peak_rank).*part, out.largest = name;
 }
 
 // Every stage's passes, and the pipeline that they make.
@@ -91,7 +91,7 @@ struct Stages {
   PipelineTime pipeline = {};
 };
 
-Stages stages_of(const Case& c, const std::vector<int64_t>& layers, PipelineClock* clock) {
+Stages plan_stages(const Case& c, const std::vector<int64_t>& layers, PipelineClock* clock) {
   const Plan& p = c.layout.plan;
   const StepWork work = step_work(c, Caller::described);
   const WorkTime layer = published_time(c, work.layer), first = published_time(c, work.first),
@@ -117,7 +117,7 @@ Stages stages_of(const Case& c, const std::vector<int64_t>& layers, PipelineCloc
 }
 
 // Time; the update and the data axis are those of the busiest rank.
-Prediction time_of(const Case& c, const Stages& s) {
+Prediction predict_time(const Case& c, const Stages& s) {
   const double m = real(c.layout.plan.microbatches);
   const auto busiest = std::ranges::max_element(s.pipeline.busy) - s.pipeline.busy.begin();
   Prediction out;
@@ -128,7 +128,7 @@ Prediction time_of(const Case& c, const Stages& s) {
     whole.flops += s.work[i].flops, whole.again += s.work[i].again;
     if (s.rank[i] != busiest) continue;
     for (const auto& [name, part] : kParts) out.parts.*part += m * s.work[i].parts.*part;
-    held += parameters_of(c, s.layers[i], i == 0, i + 1 == s.work.size()).all();
+    held += stage_parameters(c, s.layers[i], i == 0, i + 1 == s.work.size()).all();
     once += s.work[i].all;
   }
   out.parts.bubble = std::max(0.0, s.pipeline.seconds - out.parts.sum());
@@ -161,23 +161,23 @@ void StageTime::add_dp(double n, const Passes& p) {
 Prediction predict(const Case& given) {
   const Case c = checked_case(given);
   PipelineClock clock;
-  return as_run(c, by_description(c, layers_of(c, own_job(c)), &clock));
+  return as_run(c, by_description(c, layer_range(c, own_job(c)), &clock));
 }
 
 Prediction as_run(const Case& c, Prediction out) {
   constexpr double kDryRun = 4e12;  // bytes: more than an arena has
-  if (const std::optional<Job> own = own_job(c); own && out.memory[out.fullest].peak() <= kDryRun) {
+  if (const std::optional<Job> own = own_job(c); own && out.memory[out.peak_rank].peak() <= kDryRun) {
     if (std::optional<std::vector<MemoryParts>> found = own_memory(*own)) set_memory(c, *std::move(found), out);
     out.bytes = own_bytes(*own);
   }
-  if (!std::isfinite(out.slowest_s) || !std::isfinite(out.memory[out.fullest].peak()) || !(out.step_s > 0))
+  if (!std::isfinite(out.slowest_s) || !std::isfinite(out.memory[out.peak_rank].peak()) || !(out.step_s > 0))
     throw FieldError("hardware", "expected rates with which a step takes a finite time");
   return out;
 }
 
 Prediction by_description(const Case& c, const std::vector<int64_t>& layers, PipelineClock* clock) {
-  const Stages s = stages_of(c, layers, clock);
-  Prediction out = time_of(c, s);
+  const Stages s = plan_stages(c, layers, clock);
+  Prediction out = predict_time(c, s);
   set_memory(c, described_memory(c, s.layers, s.pipeline), out);
   if (clock) out.bytes = described_bytes(c);
   return out;

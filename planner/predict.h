@@ -1,6 +1,6 @@
 // The cost of a plan before anybody runs it: time, bytes and memory of a step.
 //
-//   Case c{.model = shape_of(*preset("llama3-8b")), .layout = {.plan = {.dp = 8, .zero = ZeroStage::three}},
+//   Case c{.model = to_model_shape(*preset("llama3-8b")), .layout = {.plan = {.dp = 8, .zero = ZeroStage::three}},
 //          .hardware = hardware_named("h100"), .software = software_named("fsdp")};
 //   Prediction p = predict(c);     // p.step_s, p.parts.bubble, p.memory[p.fullest].peak(), ...
 #pragma once
@@ -13,7 +13,7 @@
 namespace tessera::planner {
 
 // The sum of a struct's members, which stand in a table with their names.
-double sum_of(const auto& all, const auto& names) {
+double sum_fields(const auto& all, const auto& names) {
   double sum = 0;
   for (const auto& [name, part] : names) sum += all.*part;
   return sum;
@@ -28,7 +28,7 @@ inline constexpr std::array kParts = {std::pair{"compute", &Parts::compute}, std
                                       std::pair{"bubble", &Parts::bubble},   std::pair{"tp", &Parts::tp},
                                       std::pair{"cp", &Parts::cp},           std::pair{"ep", &Parts::ep},
                                       std::pair{"dp", &Parts::dp},           std::pair{"optimizer", &Parts::optimizer}};
-inline double Parts::sum() const { return sum_of(*this, kParts); }
+inline double Parts::sum() const { return sum_fields(*this, kParts); }
 
 // Bytes of one rank at its peak.
 struct MemoryParts {
@@ -39,7 +39,7 @@ inline constexpr std::array kMemoryParts = {
     std::pair{"parameters", &MemoryParts::parameters},       std::pair{"gradients", &MemoryParts::gradients},
     std::pair{"optimizer", &MemoryParts::optimizer},         std::pair{"activations", &MemoryParts::activations},
     std::pair{"communication", &MemoryParts::communication}, std::pair{"workspace", &MemoryParts::workspace}};
-inline double MemoryParts::peak() const { return sum_of(*this, kMemoryParts); }
+inline double MemoryParts::peak() const { return sum_fields(*this, kMemoryParts); }
 
 using Bytes = std::map<std::string, std::map<std::string, double>>;  // axis, operation
 
@@ -51,7 +51,7 @@ struct Prediction {
   std::vector<StageTimes> stages = {};   // the schedule's: what simulate() draws
   double message_s = 0;                  // between stages, beside what their times have of it
   std::vector<MemoryParts> memory = {};  // each pipeline rank's
-  size_t fullest = 0;                    // the rank among them
+  size_t peak_rank = 0;                  // the rank among them
   bool fits = true;
   double over_bytes = 0;     // the fullest rank's, over the memory that there is
   std::string largest = {};  // its largest category

@@ -54,7 +54,7 @@ double exposed(const Hardware& h, double sent, double beside);
 // --- this machine ---
 
 // This machine as ranks see it, for products of this type; each has an equal part of the memory.
-Hardware hardware_of(const std::shared_ptr<const Machine>& machine, DType dtype);
+Hardware find_hardware(const std::shared_ptr<const Machine>& machine, DType dtype);
 // Whether a case has parts that are all measured: a model that Tessera trains, without experts.
 bool has_measured_times(const Case& c);
 // Sets the times of a prediction: the step, its parts, its stages and the bubble. The type is the one that the software

@@ -21,14 +21,14 @@ constexpr std::array<Tile, 4> kTiles{{{256, 128, 1}, {128, 256, 1}, {128, 128, 0
 // the inner dimension.
 constexpr double kStartUp = 256;
 // Few tiles are split over the inner dimension, not into less than this.
-constexpr double kLeastInner = 512;
+constexpr double kMinInner = 512;
 // Attention makes five products backward, two forward.
 constexpr double kBackward = 2.5;
 
 // Seconds at a speed of one FLOP/s and one multiprocessor.
 double tiles_s(const Task& p, double speed, const Tile& tile, double multiprocessors) {
   const double tiles = std::ceil(p.rows / tile.rows) * std::ceil(p.columns / tile.columns) * p.count;
-  const double parts = std::clamp(std::floor(multiprocessors / tiles), 1.0, std::max(1.0, p.inner / kLeastInner));
+  const double parts = std::clamp(std::floor(multiprocessors / tiles), 1.0, std::max(1.0, p.inner / kMinInner));
   const double waves = std::ceil(tiles * parts / multiprocessors);
   return waves * 2 * tile.rows * tile.columns * (p.inner / parts + kStartUp * speed) / tile.speed;
 }
@@ -76,7 +76,7 @@ struct PassTime {
   double products = 0, attention = 0, memory = 0;
   double sum() const { return products + attention + memory; }
 };
-PassTime time_of(const Case& c, const Pass& pass) {
+PassTime pass_time(const Case& c, const Pass& pass) {
   PassTime out;
   double bytes = 0;
   for (const Task& task : pass.tasks)
@@ -90,7 +90,7 @@ PassTime time_of(const Case& c, const Pass& pass) {
   return out;
 }
 
-double flops_of(const Pass& pass) {
+double count_flops(const Pass& pass) {
   double sum = 0;
   for (const Task& task : pass.tasks) sum += task.flops;
   return sum;
@@ -126,7 +126,7 @@ struct Link {
 };
 
 // Around a ring that enters and leaves each node once, over all adapters of the axis's ranks there.
-Link link_of(const Hardware& h, const Axis& axis) {
+Link find_link(const Hardware& h, const Axis& axis) {
   const int64_t in_node = std::clamp<int64_t>(h.ranks_per_node / axis.stride, 1, axis.ranks);
   const double intra = h.intra_bytes_per_s * h.intra_efficiency, inter = h.inter_bytes_per_s * h.inter_efficiency;
   Link link{.ranks = axis.ranks, .in_node = in_node};
@@ -174,7 +174,7 @@ double exposed(const Hardware& h, double sent, double beside) {
 
 double seconds(const Hardware& h, const Sent& sent) {
   if (sent.axis.ranks == 1) return 0;
-  const Link link = link_of(h, sent.axis);
+  const Link link = find_link(h, sent.axis);
   switch (sent.exchange) {
     case Exchange::all_reduce:
       return sent.count * all_reduce_s(h, link, sent.bytes);
@@ -189,14 +189,15 @@ double seconds(const Hardware& h, const Sent& sent) {
 
 WorkTime published_time(const Case& c, const Work& w) {
   const Hardware& h = c.hardware;
-  const PassTime forward = time_of(c, w.forward), input = time_of(c, w.input), weight = time_of(c, w.weight);
-  WorkTime out{
-      .compute = {forward.sum(), input.sum(), weight.sum()}, .flops = flops_of(w.forward), .again = flops_of(w.again)};
+  const PassTime forward = pass_time(c, w.forward), input = pass_time(c, w.input), weight = pass_time(c, w.weight);
+  WorkTime out{.compute = {forward.sum(), input.sum(), weight.sum()},
+               .flops = count_flops(w.forward),
+               .again = count_flops(w.again)};
   out.tp = tensor_parallel(c, w, {forward.products, input.products, weight.products});
   out.cp = {exposed(h, sent_s(h, w.forward, "cp"), forward.attention),
             exposed(h, sent_s(h, w.input, "cp"), input.attention), 0};
   out.ep = {sent_s(h, w.forward, "ep"), sent_s(h, w.input, "ep"), 0};
-  out.recompute = time_of(c, w.again).sum();
+  out.recompute = pass_time(c, w.again).sum();
   for (const auto& [axis, seen] : {std::pair{"tp", out.tp.forward}, {"cp", out.cp.forward}, {"ep", out.ep.forward}})
     if (const double all = sent_s(h, w.forward, axis); all > 0) out.recompute += seen * sent_s(h, w.again, axis) / all;
   return out;

@@ -19,14 +19,14 @@ namespace {
 constexpr double kTight = 0.92;    // share of the memory: little is left for what is not modelled
 constexpr double kNothing = 1e-3;  // share of a time: no difference
 
-std::string_view words_of(std::string_view part) {
+std::string_view part_label(std::string_view part) {
   if (part == "recompute") return "recomputation";
   return part == "bubble" ? "the bubble" : part == "optimizer" ? "the optimizer" : part;
 }
 
 std::string seconds(double s) { return s < 1 ? fmt::format("{:.1f} ms", 1e3 * s) : fmt::format("{:.2f} s", s); }
 
-const MemoryParts& fullest(const Prediction& p) { return p.memory[p.fullest]; }
+const MemoryParts& peak_rank(const Prediction& p) { return p.memory[p.peak_rank]; }
 
 bool same_mesh(const Layout& a, const Layout& b) {
   const Plan &p = a.plan, &q = b.plan;
@@ -37,16 +37,16 @@ std::string time_words(const Prediction& p) {
   std::string out;
   for (const auto& [name, part] : kParts)
     if (const double s = p.parts.*part; s > 0.005 * p.step_s)
-      out += fmt::format("{}{:.0f}% {}", out.empty() ? "" : ", ", 100 * s / p.step_s, words_of(name));
+      out += fmt::format("{}{:.0f}% {}", out.empty() ? "" : ", ", 100 * s / p.step_s, part_label(name));
   return "of a step " + out;
 }
 
-std::string memory_words(const Question& q, const Answer& a) {
+std::string memory_words(const SearchRequest& q, const SearchResult& a) {
   const Prediction& p = a.best[0].prediction;
   const auto is_tight = [&](const Candidate& c) {
-    return fullest(c.prediction).peak() > kTight * q.hardware.usable_bytes();
+    return peak_rank(c.prediction).peak() > kTight * q.hardware.usable_bytes();
   };
-  std::string out = fmt::format("the fullest rank holds {:.1f} of {:.1f} GB, most of it {}", fullest(p).peak() / 1e9,
+  std::string out = fmt::format("the fullest rank holds {:.1f} of {:.1f} GB, most of it {}", peak_rank(p).peak() / 1e9,
                                 q.hardware.usable_bytes() / 1e9, p.largest);
   if (!is_tight(a.best[0])) return out;
   out += "; that is tight, and fragmentation is not in it";
@@ -55,7 +55,7 @@ std::string memory_words(const Question& q, const Answer& a) {
   return out;
 }
 
-std::string node_words(const Question& q, const Plan& p) {
+std::string node_words(const SearchRequest& q, const Plan& p) {
   const int64_t node = q.hardware.ranks_per_node;
   if (node <= 0 || q.ranks <= node) return "";
   std::string inside, across;
@@ -71,7 +71,7 @@ std::string node_words(const Question& q, const Plan& p) {
 }
 
 // The plans beside it that the model cannot tell from it.
-std::string close_words(const Answer& a) {
+std::string close_words(const SearchResult& a) {
   size_t last = 1;
   while (last < a.best.size() && a.best[last].prediction.step_s < (1 + kCloseCall) * a.best[0].prediction.step_s)
     ++last;
@@ -88,10 +88,10 @@ bool respects(const Fixed& f, const Layout& l) {
          is(f.cp_mode, p.cp_mode) && is(f.recompute, p.recompute) && is(f.chunks, p.chunks);
 }
 
-bool is_feasible(const Question& q, const Layout& l) {
+bool is_feasible(const SearchRequest& q, const Layout& l) {
   const Plan& p = l.plan;
   if (!respects(q.fixed, l)) return false;
-  Question one = q;
+  SearchRequest one = q;
   one.fixed = {p.pp,           p.dp, p.cp,   p.tp,       l.ep,      p.chunks,
                p.microbatches, p.sp, p.zero, p.schedule, p.cp_mode, p.recompute};
   try {
@@ -103,7 +103,7 @@ bool is_feasible(const Question& q, const Layout& l) {
 }
 
 // The same plan with one other choice.
-std::vector<Layout> neighbours(const Question& q, const Layout& l) {
+std::vector<Layout> neighbours(const SearchRequest& q, const Layout& l) {
   std::vector<Layout> out;
   const auto with = [&](const auto& change) {
     Layout other = l;
@@ -140,7 +140,7 @@ std::vector<Layout> neighbours(const Question& q, const Layout& l) {
   return out;
 }
 
-std::vector<WhyNot> why_not(const Question& q, const Answer& a) {
+std::vector<WhyNot> why_not(const SearchRequest& q, const SearchResult& a) {
   std::vector<WhyNot> out;
   const Candidate& best = a.best[0];
   for (size_t i = 1; i < a.best.size(); ++i)
@@ -183,7 +183,7 @@ std::function<void(Hardware&, double)> links(double LinkCost::*part, bool rate) 
   };
 }
 
-std::vector<Assumption> assumptions(const Question& q) {
+std::vector<Assumption> assumptions(const SearchRequest& q) {
   if (q.hardware.measured)
     return {{"the rate of products", kernels(Kernel::product_forward, Kernel::product_weight)},
             {"the rate of memory", kernels(Kernel::norm_forward, Kernel::update)},
@@ -207,14 +207,14 @@ std::vector<Assumption> assumptions(const Question& q) {
 }
 
 // Seconds of the answer's plans, by closed forms that are set right by the simulation.
-std::vector<double> times(Estimator estimate, const Answer& a) {
+std::vector<double> times(Estimator estimate, const SearchResult& a) {
   std::vector<double> out;
   for (const Candidate& c : a.best) out.push_back(estimate(c.layout).step_s);
   return out;
 }
 
 // Who wins instead of the first.
-std::optional<size_t> turned(const Estimator& other, const Answer& a, const std::vector<double>& usual) {
+std::optional<size_t> turned(const Estimator& other, const SearchResult& a, const std::vector<double>& usual) {
   const std::vector<double> changed = times(other, a);
   size_t best = 0;
   const auto seconds = [&](size_t i) { return a.best[i].prediction.step_s * changed[i] / usual[i]; };
@@ -232,21 +232,21 @@ bool is_faster(Estimator on, const Layout& l, const Layout& than) {
 std::string compared(const Candidate& other, const Candidate& best) {
   const Prediction &p = other.prediction, &b = best.prediction;
   if (!p.fits) return fmt::format("does not fit: {:.1f} GB too much, most of it {}", p.over_bytes / 1e9, p.largest);
-  const double more = p.step_s / b.step_s - 1, memory = (fullest(p).peak() - fullest(b).peak()) / 1e9;
+  const double more = p.step_s / b.step_s - 1, memory = (peak_rank(p).peak() - peak_rank(b).peak()) / 1e9;
   std::string out = std::abs(more) < kNothing
                         ? "as fast"
                         : fmt::format("{:.1f}% {}", 100 * std::abs(more), more > 0 ? "slower" : "faster");
   if (more >= kNothing) {
     const auto extra = [&](const auto& named) { return p.parts.*named.second - b.parts.*named.second; };
     const auto& most = *std::ranges::max_element(kParts, {}, extra);
-    out += fmt::format(": {} more for {}", seconds(extra(most)), words_of(most.first));
+    out += fmt::format(": {} more for {}", seconds(extra(most)), part_label(most.first));
   }
   if (std::abs(memory) >= 0.1)
     out += fmt::format("; {:.1f} GB {} on the fullest rank", std::abs(memory), memory > 0 ? "more" : "less");
   return out;
 }
 
-Recommendation recommend(const Question& q, const Answer& a) {
+Recommendation recommend(const SearchRequest& q, const SearchResult& a) {
   const Candidate& best = a.best.at(0);
   const Prediction& p = best.prediction;
   Recommendation r{.plan = best};
@@ -261,7 +261,7 @@ Recommendation recommend(const Question& q, const Answer& a) {
   return r;
 }
 
-std::optional<Turn> nearest_turn(const Question& q, const Answer& a) {
+std::optional<TippingPoint> nearest_turn(const SearchRequest& q, const SearchResult& a) {
   const Estimator estimate(q);
   const std::vector<double> usual = times(estimate, a);
   for (const double factor : kFactors)
@@ -271,13 +271,13 @@ std::optional<Turn> nearest_turn(const Question& q, const Answer& a) {
         assumption.scale(other, larger ? factor : 1 / factor);
         const auto winner = turned(estimate.on(other), a, usual);
         if (winner && is_faster(estimate.on(other), a.best[*winner].layout, a.best[0].layout))
-          return Turn{assumption.what, factor, larger, other, *winner};
+          return TippingPoint{assumption.what, factor, larger, other, *winner};
       }
   return {};
 }
 
-std::string weakest_assumption(const Question& q, const Answer& a) {
-  const std::optional<Turn> turn = nearest_turn(q, a);
+std::string weakest_assumption(const SearchRequest& q, const SearchResult& a) {
+  const std::optional<TippingPoint> turn = nearest_turn(q, a);
   if (!turn) return "none alone: each rate four times larger or smaller leaves this plan the fastest of those listed";
   return fmt::format("{}: were it {} times {}, number {} would win ({})", turn->what, turn->factor,
                      turn->larger ? "larger" : "smaller", turn->winner + 1, to_text(a.best[turn->winner].layout.plan));

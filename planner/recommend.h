@@ -26,13 +26,13 @@ struct Recommendation {
 };
 
 // Recommends from an answer with a plan that fits.
-Recommendation recommend(const Question& question, const Answer& answer);
+Recommendation recommend(const SearchRequest& question, const SearchResult& answer);
 
 // "does not fit: 3.2 GB too much, most of it activations", "4.1% slower: 0.31 s more for tp".
 std::string compared(const Candidate& other, const Candidate& best);
 
 // The assumption that changes the winner among the plans of an answer when it is wrong by the smallest factor.
-struct Turn {
+struct TippingPoint {
   std::string what;
   double factor = 1;
   bool larger = false;     // than it is assumed
@@ -40,8 +40,8 @@ struct Turn {
   size_t winner = 0;       // then, of the answer's best
 };
 // Each is varied alone, up to four times larger and smaller; nothing where none of these changes the winner.
-std::optional<Turn> nearest_turn(const Question& question, const Answer& answer);
+std::optional<TippingPoint> nearest_turn(const SearchRequest& question, const SearchResult& answer);
 // The nearest turn in words.
-std::string weakest_assumption(const Question& question, const Answer& answer);
+std::string weakest_assumption(const SearchRequest& question, const SearchResult& answer);
 
 }  // namespace tessera::planner

@@ -26,14 +26,14 @@ constexpr double kSlack = 0.98;  // times a bound: closed forms are that near to
 
 using Kind = std::tuple<int64_t, int64_t, int64_t, int64_t, ZeroStage>;  // pp, dp, cp, tp, ZeRO
 
-Kind kind_of(const Layout& l) { return {l.plan.pp, l.plan.dp, l.plan.cp, l.plan.tp, l.plan.zero}; }
+Kind optimizer_kind(const Layout& l) { return {l.plan.pp, l.plan.dp, l.plan.cp, l.plan.tp, l.plan.zero}; }
 
 // Plans that take equally long are ordered: the one with less in it comes first.
-auto order_of(const Candidate& c) {
+auto sort_key(const Candidate& c) {
   const Plan& p = c.layout.plan;
   return std::tuple(c.prediction.step_s, p.zero, p.sp, p.recompute, p.schedule, p.chunks, p.cp_mode, p.pp, p.tp);
 }
-bool is_before(const Candidate& a, const Candidate& b) { return order_of(a) < order_of(b); }
+bool is_before(const Candidate& a, const Candidate& b) { return sort_key(a) < sort_key(b); }
 
 bool is_nearer(const Candidate& a, const Candidate& b) { return a.prediction.over_bytes < b.prediction.over_bytes; }
 
@@ -44,10 +44,10 @@ struct Node {
   double bound = 0;
 };
 
-bool shares_are_open(const Question& q, const Plan& p) { return !q.fixed.zero && p.dp * p.cp > 1; }
-bool schedule_is_open(const Question& q, const Plan& p) { return !q.fixed.schedule && p.pp > 1; }
+bool shares_are_open(const SearchRequest& q, const Plan& p) { return !q.fixed.zero && p.dp * p.cp > 1; }
+bool schedule_is_open(const SearchRequest& q, const Plan& p) { return !q.fixed.schedule && p.pp > 1; }
 
-Node node_of(Estimator& estimate, const Question& q, Layout base) {
+Node make_node(Estimator& estimate, const SearchRequest& q, Layout base) {
   Layout quick = base;
   if (schedule_is_open(q, base.plan)) quick.plan.schedule = ScheduleKind::zb_h2;
   if (shares_are_open(q, base.plan)) quick.plan.zero = ZeroStage::one;
@@ -56,7 +56,7 @@ Node node_of(Estimator& estimate, const Question& q, Layout base) {
 
 // The variant of a base that needs the least memory, by closed forms: which stage of ZeRO that is depends on what a
 // pipeline keeps whole. Stops at one that needs at most so much more than there is.
-Candidate smallest_of(Estimator& estimate, const Question& q, Layout layout, double allowed) {
+Candidate smallest_candidate(Estimator& estimate, const SearchRequest& q, Layout layout, double allowed) {
   const bool open = shares_are_open(q, layout.plan);
   const bool folded = schedule_is_open(q, layout.plan) && 2 * layout.plan.pp <= q.model.layers;
   std::optional<Candidate> least;
@@ -79,7 +79,7 @@ class FirstOfKinds {
   explicit FirstOfKinds(bool (*is_first)(const Candidate&, const Candidate&)) : is_first_(is_first) {}
 
   void add(const Candidate& c) {
-    const auto [found, is_new] = kinds_.try_emplace(kind_of(c.layout), c);
+    const auto [found, is_new] = kinds_.try_emplace(optimizer_kind(c.layout), c);
     if (!is_new && is_first_(c, found->second)) found->second = c;
   }
   std::vector<Candidate> first(size_t most) const {
@@ -131,7 +131,7 @@ class Kept {
 // Ranks candidates by time: the first of each kind that fits; where these are fewer than asked for, the next ones too.
 class Ranking {
  public:
-  Ranking(const Question& q, Estimator& estimate, FirstOfKinds& too_large, const Meanwhile& meanwhile)
+  Ranking(const SearchRequest& q, Estimator& estimate, FirstOfKinds& too_large, const ProgressCallback& meanwhile)
       : q_(q), estimate_(estimate), too_large_(too_large), meanwhile_(meanwhile) {}
 
   std::vector<Candidate> of(std::vector<Candidate> all, size_t top) {
@@ -140,7 +140,7 @@ class Ranking {
     std::map<Kind, bool> seen;
     for (const Candidate& c : all) {
       if (out_.size() == top) break;
-      const Kind kind = kind_of(c.layout);
+      const Kind kind = optimizer_kind(c.layout);
       if (seen[kind])
         rest.push_back(&c);
       else
@@ -174,7 +174,7 @@ class Ranking {
     fits ? out_.push_back(std::move(c)) : too_large_.add(c);
     return fits;
   }
-  static double peak(const Prediction& p) { return p.memory[p.fullest].peak(); }
+  static double peak(const Prediction& p) { return p.memory[p.peak_rank].peak(); }
   void correct(Prediction& p, double ratio) const {
     const double over = ratio * peak(p) - q_.hardware.usable_bytes();
     for (MemoryParts& m : p.memory) m.activations += (ratio - 1) * m.peak();
@@ -182,35 +182,35 @@ class Ranking {
     p.fits = over <= 0;
   }
 
-  const Question& q_;
+  const SearchRequest& q_;
   Estimator& estimate_;
   FirstOfKinds& too_large_;
-  const Meanwhile& meanwhile_;
+  const ProgressCallback& meanwhile_;
   std::map<Memory, double> ratios_ = {};
   std::vector<Candidate> out_ = {};
 };
 
 // Looks at all nodes; where not `whole`, only as long as they can be among the best.
-Answer search_nodes(const Question& q, size_t top, bool whole, const Meanwhile& meanwhile) {
-  Answer answer;
+SearchResult search_nodes(const SearchRequest& q, size_t top, bool whole, const ProgressCallback& meanwhile) {
+  SearchResult answer;
   Estimator estimate(q);
   const bool own = estimate.is_of_tessera();
   const double allowed = kRoughly * q.hardware.memory_bytes;
   const auto is_roomy = [&](const Candidate& c) {
-    return c.prediction.memory[c.prediction.fullest].peak() < (1 - kRoomy) * q.hardware.memory_bytes;
+    return c.prediction.memory[c.prediction.peak_rank].peak() < (1 - kRoomy) * q.hardware.memory_bytes;
   };
   const bool always = !q.fixed.schedule && !q.fixed.chunks;  // 1f1b takes any numbers
   std::vector<Node> nodes;
   for (Layout& base : bases(q)) {
     meanwhile();
     if (!always && variants(q, base).empty()) continue;
-    nodes.push_back(whole ? Node{std::move(base)} : node_of(estimate, q, std::move(base)));
+    nodes.push_back(whole ? Node{std::move(base)} : make_node(estimate, q, std::move(base)));
   }
   if (nodes.empty())
     throw FieldError("schedule",
                      fmt::format("{} cuts the model into more stages than its {} layers, or wants a multiple of the "
                                  "ranks of `pp` as `microbatches`",
-                                 text_of(q.fixed.schedule.value_or(ScheduleKind::interleaved)), q.model.layers));
+                                 to_string(q.fixed.schedule.value_or(ScheduleKind::interleaved)), q.model.layers));
   answer.feasible = std::ssize(nodes);
   std::ranges::stable_sort(nodes, {}, &Node::bound);
   Kept kept(kSimulated, top), tight(kBesides, top), roomy(kBesides, top);
@@ -218,7 +218,7 @@ Answer search_nodes(const Question& q, size_t top, bool whole, const Meanwhile& 
   std::vector<Candidate> simulated;
   for (const Node& node : nodes) {
     if (!whole && !kept.wants(kSlack * node.bound) && !(own && roomy.wants(kSlack * node.bound))) break;
-    const Candidate least = whole ? Candidate{} : smallest_of(estimate, q, node.base, allowed);
+    const Candidate least = whole ? Candidate{} : smallest_candidate(estimate, q, node.base, allowed);
     if (least.prediction.over_bytes > allowed) {
       too_large.add(least);
       continue;
@@ -262,8 +262,8 @@ struct Estimator::Known {
   PipelineClock clock = {};
 };
 
-Estimator::Estimator(const Question& q)
-    : case_(checked_case(case_of(q, {}))), own_(own_job(case_).has_value()), known_(std::make_shared<Known>()) {}
+Estimator::Estimator(const SearchRequest& q)
+    : case_(checked_case(make_case(q, {}))), own_(own_job(case_).has_value()), known_(std::make_shared<Known>()) {}
 
 Estimator Estimator::on(const Hardware& hardware) const {
   Estimator other = *this;
@@ -271,17 +271,17 @@ Estimator Estimator::on(const Hardware& hardware) const {
   return other;
 }
 
-const std::vector<int64_t>& Estimator::layers_of(int64_t stages) {
+const std::vector<int64_t>& Estimator::layer_range(int64_t stages) {
   const auto [found, is_new] = known_->layers.try_emplace(stages);
   if (!is_new) return found->second;
   Case c = case_;
   c.layout = {.plan = {.pp = stages}};
-  return found->second = planner::layers_of(c, own_ ? own_job(c) : std::nullopt);
+  return found->second = planner::layer_range(c, own_ ? own_job(c) : std::nullopt);
 }
 
 Prediction Estimator::of(const Layout& layout, bool simulated) {
   case_.layout = layout;
-  return by_description(case_, layers_of(std::ssize(rank_of_stages(layout.plan))),
+  return by_description(case_, layer_range(std::ssize(rank_of_stages(layout.plan))),
                         simulated ? &known_->clock : nullptr);
 }
 
@@ -290,11 +290,11 @@ Prediction Estimator::as_run(const Layout& layout, Prediction simulated) {
   return planner::as_run(checked_case(case_), std::move(simulated));
 }
 
-Answer search(const Question& q, size_t top, const Meanwhile& meanwhile) {
+SearchResult search(const SearchRequest& q, size_t top, const ProgressCallback& meanwhile) {
   return search_nodes(q, top, false, meanwhile);
 }
 
-Answer search_all(const Question& q, size_t top) {
+SearchResult search_all(const SearchRequest& q, size_t top) {
   return search_nodes(q, top, true, [] {});
 }
 

@@ -1,10 +1,8 @@
 // The best plans of a model on some ranks, and what does not fit: every layout that a model can have there, by the
 // rules that a run is held to (check_layout of train/job.h), and the search among them.
 //
-//   Question q{.model = shape_of(*preset("llama2-7b")), .hardware = hardware_named("h100"), .ranks = 8, .batch = 256};
-//   q.fixed.tp = 2;
-//   Answer a = search(q);
-//   a.best.front().layout;     // the fastest that fits
+//   Question q{.model = to_model_shape(*preset("llama2-7b")), .hardware = hardware_named("h100"), .ranks = 8, .batch =
+//   256}; q.fixed.tp = 2; Answer a = search(q); a.best.front().layout;     // the fastest that fits
 //
 // Every layout has a bound of its time by closed forms. They are looked at from the smallest bound on, until it exceeds
 // the time of the plans that are kept; what cannot fit even under ZeRO-3 is not looked at further. The best by closed
@@ -31,7 +29,7 @@ struct Fixed {
   std::optional<Recompute> recompute = {};
 };
 
-struct Question {
+struct SearchRequest {
   ModelShape model = {};
   Hardware hardware = {};
   Software software = {};
@@ -40,12 +38,12 @@ struct Question {
   Plan rest = {};  // the fields that are not searched
 };
 
-Case case_of(const Question& question, const Layout& layout);
+Case make_case(const SearchRequest& question, const Layout& layout);
 
 // With the schedule 1f1b and without ZeRO, where these are free. Throws FieldError where there is none, with the field
 // that keeps it from being, or the nearest number of ranks that can be divided.
-std::vector<Layout> bases(const Question& question);
-std::vector<Layout> variants(const Question& question, const Layout& base);
+std::vector<Layout> bases(const SearchRequest& question);
+std::vector<Layout> variants(const SearchRequest& question, const Layout& base);
 
 // Predictions of many layouts of one model on one machine, by closed forms alone: for a search among them.
 //
@@ -54,7 +52,7 @@ std::vector<Layout> variants(const Question& question, const Layout& base);
 class Estimator {
  public:
   // Throws FieldError for sizes and rates that cannot be.
-  explicit Estimator(const Question& question);
+  explicit Estimator(const SearchRequest& question);
   // Predicts layouts as bases() and variants() make them; without bytes, and with memory by description.
   Prediction operator()(const Layout& layout) { return of(layout, false); }
   // Predicts a layout with the pipeline simulated, and with bytes by description.
@@ -68,7 +66,7 @@ class Estimator {
 
  private:
   Prediction of(const Layout& layout, bool simulated);
-  const std::vector<int64_t>& layers_of(int64_t stages);
+  const std::vector<int64_t>& layer_range(int64_t stages);
   Case case_;
   bool own_ = false;  // Tessera's runs, which cut the layers by their FLOPs
   struct Known;       // layers of stages, and a schedule's order
@@ -81,7 +79,7 @@ struct Candidate {
   bool described = true;  // its memory and bytes are by description, where a dry run would tell Tessera's
 };
 
-struct Answer {
+struct SearchResult {
   // That fit, fastest first: of each pp x dp x cp x tp and stage of ZeRO the best, then others of the best as far as
   // these are few.
   std::vector<Candidate> best = {};
@@ -90,11 +88,11 @@ struct Answer {
 };
 
 // Called again and again while a search goes on, which may be minutes; what it throws ends the search.
-using Meanwhile = std::function<void()>;
+using ProgressCallback = std::function<void()>;
 // Throws FieldError where no plan can be, whatever the memory.
-Answer search(
-    const Question& question, size_t top = 10, const Meanwhile& meanwhile = [] {});
+SearchResult search(
+    const SearchRequest& question, size_t top = 10, const ProgressCallback& meanwhile = [] {});
 // The same without leaving out any: for tests, and for few ranks.
-Answer search_all(const Question& question, size_t top = 10);
+SearchResult search_all(const SearchRequest& question, size_t top = 10);
 
 }  // namespace tessera::planner

@@ -82,15 +82,15 @@ std::string below(const std::string& path, std::string_view key) {
 
 }  // namespace
 
-Ordered json_of(const Setting& setting) {
+Ordered to_json(const Setting& setting) {
   const double* share = setting.field.share;
   return share && *share > 0 ? Ordered(setting.text()) : std::visit(Giver(), setting.at);
 }
 
-Ordered json_of(const Settings& all) {
+Ordered to_json(const Settings& all) {
   Ordered out = Ordered::object();
   for (const Setting& s : all)
-    if (Ordered value = json_of(s); !value.is_null() && value != "") out[std::string(s.field.name)] = std::move(value);
+    if (Ordered value = to_json(s); !value.is_null() && value != "") out[std::string(s.field.name)] = std::move(value);
   return out;
 }
 
@@ -124,25 +124,25 @@ void take_json(const Settings& all, std::string_view text, std::string_view what
   take_object(all, json, "", fmt::format("no field of {}", what));
 }
 
-Json identity_of(const Settings& all, const Settings& usual, Same Field::*which) {
+Json identity_fields(const Settings& all, const Settings& usual, IdentityRole Field::*which) {
   Json out = Json::object();
   for (const Setting& s : all) {
-    const Same when = s.field.*which;
+    const IdentityRole when = s.field.*which;
     const bool differs = s.text() != usual.at(s.field.name).text();
-    if (when != Same::no && (when == Same::yes || differs) && applies(s, all))
-      out[std::string(s.field.name)] = json_of(s);
+    if (when != IdentityRole::no && (when == IdentityRole::yes || differs) && applies(s, all))
+      out[std::string(s.field.name)] = to_json(s);
   }
   return out;
 }
 
-Ordered entry_of(const Setting& s, std::string (*shown)(const std::string& help)) {
+Ordered make_entry(const Setting& s, std::string (*shown)(const std::string& help)) {
   const Field& f = s.field;
   Ordered out = {{"name", f.place ? std::string(f.name) : s.word()}};
   if (f.place) out["place"] = true;
   if (!f.place && !s.field.denied.empty()) out["denies"] = f.name;
   if (!f.group.empty()) out["group"] = f.group;
   out["kind"] = s.kind();
-  if (const Ordered value = json_of(s); !f.open && !value.empty() && value != "") out["default"] = value;
+  if (const Ordered value = to_json(s); !f.open && !value.empty() && value != "") out["default"] = value;
   const bool number = s.kind() == "integer" || s.kind() == "number";
   if (number && f.range.least > -1e300) out["least"] = f.range.least;
   if (number && f.range.most < 1e300) out[f.range.most_excluded ? "below" : "most"] = f.range.most;

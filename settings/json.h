@@ -7,9 +7,9 @@
 namespace tessera {
 
 // A value; null where there is none.
-nlohmann::ordered_json json_of(const Setting& setting);
+nlohmann::ordered_json to_json(const Setting& setting);
 // Every field by its name; empty texts and values that are not there are left out.
-nlohmann::ordered_json json_of(const Settings& all);
+nlohmann::ordered_json to_json(const Settings& all);
 // Fields that are left out keep their values. `what` names the struct ("a plan"). Throws FieldError for an unknown key,
 // for a value of the wrong kind, and where a field without a usual value in its range is left out; Error for text that
 // is no JSON object. Ranges are not checked but for numbers below 0.
@@ -23,8 +23,8 @@ void take_value(const Setting& setting, const nlohmann::json& value, const std::
 void check_keys(const nlohmann::json& object, const std::string& path, const std::vector<std::string>& known,
                 const std::string& unknown = "unknown key");
 // The fields that the identity of a run says, or its record.
-nlohmann::json identity_of(const Settings& all, const Settings& usual, Same Field::*which = &Field::same);
+nlohmann::json identity_fields(const Settings& all, const Settings& usual, IdentityRole Field::*which = &Field::same);
 // One entry: its name, group, kind, default, range, choices and help, in which `shown` writes the names of fields.
-nlohmann::ordered_json entry_of(const Setting& setting, std::string (*shown)(const std::string& help));
+nlohmann::ordered_json make_entry(const Setting& setting, std::string (*shown)(const std::string& help));
 
 }  // namespace tessera

@@ -13,7 +13,7 @@ namespace tessera {
 namespace {
 
 // `above`: the number is larger than any can be, so that the upper bound is to be said even where it is that of all.
-std::string words_of(const Bounds& range, bool above = false) {
+std::string bounds_text(const Bounds& range, bool above = false) {
   const bool low = range.least > -1e300, high = range.most < 1e300 || above;
   if (low && high) return fmt::format(" in [{}, {}{}", range.least, range.most, range.most_excluded ? ")" : "]");
   return low ? fmt::format(" of at least {}", range.least) : "";
@@ -46,7 +46,7 @@ struct Reader {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
     const bool whole = error == std::errc() && end == text.data() + text.size();
     if (!whole || !std::isfinite(v) || !contains(range, v))
-      wrong(where, "a number" + words_of(range, v > range.most || error == std::errc::result_out_of_range), text);
+      wrong(where, "a number" + bounds_text(range, v > range.most || error == std::errc::result_out_of_range), text);
     *to = v;
   }
   void operator()(bool* to) const {
@@ -130,7 +130,7 @@ int64_t parse_integer(const std::string& where, const std::string& text, const B
   int64_t v = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
   const bool whole = error == std::errc() && end == text.data() + text.size();
-  if (!whole || !contains(range, static_cast<double>(v))) wrong(where, "a whole number" + words_of(range), text);
+  if (!whole || !contains(range, static_cast<double>(v))) wrong(where, "a whole number" + bounds_text(range), text);
   return v;
 }
 

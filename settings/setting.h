@@ -2,14 +2,15 @@
 // names the field, never an option; whoever needs the fields one by one visits the entries: the command line, its help,
 // configuration files, JSON, the identity of a run, checks.
 //
-//   Settings settings_of(Tune& t) {
+//   Settings field_descriptors(Tune& t) {
 //     Settings s;
 //     s.group("Sound");
 //     s.add(t.voices, {"voices", "number of voices", {1, 64}});
 //     s.add(t.key_mode, {"key_mode", "with `voices` above 1: how they agree"});  // an enum has its own names
 //     return s;
 //   }
-//   settings_of(tune).at("voices").read("--voices", "12");   // throws Error: --voices: expected a whole number in ...
+//   field_descriptors(tune).at("voices").read("--voices", "12");   // throws Error: --voices: expected a whole number
+//   in ...
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -30,7 +31,7 @@ struct Bounds {
 
 // Whether a run's identity, or its record, says a field: never, where it applies, or only where it is not as usual too.
 // Two runs with the same identity are the same run.
-enum class Same : uint8_t { no, yes, unless_usual };
+enum class IdentityRole : uint8_t { no, yes, unless_usual };
 
 // One entry, and what else there is to say of it: settings.add(t.key, {"key", "..."}).with("voices").follows(). A help
 // names other fields between backticks.
@@ -46,7 +47,7 @@ struct Field {
   bool in_file = true, in_words = true;  // false: about one call of the program, so in no configuration; no option
   bool repeated = false, place = false;  // each word adds a text to a list; said by its place, not by its name
   bool of_weights = false;               // trained weights have it
-  Same same = Same::no, recorded = Same::no;
+  IdentityRole same = IdentityRole::no, recorded = IdentityRole::no;
   std::string_view (*renames)(std::string_view name) = nullptr;  // another name of an enum's value, as its own
   double* share = nullptr;  // where "3%" or "0.25e" lies as 0.03 or 0.25, in place of the number; 0: the number holds
   char of_what = 0;         // '%' or 'e', behind a share
@@ -61,8 +62,8 @@ struct Field {
   Field& unless(std::string_view word) { return denied = word, *this; }
   Field& with(std::string_view owner) { return goes_with = owner, *this; }
   Field& in(std::string_view name_of_group) { return group = name_of_group, *this; }
-  Field& for_identity(Same when) { return same = when, *this; }
-  Field& for_record(Same when) { return recorded = when, *this; }
+  Field& for_identity(IdentityRole when) { return same = when, *this; }
+  Field& for_record(IdentityRole when) { return recorded = when, *this; }
   Field& for_weights() { return of_weights = true, *this; }
   Field& or_share(double& part, char whole) { return share = &part, of_what = whole, *this; }
   Field& renaming(decltype(renames) how) { return renames = how, *this; }
@@ -136,7 +137,7 @@ class Settings {
   template <class Enum>
   static Choice choice(Enum& value) {
     return {&value, [](const void* p) { return static_cast<int64_t>(*static_cast<const Enum*>(p)); },
-            [](void* p, int64_t i) { *static_cast<Enum*>(p) = static_cast<Enum>(i); }, names_of(value), nullptr};
+            [](void* p, int64_t i) { *static_cast<Enum*>(p) = static_cast<Enum>(i); }, value_names(value), nullptr};
   }
   Field& insert(Field field, Setting::Place at);
 

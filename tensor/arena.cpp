@@ -22,7 +22,7 @@ namespace tessera {
 
 namespace {
 
-constexpr int64_t kLeastReserved = int64_t{1} << 30;
+constexpr int64_t kMinReserved = int64_t{1} << 30;
 constexpr int64_t kFileCapacity = int64_t{1} << 38, kFileGrowth = int64_t{1} << 22;
 
 // The most that one region may reserve. Some kernels of 64-bit Arm have 39 bits of addresses, and ThreadSanitizer knows
@@ -32,9 +32,9 @@ int64_t most_reserved() {
   return int64_t{4} << 30;
 #else
   static const bool narrow = [] {
-    constexpr size_t kWide = size_t{1} << 40;
-    void* const p = mmap(nullptr, kWide, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p != MAP_FAILED) munmap(p, kWide);
+    constexpr size_t kAccumulate = size_t{1} << 40;
+    void* const p = mmap(nullptr, kAccumulate, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p != MAP_FAILED) munmap(p, kAccumulate);
     rlimit limit{};
     return p == MAP_FAILED && getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY;
   }();
@@ -118,7 +118,7 @@ class SharedRegion final : public Region {
     file_ = {memfd_create("tessera", MFD_CLOEXEC), made++};
     void* p = reserve();
     // A limit on address space may leave room for less.
-    while (p == MAP_FAILED && file_.descriptor >= 0 && capacity_ > kLeastReserved) {
+    while (p == MAP_FAILED && file_.descriptor >= 0 && capacity_ > kMinReserved) {
       capacity_ /= 2;
       p = reserve();
     }
@@ -223,7 +223,7 @@ int64_t rounded(int64_t bytes, Device device) {
 }
 }  // namespace
 
-std::string_view name_of(Category category) {
+std::string_view to_string(Category category) {
   constexpr std::array<std::string_view, kCategories> names = {"parameters",  "gradients", "optimizer",
                                                                "activations", "workspace", "communication"};
   return names[static_cast<size_t>(category)];
@@ -284,13 +284,13 @@ std::byte* Arena::allocate(int64_t bytes, Category category) {
     const bool extends = last != free_.end() && last->first + last->second == top_;
     if (extends) at = last->first;
     if (fixed_)
-      throw Error("[arena] " + std::to_string(bytes) + " bytes of " + std::string(name_of(category)) +
+      throw Error("[arena] " + std::to_string(bytes) + " bytes of " + std::string(to_string(category)) +
                   " do not fit what is free of " + std::to_string(top_) +
                   " bytes, and nothing may be added while a step is captured; `cuda_graph` off runs without");
     const auto refuse = [&](const std::string& of) {
-      throw OutOfMemory("[arena] " + std::to_string(bytes) + " bytes of " + std::string(name_of(category)) +
+      throw OutOfMemory("[arena] " + std::to_string(bytes) + " bytes of " + std::string(to_string(category)) +
                         " do not fit beside the " + std::to_string(total_.live) + " in use" + of + " on the " +
-                        std::string(name_of(device())));
+                        std::string(to_string(device())));
     };
     if (need > region_->capacity() - at) refuse(" of " + std::to_string(region_->capacity()));
     const int64_t before = std::exchange(top_, at + need);

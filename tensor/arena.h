@@ -62,7 +62,7 @@ std::unique_ptr<Region> file_region(const std::filesystem::path& directory);
 
 enum class Category : uint8_t { parameters, gradients, optimizer, activations, workspace, communication };
 inline constexpr int kCategories = 6;
-std::string_view name_of(Category category);
+std::string_view to_string(Category category);
 
 struct Usage {
   int64_t live = 0;  // bytes asked for and not given back
@@ -121,10 +121,10 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
   };
   // While one or more live, AddressSanitizer lets free memory be used: by work that was queued when it was not free,
   // and that is repeated (tensor/cuda/gpus.h).
-  class Lent : NotCopied {
+  class AllowReuse : NotCopied {
    public:
-    explicit Lent(Arena& arena) : arena_(arena) { arena_.lend(true); }
-    ~Lent() { arena_.lend(false); }
+    explicit AllowReuse(Arena& arena) : arena_(arena) { arena_.lend(true); }
+    ~AllowReuse() { arena_.lend(false); }
 
    private:
     Arena& arena_;

@@ -10,7 +10,7 @@ namespace tessera {
 
 enum class Device : uint8_t { cpu, cuda, meta };
 
-constexpr std::string_view name_of(Device device) {
+constexpr std::string_view to_string(Device device) {
   constexpr std::string_view names[] = {"cpu", "cuda", "meta"};
   return names[static_cast<int>(device)];
 }

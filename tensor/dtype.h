@@ -13,19 +13,19 @@ namespace tessera {
 
 enum class DType : uint8_t { float64, float32, bfloat16, int32, int64, uint8 };
 
-constexpr int64_t size_of(DType t) {
+constexpr int64_t element_size(DType t) {
   constexpr int64_t sizes[] = {8, 4, 2, 4, 8, 1};
   return sizes[static_cast<int>(t)];
 }
 
-constexpr std::string_view name_of(DType t) {
+constexpr std::string_view to_string(DType t) {
   constexpr std::string_view names[] = {"float64", "float32", "bfloat16", "int32", "int64", "uint8"};
   return names[static_cast<int>(t)];
 }
 
 constexpr bool is_floating(DType t) { return t == DType::float64 || t == DType::float32 || t == DType::bfloat16; }
 // The dtype that sums, statistics and optimizer state of floating values of dtype t are kept in.
-constexpr DType wide_of(DType t) { return t == DType::float64 ? t : DType::float32; }
+constexpr DType accum_dtype(DType t) { return t == DType::float64 ? t : DType::float32; }
 
 struct bfloat16 {
   uint16_t bits = 0;
@@ -100,7 +100,7 @@ constexpr float wide(Half h) {
 }
 
 // Rounded to nearest, ties to even; what is too large becomes infinite. Not for a NaN.
-inline Half half_of(float x) {
+inline Half unpack_half(float x) {
   const auto sign = static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16 & 0x8000u);
   const float magnitude = std::abs(x);
   if (magnitude >= 65520.0F) return {static_cast<uint16_t>(sign | 0x7c00u)};

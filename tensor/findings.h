@@ -13,34 +13,34 @@
 namespace tessera {
 
 // Messages of several checks that failed; what() is the first.
-class Several {
+class AggregateError {
  public:
-  explicit Several(std::vector<std::string> messages) : messages_(std::move(messages)) {}
-  virtual ~Several() = default;
+  explicit AggregateError(std::vector<std::string> messages) : messages_(std::move(messages)) {}
+  virtual ~AggregateError() = default;
   const std::vector<std::string>& messages() const { return messages_; }
 
  private:
   std::vector<std::string> messages_;
 };
-class Errors : public Error, public Several {
+class Errors : public Error, public AggregateError {
  public:
   Errors(const std::vector<std::string>& messages, Status status)
-      : Error(messages.front(), status), Several(messages) {}
+      : Error(messages.front(), status), AggregateError(messages) {}
 };
 // The same where the first is an error of a field.
-class FieldErrors : public FieldError, public Several {
+class FieldErrors : public FieldError, public AggregateError {
  public:
   FieldErrors(const FieldError& first, std::vector<std::string> messages)
-      : FieldError(first), Several(std::move(messages)) {}
+      : FieldError(first), AggregateError(std::move(messages)) {}
 };
 
 // All that an error says, message by message.
-inline std::vector<std::string> messages_of(const Error& e) {
-  if (const auto* several = dynamic_cast<const Several*>(&e)) return several->messages();
+inline std::vector<std::string> error_messages(const Error& e) {
+  if (const auto* several = dynamic_cast<const AggregateError*>(&e)) return several->messages();
   return {e.what()};
 }
 
-class Findings {
+class ErrorList {
  public:
   template <class F>
   void check(const F& f) {
@@ -53,7 +53,7 @@ class Findings {
   // An error that is being handled.
   void add(const Error& e) {
     if (!first_) first_ = std::current_exception(), status_ = e.status();
-    for (const std::string& message : messages_of(e))
+    for (const std::string& message : error_messages(e))
       if (std::ranges::none_of(messages_, [&](const std::string& m) { return subject(m) == subject(message); }))
         messages_.push_back(message);
   }

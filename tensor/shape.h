@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-inline constexpr int kMaxRank = 6;
+inline constexpr int kMaxDims = 6;
 
 // A list of at most six sizes. Negative indices count from the end, as in NumPy.
 class Shape {
@@ -16,12 +16,12 @@ class Shape {
   Shape() = default;
   Shape(std::initializer_list<int64_t> dims) : Shape(std::span<const int64_t>(dims.begin(), dims.size())) {}
   explicit Shape(std::span<const int64_t> dims) : rank_(static_cast<int>(dims.size())) {
-    if (dims.size() > kMaxRank)
+    if (dims.size() > kMaxDims)
       throw Error("[shape] " + std::to_string(dims.size()) + " dims; at most 6 are supported");
     std::copy(dims.begin(), dims.end(), dims_.begin());
   }
 
-  int rank() const { return rank_; }
+  int ndim() const { return rank_; }
   int64_t operator[](int i) const { return dims_[index(i)]; }
   int64_t& operator[](int i) { return dims_[index(i)]; }
   const int64_t* begin() const { return dims_.data(); }
@@ -33,7 +33,7 @@ class Shape {
     return n;
   }
   void push_back(int64_t d) {
-    if (rank_ == kMaxRank) throw Error("[shape] more than 6 dims");
+    if (rank_ == kMaxDims) throw Error("[shape] more than 6 dims");
     dims_[static_cast<size_t>(rank_++)] = d;
   }
   // The first n dims, and the shape with the last dim replaced.
@@ -59,14 +59,14 @@ class Shape {
     return static_cast<size_t>(at);
   }
   int rank_ = 0;
-  std::array<int64_t, kMaxRank> dims_{};
+  std::array<int64_t, kMaxDims> dims_{};
 };
 
 // Row-major strides, in elements.
 inline Shape contiguous_strides(const Shape& shape) {
   Shape strides = shape;
   int64_t step = 1;
-  for (int i = shape.rank() - 1; i >= 0; --i) {
+  for (int i = shape.ndim() - 1; i >= 0; --i) {
     strides[i] = step;
     step *= shape[i];
   }
@@ -75,8 +75,8 @@ inline Shape contiguous_strides(const Shape& shape) {
 
 // The shape that a and b broadcast to (NumPy's rule: dims align at the end, a size of 1 stretches).
 inline Shape broadcast(const Shape& a, const Shape& b, const char* op) {
-  Shape out = a.rank() >= b.rank() ? a : b;
-  for (int i = 1; i <= std::min(a.rank(), b.rank()); ++i) {
+  Shape out = a.ndim() >= b.ndim() ? a : b;
+  for (int i = 1; i <= std::min(a.ndim(), b.ndim()); ++i) {
     if (a[-i] != b[-i] && a[-i] != 1 && b[-i] != 1)
       throw Error(std::string("[") + op + "] shapes " + a.str() + " and " + b.str() + " do not broadcast: dim " +
                   std::to_string(-i) + " is " + std::to_string(a[-i]) + " and " + std::to_string(b[-i]));

@@ -47,7 +47,7 @@ Tensor Tensor::meta(const Shape& shape, DType dtype) {
 
 bool Tensor::is_contiguous() const {
   int64_t step = 1;
-  for (int i = rank() - 1; i >= 0; --i) {
+  for (int i = ndim() - 1; i >= 0; --i) {
     if (shape_[i] != 1 && strides_[i] != step) return false;
     step *= shape_[i];
   }
@@ -62,13 +62,13 @@ const ArenaPtr& Tensor::arena() const {
 
 std::byte* Tensor::address(Device expected) const {
   if (arena()->device() != expected)
-    throw Error("[tensor] " + describe() + " lies on " + std::string(name_of(device())) + "; expected on " +
-                std::string(name_of(expected)));
-  return storage_->data() + offset_ * size_of(dtype_);
+    throw Error("[tensor] " + describe() + " lies on " + std::string(to_string(device())) + "; expected on " +
+                std::string(to_string(expected)));
+  return storage_->data() + offset_ * element_size(dtype_);
 }
 
-void Tensor::copy_kept(std::span<const std::byte> values) const {
-  if constexpr (kWithCuda) cuda::copy_kept(*this, values);
+void Tensor::copy_cached_constant(std::span<const std::byte> values) const {
+  if constexpr (kWithCuda) cuda::copy_cached_constant(*this, values);
 }
 
 void wait_for(const ArenaPtr& arena) {
@@ -77,12 +77,12 @@ void wait_for(const ArenaPtr& arena) {
 }
 
 std::string Tensor::describe() const {
-  return defined_ ? std::string(name_of(dtype_)) + " " + shape_.str() : std::string("undefined tensor");
+  return defined_ ? std::string(to_string(dtype_)) + " " + shape_.str() : std::string("undefined tensor");
 }
 
 void Tensor::check_dtype(DType expected) const {
   if (!defined_ || dtype_ != expected)
-    throw Error("[tensor] expected dtype " + std::string(name_of(expected)) + ", found " + describe());
+    throw Error("[tensor] expected dtype " + std::string(to_string(expected)) + ", found " + describe());
 }
 
 void Tensor::check_size(int64_t expected) const {
@@ -94,7 +94,7 @@ Tensor Tensor::reshape(const Shape& wanted) const {
   Shape shape = wanted;
   int64_t known = 1;
   int free_dim = -1;
-  for (int i = 0; i < shape.rank(); ++i) {
+  for (int i = 0; i < shape.ndim(); ++i) {
     if (shape[i] == -1 && free_dim < 0)
       free_dim = i;
     else
@@ -109,8 +109,8 @@ Tensor Tensor::reshape(const Shape& wanted) const {
   t.strides_ = contiguous_strides(shape);
   if (is_contiguous()) return t;
   // Walk both shapes from the right; each group of new dims must come from old dims that run on.
-  int old = rank() - 1;
-  for (int i = shape.rank() - 1; i >= 0;) {
+  int old = ndim() - 1;
+  for (int i = shape.ndim() - 1; i >= 0;) {
     while (old > 0 && shape_[old] == 1) --old;
     int64_t taken = shape_[old], made = 1, stride = strides_[old];
     int first = old;
@@ -154,11 +154,11 @@ Tensor Tensor::narrow(int dim, int64_t start, int64_t length) const {
 }
 
 Tensor Tensor::select(int dim, int64_t index) const {
-  const int at = dim < 0 ? dim + rank() : dim;
+  const int at = dim < 0 ? dim + ndim() : dim;
   const Tensor one = narrow(at, index, 1);
   Tensor t = one;
   t.shape_ = t.strides_ = Shape{};
-  for (int i = 0; i < rank(); ++i) {
+  for (int i = 0; i < ndim(); ++i) {
     if (i == at) continue;
     t.shape_.push_back(one.shape_[i]);
     t.strides_.push_back(one.strides_[i]);
@@ -167,13 +167,13 @@ Tensor Tensor::select(int dim, int64_t index) const {
 }
 
 Tensor Tensor::expand(const Shape& shape) const {
-  if (broadcast(shape_, shape, "expand").rank() != shape.rank() || !(broadcast(shape_, shape, "expand") == shape))
+  if (broadcast(shape_, shape, "expand").ndim() != shape.ndim() || !(broadcast(shape_, shape, "expand") == shape))
     throw Error("[expand] " + describe() + " does not expand to " + shape.str());
   Tensor t = *this;
   t.shape_ = shape;
   t.strides_ = shape;
-  for (int i = 0; i < shape.rank(); ++i) {
-    const int from = i - (shape.rank() - rank());
+  for (int i = 0; i < shape.ndim(); ++i) {
+    const int from = i - (shape.ndim() - ndim());
     t.strides_[i] = from < 0 || (shape_[from] == 1 && shape[i] != 1) ? 0 : strides_[from];
   }
   return t;
@@ -247,9 +247,9 @@ void Tensor::fill(double value) {
 MergedDims merged_dims(std::span<const Tensor* const> operands) {
   MergedDims m;
   const Shape& full = operands[0]->shape();
-  for (int d = 0; d < full.rank(); ++d) {
+  for (int d = 0; d < full.ndim(); ++d) {
     if (full[d] == 1) continue;
-    bool merges = m.shape.rank() > 0;
+    bool merges = m.shape.ndim() > 0;
     for (size_t k = 0; merges && k < operands.size(); ++k)
       merges = m.strides[k][-1] == operands[k]->strides()[d] * full[d];
     if (merges)
@@ -263,7 +263,7 @@ MergedDims merged_dims(std::span<const Tensor* const> operands) {
         m.strides[k].push_back(operands[k]->strides()[d]);
     }
   }
-  if (m.shape.rank() == 0) {  // one element
+  if (m.shape.ndim() == 0) {  // one element
     m.shape.push_back(1);
     for (auto& s : m.strides) s.push_back(1);
   }

@@ -53,7 +53,7 @@ class Tensor {
     if (arena->device() != Device::cuda) return of(values, shape, arena);
     Tensor t = empty(shape, kDTypeOf<T>, arena);
     t.check_size(static_cast<int64_t>(values.size()));
-    t.copy_kept(std::as_bytes(values));
+    t.copy_cached_constant(std::as_bytes(values));
     return t;
   }
 
@@ -68,10 +68,10 @@ class Tensor {
   const Shape& shape() const { return shape_; }
   const Shape& strides() const { return strides_; }  // in elements
   int64_t dim(int i) const { return shape_[i]; }
-  int rank() const { return shape_.rank(); }
+  int ndim() const { return shape_.ndim(); }
   int64_t numel() const { return shape_.numel(); }
   DType dtype() const { return dtype_; }
-  int64_t nbytes() const { return numel() * size_of(dtype_); }
+  int64_t nbytes() const { return numel() * element_size(dtype_); }
   Device device() const { return storage_ ? storage_->arena()->device() : Device::meta; }
   bool is_contiguous() const;
   // True when no other tensor shares the storage, so that an op may write its result over this value.
@@ -133,7 +133,7 @@ class Tensor {
  private:
   std::byte* address(Device expected) const;
   void copy_across(const Tensor& source);
-  void copy_kept(std::span<const std::byte> values) const;
+  void copy_cached_constant(std::span<const std::byte> values) const;
 
   std::shared_ptr<Storage> storage_;
   int64_t offset_ = 0;  // in elements
@@ -156,7 +156,8 @@ decltype(auto) with_floating(DType dtype, const char* op, F&& f) {
     case DType::bfloat16:
       return f(bfloat16{});
     default:
-      throw Error(std::string("[") + op + "] dtype is " + std::string(name_of(dtype)) + "; expected a floating dtype");
+      throw Error(std::string("[") + op + "] dtype is " + std::string(to_string(dtype)) +
+                  "; expected a floating dtype");
   }
 }
 

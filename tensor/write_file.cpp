@@ -72,7 +72,7 @@ void cannot_write(const fs::path& file, int cause) {
   throw OutputError("cannot write " + file.string() + ": " + std::strerror(cause));
 }
 
-std::vector<fs::path> entries_of(const fs::path& folder) {
+std::vector<fs::path> list_entries(const fs::path& folder) {
   std::error_code error;
   std::vector<fs::path> out;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
@@ -192,7 +192,7 @@ struct Mark {
   pid_t process = 0;
   std::string_view host;  // empty where the rest of the name is not as it should be
 };
-std::optional<Mark> mark_of(std::string_view name) {
+std::optional<Mark> find_mark(std::string_view name) {
   const size_t at = name.rfind(kMark);
   if (at == std::string_view::npos) return std::nullopt;
   const std::string_view mark = name.substr(at + kMark.size());
@@ -248,9 +248,9 @@ void remove_temporaries() {
 std::vector<fs::path> remove_stale(const fs::path& directory, bool ours) {
   const std::string here = host_mark();
   std::vector<fs::path> removed;
-  for (const fs::path& path : entries_of(directory)) {
+  for (const fs::path& path : list_entries(directory)) {
     const std::string name = path.filename().string();
-    const std::optional<Mark> mark = mark_of(name);
+    const std::optional<Mark> mark = find_mark(name);
     if (!mark || (!ours && mark->host.empty())) continue;
     const bool left = ours || mark->host == here ? !is_being_written(path, mark->process) : is_day_old(path);
     std::error_code failed;

@@ -46,7 +46,7 @@ class OpenFile {
 std::string read_whole(const std::filesystem::path& file, int64_t most = int64_t{1} << 30);
 
 // All that a folder holds, in no order; nothing of one that cannot be read.
-std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
+std::vector<std::filesystem::path> list_entries(const std::filesystem::path& folder);
 
 // Throws OutputError, which says why by an errno.
 [[noreturn]] void cannot_write(const std::filesystem::path& file, int cause);

@@ -27,7 +27,7 @@ struct Epochs {
 };
 
 // Epochs of the rows that are trained on: examples; windows of token files.
-Epochs epochs_of(const Dataset& dataset, int64_t context, uint64_t seed, size_t number) {
+Epochs count_epochs(const Dataset& dataset, int64_t context, uint64_t seed, size_t number) {
   const std::string which = number > 0 ? " " + std::to_string(number) : "";
   if (dataset.train_examples)
     return {dataset.train_examples, dataset.train_examples, Philox::named(seed, "order of examples" + which)};
@@ -50,7 +50,7 @@ class EpochSequences {
   int64_t trained(int64_t step) const {
     int64_t sum = 0;
     for (int64_t s = 0; s < batch_; ++s)
-      at(step, s, [&](const Epochs& e, int64_t row) { sum += e.examples->targets_of(row); });
+      at(step, s, [&](const Epochs& e, int64_t row) { sum += e.examples->count_targets(row); });
     return sum;
   }
   const std::vector<Epochs>& sources() const { return sources_; }
@@ -65,11 +65,11 @@ Sequences in_epochs(const Dataset& dataset, int64_t context, int64_t batch, uint
   std::vector<Epochs> sources;
   std::vector<int64_t> shares;
   for (const MixturePart& p : dataset.parts) {
-    sources.push_back(epochs_of(*p.dataset, context, seed, sources.size()));
+    sources.push_back(count_epochs(*p.dataset, context, seed, sources.size()));
     shares.push_back(p.share);
   }
   if (sources.empty()) {
-    sources.push_back(epochs_of(dataset, context, seed, 0));
+    sources.push_back(count_epochs(dataset, context, seed, 0));
     shares.push_back(1);
   }
   const auto all = std::make_shared<const EpochSequences>(sources, shares, batch);
@@ -107,7 +107,7 @@ Sequences in_epochs(const Dataset& dataset, int64_t context, int64_t batch, uint
 }
 }  // namespace
 
-int32_t document_end_of(const Sequences& sequences) {
+int32_t document_end(const Sequences& sequences) {
   if (!sequences.document_end)
     throw FieldError("document_mask",
                      "the tokenizer has no token that ends documents; expected tokens with <|endoftext|>, as llm.c's "
@@ -116,7 +116,7 @@ int32_t document_end_of(const Sequences& sequences) {
 }
 
 void check_sequences(const Job& job, const Sequences& sequences) {
-  if (job.optim.document_mask && !sequences.starts) document_end_of(sequences);
+  if (job.optim.document_mask && !sequences.starts) document_end(sequences);
   if (sequences.trained && job.plan.dp_mode == DataMode::ps_async)
     throw FieldError(
         "dp_mode",
@@ -128,7 +128,7 @@ int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all) {
   return sequences.trained ? sequences.trained(step) : all;
 }
 
-Sequences sequences_of(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed, bool shuffle) {
+Sequences make_sequences(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed, bool shuffle) {
   if (shuffle || dataset.has_examples() || !dataset.parts.empty() || dataset.train.size() > 1)
     return in_epochs(dataset, context, batch, seed);
   const auto loader = std::make_shared<Loader>(dataset.train.at(0), context, batch, seed);
@@ -139,7 +139,7 @@ Sequences sequences_of(const Dataset& dataset, int64_t context, int64_t batch, u
           dataset.tokenizer->document_end()};
 }
 
-Sequences counted_sequences(int64_t vocab, int64_t context, int64_t batch, uint64_t seed) {
+Sequences synthetic_sequences(int64_t vocab, int64_t context, int64_t batch, uint64_t seed) {
   const Philox random = Philox::named(seed, "counted sequences");
   const auto v = static_cast<uint64_t>(vocab);
   return {vocab,
@@ -169,7 +169,7 @@ std::vector<int64_t> Sequences::lengths(int64_t step, int64_t first, int64_t cou
 int64_t padded_tokens(const Job& job, std::span<const int64_t> lengths) {
   const Plan& p = job.plan;
   if (lengths.empty()) return job.model.context;
-  const int64_t chunks = balance_of(p.cp_mode) == Balance::zigzag ? 2 * p.cp : p.cp;
+  const int64_t chunks = sequence_partition(p.cp_mode) == SequencePartition::zigzag ? 2 * p.cp : p.cp;
   const int64_t multiple = std::lcm(std::lcm(kTokensTogether, chunks), p.sp ? p.cp * p.tp : 1);
   return std::min((std::ranges::max(lengths) + multiple - 1) / multiple * multiple, job.model.context);
 }
@@ -273,7 +273,7 @@ StepTokens::Parts StepTokens::parts(int64_t microbatch, const std::array<bool, 4
       Parts read_now = read(step_, microbatch);
       if (read_now[0].device() == Device::meta) return read_now;
       // For all parts of rows that fill the context: those of another step may be longer, and have other parts.
-      const int64_t most = read_now[0].dim(0) * job_.model.context * std::ssize(read_now) * size_of(DType::int32);
+      const int64_t most = read_now[0].dim(0) * job_.model.context * std::ssize(read_now) * element_size(DType::int32);
       if (!place.memory) place.memory = cuda::pinned_memory(most);
       fill(place, read_now);
     }
@@ -319,11 +319,11 @@ int64_t StepTokens::columns(int64_t microbatch) const {
 }
 
 // The rank's number on the axis follows from the first of its positions: it begins its first chunk.
-const std::vector<int64_t>& StepTokens::columns_of(int64_t tokens) const {
+const std::vector<int64_t>& StepTokens::terminal_width(int64_t tokens) const {
   if (tokens == job_.model.context || !splits_tokens()) return positions_;
   std::vector<int64_t>& made = columns_[tokens];
-  const Balance balance = balance_of(job_.plan.cp_mode);
-  const int64_t ranks = job_.plan.cp, chunks = balance == Balance::zigzag ? 2 * ranks : ranks;
+  const SequencePartition balance = sequence_partition(job_.plan.cp_mode);
+  const int64_t ranks = job_.plan.cp, chunks = balance == SequencePartition::zigzag ? 2 * ranks : ranks;
   const int64_t rank = positions_.empty() ? 0 : positions_.front() * chunks / job_.model.context;
   if (made.empty()) made = context_positions(tokens, static_cast<int>(ranks), static_cast<int>(rank), balance);
   return made;
@@ -332,7 +332,7 @@ const std::vector<int64_t>& StepTokens::columns_of(int64_t tokens) const {
 StepInfo StepTokens::place(int64_t tokens) const {
   return {.seed = static_cast<uint64_t>(job_.optim.seed),
           .step = step_,
-          .positions = columns_of(tokens),
+          .positions = terminal_width(tokens),
           .tokens_total = job_.model.context};
 }
 
@@ -365,14 +365,14 @@ StepInfo StepTokens::where(const Tensor& whole, const Tensor& starts) const {
 Documents StepTokens::own_documents(const Tensor& whole, const Tensor& starts) const {
   const bool masks = job_.optim.document_mask;
   if (!masks && !starts.defined()) return {};
-  Documents all = starts.defined() ? documents_from(starts) : documents_of(whole, document_end_of(sequences_));
+  Documents all = starts.defined() ? documents_from(starts) : find_documents(whole, document_end(sequences_));
   if (!masks) return {job_.plan.cp_mode == ContextMode::ulysses ? starts : own_columns(starts), {}, true};
   const bool all_queries = job_.plan.cp_mode == ContextMode::ulysses;  // attention has those of all tokens
   return {all_queries ? all.starts : own_columns(all.starts), own_columns(all.positions)};
 }
 
 Tensor StepTokens::own_columns(const Tensor& whole) const {
-  const std::vector<int64_t>& positions = columns_of(whole.dim(1));
+  const std::vector<int64_t>& positions = terminal_width(whole.dim(1));
   if (positions_.empty()) return whole;
   const int64_t rows = whole.dim(0), columns = std::ssize(positions);
   Tensor out = Tensor::empty({rows, columns}, DType::int32, arena_->host(), Category::activations);

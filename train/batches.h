@@ -39,7 +39,7 @@ int64_t padded_tokens(const Job& job, std::span<const int64_t> lengths);
 Tensor padded_starts(const Tensor& starts, std::span<const int64_t> lengths, int64_t tokens, const ArenaPtr& host);
 
 // That token, for a run that masks documents by it. Throws FieldError where there is none.
-int32_t document_end_of(const Sequences& sequences);
+int32_t document_end(const Sequences& sequences);
 
 // Whether the job can be trained on them. Throws FieldError: documents that are to be masked and cannot be told;
 // targets that are not all trained, under a plan whose updates have no whole batch to take the mean over.
@@ -52,11 +52,11 @@ int64_t targets_of_step(const Sequences& sequences, int64_t step, int64_t all);
 // does a single file if it is to be shuffled: each row (data/examples.h, or TrainingWindows) once in an epoch, in an
 // order of its own (data/token_file.h). Otherwise sequences of a file begin where Loader draws them. Throws InputError,
 // Error (usage) for files that are too short.
-Sequences sequences_of(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed, bool shuffle = false);
+Sequences make_sequences(const Dataset& dataset, int64_t context, int64_t batch, uint64_t seed, bool shuffle = false);
 
 // Counted random tokens in [0, vocab), most of which follow from the one before, so that there is something to learn.
 // Any rank can make any sequence, and no file is needed. Token 0 ends documents.
-Sequences counted_sequences(int64_t vocab, int64_t context, int64_t batch, uint64_t seed);
+Sequences synthetic_sequences(int64_t vocab, int64_t context, int64_t batch, uint64_t seed);
 
 // The tokens of a step on their way from the data set to where a rank computes, and where their documents begin.
 //
@@ -113,7 +113,7 @@ class StepTokens final : public BatchSource {
   // Lengths of the sequences of a micro-batch that are computed here, or move together with them.
   std::vector<int64_t> lengths(int64_t step, int64_t microbatch, bool moved) const;
   // This rank's columns of sequences of `tokens` tokens; empty: all.
-  const std::vector<int64_t>& columns_of(int64_t tokens) const;
+  const std::vector<int64_t>& terminal_width(int64_t tokens) const;
   Documents own_documents(const Tensor& whole, const Tensor& starts) const;
   Tensor own_columns(const Tensor& whole) const;
   void fill(Place& place, const Parts& parts) const;

@@ -22,7 +22,7 @@ template <class... Args>
 
 void check_numbers(Plan p) {
   Plan usual;
-  check_least(settings_of(p), settings_of(usual));
+  check_least(field_descriptors(p), field_descriptors(usual));
   const auto positive = [](const char* field, double found) {
     if (!(found > 0) || !std::isfinite(found)) refuse(field, "expected a number above 0, found {}", found);
   };
@@ -51,7 +51,7 @@ void check_state_dtype(const Job& s) {
   if (s.optim.state_dtype != DType::bfloat16) return;
   if (s.optim.dtype != DType::bfloat16)
     refuse("state_dtype", "bf16 is for parameters of `dtype` bf16, which are {}; expected fp32",
-           text_of(s.optim.dtype));
+           to_string(s.optim.dtype));
   if (s.plan.device != Device::cpu)
     refuse("state_dtype", "bf16 is built for `device` cpu alone; expected fp32, found bf16 on cuda");
 }
@@ -104,7 +104,7 @@ void check_chunks(const Plan& p) {
 
 void check_pipeline(const Plan& p, const ModelConfig& m) {
   check_chunks(p);
-  const int stages = schedule_of(p).stages;
+  const int stages = make_schedule(p).stages;
   if (stages > m.layers)
     refuse("pp", "{} ranks make {} stages, more than the {} layers; expected at most {} stages, as of `pp` {}", p.pp,
            stages, m.layers, m.layers, std::max<int64_t>(m.layers * p.pp / stages, 1));
@@ -143,10 +143,10 @@ void check_nccl(const Plan& p) {
     return;
   }
   if (p.device != Device::cuda)
-    refuse("backend", "nccl is for ranks on GPUs; expected `device` cuda beside it, found {}", name_of(p.device));
+    refuse("backend", "nccl is for ranks on GPUs; expected `device` cuda beside it, found {}", to_string(p.device));
   if (p.all_reduce != Algorithm::native)
     refuse("backend", "nccl adds in an order of its own; expected `all_reduce` native beside it, found {}",
-           text_of(p.all_reduce));
+           to_string(p.all_reduce));
   if (!has_processes(p) && p.ranks() > gpu_count())
     refuse("backend",
            "nccl wants a GPU for each of {} ranks, and this machine has {}; without it ranks share "
@@ -165,7 +165,7 @@ void check_diloco(const Plan& p) {
            p.sync_every, p.sync_every, p.sync_fragments);
   if (p.zero != ZeroStage::none)
     refuse("zero", "ranks of `dp_mode` diloco have nothing to share out between two sums; expected 0, found {}",
-           text_of(p.zero));
+           to_string(p.zero));
   const bool in_any_order = p.all_reduce == Algorithm::ring || p.all_reduce == Algorithm::native;
   if (in_any_order && (p.pp > 1 || p.tie_copies || p.tp > 1))
     refuse("all_reduce",
@@ -183,7 +183,7 @@ void check_offload(const Plan& p) {
   if (p.offload != Offload::parameters) return;
   if (p.zero != ZeroStage::three)
     refuse("offload", "parameters moves the shards of `zero` 3; expected `zero` 3 beside it, found {}",
-           text_of(p.zero));
+           to_string(p.zero));
   if (p.device == Device::cpu)
     refuse("offload",
            "parameters moves them to the host's memory. With `device` cpu they lie there already, and a mapped file "
@@ -196,7 +196,7 @@ void check_updates(const Job& s) {
   if (muon && (mode == DataMode::ps_sync || mode == DataMode::ps_async))
     refuse("optimizer",
            "muon needs whole matrices, which the servers of {} have not; expected another, or `dp_mode` ddp",
-           text_of(mode));
+           to_string(mode));
   if (muon && s.model.lora.rank > 0)
     refuse("optimizer", "muon is for matrices of layers, which are frozen beside adapters; expected adamw");
   if (muon && s.optim.state_dtype == DType::bfloat16)
@@ -216,22 +216,23 @@ void check_data(const Plan& p) {
            p.shard_ranks, p.dp * p.cp, divisors_near(p.dp * p.cp, p.shard_ranks));
   if (p.dp_mode == DataMode::ddp || p.dp_mode == DataMode::diloco) return;
   if (p.servers > p.dp) refuse("servers", "expected at most the {} ranks, found {}", p.dp, p.servers);
-  const std::string_view mode = text_of(p.dp_mode);
+  const std::string_view mode = to_string(p.dp_mode);
   if (uses_nccl(p))
     refuse("backend",
            "{} adds at one rank, in rank order, and nccl does not; expected threads or mpi beside `dp_mode` {}, found "
            "nccl",
            mode, mode);
   if (p.all_reduce != Algorithm::direct)
-    refuse("all_reduce", "{} adds at one rank, in rank order; expected direct, found {}", mode, text_of(p.all_reduce));
-  if (p.zero != ZeroStage::none) refuse("zero", "{} goes with `dp_mode` ddp, found {}", text_of(p.zero), mode);
+    refuse("all_reduce", "{} adds at one rank, in rank order; expected direct, found {}", mode,
+           to_string(p.all_reduce));
+  if (p.zero != ZeroStage::none) refuse("zero", "{} goes with `dp_mode` ddp, found {}", to_string(p.zero), mode);
   if (p.ranks() > p.dp)
     refuse("dp_mode", "{} is for data-parallel ranks alone; expected ddp beside `tp`, `pp` and `cp`", mode);
 }
 
 void check_modes(const Plan& p) {
   Plan given = p, usual;
-  check_read(settings_of(given), settings_of(usual));  // settings that only one mode reads
+  check_read(field_descriptors(given), field_descriptors(usual));  // settings that only one mode reads
   check_diloco(p);
   check_offload(p);
   if (p.recompute == Recompute::op)
@@ -257,7 +258,7 @@ void check_experts(const Plan& p, const ModelConfig& m) {
     refuse("shard_ranks",
            "each group has all experts, which {} ranks of `ep` share out; expected a multiple of {}, found {}", p.ep,
            p.ep, p.shard_ranks);
-  if (p.dp_mode != DataMode::ddp) refuse("ep", "goes with `dp_mode` ddp, found {}", text_of(p.dp_mode));
+  if (p.dp_mode != DataMode::ddp) refuse("ep", "goes with `dp_mode` ddp, found {}", to_string(p.dp_mode));
   if (p.all_reduce == Algorithm::ring)
     refuse("all_reduce",
            "a ring adds in an order of places, which differ between ranks beside `ep`; expected direct, tree or root");
@@ -286,7 +287,7 @@ void check_microbatches(const Job& s) {
 }  // namespace
 
 void check_sizes(const Job& s) {
-  Findings found;
+  ErrorList found;
   found.check([&] { check_model(s); });
   found.check([&] { check_microbatches(s); });
   found.raise();
@@ -296,7 +297,7 @@ void check_sizes(const Job& s) {
 void check_backend(const Plan& p, int64_t ranks) {
   const bool may_meet = p.backend == Backend::tcp || p.backend == Backend::nccl;
   if (!p.rendezvous.empty() && !may_meet)
-    refuse("rendezvous", "expected `backend` tcp or nccl beside it, found {}", text_of(p.backend));
+    refuse("rendezvous", "expected `backend` tcp or nccl beside it, found {}", to_string(p.backend));
   if (p.backend == Backend::tcp && p.rendezvous.empty())
     refuse("backend", "tcp wants an address where the ranks meet; expected `rendezvous` HOST:PORT beside it");
   if (!p.rendezvous.empty()) return;
@@ -334,7 +335,7 @@ void check(const Plan& p) {
   check_data(p);
   check_modes(p);
   check_chunks(p);
-  schedule_of(p);
+  make_schedule(p);
   check_place(Job{.plan = p}, false);
   check_nccl(p);
 }
@@ -344,7 +345,7 @@ void check(const Job& s, bool traced) {
   if constexpr (kWithNccl)
     if (uses_nccl(p)) prepare_for_nccl();
   check_numbers(p);  // by which the others divide
-  Findings found;
+  ErrorList found;
   found.check([&] { check_sizes(s); });
   found.check([&] { check_backend(p, p.ranks()); });
   found.check([&] { check_documents(s); });

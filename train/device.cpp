@@ -27,11 +27,11 @@ void check_device(Device device) {
     throw Error("`device` cuda: this program was built without CUDA; expected cpu, or a build with -DTESSERA_CUDA=ON");
 }
 
-ArenaPtr rank_arena(Device device, int rank_here, const KernelChoice& kernels) {
+ArenaPtr rank_arena(Device device, int local_rank, const KernelChoice& kernels) {
   check_device(device);
   if (device == Device::cpu) return make_arena();
   if constexpr (kWithCuda) {
-    cuda::use_gpu(rank_here % gpu_count());
+    cuda::use_gpu(local_rank % gpu_count());
     cuda::keep_algorithms_in(cache_directory());  // so that the next run finds what this one times
   }
   ArenaPtr arena = make_arena(Device::cuda);
@@ -41,7 +41,7 @@ ArenaPtr rank_arena(Device device, int rank_here, const KernelChoice& kernels) {
 
 ArenaPtr rank_arena(const Plan& plan, const Communicator& world) {
   if (plan.device == Device::cpu) return world.make_arena();
-  return rank_arena(plan.device, world.rank_here(), kernels_of(plan));
+  return rank_arena(plan.device, world.local_rank(), select_kernels(plan));
 }
 
 ArenaPtr offload_arena(Device device) {
@@ -72,7 +72,7 @@ namespace {
 
 // The reason within the run why cuDNN cannot serve it; empty: none.
 std::string obstacle(const Job& job) {
-  if (job.optim.dtype != DType::bfloat16) return fmt::format("cuDNN's take bf16, found {}", text_of(job.optim.dtype));
+  if (job.optim.dtype != DType::bfloat16) return fmt::format("cuDNN's take bf16, found {}", to_string(job.optim.dtype));
   if (job.model.dropout > 0) return "cuDNN's cannot drop the elements that ours count";
   if (job.optim.document_mask) return "cuDNN's do not know where our documents begin";
   if (job.model.window > 0 && job.model.window < job.model.context) return "cuDNN's are not asked for a sliding window";
@@ -115,7 +115,7 @@ bool asks_cudnn(const Plan& p) {
   return p.device == Device::cuda && kWithCudnn && p.attention != AttentionKernels::own;
 }
 
-KernelChoice kernels_of(const Plan& p) {
+KernelChoice select_kernels(const Plan& p) {
   return {.attention = asks_cudnn(p) ? p.attention : AttentionKernels::own, .deterministic = p.deterministic};
 }
 
@@ -161,7 +161,7 @@ std::string describe_attention(const Job& job) {
 
 Communicator& with_one_job(Communicator& world, Job job) {
   Facts facts;
-  for (const Settings& all : {settings_of(job.model), settings_of(job.optim), settings_of(job.plan)})
+  for (const Settings& all : {field_descriptors(job.model), field_descriptors(job.optim), field_descriptors(job.plan)})
     for (const Setting& setting : all)
       if (setting.field.in_file) facts.emplace_back(setting.field.name, setting.text());
   require_same(world, facts);

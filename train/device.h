@@ -12,7 +12,7 @@ namespace tessera {
 void check_device(Device device);
 // Memory for a rank's tensors: the host's, or that of the GPU of its number on this machine, counted over again where
 // there are fewer GPUs than ranks. That GPU becomes the calling thread's.
-ArenaPtr rank_arena(Device device, int rank_here, const KernelChoice& kernels = {});
+ArenaPtr rank_arena(Device device, int local_rank, const KernelChoice& kernels = {});
 // Memory of a rank of `world`, also for what it exchanges with the others (Communicator::make_arena()).
 ArenaPtr rank_arena(const Plan& plan, const Communicator& world);
 // Where what is offloaded waits: a file that is mapped, or for ranks on a GPU the host's pinned memory.
@@ -29,7 +29,7 @@ int gpu_count();  // 0 in a build without CUDA
 
 // Whether cuDNN is to be asked: what the plan says, and otherwise wherever this program was built with cuDNN.
 bool asks_cudnn(const Plan& plan);
-KernelChoice kernels_of(const Plan& plan);
+KernelChoice select_kernels(const Plan& plan);
 // Throws FieldError where the plan asks for cuDNN's kernels, and they are not there; or cannot serve this run: it never
 // means our own in their place.
 void check_attention(const Plan& plan);

@@ -11,7 +11,7 @@ void check_dump(const Job& job, int64_t step) {
   const DataMode mode = job.plan.dp_mode;
   if (step > 0 && (mode == DataMode::ps_async || mode == DataMode::diloco))
     throw FieldError("dump",
-                     fmt::format("expected ranks that make each step together, found `dp_mode` {}", text_of(mode)));
+                     fmt::format("expected ranks that make each step together, found `dp_mode` {}", to_string(mode)));
   if (step > job.optim.steps)
     throw FieldError("dump", fmt::format("expected one of the {} `steps`, found {}", job.optim.steps, step));
 }
@@ -27,7 +27,7 @@ StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& 
   const ModelConfig& c = model_->config;
   const Plan& plan = trainer.job().plan;
   const Communicator &tp = trainer.mesh()["tp"], &cp = trainer.mesh()["cp"];
-  tokens_ = context_positions(c.context, cp.size(), cp.rank(), balance_of(plan.cp_mode));
+  tokens_ = context_positions(c.context, cp.size(), cp.rank(), sequence_partition(plan.cp_mode));
   Range own = piece(std::ssize(tokens_), plan.sp ? tp.size() : 1, plan.sp ? tp.rank() : 0);
   if (!plan.sp && tp.rank() > 0) own = {};
   const auto add = [&](const std::string& name) -> const Point& {
@@ -43,7 +43,7 @@ StepDump::StepDump(Trainer& trainer, int64_t step, const std::filesystem::path& 
   const Point& table = add(gpt2 ? "transformer.wte" : "model.embed_tokens");
   for (size_t i = 0; i < model_->blocks.size(); ++i) {
     DecoderBlock& block = *model_->blocks[i];
-    const std::string layer = fmt::format("{}.{}", row_of(c.family).layers, i);
+    const std::string layer = fmt::format("{}.{}", find_row(c.family).layers, i);
     watch(block.attn, add(layer + (gpt2 ? ".attn" : ".self_attn")));
     watch(block.mlp, add(layer + (mixtral ? ".block_sparse_moe" : ".mlp")));
     watch(block, add(layer));
@@ -64,7 +64,7 @@ void StepDump::begin(const Sequences& sequences) {
   for (const Point& p : points_)
     for (const char* what : {"", ".grad"})
       tensors.push_back({p.name + what, trainer_.job().optim.dtype, {batch, context, p.width}, {}});
-  const std::string family(text_of(model_->config.family));
+  const std::string family(to_string(model_->config.family));
   layout_ = safetensors_layout(tensors, {{"step", std::to_string(step_)}, {"family", family}});
   Communicator& world = trainer_.world();
   const OpCounts before = world.counts();
@@ -97,18 +97,18 @@ Var StepDump::seen(Var made, const Point& point) {
   const Var edge = made.edge();
   Var same = record_one("seen", std::move(made).take(), {edge}, [this, &point, at, edge](Grads& g) {
     write(point, ".grad", g.output(), at);
-    if (g.expects_row_sums()) edge.expect_row_sums();
+    if (g.row_sums_required()) edge.require_row_sums();
     const RowSums sums = g.row_sums();
     g.give(0, g.take_output(), sums);
   });
-  if (edge.wants_row_sums()) same.want_row_sums();
+  if (edge.row_sums_requested()) same.request_row_sums();
   return same;
 }
 
 void StepDump::write(const Point& point, const char* what, const Tensor& rows, const PassRows& at) {
   if (point.tokens.empty()) return;
   const Tensor here = rows.to(trainer_.job().optim.dtype).on_host().contiguous();
-  const int64_t width = here.dim(-1), bytes = width * size_of(here.dtype()), count = here.numel() / width,
+  const int64_t width = here.dim(-1), bytes = width * element_size(here.dtype()), count = here.numel() / width,
                 context = model_->config.context;
   const Plan& plan = trainer_.job().plan;
   const int64_t tokens = count / (trainer_.job().optim.batch / (plan.dp * plan.microbatches)),
@@ -117,7 +117,7 @@ void StepDump::write(const Point& point, const char* what, const Tensor& rows, c
   if (computed < context) {
     std::vector<int64_t>& all = shorter_[computed];
     const Communicator& cp = trainer_.mesh()["cp"];
-    if (all.empty()) all = context_positions(computed, cp.size(), cp.rank(), balance_of(plan.cp_mode));
+    if (all.empty()) all = context_positions(computed, cp.size(), cp.rank(), sequence_partition(plan.cp_mode));
     const auto first = static_cast<int64_t>(point.tokens.data() - tokens_.data());
     places = std::span(all).subspan(static_cast<size_t>(first * computed / context), static_cast<size_t>(tokens));
   }
@@ -128,7 +128,8 @@ void StepDump::write(const Point& point, const char* what, const Tensor& rows, c
       missing_ -= bytes;  // what passes compute of padding differs from plan to plan
       continue;
     }
-    write(point.name + what, element * size_of(here.dtype()), {here.raw() + row * bytes, static_cast<size_t>(bytes)});
+    write(point.name + what, element * element_size(here.dtype()),
+          {here.raw() + row * bytes, static_cast<size_t>(bytes)});
   }
   missing_ -= count * bytes * (context - computed) / computed;  // zeros, as the file has them already
 }

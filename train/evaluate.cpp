@@ -46,7 +46,7 @@ std::optional<double> mean_loss(const Evaluation& e, Communicator& world, const 
 
 struct Generator::Writing {
   size_t prompt;
-  GrowingText text;
+  DecodingState text;
   bool is_read = false, ended = false;
   int32_t last = 0;
 };
@@ -119,7 +119,7 @@ void Generator::write(const std::vector<std::vector<int32_t>>& prompts, int64_t 
   const bool together = part_.job().plan.zero == ZeroStage::three;
   std::vector<Writing> texts;
   for (size_t p = 0; p < prompts.size(); ++p)
-    if (own(p)) texts.push_back({p, GrowingText(model, prompts[p], tokens, p)});
+    if (own(p)) texts.push_back({p, DecodingState(model, prompts[p], tokens, p)});
   const auto tell = [&](const std::vector<Writing*>& grown) {
     for (Writing* w : grown) w->ended = !told(w->prompt, w->last) || w->text.written() >= tokens;
   };
@@ -138,7 +138,7 @@ void Generator::write(const std::vector<std::vector<int32_t>>& prompts, int64_t 
       advance(now, options);
       tell(now);
     } else if (together) {
-      Writing idle{0, GrowingText(model, {0}, 1)};
+      Writing idle{0, DecodingState(model, {0}, 1)};
       pass({&idle});
     }
   }

@@ -20,7 +20,7 @@ bool has(const Module::Unit& unit, const Var& weight) {
 }
 
 // As the model lays itself out on that rank of tp, beside ranks that are not there: of each pipeline rank.
-std::vector<PartSizes> parts_of(const Job& job, const PlanSizes& s, const std::vector<Range>& layers, int tp) {
+std::vector<PartSizes> parameter_sizes(const Job& job, const PlanSizes& s, const std::vector<Range>& layers, int tp) {
   Communicator axis(std::make_unique<FakeTransport>(tp, static_cast<int>(s.plan.tp)), "tp");
   Communicator ep(std::make_unique<FakeTransport>(0, static_cast<int>(s.plan.ep)), "ep");
   ModelConfig config = s.config;
@@ -54,7 +54,7 @@ std::vector<PartSizes> parts_of(const Job& job, const PlanSizes& s, const std::v
       if (units[u].matrices) unit.matrices.push_back(slot.parameter->whole);
       const ShardSpec& shard = slot.parameter->shard;
       if (shard.is_whole()) ++whole;
-      const bool matrix = !shard.is_whole() && slot.parameter->whole.rank() == 2 && !units[u].is_expert();
+      const bool matrix = !shard.is_whole() && slot.parameter->whole.ndim() == 2 && !units[u].is_expert();
       if (matrix && !adapters && at[u] >= 0 && at[u] < config.layers) ++(shard.dim == 0 ? part.columns : part.rows);
     }
     if (adapters) count_adapters(part, *units[u].module);
@@ -106,7 +106,7 @@ int64_t PartSizes::whole_of_fragment(int64_t fragment, int64_t fragments, int64_
 Schedule shortest_schedule(const Plan& plan) {
   Plan few = plan;
   if (plan.schedule_file.empty()) few.microbatches = plan.schedule == ScheduleKind::interleaved ? plan.pp : 1;
-  return schedule_of(few);
+  return make_schedule(few);
 }
 
 PlanSizes::PlanSizes(const Job& job)
@@ -114,12 +114,12 @@ PlanSizes::PlanSizes(const Job& job)
       config(model_config(job, job.model.vocab)),
       schedule(shortest_schedule(plan)),
       data(plan.dp * plan.cp),
-      cut(shared_over(plan)),
+      cut(shard_group_size(plan)),
       m(plan.microbatches) {
   const DataOptions d = data_options(job);
   const Optimisation& o = job.optim;
-  value = size_of(d.dtype);
-  grad = size_of(d.grad_dtype);
+  value = element_size(d.dtype);
+  grad = element_size(d.grad_dtype);
   wide = d.dtype == DType::float64 ? 8 : 4;
   bucket_bytes = d.bucket_bytes;
   documents = o.document_mask;
@@ -131,7 +131,7 @@ PlanSizes::PlanSizes(const Job& job)
   const std::vector<Range> layers = split_layers(*whole, schedule.stages);
   parts.resize(static_cast<size_t>(plan.pp));
   // All ranks of tp have the same sizes where the first and the last have.
-  const auto of_rank = [&](int64_t t) { return parts_of(job, *this, layers, static_cast<int>(t)); };
+  const auto of_rank = [&](int64_t t) { return parameter_sizes(job, *this, layers, static_cast<int>(t)); };
   const std::vector<PartSizes> first = of_rank(0), last = plan.tp > 1 ? of_rank(plan.tp - 1) : first;
   for (int64_t t = 0; t < plan.tp; ++t) {
     const bool middle = t > 0 && t + 1 < plan.tp && first != last;
@@ -228,7 +228,7 @@ class Sent {
          {"world", "pp", "dp", "cp", "tp", "dp+cp", "dp.shard", "dp.replicate", "ep", "edp", "tied"})
       for (const auto& [key, entry] : sent_)
         if (key.first == axis)
-          out.push_back({axis, std::string(name_of(key.second)), entry.calls, entry.bytes,
+          out.push_back({axis, std::string(to_string(key.second)), entry.calls, entry.bytes,
                          entry.known && axis != "ep" && axis != "edp" ? entry.most : 0});  // routers choose experts
     return out;
   }
@@ -548,7 +548,7 @@ std::vector<SentBytes> expected_bytes(const Job& job, int64_t steps, std::option
   std::vector<SentBytes> all = out.result();
   const int64_t ways = p.recompute == Recompute::block ? 6 : 4;
   for (SentBytes& sent : all)
-    if (sent.axis == "ep" && sent.operation == name_of(Op::all_to_all))
+    if (sent.axis == "ep" && sent.operation == to_string(Op::all_to_all))
       sent.bytes += rows.value_or(balanced_rows(job) * steps) * ways * s.config.channels * s.value;
   return all;
 }

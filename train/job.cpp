@@ -11,43 +11,43 @@ namespace tessera {
 namespace {
 
 constexpr double kMegabyte = 1 << 20;
-constexpr double kMostSteps = 1e12;  // times ranks, still far from the end of 64 bits
+constexpr double kMaxSteps = 1e12;  // times ranks, still far from the end of 64 bits
 
 }  // namespace
 
-Settings settings_of(Optimisation& o) {
+Settings field_descriptors(Optimisation& o) {
   Settings s;
   s.group("Model");
   s.add(o.dtype, {"dtype", "type of parameters and activations; bf16 keeps fp32 master weights; fp64 is for verify"})
       .of("fp32|bf16|fp64")
-      .for_identity(Same::yes);
+      .for_identity(IdentityRole::yes);
   s.group("Data");
-  s.add(o.batch, {"batch", "sequences per step", {1, 1e9}}).for_identity(Same::yes);
+  s.add(o.batch, {"batch", "sequences per step", {1, 1e9}}).for_identity(IdentityRole::yes);
   s.add(o.document_mask,
         {"document_mask",
          "keeps attention within a document and restarts positions in each; needs tokens with <|endoftext|>"})
-      .for_identity(Same::unless_usual);
+      .for_identity(IdentityRole::unless_usual);
   s.group("Optimisation");
   s.add(o.optimizer, {"optimizer", "update rule; muon: of matrices of layers, and adamw of the rest"})
-      .for_identity(Same::yes);
+      .for_identity(IdentityRole::yes);
   s.add(o.momentum, {"momentum", "momentum of sgd [0.9], and of the matrices of muon [0.95]", {0, 1, true}}).follows();
-  s.add(o.steps, {"steps", "optimizer steps", {1, kMostSteps}});
+  s.add(o.steps, {"steps", "optimizer steps", {1, kMaxSteps}});
   s.add(o.lr, {"lr", "learning rate after the warm-up", {0}});
   s.add(o.min_lr,
         {"min_lr", "learning rate at the end of the cosine, or its share of `lr`, as 5%; default: a tenth", {0}})
       .or_share(o.min_lr_share, '%');
-  s.add(o.warmup, {"warmup", "steps of linear warm-up, or their share of all, as 3%", {0, kMostSteps}})
+  s.add(o.warmup, {"warmup", "steps of linear warm-up, or their share of all, as 3%", {0, kMaxSteps}})
       .or_share(o.warmup_share, '%');
   s.add(o.state_dtype, {"state_dtype",
                         "type of the optimizer's moments; bf16, with `dtype` bf16: keeps no master weights and "
                         "rounds stochastically (8 bytes per parameter with `grad_dtype` bf16)"})
       .of("fp32|bf16")
-      .for_identity(Same::unless_usual);
+      .for_identity(IdentityRole::unless_usual);
   s.add(o.weight_decay, {"weight_decay", "weight decay of matrices; other parameters have none", {0}});
   s.add(o.beta1, {"beta1", "Adam's decay of the mean", {0, 1, true}});
   s.add(o.beta2, {"beta2", "Adam's decay of the mean square", {0, 1, true}});
   s.add(o.clip, {"clip", "largest global gradient norm; 0 does not clip", {0}});
-  s.add(o.seed, {"seed", "seed of weights, data order and dropout", {0}}).for_identity(Same::yes);
+  s.add(o.seed, {"seed", "seed of weights, data order and dropout", {0}}).for_identity(IdentityRole::yes);
   return s;
 }
 
@@ -62,7 +62,7 @@ ModelConfig model_config(const Job& s, int64_t tokens_vocab) {
   return config;
 }
 
-std::unique_ptr<LanguageModel> whole_model(const Job& s, int64_t tokens_vocab) {
+std::unique_ptr<LanguageModel> full_model(const Job& s, int64_t tokens_vocab) {
   return build_model(s.make, model_config(s, tokens_vocab));
 }
 
@@ -83,14 +83,14 @@ DataOptions data_options(const Job& s) {
           .seed = static_cast<uint64_t>(s.optim.seed)};
 }
 
-DType state_dtype_of(const Optimisation& o) {
-  return o.state_dtype == DType::bfloat16 ? DType::bfloat16 : wide_of(o.dtype);
+DType state_dtype(const Optimisation& o) {
+  return o.state_dtype == DType::bfloat16 ? DType::bfloat16 : accum_dtype(o.dtype);
 }
 
 int64_t state_bytes(const Optimisation& o, bool matrices) {
-  const int64_t moments = std::ssize(states_of(rule_of(o.optimizer, o.momentum, matrices)));
+  const int64_t moments = std::ssize(state_names(update_rule(o.optimizer, o.momentum, matrices)));
   const bool master = o.dtype == DType::bfloat16 && o.state_dtype != DType::bfloat16;
-  return moments * size_of(state_dtype_of(o)) + (master ? size_of(DType::float32) : 0);
+  return moments * element_size(state_dtype(o)) + (master ? element_size(DType::float32) : 0);
 }
 
 LrSchedule lr_schedule(const Optimisation& o) {

@@ -3,7 +3,7 @@
 //   Job job{.model = {.layers = 2, .vocab = 64}, .optim = {.lr = 3e-4, .batch = 8}, .plan = {.dp = 2}};
 //   check(job);
 //   launch(launch_options(job.plan), [&](Communicator& world) {
-//     Trainer trainer(job, counted_sequences(64, job.model.context, 8, 1), world);
+//     Trainer trainer(job, synthetic_sequences(64, job.model.context, 8, 1), world);
 //     for (int i = 0; i < 10; ++i) trainer.step();
 //   });
 #pragma once
@@ -35,8 +35,8 @@ struct Optimisation {
   bool operator==(const Optimisation&) const = default;
 };
 
-constexpr const auto& names_of(OptimizerKind) { return kOptimizerNames; }
-Settings settings_of(Optimisation& optim);
+constexpr const auto& value_names(OptimizerKind) { return kOptimizerNames; }
+Settings field_descriptors(Optimisation& optim);
 
 struct Job {
   ModelConfig model = {};  // vocab 0: not known yet
@@ -57,12 +57,12 @@ void check(const Job& job, bool traced = false);
 // The whole model, with the vocabulary of the tokens where the job has none. Throws FieldError where it is smaller.
 ModelConfig model_config(const Job& job, int64_t tokens_vocab);
 // It, shapes only.
-std::unique_ptr<LanguageModel> whole_model(const Job& job, int64_t tokens_vocab);
+std::unique_ptr<LanguageModel> full_model(const Job& job, int64_t tokens_vocab);
 DataOptions data_options(const Job& job);
 // Bytes that the optimizer keeps of each parameter that is trained, or of those in matrices that it updates as wholes:
 // moments, and the master copy of bfloat16.
 int64_t state_bytes(const Optimisation& optim, bool matrices = false);
-DType state_dtype_of(const Optimisation& optim);  // dtype of the moments
+DType state_dtype(const Optimisation& optim);  // dtype of the moments
 LrSchedule lr_schedule(const Optimisation& optim);
 // With Offload::optimizer the state lies elsewhere (offload_arena()), in a place of its own for each call.
 // `orthogonalise` as in OptimizerOptions.

@@ -23,15 +23,15 @@ int64_t served(const PartSizes& part, int64_t k, int64_t servers) {
   return sum;
 }
 
-HeldBytes held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) {
+MemoryByCategory held_by(const PlanSizes& s, const PartSizes& part, int64_t data_rank) {
   const Plan& p = s.plan;
   // Elements that are trained: all of them, and a rank's share.
   const int64_t whole = p.zero == ZeroStage::none ? part.whole(true) : part.padded(s.cut, true),
                 piece = part.pieces(s.cut, true);
   const int64_t values = part.value_bytes(p.zero == ZeroStage::none ? 0 : s.cut);
-  HeldBytes held{.parameters = p.zero == ZeroStage::three ? part.piece_bytes(s.cut) : values,
-                 .gradients = (p.zero >= ZeroStage::two ? piece : whole) * s.grad,
-                 .optimizer = p.zero == ZeroStage::none ? part.state_bytes() : part.state_bytes(s.cut)};
+  MemoryByCategory held{.parameters = p.zero == ZeroStage::three ? part.piece_bytes(s.cut) : values,
+                        .gradients = (p.zero >= ZeroStage::two ? piece : whole) * s.grad,
+                        .optimizer = p.zero == ZeroStage::none ? part.state_bytes() : part.state_bytes(s.cut)};
   if (p.dp_mode == DataMode::dataparallel && data_rank > 0) held = {};  // copies are communication
   int64_t state = 0;                                                    // bytes of an element
   for (const UnitSizes& u : part.units) state = std::max(state, u.state);
@@ -79,8 +79,8 @@ int64_t update_bytes(const PlanSizes& s, const PartSizes& part) {
   return here + most + (s.cut > 1 && s.plan.device == Device::cuda ? 2 * here + largest : 0);
 }
 
-std::vector<HeldBytes> held_by_ranks(const PlanSizes& s) {
-  std::vector<HeldBytes> out;
+std::vector<MemoryByCategory> held_by_ranks(const PlanSizes& s) {
+  std::vector<MemoryByCategory> out;
   for (const std::vector<PartSizes>& stage : s.parts)
     for (int64_t d = 0; d < s.data; ++d)
       for (const PartSizes& part : stage) out.push_back(held_by(s, part, d));  // in the order of ranks
@@ -113,14 +113,14 @@ class Team : NotCopied {
 
 }  // namespace
 
-std::vector<HeldBytes> expected_memory(const Job& job) { return held_by_ranks(PlanSizes(job)); }
+std::vector<MemoryByCategory> expected_memory(const Job& job) { return held_by_ranks(PlanSizes(job)); }
 
 std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
   const Job job = with_few_microbatches(given);
   const Team team(job.plan);
   const bool rooted = job.plan.dp_mode == DataMode::dataparallel, apart = job.plan.dp_mode == DataMode::ps_async;
   const PlanSizes s(job);
-  const Schedule schedule = schedule_of(job.plan);
+  const Schedule schedule = make_schedule(job.plan);
   const int64_t handed = handed_bytes(job), copies = s.parts[0][0].value_bytes() + s.parts[0][0].whole(true) * s.grad;
   // In a pipeline stage 3 of ZeRO fetches for another micro-batch than the one that single ones show: what it holds for
   // that comes on top of passes without it, and another unit is there where the next pass begins with one.
@@ -133,7 +133,7 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
     moved.push_back(stages[0].communication - (d > 0 ? copies : 0));
   }
   std::vector<RankMemory> out;
-  for (const HeldBytes& held : held_by_ranks(s)) {
+  for (const MemoryByCategory& held : held_by_ranks(s)) {
     const auto rank = std::ssize(out), together = s.plan.ranks() / s.plan.pp;
     const size_t kind = peaks.size() > 1 && rank > 0 ? 1 : 0;
     const PartSizes& part = s.parts[static_cast<size_t>(rank / together)][static_cast<size_t>(rank % s.plan.tp)];
@@ -152,20 +152,23 @@ std::vector<RankMemory> memory_of_ranks(const Job& given, bool alike) {
 
 namespace {
 
-std::unique_ptr<Communicator> alone_on(const std::string& axis, int64_t ranks, int rank = 0, bool takes_rows = false) {
+std::unique_ptr<Communicator> alone_on(const std::string& axis, int64_t ranks, int rank = 0,
+                                       bool supports_row_slices = false) {
   return std::make_unique<Communicator>(
-      std::make_unique<FakeTransport>(rank, static_cast<int>(ranks), "threads", takes_rows), axis);
+      std::make_unique<FakeTransport>(rank, static_cast<int>(ranks), "threads", supports_row_slices), axis);
 }
 
 // Whether its ranks read each other's arrays, so that pieces of rows are exchanged without copies.
-bool takes_rows(const Plan& plan) { return plan.backend == Backend::threads && plan.all_reduce == Algorithm::direct; }
+bool supports_row_slices(const Plan& plan) {
+  return plan.backend == Backend::threads && plan.all_reduce == Algorithm::direct;
+}
 
 // One micro-batch after another, through all stages and back, with whole backward passes or split ones.
 Schedule one_after_another(int stages, int microbatches, bool split) {
   Schedule s = empty_schedule("one after another", 1, stages, microbatches);
   for (int i = 0; i < microbatches; ++i) {
-    for (int stage = 0; stage < stages; ++stage) s.actions[0].push_back({Do::F, stage, i});
-    for (int stage = stages; stage-- > 0;) s.actions[0].push_back({Do::B, stage, i});
+    for (int stage = 0; stage < stages; ++stage) s.actions[0].push_back({PassKind::F, stage, i});
+    for (int stage = stages; stage-- > 0;) s.actions[0].push_back({PassKind::B, stage, i});
   }
   return split ? split_backward(s) : s;
 }
@@ -178,7 +181,7 @@ struct Sample {
 // A host's arena whose ops take what they would take on `device`.
 ArenaPtr host_arena_for(Device device) {
   ArenaPtr arena = make_arena();
-  arena->local<StandsFor>().device = device;
+  arena->local<DryRunDevice>().device = device;
   return arena;
 }
 
@@ -190,14 +193,14 @@ Job without_strategy(Job job) {
 }
 
 // The ranks that it would speak to send nothing: numbers are whatever memory held, sizes are right.
-class LoneRank final : public BatchSource {
+class DryRunRank final : public BatchSource {
  public:
-  LoneRank(const Job& job, const PlanSizes& sizes, bool split, std::optional<int> data_rank, int cp_rank,
-           std::vector<Range> layers)
+  DryRunRank(const Job& job, const PlanSizes& sizes, bool split, std::optional<int> data_rank, int cp_rank,
+             std::vector<Range> layers)
       : sizes_(sizes),
         through_root_(data_rank && job.plan.dp_mode == DataMode::dataparallel),
-        tp_(alone_on("tp", sizes_.plan.tp, sizes_.largest_tp_rank(), takes_rows(job.plan))),
-        cp_(alone_on("cp", sizes_.plan.cp, cp_rank, takes_rows(job.plan))),
+        tp_(alone_on("tp", sizes_.plan.tp, sizes_.largest_tp_rank(), supports_row_slices(job.plan))),
+        cp_(alone_on("cp", sizes_.plan.cp, cp_rank, supports_row_slices(job.plan))),
         pp_(alone_on("pp", 1)),
         data_(alone_on("dp", data_rank ? shared(job) : 1, data_rank.value_or(0))),
         ep_(alone_on("ep", sizes_.plan.ep)),
@@ -214,7 +217,7 @@ class LoneRank final : public BatchSource {
     samples_.clear();
     part_.step(*this);
     sample();
-    part_.strategy().finish_gradients();
+    part_.strategy().reduce_gradients();
     return samples_;
   }
 
@@ -291,7 +294,7 @@ class LoneRank final : public BatchSource {
 
 // The first step packs weights and is not looked at otherwise. Of the second one the first micro-batch may hold what
 // was fetched for the next, and the last one makes its gradients beside those of the first.
-void measure(LoneRank& rank, int64_t handed, std::vector<StageMemory>& out) {
+void measure(DryRunRank& rank, int64_t handed, std::vector<StageMemory>& out) {
   const std::vector<Sample> first = rank.step(), then = rank.step();
   const Schedule& list = rank.list();
   std::vector<int64_t> packs(out.size(), 0);
@@ -301,12 +304,12 @@ void measure(LoneRank& rank, int64_t handed, std::vector<StageMemory>& out) {
     const int64_t below = stage > 0 ? handed : 0, above = stage + 1 < list.stages ? handed : 0;
     StageMemory& m = out[static_cast<size_t>(stage)];
     packs[static_cast<size_t>(stage)] += first[i + 1].live - first[i].live - (after - before);
-    if (what == Do::F) {
+    if (what == PassKind::F) {
       m.forward = std::max(m.forward, peak - (before - below));
       m.kept = after - above - (before - below);
-    } else if (what == Do::B) {
+    } else if (what == PassKind::B) {
       m.backward = std::max(m.backward, peak - (before - m.kept - above));
-    } else if (what == Do::I) {
+    } else if (what == PassKind::I) {
       m.input = std::max(m.input, peak - (before - m.kept - above));
       m.deferred = after - below - (before - m.kept - above);
     } else {
@@ -335,8 +338,8 @@ std::vector<StageMemory> measure_all(const Job& job, std::optional<int> data_ran
   std::vector<StageMemory> out(layers.empty() ? static_cast<size_t>(plan.stages) : layers.size());
   for (const bool split : {false, true})
     for (const int cp_rank : unlike_cp_ranks(job.plan))
-      if (plan.has(split ? Do::I : Do::B)) {
-        LoneRank rank(job, sizes, split, data_rank, cp_rank, layers);
+      if (plan.has(split ? PassKind::I : PassKind::B)) {
+        DryRunRank rank(job, sizes, split, data_rank, cp_rank, layers);
         measure(rank, handed_bytes(job), out);
       }
   return out;
@@ -369,13 +372,13 @@ StageMemory after(const StageMemory& four, const StageMemory& five, int64_t laye
 int64_t handed_bytes(const Job& job) {
   const Plan& p = job.plan;
   const int64_t tokens = job.optim.batch / (p.dp * p.microbatches) * (job.model.context / p.cp / (p.sp ? p.tp : 1));
-  return tokens * job.model.channels * size_of(data_options(job).dtype);
+  return tokens * job.model.channels * element_size(data_options(job).dtype);
 }
 
 std::vector<StageMemory> measure_stages(const Job& job, std::optional<int> data_rank, bool alike) {
-  const cpu::Idle nothing_is_computed;
+  const cpu::DryRun nothing_is_computed;
   const Schedule plan = shortest_schedule(job.plan);
-  const std::vector<Range> layers = split_layers(*whole_model(job, job.model.vocab), plan.stages);
+  const std::vector<Range> layers = split_layers(*full_model(job, job.model.vocab), plan.stages);
   const bool is_short = std::ranges::all_of(layers, [](const Range& r) { return r.size() <= 5; });
   if (!alike || is_short) return measure_all(job, data_rank, plan);
   const std::vector<StageMemory> four = measure_short(job, data_rank, plan, 4),
@@ -396,21 +399,21 @@ std::vector<int64_t> peaks_of_ranks(const Schedule& plan, const std::vector<Stag
       if (plan.rank_of_stage[static_cast<size_t>(stage)] == static_cast<int>(rank))
         live += stages[static_cast<size_t>(stage)].packs;
     for (const Action& a : plan.actions[rank]) {
-      if (a.what > Do::W) continue;  // messages are made of what passes hold
+      if (a.what > PassKind::W) continue;  // messages are made of what passes hold
       const StageMemory& m = stages[static_cast<size_t>(a.stage)];
       // Between neighbours on one rank a value waits here.
       const int64_t below = a.stage > 0 && !plan.crosses(a.stage - 1) ? handed : 0,
                     above = a.stage + 1 < plan.stages && !plan.crosses(a.stage) ? handed : 0;
-      if (a.what == Do::F) {
+      if (a.what == PassKind::F) {
         peak = std::max(peak, live - below + m.forward);
         live += m.kept - below + above;
-      } else if (a.what == Do::W) {
+      } else if (a.what == PassKind::W) {
         live -= m.deferred;
         peak = std::max(peak, live + m.weight);
       } else {
         live -= m.kept + above;
-        peak = std::max(peak, live + (a.what == Do::I ? m.input : m.backward));
-        live += below + (a.what == Do::I ? m.deferred : 0);
+        peak = std::max(peak, live + (a.what == PassKind::I ? m.input : m.backward));
+        live += below + (a.what == PassKind::I ? m.deferred : 0);
       }
     }
     out.push_back(peak);

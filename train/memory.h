@@ -11,17 +11,17 @@ namespace tessera {
 
 // --- what is held ---
 
-struct HeldBytes {
+struct MemoryByCategory {
   int64_t parameters = 0, gradients = 0, optimizer = 0;
-  bool operator==(const HeldBytes&) const = default;
+  bool operator==(const MemoryByCategory&) const = default;
 };
 // Between two steps, of each rank.
-std::vector<HeldBytes> expected_memory(const Job& job);
+std::vector<MemoryByCategory> expected_memory(const Job& job);
 
 // At its peak. Activations are all that passes hold: of layers, of logits, and workspace.
 struct RankMemory {
   bool operator==(const RankMemory&) const = default;
-  HeldBytes held;
+  MemoryByCategory held;
   int64_t activations = 0, communication = 0;
   int64_t total() const { return held.parameters + held.gradients + held.optimizer + activations + communication; }
 };
@@ -107,16 +107,16 @@ std::optional<MemoryRefusal> memory_refusal(const Job& job, const HostMemory& he
 
 // A refusal for a vocabulary that may not be known, by the bytes that are held between steps alone: counted from two
 // layers, so that it takes no time for any number of them.
-std::optional<MemoryRefusal> least_refusal(const Job& job, int64_t ranks_here, const MemoryLimit& limit);
+std::optional<MemoryRefusal> least_refusal(const Job& job, int64_t local_world_size, const MemoryLimit& limit);
 
 // Bytes that no plan of the job can do without, over all ranks: of the parameters, gradients and state of one model,
 // and of what goes into each layer.
-struct LeastMemory {
+struct MinimumMemory {
   double parameters = 0, trained = 0;  // numbers of them
   double values = 0, state = 0;  // bytes of all parameters, and of the optimizer's state for those that are trained
   double held = 0;               // bytes of both, and of gradients
   double activations = 0;
 };
-LeastMemory least_memory(const Job& job);
+MinimumMemory least_memory(const Job& job);
 
 }  // namespace tessera

@@ -13,19 +13,20 @@ namespace tessera {
 namespace {
 
 constexpr double kGigabyte = 1e9;
-constexpr int64_t kMostParts = 1 << 14;
+constexpr int64_t kMaxParts = 1 << 14;
 
 std::string gigabytes(double bytes) { return fmt::format("{:.3g} GB", bytes / kGigabyte); }
 
-double share_of(const Job& job, int64_t ranks_here) {
-  return static_cast<double>(ranks_here) / static_cast<double>(job.plan.ranks());
+double memory_fraction(const Job& job, int64_t local_world_size) {
+  return static_cast<double>(local_world_size) / static_cast<double>(job.plan.ranks());
 }
 
 // Memory of the ranks here. Nothing where they need several times `most`, or one more addresses than there may be.
-std::optional<std::vector<RankMemory>> ranks_here(const Job& job, const HostMemory& here, int64_t most) {
+std::optional<std::vector<RankMemory>> local_world_size(const Job& job, const HostMemory& here, int64_t most) {
   constexpr double kFarOff = 4;
-  const LeastMemory least = least_memory(job);
-  if ((least.held + least.activations) * share_of(job, here.ranks) > kFarOff * static_cast<double>(most)) return {};
+  const MinimumMemory least = least_memory(job);
+  if ((least.held + least.activations) * memory_fraction(job, here.ranks) > kFarOff * static_cast<double>(most))
+    return {};
   try {
     std::vector<RankMemory> all = memory_of_ranks(job);
     const auto begin = all.begin() + here.first;
@@ -35,7 +36,7 @@ std::optional<std::vector<RankMemory>> ranks_here(const Job& job, const HostMemo
   }
 }
 
-int64_t sum_of(const std::vector<RankMemory>& ranks, const HostMemory& here) {
+int64_t total_memory(const std::vector<RankMemory>& ranks, const HostMemory& here) {
   int64_t sum = here.more;
   for (const RankMemory& r : ranks) sum += r.total();
   return sum + (here.first == 0 ? std::max<int64_t>(0, here.gathered - ranks[0].activations) : 0);
@@ -47,7 +48,7 @@ std::string row(const std::string& who, const RankMemory& m) {
 }
 
 // One row for neighbours that hold the same.
-std::string table_of(const std::vector<RankMemory>& ranks, const HostMemory& here) {
+std::string memory_table(const std::vector<RankMemory>& ranks, const HostMemory& here) {
   std::string out = fmt::format("  {:<10} {:>14} {:>14} {:>14} {:>14} {:>14} {:>15}   bytes\n", "rank", "parameters",
                                 "gradients", "optimizer", "activations", "communication", "in all");
   const auto count = static_cast<int64_t>(ranks.size());
@@ -63,7 +64,7 @@ std::string table_of(const std::vector<RankMemory>& ranks, const HostMemory& her
   return out;
 }
 
-std::string row_of_least(const LeastMemory& least) {
+std::string row_of_least(const MinimumMemory& least) {
   return fmt::format(
       "  {:<12} {:>22}   bytes, at least\n  {:<12} {:>22.0f}   (of {:.4g} parameters)\n  {:<12} {:>22.0f}\n", "",
       "all ranks", "held", least.held, least.parameters, "activations", least.activations);
@@ -75,7 +76,7 @@ std::vector<int64_t> divisors_above(int64_t n, int64_t least) {
   for (int64_t d = 1; d <= n / d; ++d)
     if (n % d == 0)
       for (const int64_t one : {d, n / d})
-        if (one > least && one <= kMostParts && std::ranges::find(out, one) == out.end()) out.push_back(one);
+        if (one > least && one <= kMaxParts && std::ranges::find(out, one) == out.end()) out.push_back(one);
   std::ranges::sort(out);
   return out;
 }
@@ -88,29 +89,29 @@ class Search {
   std::string result() {
     const std::vector<int64_t> parts = divisors_above(job_.optim.batch / job_.plan.dp, job_.plan.microbatches);
     const auto cut = [&](Job& j, int64_t i) { return j.plan.microbatches = parts[static_cast<size_t>(i)]; };
-    first_of("`microbatches` {}", std::ssize(parts), cut);
+    first_fitting("`microbatches` {}", std::ssize(parts), cut);
     const auto again = [](Job& j, int64_t) {
       j.plan.recompute = Recompute::block;
       return int64_t{0};
     };
-    if (job_.plan.recompute != Recompute::block && !first_of("`recompute` block", 1, again) && found_.empty())
-      first_of("`recompute` block with `microbatches` {}", std::ssize(parts),
-               [&](Job& j, int64_t i) { return again(j, i) + cut(j, i); });
+    if (job_.plan.recompute != Recompute::block && !first_fitting("`recompute` block", 1, again) && found_.empty())
+      first_fitting("`recompute` block with `microbatches` {}", std::ssize(parts),
+                    [&](Job& j, int64_t i) { return again(j, i) + cut(j, i); });
     const int64_t least = job_.plan.dp * job_.plan.microbatches, most = job_.optim.batch / least;
-    first_of("`batch` {}", most - 1, [&](Job& j, int64_t i) { return j.optim.batch = (most - 1 - i) * least; });
+    first_fitting("`batch` {}", most - 1, [&](Job& j, int64_t i) { return j.optim.batch = (most - 1 - i) * least; });
     return found_;
   }
 
  private:
   // The first of `count` changes, each of which needs less than the one before and gives the number in its words, with
   // which the job fits.
-  bool first_of(const char* words, int64_t count, const std::function<int64_t(Job&, int64_t)>& change) {
+  bool first_fitting(const char* words, int64_t count, const std::function<int64_t(Job&, int64_t)>& change) {
     int64_t bytes = 0, number = 0;  // found for the last job that was asked about
     const auto fits = [&](int64_t i) {
       Job changed = job_;
       number = change(changed, i);
-      const auto ranks = ranks_here(changed, here_, most_);
-      bytes = ranks ? sum_of(*ranks, here_) : std::numeric_limits<int64_t>::max();
+      const auto ranks = local_world_size(changed, here_, most_);
+      bytes = ranks ? total_memory(*ranks, here_) : std::numeric_limits<int64_t>::max();
       return bytes <= most_;
     };
     if (count < 1 || !fits(count - 1)) return false;
@@ -134,7 +135,7 @@ class Search {
   std::string found_;
 };
 
-std::string line_of(const std::string& bytes, int64_t ranks, const MemoryLimit& limit, const std::string& found) {
+std::string to_line(const std::string& bytes, int64_t ranks, const MemoryLimit& limit, const std::string& found) {
   return fmt::format("out of memory before the run: {} {}; expected at most the {} that {}; {}",
                      ranks == 1 ? "one rank needs" : fmt::format("{} ranks of this host need", ranks), bytes,
                      gigabytes(static_cast<double>(limit.bytes)), limit.of,
@@ -172,41 +173,41 @@ Counted count(const ModelConfig& config, const ModelFactory& make, int64_t value
 
 }  // namespace
 
-LeastMemory least_memory(const Job& job) {
+MinimumMemory least_memory(const Job& job) {
   const auto number = [](int64_t n) { return static_cast<double>(n); };
   const Optimisation& o = job.optim;
-  const int64_t value = size_of(o.dtype);
+  const int64_t value = element_size(o.dtype);
   const double state = job.plan.offload == Offload::optimizer ? 0 : number(state_bytes(o));
   const Counted counted = count(job.model, job.make, value);
-  LeastMemory out{.parameters = counted.parameters,
-                  .trained = counted.trained,
-                  .values = job.plan.offload == Offload::parameters ? 0 : counted.values,
-                  .state = counted.trained * state};
-  out.held = out.values + out.trained * number(size_of(data_options(job).grad_dtype)) + out.state;
+  MinimumMemory out{.parameters = counted.parameters,
+                    .trained = counted.trained,
+                    .values = job.plan.offload == Offload::parameters ? 0 : counted.values,
+                    .state = counted.trained * state};
+  out.held = out.values + out.trained * number(element_size(data_options(job).grad_dtype)) + out.state;
   out.activations = number(o.batch / job.plan.microbatches) * number(job.model.context) * number(job.model.channels) *
                     number(job.model.layers) * number(value);
   return out;
 }
 
-std::optional<MemoryRefusal> least_refusal(const Job& job, int64_t ranks_here, const MemoryLimit& limit) {
-  const LeastMemory least = least_memory(job);
-  const double held = least.held * share_of(job, ranks_here);
+std::optional<MemoryRefusal> least_refusal(const Job& job, int64_t local_world_size, const MemoryLimit& limit) {
+  const MinimumMemory least = least_memory(job);
+  const double held = least.held * memory_fraction(job, local_world_size);
   if (held <= static_cast<double>(limit.bytes)) return {};
-  return MemoryRefusal{row_of_least(least), line_of("at least " + gigabytes(held), ranks_here, limit, "")};
+  return MemoryRefusal{row_of_least(least), to_line("at least " + gigabytes(held), local_world_size, limit, "")};
 }
 
 std::optional<MemoryRefusal> memory_refusal(const Job& job, const HostMemory& here, const MemoryLimit& limit) {
   if (auto refusal = least_refusal(job, here.ranks, limit)) return refusal;
-  const std::optional<std::vector<RankMemory>> ranks = ranks_here(job, here, limit.bytes);
-  if (ranks && sum_of(*ranks, here) <= limit.bytes) return {};
+  const std::optional<std::vector<RankMemory>> ranks = local_world_size(job, here, limit.bytes);
+  if (ranks && total_memory(*ranks, here) <= limit.bytes) return {};
   const std::string found = Search(job, here, limit.bytes).result();
   if (ranks)
-    return MemoryRefusal{table_of(*ranks, here),
-                         line_of(gigabytes(static_cast<double>(sum_of(*ranks, here))), here.ranks, limit, found)};
-  const LeastMemory least = least_memory(job);
+    return MemoryRefusal{memory_table(*ranks, here),
+                         to_line(gigabytes(static_cast<double>(total_memory(*ranks, here))), here.ranks, limit, found)};
+  const MinimumMemory least = least_memory(job);
   const double at_least =
-      std::max(static_cast<double>(limit.bytes), (least.held + least.activations) * share_of(job, here.ranks));
-  return MemoryRefusal{row_of_least(least), line_of("more than " + gigabytes(at_least), here.ranks, limit, found)};
+      std::max(static_cast<double>(limit.bytes), (least.held + least.activations) * memory_fraction(job, here.ranks));
+  return MemoryRefusal{row_of_least(least), to_line("more than " + gigabytes(at_least), here.ranks, limit, found)};
 }
 
 // Files of the kernel, each of a few lines.
@@ -262,8 +263,8 @@ int64_t stack_size() {
 
 int64_t MemorySources::limit_of_address_space() {
   rlimit limit{};
-  constexpr auto kMost = std::numeric_limits<int64_t>::max();
-  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur > static_cast<rlim_t>(kMost)) return kMost;
+  constexpr auto kMax = std::numeric_limits<int64_t>::max();
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur > static_cast<rlim_t>(kMax)) return kMax;
   return static_cast<int64_t>(limit.rlim_cur);
 }
 

@@ -14,7 +14,7 @@ ModelConfig with_copies(ModelConfig config, bool copies) {
 
 // The fragment of each unit: layer i is in fragment i mod P, what comes before the layers is in that of
 // the first layer, what comes after them in that of the last one; all uses of a tied weight are in one fragment.
-std::vector<int64_t> fragments_of(LanguageModel& model, int64_t fragments) {
+std::vector<int64_t> fragment_sizes(LanguageModel& model, int64_t fragments) {
   const std::vector<Module::Unit> units = model.layout();
   std::vector<int64_t> out = model.layers_of_units();
   for (size_t u = 0; u < out.size(); ++u) {
@@ -31,7 +31,7 @@ ModelPart::ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes&
       layers_(o.layers.empty() ? split_layers(whole, schedule_.stages) : std::move(o.layers)),
       model_(build_model(make, with_copies(whole.config, o.tie_copies || schedule_.stages > 1))) {
   cut(axes, o);
-  o.data.fragments = fragments_of(*model_, o.data.sync.fragments);
+  o.data.fragments = fragment_sizes(*model_, o.data.sync.fragments);
   strategy_ = make_data_strategy(*model_, axes.data, o.arena, o.data);
   const int64_t parts = o.sp ? axes.tp.size() : 1, tokens = whole.config.context / axes.cp.size() / parts;
   stages_ =
@@ -48,7 +48,7 @@ ModelPart::ModelPart(LanguageModel& whole, const ModelFactory& make, const Axes&
 void ModelPart::cut(const Axes& axes, const Options& o) {
   Communicator& cp = axes.cp;
   const int64_t context = model_->config.context;
-  if (cp.size() > 1) positions_ = context_positions(context, cp.size(), cp.rank(), balance_of(o.cp_mode));
+  if (cp.size() > 1) positions_ = context_positions(context, cp.size(), cp.rank(), sequence_partition(o.cp_mode));
   model_->place({.tp = &axes.tp,
                  .between = o.sp ? S(1, context / cp.size()) : I,
                  .cp = &cp,

@@ -35,16 +35,16 @@ void add_data_axis(Settings& s, Plan& p) {
                         "copies; default: all",
                         {1, 1024}})
       .follows()
-      .for_record(Same::unless_usual);
+      .for_record(IdentityRole::unless_usual);
   s.add(p.dp_mode, {"dp_mode", "how data-parallel ranks work together"});
   s.add(p.sync_every, {"sync_every", "with `dp_mode` diloco: steps that each data rank makes alone", {1, 1e9}})
       .with("dp_mode diloco")
-      .for_record(Same::yes);
+      .for_record(IdentityRole::yes);
   s.add(p.sync_fragments, {"sync_fragments",
                            "with `dp_mode` diloco: parts that the layers are in; they are summed in different steps",
                            {1, 1e6}})
       .with("dp_mode diloco")
-      .for_record(Same::unless_usual);
+      .for_record(IdentityRole::unless_usual);
   s.add(p.outer_lr, {"outer_lr", "with `dp_mode` diloco: learning rate of the step that all make together", {0, 1e3}})
       .with("dp_mode diloco");
   s.add(p.outer_momentum, {"outer_momentum", "with `dp_mode` diloco: Nesterov momentum of that step", {0, 1, true}})
@@ -115,7 +115,7 @@ void add_place(Settings& s, Plan& p) {
 
 }  // namespace
 
-Settings settings_of(Plan& p) {
+Settings field_descriptors(Plan& p) {
   Settings s;
   s.group("Plan");
   add_axes(s, p);
@@ -128,16 +128,16 @@ Settings settings_of(Plan& p) {
 
 std::string to_json(const Plan& plan) {
   Plan copy = plan;
-  return json_of(settings_of(copy)).dump();
+  return to_json(field_descriptors(copy)).dump();
 }
 
 Plan plan_from_json(std::string_view json) {
   Plan plan;
-  take_json(settings_of(plan), json, "a plan");
+  take_json(field_descriptors(plan), json, "a plan");
   return plan;
 }
 
-std::string difference(Plan plan, Plan usual) { return difference(settings_of(plan), settings_of(usual)); }
+std::string difference(Plan plan, Plan usual) { return difference(field_descriptors(plan), field_descriptors(usual)); }
 
 std::string to_text(const Plan& plan) {
   const std::string fields = difference(plan, {});
@@ -145,7 +145,7 @@ std::string to_text(const Plan& plan) {
 }
 
 std::string schedule_name(const Plan& p) {
-  return p.schedule_file.empty() ? std::string(text_of(p.schedule)) : p.schedule_file;
+  return p.schedule_file.empty() ? std::string(to_string(p.schedule)) : p.schedule_file;
 }
 
 bool has_processes(const Plan& p) {
@@ -157,12 +157,12 @@ bool uses_nccl(const Plan& p) { return p.backend == Backend::nccl; }
 
 bool splits_sums(const Plan& p) { return p.tp > 1 || p.cp > 1 || asks_cudnn(p); }
 
-int64_t shared_over(const Plan& p) {
+int64_t shard_group_size(const Plan& p) {
   if (p.zero == ZeroStage::none) return 1;
   return p.shard_ranks > 0 ? p.shard_ranks : p.dp * p.cp;
 }
 
-Schedule schedule_of(const Plan& p) {
+Schedule make_schedule(const Plan& p) {
   const auto ranks = static_cast<int>(p.pp), microbatches = static_cast<int>(p.microbatches),
              chunks = static_cast<int>(p.chunks);
   try {
@@ -186,8 +186,8 @@ LaunchOptions launch_options(const Plan& p) {
 }
 
 std::string describe(const Plan& p) {
-  const Schedule schedule = schedule_of(p);
-  const bool scheduled = schedule.ranks > 1 || schedule.stages > 1 || schedule.has(Do::I);
+  const Schedule schedule = make_schedule(p);
+  const bool scheduled = schedule.ranks > 1 || schedule.stages > 1 || schedule.has(PassKind::I);
   if (p.ranks() == 1) return scheduled ? "one rank, " + schedule_name(p) : "one rank";
   std::string parts;
   const auto part = [&](int64_t size, const std::string& name) {
@@ -202,14 +202,14 @@ std::string describe(const Plan& p) {
   if (uses_nccl(p)) text += " with NCCL";
   if (p.ranks() > p.dp) text += fmt::format(" ({})", parts);
   if (scheduled) text += ", " + schedule_name(p);
-  if (p.cp > 1) text += fmt::format(", {}", text_of(p.cp_mode));
+  if (p.cp > 1) text += fmt::format(", {}", to_string(p.cp_mode));
   const bool zero = p.zero != ZeroStage::none;
   if (p.ep > 1) text += fmt::format(", ep {}", p.ep);
   if (zero && p.shard_ranks > 0)
     return text + fmt::format(", ZeRO-{} in groups of {}", static_cast<int>(p.zero), p.shard_ranks);
   if (zero) return text + fmt::format(", ZeRO-{}", static_cast<int>(p.zero));
   if (p.dp * p.cp == 1) return text;
-  text += fmt::format(", {}", text_of(p.dp_mode));
+  text += fmt::format(", {}", to_string(p.dp_mode));
   if (p.dp_mode == DataMode::diloco) text += fmt::format(" every {} steps", p.sync_every);
   return p.sync_fragments > 1 ? text + fmt::format(" in {} fragments", p.sync_fragments) : text;
 }

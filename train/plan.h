@@ -75,20 +75,20 @@ constexpr std::string_view recompute_name(std::string_view name) {
 constexpr std::array<std::string_view, 2> kDeviceNames = {"cpu", "cuda"};
 constexpr std::array<std::string_view, 3> kFloatNames = {"fp64", "fp32", "bf16"};
 
-constexpr const auto& names_of(DataMode) { return kDataModeNames; }
-constexpr const auto& names_of(Algorithm) { return kAlgorithmNames; }
-constexpr const auto& names_of(ScheduleKind) { return kScheduleNames; }
-constexpr const auto& names_of(ZeroStage) { return kZeroNames; }
-constexpr const auto& names_of(Offload) { return kOffloadNames; }
-constexpr const auto& names_of(CudaGraph) { return kCudaGraphNames; }
-constexpr const auto& names_of(AttentionKernels) { return kAttentionNames; }
-constexpr const auto& names_of(ContextMode) { return kContextModeNames; }
-constexpr const auto& names_of(Backend) { return kBackendNames; }
-constexpr const auto& names_of(Recompute) { return kRecomputeNames; }
-constexpr const auto& names_of(Device) { return kDeviceNames; }
-constexpr const auto& names_of(DType) { return kFloatNames; }
+constexpr const auto& value_names(DataMode) { return kDataModeNames; }
+constexpr const auto& value_names(Algorithm) { return kAlgorithmNames; }
+constexpr const auto& value_names(ScheduleKind) { return kScheduleNames; }
+constexpr const auto& value_names(ZeroStage) { return kZeroNames; }
+constexpr const auto& value_names(Offload) { return kOffloadNames; }
+constexpr const auto& value_names(CudaGraph) { return kCudaGraphNames; }
+constexpr const auto& value_names(AttentionKernels) { return kAttentionNames; }
+constexpr const auto& value_names(ContextMode) { return kContextModeNames; }
+constexpr const auto& value_names(Backend) { return kBackendNames; }
+constexpr const auto& value_names(Recompute) { return kRecomputeNames; }
+constexpr const auto& value_names(Device) { return kDeviceNames; }
+constexpr const auto& value_names(DType) { return kFloatNames; }
 
-Settings settings_of(Plan& plan);
+Settings field_descriptors(Plan& plan);
 // "dp=2 zero=3": the fields that differ.
 std::string difference(Plan plan, Plan usual);
 
@@ -116,9 +116,9 @@ bool uses_nccl(const Plan& plan);
 // by cuDNN, which does not say that a row has the same bits in another batch.
 bool splits_sums(const Plan& plan);
 // The data ranks that what ZeRO shares out is cut over; 1 where nothing is.
-int64_t shared_over(const Plan& plan);
+int64_t shard_group_size(const Plan& plan);
 // The pipeline's schedule, not yet lowered. Throws FieldError, and InputError for a fault in a file.
-Schedule schedule_of(const Plan& plan);
+Schedule make_schedule(const Plan& plan);
 LaunchOptions launch_options(const Plan& plan);
 
 // "8 or 12": the multiples of n next to `wanted`.

@@ -24,26 +24,27 @@ void check_finite(const StepReport& r, int64_t step) {
 
 // The meeting before a step, and the counts of one that is launched again.
 
-StepRanks::StepRanks(Communicator& world, std::vector<Communicator*> all) : world_(world), all_(std::move(all)) {}
+StepConsensus::StepConsensus(Communicator& world, std::vector<Communicator*> all)
+    : world_(world), all_(std::move(all)) {}
 
-StepRanks::How StepRanks::choose(bool can_launch, bool can_capture) {
+StepConsensus::How StepConsensus::choose(bool can_launch, bool can_capture) {
   if (can_launch) return How::launch;
   return can_capture ? How::capture : How::queue;
 }
 
-StepRanks::Agreed StepRanks::agree(Wish wish, bool can_launch, bool can_capture) {
+StepConsensus::Agreed StepConsensus::agree(StepRequest wish, bool can_launch, bool can_capture) {
   const auto vote = [](bool yes) { return yes ? 1.0 : 0.0; };
-  std::array<double, 3> votes{vote_for(wish), vote(!can_launch), vote(!can_launch && !can_capture)};
+  std::array<double, 3> votes{encode(wish), vote(!can_launch), vote(!can_launch && !can_capture)};
   world_.sum(votes);
-  return {choose(votes[1] == 0, votes[2] == 0), wish_of(votes[0])};
+  return {choose(votes[1] == 0, votes[2] == 0), decode(votes[0])};
 }
 
-void StepRanks::begin_capture() {
+void StepConsensus::begin_capture() {
   of_step_.clear();
   for (const Communicator* c : all_) of_step_.push_back(c->counts());
 }
 
-void StepRanks::end_capture() {
+void StepConsensus::end_capture() {
   for (size_t c = 0; c < all_.size(); ++c)
     for (size_t op = 0; op < of_step_[c].size(); ++op) {
       const OpCount now = all_[c]->counts()[op];
@@ -52,7 +53,7 @@ void StepRanks::end_capture() {
     }
 }
 
-void StepRanks::count_again() {
+void StepConsensus::count_again() {
   for (size_t c = 0; c < all_.size(); ++c) all_[c]->count_again(of_step_[c]);
 }
 
@@ -60,16 +61,16 @@ namespace {
 
 std::string obstacle(const Job& job, bool traced) {
   const Plan& p = job.plan;
-  if (p.device != Device::cuda) return fmt::format("`device` is {}", name_of(p.device));
+  if (p.device != Device::cuda) return fmt::format("`device` is {}", to_string(p.device));
   if (p.ranks() > 1 && !uses_nccl(p)) return fmt::format("the {} ranks meet on the host within a step", p.ranks());
   if (p.dp_mode == DataMode::diloco) return "some steps of `dp_mode` diloco end with an outer step, and others do not";
-  if (p.dp_mode != DataMode::ddp) return fmt::format("`dp_mode` {} sums on the host", text_of(p.dp_mode));
+  if (p.dp_mode != DataMode::ddp) return fmt::format("`dp_mode` {} sums on the host", to_string(p.dp_mode));
   if (p.pp > 1) return fmt::format("the {} ranks of `pp` send each other messages", p.pp);
   if (p.cp > 1 && p.cp_mode == ContextMode::ring) return "the ranks of `cp_mode` ring send each other messages";
-  if (job.optim.optimizer == OptimizerKind::muon && shared_over(p) > 1)
-    return fmt::format("the {} owners of matrices of muon get parts of them by messages", shared_over(p));
+  if (job.optim.optimizer == OptimizerKind::muon && shard_group_size(p) > 1)
+    return fmt::format("the {} owners of matrices of muon get parts of them by messages", shard_group_size(p));
   if (p.offload != Offload::none)
-    return fmt::format("`offload` {} moves {} through the host", text_of(p.offload),
+    return fmt::format("`offload` {} moves {} through the host", to_string(p.offload),
                        p.offload == Offload::optimizer ? "state" : "values");
   if (const int64_t experts = job.model.experts.count; experts > 0)
     return fmt::format("the host must know how many tokens each of the {} `experts` gets", experts);

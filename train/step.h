@@ -7,17 +7,19 @@
 namespace tessera {
 
 // Requests that a rank makes of all others with a step: to save after it, or to end the run.
-enum class Wish : uint8_t { none, save, stop };
+enum class StepRequest : uint8_t { none, save, stop };
 // Ranks add up their votes, and the sum says what the most demanding of them wants.
-inline double vote_for(Wish wish) { return wish == Wish::stop ? 1 << 20 : wish == Wish::save ? 1 : 0; }
-inline Wish wish_of(double votes) {
-  return votes >= vote_for(Wish::stop) ? Wish::stop : votes > 0 ? Wish::save : Wish::none;
+inline double encode(StepRequest wish) {
+  return wish == StepRequest::stop ? 1 << 20 : wish == StepRequest::save ? 1 : 0;
+}
+inline StepRequest decode(double votes) {
+  return votes >= encode(StepRequest::stop) ? StepRequest::stop : votes > 0 ? StepRequest::save : StepRequest::none;
 }
 
 struct StepReport {
   int64_t step = 0;  // steps done
   double loss = 0, lr = 0, grad_norm = 0, tokens_per_s = 0, step_ms = 0;
-  Wish wish = Wish::none;  // the ranks' wish, the same on all
+  StepRequest wish = StepRequest::none;  // the ranks' wish, the same on all
 };
 
 // Sets the time of a step of `tokens` tokens that took `seconds`, and their speed.
@@ -36,19 +38,19 @@ void check_finite(const StepReport& report, int64_t step);
 // add up what each has found. Who waits for the end looks after the others, and ends NCCL's kernels where one has
 // failed.
 
-class StepRanks {
+class StepConsensus {
  public:
   enum class How : uint8_t { queue, capture, launch };
   struct Agreed {
     How how = How::queue;
-    Wish wish = Wish::none;  // the wish of all ranks
+    StepRequest wish = StepRequest::none;  // the wish of all ranks
   };
 
   // Every communicator that this rank uses in a step, once; they must outlive it.
-  StepRanks(Communicator& world, std::vector<Communicator*> all);
+  StepConsensus(Communicator& world, std::vector<Communicator*> all);
 
   // Launched where every rank has a graph that fits, captured where every rank could do one or the other.
-  Agreed agree(Wish wish, bool can_launch, bool can_capture);
+  Agreed agree(StepRequest wish, bool can_launch, bool can_capture);
   // The way that a rank would choose on its own.
   static How choose(bool can_launch, bool can_capture);
   // Queues the sum over ranks, in place.
@@ -95,12 +97,12 @@ class StepGraph : NotCopied {
     double clip = 0;                             // the largest norm; 0: any
     bool captured = false;                       // otherwise it is queued anew in every step
     bool may_give_up = false;                    // when a capture fails, all steps are queued; else the run ends
-    StepRanks* ranks = nullptr;                  // null: there is one
+    StepConsensus* ranks = nullptr;              // null: there is one
     bool says_loss = true, says_squares = true;  // whether this rank's count when ranks add theirs up
   };
   struct Found {
     double loss_sum = 0, grad_norm = 0;  // sum and norm over all ranks
-    Wish wish = Wish::none;
+    StepRequest wish = StepRequest::none;
   };
 
   virtual ~StepGraph() = default;
@@ -108,7 +110,7 @@ class StepGraph : NotCopied {
   // One step, number `step` of those that dropout counts, with learning rate `lr`. Parameters were updated, and the
   // optimizer's step was counted, when both numbers are finite (and no rank has met an index outside its bounds, which
   // that rank throws and ends the others with). `wish` is the same on all ranks afterwards.
-  virtual Found run(int64_t step, double lr, Wish wish) = 0;
+  virtual Found run(int64_t step, double lr, StepRequest wish) = 0;
   // Where the GPU finds the step's number, while the passes are queued; otherwise null.
   virtual const uint64_t* step_on_gpu() const = 0;
   // How the steps were made. A step that is captured is launched then, and counts as a replay.

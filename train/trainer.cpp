@@ -18,17 +18,17 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 }
 
 // While it lives, ranks that train alone have the values that they had in common last. Takes memory for their own ones.
-class InCommon : NotCopied {
+class ScopedSyncedWeights : NotCopied {
  public:
-  explicit InCommon(const DataStrategy& strategy) : units_(strategy.shards()) {
+  explicit ScopedSyncedWeights(const DataStrategy& strategy) : units_(strategy.shards()) {
     if (strategy.agrees()) return;
-    const std::vector<FlatUnit> model = model_of(strategy);
+    const std::vector<FlatUnit> model = model_units(strategy);
     for (size_t u = 0; u < units_.size(); ++u) {
       own_.push_back(units_[u].trainable() ? units_[u].values.clone() : units_[u].values);
       set(units_[u], model[u].values);
     }
   }
-  ~InCommon() {
+  ~ScopedSyncedWeights() {
     for (size_t u = 0; u < own_.size(); ++u) set(units_[u], own_[u]);
   }
 
@@ -56,7 +56,7 @@ Trainer::Trainer(const Job& job, Sequences sequences, Communicator& world, Trace
       mesh_(world, mesh_axes(job.plan)),
       data_axis_(job.plan.cp > 1 ? mesh_.flat({"dp", "cp"}) : mesh_["dp"]),
       arena_(rank_arena(job.plan, world)),
-      whole_(tessera::whole_model(job, sequences.vocab)),
+      whole_(tessera::full_model(job, sequences.vocab)),
       schedule_(lr_schedule(job.optim)) {
   split_data_axis();
   if (trace) {
@@ -95,7 +95,7 @@ ModelPart::Options Trainer::part_options() {
   data.context = &mesh_["cp"];
   data.replicas = &mesh_["dp"];
   if (p.offload == Offload::parameters) data.shard_arena = offload_arena(p.device);
-  return {.schedule = schedule_of(p),
+  return {.schedule = make_schedule(p),
           .cp_mode = p.cp_mode,
           .sp = p.sp,
           .tie_copies = p.tie_copies,
@@ -134,7 +134,7 @@ DeviceScalar Trainer::queue_passes() {
 }
 
 void Trainer::queue_sums() {
-  strategy().finish_gradients();
+  strategy().reduce_gradients();
   sum_tied_gradients();
 }
 
@@ -142,7 +142,7 @@ void Trainer::dump(int64_t step, const std::filesystem::path& folder) {
   dump_ = std::make_unique<StepDump>(*this, step, folder);
 }
 
-StepReport Trainer::compute_gradients(Wish wish) {
+StepReport Trainer::compute_gradients(StepRequest wish) {
   tokens_->begin(steps_done());
   const bool dumps = dump_ && dump_->is_next();
   if (dumps) dump_->begin(tokens_->sequences());
@@ -153,11 +153,11 @@ StepReport Trainer::compute_gradients(Wish wish) {
   r.grad_norm = std::sqrt(sum_of_squares());
   // All ranks of a tensor axis know the same loss: one says it. Where ranks have norms of their own, all hear of one
   // that is no number.
-  std::vector<double> totals{mesh_.coordinate("tp") == 0 ? double{sum} : 0.0, vote_for(wish)};
+  std::vector<double> totals{mesh_.coordinate("tp") == 0 ? double{sum} : 0.0, encode(wish)};
   if (strategy().layout().apart) totals.push_back(r.grad_norm);
   world_.sum(totals);
   r.loss = totals[0] / tokens_->targets();
-  r.wish = wish_of(totals[1]);
+  r.wish = decode(totals[1]);
   if (!std::isfinite(totals.back()) && strategy().layout().apart) r.grad_norm = totals.back();
   r.lr = schedule_.at(steps_done());
   if (dumps) dump_->finish(r.loss);
@@ -211,11 +211,11 @@ std::vector<Communicator*> Trainer::communicators() {
 void Trainer::update(const StepReport& r) {
   const TraceSpan span(trace_, "optimizer");
   optimizer_->step(r.lr, clip_factor(r.grad_norm, job_.optim.clip));
-  strategy().share_parameters();
+  strategy().gather_parameters();
   if (job_.plan.offload == Offload::parameters) wait_for(arena_);  // from here on the host may read them
 }
 
-StepReport Trainer::step(Wish wish) {
+StepReport Trainer::step(StepRequest wish) {
   const auto start = std::chrono::steady_clock::now();
   const bool queued = graph_ && !(dump_ && dump_->is_next());
   StepReport r = queued ? queued_step(wish) : compute_gradients(wish);
@@ -227,7 +227,7 @@ StepReport Trainer::step(Wish wish) {
 
 // As many sequences at once as a micro-batch has: no more memory than a step, and the same packed weights.
 std::optional<double> Trainer::mean_loss(const Rows& split, const std::function<bool()>& stop) {
-  const InCommon model_of_all(strategy());
+  const ScopedSyncedWeights model_of_all(strategy());
   const auto forward = [&](const Tensor& ids, const Tensor& targets, const Tensor& starts) {
     model().set_step(tokens_->where(ids, starts));
     const double sum =
@@ -252,18 +252,18 @@ void Trainer::make_graph() {
   const Plan& p = job_.plan;
   if (!steps_without_host(job_, trace_ != nullptr)) return;
   if constexpr (kWithCuda) {
-    if (world_.size() > 1) step_ranks_ = std::make_unique<StepRanks>(world_, communicators());
+    if (world_.size() > 1) step_ranks_ = std::make_unique<StepConsensus>(world_, communicators());
     const auto gradients = [this] {
       DeviceScalar sum = queue_passes();
       queue_sums();
       return sum;
     };
-    const bool own_sums = p.tp > 1 && strategy().layout().kept != Kept::everywhere;
+    const bool own_sums = p.tp > 1 && strategy().layout().kept != ShardingKind::everywhere;
     graph_ = make_step_graph(
         {.load = [this](int64_t step) { tokens_->begin(step); },
          .ahead = [this](int64_t step) { tokens_->ahead(step); },
          .gradients = gradients,
-         .finish = [this] { strategy().share_parameters(); },
+         .finish = [this] { strategy().gather_parameters(); },
          .squares = [this] { return queue_squares(); },
          .optimizer = optimizer_.get(),
          .clip = job_.optim.clip,
@@ -289,7 +289,7 @@ Tensor Trainer::queue_squares() {
 }
 
 // Loss and norm are known when the update has been made, or left out.
-StepReport Trainer::queued_step(Wish wish) {
+StepReport Trainer::queued_step(StepRequest wish) {
   const double lr = schedule_.at(steps_done());
   const StepGraph::Found found = graph_->run(steps_done(), lr, wish);
   StepReport r{.lr = lr, .wish = found.wish};

@@ -71,9 +71,9 @@ class Trainer {
   // One update; on GPUs, of one rank or over NCCL, as train/step.h says, of one rank to the same bits. Throws
   // Error (not_finite) on every rank when the loss or the gradient norm is not a number, before anything is updated.
   // The report says whether any rank wants to stop or to save.
-  StepReport step(Wish wish = Wish::none);
+  StepReport step(StepRequest wish = StepRequest::none);
   // The two halves of step(), for those who want to see the gradients in between: they are in strategy().shards().
-  StepReport compute_gradients(Wish wish = Wish::none);
+  StepReport compute_gradients(StepRequest wish = StepRequest::none);
   void update(const StepReport& report);
   // Step `step`, counted from 1, is dumped when it comes (train/dump.h). Every rank calls it.
   void dump(int64_t step, const std::filesystem::path& folder);
@@ -97,7 +97,7 @@ class Trainer {
   const Job& job() const { return job_; }
   LanguageModel& model() { return part_->model(); }  // this rank's part
   // The whole model, shapes only; the ranks have its parts.
-  LanguageModel& whole_model() { return *whole_; }
+  LanguageModel& full_model() { return *whole_; }
   Optimizer& optimizer() { return *optimizer_; }
   DataStrategy& strategy() { return part_->strategy(); }
   const DataStrategy& strategy() const { return part_->strategy(); }
@@ -112,7 +112,7 @@ class Trainer {
   const Schedule& schedule() const { return part_->runtime().schedule(); }
   const std::vector<Range>& layers() const { return part_->layers(); }  // layers of each stage
   // The pipeline rank that has a unit of the whole model, by its number.
-  int pipeline_rank_of(size_t unit) const { return ranks_of_units_[unit]; }
+  int pipeline_rank(size_t unit) const { return ranks_of_units_[unit]; }
   const std::vector<int64_t>& positions() const { return part_->positions(); }  // positions of tokens here; empty: all
   DType gradient_dtype() const { return data_options(job_).grad_dtype; }
   int peak_in_flight() const { return part_->runtime().peak_in_flight(); }
@@ -134,7 +134,7 @@ class Trainer {
   Tensor queue_squares();
   DeviceScalar queue_passes();
   void queue_sums();
-  StepReport queued_step(Wish wish);
+  StepReport queued_step(StepRequest wish);
   double sum_of_squares();
   void sum_tied_gradients();
 
@@ -153,9 +153,9 @@ class Trainer {
   std::unique_ptr<StepTokens> tokens_;
   std::unique_ptr<MatrixOwners> matrices_;  // owners of matrices, for an optimizer that needs them whole
   std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<StepRanks> step_ranks_;  // where there are several
-  std::unique_ptr<StepGraph> graph_;       // the graph of steps that the host only begins and ends
-  std::unique_ptr<StepDump> dump_;         // of a step that may be over
+  std::unique_ptr<StepConsensus> step_ranks_;  // where there are several
+  std::unique_ptr<StepGraph> graph_;           // the graph of steps that the host only begins and ends
+  std::unique_ptr<StepDump> dump_;             // of a step that may be over
   int64_t more_updates_ = 0;
   LrSchedule schedule_;
 };

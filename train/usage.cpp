@@ -8,18 +8,18 @@
 
 namespace tessera {
 
-std::optional<Straggler> straggler_of(const std::vector<double>& waited, double seconds) {
-  constexpr double kLeastSeconds = 2, kLeastShare = 0.2, kLeastTimes = 2;
+std::optional<Straggler> find_straggler(const std::vector<double>& waited, double seconds) {
+  constexpr double kMinSeconds = 2, kMinShare = 0.2, kMinTimes = 2;
   const auto others = static_cast<double>(waited.size()) - 1;
-  if (others < 1 || seconds < kLeastSeconds) return {};
+  if (others < 1 || seconds < kMinSeconds) return {};
   const auto most = std::ranges::max_element(waited);
   const double share = *most / (others * seconds),
                mean = (std::accumulate(waited.begin(), waited.end(), 0.0) - *most) / others;
-  if (share < kLeastShare || *most < kLeastTimes * mean) return {};
+  if (share < kMinShare || *most < kMinTimes * mean) return {};
   return Straggler{static_cast<int>(most - waited.begin()), share};
 }
 
-RunUsage usage_of(Communicator& world, const std::vector<Communicator*>& axes, const ArenaPtr& arena) {
+RunUsage run_usage(Communicator& world, const std::vector<Communicator*>& axes, const ArenaPtr& arena) {
   std::vector<int64_t> counts;  // before this function communicates itself
   for (const Communicator* axis : axes)
     for (const OpCount& c : axis->counts()) counts.insert(counts.end(), {c.calls, c.sent});
@@ -33,11 +33,11 @@ RunUsage usage_of(Communicator& world, const std::vector<Communicator*>& axes, c
   world.all_gather(peak, peaks);
   RunUsage usage{.peak_bytes = peaks.to_vector<int64_t>(), .sent = {}};
   world.sum(waited);
-  usage.straggler = straggler_of(waited, seconds);
+  usage.straggler = find_straggler(waited, seconds);
   const int64_t* at = total.data<int64_t>();
   for (const Communicator* axis : axes)
     for (int op = 0; op < kOps; ++op, at += 2)
-      if (at[0] > 0) usage.sent.push_back({axis->axis(), std::string(name_of(static_cast<Op>(op))), at[0], at[1]});
+      if (at[0] > 0) usage.sent.push_back({axis->axis(), std::string(to_string(static_cast<Op>(op))), at[0], at[1]});
   return usage;
 }
 

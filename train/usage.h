@@ -17,7 +17,7 @@ struct Straggler {
 };
 // `waited`: seconds that all others have waited for each rank, in `seconds` of a run. Nothing where none stands out: by
 // a fifth of the time, and by twice what was waited for another on average.
-std::optional<Straggler> straggler_of(const std::vector<double>& waited, double seconds);
+std::optional<Straggler> find_straggler(const std::vector<double>& waited, double seconds);
 
 struct RunUsage {
   std::vector<int64_t> peak_bytes;  // the peak of each rank's arena
@@ -26,7 +26,7 @@ struct RunUsage {
 };
 
 // The counts of axes, the world maybe among them, up to now; the same on every rank. Every rank calls it.
-RunUsage usage_of(Communicator& world, const std::vector<Communicator*>& axes, const ArenaPtr& arena);
+RunUsage run_usage(Communicator& world, const std::vector<Communicator*>& axes, const ArenaPtr& arena);
 
 // How routers have shared out tokens over the experts of each layer.
 

@@ -31,7 +31,7 @@ struct Distance {
 
 double relative_distance(const Parameter& parameter, const Tensor& a, const Tensor& b) {
   Distance d;
-  const auto [begin, end] = parameter.vanishes;
+  const auto [begin, end] = parameter.zero_grad_range;
   if (end == 0) {
     d.add(a, b);
     return d.relative();
@@ -45,7 +45,7 @@ namespace {
 
 constexpr int64_t kSteps = 20;  // that are wrong and are described tensor by tensor
 
-Tensor whole_of(const Slot& slot, const std::vector<Tensor>& units, size_t unit) {
+Tensor assemble_full(const Slot& slot, const std::vector<Tensor>& units, size_t unit) {
   if (units.empty()) return {};
   return units[unit].narrow(0, slot.begin, slot.size).reshape(slot.parameter->stored()).contiguous();
 }
@@ -54,7 +54,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
   return a.nbytes() == b.nbytes() && std::memcmp(a.raw(), b.raw(), static_cast<size_t>(b.nbytes())) == 0;
 }
 
-const char* name_of(TensorDifference::Kind kind) {
+const char* to_string(TensorDifference::Kind kind) {
   using Kind = TensorDifference::Kind;
   return kind == Kind::gradient ? "gradient" : kind == Kind::parameter ? "parameter" : "state";
 }
@@ -88,7 +88,7 @@ bool Comparison::tensors(const Tensors& all, double& worst_distance) {
       const NamedTensor& found = all.found.at(at);
       const Tensor owners = all.owners.empty() ? Tensor() : all.owners.at(at).tensor;
       ++at;
-      const Pair pair{*slot.parameter, whole_of(slot, all.whole, u), whole_of(slot, all.before, u), owners};
+      const Pair pair{*slot.parameter, assemble_full(slot, all.whole, u), assemble_full(slot, all.before, u), owners};
       right = one(all, found, pair, worst_distance) && right;
       if (all.kind == TensorDifference::Kind::parameter) pairs.push_back({found.tensor.contiguous(), pair.expected});
     }
@@ -111,7 +111,7 @@ bool Comparison::one(const Tensors& all, const NamedTensor& found, const Pair& p
   note(all.step);
   if (std::ssize(result_.wrong_steps) > kSteps) return false;
   const double tolerance = result_.exact || bits_ ? 0 : result_.bound;
-  TensorDifference wrong = difference_of({a, pair.expected, pair.before, pair.owners, tolerance});
+  TensorDifference wrong = compute_difference({a, pair.expected, pair.before, pair.owners, tolerance});
   wrong.step = all.step;
   wrong.kind = all.kind;
   wrong.name = found.name;
@@ -124,10 +124,10 @@ bool Comparison::one(const Tensors& all, const NamedTensor& found, const Pair& p
 
 namespace {
 
-std::string line_of(const TensorDifference& t, const VerifyResult& result) {
+std::string to_line(const TensorDifference& t, const VerifyResult& result) {
   const bool bits = result.exact || t.kind != TensorDifference::Kind::gradient;
   std::string line =
-      fmt::format("step {}: {} '{}' differs by {:.3g} of its norm; expected {}", t.step, name_of(t.kind), t.name,
+      fmt::format("step {}: {} '{}' differs by {:.3g} of its norm; expected {}", t.step, to_string(t.kind), t.name,
                   t.distance, bits ? "the same bits" : fmt::format("at most {:.3g}", result.bound));
   if (t.wrong == 0) return line;
   line += fmt::format("; {} of {} elements", t.wrong, t.elements);
@@ -143,7 +143,7 @@ std::string line_of(const TensorDifference& t, const VerifyResult& result) {
 
 }  // namespace
 
-std::vector<std::string> lines_of(const VerifyResult& result) {
+std::vector<std::string> to_lines(const VerifyResult& result) {
   std::vector<std::string> out;
   const auto& steps = result.wrong_steps;
   if (steps.empty()) return out;
@@ -154,7 +154,7 @@ std::vector<std::string> lines_of(const VerifyResult& result) {
   };
   add_numbers(steps[0]);
   for (const TensorDifference& t : result.seen.tensors)
-    if (t.step == steps[0]) out.push_back(line_of(t, result));
+    if (t.step == steps[0]) out.push_back(to_line(t, result));
   for (size_t i = 1; i < std::min<size_t>(steps.size(), kSteps); ++i) {
     std::array<int64_t, 3> counts{};
     for (const TensorDifference& t : result.seen.tensors)
@@ -174,11 +174,11 @@ std::vector<std::string> lines_of(const VerifyResult& result) {
 
 namespace {
 
-constexpr double kExact = 1e-12;            // in float64
-constexpr double kLeast = 64, kMost = 256;  // bounds of k
+constexpr double kExact = 1e-12;         // in float64
+constexpr double kMin = 64, kMax = 256;  // bounds of k
 constexpr double kSafety = 4, kGrowth = 1.03;
 
-std::vector<NamedTensor> gradients_of(Reference& run) {
+std::vector<NamedTensor> compute_gradients(Reference& run) {
   std::vector<NamedTensor> out;
   for (const FlatUnit& unit : run.trained())
     for (const Slot& slot : unit.slots)
@@ -188,7 +188,7 @@ std::vector<NamedTensor> gradients_of(Reference& run) {
 
 // The largest relative difference between the gradients of two runs.
 double difference(Reference& run, Reference& other) {
-  const std::vector<NamedTensor> expected = gradients_of(run), found = gradients_of(other);
+  const std::vector<NamedTensor> expected = compute_gradients(run), found = compute_gradients(other);
   double worst = 0;
   size_t i = 0;
   for (const FlatUnit& unit : run.trained())
@@ -213,7 +213,7 @@ double difference_of_orders(Job job, const Sequences& sequences, const Working& 
     const StepReport report = together.compute_gradients();
     one_by_one.compute_gradients();
     worst = std::max(worst, difference(together, one_by_one));
-    one_by_one.adopt(gradients_of(together));
+    one_by_one.adopt(compute_gradients(together));
     together.update(report);
     one_by_one.update(report);
   }
@@ -247,21 +247,21 @@ double error_of_fp32(Job job, const Sequences& sequences, const Working& working
 
 }  // namespace
 
-Tolerance tolerance_of(DType dtype, int64_t layers, double orders, double error) {
+Tolerance compute_tolerance(DType dtype, int64_t layers, double orders, double error) {
   if (dtype == DType::float64) return {kExact, fmt::format("{:g}", kExact)};
   const double eps = std::ldexp(1.0, dtype == DType::bfloat16 ? -8 : -24),
                unit = std::pow(kGrowth, static_cast<double>(layers)) * eps,
-               k = std::clamp(std::max(kSafety * orders, 2 * error) / unit, kLeast, kMost);
+               k = std::clamp(std::max(kSafety * orders, 2 * error) / unit, kMin, kMax);
   return {k * unit,
           fmt::format("{:.3g} = k 1.03^{} eps with k = {:.3g}; two orders of summation on one rank differ by {:.3g}{}",
                       k * unit, layers, k, orders, error > 0 ? fmt::format(", float64 by {:.3g}", error) : "")};
 }
 
-Tolerance tolerance_of(const Job& job, const Sequences& sequences, const Working& working) {
+Tolerance compute_tolerance(const Job& job, const Sequences& sequences, const Working& working) {
   const DType dtype = job.optim.dtype;
   const double orders = dtype == DType::float64 ? 0 : difference_of_orders(job, sequences, working),
                error = dtype == DType::float32 ? error_of_fp32(job, sequences, working) : 0;
-  return tolerance_of(dtype, job.model.layers, orders, error);
+  return compute_tolerance(dtype, job.model.layers, orders, error);
 }
 
 }  // namespace tessera

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-// |a - b| / |b|, 2-norms; 0 for equal tensors. Where the parameter's gradient vanishes they are not compared.
+// |a - b| / |b|, 2-norms; 0 for equal tensors. Where the parameter's gradient zero_grad_range they are not compared.
 double relative_distance(const Parameter& parameter, const Tensor& a, const Tensor& b);
 
 class Comparison {
@@ -49,7 +49,7 @@ class Comparison {
 };
 
 // One line for each number and tensor that is wrong in the first step in which any is, one for each step after it.
-std::vector<std::string> lines_of(const VerifyResult& result);
+std::vector<std::string> to_lines(const VerifyResult& result);
 
 // How far a plan that splits sums may be from one rank.
 //
@@ -67,9 +67,9 @@ struct Tolerance {
 };
 
 // `orders` and `error`: what two orders of sums, and float64, differ by from a serial run; float64 asks for neither.
-Tolerance tolerance_of(DType dtype, int64_t layers, double orders, double error);
+Tolerance compute_tolerance(DType dtype, int64_t layers, double orders, double error);
 // The tolerance of loss, norm and gradients of a step.
-Tolerance tolerance_of(const Job& job, const Sequences& sequences, const Working& working = VerifyHooks().working);
+Tolerance compute_tolerance(const Job& job, const Sequences& sequences, const Working& working = VerifyHooks().working);
 
 // All steps of a rank of the plan, beside the oracle, which rank 0 has; then what was counted.
 void run_beside_oracle(const Job& job, Communicator& world, const Sequences& sequences, const VerifyHooks& hooks,

@@ -44,7 +44,7 @@ T in_pairs(const std::vector<const T*>& x, int64_t i) {
 }
 
 template <class T>
-void sum_reduction(const std::vector<const T*>& x, T* out, const Reduced& reduced, AdditionOrder order) {
+void sum_reduction(const std::vector<const T*>& x, T* out, const ReductionSpan& reduced, AdditionOrder order) {
   const auto ranks = static_cast<int>(x.size());
   int owner = 0;  // the rank whose piece element i lies in
   for (int64_t i = reduced.range.begin; i < reduced.range.end; ++i) {
@@ -67,18 +67,19 @@ void add_to(const Tensor& total, const Tensor& x) {
   });
 }
 
-void sum_in_order(const std::vector<Tensor>& ranks, const Tensor& out, const Reduced& reduced, Algorithm algorithm) {
+void sum_in_order(const std::vector<Tensor>& ranks, const Tensor& out, const ReductionSpan& reduced,
+                  Algorithm algorithm) {
   with_floating(out.dtype(), "reference", [&](auto t) {
     using T = decltype(t);
     std::vector<const T*> x;
     for (const Tensor& rank : ranks) x.push_back(rank.data<T>());
-    sum_reduction(x, out.data<T>(), reduced, row_of(algorithm).order);
+    sum_reduction(x, out.data<T>(), reduced, find_row(algorithm).order);
   });
 }
 
-Tensor sum_over(const std::vector<Tensor>& ranks, const std::vector<Reduced>& reductions, Algorithm algorithm) {
+Tensor sum_over(const std::vector<Tensor>& ranks, const std::vector<ReductionSpan>& reductions, Algorithm algorithm) {
   Tensor out = ranks[0].clone();
-  for (const Reduced& reduced : reductions)
+  for (const ReductionSpan& reduced : reductions)
     if (ranks.size() > 1) sum_in_order(ranks, out, reduced, algorithm);
   return out;
 }
@@ -114,9 +115,9 @@ Reference::Reference(const Job& job, Sequences sequences, SumOrder order)
     : job_(job),
       sequences_(std::move(sequences)),
       order_(std::move(order)),
-      arena_(rank_arena(job.plan.device, 0, kernels_of(job.plan))),
+      arena_(rank_arena(job.plan.device, 0, select_kernels(job.plan))),
       aside_(make_arena()),
-      model_(whole_model(job, sequences_.vocab)),
+      model_(full_model(job, sequences_.vocab)),
       schedule_(lr_schedule(job.optim)) {
   const DataOptions d = data_options(job);
   const std::vector<FlatUnit>& units = model_->materialize(d.seed, arena_, d.dtype, d.grad_dtype);
@@ -167,7 +168,7 @@ Documents Reference::documents(const Tensor& ids, int64_t first, const std::vect
       made.positions.data<int32_t>()[i] =
           std::max(static_cast<int32_t>(i % ids.dim(1)) - made.starts.data<int32_t>()[i], 0);
   } else {
-    made = documents_in(ids, document_end_of(sequences_));
+    made = documents_in(ids, document_end(sequences_));
   }
   return {made.starts.to(arena_), made.positions.to(arena_)};
 }
@@ -196,11 +197,11 @@ double Reference::passes(const Tensor& ids, const Tensor& targets, Tensor& of_he
 // One micro-batch of one rank.
 Tensor Reference::gradient(int rank, int64_t microbatch, double& loss_sum) {
   const int64_t size = job_.optim.batch / (order_.ranks * job_.plan.microbatches);
-  return gradient_of((rank * job_.plan.microbatches + microbatch) * size, size, loss_sum);
+  return gradient_values((rank * job_.plan.microbatches + microbatch) * size, size, loss_sum);
 }
 
 // Some sequences, from nothing: all gradients in the order of the plan.
-Tensor Reference::gradient_of(int64_t first, int64_t size, double& loss_sum) {
+Tensor Reference::gradient_values(int64_t first, int64_t size, double& loss_sum) {
   const int64_t context = model_->config.context;
   Tensor of_head;
   {
@@ -261,8 +262,8 @@ void Reference::take(const Tensor& total) {
 }
 
 // Where the parts lie in the row: those of experts, or the others.
-std::vector<Reduced> Reference::reductions_of_parts(bool of_experts) const {
-  std::vector<Reduced> out;
+std::vector<ReductionSpan> Reference::reductions_of_parts(bool of_experts) const {
+  std::vector<ReductionSpan> out;
   int64_t at = 0;
   for (const SumOrder::Part& part : order_.parts) {
     const FlatUnit& unit = model_->units()[part.unit];
@@ -277,7 +278,7 @@ std::vector<Reduced> Reference::reductions_of_parts(bool of_experts) const {
 void Reference::sum_experts(const std::vector<Tensor>& ranks) {
   for (size_t r = 0; order_.ep > 1 && r < ranks.size(); ++r) {
     const size_t first = r - r % static_cast<size_t>(order_.ep);
-    for (const Reduced& part : reductions_of_parts(true))
+    for (const ReductionSpan& part : reductions_of_parts(true))
       if (r > first)
         add_to(ranks[first].narrow(0, part.range.begin, part.range.size()),
                ranks[r].narrow(0, part.range.begin, part.range.size()));
@@ -289,8 +290,8 @@ Tensor Reference::sum_over_ranks(const std::vector<Tensor>& ranks) const {
   std::vector<Tensor> firsts;
   for (size_t r = 0; r < ranks.size(); r += static_cast<size_t>(order_.ep)) firsts.push_back(ranks[r]);
   Tensor out = ranks[0].clone();
-  for (const Reduced& part : reductions_of_parts(false)) sum_in_order(ranks, out, part, order_.algorithm);
-  for (const Reduced& part : reductions_of_parts(true)) sum_in_order(firsts, out, part, order_.algorithm);
+  for (const ReductionSpan& part : reductions_of_parts(false)) sum_in_order(ranks, out, part, order_.algorithm);
+  for (const ReductionSpan& part : reductions_of_parts(true)) sum_in_order(firsts, out, part, order_.algorithm);
   return out;
 }
 
@@ -364,9 +365,9 @@ StepReport Reference::compute_gradients() {
   return report;
 }
 
-void Reference::compute_gradients_of(int64_t sequence) {
+void Reference::compute_sequence_gradients(int64_t sequence) {
   double loss = 0;
-  take(gradient_of(sequence, 1, loss));
+  take(gradient_values(sequence, 1, loss));
 }
 
 void Reference::update(const StepReport& report) {

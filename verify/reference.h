@@ -31,13 +31,13 @@ struct SumOrder {
     bool copy = false;
   };
   std::vector<Part> parts = {};
-  std::vector<Reduced> reductions = {};  // in that row
+  std::vector<ReductionSpan> reductions = {};  // in that row
   // Sums over groups of so many ranks each, after those within: how they are made.
   int group = 0;  // 0: all ranks
   // This rank trains alone, on so many times its part of the gradient as there are ranks; -1: none does.
   int alone = -1;
   Algorithm between_algorithm = Algorithm::direct;
-  std::vector<Reduced> between = {};
+  std::vector<ReductionSpan> between = {};
 };
 
 class Reference {
@@ -50,7 +50,7 @@ class Reference {
   // Goes on with other gradients than its own, in the order of units and slots: then update() does what a plan does.
   void adopt(const std::vector<NamedTensor>& gradients);
   // The gradients of one sequence of the step in hand, alone; overwrites those in units().
-  void compute_gradients_of(int64_t sequence);
+  void compute_sequence_gradients(int64_t sequence);
   const std::vector<FlatUnit>& units() { return model_->units(); }  // values, and the gradient of the last step
   std::vector<FlatUnit> trained();                                  // those that are not frozen
   // Its own routing of all steps so far, as far as it tells of the plan's ranks; it has no choices.
@@ -68,7 +68,7 @@ class Reference {
 
  private:
   Tensor gradient(int rank, int64_t microbatch, double& loss);
-  Tensor gradient_of(int64_t first, int64_t size, double& loss);
+  Tensor gradient_values(int64_t first, int64_t size, double& loss);
   double passes(const Tensor& ids, const Tensor& targets, Tensor& of_head);
   Documents documents(const Tensor& ids, int64_t first, const std::vector<int64_t>& lengths) const;
   const FlatUnit* copied();
@@ -76,7 +76,7 @@ class Reference {
   Tensor sum_of_group(int first, int ranks, std::vector<double>& losses);
   Tensor sum_over_ranks(const std::vector<Tensor>& ranks) const;
   void sum_experts(const std::vector<Tensor>& ranks);
-  std::vector<Reduced> reductions_of_parts(bool of_experts) const;
+  std::vector<ReductionSpan> reductions_of_parts(bool of_experts) const;
   void note_routing(const std::vector<std::vector<std::vector<int64_t>>>& rows);
 
   Job job_;
@@ -99,8 +99,9 @@ class Reference {
 // total += x, each element rounded to their dtype.
 void add_to(const Tensor& total, const Tensor& x);
 // The elements of `reduced` of the sum of the ranks' arrays, in the order in which the algorithm adds them.
-void sum_in_order(const std::vector<Tensor>& ranks, const Tensor& out, const Reduced& reduced, Algorithm algorithm);
+void sum_in_order(const std::vector<Tensor>& ranks, const Tensor& out, const ReductionSpan& reduced,
+                  Algorithm algorithm);
 // The sum over ranks of arrays in a row, made as these collectives make it.
-Tensor sum_over(const std::vector<Tensor>& ranks, const std::vector<Reduced>& reductions, Algorithm algorithm);
+Tensor sum_over(const std::vector<Tensor>& ranks, const std::vector<ReductionSpan>& reductions, Algorithm algorithm);
 
 }  // namespace tessera

@@ -38,11 +38,11 @@ Replicas::Replicas(const Job& job, const Sequences& sequences, const SumOrder& o
   }
   reports_.resize(all_.size());
   if (!apart_) return;
-  const std::vector<int64_t> layers = whole_model(job, sequences.vocab)->layers_of_units();
+  const std::vector<int64_t> layers = full_model(job, sequences.vocab)->layers_of_units();
   for (size_t u = 0; u < all_[0]->units().size(); ++u) {
     const FlatUnit& unit = all_[0]->units()[u];
     if (!unit.trainable()) continue;
-    const auto room = [&] { return Tensor::empty(unit.values.shape(), wide_of(unit.values.dtype()), arena_); };
+    const auto room = [&] { return Tensor::empty(unit.values.shape(), accum_dtype(unit.values.dtype()), arena_); };
     // Embeddings go with the first layer, what follows the layers with the last one.
     const int64_t layer = std::clamp<int64_t>(layers[u], 0, job.model.layers - 1);
     Together t{.unit = u, .common = room(), .fragment = layer % plan_.sync_fragments};
@@ -84,7 +84,7 @@ void Replicas::update() {
 // weight.
 void Replicas::outer_step(int64_t fragment) {
   const SumOrder& order = all_[0]->order();
-  for (const Reduced& of_rank : order.reductions) {
+  for (const ReductionSpan& of_rank : order.reductions) {
     std::vector<const Together*> together;
     int64_t at = 0;
     for (const SumOrder::Part& part : order.parts) {

@@ -16,7 +16,7 @@ class Replicas {
   Reference& of(int copy) { return *all_[apart_ ? static_cast<size_t>(copy) : 0]; }
   // The loss is that of all; norms() has each one's.
   StepReport compute_gradients();
-  double& norm_of(int copy) { return reports_[apart_ ? static_cast<size_t>(copy) : 0].grad_norm; }
+  double& gradient_norm(int copy) { return reports_[apart_ ? static_cast<size_t>(copy) : 0].grad_norm; }
   // Each by its norm; and, when it is time, the outer step.
   void update();
   // State that all keep together, named as the optimizer's is.

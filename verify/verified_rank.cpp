@@ -15,15 +15,16 @@ namespace tessera {
 namespace {
 
 // ZeRO makes reduce-scatters, for which some algorithms have no way of their own.
-Algorithm algorithm_of(const Plan& p) {
-  return p.zero != ZeroStage::none && row_of(p.all_reduce).lacks(Op::reduce_scatter) ? Algorithm::direct : p.all_reduce;
+Algorithm find_algorithm(const Plan& p) {
+  return p.zero != ZeroStage::none && find_row(p.all_reduce).lacks(Op::reduce_scatter) ? Algorithm::direct
+                                                                                       : p.all_reduce;
 }
 
-std::vector<int64_t> cuts_of(const DataStrategy& strategy) {
+std::vector<int64_t> shard_boundaries(const DataStrategy& strategy) {
   std::vector<int64_t> out;
   const DataLayout& l = strategy.layout();
-  for (const Reduced& r : l.reductions) out.insert(out.end(), {r.range.begin, r.range.end, r.count, 0});
-  for (const Reduced& r : l.between) out.insert(out.end(), {r.range.begin, r.range.end, r.count, 1});
+  for (const ReductionSpan& r : l.reductions) out.insert(out.end(), {r.range.begin, r.range.end, r.count, 0});
+  for (const ReductionSpan& r : l.between) out.insert(out.end(), {r.range.begin, r.range.end, r.count, 1});
   return out;
 }
 
@@ -38,9 +39,9 @@ int copied_to(Trainer& t, const Module::Unit& unit) {
 SumOrder order_of_sums(Trainer& t) {
   const Plan& p = t.job().plan;
   Communicator& pp = t.mesh()["pp"];
-  const std::vector<Module::Unit> whole = t.whole_model().layout();
+  const std::vector<Module::Unit> whole = t.full_model().layout();
   if (splits_sums(p)) {
-    SumOrder order{.ranks = t.mesh().size("dp"), .algorithm = algorithm_of(p)};
+    SumOrder order{.ranks = t.mesh().size("dp"), .algorithm = find_algorithm(p)};
     int64_t size = 0;
     for (size_t u = 0; u < whole.size(); ++u) {
       if (!whole[u].trainable) continue;
@@ -52,11 +53,11 @@ SumOrder order_of_sums(Trainer& t) {
   }
   SumOrder order{.ranks = t.mesh().size("dp"),
                  .ep = static_cast<int>(p.ep),
-                 .algorithm = algorithm_of(p),
+                 .algorithm = find_algorithm(p),
                  .every_microbatch = t.strategy().layout().every_microbatch,
                  .group = t.strategy().shard_axis().size(),
                  .between_algorithm = p.all_reduce};
-  const std::vector<int64_t> own = cuts_of(t.strategy());
+  const std::vector<int64_t> own = shard_boundaries(t.strategy());
   const Tensor count = Tensor::of<int64_t>(std::vector<int64_t>{std::ssize(own)}, {1}, t.arena());
   if (pp.rank() != 0) {
     pp.send(count, 0);
@@ -80,7 +81,7 @@ SumOrder order_of_sums(Trainer& t) {
       begin += whole[unit].size;
     };
     for (size_t u = 0; u < whole.size(); ++u)
-      if (whole[u].trainable && t.pipeline_rank_of(u) == rank) add(u, false);
+      if (whole[u].trainable && t.pipeline_rank(u) == rank) add(u, false);
     for (size_t u = 0; u < whole.size(); ++u)
       if (whole[u].trainable && copied_to(t, whole[u]) == rank) add(u, true);
   }
@@ -182,7 +183,7 @@ class VerifiedRank {
   // Before the oracle computes the same step.
   void take_routing() {
     if (!replays_routing(job_)) return;
-    const auto routing = std::make_shared<const Routing>(routing_of(trainer_));
+    const auto routing = std::make_shared<const Routing>(read_routing(trainer_));
     replayed_.leaving += routing->leaving;
     replayed_.most = std::max(replayed_.most, routing->most);
     for (size_t copy = 0; oracle_ && copy < oracle_->count(); ++copy)
@@ -281,7 +282,7 @@ class VerifiedRank {
       const auto c = static_cast<size_t>(copy);
       Reference& reference = oracle_->of(copy);
       const std::vector<FlatUnit> trained = reference.trained();
-      comparison_->number(expected.step, "gradient norm", norms[c], oracle_->norm_of(copy));
+      comparison_->number(expected.step, "gradient norm", norms[c], oracle_->gradient_norm(copy));
       const bool first = result_.wrong_steps.empty() || result_.wrong_steps[0] == expected.step;
       const bool right = comparison_->tensors({.step = expected.step,
                                                .kind = Kind::gradient,
@@ -291,12 +292,12 @@ class VerifiedRank {
                                                .owners = owners_of_gradients_},
                                               result_.grad_max_rel);
       if (!right && first && gradients.size() == 1) {
-        result_.seen.mixture = mixture_of(reference, job_.optim.batch, gradients[c]);
+        result_.seen.mixture = find_mixture(reference, job_.optim.batch, gradients[c]);
         if (result_.seen.mixture) result_.seen.mixture->step = expected.step;
       }
       if (!result_.exact) {
         reference.adopt(gradients[c]);
-        oracle_->norm_of(copy) = norms[c];
+        oracle_->gradient_norm(copy) = norms[c];
       }
       std::vector<Tensor>& before = before_.emplace_back();
       for (const Tensor& values_before : of_units(reference.units(), false)) before.push_back(values_before.clone());
@@ -388,7 +389,7 @@ class VerifiedRank {
     for (const Communicator* axis : trainer_.communicators())
       for (int op = 0; op < kOps; ++op, c += 2, busiest += 2)
         if (c[0] > 0)
-          result_.sent.push_back({axis->axis(), std::string(name_of(static_cast<Op>(op))), c[0], c[1], busiest[1]});
+          result_.sent.push_back({axis->axis(), std::string(to_string(static_cast<Op>(op))), c[0], c[1], busiest[1]});
     if (const auto copies = expected_copies(job_, job_.optim.steps)) result_.expected_sent.push_back(*copies);
     if (c[0] > 0) result_.sent.push_back({"host", "copy_to_gpu", c[0], c[1], busiest[1]});
     expected_ = memory_of_ranks(job_);
@@ -413,8 +414,8 @@ class VerifiedRank {
   int64_t library_workspace() {
     if (job_.plan.device != Device::cuda) return 0;
     const PlanSizes sizes(job_);
-    const int64_t scores = sizes.sequences * trainer_.whole_model().config.heads * sizes.tokens * sizes.tokens;
-    return std::max(cuda::kMostWorkspace, asks_cudnn(job_.plan) ? 2 * scores : 0);
+    const int64_t scores = sizes.sequences * trainer_.full_model().config.heads * sizes.tokens * sizes.tokens;
+    return std::max(cuda::kMaxWorkspace, asks_cudnn(job_.plan) ? 2 * scores : 0);
   }
 
   const Job& job_;

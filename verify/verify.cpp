@@ -47,7 +47,7 @@ void check_sent(VerifyResult& r) {
 
 void check_held(VerifyResult& r) {
   for (size_t rank = 0; rank < r.held.size(); ++rank) {
-    const HeldBytes &f = r.held[rank], &e = r.expected_held[rank];
+    const MemoryByCategory &f = r.held[rank], &e = r.expected_held[rank];
     const auto one = [&](std::string_view what, int64_t found, int64_t expected) {
       if (found == expected) return;
       r.seen.held.push_back({static_cast<int>(rank), std::string(what), found, expected});
@@ -143,7 +143,7 @@ void describe_run(Observations& o, const Job& job, bool exact) {
   o.dp = p.dp;
   o.cp = p.cp;
   o.tp = p.tp;
-  o.groups = p.zero == ZeroStage::none ? 1 : p.dp * p.cp / shared_over(p);
+  o.groups = p.zero == ZeroStage::none ? 1 : p.dp * p.cp / shard_group_size(p);
   o.batch = job.optim.batch;
   o.microbatches = p.microbatches;
   o.experts = job.model.experts.count;
@@ -186,11 +186,11 @@ VerifyResult verify(const Job& given, const VerifyHooks& hooks) {
   result.exact = !splits_sums(s.plan);
   result.expected_sent = expected_bytes(s, o.steps);
   result.expected_held = expected_memory(s);
-  expect_pipeline(result, schedule_of(s.plan));
+  expect_pipeline(result, make_schedule(s.plan));
   LaunchOptions l = launch_options(s.plan);
   hooks.launching(l);
   if (!result.exact) {
-    const Tolerance tolerance = tolerance_of(s, sequences, hooks.working);
+    const Tolerance tolerance = compute_tolerance(s, sequences, hooks.working);
     result.bound = tolerance.bound;
     result.bound_text = tolerance.text;
   }
@@ -200,7 +200,7 @@ VerifyResult verify(const Job& given, const VerifyHooks& hooks) {
     if (has_processes(s.plan)) result.known = world.rank() == 0;
   });
   if (!result.known) return result;
-  for (std::string& line : lines_of(result)) result.failures.push_back(std::move(line));
+  for (std::string& line : to_lines(result)) result.failures.push_back(std::move(line));
   if (!result.seen.stopped.empty()) return result;  // counts and memory are not known
   for (const GivenDifference& g : result.seen.given)
     result.failures.push_back(

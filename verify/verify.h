@@ -37,8 +37,8 @@ struct VerifyHooks {
   std::function<Job(const Job& job)> running = [](const Job& job) { return job; };
   // Plan and oracle are trained on these.
   std::function<Sequences(const Job& job)> sequences = [](const Job& job) {
-    return counted_sequences(job.model.vocab, job.model.context, job.optim.batch,
-                             static_cast<uint64_t>(job.optim.seed));
+    return synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch,
+                               static_cast<uint64_t>(job.optim.seed));
   };
   // The sequences that a rank of the world loads.
   std::function<Sequences(Sequences sequences, const Job& job, int rank)> loading = [](Sequences s, const Job&, int) {
@@ -69,7 +69,7 @@ struct VerifyResult {
   double stray_margin = 0;  // and by how much: of logits, by the largest
   double imbalance = 1;     // experts: rows that a rank got in a pass of a layer, by those of an even routing, at most
   std::vector<SentBytes> sent, expected_sent;
-  std::vector<HeldBytes> held, expected_held;          // by rank
+  std::vector<MemoryByCategory> held, expected_held;   // by rank
   std::vector<int64_t> peak, expected_peak;            // by rank, with activations
   std::vector<int64_t> in_flight, expected_in_flight;  // by pipeline rank: stages times micro-batches
   std::optional<double> bubble, bubble_formula;        // share of the time, where there is a pipeline

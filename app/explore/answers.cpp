@@ -15,14 +15,14 @@ using Ordered = nlohmann::ordered_json;
 planner::ModelShape shape_of_preset(std::string_view name) {
   const std::optional<ModelConfig> config = preset(name);
   if (!config) throw FieldError("model", fmt::format("expected one of {}, found '{}'", preset_names(), name));
-  planner::ModelShape shape = planner::shape_of(*config);
+  planner::ModelShape shape = planner::to_model_shape(*config);
   if (shape.vocab == 0) shape.vocab = usual_vocab(name);
   return shape;
 }
 
 Ordered to_json(planner::ModelShape m) {
   m.kv_heads = m.key_heads(), m.head_dim = m.head_size(), m.ffn = m.hidden();
-  return json_of(planner::settings_of(m));
+  return to_json(planner::field_descriptors(m));
 }
 
 constexpr size_t kLongest = 64;  // characters of a value
@@ -43,7 +43,7 @@ std::optional<int64_t> whole_number(const std::string& text, int64_t least, int6
   return is_whole && out >= least && out <= most ? std::optional(out) : std::nullopt;
 }
 
-Ordered value_of(const Setting& s, const std::string& text) {
+Ordered parse_value(const Setting& s, const std::string& text) {
   const std::string name(s.field.name);
   if (text.size() > kLongest)
     throw FieldError(name, fmt::format("expected at most {} characters, found {}", kLongest, text.size()));
@@ -66,8 +66,8 @@ struct Asked {
   planner::Layout layout;
   int64_t ranks = 1, batch = 1;
 };
-Settings settings_of(Asked& a, bool is_plan) {
-  Settings s, sizes = planner::settings_of(a.shape), plan = planner::settings_of(a.layout);
+Settings field_descriptors(Asked& a, bool is_plan) {
+  Settings s, sizes = planner::field_descriptors(a.shape), plan = planner::field_descriptors(a.layout);
   s.add(a.model, {"model"}), s.add(a.hardware, {"hardware"}), s.add(a.software, {"software"});
   for (const Setting& size : sizes) s.add(size).group = "model";
   if (!is_plan) s.group("question").add(a.ranks, {"ranks"}), s.add(a.batch, {"batch"});
@@ -78,9 +78,9 @@ Settings settings_of(Asked& a, bool is_plan) {
 
 // The given values, by group.
 using Values = std::map<std::string_view, Ordered>;
-Values values_of(const Request& request, bool is_plan) {
+Values parse_values(const Request& request, bool is_plan) {
   Asked asked;
-  const Settings all = settings_of(asked, is_plan);
+  const Settings all = field_descriptors(asked, is_plan);
   Values out;
   for (const char* group : {"", "model", "plan", "question"}) out[group] = Ordered::object();
   for (const auto& [name, text] : request.query) {
@@ -90,12 +90,12 @@ Values values_of(const Request& request, bool is_plan) {
                        fmt::format("unknown key; expected one of {}", fmt::join(all.names(), ", ")));
     Ordered& values = out[key->field.group];
     if (values.contains(name)) throw FieldError(name, "expected it once, found it twice");
-    values[name] = value_of(*key, text);
+    values[name] = parse_value(*key, text);
   }
   return out;
 }
 
-planner::Case case_of(Values values) {
+planner::Case make_case(Values values) {
   Ordered& top = values[""];
   Ordered sizes = Ordered::object();
   planner::ModelShape preset;  // whose sizes stand where no others are given
@@ -110,27 +110,27 @@ planner::Case case_of(Values values) {
 }
 
 PlanAnswer answer_of_query(const Request& request) {
-  Values values = values_of(request, false);
+  Values values = parse_values(request, false);
   const Ordered numbers = values["question"], top = values[""];
   const bool as_named = values["model"].empty();
-  const planner::Case c = case_of(std::move(values));
+  const planner::Case c = make_case(std::move(values));
   PlanOptions options;
   if (as_named)
     options.words = {{"model", top.value("model", "")}};
   else
     options.model_file = "the page";  // its sizes stand in the command
-  return answer_of(options,
-                   {.question = {.model = c.model,
-                                 .hardware = c.hardware,
-                                 .software = c.software,
-                                 .ranks = numbers.value("ranks", int64_t{1}),
-                                 .batch = numbers.value("batch", int64_t{1})},
-                    .model = top.value("model", "the page's model")},
-                   request.meanwhile);
+  return compute_answer(options,
+                        {.question = {.model = c.model,
+                                      .hardware = c.hardware,
+                                      .software = c.software,
+                                      .ranks = numbers.value("ranks", int64_t{1}),
+                                      .batch = numbers.value("batch", int64_t{1})},
+                         .model = top.value("model", "the page's model")},
+                        request.meanwhile);
 }
 
-constexpr int64_t kMostTokens = 10'000'000;  // in a micro-batch
-constexpr int64_t kMostPasses = 200'000;     // in a pipeline: stages times micro-batches
+constexpr int64_t kMaxTokens = 10'000'000;  // in a micro-batch
+constexpr int64_t kMaxPasses = 200'000;     // in a pipeline: stages times micro-batches
 
 Answer json_answer(const Ordered& json) {
   return {.body = json.dump(-1, ' ', false, Ordered::error_handler_t::replace) + "\n"};
@@ -155,11 +155,11 @@ Ordered choices() {
 // Refuses a case that the planner would take long for.
 void check_size(const planner::Case& c) {
   const Plan& p = c.layout.plan;
-  if (static_cast<double>(c.layout.sequences) * static_cast<double>(c.model.context) > kMostTokens)
+  if (static_cast<double>(c.layout.sequences) * static_cast<double>(c.model.context) > kMaxTokens)
     throw FieldError("sequences", "expected fewer: a micro-batch has at most ten million tokens here");
   const double passes = static_cast<double>(p.pp) * static_cast<double>(std::max<int64_t>(p.chunks, 2)) *
                         static_cast<double>(p.microbatches);
-  if (passes > kMostPasses)
+  if (passes > kMaxPasses)
     throw FieldError("microbatches",
                      "the pipeline is too long to be simulated here; expected fewer micro-batches, "
                      "chunks or pipeline ranks");
@@ -179,7 +179,7 @@ void take_width(Request& request, const char* name, double& to) {
 Ordered prediction(Request request) {
   Widths widths;
   take_width(request, "wide", widths.wide), take_width(request, "narrow", widths.narrow);
-  const planner::Case given = case_of(values_of(request, true));
+  const planner::Case given = make_case(parse_values(request, true));
   check_size(given);
   const planner::Case c = planner::checked_case(given);
   const planner::Prediction p = planner::predict(c);

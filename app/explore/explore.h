@@ -20,7 +20,7 @@ namespace tessera::explore {
 struct Request {
   std::string path;
   std::vector<std::pair<std::string, std::string>> query = {};  // decoded, in the order in which they came
-  planner::Meanwhile meanwhile = [] {};                         // called while a search goes on; may throw
+  planner::ProgressCallback meanwhile = [] {};                  // called while a search goes on; may throw
 };
 
 struct Answer {

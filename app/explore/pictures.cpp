@@ -37,7 +37,7 @@ nlohmann::ordered_json shown(const report::Part& figure) {
 }
 
 std::string verdict(const Prediction& p) {
-  const planner::MemoryParts& fullest = p.memory[p.fullest];
+  const planner::MemoryParts& peak_rank = p.memory[p.peak_rank];
   std::string line, why;
   if (p.fits) {
     line = fmt::format("It fits, and a step takes {}.", seconds(p.step_s));
@@ -45,20 +45,20 @@ std::string verdict(const Prediction& p) {
       why = fmt::format("The numbers are those of data sheets: real runs take from {} to {}.", seconds(p.fastest_s),
                         seconds(p.slowest_s));
   } else {
-    line = fmt::format("It does not fit: a rank needs {}, {} more than it has.", short_bytes(fullest.peak()),
+    line = fmt::format("It does not fit: a rank needs {}, {} more than it has.", short_bytes(peak_rank.peak()),
                        short_bytes(p.over_bytes));
-    if (p.memory.size() > 1) why = fmt::format("Pipeline rank {} is the fullest. ", p.fullest);
+    if (p.memory.size() > 1) why = fmt::format("Pipeline rank {} is the fullest. ", p.peak_rank);
     for (const auto& [name, bytes] : planner::kMemoryParts)
       if (name == p.largest)
-        why += fmt::format("Most of it: {}, {}. {}", name, short_bytes(fullest.*bytes), kHints.at(name));
+        why += fmt::format("Most of it: {}, {}. {}", name, short_bytes(peak_rank.*bytes), kHints.at(name));
   }
   return fmt::format("<h2 id=\"verdict-line\">{}</h2><p id=\"verdict-why\">{}</p><div id=\"figures\">", line, why) +
          report::as_html({{"step", seconds(p.step_s)},
-                          {"tokens/s", short_number(p.tokens_per_s)},
+                          {"tokens/s", format_si(p.tokens_per_s)},
                           {"share of peak", percent(p.mfu)},
                           {"TFLOP/s each", fmt::format("{:.3g}", p.tflops_per_rank)},
                           {"bubble, all ranks", percent(p.bubble)},
-                          {"fullest rank", short_bytes(fullest.peak())}}) +
+                          {"fullest rank", short_bytes(peak_rank.peak())}}) +
          "</div>";
 }
 
@@ -73,14 +73,14 @@ std::string plan_words(const Layout& l) {
   if (p.zero != ZeroStage::none) out += fmt::format("ZeRO-{}, ", static_cast<int>(p.zero));
   if (p.pp > 1) {
     const auto chunks = planner::to_json(l)["chunks"].get<int64_t>();
-    out += fmt::format("{}{}, ", text_of(p.schedule), chunks > 1 ? fmt::format(" x {}", chunks) : "");
+    out += fmt::format("{}{}, ", to_string(p.schedule), chunks > 1 ? fmt::format(" x {}", chunks) : "");
   }
   out += fmt::format("{} micro-batch{} of {}", p.microbatches, p.microbatches > 1 ? "es" : "", l.sequences);
-  return p.recompute == Recompute::none ? out : fmt::format("{}, recompute {}", out, text_of(p.recompute));
+  return p.recompute == Recompute::none ? out : fmt::format("{}, recompute {}", out, to_string(p.recompute));
 }
 
 // The controls' values of a plan, as they stand in a link.
-std::string link_of(const Layout& l) {
+std::string find_link(const Layout& l) {
   const nlohmann::ordered_json plan = planner::to_json(l);
   std::string out;
   for (const char* key : {"pp", "tp", "cp", "ep", "sequences", "schedule", "chunks", "zero", "recompute", "sp"}) {
@@ -91,13 +91,13 @@ std::string link_of(const Layout& l) {
   return out;
 }
 
-report::Row row_of(const Candidate& c) {
+report::Row make_row(const Candidate& c) {
   const Prediction& p = c.prediction;
-  report::Row row{{"", seconds(p.step_s), short_bytes(p.memory[p.fullest].peak()), percent(p.mfu)},
+  report::Row row{{"", seconds(p.step_s), short_bytes(p.memory[p.peak_rank].peak()), percent(p.mfu)},
                   p.fits ? "" : "over"};
   row.cells[0].html =
       fmt::format("<button type=\"button\" data-plan=\"{0}\" aria-label=\"Show the plan {1}\">{1}</button>",
-                  link_of(c.layout), plan_words(c.layout));
+                  find_link(c.layout), plan_words(c.layout));
   if (!p.fits)
     row.cells[0].html +=
         fmt::format("<div>does not fit: {} too much, mostly {}</div>", short_bytes(p.over_bytes), p.largest);
@@ -108,15 +108,15 @@ report::Row row_of(const Candidate& c) {
 
 nlohmann::ordered_json drawn_prediction(const planner::Case& c, const Prediction& p, const Widths& widths) {
   nlohmann::ordered_json out = {{"verdict", verdict(p)}};
-  for (const report::Part& figure : figures_of(c, p, widths.wide, widths.narrow)) out[figure.id] = shown(figure);
+  for (const report::Part& figure : make_figures(c, p, widths.wide, widths.narrow)) out[figure.id] = shown(figure);
   return out;
 }
 
 std::string drawn_ranking(const PlanAnswer& a) {
   report::Table table{.id = "plans", .columns = {{"plan"}, {"step", true}, {"memory", true}, {"of peak", true}}};
-  for (const Candidate& c : a.found.best) table.rows.push_back(row_of(c));
+  for (const Candidate& c : a.found.best) table.rows.push_back(make_row(c));
   for (size_t i = 0; i < std::min<size_t>(a.fits() ? 3 : 10, a.found.too_large.size()); ++i)
-    table.rows.push_back(row_of(a.found.too_large[i]));
+    table.rows.push_back(make_row(a.found.too_large[i]));
   const std::string line =
       a.fits() ? fmt::format("Of all ways to divide {} ranks, the fastest that fit. Choose one to see it.",
                              a.asked.question.ranks)

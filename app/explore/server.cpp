@@ -20,11 +20,11 @@
 namespace tessera::explore {
 namespace {
 
-constexpr size_t kMostBytes = 16384;  // that a connection may hold, its request among them
-constexpr unsigned kMostConnections = 800;
+constexpr size_t kMaxBytes = 16384;  // that a connection may hold, its request among them
+constexpr unsigned kMaxConnections = 800;
 constexpr unsigned kSeconds = 3;  // that a connection may be silent
 constexpr unsigned kThreads = 4;  // a search leaves the others to predictions
-constexpr size_t kMostKeys = 64;
+constexpr size_t kMaxKeys = 64;
 
 // Pages of other origins may neither show nor read anything here, and ours loads nothing from elsewhere.
 constexpr std::pair<const char*, const char*> kHeaders[] = {
@@ -87,7 +87,7 @@ MHD_Result take_argument(void* to, MHD_ValueKind, const char* key, size_t key_si
                          size_t value_size) {
   auto& query = *static_cast<decltype(Request::query)*>(to);
   query.emplace_back(std::string(key, key_size), value != nullptr ? std::string(value, value_size) : "");
-  return query.size() <= kMostKeys ? MHD_YES : MHD_NO;
+  return query.size() <= kMaxKeys ? MHD_YES : MHD_NO;
 }
 
 // Whether a program has the other end of a connection, which has ended what it sends: the kernel lists a socket that is
@@ -107,7 +107,7 @@ bool is_held(const sockaddr* client, int port) {
 }
 
 // Throws Error when the other side has hung up. It looks at the socket 20 times a second at most.
-planner::Meanwhile client_watch(MHD_Connection* connection, int port) {
+planner::ProgressCallback client_watch(MHD_Connection* connection, int port) {
   const int fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
   const sockaddr* client_at = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
   return [fd, client_at, port, next = std::chrono::steady_clock::now()]() mutable {
@@ -131,8 +131,8 @@ class Server {
   explicit Server(int port)
       : socket_(listen_on(port, port_)),
         daemon_(MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, nullptr, nullptr, on_request, this,
-                                 MHD_OPTION_LISTEN_SOCKET, socket_, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kMostBytes,
-                                 MHD_OPTION_CONNECTION_LIMIT, kMostConnections, MHD_OPTION_CONNECTION_TIMEOUT, kSeconds,
+                                 MHD_OPTION_LISTEN_SOCKET, socket_, MHD_OPTION_CONNECTION_MEMORY_LIMIT, kMaxBytes,
+                                 MHD_OPTION_CONNECTION_LIMIT, kMaxConnections, MHD_OPTION_CONNECTION_TIMEOUT, kSeconds,
                                  MHD_OPTION_THREAD_POOL_SIZE, kThreads, MHD_OPTION_STRICT_FOR_CLIENT, 1,
                                  MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END)) {
     if (daemon_ != nullptr) return;
@@ -167,7 +167,7 @@ class Server {
     if (!is_page && !headers.site.empty() && headers.site != "same-origin" && headers.site != "none")
       return refusal(403, "expected a request of this server's own page, found one of another site");
     MHD_get_connection_values_n(connection, MHD_GET_ARGUMENT_KIND, take_argument, &request.query);
-    if (request.query.size() > kMostKeys) return refusal(400, fmt::format("expected at most {} keys", kMostKeys));
+    if (request.query.size() > kMaxKeys) return refusal(400, fmt::format("expected at most {} keys", kMaxKeys));
     return answer(request);
   }
 

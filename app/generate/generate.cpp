@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "app/commands.h"
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "app/output.h"
 #include "app/run/pretrained.h"
 #include "data/json.h"
@@ -144,7 +144,7 @@ class Shown {
   int64_t tokens_ = 0;
 };
 
-std::vector<std::string> prompts_of(const GenerateOptions& o) {
+std::vector<std::string> read_prompts(const GenerateOptions& o) {
   std::vector<std::string> out = o.prompts;
   if (o.prompts_file) {
     std::string all = of_option("prompts", *o.prompts_file, [&] { return read_text(*o.prompts_file); });
@@ -183,7 +183,7 @@ std::string other_settings(const Tokenizer& tokenizer, const GenerateOptions& o)
 }
 
 // The tokens of a prompt, each in the model's table.
-std::vector<int32_t> tokens_of(const std::string& prompt, const Inference& model, const GenerateOptions& o) {
+std::vector<int32_t> read_tokens(const std::string& prompt, const Inference& model, const GenerateOptions& o) {
   std::vector<int32_t> out =
       model.tokenizer->encode_with(prompt, {.special_in_text = o.special, .add_ends = !o.no_bos});
   for (const int32_t token : out)
@@ -193,7 +193,7 @@ std::vector<int32_t> tokens_of(const std::string& prompt, const Inference& model
   return out;
 }
 
-std::string json_of(const std::string& prompt, const Shown& shown) {
+std::string to_json(const std::string& prompt, const Shown& shown) {
   return nlohmann::ordered_json{
       {"prompt", prompt}, {"text", shown.text()}, {"tokens", shown.tokens()}, {"ended", shown.ended()}}
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -255,7 +255,7 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
     const int64_t read = std::ssize(tokens[p]) + shown[p].tokens() - 1, context = model.job.model.context;
     if (generator.own(p) && std::ssize(tokens[p]) <= context && read > context) ++long_texts;
     const int root = part.mesh().rank_at({0, static_cast<int>(p % static_cast<size_t>(model.job.plan.dp)), 0, 0});
-    const std::string one = json ? json_of(prompts.said[p], shown[p]) + "\n" : before(p) + shown[p].text() + "\n";
+    const std::string one = json ? to_json(prompts.said[p], shown[p]) + "\n" : before(p) + shown[p].text() + "\n";
     const std::string whole = world.size() > 1 && !streams ? broadcast_text(world, one, root) : one;
     if (says && !streams) print(whole);
     if (says && !streams && !json && p + 1 < count) print("\n");
@@ -274,7 +274,7 @@ std::string write_texts(const Inference& model, const GenerateOptions& o, Traine
   if (says && !o.chat)
     std::fputs(fmt::format("{} tokens from {}, {} tokens/s; the first after {:.3f} s\n", written,
                            one_line(model.from.path.string()),
-                           short_number(rest > 0 ? rest / (seconds - first) : written / seconds), first)
+                           format_si(rest > 0 ? rest / (seconds - first) : written / seconds), first)
                    .c_str(),
                stderr);
   return o.chat && world.size() > 1 ? broadcast_text(world, shown[0].text(), 0) : shown[0].text();
@@ -293,7 +293,7 @@ struct Found {
   double bits() const { return loss * tokens() / std::log(2.0) / static_cast<double>(text.bytes); }
 };
 
-std::vector<Found> texts_of(const Inference& model) {
+std::vector<Found> find_texts(const Inference& model) {
   const auto one = [&](const std::string& spec) {
     return of_option("data", spec, [&] { return evaluation_text(spec, *model.tokenizer, example_options(model.run)); });
   };
@@ -340,7 +340,7 @@ std::string result(const TrainOptions& run, const std::vector<Found>& all) {
 
 }  // namespace
 
-Inference open_inference(const std::string& from, const Words& words) {
+Inference open_inference(const std::string& from, const Args& words) {
   Inference out;
   const auto base = std::ranges::find(words, "base", [](const auto& word) { return word.first; });
   out.from = open_pretrained(from, base == words.end() ? Base() : Base(base->second));
@@ -351,49 +351,49 @@ Inference open_inference(const std::string& from, const Words& words) {
   run.data = "";
   for (const auto& [name, text] : words) set_option(run, name, text);
   const bool silent = !run.ranks && !run.gives("dp") && !run.gives("tp") && !run.gives("pp") && !run.gives("cp");
-  if (silent && !has_processes(job_of(run).plan)) run.ranks = 1;  // and not those of a job
+  if (silent && !has_processes(make_job(run).plan)) run.ranks = 1;  // and not those of a job
   take_model(run, out.from.config);
   if (!out.from.merged.empty() && run.sizes.quantize.codec != Codec::none)
     bad_usage("--quantize: expected none, since the adapters are in the weights ({}), found {}", out.from.merged,
-              text_of(run.sizes.quantize.codec));
+              to_string(run.sizes.quantize.codec));
   if (out.from.dtype == DType::bfloat16 && !run.gives("dtype"))
     out.from.notes.push_back(one_line(out.from.path.string()) +
                              ": stored in bf16 and computed in bf16; --dtype fp32 computes in fp32");
   say_notes(out.from.notes);
   if (run.optim.dtype == DType::float64) throw Error("--dtype: fp64 is for tessera verify; expected fp32 or bf16");
   constexpr int64_t kSequences = 4;  // sequences of a rank, at once
-  if (!run.gives("batch")) run.optim.batch = kSequences * job_of(run).plan.dp;
-  in_options([&] { check_sizes(job_of(run)); });
+  if (!run.gives("batch")) run.optim.batch = kSequences * make_job(run).plan.dp;
+  in_options([&] { check_sizes(make_job(run)); });
   check_plan(run);
-  out.job = job_of(run);
+  out.job = make_job(run);
   out.job.make = make_frozen;
-  ask_for_inference(out.job);
+  check_memory_for_inference(out.job);
   return out;
 }
 
-std::unique_ptr<Trainer> part_of(const Inference& inference, Communicator& world) {
+std::unique_ptr<Trainer> inference_trainer(const Inference& inference, Communicator& world) {
   const Job& job = inference.job;
-  auto part =
-      std::make_unique<Trainer>(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 0), world);
-  read_values(part->strategy().residents(), first_weights(inference.from, job.model));
+  auto part = std::make_unique<Trainer>(
+      job, synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch, 0), world);
+  read_values(part->strategy().resident_units(), first_weights(inference.from, job.model));
   world.barrier();
   return part;
 }
 
 int run(const GenerateOptions& o) {
-  const std::vector<std::string> said = o.chat ? std::vector<std::string>() : prompts_of(o);
+  const std::vector<std::string> said = o.chat ? std::vector<std::string>() : read_prompts(o);
   const Inference model = open_inference(o.from, o.words);
   const Conversation beginning = in_options([&] { return Conversation(o, *model.tokenizer, model.from); });
   Prompts prompts{said, {}, !beginning.has_template()};
   for (const std::string& prompt : said)
     prompts.asked.push_back(beginning.has_template() ? in_options([&] { return beginning.asked(prompt); })
-                                                     : Asked{tokens_of(prompt, model, o)});
+                                                     : Asked{read_tokens(prompt, model, o)});
   for (size_t p = 0; p < said.size(); ++p)
     report_unread(said.size() > 1 ? fmt::format("prompt {}", p + 1) : "the prompt", prompts.asked[p],
                   model.job.model.context);
   std::fputs(for_terminal(other_settings(*model.tokenizer, o)).c_str(), stderr);
-  launch(ranks_of("generate", model.run, model.job.plan), [&](Communicator& world) {
-    const std::unique_ptr<Trainer> part = part_of(model, world);
+  launch(launch_options("generate", model.run, model.job.plan), [&](Communicator& world) {
+    const std::unique_ptr<Trainer> part = inference_trainer(model, world);
     if (!o.chat) {
       write_texts(model, o, *part, prompts, static_cast<uint64_t>(o.seed));
       return;
@@ -414,11 +414,11 @@ int run(const EvaluateOptions& o) {
   const Inference model = open_inference(o.from, o.words);
   if (model.run.data.empty()) throw Error("--data: expected a text, tokens or examples; found none");
   check_example_options(model.run);
-  const std::vector<Found> texts = texts_of(model);
+  const std::vector<Found> texts = find_texts(model);
   for (const Found& f : texts)
     for (const std::string& note : f.text.notes) std::fputs((one_line(with_options(note)) + "\n").c_str(), stderr);
-  launch(ranks_of("evaluate", model.run, model.job.plan), [&](Communicator& world) {
-    const std::unique_ptr<Trainer> part = part_of(model, world);
+  launch(launch_options("evaluate", model.run, model.job.plan), [&](Communicator& world) {
+    const std::unique_ptr<Trainer> part = inference_trainer(model, world);
     const auto begin = std::chrono::steady_clock::now();
     std::vector<Found> found = texts;
     double tokens = 0;
@@ -429,7 +429,7 @@ int run(const EvaluateOptions& o) {
     if (world.rank() != 0) return;
     print(result(model.run, found));
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    std::fputs(fmt::format("{} tokens/s\n", short_number(tokens / seconds)).c_str(), stderr);
+    std::fputs(fmt::format("{} tokens/s\n", format_si(tokens / seconds)).c_str(), stderr);
   });
   return 0;
 }

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "app/output.h"
 #include "bench/calibrate.h"
 #include "planner/case_json.h"
@@ -44,7 +44,7 @@ auto from_file(std::string_view option, const std::string& path, const F& read) 
   }
 }
 
-planner::ModelShape model_of(const PlanOptions& o) {
+planner::ModelShape make_model_shape(const PlanOptions& o) {
   if (o.model_file) {
     for (const auto& [name, text] : o.words)
       if (name != "model" && name != "batch" && !is_searched(name) && name != "dtype")
@@ -52,27 +52,27 @@ planner::ModelShape model_of(const PlanOptions& o) {
                   *o.model_file);
     return from_file("model", *o.model_file, planner::model_from_json);
   }
-  Job job = job_of(o.run);
+  Job job = make_job(o.run);
   job.plan.microbatches = 1;
   check_sizes(job);
   if (job.model.vocab == 0) job.model.vocab = usual_vocab(o.run.model);
-  return planner::shape_of(job.model);
+  return planner::to_model_shape(job.model);
 }
 
 // Those of the axes where they are not said.
-int64_t ranks_of(const PlanOptions& o) {
+int64_t rank_count(const PlanOptions& o) {
   if (o.run.ranks) return *o.run.ranks;
   if (!o.gives("pp") && !o.gives("dp") && !o.gives("cp") && !o.gives("tp"))
     throw Error("--ranks: expected a number of ranks, found none");
   return o.run.plan.ranks();
 }
 
-planner::Hardware hardware_of(const PlanOptions& o) {
+planner::Hardware find_hardware(const PlanOptions& o) {
   if (!o.hardware)
     bad_usage("--hardware: expected {}, this, or a TOML file; found none", fmt::join(planner::hardware_names(), ", "));
   if (*o.hardware == "this") {
-    planner::Hardware h = planner::hardware_of(measured_here(o.calibrate), job_of(o.run).optim.dtype);
-    h.memory_bytes = o.memory_gb ? *o.memory_gb * 1e9 : h.memory_bytes / static_cast<double>(ranks_of(o));
+    planner::Hardware h = planner::find_hardware(measured_here(o.calibrate), make_job(o.run).optim.dtype);
+    h.memory_bytes = o.memory_gb ? *o.memory_gb * 1e9 : h.memory_bytes / static_cast<double>(rank_count(o));
     return h;
   }
   planner::Hardware h = is_file(*o.hardware) ? from_file("hardware", *o.hardware, planner::hardware_from_file)
@@ -83,11 +83,11 @@ planner::Hardware hardware_of(const PlanOptions& o) {
 }
 
 // A program by name takes the attention that the hardware has.
-planner::Software software_of(const PlanOptions& o, const planner::Hardware& h) {
+planner::Software find_software(const PlanOptions& o, const planner::Hardware& h) {
   if (o.hardware == "this" && o.software != "tessera")
     throw Error("--software: expected tessera, because --hardware this was measured with its kernels; found " +
                 o.software);
-  if (o.hardware == "this") return planner::own_software(job_of(o.run).optim.dtype, DType::float32);
+  if (o.hardware == "this") return planner::own_software(make_job(o.run).optim.dtype, DType::float32);
   planner::Software s = is_file(o.software) ? from_file("software", o.software, planner::software_from_file)
                                             : planner::software_named(o.software);
   if (is_file(o.software))
@@ -103,7 +103,7 @@ void fix(const PlanOptions& o, std::string_view option, std::optional<T>& choice
   if (o.gives(option)) choice = value;
 }
 
-planner::Fixed fixed_of(const PlanOptions& o, const Plan& p) {
+planner::Fixed fixed_choices(const PlanOptions& o, const Plan& p) {
   planner::Fixed f{.ep = o.ep};
   const Plan& said = o.run.plan;
   fix(o, "pp", f.pp, said.pp), fix(o, "dp", f.dp, said.dp), fix(o, "cp", f.cp, said.cp), fix(o, "tp", f.tp, said.tp);
@@ -116,13 +116,13 @@ planner::Fixed fixed_of(const PlanOptions& o, const Plan& p) {
 // The answer.
 
 // With a whole layout there is no choice, and a plan that does not fit is an answer too.
-bool is_whole(const planner::Question& q) {
+bool is_whole(const planner::SearchRequest& q) {
   const std::vector<planner::Layout> all = bases(q);
   return all.size() == 1 && variants(q, all.front()).size() == 1;
 }
 
 // Fewer, of which the model fits more: the nearest power of two times these that has a plan.
-std::string where_it_fits(planner::Question q) {
+std::string where_it_fits(planner::SearchRequest q) {
   constexpr int64_t most = 1 << 14;
   q.fixed.dp.reset();
   while ((q.ranks *= 2) <= most) try {
@@ -134,7 +134,7 @@ std::string where_it_fits(planner::Question q) {
 }
 
 [[noreturn]] void refuse(const PlanAnswer& a) {
-  const planner::Question& q = a.asked.question;
+  const planner::SearchRequest& q = a.asked.question;
   const planner::Candidate& nearest = a.found.too_large.at(0);
   const planner::Prediction& p = nearest.prediction;
   bad_usage("no plan fits {:.1f} GB: the nearest, {}, needs {:.1f} GB more, most of it {}{}", a.asked.memory() / 1e9,
@@ -152,7 +152,7 @@ std::string machine_words(const planner::Machine& m) {
 }
 
 // Throws Error (usage) for a number that the ranking has not.
-std::vector<MeasuredPlan> measure_plans(const planner::Question& q, const planner::Answer& found,
+std::vector<MeasuredPlan> measure_plans(const planner::SearchRequest& q, const planner::SearchResult& found,
                                         const std::vector<int64_t>& numbers) {
   for (const int64_t number : numbers)
     if (number > std::ssize(found.best))
@@ -161,7 +161,7 @@ std::vector<MeasuredPlan> measure_plans(const planner::Question& q, const planne
   Progress progress(Progress::for_stderr(0, false));
   for (const int64_t number : numbers) {
     const planner::Candidate& c = found.best[static_cast<size_t>(number - 1)];
-    const Job job = planner::own_job(case_of(q, c.layout)).value();
+    const Job job = planner::own_job(make_case(q, c.layout)).value();
     check(job, true);
     const auto at = [&](int done) {
       progress.work(fmt::format("measuring number {}: {} steps are done", number, done));
@@ -228,7 +228,7 @@ std::optional<double> predicted_step(const planner::Machine& machine, const Job&
       o.document_mask || (o.optimizer != OptimizerKind::adam && o.optimizer != OptimizerKind::adamw) ||
       p.shard_ranks > 0 || o.dtype == DType::float64 || o.state_dtype != DType::float32)
     return {};
-  const planner::Case c{.model = planner::shape_of(job.model),
+  const planner::Case c{.model = planner::to_model_shape(job.model),
                         .layout = {.plan = p, .sequences = o.batch / (p.dp * p.microbatches)},
                         .software = planner::own_software(o.dtype, p.grad_dtype)};
   if (!planner::has_measured_times(c)) return {};
@@ -241,27 +241,27 @@ int64_t usual_vocab(std::string_view preset) {
   return preset.ends_with("-nano") || preset.ends_with("-mini") ? kCharacters : kUsualVocab;
 }
 
-PlanQuestion question_of(const PlanOptions& o) {
-  const Plan given = job_of(o.run).plan;
+PlanQuestion make_question(const PlanOptions& o) {
+  const Plan given = make_job(o.run).plan;
   if (!given.schedule_file.empty())
     throw Error("--schedule: expected a name, found the file " + given.schedule_file +
                 ", which is for one number of ranks");
   PlanQuestion out;
-  planner::Question& q = out.question;
-  q.model = model_of(o);
-  q.hardware = hardware_of(o);
-  q.software = software_of(o, q.hardware);
-  q.ranks = ranks_of(o);
+  planner::SearchRequest& q = out.question;
+  q.model = make_model_shape(o);
+  q.hardware = find_hardware(o);
+  q.software = find_software(o, q.hardware);
+  q.ranks = rank_count(o);
   q.batch = o.run.optim.batch;
-  q.fixed = fixed_of(o, given);
+  q.fixed = fixed_choices(o, given);
   const bool by_family = o.gives("family") && !o.gives("model");
-  out.model = o.model_file.value_or(by_family ? fmt::format("a {}", text_of(o.run.sizes.family)) : o.run.model);
+  out.model = o.model_file.value_or(by_family ? fmt::format("a {}", to_string(o.run.sizes.family)) : o.run.model);
   return out;
 }
 
-PlanAnswer answer_of(const PlanOptions& o, PlanQuestion asked, const planner::Meanwhile& meanwhile) {
+PlanAnswer compute_answer(const PlanOptions& o, PlanQuestion asked, const planner::ProgressCallback& meanwhile) {
   PlanAnswer a{.asked = std::move(asked)};
-  const planner::Question& q = a.asked.question;
+  const planner::SearchRequest& q = a.asked.question;
   a.found = search(q, static_cast<size_t>(o.top), meanwhile);
   if (!a.fits()) return a;
   a.recommended = recommend(q, a.found);
@@ -281,7 +281,7 @@ int run(const PlanOptions& o) {
   if (o.hardware != "this" && (o.calibrate || !o.measure.empty()))
     bad_usage("--{}: expected --hardware this with it, found {}", o.calibrate ? "calibrate" : "measure",
               o.hardware.value_or("none"));
-  PlanAnswer a = answer_of(o, question_of(o));
+  PlanAnswer a = compute_answer(o, make_question(o));
   if (a.fits()) a.measured = measure_plans(a.asked.question, a.found, o.measure);
   if (o.html) write_file(*o.html, plan_page(a));
   print(o.format == "json" ? plan_json_lines(a) : plan_text(a));

@@ -12,7 +12,7 @@
 namespace tessera {
 
 struct PlanQuestion {
-  planner::Question question;
+  planner::SearchRequest question;
   std::string model;  // the user's name for it
   // Bytes that a rank can use.
   double memory() const { return question.hardware.memory_bytes - question.hardware.reserved_bytes; }
@@ -23,7 +23,7 @@ int64_t usual_vocab(std::string_view preset);
 
 // Throws Error (usage) in the words of the options, or that names the file, for what cannot be; InputError for a file
 // that cannot be read.
-PlanQuestion question_of(const PlanOptions& options);
+PlanQuestion make_question(const PlanOptions& options);
 
 // This machine as the planner knows it: what was measured here and kept, or is measured now.
 
@@ -49,7 +49,7 @@ struct MeasuredPlan {
 
 struct PlanAnswer {
   PlanQuestion asked = {};
-  planner::Answer found = {};
+  planner::SearchResult found = {};
   planner::Recommendation recommended = {};  // where a plan fits
   std::string command = {};                  // that trains under it; may be empty
   std::vector<MeasuredPlan> measured = {};
@@ -64,14 +64,16 @@ std::string plan_json_lines(const PlanAnswer& answer);
 std::string plan_page(const PlanAnswer& answer);
 // What a page draws of a prediction, with a sentence for each: memory, pipeline, time and bytes. The first two are so
 // wide, the others `narrow`.
-std::vector<report::Part> figures_of(const planner::Case& c, const planner::Prediction& p, double wide, double narrow);
+std::vector<report::Part> make_figures(const planner::Case& c, const planner::Prediction& p, double wide,
+                                       double narrow);
 
 // "tessera train --model llama2-7b ... --tp 2 --device cuda ...", with mpirun in front of it for several nodes; for a
 // shell, and for train's own checks.
-std::string train_command(const PlanOptions& options, const planner::Question& question, const planner::Layout& layout);
+std::string train_command(const PlanOptions& options, const planner::SearchRequest& question,
+                          const planner::Layout& layout);
 
 // The best `top` plans. Throws FieldError where there can be none, and what `meanwhile` throws.
-PlanAnswer answer_of(
-    const PlanOptions& options, PlanQuestion asked, const planner::Meanwhile& meanwhile = [] {});
+PlanAnswer compute_answer(
+    const PlanOptions& options, PlanQuestion asked, const planner::ProgressCallback& meanwhile = [] {});
 
 }  // namespace tessera

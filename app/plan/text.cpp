@@ -1,7 +1,7 @@
 // An answer of the planner as text, as JSON lines and as a page; a layout in the options of `train`.
 #include <nlohmann/json.hpp>
 
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "app/plan/plan.h"
 #include "app/report/report.h"
 #include "planner/case_json.h"
@@ -15,7 +15,7 @@ using planner::Layout;
 using planner::MemoryParts;
 using namespace report;
 
-constexpr size_t kMostAlternatives = 8, kMostTooLarge = 5;
+constexpr size_t kMaxAlternatives = 8, kMaxTooLarge = 5;
 
 // "pp 2 x dp 4 x tp 2+sp", "one rank".
 std::string axes_words(const Layout& l) {
@@ -34,7 +34,7 @@ std::string axes_words(const Layout& l) {
 // "zb-h1", "interleaved, 4 chunks", "-" where there is no pipeline.
 std::string schedule_words(const Layout& l) {
   if (l.plan.pp == 1) return "-";
-  const std::string name(text_of(l.plan.schedule));
+  const std::string name(to_string(l.plan.schedule));
   return l.plan.schedule == ScheduleKind::interleaved ? fmt::format("{} {}", name, l.plan.chunks) : name;
 }
 
@@ -48,7 +48,7 @@ std::string step_words(const planner::Prediction& p) {
 
 // The question that was asked, in two lines.
 std::string question_words(const PlanQuestion& asked) {
-  const planner::Question& q = asked.question;
+  const planner::SearchRequest& q = asked.question;
   const double tokens = static_cast<double>(q.batch) * static_cast<double>(q.model.context);
   const std::string active = q.model.experts > 0 ? fmt::format(", {:.2f} billion of them for a token",
                                                                planner::active_parameters(q.model) / 1e9)
@@ -63,9 +63,9 @@ std::string question_words(const PlanQuestion& asked) {
 }
 
 // The first columns of a plan's row.
-std::vector<Cell> cells_of(const Layout& l) {
+std::vector<Cell> make_cells(const Layout& l) {
   return {axes_words(l), l.plan.zero == ZeroStage::none ? "-" : std::to_string(static_cast<int>(l.plan.zero)),
-          fmt::format("{} x {}", l.plan.microbatches, l.sequences), std::string(text_of(l.plan.recompute)),
+          fmt::format("{} x {}", l.plan.microbatches, l.sequences), std::string(to_string(l.plan.recompute)),
           schedule_words(l)};
 }
 
@@ -74,12 +74,12 @@ Cell memory_cell(double bytes, const char* rough = "") {
 }
 
 Cell fullest_cell(const PlanAnswer& a, const Candidate& c) {
-  return memory_cell(c.prediction.memory[c.prediction.fullest].peak(), a.is_rough(c) ? "~" : "");
+  return memory_cell(c.prediction.memory[c.prediction.peak_rank].peak(), a.is_rough(c) ? "~" : "");
 }
 
 nlohmann::ordered_json layout_json(const Layout& l) {
   nlohmann::ordered_json out = to_json(l);
-  if (l.plan.cp > 1) out["cp_mode"] = text_of(l.plan.cp_mode);
+  if (l.plan.cp > 1) out["cp_mode"] = to_string(l.plan.cp_mode);
   return out;
 }
 
@@ -97,7 +97,7 @@ std::string model_words(const PlanOptions& o) {
   if (std::ranges::none_of(o.words, [](const auto& w) { return chooses_job(w.first, w.second); }))
     out = " --model " + o.run.model;  // or it would be the default job
   TrainOptions run;
-  const Settings all = settings_of(run);
+  const Settings all = field_descriptors(run);
   for (const auto& [name, text] : o.words) {
     if (name == "batch" || name == "dtype" || is_searched(name)) continue;
     out += all.find_word(name)->is_flag() ? fmt::format(" --{}{}", name, text == "true" ? "" : "=" + text)
@@ -125,12 +125,12 @@ std::string layout_words(const planner::Layout& l) {
   };
   axis("pp", p.pp), axis("cp", p.cp), axis("tp", p.tp);
   if (p.sp) out += " --sp";
-  if (p.cp > 1) out += fmt::format(" --cp-mode {}", text_of(p.cp_mode));
-  if (p.pp > 1) out += fmt::format(" --schedule {}", text_of(p.schedule));
+  if (p.cp > 1) out += fmt::format(" --cp-mode {}", to_string(p.cp_mode));
+  if (p.pp > 1) out += fmt::format(" --schedule {}", to_string(p.schedule));
   if (p.pp > 1 && p.schedule == ScheduleKind::interleaved) out += fmt::format(" --chunks {}", p.chunks);
   if (p.zero != ZeroStage::none) out += fmt::format(" --zero {}", static_cast<int>(p.zero));
   if (p.microbatches > 1) out += fmt::format(" --microbatches {}", p.microbatches);
-  return p.recompute == Recompute::none ? out : out + fmt::format(" --recompute {}", text_of(p.recompute));
+  return p.recompute == Recompute::none ? out : out + fmt::format(" --recompute {}", to_string(p.recompute));
 }
 
 std::string cell(const planner::Compared& c, double value) {
@@ -163,22 +163,22 @@ nlohmann::ordered_json measured_json(const MeasuredPlan& plan) {
 // The plans that fit, and those that do not.
 std::array<Table, 2> ranking_tables(const PlanAnswer& a) {
   const std::vector<Column> layout = {{"ranks"}, {"ZeRO"}, {"micro-batches"}, {"recompute"}, {"schedule"}};
-  const Cell fullest("fullest rank", "GB");
+  const Cell peak_rank("fullest rank", "GB");
   Table best{.id = "best", .columns = layout}, large{.id = "too-large", .columns = layout};
   best.columns.insert(best.columns.begin(), {"#"});
-  for (const Cell& head : {Cell("s/step"), Cell("tokens/s"), Cell("MFU"), Cell("bubble"), fullest})
+  for (const Cell& head : {Cell("s/step"), Cell("tokens/s"), Cell("MFU"), Cell("bubble"), peak_rank})
     best.columns.push_back({head, true});
-  for (const Cell& head : {fullest, Cell("too much"), Cell("most of it")}) large.columns.push_back({head, true});
+  for (const Cell& head : {peak_rank, Cell("too much"), Cell("most of it")}) large.columns.push_back({head, true});
   for (const Candidate& c : a.found.best) {
     const planner::Prediction& p = c.prediction;
-    Row& row = best.rows.emplace_back(Row{cells_of(c.layout)});
+    Row& row = best.rows.emplace_back(Row{make_cells(c.layout)});
     row.cells.insert(row.cells.begin(), std::to_string(best.rows.size()));
     const Cell tokens(report::grouped(static_cast<int64_t>(p.tokens_per_s)), fmt::format("{:.0f}", p.tokens_per_s));
     row.cells.insert(row.cells.end(),
                      {step_words(p), tokens, report::percent(p.mfu), report::percent(p.bubble), fullest_cell(a, c)});
   }
   for (const Candidate& c : a.found.too_large) {
-    Row& row = large.rows.emplace_back(Row{cells_of(c.layout)});
+    Row& row = large.rows.emplace_back(Row{make_cells(c.layout)});
     row.cells.insert(row.cells.end(), {fullest_cell(a, c), memory_cell(c.prediction.over_bytes), c.prediction.largest});
   }
   large.title = "Does not fit " + report::short_bytes(a.asked.memory());
@@ -214,7 +214,7 @@ Part ranking_part(const PlanAnswer& a) {
 
 // Figures of a prediction.
 
-constexpr size_t kMostDrawn = 6000;  // actions
+constexpr size_t kMaxDrawn = 6000;  // actions
 
 std::string time_words(double seconds) { return short_time(1e3 * seconds); }
 
@@ -228,16 +228,16 @@ void set_ranks(Lanes& lanes, double least, double most, double all) {
 }
 
 Part memory_part(const planner::Prediction& p, double limit, double width) {
-  const MemoryParts& fullest = p.memory[p.fullest];
+  const MemoryParts& peak_rank = p.memory[p.peak_rank];
   const bool several = p.memory.size() > 1;
   Part out{.id = "memory", .title = "Memory"};
   out.words =
       fmt::format("{} at its fullest moment; the line across is what its card has. The fullest{}: ",
                   several ? "Each bar is what a rank of one pipeline rank holds" : "The bar is what a rank holds",
-                  several ? fmt::format(" is pipeline rank {}", p.fullest) : "");
+                  several ? fmt::format(" is pipeline rank {}", p.peak_rank) : "");
   Lanes bars{.title = "",
              .lanes = std::vector<Lane>(p.memory.size()),
-             .most = 1.04 * std::max(limit, fullest.peak()),
+             .most = 1.04 * std::max(limit, peak_rank.peak()),
              .width = width,
              .right = 70,
              .gap = 3,
@@ -249,7 +249,7 @@ Part memory_part(const planner::Prediction& p, double limit, double width) {
     const auto named = [](const auto& part) { return std::string_view(part.first); };
     double MemoryParts::*const bytes = std::ranges::find(planner::kMemoryParts, e.words, named)->second;
     if (std::ranges::none_of(p.memory, [&](const MemoryParts& m) { return m.*bytes > 0; })) continue;
-    out.words += fmt::format("{}{} {}", out.legend.empty() ? "" : ", ", e.words, short_bytes(fullest.*bytes));
+    out.words += fmt::format("{}{} {}", out.legend.empty() ? "" : ", ", e.words, short_bytes(peak_rank.*bytes));
     out.legend.push_back(e);
     for (size_t i = 0; i < p.memory.size(); ++i)
       stack(bars.lanes[i], p.memory[i].*bytes, e.css + " pass",
@@ -266,7 +266,7 @@ Part memory_part(const planner::Prediction& p, double limit, double width) {
 
 // The pipeline's passes; of a long one those that begin first.
 Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double width) {
-  Simulation s = simulate(schedule_of(c.layout.plan), {.stages = p.stages, .message = p.message_s});
+  Simulation s = simulate(make_schedule(c.layout.plan), {.stages = p.stages, .message = p.message_s});
   const double bubble = s.bubble_share(), makespan = s.makespan;
   std::vector<double> starts;
   for (const auto& rank : s.actions)
@@ -280,8 +280,8 @@ Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double 
   out.words += s.actions.size() == 1
                    ? "; one rank never waits for another."
                    : fmt::format("; empty space is the bubble: {} of the time of all ranks.", percent(bubble));
-  if (starts.size() > kMostDrawn) {
-    const double end = starts[kMostDrawn];
+  if (starts.size() > kMaxDrawn) {
+    const double end = starts[kMaxDrawn];
     for (auto& rank : s.actions) {
       std::erase_if(rank, [&](const TimedAction& a) { return a.start >= end; });
       for (TimedAction& a : rank) a.end = std::min(a.end, end);
@@ -289,7 +289,7 @@ Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double 
     s.sum_up();
     out.words += fmt::format(" The picture shows the first {} of {}.", time_words(end), time_words(makespan));
   }
-  Lanes lanes = lanes_of({s, "", std::max(s.makespan, 1e-300), time_words, time_words}, width);
+  Lanes lanes = panel_lanes({s, "", std::max(s.makespan, 1e-300), time_words, time_words}, width);
   lanes.right = 24, lanes.gap = 2;
   set_ranks(lanes, 8, 34, 380);
   out.pictures = {drawn(lanes)};
@@ -297,7 +297,7 @@ Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double 
 }
 
 // Bars under each other, each with a name, a value and a colour.
-Lanes bars_of(double width) { return {.title = "", .most = 0, .width = width, .left = 128, .right = 118, .gap = 7}; }
+Lanes bar_lanes(double width) { return {.title = "", .most = 0, .width = width, .left = 128, .right = 118, .gap = 7}; }
 void add_bar(Lanes& to, const std::string& name, double value, const std::string& css, const std::string& note) {
   if (!(value > 0)) return;
   Lane& bar = to.lanes.emplace_back(Lane{.name = name, .behind = note});
@@ -306,7 +306,7 @@ void add_bar(Lanes& to, const std::string& name, double value, const std::string
 }
 
 Part time_part(const planner::Prediction& p, double width) {
-  Lanes bars = bars_of(width);
+  Lanes bars = bar_lanes(width);
   const planner::Parts& t = p.parts;
   const auto part = [&](const char* name, double s, const std::string& css) {
     add_bar(bars, name, s, css, fmt::format("{}, {}", time_words(s), percent(s / p.step_s)));
@@ -323,7 +323,7 @@ Part time_part(const planner::Prediction& p, double width) {
 }
 
 Part bytes_part(const planner::Prediction& p, double width) {
-  Lanes bars = bars_of(width);
+  Lanes bars = bar_lanes(width);
   double most = 0;
   for (const auto& [axis, operations] : p.bytes)
     for (const auto& [operation, bytes] : operations) most = std::max(most, bytes);
@@ -350,7 +350,7 @@ Part instead_part(const PlanAnswer& a) {
 
 }  // namespace
 
-std::vector<Part> figures_of(const planner::Case& c, const planner::Prediction& p, double wide, double narrow) {
+std::vector<Part> make_figures(const planner::Case& c, const planner::Prediction& p, double wide, double narrow) {
   return {memory_part(p, c.hardware.usable_bytes(), wide), pipeline_part(c, p, wide), time_part(p, narrow),
           bytes_part(p, narrow)};
 }
@@ -359,7 +359,7 @@ std::string plan_page(const PlanAnswer& a) {
   std::vector<Part> parts = {head_part(a), ranking_part(a)};
   if (a.fits() || !a.found.too_large.empty()) {
     const Candidate& c = a.fits() ? a.recommended.plan : a.found.too_large.front();
-    for (Part& figure : figures_of(case_of(a.asked.question, c.layout), c.prediction, kWidth, kWidth))
+    for (Part& figure : make_figures(make_case(a.asked.question, c.layout), c.prediction, kWidth, kWidth))
       if (figure.id != "pipeline" || c.layout.plan.pp > 1) parts.push_back(std::move(figure));
   }
   if (a.fits()) parts.push_back(instead_part(a));
@@ -374,14 +374,14 @@ std::string plan_text(const PlanAnswer& a) {
     out += fitted(best) +
            fmt::format("  micro-batches: how many a step has x the sequences of each; GB: of the fullest rank{}\n\n",
                        rough ? ", ~ by a formula" : "");
-  large.rows.resize(std::min(large.rows.size(), kMostTooLarge));
+  large.rows.resize(std::min(large.rows.size(), kMaxTooLarge));
   if (!large.rows.empty()) out += fmt::format("Does not fit {:.1f} GB:\n{}\n", a.asked.memory() / 1e9, fitted(large));
   if (!a.fits()) return out;
   const planner::Recommendation& r = a.recommended;
   out += fmt::format("Take number 1: {}\n", to_text(r.plan.layout.plan));
   for (const std::string& why : r.why) out += "  - " + why + "\n";
   out += "Instead:\n";
-  for (size_t i = 0; i < std::min(kMostAlternatives, r.why_not.size()); ++i)
+  for (size_t i = 0; i < std::min(kMaxAlternatives, r.why_not.size()); ++i)
     out += fmt::format("  - {}: {}\n", difference(r.why_not[i].layout.plan, r.plan.layout.plan), r.why_not[i].because);
   out += fmt::format("Weakest assumption: {}\n", r.weakest_assumption);
   out += "\nRun it:\n  " + a.command + "\n";
@@ -390,11 +390,11 @@ std::string plan_text(const PlanAnswer& a) {
 }
 
 std::string plan_json_lines(const PlanAnswer& a) {
-  const planner::Question& q = a.asked.question;
+  const planner::SearchRequest& q = a.asked.question;
   std::string out;
   for (const auto* list : {&a.found.best, &a.found.too_large})
     for (const Candidate& c : *list) {
-      nlohmann::ordered_json line = to_json(case_of(q, c.layout), c.prediction);
+      nlohmann::ordered_json line = to_json(make_case(q, c.layout), c.prediction);
       line["plan"] = layout_json(c.layout);
       line["memory_by"] = c.described ? "formula" : "dry run";
       out += line.dump() + "\n";
@@ -415,12 +415,12 @@ std::string plan_json_lines(const PlanAnswer& a) {
   return out + last.dump() + "\n";
 }
 
-std::string train_command(const PlanOptions& o, const planner::Question& q, const planner::Layout& l) {
+std::string train_command(const PlanOptions& o, const planner::SearchRequest& q, const planner::Layout& l) {
   const int64_t node = q.hardware.ranks_per_node;
   const bool gpu = q.hardware.processors == 0, one_node = q.ranks <= node || node <= 0;
   std::string out = one_node ? "" : fmt::format("mpirun -n {} --npernode {} ", q.ranks, node);
   out += "tessera train" + (o.model_file ? model_words(q.model) : model_words(o));
-  out += fmt::format(" --dtype {} --batch {}", text_of(o.run.optim.dtype), q.batch);
+  out += fmt::format(" --dtype {} --batch {}", to_string(o.run.optim.dtype), q.batch);
   if (one_node) out += fmt::format(" --ranks {}", q.ranks);
   out += layout_words(l);
   if (l.ep > 1) out += fmt::format(" --dp {} --ep {}", l.plan.dp, l.ep);

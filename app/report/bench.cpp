@@ -13,7 +13,7 @@ using Json = nlohmann::json;
 using Times = std::vector<double>;
 using bench::quantile;
 
-constexpr double kWide = 0.1;
+constexpr double kAccumulate = 0.1;
 constexpr double kBusy = 0.2;         // of the processors, used by others before the rows began
 constexpr double kBusyRow = 0.1;      // the same during a row
 constexpr double kMachine = 0.05;     // change of the fixed work beyond which the machine is another
@@ -53,13 +53,13 @@ constexpr Counter kCounters[] = {
     {"exposed_s", "exposed ms", 1e-3}, {"sent", "sent MB", 1e6},           {"peak_bytes", "peak MB", 1e6},
     {"bubble_predicted", "bubble"},    {"bubble_replayed", "replayed"},    {"bubble_measured", "measured"}};
 
-std::string_view group_of(std::string_view name) {
+std::string_view group_name(std::string_view name) {
   return name.ends_with("/fit") ? name.substr(name.size() - 3) : name.substr(0, name.find('/'));
 }
 
 // Four digits; two if rounds spread by more than a tenth, and one if by more than half.
 std::string number(double x, double spread = 0) {
-  if (spread > kWide && x > 0) {
+  if (spread > kAccumulate && x > 0) {
     const double unit = std::pow(10, std::floor(std::log10(x)) - (spread > 0.5 ? 0 : 1));
     return fmt::format("{:.{}f}", std::round(x / unit) * unit,
                        std::max(0, static_cast<int>(std::lround(-std::log10(unit)))));
@@ -68,7 +68,7 @@ std::string number(double x, double spread = 0) {
 }
 std::string change(double ratio) { return fmt::format("{:+.1f}%", 100 * (ratio - 1)); }
 std::string interval(const Change& c) { return c.known() ? change(c.low) + " to " + change(c.high) : "-"; }
-double spread_of(const Times& t) {
+double relative_spread(const Times& t) {
   return t.size() < kFewest ? 0 : (quantile(t, 0.75) - quantile(t, 0.25)) / quantile(t, 0.5);
 }
 std::string quartiles(const Times& t) {
@@ -79,9 +79,9 @@ using Group = std::vector<const BenchRow*>;
 
 // Steps of the same dtype and ranks are sorted by their ratios to one rank, else by their times, the fastest first;
 // other rows as they were run.
-std::map<std::string, Group> groups_of(const Bench& all) {
+std::map<std::string, Group> group_rows(const Bench& all) {
   std::map<std::string, Group> out;
-  for (const BenchRow& row : all.rows) out[std::string(group_of(row.name))].push_back(&row);
+  for (const BenchRow& row : all.rows) out[std::string(group_name(row.name))].push_back(&row);
   for (auto& [name, group] : out)
     if (name == "strategy" || name == "schedule")
       std::ranges::stable_sort(group, {}, [](const BenchRow* row) {
@@ -92,8 +92,8 @@ std::map<std::string, Group> groups_of(const Bench& all) {
   return out;
 }
 
-Table table_of(const Group& group, size_t files) {
-  Table out{.id = std::string(group_of(group[0]->name)) + "-rows", .columns = {}};
+Table memory_table(const Group& group, size_t files) {
+  Table out{.id = std::string(group_name(group[0]->name)) + "-rows", .columns = {}};
   const auto add = [&](const std::string& head, const std::string& cell) {
     if (out.rows.size() == 1) out.columns.push_back({head, head != "row" && !head.empty()});
     out.rows.back().cells.emplace_back(cell);
@@ -103,11 +103,11 @@ Table table_of(const Group& group, size_t files) {
   const auto add_values = [&](const BenchRow& row, size_t f, Sample what, const std::string& heading) {
     const Times t = row.values(f, what);
     const std::string whose = files == 1 ? "" : f == 0 ? "A " : "B ";
-    const double spread = spread_of(t);
+    const double spread = relative_spread(t);
     add(whose + heading, t.empty() ? "-" : number(quantile(t, 0.5)));
     if (files == 1 || !ratios) add(whose + (what == Sample::ratio ? "its quartiles" : "quartiles"), quartiles(t));
     const std::string cell = t.size() < kFewest ? "-" : percent(spread);
-    add(whose + (what == Sample::ratio ? "its spread" : "spread"), cell + (spread > kWide ? " !" : "  "));
+    add(whose + (what == Sample::ratio ? "its spread" : "spread"), cell + (spread > kAccumulate ? " !" : "  "));
   };
   const std::vector<Verdict> all = files > 1 ? verdicts(group) : std::vector<Verdict>();
   for (size_t i = 0; i < group.size(); ++i) {
@@ -126,7 +126,7 @@ Table table_of(const Group& group, size_t files) {
     if (files == 1) add("rounds", fmt::format("{}", row->times(0).size()));
     for (const Counter& c : kCounters) {
       const auto has = [&](const BenchRow* r) { return r->counters.contains(c.name); };
-      const double spread = c.is_rate ? spread_of(row->times(0)) : 0;
+      const double spread = c.is_rate ? relative_spread(row->times(0)) : 0;
       if (files == 1 && std::ranges::any_of(group, has) && !(ratios && std::string_view(c.name).starts_with("of_")))
         add(c.heading, has(row) ? number(quantile(row->counters.at(c.name), 0.5) / c.unit, spread) : "-");
     }
@@ -137,7 +137,7 @@ Table table_of(const Group& group, size_t files) {
 
 // The middle half of the rounds as a box, all of them as a line at its foot. The scale is of factors, and of two files
 // of those by which a round is above the first one's median: so all rows show their noise on one scale.
-Picture picture_of(const Group& group, size_t files, double width) {
+Picture parse_figure(const Group& group, size_t files, double width) {
   double least = 1e300, most = 0;
   const std::string unit = group[0]->unit;
   std::vector<std::pair<Lane, Times>> lanes;
@@ -161,7 +161,7 @@ Picture picture_of(const Group& group, size_t files, double width) {
     if (!lane.behind.empty()) lane.marks = {{at(0.25), at(0.75), css, tip}, {at(0), at(1), "k-fin", tip, {}, "", true}};
     out.lanes.push_back(lane);
   }
-  out.left = left_of(out.lanes);
+  out.left = left_edge(out.lanes);
   if (files > 1) out.limit = -std::log2(least);
   out.axis = [=](double at) {
     return files > 1 ? change(least * std::exp2(at)) : number(least * std::exp2(at)) + " " + unit;
@@ -221,7 +221,7 @@ void Bench::read(size_t side, const std::string& name, const std::string& text) 
   bad_input("{}: expected JSON of `tessera bench`: {}", name, e.what());
 }
 
-Change change_of(const std::vector<double>& a, const std::vector<double>& b) {
+Change compute_change(const std::vector<double>& a, const std::vector<double>& b) {
   Times ratios;
   for (const double x : a)
     for (const double y : b) ratios.push_back(y / x);
@@ -238,7 +238,7 @@ Change change_of(const std::vector<double>& a, const std::vector<double>& b) {
 std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group) {
   const auto compare = [](const BenchRow& row, Sample what) {
     const Times a = row.values(0, what), b = row.values(1, what);
-    return a.empty() || b.empty() ? Change{.ratio = 0} : change_of(a, b);
+    return a.empty() || b.empty() ? Change{.ratio = 0} : compute_change(a, b);
   };
   Times one_rank, rows;  // logarithms of changes
   for (const BenchRow* row : group)
@@ -301,12 +301,12 @@ std::vector<Part> Bench::parts(size_t sides, double width) const {
   out[0].words = kHowToRead[sides - 1];
   out[0].about = {about()};
   out[0].text = about() + out[0].words + "\n";
-  for (const auto& [id, group] : groups_of(*this)) {
+  for (const auto& [id, group] : group_rows(*this)) {
     const auto title = kTitles.find(id);
     Part& part = out.emplace_back(Part{.id = id, .title = title == kTitles.end() ? id : title->second});
     if (sides > 1) part.legend = {{"k-F", "A"}, {"k-B", "B"}};
-    part.pictures = {picture_of(group, sides, width)};
-    part.tables = {table_of(group, sides)};
+    part.pictures = {parse_figure(group, sides, width)};
+    part.tables = {memory_table(group, sides)};
     part.text = "\n" + part.title + "\n" + fitted(part.tables[0]);
   }
   return out;

@@ -2,7 +2,7 @@
 #include <numeric>
 
 #include "app/commands.h"
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "app/plan/plan.h"
 #include "app/report/report.h"
 #include "app/trace/timeline.h"
@@ -13,7 +13,7 @@ namespace tessera::report {
 
 namespace {
 
-constexpr int64_t kMostPlans = 8, kMostPlanned = 1024;
+constexpr int64_t kMaxPlans = 8, kMaxPlanned = 1024;
 
 // Commas of --lora-targets and of file names make no list.
 bool is_list(std::string_view option, const std::string& text) {
@@ -24,19 +24,19 @@ Job checked_job(const TrainOptions& o) {
   if (o.plan.dp_mode == DataMode::ps_async)
     throw Error(
         "--dp-mode: expected a strategy whose ranks make steps together, found ps-async; only a run shows its steps");
-  Job job = job_of(o);
+  Job job = make_job(o);
   if (job.model.vocab == 0) job.model.vocab = usual_vocab(o.model);
   in_options([&] {
     check_sizes(job);
     check(job.plan);
     check_layout(job.plan, job.model, job.optim.batch);
   });
-  if (job.plan.ranks() > kMostPlanned)
-    bad_usage("--ranks: expected at most {} to draw, found {}", kMostPlanned, job.plan.ranks());
+  if (job.plan.ranks() > kMaxPlanned)
+    bad_usage("--ranks: expected at most {} to draw, found {}", kMaxPlanned, job.plan.ranks());
   return job;
 }
 
-Record record_of(const TrainOptions& o) {
+Record start_record(const TrainOptions& o) {
   const Job job = checked_job(o);
   const Plan& p = job.plan;
   Record r;
@@ -44,8 +44,8 @@ Record record_of(const TrainOptions& o) {
   r.label = to_text(p);
   r.model =
       fmt::format("{}: {} layers, {} heads, {} channels, context {}, vocabulary {}, {}", o.model, job.model.layers,
-                  job.model.heads, job.model.channels, job.model.context, job.model.vocab, text_of(job.optim.dtype));
-  r.schedule = schedule_of(p);
+                  job.model.heads, job.model.channels, job.model.context, job.model.vocab, to_string(job.optim.dtype));
+  r.schedule = make_schedule(p);
   const std::vector<MeshAxis> axes = {{"pp", static_cast<int>(p.pp)},
                                       {"dp", static_cast<int>(p.dp)},
                                       {"cp", static_cast<int>(p.cp)},
@@ -70,7 +70,7 @@ Record record_of(const TrainOptions& o) {
 
 }  // namespace
 
-std::vector<Record> planned(const Words& words) {
+std::vector<Record> planned(const Args& words) {
   std::string many, shown;
   std::vector<std::string> values = {""};
   for (const auto& [name, text] : words) {
@@ -79,18 +79,18 @@ std::vector<Record> planned(const Words& words) {
     many = name;
     values = split(text, ',');
   }
-  if (std::ssize(values) > kMostPlans)
-    bad_usage("--{}: expected at most {} values, found {}", many, kMostPlans, values.size());
+  if (std::ssize(values) > kMaxPlans)
+    bad_usage("--{}: expected at most {} values, found {}", many, kMaxPlans, values.size());
   std::vector<Record> out;
   for (const std::string& value : values) {
     TrainOptions o;
     for (const auto& [name, text] : words) set_option(o, name, name == many ? value : text);
     if (!o.gives("batch")) {  // as usual, or a little more, so that it can be cut
-      const Plan p = job_of(o).plan;
+      const Plan p = make_job(o).plan;
       const int64_t pieces = std::max<int64_t>(1, p.dp) * std::max<int64_t>(1, p.microbatches);
       o.optim.batch = (o.optim.batch + pieces - 1) / pieces * pieces;
     }
-    out.push_back(record_of(o));
+    out.push_back(start_record(o));
     if (!many.empty()) out.back().label = fmt::format("{} {}", many, value);
   }
   return out;
@@ -110,11 +110,11 @@ namespace fs = std::filesystem;
 std::string drawn(const fs::path& run, bool as_page) {
   const fs::path flights = run / kFlightFile;
   if (is_there(flights))
-    return report::flights_of(report::parse_flights(read_file(flights), flights.string()), as_page);
-  return report::report_of(report::read_record(run), as_page);
+    return report::record_flights(report::parse_flights(read_file(flights), flights.string()), as_page);
+  return report::make_report(report::read_record(run), as_page);
 }
 
-std::vector<report::Record> records_of(const ReportOptions& o) {
+std::vector<report::Record> load_records(const ReportOptions& o) {
   if (o.runs.empty()) return report::planned(o.words);
   std::vector<report::Record> out;
   for (const std::string& run : o.runs) out.push_back(report::read_record(run, true));
@@ -144,14 +144,14 @@ std::string bench_content(const ReportOptions& o) {
 std::string content(const ReportOptions& o) {
   const bool as_page = o.format != "text";
   if (!o.runs.empty() && is_of_bench(o.runs[0])) return bench_content(o);
-  if (o.figure) return report::as_svg_file(report::figure_of(*o.figure, records_of(o)));
+  if (o.figure) return report::as_svg_file(report::make_figure(*o.figure, load_records(o)));
   if (o.runs.size() == 1) return drawn(o.runs[0], as_page);
-  const std::vector<report::Record> runs = records_of(o);
-  return report::comparison_of(runs[0], runs[1], as_page);
+  const std::vector<report::Record> runs = load_records(o);
+  return report::compare_to_text(runs[0], runs[1], as_page);
 }
 
 // The file stands beside the first run, where nothing else is said; the second gives it its name.
-fs::path place_of(const ReportOptions& o) {
+fs::path report_path(const ReportOptions& o) {
   if (o.out) return *o.out;
   std::string name = o.figure.value_or("report");
   if (o.runs.size() == 2) {
@@ -189,7 +189,7 @@ int run(const ReportOptions& o) {
     print(made);
     return 0;
   }
-  const fs::path out = place_of(o);
+  const fs::path out = report_path(o);
   remove_stale(out.has_parent_path() ? out.parent_path() : ".", false);
   if (write_file(out, made)) print(one_line(out.string()) + "\n");
   return 0;

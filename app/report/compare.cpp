@@ -12,21 +12,21 @@ using Maybe = std::optional<double>;
 // A run with what its trace says, worked out once.
 struct Seen {
   explicit Seen(const Record& record) : r(record), step(record.traced ? median_step(record) : StepSpan()) {
-    if (const auto most = std::ranges::max_element(r.ranks, {}, &Rank::peak); most != r.ranks.end()) fullest = &*most;
+    if (const auto most = std::ranges::max_element(r.ranks, {}, &Rank::peak); most != r.ranks.end()) peak_rank = &*most;
     if (step.step == 0) return;
     pipeline = measure_pipeline(r, step);
     if (const auto all = exposures(r, step)) exposure = mean(*all);
   }
   const Record& r;
   StepSpan step;
-  const Rank* fullest = nullptr;
+  const Rank* peak_rank = nullptr;
   std::optional<MeasuredPipeline> pipeline = {};
   std::optional<Exposure> exposure = {};
 };
 
 enum class Unit : uint8_t { ms, share, bytes, rate, loss };
 
-std::string words_of(Unit unit, const Maybe& x) {
+std::string value_text(Unit unit, const Maybe& x) {
   if (!x) return "-";
   if (unit == Unit::ms) return fmt::format("{:.3f} ms", *x);
   if (unit == Unit::share) return percent(*x);
@@ -43,7 +43,7 @@ std::string change(Unit unit, const Maybe& a, const Maybe& b) {
 }
 
 // The last letters of a value that is wider than its column.
-std::string end_of(const std::string& text) {
+std::string trailing_text(const std::string& text) {
   constexpr size_t most = 17;
   return text.size() <= most ? text : "..." + text.substr(text.size() - most + 3);
 }
@@ -68,7 +68,7 @@ class Comparison {
     const Maybe a = get(a_), b = get(b_);
     if (!a && !b) return;
     if (!numbers.contains(part_)) rows.push_back({{part_, "", "", ""}, Row::kHead, "\n" + part_ + "\n"});
-    rows.push_back({{name, words_of(unit, a), words_of(unit, b), change(unit, a, b)}});
+    rows.push_back({{name, value_text(unit, a), value_text(unit, b), change(unit, a, b)}});
     const auto value = [](const Maybe& x) { return x ? nlohmann::ordered_json(*x) : nullptr; };
     numbers[part_][name] = {value(a), value(b)};
   }
@@ -86,7 +86,7 @@ class Comparison {
     for (const auto& [name, text] : all) {
       const std::string a = value(a_.r, name), b = value(b_.r, name);
       if (a == b) continue;
-      rows.push_back({{name, {a, end_of(a)}, {b, end_of(b)}, ""}});
+      rows.push_back({{name, {a, trailing_text(a)}, {b, trailing_text(b)}, ""}});
       numbers[part_][name] = {a, b};
     }
     if (!numbers.contains(part_)) rows.push_back({{"none", "", "", ""}});
@@ -155,11 +155,11 @@ class Comparison {
   void memory() {
     begin("memory of the fullest rank at its peaks");
     for (size_t c = 0; c < kCategories; ++c)
-      row(std::string(name_of(static_cast<Category>(c))), Unit::bytes, [&](const Seen& s) {
-        return s.fullest && s.r.traced ? Maybe(static_cast<double>(s.fullest->peaks[c])) : Maybe();
+      row(std::string(to_string(static_cast<Category>(c))), Unit::bytes, [&](const Seen& s) {
+        return s.peak_rank && s.r.traced ? Maybe(static_cast<double>(s.peak_rank->peaks[c])) : Maybe();
       });
     row("all at once", Unit::bytes,
-        [](const Seen& s) { return s.fullest ? Maybe(static_cast<double>(s.fullest->peak)) : Maybe(); });
+        [](const Seen& s) { return s.peak_rank ? Maybe(static_cast<double>(s.peak_rank->peak)) : Maybe(); });
   }
 
   void losses() {
@@ -185,7 +185,7 @@ class Comparison {
 };
 
 // Says what is missing, and what to be careful with.
-std::vector<std::string> notes_of(const Seen& a, const Seen& b) {
+std::vector<std::string> comparison_notes(const Seen& a, const Seen& b) {
   std::vector<std::string> out;
   for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
     const std::string& name = one->r.label;
@@ -220,7 +220,7 @@ std::string about(const Record& r) {
 using Json = nlohmann::json;
 constexpr int64_t kRows = 12;  // the last ones of an axis
 
-FlightOperation operation_of(const Json& o) {
+FlightOperation find_operation(const Json& o) {
   const Json& ended = o.at("ended");
   return {.axis = o.at("axis").get<std::string>(),
           .operation = o.at("operation").get<std::string>(),
@@ -230,10 +230,10 @@ FlightOperation operation_of(const Json& o) {
           .ended = ended.is_null() ? -1 : ended.get<double>()};
 }
 
-RankFlight flight_of(const Json& line) {
+RankFlight parse_flight(const Json& line) {
   RankFlight out{
       .rank = natural(line.at("rank")).value(), .cause = line.at("cause").get<std::string>(), .operations = {}};
-  for (const Json& o : line.at("operations")) out.operations.push_back(operation_of(o));
+  for (const Json& o : line.at("operations")) out.operations.push_back(find_operation(o));
   return out;
 }
 
@@ -241,7 +241,7 @@ bool is_message(const std::string& operation) { return operation == "send" || op
 
 // A row of the table: a cell for each rank, of css "done", "in" or "missing". Ranks of one axis do the same things in
 // the same order, but for messages.
-Row row_of(const Flights& all, const std::string& axis, int64_t number) {
+Row flight_row(const Flights& all, const std::string& axis, int64_t number) {
   std::vector<std::pair<std::string, const char*>> cells(static_cast<size_t>(all.ranks), {"nothing known", "missing"});
   const FlightOperation* first = nullptr;
   bool differs = false;
@@ -271,7 +271,7 @@ Row row_of(const Flights& all, const std::string& axis, int64_t number) {
   return row;
 }
 
-std::string cause_of(const Flights& all, int64_t rank) {
+std::string failure_cause(const Flights& all, int64_t rank) {
   for (const RankFlight& r : all.written)
     if (r.rank == rank) return r.cause.empty() ? "ended in good order" : r.cause;
   return "wrote nothing: it was killed, or its host is gone";
@@ -279,13 +279,13 @@ std::string cause_of(const Flights& all, int64_t rank) {
 
 }  // namespace
 
-std::string comparison_of(const Record& a, const Record& b, bool as_page) {
+std::string compare_to_text(const Record& a, const Record& b, bool as_page) {
   const Seen in_a(a), in_b(b);
   const Comparison all(in_a, in_b);
   Part head{.id = "run",
             .title = "Two training runs of Tessera",
             .about = {about(a), about(b)},
-            .hints = notes_of(in_a, in_b)};
+            .hints = comparison_notes(in_a, in_b)};
   Table t{.id = "compared",
           .columns = {{"", false, 42},
                       {{a.label, ""}, true, 17},
@@ -307,7 +307,7 @@ std::string comparison_of(const Record& a, const Record& b, bool as_page) {
   const std::vector<std::pair<const char*, const std::vector<Record>*>> figures = {
       {"loss", &told}, {"pipeline", &piped}, {"timeline", &traced}, {"memory", &traced}, {"bytes", &traced}};
   for (const auto& [name, runs] : figures)
-    if (!runs->empty()) parts.push_back(figure_of(name, *runs, kWidth));
+    if (!runs->empty()) parts.push_back(make_figure(name, *runs, kWidth));
   return whole_page(a.label + " and " + b.label + ", two runs of Tessera", parts, all.numbers.dump());
 }
 
@@ -319,22 +319,22 @@ Flights parse_flights(std::string_view file, const std::string& what) {
       const Json line = parse_json(file.substr(0, end), what);
       file.remove_prefix(std::min(end + 1, file.size()));
       out.ranks = std::max(out.ranks, natural(line.at("ranks")).value());
-      out.written.push_back(flight_of(line));
+      out.written.push_back(parse_flight(line));
     }
   } catch (const Json::exception& e) {
     bad_input("{}: not a failure as ranks record it: {}", what, e.what());
   } catch (const std::bad_optional_access&) {
     bad_input("{}: not a failure as ranks record it: expected whole numbers", what);
   }
-  constexpr int64_t kMost = 1 << 16;
+  constexpr int64_t kMax = 1 << 16;
   for (const RankFlight& r : out.written)
-    if (r.rank >= out.ranks || out.ranks > kMost)
-      bad_input("{}: rank {} of {} ranks; expected fewer than {}", what, r.rank, out.ranks, kMost);
+    if (r.rank >= out.ranks || out.ranks > kMax)
+      bad_input("{}: rank {} of {} ranks; expected fewer than {}", what, r.rank, out.ranks, kMax);
   std::ranges::sort(out.written, {}, &RankFlight::rank);
   return out;
 }
 
-std::string flights_of(const Flights& all, bool as_page) {
+std::string record_flights(const Flights& all, bool as_page) {
   Part causes{.id = "run", .title = "This run failed", .text = "This run failed. Why each rank ended:\n"};
   Table why{.id = "causes", .columns = {{{"rank", ""}, false, 9}, {{"why it ended", ""}, false, 1}}, .indent = 2};
   Part done{.id = "flight",
@@ -343,7 +343,7 @@ std::string flights_of(const Flights& all, bool as_page) {
   Table last{.id = "last", .columns = {{"axis"}, {{"number", ""}, false, 6}}, .indent = 2};
   for (int64_t r = 0; r < all.ranks; ++r) {
     const std::string rank = fmt::format("{}", r);
-    why.rows.push_back({{{rank, fmt::format("rank {:<4}", r)}, cause_of(all, r)}});
+    why.rows.push_back({{{rank, fmt::format("rank {:<4}", r)}, failure_cause(all, r)}});
     last.columns.push_back({{"rank " + rank, ""}, false, 1});
   }
   last.columns.push_back({""});
@@ -352,7 +352,7 @@ std::string flights_of(const Flights& all, bool as_page) {
     for (const FlightOperation& o : rank.operations) latest[o.axis] = std::max(latest[o.axis], o.number);
   for (const auto& [axis, number] : latest) {
     const int64_t first = std::max<int64_t>(1, number - kRows + 1);
-    for (int64_t n = first; n <= number; ++n) last.rows.push_back(row_of(all, axis, n));
+    for (int64_t n = first; n <= number; ++n) last.rows.push_back(flight_row(all, axis, n));
     last.rows[last.rows.size() - static_cast<size_t>(number - first + 1)].above =
         fmt::format("\naxis {}: what each rank did last (begun, and how long it took)\n", axis);
   }

@@ -19,7 +19,7 @@ constexpr double kLetter = 6.7;  // about the width of one, in pixels
 constexpr double kLetterLine = 13, kKey = 11, kLine = 20, kBelow = 22, kThin = 4;
 
 // About how wide a text of UTF-8 is, in pixels.
-double width_of(std::string_view text) {
+double text_width(std::string_view text) {
   return kLetter * static_cast<double>(std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
@@ -208,13 +208,13 @@ std::string legend(const std::vector<LegendEntry>& entries) {
 std::string table_text(const Table& t) {
   if (std::ranges::none_of(t.columns, &Column::width)) return "";
   std::string out = t.above;
-  const auto add_line = [&](size_t indent, auto&& cell_of) {
+  const auto add_line = [&](size_t indent, auto&& make_cell) {
     std::string words;
     for (size_t c = 0; c < t.columns.size(); ++c) {
       if (t.columns[c].width == 0) continue;
       const size_t width = t.columns[c].width + (words.empty() ? t.indent - indent : 0);
       words += words.empty() ? std::string(indent, ' ') : " ";
-      words += fmt::format(fmt::runtime(t.columns[c].number ? "{:>{}}" : "{:<{}}"), cell_of(c).text, width);
+      words += fmt::format(fmt::runtime(t.columns[c].number ? "{:>{}}" : "{:<{}}"), make_cell(c).text, width);
     }
     out += words + "\n";
   };
@@ -277,7 +277,7 @@ std::string short_time(double ms) {
 std::string percent(double share) { return fmt::format("{:.1f}%", 100 * share); }
 std::string tick_of_ms(double time) { return fmt::format("{:.4g} ms", time); }
 
-std::string svg_of(const Box& b) {
+std::string render_svg(const Box& b) {
   const std::string tip = b.tip.empty() ? "" : fmt::format(" data-tip=\"{}\"", escaped(b.tip));
   std::string out = fmt::format(R"(<rect class="{}" x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}"{}{}/>)", b.css,
                                 b.x, b.y, std::max(0.4, b.width), b.height, tip, b.attributes);
@@ -286,7 +286,7 @@ std::string svg_of(const Box& b) {
     const std::vector<std::string> lines = split(label, '\n');
     const double foot = b.y + b.height / 2 + 4 - kLetterLine / 2 * (static_cast<double>(lines.size()) - 1);
     if (label.empty() || b.height < kLetterLine * static_cast<double>(lines.size()) - 2 ||
-        std::ranges::any_of(lines, [&](const std::string& line) { return b.width <= width_of(line) + 3; }))
+        std::ranges::any_of(lines, [&](const std::string& line) { return b.width <= text_width(line) + 3; }))
       continue;
     for (size_t i = 0; i < lines.size(); ++i)
       out += fmt::format(R"(<text class="{}" x="{:.2f}" y="{:.2f}">{}</text>)", pale ? "over" : "on", b.x + b.width / 2,
@@ -319,9 +319,9 @@ std::string legend_svg(const std::vector<LegendEntry>& entries, double left, dou
   std::string out;
   double x = left;
   for (const LegendEntry& e : entries) {
-    const double wide = kKey + 6 + width_of(e.words) + 14;
+    const double wide = kKey + 6 + text_width(e.words) + 14;
     if (x > left && x + wide > left + width) x = left, y += kLine;
-    out += svg_of({x, y + 3, kKey, kKey, e.css}) + text_at(x + kKey + 6, y + 13, "key", e.words);
+    out += render_svg({x, y + 3, kKey, kKey, e.css}) + text_at(x + kKey + 6, y + 13, "key", e.words);
     x += wide;
   }
   y += entries.empty() ? 0 : kLine;
@@ -344,7 +344,7 @@ std::string Chart::axis(double foot, const Wording& words, double count) const {
   std::string out;
   for (const double tick : ticks(0, last - first, count > 0 ? count : width > kFigureWidth ? 10 : 6)) {
     const double at = x(first + tick);
-    if (at + width_of(words(tick)) / 2 > width - (count > 0 ? 0 : right)) break;
+    if (at + text_width(words(tick)) / 2 > width - (count > 0 ? 0 : right)) break;
     if (count > 0) out += line("grid", at, top, at, foot - 10);
     out += text_at(at, foot, tick > 0 ? "mid" : "key", words(tick));
   }
@@ -358,9 +358,9 @@ std::string Chart::grid(const Wording& words) const {
   return out;
 }
 
-double left_of(const std::vector<Lane>& lanes) {
+double left_edge(const std::vector<Lane>& lanes) {
   double left = 40;
-  for (const Lane& lane : lanes) left = std::max(left, width_of(lane.name) + 14);
+  for (const Lane& lane : lanes) left = std::max(left, text_width(lane.name) + 14);
   return left;
 }
 
@@ -379,9 +379,9 @@ Picture drawn(const Lanes& l) {
     const double y = top + static_cast<double>(i) * l.tall;
     const Lane& lane = l.lanes[i];
     for (const Mark& m : lane.marks)
-      out.body += svg_of({chart.x(m.begin), m.thin ? y + tall - kThin : y, chart.x(m.end) - chart.x(m.begin),
-                          m.thin ? kThin : tall, m.css, m.tip, l.tall > 12 ? m.labels : std::vector<std::string>(),
-                          m.attributes});
+      out.body += render_svg({chart.x(m.begin), m.thin ? y + tall - kThin : y, chart.x(m.end) - chart.x(m.begin),
+                              m.thin ? kThin : tall, m.css, m.tip, l.tall > 12 ? m.labels : std::vector<std::string>(),
+                              m.attributes});
     if (i % l.named > 0) continue;
     out.body += text_at(l.left - 8, y + foot, "end", lane.name);
     const double behind = chart.x(lane.marks.empty() ? 0 : lane.marks.back().end) + 6;
@@ -402,7 +402,7 @@ Cell ms_cell(double ms) { return {short_time(ms), fmt::format("{:.3f}", ms)}; }
 Cell bar_cell(double share, const std::string& css, const std::string& tip) {
   Cell out("");
   out.html = fmt::format("<svg class=\"bar\" viewBox=\"0 0 {} 14\" aria-hidden=\"true\">{}</svg>", kBar,
-                         share > 0 ? svg_of({0, 1, kBar * share, 12, css, tip}) : "");
+                         share > 0 ? render_svg({0, 1, kBar * share, 12, css, tip}) : "");
   return out;
 }
 
@@ -410,11 +410,11 @@ std::string as_html(const Table& t) {
   if (std::ranges::none_of(t.columns, &Column::on_page)) return "";
   std::string out = t.title.empty() ? "" : fmt::format("<h3>{}</h3>\n", escaped(t.title));
   out += fmt::format("<table id=\"{}\"><thead>", t.id);
-  const auto row = [&](std::string_view tag, const std::string& row_css, auto&& cell_of) {
+  const auto row = [&](std::string_view tag, const std::string& row_css, auto&& make_cell) {
     out += row_css.empty() ? "<tr>" : fmt::format("<tr class=\"{}\">", row_css);
     for (size_t c = 0; c < t.columns.size(); ++c) {
       if (!t.columns[c].on_page) continue;
-      const Cell& cell = cell_of(c);
+      const Cell& cell = make_cell(c);
       const std::string css = cell.css + (t.columns[c].number ? " n" : "");
       out += fmt::format("<{}{}>{}{}</{}>", tag,
                          css.empty() ? "" : fmt::format(" class=\"{}\"", css.substr(css[0] == ' ')), escaped(cell.page),

@@ -56,7 +56,7 @@ struct Box {
   std::vector<std::string> labels = {};
   std::string attributes = {};  // added as they are
 };
-std::string svg_of(const Box& box);
+std::string render_svg(const Box& box);
 
 // Lanes below each other on one scale, with boxes in them: bars of bytes, ranks in time.
 struct Mark {
@@ -87,7 +87,7 @@ struct Lanes {
 };
 Picture drawn(const Lanes& lanes);
 // The room that names of lanes need.
-double left_of(const std::vector<Lane>& lanes);
+double left_edge(const std::vector<Lane>& lanes);
 
 // Curves over an axis of steps or times.
 struct Chart {

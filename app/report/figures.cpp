@@ -18,7 +18,7 @@ std::string units(double time) { return fmt::format("{} units", time); }
 
 bool is_message(const Event& e) { return e.track == "send" || e.track == "receive"; }
 
-std::string css_of(const Event& e) {
+std::string css_class(const Event& e) {
   static const std::map<std::string, const char*> known = {
       {"forward", "k-F"},  {"backward", "k-B"}, {"input gradient", "k-I"}, {"weight gradient", "k-W"},
       {"waiting", "wait"}, {"send", "k-msg"},   {"receive", "k-msg"}};
@@ -27,7 +27,7 @@ std::string css_of(const Event& e) {
   return found == known.end() ? css_of_axis(e.axis) : found->second;
 }
 
-std::string tip_of(const Event& e, const StepSpan& step) {
+std::string event_tooltip(const Event& e, const StepSpan& step) {
   std::string tip = fmt::format("{} | {} | from {} for {}", e.name, e.track, short_time(e.begin - step.begin),
                                 short_time(e.end - e.begin));
   if (e.stage >= 0) tip += fmt::format(" | stage {}, micro-batch {}", e.stage, e.microbatch);
@@ -58,7 +58,7 @@ Picture rank_timeline(const Record& r, const Rank& rank, const StepSpan& step, d
             .axis = tick_of_ms};
   for (const Event& e : rank.events) {
     if (e.step != step.step || e.track == "step") continue;
-    Mark mark{e.begin - step.begin, e.end - step.begin, css_of(e), tip_of(e, step)};
+    Mark mark{e.begin - step.begin, e.end - step.begin, css_class(e), event_tooltip(e, step)};
     if (e.track == "waiting") {
       mark.thin = true;
       if ((mark.end - mark.begin) * (width - kGutter) / span > kDrawnWait) waits.push_back(std::move(mark));
@@ -83,7 +83,7 @@ int64_t total(const Held& h) {
 }
 
 // Samples of what was held in the step, from its first moment to its last.
-std::vector<Held> samples_of(const Rank& rank, const StepSpan& step) {
+std::vector<Held> span_samples(const Rank& rank, const StepSpan& step) {
   std::vector<Held> out;
   for (const Held& h : rank.memory) {
     if (h.time > step.end) break;
@@ -111,17 +111,17 @@ std::string area(const std::vector<Held>& samples, size_t category, const Chart&
   return fmt::format("<polygon class=\"m{} area\" points=\"{}{}\"/>\n", category, upper, lower);
 }
 
-std::string words_of(const Held& h, const StepSpan& step) {
+std::string sample_text(const Held& h, const StepSpan& step) {
   std::string out =
       fmt::format("at {} | {} held", short_time(h.time - step.begin), short_bytes(static_cast<double>(total(h))));
   for (size_t c = 0; c < h.bytes.size(); ++c)
-    out += fmt::format(" | {} {}", name_of(static_cast<Category>(c)), short_bytes(static_cast<double>(h.bytes[c])));
+    out += fmt::format(" | {} {}", to_string(static_cast<Category>(c)), short_bytes(static_cast<double>(h.bytes[c])));
   return out;
 }
 
 // Draws what a rank held during a step; narrow pictures say nothing when they are pointed at.
 Picture rank_memory(const Rank& rank, const StepSpan& step, double most, double width) {
-  const std::vector<Held> samples = samples_of(rank, step);
+  const std::vector<Held> samples = span_samples(rank, step);
   const Chart chart{.width = width,
                     .height = 190,
                     .left = 74,
@@ -135,8 +135,8 @@ Picture rank_memory(const Rank& rank, const StepSpan& step, double most, double 
   for (size_t c = 0; c < kCategories; ++c) out.body += area(samples, c, chart);
   for (size_t i = 0; width > kFigureWidth / 2 && i + 1 < samples.size(); ++i) {
     const double from = chart.x(samples[i].time);
-    out.body += svg_of({from, chart.top, chart.x(samples[i + 1].time) - from, chart.height - chart.top - chart.bottom,
-                        "glass", words_of(samples[i], step)});
+    out.body += render_svg({from, chart.top, chart.x(samples[i + 1].time) - from,
+                            chart.height - chart.top - chart.bottom, "glass", sample_text(samples[i], step)});
   }
   out.body += chart.axis(chart.height - 8, tick_of_ms);
   return out;
@@ -262,16 +262,16 @@ Part pipelines(const Records& runs, double width) {
     if (r.planned) {
       const double held = static_cast<double>(*std::ranges::max_element(plan.in_flight)) / r.schedule.chunks();
       const std::string words = fmt::format("{}, at most {:.3g} micro-batches in flight on a rank", bubble, held);
-      f.pictures.push_back(drawn(lanes_of({plan, of_run(runs, r, words), most, units, tick_of_units}, width)));
+      f.pictures.push_back(drawn(panel_lanes({plan, of_run(runs, r, words), most, units, tick_of_units}, width)));
       f.words += fmt::format(" {}: {}.", r.label, bubble);
       continue;
     }
     const StepSpan step = median_step(r);
     const std::optional<MeasuredPipeline> p = measure_pipeline(r, step);
     if (!p) refuse("pipeline", r, "its trace has no step with all actions of the schedule");
-    for (Panel& panel : panels_of(r, *p, step)) {
+    for (Panel& panel : make_panels(r, *p, step)) {
       panel.title = of_run(runs, r, fmt::format("{}, bubble {}", panel.title, percent(panel.sim.bubble_share())));
-      f.pictures.push_back(drawn(lanes_of(panel, width)));
+      f.pictures.push_back(drawn(panel_lanes(panel, width)));
     }
   }
   f.legend.push_back({"idle", "idle"});
@@ -332,12 +332,12 @@ Part planned_memory(const Records& runs, double width) {
       for (size_t c = 0; c < kCategories; ++c) {
         const auto bytes = static_cast<double>(rank.peaks[c]);
         stack(bar, bytes, fmt::format("m{} pass", c),
-              fmt::format("{}: {} bytes", name_of(static_cast<Category>(c)), grouped(rank.peaks[c])),
+              fmt::format("{}: {} bytes", to_string(static_cast<Category>(c)), grouped(rank.peaks[c])),
               short_bytes(bytes));
       }
       bars.lanes.push_back(std::move(bar));
     }
-  bars.left = left_of(bars.lanes);
+  bars.left = left_edge(bars.lanes);
   f.pictures = {drawn(bars)};
   keep_drawn(f);
   return f;
@@ -353,7 +353,7 @@ Part memories(const Records& runs, double width) {
   for (const Record& r : runs) {
     const StepSpan step = drawn_step("memory", r);
     for (const Rank& rank : r.ranks)
-      for (const Held& h : samples_of(rank, step)) most = std::max(most, total(h));
+      for (const Held& h : span_samples(rank, step)) most = std::max(most, total(h));
   }
   for (const Record& r : runs)
     add_ranks(f, runs, r, drawn_ranks(width), [&](const Rank& rank, const StepSpan& step) {
@@ -394,7 +394,7 @@ Part all_bytes(const Records& runs, double width) {
       bars.lanes.push_back(std::move(bar));
       add_new(f.legend, {{css, "along " + s.axis}});
     }
-    left = std::max(left, left_of(bars.lanes));
+    left = std::max(left, left_edge(bars.lanes));
     bars.title = of_run(runs, runs[i], fmt::format("{} in all", short_bytes(sum)));
     f.words += fmt::format(" {}.", bars.title);
     all.push_back(std::move(bars));
@@ -431,7 +431,7 @@ std::string css_of_axis(const std::string& axis) {
   return "a-world";
 }
 
-Lanes lanes_of(const Panel& p, double width) {
+Lanes panel_lanes(const Panel& p, double width) {
   const Schedule& s = p.sim.schedule;
   Lanes out{.title = p.title, .most = p.scale, .width = width, .gap = 4, .axis = p.tick};
   out.tall = s.chunks() > 1 ? 34 : 26;  // a letter above a number in each narrow box
@@ -446,13 +446,13 @@ Lanes lanes_of(const Panel& p, double width) {
                             t.action.stage, t.action.microbatch, p.words(t.start), p.words(t.end - t.start))};
       if (t.action.is_message()) {
         mark.thin = true;
-        const bool waits = t.action.what == Do::recv_forward || t.action.what == Do::recv_backward;
+        const bool waits = t.action.what == PassKind::recv_forward || t.action.what == PassKind::recv_backward;
         if (!waits || t.end <= t.start) continue;
       } else {
         const bool seen = (t.end - t.start) / p.scale * width > 3;  // it would be hidden by its border
-        mark.css = fmt::format("k-{}{}", name_of(t.action.what), seen ? " pass" : "");
+        mark.css = fmt::format("k-{}{}", to_string(t.action.what), seen ? " pass" : "");
         mark.css += pale(s, t.action.stage);
-        const std::string letter(name_of(t.action.what)), number = fmt::format("{}", t.action.microbatch);
+        const std::string letter(to_string(t.action.what)), number = fmt::format("{}", t.action.microbatch);
         mark.labels = {letter + number, fmt::format("{}\n{}", letter, number), number};
         mark.attributes = fmt::format(" data-mb=\"{}\"", t.action.microbatch);
       }
@@ -465,14 +465,14 @@ Lanes lanes_of(const Panel& p, double width) {
 
 std::vector<LegendEntry> pass_legend(const Schedule& s) {
   std::vector<LegendEntry> out = {{"k-F", "F: forward"}};
-  if (s.has(Do::B)) out.push_back({"k-B", "B: backward"});
-  if (s.has(Do::I)) out.push_back({"k-I", "I: gradient of the input"});
-  if (s.has(Do::W)) out.push_back({"k-W", "W: gradient of the weights"});
+  if (s.has(PassKind::B)) out.push_back({"k-B", "B: backward"});
+  if (s.has(PassKind::I)) out.push_back({"k-I", "I: gradient of the input"});
+  if (s.has(PassKind::W)) out.push_back({"k-W", "W: gradient of the weights"});
   if (s.chunks() > 1) out.push_back({"k-F c1", "paler: a rank's later stages"});
   return out;
 }
 
-std::vector<Panel> panels_of(const Record& r, const MeasuredPipeline& p, const StepSpan& step) {
+std::vector<Panel> make_panels(const Record& r, const MeasuredPipeline& p, const StepSpan& step) {
   const double ms = std::max({p.replayed.makespan, r.shared ? 0 : p.measured.makespan, 1e-9});
   std::vector<Panel> out = {{p.equal, "Planned, equal times", p.equal.makespan, units, tick_of_units},
                             {p.replayed, "Planned, measured times", ms}};
@@ -483,11 +483,11 @@ std::vector<Panel> panels_of(const Record& r, const MeasuredPipeline& p, const S
 std::vector<LegendEntry> memory_legend() {
   std::vector<LegendEntry> out;
   for (size_t c = 0; c < kCategories; ++c)
-    out.push_back({fmt::format("m{}", c), std::string(name_of(static_cast<Category>(c)))});
+    out.push_back({fmt::format("m{}", c), std::string(to_string(static_cast<Category>(c)))});
   return out;
 }
 
-Part figure_of(std::string_view name, const std::vector<Record>& runs, double width) {
+Part make_figure(std::string_view name, const std::vector<Record>& runs, double width) {
   if (name == "pipeline") return pipelines(runs, width);
   if (name == "timeline") return timelines(runs, width);
   if (name == "memory") return memories(runs, width);

@@ -9,7 +9,7 @@
 namespace tessera::report {
 namespace {
 
-constexpr size_t kMostRanks = drawn_ranks(kWidth);
+constexpr size_t kMaxRanks = drawn_ranks(kWidth);
 constexpr size_t kColumns = 80;  // characters of a line
 constexpr double kSeen = 0.1;    // the part of a column's time from which on something is shown
 
@@ -22,8 +22,8 @@ std::string words(const Record& r, std::initializer_list<const char*> names) {
 }
 
 std::string first_ranks(const Record& r, const char* more = "") {
-  return r.ranks.size() > kMostRanks
-             ? fmt::format("The first {} of {} ranks are drawn{}.", kMostRanks, r.ranks.size(), more)
+  return r.ranks.size() > kMaxRanks
+             ? fmt::format("The first {} of {} ranks are drawn{}.", kMaxRanks, r.ranks.size(), more)
              : "";
 }
 
@@ -50,7 +50,7 @@ Part loss_part(const Record& r) {
   if (r.losses.empty())
     p.notes = {"No step was recorded."};
   else
-    p = figure_of("loss", {r}, kWidth);
+    p = make_figure("loss", {r}, kWidth);
   p.title = "Loss";
   p.words =
       "The line is the training loss of each step, the dots are the mean loss over the whole validation split. A line "
@@ -93,14 +93,14 @@ Table times_table(const Record& r, const MeasuredPipeline& p) {
           .columns = {{{"mean times", "mean, ms"}, false, 10}, {"forward", true, 9}},
           .above = "\n",
           .indent = 2};
-  const auto column = [&](Do what, const Cell& head, Field field) {
+  const auto column = [&](PassKind what, const Cell& head, Field field) {
     if (!r.schedule.has(what)) return;
     t.columns.push_back({head, true, 9});
     fields.push_back(field);
   };
-  column(Do::B, "backward", &StageTimes::backward);
-  column(Do::I, {"input gradient", "input"}, &StageTimes::input);
-  column(Do::W, {"weight gradient", "weight"}, &StageTimes::weight);
+  column(PassKind::B, "backward", &StageTimes::backward);
+  column(PassKind::I, {"input gradient", "input"}, &StageTimes::input);
+  column(PassKind::W, {"weight gradient", "weight"}, &StageTimes::weight);
   for (size_t stage = 0; stage < p.times.stages.size(); ++stage) {
     Row& row = t.rows.emplace_back(Row{{fmt::format("stage {}", stage)}});
     for (const Field field : fields) row.cells.push_back(ms_cell(p.times.stages[stage].*field));
@@ -127,7 +127,7 @@ std::string grids(const Record& r, const MeasuredPipeline& p, const StepSpan& st
     out += fmt::format("measured: step {} as it happened; {:.3f} ms\n", step.step, p.measured.makespan) +
            draw_to_scale(p.measured, ms);
   return out + fmt::format("\nA pass begins with its name (F forward, {}); dashes: it goes on; dots: idle.\n{}",
-                           r.schedule.has(Do::B) ? "B backward" : "I gradient of the input, W of the weights",
+                           r.schedule.has(PassKind::B) ? "B backward" : "I gradient of the input, W of the weights",
                            r.schedule.chunks() > 1 ? "Small letters: a rank's later stages.\n" : "");
 }
 
@@ -168,7 +168,7 @@ const std::vector<std::string> kKinds = split(
     "X ep|Y edp|E tied|O world",
     '|');
 
-char letter_of(const Event& e) {
+char event_letter(const Event& e) {
   if (e.track == "update") return e.name == "optimizer" ? 'U' : 'G';
   for (const std::string& kind : kKinds)
     if (!e.operation.empty() && e.axis.starts_with(kind.substr(2))) return kind[0];
@@ -181,11 +181,11 @@ std::string timeline_text(const Record& r, const StepSpan& step) {
   std::string out = "\nEach rank in this step, to scale: what it computes, and below it what it communicates.\n";
   std::set<char> seen;
   const bool chunks = r.schedule.chunks() > 1;
-  for (size_t i = 0; i < std::min(kMostRanks, r.ranks.size()); ++i) {
+  for (size_t i = 0; i < std::min(kMaxRanks, r.ranks.size()); ++i) {
     Line computes(step.begin, step.end), communicates(step.begin, step.end);
     for (const Event& e : r.ranks[i].events) {
       if (e.step != step.step || e.track == "step" || e.track == "waiting") continue;
-      const char letter = letter_of(e);
+      const char letter = event_letter(e);
       seen.insert(letter);
       const bool later = e.operation.empty() && e.stage >= 0 && r.schedule.chunk(e.stage) > 0;
       (e.operation.empty() ? computes : communicates)
@@ -202,7 +202,7 @@ std::string timeline_text(const Record& r, const StepSpan& step) {
 }
 
 Part timeline_part(const Record& r, const StepSpan& step) {
-  Part p = figure_of("timeline", {r}, kWidth);
+  Part p = make_figure("timeline", {r}, kWidth);
   p.title = fmt::format("Timeline of step {}", step.step);
   p.words =
       "For each rank the upper row is what it computes and the rows below are what it communicates at the same time. "
@@ -217,7 +217,7 @@ Part timeline_part(const Record& r, const StepSpan& step) {
 
 // The peaks stand in every text, the pictures need a step.
 Part memory_part(const Record& r, const StepSpan& step) {
-  Part p = step.step > 0 ? figure_of("memory", {r}, kWidth) : Part{.id = "memory"};
+  Part p = step.step > 0 ? make_figure("memory", {r}, kWidth) : Part{.id = "memory"};
   p.title = fmt::format("Memory in step {}", step.step);
   p.words =
       "The height of a colour is the memory of that kind that a rank held. It was noted each time that it had changed "
@@ -228,7 +228,7 @@ Part memory_part(const Record& r, const StepSpan& step) {
           .columns = {{{"most bytes at one time", "rank"}, false, 6}},
           .above = "\nmost bytes at one time\n"};
   for (size_t c = 0; c < kCategories; ++c)
-    t.columns.push_back({std::string(name_of(static_cast<Category>(c))), true, 13});
+    t.columns.push_back({std::string(to_string(static_cast<Category>(c))), true, 13});
   t.columns.push_back({{"all at once", "peak"}, true, 13});
   t.columns.push_back({"MB", true, 9, false});
   for (size_t rank = 0; rank < r.ranks.size(); ++rank) {
@@ -314,7 +314,7 @@ std::string experts_words(const Record& r, const StepSpan& step) {
   for (const std::vector<int64_t>& layer : r.experts.load.rows)
     all += std::accumulate(layer.begin(), layer.end(), int64_t{0});
   std::string out = fmt::format("{} of {} choices found no place", grouped(r.experts.load.dropped), grouped(all));
-  const Overlap travel = overlap_of(r, step, "ep", "all_to_all");
+  const Overlap travel = measure_overlap(r, step, "ep", "all_to_all");
   if (travel.all == 0 || step.step == 0) return out;
   out += fmt::format("; a rank was in the all-to-alls for {} of step {}", percent(travel.all / (step.end - step.begin)),
                      step.step);
@@ -325,19 +325,19 @@ std::string experts_words(const Record& r, const StepSpan& step) {
 
 // A box for each expert of a layer, of which a rank has `here`.
 Picture layer_picture(const std::string& title, const std::vector<int64_t>& layer, size_t here) {
-  constexpr double kEven = 24, kMost = 3 * kEven;  // heights of an even share, and of the tallest box
-  Picture out{.title = title, .height = kMost + 18};
+  constexpr double kEven = 24, kMax = 3 * kEven;  // heights of an even share, and of the tallest box
+  Picture out{.title = title, .height = kMax + 18};
   const double each = kWidth / static_cast<double>(layer.size());
   for (size_t e = 0; e < layer.size(); ++e) {
-    const double share = times(layer, e, 1), height = std::min(kMost, share * kEven);
-    out.body += svg_of({static_cast<double>(e) * each,
-                        kMost - height,
-                        std::max(each - 2, 1.0),
-                        height,
-                        "m0",
-                        fmt::format("expert {} on rank {} of ep | {} choices, {:.2f} times an even share", e, e / here,
-                                    grouped(layer[e]), share),
-                        {fmt::format("{:.2f}", share)}});
+    const double share = times(layer, e, 1), height = std::min(kMax, share * kEven);
+    out.body += render_svg({static_cast<double>(e) * each,
+                            kMax - height,
+                            std::max(each - 2, 1.0),
+                            height,
+                            "m0",
+                            fmt::format("expert {} on rank {} of ep | {} choices, {:.2f} times an even share", e,
+                                        e / here, grouped(layer[e]), share),
+                            {fmt::format("{:.2f}", share)}});
   }
   return out;
 }
@@ -380,7 +380,7 @@ Part pipeline_part(const Record& r, const StepSpan& step, const std::optional<Me
   if (!r.shared) part.legend.push_back({"wait", "waiting for a message"});
   if (r.ranks.size() > p.measured.actions.size())
     part.hints.emplace_back("Of the pipelines that run side by side, the one with rank 0 is drawn.");
-  for (const Panel& panel : panels_of(r, p, step)) part.pictures.push_back(drawn(lanes_of(panel)));
+  for (const Panel& panel : make_panels(r, p, step)) part.pictures.push_back(drawn(panel_lanes(panel)));
   if (r.shared)
     part.warning = fmt::format(
         "What happened is not drawn: {} threads of ranks share {} cores and take turns on them, so what a rank waited "
@@ -424,7 +424,7 @@ Part experts_part(const Record& r, const StepSpan& step) {
   return p;
 }
 
-std::string report_of(const Record& r, bool as_page) {
+std::string make_report(const Record& r, bool as_page) {
   const StepSpan step = median_step(r);
   const std::optional<MeasuredPipeline> pipeline = measure_pipeline(r, step);
   std::vector<Part> parts = {head_part(r, step)};

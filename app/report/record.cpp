@@ -12,10 +12,10 @@ namespace fs = std::filesystem;
 namespace {
 
 using Json = nlohmann::json;
-constexpr int64_t kMostRecorded = 1 << 16;
-constexpr double kMostNumber = 1e15;
-constexpr double kMostTime = 1e12;
-constexpr int64_t kMostBytes = int64_t{1} << 52;  // and calls: sums of many stay within 64 bits
+constexpr int64_t kMaxRecorded = 1 << 16;
+constexpr double kMaxNumber = 1e15;
+constexpr double kMaxTime = 1e12;
+constexpr int64_t kMaxBytes = int64_t{1} << 52;  // and calls: sums of many stay within 64 bits
 
 // A value of a file, with the file's name for what is wrong with it.
 class Value {
@@ -36,7 +36,7 @@ class Value {
     return *n;
   }
   double number() const {
-    if (!json_.is_number() || std::abs(json_.get<double>()) > kMostNumber) refuse("a number that a run can have");
+    if (!json_.is_number() || std::abs(json_.get<double>()) > kMaxNumber) refuse("a number that a run can have");
     return json_.get<double>();
   }
   bool truth() const {
@@ -68,7 +68,7 @@ class Value {
 std::array<int64_t, kCategories> categories(const Value& value) {
   std::array<int64_t, kCategories> out{};
   for (size_t c = 0; c < out.size(); ++c)
-    out[c] = value[std::string(name_of(static_cast<Category>(c))).c_str()].count(kMostBytes);
+    out[c] = value[std::string(to_string(static_cast<Category>(c))).c_str()].count(kMaxBytes);
   return out;
 }
 
@@ -81,11 +81,11 @@ std::string describe_model(const Value& m) {
 void read_plan(Record& r, const Value& plan, const std::string& file) {
   std::string axes;
   for (const char* axis : {"pp", "dp", "cp", "tp"})
-    axes += fmt::format("{}{} {}", axes.empty() ? "" : " x ", axis, plan["axes"][axis].count(kMostRecorded));
+    axes += fmt::format("{}{} {}", axes.empty() ? "" : " x ", axis, plan["axes"][axis].count(kMaxRecorded));
   const Value schedule = plan["schedule"];
   r.schedule = parse_schedule(schedule["text"].text(), file);
   r.schedule.name = schedule["name"].text();
-  r.plan = {{"ranks", fmt::format("{} ({})", plan["ranks"].count(kMostRecorded), axes)},
+  r.plan = {{"ranks", fmt::format("{} ({})", plan["ranks"].count(kMaxRecorded), axes)},
             {"data axis", plan["strategy"].text()},
             {"sums", plan["all_reduce"].text()},
             {"backend", plan["backend"].text()},
@@ -93,7 +93,7 @@ void read_plan(Record& r, const Value& plan, const std::string& file) {
                                   r.schedule.microbatches)},
             {"recompute", plan["recompute"].text()},
             {"threads per rank", fmt::format("{}", plan["threads_per_rank"].count())}};
-  if (plan.has("shard_ranks")) r.shard_ranks = plan["shard_ranks"].count(kMostRecorded);
+  if (plan.has("shard_ranks")) r.shard_ranks = plan["shard_ranks"].count(kMaxRecorded);
   if (r.schedule.ranks > 1)
     r.plan.insert(r.plan.begin() + 1, {"schedule", fmt::format("{}, {} stages", r.schedule.name, r.schedule.stages)});
 }
@@ -114,21 +114,21 @@ void read_about(Record& r, std::string_view text, const std::string& file) {
   for (const Value& v : root["ranks"].list()) {
     Rank rank;
     rank.name = v["name"].text();
-    rank.peak = v["peak_bytes"].count(kMostBytes);
+    rank.peak = v["peak_bytes"].count(kMaxBytes);
     rank.peaks = categories(v["peaks"]);
-    for (const auto& [axis, at] : v["at"].members()) rank.at.emplace_back(axis, at.count(kMostRecorded));
+    for (const auto& [axis, at] : v["at"].members()) rank.at.emplace_back(axis, at.count(kMaxRecorded));
     r.ranks.push_back(std::move(rank));
   }
   if (std::ssize(r.ranks) != root["plan"]["ranks"].count())
     root["plan"]["ranks"].refuse(fmt::format("{} ranks, as many as are listed", r.ranks.size()));
   for (const Value& v : root["sent"].list())
     r.sent.push_back(
-        {v["axis"].text(), v["operation"].text(), v["calls"].count(kMostBytes), v["bytes"].count(kMostBytes)});
+        {v["axis"].text(), v["operation"].text(), v["calls"].count(kMaxBytes), v["bytes"].count(kMaxBytes)});
 }
 
 bool names_action(const Event& e) {
   for (int what = 0; what < kDos; ++what)
-    if (Action{static_cast<Do>(what), e.stage, e.microbatch}.str() == e.name) return true;
+    if (Action{static_cast<PassKind>(what), e.stage, e.microbatch}.str() == e.name) return true;
   return false;
 }
 
@@ -137,15 +137,14 @@ Event read_event(const Value& v, const std::string& track, const Schedule& sched
   Event e{.track = track, .name = v["name"].text(), .axis = {}, .operation = {}};
   e.begin = v["ts"].number() / 1e3;
   e.end = e.begin + v["dur"].number() / 1e3;
-  if (!(e.begin >= 0 && e.end >= e.begin && e.end < kMostTime))
-    v.refuse("a time of 0 or more that ends after it began");
+  if (!(e.begin >= 0 && e.end >= e.begin && e.end < kMaxTime)) v.refuse("a time of 0 or more that ends after it began");
   e.step = args["step"].count();
   if (args.has("stage")) {
     e.stage = static_cast<int>(args["stage"].count(schedule.stages - 1));
     e.microbatch = static_cast<int>(args["microbatch"].count(schedule.microbatches - 1));
     e.processor = args["processor"].number() / 1e3;
     if (!names_action(e)) v.refuse("the name of an action of its stage and micro-batch");
-    if (!(e.processor >= 0 && e.processor < kMostTime)) v.refuse("a processor's time of 0 or more");
+    if (!(e.processor >= 0 && e.processor < kMaxTime)) v.refuse("a processor's time of 0 or more");
   }
   if (args.has("operation")) {
     e.axis = args["axis"].text();
@@ -177,15 +176,15 @@ void read_trace(Record& r, std::string_view text, const std::string& file) {
 }
 
 void read_experts(Record& r, const Value& v) {
-  constexpr int64_t kMostChoices = int64_t{1} << 38, kMostExperts = 10000, kMostLayers = 1024;  // so that sums fit
-  r.experts.load = {.dropped = v["dropped"].count(kMostChoices * kMostLayers)};
+  constexpr int64_t kMaxChoices = int64_t{1} << 38, kMaxExperts = 10000, kMaxLayers = 1024;  // so that sums fit
+  r.experts.load = {.dropped = v["dropped"].count(kMaxChoices * kMaxLayers)};
   r.experts.ranks = std::max<int64_t>(1, v["ranks"].count());
   for (const Value& layer : v["load"].list()) {
     std::vector<int64_t>& rows = r.experts.load.rows.emplace_back();
-    for (const Value& choices : layer.list()) rows.push_back(choices.count(kMostChoices));
-    if (rows.empty() || std::ssize(rows) > kMostExperts || std::ssize(rows) % r.experts.ranks != 0)
+    for (const Value& choices : layer.list()) rows.push_back(choices.count(kMaxChoices));
+    if (rows.empty() || std::ssize(rows) > kMaxExperts || std::ssize(rows) % r.experts.ranks != 0)
       layer.refuse("the choices of up to 10000 experts that the ranks share evenly");
-    if (std::ssize(r.experts.load.rows) > kMostLayers) v["load"].refuse("up to 1024 layers");
+    if (std::ssize(r.experts.load.rows) > kMaxLayers) v["load"].refuse("up to 1024 layers");
   }
 }
 
@@ -197,12 +196,12 @@ void read_summary(Record& r, const Value& v) {
     for (const Value& peak : v["peak_bytes"].list()) {
       Rank& rank = r.ranks.emplace_back();
       rank.name = fmt::format("rank {}", r.ranks.size() - 1);
-      rank.peak = peak.count(kMostBytes);
+      rank.peak = peak.count(kMaxBytes);
     }
   if (v.has("sent_bytes"))
     for (const auto& [axis, operations] : v["sent_bytes"].members())
       for (const auto& [operation, bytes] : operations.members())
-        r.sent.push_back({axis, operation, 0, bytes.count(kMostBytes)});
+        r.sent.push_back({axis, operation, 0, bytes.count(kMaxBytes)});
 }
 
 void read_metrics(Record& r, std::string_view text, const std::string& file) {
@@ -302,7 +301,7 @@ struct Cut {
 };
 
 // Names the group of ranks that speak to each other along an axis: where they are along all other axes.
-std::string group_of(const Record& r, const Rank& rank, const std::string& axis) {
+std::string axis_group(const Record& r, const Rank& rank, const std::string& axis) {
   if (axis == "world") return axis;
   std::string along = "+" + (axis == "tied" ? "pp" : axis) + "+", out = axis;
   for (const Cut& cut : {Cut{"ep", "edp", r.experts.ranks}, Cut{"dp.shard", "dp.replicate", r.shard_ranks}}) {
@@ -329,7 +328,7 @@ class Arrivals {
     for (const Rank& rank : r.ranks)
       for (const Event& e : rank.events) {
         if (e.step != step.step || e.operation.empty() || e.operation == "recv") continue;
-        const std::string group = group_of(r, rank, e.axis);
+        const std::string group = axis_group(r, rank, e.axis);
         if (e.stage >= 0)
           sent_[{group, Action::parse(e.name)}] = e.begin;
         else
@@ -342,7 +341,7 @@ class Arrivals {
   // The n-th of its list on the rank, where lists are of a group's collectives, or of its messages outside of a
   // pipeline.
   double of(const Rank& rank, const Event& e, size_t n) const {
-    const std::string group = group_of(record_, rank, e.axis);
+    const std::string group = axis_group(record_, rank, e.axis);
     if (e.operation == "send") return e.begin;
     if (e.stage >= 0) {
       const auto found = sent_.find({group, sent_as(Action::parse(e.name))});
@@ -492,7 +491,7 @@ std::optional<MeasuredPipeline> measure_pipeline(const Record& record, const Ste
   }
   for (const auto& list : p.equal.actions) planned += passes_in(list);
   if (found != planned) return std::nullopt;
-  p.times = times_of(s, record.shared ? lengths : happened);
+  p.times = simulate_times(s, record.shared ? lengths : happened);
   p.replayed = simulate(s, p.times);
   p.measured = as_measured(s, std::move(happened));
   return p;
@@ -506,7 +505,7 @@ std::optional<std::vector<Exposure>> exposures(const Record& r, const StepSpan& 
   return out;
 }
 
-Overlap overlap_of(const Record& r, const StepSpan& step, const std::string& axis, const std::string& operation) {
+Overlap measure_overlap(const Record& r, const StepSpan& step, const std::string& axis, const std::string& operation) {
   Overlap out;
   for (const Rank& rank : r.ranks) {
     Spans waits, moving;

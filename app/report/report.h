@@ -122,14 +122,15 @@ Exposure mean(const std::vector<Exposure>& all);
 struct Overlap {
   double all = 0, exposed = 0;
 };
-Overlap overlap_of(const Record& record, const StepSpan& step, const std::string& axis, const std::string& operation);
+Overlap measure_overlap(const Record& record, const StepSpan& step, const std::string& axis,
+                        const std::string& operation);
 
 // Parts and figures.
 
 inline constexpr std::string_view kFigures = "pipeline|memory|timeline|bytes|loss|bench";
 // One of kFigures but bench, of pictures that together are so wide, and of at most drawn_ranks() of a run. Runs have
 // one scale. Throws Error (usage) that says which run lacks what the figure shows.
-Part figure_of(std::string_view name, const std::vector<Record>& runs, double width = kFigureWidth);
+Part make_figure(std::string_view name, const std::vector<Record>& runs, double width = kFigureWidth);
 constexpr size_t drawn_ranks(double width) { return width > kFigureWidth ? 16 : 8; }
 
 // A schedule on its clock, a lane for each rank; `scale` is the time that the whole width shows.
@@ -139,9 +140,9 @@ struct Panel {
   double scale = 1;
   Wording words = short_time, tick = tick_of_ms;  // for its times
 };
-Lanes lanes_of(const Panel& panel, double width = kWidth);
+Lanes panel_lanes(const Panel& panel, double width = kWidth);
 // As planned, as replayed, and as measured where that says something of the plan.
-std::vector<Panel> panels_of(const Record& record, const MeasuredPipeline& pipeline, const StepSpan& step);
+std::vector<Panel> make_panels(const Record& record, const MeasuredPipeline& pipeline, const StepSpan& step);
 std::vector<LegendEntry> pass_legend(const Schedule& schedule);
 
 std::vector<LegendEntry> memory_legend();
@@ -152,11 +153,11 @@ Part pipeline_part(const Record& record, const StepSpan& step, const std::option
 Part experts_part(const Record& record, const StepSpan& step);
 // A run as one file of HTML, or as text without the curves, in lines of at most 120 characters: the pipeline planned
 // and measured, to scale, then ranks in one step, bytes by axis and peaks of memory.
-std::string report_of(const Record& record, bool as_page);
+std::string make_report(const Record& record, bool as_page);
 
 // Two runs beside each other. Either may have no trace, and they may have made different numbers of steps: what both
 // have is compared, and what one lacks is said.
-std::string comparison_of(const Record& a, const Record& b, bool as_page);
+std::string compare_to_text(const Record& a, const Record& b, bool as_page);
 
 // A flight record, the file `flight.json` (parallel/comm/trace.h), says what the ranks of a failed run had come to.
 struct FlightOperation {
@@ -177,7 +178,7 @@ struct Flights {
 Flights parse_flights(std::string_view file, const std::string& what);
 // A table with the ranks beside each other and a row for each of the last operations of an axis: which ranks have done
 // it, which were in it, which did not come, and which did something else in its place.
-std::string flights_of(const Flights& flights, bool as_page);
+std::string record_flights(const Flights& flights, bool as_page);
 
 // Rows of `bench`, as its JSON has them, and those of other programs of Google Benchmark; of one side or of two that
 // are compared, each of one file or more.
@@ -221,7 +222,7 @@ struct Change {
   bool known() const { return low > 0; }
   bool seen() const { return known() && (low > 1 || high < 1); }
 };
-Change change_of(const std::vector<double>& a, const std::vector<double>& b);
+Change compute_change(const std::vector<double>& a, const std::vector<double>& b);
 
 // The comparison of a row. Rounds of one process are not independent, so an interval alone shows false differences:
 // the verdict requires in addition a quiet machine and a change beyond what the control measurements changed.
@@ -238,6 +239,6 @@ std::vector<Verdict> verdicts(const std::vector<const BenchRow*>& group);
 // and what they hold: parameters, gradients and optimizer state by closed forms, the rest by a dry run. Nothing is
 // computed, and no rank is started. Of one option the words may have several values, 1f1b,zb-h1, which give one plan
 // each, labelled with its value. Throws Error (usage) for a plan that cannot be.
-std::vector<Record> planned(const Words& words);
+std::vector<Record> planned(const Args& words);
 
 }  // namespace tessera::report

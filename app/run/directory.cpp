@@ -49,7 +49,7 @@ bool holds_nothing(const fs::path& directory) {
 }
 
 // "7:3", of a mixture.
-std::string shares_of(const Dataset& d) {
+std::string mixture_fractions(const Dataset& d) {
   std::string out;
   for (const MixturePart& p : d.parts) out += fmt::format("{}{}", out.empty() ? "" : ":", p.share);
   return out;
@@ -62,11 +62,11 @@ Json run_identity(TrainOptions o, const ModelConfig& c, const Dataset& d) {
   usual.sizes = whole_sizes(usual.sizes);
   o.sizes = whole_sizes(c);
   o.optim.document_mask = o.optim.document_mask || o.pack;
-  Json out = identity_of(settings_of(o), settings_of(usual));
+  Json out = identity_fields(field_descriptors(o), field_descriptors(usual));
   out["tokenizer"] = d.tokenizer->kind();
   for (const auto& [name, sum] : d.checksums()) out[name] = sum;
   if (c.lora.rank > 0 && c.lora.scale() != 0) out["lora_scale"] = c.lora.scale();
-  if (!d.parts.empty()) out["mixture"] = shares_of(d);
+  if (!d.parts.empty()) out["mixture"] = mixture_fractions(d);
   return out;
 }
 
@@ -88,9 +88,9 @@ void check_numbers(const Checkpoint& checkpoint) {
             passed_over.empty() ? "none was saved there" + foreign_in(run) : passed_over.front());
 }
 
-std::set<std::string> names_of(const std::vector<WholeTensor>& tensors) {
+std::set<std::string> tensor_names(const std::vector<FullTensor>& tensors) {
   std::set<std::string> names;
-  for (const WholeTensor& t : tensors) names.insert(t.name);
+  for (const FullTensor& t : tensors) names.insert(t.name);
   return names;
 }
 
@@ -111,7 +111,7 @@ void check_replicas_saved(const SavedTensors& state, const DataStrategy& strateg
 
 // A file under flock().
 
-fs::path lock_of(const fs::path& run) { return run / "lock"; }
+fs::path lock_path(const fs::path& run) { return run / "lock"; }
 
 std::string owner_text() {
   std::array<char, 256> host{};
@@ -166,14 +166,14 @@ std::string about(const SavedRun& run, const ModelConfig& config, const TrainOpt
 
 bool RunDirectory::resume(Trainer& trainer, const TrainOptions& o, const Dataset& dataset,
                           std::vector<std::string>& passed_over) const {
-  const std::optional<Saved> from = saved(trainer.whole_model().config, o, dataset, passed_over);
+  const std::optional<Saved> from = saved(trainer.full_model().config, o, dataset, passed_over);
   if (!from) return false;
   saved_order(from->path, 0, 0);
   const SavedTensors model(from->path, kModel), state(from->path, kOptimizer);
-  model.expect_no_others(names_of(list_values(trainer)));
+  model.expect_no_others(tensor_names(list_values(trainer)));
   check_replicas_saved(state, trainer.strategy(), from->path.string());
-  state.expect_no_others(names_of(list_state(trainer)));
-  read_values(trainer.strategy().residents(), model.tensors());
+  state.expect_no_others(tensor_names(list_state(trainer)));
+  read_values(trainer.strategy().resident_units(), model.tensors());
   read_state(trainer, state.tensors());
   trainer.set_done(from->steps, from->updates);
   return true;
@@ -246,7 +246,7 @@ Checkpoint find_checkpoint(const fs::path& from, std::vector<std::string>& passe
   refuse_unusable(from, passed_over);
 }
 
-std::set<std::string> names_of(LanguageModel& model) {
+std::set<std::string> tensor_names(LanguageModel& model) {
   std::set<std::string> out;
   for (const Parameter* p : model.parameters()) out.insert(p->name);
   return out;
@@ -254,7 +254,7 @@ std::set<std::string> names_of(LanguageModel& model) {
 
 void load_model(LanguageModel& model, const Checkpoint& checkpoint) {
   const SavedTensors weights(checkpoint.path, kModel);
-  weights.expect_no_others(names_of(model));
+  weights.expect_no_others(tensor_names(model));
   read_values(model.units(), weights.tensors());
   for (const FlatUnit& unit : model.units()) ++unit.values.storage()->version;
 }
@@ -267,7 +267,7 @@ bool is_at(const fs::path& file, int fd) {
 }
 
 RunLock::RunLock(const fs::path& run) : run_(run) {
-  const fs::path file = lock_of(run);
+  const fs::path file = lock_path(run);
   fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (fd_ < 0) throw OutputError(fmt::format("cannot write {}: {}", file.string(), std::strerror(errno)));
   const int cause = ::flock(fd_, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
@@ -299,20 +299,20 @@ RunLock::RunLock(const fs::path& run) : run_(run) {
 RunLock::~RunLock() { ::close(fd_); }
 
 void RunLock::check() const {
-  if (!is_at(lock_of(run_), fd_))
+  if (!is_at(lock_path(run_), fd_))
     throw OutputError(
         fmt::format("{}: the run's folder was removed, moved or replaced while the run wrote to it", run_.string()));
-  if (!note_.empty() && read_file(lock_of(run_)) != text_)
+  if (!note_.empty() && read_file(lock_path(run_)) != text_)
     throw OutputError(fmt::format("{} is being written by another run, {}", run_.string(), read(run_)));
 }
 
 bool RunLock::is_held(const fs::path& run) {
-  const Descriptor file(::open(lock_of(run).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  const Descriptor file(::open(lock_path(run).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
   return file.get() >= 0 && ::flock(file.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 }
 
 std::string RunLock::read(const fs::path& run) {
-  const std::string text = read_file(lock_of(run));
+  const std::string text = read_file(lock_path(run));
   return text.substr(0, text.find('\n'));
 }
 

@@ -118,7 +118,7 @@ Checkpoint find_checkpoint(const std::filesystem::path& from, std::vector<std::s
 // InputError when it is none, and Error (usage) when its workers were at different steps, which only a run of as many
 // `ranks` and `servers` goes on with; 0: a run that is not asynchronous.
 std::optional<PushLog> saved_order(const std::filesystem::path& checkpoint, int ranks, int servers);
-std::set<std::string> names_of(LanguageModel& model);  // names of its parameters
+std::set<std::string> tensor_names(LanguageModel& model);  // names of its parameters
 // Reads the parameters of a materialised model. Throws InputError.
 void load_model(LanguageModel& model, const Checkpoint& checkpoint);
 

@@ -5,7 +5,7 @@
 
 #include <cstdlib>
 
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "app/output.h"
 #include "app/run/directory.h"
 #include "hub/folder.h"
@@ -28,7 +28,7 @@ TrainOptions options_in(const fs::path& checkpoint) {
 }
 
 ModelConfig config_in(const fs::path& checkpoint) {
-  Job job = job_of(options_in(checkpoint));
+  Job job = make_job(options_in(checkpoint));
   job.model.dropout = job.model.lora.dropout = 0;
   job.model.recompute = Recompute::none;
   if (job.model.vocab == 0) job.model.vocab = Tokenizer::open_folder(checkpoint)->vocab_size();
@@ -36,7 +36,7 @@ ModelConfig config_in(const fs::path& checkpoint) {
 }
 
 // The tensors of a checkpoint, in the dtype that is asked for.
-WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
+FullTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
   return [saved](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     const SavedTensors::Whole& whole = saved->at(name);
     const bool bytes = dtype == DType::uint8;  // a weight in four bits
@@ -46,8 +46,8 @@ WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
                 shape.str());
     return [saved, read = saved->reader(name), stored = whole.dtype, dtype](int64_t begin, std::span<std::byte> to) {
       if (stored == dtype) return read(begin, to);
-      const int64_t count = std::ssize(to) / size_of(dtype);
-      std::vector<std::byte> from(static_cast<size_t>(count * size_of(stored)));
+      const int64_t count = std::ssize(to) / element_size(dtype);
+      std::vector<std::byte> from(static_cast<size_t>(count * element_size(stored)));
       read(begin, from);
       convert({"", stored, {count}, from}, 0, dtype, to);
     };
@@ -56,12 +56,12 @@ WholeTensors tensors_in(const std::shared_ptr<const SavedTensors>& saved) {
 
 // The configuration of a folder's model. GPTQ's codes are held as they are where all layers have them and their groups
 // can be held so; else they are the numbers that the codes stand for.
-ModelConfig config_of(const HubFolder& folder) {
+ModelConfig to_model_config(const HubFolder& folder) {
   ModelConfig config = folder.config();
   if (!folder.gptq()) return config;
   config.quantize = {Codec::gptq, folder.gptq()->group};
   try {
-    for (const auto& [name, packing] : packings_of(config))
+    for (const auto& [name, packing] : weight_packings(config))
       if (!folder.has_codes(name)) return folder.config();
   } catch (const Error&) {
     return folder.config();
@@ -70,13 +70,14 @@ ModelConfig config_of(const HubFolder& folder) {
 }
 
 // Bytes of codes too.
-WholeTensors tensors_of(const std::shared_ptr<const HubFolder>& folder) {
+FullTensors full_tensors(const std::shared_ptr<const HubFolder>& folder) {
   return [folder, of = folder->tensors()](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
     if (dtype != DType::uint8) return of(name, dtype, shape);
     const auto codes = folder->codes(name);
     if (!codes) bad_input("{}: '{}' is not in 4 bits", folder->path().string(), name);
     const auto bytes = std::make_shared<const std::vector<std::byte>>(codes->packed());
-    return [bytes, read = reader_of(*bytes, DType::uint8)](int64_t begin, std::span<std::byte> to) { read(begin, to); };
+    return
+        [bytes, read = make_reader(*bytes, DType::uint8)](int64_t begin, std::span<std::byte> to) { read(begin, to); };
   };
 }
 
@@ -107,7 +108,7 @@ Pretrained open_adapted(const fs::path& from, const Base& given) {
   return out;
 }
 
-std::string hash_of(const Pretrained& base) {
+std::string model_hash(const Pretrained& base) {
   constexpr int64_t kAtOnce = int64_t{1} << 20;
   ModelConfig config = base.config;
   config.quantize = {};
@@ -129,7 +130,7 @@ std::string hash_of(const Pretrained& base) {
 
 // Tables with more rows than the model's: the new ones are the mean of its own, in the order of these, in double.
 // transformers' resize_token_embeddings() draws around that mean, with 1e-9 of the rows' variance.
-WholeTensors with_rows(const ModelConfig& from, WholeTensors tensors) {
+FullTensors with_rows(const ModelConfig& from, FullTensors tensors) {
   std::map<std::string, Shape> shapes;
   const std::unique_ptr<LanguageModel> model = make_model(from);
   for (const Parameter* p : model->parameters()) shapes.emplace(p->name, p->whole);
@@ -137,7 +138,7 @@ WholeTensors with_rows(const ModelConfig& from, WholeTensors tensors) {
       [shapes, tensors = std::move(tensors)](const std::string& name, DType dtype, const Shape& shape) -> TensorReader {
         const auto found = shapes.find(name);
         if (found == shapes.end() || found->second == shape) return tensors(name, dtype, shape);
-        const int64_t own = found->second[0], columns = shape[1], end = own * columns, element = size_of(dtype);
+        const int64_t own = found->second[0], columns = shape[1], end = own * columns, element = element_size(dtype);
         std::vector<double> sums(static_cast<size_t>(columns));
         std::vector<float> mean(static_cast<size_t>(columns));
         const TensorReader wide = tensors(name, DType::float32, {own, columns});
@@ -169,11 +170,12 @@ void refuse(const std::optional<MemoryRefusal>& refusal) {
 constexpr double kFarOff = 16;  // a little is for those to say who know which tensor, or which option, it is
 
 // For the threads of the ranks, which are tried, and for what they hold.
-MemoryLimit limit_beside_threads(const Job& job, int64_t ranks_here) {
+MemoryLimit limit_beside_threads(const Job& job, int64_t local_world_size) {
   if (has_processes(job.plan)) return memory_limit();
-  const int64_t team =
-      job.plan.threads_per_rank > 0 ? job.plan.threads_per_rank : std::max<int64_t>(1, cpu::threads() / ranks_here);
-  const int64_t threads = ranks_here * (team + (ranks_here > 1 ? 1 : 0)) - 1;  // and each has one in the background
+  const int64_t team = job.plan.threads_per_rank > 0 ? job.plan.threads_per_rank
+                                                     : std::max<int64_t>(1, cpu::threads() / local_world_size);
+  const int64_t threads =
+      local_world_size * (team + (local_world_size > 1 ? 1 : 0)) - 1;  // and each has one in the background
   check_threads(threads);
   return memory_limit(threads);
 }
@@ -186,16 +188,16 @@ Pretrained open_pretrained(const fs::path& from, const Base& base) {
   if (is_hub_folder(from)) {
     const auto folder = std::make_shared<const HubFolder>(from);
     return {.path = from,
-            .config = config_of(*folder),
+            .config = to_model_config(*folder),
             .dtype = folder->dtype(),
-            .tensors = tensors_of(folder),
+            .tensors = full_tensors(folder),
             .gptq = folder->gptq(),
             .codes = [folder](const std::string& name) { return folder->codes(name); },
             .notes = folder->notes()};
   }
   if (is_llmc_model(from)) {
     const auto model = std::make_shared<const LlmcModel>(from);
-    const WholeTensors all = model->tensors();
+    const FullTensors all = model->tensors();
     return {.path = tokenizer_path(from),
             .config = model->config(),
             .dtype = model->dtype(),
@@ -207,14 +209,14 @@ Pretrained open_pretrained(const fs::path& from, const Base& base) {
   for (const std::string& why : passed_over) out.notes.push_back("passed over a checkpoint: " + why);
   out.config = config_in(out.path);
   const TrainOptions run = options_in(out.path);
-  out.dtype = job_of(run).optim.dtype;
+  out.dtype = make_job(run).optim.dtype;
   if (out.path.filename() != "step-0") out.chat_template = run.chat_template;
   if (out.config.lora.rank > 0) {
     out.base = run.adapter_base ? *run.adapter_base : run.init.value_or("");
     out.base_hash = run.base_hash.value_or("");
   }
   const auto saved = std::make_shared<const SavedTensors>(out.path, "model");
-  saved->expect_no_others(names_of(*make_model(out.config)));
+  saved->expect_no_others(tensor_names(*make_model(out.config)));
   out.tensors = tensors_in(saved);
   if (out.config.quantize.codec != Codec::none) out.tensors = dequantized(out.config, std::move(out.tensors));
   return out;
@@ -229,7 +231,7 @@ KnownBase known_base(const Pretrained& adapters, const fs::path& named) {
   if (base.config.lora.rank > 0)
     bad_input("{}: the base is not recorded; expected a model without adapters, found {}", named.string(),
               path.string());
-  const std::string found = hash_of(base);
+  const std::string found = model_hash(base);
   if (!adapters.base_hash.empty() && found != adapters.base_hash)
     bad_input("{}: the adapters belong to a base with the hash {}; found {} with the hash {}", named.string(),
               adapters.base_hash, path.string(), found);
@@ -319,8 +321,8 @@ std::unique_ptr<LanguageModel> first_model(const ModelConfig& config) {
   return model;
 }
 
-WholeTensors first_weights(const Pretrained& from, const ModelConfig& config) {
-  WholeTensors all = config.vocab > from.config.vocab ? with_rows(from.config, from.tensors) : from.tensors;
+FullTensors first_weights(const Pretrained& from, const ModelConfig& config) {
+  FullTensors all = config.vocab > from.config.vocab ? with_rows(from.config, from.tensors) : from.tensors;
   const Codec wanted = config.quantize.codec, found = from.config.quantize.codec;
   if (wanted == Codec::nf4 && found != wanted) all = quantized(config, std::move(all));
   if (config.lora.rank == 0 || from.config.lora.rank > 0) return all;
@@ -332,7 +334,7 @@ WholeTensors first_weights(const Pretrained& from, const ModelConfig& config) {
 
 void take_model(TrainOptions& o, const ModelConfig& c) {
   ModelConfig model = whole_sizes(c);
-  const Settings theirs = settings_of(model), ours = settings_of(o.sizes);
+  const Settings theirs = field_descriptors(model), ours = field_descriptors(o.sizes);
   const auto take = [&](std::string_view name) {
     const Setting &from = theirs.at(name), &to = ours.at(name);
     if (o.gives(name) && to.text() != from.text())
@@ -346,7 +348,7 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   o.model = plain;
   for (const Setting& s : theirs)
     if (s.field.of_weights && applies(s, theirs)) take(s.field.name);
-  const bool learned = !row_of(c.family).rotary, shorter = o.gives("context");
+  const bool learned = !find_row(c.family).rotary, shorter = o.gives("context");
   const int64_t most = learned ? c.position_rows() : c.context;
   if (shorter) model.context = most;  // so many can be asked for
   if (!shorter || o.sizes.context > most) take("context");
@@ -367,17 +369,17 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   if (wanted == Codec::gptq) take("quantize_group");
 }
 
-void ask_for_least_memory(const Job& job) {
+void check_minimum_memory(const Job& job) {
   if (job.plan.device == Device::cpu && !has_processes(job.plan))
     refuse(least_refusal(job, job.plan.ranks(), memory_limit()));
 }
 
-void ask_for_training(const TrainOptions& o, const Job& given, int64_t vocab, HostMemory here) {
+void check_memory_for_training(const TrainOptions& o, const Job& given, int64_t vocab, HostMemory here) {
   if (given.plan.device != Device::cpu) return;
   Job job = given;
   job.model = model_config(job, vocab);
   const Plan& p = job.plan;
-  const LeastMemory of = least_memory(job);
+  const MinimumMemory of = least_memory(job);
   const bool cut = p.tp > 1 || p.pp > 1 || p.zero != ZeroStage::none, asynchronous = p.dp_mode == DataMode::ps_async;
   if (!o.no_save && asynchronous) here.gathered = static_cast<int64_t>(of.state);
   if (!o.no_save && o.format == "text" && p.ranks() == 1) {
@@ -395,7 +397,7 @@ void ask_for_training(const TrainOptions& o, const Job& given, int64_t vocab, Ho
 void check_described(const fs::path& config, const fs::path& folder, const Job& job, int64_t vocab) {
   Job sized = job;
   sized.model = model_config(job, vocab);
-  const LeastMemory of = least_memory(sized);
+  const MinimumMemory of = least_memory(sized);
   std::vector<fs::path> files = {folder / "model.safetensors"};
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
@@ -412,10 +414,10 @@ void check_described(const fs::path& config, const fs::path& folder, const Job& 
               config.string(), of.parameters, of.values, most, largest.string());
 }
 
-void ask_for_inference(const Job& job) {
+void check_memory_for_inference(const Job& job) {
   if (job.plan.device != Device::cpu) return;
   int64_t needed = 0, most = 0;  // bytes of all ranks, which may be threads of this process, and of one
-  for (const HeldBytes& held : expected_memory(job)) {
+  for (const MemoryByCategory& held : expected_memory(job)) {
     needed += held.parameters;
     most = std::max(most, held.parameters);
   }
@@ -428,14 +430,14 @@ void ask_for_inference(const Job& job) {
         static_cast<double>(needed) / 1e9, static_cast<double>(limit.bytes) / 1e9, limit.of);
 }
 
-void ask_for_verifying(const Job& given) {
+void check_memory_for_verifying(const Job& given) {
   const Job job = verifiable(given);
   if (job.plan.device != Device::cpu || has_processes(job.plan)) return;
-  const LeastMemory of = least_memory(job);
+  const MinimumMemory of = least_memory(job);
   const MemoryLimit limit = limit_beside_threads(job, job.plan.ranks());
   refuse(least_refusal(job, job.plan.ranks(), limit));
   // The oracle is a model of its own, and has the gradient of each data rank beside what it gathers of the plan.
-  const double gradients = of.trained * static_cast<double>(size_of(data_options(job).grad_dtype));
+  const double gradients = of.trained * static_cast<double>(element_size(data_options(job).grad_dtype));
   HostMemory here{.ranks = job.plan.ranks(), .more_is = "the oracle"};
   here.more = static_cast<int64_t>(of.held + gradients * static_cast<double>(job.plan.dp * job.plan.cp + 1));
   refuse(memory_refusal(job, here, limit));

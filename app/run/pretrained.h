@@ -15,7 +15,7 @@ struct Pretrained {
   DType dtype = DType::float32;  // that its tensors are stored in
   // By our names, in any floating dtype; what is held in four bits as bytes too. Files stay mapped as long as this
   // lives.
-  WholeTensors tensors;
+  FullTensors tensors;
   std::string base = {};       // adapters only: the model that they were trained on
   std::string base_hash = {};  // its hash where that was recorded
   std::string merged = {};     // adapters that are in the weights: the file and key that LoraConfig cannot describe
@@ -62,7 +62,7 @@ ModelConfig first_config(const TrainOptions& options);
 
 // Its tensors for a model of `config`: adapters that only the latter has keep their first values, what it holds in nf4
 // is quantised, and rows that only its table has are the mean of the others.
-WholeTensors first_weights(const Pretrained& from, const ModelConfig& config);
+FullTensors first_weights(const Pretrained& from, const ModelConfig& config);
 
 // A model of `config` that first_weights() will fill: nothing is drawn but values of adapters. To draw all takes a core
 // some 40 s for a billion parameters.
@@ -75,15 +75,15 @@ void take_model(TrainOptions& options, const ModelConfig& config);
 // The commands ask for the memory that they will use, before they draw or write anything.
 
 // Before data are read. Throws Error (usage) as below.
-void ask_for_least_memory(const Job& job);
+void check_minimum_memory(const Job& job);
 // For `ranks` ranks of this host from rank `first` on; the vocabulary is that of the tokens where the job has none. On
 // ranks that compute on GPUs nothing is asked. Throws Error (usage) where memory does not suffice, after a table on
 // standard error.
-void ask_for_training(const TrainOptions& options, const Job& job, int64_t vocab, HostMemory here);
+void check_memory_for_training(const TrainOptions& options, const Job& job, int64_t vocab, HostMemory here);
 // Asks for the memory of a plan and of the oracle beside it.
-void ask_for_verifying(const Job& job);
+void check_memory_for_verifying(const Job& job);
 // Asks for the memory of a model that only computes.
-void ask_for_inference(const Job& job);
+void check_memory_for_inference(const Job& job);
 // Sizes in a file cost nothing: throws InputError, naming both files, where the model that `config` describes has many
 // times the bytes of any `model.safetensors` in `folder` or in a checkpoint there. A vocabulary that is not known is 1.
 void check_described(const std::filesystem::path& config, const std::filesystem::path& folder, const Job& job,
@@ -100,9 +100,9 @@ struct Inference {
 
 // `words` are options of a run; without a word of ranks there is one. Says what was passed over on standard error.
 // Throws Error (usage), InputError, and Error where memory does not suffice.
-Inference open_inference(const std::string& from, const Words& words);
+Inference open_inference(const std::string& from, const Args& words);
 
 // This rank's part of it. The inference must outlive the result.
-std::unique_ptr<Trainer> part_of(const Inference& inference, Communicator& world);
+std::unique_ptr<Trainer> inference_trainer(const Inference& inference, Communicator& world);
 
 }  // namespace tessera

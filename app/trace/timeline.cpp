@@ -84,7 +84,7 @@ using Ordered = nlohmann::ordered_json;
 constexpr const char* kTracks[] = {"step", "forward", "backward", "input gradient", "weight gradient",
                                    "send", "receive", "update",   "waiting"};
 
-std::string track_of(const TraceEvent& e) {
+std::string track_name(const TraceEvent& e) {
   if (e.kind == TraceKind::phase) return "update";
   if (e.kind == TraceKind::wait) return "waiting";
   if (e.kind == TraceKind::communication) {
@@ -99,7 +99,7 @@ std::string track_of(const TraceEvent& e) {
 // Bytes by the names of their categories.
 Ordered by_category(const std::array<int64_t, kCategories>& bytes) {
   Ordered out = Ordered::object();
-  for (size_t c = 0; c < bytes.size(); ++c) out[std::string(name_of(static_cast<Category>(c)))] = bytes[c];
+  for (size_t c = 0; c < bytes.size(); ++c) out[std::string(to_string(static_cast<Category>(c)))] = bytes[c];
   return out;
 }
 
@@ -129,7 +129,7 @@ class RankTimeline {
   }
 
   // Tracks of axes get the numbers behind the others as they are met.
-  int number_of(const std::string& track) {
+  int track_number(const std::string& track) {
     const auto* const found = std::find(std::begin(kTracks), std::end(kTracks), track);
     const bool is_axis = found == std::end(kTracks);
     const auto number = static_cast<int>(found - std::begin(kTracks)) + (is_axis ? axes_ : 0) + 1;
@@ -150,7 +150,7 @@ class RankTimeline {
                    {"name", e.what},
                    {"cat", track},
                    {"pid", rank_},
-                   {"tid", number_of(track)},
+                   {"tid", track_number(track)},
                    {"ts", microseconds(add_ + e.begin)},
                    {"dur", microseconds(e.end - e.begin)},
                    {"args", std::move(args)}});
@@ -172,7 +172,7 @@ class RankTimeline {
       message.reset();
     }
     for (size_t i = 0; i < events.size(); ++i)
-      if (!drawn[i]) add(out, events[i], track_of(events[i]), arguments(events[i], inside[i]));
+      if (!drawn[i]) add(out, events[i], track_name(events[i]), arguments(events[i], inside[i]));
   }
 
   static Ordered arguments(const TraceEvent& e, const TraceEvent* message) {
@@ -253,7 +253,7 @@ Ordered model_json(const TrainOptions& o, LanguageModel& model) {
           {"channels", c.channels},
           {"context", c.context},
           {"vocab", c.vocab},
-          {"dtype", text_of(o.optim.dtype)},
+          {"dtype", to_string(o.optim.dtype)},
           {"parameters", model.parameter_count()}};
 }
 
@@ -266,9 +266,9 @@ Ordered plan_json(const TrainOptions& o, Trainer& trainer) {
       {"axes", axes},
       {"strategy", trainer.strategy().name()},
       {"shard_ranks", trainer.job().plan.shard_ranks},
-      {"backend", text_of(trainer.job().plan.backend)},
-      {"all_reduce", text_of(o.plan.all_reduce)},
-      {"recompute", text_of(o.plan.recompute)},
+      {"backend", to_string(trainer.job().plan.backend)},
+      {"all_reduce", to_string(o.plan.all_reduce)},
+      {"recompute", to_string(o.plan.recompute)},
       {"batch", o.optim.batch},
       {"tokens_per_step", trainer.tokens_per_step()},
       {"threads_per_rank", cpu::threads()},
@@ -290,7 +290,7 @@ Ordered ranks_json(const std::vector<RankLog>& logs, const Mesh& mesh, const Run
 }
 
 Ordered report_json(const Run& run, Trainer& trainer, const RunUsage& usage, const std::vector<RankLog>& logs) {
-  const Processors processors = processors_of(logs);
+  const Processors processors = processor_names(logs);
   Ordered sent = Ordered::array();
   for (const SentBytes& s : usage.sent)
     sent.push_back({{"axis", s.axis}, {"operation", s.operation}, {"calls", s.calls}, {"bytes", s.bytes}});
@@ -298,7 +298,7 @@ Ordered report_json(const Run& run, Trainer& trainer, const RunUsage& usage, con
       {"format", 1},
       {"written", fmt::format("{:%Y-%m-%d %H:%M}", fmt::localtime(std::time(nullptr)))},
       {"steps", trainer.steps_done()},
-      {"model", model_json(run.options, trainer.whole_model())},
+      {"model", model_json(run.options, trainer.full_model())},
       {"plan", plan_json(run.options, trainer)},
       {"processors", {{"cores", processors.cores}, {"threads", processors.threads}, {"shared", processors.shared()}}},
       {"clock", align(logs).words},
@@ -354,7 +354,7 @@ Alignment align(const std::vector<RankLog>& logs) {
   return a;
 }
 
-Processors processors_of(const std::vector<RankLog>& logs) {
+Processors processor_names(const std::vector<RankLog>& logs) {
   std::map<std::string, std::pair<std::set<int>, int64_t>> hosts;
   for (const RankLog& log : logs) {
     auto& [cores, threads] = hosts[log.host];

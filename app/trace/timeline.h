@@ -35,7 +35,7 @@ struct Processors {
   int64_t cores = 0, threads = 0;
   bool shared() const { return threads > cores; }
 };
-Processors processors_of(const std::vector<RankLog>& logs);
+Processors processor_names(const std::vector<RankLog>& logs);
 
 // `train --trace`: each rank keeps a log of its last steps, and at the end rank 0 makes two files of all of them.
 //

@@ -74,7 +74,7 @@ void Metrics::write(const std::string& json_line) {
 
 // Validation, part by part.
 
-std::optional<Validation> validation_of(const Dataset& d, int64_t context, const MeanLoss& mean_loss) {
+std::optional<Validation> validation_path(const Dataset& d, int64_t context, const MeanLoss& mean_loss) {
   Validation out;
   if (d.parts.empty()) {
     const std::optional<double> loss = mean_loss(*d.validation(context));
@@ -142,8 +142,8 @@ std::string describe_model(const TrainOptions& o, LanguageModel& model) {
   return fmt::format("{}: {} layers, {} heads{}, {} channels, context {}, vocabulary {} ({} parameters, {})",
                      o.init ? one_line("from " + std::filesystem::proximate(*o.init).string()) : o.model, c.layers,
                      c.heads, shared == c.heads ? "" : fmt::format(" on {} of keys and values", shared), c.channels,
-                     c.context, c.vocab, short_number(static_cast<double>(model.parameter_count())),
-                     text_of(o.optim.dtype));
+                     c.context, c.vocab, format_si(static_cast<double>(model.parameter_count())),
+                     to_string(o.optim.dtype));
 }
 
 TrainOutput::TrainOutput(const TrainOptions& o, const Plan& plan, const std::filesystem::path& run,
@@ -182,7 +182,7 @@ void TrainOutput::eval(int64_t step, const Validation& v) {
     parts += fmt::format("{}{} {:.4f}", parts.empty() ? ": " : ", ", one_line(p.name), p.loss);
   }
   const std::string record = with_scalars("eval", step, scalars).dump();
-  if (!metrics_.has_validation_of(step)) {
+  if (!metrics_.has_validation(step)) {
     metrics_.write(record, step, scalars);
     metrics_.validated(step, v.loss);
   }
@@ -205,7 +205,7 @@ void TrainOutput::summary(const Facts& f) {
   const std::optional<Straggler>& late = f.usage.straggler;
   Ordered plan = plan_json(plan_);
   plan["strategy"] = f.strategy;
-  plan["backend"] = text_of(plan_.backend);
+  plan["backend"] = to_string(plan_.backend);
   plan["threads_per_rank"] = cpu::threads();
   Ordered fields{{"event", "summary"},
                  {"steps", f.steps},
@@ -239,13 +239,13 @@ std::string TrainOutput::in_words(const Facts& f, double rate, double share) con
   const bool stepped = !rates_.empty();
   const int64_t steps = f.steps;
   std::string text =
-      fmt::format("\nAfter {} steps ({} tokens) ", steps, short_number(static_cast<double>(steps * f.tokens_per_step)));
+      fmt::format("\nAfter {} steps ({} tokens) ", steps, format_si(static_cast<double>(steps * f.tokens_per_step)));
   text += validation_ ? fmt::format("the validation loss is {:.4f} ({:.4f} bits per byte).\n", validation_->loss,
                                     validation_->bits_per_byte)
                       : "the run is done; it was not validated (--no-eval).\n";
   if (stepped)
     text += fmt::format("loss {:.2f} {} {:.2f}\n{} tokens/s, {:.0f}% of what this machine's matrix products reach; ",
-                        losses_.front(), sparkline(losses_, kCurve), losses_.back(), short_number(rate), 100 * share);
+                        losses_.front(), sparkline(losses_, kCurve), losses_.back(), format_si(rate), 100 * share);
   const double peak_mb = static_cast<double>(*std::ranges::max_element(f.usage.peak_bytes)) / 1e6;
   text += fmt::format("{} {:.{}f} MB of memory{}.\n", stepped ? "at most" : "No step was left to do; at most", peak_mb,
                       peak_mb < 10 ? 1 : 0, f.usage.peak_bytes.size() > 1 ? " per rank" : "");

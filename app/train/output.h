@@ -39,7 +39,7 @@ class Metrics {
   void write(const std::string& json_line, int64_t step, std::span<const Scalar> scalars);
   void write(const std::string& json_line);
   // Whether this step's validation is recorded: a run that was killed at its very end makes it again.
-  bool has_validation_of(int64_t step) const { return !validations_.empty() && validations_.back().first == step; }
+  bool has_validation(int64_t step) const { return !validations_.empty() && validations_.back().first == step; }
   void validated(int64_t step, double loss) { validations_.emplace_back(step, loss); }
   int64_t validations_since_best() const;
 
@@ -66,7 +66,7 @@ struct Validation {
 using MeanLoss = std::function<std::optional<double>(const Rows& rows)>;
 
 // Nothing where a part was stopped. `context`: of the rows.
-std::optional<Validation> validation_of(const Dataset& dataset, int64_t context, const MeanLoss& mean_loss);
+std::optional<Validation> validation_path(const Dataset& dataset, int64_t context, const MeanLoss& mean_loss);
 
 // The output of `train`: to the person (progress, summary), to a program (--format json) and to the files of metrics.
 
@@ -76,7 +76,7 @@ class TrainOutput {
 
   void message(const std::string& line) { progress_.message(line); }
   void step(const StepReport& report);
-  bool has_validation_of(int64_t step) const { return metrics_.has_validation_of(step); }
+  bool has_validation(int64_t step) const { return metrics_.has_validation(step); }
   int64_t validations_since_best() const { return metrics_.validations_since_best(); }
   void eval(int64_t step, const Validation& v);
   // The last record, and for a person the result: the sample of text and where the run lies.

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "app/output.h"
 #include "app/run/directory.h"
 #include "app/signals.h"
@@ -27,7 +27,7 @@ constexpr std::string_view kBlanks = " \t\r";
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-std::string words_of(int status) {
+std::string exit_text(int status) {
   if (status > 128) return fmt::format("killed by signal {} ({})", status - 128, strsignal(status - 128));
   if (status == static_cast<int>(Status::communication)) return "a rank or its communication failed (status 3)";
   return fmt::format("status {}", status);
@@ -83,7 +83,7 @@ std::string cause_of_flight(const fs::path& run, std::chrono::system_clock::time
 class Launcher {
  public:
   Launcher(const TrainOptions& o, const std::vector<std::string>& words)
-      : o_(o), words_(words), whole_(job_of(o).plan), run_(o.out ? fs::path(*o.out) : new_run_folder()) {}
+      : o_(o), words_(words), whole_(make_job(o).plan), run_(o.out ? fs::path(*o.out) : new_run_folder()) {}
   ~Launcher() {
     std::error_code none;
     if (!o_.out) fs::remove(run_, none), fs::remove("runs", none);  // where nothing came to be in them
@@ -92,7 +92,7 @@ class Launcher {
   Launcher& operator=(const Launcher&) = delete;
 
   int run() {
-    const StepsInHand in_hand;  // the first signal is passed on, and waited for
+    const GracefulStopScope in_hand;  // the first signal is passed on, and waited for
     for (int64_t number = 1;; ++number) {
       const Plan plan = plan_now();
       if (number > 1) say(fmt::format("start {} of {}: {}", number, o_.restarts + 1, describe_ranks(plan)));
@@ -131,9 +131,9 @@ class Launcher {
     if (!o_.hostfile) return whole_;
     const std::vector<Host> hosts =
         of_option("hostfile", *o_.hostfile, [&] { return parse_hosts(read_file(*o_.hostfile), *o_.hostfile); });
-    Plan plan = plan_on(whole_, slots_of(hosts));
+    Plan plan = plan_on(whole_, count_slots(hosts));
     std::string members =
-        fmt::format("{} slots on {} {}", slots_of(hosts), hosts.size(), hosts.size() == 1 ? "host" : "hosts");
+        fmt::format("{} slots on {} {}", count_slots(hosts), hosts.size(), hosts.size() == 1 ? "host" : "hosts");
     for (size_t i = 0; i < std::min<size_t>(hosts.size(), 8); ++i)
       members += fmt::format("{}{} {}", i == 0 ? ": " : ", ", hosts[i].name, hosts[i].slots);
     if (hosts.size() > 8) members += ", ...";
@@ -187,7 +187,7 @@ class Launcher {
     }
     const Clock::time_point end = Clock::now();
     const SavedStep saved = newest_saved(run_);
-    Ended e{.status = *status, .cause = words_of(*status), .from = saved.step};
+    Ended e{.status = *status, .cause = exit_text(*status), .from = saved.step};
     if (const std::string more = cause_of_flight(run_, begin); !more.empty()) e.cause += ": " + more;
     e.starting_s = seconds(first.value_or(end) - begin);
     e.step = std::max(first ? last_recorded_step(run_) : 0, saved.step);
@@ -243,10 +243,10 @@ class Launcher {
 
 // Lines and words.
 
-constexpr size_t kMostHosts = 100000, kMostLetters = 255;
-constexpr int64_t kMostSlots = 100000;
+constexpr size_t kMaxHosts = 100000, kMaxLetters = 255;
+constexpr int64_t kMaxSlots = 100000;
 
-Host host_of(std::string_view line, const std::string& where) {
+Host parse_host(std::string_view line, const std::string& where) {
   std::string_view name = take_word(line), slots = take_word(line);
   if (slots.starts_with("slots="))
     slots.remove_prefix(std::string_view("slots=").size());
@@ -256,12 +256,12 @@ Host host_of(std::string_view line, const std::string& where) {
     bad_input("{}: expected slots=N behind the host, found '{}'", where, slots);
   else
     slots = "1";
-  if (name.empty() || name.size() > kMostLetters)
-    bad_input("{}: expected the name of a host, of 1 to {} letters", where, kMostLetters);
+  if (name.empty() || name.size() > kMaxLetters)
+    bad_input("{}: expected the name of a host, of 1 to {} letters", where, kMaxLetters);
   Host out{.name = std::string(name)};
   const auto [end, error] = std::from_chars(slots.data(), slots.data() + slots.size(), out.slots);
-  if (error != std::errc() || end != slots.data() + slots.size() || out.slots < 0 || out.slots > kMostSlots)
-    bad_input("{}: expected 0 to {} slots, found '{}'", where, kMostSlots, slots);
+  if (error != std::errc() || end != slots.data() + slots.size() || out.slots < 0 || out.slots > kMaxSlots)
+    bad_input("{}: expected 0 to {} slots, found '{}'", where, kMaxSlots, slots);
   if (const std::string_view more = take_word(line); !more.empty())
     bad_input("{}: expected nothing behind the slots, found '{}'", where, more);
   return out;
@@ -334,13 +334,13 @@ std::vector<Host> parse_hosts(std::string_view text, const std::string& what) {
     text.remove_prefix(std::min(end + 1, text.size()));
     line = line.substr(0, line.find('#'));
     if (line.find_first_not_of(kBlanks) == line.npos) continue;
-    if (out.size() == kMostHosts) bad_input("{}: expected at most {} hosts", what, kMostHosts);
-    out.push_back(host_of(line, fmt::format("{}: line {}", what, number)));
+    if (out.size() == kMaxHosts) bad_input("{}: expected at most {} hosts", what, kMaxHosts);
+    out.push_back(parse_host(line, fmt::format("{}: line {}", what, number)));
   }
   return out;
 }
 
-int64_t slots_of(const std::vector<Host>& hosts) {
+int64_t count_slots(const std::vector<Host>& hosts) {
   int64_t all = 0;
   for (const Host& host : hosts) all += host.slots;
   return all;

@@ -48,6 +48,6 @@ struct Host {
 
 // Throws InputError that names `what` and the line.
 std::vector<Host> parse_hosts(std::string_view text, const std::string& what);
-int64_t slots_of(const std::vector<Host>& hosts);
+int64_t count_slots(const std::vector<Host>& hosts);
 
 }  // namespace tessera

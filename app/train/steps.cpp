@@ -2,7 +2,7 @@
 #include <system_error>
 #include <tuple>
 
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "app/plan/plan.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
@@ -23,9 +23,10 @@ constexpr const char* kHeld = "pulled";
 
 bool is_ready(const std::future<void>& f) { return f.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
 
-SafetensorsLayout layout_of(const std::vector<WholeTensor>& tensors, const std::map<std::string, std::string>& about) {
+SafetensorsLayout tensor_layout(const std::vector<FullTensor>& tensors,
+                                const std::map<std::string, std::string>& about) {
   std::vector<TensorBytes> listed;
-  for (const WholeTensor& t : tensors) listed.push_back({t.name, t.dtype, {t.shape.begin(), t.shape.end()}, {}});
+  for (const FullTensor& t : tensors) listed.push_back({t.name, t.dtype, {t.shape.begin(), t.shape.end()}, {}});
   return safetensors_layout(listed, about);
 }
 
@@ -118,15 +119,15 @@ class Saver {
   struct File {
     SharedFile file;
     std::map<std::string, int64_t> begins;  // first byte of each tensor
-    std::vector<HeldPart> parts;
+    std::vector<TensorSlice> parts;
   };
   void open(bool copied) {
     finish();
     Communicator& world = trainer_.world();
     const bool first = world.rank() == 0;
-    const std::vector<HeldPart> values = own_values(trainer_), state = own_state(trainer_);
+    const std::vector<TensorSlice> values = own_values(trainer_), state = own_state(trainer_);
     for (const auto& parts : {values, state})
-      for (const HeldPart& h : parts) check_finite(h.name, h.part, trainer_.steps_done());
+      for (const TensorSlice& h : parts) check_finite(h.name, h.part, trainer_.steps_done());
     check_replicas(trainer_);
     const OpCounts before = world.counts();
     if (first) {
@@ -135,12 +136,12 @@ class Saver {
                       .updates = trainer_.updates_done(),
                       .ranks = world.size(),
                       .strategy = trainer_.strategy().name()},
-                     trainer_.whole_model().config, run_.options, run_.dataset);
+                     trainer_.full_model().config, run_.options, run_.dataset);
     }
     const auto layouts = {
-        std::tuple("model.safetensors", layout_of(list_values(trainer_), {}), &values),
+        std::tuple("model.safetensors", tensor_layout(list_values(trainer_), {}), &values),
         std::tuple("optimizer.safetensors",
-                   layout_of(list_state(trainer_), {{"steps", std::to_string(trainer_.updates_done())}}), &state)};
+                   tensor_layout(list_state(trainer_), {{"steps", std::to_string(trainer_.updates_done())}}), &state)};
     if (first)
       for (const auto& [name, layout, parts] : layouts)
         SharedFile::create(new_->path() / name, layout.header, layout.size);
@@ -149,16 +150,16 @@ class Saver {
     for (const auto& [name, layout, parts] : layouts) {
       files_.push_back({SharedFile(path / name), layout.begins, *parts});
       if (copied)
-        for (HeldPart& h : files_.back().parts)
+        for (TensorSlice& h : files_.back().parts)
           h.part = h.part.device() == Device::cpu ? h.part.clone() : h.part.on_host();
     }
     under_way_ = true;
   }
   void write() const {
     for (const File& f : files_) {
-      for (const HeldPart& h : f.parts) {
+      for (const TensorSlice& h : f.parts) {
         const Tensor here = h.part.on_host();
-        const int64_t element = size_of(here.dtype()), begin = f.begins.at(h.name);
+        const int64_t element = element_size(here.dtype()), begin = f.begins.at(h.name);
         for_each_run(*h.parameter, h.begin, h.begin + here.numel(), [&](int64_t local, int64_t whole, int64_t count) {
           f.file.write(begin + whole * element,
                        {here.raw() + (local - h.begin) * element, static_cast<size_t>(count * element)});
@@ -212,8 +213,8 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
     if (o.no_eval || validated == trainer.steps_done()) return true;
     const auto stop = [] { return interrupted() != 0; };
     const std::optional<Validation> found =
-        validation_of(run.dataset, trainer.whole_model().config.context,
-                      [&](const Rows& rows) { return trainer.mean_loss(rows, stop); });
+        validation_path(run.dataset, trainer.full_model().config.context,
+                        [&](const Rows& rows) { return trainer.mean_loss(rows, stop); });
     if (!found) return false;
     validated = trainer.steps_done();
     saver.validated(found->loss);
@@ -227,7 +228,7 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
   // Validates where a run was stopped after a step and before the validation that was due.
   if (o.resume && trainer.steps_done() > 0 && trainer.steps_done() < o.optim.steps &&
       due(trainer.steps_done(), o.eval_every) &&
-      trainer.world().max(output && !output->has_validation_of(trainer.steps_done()) ? 1 : 0) > 0 && !evaluate())
+      trainer.world().max(output && !output->has_validation(trainer.steps_done()) ? 1 : 0) > 0 && !evaluate())
     return stopped(true);
   const auto patient = [&] {  // as the validations say that rank 0 has recorded, also before the run was resumed
     return o.patience == 0 || trainer.world().max(output ? output->validations_since_best() : 0) < o.patience;
@@ -240,9 +241,9 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
   bool goes_on = patient();
   while (goes_on && trainer.steps_done() < o.optim.steps) {
     if (trace) trace->begin_step(trainer.steps_done() + 1);
-    const StepReport report = trainer.step(interrupted() != 0    ? Wish::stop
-                                           : take_save_request() ? Wish::save
-                                                                 : Wish::none);
+    const StepReport report = trainer.step(interrupted() != 0    ? StepRequest::stop
+                                           : take_save_request() ? StepRequest::save
+                                                                 : StepRequest::none);
     if (trace) trace->end_step();
     if (output && captures && !trainer.step_record().given_up.empty()) {
       output->message(fmt::format("CUDA graph: off (a step could not be captured: {})",
@@ -255,12 +256,12 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
       if (report.step == o.dump) output->message(fmt::format("the layers of step {} are written (--dump)", o.dump));
     }
     saver.poll();
-    if (report.wish == Wish::stop) {
+    if (report.wish == StepRequest::stop) {
       saver.save();
       return stopped(false);
     }
     if (report.step == o.optim.steps) break;
-    if (report.wish == Wish::save) {
+    if (report.wish == StepRequest::save) {
       saver.save();
       if (output) say_saved(run, report.step, *output);
     }
@@ -281,11 +282,11 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
   return evaluate() ? 0 : stopped(true);
 }
 
-std::optional<double> prediction_of(const Run& run, Trainer& trainer) {
+std::optional<double> predict_step_time(const Run& run, Trainer& trainer) {
   const auto machine = kept_here();
   if (!machine || run.dataset.has_examples()) return {};  // whose steps differ in length
   Job job = run.job;
-  job.model = trainer.whole_model().config;
+  job.model = trainer.full_model().config;
   job.plan.threads_per_rank = cpu::threads();
   return predicted_step(*machine, job);
 }
@@ -333,7 +334,7 @@ void say_summary(const Run& run, LanguageModel& model, TrainOutput::Facts facts,
 void write_tensors(const std::vector<NamedTensor>& tensors, const fs::path& file,
                    const std::map<std::string, std::string>& metadata) {
   std::vector<TensorBytes> bytes;
-  for (const NamedTensor& t : tensors) bytes.push_back(bytes_of(t.name, t.tensor));
+  for (const NamedTensor& t : tensors) bytes.push_back(as_bytes(t.name, t.tensor));
   write_safetensors(file, bytes, metadata);
 }
 
@@ -418,14 +419,14 @@ class AsyncRun {
   }
   // All ranks call it; rank 0 writes it down. False when it was stopped.
   bool validate() {
-    const auto found = validation_of(run_.dataset, trainer_.model().config.context, [&](const Rows& rows) {
+    const auto found = validation_path(run_.dataset, trainer_.model().config.context, [&](const Rows& rows) {
       return trainer_.mean_loss(rows, [] { return interrupted() != 0; });
     });
     if (found && output_) output_->eval(step_, *found);
     return found.has_value();
   }
   void finish(const AsyncSummary& summary) {
-    const RunUsage usage = usage_of(world_, {&world_, &trainer_.axis()}, trainer_.arena());
+    const RunUsage usage = run_usage(world_, {&world_, &trainer_.axis()}, trainer_.arena());
     if (!output_) return;
     output_->message(
         fmt::format("{} updates; a worker was at most {} steps ahead of the slowest, and a gradient at most {} "
@@ -454,7 +455,7 @@ class AsyncRun {
     const std::unique_ptr<NewCheckpoint> made = run_.directory.begin_checkpoint(step_, o_, run_.dataset);
     write_tensors(values, made->path() / "model.safetensors", {});
     write_tensors(state, made->path() / "optimizer.safetensors", {{"steps", std::to_string(updates)}});
-    if (order) write_file(made->path() / "pushes.txt", text_of(*order));
+    if (order) write_file(made->path() / "pushes.txt", to_string(*order));
     if (!pulled.empty()) write_tensors(pulled, made->path() / "pulled.safetensors", {});
     const SavedRun saved{
         .steps = step_, .updates = updates, .ranks = world_.size(), .strategy = "ps-async", .losses = losses_};
@@ -508,32 +509,32 @@ int train_in_steps(const Run& run, Communicator& world) {
   std::vector<std::string> passed_over;
   const bool resumed = o.resume && run.directory.resume(trainer, o, run.dataset, passed_over);
   if (o.init && !resumed)
-    begin_with(trainer.strategy().residents(), trainer.optimizer(),
-               first_weights(open_pretrained(*o.init, o.base), trainer.whole_model().config));
+    begin_with(trainer.strategy().resident_units(), trainer.optimizer(),
+               first_weights(open_pretrained(*o.init, o.base), trainer.full_model().config));
   check_steps_done(run, trainer.steps_done());
   world.barrier();  // everybody has read what there is before anything is written
   std::unique_ptr<TrainOutput> output;
   if (world.rank() == 0)
-    output = begin_output(run, trainer.whole_model(),
+    output = begin_output(run, trainer.full_model(),
                           fmt::format("{} steps of {} tokens", o.optim.steps, trainer.tokens_per_step()),
                           trainer.steps_done(), passed_over);
   const int status = train_steps(run, trainer, output.get(), trace.get());
   trace.stop(trainer);
-  const RunUsage usage = usage_of(world, trainer.communicators(), trainer.arena());
+  const RunUsage usage = run_usage(world, trainer.communicators(), trainer.arena());
   const ExpertLoad experts = expert_load(trainer);
   const bool traced = trace.write(run, trainer, usage);
   if (!output) return status;
   if (traced)
     output->message(fmt::format("the timeline is written; tessera report {} draws it", run.directory.path().string()));
   if (status != 0) return status;
-  say_summary(run, trainer.whole_model(),
+  say_summary(run, trainer.full_model(),
               {.steps = trainer.steps_done(),
                .tokens_per_step = trainer.tokens_per_step(),
                .strategy = std::string(trainer.strategy().name()),
                .usage = usage,
                .arena = trainer.arena(),
                .graph = trainer.step_record(),
-               .predicted_s = prediction_of(run, trainer),
+               .predicted_s = predict_step_time(run, trainer),
                .experts = experts},
               *output);
   return interrupted() != 0 ? status_of_interruption() : 0;

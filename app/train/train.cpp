@@ -4,7 +4,7 @@
 #include <cctype>
 
 #include "app/commands.h"
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "app/run/pretrained.h"
 #include "app/signals.h"
 #include "tensor/cpu/vectorize.h"
@@ -24,7 +24,7 @@ std::filesystem::path first_tokenizer(const TrainOptions& o) {
   return own ? own->path : tokenizer_path(*o.init, o.base);
 }
 
-Dataset dataset_of(const TrainOptions& o, bool quiet) {
+Dataset open_dataset(const TrainOptions& o, bool quiet) {
   const std::string usual = o.model.ends_with("-nano") || o.model.ends_with("-mini") ? "char" : "bpe";
   TokenizerChoice tokenizer = o.init && !o.tokenizer ? TokenizerChoice{.name = first_tokenizer(o).string()}
                                                      : tokenizer_choice(o.tokenizer, usual, quiet);
@@ -36,14 +36,14 @@ Dataset dataset_of(const TrainOptions& o, bool quiet) {
   Dataset dataset = of_option("data", o.data, [&] {
     return of_option("tokenizer", folder, [&] { return of_option("val-data", o.held.file, opened); });
   });
-  if (const int64_t rows = job_of(o).model.vocab; o.init && rows > 0 && rows < dataset.vocab()) {
+  if (const int64_t rows = make_job(o).model.vocab; o.init && rows > 0 && rows < dataset.vocab()) {
     dataset.check_tokens(rows);
     dataset.notes.push_back(
         fmt::format("the tokenizer has {} tokens and the model's table {} rows: the data use none of the others",
                     dataset.vocab(), rows));
     dataset.table = rows;
   }
-  model_config(job_of(o), dataset.vocab());  // refuses a vocabulary that is too small
+  model_config(make_job(o), dataset.vocab());  // refuses a vocabulary that is too small
   std::string added;
   for (const std::string& name : tokenizer.added)
     added += fmt::format("{}{} is token {}", added.empty() ? "" : ", ", name, dataset.tokenizer->special(name).value());
@@ -61,7 +61,7 @@ Dataset dataset_of(const TrainOptions& o, bool quiet) {
 // Refuses a text that is too short, and what the plan cannot train on.
 Sequences sequences_for(const TrainOptions& o, const Job& s, const Dataset& dataset) {
   const auto seed = static_cast<uint64_t>(s.optim.seed);
-  Sequences made = sequences_of(dataset, s.model.context, s.optim.batch, seed, o.shuffle);
+  Sequences made = make_sequences(dataset, s.model.context, s.optim.batch, seed, o.shuffle);
   check_sequences(s, made);
   check_dump(s, o.dump);
   no_graph_because(s, false, made.trained != nullptr);
@@ -77,7 +77,7 @@ Job of_longest_row(Job job, const Dataset& d) {
   };
   add(d);
   for (const MixturePart& p : d.parts) add(*p.dataset);
-  if (!row_of(job.model.family).rotary) job.model.positions = job.model.position_rows();
+  if (!find_row(job.model.family).rotary) job.model.positions = job.model.position_rows();
   job.model.context = padded_tokens(job, lengths);
   return job;
 }
@@ -114,9 +114,9 @@ void settle_epochs(TrainOptions& o, const Job& s, Dataset& d) {
 }
 
 Dataset opened(TrainOptions& o, Job& job, bool quiet) {
-  Dataset data = dataset_of(o, quiet);
+  Dataset data = open_dataset(o, quiet);
   settle_epochs(o, job, data);
-  job = job_of(o);
+  job = make_job(o);
   if (o.init) job.make = first_model;
   return data;
 }
@@ -126,21 +126,21 @@ int train_rank(const Run& run, Communicator& world) {
 }
 
 // Facts in which processes may differ from each other: the data, the run's folder, and its newest checkpoint.
-Facts facts_of(const Dataset& d, const std::filesystem::path& run) {
+Facts parse_facts(const Dataset& d, const std::filesystem::path& run) {
   const auto sums = d.checksums();
   Facts out(sums.begin(), sums.end());
   out.emplace_back("folder of the run", is_there(run / "lock") ? "that of " + RunLock::read(run) : "missing");
   std::vector<std::string> passed_over;
   const auto newest = newest_checkpoint(run / "checkpoints", passed_over);
   out.emplace_back("newest checkpoint", newest ? fmt::format("{} ({:016x})", newest->path.filename().string(),
-                                                             checksum_of(newest->path / "manifest.json"))
+                                                             file_checksum(newest->path / "manifest.json"))
                                                : "none");
   return out;
 }
 
 // `run` is asked for where the run's folder is, when something failed.
 LaunchOptions ranks_of_run(const TrainOptions& o, const Plan& plan, const std::function<std::filesystem::path()>& run) {
-  LaunchOptions how = ranks_of("train", o, plan);
+  LaunchOptions how = launch_options("train", o, plan);
   how.say = say_above_progress;
   how.flight_file = [run] { return run().empty() ? std::filesystem::path() : run() / kFlightFile; };
   return how;
@@ -153,27 +153,27 @@ int train_in_processes(const TrainOptions& asked, const Job& of_asked) {
   launch(ranks_of_run(asked, of_asked.plan, [&] { return made; }), [&](Communicator& world) {
     TrainOptions o = asked;
     Job job = of_asked;
-    const HostMemory here{.first = world.rank(), .ranks = static_cast<int64_t>(world.max(world.rank_here())) + 1};
+    const HostMemory here{.first = world.rank(), .ranks = static_cast<int64_t>(world.max(world.local_rank())) + 1};
     std::optional<Dataset> dataset;
     std::optional<RunDirectory> directory;
     if (world.rank() == 0) {
       record_base(o);
       dataset = opened(o, job, o.quiet);
       sequences_for(o, job, *dataset);
-      ask_for_training(o, of_longest_row(job, *dataset), dataset->vocab(), here);
+      check_memory_for_training(o, of_longest_row(job, *dataset), dataset->vocab(), here);
       directory.emplace(o);
     }
     const std::string path = broadcast_text(world, directory ? directory->path().string() : "", 0);
     if (!directory) {
       dataset = opened(o, job, true);
-      if (world.rank_here() == 0) ask_for_training(o, of_longest_row(job, *dataset), dataset->vocab(), here);
+      if (world.local_rank() == 0) check_memory_for_training(o, of_longest_row(job, *dataset), dataset->vocab(), here);
       directory.emplace(std::filesystem::path(path));
     }
-    require_same(world, facts_of(*dataset, path));
+    require_same(world, parse_facts(*dataset, path));
     world.reset_counts();
     made = directory->path();
     const Sequences sequences = sequences_for(o, job, *dataset);
-    const StepsInHand in_hand;
+    const GracefulStopScope in_hand;
     status = train_rank({o, job, *dataset, sequences, *directory}, world);
   });
   return status;
@@ -183,7 +183,7 @@ int train_in_processes(const TrainOptions& asked, const Job& of_asked) {
 // where they do.
 std::string vocab_hint(const Job& s, int64_t vocab) {
   constexpr int64_t kVector = 16, kRound = 64;
-  const int64_t parts = s.plan.tp, row = parts * kVector / size_of(s.optim.dtype), round = parts * kRound;
+  const int64_t parts = s.plan.tp, row = parts * kVector / element_size(s.optim.dtype), round = parts * kRound;
   if (vocab % row == 0) return "";
   return fmt::format(
       "a vocabulary of {} is not a multiple of {}, which makes a GPU slow at the head and the loss; --vocab "
@@ -272,14 +272,14 @@ int run(const TrainOptions& asked) {
     throw Error("--lora-rank: expected --init, the model that adapters are for; found none");
   if (const std::string& order = o.plan.replay; !order.empty() && !o.resume)
     of_option("replay", order, [&] { return read_file(order); });  // or a rank would
-  Job job = job_of(o);
-  ask_for_least_memory(job);
+  Job job = make_job(o);
+  check_minimum_memory(job);
   if (has_processes(job.plan)) return train_in_processes(o, job);
   record_base(o);
   const Dataset dataset = opened(o, job, o.quiet);
   const Sequences sequences = sequences_for(o, job, dataset);
-  ask_for_training(o, of_longest_row(job, dataset), dataset.vocab(), {.ranks = job.plan.ranks()});
-  const StepsInHand in_hand;
+  check_memory_for_training(o, of_longest_row(job, dataset), dataset.vocab(), {.ranks = job.plan.ranks()});
+  const GracefulStopScope in_hand;
   const RunDirectory directory(o);
   int status = 0;
   launch(ranks_of_run(o, job.plan, [&] { return directory.path(); }), [&](Communicator& world) {

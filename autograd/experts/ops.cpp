@@ -91,8 +91,8 @@ namespace {
 
 // Gives the weights of one round their gradients; the first of these weights is input `first`.
 void give_weight_grads(Grads& g, int first, const std::vector<int64_t>& counts, const Tensor& dy, const Tensor& x) {
-  g.give_into(first, static_cast<int>(counts.size()), [counts, dy, x](std::span<const GradTarget> targets) {
-    std::vector<RowsGroup> groups;
+  g.write_grad(first, static_cast<int>(counts.size()), [counts, dy, x](std::span<const GradTarget> targets) {
+    std::vector<GemmGroup> groups;
     for (size_t i = 0; i < counts.size(); ++i) groups.push_back({targets[i].to, counts[i], targets[i].adds});
     linear_rows_weight_grads(groups, dy, x);
   });
@@ -100,13 +100,13 @@ void give_weight_grads(Grads& g, int first, const std::vector<int64_t>& counts, 
 
 }  // namespace
 
-Var linear_rows(const Var& x, const std::vector<Var>& w, const std::vector<int64_t>& counts) {
+Var grouped_linear(const Var& x, const std::vector<Var>& w, const std::vector<int64_t>& counts) {
   if (w.empty() || counts.empty() || counts.size() % w.size() != 0)
-    throw Error("[linear_rows] found " + std::to_string(counts.size()) + " numbers of rows for " +
+    throw Error("[grouped_linear] found " + std::to_string(counts.size()) + " numbers of rows for " +
                 std::to_string(w.size()) + " weights; expected a multiple");
   std::vector<Var> inputs{x};
   std::vector<Saved> kept;
-  std::vector<RowsGroup> groups;
+  std::vector<GemmGroup> groups;
   bool trains = false;
   for (size_t i = 0; i < counts.size(); ++i) {
     const Var& weight = w[i % w.size()];
@@ -115,11 +115,11 @@ Var linear_rows(const Var& x, const std::vector<Var>& w, const std::vector<int64
     groups.push_back({weight.value(), counts[i]});
     trains = trains || weight.requires_grad();
   }
-  return record_one("linear_rows", linear_rows(x.value(), groups), inputs,
+  return record_one("grouped_linear", grouped_linear(x.value(), groups), inputs,
                     [in = trains ? x.saved() : Saved(), kept, counts, weights = std::ssize(w), trains](Grads& g) {
                       const Tensor dy = g.output();
                       if (g.needs(0)) {
-                        std::vector<RowsGroup> again;
+                        std::vector<GemmGroup> again;
                         for (size_t i = 0; i < counts.size(); ++i) again.push_back({kept[i].get(), counts[i]});
                         g.give(0, linear_rows_input_grad(dy, again));
                       }

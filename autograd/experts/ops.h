@@ -21,9 +21,9 @@ Var combine_rows(const Var& rows, const Var& weights, const Routed& routed);
 // none to give or it has no rows, so that who is behind it is always heard of.
 std::vector<Var> split_rows(const Var& x, const std::vector<int64_t>& sizes);
 Var join_rows(const std::vector<Var>& parts);
-// linear_rows() of tensor/ops/experts/experts.h: x (R, K), each w (N, K) -> (R, N). The next counts[i] rows meet weight
-// i; with more counts than weights these come again, in rounds. The gradients of the weights are made fresh of each
-// round, and added in this order.
-Var linear_rows(const Var& x, const std::vector<Var>& w, const std::vector<int64_t>& counts);
+// grouped_linear() of tensor/ops/experts/experts.h: x (R, K), each w (N, K) -> (R, N). The next counts[i] rows meet
+// weight i; with more counts than weights these come again, in rounds. The gradients of the weights are made fresh of
+// each round, and added in this order.
+Var grouped_linear(const Var& x, const std::vector<Var>& w, const std::vector<int64_t>& counts);
 
 }  // namespace tessera

@@ -29,7 +29,7 @@ using std::u32string_view;
 using Point = utf8proc_int32_t;
 
 // The place of a word among others.
-std::optional<size_t> place_of(std::string_view words, std::string_view word) {
+std::optional<size_t> find_substring(std::string_view words, std::string_view word) {
   for (size_t place = 0; !words.empty(); ++place) {
     const size_t end = std::min(words.find(' '), words.size());
     if (words.substr(0, end) == word) return place;
@@ -67,7 +67,8 @@ bool is_no_letter(char32_t before) {
 Value lower(const Call& c) { return cased(c.text(0), never); }
 Value capitalised(const Call& c) { return cased(c.text(0), is_first); }
 
-std::string replaced(Work& work, const std::string& s, const std::string& old, const std::string& by, int64_t most) {
+std::string replaced(RenderContext& work, const std::string& s, const std::string& old, const std::string& by,
+                     int64_t most) {
   std::string out;
   size_t begin = 0;
   for (size_t at = 0; most != 0 && at <= s.size(); --most) {
@@ -83,7 +84,7 @@ std::string replaced(Work& work, const std::string& s, const std::string& old, c
 }
 Value upper(const Call& c) { return cased(replaced(c.work, c.text(0), "ß", "SS", -1), always, utf8proc_toupper); }
 
-Values lines_of(const std::string& s) {
+Values to_lines(const std::string& s) {
   Values out;
   std::u32string line;
   const std::u32string points = code_points(s);
@@ -116,10 +117,10 @@ Value split(const Call& c) {
     out.emplace_back(std::string(s.substr(0, end)));
     s.remove_prefix(end);
   }
-  return sequence_of(c.work, std::move(out));
+  return make_sequence(c.work, std::move(out));
 }
 // The value at a path of keys, "a.b.c".
-Value at_path(Work& work, Value v, const Value& path) {
+Value at_path(RenderContext& work, Value v, const Value& path) {
   if (!path.text()) return path.is<Undefined>() || path.is<None>() ? v : item(work, v, path);
   if (path.text()->find_first_of(",0123456789") != std::string::npos)
     bad_input("the attribute '{}' is not known", path.text()->substr(0, 40));
@@ -130,7 +131,7 @@ Value at_path(Work& work, Value v, const Value& path) {
   return v;
 }
 // By the values at a path, of which texts in small letters.
-Value sorted(Work& work, const Values& items, const Value& path) {
+Value sorted(RenderContext& work, const Values& items, const Value& path) {
   std::vector<std::pair<Value, Value>> keyed;
   for (const Value& v : items) {
     const Value key = at_path(work, v, path);
@@ -141,15 +142,15 @@ Value sorted(Work& work, const Values& items, const Value& path) {
   });
   Values out;
   for (auto& [key, value] : keyed) out.push_back(std::move(value));
-  return sequence_of(work, std::move(out));
+  return make_sequence(work, std::move(out));
 }
 Value pairs(const Call& c, Form form) {
   const Dict* const dict = c.at(0).dict();
   if (!dict && !c.at(0).is<Undefined>()) bad_input("{} stands where a mapping must", type_name(c.at(0)));
   Values out;
   for (const auto& [key, value] : dict ? dict->items : Pairs())
-    out.push_back(sequence_of(c.work, {Value(key), value}, Form::tuple));
-  return sequence_of(c.work, std::move(out), form);
+    out.push_back(make_sequence(c.work, {Value(key), value}, Form::tuple));
+  return make_sequence(c.work, std::move(out), form);
 }
 Value length(const Call& c) {
   const Value& v = c.at(0);
@@ -159,7 +160,7 @@ Value length(const Call& c) {
   if (!v.sequence() || v.sequence()->form == Form::iterator) bad_input("{} has no length", type_name(v));
   return std::ssize(v.sequence()->items);
 }
-std::string joined(Work& work, const std::string& between, const Values& texts) {
+std::string joined(RenderContext& work, const std::string& between, const Values& texts) {
   std::string out;
   for (const Value& v : texts) {
     work.charge(between.size());
@@ -169,10 +170,10 @@ std::string joined(Work& work, const std::string& between, const Values& texts) 
   return out;
 }
 // first and last; an iterator has the items behind the first still to come.
-Value end_of(const Call& c) {
+Value suffix_test(const Call& c) {
   const bool last = c.name == "last";
   if (last) length(c);
-  Values items = items_of(c.work, c.at(0));
+  Values items = to_items(c.work, c.at(0));
   if (items.empty()) return Undefined{};
   Value out = last ? items.back() : items.front();
   Sequence* const s = c.at(0).sequence();
@@ -180,7 +181,7 @@ Value end_of(const Call& c) {
   return out;
 }
 // So many spaces, or the text itself.
-std::string indent_of(const Call& c, size_t i, int64_t otherwise) {
+std::string indentation(const Call& c, size_t i, int64_t otherwise) {
   if (c.at(i).text()) return c.text(i);
   const auto width = static_cast<size_t>(std::max<int64_t>(c.whole(i, otherwise), 0));
   c.work.charge(width);
@@ -196,7 +197,7 @@ Value applied(const Call& c, Group group, const Value& v, size_t name) {
   return apply(*found, std::move(to));
 }
 // A false value has no items here, be it a number.
-Values items_if_true(const Call& c) { return truth(c.at(0)) ? items_of(c.work, c.at(0)) : Values(); }
+Values items_if_true(const Call& c) { return truth(c.at(0)) ? to_items(c.work, c.at(0)) : Values(); }
 // select, reject, selectattr and rejectattr
 Value selected(const Call& c) {
   const bool wanted = c.name.starts_with("select"), by_path = c.name.ends_with("attr");
@@ -207,7 +208,7 @@ Value selected(const Call& c) {
     const Value of = by_path ? at_path(c.work, v, c.at(1)) : v;
     if (truth(c.given.size() > test ? applied(c, Group::tests, of, test) : of) == wanted) out.push_back(v);
   }
-  return sequence_of(c.work, std::move(out), Form::iterator);
+  return make_sequence(c.work, std::move(out), Form::iterator);
 }
 Value mapped(const Call& c) {
   std::map<std::string, Value> named(c.named.begin(), c.named.end());
@@ -218,7 +219,7 @@ Value mapped(const Call& c) {
     v = by_path ? at_path(c.work, v, named["attribute"]) : applied(c, Group::filters, v, 1);
     if (by_path && v.is<Undefined>()) v = named["default"];
   }
-  return sequence_of(c.work, std::move(out), Form::iterator);
+  return make_sequence(c.work, std::move(out), Form::iterator);
 }
 
 constexpr Builtin kFilters[] = {
@@ -233,11 +234,11 @@ constexpr Builtin kFilters[] = {
        if (!c.at(0).dict()) throw InputError("what is no mapping is sorted as one");
        return sorted(c.work, pairs(c, Form::list).sequence()->items, int64_t{0});
      }},
-    {"first last", "seq", end_of},
+    {"first last", "seq", suffix_test},
     {"indent", "s width first blank",
      [](const Call& c) -> Value {
-       const std::string indent = indent_of(c, 1, 4);
-       Values lines = lines_of(c.exact(0) + "\n");
+       const std::string indent = indentation(c, 1, 4);
+       Values lines = to_lines(c.exact(0) + "\n");
        for (Value& line : lines) {
          c.work.charge(indent.size());
          if (&line == lines.data() ? truth(c.at(2)) : truth(line) || truth(c.at(3))) line = indent + *line.text();
@@ -253,12 +254,12 @@ constexpr Builtin kFilters[] = {
     {"items", "value", [](const Call& c) { return pairs(c, Form::iterator); }},
     {"join", "value d attribute",
      [](const Call& c) -> Value {
-       Values items = items_of(c.work, c.at(0));
+       Values items = to_items(c.work, c.at(0));
        for (Value& v : items) v = printed(c.work, at_path(c.work, v, c.at(2)));
        return joined(c.work, c.text(1), items);
      }},
     {"length count", "value", length},
-    {"list", "value", [](const Call& c) { return sequence_of(c.work, items_of(c.work, c.at(0))); }},
+    {"list", "value", [](const Call& c) { return make_sequence(c.work, to_items(c.work, c.at(0))); }},
     {"lower", "s", lower},
     {"map", "*", mapped},
     {"replace", "s old new count",
@@ -266,10 +267,10 @@ constexpr Builtin kFilters[] = {
     {"reverse", "value",
      [](const Call& c) -> Value {
        const bool read = c.at(0).sequence() && c.at(0).sequence()->form == Form::iterator;
-       Values items = items_of(c.work, c.at(0));
+       Values items = to_items(c.work, c.at(0));
        std::reverse(items.begin(), items.end());
        if (c.at(0).text()) return joined(c.work, "", items);
-       return sequence_of(c.work, std::move(items), read ? Form::list : Form::iterator);
+       return make_sequence(c.work, std::move(items), read ? Form::list : Form::iterator);
      }},
     {"safe", "value",
      [](const Call& c) {
@@ -278,14 +279,14 @@ constexpr Builtin kFilters[] = {
        return out;
      }},
     {"select reject selectattr rejectattr", "*", selected},
-    {"sort", "value attribute", [](const Call& c) { return sorted(c.work, items_of(c.work, c.at(0)), c.at(1)); }},
+    {"sort", "value attribute", [](const Call& c) { return sorted(c.work, to_items(c.work, c.at(0)), c.at(1)); }},
     {"string", "s", [](const Call& c) -> Value { return c.at(0).text() ? c.at(0) : c.text(0); }},
     {"title", "s", [](const Call& c) -> Value { return cased(c.text(0), is_opening); }},
     {"tojson", "value ensure_ascii indent separators sort_keys",
      [](const Call& c) -> Value {
        Style style{.json = true, .ascii = truth(c.at(1)), .sorted = truth(c.at(4))};
-       if (c.has(2)) style.indent = indent_of(c, 2, 0), style.comma = ",";
-       const Values two = c.has(3) ? items_of(c.work, c.at(3)) : Values{style.comma, style.colon};
+       if (c.has(2)) style.indent = indentation(c, 2, 0), style.comma = ",";
+       const Values two = c.has(3) ? to_items(c.work, c.at(3)) : Values{style.comma, style.colon};
        if (two.size() != 2) throw InputError("JSON has two separators");
        style.comma = printed(c.work, two[0]), style.colon = printed(c.work, two[1]);
        return written(c.work, c.at(0), style);
@@ -334,7 +335,7 @@ void require_names(const Call& c) {
   if (!c.given.empty()) throw InputError("`dict` and `namespace` are known of names alone");
 }
 constexpr Builtin kGlobals[] = {
-    {"dict", "*", [](const Call& c) { return require_names(c), dict_of(c.work, c.named); }},
+    {"dict", "*", [](const Call& c) { return require_names(c), make_dict(c.work, c.named); }},
     {"namespace", "*",
      [](const Call& c) {
        require_names(c);
@@ -352,7 +353,7 @@ constexpr Builtin kGlobals[] = {
          if (items.size() == 100000) throw InputError("a range of more than 100000 numbers");
          items.emplace_back(static_cast<int64_t>(i));
        }
-       return sequence_of(c.work, std::move(items), Form::range);
+       return make_sequence(c.work, std::move(items), Form::range);
      }},
     {"strftime_now", "format",
      [](const Call& c) -> Value {
@@ -368,12 +369,12 @@ constexpr Builtin kGlobals[] = {
 constexpr Builtin kTextMethods[] = {
     {"capitalize", "s", capitalised},
     {"endswith", "s suffix", [](const Call& c) -> Value { return c.exact(0).ends_with(c.exact(1)); }},
-    {"join", "s items", [](const Call& c) -> Value { return joined(c.work, c.exact(0), items_of(c.work, c.at(1))); }},
+    {"join", "s items", [](const Call& c) -> Value { return joined(c.work, c.exact(0), to_items(c.work, c.at(1))); }},
     {"lower", "s", lower},
     {"replace", "s old new count",
      [](const Call& c) -> Value { return replaced(c.work, c.exact(0), c.exact(1), c.exact(2), c.whole(3, -1)); }},
     {"split", "s sep maxsplit", split},
-    {"splitlines", "s", [](const Call& c) { return sequence_of(c.work, lines_of(c.text(0))); }},
+    {"splitlines", "s", [](const Call& c) { return make_sequence(c.work, to_lines(c.text(0))); }},
     {"startswith", "s prefix", [](const Call& c) -> Value { return c.exact(0).starts_with(c.exact(1)); }},
     {"strip lstrip rstrip", "s chars", strip},
     {"title", "s", [](const Call& c) -> Value { return cased(c.text(0), is_no_letter); }},
@@ -382,7 +383,7 @@ constexpr Builtin kTextMethods[] = {
 constexpr Builtin kDictMethods[] = {
     {"get", "dict key default",
      [](const Call& c) -> Value {
-       const Value* const found = find(c.work, *c.at(0).dict(), key_of(c.at(1)));
+       const Value* const found = find(c.work, *c.at(0).dict(), to_key(c.at(1)));
        return found ? *found : c.given.size() > 2 ? c.at(2) : None{};
      }},
     {"items", "dict", [](const Call& c) { return pairs(c, Form::view); }},
@@ -390,7 +391,7 @@ constexpr Builtin kDictMethods[] = {
      [](const Call& c) {
        Values out;
        for (const auto& [key, value] : c.at(0).dict()->items) out.push_back(c.name == "keys" ? Value(key) : value);
-       return sequence_of(c.work, std::move(out), Form::view);
+       return make_sequence(c.work, std::move(out), Form::view);
      }},
 };
 
@@ -400,7 +401,7 @@ std::optional<Builtin> find_builtin(Group group, std::string_view name) {
   static constexpr std::array<std::span<const Builtin>, 5> kAll = {kFilters, kTests, kGlobals, kTextMethods,
                                                                    kDictMethods};
   for (Builtin b : kAll[static_cast<size_t>(group)])
-    if (place_of(b.name, name)) return b.name = b.name.substr(b.name.find(name), name.size()), b;
+    if (find_substring(b.name, name)) return b.name = b.name.substr(b.name.find(name), name.size()), b;
   return std::nullopt;
 }
 
@@ -415,11 +416,11 @@ Value apply(const Builtin& builtin, Call c) {
   for (const Value& v : c.given)
     if (v.text()) c.work.charge(v.text()->size());
   if (c.at(0).marked && !find_builtin(Group::tests, c.name) &&
-      !place_of("safe string length count tojson default d", c.name))
+      !find_substring("safe string length count tojson default d", c.name))
     bad_input("'{}' of a text that `safe` marked is not known", c.name);
   if (builtin.parameters == "*") return builtin.function(c);
   for (auto& [name, value] : std::exchange(c.named, {})) {
-    const auto place = place_of(builtin.parameters, name);
+    const auto place = find_substring(builtin.parameters, name);
     if (!place || *place < c.given.size()) bad_input("'{}' has no argument '{}', or has it twice", c.name, name);
     c.given.resize(*place + 1);
     c.given[*place] = std::move(value);

@@ -36,7 +36,7 @@ ModelTemplate::ModelTemplate(const Tokenizer& tokenizer)
     : template_(tokenizer.chat_template(), "chat_template"), variables_(tokenizer.named_tokens()) {
   for (int64_t i = 0; i < tokenizer.vocab_size(); ++i) {
     const auto token = static_cast<int32_t>(i);
-    const std::string name = tokenizer.bytes_of(token);
+    const std::string name = tokenizer.token_bytes(token);
     if (tokenizer.special(name) == token && tokenizer.encode(name) != std::vector{token})
       special_.add(name, {.token = token});
   }
@@ -53,7 +53,7 @@ std::string ModelTemplate::quoted(const std::string& text) const {
   return out;
 }
 
-jinja::Value ModelTemplate::value_of(jinja::Work& work, const nlohmann::ordered_json& json) const {
+jinja::Value ModelTemplate::to_jinja(jinja::RenderContext& work, const nlohmann::ordered_json& json) const {
   if (json.is_string()) return quoted(json.get<std::string>());
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_number_float()) return json.get<double>();
@@ -64,29 +64,29 @@ jinja::Value ModelTemplate::value_of(jinja::Work& work, const nlohmann::ordered_
   jinja::Values items;
   jinja::Pairs pairs;
   for (const auto& [key, value] : json.items()) {
-    items.push_back(value_of(work, value));
+    items.push_back(to_jinja(work, value));
     if (json.is_object()) pairs.emplace_back(quoted(key), items.back());
   }
-  return json.is_array() ? sequence_of(work, std::move(items)) : dict_of(work, pairs);
+  return json.is_array() ? make_sequence(work, std::move(items)) : make_dict(work, pairs);
 }
 
 jinja::Rendered ModelTemplate::text(std::span<const Message> turns, const std::string& more, bool asks,
                                     const std::string& what) const {
   using namespace jinja;
-  Work work;
+  RenderContext work;
   try {
     const auto add = [&](auto& to, const std::string& json) {
       const auto all = json.empty() ? nlohmann::ordered_json::object() : nlohmann::ordered_json::parse(json);
-      for (const auto& [key, value] : all.items()) to.emplace_back(key, value_of(work, value));
+      for (const auto& [key, value] : all.items()) to.emplace_back(key, to_jinja(work, value));
     };
     Values messages;
     for (const Message& turn : turns) {
-      Pairs message{{"role", std::string(name_of(turn.role))}};
+      Pairs message{{"role", std::string(to_string(turn.role))}};
       if (!turn.silent) message.emplace_back("content", quoted(turn.text));
       add(message, turn.more);
-      messages.push_back(dict_of(work, message));
+      messages.push_back(make_dict(work, message));
     }
-    Variables variables{{"messages", sequence_of(work, std::move(messages))},
+    Variables variables{{"messages", make_sequence(work, std::move(messages))},
                         {"tools", None{}},
                         {"documents", None{}},
                         {"add_generation_prompt", asks}};

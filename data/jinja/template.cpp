@@ -10,8 +10,8 @@
 namespace tessera::jinja {
 namespace {
 
-constexpr size_t kMostBytes = size_t{1} << 20;
-constexpr int kDeepestSyntax = 150, kMostLinks = 1500, kDeepestRun = 500;
+constexpr size_t kMaxBytes = size_t{1} << 20;
+constexpr int kDeepestSyntax = 150, kMaxLinks = 1500, kDeepestRun = 500;
 
 [[noreturn]] void fail_at(const std::string& what, int line, std::string_view why) {
   bad_input("{}:{}: {}", what, line, escape_broken(why.substr(0, 500)));
@@ -27,27 +27,27 @@ struct Level : NotCopied {
   int& now;
 };
 
-using Code = std::function<Value(Work&)>;
+using Code = std::function<Value(RenderContext&)>;
 struct Given {
   std::vector<Code> in_order = {};
   std::vector<std::pair<std::string, Code>> named = {};
 };
 
-Value eval(const Code& code, Work& work) {
+Value eval(const Code& code, RenderContext& work) {
   work.charge(64);
   const Level level(work.depth, kDeepestRun);
   return code(work);
 }
 // Runs f in a new scope within `outer`.
 template <class F>
-auto within(Work& work, std::shared_ptr<Scope> outer, const F& f) {
+auto within(RenderContext& work, std::shared_ptr<Scope> outer, const F& f) {
   const std::shared_ptr<Scope> before = std::exchange(work.scope, std::make_shared<Scope>(Scope{std::move(outer)}));
   auto out = f();
   work.scope = before;
   return out;
 }
 // The text that a body makes, in a scope of its own.
-std::string text_of(const Step& body, Work& work) {
+std::string to_string(const Step& body, RenderContext& work) {
   std::string text;
   std::string* const before = std::exchange(work.out, &text);
   within(work, work.scope, [&] { return body(work); });
@@ -55,7 +55,7 @@ std::string text_of(const Step& body, Work& work) {
   return text;
 }
 
-Call evaluated(const Given& given, Work& work) {
+Call evaluated(const Given& given, RenderContext& work) {
   Call out{work, {}};
   for (const Code& one : given.in_order) out.given.push_back(eval(one, work));
   for (const auto& [name, value] : given.named) out.named.emplace_back(name, eval(value, work));
@@ -74,7 +74,7 @@ class Parser {
   }
   Step run(const std::string& what) {
     try {
-      if (s_.size() > kMostBytes) throw InputError("a template of more than 1 MiB");
+      if (s_.size() > kMaxBytes) throw InputError("a template of more than 1 MiB");
       if (find_invalid_utf8(s_) != std::string::npos) throw InputError("not UTF-8");
       return body({});
     } catch (const InputError& e) {
@@ -128,7 +128,7 @@ class Parser {
     return rest().substr(0, std::max<size_t>(length, 1));
   }
   bool is(std::string_view token) { return next() == token; }
-  bool is_one_of(Ends words) {
+  bool at_any_keyword(Ends words) {
     return std::any_of(words.begin(), words.end(), [&](std::string_view word) { return is(word); });
   }
   bool skip(std::string_view word) {
@@ -148,7 +148,7 @@ class Parser {
     return std::make_shared<const std::string>(token);
   }
   void link() {
-    if (++links_ > kMostLinks) throw InputError("one tag does too much");
+    if (++links_ > kMaxLinks) throw InputError("one tag does too much");
   }
 
   // Statements.
@@ -177,7 +177,7 @@ class Parser {
       line_ += newlines(std::exchange(counted_, at_), at_);
       if (!text.empty()) steps.emplace_back(line_, print(constant(std::string(text))));
       if (kind == '\0' && ends.size() > 0) fail_expected(fmt::format("'{}'", *(ends.end() - 1)));
-      if (kind == '\0' || (kind == '%' && is_one_of(ends))) break;
+      if (kind == '\0' || (kind == '%' && at_any_keyword(ends))) break;
       if (kind == '{') {
         steps.emplace_back(line_, print(expression()));
         close('}');
@@ -188,7 +188,7 @@ class Parser {
       for (; kind == '#' && !closes('#'); ++at_)
         if (at_ == s_.size()) throw InputError("the template ends in a comment");
     }
-    return [all = std::move(steps)](Work& work) {
+    return [all = std::move(steps)](RenderContext& work) {
       const Level deeper(work.depth, kDeepestRun);
       for (const auto& [line, step] : all) {
         work.line = line;
@@ -199,13 +199,13 @@ class Parser {
     };
   }
   static Step print(Code value) {
-    return [v = std::move(value)](Work& work) {
+    return [v = std::move(value)](RenderContext& work) {
       *work.out += printed(work, eval(v, work));
       return Flow::on;
     };
   }
   // A body in which `break` and `continue` mean a loop, or do not.
-  Step body_of(Ends ends, bool loops) {
+  Step parse_body(Ends ends, bool loops) {
     close('%');
     const bool before = std::exchange(loops_, loops);
     Step out = body(ends);
@@ -220,12 +220,12 @@ class Parser {
     if (kind == "set") return set_statement();
     if (kind == "macro") return macro_statement();
     if (kind == "generation") {
-      Step inner = body_of({"endgeneration"}, false);
+      Step inner = parse_body({"endgeneration"}, false);
       close("endgeneration");
-      return [inner](Work& work) {
+      return [inner](RenderContext& work) {
         if (work.out != &work.main.text) throw InputError("a generation block stands in another block or a macro");
         const size_t begin = work.main.text.size();
-        work.main.text += text_of(inner, work);
+        work.main.text += to_string(inner, work);
         work.main.generated.emplace_back(begin, work.main.text.size());
         return Flow::on;
       };
@@ -233,7 +233,7 @@ class Parser {
     if (kind == "break" || kind == "continue") {
       if (!loops_) bad_input("`{}` stands in no loop", kind);
       close('%');
-      return [flow = kind == "break" ? Flow::broken : Flow::continued](Work&) { return flow; };
+      return [flow = kind == "break" ? Flow::broken : Flow::continued](RenderContext&) { return flow; };
     }
     bad_input("the statement '{}' is not known here", kind.substr(0, 40));
   }
@@ -241,11 +241,11 @@ class Parser {
     std::vector<std::pair<Code, Step>> branches;
     do {
       Code condition = expression(kOr);
-      branches.emplace_back(std::move(condition), body_of({"elif", "else", "endif"}, loops_));
+      branches.emplace_back(std::move(condition), parse_body({"elif", "else", "endif"}, loops_));
     } while (skip("elif"));
-    if (skip("else")) branches.emplace_back(nullptr, body_of({"endif"}, loops_));
+    if (skip("else")) branches.emplace_back(nullptr, parse_body({"endif"}, loops_));
     close("endif");
-    return [all = std::move(branches)](Work& work) {
+    return [all = std::move(branches)](RenderContext& work) {
       for (const auto& [condition, then] : all)
         if (!condition || truth(eval(condition, work))) return then(work);
       return Flow::on;
@@ -255,12 +255,12 @@ class Parser {
     const std::vector<Text> to = targets();
     expect("in");
     const Code over = expression(kOr), condition = skip("if") ? expression() : nullptr;
-    const Step each = body_of({"else", "endfor"}, true);
-    const Step otherwise = skip("else") ? body_of({"endfor"}, loops_) : nullptr;
+    const Step each = parse_body({"else", "endfor"}, true);
+    const Step otherwise = skip("else") ? parse_body({"endfor"}, loops_) : nullptr;
     close("endfor");
-    return [=](Work& work) {
+    return [=](RenderContext& work) {
       Values items;
-      for (Value& one : items_of(work, eval(over, work)))
+      for (Value& one : to_items(work, eval(over, work)))
         if (!condition || within(work, work.scope, [&] { return assign(work, to, one), truth(eval(condition, work)); }))
           items.push_back(std::move(one));
       const auto at = std::make_shared<size_t>(0);
@@ -287,10 +287,10 @@ class Parser {
       value = expression();
       close('%');
     } else {
-      value = [inner = body_of({"endset"}, false)](Work& work) { return text_of(inner, work); };
+      value = [inner = parse_body({"endset"}, false)](RenderContext& work) { return to_string(inner, work); };
       close("endset");
     }
-    return [=](Work& work) {
+    return [=](RenderContext& work) {
       const Value v = eval(value, work);
       Object* const object = attribute.empty() ? nullptr : named_value(work, to[0]).object();
       if (attribute.empty()) return assign(work, to, v), Flow::on;
@@ -307,9 +307,9 @@ class Parser {
       const Text parameter = word();
       parameters.emplace_back(parameter, skip("=") ? expression() : nullptr);
     });
-    const Step inner = body_of({"endmacro"}, false);
+    const Step inner = parse_body({"endmacro"}, false);
     close("endmacro");
-    return [=](Work& work) {
+    return [=](RenderContext& work) {
       const auto expand = [&work, called, parameters, inner, outer = work.scope](const Call& c) {
         std::map<std::string, Value> named(c.named.begin(), c.named.end());
         const int line = work.line;
@@ -323,7 +323,7 @@ class Parser {
           }
           if (!named.empty() || c.given.size() > parameters.size())
             bad_input("the macro '{}' is given an argument that it does not have", *called);
-          return text_of(inner, work);
+          return to_string(inner, work);
         });
         work.line = line;
         return out;
@@ -344,18 +344,21 @@ class Parser {
   // Expressions.
 
   static Code constant(Value value) {
-    return [v = std::move(value)](Work&) { return v; };
+    return [v = std::move(value)](RenderContext&) { return v; };
   }
   // The value that f makes of some values.
   template <class F>
   static Code made(std::vector<Code> parts, F f) {
-    return [all = Given{std::move(parts)}, f](Work& work) -> Value { return f(work, evaluated(all, work).given); };
+    return [all = Given{std::move(parts)}, f](RenderContext& work) -> Value {
+      return f(work, evaluated(all, work).given);
+    };
   }
   static Code listed(std::vector<Code> items, Form form) {
-    return made(std::move(items), [form](Work& work, Values v) { return sequence_of(work, std::move(v), form); });
+    return made(std::move(items),
+                [form](RenderContext& work, Values v) { return make_sequence(work, std::move(v), form); });
   }
   static Code inverted(Code of) {
-    return made({std::move(of)}, [](Work&, const Values& v) { return !truth(v[0]); });
+    return made({std::move(of)}, [](RenderContext&, const Values& v) { return !truth(v[0]); });
   }
   // Operators by how tightly they bind. Signs stand before what they take; calls, members and items belong to it.
   enum Power { kTernary, kOr, kAnd, kNot, kCompare, kPlus, kTilde, kTimes, kFilter, kSign };
@@ -372,7 +375,7 @@ class Parser {
       out = inverted(expression(kNot));
     } else if (is("-") || is("+")) {
       const char* const op = s_[at_++] == '-' ? "-" : "+";
-      out = made({expression(kSign)}, [op](Work& work, const Values& v) {
+      out = made({expression(kSign)}, [op](RenderContext& work, const Values& v) {
         return operated(work, op, v[0].is<double>() ? Value(-0.0) : Value(int64_t{0}), v[0]);
       });
     } else {
@@ -385,7 +388,7 @@ class Parser {
         out = skip("not") ? inverted(applied(Group::tests, std::move(out))) : applied(Group::tests, std::move(out));
       } else if (least <= kTernary && skip("if")) {
         const Code condition = expression(kOr), otherwise = skip("else") ? expression() : nullptr;
-        out = [yes = std::move(out), condition, otherwise](Work& work) {
+        out = [yes = std::move(out), condition, otherwise](RenderContext& work) {
           if (truth(eval(condition, work))) return eval(yes, work);
           return otherwise ? eval(otherwise, work) : Undefined{};
         };
@@ -401,15 +404,15 @@ class Parser {
   }
   static Code operation(const std::pair<std::string_view, Power>& op, const Code& left, const Code& right) {
     if (op.second <= kAnd)
-      return [left, right, by_truth = op.second == kOr](Work& work) {
+      return [left, right, by_truth = op.second == kOr](RenderContext& work) {
         const Value first = eval(left, work);
         return truth(first) == by_truth ? first : eval(right, work);
       };
     return made({left, right},
-                [sign = op.first](Work& work, const Values& v) { return operated(work, sign, v[0], v[1]); });
+                [sign = op.first](RenderContext& work, const Values& v) { return operated(work, sign, v[0], v[1]); });
   }
   Code call(Code callee) {
-    return [callee = std::move(callee), arguments = given()](Work& work) {
+    return [callee = std::move(callee), arguments = given()](RenderContext& work) {
       const Value function = eval(callee, work);
       if (Object* const object = function.object(); object && object->call)
         return object->call(evaluated(arguments, work));
@@ -424,7 +427,7 @@ class Parser {
         of = call(std::move(of));
       } else if (skip(".")) {
         of = made({std::move(of), constant(word())},
-                  [](Work& work, const Values& v) { return member(work, v[0], v[1], true); });
+                  [](RenderContext& work, const Values& v) { return member(work, v[0], v[1], true); });
       } else if (skip("[")) {
         of = subscript(of);
       } else {
@@ -440,9 +443,11 @@ class Parser {
     while (parts.size() < 4 && skip(":"));
     expect("]");
     if (parts.size() == 2)
-      return made(std::move(parts), [](Work& work, const Values& v) { return member(work, v[0], v[1], false); });
+      return made(std::move(parts),
+                  [](RenderContext& work, const Values& v) { return member(work, v[0], v[1], false); });
     parts.resize(4, constant(None{}));
-    return made(std::move(parts), [](Work& work, const Values& v) { return slice(work, v[0], v[1], v[2], v[3]); });
+    return made(std::move(parts),
+                [](RenderContext& work, const Values& v) { return slice(work, v[0], v[1], v[2], v[3]); });
   }
   Value number() {
     const size_t begin = at_;
@@ -489,16 +494,16 @@ class Parser {
       all_until("]", [&] { items.push_back(expression()); });
       return listed(std::move(items), Form::list);
     }
-    if (!skip("{")) return [name = word("an expression")](Work& work) { return named_value(work, name); };
+    if (!skip("{")) return [name = word("an expression")](RenderContext& work) { return named_value(work, name); };
     all_until("}", [&] {
       items.push_back(expression());
       expect(":");
       items.push_back(expression());
     });
-    return made(std::move(items), [](Work& work, const Values& v) {
+    return made(std::move(items), [](RenderContext& work, const Values& v) {
       Pairs out;
-      for (size_t i = 0; i < v.size(); i += 2) out.emplace_back(key_of(v[i]), v[i + 1]);
-      return dict_of(work, out);
+      for (size_t i = 0; i < v.size(); i += 2) out.emplace_back(to_key(v[i]), v[i + 1]);
+      return make_dict(work, out);
     });
   }
   // The parts between commas, of which one may stand before the end.
@@ -538,11 +543,11 @@ class Parser {
       all.in_order.insert(all.in_order.end(), more.in_order.begin(), more.in_order.end());
       all.named = std::move(more.named);
     } else if (group == Group::tests && at_ < s_.size() && (is_letter(s_[at_]) || is_any("'\"[{")) &&
-               !is_one_of({"else", "or", "and"})) {
+               !at_any_keyword({"else", "or", "and"})) {
       if (is("is")) throw InputError("tests are not chained");
       all.in_order.push_back(postfix(primary()));
     }
-    return [b = *builtin, all = std::move(all)](Work& work) { return apply(b, evaluated(all, work)); };
+    return [b = *builtin, all = std::move(all)](RenderContext& work) { return apply(b, evaluated(all, work)); };
   }
 
   std::string s_ = {};
@@ -556,7 +561,7 @@ class Parser {
 Template::Template(std::string_view source, std::string what)
     : what_(std::move(what)), body_(Parser(source).run(what_)) {}
 
-Rendered Template::render(Work& work, const Variables& variables) const {
+Rendered Template::render(RenderContext& work, const Variables& variables) const {
   const auto given = std::make_shared<Scope>();
   for (const auto& [name, value] : variables) given->values[name] = value;
   work.scope = std::make_shared<Scope>(Scope{given});

@@ -20,7 +20,7 @@ namespace jinja {
 
 using Variables = Pairs;
 enum class Flow : uint8_t { on, broken, continued };
-using Step = std::function<Flow(Work&)>;
+using Step = std::function<Flow(RenderContext&)>;
 
 class Template {
  public:
@@ -29,7 +29,7 @@ class Template {
 
   // The variables' values are kept by `work`, which renders once. Throws InputError naming the line: for what Jinja
   // throws, for what is not known, and where the work has no end.
-  Rendered render(Work& work, const Variables& variables) const;
+  Rendered render(RenderContext& work, const Variables& variables) const;
 
  private:
   std::string what_;
@@ -62,7 +62,7 @@ class ModelTemplate {
   std::pair<size_t, size_t> locate(const Example& example, size_t i, std::string_view whole, std::string_view before,
                                    const std::string& what) const;
   std::string quoted(const std::string& text) const;
-  jinja::Value value_of(jinja::Work& work, const nlohmann::ordered_json& json) const;
+  jinja::Value to_jinja(jinja::RenderContext& work, const nlohmann::ordered_json& json) const;
 
   jinja::Template template_;
   std::map<std::string, std::string> variables_;  // names of tokens, such as bos_token

@@ -67,11 +67,11 @@ namespace {
 
 constexpr int kDeepest = 100;
 
-int level_of(int below) {
+int parse_level(int below) {
   if (below >= kDeepest) bad_input("values are nested deeper than {}", kDeepest);
   return below + 1;
 }
-int depth_of(const Value& v) { return v.sequence() ? v.sequence()->depth : v.dict() ? v.dict()->depth : 0; }
+int nesting_depth(const Value& v) { return v.sequence() ? v.sequence()->depth : v.dict() ? v.dict()->depth : 0; }
 bool is_listed(const Value& v) { return v.sequence() && v.sequence()->form <= Form::tuple; }
 bool is_indexed(const Value& v) { return v.text() || (v.sequence() && v.sequence()->form <= Form::range); }
 
@@ -111,7 +111,7 @@ std::string real_text(double d, bool json) {
   return out;
 }
 
-void write(Work& work, std::string& out, const Value& v, const Style& style, int level = 0) {
+void write(RenderContext& work, std::string& out, const Value& v, const Style& style, int level = 0) {
   work.charge(32);
   const auto below = [&](const Value& one) { write(work, out, one, style, level + 1); };
   const auto all = [&](char open, const auto& items, std::string_view close, const auto& one) {
@@ -171,7 +171,7 @@ int64_t of_integers(std::string_view op, __int128 a, __int128 b) {
   return static_cast<int64_t>(out);
 }
 
-std::string repeated(Work& work, const std::string& text, int64_t times) {
+std::string repeated(RenderContext& work, const std::string& text, int64_t times) {
   const size_t n = times < 0 || text.empty() ? 0 : static_cast<size_t>(times);
   work.charge(n > (size_t{1} << 40) / std::max<size_t>(text.size(), 1) ? SIZE_MAX : text.size() * n);
   std::string out;
@@ -179,7 +179,7 @@ std::string repeated(Work& work, const std::string& text, int64_t times) {
   return out;
 }
 
-bool equal(Work& work, const Value& a, const Value& b) {
+bool equal(RenderContext& work, const Value& a, const Value& b) {
   work.charge(16);
   if (integer(a) && integer(b)) return *integer(a) == *integer(b);
   if (number(a) && number(b)) return *number(a) == *number(b);
@@ -199,7 +199,7 @@ bool equal(Work& work, const Value& a, const Value& b) {
   return a.object() == b.object();
 }
 
-std::partial_ordering order(Work& work, const Value& a, const Value& b) {
+std::partial_ordering order(RenderContext& work, const Value& a, const Value& b) {
   work.charge(16);
   if (integer(a) && integer(b)) return *integer(a) <=> *integer(b);
   if (number(a) && number(b)) return *number(a) <=> *number(b);
@@ -207,7 +207,7 @@ std::partial_ordering order(Work& work, const Value& a, const Value& b) {
   bad_input("the order of {} and {} is not known", type_name(a), type_name(b));
 }
 
-bool contains(Work& work, const Value& container, const Value& v) {
+bool contains(RenderContext& work, const Value& container, const Value& v) {
   if (const std::string* const text = container.text()) {
     if (!v.text()) refuse("`in`", v, container);
     work.charge(text->size());
@@ -215,31 +215,31 @@ bool contains(Work& work, const Value& container, const Value& v) {
   }
   if (container.dict() && !v.text()) refuse("`in`", v, container);
   if (container.dict()) return find(work, *container.dict(), *v.text()) != nullptr;
-  const Values items = items_of(work, container);
+  const Values items = to_items(work, container);
   return std::any_of(items.begin(), items.end(), [&](const Value& one) { return equal(work, one, v); });
 }
 
 }  // namespace
 
-Value sequence_of(Work& work, Values items, Form form) {
+Value make_sequence(RenderContext& work, Values items, Form form) {
   work.charge(64 + 32 * items.size());
   int below = 0;
-  for (const Value& v : items) below = std::max(below, depth_of(v));
-  return std::make_shared<Sequence>(Sequence{std::move(items), form, level_of(below)});
+  for (const Value& v : items) below = std::max(below, nesting_depth(v));
+  return std::make_shared<Sequence>(Sequence{std::move(items), form, parse_level(below)});
 }
 
-Value dict_of(Work& work, const Pairs& items) {
+Value make_dict(RenderContext& work, const Pairs& items) {
   Dict out;
   int below = 0;
   for (const auto& [key, value] : items) {
-    below = std::max(below, depth_of(value));
+    below = std::max(below, nesting_depth(value));
     if (const Value* const found = find(work, out, key))
       const_cast<Value&>(*found) = value;
     else
       out.items.emplace_back(key, value);
   }
   work.charge(64 + 64 * out.items.size());
-  out.depth = level_of(below);
+  out.depth = parse_level(below);
   return std::make_shared<const Dict>(std::move(out));
 }
 
@@ -269,36 +269,36 @@ std::optional<double> number(const Value& v) {
   return v.is<double>() ? std::optional(*v.as<double>()) : std::nullopt;
 }
 
-const Value* find(Work& work, const Dict& dict, const std::string& key) {
+const Value* find(RenderContext& work, const Dict& dict, const std::string& key) {
   work.charge(16 * dict.items.size());
   const auto found = std::ranges::find(dict.items, key, &Pairs::value_type::first);
   return found == dict.items.end() ? nullptr : &found->second;
 }
 
-const std::string& key_of(const Value& v) {
+const std::string& to_key(const Value& v) {
   if (!v.text()) bad_input("{} as a key is not known", type_name(v));
   return *v.text();
 }
 
-bool compare(Work& work, std::string_view op, const Value& a, const Value& b) {
+bool compare(RenderContext& work, std::string_view op, const Value& a, const Value& b) {
   if (op == "==" || op == "!=") return equal(work, a, b) == (op == "==");
   if (op == "in" || op == "not in") return contains(work, b, a) == (op == "in");
   const auto found = order(work, a, b);
   return op == "<" ? found < 0 : op == "<=" ? found <= 0 : op == ">" ? found > 0 : found >= 0;
 }
 
-std::string printed(Work& work, const Value& v) {
+std::string printed(RenderContext& work, const Value& v) {
   if (v.text()) work.charge(v.text()->size());
   return v.text() ? *v.text() : v.is<Undefined>() ? "" : written(work, v, {});
 }
 
-std::string written(Work& work, const Value& v, const Style& style) {
+std::string written(RenderContext& work, const Value& v, const Style& style) {
   std::string out;
   write(work, out, v, style);
   return out;
 }
 
-Values items_of(Work& work, const Value& v) {
+Values to_items(RenderContext& work, const Value& v) {
   if (v.is<Undefined>()) return {};
   Values out;
   if (const std::string* const text = v.text()) {
@@ -315,7 +315,7 @@ Values items_of(Work& work, const Value& v) {
   return out;
 }
 
-Value item(Work& work, const Value& of, const Value& key) {
+Value item(RenderContext& work, const Value& of, const Value& key) {
   require_plain(of);
   const Undefined missing{key.text() ? *key.as<Text>() : nullptr};
   if (const Undefined* const u = of.as<Undefined>())
@@ -326,13 +326,13 @@ Value item(Work& work, const Value& of, const Value& key) {
   }
   const auto index = integer(key);
   if (!index || !is_indexed(of)) return missing;
-  const Values characters = of.text() ? items_of(work, of) : Values();
+  const Values characters = of.text() ? to_items(work, of) : Values();
   const Values& items = of.text() ? characters : of.sequence()->items;
   const int64_t at = *index < 0 ? *index + std::ssize(items) : *index;
   return at < 0 || at >= std::ssize(items) ? missing : items[static_cast<size_t>(at)];
 }
 
-Value member(Work& work, const Value& of, const Value& key, bool dotted) {
+Value member(RenderContext& work, const Value& of, const Value& key, bool dotted) {
   if (Object* const object = of.object(); object && key.text()) {
     if (object->attribute) return object->attribute(*key.text());
     if (object->fields && object->fields->contains(*key.text())) return object->fields->at(*key.text());
@@ -348,14 +348,14 @@ Value member(Work& work, const Value& of, const Value& key, bool dotted) {
   }});
 }
 
-void assign(Work& work, const std::vector<Text>& names, const Value& value) {
+void assign(RenderContext& work, const std::vector<Text>& names, const Value& value) {
   if (names.size() == 1) return static_cast<void>(work.scope->values.insert_or_assign(*names[0], value));
-  Values items = items_of(work, value);
+  Values items = to_items(work, value);
   if (items.size() != names.size()) bad_input("{} values for {} names", items.size(), names.size());
   for (size_t i = 0; i < items.size(); ++i) work.scope->values[*names[i]] = std::move(items[i]);
 }
 
-Value named_value(Work& work, const Text& name) {
+Value named_value(RenderContext& work, const Text& name) {
   for (const Scope* s = work.scope.get(); s; s = s->outer.get())
     if (const auto known = s->values.find(*name); known != s->values.end()) return known->second;
   for (const char* const other : {"cycler", "joiner", "lipsum", "self", "super", "varargs", "kwargs"})
@@ -379,10 +379,10 @@ Value loop_attribute(const Values& items, size_t at, const std::string& name) {
   bad_input("'loop.{}' is not known", name);
 }
 
-Value slice(Work& work, const Value& of, const Value& from, const Value& to, const Value& step) {
+Value slice(RenderContext& work, const Value& of, const Value& from, const Value& to, const Value& step) {
   item(work, of, None{});  // throws for what is undefined
   if (!is_indexed(of)) refuse("a slice", of, from);
-  const Values items = items_of(work, of);
+  const Values items = to_items(work, of);
   const auto bound = [](const Value& v, int64_t otherwise) {
     if (!v.is<None>() && !integer(v)) bad_input("{} stands in a slice", type_name(v));
     return integer(v).value_or(otherwise);
@@ -397,13 +397,13 @@ Value slice(Work& work, const Value& of, const Value& from, const Value& to, con
   Values out;
   for (__int128 i = place(from, by > 0 ? low : high); by > 0 ? i < end : i > end; i += by)
     out.push_back(items[static_cast<size_t>(i)]);
-  if (of.sequence()) return sequence_of(work, std::move(out), of.sequence()->form);
+  if (of.sequence()) return make_sequence(work, std::move(out), of.sequence()->form);
   std::string text;
   for (const Value& c : out) text += *c.text();
   return text;
 }
 
-Value operated(Work& work, std::string_view op, const Value& a, const Value& b) {
+Value operated(RenderContext& work, std::string_view op, const Value& a, const Value& b) {
   if (std::string_view("+-*///%~").find(op) == std::string_view::npos) return compare(work, op, a, b);
   if (op == "~") return printed(work, a) + printed(work, b);
   require_plain(a), require_plain(b);
@@ -411,7 +411,7 @@ Value operated(Work& work, std::string_view op, const Value& a, const Value& b) 
   if (op == "+" && is_listed(a) && is_listed(b) && a.sequence()->form == b.sequence()->form) {
     Values items = a.sequence()->items;
     items.insert(items.end(), b.sequence()->items.begin(), b.sequence()->items.end());
-    return sequence_of(work, std::move(items), a.sequence()->form);
+    return make_sequence(work, std::move(items), a.sequence()->form);
   }
   if (op == "*" && a.text() && integer(b)) return repeated(work, *a.text(), *integer(b));
   if (op == "*" && b.text() && integer(a)) return repeated(work, *b.text(), *integer(a));

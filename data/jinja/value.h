@@ -57,7 +57,7 @@ struct Dict {
 };
 
 // A value that is neither printed nor compared: a function or macro, a loop, a namespace.
-struct Work;
+struct RenderContext;
 struct Call;
 struct Object {
   std::function<Value(Call)> call = nullptr;
@@ -78,8 +78,8 @@ struct Rendered {
 
 // A rendering: its place, its work, which has a bound, so that a hostile template ends, and its objects, which end
 // with it.
-struct Work : NotCopied {
-  explicit Work(size_t most = size_t{1} << 28) : left(most) {}
+struct RenderContext : NotCopied {
+  explicit RenderContext(size_t most = size_t{1} << 28) : left(most) {}
   // A unit is about a nanosecond, or a byte that is made. Throws InputError at the bound.
   void charge(size_t units) {
     if (units > left) throw InputError("does more work, or makes more text, than a template should");
@@ -99,34 +99,34 @@ struct Work : NotCopied {
 };
 
 // Throw InputError for values nested deeper than 100.
-Value sequence_of(Work& work, Values items, Form form = Form::list);
-Value dict_of(Work& work, const Pairs& items);
+Value make_sequence(RenderContext& work, Values items, Form form = Form::list);
+Value make_dict(RenderContext& work, const Pairs& items);
 
 std::string_view type_name(const Value& v);
 bool truth(const Value& v);
-bool compare(Work& work, std::string_view op, const Value& a, const Value& b);  // ==, <, in, "not in", ...
-const Value* find(Work& work, const Dict& dict, const std::string& key);
-const std::string& key_of(const Value& v);       // throws InputError for what is no text
+bool compare(RenderContext& work, std::string_view op, const Value& a, const Value& b);  // ==, <, in, "not in", ...
+const Value* find(RenderContext& work, const Dict& dict, const std::string& key);
+const std::string& to_key(const Value& v);       // throws InputError for what is no text
 std::optional<int64_t> integer(const Value& v);  // of a boolean too
 std::optional<double> number(const Value& v);    // of those too
-std::string printed(Work& work, const Value& v);
+std::string printed(RenderContext& work, const Value& v);
 // The items that a loop over the value meets; an iterator is empty afterwards. Throws InputError where there are none.
-Values items_of(Work& work, const Value& v);
+Values to_items(RenderContext& work, const Value& v);
 // The value of x[key], or Undefined. Throws InputError for an undefined x.
-Value item(Work& work, const Value& of, const Value& key);
+Value item(RenderContext& work, const Value& of, const Value& key);
 // The value of x.key, or of x[key]: of the type's method, an object's attribute, or an item. Throws as item() does.
-Value member(Work& work, const Value& of, const Value& key, bool dotted);
+Value member(RenderContext& work, const Value& of, const Value& key, bool dotted);
 // Gives a value to one name, or its items to several. Throws InputError for more or fewer.
-void assign(Work& work, const std::vector<Text>& names, const Value& value);
+void assign(RenderContext& work, const std::vector<Text>& names, const Value& value);
 // The value that a name has, or that Jinja gives it, or Undefined.
-Value named_value(Work& work, const Text& name);
+Value named_value(RenderContext& work, const Text& name);
 // The value of loop.name in a loop that is so far. Throws InputError for other names.
 Value loop_attribute(const Values& items, size_t at, const std::string& name);
 // The value of x[from:to:step], each of which may be none.
-Value slice(Work& work, const Value& of, const Value& from, const Value& to, const Value& step);
+Value slice(RenderContext& work, const Value& of, const Value& from, const Value& to, const Value& step);
 // The result of an operator: + - * / // % ~, or a comparison. Throws InputError as Python does TypeError, for % of a
 // text, for an integer beyond 64 bits, and for // and % of a number that is no integer.
-Value operated(Work& work, std::string_view op, const Value& a, const Value& b);
+Value operated(RenderContext& work, std::string_view op, const Value& a, const Value& b);
 
 // How values are written: as Python's repr() does, or as JSON.
 struct Style {
@@ -134,7 +134,7 @@ struct Style {
   std::optional<std::string> indent = {};  // of one level
   std::string comma = ", ", colon = ": ";
 };
-std::string written(Work& work, const Value& v, const Style& style);
+std::string written(RenderContext& work, const Value& v, const Style& style);
 
 // Texts as Python takes them; blanks are stripped, or these characters.
 std::u32string code_points(std::string_view text);
@@ -146,7 +146,7 @@ std::string_view stripped(std::string_view text, bool left, bool right, const st
 // Arguments of a call, of which any may be missing. The first of a filter, a test or a method is the value that it is
 // applied to.
 struct Call {
-  Work& work;
+  RenderContext& work;
   Values given;
   Pairs named = {};
   std::string_view name = {};  // of the builtin

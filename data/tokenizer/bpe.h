@@ -116,14 +116,14 @@ class Numbers {
   // Returns false, and adds nothing, for a key that is known.
   bool add(Seen key, int32_t number) {
     if (known_ + 1 + known_ / 2 >= slots_.size()) reserve(2 * known_ + 16);
-    Slot& slot = slots_[place_of(key)];
+    Slot& slot = slots_[find_slot(key)];
     if (slot.number >= 0) return false;
     slot = {Key(key), number};
     ++known_;
     return true;
   }
   // The number of a key; -1: none.
-  int32_t find(Seen key) const { return slots_.empty() ? -1 : slots_[place_of(key)].number; }
+  int32_t find(Seen key) const { return slots_.empty() ? -1 : slots_[find_slot(key)].number; }
 
  private:
   struct Slot {
@@ -131,7 +131,7 @@ class Numbers {
     int32_t number = -1;
   };
 
-  size_t place_of(Seen key) const {
+  size_t find_slot(Seen key) const {
     size_t at = std::hash<Seen>()(key) * 0x9E3779B97F4A7C15u;  // 2^64 by the golden ratio: near keys come apart
     for (at ^= at >> 32;; ++at)
       if (const Slot& slot = slots_[at & (slots_.size() - 1)]; slot.number < 0 || slot.key == key)
@@ -140,7 +140,7 @@ class Numbers {
   void move_to(size_t slots) {
     std::vector<Slot> old = std::exchange(slots_, std::vector<Slot>(slots));
     for (Slot& slot : old)
-      if (slot.number >= 0) slots_[place_of(slot.key)] = std::move(slot);
+      if (slot.number >= 0) slots_[find_slot(slot.key)] = std::move(slot);
   }
 
   std::vector<Slot> slots_;  // a power of two, some two thirds taken at most: one is free

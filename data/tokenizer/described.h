@@ -95,7 +95,7 @@ class DescribedTokenizer : public Tokenizer {
   // Cost: the pieces, and n log n in the bytes of a piece that was not met before; memory grows with the new pieces.
   std::vector<int32_t> encode_with(std::string_view text, const EncodeOptions& options) const override;
   std::string decode(std::span<const int32_t> tokens) const override;
-  std::string bytes_of(int32_t token) const override { return text_of(token); }
+  std::string token_bytes(int32_t token) const override { return to_string(token); }
   std::span<const int32_t> beginning() const override { return d_.before; }
   std::optional<int32_t> special(std::string_view name) const override;
   void count_special(std::string_view text, std::map<std::string, int64_t>& counts) const override {
@@ -106,7 +106,7 @@ class DescribedTokenizer : public Tokenizer {
   // `what` names the file of the added tokens in messages.
   DescribedTokenizer(std::string_view kind, hub::Description d, const std::string& what = "");
 
-  const std::string& text_of(int32_t token) const;
+  const std::string& to_string(int32_t token) const;
 
   hub::Description d_;
 
@@ -188,7 +188,7 @@ class BpeTokenizer final : public DescribedTokenizer {
 // rarest are forgotten, until half of them are left. Cost: one pass; a million pieces take 100 MB.
 class WordCounts {
  public:
-  static constexpr size_t kMost = 1'000'000;
+  static constexpr size_t kMax = 1'000'000;
   using Counts = std::unordered_map<std::string, int64_t, hub::Hash, std::equal_to<>>;
 
   void add(std::string_view text);

@@ -319,7 +319,7 @@ std::optional<int32_t> DescribedTokenizer::special(std::string_view name) const 
   return found < 0 ? std::nullopt : std::optional(found);
 }
 
-const std::string& DescribedTokenizer::text_of(int32_t token) const {
+const std::string& DescribedTokenizer::to_string(int32_t token) const {
   if (token >= 0 && token < vocab_size()) return d_.tokens[static_cast<size_t>(token)];
   const std::string named = kind_ == "hub" ? "" : std::string(kind_) + " ";
   throw Error(fmt::format("token {} is outside the {}tokenizer's vocabulary of {}", token, named, vocab_size()));
@@ -328,7 +328,7 @@ const std::string& DescribedTokenizer::text_of(int32_t token) const {
 std::string DescribedTokenizer::decode(std::span<const int32_t> tokens) const {
   std::string out;
   for (size_t i = 0; i < tokens.size(); ++i) {
-    out += text_of(tokens[i]);
+    out += to_string(tokens[i]);
     if (i == 0 && d_.strip == hub::Strip::marks_of_first) std::erase(out, ' ');
   }
   if (d_.strip == hub::Strip::space && out.starts_with(' ')) out.erase(0, 1);

@@ -146,7 +146,7 @@ bool lists(const Json& file, const Json& token) {
 }
 
 // The class by which transformers reads a folder without tokenizer.json, without the ending "Fast".
-std::string class_of(const Json& settings, const Json& model) {
+std::string tokenizer_class(const Json& settings, const Json& model) {
   std::string name;
   for (const Json* const json : {&settings, &model})
     if (const Json& value = value_at(*json, "tokenizer_class"); name.empty() && value.is_string()) name = value;
@@ -234,7 +234,7 @@ std::unique_ptr<HubTokenizer> HubTokenizer::load(const std::filesystem::path& fo
   const Json added = settings.contains(kDecoder) ? Json() : read_json(files, kAdded, what);
   const Json model = files.contains(kModel) ? parse_json(files[kModel], what + kModel, JsonFile::others) : Json();
   if (!text) {
-    const std::string name = class_of(settings, model);
+    const std::string name = tokenizer_class(settings, model);
     if (name == kGpt2 && !files.contains(kConfig) && !files.contains(kNames) && added.empty()) return nullptr;
     Json made = file_of_vocab(folder, name, settings);
     add_missing(made, tokens_of_files(settings, added, what));

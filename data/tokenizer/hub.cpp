@@ -16,7 +16,7 @@ namespace hub {
 namespace {
 
 // More than any known model has; a file beyond them would take minutes and gigabytes.
-constexpr size_t kMostTokens = 600'000, kMostMerges = 600'000, kLongestAdded = 1000;
+constexpr size_t kMaxTokens = 600'000, kMaxMerges = 600'000, kLongestAdded = 1000;
 
 using Json = nlohmann::json;
 
@@ -28,7 +28,7 @@ bool flag(const Json& json, const char* key, bool otherwise, const std::string& 
 }
 
 // The byte of a token like "<0x0A>".
-std::optional<uint8_t> byte_of(std::string_view spelling) {
+std::optional<uint8_t> parse_byte(std::string_view spelling) {
   if (spelling.size() != 6 || !spelling.starts_with("<0x") || spelling[5] != '>') return std::nullopt;
   constexpr std::string_view kDigits = "0123456789ABCDEF";
   const size_t high = kDigits.find(spelling[3]), low = kDigits.find(spelling[4]);
@@ -73,10 +73,11 @@ class Model {
     if (d_.byte_level) d_.byte_fallback = false;
   }
 
-  std::string bytes_of(const std::string& spelling) const {
+  std::string token_bytes(const std::string& spelling) const {
     if (d_.spaces_between) return " " + spelling;
     if (d_.byte_level) return bpe::unspell(spelling).value_or(spelling);
-    if (const auto byte = byte_of(spelling); byte && d_.byte_fallback) return std::string(1, static_cast<char>(*byte));
+    if (const auto byte = parse_byte(spelling); byte && d_.byte_fallback)
+      return std::string(1, static_cast<char>(*byte));
     if (!d_.marks_are_spaces) return spelling;
     std::string out = spelling;
     for (size_t mark = out.find(kMark); mark != std::string::npos; mark = out.find(kMark, mark))
@@ -91,7 +92,7 @@ class Model {
     if (!number || static_cast<size_t>(*number) >= d_.tokens.size() || !d_.tokens[static_cast<size_t>(*number)].empty())
       fail(fmt::format("the token {} has the number {}; expected each of 0 to {} once", shown(spelling), shown(id),
                        d_.tokens.size() - 1));
-    return d_.tokens[static_cast<size_t>(*number)] = bytes_of(spelling);
+    return d_.tokens[static_cast<size_t>(*number)] = token_bytes(spelling);
   }
 
   void number_tokens(const std::vector<std::pair<std::string, Json>>& vocab, const Json& added) {
@@ -103,28 +104,28 @@ class Model {
       if (!d_.vocab.add(spelling, static_cast<int32_t>(std::min<int64_t>(natural(id).value_or(INT32_MAX), INT32_MAX))))
         fail(fmt::format("'vocab' has the token {} twice", shown(spelling)));
     size_t behind = 0;  // added tokens that the vocabulary does not have
-    for (const Json& token : added) behind += d_.vocab.find(content_of(token)) < 0 ? 1 : 0;
-    if (vocab.size() + behind > kMostTokens)
-      fail(fmt::format("{} tokens; expected at most {}", vocab.size() + behind, kMostTokens));
+    for (const Json& token : added) behind += d_.vocab.find(token_content(token)) < 0 ? 1 : 0;
+    if (vocab.size() + behind > kMaxTokens)
+      fail(fmt::format("{} tokens; expected at most {}", vocab.size() + behind, kMaxTokens));
     d_.tokens.resize(vocab.size() + behind);
     d_.byte_tokens.assign(256, -1);
     for (const auto& [spelling, id] : vocab) {
       const std::string& bytes = set(id, spelling);
       if (d_.byte_level && bytes.size() == 1 && bpe::spell(bytes) == spelling)
         d_.byte_tokens[static_cast<uint8_t>(bytes[0])] = id.get<int32_t>();
-      if (const auto byte = byte_of(spelling); byte && d_.byte_fallback) d_.byte_tokens[*byte] = id.get<int32_t>();
+      if (const auto byte = parse_byte(spelling); byte && d_.byte_fallback) d_.byte_tokens[*byte] = id.get<int32_t>();
     }
     for (const Json& token : added) add(token);
   }
 
-  const std::string& content_of(const Json& token) const {
+  const std::string& token_content(const Json& token) const {
     const Json& content = value_at(token, "content");
     if (!content.is_string()) fail(fmt::format("the added token {} has no 'content'", shown(token)));
     return content.get_ref<const std::string&>();
   }
 
   void add(const Json& token) {
-    const std::string& content = content_of(token);
+    const std::string& content = token_content(token);
     if (content.empty() || content.size() > kLongestAdded)
       fail(fmt::format("an added token of {} bytes; expected 1 to {}", content.size(), kLongestAdded));
     const Json& id = value_at(token, "id");
@@ -156,7 +157,7 @@ class Model {
     fail(fmt::format("merge {} is {}; expected two tokens", rank, shown(merge)));
   }
 
-  int32_t id_of(std::string_view spelling, size_t rank) const {
+  int32_t find_token_id(std::string_view spelling, size_t rank) const {
     const int32_t found = d_.vocab.find(spelling);
     if (found < 0) fail(fmt::format("merge {} has '{}', which is not in the vocabulary", rank, spelling));
     return found;
@@ -165,15 +166,15 @@ class Model {
   void read_merges() {
     const Json& merges = value_at(model_, "merges");
     if (!merges.is_array()) fail("the model's 'merges' must be a list");
-    if (merges.size() > kMostMerges) fail(fmt::format("{} merges; expected at most {}", merges.size(), kMostMerges));
+    if (merges.size() > kMaxMerges) fail(fmt::format("{} merges; expected at most {}", merges.size(), kMaxMerges));
     d_.merges.reserve(merges.size());
     d_.marks_begin_words = !d_.byte_level && !d_.ignore_merges && d_.vocab.find(kMark) >= 0;
     std::string joined;
     for (size_t rank = 0; rank < merges.size(); ++rank) {
       const auto [left, right] = halves(merges[rank], rank);
       joined.assign(left).append(right);
-      const bpe::Merge merge{.left = id_of(left, rank), .right = id_of(right, rank)};
-      if (!d_.merges.add(merge, id_of(joined, rank)))
+      const bpe::Merge merge{.left = find_token_id(left, rank), .right = find_token_id(right, rank)};
+      if (!d_.merges.add(merge, find_token_id(joined, rank)))
         fail(fmt::format("merge {} (into '{}') appears twice", rank, joined));
       if (right.starts_with(kMark) && !left.ends_with(kMark)) d_.marks_begin_words = false;
     }
@@ -410,7 +411,7 @@ using hub::Json, hub::kTokenizer, hub::kConfig, hub::kNames, hub::kTemplate, hub
 namespace {
 
 constexpr std::string_view kClass = "PreTrainedTokenizerFast";  // the name of transformers 4, and of 5 too
-constexpr uintmax_t kMostBytes = 100'000'000;                   // the largest known has a third
+constexpr uintmax_t kMaxBytes = 100'000'000;                    // the largest known has a third
 constexpr std::array kFiles{kTokenizer, kConfig, kNames, kTemplate, kGeneration};
 
 // The name of a token that a key has, as a text or as an added token's object.
@@ -420,7 +421,7 @@ const Json& name_at(const Json& config, const char* key) {
 }
 
 // The text of a chat template: one string, or the one called "default" of several.
-std::string template_of(const Json& value, const std::string& what) {
+std::string read_template(const Json& value, const std::string& what) {
   if (value.is_null()) return "";
   if (value.is_string()) return value.get<std::string>();
   if (value.is_array())
@@ -444,8 +445,8 @@ HubTokenizer::HubTokenizer(Files&& files, const hub::File& file, const std::stri
 std::string read_tokenizer_file(const std::filesystem::path& file) {
   std::error_code error;
   const auto size = std::filesystem::file_size(file, error);
-  if (!error && size > kMostBytes)
-    bad_input("{} has {} bytes; expected a tokenizer's at most {}", file.string(), size, kMostBytes);
+  if (!error && size > kMaxBytes)
+    bad_input("{} has {} bytes; expected a tokenizer's at most {}", file.string(), size, kMaxBytes);
   return read_file(file);
 }
 
@@ -461,9 +462,9 @@ void HubTokenizer::read_config(const std::string& what) {
   for (const auto& [key, value] : config.items())
     if (const Json& token = name_at(config, key.c_str()); key.ends_with("_token") && token.is_string())
       names_[key] = token.get<std::string>();
-  chat_template_ = template_of(value_at(config, "chat_template"), where);
+  chat_template_ = read_template(value_at(config, "chat_template"), where);
   if (!eos_) eos_ = special("<|endoftext|>");
-  if (eos_ && !files_.contains(kConfig)) names_["eos_token"] = text_of(*eos_);
+  if (eos_ && !files_.contains(kConfig)) names_["eos_token"] = to_string(*eos_);
   const auto jinja = files_.find(kTemplate);
   if (jinja == files_.end()) return;
   if (find_invalid_utf8(jinja->second) != std::string::npos) bad_input("{}{}: not UTF-8", what, kTemplate);
@@ -496,7 +497,7 @@ HubTokenizer::Files HubTokenizer::files() const {
   Files out = files_;
   out[kGeneration] = generation_config();
   Json config = {{"tokenizer_class", kClass}, {"clean_up_tokenization_spaces", false}};
-  if (eos_) config["eos_token"] = text_of(*eos_);
+  if (eos_) config["eos_token"] = to_string(*eos_);
   std::string& text = out.try_emplace(kConfig, config.dump(2) + "\n").first->second;
   constexpr std::string_view kNewest = "\"TokenizersBackend\"";  // which the versions before 5 do not know
   if (const size_t at = text.find(kNewest); at != std::string::npos)

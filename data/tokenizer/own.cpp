@@ -52,7 +52,7 @@ std::vector<std::string> parse_vocab(std::string_view text, const std::string& w
   return tokens;
 }
 
-int32_t id_of(const hub::Ids& ids, std::string_view spelling, const std::string& what, size_t line) {
+int32_t find_token_id(const hub::Ids& ids, std::string_view spelling, const std::string& what, size_t line) {
   const std::optional<std::string> bytes = bpe::unspell(spelling);
   const int32_t found = bytes ? ids.find(*bytes) : -1;
   if (found < 0) bad_input("{}: line {}: '{}' is no token of the vocabulary", what, line, spelling);
@@ -73,7 +73,8 @@ std::vector<BpeTokenizer::Merge> parse_merges(std::string_view text, const std::
     const size_t space = row.find(' ');
     if (space == std::string_view::npos || row.find(' ', space + 1) != std::string_view::npos)
       bad_input("{}: line {}: expected two tokens with one space between them", what, line);
-    merges.push_back({id_of(ids, row.substr(0, space), what, line), id_of(ids, row.substr(space + 1), what, line)});
+    merges.push_back(
+        {find_token_id(ids, row.substr(0, space), what, line), find_token_id(ids, row.substr(space + 1), what, line)});
   }
   return merges;
 }
@@ -383,7 +384,7 @@ std::string BpeTokenizer::vocab_json() const {
 std::string BpeTokenizer::merges_txt() const {
   std::string out = "#version: 0.2\n";
   for (const auto& [left, right] : merges_)
-    out += fmt::format("{} {}\n", bpe::spell(text_of(left)), bpe::spell(text_of(right)));
+    out += fmt::format("{} {}\n", bpe::spell(to_string(left)), bpe::spell(to_string(right)));
   return out;
 }
 
@@ -391,8 +392,8 @@ std::map<std::string, std::string> BpeTokenizer::files() const {
   Json vocab = Json::object(), merges = Json::array();
   std::set<int32_t> made;  // by merges; other tokens of several bytes are special, and stand there as they are
   for (const auto& [left, right] : merges_) {
-    merges.push_back(bpe::spell(text_of(left)) + " " + bpe::spell(text_of(right)));
-    made.insert(d_.vocab.find(text_of(left) + text_of(right)));
+    merges.push_back(bpe::spell(to_string(left)) + " " + bpe::spell(to_string(right)));
+    made.insert(d_.vocab.find(to_string(left) + to_string(right)));
   }
   std::vector<std::string> special;
   for (size_t i = 0; i < d_.tokens.size(); ++i) {
@@ -413,8 +414,8 @@ void WordCounts::add(std::string_view text) {
     const auto found = counts_.find(piece);
     if (found != counts_.end()) return void(++found->second);
     counts_.emplace(piece, 1);
-    if (counts_.size() <= kMost) return;
-    for (int64_t rare = 1; counts_.size() > kMost / 2; ++rare) {
+    if (counts_.size() <= kMax) return;
+    for (int64_t rare = 1; counts_.size() > kMax / 2; ++rare) {
       std::erase_if(counts_, [&](const auto& word) { return word.second <= rare; });
       forgotten_ = std::max(forgotten_, rare);
     }

@@ -12,19 +12,19 @@
 namespace tessera::bpe {
 namespace {
 
-constexpr unsigned kMostSteps = 10'000'000, kMostStack = 25'000'000;  // of one try at one place; a GB
-constexpr size_t kTried = 64, kMostBytes = size_t{1} << 30;           // tries between two looks at the clock; of a text
+constexpr unsigned kMaxSteps = 10'000'000, kMaxStack = 25'000'000;  // of one try at one place; a GB
+constexpr size_t kTried = 64, kMaxBytes = size_t{1} << 30;          // tries between two looks at the clock; of a text
 
 using Regex = std::unique_ptr<regex_t, decltype(&onig_free)>;
 
-const OnigUChar* bytes_of(std::string_view text) { return reinterpret_cast<const OnigUChar*>(text.data()); }
+const OnigUChar* token_bytes(std::string_view text) { return reinterpret_cast<const OnigUChar*>(text.data()); }
 
 Regex compiled(std::string_view pattern, OnigSyntaxType* syntax) {
   OnigEncoding utf8 = ONIG_ENCODING_UTF8;
   [[maybe_unused]] static const int once = onig_initialize(&utf8, 1);
   regex_t* out = nullptr;
   OnigErrorInfo place;
-  const OnigUChar* const begin = bytes_of(pattern);
+  const OnigUChar* const begin = token_bytes(pattern);
   const int error = onig_new(&out, begin, begin + pattern.size(), ONIG_OPTION_NONE, utf8, syntax, &place);
   if (error == ONIG_NORMAL) return {out, &onig_free};
   OnigUChar why[ONIG_MAX_ERROR_MESSAGE_LEN];
@@ -89,8 +89,8 @@ struct Matching::State {
 Matching::Matching(size_t bytes) : state_(new State) {
   state_->until = processor_seconds() + 2 + 5e-6 * static_cast<double>(bytes);
   OnigMatchParam* const limits = state_->limits.get();
-  onig_set_retry_limit_in_match_of_match_param(limits, kMostSteps);
-  onig_set_match_stack_limit_size_of_match_param(limits, kMostStack);
+  onig_set_retry_limit_in_match_of_match_param(limits, kMaxSteps);
+  onig_set_match_stack_limit_size_of_match_param(limits, kMaxStack);
   onig_set_progress_callout_of_match_param(limits, &State::look_at_clock);
   onig_set_callout_user_data_of_match_param(limits, state_.get());
 }
@@ -119,7 +119,7 @@ Split Split::of_text(std::string_view text, Behaviour behaviour, bool invert) {
 // The first match at `from` or behind it.
 bool Split::match(std::string_view text, size_t from, Matching& matching, size_t& begin, size_t& end) const {
   Matching::State& s = *matching.state_;
-  const OnigUChar *const first = bytes_of(text), *const last = first + text.size();
+  const OnigUChar *const first = token_bytes(text), *const last = first + text.size();
   const int found = onig_search_with_param(code_->regex.get(), first, last, first + from, last, &s.region,
                                            ONIG_OPTION_NONE, s.limits.get());
   if (found < ONIG_MISMATCH)
@@ -134,9 +134,9 @@ bool Split::match(std::string_view text, size_t from, Matching& matching, size_t
 // right behind a match does not count. Oniguruma counts bytes by int: a longer text is cut at the end of a line.
 template <class F>
 void Split::each(std::string_view text, Matching& matching, const F& f, size_t offset) const {
-  if (text.size() > kMostBytes) {
-    const size_t line = text.rfind('\n', kMostBytes - 1);
-    const size_t cut = line == std::string_view::npos ? character_from(text, kMostBytes) : line + 1;
+  if (text.size() > kMaxBytes) {
+    const size_t line = text.rfind('\n', kMaxBytes - 1);
+    const size_t cut = line == std::string_view::npos ? character_from(text, kMaxBytes) : line + 1;
     each(text.substr(0, cut), matching, f, offset);
     return each(text.substr(cut), matching, f, offset + cut);
   }
@@ -204,7 +204,7 @@ void for_each_piece(std::string_view text, const Split::Each& f) {
 
 bool fullmatch(std::string_view regex, std::string_view text) {
   const Regex whole = compiled_in("", regex, "\\Z", ONIG_SYNTAX_PYTHON);
-  const OnigUChar *const first = bytes_of(text), *const last = first + text.size();
+  const OnigUChar *const first = token_bytes(text), *const last = first + text.size();
   const int found = onig_match(whole.get(), first, last, first, nullptr, ONIG_OPTION_NONE);
   if (found < ONIG_MISMATCH) throw Error(fmt::format("it takes too long on '{}'", text));
   return found >= 0;

@@ -36,12 +36,12 @@ Job one_rank(Job job) {
 
 // The findings of a Trainer on each rank.
 template <class F>
-auto on_ranks_of(const Job& job, const F& body) {
+auto on_job_ranks(const Job& job, const F& body) {
   check(job);
   const auto rank = [&](Communicator& world) {
     Trainer trainer(
         job,
-        counted_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(job.optim.seed)),
+        synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(job.optim.seed)),
         world);
     return body(trainer);
   };
@@ -65,7 +65,7 @@ struct Counted {
 };
 
 std::vector<Counted> count_ones(const Job& job) {
-  return on_ranks_of(job, [&](Trainer& trainer) {
+  return on_job_ranks(job, [&](Trainer& trainer) {
     Counted mine;
     const std::vector<FlatUnit>& shards = trainer.strategy().shards();
     if (job.plan.tp > 1)
@@ -107,7 +107,7 @@ std::vector<double> with_short_stride(const std::vector<Counted>& ranks) {
 }
 
 // Whose work a plan shows.
-std::string where_of(const Job& job, const std::string& what) {
+std::string where_text(const Job& job, const std::string& what) {
   const Plan& p = job.plan;
   const char* function = p.tp > 1                    ? "squares_of_own with `beside`"
                          : p.zero == ZeroStage::none ? "squares_of_own without `beside`"
@@ -130,10 +130,10 @@ void check_ones(Grading& grading, const Job& job) {
   for (int r = 0; r < n; ++r) {
     const Counted& mine = ranks[r];
     const std::string where =
-        where_of(job, fmt::format("all gradients one, rank {}: the sums of squares of the units", r));
+        where_text(job, fmt::format("all gradients one, rank {}: the sums of squares of the units", r));
     if (mine.found.size() != all.size())
-      throw Wrong{"values", fmt::format("{}: {} numbers; expected {}", where, mine.found.size(), all.size()),
-                  "there is one number for each unit, and for a frozen one it is 0"};
+      throw Failure{"values", fmt::format("{}: {} numbers; expected {}", where, mine.found.size(), all.size()),
+                    "there is one number for each unit, and for a frozen one it is 0"};
     std::vector<Guess> guesses;
     for (int q = 0; q < n; ++q)
       guesses.push_back(
@@ -180,11 +180,11 @@ void check_step(Grading& grading, const Job& job, double tolerance) {
     for (const double sum : unit_sums(t.strategy(), &t.mesh()["tp"])) out.push_back(sum);
     return out;
   };
-  const auto found = grading.ask(static_cast<int>(job.plan.ranks()), [&] { return on_ranks_of(job, norm); });
+  const auto found = grading.ask(static_cast<int>(job.plan.ranks()), [&] { return on_job_ranks(job, norm); });
   if (!grading.compares()) return;
-  const std::vector<double> expected = on_ranks_of(one_rank(job), norm)[0];
+  const std::vector<double> expected = on_job_ranks(one_rank(job), norm)[0];
   for (size_t r = 0; r < found.size(); ++r)
-    expect_values(where_of(job, fmt::format("a training step, rank {}: the norm, and the sums of squares", r)),
+    expect_values(where_text(job, fmt::format("a training step, rank {}: the norm, and the sums of squares", r)),
                   found[r], expected, {}, 1, tolerance);
 }
 
@@ -209,7 +209,7 @@ Job with_adapters(Job job) {
 
 }  // namespace
 
-Held grade_clipping(Grading& grading) {
+PassedChecks grade_clipping(Grading& grading) {
   // The simple ones first: each plan needs the functions of those before it.
   std::vector<Plan> plans{{}, {.dp = 2}};
   for (const int dp : {2, 3})

@@ -92,11 +92,11 @@ struct Inputs {
   // Throws Wrong where a reduce-scatter has changed its input, or has written more than a piece.
   void expect_kept(const std::string& where, int rank, const Result& result) const {
     if (result.room.empty() || result.room.back() != kUntouched)
-      throw Wrong{"values", where + ": more than a piece was written to `out`; expected this rank's piece alone",
-                  "`out` has room for one piece: the sum that travels needs memory of its own"};
+      throw Failure{"values", where + ": more than a piece was written to `out`; expected this rank's piece alone",
+                    "`out` has room for one piece: the sum that travels needs memory of its own"};
     if (result.whole != of(rank, {0, count}))
-      throw Wrong{"values", where + ": the array at `in` has changed; expected it as it was",
-                  "a sum is added to `in`, or a message is received there: this needs memory of its own"};
+      throw Failure{"values", where + ": the array at `in` has changed; expected it as it was",
+                    "a sum is added to `in`, or a message is received there: this needs memory of its own"};
   }
   // Guesses at the sum of all ranks' piece `r`, on rank r.
   std::vector<Guess> guesses_of_sum(int r) const {
@@ -218,7 +218,7 @@ constexpr Graded kMessages{direct_by_messages, [](int) { return 0; },
 
 }  // namespace
 
-Held grade_messages(Grading& grading) {
+PassedChecks grade_messages(Grading& grading) {
   check_all(grading, {Op::reduce_scatter, Op::all_gather, Op::all_reduce}, kMessages);
   return {"sums over 2, 3 and 5 ranks of 1 to 1003 numbers, pieces even and uneven, some of them empty",
           "order: ranks are added from 0 up, to the bit", "bytes: each half sends (n - 1) / n of the array"};
@@ -319,7 +319,7 @@ constexpr Graded kRing{
 
 }  // namespace
 
-Held grade_ring(Grading& grading) {
+PassedChecks grade_ring(Grading& grading) {
   for (const Op op : {Op::reduce_scatter, Op::all_gather, Op::all_reduce}) check_all(grading, {op}, kRing);
   return {"sums over 2, 3 and 5 ranks of 1 to 1003 numbers, pieces even and uneven, some of them empty",
           "order: piece c is added from rank c + 1 around to rank c, to the bit",

@@ -48,7 +48,7 @@ void learn(Decoder& model, const DataCase& c, int rank, int64_t microbatch, cons
   const ModelConfig& m = model.config;
   const int64_t batch = c.ranks * c.microbatches * kSequences,
                 first = (rank * c.microbatches + microbatch) * kSequences;
-  const Sequences source = counted_sequences(m.vocab, m.context, batch, c.seed);
+  const Sequences source = synthetic_sequences(m.vocab, m.context, batch, c.seed);
   const Shape shape{kSequences, m.context};
   const Tensor ids = Tensor::empty(shape, DType::int32, arena), targets = Tensor::empty(shape, DType::int32, arena);
   source.load(0, first, kSequences, ids.data<int32_t>(), targets.data<int32_t>());
@@ -74,14 +74,14 @@ struct MicroGradients {
   std::vector<std::vector<Gradients>> parts;  // [rank][micro-batch]
 
   // The sum of some ranks' micro-batches.
-  Gradients sum_of(Range ranks, Range microbatches) const {
+  Gradients sum_gradients(Range ranks, Range microbatches) const {
     Gradients sum;
     for (int64_t r = ranks.begin; r < ranks.end; ++r)
       for (int64_t j = microbatches.begin; j < microbatches.end; ++j) add(sum, parts[r][j]);
     return sum;
   }
-  Gradients of_rank(int r) const { return sum_of({r, r + 1}, {0, of.microbatches}); }
-  Gradients of_microbatch(int64_t j) const { return sum_of({0, of.ranks}, {j, j + 1}); }
+  Gradients of_rank(int r) const { return sum_gradients({r, r + 1}, {0, of.microbatches}); }
+  Gradients of_microbatch(int64_t j) const { return sum_gradients({0, of.ranks}, {j, j + 1}); }
   // Each rank's micro-batches in order, then the ranks; or the ranks of each micro-batch, then the micro-batches.
   Gradients summed() const {
     Gradients sum;
@@ -126,7 +126,7 @@ constexpr double kRate = 0.5;  // the learning rate
 constexpr int kSteps = 2;      // with the same parameters: what a step leaves behind would be seen in the next
 
 // A rank's part of a parameter: its elements [begin, end).
-struct HeldPart {
+struct TensorSlice {
   size_t parameter = 0;
   Range range;
   std::vector<double> numbers;
@@ -134,8 +134,8 @@ struct HeldPart {
 };
 
 struct Seen {
-  std::vector<std::vector<HeldPart>> gradients;  // [step]
-  std::vector<HeldPart> values;
+  std::vector<std::vector<TensorSlice>> gradients;  // [step]
+  std::vector<TensorSlice> values;
   std::vector<double> requested;          // times of the first step's collectives, seconds
   double last_begins = 0, last_ends = 0;  // the last micro-batch
   OpCounts counts{};                      // counts of the first step, with its update
@@ -144,8 +144,8 @@ struct Seen {
   auto fields() { return std::tie(gradients, values, requested, last_begins, last_ends, counts, left, whole); }
 };
 
-std::vector<HeldPart> held(const std::vector<FlatUnit>& units, bool gradients) {
-  std::vector<HeldPart> out;
+std::vector<TensorSlice> held(const std::vector<FlatUnit>& units, bool gradients) {
+  std::vector<TensorSlice> out;
   size_t parameter = 0;
   for (const FlatUnit& unit : units) {
     const Tensor& all = gradients ? unit.grads : unit.values;
@@ -183,7 +183,7 @@ std::vector<Seen> run(const DataCase& c) {
         if (step == 0 && j + 1 == c.microbatches) seen.last_ends = trace.now();
         strategy->end_gradients(j);
       }
-      strategy->finish_gradients();
+      strategy->reduce_gradients();
       world.set_trace(nullptr);
       seen.gradients.push_back(held(strategy->shards(), true));
       if (step == 0) {
@@ -194,12 +194,12 @@ std::vector<Seen> run(const DataCase& c) {
     for (const TraceEvent& e : trace.events()) seen.requested.push_back(e.requested);
     const OpCounts before = world.counts();
     optimizer->step(kRate, 1);
-    strategy->share_parameters();
+    strategy->gather_parameters();
     for (size_t op = 0; op < before.size(); ++op) {
       seen.counts[op].sent += world.counts()[op].sent - before[op].sent;
       seen.counts[op].calls += world.counts()[op].calls - before[op].calls;
     }
-    seen.values = held(strategy->residents(), false);
+    seen.values = held(strategy->resident_units(), false);
     return seen;
   });
 }
@@ -207,12 +207,12 @@ std::vector<Seen> run(const DataCase& c) {
 std::vector<double> slice(const std::vector<float>& x, Range r) { return {x.begin() + r.begin, x.begin() + r.end}; }
 
 // Parts of parameters that cover each parameter so many times; throws NoAnswer for others.
-using Parts = std::vector<std::vector<HeldPart>>;
+using Parts = std::vector<std::vector<TensorSlice>>;
 void check_cover(const MicroGradients& g, const Parts& parts, int times) {
   std::vector<std::vector<int>> covered;
   for (const std::vector<float>& values : g.values) covered.emplace_back(values.size());
   for (const auto& list : parts)
-    for (const HeldPart& h : list) {
+    for (const TensorSlice& h : list) {
       if (std::ssize(h.numbers) != h.range.size()) throw NoAnswer();
       for (int64_t i = h.range.begin; i < h.range.end; ++i) ++covered.at(h.parameter).at(static_cast<size_t>(i));
     }
@@ -257,7 +257,7 @@ void check_gradients(const DataCase& c, const MicroGradients& g, const std::vect
     for (const Seen& seen : ranks) parts.push_back(seen.gradients.at(step));
     check_cover(g, parts, c.zero == 0 ? c.ranks : 1);
     for (int r = 0; r < c.ranks; ++r)
-      for (const HeldPart& h : parts[r]) {
+      for (const TensorSlice& h : parts[r]) {
         std::vector<Guess> guesses;
         for (const Mistake& m : mistakes) guesses.push_back({m.cause, slice(m.would_be[h.parameter], h.range)});
         expect_values(fmt::format("{}, step {}, gradient of '{}'", c.where(r), step + 1, g.names[h.parameter]),
@@ -273,11 +273,11 @@ void check_values(const DataCase& c, const MicroGradients& g, const std::vector<
   check_cover(g, parts, c.zero == 3 ? 1 : c.ranks);
   for (int r = 0; r < c.ranks; ++r) {
     const Seen& seen = ranks[r];
-    for (const HeldPart& h : seen.values) {
+    for (const TensorSlice& h : seen.values) {
       const std::vector<double> before = slice(g.values[h.parameter], h.range);
       const std::vector<double> after = before + slice(sum[h.parameter], h.range) * -kRate;
       std::vector<double> own_alone = before;  // only what this rank has updated
-      for (const HeldPart& mine : seen.gradients[0])
+      for (const TensorSlice& mine : seen.gradients[0])
         if (mine.parameter == h.parameter)
           for (int64_t i = std::max(mine.range.begin, h.range.begin); i < std::min(mine.range.end, h.range.end); ++i)
             own_alone[i - h.range.begin] = after[i - h.range.begin];
@@ -335,21 +335,21 @@ int64_t expected_buckets(const DataCase& c) {
 void check_not_early(const DataCase& c, const std::vector<Seen>& ranks) {
   const auto early = std::ranges::count_if(ranks[0].requested, [&](double t) { return t < ranks[0].last_begins; });
   if (early > 0)
-    throw Wrong{"overlap",
-                fmt::format("{}: {} all-reduces were asked for before the last micro-batch had begun; expected none",
-                            c.where(0), early),
-                "buckets leave in every micro-batch; expected in the last one alone (`last_`)"};
+    throw Failure{"overlap",
+                  fmt::format("{}: {} all-reduces were asked for before the last micro-batch had begun; expected none",
+                              c.where(0), early),
+                  "buckets leave in every micro-batch; expected in the last one alone (`last_`)"};
 }
 
 void check_buckets(Grading& grading, const DataCase& c, const std::vector<Seen>& ranks) {
   const int64_t buckets = expected_buckets(c), calls = total(ranks, Op::all_reduce).calls / c.ranks;
   const std::string where = fmt::format("{} with buckets of {} bytes", c.where(0), c.bucket_bytes);
   if (calls != buckets)
-    throw Wrong{"calls",
-                fmt::format("{}: {} all-reduces in a step; expected {}, one for each bucket", where, calls, buckets),
-                calls == buckets * c.microbatches ? "buckets leave in every micro-batch; expected in the last one alone"
-                : calls == 1 ? "everything is one bucket: a bucket is closed once it has bucket_bytes"
-                             : "a bucket is closed once it has bucket_bytes or more, and not before"};
+    throw Failure{
+        "calls", fmt::format("{}: {} all-reduces in a step; expected {}, one for each bucket", where, calls, buckets),
+        calls == buckets * c.microbatches ? "buckets leave in every micro-batch; expected in the last one alone"
+        : calls == 1                      ? "everything is one bucket: a bucket is closed once it has bucket_bytes"
+                                          : "a bucket is closed once it has bucket_bytes or more, and not before"};
   const int64_t bytes = ranks[0].whole * 4;
   expect_bytes(grading, all_ranks(c, "all-reduces"), total(ranks, Op::all_reduce).sent, 2 * (c.ranks - 1) * bytes,
                "2 (n - 1) S",
@@ -358,7 +358,7 @@ void check_buckets(Grading& grading, const DataCase& c, const std::vector<Seen>&
   expect_bytes(grading, all_ranks(c, "other operations"), by_others(ranks, {Op::all_reduce}), 0, "none");
   const auto early = std::ranges::count_if(ranks[0].requested, [&](double t) { return t < ranks[0].last_ends; });
   if (c.bucket_bytes == 1 && !c.idle && early < buckets)
-    throw Wrong{
+    throw Failure{
         "overlap",
         fmt::format(
             "{}: {} of {} all-reduces were asked for before the last backward pass had ended; expected all of them",
@@ -385,7 +385,7 @@ void check_shards(Grading& grading, const DataCase& c, const std::vector<Seen>& 
                  {{"there is no all-gather: updated parameters stay where they are", 0}});
   for (int r = 0; r < c.ranks; ++r)
     if (const int64_t left = ranks[r].left; left != 0)
-      throw Wrong{
+      throw Failure{
           "memory",
           fmt::format("{}: {} bytes of transient gradients are still held after the step; expected none", c.where(r),
                       left),
@@ -394,7 +394,7 @@ void check_shards(Grading& grading, const DataCase& c, const std::vector<Seen>& 
 
 }  // namespace
 
-Held grade_ddp(Grading& grading) {
+PassedChecks grade_ddp(Grading& grading) {
   for (DataCase c : {DataCase{2, 1}, DataCase{3, 1, 0, 3000}, DataCase{2, 3, 0, 1}, DataCase{3, 2, 0, 8000},
                      DataCase{2, 1, 0, 4000, true}}) {
     c.seed = grading.seed();
@@ -410,7 +410,7 @@ Held grade_ddp(Grading& grading) {
       "buckets of one parameter all leave before the backward pass has ended"};
 }
 
-Held grade_zero(Grading& grading) {
+PassedChecks grade_zero(Grading& grading) {
   for (const int zero : {1, 2, 3})
     for (const int n : {2, 3}) {
       const DataCase c{.ranks = n, .microbatches = n == 2 ? 2 : 1, .zero = zero, .seed = grading.seed()};

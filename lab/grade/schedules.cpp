@@ -45,8 +45,8 @@ std::string cause_of_fault(const Schedule& s, const std::string& fault) {
     return "all lists are empty. Perhaps you fill a copy of the list: write `auto& list = ...`, with the `&`";
   const auto says = [&](const char* words) { return fault.find(words) != std::string::npos; };
   if (says("later on the same rank"))
-    return s.has(Do::B) ? "a backward pass comes before the forward pass that it needs"
-                        : "a backward pass comes before the forward pass that it needs, or a W before its I";
+    return s.has(PassKind::B) ? "a backward pass comes before the forward pass that it needs"
+                              : "a backward pass comes before the forward pass that it needs, or a W before its I";
   if (says("deadlock"))
     return "ranks wait for each other: a rank goes backward too early, while the ranks after it still need its forward "
            "passes";
@@ -67,16 +67,16 @@ struct Expected {
 
 void check_sound(const std::string& where, const Schedule& s) {
   if (const auto fault = find_fault(s))
-    throw Wrong{"schedule", where + ": " + in_words(*fault), cause_of_fault(s, *fault), lists(s)};
+    throw Failure{"schedule", where + ": " + in_words(*fault), cause_of_fault(s, *fault), lists(s)};
 }
 
 void check_in_flight(const std::string& where, const Schedule& s, int rank, const Expected& e) {
   const int found = peak_in_flight(s)[rank];
   if (found == e.in_flight) return;
   const auto& list = s.actions[rank];
-  const auto first = std::ranges::find_if(list, [](const Action& a) { return a.what != Do::F; });
+  const auto first = std::ranges::find_if(list, [](const Action& a) { return a.what != PassKind::F; });
   const bool all = found > e.in_flight && first - list.begin() == s.microbatches;
-  throw Wrong{
+  throw Failure{
       "memory",
       fmt::format("{}: rank {} has {} micro-batches in flight at once; expected {} = {}: {} too {}", where, rank, found,
                   e.in_flight, e.formula, std::abs(found - e.in_flight), found > e.in_flight ? "many" : "few"),
@@ -90,7 +90,7 @@ void check_bubble(const std::string& where, const Schedule& s, double expected, 
                   const std::string& cause) {
   const double found = simulate(s).bubble_share();
   if (std::abs(found - expected) < 1e-9) return;
-  throw Wrong{
+  throw Failure{
       "bubble",
       fmt::format("{}: ranks are idle for {:.4f} of the time; expected {:.4f} = {}", where, found, expected, formula),
       cause, picture(s)};
@@ -120,7 +120,7 @@ void each_size(Grading& grading, Schedule (*make)(int ranks, int microbatches), 
 
 }  // namespace
 
-Held grade_1f1b(Grading& grading) {
+PassedChecks grade_1f1b(Grading& grading) {
   each_size(grading, one_f_one_b, [](const Schedule& s, int p, int m) {
     const std::string where = sizes(p, m);
     check_sound(where, s);
@@ -137,13 +137,13 @@ Held grade_1f1b(Grading& grading) {
           "in flight on rank r: min(p - r, m) micro-batches", "bubble: (p - 1) / (m + p - 1) of the total time"};
 }
 
-Held grade_zb_h1(Grading& grading) {
+PassedChecks grade_zb_h1(Grading& grading) {
   each_size(grading, zb_h1, [](const Schedule& s, int p, int m) {
     const std::string where = sizes(p, m);
     check_sound(where, s);
-    if (s.has(Do::B))
-      throw Wrong{"schedule", where + ": there are whole backward passes; expected I and W", "B is not split",
-                  lists(s)};
+    if (s.has(PassKind::B))
+      throw Failure{"schedule", where + ": there are whole backward passes; expected I and W", "B is not split",
+                    lists(s)};
     for (int r = 0; r < p; ++r)
       check_in_flight(
           where, s, r,

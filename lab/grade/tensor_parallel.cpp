@@ -91,7 +91,7 @@ void check_case(Grading& grading, const Case& c, int n) {
     ProductSeen seen{.value = numbers(y.value()), .sent_forward = sent(world)};
     backward(y, {.seed = mine(dy)});
     seen.sent_backward = sent(world) - seen.sent_forward;
-    seen.gradient = gradient_of(leaf);
+    seen.gradient = gradient_values(leaf);
     return seen;
   };
   const auto ranks = grading.ask(n, [&] { return by_ranks(n, redistributed); });
@@ -139,7 +139,7 @@ void check_case(Grading& grading, const Case& c, int n) {
 
 }  // namespace
 
-Held grade_f_and_g(Grading& grading) {
+PassedChecks grade_f_and_g(Grading& grading) {
   const std::array<Case, 4> cases{
       {{"g", P, I, "the gradient as it is: every rank has all of it"},
        {"f", I, R, "the sum of all ranks' gradients"},
@@ -279,7 +279,7 @@ std::vector<VocabularySeen> solve(const VocabularyProblem& p) {
                                                    kScale, world, p.vocab);
     VocabularySeen seen{.loss = loss.loss_sum, .root = numbers(loss.mean.value()), .sent = sent(world)};
     backward(loss.mean);
-    seen.gradient = gradient_of(logits);
+    seen.gradient = gradient_values(logits);
     return seen;
   });
 }
@@ -290,9 +290,10 @@ void check_problem(Grading& grading, const VocabularyProblem& p, const std::vect
     const VocabularySeen& seen = ranks[r];
     const std::string where = fmt::format("{} rows of {} logits on {} ranks, rank {}", p.rows, p.vocab, p.ranks, r);
     if (!std::isfinite(seen.loss))
-      throw Wrong{"values", fmt::format("{}: the sum of the losses is {}; expected {:.6g}", where, seen.loss, p.loss()),
-                  "exponentials overflow, or all of them vanish: the number that is subtracted must be the largest "
-                  "logit of the whole row, over all ranks (Reduction::max), and neither a sum nor a rank's own"};
+      throw Failure{"values",
+                    fmt::format("{}: the sum of the losses is {}; expected {:.6g}", where, seen.loss, p.loss()),
+                    "exponentials overflow, or all of them vanish: the number that is subtracted must be the largest "
+                    "logit of the whole row, over all ranks (Reduction::max), and neither a sum nor a rank's own"};
     expect_values(where + ": the sum of the losses", {seen.loss}, {p.loss()}, guesses(p, r), p.ranks, 1e-10);
     expect_values(where + ": the value of the loss, the sum times `scale`", seen.root, {p.loss() * kScale},
                   {{"the value is the sum alone: give record_one() tessera::scale(r.sum, scale)", {p.loss()}},
@@ -313,7 +314,7 @@ void check_problem(Grading& grading, const VocabularyProblem& p, const std::vect
 
 }  // namespace
 
-Held grade_vocabulary(Grading& grading) {
+PassedChecks grade_vocabulary(Grading& grading) {
   for (const int n : {2, 3, 4})
     for (VocabularyProblem p : {VocabularyProblem{n, 3, 12, 3}, VocabularyProblem{n, 1, n, 1},
                                 VocabularyProblem{n, 17, 101, 5}, VocabularyProblem{n, 5, 23, 2000}}) {

@@ -13,7 +13,7 @@ constexpr int64_t kHead = 4;  // numbers of a head; there is one head and one se
 struct RingProblem {
   int ranks = 2;
   int64_t tokens = 8;
-  Balance balance = Balance::zigzag;
+  SequencePartition balance = SequencePartition::zigzag;
   bool causal = true;
   uint64_t seed = 0;
   bool in_tiles = false;  // with a window that is as long as the sequence: chunks meet one by one
@@ -25,7 +25,7 @@ struct RingProblem {
   }
   std::string where(int rank) const {
     return fmt::format("{} tokens on {} ranks, {}{}{}, rank {}", tokens, ranks,
-                       balance == Balance::zigzag ? "zig-zag" : "contiguous", causal ? ", causal" : "",
+                       balance == SequencePartition::zigzag ? "zig-zag" : "contiguous", causal ? ", causal" : "",
                        in_tiles ? ", several tiles in a hop" : "", rank);
   }
   AttentionOptions options() const { return {.causal = causal, .window = in_tiles ? tokens : 0}; }
@@ -177,12 +177,12 @@ void check_problem(Grading& grading, const RingProblem& p, const std::vector<Rin
 
 }  // namespace
 
-Held grade_ring_attention(Grading& grading) {
+PassedChecks grade_ring_attention(Grading& grading) {
   std::vector<RingProblem> all;
   for (const bool causal : {false, true})
-    for (const Balance balance : {Balance::contiguous, Balance::zigzag})
+    for (const SequencePartition balance : {SequencePartition::contiguous, SequencePartition::zigzag})
       for (const int n : {2, 3, 4}) all.push_back({n, 4 * n, balance, causal, grading.seed()});
-  for (const int n : {2, 3}) all.push_back({n, 4 * n, Balance::zigzag, true, grading.seed(), true});
+  for (const int n : {2, 3}) all.push_back({n, 4 * n, SequencePartition::zigzag, true, grading.seed(), true});
   for (const RingProblem& p : all) {
     const auto ranks = grading.ask(p.ranks, [&] { return attended(p); });
     grading.check([&] { check_problem(grading, p, ranks); });
@@ -243,7 +243,7 @@ ExpertsSeen pass(const ExpertsProblem& p, int rank, Communicator* ep, bool loses
   const ArenaPtr arena = make_arena();
   MixtureOfExperts layer(kChannels,
                          {.hidden = kHidden, .experts = {.count = p.here * p.ranks, .balance_loss = 0, .z_loss = 0}});
-  if (ep) share_out_experts(layer, *ep);
+  if (ep) shard_experts(layer, *ep);
   if (loses_gradients) layer.keep_experts(0, p.here * p.ranks, without_gradient);
   layer.materialize(p.seed, arena, DType::float64, DType::float64);
   layer.set_step({.training = true});
@@ -252,7 +252,7 @@ ExpertsSeen pass(const ExpertsProblem& p, int rank, Communicator* ep, bool loses
   backward(y, {.seed = drawn(p, rank, "dy", arena)});
   ExpertsSeen seen;
   seen.out = numbers(y.value());
-  seen.input_gradient = gradient_of(x);
+  seen.input_gradient = gradient_values(x);
   seen.rows = layer.take_load().rows;
   for (int64_t e = 0; e < p.here * p.ranks; ++e) {
     std::vector<double>& gradient = seen.expert_gradients.emplace_back();
@@ -309,7 +309,7 @@ void check_problem(Grading& grading, const ExpertsProblem& p, const std::vector<
 
 }  // namespace
 
-Held grade_experts(Grading& grading) {
+PassedChecks grade_experts(Grading& grading) {
   for (const int n : {2, 3})
     for (const int64_t here : {1, 2}) {
       const ExpertsProblem p{n, here, grading.seed()};

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-std::string names_of(const ModelConfig& config) {
+std::string adapter_names(const ModelConfig& config) {
   std::string out;
   for (const LoraTarget& t : lora_targets(config)) out += (out.empty() ? "" : ", ") + std::string(t.name);
   return out + (config.experts.count > 0 ? " (experts have no adapters)" : "");
@@ -18,7 +18,7 @@ template <class F>
 void for_each_linear(LanguageModel& model, int64_t i, const F& f) {
   const size_t above = model.layer(i).full_name().size() + 1;
   for (Linear* l : model.layer(i).all<Linear>())
-    if (row_of(model.config.family).find(l->full_name().substr(above))) f(*l, l->full_name().substr(above));
+    if (find_row(model.config.family).find(l->full_name().substr(above))) f(*l, l->full_name().substr(above));
 }
 
 // In the order of layers and targets: f(layer, target, its linear layer).
@@ -32,14 +32,14 @@ void for_each_target(LanguageModel& model, const F& f) {
 }
 
 std::vector<int64_t> fused_rows(const ModelConfig& config, Linear& l, std::string_view name) {
-  return fused_rows(config, row_of(config.family).find(name)->theirs.size(), l.parameter(l.weight).whole[0]);
+  return fused_rows(config, find_row(config.family).find(name)->theirs.size(), l.parameter(l.weight).whole[0]);
 }
 
 }  // namespace
 
 // The last word of a tensor's name, or all of it where two layers end alike.
 std::vector<LoraTarget> lora_targets(const ModelConfig& config) {
-  const FamilyRow& row = row_of(config.family);
+  const FamilyRow& row = find_row(config.family);
   const auto last_word = [](std::string_view name) { return name.substr(name.rfind('.') + 1); };
   std::vector<LoraTarget> out;
   for (const std::vector<TensorNames>* part : {&row.attention, &row.feed_forward})
@@ -74,10 +74,10 @@ void attach_lora(LanguageModel& model) {
     if (std::ranges::find(names, name) != names.end()) continue;
     const bool of_experts =
         std::ranges::any_of(lora_targets(dense), [&](const LoraTarget& t) { return t.name == name; });
-    throw FieldError("lora_targets", "expected some of " + names_of(c) + ", found '" + name + "'" +
+    throw FieldError("lora_targets", "expected some of " + adapter_names(c) + ", found '" + name + "'" +
                                          (of_experts ? "" : did_you_mean(name, names)));
   }
-  if (c.lora.targets.empty()) throw FieldError("lora_targets", "expected some of " + names_of(c));
+  if (c.lora.targets.empty()) throw FieldError("lora_targets", "expected some of " + adapter_names(c));
   model.freeze();
   for_each_target(model, [&](int64_t, const LoraTarget& target, Linear& l) {
     if (std::ranges::find(c.lora.targets, target.name) == c.lora.targets.end()) return;
@@ -90,7 +90,7 @@ void attach_lora(LanguageModel& model) {
   });
 }
 
-std::vector<AttachedLora> adapters_of(LanguageModel& model) {
+std::vector<AttachedLora> adapter_tensors(LanguageModel& model) {
   std::vector<AttachedLora> out;
   for_each_target(model, [&](int64_t layer, const LoraTarget& target, Linear& l) {
     for (Lora* adapter : l.adapters())
@@ -114,7 +114,7 @@ void pack_layers(LanguageModel& model) {
     });
 }
 
-std::map<std::string, Packing> packings_of(const ModelConfig& config) {
+std::map<std::string, Packing> weight_packings(const ModelConfig& config) {
   std::map<std::string, Packing> out;
   const std::unique_ptr<LanguageModel> model = make_model(config);
   for (const Parameter* p : model->parameters())

@@ -38,13 +38,13 @@ struct AttachedLora {
   Linear* linear = nullptr;
   Lora* adapter = nullptr;
 };
-std::vector<AttachedLora> adapters_of(LanguageModel& model);
+std::vector<AttachedLora> adapter_tensors(LanguageModel& model);
 
 // Freezes the weights of a model whose configuration asks for four bits, and says how they are quantised. Before
 // place(), and before there is memory. Throws Error (usage) for sizes that do not divide.
 void pack_layers(LanguageModel& model);
 
 // The packings of the whole model, by the names of their parameters. Cost: shapes only.
-std::map<std::string, Packing> packings_of(const ModelConfig& config);
+std::map<std::string, Packing> weight_packings(const ModelConfig& config);
 
 }  // namespace tessera

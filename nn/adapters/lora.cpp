@@ -6,12 +6,12 @@ namespace tessera {
 namespace {
 
 // Standard deviation of U(-1 / sqrt(in), 1 / sqrt(in)), which A is usually drawn from.
-double deviation_of(int64_t in) { return 1 / std::sqrt(3.0 * static_cast<double>(in)); }
+double default_deviation(int64_t in) { return 1 / std::sqrt(3.0 * static_cast<double>(in)); }
 
 }  // namespace
 
 Lora::Lora(int64_t in, int64_t first, int64_t out, const LoraOptions& o)
-    : a(child<Linear>("lora_A", in, o.rank, Linear::Options{.bias = false, .deviation = deviation_of(in)})),
+    : a(child<Linear>("lora_A", in, o.rank, Linear::Options{.bias = false, .deviation = default_deviation(in)})),
       b(child<Linear>("lora_B", o.rank, out, Linear::Options{.bias = false, .deviation = o.starts_idle ? 0 : 0.02})),
       drop(child<Dropout>("drop", o.dropout)),
       first_(first),

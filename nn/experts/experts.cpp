@@ -18,7 +18,7 @@ MixtureOfExperts::Options checked(const MixtureOfExperts::Options& o) {
   return o;
 }
 
-int64_t elements_of(Module& module) {
+int64_t count_elements(Module& module) {
   int64_t n = 0;
   for (const Linear* l : module.all<Linear>()) n += l->weight.value().numel();
   return n;
@@ -48,7 +48,7 @@ MixtureOfExperts::MixtureOfExperts(int64_t channels, const Options& o)
 }
 
 int64_t MixtureOfExperts::idle_elements() const {
-  return elements_of(*experts_[0]) * (options_.experts.count - options_.experts.per_token);
+  return count_elements(*experts_[0]) * (options_.experts.count - options_.experts.per_token);
 }
 
 void MixtureOfExperts::keep_experts(int64_t first, int64_t count, Exchange exchange) {
@@ -56,7 +56,7 @@ void MixtureOfExperts::keep_experts(int64_t first, int64_t count, Exchange excha
   here_ = count;
   exchange_ = std::move(exchange);
   for (int64_t e = 0; e < options_.experts.count; ++e)
-    experts_[static_cast<size_t>(e)]->set_here(e >= first && e < first + count);
+    experts_[static_cast<size_t>(e)]->set_local(e >= first && e < first + count);
 }
 
 MixtureOfExperts::Load MixtureOfExperts::take_load() {
@@ -74,9 +74,9 @@ Var MixtureOfExperts::through(Var rows, size_t first, size_t count, const std::v
       weights->push_back(layer->weights().w);
     }
   const bool again = makes_activation_again(options_.recompute);
-  rows = linear_rows(rows, in, counts);
+  rows = grouped_linear(rows, in, counts);
   rows = options_.gated ? swiglu(rows, again) : bias_gelu(std::move(rows), Var(), again, options_.gelu);
-  return linear_rows(rows, out, counts);
+  return grouped_linear(rows, out, counts);
 }
 
 // All at once, or one by one.

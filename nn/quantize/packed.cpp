@@ -38,7 +38,7 @@ Var unpacked(const Parameter& p, DType dtype) {
     dequantize(packed->packing, packed->runs, packed->bytes, out);
     return out;
   };
-  return Var(make()).with_recipe(make);
+  return Var(make()).with_recompute(make);
 }
 
 }  // namespace tessera

@@ -24,7 +24,7 @@ std::shared_ptr<Packed> make_packed(const Packing& packing);
 // Keeps what `spec` keeps of the elements. Throws FieldError, of the spec's axis, where it cuts a block.
 void cut(Packed& packed, const Parameter& parameter);
 
-// The matrix as an op sees it, made again at each use; see Var::with_recipe.
+// The matrix as an op sees it, made again at each use; see Var::with_recompute.
 Var unpacked(const Parameter& parameter, DType dtype);
 
 }  // namespace tessera

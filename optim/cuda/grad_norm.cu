@@ -12,7 +12,7 @@ namespace {
 constexpr int kLanes = 16;
 constexpr int kBlocksPerThreads = kThreads / kLanes;  // norm blocks of one block of threads
 constexpr int kGroups = 1024;                         // that a block of threads adds up together
-constexpr int kMostRuns = 64;
+constexpr int kMaxRuns = 64;
 
 template <class G>
 __global__ void block_sums_kernel(const G* x, int64_t n, double* sums) {
@@ -29,7 +29,7 @@ __global__ void block_sums_kernel(const G* x, int64_t n, double* sums) {
 }
 
 struct Runs {
-  BlockRun of[kMostRuns];
+  BlockRun of[kMaxRuns];
 };
 
 // Group `group` of a run, which may lie in several of its pieces. The numbers are read where they are: a few hundred
@@ -78,7 +78,7 @@ void block_sums(const Tensor& grads, const Tensor& sums) {
 void ordered_sums(const Tensor& sums, std::span<const BlockRun> all, const Tensor& out) {
   double* to = out.device_data<double>();
   while (!all.empty()) {
-    const std::span<const BlockRun> now = all.first(std::min<size_t>(all.size(), kMostRuns));
+    const std::span<const BlockRun> now = all.first(std::min<size_t>(all.size(), kMaxRuns));
     Runs runs{};
     std::copy(now.begin(), now.end(), runs.of);
     launch(context(sums), "ordered_sums", {.blocks = static_cast<int64_t>(now.size()), .threads = kGroups},

@@ -14,8 +14,8 @@ namespace {
 
 // A thread has four elements that follow each other, and finds the slot they lie in among the slots that came with the
 // launch.
-constexpr int kMostSegments = 64;  // as many as the parameters of a kernel have room for
-constexpr int kInSegment = 4;      // elements per thread
+constexpr int kMaxSegments = 64;  // as many as the parameters of a kernel have room for
+constexpr int kInSegment = 4;     // elements per thread
 
 struct Segment {
   int64_t begin, end;
@@ -25,7 +25,7 @@ struct Segment {
 struct Segments {
   int64_t first = 0;  // the first thread's first element
   int count = 0;
-  Segment of[kMostSegments] = {};
+  Segment of[kMaxSegments] = {};
 };
 
 // Calls f.at<N>(i, decay) for N elements of one slot from i on, or f.at<1>() for each where they do not lie in one.
@@ -67,7 +67,7 @@ void for_each_segment(const char* op, const FlatUnit& unit, bool vectors, const 
     if (begin >= end) continue;
     if (s.count == 0) s.first = begin / kInSegment * kInSegment;
     s.of[s.count++] = {begin, end, slot.parameter->decays};
-    if (s.count == kMostSegments) run();
+    if (s.count == kMaxSegments) run();
   }
   run();
 }

@@ -13,7 +13,7 @@ namespace tessera {
 
 namespace {
 
-constexpr int64_t kMostWorkers = 1024;  // a few lines must not ask for gigabytes
+constexpr int64_t kMaxWorkers = 1024;  // a few lines must not ask for gigabytes
 
 class Lines {
  public:
@@ -134,7 +134,7 @@ class Play {
 
 }  // namespace
 
-std::string text_of(const PushLog& log) {
+std::string to_string(const PushLog& log) {
   std::string out = fmt::format("tessera-pushes version 1 workers {} servers {} staleness {} steps {}\n", log.workers,
                                 log.servers.size(), log.staleness, log.steps);
   for (size_t k = 0; k < log.servers.size(); ++k) {
@@ -149,7 +149,7 @@ PushLog parse_push_log(std::string_view text, const std::string& name) {
   Lines lines(text, name);
   const std::vector<int64_t> head = lines.next("tessera-pushes version 1 workers # servers # staleness # steps #");
   const int64_t workers = head[0], servers = head[1];
-  if (workers < 1 || workers > kMostWorkers || servers < 1 || servers > workers)
+  if (workers < 1 || workers > kMaxWorkers || servers < 1 || servers > workers)
     lines.refuse("1 worker or more, of which 1 or more are servers", fmt::format("{} and {}", workers, servers));
   PushLog log{.workers = static_cast<int>(workers), .staleness = head[2], .steps = head[3], .servers = {}};
   for (int64_t k = 0; k < servers; ++k) {
@@ -163,7 +163,7 @@ PushLog parse_push_log(std::string_view text, const std::string& name) {
   return log;
 }
 
-void write_push_log(const std::filesystem::path& file, const PushLog& log) { write_file(file, text_of(log)); }
+void write_push_log(const std::filesystem::path& file, const PushLog& log) { write_file(file, to_string(log)); }
 
 std::vector<int64_t> clocks_after(const std::vector<Push>& order, int64_t pushes, int workers) {
   std::vector<int64_t> out(static_cast<size_t>(workers));

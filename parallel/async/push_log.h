@@ -31,7 +31,7 @@ struct PushLog {
   bool operator==(const PushLog&) const = default;
 };
 
-std::string text_of(const PushLog& log);
+std::string to_string(const PushLog& log);
 // Throws InputError, one line that begins with `name`, for text that is no log, and for a log that no run with its
 // bound can have made (then a replay of it could wait for ever).
 PushLog parse_push_log(std::string_view text, const std::string& name);

@@ -16,11 +16,11 @@ namespace tessera {
 
 namespace {
 
-constexpr int64_t kMostStale = 1'000'000'000;
+constexpr int64_t kMaxStale = 1'000'000'000;
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 constexpr auto kPatience = std::chrono::milliseconds(100);  // between two signs of life to who waits
 
-Tensor numbers_of(const std::vector<AppliedPush>& log, const ArenaPtr& arena) {
+Tensor to_tensor(const std::vector<AppliedPush>& log, const ArenaPtr& arena) {
   Tensor out = Tensor::empty({std::ssize(log), 3}, DType::int64, arena->host(), Category::communication);
   int64_t* at = out.data<int64_t>();
   for (const AppliedPush& entry : log) {
@@ -54,8 +54,8 @@ AsyncServer::~AsyncServer() = default;
 
 void AsyncServer::check_options() const {
   check_servers(servers_, axis_.size());
-  if (options_.staleness < 0 || options_.staleness > kMostStale)
-    throw FieldError("staleness", fmt::format("expected 0 to {} steps, found {}", kMostStale, options_.staleness));
+  if (options_.staleness < 0 || options_.staleness > kMaxStale)
+    throw FieldError("staleness", fmt::format("expected 0 to {} steps, found {}", kMaxStale, options_.staleness));
   if (options_.steps < 0) throw FieldError("steps", fmt::format("expected at least 0, found {}", options_.steps));
 }
 
@@ -222,7 +222,7 @@ AsyncSummary AsyncServer::finish() {
 std::optional<PushLog> AsyncServer::order() {
   if (before_ > 0 || !shard_) return {};
   const std::vector<AppliedPush> mine = shard_->applied_since(0);
-  const Tensor numbers = numbers_of(mine, arena_);
+  const Tensor numbers = to_tensor(mine, arena_);
   if (rank_ > 0) {
     channel(rank_).send(0, numbers);
     return {};
@@ -253,7 +253,7 @@ Tensor AsyncServer::gather_held(size_t unit, int worker) {
 }
 
 Tensor AsyncServer::gather(size_t unit, const Tensor& shard) {
-  const DataLayout layout{.kept = Kept::by_owners, .owners = servers_, .sizes = {units_[unit].values.numel()}};
+  const DataLayout layout{.kept = ShardingKind::by_owners, .owners = servers_, .sizes = {units_[unit].values.numel()}};
   return gather_unit(axis_, layout, 0, shard);
 }
 
@@ -396,7 +396,7 @@ void AsyncServer::serve(int worker) {
   try {
     cpu::set_threads(1);
     if constexpr (kWithCuda)
-      if (arena_->device() == Device::cuda) cuda::use_gpu_of(*arena_);
+      if (arena_->device() == Device::cuda) cuda::use_arena_gpu(*arena_);
     while (answer(worker)) {
     }
   } catch (...) {
@@ -471,14 +471,14 @@ void AsyncShard::await(std::unique_lock<std::mutex>& lock, const Waiting& waitin
   }
 }
 
-int64_t AsyncShard::end_of(size_t worker) const {
+int64_t AsyncShard::end_time(size_t worker) const {
   return options_.order ? options_.order->clocks(static_cast<int>(worker)) : options_.steps;
 }
 
 int64_t AsyncShard::slowest() const {
   int64_t least = kNever;
   for (size_t w = 0; w < clocks_.size(); ++w)
-    if (clocks_[w] < end_of(w)) least = std::min(least, clocks_[w]);
+    if (clocks_[w] < end_time(w)) least = std::min(least, clocks_[w]);
   return least;
 }
 
@@ -539,7 +539,7 @@ void AsyncShard::end(const Waiting& waiting, const std::function<void(bool last)
   changed_.notify_all();
   await(lock, waiting, [&] { return running_ == 0; });
   bool last = true;
-  for (size_t w = 0; w < clocks_.size(); ++w) last = last && clocks_[w] == end_of(w);
+  for (size_t w = 0; w < clocks_.size(); ++w) last = last && clocks_[w] == end_time(w);
   reply(last);
 }
 

@@ -73,7 +73,7 @@ class AsyncShard {
   template <class Ready>
   void await(std::unique_lock<std::mutex>& lock, const Waiting& waiting, const Ready& ready);
   int64_t slowest() const;  // clocks done by the slowest worker that has more to do
-  int64_t end_of(size_t worker) const;
+  int64_t end_time(size_t worker) const;
   int64_t version() const { return before_ + static_cast<int64_t>(log_.size()); }
   void check(const Push& push) const;
 

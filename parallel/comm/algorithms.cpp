@@ -12,7 +12,7 @@ struct Exchange {
   Transport& t;
   const Call& call;
   int n = t.size(), rank = t.rank();
-  int64_t element = size_of(call.dtype);
+  int64_t element = element_size(call.dtype);
   int64_t sent = 0;
   Memory memory{call};
 
@@ -113,7 +113,7 @@ int64_t exchange(Transport& t, const Call& call) {
 int64_t direct_by_messages(Transport& t, const Call& call) { return of_messages(exchange, t, call); }
 
 int64_t sent_directly(const Call& call, int ranks, int rank) {
-  const int64_t own = piece(call.count, ranks, rank).size() * size_of(call.dtype), all = call.bytes();
+  const int64_t own = piece(call.count, ranks, rank).size() * element_size(call.dtype), all = call.bytes();
   const int64_t others = ranks - 1;
   switch (call.op) {
     case Op::all_reduce:
@@ -121,7 +121,7 @@ int64_t sent_directly(const Call& call, int ranks, int rank) {
     case Op::reduce_scatter:
       return all - own;
     case Op::all_to_all:
-      return all - piece_for(call, ranks, rank).size() * size_of(call.dtype);
+      return all - piece_for(call, ranks, rank).size() * element_size(call.dtype);
     case Op::all_gather:
       return others * own;
     case Op::broadcast:
@@ -143,13 +143,13 @@ bool goes_native(const Transport& t, Algorithm algorithm, const Call& call) {
   const bool adds = call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::reduce;
   if (!adds) return true;
   throw Error("[comm] " + std::string(t.kind()) + " add arrays on GPUs in an order of their own: " + describe(call) +
-              " by " + std::string(name_of(algorithm)) + "; expected the algorithm native");
+              " by " + std::string(to_string(algorithm)) + "; expected the algorithm native");
 }
 
 int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call) {
   if (goes_native(t, algorithm, call)) return t.native(call);
   if (call.pieces) return of_messages(exchange_uneven, t, call);
-  if (row_of(algorithm).has(call.op)) return of_messages(row_of(algorithm).run, t, call);
+  if (find_row(algorithm).has(call.op)) return of_messages(find_row(algorithm).run, t, call);
   return t.direct(call);
 }
 

@@ -38,8 +38,8 @@ inline constexpr std::array<AlgorithmRow, 5> kAlgorithms = {{
     {"root", AdditionOrder::ranks, root, {Op::all_reduce, Op::reduce_scatter, Op::all_gather}},
     {"native", AdditionOrder::library},
 }};
-constexpr const AlgorithmRow& row_of(Algorithm algorithm) { return kAlgorithms.at(static_cast<size_t>(algorithm)); }
-constexpr std::string_view name_of(Algorithm algorithm) { return row_of(algorithm).name; }
+constexpr const AlgorithmRow& find_row(Algorithm algorithm) { return kAlgorithms.at(static_cast<size_t>(algorithm)); }
+constexpr std::string_view to_string(Algorithm algorithm) { return find_row(algorithm).name; }
 inline constexpr auto kAlgorithmNames = [] {
   std::array<std::string_view, kAlgorithms.size()> names;
   for (size_t i = 0; i < names.size(); ++i) names[i] = kAlgorithms[i].name;

@@ -24,7 +24,7 @@ enum class Op : uint8_t {
   barrier
 };
 inline constexpr int kOps = 11;
-std::string_view name_of(Op op);
+std::string_view to_string(Op op);
 
 enum class Reduction : uint8_t { sum, max };
 
@@ -38,7 +38,7 @@ inline Range piece(int64_t count, int n, int index) { return {index * count / n,
 
 // An all_to_all's pieces of any sizes, in elements: sent[r] of `in` go to rank r, and received[r] of `out` come from
 // it, one rank's after another's.
-struct UnevenPieces {
+struct UnevenSplits {
   std::vector<int64_t> sent, received;
 };
 
@@ -61,12 +61,12 @@ struct Call {
   std::byte* out = nullptr;
   const Region* region = nullptr;  // region of the host that `in` and `out` are both known to lie in
   Arena* gpu = nullptr;  // where `in` and `out` lie on a GPU: this rank's arena there; null: in the host's memory
-  const UnevenPieces* pieces = nullptr;  // pieces of an uneven all_to_all; null: the pieces are even
+  const UnevenSplits* pieces = nullptr;  // pieces of an uneven all_to_all; null: the pieces are even
   // Rows of the whole, of an all_gather or reduce_scatter that cuts each of them: a piece, which lies packed, has the
   // same columns of every row. Only for transports that take rows.
   int64_t rows = 1;
 
-  int64_t bytes() const { return count * size_of(dtype); }
+  int64_t bytes() const { return count * element_size(dtype); }
   // True when two ranks mean the same communication.
   bool matches(const Call& other) const {
     return op == other.op && dtype == other.dtype && reduction == other.reduction && root == other.root &&
@@ -140,7 +140,7 @@ class CallLog {
 
  private:
   static constexpr uint64_t kKept = 64;
-  static inline const UnevenPieces kUnknown = {};
+  static inline const UnevenSplits kUnknown = {};
   struct Entry {
     std::atomic<uint64_t> number = 0, kind = 0;
     std::atomic<int64_t> count = 0;

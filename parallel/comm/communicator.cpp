@@ -36,8 +36,8 @@ void Communicator::complain(const Call& call, const std::string& what) const {
 
 namespace {
 
-Arena* gpu_of(const Tensor& t) { return t.device() == Device::cuda ? t.arena().get() : nullptr; }
-const Region* region_of(const Tensor& t) { return t.device() == Device::cpu ? &t.arena()->region() : nullptr; }
+Arena* make_gpu_arena(const Tensor& t) { return t.device() == Device::cuda ? t.arena().get() : nullptr; }
+const Region* arena_region(const Tensor& t) { return t.device() == Device::cpu ? &t.arena()->region() : nullptr; }
 
 }  // namespace
 
@@ -46,8 +46,8 @@ Call Communicator::whole(Op op, const Tensor& x) const {
   if (!x.is_contiguous()) complain(call, "the array is not contiguous");
   call.in = x.address();
   call.out = x.address();
-  call.gpu = gpu_of(x);
-  call.region = region_of(x);
+  call.gpu = make_gpu_arena(x);
+  call.region = arena_region(x);
   return call;
 }
 
@@ -58,7 +58,7 @@ Call Communicator::cut(Op op, const Tensor& in, const Tensor& out, int64_t rows)
   const Tensor &array = gathers ? out : in, &own = gathers ? in : out;
   Call call{
       .op = op, .dtype = own.dtype(), .count = array.defined() ? array.numel() : own.numel() * size(), .rows = rows};
-  if (rows != 1 && (!takes_rows() || call.count % (rows * size()) != 0))
+  if (rows != 1 && (!supports_row_slices() || call.count % (rows * size()) != 0))
     complain(call, std::to_string(rows) + " rows cannot be cut here");
   const int64_t expected = piece(call.count, size(), rank()).size();
   if (own.numel() != expected)
@@ -69,14 +69,14 @@ Call Communicator::cut(Op op, const Tensor& in, const Tensor& out, int64_t rows)
   const auto memory = [&](const Tensor& t) -> std::byte* {
     if (!t.defined() || t.device() == Device::meta) return nullptr;
     if (!t.is_contiguous()) complain(call, "an array is not contiguous");
-    if (gpu_of(t) != gpu_of(own)) complain(call, "the whole and the piece lie on different devices");
+    if (make_gpu_arena(t) != make_gpu_arena(own)) complain(call, "the whole and the piece lie on different devices");
     return t.address();
   };
   call.in = memory(in);
   call.out = memory(out);
-  call.gpu = gpu_of(own);
-  const bool apart = call.in && call.out && region_of(in) != region_of(out);
-  call.region = apart ? nullptr : region_of(own);
+  call.gpu = make_gpu_arena(own);
+  const bool apart = call.in && call.out && arena_region(in) != arena_region(out);
+  call.region = apart ? nullptr : arena_region(own);
   return call;
 }
 
@@ -104,7 +104,7 @@ void Communicator::observed(const Call& call, double requested, const F& f) {
   OpCount& count = counts_[static_cast<size_t>(call.op)];
   ++count.calls;
   count.sent += sent;
-  if (trace_) trace_->add({std::string(name_of(call.op)), axis_, call.bytes(), requested, begin, now(), sent});
+  if (trace_) trace_->add({std::string(to_string(call.op)), axis_, call.bytes(), requested, begin, now(), sent});
 }
 
 void Communicator::perform(const Call& call, Algorithm algorithm, double requested) {
@@ -113,20 +113,20 @@ void Communicator::perform(const Call& call, Algorithm algorithm, double request
 
 void Communicator::run(const Call& call, Algorithm algorithm) {
   if (worker_ && !worker_->idle()) return start(call, {}, algorithm).wait();  // after what was started before
-  const HeldUpSpan span(held_up_);
+  const ScopedStall span(held_up_);
   const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
   perform(call, algorithm, now());
 }
 
-Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm algorithm,
-                            std::shared_ptr<const UnevenPieces> pieces) {
+Work Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm algorithm,
+                         std::shared_ptr<const UnevenSplits> pieces) {
   if (transport_->only_queues(call)) return start_queued(call, std::move(held), algorithm);
   if (!worker_) worker_ = std::make_shared<CommWorker>();
   // Messages leave at once, on this thread: the others need not wait until the background gets a processor.
   const bool left = pieces && !transport_->only_native(call);
   int64_t sent = 0;
   if (left) {
-    const HeldUpSpan span(held_up_);
+    const ScopedStall span(held_up_);
     const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
     sent = on_axis(axis_, [&] { return send_pieces(*transport_, call); });
   }
@@ -150,19 +150,19 @@ Pending Communicator::start(const Call& call, std::vector<Tensor> held, Algorith
           throw;
         }
       });
-  return Pending(held_up_until(std::move(done), trace_), std::move(until_waited), held_up_);
+  return Work(held_up_until(std::move(done), trace_), std::move(until_waited), held_up_);
 }
 
 // On this thread, since the order in which work is captured is that of the calls. What waits makes the rank's stream
 // come after it.
-Pending Communicator::start_queued(const Call& call, std::vector<Tensor> held, Algorithm algorithm) {
+Work Communicator::start_queued(const Call& call, std::vector<Tensor> held, Algorithm algorithm) {
   std::function<void()> join;
   observed(call, now(), [&] {
     goes_native(*transport_, algorithm, call);  // it does, or that is refused
     join = transport_->native_beside(call);
     return sent_directly(call, size(), rank());
   });
-  return Pending(std::async(std::launch::deferred, [join = std::move(join), tensors = std::move(held)] { join(); }));
+  return Work(std::async(std::launch::deferred, [join = std::move(join), tensors = std::move(held)] { join(); }));
 }
 
 void Communicator::all_reduce(const Tensor& x, Reduction reduction) {
@@ -172,7 +172,7 @@ void Communicator::all_reduce(const Tensor& x, Reduction reduction) {
   run(call);
 }
 
-Pending Communicator::start_all_reduce(const Tensor& x, Reduction reduction) {
+Work Communicator::start_all_reduce(const Tensor& x, Reduction reduction) {
   if (size() == 1) return {};
   Call call = whole(Op::all_reduce, x);
   call.reduction = reduction;
@@ -192,9 +192,9 @@ void Communicator::reduce_scatter(const Tensor& in, const Tensor& out, Reduction
   if (!alone(call)) run(call);
 }
 
-Pending Communicator::start_reduce_scatter(const Tensor& in, const Tensor& out, int64_t rows) {
+Work Communicator::start_reduce_scatter(const Tensor& in, const Tensor& out, int64_t rows) {
   const Call call = cut(Op::reduce_scatter, in, out, rows);
-  return alone(call) ? Pending() : start(call, {in, out});
+  return alone(call) ? Work() : start(call, {in, out});
 }
 
 void Communicator::all_gather(const Tensor& in, const Tensor& out, int64_t rows) {
@@ -202,9 +202,9 @@ void Communicator::all_gather(const Tensor& in, const Tensor& out, int64_t rows)
   if (!alone(call)) run(call);
 }
 
-Pending Communicator::start_all_gather(const Tensor& in, const Tensor& out, int64_t rows) {
+Work Communicator::start_all_gather(const Tensor& in, const Tensor& out, int64_t rows) {
   const Call call = cut(Op::all_gather, in, out, rows);
-  return alone(call) ? Pending() : start(call, {in, out});
+  return alone(call) ? Work() : start(call, {in, out});
 }
 
 void Communicator::broadcast(const Tensor& x, int root) {
@@ -237,23 +237,23 @@ void Communicator::all_to_all(const Tensor& in, const Tensor& out) {
   Call call = whole(Op::all_to_all, in);
   if (in.numel() % size() != 0)
     complain(call, std::to_string(in.numel()) + " elements are no multiple of " + std::to_string(size()) + " ranks");
-  if (out.numel() != in.numel() || out.dtype() != in.dtype() || !out.is_contiguous() || gpu_of(out) != gpu_of(in) ||
-      out.address() == in.address())
+  if (out.numel() != in.numel() || out.dtype() != in.dtype() || !out.is_contiguous() ||
+      make_gpu_arena(out) != make_gpu_arena(in) || out.address() == in.address())
     complain(call,
              "out is " + out.describe() + "; expected other contiguous memory of the same size, dtype and device");
   call.out = out.address();
-  if (region_of(out) != call.region) call.region = nullptr;
+  if (arena_region(out) != call.region) call.region = nullptr;
   if (!alone(call)) run(call);
 }
 
-Call Communicator::uneven(const Tensor& in, const Tensor& out, const UnevenPieces& pieces) const {
+Call Communicator::uneven(const Tensor& in, const Tensor& out, const UnevenSplits& pieces) const {
   Call call = whole(Op::all_to_all, in);
   const auto fit = [&](const std::vector<int64_t>& sizes, const Tensor& array) {
     return std::ssize(sizes) == size() && std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) == array.numel();
   };
   const auto own = static_cast<size_t>(rank());
   if (!fit(pieces.sent, in) || !fit(pieces.received, out) || pieces.sent[own] != pieces.received[own] ||
-      out.dtype() != in.dtype() || !out.is_contiguous() || gpu_of(out) != call.gpu)
+      out.dtype() != in.dtype() || !out.is_contiguous() || make_gpu_arena(out) != call.gpu)
     complain(call, in.describe() + " and " + out.describe() + " are not the pieces of " + std::to_string(size()) +
                        " ranks, as many as their counts say");
   call.out = out.address();
@@ -263,24 +263,24 @@ Call Communicator::uneven(const Tensor& in, const Tensor& out, const UnevenPiece
 
 void Communicator::all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                               std::span<const int64_t> received) {
-  const UnevenPieces pieces{{sent.begin(), sent.end()}, {received.begin(), received.end()}};
+  const UnevenSplits pieces{{sent.begin(), sent.end()}, {received.begin(), received.end()}};
   const Call call = uneven(in, out, pieces);
   if (!alone(call)) run(call);
 }
 
-Pending Communicator::start_all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
-                                       std::span<const int64_t> received) {
-  const auto pieces = std::make_shared<const UnevenPieces>(
-      UnevenPieces{{sent.begin(), sent.end()}, {received.begin(), received.end()}});
+Work Communicator::start_all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
+                                    std::span<const int64_t> received) {
+  const auto pieces = std::make_shared<const UnevenSplits>(
+      UnevenSplits{{sent.begin(), sent.end()}, {received.begin(), received.end()}});
   const Call call = uneven(in, out, *pieces);
-  return alone(call) ? Pending() : start(call, {in, out}, algorithm_, pieces);
+  return alone(call) ? Work() : start(call, {in, out}, algorithm_, pieces);
 }
 
 void Communicator::send(const Tensor& x, int to, int tag) {
   Call call = whole(Op::send, x);
   call.root = checked(call, to);
   if (to == rank()) complain(call, "a rank cannot send to itself");
-  const HeldUpSpan span(held_up_);
+  const ScopedStall span(held_up_);
   const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
   observed(call, now(), [&] {
     Memory(call).send(*transport_, to, tag, call.in, call.bytes());
@@ -292,7 +292,7 @@ void Communicator::recv(const Tensor& x, int from, int tag) {
   Call call = whole(Op::recv, x);
   call.root = checked(call, from);
   if (from == rank()) complain(call, "a rank cannot receive from itself");
-  const HeldUpSpan span(held_up_);
+  const ScopedStall span(held_up_);
   const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
   observed(call, now(), [&] {
     Memory(call).recv(*transport_, from, tag, call.out, call.bytes());
@@ -355,7 +355,7 @@ void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
   constexpr int kYields = 1000;
   constexpr auto kNap = std::chrono::microseconds(20);
   AwakeTimer timer;
-  Reminder reminder;
+  ReportInterval reminder;
   const auto still_busy = [&] {
     if constexpr (kWithCuda)
       return !cuda::is_done(gpu);
@@ -366,7 +366,7 @@ void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
     for (int spins = 0; still_busy(); ++spins) {
       if (spins % 64 == 0) {
         const double waited = timer.seconds();
-        transport_->look_after(waited, during);
+        transport_->check_progress(waited, during);
         if (flight_ && size() > 1 && reminder.is_due(waited))
           flight_->overdue(axis_, during, -1, "", waited, reminder.again());
       }
@@ -386,13 +386,13 @@ constexpr size_t kShown = 3, kLetters = 80;  // facts, and letters of a value
 
 using Sorted = std::map<std::string, std::string>;
 
-std::string text_of(const Sorted& facts) {
+std::string to_string(const Sorted& facts) {
   std::string out;
   for (const auto& [name, value] : facts) out.append(name).append(1, '\0').append(value).append(1, '\0');
   return out;
 }
 
-Sorted facts_of(const std::string& text) {
+Sorted parse_facts(const std::string& text) {
   Sorted out;
   for (size_t at = 0; at < text.size();) {
     const size_t middle = text.find('\0', at), end = text.find('\0', middle + 1);
@@ -424,7 +424,7 @@ std::string broadcast_text(Communicator& world, const std::string& text, int roo
 void require_same(Communicator& world, const Facts& mine) {
   const OpCounts counted = world.counts();
   const Sorted own(mine.begin(), mine.end());
-  const std::string text = text_of(own);
+  const std::string text = to_string(own);
   const ArenaPtr arena = make_arena();
   const Tensor hashes = Tensor::zeros({world.size()}, DType::int64, arena);
   const Philox::Block words = Philox::named(0, text)(0);  // any hash would do
@@ -434,7 +434,8 @@ void require_same(Communicator& world, const Facts& mine) {
   const auto other = std::ranges::find_if(all, [&](int64_t h) { return h != all[0]; });
   if (other == all.end()) return world.reset_counts(counted);
   const auto rank = static_cast<int>(other - all.begin());
-  const Sorted first = facts_of(broadcast_text(world, text, 0)), second = facts_of(broadcast_text(world, text, rank));
+  const Sorted first = parse_facts(broadcast_text(world, text, 0)),
+               second = parse_facts(broadcast_text(world, text, rank));
   Sorted names = first;
   names.insert(second.begin(), second.end());
   std::string what;

@@ -36,21 +36,21 @@ using OpCounts = std::array<OpCount, kOps>;
 
 // A communication in the background. wait() returns when it is done, and throws what it threw; to be called before the
 // tensors are used again. The tensors stay alive until then by themselves.
-class [[nodiscard]] Pending {
+class [[nodiscard]] Work {
  public:
-  Pending() = default;  // nothing to wait for
-  explicit Pending(std::future<void> done, std::vector<Tensor> held = {}, HeldUp* held_up = nullptr)
+  Work() = default;  // nothing to wait for
+  explicit Work(std::future<void> done, std::vector<Tensor> held = {}, StallTimer* held_up = nullptr)
       : done_(std::move(done)), held_(std::move(held)), held_up_(held_up) {}
   void wait() {
     const std::vector<Tensor> until_done = std::exchange(held_, {});
-    const HeldUpSpan span(held_up_);
+    const ScopedStall span(held_up_);
     if (done_.valid()) done_.get();
   }
 
  private:
   std::future<void> done_;
   std::vector<Tensor> held_;
-  HeldUp* held_up_ = nullptr;
+  StallTimer* held_up_ = nullptr;
 };
 
 class Communicator : NotCopied {
@@ -63,7 +63,7 @@ class Communicator : NotCopied {
   int size() const { return transport_->size(); }
   const std::string& axis() const { return axis_; }
   int world_rank(int rank) const { return transport_->world_rank(rank); }
-  int rank_here() const { return transport_->rank_here(); }  // among the world's ranks on this machine
+  int local_rank() const { return transport_->local_rank(); }  // among the world's ranks on this machine
   std::string_view kind() const { return transport_->kind(); }
   // An arena on the host in which the ranks reach each other's arrays, as far as they can: what lies there is exchanged
   // without copies.
@@ -80,7 +80,7 @@ class Communicator : NotCopied {
   // out = all ranks' pieces, of which `in` is this rank's; it may lie in its place inside `out`.
   void all_gather(const Tensor& in, const Tensor& out, int64_t rows = 1);
   // Whether these two may cut each of `rows` rows of the whole, evenly: where ranks read each other's arrays.
-  bool takes_rows() const { return algorithm_ == Algorithm::direct && transport_->takes_rows(); }
+  bool supports_row_slices() const { return algorithm_ == Algorithm::direct && transport_->supports_row_slices(); }
   void broadcast(const Tensor& x, int root);
   // The sum in rank order goes to the root's `x`; other ranks keep theirs.
   void reduce(const Tensor& x, int root);
@@ -101,11 +101,11 @@ class Communicator : NotCopied {
   void recv(const Tensor& x, int from, int tag = 0);
   void barrier();
 
-  Pending start_all_reduce(const Tensor& x, Reduction reduction = Reduction::sum);
-  Pending start_reduce_scatter(const Tensor& in, const Tensor& out, int64_t rows = 1);
-  Pending start_all_gather(const Tensor& in, const Tensor& out, int64_t rows = 1);
-  Pending start_all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
-                           std::span<const int64_t> received);
+  Work start_all_reduce(const Tensor& x, Reduction reduction = Reduction::sum);
+  Work start_reduce_scatter(const Tensor& in, const Tensor& out, int64_t rows = 1);
+  Work start_all_gather(const Tensor& in, const Tensor& out, int64_t rows = 1);
+  Work start_all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
+                        std::span<const int64_t> received);
 
   // For numbers that every rank needs: added in rank order, whatever the algorithm.
   double sum(double x);
@@ -128,7 +128,7 @@ class Communicator : NotCopied {
   void set_trace(Trace* trace) { trace_ = trace; }
   // Where it is added how long this rank's own thread is held up from now on (null: nowhere), also by groups that are
   // split from this one. It must outlive them.
-  void set_held_up(HeldUp* held_up) { held_up_ = held_up; }
+  void set_held_up(StallTimer* held_up) { held_up_ = held_up; }
 
   // The same of a flight, also of waits, and of groups that are split from this one.
   void set_flight(std::shared_ptr<Flight> flight);
@@ -139,18 +139,18 @@ class Communicator : NotCopied {
  private:
   void run(const Call& call) { run(call, algorithm_); }
   void run(const Call& call, Algorithm algorithm);  // whoever calls it holds the tensors until it returns
-  Pending start(const Call& call, std::vector<Tensor> held) { return start(call, std::move(held), algorithm_); }
+  Work start(const Call& call, std::vector<Tensor> held) { return start(call, std::move(held), algorithm_); }
   // `pieces`: those of the call, which stay alive until it is done.
-  Pending start(const Call& call, std::vector<Tensor> held, Algorithm algorithm,
-                std::shared_ptr<const UnevenPieces> pieces = nullptr);
-  Pending start_queued(const Call& call, std::vector<Tensor> held, Algorithm algorithm);
+  Work start(const Call& call, std::vector<Tensor> held, Algorithm algorithm,
+             std::shared_ptr<const UnevenSplits> pieces = nullptr);
+  Work start_queued(const Call& call, std::vector<Tensor> held, Algorithm algorithm);
   void perform(const Call& call, Algorithm algorithm, double requested);
   template <class F>
   void observed(const Call& call, double requested, const F& f);
   double now() const;
   Call whole(Op op, const Tensor& x) const;
   Call cut(Op op, const Tensor& in, const Tensor& out, int64_t rows = 1) const;
-  Call uneven(const Tensor& in, const Tensor& out, const UnevenPieces& pieces) const;
+  Call uneven(const Tensor& in, const Tensor& out, const UnevenSplits& pieces) const;
   bool alone(const Call& call) const;
   int checked(const Call& call, int rank) const;
   void over_ranks(std::span<double> x, Reduction reduction);
@@ -161,7 +161,7 @@ class Communicator : NotCopied {
   Algorithm algorithm_;
   OpCounts counts_{};
   Trace* trace_ = nullptr;
-  HeldUp* held_up_ = nullptr;
+  StallTimer* held_up_ = nullptr;
   std::shared_ptr<Flight> flight_;
   int flight_axis_ = 0;
   std::shared_ptr<CommWorker> worker_;  // worker of the transport, or made by the first start_...()

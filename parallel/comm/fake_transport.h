@@ -11,9 +11,9 @@ namespace tessera {
 
 class FakeTransport final : public Transport {
  public:
-  // `takes_rows`: as the ranks do that it stands for (Transport::takes_rows()).
-  FakeTransport(int rank, int size, std::string_view kind = "fake ranks", bool takes_rows = false)
-      : rank_(rank), size_(size), kind_(kind), takes_rows_(takes_rows) {}
+  // `supports_row_slices`: as the ranks do that it stands for (Transport::supports_row_slices()).
+  FakeTransport(int rank, int size, std::string_view kind = "fake ranks", bool supports_row_slices = false)
+      : rank_(rank), size_(size), kind_(kind), takes_rows_(supports_row_slices) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   int world_rank(int rank) const override { return rank; }
@@ -24,11 +24,11 @@ class FakeTransport final : public Transport {
   void recv_to_gpu(int, int, std::byte*, int64_t, Arena&) override {}
   // Where nothing is computed (cpu::Idle) there are no messages either, and what is started holds its arrays until it
   // is waited for.
-  bool takes_rows() const override { return takes_rows_; }
+  bool supports_row_slices() const override { return takes_rows_; }
   int64_t direct(const Call& call) override {
-    return cpu::Idle::here() ? sent_directly(call, size_, rank_) : Transport::direct(call);
+    return cpu::DryRun::here() ? sent_directly(call, size_, rank_) : Transport::direct(call);
   }
-  bool only_queues(const Call&) const override { return cpu::Idle::here(); }
+  bool only_queues(const Call&) const override { return cpu::DryRun::here(); }
   std::function<void()> native_beside(const Call&) override {
     return [] {};
   }

@@ -29,7 +29,7 @@ namespace {
 
 // Throws again what a rank threw, with that rank's number. When something failed in its background it may have thrown
 // only that it has failed: the board has the cause.
-[[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks, const Board& board) {
+[[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks, const FailureState& board) {
   const std::string who = "[rank " + std::to_string(rank) + "] ";
   if (!thrown) throw CommError(who + "ended while its communication was still in the background");
   try {
@@ -40,11 +40,11 @@ namespace {
     if (ranks == 1) throw;
     throw Error(who + e.what(), e.status());
   } catch (const std::exception& e) {
-    throw CommError(who + cause_of(e));
+    throw CommError(who + failure_cause(e));
   }
 }
 
-std::unique_ptr<Transport> transport_of(const LaunchOptions& o, const std::shared_ptr<ThreadGroup>& group, int rank) {
+std::unique_ptr<Transport> make_transport(const LaunchOptions& o, const std::shared_ptr<ThreadGroup>& group, int rank) {
   return finished_transport(o, std::make_unique<ThreadTransport>(group, rank), rank, o.ranks);
 }
 
@@ -64,18 +64,19 @@ void await_others(Flag& done, const LaunchOptions& o, int rank, const std::strin
 }  // namespace
 
 std::unique_ptr<Transport> finished_transport(const LaunchOptions& o, std::unique_ptr<Transport> transport,
-                                              int rank_here, int ranks_here) {
+                                              int local_rank, int local_world_size) {
   if (o.backend == Backend::nccl) {
     if constexpr (kWithNccl)
-      transport = std::make_unique<NcclTransport>(real_nccl(rank_here, ranks_here), std::move(transport), o.timeout_s);
+      transport =
+          std::make_unique<NcclTransport>(real_nccl(local_rank, local_world_size), std::move(transport), o.timeout_s);
     else
       throw Error("`backend` nccl: this build has no NCCL; it needs CUDA and NCCL where it is configured");
   }
   return o.around ? o.around(std::move(transport)) : std::move(transport);
 }
 
-std::shared_ptr<LongWaits> long_waits(const LaunchOptions& o) {
-  return std::make_shared<LongWaits>(o.say ? o.say : [](const std::string& line) {
+std::shared_ptr<StallReporter> long_waits(const LaunchOptions& o) {
+  return std::make_shared<StallReporter>(o.say ? o.say : [](const std::string& line) {
     std::fputs(("tessera: " + one_line(line) + "\n").c_str(), stderr);
   });
 }
@@ -114,9 +115,9 @@ void check_threads(int64_t count) {
                                           count, cause, started));
 }
 
-int threads_of_rank(int asked, int cores, int ranks_here) {
+int threads_of_rank(int asked, int cores, int local_world_size) {
   if (asked > 0) return asked;
-  return std::getenv("OMP_NUM_THREADS") ? cpu::threads() : std::max(1, cores / ranks_here);
+  return std::getenv("OMP_NUM_THREADS") ? cpu::threads() : std::max(1, cores / local_world_size);
 }
 
 void run_rank(const LaunchOptions& o, std::unique_ptr<Transport> transport, const std::shared_ptr<Flight>& flight,
@@ -129,7 +130,7 @@ void run_rank(const LaunchOptions& o, std::unique_ptr<Transport> transport, cons
   all.barrier();
 }
 
-std::string cause_of(const std::exception& failure) {
+std::string failure_cause(const std::exception& failure) {
   if (dynamic_cast<const std::bad_alloc*>(&failure)) {
     int64_t pages = 0, resident = 0;
     std::ifstream("/proc/self/statm") >> pages >> resident;
@@ -151,7 +152,7 @@ std::string text_of_thrown(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
   } catch (const std::exception& e) {
-    return cause_of(e);
+    return failure_cause(e);
   } catch (const std::string& text) {
     return text;
   } catch (const char* text) {
@@ -194,7 +195,7 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
   if (getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur != RLIM_INFINITY)
     mallopt(M_ARENA_MAX, 1);  // or each thread's malloc reserves 64 MiB, of which ranks may need every one
   check_threads(int64_t{o.ranks} * team - 1 + (o.ranks > 1 ? o.ranks : 0));  // and each has one in the background
-  const auto board = std::make_shared<Board>();
+  const auto board = std::make_shared<FailureState>();
   const auto group = make_thread_group(o.ranks, o.timeout_s, o.ranks * team > cores, board);
   std::vector<std::exception_ptr> thrown(static_cast<size_t>(o.ranks));
   std::vector<std::shared_ptr<Flight>> flights;
@@ -205,7 +206,7 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
       if (thrown[rank]) std::rethrow_exception(thrown[rank]);
       return "";
     } catch (const std::exception& e) {
-      return cause_of(e);
+      return failure_cause(e);
     }
   };
   const auto write_flights = [&] {
@@ -220,15 +221,15 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
   const auto run = [&](int rank) {
     try {
       cpu::set_threads(team);
-      Communicator world(transport_of(o, group, rank), "world", o.algorithm);
+      Communicator world(make_transport(o, group, rank), "world", o.algorithm);
       world.set_flight(flights[static_cast<size_t>(rank)]);
       body(world);
       count_done();
     } catch (const std::exception& e) {
       thrown[static_cast<size_t>(rank)] = std::current_exception();
-      board->fail(rank, cause_of(e));
+      board->fail(rank, failure_cause(e));
       count_done();
-      if (board->failed_rank() == rank) await_others(done, o, rank, cause_of(e), write_flights);
+      if (board->failed_rank() == rank) await_others(done, o, rank, failure_cause(e), write_flights);
     }
   };
   {
@@ -238,7 +239,7 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
       run(0);
     } catch (const std::system_error& e) {
       thrown[0] = std::current_exception();
-      board->fail(0, cause_of(e));
+      board->fail(0, failure_cause(e));
     }
   }
   cpu::set_threads(threads_before);

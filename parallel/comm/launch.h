@@ -22,7 +22,7 @@
 
 namespace tessera {
 
-class LongWaits;
+class StallReporter;
 
 enum class Backend : uint8_t { threads, mpi, nccl, tcp };
 
@@ -50,25 +50,25 @@ struct LaunchOptions {
 };
 
 // For a rank's flight: what the options say about long waits.
-std::shared_ptr<LongWaits> long_waits(const LaunchOptions& options);
+std::shared_ptr<StallReporter> long_waits(const LaunchOptions& options);
 // Adds a rank's flight to the file, with why it has ended. Says nothing where it cannot: there is a failure to be told.
 void write_flight(const LaunchOptions& options, const Flight& flight, const std::string& cause);
 
 // A rank's transport with what the options put around it: NCCL on the GPU of its number on this host, and `around`.
 std::unique_ptr<Transport> finished_transport(const LaunchOptions& options, std::unique_ptr<Transport> transport,
-                                              int rank_here, int ranks_here);
+                                              int local_rank, int local_world_size);
 
 // Throws FieldError where this process may not start so many threads more (ulimit -u, or memory for their stacks): it
 // starts and ends them. A thread that OpenMP cannot start would end the process.
 void check_threads(int64_t count);
 // Threads of each of so many ranks of a host: as asked for, as the environment says, or the cores divided.
-int threads_of_rank(int asked, int cores, int ranks_here);
+int threads_of_rank(int asked, int cores, int local_world_size);
 // The part of a process that is one rank: compares what must be the same, runs the body, and waits for all others, who
 // would miss it.
 void run_rank(const LaunchOptions& options, std::unique_ptr<Transport> transport, const std::shared_ptr<Flight>& flight,
               const std::function<void(Communicator& world)>& body);
 // Returns the text about a failure; where memory or threads were not to be had, it says what for.
-std::string cause_of(const std::exception& failure);
+std::string failure_cause(const std::exception& failure);
 // The text of whatever was thrown: of an exception, or the text itself where a string was thrown.
 std::string text_of_thrown(const std::exception_ptr& thrown);
 

@@ -7,30 +7,31 @@ namespace tessera {
 
 void HostMeeting::meet() {
   raise(places_[static_cast<size_t>(rank_)]->flag, ++moment_);
-  const Call& mine = post_of(rank_);
+  const Call& mine = current_post(rank_);
   for (int r = 0; r < std::ssize(places_); ++r) {
     if (r == rank_) continue;
     // what fits into two words is kept without memory of its own
-    PeerWait observer(transport_, r, [this, r] { return std::pair(describe(post_of(rank_)), last_of(r)); });
+    PeerWait observer(transport_, r, [this, r] { return std::pair(describe(current_post(rank_)), last_operation(r)); });
     const Waited waited = wait_for(places_[static_cast<size_t>(r)]->flag, moment_, patience_, &observer);
     if (waited == Waited::arrived) continue;
     leave_();
     if (waited == Waited::poisoned) throw PeerFailed(describe(mine) + ": " + transport_.failure());
-    throw CommError(describe(mine) + ": " + did_not_come(transport_.world_rank(r), patience_.timeout_s, last_of(r)));
+    throw CommError(describe(mine) + ": " +
+                    did_not_come(transport_.world_rank(r), patience_.timeout_s, last_operation(r)));
   }
   for (int r = 0; moment_ == first_ && r < std::ssize(places_); ++r)
-    if (!post_of(r).matches(mine)) {
+    if (!current_post(r).matches(mine)) {
       leave_();
-      throw differ(mine, transport_.world_rank(r), post_of(r));
+      throw differ(mine, transport_.world_rank(r), current_post(r));
     }
 }
 
 // Names the last call of a missing rank: the later of its two posts; it does not write while it is missing.
-std::string HostMeeting::last_of(int rank) const {
+std::string HostMeeting::last_operation(int rank) const {
   const uint32_t reached = places_[static_cast<size_t>(rank)]->flag.value.load(std::memory_order_acquire);
   if (static_cast<int32_t>(reached - first_) >= 0) return "it stopped in the middle of this";
   if (reached == 0) return "it has not communicated yet";
-  return "the last it came to was " + describe(posts_of(rank)[(calls_ + 1) % 2]);
+  return "the last it came to was " + describe(rank_posts(rank)[(calls_ + 1) % 2]);
 }
 
 // One rank's part of each collective.
@@ -51,14 +52,14 @@ void InPlaceExchange::all_reduce(const Call& mine) {
 
 // All ranks' elements of the range go to the beginning of this rank's out.
 void InPlaceExchange::reduce(const Call& mine, Range range) {
-  for (size_t r = 0; r < seen_.size(); ++r) in_[r] = seen_[r].in + range.begin * size_of(mine.dtype);
+  for (size_t r = 0; r < seen_.size(); ++r) in_[r] = seen_[r].in + range.begin * element_size(mine.dtype);
   std::byte* const out = mine.out;
   Memory(mine).reduce_ranks(in_, std::span(&out, 1), {0, range.size()});
 }
 
 void InPlaceExchange::run(const Call& mine) {
   const int n = static_cast<int>(seen_.size());
-  const int64_t element = size_of(mine.dtype);
+  const int64_t element = element_size(mine.dtype);
   const Memory memory(mine);
   const auto fetch = [&](std::byte* to, const std::byte* from, int64_t count) {
     memory.copy(to, from, count * element);

@@ -21,7 +21,7 @@ class HostMeeting {
  public:
   // `leave` is called before anything is thrown: it tells all ranks that this one cannot go on. The transport, whose
   // waits these are, must outlive the meeting.
-  HostMeeting(Transport& transport, int rank, std::vector<MeetingPlace*> places, Patience patience,
+  HostMeeting(Transport& transport, int rank, std::vector<MeetingPlace*> places, WaitOptions patience,
               std::function<void()> leave)
       : transport_(transport),
         rank_(rank),
@@ -31,25 +31,25 @@ class HostMeeting {
 
   // The next call; meet() compares it with what the others ask for.
   void post(const Call& call) {
-    posts_of(rank_)[++calls_ % 2] = call;
+    rank_posts(rank_)[++calls_ % 2] = call;
     first_ = moment_ + 1;
   }
   // Returns when all ranks have come here. Throws PeerFailed when a rank has failed, and CommError for one that does
   // not come in time or asks for something else.
   void meet();
   // A rank's post of this call, after a meeting.
-  const Call& post_of(int rank) const { return posts_of(rank)[calls_ % 2]; }
+  const Call& current_post(int rank) const { return rank_posts(rank)[calls_ % 2]; }
   uint32_t calls() const { return calls_; }    // posted by this rank
   uint32_t moment() const { return moment_; }  // number of the last meeting
 
  private:
-  std::array<Call, 2>& posts_of(int rank) const { return places_[static_cast<size_t>(rank)]->posts; }
-  std::string last_of(int rank) const;
+  std::array<Call, 2>& rank_posts(int rank) const { return places_[static_cast<size_t>(rank)]->posts; }
+  std::string last_operation(int rank) const;
 
   Transport& transport_;
   int rank_;
   std::vector<MeetingPlace*> places_;
-  Patience patience_;
+  WaitOptions patience_;
   std::function<void()> leave_;
   uint32_t calls_ = 0, moment_ = 0;
   uint32_t first_ = 1;  // first moment of this call

@@ -10,15 +10,15 @@ namespace tessera {
 
 namespace {
 
-Device device_of(const Call& call) { return call.gpu ? Device::cuda : Device::cpu; }
+Device call_device(const Call& call) { return call.gpu ? Device::cuda : Device::cpu; }
 
 }  // namespace
 
 void Memory::copy(std::byte* to, const std::byte* from, int64_t bytes) const {
   const auto on_host = [&] {
-    if (to != from && bytes > 0 && !cpu::Idle::here()) std::memmove(to, from, static_cast<size_t>(bytes));
+    if (to != from && bytes > 0 && !cpu::DryRun::here()) std::memmove(to, from, static_cast<size_t>(bytes));
   };
-  on_device(device_of(call_), on_host, [&] { cuda::copy(*call_.gpu, to, from, bytes); });
+  on_device(call_device(call_), on_host, [&] { cuda::copy(*call_.gpu, to, from, bytes); });
 }
 
 void Memory::copy_rows(std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t width,
@@ -26,28 +26,28 @@ void Memory::copy_rows(std::byte* to, int64_t to_pitch, const std::byte* from, i
   const auto on_host = [&] {
     for (int64_t row = 0; row < rows; ++row) copy(to + row * to_pitch, from + row * from_pitch, width);
   };
-  on_device(device_of(call_), on_host,
+  on_device(call_device(call_), on_host,
             [&] { cuda::copy_rows(*call_.gpu, to, to_pitch, from, from_pitch, width, rows); });
 }
 
 void Memory::reduce_rows(std::span<const std::byte* const> in, std::byte* out, int64_t width, int64_t pitch) const {
   const auto on_host = [&] {
     std::vector<const std::byte*> rows(in.begin(), in.end());
-    const int64_t element = size_of(call_.dtype);
+    const int64_t element = element_size(call_.dtype);
     for (int64_t row = 0; row < call_.rows; ++row) {
       std::byte* const to = out + row * width * element;
       tessera::reduce_ranks(call_.dtype, call_.reduction, rows, std::span(&to, 1), {0, width});
       for (const std::byte*& from : rows) from += pitch * element;
     }
   };
-  on_device(device_of(call_), on_host, [&] {
+  on_device(call_device(call_), on_host, [&] {
     cuda::reduce_ranks(call_, in, std::span(&out, 1), {0, call_.rows * width}, width, pitch);
   });
 }
 
 void Memory::reduce_ranks(std::span<const std::byte* const> in, std::span<std::byte* const> out, Range range) const {
   on_device(
-      device_of(call_), [&] { tessera::reduce_ranks(call_.dtype, call_.reduction, in, out, range); },
+      call_device(call_), [&] { tessera::reduce_ranks(call_.dtype, call_.reduction, in, out, range); },
       [&] { cuda::reduce_ranks(call_, in, out, range); });
 }
 
@@ -58,7 +58,7 @@ void Memory::reduce_into(std::byte* total, const std::byte* x, int64_t count) co
     cuda::reduce_ranks(call_, in, std::span(&total, 1), {0, count});
   };
   on_device(
-      device_of(call_), [&] { tessera::reduce_into(call_.dtype, call_.reduction, total, x, count); }, on_gpu);
+      call_device(call_), [&] { tessera::reduce_into(call_.dtype, call_.reduction, total, x, count); }, on_gpu);
 }
 
 void Memory::send(Transport& t, int to, int tag, const std::byte* data, int64_t bytes) const {

@@ -81,10 +81,10 @@ namespace cuda {
 
 // Sums over ranks on a GPU.
 
-inline constexpr int kMostRanks = 64;  // as many as the parameters of a kernel have room for
+inline constexpr int kMaxRanks = 64;  // as many as the parameters of a kernel have room for
 
 // As tessera::reduce_ranks() with the call's dtype and reduction, in one kernel on the stream of the call's arena: the
-// same order, the same bits. The pointers may be to memory of other ranks. Throws Error for more than kMostRanks.
+// same order, the same bits. The pointers may be to memory of other ranks. Throws Error for more than kMaxRanks.
 // In every `in` rows of `width` elements lie `pitch` elements after each other; 0: they are one row.
 void reduce_ranks(const Call& call, std::span<const std::byte* const> in, std::span<std::byte* const> out, Range range,
                   int64_t width = 0, int64_t pitch = 0);

@@ -20,7 +20,7 @@ struct Ring {
   const Call& call;
   int n = t.size(), rank = t.rank();
   int right = (rank + 1) % n, left = (rank + n - 1) % n;
-  int64_t element = size_of(call.dtype);
+  int64_t element = element_size(call.dtype);
   int64_t sent = 0;
   Memory memory{call};
 

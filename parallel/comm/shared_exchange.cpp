@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-Reach reach_of(const Call& call) {
+SharedArrayRef make_reach(const Call& call) {
   if (!call.region || call.region->file().descriptor < 0) return {};
   const auto offset = [&](const std::byte* p) { return p ? p - call.region->base() : int64_t{-1}; };
   return {.process = getpid(),
@@ -31,7 +31,7 @@ PeerMemory::~PeerMemory() {
   for (const auto& [key, mapping] : mapped_) munmap(mapping.base, mapping.size);
 }
 
-std::byte* PeerMemory::base(const Reach& reach) {
+std::byte* PeerMemory::base(const SharedArrayRef& reach) {
   const std::lock_guard lock(mutex_);
   const std::pair<int64_t, int64_t> key(reach.process, reach.file.number);
   if (const auto found = mapped_.find(key); found != mapped_.end()) return found->second.base;
@@ -59,11 +59,11 @@ void put_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (to != from && bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
-int64_t rounds_of(int64_t size, int64_t step) { return std::max<int64_t>(1, (size + step - 1) / step); }
+int64_t count_rounds(int64_t size, int64_t step) { return std::max<int64_t>(1, (size + step - 1) / step); }
 
 }  // namespace
 
-SharedExchange::SharedExchange(Transport& transport, std::vector<SharedPlace*> places, Patience patience,
+SharedExchange::SharedExchange(Transport& transport, std::vector<SharedPlace*> places, WaitOptions patience,
                                PeerMemory* peers)
     : places_(std::move(places)),
       peers_(peers),
@@ -84,7 +84,7 @@ Range SharedExchange::part(const Call& call, int rank, int64_t k) const {
   const Range whole = call.op != Op::broadcast ? piece(call.count, n_, rank)
                       : rank == call.root      ? Range{0, call.count}
                                                : Range{};
-  const int64_t step = block_bytes_ / size_of(call.dtype);
+  const int64_t step = block_bytes_ / element_size(call.dtype);
   return {std::min(whole.end, whole.begin + k * step), std::min(whole.end, whole.begin + (k + 1) * step)};
 }
 
@@ -100,7 +100,7 @@ void SharedExchange::rounds(int64_t count, const Put& put, const Take& take) {
 
 // Puts of each other rank's piece the part that is its turn into the block for it.
 void SharedExchange::put_parts(const Call& call, int64_t k) const {
-  const int64_t element = size_of(call.dtype);
+  const int64_t element = element_size(call.dtype);
   for (int r = 0; r < n_; ++r)
     if (r != me_)
       put_bytes(block(me_, round_, r), call.in + part(call, r, k).begin * element, part(call, r, k).size() * element);
@@ -117,7 +117,7 @@ void SharedExchange::sum(const Call& call, int index, const std::byte* own, std:
 // that is one meeting for a block, and as many bytes through the cache as if each added its half.
 void SharedExchange::wholes(const Call& call) {
   block_bytes_ = kSlotBytes;
-  const int64_t element = size_of(call.dtype), step = block_bytes_ / element;
+  const int64_t element = element_size(call.dtype), step = block_bytes_ / element;
   const bool all = call.op == Op::all_reduce;
   const auto range = [&](int64_t k) { return Range{k * step, std::min(call.count, (k + 1) * step)}; };
   const auto put = [&](int64_t k) {
@@ -128,14 +128,14 @@ void SharedExchange::wholes(const Call& call) {
     std::byte* const out = call.out + range(k).begin * element;
     if (all || me_ == call.root) sum(call, 0, call.in + range(k).begin * element, std::span(&out, 1), range(k).size());
   };
-  rounds(rounds_of(call.count, step), put, take);
+  rounds(count_rounds(call.count, step), put, take);
 }
 
 // Each rank adds its part of every block; the sums of a block travel with the next block's arrays, in the place that a
 // rank's own part would take.
 void SharedExchange::all_reduce(const Call& call) {
-  const int64_t element = size_of(call.dtype);
-  const int64_t blocks = rounds_of((call.count + n_ - 1) / n_, block_bytes_ / element);
+  const int64_t element = element_size(call.dtype);
+  const int64_t blocks = count_rounds((call.count + n_ - 1) / n_, block_bytes_ / element);
   const auto put = [&](int64_t k) {
     if (k < blocks) put_parts(call, k);
   };
@@ -156,7 +156,7 @@ void SharedExchange::all_reduce(const Call& call) {
 // all_gather, gather and broadcast: whoever has a piece puts it, and who wants the whole takes all others'.
 void SharedExchange::from_owners(const Call& call) {
   block_bytes_ = kSlotBytes;
-  const int64_t element = size_of(call.dtype);
+  const int64_t element = element_size(call.dtype);
   const int64_t begin = part(call, me_, 0).begin;
   const bool takes = call.op != Op::gather || me_ == call.root;
   const auto put = [&](int64_t k) {
@@ -171,13 +171,13 @@ void SharedExchange::from_owners(const Call& call) {
         put_bytes(call.out + part(call, r, k).begin * element, block(r, round_, 0), part(call, r, k).size() * element);
   };
   const int64_t largest = call.op == Op::broadcast ? call.count : (call.count + n_ - 1) / n_;
-  rounds(rounds_of(largest, block_bytes_ / element), put, take);
+  rounds(count_rounds(largest, block_bytes_ / element), put, take);
 }
 
 // reduce_scatter, all_to_all (everybody puts, each piece at its place) and scatter (only the root puts). A piece alone
 // lands at the start of out.
 void SharedExchange::pieces(const Call& call) {
-  const int64_t element = size_of(call.dtype);
+  const int64_t element = element_size(call.dtype);
   const bool scatters = call.op == Op::scatter;
   const auto put = [&](int64_t k) {
     if (!scatters || me_ == call.root) put_parts(call, k);
@@ -196,7 +196,7 @@ void SharedExchange::pieces(const Call& call) {
       put_bytes(call.out + to * element, r == me_ ? own() : block(r, round_, me_), mine.size() * element);
     }
   };
-  rounds(rounds_of((call.count + n_ - 1) / n_, block_bytes_ / element), put, take);
+  rounds(count_rounds((call.count + n_ - 1) / n_, block_bytes_ / element), put, take);
 }
 
 void SharedExchange::meet_for(const Call& call) {
@@ -206,9 +206,9 @@ void SharedExchange::meet_for(const Call& call) {
 
 // Comes together, and where all arrays can be reached, exchanges them; false: it is still to be done.
 bool SharedExchange::in_place(const Call& call) {
-  place(me_).reaches[(meeting_.calls() + 1) % 2] = reach_of(call);
+  place(me_).reaches[(meeting_.calls() + 1) % 2] = make_reach(call);
   meet_for(call);
-  const auto reach = [&](int r) -> const Reach& { return place(r).reaches[meeting_.calls() % 2]; };
+  const auto reach = [&](int r) -> const SharedArrayRef& { return place(r).reaches[meeting_.calls() % 2]; };
   for (int r = 0; r < n_; ++r)
     if (!reach(r).known()) return false;
   for (int r = 0; r < n_; ++r) {

@@ -8,7 +8,7 @@
 namespace tessera {
 
 // The places of a call's arrays, for other processes of the host. Plain numbers: it stands in shared memory.
-struct Reach {
+struct SharedArrayRef {
   int64_t process = 0;  // the rank's process
   Region::File file = {};
   int64_t size = 0;           // bytes of the file
@@ -20,7 +20,7 @@ struct Reach {
 int open_of_process(int64_t process, int descriptor);
 
 // The reach of a call of this process; not known where its arrays lie outside regions that others can map.
-Reach reach_of(const Call& call);
+SharedArrayRef make_reach(const Call& call);
 
 class PeerMemory : NotCopied {
  public:
@@ -28,7 +28,7 @@ class PeerMemory : NotCopied {
 
   // The address at which the file of `reach` begins in this process. Any thread may ask. Throws CommError naming the
   // cause when the system does not let it be mapped.
-  std::byte* base(const Reach& reach);
+  std::byte* base(const SharedArrayRef& reach);
 
  private:
   struct Mapping {
@@ -61,7 +61,7 @@ inline constexpr int64_t kInPlaceBytes = 8 << 10;  // arrays from this size on a
 
 // One rank's part of the shared memory.
 struct alignas(4096) SharedPlace : MeetingPlace {
-  std::array<Reach, 2> reaches;
+  std::array<SharedArrayRef, 2> reaches;
   alignas(4096) std::array<std::array<std::byte, kSlotBytes>, 2> slots;
 };
 
@@ -69,7 +69,7 @@ class SharedExchange {
  public:
   // `places`: by rank, as this rank sees them. `peers`: null where everything goes through the window. The transport,
   // whose waits these are, must outlive the exchange.
-  SharedExchange(Transport& transport, std::vector<SharedPlace*> places, Patience patience, PeerMemory* peers);
+  SharedExchange(Transport& transport, std::vector<SharedPlace*> places, WaitOptions patience, PeerMemory* peers);
   int ranks() const { return n_; }
   // One collective. Returns the bytes that count as sent. Throws as Transport::direct() does.
   int64_t run(const Call& call);

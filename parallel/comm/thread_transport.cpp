@@ -21,7 +21,7 @@ namespace {
 }  // namespace
 
 std::shared_ptr<ThreadGroup> make_thread_group(int ranks, double timeout_s, bool crowded,
-                                               std::shared_ptr<Board> board) {
+                                               std::shared_ptr<FailureState> board) {
   std::vector<int> members(static_cast<size_t>(ranks));
   std::iota(members.begin(), members.end(), 0);
   return std::make_shared<ThreadGroup>(std::move(members), timeout_s, crowded, std::move(board));
@@ -29,7 +29,7 @@ std::shared_ptr<ThreadGroup> make_thread_group(int ranks, double timeout_s, bool
 
 namespace {
 
-std::vector<MeetingPlace*> places_of(ThreadGroup& group) {
+std::vector<MeetingPlace*> meeting_places(ThreadGroup& group) {
   std::vector<MeetingPlace*> out;
   for (Place& place : group.places) out.push_back(&place);
   return out;
@@ -40,7 +40,7 @@ std::vector<MeetingPlace*> places_of(ThreadGroup& group) {
 ThreadTransport::ThreadTransport(std::shared_ptr<ThreadGroup> group, int rank)
     : group_(std::move(group)),
       rank_(rank),
-      meeting_(*this, rank, places_of(*group_), group_->patience, [this] { leave_meeting(); }),
+      meeting_(*this, rank, meeting_places(*group_), group_->patience, [this] { leave_meeting(); }),
       exchange_(static_cast<int>(group_->places.size()), rank) {}
 ThreadTransport::~ThreadTransport() = default;
 
@@ -58,7 +58,7 @@ void ThreadTransport::begin_work() {
   place(rank_).working.store(true, std::memory_order_seq_cst);
   if (group_->board->flag().load(std::memory_order_seq_cst) < 0) return;
   end_work();
-  give_up(meeting_.post_of(rank_));
+  give_up(meeting_.current_post(rank_));
 }
 
 void ThreadTransport::end_work() { place(rank_).working.store(false, std::memory_order_release); }
@@ -118,7 +118,7 @@ int64_t ThreadTransport::exchange(const Call& call) {
     end_work();
     return 0;
   }
-  for (int r = 0; r < size(); ++r) exchange_.seen(r) = meeting_.post_of(r);
+  for (int r = 0; r < size(); ++r) exchange_.seen(r) = meeting_.current_post(r);
   exchange_.run(call);
   depart(call);
   return sent_directly(call, size(), rank_);
@@ -175,7 +175,7 @@ void ThreadTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
 }
 
 void ThreadTransport::send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) {
-  if constexpr (kWithCuda) put(to, {tag, {}, cuda::Parcel(gpu, data, bytes)});
+  if constexpr (kWithCuda) put(to, {tag, {}, cuda::DeviceMessage(gpu, data, bytes)});
 }
 
 void ThreadTransport::recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) {
@@ -185,7 +185,7 @@ void ThreadTransport::recv_to_gpu(int from, int tag, std::byte* data, int64_t by
 }
 
 std::unique_ptr<Transport> ThreadTransport::split(int color, int key) {
-  const std::vector<int> members = members_of(color, key);
+  const std::vector<int> members = group_members(color, key);
   // Offered in memory that outlives this call, so that a rank may take it while the first one fails.
   std::shared_ptr<ThreadGroup>& offered = group_->places[static_cast<size_t>(members[0])].offered;
   if (members[0] == rank_) {

@@ -12,7 +12,7 @@ inline constexpr int64_t kSmall = 2048;  // bytes that two ranks exchange with o
 struct Letter {
   int tag;
   std::vector<std::byte> bytes;  // from the host's memory,
-  cuda::Parcel parcel;           // or from a GPU's
+  cuda::DeviceMessage parcel;    // or from a GPU's
 };
 
 // The messages that one rank has sent to another and that have not been fetched.
@@ -40,7 +40,7 @@ struct Place : MeetingPlace {
 
 class ThreadGroup {
  public:
-  ThreadGroup(std::vector<int> members, double timeout_s, bool crowded, std::shared_ptr<Board> failures)
+  ThreadGroup(std::vector<int> members, double timeout_s, bool crowded, std::shared_ptr<FailureState> failures)
       : world_ranks(std::move(members)), board(std::move(failures)), places(world_ranks.size()) {
     patience = {.timeout_s = timeout_s, .crowded = crowded, .poisoned = &board->flag()};
   }
@@ -53,8 +53,8 @@ class ThreadGroup {
   }
 
   std::vector<int> world_ranks;
-  std::shared_ptr<Board> board;
-  Patience patience;
+  std::shared_ptr<FailureState> board;
+  WaitOptions patience;
   std::vector<Place> places;
   std::mutex mutex;
   std::map<std::pair<int, int>, std::unique_ptr<Mailbox>> mailboxes;
@@ -77,7 +77,7 @@ class ThreadTransport final : public Transport {
   void recv(int from, int tag, std::byte* data, int64_t bytes) override;
   void send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) override;
   void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) override;
-  bool takes_rows() const override { return true; }
+  bool supports_row_slices() const override { return true; }
   int64_t direct(const Call& call) override;
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override;
@@ -105,6 +105,7 @@ class ThreadTransport final : public Transport {
 };
 
 // The group of all ranks of a launch, for each of its threads to take its transport from.
-std::shared_ptr<ThreadGroup> make_thread_group(int ranks, double timeout_s, bool crowded, std::shared_ptr<Board> board);
+std::shared_ptr<ThreadGroup> make_thread_group(int ranks, double timeout_s, bool crowded,
+                                               std::shared_ptr<FailureState> board);
 
 }  // namespace tessera

@@ -111,12 +111,12 @@ std::string quoted(const std::string& text) {
 
 }  // namespace
 
-bool LongWaits::is_news(const std::string& axis, int missing) {
+bool StallReporter::is_news(const std::string& axis, int missing) {
   const std::lock_guard lock(mutex_);
   return said_.insert({axis, missing}).second;
 }
 
-Flight::Flight(int rank, int ranks, std::shared_ptr<LongWaits> waits)
+Flight::Flight(int rank, int ranks, std::shared_ptr<StallReporter> waits)
     : rank_(rank),
       long_waits_(std::move(waits)),
       first_tick_(ticks()),
@@ -169,7 +169,7 @@ std::string Flight::to_json(const std::string& cause) const {
     const uint64_t kind = e.kind.load(), ended = e.ended.load();
     out += fmt::format(
         R"({}{{"axis": {}, "number": {}, "operation": "{}", "bytes": {}, "begun": {:.6f}, "ended": {}}})",
-        first ? "" : ", ", quoted(axes_.at(kind >> 8)), e.number.load(), name_of(static_cast<Op>(kind & 0xff)),
+        first ? "" : ", ", quoted(axes_.at(kind >> 8)), e.number.load(), to_string(static_cast<Op>(kind & 0xff)),
         e.bytes.load(), seconds_at(e.begun.load()), ended == 0 ? "null" : fmt::format("{:.6f}", seconds_at(ended)));
     first = false;
   }

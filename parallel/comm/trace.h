@@ -108,9 +108,9 @@ std::future<void> held_up_until(std::future<void> done, Trace* trace);
 // processor's clock and a few stores.
 
 // Says what the ranks of a process wait for, when they wait long; it says the same thing once.
-class LongWaits {
+class StallReporter {
  public:
-  explicit LongWaits(std::function<void(const std::string& line)> say) : say_(std::move(say)) {}
+  explicit StallReporter(std::function<void(const std::string& line)> say) : say_(std::move(say)) {}
   // True for the first to wait on that axis for that rank.
   bool is_news(const std::string& axis, int missing);
   void say(const std::string& line) const { say_(line); }
@@ -123,7 +123,7 @@ class LongWaits {
 
 class Flight {
  public:
-  Flight(int rank, int ranks, std::shared_ptr<LongWaits> waits);
+  Flight(int rank, int ranks, std::shared_ptr<StallReporter> waits);
 
   // Number of an axis here; ranks give it the same name.
   int axis(const std::string& name);
@@ -171,7 +171,7 @@ class Flight {
   };
 
   const int rank_;
-  const std::shared_ptr<LongWaits> long_waits_;
+  const std::shared_ptr<StallReporter> long_waits_;
   const uint64_t first_tick_;
   const std::chrono::steady_clock::time_point start_;
   std::atomic<uint64_t> made_ = 0;
@@ -183,7 +183,7 @@ class Flight {
 };
 
 // How long until the next word about a wait: 5 s, 30 s, 60 s, and then twice as long each time.
-class Reminder {
+class ReportInterval {
  public:
   bool is_due(double waited) {
     if (waited < next_) return false;

@@ -10,14 +10,14 @@
 
 namespace tessera {
 
-void Board::fail(int world_rank, const std::string& cause) {
+void FailureState::fail(int world_rank, const std::string& cause) {
   const std::lock_guard lock(mutex_);
   int none = -1;
   const bool first = failed_.compare_exchange_strong(none, world_rank, std::memory_order_seq_cst);
   if (first || (none == world_rank && cause_.empty())) cause_ = cause;
 }
 
-std::string Board::cause() const {
+std::string FailureState::cause() const {
   const std::lock_guard lock(mutex_);
   return cause_;
 }
@@ -52,7 +52,7 @@ void Transport::recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, A
 
 int64_t Transport::direct(const Call& call) { return direct_by_messages(*this, call); }
 
-std::vector<int> Transport::members_of(int color, int key) {
+std::vector<int> Transport::group_members(int color, int key) {
   struct Wish {
     int32_t color, key;
   };
@@ -76,7 +76,7 @@ void Transport::await_message(int from, int64_t bytes, double timeout_s, const s
   AwakeTimer timer;
   const std::string what = receiving(bytes);
   PeerWait observer(*this, from, [&what] { return std::pair(what, std::string()); });
-  Reminder reminder;
+  ReportInterval reminder;
   double waited = 0;
   while (!has_come(waited)) {
     waited = timer.seconds();
@@ -102,7 +102,7 @@ int64_t Transport::native(const Call& call) {
 
 // Names of communications.
 
-std::string_view name_of(Op op) {
+std::string_view to_string(Op op) {
   constexpr std::array<std::string_view, kOps> names = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
                                                         "reduce",     "gather",         "scatter",    "all_to_all",
                                                         "send",       "recv",           "barrier"};
@@ -110,9 +110,9 @@ std::string_view name_of(Op op) {
 }
 
 std::string describe(const Call& call) {
-  std::string text(name_of(call.op));
+  std::string text(to_string(call.op));
   if (call.op == Op::barrier) return text;
-  text += " of " + std::to_string(call.bytes()) + " bytes (" + std::string(name_of(call.dtype));
+  text += " of " + std::to_string(call.bytes()) + " bytes (" + std::string(to_string(call.dtype));
   if (call.reduction == Reduction::max) text += ", max";
   if (call.op == Op::broadcast || call.op == Op::reduce || call.op == Op::gather || call.op == Op::scatter)
     text += ", root " + std::to_string(call.root);

@@ -31,7 +31,7 @@ class CommWorker;
 class Flight;
 
 // Where the first rank that fails says so, for all ranks and all groups of one launch.
-class Board {
+class FailureState {
  public:
   // The first failure stands; a cause may be added to it later when it had none.
   void fail(int world_rank, const std::string& cause);
@@ -53,7 +53,7 @@ class Transport : NotCopied {
   virtual int size() const = 0;
   virtual int world_rank(int rank) const = 0;  // world rank of a rank of this group, for messages to people
   // This rank's number among the ranks of the world on this machine; it chooses the GPU.
-  virtual int rank_here() const { return world_rank(rank()); }
+  virtual int local_rank() const { return world_rank(rank()); }
   virtual std::string_view kind() const = 0;  // "threads"
   // The name of the mesh axis, for what is said where no exception passes through the Communicator.
   virtual void set_axis(const std::string& axis) { axis_ = axis; }
@@ -79,7 +79,7 @@ class Transport : NotCopied {
   virtual int64_t native(const Call& call);
 
   // Whether direct() takes calls that cut rows (Call::rows).
-  virtual bool takes_rows() const { return false; }
+  virtual bool supports_row_slices() const { return false; }
   // Whether its ranks are processes that reach each other's arrays where these lie in shared_region()s.
   virtual bool maps_peers() const { return false; }
   // True of calls whose arrays lie on a GPU whose work is captured now: native() only queues those.
@@ -91,7 +91,7 @@ class Transport : NotCopied {
   virtual std::shared_ptr<CommWorker> background() { return nullptr; }
   // For who waits for queued collectives, of any group of this rank, and has done so for `waited_s`. Throws CommError
   // when another rank or the library has failed, or the time is over, and ends what is under way.
-  virtual void look_after(double /*waited_s*/, const std::string& /*during*/) {}
+  virtual void check_progress(double /*waited_s*/, const std::string& /*during*/) {}
 
   // Groups of the ranks that give the same color, ranked by key, then by rank here. Every rank calls it.
   virtual std::unique_ptr<Transport> split(int color, int key) = 0;
@@ -107,7 +107,7 @@ class Transport : NotCopied {
 
  protected:
   // For split(): the ranks that give this one's color, by key and then by rank. Every rank calls it.
-  std::vector<int> members_of(int color, int key);
+  std::vector<int> group_members(int color, int key);
   // For recv(): asks until a message has come, which is told how long this rank has waited and may wait a moment
   // itself. Throws when a rank fails or the time is over.
   void await_message(int from, int64_t bytes, double timeout_s, const std::function<bool(double waited_s)>& has_come);

@@ -130,7 +130,7 @@ Range piece_from(const Call& call, int ranks, int r) {
 
 int64_t send_pieces(Transport& t, const Call& call) {
   const int own = t.rank(), ranks = t.size();
-  const int64_t element = size_of(call.dtype);
+  const int64_t element = element_size(call.dtype);
   int64_t left = 0;
   for (int step = 1; step < ranks; ++step) {
     const int other = (own + step) % ranks;
@@ -145,7 +145,7 @@ int64_t send_pieces(Transport& t, const Call& call) {
 void receive_pieces(Transport& t, const Call& call) {
   const Memory memory(call);
   const int own = t.rank(), ranks = t.size();
-  const int64_t element = size_of(call.dtype);
+  const int64_t element = element_size(call.dtype);
   const Range here = piece_for(call, ranks, own);
   memory.copy(call.out + piece_from(call, ranks, own).begin * element, call.in + here.begin * element,
               here.size() * element);

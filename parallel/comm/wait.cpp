@@ -33,7 +33,7 @@ void pause() {
 #endif
 }
 
-bool has_failed(const Patience& p) { return p.poisoned && p.poisoned->load(std::memory_order_acquire) >= 0; }
+bool has_failed(const WaitOptions& p) { return p.poisoned && p.poisoned->load(std::memory_order_acquire) >= 0; }
 
 void sleep_on(Flag& flag, uint32_t value, long slice_ns) {
   flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -53,14 +53,14 @@ void raise(Flag& flag, uint32_t value) {
     syscall(SYS_futex, &flag.value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-Waited wait_for(Flag& flag, uint32_t value, const Patience& patience, WaitObserver* observer) {
+Waited wait_for(Flag& flag, uint32_t value, const WaitOptions& patience, WaitObserver* observer) {
   const int spins = patience.crowded ? kSpinsWhenCrowded : kSpins;
   for (int i = 0; i < spins; ++i) {
     if (reached(flag.value, value, std::memory_order_acquire)) return Waited::arrived;
     pause();
   }
   AwakeTimer timer;
-  Reminder reminder;
+  ReportInterval reminder;
   while (!reached(flag.value, value, std::memory_order_acquire)) {
     if (has_failed(patience)) return Waited::poisoned;
     const bool busy = patience.meanwhile && patience.meanwhile();

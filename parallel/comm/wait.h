@@ -42,7 +42,7 @@ class AwakeTimer {
   std::chrono::steady_clock::duration awake_{};
 };
 
-struct Patience {
+struct WaitOptions {
   double timeout_s = 300;
   bool crowded = false;                        // more threads than cores: spinning would keep the other rank waiting
   const std::atomic<int>* poisoned = nullptr;  // a rank that failed, or a negative number
@@ -64,33 +64,33 @@ class WaitObserver {
 enum class Waited { arrived, timed_out, poisoned };
 
 // Until the flag has `value` or one that is later (numbers wrap around), a rank fails, or the time is over.
-Waited wait_for(Flag& flag, uint32_t value, const Patience& patience, WaitObserver* observer = nullptr);
+Waited wait_for(Flag& flag, uint32_t value, const WaitOptions& patience, WaitObserver* observer = nullptr);
 
 // How long communications hold up a rank's own thread: in those that return when they are done, and in wait() for those
 // in the background. What a background thread waits while the rank computes is not in it.
 
 // Adds up the time for which one rank is held up; it is used on that rank's own thread.
-class HeldUp {
+class StallTimer {
  public:
   double seconds() const { return std::chrono::duration<double>(total_).count(); }
 
  private:
-  friend class HeldUpSpan;
+  friend class ScopedStall;
   std::chrono::steady_clock::duration total_{};
 };
 
 // From here to the end of the scope; nothing without somewhere to add it.
-class HeldUpSpan : NotCopied {
+class ScopedStall : NotCopied {
  public:
-  explicit HeldUpSpan(HeldUp* to) : to_(to) {
+  explicit ScopedStall(StallTimer* to) : to_(to) {
     if (to_) begin_ = std::chrono::steady_clock::now();
   }
-  ~HeldUpSpan() {
+  ~ScopedStall() {
     if (to_) to_->total_ += std::chrono::steady_clock::now() - begin_;
   }
 
  private:
-  HeldUp* to_;
+  StallTimer* to_;
   std::chrono::steady_clock::time_point begin_{};
 };
 

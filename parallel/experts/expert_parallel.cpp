@@ -32,7 +32,9 @@ std::vector<std::vector<int64_t>> exchange_counts(Communicator& ep, const std::v
   return out;
 }
 
-int64_t sum_of(std::span<const int64_t> counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+int64_t sum_squares(std::span<const int64_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
 
 }  // namespace
 
@@ -64,7 +66,7 @@ void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between) {
   ways.leave = [&tp, between](Var y) { return join(std::move(y), tp, between); };
 }
 
-void count_over(MixtureOfExperts& layer, Communicator& cp, Balance balance) {
+void count_over(MixtureOfExperts& layer, Communicator& cp, SequencePartition balance) {
   if (cp.size() == 1) return;
   MixtureOfExperts::Ways& ways = layer.ways();
   ways.count = [&cp](Tensor& choices) {
@@ -95,8 +97,8 @@ MixtureOfExperts::Exchanged to_experts(Communicator& ep, const Var& rows, const 
   there.counts = exchange_counts(ep, counts, rows.value().arena());
   std::vector<int64_t> sent, received;
   for (size_t r = 0; r < there.counts.size(); ++r) {
-    sent.push_back(sum_of(std::span(counts).subspan(r * here, here)));
-    received.push_back(sum_of(there.counts[r]));
+    sent.push_back(sum_squares(std::span(counts).subspan(r * here, here)));
+    received.push_back(sum_squares(there.counts[r]));
   }
   there.rows = send(rows, ep, sent, received);
   there.back = [&ep, sent, received](const Var& done) { return exchange_rows(done, ep, received, sent); };
@@ -105,7 +107,7 @@ MixtureOfExperts::Exchanged to_experts(Communicator& ep, const Var& rows, const 
 
 }  // namespace
 
-void share_out_experts(MixtureOfExperts& layer, Communicator& ep) {
+void shard_experts(MixtureOfExperts& layer, Communicator& ep) {
   const int64_t experts = layer.options().experts.count;
   if (experts % ep.size() != 0)
     throw Error("[expert_parallel] " + ep.axis() + " axis: " + std::to_string(ep.size()) + " ranks cannot share " +
@@ -131,7 +133,7 @@ namespace {
 
 struct Underway {
   Tensor out;
-  Pending done;
+  Work done;
   Tensor arrived() {
     done.wait();
     return std::exchange(out, {});
@@ -162,30 +164,31 @@ std::function<Var()> start_rows(const Var& x, Communicator& axis, const std::vec
 
 // All ranks' choices, put in the order of the sequence and counted.
 
-Tensor earlier_choices(const Tensor& chosen, int64_t sequences, int64_t experts, Communicator& cp, Balance balance) {
+Tensor earlier_choices(const Tensor& chosen, int64_t sequences, int64_t experts, Communicator& cp,
+                       SequencePartition balance) {
   const int64_t n = chosen.dim(0), k = chosen.dim(1), here = n / sequences, context = here * cp.size();
   const Tensor all = chosen.make({cp.size(), sequences, here, k});
   Tensor out = chosen.make(chosen.shape());
   cp.all_gather(chosen.contiguous(), all);
-  if (cpu::Idle::here()) {  // as if every choice had a place
+  if (cpu::DryRun::here()) {  // as if every choice had a place
     std::fill_n(out.data<int32_t>(), out.numel(), 0);
     return out;
   }
-  std::vector<int64_t> rank_of(static_cast<size_t>(context)), place_of(rank_of);  // by position in a sequence
+  std::vector<int64_t> stage_rank(static_cast<size_t>(context)), slot_index(stage_rank);  // by position in a sequence
   for (int r = 0; r < cp.size(); ++r) {
     const std::vector<int64_t> positions = context_positions(context, cp.size(), r, balance);
     for (size_t i = 0; i < positions.size(); ++i) {
-      rank_of[static_cast<size_t>(positions[i])] = r;
-      place_of[static_cast<size_t>(positions[i])] = static_cast<int64_t>(i);
+      stage_rank[static_cast<size_t>(positions[i])] = r;
+      slot_index[static_cast<size_t>(positions[i])] = static_cast<int64_t>(i);
     }
   }
   for (int64_t s = 0; s < sequences; ++s) {
     std::vector<int32_t> before(static_cast<size_t>(experts) + 1, 0);  // the last is no expert: padding chooses it
     for (int64_t j = 0; j < k; ++j)
-      for (size_t t = 0; t < rank_of.size(); ++t) {
-        const int64_t choice = (s * here + place_of[t]) * k + j;  // among those of its rank
-        int32_t& count = before[static_cast<size_t>(all.data<int32_t>()[rank_of[t] * n * k + choice])];
-        if (rank_of[t] == cp.rank()) out.data<int32_t>()[choice] = count;
+      for (size_t t = 0; t < stage_rank.size(); ++t) {
+        const int64_t choice = (s * here + slot_index[t]) * k + j;  // among those of its rank
+        int32_t& count = before[static_cast<size_t>(all.data<int32_t>()[stage_rank[t] * n * k + choice])];
+        if (stage_rank[t] == cp.rank()) out.data<int32_t>()[choice] = count;
         ++count;
       }
   }

@@ -31,7 +31,7 @@ namespace tessera {
 
 // Rank r of n has experts [r E / n, (r + 1) E / n); n divides E, or Error is thrown. `ep` must outlive the layer; every
 // rank of it makes the same passes.
-void share_out_experts(MixtureOfExperts& layer, Communicator& ep);
+void shard_experts(MixtureOfExperts& layer, Communicator& ep);
 
 // Every expert is cut over tp as a feed-forward layer is (parallel/tensor_parallel.h); all ranks route all tokens
 // alike:
@@ -46,7 +46,7 @@ void cut_experts(MixtureOfExperts& layer, Communicator& tp, Placement between);
 // Each rank of cp has the tokens at context_positions() of every sequence. The balance loss counts the choices of
 // all of them, by an all-reduce of a number for each sequence and expert. A capacity is that of whole sequences, for
 // which an all-gather of the choices tells the ranks what comes before their own: earlier_choices().
-void count_over(MixtureOfExperts& layer, Communicator& cp, Balance balance);
+void count_over(MixtureOfExperts& layer, Communicator& cp, SequencePartition balance);
 
 // Rows of x (R, C) to other ranks: the first sent[0] to rank 0, and so on; received[r] come from rank r. The gradient
 // goes the other way.
@@ -90,6 +90,7 @@ std::function<Var()> start_rows(const Var& x, Communicator& axis, const std::vec
 // chosen (N, k), int32, of this rank's tokens of so many sequences, in the order of context_positions() -> int32 (N,
 // k): how many choices of the same expert come before each in its whole sequence. On the host; every rank of `cp` calls
 // it.
-Tensor earlier_choices(const Tensor& chosen, int64_t sequences, int64_t experts, Communicator& cp, Balance balance);
+Tensor earlier_choices(const Tensor& chosen, int64_t sequences, int64_t experts, Communicator& cp,
+                       SequencePartition balance);
 
 }  // namespace tessera

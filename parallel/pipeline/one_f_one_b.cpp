@@ -19,10 +19,10 @@ Schedule one_f_one_b(int ranks, int microbatches) {
   for (int r = 0; r < ranks; ++r) {
     auto& list = s.actions[static_cast<size_t>(r)];
     const int ahead = std::min(ranks - r - 1, microbatches);
-    for (int i = 0; i < ahead; ++i) list.push_back({Do::F, r, i});
+    for (int i = 0; i < ahead; ++i) list.push_back({PassKind::F, r, i});
     for (int i = 0; i < microbatches; ++i) {
-      if (i + ahead < microbatches) list.push_back({Do::F, r, i + ahead});
-      list.push_back({Do::B, r, i});
+      if (i + ahead < microbatches) list.push_back({PassKind::F, r, i + ahead});
+      list.push_back({PassKind::B, r, i});
     }
   }
   return s;

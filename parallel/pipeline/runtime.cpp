@@ -33,15 +33,15 @@ DeviceScalar PipelineRuntime::step() {
 
 void PipelineRuntime::perform(const Action& action) {
   const auto [what, stage, microbatch] = action;
-  if (what <= Do::W) stages_.enter(stage, microbatch);
+  if (what <= PassKind::W) stages_.enter(stage, microbatch);
   switch (what) {
-    case Do::F:
+    case PassKind::F:
       return forward(stage, microbatch);
-    case Do::B:
+    case PassKind::B:
       return backward(stage, microbatch, false);
-    case Do::I:
+    case PassKind::I:
       return backward(stage, microbatch, true);
-    case Do::W:
+    case PassKind::W:
       return weights(stage, microbatch);
     default:
       return message(action);
@@ -50,7 +50,7 @@ void PipelineRuntime::perform(const Action& action) {
 
 void PipelineRuntime::forward(int stage, int microbatch) {
   peak_ = std::max(peak_, ++in_flight_);
-  Passing& here = at(stage, microbatch);
+  MicrobatchState& here = at(stage, microbatch);
   Var input;
   if (stage > 0) {
     here.received = here.input.dtype();
@@ -73,7 +73,7 @@ void PipelineRuntime::forward(int stage, int microbatch) {
 }
 
 void PipelineRuntime::backward(int stage, int microbatch, bool split) {
-  Passing& here = at(stage, microbatch);
+  MicrobatchState& here = at(stage, microbatch);
   const bool last = stage + 1 == schedule_.stages;
   if (!split) stages_.begin_gradients(stage, microbatch);
   {
@@ -84,8 +84,8 @@ void PipelineRuntime::backward(int stage, int microbatch, bool split) {
   if (stage > 0) {
     Tensor gradient = std::exchange(here.leaf, Var()).grad();
     if (!gradient.defined() || gradient.dtype() != here.received)
-      throw Error("[pipeline] " + Action{split ? Do::I : Do::B, stage, microbatch}.str() + ": the input, of " +
-                  std::string(name_of(here.received)) + ", has " +
+      throw Error("[pipeline] " + Action{split ? PassKind::I : PassKind::B, stage, microbatch}.str() +
+                  ": the input, of " + std::string(to_string(here.received)) + ", has " +
                   (gradient.defined() ? "the gradient " + gradient.describe() : "no gradient") +
                   "; expected one of its dtype");
     (schedule_.crosses(stage - 1) ? here.leaving : at(stage - 1, microbatch).gradient) = std::move(gradient);
@@ -104,22 +104,22 @@ void PipelineRuntime::weights(int stage, int microbatch) {
 
 // A message bears the number of the stage that it goes to, its micro-batch and its direction.
 void PipelineRuntime::message(const Action& action) {
-  const Do what = action.what;
+  const PassKind what = action.what;
   const int stage = action.stage, microbatch = action.microbatch;
-  Passing& here = at(stage, microbatch);
+  MicrobatchState& here = at(stage, microbatch);
   const auto tag = [&](int to, int backward) { return (to * schedule_.microbatches + microbatch) * 2 + backward; };
-  if (what == Do::send_forward) {
+  if (what == PassKind::send_forward) {
     const Tensor out = std::exchange(here.output, Tensor()).contiguous();
-    axis_.send(out, rank_of(stage + 1), tag(stage + 1, 0));
-  } else if (what == Do::recv_forward) {
+    axis_.send(out, stage_rank(stage + 1), tag(stage + 1, 0));
+  } else if (what == PassKind::recv_forward) {
     here.input = stages_.make_activation(stage, microbatch);
-    axis_.recv(here.input, rank_of(stage - 1), tag(stage, 0));
-  } else if (what == Do::send_backward) {
+    axis_.recv(here.input, stage_rank(stage - 1), tag(stage, 0));
+  } else if (what == PassKind::send_backward) {
     const Tensor out = std::exchange(here.leaving, Tensor()).contiguous();
-    axis_.send(out, rank_of(stage - 1), tag(stage - 1, 1));
+    axis_.send(out, stage_rank(stage - 1), tag(stage - 1, 1));
   } else {
     here.gradient = Tensor::empty(here.shape, here.dtype, here.arena, Category::communication);
-    axis_.recv(here.gradient, rank_of(stage + 1), tag(stage, 1));
+    axis_.recv(here.gradient, stage_rank(stage + 1), tag(stage, 1));
   }
 }
 

@@ -60,7 +60,7 @@ class PipelineRuntime {
 
  private:
   // The tensors of one stage and micro-batch, from its F to its B or W.
-  struct Passing {
+  struct MicrobatchState {
     Tensor input;      // received, until F
     Tensor output;     // made by F, until it is sent
     Tensor gradient;   // gradient of the output: received, until B or I
@@ -79,14 +79,14 @@ class PipelineRuntime {
   void backward(int stage, int microbatch, bool split);
   void weights(int stage, int microbatch);
   void message(const Action& action);
-  Passing& at(int stage, int microbatch) { return passing_[{stage, microbatch}]; }
-  int rank_of(int stage) const { return schedule_.rank_of_stage[static_cast<size_t>(stage)]; }
+  MicrobatchState& at(int stage, int microbatch) { return passing_[{stage, microbatch}]; }
+  int stage_rank(int stage) const { return schedule_.rank_of_stage[static_cast<size_t>(stage)]; }
 
   Schedule schedule_;
   Communicator& axis_;
   Stages& stages_;
   Trace* trace_;
-  std::map<std::pair<int, int>, Passing> passing_;  // by stage and micro-batch
+  std::map<std::pair<int, int>, MicrobatchState> passing_;  // by stage and micro-batch
   int in_flight_ = 0, peak_ = 0;
   DeviceScalar loss_;
 };

@@ -31,9 +31,9 @@ int take_number(std::string_view& word) {
 
 }  // namespace
 
-std::string_view name_of(Do what) { return kWords[static_cast<size_t>(what)]; }
+std::string_view to_string(PassKind what) { return kWords[static_cast<size_t>(what)]; }
 
-std::string Action::str() const { return fmt::format("{}{}{}", stage, name_of(what), microbatch); }
+std::string Action::str() const { return fmt::format("{}{}{}", stage, to_string(what), microbatch); }
 
 Action Action::parse(std::string_view word) {
   std::string_view rest = word;
@@ -45,7 +45,7 @@ Action Action::parse(std::string_view word) {
   if (stage < 0 || microbatch < 0 || !rest.empty() || known == kWords.end())
     throw Error(fmt::format("'{}' is no action; expected a stage, an action and a micro-batch, as 2F0, with one of {}",
                             word, fmt::join(kWords, ", ")));
-  return {static_cast<Do>(known - kWords.begin()), stage, microbatch};
+  return {static_cast<PassKind>(known - kWords.begin()), stage, microbatch};
 }
 
 int Schedule::chunk(int stage) const {
@@ -65,7 +65,7 @@ int Schedule::wire_boundaries() const {
   return count;
 }
 
-bool Schedule::has(Do what) const {
+bool Schedule::has(PassKind what) const {
   for (const auto& list : actions)
     for (const Action& a : list)
       if (a.what == what) return true;
@@ -135,7 +135,7 @@ void measure(Schedule& s) {
   s.rank_of_stage.assign(static_cast<size_t>(stages), 0);
   for (int r = 0; r < s.ranks; ++r)
     for (const Action& a : s.actions[static_cast<size_t>(r)])
-      if (a.what == Do::F) s.rank_of_stage[static_cast<size_t>(a.stage)] = r;
+      if (a.what == PassKind::F) s.rank_of_stage[static_cast<size_t>(a.stage)] = r;
 }
 
 }  // namespace

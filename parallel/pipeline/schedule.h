@@ -22,7 +22,7 @@ namespace tessera {
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wshadow"  // g++ takes scoped names for ones that hide parallel/placement.h's I
-enum class Do : uint8_t {
+enum class PassKind : uint8_t {
   F,              // forward
   B,              // backward, or its two halves:
   I,              // gradients of the stage's input,
@@ -34,15 +34,15 @@ enum class Do : uint8_t {
 };
 #pragma GCC diagnostic pop
 inline constexpr int kDos = 8;
-std::string_view name_of(Do what);  // F, SEND_F
+std::string_view to_string(PassKind what);  // F, SEND_F
 
 // Printed as in the figures of the papers: 2F0, 0B3, 1I12, 2SEND_F0, 2RECV_B0.
 struct Action {
-  Do what = Do::F;
+  PassKind what = PassKind::F;
   int stage = 0, microbatch = 0;
   auto operator<=>(const Action&) const = default;
 
-  bool is_message() const { return what >= Do::send_forward; }
+  bool is_message() const { return what >= PassKind::send_forward; }
   std::string str() const;
   // Throws Error that says which words are expected.
   static Action parse(std::string_view word);
@@ -60,7 +60,7 @@ struct Schedule {
   // Whether the stages `stage` and `stage + 1` are on different ranks.
   bool crosses(int stage) const;
   int wire_boundaries() const;  // how many of them do
-  bool has(Do what) const;
+  bool has(PassKind what) const;
 };
 
 // A schedule without actions: stage s on rank s % ranks.

@@ -90,8 +90,8 @@ Schedule naive(int ranks, int microbatches) {
   for (int r = 0; r < ranks; ++r)
     for (int i = 0; i < microbatches; ++i) {
       auto& list = s.actions[static_cast<size_t>(r)];
-      list.push_back({Do::F, r, i});
-      list.push_back({Do::B, r, i});
+      list.push_back({PassKind::F, r, i});
+      list.push_back({PassKind::B, r, i});
     }
   return s;
 }
@@ -109,7 +109,7 @@ Schedule naive(int ranks, int microbatches) {
 Schedule gpipe(int ranks, int microbatches) {
   Schedule s = empty_schedule("gpipe", ranks, 1, microbatches);
   for (int r = 0; r < ranks; ++r)
-    for (const Do what : {Do::F, Do::B})
+    for (const PassKind what : {PassKind::F, PassKind::B})
       for (int i = 0; i < microbatches; ++i) s.actions[static_cast<size_t>(r)].push_back({what, r, i});
   return s;
 }
@@ -151,7 +151,7 @@ Schedule interleaved(int ranks, int microbatches, int chunks) {
   for (int r = 0; r < ranks; ++r) {
     auto& list = s.actions[static_cast<size_t>(r)];
     const auto forward = [&](int k) {
-      list.push_back({Do::F, turns.chunk_forward(k) * ranks + r, turns.microbatch(k)});
+      list.push_back({PassKind::F, turns.chunk_forward(k) * ranks + r, turns.microbatch(k)});
     };
     // One group reaches the last chunk; twice the ranks after this one, since the way there and the way back both
     // count.
@@ -159,7 +159,7 @@ Schedule interleaved(int ranks, int microbatches, int chunks) {
     for (int k = 0; k < ahead; ++k) forward(k);
     for (int k = 0; k < total; ++k) {
       if (k + ahead < total) forward(k + ahead);
-      list.push_back({Do::B, turns.chunk_backward(k) * ranks + r, turns.microbatch(k)});
+      list.push_back({PassKind::B, turns.chunk_backward(k) * ranks + r, turns.microbatch(k)});
     }
   }
   return s;
@@ -202,7 +202,7 @@ struct Block {
 // When a pass of the first micro-batch begins on a rank.
 struct Begin {
   int at;
-  Do what;
+  PassKind what;
   int leg;
 };
 
@@ -211,16 +211,16 @@ std::vector<Begin> begins(const Block& b, int rank, int ranks) {
   const auto [down, up, down_again, up_again] = b.steps;
   const int turn = down * last + b.turns[0], end = turn + up * last + b.turns[1],
             turn_again = end + down_again * last + b.turns[2];
-  std::vector<Begin> out = {{down * rank, Do::F, 0},
-                            {turn + up * back, Do::F, 1},
-                            {end + down_again * rank, Do::I, 1},
-                            {turn_again + up_again * back, Do::I, 0}};
+  std::vector<Begin> out = {{down * rank, PassKind::F, 0},
+                            {turn + up * back, PassKind::F, 1},
+                            {end + down_again * rank, PassKind::I, 1},
+                            {turn_again + up_again * back, PassKind::I, 0}};
   std::array<bool, kUnits> taken{};
   for (const Begin& x : out) taken.at(static_cast<size_t>(x.at % kUnits)) = true;
   for (const size_t input : {2, 3}) {  // each W in the next free unit
     int at = out[input].at + 1;
     while (std::exchange(taken.at(static_cast<size_t>(at % kUnits)), true)) ++at;
-    out.push_back({at, Do::W, out[input].leg});
+    out.push_back({at, PassKind::W, out[input].leg});
   }
   return out;
 }
@@ -261,12 +261,12 @@ void put_off_weights(Schedule& s) {
       const auto begin = list.begin() + first[r];
       auto next = begin;
       if (forwards[r] == 0) {
-        next = std::find_if(begin, list.end(), [&](const Action& a) { return a.what == Do::I && can(a); });
+        next = std::find_if(begin, list.end(), [&](const Action& a) { return a.what == PassKind::I && can(a); });
         if (next == list.end()) next = std::find_if(begin, list.end(), can);
       }
       if (next == list.end() || !can(*next)) continue;
       ends[*next] = now + 1;
-      forwards[r] -= next->what == Do::F;
+      forwards[r] -= next->what == PassKind::F;
       s.actions[r].push_back(*next);
       std::rotate(begin, next, next + 1);
       ++first[r];
@@ -316,9 +316,9 @@ class Legs {
         stages_{rank, 2 * s.ranks - 1 - rank},
         microbatches_(s.microbatches) {}
 
-  void forward(int leg) { add(Do::F, leg, forward_, microbatches_); }
-  void input(int leg) { add(Do::I, leg, input_, microbatches_); }
-  void weight(int leg) { add(Do::W, leg, weight_, input_[static_cast<size_t>(leg)]); }
+  void forward(int leg) { add(PassKind::F, leg, forward_, microbatches_); }
+  void input(int leg) { add(PassKind::I, leg, input_, microbatches_); }
+  void weight(int leg) { add(PassKind::W, leg, weight_, input_[static_cast<size_t>(leg)]); }
   void all_three(int leg) {
     forward(leg);
     input(leg);
@@ -328,7 +328,7 @@ class Legs {
   bool all_inputs() const { return input_[0] == microbatches_ && input_[1] == microbatches_; }
 
  private:
-  void add(Do what, int leg, std::array<int, 2>& next, int end) {
+  void add(PassKind what, int leg, std::array<int, 2>& next, int end) {
     const auto at = static_cast<size_t>(leg);
     if (next[at] < end) list_.push_back({what, stages_[at], next[at]++});
   }

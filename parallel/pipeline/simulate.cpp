@@ -101,8 +101,9 @@ double Simulation::bubble_share() const {
 // Means, messages and a shifted clock.
 
 Action sent_as(const Action& received) {
-  return received.what == Do::recv_forward ? Action{Do::send_forward, received.stage - 1, received.microbatch}
-                                           : Action{Do::send_backward, received.stage + 1, received.microbatch};
+  return received.what == PassKind::recv_forward
+             ? Action{PassKind::send_forward, received.stage - 1, received.microbatch}
+             : Action{PassKind::send_backward, received.stage + 1, received.microbatch};
 }
 
 namespace {
@@ -125,7 +126,7 @@ double message_time(const TimedLists& lists) {
   Mean message;
   for (const auto& list : lists)
     for (const TimedAction& t : list) {
-      if (t.action.what != Do::recv_forward && t.action.what != Do::recv_backward) continue;
+      if (t.action.what != PassKind::recv_forward && t.action.what != PassKind::recv_backward) continue;
       if (const auto found = sent.find(sent_as(t.action)); found != sent.end())
         message.add(std::max(0.0, t.end - std::max(t.start, found->second)));
     }
@@ -153,8 +154,8 @@ Simulation as_measured(const Schedule& schedule, TimedLists lists) {
   return sim;
 }
 
-Times times_of(const Schedule& schedule, const TimedLists& lists) {
-  std::map<std::pair<int, Do>, Mean> means;
+Times simulate_times(const Schedule& schedule, const TimedLists& lists) {
+  std::map<std::pair<int, PassKind>, Mean> means;
   Times times{.stages = {}, .message = message_time(lists)};
   for (const auto& list : lists)
     for (const TimedAction& t : list) {
@@ -163,8 +164,9 @@ Times times_of(const Schedule& schedule, const TimedLists& lists) {
       times.actions[t.action] = t.end - t.start;
     }
   for (int stage = 0; stage < schedule.stages; ++stage) {
-    const auto of = [&](Do what) { return means[{stage, what}].value(); };
-    times.stages.push_back({.forward = of(Do::F), .backward = of(Do::B), .input = of(Do::I), .weight = of(Do::W)});
+    const auto of = [&](PassKind what) { return means[{stage, what}].value(); };
+    times.stages.push_back(
+        {.forward = of(PassKind::F), .backward = of(PassKind::B), .input = of(PassKind::I), .weight = of(PassKind::W)});
   }
   return times;
 }

@@ -70,7 +70,7 @@ std::string draw_to_scale(const Simulation& simulation, double span = 0, int col
 // A step of a pipeline that was measured: as a picture beside the simulator's, and as times to feed the simulator with.
 //
 //   measured:  Simulation happened = as_measured(schedule, lists)
-//   replayed:  Simulation clock = simulate(schedule, times_of(schedule, lists))
+//   replayed:  Simulation clock = simulate(schedule, simulate_times(schedule, lists))
 //
 // Every pass is replayed with its own length and not with the mean of its kind: the first micro-batch of a step finds
 // its weights outside of the caches and its gradients unwritten, and with few micro-batches that is much of the step.
@@ -87,6 +87,6 @@ Action sent_as(const Action& received);
 
 // The time of each pass, the means of each stage, and the mean time of a message from when both sides were ready (0 if
 // there is none).
-Times times_of(const Schedule& schedule, const TimedLists& lists);
+Times simulate_times(const Schedule& schedule, const TimedLists& lists);
 
 }  // namespace tessera

@@ -19,7 +19,7 @@ Schedule rewritten(Schedule schedule, const Rewrite& rewrite) {
   return schedule;
 }
 
-bool is_backward(Do what) { return what == Do::B || what == Do::I; }
+bool is_backward(PassKind what) { return what == PassKind::B || what == PassKind::I; }
 
 }  // namespace
 
@@ -30,11 +30,11 @@ Schedule insert_messages(const Schedule& schedule) {
     List out;
     for (const Action& a : list) {
       const bool before = schedule.crosses(a.stage - 1), after = schedule.crosses(a.stage);
-      if (a.what == Do::F && before) out.push_back({Do::recv_forward, a.stage, a.microbatch});
-      if (is_backward(a.what) && after) out.push_back({Do::recv_backward, a.stage, a.microbatch});
+      if (a.what == PassKind::F && before) out.push_back({PassKind::recv_forward, a.stage, a.microbatch});
+      if (is_backward(a.what) && after) out.push_back({PassKind::recv_backward, a.stage, a.microbatch});
       out.push_back(a);
-      if (a.what == Do::F && after) out.push_back({Do::send_forward, a.stage, a.microbatch});
-      if (is_backward(a.what) && before) out.push_back({Do::send_backward, a.stage, a.microbatch});
+      if (a.what == PassKind::F && after) out.push_back({PassKind::send_forward, a.stage, a.microbatch});
+      if (is_backward(a.what) && before) out.push_back({PassKind::send_backward, a.stage, a.microbatch});
     }
     return out;
   });
@@ -45,13 +45,13 @@ Schedule split_backward(const Schedule& schedule) {
     List out;
     for (size_t i = 0; i < list.size(); ++i) {
       const Action a = list[i];
-      if (a.what != Do::B) {
+      if (a.what != PassKind::B) {
         out.push_back(a);
         continue;
       }
-      out.push_back({Do::I, a.stage, a.microbatch});
-      if (i + 1 < list.size() && list[i + 1].what == Do::send_backward) out.push_back(list[++i]);
-      out.push_back({Do::W, a.stage, a.microbatch});
+      out.push_back({PassKind::I, a.stage, a.microbatch});
+      if (i + 1 < list.size() && list[i + 1].what == PassKind::send_backward) out.push_back(list[++i]);
+      out.push_back({PassKind::W, a.stage, a.microbatch});
     }
     return out;
   });
@@ -69,33 +69,33 @@ bool has_messages(const Schedule& schedule) {
 Needs needs(const Schedule& schedule, const Action& action, bool has_messages) {
   const int s = action.stage, i = action.microbatch;
   const bool first = s == 0, last = s + 1 == schedule.stages;
-  const auto arrived = [&](Do message, int boundary, const Action& made) {
+  const auto arrived = [&](PassKind message, int boundary, const Action& made) {
     return has_messages && schedule.crosses(boundary) ? Action{message, s, i} : made;
   };
   Needs out;
   switch (action.what) {
-    case Do::F:
-      if (!first) out.push_back(arrived(Do::recv_forward, s - 1, {Do::F, s - 1, i}));
+    case PassKind::F:
+      if (!first) out.push_back(arrived(PassKind::recv_forward, s - 1, {PassKind::F, s - 1, i}));
       break;
-    case Do::B:
-    case Do::I:
-      out.push_back({Do::F, s, i});
-      if (!last) out.push_back(arrived(Do::recv_backward, s, {Do::B, s + 1, i}));
+    case PassKind::B:
+    case PassKind::I:
+      out.push_back({PassKind::F, s, i});
+      if (!last) out.push_back(arrived(PassKind::recv_backward, s, {PassKind::B, s + 1, i}));
       break;
-    case Do::W:
-      out.push_back({Do::I, s, i});
+    case PassKind::W:
+      out.push_back({PassKind::I, s, i});
       break;
-    case Do::send_forward:
-      out.push_back({Do::F, s, i});
+    case PassKind::send_forward:
+      out.push_back({PassKind::F, s, i});
       break;
-    case Do::recv_forward:
-      out.push_back({Do::send_forward, s - 1, i});
+    case PassKind::recv_forward:
+      out.push_back({PassKind::send_forward, s - 1, i});
       break;
-    case Do::send_backward:
-      out.push_back({Do::B, s, i});
+    case PassKind::send_backward:
+      out.push_back({PassKind::B, s, i});
       break;
-    case Do::recv_backward:
-      out.push_back({Do::send_backward, s + 1, i});
+    case PassKind::recv_backward:
+      out.push_back({PassKind::send_backward, s + 1, i});
       break;
   }
   return out;
@@ -178,7 +178,7 @@ Fault misplaced(const Schedule& s, ActionTable& table) {
     if (const int rank = s.rank_of_stage[static_cast<size_t>(a.stage)]; rank != p.rank)
       return fmt::format("{}stage {} is on rank {}", at(s, p), a.stage, rank);
     if (std::exchange(table[a], static_cast<double>(p.index)) >= 0) return at(s, p) + "is there twice";
-    const bool forward = a.what == Do::send_forward || a.what == Do::recv_backward;
+    const bool forward = a.what == PassKind::send_forward || a.what == PassKind::recv_backward;
     if (a.is_message() && !s.crosses(forward ? a.stage : a.stage - 1))
       return at(s, p) + "there is no boundary between ranks";
     return {};
@@ -190,23 +190,23 @@ Fault missing(const Schedule& s, ActionTable& table) {
   for (int stage = 0; stage < s.stages; ++stage) {
     const int rank = s.rank_of_stage[static_cast<size_t>(stage)];
     for (int i = 0; i < s.microbatches; ++i) {
-      const auto has = [&](Do what) { return table[{what, stage, i}] >= 0; };
-      const auto lacks = [&](Do what) {
+      const auto has = [&](PassKind what) { return table[{what, stage, i}] >= 0; };
+      const auto lacks = [&](PassKind what) {
         return fmt::format("rank {}: {} is missing", rank, Action{what, stage, i}.str());
       };
-      if (!has(Do::F)) return lacks(Do::F);
-      if (has(Do::B) && (has(Do::I) || has(Do::W))) {
-        const ActionPlace both{rank, static_cast<size_t>(table[{Do::B, stage, i}])};
+      if (!has(PassKind::F)) return lacks(PassKind::F);
+      if (has(PassKind::B) && (has(PassKind::I) || has(PassKind::W))) {
+        const ActionPlace both{rank, static_cast<size_t>(table[{PassKind::B, stage, i}])};
         return at(s, both) + "the backward pass is there whole and split; expected one of them";
       }
-      if (!has(Do::B) && !has(Do::I)) return lacks(has(Do::W) ? Do::I : Do::B);
-      if (!has(Do::B) && !has(Do::W)) return lacks(Do::W);
+      if (!has(PassKind::B) && !has(PassKind::I)) return lacks(has(PassKind::W) ? PassKind::I : PassKind::B);
+      if (!has(PassKind::B) && !has(PassKind::W)) return lacks(PassKind::W);
       if (!messages) continue;
       if (s.crosses(stage))
-        for (const Do what : {Do::send_forward, Do::recv_backward})
+        for (const PassKind what : {PassKind::send_forward, PassKind::recv_backward})
           if (!has(what)) return lacks(what);
       if (s.crosses(stage - 1))
-        for (const Do what : {Do::recv_forward, Do::send_backward})
+        for (const PassKind what : {PassKind::recv_forward, PassKind::send_backward})
           if (!has(what)) return lacks(what);
     }
   }
@@ -217,12 +217,12 @@ Fault missing(const Schedule& s, ActionTable& table) {
 Fault disordered(const Schedule& s) {
   std::vector<std::array<int, 3>> last(static_cast<size_t>(s.stages), {-1, -1, -1});
   return each(s, [&](const Action& a, const ActionPlace& p) -> Fault {
-    if (a.what > Do::W) return {};
+    if (a.what > PassKind::W) return {};
     auto& of_stage = last[static_cast<size_t>(a.stage)];
     for (const size_t row : {0, 1, 2}) {
-      const bool counts = row == 0   ? a.what == Do::F
-                          : row == 1 ? a.what == Do::B || a.what == Do::I
-                                     : a.what == Do::B || a.what == Do::W;
+      const bool counts = row == 0   ? a.what == PassKind::F
+                          : row == 1 ? a.what == PassKind::B || a.what == PassKind::I
+                                     : a.what == PassKind::B || a.what == PassKind::W;
       if (!counts) continue;
       if (a.microbatch != of_stage[row] + 1)
         return fmt::format("{}comes before that of micro-batch {}; micro-batches of a stage ascend", at(s, p),
@@ -271,7 +271,7 @@ std::vector<int> peak_in_flight(const Schedule& schedule) {
   for (const auto& list : schedule.actions) {
     int now = 0, peak = 0;
     for (const Action& a : list) {
-      now += (a.what == Do::F) - (a.what == Do::B || a.what == Do::W);
+      now += (a.what == PassKind::F) - (a.what == PassKind::B || a.what == PassKind::W);
       peak = std::max(peak, now);
     }
     peaks.push_back(peak);

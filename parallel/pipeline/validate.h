@@ -59,7 +59,7 @@ class ActionTable {
   // The value of an action that is needed: the I of a split backward pass answers for its B.
   double of_need(const Action& a) {
     const double own = (*this)[a];
-    return own < 0 && a.what == Do::B ? (*this)[{Do::I, a.stage, a.microbatch}] : own;
+    return own < 0 && a.what == PassKind::B ? (*this)[{PassKind::I, a.stage, a.microbatch}] : own;
   }
 
  private:

@@ -34,13 +34,13 @@ void add_rank(Schedule& s, int rank, int ahead, int delay) {
   auto& list = s.actions[static_cast<size_t>(rank)];
   const int m = s.microbatches;
   ahead = std::min(ahead, m);
-  for (int i = 0; i < ahead; ++i) list.push_back({Do::F, rank, i});
+  for (int i = 0; i < ahead; ++i) list.push_back({PassKind::F, rank, i});
   for (int i = 0; i < m; ++i) {
-    list.push_back({Do::I, rank, i});
-    if (i >= delay) list.push_back({Do::W, rank, i - delay});
-    if (i + ahead < m) list.push_back({Do::F, rank, i + ahead});
+    list.push_back({PassKind::I, rank, i});
+    if (i >= delay) list.push_back({PassKind::W, rank, i - delay});
+    if (i + ahead < m) list.push_back({PassKind::F, rank, i + ahead});
   }
-  for (int i = std::max(0, m - delay); i < m; ++i) list.push_back({Do::W, rank, i});
+  for (int i = std::max(0, m - delay); i < m; ++i) list.push_back({PassKind::W, rank, i});
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ void for_each_row(std::span<const Tensor* const> operands, const std::function<v
         row.step[k] = m.strides[k][-1];
         row.at[k] = column * row.step[k];
       }
-      for (int d = m.shape.rank() - 2; d >= 0; --d) {
+      for (int d = m.shape.ndim() - 2; d >= 0; --d) {
         const int64_t coordinate = rest % m.shape[d];
         rest /= m.shape[d];
         for (size_t k = 0; k < operands.size(); ++k) row.at[k] += coordinate * m.strides[k][d];

@@ -94,11 +94,11 @@ namespace tessera {
 // whose memory differs between devices take from it what they would take there: on a GPU logits stand whole, and
 // products and attention take nothing beside their operands: no packed weights, wide copies or tiles of threads. What
 // libraries take there while they compute is not known and not counted.
-struct StandsFor {
+struct DryRunDevice {
   Device device = Device::cpu;
 };
-inline bool stands_for_gpu(const Tensor& t) {
-  return cpu::Idle::here() && t.arena()->local<StandsFor>().device == Device::cuda;
+inline bool dry_run_on_gpu(const Tensor& t) {
+  return cpu::DryRun::here() && t.arena()->local<DryRunDevice>().device == Device::cuda;
 }
 
 }  // namespace tessera

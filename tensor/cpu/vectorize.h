@@ -89,12 +89,12 @@ inline void set_threads(int n) { omp_set_num_threads(n); }
 
 // While one lives, this thread computes nothing: ops take the memory that they would take and leave it as it is. So
 // the memory that a model of any size would hold can be known on any machine (train/memory.h).
-class Idle {
+class DryRun {
  public:
-  Idle() { here_ = true; }
-  ~Idle() { here_ = false; }
-  Idle(const Idle&) = delete;
-  Idle& operator=(const Idle&) = delete;
+  DryRun() { here_ = true; }
+  ~DryRun() { here_ = false; }
+  DryRun(const DryRun&) = delete;
+  DryRun& operator=(const DryRun&) = delete;
   static bool here() { return here_; }
 
  private:
@@ -105,7 +105,7 @@ class Idle {
 // is woken when there is only one grain of work.
 template <class F>
 void split(int64_t n, int64_t grain, const F& f) {
-  if (Idle::here()) return;
+  if (DryRun::here()) return;
   const int64_t grains = (n + grain - 1) / grain;
   const int64_t team = std::min<int64_t>(threads(), grains);
   if (team <= 1) {

@@ -27,7 +27,7 @@ struct Columns {
   // A grid with a thread for each part of a row and each run of rows.
   template <class T>
   Grid grid() const {
-    return {.blocks = blocks_for(blocks_for(length, kPart<T>) * blocks_for(rows, rows_per_thread), kThreads)};
+    return {.blocks = blocks_for(blocks_for(length, kVecElems<T>) * blocks_for(rows, rows_per_thread), kThreads)};
   }
 };
 
@@ -39,32 +39,32 @@ struct ColumnThread {
 
 template <class T>
 __device__ ColumnThread column_thread(const Columns& c) {
-  const int64_t parts = (c.length + kPart<T> - 1) / kPart<T>, run = global_thread() / parts;
+  const int64_t parts = (c.length + kVecElems<T> - 1) / kVecElems<T>, run = global_thread() / parts;
   const int64_t first = run * c.rows_per_thread;
-  return {static_cast<int>(global_thread() % parts) * kPart<T>, first, std::min(first + c.rows_per_thread, c.rows),
+  return {static_cast<int>(global_thread() % parts) * kVecElems<T>, first, std::min(first + c.rows_per_thread, c.rows),
           run};
 }
 
-// Elements [j, j + kPart<T>) of a row of sums.
-template <bool kWhole, class T, class A>
+// Elements [j, j + kVecElems<T>) of a row of sums.
+template <bool kVectorized, class T, class A>
 __device__ void store_sums(A* row, int j, int length, const A* sums) {
-  if constexpr (kWhole) {
-    for (int p = 0; p < kPart<T>; p += kPart<A>) {
-      Packed<A, kPart<A>> piece;
-      for (int k = 0; k < kPart<A>; ++k) piece.v[k] = sums[p + k];
+  if constexpr (kVectorized) {
+    for (int p = 0; p < kVecElems<T>; p += kVecElems<A>) {
+      Packed<A, kVecElems<A>> piece;
+      for (int k = 0; k < kVecElems<A>; ++k) piece.v[k] = sums[p + k];
       store(row + j + p, piece);
     }
   } else {
-    for (int k = 0; k < kPart<T> && j + k < length; ++k) row[j + k] = sums[k];
+    for (int k = 0; k < kVecElems<T> && j + k < length; ++k) row[j + k] = sums[k];
   }
 }
 // The sums of one thread's columns, where those of its run of rows go in (runs, c).
-template <bool kWhole, class T, class A>
+template <bool kVectorized, class T, class A>
 __device__ void store_parts(A* parts, const ColumnThread& at, const Columns& c, const A* sums) {
-  store_sums<kWhole, T>(parts + at.run * c.length, at.j, c.length, sums);
+  store_sums<kVectorized, T>(parts + at.run * c.length, at.j, c.length, sums);
 }
 
-inline constexpr int kMostRuns = 32;
+inline constexpr int kMaxRuns = 32;
 
 // One or two sums of the same rows: where they go, and whether each is added to what stands there.
 template <class U>
@@ -74,11 +74,11 @@ struct SumsTo {
 };
 
 // Each of `arrays` is `count` rows of sums: in runs of 32, each in order, and these in order. A block has 32 columns of
-// one array, and a warp for each run, at most kMostRuns at a time.
+// one array, and a warp for each run, at most kMaxRuns at a time.
 template <class A, class U>
-__global__ __launch_bounds__(32 * kMostRuns) void add_parts_kernel(const A* arrays, int64_t count, int c,
-                                                                   const __grid_constant__ SumsTo<U> out) {
-  __shared__ A run[kMostRuns][32];
+__global__ __launch_bounds__(32 * kMaxRuns) void add_parts_kernel(const A* arrays, int64_t count, int c,
+                                                                  const __grid_constant__ SumsTo<U> out) {
+  __shared__ A run[kMaxRuns][32];
   const int runs = static_cast<int>(blockDim.x) / 32, across = (c + 31) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, own = static_cast<int>(threadIdx.x) / 32;
   const int which = static_cast<int>(blockIdx.x) / across;
@@ -129,7 +129,7 @@ void add_parts(const char* op, std::span<Sum> to, const Tensor& parts) {
       out.to[i] = lie[i].template device_data<U>();
       out.adds[i] = to[i].adds;
     }
-    const auto runs = static_cast<int>(std::clamp<int64_t>(blocks_for(count, kPartsInRun), 1, kMostRuns));
+    const auto runs = static_cast<int>(std::clamp<int64_t>(blocks_for(count, kPartsInRun), 1, kMaxRuns));
     launch(context(parts), op, {.blocks = std::ssize(to) * blocks_for(c, 32), .threads = 32 * runs},
            add_parts_kernel<A, U>, parts.device_data<A>(), count, static_cast<int>(c), out);
   });
@@ -154,36 +154,36 @@ Tensor parts_for(const Tensor& like, int64_t rows, int64_t c, int64_t arrays = 1
 // The frame of kernels whose threads have the 16 bytes of some neighbouring columns in some rows (columns.cuh). An op
 // says what such a thread does, as a struct that is called with the thread's place.
 
-// Rows [first, last) and columns [j, j + kPart<T>) of matrices with rows of `length`.
-template <class T, bool kWhole>
+// Rows [first, last) and columns [j, j + kVecElems<T>) of matrices with rows of `length`.
+template <class T, bool kVectorized>
 struct ColumnPart {
   int64_t first, last, run;
   int j, length;
 
-  using Elements = Packed<T, kPart<T>>;
+  using Elements = Packed<T, kVecElems<T>>;
   __device__ Elements load(const T* matrix, int64_t row = 0) const {
-    return load_part<kWhole>(matrix + row * length, j, length);
+    return load_part<kVectorized>(matrix + row * length, j, length);
   }
   __device__ void store(T* matrix, int64_t row, const Elements& part) const {
-    store_part<kWhole>(matrix + row * length, j, length, part);
+    store_part<kVectorized>(matrix + row * length, j, length, part);
   }
   // Stores the thread's sums over its rows, in (runs, length).
   template <class A>
-  __device__ void store_sums(A* parts, const Packed<A, kPart<T>>& sums) const {
-    cuda::store_sums<kWhole, T>(parts + run * length, j, length, sums.v);
+  __device__ void store_sums(A* parts, const Packed<A, kVecElems<T>>& sums) const {
+    cuda::store_sums<kVectorized, T>(parts + run * length, j, length, sums.v);
   }
 };
 
-template <class T, bool kWhole, class F>
+template <class T, bool kVectorized, class F>
 __global__ void columns_kernel(const F f, const Columns columns) {
   const ColumnThread at = column_thread<T>(columns);
-  if (at.first < columns.rows) f(ColumnPart<T, kWhole>{at.first, at.last, at.run, at.j, columns.length});
+  if (at.first < columns.rows) f(ColumnPart<T, kVectorized>{at.first, at.last, at.run, at.j, columns.length});
 }
 
 // Queues f for all places of matrices of T; `operands` are those (or null) that ColumnPart loads and stores.
 template <class T, class F, class... P>
 void for_columns(Context& c, const char* op, const Columns& columns, const F& f, const P*... operands) {
-  const bool whole = are_whole<T>(columns.length, operands...);
+  const bool whole = is_vectorizable<T>(columns.length, operands...);
   launch(c, op, columns.grid<T>(), whole ? columns_kernel<T, true, F> : columns_kernel<T, false, F>, f, columns);
 }
 

@@ -143,7 +143,7 @@ void use_gpu(int gpu) {
 namespace {
 
 // Held by the arena (Arena::local), and so there as long as a captured copy may read it.
-class KeptValues {
+class PinnedConstants {
  public:
   const std::byte* find(std::span<const std::byte> values) {
     const std::string_view bytes(reinterpret_cast<const char*>(values.data()), values.size());
@@ -164,8 +164,8 @@ class KeptValues {
 
 }  // namespace
 
-void copy_kept(const Tensor& to, std::span<const std::byte> values) {
-  if (!values.empty()) copy_later(to, to.arena()->local<KeptValues>().find(values));
+void copy_cached_constant(const Tensor& to, std::span<const std::byte> values) {
+  if (!values.empty()) copy_later(to, to.arena()->local<PinnedConstants>().find(values));
 }
 
 // Capture, and the launch of what was captured.
@@ -217,7 +217,7 @@ Graph::Graph(ArenaPtr arena, const std::function<void()>& f) : arena_(std::move(
 int64_t synchronizations(Arena& arena) { return arena.local<Context>().synchronizations(); }
 
 void Graph::launch() const {
-  const Arena::Lent lent(*arena_);
+  const Arena::AllowReuse lent(*arena_);
   Context& c = arena_->local<Context>();
   c.queued("captured step", cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable_.get()), c.stream()));
 }
@@ -225,9 +225,9 @@ void Graph::launch() const {
 // Slots of indices, one for each op and limit, and the complaint that is made of what a kernel wrote.
 
 IndexChecks::IndexChecks() {
-  check(cudaHostAlloc(memory_.receive(), kMost * sizeof(*first_), cudaHostAllocDefault), "context");
+  check(cudaHostAlloc(memory_.receive(), kMax * sizeof(*first_), cudaHostAllocDefault), "context");
   first_ = static_cast<unsigned long long*>(memory_.get());
-  std::fill(first_, first_ + kMost, kNone);
+  std::fill(first_, first_ + kMax, kNone);
 }
 
 Bounds IndexChecks::bounds(const Indices& indices) {
@@ -236,7 +236,7 @@ Bounds IndexChecks::bounds(const Indices& indices) {
   while (slot < count_ &&
          (known_[slot].limit != indices.limit || std::string_view(known_[slot].op) != std::string_view(indices.op)))
     ++slot;
-  if (slot == kMost) return {};
+  if (slot == kMax) return {};
   if (slot == count_) known_[count_++] = indices;
   return {first_ + slot, indices.limit};
 }

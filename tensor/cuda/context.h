@@ -44,12 +44,12 @@ class IndexChecks {
   static constexpr unsigned long long kNone = ~0ull;
 
  private:
-  static constexpr size_t kMost = 64;
+  static constexpr size_t kMax = 64;
 
   std::mutex mutex_;
   Handle<void*, cudaFreeHost> memory_;
   unsigned long long* first_ = nullptr;
-  std::array<Indices, kMost> known_;
+  std::array<Indices, kMax> known_;
   size_t count_ = 0;
 };
 

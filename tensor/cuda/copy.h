@@ -24,7 +24,7 @@ std::shared_ptr<void> start_copy(const Tensor& to, const std::byte* pinned);
 void join_copy(const Tensor& to, const std::shared_ptr<void>& copy);
 
 // Copies values, as copy_later() does, from a pinned copy that the arena keeps and finds again by the values.
-void copy_kept(const Tensor& to, std::span<const std::byte> values);
+void copy_cached_constant(const Tensor& to, std::span<const std::byte> values);
 
 // Whether this program holds code that the calling thread's GPU can run.
 bool has_code_here();

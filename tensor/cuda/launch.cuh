@@ -14,7 +14,7 @@ template <class T>
 inline constexpr bool kHasKernels = kFloat64Kernels || !std::is_same_v<T, double>;
 
 [[noreturn]] inline void refuse_float64(DType dtype, const char* op) {
-  throw Error("[" + std::string(op) + "] dtype is " + std::string(name_of(dtype)) +
+  throw Error("[" + std::string(op) + "] dtype is " + std::string(to_string(dtype)) +
               "; expected float32 or bfloat16, since this program was built without kernels of float64 "
               "(-DTESSERA_FLOAT64_KERNELS=ON)");
 }

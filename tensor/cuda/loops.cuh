@@ -53,8 +53,8 @@ __global__ void flat_kernel(F f, int64_t n, Y* y, const X*... x) {
 struct Strided {
   int rank = 0;
   int64_t n = 0;
-  int64_t size[kMaxRank] = {};
-  int64_t step[kMaxOperands][kMaxRank] = {};
+  int64_t size[kMaxDims] = {};
+  int64_t step[kMaxOperands][kMaxDims] = {};
 };
 
 // kN neighbours for each thread.
@@ -80,7 +80,7 @@ __global__ void strided_kernel(F f, Strided s, Y* y, const X*... x) {
 
 template <class... T>
 Strided strided(const MergedDims& dims) {
-  Strided s{.rank = dims.shape.rank(), .n = dims.shape.numel()};
+  Strided s{.rank = dims.shape.ndim(), .n = dims.shape.numel()};
   for (int d = 0; d < s.rank; ++d) {
     s.size[d] = dims.shape[d];
     for (size_t k = 0; k < sizeof...(T); ++k) s.step[k][d] = dims.strides[k][d];
@@ -106,7 +106,7 @@ bool aligned(const T*... pointers) {
 // Whether every operand runs on and begins where a vector of kPerThread elements may.
 template <class... T>
 bool runs_on(const MergedDims& dims, const T*... pointers) {
-  if (dims.shape.rank() != 1) return false;
+  if (dims.shape.ndim() != 1) return false;
   for (size_t k = 0; k < sizeof...(T); ++k)
     if (dims.strides[k][0] != 1 && dims.shape[0] != 1) return false;
   return aligned(pointers...);

@@ -75,7 +75,7 @@ __device__ inline void multiply_add([[maybe_unused]] float (&d)[4], [[maybe_unus
 }
 
 // Two numbers rounded to bfloat16, to nearest even; the first is in the low half.
-__device__ inline uint32_t pair_of(float first, float second) {
+__device__ inline uint32_t pack_pair(float first, float second) {
 #if __CUDA_ARCH__ >= 800
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));

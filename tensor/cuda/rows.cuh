@@ -18,7 +18,7 @@ inline constexpr int kRowThreads = 512;  // threads of a row, at most
 inline constexpr int kHeld = 4;          // parts of a row that a thread keeps in registers
 
 template <class T>
-inline constexpr int kPart = static_cast<int>(16 / sizeof(T));  // elements
+inline constexpr int kVecElems = static_cast<int>(16 / sizeof(T));  // elements
 
 struct Rows {
   int64_t count = 0;
@@ -34,16 +34,16 @@ struct Rows {
 // Rows (count, length) of T, with about `parts` parts for each thread where that leaves a row its warp at least, and at
 // most `most` threads.
 template <class T>
-Rows rows_of(int64_t count, int64_t length, int parts = kHeld, int most = kRowThreads) {
-  const int64_t threads = blocks_for(blocks_for(length, kPart<T>), parts);
+Rows partition_rows(int64_t count, int64_t length, int parts = kHeld, int most = kRowThreads) {
+  const int64_t threads = blocks_for(blocks_for(length, kVecElems<T>), parts);
   return {count, static_cast<int>(length), static_cast<int>(std::clamp<int64_t>((threads + 31) / 32 * 32, 32, most))};
 }
 
 // Whether rows of that length, of all operands (or null), begin where 16 bytes can be read at once and end where such a
-// part does. Kernels are compiled for both (kWhole).
+// part does. Kernels are compiled for both (kVectorized).
 template <class T, class... P>
-bool are_whole(int64_t length, const P*... operands) {
-  return length % kPart<T> == 0 && ((reinterpret_cast<uintptr_t>(operands) % 16 == 0) && ...);
+bool is_vectorizable(int64_t length, const P*... operands) {
+  return length % kVecElems<T> == 0 && ((reinterpret_cast<uintptr_t>(operands) % 16 == 0) && ...);
 }
 
 struct RowThread {
@@ -51,7 +51,7 @@ struct RowThread {
   int thread = 0, width = 0;
   template <class T>
   __device__ int part(int k) const {  // where the thread's part k begins
-    return (thread + k * width) * kPart<T>;
+    return (thread + k * width) * kVecElems<T>;
   }
 };
 
@@ -62,47 +62,47 @@ __device__ inline RowThread row_thread(const Rows& rows) {
   return {static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + t / 32, t % 32, 32};
 }
 
-// Elements [j, j + kPart) of a row, zero past its end.
-template <bool kWhole, class T>
-__device__ Packed<T, kPart<T>> load_part(const T* row, int j, int length) {
-  if constexpr (kWhole) {
-    return load<kPart<T>>(row + j);
+// Elements [j, j + kVecElems) of a row, zero past its end.
+template <bool kVectorized, class T>
+__device__ Packed<T, kVecElems<T>> load_part(const T* row, int j, int length) {
+  if constexpr (kVectorized) {
+    return load<kVecElems<T>>(row + j);
   } else {
-    Packed<T, kPart<T>> part;
-    for (int k = 0; k < kPart<T>; ++k) part.v[k] = j + k < length ? row[j + k] : T(0);
+    Packed<T, kVecElems<T>> part;
+    for (int k = 0; k < kVecElems<T>; ++k) part.v[k] = j + k < length ? row[j + k] : T(0);
     return part;
   }
 }
-template <bool kWhole, class T>
-__device__ void store_part(T* row, int j, int length, const Packed<T, kPart<T>>& part) {
-  if constexpr (kWhole)
+template <bool kVectorized, class T>
+__device__ void store_part(T* row, int j, int length, const Packed<T, kVecElems<T>>& part) {
+  if constexpr (kVectorized)
     store(row + j, part);
   else
-    for (int k = 0; k < kPart<T> && j + k < length; ++k) row[j + k] = part.v[k];
+    for (int k = 0; k < kVecElems<T> && j + k < length; ++k) row[j + k] = part.v[k];
 }
 // Calls f(k) for the elements of a part that the row has.
-template <bool kWhole, class T, class F>
+template <bool kVectorized, class T, class F>
 __device__ void each_in_part(int j, int length, const F& f) {
 #pragma unroll
-  for (int k = 0; k < kPart<T>; ++k)
-    if (kWhole || j + k < length) f(k);
+  for (int k = 0; k < kVecElems<T>; ++k)
+    if (kVectorized || j + k < length) f(k);
 }
 
 // A row that is read more than once: its first parts stay in registers, those beyond (of rows of more than
 // kRowThreads * kHeld parts) are read again. They are kept as four words, or narrow elements would take a register
 // each.
-template <class T, bool kWhole>
-struct HeldRow {
+template <class T, bool kVectorized>
+struct RegisterRow {
   const T* row;
   uint4 held[kHeld] = {};
 
-  __device__ HeldRow(const T* from, const RowThread& at, int length) : row(from) {
+  __device__ RegisterRow(const T* from, const RowThread& at, int length) : row(from) {
 #pragma unroll
     for (int k = 0; k < kHeld; ++k)
-      if (const int j = at.part<T>(k); j < length) hold(k, load_part<kWhole>(row, j, length));
+      if (const int j = at.part<T>(k); j < length) hold(k, load_part<kVectorized>(row, j, length));
   }
-  __device__ void hold(int k, const Packed<T, kPart<T>>& part) { held[k] = std::bit_cast<uint4>(part); }
-  __device__ Packed<T, kPart<T>> part(int k) const { return std::bit_cast<Packed<T, kPart<T>>>(held[k]); }
+  __device__ void hold(int k, const Packed<T, kVecElems<T>>& part) { held[k] = std::bit_cast<uint4>(part); }
+  __device__ Packed<T, kVecElems<T>> part(int k) const { return std::bit_cast<Packed<T, kVecElems<T>>>(held[k]); }
 };
 
 // Brings a row's held parts to the L2 cache, for whoever reads them next.
@@ -115,62 +115,62 @@ __device__ void fetch_row(const T* row, const RowThread& at, int length) {
 
 // Calls f(k, j, part...) for each part of the thread in each of the rows; k numbers those that are held, and is kHeld
 // for all others.
-template <class T, bool kWhole, class F, class... More>
-__device__ void each_numbered_part(const RowThread& at, int length, const F& f, const HeldRow<T, kWhole>& first,
-                                   const More&... more) {
+template <class T, bool kVectorized, class F, class... More>
+__device__ void each_numbered_part(const RowThread& at, int length, const F& f,
+                                   const RegisterRow<T, kVectorized>& first, const More&... more) {
 #pragma unroll
   for (int k = 0; k < kHeld; ++k)
     if (const int j = at.part<T>(k); j < length) f(k, j, first.part(k), more.part(k)...);
 #pragma unroll 1
-  for (int j = at.part<T>(kHeld); j < length; j += at.width * kPart<T>)
-    f(kHeld, j, load_part<kWhole>(first.row, j, length), load_part<kWhole>(more.row, j, length)...);
+  for (int j = at.part<T>(kHeld); j < length; j += at.width * kVecElems<T>)
+    f(kHeld, j, load_part<kVectorized>(first.row, j, length), load_part<kVectorized>(more.row, j, length)...);
 }
 // Calls f(j, part...).
-template <class T, bool kWhole, class F, class... More>
-__device__ void each_part(const RowThread& at, int length, const F& f, const HeldRow<T, kWhole>& first,
+template <class T, bool kVectorized, class F, class... More>
+__device__ void each_part(const RowThread& at, int length, const F& f, const RegisterRow<T, kVectorized>& first,
                           const More&... more) {
   each_numbered_part(
       at, length, [&](int, int j, const auto&... parts) { f(j, parts...); }, first, more...);
 }
 
 // Calls f(element...) for each element of the thread in each of the rows, in the type of sums.
-template <class T, bool kWhole, class F, class... More>
-__device__ void each_element(const RowThread& at, int length, const F& f, const HeldRow<T, kWhole>& first,
+template <class T, bool kVectorized, class F, class... More>
+__device__ void each_element(const RowThread& at, int length, const F& f, const RegisterRow<T, kVectorized>& first,
                              const More&... more) {
-  const auto part_of = [&](int j, const auto&... parts) {
+  const auto part_values = [&](int j, const auto&... parts) {
 #pragma unroll
-    for (int k = 0; k < kPart<T>; ++k)
-      if (kWhole || j + k < length) f(static_cast<Accumulate<T>>(parts.v[k])...);
+    for (int k = 0; k < kVecElems<T>; ++k)
+      if (kVectorized || j + k < length) f(static_cast<Accumulate<T>>(parts.v[k])...);
   };
-  each_part(at, length, part_of, first, more...);
+  each_part(at, length, part_values, first, more...);
 }
 
 // Makes the row f(j, part, its part of the other) of its parts, which f stores at `to`.
-template <class T, bool kWhole, class F>
-__device__ void change_parts(const RowThread& at, int length, const F& f, HeldRow<T, kWhole>& row,
-                             const HeldRow<T, kWhole>& other, const T* to) {
+template <class T, bool kVectorized, class F>
+__device__ void change_parts(const RowThread& at, int length, const F& f, RegisterRow<T, kVectorized>& row,
+                             const RegisterRow<T, kVectorized>& other, const T* to) {
 #pragma unroll
   for (int k = 0; k < kHeld; ++k)
     if (const int j = at.part<T>(k); j < length) row.hold(k, f(j, row.part(k), other.part(k)));
 #pragma unroll 1
-  for (int j = at.part<T>(kHeld); j < length; j += at.width * kPart<T>)
-    f(j, load_part<kWhole>(row.row, j, length), load_part<kWhole>(other.row, j, length));
+  for (int j = at.part<T>(kHeld); j < length; j += at.width * kVecElems<T>)
+    f(j, load_part<kVectorized>(row.row, j, length), load_part<kVectorized>(other.row, j, length));
   row.row = to;
 }
 
 // Calls f(j, part) for each part of a row that is read once. f may write to the part's own place.
-template <bool kWhole, class T, class F>
+template <bool kVectorized, class T, class F>
 __device__ void stream_parts(const RowThread& at, const T* row, int length, const F& f) {
   constexpr int kBatch = 4;  // loads on their way at a time
   for (int first = 0; at.part<T>(first) < length; first += kBatch) {
-    uint4 batch[kBatch] = {};  // words, as in HeldRow: taken apart they would have to have arrived
+    uint4 batch[kBatch] = {};  // words, as in RegisterRow: taken apart they would have to have arrived
 #pragma unroll
     for (int k = 0; k < kBatch; ++k)
       if (const int j = at.part<T>(first + k); j < length)
-        batch[k] = std::bit_cast<uint4>(load_part<kWhole>(row, j, length));
+        batch[k] = std::bit_cast<uint4>(load_part<kVectorized>(row, j, length));
 #pragma unroll
     for (int k = 0; k < kBatch; ++k)
-      if (const int j = at.part<T>(first + k); j < length) f(j, std::bit_cast<Packed<T, kPart<T>>>(batch[k]));
+      if (const int j = at.part<T>(first + k); j < length) f(j, std::bit_cast<Packed<T, kVecElems<T>>>(batch[k]));
   }
 }
 

@@ -47,7 +47,7 @@ template <class Op>
 void bias_gelu_backward_on_cpu(const Tensor& dh, const Tensor& dy, const Tensor& h, Tensor* dbias) {
   const int64_t c = h.dim(-1), n = h.numel() / std::max<int64_t>(c, 1);
   const int64_t chunks = std::max<int64_t>(1, (n + kChunk - 1) / kChunk);
-  const Tensor total = h.make({chunks, c}, wide_of(h.dtype()));
+  const Tensor total = h.make({chunks, c}, accum_dtype(h.dtype()));
   with_floating(h.dtype(), "bias_gelu_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
     const T *const pg = dy.data<T>(), *const ph = h.data<T>();
@@ -144,14 +144,14 @@ void swiglu_backward_on_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x)
 }
 
 Shape halved(Shape shape) {
-  shape[shape.rank() - 1] /= 2;
+  shape[shape.ndim() - 1] /= 2;
   return shape;
 }
 
 }  // namespace
 
 Tensor swiglu(const Tensor& x_any) {
-  if (x_any.rank() < 1 || x_any.dim(-1) % 2 != 0)
+  if (x_any.ndim() < 1 || x_any.dim(-1) % 2 != 0)
     throw Error("[swiglu] x is " + x_any.describe() + "; expected (..., 2 F), gates and then what they let through");
   const Tensor x = x_any.contiguous();
   Tensor y = x.make(halved(x.shape()));
@@ -161,7 +161,7 @@ Tensor swiglu(const Tensor& x_any) {
 }
 
 Tensor swiglu_backward(const Tensor& dy_any, const Tensor& x_any) {
-  if (x_any.rank() < 1 || !(dy_any.shape() == halved(x_any.shape())) || dy_any.dtype() != x_any.dtype())
+  if (x_any.ndim() < 1 || !(dy_any.shape() == halved(x_any.shape())) || dy_any.dtype() != x_any.dtype())
     throw Error("[swiglu_backward] dy is " + dy_any.describe() + "; x is " + x_any.describe());
   const Tensor dy = dy_any.contiguous(), x = x_any.contiguous();
   Tensor dx = x.make(x.shape());
@@ -172,7 +172,7 @@ Tensor swiglu_backward(const Tensor& dy_any, const Tensor& x_any) {
 
 // The choice between one product and a product with a pass after it.
 
-BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs) {
+BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs) {
   BiasGelu made;
   on_device(
       x.device(), [] {},
@@ -191,7 +191,7 @@ BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, WeightPa
 }
 
 Tensor linear_input_grad_gelu(const Tensor& dy, const Tensor& w, const Tensor& h_any, Tensor* dbias,
-                              WeightPacks* packs) {
+                              PackedWeights* packs) {
   const Tensor h = h_any.contiguous();
   Tensor dh;
   on_device(

@@ -18,7 +18,7 @@ struct BiasGeluForward {
     if (bias) added = at.load(bias);
     for (int64_t i = at.first; i < at.last; ++i) {
       auto in = at.load(x, i);
-      for (int k = 0; k < kPart<T>; ++k) {
+      for (int k = 0; k < kVecElems<T>; ++k) {
         if (bias) in.v[k] = T(static_cast<A>(in.v[k]) + static_cast<A>(added.v[k]));
         out.v[k] = T(Op::f(static_cast<A>(in.v[k])));
       }
@@ -37,11 +37,11 @@ struct BiasGeluBackward {
 
   template <class Part>
   __device__ void operator()(const Part& at) const {
-    Packed<A, kPart<T>> total{};
+    Packed<A, kVecElems<T>> total{};
     for (int64_t i = at.first; i < at.last; ++i) {
       const auto up = at.load(dy, i), in = at.load(h, i);
       typename Part::Elements down;
-      for (int k = 0; k < kPart<T>; ++k) {
+      for (int k = 0; k < kVecElems<T>; ++k) {
         down.v[k] = T(static_cast<A>(up.v[k]) * Op::df(static_cast<A>(in.v[k])));
         total.v[k] += static_cast<A>(down.v[k]);
       }
@@ -101,7 +101,7 @@ struct SwigluForward {
   __device__ void operator()(const Part& at) const {
     const auto gate = at.load(x, 2 * at.first), up = at.load(x, 2 * at.first + 1);
     typename Part::Elements out;
-    for (int k = 0; k < kPart<T>; ++k) out.v[k] = T(Silu::f(static_cast<A>(gate.v[k])) * static_cast<A>(up.v[k]));
+    for (int k = 0; k < kVecElems<T>; ++k) out.v[k] = T(Silu::f(static_cast<A>(gate.v[k])) * static_cast<A>(up.v[k]));
     at.store(y, at.first, out);
   }
 };
@@ -116,7 +116,7 @@ struct SwigluBackward {
   __device__ void operator()(const Part& at) const {
     const auto gate = at.load(x, 2 * at.first), up = at.load(x, 2 * at.first + 1), from = at.load(dy, at.first);
     typename Part::Elements dgate, dup;
-    for (int k = 0; k < kPart<T>; ++k) {
+    for (int k = 0; k < kVecElems<T>; ++k) {
       const A g = static_cast<A>(gate.v[k]), d = static_cast<A>(from.v[k]);
       dgate.v[k] = T(d * static_cast<A>(up.v[k]) * Silu::df(g));
       dup.v[k] = T(d * Silu::f(g));

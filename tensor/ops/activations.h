@@ -44,12 +44,12 @@ void swiglu_backward(const Tensor& dx, const Tensor& dy, const Tensor& x);
 
 // h = x w^T + b, y = gelu(h): x (..., K), w (N, K), b (N) or undefined -> (..., N). Where the pass is the product's
 // own, y is gelu() of the sum before it is rounded to h.
-BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs = nullptr);
+BiasGelu linear_gelu(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs = nullptr);
 // dh = (dy w) gelu'(h): dy (..., N), w (N, K), h (..., K) -> (..., K); and dbias (K), when given, the sums of dh's
 // rows, unless these would take a pass of their own: then dbias is undefined afterwards, and whoever makes the weight's
 // gradient from dh gets them from linear_weight_grad_and_sums().
 Tensor linear_input_grad_gelu(const Tensor& dy, const Tensor& w, const Tensor& h, Tensor* dbias,
-                              WeightPacks* packs = nullptr);
+                              PackedWeights* packs = nullptr);
 // linear_weight_grad(), which also makes the gradient of the bias (N), of dw's dtype, where that costs less than
 // sum_rows(): undefined where it does not.
 Tensor linear_weight_grad_and_sums(Tensor& dw, const Tensor& dy, const Tensor& x);

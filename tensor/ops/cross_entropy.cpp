@@ -41,12 +41,12 @@ inline A row_lse(const T* row, int64_t vocab) {
 }
 
 void check_shapes(const Tensor& logits, const Tensor& targets) {
-  if (logits.rank() != 2 || targets.rank() != 1 || targets.dim(0) != logits.dim(0) || targets.dtype() != DType::int32)
+  if (logits.ndim() != 2 || targets.ndim() != 1 || targets.dim(0) != logits.dim(0) || targets.dtype() != DType::int32)
     throw Error("[cross_entropy] logits are " + logits.describe() + ", targets are " + targets.describe() +
                 "; expected (N, V) and int32 (N)");
 }
 
-int64_t vocab_of(const Tensor& logits, const VocabPart& part) { return part.whole > 0 ? part.whole : logits.dim(1); }
+int64_t full_vocab(const Tensor& logits, const VocabPart& part) { return part.whole > 0 ? part.whole : logits.dim(1); }
 
 CrossEntropy with_sum(CrossEntropy out, const Tensor& beside, double total) {
   out.loss_sum = total;
@@ -83,7 +83,7 @@ void backward_on_cpu(const Tensor& out, const Scored& of, const GradientScale& f
   const double scale = factors.times.defined() ? factors.number * factors.times.item<double>() : factors.number;
   const Tensor& logits = of.logits;
   const int64_t vocab = logits.dim(1), first = part.first;
-  check_targets(of.targets, vocab_of(logits, part));
+  check_targets(of.targets, full_vocab(logits, part));
   with_floating(logits.dtype(), "cross_entropy_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
     const T* const x = logits.data<T>();
@@ -163,7 +163,7 @@ namespace {
 // out (N) of f(row, i), in the type that sums are made in, or of cuda(out, logits) on a GPU.
 template <class F, class Cuda>
 Tensor over_rows(const Tensor& logits_any, const char* op, const F& f, const Cuda& on_gpu) {
-  if (logits_any.rank() != 2)
+  if (logits_any.ndim() != 2)
     throw Error(std::string("[") + op + "] logits are " + logits_any.describe() + "; expected (N, V)");
   const Tensor logits = logits_any.contiguous();
   const int64_t n = logits.dim(0), vocab = logits.dim(1);
@@ -226,7 +226,7 @@ Tensor row_sum_exp(const Tensor& logits, const Tensor& max) {
 Tensor target_logits(const Tensor& logits, const Tensor& targets_any, const VocabPart& part) {
   check_shapes(logits, targets_any);
   const Tensor targets = targets_any.contiguous();
-  if (targets.device() == Device::cpu) check_targets(targets, vocab_of(logits, part));
+  if (targets.device() == Device::cpu) check_targets(targets, full_vocab(logits, part));
   const int64_t vocab = logits.dim(1);
   const auto of_target = [&]<class T, class A>(const T* row, int64_t i, A) {
     const int32_t target = targets.data<int32_t>()[i];
@@ -249,14 +249,14 @@ CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, cons
 
 namespace {
 
-constexpr int64_t kLeastRows = 32;  // rows of a block, at least: with fewer, products are bound by reading the weight
+constexpr int64_t kMinRows = 32;  // rows of a block, at least: with fewer, products are bound by reading the weight
 // Bytes of the part of a gradient of w that is made fresh before it is added: a part of the cache that the cores share.
 constexpr int64_t kFreshBytes = int64_t{4} << 20;
 
 // dw = or += dy^T x of one block.
 void weight_grad_of_block(Tensor& dw, const Tensor& dy, const Tensor& x, bool first) {
   if (first) return linear_weight_grad(dw, dy, x);
-  const int64_t entries = dw.dim(0), row = dw.dim(1) * size_of(dw.dtype());
+  const int64_t entries = dw.dim(0), row = dw.dim(1) * element_size(dw.dtype());
   const int64_t most = std::clamp<int64_t>(kFreshBytes / std::max<int64_t>(row, 1), 1, entries);
   const Tensor room = dw.make({most, dw.dim(1)}, dw.dtype(), Category::workspace);
   for (int64_t at = 0; at < entries; at += most) {
@@ -269,7 +269,7 @@ void weight_grad_of_block(Tensor& dw, const Tensor& dy, const Tensor& x, bool fi
 
 // A block's part of loss and gradients; `total` goes on from the blocks before.
 void take_block(LinearCrossEntropy& total, const Tensor& x, const Tensor& w, const Tensor& targets, double scale,
-                Tensor* dx, Tensor* dw, bool first, WeightPacks* packs) {
+                Tensor* dx, Tensor* dw, bool first, PackedWeights* packs) {
   Tensor logits = linear(x, w, {}, packs);
   const CrossEntropy r = cross_entropy_after(total.loss_sum, logits, targets);
   total.loss_sum = r.loss_sum;
@@ -284,9 +284,9 @@ void take_block(LinearCrossEntropy& total, const Tensor& x, const Tensor& w, con
 
 RowBlocks row_blocks(const Tensor& x, const Tensor& w, int64_t most_bytes) {
   const int64_t rows = x.numel() / std::max<int64_t>(x.dim(-1), 1);
-  const int64_t row_bytes = std::max<int64_t>(w.dim(0) * size_of(x.dtype()), 1);
-  const int64_t most = std::max(kLeastRows, most_bytes / row_bytes);
-  const bool on_gpu = x.device() == Device::cuda || stands_for_gpu(x);
+  const int64_t row_bytes = std::max<int64_t>(w.dim(0) * element_size(x.dtype()), 1);
+  const int64_t most = std::max(kMinRows, most_bytes / row_bytes);
+  const bool on_gpu = x.device() == Device::cuda || dry_run_on_gpu(x);
   if (rows <= most || on_gpu) return {rows, std::max<int64_t>(rows, 1)};
   const int64_t least = (rows + most - 1) / most;
   for (int64_t blocks = least; blocks < 2 * least; ++blocks)
@@ -295,9 +295,9 @@ RowBlocks row_blocks(const Tensor& x, const Tensor& w, int64_t most_bytes) {
 }
 
 LinearCrossEntropy linear_cross_entropy(const Tensor& x_any, const Tensor& w, const Tensor& targets_any, double scale,
-                                        Tensor* dx, Tensor* dw, const RowBlocks& blocks, WeightPacks* packs) {
+                                        Tensor* dx, Tensor* dw, const RowBlocks& blocks, PackedWeights* packs) {
   const Tensor x = x_any.contiguous(), targets = targets_any.contiguous();
-  if (x.rank() != 2 || w.rank() != 2 || targets.rank() != 1 || targets.dim(0) != x.dim(0) ||
+  if (x.ndim() != 2 || w.ndim() != 2 || targets.ndim() != 1 || targets.dim(0) != x.dim(0) ||
       targets.dtype() != DType::int32)
     throw Error("[linear_cross_entropy] x is " + x.describe() + ", w is " + w.describe() + ", targets are " +
                 targets.describe() + "; expected (N, C), (V, C) and int32 (N)");
@@ -313,7 +313,7 @@ LinearCrossEntropy linear_cross_entropy(const Tensor& x_any, const Tensor& w, co
   return out;
 }
 
-Tensor linear_by_rows(const Tensor& x, const Tensor& w, const RowBlocks& blocks, WeightPacks* packs) {
+Tensor linear_by_rows(const Tensor& x, const Tensor& w, const RowBlocks& blocks, PackedWeights* packs) {
   if (blocks.one()) return linear(x, w, {}, packs);
   const Tensor rows = x.contiguous().flat_rows();
   const Tensor y = x.make({rows.dim(0), w.dim(0)});
@@ -324,7 +324,7 @@ Tensor linear_by_rows(const Tensor& x, const Tensor& w, const RowBlocks& blocks,
   return y.reshape(x.shape().with_last(w.dim(0)));
 }
 
-Tensor linear_input_grad_by_rows(const Tensor& dy, const Tensor& w, const RowBlocks& blocks, WeightPacks* packs) {
+Tensor linear_input_grad_by_rows(const Tensor& dy, const Tensor& w, const RowBlocks& blocks, PackedWeights* packs) {
   if (blocks.one()) return linear_input_grad(dy, w, packs);
   const Tensor rows = dy.contiguous().flat_rows();
   const Tensor dx = dy.make({rows.dim(0), w.dim(1)});
@@ -338,7 +338,7 @@ Tensor linear_input_grad_by_rows(const Tensor& dy, const Tensor& w, const RowBlo
 void linear_weight_grad_by_rows(Tensor& dw, const Tensor& dy_any, const Tensor& x_any, const RowBlocks& blocks) {
   if (blocks.one()) return linear_weight_grad(dw, dy_any, x_any);
   const Tensor dy = dy_any.contiguous().flat_rows(), x = x_any.contiguous().flat_rows();
-  const DType wide = wide_of(dy.dtype());
+  const DType wide = accum_dtype(dy.dtype());
   // Sums of blocks are rounded once.
   Tensor total = dw.dtype() == wide ? dw : dw.make(dw.shape(), wide, Category::workspace);
   blocks.for_each(

@@ -42,15 +42,15 @@ struct Logits {
 };
 
 template <class T>
-Logits<T> logits_of(const Tensor& x, const Tensor& targets, const VocabPart& part) {
+Logits<T> compute_logits(const Tensor& x, const Tensor& targets, const VocabPart& part) {
   const int64_t vocab = part.whole > 0 ? part.whole : x.dim(1);
-  return {x.device_data<T>(), targets.device_data<int32_t>(), rows_of<T>(x.dim(0), x.dim(1), kPartsEach),
+  return {x.device_data<T>(), targets.device_data<int32_t>(), make_rows<T>(x.dim(0), x.dim(1), kPartsEach),
           context(x).bounds({.op = "cross_entropy", .what = "target", .where = "of row", .limit = vocab}), part.first};
 }
 
 // The column of row i's target, or -1 where it is ignored or not here.
 template <class T>
-__device__ int column_of(const Logits<T>& f, int64_t i, int32_t target) {
+__device__ int target_column(const Logits<T>& f, int64_t i, int32_t target) {
   if (target == kIgnoredTarget || !inside(f.bounds, i, target)) return -1;
   const int64_t at = target - f.first;
   return at >= 0 && at < f.rows.length ? static_cast<int>(at) : -1;
@@ -74,7 +74,7 @@ inline RowLosses room_for(const Tensor& like, int64_t n, DType wide) {
 namespace {
 
 // Bytes of a row, so that a multiprocessor has two at a time; and what the kernel has besides, as far as it is aligned.
-constexpr int64_t kMostShared = 112 * 1024, kOwnShared = 1024;
+constexpr int64_t kMaxShared = 112 * 1024, kOwnShared = 1024;
 
 // A thread's logits so far: the largest, and the sum of exponentials beside it.
 template <class T>
@@ -82,15 +82,15 @@ struct Online {
   using A = Accumulate<T>;
   A max = -std::numeric_limits<A>::max(), sum = 0;  // finite: no difference of two infinities below
 
-  template <bool kWhole>
-  __device__ void add(const Packed<T, kPart<T>>& part, int j, int n) {
+  template <bool kVectorized>
+  __device__ void add(const Packed<T, kVecElems<T>>& part, int j, int n) {
     A top = max;
-    each_in_part<kWhole, T>(j, n, [&](int k) { top = std::max(top, static_cast<A>(part.v[k])); });
+    each_in_part<kVectorized, T>(j, n, [&](int k) { top = std::max(top, static_cast<A>(part.v[k])); });
     if (top > max) {
       sum *= exponential(max - top);
       max = top;
     }
-    each_in_part<kWhole, T>(j, n, [&](int k) { sum += exponential_from(part.v[k], max); });
+    each_in_part<kVectorized, T>(j, n, [&](int k) { sum += exponential_from(part.v[k], max); });
   }
   __device__ A row_lse(const RowThread& at) const {
     const A top = row_top(at, max);
@@ -106,20 +106,20 @@ struct Scores {
   __device__ void store(const Logits<T>& f, const RowThread& at, Accumulate<T> own, const T* row) const {
     using A = Accumulate<T>;
     lse[at.row] = own;
-    const int column = column_of(f, at.row, f.targets[at.row]);
+    const int column = target_column(f, at.row, f.targets[at.row]);
     const A logit = column < 0 ? A(0) : static_cast<A>(row[column]);
     store_loss(losses, f.rows, at.row, own, logit, column >= 0);
   }
 };
 
-template <class T, bool kWhole>
+template <class T, bool kVectorized>
 __global__ __launch_bounds__(kRowThreads) void cross_entropy_kernel(Logits<T> f, Scores<T> to) {
   const RowThread at = row_thread(f.rows);
   if (at.row >= f.rows.count) return;
   const int n = f.rows.length;
   const T* const row = f.x + at.row * n;
   Online<T> online;
-  stream_parts<kWhole>(at, row, n, [&](int j, const auto& part) { online.template add<kWhole>(part, j, n); });
+  stream_parts<kVectorized>(at, row, n, [&](int j, const auto& part) { online.template add<kVectorized>(part, j, n); });
   const auto own = online.row_lse(at);
   if (at.thread == 0) to.store(f, at, own, row);
 }
@@ -141,30 +141,30 @@ struct RowGradient {
   A shift, by;
   __device__ RowGradient(const Logits<T>& f, int64_t i, A lse, double scale) : shift(lse) {
     const int32_t target = f.targets[i];
-    column = column_of(f, i, target);
+    column = target_column(f, i, target);
     by = target == kIgnoredTarget ? A(0) : static_cast<A>(scale);
   }
-  __device__ Packed<T, kPart<T>> of(const Packed<T, kPart<T>>& part, int j) const {
-    Packed<T, kPart<T>> dx;
-    for (int k = 0; k < kPart<T>; ++k) dx.v[k] = T(exponential_from(part.v[k], shift) * by);
-    if (column >= j && column < j + kPart<T>) {
+  __device__ Packed<T, kVecElems<T>> of(const Packed<T, kVecElems<T>>& part, int j) const {
+    Packed<T, kVecElems<T>> dx;
+    for (int k = 0; k < kVecElems<T>; ++k) dx.v[k] = T(exponential_from(part.v[k], shift) * by);
+    if (column >= j && column < j + kVecElems<T>) {
 #pragma unroll
-      for (int k = 0; k < kPart<T>; ++k)
+      for (int k = 0; k < kVecElems<T>; ++k)
         if (j + k == column) dx.v[k] = T((exponential_from(part.v[k], shift) - A(1)) * by);
     }
     return dx;
   }
 };
 
-template <class T, bool kWhole>
+template <class T, bool kVectorized>
 __global__ __launch_bounds__(kRowThreads) void cross_entropy_backward_kernel(Gradient<T> f) {
   const RowThread at = row_thread(f.of.rows);
   if (at.row >= f.of.rows.count) return;
   const int n = f.of.rows.length;
   const RowGradient<T> gradient(f.of, at.row, f.lse[at.row], f.times ? f.scale * *f.times : f.scale);
   T* const to = f.dx + at.row * n;
-  stream_parts<kWhole>(at, f.of.x + at.row * n, n,
-                       [&](int j, const auto& part) { store_part<kWhole>(to, j, n, gradient.of(part, j)); });
+  stream_parts<kVectorized>(at, f.of.x + at.row * n, n,
+                            [&](int j, const auto& part) { store_part<kVectorized>(to, j, n, gradient.of(part, j)); });
 }
 
 // Both at once, of a row that fits into shared memory: it is read once, all of it on its way at the same time. Each
@@ -173,36 +173,36 @@ __global__ __launch_bounds__(kRowThreads) void cross_entropy_backward_kernel(Gra
 template <class T>
 __global__ __launch_bounds__(kRowThreads) void cross_entropy_in_place_kernel(Gradient<T> f, Scores<T> to) {
   const RowThread at{blockIdx.x, static_cast<int>(threadIdx.x), f.of.rows.width};
-  const int n = f.of.rows.length, step = at.width * kPart<T>;
+  const int n = f.of.rows.length, step = at.width * kVecElems<T>;
   T *const row = dynamic_shared<T>(), *const there = f.dx + at.row * n;
   for (int j = at.part<T>(0); j < n; j += step) copy_async(shared_address(row + j), there + j, true);
   commit_copies();
   wait_for_copies<0>();
   Online<T> online;
-  for (int j = at.part<T>(0); j < n; j += step) online.template add<true>(load<kPart<T>>(row + j), j, n);
+  for (int j = at.part<T>(0); j < n; j += step) online.template add<true>(load<kVecElems<T>>(row + j), j, n);
   const auto own = online.row_lse(at);
   if (at.thread == 0) to.store(f.of, at, own, row);
   const RowGradient<T> gradient(f.of, at.row, own, f.scale);
-  for (int j = at.part<T>(0); j < n; j += step) store(there + j, gradient.of(load<kPart<T>>(row + j), j));
+  for (int j = at.part<T>(0); j < n; j += step) store(there + j, gradient.of(load<kVecElems<T>>(row + j), j));
 }
 
 // x *= times, unless that is one.
-template <class T, bool kWhole>
+template <class T, bool kVectorized>
 __global__ void times_kernel(T* x, Rows rows, const double* times) {
   const double by = *times;
   if (by == 1) return;
   for (int64_t i = blockIdx.x; i < rows.count; i += gridDim.x)
-    for (int j = static_cast<int>(threadIdx.x) * kPart<T>; j < rows.length; j += kThreads * kPart<T>) {
+    for (int j = static_cast<int>(threadIdx.x) * kVecElems<T>; j < rows.length; j += kThreads * kVecElems<T>) {
       T* const row = x + i * rows.length;
-      Packed<T, kPart<T>> part = load_part<kWhole>(row, j, rows.length);
-      for (int k = 0; k < kPart<T>; ++k)
+      Packed<T, kVecElems<T>> part = load_part<kVectorized>(row, j, rows.length);
+      for (int k = 0; k < kVecElems<T>; ++k)
         part.v[k] = T(static_cast<Accumulate<T>>(part.v[k]) * static_cast<Accumulate<T>>(by));
-      store_part<kWhole>(row, j, rows.length, part);
+      store_part<kVectorized>(row, j, rows.length, part);
     }
 }
 
 template <class T>
-Scores<T> scores_of(const RowLosses& out) {
+Scores<T> make_scores(const RowLosses& out) {
   return {out.lse.device_data<Accumulate<T>>(), out.losses.device_data<double>()};
 }
 
@@ -212,10 +212,10 @@ RowLosses cross_entropy(const Tensor& logits, const Tensor& targets) {
   return with_floating(logits.dtype(), "cross_entropy", [&](auto t) {
     using T = decltype(t);
     RowLosses out = room_for(logits, logits.dim(0), kDTypeOf<Accumulate<T>>);
-    const Logits<T> f = logits_of<T>(logits, targets, {});
-    const bool whole = are_whole<T>(logits.dim(1), f.x);
+    const Logits<T> f = compute_logits<T>(logits, targets, {});
+    const bool whole = is_vectorizable<T>(logits.dim(1), f.x);
     launch(context(logits), "cross_entropy", f.rows.grid(),
-           whole ? cross_entropy_kernel<T, true> : cross_entropy_kernel<T, false>, f, scores_of<T>(out));
+           whole ? cross_entropy_kernel<T, true> : cross_entropy_kernel<T, false>, f, make_scores<T>(out));
     sums("cross_entropy", out.totals, out.losses);
     return out;
   });
@@ -224,10 +224,10 @@ RowLosses cross_entropy(const Tensor& logits, const Tensor& targets) {
 RowLosses cross_entropy_in_place(const Tensor& logits, const Tensor& targets, double scale) {
   return with_floating(logits.dtype(), "cross_entropy", [&](auto t) {
     using T = decltype(t);
-    const Logits<T> f = logits_of<T>(logits, targets, {});
+    const Logits<T> f = compute_logits<T>(logits, targets, {});
     const int64_t row = logits.dim(1) * static_cast<int64_t>(sizeof(T));
-    if (!are_whole<T>(logits.dim(1), f.x) || f.rows.width == 32 || row + kOwnShared > context(logits).most_shared() ||
-        row > kMostShared) {
+    if (!is_vectorizable<T>(logits.dim(1), f.x) || f.rows.width == 32 ||
+        row + kOwnShared > context(logits).most_shared() || row > kMaxShared) {
       RowLosses out = cuda::cross_entropy(logits, targets);
       cuda::cross_entropy_backward(logits, Scored{logits, targets, out.lse}, scale, {});
       return out;
@@ -236,7 +236,7 @@ RowLosses cross_entropy_in_place(const Tensor& logits, const Tensor& targets, do
     const Gradient<T> both{f, nullptr, logits.device_data<T>(), scale, nullptr};
     launch(context(logits), "cross_entropy",
            {.blocks = f.rows.count, .threads = f.rows.width, .shared = static_cast<int>(row)},
-           cross_entropy_in_place_kernel<T>, both, scores_of<T>(out));
+           cross_entropy_in_place_kernel<T>, both, make_scores<T>(out));
     sums("cross_entropy", out.totals, out.losses);
     return out;
   });
@@ -248,7 +248,7 @@ void multiply_by(const Tensor& x, const Tensor& times) {
     using T = decltype(t);
     const Rows rows{x.dim(0), static_cast<int>(x.dim(1))};
     T* const to = x.device_data<T>();
-    const bool whole = are_whole<T>(x.dim(1), to);
+    const bool whole = is_vectorizable<T>(x.dim(1), to);
     launch(context(x), "cross_entropy_backward", {.blocks = std::min(rows.count, kBlocks)},
            whole ? times_kernel<T, true> : times_kernel<T, false>, to, rows, times.device_data<double>());
   });
@@ -259,9 +259,10 @@ void cross_entropy_backward(const Tensor& dlogits, const Scored& of, const Gradi
   with_floating(of.logits.dtype(), "cross_entropy_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
-    const Gradient<T> f{logits_of<T>(of.logits, of.targets, part), of.lse.device_data<A>(), dlogits.device_data<T>(),
-                        scale.number, scale.times.defined() ? scale.times.device_data<double>() : nullptr};
-    const bool whole = are_whole<T>(dlogits.dim(1), f.of.x, f.dx);
+    const Gradient<T> f{compute_logits<T>(of.logits, of.targets, part), of.lse.device_data<A>(),
+                        dlogits.device_data<T>(), scale.number,
+                        scale.times.defined() ? scale.times.device_data<double>() : nullptr};
+    const bool whole = is_vectorizable<T>(dlogits.dim(1), f.of.x, f.dx);
     launch(context(dlogits), "cross_entropy_backward", f.of.rows.grid(),
            whole ? cross_entropy_backward_kernel<T, true> : cross_entropy_backward_kernel<T, false>, f);
   });
@@ -272,7 +273,7 @@ void cross_entropy_backward(const Tensor& dlogits, const Scored& of, const Gradi
 namespace {
 
 // out = the row's maximum where max is null, else the sum of exp(logit - max).
-template <class T, bool kWhole>
+template <class T, bool kVectorized>
 __global__ __launch_bounds__(kRowThreads) void row_kernel(const T* x, Rows rows, const Accumulate<T>* max,
                                                           Accumulate<T>* out) {
   using A = Accumulate<T>;
@@ -282,8 +283,8 @@ __global__ __launch_bounds__(kRowThreads) void row_kernel(const T* x, Rows rows,
   const T* const row = x + at.row * n;
   A own = max ? A(0) : -std::numeric_limits<A>::infinity();
   const A top = max ? max[at.row] : A(0);
-  stream_parts<kWhole>(at, row, n, [&](int j, const auto& part) {
-    each_in_part<kWhole, T>(j, n, [&](int k) {
+  stream_parts<kVectorized>(at, row, n, [&](int j, const auto& part) {
+    each_in_part<kVectorized, T>(j, n, [&](int k) {
       own = max ? own + exponential_from(part.v[k], top) : std::max(own, static_cast<A>(part.v[k]));
     });
   });
@@ -295,7 +296,7 @@ template <class T>
 __global__ void target_logits_kernel(Logits<T> f, Accumulate<T>* out) {
   const int64_t i = global_thread();
   if (i >= f.rows.count) return;
-  const int column = column_of(f, i, f.targets[i]);
+  const int column = target_column(f, i, f.targets[i]);
   out[i] = column < 0 ? Accumulate<T>(0) : static_cast<Accumulate<T>>(f.x[i * f.rows.length + column]);
 }
 
@@ -322,9 +323,9 @@ void row_max_or_sum(const char* op, const Tensor& out, const Tensor& x, const Te
   with_floating(x.dtype(), op, [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
-    const Rows rows = rows_of<T>(x.dim(0), x.dim(1), kPartsEach);
+    const Rows rows = make_rows<T>(x.dim(0), x.dim(1), kPartsEach);
     const T* const from = x.device_data<T>();
-    const bool whole = are_whole<T>(x.dim(1), from);
+    const bool whole = is_vectorizable<T>(x.dim(1), from);
     launch(context(x), op, rows.grid(), whole ? row_kernel<T, true> : row_kernel<T, false>, from, rows,
            max ? max->device_data<A>() : nullptr, out.device_data<A>());
   });
@@ -357,7 +358,7 @@ void row_sum_exp(const Tensor& out, const Tensor& logits, const Tensor& max) {
 void target_logits(const Tensor& out, const Tensor& logits, const Tensor& targets, const VocabPart& part) {
   with_floating(logits.dtype(), "target_logits", [&](auto t) {
     using T = decltype(t);
-    const Logits<T> f = logits_of<T>(logits, targets, part);
+    const Logits<T> f = compute_logits<T>(logits, targets, part);
     launch(context(logits), "target_logits", {.blocks = blocks_for(f.rows.count, kThreads)}, target_logits_kernel<T>, f,
            out.device_data<Accumulate<T>>());
   });

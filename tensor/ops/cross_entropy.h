@@ -127,12 +127,13 @@ struct LinearCrossEntropy {
 // the gradients of x and w into `dx` (N, C), of x's dtype, and `dw` (V, C), float32, or float64 for float64, where
 // these are given. Cost: 2 N V C FLOPs, 6 with both gradients; of memory one block of logits.
 LinearCrossEntropy linear_cross_entropy(const Tensor& x, const Tensor& w, const Tensor& targets, double scale,
-                                        Tensor* dx, Tensor* dw, const RowBlocks& blocks, WeightPacks* packs = nullptr);
+                                        Tensor* dx, Tensor* dw, const RowBlocks& blocks,
+                                        PackedWeights* packs = nullptr);
 
 // linear(), linear_input_grad() and linear_weight_grad() of tensor/ops/matmul/matmul.h, of x (..., K) and dy (..., N).
-Tensor linear_by_rows(const Tensor& x, const Tensor& w, const RowBlocks& blocks, WeightPacks* packs = nullptr);
+Tensor linear_by_rows(const Tensor& x, const Tensor& w, const RowBlocks& blocks, PackedWeights* packs = nullptr);
 Tensor linear_input_grad_by_rows(const Tensor& dy, const Tensor& w, const RowBlocks& blocks,
-                                 WeightPacks* packs = nullptr);
+                                 PackedWeights* packs = nullptr);
 void linear_weight_grad_by_rows(Tensor& dw, const Tensor& dy, const Tensor& x, const RowBlocks& blocks);
 
 }  // namespace tessera

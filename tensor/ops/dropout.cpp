@@ -45,7 +45,7 @@ void dropout_on_cpu(const Tensor& y, const Tensor& x, double p, const DropoutTil
 }  // namespace
 
 Tensor dropout(Tensor&& x_any, double p, const DropoutTile& tile) {
-  if (x_any.rank() != 3) throw Error("[dropout] x is " + x_any.describe() + "; expected (B, T, C)");
+  if (x_any.ndim() != 3) throw Error("[dropout] x is " + x_any.describe() + "; expected (B, T, C)");
   if (!(p >= 0 && p < 1)) throw Error("[dropout] p is " + std::to_string(p) + "; expected a number in [0, 1)");
   const int64_t tokens = x_any.dim(1), c = x_any.dim(2);
   if (!tile.positions.empty() && static_cast<int64_t>(tile.positions.size()) != tokens)

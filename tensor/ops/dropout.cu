@@ -22,7 +22,7 @@ struct Dropout {
 
   __device__ uint64_t now() const { return step_on_gpu ? *step_on_gpu : step; }
   // The global index of the first element of row i.
-  __device__ uint64_t first_of(int64_t i) const {
+  __device__ uint64_t first_index(int64_t i) const {
     const int64_t sequence = i / tokens, token = i % tokens, position = positions ? positions[token] : token;
     return static_cast<uint64_t>(((first_sequence + sequence) * tokens_total + position) * channels_total +
                                  first_channel);
@@ -33,34 +33,34 @@ struct Dropout {
 };
 
 template <class T>
-inline constexpr int kGroup = std::max(4, kPart<T>);  // elements of a thread: whole blocks of words
+inline constexpr int kGroup = std::max(4, kVecElems<T>);  // elements of a thread: whole blocks of words
 
 template <class T>
 __global__ void dropout_kernel(Dropout<T> f) {
-  constexpr int kPieces = kGroup<T> / kPart<T>;
+  constexpr int kPieces = kGroup<T> / kVecElems<T>;
   const int64_t groups = f.at.length / kGroup<T>, i = global_thread() / groups;
   if (i >= f.at.rows) return;
   const int64_t j = global_thread() % groups * kGroup<T>;
   const T* const from = f.x + i * f.at.length + j;
   T* const to = f.y + i * f.at.length + j;
-  Packed<T, kPart<T>> v[kPieces];
-  for (int p = 0; p < kPieces; ++p) v[p] = load<kPart<T>>(from + p * kPart<T>);
-  const uint64_t first = (f.first_of(i) + static_cast<uint64_t>(j)) / 4, step = f.now();
+  Packed<T, kVecElems<T>> v[kPieces];
+  for (int p = 0; p < kPieces; ++p) v[p] = load<kVecElems<T>>(from + p * kVecElems<T>);
+  const uint64_t first = (f.first_index(i) + static_cast<uint64_t>(j)) / 4, step = f.now();
   for (int b = 0; b < kGroup<T> / 4; ++b) {
     const Philox::Block words = f.random(first + static_cast<uint64_t>(b), step);
     for (int k = 0; k < 4; ++k) {
-      T& e = v[(4 * b + k) / kPart<T>].v[(4 * b + k) % kPart<T>];
+      T& e = v[(4 * b + k) / kVecElems<T>].v[(4 * b + k) % kVecElems<T>];
       e = f.kept(e, words[static_cast<size_t>(k)]);
     }
   }
-  for (int p = 0; p < kPieces; ++p) store(to + p * kPart<T>, v[p]);
+  for (int p = 0; p < kPieces; ++p) store(to + p * kVecElems<T>, v[p]);
 }
 
 template <class T>
 __global__ void dropout_each_kernel(Dropout<T> f) {
   const int64_t at = global_thread(), i = at / f.at.length;
   if (i >= f.at.rows) return;
-  f.y[at] = f.kept(f.x[at], f.random.word(f.first_of(i) + static_cast<uint64_t>(at % f.at.length), f.now()));
+  f.y[at] = f.kept(f.x[at], f.random.word(f.first_index(i) + static_cast<uint64_t>(at % f.at.length), f.now()));
 }
 
 }  // namespace
@@ -85,7 +85,7 @@ void dropout(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile
                        .up = static_cast<Accumulate<T>>(1 / (1 - p)),
                        .at = {rows, static_cast<int>(c)}};
     const bool together = c % kGroup<T> == 0 && tile.channels_total % 4 == 0 && tile.first_channel % 4 == 0;
-    if (are_whole<T>(c, f.x, f.y) && together)
+    if (is_vectorizable<T>(c, f.x, f.y) && together)
       launch(context(x), "dropout", {.blocks = blocks_for(x.numel() / kGroup<T>, kThreads)}, dropout_kernel<T>, f);
     else
       launch(context(x), "dropout", {.blocks = blocks_for(x.numel(), kThreads)}, dropout_each_kernel<T>, f);

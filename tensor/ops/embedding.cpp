@@ -8,18 +8,18 @@ namespace {
 
 const int32_t* checked(const Tensor& ids, int64_t vocab) {
   const int32_t* const id = ids.data<int32_t>();
-  for (int64_t i = 0; i < ids.numel() && !cpu::Idle::here(); ++i)  // else ids are whatever memory holds
+  for (int64_t i = 0; i < ids.numel() && !cpu::DryRun::here(); ++i)  // else ids are whatever memory holds
     if (id[i] < 0 || id[i] >= vocab)
       throw Error("[embedding] id " + std::to_string(id[i]) + " at position " + std::to_string(i) + " is outside [0, " +
                   std::to_string(vocab) + ")");
   return id;
 }
 
-int64_t whole_of(const Tensor& table, const VocabPart& part) { return part.whole > 0 ? part.whole : table.dim(0); }
+int64_t full_index(const Tensor& table, const VocabPart& part) { return part.whole > 0 ? part.whole : table.dim(0); }
 
 void embedding_on_cpu(const Tensor& out, const Tensor& ids, const Tensor& table, const VocabPart& part) {
-  const int64_t rows = table.dim(0), first = part.first, c = table.dim(1), row_bytes = c * size_of(table.dtype());
-  const int32_t* const id = checked(ids, whole_of(table, part));
+  const int64_t rows = table.dim(0), first = part.first, c = table.dim(1), row_bytes = c * element_size(table.dtype());
+  const int32_t* const id = checked(ids, full_index(table, part));
   const std::byte* const from = table.raw();
   std::byte* const to = out.raw();
   cpu::split(ids.numel(), cpu::rows_together(c), [=](int64_t begin, int64_t end) {
@@ -35,7 +35,7 @@ void embedding_on_cpu(const Tensor& out, const Tensor& ids, const Tensor& table,
 
 void embedding_backward_on_cpu(Tensor& sums, const Tensor& dy, const Tensor& ids, const VocabPart& part) {
   const int64_t rows = sums.dim(0), first = part.first, c = sums.dim(1), n = ids.numel();
-  const int32_t* const id = checked(ids, whole_of(sums, part));
+  const int32_t* const id = checked(ids, full_index(sums, part));
   sums.fill(0);
   with_floating(dy.dtype(), "embedding_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
@@ -58,12 +58,12 @@ void embedding_backward_on_cpu(Tensor& sums, const Tensor& dy, const Tensor& ids
 
 Tensor ids_beside(const Tensor& table, const Tensor& ids, const VocabPart& part) {
   if (ids.device() == table.device()) return ids;
-  checked(ids.on_host().contiguous(), whole_of(table, part));
+  checked(ids.on_host().contiguous(), full_index(table, part));
   return ids.to(table.arena());
 }
 
 Tensor embedding(const Tensor& ids_any, const Tensor& table_any, const VocabPart& part) {
-  if (table_any.rank() != 2) throw Error("[embedding] table is " + table_any.describe() + "; expected (V, C)");
+  if (table_any.ndim() != 2) throw Error("[embedding] table is " + table_any.describe() + "; expected (V, C)");
   const Tensor ids = ids_any.contiguous(), table = table_any.contiguous();
   Shape shape = ids.shape();
   shape.push_back(table.dim(1));
@@ -77,7 +77,7 @@ Tensor embedding(const Tensor& ids_any, const Tensor& table_any, const VocabPart
 void embedding_backward(Tensor& dtable, const Tensor& dy_any, const Tensor& ids_any, const VocabPart& part) {
   const Tensor ids = ids_any.contiguous(), dy = dy_any.contiguous();
   dy.check_size(ids.numel() * dtable.dim(1));
-  const DType wide = wide_of(dy.dtype());
+  const DType wide = accum_dtype(dy.dtype());
   const bool direct = dtable.dtype() == wide && dtable.is_contiguous();
   Tensor sums = direct ? dtable : dy.make(dtable.shape(), wide, Category::workspace);
   on_device(

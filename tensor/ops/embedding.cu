@@ -45,7 +45,7 @@ struct Lookup {
 
 constexpr int kIdsPerThread = 8, kTile = kThreads * kIdsPerThread;  // ids that a block looks at together
 constexpr int kTokens = 2 * kTile;  // tokens that a block keeps at most before it adds them up
-constexpr int kMostRows = 64;       // rows of the table, for a block
+constexpr int kMaxRows = 64;        // rows of the table, for a block
 constexpr int kLoads = 8;           // gradients on their way to a thread
 
 template <class T>
@@ -68,7 +68,7 @@ struct Backward {
 };
 
 // Tokens of the block's rows, in order.
-struct Mine {
+struct BlockTokens {
   int32_t token[kTokens];
   uint8_t row[kTokens];  // row of each token, among the block's
   int of_warp[kThreads / 32];
@@ -76,7 +76,7 @@ struct Mine {
 };
 
 // How many matches the threads before this one have, and in `all` how many there are.
-__device__ int place_of(Mine& mine, int matches, int& all) {
+__device__ int rank_in_block(BlockTokens& mine, int matches, int& all) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   int upto = matches;  // matches of this warp's lanes up to this one
   for (int by = 1; by < 32; by *= 2) {
@@ -96,7 +96,7 @@ __device__ int place_of(Mine& mine, int matches, int& all) {
 
 // Adds the block's tokens among ids [first, first + kTile) to `mine`. Block 0 checks the ids.
 template <class T>
-__device__ void collect(const Backward<T>& f, int64_t first, Mine& mine) {
+__device__ void collect(const Backward<T>& f, int64_t first, BlockTokens& mine) {
   const int64_t own = first + threadIdx.x * kIdsPerThread;
   int32_t id[kIdsPerThread];
   int matches = 0;
@@ -107,7 +107,7 @@ __device__ void collect(const Backward<T>& f, int64_t first, Mine& mine) {
     if (f.has(id[k])) ++matches;
   }
   int all = 0;
-  int at = mine.count + place_of(mine, matches, all);
+  int at = mine.count + rank_in_block(mine, matches, all);
   for (int k = 0; k < kIdsPerThread; ++k)
     if (f.has(id[k])) {
       mine.token[at] = static_cast<int32_t>(own + k);
@@ -120,10 +120,10 @@ __device__ void collect(const Backward<T>& f, int64_t first, Mine& mine) {
 
 // The tokens of one row, in order, by a warp.
 struct RowTokens {
-  const Mine& mine;
+  const BlockTokens& mine;
   int row, window = 0;  // the 32 tokens of the block that are looked at
   unsigned left;        // a bit for each of them that is of this row and still to come
-  __device__ RowTokens(const Mine& all, int of) : mine(all), row(of), left(matches()) {}
+  __device__ RowTokens(const BlockTokens& all, int of) : mine(all), row(of), left(matches()) {}
   __device__ unsigned matches() const {
     const int at = window + static_cast<int>(threadIdx.x) % 32;
     return __ballot_sync(~0u, at < mine.count && mine.row[at] == row);
@@ -147,57 +147,57 @@ struct RowTokens {
 
 // A warp's columns of one row: the sum so far, and the gradients in token order. Many are asked for before the first is
 // used, and kept as words, since what is taken apart has arrived.
-template <class T, bool kWhole>
-__device__ void add_tokens(const Backward<T>& f, const Mine& mine, int row, int j, bool fresh) {
+template <class T, bool kVectorized>
+__device__ void add_tokens(const Backward<T>& f, const BlockTokens& mine, int row, int j, bool fresh) {
   using A = Accumulate<T>;
   const bool here = j < f.c;
   A* const to = f.sums + f.row(row) * f.c;
-  Packed<A, kPart<T>> total{};
-  if (!fresh && here) each_in_part<kWhole, T>(j, f.c, [&](int k) { total.v[k] = to[j + k]; });
+  Packed<A, kVecElems<T>> total{};
+  if (!fresh && here) each_in_part<kVectorized, T>(j, f.c, [&](int k) { total.v[k] = to[j + k]; });
   RowTokens tokens(mine, row);
   int32_t token[kLoads];
   while (const int found = tokens.next(token)) {
     uint4 asked[kLoads] = {};
 #pragma unroll
     for (int l = 0; l < kLoads; ++l)
-      if (here) asked[l] = std::bit_cast<uint4>(load_part<kWhole>(f.dy + int64_t{token[l]} * f.c, j, f.c));
+      if (here) asked[l] = std::bit_cast<uint4>(load_part<kVectorized>(f.dy + int64_t{token[l]} * f.c, j, f.c));
     __syncwarp();  // or each would be asked for only where it is used
 #pragma unroll
     for (int l = 0; l < kLoads; ++l) {
       if (l == found) break;
-      const auto g = std::bit_cast<Packed<T, kPart<T>>>(asked[l]);
-      for (int k = 0; k < kPart<T>; ++k) total.v[k] += static_cast<A>(g.v[k]);
+      const auto g = std::bit_cast<Packed<T, kVecElems<T>>>(asked[l]);
+      for (int k = 0; k < kVecElems<T>; ++k) total.v[k] += static_cast<A>(g.v[k]);
     }
   }
-  if (here) store_sums<kWhole, T>(to, j, f.c, total.v);
+  if (here) store_sums<kVectorized, T>(to, j, f.c, total.v);
 }
 
 // Each warp has the columns of some strips of some rows.
-template <class T, bool kWhole>
-__device__ void add_up(const Backward<T>& f, const Mine& mine, bool fresh) {
-  constexpr int kStrip = 32 * kPart<T>;
+template <class T, bool kVectorized>
+__device__ void add_up(const Backward<T>& f, const BlockTokens& mine, bool fresh) {
+  constexpr int kStrip = 32 * kVecElems<T>;
   const int units = f.rows() * ((f.c + kStrip - 1) / kStrip), rows = f.rows();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int unit = static_cast<int>(threadIdx.x) / 32; unit < units; unit += kThreads / 32)
-    add_tokens<T, kWhole>(f, mine, unit % rows, unit / rows * kStrip + lane * kPart<T>, fresh);
+    add_tokens<T, kVectorized>(f, mine, unit % rows, unit / rows * kStrip + lane * kVecElems<T>, fresh);
 }
 
-template <class T, bool kWhole>
+template <class T, bool kVectorized>
 __global__ __launch_bounds__(kThreads) void embedding_backward_kernel(Backward<T> f) {
-  __shared__ Mine mine;
+  __shared__ BlockTokens mine;
   if (threadIdx.x == 0) mine.count = 0;
   __syncthreads();
   bool fresh = true;
   for (int64_t first = 0; first < f.tokens; first += kTile) {
     collect(f, first, mine);
     if (mine.count + kTile <= kTokens) continue;
-    add_up<T, kWhole>(f, mine, fresh);
+    add_up<T, kVectorized>(f, mine, fresh);
     fresh = false;
     __syncthreads();
     if (threadIdx.x == 0) mine.count = 0;
     __syncthreads();
   }
-  add_up<T, kWhole>(f, mine, fresh);
+  add_up<T, kVectorized>(f, mine, fresh);
 }
 
 }  // namespace
@@ -214,7 +214,7 @@ void embedding(const Tensor& out, const Tensor& ids, const Tensor& table, const 
 
 void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids, const VocabPart& part) {
   constexpr int64_t kBlocks = 1024;  // about as many as a GPU runs at once
-  const int64_t vocab = sums.dim(0), blocks = std::max(kBlocks, blocks_for(vocab, kMostRows));
+  const int64_t vocab = sums.dim(0), blocks = std::max(kBlocks, blocks_for(vocab, kMaxRows));
   if (sums.numel() == 0) return;
   with_floating(dy.dtype(), "embedding_backward", [&](auto t) {
     using T = decltype(t);
@@ -227,7 +227,7 @@ void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids,
                         .c = static_cast<int>(sums.dim(1)),
                         .shift = std::countr_zero(std::bit_ceil(static_cast<uint64_t>(blocks))),
                         .own = own_rows(sums, part)};
-    const bool whole = are_whole<T>(f.c, f.dy, f.sums);
+    const bool whole = is_vectorizable<T>(f.c, f.dy, f.sums);
     launch(context(dy), "embedding_backward", {.blocks = std::min(vocab, int64_t{1} << f.shift)},
            whole ? embedding_backward_kernel<T, true> : embedding_backward_kernel<T, false>, f);
   });

@@ -9,8 +9,8 @@ namespace tessera {
 namespace {
 
 void check(const Tensor& x, const Tensor& gamma, const Tensor& beta) {
-  const int64_t c = x.rank() > 0 ? x.dim(-1) : 0;
-  const auto fits = [&](const Tensor& w) { return w.rank() == 1 && w.dim(0) == c && w.dtype() == x.dtype(); };
+  const int64_t c = x.ndim() > 0 ? x.dim(-1) : 0;
+  const auto fits = [&](const Tensor& w) { return w.ndim() == 1 && w.dim(0) == c && w.dtype() == x.dtype(); };
   if (!fits(gamma) || (beta.defined() && !fits(beta)))
     throw Error("[norm] x is " + x.describe() + "; gamma is " + gamma.describe() +
                 (beta.defined() ? ", beta is " + beta.describe() : "") + "; expected " + std::to_string(c) +
@@ -81,9 +81,9 @@ Normed run(NormOperands operands, const Tensor& gamma_any, const Tensor& beta_an
   const Tensor gamma = gamma_any.contiguous(), beta = beta_any.defined() ? beta_any.contiguous() : Tensor();
   operands.gamma = &gamma;
   operands.beta = beta.defined() ? &beta : nullptr;
-  const Shape rows = x.shape().first(x.rank() - 1);
-  Normed out{x.make(x.shape()), options.center ? x.make(rows, wide_of(x.dtype())) : Tensor(),
-             x.make(rows, wide_of(x.dtype()))};
+  const Shape rows = x.shape().first(x.ndim() - 1);
+  Normed out{x.make(x.shape()), options.center ? x.make(rows, accum_dtype(x.dtype())) : Tensor(),
+             x.make(rows, accum_dtype(x.dtype()))};
   on_device(
       x.device(), [&] { norm_on_cpu(operands, out, options.eps); }, [&] { cuda::norm(operands, out, options.eps); });
   return out;
@@ -141,7 +141,7 @@ void norm_backward_on_cpu(const Tensor& dx, const NormOperands& operands, const 
 
 void norm_sums_on_cpu(const NormSums& sums, const Tensor& dy, const Tensor& x, const Normed& forward) {
   const int64_t c = x.dim(-1), n = x.numel() / std::max<int64_t>(c, 1);
-  const Tensor by_gamma = x.make({c}, wide_of(x.dtype())), by_beta = x.make({c}, wide_of(x.dtype()));
+  const Tensor by_gamma = x.make({c}, accum_dtype(x.dtype())), by_beta = x.make({c}, accum_dtype(x.dtype()));
   with_floating(x.dtype(), "norm_weight_grads", [&]<class T>(T) {
     using A = Accumulate<T>;
     const T *const g = dy.data<T>(), *const in = x.data<T>();

@@ -21,28 +21,28 @@ struct Forward {
 };
 
 // x + y as stored, of which the statistics are taken.
-template <class T, bool kWhole>
-__device__ void add_residual(const Forward<T>& f, const RowThread& at, HeldRow<T, kWhole>& x) {
+template <class T, bool kVectorized>
+__device__ void add_residual(const Forward<T>& f, const RowThread& at, RegisterRow<T, kVectorized>& x) {
   using A = Accumulate<T>;
   const int n = f.rows.length;
-  const HeldRow<T, kWhole> added(f.added + at.row * n, at, n);
+  const RegisterRow<T, kVectorized> added(f.added + at.row * n, at, n);
   T* const sum = f.sum + at.row * n;
-  const auto with_added = [&](int j, const Packed<T, kPart<T>>& part, const Packed<T, kPart<T>>& other) {
-    Packed<T, kPart<T>> both;
-    for (int k = 0; k < kPart<T>; ++k) both.v[k] = T(static_cast<A>(part.v[k]) + static_cast<A>(other.v[k]));
-    store_part<kWhole>(sum, j, n, both);
+  const auto with_added = [&](int j, const Packed<T, kVecElems<T>>& part, const Packed<T, kVecElems<T>>& other) {
+    Packed<T, kVecElems<T>> both;
+    for (int k = 0; k < kVecElems<T>; ++k) both.v[k] = T(static_cast<A>(part.v[k]) + static_cast<A>(other.v[k]));
+    store_part<kVectorized>(sum, j, n, both);
     return both;
   };
   change_parts(at, n, with_added, x, added, sum);
 }
 
-template <class T, bool kWhole>
+template <class T, bool kVectorized>
 __global__ __launch_bounds__(kRowThreads) void norm_kernel(Forward<T> f) {
   using A = Accumulate<T>;
   const RowThread at = row_thread(f.rows);
   if (at.row >= f.rows.count) return;
   const int n = f.rows.length;
-  HeldRow<T, kWhole> x(f.x + at.row * n, at, n);
+  RegisterRow<T, kVectorized> x(f.x + at.row * n, at, n);
   if (f.added) add_residual(f, at, x);
   const A inverse = A(1) / static_cast<A>(n);
   A mean = 0, square = 0;
@@ -58,14 +58,14 @@ __global__ __launch_bounds__(kRowThreads) void norm_kernel(Forward<T> f) {
   each_element(at, n, add_square, x);
   const A rstd = A(1) / math::sqrt(row_sum(at, square) * inverse + f.eps);
   const auto store_y = [&](int j, const auto& part) {
-    const auto gamma = load_part<kWhole>(f.gamma, j, n);
-    Packed<T, kPart<T>> beta{}, y;
-    if (f.beta) beta = load_part<kWhole>(f.beta, j, n);
-    for (int k = 0; k < kPart<T>; ++k) {
+    const auto gamma = load_part<kVectorized>(f.gamma, j, n);
+    Packed<T, kVecElems<T>> beta{}, y;
+    if (f.beta) beta = load_part<kVectorized>(f.beta, j, n);
+    for (int k = 0; k < kVecElems<T>; ++k) {
       const A xhat = (static_cast<A>(part.v[k]) - mean) * rstd, by = static_cast<A>(gamma.v[k]);
       y.v[k] = T(f.beta ? math::fma(xhat, by, static_cast<A>(beta.v[k])) : xhat * by);
     }
-    store_part<kWhole>(f.y + at.row * n, j, n, y);
+    store_part<kVectorized>(f.y + at.row * n, j, n, y);
   };
   each_part(at, n, store_y, x);
   if (at.thread != 0) return;
@@ -87,10 +87,10 @@ struct Backward {
 
 // A thread's sums over the rows of a run: those of the parts that it holds in registers, the others where they end up,
 // since nobody else writes to the run's place there.
-template <class T, bool kWhole>
+template <class T, bool kVectorized>
 struct RunSums {
   using A = Accumulate<T>;
-  A held[kHeld][kPart<T>] = {};
+  A held[kHeld][kVecElems<T>] = {};
   A* to;
   int n;
   bool first = true;  // row
@@ -101,16 +101,16 @@ struct RunSums {
     if (!to) return;
     if (k < kHeld) {
 #pragma unroll
-      for (int e = 0; e < kPart<T>; ++e) held[k][e] = next(e, held[k][e]);
+      for (int e = 0; e < kVecElems<T>; ++e) held[k][e] = next(e, held[k][e]);
     } else {
-      each_in_part<kWhole, T>(j, n, [&](int e) { to[j + e] = next(e, first ? A(0) : to[j + e]); });
+      each_in_part<kVectorized, T>(j, n, [&](int e) { to[j + e] = next(e, first ? A(0) : to[j + e]); });
     }
   }
   __device__ void store(const RowThread& at) const {
     if (!to) return;
 #pragma unroll
     for (int k = 0; k < kHeld; ++k)
-      if (const int j = at.part<T>(k); j < n) store_sums<kWhole, T>(to, j, n, held[k]);
+      if (const int j = at.part<T>(k); j < n) store_sums<kVectorized, T>(to, j, n, held[k]);
   }
 };
 
@@ -119,20 +119,20 @@ constexpr int kBackwardThreads = 256;
 
 // Each warp, or block of a longer row, walks a run of rows: their gradients, and the sums over them that the
 // gradients of gamma, of beta and of a bias before the norm are made of, in one pass over memory.
-template <class T, bool kWhole>
+template <class T, bool kVectorized>
 __global__ __launch_bounds__(kBackwardThreads, 1) void norm_backward_kernel(const __grid_constant__ Backward<T> f) {
   using A = Accumulate<T>;
   const RowThread at = row_thread(f.runs);
   if (at.row >= f.runs.count) return;
   const int n = f.runs.length;
   const A inverse = A(1) / static_cast<A>(n);
-  const HeldRow<T, kWhole> gamma(f.gamma, at, n);
-  RunSums<T, kWhole> by_gamma(f.by_gamma, at.row, n), by_beta(f.by_beta, at.row, n), by_sum(f.by_sum, at.row, n);
+  const RegisterRow<T, kVectorized> gamma(f.gamma, at, n);
+  RunSums<T, kVectorized> by_gamma(f.by_gamma, at.row, n), by_beta(f.by_beta, at.row, n), by_sum(f.by_sum, at.row, n);
   const int64_t end = std::min((at.row + 1) * f.together, f.rows);
 #pragma unroll 1
   for (int64_t i = at.row * f.together; i < end; ++i) {
     // Without a residual its row is dy's again, which is not added.
-    const HeldRow<T, kWhole> dy(f.dy + i * n, at, n), x(f.x + i * n, at, n),
+    const RegisterRow<T, kVectorized> dy(f.dy + i * n, at, n), x(f.x + i * n, at, n),
         residual((f.residual ? f.residual : f.dy) + i * n, at, n);
     if (i + 1 < end) {
       fetch_row<T>(f.dy + (i + 1) * n, at, n);
@@ -151,13 +151,13 @@ __global__ __launch_bounds__(kBackwardThreads, 1) void norm_backward_kernel(cons
     level = f.mean ? row_sum(at, level) * inverse : A(0);
     const auto change_part = [&](int k, int j, const auto& g, const auto& in, const auto& by, const auto& other) {
       const auto xhat = [&](int e) { return (static_cast<A>(in.v[e]) - mean) * rstd; };
-      Packed<T, kPart<T>> dx;
-      for (int e = 0; e < kPart<T>; ++e) {
+      Packed<T, kVecElems<T>> dx;
+      for (int e = 0; e < kVecElems<T>; ++e) {
         const A weighted = static_cast<A>(g.v[e]) * static_cast<A>(by.v[e]);
         const A change = weighted - level - xhat(e) * along;
         dx.v[e] = T(f.residual ? math::fma(rstd, change, static_cast<A>(other.v[e])) : rstd * change);
       }
-      store_part<kWhole>(f.dx + i * n, j, n, dx);
+      store_part<kVectorized>(f.dx + i * n, j, n, dx);
       by_gamma.add(k, j, [&](int e, A sum) { return math::fma(static_cast<A>(g.v[e]), xhat(e), sum); });
       by_beta.add(k, j, [&](int e, A sum) { return sum + static_cast<A>(g.v[e]); });
       by_sum.add(k, j, [&](int e, A sum) { return sum + static_cast<A>(dx.v[e]); });
@@ -193,8 +193,8 @@ void norm(const NormOperands& operands, const Normed& to, double eps) {
                        .mean = data_or_null<A>(&to.mean),
                        .rstd = to.rstd.device_data<A>(),
                        .eps = static_cast<A>(eps),
-                       .rows = rows_of<T>(x.numel() / c, c)};
-    const bool whole = are_whole<T>(c, f.x, f.added, f.gamma, f.beta, f.sum, f.y);
+                       .rows = make_rows<T>(x.numel() / c, c)};
+    const bool whole = is_vectorizable<T>(c, f.x, f.added, f.gamma, f.beta, f.sum, f.y);
     launch(context(x), f.added ? "add_norm" : "norm", f.rows.grid(),
            whole ? norm_kernel<T, true> : norm_kernel<T, false>, f);
   });
@@ -227,10 +227,10 @@ void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor&
                                    : sums.beta.to.defined() ? first
                                                             : nullptr,
                         .by_sum = data_or_null<A>(sums.parts),
-                        .runs = rows_of<T>(runs, c, kHeld, kBackwardThreads),
+                        .runs = make_rows<T>(runs, c, kHeld, kBackwardThreads),
                         .rows = n,
                         .together = together};
-    const bool whole = are_whole<T>(c, f.dy, f.x, f.gamma, f.residual, f.dx, f.by_gamma, f.by_beta, f.by_sum);
+    const bool whole = is_vectorizable<T>(c, f.dy, f.x, f.gamma, f.residual, f.dx, f.by_gamma, f.by_beta, f.by_sum);
     launch(context(x), "norm_backward", f.runs.grid(),
            whole ? norm_backward_kernel<T, true> : norm_backward_kernel<T, false>, f);
     if (!to.empty()) add_parts<A>("norm_backward", std::span(to), parts);

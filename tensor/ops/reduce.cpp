@@ -66,8 +66,8 @@ void sum_to_on_cpu(const Tensor& out, const Tensor& x) {
     const Shape strides = [&] {  // strides of the output, by the dims of x: 0 where a dim is summed
       Shape s = x.shape();
       const Shape own = contiguous_strides(shape);
-      for (int i = 0; i < x.rank(); ++i) {
-        const int at = i - (x.rank() - shape.rank());
+      for (int i = 0; i < x.ndim(); ++i) {
+        const int at = i - (x.ndim() - shape.ndim());
         s[i] = at < 0 || shape[at] == 1 ? 0 : own[at];
       }
       return s;
@@ -75,7 +75,7 @@ void sum_to_on_cpu(const Tensor& out, const Tensor& x) {
     const T* const p = in.data<T>();
     for (int64_t i = 0; i < in.numel(); ++i) {
       int64_t rest = i, to = 0;
-      for (int d = x.rank() - 1; d >= 0; --d) {
+      for (int d = x.ndim() - 1; d >= 0; --d) {
         to += rest % x.shape()[d] * strides[d];
         rest /= x.shape()[d];
       }
@@ -114,7 +114,7 @@ Tensor sum_to(const Tensor& x, const Shape& shape) {
     throw Error("[sum_to] " + x.describe() + " is no broadcast of " + shape.str());
   // Leading dims that go away, with the rest kept whole, are a sum over rows: the usual bias gradient.
   Shape tail;
-  for (int i = x.rank() - shape.rank(); i < x.rank(); ++i) tail.push_back(x.shape()[i]);
+  for (int i = x.ndim() - shape.ndim(); i < x.ndim(); ++i) tail.push_back(x.shape()[i]);
   Tensor out = x.make(shape);
   if (tail == shape) {
     Tensor flat = out.reshape({-1});
@@ -144,8 +144,8 @@ void by_rows(const Tensor& out, const Tensor& a, const Tensor& b, const Row& row
 // Checks the operands and runs `row` on the CPU, or cuda::softmax as `of`, on contiguous ones.
 template <class Row>
 Tensor run(SoftmaxOp of, const Tensor& a_any, const Tensor& b_any, const Row& row) {
-  const char* const op = name_of(of);
-  if (a_any.rank() == 0 || !(a_any.shape() == b_any.shape()) || a_any.dtype() != b_any.dtype())
+  const char* const op = to_string(of);
+  if (a_any.ndim() == 0 || !(a_any.shape() == b_any.shape()) || a_any.dtype() != b_any.dtype())
     throw Error(std::string("[") + op + "] operands are " + a_any.describe() + " and " + b_any.describe());
   const Tensor a = a_any.contiguous(), b = b_any.contiguous();
   Tensor out = a.make(a.shape());

@@ -19,11 +19,11 @@ struct ColumnSums {
 
   template <class Part>
   __device__ void operator()(const Part& at) const {
-    Packed<Accumulate<T>, kPart<T>> total{};
+    Packed<Accumulate<T>, kVecElems<T>> total{};
 #pragma unroll 4
     for (int64_t i = at.first; i < at.last; ++i) {
       const auto part = at.load(x, i);
-      for (int k = 0; k < kPart<T>; ++k) total.v[k] += static_cast<Accumulate<T>>(part.v[k]);
+      for (int k = 0; k < kVecElems<T>; ++k) total.v[k] += static_cast<Accumulate<T>>(part.v[k]);
     }
     at.store_sums(parts, total);
   }
@@ -56,11 +56,11 @@ __global__ void add_in_order_kernel(const T* x, int64_t n, int64_t run, U* out) 
 // The dims of x, those that stay before those that are summed, each group in x's order.
 struct SummedDims {
   int kept = 0, rank = 0;
-  int64_t size[kMaxRank] = {}, step[kMaxRank] = {};
+  int64_t size[kMaxDims] = {}, step[kMaxDims] = {};
   int64_t outputs = 0, terms = 1;
 };
 
-__device__ int64_t offset_of(const SummedDims& s, int64_t i, int from, int to) {
+__device__ int64_t element_offset(const SummedDims& s, int64_t i, int from, int to) {
   int64_t at = 0;
   for (int d = to - 1; d >= from; --d) {
     at += i % s.size[d] * s.step[d];
@@ -74,17 +74,17 @@ __global__ void sum_to_kernel(const T* x, const __grid_constant__ SummedDims s, 
   using A = Accumulate<T>;
   const int64_t i = global_thread();
   if (i >= s.outputs) return;
-  const T* const first = x + offset_of(s, i, 0, s.kept);
+  const T* const first = x + element_offset(s, i, 0, s.kept);
   A total = 0;
-  for (int64_t t = 0; t < s.terms; ++t) total += static_cast<A>(first[offset_of(s, t, s.kept, s.rank)]);
+  for (int64_t t = 0; t < s.terms; ++t) total += static_cast<A>(first[element_offset(s, t, s.kept, s.rank)]);
   out[i] = T(total);
 }
 
 SummedDims summed_dims(const Tensor& x, const Shape& shape) {
   SummedDims s{.outputs = shape.numel()};
   const auto add = [&](bool summed) {
-    for (int d = 0; d < x.rank(); ++d) {
-      const int own = d - (x.rank() - shape.rank());
+    for (int d = 0; d < x.ndim(); ++d) {
+      const int own = d - (x.ndim() - shape.ndim());
       if ((own < 0 || shape[own] != x.shape()[d]) != summed) continue;
       s.size[s.rank] = x.shape()[d];
       s.step[s.rank++] = x.strides()[d];
@@ -154,13 +154,13 @@ struct Softmax {
   Rows rows;
 };
 
-template <SoftmaxOp kOp, class T, bool kWhole>
+template <SoftmaxOp kOp, class T, bool kVectorized>
 __global__ __launch_bounds__(kRowThreads) void softmax_kernel(Softmax<T> f) {
   using A = Accumulate<T>;
   const RowThread at = row_thread(f.rows);
   if (at.row >= f.rows.count) return;
   const int n = f.rows.length;
-  HeldRow<T, kWhole> x(f.a + at.row * n, at, n);
+  RegisterRow<T, kVectorized> x(f.a + at.row * n, at, n);
   A max = -std::numeric_limits<A>::infinity(), sum = 0;
   const auto find_top = [&](A v) { max = std::max(max, v); };
   each_element(at, n, find_top, x);
@@ -170,47 +170,47 @@ __global__ __launch_bounds__(kRowThreads) void softmax_kernel(Softmax<T> f) {
   sum = row_sum(at, sum);
   const A last = kOp == SoftmaxOp::softmax ? A(1) / sum : math::log(sum);
   const auto store_y = [&](int j, const auto& part) {
-    Packed<T, kPart<T>> y;
-    for (int k = 0; k < kPart<T>; ++k) {
+    Packed<T, kVecElems<T>> y;
+    for (int k = 0; k < kVecElems<T>; ++k) {
       const A v = static_cast<A>(part.v[k]) - max;
       y.v[k] = kOp == SoftmaxOp::softmax ? T(math::exp(v) * last) : T(v - last);
     }
-    store_part<kWhole>(f.out + at.row * n, j, n, y);
+    store_part<kVectorized>(f.out + at.row * n, j, n, y);
   };
   each_part(at, n, store_y, x);
 }
 
 // a is dy, b the forward's result.
-template <SoftmaxOp kOp, class T, bool kWhole>
+template <SoftmaxOp kOp, class T, bool kVectorized>
 __global__ __launch_bounds__(kRowThreads) void softmax_backward_kernel(Softmax<T> f) {
   using A = Accumulate<T>;
   constexpr bool kLog = kOp == SoftmaxOp::log_backward;
   const RowThread at = row_thread(f.rows);
   if (at.row >= f.rows.count) return;
   const int n = f.rows.length;
-  HeldRow<T, kWhole> dy(f.a + at.row * n, at, n), y(f.b + at.row * n, at, n);
+  RegisterRow<T, kVectorized> dy(f.a + at.row * n, at, n), y(f.b + at.row * n, at, n);
   A sum = 0;
   const auto add = [&](A g, A p) { sum += kLog ? g : g * p; };
   each_element(at, n, add, dy, y);
   sum = row_sum(at, sum);
   const auto store_dx = [&](int j, const auto& g, const auto& p) {
-    Packed<T, kPart<T>> dx;
-    for (int k = 0; k < kPart<T>; ++k) {
+    Packed<T, kVecElems<T>> dx;
+    for (int k = 0; k < kVecElems<T>; ++k) {
       const A up = static_cast<A>(g.v[k]), of = static_cast<A>(p.v[k]);
       dx.v[k] = kLog ? T(up - math::exp(of) * sum) : T(of * (up - sum));
     }
-    store_part<kWhole>(f.out + at.row * n, j, n, dx);
+    store_part<kVectorized>(f.out + at.row * n, j, n, dx);
   };
   each_part(at, n, store_dx, dy, y);
 }
 
 // Forward or backward.
-template <SoftmaxOp kOp, class T, bool kWhole>
-constexpr auto kernel_of() {
+template <SoftmaxOp kOp, class T, bool kVectorized>
+constexpr auto select_kernel() {
   if constexpr (kOp == SoftmaxOp::softmax || kOp == SoftmaxOp::log_softmax)
-    return &softmax_kernel<kOp, T, kWhole>;
+    return &softmax_kernel<kOp, T, kVectorized>;
   else
-    return &softmax_backward_kernel<kOp, T, kWhole>;
+    return &softmax_backward_kernel<kOp, T, kVectorized>;
 }
 
 }  // namespace
@@ -218,16 +218,17 @@ constexpr auto kernel_of() {
 void softmax(SoftmaxOp op, const Tensor& out, const Tensor& a, const Tensor& b) {
   const int64_t n = a.dim(-1);
   if (a.numel() == 0) return;
-  with_floating(a.dtype(), name_of(op), [&](auto t) {
+  with_floating(a.dtype(), to_string(op), [&](auto t) {
     using T = decltype(t);
     using Of = SoftmaxOp;
-    const Softmax<T> f{a.device_data<T>(), b.device_data<T>(), out.device_data<T>(), rows_of<T>(a.numel() / n, n)};
-    constexpr std::array kWhole{kernel_of<Of::softmax, T, true>(), kernel_of<Of::log_softmax, T, true>(),
-                                kernel_of<Of::backward, T, true>(), kernel_of<Of::log_backward, T, true>()},
-        kParts{kernel_of<Of::softmax, T, false>(), kernel_of<Of::log_softmax, T, false>(),
-               kernel_of<Of::backward, T, false>(), kernel_of<Of::log_backward, T, false>()};
-    const auto& kernels = are_whole<T>(n, f.a, f.b, f.out) ? kWhole : kParts;
-    launch(context(a), name_of(op), f.rows.grid(), kernels[static_cast<size_t>(op)], f);
+    const Softmax<T> f{a.device_data<T>(), b.device_data<T>(), out.device_data<T>(), make_rows<T>(a.numel() / n, n)};
+    constexpr std::array kVectorized{select_kernel<Of::softmax, T, true>(), select_kernel<Of::log_softmax, T, true>(),
+                                     select_kernel<Of::backward, T, true>(),
+                                     select_kernel<Of::log_backward, T, true>()},
+        kParts{select_kernel<Of::softmax, T, false>(), select_kernel<Of::log_softmax, T, false>(),
+               select_kernel<Of::backward, T, false>(), select_kernel<Of::log_backward, T, false>()};
+    const auto& kernels = is_vectorizable<T>(n, f.a, f.b, f.out) ? kVectorized : kParts;
+    launch(context(a), to_string(op), f.rows.grid(), kernels[static_cast<size_t>(op)], f);
   });
 }
 

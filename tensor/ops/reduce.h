@@ -41,7 +41,7 @@ Tensor log_softmax_backward(const Tensor& dy, const Tensor& y);
 
 enum class SoftmaxOp { softmax, log_softmax, backward, log_backward };
 
-constexpr const char* name_of(SoftmaxOp op) {
+constexpr const char* to_string(SoftmaxOp op) {
   constexpr const char* names[] = {"softmax", "log_softmax", "softmax_backward", "log_softmax_backward"};
   return names[static_cast<int>(op)];
 }

@@ -16,19 +16,19 @@ double kept(double frequency, int64_t j, int64_t head_dim, const RotaryOptions& 
   if (o.scaling == RopeScaling::llama3)
     return (frequency * full - o.low_freq_factor) / (o.high_freq_factor - o.low_freq_factor);
   const auto d = static_cast<double>(head_dim);
-  const auto pair_of = [&](double turns) { return d * std::log(full / turns) / (2 * std::log(o.theta)); };
-  const double first = std::max(std::floor(pair_of(o.high_freq_factor)), 0.0),
-               last = std::min(std::ceil(pair_of(o.low_freq_factor)), d - 1);
+  const auto pack_pair = [&](double turns) { return d * std::log(full / turns) / (2 * std::log(o.theta)); };
+  const double first = std::max(std::floor(pack_pair(o.high_freq_factor)), 0.0),
+               last = std::min(std::ceil(pack_pair(o.low_freq_factor)), d - 1);
   return 1 - (static_cast<double>(j) - first) / (first == last ? 0.001 : last - first);
 }
 
 // The pairs of one head; y may be x. Two loops: one that stores two arrays of narrow elements is not vectorised.
 template <class T, class A>
 void rotate_head(T* y, const T* x, const A* cosines, const A* sines, A sign, int64_t half) {
-  constexpr int64_t kPart = 64;
-  T first[kPart];
-  for (int64_t from = 0; from < half; from += kPart) {
-    const int64_t n = std::min(kPart, half - from);
+  constexpr int64_t kVecElems = 64;
+  T first[kVecElems];
+  for (int64_t from = 0; from < half; from += kVecElems) {
+    const int64_t n = std::min(kVecElems, half - from);
     const T* const second = x + half + from;
     const A *const c = cosines + from, *const s = sines + from;
     T *const low = y + from, *const high = y + half + from;
@@ -42,7 +42,7 @@ void rotate_head(T* y, const T* x, const A* cosines, const A* sines, A sign, int
   }
 }
 
-void rotate_on_cpu(const Tensor& y, const Tensor& x, const Turn& turn) {
+void rotate_on_cpu(const Tensor& y, const Tensor& x, const RopeArgs& turn) {
   const int64_t tokens = x.dim(1), width = x.dim(2), d = turn.table.dim(1), heads = turn.heads, first = turn.first;
   with_floating(x.dtype(), "rotate", [&]<class T>(T) {
     using A = Accumulate<T>;
@@ -75,7 +75,7 @@ std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t hea
 Tensor rotary_table(const RotaryOptions& options, int64_t positions, int64_t head_dim, DType dtype,
                     const ArenaPtr& arena) {
   Tensor table = Tensor::empty({positions, head_dim}, dtype, arena, Category::workspace);
-  if (cpu::Idle::here()) return table;
+  if (cpu::DryRun::here()) return table;
   const std::vector<double> frequencies = rotary_frequencies(options, head_dim);
   std::vector<double> values;
   values.reserve(static_cast<size_t>(positions * head_dim));
@@ -96,12 +96,12 @@ bool are_positions(const Tensor& p, const Tensor& x) {
 
 }  // namespace
 
-Tensor rotate(Tensor&& x_any, const Turn& turn) {
+Tensor rotate(Tensor&& x_any, const RopeArgs& turn) {
   const int64_t d = turn.table.dim(1);
-  if (x_any.rank() != 3 || d % 2 != 0 || turn.heads < 0 || turn.heads * d > x_any.dim(2))
+  if (x_any.ndim() != 3 || d % 2 != 0 || turn.heads < 0 || turn.heads * d > x_any.dim(2))
     throw Error("[rotate] x is " + x_any.describe() + "; expected (B, T, W) with " + std::to_string(turn.heads) +
                 " heads of " + std::to_string(d) + " numbers, an even number");
-  const DType wide = wide_of(x_any.dtype());
+  const DType wide = accum_dtype(x_any.dtype());
   if (turn.table.dtype() != wide) throw Error("[rotate] the table is " + turn.table.describe());
   const int64_t tokens = x_any.dim(1);
   if (turn.positions.defined() ? !are_positions(turn.positions, x_any)
@@ -112,7 +112,7 @@ Tensor rotate(Tensor&& x_any, const Turn& turn) {
   Tensor x = x_any.contiguous();
   x_any = Tensor();
   Tensor y = x.unique() ? x : x.make(x.shape());
-  Turn whole = turn;
+  RopeArgs whole = turn;
   if (whole.positions.defined()) whole.positions = whole.positions.contiguous();
   on_device(
       x.device(), [&] { rotate_on_cpu(y, x, whole); }, [&] { cuda::rotate(y, x, whole); });

@@ -44,17 +44,17 @@ Tensor rotary_table(const RotaryOptions& options, int64_t positions, int64_t hea
 // backward pass. `table` is rotary_table() in the type of x's sums; `positions` int32 (T), or (B, T) where each
 // sequence has its own, all within the table, or undefined for first, first + 1, ... Writes over x when its storage is
 // held by nobody else. Cost: one pass over memory.
-struct Turn {
+struct RopeArgs {
   int64_t heads = 0;
   Tensor table, positions = {};
   int64_t first = 0;
   bool back = false;
 };
-Tensor rotate(Tensor&& x, const Turn& turn);
+Tensor rotate(Tensor&& x, const RopeArgs& turn);
 
 namespace cuda {
 // A GPU's kernel, with the CPU's bits: x, y and positions contiguous, y may be x.
-void rotate(const Tensor& y, const Tensor& x, const Turn& turn);
+void rotate(const Tensor& y, const Tensor& x, const RopeArgs& turn);
 }  // namespace cuda
 
 }  // namespace tessera

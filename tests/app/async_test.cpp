@@ -169,7 +169,7 @@ TEST_F(AsyncRowsTest, AreThoseOfOneRank) {
   const auto losses = [&](const std::string& plan) {
     std::vector<double> out;
     const auto ran = train("--dropout 0.3 --lr 1e-30 --no-eval --no-save --format json " + plan);
-    for (const Json& record : records_of(ran.out))
+    for (const Json& record : parse_records(ran.out))
       if (record["event"] == "step") out.push_back(record["loss"]);
     return out;
   };

@@ -36,7 +36,7 @@ TEST_F(BenchTest, RowsAreNamedByGroup) {
   const std::regex pattern(
       "op/[a-z_ ]+/(forward|backward)/(fp32|bf16)|collective/[a-z_]+/[a-z-]+/threads/[0-9]+/[0-9]+(/bf16)?|"
       "strategy/[a-z0-9+-]+/(fp32|bf16)/[0-9]+|schedule/[a-z0-9-]+/[0-9]+/[0-9]+");
-  for (const std::string& line : test::lines_of(must("bench --benchmark_list_tests").out)) {
+  for (const std::string& line : test::to_lines(must("bench --benchmark_list_tests").out)) {
     EXPECT_TRUE(names.insert(line).second) << line << " is there twice";
     EXPECT_TRUE(std::regex_match(line, pattern)) << line;
   }
@@ -134,7 +134,7 @@ TEST(BenchRow, HasAnErrorWhereItSentSomethingElse) {
 TEST(BenchHeldUp, CountsWhatHoldsUpARanksOwnThread) {
   constexpr auto kLate = std::chrono::milliseconds(100);
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
-    HeldUp blocking, beside;
+    StallTimer blocking, beside;
     const Tensor x = Tensor::zeros({1024}, DType::float32, world.make_arena());
     const bool late = world.rank() == 1;
     const std::unique_ptr<Communicator> apart = world.split(0, world.rank(), "apart");  // from which nobody hears
@@ -146,7 +146,7 @@ TEST(BenchHeldUp, CountsWhatHoldsUpARanksOwnThread) {
     apart->barrier();
     world.set_held_up(&beside);
     if (late) std::this_thread::sleep_for(kLate);
-    Pending sum = world.start_all_reduce(x);
+    Work sum = world.start_all_reduce(x);
     if (!late) std::this_thread::sleep_for(4 * kLate);
     sum.wait();
     if (late) return;
@@ -260,7 +260,7 @@ TEST_F(BenchTest, OptionsChooseRowsByWhatTheyHave) {
         {"--model gpt-mini --ranks 2", "(strategy/[a-z0-9+-]+/(fp32|bf16)/2|schedule/[a-z0-9-]+/2/[0-9]+)/gpt-mini"},
         {"--bytes 8:128:4 --ranks 2", "collective/.*/threads/2/(8|32|128)(/bf16)?"},
         {"--benchmark_filter=broadcast --bytes 1M", "collective/broadcast/.*/1048576(/bf16)?"}}) {
-    const auto names = test::lines_of(must(std::string("bench --benchmark_list_tests ") + words).out);
+    const auto names = test::to_lines(must(std::string("bench --benchmark_list_tests ") + words).out);
     EXPECT_GT(names.size(), 3U) << words;
     for (const std::string& name : names) EXPECT_TRUE(std::regex_match(name, std::regex(pattern))) << words << name;
   }
@@ -285,11 +285,11 @@ TEST_F(BenchTest, ATableIsAlignedAndItsFileIsReported) {
   expect_has(r.out, {"strategy/NAME/DTYPE/RANKS: a step of training", "median ms", "quartiles", "spread", "rounds",
                      "of one rank", "tokens/s", "peak MB", "median us", "busbw GB/s", " strategy/ddp/fp32/2 "});
   expect_lacks(r.out, "worst error");  // no row has it
-  const std::vector<std::string> lines = test::lines_of(r.out.substr(r.out.find("strategy/NAME")));
+  const std::vector<std::string> lines = test::to_lines(r.out.substr(r.out.find("strategy/NAME")));
   const size_t ends = lines.at(1).find("tokens/s") + 8;
   for (size_t i = 2; i < lines.size() && !lines[i].empty(); ++i)
     EXPECT_TRUE(lines[i].size() > ends && std::isdigit(lines[i][ends - 1]) && lines[i][ends] == ' ') << lines[i];
-  EXPECT_GE(std::stod(json_of("a.json").at("context").at("busy_processors").get<std::string>()), 0);
+  EXPECT_GE(std::stod(to_json("a.json").at("context").at("busy_processors").get<std::string>()), 0);
   const std::string text = must("report a.json --format text").out;
   EXPECT_EQ(text.substr(text.find('\n')), r.out.substr(r.out.find('\n')));
   EXPECT_EQ(must("report a.json a.json").out, "report-a.html\n");
@@ -313,11 +313,11 @@ std::string bench_file(const std::vector<double>& rounds, const char* busy = "0.
 }
 
 TEST(BenchChange, IsThatOfTheRankSumTest) {
-  const report::Change c = report::change_of({10, 11, 12, 13, 14}, {20, 22, 24, 26, 28});
+  const report::Change c = report::compute_change({10, 11, 12, 13, 14}, {20, 22, 24, 26, 28});
   EXPECT_NEAR(c.ratio, 2, 1e-12);
   EXPECT_NEAR(c.low, 20.0 / 13, 1e-12);  // the second least and largest of 25 ratios: U = 1 has a chance of 1.6%
   EXPECT_NEAR(c.high, 26.0 / 10, 1e-12);
-  EXPECT_FALSE(report::change_of({10, 11, 12, 13}, {20, 22, 24}).known());
+  EXPECT_FALSE(report::compute_change({10, 11, 12, 13}, {20, 22, 24}).known());
 }
 
 // A machine whose speed changes, and one file after another that a program measures on it. Rounds of a row, one rank
@@ -473,7 +473,7 @@ TEST_F(MeasuringTest, EveryPartOfAPlanOfTwoRanksIsPrinted) {
   plant();
   const Ran r =
       must(plan_ + "--pp 2 --schedule zb-h1 --microbatches 2 --zero 0 --recompute none --measure 1 --format json");
-  const std::vector<Json> lines = records_of(r.out);
+  const std::vector<Json> lines = parse_records(r.out);
   ASSERT_GE(lines.size(), 3U);
   EXPECT_EQ(lines.back()["event"], "recommendation");
   const Json& measured = lines[lines.size() - 2];

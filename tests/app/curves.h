@@ -14,7 +14,7 @@ inline std::string tensorboard_missing() { return missing("tensorboard.backend.e
 
 inline Curves recorded_curves(const fs::path& run) {
   Curves out;
-  for (const Json& record : records_of(read_file(run / "metrics.jsonl"))) {
+  for (const Json& record : parse_records(read_file(run / "metrics.jsonl"))) {
     if (record.at("event") == "summary") continue;
     for (const auto& [key, value] : record.items())
       if (key != "event" && key != "step" && key != "step_ms")

@@ -36,9 +36,9 @@ namespace {
 using Lines = std::vector<std::string>;
 
 // Without empty lines at the end.
-Lines lines_of(const std::string& text) { return test::lines_of(text.substr(0, text.find_last_not_of('\n') + 1)); }
+Lines to_lines(const std::string& text) { return test::to_lines(text.substr(0, text.find_last_not_of('\n') + 1)); }
 
-Lines words_of(const std::string& line) {
+Lines find_words(const std::string& line) {
   std::istringstream in(line);
   return {std::istream_iterator<std::string>(in), {}};
 }
@@ -66,7 +66,7 @@ struct Example {
 };
 
 // Throws std::runtime_error for a command without a block of output.
-std::vector<Example> examples_of(const Lines& page) {
+std::vector<Example> find_examples(const Lines& page) {
   static const std::regex command(
       R"(\$ (?:\./tessera (?=schedules )|\./|build/release/bin/)?(tessera(?= verify| plan| lab| bench --benchmark_list_tests| data .*--out| train .*--trace| report .*--format text| report .*--figure .*--svg.* --out \S+)|schedules|cat) (.*))");
   std::vector<Example> out;
@@ -93,7 +93,7 @@ std::vector<Example> examples_of(const Lines& page) {
 }
 
 // The blocks of code that are quoted from a file: its path, and the lines.
-std::vector<std::pair<std::string, Lines>> quotes_of(const Lines& page) {
+std::vector<std::pair<std::string, Lines>> find_quotes(const Lines& page) {
   static const std::regex path("// ([a-z0-9_/]+\\.(?:h|cpp))");
   std::vector<std::pair<std::string, Lines>> out;
   std::smatch match;
@@ -117,9 +117,9 @@ Lines left_out(const Lines& page, const Lines& found) {
       continue;
     }
     out.push_back(page[i]);
-    const Lines next = i + 1 < page.size() ? words_of(page[i + 1]) : Lines();
+    const Lines next = i + 1 < page.size() ? find_words(page[i + 1]) : Lines();
     const auto begins = [&](const std::string& line) {
-      const Lines words = words_of(line);
+      const Lines words = find_words(line);
       return std::equal(next.begin(), next.begin() + std::min<std::ptrdiff_t>(2, std::ssize(next)), words.begin(),
                         words.begin() + std::min<std::ptrdiff_t>(2, std::ssize(words)));
     };
@@ -132,7 +132,7 @@ Lines left_out(const Lines& page, const Lines& found) {
 // The parts of a figure that are the same each time it is drawn of a run like it: its words without numbers, how many
 // boxes of which name it has, its rules, and bytes that have closed forms; not how long anything took, nor what was too
 // short to be drawn.
-std::map<std::string, int> structure_of(const std::string& svg) {
+std::map<std::string, int> count_elements(const std::string& svg) {
   static const std::regex number("[0-9]+([.,][0-9]+)*( (ms|µs|s|B|KB|MB)\\b)?|[0-9.]+%"),
       kept(
           "<title id[^/]*|<desc[^/]*|<text class=\"(?:title|name|end)\"[^>]*>[^<]*|\n[a-z.][^\n]* \\{[^\n]*|<rect "
@@ -166,7 +166,7 @@ class Difference {
   std::string between(const Lines& expected, const Lines& found, size_t first_line) {
     for (size_t i = 0; i < std::max(expected.size(), found.size()); ++i) {
       const std::string e = i < expected.size() ? expected[i] : "(no more)", f = i < found.size() ? found[i] : "(ends)";
-      if (!(report_ && is_picture(e) ? same_picture(e, f) : same(words_of(e), words_of(f))))
+      if (!(report_ && is_picture(e) ? same_picture(e, f) : same(find_words(e), find_words(f))))
         return fmt::format("{}: the page has\n  {}\nfound\n  {}", first_line + i, e, f);
     }
     return "";
@@ -252,10 +252,10 @@ std::vector<fs::path> pages() {
   return out;
 }
 
-std::string name_of(const fs::path& page) { return page.lexically_relative(TESSERA_SOURCE_DIR).generic_string(); }
+std::string to_string(const fs::path& page) { return page.lexically_relative(TESSERA_SOURCE_DIR).generic_string(); }
 
 // Where the links of a page lead, with their lines; not those to other sites, nor within the page.
-std::vector<std::pair<std::string, size_t>> links_of(const Lines& page) {
+std::vector<std::pair<std::string, size_t>> find_links(const Lines& page) {
   static const std::regex link(R"(\]\(([^)#\s]+)[^)]*\))"), code("`[^`]*`");
   std::vector<std::pair<std::string, size_t>> out;
   bool fenced = false;
@@ -283,11 +283,11 @@ class DocsTest : public ProgramTest {
     const fs::path kept = fs::path(TESSERA_SOURCE_DIR) / e.figure();
     const std::string shown = "](" + kept.lexically_relative(page.parent_path()).generic_string() + ")";
     EXPECT_TRUE(std::ranges::any_of(text, [&](const std::string& line) { return line.find(shown) != line.npos; }))
-        << name_of(page) << " does not show " << e.figure();
+        << to_string(page) << " does not show " << e.figure();
     const std::string made = read_file(path(e.figure())), before = fs::exists(kept) ? read_file(kept) : "";
     const bool planned =
         e.arguments.starts_with("report --") && e.arguments.find("--figure memory") == std::string::npos;
-    const auto [left, right] = std::pair(structure_of(before), structure_of(made));
+    const auto [left, right] = std::pair(count_elements(before), count_elements(made));
     if (planned ? made == before : left == right) return;
     if (update) write_file(kept, made);
     if (update || (!planned && !OnTwoProcessors().are_there())) return;
@@ -310,7 +310,7 @@ class DocsTest : public ProgramTest {
     if (!e.shows()) {
       EXPECT_EQ(r.status, 0) << e.arguments << ": " << r.err;
     }
-    const Lines all = lines_of(r.out + r.err);
+    const Lines all = to_lines(r.out + r.err);
     return e.leaves_out() ? left_out(shown, all) : all;
   }
 };
@@ -323,9 +323,9 @@ TEST_F(DocsTest, PagesShowWhatIsPrinted) {
   size_t count = 0, number = 0;
   for (const fs::path& page : pages()) {
     if (!test::is_drawn(number++, 3)) continue;
-    Lines text = lines_of(read_file(page));
+    Lines text = to_lines(read_file(page));
     std::vector<Example> examples;
-    ASSERT_NO_THROW(examples = examples_of(text)) << name_of(page);
+    ASSERT_NO_THROW(examples = find_examples(text)) << to_string(page);
     count += examples.size();
     std::vector<Lines> found;
     size_t figures = 0;
@@ -336,10 +336,10 @@ TEST_F(DocsTest, PagesShowWhatIsPrinted) {
       if (!e.figure().empty()) check_figure(e, page, text, update), ++figures;
       if (update || !e.shows() || (e.is_report() && !OnTwoProcessors().are_there())) continue;
       if (const std::string wrong = Difference(e.is_report()).between(shown, found.back(), e.begin + 1); !wrong.empty())
-        ADD_FAILURE() << name_of(page) << ":" << wrong << "\nby " << e.program << " " << e.arguments;
+        ADD_FAILURE() << to_string(page) << ":" << wrong << "\nby " << e.program << " " << e.arguments;
     }
     if (page.parent_path().filename() == "strategies") {
-      EXPECT_GE(figures, 1U) << name_of(page) << " shows no figure";
+      EXPECT_GE(figures, 1U) << to_string(page) << " shows no figure";
     }
     if (!update) continue;
     for (size_t i = examples.size(); i-- > 0;) {  // from the end, since lines move
@@ -357,13 +357,13 @@ TEST_F(DocsTest, PagesShowWhatIsPrinted) {
 TEST(Docs, QuotedCodeIsInItsFile) {
   size_t count = 0;
   for (const fs::path& page : pages())
-    for (const auto& [file, lines] : quotes_of(lines_of(read_file(page)))) {
+    for (const auto& [file, lines] : find_quotes(to_lines(read_file(page)))) {
       ++count;
       const fs::path path = fs::path(TESSERA_SOURCE_DIR) / file;
-      ASSERT_TRUE(fs::exists(path)) << name_of(page) << ": there is no " << file;
-      const Lines code = lines_of(read_file(path));
+      ASSERT_TRUE(fs::exists(path)) << to_string(page) << ": there is no " << file;
+      const Lines code = to_lines(read_file(path));
       EXPECT_NE(std::search(code.begin(), code.end(), lines.begin(), lines.end()), code.end())
-          << name_of(page) << ": " << file << " has not these lines any more:\n"
+          << to_string(page) << ": " << file << " has not these lines any more:\n"
           << fmt::format("{}", fmt::join(lines, "\n"));
     }
   EXPECT_GE(count, 1U);
@@ -372,29 +372,29 @@ TEST(Docs, QuotedCodeIsInItsFile) {
 TEST(Docs, LinksLeadToFiles) {
   size_t count = 0;
   for (const fs::path& page : pages())
-    for (const auto& [target, line] : links_of(lines_of(read_file(page)))) {
+    for (const auto& [target, line] : find_links(to_lines(read_file(page)))) {
       ++count;
       EXPECT_TRUE(fs::exists(page.parent_path() / target))
-          << name_of(page) << ":" << line << ": there is no " << target;
+          << to_string(page) << ":" << line << ": there is no " << target;
     }
   EXPECT_GE(count, 8U);
 }
 
 TEST(Docs, DifferencesAreSeen) {
-  const Lines page = lines_of("text\n```console\n$ ./tessera verify --ranks 2\n```\n\n```\na  1\n```\nmore\n");
-  const std::vector<Example> examples = examples_of(page);
+  const Lines page = to_lines("text\n```console\n$ ./tessera verify --ranks 2\n```\n\n```\na  1\n```\nmore\n");
+  const std::vector<Example> examples = find_examples(page);
   ASSERT_EQ(examples.size(), 1U);
   EXPECT_EQ(std::tie(examples[0].program, examples[0].arguments), std::tuple("tessera", "verify --ranks 2"));
   EXPECT_EQ(std::tie(examples[0].begin, examples[0].end), std::tuple(6U, 7U));
   for (const char* other : {"$ ls", "$ ./tessera train", "$ ./tessera report runs/a"})
-    EXPECT_TRUE(examples_of({"```console", other, "```"}).empty()) << other;
-  EXPECT_EQ(examples_of({"```console", "$ cat a.txt", "```", "```", "text", "```"}).at(0).program, "cat");
-  EXPECT_EQ(examples_of({"```console", "$ build/release/bin/schedules 4 8", "```", "```", "```"}).at(0).arguments,
+    EXPECT_TRUE(find_examples({"```console", other, "```"}).empty()) << other;
+  EXPECT_EQ(find_examples({"```console", "$ cat a.txt", "```", "```", "text", "```"}).at(0).program, "cat");
+  EXPECT_EQ(find_examples({"```console", "$ build/release/bin/schedules 4 8", "```", "```", "```"}).at(0).arguments,
             "4 8");
-  EXPECT_EQ(quotes_of({"```cpp", "// nn/a.h", "int b;", "```", "```cpp", "int c;", "```"}),
+  EXPECT_EQ(find_quotes({"```cpp", "// nn/a.h", "int b;", "```", "```cpp", "int c;", "```"}),
             (std::vector<std::pair<std::string, Lines>>{{"nn/a.h", {"int b;"}}}));
-  EXPECT_THROW(examples_of({"```console", "$ tessera verify", "```", "text"}), std::runtime_error);
-  EXPECT_THROW(examples_of({"```console", "$ tessera verify", "$ ls", "```", "```", "```"}), std::runtime_error);
+  EXPECT_THROW(find_examples({"```console", "$ tessera verify", "```", "text"}), std::runtime_error);
+  EXPECT_THROW(find_examples({"```console", "$ tessera verify", "$ ls", "```", "```", "```"}), std::runtime_error);
   const auto same = [](const Lines& a, const Lines& b) { return Difference().between(a, b, 1).empty(); };
   EXPECT_TRUE(same({"dp  1920 ok"}, {"  dp 1920  ok"}));
   EXPECT_FALSE(same({"dp 1920 ok"}, {"dp 1921 ok"}));
@@ -418,14 +418,14 @@ TEST(Docs, DifferencesAreSeen) {
 
 TEST(Docs, DifferencesOfReportsAreSeen) {
   const std::vector<Example> examples =
-      examples_of({"```console", "$ ./tessera train --pp 2 --trace --out runs/a", "```", "text", "```console",
-                   "$ ./tessera report runs/a --format text", "```", "```", "out", "```"});
+      find_examples({"```console", "$ ./tessera train --pp 2 --trace --out runs/a", "```", "text", "```console",
+                     "$ ./tessera report runs/a --format text", "```", "```", "out", "```"});
   ASSERT_EQ(examples.size(), 2U);
   EXPECT_TRUE(!examples[0].shows() && examples[1].shows() && examples[1].is_report() && examples[1].begin == 8);
   const Lines page = {"```console", "$ ./tessera report runs/a --figure timeline --svg --out a.svg", "```", "text"};
-  const std::vector<Example> drawn = examples_of(page);
+  const std::vector<Example> drawn = find_examples(page);
   EXPECT_TRUE(drawn.size() == 1 && drawn[0].figure() == "a.svg" && !drawn[0].shows());
-  const auto structure = [](const std::string& part) { return structure_of("<svg>\n" + part + "</svg>"); };
+  const auto structure = [](const std::string& part) { return count_elements("<svg>\n" + part + "</svg>"); };
   EXPECT_EQ(structure("<rect class=\"k-F\" x=\"1\"><title>0F0, forward, from 1 ms</title></rect>"),
             structure("<rect class=\"k-F\" x=\"2\"><title>0F0, forward, from 3.5 ms</title></rect>"));
   EXPECT_NE(structure("<rect class=\"k-F\" x=\"1\"><title>0F0, forward, x</title></rect>"), structure(""));
@@ -465,7 +465,7 @@ TEST(Docs, LinesMayBeLeftOut) {
 }
 
 TEST(Docs, LinksAreFound) {
-  EXPECT_EQ(links_of({"[a](b.md) `[c](d.md)` [e](f.md#g)", "```", "[h](i.md)", "```", "[j](https://k) [l](#m)"}),
+  EXPECT_EQ(find_links({"[a](b.md) `[c](d.md)` [e](f.md#g)", "```", "[h](i.md)", "```", "[j](https://k) [l](#m)"}),
             (std::vector<std::pair<std::string, size_t>>{{"b.md", 1}, {"f.md", 1}}));
 }
 
@@ -488,7 +488,7 @@ TEST(FineTuningPage, SaysWhatIsPrinted) {
   fs::create_directory_symlink(source / "examples", folder.path() / "examples");
   fs::create_symlink(source / "README.md", folder.path() / "README.md");
   fs::create_symlink(TESSERA_BINARY, folder.path() / "tessera");
-  const Lines page = lines_of(read_file(source / "docs/fine_tuning.md"));
+  const Lines page = to_lines(read_file(source / "docs/fine_tuning.md"));
   size_t commands = 0;
   for (size_t i = 0; i + 2 < page.size(); ++i) {
     if (page[i] != "```console") continue;
@@ -503,7 +503,7 @@ TEST(FineTuningPage, SaysWhatIsPrinted) {
     size_t at = i + 4;
     for (; page[at] != "```"; ++at) shown.push_back(without_numbers(page[at]));
     Lines found;
-    for (const std::string& line : lines_of(read_file(folder.path() / "out.txt")))
+    for (const std::string& line : to_lines(read_file(folder.path() / "out.txt")))
       found.push_back(without_numbers(line));
     EXPECT_EQ(shown, left_out(shown, found)) << command;
     i = at;

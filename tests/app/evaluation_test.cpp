@@ -31,7 +31,7 @@ TEST_F(InferenceTest, WritesTheSameUnderEveryPlan) {
   for (const char* model : {"llama-nano --kv-heads 2", "gpt-nano", "llama-nano --kv-heads 2 --experts 4"}) {
     make(model);
     const std::string one = generate("--prompt 'Line 7' --temperature 0 --tokens 40"), all = generate(several);
-    EXPECT_EQ(records_of(all).size(), 3u);
+    EXPECT_EQ(parse_records(all).size(), 3u);
     for (const char* plan : kPlans) {
       EXPECT_EQ(generate(std::string("--prompt 'Line 7' --temperature 0 --tokens 40 ") + plan), one) << model << plan;
       EXPECT_EQ(generate(several + plan), all) << model << plan;
@@ -44,7 +44,7 @@ TEST_F(InferenceTest, APromptAmongOthersIsWrittenAsAlone) {
   make("llama-nano");
   write("prompts.txt", "Line 1\na text\n\nsays little, but more of it\nL\r\n");
   const std::vector<Json> together =
-      records_of(generate("--prompts prompts.txt --temperature 0 --tokens 25 --format json"));
+      parse_records(generate("--prompts prompts.txt --temperature 0 --tokens 25 --format json"));
   ASSERT_EQ(together.size(), 4u);
   EXPECT_EQ(together[3].at("prompt"), "L");
   for (const Json& one : together) {
@@ -134,13 +134,13 @@ class ValidationOfRunsTest : public ProgramTest {
     write("text.txt", text);
     size_t cut = text.size() * 9 / 10;
     while ((static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) ++cut;
-    held_out_ = characters_of(text.substr(cut));
+    held_out_ = split_characters(text.substr(cut));
     bytes_ = text.size() - cut;
-    const std::vector<std::string> all = characters_of(text);
+    const std::vector<std::string> all = split_characters(text);
     vocabulary_ = {all.begin(), all.end()};  // in the order of code points, as UTF-8 is
   }
 
-  static std::vector<std::string> characters_of(const std::string& text) {
+  static std::vector<std::string> split_characters(const std::string& text) {
     std::vector<std::string> out;
     for (const char c : text)
       if ((static_cast<unsigned char>(c) & 0xC0) == 0x80)
@@ -179,7 +179,7 @@ TEST_F(ValidationOfRunsTest, IsThatOfTheSavedWeightsOverTheWholeSplit) {
         train(fmt::format("--dropout 0.3 --eval-every 6 --save-every 6 --format json --out {} {}", out, plan));
     size_t evaluated = 0;
     double last = 0;
-    for (const Json& record : records_of(ran.out)) {
+    for (const Json& record : parse_records(ran.out)) {
       if (!record.contains("val_loss")) continue;
       const double loss = record["val_loss"], bits = record["val_bits_per_byte"];
       EXPECT_NEAR(bits, loss / std::log(2.0) * static_cast<double>(held_out_.size()) / static_cast<double>(bytes_),
@@ -212,7 +212,7 @@ TEST_F(MixturesTest, GoesOnAndIsLaidOutWithTheSameBits) {
       train(kMixed + "--save-every 5 --eval-every 5 --ranks 1 --microbatches 2 --format json --out whole");
   expect_has(whole.err, {"a mixture of 2 datasets\n70% text.txt", "30% more.txt"});
   Json eval;
-  for (const Json& record : records_of(whole.out))
+  for (const Json& record : parse_records(whole.out))
     if (record["event"] == "eval") eval = record;
   EXPECT_NEAR(eval.at("val_loss").get<double>(),
               0.7 * eval.at("val_loss/text.txt").get<double>() + 0.3 * eval.at("val_loss/more.txt").get<double>(),

@@ -1,5 +1,5 @@
 // The schedule of examples/: that it is one, that it does what its file says, and that it trains like one rank.
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "examples/eager_1f1b.h"
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/validate.h"
@@ -36,7 +36,7 @@ TEST(Examples, Eager1f1bIsDrawnAsItIs) {
   const std::string text = read_file(std::string(TESSERA_SOURCE_DIR) + "/examples/eager_1f1b.h");
   for (const Schedule& s : {one_f_one_b(2, 4), eager_1f1b(2, 4)}) {
     std::string picture = "//   " + s.name + "\n";
-    for (const std::string& row : test::lines_of(draw(simulate(s, {.stages = {{}}, .message = 1}))))
+    for (const std::string& row : test::to_lines(draw(simulate(s, {.stages = {{}}, .message = 1}))))
       picture += "//   " + row + "\n";
     expect_has(text, picture);
   }
@@ -58,7 +58,7 @@ TEST(Examples, Eager1f1bTrainsLikeOneRank) {
                                     {"threads_per_rank", 1}})
     o[name] = value;
   o["schedule"] = file.string();
-  const VerifyResult r = verify(job_of(o));
+  const VerifyResult r = verify(make_job(o));
   EXPECT_TRUE(r.passed()) << r.failures.front();
   EXPECT_TRUE(r.bitwise);
   EXPECT_EQ(r.in_flight, (std::vector<int64_t>{5, 3, 1}));

@@ -20,10 +20,10 @@ TEST(Figures, OfAStep) {
 TEST(Figures, OfTheMachine) {
   EXPECT_EQ(bench::product_rate(1000, 0.5), 4e9);  // 2 10^9 FLOPs in half a second
   EXPECT_EQ(bench::copy_rate(3'000'000, 0.5), 1.2e7);
-  const bench::Rates by_memory = bench::rates_of(600, 1000, 2, {.bytes_per_s = 400, .flops = 1000});
+  const bench::Rates by_memory = bench::compute_rates(600, 1000, 2, {.bytes_per_s = 400, .flops = 1000});
   EXPECT_EQ(std::tie(by_memory.bytes_per_s, by_memory.flops, by_memory.share),
             std::tuple(300, 500, 0.75));  // 1.5 s of 2
-  EXPECT_EQ(bench::rates_of(600, 1600, 2, {.bytes_per_s = 400, .flops = 1000}).share, 0.8);
+  EXPECT_EQ(bench::compute_rates(600, 1600, 2, {.bytes_per_s = 400, .flops = 1000}).share, 0.8);
   EXPECT_EQ(ranks_at_once(4, 2, 1), 2);  // two processors for four ranks of one thread
   EXPECT_EQ(ranks_at_once(8, 16, 4), 4);
   EXPECT_EQ(ranks_at_once(2, 64, 1), 2);
@@ -38,17 +38,17 @@ TEST(Figures, MedianRateLeavesTheFirstFiveStepsOut) {
 }
 
 TEST(Figures, NumbersBytesAndTimesInWords) {
-  using Words = std::pair<double, const char*>;
-  const Words numbers[] = {
+  using Args = std::pair<double, const char*>;
+  const Args numbers[] = {
       {0, "0"},       {7, "7"},         {1.2345, "1.23"}, {99.96, "100"},       {999, "999"},
       {1234, "1.2K"}, {12345, "12.3K"}, {1.5e6, "1.50M"}, {2'345'678, "2.35M"}, {7'654'000'000, "7.65B"}};
-  for (const auto& [x, words] : numbers) EXPECT_EQ(short_number(x), words);
-  const Words durations[] = {{4.4, "4 s"},        {59.4, "59 s"},         {59.5, "1 min 00 s"}, {61, "1 min 01 s"},
-                             {185, "3 min 05 s"}, {3599.6, "1 h 00 min"}, {3720, "1 h 02 min"}, {7384, "2 h 03 min"}};
+  for (const auto& [x, words] : numbers) EXPECT_EQ(format_si(x), words);
+  const Args durations[] = {{4.4, "4 s"},        {59.4, "59 s"},         {59.5, "1 min 00 s"}, {61, "1 min 01 s"},
+                            {185, "3 min 05 s"}, {3599.6, "1 h 00 min"}, {3720, "1 h 02 min"}, {7384, "2 h 03 min"}};
   for (const auto& [s, words] : durations) EXPECT_EQ(duration(s), words);
-  const Words bytes[] = {{999, "999 B"}, {1234, "1.23 KB"}, {45'600'000, "45.6 MB"}, {7.5e12, "7.50 TB"}};
+  const Args bytes[] = {{999, "999 B"}, {1234, "1.23 KB"}, {45'600'000, "45.6 MB"}, {7.5e12, "7.50 TB"}};
   for (const auto& [x, words] : bytes) EXPECT_EQ(report::short_bytes(x), words);
-  const Words times[] = {{0.431, "431 µs"}, {1.234, "1.23 ms"}, {250.26, "250.3 ms"}, {2100, "2.10 s"}};
+  const Args times[] = {{0.431, "431 µs"}, {1.234, "1.23 ms"}, {250.26, "250.3 ms"}, {2100, "2.10 s"}};
   for (const auto& [ms, words] : times) EXPECT_EQ(report::short_time(ms), words);
   EXPECT_EQ(report::percent(0.375), "37.5%");
   EXPECT_EQ(report::grouped(1234567), "1,234,567");
@@ -93,7 +93,7 @@ Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>
                     .experts = {.rows = {{2, 2, 2, 2}, {1, 5, 1, 1}}, .dropped = 4}});
   }
   Said said{.out = testing::internal::GetCapturedStdout(), .records = {}, .scalars = test::read_scalars(folder.path())};
-  said.records = records_of(read_file(folder.path() / "metrics.jsonl"));
+  said.records = parse_records(read_file(folder.path() / "metrics.jsonl"));
   return said;
 }
 
@@ -111,7 +111,7 @@ TEST(Figures, OfARunForAProgram) {
       "straggler": {"rank": 2, "share": 0.246}, "predicted": {"step_s": 0.02, "measured_step_s": 0.024}})");
   // mfu: 2,000 tokens/s of 3 MFLOP, of 10 GFLOP/s
   for (const auto& [key, value] : expected.items()) EXPECT_EQ(summary[key], value) << key;
-  EXPECT_EQ(records_of(said.out), said.records);
+  EXPECT_EQ(parse_records(said.out), said.records);
 }
 
 TEST(Figures, OfARunForTensorBoard) {
@@ -197,8 +197,8 @@ TEST_F(FiguresOfRunsTest, RatesTimesAndWorkAgree) {
     const Ran ran = train(fmt::format("--format json --out {} {}", out, plan));
     const double seconds = seconds_since(start);
     ASSERT_EQ(ran.status, 0) << ran.err;
-    const std::vector<Json> records = records_of(ran.out);
-    EXPECT_EQ(records, records_of(read_file(path(out) / "metrics.jsonl")));
+    const std::vector<Json> records = parse_records(ran.out);
+    EXPECT_EQ(records, parse_records(read_file(path(out) / "metrics.jsonl")));
     expect_identities(records, seconds, vocab);
     for (const auto& [tag, points] : test::read_scalars(path(out)))
       for (const auto& [step, value] : points) {
@@ -209,8 +209,8 @@ TEST_F(FiguresOfRunsTest, RatesTimesAndWorkAgree) {
         EXPECT_EQ(value, (*found)[tag].get<float>()) << tag << " " << step;
       }
   }
-  const Json summary = records_of(read_file(path("run/metrics.jsonl"))).back();
-  const std::string page = report::report_of(report::read_record(path("run")), true);
+  const Json summary = parse_records(read_file(path("run/metrics.jsonl"))).back();
+  const std::string page = report::make_report(report::read_record(path("run")), true);
   const auto fact = [&](const std::string& name) {
     const size_t at = page.find("<dt>" + name + "</dt><dd>") + name.size() + 13;
     return page.substr(at, page.find("</dd>", at) - at);
@@ -239,7 +239,7 @@ TEST_F(FiguresOfRunsTest, AStepTakesTheTimeThatItTakes) {
                 .optim = {.batch = 4},
                 .plan = {.threads_per_rank = 1}};
   launch(launch_options(job.plan), [&](Communicator& world) {
-    Trainer trainer(job, counted_sequences(64, 64, 4, 1), world);
+    Trainer trainer(job, synthetic_sequences(64, 64, 4, 1), world);
     double told = 0, seen = 0;
     for (int i = 0; i < 10; ++i) {
       const Clock::time_point start = Clock::now();
@@ -402,12 +402,12 @@ TEST(Progress, AClosedOutputIsNoError) {
   std::fclose(full);
 }
 
-TEST(Words, ForWhatIsNoNumberHaveNoSign) {
+TEST(Args, ForWhatIsNoNumberHaveNoSign) {
   EXPECT_EQ(number_text(std::copysign(std::nan(""), -1.0)), "nan");
   EXPECT_EQ(number_text(-2.5), "-2.5");
 }
 
-TEST(Words, DrawACurve) {
+TEST(Args, DrawACurve) {
   EXPECT_EQ(sparkline({7, 6, 5, 4, 3, 2, 1, 0}, 8), "█▇▆▅▄▃▂▁");
   EXPECT_EQ(sparkline({2, 0, 0, 0}, 2), "█▁");  // means of halves
   EXPECT_EQ(sparkline({3, 3}, 9), "▁▁");
@@ -439,8 +439,8 @@ TEST_F(MetricsTest, AResumedRunDropsWhatItWillMakeAgain) {
 TEST_F(MetricsTest, KnowTheValidationThatTheyHave) {
   for (const int64_t resumed : {0, 3, 2}) {
     Metrics m(run(), resumed);
-    EXPECT_EQ(m.has_validation_of(2), resumed == 2) << resumed;
-    EXPECT_EQ(m.has_validation_of(3), resumed == 3) << resumed;
+    EXPECT_EQ(m.has_validation(2), resumed == 2) << resumed;
+    EXPECT_EQ(m.has_validation(3), resumed == 3) << resumed;
     if (resumed != 0) continue;
     for (const int i : {2, 3}) m.write(R"({"event":"eval","step":)" + std::to_string(i) + "}");
   }

@@ -127,9 +127,9 @@ TEST_F(ChangedFilesTest, ALoopOfLinksIsNamed) {
     fails(words, 4, fmt::format("{}: Too many levels of symbolic links", option));
   const fs::filesystem_error in_a_rank("status", path("a"),
                                        std::make_error_code(std::errc::too_many_symbolic_link_levels));
-  EXPECT_EQ(cause_of(in_a_rank), path("a").string() + ": Too many levels of symbolic links");
-  expect_has(cause_of(std::system_error(EAGAIN, std::system_category())), "ulimit -u");
-  expect_lacks(cause_of(std::system_error(EIO, std::system_category())), "ulimit");
+  EXPECT_EQ(failure_cause(in_a_rank), path("a").string() + ": Too many levels of symbolic links");
+  expect_has(failure_cause(std::system_error(EAGAIN, std::system_category())), "ulimit -u");
+  expect_lacks(failure_cause(std::system_error(EIO, std::system_category())), "ulimit");
 }
 
 TEST_F(ChangedFilesTest, MessagesNameTheOptionThatWasGiven) {
@@ -275,7 +275,7 @@ TEST_F(OutputPlacesTest, TemporaryNamesAreNotReused) {
 TEST_F(OutputPlacesTest, BenchWritesItsRowsOrFails) {
   const Ran r = must(kRows + "--benchmark_out=rows.json");
   expect_has(r.out, "op/gelu/forward/fp32");
-  const Json rows = json_of("rows.json");
+  const Json rows = to_json("rows.json");
   EXPECT_EQ(rows.at("benchmarks").size(), 1U);
   EXPECT_TRUE(rows.at("context").contains("ceiling_fp32")) << rows;
   EXPECT_NO_THROW(Json::parse(run(kRows + "--benchmark_format=json").out));
@@ -293,7 +293,7 @@ TEST_F(OutputPlacesTest, ClosedDescriptorsAreNotTakenByFiles) {
       if (const size_t at = expected.find("whole"); at != std::string::npos) expected.replace(at, 5, "closed");
       EXPECT_EQ(read_file(path("closed") / file), expected) << closed << ": " << file;
     }
-    EXPECT_NO_THROW(records_of(read_file(path("closed/metrics.jsonl")))) << closed;
+    EXPECT_NO_THROW(parse_records(read_file(path("closed/metrics.jsonl")))) << closed;
     ASSERT_EQ(event_files("closed").size(), 1U);
     expect_lacks(read_file(event_files("closed")[0]), {"characters of training text", "A sample:", "validation loss"});
   }

@@ -13,7 +13,7 @@ class HabitsTest : public ProgramTest {
   std::string config() const { return read_file(path("run/config.toml")); }
   std::vector<int64_t> validated() const {
     std::vector<int64_t> steps;
-    for (const auto& record : records_of(read_file(path("run/metrics.jsonl"))))
+    for (const auto& record : parse_records(read_file(path("run/metrics.jsonl"))))
       if (record["event"] == "eval") steps.push_back(record["step"]);
     return steps;
   }
@@ -147,8 +147,8 @@ TEST_F(BeginningTest, NewTokensGetRowsThatAreTheMeanOfTheOthers) {
   must("train --config run/config.toml --out again");
   expect_has(read_file(path("again/config.toml")), "vocab = 292\n");
   must("checkpoint export run --out out");
-  EXPECT_EQ(json_of("out/config.json")["vocab_size"], 292);
-  const Json tokens = json_of("out/tokenizer.json")["added_tokens"];
+  EXPECT_EQ(to_json("out/config.json")["vocab_size"], 292);
+  const Json tokens = to_json("out/tokenizer.json")["added_tokens"];
   ASSERT_EQ(tokens.size(), 2U);
   EXPECT_TRUE(tokens[1]["id"] == 291 && tokens[1]["content"] == "<|im_end|>" && tokens[1]["special"] == true) << tokens;
   const auto said = must("generate out --special --prompt 'Line<|im_end|>' --tokens 2 --temperature 0");
@@ -184,15 +184,15 @@ TEST_F(BeginningTest, ATextEndsWithTheTokenThatIsNamed) {
     test::expect_values(said, {{"text", " of it"}, {"ended", "end"}}, from);
   }
   for (const char* file : {"out/config.json", "out/generation_config.json"})
-    EXPECT_EQ(json_of(file)["eos_token_id"], 290) << file;
-  EXPECT_EQ(json_of("out/tokenizer_config.json")["eos_token"], "<|end|>");
+    EXPECT_EQ(to_json(file)["eos_token_id"], 290) << file;
+  EXPECT_EQ(to_json("out/tokenizer_config.json")["eos_token"], "<|end|>");
   // The end of a folder that has one is replaced, in all of its files.
-  Json settings = json_of("out/generation_config.json");
+  Json settings = to_json("out/generation_config.json");
   settings["eos_token_id"] = {290, 7};
   write("out/generation_config.json", settings.dump());
   write("out/special_tokens_map.json", R"({"eos_token": "<|end|>"})");
   tune("--init out --data rows.jsonl --add-tokens '<x>' --end '<x>' --ranks 1");
-  const Json files = json_of("run/checkpoints/step-1/tokenizer.json")["files"];
+  const Json files = to_json("run/checkpoints/step-1/tokenizer.json")["files"];
   EXPECT_EQ(Json::parse(files["generation_config.json"].get<std::string>())["eos_token_id"], 291);
   for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"})
     EXPECT_EQ(Json::parse(files[file].get<std::string>())["eos_token"], "<x>") << file;
@@ -207,7 +207,7 @@ TEST_F(BeginningTest, ATextEndsWithTheTokenThatIsNamed) {
 
 TEST_F(BeginningTest, ATokenBeyondTheTableIsRefusedWhenItIsMet) {
   make_base();
-  Json tokenizer = json_of("f/tokenizer.json");
+  Json tokenizer = to_json("f/tokenizer.json");
   tokenizer["added_tokens"].push_back({{"id", 290}, {"content", "<x>"}, {"special", false}, {"normalized", false}});
   write("f/tokenizer.json", tokenizer.dump());
   expect_has(tune("--init f --ranks 2").err,
@@ -248,12 +248,12 @@ TEST_F(BeginningTest, AShorterContextReadsTheFirstLearnedPositions) {
   for (size_t row = 0; row < 16; ++row) EXPECT_NE(now[row * 16], old[row * 16]) << row;
   must("train --resume --out run --quiet --config run/config.toml --steps 4");
   must("checkpoint export run --out out");
-  EXPECT_EQ(json_of("out/config.json")["n_positions"], 64);
+  EXPECT_EQ(to_json("out/config.json")["n_positions"], 64);
   EXPECT_EQ(values("out/model.safetensors", "transformer.wpe.weight"),
             values("run/checkpoints/step-4/model.safetensors", "positions.weight"));
   must("train --init run --data text.txt --context 64 --steps 1 --no-eval --quiet --out longer");
   // As many tokens as the context, wherever the table ends.
-  EXPECT_NEAR(loss_of("out --context 16"), loss_of("run --context 16"), 1e-6);
+  EXPECT_NEAR(compute_loss("out --context 16"), compute_loss("run --context 16"), 1e-6);
   for (const std::string from : {"f", "run"})
     fails("train --init " + from + " --data text.txt --context 65", 2, "--context: the model has 64, found 65");
   fails("train --data text.txt --positions 32", 2, "--positions: expected a row for each of the 64 tokens");

@@ -97,7 +97,7 @@ void KillTest::kill_and_check(uint64_t k) {
     std::this_thread::sleep_for(Seconds(fraction * save_));
   }
   kill(child, SIGKILL);
-  ASSERT_EQ(test::end_of(child), 1000) << "it ended before it was killed: " << log();
+  ASSERT_EQ(test::wait_for_exit(child), 1000) << "it ended before it was killed: " << log();
 
   while_saving_ += saving(child);
   EXPECT_GE(newest_step(), before);

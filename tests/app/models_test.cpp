@@ -44,12 +44,12 @@ TEST_F(ModelsInAndOutTest, ImportAndExportGiveTheSameBytes) {
 // Keys of others: a note where they mean nothing, or a refusal in time.
 TEST_F(ModelsInAndOutTest, FoldersOfOthersAreReadWithOneNote) {
   make_base("--dtype bf16");
-  const auto with = [&, plain = json_of("folder/config.json")](const Json& keys) {
+  const auto with = [&, plain = to_json("folder/config.json")](const Json& keys) {
     Json config = plain;
     config.update(keys);
     write("folder/config.json", config.dump());
   };
-  const double loss = loss_of("folder"), short_loss = loss_of("folder --context 8");
+  const double loss = compute_loss("folder"), short_loss = compute_loss("folder --context 8");
   with({{"of_others", 1}, {"is_llama_config", true}});
   for (const std::string command : {"evaluate folder --data text.txt", "generate folder --tokens 2",
                                     "train --init folder --data text.txt --batch 4 --steps 1 --out next"}) {
@@ -59,18 +59,18 @@ TEST_F(ModelsInAndOutTest, FoldersOfOthersAreReadWithOneNote) {
     const bool computes = command[0] != 't';
     EXPECT_EQ(err.find("folder: stored in bf16 and computed in bf16; --dtype fp32") != err.npos, computes) << err;
   }
-  EXPECT_EQ(loss_of("folder"), loss);
+  EXPECT_EQ(compute_loss("folder"), loss);
   EXPECT_EQ(run("evaluate folder --data text.txt --dtype fp32").err.find("computed in bf16"), std::string::npos);
   with({{"model_type", "mistral"}, {"sliding_window", 4096}});
-  EXPECT_EQ(loss_of("folder"), loss);
+  EXPECT_EQ(compute_loss("folder"), loss);
   with({{"model_type", "mistral"}, {"sliding_window", 8}});
-  EXPECT_EQ(loss_of("folder --context 8"), short_loss);
-  const double slides = loss_of("folder");
+  EXPECT_EQ(compute_loss("folder --context 8"), short_loss);
+  const double slides = compute_loss("folder");
   EXPECT_NE(slides, loss);
   must("generate folder --tokens 2");
   must("checkpoint export folder --out more");
-  EXPECT_EQ(json_of("more/config.json").at("sliding_window"), 8);
-  EXPECT_EQ(loss_of("more"), slides);
+  EXPECT_EQ(to_json("more/config.json").at("sliding_window"), 8);
+  EXPECT_EQ(compute_loss("more"), slides);
   fails("train --init folder --window 4 --data text.txt --out run", 2, "--window: the model has 8, found 4");
 }
 
@@ -91,7 +91,7 @@ TEST_F(ModelsInAndOutTest, ARunBeginsWithWhatAnotherEndedWith) {
 TEST_F(ModelsInAndOutTest, Bf16RunBeginsWithTheLossOfItsModel) {
   make_base("--dtype bf16 --ranks 1");
   write("text.txt", std::string(3000, 'e'));
-  const double loss = loss_of("base");
+  const double loss = compute_loss("base");
   EXPECT_GT(std::abs(loss - std::log(256.0)), 0.5) << "a new model's";
   for (const std::string from : {"base", "folder"})
     for (const auto& [plan, bound] : {std::pair{"--ranks 1", 1e-6},
@@ -101,7 +101,7 @@ TEST_F(ModelsInAndOutTest, Bf16RunBeginsWithTheLossOfItsModel) {
                                       {"--dp 1 --tp 2", 0.02}}) {
       const Ran r = anew("train --init " + from + next_ + plan + " --dtype bf16 --format json");
       std::map<std::string, double> found;
-      for (const Json& record : records_of(r.out))
+      for (const Json& record : parse_records(r.out))
         for (const char* key : {"loss", "val_loss"}) found[key] = record.value(key, found[key]);
       EXPECT_NEAR(found.at("loss"), loss, bound) << from << plan;
       EXPECT_NEAR(found.at("val_loss"), loss, bound) << from << plan;
@@ -235,13 +235,13 @@ TEST_F(LoraTest, ItGoesOnAndGoesOut) {
     EXPECT_EQ(weights("next/checkpoints/step-1") == end, from != "whole --lora-rank 3") << from;
     if (from == "whole --lora-rank 3") continue;
     anew("checkpoint export next --out onward");  // beside the first base, whatever they went through
-    const std::string base = json_of("onward/adapter_config.json").at("base_model_name_or_path");
+    const std::string base = to_json("onward/adapter_config.json").at("base_model_name_or_path");
     EXPECT_EQ(fs::path(base), path("base")) << from;
   }
 
-  const double loss = loss_of("adapters");
+  const double loss = compute_loss("adapters");
   fs::rename(path("base"), path("moved"));
-  EXPECT_EQ(loss_of("adapters --base moved"), loss);
+  EXPECT_EQ(compute_loss("adapters --base moved"), loss);
   must("generate adapters --base moved --tokens 2");
   must("checkpoint inspect adapters --base moved");
   anew("train --init adapters --base moved" + next_);
@@ -264,7 +264,7 @@ TEST_F(LoraTest, AdaptersNameTheBaseThatTheyWereTrainedOn) {
     return Safetensors(path(folder) / "adapter_model.safetensors").metadata().at("base_xxh3");
   };
   for (const char* folder : {"adapters", "onward"}) {
-    const Json config = json_of(std::string(folder) + "/adapter_config.json");
+    const Json config = to_json(std::string(folder) + "/adapter_config.json");
     EXPECT_EQ(config.at("base_model_name_or_path"), fs::canonical(path("base")).string());
     EXPECT_EQ(hash(folder), hash("adapters"));
   }
@@ -274,7 +274,7 @@ TEST_F(LoraTest, AdaptersNameTheBaseThatTheyWereTrainedOn) {
   must("train --resume --out tuned --steps 7 --init other/../base");
   fails("train --resume --out tuned --steps 8 --init other", 2, "--init: the run in tuned began with ");
   fails("train --resume --out base --steps 8 --init other", 2, "began with none; expected the same, found other");
-  Json config = json_of("adapters/adapter_config.json");
+  Json config = to_json("adapters/adapter_config.json");
   config["base_model_name_or_path"] = "base";
   write("adapters/adapter_config.json", config.dump());
   must("evaluate adapters --data text.txt");
@@ -297,18 +297,18 @@ TEST_F(LoraTest, AdaptersOfSeveralKindsAreMerged) {
   must(base_);
   must(tuned_ + "--ranks 1");
   must("checkpoint export tuned --out adapters");
-  const double plain = loss_of("adapters");
-  Json config = json_of("adapters/adapter_config.json");
+  const double plain = compute_loss("adapters");
+  Json config = to_json("adapters/adapter_config.json");
   config["alpha_pattern"] = {{"layers.0.self_attn.q_proj", 400}};
   write("adapters/adapter_config.json", config.dump());
-  const double loss = loss_of("adapters --ranks 1");
+  const double loss = compute_loss("adapters --ranks 1");
   EXPECT_GT(std::abs(loss - plain), 1e-4);
   for (const char* plan : {"--tp 2", "--pp 2", "--dp 2 --zero 3", "--cp 2"})
-    EXPECT_NEAR(loss_of(std::string("adapters ") + plan), loss, 1e-5) << plan;
+    EXPECT_NEAR(compute_loss(std::string("adapters ") + plan), loss, 1e-5) << plan;
   must("checkpoint import adapters --out imported");
   must("checkpoint export adapters --merge --out whole");
   must("checkpoint export imported --out again");
-  for (const char* from : {"imported", "whole", "again"}) EXPECT_NEAR(loss_of(from), loss, 1e-6) << from;
+  for (const char* from : {"imported", "whole", "again"}) EXPECT_NEAR(compute_loss(from), loss, 1e-6) << from;
   expect_has(run("generate adapters --tokens 2").err,
              "alpha_pattern: the adapters are added to the weights of the base");
   fails("train --init adapters --data text.txt --out x", 4, "alpha_pattern: these adapters cannot be trained further");
@@ -388,21 +388,21 @@ TEST_F(QuantizeTest, ItGoesOnAndGoesOut) {
   const std::string end = weights("tuned/checkpoints/step-4");
   fs::rename(path("base"), path("gone"));  // the run has all that it needs
   expect_made_again("tuned/checkpoints/step-4", 2);
-  const double loss = loss_of("tuned");
-  EXPECT_NEAR(loss_of("tuned --dp 1 --tp 2"), loss, 1e-5);
+  const double loss = compute_loss("tuned");
+  EXPECT_NEAR(compute_loss("tuned --dp 1 --tp 2"), loss, 1e-5);
   must("generate tuned --tokens 5 --temperature 0");
 
   // Numbers again: what the layers computed with, and the adapters in them.
   expect_has(must("checkpoint export tuned --out whole --merge").out, "4 bits");
-  EXPECT_NEAR(loss_of("whole"), loss, 1e-5);
+  EXPECT_NEAR(compute_loss("whole"), loss, 1e-5);
 
   // Adapters alone, beside a base that is quantised again.
   fs::rename(path("gone"), path("base"));
   must("checkpoint export tuned --out adapters");
-  EXPECT_NEAR(loss_of("adapters --quantize nf4"), loss, 1e-6);
-  EXPECT_NE(loss_of("adapters"), loss);
+  EXPECT_NEAR(compute_loss("adapters --quantize nf4"), loss, 1e-6);
+  EXPECT_NE(compute_loss("adapters"), loss);
   must("checkpoint reshard tuned --dp 1 --tp 2 --zero 3 --out parts");
-  EXPECT_NEAR(loss_of("parts"), loss, 1e-6);
+  EXPECT_NEAR(compute_loss("parts"), loss, 1e-6);
 
   // A tuned model goes on as it is.
   const auto next =
@@ -441,7 +441,7 @@ TEST_F(GptqTest, MakesAFolderThatEveryCommandReads) {
   EXPECT_EQ(made.out, "base is in small, its layers in 4 bits in groups of 16, by GPTQ\n");
   expect_has(made.err, "blocks.0.mlp.down.weight (32, 64): ");
   must("checkpoint quantize base --method rtn --group 16 --out rounded");
-  const double before = loss_of("base"), rounded = loss_of("rounded"), small = loss_of("small");
+  const double before = compute_loss("base"), rounded = compute_loss("rounded"), small = compute_loss("small");
   EXPECT_LT(small - before, rounded - before);
   EXPECT_LT(fs::file_size(path("small/model.safetensors")),
             fs::file_size(path("base/checkpoints/step-40/model.safetensors")));
@@ -449,7 +449,7 @@ TEST_F(GptqTest, MakesAFolderThatEveryCommandReads) {
 
   // A run made of it has the numbers that the codes stand for, and computes the same.
   must("checkpoint import small --out again");
-  EXPECT_NEAR(loss_of("again"), small, 1e-6);
+  EXPECT_NEAR(compute_loss("again"), small, 1e-6);
   EXPECT_EQ(said("small --temperature 0"), said("again --temperature 0"));
   const std::string tune = " --lora-rank 2 --data text.txt --batch 4 --steps 1 --ranks 1 --threads-per-rank 1 --out ";
   must("train --init small" + tune + "tuned");
@@ -457,12 +457,12 @@ TEST_F(GptqTest, MakesAFolderThatEveryCommandReads) {
   for (const char* method : {"gptq", "rtn"}) {
     const Ran whole = anew(quantize_ + "--group -1 --out rows --method " + method);
     expect_has(whole.out, "its layers in 4 bits in rows, by ");
-    EXPECT_EQ(json_of("rows/quantize_config.json").at("group_size"), -1);
+    EXPECT_EQ(to_json("rows/quantize_config.json").at("group_size"), -1);
     const Safetensors stored(path("rows/model.safetensors"), true);
     for (const TensorBytes& t : stored.tensors())
       EXPECT_TRUE(!t.name.ends_with(".scales") || t.shape[0] == 1) << t.name;
     expect_has(run("checkpoint inspect rows").out, "in 4 bits in rows (GPTQ)");
-    EXPECT_GT(loss_of("rows"), before);
+    EXPECT_GT(compute_loss("rows"), before);
   }
   must("train --init rows" + tune + "by-rows");
   expect_has(read_file(path("by-rows/config.toml")), "quantize-group = -1\n");

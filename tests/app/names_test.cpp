@@ -57,7 +57,7 @@ class DocsNames : public ProgramTest {
       }
     }
     for (const std::string& name : schedule_names()) faults_.insert(name);
-    for (const std::string& line : test::lines_of(must("verify --defect list").out)) faults_.insert(first_word(line));
+    for (const std::string& line : test::to_lines(must("verify --defect list").out)) faults_.insert(first_word(line));
   }
   static std::string first_word(const std::string& text) { return text.substr(0, text.find(' ')); }
   static void add(Set& to, const std::string& text, const char* pattern) {
@@ -116,7 +116,7 @@ TEST_F(DocsNames, OnPagesExist) {
     ++pages;
     bool fenced = false, breaks = false;
     size_t number = 0;
-    for (const std::string& line : test::lines_of(page.text)) {
+    for (const std::string& line : test::to_lines(page.text)) {
       const std::string where = fmt::format("{}:{}", page.path, ++number);
       if (line.starts_with("```")) fenced = !fenced;
       if (line.starts_with("## ")) breaks = line == "## What breaks" || line == "## Symptoms and causes";
@@ -165,7 +165,7 @@ TEST_F(DocsNames, UnknownOnesAreFound) {
 }
 
 // Bytes of these operations in a step of a plan, by the busiest rank.
-double busiest(const Words& plan, const Set& operations) {
+double busiest(const Args& plan, const Set& operations) {
   double sum = 0;
   for (const auto& s : report::planned(plan).at(0).sent)
     if (operations.contains(s.operation)) sum += static_cast<double>(s.most);

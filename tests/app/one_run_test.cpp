@@ -36,14 +36,14 @@ TEST_F(OneRunTest, ASecondWriterIsRefusedAndADeadOneIsNone) {
   fails("train --resume --out run", 2, owner);
   kill(child, SIGKILL);
   kill(child, SIGCONT);
-  EXPECT_EQ(test::end_of(child), 1000);
+  EXPECT_EQ(test::wait_for_exit(child), 1000);
   must("train --resume --out run --steps 3 --warmup 1");
 }
 
 TEST_F(OneRunTest, AFolderThatIsMovedEndsTheRun) {
   const pid_t child = begun("--save-every 5");
   fs::rename(path("run"), path("other"));
-  EXPECT_EQ(test::end_of(child), 6);
+  EXPECT_EQ(test::wait_for_exit(child), 6);
   expect_has(log(), "removed, moved or replaced");
   EXPECT_FALSE(fs::exists(path("run")));
   EXPECT_TRUE(fs::exists(path("other/config.toml")));
@@ -52,7 +52,7 @@ TEST_F(OneRunTest, AFolderThatIsMovedEndsTheRun) {
 TEST_F(OneRunTest, MetricsThatAreRemovedEndTheRun) {
   const pid_t child = begun("--save-every 1000000");
   fs::remove(path("run/metrics.jsonl"));
-  EXPECT_EQ(test::end_of(child), 6);
+  EXPECT_EQ(test::wait_for_exit(child), 6);
   expect_has(log(), "metrics.jsonl: it was removed, moved or replaced");
 }
 
@@ -61,7 +61,7 @@ TEST_F(OneRunTest, AnotherRunInItsPlaceIsNotTouched) {
   fs::rename(path("run"), path("other"));
   fs::create_directories(path("run/checkpoints/step-1"));
   std::ofstream(path("run/lock")) << "of another";
-  EXPECT_EQ(test::end_of(child), 6);
+  EXPECT_EQ(test::wait_for_exit(child), 6);
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-1")));
   EXPECT_EQ(read_file(path("run/lock")), "of another");
 }
@@ -94,7 +94,7 @@ TEST_F(OneRunTest, TheNewestAndTheBestStay) {
   EXPECT_EQ(kept, best->step < 40 ? 4U : 3U);
   EXPECT_EQ(newest_step(), 60);
   double lowest = 1e9;
-  for (const auto& record : records_of(read_file(path("run/metrics.jsonl"))))
+  for (const auto& record : parse_records(read_file(path("run/metrics.jsonl"))))
     if (record["event"] == "eval") lowest = std::min<double>(lowest, record["val_loss"]);
   EXPECT_NEAR(best->val_loss, lowest, 1e-6);
   must("generate run/checkpoints/best --tokens 3");
@@ -227,7 +227,7 @@ class SignalsTest : public ProgramTest {
     return false;
   }
   // The exit status, or 1000 when it ended in another way or not soon.
-  static int end_of(pid_t child) {
+  static int wait_for_exit(pid_t child) {
     int status = 0;
     if (test::ends(child, status, kSoon, SIGKILL)) return test::exit_status(status);
     ADD_FAILURE() << "it did not end soon";
@@ -241,7 +241,7 @@ class SignalsTest : public ProgramTest {
     if (ready) wait_until(ready);
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     kill(child, signal);
-    return end_of(child);
+    return wait_for_exit(child);
   }
   static void expect_to_survive(pid_t child, int signal) {
     kill(child, signal);
@@ -319,7 +319,7 @@ TEST_F(SignalsTest, EachEndsARunThatSavesAndAHangUpUnlessItIsIgnored) {
   wait_until(begun_);
   expect_to_survive(child, SIGHUP);
   kill(child, SIGTERM);
-  EXPECT_EQ(end_of(child), 143);
+  EXPECT_EQ(wait_for_exit(child), 143);
 }
 
 TEST_F(SignalsTest, SigUsr1SavesAndTheRunGoesOn) {
@@ -333,7 +333,7 @@ TEST_F(SignalsTest, SigUsr1SavesAndTheRunGoesOn) {
     wait_until([&] { return recorded() > then; });
     const std::string first = read_file(path("run/checkpoints/latest"));
     kill(child, SIGTERM);
-    EXPECT_EQ(end_of(child), 143);
+    EXPECT_EQ(wait_for_exit(child), 143);
     EXPECT_NE(read_file(path("run/checkpoints/latest")), first);
     expect_has(log(), "SIGUSR1: saved after step");
     fs::remove_all(path("run"));
@@ -349,7 +349,7 @@ TEST_F(SignalsTest, ASecondOneEndsARunAtOnce) {
   wait_until([&] { return exists("run/metrics.jsonl"); });
   expect_to_survive(child, SIGINT);  // until its step ends
   kill(child, SIGINT);
-  EXPECT_EQ(end_of(child), 130);
+  EXPECT_EQ(wait_for_exit(child), 130);
 }
 
 // The killed process is one that nobody could ask to clear up.
@@ -389,7 +389,7 @@ const char* const kFile =
 TEST(FlightReport, ShowsWhoIsMissingAndWhoDiffers) {
   const report::Flights all = report::parse_flights(kFile, "flight.json");
   ASSERT_TRUE(all.ranks == 3 && all.written.size() == 2 && all.written[0].rank == 0);
-  const std::string text = report::flights_of(all, false), html = report::flights_of(all, true);
+  const std::string text = report::record_flights(all, false), html = report::record_flights(all, true);
   expect_has(text, {"rank 1    dp axis, barrier: rank 2 did not come", "rank 2    wrote nothing"});
   const size_t second = text.find("\n  2 ");
   ASSERT_NE(second, std::string::npos) << text;

@@ -6,7 +6,7 @@
 #include <iterator>
 #include <set>
 
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "app/run/pretrained.h"
 #include "app/train/train.h"
 #include "data/utf8.h"
@@ -29,8 +29,8 @@ Messages refused(const std::string& line) {
   } catch (const Error& e) {
     EXPECT_EQ(static_cast<int>(e.status()), static_cast<int>(Status::usage)) << e.what();
     EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
-    EXPECT_EQ(messages_of(e).front(), e.what());
-    return messages_of(e);
+    EXPECT_EQ(error_messages(e).front(), e.what());
+    return error_messages(e);
   }
   return {};
 }
@@ -69,7 +69,7 @@ TEST(FirstModel, DrawsNewAdaptersAlone) {
 TEST(CommandLine, SetsWhatItSays) {
   const TrainOptions o = parsed_train("--layers 2 --lr=3e-4 --dtype bf16 --quiet --out 'x y' --seed 0");
   EXPECT_EQ(
-      std::tuple(o.sizes.layers, o.gives("heads"), o.optim.lr, text_of(o.optim.dtype), o.quiet, o.out, o.optim.seed),
+      std::tuple(o.sizes.layers, o.gives("heads"), o.optim.lr, to_string(o.optim.dtype), o.quiet, o.out, o.optim.seed),
       std::tuple(2, false, 3e-4, "bf16", true, "x y", 0));
   EXPECT_FALSE(o.optim.min_lr);  // a smaller --lr alone brings a smaller --min-lr with it
   EXPECT_EQ(parsed_train("--steps 5 --steps 7").optim.steps, 7);
@@ -82,7 +82,7 @@ TEST(CommandLine, SetsWhatItSays) {
 TEST(CommandLine, HelpTeachesEveryOption) {
   const std::string help = std::get<Print>(parsed("train --help")).text;
   TrainOptions defaults;
-  for (const Setting& s : settings_of(defaults))
+  for (const Setting& s : field_descriptors(defaults))
     if (s.field.in_words) expect_has(help, {"--" + s.word(), with_options(std::string(s.field.help)).substr(0, 20)});
   expect_has(help, {"Examples:", "[0.001]"});  // defaults are shown
   const std::string all = std::get<Print>(parsed("--help")).text;
@@ -133,7 +133,7 @@ TEST_F(ConfigTest, ADeviceMustBeThere) {
     const std::string line = message(way);
     EXPECT_TRUE(test::no_gpu().empty() ? line.empty() : line.starts_with("--device cuda: ")) << way << line;
   }
-  EXPECT_EQ(std::get<GenerateOptions>(parsed("generate x --device cuda")).words, (Words{{"device", "cuda"}}));
+  EXPECT_EQ(std::get<GenerateOptions>(parsed("generate x --device cuda")).words, (Args{{"device", "cuda"}}));
 }
 
 TEST(CommandLine, RefusesOptionsThatDoNotGoTogether) {
@@ -154,8 +154,9 @@ TEST(CommandLine, AFlagThatIsFalseAsksForNothing) {
 
 TEST(CommandLine, RefusesModelsLargerThanTheMachine) {
   for (const char* words : {"--channels 900000", "--vocab 1000000000 --channels 100000"})
-    expect_has(error_of([&] { ask_for_least_memory(job_of(parsed_train(words))); }), "this machine has available");
-  EXPECT_NO_THROW(ask_for_least_memory(job_of(parsed_train(""))));
+    expect_has(error_message([&] { check_minimum_memory(make_job(parsed_train(words))); }),
+               "this machine has available");
+  EXPECT_NO_THROW(check_minimum_memory(make_job(parsed_train(""))));
   EXPECT_EQ(message("train --model gpt2 --tokenizer bytes"), "");
 }
 
@@ -203,7 +204,7 @@ TEST(CommandLine, DefaultsAreThoseOfTheList) {
         found.insert(fmt::format("{} {} {}", c.at("command").get<std::string>(), o.at("name").get<std::string>(),
                                  o.contains("default") ? o.at("default").dump() : in_help.substr(1)));
     }
-  for (const std::string& line : lines_of(read_file(TESSERA_SOURCE_DIR "/tests/app/fixtures/defaults.txt")))
+  for (const std::string& line : to_lines(read_file(TESSERA_SOURCE_DIR "/tests/app/fixtures/defaults.txt")))
     expected.insert(line);
   std::vector<std::string> added, gone;
   std::ranges::set_difference(found, expected, std::back_inserter(added));
@@ -212,18 +213,19 @@ TEST(CommandLine, DefaultsAreThoseOfTheList) {
   EXPECT_EQ(gone, Messages()) << "removed or changed";
   // Those in brackets are what a job then has.
   for (const auto& [rule, momentum] : {std::pair{"sgd", 0.9}, {"muon", 0.95}})
-    EXPECT_EQ(job_of(parsed_train(std::string("--optimizer ") + rule)).optim.momentum, momentum) << rule;
-  const ModelConfig m = job_of(parsed_train("--model moe-nano")).model;
+    EXPECT_EQ(make_job(parsed_train(std::string("--optimizer ") + rule)).optim.momentum, momentum) << rule;
+  const ModelConfig m = make_job(parsed_train("--model moe-nano")).model;
   EXPECT_EQ(std::tuple(m.experts.balance_loss, m.experts.z_loss, m.experts.capacity, m.experts.per_token,
                        m.experts.shared, m.window, m.norm_eps, m.rotary.theta, m.rotary.factor,
                        m.rotary.low_freq_factor, m.rotary.high_freq_factor, m.rotary.original_context),
             std::tuple(0.01, 0.001, 0, 2, 0, 0, 1e-5, 10000, 1, 1, 4, 8192));
   EXPECT_EQ(
-      job_of(parsed_train("--model llama-nano --rope-scaling yarn --rope-factor 2")).model.rotary.high_freq_factor, 32);
+      make_job(parsed_train("--model llama-nano --rope-scaling yarn --rope-factor 2")).model.rotary.high_freq_factor,
+      32);
 }
 
 TEST(CommandLine, PercentagesAreStepsAndLearningRates) {
-  const auto schedule = [](const std::string& words) { return lr_schedule(job_of(parsed_train(words)).optim); };
+  const auto schedule = [](const std::string& words) { return lr_schedule(make_job(parsed_train(words)).optim); };
   const std::pair<const char*, int64_t> warmups[] = {{"--steps 49 --warmup 3%", 1},  // 1.47
                                                      {"--steps 50 --warmup 3%", 2},  // 1.5, rounded up
                                                      {"--steps 49 --warmup 1%", 0},
@@ -248,7 +250,7 @@ TEST(CommandLine, HandsTheFlagsOfBenchOn) {
 
 TEST(CommandLine, PresetsHaveTheirSizes) {
   const auto sizes = [](const std::string& words) {
-    const ModelConfig s = job_of(parsed_train(words)).model;
+    const ModelConfig s = make_job(parsed_train(words)).model;
     return std::array{s.layers, s.heads, s.channels, s.context};
   };
   EXPECT_EQ(sizes(""), (std::array<int64_t, 4>{4, 4, 128, 64}));
@@ -358,7 +360,7 @@ Job on_gpu(const Values& others = {}, int64_t ranks = 1) {
   TrainOptions o;
   o["device"] = "cuda", o["dtype"] = "bf16", o["channels"] = 256, o.ranks = ranks;
   for (const auto& [name, value] : others) o[name] = value;
-  return job_of(o);
+  return make_job(o);
 }
 
 TEST(AttentionChoice, KernelsThatAreNotThereAreRefused) {
@@ -382,7 +384,7 @@ TEST(AttentionChoice, CudnnIsAskedWhereItIsBuiltAndOnAGpu) {
   EXPECT_FALSE(asks_cudnn(on_gpu({{"device", "cpu"}}).plan));
   TrainOptions proof = verify_defaults();  // to the bit, so by kernels that promise it
   proof["device"] = "cuda";
-  EXPECT_FALSE(asks_cudnn(job_of(proof).plan));
+  EXPECT_FALSE(asks_cudnn(make_job(proof).plan));
   EXPECT_TRUE(proof.plan.deterministic);
   EXPECT_FALSE(TrainOptions().plan.deterministic);
 }
@@ -400,7 +402,7 @@ TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
 TEST(AttentionChoice, TheirValuesAreKeptInTheConfiguration) {
   TrainOptions read;
   apply_config(read, to_toml(parsed_train("--attention own --deterministic")), "c.toml");
-  EXPECT_EQ(text_of(read.plan.attention), "own");
+  EXPECT_EQ(to_string(read.plan.attention), "own");
   EXPECT_TRUE(read.plan.deterministic);
 }
 
@@ -457,7 +459,7 @@ TEST(Mistakes, OfAPlanThatDoNotHangTogetherAreAllSaid) {
     check(wrong);
     ADD_FAILURE() << "is taken";
   } catch (const Error& e) {
-    EXPECT_EQ(messages_of(e).size(), 3U) << e.what();
+    EXPECT_EQ(error_messages(e).size(), 3U) << e.what();
   }
 }
 

@@ -15,7 +15,7 @@ class PlanningTest : public ProgramTest {
   std::vector<Json> lines(const std::string& arguments, int status = 0) const {
     const Ran r = run("plan --format json " + arguments);
     EXPECT_EQ(r.status, status) << r.err;
-    return records_of(r.out);
+    return parse_records(r.out);
   }
   const std::string k7b_ = "--model llama2-7b --hardware h100 --software megatron --batch 64 ";
 };
@@ -93,8 +93,8 @@ TEST_F(PlanningTest, CommandIsOneThatTrainTakes) {
         "--tp 2 --sp --recompute block"}) {
     SCOPED_TRACE(question);
     const auto o = std::get<PlanOptions>(test::parsed("plan " + question));
-    const planner::Question q = question_of(o).question;
-    const planner::Answer a = search(q, 3);
+    const planner::SearchRequest q = make_question(o).question;
+    const planner::SearchResult a = search(q, 3);
     ASSERT_FALSE(a.best.empty());
     for (const planner::Candidate& c : a.best) {
       std::string line = train_command(o, q, c.layout);
@@ -209,7 +209,7 @@ TEST_F(PlanningTest, BadInputIsOneLine) {
 TEST(Axes, WhatIsNotGivenFollowsFromTheRanks) {
   using Axes = std::array<int64_t, 4>;
   const auto axes = [](const std::string& words) {
-    const Plan p = job_of(test::parsed_train("--backend threads " + words)).plan;
+    const Plan p = make_job(test::parsed_train("--backend threads " + words)).plan;
     return Axes{p.pp, p.dp, p.cp, p.tp};
   };
   const std::pair<std::string, Axes> table[] = {{"--tp 2", {1, 1, 1, 2}},

@@ -28,17 +28,17 @@ namespace test {
 struct Ran {
   int status = 0;
   std::string out, err;
-  std::string last_line() const { return last_line_of(err); }
-  Json last_record() const { return Json::parse(last_line_of(out)); }
+  std::string last_line() const { return last_line(err); }
+  Json last_record() const { return Json::parse(last_line(out)); }
 
  private:
-  static std::string last_line_of(const std::string& all) {
+  static std::string last_line(const std::string& all) {
     const std::string text = all.substr(0, all.find_last_not_of('\n') + 1);
     return text.substr(text.rfind('\n') + 1);
   }
 };
 
-inline std::vector<std::string> lines_of(const std::string& text) {
+inline std::vector<std::string> to_lines(const std::string& text) {
   std::vector<std::string> out;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) out.push_back(line);
@@ -46,9 +46,9 @@ inline std::vector<std::string> lines_of(const std::string& text) {
 }
 
 // The values of a text with one on each line.
-inline std::vector<Json> records_of(const std::string& text) {
+inline std::vector<Json> parse_records(const std::string& text) {
   std::vector<Json> out;
-  for (const std::string& line : lines_of(text)) out.push_back(Json::parse(line));
+  for (const std::string& line : to_lines(text)) out.push_back(Json::parse(line));
   return out;
 }
 
@@ -60,7 +60,7 @@ inline void expect_values(const Json& object, const Json& values, const std::str
 
 // The exit status of a process that has been waited for, or 1000 when it ended in another way.
 inline int exit_status(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 1000; }
-inline int end_of(pid_t child) {
+inline int wait_for_exit(pid_t child) {
   int status = 0;
   waitpid(child, &status, 0);
   return exit_status(status);
@@ -144,14 +144,14 @@ class ProgramTest : public testing::Test {
     expect_has(must("train --resume --out " + checkpoint.substr(0, checkpoint.find('/')) + more).err, resumed);
     EXPECT_TRUE(files(checkpoint) == before) << checkpoint << more;
   }
-  double loss_of(const std::string& words) const {
+  double compute_loss(const std::string& words) const {
     return must("evaluate " + words + " --data text.txt --threads-per-rank 1 --format json").last_record().at("loss");
   }
   // The records of steps and validations of a run without what depends on the time; a last line that is torn is left
   // out.
   std::vector<Json> records(const std::string& run) const {
     const std::string all = fs::exists(path(run) / "metrics.jsonl") ? read_file(path(run) / "metrics.jsonl") : "";
-    std::vector<Json> out = records_of(all.substr(0, all.rfind('\n') + 1));
+    std::vector<Json> out = parse_records(all.substr(0, all.rfind('\n') + 1));
     std::erase_if(out, [](const Json& record) { return record.at("event") == "summary"; });
     for (Json& record : out)
       for (const char* key : {"tokens_per_s", "step_ms"}) record.erase(key);
@@ -164,7 +164,7 @@ class ProgramTest : public testing::Test {
       if (e.path().filename().string().starts_with("events.out.tfevents.")) out.push_back(e.path());
     return out;
   }
-  Json json_of(const std::string& file) const { return Json::parse(read_file(path(file))); }
+  Json to_json(const std::string& file) const { return Json::parse(read_file(path(file))); }
   void write(const std::string& file, const std::string& text) const {
     std::ofstream(path(file), std::ios::binary) << text;
   }
@@ -203,7 +203,7 @@ class ProgramTest : public testing::Test {
     const pid_t child = start(arguments);
     EXPECT_TRUE(comes([&] { return recorded() >= bytes; }));
     kill(child, signal);
-    return end_of(child);
+    return wait_for_exit(child);
   }
   // The bytes of records that run "run" has written.
   uintmax_t recorded() const {
@@ -279,8 +279,8 @@ class ProgramTest : public testing::Test {
 
 }  // namespace test
 
+using test::parse_records;
 using test::ProgramTest;
 using test::Ran;
-using test::records_of;
 
 }  // namespace tessera

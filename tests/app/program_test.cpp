@@ -57,7 +57,7 @@ TEST_F(ProgramTest, JsonIsOneObjectPerLineWithTheKeysPromised) {
   EXPECT_EQ(r.out, read_file(path("run/metrics.jsonl")));
   std::map<std::string, int> events;
   std::vector<double> losses;
-  for (const Json& record : records_of(r.out)) {
+  for (const Json& record : parse_records(r.out)) {
     ++events[record.at("event")];
     EXPECT_TRUE(record["event"] != "eval" || record.at("val_loss").get<double>() > 0) << record;
     if (record["event"] != "step") continue;

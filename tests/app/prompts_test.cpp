@@ -18,7 +18,7 @@ class PromptsTest : public ProgramTest {
     write("rows.jsonl", rows);
   }
   void say(const std::string& name, const char* key, const Json& value) const {
-    Json file = fs::exists(path(name)) ? json_of(name) : Json::object();
+    Json file = fs::exists(path(name)) ? to_json(name) : Json::object();
     file[key] = value;
     write(name, file.dump());
   }
@@ -60,7 +60,7 @@ TEST_F(PromptsTest, TextBeyondTheContextIsReported) {
   expect_has(one.err, fmt::format("the prompt has {} tokens; its first {} {}", count, count - 64, unread));
   expect_has(several.err, fmt::format("prompt 2 has {} tokens; its first {} {}", count, count - 64, unread));
   expect_lacks(several.err, "prompt 1 has");
-  EXPECT_EQ(records_of(several.out).at(0).at("prompt"), "The moon") << "no byte order mark";
+  EXPECT_EQ(parse_records(several.out).at(0).at("prompt"), "The moon") << "no byte order mark";
   write("prompts.txt", std::string("\xff\xfeT\0", 4));
   fails("generate bos --prompts prompts.txt", 4, "prompts.txt is text in UTF-16, which 'iconv -f UTF-16 -t UTF-8'");
 }
@@ -96,7 +96,7 @@ TEST_F(PromptsTest, SettingsThatAreNotTakenAreNamed) {
 
 // A tokenizer may know more tokens than the model: only one that is met is refused.
 TEST_F(PromptsTest, ATokenBeyondTheTableIsRefusedWhenItIsMet) {
-  Json tokenizer = json_of("bos/tokenizer.json");
+  Json tokenizer = to_json("bos/tokenizer.json");
   Json token = tokenizer["added_tokens"][0];
   token["id"] = 400, token["content"] = "<pad>";
   tokenizer["added_tokens"].push_back(token);
@@ -115,7 +115,7 @@ TEST_F(PromptsTest, AFigureDoesNotDependOnAName) {
     write(name, rows);
     EXPECT_EQ(evaluate(name), expected) << name;
   }
-  write("pretty.json", Json(records_of(rows)).dump(1));
+  write("pretty.json", Json(parse_records(rows)).dump(1));
   EXPECT_EQ(evaluate("pretty.json"), expected);
   ASSERT_EQ(std::system(fmt::format("gzip -c '{0}/pretty.json' > '{0}/packed'", path("").string()).c_str()), 0);
   EXPECT_EQ(evaluate("packed"), expected);
@@ -139,14 +139,14 @@ TEST_F(PromptsTest, ExportedFoldersStopWhereTheRunStops) {
   must("checkpoint export imported --out exported");
   for (const char* from : {"imported", "exported"}) EXPECT_EQ(generate("", from).out, said) << from;
   for (const char* file : {"exported/config.json", "exported/generation_config.json"})
-    test::expect_values(json_of(file), {{"bos_token_id", 0}, {"eos_token_id", 1}}, file);
+    test::expect_values(to_json(file), {{"bos_token_id", 0}, {"eos_token_id", 1}}, file);
   for (const std::string kind : {"char", "bytes", "bpe-300"}) {
     const std::string trained = "run_" + kind, folder = "folder_" + kind;
     train("--steps 2 --warmup 1 --ranks 1 --tokenizer " + kind + " --out " + trained);
     must("checkpoint export " + trained + " --out " + folder);
-    test::expect_values(json_of(folder + "/config.json"),
+    test::expect_values(to_json(folder + "/config.json"),
                         {{"bos_token_id", nullptr}, {"eos_token_id", nullptr}, {"pad_token_id", nullptr}}, kind);
-    EXPECT_EQ(json_of(folder + "/tokenizer_config.json").at("tokenizer_class"), "PreTrainedTokenizerFast");
+    EXPECT_EQ(to_json(folder + "/tokenizer_config.json").at("tokenizer_class"), "PreTrainedTokenizerFast");
     EXPECT_EQ(generate("--prompt Line", folder).out, generate("--prompt Line", trained).out);
     EXPECT_EQ(must("evaluate " + folder + " --data text.txt").out,
               must("evaluate " + trained + " --data text.txt").out);
@@ -163,7 +163,7 @@ TEST_F(PromptsTest, AFolderOfBiasesHasTheTokenizerThatLiesInIt) {
           window + "--out run_" + to);
     const auto ran = must(fmt::format("checkpoint export run_{0} --out {0}", to));
     EXPECT_EQ(ran.err.find("Qwen2's own tokenizer") == std::string::npos, window.empty()) << ran.err;
-    const Json config = json_of(to + "/config.json");
+    const Json config = to_json(to + "/config.json");
     EXPECT_EQ(config.at("model_type"), window.empty() ? "llama" : "qwen2");
     EXPECT_EQ(config.value("attention_bias", false), window.empty());
     const std::string on_text = " --data text.txt --dtype fp32";
@@ -272,7 +272,7 @@ TEST_F(ChatTest, ATurnEndsAtTheTemplatesOwnMarker) {
   // Other programs stop where generation_config.json says.
   must("checkpoint export tuned --out folder");
   for (const char* file : {"folder/generation_config.json", "folder/config.json"})
-    EXPECT_EQ(json_of(file).at("eos_token_id"), (Json{400, 401})) << file;
+    EXPECT_EQ(to_json(file).at("eos_token_id"), (Json{400, 401})) << file;
   EXPECT_EQ(said("--chat", "printf 'snow?\n' |", "folder"), "white.\n");
 }
 
@@ -305,7 +305,7 @@ TEST_F(ChatTest, AFolderStopsWhereItsTemplateEndsATurn) {
   tune("--tokenizer tok --steps 1 --warmup 0");
   const auto ends = [&](const std::string& from, const std::string& to) {
     must("checkpoint export " + from + " --out " + to);
-    return json_of(to + "/generation_config.json").at("eos_token_id");
+    return to_json(to + "/generation_config.json").at("eos_token_id");
   };
   EXPECT_EQ(ends("tuned", "folder"), (Json{400, 401}));
   // A model that was trained elsewhere goes out as it came.

@@ -120,12 +120,12 @@ TEST_F(RanksTest, PlansThatCannotBeAreOneLineAndStatus2) {
 
 using Memory = ProgramTest;
 
-const std::string kWide =
+const std::string kAccumulate =
     "train --data text.txt --channels 256 --heads 4 --layers 4 --context 256 --batch 64 --steps 1 --threads-per-rank 1 "
     "--out run";
 
 TEST_F(Memory, OfAllRanksIsAskedForBeforeTheRun) {
-  fails(kWide + " --ranks 4", 2, "4 ranks of this host need", "ulimit -v 1000000;");
+  fails(kAccumulate + " --ranks 4", 2, "4 ranks of this host need", "ulimit -v 1000000;");
   expect_has(log(), {"what would fit: --microbatches", "activations"});
   EXPECT_FALSE(fs::exists(path("run")));
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include <regex>
 
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "tests/app/program.h"
 #include "train/expected_bytes.h"
 #include "train/trainer.h"
@@ -50,7 +50,7 @@ inline std::vector<Json> args_with(const Json& trace, const char* key) {
 inline void expect_text(const std::string& text, const Json& report, const Json& trace) {
   const auto has = [&](const std::string& part) { return text.find(part) != std::string::npos; };
   const bool shared = report["processors"]["shared"], pipeline = report["plan"]["axes"]["pp"] > 1;
-  for (const std::string& line : lines_of(text)) {
+  for (const std::string& line : to_lines(text)) {
     EXPECT_LE(line.size(), 120U) << line;
     EXPECT_EQ(line.find(" nan"), std::string::npos) << line;
   }
@@ -144,7 +144,7 @@ inline void expect_actions(const Json& trace, const Json& report) {
 inline void expect_bytes(const Json& trace, const Json& report, const TrainOptions& options) {
   using Counts = std::map<std::string, std::pair<int64_t, int64_t>>;
   Counts traced, expected;
-  Job job = job_of(options);
+  Job job = make_job(options);
   job.model.vocab = report["model"]["vocab"];
   for (const Json& args : args_with(trace, "operation")) {
     auto& [calls, bytes] = traced[args["axis"].get<std::string>() + " " + args["operation"].get<std::string>()];

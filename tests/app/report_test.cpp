@@ -55,7 +55,7 @@ TEST_F(ReportTest, EveryPlanLeavesATimelineThatTheReportDraws) {
   for (const auto& [options, ranks, schedule] : kPlans) {
     SCOPED_TRACE(options);
     train_with_trace(options);
-    const Json trace = json_of("run/trace.json"), report = json_of("run/report.json");
+    const Json trace = to_json("run/trace.json"), report = to_json("run/report.json");
     test::expect_tracks(trace, ranks);
     test::expect_actions(trace, report);
     test::expect_bytes(trace, report, test::parsed_train(kTiny + options));
@@ -98,7 +98,7 @@ TEST_F(ReportTest, BubblesAreThoseOfTheScheduleAndNullWhereCoresAreShared) {
   const double replayed = shared["bubble"]["replayed"];
   EXPECT_TRUE(replayed > 0 && replayed < 1) << replayed;
   const Json alone = numbers("1").first;
-  const Json report = json_of("run/report.json");
+  const Json report = to_json("run/report.json");
   EXPECT_EQ(alone["bubble"]["measured"].is_null(), report["processors"]["shared"].get<bool>());
   EXPECT_EQ(report["processors"]["threads"], 2);
 }
@@ -108,7 +108,7 @@ TEST_F(ReportTest, ActivationsPileUpWithinAPass) {
   train_with_trace("--ranks 2 --layers 4");
   std::set<int64_t> held;
   double begin = 0, end = 0;
-  const Json trace = json_of("run/trace.json");
+  const Json trace = to_json("run/trace.json");
   for (const Json& e : trace["traceEvents"])
     if (e["pid"] == 0 && e["ph"] == "X" && e["name"] == "0F0") begin = e["ts"], end = begin + e["dur"].get<double>();
   for (const Json& e : trace["traceEvents"])
@@ -119,7 +119,7 @@ TEST_F(ReportTest, ActivationsPileUpWithinAPass) {
 
 TEST_F(ReportTest, OnlyTheLastStepsAreKept) {
   train_with_trace("--steps 9 --trace-steps 2 --ranks 2");
-  const Json trace = json_of("run/trace.json");
+  const Json trace = to_json("run/trace.json");
   std::set<int64_t> steps;
   for (const Json& e : trace["traceEvents"])
     if (e["ph"] == "X") steps.insert(e["args"]["step"].get<int64_t>());
@@ -177,8 +177,8 @@ TEST_F(ReportTest, DamageIsOneLineThatNamesTheFile) {
 using report::Event;
 using report::Record;
 
-std::string svg_of(const char* name, const Words& words) {
-  return report::as_svg_file(report::figure_of(name, report::planned(words)));
+std::string render_svg(const char* name, const Args& words) {
+  return report::as_svg_file(report::make_figure(name, report::planned(words)));
 }
 
 size_t count(const std::string& text, const std::string& part) {
@@ -199,8 +199,8 @@ void expect_figure(const std::string& svg) {
 }
 
 TEST(Figures, SchedulesAreDrawnOnOneScale) {
-  const Words plan = {{"pp", "4"}, {"microbatches", "8"}, {"layers", "8"}, {"schedule", "gpipe,1f1b,zb-h1"}};
-  const std::string svg = svg_of("pipeline", plan);
+  const Args plan = {{"pp", "4"}, {"microbatches", "8"}, {"layers", "8"}, {"schedule", "gpipe,1f1b,zb-h1"}};
+  const std::string svg = render_svg("pipeline", plan);
   expect_figure(svg);
   EXPECT_EQ(count(svg, "k-F pass"), 3 * 4 * 8U);
   EXPECT_EQ(count(svg, "k-B pass"), 2 * 4 * 8U);
@@ -208,31 +208,31 @@ TEST(Figures, SchedulesAreDrawnOnOneScale) {
   expect_has(svg, {"schedule 1f1b: bubble 27.3% of the time, at most 4 micro-batches in flight on a rank",
                    "schedule gpipe: bubble 27.3% of the time, at most 8 micro-batches",
                    "schedule zb-h1: bubble 11.1% of the time"});
-  EXPECT_EQ(svg, svg_of("pipeline", plan));
+  EXPECT_EQ(svg, render_svg("pipeline", plan));
 }
 
 TEST(Figures, MemoryAndBytesOfPlansAreThoseOfTheirClosedForms) {
-  const Words plan = {{"ranks", "4"}, {"layers", "2"}, {"channels", "64"}, {"vocab", "64"}, {"zero", "0,1,3"}};
+  const Args plan = {{"ranks", "4"}, {"layers", "2"}, {"channels", "64"}, {"vocab", "64"}, {"zero", "0,1,3"}};
   const std::vector<Record> all = report::planned(plan);
   ASSERT_EQ(all.size(), 3U);
   // 108,288 parameters; 109,568 where units are padded to four pieces of blocks (docs/strategies/zero.md).
   const auto peak = [&](size_t which, size_t category) { return all[which].ranks[3].peaks[category]; };
   EXPECT_EQ((std::array{peak(0, 0), peak(0, 2), peak(1, 0), peak(1, 2), peak(2, 1)}),
             (std::array<int64_t, 5>{4 * 108288, 8 * 108288, 4 * 109568, 8 * 109568 / 4, 4 * 109568 / 4}));
-  const std::string memory = svg_of("memory", plan), bytes = svg_of("bytes", plan);
+  const std::string memory = render_svg("memory", plan), bytes = render_svg("bytes", plan);
   expect_figure(memory);
   expect_figure(bytes);
   expect_has(memory, {"zero 0: each of 4 ranks", "zero 3: each of 4 ranks", "parameters: 433,152 bytes"});
   expect_has(bytes, {"<title>2,598,912 bytes in 4 calls</title>",  // 2 (n - 1) S
                      "<title>649,728 bytes of the busiest rank</title>"});
   for (const char* none : {"along world", "not known"}) EXPECT_EQ(count(bytes, none), 0U) << none;
-  EXPECT_EQ(count(svg_of("bytes", {{"ranks", "3"}, {"batch", "6"}, {"all-reduce", "ring"}, {"bucket-mb", "0.01"}}),
+  EXPECT_EQ(count(render_svg("bytes", {{"ranks", "3"}, {"batch", "6"}, {"all-reduce", "ring"}, {"bucket-mb", "0.01"}}),
                   "busiest rank: not known"),
             1U);
 }
 
 TEST(Figures, WhatCannotBeDrawnIsRefused) {
-  const std::tuple<const char*, Words, const char*> table[] = {
+  const std::tuple<const char*, Args, const char*> table[] = {
       {"timeline", {{"ranks", "2"}}, "--figure timeline: dp=2: expected a run, found a plan that has not run"},
       {"pipeline", {{"ranks", "2"}}, "--figure pipeline: dp=2: expected at least 2 pipeline ranks, found 1"},
       {"memory", {{"zero", "1,2"}, {"ranks", "2,4"}}, "--ranks: expected one value, since --zero has several"},
@@ -240,7 +240,7 @@ TEST(Figures, WhatCannotBeDrawnIsRefused) {
       {"bytes", {{"tp", "3"}}, "--tp"},
       {"bytes", {{"dp-mode", "ps-async"}}, "only a run shows"}};
   for (const auto& [name, words, why] : table)
-    expect_has(error_of([&, name = name, &words = words] { svg_of(name, words); }), why);
+    expect_has(error_message([&, name = name, &words = words] { render_svg(name, words); }), why);
 }
 
 Event event(const char* track, const char* name, double begin, double end, const char* operation = "") {
@@ -321,10 +321,10 @@ TEST(Exposure, RanksWaitForThoseOfTheirGroup) {
 
 TEST(Exposure, TheOverlapOfOneOperationIsTold) {
   Record r = two_ranks();
-  report::Overlap found = report::overlap_of(r, report::median_step(r), "dp", "all_reduce");
+  report::Overlap found = report::measure_overlap(r, report::median_step(r), "dp", "all_reduce");
   EXPECT_NEAR(found.all, 30, 1e-9);      // 20 and 20, 10 and 10
   EXPECT_NEAR(found.exposed, 15, 1e-9);  // 20 and 10: the second ones
-  EXPECT_EQ(report::overlap_of(r, report::median_step(r), "ep", "all_to_all").all, 0);
+  EXPECT_EQ(report::measure_overlap(r, report::median_step(r), "ep", "all_to_all").all, 0);
 }
 
 TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
@@ -332,7 +332,7 @@ TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
   a.options = {{"dp", "2"}, {"zero", "0"}}, longer.options = {{"dp", "2"}, {"zero", "1"}};
   a.quick_ms = 90, longer.quick_ms = 45;
   longer.label = "b", longer.losses.push_back({3, 3}), longer.step_ms = 50;
-  const std::string text = report::comparison_of(a, longer, false);
+  const std::string text = report::compare_to_text(a, longer, false);
   const auto row = [](const std::string& of, const std::string& name) {
     const size_t at = of.find("\n  " + name);
     return at == std::string::npos ? "no row" : of.substr(at + 45, of.find('\n', at + 1) - at - 45);
@@ -350,7 +350,7 @@ TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
   EXPECT_EQ(row(text, "of step 2"), "            3.2500            3.2500           same");
   EXPECT_EQ(row(text, "at its end"), "            3.2500            3.0000        -0.2500");
   expect_has(text, "b has 3 steps and a 2: losses are compared at the last that both have");
-  test::expect_page(report::comparison_of(a, longer, true));
+  test::expect_page(report::compare_to_text(a, longer, true));
 
   Record bare = report::parse_metrics(
       "{\"event\":\"step\",\"step\":1,\"loss\":3.5,\"tokens_per_s\":10,\"step_ms\":80}\n"
@@ -359,18 +359,18 @@ TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
       "");
   EXPECT_EQ(bare.options, (std::map<std::string, std::string>{{"dp", "2"}, {"dp-mode", "\"ddp\""}}));
   bare.label = "bare";
-  const std::string other = report::comparison_of(bare, a, false);
+  const std::string other = report::compare_to_text(bare, a, false);
   EXPECT_EQ(row(other, "median of the run"), "         80.000 ms        100.000 ms         +25.0%");
   EXPECT_EQ(row(other, "exposed "), "                 -         20.000 ms               ");
   EXPECT_EQ(row(other, "dp all_reduce"), "               320               200         -37.5%");
   EXPECT_EQ(row(other, "all at once"), "                 9               101       +1022.2%");
   EXPECT_EQ(row(other, "of step 1"), "            3.5000            3.5000           same");
   expect_has(other, "bare has no trace");
-  const std::string page = report::comparison_of(bare, a, true);
+  const std::string page = report::compare_to_text(bare, a, true);
   test::expect_page(page);
   EXPECT_EQ(count(page, "<polyline"), 2U);
   EXPECT_EQ(count(page, "<section id=\"timeline\">"), 1U);
-  expect_figure(report::as_svg_file(report::figure_of("loss", {bare, a})));
+  expect_figure(report::as_svg_file(report::make_figure("loss", {bare, a})));
 }
 
 TEST(Panels, AReplayFillsTheWidthWhereCoresAreShared) {
@@ -379,18 +379,18 @@ TEST(Panels, AReplayFillsTheWidthWhereCoresAreShared) {
   slow.makespan *= 4;  // ranks that took turns
   const report::MeasuredPipeline p{.times = {}, .equal = equal, .replayed = equal, .measured = slow, .formula = {}};
   Record r;
-  const auto apart = report::panels_of(r, p, {.step = 1});
+  const auto apart = report::make_panels(r, p, {.step = 1});
   ASSERT_EQ(apart.size(), 3U);
   EXPECT_EQ(apart[1].scale, slow.makespan);
   r.shared = true;
-  const auto panels = report::panels_of(r, p, {.step = 1});
+  const auto panels = report::make_panels(r, p, {.step = 1});
   ASSERT_EQ(panels.size(), 2U) << "what happened says nothing of the plan";
   EXPECT_EQ(panels[1].scale, equal.makespan);
 }
 
 // The parts that a report is worked out from: clocks of hosts, processors of ranks, and the pipeline of one step.
 
-RankLog log_of(const std::string& host, double origin, double meeting, const std::vector<int>& cores) {
+RankLog make_log(const std::string& host, double origin, double meeting, const std::vector<int>& cores) {
   RankLog log;
   log.host = host, log.origin = origin, log.meeting = meeting, log.cores = cores;
   log.threads = 2, log.steps = {{1, 0.5, 1}};
@@ -400,18 +400,18 @@ RankLog log_of(const std::string& host, double origin, double meeting, const std
 TEST(Report, ClocksOfHostsAreSetByTheirMeeting) {
   // Rank 1 began 2 s after rank 0 on the same clock; rank 2's host is 1000 s ahead and began with rank 0.
   const Alignment a =
-      align({log_of("a", 10, 20, {0, 1}), log_of("a", 12, 20.1, {0, 1}), log_of("b", 1010, 1020, {0, 1, 2})});
+      align({make_log("a", 10, 20, {0, 1}), make_log("a", 12, 20.1, {0, 1}), make_log("b", 1010, 1020, {0, 1, 2})});
   EXPECT_EQ(a.add, (std::vector<double>{-0.5, 1.5, -0.5}));
   expect_has(a.words, "2 clocks");
-  expect_has(align({log_of("a", 1, 2, {0})}).words, "one clock");
+  expect_has(align({make_log("a", 1, 2, {0})}).words, "one clock");
 }
 
 TEST(Report, ProcessorsAreThoseOfTheNarrowestHost) {
-  const auto shared = [](std::vector<RankLog> logs) { return processors_of(logs).shared(); };
-  EXPECT_FALSE(shared({log_of("a", 0, 0, {0, 1}), log_of("a", 0, 0, {2, 3})}));  // bound to cores of their own
-  EXPECT_TRUE(shared({log_of("a", 0, 0, {0, 1}), log_of("a", 0, 0, {0, 1})}));
-  EXPECT_TRUE(shared({log_of("a", 0, 0, {0, 1}), log_of("b", 0, 0, {0})}));
-  EXPECT_EQ(processors_of({log_of("a", 0, 0, {0, 1, 2}), log_of("b", 0, 0, {7})}).cores, 1);
+  const auto shared = [](std::vector<RankLog> logs) { return processor_names(logs).shared(); };
+  EXPECT_FALSE(shared({make_log("a", 0, 0, {0, 1}), make_log("a", 0, 0, {2, 3})}));  // bound to cores of their own
+  EXPECT_TRUE(shared({make_log("a", 0, 0, {0, 1}), make_log("a", 0, 0, {0, 1})}));
+  EXPECT_TRUE(shared({make_log("a", 0, 0, {0, 1}), make_log("b", 0, 0, {0})}));
+  EXPECT_EQ(processor_names({make_log("a", 0, 0, {0, 1, 2}), make_log("b", 0, 0, {7})}).cores, 1);
 }
 
 // A record of 2 ranks, 1f1b with 3 micro-batches, in which all happens as the simulator says.
@@ -469,7 +469,8 @@ TEST(Report, TimelinesTellTheStagesOfARankApart) {
   report::Record r;
   r.traced = true, r.clock = "one", r.schedule = v_half(1, 1);  // the simulated order is F f i I w W, a unit each
   const Simulation sim = simulate(r.schedule);
-  const std::map<Do, const char*> tracks = {{Do::F, "forward"}, {Do::I, "input gradient"}, {Do::W, "weight gradient"}};
+  const std::map<PassKind, const char*> tracks = {
+      {PassKind::F, "forward"}, {PassKind::I, "input gradient"}, {PassKind::W, "weight gradient"}};
   for (size_t rank = 0; rank < 2; ++rank) {
     report::Rank& made = r.ranks.emplace_back();
     made.at = {{"pp", 0}, {"dp", static_cast<int64_t>(rank)}};
@@ -479,7 +480,8 @@ TEST(Report, TimelinesTellTheStagesOfARankApart) {
       pass.stage = t.action.stage, pass.microbatch = 0;
     }
   }
-  const std::string text = report::report_of(r, false), svg = report::as_svg_file(report::figure_of("timeline", {r}));
+  const std::string text = report::make_report(r, false),
+                    svg = report::as_svg_file(report::make_figure("timeline", {r}));
   EXPECT_TRUE(std::regex_search(text, std::regex("\\|F{13}f{14}i{13}I{13}w{14}W{13}\\|"))) << text;
   expect_has(text, "Small letters: a rank's later stages; of communication, less than half of a character's time.\n");
   for (const char* pass : {"k-F", "k-I", "k-W", "k-F c1", "k-I c1", "k-W c1"})  // the legend has some of them too
@@ -498,7 +500,7 @@ TEST(Report, EachPanelOfThePipelineSaysHowLongARankIsIdle) {
 
 TEST(RankLog, ComesToRankZeroAsItWas) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& world) {
-    RankLog own = log_of("host", 1.5, 2.5, {3, 5});
+    RankLog own = make_log("host", 1.5, 2.5, {3, 5});
     own.peaks[1] = 77;
     own.events = {{"send", "pp", 11, 0.25, 0.5, 0.75, 13, TraceKind::action, 0.125}};
     own.memory = {{0.375, {1, 2, 3}}};
@@ -528,7 +530,7 @@ TEST(Report, LoadsOfExpertsAreByAnEvenShare) {
   expect_has(report::as_text({part}), {"4 of 20 choices found no place\n",
                                        "layer 1      0.50   2.50   0.50   0.50\n  by rank    1.50   0.50\n"});
   expect_has(report::as_html(part), "5 choices, 2.50 times an even share");
-  expect_lacks(report::report_of(report::parse_metrics(step + "\n", "made "), false), "experts");
+  expect_lacks(report::make_report(report::parse_metrics(step + "\n", "made "), false), "experts");
   for (const char* wrong : {R"({"load":[[1,2,3]],"dropped":0,"ranks":2})", R"({"load":[[]],"dropped":0,"ranks":1})",
                             R"({"load":[[-1]],"dropped":0,"ranks":1})", R"({"load":3,"dropped":0,"ranks":1})"})
     EXPECT_THROW(record(wrong), InputError) << wrong;

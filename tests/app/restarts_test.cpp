@@ -11,12 +11,12 @@
 
 namespace tessera {
 namespace {
-using Words = std::vector<std::string>;
+using Args = std::vector<std::string>;
 
 TEST(Restarts, TheStartedProgramHasTheWordsThatAreNotTheLaunchers) {
-  const Words words = {"train",      "--restarts", "3",      "--dp=2", "--launch=mpirun -n {ranks}",
-                       "--hostfile", "hosts",      "--quiet"};
-  EXPECT_EQ(words_of_start(words, {"--resume"}), (Words{"train", "--dp=2", "--quiet", "--resume"}));
+  const Args words = {"train",      "--restarts", "3",      "--dp=2", "--launch=mpirun -n {ranks}",
+                      "--hostfile", "hosts",      "--quiet"};
+  EXPECT_EQ(words_of_start(words, {"--resume"}), (Args{"train", "--dp=2", "--quiet", "--resume"}));
 }
 
 TEST(Restarts, TheDataAxisShrinksToTheSlotsAndTheBatchStays) {
@@ -49,7 +49,7 @@ TEST(Restarts, WhatCannotGetBetterIsLeft) {
 TEST(Hostfile, IsReadAsMpirunReadsIt) {
   const auto hosts = parse_hosts("# two\n\n  node1 slots=4 # here\r\nnode2:3\nnode3\nnode1 slots=0", "hosts");
   EXPECT_TRUE(hosts.size() == 4 && hosts[1].name == "node2");
-  EXPECT_EQ(slots_of(hosts), 8);
+  EXPECT_EQ(count_slots(hosts), 8);
   for (const auto& [text, words] : {std::pair{"a\nb slots=x", "hosts: line 2: expected 0 to 100000 slots, found 'x'"},
                                     {"a slots=-1", "found '-1'"},
                                     {"a:1000000", "found '1000000'"},
@@ -59,7 +59,7 @@ TEST(Hostfile, IsReadAsMpirunReadsIt) {
     expect_error(Status::input, {words}, [&, text = text] { parse_hosts(text, "hosts"); });
 }
 
-std::vector<pid_t> children_of(pid_t parent) {
+std::vector<pid_t> child_processes(pid_t parent) {
   std::vector<pid_t> out;
   std::error_code gone;
   for (fs::directory_iterator it(fmt::format("/proc/{}/task", parent), gone), end; !gone && it != end;
@@ -90,14 +90,14 @@ class RestartsTest : public ProgramTest {
     ASSERT_EQ(kill(rank, SIGKILL), 0);
     ASSERT_TRUE(test::comes([&] { return whom() != rank; }));
   }
-  static std::function<pid_t()> child_of(pid_t launcher) {
+  static std::function<pid_t()> child_process(pid_t launcher) {
     return [launcher] {
-      const auto all = children_of(launcher);
+      const auto all = child_processes(launcher);
       return all.empty() ? 0 : all.front();
     };
   }
   void expect_said(const std::string& words) const { expect_has(log(), words); }
-  std::string end_of(const std::string& run) const { return files(run + kEnd); }
+  std::string wait_for_exit(const std::string& run) const { return files(run + kEnd); }
   const std::string kSettings = kSmall + "--steps 240 --save-every 20 --eval-every 0 --dropout 0.1 ";
   const std::string kEnd = "/checkpoints/step-240";
 };
@@ -105,10 +105,10 @@ class RestartsTest : public ProgramTest {
 TEST_F(RestartsTest, AKilledRunGoesOnByItselfToTheSameBits) {
   must("train " + kSettings + "--ranks 2 --out whole");
   const pid_t launcher = start("train " + kSettings + "--ranks 2 --restarts 2 --out run");
-  kill_at(40, child_of(launcher));
-  kill_at(120, child_of(launcher));
-  EXPECT_EQ(test::end_of(launcher), 0) << log();
-  EXPECT_TRUE(end_of("run") == end_of("whole"));
+  kill_at(40, child_process(launcher));
+  kill_at(120, child_process(launcher));
+  EXPECT_EQ(test::wait_for_exit(launcher), 0) << log();
+  EXPECT_TRUE(wait_for_exit("run") == wait_for_exit("whole"));
   expect_has(log(), {"start 1 of 3 failed at step ", "killed by signal 9 (Killed); ",
                      "2 restarts: ", "start 3 of 3: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 1 micro-batch each"});
 }
@@ -116,14 +116,14 @@ TEST_F(RestartsTest, AKilledRunGoesOnByItselfToTheSameBits) {
 TEST_F(RestartsTest, WhenAllAreUsedUpTheRunCanStillBeResumed) {
   must("train " + kSettings + "--ranks 2 --out whole");
   const pid_t launcher = start("train " + kSettings + "--ranks 2 --zero 1 --restarts 1 --out run");
-  kill_at(40, child_of(launcher));
-  kill_at(100, child_of(launcher));
-  EXPECT_EQ(test::end_of(launcher), 3);
+  kill_at(40, child_process(launcher));
+  kill_at(100, child_process(launcher));
+  EXPECT_EQ(test::wait_for_exit(launcher), 3);
   expect_has(log(),
              "tessera: --restarts: all 1 are used up; the last start failed: killed by signal 9 (Killed); tessera "
              "train --resume --out run goes on after step ");
   must("train --resume --out run");
-  EXPECT_TRUE(end_of("run") == end_of("whole"));
+  EXPECT_TRUE(wait_for_exit("run") == wait_for_exit("whole"));
 }
 
 TEST_F(RestartsTest, NothingIsStartedAgainThatCannotGetBetter) {
@@ -151,8 +151,8 @@ TEST_F(RestartsTest, OnFewerSlotsThereAreFewerDataRanksAndTheBatchStays) {
   write_file(path("hosts"), "localhost slots=4\n");
   const pid_t launcher = launched("--ranks 4 --optimizer sgd --restarts 1 --hostfile hosts", 40);
   write_file(path("hosts"), "localhost slots=2  # one has gone\n");
-  kill_at(60, child_of(launcher));
-  EXPECT_EQ(test::end_of(launcher), 0) << log();
+  kill_at(60, child_process(launcher));
+  EXPECT_EQ(test::wait_for_exit(launcher), 0) << log();
   expect_has(log(), {"2 slots on 1 host: localhost 2",
                      "2 of 4 data ranks: each now computes 2 micro-batches, and the batch stays",
                      "start 2 of 2: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 2 micro-batches each"});
@@ -175,9 +175,9 @@ TEST_F(RestartsTest, OnFewerSlotsThereAreFewerDataRanksAndTheBatchStays) {
 TEST_F(RestartsTest, ASignalToTheLauncherEndsTheRunAfterItsStep) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const pid_t launcher = launched("--steps 100000 --restarts 5");
-    const pid_t rank = child_of(launcher)();
+    const pid_t rank = child_process(launcher)();
     kill(launcher, signal);
-    EXPECT_EQ(test::end_of(launcher), 128 + signal);
+    EXPECT_EQ(test::wait_for_exit(launcher), 128 + signal);
     EXPECT_FALSE(is_running(rank));
     expect_said("stopped after step ");
     expect_lacks(log(), "start 2");
@@ -187,9 +187,9 @@ TEST_F(RestartsTest, ASignalToTheLauncherEndsTheRunAfterItsStep) {
 
 TEST_F(RestartsTest, AKilledLauncherLeavesNoRunBehind) {
   const pid_t launcher = launched("--steps 100000 --restarts 5");
-  const pid_t rank = child_of(launcher)();
+  const pid_t rank = child_process(launcher)();
   kill(launcher, SIGKILL);
-  test::end_of(launcher);
+  test::wait_for_exit(launcher);
   EXPECT_TRUE(test::comes([&] { return !is_running(rank); }));
   expect_said("stopped after step ");
 }
@@ -200,10 +200,10 @@ TEST_F(RestartsTest, RanksThatMeetAreStartedAgainByTheirLaunchers) {
   const std::string met =
       fmt::format("{}--ranks 2 --rendezvous {} --restarts 2 --out run ", kSettings, test::free_address());
   const pid_t first = start("train " + met + "--rank 0"), second = start("train " + met + "--rank 1");
-  kill_at(40, child_of(second));
-  EXPECT_EQ(test::end_of(first), 0) << log();
-  EXPECT_EQ(test::end_of(second), 0) << log();
-  EXPECT_TRUE(end_of("run") == end_of("whole"));
+  kill_at(40, child_process(second));
+  EXPECT_EQ(test::wait_for_exit(first), 0) << log();
+  EXPECT_EQ(test::wait_for_exit(second), 0) << log();
+  EXPECT_TRUE(wait_for_exit("run") == wait_for_exit("whole"));
 }
 
 class RestartsOfMpirun : public RestartsTest {
@@ -217,16 +217,16 @@ class RestartsOfMpirun : public RestartsTest {
                       "RANKS={ranks} -n {ranks}'");
   }
   pid_t rank() const {
-    for (const pid_t mpirun : children_of(launcher_))
-      for (const pid_t child : children_of(mpirun))
+    for (const pid_t mpirun : child_processes(launcher_))
+      for (const pid_t child : child_processes(mpirun))
         if (std::error_code gone;
             fs::read_symlink(fmt::format("/proc/{}/exe", child), gone) == fs::path(TESSERA_BINARY))
           return child;
     return 0;
   }
   void expect_to_go_on() const {
-    EXPECT_EQ(test::end_of(launcher_), 0) << log();
-    EXPECT_TRUE(end_of("run") == end_of("whole"));
+    EXPECT_EQ(test::wait_for_exit(launcher_), 0) << log();
+    EXPECT_TRUE(wait_for_exit("run") == wait_for_exit("whole"));
     expect_said("start 2 of 3: 2 ranks");
   }
   pid_t launcher_ = 0;
@@ -243,7 +243,7 @@ TEST_F(RestartsOfMpirun, AKilledRankIsStartedAgainWithTheOthers) {
 TEST_F(RestartsOfMpirun, AKilledMpirunIsStartedAgainWhenItsRanksHaveEnded) {
   ASSERT_TRUE(test::comes([&] { return rank() > 0; }));
   kill(rank(), SIGSTOP);
-  kill_at(0, child_of(launcher_));
+  kill_at(0, child_process(launcher_));
   expect_to_go_on();
   expect_said("that the last start had left");
 }

@@ -55,7 +55,7 @@ Composed rope(int64_t d, const RotaryOptions& o) {
   constexpr int64_t kTokens = 5, kHeads = 2, kFirst = 1500;
   const int64_t half = d / 2, width = kHeads * d + 3;
   const auto fused = [=](const Vars& v) {
-    const Tensor table = rotary_table(o, kFirst + kTokens, d, wide_of(v[0].dtype()), make_arena());
+    const Tensor table = rotary_table(o, kFirst + kTokens, d, accum_dtype(v[0].dtype()), make_arena());
     return rotate(scale(v[0], 1), {.heads = kHeads, .table = table, .first = kFirst});
   };
   const auto plain = [=](const Vars& v) {
@@ -200,7 +200,7 @@ TEST(Composed, FusedOpsMatchPlainOpsBeyondEveryBlock) {
       const std::vector<Tensor> found = results(c.fused, operands, dtype, 2);
       for (size_t i = 0; i < found.size(); ++i)
         EXPECT_LE(distance(found[i], i == 0 ? expected[i] : scale(expected[i], 2)), bound)
-            << c.name << " " << name_of(dtype) << " result " << i;
+            << c.name << " " << to_string(dtype) << " result " << i;
     }
   }
 }

@@ -15,7 +15,7 @@ using namespace test;
 Tensor numbers(std::initializer_list<double> v, const ArenaPtr& arena) {
   return Tensor::of<double>(std::span(v.begin(), v.size()), {static_cast<int64_t>(v.size())}, arena);
 }
-std::vector<double> grad_of(const Var& v) { return v.grad().to_vector<double>(); }
+std::vector<double> grad_values(const Var& v) { return v.grad().to_vector<double>(); }
 Var leaf(const Shape& shape, DType dtype, const char* name, const ArenaPtr& arena) {
   return Var(drawn(shape, dtype, name, 0.5, 1.5).to(arena), true);
 }
@@ -26,18 +26,18 @@ TEST(Engine, AddsTheGradientsOfAllUses) {
   const Var x(numbers({1, 2, 3}, arena), true);
   const Var y = x * x + x * x * x;  // y' = 2x + 3x^2
   backward(sum(y));
-  EXPECT_EQ(grad_of(x), (Doubles{5, 16, 33}));
+  EXPECT_EQ(grad_values(x), (Doubles{5, 16, 33}));
 }
 
 TEST(Engine, GradientsOfSeveralBackwardsAddUpUntilCleared) {
   const ArenaPtr arena = make_arena();
   Var x(numbers({1, 2}, arena), true);
   for (int i = 0; i < 3; ++i) backward(sum(x * x));
-  EXPECT_EQ(grad_of(x), (Doubles{6, 12}));
+  EXPECT_EQ(grad_values(x), (Doubles{6, 12}));
   x.clear_grad();
   EXPECT_FALSE(x.grad().defined());
   backward(sum(x * x));
-  EXPECT_EQ(grad_of(x), (Doubles{2, 4}));
+  EXPECT_EQ(grad_values(x), (Doubles{2, 4}));
 }
 
 TEST(Engine, WritesIntoAGivenBufferAndSettlesWithZeros) {
@@ -57,7 +57,7 @@ TEST(Engine, HooksRunOnceWhenTheLeafIsComplete) {
   const ArenaPtr arena = make_arena();
   Var x(numbers({2}, arena), true), w(Tensor::of<double>(std::array{3.0}, {1, 1}, arena), true);
   Doubles seen;
-  x.on_grad([&] { seen.push_back(grad_of(x)[0]); });
+  x.on_grad([&] { seen.push_back(grad_values(x)[0]); });
   backward(sum(x * x + x));
   EXPECT_EQ(seen, (Doubles{5}));
 
@@ -66,11 +66,11 @@ TEST(Engine, HooksRunOnceWhenTheLeafIsComplete) {
   DeferredWeightGrads later;
   const Var in = Var::input(Tensor::of<double>(std::array{4.0}, {1, 1}, arena));
   backward(sum(linear(in, w, Var())), {.seed = {}, .defer = &later});
-  EXPECT_EQ(grad_of(in), (Doubles{3}));  // the gradient of the input did not wait
+  EXPECT_EQ(grad_values(in), (Doubles{3}));  // the gradient of the input did not wait
   EXPECT_FALSE(w.grad().defined());
   EXPECT_EQ(calls, 0);
   later.run();
-  EXPECT_EQ(grad_of(w), (Doubles{4}));
+  EXPECT_EQ(grad_values(w), (Doubles{4}));
   EXPECT_EQ(calls, 1);
   EXPECT_TRUE(later.empty());
 }
@@ -80,10 +80,10 @@ TEST(Engine, RefusesASecondBackward) {
   const Var x(numbers({1, 2}, arena), true);
   const Var shared = x * x, a = sum(shared), b = sum(shared + x);
   backward(a);
-  EXPECT_EQ(error_of([&] { backward(a); }),
+  EXPECT_EQ(error_message([&] { backward(a); }),
             "[backward] called twice through the same 'sum': its saved values are gone; run the forward pass again");
   EXPECT_THROW(backward(b), Error);                         // through the part that was used up
-  EXPECT_EQ(grad_of(x), (Doubles{2, 4}));                   // the refused calls changed nothing
+  EXPECT_EQ(grad_values(x), (Doubles{2, 4}));               // the refused calls changed nothing
   EXPECT_THROW(backward(Var(numbers({1}, arena))), Error);  // no graph
 }
 
@@ -95,7 +95,8 @@ TEST(Engine, RefusesASeedOfAnotherShapeOrNoneForMany) {
   EXPECT_THROW(Var(Tensor::of<int32_t>(std::array{1}, {1}, arena), true), Error);
   const Var a(Tensor::zeros({4, 8}, DType::float64, arena), true),
       b(Tensor::zeros({6, 3}, DType::float64, arena), true);
-  EXPECT_EQ(error_of([&] { matmul(a, b); }), "[matmul] inner dims differ: a (4, 8) x b (6, 3); b must have 8 rows");
+  EXPECT_EQ(error_message([&] { matmul(a, b); }),
+            "[matmul] inner dims differ: a (4, 8) x b (6, 3); b must have 8 rows");
 }
 
 TEST(Engine, NoGradRecordsNothingAndFreesEverything) {
@@ -156,7 +157,7 @@ TEST(Engine, OpsWriteOverOnlyWhatNobodyElseHolds) {
   const Var z = add(x, std::move(moved));
   EXPECT_EQ(z.value().raw(), memory);
   backward(sum(z));
-  EXPECT_EQ(grad_of(x), (Doubles{3, 3}));
+  EXPECT_EQ(grad_values(x), (Doubles{3, 3}));
 }
 
 // Weight gradients that wait: in every order in which the passes of a pipeline may interleave, the same bits, the same
@@ -218,7 +219,7 @@ struct Result {
   bool operator==(const Result&) const = default;
 };
 
-Result result_of(Network& net, const std::vector<Var>& inputs) {
+Result run_network(Network& net, const std::vector<Var>& inputs) {
   Result r{net.completed, {}, {}};
   for (auto& [name, w] : net.weights) {
     w.zero_missing_grad();
@@ -228,7 +229,7 @@ Result result_of(Network& net, const std::vector<Var>& inputs) {
   return r;
 }
 
-Var input_of(const Network& net, int microbatch) {
+Var microbatch_input(const Network& net, int microbatch) {
   return Var::input(net.random("input", {kRows, kChannels}, static_cast<uint64_t>(microbatch)));
 }
 
@@ -236,10 +237,10 @@ Result in_order(int microbatches, bool again) {
   Network net;
   std::vector<Var> inputs;
   for (int m = 0; m < microbatches; ++m) {
-    inputs.push_back(input_of(net, m));
+    inputs.push_back(microbatch_input(net, m));
     backward(net.loss(inputs.back(), m, again));
   }
-  return result_of(net, inputs);
+  return run_network(net, inputs);
 }
 
 // Forward, input-gradient and weight-gradient passes, each ascending, in an order that `draw` decides.
@@ -253,7 +254,7 @@ Result interleaved(int microbatches, bool again, const Philox& draw) {
     const int f = static_cast<int>(losses.size()), i = static_cast<int>(later.size());
     const uint64_t pick = draw.below(3, at++);
     if (pick == 0 && f < microbatches) {
-      inputs.push_back(input_of(net, f));
+      inputs.push_back(microbatch_input(net, f));
       losses.push_back(net.loss(inputs.back(), f, again));
     } else if (pick == 1 && i < f) {
       const std::map<std::string, int> before = net.completed;
@@ -269,7 +270,7 @@ Result interleaved(int microbatches, bool again, const Philox& draw) {
       EXPECT_TRUE(later[static_cast<size_t>(weights_done++)]->empty());
     }
   }
-  return result_of(net, inputs);
+  return run_network(net, inputs);
 }
 
 TEST(Deferral, EveryInterleavingHasTheBitsOfPassesInOrder) {
@@ -289,19 +290,19 @@ TEST(Deferral, EveryInterleavingHasTheBitsOfPassesInOrder) {
 
 TEST(Deferral, TwoPassesMayWaitInOnePlace) {
   Network net;
-  const std::vector<Var> inputs{input_of(net, 0), input_of(net, 1)};
+  const std::vector<Var> inputs{microbatch_input(net, 0), microbatch_input(net, 1)};
   DeferredWeightGrads later;
   for (const int m : {0, 1}) backward(net.loss(inputs.at(m), m, false), {.seed = {}, .defer = &later});
   later.run();
-  EXPECT_TRUE(result_of(net, inputs) == in_order(2, false));
+  EXPECT_TRUE(run_network(net, inputs) == in_order(2, false));
 }
 
 TEST(Deferral, RunFreesWhatWaited) {
   Network net;
-  backward(net.loss(input_of(net, 0), 0, false));
+  backward(net.loss(microbatch_input(net, 0), 0, false));
   const int64_t before = net.arena->total().live;
   DeferredWeightGrads later;
-  backward(net.loss(input_of(net, 1), 1, false), {.seed = {}, .defer = &later});
+  backward(net.loss(microbatch_input(net, 1), 1, false), {.seed = {}, .defer = &later});
   EXPECT_GT(net.arena->total().live, before);
   net.arena->reset_peaks();
   const int64_t activations = net.arena->usage(Category::activations).live;
@@ -312,7 +313,7 @@ TEST(Deferral, RunFreesWhatWaited) {
 
 TEST(Deferral, ARefusedBackwardLeavesNothingWaiting) {
   Network net;
-  const Var x = input_of(net, 0), loss = net.loss(x, 0, false);
+  const Var x = microbatch_input(net, 0), loss = net.loss(x, 0, false);
   backward(loss);
   DeferredWeightGrads later;
   EXPECT_THROW(backward(loss, {.seed = {}, .defer = &later}), Error);
@@ -339,22 +340,22 @@ TEST(Residual, IsTheSumWhoeverReadsItFirst) {
     const auto late = run(arena, dtype, [](const Var& x, Var y) { return add_residual(x, std::move(y)); });
     const auto early = run(arena, dtype, [](const Var& x, Var y) {
       Var s = add_residual(x, std::move(y));
-      EXPECT_TRUE(s.is_late());
+      EXPECT_TRUE(s.is_deferred());
       EXPECT_EQ(s.shape(), Shape({3, 17, 24}));
-      EXPECT_TRUE(s.is_late());  // a shape asks for no sum
+      EXPECT_TRUE(s.is_deferred());  // a shape asks for no sum
       s.value();
-      EXPECT_FALSE(s.is_late());
+      EXPECT_FALSE(s.is_deferred());
       return s;
     });
     bool came_by = false;
     const auto watched = run(arena, dtype, [&](const Var& x, Var y) {
       const Var s = add_residual(x, std::move(y)), same = on_backward(s, [&] { came_by = true; });
-      EXPECT_TRUE(same.is_late());
+      EXPECT_TRUE(same.is_deferred());
       EXPECT_TRUE(same_bits(same.value(), s.value()));
       return same;
     });
     EXPECT_TRUE(came_by);
-    for (const auto& other : {late, early, watched}) EXPECT_TRUE(same_bits(other, whole)) << name_of(dtype);
+    for (const auto& other : {late, early, watched}) EXPECT_TRUE(same_bits(other, whole)) << to_string(dtype);
   }
 }
 
@@ -362,7 +363,7 @@ TEST(Residual, OfOtherShapesOrTypesIsMadeAtOnce) {
   const auto arena = make_arena();
   const Var x(drawn({4, 6}, DType::float32, "x").to(arena), true),
       row(drawn({6}, DType::float32, "row").to(arena), true);
-  EXPECT_FALSE(add_residual(x, row).is_late());
+  EXPECT_FALSE(add_residual(x, row).is_deferred());
   EXPECT_TRUE(same_bits(add_residual(x, row).value(), add(x, row).value()));
 }
 
@@ -400,12 +401,12 @@ TEST_F(ResidualGpu, BiasSumsRideOnTheNorm) {
                   b = leaf({24}, dtype, "b", arena), r = leaf({2, 50, 24}, dtype, "r", arena),
                   gamma = leaf({24}, dtype, "gamma", arena);
         Var y = linear(x, w, b);
-        EXPECT_TRUE(y.wants_row_sums());
+        EXPECT_TRUE(y.row_sums_requested());
         if (!rides) y = reshape(y, y.shape());  // an op that passes no sums on
         const Var weights(drawn({2, 50, 24}, dtype, "weights").to(arena));
         if (later) {
           const Var s = add_residual(r, std::move(y));
-          EXPECT_EQ(s.wants_row_sums(), rides);
+          EXPECT_EQ(s.row_sums_requested(), rides);
           backward(sum(norm(s, gamma, Var()) * weights) + sum(s * weights));
         } else {
           const auto [s, n] = add_norm(r, std::move(y), gamma, Var());
@@ -413,7 +414,7 @@ TEST_F(ResidualGpu, BiasSumsRideOnTheNorm) {
         }
         return std::vector<Tensor>{b.grad(), w.grad(), r.grad(), gamma.grad()};
       };
-      EXPECT_TRUE(same_bits(bias_gradient(true), bias_gradient(false))) << name_of(dtype) << later;
+      EXPECT_TRUE(same_bits(bias_gradient(true), bias_gradient(false))) << to_string(dtype) << later;
     }
 }
 

@@ -69,7 +69,7 @@ TEST(Head, HasTheBitsOfLogitsThatStandWhole) {
           EXPECT_TRUE(same_bits(fused.mean.value(), whole.mean.value()));
           backward(fused.mean);
           backward(whole.mean);
-          EXPECT_TRUE(same_bits(a.gradients(), b.gradients())) << sizes.rows << " " << name_of(dtype);
+          EXPECT_TRUE(same_bits(a.gradients(), b.gradients())) << sizes.rows << " " << to_string(dtype);
           EXPECT_EQ(a.told, microbatch + 1);
           for (Head* head : {&a, &b}) head->draw_targets(microbatch + 1);
         }
@@ -137,9 +137,9 @@ double worst(const Tensor& found, const std::vector<double>& exact, const std::v
 TEST(Head, LargeVocabulariesMatchPlainLoops) {
   for (const DType dtype : kDTypes)
     for (const bool fused : {true, false}) {
-      SCOPED_TRACE(std::string(name_of(dtype)) + (fused ? " fused" : " full logits"));
+      SCOPED_TRACE(std::string(to_string(dtype)) + (fused ? " fused" : " full logits"));
       const double bound = dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 5e-6 : 2e-2;
-      Head h({fused ? 67 : 66, 23, 50257}, dtype, wide_of(dtype));
+      Head h({fused ? 67 : 66, 23, 50257}, dtype, accum_dtype(dtype));
       const PlainHead expected = plain_head(h, 0.3);
       const Loss loss = fused ? h.fused() : h.whole();
       EXPECT_NEAR(loss.loss_sum, expected.loss, 0.1 * bound * expected.loss);
@@ -266,7 +266,7 @@ TEST(Head, AnyWeightWillDo) {
 
 TEST(Head, WhatDoesNotFitIsRefused) {
   Head a(kSizes[0], DType::float32, DType::float32);
-  const auto refused = [&] { return error_of([&] { a.fused(); }); };
+  const auto refused = [&] { return error_message([&] { a.fused(); }); };
   a.targets.data<int32_t>()[90] = 70;  // in the last block
   EXPECT_EQ(refused(), "[cross_entropy] target 70 of row 90 is outside [0, 70)");
   a.targets = a.targets.narrow(0, 0, 95);
@@ -327,13 +327,13 @@ TEST(ExpertOps, ARowHasItsOwnBits) {
   const ArenaPtr arena = make_arena();
   for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
     const Tensor x = drawn({97, 70}, dtype, "x"), w = drawn({45, 70}, dtype, "w"), dy = drawn({97, 45}, dtype, "dy");
-    const Tensor y = linear_rows(x, {{w, 97}}), dx = linear_rows_input_grad(dy, {{w, 97}});
+    const Tensor y = grouped_linear(x, {{w, 97}}), dx = linear_rows_input_grad(dy, {{w, 97}});
     for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {96, 1}, {13, 50}, {40, 7}, {20, 0}}) {
-      const std::vector<RowsGroup> one{{w, count}};
-      EXPECT_TRUE(same_bits(linear_rows(x.narrow(0, first, count), one), y.narrow(0, first, count)));
+      const std::vector<GemmGroup> one{{w, count}};
+      EXPECT_TRUE(same_bits(grouped_linear(x.narrow(0, first, count), one), y.narrow(0, first, count)));
       EXPECT_TRUE(same_bits(linear_rows_input_grad(dy.narrow(0, first, count), one), dx.narrow(0, first, count)));
     }
-    const Tensor dw = drawn({45, 70}, wide_of(dtype), "before");
+    const Tensor dw = drawn({45, 70}, accum_dtype(dtype), "before");
     linear_rows_weight_grads({{dw, 0}}, dy.narrow(0, 5, 0), x.narrow(0, 5, 0));
     EXPECT_EQ(dw.to(DType::float64).to_vector<double>(), std::vector<double>(45 * 70, 0.0));  // the sum over no rows
   }
@@ -360,10 +360,10 @@ Passes two_passes(DType dtype, How how) {
     if (how == How::one_by_one) {  // backward goes from the newest to the oldest
       std::vector<Var> parts = split_rows(x, counts);
       for (const size_t first : {size_t{3}, size_t{0}})
-        for (size_t i = first; i < first + 3; ++i) parts[i] = linear_rows(parts[i], {w[i - first]}, {counts[i]});
+        for (size_t i = first; i < first + 3; ++i) parts[i] = grouped_linear(parts[i], {w[i - first]}, {counts[i]});
       y = join_rows(parts);
     } else {
-      y = linear_rows(x, w, counts);
+      y = grouped_linear(x, w, counts);
     }
     DeferredWeightGrads later;
     backward(y, {.seed = drawn({13, 7}, dtype, "dy"), .defer = how == How::later ? &later : nullptr});
@@ -383,7 +383,7 @@ TEST(ExpertOps, AtOnceHaveTheBitsOfOneByOne) {
     for (const How how : {How::at_once, How::later}) {
       const Passes passes = two_passes(dtype, how);
       EXPECT_EQ(passes.hooks, 2);
-      EXPECT_TRUE(same_bits(passes.found, expected.found)) << name_of(dtype);
+      EXPECT_TRUE(same_bits(passes.found, expected.found)) << to_string(dtype);
     }
   }
 }
@@ -439,11 +439,11 @@ TEST(ExpertOps, SayWhatDoesNotFit) {
   EXPECT_THROW(route(logits, {.per_token = 4}), Error);
   EXPECT_THROW(route(logits, {.per_token = 1, .sequences = 4}), Error);
   const Tensor w = drawn({4, 3}, DType::float32, "w");
-  EXPECT_THROW(linear_rows(logits, {{drawn({3, 2}, DType::float32, "w"), 6}}), Error);
-  EXPECT_THROW(linear_rows(logits, {{w.to(DType::float64), 6}}), Error);
-  EXPECT_THROW(linear_rows(logits, {{w, 5}}), Error);
-  EXPECT_THROW(linear_rows(logits, std::vector<RowsGroup>()), Error);
-  EXPECT_THROW(linear_rows(Var(logits), {Var(w), Var(w)}, {1, 2, 3}), Error);
+  EXPECT_THROW(grouped_linear(logits, {{drawn({3, 2}, DType::float32, "w"), 6}}), Error);
+  EXPECT_THROW(grouped_linear(logits, {{w.to(DType::float64), 6}}), Error);
+  EXPECT_THROW(grouped_linear(logits, {{w, 5}}), Error);
+  EXPECT_THROW(grouped_linear(logits, std::vector<GemmGroup>()), Error);
+  EXPECT_THROW(grouped_linear(Var(logits), {Var(w), Var(w)}, {1, 2, 3}), Error);
 }
 
 }  // namespace

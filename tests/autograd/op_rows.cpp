@@ -10,8 +10,8 @@ namespace tessera::test {
 namespace {
 
 // x w^T + b.
-std::vector<double> linear_of(const std::vector<double>& x, const std::vector<double>& w,
-                              const std::vector<double>& b) {
+std::vector<double> reference_linear(const std::vector<double>& x, const std::vector<double>& w,
+                                     const std::vector<double>& b) {
   const size_t out = b.size(), in = w.size() / out;
   std::vector<double> y;
   for (size_t i = 0; i < x.size() / in; ++i)
@@ -25,7 +25,7 @@ std::vector<double> linear_of(const std::vector<double>& x, const std::vector<do
 // Now and then enough rows for several threads.
 Shape rows_shape(Random& random, int64_t least = 1) {
   const int64_t rows = random.between(0, 4) == 0 ? random.between(200, 400) : random.between(1, 9);
-  return {rows, std::max(least, random.one_of<int64_t>({1, 2, 7, 16, 33, 64, 130}))};
+  return {rows, std::max(least, random.choose<int64_t>({1, 2, 7, 16, 33, 64, 130}))};
 }
 
 std::vector<double> norm_rows(const std::vector<double>& x, const std::vector<double>& gamma,
@@ -97,11 +97,12 @@ Problem draw_softmax(Random& random) {
 Problem draw_bias_gelu(Random& random) {
   const Shape s = random.between(0, 2) == 0 ? Shape{3, 700} : rows_shape(random);
   const bool recompute = random.between(0, 1) == 1;
-  const auto form = random.one_of<GeluForm>({GeluForm::tanh, GeluForm::erf});
+  const auto form = random.choose<GeluForm>({GeluForm::tanh, GeluForm::erf});
   return {{{s}, {Shape{s[1]}}},
           [recompute, form](const std::vector<Var>& v) { return bias_gelu(scale(v[0], 1), v[1], recompute, form); },
           [form](const Values& v) {
-            return elements(v[0].size(), [&](size_t i) { return gelu_of(v[0][i] + v[1][i % v[1].size()], form); });
+            return elements(v[0].size(),
+                            [&](size_t i) { return reference_gelu(v[0][i] + v[1][i % v[1].size()], form); });
           },
           true};
 }
@@ -121,18 +122,18 @@ Problem draw_swiglu(Random& random) {
 }
 
 Problem draw_gelu_mlp(Random& random) {
-  const int64_t rows = random.between(1, 40), in = random.one_of<int64_t>({1, 5, 16}),
-                hidden = random.one_of<int64_t>({1, 8, 24}), out = random.one_of<int64_t>({1, 7, 16});
+  const int64_t rows = random.between(1, 40), in = random.choose<int64_t>({1, 5, 16}),
+                hidden = random.choose<int64_t>({1, 8, 24}), out = random.choose<int64_t>({1, 7, 16});
   const bool recompute = random.between(0, 1) == 1;
-  const auto form = random.one_of<GeluForm>({GeluForm::tanh, GeluForm::erf});
+  const auto form = random.choose<GeluForm>({GeluForm::tanh, GeluForm::erf});
   return {{{Shape{rows, in}}, {Shape{hidden, in}}, {Shape{hidden}}, {Shape{out, hidden}}, {Shape{out}}},
           [recompute, form](const std::vector<Var>& v) {
             return gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, recompute, form);
           },
           [form](const Values& v) {
-            std::vector<double> h = linear_of(v[0], v[1], v[2]);
-            for (double& x : h) x = gelu_of(x, form);
-            return linear_of(h, v[3], v[4]);
+            std::vector<double> h = reference_linear(v[0], v[1], v[2]);
+            for (double& x : h) x = reference_gelu(x, form);
+            return reference_linear(h, v[3], v[4]);
           },
           false,
           true};
@@ -156,7 +157,7 @@ Problem draw_embedding(Random& random) {
 
 Problem draw_dropout(Random& random) {
   const Shape s{random.between(1, 3), random.between(1, 7), random.between(1, 19)};
-  const double p = random.one_of({0.0, 0.1, 0.5});
+  const double p = random.choose({0.0, 0.1, 0.5});
   const DropoutTile tile{.random = Philox(77), .step = 5, .first_sequence = random.between(0, 9), .positions = {}};
   return {{{s}},
           [=](const std::vector<Var>& v) { return dropout(scale(v[0], 1), p, tile); },
@@ -169,7 +170,7 @@ Problem draw_dropout(Random& random) {
 }
 
 // The sum of the losses of rows of logits, times 0.25.
-std::vector<double> loss_of(const std::vector<double>& logits, const Tensor& targets, size_t vocab) {
+std::vector<double> compute_loss(const std::vector<double>& logits, const Tensor& targets, size_t vocab) {
   double total = 0;
   const std::vector<double> log_p = softmax_rows(logits, vocab, true);
   for (int64_t i = 0; i < targets.numel(); ++i)
@@ -179,18 +180,18 @@ std::vector<double> loss_of(const std::vector<double>& logits, const Tensor& tar
 }
 
 Problem draw_cross_entropy(Random& random) {
-  const int64_t rows = random.between(1, 9), vocab = random.one_of<int64_t>({2, 17, 65, 4096, 4099, 9001});
+  const int64_t rows = random.between(1, 9), vocab = random.choose<int64_t>({2, 17, 65, 4096, 4099, 9001});
   const Tensor targets = draw_ids(random, {rows}, vocab);
   if (rows > 1) targets.data<int32_t>()[random.between(0, rows - 1)] = -1;
   return {{{Shape{rows, vocab}, -3, 3}},
           [targets](const std::vector<Var>& v) { return cross_entropy(scale(v[0], 1), targets, 0.25).mean; },
-          [targets, vocab](const Values& v) { return loss_of(v[0], targets, static_cast<size_t>(vocab)); }};
+          [targets, vocab](const Values& v) { return compute_loss(v[0], targets, static_cast<size_t>(vocab)); }};
 }
 
 // More rows than a block has, as often as fewer; blocks that divide them and blocks that do not.
 Problem draw_linear_cross_entropy(Random& random) {
   const int64_t rows = random.between(0, 1) == 0 ? random.between(1, 40) : random.between(65, 130);
-  const int64_t channels = random.between(1, 20), vocab = random.one_of<int64_t>({2, 17, 65});
+  const int64_t channels = random.between(1, 20), vocab = random.choose<int64_t>({2, 17, 65});
   const Tensor targets = draw_ids(random, {rows}, vocab);
   for (int64_t i = 0; i < rows; i += 7) targets.data<int32_t>()[random.between(0, rows - 1)] = -1;
   return {
@@ -198,7 +199,7 @@ Problem draw_linear_cross_entropy(Random& random) {
       [targets](const std::vector<Var>& v) { return linear_cross_entropy(v[0], v[1], targets, 0.25, nullptr, 1).mean; },
       [=](const Values& v) {
         const std::vector<double> none(static_cast<size_t>(vocab));
-        return loss_of(linear_of(v[0], v[1], none), targets, none.size());
+        return compute_loss(reference_linear(v[0], v[1], none), targets, none.size());
       },
       false,
       true};
@@ -229,13 +230,13 @@ Problem draw_linear(Random& random) {
   const int64_t b = random.between(1, 4), t = random.between(1, 20), in = random.between(1, 70),
                 out = random.between(1, 50);
   const bool packed = random.between(0, 1) == 1;
-  const auto packs = std::make_shared<WeightPacks>();
+  const auto packs = std::make_shared<PackedWeights>();
   return {{{Shape{b, t, in}}, {Shape{out, in}}, {Shape{out}}},
           [=](const std::vector<Var>& v) {
             packs->packs.clear();  // other weights than the last time
             return linear(v[0], v[1], v[2], packed ? packs.get() : nullptr);
           },
-          [](const Values& v) { return linear_of(v[0], v[1], v[2]); },
+          [](const Values& v) { return reference_linear(v[0], v[1], v[2]); },
           false,
           true};
 }
@@ -297,7 +298,7 @@ AttentionOptions draw_options(Random& random) {
 
 // Each query sees keys from anywhere on, or none; or a window of them.
 void draw_starts(Random& random, const Sizes& s, AttentionOptions& o) {
-  o.window = random.one_of<int64_t>({0, 0, 1, 7, 70});
+  o.window = random.choose<int64_t>({0, 0, 1, 7, 70});
   if (random.between(0, 1) == 0) return;
   o.starts = made({s.b, s.tq}, DType::int32, make_arena(),
                   [&](size_t) { return o.first_key + random.between(-2, random.between(0, s.tk)); });
@@ -308,8 +309,8 @@ AttentionOptions beside(AttentionOptions o, const Var& x) {
 }
 
 Problem draw_attention(Random& random) {
-  Sizes s{random.between(1, 2), 0, random.one_of<int64_t>({1, 5, 63, 64, 65, 130}), random.between(1, 3),
-          random.one_of<int64_t>({1, 4, 16, 33})};
+  Sizes s{random.between(1, 2), 0, random.choose<int64_t>({1, 5, 63, 64, 65, 130}), random.between(1, 3),
+          random.choose<int64_t>({1, 4, 16, 33})};
   s.tq = random.between(0, 1) == 1 ? s.tk : random.between(1, s.tk);
   s.k = s.h;
   s.h *= random.between(1, 3);
@@ -335,9 +336,9 @@ Problem draw_attention(Random& random) {
 
 template <bool kGrouped>
 Problem draw_packed_attention(Random& random) {
-  const int64_t keys = random.between(1, 3), d = random.one_of<int64_t>({2, 8, 20});
+  const int64_t keys = random.between(1, 3), d = random.choose<int64_t>({2, 8, 20});
   const Heads heads{kGrouped ? keys * random.between(2, 3) : keys, keys};
-  const Sizes s{random.between(1, 3), 0, random.one_of<int64_t>({3, 64, 90}), heads.query, d};
+  const Sizes s{random.between(1, 3), 0, random.choose<int64_t>({3, 64, 90}), heads.query, d};
   const Sizes self{s.b, s.tk, s.tk, heads.query, d, heads.key};
   AttentionOptions o = draw_options(random);
   o.causal = true;
@@ -361,14 +362,14 @@ Problem draw_packed_attention(Random& random) {
 // Positions that run on, or any, the same for all sequences or not.
 Problem draw_rotate(Random& random) {
   const int64_t b = random.between(1, 3), t = random.between(1, 40), heads = random.between(1, 3),
-                d = 2 * random.one_of<int64_t>({1, 3, 8, 20}),
-                width = heads * d + random.one_of<int64_t>({0, 3, 2 * d});
+                d = 2 * random.choose<int64_t>({1, 3, 8, 20}),
+                width = heads * d + random.choose<int64_t>({0, 3, 2 * d});
   const RotaryOptions options{.theta = 100,
-                              .scaling = random.one_of<RopeScaling>(
+                              .scaling = random.choose<RopeScaling>(
                                   {RopeScaling::none, RopeScaling::linear, RopeScaling::llama3, RopeScaling::yarn}),
                               .factor = 4,
                               .original_context = 16,
-                              .attention_factor = random.one_of<double>({1, 1.25})};
+                              .attention_factor = random.choose<double>({1, 1.25})};
   const int64_t first = random.between(0, 9);
   const bool any = random.between(0, 1) == 1, each = any && random.between(0, 1) == 1;
   const auto position = [&](size_t i) { return any ? random.between(0, 60) : first + static_cast<int64_t>(i); };
@@ -376,8 +377,8 @@ Problem draw_rotate(Random& random) {
   return {{{Shape{b, t, width}}},
           [=](const std::vector<Var>& v) {
             const Tensor& x = v[0].value();
-            const DType wide = wide_of(x.dtype());
-            Turn turn{.heads = heads, .table = rotary_table(options, 61, d, wide, x.arena()), .first = first};
+            const DType wide = accum_dtype(x.dtype());
+            RopeArgs turn{.heads = heads, .table = rotary_table(options, 61, d, wide, x.arena()), .first = first};
             if (any) turn.positions = positions.to(x.arena());
             return rotate(scale(v[0], 1), turn);
           },
@@ -402,7 +403,7 @@ Problem draw_rotate(Random& random) {
 }
 
 Problem draw_norm_heads(Random& random) {
-  const int64_t b = random.between(1, 2), t = random.between(1, 20), d = random.one_of<int64_t>({3, 8, 33}),
+  const int64_t b = random.between(1, 2), t = random.between(1, 20), d = random.choose<int64_t>({3, 8, 33}),
                 keys = random.between(1, 2);
   const Heads heads{keys * random.between(1, 3), keys};
   const Shape gamma{d};
@@ -439,7 +440,7 @@ Problem draw_linear_rows(Random& random) {
   operands.resize(1 + static_cast<size_t>(weights), {Shape{out, in}, -1, 1});
   return {operands,
           [counts](const std::vector<Var>& v) {
-            return linear_rows(v[0], {v.begin() + 1, v.end()}, counts);
+            return grouped_linear(v[0], {v.begin() + 1, v.end()}, counts);
           },
           [=](const Values& v) {
             std::vector<double> y;
@@ -456,8 +457,8 @@ Problem draw_linear_rows(Random& random) {
 // Experts that multiply by 1, 2, 3, ...: from logits and x to the weighted sum.
 Problem draw_mixture(Random& random) {
   const int64_t sequences = random.between(1, 3), length = random.between(1, 9), n = sequences * length,
-                experts = random.between(1, 7), k = random.between(1, experts), c = random.one_of<int64_t>({1, 5, 300}),
-                capacity = random.one_of<int64_t>({0, 0, 1, 3});
+                experts = random.between(1, 7), k = random.between(1, experts), c = random.choose<int64_t>({1, 5, 300}),
+                capacity = random.choose<int64_t>({0, 0, 1, 3});
   const bool first = random.between(0, 1) == 1;
   const RouteOptions o{.per_token = k, .softmax_first = first, .sequences = sequences, .capacity = capacity};
   return {{{Shape{n, experts}}, {Shape{n, c}}},
@@ -512,7 +513,7 @@ void add_rows(std::vector<OpRow>& table) {
                              {"grouped_attention", draw_packed_attention<true>},
                              {"rotate", draw_rotate},
                              {"norm_heads", draw_norm_heads},
-                             {"linear_rows", draw_linear_rows},
+                             {"grouped_linear", draw_linear_rows},
                              {"mixture", draw_mixture}});
 }
 

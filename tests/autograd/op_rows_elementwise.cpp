@@ -20,8 +20,8 @@ const std::map<std::string, Unary> kUnary = {{"neg", [](double x) { return -x; }
                                              {"sigmoid", [](double x) { return 1 / (1 + std::exp(-x)); }},
                                              {"relu", [](double x) { return x > 0 ? x : 0; }},
                                              {"silu", [](double x) { return x / (1 + std::exp(-x)); }},
-                                             {"gelu", [](double x) { return gelu_of(x, GeluForm::tanh); }},
-                                             {"gelu_erf", [](double x) { return gelu_of(x, GeluForm::erf); }}};
+                                             {"gelu", [](double x) { return reference_gelu(x, GeluForm::tanh); }},
+                                             {"gelu_erf", [](double x) { return reference_gelu(x, GeluForm::erf); }}};
 const std::map<std::string, Binary> kBinary = {{"add", [](double a, double b) { return a + b; }},
                                                {"sub", [](double a, double b) { return a - b; }},
                                                {"mul", [](double a, double b) { return a * b; }},
@@ -32,10 +32,10 @@ const std::map<std::string, Binary> kBinary = {{"add", [](double a, double b) { 
 // Where element `i` of a result of shape `shape` comes from in an operand that broadcasts to it.
 size_t source(size_t element, const Shape& shape, const Shape& operand) {
   int64_t i = static_cast<int64_t>(element), at = 0, step = 1;
-  for (int d = shape.rank() - 1; d >= 0; --d) {
+  for (int d = shape.ndim() - 1; d >= 0; --d) {
     const int64_t index = i % shape[d];
     i /= shape[d];
-    const int own = d - (shape.rank() - operand.rank());
+    const int own = d - (shape.ndim() - operand.ndim());
     if (own < 0) continue;
     if (operand[own] != 1) at += index * step;
     step *= operand[own];
@@ -51,15 +51,15 @@ Problem draw_unary(Random& random) {
           [f = kUnary.at(Op::name)](const Values& v) {
             return elements(v[0].size(), [&](size_t i) { return f(v[0][i]); });
           },
-          shape.rank() > 1};
+          shape.ndim() > 1};
 }
 
 Problem broadcast_problem(Random& random, Binary f, double low, double high,
                           std::function<Var(const std::vector<Var>&)> op) {
   const Shape shape = random.shape(static_cast<int>(random.between(1, 3)), 21);
   Shape a = shape, b;
-  for (int d = static_cast<int>(random.between(0, shape.rank())); d < shape.rank(); ++d) b.push_back(shape[d]);
-  for (int d = 0; d < b.rank(); ++d)
+  for (int d = static_cast<int>(random.between(0, shape.ndim())); d < shape.ndim(); ++d) b.push_back(shape[d]);
+  for (int d = 0; d < b.ndim(); ++d)
     if (random.between(0, 3) == 0) b[d] = 1;
   if (random.between(0, 1) == 1) std::swap(a, b);
   return {{{a, low, high}, {b, low, high}}, std::move(op), [=](const Values& v) {

@@ -16,7 +16,7 @@ class Random {
   }
   double uniform(double low, double high) { return low + (high - low) * static_cast<double>(philox_.uniform(next_++)); }
   template <class T>
-  T one_of(std::initializer_list<T> values) {
+  T choose(std::initializer_list<T> values) {
     return values.begin()[between(0, static_cast<int64_t>(values.size()) - 1)];
   }
   // A shape of the given rank; sizes up to `most`, often 1 and often odd.
@@ -52,7 +52,7 @@ struct OpRow {
   std::function<Problem(Random&)> draw;
 };
 
-inline double gelu_of(double x, GeluForm form) {
+inline double reference_gelu(double x, GeluForm form) {
   return 0.5 * x *
          (1 + (form == GeluForm::erf ? std::erf(x * M_SQRT1_2)
                                      : std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))));

@@ -35,7 +35,7 @@ Values draw_values(const Problem& p, DType dtype, Random& random) {
 
 // Equal elements behind other strides: dims in another order, and inside a larger tensor.
 Tensor strided(const Tensor& t) {
-  if (t.rank() < 2) {
+  if (t.ndim() < 2) {
     Tensor wide = t.make({t.numel(), 3});
     wide.fill(9);
     Tensor view = wide.narrow(1, 1, 1).reshape(t.shape());
@@ -57,10 +57,10 @@ struct Outcome {
   std::vector<Tensor> grads;  // undefined where none came
 };
 
-double weight_of(size_t i) { return std::cos(static_cast<double>(3 * i + 1)); }
+double example_weight(size_t i) { return std::cos(static_cast<double>(3 * i + 1)); }
 
 // Value and gradients of the sum of the result's elements by their weights, or by `weight(i)`.
-Outcome run(const Problem& p, const std::vector<Tensor>& operands, double (*weight)(size_t) = weight_of) {
+Outcome run(const Problem& p, const std::vector<Tensor>& operands, double (*weight)(size_t) = example_weight) {
   std::vector<Var> vars;
   for (const Tensor& t : operands) vars.emplace_back(t, true);
   const Var y = p.op(vars);
@@ -70,7 +70,7 @@ Outcome run(const Problem& p, const std::vector<Tensor>& operands, double (*weig
   return out;
 }
 
-std::vector<Tensor> tensors_of(const Problem& p, const Values& values, DType dtype, const ArenaPtr& arena) {
+std::vector<Tensor> make_tensors(const Problem& p, const Values& values, DType dtype, const ArenaPtr& arena) {
   std::vector<Tensor> t;
   for (size_t i = 0; i < values.size(); ++i)
     t.push_back(Tensor::of<double>(values[i], p.operands[i].shape, arena).to(dtype));
@@ -79,7 +79,7 @@ std::vector<Tensor> tensors_of(const Problem& p, const Values& values, DType dty
 
 double weighted(const std::vector<double>& y) {
   double sum = 0;
-  for (size_t i = 0; i < y.size(); ++i) sum += weight_of(i) * y[i];
+  for (size_t i = 0; i < y.size(); ++i) sum += example_weight(i) * y[i];
   return sum;
 }
 
@@ -107,7 +107,7 @@ void for_each_problem(const std::vector<OpRow>& table, const std::function<void(
 }
 
 // Alone, without a graph.
-Tensor value_of(const Problem& p, const std::vector<Tensor>& operands) {
+Tensor run_op(const Problem& p, const std::vector<Tensor>& operands) {
   const NoGrad no_grad;
   return p.op(std::vector<Var>(operands.begin(), operands.end())).value();
 }
@@ -121,9 +121,9 @@ TEST(OpTable, ValuesAreThoseOfTheReference) {
       const ArenaPtr arena = make_arena();
       const Values values = draw_values(p, dtype, random);
       const std::vector<double> expected = p.reference(values);
-      const std::vector<double> found = numbers(value_of(p, tensors_of(p, values, dtype, arena)));
+      const std::vector<double> found = numbers(run_op(p, make_tensors(p, values, dtype, arena)));
       ASSERT_EQ(found.size(), expected.size());
-      EXPECT_LT(distance(found, expected, 1e-3), tolerance) << name_of(dtype);
+      EXPECT_LT(distance(found, expected, 1e-3), tolerance) << to_string(dtype);
     }
   });
 }
@@ -132,7 +132,7 @@ TEST(OpTable, GradientsAreTheFiniteDifferencesOfTheReference) {
   for_each_problem(op_table(), [](const Problem& p, Random& random) {
     const ArenaPtr arena = make_arena();
     Values values = draw_values(p, DType::float64, random);
-    const Outcome outcome = run(p, tensors_of(p, values, DType::float64, arena));
+    const Outcome outcome = run(p, make_tensors(p, values, DType::float64, arena));
     for (size_t o = 0; o < values.size(); ++o) {
       ASSERT_TRUE(outcome.grads[o].defined()) << "operand " << o;
       const std::vector<double> grad = numbers(outcome.grads[o]);
@@ -157,15 +157,15 @@ TEST(OpTable, GradientsInOtherDtypesAreNearFloat64) {
     for (const auto& [dtype, tolerance] : {std::pair(DType::float32, 1e-5), std::pair(DType::bfloat16, 4e-2)}) {
       const ArenaPtr arena = make_arena();
       const Values values = draw_values(p, dtype, random);
-      const Outcome wide = run(p, tensors_of(p, values, DType::float64, arena));
-      const Outcome narrow = run(p, tensors_of(p, values, dtype, arena));
+      const Outcome wide = run(p, make_tensors(p, values, DType::float64, arena));
+      const Outcome narrow = run(p, make_tensors(p, values, dtype, arena));
       for (size_t o = 0; o < values.size(); ++o) {
         // Rounding is held against terms of order one where the true gradient is near zero (attention to one key, sums
         // that cancel).
         const auto terms = static_cast<double>(std::max<int64_t>(wide.value.numel(), wide.grads[o].numel()));
         const double floor = 0.3 * std::sqrt(terms);
         EXPECT_LT(distance(numbers(narrow.grads[o]), numbers(wide.grads[o]), floor), tolerance)
-            << name_of(dtype) << " operand " << o;
+            << to_string(dtype) << " operand " << o;
       }
     }
   });
@@ -176,16 +176,16 @@ TEST(OpTable, StridesAndThreadsChangeNoBit) {
   for_each_problem(op_table(), [](const Problem& p, Random& random) {
     for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
       const ArenaPtr arena = make_arena();
-      std::vector<Tensor> operands = tensors_of(p, draw_values(p, dtype, random), dtype, arena);
+      std::vector<Tensor> operands = make_tensors(p, draw_values(p, dtype, random), dtype, arena);
       if (p.library && dtype != DType::float64) continue;  // the next test
       cpu::set_threads(1);
       const Outcome expected = run(p, operands);
       for (const int threads : {2, 3}) {
         cpu::set_threads(threads);
-        EXPECT_TRUE(same_bits(run(p, operands), expected)) << threads << " threads, " << name_of(dtype);
+        EXPECT_TRUE(same_bits(run(p, operands), expected)) << threads << " threads, " << to_string(dtype);
       }
       for (Tensor& t : operands) t = strided(t);
-      EXPECT_TRUE(same_bits(run(p, operands), expected)) << "strided, " << name_of(dtype);
+      EXPECT_TRUE(same_bits(run(p, operands), expected)) << "strided, " << to_string(dtype);
     }
   });
   cpu::set_threads(before);
@@ -199,9 +199,9 @@ TEST(OpTable, TheLibrarysProductsRepeatTheirBits) {
     for (const DType dtype : {DType::float32, DType::bfloat16}) {
       const ArenaPtr arena = make_arena(), other = make_arena();
       const Values values = draw_values(p, dtype, random);
-      const Outcome expected = run(p, tensors_of(p, values, dtype, arena));
+      const Outcome expected = run(p, make_tensors(p, values, dtype, arena));
       const Tensor shift = Tensor::empty({random.between(1, 5000)}, dtype, other);
-      EXPECT_TRUE(same_bits(run(p, tensors_of(p, values, dtype, other)), expected)) << name_of(dtype);
+      EXPECT_TRUE(same_bits(run(p, make_tensors(p, values, dtype, other)), expected)) << to_string(dtype);
       ++seen;
     }
   });
@@ -214,19 +214,19 @@ void expect_rows_alone(const std::vector<OpRow>& table, const std::vector<DType>
   for_each_problem(table, [&](const Problem& p, Random& random) {
     if (!p.rows_alone) return;
     for (const DType dtype : dtypes) {
-      const std::vector<Tensor> operands = tensors_of(p, draw_values(p, dtype, random), dtype, arena);
+      const std::vector<Tensor> operands = make_tensors(p, draw_values(p, dtype, random), dtype, arena);
       const int64_t all = operands[0].dim(0), first = random.between(0, all - 1),
                     count = random.between(1, all - first);
-      SCOPED_TRACE(testing::Message() << name_of(dtype) << " rows " << first << " + " << count);
+      SCOPED_TRACE(testing::Message() << to_string(dtype) << " rows " << first << " + " << count);
       std::vector<Tensor> part = operands;
       for (Tensor& t : part)
-        if (t.rank() > 1 && t.dim(0) == all) t = t.narrow(0, first, count);
-      const Tensor expected = value_of(p, operands).narrow(0, first, count);
+        if (t.ndim() > 1 && t.dim(0) == all) t = t.narrow(0, first, count);
+      const Tensor expected = run_op(p, operands).narrow(0, first, count);
       if (arena->device() == Device::cuda) {
-        EXPECT_TRUE(same_bits(value_of(p, part), expected)) << "where they lie";
+        EXPECT_TRUE(same_bits(run_op(p, part), expected)) << "where they lie";
       }
       for (Tensor& o : part) o = o.clone();
-      EXPECT_TRUE(same_bits(value_of(p, part), expected)) << "elsewhere";
+      EXPECT_TRUE(same_bits(run_op(p, part), expected)) << "elsewhere";
       ++rows_seen;
     }
   });
@@ -251,7 +251,7 @@ const std::set<std::string> kExact = {"neg",     "sqrt", "square", "reciprocal",
 const std::set<std::string> kExactBut64 = {"exp", "tanh", "sigmoid", "silu", "gelu", "gelu_erf", "bias_gelu", "swiglu"};
 
 bool exact(const Problem& p, DType dtype) {
-  if (p.name == "linear_rows") return dtype != DType::bfloat16;  // which tensor cores add in steps of sixteen
+  if (p.name == "grouped_linear") return dtype != DType::bfloat16;  // which tensor cores add in steps of sixteen
   return kExact.contains(p.name) || (dtype != DType::float64 && kExactBut64.contains(p.name));
 }
 
@@ -282,8 +282,8 @@ TEST_F(OpTableGpu, ValuesAndGradientsAreThoseOfTheCpu) {
   std::set<std::string> seen;
   for_each_problem(rows_on_gpu(), [&](const Problem& p, Random& random) {
     for (const DType dtype : floating(arena)) {
-      SCOPED_TRACE(name_of(dtype));
-      const std::vector<Tensor> operands = tensors_of(p, draw_values(p, dtype, random), dtype, make_arena());
+      SCOPED_TRACE(to_string(dtype));
+      const std::vector<Tensor> operands = make_tensors(p, draw_values(p, dtype, random), dtype, make_arena());
       const Outcome expected = run(p, operands), found = run(p, moved(operands, arena));
       ASSERT_EQ(found.value.device(), Device::cuda);
       seen.insert(p.name);
@@ -313,14 +313,14 @@ TEST_F(OpTableGpu, StridesAndRepetitionChangeNoBit) {
   std::erase_if(rows, [](const OpRow& row) { return row.name.ends_with("attention"); });
   for_each_problem(rows, [&](const Problem& p, Random& random) {
     for (const DType dtype : floating(arena)) {
-      SCOPED_TRACE(name_of(dtype));
+      SCOPED_TRACE(to_string(dtype));
       const Values values = draw_values(p, dtype, random);
-      std::vector<Tensor> operands = tensors_of(p, values, dtype, arena), elsewhere;
+      std::vector<Tensor> operands = make_tensors(p, values, dtype, arena), elsewhere;
       for (const Tensor& t : operands) elsewhere.push_back(displaced(t));
       const Outcome expected = run(p, operands);
       const ArenaPtr other = make_arena(Device::cuda);
       const Tensor shift = Tensor::empty({random.between(1, 5000)}, dtype, other);
-      EXPECT_TRUE(same_bits(run(p, tensors_of(p, values, dtype, other)), expected)) << "again";
+      EXPECT_TRUE(same_bits(run(p, make_tensors(p, values, dtype, other)), expected)) << "again";
       EXPECT_TRUE(same_bits(run(p, elsewhere), expected)) << "at an odd address";
       for (Tensor& t : operands) t = strided(t);
       EXPECT_TRUE(same_bits(run(p, operands), expected)) << "strided";
@@ -338,7 +338,8 @@ TEST_F(OpTableGpu, RowsHaveTheSameBitsAlone) { expect_rows_alone(rows_on_gpu(), 
 const std::set<std::string> kMore = {"add_norm",  "bias_gelu",        "gelu_mlp",          "linear_cross_entropy",
                                      "attention", "packed_attention", "grouped_attention", "matmul",
                                      "linear",    "mixture"};
-const std::set<std::string> kMoreBackwards = {"mul", "div", "softmax", "log_softmax", "cross_entropy", "linear_rows"};
+const std::set<std::string> kMoreBackwards = {"mul",         "div",           "softmax",
+                                              "log_softmax", "cross_entropy", "grouped_linear"};
 
 bool rounded_once(const std::string& row, const std::string& output) {
   return !kMore.contains(row) && (output == "value" || !kMoreBackwards.contains(row));
@@ -346,8 +347,8 @@ bool rounded_once(const std::string& row, const std::string& output) {
 
 // Values and gradients, by a seed that bfloat16 holds exactly.
 std::map<std::string, Tensor> outputs(const Problem& p, const Values& values, DType dtype, const ArenaPtr& arena) {
-  const Outcome y = run(p, moved(tensors_of(p, values, dtype, make_arena()), arena),
-                        [](size_t i) { return nearest_bf16(1.5 + weight_of(i)); });
+  const Outcome y = run(p, moved(make_tensors(p, values, dtype, make_arena()), arena),
+                        [](size_t i) { return nearest_bf16(1.5 + example_weight(i)); });
   std::map<std::string, Tensor> out{{"value", y.value}};
   for (size_t i = 0; i < y.grads.size(); ++i)
     if (y.grads[i].defined()) out["gradient " + std::to_string(i)] = y.grads[i];
@@ -424,7 +425,7 @@ TEST(OpBench, CountsTheArithmeticOfProducts) {
   const std::map<std::string, std::pair<double, double>> expected = {
       {"matmul", {kProduct, 2 * kProduct}},
       {"linear", {kProduct, 2 * kProduct}},
-      {"linear_rows", {kProduct, 2 * kProduct}},
+      {"grouped_linear", {kProduct, 2 * kProduct}},
       {"gelu_mlp", {2 * kProduct, 4 * kProduct}},
       {"linear_cross_entropy", {28'991'029'248, 0}},
       {"attention", {2 * kScores, 5 * kScores}},
@@ -464,8 +465,8 @@ TEST(OpBench, OperandsAreMadeOnceInTheirRange) {
                         .high = 2};
   const bench::OpCase other = c;
   bench::Data data(c, DType::float32, make_arena());
-  EXPECT_TRUE(data.is_of(c));
-  EXPECT_FALSE(data.is_of(other));
+  EXPECT_TRUE(data.is_case(c));
+  EXPECT_FALSE(data.is_case(other));
   const std::vector<Var> first = data.operands(true), again = data.operands(false);
   ASSERT_EQ(first.size(), 2U);
   EXPECT_TRUE(first[0].requires_grad() && !again[0].requires_grad());

@@ -44,8 +44,8 @@ namespace tessera::emulator {
 namespace {
 
 constexpr size_t kStack = 256 * 1024;
-constexpr unsigned kMostThreads = 1024, kLanes = 32;
-constexpr uint64_t kMostShared = 227 * 1024, kSharedRoom = kMostShared + 1024;
+constexpr unsigned kMaxThreads = 1024, kLanes = 32;
+constexpr uint64_t kMaxShared = 227 * 1024, kSharedRoom = kMaxShared + 1024;
 
 enum class State : uint8_t { ready, at_block, at_warp, ended };
 
@@ -72,7 +72,7 @@ struct Warp {
 
 class Block {
  public:
-  Block() : fibers_(kMostThreads), warps_(kMostThreads / kLanes) {
+  Block() : fibers_(kMaxThreads), warps_(kMaxThreads / kLanes) {
     shared_ = static_cast<std::byte*>(std::aligned_alloc(1024, kSharedRoom));
   }
   ~Block() {
@@ -242,7 +242,7 @@ void Block::prepare(Fiber& f) {
 }  // namespace
 
 bool can_run(uint64_t threads, uint64_t shared_bytes) {
-  return threads > 0 && threads <= kMostThreads && shared_bytes <= kMostShared;
+  return threads > 0 && threads <= kMaxThreads && shared_bytes <= kMaxShared;
 }
 
 void run_block(unsigned threads, uint64_t shared_bytes, const std::function<void(unsigned)>& enter,

@@ -31,7 +31,7 @@ struct Reader {
 
 // The k that the sums begin with, before they go round. As the library chooses its algorithm by it, the order of sums
 // depends on which operands are transposed, on lines that are longer than they must be, and on addresses.
-int64_t first_of(const Product& p) {
+int64_t first_index(const Product& p) {
   const auto lies = [](const Matrices& m, int64_t line) {
     const auto beside = static_cast<int64_t>(reinterpret_cast<uintptr_t>(m.data) % 16);
     return m.leading - line + beside + (m.transposed ? 1 : 0);
@@ -45,7 +45,7 @@ template <class T, class Out>
 void multiply_as(const Product& p) {
   using A = Accumulate<T>;
   std::vector<A> sums(static_cast<size_t>(p.m));
-  const int64_t first = first_of(p);
+  const int64_t first = first_index(p);
   const auto rounded = [&](A x) {
     if constexpr (std::is_same_v<T, float>)
       return p.tf32 ? to_tf32(x) : x;
@@ -90,7 +90,7 @@ void multiply_as(const Product& p) {
 bool has_algorithm(Arena&, const Product& p) {
   const char* const wanted = std::getenv("TESSERA_EMULATED_ALIGNMENT");
   const auto begins_well = [&](const Matrices& m, DType dtype) {
-    return m.leading * size_of(dtype) % std::atoi(wanted) == 0;
+    return m.leading * element_size(dtype) % std::atoi(wanted) == 0;
   };
   return !wanted ||
          (begins_well(p.left, p.operands) && begins_well(p.right, p.operands) && begins_well(p.out, p.result));

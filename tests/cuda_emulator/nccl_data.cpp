@@ -42,8 +42,8 @@ size_t pieces_from(const NcclCall& call, size_t rank, size_t ranks) {
 }
 
 // Elements [first, first + count) of all ranks' arrays, added up.
-Bytes sum_of(const NcclCall& call, const std::vector<Bytes>& arrays, size_t first) {
-  Bytes out(call.count * size_of(call.type));
+Bytes sum_arrays(const NcclCall& call, const std::vector<Bytes>& arrays, size_t first) {
+  Bytes out(call.count * element_size(call.type));
   with_type(call.type, [&](auto type) {
     using T = decltype(type);
     using Wide = std::conditional_t<std::is_same_v<T, bfloat16>, float, T>;
@@ -68,7 +68,7 @@ Bytes result_for(size_t rank, const NcclCall& call, const std::vector<Bytes>& ar
   if (call.kind == Kind::broadcast) return arrays[static_cast<size_t>(call.root)];
   if (call.kind == Kind::reduce && rank != static_cast<size_t>(call.root)) return {};
   if (call.kind != Kind::all_gather)
-    return sum_of(call, arrays, call.kind == Kind::reduce_scatter ? rank * call.count : 0);
+    return sum_arrays(call, arrays, call.kind == Kind::reduce_scatter ? rank * call.count : 0);
   Bytes all;
   for (const Bytes& piece : arrays) all.insert(all.end(), piece.begin(), piece.end());
   return all;
@@ -76,7 +76,7 @@ Bytes result_for(size_t rank, const NcclCall& call, const std::vector<Bytes>& ar
 
 }  // namespace
 
-size_t size_of(ncclDataType_t type) {
+size_t element_size(ncclDataType_t type) {
   size_t size = 0;
   with_type(type, [&](auto t) { size = sizeof(t); });
   return size;
@@ -87,7 +87,7 @@ bool move_data(const std::vector<NcclCall>& calls) {
   std::vector<Bytes> arrays;
   for (size_t r = 0; r < calls.size(); ++r) {
     const size_t pieces = pieces_from(calls[r], r, calls.size());
-    arrays.emplace_back(pieces * calls[r].count * size_of(calls[r].type));
+    arrays.emplace_back(pieces * calls[r].count * element_size(calls[r].type));
     if (!get(calls[r], arrays.back())) return false;
   }
   for (size_t r = 0; r < calls.size(); ++r)

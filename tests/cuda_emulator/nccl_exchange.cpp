@@ -47,7 +47,7 @@ class ExchangeHere final : public NcclExchange {
   std::function<bool()> come(int rank, const NcclCall& call) override {
     const Acting as(Side::kernel);
     const std::lock_guard lock(mutex_);
-    const std::shared_ptr<Meeting> meeting = place_of(rank, call);
+    const std::shared_ptr<Meeting> meeting = meeting_place(rank, call);
     const size_t at = call.is_message() ? (call.kind == NcclCall::Kind::send ? 0 : 1) : static_cast<size_t>(rank);
     meeting->calls[at] = call;
     meeting->came[at] = true;
@@ -64,7 +64,7 @@ class ExchangeHere final : public NcclExchange {
     if (!meeting) place = meeting = std::make_shared<Meeting>(static_cast<size_t>(members));
     return meeting;
   }
-  std::shared_ptr<Meeting> place_of(int rank, const NcclCall& call) {
+  std::shared_ptr<Meeting> meeting_place(int rank, const NcclCall& call) {
     if (!call.is_message()) return found(meetings_[collectives_[static_cast<size_t>(rank)]++], ranks_);
     const bool sends = call.kind == NcclCall::Kind::send;
     const int from = sends ? rank : call.root, to = sends ? call.root : rank;

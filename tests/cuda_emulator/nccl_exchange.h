@@ -51,7 +51,7 @@ std::shared_ptr<NcclExchange> exchange_named(const std::string& name, int ranks)
 void let_others_in();
 std::shared_ptr<NcclExchange> exchange_of_another(pid_t process, const std::string& name, int ranks);
 
-size_t size_of(ncclDataType_t type);
+size_t element_size(ncclDataType_t type);
 // Carries out the calls of all ranks, which agree. Returns false where the memory of another process cannot be reached.
 bool move_data(const std::vector<NcclCall>& calls);
 

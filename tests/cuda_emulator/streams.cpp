@@ -11,7 +11,7 @@
 
 namespace tessera::emulator {
 
-bool is_late() {
+bool is_deferred() {
   static const bool late = [] {
     const char* const said = std::getenv("TESSERA_EMULATED_STREAMS");
     const std::string_view asked = said ? said : "late";
@@ -92,13 +92,13 @@ void Line::drop_first() {
 void Line::push(Task task) {
   const std::lock_guard lock(mutex_);
   add(std::move(task));
-  if (!is_late()) advance();
+  if (!is_deferred()) advance();
 }
 
 void Line::run(const std::function<void()>& work) {
   const std::lock_guard lock(mutex_);
-  if (!is_late()) advance();
-  if (!is_late() && tasks_.empty()) return work();
+  if (!is_deferred()) advance();
+  if (!is_deferred() && tasks_.empty()) return work();
   add([work] {
     work();
     return true;

@@ -22,7 +22,7 @@
 
 namespace tessera::emulator {
 
-bool is_late();
+bool is_deferred();
 // Forbids memory that was given back once the tasks queued before are done; called after tasks (shadow.cpp).
 void after_task();
 

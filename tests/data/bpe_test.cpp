@@ -71,14 +71,14 @@ std::vector<std::string> byte_tokens() {
 
 // The number of each token.
 using Numbers = std::map<std::string, int32_t>;
-Numbers numbers_of(const std::vector<std::string>& tokens) {
+Numbers to_numbers(const std::vector<std::string>& tokens) {
   Numbers out;
   for (size_t i = 0; i < tokens.size(); ++i) out[tokens[i]] = static_cast<int32_t>(i);
   return out;
 }
 
 // The pieces of a text, each byte a token.
-std::vector<std::vector<int32_t>> words_of(std::string_view text, const Numbers& ids) {
+std::vector<std::vector<int32_t>> find_words(std::string_view text, const Numbers& ids) {
   std::vector<std::vector<int32_t>> out;
   for (const std::string& piece : pieces(text)) {
     out.emplace_back();
@@ -99,8 +99,8 @@ void join(std::vector<int32_t>& word, int32_t left, int32_t right, int32_t joine
 // The rule as it is said: count all pairs, join the most frequent, again.
 BpeTokenizer plain_training(std::string_view text, int64_t vocab, int64_t least) {
   std::vector<std::string> tokens = byte_tokens();
-  Numbers ids = numbers_of(tokens);
-  std::vector<std::vector<int32_t>> words = words_of(text, ids);
+  Numbers ids = to_numbers(tokens);
+  std::vector<std::vector<int32_t>> words = find_words(text, ids);
   std::vector<BpeTokenizer::Merge> merges;
   while (static_cast<int64_t>(tokens.size()) < vocab) {
     std::map<std::pair<int32_t, int32_t>, int64_t> counts;
@@ -122,9 +122,9 @@ BpeTokenizer plain_training(std::string_view text, int64_t vocab, int64_t least)
 
 // Joins the pair of lowest rank that stands furthest left, until none is left.
 std::vector<int32_t> plain_encoding(const BpeTokenizer& t, std::string_view text) {
-  const Numbers ids = numbers_of(t.tokens());
+  const Numbers ids = to_numbers(t.tokens());
   std::vector<int32_t> out;
-  for (std::vector<int32_t>& w : words_of(text, ids)) {
+  for (std::vector<int32_t>& w : find_words(text, ids)) {
     for (const auto& [left, right] : t.merges())
       join(w, left, right, ids.at(t.tokens()[static_cast<size_t>(left)] + t.tokens()[static_cast<size_t>(right)]));
     out.insert(out.end(), w.begin(), w.end());

@@ -17,8 +17,8 @@ std::string prose() {
 TEST_F(DatasetTest, IsMadeAndOpened) {
   const Text text = text_of_bytes(prose(), "prose");
   const Dataset d = make_dataset(text, {"char"}, path("deep/set/"));
-  const auto split = parts_of(text);
-  EXPECT_EQ(d.tokenizer->decode(tokens_of(d.val)), split.val);
+  const auto split = split_text(text);
+  EXPECT_EQ(d.tokenizer->decode(read_tokens(d.val)), split.val);
   EXPECT_EQ(d.source, "prose");
   EXPECT_EQ(d.val_bytes, static_cast<int64_t>(split.val.size()));
   EXPECT_EQ(d.train_bytes + d.val_bytes, text.size());
@@ -61,9 +61,9 @@ TEST_F(DatasetTest, DocumentsOfAJsonlFile) {
   std::string lines;
   for (int i = 0; i < 25; ++i) lines += "{\"text\": \"document " + std::to_string(i) + "\", \"id\": 3}\n\n";
   const std::filesystem::path jsonl = file("d.jsonl", lines);
-  const Dataset bytes = make_dataset_of({jsonl.string()}, {"bytes"}, path("set"));
-  EXPECT_EQ(bytes.tokenizer->decode(tokens_of(bytes.val)), "document 23\n\ndocument 24\n\n");
-  EXPECT_TRUE(bytes.tokenizer->decode(tokens_of(bytes.train[0])).starts_with("document 0\n\ndocument 1\n\n"));
+  const Dataset bytes = make_dataset_from({jsonl.string()}, {"bytes"}, path("set"));
+  EXPECT_EQ(bytes.tokenizer->decode(read_tokens(bytes.val)), "document 23\n\ndocument 24\n\n");
+  EXPECT_TRUE(bytes.tokenizer->decode(read_tokens(bytes.train[0])).starts_with("document 0\n\ndocument 1\n\n"));
   EXPECT_EQ(bytes.val_bytes, 22) << "without the empty lines";
   const std::string folder = tokenizer_fixture("smollm");
   const Dataset ended = dataset_of_documents(jsonl, {.name = folder});
@@ -71,11 +71,12 @@ TEST_F(DatasetTest, DocumentsOfAJsonlFile) {
   EXPECT_EQ(ended.val_bytes, 22);
   EXPECT_EQ(dataset_of_documents(jsonl, {.name = folder}).directory, ended.directory);
   expect_error(Status::input, {"bad.jsonl:2", "expected a document"}, [&] {
-    make_dataset_of({file("bad.jsonl", "{\"text\": \"a\"}\n{\"prompt\": \"a\", \"completion\": \"b\"}\n").string()},
-                    {"bytes"}, path("other"));
+    make_dataset_from({file("bad.jsonl", "{\"text\": \"a\"}\n{\"prompt\": \"a\", \"completion\": \"b\"}\n").string()},
+                      {"bytes"}, path("other"));
   });
-  expect_error(Status::input, {"1 documents"},
-               [&] { make_dataset_of({file("one.jsonl", "{\"text\": \"a\"}\n").string()}, {"bytes"}, path("other")); });
+  expect_error(Status::input, {"1 documents"}, [&] {
+    make_dataset_from({file("one.jsonl", "{\"text\": \"a\"}\n").string()}, {"bytes"}, path("other"));
+  });
   EXPECT_FALSE(std::filesystem::exists(path("other")));
 }
 

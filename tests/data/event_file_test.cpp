@@ -30,7 +30,7 @@ TEST(Events, AreTheBytesOfTheReferenceLibrary) {
 }
 
 // The events of a file, without their times. Every length and checksum is checked by framing the event again.
-std::vector<std::string> events_of(const std::string& bytes) {
+std::vector<std::string> read_events(const std::string& bytes) {
   constexpr size_t kBefore = 12, kAfter = 4, kTime = 9;
   std::vector<std::string> out;
   for (size_t at = 0; at < bytes.size();) {
@@ -52,11 +52,11 @@ class EventFileTest : public DataTest {
 TEST_F(EventFileTest, BeginsWithItsVersionAndItsSessionAndIsWholeAfterEveryWrite) {
   EventFile file(path("run"), 6);
   std::vector<std::string> expected{version_event(0).substr(9), session_start_event(0, 6).substr(9)};
-  EXPECT_EQ(events_of(read_file(file.path())), expected);
+  EXPECT_EQ(read_events(read_file(file.path())), expected);
   for (const int64_t step : {6, 7, 300}) {
     file.write(step, kTwo);
     expected.push_back(scalars_event(0, step, kTwo).substr(9));
-    EXPECT_EQ(events_of(read_file(file.path())), expected);
+    EXPECT_EQ(read_events(read_file(file.path())), expected);
   }
 }
 

@@ -22,7 +22,7 @@ class LoadedExamples : public DataTest {
   fs::path write(const std::string& text) const { return file("f.jsonl", text); }
   // Why a file of this text is refused.
   std::string refusal(const std::string& text, const TokenizerChoice& choice = kBytes, bool skip = false) const {
-    return error_of([&] { load_examples(write(text), choice, {.skip_bad = skip, .context = 8}); }, Status::input);
+    return error_message([&] { load_examples(write(text), choice, {.skip_bad = skip, .context = 8}); }, Status::input);
   }
 };
 
@@ -142,7 +142,7 @@ TEST_F(LoadedExamples, AreTheSameInEveryFormAndUnderEveryName) {
   EXPECT_TRUE(holds_examples(file("b.jsonl", "nonsense"))) << "whose line is named";
   EXPECT_TRUE(holds_examples(file("b.ndjson", "")));
   const auto refusal = [&](const std::string& bytes) {
-    return error_of([&] { for_each_line_of(bytes, "f", [](std::string_view, int64_t) {}); }, Status::input);
+    return error_message([&] { for_each_line(bytes, "f", [](std::string_view, int64_t) {}); }, Status::input);
   };
   EXPECT_EQ(refusal("[\n{\"text\": \"a\"},\n{\"text\": \"b\""), "f:3: the list of rows has no end behind this");
   EXPECT_EQ(refusal("[{\"text\": \"a\"}]\n{\"text\": \"b\"}"), "f:2: something behind the list of rows");
@@ -191,7 +191,7 @@ TEST_F(LoadedExamples, TargetsOfEachTemplateAreExact) {
       rows->load(0, 1, in.data(), next.data());
       size_t at = 0;
       const auto add = [&](int32_t token, bool target) {
-        for (const char byte : tokenizer.bytes_of(token)) {
+        for (const char byte : tokenizer.token_bytes(token)) {
           if (at == text.size()) text += byte, cases.emplace_back();
           EXPECT_EQ(text[at], byte);
           cases[at++] += target ? std::string(1, one) : "";
@@ -335,9 +335,10 @@ TEST_F(LoadedExamples, BytesAreThoseOfTheResponses) {
   const std::string made = "{\"input_ids\": [401, 260, 261, 401]}\n";
   const std::shared_ptr<Tokenizer> tokenizer = make_tokenizer(chat, "f");
   EXPECT_EQ(load_examples(write(made + made), chat, {.context = 6}).train_bytes,
-            std::ssize(tokenizer->bytes_of(260) + tokenizer->bytes_of(261)));
+            std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
   const TokenFile tokens = TokenFile::of_tokens(std::vector<int32_t>{401, 260, 261, 400}, tokenizer->vocab_size(), "f");
-  EXPECT_EQ(bytes_of(tokens, 0, 4, *tokenizer), std::ssize(tokenizer->bytes_of(260) + tokenizer->bytes_of(261)));
+  EXPECT_EQ(token_bytes(tokens, 0, 4, *tokenizer),
+            std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
 }
 
 TEST_F(LoadedExamples, OfMoreRowsThanMemoryHoldsAreRefused) {
@@ -351,7 +352,7 @@ TEST_F(LoadedExamples, OfMoreRowsThanMemoryHoldsAreRefused) {
 
 // How rows hold examples, and the order that they come in.
 
-EncodedExample example_of(int32_t first, int64_t prompt, int64_t response) {
+EncodedExample make_example(int32_t first, int64_t prompt, int64_t response) {
   EncodedExample out{std::vector<int32_t>(static_cast<size_t>(prompt + response)),
                      std::vector<bool>(static_cast<size_t>(prompt), false)};
   std::iota(out.tokens.begin(), out.tokens.end(), first);
@@ -360,18 +361,18 @@ EncodedExample example_of(int32_t first, int64_t prompt, int64_t response) {
 }
 
 TEST(ExampleRows, TrainTheResponseAndNeverThePadding) {
-  const ExampleRows rows({example_of(10, 2, 2), example_of(20, 0, 2)}, 5, false);
+  const ExampleRows rows({make_example(10, 2, 2), make_example(20, 0, 2)}, 5, false);
   std::vector<int32_t> in(10), out(10);
   rows.load(0, 2, in.data(), out.data());
   EXPECT_EQ(in, (std::vector<int32_t>{10, 11, 12, 0, 0, 20, 0, 0, 0, 0}));
   EXPECT_EQ(out, (std::vector<int32_t>{-1, 12, 13, -1, -1, 21, -1, -1, -1, -1}));
   EXPECT_EQ(rows.targets(), 3);
-  EXPECT_EQ(rows.targets_of(0), 2);
+  EXPECT_EQ(rows.count_targets(0), 2);
   EXPECT_EQ(rows.prompt(), (std::vector<int32_t>{10, 11}));
   EXPECT_EQ(rows.target_tokens(), (std::vector<int32_t>{12, 13, 21}));
   EXPECT_THROW(rows.load(1, 2, in.data(), out.data()), Error);
-  EXPECT_THROW(ExampleRows({example_of(0, 2, 5)}, 5, false), Error);  // too long
-  EXPECT_THROW(ExampleRows({example_of(0, 3, 0)}, 5, false), Error);  // nothing to learn
+  EXPECT_THROW(ExampleRows({make_example(0, 2, 5)}, 5, false), Error);  // too long
+  EXPECT_THROW(ExampleRows({make_example(0, 3, 0)}, 5, false), Error);  // nothing to learn
 }
 
 // Every target once, with the same tokens before it as alone, and its document's beginning.
@@ -379,8 +380,8 @@ TEST(ExampleRows, PackedHoldEachExampleOnceAndApart) {
   std::vector<EncodedExample> examples;
   const Philox random = Philox::named(1, "packing");
   for (uint64_t e = 0; e < 50; ++e)
-    examples.push_back(example_of(static_cast<int32_t>(100 * e), static_cast<int64_t>(random.below(5, e)),
-                                  2 + static_cast<int64_t>(random.below(7, e, 1))));
+    examples.push_back(make_example(static_cast<int32_t>(100 * e), static_cast<int64_t>(random.below(5, e)),
+                                    2 + static_cast<int64_t>(random.below(7, e, 1))));
   const ExampleRows rows(examples, 16, true);
   EXPECT_LT(rows.count(), 25);
   int64_t targets = 0, positions = 0;
@@ -400,10 +401,10 @@ TEST(ExampleRows, PackedHoldEachExampleOnceAndApart) {
       EXPECT_EQ(static_cast<size_t>(out[t] % 100), t - start + 1);
       EXPECT_TRUE(example.trained[t - start + 1]);
     }
-    EXPECT_EQ(own, rows.targets_of(r));
+    EXPECT_EQ(own, rows.count_targets(r));
     targets += own;
   }
-  for (const EncodedExample& e : examples) positions += targets_of(e);
+  for (const EncodedExample& e : examples) positions += count_targets(e);
   EXPECT_EQ(targets, positions);
   EXPECT_EQ(rows.targets(), positions);
   EXPECT_NE(rows.checksum(), ExampleRows(examples, 16, false).checksum());

@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-Json json_of(const std::filesystem::path& file) { return Json::parse(read_file(file)); }
+Json to_json(const std::filesystem::path& file) { return Json::parse(read_file(file)); }
 
 std::string unhex(const std::string& digits) {
   std::string bytes;
@@ -25,7 +25,7 @@ class HubTokenizerTest : public DataTest {
  protected:
   // The folder of a fixture with its tokenizer.json changed.
   std::filesystem::path changed(const std::string& name, const std::function<void(Json&)>& change) const {
-    Json json = json_of(tokenizer_fixture(name) / "tokenizer.json");
+    Json json = to_json(tokenizer_fixture(name) / "tokenizer.json");
     change(json);
     return folder_with(json.dump());
   }
@@ -48,7 +48,7 @@ class HubTokenizerTest : public DataTest {
 TEST_F(HubTokenizerTest, EncodesAndDecodesTokenForTokenAsTheLibrary) {
   for (const char* const name : kTokenizers) {
     const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
-    for (const Json& e : json_of(tokenizer_fixture(name) / "expected.json")) {
+    for (const Json& e : to_json(tokenizer_fixture(name) / "expected.json")) {
       SCOPED_TRACE(std::string(name) + " " + e.dump().substr(0, 300));
       const std::string text = unhex(e["bytes"]);
       const auto ids = e["ids"].get<std::vector<int32_t>>();
@@ -68,8 +68,8 @@ TEST_F(HubTokenizerTest, KnowsItsSpecialTokensAndSurvivesItsOwnFile) {
     SCOPED_TRACE(name);
     const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
     EXPECT_EQ(tokenizer->kind(), "hub");
-    EXPECT_EQ(tokenizer->bytes_of(tokenizer->bos().value()), "<s>");
-    EXPECT_EQ(tokenizer->bytes_of(tokenizer->document_end().value()), "</s>");
+    EXPECT_EQ(tokenizer->token_bytes(tokenizer->bos().value()), "<s>");
+    EXPECT_EQ(tokenizer->token_bytes(tokenizer->document_end().value()), "</s>");
     EXPECT_EQ(tokenizer->chat_template(), std::string("{{ messages }} of ") + name);
     const auto again = Tokenizer::from_json(tokenizer->to_json(), "kept");
     EXPECT_EQ(again->to_json(), tokenizer->to_json());
@@ -78,7 +78,7 @@ TEST_F(HubTokenizerTest, KnowsItsSpecialTokensAndSurvivesItsOwnFile) {
     EXPECT_EQ(again->bos(), tokenizer->bos());
     const int32_t end = tokenizer->special("<|end|>").value();
     EXPECT_EQ(tokenizer->special("<|none|>"), std::nullopt);
-    EXPECT_EQ(tokenizer->bytes_of(end), "<|end|>");
+    EXPECT_EQ(tokenizer->token_bytes(end), "<|end|>");
     const auto plain = tokenizer->encode_with("a<|end|>b</s>", {}),
                special = tokenizer->encode_with("a<|end|>b</s>", {.special_in_text = true});
     for (const int32_t token : {end, tokenizer->document_end().value()}) {
@@ -91,13 +91,13 @@ TEST_F(HubTokenizerTest, KnowsItsSpecialTokensAndSurvivesItsOwnFile) {
 TEST_F(HubTokenizerTest, ATextThatGoesOnGetsNoMarkOfABeginning) {
   for (const char* const name : {"roberta", "llama2", "mistral"}) {
     const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
-    const auto text_of = [&](const std::vector<int32_t>& tokens) {
+    const auto to_string = [&](const std::vector<int32_t>& tokens) {
       std::string text;
-      for (const int32_t t : tokens) text += tokenizer->bytes_of(t);
+      for (const int32_t t : tokens) text += tokenizer->token_bytes(t);
       return text;
     };
-    EXPECT_EQ(text_of(tokenizer->encode_with("single", {.begins = false})), "single") << name;
-    EXPECT_EQ(text_of(tokenizer->encode("single")), " single") << name;
+    EXPECT_EQ(to_string(tokenizer->encode_with("single", {.begins = false})), "single") << name;
+    EXPECT_EQ(to_string(tokenizer->encode("single")), " single") << name;
   }
 }
 
@@ -130,7 +130,7 @@ TEST_F(HubTokenizerTest, ADatasetKeepsItAndLendsItToAnother) {
   const std::string name = tokenizer_fixture("qwen").string();
   const Dataset made = make_dataset(text_of_bytes(text, "text"), {.name = name}, path("dataset"));
   EXPECT_EQ(made.tokenizer->kind(), "hub");
-  EXPECT_EQ(made.tokenizer->decode(tokens_of(made.train[0])), text.substr(0, static_cast<size_t>(made.train_bytes)));
+  EXPECT_EQ(made.tokenizer->decode(read_tokens(made.train[0])), text.substr(0, static_cast<size_t>(made.train_bytes)));
   const auto lent = Tokenizer::open_folder(path("dataset"));
   EXPECT_EQ(lent->to_json(), Tokenizer::open_folder(name)->to_json());
   EXPECT_TRUE(fits({.name = name}, *made.tokenizer));
@@ -260,8 +260,8 @@ TEST_F(HubTokenizerTest, EndsAreAddedAsTransformersAddsThem) {
                                all = tokenizer->encode_with("a b", {.add_ends = true});
     ASSERT_EQ(all.size(), plain.size() + (before.empty() ? 0 : 1) + (behind.empty() ? 0 : 1));
     EXPECT_EQ(tokenizer->beginning().size(), before.empty() ? 0U : 1U);
-    EXPECT_TRUE(before.empty() || tokenizer->bytes_of(all.front()) == before);
-    EXPECT_TRUE(behind.empty() || tokenizer->bytes_of(all.back()) == behind);
+    EXPECT_TRUE(before.empty() || tokenizer->token_bytes(all.front()) == before);
+    EXPECT_TRUE(behind.empty() || tokenizer->token_bytes(all.back()) == behind);
   }
 }
 
@@ -304,7 +304,7 @@ TEST_F(HubTokenizerTest, FilesBesideTokenizerJsonNameTokensAsInTransformers) {
 }
 
 TEST_F(HubTokenizerTest, VocabAndMergesAreReadByTheClassOfTheFolder) {
-  const Json model = json_of(tokenizer_fixture("gpt2") / "tokenizer.json")["model"];
+  const Json model = to_json(tokenizer_fixture("gpt2") / "tokenizer.json")["model"];
   std::string merges = "#version: 0.2\n";
   for (const Json& merge : model["merges"])
     merges += (merge.is_string() ? merge.get<std::string>()
@@ -346,7 +346,7 @@ TEST_F(HubTokenizerTest, GenerationEndsWhereTheModelsSettingsSay) {
       {R"({"eos_token_id": 3, "eta": 99999999999999999999999})", "{}", {3}}};
   std::string identity;
   for (const auto& [generation, config, ends] : cases) {
-    const auto folder = configured("smollm", json_of(tokenizer_fixture("smollm") / "tokenizer_config.json"));
+    const auto folder = configured("smollm", to_json(tokenizer_fixture("smollm") / "tokenizer_config.json"));
     if (generation) file("made/generation_config.json", generation);
     if (config) file("made/config.json", config);
     const auto tokenizer = Tokenizer::open_folder(folder);

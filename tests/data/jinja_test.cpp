@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-jinja::Value from_json(jinja::Work& work, const nlohmann::ordered_json& json) {
+jinja::Value from_json(jinja::RenderContext& work, const nlohmann::ordered_json& json) {
   if (json.is_null()) return jinja::None{};
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_number_float()) return json.get<double>();
@@ -19,12 +19,12 @@ jinja::Value from_json(jinja::Work& work, const nlohmann::ordered_json& json) {
     items.push_back(from_json(work, value));
     pairs.emplace_back(key, items.back());
   }
-  return json.is_array() ? sequence_of(work, items) : dict_of(work, pairs);
+  return json.is_array() ? make_sequence(work, items) : make_dict(work, pairs);
 }
 
 std::string rendered(const std::string& source, const nlohmann::ordered_json& variables) {
   const jinja::Template made(source, "t");
-  jinja::Work work;
+  jinja::RenderContext work;
   jinja::Variables given;
   for (const auto& [name, value] : variables.items()) given.emplace_back(name, from_json(work, value));
   return made.render(work, given).text;
@@ -37,7 +37,8 @@ struct Case {
 };
 void expect_refused(const std::vector<Case>& cases) {
   for (const Case& c : cases)
-    EXPECT_EQ(error_of([&] { rendered(c.source, c.variables); }, Status::input), c.result) << c.source.substr(0, 200);
+    EXPECT_EQ(error_message([&] { rendered(c.source, c.variables); }, Status::input), c.result)
+        << c.source.substr(0, 200);
 }
 
 TEST(Jinja, MakesWhatPythonMakes) {
@@ -172,7 +173,7 @@ class ModelTemplates : public testing::Test {
     return out;
   }
   static std::string refused(const ModelTemplate& t, const Example& example) {
-    return error_of([&] { t.render(example, "f:7"); }, Status::input);
+    return error_message([&] { t.render(example, "f:7"); }, Status::input);
   }
   const Example talk_ = {Example::Shape::messages,
                          {{Role::user, "a"}, {Role::assistant, "b "}, {Role::user, "c"}, {Role::assistant, "d"}}};

@@ -14,10 +14,10 @@ namespace fs = std::filesystem;
 Example row(std::string_view line) { return parse_example(line, "f:1"); }
 
 std::string refused(const Example& example, ChatTemplate style) {
-  return error_of([&] { render(example, style, "f:1"); }, Status::input);
+  return error_message([&] { render(example, style, "f:1"); }, Status::input);
 }
 std::string refused(std::string_view line) {
-  return error_of([&] { render(parse_example(line, "f:3"), ChatTemplate::automatic, "f:3"); }, Status::input);
+  return error_message([&] { render(parse_example(line, "f:3"), ChatTemplate::automatic, "f:3"); }, Status::input);
 }
 
 TEST(Jsonl, HasFourShapes) {
@@ -103,13 +103,13 @@ TEST(Jsonl, RolesHaveNames) {
   EXPECT_EQ(mapped.turns[0].more, "");
   EXPECT_EQ(parse_role_names("user=assistant").at("assistant"), Role::user) << "as with `map`";
   for (const char* bad : {"a=b", "user", "user=", "bot=user,bot=tool"})
-    EXPECT_TRUE(error_of([&] { parse_role_names(bad); }).starts_with("`roles`: expected each name of a role once"))
+    EXPECT_TRUE(error_message([&] { parse_role_names(bad); }).starts_with("`roles`: expected each name of a role once"))
         << bad;
 }
 
 TEST(Jsonl, LinesAreCountedWithTheBlankOnes) {
   std::vector<std::string> found;
-  for_each_line_of("\uFEFFa\r\n\n  \nb\n\nc", "f", [&](std::string_view line, int64_t number) {
+  for_each_line("\uFEFFa\r\n\n  \nb\n\nc", "f", [&](std::string_view line, int64_t number) {
     found.push_back(std::to_string(number) + std::string(line));
   });
   EXPECT_EQ(found, (std::vector<std::string>{"1a\r", "4b", "6c"}));
@@ -243,10 +243,10 @@ TEST(Jsonl, KeysMayHaveOtherNames) {
                                 {parse_key_names("prompt=completion,completion=prompt")}),
                   ChatTemplate::none),
             "a[b*]");
-  EXPECT_EQ(error_of([&] { parse_example(R"({"question": "a"})", "f:1", names); }, Status::input),
+  EXPECT_EQ(error_message([&] { parse_example(R"({"question": "a"})", "f:1", names); }, Status::input),
             "f:1: the key 'answer', which `map` names, is missing");
   for (const char* bad : {"prompt", "prompt=", "question=prompt", "prompt=a,prompt=b", "=a"})
-    EXPECT_TRUE(error_of([&] { parse_key_names(bad); }).starts_with("`map`: expected each of input_ids, ")) << bad;
+    EXPECT_TRUE(error_message([&] { parse_key_names(bad); }).starts_with("`map`: expected each of input_ids, ")) << bad;
   EXPECT_EQ(parse_key_names("text=a=b").at(0).second, "a=b");
 }
 
@@ -258,17 +258,17 @@ TEST(ChatTemplates, OneThatIsExportedSaysTheSame) {
   const Example talk = row(R"({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": " a"},
       {"role": "assistant", "content": "b "}, {"role": "user", "content": "c"}]})");
   for (const ChatTemplate style : {ChatTemplate::chatml, ChatTemplate::llama3}) {
-    const nlohmann::json config{{"chat_template", jinja_of(style)}, {"bos_token", "<|begin_of_text|>"}};
+    const nlohmann::json config{{"chat_template", jinja_source(style)}, {"bos_token", "<|begin_of_text|>"}};
     const ModelTemplate own(
         HubTokenizer({{"tokenizer.json", tokenizer.dump()}, {"tokenizer_config.json", config.dump()}}, "t/"));
-    const auto text_of = [](const std::vector<Piece>& pieces) {
+    const auto to_string = [](const std::vector<Piece>& pieces) {
       std::string out;
       for (const Piece& piece : pieces) out += piece.text;
       return out;
     };
-    EXPECT_EQ(text_of(own.render(talk, "f:1")), text_of(render(talk, style, "f:1")));
+    EXPECT_EQ(to_string(own.render(talk, "f:1")), to_string(render(talk, style, "f:1")));
   }
-  EXPECT_EQ(jinja_of(ChatTemplate::alpaca), "");
+  EXPECT_EQ(jinja_source(ChatTemplate::alpaca), "");
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ std::string llmc(int32_t magic, int32_t version, const std::vector<T>& tokens) {
 std::string gpt2_file(const std::vector<uint16_t>& tokens) { return llmc(20240520, 1, tokens); }
 
 std::vector<int32_t> parse(const std::string& bytes, int64_t vocab) {
-  return tokens_of(TokenFile::of_llmc_bytes(std::as_bytes(std::span(bytes)), vocab, "t.bin"));
+  return read_tokens(TokenFile::of_llmc_bytes(std::as_bytes(std::span(bytes)), vocab, "t.bin"));
 }
 
 TEST(LlmcFile, IsReadInBothWidths) {
@@ -181,8 +181,8 @@ TEST_F(ShardsTest, MadeOfSeveralSources) {
   std::string lines;
   for (int i = 0; i < 20; ++i) lines += "{\"text\": \"document\"}\n";
   const std::vector<std::string> sources{file("one.txt", text).string(), more, file("d.jsonl", lines).string()};
-  const Dataset whole = make_dataset_of(sources, {"bytes"}, path("whole")),
-                cut = make_dataset_of(sources, {"bytes"}, path("cut"), 100);
+  const Dataset whole = make_dataset_from(sources, {"bytes"}, path("whole")),
+                cut = make_dataset_from(sources, {"bytes"}, path("cut"), 100);
   ASSERT_EQ(whole.train.size(), 1U);
   EXPECT_EQ(whole.train_tokens(), 270 + 180 + 18 * 10);
   EXPECT_EQ(whole.val_tokens(), 30 + 20 + 2 * 10);
@@ -194,7 +194,7 @@ TEST_F(ShardsTest, MadeOfSeveralSources) {
     for (int64_t i = 0; i < f.size(); ++i, ++at) ASSERT_EQ(f[i], whole.train[0][at]) << at;
   for (size_t i = 0; i + 1 < cut.train.size(); ++i) EXPECT_EQ(cut.train[i].size(), 100);
   // a tokenizer that is trained learns from all of them
-  EXPECT_EQ(make_dataset_of(sources, {"char"}, path("char")).tokenizer->decode(std::vector<int32_t>{9, 10}), "xy");
+  EXPECT_EQ(make_dataset_from(sources, {"char"}, path("char")).tokenizer->decode(std::vector<int32_t>{9, 10}), "xy");
   std::filesystem::remove(path("cut/train-00003.tok"));
   expect_error(Status::input, {"train-00003.tok"}, [&] { Dataset::open(path("cut")); });
   file("cut/dataset.json",

@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 // Rows of a file as "LINE ROW", blanks removed.
 std::vector<std::string> rows_in(std::string_view bytes) {
   std::vector<std::string> out;
-  for_each_line_of(bytes, "f", [&](std::string_view line, int64_t number) {
+  for_each_line(bytes, "f", [&](std::string_view line, int64_t number) {
     std::string text(line);
     std::erase_if(text, [](char c) { return c == ' ' || c == '\n' || c == '\r'; });
     out.push_back(fmt::format("{} {}", number, text));
@@ -30,8 +30,9 @@ TEST(Rows, ReadsValuesOfEveryLayout) {
       // A row that is cut short ends with its line.
       {"{\"a\": \"b\n{\"a\": 1\n{\"a\": 2}\n}{\n", {R"(1 {"a":"b)", R"(2 {"a":1)", R"(3 {"a":2})", "4 }{"}}};
   for (const auto& [bytes, expected] : cases) EXPECT_EQ(rows_in(bytes), expected) << bytes;
-  EXPECT_EQ(error_of([] { rows_in("[{\"a\": 1},"); }, Status::input), "f:1: the list of rows has no end behind this");
-  EXPECT_EQ(error_of([] { rows_in("[1]\n2"); }, Status::input), "f:2: something behind the list of rows");
+  EXPECT_EQ(error_message([] { rows_in("[{\"a\": 1},"); }, Status::input),
+            "f:1: the list of rows has no end behind this");
+  EXPECT_EQ(error_message([] { rows_in("[1]\n2"); }, Status::input), "f:2: something behind the list of rows");
 }
 
 // What to_dict() of `datasets` and to_json() of pandas write, with its orientations, and lists below a key.
@@ -51,7 +52,7 @@ TEST(Rows, ReadsRowsOfOneObject) {
        {R"({"input_ids":[1,2],"labels":[1,2]})", R"({"messages":[{"role":"user"}],"tools":[{"a":1}]})",
         R"({"prompt":"a","completion":"b","sources":[{"url":"c"}]})", R"({"text":"a"})"})
     EXPECT_EQ(rows_in(row), std::vector<std::string>{"1 " + std::string(row)});
-  EXPECT_EQ(error_of([] { rows_in(R"({"train": [{"text": "a"}], "test": [{"text": "b"}]})"); }, Status::input),
+  EXPECT_EQ(error_message([] { rows_in(R"({"train": [{"text": "a"}], "test": [{"text": "b"}]})"); }, Status::input),
             "f: several lists of rows (train, test); expected one; 'jq -c \".train[]\" FILE' writes the rows of one");
 }
 
@@ -59,7 +60,7 @@ TEST(Rows, LargeObjectsAreRefused) {
   std::string text = "{\"text\": {";
   for (int i = 0; i < 30'000; ++i) text += fmt::format("{}\"{}\": \"a\"", i > 0 ? "," : "", i);
   EXPECT_TRUE(
-      error_of([&] { rows_in(text + "}}"); }, Status::input).starts_with("f: one object of more than 20000 keys"));
+      error_message([&] { rows_in(text + "}}"); }, Status::input).starts_with("f: one object of more than 20000 keys"));
   const std::string deep = "{\"a\":" + std::string(100'000, '[') + std::string(100'000, ']') + "}";
   EXPECT_EQ(rows_in(deep), std::vector<std::string>{"1 " + deep});
 }
@@ -90,9 +91,9 @@ TEST_F(RowFiles, SeveralFilesAreOneDataSet) {
   expect_error(Status::input, {"expected rows of JSON", "python3 -m tessera.rows"}, [&] { examples(path("arrow")); });
   // A key that some rows have.
   const ExampleOptions options{.names = {parse_key_names("prompt=q")}, .context = 8};
-  EXPECT_EQ(error_of([&] { load_examples(file("f.jsonl", one + one), {"bytes"}, options); }, Status::input),
+  EXPECT_EQ(error_message([&] { load_examples(file("f.jsonl", one + one), {"bytes"}, options); }, Status::input),
             path("f.jsonl").string() + ":1: the key 'q', which `map` names, is missing");
-  EXPECT_EQ(error_of(
+  EXPECT_EQ(error_message(
                 [&] {
                   load_examples(file("f.jsonl", one + one), {"bytes"},
                                 {.names = {parse_key_names("system=q")}, .context = 8});

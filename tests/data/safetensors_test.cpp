@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 // A file of the given header and data bytes.
-std::string file_of(const std::string& header, const std::string& data) {
+std::string make_file(const std::string& header, const std::string& data) {
   const uint64_t length = header.size();
   return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
 }
@@ -19,12 +19,12 @@ class SafetensorsTest : public DataTest {
  protected:
   std::filesystem::path write(const std::string& bytes) const { return file("x.safetensors", bytes); }
   std::string refusal(const std::string& bytes) const {
-    return error_of([&] { const Safetensors opened(write(bytes)); }, Status::input);
+    return error_message([&] { const Safetensors opened(write(bytes)); }, Status::input);
   }
   // Five dtypes, a scalar and an empty tensor.
   std::filesystem::path sample() const {
     std::vector<TensorBytes> list;
-    for (const Tensor& t : tensors_) list.push_back(bytes_of("t" + std::to_string(list.size()), t));
+    for (const Tensor& t : tensors_) list.push_back(as_bytes("t" + std::to_string(list.size()), t));
     write_safetensors(path("sample.safetensors"), list, {{"steps", "12"}});
     return path("sample.safetensors");
   }
@@ -43,12 +43,12 @@ TEST_F(SafetensorsTest, ReadsWhatItWrote) {
   EXPECT_EQ(file.metadata().at("format"), "pt");
   ASSERT_EQ(file.tensors().size(), tensors_.size());
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    const TensorBytes &back = file.at("t" + std::to_string(i)), was = bytes_of("", tensors_[i]);
+    const TensorBytes &back = file.at("t" + std::to_string(i)), was = as_bytes("", tensors_[i]);
     EXPECT_TRUE(back.dtype == was.dtype && back.shape == was.shape) << i;
     EXPECT_TRUE(std::ranges::equal(back.bytes, was.bytes)) << i;
   }
   EXPECT_THROW(file.at("t9"), InputError);
-  EXPECT_THROW(write_safetensors(path("y"), std::array{bytes_of("a", tensors_[0]), bytes_of("a", tensors_[0])}), Error);
+  EXPECT_THROW(write_safetensors(path("y"), std::array{as_bytes("a", tensors_[0]), as_bytes("a", tensors_[0])}), Error);
   EXPECT_THROW(write_safetensors("/nonexistent/y", {}), OutputError);
 }
 
@@ -65,9 +65,9 @@ TEST_F(SafetensorsTest, RefusesWhatIsMalformedByName) {
   const std::string f32 = R"("dtype":"F32","shape":[1],)";
   const auto one = [&](const std::string& entry) { return "{\"a\":{" + entry + "}}"; };
   const auto expect = [&](const std::string& header, const std::string& data, const std::string& words) {
-    expect_has(refusal(file_of(header, data)), words);
+    expect_has(refusal(make_file(header, data)), words);
   };
-  EXPECT_EQ(refusal(file_of(one(f32 + R"("data_offsets":[0,4])"), "1234")), "nothing was thrown");
+  EXPECT_EQ(refusal(make_file(one(f32 + R"("data_offsets":[0,4])"), "1234")), "nothing was thrown");
   expect(one(f32 + R"("data_offsets":[0,4])"), "123", "at most 3");
   expect(one(f32 + R"("data_offsets":[0,4])"), "12345", "1 bytes follow the last tensor");
   expect(one(f32 + R"("data_offsets":[1,5])"), "12345", "tensor 'a' begins at byte 1");
@@ -88,7 +88,7 @@ TEST_F(SafetensorsTest, RefusesWhatIsMalformedByName) {
   expect(R"({"__metadata__":{"a":1}})", "", "__metadata__");
   for (const std::string& none : {std::string(), std::string("1234567"), std::string(8, '\xff')})
     expect_has(refusal(none), "not safetensors");
-  const std::string half = file_of(R"({"a":{"dtype":"F16","shape":[2],"data_offsets":[0,2]}})", "12");
+  const std::string half = make_file(R"({"a":{"dtype":"F16","shape":[2],"data_offsets":[0,2]}})", "12");
   expect_error(Status::input, {"shape (2) of F16 does not fit its 2 bytes"},
                [&] { Safetensors(std::as_bytes(std::span(half)), "h", true); });
 }

@@ -82,7 +82,7 @@ class DataTest : public testing::Test {
   TemporaryDirectory scratch_{std::filesystem::temp_directory_path() / "tessera-test-"};
 };
 
-inline std::vector<int32_t> tokens_of(const TokenFile& file) {
+inline std::vector<int32_t> read_tokens(const TokenFile& file) {
   std::vector<int32_t> out(static_cast<size_t>(file.size()));
   file.copy(0, file.size(), out.data());
   return out;
@@ -92,7 +92,7 @@ inline std::vector<int32_t> tokens_of(const TokenFile& file) {
 struct TextParts {
   std::string train = {}, val = {};
 };
-inline TextParts parts_of(const Text& text) {
+inline TextParts split_text(const Text& text) {
   TextParts out;
   split_text(text, {}, [&](std::string_view piece, bool held) { (held ? out.val : out.train) += piece; });
   return out;

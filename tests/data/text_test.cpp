@@ -82,15 +82,15 @@ TEST(Utf8, EveryCodePointComesBackAndNothingElseIsTaken) {
 
 TEST(SplitText, HoldsOutTheLastTenthOfEveryDocument) {
   const Text text = text_of_bytes("aaaaaaaaaAbbbbbbbbbbbbbbbbbbBB", "t", {{0, 10}, {10, 30}});
-  const auto split = parts_of(text);
+  const auto split = split_text(text);
   EXPECT_EQ(split.train, "aaaaaaaaabbbbbbbbbbbbbbbbbb");
   EXPECT_EQ(split.val, "ABB");
   // Five characters of two bytes: nine bytes are cut inside the last one, which goes to the training part whole.
   std::string umlauts;
   for (int i = 0; i < 15; ++i) umlauts += "\xC3\xA4";
-  EXPECT_EQ(parts_of(text_of_bytes(umlauts, "u")).train.size(), 28u);
-  EXPECT_EQ(parts_of(text_of_bytes(umlauts, "u")).val.size(), 2u);
-  expect_error(Status::input, {"'tiny'", "5 bytes", "too short"}, [] { parts_of(text_of_bytes("hello", "tiny")); });
+  EXPECT_EQ(split_text(text_of_bytes(umlauts, "u")).train.size(), 28u);
+  EXPECT_EQ(split_text(text_of_bytes(umlauts, "u")).val.size(), 2u);
+  expect_error(Status::input, {"'tiny'", "5 bytes", "too short"}, [] { split_text(text_of_bytes("hello", "tiny")); });
 }
 
 TEST_F(TextTest, WholeFiles) {
@@ -128,7 +128,7 @@ TEST_F(TokenFileTest, KeepsTokensOfBothWidths) {
     const TokenFile f = TokenFile::open(path("t.tok"));
     EXPECT_EQ(std::filesystem::file_size(path("t.tok")), vocab == 65536 ? 70u : 76u);
     EXPECT_EQ(f.vocab_size(), vocab);
-    EXPECT_EQ(tokens_of(f), tokens);
+    EXPECT_EQ(read_tokens(f), tokens);
   }
   const std::vector<int32_t> bad{1, 7};
   expect_error(Status::usage, {"token 7", "position 1", "vocabulary of 7"},
@@ -140,7 +140,7 @@ TEST_F(TokenFileTest, RefusesEveryTruncationAndEveryChangedByte) {
   counting(20);
   const std::string good = read_file(path("t.tok"));
   const auto refused = [&](const std::string& bytes) {
-    const std::string why = error_of([&] { TokenFile::open(file("bad.tok", bytes)); }, Status::input);
+    const std::string why = error_message([&] { TokenFile::open(file("bad.tok", bytes)); }, Status::input);
     return why.find("bad.tok") != std::string::npos;
   };
   EXPECT_FALSE(refused(good));
@@ -295,12 +295,12 @@ TEST_F(LongText, WordsAreCountedAsOfTheWhole) {
 
 TEST_F(LongText, RareWordsAreForgottenAndItIsSaid) {
   WordCounts counts;
-  const size_t words = WordCounts::kMost + 2;
+  const size_t words = WordCounts::kMax + 2;
   std::string text;
   for (size_t i = 0; i < words; ++i) text += " the x" + std::to_string(i);
   counts.add(text);
   EXPECT_EQ(counts.forgotten(), 1);
-  EXPECT_LT(counts.all().size(), WordCounts::kMost);
+  EXPECT_LT(counts.all().size(), WordCounts::kMax);
   EXPECT_EQ(counts.all().at(" the"), static_cast<int64_t>(words));
 }
 
@@ -335,10 +335,10 @@ TEST_F(LongText, TakesLittleMemory) {
   std::string said;
   const TokenizerChoice bpe{
       .name = "bpe", .vocab_size = 300, .progress = [&](const std::string& line) { said = line; }};
-  EXPECT_LT(megabytes([&] { make_dataset_of({text}, bpe, path("bpe")); }), 120);
+  EXPECT_LT(megabytes([&] { make_dataset_from({text}, bpe, path("bpe")); }), 120);
   EXPECT_EQ(said, text + ": 37 MiB read for its tokens");
   const std::vector<std::string> both{path("text.jsonl").string(), text};
-  EXPECT_LT(megabytes([&] { make_dataset_of(both, {"bytes"}, path("both"), 10'000'000); }), 120);
+  EXPECT_LT(megabytes([&] { make_dataset_from(both, {"bytes"}, path("both"), 10'000'000); }), 120);
   EXPECT_LT(megabytes([&] { evaluation_text(text, *make_tokenizer({"bytes"}, text), {.context = 8}); }), 240);
   EXPECT_EQ(Dataset::open(path("both")).train.size(), 7u);
 }

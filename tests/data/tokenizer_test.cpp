@@ -93,7 +93,7 @@ TEST(Json, FilesOfOthersMayHoldAnythingThatIsNotRead) {
 
 TEST(Json, PutsTheMembersOfOneObjectAside) {
   using Json = nlohmann::json;
-  const auto aside_of = [](const Json& all, const std::string& text) {
+  const auto find_aside = [](const Json& all, const std::string& text) {
     JsonAside aside{"model", "vocab", {}};
     EXPECT_EQ(parse_json(text, "f.json", JsonFile::others, &aside), all) << text;
     return aside.members;
@@ -102,12 +102,12 @@ TEST(Json, PutsTheMembersOfOneObjectAside) {
   Json empty = all;
   empty["model"]["vocab"] = Json::object();
   const std::vector<std::pair<std::string, Json>> members{{"b", 1}, {"a", {{"vocab", {{"c", {0}}}}}}, {"b", 2.5}};
-  EXPECT_EQ(aside_of(empty, R"({"vocab":{"x":1},"other":{"vocab":{"y":2}},
+  EXPECT_EQ(find_aside(empty, R"({"vocab":{"x":1},"other":{"vocab":{"y":2}},
       "model":{"vocab":{"b":1,"a":{"vocab":{"c":[0]}},"b":2.5},"more":3}})"),
             members);
   for (const char* const other :
        {R"({"model":{"vocab":[{"a":1}]}})", R"({"model":[{"vocab":{"a":1}}]})", R"([{"vocab":{"a":1}}])"})
-    EXPECT_TRUE(aside_of(Json::parse(other), other).empty()) << other;
+    EXPECT_TRUE(find_aside(Json::parse(other), other).empty()) << other;
 }
 
 TEST(Json, ShowsValuesAndFindsKeys) {

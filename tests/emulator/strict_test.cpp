@@ -144,7 +144,7 @@ TEST_F(EmulatedGpu, RunsLateOrAtOnce) {
   auto* const x = reinterpret_cast<float*>(pinned.get());
   *x = 1;
   launch_put(x, 2);
-  EXPECT_EQ(*x, emulator::is_late() ? 1.0f : 2.0f);
+  EXPECT_EQ(*x, emulator::is_deferred() ? 1.0f : 2.0f);
   finish();
   EXPECT_EQ(*x, 2.0f);
 }
@@ -223,7 +223,7 @@ TEST_F(FailuresGpu, WhyThereIsNoGpuIsOneLine) {
       {"0", "the NVIDIA driver lists none"}};
   for (const auto& [gpus, why] : cases) {
     setenv("TESSERA_EMULATED_GPUS", gpus, 1);
-    EXPECT_EQ(error_of([] { cuda::use_gpu(0); }),
+    EXPECT_EQ(error_message([] { cuda::use_gpu(0); }),
               "`device` cuda: no GPU was found: " + why + "; `device` cpu runs everything without one");
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   }
@@ -266,7 +266,7 @@ TEST_F(FailuresGpu, LeaveNothingAfterACaptureThatFailed) {
 TEST_F(FailuresGpu, ASizePastTheCardSaysWhatIsInUse) {
   const int64_t all = arena->region().capacity();
   const Tensor held = Tensor::empty({1000}, DType::float32, arena);
-  EXPECT_EQ(error_of([&] { arena->allocate(all, Category::activations); }, Status::communication),
+  EXPECT_EQ(error_message([&] { arena->allocate(all, Category::activations); }, Status::communication),
             fmt::format("out of memory: [arena] {0} bytes of activations do not fit beside the 4000 in use of {0} on "
                         "the cuda; a smaller `batch`, more `microbatches`, `recompute` or `offload` need less",
                         all));
@@ -274,7 +274,7 @@ TEST_F(FailuresGpu, ASizePastTheCardSaysWhatIsInUse) {
 
 TEST_F(FailuresGpu, AGpuThatThereIsNoCodeForIsNamed) {
   setenv("TESSERA_EMULATED_GPU_IS_OLD", "1", 1);
-  EXPECT_EQ(error_of([] { cuda::use_gpu(0); }),
+  EXPECT_EQ(error_message([] { cuda::use_gpu(0); }),
             "`device` cuda: this program holds no code for emulated GPU, of compute capability 9.0; expected a "
             "build for it: -DTESSERA_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90");
   unsetenv("TESSERA_EMULATED_GPU_IS_OLD");
@@ -294,7 +294,7 @@ class OnePass : public test::OnGpu {
   }
   // Rows that were read into shared memory while f ran and the GPU came to its end.
   int64_t rows_in_shared(DType dtype, const std::function<void()>& f) {
-    const auto bytes = static_cast<uint64_t>(kVocab * size_of(dtype));
+    const auto bytes = static_cast<uint64_t>(kVocab * element_size(dtype));
     const uint64_t before = emulator::blocks_with_shared(bytes);
     f();
     ids.on_host();  // waits
@@ -371,9 +371,9 @@ TEST_F(Launches, OfGroupsOfRows) {
                w = test::drawn({kHidden, kChannels}, DType::float32, "w").to(arena);
   for (const auto& [count, expected] : {std::pair<size_t, uint64_t>{1, 1}, {192, 1}, {193, 2}, {500, 3}}) {
     SCOPED_TRACE(count);
-    std::vector<RowsGroup> groups(count, {.w = w}), gradients(count);
-    for (RowsGroup& g : gradients) g.w = w.make(w.shape());
-    for (std::vector<RowsGroup>* const all : {&groups, &gradients}) {
+    std::vector<GemmGroup> groups(count, {.w = w}), gradients(count);
+    for (GemmGroup& g : gradients) g.w = w.make(w.shape());
+    for (std::vector<GemmGroup>* const all : {&groups, &gradients}) {
       all->front().rows += 17;
       all->at(count / 2).rows += 20;
       all->back().rows += 3;
@@ -383,7 +383,7 @@ TEST_F(Launches, OfGroupsOfRows) {
       const uint64_t now = emulator::launches();
       return now - std::exchange(before, now);
     };
-    linear_rows(x, groups);
+    grouped_linear(x, groups);
     EXPECT_EQ(launches(), expected);
     linear_rows_input_grad(dy, groups);
     EXPECT_EQ(launches(), expected);

@@ -1,5 +1,5 @@
 // The configuration file: what is accepted is written again as TOML that means the same.
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "tests/fuzz/target.h"
 
 namespace tessera::fuzz {

@@ -11,7 +11,7 @@ namespace tessera::fuzz {
 const Target target("examples", [](std::string_view bytes) {
   std::string text;
   unpack_text(bytes, kWhat, [&](std::string_view piece) { text += piece; });
-  for_each_line_of(text, kWhat, [](std::string_view line, int64_t number) {
+  for_each_line(text, kWhat, [](std::string_view line, int64_t number) {
     const std::string where = std::string(kWhat) + ":" + std::to_string(number);
     const Example example = parse_example(line, where);
     if (example.shape == Example::Shape::tokens) return;

@@ -8,7 +8,7 @@
 namespace tessera::fuzz {
 
 const Target target("gptq_layer", [](std::string_view bytes) {
-  const Safetensors file(bytes_of(bytes), kWhat, true);
+  const Safetensors file(token_bytes(bytes), kWhat, true);
   const TensorBytes &qweight = file.at("qweight"), &scales = file.at("scales");
   // A model says its sizes; here they follow from two tensors, which may not fit each other.
   if (qweight.shape.size() != 2 || scales.shape.size() != 2 || qweight.bytes.empty() || scales.bytes.empty())

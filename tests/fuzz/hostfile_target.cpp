@@ -11,7 +11,7 @@ const Target target("hostfile", [](std::string_view bytes) {
     require(!host.name.empty() && host.slots >= 0, "a host has a name and no less than no slot");
     written += host.name + " slots=" + std::to_string(host.slots) + "\n";
   }
-  require(slots_of(parse_hosts(written, kWhat)) == slots_of(hosts), "what was written means the same");
+  require(count_slots(parse_hosts(written, kWhat)) == count_slots(hosts), "what was written means the same");
 });
 
 }  // namespace tessera::fuzz

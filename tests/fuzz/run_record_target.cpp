@@ -9,14 +9,14 @@ const Target target("run_record", [](std::string_view bytes) {
   constexpr const char* kBetween = "\n---\n";
   const std::string_view report = take(bytes, kBetween), trace = take(bytes, kBetween);
   const report::Record record = report::parse_record({report, trace, bytes}, std::string(kWhat) + "/");
-  const std::string page = report::report_of(record, true);
+  const std::string page = report::make_report(record, true);
   require(page.ends_with("</html>\n"), "what is accepted can be drawn");
-  require(report::report_of(record, false).ends_with('\n'), "and be told");
+  require(report::make_report(record, false).ends_with('\n'), "and be told");
   report::Record bare = report::parse_metrics(bytes, std::string(kWhat) + "/");
-  require(report::comparison_of(record, bare, true).ends_with("</html>\n"), "and be set beside another");
-  require(report::comparison_of(bare, record, false).ends_with('\n'), "in either order");
+  require(report::compare_to_text(record, bare, true).ends_with("</html>\n"), "and be set beside another");
+  require(report::compare_to_text(bare, record, false).ends_with('\n'), "in either order");
   for (const char* name : {"pipeline", "memory", "timeline", "bytes", "loss"}) try {
-      const std::string svg = report::as_svg_file(report::figure_of(name, {record, record}));
+      const std::string svg = report::as_svg_file(report::make_figure(name, {record, record}));
       require(svg.ends_with("</svg>\n"), "and be a figure");
     } catch (const InputError&) {
       throw;

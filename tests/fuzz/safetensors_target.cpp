@@ -5,7 +5,7 @@
 namespace tessera::fuzz {
 
 const Target target("safetensors", [](std::string_view bytes) {
-  const std::span<const std::byte> all = bytes_of(bytes);
+  const std::span<const std::byte> all = token_bytes(bytes);
   const Safetensors file(all, kWhat);
   const std::byte* at = nullptr;
   for (const TensorBytes& t : file.tensors()) {
@@ -13,7 +13,7 @@ const Target target("safetensors", [](std::string_view bytes) {
     require(t.bytes.data() >= all.data() + 8 &&
                 t.bytes.size() <= static_cast<size_t>(all.data() + all.size() - t.bytes.data()),
             "a tensor lies inside the file");
-    auto size = static_cast<size_t>(size_of(t.dtype));
+    auto size = static_cast<size_t>(element_size(t.dtype));
     for (const int64_t d : t.shape) size *= static_cast<size_t>(d);
     require(size == t.bytes.size(), "the shape fits the bytes");
     require(file.contains(t.name) && file.at(t.name).bytes.data() == t.bytes.data(), "a tensor is found by its name");

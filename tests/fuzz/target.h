@@ -47,7 +47,7 @@ void named(const F& parse) {
   }
 }
 
-inline std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+inline std::span<const std::byte> token_bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
 
 // Whether the target accepts the bytes. A refusal must be one line that names them.
 inline bool accepts(Parse parse, std::string_view bytes) {

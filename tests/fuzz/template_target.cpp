@@ -7,11 +7,11 @@ namespace tessera::fuzz {
 const Target target("template", [](std::string_view bytes) {
   using namespace jinja;
   const Template made(bytes, kWhat);
-  Work work(size_t{1} << 22);
+  RenderContext work(size_t{1} << 22);
   const auto message = [&](const char* role, const char* content) {
-    return dict_of(work, {{"role", std::string(role)}, {"content", std::string(content)}});
+    return make_dict(work, {{"role", std::string(role)}, {"content", std::string(content)}});
   };
-  const Value messages = sequence_of(work, {message("user", " How? "), message("assistant", "So é.\n")});
+  const Value messages = make_sequence(work, {message("user", " How? "), message("assistant", "So é.\n")});
   const Rendered out = made.render(work, {{"messages", messages},
                                           {"tools", None{}},
                                           {"add_generation_prompt", true},

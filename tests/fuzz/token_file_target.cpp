@@ -27,7 +27,7 @@ const Target target("token_file", [](std::string_view text) {
     std::vector<std::byte> mended = bytes;
     const uint64_t hash = XXH3_64bits(mended.data() + kHeader, mended.size() - kHeader);
     std::memcpy(mended.data() + kHashAt, &hash, sizeof(hash));
-    accepts([](std::string_view m) { read_all(bytes_of(m)); },
+    accepts([](std::string_view m) { read_all(token_bytes(m)); },
             {reinterpret_cast<const char*>(mended.data()), mended.size()});
   }
   read_all(bytes);

@@ -9,12 +9,12 @@
 namespace tessera::house {
 namespace {
 
-constexpr int64_t kMostLines = 600;
+constexpr int64_t kMaxLines = 600;
 
 std::string too_long(const Source& source) {
   const int64_t lines = std::count(source.text.begin(), source.text.end(), '\n');
-  if (!source.is_code() || lines <= kMostLines) return "";
-  return std::to_string(lines) + " lines; expected at most " + std::to_string(kMostLines);
+  if (!source.is_code() || lines <= kMaxLines) return "";
+  return std::to_string(lines) + " lines; expected at most " + std::to_string(kMaxLines);
 }
 
 std::string no_opening_comment(const Source& source) {
@@ -27,7 +27,7 @@ std::string no_opening_comment(const Source& source) {
          "\"; expected a comment that says what the file is for";
 }
 
-std::set<std::string> packages_of(const std::string& list) {
+std::set<std::string> package_names(const std::string& list) {
   std::set<std::string> names;
   std::istringstream lines(list);
   for (std::string line, name; std::getline(lines, line);)
@@ -74,7 +74,7 @@ TEST(Files, FetchedThingsHaveDigestsAndVersions) {
 
 TEST(Files, ReadmeNamesEveryPackage) {
   const std::filesystem::path root = TESSERA_SOURCE_DIR;
-  const std::set<std::string> needed = packages_of(read_text(root / "packages.txt"));
+  const std::set<std::string> needed = package_names(read_text(root / "packages.txt"));
   EXPECT_GT(needed.size(), 5u);
   EXPECT_EQ(packages_named(read_text(root / "README.md")), needed);
 }
@@ -95,7 +95,7 @@ TEST(Files, ViolationsAreSeen) {
   EXPECT_NE(no_opening_comment({"nn/a.h", "#pragma once\n"}), "");
   EXPECT_NE(no_opening_comment({"CMakeLists.txt", "project(x)\n"}), "");
   EXPECT_EQ(no_opening_comment({"nn/a.h", "// What this is for.\n"}), "");
-  EXPECT_EQ(packages_of("# x\ng++  y\n\nz 1\n"), (std::set<std::string>{"g++", "z"}));
+  EXPECT_EQ(package_names("# x\ng++  y\n\nz 1\n"), (std::set<std::string>{"g++", "z"}));
   EXPECT_EQ(packages_named("| `g++` | y |\nsay `z`\n"), (std::set<std::string>{"g++"}));
 }
 
@@ -103,7 +103,7 @@ TEST(Files, AreFound) {
   const std::vector<Source> sources = all_sources();
   const auto has = [&](const char* path) { return std::ranges::count(sources, path, &Source::path) == 1; };
   EXPECT_TRUE(has("tensor/tensor.h") && has("CMakeLists.txt") && has("tests/house/files_test.cpp"));
-  EXPECT_FALSE(includes_of({"x.h", "#include \"tensor/tensor.h\"\n"}).empty());
+  EXPECT_FALSE(read_includes({"x.h", "#include \"tensor/tensor.h\"\n"}).empty());
 }
 
 // The properties of a parameter stand in nn/module.h: code outside of tests compares no name with a string to find out
@@ -155,7 +155,7 @@ TEST(Names, ComparisonsAreSeen) {
 // (--microbatches). So no string of a library below app/ has the text of an option in it.
 
 // The string literals of a file, as they are written; comments and characters are passed over.
-std::vector<std::string> literals_of(const std::string& text) {
+std::vector<std::string> find_literals(const std::string& text) {
   std::vector<std::string> out;
   for (size_t at = 0; at < text.size(); ++at) {
     const auto skip_to = [&](const std::string& end) { at = std::min(text.find(end, at), text.size()); };
@@ -185,13 +185,13 @@ std::string says_an_option(const Source& source) {
                                                "models", "train",    "planner", "verify", "data"};
   static const std::regex option("--[a-z]");
   if (!source.is_code() || !libraries.contains(source.folder())) return "";
-  for (const std::string& literal : literals_of(source.text))
+  for (const std::string& literal : find_literals(source.text))
     if (std::regex_search(literal, option) && literal != "--connect-timeout")  // curl's
       return "says \"" + literal + "\"; expected the name of a field between backticks";
   return "";
 }
 
-TEST(Words, LibrariesNameFieldsAndNoOptions) { EXPECT_EQ(complaints(says_an_option), ""); }
+TEST(Args, LibrariesNameFieldsAndNoOptions) { EXPECT_EQ(complaints(says_an_option), ""); }
 
 // Whoever reads `tessera --help` knows of every variable that the program reads, but for those that launchers set.
 std::string reads_what_no_help_names(const Source& source) {
@@ -206,13 +206,13 @@ std::string reads_what_no_help_names(const Source& source) {
   return "";
 }
 
-TEST(Words, HelpNamesEveryVariable) {
+TEST(Args, HelpNamesEveryVariable) {
   EXPECT_EQ(complaints(reads_what_no_help_names), "");
   EXPECT_NE(reads_what_no_help_names({"data/a.cpp", "std::getenv(\"TESSERA_OTHER\");"}), "");
   EXPECT_EQ(reads_what_no_help_names({"data/a.cpp", "std::getenv(\"TESSERA_CACHE\"), environment(\"PMI_RANK\");"}), "");
 }
 
-TEST(Words, ViolationsAreSeen) {
+TEST(Args, ViolationsAreSeen) {
   EXPECT_NE(says_an_option({"train/a.cpp", "throw Error(\"--batch: expected 2\");\n"}), "");
   EXPECT_NE(says_an_option({"data/a.cpp", "f('\"', \"x\", \"or --data FILE\");\n"}), "");
   EXPECT_NE(says_an_option({"verify/a.cpp", "auto x = R\"(--seed)\";\n"}), "");
@@ -225,7 +225,7 @@ TEST(Words, ViolationsAreSeen) {
 // Holds docs/reading.md to what it says of itself: that its files are there, that they can be read in an afternoon, and
 // that what is to be noticed in a file stands in it.
 
-constexpr int64_t kMostLinesInAll = 2550;
+constexpr int64_t kMaxLinesInAll = 2550;
 constexpr size_t kStops = 14;
 
 // The names between backticks.
@@ -239,7 +239,7 @@ struct Stop {
   std::vector<std::string> files, names;
 };
 
-std::vector<Stop> stops_of(const std::string& page) {
+std::vector<Stop> page_stops(const std::string& page) {
   static const std::regex row(R"(^\| \d+ \| ([^|]+) \| ([^|]+) \|$)", std::regex::multiline);
   std::vector<Stop> out;
   for (const std::smatch& at : matches(page, row)) out.push_back({names_in(at[1]), names_in(at[2])});
@@ -248,7 +248,7 @@ std::vector<Stop> stops_of(const std::string& page) {
 
 TEST(Reading, TakesAnAfternoon) {
   const std::filesystem::path root = TESSERA_SOURCE_DIR;
-  const std::vector<Stop> stops = stops_of(read_text(root / "docs/reading.md"));
+  const std::vector<Stop> stops = page_stops(read_text(root / "docs/reading.md"));
   EXPECT_EQ(stops.size(), kStops);
   int64_t lines = 0;
   for (const Stop& stop : stops) {
@@ -264,7 +264,7 @@ TEST(Reading, TakesAnAfternoon) {
       EXPECT_TRUE(there) << stop.files[0] << " has no " << name;
     }
   }
-  EXPECT_LE(lines, kMostLinesInAll);
+  EXPECT_LE(lines, kMaxLinesInAll);
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ const Graph kLaw{
 std::string broken_layering(const Source& source) {
   if (!source.is_code()) return "";
   const auto allowed = kLaw.find(source.folder());
-  for (const Include& include : includes_of(source)) {
+  for (const Include& include : read_includes(source)) {
     if (!include.quoted) continue;
     const size_t slash = include.name.find('/');
     if (slash == std::string::npos) return "\"" + include.name + "\" is not a path from the repository's root";
@@ -52,7 +52,7 @@ std::string misplaced_backend(const Source& source) {
   static const std::regex cuda("^(cuda|cublas|cudnn|curand|cub/|cute/|cutlass|thrust/|nvtx|mma\\.h).*"),
       nccl("^nccl.*"), mpi("^mpi\\.h$"), x86("^(cpuid|x86gprintrin|[a-z]+mmintrin|immintrin)\\.h$");
   const auto in = [&](const char* part) { return source.path.find(part) != std::string::npos; };
-  for (const Include& include : includes_of(source)) {
+  for (const Include& include : read_includes(source)) {
     if (std::regex_match(include.name, cuda) && !source.is_cuda() && !in("/cuda/") && !in("/nccl"))
       return "<" + include.name + "> belongs in .cu files and cuda/ folders";
     if (std::regex_match(include.name, nccl) && !in("/nccl")) return "<" + include.name + "> belongs in nccl* files";
@@ -75,7 +75,7 @@ std::string upward_in_tensor(const Source& source) {
   const bool gpu = source.is_cuda() || in(source.path, "/cuda/");
   const bool shared = source.path.starts_with("tensor/cpu/") || source.path.starts_with("tensor/cuda/");
   const bool contract = source.is_header() && !gpu && !in(source.path, "/cpu/");
-  for (const Include& include : includes_of(source)) {
+  for (const Include& include : read_includes(source)) {
     if (!include.quoted) continue;
     const bool refused = (!gpu && !storage.contains(source.path) && in(include.name, "/cuda/")) ||
                          (shared && in(include.name, "/ops/")) || (contract && in(include.name, "/cpu/"));
@@ -93,14 +93,14 @@ bool is_standard(const std::string& name) {
 
 std::string third_party_in_tensor_header(const Source& source) {
   if (source.folder() != "tensor" || !source.is_header() || source.path.find("/cuda/") != std::string::npos) return "";
-  for (const Include& include : includes_of(source))
+  for (const Include& include : read_includes(source))
     if (!include.quoted && !is_standard(include.name)) return "a header of tensor/ includes <" + include.name + ">";
   return "";
 }
 
 // The first header in angle brackets in whose name `refused` is found, in a file or in what it includes.
 std::string reached(const Source& source, const std::regex& refused, std::set<std::string>&& seen = {}) {
-  for (const Include& include : includes_of(source)) {
+  for (const Include& include : read_includes(source)) {
     if (!include.quoted && std::regex_search(include.name, refused))
       return source.path + " includes <" + include.name + ">";
     if (!include.quoted || !seen.insert(include.name).second) continue;
@@ -137,13 +137,13 @@ Graph closure(Graph graph) {
 }
 
 // The layers that the includes make: folders that hold code, without tests and examples, which see everything.
-Graph layers_of(const std::vector<Source>& sources) {
+Graph layer_graph(const std::vector<Source>& sources) {
   static const std::set<std::string> outside{"tests", "examples", ""};
   Graph graph;
   for (const Source& source : sources) {
     if (!source.is_code() || outside.contains(source.folder())) continue;
     std::set<std::string>& to = graph[source.folder()];
-    for (const Include& include : includes_of(source))
+    for (const Include& include : read_includes(source))
       if (const std::string layer = include.name.substr(0, include.name.find('/'));
           include.quoted && layer != source.folder())
         to.insert(layer);
@@ -152,7 +152,7 @@ Graph layers_of(const std::vector<Source>& sources) {
 }
 
 // The arrows `a --> b` of the first Mermaid picture in a page.
-Graph picture_of(const std::string& page) {
+Graph parse_figure(const std::string& page) {
   const size_t begin = page.find("```mermaid"), end = page.find("```", begin + 3);
   if (begin == std::string::npos || end == std::string::npos) return {};
   const std::string picture = page.substr(begin, end - begin);
@@ -183,8 +183,8 @@ TEST(Includes, KeepThirdPartiesOutOfCuda) { EXPECT_EQ(complaints(third_party_in_
 TEST(Includes, KeepThirdPartiesFromUsers) { EXPECT_EQ(complaints(third_party_for_users), ""); }
 
 TEST(Includes, AreAsTheDesignDrawsThem) {
-  EXPECT_EQ(print(picture_of(read_text(std::filesystem::path(TESSERA_SOURCE_DIR) / "docs/design.md"))),
-            print(layers_of(all_sources())));
+  EXPECT_EQ(print(parse_figure(read_text(std::filesystem::path(TESSERA_SOURCE_DIR) / "docs/design.md"))),
+            print(layer_graph(all_sources())));
 }
 
 TEST(Includes, ViolationsAreSeen) {
@@ -219,10 +219,10 @@ TEST(Includes, ViolationsAreSeen) {
 TEST(Includes, PictureIsComparedByWhatIsReached) {
   const std::string page = "x\n```mermaid\ngraph TD\n  c --> b\n  b --> a\n```\n";
   const Source b{"b/b.h", "#include \"a/a.h\"\n"}, c{"c/c.h", "#include \"b/b.h\"\n"}, a{"a/a.h", ""};
-  EXPECT_EQ(print(picture_of(page)), print(layers_of({a, b, c})));
+  EXPECT_EQ(print(parse_figure(page)), print(layer_graph({a, b, c})));
   const Source upward{"a/up.h", "#include \"c/c.h\"\n"};
-  EXPECT_NE(print(picture_of(page)), print(layers_of({a, b, c, upward})));
-  EXPECT_NE(print(picture_of(page)), print(layers_of({a, b, {"c/c.h", "#include \"a/a.h\"\n"}})));
+  EXPECT_NE(print(parse_figure(page)), print(layer_graph({a, b, c, upward})));
+  EXPECT_NE(print(parse_figure(page)), print(layer_graph({a, b, {"c/c.h", "#include \"a/a.h\"\n"}})));
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ inline std::vector<std::string> first_groups(const std::string& text, const std:
   return {std::sregex_token_iterator(text.begin(), text.end(), pattern, 1), {}};
 }
 
-inline std::vector<Include> includes_of(const Source& source) {
+inline std::vector<Include> read_includes(const Source& source) {
   static const std::regex line(R"re(^[ \t]*#[ \t]*include[ \t]*(["<])([^">]+)[">])re", std::regex::multiline);
   std::vector<Include> found;
   for (const std::smatch& at : matches(source.text, line)) found.push_back({at[2], at[1] == "\""});

@@ -21,11 +21,11 @@ Said parsed(const std::string& text) {
 std::string in_words(const Said& said) {
   const ModelConfig& c = said.config;
   std::string out = fmt::format("{} {} layers, {}/{} heads of {}, {} channels, {} hidden, context {}, vocab {}, eps {}",
-                                text_of(c.family), c.layers, c.heads, c.key_heads(), c.head_size(), c.channels,
+                                to_string(c.family), c.layers, c.heads, c.key_heads(), c.head_size(), c.channels,
                                 c.hidden(), c.context, c.vocab, c.norm_eps);
   const RotaryOptions& r = c.rotary;
   if (c.family == Family::llama) out += fmt::format(", theta {}", r.theta);
-  if (r.scaling != RopeScaling::none) out += fmt::format(", {} {}", text_of(r.scaling), r.factor);
+  if (r.scaling != RopeScaling::none) out += fmt::format(", {} {}", to_string(r.scaling), r.factor);
   if (r.scaling == RopeScaling::llama3 || r.scaling == RopeScaling::yarn)
     out += fmt::format(" {} {} {}", r.low_freq_factor, r.high_freq_factor, r.original_context);
   if (r.scaling == RopeScaling::yarn) out += fmt::format(" times {:.4f}", r.attention_factor);
@@ -41,9 +41,9 @@ std::string in_words(const Said& said) {
   return out;
 }
 
-std::string refusal_of(const std::string& text) {
+std::string refusal_message(const std::string& text) {
   std::string taken;
-  const std::string refused = error_of([&] { taken = "taken: " + in_words(parsed(text)); }, Status::input);
+  const std::string refused = error_message([&] { taken = "taken: " + in_words(parsed(text)); }, Status::input);
   return taken.empty() ? refused : taken;
 }
 
@@ -55,7 +55,7 @@ TEST(HubConfig, PublishedConfigurationsAreReadOrRefusedByName) {
     Json config = all.at("bases").at(one.at(1).get<std::string>());
     config.update(one.at(2));
     const std::string expected = one.at(3).get<std::string>();
-    const std::string found = refusal_of(config.dump());
+    const std::string found = refusal_message(config.dump());
     if (expected.starts_with("refused: ")) {
       ++refused;
       expect_has(found, "the key '" + expected.substr(9) + "': expected ");
@@ -93,7 +93,7 @@ TEST(HubConfig, KeysThatChangeWhatIsComputedAreRefusedByName) {
       {"head_dim", 7, nullptr},
       {"num_key_value_heads", 3, nullptr}};
   for (const auto& [key, harmful, harmless] : keys) {
-    const std::string found = refusal_of(with(kTiny, key, harmful).dump());
+    const std::string found = refusal_message(with(kTiny, key, harmful).dump());
     EXPECT_TRUE(found.find(key) != std::string::npos && !found.starts_with("taken")) << found;
     EXPECT_EQ(in_words(parsed(with(kTiny, key, harmless).dump())), plain) << key;
   }
@@ -120,10 +120,10 @@ TEST(HubConfig, WhatNobodyReadsMayHoldAnything) {
   for (const char* value : {"NaN", "1e999", "1, \"rms_norm_eps\": 2"}) {
     std::string text = kTiny.dump();
     text.insert(1, fmt::format("\"rms_norm_eps\": {}, ", value));
-    expect_has(refusal_of(text), "'rms_norm_eps': expected a number above 0");
+    expect_has(refusal_message(text), "'rms_norm_eps': expected a number above 0");
   }
   for (const char* broken : {"{\"a\": NaNa}", "{\"a\": 1NaN}", "{\"a\": Infinit}", "{NaN: 1}", "NaN"})
-    EXPECT_FALSE(refusal_of(broken).starts_with("taken")) << broken;
+    EXPECT_FALSE(refusal_message(broken).starts_with("taken")) << broken;
   // Many are named in one line.
   Json many = kTiny;
   for (int i = 0; i < 40; ++i) many["k" + std::to_string(i)] = i;
@@ -175,10 +175,10 @@ TEST(HubConfig, PartsOfHeadsAndBiasesAreThoseOfTransformers) {
   const std::string expected = "'partial_rotary_factor': expected 1 where positions are scaled, found 0.5";
   for (const Json& config :
        {with(part, "rope_scaling", linear), with(kTiny, "rope_scaling", with(linear, "partial_rotary_factor", 0.5))})
-    expect_has(refusal_of(config.dump()), expected);
+    expect_has(refusal_message(config.dump()), expected);
   const auto biases = [](const char* type, const char* key) {
     const std::string found =
-        refusal_of(with(with(with(kTiny, "model_type", type), "num_key_value_heads", 2), key, true).dump());
+        refusal_message(with(with(with(kTiny, "model_type", type), "num_key_value_heads", 2), key, true).dump());
     return found.find(std::string("the key '") + key) != std::string::npos
                ? "refused"
                : found.substr(found.find("theta 10000") + 11);
@@ -199,7 +199,7 @@ TEST(HubConfig, KeysOfYarnAreThoseOfTransformers) {
     rope.update(more);
     Json config = with(with(kTiny, "max_position_embeddings", 64), "rope_scaling", rope);
     config.update(top);
-    const std::string found = refusal_of(config.dump());
+    const std::string found = refusal_message(config.dump());
     const size_t at = found.find(", yarn ");
     return at == std::string::npos ? found.substr(found.find("the key")) : found.substr(at + 7);
   };

@@ -20,7 +20,7 @@ class HubFolderTest : public HubTest {
     write_config(Json::parse(fixture.metadata().at("config")));
     std::vector<std::vector<TensorBytes>> parts(shards);
     Json map;
-    for (size_t next = 0; const TensorBytes& t : weights_of(fixture)) {
+    for (size_t next = 0; const TensorBytes& t : fixture_weights(fixture)) {
       parts[next % shards].push_back(t);
       map[t.name] = fmt::format("model-{}.safetensors", next++ % shards);
     }
@@ -34,12 +34,12 @@ TEST_F(HubFolderTest, ComputesWhatTransformersComputed) {
   const Json written = Json::parse(read_file(TESSERA_SOURCE_DIR "/tests/models/fixtures/greedy.json"));
   for (const char* name : kVariants)
     for (const size_t shards : {1, 3}) {
-      const Safetensors fixture = fixture_of(name);
+      const Safetensors fixture = open_fixture(name);
       make_folder(fixture, shards);
       const HubFolder folder(path(""));
       EXPECT_EQ(folder.dtype(), DType::float32);
-      const auto model = model_of(folder);
-      EXPECT_NEAR(loss_of(*model, fixture), floats(fixture.at("loss")).at(0), 1e-5) << name;
+      const auto model = load_model(folder);
+      EXPECT_NEAR(compute_loss(*model, fixture), floats(fixture.at("loss")).at(0), 1e-5) << name;
       constexpr size_t kPrompt = 5;  // the prompt's length in make.py
       std::vector<int32_t> prompt(kPrompt), greedy;
       std::memcpy(prompt.data(), fixture.at("ids").bytes.data(), kPrompt * sizeof(int32_t));
@@ -55,18 +55,18 @@ TEST_F(HubFolderTest, ComputesWhatTransformersComputed) {
 TEST_F(HubFolderTest, IsWrittenAsItWasReadAndAfterAStepOfSgdWithTheWeightsOfPyTorch) {
   constexpr float kRate = 0.1F;
   for (const char* name : kVariants) {
-    const Safetensors fixture = fixture_of(name);
+    const Safetensors fixture = open_fixture(name);
     make_folder(fixture);
     const HubFolder folder(path(""));
     write_hub_folder(emptied("again"), folder.config(), {DType::float32, folder.tensors()});
-    const auto model = model_of(folder);
-    const Tensor ids = rows_of(fixture, "ids"), targets = rows_of(fixture, "targets");
+    const auto model = load_model(folder);
+    const Tensor ids = make_rows(fixture, "ids"), targets = make_rows(fixture, "targets");
     backward(model->loss(ids, targets, 1.0 / static_cast<double>(targets.numel())).mean);
     model->zero_missing_gradients();
     make_optimizer(OptimizerKind::sgd, model->units(), {.momentum = 0})->step(kRate, 1);
-    write_hub_folder(emptied("stepped"), folder.config(), {DType::float32, tensors_of(*model)});
+    write_hub_folder(emptied("stepped"), folder.config(), {DType::float32, make_tensors(*model)});
     const Safetensors written(path("again/model.safetensors")), stepped(path("stepped/model.safetensors"));
-    for (const TensorBytes& t : weights_of(fixture)) {
+    for (const TensorBytes& t : fixture_weights(fixture)) {
       SCOPED_TRACE(name + (" " + t.name));
       ASSERT_TRUE(written.contains(t.name));
       EXPECT_EQ(written.at(t.name).shape, t.shape);
@@ -79,7 +79,7 @@ TEST_F(HubFolderTest, IsWrittenAsItWasReadAndAfterAStepOfSgdWithTheWeightsOfPyTo
       ASSERT_EQ(after.size(), before.size());
       for (size_t i = 0; i < before.size(); ++i) ASSERT_NEAR(after[i], before[i] - kRate * gradient[i], 1e-5) << i;
     }
-    EXPECT_EQ(written.tensors().size(), weights_of(fixture).size());
+    EXPECT_EQ(written.tensors().size(), fixture_weights(fixture).size());
     const HubFolder again(path("again"));
     EXPECT_EQ(hub_config(again.config(), DType::float32), hub_config(folder.config(), DType::float32)) << name;
   }
@@ -116,13 +116,13 @@ TEST_F(HubFolderTest, KeysThatMeanNothingChangeNoLoss) {
       {"grouped", {{"model_type", "mistral"}, {"sliding_window", 4096}, {"attention_dropout", 0.5}}}};
   for (const auto& [variant, keys] : cases) {
     SCOPED_TRACE(keys.dump());
-    const Safetensors fixture = fixture_of(variant);
+    const Safetensors fixture = open_fixture(variant);
     make_folder(fixture);
     Json config = json("config.json");
     config.update(keys);
     write_config(config);
     const HubFolder folder(path(""));
-    EXPECT_NEAR(loss_of(*model_of(folder), fixture), floats(fixture.at("loss")).at(0), 1e-5);
+    EXPECT_NEAR(compute_loss(*load_model(folder), fixture), floats(fixture.at("loss")).at(0), 1e-5);
   }
 }
 
@@ -130,9 +130,9 @@ TEST_F(HubFolderTest, KeysThatMeanNothingChangeNoLoss) {
 TEST_F(HubFolderTest, NamesOfWrappersAndOfBareModelsAndMasksAreRead) {
   const std::vector<std::byte> mask(16);
   const auto renamed = [&](const char* variant, int notes, const std::function<std::string(const std::string&)>& name) {
-    const Safetensors fixture = fixture_of(variant);
+    const Safetensors fixture = open_fixture(variant);
     make_folder(fixture);
-    std::vector<TensorBytes> tensors = weights_of(fixture);
+    std::vector<TensorBytes> tensors = fixture_weights(fixture);
     for (TensorBytes& t : tensors) t.name = name(t.name);
     const std::string masks[] = {"..h.0.attn.bias", "..rotary_emb.inv_freq"};  // what the family derives
     tensors.push_back({masks[fixture.contains("transformer.wte.weight") ? 0 : 1], DType::uint8, {4, 4}, mask});
@@ -142,7 +142,7 @@ TEST_F(HubFolderTest, NamesOfWrappersAndOfBareModelsAndMasksAreRead) {
     bytes.erase(bytes.find("\"..") + 1, 2);  // the header stays as long
     file("model.safetensors", bytes);
     const HubFolder folder(path(""));
-    EXPECT_NEAR(loss_of(*model_of(folder), fixture), floats(fixture.at("loss")).at(0), 1e-5) << variant;
+    EXPECT_NEAR(compute_loss(*load_model(folder), fixture), floats(fixture.at("loss")).at(0), 1e-5) << variant;
     EXPECT_EQ(std::ranges::count_if(folder.notes(), [](const auto& n) { return n.find("training") != n.npos; }), notes);
   };
   const auto without = [](std::string_view prefix) {
@@ -159,7 +159,7 @@ TEST_F(HubFolderTest, NamesOfWrappersAndOfBareModelsAndMasksAreRead) {
 
 // Another file in the place of the weights is named for what it is.
 TEST_F(HubFolderTest, OtherFilesInThePlaceOfWeightsAreNamed) {
-  make_folder(fixture_of("untied"));
+  make_folder(open_fixture("untied"));
   const auto with = [&](const std::string& bytes, const char* words) {
     file("model.safetensors", bytes);
     expect_refused(words);
@@ -204,7 +204,7 @@ TEST_F(HubFolderTest, FilesAndCheckpointsOfOtherProgramsAreNamed) {
 }
 
 TEST_F(HubFolderTest, WhatIsDamagedOrUnknownIsRefused) {
-  const Safetensors fixture = fixture_of("untied");
+  const Safetensors fixture = open_fixture("untied");
   make_folder(fixture, 2);
   const Json config = json("config.json");
   const auto refused = [&](const char* key, const Json& value, const std::string& words) {

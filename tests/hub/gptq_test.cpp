@@ -13,7 +13,7 @@ Int4Matrix counted(int64_t rows, int64_t columns, int64_t group) {
   Int4Matrix m(rows, columns, group);
   for (int64_t o = 0; o < rows; ++o) {
     for (int64_t i = 0; i < columns; ++i) m.set_code(o, i, static_cast<int>((5 * o + 3 * i + o * i / 7) % 16));
-    for (int64_t g = 0; g < m.groups(); ++g) m.scale(o, g) = half_of(static_cast<float>(1 + o + 2 * g) / 64);
+    for (int64_t g = 0; g < m.groups(); ++g) m.scale(o, g) = unpack_half(static_cast<float>(1 + o + 2 * g) / 64);
   }
   return m;
 }
@@ -65,11 +65,11 @@ class GptqFolderTest : public HubTest {
   // A model of drawn weights, each layer's rounded to nearest.
   HubWeights drawn(const ModelConfig& config, int64_t group) {
     model_ = drawn_model(config);
-    HubWeights out{.tensors = tensors_of(*model_), .gptq = {.group = group}};
+    HubWeights out{.tensors = make_tensors(*model_), .gptq = {.group = group}};
     for (int64_t i = 0; i < config.layers; ++i)
       for (Linear* l : model_->layer(i).all<Linear>())
         out.codes.emplace(l->parameter(l->weight).name,
-                          round_to_nearest(l->weight.value(), GptqConfig{.group = group}.group_of(l->weight.dim(1))));
+                          round_to_nearest(l->weight.value(), GptqConfig{.group = group}.group_size(l->weight.dim(1))));
     return out;
   }
   // The file's tensors, as `change` leaves them.

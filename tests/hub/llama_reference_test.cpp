@@ -20,7 +20,7 @@ constexpr std::array kVariants{"plain",  "grouped", "untied", "linear", "llama3"
 // Logits, loss and every gradient, by the names of our parameters.
 using Results = std::map<std::string, std::vector<double>>;
 
-ModelConfig config_of(const Safetensors& fixture) {
+ModelConfig to_model_config(const Safetensors& fixture) {
   const Json all = Json::parse(fixture.metadata().at("config")), rope = all.at("rope_parameters");
   const std::string model = all.at("model_type"), positions = rope.at("rope_type");
   ModelConfig c{.family = Family::llama, .layers = all.at("num_hidden_layers"), .heads = all.at("num_attention_heads")};
@@ -45,7 +45,7 @@ ModelConfig config_of(const Safetensors& fixture) {
 }
 
 // Their tensors whose rows, one after another, are those of our parameter, "blocks.0.attn.qkv.weight".
-std::vector<std::string> names_of(const std::string& ours) {
+std::vector<std::string> hub_names(const std::string& ours) {
   static const std::map<std::string, std::vector<std::string>> table{
       {"tokens", {"model.embed_tokens"}},
       {"norm", {"model.norm"}},
@@ -71,15 +71,15 @@ std::vector<std::string> names_of(const std::string& ours) {
 Results joined(const Safetensors& file, const std::string& kind, LanguageModel& model) {
   Results out;
   for (const Parameter* p : model.parameters())
-    for (const std::string& name : names_of(p->name)) {
-      const std::vector<double> values = values_of<double>(file.at(kind + name));
+    for (const std::string& name : hub_names(p->name)) {
+      const std::vector<double> values = copy_values<double>(file.at(kind + name));
       out[p->name].insert(out[p->name].end(), values.begin(), values.end());
     }
   return out;
 }
 
-std::unique_ptr<LanguageModel> model_of(const Safetensors& fixture, DType dtype, const ArenaPtr& arena) {
-  auto made = make_model(config_of(fixture));
+std::unique_ptr<LanguageModel> load_model(const Safetensors& fixture, DType dtype, const ArenaPtr& arena) {
+  auto made = make_model(to_model_config(fixture));
   made->materialize(1, arena, dtype, dtype);
   const Results values = joined(fixture, "", *made);
   for (const Parameter* p : made->parameters()) {
@@ -91,8 +91,8 @@ std::unique_ptr<LanguageModel> model_of(const Safetensors& fixture, DType dtype,
 
 // Results of a fixture's model, computed here.
 Results computed(const Safetensors& fixture, DType dtype, const ArenaPtr& arena) {
-  const auto model = model_of(fixture, dtype, arena);
-  const Tensor ids = rows_of(fixture, "ids").to(arena), targets = rows_of(fixture, "targets").to(arena);
+  const auto model = load_model(fixture, dtype, arena);
+  const Tensor ids = make_rows(fixture, "ids").to(arena), targets = make_rows(fixture, "targets").to(arena);
   Results out;
   {
     const NoGrad no_grad;
@@ -109,13 +109,13 @@ Results computed(const Safetensors& fixture, DType dtype, const ArenaPtr& arena)
 
 // Results that a file holds for a fixture's model.
 Results written(const Safetensors& fixture, const Safetensors& file) {
-  const std::unique_ptr<LanguageModel> model = make_model(config_of(fixture));
+  const std::unique_ptr<LanguageModel> model = make_model(to_model_config(fixture));
   Results out = joined(file, "grad.", *model);
   size_t parts = 0;
-  for (const Parameter* p : model->parameters()) parts += names_of(p->name).size();
+  for (const Parameter* p : model->parameters()) parts += hub_names(p->name).size();
   for (const TensorBytes& t : file.tensors()) parts -= t.name.starts_with("grad.") ? 1 : 0;
   EXPECT_EQ(parts, 0U) << "gradients that belong to no parameter";
-  for (const char* name : {"logits", "loss"}) out[name] = values_of<double>(file.at(name));
+  for (const char* name : {"logits", "loss"}) out[name] = copy_values<double>(file.at(name));
   return out;
 }
 
@@ -129,7 +129,7 @@ void expect_near(const Results& ours, const Results& theirs, double bound) {
 
 // The logits that a cache decodes, token by token, are those of a forward pass over all.
 void expect_decoding(const Safetensors& fixture, const ArenaPtr& arena) {
-  const auto model = model_of(fixture, DType::float64, arena);
+  const auto model = load_model(fixture, DType::float64, arena);
   const ModelConfig& c = model->config;
   constexpr int64_t kBatch = 2, kTokens = 20;
   TextCache first = model->cache(), second = model->cache();
@@ -150,19 +150,19 @@ void expect_decoding(const Safetensors& fixture, const ArenaPtr& arena) {
 void for_each_variant(const std::function<void(const Safetensors&)>& check) {
   for (const char* variant : kVariants) {
     SCOPED_TRACE(variant);
-    check(fixture_of(variant));
+    check(open_fixture(variant));
   }
 }
 
 // What the product reads of a configuration, and where it finds each tensor, is what is read above.
 TEST(LlamaReference, HubParserReadsTheReferenceConfigurations) {
   for_each_variant([&](const Safetensors& fixture) {
-    ModelConfig read = parse_hub_config(fixture.metadata().at("config"), "config"), expected = config_of(fixture);
-    EXPECT_EQ(difference(settings_of(read), settings_of(expected)), "");
+    ModelConfig read = parse_hub_config(fixture.metadata().at("config"), "config"), expected = to_model_config(fixture);
+    EXPECT_EQ(difference(field_descriptors(read), field_descriptors(expected)), "");
     for (const HubTensor& t : hub_tensors(expected)) {
       std::vector<std::string> names;
       for (const HubTensor::Piece& piece : t.pieces) names.push_back(piece.name);
-      EXPECT_EQ(names, names_of(t.name));
+      EXPECT_EQ(names, hub_names(t.name));
     }
   });
 }
@@ -185,7 +185,7 @@ TEST(LlamaReference64, LogitsLossAndGradientsAreThoseOfPyTorch) {
   exchange.run(TESSERA_SOURCE_DIR "/tests/compare/llama_reference.py", "." + fixtures);
   for (const char* variant : kVariants) {
     SCOPED_TRACE(variant);
-    const Safetensors model = fixture_of(variant), pytorch(exchange.path(fixture_path(variant).filename()));
+    const Safetensors model = open_fixture(variant), pytorch(exchange.path(fixture_path(variant).filename()));
     expect_near(computed(model, DType::float64, make_arena()), written(model, pytorch), 1e-10);
   }
 }

@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kVariants[] = {"gpt2", "grouped"};
 
 // The tensors of a fixture that are adapters.
-std::vector<TensorBytes> adapters_of(const Safetensors& fixture) {
+std::vector<TensorBytes> adapter_tensors(const Safetensors& fixture) {
   std::vector<TensorBytes> out;
   for (const TensorBytes& t : fixture.tensors())
     if (t.name.starts_with("base_model.")) out.push_back(t);
@@ -26,12 +26,12 @@ class PeftFolderTest : public HubTest {
   // The fixture's base and its adapters as folders, and what the library computed.
   void make_folders(const std::string& variant) {
     for (const char* name : {"base", "adapters"}) emptied(name);
-    model_ = std::make_unique<Safetensors>(fixture_of(variant));
-    adapters_ = std::make_unique<Safetensors>(fixture_of("lora_" + variant));
+    model_ = std::make_unique<Safetensors>(open_fixture(variant));
+    adapters_ = std::make_unique<Safetensors>(open_fixture("lora_" + variant));
     file("base/config.json", model_->metadata().at("config"));
-    write_safetensors(path("base/model.safetensors"), weights_of(*model_));
+    write_safetensors(path("base/model.safetensors"), fixture_weights(*model_));
     write_config(with(Json::parse(adapters_->metadata().at("adapter_config")), "base_model_name_or_path", "../base"));
-    write_safetensors(path("adapters/adapter_model.safetensors"), adapters_of(*adapters_));
+    write_safetensors(path("adapters/adapter_model.safetensors"), adapter_tensors(*adapters_));
   }
   void write_config(const Json& config) const { write("adapters/adapter_config.json", config); }
   Json config() const { return json("adapters/adapter_config.json"); }
@@ -41,7 +41,7 @@ class PeftFolderTest : public HubTest {
     std::unique_ptr<HubFolder> base;
     Adapted adapted;
     ModelConfig config;
-    const WholeTensors& tensors() const { return adapted.tensors; }
+    const FullTensors& tensors() const { return adapted.tensors; }
   };
   Both both(const char* name = "adapters") const {
     PeftFolder folder(path(name));
@@ -61,10 +61,10 @@ TEST_F(PeftFolderTest, ComputesWhatPeftComputedIsWrittenAsItWasReadAndMergedComp
   for (const char* variant : kVariants) {
     make_folders(variant);
     const Both b = both();
-    const auto model = model_of(b.config, b.tensors());
-    EXPECT_NEAR(loss_of(*model, *model_), expected_loss(), 1e-5) << variant;
-    const Tensor targets = rows_of(*model_, "targets");
-    backward(model->loss(rows_of(*model_, "ids"), targets, 1.0 / static_cast<double>(targets.numel())).mean);
+    const auto model = load_model(b.config, b.tensors());
+    EXPECT_NEAR(compute_loss(*model, *model_), expected_loss(), 1e-5) << variant;
+    const Tensor targets = make_rows(*model_, "targets");
+    backward(model->loss(make_rows(*model_, "ids"), targets, 1.0 / static_cast<double>(targets.numel())).mean);
     size_t compared = 0;
     for (const PeftTensor& t : peft_tensors(b.config))
       for (const Parameter* p : model->parameters()) {
@@ -76,12 +76,12 @@ TEST_F(PeftFolderTest, ComputesWhatPeftComputedIsWrittenAsItWasReadAndMergedComp
     EXPECT_EQ(2 * compared + 1, adapters_->tensors().size()) << variant;
     write_peft_folder(emptied("again"), b.config, DType::float32, b.tensors(), "../base");
     const Safetensors found(path("again/adapter_model.safetensors"));
-    const std::vector<TensorBytes> expected = adapters_of(*adapters_);
+    const std::vector<TensorBytes> expected = adapter_tensors(*adapters_);
     ASSERT_EQ(found.tensors().size(), expected.size());
     for (const TensorBytes& t : expected) EXPECT_TRUE(std::ranges::equal(found.at(t.name).bytes, t.bytes)) << t.name;
     EXPECT_EQ(both("again").config.lora, b.config.lora);
     write_hub_folder(emptied("merged"), merged(b.config), {DType::float32, merged(b.config, b.tensors())});
-    EXPECT_NEAR(loss_of(*model_of(HubFolder(path("merged"))), *model_), expected_loss(), 1e-5) << variant;
+    EXPECT_NEAR(compute_loss(*load_model(HubFolder(path("merged"))), *model_), expected_loss(), 1e-5) << variant;
   }
 }
 
@@ -96,14 +96,14 @@ TEST_F(PeftFolderTest, AdaptersBesideExpertsHaveTheNamesOfThoseOfALlama) {
   ASSERT_EQ(all.size(), expected.size());
   for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i].theirs, expected[i].theirs);
   const auto model = drawn_model(config);
-  const WholeTensors source = tensors_of(*model);
+  const FullTensors source = make_tensors(*model);
   write_peft_folder(emptied("made"), config, DType::float32, source, "../base");
   const PeftFolder folder(path("made"));
   ModelConfig base = merged(config);
   const Adapted read = folder.apply_to(base, source);
   EXPECT_EQ(read.config.lora.targets, config.lora.targets);
-  const auto again = model_of(read.config, read.tensors);
-  const auto whole = model_of(base, merged(config, source));
+  const auto again = load_model(read.config, read.tensors);
+  const auto whole = load_model(base, merged(config, source));
   const Tensor ids = Tensor::of<int32_t>(std::vector<int32_t>{1, 2, 3, 4, 5, 6}, {1, 6}, make_arena());
   const NoGrad no_grad;
   const double loss = model->loss(ids, ids, 1).loss_sum;
@@ -120,7 +120,7 @@ TEST_F(PeftFolderTest, OtherSpellingsComputeTheSame) {
   const Json good = config();
   const auto expect_same = [&](size_t notes) {
     const Both b = both();
-    EXPECT_NEAR(loss_of(*model_of(b.config, b.tensors()), *model_), expected_loss(), 1e-5);
+    EXPECT_NEAR(compute_loss(*load_model(b.config, b.tensors()), *model_), expected_loss(), 1e-5);
     EXPECT_EQ(b.adapted.merged, "");
     EXPECT_EQ(b.folder.notes().size(), notes);
   };
@@ -150,7 +150,7 @@ TEST_F(PeftFolderTest, OtherSpellingsComputeTheSame) {
     expect_same(notes);
   }
   write_config(good);
-  const std::vector<TensorBytes> plain = adapters_of(*adapters_);
+  const std::vector<TensorBytes> plain = adapter_tensors(*adapters_);
   const std::function<std::string(const std::string&)> left[] = {
       [](const std::string& name) { return "module." + name; },
       [](const std::string& name) { return "base_model.model." + name; },
@@ -208,7 +208,7 @@ TEST_F(PeftFolderTest, WhatIsOtherwiseIsRefusedByName) {
     expect_refused("init_lora_weights': expected true, gaussian, eva or orthogonal (others change");
   }
   write_config(good);
-  auto fewer = adapters_of(*adapters_);
+  auto fewer = adapter_tensors(*adapters_);
   fewer.pop_back();
   write_safetensors(path("adapters/adapter_model.safetensors"), fewer);
   expect_refused("lora_");
@@ -230,8 +230,8 @@ class PeftLayersTest : public PeftFolderTest {
   void load(const std::string& variant) {
     make_folders(variant);
     weights_.clear(), saved_.clear();
-    for (const TensorBytes& t : weights_of(*model_)) weights_[t.name] = {t.shape, floats(t)};
-    for (const TensorBytes& t : adapters_of(*adapters_)) saved_[t.name] = {t.shape, floats(t)};
+    for (const TensorBytes& t : fixture_weights(*model_)) weights_[t.name] = {t.shape, floats(t)};
+    for (const TensorBytes& t : adapter_tensors(*adapters_)) saved_[t.name] = {t.shape, floats(t)};
     config_ = config();
     config_["use_rslora"] = false;
     layers_ = variant == "gpt2" ? "transformer.h." : "model.layers.";
@@ -281,8 +281,8 @@ class PeftLayersTest : public PeftFolderTest {
     const Both b = both();
     EXPECT_NE(b.adapted.merged.find("adapter_config.json: " + because), std::string::npos) << b.adapted.merged;
     EXPECT_EQ(b.config.lora.rank, 0);
-    const double loss = loss_of(*model_of(HubFolder(path("expected"))), *model_);
-    EXPECT_NEAR(loss_of(*model_of(b.config, b.tensors()), *model_), loss, 1e-5);
+    const double loss = compute_loss(*load_model(HubFolder(path("expected"))), *model_);
+    EXPECT_NEAR(compute_loss(*load_model(b.config, b.tensors()), *model_), loss, 1e-5);
     EXPECT_GT(std::abs(loss - expected_loss()), 1e-4);
     const std::string name = b.config.family == Family::gpt2 ? "blocks.0.attn.qkv.weight" : "tokens.weight";
     for (const HubTensor& t : hub_tensors(b.config))  // read from the middle of a row

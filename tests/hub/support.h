@@ -18,10 +18,10 @@ inline Json with(Json config, const std::string& key, const Json& value) {
 inline fs::path fixture_path(const std::string& name) {
   return TESSERA_SOURCE_DIR "/tests/models/fixtures/" + name + ".safetensors";
 }
-inline Safetensors fixture_of(const std::string& name) { return Safetensors(fixture_path(name), true); }
+inline Safetensors open_fixture(const std::string& name) { return Safetensors(fixture_path(name), true); }
 
 // The tensors of a fixture that are the weights of its model.
-inline std::vector<TensorBytes> weights_of(const Safetensors& fixture) {
+inline std::vector<TensorBytes> fixture_weights(const Safetensors& fixture) {
   std::vector<TensorBytes> out;
   for (const TensorBytes& t : fixture.tensors())
     if (t.name.starts_with("model.") || t.name.starts_with("transformer.") || t.name == "lm_head.weight")
@@ -29,15 +29,15 @@ inline std::vector<TensorBytes> weights_of(const Safetensors& fixture) {
   return out;
 }
 
-inline std::unique_ptr<LanguageModel> model_of(const ModelConfig& config, const WholeTensors& tensors,
-                                               DType dtype = DType::float32) {
+inline std::unique_ptr<LanguageModel> load_model(const ModelConfig& config, const FullTensors& tensors,
+                                                 DType dtype = DType::float32) {
   std::unique_ptr<LanguageModel> model = make_model(config);
-  model->materialize(0, make_arena(), dtype, wide_of(dtype));
+  model->materialize(0, make_arena(), dtype, accum_dtype(dtype));
   read_values(model->units(), tensors);
   return model;
 }
-inline std::unique_ptr<LanguageModel> model_of(const HubFolder& folder) {
-  return model_of(folder.config(), folder.tensors());
+inline std::unique_ptr<LanguageModel> load_model(const HubFolder& folder) {
+  return load_model(folder.config(), folder.tensors());
 }
 // A model of drawn weights.
 inline std::unique_ptr<LanguageModel> drawn_model(const ModelConfig& config, uint64_t seed = 3) {
@@ -46,37 +46,37 @@ inline std::unique_ptr<LanguageModel> drawn_model(const ModelConfig& config, uin
   return model;
 }
 // The weights of a model that lives as long as this.
-inline WholeTensors tensors_of(LanguageModel& model) {
+inline FullTensors make_tensors(LanguageModel& model) {
   return [&model](const std::string& name, DType dtype, const Shape&) -> TensorReader {
     for (const Parameter* p : model.parameters())
       if (p->name == name)
-        return reader_of({p->var.value().raw(), static_cast<size_t>(p->var.value().nbytes())}, dtype);
+        return make_reader({p->var.value().raw(), static_cast<size_t>(p->var.value().nbytes())}, dtype);
     return {};
   };
 }
 
 // The rows of a fixture, and a model's mean loss on them.
-inline Tensor rows_of(const Safetensors& fixture, const char* name) {
+inline Tensor make_rows(const Safetensors& fixture, const char* name) {
   const TensorBytes& t = fixture.at(name);
   Tensor out = Tensor::empty({t.shape[0], t.shape[1]}, DType::int32, make_arena());
   std::ranges::copy(t.bytes, out.raw());
   return out;
 }
-inline double loss_of(LanguageModel& model, const Safetensors& fixture) {
-  const Tensor targets = rows_of(fixture, "targets");
+inline double compute_loss(LanguageModel& model, const Safetensors& fixture) {
+  const Tensor targets = make_rows(fixture, "targets");
   const NoGrad no_grad;
-  return model.loss(rows_of(fixture, "ids"), targets, 1).loss_sum / static_cast<double>(targets.numel());
+  return model.loss(make_rows(fixture, "ids"), targets, 1).loss_sum / static_cast<double>(targets.numel());
 }
 template <class T>
-std::vector<T> values_of(const TensorBytes& t) {
-  std::vector<T> out(t.bytes.size() / static_cast<size_t>(size_of(t.dtype)));
+std::vector<T> copy_values(const TensorBytes& t) {
+  std::vector<T> out(t.bytes.size() / static_cast<size_t>(element_size(t.dtype)));
   convert(t, 0, kDTypeOf<T>, std::as_writable_bytes(std::span(out)));
   return out;
 }
-inline std::vector<float> floats(const TensorBytes& t) { return values_of<float>(t); }
+inline std::vector<float> floats(const TensorBytes& t) { return copy_values<float>(t); }
 
 // A whole tensor, by our name, read in two parts.
-inline std::vector<float> floats(const WholeTensors& tensors, const std::string& name, const Shape& shape,
+inline std::vector<float> floats(const FullTensors& tensors, const std::string& name, const Shape& shape,
                                  int64_t cut = 1) {
   std::vector<float> out(static_cast<size_t>(shape.numel()));
   const TensorReader read = tensors(name, DType::float32, shape);

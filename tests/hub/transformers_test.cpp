@@ -43,7 +43,7 @@ void spread(LanguageModel& model) {
   }
 }
 
-std::vector<float> logits_of(LanguageModel& model, const std::vector<int32_t>& ids) {
+std::vector<float> compute_logits(LanguageModel& model, const std::vector<int32_t>& ids) {
   const NoGrad no_grad;
   const Tensor rows = Tensor::constant<int32_t>(ids, {kBatch, kTokens}, make_arena());
   return model.logits(model.hidden(rows)).value().to_vector<float>();
@@ -65,9 +65,9 @@ TEST(Transformers, ReadsOurFoldersAndWeReadItsFolders) {
     const auto model = drawn_model(config);
     spread(*model);
     fs::create_directory(exchange.path(name));
-    write_hub_folder(exchange.path(name), config, {DType::float32, tensors_of(*model)});
+    write_hub_folder(exchange.path(name), config, {DType::float32, make_tensors(*model)});
     exchange.write<int32_t>(name + "/ids.bin", ids);
-    ours.push_back(logits_of(*model, ids));
+    ours.push_back(compute_logits(*model, ids));
     folders.append(" ").append(name);
   }
   exchange.run(TESSERA_SOURCE_DIR "/tests/compare/hub_folder.py", folders);
@@ -77,7 +77,7 @@ TEST(Transformers, ReadsOurFoldersAndWeReadItsFolders) {
     expect_near(exchange.read<float>(name + "/logits.bin"), ours[i]);
     EXPECT_TRUE(fs::exists(path / "again/model.safetensors.index.json"));
     const HubFolder again(path / "again");
-    EXPECT_EQ(logits_of(*model_of(again), ids), ours[i++]);
+    EXPECT_EQ(compute_logits(*load_model(again), ids), ours[i++]);
   }
 }
 
@@ -94,7 +94,7 @@ TEST(Transformers, PublishedConfigurationsMeanTheSameToBoth) {
     if (!fs::exists(path)) continue;
     SCOPED_TRACE(read_file(path / "config.json"));
     const HubFolder folder(path);
-    expect_near(logits_of(*model_of(folder), ids), exchange.read<float>(std::to_string(i) + "/logits.bin"));
+    expect_near(compute_logits(*load_model(folder), ids), exchange.read<float>(std::to_string(i) + "/logits.bin"));
     ++read;
   }
   EXPECT_GE(read, 40);

@@ -35,8 +35,8 @@ struct Mistake {
 
 std::vector<Mistake> mistakes() {
   std::vector<Mistake> all;
-  for (const Section& s : sections_of("mistakes.txt"))
-    all.push_back({s.words.at(0), s.words.at(1), s.words.at(2), s.words.at(3), changes_of(s)});
+  for (const Section& s : read_sections("mistakes.txt"))
+    all.push_back({s.words.at(0), s.words.at(1), s.words.at(2), s.words.at(3), changelog_entries(s)});
   return all;
 }
 
@@ -160,15 +160,15 @@ TEST(Lab, TextOfTheProductIsNotedAndGraded) {
 // Answers with one thing wrong, without a build.
 
 // As lab/grade/gradients.cpp packs what a rank has observed of DDP and ZeRO.
-struct HeldPart {
+struct TensorSlice {
   size_t parameter = 0;
   Range range;
   std::vector<double> numbers;
   auto fields() { return std::tie(parameter, range, numbers); }
 };
 struct Observed {
-  std::vector<std::vector<HeldPart>> gradients;
-  std::vector<HeldPart> values;
+  std::vector<std::vector<TensorSlice>> gradients;
+  std::vector<TensorSlice> values;
   std::vector<double> requested, span = {0, 0};  // span: of the last micro-batch, which is packed without a length
   OpCounts counts{};
   int64_t left = 0, full = 0;
@@ -180,7 +180,7 @@ using Lists = std::vector<std::vector<Action>>;
 using Change = std::function<void(std::string& answer)>;
 
 template <class T>
-Change change_of(const std::function<void(T& ranks)>& f) {
+Change compute_change(const std::function<void(T& ranks)>& f) {
   return [f](std::string& answer) {
     std::string_view left = answer;
     T ranks = take<T>(left);
@@ -200,27 +200,27 @@ Change plus(std::ptrdiff_t place, T more) {
 }
 
 Change schedule(Schedule (*make)(int ranks, int microbatches)) {
-  return change_of<Lists>(
+  return compute_change<Lists>(
       [make](Lists& l) { l = make(static_cast<int>(l.size()), l[0].back().microbatch + 1).actions; });
 }
 
 TEST(Lab, EachBoundRefusesAndGivesExactPoints) {
   const auto sent = [](Op op, int64_t bytes) {
-    return change_of<Ranks>([=](Ranks& all) { all.back().counts[static_cast<size_t>(op)].sent += bytes; });
+    return compute_change<Ranks>([=](Ranks& all) { all.back().counts[static_cast<size_t>(op)].sent += bytes; });
   };
-  const Change gradient = change_of<Ranks>([](Ranks& all) { all[0].gradients[1][0].numbers[0] += 1; });
-  const Change value = change_of<Ranks>([](Ranks& all) { all[1].values[0].numbers[0] += 1; });
-  const Change calls = change_of<Ranks>([](Ranks& all) { all[0].counts[0].calls += std::ssize(all); });
-  const Change early = change_of<Ranks>([](Ranks& all) { all[0].requested[0] = all[0].span[0] - 1; });
-  const Change late = change_of<Ranks>([](Ranks& all) { all[0].requested[0] = all[0].span[1] + 1; });
+  const Change gradient = compute_change<Ranks>([](Ranks& all) { all[0].gradients[1][0].numbers[0] += 1; });
+  const Change value = compute_change<Ranks>([](Ranks& all) { all[1].values[0].numbers[0] += 1; });
+  const Change calls = compute_change<Ranks>([](Ranks& all) { all[0].counts[0].calls += std::ssize(all); });
+  const Change early = compute_change<Ranks>([](Ranks& all) { all[0].requested[0] = all[0].span[0] - 1; });
+  const Change late = compute_change<Ranks>([](Ranks& all) { all[0].requested[0] = all[0].span[1] + 1; });
   const Change last = plus<int64_t>(-8, 8);
   const Change nan = plus<double>(16, NAN);
   // Rank 0 goes backward twice, then forward twice: as much in flight, and more bubble.
-  const Change slow_1f1b = change_of<Lists>([](Lists& l) { std::swap(l[0][l.size() + 1], l[0][l.size() + 2]); });
+  const Change slow_1f1b = compute_change<Lists>([](Lists& l) { std::swap(l[0][l.size() + 1], l[0][l.size() + 2]); });
   // A rank's W of earlier micro-batches delay its I.
-  const Change slow_zb_h1 = change_of<Lists>([](Lists& l) {
+  const Change slow_zb_h1 = compute_change<Lists>([](Lists& l) {
     for (size_t i = 1; i < l[1].size(); ++i)
-      if (l[1][i].what == Do::W && l[1][i].microbatch < l[1][i - 1].microbatch) std::swap(l[1][i], l[1][i - 1]);
+      if (l[1][i].what == PassKind::W && l[1][i].microbatch < l[1][i - 1].microbatch) std::swap(l[1][i], l[1][i - 1]);
   });
   struct Row {
     const char *exercise, *bound;
@@ -255,7 +255,7 @@ TEST(Lab, EachBoundRefusesAndGivesExactPoints) {
            {"f-and-g", "bytes", 0, 4, last},
            {"vocabulary", "values", 11, 0, plus<double>(8, NAN)},
            {"vocabulary", "bytes", 11, 4, last},
-           {"1f1b", "schedule", 0, 0, change_of<Lists>([](Lists&l) { l[0].pop_back(); })},
+           {"1f1b", "schedule", 0, 0, compute_change<Lists>([](Lists&l) { l[0].pop_back(); })},
            {"1f1b", "memory", 31, 2, schedule(gpipe)},
            {"1f1b", "memory", 0, 2, schedule(naive)},
            {"1f1b", "bubble", 31, 4, slow_1f1b},
@@ -295,7 +295,7 @@ TEST(Lab, SourcesThatAreNoPlainFilesAreRefusedByName) {
   const fs::path source = place.path() / "ring.cpp", pipe = place.path() / "pipe.h";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   const auto refused = [&](const std::string& words) {
-    const std::string error = error_of([&] { check(exercise("ring"), place.path()); }, Status::input);
+    const std::string error = error_message([&] { check(exercise("ring"), place.path()); }, Status::input);
     EXPECT_TRUE(has(error, "ring.cpp") && has(error, words)) << error;
     fs::remove_all(source);
   };
@@ -321,7 +321,7 @@ TEST(Lab, HandedInFilesAreFoundOneFolderDeep) {
   std::string found;
   for (const auto& [learner, files] : handed_in(place.path())) {
     found += learner + ":";
-    for (const HandedIn& h : files)
+    for (const Submission& h : files)
       found += fmt::format(" {} in {},", h.exercise->name, fs::relative(h.folder, place.path()).string());
   }
   EXPECT_EQ(found, "ada: ring in ada, zero in ada/my zero,bob: zero in bob,");
@@ -370,21 +370,21 @@ int twice(int x) {
 }
 )";
 
-std::string part_of(const Blank& blank, const std::string& text = kText) {
+std::string fill_in_text(const Blank& blank, const std::string& text = kText) {
   const Part p = blanked_part(text, blank);
   return text.substr(p.begin, p.end - p.begin);
 }
 
 TEST(FunctionText, ABodyIsWhatIsBetweenItsBraces) {
-  EXPECT_EQ(part_of({"int twice("}), "  return 2 * x;\n");
-  EXPECT_TRUE(part_of({"int f("}).starts_with("    if (c"));
-  EXPECT_TRUE(part_of({"int f("}).ends_with("    return 2;\n"));
-  EXPECT_EQ(part_of({"int f(", "return"}), "    return 2;\n");
+  EXPECT_EQ(fill_in_text({"int twice("}), "  return 2 * x;\n");
+  EXPECT_TRUE(fill_in_text({"int f("}).starts_with("    if (c"));
+  EXPECT_TRUE(fill_in_text({"int f("}).ends_with("    return 2;\n"));
+  EXPECT_EQ(fill_in_text({"int f(", "return"}), "    return 2;\n");
 }
 
 TEST(FunctionText, WhatIsNotThereIsSaid) {
-  EXPECT_THROW(part_of({"int thrice("}), Error);
-  EXPECT_THROW(part_of({"int twice(", "throw"}), Error);
+  EXPECT_THROW(fill_in_text({"int thrice("}), Error);
+  EXPECT_THROW(fill_in_text({"int twice(", "throw"}), Error);
   EXPECT_THROW(blanked_part(std::string(kText) + kText, {"int twice("}), Error);
 }
 
@@ -393,7 +393,7 @@ TEST(FunctionText, AFileThatIsFilledAgainIsTheFile) {
     const std::string text = product_file(e);
     std::vector<std::string> bodies;
     for (const Blank& blank : e.blanks) {
-      bodies.push_back(part_of(blank, text));
+      bodies.push_back(fill_in_text(blank, text));
       EXPECT_FALSE(bodies.back().empty()) << e.name;
     }
     EXPECT_EQ(filled_file(text, e, bodies), text) << e.name;

@@ -39,8 +39,9 @@ std::string replaced(std::string text, const Texts& words) {
 // The file of fakes, which says how it is written.
 std::vector<Fake> fakes() {
   std::vector<Fake> all;
-  for (const Section& s : sections_of("fakes.txt")) {
-    Fake fake{s.words.at(0), s.words.at(1), s.words.size() > 2 ? s.words[2] : "", s.texts[0].second, {}, changes_of(s)};
+  for (const Section& s : read_sections("fakes.txt")) {
+    Fake fake{s.words.at(0),       s.words.at(1), s.words.size() > 2 ? s.words[2] : "", s.texts[0].second, {},
+              changelog_entries(s)};
     for (const auto& [kind, text] : s.texts) {
       if (kind == "body") fake.bodies.push_back(text);
       if (kind == "at the start")
@@ -54,7 +55,7 @@ std::vector<Fake> fakes() {
 std::string named(const Exercise& e, const Fake& fake) { return fmt::format("{}, which {}", e.name, fake.name); }
 
 // The file that is handed in.
-std::string file_of(const Exercise& e, const Fake& fake, const fs::path& folder) {
+std::string write_fake(const Exercise& e, const Fake& fake, const fs::path& folder) {
   std::string product = read_file(fs::path(TESSERA_SOURCE_DIR) / e.file), text = fake.text;
   const std::string given = blanked_file(product, e);
   std::vector<std::string> bodies;
@@ -88,7 +89,7 @@ std::string file_of(const Exercise& e, const Fake& fake, const fs::path& folder)
 std::string refused_fake(const Exercise& e, const Fake& fake) {
   const TemporaryDirectory folder(temporary_folder() / "tessera-fake");
   const fs::path kept = folder.path() / "kept", notes = folder.path() / "build/learner.d";
-  const std::string text = file_of(e, fake, folder.path());
+  const std::string text = write_fake(e, fake, folder.path());
   write_file(folder.path() / fs::path(e.file).filename(), text);
   write_file(kept, "");
   fs::create_symlink(fs::path(TESSERA_SOURCE_DIR) / e.file, folder.path() / "linked.inc");

@@ -39,7 +39,7 @@ std::string verdict_on(const Puzzle& p, uint64_t seed, const std::string& text) 
 // names of faults for seed 7. A search has found the others.
 std::string solution(const Puzzle& p, const Task& task) {
   if (!task.solution.empty()) return task.solution;
-  for (const Section& x : sections_of("solutions.txt"))
+  for (const Section& x : read_sections("solutions.txt"))
     if (x.words[0] == p.name) {
       std::string text = x.texts[0].second;
       if (task.begun.empty()) return text;
@@ -67,7 +67,7 @@ std::string broken_bound(const Task& task, const std::string& text) {
   try {
     task.grade(text, "a file");
     return "";
-  } catch (const Wrong& wrong) {
+  } catch (const Failure& wrong) {
     return wrong.bound;
   }
 }
@@ -100,18 +100,19 @@ TEST(Puzzles, NoSeedIsSolvedByWhatTheProductPrints) {
       int ranks = 0, microbatches = 0, context = 0;
       if (std::sscanf(task.numbers.c_str(), "- %d ranks, %d", &ranks, &microbatches) == 2) {
         for (const Schedule& s : made_schedules(ranks, microbatches))
-          for (const Schedule& other : {s, split_backward(s)}) printed.push_back(to_text(s.has(Do::W) ? s : other));
+          for (const Schedule& other : {s, split_backward(s)})
+            printed.push_back(to_text(s.has(PassKind::W) ? s : other));
         printed.push_back(to_text(eager_1f1b(ranks, microbatches)));
       } else if (std::sscanf(task.numbers.c_str(), "- %d sequences of %d", &ranks, &context) == 2) {
         if (!tasks.insert(task.numbers).second) continue;
         std::vector<std::string>& of = plans[{ranks, context}];
         if (of.empty()) {
-          planner::Question q{planner::shape_of(*preset("llama2-7b")), planner::hardware_named("rtx4090"),
-                              planner::software_named("tessera"), 8, ranks};
+          planner::SearchRequest q{planner::to_model_shape(*preset("llama2-7b")), planner::hardware_named("rtx4090"),
+                                   planner::software_named("tessera"), 8, ranks};
           q.model.context = context;
           for (planner::Candidate& c : planner::search(q).best) {
             of.emplace_back();
-            for (const Setting& s : settings_of(c.layout))
+            for (const Setting& s : field_descriptors(c.layout))
               of.back() += fmt::format("{} = {}\n", s.field.name, s.written());
           }
         }
@@ -182,19 +183,19 @@ std::vector<Attempt> mistakes() {
   Schedule slow = empty_schedule("", 2, 2, stages.microbatches);
   for (int i = 0; i < 2 * stages.microbatches; ++i)
     for (const int stage : {0, 1})
-      slow.actions[static_cast<size_t>(stage)].push_back({Do::F, stage + 2 * (i % 2), i / 2});
+      slow.actions[static_cast<size_t>(stage)].push_back({PassKind::F, stage + 2 * (i % 2), i / 2});
   for (int stage = 3; stage >= 0; --stage)
     for (int i = 0; i < stages.microbatches; ++i)
-      slow.actions[static_cast<size_t>(stage % 2)].push_back({Do::B, stage, i});
+      slow.actions[static_cast<size_t>(stage % 2)].push_back({PassKind::B, stage, i});
   out.push_back({"stages", "bubble", to_text(slow), "a rank waits though"});
-  for (const Section& x : sections_of("puzzle_mistakes.txt")) {
+  for (const Section& x : read_sections("puzzle_mistakes.txt")) {
     const Puzzle& p = puzzle(x.words[0]);
     const std::map<std::string, std::string> ranks{{"column-row", "mlp tp=2\n"},
                                                    {"heads", "attention tp=4\n"},
                                                    {"data-and-tensor", "mlp dp=2 tp=2\n"},
                                                    {"sequence", "block tp=2\nx S(1)\n"}};
     const uint64_t seed = ranks.contains(x.words[0]) ? seed_with(p, ranks.at(x.words[0])) : 0;
-    const Texts changes = changes_of(x);
+    const Texts changes = changelog_entries(x);
     std::string text = changes.empty() ? x.texts[0].second : solution(p, p.task(seed));
     for (const auto& [from, to] : changes) text = changed(text, from, to);
     out.push_back({x.words[0], x.words[1], text, x.words.size() > 2 ? x.words[2] : "", seed});

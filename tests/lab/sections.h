@@ -16,7 +16,7 @@ struct Section {
   Texts texts = {{"", ""}};  // kinds and lines; the first has those before any kind
 };
 
-inline std::vector<Section> sections_of(const std::string& file) {
+inline std::vector<Section> read_sections(const std::string& file) {
   std::vector<Section> out;
   std::istringstream lines(read_file(std::filesystem::path(TESSERA_SOURCE_DIR) / "tests/lab" / file));
   for (std::string line; std::getline(lines, line);) {
@@ -49,7 +49,7 @@ inline std::string said_of_each(size_t count, const std::function<std::string(si
 }
 
 // Each `--- change` with its `--- to`, which may end within a line.
-inline Texts changes_of(const Section& section) {
+inline Texts changelog_entries(const Section& section) {
   Texts out;
   for (const auto& [kind, text] : section.texts) {
     const std::string part = text.substr(0, text.size() - (text.empty() ? 0 : 1));

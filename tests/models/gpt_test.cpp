@@ -167,7 +167,7 @@ TEST(Gpt, RecomputationChangesNoBit) {
       run_backward(*model, {3, 16});
       const std::vector<std::byte> bytes = gradient_bytes(*model);
       if (mode == Recompute::none) expected = bytes;
-      EXPECT_TRUE(bytes == expected) << "mode " << static_cast<int>(mode) << " in " << name_of(dtype);
+      EXPECT_TRUE(bytes == expected) << "mode " << static_cast<int>(mode) << " in " << to_string(dtype);
     }
   }
 }

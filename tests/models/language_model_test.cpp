@@ -39,8 +39,8 @@ const ModelConfig kConfig{.layers = 3, .heads = 1, .channels = 8, .context = 4, 
 TEST(LanguageModel, UnitsFollowFromTheOrderOfDeclaration) {
   BareModel model(kConfig);
   EXPECT_EQ(model.layers_of_units(), (std::vector<int64_t>{-1, 0, 1, 2, 3}));
-  model.layers[0]->set_here(false);
-  model.table.set_here(false);
+  model.layers[0]->set_local(false);
+  model.table.set_local(false);
   EXPECT_EQ(model.layers_of_units(), (std::vector<int64_t>{1, 2, 3}));
 }
 
@@ -96,7 +96,7 @@ TEST(LanguageModel, RefusesWhatItDoesNotDeclare) {
   BareModel model(kConfig);
   Communicator two(std::make_unique<FakeTransport>(0, 2), "tp"), one(std::make_unique<FakeTransport>(0, 1), "cp");
   EXPECT_NO_THROW(model.place({.tp = &one, .cp = &one}));
-  EXPECT_EQ(error_of([&] { model.place({.tp = &two, .cp = &one}); }),
+  EXPECT_EQ(error_message([&] { model.place({.tp = &two, .cp = &one}); }),
             "`tp`: this model declares no layout for it; expected 1, found 2");
   const ArenaPtr arena = make_arena();
   model.materialize(1, arena, DType::float32, DType::float32);
@@ -111,15 +111,15 @@ constexpr int32_t kEnd = 3;
 TEST(Documents, BeginAfterTheTokenThatEndsThem) {
   const ArenaPtr arena = make_arena();
   const std::vector<int32_t> ids = {7, 5, 3, 5, 6, 8, 3, 3, 4, 3, 7, 7, 7, 7, 7, 7, 7, 3};
-  const Documents d = documents_of(Tensor::of<int32_t>(ids, {2, 9}, arena), kEnd);
+  const Documents d = find_documents(Tensor::of<int32_t>(ids, {2, 9}, arena), kEnd);
   EXPECT_EQ(d.starts.to_vector<int32_t>(),
             (std::vector<int32_t>{0, 0, 0, 3, 3, 3, 3, 7, 8, 0, 1, 1, 1, 1, 1, 1, 1, 1}));
   EXPECT_EQ(d.positions.to_vector<int32_t>(),
             (std::vector<int32_t>{0, 1, 2, 0, 1, 2, 3, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7}));
-  EXPECT_THROW(documents_of(Tensor::range(4, arena), kEnd), Error);
+  EXPECT_THROW(find_documents(Tensor::range(4, arena), kEnd), Error);
 }
 
-ModelConfig config_of(Family family, Recompute recompute) {
+ModelConfig to_model_config(Family family, Recompute recompute) {
   ModelConfig c{
       .family = family, .layers = 2, .heads = 2, .channels = 16, .context = 80, .vocab = 12, .recompute = recompute};
   if (family == Family::llama) c.kv_heads = 1;
@@ -165,8 +165,8 @@ TEST(Documents, AreComputedAsIfAlone) {
   const Tensor ids = drawn(0), targets = drawn(1);
   for (const Family family : {Family::gpt2, Family::llama})
     for (const Recompute recompute : {Recompute::none, Recompute::block}) {
-      Passes packed(config_of(family, recompute)), alone(config_of(family, recompute));
-      packed.pass(ids, targets, documents_of(ids, kEnd));
+      Passes packed(to_model_config(family, recompute)), alone(to_model_config(family, recompute));
+      packed.pass(ids, targets, find_documents(ids, kEnd));
       for (int64_t b = 0; b < kSequences; ++b)
         for (int64_t begin = 0, end = 1; begin < kTokens; begin = end++) {
           while (end < kTokens && ids.data<int32_t>()[b * kTokens + end - 1] != kEnd) ++end;

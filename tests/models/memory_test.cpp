@@ -57,9 +57,9 @@ TEST(Memory, ABlockHoldsWhatTheFormulaSays) {
 
         const int64_t tokens = kBatch * kTokens, wide = dtype == DType::float64 ? 8 : 4;
         const auto bytes = [&](const Kept& kept) {
-          return tokens * (kept.elements * size_of(dtype) + kept.beside * wide);
+          return tokens * (kept.elements * element_size(dtype) + kept.beside * wide);
         };
-        const std::string what = std::string(name_of(dtype)) + " mode " + std::to_string(static_cast<int>(mode));
+        const std::string what = std::string(to_string(dtype)) + " mode " + std::to_string(static_cast<int>(mode));
         const Usage usage = arena->usage(Category::activations);
         EXPECT_EQ(usage.live - before, kLayers * bytes(kept_by(config))) << what;
         // While the last block runs it holds all, and where heads are normalised a part of them once more.
@@ -69,7 +69,7 @@ TEST(Memory, ABlockHoldsWhatTheFormulaSays) {
         if (mode == Recompute::none && !config.qk_norm)
           EXPECT_EQ(usage.peak - before, most) << what;
         else
-          EXPECT_LE(usage.peak - before, most + tokens * 2 * config.channels * size_of(dtype)) << what;
+          EXPECT_LE(usage.peak - before, most + tokens * 2 * config.channels * element_size(dtype)) << what;
       }
 }
 

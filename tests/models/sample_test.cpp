@@ -36,11 +36,11 @@ class DrawTest : public testing::Test {
   }
   std::string keys(const SampleOptions& o) const { return keys(logits_, o); }
   // Logits whose probabilities are in these proportions.
-  static Tensor logits_of(const std::vector<float>& weights) {
+  static Tensor compute_logits(const std::vector<float>& weights) {
     return test::made({std::ssize(weights)}, DType::float32, make_arena(),
                       [&](size_t i) { return std::log(weights[i]); });
   }
-  Tensor logits_ = logits_of({1, 4, 2, 3});
+  Tensor logits_ = compute_logits({1, 4, 2, 3});
 };
 
 TEST_F(DrawTest, TopKAndTopPCutTheTail) {
@@ -57,11 +57,11 @@ TEST_F(DrawTest, TopKAndTopPCutTheTail) {
 
 // As transformers' filters do: one after another on what is left, and ties with the k-th stay.
 TEST_F(DrawTest, FiltersComeInTheirOrder) {
-  EXPECT_EQ(keys(logits_of({4, 3, 3, 1}), {.top_k = 2}), "012");
+  EXPECT_EQ(keys(compute_logits({4, 3, 3, 1}), {.top_k = 2}), "012");
   // Top-p 0.75 keeps three of 0.4, 0.3, 0.2 and 0.1, and min-p then two; min-p first would leave one of two for top-p.
-  EXPECT_EQ(keys(logits_of({4, 3, 2, 1}), {.top_p = 0.55, .min_p = 0.7}), "01");
-  EXPECT_EQ(keys(logits_of({4, 3, 2, 1}), {.top_p = 0.39, .min_p = 0.7}), "0");
-  EXPECT_EQ(keys(logits_of({40, 30, 20, 10}), {.top_k = 2, .top_p = 0.56}), "0");  // 4/7 is reached by the first
+  EXPECT_EQ(keys(compute_logits({4, 3, 2, 1}), {.top_p = 0.55, .min_p = 0.7}), "01");
+  EXPECT_EQ(keys(compute_logits({4, 3, 2, 1}), {.top_p = 0.39, .min_p = 0.7}), "0");
+  EXPECT_EQ(keys(compute_logits({40, 30, 20, 10}), {.top_k = 2, .top_p = 0.56}), "0");  // 4/7 is reached by the first
 }
 
 // transformers' RepetitionPenaltyLogitsProcessor: a token pays once, however often it was read.
@@ -117,7 +117,7 @@ TEST(Sample, WritesPastTheContextAndTakesLongPrompts) {
 constexpr int64_t kVocab = 13;
 using Text = std::vector<int32_t>;
 
-ModelConfig config_of(Family family, int64_t context) {
+ModelConfig to_model_config(Family family, int64_t context) {
   ModelConfig c{.family = family, .layers = 2, .heads = 4, .channels = 16, .context = context, .vocab = kVocab};
   if (family == Family::llama) c.kv_heads = 2;
   return c;
@@ -136,7 +136,7 @@ Text drawn_text(int64_t count, uint64_t seed) {
   return test::made({count}, DType::int32, make_arena(), token).to_vector<int32_t>();
 }
 
-Tensor ids_of(std::span<const int32_t> text, const ArenaPtr& arena) {
+Tensor make_ids(std::span<const int32_t> text, const ArenaPtr& arena) {
   return Tensor::of<int32_t>(text, {1, std::ssize(text)}, arena);
 }
 
@@ -144,7 +144,7 @@ Tensor ids_of(std::span<const int32_t> text, const ArenaPtr& arena) {
 Tensor after(LanguageModel& model, std::span<const int32_t> text, const ArenaPtr& arena) {
   const NoGrad no_grad;
   model.set_step({});
-  const Tensor logits = model.logits(model.hidden(ids_of(text, arena))).value();
+  const Tensor logits = model.logits(model.hidden(make_ids(text, arena))).value();
   return logits.select(0, logits.dim(0) - 1);
 }
 
@@ -162,7 +162,7 @@ using Window = test::OneThread;
 TEST_F(Window, EveryTokenAndItsPlaceCount) {
   const ArenaPtr arena = make_arena();
   for (const Family family : {Family::gpt2, Family::llama}) {
-    const auto model = made(config_of(family, 8), arena);
+    const auto model = made(to_model_config(family, 8), arena);
     const Text text = drawn_text(8, 1);
     const Tensor logits = after(*model, text, arena);
     for (size_t i = 0; i < text.size(); ++i) {
@@ -182,14 +182,14 @@ TEST_F(Window, EveryTokenAndItsPlaceCount) {
 TEST_F(Window, DecodingInPiecesIsTheForwardPass) {
   const ArenaPtr arena = make_arena();
   for (const Family family : {Family::gpt2, Family::llama}) {
-    const auto model = made(config_of(family, 9), arena);
+    const auto model = made(to_model_config(family, 9), arena);
     for (uint64_t cuts = 0; cuts < 256; cuts += 5) {
       const Text text = drawn_text(9, cuts);
       TextCache cache = model->cache();
       for (size_t begin = 0, end = 1; begin < text.size(); begin = end++) {
         while (end < text.size() && (cuts >> (end - 1) & 1) == 0) ++end;
         const auto read = std::span(text).first(end);
-        const Tensor found = model->decode(ids_of(read.subspan(begin), arena), cache);
+        const Tensor found = model->decode(make_ids(read.subspan(begin), arena), cache);
         EXPECT_LE(apart(found, after(*model, read, arena)), 1e-11) << "cuts " << cuts << ", after " << end;
       }
     }
@@ -201,7 +201,7 @@ TEST_F(Window, DecodingInPiecesIsTheForwardPass) {
 void expect_written(const ArenaPtr& arena, const std::vector<int64_t>& contexts) {
   for (const Family family : {Family::gpt2, Family::llama})
     for (const int64_t context : contexts) {
-      const auto model = made(config_of(family, context), arena);
+      const auto model = made(to_model_config(family, context), arena);
       const auto limit = static_cast<size_t>(context);
       for (const int64_t prompt : {int64_t{1}, int64_t{3}, context, context + 1, 2 * context + 3}) {
         Text text = drawn_text(prompt, static_cast<uint64_t>(context));

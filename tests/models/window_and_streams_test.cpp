@@ -87,7 +87,7 @@ TEST(Sample, TextsGeneratedTogetherHaveIndependentRandomNumbers) {
   int64_t equal = 0;
   std::vector<std::vector<int32_t>> all;
   for (uint64_t number = 0; number < kTexts; ++number) {
-    GrowingText text(model, {1, 2}, 50, number);
+    DecodingState text(model, {1, 2}, 50, number);
     std::vector<int32_t> written;
     for (int i = 0; i < 50; ++i) {
       text.unread();

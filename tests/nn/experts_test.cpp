@@ -129,9 +129,9 @@ TEST(Experts, OneByOneHaveTheBitsOfAllAtOnce) {
       MixtureOfExperts m(8, {.hidden = 12, .gated = gated, .experts = {.count = 5, .per_token = 2}});
       m.materialize(1, make_arena(), DType::float32, DType::float32);
       if (apart && gated)
-        for (GatedMlp* expert : m.all<GatedMlp>()) expert->keep_apart();
+        for (GatedMlp* expert : m.all<GatedMlp>()) expert->disable_fusion();
       else if (apart)
-        for (Mlp* expert : m.all<Mlp>()) expert->keep_apart();
+        for (Mlp* expert : m.all<Mlp>()) expert->disable_fusion();
       const Tensor x = test::drawn({2, 6, 8}, DType::float32, "x");
       passed.push_back(pass(m, x, x, {.training = true}));
     }
@@ -143,7 +143,7 @@ TEST(Experts, OneByOneHaveTheBitsOfAllAtOnce) {
 TEST(Experts, RefuseALayerThatMultipliesInItsOwnWay) {
   MixtureOfExperts m(4, {.hidden = 4, .experts = {.count = 2}});
   m.materialize(1, make_arena(), DType::float32, DType::float32);
-  m.all<Mlp>()[1]->down.set_product([](const Var& x, const Var&, const Var&, WeightPacks*) { return x; });
+  m.all<Mlp>()[1]->down.set_matmul([](const Var& x, const Var&, const Var&, PackedWeights*) { return x; });
   EXPECT_THROW(m(Var(test::drawn({1, 5, 4}, DType::float32, "x"))), Error);
 }
 
@@ -171,7 +171,7 @@ TEST(Experts, NumbersThatAreNoneReachTheLoss) {
 
 TEST(Experts, RefuseWhatCannotBe) {
   const auto field = [](const ExpertConfig& config) {
-    return error_of([&] { MixtureOfExperts(4, {.hidden = 4, .experts = config}); });
+    return error_message([&] { MixtureOfExperts(4, {.hidden = 4, .experts = config}); });
   };
   EXPECT_TRUE(has(field({.count = 4, .per_token = 5}), "`experts_per_token`"));
   EXPECT_TRUE(has(field({.count = 4, .per_token = 0}), "`experts_per_token`"));

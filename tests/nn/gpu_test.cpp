@@ -30,7 +30,7 @@ const OptimizerOptions kOptions{.momentum = 0.9,
                                 .orthogonalise = [](const auto&, const auto&) {}};
 
 // A copy of the part [from, to) of a unit in another arena.
-FlatUnit part_of(const FlatUnit& unit, int64_t from, int64_t to, const ArenaPtr& arena) {
+FlatUnit slice_unit(const FlatUnit& unit, int64_t from, int64_t to, const ArenaPtr& arena) {
   FlatUnit part = unit;
   part.values = Tensor::empty({to - from}, unit.values.dtype(), arena);
   part.grads = Tensor::empty({to - from}, unit.grads.dtype(), arena);
@@ -60,7 +60,9 @@ FlatUnit drawn_unit(test::Draw& draw, DType values, DType grads, uint64_t seed, 
   return unit;
 }
 
-FlatUnit copy_of(const FlatUnit& unit, const ArenaPtr& arena) { return part_of(unit, 0, unit.values.numel(), arena); }
+FlatUnit copy_unit(const FlatUnit& unit, const ArenaPtr& arena) {
+  return slice_unit(unit, 0, unit.values.numel(), arena);
+}
 
 std::unique_ptr<Optimizer> made_optimizer(const char* name, const FlatUnit& unit, const OptimizerOptions& options) {
   return make_optimizer(*value_named<OptimizerKind>(kOptimizerNames, name), {unit}, options);
@@ -69,7 +71,7 @@ std::unique_ptr<Optimizer> made_optimizer(const char* name, const FlatUnit& unit
 // Expects the same steps of a unit on the host and of its copy in `arena`.
 void expect_same_steps(const char* name, const FlatUnit& unit, const ArenaPtr& arena,
                        const OptimizerOptions& options = kOptions, const ArenaPtr& state_there = {}) {
-  const FlatUnit here = copy_of(unit, make_arena()), there = copy_of(unit, arena);
+  const FlatUnit here = copy_unit(unit, make_arena()), there = copy_unit(unit, arena);
   OptimizerOptions options_there = options;
   options_there.state_arena = state_there;
   const auto expected = made_optimizer(name, here, options), found = made_optimizer(name, there, options_there);
@@ -97,7 +99,7 @@ TEST_F(UnitsGpu, UpdatesHaveTheBitsOfTheCpu) {
         const FlatUnit unit = drawn_unit(draw, values, grads, seed += 2, name);
         const int64_t n = unit.values.numel(), from = draw.between(0, n - 1), to = draw.between(from + 1, n);
         expect_same_steps(name, unit, arena);
-        expect_same_steps(name, part_of(unit, from, to, make_arena()), arena);
+        expect_same_steps(name, slice_unit(unit, from, to, make_arena()), arena);
       }
   OptimizerOptions plain = kOptions;
   plain.momentum = 0;
@@ -110,7 +112,7 @@ TEST_F(UnitsGpu, OffloadedStateHasTheBitsOfTheCpu) {
   const ArenaPtr pinned = make_pinned_arena();
   for (const char* name : {"sgd", "adamw", "muon"})
     for (const DType values : test::floating(arena))
-      expect_same_steps(name, drawn_unit(draw, values, wide_of(values), 7, name), arena, kOptions, pinned);
+      expect_same_steps(name, drawn_unit(draw, values, accum_dtype(values), 7, name), arena, kOptions, pinned);
   EXPECT_EQ(pinned->usage(Category::optimizer).live, 0);
   EXPECT_GT(pinned->usage(Category::optimizer).peak, 0);
   expect_same_steps("adamw", normal_unit({3 << 20}), arena, kOptions, pinned);
@@ -131,17 +133,17 @@ TEST_F(UnitsGpu, NormsHaveTheBitsOfTheCpu) {
     std::vector<Tensor> grads_here, grads_there;
     for (uint64_t u = 0; u < 70; ++u) {  // more than one launch adds up
       here.push_back(drawn_unit(draw, DType::float32, dtype, 10 * u));
-      there.push_back(copy_of(here.back(), arena));
+      there.push_back(copy_unit(here.back(), arena));
       grads_here.push_back(here.back().grads);
       grads_there.push_back(there.back().grads);
     }
     EXPECT_EQ(sums_of_squares(grads_there).to_vector<double>(), sums_of_squares(grads_here).to_vector<double>())
-        << name_of(dtype);
+        << to_string(dtype);
     EXPECT_EQ(grad_norm(there), grad_norm(here));
   }
   const FlatUnit unit = make_unit("u", {700'000}, DType::float32, DType::float32, make_arena());
   fill_normal(unit, unit.grads, 5, 1.0);
-  const FlatUnit copy = copy_of(unit, arena);
+  const FlatUnit copy = copy_unit(unit, arena);
   EXPECT_EQ(grad_norm(std::array{copy}), grad_norm(std::array{unit}));
   Tensor grads = copy.grads;
   grads.narrow(0, 699'999, 1).fill(std::numeric_limits<double>::infinity());
@@ -171,8 +173,8 @@ TEST_F(UnitsGpu, UpdatesTakeTheirNumbersFromMemory) {
     for (const char* name : {"sgd", "adam", "adamw", "muon"})
       for (const DType values : test::floating(arena)) {
         test::Draw draw(name, 0);
-        const FlatUnit unit = drawn_unit(draw, values, wide_of(values), 7, name);
-        const FlatUnit here = copy_of(unit, arena), there = copy_of(unit, arena);
+        const FlatUnit unit = drawn_unit(draw, values, accum_dtype(values), 7, name);
+        const FlatUnit here = copy_unit(unit, arena), there = copy_unit(unit, arena);
         const auto known = made_optimizer(name, here, kOptions), queued = made_optimizer(name, there, kOptions);
         cuda::StepState state(arena);
         const auto step = [&](double lr, double loss) {
@@ -201,7 +203,7 @@ TEST_F(UnitsGpu, UpdatesTakeTheirNumbersFromMemory) {
         there.grads.narrow(0, 5, 1).fill(std::numeric_limits<double>::quiet_NaN());
         step(1, 2.5);  // nor then
         EXPECT_TRUE(state.found().update.skip);
-        EXPECT_TRUE(same_bits(here.values, there.values)) << name << " " << name_of(values);
+        EXPECT_TRUE(same_bits(here.values, there.values)) << name << " " << to_string(values);
         for (size_t s = 0; s < known->state().size(); ++s)
           EXPECT_TRUE(same_bits(queued->state()[s].tensor, known->state()[s].tensor)) << known->state()[s].name;
         EXPECT_EQ(queued->steps(), 3);
@@ -221,7 +223,7 @@ TEST_F(UnitsGpu, NothingIsUpdatedAfterAnIndexOutside) {
     embedding(ids, table);
     state.close(state.parts(loss, cuda::sums_of_squares(std::array{unit.grads}), {}), 0);
     state.give_back();
-    EXPECT_EQ(error_of([&] { unit.values.on_host(); }), "[embedding] id 2 at position 2 is outside [0, 2)");
+    EXPECT_EQ(error_message([&] { unit.values.on_host(); }), "[embedding] id 2 at position 2 is outside [0, 2)");
     EXPECT_TRUE(state.found().update.skip);
   }
 }
@@ -295,7 +297,7 @@ TEST_F(GeluMlpGpu, GradientsAreThoseOfFloat64) {
           ASSERT_EQ(found.size(), frozen ? 5U : 6U);
           for (size_t i = 0; i < found.size(); ++i)
             EXPECT_LE(apart(found[i], exact[i]), dtype == DType::bfloat16 ? 0.02 : 2e-6)
-                << i << " " << name_of(dtype) << (deferred ? " deferred" : "") << (recompute ? " recompute" : "")
+                << i << " " << to_string(dtype) << (deferred ? " deferred" : "") << (recompute ? " recompute" : "")
                 << (frozen ? " frozen" : "");
         }
 }

@@ -196,7 +196,7 @@ TEST(Module, UnitsOfAnotherRankAreNotHere) {
   mlp.up.make_unit();
   mlp.down.make_unit();
   EXPECT_EQ(mlp.parameters().size(), 4u);
-  mlp.up.set_here(false);
+  mlp.up.set_local(false);
   ASSERT_EQ(mlp.layout().size(), 1u);
   EXPECT_EQ(mlp.layout()[0].name, "down");
   EXPECT_EQ(mlp.parameters().size(), 2u);
@@ -231,7 +231,7 @@ TEST(GeluMlp, HasTheBitsOfItsLayers) {
         const auto one = results(dtype, deferred, [&](const std::vector<Var>& v) {
           return gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]}, recompute);
         });
-        EXPECT_TRUE(same_bits(one, layers)) << name_of(dtype);
+        EXPECT_TRUE(same_bits(one, layers)) << to_string(dtype);
       }
 }
 
@@ -242,7 +242,7 @@ TEST(GeluMlp, ItsBiasRidesOnTheNorm) {
     for (const Shape& shape : {Shape{6, 16}, Shape{40, 16}, Shape{40}, Shape{24, 40}, Shape{24}, Shape{24}})
       v.emplace_back(normal(v.size(), shape, DType::float32), true);
     Var y = gelu_mlp(v[0], {.w = v[1], .b = v[2]}, {.w = v[3], .b = v[4]});
-    EXPECT_TRUE(y.wants_row_sums());
+    EXPECT_TRUE(y.row_sums_requested());
     if (!rides) y = reshape(y, y.shape());  // an op that passes no sums on
     backward(sum(norm(y, v[5], Var()) * Var(normal(9, {6, 24}, DType::float32))));
     return v[4].grad();
@@ -362,7 +362,7 @@ TEST(Lora, OnlyAdaptersHaveGradients) {
   }
   EXPECT_EQ(trained, 2 * 3 * (8 + 4));  // two layers of A (3, 8) and B (4, 3)
   EXPECT_EQ(model->parameters()[1]->name.find("blocks.0."), 0u);
-  const std::vector<AttachedLora> adapters = adapters_of(*model);
+  const std::vector<AttachedLora> adapters = adapter_tensors(*model);
   ASSERT_EQ(adapters.size(), 2u);
   EXPECT_EQ(adapters[1].adapter->full_name(), "blocks.1.attn.qkv.v_proj");
   EXPECT_EQ(adapters[1].adapter->first(), 12);
@@ -384,16 +384,16 @@ TEST(Lora, ExpertsAndRoutersAreFrozen) {
   model->materialize(5, make_arena(), DType::float32, DType::float32);
   for (const Parameter* p : model->parameters())
     EXPECT_EQ(p->trainable, p->name.find(".lora_") != std::string::npos) << p->name;
-  EXPECT_EQ(adapters_of(*model).size(), 2u * 4);
+  EXPECT_EQ(adapter_tensors(*model).size(), 2u * 4);
   model->set_step({.training = true});
   backward(model->loss(six_ids(), six_ids(), 1).mean);
-  for (const AttachedLora& attached : adapters_of(*model)) {  // through experts and the router of the layer above
+  for (const AttachedLora& attached : adapter_tensors(*model)) {  // through experts and the router of the layer above
     const std::vector<float> gradient = attached.adapter->b.weight.grad().to_vector<float>();
     EXPECT_TRUE(std::ranges::any_of(gradient, [](float g) { return g != 0; })) << attached.adapter->full_name();
   }
   for (const char* name : {"gate_proj", "up_proj", "down_proj"}) {
     c.lora.targets = {"q_proj", name};
-    EXPECT_TRUE(has(error_of([&] { make_model(c); }),
+    EXPECT_TRUE(has(error_message([&] { make_model(c); }),
                     "expected some of q_proj, k_proj, v_proj, o_proj (experts have no adapters)"));
   }
 }
@@ -401,7 +401,7 @@ TEST(Lora, ExpertsAndRoutersAreFrozen) {
 TEST(Lora, UnknownLayersAreNamed) {
   ModelConfig c = small(Family::llama);
   c.lora.targets = {"q_proj", "c_attn"};
-  EXPECT_TRUE(has(error_of([&] { make_model(c); }), "found 'c_attn'"));
+  EXPECT_TRUE(has(error_message([&] { make_model(c); }), "found 'c_attn'"));
 }
 
 }  // namespace

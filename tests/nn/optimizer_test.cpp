@@ -20,7 +20,9 @@ namespace {
 
 using namespace test;
 
-OptimizerKind kind_of(std::string_view name) { return value_named<OptimizerKind>(kOptimizerNames, name).value(); }
+OptimizerKind optimizer_kind(std::string_view name) {
+  return value_named<OptimizerKind>(kOptimizerNames, name).value();
+}
 
 constexpr const char* kNames[] = {"sgd", "adam", "adamw"};
 const OptimizerOptions kOptions{.momentum = 0.9, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
@@ -68,7 +70,7 @@ Tensor precise(const Optimizer& optimizer) {
 void compare_with_reference(std::string_view name, const OptimizerOptions& options, DType values, DType grads) {
   const FlatUnit unit = make_unit("u", {1, 37, 300, 8200, 16}, values, grads, make_arena());
   fill_normal(unit, unit.values, 1, 1.0);
-  const auto optimizer = make_optimizer(kind_of(name), {unit}, options);
+  const auto optimizer = make_optimizer(optimizer_kind(name), {unit}, options);
   std::vector<Reference> reference(static_cast<size_t>(unit.values.numel()));
   const std::vector<double> start = numbers(unit.values);
   for (size_t i = 0; i < start.size(); ++i) reference[i].p = start[i];
@@ -86,7 +88,7 @@ void compare_with_reference(std::string_view name, const OptimizerOptions& optio
   const double bound = values == DType::float64 ? 1e-13 : 2e-6;
   for (size_t i = 0; i < result.size(); ++i)
     ASSERT_NEAR(result[i], reference[i].p, bound * (1 + std::abs(reference[i].p)))
-        << name << " " << name_of(values) << " " << name_of(grads) << " element " << i;
+        << name << " " << to_string(values) << " " << to_string(grads) << " element " << i;
   EXPECT_EQ(optimizer->steps(), 5);
 }
 
@@ -107,7 +109,7 @@ TEST(Optimizer, Bfloat16StateFollowsThePublishedFormulas) {
     OptimizerOptions options = kDistinct;
     options.state = DType::bfloat16;
     const FlatUnit unit = drawn_unit({1, 37, 300, 4100}, DType::bfloat16, DType::bfloat16, 7);
-    const auto optimizer = make_optimizer(kind_of(name), {unit}, options);
+    const auto optimizer = make_optimizer(optimizer_kind(name), {unit}, options);
     std::vector<Tensor> stored{unit.values};
     for (const NamedTensor& s : optimizer->state()) stored.push_back(s.tensor);
     for (int t = 1; t <= 4; ++t) {
@@ -135,7 +137,7 @@ TEST(Optimizer, Bfloat16StateFollowsThePublishedFormulas) {
 }
 
 // The part [from, to) of a unit, in memory of its own, with the unit's slots as seen from there.
-FlatUnit shard_of(const FlatUnit& unit, int64_t from, int64_t to) {
+FlatUnit make_shard(const FlatUnit& unit, int64_t from, int64_t to) {
   FlatUnit shard = unit;
   shard.values = unit.values.narrow(0, from, to - from).clone();
   shard.grads = unit.grads.narrow(0, from, to - from).clone();
@@ -148,7 +150,7 @@ void expect_bits_of_the_whole(OptimizerKind kind, DType dtype, const OptimizerOp
   const int64_t n = unit.values.numel();
   const std::vector<int64_t> cuts{0, 3, 500, 501, 9999, 10007, n - 1, n};
   std::vector<FlatUnit> shards;
-  for (size_t i = 0; i + 1 < cuts.size(); ++i) shards.push_back(shard_of(unit, cuts[i], cuts[i + 1]));
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) shards.push_back(make_shard(unit, cuts[i], cuts[i + 1]));
   const auto whole = make_optimizer(kind, {unit}, options), parts = make_optimizer(kind, shards, options);
   for (int t = 0; t < 3; ++t) {
     whole->step(0.01, 0.7);
@@ -171,8 +173,8 @@ TEST(Optimizer, AShardGetsTheBitsOfTheWhole) {
   for (const char* name : kNames) {
     SCOPED_TRACE(name);
     for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16})
-      expect_bits_of_the_whole(kind_of(name), dtype, kOptions);
-    expect_bits_of_the_whole(kind_of(name), DType::bfloat16, kAllBf16);
+      expect_bits_of_the_whole(optimizer_kind(name), dtype, kOptions);
+    expect_bits_of_the_whole(optimizer_kind(name), DType::bfloat16, kAllBf16);
   }
 }
 
@@ -183,7 +185,7 @@ TEST(Optimizer, ThreadsDoNotChangeABitAndGapsStayZero) {
     for (const int threads : {1, 2, 3}) {
       cpu::set_threads(threads);
       const FlatUnit unit = drawn_unit({50001, 3, 100, 40000}, DType::float32, DType::bfloat16, 5);
-      const auto optimizer = make_optimizer(kind_of(name), {unit}, kOptions);
+      const auto optimizer = make_optimizer(optimizer_kind(name), {unit}, kOptions);
       for (int t = 0; t < 3; ++t) optimizer->step(0.01, 1.0);
       if (threads == 1) first = unit.values;
       EXPECT_TRUE(same_bits(unit.values, first)) << name << threads;
@@ -253,7 +255,7 @@ TEST(Optimizer, AgreesWithPyTorch) {
     exchange.run(TESSERA_SOURCE_DIR "/tests/compare/optimizer_pytorch.py", fmt::format("{} {}", name, kSteps));
     const std::vector<float> expected = exchange.read<float>("result.bin");
     ASSERT_EQ(expected.size(), n);
-    const auto optimizer = make_optimizer(kind_of(name), {unit}, {.beta2 = 0.95, .weight_decay = 0.1});
+    const auto optimizer = make_optimizer(optimizer_kind(name), {unit}, {.beta2 = 0.95, .weight_decay = 0.1});
     for (size_t t = 0; t < kSteps; ++t) {
       std::copy_n(grads.begin() + static_cast<std::ptrdiff_t>(t * n), n, unit.grads.data<float>());
       optimizer->step(0.01 * static_cast<double>(t + 1), 1.0);

@@ -11,7 +11,7 @@ inline constexpr std::array kByMessages = {Algorithm::direct, Algorithm::ring, A
 // The elements that rank r brings: whole numbers, whose sums are exact in every order and dtype.
 inline double brought(int rank, int64_t i) { return static_cast<double>((i * 7 + rank * 3) % 5); }
 
-inline Tensor array_of(int rank, int64_t n, DType dtype, const ArenaPtr& arena) {
+inline Tensor make_array(int rank, int64_t n, DType dtype, const ArenaPtr& arena) {
   std::vector<double> v(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) v[static_cast<size_t>(i)] = brought(rank, i);
   return Tensor::of<double>(v, {n}, arena).to(dtype).to(arena);
@@ -55,15 +55,15 @@ inline bool exchanges_uneven(Communicator& c, DType dtype, const ArenaPtr& arena
     going += sent.back(), coming += received.back();
     left += r == c.rank() ? 0 : sent.back();
   }
-  const Tensor in = array_of(c.rank(), going, dtype, arena), out = Tensor::zeros({coming}, dtype, arena),
+  const Tensor in = make_array(c.rank(), going, dtype, arena), out = Tensor::zeros({coming}, dtype, arena),
                again = out.clone();
   const OpCount before = c.counts()[static_cast<size_t>(Op::all_to_all)];
-  Pending underway = c.start_all_to_all(in, out, sent, received);
+  Work underway = c.start_all_to_all(in, out, sent, received);
   c.all_to_all(in, again, sent, received);
   underway.wait();
   const OpCount after = c.counts()[static_cast<size_t>(Op::all_to_all)];
-  bool right =
-      after.calls - before.calls == (c.size() > 1 ? 2 : 0) && after.sent - before.sent == 2 * left * size_of(dtype);
+  bool right = after.calls - before.calls == (c.size() > 1 ? 2 : 0) &&
+               after.sent - before.sent == 2 * left * element_size(dtype);
   right = right && values(again) == values(out);
   for (int64_t r = 0, at = 0; r < c.size(); at += received[static_cast<size_t>(r++)]) {
     int64_t whole = 0, first = 0;
@@ -73,7 +73,7 @@ inline bool exchanges_uneven(Communicator& c, DType dtype, const ArenaPtr& arena
     }
     const int64_t count = received[static_cast<size_t>(r)];
     right = right && values(out.narrow(0, at, count)) ==
-                         values(array_of(static_cast<int>(r), whole, dtype, arena).narrow(0, first, count));
+                         values(make_array(static_cast<int>(r), whole, dtype, arena).narrow(0, first, count));
   }
   return right;
 }

@@ -77,7 +77,7 @@ void train_rank(const AsyncPlan& plan, Communicator& world, AsyncTraining& out, 
   run(plan.steps);
   const AsyncSummary summary = server.finish();
   if (rank == 0) out.summary = summary;
-  values = values_of(model);
+  values = copy_values(model);
   for (size_t i = 0; server.optimizer() && plan.servers == 1 && i < server.optimizer()->state().size(); ++i)
     out.state.push_back(bytes(server.optimizer()->state()[i].tensor));
   out.pushed[rank] = server.pushed_bytes();
@@ -174,7 +174,7 @@ TEST(AsyncServer, OneWorkerIsPlainTraining) {
         model.zero_missing_gradients();
         optimizer->step(plan.rate / (1 + 0.001 * static_cast<double>(step)), clip_factor(grad_norm(model.units()), 1));
       }
-      EXPECT_TRUE(values_of(model) == run.values[0]);
+      EXPECT_TRUE(copy_values(model) == run.values[0]);
     });
   }
 }
@@ -223,7 +223,7 @@ TEST(AsyncServer, MovesAndHoldsWhatTheFormulaSays) {
   EXPECT_EQ(moved, 5 * 2 * 4 * all);
 }
 
-double end_of(const std::vector<AppliedPush>& pushes) {
+double end_time(const std::vector<AppliedPush>& pushes) {
   const auto n = std::ssize(pushes) / 5;
   const auto add = [](double sum, const AppliedPush& push) { return sum + push.loss; };
   return std::accumulate(pushes.end() - n, pushes.end(), 0.0, add) / static_cast<double>(n);
@@ -235,18 +235,18 @@ double end_of(const std::vector<AppliedPush>& pushes) {
 // 0.35 above the second.
 TEST(AsyncServer, LearnsWithinABandOfTheSynchronousRun) {
   AsyncPlan plan{.ranks = 1, .staleness = 0, .steps = 60, .sequences = 6, .dropout = 0, .rate = 0.004};
-  const double synchronous = end_of(train(plan).pushes);
+  const double synchronous = end_time(train(plan).pushes);
   plan.steps = 180;
   plan.sequences = 2;
-  const double serial = end_of(train(plan).pushes);
+  const double serial = end_time(train(plan).pushes);
   plan.ranks = 3;
   plan.steps = 60;
   plan.servers = 2;
   for (plan.staleness = 0; plan.staleness < 3; plan.staleness += 2) {
     const AsyncTraining run = train(plan);
     EXPECT_GT(run.pushes.front().loss, 3.3);
-    EXPECT_LT(end_of(run.pushes), synchronous + 0.1);
-    EXPECT_LT(end_of(run.pushes), serial + 0.35);
+    EXPECT_LT(end_time(run.pushes), synchronous + 0.1);
+    EXPECT_LT(end_time(run.pushes), serial + 0.35);
   }
 }
 
@@ -282,25 +282,26 @@ TEST(AsyncFailure, AWorkerThatThrowsEndsTheOthersWithItsCause) {
         const auto before = [=](int worker, int64_t clock) {
           if (worker == guilty && clock == 2) throw Error("the cause", Status::input);
         };
-        EXPECT_EQ(
-            error_of([&] { train({.servers = servers, .staleness = staleness, .before = before}); }, Status::input),
-            "[rank " + std::to_string(guilty) + "] the cause");
+        EXPECT_EQ(error_message([&] { train({.servers = servers, .staleness = staleness, .before = before}); },
+                                Status::input),
+                  "[rank " + std::to_string(guilty) + "] the cause");
       }
 }
 
 TEST(AsyncFailure, ALearningRateThatThrowsInAServersThreadEndsEveryone) {
   AsyncPlan plan{.staleness = 50, .steps = 50, .sequences = 1, .optimizer = OptimizerKind::sgd, .dropout = 0};
   plan.lr = [](int64_t applied) { return applied == 7 ? throw Error("no rate") : 0.01; };
-  EXPECT_EQ(error_of([&] { train(plan); }), "[rank 0] no rate");
+  EXPECT_EQ(error_message([&] { train(plan); }), "[rank 0] no rate");
 }
 
 TEST(AsyncFailure, AWorkerThatNeverPushesIsNamed) {
-  EXPECT_EQ(error_of([] { train({.staleness = 0, .timeout = 1, .before = late(2, 1400)}); }, Status::communication),
-            "[rank 0] world axis, recv of 48 bytes: rank 2 sent nothing within 1 s");
+  EXPECT_EQ(
+      error_message([] { train({.staleness = 0, .timeout = 1, .before = late(2, 1400)}); }, Status::communication),
+      "[rank 0] world axis, recv of 48 bytes: rank 2 sent nothing within 1 s");
 }
 
 std::string refusal(const AsyncPlan& plan, Status status = Status::usage) {
-  return error_of([&] { train(plan); }, status);
+  return error_message([&] { train(plan); }, status);
 }
 
 TEST(AsyncFailure, ARecordThatDoesNotFitIsRefused) {
@@ -427,7 +428,7 @@ const std::string kGood =
     "server 0 pushes 4\n0 0 0\n1 0 0\n1 1 2\n0 1 1\n";
 
 std::string refusal(const std::string& text) {
-  return error_of([&] { parse_push_log(text, "log"); }, Status::input);
+  return error_message([&] { parse_push_log(text, "log"); }, Status::input);
 }
 
 TEST(PushLog, ReadsWhatItWrites) {
@@ -436,7 +437,7 @@ TEST(PushLog, ReadsWhatItWrites) {
   EXPECT_EQ(log.staleness, 1);
   EXPECT_EQ(log.steps, 2);
   EXPECT_EQ(log.servers, (std::vector<std::vector<Push>>{{{0, 0, 0}, {1, 0, 0}, {1, 1, 2}, {0, 1, 1}}}));
-  EXPECT_EQ(text_of(log), kGood);
+  EXPECT_EQ(to_string(log), kGood);
 }
 
 TEST(PushLog, RefusesEveryPartOfALog) {

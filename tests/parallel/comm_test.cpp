@@ -51,7 +51,7 @@ TEST(Comm, SumsHaveTheirOrder) {
       const Tensor x = Tensor::of<float>(in[static_cast<size_t>(world.rank())], {kSize}, make_arena());
       world.all_reduce(x);
       for (size_t i = 0; i < kSize; ++i)
-        ASSERT_EQ(x.data<float>()[i], expected(algorithm, i)) << name_of(algorithm) << i;
+        ASSERT_EQ(x.data<float>()[i], expected(algorithm, i)) << to_string(algorithm) << i;
     });
 }
 
@@ -76,7 +76,7 @@ TEST(Comm, BytesAreThoseOfTheFormulas) {
       sent += world.counts()[static_cast<size_t>(op)].sent;
       calls += world.counts()[static_cast<size_t>(op)].calls;
     });
-    EXPECT_EQ(static_cast<double>(sent), 4000 * arrays) << name_of(algorithm) << " " << name_of(op);
+    EXPECT_EQ(static_cast<double>(sent), 4000 * arrays) << to_string(algorithm) << " " << to_string(op);
     EXPECT_EQ(calls, 4);
   }
 }
@@ -105,9 +105,9 @@ TEST(Comm, RunsInTheBackground) {
     const ArenaPtr arena = make_arena();
     if (world.rank() == 0) world.set_trace(&trace);
     std::vector<Tensor> x;
-    std::vector<Pending> pending;
+    std::vector<Work> pending;
     for (int i = 0; i < 5; ++i) {
-      x.push_back(array_of(world.rank(), 3000 + i, DType::float32, arena));
+      x.push_back(make_array(world.rank(), 3000 + i, DType::float32, arena));
       pending.push_back(world.start_all_reduce(x.back()));
     }
     EXPECT_EQ(world.sum(1), 2);  // after those
@@ -131,7 +131,7 @@ TEST(CallLog, KeepsTheLastCalls) {
   EXPECT_EQ(log.add(scatter), 1U);
   EXPECT_TRUE(log.find(1)->matches(scatter));
   EXPECT_FALSE(log.find(1)->pieces);
-  const UnevenPieces pieces{{1, 2}, {1, 5}}, others{{4, 5}, {2, 5}};  // two ranks' pieces, each of its own arrays
+  const UnevenSplits pieces{{1, 2}, {1, 5}}, others{{4, 5}, {2, 5}};  // two ranks' pieces, each of its own arrays
   log.add({.op = Op::all_to_all, .count = 3, .pieces = &pieces});
   EXPECT_TRUE(log.find(2)->matches({.op = Op::all_to_all, .count = 9, .pieces = &others}));
   EXPECT_FALSE(log.find(2)->matches({.op = Op::all_to_all, .count = 3}));
@@ -164,7 +164,7 @@ TEST(CallLog, IsReadWhileItIsWritten) {
 
 // Returns the message of the error that launch() throws when the ranks run `body`.
 std::string failure(const LaunchOptions& options, const std::function<void(Communicator&)>& body) {
-  return error_of([&] { launch(options, body); }, Status::communication);
+  return error_message([&] { launch(options, body); }, Status::communication);
 }
 
 TEST(CommFailure, ARankThatThrowsEndsTheOthers) {
@@ -181,7 +181,7 @@ TEST(CommFailure, ARankThatThrowsEndsTheOthers) {
   EXPECT_EQ(thrown_by([](Communicator&) { throw static_cast<const char*>(nullptr); }),
             "[rank 2] something was thrown that is no std::exception");
   const std::string busy = thrown_by([](Communicator& world) {  // with work in the background
-    const Pending p = world.start_all_reduce(zeros(100));
+    const Work p = world.start_all_reduce(zeros(100));
     throw CommError("the cause");
   });
   EXPECT_TRUE(busy == "[rank 2] the cause" || has(busy, "asks for")) << busy;
@@ -190,7 +190,7 @@ TEST(CommFailure, ARankThatThrowsEndsTheOthers) {
 TEST(CommFailure, ARankThatLeavesWithWorkInTheBackgroundIsNamed) {
   const std::string what = failure({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
     if (world.rank() == 0) {
-      const Pending forgotten = world.start_all_reduce(zeros(100'000));
+      const Work forgotten = world.start_all_reduce(zeros(100'000));
       return;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -275,7 +275,7 @@ TEST(CommFailure, NoPlantedFaultHangs) {
     const int64_t shifted = drops && algorithm == Algorithm::ring ? fault.call / (4 * (ranks - 1)) : 20;
     const auto body = [&](Communicator& world) {
       for (int64_t i = 0; i < 20; ++i) {
-        const Tensor x = array_of(world.rank(), 500, DType::float32, make_arena()), own = x.clone();
+        const Tensor x = make_array(world.rank(), 500, DType::float32, make_arena()), own = x.clone();
         drops ? world.all_reduce(x) : world.start_all_reduce(x).wait();
         const bool alone = drops && direct && world.rank() == culprit && i == fault.call;
         if (i < shifted) {
@@ -323,16 +323,16 @@ std::vector<std::string> said(LaunchOptions how, const std::function<void(Commun
   return lines;
 }
 
-TEST(Reminder, ComesAfter5And30And60AndThenTwiceAsLong) {
-  Reminder reminder;
+TEST(ReportInterval, ComesAfter5And30And60AndThenTwiceAsLong) {
+  ReportInterval reminder;
   std::vector<int> at;
   for (int second = 0; second < 300; ++second)
     if (reminder.is_due(second)) at.push_back(second);
   EXPECT_EQ(at, (std::vector<int>{5, 30, 60, 120, 240}));
 }
 
-TEST(LongWaits, AreNewsOnceForEachAxisAndRank) {
-  LongWaits waits([](const std::string&) {});
+TEST(StallReporter, AreNewsOnceForEachAxisAndRank) {
+  StallReporter waits([](const std::string&) {});
   EXPECT_TRUE(waits.is_news("dp", 3));
   EXPECT_FALSE(waits.is_news("dp", 3));
   EXPECT_TRUE(waits.is_news("dp", 2));
@@ -344,7 +344,7 @@ TEST(LongWaits, AreNewsOnceForEachAxisAndRank) {
 TEST(Flight, ALongWaitIsSaidOnceWithWhomAndWhatItDidLast) {
   const std::vector<std::string> lines = said({.ranks = 4, .timeout_s = 60}, [](Communicator& world) {
     const std::unique_ptr<Communicator> axis = world.split(0, world.rank(), "dp");
-    const Tensor x = array_of(world.rank(), 10, DType::float32, make_arena());
+    const Tensor x = make_array(world.rank(), 10, DType::float32, make_arena());
     axis->all_reduce(x);
     for (int i = 0; i < 2; ++i) {
       if (world.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(5600));
@@ -359,7 +359,7 @@ TEST(Flight, ALongWaitIsSaidOnceWithWhomAndWhatItDidLast) {
 
 TEST(Flight, AMessageThatDoesNotComeIsSaidToo) {
   const std::vector<std::string> lines = said({.ranks = 2, .timeout_s = 60}, [](Communicator& world) {
-    const Tensor x = array_of(world.rank(), 10, DType::float32, make_arena());
+    const Tensor x = make_array(world.rank(), 10, DType::float32, make_arena());
     if (world.rank() == 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5300));
       world.send(x, 0);
@@ -395,7 +395,7 @@ TEST(Flight, WaitingIsCountedByWhomItIsFor) {
   EXPECT_LT(waits[1][0] + waits[1][2], 0.2);
 }
 
-std::string flights_of(LaunchOptions how, const std::function<void(Communicator&)>& body) {
+std::string record_flights(LaunchOptions how, const std::function<void(Communicator&)>& body) {
   const TemporaryDirectory folder(temporary_folder() / "tessera-flight");
   how.flight_file = [&] { return folder.path() / "flights.json"; };
   EXPECT_THROW(launch(how, body), Error);
@@ -404,8 +404,8 @@ std::string flights_of(LaunchOptions how, const std::function<void(Communicator&
 
 // Rank 1 leaves out one call: the others are in the fourth, it was never there.
 TEST(Flight, AFailureLeavesWhatEveryRankDidLast) {
-  const std::string file = flights_of({.ranks = 3, .timeout_s = 1}, [](Communicator& world) {
-    const Tensor x = array_of(world.rank(), 10, DType::float32, make_arena());
+  const std::string file = record_flights({.ranks = 3, .timeout_s = 1}, [](Communicator& world) {
+    const Tensor x = make_array(world.rank(), 10, DType::float32, make_arena());
     for (int i = 0; i < 3; ++i) world.all_reduce(x);
     if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
     world.barrier();
@@ -419,7 +419,7 @@ TEST(Flight, AFailureLeavesWhatEveryRankDidLast) {
 }
 
 TEST(Flight, KeepsTheLast32AndTheirNumbers) {
-  Flight flight(0, 1, std::make_shared<LongWaits>([](const std::string&) {}));
+  Flight flight(0, 1, std::make_shared<StallReporter>([](const std::string&) {}));
   const int dp = flight.axis("dp"), tp = flight.axis("tp");
   EXPECT_EQ(flight.axis("dp"), dp);
   for (int i = 0; i < 50; ++i) flight.end(flight.begin(dp, Op::broadcast, i));
@@ -477,7 +477,7 @@ void expect_rounded(Communicator& world, int64_t count, const ArenaPtr& arena, b
 }
 
 void expect_rounded_by(Algorithm algorithm, int ranks, Device device) {
-  SCOPED_TRACE(std::string(name_of(algorithm)) + ", " + std::to_string(ranks) + " ranks");
+  SCOPED_TRACE(std::string(to_string(algorithm)) + ", " + std::to_string(ranks) + " ranks");
   launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 30, .algorithm = algorithm}, [&](Communicator& world) {
     const ArenaPtr arena = device == Device::cpu ? world.make_arena() : make_arena(device);
     const bool once = algorithm == Algorithm::direct || algorithm == Algorithm::root || ranks == 2;

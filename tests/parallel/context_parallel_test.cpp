@@ -18,7 +18,9 @@ namespace {
 enum class Way : uint8_t { zigzag, contiguous, ulysses };
 constexpr std::array<Way, 3> kWays{Way::zigzag, Way::contiguous, Way::ulysses};
 
-Balance balance_of(Way way) { return way == Way::zigzag ? Balance::zigzag : Balance::contiguous; }
+SequencePartition sequence_partition(Way way) {
+  return way == Way::zigzag ? SequencePartition::zigzag : SequencePartition::contiguous;
+}
 constexpr std::array kWayNames{"zig-zag ring", "contiguous ring", "ulysses"};
 
 struct Problem {
@@ -73,14 +75,14 @@ Var attend(const Var& qkv, const Problem& p, Communicator& cp, Way way) {
   if (way == Way::ulysses) return ulysses_attention(qkv, p.heads, p.options, cp);
   AttentionOptions o = p.options;
   if (const Tensor& all = p.options.starts; all.defined()) {
-    const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), balance_of(way));
+    const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
     o.starts = tokens_at(all.reshape({p.b, p.tokens, 1}), mine).reshape({p.b, std::ssize(mine)});
   }
-  return ring_attention(qkv, p.heads, o, cp, balance_of(way));
+  return ring_attention(qkv, p.heads, o, cp, sequence_partition(way));
 }
 
 Result together(const Problem& p, Communicator& cp, Way way, const ArenaPtr& arena, bool recomputed = false) {
-  const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), balance_of(way));
+  const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
   const Var qkv(tokens_at(whole_qkv(p, arena->host()), mine).to(arena), true);
   const auto run = [&](const std::vector<Var>& v) { return attend(v[0], p, cp, way); };
   const Var y = recomputed ? checkpoint(run, {qkv}) : run({qkv});
@@ -90,7 +92,7 @@ Result together(const Problem& p, Communicator& cp, Way way, const ArenaPtr& are
 
 std::string describe(const Problem& p, const Communicator& cp, Way way) {
   return fmt::format("{} on {} ranks of {} ({}, {}, {} / {} x {}), trial {}", kWayNames[static_cast<size_t>(way)],
-                     cp.size(), name_of(p.dtype), p.b, p.tokens, p.heads.query, p.heads.key, p.d, p.name);
+                     cp.size(), to_string(p.dtype), p.b, p.tokens, p.heads.query, p.heads.key, p.d, p.name);
 }
 
 // Every way of this problem, against one rank in float64 with the same inputs.
@@ -99,7 +101,7 @@ void expect_as_alone(const Problem& p, Communicator& cp, double of_out = 1e-12, 
   const Result expected = alone(p, arena);
   for (const Way way : kWays) {
     const Result got = together(p, cp, way, arena);
-    const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), balance_of(way));
+    const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
     const std::string what = describe(p, cp, way);
     EXPECT_EQ(got.out.dtype(), p.dtype) << what;
     EXPECT_LE(test::apart(got.out, tokens_at(expected.out, mine)), of_out) << what;
@@ -184,7 +186,7 @@ double squared_error(const Tensor& x, const Tensor& exact) {
 
 // The squared errors of all ranks, as shares of those of one rank's bfloat16, are at most `bound`.
 void expect_error(const Problem& p, Communicator& cp, Way way, double bound, const ArenaPtr& arena) {
-  const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), balance_of(way));
+  const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
   const Result exact = alone(p, make_arena()), one = alone(p, arena, DType::bfloat16),
                got = together(p, cp, way, arena);
   const auto share = [&](const Tensor& x, const Tensor& whole, const Tensor& of_one) {
@@ -240,41 +242,42 @@ TEST(ContextParallel, RecomputingChangesNoBit) {
 }
 
 // --- what would be wrong is seen ---
-double output_difference(const Problem& told, const Problem& p, Communicator& cp, Balance cut) {
+double output_difference(const Problem& told, const Problem& p, Communicator& cp, SequencePartition cut) {
   const ArenaPtr arena = make_arena();
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), cut);
   const Var qkv(tokens_at(whole_qkv(p, arena), mine));
-  const Tensor out = ring_attention(qkv, told.heads, told.options, cp, Balance::zigzag).value();
+  const Tensor out = ring_attention(qkv, told.heads, told.options, cp, SequencePartition::zigzag).value();
   return cp.max(test::apart(out, tokens_at(alone(p, arena).out, mine)));
 }
 
 TEST(ContextParallel, DefectsAreSeen) {
   launch(ranks(3), [](Communicator& cp) {
     Problem p{.b = 2, .tokens = 24, .heads = {2}, .d = 5, .options = {.dropout = 0.2, .random = Philox(4)}};
-    EXPECT_LE(output_difference(p, p, cp, Balance::zigzag), 1e-12);
-    EXPECT_GT(output_difference(p, p, cp, Balance::contiguous), 0.1);  // chunks in another order than the op thinks
+    EXPECT_LE(output_difference(p, p, cp, SequencePartition::zigzag), 1e-12);
+    EXPECT_GT(output_difference(p, p, cp, SequencePartition::contiguous),
+              0.1);  // chunks in another order than the op thinks
     Problem uncaused = p, masked = p, shifted = p;
     uncaused.options.causal = false;
     masked.options.tokens_total = p.tokens + 1;  // another mask
     shifted.options.first_head = 1;
     for (const Problem& told : {uncaused, masked, shifted})
-      EXPECT_GT(output_difference(told, p, cp, Balance::zigzag), 0.1);
+      EXPECT_GT(output_difference(told, p, cp, SequencePartition::zigzag), 0.1);
   });
 }
 
 // Context parallelism: who has what and computes what, what is moved and held, and when it is sent.
 
-constexpr std::array<Balance, 2> kBalances{Balance::zigzag, Balance::contiguous};
+constexpr std::array<SequencePartition, 2> kBalances{SequencePartition::zigzag, SequencePartition::contiguous};
 
 // --- tokens and chunks ---
 TEST(ContextPositions, CutTheSequence) {
   using List = std::vector<int64_t>;
-  EXPECT_EQ(context_positions(12, 3, 0, Balance::zigzag), (List{0, 1, 10, 11}));
-  EXPECT_EQ(context_positions(12, 3, 1, Balance::zigzag), (List{2, 3, 8, 9}));
-  EXPECT_EQ(context_positions(12, 3, 2, Balance::zigzag), (List{4, 5, 6, 7}));
-  EXPECT_EQ(context_positions(12, 3, 1, Balance::contiguous), (List{4, 5, 6, 7}));
-  EXPECT_EQ(context_positions(5, 1, 0, Balance::zigzag), (List{0, 1, 2, 3, 4}));
-  for (const Balance balance : kBalances)
+  EXPECT_EQ(context_positions(12, 3, 0, SequencePartition::zigzag), (List{0, 1, 10, 11}));
+  EXPECT_EQ(context_positions(12, 3, 1, SequencePartition::zigzag), (List{2, 3, 8, 9}));
+  EXPECT_EQ(context_positions(12, 3, 2, SequencePartition::zigzag), (List{4, 5, 6, 7}));
+  EXPECT_EQ(context_positions(12, 3, 1, SequencePartition::contiguous), (List{4, 5, 6, 7}));
+  EXPECT_EQ(context_positions(5, 1, 0, SequencePartition::zigzag), (List{0, 1, 2, 3, 4}));
+  for (const SequencePartition balance : kBalances)
     for (const int n : {1, 2, 3, 4, 7}) {
       std::set<int64_t> all;
       for (int r = 0; r < n; ++r) {
@@ -289,14 +292,16 @@ TEST(ContextPositions, CutTheSequence) {
 }
 
 TEST(ContextPositions, WhatCannotBeCutIsRefused) {
-  const auto refusal = [](int64_t tokens, int n, int rank, Balance balance) {
-    return error_of([&] { context_positions(tokens, n, rank, balance); });
+  const auto refusal = [](int64_t tokens, int n, int rank, SequencePartition balance) {
+    return error_message([&] { context_positions(tokens, n, rank, balance); });
   };
   const std::string head = "[context_parallel] ", make = " tokens do not make ";
-  EXPECT_EQ(refusal(20, 4, 0, Balance::zigzag), head + "20" + make + "8 equal chunks for 4 ranks; expected 16 or 24");
-  EXPECT_EQ(refusal(3, 4, 0, Balance::contiguous), head + "3" + make + "4 equal chunks for 4 ranks; expected 4");
-  EXPECT_EQ(refusal(0, 1, 0, Balance::zigzag), head + "0" + make + "1 equal chunks for 1 ranks; expected 1");
-  EXPECT_EQ(refusal(8, 4, 4, Balance::contiguous), head + "there is no rank 4 among 4");
+  EXPECT_EQ(refusal(20, 4, 0, SequencePartition::zigzag),
+            head + "20" + make + "8 equal chunks for 4 ranks; expected 16 or 24");
+  EXPECT_EQ(refusal(3, 4, 0, SequencePartition::contiguous),
+            head + "3" + make + "4 equal chunks for 4 ranks; expected 4");
+  EXPECT_EQ(refusal(0, 1, 0, SequencePartition::zigzag), head + "0" + make + "1 equal chunks for 1 ranks; expected 1");
+  EXPECT_EQ(refusal(8, 4, 4, SequencePartition::contiguous), head + "there is no rank 4 among 4");
 }
 
 // Tiles that a rank computes with each holder's keys; a tile on the diagonal of a causal mask is half a tile of work.
@@ -304,7 +309,7 @@ struct Work {
   size_t tiles = 0, halves = 0;
   std::vector<size_t> by_hop;
 };
-Work work_of(int n, int rank, Balance balance, bool causal) {
+Work count_work(int n, int rank, SequencePartition balance, bool causal) {
   Work work;
   for (int hop = 0; hop < n; ++hop) {
     const std::vector<ChunkPair> pairs = chunk_pairs(n, rank, (rank + n - hop) % n, balance, causal);
@@ -318,17 +323,17 @@ Work work_of(int n, int rank, Balance balance, bool causal) {
 TEST(ChunkPairs, ZigZagSharesTheWorkEvenly) {
   for (const int n : {2, 3, 4, 8})
     for (int rank = 0; rank < n; ++rank) {
-      const Work even = work_of(n, rank, Balance::zigzag, true);
+      const Work even = count_work(n, rank, SequencePartition::zigzag, true);
       EXPECT_EQ(even.tiles, 2 * static_cast<size_t>(n) + 1);
       EXPECT_EQ(even.halves, 4 * static_cast<size_t>(n));
       for (int hop = 1; hop < n; ++hop) EXPECT_EQ(even.by_hop[static_cast<size_t>(hop)], 2u);
-      EXPECT_EQ(work_of(n, rank, Balance::contiguous, true).tiles, static_cast<size_t>(rank) + 1);
-      EXPECT_EQ(work_of(n, rank, Balance::zigzag, false).tiles, 4 * static_cast<size_t>(n));
+      EXPECT_EQ(count_work(n, rank, SequencePartition::contiguous, true).tiles, static_cast<size_t>(rank) + 1);
+      EXPECT_EQ(count_work(n, rank, SequencePartition::zigzag, false).tiles, 4 * static_cast<size_t>(n));
     }
 }
 
 TEST(ChunkPairs, AreThoseThatTheMaskLeaves) {
-  for (const Balance balance : kBalances)
+  for (const SequencePartition balance : kBalances)
     for (const bool causal : {false, true})
       for (const int n : {2, 3, 5}) {
         std::set<std::pair<int, int>> seen;
@@ -339,7 +344,7 @@ TEST(ChunkPairs, AreThoseThatTheMaskLeaves) {
               seen.insert({pair.query, pair.key});
               ++count;
             }
-        const int chunks = balance == Balance::zigzag ? 2 * n : n;
+        const int chunks = balance == SequencePartition::zigzag ? 2 * n : n;
         std::set<std::pair<int, int>> expected;
         for (int query = 0; query < chunks; ++query)
           for (int key = 0; key < (causal ? query + 1 : chunks); ++key) expected.insert({query, key});
@@ -383,7 +388,7 @@ TEST(ContextParallel, MovesWhatTheFormulasSay) {
     launch(ranks(n), [](Communicator& cp) {
       const int64_t c = cp.size();
       for (const DType dtype : {DType::float64, DType::float32, DType::bfloat16}) {
-        const int64_t e = size_of(dtype), wide = dtype == DType::float64 ? 8 : 4;
+        const int64_t e = element_size(dtype), wide = dtype == DType::float64 ? 8 : 4;
         Problem s{.tokens = 10 * c, .dtype = dtype};
         for (const Way way : {Way::zigzag, Way::contiguous})
           expect_moved(s, cp, way, Op::send, {c * (c - 1), 2 * (c - 1) * e * s.keys()},
@@ -403,10 +408,10 @@ TEST(ContextParallel, TheRingHoldsNothingOfTheWholeSequence) {
         const Problem s{.tokens = 32 * cp.size(), .dtype = dtype};
         const Var qkv = own_part(s, cp);
         Arena& arena = *qkv.value().arena();
-        const int64_t own = s.queries() / cp.size(), part = s.keys() / cp.size(), e = size_of(dtype);
+        const int64_t own = s.queries() / cp.size(), part = s.keys() / cp.size(), e = element_size(dtype);
         const int64_t before = arena.usage(Category::activations).live;
         arena.reset_peaks();
-        const Var y = ring_attention(qkv, s.heads, {}, cp, Balance::zigzag);
+        const Var y = ring_attention(qkv, s.heads, {}, cp, SequencePartition::zigzag);
         const int64_t lse = 4 * s.b * s.heads.query * s.tokens / cp.size();
         EXPECT_EQ(arena.usage(Category::activations).live - before, e * own + lse);
         EXPECT_EQ(arena.usage(Category::communication).peak, 2 * e * part);  // k and v
@@ -419,7 +424,7 @@ TEST(ContextParallel, TheRingHoldsNothingOfTheWholeSequence) {
 
 // --- time ---
 // "send kv", "recv dkv": gradients have twice the bytes of bfloat16 keys and values.
-std::string name_of(const TraceEvent& event, int64_t kv_bytes) {
+std::string to_string(const TraceEvent& event, int64_t kv_bytes) {
   return event.what + (event.bytes == kv_bytes ? " kv" : event.bytes == 2 * kv_bytes ? " dkv" : " something else");
 }
 
@@ -429,7 +434,7 @@ void expect_sent_before_computing(const Trace& trace, int64_t kv_bytes, const st
   ASSERT_EQ(events.size(), order.size());
   double least_work = 1e9, least_pause = 1e9;  // the least, since other programs may come between
   for (size_t i = 0; i < events.size(); ++i) {
-    EXPECT_EQ(name_of(events[i], kv_bytes), order[i]) << i;
+    EXPECT_EQ(to_string(events[i], kv_bytes), order[i]) << i;
     if (i == 0) continue;
     const double between = events[i].requested - events[i - 1].end;
     if (order[i - 1] == "send kv") least_work = std::min(least_work, between);
@@ -445,7 +450,7 @@ TEST(ContextParallel, ABlockIsSentOnBeforeItIsComputedWith) {
     const int64_t kv_bytes = 2 * 2 * s.keys() / cp.size();
     const Var qkv = own_part(s, cp);
     cp.set_trace(&there);
-    const Var y = ring_attention(qkv, s.heads, {}, cp, Balance::zigzag);
+    const Var y = ring_attention(qkv, s.heads, {}, cp, SequencePartition::zigzag);
     cp.set_trace(&back);
     backward(y, {.seed = y.value().clone()});
     cp.set_trace(nullptr);
@@ -462,7 +467,7 @@ TEST(ContextParallel, WhatCannotBeIsRefused) {
     const auto cp = world.split(0, world.rank(), "context");
     const auto refusal = [&](bool ring, int64_t tokens, int64_t heads, const AttentionOptions& options = {}) {
       const Var qkv(Tensor::zeros({1, tokens, 18}, DType::float32, make_arena()));
-      return error_of(
+      return error_message(
           [&] { ring ? ring_attention(qkv, {heads}, options, *cp) : ulysses_attention(qkv, {heads}, options, *cp); });
     };
     EXPECT_EQ(refusal(false, 2, 3),

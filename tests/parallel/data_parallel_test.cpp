@@ -16,7 +16,7 @@ namespace {
 
 using test::bytes;
 using test::Bytes;
-using test::values_of;
+using test::copy_values;
 
 enum class Frozen : uint8_t { nothing, some, table_too };  // parameters
 
@@ -39,8 +39,8 @@ struct Setting {
   int64_t tokens() const { return batch() * config.context; }
   std::string name() const {
     return fmt::format("{}, zero {}, {} ranks, {} servers, {} micro-batches, {}, {}, {}, {}, frozen {}",
-                       name_in(kDataModeNames, mode), zero, ranks, servers, microbatches, name_of(dtype),
-                       name_of(grads), name_in(kOptimizerNames, optimizer), name_of(algorithm),
+                       name_in(kDataModeNames, mode), zero, ranks, servers, microbatches, to_string(dtype),
+                       to_string(grads), name_in(kOptimizerNames, optimizer), to_string(algorithm),
                        static_cast<int>(frozen));
   }
 };
@@ -76,7 +76,7 @@ std::vector<FlatUnit> trained(std::vector<FlatUnit> units) {
 }
 
 // A unit's values or gradients on rank 0; undefined elsewhere.
-Tensor whole_of(const DataStrategy& strategy, size_t unit, Tensor FlatUnit::*kind) {
+Tensor gather_full(const DataStrategy& strategy, size_t unit, Tensor FlatUnit::*kind) {
   const bool none = strategy.shards().empty();  // DataParallel keeps nothing on other ranks
   return gather_unit(strategy.axis(), strategy.layout(), unit, none ? Tensor() : strategy.shards()[unit].*kind);
 }
@@ -85,14 +85,14 @@ Bytes kept_values(Decoder& model, const DataStrategy& strategy) {
   Bytes out;
   const std::vector<Module::Unit> layout = model.layout();
   for (size_t u = 0; u < layout.size(); ++u) {
-    const Tensor whole = whole_of(strategy, u, &FlatUnit::values);
+    const Tensor whole = gather_full(strategy, u, &FlatUnit::values);
     for (const Slot& slot : layout[u].slots)
       if (whole.defined()) out.push_back(bytes(whole.narrow(0, slot.begin, slot.size)));
   }
   return out;
 }
 
-std::unique_ptr<Optimizer> optimizer_of(const Setting& given, std::vector<FlatUnit> units) {
+std::unique_ptr<Optimizer> make_test_optimizer(const Setting& given, std::vector<FlatUnit> units) {
   return make_optimizer(given.optimizer, std::move(units), {.weight_decay = 0.1});
 }
 double clip(double squares) { return clip_factor(std::sqrt(squares), 1); }
@@ -137,7 +137,7 @@ Record serial(const Setting& given) {
     Decoder model(given.config);
     const std::vector<FlatUnit>& units =
         freeze(model, given.frozen).materialize(kSeed, arena, given.dtype, given.grads);
-    const std::unique_ptr<Optimizer> optimizer = optimizer_of(given, units);
+    const std::unique_ptr<Optimizer> optimizer = make_test_optimizer(given, units);
     for (int step = 0; step < given.steps; ++step) {
       record.losses.push_back(reference_gradients(given, model, step, arena));
       record.squares.push_back(sum_of_squares(units));
@@ -145,7 +145,7 @@ Record serial(const Setting& given) {
         record.gradients.back().push_back(bytes(unit.grads));
       optimizer->step(given.rate(), clip(record.squares.back()));
     }
-    record.values = values_of(model);
+    record.values = copy_values(model);
     record.of_gradients = arena->usage(Category::gradients).live;
   });
   return record;
@@ -188,7 +188,7 @@ Record parallel(const Setting& given) {
                               .grad_dtype = given.grads,
                               .seed = kSeed};
     const auto strategy = make_data_strategy(freeze(model, given.frozen), world, arena, options);
-    const std::unique_ptr<Optimizer> optimizer = optimizer_of(given, strategy->shards());
+    const std::unique_ptr<Optimizer> optimizer = make_test_optimizer(given, strategy->shards());
     const std::vector<Module::Unit> layout = model.layout();
     Record& record = records[static_cast<size_t>(world.rank())];
     record.first = kept_values(model, *strategy);
@@ -197,21 +197,21 @@ Record parallel(const Setting& given) {
       double loss = 0;
       strategy->begin_step();
       for (int64_t j = 0; j < given.microbatches; ++j) loss += run_microbatch(given, model, *strategy, arena, step, j);
-      strategy->finish_gradients();
+      strategy->reduce_gradients();
       if (step == 0) record.counts = world.counts();
       record.losses.push_back(world.sum(loss));
       record.squares.push_back(test::sum_of_squares(*strategy));
       record.gradients.emplace_back();
       for (size_t u = 0; u < layout.size(); ++u) {
         if (!layout[u].trainable) continue;
-        const Tensor whole = whole_of(*strategy, u, &FlatUnit::grads);
+        const Tensor whole = gather_full(*strategy, u, &FlatUnit::grads);
         EXPECT_EQ(whole.defined(), world.rank() == 0);
         if (whole.defined()) record.gradients.back().push_back(bytes(whole));
       }
       optimizer->step(given.rate(), clip(record.squares.back()));
-      strategy->share_parameters();
+      strategy->gather_parameters();
     }
-    if (given.zero < 3) record.values = values_of(model);
+    if (given.zero < 3) record.values = copy_values(model);
     record.last = kept_values(model, *strategy);
     record.of_gradients = arena->usage(Category::gradients).live;
     record.of_state = arena->usage(Category::optimizer).live;
@@ -349,9 +349,9 @@ TEST(ParameterServer, SendsWhatOneWorksOutByHand) {
       EXPECT_EQ(arena->usage(Category::gradients).live, 4160);
       EXPECT_EQ(arena->usage(Category::optimizer).live, 12 * mine);  // m, v and the master copy
       strategy.begin_step();
-      strategy.finish_gradients();
+      strategy.reduce_gradients();
       optimizer->step(0.1, 1);
-      strategy.share_parameters();
+      strategy.gather_parameters();
       const OpCount push = world.counts()[static_cast<size_t>(Op::reduce)],
                     pull = world.counts()[static_cast<size_t>(Op::broadcast)];
       EXPECT_EQ(push.sent, 4160 - 4 * mine);
@@ -398,9 +398,9 @@ TEST(DataParallelCost, BytesAndMemoryAreThoseWorkedByHand) {
     world.reset_counts();
     strategy->begin_step();
     for (int64_t j = 0; j < 2; ++j) test::run_microbatch(*strategy, model, ids, ids, 1.0 / 24, j);
-    strategy->finish_gradients();
+    strategy->reduce_gradients();
     unit_sums(*strategy);
-    strategy->share_parameters();
+    strategy->gather_parameters();
     const auto count = [&](Op op) { return world.counts()[static_cast<size_t>(op)]; };
     // Twice, to two ranks each: ids of 16 bytes, a loss of 8, gradients of the logits of 4 x 8 x 4.
     EXPECT_EQ(count(Op::scatter), (OpCount{6, root ? 2 * 2 * (16 + 8 + 128) : 0}));
@@ -419,7 +419,7 @@ TEST(DataParallelCost, BytesAndMemoryAreThoseWorkedByHand) {
 }
 
 std::string refusal(Communicator& axis, const DataOptions& options) {
-  return error_of([&] {
+  return error_message([&] {
     Decoder model(kConfig);
     make_data_strategy(model, axis, make_arena(), options)->batches().computes(10, options.microbatches, 0);
   });
@@ -464,7 +464,7 @@ void expect_n(int ranks, const DataOptions& options, const ModelConfig& config) 
   for (const double squares : found)
     EXPECT_EQ(squares, static_cast<double>(parameters))
         << name_in(kDataModeNames, options.mode) << ", zero " << options.zero << ", " << options.servers << " servers, "
-        << ranks << " ranks, " << name_of(options.grad_dtype);
+        << ranks << " ranks, " << to_string(options.grad_dtype);
 }
 
 // The first model has units that are smaller than a norm block for each rank, the second odd sizes everywhere.

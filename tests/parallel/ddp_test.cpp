@@ -19,7 +19,7 @@ struct Watched {
   std::vector<TraceEvent> reductions;      // all-reduces of one step
   std::vector<double> begins, ends;        // when each micro-batch's backward pass begins and ends
   double head = 0, block = 0, lookup = 0;  // when the last one comes to the head, to the first block, to the lookup
-  std::vector<Reduced> cut;
+  std::vector<ReductionSpan> cut;
   int64_t parameters = 0;
   test::Bytes values;  // of units, after some steps
 };
@@ -46,7 +46,7 @@ void one_step(Decoder& model, Ddp& ddp, const ArenaPtr& arena, const Trace& trac
     seen.ends.push_back(trace.now());
     ddp.end_gradients(j);
   }
-  ddp.finish_gradients();
+  ddp.reduce_gradients();
 }
 
 // A few steps on two ranks; what rank 1 saw of the first.
@@ -144,7 +144,7 @@ TEST(Ddp, TheSizeOfBucketsChangesNoBit) {
   for (const Algorithm algorithm : {Algorithm::direct, Algorithm::root, Algorithm::tree}) {
     const Watched whole = watch(int64_t{1} << 30, algorithm);
     for (const int64_t bytes : {1, 1000, 5000, 20000})
-      EXPECT_TRUE(watch(bytes, algorithm).values == whole.values) << bytes << ", " << name_of(algorithm);
+      EXPECT_TRUE(watch(bytes, algorithm).values == whole.values) << bytes << ", " << to_string(algorithm);
   }
 }
 
@@ -159,7 +159,7 @@ TEST(Ddp, WhatNoGradientReachedIsSentAtTheEnd) {
       model.set_step({.seed = kSeed, .training = true});
       backward(sum(model.embed(test::sequences(model.config, 0, world.rank(), 1, arena).ids)));  // no block, no norm
       ddp.end_gradients(0);
-      ddp.finish_gradients();
+      ddp.reduce_gradients();
       double total = 0;
       for (const FlatUnit& unit : ddp.shards())
         for (const float g : unit.grads.to_vector<float>()) total += g;

@@ -61,7 +61,7 @@ TEST(ExpertParallel, TheSharedExpertIsComputedWhileRowsTravel) {
                           }};
   launch(how, [&](Communicator& world) {
     MixtureOfExperts layer(kChannels, options(2, 1));
-    share_out_experts(layer, world);
+    shard_experts(layer, world);
     layer.materialize(1, make_arena(), DType::float32, DType::float32);
     layer.set_step({.training = true});
     layer.clear_gradients();
@@ -90,7 +90,7 @@ TEST(ExpertParallel, TheSharedExpertIsComputedWhileRowsTravel) {
 // Outputs and gradients of one rank's tokens through a layer whose experts `ep` shares out; null: all are here.
 std::vector<Tensor> pass(int rank, Communicator* ep, int64_t experts, int64_t shared, bool again) {
   MixtureOfExperts layer(kChannels, options(experts, shared));
-  if (ep) share_out_experts(layer, *ep);
+  if (ep) shard_experts(layer, *ep);
   layer.materialize(3, make_arena(), DType::float32, DType::float32);
   layer.set_step({.training = true});
   layer.clear_gradients();
@@ -126,7 +126,7 @@ TEST(ExpertCapacity, CountsWhatComesBeforeInTheWholeSequence) {
   for (uint64_t trial = 0; trial < test::plans(20); ++trial) {
     test::Draw d("capacity", trial);
     const int ranks = static_cast<int>(d.between(2, 4));
-    const Balance balance = d.of({Balance::zigzag, Balance::contiguous});
+    const SequencePartition balance = d.of({SequencePartition::zigzag, SequencePartition::contiguous});
     const int64_t sequences = d.between(1, 3), here = 2 * d.between(1, 4), k = d.between(1, 3),
                   experts = d.between(k, 5);
     const int64_t context = here * ranks;

@@ -35,7 +35,7 @@ Tensor whole_numbers(int rank, const Shape& shape, DType dtype, const ArenaPtr& 
   return Tensor::of<double>(v, shape, make_arena()).to(dtype).to(arena);
 }
 
-std::vector<std::byte> bytes_of(const Tensor& t) {
+std::vector<std::byte> as_bytes(const Tensor& t) {
   const Tensor here = t.on_host().contiguous();
   return {here.raw(), here.raw() + here.nbytes()};
 }
@@ -49,8 +49,8 @@ struct Ran {
   bool operator==(const Ran&) const = default;
 };
 
-ArenaPtr gpu_of(const Communicator& world) {
-  if constexpr (kWithCuda) cuda::use_gpu(world.rank_here());
+ArenaPtr make_gpu_arena(const Communicator& world) {
+  if constexpr (kWithCuda) cuda::use_gpu(world.local_rank());
   return make_arena(Device::cuda);
 }
 
@@ -59,11 +59,11 @@ Ran run(const LaunchOptions& options, const Body& body, Device device = Device::
   Ran ran{std::vector<Results>(ranks), std::vector<OpCounts>(ranks)};
   launch(options, [&](Communicator& world) {
     const auto rank = static_cast<size_t>(world.rank());
-    const ArenaPtr arena = options.backend == Backend::nccl ? gpu_of(world) : make_arena(device);
+    const ArenaPtr arena = options.backend == Backend::nccl ? make_gpu_arena(world) : make_arena(device);
     body(world, arena, ran.results[rank]);
     ran.counts[rank] = world.counts();
     world.barrier();
-    EXPECT_EQ(arena->total().live, 0) << name_of(device);
+    EXPECT_EQ(arena->total().live, 0) << to_string(device);
   });
   return ran;
 }
@@ -71,7 +71,7 @@ Ran run(const LaunchOptions& options, const Body& body, Device device = Device::
 // The same on both devices: results, calls and bytes sent.
 void expect_same(const LaunchOptions& options, const Body& body) {
   const Ran cpu = run(options, body), gpu = run(options, body, Device::cuda);
-  EXPECT_TRUE(gpu.results == cpu.results) << name_of(options.algorithm) << ", " << options.ranks << " ranks";
+  EXPECT_TRUE(gpu.results == cpu.results) << to_string(options.algorithm) << ", " << options.ranks << " ranks";
   EXPECT_TRUE(gpu.counts == cpu.counts);
 }
 
@@ -84,11 +84,11 @@ void every_operation(Communicator& c, const ArenaPtr& arena, int64_t n, DType dt
     const Tensor x = mine.clone(), part = Tensor::empty({own}, dtype, arena);
     c.all_reduce(x, reduction);
     c.reduce_scatter(mine, part, reduction);
-    for (const Tensor& t : {x, part}) out.push_back(bytes_of(t));
+    for (const Tensor& t : {x, part}) out.push_back(as_bytes(t));
   }
   const Tensor part = draw(me, {own}, dtype, arena), whole = Tensor::zeros({n}, dtype, arena);
   c.all_gather(part, whole);
-  out.push_back(bytes_of(whole));
+  out.push_back(as_bytes(whole));
   for (int root = 0; root < ranks; ++root) {
     const Tensor x = mine.clone(), y = mine.clone(), got = Tensor::zeros({own}, dtype, arena);
     c.broadcast(x, root);
@@ -96,14 +96,14 @@ void every_operation(Communicator& c, const ArenaPtr& arena, int64_t n, DType dt
     Tensor all = me == root ? Tensor::zeros({n}, dtype, arena) : Tensor::meta({n}, dtype);
     c.gather(part, all, root);
     c.scatter(me == root ? whole : all, got, root);
-    for (const Tensor& t : {x, got}) out.push_back(bytes_of(t));
-    if (me == root || draw == brought) out.push_back(bytes_of(y));  // over NCCL others' are anything
-    if (me == root) out.push_back(bytes_of(all));
+    for (const Tensor& t : {x, got}) out.push_back(as_bytes(t));
+    if (me == root || draw == brought) out.push_back(as_bytes(y));  // over NCCL others' are anything
+    if (me == root) out.push_back(as_bytes(all));
   }
   const Tensor in = draw(me, {3 * ranks}, dtype, arena), turned = Tensor::zeros({3 * ranks}, dtype, arena);
   c.all_to_all(in, turned);
   EXPECT_TRUE(test::exchanges_uneven(c, dtype, arena));
-  for (const Tensor& t : {turned, mine}) out.push_back(bytes_of(t));  // `mine` is left alone
+  for (const Tensor& t : {turned, mine}) out.push_back(as_bytes(t));  // `mine` is left alone
 }
 
 TEST_F(CommGpu, EveryOperationByEveryAlgorithm) {
@@ -126,9 +126,9 @@ TEST_F(CommGpu, PiecesMayLieInsideTheWhole) {
                     const Range own = piece(1000, 3, world.rank());
                     const Tensor part = x.narrow(0, own.begin, own.size());
                     world.reduce_scatter(x, part);
-                    out.push_back(bytes_of(x));
+                    out.push_back(as_bytes(x));
                     world.all_gather(part, x);
-                    out.push_back(bytes_of(x));
+                    out.push_back(as_bytes(x));
                   }
                 });
 }
@@ -144,7 +144,7 @@ TEST_F(CommGpu, MessagesKeepTheirOrderByTag) {
     for (const int i : {1, 0, 3, 5, 2, 7, 4, 6, 8, 9}) {
       const Tensor x = Tensor::zeros({100 + i}, DType::float32, memory);
       world.recv(x, previous, i % 2);
-      out.push_back(bytes_of(x));
+      out.push_back(as_bytes(x));
     }
   });
 }
@@ -155,17 +155,17 @@ TEST_F(CommGpu, RunsInTheBackground) {
                 [](Communicator& world, const ArenaPtr& memory, Results& out) {
                   const auto row = world.split(world.rank() / 2, world.rank(), "row");
                   std::vector<Tensor> x;
-                  std::vector<Pending> pending;
+                  std::vector<Work> pending;
                   for (int i = 0; i < 4; ++i) {
                     x.push_back(brought(world.rank() + i, {3000 + i}, DType::float32, memory));
                     pending.push_back(world.start_all_reduce(x.back()));
                     const Tensor beside = brought(world.rank(), {500}, DType::float32, memory);
                     row->all_reduce(beside);
-                    out.push_back(bytes_of(beside));
+                    out.push_back(as_bytes(beside));
                   }
                   for (size_t i = 0; i < x.size(); ++i) {
                     pending[i].wait();
-                    out.push_back(bytes_of(x[i]));
+                    out.push_back(as_bytes(x[i]));
                   }
                 });
 }
@@ -186,14 +186,14 @@ TEST_F(CommGpu, ArraysAreRedistributed) {
           if (cut) shape[from.dim] = piece(shape[from.dim], 3, world.rank()).size();
           const Placement source = cut ? S(from.dim, whole[from.dim]) : from;
           const Tensor x = brought(world.rank(), shape, dtype, memory);
-          out.push_back(bytes_of(redistribute(x.clone(), world, source, to)));
-          out.push_back(bytes_of(start_redistribute(x.clone(), world, source, to).wait()));
+          out.push_back(as_bytes(redistribute(x.clone(), world, source, to)));
+          out.push_back(as_bytes(start_redistribute(x.clone(), world, source, to).wait()));
         }
   });
 }
 
 std::string failure(const LaunchOptions& options, const std::function<void(Communicator&)>& body) {
-  return error_of([&] { launch(options, body); }, Status::communication);
+  return error_message([&] { launch(options, body); }, Status::communication);
 }
 
 TEST_F(CommGpu, ARankThatFailsEndsTheOthers) {
@@ -265,7 +265,7 @@ TEST_F(NcclGpu, PiecesMayLieInsideTheWhole) {
       const Tensor part = x.narrow(0, own.begin, own.size());
       world.reduce_scatter(x, part);
       world.all_gather(part, x);
-      out.push_back(bytes_of(x));
+      out.push_back(as_bytes(x));
     }
   };
   EXPECT_TRUE(run(over_nccl(2), body).results == run({.ranks = 2, .timeout_s = 60}, body).results);
@@ -280,19 +280,19 @@ TEST_F(NcclGpu, CommunicatorsOfARankKeepOneOrder) {
     for (int turn = 0; turn < 20; ++turn) {
       const auto fresh = [&](int64_t n) { return whole_numbers(world.rank() + turn, {n}, DType::float32, arena); };
       const Tensor a = fresh(300), b = fresh(400), c = fresh(500), d = fresh(20);
-      Pending in_row = row->start_all_reduce(a), in_column = column->start_all_reduce(b);
+      Work in_row = row->start_all_reduce(a), in_column = column->start_all_reduce(b);
       world.all_reduce(c);
       row->all_reduce(d);
       in_column.wait();
       in_row.wait();
-      for (const Tensor& t : {a, b, c, d}) out.push_back(bytes_of(t));
+      for (const Tensor& t : {a, b, c, d}) out.push_back(as_bytes(t));
     }
   };
   EXPECT_TRUE(run(over_nccl(4), body).results == run({.ranks = 4, .timeout_s = 60}, body).results);
 }
 
 std::string failure(const LaunchOptions& options, const std::function<void(Communicator&, const ArenaPtr&)>& body) {
-  return failure(options, [&](Communicator& world) { body(world, gpu_of(world)); });
+  return failure(options, [&](Communicator& world) { body(world, make_gpu_arena(world)); });
 }
 
 TEST_F(NcclGpu, ARankThatFailsEndsTheOthers) {
@@ -348,18 +348,18 @@ TEST_F(NcclGpu, RanksThatAskForDifferentThingsEnd) {
 TEST_F(NcclGpu, AGraphHoldsCollectives) {
   if constexpr (kWithCuda)
     launch(over_nccl(2), [](Communicator& world) {
-      const ArenaPtr arena = gpu_of(world);
+      const ArenaPtr arena = make_gpu_arena(world);
       const auto all = world.split(0, world.rank(), "all");
       const Tensor x = Tensor::zeros({1000}, DType::float32, arena), y = x.clone(), sums = x.clone();
       const Tensor mine = Tensor::zeros({500}, DType::float32, arena), gathered = x.clone();
       const auto work = [&] {
         Tensor doubled = x.clone();
         scale_(doubled, 2);
-        Pending reducing = world.start_all_reduce(doubled);
+        Work reducing = world.start_all_reduce(doubled);
         Tensor(y).copy_from(x);
         all->all_reduce(y);
         Tensor z = y.clone();  // 3
-        Pending cut = world.start_reduce_scatter(z, mine);
+        Work cut = world.start_reduce_scatter(z, mine);
         scale_(z = y.clone(), 10);
         reducing.wait();
         add_(z, doubled);  // 30 + 6
@@ -390,10 +390,10 @@ TEST_F(NcclGpu, AGraphHoldsCollectives) {
 TEST_F(NcclGpu, ACollectiveThatNobodyWaitsForBreaksTheCapture) {
   if constexpr (kWithCuda)
     launch(over_nccl(2), [](Communicator& world) {
-      const ArenaPtr arena = gpu_of(world);
+      const ArenaPtr arena = make_gpu_arena(world);
       const Tensor x = Tensor::zeros({100}, DType::float32, arena);
       world.all_reduce(x);
-      Pending forgotten;
+      Work forgotten;
       EXPECT_THROW(cuda::Graph(arena, [&] { forgotten = world.start_all_reduce(x); }), Error);
       world.barrier();
       world.all_reduce(x);  // all goes on as before

@@ -71,7 +71,7 @@ class FakeNccl final : public NcclApi {
  private:
   void note(const std::string& call) { log_.calls.push_back(call); }
   static std::string of(int64_t count, DType dtype) {
-    return std::to_string(count) + " " + std::string(name_of(dtype));
+    return std::to_string(count) + " " + std::string(to_string(dtype));
   }
   static std::string of(Reduction reduction) { return reduction == Reduction::sum ? " sum" : " max"; }
   std::string at(const void* p) const {
@@ -84,15 +84,15 @@ class FakeNccl final : public NcclApi {
 };
 
 // The calls of rank 1 of three for one collective of arrays that are said to be on a GPU.
-std::vector<std::string> calls_of(Call call, Algorithm algorithm = Algorithm::native) {
+std::vector<std::string> record_calls(Call call, Algorithm algorithm = Algorithm::native) {
   std::vector<std::string> seen;
-  const auto group = make_thread_group(3, 20, true, std::make_shared<Board>());
+  const auto group = make_thread_group(3, 20, true, std::make_shared<FailureState>());
   launch({.ranks = 3, .timeout_s = 20}, [&](Communicator& world) {
     std::vector<std::byte> memory(4096);
     Log log;
     log.in = memory.data();
     log.out = memory.data() + 2048;
-    log.element = size_of(call.dtype);
+    log.element = element_size(call.dtype);
     const ArenaPtr gpu = make_arena();
     log.gpu = gpu.get();
     NcclTransport nccl(std::make_unique<FakeNccl>(log), std::make_unique<ThreadTransport>(group, world.rank()), 20);
@@ -117,60 +117,61 @@ std::vector<std::string> calls_of(Call call, Algorithm algorithm = Algorithm::na
 using Calls = std::vector<std::string>;
 
 TEST(Nccl, CollectivesOfTheLibrary) {
-  EXPECT_EQ(calls_of({.op = Op::all_reduce, .dtype = DType::bfloat16, .count = 10}),
+  EXPECT_EQ(record_calls({.op = Op::all_reduce, .dtype = DType::bfloat16, .count = 10}),
             Calls{"all_reduce in+0 in+0 10 bfloat16 sum"});
-  EXPECT_EQ(calls_of({.op = Op::all_reduce, .reduction = Reduction::max, .count = 10}),
+  EXPECT_EQ(record_calls({.op = Op::all_reduce, .reduction = Reduction::max, .count = 10}),
             Calls{"all_reduce in+0 in+0 10 float32 max"});
-  EXPECT_EQ(calls_of({.op = Op::reduce_scatter, .count = 12}), Calls{"reduce_scatter in+0 out+0 4 float32 sum"});
-  EXPECT_EQ(calls_of({.op = Op::all_gather, .dtype = DType::bfloat16, .count = 12}),
+  EXPECT_EQ(record_calls({.op = Op::reduce_scatter, .count = 12}), Calls{"reduce_scatter in+0 out+0 4 float32 sum"});
+  EXPECT_EQ(record_calls({.op = Op::all_gather, .dtype = DType::bfloat16, .count = 12}),
             Calls{"all_gather in+0 out+0 4 bfloat16"});
-  EXPECT_EQ(calls_of({.op = Op::broadcast, .root = 2, .count = 12}), Calls{"broadcast in+0 out+0 12 float32 root 2"});
-  EXPECT_EQ(calls_of({.op = Op::reduce, .root = 2, .count = 12}), Calls{"reduce in+0 out+0 12 float32 sum root 2"});
+  EXPECT_EQ(record_calls({.op = Op::broadcast, .root = 2, .count = 12}),
+            Calls{"broadcast in+0 out+0 12 float32 root 2"});
+  EXPECT_EQ(record_calls({.op = Op::reduce, .root = 2, .count = 12}), Calls{"reduce in+0 out+0 12 float32 sum root 2"});
 }
 
 TEST(Nccl, UnevenPiecesAreGroups) {
-  EXPECT_EQ(calls_of({.op = Op::reduce_scatter, .count = 11}),
+  EXPECT_EQ(record_calls({.op = Op::reduce_scatter, .count = 11}),
             (Calls{"(", "reduce in+0 - 3 float32 sum root 0", "reduce in+3 out+0 4 float32 sum root 1",
                    "reduce in+7 - 4 float32 sum root 2", ")"}));
-  EXPECT_EQ(calls_of({.op = Op::all_gather, .count = 11}),
+  EXPECT_EQ(record_calls({.op = Op::all_gather, .count = 11}),
             (Calls{"(", "broadcast out+0 out+0 3 float32 root 0", "broadcast in+0 out+3 4 float32 root 1",
                    "broadcast out+7 out+7 4 float32 root 2", ")"}));
-  EXPECT_EQ(calls_of({.op = Op::all_gather, .count = 2}),  // rank 0 has nothing
+  EXPECT_EQ(record_calls({.op = Op::all_gather, .count = 2}),  // rank 0 has nothing
             (Calls{"(", "broadcast in+0 out+0 1 float32 root 1", "broadcast out+1 out+1 1 float32 root 2", ")"}));
 }
 
 TEST(Nccl, MessagesAreGroups) {
-  EXPECT_EQ(calls_of({.op = Op::all_to_all, .count = 6}),
+  EXPECT_EQ(record_calls({.op = Op::all_to_all, .count = 6}),
             (Calls{"(", "send in+0 2 float32 to 0", "recv out+0 2 float32 from 0", "send in+2 2 float32 to 1",
                    "recv out+2 2 float32 from 1", "send in+4 2 float32 to 2", "recv out+4 2 float32 from 2", ")"}));
-  const UnevenPieces pieces{{2, 1, 0}, {0, 1, 4}};
-  EXPECT_EQ(calls_of({.op = Op::all_to_all, .count = 3, .pieces = &pieces}, Algorithm::direct),
+  const UnevenSplits pieces{{2, 1, 0}, {0, 1, 4}};
+  EXPECT_EQ(record_calls({.op = Op::all_to_all, .count = 3, .pieces = &pieces}, Algorithm::direct),
             (Calls{"(", "send in+0 2 float32 to 0", "send in+2 1 float32 to 1", "recv out+0 1 float32 from 1",
                    "recv out+1 4 float32 from 2", ")"}));
-  EXPECT_EQ(calls_of({.op = Op::gather, .root = 1, .count = 5}),
+  EXPECT_EQ(record_calls({.op = Op::gather, .root = 1, .count = 5}),
             (Calls{"(", "send in+0 2 float32 to 1", "recv out+0 1 float32 from 0", "recv out+1 2 float32 from 1",
                    "recv out+3 2 float32 from 2", ")"}));
-  EXPECT_EQ(calls_of({.op = Op::gather, .root = 0, .count = 5}), (Calls{"(", "send in+0 2 float32 to 0", ")"}));
-  EXPECT_EQ(calls_of({.op = Op::scatter, .root = 1, .count = 5}),
+  EXPECT_EQ(record_calls({.op = Op::gather, .root = 0, .count = 5}), (Calls{"(", "send in+0 2 float32 to 0", ")"}));
+  EXPECT_EQ(record_calls({.op = Op::scatter, .root = 1, .count = 5}),
             (Calls{"(", "recv out+0 2 float32 from 1", "send in+0 1 float32 to 0", "send in+1 2 float32 to 1",
                    "send in+3 2 float32 to 2", ")"}));
-  EXPECT_EQ(calls_of({.op = Op::scatter, .root = 2, .count = 5}, Algorithm::direct),
+  EXPECT_EQ(record_calls({.op = Op::scatter, .root = 2, .count = 5}, Algorithm::direct),
             (Calls{"(", "recv out+0 2 float32 from 2", ")"}));
 }
 
 TEST(Nccl, SumsOfAnotherOrderAreRefused) {
-  EXPECT_THROW(calls_of({.op = Op::all_reduce, .count = 4}, Algorithm::direct), Error);
-  EXPECT_THROW(calls_of({.op = Op::reduce_scatter, .count = 4}, Algorithm::ring), Error);
+  EXPECT_THROW(record_calls({.op = Op::all_reduce, .count = 4}, Algorithm::direct), Error);
+  EXPECT_THROW(record_calls({.op = Op::reduce_scatter, .count = 4}, Algorithm::ring), Error);
 }
 
 TEST(Nccl, ArraysOnTheHostGoOverTheCarrier) {
-  const auto group = make_thread_group(2, 20, true, std::make_shared<Board>());
+  const auto group = make_thread_group(2, 20, true, std::make_shared<FailureState>());
   launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
     Log log;
     Communicator c(std::make_unique<NcclTransport>(std::make_unique<FakeNccl>(log),
                                                    std::make_unique<ThreadTransport>(group, world.rank()), 20),
                    "data", Algorithm::native);
-    const Tensor x = array_of(c.rank(), 100, DType::float32, make_arena());
+    const Tensor x = make_array(c.rank(), 100, DType::float32, make_arena());
     c.all_reduce(x);
     EXPECT_EQ(values(x), test::summed(2, 100));
     EXPECT_EQ(c.sum(2), 4);
@@ -187,7 +188,7 @@ TEST(Nccl, ArraysOnTheHostGoOverTheCarrier) {
 
 // Two ranks, each with an all-reduce of its own 100 elements, which are said to be on a GPU.
 void on_two_ranks(double timeout_s, const std::function<void(Log&, NcclTransport&, const Call&)>& f) {
-  const auto group = make_thread_group(2, 20, true, std::make_shared<Board>());
+  const auto group = make_thread_group(2, 20, true, std::make_shared<FailureState>());
   launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
     const Tensor x = Tensor::zeros({100}, DType::float32, make_arena());
     Log log;
@@ -229,9 +230,9 @@ TEST(Nccl, CapturedCollectivesAreOnlyQueued) {
     EXPECT_EQ(log.calls.back(), "join");
     log.captured = false;
     EXPECT_FALSE(nccl.only_queues(call));
-    nccl.look_after(0.05, "the step");
+    nccl.check_progress(0.05, "the step");
     log.calls.clear();
-    EXPECT_THROW(nccl.look_after(0.2, "the step"), CommError);
+    EXPECT_THROW(nccl.check_progress(0.2, "the step"), CommError);
     EXPECT_EQ(log.calls, (Calls{"abort", "abort"}));
     EXPECT_THROW(other->native(call), CommError);
     EXPECT_EQ(nccl.background(), other->background());
@@ -250,7 +251,7 @@ TEST(Nccl, ARankThatFailsAbortsTheOthers) {
 
 TEST(Nccl, WithoutGpusTheBackendIsRefused) {
   const std::string what =
-      error_of([] { launch({.backend = Backend::nccl, .ranks = 2, .timeout_s = 20}, [](Communicator&) {}); });
+      error_message([] { launch({.backend = Backend::nccl, .ranks = 2, .timeout_s = 20}, [](Communicator&) {}); });
   if (what == "nothing was thrown") GTEST_SKIP() << "this machine has GPUs";
   EXPECT_TRUE(has(what, kWithNccl ? "`backend` nccl: every rank needs a GPU of its own; expected 2 on this machine"
                                   : "`backend` nccl: this build has no NCCL"));

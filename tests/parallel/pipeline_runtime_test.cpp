@@ -159,7 +159,7 @@ TEST(PipelineRuntime, EveryScheduleHasTheBitsOfOneRank) {
       launch({.ranks = p, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& axis) {
         for (const Schedule& s : all) {
           check_rank(axis, insert_messages(s), variant);
-          if (s.has(Do::B)) check_rank(axis, split_backward(insert_messages(s)), variant);
+          if (s.has(PassKind::B)) check_rank(axis, split_backward(insert_messages(s)), variant);
         }
       });
     }
@@ -234,13 +234,13 @@ TEST(PipelineRuntime, RefusesSchedulesThatItCannotRun) {
   launch({.ranks = 2, .timeout_s = 60}, [&](Communicator& axis) {
     Made made(2);
     TestStages stages(made.chain, {}, made.arena);
-    const auto made_of = [&](const Schedule& s) { PipelineRuntime(s, axis, stages); };
-    EXPECT_THROW(made_of(gpipe(2, 2)), Error);                   // no messages
-    EXPECT_THROW(made_of(insert_messages(gpipe(3, 2))), Error);  // not for two ranks
+    const auto make_runtime = [&](const Schedule& s) { PipelineRuntime(s, axis, stages); };
+    EXPECT_THROW(make_runtime(gpipe(2, 2)), Error);                   // no messages
+    EXPECT_THROW(make_runtime(insert_messages(gpipe(3, 2))), Error);  // not for two ranks
     Schedule broken = insert_messages(gpipe(2, 2));
     broken.actions[1].pop_back();
-    EXPECT_THROW(made_of(broken), Error);
-    EXPECT_NO_THROW(made_of(insert_messages(gpipe(2, 2))));
+    EXPECT_THROW(make_runtime(broken), Error);
+    EXPECT_NO_THROW(make_runtime(insert_messages(gpipe(2, 2))));
   });
 }
 

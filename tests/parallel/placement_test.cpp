@@ -189,7 +189,7 @@ TEST(Placement, WritesOverWhatNobodyElseHolds) {
 }
 
 std::string refusal(Communicator& axis, const Shape& shape, Placement from, Placement to) {
-  return error_of([&] { redistribute(Tensor::zeros(shape, DType::float32, make_arena()), axis, from, to); });
+  return error_message([&] { redistribute(Tensor::zeros(shape, DType::float32, make_arena()), axis, from, to); });
 }
 
 TEST(Placement, WhatCannotBeIsRefused) {
@@ -294,7 +294,7 @@ std::vector<int> members(const Communicator& group) {
 // The error that making the mesh, or using it, throws.
 std::string refusal(
     Communicator& world, const std::vector<MeshAxis>& axes, const std::function<void(Mesh&)>& use = [](Mesh&) {}) {
-  return error_of([&] {
+  return error_message([&] {
     Mesh mesh(world, axes);
     use(mesh);
   });

@@ -15,9 +15,9 @@ namespace {
 
 using namespace test;
 
-std::string fault_of(const Schedule& s) { return find_fault(s).value_or(""); }
+std::string fault_text(const Schedule& s) { return find_fault(s).value_or(""); }
 
-size_t count(const Schedule& s, Do what) {
+size_t count(const Schedule& s, PassKind what) {
   size_t n = 0;
   for (const auto& list : s.actions) n += static_cast<size_t>(std::ranges::count(list, what, &Action::what));
   return n;
@@ -41,11 +41,11 @@ TEST(Schedule, EveryGeneratorIsRightAfterEveryPass) {
   for (int p = 1; p <= 8; ++p)
     for (int m = 1; m <= 24; ++m)
       for (const Schedule& s : all_schedules(p, m)) {
-        ASSERT_EQ(fault_of(s), "") << described(s);
+        ASSERT_EQ(fault_text(s), "") << described(s);
         for (const Schedule& one : {split_backward(s), insert_messages(s)})
-          ASSERT_EQ(fault_of(one), "") << described(s) << "\n" << to_text(one);
+          ASSERT_EQ(fault_text(one), "") << described(s) << "\n" << to_text(one);
         const Schedule some = with_passes(s, draw, at += 100);
-        ASSERT_EQ(fault_of(some), "") << described(s) << "\n" << to_text(some);
+        ASSERT_EQ(fault_text(some), "") << described(s) << "\n" << to_text(some);
         ASSERT_EQ(peak_in_flight(some), peak_in_flight(s));
       }
 }
@@ -56,7 +56,8 @@ TEST(Schedule, MessagesAreTwoForEachBoundaryAndMicrobatch) {
       for (const Schedule& s : all_schedules(p, m)) {
         const Schedule lowered = insert_messages(s);
         const auto expected = static_cast<size_t>(s.wire_boundaries() * m);
-        for (const Do what : {Do::send_forward, Do::recv_forward, Do::send_backward, Do::recv_backward})
+        for (const PassKind what :
+             {PassKind::send_forward, PassKind::recv_forward, PassKind::send_backward, PassKind::recv_backward})
           EXPECT_EQ(count(lowered, what), expected) << described(s);
         EXPECT_EQ(insert_messages(split_backward(s)), split_backward(lowered)) << described(s);
       }
@@ -89,9 +90,9 @@ bool swap_bound(Schedule& s, const ActionPlace& place) {
   auto& list = s.actions[static_cast<size_t>(place.rank)];
   const Action a = list[place.index];
   for (size_t j = place.index + 1; j < list.size(); ++j) {
-    const bool same_kind = list[j].what == a.what && list[j].stage == a.stage && a.what <= Do::W;
-    const bool same_pass = a.what == Do::F && list[j].stage == a.stage && list[j].microbatch == a.microbatch &&
-                           (list[j].what == Do::B || list[j].what == Do::I);
+    const bool same_kind = list[j].what == a.what && list[j].stage == a.stage && a.what <= PassKind::W;
+    const bool same_pass = a.what == PassKind::F && list[j].stage == a.stage && list[j].microbatch == a.microbatch &&
+                           (list[j].what == PassKind::B || list[j].what == PassKind::I);
     if (!same_kind && !same_pass) continue;
     std::swap(list[place.index], list[j]);
     return true;
@@ -120,7 +121,7 @@ TEST(Validate, SeesEveryPlantedDefect) {
       if (kind == 3 && a.stage < 0 && s.stages > 1) a.stage = 0;
       ++planted[kind];
       ASSERT_TRUE(find_fault(s)) << "defect " << kind << " at " << what << " of " << described(s) << "\n" << to_text(s);
-      EXPECT_EQ(fault_of(right), "");
+      EXPECT_EQ(fault_text(right), "");
     }
   }
   for (const int n : planted) EXPECT_GT(n, 200);
@@ -131,17 +132,17 @@ TEST(Validate, SaysWhatIsWrongAndWhere) {
   const auto changed = [&](const auto& change) {
     Schedule other = s;
     change(other, other.actions[0], other.actions[1]);
-    return fault_of(other);
+    return fault_text(other);
   };
   EXPECT_EQ(changed([](auto&, auto&, auto& one) { one.pop_back(); }), "rank 1: 1B2 is missing");
   EXPECT_EQ(changed([](auto&, auto&, auto& one) { std::swap(one[1], one[3]); }),
             "rank 1, action 1 (1B1): comes before that of micro-batch 0; micro-batches of a stage ascend");
-  EXPECT_TRUE(has(changed([](auto&, auto&, auto& one) { one[2] = {Do::F, 0, 1}; }), "stage 0 is on rank 0"));
-  EXPECT_TRUE(has(changed([](auto&, auto& zero, auto&) { zero.push_back({Do::B, 0, 2}); }), "is there twice"));
+  EXPECT_TRUE(has(changed([](auto&, auto&, auto& one) { one[2] = {PassKind::F, 0, 1}; }), "stage 0 is on rank 0"));
+  EXPECT_TRUE(has(changed([](auto&, auto& zero, auto&) { zero.push_back({PassKind::B, 0, 2}); }), "is there twice"));
   EXPECT_TRUE(has(changed([](auto&, auto&, auto& one) { std::swap(one[0], one[1]); }),
                   "1B0): waits for 1F0, which comes later on the same rank"));
   EXPECT_TRUE(has(changed([](auto&, auto& zero, auto&) {
-                    zero.insert(zero.begin(), {Do::W, 0, 0});
+                    zero.insert(zero.begin(), {PassKind::W, 0, 0});
                   }),
                   "whole and split"));
   EXPECT_TRUE(has(changed([](auto& x, auto&, auto&) { x.microbatches = 0; }), "expected 1 or more"));
@@ -149,11 +150,11 @@ TEST(Validate, SaysWhatIsWrongAndWhere) {
   // Two ranks that wait for each other.
   Schedule crossed = interleaved(2, 2, 2);
   std::swap(crossed.actions[0][0], crossed.actions[0][2]);
-  EXPECT_NE(fault_of(crossed), "");
+  EXPECT_NE(fault_text(crossed), "");
   Schedule deadlock = parse_schedule("0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1\n", "text");
-  deadlock.actions = {{{Do::F, 0, 0}, {Do::B, 0, 0}, {Do::F, 0, 1}, {Do::B, 0, 1}},
-                      {{Do::F, 1, 0}, {Do::F, 1, 1}, {Do::B, 1, 0}, {Do::B, 1, 1}}};
-  EXPECT_EQ(fault_of(deadlock),
+  deadlock.actions = {{{PassKind::F, 0, 0}, {PassKind::B, 0, 0}, {PassKind::F, 0, 1}, {PassKind::B, 0, 1}},
+                      {{PassKind::F, 1, 0}, {PassKind::F, 1, 1}, {PassKind::B, 1, 0}, {PassKind::B, 1, 1}}};
+  EXPECT_EQ(fault_text(deadlock),
             "deadlock: rank 0, action 1 (0B0): waits for 1B0; rank 1, action 1 (1F1): waits for 0F1");
 }
 
@@ -170,15 +171,15 @@ TEST(ScheduleFile, TextAndBack) {
   const auto path = folder.path() / "mine.txt";
   write_file(path, to_text(zb_v(2, 3)));
   EXPECT_EQ(make_schedule(path.string(), 2, 3).actions, zb_v(2, 3).actions);
-  EXPECT_TRUE(has(error_of([&] { make_schedule(path.string(), 3, 3); }), "is for 2 ranks; the plan has 3"));
-  EXPECT_TRUE(has(error_of([&] { make_schedule(path.string(), 2, 4); }), "3 micro-batches; the plan has 4"));
-  EXPECT_TRUE(has(error_of([&] { make_schedule(path.string(), 2, 3, 1); }), "2 chunks"));
-  EXPECT_TRUE(has(error_of([&] { read_schedule(folder.path() / "none"); }, Status::input), "cannot open "));
+  EXPECT_TRUE(has(error_message([&] { make_schedule(path.string(), 3, 3); }), "is for 2 ranks; the plan has 3"));
+  EXPECT_TRUE(has(error_message([&] { make_schedule(path.string(), 2, 4); }), "3 micro-batches; the plan has 4"));
+  EXPECT_TRUE(has(error_message([&] { make_schedule(path.string(), 2, 3, 1); }), "2 chunks"));
+  EXPECT_TRUE(has(error_message([&] { read_schedule(folder.path() / "none"); }, Status::input), "cannot open "));
 }
 
 TEST(ScheduleFile, SaysLineAndWord) {
   const auto error = [](const std::string& text) {
-    return error_of([&] { parse_schedule(text, "my.txt"); }, Status::input);
+    return error_message([&] { parse_schedule(text, "my.txt"); }, Status::input);
   };
   EXPECT_EQ(error("# two ranks\n\n0F0 0B0 # of rank 0\r\n\t1F0  1B0\n"), "nothing was thrown");
   for (const char* word :
@@ -191,19 +192,19 @@ TEST(ScheduleFile, SaysLineAndWord) {
   EXPECT_TRUE(has(error("0F0 0B0 2000000000F2000000000"), "too few"));
   EXPECT_EQ(error("0F0 0F1 0B0\n1F0 1B0 1F1 1B1\n"), "my.txt: rank 0: 0B1 is missing");
   EXPECT_TRUE(has(error("0F0 0B0\n1B0 1F0\n"), "my.txt: rank 1, action 0 (1B0)"));
-  EXPECT_EQ(Action::parse("2RECV_B13"), (Action{Do::recv_backward, 2, 13}));
-  EXPECT_EQ((Action{Do::I, 2, 0}.str()), "2I0");
+  EXPECT_EQ(Action::parse("2RECV_B13"), (Action{PassKind::recv_backward, 2, 13}));
+  EXPECT_EQ((Action{PassKind::I, 2, 0}.str()), "2I0");
 }
 
 TEST(MakeSchedule, RefusesWhatCannotBe) {
-  EXPECT_TRUE(has(error_of([] { make_schedule("interleaved", 4, 6); }),
+  EXPECT_TRUE(has(error_message([] { make_schedule("interleaved", 4, 6); }),
                   "no multiple of 4 ranks; the nearest that are: 4 and 8"));
-  EXPECT_TRUE(has(error_of([] { make_schedule("1f1b", 4, 6, 2); }), "1f1b has 1 chunk per rank, found 2"));
-  EXPECT_TRUE(has(error_of([] { make_schedule("zb-v", 4, 6, 3); }), "zb-v has 2 chunks"));
-  EXPECT_TRUE(has(error_of([] { make_schedule("fast", 4, 6); }), "expected naive, gpipe, 1f1b"));
-  EXPECT_TRUE(has(error_of([] { make_schedule("gpipe", 4, 0); }), "micro-batches is 0"));
-  EXPECT_TRUE(has(error_of([] { make_schedule("gpipe", 0, 1); }), "ranks is 0"));
-  EXPECT_TRUE(has(error_of([] { make_schedule("interleaved", 2, 2, -1); }), "chunks is -1"));
+  EXPECT_TRUE(has(error_message([] { make_schedule("1f1b", 4, 6, 2); }), "1f1b has 1 chunk per rank, found 2"));
+  EXPECT_TRUE(has(error_message([] { make_schedule("zb-v", 4, 6, 3); }), "zb-v has 2 chunks"));
+  EXPECT_TRUE(has(error_message([] { make_schedule("fast", 4, 6); }), "expected naive, gpipe, 1f1b"));
+  EXPECT_TRUE(has(error_message([] { make_schedule("gpipe", 4, 0); }), "micro-batches is 0"));
+  EXPECT_TRUE(has(error_message([] { make_schedule("gpipe", 0, 1); }), "ranks is 0"));
+  EXPECT_TRUE(has(error_message([] { make_schedule("interleaved", 2, 2, -1); }), "chunks is -1"));
 }
 
 // The closed forms of the papers, exactly, on a clock where F, I and W take one unit and B two; and what the clock does
@@ -407,7 +408,7 @@ TEST(Replay, AStepIsReplayedToItself) {
         const Times times = random_times(s, static_cast<uint64_t>(p * 100 + m));
         const Simulation clock = simulate(s, times);
         const TimedLists lists = happened(s, times, 1e4);
-        const Simulation measured = as_measured(s, lists), replayed = simulate(s, times_of(s, lists));
+        const Simulation measured = as_measured(s, lists), replayed = simulate(s, simulate_times(s, lists));
         EXPECT_NEAR(measured.makespan, clock.makespan, 1e-6) << test::described(s);
         EXPECT_NEAR(measured.bubble_share(), clock.bubble_share(), 1e-9) << test::described(s);
         EXPECT_NEAR(replayed.makespan, clock.makespan, 1e-6) << test::described(s);
@@ -420,9 +421,10 @@ TEST(Replay, AStepIsReplayedToItself) {
 TEST(Replay, TheFirstMicrobatchHasItsOwnTime) {
   const Schedule s = zb_h2(2, 4);
   Times slow;
-  for (const Do what : {Do::F, Do::I, Do::W}) slow.actions[{what, 0, 0}] = slow.actions[{what, 1, 0}] = 2;
+  for (const PassKind what : {PassKind::F, PassKind::I, PassKind::W})
+    slow.actions[{what, 0, 0}] = slow.actions[{what, 1, 0}] = 2;
   const TimedLists lists = happened(s, slow, 0);
-  const Times exact = times_of(s, lists);
+  const Times exact = simulate_times(s, lists);
   Times means = exact;
   means.actions.clear();
   const double measured = as_measured(s, lists).bubble_share();
@@ -432,23 +434,23 @@ TEST(Replay, TheFirstMicrobatchHasItsOwnTime) {
 
 TEST(Replay, MessagesCountFromWhenBothSidesAreReady) {
   const Schedule s = gpipe(2, 1);
-  const TimedLists lists = {{{{Do::F, 0, 0}, 5, 6},
-                             {{Do::send_forward, 0, 0}, 6, 6.5},
-                             {{Do::recv_backward, 0, 0}, 6.5, 11},
-                             {{Do::B, 0, 0}, 11, 13}},
-                            {{{Do::recv_forward, 1, 0}, 4, 7},
-                             {{Do::F, 1, 0}, 7, 8},
-                             {{Do::B, 1, 0}, 8, 10},
-                             {{Do::send_backward, 1, 0}, 10, 10.25}}};
-  const Times times = times_of(s, lists);
+  const TimedLists lists = {{{{PassKind::F, 0, 0}, 5, 6},
+                             {{PassKind::send_forward, 0, 0}, 6, 6.5},
+                             {{PassKind::recv_backward, 0, 0}, 6.5, 11},
+                             {{PassKind::B, 0, 0}, 11, 13}},
+                            {{{PassKind::recv_forward, 1, 0}, 4, 7},
+                             {{PassKind::F, 1, 0}, 7, 8},
+                             {{PassKind::B, 1, 0}, 8, 10},
+                             {{PassKind::send_backward, 1, 0}, 10, 10.25}}};
+  const Times times = simulate_times(s, lists);
   EXPECT_NEAR(times.message, (0.5 + 0.75) / 2, 1e-12);
   EXPECT_NEAR(times.stages.at(0).backward, 2, 1e-12);
-  EXPECT_NEAR(times.actions.at({Do::F, 1, 0}), 1, 1e-12);
+  EXPECT_NEAR(times.actions.at({PassKind::F, 1, 0}), 1, 1e-12);
   const Simulation measured = as_measured(s, lists);
   EXPECT_NEAR(measured.makespan, 8, 1e-12);
   EXPECT_NEAR(measured.idle.at(0), 5, 1e-12);
   EXPECT_NEAR(measured.actions.at(1).at(1).start, 2, 1e-12);
-  EXPECT_THROW(simulate(s, {.actions = {{{Do::F, 0, 0}, -1.0}}}), Error);
+  EXPECT_THROW(simulate(s, {.actions = {{{PassKind::F, 0, 0}, -1.0}}}), Error);
 }
 
 // The picture of any schedule with any times: each rank's line is as wide as was asked for, and idle where the rank is.

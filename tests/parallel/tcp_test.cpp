@@ -43,13 +43,13 @@ TEST(Tcp, OperationsGroupsAndMessagesAreRight) {
       const auto reversed = world.split(7, -world.rank(), "reversed");
       test::expect(reversed->rank() == n - 1 - world.rank() && reversed->world_rank(0) == n - 1, "the key's order");
       const auto pairs = world.split(world.rank() / 2, 0, "pairs"), again = world.split(world.rank() / 2, 0, "again");
-      std::vector<Pending> pending;
+      std::vector<Work> pending;
       std::vector<Tensor> x;
       for (int i = 0; i < 12; ++i) {  // arrays of one size, so that groups could be taken for each other
-        x.push_back(array_of(world.rank(), 3000, DType::float32, make_arena()));
+        x.push_back(make_array(world.rank(), 3000, DType::float32, make_arena()));
         pending.push_back((i % 3 == 0 ? world : i % 3 == 1 ? *pairs : *again).start_all_reduce(x.back()));
       }
-      for (Pending& p : pending) p.wait();
+      for (Work& p : pending) p.wait();
       for (size_t i = 0; i < x.size(); i += 3) test::expect(values(x[i]) == test::summed(n, 3000), "in the background");
       test::expect(values(x[1]) == values(x[2]), "two groups of the same ranks");
     });
@@ -66,7 +66,7 @@ TEST(Tcp, SumsHaveTheBitsOfThreadRanks) {
       world.set_algorithm(algorithm);
       const Tensor x = for_order(world.rank(), 3, kSize, DType::float32);
       world.all_reduce(x);
-      EXPECT_EQ(values(x), expected) << name_of(algorithm);
+      EXPECT_EQ(values(x), expected) << to_string(algorithm);
     });
     EXPECT_EQ(errors, Texts(3));
   }
@@ -104,9 +104,9 @@ TEST(Tcp, ABrokenConnectionIsARankThatFailed) {
   const auto after = [](const std::string& bytes) {
     const std::string address = test::free_address();
     Texts errors = test::run_ranks(2, [&](int rank) {
-      const Meeting meeting{.address = address, .rank = rank, .ranks = 2, .timeout_s = 10};
+      const RendezvousOptions meeting{.address = address, .rank = rank, .ranks = 2, .timeout_s = 10};
       if (rank == 1) {
-        const Met met = meet(meeting);
+        const RendezvousResult met = meet(meeting);
         write_all(met.peers[0].get(), bytes.data(), bytes.size(), Deadline(5));
         return;
       }
@@ -142,9 +142,9 @@ TEST(Rendezvous, EveryPairHasAConnection) {
     const std::string address = free_address();
     const Texts errors = run_ranks(n, [&](int rank) {
       if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(30));  // the others try again
-      const Met met = meet({.address = address, .rank = rank, .ranks = n, .timeout_s = 20});
-      EXPECT_EQ(met.rank_here, rank);
-      EXPECT_EQ(met.ranks_here, n);
+      const RendezvousResult met = meet({.address = address, .rank = rank, .ranks = n, .timeout_s = 20});
+      EXPECT_EQ(met.local_rank, rank);
+      EXPECT_EQ(met.local_world_size, n);
       const Deadline deadline(20);
       for (int peer = 0; peer < n; ++peer) {
         if (peer == rank) continue;
@@ -209,7 +209,7 @@ TEST(Rendezvous, RestartedRankReplacesItsFormerProcess) {
         std::this_thread::sleep_for(std::chrono::milliseconds(rank == 1 ? 0 : 150));
       }
       if (rank > 0 && rank != ended) std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      const Met met = meet({.address = address, .rank = rank, .ranks = 3, .timeout_s = 20});
+      const RendezvousResult met = meet({.address = address, .rank = rank, .ranks = 3, .timeout_s = 20});
       EXPECT_EQ(std::ranges::count_if(met.peers, [](const Descriptor& peer) { return bool(peer); }), 2);
     });
     EXPECT_EQ(errors, Texts(3)) << "rank " << ended;
@@ -239,7 +239,7 @@ TEST(Rendezvous, WhoIsMissingIsSaidToAll) {
 
 TEST(Rendezvous, WhatDoesNotFitTogetherIsSaidToAll) {
   const std::string address = free_address();
-  const auto all_say = [&](const std::vector<Meeting>& meetings, const std::string& words) {
+  const auto all_say = [&](const std::vector<RendezvousOptions>& meetings, const std::string& words) {
     const Texts errors = run_ranks(static_cast<int>(meetings.size()), [&](int i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100 * i));
       meet(meetings[static_cast<size_t>(i)]);
@@ -284,14 +284,14 @@ TEST(Rendezvous, AddressesAreHostAndPort) {
 
 using Environment = std::map<std::string, std::string>;
 
-auto variables_of(const Environment& environment) {
+auto environment_variables(const Environment& environment) {
   return [&](const char* variable) {
     const auto found = environment.find(variable);
     return found == environment.end() ? nullptr : found->second.c_str();
   };
 }
 std::optional<MpiSurroundings> with(const Environment& environment) {
-  return mpi_surroundings(variables_of(environment));
+  return mpi_surroundings(environment_variables(environment));
 }
 
 TEST(Surroundings, LaunchersAreRecognised) {
@@ -310,7 +310,7 @@ TEST(Surroundings, OthersAreNot) {
 }
 
 TEST(Surroundings, TasksOfAStepThatCannotJoinAreAlone) {
-  const auto lone = [](const Environment& environment) { return lone_tasks(variables_of(environment)); };
+  const auto lone = [](const Environment& environment) { return lone_tasks(environment_variables(environment)); };
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}}), 4);
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}, {"PMI_RANK", "1"}}), 0);
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "2"}, {"OMPI_COMM_WORLD_SIZE", "8"}}), 0);  // mpirun's daemons are the step
@@ -320,7 +320,7 @@ TEST(Surroundings, TasksOfAStepThatCannotJoinAreAlone) {
 
 TEST(Surroundings, ABackendThatIsNotBuiltIsNamed) {
   if (kWithMpi) GTEST_SKIP() << "this build has MPI";
-  const std::string what = error_of([] { launch({.backend = Backend::mpi}, [](Communicator&) {}); });
+  const std::string what = error_message([] { launch({.backend = Backend::mpi}, [](Communicator&) {}); });
   EXPECT_TRUE(has(what, "this build has no MPI"));
 }
 
@@ -341,22 +341,22 @@ struct Shared {
   std::vector<std::unique_ptr<Transport>> ranks;
 };
 
-Call call_of(Op op, DType dtype, int64_t count, const Tensor& in, const Tensor& out) {
+Call make_call(Op op, DType dtype, int64_t count, const Tensor& in, const Tensor& out) {
   return {.op = op, .dtype = dtype, .count = count, .in = in.raw(), .out = out.raw(), .region = &in.arena()->region()};
 }
 
 void check(SharedExchange& shared, int me, int64_t count, DType dtype, const ArenaPtr& arena) {
   const int n = shared.ranks();
   const std::vector<double> total = summed(n, count);
-  const Tensor mine = array_of(me, count, dtype, arena), x = mine.clone();
+  const Tensor mine = make_array(me, count, dtype, arena), x = mine.clone();
   const Tensor part = Tensor::empty({piece(count, n, me).size()}, dtype, arena),
                whole = Tensor::zeros({count}, dtype, arena);
-  EXPECT_EQ(shared.run(call_of(Op::all_reduce, dtype, count, x, x)),
+  EXPECT_EQ(shared.run(make_call(Op::all_reduce, dtype, count, x, x)),
             sent_directly({.op = Op::all_reduce, .dtype = dtype, .count = count}, n, me));
   EXPECT_EQ(values(x), total);
-  shared.run(call_of(Op::reduce_scatter, dtype, count, mine, part));
+  shared.run(make_call(Op::reduce_scatter, dtype, count, mine, part));
   EXPECT_EQ(values(part), cut(total, n, me));
-  shared.run(call_of(Op::all_gather, dtype, count, part, whole));
+  shared.run(make_call(Op::all_gather, dtype, count, part, whole));
   EXPECT_EQ(values(whole), total);
   shared.run({.op = Op::barrier});
 }
@@ -411,7 +411,7 @@ TEST(SharedExchange, MemoryOfAnArenaThatIsGoneIsFree) {
   ArenaPtr arena = make_shared_arena();
   std::optional<Tensor> x = Tensor::zeros({1 << 20}, DType::float32, arena);
   x->data<float>()[1000] = 3;
-  const Reach reach = reach_of(call_of(Op::all_reduce, DType::float32, x->numel(), *x, *x));
+  const SharedArrayRef reach = make_reach(make_call(Op::all_reduce, DType::float32, x->numel(), *x, *x));
   ASSERT_TRUE(reach.known());
   const auto* const seen = reinterpret_cast<const volatile float*>(peers.base(reach) + reach.in);
   EXPECT_EQ(seen[1000], 3);
@@ -425,9 +425,9 @@ TEST(SharedExchange, CallsThatDifferAreNamed) {
   const auto body = [&](Communicator& world) {
     SharedExchange shared = memory.exchange(world.rank());
     const Tensor x = zeros(100 + world.rank());
-    shared.run(call_of(Op::all_reduce, DType::float32, x.numel(), x, x));
+    shared.run(make_call(Op::all_reduce, DType::float32, x.numel(), x, x));
   };
-  const std::string what = error_of([&] { launch({.ranks = 2, .timeout_s = 20}, body); }, Status::communication);
+  const std::string what = error_message([&] { launch({.ranks = 2, .timeout_s = 20}, body); }, Status::communication);
   EXPECT_TRUE(has(what, "asks for all_reduce of 40"));
 }
 

@@ -78,7 +78,7 @@ TEST(TensorParallel, LossAndGradientsAreThoseOfOneRank) { check_cases(DType::flo
 // Sums are cut differently, each rounded to 6e-8: two layers and some tens of channels stay below this.
 TEST(TensorParallel, InFloat32TheyDifferByRounding) { check_cases(DType::float32, 1e-5, 6); }
 
-std::vector<std::vector<float>> gradients_of(Decoder& model) {
+std::vector<std::vector<float>> compute_gradients(Decoder& model) {
   std::vector<std::vector<float>> out;
   for (const FlatUnit& unit : model.units()) out.push_back(unit.grads.to_vector<float>());
   return out;
@@ -91,7 +91,7 @@ TEST(TensorParallel, AnAxisOfOneChangesNothing) {
     const test::Batch batch = test::random_batch(2, 7, config.vocab, arena);
     test::MadeGpt whole(config, arena), model(config, arena, {.tp = &tp, .between = S(1)});
     EXPECT_EQ(test::learn_cut(model, batch), test::learn_whole(whole, batch));
-    EXPECT_EQ(gradients_of(model), gradients_of(whole));
+    EXPECT_EQ(compute_gradients(model), compute_gradients(whole));
     EXPECT_EQ(tp.counts(), OpCounts{});
   });
 }
@@ -127,7 +127,7 @@ TEST(TensorParallel, DeferredWeightGradientsHaveTheSameBits) {
       test::disturb(model);
       const auto gradients = [&](DeferredWeightGrads* defer) {
         test::learn_cut(model, batch, defer);
-        return gradients_of(model);
+        return compute_gradients(model);
       };
       const auto at_once = gradients(nullptr);
       DeferredWeightGrads defer;
@@ -156,9 +156,9 @@ TEST(TensorParallel, OneOpHasTheBitsOfItsLayers) {
                   mlp->up.wrap([](const Module::Inner& inner, const Var& in) { return inner(in); });
               DeferredWeightGrads later;
               test::learn_cut(model, batch, deferred ? &later : nullptr);
-              return gradients_of(model);
+              return compute_gradients(model);
             };
-            EXPECT_EQ(gradients(false), gradients(true)) << between.str() << " " << name_of(dtype);
+            EXPECT_EQ(gradients(false), gradients(true)) << between.str() << " " << to_string(dtype);
           }
   });
 }
@@ -173,7 +173,7 @@ TEST(TensorParallel, RowBiasesRideOnTheNorm) {
         const ArenaPtr arena = make_arena();
         l.materialize(3, arena, DType::float32, DType::float32);
         Var y = l(Var(test::drawn({2, 6, 6}, DType::float32, "x").to(arena)));
-        EXPECT_TRUE(y.wants_row_sums());
+        EXPECT_TRUE(y.row_sums_requested());
         if (!rides) y = reshape(y, y.shape());  // an op that passes no sums on
         const Var weights(test::drawn(y.shape(), DType::float32, "weights").to(arena)),
             gamma(test::drawn({8}, DType::float32, "gamma").to(arena), true);
@@ -187,7 +187,7 @@ TEST(TensorParallel, RowBiasesRideOnTheNorm) {
 
 std::string refusal(const ModelConfig& config, int ranks, const Placement& between) {
   Communicator tp(std::make_unique<FakeTransport>(0, ranks), "tp");
-  return error_of([&] {
+  return error_message([&] {
     Decoder model(config);
     model.place({.tp = &tp, .between = between});
   });
@@ -211,7 +211,7 @@ TEST(TensorParallel, APassThatCannotBeCutIsRefused) {
     test::MadeGpt model({.layers = 1, .heads = 2, .channels = 8, .context = 6, .vocab = 5, .dropout = 0.1}, arena,
                         {.tp = &tp, .between = S(1)}, DType::float32, DType::float32, 1);
     const auto refused = [&](const Shape& ids) {
-      return error_of([&] { model.hidden(Tensor::zeros(ids, DType::int32, arena)); });
+      return error_message([&] { model.hidden(Tensor::zeros(ids, DType::int32, arena)); });
     };
     EXPECT_EQ(refused({1, 5}),
               "[tensor_parallel] world axis: 5 tokens cannot be cut over 2 ranks; the nearest that can: 4 or 6");
@@ -237,7 +237,7 @@ struct Expected {
 // The counts of one micro-batch: `e` is the bytes of an element, `a` those of an element that is summed over rows. With
 // recomputed blocks their forward pass comes twice.
 Expected formulas(const ModelConfig& c, const Placement& between, int64_t ranks, DType dtype) {
-  const int64_t e = size_of(dtype), a = std::max<int64_t>(e, 4), t = ranks * kPerRank, layers = c.layers;
+  const int64_t e = element_size(dtype), a = std::max<int64_t>(e, 4), t = ranks * kPerRank, layers = c.layers;
   const int64_t activation = e * kBatch * t * c.channels, row = a * c.channels;
   const int64_t passes = c.recompute == Recompute::block ? 2 : 1, both = 1 + 2 * passes * layers + 2 * layers + 1;
   Expected x;
@@ -262,9 +262,9 @@ void expect_counts(Communicator& tp, const Expected& x, const std::string& what)
   const OpCounts counts = tp.counts();
   const auto check = [&](Op op, int64_t calls, int64_t bytes, int64_t times) {
     const OpCount& count = counts[static_cast<size_t>(op)];
-    EXPECT_EQ(count.calls, calls) << what << ", " << name_of(op);
+    EXPECT_EQ(count.calls, calls) << what << ", " << to_string(op);
     EXPECT_EQ(tp.sum(static_cast<double>(count.sent)), static_cast<double>(times * (tp.size() - 1) * bytes))
-        << what << ", " << name_of(op);
+        << what << ", " << to_string(op);
   };
   check(Op::all_reduce, x.reduces, x.reduced, 2);
   check(Op::reduce_scatter, x.scatters, x.scattered, 1);
@@ -289,7 +289,7 @@ TEST(TensorParallelCost, MovesWhatTheFormulasSay) {
             tp.reset_counts();
             test::learn_cut(model, batch);
             expect_counts(tp, formulas(config, between, ranks, dtype),
-                          fmt::format("{}, between {}, recompute {}, ranks {}", name_of(dtype), between.str(),
+                          fmt::format("{}, between {}, recompute {}, ranks {}", to_string(dtype), between.str(),
                                       static_cast<int>(recompute), ranks));
           }
     });
@@ -411,7 +411,7 @@ void check_beside_zero(Communicator& world, int stage, const Placement& between,
       sum = mesh["dp"].sum(loss.loss_sum);
     }
     strategy->end_gradients(0);
-    strategy->finish_gradients();
+    strategy->reduce_gradients();
     const std::string what = "zero " + std::to_string(stage) + ", between " + between.str() + ": ";
     EXPECT_NEAR(sum, expected, 1e-12 * expected) << what;
     EXPECT_EQ(arena->usage(Category::communication).live, 0) << what;
@@ -455,10 +455,10 @@ void check(Communicator& tp, const Kept& kept, const Placement& between, DType d
   const int64_t before = arena->usage(Category::activations).live;
   for (DecoderBlock* block : model.blocks) x = (*block)(x);
   const int64_t tokens = kBatch * kTokens, wide = dtype == DType::float64 ? 8 : 4;
-  const int64_t element = tokens * config.channels * size_of(dtype);
+  const int64_t element = tokens * config.channels * element_size(dtype);
   const int64_t statistics = config.heads * tokens * wide / n + 4 * tokens * wide / around;
-  SCOPED_TRACE(
-      fmt::format("{}, mode {}, between {}, {} ranks", name_of(dtype), static_cast<int>(kept.mode), between.str(), n));
+  SCOPED_TRACE(fmt::format("{}, mode {}, between {}, {} ranks", to_string(dtype), static_cast<int>(kept.mode),
+                           between.str(), n));
   EXPECT_EQ(
       arena->usage(Category::activations).live - before,
       kLayers * (kept.around * element / around + kept.inside * element / n + (kept.statistics ? statistics : 0)));

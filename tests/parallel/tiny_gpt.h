@@ -44,7 +44,7 @@ inline std::vector<std::byte> bytes(const Tensor& t) { return {t.raw(), t.raw() 
 using Bytes = std::vector<std::vector<std::byte>>;
 
 // The bytes of each parameter, in the order of units.
-inline Bytes values_of(Module& model) {
+inline Bytes copy_values(Module& model) {
   Bytes out;
   for (const Module::Unit& unit : model.layout())
     for (const Slot& slot : unit.slots) out.push_back(bytes(slot.parameter->var.value()));

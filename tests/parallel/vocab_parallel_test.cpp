@@ -39,7 +39,7 @@ Tensor part(const Tensor& whole, int dim, const Communicator& tp) {
 
 void check_loss(Communicator& tp, int64_t rows, int64_t vocab, DType dtype, double bound) {
   const ArenaPtr arena = make_arena();
-  const std::string what = fmt::format("{} rows of {} in {} over {}", rows, vocab, name_of(dtype), tp.size());
+  const std::string what = fmt::format("{} rows of {} in {} over {}", rows, vocab, to_string(dtype), tp.size());
   const Var whole(normal({rows, vocab}, static_cast<uint64_t>(rows), dtype, arena), true);
   const Var own(part(whole.value(), 1, tp), true);
   const Tensor targets = random_ids(rows, vocab, true, arena);
@@ -151,20 +151,20 @@ TEST(VocabParallel, WhatIsOutsideIsRefusedOnEveryRank) {
     for (const int32_t bad : {5, -2}) {
       const Tensor ids = Tensor::of<int32_t>(std::vector<int32_t>{4, bad}, {2}, arena);
       const std::string tail = "is outside [0, 5)";
-      EXPECT_EQ(error_of([&] { vocab_parallel_embedding(ids, rows, tp, 5); }),
+      EXPECT_EQ(error_message([&] { vocab_parallel_embedding(ids, rows, tp, 5); }),
                 "[embedding] id " + std::to_string(bad) + " at position 1 " + tail);
-      EXPECT_EQ(error_of([&] { vocab_parallel_cross_entropy(logits, ids, 1, tp, 5); }),
+      EXPECT_EQ(error_message([&] { vocab_parallel_cross_entropy(logits, ids, 1, tp, 5); }),
                 "[cross_entropy] target " + std::to_string(bad) + " of row 1 " + tail);
     }
     const Tensor ids = Tensor::zeros({2}, DType::int32, arena);
-    EXPECT_EQ(error_of([&] { vocab_parallel_embedding(ids, rows, tp, 9); }),
+    EXPECT_EQ(error_message([&] { vocab_parallel_embedding(ids, rows, tp, 9); }),
               fmt::format("[vocab_parallel_embedding] world axis: the table of rank {} is {}; expected {} of 9 rows",
                           tp.rank(), rows.value().describe(), tp.rank() + 4));
-    EXPECT_EQ(error_of([&] { vocab_parallel_cross_entropy(logits, ids, 1, tp, 9); }),
+    EXPECT_EQ(error_message([&] { vocab_parallel_cross_entropy(logits, ids, 1, tp, 9); }),
               "[vocab_parallel_cross_entropy] world axis: the logits of rank " + std::to_string(tp.rank()) + " are " +
                   logits.value().describe() + "; expected (N, " + std::to_string(tp.rank() + 4) + ") of 9 columns");
     Embedding small(1, 3);
-    EXPECT_EQ(error_of([&] { vocab_wise(small, tp, I); }),
+    EXPECT_EQ(error_message([&] { vocab_wise(small, tp, I); }),
               "[tensor_parallel] world axis: 1 along dim 0 of a parameter of '' cannot be cut over 2 ranks");
   });
 }
@@ -194,7 +194,7 @@ void expect_plain(const AttentionShape& s, Extreme extreme, Way way, DType dtype
                   const ArenaPtr& arena) {
   const AttentionValues x = draw_extreme(s, extreme, 11);
   const PlainAttention expected = attend_plainly(s, x);
-  const Balance balance = way == Way::zigzag ? Balance::zigzag : Balance::contiguous;
+  const SequencePartition balance = way == Way::zigzag ? SequencePartition::zigzag : SequencePartition::contiguous;
   const std::vector<int64_t> mine = context_positions(s.tk, cp.size(), cp.rank(), balance);
   const auto tensor = [&](const std::vector<double>& values) {
     const int64_t tokens = std::ssize(mine);
@@ -217,7 +217,7 @@ void expect_plain(const AttentionShape& s, Extreme extreme, Way way, DType dtype
       << what;
 }
 
-void expect_plain_of(int ranks, std::initializer_list<DType> dtypes, Device device) {
+void expect_plain_match(int ranks, std::initializer_list<DType> dtypes, Device device) {
   launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
     for (const DType dtype : dtypes)
       for (const Way way : {Way::zigzag, Way::contiguous, Way::ulysses})
@@ -232,7 +232,7 @@ void expect_plain_of(int ranks, std::initializer_list<DType> dtypes, Device devi
 }
 
 TEST(Extremes, OfAContextThatRanksShareAreThoseOfPlainLoops) {
-  for (const int ranks : {1, 2, 3, 4}) expect_plain_of(ranks, {DType::float64, DType::float32}, Device::cpu);
+  for (const int ranks : {1, 2, 3, 4}) expect_plain_match(ranks, {DType::float64, DType::float32}, Device::cpu);
 }
 
 // The largest logit is any rank's, the target's too.
@@ -280,7 +280,7 @@ TEST(Extremes, OfAVocabularyThatRanksShareAreThoseOfPlainLoops) {
 using ExtremesGpu = test::OnGpu;
 
 TEST_F(ExtremesGpu, OfAContextThatRanksShareAreThoseOfPlainLoops) {
-  expect_plain_of(2, {DType::float32}, Device::cuda);
+  expect_plain_match(2, {DType::float32}, Device::cuda);
 }
 
 }  // namespace

@@ -150,7 +150,7 @@ Watched watch_zero(int stage, double late) {
              const test::Sequences s = test::sequences(config, step, 2 * world.rank(), 2, arena);
              test::learn(model, s, {.seed = 5, .step = step, .first_sequence = 2 * world.rank(), .training = true}, 40);
              zero.end_gradients(0);
-             zero.finish_gradients();
+             zero.reduce_gradients();
            }
            world.set_trace(nullptr);
            int64_t block = 0;

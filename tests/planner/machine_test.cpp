@@ -99,7 +99,7 @@ TEST(SharedProcessors, RanksOnOneProcessorTakeTurns) {
 
 TEST(SharedProcessors, NeighboursSlowEachOtherDownAsMeasured) {
   Machine m = test::planted_machine(4);
-  m.costs[static_cast<size_t>(Company::together)][0][static_cast<size_t>(Kernel::add)] = {1.6e-3};
+  m.costs[static_cast<size_t>(MachineLoad::together)][0][static_cast<size_t>(Kernel::add)] = {1.6e-3};
   const auto at = [&](double busy) { return m.seconds(Kernel::add, row_sizes(1, 1), DType::float32, 1, busy); };
   EXPECT_NEAR(at(1), 1.0e-3, 1e-12);
   EXPECT_NEAR(at(2), 1.2e-3, 1e-12);
@@ -112,7 +112,7 @@ TEST(SharedProcessors, AProcessorForEachRankGivesTheSimulator) {
   for (const Schedule& s : {one_f_one_b(3, 5), gpipe(2, 3), zb_h1(3, 4), zb_v(2, 4), interleaved(2, 4, 2)}) {
     const Simulation alone = simulate(s, times),
                      shared = simulate_shared(s, [](const Action&a, int) {
-                       return a.what == Do::F ? 1 : a.what == Do::B ? 2.5 : a.what == Do::I ? 1.5 : 1;
+                       return a.what == PassKind::F ? 1 : a.what == PassKind::B ? 2.5 : a.what == PassKind::I ? 1.5 : 1;
                      });
     EXPECT_NEAR(shared.makespan, alone.makespan, 1e-6) << s.name;
     EXPECT_NEAR(shared.bubble_share(), alone.bubble_share(), 1e-6) << s.name;
@@ -123,17 +123,17 @@ TEST(SharedProcessors, OnOneProcessorNothingIsIdle) {
   for (const Schedule& s : {one_f_one_b(3, 5), gpipe(4, 4), zb_h2(3, 5)}) {
     double work = 0;
     for (const auto& list : s.actions)
-      for (const Action& a : list) work += a.what == Do::B ? 2 : 1;
+      for (const Action& a : list) work += a.what == PassKind::B ? 2 : 1;
     const Simulation sim =
-        simulate_shared(s, [](const Action& a, int working) { return (a.what == Do::B ? 2.0 : 1.0) * working; });
+        simulate_shared(s, [](const Action& a, int working) { return (a.what == PassKind::B ? 2.0 : 1.0) * working; });
     EXPECT_NEAR(sim.makespan, work, 1e-6) << s.name;
   }
 }
 
 Prediction on(const std::shared_ptr<const Machine>& machine, const Plan& plan) {
-  Case c{.model = shape_of(*preset("gpt-nano")),
+  Case c{.model = to_model_shape(*preset("gpt-nano")),
          .layout = {.plan = plan, .sequences = 8 / (plan.dp * plan.microbatches)},
-         .hardware = hardware_of(machine, DType::float32),
+         .hardware = find_hardware(machine, DType::float32),
          .software = own_software(DType::float32, DType::float32)};
   c.model.vocab = 65;
   return predict(c);
@@ -165,7 +165,7 @@ TEST(MeasuredStep, PartsAddUp) {
     EXPECT_EQ(p.parts.cp > 0, plan.cp > 1) << to_text(plan);
     EXPECT_EQ(p.parts.recompute > 0, plan.recompute != Recompute::none) << to_text(plan);
     EXPECT_EQ(p.fastest_s, p.slowest_s);
-    EXPECT_GT(p.memory[p.fullest].peak(), 0);
+    EXPECT_GT(p.memory[p.peak_rank].peak(), 0);
   }
 }
 

@@ -60,9 +60,9 @@ TEST(OwnRuns, AreAsVerifyCountsThem) {
     const size_t alike = r.peak.size() / p.memory.size();
     for (size_t stage = 0; stage < p.memory.size(); ++stage) {
       const auto first = r.expected_peak.begin() + static_cast<int64_t>(stage * alike);
-      const auto fullest = std::max_element(first, first + static_cast<int64_t>(alike));
-      EXPECT_EQ(p.memory[stage].peak(), static_cast<double>(*fullest)) << plan << ", stage " << stage;
-      const HeldBytes& held = r.held[static_cast<size_t>(fullest - r.expected_peak.begin())];
+      const auto peak_rank = std::max_element(first, first + static_cast<int64_t>(alike));
+      EXPECT_EQ(p.memory[stage].peak(), static_cast<double>(*peak_rank)) << plan << ", stage " << stage;
+      const MemoryByCategory& held = r.held[static_cast<size_t>(peak_rank - r.expected_peak.begin())];
       EXPECT_EQ(p.memory[stage].parameters, static_cast<double>(held.parameters)) << plan;
       EXPECT_EQ(p.memory[stage].gradients, static_cast<double>(held.gradients)) << plan;
       EXPECT_EQ(p.memory[stage].optimizer, static_cast<double>(held.optimizer)) << plan;
@@ -75,7 +75,7 @@ Case large(uint64_t trial) {
   test::Draw d("large", trial);
   const bool llama = d.between(0, 3) > 0;
   Case c{.hardware = hardware_named("h100")};
-  c.model = shape_of(*preset(llama ? d.of({"llama2-7b", "llama3-8b", "mistral-7b"}) : "gpt2-xl"));
+  c.model = to_model_shape(*preset(llama ? d.of({"llama2-7b", "llama3-8b", "mistral-7b"}) : "gpt2-xl"));
   c.model.context = d.of<int64_t>({1024, 4096});
   c.model.vocab = d.of<int64_t>({32000, 50304, 128256});
   if (!llama) c.model.context = c.model.position_rows = 1024;
@@ -103,8 +103,8 @@ TEST(OwnRuns, ADescriptionOfMemoryIsNearTheDryRun) {
     const Prediction whole = predict(c);
     for (const bool simulated : {false, true}) {
       PipelineClock clock;
-      const Prediction quick = by_description(c, layers_of(c, own), simulated ? &clock : nullptr);
-      const double ratio = quick.memory[quick.fullest].peak() / whole.memory[whole.fullest].peak();
+      const Prediction quick = by_description(c, layer_range(c, own), simulated ? &clock : nullptr);
+      const double ratio = quick.memory[quick.peak_rank].peak() / whole.memory[whole.peak_rank].peak();
       EXPECT_GT(ratio, 0.72) << trial << ": " << to_text(c.layout.plan);
       EXPECT_LT(ratio, 1.2) << trial << ": " << to_text(c.layout.plan);
       near += std::abs(ratio - 1) < 0.13 ? 1 : 0;
@@ -208,7 +208,7 @@ void print(const std::vector<Record>& runs) {
     fmt::print("{:28} {:10.4g} s, predicted {:10.4g} s, {:+.1f}%{}\n", r.group, r.step_s, r.p.step_s,
                r.step_s > 0 ? 100 * (r.p.step_s / r.step_s - 1) : NAN,
                r.memory_bytes > 0 ? fmt::format("; memory {:.1f} GB, {:+.1f}%", r.memory_bytes / 1e9,
-                                                100 * (r.p.memory[r.p.fullest].peak() / r.memory_bytes - 1))
+                                                100 * (r.p.memory[r.p.peak_rank].peak() / r.memory_bytes - 1))
                                   : "");
 }
 
@@ -228,7 +228,7 @@ TEST(Published, RunsAreWithinTheBars) {
     EXPECT_TRUE(r.p.fits) << r.group << ": over by " << r.p.over_bytes;
     if (r.memory_bytes == 0) continue;
     const Plan& plan = r.c.layout.plan;
-    memory.push_back(std::abs(r.p.memory[r.p.fullest].peak() / r.memory_bytes - 1));
+    memory.push_back(std::abs(r.p.memory[r.p.peak_rank].peak() / r.memory_bytes - 1));
     if (plan.recompute == Recompute::op) selected.push_back(memory.back());
     if (plan.pp > 1 && plan.zero == ZeroStage::three) piped.push_back(memory.back());
   }

@@ -8,8 +8,8 @@
 namespace tessera::planner {
 namespace {
 
-Case case_of(const char* model, const char* hardware, const char* software) {
-  return {.model = shape_of(preset(model).value()),
+Case make_case(const char* model, const char* hardware, const char* software) {
+  return {.model = to_model_shape(preset(model).value()),
           .hardware = hardware_named(hardware),
           .software = software_named(software)};
 }
@@ -82,12 +82,12 @@ TEST(Predict, BetterHardwareIsNeverSlowerAndTwiceTheBatchNeverMoreThanTwice) {
 
 // By closed forms what the simulation says, but for uneven ends and messages.
 TEST(Predict, PlansFitToTheByte) {
-  Case c = case_of("llama2-7b", "h100", "megatron");
+  Case c = make_case("llama2-7b", "h100", "megatron");
   c.layout = {.plan = {.tp = 8}};
   c.hardware.reserved_bytes = 0;
   const Prediction p = predict(c);
   for (const double over : {-1, 0, 1}) {
-    c.hardware.memory_bytes = p.memory[p.fullest].peak() - over;
+    c.hardware.memory_bytes = p.memory[p.peak_rank].peak() - over;
     EXPECT_EQ(predict(c).fits, over <= 0) << over;
     EXPECT_NEAR(predict(c).over_bytes, std::max(0.0, over), 1e-4) << over;
   }
@@ -97,7 +97,7 @@ TEST(Predict, PlansFitToTheByte) {
 // layers, 4,096 channels and 4,096 keys.
 TEST(Predict, RatesAreWorkOverTime) {
   constexpr double kFlops = 6.0 * (6738415616 - 131072000 - 4096) + 12.0 * 32 * 4096 * 4096, kTokens = 16 * 4096;
-  Case c = case_of("llama2-7b", "h100", "megatron");
+  Case c = make_case("llama2-7b", "h100", "megatron");
   c.layout = {.plan = {.dp = 2, .tp = 4, .microbatches = 4}, .sequences = 2};
   c.hardware.peak_flops = 1e15, c.hardware.range_fastest = 0.75, c.hardware.range_slowest = 1.5;
   const Prediction p = predict(c);
@@ -121,11 +121,11 @@ TEST(Predict, EstimatesAreNear) {
 // Pages draw the pipeline again from these times: it takes the step, but for the update.
 TEST(Predict, WhatIsDrawnTakesWhatWasPredicted) {
   for (const bool overlap : {false, true}) {
-    Case c = case_of("llama2-7b", "a100-80", "megatron");
+    Case c = make_case("llama2-7b", "a100-80", "megatron");
     c.layout.plan = {.pp = 4, .microbatches = 8};
     c.software.pp_overlap = overlap;
     const Prediction p = predict(c);
-    const Simulation drawn = simulate(schedule_of(c.layout.plan), {.stages = p.stages, .message = p.message_s});
+    const Simulation drawn = simulate(make_schedule(c.layout.plan), {.stages = p.stages, .message = p.message_s});
     EXPECT_NEAR(drawn.makespan, p.step_s - p.parts.optimizer - p.parts.dp, 1e-9 * p.step_s) << overlap;
   }
 }
@@ -134,7 +134,7 @@ std::string refusal(const std::string& model, const std::string& plan, const std
                     Status status = Status::usage) {
   const std::string text = R"({"model":{"layers":4,"channels":64,"heads":4,"vocab":100,"context":64)" + model +
                            R"(},"plan":{)" + plan + R"(},"hardware":)" + (rest.empty() ? R"("h100")" : rest) + "}";
-  return error_of([&] { predict(case_from_json(text, "cases")); }, status);
+  return error_message([&] { predict(case_from_json(text, "cases")); }, status);
 }
 
 TEST(Predict, RefusesWhatCannotBe) {
@@ -204,13 +204,13 @@ TEST(ClosedForms, TheClockSaysWhatTheSimulationSays) {
     const auto some = [&] { return static_cast<double>(draw.between(0, 90)) / 100; };
     for (StageTimes& s : stages) s = {some(), some(), some(), some()};
     const double message = some();
-    const Simulation whole = simulate(schedule_of(plan), {.stages = stages, .message = message});
+    const Simulation whole = simulate(make_schedule(plan), {.stages = stages, .message = message});
     const PipelineTime found = clock.time(plan, stages, message, false);
-    EXPECT_EQ(found.seconds, whole.makespan) << text_of(plan.schedule) << ' ' << plan.pp;
-    EXPECT_EQ(found.in_flight, whole.in_flight) << text_of(plan.schedule) << ' ' << plan.pp;
+    EXPECT_EQ(found.seconds, whole.makespan) << to_string(plan.schedule) << ' ' << plan.pp;
+    EXPECT_EQ(found.in_flight, whole.in_flight) << to_string(plan.schedule) << ' ' << plan.pp;
     double longest = 0;
     for (const auto& list : whole.actions) longest = std::max(longest, list.back().end - list.front().start);
-    EXPECT_EQ(clock.time(plan, stages, message, true).seconds, longest) << text_of(plan.schedule) << ' ' << plan.pp;
+    EXPECT_EQ(clock.time(plan, stages, message, true).seconds, longest) << to_string(plan.schedule) << ' ' << plan.pp;
   }
 }
 
@@ -231,8 +231,8 @@ TEST(ClosedForms, ALongPipelineIsAsLongAsItsWholeSimulation) {
     const double message = static_cast<double>(draw.between(0, 3)) / 20;
     const Simulation whole = simulate(schedule_with(plan, plan.microbatches), {.stages = stages, .message = message});
     const PipelineTime found = PipelineClock().time(plan, stages, message, false);
-    EXPECT_NEAR(found.seconds, whole.makespan, 0.01 * whole.makespan) << text_of(plan.schedule) << ' ' << p;
-    EXPECT_EQ(found.in_flight, whole.in_flight) << text_of(plan.schedule) << ' ' << p;
+    EXPECT_NEAR(found.seconds, whole.makespan, 0.01 * whole.makespan) << to_string(plan.schedule) << ' ' << p;
+    EXPECT_EQ(found.in_flight, whole.in_flight) << to_string(plan.schedule) << ' ' << p;
   }
 }
 
@@ -315,7 +315,7 @@ TEST(ClosedForms, PipelineEndsEachHoldATiedTable) {
 // Bytes of an update: gradients for the norm and again, with two moments and a master copy that are read and written.
 // ZeRO shards them over the ranks of dp and of cp together.
 TEST(ClosedForms, UpdateIsShardedOverDataAndContextRanks) {
-  Case c = case_of("llama3-8b", "h100", "megatron");
+  Case c = make_case("llama3-8b", "h100", "megatron");
   const double all = parameters(c.model) * (2 * 12 + 3 * 4 + 2) / (0.85 * c.hardware.hbm_bytes_per_s);
   for (const auto& [dp, cp] : {std::pair<int64_t, int64_t>{8, 1}, {2, 4}, {1, 8}})
     for (const ZeroStage zero : {ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three}) {
@@ -328,7 +328,7 @@ TEST(ClosedForms, UpdateIsShardedOverDataAndContextRanks) {
 // On links so slow that the exchange outlasts both passes: a reduction is hidden by the backward pass, the parameters
 // of ZeRO-1 by the forward pass after it.
 TEST(ClosedForms, TheBackwardPassHidesReductions) {
-  Case c = case_of("llama2-7b", "h100", "megatron");
+  Case c = make_case("llama2-7b", "h100", "megatron");
   c.hardware.intra_bytes_per_s = c.hardware.inter_bytes_per_s = 1e8;
   for (const ZeroStage zero : {ZeroStage::none, ZeroStage::one}) {
     c.layout.plan = {.dp = 4, .zero = zero};
@@ -347,7 +347,7 @@ TEST(ClosedForms, TheBackwardPassHidesReductions) {
 // torchtitan's policy counts the products q, k, v, o, gate, up and down, and keeps what the odd ones give. 8,192 tokens
 // of Llama 3 8B: of k and v 1,024 channels, of gate 14,336.
 TEST(ClosedForms, EverySecondProductIsKept) {
-  Case c = case_of("llama3-8b", "h100", "fsdp");
+  Case c = make_case("llama3-8b", "h100", "fsdp");
   c.layout.plan.recompute = Recompute::op;
   const double s = 8192, h = 4096;
   EXPECT_EQ(kept_by_layer(c), 2 * s * (h + h + 1024 + h + 14336 + h) + 4 * 32 * s);
@@ -369,12 +369,12 @@ TEST(ClosedForms, EverySecondProductIsKept) {
 
 // PyTorch's pipeline: parameters and gradients are whole between micro-batches, each of which has buffers of its own.
 TEST(ClosedForms, FsdpInAPipelineKeepsStagesWhole) {
-  Case c = case_of("llama3-8b", "h100", "fsdp");
+  Case c = make_case("llama3-8b", "h100", "fsdp");
   Plan& p = c.layout.plan;
   p = {.pp = 4, .dp = 2, .zero = ZeroStage::three, .microbatches = 8, .recompute = Recompute::block};
-  const double message = 2 * 8192.0 * 4096, layer = parameters_of(c, 1, false, false).all();
+  const double message = 2 * 8192.0 * 4096, layer = stage_parameters(c, 1, false, false).all();
   for (const auto& [rank, messages] : {std::pair{size_t{0}, 8 + 4}, {1, 8 + 8}, {3, 8 - 1}}) {  // 4 in flight, and 1
-    const double held = parameters_of(c, 8, rank == 0, rank == 3).all();
+    const double held = stage_parameters(c, 8, rank == 0, rank == 3).all();
     const MemoryParts m = predict(c).memory.at(rank);
     EXPECT_EQ(m.gradients, 4 * held) << rank;
     EXPECT_EQ(m.parameters + m.optimizer, 12 * held / 2) << rank;
@@ -389,7 +389,7 @@ TEST(ClosedForms, FsdpInAPipelineKeepsStagesWhole) {
   EXPECT_EQ(sent().at("reduce_scatter"), once.at("reduce_scatter"));
   c.software.sums_after_pipeline = false;
   EXPECT_EQ(sent().at("reduce_scatter"), 16 * once.at("reduce_scatter"));
-  EXPECT_LT(predict(c).memory.at(1).gradients, 3 * parameters_of(c, 8, false, false).all());
+  EXPECT_LT(predict(c).memory.at(1).gradients, 3 * stage_parameters(c, 8, false, false).all());
 }
 
 // As their makers publish them, to the last parameter.
@@ -401,17 +401,17 @@ TEST(ClosedForms, ParametersOfPublishedModels) {
       {"qwen2.5-7b", 7615616512},    {"mistral-7b", 7241732096},   {"mixtral-8x7b", 46702792704},
       {"qwen3-30b-a3b", 30532122624}};
   for (const auto& [name, expected] : published)
-    EXPECT_EQ(parameters(shape_of(preset(name).value())), expected) << name;
+    EXPECT_EQ(parameters(to_model_shape(preset(name).value())), expected) << name;
   for (const auto& [name, expected] : {std::pair{"gpt2", 124439808.0},
                                        {"gpt2-medium", 354823168},
                                        {"gpt2-large", 774030080},
                                        {"gpt2-xl", 1557611200}}) {
     ModelConfig config = preset(name).value();
     config.vocab = 50257;
-    EXPECT_EQ(parameters(shape_of(config)), expected) << name;
+    EXPECT_EQ(parameters(to_model_shape(config)), expected) << name;
     config.positions = std::exchange(config.context, 256);  // the table stays whole
-    EXPECT_EQ(parameters(shape_of(config)), expected) << name;
-    EXPECT_EQ(parameters(shape_of(config_of(shape_of(config)))), expected) << name;
+    EXPECT_EQ(parameters(to_model_shape(config)), expected) << name;
+    EXPECT_EQ(parameters(to_model_shape(to_model_config(to_model_shape(config)))), expected) << name;
   }
 }
 

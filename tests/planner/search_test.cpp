@@ -12,28 +12,28 @@ namespace tessera::planner {
 namespace {
 
 // A small model on small cards, so that some plans do not fit.
-Question small(int64_t ranks = 4, int64_t batch = 4) {
-  Question q{.model = {.layers = 4, .channels = 512, .heads = 4, .kv_heads = 2, .vocab = 4096, .context = 256},
-             .hardware = hardware_named("h100"),
-             .software = software_named("megatron"),
-             .ranks = ranks,
-             .batch = batch};
+SearchRequest small(int64_t ranks = 4, int64_t batch = 4) {
+  SearchRequest q{.model = {.layers = 4, .channels = 512, .heads = 4, .kv_heads = 2, .vocab = 4096, .context = 256},
+                  .hardware = hardware_named("h100"),
+                  .software = software_named("megatron"),
+                  .ranks = ranks,
+                  .batch = batch};
   q.hardware.ranks_per_node = 2;
   q.hardware.memory_bytes = 0.25e9;
   q.hardware.reserved_bytes = 0;
   return q;
 }
 
-Question on_h100(const char* model, const char* software, int64_t ranks, int64_t batch) {
-  return {.model = shape_of(*preset(model)),
+SearchRequest on_h100(const char* model, const char* software, int64_t ranks, int64_t batch) {
+  return {.model = to_model_shape(*preset(model)),
           .hardware = hardware_named("h100"),
           .software = software_named(software),
           .ranks = ranks,
           .batch = batch};
 }
 
-std::string refusal(const Question& q) {
-  return error_of([&] { search(q); });
+std::string refusal(const SearchRequest& q) {
+  return error_message([&] { search(q); });
 }
 
 TEST(Search, FindsWhatBruteForceFinds) {
@@ -42,9 +42,9 @@ TEST(Search, FindsWhatBruteForceFinds) {
                                              {4, 4, 0.25e9},
                                              {4, 8, 0.15e9},
                                              {8, 8, 0.2e9}}) {
-    Question q = small(ranks, batch);
+    SearchRequest q = small(ranks, batch);
     q.hardware.memory_bytes = memory;
-    const Answer found = search(q), all = search_all(q);
+    const SearchResult found = search(q), all = search_all(q);
     ASSERT_EQ(found.best.empty(), all.best.empty()) << ranks;
     if (all.best.empty()) continue;
     EXPECT_NEAR(found.best[0].prediction.step_s / all.best[0].prediction.step_s, 1, 1e-9)
@@ -61,9 +61,9 @@ TEST(Search, FindsWhatBruteForceFinds) {
   }
 }
 
-Question drawn(uint64_t trial) {
+SearchRequest drawn(uint64_t trial) {
   test::Draw draw("questions", trial);
-  Question q = small(draw.of({1, 2, 4, 8}), draw.of({4, 6, 8}));
+  SearchRequest q = small(draw.of({1, 2, 4, 8}), draw.of({4, 6, 8}));
   q.model.layers = draw.between(3, 6);
   q.model.context = draw.of({128, 256});
   q.model.gated = draw.between(0, 1) == 1;
@@ -79,8 +79,8 @@ Question drawn(uint64_t trial) {
 TEST(Search, FindsOfDrawnQuestionsWhatBruteForceFinds) {
   int64_t asked = 0, slower = 0;
   for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
-    const Question q = drawn(trial);
-    const Answer found = search(q), all = search_all(q);
+    const SearchRequest q = drawn(trial);
+    const SearchResult found = search(q), all = search_all(q);
     ASSERT_EQ(found.best.empty(), all.best.empty()) << trial;
     if (all.best.empty()) continue;
     const double ratio = found.best[0].prediction.step_s / all.best[0].prediction.step_s;
@@ -96,9 +96,9 @@ TEST(Search, FindsOfDrawnQuestionsWhatBruteForceFinds) {
 // What the search has simulated once is what predict() says from the beginning, to the bit.
 TEST(Search, SaysOfAPlanWhatPredictSays) {
   for (uint64_t trial = 0; trial < test::plans(12); ++trial) {
-    const Question q = drawn(trial);
+    const SearchRequest q = drawn(trial);
     for (const Candidate& c : search(q, 4).best) {
-      const Prediction p = predict(case_of(q, c.layout));
+      const Prediction p = predict(make_case(q, c.layout));
       const std::string plan = fmt::format("{}: {}", trial, to_text(c.layout.plan));
       EXPECT_EQ(c.prediction.step_s, p.step_s) << plan;
       EXPECT_EQ(c.prediction.bubble, p.bubble) << plan;
@@ -106,7 +106,7 @@ TEST(Search, SaysOfAPlanWhatPredictSays) {
       EXPECT_EQ(c.prediction.largest, p.largest) << plan;
       ASSERT_EQ(c.prediction.memory.size(), p.memory.size()) << plan;
       for (const auto& [name, part] : kMemoryParts)
-        EXPECT_EQ(c.prediction.memory[p.fullest].*part, p.memory[p.fullest].*part) << plan << ' ' << name;
+        EXPECT_EQ(c.prediction.memory[p.peak_rank].*part, p.memory[p.peak_rank].*part) << plan << ' ' << name;
     }
   }
 }
@@ -114,20 +114,20 @@ TEST(Search, SaysOfAPlanWhatPredictSays) {
 // A plan of Tessera's that is listed fits by a dry run, and not by a description alone.
 TEST(Search, ListsWhatFitsByADryRun) {
   for (const auto& [hardware, batch] : {std::pair{"rtx4090", 8}, {"rtx4090", 64}, {"a100-40", 64}}) {
-    Question q = on_h100("llama2-7b", "tessera", 8, batch);
+    SearchRequest q = on_h100("llama2-7b", "tessera", 8, batch);
     q.hardware = hardware_named(hardware);
-    const Answer found = search(q);
+    const SearchResult found = search(q);
     EXPECT_GT(found.best.size(), 5U);
     for (const Candidate& c : found.best) {
       EXPECT_FALSE(c.described) << hardware << ": " << to_text(c.layout.plan);
-      EXPECT_TRUE(predict(case_of(q, c.layout)).fits) << hardware << ": " << to_text(c.layout.plan);
+      EXPECT_TRUE(predict(make_case(q, c.layout)).fits) << hardware << ": " << to_text(c.layout.plan);
     }
   }
 }
 
 // The search looks at the layouts that a run may have: no more, and none is left out.
 TEST(Search, LooksAtEveryLayoutThatARunMayHave) {
-  const Question q = small(8, 8);
+  const SearchRequest q = small(8, 8);
   std::set<std::string> searched, allowed;
   ModelConfig model{.layers = 4, .heads = 4, .channels = 512, .context = 256, .vocab = 4096, .kv_heads = 2};
   for (const int64_t pp : {1, 2, 4, 8})
@@ -169,7 +169,7 @@ TEST(Search, OffersZeroIfDataOrContextRanksCanShard) {
   const Stages all{ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three};
   for (const auto& [dp, cp, expected] :
        {std::tuple<int64_t, int64_t, Stages>{2, 1, all}, {1, 2, all}, {2, 2, all}, {1, 1, {ZeroStage::none}}}) {
-    Question q = small(dp * cp);
+    SearchRequest q = small(dp * cp);
     q.fixed = {.dp = dp, .cp = cp};
     for (const Layout& base : bases(q)) {
       Stages offered;
@@ -180,7 +180,7 @@ TEST(Search, OffersZeroIfDataOrContextRanksCanShard) {
 }
 
 TEST(Search, KeepsWhatIsFixed) {
-  Question q = small(8, 8);
+  SearchRequest q = small(8, 8);
   q.hardware.memory_bytes = 1e9;
   q.fixed = {.pp = 2,
              .tp = 2,
@@ -189,7 +189,7 @@ TEST(Search, KeepsWhatIsFixed) {
              .zero = ZeroStage::two,
              .schedule = ScheduleKind::zb_h1,
              .recompute = Recompute::block};
-  const Answer a = search(q);
+  const SearchResult a = search(q);
   ASSERT_FALSE(a.best.empty());
   for (const Candidate& c : a.best) {
     const Plan& p = c.layout.plan;
@@ -204,9 +204,9 @@ TEST(Search, KeepsWhatIsFixed) {
 }
 
 TEST(Search, EndsWhereTheCallbackThrows) {
-  Question q = small(8);
+  SearchRequest q = small(8);
   int calls = 0;
-  const Answer whole = search(q, 10, [&] { ++calls; });
+  const SearchResult whole = search(q, 10, [&] { ++calls; });
   EXPECT_GE(calls, whole.feasible + whole.estimated + whole.simulated);  // each plan that is looked at
   for (const int at : {1, static_cast<int>(whole.feasible) + 1, calls}) {
     int before = 0;
@@ -221,7 +221,7 @@ TEST(Search, EndsWhereTheCallbackThrows) {
 TEST(Search, RefusesWhatCannotBeDivided) {
   EXPECT_EQ(refusal(small(7)),
             "`ranks`: 7 cannot be divided among the layers, heads, tokens and a batch of 4; the nearest that can: 8");
-  Question q = small(6, 6);
+  SearchRequest q = small(6, 6);
   q.fixed.tp = 3;
   EXPECT_EQ(refusal(q), "`tp`: 3 does not divide the 4 heads; the nearest that does: 2 or 4");
   q = small(8);
@@ -236,8 +236,8 @@ TEST(Search, RefusesWhatCannotBeDivided) {
 }
 
 TEST(Search, IsBoundedByWhatItSimulates) {
-  Question q = on_h100("llama3-70b", "megatron", 256, 512);
-  const Answer a = search(q);
+  SearchRequest q = on_h100("llama3-70b", "megatron", 256, 512);
+  const SearchResult a = search(q);
   ASSERT_EQ(a.best.size(), 10U);
   EXPECT_GT(a.feasible, 1000);
   EXPECT_LE(a.simulated, a.feasible / 4);
@@ -250,8 +250,8 @@ TEST(Search, IsBoundedByWhatItSimulates) {
 }
 
 TEST(Recommendation, SaysWhyAndWhatElse) {
-  Question q = on_h100("llama2-7b", "megatron", 16, 64);
-  const Answer a = search(q);
+  SearchRequest q = on_h100("llama2-7b", "megatron", 16, 64);
+  const SearchResult a = search(q);
   const Recommendation r = recommend(q, a);
   EXPECT_EQ(r.plan.layout, a.best[0].layout);
   EXPECT_GE(r.why.size(), 4U);
@@ -266,7 +266,7 @@ TEST(Recommendation, SaysWhyAndWhatElse) {
   EXPECT_FALSE(r.weakest_assumption.empty());
   for (const double share : {0.919, 0.921}) {  // of the memory that the fullest rank takes
     q.hardware.memory_bytes =
-        q.hardware.reserved_bytes + a.best[0].prediction.memory[a.best[0].prediction.fullest].peak() / share;
+        q.hardware.reserved_bytes + a.best[0].prediction.memory[a.best[0].prediction.peak_rank].peak() / share;
     EXPECT_EQ(recommend(q, a).why[2].find("that is tight") != std::string::npos, share > 0.92) << share;
   }
 }
@@ -291,16 +291,16 @@ TEST(Recommendation, ComparesTimeAndMemory) {
 
 // On the machine that is named another plan is faster indeed.
 TEST(Recommendation, NamesTheAssumptionThatTurnsIt) {
-  Question q = on_h100("llama2-7b", "tessera", 8, 256);
-  Answer a = search(q);
+  SearchRequest q = on_h100("llama2-7b", "tessera", 8, 256);
+  SearchResult a = search(q);
   ASSERT_GE(a.best.size(), 5U);
-  const std::optional<Turn> turn = nearest_turn(q, a);
+  const std::optional<TippingPoint> turn = nearest_turn(q, a);
   ASSERT_TRUE(turn);
   EXPECT_GT(turn->winner, 0U);
-  Question other = q;
+  SearchRequest other = q;
   other.hardware = turn->hardware;
-  EXPECT_LT(predict(case_of(other, a.best[turn->winner].layout)).step_s,
-            predict(case_of(other, a.best[0].layout)).step_s);
+  EXPECT_LT(predict(make_case(other, a.best[turn->winner].layout)).step_s,
+            predict(make_case(other, a.best[0].layout)).step_s);
   EXPECT_EQ(weakest_assumption(q, a).substr(0, turn->what.size()), turn->what);
   a.best.resize(1);
   EXPECT_TRUE(weakest_assumption(q, a).starts_with("none alone"));

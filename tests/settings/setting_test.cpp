@@ -8,10 +8,10 @@ namespace {
 
 enum class Mood : uint8_t { calm, loud, very_loud };
 constexpr std::array<std::string_view, 3> kMoods = {"calm", "loud", "very-loud"};
-constexpr const auto& names_of(Mood) { return kMoods; }
+constexpr const auto& value_names(Mood) { return kMoods; }
 enum class Level { none, one, two };
 constexpr std::array<std::string_view, 3> kLevels = {"0", "1", "2"};
-constexpr const auto& names_of(Level) { return kLevels; }
+constexpr const auto& value_names(Level) { return kLevels; }
 
 struct Tune {
   int64_t voices = 1, bars = 0;
@@ -27,11 +27,13 @@ struct Tune {
   Level level = Level::none;
 };
 
-Settings settings_of(Tune& t) {
+Settings field_descriptors(Tune& t) {
   Settings s;
   s.group("Sound");
-  s.add(t.voices, {"voices", "number of voices", {1, 64}}).for_identity(Same::yes);
-  s.add(t.bars, {"bars", "default: as many as the words have", {1, 100}}).follows().for_identity(Same::unless_usual);
+  s.add(t.voices, {"voices", "number of voices", {1, 64}}).for_identity(IdentityRole::yes);
+  s.add(t.bars, {"bars", "default: as many as the words have", {1, 100}})
+      .follows()
+      .for_identity(IdentityRole::unless_usual);
   s.add(t.speed, {"speed", "with `voices`", {0, 1, true}}).of_call();
   s.add(t.sung, {"sung", "by people"}).with("mood loud or very-loud");
   s.add(t.in_key, {"in_key", "any note"}).unless("off_key");
@@ -40,7 +42,7 @@ Settings settings_of(Tune& t) {
   s.add(t.file, {"file", "to write"}).a("a file");
   s.add(t.pitch, {"pitch", "of the first note", {-1e300, 9}});
   s.add(t.beats, {"beats", "strong ones", {1, 8}});
-  s.add(t.words, {"words", "sung"}).for_identity(Same::unless_usual);
+  s.add(t.words, {"words", "sung"}).for_identity(IdentityRole::unless_usual);
   s.add_or_file(t.mood, t.mood_file, {"mood", "a name or a file"});
   s.add(t.mood_file, {"mood_file"}).for_programs();
   s.add(t.level, {"level", "a number"});
@@ -49,12 +51,12 @@ Settings settings_of(Tune& t) {
 
 std::string refusal(std::string_view name, const std::string& text) {
   Tune t;
-  return error_of([&] { settings_of(t).at(name).read("--x", text); });
+  return error_message([&] { field_descriptors(t).at(name).read("--x", text); });
 }
 
 TEST(Settings, TakeWordsOfEveryKindAndGiveThemBack) {
   Tune t;
-  const Settings all = settings_of(t);
+  const Settings all = field_descriptors(t);
   for (const auto& [name, text, written] :
        std::vector<std::array<std::string, 3>>{{"voices", "64", "64"},
                                                {"speed", "0", "0.0"},
@@ -80,8 +82,8 @@ TEST(Settings, TakeWordsOfEveryKindAndGiveThemBack) {
   EXPECT_EQ(all.at("mood").text(), "song.txt");
   EXPECT_EQ(all.find_word("mood-file"), nullptr);
   Tune other;
-  for (const Setting& s : settings_of(other)) s.assign(all.at(s.field.name));
-  EXPECT_EQ(json_of(settings_of(other)), json_of(all));
+  for (const Setting& s : field_descriptors(other)) s.assign(all.at(s.field.name));
+  EXPECT_EQ(to_json(field_descriptors(other)), to_json(all));
 }
 
 TEST(Settings, SayWhatIsExpectedAndFound) {
@@ -99,8 +101,10 @@ TEST(Settings, SayWhatIsExpectedAndFound) {
 
 TEST(Settings, AreCheckedByTheirEntries) {
   Tune t, usual;
-  const auto least = [&] { return error_of([&] { check_least(settings_of(t), settings_of(usual)); }); };
-  const auto read = [&] { return error_of([&] { check_read(settings_of(t), settings_of(usual)); }); };
+  const auto least = [&] {
+    return error_message([&] { check_least(field_descriptors(t), field_descriptors(usual)); });
+  };
+  const auto read = [&] { return error_message([&] { check_read(field_descriptors(t), field_descriptors(usual)); }); };
   EXPECT_EQ(least(), "nothing was thrown");
   EXPECT_EQ(read(), "nothing was thrown");
   t.bars = -1;
@@ -113,19 +117,21 @@ TEST(Settings, AreCheckedByTheirEntries) {
   EXPECT_EQ(read(), "`sung`: goes with `mood` loud or very-loud, found calm; expected false beside it, its default");
   t.mood = Mood::loud;
   EXPECT_EQ(read(), "nothing was thrown");
-  EXPECT_EQ(difference(settings_of(t), settings_of(usual)), "voices=2 sung=true name=last mood=loud");
+  EXPECT_EQ(difference(field_descriptors(t), field_descriptors(usual)), "voices=2 sung=true name=last mood=loud");
 }
 
 TEST(Settings, AreJsonThereAndBack) {
   Tune t, back;
   t.beats = {1, 2}, t.file = "f", t.mood = Mood::loud, t.level = Level::one, t.in_key = false;
-  const std::string json = json_of(settings_of(t)).dump();
+  const std::string json = to_json(field_descriptors(t)).dump();
   EXPECT_EQ(json,
             R"({"voices":1,"bars":0,"speed":0.5,"sung":false,"in_key":false,"name":"none","file":"f","beats":[1,2],)"
             R"("words":[],"mood":"loud","level":1})");
-  take_json(settings_of(back), json, "a tune");
-  EXPECT_EQ(json_of(settings_of(back)).dump(), json);
-  const auto wrong = [&](const char* text) { return error_of([&] { take_json(settings_of(back), text, "a tune"); }); };
+  take_json(field_descriptors(back), json, "a tune");
+  EXPECT_EQ(to_json(field_descriptors(back)).dump(), json);
+  const auto wrong = [&](const char* text) {
+    return error_message([&] { take_json(field_descriptors(back), text, "a tune"); });
+  };
   EXPECT_EQ(wrong("[1]"), "a tune: expected a JSON object, found [1]");
   EXPECT_EQ(wrong(R"({"voices": 1.5})"), "`voices`: expected a whole number, found 1.5");
   EXPECT_EQ(wrong(R"({"level": 3})"), "`level`: expected 0, 1 or 2, found 3");
@@ -137,11 +143,11 @@ TEST(Settings, AreJsonThereAndBack) {
 
 TEST(Settings, SayWhatMakesRunsTheSameAndDescribeThemselves) {
   Tune t, usual;
-  EXPECT_EQ(identity_of(settings_of(t), settings_of(usual)).dump(), R"({"voices":1})");
+  EXPECT_EQ(identity_fields(field_descriptors(t), field_descriptors(usual)).dump(), R"({"voices":1})");
   t.words = {"la"}, t.speed = 0.1;
-  EXPECT_EQ(identity_of(settings_of(t), settings_of(usual)).dump(), R"({"voices":1,"words":["la"]})");
+  EXPECT_EQ(identity_fields(field_descriptors(t), field_descriptors(usual)).dump(), R"({"voices":1,"words":["la"]})");
   const auto entry = [&](const char* name) {
-    return entry_of(settings_of(usual).at(name), [](const std::string& help) { return help + "!"; }).dump();
+    return make_entry(field_descriptors(usual).at(name), [](const std::string& help) { return help + "!"; }).dump();
   };
   EXPECT_EQ(entry("speed"), R"({"name":"speed","group":"Sound","kind":"number","default":0.5,"least":0.0,"below":1.0,)"
                             R"("in_file":false,"help":"with `voices`!"})");
@@ -153,7 +159,7 @@ TEST(Settings, SayWhatMakesRunsTheSameAndDescribeThemselves) {
 
 TEST(Settings, AreSortedByGroupsAndMoved) {
   Tune t;
-  Settings all = settings_of(t);
+  Settings all = field_descriptors(t);
   constexpr std::array<std::string_view, 2> groups = {"Names", "Sound"};
   all.sort(groups);
   all.move("speed", "name");

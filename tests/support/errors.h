@@ -30,7 +30,7 @@ void expect_error(Status status, std::initializer_list<std::string> parts, F&& a
 
 // The words of the Error that an action is refused with, which must have this status.
 template <class F>
-std::string error_of(F&& action, Status status = Status::usage) {
+std::string error_message(F&& action, Status status = Status::usage) {
   try {
     action();
   } catch (const Error& e) {

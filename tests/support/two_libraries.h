@@ -10,7 +10,7 @@
 
 namespace tessera::test {
 
-constexpr double epsilon_of(DType dtype) {
+constexpr double machine_epsilon(DType dtype) {
   return dtype == DType::float64 ? 0x1p-52 : dtype == DType::float32 ? 0x1p-23 : 0x1p-7;
 }
 
@@ -46,7 +46,7 @@ struct NearOp {
 template <class Op>
 NearOp near_op(double x, DType wide) {
   const std::string_view name = Op::name;
-  const double epsilon = epsilon_of(wide);
+  const double epsilon = machine_epsilon(wide);
   const auto known = [&](double v) { return Near{v, 0, epsilon}; };
   const auto from = [&](const MaximumUlps& library, double v) {
     return Near{v, library.dtype == wide ? library.apart() * epsilon * std::abs(v) : 0, epsilon};
@@ -83,7 +83,7 @@ void expect_near(const Tensor& found, const Tensor& expected, DType wide, const 
   for (size_t i = 0; i < a.size(); ++i) {
     Near allowed = near(i);
     if (expected.dtype() != wide) {
-      allowed.epsilon = epsilon_of(expected.dtype());
+      allowed.epsilon = machine_epsilon(expected.dtype());
       allowed = allowed.rounded();
     }
     ASSERT_LE(std::abs(a[i] - b[i]), allowed.apart) << "element " << i << ": " << a[i] << " and " << b[i];

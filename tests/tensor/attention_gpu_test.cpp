@@ -16,7 +16,7 @@ using namespace test;
 
 using AttentionGpu = test::OnGpu;
 
-double bound_of(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 1e-5 : 0x1p-7; }
+double error_bound(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 1e-5 : 0x1p-7; }
 
 std::string kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
   if constexpr (kWithCuda)
@@ -47,7 +47,7 @@ Operands operands(int64_t batch, int64_t tq, int64_t tk, const Heads& heads, int
 }
 
 struct Results {
-  Attended forward;
+  AttentionResult forward;
   Tensor gradients;  // packed too
   Operands parts;    // cut the gradients into those of q, k and v
 };
@@ -59,7 +59,7 @@ bool same_bits(const Results& a, const Results& b) {
 Results run(const Operands& x, const AttentionOptions& given, bool wide = false) {
   AttentionOptions options = given;
   if (given.starts.defined()) options.starts = given.starts.to(x.packed.arena());
-  const DType dtype = wide ? wide_of(x.packed.dtype()) : x.packed.dtype();
+  const DType dtype = wide ? accum_dtype(x.packed.dtype()) : x.packed.dtype();
   const Tensor q = x.part(0), k = x.part(1), v = x.part(2);
   Results r{attention(q, k, v, options), x.packed.make(x.packed.shape(), dtype), {}};
   r.gradients.fill(0);
@@ -67,7 +67,7 @@ Results run(const Operands& x, const AttentionOptions& given, bool wide = false)
   Tensor dq = r.parts.part(0), dk = r.parts.part(1), dv = r.parts.part(2);
   attention_backward(x.dout, q, k, v, r.forward, options, dq, dk, dv);
   if (wide) {
-    const Attended summed{q.make(q.shape(), dtype), r.forward.lse.clone()};
+    const AttentionResult summed{q.make(q.shape(), dtype), r.forward.lse.clone()};
     attention_into(q, k, v, options, summed);
     r.forward.out = summed.out;
   }
@@ -125,12 +125,12 @@ void check(const Case& c, uint64_t trial, const ArenaPtr& arena, const std::stri
   }
   ASSERT_EQ(kernels(there.part(0), there.part(1), there.part(2)), expected_kernels);
   const Results here = run(x, o, wide), got = run(there, o, wide);
-  const std::string what = fmt::format("{} d {} trial {} {}{}", name_of(c.dtype), c.d, trial,
+  const std::string what = fmt::format("{} d {} trial {} {}{}", to_string(c.dtype), c.d, trial,
                                        there.part(0).shape().str(), there.part(1).shape().str());
-  const double bound = bound_of(c.dtype);
+  const double bound = error_bound(c.dtype);
   EXPECT_EQ(got.forward.out.dtype(), here.forward.out.dtype());
   EXPECT_LE(apart(got.forward.out, here.forward.out), bound) << what;
-  EXPECT_LE(apart(got.forward.lse, here.forward.lse), bound_of(wide_of(c.dtype))) << what;
+  EXPECT_LE(apart(got.forward.lse, here.forward.lse), error_bound(accum_dtype(c.dtype))) << what;
   // To the largest of all three: where a query sees one key, the gradients of scores are rounding alone.
   EXPECT_LE(apart(got.gradients, here.gradients), bound) << what;
   if (trial % 4 != 0) return;
@@ -167,22 +167,22 @@ TEST_F(AttentionGpu, AGroupAddsWhatItsHeadsBring) {
     const Operands x = operands(1, 150, 150, {2 * kGroup, 2}, c.d, c.dtype, 5).to(arena);
     const Results whole = run(x, o, true);
     for (int64_t head = 0; head < 2; ++head) {
-      Tensor dk = Tensor::zeros({1, 150, 1, c.d}, wide_of(c.dtype), arena), dv = dk.clone();
+      Tensor dk = Tensor::zeros({1, 150, 1, c.d}, accum_dtype(c.dtype), arena), dv = dk.clone();
       for (int64_t h = head * kGroup; h < (head + 1) * kGroup; ++h) {
         AttentionOptions one = o;
         one.first_head = h;
         const Tensor q = x.part(0).narrow(2, h, 1), k = x.part(1).narrow(2, head, 1), v = x.part(2).narrow(2, head, 1);
         const Tensor dout = x.dout.narrow(2, h, 1);
-        const Attended alone = attention(q, k, v, one);
-        Tensor dq = q.make(q.shape(), wide_of(c.dtype)), dk_one = dq.make(dq.shape()), dv_one = dq.make(dq.shape());
+        const AttentionResult alone = attention(q, k, v, one);
+        Tensor dq = q.make(q.shape(), accum_dtype(c.dtype)), dk_one = dq.make(dq.shape()), dv_one = dq.make(dq.shape());
         attention_backward(dout, q, k, v, alone, one, dq, dk_one, dv_one);
         EXPECT_TRUE(
             test::same_bits({alone.lse, dq}, {whole.forward.lse.narrow(1, h, 1), whole.parts.part(0).narrow(2, h, 1)}))
             << c.d << " head " << h;
         add_(dk, dk_one), add_(dv, dv_one);
       }
-      EXPECT_LE(apart(whole.parts.part(1).narrow(2, head, 1), dk), bound_of(wide_of(c.dtype))) << c.d;
-      EXPECT_LE(apart(whole.parts.part(2).narrow(2, head, 1), dv), bound_of(wide_of(c.dtype))) << c.d;
+      EXPECT_LE(apart(whole.parts.part(1).narrow(2, head, 1), dk), error_bound(accum_dtype(c.dtype))) << c.d;
+      EXPECT_LE(apart(whole.parts.part(2).narrow(2, head, 1), dv), error_bound(accum_dtype(c.dtype))) << c.d;
     }
   }
 }
@@ -362,7 +362,7 @@ TEST_F(CudnnGpu, ComputesTilesOfARing) {
                  dout = x.dout.narrow(1, 0, queries).contiguous();
     const AttentionOptions o{.causal = false};
     Results r{attention(q, k, v, o), q.make({2, queries + 2 * keys, 2, 64}), {}};
-    merge_attended(r.forward, {r.forward.out.clone(), r.forward.lse.clone()});
+    merge_attention(r.forward, {r.forward.out.clone(), r.forward.lse.clone()});
     Tensor dq = q.make(q.shape()), dkv = q.make({2, keys, 4, 64}), dk = dkv.narrow(2, 0, 2), dv = dkv.narrow(2, 2, 2);
     attention_backward(dout, q, k, v, r.forward, o, dq, dk, dv);
     r.gradients.narrow(1, 0, queries).copy_from(dq);
@@ -387,7 +387,7 @@ TEST_F(CudnnGpu, IsAskedWhereItIsChosen) {
     const Tensor q = x.part(0), k = x.part(1), v = x.part(2);
     const AttentionOptions o{.scale = 0.125};
     const Results through = run(x, o);
-    const Attended alone{q.make(q.shape()), q.make({2, 2, 256}, DType::float32)};
+    const AttentionResult alone{q.make(q.shape()), q.make({2, 2, 256}, DType::float32)};
     ASSERT_TRUE(cuda::cudnn_attention({q, k, v, o}, alone));
     EXPECT_TRUE(test::same_bits({alone.out, alone.lse}, {through.forward.out, through.forward.lse}));
     const Operands gradients{x.packed.make(x.packed.shape()), {}, x.tq, x.heads};
@@ -407,7 +407,7 @@ TEST_F(CudnnGpu, OurKernelsServeTheRest) {
   const auto wide = [&](const ArenaPtr& on) {
     const Operands there = x.to(on);
     const Tensor q = there.part(0);
-    const Attended sums{q.make(q.shape(), DType::float32), q.make({1, 2, 96}, DType::float32)};
+    const AttentionResult sums{q.make(q.shape(), DType::float32), q.make({1, 2, 96}, DType::float32)};
     attention_into(q, there.part(1), there.part(2), {}, sums);
     return sums.out;
   };

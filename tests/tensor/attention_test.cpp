@@ -29,7 +29,7 @@ Tensor all_at(const Shape& shape, int64_t start, const ArenaPtr& arena) {
   return test::made(shape, DType::int32, arena, [&](size_t) { return start; });
 }
 
-double bound_of(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 1e-5 : 0x1p-7; }
+double error_bound(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 1e-5 : 0x1p-7; }
 
 struct Gradients {
   Tensor dq, dk, dv;
@@ -41,12 +41,12 @@ struct Operands {
     for (Tensor* t : {&g.dq, &g.dk, &g.dv}) t->fill(0);
     return g;
   }
-  Gradients gradients(const Attended& forward, const AttentionOptions& o, DType dtype) const {
+  Gradients gradients(const AttentionResult& forward, const AttentionOptions& o, DType dtype) const {
     Gradients g = zeros(dtype);
     attention_backward(dout, q, k, v, forward, o, g.dq, g.dk, g.dv);
     return g;
   }
-  Gradients gradients(const Attended& forward, const AttentionOptions& o) const {
+  Gradients gradients(const AttentionResult& forward, const AttentionOptions& o) const {
     return gradients(forward, o, q.dtype());
   }
 };
@@ -67,16 +67,16 @@ struct Tile {
     options.first_key = k.begin;
     if (whole.starts.defined()) options.starts = q.of(whole.starts);
   }
-  Attended attend(const Operands& x) const {
-    const DType wide = wide_of(x.q.dtype());
+  AttentionResult attend(const Operands& x) const {
+    const DType wide = accum_dtype(x.q.dtype());
     const int64_t b = x.q.dim(0), heads = x.q.dim(2);
-    Attended a{x.q.make({b, queries.size, heads, x.q.dim(3)}, wide), x.q.make({b, heads, queries.size}, wide)};
+    AttentionResult a{x.q.make({b, queries.size, heads, x.q.dim(3)}, wide), x.q.make({b, heads, queries.size}, wide)};
     attention_into(queries.of(x.q), keys.of(x.k), keys.of(x.v), options, a);
     return a;
   }
-  void add_gradients(const Operands& x, const Attended& all_keys, const Gradients& to) const {
+  void add_gradients(const Operands& x, const AttentionResult& all_keys, const Gradients& to) const {
     const Operands own{queries.of(x.q), keys.of(x.k), keys.of(x.v), queries.of(x.dout)};
-    const Gradients g = own.gradients(all_keys, options, wide_of(x.q.dtype()));
+    const Gradients g = own.gradients(all_keys, options, accum_dtype(x.q.dtype()));
     Tensor dq = queries.of(to.dq), dk = keys.of(to.dk), dv = keys.of(to.dv);
     add_(dq, g.dq), add_(dk, g.dk), add_(dv, g.dv);
   }
@@ -107,9 +107,9 @@ void check_tiles(DType dtype, uint64_t trial) {
     return normal({b, chunks * n, shared ? heads : heads * group, d}, dtype, arena, 4 * trial + name);
   };
   const Operands x{make(0), make(1), make(2), make(3)};
-  const Attended whole = attention(x.q, x.k, x.v, o);
-  const Gradients expected = x.gradients(whole, o), sums = x.zeros(wide_of(dtype));
-  const std::string what = std::string(name_of(dtype)) + " trial " + std::to_string(trial);
+  const AttentionResult whole = attention(x.q, x.k, x.v, o);
+  const Gradients expected = x.gradients(whole, o), sums = x.zeros(accum_dtype(dtype));
+  const std::string what = std::string(to_string(dtype)) + " trial " + std::to_string(trial);
   for (int64_t i = 0; i < chunks; ++i) {
     const int64_t last = o.causal ? i + 1 : chunks;
     const auto cut = static_cast<int64_t>(Philox(trial).below(static_cast<uint64_t>(last), static_cast<uint64_t>(i)));
@@ -117,16 +117,16 @@ void check_tiles(DType dtype, uint64_t trial) {
     std::vector<Tile> tiles;
     if (cut > 0) tiles.emplace_back(o, queries, Span{0, cut * n});
     tiles.emplace_back(o, queries, Span{cut * n, (last - cut) * n});
-    const Attended merged = tiles[0].attend(x);
-    if (tiles.size() > 1) merge_attended(merged, tiles[1].attend(x));
-    EXPECT_LE(apart(merged.out, queries.of(whole.out)), bound_of(dtype)) << what;
-    EXPECT_LE(apart(merged.lse, whole.lse.narrow(2, i * n, n)), bound_of(wide_of(dtype))) << what;
-    const Attended rounded{merged.out.to(dtype), merged.lse};
+    const AttentionResult merged = tiles[0].attend(x);
+    if (tiles.size() > 1) merge_attention(merged, tiles[1].attend(x));
+    EXPECT_LE(apart(merged.out, queries.of(whole.out)), error_bound(dtype)) << what;
+    EXPECT_LE(apart(merged.lse, whole.lse.narrow(2, i * n, n)), error_bound(accum_dtype(dtype))) << what;
+    const AttentionResult rounded{merged.out.to(dtype), merged.lse};
     for (const Tile& tile : tiles) tile.add_gradients(x, rounded, sums);
   }
-  EXPECT_LE(apart(sums.dq, expected.dq), bound_of(dtype)) << what << " dq";
-  EXPECT_LE(apart(sums.dk, expected.dk), bound_of(dtype)) << what << " dk";
-  EXPECT_LE(apart(sums.dv, expected.dv), bound_of(dtype)) << what << " dv";
+  EXPECT_LE(apart(sums.dq, expected.dq), error_bound(dtype)) << what << " dq";
+  EXPECT_LE(apart(sums.dk, expected.dk), error_bound(dtype)) << what << " dk";
+  EXPECT_LE(apart(sums.dv, expected.dv), error_bound(dtype)) << what << " dv";
 }
 
 TEST(Attention, TilesMakeTheWhole) {
@@ -151,18 +151,18 @@ TEST_F(AttentionGpu, TilesMakeTheWhole) {
       const Operands x{packed.narrow(2, 0, 2), packed.narrow(2, 2, 1), packed.narrow(2, 3, 1), draw(2, 4)};
       const AttentionOptions o{.dropout = 0.25, .random = Philox(6), .tokens_total = kKeys};
       const Tile all(o, kQueries, {0, kKeys}), tiles[] = {{o, kQueries, {0, cut}}, {o, kQueries, {cut, kKeys - cut}}};
-      const Attended whole = all.attend(x), merged = tiles[0].attend(x);
-      merge_attended(merged, tiles[1].attend(x));
-      EXPECT_LE(apart(merged.out, whole.out), bound_of(dtype));
-      EXPECT_LE(apart(merged.lse, whole.lse), bound_of(wide_of(dtype)));
-      const Gradients expected = x.zeros(wide_of(dtype)), sums = x.zeros(wide_of(dtype));
+      const AttentionResult whole = all.attend(x), merged = tiles[0].attend(x);
+      merge_attention(merged, tiles[1].attend(x));
+      EXPECT_LE(apart(merged.out, whole.out), error_bound(dtype));
+      EXPECT_LE(apart(merged.lse, whole.lse), error_bound(accum_dtype(dtype)));
+      const Gradients expected = x.zeros(accum_dtype(dtype)), sums = x.zeros(accum_dtype(dtype));
       all.add_gradients(x, {whole.out.to(dtype), whole.lse}, expected);
       for (const Tile& tile : tiles) {
         tile.add_gradients(x, {merged.out.to(dtype), merged.lse}, sums);
-        EXPECT_LE(apart(tile.keys.of(sums.dk), tile.keys.of(expected.dk)), bound_of(dtype));
-        EXPECT_LE(apart(tile.keys.of(sums.dv), tile.keys.of(expected.dv)), bound_of(dtype));
+        EXPECT_LE(apart(tile.keys.of(sums.dk), tile.keys.of(expected.dk)), error_bound(dtype));
+        EXPECT_LE(apart(tile.keys.of(sums.dv), tile.keys.of(expected.dv)), error_bound(dtype));
       }
-      EXPECT_LE(apart(sums.dq, expected.dq), bound_of(dtype));
+      EXPECT_LE(apart(sums.dq, expected.dq), error_bound(dtype));
     }
 }
 
@@ -177,7 +177,7 @@ TEST(Attention, AWindowIsStartsThatMoveOn) {
           starts{.starts = test::made({1, kTokens}, DType::int32, arena, first)};
       const auto make = [&](uint64_t name) { return normal({1, kTokens, 2, 16}, dtype, arena, name); };
       const Operands x{make(0), make(1), make(2), make(3)};
-      const Attended a = attention(x.q, x.k, x.v, slides), b = attention(x.q, x.k, x.v, starts);
+      const AttentionResult a = attention(x.q, x.k, x.v, slides), b = attention(x.q, x.k, x.v, starts);
       EXPECT_EQ(apart(a.out, b.out) + apart(a.lse, b.lse), 0) << window;
       const Gradients of_a = x.gradients(a, slides), of_b = x.gradients(b, starts);
       EXPECT_EQ(apart(of_a.dq, of_b.dq) + apart(of_a.dk, of_b.dk) + apart(of_a.dv, of_b.dv), 0) << window;
@@ -195,12 +195,12 @@ TEST(Attention, KeysBeforeAStartAreNotSeen) {
     const auto last = [](const Tensor& t) { return t.narrow(1, kStart, kTokens - kStart); };
     const AttentionOptions o{.starts = all_at({1, kTokens - kStart}, kStart, arena)};
     const Operands late{last(x.q), x.k, x.v, last(x.dout)}, own{late.q, last(x.k), last(x.v), late.dout};
-    const Attended found = attention(late.q, x.k, x.v, o), alone = attention(own.q, own.k, own.v);
-    EXPECT_LE(apart(found.out, alone.out), bound_of(dtype));
-    EXPECT_LE(apart(found.lse, alone.lse), bound_of(wide_of(dtype)));
+    const AttentionResult found = attention(late.q, x.k, x.v, o), alone = attention(own.q, own.k, own.v);
+    EXPECT_LE(apart(found.out, alone.out), error_bound(dtype));
+    EXPECT_LE(apart(found.lse, alone.lse), error_bound(accum_dtype(dtype)));
     const Gradients g = late.gradients(found, o), expected = own.gradients(alone, {});
-    EXPECT_LE(apart(g.dq, expected.dq), bound_of(dtype));
-    EXPECT_LE(apart(last(g.dk), expected.dk), bound_of(dtype));
+    EXPECT_LE(apart(g.dq, expected.dq), error_bound(dtype));
+    EXPECT_LE(apart(last(g.dk), expected.dk), error_bound(dtype));
     for (const double before : g.dv.narrow(1, 0, kStart).to(DType::float64).to_vector<double>()) EXPECT_EQ(before, 0);
   }
 }
@@ -211,21 +211,21 @@ TEST(Attention, AQueryThatSeesNoKeyGivesZeros) {
     for (const int64_t tokens : {3, 70}) {
       const Tensor x = normal({1, tokens, 1, 16}, dtype, arena, 1);
       const AttentionOptions none{.causal = false, .starts = all_at({1, tokens}, tokens, arena)};
-      const DType wide = wide_of(dtype);
-      const Attended part{x.make(x.shape(), wide), x.make({1, 1, tokens}, wide)};
+      const DType wide = accum_dtype(dtype);
+      const AttentionResult part{x.make(x.shape(), wide), x.make({1, 1, tokens}, wide)};
       attention_into(x, x, x, none, part);
       for (const double y : numbers(part.out)) EXPECT_EQ(y, 0);
       for (const double y : numbers(part.lse)) EXPECT_EQ(y, -INFINITY);
       const Gradients g = Operands{x, x, x, x}.gradients({part.out.to(dtype), part.lse}, none);
       for (const Tensor& t : {g.dq, g.dk, g.dv})
         for (const double y : numbers(t)) EXPECT_EQ(y, 0);
-      merge_attended(part, {part.out.clone(), part.lse.clone()});
+      merge_attention(part, {part.out.clone(), part.lse.clone()});
       EXPECT_EQ(numbers(part.lse).back(), -INFINITY);
       EXPECT_EQ(numbers(part.out).back(), 0);
-      const Attended all{x.make(x.shape(), wide), x.make({1, 1, tokens}, wide)};
+      const AttentionResult all{x.make(x.shape(), wide), x.make({1, 1, tokens}, wide)};
       attention_into(x, x, x, {.causal = false}, all);
-      const Attended merged{all.out.clone(), all.lse.clone()};
-      merge_attended(merged, part);
+      const AttentionResult merged{all.out.clone(), all.lse.clone()};
+      merge_attention(merged, part);
       EXPECT_TRUE(test::same_bits({merged.out, merged.lse}, {all.out, all.lse}));
     }
 }
@@ -256,7 +256,7 @@ TEST(Attention, ATileDropsWhatTheWholeDrops) {
       for (int64_t i = 0; i < queries; ++i)
         for (int64_t j = 0; j < keys; ++j)
           expected.push_back(whole[static_cast<size_t>((o.first_query + i) * kTokens + o.first_key + j)]);
-      EXPECT_EQ(kept(o, queries, keys, dtype), expected) << name_of(dtype) << " trial " << trial;
+      EXPECT_EQ(kept(o, queries, keys, dtype), expected) << to_string(dtype) << " trial " << trial;
     }
 }
 
@@ -275,10 +275,12 @@ TEST(Attention, WhatCannotBeIsRefused) {
   const auto make = [&](const Shape& shape, DType dtype) { return Tensor::zeros(shape, dtype, arena); };
   const Tensor x = make({1, 4, 2, 3}, DType::bfloat16), lse = make({1, 2, 4}, DType::float32),
                wide = make(x.shape(), DType::float64);
-  const auto into = [&](const Attended& out) { return error_of([&] { attention_into(x, x, x, {}, out); }); };
+  const auto into = [&](const AttentionResult& out) {
+    return error_message([&] { attention_into(x, x, x, {}, out); });
+  };
   AttentionOptions o{.dropout = 0.5};
   o.first_query = o.first_key = 5;
-  EXPECT_EQ(error_of([&] { attention(x, x, x, o); }),
+  EXPECT_EQ(error_message([&] { attention(x, x, x, o); }),
             "[attention] the tile reaches token 8 of 4; say how many there are in tokens_total");
   EXPECT_EQ(into({wide, lse}),
             "[attention] out is float64 (1, 4, 2, 3); expected bfloat16 (1, 4, 2, 3), or that in the type of its sums, "
@@ -287,13 +289,14 @@ TEST(Attention, WhatCannotBeIsRefused) {
             "[attention] lse is float32 (1, 2, 3); expected contiguous (B, H, Tq) for q bfloat16 (1, 4, 2, 3)");
   const AttentionOptions three{.starts = make({1, 3}, DType::int32)};
   EXPECT_EQ(
-      error_of([&] { attention(x, x, x, three); }),
+      error_message([&] { attention(x, x, x, three); }),
       "[attention] starts is int32 (1, 3); expected int32 (B, Tq) beside q bfloat16 (1, 4, 2, 3), rows running on");
-  const Attended here{x, lse}, there{wide, lse};
-  EXPECT_EQ(error_of([&] { merge_attended(here, there); }),
-            "[merge_attended] into is bfloat16 (1, 4, 2, 3) with lse float32 (1, 2, 4), part float64 (1, 4, 2, 3) with "
-            "lse float32 (1, 2, 4); expected the same shapes, rows that run on, sums of one dtype and a contiguous lse "
-            "of the part");
+  const AttentionResult here{x, lse}, there{wide, lse};
+  EXPECT_EQ(
+      error_message([&] { merge_attention(here, there); }),
+      "[merge_attention] into is bfloat16 (1, 4, 2, 3) with lse float32 (1, 2, 4), part float64 (1, 4, 2, 3) with "
+      "lse float32 (1, 2, 4); expected the same shapes, rows that run on, sums of one dtype and a contiguous lse "
+      "of the part");
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ using namespace test;
 
 using Values = std::vector<double>;
 
-double bound_of(DType dtype) { return dtype == DType::float64 ? 1e-11 : dtype == DType::float32 ? 2e-4 : 2e-2; }
+double error_bound(DType dtype) { return dtype == DType::float64 ? 1e-11 : dtype == DType::float32 ? 2e-4 : 2e-2; }
 
 // Rows of n numbers that bfloat16 holds exactly: what lies at the ends and in the middle is far from the rest.
 Values extreme_rows(int64_t n) {
@@ -74,8 +74,8 @@ void expect_softmax(int64_t n, DType dtype, const ArenaPtr& arena) {
   const Shape shape{std::ssize(x) / n, n};
   const Softmaxed expected = soften(x, n);
   const Tensor in = tensor(x, shape, dtype, arena), out = softmax(in), log = log_softmax(in);
-  EXPECT_LE(row_difference(numbers(out), expected.p, n, 1), bound_of(dtype)) << n;
-  EXPECT_LE(row_difference(numbers(log), expected.log_p, n, 1e-3), bound_of(dtype)) << n;
+  EXPECT_LE(row_difference(numbers(out), expected.p, n, 1), error_bound(dtype)) << n;
+  EXPECT_LE(row_difference(numbers(log), expected.log_p, n, 1e-3), error_bound(dtype)) << n;
   // From the forward's own results, which are stored as they are.
   const Values p = numbers(out), log_p = numbers(log);
   Values dx, log_dx;
@@ -88,8 +88,8 @@ void expect_softmax(int64_t n, DType dtype, const ArenaPtr& arena) {
     }
   }
   const Tensor seed = tensor(dy, shape, dtype, arena);
-  EXPECT_LE(row_difference(numbers(softmax_backward(seed, out)), dx, n, 1), bound_of(dtype)) << n;
-  EXPECT_LE(row_difference(numbers(log_softmax_backward(seed, log)), log_dx, n, 1), bound_of(dtype)) << n;
+  EXPECT_LE(row_difference(numbers(softmax_backward(seed, out)), dx, n, 1), error_bound(dtype)) << n;
+  EXPECT_LE(row_difference(numbers(log_softmax_backward(seed, log)), log_dx, n, 1), error_bound(dtype)) << n;
 }
 
 // Losses, and gradients by each of the ways; targets at the ends of a row, in its middle, and none.
@@ -113,7 +113,7 @@ void expect_cross_entropy(int64_t n, DType dtype, const ArenaPtr& arena) {
   for (double& d : dx) d *= 0.5;
   const Shape shape{rows, n};
   const Tensor wanted = Tensor::of<int32_t>(targets, {rows}, arena);
-  const double bound = bound_of(dtype), wide = dtype == DType::bfloat16 ? 2e-4 : bound;
+  const double bound = error_bound(dtype), wide = dtype == DType::bfloat16 ? 2e-4 : bound;
   const Tensor all = tensor(x, shape, dtype, arena), most = row_max(all);
   const CrossEntropy found = cross_entropy(all, wanted);
   EXPECT_NEAR(double{found.loss_sum}, loss, wide * (loss + 1)) << n;
@@ -134,7 +134,7 @@ void expect_norm(int64_t n, DType dtype, const ArenaPtr& arena) {
     const Values x = extreme_rows(n), gamma = normals(n, "gamma"), beta = normals(n, "beta"),
                  dy = normals(std::ssize(x), "dy");
     // A mean is rounded too, which is all that a row of equal numbers shows.
-    const double bound = 5 * bound_of(dtype), of_mean = dtype == DType::float64 ? 0x1p-49 : 0x1p-20;
+    const double bound = 5 * error_bound(dtype), of_mean = dtype == DType::float64 ? 0x1p-49 : 0x1p-20;
     Values y, dx, terms;
     const auto width = static_cast<double>(n);
     for (size_t row = 0; row < x.size(); row += static_cast<size_t>(n)) {
@@ -165,7 +165,7 @@ void expect_norm(int64_t n, DType dtype, const ArenaPtr& arena) {
 void expect_rows(const ArenaPtr& arena, const std::vector<int64_t>& sizes) {
   for (const DType dtype : test::floating(arena))
     for (const int64_t n : sizes) {
-      SCOPED_TRACE(name_of(dtype));
+      SCOPED_TRACE(to_string(dtype));
       expect_softmax(n, dtype, arena);
       expect_cross_entropy(n, dtype, arena);
       if (n < 4096) expect_norm(n, dtype, arena);
@@ -216,9 +216,9 @@ TEST_F(RowExtremes, OfAHeadInBlocksAreThoseOfPlainLoops) {
       gw.fill(0);
       const LinearCrossEntropy found = linear_cross_entropy(in, table, Tensor::of<int32_t>(targets, {kRows}, arena), 1,
                                                             &gx, &gw, {.rows = kRows, .block = block});
-      EXPECT_NEAR(found.loss_sum, loss, bound_of(dtype) * loss) << block;
-      EXPECT_LE(row_difference(numbers(gx), dx, kChannels, 0.5), bound_of(dtype)) << block;
-      EXPECT_LE(row_difference(numbers(gw), dw, kChannels, 0.5), bound_of(dtype)) << block;
+      EXPECT_NEAR(found.loss_sum, loss, error_bound(dtype) * loss) << block;
+      EXPECT_LE(row_difference(numbers(gx), dx, kChannels, 0.5), error_bound(dtype)) << block;
+      EXPECT_LE(row_difference(numbers(gw), dw, kChannels, 0.5), error_bound(dtype)) << block;
     }
 }
 
@@ -235,7 +235,7 @@ void expect_plain(const AttentionShape& s, Extreme extreme, DType dtype, const A
   const Tensor q = tensor(x.q, queries, dtype, arena), k = tensor(x.k, keys, dtype, arena),
                v = tensor(x.v, keys, dtype, arena), dout = tensor(x.dout, queries, dtype, arena);
   const AttentionOptions options{.causal = s.causal};
-  const Attended found = attention(q, k, v, options);
+  const AttentionResult found = attention(q, k, v, options);
   Tensor dq = q.make(queries), dk = q.make(keys), dv = q.make(keys);
   attention_backward(dout, q, k, v, found, options, dq, dk, dv);
   const double bound = attention_bound(dtype);
@@ -301,16 +301,16 @@ void expect_merged(DType dtype, bool rounded, Extreme extreme, std::vector<int64
   const Shape queries{s.b, s.tq, s.h, s.d}, keys{s.b, s.tk, s.k, s.d};
   const Tensor q = tensor(x.q, queries, dtype, arena), k = tensor(x.k, keys, dtype, arena),
                v = tensor(x.v, keys, dtype, arena);
-  const DType wide = wide_of(dtype), out_dtype = rounded ? dtype : wide;
-  const Attended whole{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq + 5}, wide).narrow(2, 3, s.tq)};
+  const DType wide = accum_dtype(dtype), out_dtype = rounded ? dtype : wide;
+  const AttentionResult whole{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq + 5}, wide).narrow(2, 3, s.tq)};
   Tensor out = whole.out, lse = whole.lse;
   out.fill(0);
   lse.fill(-INFINITY);  // the lse of no keys
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     const int64_t begin = std::min(cuts[i], cuts[i + 1]), count = std::abs(cuts[i + 1] - cuts[i]);
-    const Attended part{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq}, wide)};
+    const AttentionResult part{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq}, wide)};
     attention_into(q, k.narrow(1, begin, count), v.narrow(1, begin, count), {.causal = false}, part);
-    merge_attended(whole, part);
+    merge_attention(whole, part);
   }
   const PlainAttention expected = attend_plainly(s, x);
   EXPECT_LE(row_difference(numbers(out), expected.out, s.d, 0.05), attention_bound(dtype));
@@ -350,7 +350,7 @@ TEST_F(AttentionGpu, SmallShapesForCheckers) {
       AttentionOptions there = o;
       there.starts = o.starts.to(on);
       const Tensor q = of(x.q), k = of(x.k), v = of(x.v);
-      const Attended found = attention(q, k, v, there);
+      const AttentionResult found = attention(q, k, v, there);
       Tensor dq = q.make(q.shape()), dk = q.make(q.shape()), dv = q.make(q.shape());
       attention_backward(of(x.dout), q, k, v, found, there, dq, dk, dv);
       return std::vector{numbers(found.out), numbers(dk), numbers(dv)};

@@ -26,7 +26,7 @@ using StructuredGpu = test::OnGpu;
 // One element may be rounded the other way: half a unit in the last place, and what the sums lose.
 double bound(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DType::float32 ? 1e-5 : 8e-3; }
 
-Tensor ids_of(const std::vector<int32_t>& v) {
+Tensor make_ids(const std::vector<int32_t>& v) {
   return Tensor::of<int32_t>(v, {static_cast<int64_t>(v.size())}, make_arena());
 }
 std::vector<int32_t> drawn_ids(int64_t n, int64_t below, const std::string& name) {
@@ -38,7 +38,7 @@ std::vector<int32_t> drawn_ids(int64_t n, int64_t below, const std::string& name
 TEST_F(StructuredGpu, NormsAndSoftmaxOfRowsOfAnyLength) {
   for (const DType dtype : test::floating(arena))
     for (const int64_t c : {1, 96, 1001, 2048, 4100, 8193, 17000}) {
-      SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(c));
+      SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(c));
       const Tensor x = drawn({3, c}, dtype, "x"), y = drawn({3, c}, dtype, "y"), gamma = drawn({c}, dtype, "gamma"),
                    beta = drawn({c}, dtype, "beta");
       const AddNormed here = add_norm(x, y.clone(), gamma, beta),
@@ -64,9 +64,9 @@ TEST_F(StructuredGpu, NormsAndSoftmaxOfRowsOfAnyLength) {
 TEST_F(StructuredGpu, SumsOverManyRows) {
   for (const DType dtype : test::floating(arena))
     for (const Shape& shape : {Shape{9000, 5}, Shape{70000, 2}, Shape{65, 40}, Shape{0, 3}}) {
-      SCOPED_TRACE(std::string(name_of(dtype)) + " " + shape.str());
+      SCOPED_TRACE(std::string(to_string(dtype)) + " " + shape.str());
       const Tensor x = drawn(shape, dtype, "x", 0.5, 1.5), there = x.to(arena);
-      Tensor expected = x.make({shape[1]}, DType::float64), found = there.make({shape[1]}, wide_of(dtype));
+      Tensor expected = x.make({shape[1]}, DType::float64), found = there.make({shape[1]}, accum_dtype(dtype));
       sum_rows(expected, x.to(DType::float64));
       sum_rows(found, there);
       EXPECT_LT(apart(found, expected), dtype == DType::float64 ? 1e-13 : 1e-5);
@@ -87,7 +87,7 @@ TEST_F(StructuredGpu, SumsOverManyRows) {
 TEST_F(StructuredGpu, WeightGradientsOfManyRows) {
   for (const DType dtype : test::floating(arena))
     for (const Shape& shape : {Shape{9000, 5}, Shape{130, 64}, Shape{40, 4100}, Shape{33, 8193}, Shape{0, 8}}) {
-      SCOPED_TRACE(std::string(name_of(dtype)) + " " + shape.str());
+      SCOPED_TRACE(std::string(to_string(dtype)) + " " + shape.str());
       const Tensor x = drawn(shape, dtype, "x"), dy = drawn(shape, dtype, "dy", 0, 1),
                    c = drawn({shape[1]}, dtype, "c");
       const Normed here = norm(x, c, c), there{Tensor(), here.mean.to(arena), here.rstd.to(arena)};
@@ -128,10 +128,10 @@ TEST_F(StructuredGpu, WeightGradientsOfManyRows) {
 TEST_F(StructuredGpu, EmbeddingGradientsAreSummedInTokenOrder) {
   for (const int64_t vocab : {3, 300, 2100})
     for (const DType dtype : test::floating(arena)) {
-      SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(vocab));
+      SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(vocab));
       std::vector<int32_t> v = drawn_ids(vocab == 3 ? 9000 : 700, vocab, "ids");
       std::fill(v.begin() + 200, v.begin() + 500, 1);
-      const Tensor ids = ids_of(v), dy = drawn({ids.numel(), vocab == 3 ? 9 : 72}, dtype, "dy");
+      const Tensor ids = make_ids(v), dy = drawn({ids.numel(), vocab == 3 ? 9 : 72}, dtype, "dy");
       for (const DType to : {dtype, DType::float32}) {
         if (to == DType::float32 && dtype == DType::float64) continue;
         Tensor here = dy.make({vocab, dy.dim(1)}, to), there = here.to(arena);
@@ -144,30 +144,31 @@ TEST_F(StructuredGpu, EmbeddingGradientsAreSummedInTokenOrder) {
 
 TEST_F(StructuredGpu, IndicesOutsideAreNamedWhenSomeoneWaits) {
   const Tensor table = drawn({50, 8}, DType::float32, "table"), there = table.to(arena);
-  const Tensor ids = ids_of({1, 2, 70000, 3, -4});
-  const std::string expected = error_of([&] { embedding(ids, table); });
+  const Tensor ids = make_ids({1, 2, 70000, 3, -4});
+  const std::string expected = error_message([&] { embedding(ids, table); });
   EXPECT_EQ(expected, "[embedding] id 70000 at position 2 is outside [0, 50)");
   Tensor rows = embedding(ids.to(arena), there);
-  EXPECT_EQ(error_of([&] { rows.to_vector<float>(); }), expected);
+  EXPECT_EQ(error_message([&] { rows.to_vector<float>(); }), expected);
   const std::vector<float> after = rows.to_vector<float>();  // told once; what is outside is zero
   EXPECT_EQ(after[2 * 8 + 3], 0);
   EXPECT_EQ(after[8 + 3], table.to_vector<float>()[2 * 8 + 3]);
-  EXPECT_EQ(error_of([&] { ids_beside(there, ids); }), expected);
+  EXPECT_EQ(error_message([&] { ids_beside(there, ids); }), expected);
   Tensor gradient = there.clone();
   embedding_backward(gradient, rows, ids.to(arena));
-  EXPECT_EQ(error_of([&] { gradient.to_vector<float>(); }), expected);
+  EXPECT_EQ(error_message([&] { gradient.to_vector<float>(); }), expected);
 
-  const Tensor logits = drawn({4, 10}, DType::float32, "logits"), targets = ids_of({1, -1, 10, -2});
-  const std::string outside = error_of([&] { cross_entropy(logits, targets); });
+  const Tensor logits = drawn({4, 10}, DType::float32, "logits"), targets = make_ids({1, -1, 10, -2});
+  const std::string outside = error_message([&] { cross_entropy(logits, targets); });
   EXPECT_EQ(outside, "[cross_entropy] target 10 of row 2 is outside [0, 10)");
-  EXPECT_EQ(error_of([&] { static_cast<void>(double(cross_entropy(logits.to(arena), targets.to(arena)).loss_sum)); }),
-            outside);
-  EXPECT_EQ(error_of([&] { targets_beside(logits.to(arena), targets, 10); }), outside);
+  EXPECT_EQ(
+      error_message([&] { static_cast<void>(double(cross_entropy(logits.to(arena), targets.to(arena)).loss_sum)); }),
+      outside);
+  EXPECT_EQ(error_message([&] { targets_beside(logits.to(arena), targets, 10); }), outside);
   // More tables than there are slots to complain in.
   for (int64_t vocab = 1; vocab < 200; ++vocab)
-    embedding(ids_of({0}).to(arena), drawn({vocab, 2}, DType::float32, "t").to(arena));
-  EXPECT_EQ(error_of([&] {
-              embedding(ids_of({199}).to(arena), drawn({199, 2}, DType::float32, "t").to(arena)).to_vector<float>();
+    embedding(make_ids({0}).to(arena), drawn({vocab, 2}, DType::float32, "t").to(arena));
+  EXPECT_EQ(error_message([&] {
+              embedding(make_ids({199}).to(arena), drawn({199, 2}, DType::float32, "t").to(arena)).to_vector<float>();
             }),
             "[embedding] id 199 at position 0 is outside [0, 199)");
 }
@@ -175,10 +176,11 @@ TEST_F(StructuredGpu, IndicesOutsideAreNamedWhenSomeoneWaits) {
 TEST_F(StructuredGpu, CrossEntropyOfAllAndOfParts) {
   for (const DType dtype : test::floating(arena))
     for (const int64_t vocab : {7, 1024, 5003}) {
-      SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(vocab));
+      SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(vocab));
       std::vector<int32_t> v = drawn_ids(70, vocab, "targets");
       v[3] = v[69] = -1;
-      const Tensor targets = ids_of(v), on_gpu = targets.to(arena), logits = drawn({70, vocab}, dtype, "logits", -9, 9);
+      const Tensor targets = make_ids(v), on_gpu = targets.to(arena),
+                   logits = drawn({70, vocab}, dtype, "logits", -9, 9);
       const CrossEntropy here = cross_entropy(logits, targets), there = cross_entropy(logits.to(arena), on_gpu);
       const double near = dtype == DType::float64 ? 1e-14 : 1e-6;
       EXPECT_EQ(there.count, 68);
@@ -209,10 +211,10 @@ TEST_F(StructuredGpu, CrossEntropyInPlaceHasTheBitsOfTwoPasses) {
   for (const ArenaPtr& where : {arena, make_arena()})
     for (const DType dtype : test::floating(arena))
       for (const int64_t vocab : {7, 512, 5003, 8192, 40000}) {
-        SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(vocab));
+        SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(vocab));
         std::vector<int32_t> v = drawn_ids(9, vocab, "targets");
         v[3] = -1;
-        const Tensor targets = ids_of(v).to(where), logits = drawn({9, vocab}, dtype, "logits", -9, 9).to(where);
+        const Tensor targets = make_ids(v).to(where), logits = drawn({9, vocab}, dtype, "logits", -9, 9).to(where);
         Tensor x = logits.clone();
         const CrossEntropy apart = cross_entropy(logits, targets), both = cross_entropy_in_place(x, targets, 0.25);
         EXPECT_TRUE(double(both.loss_sum) == double(apart.loss_sum) && double(both.count) == double(apart.count));
@@ -231,7 +233,7 @@ TEST_F(StructuredGpu, CrossEntropyInPlaceHasTheBitsOfTwoPasses) {
 // Losses are added by blocks of 4096 rows; and a row of which part is masked out.
 TEST_F(StructuredGpu, LossesOfManyRows) {
   const std::vector<int32_t> v = drawn_ids(9001, 3, "targets");
-  const Tensor logits = drawn({9001, 3}, DType::float32, "logits").to(arena), targets = ids_of(v).to(arena);
+  const Tensor logits = drawn({9001, 3}, DType::float32, "logits").to(arena), targets = make_ids(v).to(arena);
   const CrossEntropy all = cross_entropy(logits, targets);
   double parts = 0;
   for (const int64_t first : {0, 4096, 8192}) {
@@ -242,8 +244,8 @@ TEST_F(StructuredGpu, LossesOfManyRows) {
   EXPECT_EQ(all.count, 9001);
   Tensor masked = drawn({1, 3000}, DType::bfloat16, "m");
   masked.narrow(1, 0, 2500).fill(-std::numeric_limits<double>::infinity());
-  EXPECT_NEAR(cross_entropy(masked.to(arena), ids_of({2700}).to(arena)).loss_sum,
-              cross_entropy(masked.narrow(1, 2500, 500), ids_of({200})).loss_sum, 1e-5);
+  EXPECT_NEAR(cross_entropy(masked.to(arena), make_ids({2700}).to(arena)).loss_sum,
+              cross_entropy(masked.narrow(1, 2500, 500), make_ids({200})).loss_sum, 1e-5);
 }
 
 TEST_F(StructuredGpu, DropoutDrawsTheMasksOfTheCpu) {
@@ -261,7 +263,7 @@ TEST_F(StructuredGpu, DropoutDrawsTheMasksOfTheCpu) {
                          .positions = {}};
         if (first_channel > 0) tile.positions = positions;
         EXPECT_TRUE(same_bits(dropout(x.to(arena), 0.3, tile), dropout(x.clone(), 0.3, tile)))
-            << name_of(dtype) << " " << c << " from " << first_channel;
+            << to_string(dtype) << " " << c << " from " << first_channel;
       }
     }
 }
@@ -269,13 +271,13 @@ TEST_F(StructuredGpu, DropoutDrawsTheMasksOfTheCpu) {
 TEST_F(StructuredGpu, AttentionOfTwoPartsIsMerged) {
   for (const DType dtype : test::floating(arena)) {
     if (dtype == DType::bfloat16) continue;
-    const Attended a{drawn({2, 5, 3, 40}, dtype, "a"), drawn({2, 3, 5}, dtype, "la")},
+    const AttentionResult a{drawn({2, 5, 3, 40}, dtype, "a"), drawn({2, 3, 5}, dtype, "la")},
         b{drawn({2, 5, 3, 40}, dtype, "b"), drawn({2, 3, 5}, dtype, "lb")};
     Tensor wide = a.out.make({2, 5, 3, 50}).to(arena);
-    const Attended there{wide.narrow(3, 4, 40), a.lse.to(arena)}, other{b.out.to(arena), b.lse.to(arena)};
+    const AttentionResult there{wide.narrow(3, 4, 40), a.lse.to(arena)}, other{b.out.to(arena), b.lse.to(arena)};
     Tensor(there.out).copy_from(a.out);
-    merge_attended(a, b);
-    merge_attended(there, other);
+    merge_attention(a, b);
+    merge_attention(there, other);
     EXPECT_LT(apart(there.out, a.out), bound(dtype) / 10);
     EXPECT_LT(apart(there.lse, a.lse), bound(dtype) / 10);
   }
@@ -366,12 +368,12 @@ TEST_F(ExpertsGpu, TheHostWaitsOncePerLayer) {
   };
   const int64_t before = waits();
   const Routed routed = route(logits, o);
-  std::vector<RowsGroup> groups, gradients;
+  std::vector<GemmGroup> groups, gradients;
   for (const int64_t count : routed.counts) {
     groups.push_back({w, count});
     gradients.push_back({w.clone(), count});
   }
-  const Tensor rows = linear_rows(dispatch_rows(x, routed), groups), y = combine_rows(rows, routed.weights, routed);
+  const Tensor rows = grouped_linear(dispatch_rows(x, routed), groups), y = combine_rows(rows, routed.weights, routed);
   const CombineGrads d = combine_rows_backward(y, rows, routed.weights, routed);
   route_backward(d.weights, logits, routed, o);
   linear_rows_weight_grads(gradients, d.rows, rows);
@@ -444,15 +446,15 @@ class RowsOfGroups {
   }
 
   void check() {
-    const Tensor y = linear_rows(x_there_, there_), dx = linear_rows_input_grad(dy_there_, there_);
-    expect_product(y, linear_rows(x_, groups_), dtype_);
+    const Tensor y = grouped_linear(x_there_, there_), dx = linear_rows_input_grad(dy_there_, there_);
+    expect_product(y, grouped_linear(x_, groups_), dtype_);
     expect_product(dx, linear_rows_input_grad(dy_, groups_), dtype_);
     int64_t at = 0;
     for (size_t g = 0; g < std::min<size_t>(9, there_.size()); ++g) {
       const int64_t m = s_.rows[g];
-      const std::vector<RowsGroup> alone{there_[g]};
+      const std::vector<GemmGroup> alone{there_[g]};
       EXPECT_TRUE(same_bits(
-          {linear_rows(x_there_.narrow(0, at, m), alone), linear_rows_input_grad(dy_there_.narrow(0, at, m), alone)},
+          {grouped_linear(x_there_.narrow(0, at, m), alone), linear_rows_input_grad(dy_there_.narrow(0, at, m), alone)},
           {y.narrow(0, at, m), dx.narrow(0, at, m)}));
       at += m;
     }
@@ -460,13 +462,13 @@ class RowsOfGroups {
 
   // In each dtype that a gradient may have; also where it does not run on.
   void check_gradients() {
-    for (const DType to : {dtype_, wide_of(dtype_)}) check_gradients(to, false);
+    for (const DType to : {dtype_, accum_dtype(dtype_)}) check_gradients(to, false);
     check_gradients(DType::float32, true);
   }
 
  private:
   void check_gradients(DType to, bool turned) {
-    std::vector<RowsGroup> here, there;
+    std::vector<GemmGroup> here, there;
     for (size_t g = 0; g < groups_.size(); ++g) {
       here.push_back({x_.make({s_.n, s_.k}, to), s_.rows[g]});
       Tensor w = turned ? Tensor::empty({s_.k, s_.n}, to, arena_).transpose(0, 1) : here[g].w.to(arena_);
@@ -476,7 +478,7 @@ class RowsOfGroups {
     }
     linear_rows_weight_grads(here, dy_, x_);
     linear_rows_weight_grads(there, dy_there_, x_there_);
-    std::vector<RowsGroup> sums = there;  // gradients made once more; every second group adds them to the first ones
+    std::vector<GemmGroup> sums = there;  // gradients made once more; every second group adds them to the first ones
     for (size_t g = 0; g < here.size(); ++g) {
       if (!here[g].w.defined()) continue;
       expect_product(there[g].w, here[g].w, dtype_);
@@ -497,7 +499,7 @@ class RowsOfGroups {
   DType dtype_;
   ArenaPtr arena_;
   Tensor x_, dy_, x_there_, dy_there_;
-  std::vector<RowsGroup> groups_, there_;
+  std::vector<GemmGroup> groups_, there_;
 };
 
 TEST_F(ExpertsGpu, ProductsOfAnyNumbersOfRows) {
@@ -510,7 +512,7 @@ TEST_F(ExpertsGpu, ProductsOfAnyNumbersOfRows) {
   }
   for (const Sizes& s : all)
     for (const DType dtype : test::floating(arena)) {
-      SCOPED_TRACE(std::string(name_of(dtype)) + " " + Shape({std::ssize(s.rows), s.k, s.n}).str());
+      SCOPED_TRACE(std::string(to_string(dtype)) + " " + Shape({std::ssize(s.rows), s.k, s.n}).str());
       RowsOfGroups rows(s, dtype, arena);
       rows.check();
       rows.check_gradients();
@@ -523,16 +525,16 @@ TEST_F(ExpertsGpu, ARowHasItsOwnBits) {
     const int64_t m = dtype == DType::float64 ? 150 : 2100, k = 24, n = 1040;
     const Tensor x = drawn({m, k}, dtype, "x").to(arena), w = drawn({n, k}, dtype, "w").to(arena),
                  dy = drawn({m, k}, dtype, "dy").to(arena), back = drawn({k, n}, dtype, "back").to(arena);
-    const std::vector<RowsGroup> once{{w, m}}, twice{{w, 70}, {w, m - 70}};
-    const Tensor y = linear_rows(x, once), dx = linear_rows_input_grad(dy, {{back, m}});
+    const std::vector<GemmGroup> once{{w, m}}, twice{{w, 70}, {w, m - 70}};
+    const Tensor y = grouped_linear(x, once), dx = linear_rows_input_grad(dy, {{back, m}});
     for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {m - 1, 1}, {13, 50}, {61, 70}, {20, 0}}) {
-      SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(first));
-      EXPECT_TRUE(same_bits(linear_rows(x.narrow(0, first, count), {{w, count}}), y.narrow(0, first, count)));
+      SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(first));
+      EXPECT_TRUE(same_bits(grouped_linear(x.narrow(0, first, count), {{w, count}}), y.narrow(0, first, count)));
       EXPECT_TRUE(
           same_bits(linear_rows_input_grad(dy.narrow(0, first, count), {{back, count}}), dx.narrow(0, first, count)));
     }
-    EXPECT_TRUE(same_bits(linear_rows(x, once), y));
-    EXPECT_TRUE(same_bits(linear_rows(x, twice), y));
+    EXPECT_TRUE(same_bits(grouped_linear(x, once), y));
+    EXPECT_TRUE(same_bits(grouped_linear(x, twice), y));
   }
 }
 

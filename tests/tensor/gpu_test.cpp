@@ -36,7 +36,7 @@ TEST_F(TensorsGpu, ConvertFillAndBroadcast) {
   for (const DType from : test::floating(arena))
     for (const DType to : {DType::float64, DType::float32, DType::bfloat16, DType::int32, DType::int64}) {
       const Tensor here = drawn({33, 5}, from, "b", -100, 100);
-      EXPECT_TRUE(same_bits(here.to(arena).to(to), here.to(to))) << name_of(from) << " to " << name_of(to);
+      EXPECT_TRUE(same_bits(here.to(arena).to(to), here.to(to))) << to_string(from) << " to " << to_string(to);
     }
   const auto results = [](const Tensor& row) {
     Tensor copied = row.make({4, 9}, DType::bfloat16), filled = copied.clone();
@@ -60,15 +60,15 @@ TEST_F(TensorsGpu, UnaryOpsHaveTheBitsOfTheCpu) {
   UnaryOps::for_each([&]<class Op>(Op) {
     for (const DType dtype : test::floating(arena))
       for (const Shape& shape : {Shape{1}, Shape{1031}, Shape{17, 9}}) {
-        SCOPED_TRACE(std::string(Op::name) + " " + std::string(name_of(dtype)) + " " + shape.str());
-        const DType wide = wide_of(dtype);
+        SCOPED_TRACE(std::string(Op::name) + " " + std::string(to_string(dtype)) + " " + shape.str());
+        const DType wide = accum_dtype(dtype);
         const Tensor x = drawn(shape, dtype, "x", Op::low, Op::high), dy = drawn(shape, dtype, "dy");
         const std::vector<double> at = numbers(x);
         const Tensor there = unary<Op>(x.to(arena));
         test::expect_near(there, unary<Op>(x), wide, [&](size_t i) { return test::near_op<Op>(at[i], wide).f; });
         test::expect_near_gradient<Op>(unary_backward<Op>(dy.to(arena), x.to(arena)), unary_backward<Op>(dy, x), dy, x);
-        const Tensor turned = unary<Op>(x.to(arena).transpose(0, shape.rank() - 1));
-        EXPECT_TRUE(same_bits(turned, there.transpose(0, shape.rank() - 1)));
+        const Tensor turned = unary<Op>(x.to(arena).transpose(0, shape.ndim() - 1));
+        EXPECT_TRUE(same_bits(turned, there.transpose(0, shape.ndim() - 1)));
       }
   });
 }
@@ -83,7 +83,7 @@ TEST_F(TensorsGpu, WithoutKernelsOfFloat64OpsSayWhy) {
     EXPECT_TRUE(same_bits(unary<Relu>(there), unary<Relu>(x)));
     return;
   }
-  EXPECT_EQ(error_of([&] { unary<Relu>(there); }),
+  EXPECT_EQ(error_message([&] { unary<Relu>(there); }),
             "[relu] dtype is float64; expected float32 or bfloat16, since this program was built without kernels of "
             "float64 (-DTESSERA_FLOAT64_KERNELS=ON)");
 }
@@ -115,17 +115,17 @@ TEST_F(TensorsGpu, BinaryOpsHaveTheBitsOfTheCpu) {
 TEST_F(TensorsGpu, PiecesAndRepeatedRowsHaveTheBitsOfTheCpu) {
   const Philox random = Philox::named(5, "pieces");
   uint64_t drawn_so_far = 0;
-  const auto one_of = [&](std::vector<int64_t> choices) {
+  const auto choose = [&](std::vector<int64_t> choices) {
     return choices[random.below(choices.size(), drawn_so_far++)];
   };
   const std::vector<DType> dtypes = test::floating(arena);
   for (size_t i = 0; i < 120; ++i) {
     const DType dtype = dtypes[i % dtypes.size()];
-    const int64_t batch = one_of({1, 2, 5}), rows = one_of({1, 3, 4}), columns = one_of({4, 7, 8, 16, 40}),
-                  more = one_of({0, 1, 2, 8, 16}), first = one_of({0, more / 2, more});
+    const int64_t batch = choose({1, 2, 5}), rows = choose({1, 3, 4}), columns = choose({4, 7, 8, 16, 40}),
+                  more = choose({0, 1, 2, 8, 16}), first = choose({0, more / 2, more});
     const Tensor a = drawn({batch, rows, columns + more}, dtype, "a"), b = drawn({rows, columns + more}, dtype, "b"),
                  c = drawn({columns}, dtype, "c");
-    const auto piece = [&](const Tensor& t) { return t.narrow(t.shape().rank() - 1, first, columns); };
+    const auto piece = [&](const Tensor& t) { return t.narrow(t.shape().ndim() - 1, first, columns); };
     SCOPED_TRACE(piece(a).describe() + " from " + std::to_string(first) + " of " + std::to_string(columns + more));
     const auto results = [&](const Tensor& x, const Tensor& y, const Tensor& z) {
       const Tensor into = x.clone();
@@ -160,13 +160,13 @@ TEST_F(RotarySwigluGpu, SwigluHasTheBitsOfTheCpu) {
   for (const DType dtype : test::floating(arena))
     for (const Shape& shape :
          {Shape{3, 7}, Shape{2, 5, 8}, Shape{70, 24}, Shape{1, 1001}, Shape{9, 4096}, Shape{0, 8}}) {
-      SCOPED_TRACE(std::string(name_of(dtype)) + " " + shape.str());
-      const DType wide = wide_of(dtype);
-      const Tensor x = drawn(shape.with_last(2 * shape[shape.rank() - 1]), dtype, "x", -9, 9), there = x.to(arena),
+      SCOPED_TRACE(std::string(to_string(dtype)) + " " + shape.str());
+      const DType wide = accum_dtype(dtype);
+      const Tensor x = drawn(shape.with_last(2 * shape[shape.ndim() - 1]), dtype, "x", -9, 9), there = x.to(arena),
                    dy = drawn(shape, dtype, "dy");
       const std::vector<double> in = numbers(x), up = numbers(dy);
-      const auto n = static_cast<size_t>(shape[shape.rank() - 1]);
-      const auto known = [&](double v) { return test::Near{v, 0, test::epsilon_of(wide)}; };
+      const auto n = static_cast<size_t>(shape[shape.ndim() - 1]);
+      const auto known = [&](double v) { return test::Near{v, 0, test::machine_epsilon(wide)}; };
       const auto silu = [&](size_t row, size_t j) { return test::near_op<Silu>(in[2 * row * n + j], wide); };
       test::expect_near(swiglu(there), swiglu(x), wide,
                         [&](size_t i) { return silu(i / n, i % n).f * known(in[(2 * (i / n) + 1) * n + i % n]); });
@@ -190,12 +190,12 @@ TEST_F(RotarySwigluGpu, RotateHasTheBitsOfTheCpu) {
     for (const auto& [heads, d, more] :
          {std::array<int64_t, 3>{1, 2, 0}, {3, 6, 5}, {5, 16, 16}, {2, 16, 3}, {9, 64, 128}, {0, 8, 8}})
       for (const bool back : {false, true}) {
-        SCOPED_TRACE(std::string(name_of(dtype)) + " " + std::to_string(heads) + " heads of " + std::to_string(d));
-        const Tensor table = rotary_table({}, 41, d, wide_of(dtype), make_arena());
-        Turn turn{.heads = heads, .table = table, .first = 9, .back = back};
+        SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(heads) + " heads of " + std::to_string(d));
+        const Tensor table = rotary_table({}, 41, d, accum_dtype(dtype), make_arena());
+        RopeArgs turn{.heads = heads, .table = table, .first = 9, .back = back};
         for (int way = 0; way < 3; ++way) {
           if (way > 0) turn.positions = way == 1 ? positions : each;
-          Turn there = turn;
+          RopeArgs there = turn;
           there.table = turn.table.to(arena);
           if (way > 0) there.positions = turn.positions.to(arena);
           const Tensor x = drawn({2, kTokens, heads * d + more}, dtype, "x"), kept = x.to(arena);
@@ -292,7 +292,7 @@ TEST_F(GraphGpu, AHostThatReadsInsideIsAnError) {
         x.fill(8);
         f();
       };
-      const std::string words = error_of([&] { const cuda::Graph graph(arena, work); });
+      const std::string words = error_message([&] { const cuda::Graph graph(arena, work); });
       EXPECT_EQ(x.to_vector<float>(), std::vector<float>(4, 1.0f));
       const cuda::Graph next(arena, [&] { x.fill(5); });
       next.launch();

@@ -166,11 +166,11 @@ TEST(PackedWeights, TakeAtMostTwiceTheBytesOfTheWeight) {
     const Tensor w = test::made({out, in}, DType::float32, arena, value);
     const Tensor x = test::made({64, in}, DType::float32, arena, value);
     const Tensor dy = test::made({64, out}, DType::float32, arena, value);
-    WeightPacks packs;
+    PackedWeights packs;
     const std::vector<double> y = numbers(linear(x, w, {}, &packs)), dx = numbers(linear_input_grad(dy, w, &packs));
     ASSERT_EQ(packs.packs.size(), 2U);
     int copies = 0;
-    for (const WeightPacks::Packed& p : packs.packs)
+    for (const PackedWeights::Packed& p : packs.packs)
       if (p.bytes.defined()) {
         ++copies;
         EXPECT_LE(p.bytes.nbytes(), 2 * w.nbytes()) << out << " x " << in;

@@ -28,7 +28,7 @@ class Draw {
   explicit Draw(uint64_t trial) : random_(Philox::named(trial, "products")) {}
   int64_t below(int64_t n) { return static_cast<int64_t>(random_.below(static_cast<uint64_t>(n), at_++)); }
   template <class T>
-  T one_of(const std::vector<T>& list) {
+  T choose(const std::vector<T>& list) {
     return list[static_cast<size_t>(below(std::ssize(list)))];
   }
   // (rows, cols), or (batch, rows, cols) where batch is not 0, lying in memory in one of five ways.
@@ -93,19 +93,20 @@ Excess excess(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor&
   }
   return found;
 }
-double unit_of(DType dtype) { return dtype == DType::float64 ? 0x1p-52 : 0x1p-23; }
+double unit_roundoff(DType dtype) { return dtype == DType::float64 ? 0x1p-52 : 0x1p-23; }
 
 TEST_F(ProductsGpu, AreThoseOfFloat64) {
   for (uint64_t trial = 0; trial < 150; ++trial) {
     Draw draw(trial);
-    const auto dtype = draw.one_of<DType>({DType::float64, DType::float32, DType::bfloat16});
-    const auto size = [&] { return draw.one_of<int64_t>({1, 2, 7, 8, 16, 33, 64, 96}); };
-    const int64_t m = size(), n = size(), k = size(), batch = draw.below(2) * draw.one_of<int64_t>({1, 3});
+    const auto dtype = draw.choose<DType>({DType::float64, DType::float32, DType::bfloat16});
+    const auto size = [&] { return draw.choose<int64_t>({1, 2, 7, 8, 16, 33, 64, 96}); };
+    const int64_t m = size(), n = size(), k = size(), batch = draw.below(2) * draw.choose<int64_t>({1, 3});
     const Tensor a = draw.matrix(batch, m, k, dtype, arena), b = draw.matrix(batch, k, n, dtype, arena);
     const Tensor out = matmul(a, b);
     EXPECT_EQ(out.device(), Device::cuda);
     EXPECT_EQ(out.dtype(), dtype);
-    EXPECT_LE(excess(out, a, b, {}, unit_of(dtype)), 1) << "trial " << trial << " " << a.describe() << b.describe();
+    EXPECT_LE(excess(out, a, b, {}, unit_roundoff(dtype)), 1)
+        << "trial " << trial << " " << a.describe() << b.describe();
     EXPECT_TRUE(same_bits(matmul(a, b), out)) << "trial " << trial;
   }
 }
@@ -113,14 +114,14 @@ TEST_F(ProductsGpu, AreThoseOfFloat64) {
 TEST_F(ProductsGpu, WriteOnlyTheirRowsAndColumns) {
   for (uint64_t trial = 0; trial < 30; ++trial) {
     Draw draw(1000 + trial);
-    const auto dtype = draw.one_of<DType>({DType::float32, DType::bfloat16});
+    const auto dtype = draw.choose<DType>({DType::float32, DType::bfloat16});
     const int64_t m = 1 + draw.below(40), n = 1 + draw.below(40), k = 1 + draw.below(40);
     const Tensor a = draw.matrix(0, m, k, dtype, arena), b = draw.matrix(0, k, n, dtype, arena);
-    Tensor whole = Tensor::empty({m + 3, n + 8}, draw.one_of<DType>({DType::float32, dtype}), arena);
+    Tensor whole = Tensor::empty({m + 3, n + 8}, draw.choose<DType>({DType::float32, dtype}), arena);
     whole.fill(7);
     Tensor out = whole.narrow(0, 1, m).narrow(1, 4, n);
     matmul_into(out, a, b);
-    EXPECT_LE(excess(out, a, b, {}, unit_of(dtype)), 1) << "trial " << trial;
+    EXPECT_LE(excess(out, a, b, {}, unit_roundoff(dtype)), 1) << "trial " << trial;
     out.fill(7);
     for (const double x : numbers(whole)) ASSERT_EQ(x, 7) << "trial " << trial;
   }
@@ -129,18 +130,18 @@ TEST_F(ProductsGpu, WriteOnlyTheirRowsAndColumns) {
 TEST_F(ProductsGpu, LinearLayersForwardAndBackward) {
   for (uint64_t trial = 0; trial < 40; ++trial) {
     Draw draw(2000 + trial);
-    const auto dtype = draw.one_of(test::floating(arena));
+    const auto dtype = draw.choose(test::floating(arena));
     const int64_t rows = 1 + draw.below(30), in = 1 + draw.below(40), out = 1 + draw.below(40);
     const Tensor x = draw.normal({2, rows, in}, dtype, arena), w = draw.normal({out, in}, dtype, arena);
     const Tensor bias = draw.below(2) ? draw.normal({out}, dtype, arena) : Tensor{};
     const Tensor dy = draw.normal({2, rows, out}, dtype, arena);
     SCOPED_TRACE("trial " + std::to_string(trial) + ", x " + x.describe() + ", w " + w.describe() +
                  (bias.defined() ? ", with a bias" : ""));
-    WeightPacks packs;
-    const double unit = unit_of(dtype);
+    PackedWeights packs;
+    const double unit = unit_roundoff(dtype);
     EXPECT_LE(excess(linear(x, w, bias, &packs).flat_rows(), x.flat_rows(), w.transpose(0, 1), bias, unit), 1);
     EXPECT_LE(excess(linear_input_grad(dy, w, &packs).flat_rows(), dy.flat_rows(), w, {}, unit), 1);
-    Tensor dw = Tensor::empty(w.shape(), draw.one_of<DType>({dtype, wide_of(dtype)}), arena);
+    Tensor dw = Tensor::empty(w.shape(), draw.choose<DType>({dtype, accum_dtype(dtype)}), arena);
     linear_weight_grad(dw, dy, x);
     EXPECT_LE(excess(dw, dy.flat_rows().transpose(0, 1), x.flat_rows(), {}, unit), 1);
     EXPECT_TRUE(packs.packs.empty());
@@ -192,17 +193,17 @@ TEST_F(ProductsGpu, WithoutAnAlgorithmGoThroughPaddedCopies) {
     const auto& log = arena->local<KernelLog>();
     for (uint64_t trial = 0; trial < 60; ++trial) {
       Draw draw(3000 + trial);
-      const auto dtype = draw.one_of(test::floating(arena));
+      const auto dtype = draw.choose(test::floating(arena));
       const int64_t m = 1 + draw.below(40), n = 1 + draw.below(70), k = 1 + draw.below(40);
-      const int64_t batch = draw.below(2) * draw.one_of<int64_t>({1, 3});
+      const int64_t batch = draw.below(2) * draw.choose<int64_t>({1, 3});
       const Tensor a = draw.matrix(batch, m, k, dtype, arena), b = draw.matrix(batch, k, n, dtype, arena);
       const Tensor bias = !batch && draw.below(2) ? draw.normal({n}, dtype, arena) : Tensor{};
       const int64_t before = log.padded_products;
       Tensor out = a.make(batch ? Shape{batch, m, n} : Shape{m, n});
       cuda::matmul(out, a, b, bias);
-      EXPECT_LE(excess(out, a, b, bias, unit_of(dtype)), 1)
+      EXPECT_LE(excess(out, a, b, bias, unit_roundoff(dtype)), 1)
           << "trial " << trial << " " << a.describe() << b.describe() << (bias.defined() ? ", with a bias" : "");
-      if (n * size_of(dtype) % 16 != 0) {
+      if (n * element_size(dtype) % 16 != 0) {
         EXPECT_EQ(log.padded_products, before + (test::emulated() ? 1 : 0)) << n;
       }
     }
@@ -361,7 +362,7 @@ TEST_F(LinearGeluGpu, AWeightsGradientBringsItsBiasAlong) {
 
 // The elements of t with a stride between columns, or from an address that nothing is aligned to.
 Tensor otherwise(const Tensor& t, bool strided) {
-  Tensor view = strided && t.rank() == 2 ? t.make({t.dim(1), t.dim(0) + 3}).narrow(1, 2, t.dim(0)).transpose(0, 1)
+  Tensor view = strided && t.ndim() == 2 ? t.make({t.dim(1), t.dim(0) + 3}).narrow(1, 2, t.dim(0)).transpose(0, 1)
                                          : t.make({t.numel() + 1}).narrow(0, 1, t.numel()).reshape(t.shape());
   view.copy_from(t);
   return view;

@@ -24,14 +24,14 @@ std::vector<float> normals(Draw& d, int64_t count) {
   return test::made({count}, DType::float32, make_arena(), small).to_vector<float>();
 }
 
-int64_t elements_of(const std::vector<ElementRun>& runs) {
+int64_t count_elements(const std::vector<ElementRun>& runs) {
   return std::accumulate(runs.begin(), runs.end(), int64_t{0},
                          [](int64_t sum, const ElementRun& run) { return sum + run.count; });
 }
 
 // The bytes of these runs of a matrix whose bytes are `whole`.
-Tensor bytes_of(const Packing& p, const std::vector<ElementRun>& runs, const std::vector<std::byte>& whole) {
-  const Tensor bytes = Tensor::empty({p.bytes(elements_of(runs))}, DType::uint8, make_arena());
+Tensor as_bytes(const Packing& p, const std::vector<ElementRun>& runs, const std::vector<std::byte>& whole) {
+  const Tensor bytes = Tensor::empty({p.bytes(count_elements(runs))}, DType::uint8, make_arena());
   int64_t next = 0;
   for_each_byte_run(p, runs, [&](int64_t here, int64_t from, int64_t count) {
     EXPECT_EQ(here, next);  // in order, without gaps
@@ -46,7 +46,7 @@ FloatSource from(const std::vector<float>& values) {
   return [&values](int64_t begin, std::span<float> to) { std::copy_n(values.begin() + begin, to.size(), to.begin()); };
 }
 
-std::vector<float> numbers_of(const Packing& p, const std::vector<std::byte>& bytes) {
+std::vector<float> unpack_numbers(const Packing& p, const std::vector<std::byte>& bytes) {
   std::vector<float> out(static_cast<size_t>(p.elements()));
   const size_t part = std::min<size_t>(out.size(), 67);  // odd: the second part begins within a byte
   dequantize(p, bytes, 0, std::span(out).first(part));
@@ -54,7 +54,7 @@ std::vector<float> numbers_of(const Packing& p, const std::vector<std::byte>& by
   return out;
 }
 
-double nearest_of(std::span<const float> values, double x) {
+double nearest_value(std::span<const float> values, double x) {
   return *std::ranges::min_element(values, {}, [&](float v) { return std::abs(v - x); });
 }
 
@@ -71,10 +71,10 @@ std::vector<double> nf4_slowly(const std::vector<float>& x) {
   for (size_t b = 0, g = 0; b < scales.size(); g = ++b / 256 * 256) {
     double most = 0;
     for (size_t i = g; i < std::min(g + 256, scales.size()); ++i) most = std::max(most, std::abs(scales[i] - mean));
-    again.push_back(mean + most * (most > 0 ? nearest_of(dynamic_values(), (scales[b] - mean) / most) : 0));
+    again.push_back(mean + most * (most > 0 ? nearest_value(dynamic_values(), (scales[b] - mean) / most) : 0));
   }
   for (size_t i = 0; i < x.size(); ++i)
-    out.push_back(scales[i / 64] > 0 ? nearest_of(nf4_values(), x[i] / scales[i / 64]) * again[i / 64] : 0);
+    out.push_back(scales[i / 64] > 0 ? nearest_value(nf4_values(), x[i] / scales[i / 64]) * again[i / 64] : 0);
   return out;
 }
 
@@ -93,7 +93,7 @@ TEST(Quantize, Nf4IsWhatThePaperSays) {
     const Packing p{
         .codec = Codec::nf4, .rows = rows, .columns = trial < 6 ? d.between(1, 400) : 401, .pieces = {rows}};
     const std::vector<float> x = normals(d, p.elements());
-    expect_near(numbers_of(p, quantize(p, from(x))), nf4_slowly(x));
+    expect_near(unpack_numbers(p, quantize(p, from(x))), nf4_slowly(x));
     EXPECT_EQ(p.bytes(), (p.elements() + 63) / 64 * 33 + 4 * ((p.elements() + 16383) / 16384 + 1));
   }
 }
@@ -140,10 +140,10 @@ TEST(Quantize, FusingChangesNothing) {
     for (int64_t first = 0; const int64_t rows : pieces) {
       const Packing one{.codec = codec, .rows = rows, .columns = 128, .pieces = {rows}};
       const std::vector<float> own(x.begin() + first * 128, x.begin() + (first + rows) * 128);
-      std::ranges::copy(numbers_of(one, quantize(one, from(own))), std::back_inserter(apart));
+      std::ranges::copy(unpack_numbers(one, quantize(one, from(own))), std::back_inserter(apart));
       first += rows;
     }
-    EXPECT_EQ(numbers_of(fused, quantize(fused, from(x))), apart);
+    EXPECT_EQ(unpack_numbers(fused, quantize(fused, from(x))), apart);
   }
 }
 
@@ -155,16 +155,16 @@ TEST(Quantize, TilesAreOfTheWhole) {
       const Packing p{.codec = codec, .rows = 96, .columns = 768, .pieces = {32, 64}};
       const std::vector<float> x = normals(d, p.elements());
       const std::vector<std::byte> whole = quantize(p, from(x));
-      const std::vector<float> expected = numbers_of(p, whole);
+      const std::vector<float> expected = unpack_numbers(p, whole);
       std::vector<ElementRun> runs;
       if (dim == 0)
         runs = {{0, 16 * 768, 16 * 768}, {16 * 768, 64 * 768, 32 * 768}};
       else
         for (int64_t r = 0; r < 96; ++r) runs.push_back({r * 256, r * 768 + 512, 256});
       EXPECT_EQ(splits_block(p, runs), 0);
-      const Tensor bytes = bytes_of(p, runs, whole);
+      const Tensor bytes = as_bytes(p, runs, whole);
       for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64}) {
-        Tensor out = Tensor::empty({elements_of(runs)}, dtype, bytes.arena());
+        Tensor out = Tensor::empty({count_elements(runs)}, dtype, bytes.arena());
         dequantize(p, runs, bytes, out);
         const std::vector<double> found = test::numbers(out);
         for (const ElementRun& run : runs)
@@ -191,12 +191,12 @@ TEST(Quantize, GroupsOfGptqAreRoundedToTheNearest) {
   std::vector<float> x = normals(d, p.elements());
   std::fill_n(x.begin(), 32, 0.0F);
   x[40] = 0;
-  const std::vector<float> found = numbers_of(p, quantize(p, from(x)));
+  const std::vector<float> found = unpack_numbers(p, quantize(p, from(x)));
   EXPECT_EQ(p.bytes(), 6 * (32 + 5));
   for (size_t g = 0; g < x.size(); g += 32) {
     float most = 0;
     for (size_t i = g; i < g + 32; ++i) most = std::max(most, std::abs(x[i]));
-    const float step = wide(half_of(2 * most / 15));
+    const float step = wide(unpack_half(2 * most / 15));
     for (size_t i = g; i < g + 32; ++i) EXPECT_LE(std::abs(found[i] - x[i]), 0.51F * step + 1e-3F * std::abs(x[i]));
   }
   EXPECT_EQ(found[0], 0);
@@ -218,12 +218,12 @@ TEST(Half, EveryFloat16ComesBack) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const Half h{static_cast<uint16_t>(bits)};
     if ((bits & 0x7c00u) == 0x7c00u) continue;
-    ASSERT_EQ(half_of(wide(h)).bits, bits);
+    ASSERT_EQ(unpack_half(wide(h)).bits, bits);
   }
-  EXPECT_EQ(half_of(65519.0F).bits, 0x7bff);
-  EXPECT_EQ(half_of(65520.0F).bits, 0x7c00);
-  EXPECT_EQ(half_of(1.0F + 0x1p-11F).bits, 0x3c00);  // a tie, to even
-  EXPECT_EQ(half_of(1.0F + 0x1.8p-10F).bits, 0x3c02);
+  EXPECT_EQ(unpack_half(65519.0F).bits, 0x7bff);
+  EXPECT_EQ(unpack_half(65520.0F).bits, 0x7c00);
+  EXPECT_EQ(unpack_half(1.0F + 0x1p-11F).bits, 0x3c00);  // a tie, to even
+  EXPECT_EQ(unpack_half(1.0F + 0x1.8p-10F).bits, 0x3c02);
 }
 
 // GPTQ and plain rounding: against the algorithm as its paper has it for one row (with an inverse that shrinks),
@@ -242,7 +242,7 @@ Tensor correlated(int64_t rows, int64_t columns, uint64_t seed) {
   return mixed;
 }
 
-InputSquares squares_of(const Tensor& x) {
+InputSquares input_squares(const Tensor& x) {
   InputSquares out(x.dim(1));
   out.add(x);
   return out;
@@ -282,7 +282,7 @@ std::vector<int> by_shrinking_inverse(const Tensor& weight, const InputSquares& 
         double largest = 0;
         for (size_t k = j; k < std::min(n, j + static_cast<size_t>(group)); ++k)
           largest = std::max(largest, std::abs(row[k]));
-        scale[r] = wide(half_of(static_cast<float>(2 * largest / 15)));
+        scale[r] = wide(unpack_half(static_cast<float>(2 * largest / 15)));
       }
       const double q = std::clamp(std::nearbyint(row[j] / scale[r]), -8.0, 7.0);
       codes[r * n + j] = static_cast<int>(q) + 8;
@@ -300,7 +300,7 @@ TEST(Gptq, RoundsAsThePaperSays) {
   for (const auto& [rows, columns, group] :
        {std::array<int64_t, 3>{5, 48, 16}, {3, 64, 64}, {4, 300, 20}, {2, 320, 160}, {7, 18, 4}}) {
     const Tensor w = drawn({rows, columns}, "weight", ++seed, 0.02);
-    const InputSquares inputs = squares_of(correlated(2 * columns, columns, seed));
+    const InputSquares inputs = input_squares(correlated(2 * columns, columns, seed));
     const Int4Matrix found = gptq(w, inputs, group);
     const std::vector<int> expected = by_shrinking_inverse(w, inputs, group, 0.01);
     for (int64_t row = 0; row < rows; ++row)
@@ -319,7 +319,7 @@ TEST(Gptq, LosesLessOfTheOutputThanRounding) {
                   columns = group * static_cast<int64_t>(1 + random.below(6, 1)),
                   rows = static_cast<int64_t>(1 + random.below(40, 2));
     const Tensor w = drawn({rows, columns}, "weight", seed, 0.05), x = correlated(4 * columns, columns, seed);
-    const InputSquares inputs = squares_of(x);
+    const InputSquares inputs = input_squares(x);
     const double rounded = output_error(w, round_to_nearest(w, group), inputs),
                  found = output_error(w, gptq(w, inputs, group), inputs);
     EXPECT_LT(found, rounded) << rows << " x " << columns << " in groups of " << group;
@@ -335,7 +335,7 @@ TEST(Gptq, TheErrorIsThatOfTheOutput) {
     return linear(x.to(DType::float64), weight.to(DType::float64), Tensor());
   };
   const double off = test::distance(out(Tensor::of<float>(decoded(m), {6, 32}, make_arena())), out(w));
-  EXPECT_NEAR(output_error(w, m, squares_of(x)), off * off, 1e-5 * off * off);
+  EXPECT_NEAR(output_error(w, m, input_squares(x)), off * off, 1e-5 * off * off);
 }
 
 TEST(Gptq, ScalesAndCodesOfPlainRounding) {
@@ -386,7 +386,7 @@ TEST(Gptq, InputsThatSayNothingLeavePlainRounding) {
   // A channel that is always zero is rounded to the nearest, and says nothing to others.
   Tensor x = correlated(100, 32, 9);
   x.narrow(1, 31, 1).fill(0);
-  const Int4Matrix found = gptq(w, squares_of(x), 32);
+  const Int4Matrix found = gptq(w, input_squares(x), 32);
   for (int64_t r = 0; r < 4; ++r) {
     const double scale = wide(found.scale(r, 0)), value = w.to_vector<float>()[static_cast<size_t>(r * 32 + 31)];
     EXPECT_EQ(found.code(r, 31), std::clamp(std::nearbyint(value / scale) + 8, 0.0, 15.0));
@@ -394,7 +394,7 @@ TEST(Gptq, InputsThatSayNothingLeavePlainRounding) {
 }
 
 TEST(Gptq, WhatCannotBeRoundedIsRefused) {
-  const auto expect_refused = [](const auto& f, const char* words) { EXPECT_TRUE(has(error_of(f), words)); };
+  const auto expect_refused = [](const auto& f, const char* words) { EXPECT_TRUE(has(error_message(f), words)); };
   const Tensor w = drawn({4, 32}, "weight", 10);
   expect_refused([&] { gptq(w, InputSquares(16), 16); }, "float32 (4, 32); expected 16 columns");
   expect_refused([&] { InputSquares(16).add(w); }, "expected (..., 16)");
@@ -402,7 +402,7 @@ TEST(Gptq, WhatCannotBeRoundedIsRefused) {
   Tensor bad = w.clone();
   bad.data<float>()[7] = std::numeric_limits<float>::quiet_NaN();
   expect_refused([&] { round_to_nearest(bad, 16); }, "a number is not finite");
-  expect_refused([&] { gptq(w, squares_of(bad), 16); }, "not finite");
+  expect_refused([&] { gptq(w, input_squares(bad), 16); }, "not finite");
   bad.data<float>()[7] = 1e9F;
   expect_refused([&] { round_to_nearest(bad, 16); }, "too large for a float16");
 }
@@ -410,7 +410,7 @@ TEST(Gptq, WhatCannotBeRoundedIsRefused) {
 TEST(Int4Matrix, PacksTwoGroupsWithTheirScalesAndZeros) {
   Int4Matrix m(1, 8, 4);
   for (int c = 0; c < 8; ++c) m.set_code(0, c, c + 3);
-  m.scale(0, 0) = half_of(1.0F), m.scale(0, 1) = half_of(-2.0F);
+  m.scale(0, 0) = unpack_half(1.0F), m.scale(0, 1) = unpack_half(-2.0F);
   std::vector<int> found;
   for (const std::byte b : m.packed()) found.push_back(static_cast<int>(b));
   EXPECT_EQ(found, (std::vector<int>{0x43, 0x65, 0x87, 0xa9, 0x00, 0x3c, 0x00, 0xc0, 0x88}));
@@ -424,7 +424,7 @@ using QuantizeGpu = test::OnGpu;
 
 // Rows of each piece, and columns; a tile of rows of every piece (dim 0), or of columns (dim 1), cut at bounds of
 // blocks.
-std::vector<ElementRun> tile_of(const Packing& p, int dim, int64_t parts, int64_t part) {
+std::vector<ElementRun> make_tile(const Packing& p, int dim, int64_t parts, int64_t part) {
   std::vector<ElementRun> runs;
   int64_t here = 0, first_row = 0;
   const auto push = [&](int64_t whole, int64_t count) { runs.push_back({here, whole, count}), here += count; };
@@ -453,17 +453,17 @@ TEST_F(QuantizeGpu, NumbersHaveTheBitsOfTheCpu) {
     for (const int64_t rows : p.pieces) p.rows += rows;
     const Tensor weights = drawn({p.elements()}, "weights", trial);
     const std::vector<std::byte> whole = quantize(p, from(weights.to_vector<float>()));
-    const std::vector<ElementRun> runs = is_cut ? tile_of(p, static_cast<int>(d.between(0, 1)), parts, parts - 1)
+    const std::vector<ElementRun> runs = is_cut ? make_tile(p, static_cast<int>(d.between(0, 1)), parts, parts - 1)
                                                 : std::vector<ElementRun>{{0, 0, p.elements()}};
     SCOPED_TRACE(std::to_string(p.rows) + " x " + std::to_string(p.columns) + ", " + std::to_string(runs.size()) +
                  " runs");
     ASSERT_EQ(splits_block(p, runs), 0);
-    const Tensor bytes = bytes_of(p, runs, whole);
+    const Tensor bytes = as_bytes(p, runs, whole);
     for (const DType dtype : test::floating(arena)) {
-      Tensor expected = Tensor::empty({elements_of(runs)}, dtype, bytes.arena()), found = expected.to(arena);
+      Tensor expected = Tensor::empty({count_elements(runs)}, dtype, bytes.arena()), found = expected.to(arena);
       dequantize(p, runs, bytes, expected);
       dequantize(p, runs, bytes.to(arena), found);
-      EXPECT_TRUE(test::same_bits(found, expected)) << name_of(dtype);
+      EXPECT_TRUE(test::same_bits(found, expected)) << to_string(dtype);
     }
   }
 }

@@ -116,9 +116,9 @@ struct Operands {
 // Bytes that `op` takes on `device` at its peak, of operands that are there before.
 template <class F>
 int64_t taken(Device device, const F& op) {
-  const cpu::Idle nothing_is_computed;
+  const cpu::DryRun nothing_is_computed;
   const ArenaPtr arena = make_arena();
-  arena->local<StandsFor>().device = device;
+  arena->local<DryRunDevice>().device = device;
   const auto matrix = [&](int64_t rows, int64_t columns, DType dtype = DType::bfloat16) {
     return Tensor::empty({rows, columns}, dtype, arena);
   };
@@ -130,17 +130,17 @@ int64_t taken(Device device, const F& op) {
   return arena->total().peak - before;
 }
 
-TEST(StandsFor, ProductsOfAGpuTakeTheirResultAlone) {
+TEST(DryRunDevice, ProductsOfAGpuTakeTheirResultAlone) {
   const auto product = [](const Operands& t) {
-    WeightPacks packs;
+    PackedWeights packs;
     linear(t.x, t.w, {}, &packs);
   };
   EXPECT_EQ(taken(Device::cuda, product), 2 * kRows * kOut);
   EXPECT_GE(taken(Device::cpu, product), 2 * kRows * kOut + 2 * kIn * kOut);  // and a packed weight
 }
 
-TEST(StandsFor, ProductsOfExpertsOfAGpuTakeTheirResultAlone) {
-  const auto product = [](const Operands& t) { linear_rows(t.x, {{t.w, kRows / 2}, {t.w, kRows / 2}}); };
+TEST(DryRunDevice, ProductsOfExpertsOfAGpuTakeTheirResultAlone) {
+  const auto product = [](const Operands& t) { grouped_linear(t.x, {{t.w, kRows / 2}, {t.w, kRows / 2}}); };
   const auto gradient = [](const Operands& t) { linear_rows_weight_grads({{t.dw, kRows}}, t.dy, t.x); };
   EXPECT_EQ(taken(Device::cuda, product), 2 * kRows * kOut);
   EXPECT_EQ(taken(Device::cuda, gradient), 0);
@@ -148,10 +148,10 @@ TEST(StandsFor, ProductsOfExpertsOfAGpuTakeTheirResultAlone) {
   EXPECT_GT(taken(Device::cpu, gradient), 0);
 }
 
-TEST(StandsFor, AttentionOfAGpuTakesItsResultAlone) {
+TEST(DryRunDevice, AttentionOfAGpuTakesItsResultAlone) {
   const auto attend = [](const Operands& t) {
     Tensor q = t.x.reshape({1, kRows, 1, kIn});
-    const Attended forward = attention(q, q, q, {});
+    const AttentionResult forward = attention(q, q, q, {});
     attention_backward(q, q, q, q, forward, {}, q, q, q);
   };
   const int64_t result = 2 * kRows * kIn + 4 * kRows;  // with a log of a sum for each row
@@ -159,7 +159,7 @@ TEST(StandsFor, AttentionOfAGpuTakesItsResultAlone) {
   EXPECT_GT(taken(Device::cpu, attend), result);  // and tiles of threads
 }
 
-TEST(StandsFor, LogitsOfAGpuAreOneBlock) {
+TEST(DryRunDevice, LogitsOfAGpuAreOneBlock) {
   const auto blocks = [](Device device) {
     bool one = false;
     taken(device, [&](const Operands& t) { one = row_blocks(t.x, t.w, 32 * kOut).one(); });

@@ -28,7 +28,7 @@ std::vector<Watched>* watched = nullptr;
 // Calls that are refused, and the errno of each: "renameat2" (with flags), "fsync" (of folders), "fallocate", "mmap".
 std::map<std::string, int> refused;
 
-std::string path_of(int fd) {
+std::string descriptor_path(int fd) {
   std::error_code ignored;
   return std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd), ignored);
 }
@@ -46,7 +46,7 @@ bool refuses(const char* call) {
 }
 
 // The calls that an action makes.
-std::vector<Watched> calls_of(const std::function<void()>& action) {
+std::vector<Watched> record_calls(const std::function<void()>& action) {
   std::vector<Watched> calls;
   watched = &calls;
   action();
@@ -63,20 +63,20 @@ F* original(const char* name) {
 
 extern "C" {
 int fsync(int fd) {
-  note("fsync", path_of(fd));
-  if (std::filesystem::is_directory(path_of(fd)) && refuses("fsync")) return -1;
+  note("fsync", descriptor_path(fd));
+  if (std::filesystem::is_directory(descriptor_path(fd)) && refuses("fsync")) return -1;
   return original<int(int)>("fsync")(fd);
 }
 int syncfs(int fd) noexcept {
-  note("syncfs", path_of(fd));
+  note("syncfs", descriptor_path(fd));
   return original<int(int)>("syncfs")(fd);
 }
 ssize_t write(int fd, const void* bytes, size_t count) {
-  note("write", watched != nullptr ? path_of(fd) : "");
+  note("write", watched != nullptr ? descriptor_path(fd) : "");
   return original<ssize_t(int, const void*, size_t)>("write")(fd, bytes, count);
 }
 ssize_t pwrite(int fd, const void* bytes, size_t count, off_t at) {
-  note("write", path_of(fd));
+  note("write", descriptor_path(fd));
   return original<ssize_t(int, const void*, size_t, off_t)>("pwrite")(fd, bytes, count, at);
 }
 int rename(const char* from, const char* to) noexcept {
@@ -387,7 +387,7 @@ TEST_F(FileSystems, AKillWhileAStepIsReplacedLosesNothing) {
 TEST_F(FileSystems, TheOldOneIsOnTheDiskUnderItsOtherNameBeforeTheNewOneHasItsOwn) {
   refused["renameat2"] = EINVAL;
   save(3, "old");
-  const std::vector<Watched> calls = calls_of([&] { save(3, "new"); });
+  const std::vector<Watched> calls = record_calls([&] { save(3, "new"); });
   const auto at = [&](const std::string& call, const fs::path& path, int64_t from = 0) {
     for (int64_t i = from; i < std::ssize(calls); ++i)
       if (calls[static_cast<size_t>(i)].call == call && calls[static_cast<size_t>(i)].path == path.string()) return i;
@@ -406,7 +406,7 @@ TEST_F(FileSystems, TheOldOneIsOnTheDiskUnderItsOtherNameBeforeTheNewOneHasItsOw
 TEST_F(FileSystems, AFolderThatCannotBeFlushedIsFlushedWithAll) {
   for (const int cause : {EINVAL, EOPNOTSUPP}) {
     refused["fsync"] = cause;
-    const std::vector<Watched> calls = calls_of([&] { save(1, "text"); });
+    const std::vector<Watched> calls = record_calls([&] { save(1, "text"); });
     EXPECT_EQ(std::ranges::count(calls, std::string("syncfs"), &Watched::call), 2) << std::strerror(cause);
   }
   refused["fsync"] = EIO;

@@ -58,7 +58,7 @@ class EpochsTest : public testing::Test {
                   .plan = plan};
     check(job);
     File out;
-    train(job, sequences_of(data, kContext, kBatch, 1), steps,
+    train(job, make_sequences(data, kContext, kBatch, 1), steps,
           [&](Trainer& trainer, Communicator&) { save(trainer, out); });
     return out;
   }
@@ -67,7 +67,7 @@ class EpochsTest : public testing::Test {
 TEST_F(EpochsTest, EveryWindowOnceInEach) {
   const Dataset data = shards();
   constexpr int64_t kWindows = 10 + 6 + 3;
-  const Sequences sequences = sequences_of(data, kContext, 5, 3);
+  const Sequences sequences = make_sequences(data, kContext, 5, 3);
   std::set<std::vector<int32_t>> orders;
   std::multiset<int32_t> all;
   for (const TokenFile& f : data.train)
@@ -79,23 +79,23 @@ TEST_F(EpochsTest, EveryWindowOnceInEach) {
     orders.insert(seen);
   }
   EXPECT_EQ(orders.size(), 8U);  // each has an order of its own
-  EXPECT_NE(firsts(sequences_of(data, kContext, 5, 4), 5, 0, kWindows), firsts(sequences, 5, 0, kWindows));
+  EXPECT_NE(firsts(make_sequences(data, kContext, 5, 4), 5, 0, kWindows), firsts(sequences, 5, 0, kWindows));
   // the batch cuts the list and does not change it
-  EXPECT_EQ(firsts(sequences_of(data, kContext, 7, 3), 7, 0, 40), firsts(sequences, 5, 0, 40));
+  EXPECT_EQ(firsts(make_sequences(data, kContext, 7, 3), 7, 0, 40), firsts(sequences, 5, 0, 40));
 }
 
 TEST_F(EpochsTest, OneFileOnlyWhereItIsAskedFor) {
   const Dataset data = dataset({numbered(0, 81)});
-  const std::vector<int32_t> seen = firsts(sequences_of(data, kContext, 5, 3, true), 5, 0, 10);
+  const std::vector<int32_t> seen = firsts(make_sequences(data, kContext, 5, 3, true), 5, 0, 10);
   EXPECT_EQ(std::set<int32_t>(seen.begin(), seen.end()).size(), 10U);
   for (const int32_t first : seen) EXPECT_EQ(first % kContext, 0);
-  EXPECT_NE(firsts(sequences_of(data, kContext, 5, 3), 5, 0, 10), seen);
+  EXPECT_NE(firsts(make_sequences(data, kContext, 5, 3), 5, 0, 10), seen);
 }
 
 // A dataset in a mixture has its epochs, whatever comes between.
 TEST_F(EpochsTest, OfAMixtureEachHasItsOwn) {
   const Dataset data = mixture();
-  const Sequences sequences = sequences_of(data, kContext, kBatch, 3);
+  const Sequences sequences = make_sequences(data, kContext, kBatch, 3);
   const std::vector<int32_t> seen = firsts(sequences, kBatch, 0, 100);  // 50, 20 and 30 of them
   std::multiset<int32_t> expected;                                      // the windows of whole epochs
   int64_t begun = 0;
@@ -134,7 +134,7 @@ TEST_F(EpochsTest, EveryLayoutReadsTheSame) {
 // A loss and gradients, or values, by name.
 using Values = std::map<std::string, std::vector<double>>;
 
-Job job_of(int64_t ranks, int64_t microbatches) {
+Job make_job(int64_t ranks, int64_t microbatches) {
   Plan plan{.dp = ranks, .dp_mode = DataMode::ps_async, .staleness = 2, .microbatches = microbatches};
   plan.servers = std::min<int64_t>(ranks, 2);
   plan.threads_per_rank = 1;
@@ -143,8 +143,8 @@ Job job_of(int64_t ranks, int64_t microbatches) {
           .plan = plan};
 }
 
-Sequences sequences_of(const Job& job) {
-  return counted_sequences(kVocab, kContext, job.optim.batch, static_cast<uint64_t>(job.optim.seed));
+Sequences make_sequences(const Job& job) {
+  return synthetic_sequences(kVocab, kContext, job.optim.batch, static_cast<uint64_t>(job.optim.seed));
 }
 
 Values seen(double loss, const std::vector<FlatUnit>& units) {
@@ -167,9 +167,9 @@ void expect_near(const Values& found, const Values& expected, const std::string&
 // Each of a worker's rows alone on one rank, by the first weights.
 Values rows_alone(const Job& job, int64_t step, int64_t first, int64_t count) {
   const ArenaPtr arena = make_arena();
-  const auto model = whole_model(job, kVocab);
+  const auto model = full_model(job, kVocab);
   model->materialize(static_cast<uint64_t>(job.optim.seed), arena, DType::float64, DType::float64);
-  const Sequences sequences = sequences_of(job);
+  const Sequences sequences = make_sequences(job);
   double sum = 0;
   const double scale = 1.0 / static_cast<double>(count * kContext);
   for (int64_t row = first; row < first + count; ++row) {
@@ -189,19 +189,19 @@ Values rows_alone(const Job& job, int64_t step, int64_t first, int64_t count) {
 Values one_rank(Job job, int64_t step) {
   job.plan = {.threads_per_rank = 1};
   Values out;
-  train(job, sequences_of(job), 0, [&](Trainer& trainer, Communicator&) {
+  train(job, make_sequences(job), 0, [&](Trainer& trainer, Communicator&) {
     trainer.set_done(step, step);
-    const double loss = trainer.compute_gradients(Wish::none).loss;
+    const double loss = trainer.compute_gradients(StepRequest::none).loss;
     out = seen(loss, trainer.strategy().shards());
   });
   return out;
 }
 
 // By worker and clock.
-std::vector<std::vector<Values>> workers_of(const Job& job) {
+std::vector<std::vector<Values>> worker_values(const Job& job) {
   std::vector<std::vector<Values>> out(static_cast<size_t>(job.plan.dp));
   launch(launch_options(job.plan), [&](Communicator& world) {
-    AsyncTrainer trainer(job, sequences_of(job), world);
+    AsyncTrainer trainer(job, make_sequences(job), world);
     for (int64_t clock = 0; clock < job.optim.steps; ++clock) {
       const double loss = trainer.worker_step(world.rank(), clock);
       out[static_cast<size_t>(world.rank())].push_back(seen(loss, trainer.server().units()));
@@ -215,9 +215,9 @@ using AsyncWorkers = test::OneThread;
 TEST_F(AsyncWorkers, ComputeTheirOwnRowsOfEachStep) {
   for (const int64_t ranks : {1, 2, 3})
     for (const int64_t microbatches : {1, 2}) {
-      const Job job = job_of(ranks, microbatches);
+      const Job job = make_job(ranks, microbatches);
       check(job);
-      const std::vector<std::vector<Values>> found = workers_of(job);
+      const std::vector<std::vector<Values>> found = worker_values(job);
       const int64_t rows = job.optim.batch / ranks;
       for (int64_t step = 0; step < job.optim.steps; ++step) {
         const std::string at = std::to_string(ranks) + " ranks, step " + std::to_string(step);
@@ -238,11 +238,11 @@ TEST_F(AsyncWorkers, ComputeTheirOwnRowsOfEachStep) {
 
 // A run as it comes, with what it loads written down: each row of each step once, by the worker that it belongs to.
 TEST_F(AsyncWorkers, LoadEachRowOfARunOnce) {
-  const Job job = job_of(3, 2);
+  const Job job = make_job(3, 2);
   std::mutex one_at_a_time;
   std::map<std::pair<int64_t, int64_t>, std::vector<int>> loaded;  // ranks, by step and row
   launch(launch_options(job.plan), [&](Communicator& world) {
-    Sequences sequences = sequences_of(job);
+    Sequences sequences = make_sequences(job);
     sequences.load = [&, load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
       const std::lock_guard lock(one_at_a_time);
       for (int64_t row = first; row < first + count; ++row) loaded[{step, row}].push_back(world.rank());
@@ -290,7 +290,7 @@ class ValidationTest : public testing::Test {
     for (const int64_t size : kSizes) splits_.push_back(TokenFile::of_tokens(drawn_tokens(size), kVocab, "drawn"));
   }
 
-  static Job job_of(const Plan& plan, int64_t batch) {
+  static Job make_job(const Plan& plan, int64_t batch) {
     Job job{.model = {.layers = 4, .heads = 4, .channels = 16, .context = kContext, .vocab = kVocab, .dropout = 0.4},
             .optim = {.warmup = 0, .steps = 0, .batch = batch, .dtype = DType::float64},
             .plan = plan};
@@ -306,7 +306,7 @@ class ValidationTest : public testing::Test {
     const ArenaPtr arena = make_arena();
     model->materialize(1, arena, DType::float64, DType::float64);
     const Values values = drawn_values(*model);
-    read_values(model->units(), source_of(values));
+    read_values(model->units(), make_source(values));
     std::vector<double> out;
     for (const int64_t size : kSizes)
       out.push_back(test::direct_loss(*model, drawn_tokens(size), arena,
@@ -316,21 +316,21 @@ class ValidationTest : public testing::Test {
 
   // On each rank and for each split.
   std::vector<std::vector<double>> found(const Job& job) const {
-    const Values values = drawn_values(*whole_model(job, kVocab));
+    const Values values = drawn_values(*full_model(job, kVocab));
     std::vector<std::vector<double>> out(static_cast<size_t>(job.plan.ranks()));
     launch(launch_options(job.plan), [&](Communicator& world) {
-      const Sequences sequences = counted_sequences(kVocab, kContext, job.optim.batch, 1);
+      const Sequences sequences = synthetic_sequences(kVocab, kContext, job.optim.batch, 1);
       const auto each = [&](auto& trainer) {
         for (const TokenFile& split : splits_)
           out[static_cast<size_t>(world.rank())].push_back(*trainer.mean_loss(split, {}));
       };
       if (job.plan.dp_mode == DataMode::ps_async) {
         AsyncTrainer trainer(job, sequences, world);
-        read_values(trainer.server().units(), source_of(values));
+        read_values(trainer.server().units(), make_source(values));
         return each(trainer);
       }
       Trainer trainer(job, sequences, world);
-      read_values(trainer.strategy().residents(), source_of(values));
+      read_values(trainer.strategy().resident_units(), make_source(values));
       each(trainer);
     });
     return out;
@@ -371,7 +371,7 @@ TEST_F(ValidationTest, IsTheMeanOverTheSplitUnderEveryAxis) {
       {{.dp = 2, .cp = 4, .cp_mode = ContextMode::ulysses}, 4},
       {{.pp = 2, .dp = 2, .cp = 2, .tp = 2, .sp = true, .zero = ZeroStage::three}, 6},
   };
-  for (const auto& [plan, batch] : plans) expect_direct(job_of(plan, batch));
+  for (const auto& [plan, batch] : plans) expect_direct(make_job(plan, batch));
 }
 
 TEST_F(ValidationTest, IsTheMeanOverTheSplitUnderRandomPlans) {
@@ -386,7 +386,7 @@ TEST_F(ValidationTest, IsTheMeanOverTheSplitUnderRandomPlans) {
     if (draw(2) == 1) plan.cp_mode = ContextMode::ulysses;
     plan.zero = static_cast<ZeroStage>(draw(4));
     if (plan.pp > 1 && draw(2) == 1) plan.schedule = ScheduleKind::zb_v;
-    Job job = job_of(plan, plan.dp * plan.microbatches * (1 + draw(5)));
+    Job job = make_job(plan, plan.dp * plan.microbatches * (1 + draw(5)));
     job.model.family = draw(2) == 1 ? Family::llama : Family::gpt2;
     job.model.tied = draw(2) == 1;
     job.optim.document_mask = draw(2) == 1;
@@ -398,7 +398,7 @@ TEST_F(ValidationTest, IsTheMeanOverTheSplitUnderRandomPlans) {
 TEST_F(ValidationTest, IsTheMeanOverTheSplitOnGpus) {
   if (!kWithCuda) GTEST_SKIP() << "a build without CUDA";
   for (const Plan& plan : {Plan{.dp = 2}, Plan{.dp = 2, .cp = 2, .zero = ZeroStage::three}, Plan{.pp = 2, .tp = 2}}) {
-    Job job = job_of(plan, 6);
+    Job job = make_job(plan, 6);
     job.plan.device = Device::cuda;
     job.plan.deterministic = true;
     job.optim.document_mask = plan.cp > 1;

@@ -53,7 +53,7 @@ std::vector<int64_t> live(const ArenaPtr& arena) {
   return out;
 }
 
-Job job_of(const Plan& plan) {
+Job make_job(const Plan& plan) {
   Job job{.model = {.layers = 4, .heads = 4, .channels = 16, .context = kContext, .vocab = kVocab, .dropout = 0.1},
           .optim = {.lr = 0.01, .warmup = 1, .steps = kLate, .batch = 2 * plan.dp * plan.microbatches},
           .plan = plan};
@@ -118,7 +118,7 @@ const std::vector<Plan> kPlans = {
 };
 
 TEST_F(Growth, OfLiveBytesIsNoneUnderEveryStrategy) {
-  for (const Plan& plan : kPlans) expect_steady(job_of(plan));
+  for (const Plan& plan : kPlans) expect_steady(make_job(plan));
 }
 
 TEST_F(Growth, OfLiveBytesIsNoneUnderRandomPlans) {
@@ -133,7 +133,7 @@ TEST_F(Growth, OfLiveBytesIsNoneUnderRandomPlans) {
     if (draw(2) == 1) plan.cp_mode = ContextMode::ulysses;
     if (plan.pp > 1) plan.schedule = draw(2) == 1 ? ScheduleKind::zb_h1 : ScheduleKind::gpipe;
     plan.recompute = static_cast<Recompute>(draw(4));
-    Job job = job_of(plan);
+    Job job = make_job(plan);
     job.model.family = draw(2) == 1 ? Family::llama : Family::gpt2;
     job.model.tied = draw(2) == 1;
     job.optim.document_mask = draw(2) == 1;
@@ -148,7 +148,7 @@ TEST_F(Growth, OfLiveBytesIsNoneOnGpus) {
   for (Plan plan : {Plan{.microbatches = 2}, Plan{.dp = 2, .zero = ZeroStage::three}, Plan{.pp = 2, .cp = 2}}) {
     plan.device = Device::cuda;
     plan.deterministic = true;
-    Job job = job_of(plan);
+    Job job = make_job(plan);
     job.model.layers = job.model.heads = 2;
     job.model.channels = 8;
     expect_steady(job);
@@ -156,9 +156,9 @@ TEST_F(Growth, OfLiveBytesIsNoneOnGpus) {
 }
 
 TEST_F(Growth, OfLiveBytesIsNoneOfAsynchronousWorkers) {
-  const Job job = job_of({.dp = 3, .dp_mode = DataMode::ps_async, .servers = 2, .staleness = 1});
+  const Job job = make_job({.dp = 3, .dp_mode = DataMode::ps_async, .servers = 2, .staleness = 1});
   launch(launch_options(job.plan), [&](Communicator& world) {
-    AsyncTrainer trainer(job, counted_sequences(kVocab, kContext, job.optim.batch, 1), world);
+    AsyncTrainer trainer(job, synthetic_sequences(kVocab, kContext, job.optim.batch, 1), world);
     std::vector<int64_t> early;
     for (const int64_t steps : {kEarly, int64_t{9}, kLate}) {
       trainer.server().run(steps,
@@ -191,7 +191,7 @@ TEST_F(Growth, OfTheProcessIsNone) {
        {Plan{.microbatches = 2}, Plan{.dp = 2, .zero = ZeroStage::three}, Plan{.pp = 2, .tp = 2, .microbatches = 2},
         Plan{.cp = 2}, Plan{.dp = 2, .dp_mode = DataMode::ps_sync}}) {
     SCOPED_TRACE(to_text(plan));
-    const Job job = job_of(plan);
+    const Job job = make_job(plan);
     train(job, 0, [&](Trainer& trainer, Communicator& world) {
       Held first;
       for (int64_t step = 1; step <= kLast; ++step) {

@@ -71,7 +71,7 @@ TEST(Plan, IsReadFromWhatItWrites) {
 
 void expect_field(const std::function<void()>& f, const std::string& field, const std::string& words) {
   EXPECT_THROW(f(), FieldError);
-  EXPECT_TRUE(error_of(f).starts_with("`" + field + "`: ")) << error_of(f);
+  EXPECT_TRUE(error_message(f).starts_with("`" + field + "`: ")) << error_message(f);
   expect_error(Status::usage, {words}, f);
 }
 
@@ -163,9 +163,9 @@ TEST(JobOfAllRanks, OnesThatDifferAreRefusedByField) {
       Job job = same;
       if (world.rank() == 1) change(job);
       if (job.plan.dp_mode == DataMode::ps_async)
-        const AsyncTrainer trainer(job, counted_sequences(5, 4, 4, 1), world);
+        const AsyncTrainer trainer(job, synthetic_sequences(5, 4, 4, 1), world);
       else
-        const Trainer trainer(job, counted_sequences(5, 4, 4, 1), world);
+        const Trainer trainer(job, synthetic_sequences(5, 4, 4, 1), world);
     };
     expect_error(Status::usage, {"ranks do not agree: " + words}, [&] { launch({.ranks = 2, .timeout_s = 20}, made); });
   };
@@ -186,7 +186,7 @@ Job small_job() {
   return job;
 }
 
-ExpertLoad load_of(const Job& job) {
+ExpertLoad expert_load(const Job& job) {
   ExpertLoad out;
   train(job, 2, [&](Trainer& trainer, Communicator& world) {
     const ExpertLoad found = expert_load(trainer);
@@ -198,22 +198,22 @@ ExpertLoad load_of(const Job& job) {
 
 TEST(TrainedExperts, LoadIsThatOfAllRanks) {
   Job job = small_job();
-  const ExpertLoad one = load_of(job);
+  const ExpertLoad one = expert_load(job);
   ASSERT_EQ(one.rows.size(), 3U);
   for (const std::vector<int64_t>& layer : one.rows)
     EXPECT_EQ(std::accumulate(layer.begin(), layer.end(), int64_t{0}), 2 * 8 * 10 * 2);
   EXPECT_EQ(one.dropped, 0);
   job.plan.dp = 4, job.plan.ep = 2, job.plan.pp = 3;
-  EXPECT_EQ(load_of(job).rows, one.rows);
+  EXPECT_EQ(expert_load(job).rows, one.rows);
   job.plan = {.dp = 2, .ep = 2, .microbatches = 2, .recompute = Recompute::block, .threads_per_rank = 1, .timeout = 20};
   job.model.recompute = Recompute::block;
-  EXPECT_EQ(load_of(job).rows, one.rows);
+  EXPECT_EQ(expert_load(job).rows, one.rows);
   job.model.recompute = Recompute::none;
   job.plan = {.dp = 2, .tp = 2, .ep = 2, .sp = true, .threads_per_rank = 1, .timeout = 20};
-  EXPECT_EQ(load_of(job).rows, one.rows);  // in fp32 these tokens are not near enough to any border
+  EXPECT_EQ(expert_load(job).rows, one.rows);  // in fp32 these tokens are not near enough to any border
   job.plan = {.dp = 2, .ep = 2, .microbatches = 2, .threads_per_rank = 1, .timeout = 20};
   job.model.experts.capacity = 0.5;
-  const ExpertLoad dropped = load_of(job);
+  const ExpertLoad dropped = expert_load(job);
   EXPECT_GT(dropped.dropped, 0);
   int64_t all = dropped.dropped;
   for (const std::vector<int64_t>& layer : dropped.rows) all += std::accumulate(layer.begin(), layer.end(), int64_t{0});
@@ -225,11 +225,11 @@ TEST(TrainedExperts, ACapacityIsOneOfWholeSequences) {
   Job job = small_job();
   job.model.context = 12;
   job.model.experts.capacity = 0.6;
-  const ExpertLoad one = load_of(job);
+  const ExpertLoad one = expert_load(job);
   EXPECT_GT(one.dropped, 0);
   for (const ContextMode mode : {ContextMode::ring, ContextMode::ulysses}) {
     job.plan = {.dp = 2, .cp = 2, .ep = 4, .cp_mode = mode, .threads_per_rank = 1, .timeout = 20};
-    const ExpertLoad many = load_of(job);
+    const ExpertLoad many = expert_load(job);
     EXPECT_EQ(many.rows, one.rows);
     EXPECT_EQ(many.dropped, one.dropped);
   }
@@ -247,7 +247,7 @@ TEST(TrainedExperts, WhatIsNotBuiltIsRefusedByName) {
     Job job = small_job();
     job.plan.dp = job.plan.ep = 2;
     change(job);
-    const std::string found = error_of([&] { check(job); });
+    const std::string found = error_message([&] { check(job); });
     EXPECT_TRUE(found.starts_with(words)) << found << ", expected " << words;
   };
   const std::string nothing = "nothing was thrown";
@@ -303,13 +303,13 @@ Job small_job(const Plan& plan) {
 // Runs two steps; then rank `rank` spoils one number of what it holds, and the ranks compare.
 std::string compared(const Job& job, int rank, const std::string& tensor) {
   const auto spoil = [&](Trainer& trainer, Communicator& world) {
-    for (const HeldPart& h : held_between_steps(trainer))
+    for (const TensorSlice& h : held_between_steps(trainer))
       if (world.rank() == rank && h.name == tensor) h.part.data<float>()[0] += 1e-3F;
     const OpCounts before = world.counts();
     check_replicas(trainer);
     EXPECT_EQ(world.counts(), before);
   };
-  return error_of([&] { train(job, job.optim.steps, spoil); }, Status::communication);
+  return error_message([&] { train(job, job.optim.steps, spoil); }, Status::communication);
 }
 
 TEST(CheckReplicas, EqualCopiesPassUnderEveryAxis) {
@@ -356,22 +356,22 @@ TEST(FirstNotFinite, IsFoundAnywhere) {
 // A rank is called a straggler where it clearly is one.
 
 TEST(Straggler, IsTheOneThatStandsOutOrNobody) {
-  const auto late = straggler_of({0.5, 12, 0.5, 1}, 10);  // three ranks waited 12 s in 10 s each
+  const auto late = find_straggler({0.5, 12, 0.5, 1}, 10);  // three ranks waited 12 s in 10 s each
   ASSERT_TRUE(late);
   EXPECT_EQ(late->rank, 1);
   EXPECT_DOUBLE_EQ(late->share, 0.4);
-  EXPECT_TRUE(straggler_of({0.1, 2.5}, 10));
-  EXPECT_FALSE(straggler_of({0.5, 5.9, 0.5, 1}, 10));  // less than a fifth of 30 s
-  EXPECT_FALSE(straggler_of({8, 12, 7, 8}, 10));       // not twice the others' mean
-  EXPECT_FALSE(straggler_of({0, 1.5}, 1.9));           // too short a run to say
-  EXPECT_FALSE(straggler_of({0}, 10));
+  EXPECT_TRUE(find_straggler({0.1, 2.5}, 10));
+  EXPECT_FALSE(find_straggler({0.5, 5.9, 0.5, 1}, 10));  // less than a fifth of 30 s
+  EXPECT_FALSE(find_straggler({8, 12, 7, 8}, 10));       // not twice the others' mean
+  EXPECT_FALSE(find_straggler({0, 1.5}, 1.9));           // too short a run to say
+  EXPECT_FALSE(find_straggler({0}, 10));
   // One unit on either side of each limit: 6 s are a fifth of 30 s, 6 s are twice 3 s, and 2 s are enough.
   for (const double more : {-0.001, 0.0, 0.001}) {
-    EXPECT_EQ(straggler_of({0, 6 + more, 0, 0}, 10).has_value(), more >= 0) << more;
-    EXPECT_EQ(straggler_of({3, 6 + more, 3, 3}, 9).has_value(), more >= 0) << more;
-    EXPECT_EQ(straggler_of({0, 1}, 2 + more).has_value(), more >= 0) << more;
+    EXPECT_EQ(find_straggler({0, 6 + more, 0, 0}, 10).has_value(), more >= 0) << more;
+    EXPECT_EQ(find_straggler({3, 6 + more, 3, 3}, 9).has_value(), more >= 0) << more;
+    EXPECT_EQ(find_straggler({0, 1}, 2 + more).has_value(), more >= 0) << more;
   }
-  EXPECT_FALSE(straggler_of({}, 10));
+  EXPECT_FALSE(find_straggler({}, 10));
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ std::unique_ptr<LanguageModel> drawn(const ModelConfig& config) {
   model->freeze();
   model->materialize(5, make_arena(), DType::float32, DType::float32);
   for (Parameter* p : model->parameters())
-    if (p->whole.rank() == 2) {
+    if (p->whole.ndim() == 2) {
       const Philox random = Philox::named(7, p->name);
       for (int64_t i = 0; i < p->whole.numel(); ++i)
         p->var.value().data<float>()[i] = static_cast<float>(0.15 * random.normal(static_cast<uint64_t>(i)));
@@ -40,7 +40,7 @@ TokenFile tokens() {
   return TokenFile::of_tokens(out, kVocab, "drawn");
 }
 
-std::vector<Linear*> linears_of(LanguageModel& model) {
+std::vector<Linear*> linear_layers(LanguageModel& model) {
   std::vector<Linear*> out;
   for (int64_t i = 0; i < model.config.layers; ++i)
     for (Linear* l : model.layer(i).all<Linear>()) out.push_back(l);
@@ -62,7 +62,7 @@ TEST(QuantizeLayers, EachSeesWhatTheRoundedOnesBeforeItMake) {
   for (const ModelConfig& config : {kLlama, kGpt2}) {
     const auto model = drawn(config);
     std::map<std::string, Tensor> before;
-    for (Linear* l : linears_of(*model)) before[l->parameter(l->weight).name] = l->weight.value().clone();
+    for (Linear* l : linear_layers(*model)) before[l->parameter(l->weight).name] = l->weight.value().clone();
     std::vector<std::string> heard;
     const std::vector<QuantizedWeight> made =
         quantize_layers(*model, &windows, {.group = 16, .at_once = 2}, [&](const auto& w) { heard.push_back(w.name); });
@@ -70,14 +70,14 @@ TEST(QuantizeLayers, EachSeesWhatTheRoundedOnesBeforeItMake) {
     EXPECT_EQ(heard.front(), "blocks.0.attn.qkv.weight");
     EXPECT_EQ(heard.back(), "blocks.1.mlp.down.weight");
     for (size_t i = 0; i < made.size(); ++i) {
-      Linear& l = *linears_of(*model)[i];
+      Linear& l = *linear_layers(*model)[i];
       std::vector<float> decoded(static_cast<size_t>(l.weight.value().numel()));
       made[i].matrix.decode(0, decoded);
       EXPECT_EQ(l.weight.value().to_vector<float>(), decoded) << made[i].name;
       // The inputs are measured in the model as it is now: those of a layer depend on the layers before it alone.
       InputSquares inputs(l.weight.dim(1));
       int64_t most = 5;  // the last window has as many targets
-      l.set_product([&](const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
+      l.set_matmul([&](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
         const Tensor rows = x.value().flat_rows();
         inputs.add(rows.narrow(0, 0, std::min(rows.dim(0), most)));
         return linear(x, w, b, packs);
@@ -85,7 +85,7 @@ TEST(QuantizeLayers, EachSeesWhatTheRoundedOnesBeforeItMake) {
       hidden(*model, windows, 5, 1);
       most = 5 * kContext;
       hidden(*model, windows);
-      l.set_product({});
+      l.set_matmul({});
       const double error = output_error(before.at(made[i].name), made[i].matrix, inputs);
       EXPECT_NEAR(error, made[i].error, 1e-4 * error) << made[i].name;
       EXPECT_GT(error, 0);

@@ -22,7 +22,7 @@ Job small_job(const Plan& plan, int64_t batch = 24) {
 }
 
 struct Peak {
-  HeldBytes held;
+  MemoryByCategory held;
   int64_t total = 0;
 };
 
@@ -123,7 +123,7 @@ TEST(RankMemory, OfTheCpRankThatHasMost) {
 TEST(RankMemory, SumsByHand) {
   const int64_t parameters = 200 * 64 + 64 * 64 + 4 * (12 * 64 * 64 + 13 * 64) + 2 * 64;
   const RankMemory one = memory_of_ranks(small_job({})).at(0);
-  EXPECT_EQ(one.held, (HeldBytes{4 * parameters, 4 * parameters, 8 * parameters}));
+  EXPECT_EQ(one.held, (MemoryByCategory{4 * parameters, 4 * parameters, 8 * parameters}));
   EXPECT_EQ(one.communication, 0);
   // An activation of 24 sequences; a layer keeps sixteen and the head's logits come on top.
   const int64_t activation = 24 * 64 * 64 * 4, logits = 24 * 64 * 200 * 4;
@@ -134,7 +134,7 @@ TEST(RankMemory, SumsByHand) {
       memory_of_ranks(small_job({.dp = 2, .dp_mode = DataMode::ps_async, .servers = 1}));
   EXPECT_GE(async[0].held.parameters, 2 * 4 * parameters);
   EXPECT_LT(async[0].held.parameters, 2 * 4 * parameters + 4 * 256 * 8);
-  EXPECT_EQ(async[1].held, (HeldBytes{4 * parameters, 4 * parameters, 0}));
+  EXPECT_EQ(async[1].held, (MemoryByCategory{4 * parameters, 4 * parameters, 0}));
 }
 
 // Llama 3 8B in bf16 on 64 sequences of 8192 tokens: more than any machine has.
@@ -245,7 +245,7 @@ TEST_F(MemoryLimits, AreWhatTheAddressSpaceLeaves) {
   EXPECT_LT(limit(4000000, 1).bytes, 4000000 - 100 * sysconf(_SC_PAGESIZE));
 }
 
-int64_t total_of(const Job& job) {
+int64_t total_tokens(const Job& job) {
   int64_t sum = 0;
   for (const RankMemory& r : memory_of_ranks(job)) sum += r.total();
   return sum;
@@ -254,7 +254,7 @@ int64_t total_of(const Job& job) {
 // One byte less than all ranks hold is refused, and what is said to fit does.
 TEST(MemoryCheck, RefusesByTheByteAndSaysWhatFits) {
   const Job job = small_job({.dp = 2}, 48);
-  const int64_t needed = total_of(job);
+  const int64_t needed = total_tokens(job);
   EXPECT_FALSE(memory_refusal(job, {.ranks = 2}, {needed, "a test leaves"}));
   EXPECT_TRUE(memory_refusal(job, {.ranks = 2}, {needed - 1, "a test leaves"}));
   for (const double share : {0.999, 0.5, 0.2}) {
@@ -272,7 +272,7 @@ TEST(MemoryCheck, RefusesByTheByteAndSaysWhatFits) {
     const auto total = [&](int64_t microbatches, int64_t batch) {
       Job other = job;
       other.plan.microbatches = microbatches, other.optim.batch = batch;
-      return total_of(other);
+      return total_tokens(other);
     };
     const int64_t microbatches = said("`microbatches"), batch = said("`batch");
     EXPECT_LE(total(microbatches, 48), most);
@@ -296,7 +296,7 @@ TEST(MemoryCheck, LeastMemoryIsRefusedByTheByte) {
 
 TEST(MemoryCheck, CountsTheRanksOfThisHostAndWhatIsBesides) {
   const Job job = small_job({.dp = 2}, 48);
-  const int64_t one = total_of(job) / 2;
+  const int64_t one = total_tokens(job) / 2;
   EXPECT_FALSE(memory_refusal(job, {.first = 1, .ranks = 1}, {one, "a test leaves"}));
   EXPECT_TRUE(memory_refusal(job, {.ranks = 2}, {one, "a test leaves"}));
   const auto refusal = memory_refusal(job, {.ranks = 1, .more = 1, .more_is = "a crumb"}, {one, "a test leaves"});

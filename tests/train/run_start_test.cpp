@@ -53,7 +53,7 @@ using Weights = std::map<std::string, std::vector<float>>;
 // Weights far from every initial one, by name, so that a run that ignores them has another loss.
 Weights source_weights(const Job& job) {
   Weights out;
-  const std::unique_ptr<LanguageModel> model = whole_model(job, kVocab);
+  const std::unique_ptr<LanguageModel> model = full_model(job, kVocab);
   for (Parameter* p : model->parameters()) {
     const Philox random = Philox::named(7, p->name);
     std::vector<float>& values = out[p->name];
@@ -65,12 +65,12 @@ Weights source_weights(const Job& job) {
 
 // Serves the weights in the dtype that is asked for, as a checkpoint of another dtype is read. What they do not name,
 // adapters of a model that had none, keeps its first values.
-WholeTensors reader_for(const Weights& weights) {
+FullTensors reader_for(const Weights& weights) {
   return [&weights](const std::string& name, DType dtype, const Shape&) -> TensorReader {
     const auto found = weights.find(name);
     if (found == weights.end()) return {};
     return [&values = found->second, dtype](int64_t begin, std::span<std::byte> to) {
-      for (size_t i = 0; i < to.size() / static_cast<size_t>(size_of(dtype)); ++i) {
+      for (size_t i = 0; i < to.size() / static_cast<size_t>(element_size(dtype)); ++i) {
         const float value = values[static_cast<size_t>(begin) + i];
         if (dtype == DType::bfloat16)
           reinterpret_cast<bfloat16*>(to.data())[i] = bfloat16(value);
@@ -81,7 +81,7 @@ WholeTensors reader_for(const Weights& weights) {
   };
 }
 
-Sequences counted() { return counted_sequences(kVocab, kContext, kBatch, 1); }
+Sequences counted() { return synthetic_sequences(kVocab, kContext, kBatch, 1); }
 
 // Losses of rank 0: of a split before any step, of the first step's batch, and of the split after steps with a learning
 // rate of 0, as many as DiLoCo makes between two outer steps.
@@ -109,7 +109,7 @@ Losses run_losses(const Job& job, const Weights* weights, const Sequences& seque
       here = asynchronous(trainer, weights, world);
     } else {
       Trainer trainer(job, sequences, world);
-      if (weights) begin_with(trainer.strategy().residents(), trainer.optimizer(), reader_for(*weights));
+      if (weights) begin_with(trainer.strategy().resident_units(), trainer.optimizer(), reader_for(*weights));
       here.loaded = trainer.mean_loss(split);
       here.first = trainer.step().loss;
       while (trainer.steps_done() < job.plan.sync_every) trainer.step();
@@ -182,7 +182,7 @@ TEST_F(RunStart, LoadedWeightsStayThroughAStepOfLearningRateZero) {
   for (const Precision precision : {Precision{}, {DType::bfloat16, DType::float32}, {DType::bfloat16, DType::bfloat16}})
     for (const char* optimizer : {"sgd", "adam", "adamw", "muon"})
       for_each_start(
-          fmt::format("{} {}/{}", optimizer, name_of(precision.dtype), name_of(precision.state)), refused,
+          fmt::format("{} {}/{}", optimizer, to_string(precision.dtype), to_string(precision.state)), refused,
           [&](const Plan& plan) {
             return start_job(plan, *value_named<OptimizerKind>(kOptimizerNames, optimizer), precision);
           },
@@ -240,8 +240,8 @@ void expect_resumes(const Job& from, const Job& under) {
     if (world.rank() == 0) losses[0] = loss;
   });
   train(under, 0, [&](Trainer& trainer, Communicator& world) {
-    read_values(trainer.strategy().residents(), source_of(saved));
-    read_state(trainer, source_of(saved));
+    read_values(trainer.strategy().resident_units(), make_source(saved));
+    read_state(trainer, make_source(saved));
     trainer.set_done(2, 2);
     save(trainer, read);
     const double loaded = trainer.mean_loss(split);
@@ -279,7 +279,7 @@ TEST_F(RunStart, AnotherPlanResumesWithEveryByte) {
 }
 
 // Rows that are no windows of one file: packed examples whose prompts are no targets, a mixture, documents.
-Sequences rows_of(const std::string& kind) {
+Sequences make_rows(const std::string& kind) {
   if (kind == "documents") return counted();
   static const Dataset mixture = [] {
     std::vector<Dataset> parts(2);
@@ -299,7 +299,7 @@ Sequences rows_of(const std::string& kind) {
     out.tokenizer = mixture.tokenizer, out.table = kVocab;
     return out;
   }();
-  Sequences out = sequences_of(kind == "examples" ? examples : mixture, kContext, kBatch, 1);
+  Sequences out = make_sequences(kind == "examples" ? examples : mixture, kContext, kBatch, 1);
   out.document_end = 0;  // of the split
   return out;
 }
@@ -307,7 +307,7 @@ Sequences rows_of(const std::string& kind) {
 // The mean over the trained targets of the first batch by a model that knows no plan, with each document alone.
 double direct_loss(const Job& job, const Weights& weights, const Sequences& rows) {
   const ArenaPtr arena = make_arena();
-  const std::unique_ptr<LanguageModel> model = whole_model(job, kVocab);
+  const std::unique_ptr<LanguageModel> model = full_model(job, kVocab);
   model->materialize(1, arena, DType::float32, DType::float32);
   read_values(model->units(), reader_for(weights));
   std::array<int32_t, kBatch * kContext> ids{}, targets{}, starts{};
@@ -335,7 +335,7 @@ double direct_loss(const Job& job, const Weights& weights, const Sequences& rows
 TEST_F(RunStart, FirstLossIsTheMeanOverTrainedTargets) {
   Refusals refused;
   for (const std::string kind : {"examples", "mixture", "documents"}) {
-    const Sequences rows = rows_of(kind);
+    const Sequences rows = make_rows(kind);
     for_each_start(
         kind, refused,
         [&](const Plan& plan) {

@@ -15,8 +15,8 @@ File run(const Job& job, int64_t to, const File* start = nullptr, int64_t from =
   File end;
   train(job, 0, [&](Trainer& trainer, Communicator&) {
     if (start) {
-      read_values(trainer.strategy().residents(), source_of(*start));
-      read_state(trainer, source_of(*start));
+      read_values(trainer.strategy().resident_units(), make_source(*start));
+      read_state(trainer, make_source(*start));
       trainer.set_done(from, from);
     }
     for (int64_t i = from; i < to; ++i) trainer.step();
@@ -26,7 +26,7 @@ File run(const Job& job, int64_t to, const File* start = nullptr, int64_t from =
 }
 
 // After all steps of the job under a plan.
-File file_of(Job job, Plan plan) {
+File train_to_file(Job job, Plan plan) {
   plan.threads_per_rank = 1;
   job.plan = plan;
   check(job);
@@ -63,7 +63,7 @@ TEST(SameFile, OfOneRank) {
     if (plan.dp_mode == DataMode::ddp)
       plan.zero = draw.of({ZeroStage::none, ZeroStage::one, ZeroStage::two, ZeroStage::three});
     const Plan one{.tie_copies = plan.pp > 1, .microbatches = parts};
-    EXPECT_TRUE(file_of(job, plan) == file_of(job, one)) << trial << ": " << to_text(plan);
+    EXPECT_TRUE(train_to_file(job, plan) == train_to_file(job, one)) << trial << ": " << to_text(plan);
   }
 }
 
@@ -77,7 +77,7 @@ TEST(SameFile, OfRanksWithMicrobatches) {
     const auto with = [&](DataMode mode, ZeroStage zero) {
       plan.dp_mode = mode;
       plan.zero = zero;
-      return file_of(job, plan);
+      return train_to_file(job, plan);
     };
     const File once = with(DataMode::ddp, ZeroStage::none), each = with(DataMode::ddp, ZeroStage::two);
     EXPECT_TRUE(with(DataMode::ddp, ZeroStage::one) == once) << trial;
@@ -92,12 +92,12 @@ TEST(SameFile, OfRanksWithMicrobatches) {
 TEST(SameFile, OfATiedWeightTakesTheOption) {
   const Job job{.model = {.layers = 2, .heads = 2, .channels = 16, .context = 8, .vocab = 37},
                 .optim = {.lr = 0.02, .warmup = 1, .steps = 4, .batch = 12}};
-  const File pipeline = file_of(job, {.pp = 2, .microbatches = 3});
-  EXPECT_TRUE(file_of(job, {.tie_copies = true, .microbatches = 3}) == pipeline);
-  EXPECT_FALSE(file_of(job, {.microbatches = 3}) == pipeline);
+  const File pipeline = train_to_file(job, {.pp = 2, .microbatches = 3});
+  EXPECT_TRUE(train_to_file(job, {.tie_copies = true, .microbatches = 3}) == pipeline);
+  EXPECT_FALSE(train_to_file(job, {.microbatches = 3}) == pipeline);
   Job untied = job;
   untied.model.tied = false;
-  EXPECT_TRUE(file_of(untied, {.microbatches = 3}) == file_of(untied, {.pp = 2, .microbatches = 3}));
+  EXPECT_TRUE(train_to_file(untied, {.microbatches = 3}) == train_to_file(untied, {.pp = 2, .microbatches = 3}));
 }
 
 // A run whose state is read back goes on with the same bits: in the middle of steps that ranks make alone, and of Muon
@@ -162,7 +162,7 @@ void expect_loss_of_what_is_in_common(Job job) {
   EXPECT_FALSE(changed);
   job.plan = {.device = job.plan.device, .threads_per_rank = 1};
   train(job, 0, [&](Trainer& trainer, Communicator&) {
-    read_values(trainer.strategy().residents(), source_of(saved));
+    read_values(trainer.strategy().resident_units(), make_source(saved));
     expected = trainer.mean_loss(tokens);
   });
   EXPECT_NEAR(found, expected, 1e-6 * expected);
@@ -219,9 +219,9 @@ TEST_F(ReplicasResumeGpu, ALossBetweenOuterStepsIsThatOfWhatRanksHaveInCommon) {
 
 namespace fs = std::filesystem;
 
-std::vector<SavedPart> parts_of(const std::vector<HeldPart>& held) {
+std::vector<SavedPart> saved_parts(const std::vector<TensorSlice>& held) {
   std::vector<SavedPart> out;
-  for (const HeldPart& h : held) {
+  for (const TensorSlice& h : held) {
     out.push_back({h.name, h.parameter->whole, h.parameter->shard, h.begin, h.part.numel()});
     out.back().shard.axis.clear();
   }
@@ -229,23 +229,23 @@ std::vector<SavedPart> parts_of(const std::vector<HeldPart>& held) {
 }
 
 // In the order of names, since a rank's optimizer lists kinds before units.
-std::string text_of(std::vector<SavedPart> parts) {
+std::string to_string(std::vector<SavedPart> parts) {
   std::ranges::sort(parts, {}, &SavedPart::name);
   std::string out;
   for (const SavedPart& p : parts) out += describe_parts({p}) + " " + std::to_string(p.count) + "\n";
   return out;
 }
 
-void write_part(const fs::path& file, const std::vector<HeldPart>& held) {
+void write_part(const fs::path& file, const std::vector<TensorSlice>& held) {
   std::vector<TensorBytes> tensors;
-  for (const HeldPart& h : held) tensors.push_back(bytes_of(h.name, h.part));
-  write_safetensors(file, tensors, {{"parts", describe_parts(parts_of(held))}});
+  for (const TensorSlice& h : held) tensors.push_back(as_bytes(h.name, h.part));
+  write_safetensors(file, tensors, {{"parts", describe_parts(saved_parts(held))}});
 }
 
 void expect_whole(const SavedTensors& saved, const std::vector<NamedTensor>& tensors, test::Draw& draw) {
   ASSERT_EQ(saved.all().size(), tensors.size());
   for (const NamedTensor& t : tensors) {
-    const int64_t element = size_of(t.tensor.dtype()), begin = draw.between(0, t.tensor.numel() - 1),
+    const int64_t element = element_size(t.tensor.dtype()), begin = draw.between(0, t.tensor.numel() - 1),
                   count = draw.between(1, t.tensor.numel() - begin);
     std::vector<std::byte> read(static_cast<size_t>(count * element));
     saved.tensors()(t.name, t.tensor.dtype(), t.tensor.shape())(begin, read);
@@ -303,16 +303,16 @@ TEST_F(SavedTensorsTest, ALayoutSaysWhatItsRanksHoldAndPartsReadBackToTheWhole) 
     std::vector<NamedTensor> whole, whole_of_state;
     train(job, 1, [&](Trainer& trainer, Communicator& world) {
       const auto rank = static_cast<size_t>(world.rank());
-      const std::vector<HeldPart> mine = own_values(trainer), mine_of_state = own_state(trainer);
-      held[rank] = text_of(parts_of(mine)), held_state[rank] = text_of(parts_of(mine_of_state));
+      const std::vector<TensorSlice> mine = own_values(trainer), mine_of_state = own_state(trainer);
+      held[rank] = to_string(saved_parts(mine)), held_state[rank] = to_string(saved_parts(mine_of_state));
       write_part(path(part_name("model", rank, values.size())), mine);
       write_part(path(part_name("optimizer", rank, values.size())), mine_of_state);
       std::vector<NamedTensor> all = whole_values(trainer), all_of_state = whole_states(trainer);
       if (rank == 0) whole = std::move(all), whole_of_state = std::move(all_of_state);
     });
     for (size_t r = 0; r < values.size(); ++r) {
-      EXPECT_EQ(text_of(values[r]), held[r]) << "rank " << r;
-      EXPECT_EQ(text_of(state[r]), held_state[r]) << "rank " << r;
+      EXPECT_EQ(to_string(values[r]), held[r]) << "rank " << r;
+      EXPECT_EQ(to_string(state[r]), held_state[r]) << "rank " << r;
     }
     expect_whole(SavedTensors(path(""), "model"), whole, draw);
     expect_whole(SavedTensors(path(""), "optimizer"), whole_of_state, draw);

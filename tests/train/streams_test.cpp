@@ -90,8 +90,8 @@ Streams masks(Plan plan, int64_t seed) {
   job.make = [&](const ModelConfig& config) {
     std::unique_ptr<LanguageModel> made = make_model(config);
     for (Attention* layer : made->all<Attention>())
-      layer->set_core([&look, layer, model = made.get()](const Var& x, const Heads& h, const AttentionOptions& o) {
-        if (layer->step().training && !cpu::Idle::here()) look(*model, *layer, o, x.value());
+      layer->set_attention([&look, layer, model = made.get()](const Var& x, const Heads& h, const AttentionOptions& o) {
+        if (layer->step().training && !cpu::DryRun::here()) look(*model, *layer, o, x.value());
         return packed_attention(x, h, o);
       });
     return made;
@@ -186,7 +186,7 @@ TEST(RandomStreams, DataAndTextsHaveTheirOwn) {
   const Dataset rows = load_examples(folder.path() / "rows.jsonl", {.name = "bytes"}, {.context = kContext});
   Streams all;
   for (const uint64_t seed : {1U, 2U}) {
-    const auto of = [&](const Dataset& d, bool shuffle) { return sequences_of(d, kContext, kBatch, seed, shuffle); };
+    const auto of = [&](const Dataset& d, bool shuffle) { return make_sequences(d, kContext, kBatch, seed, shuffle); };
     std::vector<Dataset> sources;
     for (const int32_t begin : {0, kTokens}) sources.push_back(windows(begin));
     const Sequences both = of(mixed({{"a", 1}, {"b", 1}}, std::move(sources)), false);
@@ -201,7 +201,7 @@ TEST(RandomStreams, DataAndTextsHaveTheirOwn) {
     const Values anywhere = firsts(of(windows(0), false), 0);
     EXPECT_GT(std::set<double>(anywhere.begin(), anywhere.end()).size(), 230U);  // 256 of 4,096: 248 are expected
     all.add(fmt::format("{} anywhere", seed), anywhere, kTokens / 2);
-    all.add(fmt::format("{} synthetic", seed), firsts(counted_sequences(64, kContext, kBatch, seed), 0), 31);
+    all.add(fmt::format("{} synthetic", seed), firsts(synthetic_sequences(64, kContext, kBatch, seed), 0), 31);
     const std::vector<Values> written = texts(seed, 1);
     EXPECT_EQ(texts(seed, 2), written);
     for (size_t i = 0; i < written.size(); ++i) all.add(fmt::format("{} text {}", seed, i), written[i], 31);

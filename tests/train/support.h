@@ -17,7 +17,7 @@ inline void train(const Job& job, const Sequences& sequences, int64_t steps,
 }
 
 inline void train(const Job& job, int64_t steps, const std::function<void(Trainer&, Communicator&)>& then) {
-  train(job, counted_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), steps, then);
+  train(job, synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch, 1), steps, then);
 }
 
 // Tokens below 37.
@@ -29,11 +29,11 @@ inline TokenFile squares(int32_t count) {
 
 // Tensors by name, for a trainer to read.
 template <class T>
-WholeTensors source_of(const std::map<std::string, std::vector<T>>& all) {
+FullTensors make_source(const std::map<std::string, std::vector<T>>& all) {
   return [&all](const std::string& name, DType dtype, const Shape&) {
     const auto found = all.find(name);
     if (found == all.end()) throw Error("nobody has saved " + name);
-    return reader_of(std::as_bytes(std::span(found->second)), dtype);
+    return make_reader(std::as_bytes(std::span(found->second)), dtype);
   };
 }
 
@@ -42,10 +42,10 @@ using File = std::map<std::string, std::vector<std::byte>>;
 inline void save(Trainer& trainer, File& file) {
   static std::mutex one_at_a_time;
   for (const auto& parts : {own_values(trainer), own_state(trainer)})
-    for (const HeldPart& h : parts) {
+    for (const TensorSlice& h : parts) {
       const std::lock_guard lock(one_at_a_time);
       const Tensor part = h.part.on_host().contiguous();
-      const int64_t element = size_of(part.dtype());
+      const int64_t element = element_size(part.dtype());
       std::vector<std::byte>& whole = file[h.name];
       whole.resize(static_cast<size_t>(h.parameter->stored().numel() * element));
       for_each_run(*h.parameter, h.begin, h.begin + part.numel(), [&](int64_t here, int64_t there, int64_t count) {

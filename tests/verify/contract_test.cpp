@@ -21,7 +21,7 @@ Sequences masked_sequences(const Job& job, bool packed = false) {
     const auto at = static_cast<uint64_t>(step * batch + s);
     return 1 + random.below(static_cast<uint64_t>(random.below(3, at) == 0 ? context : 2), at, 1);
   };
-  Sequences made = counted_sequences(job.model.vocab, context, batch, static_cast<uint64_t>(job.optim.seed));
+  Sequences made = synthetic_sequences(job.model.vocab, context, batch, static_cast<uint64_t>(job.optim.seed));
   made.load = [=, load = std::move(made.load)](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
     load(step, first, count, in, out);
     for (int64_t s = 0; s < count; ++s)
@@ -59,20 +59,20 @@ TrainOptions draw_plan(Draw& d) {
   o["microbatches"] = d.between(1, 3);
   o["batch"] = *o.ranks * o.plan.microbatches * d.between(1, 3);
   draw(d, o, "dropout=0|0.1|0.3 dtype=fp32|fp32|bf16|fp64");
-  o["grad_dtype"] = text_of(o.optim.dtype) == "bf16" ? d.of<const char*>({"fp32", "bf16"}) : "fp32";
+  o["grad_dtype"] = to_string(o.optim.dtype) == "bf16" ? d.of<const char*>({"fp32", "bf16"}) : "fp32";
   draw(
       d, o,
       "optimizer=sgd|adam|adamw momentum=0|0.9 clip=0|0.5|1 recompute=none|activation|activation+norm|attention|block");
   o["seed"] = d.between(0, 1 << 20);
-  o["lr"] = text_of(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
+  o["lr"] = to_string(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
   o["dp_mode"] = d.of<const char*>({"ddp", "ddp", "ddp", "ddp", "dataparallel", "ps-sync"});
-  if (text_of(o.plan.dp_mode) == "ddp")
+  if (to_string(o.plan.dp_mode) == "ddp")
     draw(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root bucket_mb=1e-6|0.001|0.01|4");
   o["offload"] = d.of<const char*>({"none", "none", "optimizer"});
-  if (text_of(o.plan.dp_mode) == "ps-sync") o["servers"] = d.between(1, *o.ranks);
+  if (to_string(o.plan.dp_mode) == "ps-sync") o["servers"] = d.between(1, *o.ranks);
   draw_family(d, o);
   draw_experts(d, o, *o.ranks);
-  if (text_of(o.optim.dtype) == "bf16") o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
+  if (to_string(o.optim.dtype) == "bf16") o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
   draw_replicas(d, o, *o.ranks);
   return o;
 }
@@ -99,7 +99,7 @@ TEST(Contract, CopiesOfATiedWeightAreSummedApart) {
         "layers=2 heads=2 channels=16 context=8 batch=8 steps=4 ranks=2 microbatches=2 tie_copies=true "
         "threads_per_rank=1");
     o["zero"] = zero;
-    EXPECT_TRUE(expect_passes(o).bitwise) << command_of(o);
+    EXPECT_TRUE(expect_passes(o).bitwise) << make_command(o);
   }
 }
 
@@ -108,7 +108,7 @@ TEST(Contract, CopiesOfATiedWeightAreSummedApart) {
 TEST(Contract, ParameterSkippedInTheSecondStepHasAGradientOfZero) {
   for (const char* words : {"zero=0", "zero=0 bucket_mb=1e-6", "zero=1", "zero=2", "zero=3", "dp_mode=dataparallel",
                             "dp_mode=ps-sync", "dp_mode=diloco sync_every=2", "zero=0 pp=2"}) {
-    Job job = job_of(small_plan(fmt::format("steps=4 dp=2 microbatches=2 batch=8 {}", words)));
+    Job job = make_job(small_plan(fmt::format("steps=4 dp=2 microbatches=2 batch=8 {}", words)));
     job.make = [](const ModelConfig& config) {
       std::unique_ptr<LanguageModel> model = make_model(config);
       const auto skip = [m = model.get()](const Module::Inner& inner, const Var& x) {
@@ -156,7 +156,7 @@ TrainOptions draw_model(Draw& d) {
        "vocab=5..70 dropout=0|0.1|0.3 optimizer=sgd|adam|adamw momentum=0|0.9 clip=0|0.5|1 "
        "recompute=none|none|activation|activation+norm|attention|block");
   o["seed"] = d.between(0, 1 << 20);
-  o["lr"] = text_of(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
+  o["lr"] = to_string(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
   o["timeout"] = 60;
   return o;
 }
@@ -172,11 +172,11 @@ TrainOptions draw_exact_plan(Draw& d) {
   o["dp"] = d.of<int64_t>({1, 1, 2, 3});
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
   o["dtype"] = d.of<const char*>({"fp32", "fp32", "bf16", "fp64"});
-  o["grad_dtype"] = text_of(o.optim.dtype) == "bf16" ? d.of<const char*>({"fp32", "bf16"}) : "fp32";
+  o["grad_dtype"] = to_string(o.optim.dtype) == "bf16" ? d.of<const char*>({"fp32", "bf16"}) : "fp32";
   draw(d, o, "zero=0..3 all_reduce=direct|direct|ring|tree|root bucket_mb=1e-6|0.001|4");
   draw_family(d, o);
   draw_experts(d, o, o.plan.dp);
-  if (text_of(o.optim.dtype) == "bf16") o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
+  if (to_string(o.optim.dtype) == "bf16") o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
   draw_replicas(d, o, o.plan.dp * o.plan.cp);
   return o;
 }
@@ -193,7 +193,7 @@ TrainOptions draw_split_plan(Draw& d) {
   else
     o["layers"] = d.between(1, 3);
   draw(d, o, "cp_mode=ring|ulysses sp=false|true");
-  const int64_t unit = o.plan.tp * (text_of(o.plan.cp_mode) == "ulysses" ? o.plan.cp : 1);
+  const int64_t unit = o.plan.tp * (to_string(o.plan.cp_mode) == "ulysses" ? o.plan.cp : 1);
   o["heads"] = unit * d.between(1, 3);
   o["channels"] = o.sizes.heads * 4 * d.between(1, 3);
   o["context"] = 2 * o.plan.cp * o.plan.tp * d.between(1, 2);
@@ -224,7 +224,7 @@ TEST(MeshContract, EachSplitAlone) {
 TEST(MeshContract, EachStepOfTheWorkIsTold) {
   std::map<std::string, int64_t> told;
   const auto count = [&](std::string_view work, int64_t step) { EXPECT_EQ(told[std::string(work)]++, step) << work; };
-  EXPECT_TRUE(verify(job_of(small_plan("tp=2 steps=3")), {.working = count}).passed());
+  EXPECT_TRUE(verify(make_job(small_plan("tp=2 steps=3")), {.working = count}).passed());
   EXPECT_EQ(told, (std::map<std::string, int64_t>{{"the bound, by two orders of sums", 3},
                                                   {"the bound, by fp32 beside fp64", 3},
                                                   {"the plan beside one rank", 3}}));
@@ -245,7 +245,7 @@ TEST(WideVocab, TheseHaveTwoBlocks) {
   for (const char* dtype : {"fp32", "bf16", "fp64"}) {
     const ArenaPtr arena = make_arena();
     const TrainOptions o = wide_plan(dtype);
-    const DType type = job_of(o).optim.dtype;
+    const DType type = make_job(o).optim.dtype;
     const RowBlocks blocks = row_blocks(Tensor::empty({128, o.sizes.channels}, type, arena),
                                         Tensor::empty({o.sizes.vocab, o.sizes.channels}, type, arena));
     EXPECT_EQ(blocks.block, 64) << dtype;
@@ -312,12 +312,12 @@ TEST(MaskedTargets, ARankThatCountsItsOwnTargetsIsCaught) {
     };
     return s;
   };
-  EXPECT_FALSE(verify(job_of(masked_plan("dp=2")), hooks).passed());
+  EXPECT_FALSE(verify(make_job(masked_plan("dp=2")), hooks).passed());
 }
 
 // And so are ignored targets that count: the oracle's mean is that of a plain loop.
 TEST(MaskedTargets, AreNoPartOfTheMean) {
-  Job job = job_of(masked_plan("dp=1"));
+  Job job = make_job(masked_plan("dp=1"));
   job.model.dropout = 0;
   job.optim.dtype = DType::float64;
   Sequences sequences = masked_sequences(job);
@@ -332,9 +332,9 @@ TEST(MaskedTargets, AreNoPartOfTheMean) {
 }
 
 TEST(MaskedTargets, AreRefusedWhereWorkersUpdateAlone) {
-  const Job job = job_of(masked_plan("dp=2 dp_mode=ps-async"));
+  const Job job = make_job(masked_plan("dp=2 dp_mode=ps-async"));
   EXPECT_THROW(check_sequences(job, masked_sequences(job)), FieldError);
-  EXPECT_NO_THROW(check_sequences(job_of(masked_plan("dp=2")), masked_sequences(job)));
+  EXPECT_NO_THROW(check_sequences(make_job(masked_plan("dp=2")), masked_sequences(job)));
 }
 
 // The oracle takes the routing of a plan that splits sums: only what rounding explains.
@@ -344,7 +344,7 @@ TEST(MaskedTargets, AreRefusedWhereWorkersUpdateAlone) {
 TEST(Routing, ChoicesThatAreNotTheRoutersAreNoRounding) {
   TrainOptions o = small_plan("dtype=fp64 tp=2 experts=4 steps=2");
   const VerifyHooks hooks = {.made = [](Trainer& t) {
-    const int64_t context = t.whole_model().config.context;
+    const int64_t context = t.full_model().config.context;
     for (MixtureOfExperts* mixture : t.model().all<MixtureOfExperts>())
       mixture->set_choices([context](int64_t, int64_t sequences) {
         std::vector<int32_t> choices;
@@ -352,8 +352,8 @@ TEST(Routing, ChoicesThatAreNotTheRoutersAreNoRounding) {
         return Tensor::of<int32_t>(choices, {std::ssize(choices)}, make_arena());
       });
   }};
-  EXPECT_TRUE(verify(job_of(o)).passed());
-  const VerifyResult r = verify(job_of(o), hooks);
+  EXPECT_TRUE(verify(make_job(o)).passed());
+  const VerifyResult r = verify(make_job(o), hooks);
   ASSERT_EQ(r.failures.size(), 1U);
   EXPECT_TRUE(has(r.failures[0], "tokens went to another expert than on one rank"));
   EXPECT_GT(r.strayed, 0);

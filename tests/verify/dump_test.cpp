@@ -67,15 +67,15 @@ Job alone(Job job) {
 }
 
 void expect_dump_of_one_rank(const TrainOptions& o) {
-  const Job job = verifiable(job_of(o));
+  const Job job = verifiable(make_job(o));
   const test::Exchange one, all;
   const std::string file = fmt::format("dump_{}.safetensors", o.dump);
   train(alone(job), o.dump, one.path(""));
   try {
     train(job, o.dump, all.path(""));
-    expect_same(all.path(file), one.path(file), test::command_of(o));
+    expect_same(all.path(file), one.path(file), test::make_command(o));
   } catch (const Error& e) {
-    ADD_FAILURE() << test::command_of(o) << "\n" << e.what();
+    ADD_FAILURE() << test::make_command(o) << "\n" << e.what();
   }
 }
 
@@ -93,7 +93,7 @@ TrainOptions draw_dumped(Draw& d) {
   } else if (o.plan.tp == 1 && o.plan.cp == 1 && d.between(0, 2) == 0) {
     say(o, d.of<const char*>({"dp_mode=dataparallel zero=0", "dp_mode=ps-sync zero=0"}));
   }
-  const int64_t unit = o.plan.tp * (text_of(o.plan.cp_mode) == "ulysses" ? o.plan.cp : 1);
+  const int64_t unit = o.plan.tp * (to_string(o.plan.cp_mode) == "ulysses" ? o.plan.cp : 1);
   o["heads"] = unit * d.between(1, 2);
   o["channels"] = o.sizes.heads * 4 * d.between(1, 3);
   o["context"] = 2 * o.plan.cp * o.plan.tp * d.between(1, 3);
@@ -127,7 +127,7 @@ TEST(Dump, OfEachKindOfPlanIsThatOfOneRank) {
 TEST(Dump, ChangesNoBitOfTheRun) {
   for (const std::string words : {"dp=2 microbatches=2 zero=3 recompute=block", "pp=2 microbatches=2 schedule=zb-h1",
                                   "tp=2 sp=true recompute=activation+norm", "dp=2 dtype=bf16 family=llama"}) {
-    const Job job = verifiable(job_of(small_plan("steps=3 batch=8 " + words)));
+    const Job job = verifiable(make_job(small_plan("steps=3 batch=8 " + words)));
     const Exchange folder;
     EXPECT_EQ(train(job, 2, folder.path("")), train(job, 0, folder.path(""))) << words;
     EXPECT_TRUE(fs::exists(folder.path("dump_2.safetensors")));
@@ -137,7 +137,7 @@ TEST(Dump, ChangesNoBitOfTheRun) {
 // A rank that fails within the step, whatever the others have written.
 TEST(Dump, ThatDoesNotEndLeavesNoFile) {
   const Exchange folder;
-  const Job job = verifiable(job_of(small_plan("dp=2 steps=3")));
+  const Job job = verifiable(make_job(small_plan("dp=2 steps=3")));
   Sequences sequences = sequences_for(job);
   sequences.load = [load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
     if (step == 1 && first > 0) throw Error("these cannot be read");  // those of rank 1
@@ -155,7 +155,7 @@ TEST(Dump, ThatDoesNotEndLeavesNoFile) {
 // A rank whose layers are not watched: the file would have zeros in their place.
 TEST(Dump, ThatLacksAnythingIsNone) {
   const Exchange folder;
-  const Job job = verifiable(job_of(small_plan("dp=2 steps=1")));
+  const Job job = verifiable(make_job(small_plan("dp=2 steps=1")));
   const auto run = [&](Trainer& trainer) {
     StepDump dump(trainer, 1, folder.path(""));
     dump.begin(sequences_for(job));
@@ -168,7 +168,7 @@ TEST(Dump, ThatLacksAnythingIsNone) {
 
 TEST(Dump, IsRefusedWhereRanksMakeNoStepTogether) {
   const auto refused = [](const char* words, int64_t step, const char* why) {
-    const Job job = job_of(small_plan(words));
+    const Job job = make_job(small_plan(words));
     expect_error(Status::usage, {why}, [&] { check_dump(job, step); });
     EXPECT_NO_THROW(check_dump(job, 0));
   };
@@ -182,13 +182,13 @@ TEST(Dump, HasTheNumbersThatPyTorchsHooksSee) {
   if (const std::string why = missing("torch"); !why.empty()) GTEST_SKIP() << why;
   for (const std::string words : {"family=gpt2", "family=gpt2 untied=true pp=2 tp=2 sp=true microbatches=2",
                                   "family=llama kv_heads=2 heads=4 untied=true cp=2 dp=2 recompute=block"}) {
-    const Job job = verifiable(job_of(small_plan("dtype=fp64 dropout=0 steps=1 batch=4 " + words)));
+    const Job job = verifiable(make_job(small_plan("dtype=fp64 dropout=0 steps=1 batch=4 " + words)));
     const Exchange folder;
     train(job, 1, folder.path(""), [&](Trainer& trainer) {
       std::vector<TensorBytes> bytes;
       const std::vector<NamedTensor> values = whole_values(trainer);
-      for (const NamedTensor& t : values) bytes.push_back(bytes_of(t.name, t.tensor));
-      const ModelConfig& c = trainer.whole_model().config;
+      for (const NamedTensor& t : values) bytes.push_back(as_bytes(t.name, t.tensor));
+      const ModelConfig& c = trainer.full_model().config;
       if (trainer.world().rank() == 0)
         write_safetensors(folder.path("weights"), bytes,
                           {{"heads", std::to_string(c.heads)}, {"shared", std::to_string(c.key_heads())}});

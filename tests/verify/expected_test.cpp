@@ -26,7 +26,7 @@ TEST(Expected, MemoryIsTheTableOfThePaper) {
     for (const double n : {2.0, 8.0, 64.0, 1024.0}) {
       const double stages[] = {2 + g + 12, 2 + g + 12 / n, 2 + (g + 12) / n, (2 + g + 12) / n};
       for (int64_t zero = 0; zero <= 3; ++zero) {
-        const HeldBytes h = expected_memory(job_of(gpt2(static_cast<int64_t>(n), zero, grad_dtype))).front();
+        const MemoryByCategory h = expected_memory(make_job(gpt2(static_cast<int64_t>(n), zero, grad_dtype))).front();
         const double found = static_cast<double>(h.parameters + h.gradients + h.optimizer);
         EXPECT_NEAR(found / (stages[zero] * psi), 1, n > 100 ? 0.03 : 0.003) << "stage " << zero << ", n " << n;
         EXPECT_GE(found, stages[zero] * psi * 0.999999);  // padding only adds
@@ -39,24 +39,24 @@ TEST(Expected, MemoryIsTheTableOfThePaper) {
 TEST(Expected, StatesOfBfloat16TakeEightBytes) {
   TrainOptions o = gpt2(4, 0, "bf16");
   o["state_dtype"] = "bf16";
-  const HeldBytes h = expected_memory(job_of(o)).front();
+  const MemoryByCategory h = expected_memory(make_job(o)).front();
   EXPECT_NEAR(static_cast<double>(h.parameters + h.gradients + h.optimizer) / 124'475'904, 8, 0.001);
 }
 
 int64_t sent(const TrainOptions& o, const std::string& operation, const std::string& axis = "dp", int64_t steps = 1) {
   int64_t sum = 0;
-  for (const SentBytes& s : expected_bytes(job_of(o), steps))
+  for (const SentBytes& s : expected_bytes(make_job(o), steps))
     if (s.axis == axis && s.operation == operation) sum += s.bytes;
   return sum;
 }
 
 void expect_held(const TrainOptions& o, size_t rank, int64_t parameters, int64_t gradients, int64_t optimizer) {
-  const HeldBytes held = expected_memory(job_of(o)).at(rank);
+  const MemoryByCategory held = expected_memory(make_job(o)).at(rank);
   EXPECT_EQ(held.parameters, parameters);
   EXPECT_EQ(held.gradients, gradients);
   EXPECT_EQ(held.optimizer, optimizer);
 }
-int64_t optimizer_of_first(const TrainOptions& o) { return expected_memory(job_of(o)).front().optimizer; }
+int64_t optimizer_of_first(const TrainOptions& o) { return expected_memory(make_job(o)).front().optimizer; }
 
 // One layer of 16 channels, 8 tokens of context, 32 words. Units in elements, each parameter rounded up to 16: tokens
 // 512, positions 128, the block 16 + 16 + 768 + 48 + 256 + 16 + 16 + 16 + 1024 + 64 + 1024 + 16 = 3280, norm 32: 3952.
@@ -202,17 +202,17 @@ TEST(StageMemory, TheBoundIsTight) {
       ASSERT_EQ(r.expected_peak.size(), 2U);
       for (size_t rank = 0; rank < 2; ++rank)
         EXPECT_GE(static_cast<double>(r.peak[rank]), 0.9 * static_cast<double>(r.expected_peak[rank]))
-            << test::command_of(o) << ", rank " << rank;
+            << test::make_command(o) << ", rank " << rank;
     }
 }
 
 // GPipe's order breaks the bound of 1F1B.
 TEST(StageMemory, AMicrobatchTooManyIsSeen) {
   const TrainOptions o = pipeline_plan("schedule=gpipe");
-  const VerifyResult r = verify(job_of(o));
-  const auto stages = measure_stages(job_of(o), 0);
-  const Peaks all = peaks_of_ranks(gpipe(2, 6), stages, handed_bytes(job_of(o))),
-              few = peaks_of_ranks(one_f_one_b(2, 6), stages, handed_bytes(job_of(o)));
+  const VerifyResult r = verify(make_job(o));
+  const auto stages = measure_stages(make_job(o), 0);
+  const Peaks all = peaks_of_ranks(gpipe(2, 6), stages, handed_bytes(make_job(o))),
+              few = peaks_of_ranks(one_f_one_b(2, 6), stages, handed_bytes(make_job(o)));
   for (size_t rank = 0; rank < 2; ++rank)
     EXPECT_GT(r.peak[rank], peak_bound(r.expected_peak[rank] - all[rank] + few[rank])) << rank;
 }
@@ -223,7 +223,7 @@ using Bounds = test::OneThread;
 
 TEST_F(Bounds, OfPlansThatSplitSums) {
   const auto bound = [](DType dtype, int64_t layers, double orders, double error) {
-    return tolerance_of(dtype, layers, orders, error).bound;
+    return compute_tolerance(dtype, layers, orders, error).bound;
   };
   EXPECT_EQ(bound(DType::float64, 4, 1, 1), 1e-12);  // whatever was measured
   const double fp32 = 1.03 * 1.03 * std::ldexp(1.0, -24), bf16 = 1.03 * 1.03 * std::ldexp(1.0, -8);  // two layers
@@ -239,9 +239,9 @@ TEST_F(Bounds, OfPlansThatSplitSums) {
 
 TEST_F(Bounds, CalibrationOfAJobStaysWithinItsLimits) {
   for (const auto& [dtype, bits] : {std::pair{"dtype=fp32 steps=3", 24}, {"dtype=bf16 steps=3", 8}}) {
-    const Job job = job_of(small_plan(dtype));
+    const Job job = make_job(small_plan(dtype));
     const double unit = std::pow(1.03, 2) * std::ldexp(1.0, -bits);
-    const double bound = tolerance_of(job, test::counted(job)).bound;
+    const double bound = compute_tolerance(job, test::counted(job)).bound;
     EXPECT_GE(bound, 63.999 * unit);
     EXPECT_LE(bound, 256.001 * unit);
   }
@@ -332,7 +332,7 @@ TEST_F(Bounds, OfATensor) {
       EXPECT_TRUE(with(1e-16).pass(within(1e-3)));
     }
   for (const DType dtype : {DType::float32, DType::bfloat16})
-    for (int64_t byte = 0; byte < 12 * size_of(dtype); ++byte)
+    for (int64_t byte = 0; byte < 12 * element_size(dtype); ++byte)
       for (const size_t which : {0, 1}) {
         Tensors t(dtype);
         t.found[which].tensor.raw()[byte] ^= std::byte{1};
@@ -341,11 +341,11 @@ TEST_F(Bounds, OfATensor) {
       }
 }
 
-// A place where the true gradient vanishes is not compared, and all beside it is.
+// A place where the true gradient zero_grad_range is not compared, and all beside it is.
 TEST_F(Bounds, OfATensorThatVanishesInAPart) {
   for (int64_t place = 0; place < 12; ++place) {
     Tensors t(DType::float64);
-    t.first.vanishes = {4, 8};
+    t.first.zero_grad_range = {4, 8};
     t.found[0].tensor.data<double>()[place] += 2e-3 * 0.25 * std::sqrt(8.0);
     EXPECT_EQ(t.pass(within(1e-3)), place >= 4 && place < 8) << place;
   }

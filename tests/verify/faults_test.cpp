@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-using test::command_of;
+using test::make_command;
 
 #ifdef __SANITIZE_THREAD__
 constexpr int kFailures = 2, kLate = 1;  // trials of each plan (and rank): everything takes many times as long
@@ -32,10 +32,10 @@ std::vector<TrainOptions> plans() {
 // The parameters at the end, as rank 0 knows them.
 std::string train(const TrainOptions& o, const Faults& faults, const Sequences& sequences) {
   std::string out;
-  LaunchOptions how = launch_options(job_of(o).plan);
+  LaunchOptions how = launch_options(make_job(o).plan);
   how.around = with_faults(faults);
   launch(how, [&](Communicator& world) {
-    Trainer trainer(job_of(o), sequences, world);
+    Trainer trainer(make_job(o), sequences, world);
     while (trainer.steps_done() < o.optim.steps) trainer.step();
     for (const NamedTensor& t : whole_values(trainer))
       out.append(reinterpret_cast<const char*>(t.tensor.raw()), static_cast<size_t>(t.tensor.nbytes()));
@@ -43,7 +43,7 @@ std::string train(const TrainOptions& o, const Faults& faults, const Sequences& 
   return out;
 }
 
-Sequences counted(const TrainOptions& o) { return test::counted(job_of(o), o.optim.seed); }
+Sequences counted(const TrainOptions& o) { return test::counted(make_job(o), o.optim.seed); }
 
 struct Failure {
   std::string what = "nothing was thrown";
@@ -73,9 +73,9 @@ TEST(Faults, ARankThatFailsAtAnyCallIsNamedWithItsCause) {
         const Failure f = failure(o, {{guilty, {{.kind = Fault::Kind::fail, .call = call}}}}, counted(o));
         const std::string cause = "a planted fault at call " + std::to_string(call);
         EXPECT_TRUE(f.what.starts_with("[rank " + std::to_string(guilty) + "] ") && f.what.ends_with(cause))
-            << command_of(o) << ", " << cause << ": " << f.what;
+            << make_command(o) << ", " << cause << ": " << f.what;
         EXPECT_EQ(f.status, Status::communication);
-        EXPECT_LT(f.seconds, o.plan.timeout / 2) << command_of(o) << ", " << cause;
+        EXPECT_LT(f.seconds, o.plan.timeout / 2) << make_command(o) << ", " << cause;
       }
 }
 
@@ -83,14 +83,14 @@ TEST(Faults, ARankThatFailsAtAnyCallIsNamedWithItsCause) {
 TEST(Faults, ARankWhoseDataFailsEndsTheOthers) {
   for (const TrainOptions& o : plans()) {
     const int64_t part = o.optim.batch / 3;
-    const int guilty = text_of(o.plan.dp_mode) == "dataparallel" ? 0 : 1;
+    const int guilty = to_string(o.plan.dp_mode) == "dataparallel" ? 0 : 1;
     Sequences sequences = counted(o);
     sequences.load = [=, load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
       if (step == 2 && first / part == 1) throw InputError("the file is gone");
       load(step, first, count, in, out);
     };
     const Failure f = failure(o, {}, sequences);
-    EXPECT_EQ(f.what, "[rank " + std::to_string(guilty) + "] the file is gone") << command_of(o);
+    EXPECT_EQ(f.what, "[rank " + std::to_string(guilty) + "] the file is gone") << make_command(o);
     EXPECT_EQ(f.status, Status::input);
     EXPECT_LT(f.seconds, o.plan.timeout / 2);
   }
@@ -103,15 +103,15 @@ TEST(Faults, ALossThatIsNoNumberOnOneRankEndsAllInTheSameStep) {
     const auto steps_to_the_end = [&](Trainer& trainer) {
       int64_t& steps = done[static_cast<size_t>(trainer.world().rank())];
       for (steps = 0;; ++steps) {
-        const Tensor& values = trainer.strategy().residents()[0].values;
+        const Tensor& values = trainer.strategy().resident_units()[0].values;
         if (steps == 2 && trainer.world().rank() == 1)
           values.narrow(0, 0, values.numel()).fill(std::numeric_limits<double>::quiet_NaN());
         trainer.step();
       }
     };
     expect_error(Status::not_finite, {"step 3: the loss is nan"},
-                 [&] { test::on_ranks(job_of(o), counted(o), steps_to_the_end); });
-    EXPECT_EQ(done, std::vector<int64_t>(3, 2)) << command_of(o);
+                 [&] { test::on_ranks(make_job(o), counted(o), steps_to_the_end); });
+    EXPECT_EQ(done, std::vector<int64_t>(3, 2)) << make_command(o);
   }
 }
 
@@ -122,12 +122,12 @@ TEST(Faults, GradientNormThatIsNotFiniteOnOneRankEndsAllInTheSameStep) {
   for (const std::string how : {"ranks=3 dp_mode=diloco sync_every=2", "pp=3 layers=3", "tp=2", "tp=2 sp=true", "cp=2"})
     all.push_back(test::small_plan("steps=4 batch=12 microbatches=2 " + how));
   for (const TrainOptions& o : all) {
-    std::vector<int64_t> done(static_cast<size_t>(job_of(o).plan.ranks()), -1);
+    std::vector<int64_t> done(static_cast<size_t>(make_job(o).plan.ranks()), -1);
     const int guilty = static_cast<int>(done.size()) - 1;
     const auto steps_to_the_end = [&](Trainer& trainer) {
       int64_t& steps = done[static_cast<size_t>(trainer.world().rank())];
       const auto overflow = [&](const Var& parameter) {
-        if (parameter.shape().rank() < 2) return parameter;
+        if (parameter.shape().ndim() < 2) return parameter;
         return record_one("overflow", parameter.value(), {parameter}, [&](Grads& g) {
           Tensor gradient = g.output().clone();
           if (steps == 2) gradient.fill(std::numeric_limits<double>::infinity());
@@ -138,10 +138,10 @@ TEST(Faults, GradientNormThatIsNotFiniteOnOneRankEndsAllInTheSameStep) {
       for (steps = 0;; ++steps) trainer.step();
     };
     const std::string what =
-        error_of([&] { test::on_ranks(job_of(o), counted(o), steps_to_the_end); }, Status::not_finite);
+        error_message([&] { test::on_ranks(make_job(o), counted(o), steps_to_the_end); }, Status::not_finite);
     const std::regex expected("(\\[rank [0-9]\\] )?step 3: the loss is [0-9.]+ and the gradient norm inf; .*");
-    EXPECT_TRUE(std::regex_match(what, expected)) << command_of(o) << ": " << what;
-    EXPECT_EQ(done, std::vector<int64_t>(done.size(), 2)) << command_of(o);
+    EXPECT_TRUE(std::regex_match(what, expected)) << make_command(o) << ": " << what;
+    EXPECT_EQ(done, std::vector<int64_t>(done.size(), 2)) << make_command(o);
   }
 }
 
@@ -150,7 +150,7 @@ TEST(Faults, ALostCallIsAnErrorAndNoHang) {
     o["timeout"] = 0.5;
     for (const int64_t call : {2, 9}) {
       const Failure f = failure(o, {{1, {{.kind = Fault::Kind::drop, .call = call}}}}, counted(o));
-      EXPECT_NE(f.what, "nothing was thrown") << command_of(o) << ", call " << call;
+      EXPECT_NE(f.what, "nothing was thrown") << make_command(o) << ", call " << call;
       EXPECT_EQ(f.status, Status::communication) << f.what;
       EXPECT_LT(f.seconds, 10);
     }
@@ -170,7 +170,7 @@ TEST(Faults, LateRanksChangeNoBit) {
           faults[rank].push_back({.kind = Fault::Kind::delay,
                                   .call = static_cast<int64_t>(random.below(60, draw)),
                                   .seconds = 0.001 * static_cast<double>(random.below(20, draw + 1))});
-      EXPECT_TRUE(train(o, faults, counted(o)) == undisturbed) << command_of(o);
+      EXPECT_TRUE(train(o, faults, counted(o)) == undisturbed) << make_command(o);
     }
   }
 }

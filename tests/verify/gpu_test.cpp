@@ -18,7 +18,7 @@ using TrainingGpu = test::OnGpu;
 
 using Saved = std::map<std::string, std::vector<std::byte>>;  // by the tensor's name
 
-Saved bytes_of(const std::vector<NamedTensor>& tensors) {
+Saved as_bytes(const std::vector<NamedTensor>& tensors) {
   Saved out;
   for (const NamedTensor& t : tensors) {
     const Tensor here = t.tensor.contiguous();
@@ -32,10 +32,10 @@ Saved whole_run(
     const TrainOptions& o, const std::function<void(Trainer&)>& before = [](Trainer&) {},
     const std::function<void(Trainer&)>& after = [](Trainer&) {}) {
   Saved saved;
-  on_ranks(job_of(o), [&](Trainer& trainer) {
+  on_ranks(make_job(o), [&](Trainer& trainer) {
     before(trainer);
-    Saved all = bytes_of(whole_values(trainer));
-    all.merge(bytes_of(whole_state(trainer)));
+    Saved all = as_bytes(whole_values(trainer));
+    all.merge(as_bytes(whole_state(trainer)));
     if (trainer.world().rank() == 0) saved = std::move(all);
     after(trainer);
   });
@@ -57,7 +57,7 @@ TEST_F(TrainingGpu, BeginsAndSavesAsOnTheCpu) {
   for (TrainOptions o : layouts()) {
     const Saved expected = whole_run(o);
     o["device"] = "cuda";
-    EXPECT_TRUE(whole_run(o) == expected) << command_of(o);
+    EXPECT_TRUE(whole_run(o) == expected) << make_command(o);
   }
 }
 
@@ -65,23 +65,23 @@ TEST_F(TrainingGpu, BeginsAndSavesAsOnTheCpu) {
 TEST_F(TrainingGpu, ReadsWhatWasSaved) {
   Saved files;
   std::mutex mutex;
-  const WholeTensors source = [&](const std::string& name, DType dtype, const Shape& shape) {
+  const FullTensors source = [&](const std::string& name, DType dtype, const Shape& shape) {
     const std::lock_guard lock(mutex);
     std::vector<std::byte>& bytes = files[name];
     if (bytes.empty()) {
-      bytes.resize(static_cast<size_t>(shape.numel() * size_of(dtype)));
+      bytes.resize(static_cast<size_t>(shape.numel() * element_size(dtype)));
       const Philox random = Philox::named(3, name);
       for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(random.below(120, i));
     }
-    return reader_of(bytes, dtype);
+    return make_reader(bytes, dtype);
   };
   for (TrainOptions o : layouts()) {
     o["device"] = "cuda";
     const Saved found = whole_run(o, [&](Trainer& trainer) {
-      read_values(trainer.strategy().residents(), source);
+      read_values(trainer.strategy().resident_units(), source);
       read_state(trainer.optimizer(), source);
     });
-    for (const auto& [name, bytes] : found) EXPECT_TRUE(bytes == files.at(name)) << command_of(o) << " " << name;
+    for (const auto& [name, bytes] : found) EXPECT_TRUE(bytes == files.at(name)) << make_command(o) << " " << name;
     files.clear();
   }
 }
@@ -98,17 +98,17 @@ TEST_F(TrainingGpu, Bf16IsRefusedWhereAGpuHasNoProductsOfIt) {
   if (!describe_device().starts_with("emulated")) GTEST_SKIP() << "the GPU here is what it is";
   setenv("TESSERA_EMULATED_CAPABILITY", "75", 1);
   EXPECT_EQ(
-      error_of([] { check(job_of(plan("device=cuda dtype=bf16"))); }),
+      error_message([] { check(make_job(plan("device=cuda dtype=bf16"))); }),
       "`dtype`: emulated GPU has compute capability 7.5, and products of bf16 need 8.0; expected fp32, found bf16");
   expect_passes(plan("device=cuda"));
   setenv("TESSERA_EMULATED_GPUS", "2", 1);
-  EXPECT_EQ(error_of([] { check(job_of(plan("device=cuda ranks=2"))); }),
+  EXPECT_EQ(error_message([] { check(make_job(plan("device=cuda ranks=2"))); }),
             "`backend`: GPUs 0 and 1 do not reach each other's memory, which ranks that are threads use; expected "
             "nccl, beside `all_reduce` native");
-  EXPECT_EQ(describe_nccl(job_of(plan("device=cuda ranks=2 backend=nccl all_reduce=native")).plan),
+  EXPECT_EQ(describe_nccl(make_job(plan("device=cuda ranks=2 backend=nccl all_reduce=native")).plan),
             "GPUs 0 and 1 do not reach each other's memory: NCCL sends through the host's, which is slower");
   unsetenv("TESSERA_EMULATED_CAPABILITY");
-  EXPECT_EQ(gpus_apart(job_of(plan("device=cuda ranks=2")).plan), "");
+  EXPECT_EQ(gpus_apart(make_job(plan("device=cuda ranks=2")).plan), "");
   unsetenv("TESSERA_EMULATED_GPUS");
 }
 
@@ -141,11 +141,11 @@ TEST_F(TrainingGpu, UpdatesOfMatricesTakeNoMoreMemoryThanExpected) {
     o["zero"] = zero;
     const auto peaks = [&](const char* optimizer) {
       o["optimizer"] = optimizer;
-      const VerifyResult r = verify(job_of(o));
-      EXPECT_TRUE(r.passed()) << command_of(o);
+      const VerifyResult r = verify(make_job(o));
+      EXPECT_TRUE(r.passed()) << make_command(o);
       for (size_t rank = 0; emulated() && rank < r.peak.size(); ++rank)
-        EXPECT_LE(r.peak[rank], r.expected_peak[rank] - cuda::kMostWorkspace + kSums)
-            << command_of(o) << " " << optimizer << " " << rank;
+        EXPECT_LE(r.peak[rank], r.expected_peak[rank] - cuda::kMaxWorkspace + kSums)
+            << make_command(o) << " " << optimizer << " " << rank;
       return *std::ranges::max_element(r.peak);
     };
     EXPECT_GT(peaks("muon"), peaks("adamw")) << zero;
@@ -172,7 +172,8 @@ TEST(Verifiable, ChoosesKernelsThatPromiseBits) {
 
 // Defects are seen there too.
 void expect_seen(const TrainOptions& o, std::initializer_list<const char*> defects) {
-  for (const char* name : defects) EXPECT_FALSE(verify(job_of(o), planted(defect(name), job_of(o))).passed()) << name;
+  for (const char* name : defects)
+    EXPECT_FALSE(verify(make_job(o), planted(defect(name), make_job(o))).passed()) << name;
 }
 
 TEST_F(TrainingGpu, DefectsAreSeen) {
@@ -221,17 +222,17 @@ TEST_F(ExpertsTrainingGpu, DefectsAreSeen) {
 
 TEST(ExpertsStepGraph, IsNotCaptured) {
   TrainOptions o = with_experts("ranks=1");
-  EXPECT_EQ(no_graph_because(job_of(o), false), "the host must know how many tokens each of the 4 `experts` gets");
-  EXPECT_FALSE(steps_without_host(job_of(o), false));
+  EXPECT_EQ(no_graph_because(make_job(o), false), "the host must know how many tokens each of the 4 `experts` gets");
+  EXPECT_FALSE(steps_without_host(make_job(o), false));
   o["cuda_graph"] = "on";
-  EXPECT_THROW(no_graph_because(job_of(o), false), Error);
+  EXPECT_THROW(no_graph_because(make_job(o), false), Error);
   forget(o, {"experts"});
-  EXPECT_EQ(no_graph_because(job_of(o), false), "");
+  EXPECT_EQ(no_graph_because(make_job(o), false), "");
 }
 
-std::vector<double> losses_of(const TrainOptions& o) {
+std::vector<double> train_losses(const TrainOptions& o) {
   std::vector<double> losses;
-  on_ranks(job_of(o), [&](Trainer& trainer) {
+  on_ranks(make_job(o), [&](Trainer& trainer) {
     for (int64_t i = 0; i < o.optim.steps; ++i) {
       const double loss = trainer.step().loss;
       if (trainer.world().rank() == 0) losses.push_back(loss);
@@ -243,10 +244,10 @@ std::vector<double> losses_of(const TrainOptions& o) {
 // Float64, where the order of sums shows in the last digits alone.
 TEST_F(ExpertsOverNcclGpu, RanksTrainLikeOne) {
   if (const std::string why = no_float64(); !why.empty()) GTEST_SKIP() << why;
-  const std::vector<double> alone = losses_of(with_experts("ranks=1 dtype=fp64"));
+  const std::vector<double> alone = train_losses(with_experts("ranks=1 dtype=fp64"));
   for (const std::string zero : {"zero=0", "zero=2", "zero=3"}) {  // whose collectives run beside the messages of rows
     const std::vector<double> many =
-        losses_of(with_experts("ranks=2 dtype=fp64 ep=2 backend=nccl all_reduce=native " + zero));
+        train_losses(with_experts("ranks=2 dtype=fp64 ep=2 backend=nccl all_reduce=native " + zero));
     for (size_t step = 0; step < alone.size(); ++step) EXPECT_NEAR(many.at(step), alone[step], 1e-11 * alone[step]);
   }
 }
@@ -267,7 +268,7 @@ TrainOptions draw_offloaded(Draw& d) {
   draw(d, o, "layers=2 microbatches=1..3");
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
   draw(d, o, "dtype=fp32|bf16|fp64 optimizer=sgd|adam|adamw momentum=0|0.9 recompute=none|none|attention|block");
-  o["lr"] = text_of(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
+  o["lr"] = to_string(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
   if (d.between(0, 2) == 0) o["shard_ranks"] = d.of<int64_t>({1, o.plan.dp});
   draw(d, o, "family=gpt2|llama untied=false|true");
   draw_adapters(d, o);
@@ -278,10 +279,10 @@ TEST_F(OffloadGpu, ParametersTrainLikeOneRank) {
   for (uint64_t trial = 0; trial < 5; ++trial) {
     Draw d("parameters of the host", trial);
     const TrainOptions o = draw_offloaded(d);
-    SCOPED_TRACE(command_of(o));
+    SCOPED_TRACE(make_command(o));
     if (!has_kernels(o)) continue;
     const VerifyResult r = expect_passes(o);
-    for (const HeldBytes& held : r.held) EXPECT_EQ(held.parameters, 0);
+    for (const MemoryByCategory& held : r.held) EXPECT_EQ(held.parameters, 0);
     ASSERT_FALSE(r.sent.empty());
     EXPECT_EQ(r.sent.back().operation, "copy_to_gpu");
     EXPECT_GT(r.sent.back().bytes, 0);
@@ -328,7 +329,7 @@ TEST(Offload, ParametersAreRefusedWhereNothingIsGained) {
       {"zero=3", "expected `device` cuda beside it, found cpu"}};
   for (const auto& [zero, why] : cases) {
     const TrainOptions o = small_plan(std::string("ranks=2 offload=parameters ") + zero);
-    EXPECT_TRUE(has(error_of([&] { check(job_of(o)); }), why)) << zero;
+    EXPECT_TRUE(has(error_message([&] { check(make_job(o)); }), why)) << zero;
   }
 }
 

@@ -13,9 +13,9 @@ using namespace test;
 
 // The contract turns red, or training itself stops.
 void expect_caught(std::string_view mutation, const TrainOptions& o) {
-  const Job job = job_of(o);
-  ASSERT_TRUE(verify(job).passed()) << command_of(o);
-  EXPECT_FALSE(verify(job, planted(defect(mutation), job)).passed()) << mutation << ": " << command_of(o);
+  const Job job = make_job(o);
+  ASSERT_TRUE(verify(job).passed()) << make_command(o);
+  EXPECT_FALSE(verify(job, planted(defect(mutation), job)).passed()) << mutation << ": " << make_command(o);
 }
 
 // Under each of the plans, with both kinds of optimizer.
@@ -64,7 +64,7 @@ TEST(Mutation, DefectsBesideOtherAxesAreCaught) {
 
 using PlantedErrors = test::OneThread;
 
-void flip_lowest_bit(const Tensor& t, int64_t at) { t.raw()[at * size_of(t.dtype())] ^= std::byte{1}; }
+void flip_lowest_bit(const Tensor& t, int64_t at) { t.raw()[at * element_size(t.dtype())] ^= std::byte{1}; }
 
 // Tensors that a plan keeps, by the names of the kinds: the first element of each unit's first parameter that is here.
 void flip(const std::vector<FlatUnit>& units, const std::function<Tensor(const FlatUnit&)>& of) {
@@ -85,17 +85,18 @@ VerifyHooks after_update(const Spoil& spoil) {
 VerifyHooks after_sums(const Spoil& spoil) { return {.summed = spoil}; }
 
 void expect_bits(const TrainOptions& o) {
-  const Job job = job_of(o);
+  const Job job = make_job(o);
   const auto passes = [&](const VerifyHooks& hooks) {
     const VerifyResult r = verify(job, hooks);
-    EXPECT_EQ(r.bitwise, r.passed() && r.exact) << command_of(o);
+    EXPECT_EQ(r.bitwise, r.passed() && r.exact) << make_command(o);
     return r.passed();
   };
-  ASSERT_TRUE(verify(job).passed()) << command_of(o);
+  ASSERT_TRUE(verify(job).passed()) << make_command(o);
   const auto of_values = [](const FlatUnit& unit) { return unit.values; };
-  EXPECT_FALSE(passes(after_update([&](Trainer& t) { flip(t.strategy().residents(), of_values); }))) << command_of(o);
+  EXPECT_FALSE(passes(after_update([&](Trainer& t) { flip(t.strategy().resident_units(), of_values); })))
+      << make_command(o);
   for (const std::string kind : {"m", "v", "master"}) {
-    if (kind == "master" && text_of(o.optim.dtype) != "bf16") continue;
+    if (kind == "master" && to_string(o.optim.dtype) != "bf16") continue;
     EXPECT_FALSE(passes(after_update([&](Trainer& t) {
       flip(t.strategy().shards(), [&](const FlatUnit& unit) {
         for (const NamedTensor& state : t.optimizer().state())
@@ -103,12 +104,12 @@ void expect_bits(const TrainOptions& o) {
         return Tensor();
       });
     }))) << kind
-         << " of " << command_of(o);
+         << " of " << make_command(o);
   }
   if (o.plan.tp > 1) return;  // gradients are held to a bound there
   EXPECT_FALSE(passes(after_sums([](Trainer& t) {
     flip(t.strategy().shards(), [](const FlatUnit& unit) { return unit.grads; });
-  }))) << command_of(o);
+  }))) << make_command(o);
 }
 
 TrainOptions one_step(const char* dtype, std::string_view words) {
@@ -129,7 +130,7 @@ VerifyHooks too_large_by(double share) {
   return after_sums([=](Trainer& t) {
     for (const FlatUnit& unit : t.strategy().shards())
       for (const Slot& slot : unit.slots)
-        if (slot.parameter->shard.is_whole() && slot.parameter->vanishes.end == 0) {
+        if (slot.parameter->shard.is_whole() && slot.parameter->zero_grad_range.end == 0) {
           Tensor part = unit.grads.narrow(0, slot.begin, slot.size);
           return scale_(part, 1 + share);
         }
@@ -140,18 +141,18 @@ TEST_F(PlantedErrors, AGradientMayBeOffByTheBoundAndNoMore) {
   for (const char* dtype : {"fp64", "fp32", "bf16"})
     for (const char* words : {"tp=2", "cp=2"}) {
       const TrainOptions o = one_step(dtype, words);
-      const Job job = job_of(o);
+      const Job job = make_job(o);
       const VerifyResult right = verify(job);
-      ASSERT_TRUE(right.passed()) << command_of(o);
-      const double unit = text_of(o.optim.dtype) == "fp64"
+      ASSERT_TRUE(right.passed()) << make_command(o);
+      const double unit = to_string(o.optim.dtype) == "fp64"
                               ? 1e-12
-                              : 256 * 1.0609 * std::ldexp(1.0, text_of(o.optim.dtype) == "bf16" ? -8 : -24);
+                              : 256 * 1.0609 * std::ldexp(1.0, to_string(o.optim.dtype) == "bf16" ? -8 : -24);
       EXPECT_LE(right.bound, 1.001 * unit);
       const double own = right.grad_max_rel;  // rounding's
-      ASSERT_LT(own, 0.5 * right.bound) << command_of(o);
-      EXPECT_TRUE(verify(job, too_large_by(right.bound - 1.01 * own)).passed()) << command_of(o);
+      ASSERT_LT(own, 0.5 * right.bound) << make_command(o);
+      EXPECT_TRUE(verify(job, too_large_by(right.bound - 1.01 * own)).passed()) << make_command(o);
       const VerifyResult wrong = verify(job, too_large_by(right.bound + 1.01 * own + 0.01 * right.bound));
-      EXPECT_FALSE(wrong.passed()) << command_of(o);
+      EXPECT_FALSE(wrong.passed()) << make_command(o);
       EXPECT_LT(wrong.grad_max_rel, 2 * right.bound);
     }
 }
@@ -175,9 +176,9 @@ TrainOptions draw_plan(Draw& d) {
 }
 
 // The plan with all that the defect needs, as the refusal says it; nothing where that is no plan.
-std::optional<TrainOptions> with_needs(TrainOptions o, const Defect& d) {
+std::optional<TrainOptions> with_needs(TrainOptions o, const InjectedFault& d) {
   for (int round = 0; round < 3; ++round) {
-    const std::vector<Need> needs = d.needs(job_of(o));
+    const std::vector<Need> needs = d.needs(make_job(o));
     if (needs.empty()) return o;
     for (std::string name; const Need& n : needs) {
       name = n.field;
@@ -188,14 +189,14 @@ std::optional<TrainOptions> with_needs(TrainOptions o, const Defect& d) {
   return {};
 }
 
-std::optional<TrainOptions> draw_with(const Defect& defect, uint64_t trial) {
+std::optional<TrainOptions> draw_with(const InjectedFault& defect, uint64_t trial) {
   Draw d("defects", trial);
   for (int attempt = 0; attempt < 30; ++attempt) try {
       const TrainOptions drawn = draw_plan(d);
       auto o = with_needs(drawn, defect);
       if (o && o->optim.document_mask) (*o)["vocab"] = 12;  // with more, the token that ends a document may never come
-      if (!o || job_of(*o).plan.ranks() > 8) continue;
-      check(job_of(*o));
+      if (!o || make_job(*o).plan.ranks() > 8) continue;
+      check(make_job(*o));
       return o;
     } catch (const Error&) {  // no such plan
       continue;
@@ -203,7 +204,7 @@ std::optional<TrainOptions> draw_with(const Defect& defect, uint64_t trial) {
   return {};
 }
 
-std::string text_of(const VerifyResult& r) {
+std::string to_string(const VerifyResult& r) {
   std::string out;
   for (const Diagnosis& d : r.diagnosis) out += fmt::format("  {}: {}\n", d.cause, d.evidence);
   for (size_t i = 0; i < std::min<size_t>(4, r.failures.size()); ++i) out += "    " + r.failures[i] + "\n";
@@ -214,20 +215,20 @@ TEST(Defects, AreNamedByTheirSymptoms) {
   const uint64_t count = test::plans(defects().size());
   uint64_t caught = 0, right = 0;
   for (uint64_t trial = 0; trial < count; ++trial) {
-    const Defect& defect = defects()[trial % defects().size()];
+    const InjectedFault& defect = defects()[trial % defects().size()];
     const auto o = draw_with(defect, trial);
     ASSERT_TRUE(o) << defect.name << " has no plan";
-    const VerifyResult r = explain(job_of(*o), [&](const Job& j) { return planted_if_it_applies(defect, j); });
+    const VerifyResult r = explain(make_job(*o), [&](const Job& j) { return planted_if_it_applies(defect, j); });
     caught += r.passed() ? 0 : 1;
     if (r.passed()) {
-      std::printf("NOT SEEN %s: %s\n", defect.name.data(), command_of(*o).c_str());
+      std::printf("NOT SEEN %s: %s\n", defect.name.data(), make_command(*o).c_str());
       continue;
     }
     const bool named = r.diagnosis.at(0).cause == defect.cause;
     right += named ? 1 : 0;
     if (named) continue;
-    std::printf("%s is taken for %s: %s\n%s", defect.name.data(), r.diagnosis[0].cause.data(), command_of(*o).c_str(),
-                text_of(r).c_str());
+    std::printf("%s is taken for %s: %s\n%s", defect.name.data(), r.diagnosis[0].cause.data(), make_command(*o).c_str(),
+                to_string(r).c_str());
   }
   std::printf("%lu planted, %lu seen, %lu named by the first diagnosis\n", count, caught, right);
   EXPECT_EQ(caught, count);
@@ -238,7 +239,7 @@ TEST(Defects, AreNamedByTheirSymptoms) {
 
 using Kind = TensorDifference::Kind;
 
-std::string_view first_of(const Observations& seen) { return diagnose(seen).at(0).cause; }
+std::string_view first_index(const Observations& seen) { return diagnose(seen).at(0).cause; }
 
 TensorDifference gradient(const std::string& name, std::vector<int64_t> shape, std::optional<double> factor = {}) {
   TensorDifference out;
@@ -265,14 +266,14 @@ TEST(Diagnosis, OfARunThatIsRightIsNothing) { EXPECT_TRUE(diagnose(of_two()).emp
 TEST(Diagnosis, TellsAScaleFromASumThatIsMadeTwice) {
   Observations o = of_two();
   o.tensors = {gradient("tokens.weight", {4, 2}, 2.0), gradient("norm.weight", {2}, 2.0)};
-  EXPECT_EQ(first_of(o), "wrong-scale");
+  EXPECT_EQ(first_index(o), "wrong-scale");
   o.sent = {{"dp", "all_reduce", 2, 2, 64, 32}};
-  EXPECT_EQ(first_of(o), "summed-twice");
+  EXPECT_EQ(first_index(o), "summed-twice");
   o.sent = {{"dp", "all_reduce", 0, 2, 0, 32}};
-  EXPECT_EQ(first_of(o), "missing-gradient-sum");
+  EXPECT_EQ(first_index(o), "missing-gradient-sum");
   o.sent.clear();
   o.tensors[1].factor = 3.0;
-  EXPECT_EQ(first_of(o), "unknown");
+  EXPECT_EQ(first_index(o), "unknown");
 }
 
 TEST(Diagnosis, TellsWhichSumOfTheTensorAxisIsMissing) {
@@ -280,20 +281,20 @@ TEST(Diagnosis, TellsWhichSumOfTheTensorAxisIsMissing) {
   o.tp = 2;
   o.sent = {{"tp", "all_reduce", 6, 8, 600, 620}};
   o.tensors = {gradient("blocks.1.norm1.weight", {2}), gradient("blocks.1.norm1.bias", {2})};
-  EXPECT_EQ(first_of(o), "weight-not-summed");
+  EXPECT_EQ(first_index(o), "weight-not-summed");
   o.tensors.push_back(gradient("tokens.weight", {4, 2}));
-  EXPECT_EQ(first_of(o), "missing-backward-sum");
+  EXPECT_EQ(first_index(o), "missing-backward-sum");
   o.numbers = {{1, "loss", 2, 1}};
-  EXPECT_EQ(first_of(o), "missing-forward-sum");
+  EXPECT_EQ(first_index(o), "missing-forward-sum");
 }
 
 // A wide bound lets nothing be wrong but bytes.
 TEST(Diagnosis, TellsAWeightFromAnActivationByItsBytes) {
   Observations o = of_two();
   o.sent = {{"tp", "all_reduce", 6, 8, 600, 620}};
-  EXPECT_EQ(first_of(o), "weight-not-summed");
+  EXPECT_EQ(first_index(o), "weight-not-summed");
   o.sent[0].expected_bytes = 1000;
-  EXPECT_EQ(first_of(o), "missing-backward-sum");
+  EXPECT_EQ(first_index(o), "missing-backward-sum");
 }
 
 TEST(Diagnosis, ReadsSequencesFromTheirShares) {
@@ -302,7 +303,7 @@ TEST(Diagnosis, ReadsSequencesFromTheirShares) {
   o.tensors = {gradient("tokens.weight", {4, 2})};
   const auto with = [&](std::vector<double> shares) {
     o.mixture = Mixture{1, std::move(shares), 0.01};
-    return first_of(o);
+    return first_index(o);
   };
   EXPECT_EQ(with({1, 1, 0, 0}), "microbatch-skipped");
   EXPECT_EQ(with({2, 2, 0, 0}), "microbatch-repeated");
@@ -325,7 +326,7 @@ TEST(Diagnosis, NamesTheRanksThatWereGivenOtherTokens) {
       return s;
     };
     const VerifyResult r =
-        explain(job_of(small_plan("pp=2 dp=3 batch=12 microbatches=2 steps=3")), [=](const Job&) { return hooks; });
+        explain(make_job(small_plan("pp=2 dp=3 batch=12 microbatches=2 steps=3")), [=](const Job&) { return hooks; });
     std::vector<std::string> found = r.failures;
     std::erase_if(found, [](const std::string& failure) { return !failure.starts_with("rank"); });
     EXPECT_EQ(found, lines);
@@ -347,17 +348,17 @@ TEST(Diagnosis, ReadsUpdates) {
   m.name += ".m";
   m.factor = 10.0;
   o.tensors = {p, m};
-  EXPECT_EQ(first_of(o), "clipping");
+  EXPECT_EQ(first_index(o), "clipping");
   o.tensors[0].unchanged = true;
-  EXPECT_EQ(first_of(o), "update-skipped");
+  EXPECT_EQ(first_index(o), "update-skipped");
   o.tensors[0].wrong = 1;  // one of four elements
-  EXPECT_EQ(first_of(o), "stale-part");
+  EXPECT_EQ(first_index(o), "stale-part");
   o.permuted = true;
-  EXPECT_EQ(first_of(o), "misplaced-gather");
+  EXPECT_EQ(first_index(o), "misplaced-gather");
 }
 
 TEST(Diagnosis, HasASentenceForTheCauseOfEachDefect) {
-  for (const Defect& d : defects()) EXPECT_FALSE(text_of_cause(d.cause).empty()) << d.name;
+  for (const InjectedFault& d : defects()) EXPECT_FALSE(text_of_cause(d.cause).empty()) << d.name;
   EXPECT_EQ(text_of_cause("unknown"), "no rule fits");
   EXPECT_EQ(text_of_cause("a-cause"), "");
 }
@@ -365,12 +366,12 @@ TEST(Diagnosis, HasASentenceForTheCauseOfEachDefect) {
 TEST(Defects, SayWhatAPlanLacks) {
   TrainOptions o = small_plan();
   o["dp"] = 2;
-  EXPECT_EQ(error_of([&] { planted(defect("unsummed-head-norm"), job_of(o)); }),
+  EXPECT_EQ(error_message([&] { planted(defect("unsummed-head-norm"), make_job(o)); }),
             "`defect`: unsummed-head-norm cannot be planted in this plan; it can with `tp` 2 and `family` llama and "
             "`qk_norm` (4 ranks)");
-  EXPECT_EQ(error_of([&] { planted(defect("ring-order"), job_of(o)); }),
+  EXPECT_EQ(error_message([&] { planted(defect("ring-order"), make_job(o)); }),
             "`defect`: ring-order cannot be planted in this plan; it can with `dp` 3 (3 ranks)");
-  EXPECT_TRUE(error_of([&] { defect("a-bug"); }).ends_with("found 'a-bug'"));
+  EXPECT_TRUE(error_message([&] { defect("a-bug"); }).ends_with("found 'a-bug'"));
 }
 
 TEST(Defects, AreDrawnFromThoseThatApply) {
@@ -378,9 +379,9 @@ TEST(Defects, AreDrawnFromThoseThatApply) {
   o.ranks = o["tp"] = 2;
   std::set<std::string_view> drawn;
   for (uint64_t draw = 0; draw < 60; ++draw) {
-    const Defect& d = random_defect(job_of(o), draw);
-    EXPECT_EQ(&d, &random_defect(job_of(o), draw));
-    EXPECT_TRUE(d.needs(job_of(o)).empty()) << d.name;
+    const InjectedFault& d = random_defect(make_job(o), draw);
+    EXPECT_EQ(&d, &random_defect(make_job(o), draw));
+    EXPECT_TRUE(d.needs(make_job(o)).empty()) << d.name;
     drawn.insert(d.name);
   }
   EXPECT_GE(drawn.size(), 5U);

@@ -33,7 +33,7 @@ Dataset examples(int64_t context, bool packed, uint64_t seed) {
   return d;
 }
 
-Job job_of(test::Draw& draw, int64_t context, DType dtype) {
+Job make_job(test::Draw& draw, int64_t context, DType dtype) {
   Job job{.model = {.layers = 2, .heads = 4, .channels = 16, .context = context, .vocab = kVocab},
           .optim = {.optimizer = OptimizerKind::sgd, .lr = 0.5, .warmup = 0, .steps = 2, .batch = kBatch}};
   job.model.family = draw.of({Family::gpt2, Family::llama});
@@ -43,12 +43,12 @@ Job job_of(test::Draw& draw, int64_t context, DType dtype) {
   return job;
 }
 
-File file_of(Job job, Plan plan, const Dataset& data, double* validation = nullptr) {
+File train_to_file(Job job, Plan plan, const Dataset& data, double* validation = nullptr) {
   plan.threads_per_rank = 1;
   job.plan = plan;
   check(job);
   File out;
-  train(job, sequences_of(data, job.model.context, kBatch, 1), job.optim.steps, [&](Trainer& trainer, Communicator&) {
+  train(job, make_sequences(data, job.model.context, kBatch, 1), job.optim.steps, [&](Trainer& trainer, Communicator&) {
     save(trainer, out);
     const double loss = validation ? *trainer.mean_loss(*data.train_examples, {}) : 0;
     if (validation && trainer.world().rank() == 0) *validation = loss;
@@ -75,9 +75,9 @@ struct Alone {
   double loss = 0;
 };
 Alone rows_alone(const Job& job, const Dataset& data) {
-  const Sequences sequences = sequences_of(data, job.model.context, kBatch, 1);
+  const Sequences sequences = make_sequences(data, job.model.context, kBatch, 1);
   const ExampleRows& rows = *data.train_examples;
-  const std::unique_ptr<LanguageModel> model = whole_model(job, kVocab);
+  const std::unique_ptr<LanguageModel> model = full_model(job, kVocab);
   const ArenaPtr arena = make_arena();
   model->materialize(data_options(job).seed, arena, DType::float64, DType::float64);
   const auto optimizer = make_optimizer(job, model->units());
@@ -146,7 +146,7 @@ TEST(Padding, UpdatesAndLossAreThoseOfRowsAlone) {
   for (uint64_t trial = 0; trial < test::plans(6); ++trial) {
     test::Draw draw("rows alone", trial);
     const int64_t context = draw.of<int64_t>({240, 480});
-    Job job = job_of(draw, context, DType::float64);
+    Job job = make_job(draw, context, DType::float64);
     const bool packed = trial % 3 == 1;
     Plan plan = draw.of({Plan{.dp = 2, .microbatches = 3}, Plan{.pp = 2, .microbatches = 4}, Plan{.tp = 2},
                          Plan{.tp = 2, .sp = true, .microbatches = 3}, Plan{.cp = 2, .microbatches = 2},
@@ -159,7 +159,7 @@ TEST(Padding, UpdatesAndLossAreThoseOfRowsAlone) {
     job.optim.document_mask = packed;
     const Dataset data = examples(context, packed, trial);
     double loss = 0;
-    const File found = file_of(job, plan, data, &loss);
+    const File found = train_to_file(job, plan, data, &loss);
     const Alone alone = rows_alone(job, data);
     EXPECT_LT(distance(alone.values, found), 1e-12) << trial << ": " << to_text(plan);
     EXPECT_NEAR(loss, alone.loss, 1e-12 * loss) << trial << ": " << to_text(plan);
@@ -170,21 +170,21 @@ TEST(Padding, UpdatesAndLossAreThoseOfRowsAlone) {
 TEST(Padding, LayoutsAndContextsLeaveOneFile) {
   for (uint64_t trial = 0; trial < 4; ++trial) {
     test::Draw draw("one file", trial);
-    const Job job = job_of(draw, 256, trial % 2 == 0 ? DType::float32 : DType::bfloat16);
+    const Job job = make_job(draw, 256, trial % 2 == 0 ? DType::float32 : DType::bfloat16);
     const Dataset data = examples(256, false, trial);
-    const Sequences sequences = sequences_of(data, 256, kBatch, 1);
+    const Sequences sequences = make_sequences(data, 256, kBatch, 1);
     std::set<int64_t> lengths;
     for (int64_t s = 0; s < kBatch; s += 4) lengths.insert(padded_tokens(job, sequences.lengths(0, s, 4)));
     EXPECT_GT(lengths.size(), 1U) << trial;
-    const File one = file_of(job, {.microbatches = 3}, data);
+    const File one = train_to_file(job, {.microbatches = 3}, data);
     for (const Plan& plan :
          {Plan{.dp = 3}, Plan{.dp = 3, .dp_mode = DataMode::dataparallel}, Plan{.dp = 3, .dp_mode = DataMode::ps_sync},
           Plan{.dp = 3, .zero = ZeroStage::three}, Plan{.pp = 2, .schedule = ScheduleKind::zb_h1, .microbatches = 3}})
-      EXPECT_TRUE(file_of(job, plan, data) == one) << trial << ": " << to_text(plan);
+      EXPECT_TRUE(train_to_file(job, plan, data) == one) << trial << ": " << to_text(plan);
     if (job.model.family != Family::llama) continue;  // else the table of positions is longer
     Job longer = job;
     longer.model.context = 4096;
-    EXPECT_TRUE(file_of(longer, {.microbatches = 3}, examples(4096, false, trial)) == one) << trial;
+    EXPECT_TRUE(train_to_file(longer, {.microbatches = 3}, examples(4096, false, trial)) == one) << trial;
   }
 }
 
@@ -204,7 +204,7 @@ TEST(Padding, PlansMatchTheOracle) {
       job.optim.dtype = splits ? DType::float64 : DType::float32;
       job.optim.document_mask = packed;
       const Dataset data = examples(256, packed, 3);
-      const auto sequences = [&](const Job& j) { return sequences_of(data, 256, j.optim.batch, 1); };
+      const auto sequences = [&](const Job& j) { return make_sequences(data, 256, j.optim.batch, 1); };
       const VerifyResult r = verify(verifiable(job), {.sequences = sequences});
       EXPECT_EQ(r.exact, !splits);
       EXPECT_TRUE(splits ? r.grad_max_rel < 1e-12 && r.loss_max_rel < 1e-12 : r.bitwise) << to_text(plan) << r.worst;
@@ -228,7 +228,7 @@ TEST(Padding, CostsAttentionNothing) {
     const auto all = [&](int64_t tokens, const Tensor& of) {
       const auto cut = [&](const Tensor& t) { return t.narrow(1, 0, tokens); };
       const AttentionOptions o{.dropout = 0.1, .tokens_total = 999, .starts = of};
-      const Attended made = attention(cut(q), cut(k), cut(v), o);
+      const AttentionResult made = attention(cut(q), cut(k), cut(v), o);
       std::vector<Tensor> out{made.out, cut(q).clone(), cut(k).clone(), cut(v).clone()};
       attention_backward(cut(dout), cut(q), cut(k), cut(v), made, o, out[1], out[2], out[3]);
       return out;

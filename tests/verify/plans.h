@@ -1,7 +1,7 @@
 // Small plans for the contract, the command that repeats one, and the ranks that train it.
 #pragma once
 
-#include "app/job_of.h"
+#include "app/make_job.h"
 #include "train/trainer.h"
 
 namespace tessera {
@@ -24,7 +24,7 @@ inline TrainOptions small_plan(std::string_view words = {}) {
 }
 
 // "tessera verify --layers 2 ..." of everything that differs from the defaults.
-inline std::string command_of(const TrainOptions& o) {
+inline std::string make_command(const TrainOptions& o) {
   std::string text = "tessera verify";
   const auto defaults = config_values(verify_defaults());
   for (const auto& [key, value] : config_values(o)) {
@@ -36,7 +36,7 @@ inline std::string command_of(const TrainOptions& o) {
 }
 
 inline Sequences counted(const Job& job, int64_t seed = 1) {
-  return counted_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(seed));
+  return synthetic_sequences(job.model.vocab, job.model.context, job.optim.batch, static_cast<uint64_t>(seed));
 }
 
 // f(trainer) on each rank of the job.

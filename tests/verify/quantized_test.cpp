@@ -52,7 +52,7 @@ TEST_F(QuantizedGpu, RanksTrainLikeOneRank) {
 
 // The model has 0.516 bytes for each quantised weight, one mean for each matrix.
 TEST(Quantized, MemoryIsTheClosedForm) {
-  const Job job = job_of(small_qlora());
+  const Job job = make_job(small_qlora());
   const std::unique_ptr<LanguageModel> model = make_model(verifiable(job).model);
   int64_t elements = 0, bytes = 0, matrices = 0, means = 0;
   for (const Parameter* p : model->parameters())
@@ -80,7 +80,7 @@ bool is_caught(const TrainOptions& o, const std::function<void(Packed&)>& spoil)
   const VerifyHooks hooks = {.made = [&](Trainer& rank) {
     if (rank.world().rank() + 1 == rank.world().size()) spoil(first_packed(rank));
   }};
-  return !verify(job_of(o), hooks).passed();
+  return !verify(make_job(o), hooks).passed();
 }
 
 // The scale of its neighbour.
@@ -107,8 +107,8 @@ void quantise_by_itself(Packed& p) {
 TEST(Quantized, PlantedDefectsAreCaught) {
   const TrainOptions data = small_qlora("nf4", "dp=2"), tensor = small_qlora("nf4", "tp=2");
   for (const TrainOptions& o : {data, tensor}) {
-    EXPECT_FALSE(is_caught(o, [](Packed&) {})) << command_of(o);
-    EXPECT_TRUE(is_caught(o, take_another_scale)) << command_of(o);
+    EXPECT_FALSE(is_caught(o, [](Packed&) {})) << make_command(o);
+    EXPECT_TRUE(is_caught(o, take_another_scale)) << make_command(o);
   }
   EXPECT_TRUE(is_caught(tensor, quantise_by_itself));
 }
@@ -116,7 +116,7 @@ TEST(Quantized, PlantedDefectsAreCaught) {
 TEST(Quantized, CutsThroughBlocksAreRefused) {
   const TrainOptions o = small_qlora("nf4", "head_dim=32 tp=2");
   EXPECT_EQ(
-      error_of([&] { verify(job_of(o)); }),
+      error_message([&] { verify(make_job(o)); }),
       "`tp`: 'blocks.0.attn.proj.weight' (128, 64) would be cut at multiples of 32 elements, which the 64 that are "
       "quantised together do not divide; expected fewer ranks");
 }

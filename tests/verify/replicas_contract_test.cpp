@@ -60,10 +60,10 @@ TEST(ReplicasContract, RanksThatTrainAloneAreReplayedToTheBit) {
     draw(d, o, "untied=true|false|false outer_lr=0.7|1 outer_momentum=0|0.9 microbatches=1..2");
     o["batch"] = o.plan.dp * o.plan.microbatches;
     draw(d, o, "optimizer=adamw|sgd|muon clip=0|0.1 dtype=fp32|bf16|fp64");
-    o["grad_dtype"] = text_of(o.optim.dtype) == "fp64" ? "fp32" : d.of<const char*>({"fp32", "bf16"});
+    o["grad_dtype"] = to_string(o.optim.dtype) == "fp64" ? "fp32" : d.of<const char*>({"fp32", "bf16"});
     o["lora_rank"] = d.of<int64_t>({0, 0, 2});
     if (o.sizes.lora.rank > 0) o["optimizer"] = "adamw";
-    if (text_of(o.optim.dtype) == "bf16" && text_of(o.optim.optimizer) != "muon")
+    if (to_string(o.optim.dtype) == "bf16" && to_string(o.optim.optimizer) != "muon")
       o["state_dtype"] = d.of<const char*>({"fp32", "bf16"});
     o["offload"] = d.of<const char*>({"none", "none", "optimizer"});
     if (d.between(0, 2) == 0) o["pp"] = 2;
@@ -89,7 +89,7 @@ TEST(ReplicasContract, RanksThatTrainAloneBesideTensorAndContextRanks) {
 }
 
 VerifyResult explain_planted(const char* name, const TrainOptions& o) {
-  return explain(job_of(o), [&](const Job& j) { return planted_if_it_applies(defect(name), j); });
+  return explain(make_job(o), [&](const Job& j) { return planted_if_it_applies(defect(name), j); });
 }
 
 // An outer step that is left out is seen in the step in which its fragment should make it.
@@ -104,7 +104,7 @@ TEST(ReplicasContract, AForgottenFragmentIsSeen) {
 }
 
 std::vector<Tensor> trained(const TrainOptions& o) {
-  const Job job = job_of(o);
+  const Job job = make_job(o);
   std::vector<Tensor> out;
   on_ranks(job, [&](Trainer& trainer) {
     for (int64_t i = 0; i < job.optim.steps; ++i) trainer.step();
@@ -173,7 +173,7 @@ TEST(ReplicasContract, PlansThatCannotBeAreRefused) {
       {2, "optimizer=muon lora_rank=2", "`optimizer`: muon is for matrices of layers"}};
   for (const auto& [dp, plan, refusal] : cases) {
     const TrainOptions o = short_plan(dp, plan);
-    EXPECT_TRUE(has(error_of([&] { check(job_of(o)); }), refusal)) << plan;
+    EXPECT_TRUE(has(error_message([&] { check(make_job(o)); }), refusal)) << plan;
   }
 }
 
@@ -242,11 +242,11 @@ TEST(ExpertsContract, AFrozenExpertThatChangesIsSeen) {
     const TrainOptions o = small_experts("lora_rank=2 dp=2 ep=2 family=llama " + zero);
     const VerifyHooks hooks = {.update = [](Trainer& t, const StepReport& report) {
       t.update(report);
-      for (const FlatUnit& unit : t.strategy().residents())
+      for (const FlatUnit& unit : t.strategy().resident_units())
         if (t.world().rank() == 1 && unit.slots[0].parameter->is_expert) unit.values.raw()[0] ^= std::byte{1};
     }};
-    EXPECT_TRUE(verify(job_of(o)).passed()) << zero;
-    EXPECT_FALSE(verify(job_of(o), hooks).passed()) << zero;
+    EXPECT_TRUE(verify(make_job(o)).passed()) << zero;
+    EXPECT_FALSE(verify(make_job(o), hooks).passed()) << zero;
   }
 }
 
@@ -263,7 +263,7 @@ TEST(ExpertsContract, AnOwnerOfExpertsThatDoesNotSendIsSeen) {
   VerifyHooks hooks;
   spoil(hooks, {[](const std::string& axis, const Call& call) { return axis == "edp" && call.op == Op::broadcast; },
                 [](Transport&, const Call&) { return int64_t{0}; }});
-  const VerifyResult r = verify(job_of(o), hooks);
+  const VerifyResult r = verify(make_job(o), hooks);
   EXPECT_FALSE(r.passed());
   ASSERT_FALSE(r.seen.copies.empty());
   EXPECT_TRUE(has(r.seen.copies.front(), ".experts."));
@@ -284,10 +284,10 @@ TEST(ExpertsContract, GroupsThatDoNotSumAreSeen) {
         {[](const std::string& axis, const Call& call) { return axis == "edp" && call.op == Op::reduce_scatter; },
          [](Transport& transport, const Call& call) {
            const int64_t sent = transport.direct(call);
-           std::memset(call.out, 0, static_cast<size_t>(size_of(call.dtype)));  // one element
+           std::memset(call.out, 0, static_cast<size_t>(element_size(call.dtype)));  // one element
            return sent;
          }});
-  EXPECT_FALSE(verify(job_of(o), hooks).passed());
+  EXPECT_FALSE(verify(make_job(o), hooks).passed());
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace tessera {
 namespace {
 
 using Bytes = std::vector<std::byte>;
-using test::command_of;
+using test::make_command;
 using StepGraphGpu = test::OnGpu;
 using RanksStepGraphGpu = test::OnGpus;
 
@@ -67,7 +67,7 @@ std::vector<TrainOptions> nccl_plans(int64_t most) {
   return out;
 }
 
-Bytes bytes_of(Trainer& trainer, const std::vector<FlatUnit>& units) {
+Bytes as_bytes(Trainer& trainer, const std::vector<FlatUnit>& units) {
   Bytes out;
   const auto add = [&](const Tensor& t) {
     const Tensor here = t.on_host();
@@ -77,19 +77,19 @@ Bytes bytes_of(Trainer& trainer, const std::vector<FlatUnit>& units) {
   for (const NamedTensor& t : trainer.optimizer().state()) add(t.tensor);
   return out;
 }
-Bytes bytes_of(Trainer& trainer) { return bytes_of(trainer, trainer.strategy().residents()); }
+Bytes as_bytes(Trainer& trainer) { return as_bytes(trainer, trainer.strategy().resident_units()); }
 // Parameters that the rank updates; it gets the rest of those that it holds from others.
-Bytes own_bytes_of(Trainer& trainer) { return bytes_of(trainer, trainer.strategy().shards()); }
+Bytes own_bytes(Trainer& trainer) { return as_bytes(trainer, trainer.strategy().shards()); }
 
 void on_ranks(TrainOptions o, Way way, const Sequences& sequences, const std::function<void(Trainer&)>& f) {
   o["cuda_graph"] = way == Way::captured ? "on" : way == Way::automatic ? "auto" : "off";
-  test::on_ranks(job_of(o), sequences, f);
+  test::on_ranks(make_job(o), sequences, f);
 }
 void on_ranks(const TrainOptions& o, Way way, const std::function<void(Trainer&)>& f) {
-  on_ranks(o, way, test::counted(job_of(o)), f);
+  on_ranks(o, way, test::counted(make_job(o)), f);
 }
 
-StepReport step_of(Trainer& trainer, Way way) {
+StepReport run_step(Trainer& trainer, Way way) {
   if (way != Way::halves) return trainer.step();
   const StepReport report = trainer.compute_gradients();
   trainer.update(report);
@@ -109,18 +109,18 @@ struct Ran {
 
 Ran run(const TrainOptions& o, Way way, const std::function<void(Trainer&, int64_t step)>& between = {}) {
   Ran ran;
-  ran.ranks.resize(static_cast<size_t>(job_of(o).plan.ranks()));
+  ran.ranks.resize(static_cast<size_t>(make_job(o).plan.ranks()));
   on_ranks(o, way, [&](Trainer& trainer) {
     OneRank& own = ran.ranks[static_cast<size_t>(trainer.world().rank())];
     for (int64_t step = 0; step < o.optim.steps; ++step) {
       if (between) between(trainer, step);
-      const StepReport report = step_of(trainer, way);
+      const StepReport report = run_step(trainer, way);
       own.losses.push_back(report.loss);
       own.norms.push_back(report.grad_norm);
       own.rates.push_back(report.lr);
     }
     for (Communicator* c : trainer.communicators()) own.counts.push_back(c->counts());
-    own.end = bytes_of(trainer);
+    own.end = as_bytes(trainer);
     if (trainer.world().rank() == 0) ran.replays = trainer.step_record().replays;
     EXPECT_EQ(trainer.steps_done(), o.optim.steps);
   });
@@ -129,7 +129,7 @@ Ran run(const TrainOptions& o, Way way, const std::function<void(Trainer&, int64
 
 // Replays have the bits and counts of eager steps.
 void expect_same_steps(const TrainOptions& o, std::initializer_list<Way> eager, int64_t most_queued) {
-  SCOPED_TRACE(command_of(o));
+  SCOPED_TRACE(make_command(o));
   const Ran captured = run(o, Way::captured);
   const OneRank& first = captured.ranks[0];
   for (const Way way : eager) {
@@ -174,7 +174,7 @@ TEST_F(StepGraphGpu, ACaptureThatFailsIsGivenUp) {
         EXPECT_TRUE(trainer.step_record().given_up.empty() ? !late : !early) << "step " << step;
         if (step == 0) look(trainer, which);
       });
-      EXPECT_TRUE(looked.ranks == queued.ranks) << command_of(o);
+      EXPECT_TRUE(looked.ranks == queued.ranks) << make_command(o);
       EXPECT_EQ(looked.replays, 0);
     }
     EXPECT_THROW(run(o, Way::captured, [&](Trainer& trainer, int64_t) { look(trainer, 0); }), Error)
@@ -220,7 +220,7 @@ void expect_one_wait(const TrainOptions& o, Way way) {
         if (step < 2)
           EXPECT_GE(waits, 1);  // and as often as algorithms are timed
         else
-          EXPECT_EQ(waits, 1) << command_of(o) << " " << step;
+          EXPECT_EQ(waits, 1) << make_command(o) << " " << step;
       }
     });
 }
@@ -239,20 +239,20 @@ void expect_nothing_updated(const TrainOptions& o) {
   for (const int64_t after : {0, 5}) {  // queued, and launched again
     std::atomic<int> ended = 0;
     on_ranks(o, Way::captured, [&](Trainer& trainer) {
-      SCOPED_TRACE(command_of(o));
+      SCOPED_TRACE(make_command(o));
       for (int64_t step = 0; step < after; ++step) trainer.step();
       const bool last = trainer.world().rank() == trainer.world().size() - 1;
-      for (const FlatUnit& unit : trainer.strategy().residents())  // stage 3 of ZeRO has its part alone
+      for (const FlatUnit& unit : trainer.strategy().resident_units())  // stage 3 of ZeRO has its part alone
         if (last && unit.name == "blocks.0") unit.values.narrow(0, 0, 1).fill(std::numeric_limits<double>::quiet_NaN());
-      const Bytes before = own_bytes_of(trainer);
+      const Bytes before = own_bytes(trainer);
       expect_error(Status::not_finite, {"step " + std::to_string(after + 1) + ": the loss is nan"},
                    [&] { trainer.step(); });
-      EXPECT_TRUE(own_bytes_of(trainer) == before) << "rank " << trainer.world().rank();
+      EXPECT_TRUE(own_bytes(trainer) == before) << "rank " << trainer.world().rank();
       EXPECT_EQ(trainer.steps_done(), after);
       EXPECT_EQ(trainer.step_record().replays > 0, after > 0);
       ++ended;
     });
-    EXPECT_EQ(ended, job_of(o).plan.ranks()) << command_of(o);
+    EXPECT_EQ(ended, make_job(o).plan.ranks()) << make_command(o);
   }
 }
 
@@ -280,23 +280,23 @@ TEST(StepGraph, SaysWhyNot) {
       {over_nccl(2, "trace=true"), "`trace` looks at each pass of a step"},
       {over_nccl(2, "offload=optimizer"), "`offload` optimizer moves state through the host"}};
   for (auto [o, why] : cases) {
-    SCOPED_TRACE(command_of(o));
+    SCOPED_TRACE(make_command(o));
     o["cuda_graph"] = "auto";
-    EXPECT_EQ(no_graph_because(job_of(o), o.trace), why);
+    EXPECT_EQ(no_graph_because(make_job(o), o.trace), why);
     o["cuda_graph"] = "on";
-    const std::string refused = error_of([&o = o] { EXPECT_EQ(no_graph_because(job_of(o), o.trace), ""); });
+    const std::string refused = error_message([&o = o] { EXPECT_EQ(no_graph_because(make_job(o), o.trace), ""); });
     EXPECT_TRUE(has(refused, why.empty() ? "nothing was thrown" : why));
   }
   EXPECT_THROW(check_plan(one_rank("device=cpu cuda_graph=on")), Error);
   EXPECT_NO_THROW(check_plan(one_rank("device=cpu cuda_graph=auto")));
-  EXPECT_EQ(no_graph_because(job_of(one_rank("cuda_graph=off")), false), "`cuda_graph` off");
+  EXPECT_EQ(no_graph_because(make_job(one_rank("cuda_graph=off")), false), "`cuda_graph` off");
 }
 
 // The tokens of the next step are read while the GPU is at this one; what cannot be read ends the step that needs it.
 TEST_F(StepGraphGpu, TokensAreReadAStepAhead) {
   const TrainOptions o = one_rank("");
   int64_t last = -1, missing = 1000;
-  Sequences sequences = test::counted(job_of(o));
+  Sequences sequences = test::counted(make_job(o));
   sequences.load = [&, load = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* in, int32_t* out) {
     if (step >= missing) throw InputError("the file is gone");
     last = step;
@@ -326,8 +326,8 @@ void expect_like_one(TrainOptions o, Way way) {
   say(one, "sp=false zero=0");
   const OneRank many = run(o, way).ranks[0], alone = run(one, Way::captured).ranks[0];
   for (size_t step = 0; step < many.losses.size(); ++step) {
-    EXPECT_NEAR(many.losses[step], alone.losses[step], 1e-11 * alone.losses[step]) << command_of(o);
-    EXPECT_NEAR(many.norms[step], alone.norms[step], 1e-9 * alone.norms[step]) << command_of(o);
+    EXPECT_NEAR(many.losses[step], alone.losses[step], 1e-11 * alone.losses[step]) << make_command(o);
+    EXPECT_NEAR(many.norms[step], alone.norms[step], 1e-9 * alone.norms[step]) << make_command(o);
   }
 }
 
@@ -364,11 +364,11 @@ TEST_F(RanksStepGraphGpu, RanksAgreeOnHowTheyMakeAStep) {
 
 TEST_F(RanksStepGraphGpu, AWishIsHeardByAll) {
   const TrainOptions o = over_nccl(2, "");
-  for (const Wish wish : {Wish::save, Wish::stop})
+  for (const StepRequest wish : {StepRequest::save, StepRequest::stop})
     on_ranks(o, Way::captured, [&](Trainer& trainer) {
       for (int64_t step = 0; step < 6; ++step)
-        EXPECT_EQ(trainer.step(step == 4 || (step == 5 && trainer.world().rank() == 1) ? wish : Wish::none).wish,
-                  step >= 4 ? wish : Wish::none);
+        EXPECT_EQ(trainer.step(step == 4 || (step == 5 && trainer.world().rank() == 1) ? wish : StepRequest::none).wish,
+                  step >= 4 ? wish : StepRequest::none);
     });
 }
 
@@ -376,9 +376,9 @@ TEST_F(RanksStepGraphGpu, AWishIsHeardByAll) {
 // cause that those have who were given it.
 TEST_F(RanksStepGraphGpu, ATokenOutsideOnOneRankUpdatesNothing) {
   for (const TrainOptions& o : nccl_plans(gpus)) {
-    SCOPED_TRACE(command_of(o));
+    SCOPED_TRACE(make_command(o));
     constexpr int64_t kAfter = 5;  // launched again
-    Sequences sequences = test::counted(job_of(o));
+    Sequences sequences = test::counted(make_job(o));
     sequences.load = [&o, good = sequences.load](int64_t step, int64_t first, int64_t count, int32_t* inputs,
                                                  int32_t* targets) {
       const int64_t last = o.optim.batch - 1;
@@ -387,23 +387,23 @@ TEST_F(RanksStepGraphGpu, ATokenOutsideOnOneRankUpdatesNothing) {
         inputs[(last - first) * o.sizes.context] = static_cast<int32_t>(o.sizes.vocab + 3);
     };
     std::atomic<int> ended = 0;
-    const std::string cause = error_of([&] {
+    const std::string cause = error_message([&] {
       on_ranks(o, Way::captured, sequences, [&](Trainer& trainer) {
-        SCOPED_TRACE(fmt::format("{}, rank {}", command_of(o), trainer.world().rank()));
+        SCOPED_TRACE(fmt::format("{}, rank {}", make_command(o), trainer.world().rank()));
         for (int64_t step = 0; step < kAfter; ++step) trainer.step();
         EXPECT_GT(trainer.step_record().replays, 0);
-        const Bytes before = own_bytes_of(trainer);
+        const Bytes before = own_bytes(trainer);
         try {
           trainer.step();
         } catch (const Error&) {
-          EXPECT_TRUE(own_bytes_of(trainer) == before);
+          EXPECT_TRUE(own_bytes(trainer) == before);
           EXPECT_EQ(trainer.steps_done(), kAfter);
           ++ended;
           throw;
         }
       });
     });
-    EXPECT_EQ(ended, job_of(o).plan.ranks());
+    EXPECT_EQ(ended, make_job(o).plan.ranks());
     EXPECT_TRUE(has(cause, std::to_string(o.sizes.vocab + 3) + " "));
     EXPECT_TRUE(has(cause, "is outside [0, "));
   }
@@ -416,7 +416,7 @@ std::string failure(std::string_view words, const std::function<void(Trainer&)>&
     EXPECT_GT(trainer.step_record().replays, 0);
     f(trainer);
   };
-  return error_of([&] { on_ranks(over_nccl(2, words), Way::captured, after_five); }, Status::communication);
+  return error_message([&] { on_ranks(over_nccl(2, words), Way::captured, after_five); }, Status::communication);
 }
 
 // A rank that fails before the meeting, and one that has agreed to a launch and then does not make it.
@@ -424,7 +424,7 @@ TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
   for (const bool agreed : {false, true}) {
     const std::string what = failure("tp=2", [&](Trainer& trainer) {
       if (trainer.world().rank() == 1) {
-        if (agreed) StepRanks(trainer.world(), {}).agree(Wish::none, true, true);
+        if (agreed) StepConsensus(trainer.world(), {}).agree(StepRequest::none, true, true);
         throw CommError("the cause");
       }
       trainer.step();
@@ -433,7 +433,7 @@ TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
   }
   const std::string what = failure("tp=2 timeout=1", [&](Trainer& trainer) {
     if (trainer.world().rank() == 0) return void(trainer.step());
-    StepRanks(trainer.world(), {}).agree(Wish::none, true, true);
+    StepConsensus(trainer.world(), {}).agree(StepRequest::none, true, true);
     std::this_thread::sleep_for(std::chrono::milliseconds(1300));
   });
   EXPECT_TRUE(has(what, "step: NCCL did not end it within 1 s"));

@@ -29,7 +29,7 @@ AsyncTrainer::AsyncTrainer(const Job& job, Sequences sequences, Communicator& wo
       sequences_(std::move(sequences)),
       axis_(with_one_job(world, job).split(0, world.rank(), "dp")),
       arena_(rank_arena(job.plan, world)),
-      model_(whole_model(job, sequences_.vocab)),
+      model_(full_model(job, sequences_.vocab)),
       schedule_(lr_schedule(job.optim)),
       server_(*model_, *axis_, arena_, data_options(job), async_options()) {
   check_sequences(job_, sequences_);
@@ -38,7 +38,7 @@ AsyncTrainer::AsyncTrainer(const Job& job, Sequences sequences, Communicator& wo
 // Documents of ids in the host's memory.
 Documents AsyncTrainer::documents(const Tensor& ids) const {
   if (!job_.optim.document_mask) return {};
-  const Documents made = documents_of(ids, *sequences_.document_end);
+  const Documents made = find_documents(ids, *sequences_.document_end);
   return {made.starts.to(arena_), made.positions.to(arena_)};
 }
 
@@ -135,7 +135,7 @@ std::vector<NamedTensor> AsyncTrainer::pulled() {
   return out;
 }
 
-void AsyncTrainer::read(const WholeTensors& values, const WholeTensors& state, int64_t updates) {
+void AsyncTrainer::read(const FullTensors& values, const FullTensors& state, int64_t updates) {
   Optimizer* const optimizer = server_.optimizer();
   if (!optimizer) return;
   read_values(server_.shards(), values);
@@ -143,11 +143,11 @@ void AsyncTrainer::read(const WholeTensors& values, const WholeTensors& state, i
   optimizer->set_steps(updates);
 }
 
-void AsyncTrainer::begin_with(const WholeTensors& values) {
+void AsyncTrainer::begin_with(const FullTensors& values) {
   if (server_.optimizer()) tessera::begin_with(server_.shards(), *server_.optimizer(), values);
 }
 
-void AsyncTrainer::read_pulled(const WholeTensors& pulled) {
+void AsyncTrainer::read_pulled(const FullTensors& pulled) {
   read_values(server_.units(), [&](const std::string& name, DType dtype, const Shape& shape) {
     return pulled(of_worker(axis_->rank()) + name, dtype, shape);
   });

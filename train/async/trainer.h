@@ -37,10 +37,10 @@ class AsyncTrainer {
   std::vector<NamedTensor> state();
   std::vector<NamedTensor> pulled();
   // This server's and this worker's part of them.
-  void read(const WholeTensors& values, const WholeTensors& state, int64_t updates);
-  void read_pulled(const WholeTensors& pulled);
+  void read(const FullTensors& values, const FullTensors& state, int64_t updates);
+  void read_pulled(const FullTensors& pulled);
   // The first weights of a run, this server's part of them.
-  void begin_with(const WholeTensors& values);
+  void begin_with(const FullTensors& values);
 
  private:
   AsyncOptions async_options();

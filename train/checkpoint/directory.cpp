@@ -32,12 +32,12 @@ bool is_plain_name(std::string_view name) {
          name.find('\0') == std::string_view::npos;
 }
 
-fs::path name_of(const fs::path& directory, int64_t step) { return directory / fmt::format("{}{}", kStep, step); }
+fs::path to_string(const fs::path& directory, int64_t step) { return directory / fmt::format("{}{}", kStep, step); }
 fs::path aside(fs::path name) { return name += kReplaced; }
 bool is_aside(const fs::path& path) { return path.extension() == kReplaced; }
 
 // N of "step-N" and of "step-N.replaced" with nothing after it.
-std::optional<int64_t> step_of(const fs::path& path) {
+std::optional<int64_t> step_number(const fs::path& path) {
   const std::string name = (is_aside(path) ? path.stem() : path.filename()).string();
   int64_t step = 0;
   if (!name.starts_with(kStep)) return std::nullopt;
@@ -50,10 +50,10 @@ std::optional<int64_t> step_of(const fs::path& path) {
 std::vector<fs::path> newest_first(const fs::path& directory) {
   std::vector<fs::path> found;
   std::error_code error;
-  for (const fs::path& p : entries_of(directory))
-    if (const auto step = step_of(p); step && !(is_aside(p) && fs::exists(name_of(directory, *step), error)))
+  for (const fs::path& p : list_entries(directory))
+    if (const auto step = step_number(p); step && !(is_aside(p) && fs::exists(to_string(directory, *step), error)))
       found.push_back(p);
-  std::ranges::sort(found, [](const fs::path& a, const fs::path& b) { return *step_of(a) > *step_of(b); });
+  std::ranges::sort(found, [](const fs::path& a, const fs::path& b) { return *step_number(a) > *step_number(b); });
   return found;
 }
 
@@ -65,10 +65,10 @@ void remove_checkpoint(const fs::path& path) {
   if (error) fs::remove_all(path, error);
 }
 
-Json manifest_of(const fs::path& attempt, int64_t step, const std::string& about) {
+Json make_manifest(const fs::path& attempt, int64_t step, const std::string& about) {
   Json listed = Json::object();
-  for (const fs::path& file : entries_of(attempt))
-    listed[file.filename().string()] = {{"bytes", fs::file_size(file)}, {"xxh3", hex(checksum_of(file))}};
+  for (const fs::path& file : list_entries(attempt))
+    listed[file.filename().string()] = {{"bytes", fs::file_size(file)}, {"xxh3", hex(file_checksum(file))}};
   return {{"format", kFormat}, {"version", 1}, {"step", step}, {"about", Json::parse(about)}, {"files", listed}};
 }
 
@@ -95,25 +95,25 @@ void give_name(const fs::path& attempt, const fs::path& name) {
 }  // namespace
 
 NewCheckpoint::NewCheckpoint(fs::path directory, int64_t step)
-    : directory_(std::move(directory)), name_(name_of(directory_, step)), step_(step) {
+    : directory_(std::move(directory)), name_(to_string(directory_, step)), step_(step) {
   make_directories(directory_);
   if (::mkdir(path().c_str(), 0777) != 0)
     throw OutputError(fmt::format("cannot make the directory {}: {}", path().string(), std::strerror(errno)));
 }
 
 Checkpoint NewCheckpoint::finish(const std::string& about, size_t keep) {
-  write_file(path() / "manifest.json", manifest_of(path(), step_, about).dump(2) + "\n");
+  write_file(path() / "manifest.json", make_manifest(path(), step_, about).dump(2) + "\n");
   sync_directory(path());
-  const fs::path name = name_of(directory_, step_);
+  const fs::path name = to_string(directory_, step_);
   give_name(path(), name);
   sync_directory(directory_);
-  for (const fs::path& old : entries_of(directory_))
-    if (is_aside(old) && fs::is_directory(name_of(directory_, step_of(old).value_or(-1)))) remove_checkpoint(old);
+  for (const fs::path& old : list_entries(directory_))
+    if (is_aside(old) && fs::is_directory(to_string(directory_, step_number(old).value_or(-1)))) remove_checkpoint(old);
   write_file(directory_ / "latest", name.filename().string() + "\n");
   const std::optional<BestCheckpoint> best = best_checkpoint(directory_);
   const std::vector<fs::path> all = newest_first(directory_);
   for (size_t i = keep; i < all.size(); ++i)
-    if (const int64_t step = *step_of(all[i]); step != step_ && !(best && best->step == step))
+    if (const int64_t step = *step_number(all[i]); step != step_ && !(best && best->step == step))
       remove_checkpoint(all[i]);
   return {name, step_, about};
 }
@@ -125,16 +125,16 @@ std::optional<BestCheckpoint> best_checkpoint(const fs::path& directory) {
   std::string name;
   BestCheckpoint best;
   words >> name >> best.val_loss;
-  const std::optional<int64_t> step = step_of(name);
+  const std::optional<int64_t> step = step_number(name);
   if (!words || !step) return {};
-  const fs::path named = name_of(directory, *step);
+  const fs::path named = to_string(directory, *step);
   if (!fs::is_directory(named, error) && !fs::is_directory(aside(named), error)) return {};
   best.step = *step;
   return best;
 }
 
 void write_best(const fs::path& directory, const BestCheckpoint& best) {
-  write_file(directory / "best", fmt::format("{} {}\n", name_of({}, best.step).string(), best.val_loss));
+  write_file(directory / "best", fmt::format("{} {}\n", to_string({}, best.step).string(), best.val_loss));
 }
 
 Manifest parse_manifest(std::string_view json, const std::string& what) {
@@ -171,7 +171,7 @@ Checkpoint open_checkpoint(const fs::path& path) {
     const uintmax_t size = fs::file_size(file, error);
     if (error) bad_input("{}: {}; the manifest lists it", file.string(), error.message());
     if (listed.bytes != size) bad_input("{}: {} bytes; the manifest says {}", file.string(), size, listed.bytes);
-    if (const std::string found = hex(checksum_of(file)); listed.xxh3 != found)
+    if (const std::string found = hex(file_checksum(file)); listed.xxh3 != found)
       bad_input("{}: checksum {}; the manifest says {}", file.string(), found, listed.xxh3);
   }
   return {path, manifest.step, manifest.about};

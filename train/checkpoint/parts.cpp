@@ -17,12 +17,12 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kParts = "parts";
-constexpr int64_t kMostElements = int64_t{1} << 56;
+constexpr int64_t kMaxElements = int64_t{1} << 56;
 
 // The files of a stem's parts, in order of their names.
 std::vector<fs::path> part_files(const fs::path& checkpoint, const std::string& stem) {
   std::vector<fs::path> out;
-  for (const fs::path& file : entries_of(checkpoint))
+  for (const fs::path& file : list_entries(checkpoint))
     if (file.filename().string().starts_with(stem + ".rank-")) out.push_back(file);
   std::ranges::sort(out);
   return out;
@@ -34,23 +34,23 @@ SavedPart parse_part(const std::string& name, const Json& j, const std::string& 
         "{}: part of '{}': expected shape, dim, runs and begin, of elements that the shape has", what, name));
   };
   SavedPart part{.name = name};
-  if (!j.is_object() || !j.contains("shape") || !j["shape"].is_array() || j["shape"].size() > kMaxRank) throw refuse();
+  if (!j.is_object() || !j.contains("shape") || !j["shape"].is_array() || j["shape"].size() > kMaxDims) throw refuse();
   int64_t elements = 1;
   for (const Json& size : j["shape"]) {
     const std::optional<int64_t> n = natural(size);
-    if (!n || *n < 1 || *n > kMostElements / elements) throw refuse();
+    if (!n || *n < 1 || *n > kMaxElements / elements) throw refuse();
     part.whole.push_back(*n);
     elements *= *n;
   }
   const std::optional<int64_t> begin = natural(j.value("begin", Json())), dim = natural(j.value("dim", Json()));
   const Json runs = j.value("runs", Json());
-  if (!begin || !dim || *dim > part.whole.rank() || !runs.is_array()) throw refuse();
+  if (!begin || !dim || *dim > part.whole.ndim() || !runs.is_array()) throw refuse();
   part.begin = *begin;
   part.shard.dim = static_cast<int>(*dim);
   for (int64_t at = 0; const Json& run : runs) {
     const auto first = run.is_array() && run.size() == 2 ? natural(run[0]) : std::nullopt,
                size = first ? natural(run[1]) : first;
-    if (!size || *size < 1 || *dim == part.whole.rank() || *first < at || *first > part.whole[part.shard.dim] ||
+    if (!size || *size < 1 || *dim == part.whole.ndim() || *first < at || *first > part.whole[part.shard.dim] ||
         *size > part.whole[part.shard.dim] - *first)
       throw refuse();
     part.shard.runs.push_back({*first, *size});
@@ -112,10 +112,10 @@ void SavedTensors::add(const Safetensors& file, const std::string& what) {
     const auto found = parts.find(t.name);
     if (described != file.metadata().end() && found == parts.end())
       bad_input("{}: the parts do not name tensor '{}'", what, t.name);
-    if (t.shape.size() > kMaxRank) bad_input("{}: tensor '{}' has more than six dims", what, t.name);
+    if (t.shape.size() > kMaxDims) bad_input("{}: tensor '{}' has more than six dims", what, t.name);
     SavedPart part = found != parts.end() ? found->second : SavedPart{.name = t.name, .whole = Shape(t.shape)};
-    part.count = std::ssize(t.bytes) / size_of(t.dtype);
-    if (const int64_t kept = part.shard.part_of(part.whole).numel(); part.count > kept - part.begin)
+    part.count = std::ssize(t.bytes) / element_size(t.dtype);
+    if (const int64_t kept = part.shard.slice_unit(part.whole).numel(); part.count > kept - part.begin)
       bad_input("{}: tensor '{}' has {} elements from {} on; its part ends at {}", what, t.name, part.count, part.begin,
                 kept);
     const std::vector<int64_t> shape(part.whole.begin(), part.whole.end());
@@ -146,7 +146,7 @@ TensorReader SavedTensors::reader(const std::string& name) const {
     const std::byte* at;
   };
   std::vector<Run> runs;  // by their place in the whole
-  const int64_t element = size_of(whole.dtype);
+  const int64_t element = element_size(whole.dtype);
   for (const auto& [bytes, part] : whole.pieces)
     for_each_run(part.whole, part.shard, part.begin, part.begin + part.count,
                  [&, data = bytes->bytes.data(), first = part.begin](int64_t here, int64_t begin, int64_t count) {
@@ -172,12 +172,12 @@ TensorReader SavedTensors::reader(const std::string& name) const {
   };
 }
 
-WholeTensors SavedTensors::tensors() const {
+FullTensors SavedTensors::tensors() const {
   return [this](const std::string& name, DType dtype, const Shape& shape) {
     const Whole& whole = at(name);
     if (whole.dtype != dtype || whole.shape != std::vector<int64_t>(shape.begin(), shape.end()))
       throw InputError(
-          fmt::format("the checkpoint's '{}' does not fit: expected {} {}", name, name_of(dtype), shape.str()));
+          fmt::format("the checkpoint's '{}' does not fit: expected {} {}", name, to_string(dtype), shape.str()));
     return reader(name);
   };
 }
@@ -190,7 +190,7 @@ namespace {
 Range saved_range(const Plan& plan, int64_t size, int rank) {
   const Range all{0, size}, none{0, 0};
   if (plan.zero != ZeroStage::none) {
-    const int cut = static_cast<int>(shared_over(plan));
+    const int cut = static_cast<int>(shard_group_size(plan));
     return rank < cut ? shard_range(size, cut, rank) : none;
   }
   if (plan.dp_mode == DataMode::ps_sync) return shard_range(size, static_cast<int>(plan.servers), rank);
@@ -218,7 +218,7 @@ std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state) {
   const Plan& plan = job.plan;
   if (plan.dp_mode == DataMode::ps_async)
     throw FieldError("dp_mode", "the servers of ps-async save whole tensors; expected another one");
-  const Schedule schedule = schedule_of(plan);
+  const Schedule schedule = make_schedule(plan);
   const auto data_ranks = static_cast<int>(plan.dp * plan.cp), tp_ranks = static_cast<int>(plan.tp);
   ModelConfig config = model_config(job, job.model.vocab);
   config.tie_copies = plan.tie_copies || schedule.stages > 1;

@@ -15,7 +15,7 @@ namespace {
 
 // Adds the part of each parameter that `flat`, a tensor like the unit's values, has. A slot may begin before it or end
 // past it.
-void add_parts(const FlatUnit& unit, const Tensor& flat, const std::string& suffix, std::vector<HeldPart>& out) {
+void add_parts(const FlatUnit& unit, const Tensor& flat, const std::string& suffix, std::vector<TensorSlice>& out) {
   for (const Slot& slot : unit.slots) {
     const int64_t from = std::max(slot.begin, int64_t{0}), to = std::min(slot.end(), flat.numel());
     if (from < to)
@@ -24,15 +24,15 @@ void add_parts(const FlatUnit& unit, const Tensor& flat, const std::string& suff
   }
 }
 
-std::vector<HeldPart> values_of(const std::vector<FlatUnit>& units) {
-  std::vector<HeldPart> out;
+std::vector<TensorSlice> unit_values(const std::vector<FlatUnit>& units) {
+  std::vector<TensorSlice> out;
   for (const FlatUnit& unit : units) add_parts(unit, unit.values, "", out);
   return out;
 }
 
 // Parts of tensors that are named after their units.
-std::vector<HeldPart> state_of(const std::vector<NamedTensor>& all, const std::vector<FlatUnit>& units) {
-  std::vector<HeldPart> out;
+std::vector<TensorSlice> optimizer_state(const std::vector<NamedTensor>& all, const std::vector<FlatUnit>& units) {
+  std::vector<TensorSlice> out;
   for (const NamedTensor& state : all)
     for (const FlatUnit& unit : units) {
       if (!state.name.starts_with(unit.name + ".")) continue;
@@ -43,25 +43,27 @@ std::vector<HeldPart> state_of(const std::vector<NamedTensor>& all, const std::v
   return out;
 }
 
-std::vector<HeldPart> state_of(const Optimizer& optimizer) { return state_of(optimizer.state(), optimizer.units()); }
+std::vector<TensorSlice> optimizer_state(const Optimizer& optimizer) {
+  return optimizer_state(optimizer.state(), optimizer.units());
+}
 
-std::vector<HeldPart> state_of(const DataStrategy& strategy) {
-  return strategy.state().empty() ? std::vector<HeldPart>() : state_of(strategy.state(), strategy.shards());
+std::vector<TensorSlice> optimizer_state(const DataStrategy& strategy) {
+  return strategy.state().empty() ? std::vector<TensorSlice>() : optimizer_state(strategy.state(), strategy.shards());
 }
 
 // The optimizer's, and the values of ranks that train alone, by names that say whose they are.
-std::vector<HeldPart> apart_state(Trainer& trainer) {
-  std::vector<HeldPart> out = state_of(trainer.optimizer());
+std::vector<TensorSlice> apart_state(Trainer& trainer) {
+  std::vector<TensorSlice> out = optimizer_state(trainer.optimizer());
   const DataStrategy& strategy = trainer.strategy();
   if (!strategy.layout().apart) return out;
   for (const FlatUnit& unit : strategy.shards())
     if (unit.trainable()) add_parts(unit, unit.values, ".value", out);
-  for (HeldPart& h : out) h.name += suffix_of_copy(strategy.copy());
+  for (TensorSlice& h : out) h.name += suffix_of_copy(strategy.copy());
   return out;
 }
 
-std::vector<HeldPart> gradients_of(Trainer& trainer) {
-  std::vector<HeldPart> out;
+std::vector<TensorSlice> compute_gradients(Trainer& trainer) {
+  std::vector<TensorSlice> out;
   for (const FlatUnit& unit : trainer.strategy().shards())
     if (unit.trainable()) add_parts(unit, unit.grads, "", out);
   return out;
@@ -69,13 +71,13 @@ std::vector<HeldPart> gradients_of(Trainer& trainer) {
 
 // Keeps the parts that this rank saves. Of ranks that hold the same the first has it to save, or those of that copy on
 // the data axis; a copy of a tied weight is nobody's.
-std::vector<HeldPart> own(Trainer& trainer, std::vector<HeldPart> held, std::optional<int> copy = 0) {
+std::vector<TensorSlice> own(Trainer& trainer, std::vector<TensorSlice> held, std::optional<int> copy = 0) {
   const int mine = trainer.strategy().copy();
   // Neighbours that keep everything have one copy of the experts among them; each group of shard ranks has its own.
-  const bool everything = trainer.strategy().layout().kept == Kept::everywhere;
+  const bool everything = trainer.strategy().layout().kept == ShardingKind::everywhere;
   const int neighbours = everything ? static_cast<int>(trainer.job().plan.ep) : 1;
   if (trainer.strategy().layout().apart && trainer.mesh().coordinate("cp") > 0) return {};  // which are one copy
-  std::erase_if(held, [&](const HeldPart& h) {
+  std::erase_if(held, [&](const TensorSlice& h) {
     const ShardSpec& shard = h.parameter->shard;
     const int alike = h.parameter->is_expert ? neighbours : 1;
     const bool copied = copy && mine / alike != *copy / alike;  // none: of each copy
@@ -84,9 +86,9 @@ std::vector<HeldPart> own(Trainer& trainer, std::vector<HeldPart> held, std::opt
   return held;
 }
 
-std::vector<WholeTensor> list(Trainer& trainer, DType dtype, bool of_frozen) {
-  std::vector<WholeTensor> out;
-  for (const Module::Unit& unit : trainer.whole_model().layout())
+std::vector<FullTensor> list(Trainer& trainer, DType dtype, bool of_frozen) {
+  std::vector<FullTensor> out;
+  for (const Module::Unit& unit : trainer.full_model().layout())
     for (const Slot& slot : unit.slots)
       if (unit.trainable || of_frozen)
         out.push_back({slot.parameter->name, unit.dtype(dtype), slot.parameter->stored()});
@@ -95,15 +97,15 @@ std::vector<WholeTensor> list(Trainer& trainer, DType dtype, bool of_frozen) {
 
 // Whole tensors on rank 0. A rank's table has for each run of its elements, which follow one another: the tensor, where
 // the run begins in it, and its length.
-std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<WholeTensor>& all,
-                                const std::vector<HeldPart>& mine) {
+std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<FullTensor>& all,
+                                const std::vector<TensorSlice>& mine) {
   Communicator& world = trainer.world();
   const ArenaPtr host = trainer.arena()->host();
   std::map<std::string, int64_t> index;
-  for (const WholeTensor& t : all) index.emplace(t.name, std::ssize(index));
+  for (const FullTensor& t : all) index.emplace(t.name, std::ssize(index));
   std::vector<int64_t> table;
   int64_t count = 0;  // bytes
-  for (const HeldPart& h : mine) {
+  for (const TensorSlice& h : mine) {
     for_each_run(*h.parameter, h.begin, h.begin + h.part.numel(), [&](int64_t, int64_t whole, int64_t length) {
       table.insert(table.end(), {index.at(h.name), whole, length});
     });
@@ -113,7 +115,7 @@ std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<WholeTensor>
   const auto room = [&](int64_t n) { return Tensor::empty({n}, DType::uint8, host, Category::workspace); };
   if (all.empty()) return {};
   const Tensor elements = room(count);
-  for (int64_t at = 0; const HeldPart& h : mine) {
+  for (int64_t at = 0; const TensorSlice& h : mine) {
     const Tensor here = h.part.on_host();
     std::memcpy(elements.raw() + at, here.raw(), static_cast<size_t>(here.nbytes()));
     at += here.nbytes();
@@ -125,12 +127,12 @@ std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<WholeTensor>
     return {};
   }
   std::vector<NamedTensor> out;
-  for (const WholeTensor& t : all) out.push_back({t.name, Tensor::empty(t.shape, t.dtype, host, Category::workspace)});
+  for (const FullTensor& t : all) out.push_back({t.name, Tensor::empty(t.shape, t.dtype, host, Category::workspace)});
   const auto place = [&](const Tensor& runs, const Tensor& from) {
     const std::byte* at = from.raw();
     for (const int64_t *run = runs.data<int64_t>(), *const end = run + runs.numel(); run < end; run += 3) {
       const Tensor& to = out[static_cast<size_t>(run[0])].tensor;
-      const int64_t element = size_of(to.dtype());
+      const int64_t element = element_size(to.dtype());
       std::memcpy(to.raw() + run[1] * element, at, static_cast<size_t>(run[2] * element));
       at += run[2] * element;
     }
@@ -148,12 +150,12 @@ std::vector<NamedTensor> gather(Trainer& trainer, const std::vector<WholeTensor>
   return out;
 }
 
-void read_parts(const std::vector<HeldPart>& parts, const WholeTensors& source) {
-  for (const HeldPart& h : parts) {
+void read_parts(const std::vector<TensorSlice>& parts, const FullTensors& source) {
+  for (const TensorSlice& h : parts) {
     const TensorReader whole = source(h.name, h.part.dtype(), h.parameter->stored());
     if (!whole) continue;
     const Tensor here = h.part.on_host();
-    const int64_t element = size_of(here.dtype());
+    const int64_t element = element_size(here.dtype());
     for_each_run(*h.parameter, h.begin, h.begin + here.numel(), [&](int64_t local, int64_t at, int64_t count) {
       whole(at, {here.raw() + (local - h.begin) * element, static_cast<size_t>(count * element)});
     });
@@ -164,7 +166,7 @@ void read_parts(const std::vector<HeldPart>& parts, const WholeTensors& source) 
 }  // namespace
 
 std::vector<std::string> state_kinds(const Optimisation& o, bool matrices) {
-  const auto names = states_of(rule_of(o.optimizer, o.momentum, matrices));
+  const auto names = state_names(update_rule(o.optimizer, o.momentum, matrices));
   std::vector<std::string> kinds(names.begin(), names.end());
   if (o.dtype == DType::bfloat16 && o.state_dtype != DType::bfloat16) kinds.emplace_back("master");
   return kinds;
@@ -172,15 +174,15 @@ std::vector<std::string> state_kinds(const Optimisation& o, bool matrices) {
 
 std::string suffix_of_copy(int copy) { return copy == 0 ? "" : fmt::format(".replica{}", copy); }
 
-std::vector<WholeTensor> list_values(Trainer& trainer) { return list(trainer, trainer.job().optim.dtype, true); }
+std::vector<FullTensor> list_values(Trainer& trainer) { return list(trainer, trainer.job().optim.dtype, true); }
 
 namespace {
 
 // The state of the optimizer and of the strategy of the data axis, of so many of its copies, with values or without.
-std::vector<WholeTensor> list_state(Trainer& trainer, int copies, bool values) {
+std::vector<FullTensor> list_state(Trainer& trainer, int copies, bool values) {
   const Optimisation& o = trainer.job().optim;
-  const std::vector<Module::Unit> units = trainer.whole_model().layout();
-  std::vector<WholeTensor> out;
+  const std::vector<Module::Unit> units = trainer.full_model().layout();
+  std::vector<FullTensor> out;
   // Adds the units that keep that kind, in their order.
   const auto add = [&](const std::string& kind, DType dtype, const std::string& suffix, bool of_rest,
                        bool of_matrices) {
@@ -196,22 +198,22 @@ std::vector<WholeTensor> list_state(Trainer& trainer, int copies, bool values) {
   std::stable_partition(all.begin(), all.end(), [](const auto& kind) { return kind != "master"; });
   for (int copy = 0; copy < copies; ++copy) {
     for (const std::string& kind : all)
-      add(kind, kind == "master" ? DType::float32 : state_dtype_of(o), suffix_of_copy(copy), keeps(rest, kind),
+      add(kind, kind == "master" ? DType::float32 : state_dtype(o), suffix_of_copy(copy), keeps(rest, kind),
           keeps(matrices, kind));
     if (values) add("value", o.dtype, suffix_of_copy(copy), true, true);
   }
-  for (const std::string& kind : trainer.strategy().state_kinds()) add(kind, wide_of(o.dtype), "", true, true);
+  for (const std::string& kind : trainer.strategy().state_kinds()) add(kind, accum_dtype(o.dtype), "", true, true);
   return out;
 }
 
 }  // namespace
 
-std::vector<WholeTensor> list_state(Trainer& trainer) {
+std::vector<FullTensor> list_state(Trainer& trainer) {
   const bool apart = trainer.strategy().layout().apart;
   return list_state(trainer, apart ? trainer.strategy().copies() : 1, apart);
 }
 
-std::vector<FlatUnit> model_of(const DataStrategy& strategy) {
+std::vector<FlatUnit> model_units(const DataStrategy& strategy) {
   std::vector<FlatUnit> out = strategy.shards();
   if (strategy.agrees()) return out;
   for (FlatUnit& unit : out)
@@ -220,72 +222,77 @@ std::vector<FlatUnit> model_of(const DataStrategy& strategy) {
   return out;
 }
 
-std::vector<HeldPart> own_values(Trainer& trainer) { return own(trainer, values_of(model_of(trainer.strategy()))); }
+std::vector<TensorSlice> own_values(Trainer& trainer) {
+  return own(trainer, unit_values(model_units(trainer.strategy())));
+}
 
-std::vector<HeldPart> own_state(Trainer& trainer) {
+std::vector<TensorSlice> own_state(Trainer& trainer) {
   const bool apart = trainer.strategy().layout().apart;
-  std::vector<HeldPart> out = own(trainer, apart_state(trainer), apart ? std::optional<int>() : 0);
-  std::ranges::move(own(trainer, state_of(trainer.strategy())), std::back_inserter(out));
+  std::vector<TensorSlice> out = own(trainer, apart_state(trainer), apart ? std::optional<int>() : 0);
+  std::ranges::move(own(trainer, optimizer_state(trainer.strategy())), std::back_inserter(out));
   return out;
 }
 
-std::vector<HeldPart> held_between_steps(Trainer& trainer) {
+std::vector<TensorSlice> held_between_steps(Trainer& trainer) {
   const DataStrategy& strategy = trainer.strategy();
-  std::vector<HeldPart> out = state_of(strategy);
-  if (strategy.agrees()) std::ranges::move(values_of(strategy.residents()), std::back_inserter(out));
+  std::vector<TensorSlice> out = optimizer_state(strategy);
+  if (strategy.agrees()) std::ranges::move(unit_values(strategy.resident_units()), std::back_inserter(out));
   std::ranges::move(apart_state(trainer), std::back_inserter(out));
   return out;
 }
 
 std::vector<NamedTensor> whole_values(Trainer& trainer, int copy) {
-  return gather(trainer, list_values(trainer), own(trainer, values_of(trainer.strategy().shards()), copy));
+  return gather(trainer, list_values(trainer), own(trainer, unit_values(trainer.strategy().shards()), copy));
 }
 
 std::vector<NamedTensor> whole_gradients(Trainer& trainer, int copy) {
-  return gather(trainer, list(trainer, trainer.gradient_dtype(), false), own(trainer, gradients_of(trainer), copy));
+  return gather(trainer, list(trainer, trainer.gradient_dtype(), false),
+                own(trainer, compute_gradients(trainer), copy));
 }
 
 std::vector<NamedTensor> whole_state(Trainer& trainer, int copy) {
-  std::vector<HeldPart> held = state_of(trainer.optimizer());
-  std::ranges::move(state_of(trainer.strategy()), std::back_inserter(held));
+  std::vector<TensorSlice> held = optimizer_state(trainer.optimizer());
+  std::ranges::move(optimizer_state(trainer.strategy()), std::back_inserter(held));
   return gather(trainer, list_state(trainer, 1, false), own(trainer, held, copy));
 }
 
 std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients) {
-  std::vector<HeldPart> held =
-      own(trainer, of_gradients ? gradients_of(trainer) : values_of(trainer.strategy().shards()));
-  for (HeldPart& h : held) {
+  std::vector<TensorSlice> held =
+      own(trainer, of_gradients ? compute_gradients(trainer) : unit_values(trainer.strategy().shards()));
+  for (TensorSlice& h : held) {
     const std::vector<int32_t> rank(static_cast<size_t>(h.part.numel()), trainer.world().rank());
     h.part = Tensor::of<int32_t>(rank, {h.part.numel()}, trainer.arena()->host());
   }
-  std::vector<WholeTensor> whole = list(trainer, DType::int32, !of_gradients);
-  for (WholeTensor& t : whole) t.dtype = DType::int32;  // tensors of bytes get int32 too
+  std::vector<FullTensor> whole = list(trainer, DType::int32, !of_gradients);
+  for (FullTensor& t : whole) t.dtype = DType::int32;  // tensors of bytes get int32 too
   return gather(trainer, whole, held);
 }
 
-void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source) {
-  read_parts(values_of(units), source);
+void read_values(const std::vector<FlatUnit>& units, const FullTensors& source) {
+  read_parts(unit_values(units), source);
   for (const FlatUnit& unit : units) ++unit.values.storage()->version;
 }
 
-void read_state(const Optimizer& optimizer, const WholeTensors& source) { read_parts(state_of(optimizer), source); }
-
-void read_state(Trainer& trainer, const WholeTensors& source) {
-  read_parts(apart_state(trainer), source);
-  read_parts(state_of(trainer.strategy()), source);
+void read_state(const Optimizer& optimizer, const FullTensors& source) {
+  read_parts(optimizer_state(optimizer), source);
 }
 
-void begin_with(const std::vector<FlatUnit>& units, const Optimizer& optimizer, const WholeTensors& source) {
+void read_state(Trainer& trainer, const FullTensors& source) {
+  read_parts(apart_state(trainer), source);
+  read_parts(optimizer_state(trainer.strategy()), source);
+}
+
+void begin_with(const std::vector<FlatUnit>& units, const Optimizer& optimizer, const FullTensors& source) {
   read_values(units, source);
-  std::vector<HeldPart> masters = state_of(optimizer);
+  std::vector<TensorSlice> masters = optimizer_state(optimizer);
   constexpr std::string_view kMaster = ".master";
-  std::erase_if(masters, [&](const HeldPart& h) { return !h.name.ends_with(kMaster); });
-  for (HeldPart& h : masters) h.name.resize(h.name.size() - kMaster.size());
+  std::erase_if(masters, [&](const TensorSlice& h) { return !h.name.ends_with(kMaster); });
+  for (TensorSlice& h : masters) h.name.resize(h.name.size() - kMaster.size());
   read_parts(masters, source);
 }
 
-TensorReader reader_of(std::span<const std::byte> bytes, DType dtype) {
-  return [bytes, element = size_of(dtype)](int64_t begin, std::span<std::byte> to) {
+TensorReader make_reader(std::span<const std::byte> bytes, DType dtype) {
+  return [bytes, element = element_size(dtype)](int64_t begin, std::span<std::byte> to) {
     std::memcpy(to.data(), bytes.subspan(static_cast<size_t>(begin * element), to.size()).data(), to.size());
   };
 }
@@ -315,7 +322,7 @@ int64_t first_with(std::span<const std::byte> elements, Word exponent) {
 }
 
 // Returns a hash of a part's place, which several ranks may hold: which elements of which tensor.
-uint64_t place_of(const HeldPart& h) {
+uint64_t tensor_offset(const TensorSlice& h) {
   std::string text = h.name;
   const auto add = [&](int64_t n) { text.append(reinterpret_cast<const char*>(&n), sizeof n); };
   for_each_run(*h.parameter, h.begin, h.begin + h.part.numel(),
@@ -328,7 +335,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
 }
 
 // The ranks that hold each value: the most ranks first, of as many those with the lowest rank.
-[[noreturn]] void refuse(const HeldPart& h, int64_t step, const std::map<int64_t, std::vector<int>>& by_value) {
+[[noreturn]] void refuse(const TensorSlice& h, int64_t step, const std::map<int64_t, std::vector<int>>& by_value) {
   std::vector<std::vector<int>> groups;
   for (const auto& [value, ranks] : by_value) groups.push_back(ranks);
   std::ranges::sort(groups,
@@ -366,12 +373,12 @@ void check_replicas(Trainer& trainer) {
   Communicator& world = trainer.world();
   if (world.size() == 1) return;
   const OpCounts before = world.counts();
-  const std::vector<HeldPart> held = held_between_steps(trainer);
+  const std::vector<TensorSlice> held = held_between_steps(trainer);
   const auto most = static_cast<int64_t>(world.max(static_cast<double>(held.size())));
   std::vector<int64_t> mine;  // place and content of each part
-  for (const HeldPart& h : held) {
+  for (const TensorSlice& h : held) {
     const Tensor here = h.part.on_host();
-    mine.push_back(static_cast<int64_t>(place_of(h)));
+    mine.push_back(static_cast<int64_t>(tensor_offset(h)));
     mine.push_back(static_cast<int64_t>(
         checksum({reinterpret_cast<const char*>(here.raw()), static_cast<size_t>(here.nbytes())})));
   }

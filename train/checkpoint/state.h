@@ -9,7 +9,7 @@
 namespace tessera {
 
 // One tensor of the whole state: "blocks.0.mlp.up.weight", or the optimizer's "blocks.0.mlp.up.weight.m".
-struct WholeTensor {
+struct FullTensor {
   std::string name;
   DType dtype{};
   Shape shape;
@@ -19,13 +19,14 @@ std::vector<std::string> state_kinds(const Optimisation& optim, bool matrices = 
 // The suffix in the names of state of ranks that train alone: nothing for the first copy, ".replica1" for the second.
 std::string suffix_of_copy(int copy);
 // All parameters, and all that optimizers and strategies keep, in the order of a file. Of ranks that train alone the
-// parameters are model_of(), and each rank's own are among what is kept: "....weight.m.replica1", "....value.replica1".
-std::vector<WholeTensor> list_values(Trainer& trainer);
-std::vector<WholeTensor> list_state(Trainer& trainer);
+// parameters are model_units(), and each rank's own are among what is kept: "....weight.m.replica1",
+// "....value.replica1".
+std::vector<FullTensor> list_values(Trainer& trainer);
+std::vector<FullTensor> list_state(Trainer& trainer);
 
 // A rank's part of one tensor: elements [begin, begin + part.numel()) of its part of the parameter. for_each_run() says
 // where these are in the whole.
-struct HeldPart {
+struct TensorSlice {
   std::string name;
   const Parameter* parameter = nullptr;
   Tensor part;  // 1-D, where the rank has it
@@ -33,13 +34,13 @@ struct HeldPart {
 };
 // The model of the run as this rank has it: its shards; of ranks that train alone what they had in common last, in the
 // dtype of values.
-std::vector<FlatUnit> model_of(const DataStrategy& strategy);
+std::vector<FlatUnit> model_units(const DataStrategy& strategy);
 // Each element of the whole state is among these on exactly one rank, the one that saves it; what all parts of a matrix
 // in four bits share is with each of them.
-std::vector<HeldPart> own_values(Trainer& trainer);
-std::vector<HeldPart> own_state(Trainer& trainer);
+std::vector<TensorSlice> own_values(Trainer& trainer);
+std::vector<TensorSlice> own_state(Trainer& trainer);
 // All that this rank holds between steps and that other ranks hold too, if any does.
-std::vector<HeldPart> held_between_steps(Trainer& trainer);
+std::vector<TensorSlice> held_between_steps(Trainer& trainer);
 
 // Full names of parameters with their values; of gradients; and of the optimizer's tensors. On rank 0; elsewhere empty,
 // but every rank calls these.
@@ -53,17 +54,17 @@ std::vector<NamedTensor> whole_owners(Trainer& trainer, bool of_gradients);
 // Copies elements of a whole tensor, from the one at `begin` on, as many as `to` has room for.
 using TensorReader = std::function<void(int64_t begin, std::span<std::byte> to)>;
 // Whole tensors by name, to be read in that dtype and shape: nothing is read of what nobody asks for.
-using WholeTensors = std::function<TensorReader(const std::string& name, DType dtype, const Shape& shape)>;
+using FullTensors = std::function<TensorReader(const std::string& name, DType dtype, const Shape& shape)>;
 // A reader of `bytes`, which must outlive it.
-TensorReader reader_of(std::span<const std::byte> bytes, DType dtype);
+TensorReader make_reader(std::span<const std::byte> bytes, DType dtype);
 // Units, or shards of them, take their part. Throws what `source` throws.
-void read_values(const std::vector<FlatUnit>& units, const WholeTensors& source);
-void read_state(const Optimizer& optimizer, const WholeTensors& source);
+void read_values(const std::vector<FlatUnit>& units, const FullTensors& source);
+void read_state(const Optimizer& optimizer, const FullTensors& source);
 // And what the strategy of the data axis keeps; of ranks that train alone also their values.
-void read_state(Trainer& trainer, const WholeTensors& source);
+void read_state(Trainer& trainer, const FullTensors& source);
 // The first weights of a run: parameters, and their master copies, which are rounded less. What `source` gives no
 // reader for keeps the values that it has.
-void begin_with(const std::vector<FlatUnit>& units, const Optimizer& optimizer, const WholeTensors& source);
+void begin_with(const std::vector<FlatUnit>& units, const Optimizer& optimizer, const FullTensors& source);
 
 // --- files ---
 
@@ -85,7 +86,7 @@ std::vector<std::vector<SavedPart>> parts_of_ranks(const Job& job, bool state);
 //   model.rank-1-of-4.safetensors           ...
 //
 // Which elements a part has is said in its metadata, "parts": {NAME: {"shape", "dim", "runs", "begin"}}, as Parameter
-// and HeldPart say it. Parts may be missing: a host needs those alone that its ranks read. Files are mapped, so of a
+// and TensorSlice say it. Parts may be missing: a host needs those alone that its ranks read. Files are mapped, so of a
 // tensor only what is asked for is read.
 
 std::string part_name(const std::string& stem, size_t rank, size_t ranks);
@@ -118,7 +119,7 @@ class SavedTensors {
   // Elements as they are stored; the reader throws InputError for elements that no part here has. This must outlive it.
   TensorReader reader(const std::string& name) const;
   // By dtype and shape, which must be as stored.
-  WholeTensors tensors() const;
+  FullTensors tensors() const;
 
  private:
   void add(const Safetensors& file, const std::string& what);

@@ -27,13 +27,13 @@ class QueuedStep final : public StepGraph {
     clip_factor(0, parts_.clip);  // refuses what is no norm
   }
 
-  Found run(int64_t step, double lr, Wish wish) override {
+  Found run(int64_t step, double lr, StepRequest wish) override {
     parts_.load(step);
     state_.set(static_cast<uint64_t>(step), parts_.optimizer->next(lr));
-    StepRanks::Agreed agreed = agree(wish);
-    if (agreed.how == StepRanks::How::capture && !captures()) agreed.how = StepRanks::How::queue;
-    std::optional<Arena::Lent> lent;  // to what is launched, until it is done
-    if (agreed.how != StepRanks::How::queue) lent.emplace(*arena_);
+    StepConsensus::Decision agreed = agree(wish);
+    if (agreed.how == StepConsensus::StepMode::capture && !captures()) agreed.how = StepConsensus::StepMode::queue;
+    std::optional<Arena::AllowReuse> lent;  // to what is launched, until it is done
+    if (agreed.how != StepConsensus::StepMode::queue) lent.emplace(*arena_);
     launch_or_queue(agreed.how);
     parts_.ahead(step + 1);
     if (parts_.ranks) parts_.ranks->wait(*arena_);
@@ -51,21 +51,21 @@ class QueuedStep final : public StepGraph {
  private:
   // The first steps choose algorithms and make the arena grow. When one has begun with the layout that is there now,
   // the arena has grown no more, and the next will ask for the same blocks.
-  StepRanks::Agreed agree(Wish wish) {
+  StepConsensus::Decision agree(StepRequest wish) {
     const Arena::Layout now = arena_->layout();
     if (graph_ && !graph_->fits()) graph_.reset();  // a validation, say, has made the arena grow
     const bool launches = graph_.has_value(), captures = parts_.captured && (launches || now == before_);
     before_ = now;
     if (parts_.ranks) return parts_.ranks->agree(wish, launches, captures);
-    return {StepRanks::choose(launches, captures), wish};
+    return {StepConsensus::choose(launches, captures), wish};
   }
 
-  void launch_or_queue(StepRanks::How how) {
-    if (how == StepRanks::How::queue) {
+  void launch_or_queue(StepConsensus::StepMode how) {
+    if (how == StepConsensus::StepMode::queue) {
       ++record_.queued;
       return queue();
     }
-    if (how == StepRanks::How::launch && parts_.ranks) parts_.ranks->count_again();
+    if (how == StepConsensus::StepMode::launch && parts_.ranks) parts_.ranks->count_again();
     graph_->launch();
     ++record_.replays;
   }

@@ -43,14 +43,14 @@ Tensor counted(const Tensor& x, const std::vector<int64_t>& rows) {
   return out;
 }
 
-InputSquares inputs_of(DecoderLayer& layer, Linear& linear, const std::vector<Batch>& batches) {
+InputSquares observe_inputs(DecoderLayer& layer, Linear& linear, const std::vector<Batch>& batches) {
   InputSquares out(linear.weight.dim(1));
   const std::vector<int64_t>* rows = nullptr;
   struct Unhook {
     Linear& linear;
-    ~Unhook() { linear.set_product({}); }
+    ~Unhook() { linear.set_matmul({}); }
   } const unhook{linear};
-  linear.set_product([&](const Var& x, const Var& w, const Var& b, WeightPacks* packs) {
+  linear.set_matmul([&](const Var& x, const Var& w, const Var& b, PackedWeights* packs) {
     out.add(counted(x.value(), *rows));
     return tessera::linear(x, w, b, packs);
   });
@@ -97,7 +97,7 @@ std::vector<QuantizedWeight> quantize_layers(LanguageModel& model, const Rows* c
   for (int64_t i = 0; i < model.config.layers; ++i) {
     DecoderLayer& layer = model.layer(i);
     for (Linear* l : layer.all<Linear>()) {
-      const InputSquares inputs = inputs_of(layer, *l, batches);
+      const InputSquares inputs = observe_inputs(layer, *l, batches);
       const Tensor weight = l->weight.value().on_host().to(DType::float32);
       const int64_t group = o.group > 0 ? o.group : weight.dim(1);
       QuantizedWeight made{.name = l->parameter(l->weight).name,
@@ -119,21 +119,21 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-TensorReader reader_of(const std::shared_ptr<const Bytes>& bytes) {
+TensorReader make_reader(const std::shared_ptr<const Bytes>& bytes) {
   return [bytes](int64_t begin, std::span<std::byte> to) { std::memcpy(to.data(), bytes->data() + begin, to.size()); };
 }
 
 }  // namespace
 
-WholeTensors quantized(const ModelConfig& config, WholeTensors numbers) {
-  return [all = packings_of(config), numbers = std::move(numbers)](const std::string& name, DType dtype,
-                                                                   const Shape& shape) -> TensorReader {
+FullTensors quantized(const ModelConfig& config, FullTensors numbers) {
+  return [all = weight_packings(config), numbers = std::move(numbers)](const std::string& name, DType dtype,
+                                                                       const Shape& shape) -> TensorReader {
     const auto found = all.find(name);
     if (found == all.end() || dtype != DType::uint8) return numbers(name, dtype, shape);
     const Packing& p = found->second;
     const TensorReader read = numbers(name, DType::float32, {p.rows, p.columns});
     try {
-      return reader_of(std::make_shared<const Bytes>(
+      return make_reader(std::make_shared<const Bytes>(
           quantize(p, [&](int64_t begin, std::span<float> to) { read(begin, std::as_writable_bytes(to)); })));
     } catch (const InputError&) {
       throw;
@@ -143,16 +143,16 @@ WholeTensors quantized(const ModelConfig& config, WholeTensors numbers) {
   };
 }
 
-WholeTensors dequantized(const ModelConfig& config, WholeTensors stored) {
-  return [all = packings_of(config), stored = std::move(stored)](const std::string& name, DType dtype,
-                                                                 const Shape& shape) -> TensorReader {
+FullTensors dequantized(const ModelConfig& config, FullTensors stored) {
+  return [all = weight_packings(config), stored = std::move(stored)](const std::string& name, DType dtype,
+                                                                     const Shape& shape) -> TensorReader {
     const auto found = all.find(name);
     if (found == all.end() || dtype == DType::uint8) return stored(name, dtype, shape);
     const Packing& p = found->second;
     const auto bytes = std::make_shared<Bytes>(static_cast<size_t>(p.bytes()));
     stored(name, DType::uint8, {p.bytes()})(0, *bytes);
     return [bytes, &p, dtype](int64_t begin, std::span<std::byte> to) {
-      std::vector<float> wide(to.size() / static_cast<size_t>(size_of(dtype)));
+      std::vector<float> wide(to.size() / static_cast<size_t>(element_size(dtype)));
       dequantize(p, *bytes, begin, wide);
       with_floating(dtype, "dequantize", [&]<class T>(T) {
         for (size_t i = 0; i < wide.size(); ++i) {

@@ -44,9 +44,9 @@ std::vector<QuantizedWeight> quantize_layers(LanguageModel& model, const Rows* c
 
 // `numbers` with the bytes of what `config` holds in four bits, where uint8 is asked for: each weight is read and
 // quantised whole, whatever is asked of it. The result may be asked by several threads.
-WholeTensors quantized(const ModelConfig& config, WholeTensors numbers);
+FullTensors quantized(const ModelConfig& config, FullTensors numbers);
 
 // `stored`, which has bytes of what `config` holds in four bits, with their numbers, where floating ones are asked for.
-WholeTensors dequantized(const ModelConfig& config, WholeTensors stored);
+FullTensors dequantized(const ModelConfig& config, FullTensors stored);
 
 }  // namespace tessera

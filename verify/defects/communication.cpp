@@ -11,16 +11,16 @@ namespace {
 
 // --- sums ---
 
-std::string data_axis_of(const Job& job) { return job.plan.cp > 1 ? "dp+cp" : "dp"; }
+std::string data_axis(const Job& job) { return job.plan.cp > 1 ? "dp+cp" : "dp"; }
 
 // The sums of gradients, on the axis within which ranks are added first.
-auto gradients_of(const Job& job) {
+auto compute_gradients(const Job& job) {
   const Plan& p = job.plan;
   const bool groups = p.shard_ranks > 0 && p.shard_ranks < p.dp * p.cp;
   const Op op = p.dp_mode != DataMode::ddp  ? Op::reduce
                 : p.zero == ZeroStage::none ? Op::all_reduce
                                             : Op::reduce_scatter;
-  return [axis = groups ? "dp.shard" : data_axis_of(job), op](const std::string& name, const Call& call) {
+  return [axis = groups ? "dp.shard" : data_axis(job), op](const std::string& name, const Call& call) {
     return name == axis && call.op == op;
   };
 }
@@ -29,7 +29,7 @@ auto gradients_of(const Job& job) {
 int64_t nothing(Transport& transport, const Call& call) {
   if (call.op != Op::reduce_scatter) return 0;
   const Range own = piece(call.count, transport.size(), transport.rank());
-  const int64_t element = size_of(call.dtype);
+  const int64_t element = element_size(call.dtype);
   std::memmove(call.out, call.in + own.begin * element, static_cast<size_t>(own.size() * element));
   return 0;
 }
@@ -46,8 +46,8 @@ void scale(Transport& transport, const Call& call, double factor) {
   });
 }
 
-Spoilt scaled_sums(const Job& job, bool up) {
-  return {gradients_of(job), [up](Transport& transport, const Call& call) {
+FaultyCall scaled_sums(const Job& job, bool up) {
+  return {compute_gradients(job), [up](Transport& transport, const Call& call) {
             const int64_t sent = transport.direct(call);
             scale(transport, call, up ? transport.size() : 1.0 / transport.size());
             return sent;
@@ -58,9 +58,10 @@ Spoilt scaled_sums(const Job& job, bool up) {
 bool norm_over_tp(const Job& job) { return job.plan.tp > 1 && job.optim.dtype != DType::float64; }
 
 // Groups of one rank sum nothing.
-const std::vector<Want> kSumWants = wants(
-    kDataRanks, kDirect, kCpu, Want{"dp_mode", "ddp", [](const Job& j) { return j.plan.dp_mode != DataMode::diloco; }},
-    Want{"shard_ranks", "2", [](const Job& j) { return j.plan.shard_ranks != 1; }});
+const std::vector<Requirement> kSumWants =
+    wants(kDataRanks, kDirect, kCpu,
+          Requirement{"dp_mode", "ddp", [](const Job& j) { return j.plan.dp_mode != DataMode::diloco; }},
+          Requirement{"shard_ranks", "2", [](const Job& j) { return j.plan.shard_ranks != 1; }});
 
 // --- calls and messages ---
 
@@ -127,15 +128,15 @@ class WrongGroups final : public AroundTransport {
   std::pair<int, int> first_;
 };
 
-const std::vector<Want> kGroups =
-    wants(Want{"dp", "4", [](const Job& j) { return j.plan.dp * j.plan.cp >= 4; }}, kDdp, kDirect, kCpu,
-          Want{"zero", "1", [](const Job& j) { return j.plan.zero != ZeroStage::none; }},
-          Want{"shard_ranks", "2", [](const Job& j) {
-                 const int64_t ranks = j.plan.dp * j.plan.cp, group = j.plan.shard_ranks;
-                 return group > 1 && (ranks < 4 || group < ranks);
-               }});
+const std::vector<Requirement> kGroups =
+    wants(Requirement{"dp", "4", [](const Job& j) { return j.plan.dp * j.plan.cp >= 4; }}, kDdp, kDirect, kCpu,
+          Requirement{"zero", "1", [](const Job& j) { return j.plan.zero != ZeroStage::none; }},
+          Requirement{"shard_ranks", "2", [](const Job& j) {
+                        const int64_t ranks = j.plan.dp * j.plan.cp, group = j.plan.shard_ranks;
+                        return group > 1 && (ranks < 4 || group < ranks);
+                      }});
 
-Spoilt silent(const std::vector<std::string>& axes, Op op) {
+FaultyCall silent(const std::vector<std::string>& axes, Op op) {
   return {
       [=](const std::string& name, const Call& call) { return call.op == op && std::ranges::count(axes, name) > 0; },
       [](Transport&, const Call&) { return int64_t{0}; }};
@@ -151,23 +152,23 @@ void forget_outer_step(VerifyHooks& hooks, const Job& job) {
   };
 }
 
-const Want kRanks{"dp", "2", [](const Job& j) { return j.plan.ranks() > 1; }};
-const Want kNoFloat64{"dtype", "fp32", [](const Job& j) { return j.optim.dtype != DType::float64; }};
+const Requirement kRanks{"dp", "2", [](const Job& j) { return j.plan.ranks() > 1; }};
+const Requirement kNoFloat64{"dtype", "fp32", [](const Job& j) { return j.optim.dtype != DType::float64; }};
 
 }  // namespace
 
-std::vector<Defect> defects_of_calls() {
+std::vector<InjectedFault> defects_of_calls() {
   return {
       {"missing-gradient-sum", "each data rank updates by the gradient of its own sequences: the sum is left out",
        "missing-gradient-sum", kEverywhere, kSumWants, spoils([](const Job& j) {
-         return Spoilt{gradients_of(j), nothing};
+         return FaultyCall{compute_gradients(j), nothing};
        })},
       {"gradients-summed-twice", "the all-reduce of gradients is called twice", "summed-twice", kEverywhere,
        wants(kSumWants, kDdp, kNoShards), spoils([](const Job& j) {
-         return Spoilt{gradients_of(j), [](Transport& transport, const Call& call) {
-                         const int64_t sent = transport.direct(call);
-                         return sent + transport.direct(call);
-                       }};
+         return FaultyCall{compute_gradients(j), [](Transport& transport, const Call& call) {
+                             const int64_t sent = transport.direct(call);
+                             return sent + transport.direct(call);
+                           }};
        })},
       {"gradients-divided-twice",
        "summed gradients are divided by the number of data ranks, though the loss is already a mean", "wrong-scale",
@@ -177,27 +178,29 @@ std::vector<Defect> defects_of_calls() {
       {"rounded-gradients", "gradients are summed and sent in bf16 where the plan says fp32", "narrow-sums",
        kEverywhere,
        wants(kDataRanks, kDdp, kNoFloat64,
-             Want{"grad_dtype", "fp32", [](const Job& j) { return j.plan.grad_dtype == DType::float32; }}),
+             Requirement{"grad_dtype", "fp32", [](const Job& j) { return j.plan.grad_dtype == DType::float32; }}),
        runs([](Job& job) { job.plan.grad_dtype = DType::bfloat16; })},
       {"ring-order", "sums go around a ring where the plan says the order of ranks", "order-of-sums", kEverywhere,
-       wants(kNoTensorRanks, kNoContextRanks, Want{"dp", "3", [](const Job& j) { return j.plan.dp >= 3; }}, kDdp,
+       wants(kNoTensorRanks, kNoContextRanks, Requirement{"dp", "3", [](const Job& j) { return j.plan.dp >= 3; }}, kDdp,
              kDirect),
        [](VerifyHooks& h, const Job&) {
          then(h.launching, [](LaunchOptions& how) { how.algorithm = Algorithm::ring; });
        }},
       {"missing-norm-sum", "each rank clips by the norm of its own part of the model", "norm", kEverywhere,
-       wants(kDirect, Want{"pp", "2", [](const Job& j) { return j.plan.pp > 1 || norm_over_tp(j); }}),
+       wants(kDirect, Requirement{"pp", "2", [](const Job& j) { return j.plan.pp > 1 || norm_over_tp(j); }}),
        spoils([](const Job& j) {
-         return Spoilt{[pp = j.plan.pp > 1](const std::string& axis, const Call& call) {
-                         return call.op == Op::all_reduce && axis == (pp ? "pp" : "tp") && call.dtype == DType::float64;
-                       },
-                       nothing};
+         return FaultyCall{[pp = j.plan.pp > 1](const std::string& axis, const Call& call) {
+                             return call.op == Op::all_reduce && axis == (pp ? "pp" : "tp") &&
+                                    call.dtype == DType::float64;
+                           },
+                           nothing};
        })},
       {"untied-copies", "the first and the last stage do not sum the gradients of the weight that they share",
        "tied-copies", "between the first and the last pipeline stage",
-       wants(kPipeline, Want{"untied", "false", [](const Job& j) { return j.model.tied; }}, kNoAdapters, kNoV, kDirect),
+       wants(kPipeline, Requirement{"untied", "false", [](const Job& j) { return j.model.tied; }}, kNoAdapters, kNoV,
+             kDirect),
        spoils([](const Job&) {
-         return Spoilt{[](const std::string& axis, const Call&) { return axis == "tied"; }, nothing};
+         return FaultyCall{[](const std::string& axis, const Call&) { return axis == "tied"; }, nothing};
        })},
       {"lost-call", "a rank leaves out one of its communications", "lost-call", kOnLastRank, wants(kRanks, kDirect),
        plant_fault<Fault::Kind::drop>},
@@ -217,7 +220,7 @@ std::vector<Defect> defects_of_calls() {
   };
 }
 
-std::vector<Defect> defects_of_groups() {
+std::vector<InjectedFault> defects_of_groups() {
   return {
       {"unsummed-group", "shards are not summed over the groups: each group trains on its own sequences",
        "group-not-summed", kEverywhere, kGroups,
@@ -225,18 +228,19 @@ std::vector<Defect> defects_of_groups() {
       {"wrong-group", "shards are summed over the ranks of their group, and not over those that have the same shard",
        "wrong-group", kEverywhere, kGroups,
        [](VerifyHooks& h, const Job& j) {
-         around_every_rank<WrongGroups>(h, data_axis_of(j), j.plan.ep > 1 ? 2 : 0);  // two groups of experts before
+         around_every_rank<WrongGroups>(h, data_axis(j), j.plan.ep > 1 ? 2 : 0);  // two groups of experts before
        }},
       {"forgotten-outer-step", "the first outer step is left out: ranks go on alone", "outer-step", kEverywhere,
-       wants(kDataRanks, Want{"dp_mode", "diloco", [](const Job& j) { return j.plan.dp_mode == DataMode::diloco; }},
-             Want{"dp", "2", [](const Job& j) { return j.plan.dp > 1; }}, kNoShards, kDirect),
+       wants(kDataRanks,
+             Requirement{"dp_mode", "diloco", [](const Job& j) { return j.plan.dp_mode == DataMode::diloco; }},
+             Requirement{"dp", "2", [](const Job& j) { return j.plan.dp > 1; }}, kNoShards, kDirect),
        forget_outer_step},
       {"silent-owner", "owners of matrices do not send what they have made orthogonal", "silent-owner", kEverywhere,
        wants(kDataRanks, kDdp, kDirect,
-             Want{"optimizer", "muon", [](const Job& j) { return j.optim.optimizer == OptimizerKind::muon; }},
+             Requirement{"optimizer", "muon", [](const Job& j) { return j.optim.optimizer == OptimizerKind::muon; }},
              kNoShards, kNoAdapters),
        spoils([](const Job& j) {
-         return silent({data_axis_of(j), "edp"}, Op::broadcast);
+         return silent({data_axis(j), "edp"}, Op::broadcast);
        })},
   };
 }

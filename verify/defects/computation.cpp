@@ -49,14 +49,14 @@ Var as_it_is(const Var& weight) { return weight; }
 void unsum_input(Trainer& t) { last_attention(t).qkv.share(column_input(t.mesh()["tp"], R)); }
 // P for I: so is the part that flows on.
 void unsum_output(Trainer& t) {
-  last_attention(t).proj.set_product(
-      [](const Var& x, const Var& w, const Var& b, WeightPacks* packs) { return linear(x, w, b, packs); });
+  last_attention(t).proj.set_matmul(
+      [](const Var& x, const Var& w, const Var& b, PackedWeights* packs) { return linear(x, w, b, packs); });
 }
 
 void take_contiguous(Trainer& t) {
   Communicator& cp = t.mesh()["cp"];
-  last_attention(t).set_core([&cp](const Var& qkv, const Heads& heads, const AttentionOptions& options) {
-    return ring_attention(qkv, heads, options, cp, Balance::contiguous);
+  last_attention(t).set_attention([&cp](const Var& qkv, const Heads& heads, const AttentionOptions& options) {
+    return ring_attention(qkv, heads, options, cp, SequencePartition::contiguous);
   });
 }
 
@@ -80,27 +80,27 @@ StepInfo with_first_masks(StepInfo at) {
   return at;
 }
 
-const Want kTensorRanks{"tp", "2", [](const Job& j) { return j.plan.tp >= 2; }};
-const Want kContextRanks{"cp", "2", [](const Job& j) { return j.plan.cp >= 2; }};
-const Want kNoSequenceParts{"sp", "false", [](const Job& j) { return !j.plan.sp; }};
-const Want kLlama{"family", "llama", [](const Job& j) { return j.model.family == Family::llama; }};
-const Want kSeveral{"microbatches", "2", [](const Job& j) { return j.plan.microbatches * j.plan.dp > 1; }};
+const Requirement kTensorRanks{"tp", "2", [](const Job& j) { return j.plan.tp >= 2; }};
+const Requirement kContextRanks{"cp", "2", [](const Job& j) { return j.plan.cp >= 2; }};
+const Requirement kNoSequenceParts{"sp", "false", [](const Job& j) { return !j.plan.sp; }};
+const Requirement kLlama{"family", "llama", [](const Job& j) { return j.model.family == Family::llama; }};
+const Requirement kSeveral{"microbatches", "2", [](const Job& j) { return j.plan.microbatches * j.plan.dp > 1; }};
 // In bf16 the bound of a plan that splits sums is wide enough for a wrong mask, or a sum that is missing in one layer.
-const Want kNarrowBound{"dtype", "fp32", [](const Job& j) { return j.optim.dtype != DType::bfloat16; }};
+const Requirement kNarrowBound{"dtype", "fp32", [](const Job& j) { return j.optim.dtype != DType::bfloat16; }};
 
 // --- experts ---
 
-const std::vector<Want> kExperts =
+const std::vector<Requirement> kExperts =
     wants(kNoTensorRanks, kNoContextRanks, kNoSequenceParts, kNoAdapters,
-          Want{"experts", "4", [](const Job& j) { return j.model.experts.count >= 4; }},
-          Want{"experts_per_token", "2", [](const Job& j) { return j.model.experts.per_token == 2; }});
+          Requirement{"experts", "4", [](const Job& j) { return j.model.experts.count >= 4; }},
+          Requirement{"experts_per_token", "2", [](const Job& j) { return j.model.experts.per_token == 2; }});
 
 // Each rank of ep has two of four experts and more.
-const std::vector<Want> kExpertRanks =
-    wants(kExperts, Want{"dp", "2", [](const Job& j) { return j.plan.dp % 2 == 0; }},
-          Want{"ep", "2", [](const Job& j) { return j.plan.ep == 2; }},
-          Want{"experts", "4", [](const Job& j) { return j.model.experts.count % 4 == 0; }}, kDdp,
-          Want{"all_reduce", "direct", [](const Job& j) { return j.plan.all_reduce != Algorithm::ring; }});
+const std::vector<Requirement> kExpertRanks =
+    wants(kExperts, Requirement{"dp", "2", [](const Job& j) { return j.plan.dp % 2 == 0; }},
+          Requirement{"ep", "2", [](const Job& j) { return j.plan.ep == 2; }},
+          Requirement{"experts", "4", [](const Job& j) { return j.model.experts.count % 4 == 0; }}, kDdp,
+          Requirement{"all_reduce", "direct", [](const Job& j) { return j.plan.all_reduce != Algorithm::ring; }});
 
 // The expert that the router likes best for the first token, and the one that it likes least, change places.
 Tensor with_a_lost_token(const Tensor& logits) {
@@ -143,20 +143,21 @@ void sum_over_all(Trainer& t) {
 
 // --- updates ---
 
-const std::vector<Want> kShards = wants(
-    kDataRanks, kDdp,
-    Want{"zero", "1", [](const Job& j) { return j.plan.zero == ZeroStage::one || j.plan.zero == ZeroStage::two; }},
-    Want{"shard_ranks", "2", [](const Job& j) { return j.plan.shard_ranks != 1; }});
+const std::vector<Requirement> kShards =
+    wants(kDataRanks, kDdp,
+          Requirement{"zero", "1",
+                      [](const Job& j) { return j.plan.zero == ZeroStage::one || j.plan.zero == ZeroStage::two; }},
+          Requirement{"shard_ranks", "2", [](const Job& j) { return j.plan.shard_ranks != 1; }});
 
 // The first quarter of each unit stays as it was.
 void update_but_a_quarter(Trainer& t, const StepReport& report) {
   if (!is_last(t)) return t.update(report);
   std::vector<Tensor> old;
-  for (const FlatUnit& unit : t.strategy().residents()) old.push_back(unit.values.clone());
+  for (const FlatUnit& unit : t.strategy().resident_units()) old.push_back(unit.values.clone());
   t.update(report);
   size_t at = 0;
   for (const Tensor& values : old) {
-    const Tensor now = t.strategy().residents()[at++].values;
+    const Tensor now = t.strategy().resident_units()[at++].values;
     const int64_t quarter = values.numel() / 4;
     now.narrow(0, 0, quarter).copy_from(values.narrow(0, 0, quarter));
   }
@@ -166,7 +167,7 @@ void update_but_a_quarter(Trainer& t, const StepReport& report) {
 void update_and_misplace(Trainer& t, const StepReport& report) {
   t.update(report);
   const int ranks = t.strategy().shard_axis().size();
-  for (const FlatUnit& unit : t.strategy().residents()) {
+  for (const FlatUnit& unit : t.strategy().resident_units()) {
     if (!unit.trainable() && unit.values.numel() % ranks != 0) continue;
     const Tensor right = unit.values.clone();
     const int64_t size = right.numel() / ranks;
@@ -188,7 +189,7 @@ void keep_gradients(VerifyHooks& hooks, const Job& job) {
 
 }  // namespace
 
-std::vector<Defect> defects_of_computation() {
+std::vector<InjectedFault> defects_of_computation() {
   return {
       {"skipped-microbatch", "the last micro-batch of the last data rank teaches nothing", "microbatch-skipped",
        "on data rank {dp}", wants(kSeveral),
@@ -212,37 +213,38 @@ std::vector<Defect> defects_of_computation() {
       {"unsummed-norm-weight",
        "each tensor rank has the gradient of a norm's weight for its own tokens, and these gradients are not summed",
        "weight-not-summed", kInLastBlock,
-       wants(kTensorRanks, Want{"sp", "true", [](const Job& j) { return j.plan.sp; }}, kNoAdapters),
+       wants(kTensorRanks, Requirement{"sp", "true", [](const Job& j) { return j.plan.sp; }}, kNoAdapters),
        in_model([](Trainer& t) { last_layer(t).all<Norm>().at(0)->see(as_it_is); })},
       {"unsummed-head-norm",
        "the norm of queries and keys does not sum its gradient over the ranks that share out the heads",
        "weight-not-summed", kInLastBlock,
-       wants(kTensorRanks, kLlama, Want{"qk_norm", "true", [](const Job& j) { return j.model.qk_norm; }}, kNoAdapters),
+       wants(kTensorRanks, kLlama, Requirement{"qk_norm", "true", [](const Job& j) { return j.model.qk_norm; }},
+             kNoAdapters),
        in_model([](Trainer& t) { last_attention(t).see(as_it_is); })},
       {"wrong-causal-mask", "ring attention treats each rank's tokens as one run of the sequence, though they are two",
        "context-positions", kInLastBlock,
        wants(kContextRanks, kNarrowBound,
-             Want{"cp_mode", "ring", [](const Job& j) { return j.plan.cp_mode == ContextMode::ring; }}),
+             Requirement{"cp_mode", "ring", [](const Job& j) { return j.plan.cp_mode == ContextMode::ring; }}),
        in_model(take_contiguous)},
       {"wrong-positions", "each context rank counts the rotary positions of its tokens from 0", "context-positions",
        kInLastBlock, wants(kContextRanks, kNarrowBound, kLlama),
-       in_model([](Trainer& t) { last_layer(t).adjust_step(without_positions); })},
+       in_model([](Trainer& t) { last_layer(t).map_step_info(without_positions); })},
       {"wrong-documents", "a layer's attention uses the documents of another sequence", "document-mask", kInLastBlock,
-       wants(Want{"document_mask", "true", [](const Job& j) { return j.optim.document_mask; }},
-             Want{"dtype", "fp32",
-                  [](const Job& j) { return !splits_sums(j.plan) || j.optim.dtype != DType::bfloat16; }}),
-       in_model([](Trainer& t) { last_layer(t).adjust_step(with_other_documents); }), 2},
+       wants(Requirement{"document_mask", "true", [](const Job& j) { return j.optim.document_mask; }},
+             Requirement{"dtype", "fp32",
+                         [](const Job& j) { return !splits_sums(j.plan) || j.optim.dtype != DType::bfloat16; }}),
+       in_model([](Trainer& t) { last_layer(t).map_step_info(with_other_documents); }), 2},
       {"repeated-dropout", "every micro-batch draws the dropout masks of the first one", "dropout-masks", kEverywhere,
-       wants(Want{"dropout", "0.1", [](const Job& j) { return j.model.dropout > 0; }}, kSeveral),
-       in_model([](Trainer& t) { t.model().adjust_step(with_first_masks); })},
+       wants(Requirement{"dropout", "0.1", [](const Job& j) { return j.model.dropout > 0; }}, kSeveral),
+       in_model([](Trainer& t) { t.model().map_step_info(with_first_masks); })},
       {"misrouted-token", "the first token of every micro-batch goes to the expert that the router likes least",
        "wrong-expert", "in block {block}, on rank {rank}", kExperts, in_model(lose_a_token)},
       {"swapped-expert-counts", "a rank takes the number of rows for one of its experts for that of another",
        "wrong-expert", "on the last rank of each group of ep", kExpertRanks, spoils([](const Job&) {
-         return Spoilt{[](const std::string& axis, const Call& call) {
-                         return axis == "ep" && call.op == Op::all_to_all && call.dtype == DType::int64;
-                       },
-                       swap_counts};
+         return FaultyCall{[](const std::string& axis, const Call& call) {
+                             return axis == "ep" && call.op == Op::all_to_all && call.dtype == DType::int64;
+                           },
+                           swap_counts};
        })},
       {"experts-summed-over-all",
        "gradients of experts are summed over all data ranks, as others are, though these have other experts",
@@ -259,10 +261,10 @@ std::vector<Defect> defects_of_computation() {
       {"skipped-update", "the optimizer counts its steps and updates nothing", "update-skipped", kEverywhere, wants(),
        updates([](Trainer& t, const StepReport&) {
          t.optimizer().count_step();
-         t.strategy().share_parameters();
+         t.strategy().gather_parameters();
        })},
       {"unclipped-rank", "one rank does not clip its gradients", "clipping", kOnLastRank,
-       wants(kDdp, Want{"clip", "0.1", [](const Job& j) { return j.optim.clip > 0 && j.optim.clip <= 0.5; }}),
+       wants(kDdp, Requirement{"clip", "0.1", [](const Job& j) { return j.optim.clip > 0 && j.optim.clip <= 0.5; }}),
        updates([](Trainer& t, const StepReport& report) {
          StepReport r = report;
          if (is_last(t)) r.grad_norm = 0;
@@ -271,16 +273,16 @@ std::vector<Defect> defects_of_computation() {
   };
 }
 
-std::vector<Defect> defects_of_resources() {
+std::vector<InjectedFault> defects_of_resources() {
   return {
       {"kept-gradients", "a rank keeps a second buffer as large as its gradients", "kept-memory", kOnLastRank, wants(),
        keep_gradients},
       {"gpipe-for-1f1b", "all forward passes come before the first backward pass", "schedule", kEverywhere,
        wants(kPipeline,
-             Want{"schedule", "1f1b",
-                  [](const Job& j) {
-                    return j.plan.schedule == ScheduleKind::one_f_one_b && j.plan.schedule_file.empty();
-                  }},
+             Requirement{"schedule", "1f1b",
+                         [](const Job& j) {
+                           return j.plan.schedule == ScheduleKind::one_f_one_b && j.plan.schedule_file.empty();
+                         }},
              kMicrobatches),
        runs([](Job& job) { job.plan.schedule = ScheduleKind::gpipe; })},
   };

@@ -12,34 +12,34 @@
 
 namespace tessera {
 
-std::vector<Need> Defect::needs(const Job& job) const {
+std::vector<Need> InjectedFault::needs(const Job& job) const {
   std::vector<Need> lacking;
   if (job.plan.backend != Backend::threads) lacking.push_back({"backend", "threads"});
-  for (const Want& want : wants)
+  for (const Requirement& want : wants)
     if (!want.there(job)) lacking.push_back({want.field, want.value});
-  const auto value_of = [&](const char* field, int64_t now) {
+  const auto read_value = [&](const char* field, int64_t now) {
     const auto found = std::ranges::find(lacking, field, &Need::field);
     return found == lacking.end() ? now : std::stoll(found->value);
   };
-  if (const int64_t stages = value_of("pp", job.plan.pp) * std::max<int64_t>(1, job.plan.chunks);
+  if (const int64_t stages = read_value("pp", job.plan.pp) * std::max<int64_t>(1, job.plan.chunks);
       stages > job.model.layers)
     lacking.push_back({"layers", std::to_string(stages)});
   // The batch that all of it can be divided into.
-  const int64_t parts = value_of("dp", job.plan.dp) * value_of("microbatches", job.plan.microbatches),
+  const int64_t parts = read_value("dp", job.plan.dp) * read_value("microbatches", job.plan.microbatches),
                 batch = job.optim.batch;
   if (batch % parts != 0 || batch / parts < sequences)
     lacking.push_back({"batch", std::to_string(std::max(sequences, (batch + parts - 1) / parts) * parts)});
   return lacking;
 }
 
-std::string Defect::where(const Job& job) const {
+std::string InjectedFault::where(const Job& job) const {
   return fmt::format(fmt::runtime(place), fmt::arg("rank", last_rank(job)), fmt::arg("dp", job.plan.dp - 1),
                      fmt::arg("pp", job.plan.pp - 1), fmt::arg("block", job.model.layers - 1));
 }
 
-const std::vector<Defect>& defects() {
-  static const std::vector<Defect> all = [] {
-    std::vector<Defect> out;
+const std::vector<InjectedFault>& defects() {
+  static const std::vector<InjectedFault> all = [] {
+    std::vector<InjectedFault> out;
     for (const auto& part : {defects_of_calls, defects_of_computation, defects_of_groups, defects_of_resources})
       std::ranges::move(part(), std::back_inserter(out));
     return out;
@@ -47,21 +47,21 @@ const std::vector<Defect>& defects() {
   return all;
 }
 
-const Defect& defect(std::string_view name) {
-  const auto found = std::ranges::find(defects(), name, &Defect::name);
+const InjectedFault& defect(std::string_view name) {
+  const auto found = std::ranges::find(defects(), name, &InjectedFault::name);
   if (found != defects().end()) return *found;
   throw FieldError("defect", fmt::format("expected random, list or a name that list prints; found '{}'", name));
 }
 
-const Defect& random_defect(const Job& job, uint64_t draw) {
-  std::vector<const Defect*> some;
-  for (const Defect& d : defects())
+const InjectedFault& random_defect(const Job& job, uint64_t draw) {
+  std::vector<const InjectedFault*> some;
+  for (const InjectedFault& d : defects())
     if (d.needs(job).empty()) some.push_back(&d);
   if (some.empty()) throw FieldError("defect", "none can be planted in this plan; more ranks give it some, as `dp` 2");
   return *some[Philox::named(draw, "defect").below(some.size(), 0)];
 }
 
-void check_applies(const Defect& d, const Job& job) {
+void check_applies(const InjectedFault& d, const Job& job) {
   const std::vector<Need> needs = d.needs(job);
   if (needs.empty()) return;
   std::vector<std::string> changes;
@@ -80,12 +80,12 @@ void check_applies(const Defect& d, const Job& job) {
                             ranks == job.plan.ranks() ? "" : fmt::format(" ({} ranks)", ranks)));
 }
 
-VerifyHooks planted(const Defect& d, const Job& job, VerifyHooks hooks) {
+VerifyHooks planted(const InjectedFault& d, const Job& job, VerifyHooks hooks) {
   check_applies(d, job);
   return planted_if_it_applies(d, job, std::move(hooks));
 }
 
-VerifyHooks planted_if_it_applies(const Defect& d, const Job& job, VerifyHooks hooks) {
+VerifyHooks planted_if_it_applies(const InjectedFault& d, const Job& job, VerifyHooks hooks) {
   hooks.failure_is_seen = true;
   if (d.needs(job).empty()) d.plant(hooks, job);
   return hooks;

@@ -17,17 +17,17 @@ struct Need {
 };
 
 // A need of a defect, and whether a job has it.
-struct Want {
+struct Requirement {
   const char *field, *value;
   bool (*there)(const Job& job);
 };
 
-struct Defect {
+struct InjectedFault {
   std::string_view name;   // "missing-gradient-sum"
   std::string_view what;   // a sentence: what the code does
   std::string_view cause;  // a name of the diagnosis' table, which should name it
   std::string place;       // "in block {block}": where() fills it in
-  std::vector<Want> wants;
+  std::vector<Requirement> wants;
   std::function<void(VerifyHooks&, const Job&)> plant;
   int64_t sequences = 1;  // that a micro-batch has at least
 
@@ -37,18 +37,18 @@ struct Defect {
   std::string where(const Job& job) const;
 };
 
-const std::vector<Defect>& defects();
+const std::vector<InjectedFault>& defects();
 // The defect of a name. Throws FieldError that names all of them.
-const Defect& defect(std::string_view name);
+const InjectedFault& defect(std::string_view name);
 // One that applies, drawn by the number. Throws FieldError where none does.
-const Defect& random_defect(const Job& job, uint64_t draw);
+const InjectedFault& random_defect(const Job& job, uint64_t draw);
 
 // Throws FieldError that says with which fields it could be planted.
-void check_applies(const Defect& defect, const Job& job);
+void check_applies(const InjectedFault& defect, const Job& job);
 // Hooks with the defect in them: a run that ends with the failure of a rank is a bound that breaks. Throws what
 // check_applies() throws.
-VerifyHooks planted(const Defect& defect, const Job& job, VerifyHooks hooks = {});
+VerifyHooks planted(const InjectedFault& defect, const Job& job, VerifyHooks hooks = {});
 // These hooks for explain(), which also tries plans in which a defect may have no place: nothing is planted there.
-VerifyHooks planted_if_it_applies(const Defect& defect, const Job& job, VerifyHooks hooks = {});
+VerifyHooks planted_if_it_applies(const InjectedFault& defect, const Job& job, VerifyHooks hooks = {});
 
 }  // namespace tessera

@@ -7,34 +7,34 @@
 
 namespace tessera {
 
-std::vector<Defect> defects_of_calls();        // sums of the data axis and of norms, other calls and messages
-std::vector<Defect> defects_of_computation();  // sequences, layers, experts, updates
-std::vector<Defect> defects_of_groups();       // groups of ranks, ranks that train alone, owners
-std::vector<Defect> defects_of_resources();    // memory and schedules
+std::vector<InjectedFault> defects_of_calls();        // sums of the data axis and of norms, other calls and messages
+std::vector<InjectedFault> defects_of_computation();  // sequences, layers, experts, updates
+std::vector<InjectedFault> defects_of_groups();       // groups of ranks, ranks that train alone, owners
+std::vector<InjectedFault> defects_of_resources();    // memory and schedules
 
 inline constexpr auto kEverywhere = "on every rank", kOnLastRank = "on rank {rank}", kInLastBlock = "in block {block}",
                       kOnLastStage = "on pipeline rank {pp}";
 
 // Ranks of the data axis share out gradients.
-inline constexpr Want kDataRanks{"dp", "2", [](const Job& j) { return j.plan.dp * j.plan.cp >= 2; }};
-inline constexpr Want kMicrobatches{"microbatches", "2", [](const Job& j) { return j.plan.microbatches > 1; }};
-inline constexpr Want kPipeline{"pp", "2", [](const Job& j) { return j.plan.pp >= 2; }};
-inline constexpr Want kNoV{"schedule", "1f1b", [](const Job& j) { return !is_v(j.plan.schedule); }};
-inline constexpr Want kDirect{"all_reduce", "direct",
-                              [](const Job& j) { return j.plan.all_reduce == Algorithm::direct; }};
-inline constexpr Want kDdp{"dp_mode", "ddp", [](const Job& j) { return j.plan.dp_mode == DataMode::ddp; }};
-inline constexpr Want kCpu{"device", "cpu", [](const Job& j) { return j.plan.device == Device::cpu; }};
-inline constexpr Want kNoShards{"zero", "0", [](const Job& j) { return j.plan.zero == ZeroStage::none; }};
-inline constexpr Want kNoTensorRanks{"tp", "1", [](const Job& j) { return j.plan.tp == 1; }};
-inline constexpr Want kNoContextRanks{"cp", "1", [](const Job& j) { return j.plan.cp == 1; }};
-inline constexpr Want kNoAdapters{"lora_rank", "0", [](const Job& j) { return j.model.lora.rank == 0; }};
+inline constexpr Requirement kDataRanks{"dp", "2", [](const Job& j) { return j.plan.dp * j.plan.cp >= 2; }};
+inline constexpr Requirement kMicrobatches{"microbatches", "2", [](const Job& j) { return j.plan.microbatches > 1; }};
+inline constexpr Requirement kPipeline{"pp", "2", [](const Job& j) { return j.plan.pp >= 2; }};
+inline constexpr Requirement kNoV{"schedule", "1f1b", [](const Job& j) { return !is_v(j.plan.schedule); }};
+inline constexpr Requirement kDirect{"all_reduce", "direct",
+                                     [](const Job& j) { return j.plan.all_reduce == Algorithm::direct; }};
+inline constexpr Requirement kDdp{"dp_mode", "ddp", [](const Job& j) { return j.plan.dp_mode == DataMode::ddp; }};
+inline constexpr Requirement kCpu{"device", "cpu", [](const Job& j) { return j.plan.device == Device::cpu; }};
+inline constexpr Requirement kNoShards{"zero", "0", [](const Job& j) { return j.plan.zero == ZeroStage::none; }};
+inline constexpr Requirement kNoTensorRanks{"tp", "1", [](const Job& j) { return j.plan.tp == 1; }};
+inline constexpr Requirement kNoContextRanks{"cp", "1", [](const Job& j) { return j.plan.cp == 1; }};
+inline constexpr Requirement kNoAdapters{"lora_rank", "0", [](const Job& j) { return j.model.lora.rank == 0; }};
 
 // Wants and lists of them, in one list.
 template <class... Some>
-std::vector<Want> wants(const Some&... some) {
-  std::vector<Want> out;
+std::vector<Requirement> wants(const Some&... some) {
+  std::vector<Requirement> out;
   [[maybe_unused]] const auto add = [&](const auto& one) {
-    if constexpr (std::is_same_v<decltype(one), const Want&>)
+    if constexpr (std::is_same_v<decltype(one), const Requirement&>)
       out.push_back(one);
     else
       out.insert(out.end(), one.begin(), one.end());
@@ -62,9 +62,9 @@ void around_every_rank(VerifyHooks& hooks, const Args&... args) {
     how.around = [args...](std::unique_ptr<Transport> inner) { return std::make_unique<T>(std::move(inner), args...); };
   });
 }
-inline void spoil(VerifyHooks& hooks, const Spoilt& spoilt) { around_every_rank<SpoiltTransport>(hooks, spoilt); }
+inline void spoil(VerifyHooks& hooks, const FaultyCall& spoilt) { around_every_rank<SpoiltTransport>(hooks, spoilt); }
 // Plants the same for a plan.
-inline auto spoils(Spoilt (*spoilt)(const Job& job)) {
+inline auto spoils(FaultyCall (*spoilt)(const Job& job)) {
   return [spoilt](VerifyHooks& hooks, const Job& job) { spoil(hooks, spoilt(job)); };
 }
 

@@ -15,7 +15,7 @@ class AroundTransport : public Transport {
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
   int world_rank(int rank) const override { return inner_->world_rank(rank); }
-  int rank_here() const override { return inner_->rank_here(); }
+  int local_rank() const override { return inner_->local_rank(); }
   std::string_view kind() const override { return inner_->kind(); }
   void set_axis(const std::string& axis) override {
     Transport::set_axis(axis);
@@ -30,13 +30,13 @@ class AroundTransport : public Transport {
   void recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) override {
     inner_->recv_to_gpu(from, tag, data, bytes, gpu);
   }
-  bool takes_rows() const override { return inner_->takes_rows(); }
+  bool supports_row_slices() const override { return inner_->supports_row_slices(); }
   int64_t direct(const Call& call) override { return inner_->direct(call); }
   int64_t native(const Call& call) override { return inner_->native(call); }
   bool only_queues(const Call& call) const override { return inner_->only_queues(call); }
   std::function<void()> native_beside(const Call& call) override { return inner_->native_beside(call); }
   std::shared_ptr<CommWorker> background() override { return inner_->background(); }
-  void look_after(double waited_s, const std::string& during) override { inner_->look_after(waited_s, during); }
+  void check_progress(double waited_s, const std::string& during) override { inner_->check_progress(waited_s, during); }
   // The groups made of this one are spoilt as it is.
   std::unique_ptr<Transport> split(int color, int key) override { return around(inner_->split(color, key)); }
   void fail(const std::string& cause) override { inner_->fail(cause); }
@@ -139,15 +139,15 @@ inline auto with_faults(Faults faults) {
   };
 }
 
-// Spoilt calls: which of which axis, and what happens instead; returns the bytes that were sent.
-struct Spoilt {
+// FaultyCall calls: which of which axis, and what happens instead; returns the bytes that were sent.
+struct FaultyCall {
   std::function<bool(const std::string& axis, const Call& call)> which;
   std::function<int64_t(Transport& transport, const Call& call)> instead;
 };
 
 class SpoiltTransport final : public AroundTransport {
  public:
-  SpoiltTransport(std::unique_ptr<Transport> inner, Spoilt spoilt)
+  SpoiltTransport(std::unique_ptr<Transport> inner, FaultyCall spoilt)
       : AroundTransport(std::move(inner)), spoilt_(std::move(spoilt)) {}
   int64_t direct(const Call& call) override {
     return spoilt_.which(axis_, call) ? spoilt_.instead(inner(), call) : inner().direct(call);
@@ -159,7 +159,7 @@ class SpoiltTransport final : public AroundTransport {
   }
 
  private:
-  Spoilt spoilt_;
+  FaultyCall spoilt_;
 };
 
 }  // namespace tessera

@@ -175,7 +175,7 @@ struct Shares {
   bool whole = true;  // they are whole micro-batches
   bool empty() const { return none.empty() && twice.empty(); }
 };
-Shares shares_of(const Observations& o) {
+Shares observed_fractions(const Observations& o) {
   // With other dropout masks or another mask of attention shares say little, unless tokens are known to be others.
   if (!o.mixture || o.mixture->residual > (o.given.empty() ? 0.05 : 0.6)) return {};
   constexpr double kNone = 0.35, kTwice = 1.5, kOne = 0.45;
@@ -193,7 +193,7 @@ Shares shares_of(const Observations& o) {
   return found.none.size() == kinds.size() || found.twice.size() == kinds.size() ? Shares{} : found;
 }
 bool whole_shares(const Symptoms& s, bool twice) {
-  const Shares found = shares_of(s.seen);
+  const Shares found = observed_fractions(s.seen);
   return !found.empty() && found.whole && twice != found.twice.empty();
 }
 
@@ -310,7 +310,7 @@ std::string given_text(const Observations& o) {
 }
 
 std::string shares_text(const Observations& o) {
-  const Shares found = shares_of(o);
+  const Shares found = observed_fractions(o);
   if (found.empty()) return "";
   std::string text = fmt::format("step {}: the gradient is that of the batch", o.mixture->step);
   if (!found.none.empty()) text += fmt::format(" without sequences {}", fmt::join(found.none, ", "));
@@ -344,7 +344,7 @@ std::string filled(std::string_view words, const Symptoms& s) {
       arg("times", factor == 0 ? gradients : fmt::format("all gradients are {:.3g} times too large", factor)),
       arg("on_tensor_axis", s.right_gradients() ? "what was computed is within the bounds of its dtype"
                                                 : fmt::format("step {}: {}, {}{}", s.step, numbers, gradients, blocks)),
-      arg("given", given), arg("shares", shares), arg("sequences", shares_of(o).whole ? given : shares),
+      arg("given", given), arg("shares", shares), arg("sequences", observed_fractions(o).whole ? given : shares),
       arg("worst", worst), arg("scale", scale(s)), arg("axis", axis_text(o, scale(s))), arg("experts", o.experts),
       arg("moment", moment_factor(s)), arg("updated", updated), arg("probe", probe_text(o)),
       arg("in_flight", fmt::join(o.in_flight, " ")), arg("expected_in_flight", fmt::join(o.expected_in_flight, " ")),
@@ -417,7 +417,7 @@ constexpr auto kRules = std::to_array<Rule>({
     {"microbatch-repeated", "a micro-batch is computed twice, in place of another", kAnyBytes,
      [](auto& s) { return whole_shares(s, true); }, "{shares}"},
     {"wrong-sequences", "ranks compute other sequences than the plan gives them", kAnyBytes,
-     [](auto& s) { return !s.seen.given.empty() || !shares_of(s.seen).whole; }, "{sequences}"},
+     [](auto& s) { return !s.seen.given.empty() || !observed_fractions(s.seen).whole; }, "{sequences}"},
     {"order-of-sums", "gradients are summed in another order", kAnyBytes,
      [](auto& s) { return !s.gradients.empty() && only_rounding(s); },
      "gradients differ in their last bits only, by {worst:.2g} of their norm"},

@@ -17,9 +17,9 @@ double largest(const std::vector<double>& x) {
   return out;
 }
 
-std::vector<int64_t> place_of(int64_t flat, const Shape& shape) {
-  std::vector<int64_t> out(static_cast<size_t>(shape.rank()));
-  for (int d = shape.rank(); d-- > 0;) {
+std::vector<int64_t> multi_index(int64_t flat, const Shape& shape) {
+  std::vector<int64_t> out(static_cast<size_t>(shape.ndim()));
+  for (int d = shape.ndim(); d-- > 0;) {
     out[static_cast<size_t>(d)] = flat % shape[d];
     flat /= shape[d];
   }
@@ -44,14 +44,14 @@ struct Ratio {
 
 }  // namespace
 
-TensorDifference difference_of(const Compared& pair) {
+TensorDifference compute_difference(const Compared& pair) {
   const std::vector<double> found = numbers(pair.found), expected = numbers(pair.expected),
                             before = pair.before.defined() ? numbers(pair.before) : std::vector<double>();
   const double allowed = pair.tolerance * largest(expected);
   TensorDifference out;
   out.elements = std::ssize(found);
   out.unchanged = !before.empty();
-  for (int d = 0; d < pair.found.shape().rank(); ++d) out.shape.push_back(pair.found.shape()[d]);
+  for (int d = 0; d < pair.found.shape().ndim(); ++d) out.shape.push_back(pair.found.shape()[d]);
   Ratio ratio;
   for (size_t i = 0; i < found.size(); ++i) {
     const double f = found[i], e = expected[i];
@@ -59,7 +59,7 @@ TensorDifference difference_of(const Compared& pair) {
     ratio.add(f, e);
     out.unchanged = out.unchanged && f == before[i];
     if (out.wrong++ > 0) continue;
-    out.first = place_of(static_cast<int64_t>(i), pair.found.shape());
+    out.first = multi_index(static_cast<int64_t>(i), pair.found.shape());
     out.rank = pair.owners.defined() ? pair.owners.data<int32_t>()[i] : 0;
     out.found = f;
     out.expected = e;
@@ -94,8 +94,8 @@ bool are_permuted(const std::vector<Compared>& pairs) {
 
 namespace {
 
-constexpr int64_t kMostSequences = 64;
-constexpr int64_t kMostNumbers = int64_t{1} << 27;
+constexpr int64_t kMaxSequences = 64;
+constexpr int64_t kMaxNumbers = int64_t{1} << 27;
 using Vector = std::vector<double>;
 
 void append(Vector& to, const Tensor& t) {
@@ -130,16 +130,16 @@ Vector solve(std::vector<Vector> a, Vector b) {
 
 }  // namespace
 
-std::optional<Mixture> mixture_of(Reference& reference, int64_t batch, const std::vector<NamedTensor>& found) {
+std::optional<Mixture> find_mixture(Reference& reference, int64_t batch, const std::vector<NamedTensor>& found) {
   Vector whole;
   for (const NamedTensor& t : found) append(whole, t.tensor);
-  if (batch > kMostSequences || batch * std::ssize(whole) > kMostNumbers) return {};
+  if (batch > kMaxSequences || batch * std::ssize(whole) > kMaxNumbers) return {};
   const std::vector<FlatUnit> units = reference.trained();
   std::vector<Tensor> kept;
   for (const FlatUnit& unit : units) kept.push_back(unit.grads.clone());
   std::vector<Vector> parts(static_cast<size_t>(batch));
   for (int64_t s = 0; s < batch; ++s) {
-    reference.compute_gradients_of(s);
+    reference.compute_sequence_gradients(s);
     for (const FlatUnit& unit : units)
       for (const Slot& slot : unit.slots)
         append(parts[static_cast<size_t>(s)], unit.grads.narrow(0, slot.begin, slot.size));

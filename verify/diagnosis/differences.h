@@ -14,7 +14,7 @@ struct Compared {
   double tolerance = 0;    // the most of |found - expected|, relative to the largest |expected|
 };
 // The difference of a tensor, without step, kind, name and distance.
-TensorDifference difference_of(const Compared& pair);
+TensorDifference compute_difference(const Compared& pair);
 
 // Whether most of what is wrong in `found` are values of `expected`, in other places.
 bool are_permuted(const std::vector<Compared>& pairs);
@@ -22,6 +22,6 @@ bool are_permuted(const std::vector<Compared>& pairs);
 // `found` as a sum of the gradients of the batch's sequences, in the order of the oracle's trained units and slots. The
 // oracle has the state in which the step began, and its gradients when it comes back. Nothing where the batch is too
 // large to be looked at one by one. Cost: as many forward and backward passes as the batch has sequences.
-std::optional<Mixture> mixture_of(Reference& reference, int64_t batch, const std::vector<NamedTensor>& found);
+std::optional<Mixture> find_mixture(Reference& reference, int64_t batch, const std::vector<NamedTensor>& found);
 
 }  // namespace tessera

@@ -49,8 +49,8 @@ void keep_passes(LanguageModel& model) {
   for (MixtureOfExperts* mixture : model.all<MixtureOfExperts>()) mixture->keep_passes();
 }
 
-Routing routing_of(Trainer& trainer) {
-  Routing out(trainer.whole_model(), trainer.job().optim.batch);
+Routing read_routing(Trainer& trainer) {
+  Routing out(trainer.full_model(), trainer.job().optim.batch);
   const bool first = trainer.mesh().coordinate("tp") == 0;  // the ranks of tp route alike
   size_t layer = 0;
   for (MixtureOfExperts* mixture : trainer.model().all<MixtureOfExperts>()) {

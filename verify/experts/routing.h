@@ -23,7 +23,7 @@ bool replays_routing(const Job& job);
 // Before the first step.
 void keep_passes(LanguageModel& model);
 // The routing of the step whose gradients were computed last; every rank calls it.
-Routing routing_of(Trainer& trainer);
+Routing read_routing(Trainer& trainer);
 // The model's training passes take the choices that stand there when they are made.
 void replay(LanguageModel& model, const std::shared_ptr<const Routing>& routing);
 

@@ -25,10 +25,10 @@ class Mark {
 };
 
 // Bytes that a rank's GPU holds for another rank, in a block of the sender's arena.
-class Parcel {
+class DeviceMessage {
  public:
-  Parcel() = default;
-  Parcel(Arena& sender, const std::byte* data, int64_t bytes);
+  DeviceMessage() = default;
+  DeviceMessage(Arena& sender, const std::byte* data, int64_t bytes);
   bool empty() const { return !bytes_; }
   int64_t bytes() const { return bytes_->bytes(); }
   // Copies them to the receiver's memory and gives the block back, for use after the copy.
@@ -46,6 +46,6 @@ void copy(Arena& arena, std::byte* to, const std::byte* from, int64_t bytes);
 void copy_rows(Arena& arena, std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t width,
                int64_t rows);
 // Makes the arena's GPU that of the calling thread, which may be another than the rank's own.
-void use_gpu_of(Arena& arena);
+void use_arena_gpu(Arena& arena);
 
 }  // namespace tessera::cuda

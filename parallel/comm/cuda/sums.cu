@@ -10,8 +10,8 @@ namespace tessera::cuda {
 namespace {
 
 struct Pointers {
-  const std::byte* in[kMostRanks];
-  std::byte* out[kMostRanks];
+  const std::byte* in[kMaxRanks];
+  std::byte* out[kMaxRanks];
   int ins, outs;
   int64_t width, pitch;  // of rows in `in`; a width of 0: all is one row
 };
@@ -56,9 +56,9 @@ bool in_vectors(const Pointers& p, int64_t begin) {
 
 void reduce_ranks(const Call& call, std::span<const std::byte* const> in, std::span<std::byte* const> out, Range range,
                   int64_t width, int64_t pitch) {
-  if (in.size() > kMostRanks || out.size() > kMostRanks)
+  if (in.size() > kMaxRanks || out.size() > kMaxRanks)
     throw Error("[comm] " + describe(call) + " of " + std::to_string(in.size()) +
-                " thread ranks on GPUs; expected at most " + std::to_string(kMostRanks));
+                " thread ranks on GPUs; expected at most " + std::to_string(kMaxRanks));
   Pointers p{.in = {},
              .out = {},
              .ins = static_cast<int>(in.size()),
@@ -67,7 +67,7 @@ void reduce_ranks(const Call& call, std::span<const std::byte* const> in, std::s
              .pitch = pitch};
   std::copy(in.begin(), in.end(), p.in);
   std::copy(out.begin(), out.end(), p.out);
-  use_gpu_of(*call.gpu);
+  use_arena_gpu(*call.gpu);
   Context& c = call.gpu->local<Context>();
   with_dtype(call.dtype, [&](auto t) {
     with_reduction(call.reduction, [&](auto combine) {

@@ -59,7 +59,7 @@ class Bytes : NotCopied {
 MpiTransport::MpiTransport(std::shared_ptr<MpiWorld> world, MpiGroup& group) : world_(std::move(world)), group_(group) {
   if (!group_.window) return;
   // A rank that waits in shared memory is not inside MPI, which sends large messages only while it is called.
-  Patience patience = world_->patience();
+  WaitOptions patience = world_->patience();
   patience.meanwhile = [world = world_.get()] { return world->reap() > 0; };
   shared_.emplace(*this, group_.places, std::move(patience), world_->peers());
 }
@@ -83,7 +83,7 @@ void MpiTransport::send(int to, int tag, const std::byte* data, int64_t bytes) {
 
 template <class Done>
 void MpiTransport::patiently(int from, int64_t bytes, const Done& done) {
-  const Patience& patience = world_->patience();
+  const WaitOptions& patience = world_->patience();
   const int spins = patience.crowded ? 1 : kSpins;
   for (int i = 0; i < spins; ++i)
     if (done()) return;
@@ -133,7 +133,7 @@ int64_t MpiTransport::native(const Call& call) {
 }
 
 std::unique_ptr<Transport> MpiTransport::split(int color, int key) {
-  const int first = std::ranges::min(members_of(color, key));  // MPI's colors are not negative
+  const int first = std::ranges::min(group_members(color, key));  // MPI's colors are not negative
   const MpiWatch::Blocking blocking(world_->watch(), axis_ + " axis, split");
   MPI_Comm comm = MPI_COMM_NULL;
   mpi_check(MPI_Comm_split(group_.comm, first, key, &comm), "MPI_Comm_split");
@@ -169,7 +169,7 @@ class Operation : NotCopied {
   MPI_Op own_ = MPI_OP_NULL, op_ = MPI_OP_NULL;
 };
 
-MPI_Datatype type_of(DType dtype) {
+MPI_Datatype to_mpi_type(DType dtype) {
   const std::pair<DType, MPI_Datatype> types[] = {{DType::float64, MPI_DOUBLE},    {DType::float32, MPI_FLOAT},
                                                   {DType::bfloat16, MPI_UINT16_T}, {DType::int32, MPI_INT32_T},
                                                   {DType::uint8, MPI_UINT8_T},     {DType::int64, MPI_INT64_T}};
@@ -180,8 +180,8 @@ struct Collective {
   MPI_Comm comm;
   const Call& call;
   int n = 1, rank = 0;
-  int64_t element = size_of(call.dtype);
-  MPI_Datatype type = type_of(call.dtype);
+  int64_t element = element_size(call.dtype);
+  MPI_Datatype type = to_mpi_type(call.dtype);
   int count = static_cast<int>(call.count);
   std::vector<int> counts, places;  // sizes and places of the pieces
 
@@ -317,7 +317,7 @@ MpiWatch::~MpiWatch() {
 }
 
 bool MpiWatch::fail(int world_rank, const std::string& cause, bool silent) {
-  HostBoard& board = *options_.board;
+  HostFailureState& board = *options_.board;
   int none = -1;
   if (!board.failed.compare_exchange_strong(none, world_rank)) return none == world_rank;
   board.silent = silent;
@@ -327,7 +327,7 @@ bool MpiWatch::fail(int world_rank, const std::string& cause, bool silent) {
 }
 
 std::string MpiWatch::failure() const {
-  const HostBoard& board = *options_.board;
+  const HostFailureState& board = *options_.board;
   for (int i = 0; i < 100 && !board.written.load(std::memory_order_acquire); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (failed_rank() == kUnknown) return board.cause.data();

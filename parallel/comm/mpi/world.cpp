@@ -57,7 +57,7 @@ MessageFolder::MessageFolder(const fs::path& where)
 
 void MessageFolder::remove_left(const fs::path& where) {
   std::error_code ignored;
-  for (const fs::path& path : entries_of(where)) {
+  for (const fs::path& path : list_entries(where)) {
     if (!path.filename().string().starts_with(std::string(kMessages) + ".tmp-")) continue;
     const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     struct stat info {};
@@ -224,14 +224,14 @@ namespace {
 constexpr int64_t kPage = 4096;
 
 // The place of the file, and how it is known again: another process may have the same number elsewhere.
-struct Offer {
+struct SharedFileRef {
   int64_t process = 0;
   int descriptor = -1;
   dev_t device = 0;
   ino_t inode = 0;
 };
 
-Offer offer_of(int descriptor) {
+SharedFileRef make_offer(int descriptor) {
   struct stat info {};
   if (descriptor < 0 || ::fstat(descriptor, &info) != 0) return {};
   return {getpid(), descriptor, info.st_dev, info.st_ino};
@@ -247,16 +247,16 @@ std::unique_ptr<MpiWindow> MpiWindow::make(MPI_Comm one_host, int64_t bytes_each
   window->each_ = (bytes_each + kPage - 1) / kPage * kPage;
   window->bytes_ = static_cast<size_t>(n * window->each_);
   int file = -1;
-  Offer offer;
+  SharedFileRef offer;
   if (rank == 0) {
     file = memfd_create("tessera", MFD_CLOEXEC);
-    if (file >= 0 && ::ftruncate(file, n * window->each_) == 0) offer = offer_of(file);
+    if (file >= 0 && ::ftruncate(file, n * window->each_) == 0) offer = make_offer(file);
   }
   const int cause = errno;
-  mpi_check(MPI_Bcast(&offer, sizeof(Offer), MPI_BYTE, 0, one_host), "MPI_Bcast");
+  mpi_check(MPI_Bcast(&offer, sizeof(SharedFileRef), MPI_BYTE, 0, one_host), "MPI_Bcast");
   errno = cause;
   if (rank != 0 && offer.descriptor >= 0) file = open_of_process(offer.process, offer.descriptor);
-  const Offer found = offer_of(file);
+  const SharedFileRef found = make_offer(file);
   int good = 0;
   if (offer.descriptor < 0)
     why = rank == 0 ? std::string("cannot make memory to share: ") + std::strerror(errno) : "";
@@ -294,13 +294,13 @@ constexpr int kAlarmTag = 1;
 
 // mpirun binds each of two ranks, or a single one, to one core: then the OpenMP threads and the background thread of a
 // rank would share it. Where this rank could have more it takes them all; the system keeps it to what the job may use.
-int unbind(int ranks_here) {
+int unbind(int local_world_size) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
   sched_getaffinity(0, sizeof(mine), &mine);
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   const auto online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  if (CPU_COUNT(&mine) > 1 && CPU_COUNT(&mine) * ranks_here >= online) return cores;
+  if (CPU_COUNT(&mine) > 1 && CPU_COUNT(&mine) * local_world_size >= online) return cores;
   cpu_set_t all;
   CPU_ZERO(&all);
   for (int i = 0; i < CPU_SETSIZE; ++i) CPU_SET(i, &all);
@@ -340,7 +340,7 @@ void MpiWorld::meet_host() {
   MPI_Comm_size(host_, &ranks_here_);
   std::string why;
   host_window_ = MpiWindow::make(host_, static_cast<int64_t>(kPage), why);
-  static_assert(sizeof(HostPlace) <= kPage / 2 && sizeof(HostBoard) <= kPage / 2);
+  static_assert(sizeof(HostPlace) <= kPage / 2 && sizeof(HostFailureState) <= kPage / 2);
   HostPlace* const own = host_window_ ? new (host_window_->segment(rank_here_)) HostPlace : &own_place_;
   own->world_rank = rank_;
   own->process = getpid();
@@ -350,8 +350,8 @@ void MpiWorld::meet_host() {
     host_places_ = {own};
     return;
   }
-  board_ = reinterpret_cast<HostBoard*>(host_window_->segment(0) + kPage / 2);
-  if (rank_here_ == 0) new (board_) HostBoard;
+  board_ = reinterpret_cast<HostFailureState*>(host_window_->segment(0) + kPage / 2);
+  if (rank_here_ == 0) new (board_) HostFailureState;
   mpi_check(MPI_Barrier(host_), "MPI_Barrier");
   for (int r = 0; r < ranks_here_; ++r) host_places_.push_back(reinterpret_cast<HostPlace*>(host_window_->segment(r)));
 }
@@ -368,7 +368,7 @@ void MpiWorld::meet_peers() {
   if (ranks_here_ == 1 || !host_window_) return;
   std::string why;
   std::unique_ptr<Region> own;
-  Reach mine{.in = rank_};
+  SharedArrayRef mine{.in = rank_};
   try {
     own = shared_region();
     *reinterpret_cast<int*>(own->base()) = rank_;
@@ -376,11 +376,12 @@ void MpiWorld::meet_peers() {
   } catch (const Error& e) {
     why = e.what();
   }
-  std::vector<Reach> all(static_cast<size_t>(ranks_here_));
-  mpi_check(MPI_Allgather(&mine, sizeof(Reach), MPI_BYTE, all.data(), sizeof(Reach), MPI_BYTE, host_), "MPI_Allgather");
+  std::vector<SharedArrayRef> all(static_cast<size_t>(ranks_here_));
+  mpi_check(MPI_Allgather(&mine, sizeof(SharedArrayRef), MPI_BYTE, all.data(), sizeof(SharedArrayRef), MPI_BYTE, host_),
+            "MPI_Allgather");
   PeerMemory tried;
   try {
-    for (const Reach& theirs : all)
+    for (const SharedArrayRef& theirs : all)
       if (theirs.known() && *reinterpret_cast<const int*>(tried.base(theirs)) != theirs.in)
         why = "process " + std::to_string(theirs.process) + " is not the rank that says so";
   } catch (const CommError& e) {
@@ -521,7 +522,8 @@ void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
   const auto flight = std::make_shared<Flight>(world->rank(), world->size(), long_waits(o));
   try {
     auto transport = std::make_unique<MpiTransport>(world, world->all());
-    run_rank(o, finished_transport(o, std::move(transport), world->rank_here(), world->ranks_here()), flight, body);
+    run_rank(o, finished_transport(o, std::move(transport), world->local_rank(), world->local_world_size()), flight,
+             body);
   } catch (const PeerFailed& e) {
     write_flight(o, *flight, e.what());
     if (world->watch().culprit_is_silent()) world->abort(e.what(), static_cast<int>(e.status()));
@@ -530,8 +532,8 @@ void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
     write_flight(o, *flight, e.what());
     leave(*world, shown(o, e.what()), e.status());
   } catch (const std::exception& e) {
-    write_flight(o, *flight, cause_of(e));
-    leave(*world, cause_of(e), Status::communication);
+    write_flight(o, *flight, failure_cause(e));
+    leave(*world, failure_cause(e), Status::communication);
   }
 }
 
@@ -543,7 +545,7 @@ std::shared_ptr<MpiWorld> meet(const LaunchOptions& o) {
   } catch (const Error& e) {
     end_mpi_job(shown(o, e.what()), static_cast<int>(e.status()));
   } catch (const std::exception& e) {
-    end_mpi_job(cause_of(e), static_cast<int>(Status::communication));
+    end_mpi_job(failure_cause(e), static_cast<int>(Status::communication));
   }
 }
 

@@ -18,7 +18,7 @@ namespace tessera {
 // follows a death within milliseconds, waits until what happened is known.
 
 // The board of a host, in shared memory.
-struct HostBoard {
+struct HostFailureState {
   std::atomic<int> failed{-1};      // world rank; the first stands
   std::atomic<bool> silent{false};  // it cannot speak for itself
   std::atomic<bool> written{false};
@@ -35,7 +35,7 @@ struct HostPlace {
 class MpiWatch : NotCopied {
  public:
   struct Options {
-    HostBoard* board = nullptr;
+    HostFailureState* board = nullptr;
     std::vector<HostPlace*> places;  // places of this host's ranks
     int world_rank = 0;
     double timeout_s = 300;
@@ -164,10 +164,10 @@ class MpiWorld : NotCopied {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  int rank_here() const { return rank_here_; }
-  int ranks_here() const { return ranks_here_; }  // on this host
+  int local_rank() const { return rank_here_; }
+  int local_world_size() const { return ranks_here_; }  // on this host
   int threads_per_rank() const { return threads_per_rank_; }
-  const Patience& patience() const { return patience_; }
+  const WaitOptions& patience() const { return patience_; }
   MpiWatch& watch() { return *watch_; }
   // Other ranks' memory on this host; null where they cannot map it, or there are none.
   PeerMemory* peers() const { return peers_.get(); }
@@ -200,13 +200,13 @@ class MpiWorld : NotCopied {
 
   int rank_ = 0, size_ = 1, rank_here_ = 0, ranks_here_ = 1;
   int threads_per_rank_ = 1;
-  Patience patience_;
+  WaitOptions patience_;
   MPI_Comm alarm_ = MPI_COMM_NULL, host_ = MPI_COMM_NULL;
   std::unique_ptr<MpiWindow> host_window_;  // null where this host's ranks share no memory
   HostPlace own_place_;                     // and the board, for this rank alone, where they do not
-  HostBoard own_board_;
+  HostFailureState own_board_;
   std::vector<HostPlace*> host_places_;
-  HostBoard* board_ = nullptr;
+  HostFailureState* board_ = nullptr;
   std::unique_ptr<PeerMemory> peers_;
   std::vector<std::unique_ptr<MpiGroup>> groups_;
   std::unique_ptr<MpiWatch> watch_;
@@ -229,7 +229,7 @@ class MpiTransport final : public Transport {
   int rank() const override { return group_.rank; }
   int size() const override { return static_cast<int>(group_.world_ranks.size()); }
   int world_rank(int rank) const override { return group_.world_ranks[static_cast<size_t>(rank)]; }
-  int rank_here() const override { return world_->rank_here(); }
+  int local_rank() const override { return world_->local_rank(); }
   std::string_view kind() const override { return "MPI ranks"; }
   void send(int to, int tag, const std::byte* data, int64_t bytes) override;
   void recv(int from, int tag, std::byte* data, int64_t bytes) override;

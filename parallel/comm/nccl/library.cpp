@@ -22,7 +22,7 @@ void check(ncclResult_t code, const char* call) {
     throw CommError(std::string(call) + ": " + ncclGetErrorString(code));
 }
 
-ncclDataType_t type_of(DType dtype) {
+ncclDataType_t to_nccl_type(DType dtype) {
   switch (dtype) {
     case DType::float64:
       return ncclFloat64;
@@ -39,7 +39,7 @@ ncclDataType_t type_of(DType dtype) {
   }
 }
 
-ncclRedOp_t op_of(Reduction reduction) { return reduction == Reduction::sum ? ncclSum : ncclMax; }
+ncclRedOp_t to_nccl_op(Reduction reduction) { return reduction == Reduction::sum ? ncclSum : ncclMax; }
 size_t size(int64_t count) { return static_cast<size_t>(count); }
 
 // The stream that all communicators of a rank share.
@@ -109,32 +109,34 @@ class RealNccl final : public NcclApi {
   void group_end() override { check(ncclGroupEnd(), "ncclGroupEnd"); }
   void all_reduce(const void* in, void* out, int64_t count, DType dtype, Reduction reduction) override {
     enter();
-    check(ncclAllReduce(in, out, size(count), type_of(dtype), op_of(reduction), comm_, stream_), "ncclAllReduce");
+    check(ncclAllReduce(in, out, size(count), to_nccl_type(dtype), to_nccl_op(reduction), comm_, stream_),
+          "ncclAllReduce");
   }
   void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, Reduction reduction) override {
     enter();
-    check(ncclReduceScatter(in, out, size(count), type_of(dtype), op_of(reduction), comm_, stream_),
+    check(ncclReduceScatter(in, out, size(count), to_nccl_type(dtype), to_nccl_op(reduction), comm_, stream_),
           "ncclReduceScatter");
   }
   void all_gather(const void* in, void* out, int64_t count, DType dtype) override {
     enter();
-    check(ncclAllGather(in, out, size(count), type_of(dtype), comm_, stream_), "ncclAllGather");
+    check(ncclAllGather(in, out, size(count), to_nccl_type(dtype), comm_, stream_), "ncclAllGather");
   }
   void broadcast(const void* in, void* out, int64_t count, DType dtype, int root) override {
     enter();
-    check(ncclBroadcast(in, out, size(count), type_of(dtype), root, comm_, stream_), "ncclBroadcast");
+    check(ncclBroadcast(in, out, size(count), to_nccl_type(dtype), root, comm_, stream_), "ncclBroadcast");
   }
   void reduce(const void* in, void* out, int64_t count, DType dtype, Reduction reduction, int root) override {
     enter();
-    check(ncclReduce(in, out, size(count), type_of(dtype), op_of(reduction), root, comm_, stream_), "ncclReduce");
+    check(ncclReduce(in, out, size(count), to_nccl_type(dtype), to_nccl_op(reduction), root, comm_, stream_),
+          "ncclReduce");
   }
   void send(const void* data, int64_t count, DType dtype, int to) override {
     enter();
-    check(ncclSend(data, size(count), type_of(dtype), to, comm_, stream_), "ncclSend");
+    check(ncclSend(data, size(count), to_nccl_type(dtype), to, comm_, stream_), "ncclSend");
   }
   void recv(void* data, int64_t count, DType dtype, int from) override {
     enter();
-    check(ncclRecv(data, size(count), type_of(dtype), from, comm_, stream_), "ncclRecv");
+    check(ncclRecv(data, size(count), to_nccl_type(dtype), from, comm_, stream_), "ncclRecv");
   }
   void after(Arena& gpu) override {
     enter();

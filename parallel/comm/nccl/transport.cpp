@@ -84,7 +84,7 @@ int NcclTransport::behind(const Call* call) const {
   return -1;
 }
 
-std::string NcclTransport::last_of(int rank, const Call& call) const {
+std::string NcclTransport::last_operation(int rank, const Call& call) const {
   const CallLog& log = *logs_[static_cast<size_t>(rank)];
   std::optional<Call> last = log.find(log.made());
   if (last) last->gpu = call.gpu;
@@ -96,13 +96,13 @@ std::string NcclTransport::in_vain(const Call* call) const {
   const std::string within = " within " + seconds_text(timeout_s_);
   if (!call || logs_.empty())
     return "NCCL did not end it" + within + "; a rank does not come, or asks for something else";
-  if (const int r = behind(call); r >= 0) return did_not_come(world_rank(r), timeout_s_, last_of(r, *call));
+  if (const int r = behind(call); r >= 0) return did_not_come(world_rank(r), timeout_s_, last_operation(r, *call));
   return "NCCL did not end it" + within + ", although every rank has come to it";
 }
 
 void NcclTransport::wait_until(bool (NcclApi::*reached)(), const std::string& during, const Call* call) {
   AwakeTimer timer;
-  Reminder reminder;
+  ReportInterval reminder;
   int late = -1;
   try {
     for (int64_t i = 0; !(*api_.*reached)(); ++i) {
@@ -113,8 +113,8 @@ void NcclTransport::wait_until(bool (NcclApi::*reached)(), const std::string& du
       if (waited > timeout_s_) throw CommError(during + ": " + in_vain(call));
       if (const int r = behind(call); r >= 0) late = r;
       if (flight_ && reminder.is_due(waited))
-        flight_->overdue(axis_, during, late < 0 ? -1 : world_rank(late), late < 0 ? "" : last_of(late, *call), waited,
-                         reminder.again());
+        flight_->overdue(axis_, during, late < 0 ? -1 : world_rank(late), late < 0 ? "" : last_operation(late, *call),
+                         waited, reminder.again());
       std::this_thread::yield();
     }
   } catch (const CommError&) {
@@ -124,7 +124,7 @@ void NcclTransport::wait_until(bool (NcclApi::*reached)(), const std::string& du
   if (flight_ && late >= 0) flight_->waited(world_rank(late), timer.seconds());
 }
 
-void NcclTransport::look_after(double waited_s, const std::string& during) {
+void NcclTransport::check_progress(double waited_s, const std::string& during) {
   if (size() == 1) return;
   try {
     check_peers(during);
@@ -189,7 +189,7 @@ void NcclTransport::collective(const Call& call) {
 
 void NcclTransport::reduce_scatter(const Call& call, bool even) {
   if (even) return api_->reduce_scatter(call.in, call.out, call.count / size(), call.dtype, call.reduction);
-  const int64_t element = size_of(call.dtype);
+  const int64_t element = element_size(call.dtype);
   api_->group_start();
   for (int r = 0; r < size(); ++r)
     if (const Range theirs = range(call, r); theirs.size() > 0)
@@ -200,7 +200,7 @@ void NcclTransport::reduce_scatter(const Call& call, bool even) {
 
 void NcclTransport::all_gather(const Call& call, bool even) {
   if (even) return api_->all_gather(call.in, call.out, call.count / size(), call.dtype);
-  const int64_t element = size_of(call.dtype);
+  const int64_t element = element_size(call.dtype);
   api_->group_start();
   for (int r = 0; r < size(); ++r) {
     const Range theirs = range(call, r);
@@ -213,7 +213,7 @@ void NcclTransport::all_gather(const Call& call, bool even) {
 
 // gather, scatter and all_to_all are messages in one group, to itself too. Empty pieces are left out on both sides.
 void NcclTransport::exchange(const Call& call) {
-  const int64_t element = size_of(call.dtype);
+  const int64_t element = element_size(call.dtype);
   const Range mine = range(call, rank());
   const bool at_root = rank() == call.root;
   const auto send = [&](const std::byte* data, int64_t count, int to) {

@@ -74,10 +74,10 @@ std::unique_ptr<NcclApi> real_nccl(int device, int devices_needed);
 // stream is given later comes after it. The host waits for its end, and looks at the clock and at ranks that fail
 // meanwhile, and at what they have come to (parallel/comm/call.h), which names a rank that does not come or asks
 // for something else, where NCCL would wait for ever; only while the rank's stream is captured as a CUDA graph it does
-// not: then collectives are nodes of the graph, and who waits for the graph looks after the ranks (look_after). Those
-// that are started (Communicator::start_...) run beside the kernels that are queued meanwhile. Pieces that are uneven,
-// which NCCL has no collective for, go as a group of one reduce or broadcast for each rank, or of an all_to_all as a
-// group of sends and receives.
+// not: then collectives are nodes of the graph, and who waits for the graph looks after the ranks (check_progress).
+// Those that are started (Communicator::start_...) run beside the kernels that are queued meanwhile. Pieces that are
+// uneven, which NCCL has no collective for, go as a group of one reduce or broadcast for each rank, or of an all_to_all
+// as a group of sends and receives.
 //
 // Order: NCCL wants all ranks to begin the collectives of all their communicators in the same order. Here that is the
 // order of the program, which is one for all ranks: the communicators of a rank (all that were split from one) share
@@ -98,7 +98,7 @@ class NcclTransport final : public Transport {
   int rank() const override { return carrier_->rank(); }
   int size() const override { return carrier_->size(); }
   int world_rank(int rank) const override { return carrier_->world_rank(rank); }
-  int rank_here() const override { return carrier_->rank_here(); }
+  int local_rank() const override { return carrier_->local_rank(); }
   std::string_view kind() const override { return "NCCL ranks"; }
   void set_axis(const std::string& axis) override {
     Transport::set_axis(axis);
@@ -122,7 +122,7 @@ class NcclTransport final : public Transport {
   bool only_queues(const Call& call) const override { return only_native(call) && api_->is_captured(*call.gpu); }
   std::function<void()> native_beside(const Call& call) override;
   std::shared_ptr<CommWorker> background() override;
-  void look_after(double waited_s, const std::string& during) override;
+  void check_progress(double waited_s, const std::string& during) override;
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override { carrier_->fail(cause); }
   int failed_rank() const override { return carrier_->failed_rank(); }
@@ -136,7 +136,7 @@ class NcclTransport final : public Transport {
   void check_peers(const std::string& during) const;
   void compare(const Call& call) const;
   int behind(const Call* call) const;
-  std::string last_of(int rank, const Call& call) const;
+  std::string last_operation(int rank, const Call& call) const;
   std::string in_vain(const Call* call) const;
   void wait_until(bool (NcclApi::*reached)(), const std::string& during, const Call* call = nullptr);
   std::shared_ptr<void> begin(const Call& call);

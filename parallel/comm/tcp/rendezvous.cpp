@@ -130,8 +130,8 @@ Endpoint own_end(int fd) {
 
 namespace {
 
-constexpr size_t kMostStrangers = 64;  // that are listened to at a time
-constexpr size_t kMostText = 500;
+constexpr size_t kMaxStrangers = 64;  // that are listened to at a time
+constexpr size_t kMaxText = 500;
 constexpr uint32_t kAddressLetters = 46;  // letters of an address in numbers, with the 0 at its end
 
 // Rank 0's answer: a refusal with `bytes` of text behind it, or a place for each rank.
@@ -146,11 +146,11 @@ struct PeerPlace {
   uint64_t host = 0;
 };
 // The first message of a rank to another than rank 0.
-struct Greeting {
+struct PeerHello {
   std::array<char, 16> token = {};
   uint32_t from = 0, to = 0;
 };
-static_assert(sizeof(Hello) == 32 && sizeof(Answer) == 32 && sizeof(PeerPlace) == 56 && sizeof(Greeting) == 24);
+static_assert(sizeof(Hello) == 32 && sizeof(Answer) == 32 && sizeof(PeerPlace) == 56 && sizeof(PeerHello) == 24);
 
 uint64_t this_host() {
   std::array<char, 256> name{};
@@ -162,7 +162,7 @@ uint64_t this_host() {
 }
 
 // Who of the ranks from `first` on has no connection: "ranks 2, 3".
-std::string missing(const Met& met, int first) {
+std::string missing(const RendezvousResult& met, int first) {
   std::vector<int> out;
   for (int r = first; r < std::ssize(met.peers); ++r)
     if (!met.peers[static_cast<size_t>(r)]) out.push_back(r);
@@ -170,7 +170,7 @@ std::string missing(const Met& met, int first) {
 }
 
 // A connection whose first words have not all come.
-struct Stranger {
+struct UnverifiedPeer {
   Descriptor socket;
   Hello hello = {};
   size_t got = 0;
@@ -186,10 +186,10 @@ bool has_ended(const Descriptor& socket) {
 // Rank 0's side.
 class Host {
  public:
-  explicit Host(const Meeting& m) : m_(m), deadline_(m.timeout_s), places_(static_cast<size_t>(m.ranks)) {
+  explicit Host(const RendezvousOptions& m) : m_(m), deadline_(m.timeout_s), places_(static_cast<size_t>(m.ranks)) {
     met_.peers.resize(places_.size());
   }
-  Met meet() {
+  RendezvousResult meet() {
     const auto [host, port] = parse_address(m_.address);
     const Addresses addresses = resolved(host, port, m_.address);
     for (const addrinfo* a = addresses.get(); a != nullptr && !listener_; a = a->ai_next)
@@ -219,7 +219,7 @@ class Host {
   // Accepts and reads what there is.
   void look() {
     std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
-    for (const Stranger& s : strangers_) polled.push_back({s.socket.get(), POLLIN, 0});
+    for (const UnverifiedPeer& s : strangers_) polled.push_back({s.socket.get(), POLLIN, 0});
     if (::poll(polled.data(), polled.size(), deadline_.ms()) <= 0) return;
     for (size_t i = strangers_.size(); i-- > 0;)
       if (polled[i + 1].revents != 0 && !listen_to(strangers_[i]))
@@ -227,7 +227,7 @@ class Host {
     if (polled[0].revents != 0)
       if (Descriptor s(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)); s)
         strangers_.push_back({std::move(s)});
-    if (strangers_.size() > kMostStrangers) strangers_.pop_front();
+    if (strangers_.size() > kMaxStrangers) strangers_.pop_front();
   }
   void leave(size_t rank) {
     met_.peers[rank] = Descriptor();
@@ -235,7 +235,7 @@ class Host {
   }
 
   // False when it is a stranger no more: a rank, or gone.
-  bool listen_to(Stranger& s) {
+  bool listen_to(UnverifiedPeer& s) {
     const ssize_t n =
         ::recv(s.socket.get(), reinterpret_cast<char*>(&s.hello) + s.got, sizeof(Hello) - s.got, MSG_DONTWAIT);
     if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EINTR);
@@ -264,7 +264,7 @@ class Host {
   }
 
   void refuse(const Descriptor& socket, const std::string& why) const {
-    const std::string text = why.substr(0, kMostText);
+    const std::string text = why.substr(0, kMaxText);
     const Answer answer{.refused = 1, .bytes = static_cast<uint32_t>(text.size())};
     const Deadline soon(1);
     if (write_all(socket.get(), &answer, sizeof(answer), soon)) write_all(socket.get(), text.data(), text.size(), soon);
@@ -291,21 +291,23 @@ class Host {
     throw CommError(why);
   }
 
-  const Meeting& m_;
+  const RendezvousOptions& m_;
   Deadline deadline_;
   Descriptor listener_;
-  std::deque<Stranger> strangers_;
+  std::deque<UnverifiedPeer> strangers_;
   std::set<size_t> left_;  // ranks that came and ended
   std::vector<PeerPlace> places_;
-  Met met_;
+  RendezvousResult met_;
 };
 
 // Every other rank's.
-class Guest {
+class Joiner {
  public:
-  explicit Guest(const Meeting& m) : m_(m), deadline_(m.timeout_s) { met_.peers.resize(static_cast<size_t>(m.ranks)); }
+  explicit Joiner(const RendezvousOptions& m) : m_(m), deadline_(m.timeout_s) {
+    met_.peers.resize(static_cast<size_t>(m.ranks));
+  }
 
-  Met meet() {
+  RendezvousResult meet() {
     const auto [host, port] = parse_address(m_.address);
     const Addresses addresses = resolved(host, port, m_.address);
     Descriptor listener;
@@ -354,7 +356,7 @@ class Guest {
     if (!read_all(first.get(), &answer, sizeof(answer), later) || answer.magic != Hello::kMagic) gone();
     const size_t all = met_.peers.size() * sizeof(PeerPlace);
     if (answer.refused != 0) {
-      std::string text(std::min<size_t>(answer.bytes, kMostText), ' ');
+      std::string text(std::min<size_t>(answer.bytes, kMaxText), ' ');
       if (!read_all(first.get(), text.data(), text.size(), later)) gone();
       if (text.starts_with("[rendezvous]")) throw CommError(text);
       throw FieldError("rank", text);
@@ -371,7 +373,8 @@ class Guest {
     std::string why;
     Descriptor s =
         connected(*resolved(place.address.data(), std::to_string(place.port), place.address.data()), deadline_, why);
-    const Greeting greeting{.token = token_, .from = static_cast<uint32_t>(m_.rank), .to = static_cast<uint32_t>(rank)};
+    const PeerHello greeting{
+        .token = token_, .from = static_cast<uint32_t>(m_.rank), .to = static_cast<uint32_t>(rank)};
     if (!s || !write_all(s.get(), &greeting, sizeof(greeting), deadline_))
       throw CommError(fmt::format("[rendezvous] rank {} cannot be reached at {} port {} within {}: {}", rank,
                                   place.address.data(), place.port, seconds_text(m_.timeout_s), why));
@@ -384,7 +387,7 @@ class Guest {
       throw CommError(fmt::format("[rendezvous] {} did not reach rank {} within {}", missing(met_, m_.rank + 1),
                                   m_.rank, seconds_text(m_.timeout_s)));
     Descriptor s(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    Greeting greeting;
+    PeerHello greeting;
     if (!s || !read_all(s.get(), &greeting, sizeof(greeting), Deadline(2)) || greeting.token != token_) return false;
     const bool right = greeting.to == static_cast<uint32_t>(m_.rank) && greeting.from > greeting.to &&
                        greeting.from < met_.peers.size() && !met_.peers[greeting.from];
@@ -392,25 +395,25 @@ class Guest {
     return right;
   }
 
-  const Meeting& m_;
+  const RendezvousOptions& m_;
   Deadline deadline_;
   std::array<char, 16> token_ = {};
   std::vector<PeerPlace> places_;
-  Met met_;
+  RendezvousResult met_;
 };
 
 template <class Side>
-Met met_by(const Meeting& m) {
+RendezvousResult met_by(const RendezvousOptions& m) {
   Side side(m);
-  Met met = side.meet();
+  RendezvousResult met = side.meet();
   const std::vector<PeerPlace>& places = side.places();
   const auto here = [&](int r) {
     return places[static_cast<size_t>(r)].host == places[static_cast<size_t>(m.rank)].host;
   };
-  met.ranks_here = 0;
+  met.local_world_size = 0;
   for (int r = 0; r < m.ranks; ++r) {
-    if (r < m.rank) met.rank_here += here(r) ? 1 : 0;
-    met.ranks_here += here(r) ? 1 : 0;
+    if (r < m.rank) met.local_rank += here(r) ? 1 : 0;
+    met.local_world_size += here(r) ? 1 : 0;
   }
   for (const Descriptor& s : met.peers)
     if (s) set_up_for_messages(s);
@@ -428,12 +431,12 @@ std::string refusal(const Hello& hello, const std::vector<bool>& there) {
   return there[hello.rank] ? fmt::format("{} came twice to the rendezvous; expected each rank once", hello.rank) : "";
 }
 
-Met meet(const Meeting& meeting) {
+RendezvousResult meet(const RendezvousOptions& meeting) {
   if (meeting.ranks < 1) throw FieldError("ranks", "expected at least 1, found " + std::to_string(meeting.ranks));
   if (meeting.rank < 0 || meeting.rank >= meeting.ranks)
     throw FieldError("rank",
                      "expected 0 to " + std::to_string(meeting.ranks - 1) + ", found " + std::to_string(meeting.rank));
-  return meeting.rank == 0 ? met_by<Host>(meeting) : met_by<Guest>(meeting);
+  return meeting.rank == 0 ? met_by<Host>(meeting) : met_by<Joiner>(meeting);
 }
 
 // One process as one rank of those that meet.
@@ -442,7 +445,7 @@ void launch_over_tcp(const LaunchOptions& o, const std::function<void(Communicat
   const auto world = std::make_shared<TcpWorld>(
       meet({.address = o.rendezvous, .rank = o.rank, .ranks = o.ranks, .timeout_s = o.timeout_s}), o.rank, o.timeout_s);
   const int threads_before = cpu::threads(), cores = static_cast<int>(std::thread::hardware_concurrency());
-  cpu::set_threads(threads_of_rank(o.threads_per_rank, cores, world->ranks_here()));
+  cpu::set_threads(threads_of_rank(o.threads_per_rank, cores, world->local_world_size()));
   const auto flight = std::make_shared<Flight>(o.rank, o.ranks, long_waits(o));
   const std::string who = "[rank " + std::to_string(o.rank) + "] ";
   const auto failed = [&](const std::string& cause) {
@@ -452,13 +455,14 @@ void launch_over_tcp(const LaunchOptions& o, const std::function<void(Communicat
   };
   try {
     auto transport = std::make_unique<TcpTransport>(world);
-    run_rank(o, finished_transport(o, std::move(transport), world->rank_here(), world->ranks_here()), flight, body);
+    run_rank(o, finished_transport(o, std::move(transport), world->local_rank(), world->local_world_size()), flight,
+             body);
   } catch (const Error& e) {
     failed(e.what());
     throw Error(who + e.what(), e.status());
   } catch (const std::exception& e) {
-    failed(cause_of(e));
-    throw CommError(who + cause_of(e));
+    failed(failure_cause(e));
+    throw CommError(who + failure_cause(e));
   }
   world->end();
   cpu::set_threads(threads_before);

@@ -15,10 +15,10 @@ namespace {
 
 using MessageHead = TcpWorld::Head;
 constexpr auto kMoment = std::chrono::milliseconds(20);
-constexpr int64_t kMostBytes = int64_t{1} << 40, kMostLetters = 4096;
+constexpr int64_t kMaxBytes = int64_t{1} << 40, kMaxLetters = 4096;
 
 bool is_possible(const MessageHead& head) {
-  const int64_t most = head.kind == MessageHead::Kind::message ? kMostBytes : kMostLetters;
+  const int64_t most = head.kind == MessageHead::Kind::message ? kMaxBytes : kMaxLetters;
   return head.kind <= MessageHead::Kind::goodbye && head.bytes >= 0 && head.bytes <= most;
 }
 
@@ -51,7 +51,7 @@ bool receive_all(int fd, std::vector<std::byte>& bytes, size_t all) {
 
 }  // namespace
 
-TcpWorld::TcpWorld(Met met, int rank, double timeout_s)
+TcpWorld::TcpWorld(RendezvousResult met, int rank, double timeout_s)
     : met_(std::move(met)), rank_(rank), timeout_s_(timeout_s), sending_(met_.peers.size()) {
   for (int peer = 0; peer < size(); ++peer)
     if (peer != rank_) readers_.emplace_back([this, peer] { read_from(peer); });
@@ -129,7 +129,7 @@ void TcpWorld::fail(const std::string& cause) {
   came_.notify_all();
   // A failure that has no cause yet is told to the others when it has one.
   if (board_.failed_rank() != rank_ || cause.empty() || told_.exchange(true)) return;
-  const std::string text = cause.substr(0, static_cast<size_t>(kMostLetters));
+  const std::string text = cause.substr(0, static_cast<size_t>(kMaxLetters));
   for (int peer = 0; peer < size(); ++peer) try {
       if (peer != rank_) send(peer, {.bytes = std::ssize(text), .kind = MessageHead::Kind::failure}, text.data());
     } catch (const CommError&) {  // it has gone
@@ -165,7 +165,7 @@ void TcpTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
 }
 
 std::unique_ptr<Transport> TcpTransport::split(int color, int key) {
-  std::vector<int> members = members_of(color, key);
+  std::vector<int> members = group_members(color, key);
   const auto own = static_cast<int>(std::ranges::find(members, rank_) - members.begin());
   const Philox::Block words = Philox::named(group_, std::to_string(++splits_) + " " + std::to_string(color))(0);
   for (int& r : members) r = world_rank(r);

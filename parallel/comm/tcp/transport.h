@@ -62,22 +62,22 @@ Endpoint own_end(int fd);
 // hung up on: what is read before a rank is known has a fixed size, a magic number and a deadline, and between ranks a
 // number that only they were told. There is no secret in it, so the network has to be trusted, as with MPI.
 
-struct Meeting {
+struct RendezvousOptions {
   std::string address;  // "HOST:PORT", "[::1]:PORT"
   int rank = 0, ranks = 1;
   double timeout_s = 300;  // for all to come
 };
 
 // The connections to the other ranks, by rank, and this rank's place among those of its host.
-struct Met {
+struct RendezvousResult {
   std::vector<Descriptor> peers;
-  int rank_here = 0, ranks_here = 1;
+  int local_rank = 0, local_world_size = 1;
 };
 
 // Every rank calls it. Throws FieldError (`rendezvous`, `rank`) for an address that is none or that cannot be listened
 // on, and where two ranks have the same number or expect different numbers of ranks, which all of them are told;
 // CommError when ranks do not come in time.
-Met meet(const Meeting& meeting);
+RendezvousResult meet(const RendezvousOptions& meeting);
 
 // The first message of a rank to rank 0, in the bytes of this machine.
 struct Hello {
@@ -101,13 +101,13 @@ std::string refusal(const Hello& hello, const std::vector<bool>& there);
 // The connections of one process.
 class TcpWorld : NotCopied {
  public:
-  TcpWorld(Met met, int rank, double timeout_s);
+  TcpWorld(RendezvousResult met, int rank, double timeout_s);
   ~TcpWorld();
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(met_.peers.size()); }
-  int rank_here() const { return met_.rank_here; }
-  int ranks_here() const { return met_.ranks_here; }
+  int local_rank() const { return met_.local_rank; }
+  int local_world_size() const { return met_.local_world_size; }
   double timeout_s() const { return timeout_s_; }
 
   struct Head {
@@ -119,7 +119,7 @@ class TcpWorld : NotCopied {
   void send(int to, const Head& head, const void* data);
   // The first that has come with that head's group and tag; waits a moment for it.
   std::optional<std::vector<std::byte>> take(int from, const Head& head);
-  Board& board() { return board_; }
+  FailureState& board() { return board_; }
   // This rank cannot go on, and tells all others.
   void fail(const std::string& cause);
   // Every rank has come to its end: what was sent has arrived.
@@ -130,10 +130,10 @@ class TcpWorld : NotCopied {
   void read_from(int peer);
   void wait_for_a_cause() const;
 
-  Met met_;
+  RendezvousResult met_;
   int rank_;
   double timeout_s_;
-  Board board_;
+  FailureState board_;
   std::vector<std::mutex> sending_;
   std::mutex mutex_;
   std::condition_variable came_;
@@ -150,7 +150,7 @@ class TcpTransport final : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(world_ranks_.size()); }
   int world_rank(int rank) const override { return world_ranks_[static_cast<size_t>(rank)]; }
-  int rank_here() const override { return world_->rank_here(); }
+  int local_rank() const override { return world_->local_rank(); }
   std::string_view kind() const override { return "TCP ranks"; }
   void send(int to, int tag, const std::byte* data, int64_t bytes) override;
   void recv(int from, int tag, std::byte* data, int64_t bytes) override;

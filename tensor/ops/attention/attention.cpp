@@ -17,7 +17,7 @@ void check_starts(const AttentionProblem& p) {
 }
 
 AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
-  if (q.rank() != 4 || !(k.shape() == v.shape()) || k.rank() != 4 || q.dim(0) != k.dim(0) || k.dim(2) < 1 ||
+  if (q.ndim() != 4 || !(k.shape() == v.shape()) || k.ndim() != 4 || q.dim(0) != k.dim(0) || k.dim(2) < 1 ||
       q.dim(2) % k.dim(2) != 0 || q.dim(3) != k.dim(3))
     throw Error("[attention] q " + q.shape().str() + ", k " + k.shape().str() + ", v " + v.shape().str() +
                 "; expected (B, Tq, H, D), (B, Tk, K, D), (B, Tk, K, D) with a K that divides H");
@@ -43,7 +43,7 @@ AttentionProblem check(const Tensor& q, const Tensor& k, const Tensor& v, const 
 
 // Where a result goes: the shape and the dtype of the operand `like`, or the type of its sums.
 void check_result(const char* name, const Tensor& t, const Tensor& like) {
-  if (t.shape() == like.shape() && (t.dtype() == like.dtype() || t.dtype() == wide_of(like.dtype())) &&
+  if (t.shape() == like.shape() && (t.dtype() == like.dtype() || t.dtype() == accum_dtype(like.dtype())) &&
       (t.strides()[3] == 1 || t.dim(3) == 1))
     return;
   throw Error(std::string("[attention] ") + name + " is " + t.describe() + "; expected " + like.describe() +
@@ -51,14 +51,15 @@ void check_result(const char* name, const Tensor& t, const Tensor& like) {
 }
 
 void check_lse(const AttentionProblem& p, const Tensor& lse) {
-  if (!(lse.shape() == Shape{p.batch, p.heads, p.tq}) || lse.dtype() != wide_of(p.q.dtype()) || !lse.is_contiguous())
+  if (!(lse.shape() == Shape{p.batch, p.heads, p.tq}) || lse.dtype() != accum_dtype(p.q.dtype()) ||
+      !lse.is_contiguous())
     throw Error("[attention] lse is " + lse.describe() + "; expected contiguous (B, H, Tq) for q " + p.q.describe());
 }
 
 }  // namespace
 
 Tensor packed_part(const Tensor& packed, const Heads& heads, int i) {
-  const int64_t d = packed.rank() == 3 && heads.packed() > 0 ? packed.dim(2) / heads.packed() : 0;
+  const int64_t d = packed.ndim() == 3 && heads.packed() > 0 ? packed.dim(2) / heads.packed() : 0;
   if (heads.query < 1 || heads.key < 1 || d < 1 || d * heads.packed() != packed.dim(2))
     throw Error("[attention] packed qkv is " + packed.describe() + "; expected (B, T, (H + 2 K) D) of " +
                 std::to_string(heads.query) + " heads of queries and " + std::to_string(heads.key) +
@@ -67,32 +68,33 @@ Tensor packed_part(const Tensor& packed, const Heads& heads, int i) {
   return packed.narrow(2, heads.begin(i) * d, heads.count(i) * d).reshape(by_head);
 }
 
-Attended attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
+AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
   const AttentionProblem p = check(q, k, v, options);
-  Attended result{q.make(q.shape()), q.make({p.batch, p.heads, p.tq}, wide_of(q.dtype()))};
+  AttentionResult result{q.make(q.shape()), q.make({p.batch, p.heads, p.tq}, accum_dtype(q.dtype()))};
   attention_into(q, k, v, options, result);
   return result;
 }
 
 void attention_into(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
-                    const Attended& result) {
+                    const AttentionResult& result) {
   const AttentionProblem p = check(q, k, v, options);
   check_result("out", result.out, q);
   check_lse(p, result.lse);
-  if (stands_for_gpu(q)) return;
+  if (dry_run_on_gpu(q)) return;
   on_device(
       q.device(), [&] { cpu::attention(p, result); }, [&] { cuda::attention(p, result); });
 }
 
 void attention_backward(const Tensor& dout_any, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const Attended& forward, const AttentionOptions& options, Tensor& dq, Tensor& dk, Tensor& dv) {
+                        const AttentionResult& forward, const AttentionOptions& options, Tensor& dq, Tensor& dk,
+                        Tensor& dv) {
   const AttentionProblem p = check(q, k, v, options);
   const Tensor dout = dout_any.strides()[3] == 1 ? dout_any : dout_any.contiguous();
   check_result("dq", dq, q);
   check_result("dk", dk, k);
   check_result("dv", dv, v);
   check_lse(p, forward.lse);
-  if (stands_for_gpu(q)) return;
+  if (dry_run_on_gpu(q)) return;
   const AttentionGradients gradients{dq, dk, dv};
   on_device(
       q.device(), [&] { cpu::attention_backward(p, dout, forward, gradients); },
@@ -106,20 +108,20 @@ bool asks_cudnn(const Tensor& q, const AttentionOptions& options) {
 }
 
 DType dtype_of_parts(const Tensor& q, const AttentionOptions& options) {
-  return asks_cudnn(q, options) ? q.dtype() : wide_of(q.dtype());
+  return asks_cudnn(q, options) ? q.dtype() : accum_dtype(q.dtype());
 }
 
-void merge_attended(const Attended& into, const Attended& part) {
+void merge_attention(const AttentionResult& into, const AttentionResult& part) {
   const DType wide = into.lse.dtype();
-  const auto runs_on = [](const Tensor& t) { return t.dim(-1) == 1 || t.strides()[t.rank() - 1] == 1; };
+  const auto runs_on = [](const Tensor& t) { return t.dim(-1) == 1 || t.strides()[t.ndim() - 1] == 1; };
   if (!(into.out.shape() == part.out.shape()) || !(into.lse.shape() == part.lse.shape()) ||
-      wide_of(into.out.dtype()) != wide || wide_of(part.out.dtype()) != wide || part.lse.dtype() != wide ||
+      accum_dtype(into.out.dtype()) != wide || accum_dtype(part.out.dtype()) != wide || part.lse.dtype() != wide ||
       !runs_on(into.out) || !runs_on(part.out) || !runs_on(into.lse) || !part.lse.is_contiguous())
-    throw Error("[merge_attended] into is " + into.out.describe() + " with lse " + into.lse.describe() + ", part " +
+    throw Error("[merge_attention] into is " + into.out.describe() + " with lse " + into.lse.describe() + ", part " +
                 part.out.describe() + " with lse " + part.lse.describe() +
                 "; expected the same shapes, rows that run on, sums of one dtype and a contiguous lse of the part");
   on_device(
-      into.out.device(), [&] { cpu::merge_attended(into, part); }, [&] { cuda::merge_attended(into, part); });
+      into.out.device(), [&] { cpu::merge_attention(into, part); }, [&] { cuda::merge_attention(into, part); });
 }
 
 }  // namespace tessera

@@ -49,7 +49,7 @@ struct AttentionOptions {
   int64_t window = 0;
 };
 
-struct Attended {
+struct AttentionResult {
   Tensor out;  // (B, Tq, H, D), contiguous, dtype of q
   Tensor lse;  // (B, H, Tq), float32, or float64 for float64
 };
@@ -58,23 +58,24 @@ struct Attended {
 // (slices of a packed qkv, or of a cache). K divides H: query head h sees key-value head h / (H / K) (grouped-query
 // attention, Ainslie et al. 2023, arXiv 2305.13245). Sums and probabilities are in float (double for float64). Cost: 4
 // B H Tq Tk D FLOPs, blocks that are fully masked left out; workspace 64 x (64 + 4 D) numbers per thread.
-Attended attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
+AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
 // The same, written into `result`: an out whose last dim runs on, of q's dtype or of lse's, and a contiguous lse.
 void attention_into(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
-                    const Attended& result);
+                    const AttentionResult& result);
 
 // `into`, of some keys, and `part`, of others, become the attention to both in `into`: out = sum exp(lse_i - lse) out_i
 // with lse = log sum exp(lse_i), computed in lse's dtype and rounded once to into.out's. Each out is of lse's dtype
 // or of one whose sums are; rows of into.lse and of both outs run on, and part.lse is contiguous. -infinity says that a
 // query has seen no key. Cost: one pass.
-void merge_attended(const Attended& into, const Attended& part);
+void merge_attention(const AttentionResult& into, const AttentionResult& part);
 
 // Gradients, written into views of the shapes of q, k and v (the slices of a packed gradient), each of q's dtype or of
 // lse's. Cost: 10 B H Tq Tk D
 // FLOPs; workspace of O(T D) per thread. What the heads of a group bring to dk and dv is added in their order. Bits
 // depend on neither the threads nor the place in the batch.
-void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Attended& forward,
-                        const AttentionOptions& options, Tensor& dq, Tensor& dk, Tensor& dv);
+void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const AttentionResult& forward, const AttentionOptions& options, Tensor& dq, Tensor& dk,
+                        Tensor& dv);
 
 // Whether cuDNN's kernels may serve such a call: its arena's KernelChoice allows them, on a GPU, and it is bfloat16,
 // with nothing dropped, one document and no window. cuDNN's own checks decide then.
@@ -97,10 +98,10 @@ struct AttentionGradients {
 };
 
 namespace cpu {
-void attention(const AttentionProblem& problem, const Attended& result);
-void attention_backward(const AttentionProblem& problem, const Tensor& dout, const Attended& forward,
+void attention(const AttentionProblem& problem, const AttentionResult& result);
+void attention_backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,
                         const AttentionGradients& gradients);
-void merge_attended(const Attended& into, const Attended& part);
+void merge_attention(const AttentionResult& into, const AttentionResult& part);
 }  // namespace cpu
 
 // On a GPU, where the arena's KernelChoice says so, cuDNN's kernels serve what they can (cuda/cudnn_attention.h):
@@ -111,10 +112,10 @@ void merge_attended(const Attended& into, const Attended& part);
 // the gradient of the queries and those of keys and values are made by two kernels. Bits of a row depend neither on its
 // place in the batch nor on what else is there.
 namespace cuda {
-void attention(const AttentionProblem& problem, const Attended& result);
-void attention_backward(const AttentionProblem& problem, const Tensor& dout, const Attended& forward,
+void attention(const AttentionProblem& problem, const AttentionResult& result);
+void attention_backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,
                         const AttentionGradients& gradients);
-void merge_attended(const Attended& into, const Attended& part);
+void merge_attention(const AttentionResult& into, const AttentionResult& part);
 // "tensor cores" or "plain": which of our kernels take operands like these, for the log of a run and for tests.
 const char* attention_kernels(const Tensor& q, const Tensor& k, const Tensor& v);
 }  // namespace cuda

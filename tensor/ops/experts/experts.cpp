@@ -29,7 +29,7 @@ void compare_choices(const Tensor& logits, const RouteOptions& o, Routed& out) {
       widen(logits.data<decltype(t)>() + i * experts, experts, l.data());
       token::choose(l.data(), experts, k, own.data());
       for (const A x : l) largest = std::max(largest, std::abs(x));
-      const A margin = token::margin_of(l.data(), own.data(), out.chosen.data<int32_t>() + i * k, k);
+      const A margin = token::routing_margin(l.data(), own.data(), out.chosen.data<int32_t>() + i * k, k);
       if (margin >= 0) ++out.elsewhere;
       most = std::max(most, margin);
     }
@@ -106,7 +106,7 @@ void place_all(const RouteOptions& o, int64_t experts, Routed& out) {
 
 void route_on_cpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
   if (o.given.defined()) compare_choices(logits, o, out);
-  if (cpu::Idle::here())
+  if (cpu::DryRun::here())
     share_out_evenly(logits.dim(1), out.chosen);
   else
     choose_all(logits, o, out);
@@ -136,7 +136,7 @@ void route_on_gpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
 void route_backward_on_cpu(const Tensor& out, const Tensor& dweights, const Tensor& logits, const Routed& routed,
                            const RouteOptions& o) {
   const int64_t n = logits.dim(0), experts = logits.dim(1), k = o.per_token, length = n / o.sequences;
-  if (cpu::Idle::here()) return;
+  if (cpu::DryRun::here()) return;
   const double* const choices = o.balance != 0 ? routed.of_sequences.data<double>() : nullptr;
   with_floating(logits.dtype(), "route_backward", [&]<class T>(T) {
     using A = Accumulate<T>;
@@ -146,7 +146,7 @@ void route_backward_on_cpu(const Tensor& out, const Tensor& dweights, const Tens
                                  .k = k,
                                  .softmax_first = o.softmax_first,
                                  .choices = choices,
-                                 .slopes = token::slopes_of(o, n, experts)};
+                                 .slopes = token::balance_slopes(o, n, experts)};
     const T* const in = logits.data<T>();
     T* const to = out.data<T>();
     cpu::split(n, cpu::rows_together(experts), [&](int64_t begin, int64_t end) {
@@ -163,7 +163,7 @@ void route_backward_on_cpu(const Tensor& out, const Tensor& dweights, const Tens
 }  // namespace
 
 Routed route(const Tensor& logits_any, const RouteOptions& o) {
-  if (logits_any.rank() != 2 || o.per_token < 1 || o.per_token > logits_any.dim(1) || o.sequences < 1 ||
+  if (logits_any.ndim() != 2 || o.per_token < 1 || o.per_token > logits_any.dim(1) || o.sequences < 1 ||
       logits_any.dim(0) % o.sequences != 0)
     throw Error("[route] logits are " + logits_any.describe() + " for " + std::to_string(o.per_token) +
                 " experts per token and " + std::to_string(o.sequences) +
@@ -172,7 +172,7 @@ Routed route(const Tensor& logits_any, const RouteOptions& o) {
   const Shape shape{logits.dim(0), o.per_token};
   Routed out{.chosen = logits.make(shape, DType::int32),
              .place = logits.make(shape, DType::int32),
-             .weights = logits.make(shape, wide_of(logits.dtype())),
+             .weights = logits.make(shape, accum_dtype(logits.dtype())),
              .counts = std::vector<int64_t>(static_cast<size_t>(logits.dim(1))),
              .of_sequences = logits.make({o.sequences, logits.dim(1)}, DType::float64)};
   if (o.given.defined()) {
@@ -231,12 +231,12 @@ struct Matrix {
   cpu::Strided<T> strided() const {
     return {t.data<T>(), t.strides()[turned ? 1 : 0], t.strides()[turned ? 0 : 1]};
   }
-  Matrix wide() const { return {t.to(wide_of(t.dtype())), turned}; }
+  Matrix wide() const { return {t.to(accum_dtype(t.dtype())), turned}; }
 };
 
 // Multiplies one group in the wide type, and rounds once.
 void multiply_on_cpu(RowsProduct which, Tensor out, const Tensor& left, const Tensor& right) {
-  const DType wide = wide_of(left.dtype());
+  const DType wide = accum_dtype(left.dtype());
   const bool direct = out.dtype() == wide && out.is_contiguous();
   const Tensor sum = direct ? out : out.make(out.shape(), wide, Category::workspace);
   const Matrix a = Matrix{left, which == RowsProduct::weight_grad}.wide(),
@@ -244,7 +244,7 @@ void multiply_on_cpu(RowsProduct which, Tensor out, const Tensor& left, const Te
   const auto run = [&]<class T>(T) {
     cpu::gemm<T>(a.rows(), b.columns(), a.columns(), a.strided<T>(), b.strided<T>(), sum.data<T>(), sum.dim(1));
   };
-  if (!cpu::Idle::here()) {
+  if (!cpu::DryRun::here()) {
     if (wide == DType::float64)
       run(double{});
     else
@@ -253,10 +253,10 @@ void multiply_on_cpu(RowsProduct which, Tensor out, const Tensor& left, const Te
   if (!direct) out.copy_from(sum);
 }
 
-void multiply_on_cpu(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<RowsGroup>& groups) {
-  if (stands_for_gpu(left)) return;  // whose kernels write sums where they go, rounded or added
+void multiply_on_cpu(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
+  if (dry_run_on_gpu(left)) return;  // whose kernels write sums where they go, rounded or added
   int64_t at = 0;
-  for (const RowsGroup& g : groups) {
+  for (const GemmGroup& g : groups) {
     const Tensor rows = left.narrow(0, at, g.rows), others = other.narrow(0, at, g.rows);
     at += g.rows;
     if (which != RowsProduct::weight_grad) {
@@ -273,14 +273,14 @@ void multiply_on_cpu(RowsProduct which, const Tensor& left, const Tensor& other,
 }
 
 // Gradients that the kernels cannot write are made beside the others.
-void multiply_on_gpu(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<RowsGroup>& groups) {
+void multiply_on_gpu(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
   const bool of_weights = which == RowsProduct::weight_grad;
   const bool alike =
-      std::ranges::all_of(groups, [&](const RowsGroup& g) { return !g.w.defined() || g.w.dtype() == left.dtype(); });
-  const DType dtype = alike ? left.dtype() : wide_of(left.dtype());
+      std::ranges::all_of(groups, [&](const GemmGroup& g) { return !g.w.defined() || g.w.dtype() == left.dtype(); });
+  const DType dtype = alike ? left.dtype() : accum_dtype(left.dtype());
   const auto as_it_is = [&](const Tensor& w) { return !w.defined() || (w.dtype() == dtype && w.is_contiguous()); };
-  std::vector<RowsGroup> made = groups;
-  for (RowsGroup& g : made)
+  std::vector<GemmGroup> made = groups;
+  for (GemmGroup& g : made)
     if (!as_it_is(g.w)) g = {of_weights ? g.w.make(g.w.shape(), dtype, Category::workspace) : g.w.contiguous(), g.rows};
   cuda::multiply_rows(which, left.contiguous(), of_weights ? other.contiguous() : other, made);
   for (size_t i = 0; of_weights && i < groups.size(); ++i) {
@@ -294,16 +294,16 @@ void multiply_on_gpu(RowsProduct which, const Tensor& left, const Tensor& other,
 }
 
 void multiply(const char* op, RowsProduct which, const Tensor& left, const Tensor& other,
-              const std::vector<RowsGroup>& groups) {
+              const std::vector<GemmGroup>& groups) {
   const bool forward = which == RowsProduct::forward, of_weights = which == RowsProduct::weight_grad;
   const Tensor &in = forward ? left : other, &out = forward ? other : left;
   int64_t rows = 0;
-  for (const RowsGroup& g : groups) rows += g.rows;
-  if (left.rank() != 2 || other.rank() != 2 || left.dtype() != other.dtype() || left.dim(0) != rows ||
+  for (const GemmGroup& g : groups) rows += g.rows;
+  if (left.ndim() != 2 || other.ndim() != 2 || left.dtype() != other.dtype() || left.dim(0) != rows ||
       other.dim(0) != rows)
     throw Error(std::string("[") + op + "] found " + left.describe() + " and " + other.describe() +
                 "; expected matrices of one dtype with the " + std::to_string(rows) + " rows of the groups");
-  for (const RowsGroup& g : groups) {
+  for (const GemmGroup& g : groups) {
     if (of_weights && !g.w.defined()) continue;
     if (g.w.shape() != Shape({out.dim(1), in.dim(1)}) || (!of_weights && g.w.dtype() != left.dtype()))
       throw Error(std::string("[") + op + "] " + g.w.describe() + " does not fit rows " + in.describe() + " and " +
@@ -315,8 +315,8 @@ void multiply(const char* op, RowsProduct which, const Tensor& left, const Tenso
 }
 
 // Rows as long as dim `dim` of the groups' matrices.
-Tensor make_rows(const char* op, const Tensor& like, const std::vector<RowsGroup>& groups, int dim) {
-  if (groups.empty() || groups[0].w.rank() != 2 || like.rank() != 2)
+Tensor make_rows(const char* op, const Tensor& like, const std::vector<GemmGroup>& groups, int dim) {
+  if (groups.empty() || groups[0].w.ndim() != 2 || like.ndim() != 2)
     throw Error(std::string("[") + op + "] found " + (groups.empty() ? "no weight" : groups[0].w.describe()) + " for " +
                 like.describe() + "; expected matrices");
   return like.make({like.dim(0), groups[0].w.dim(dim)});
@@ -324,19 +324,19 @@ Tensor make_rows(const char* op, const Tensor& like, const std::vector<RowsGroup
 
 }  // namespace
 
-Tensor linear_rows(const Tensor& x, const std::vector<RowsGroup>& groups) {
-  Tensor y = make_rows("linear_rows", x, groups, 0);
-  multiply("linear_rows", RowsProduct::forward, x, y, groups);
+Tensor grouped_linear(const Tensor& x, const std::vector<GemmGroup>& groups) {
+  Tensor y = make_rows("grouped_linear", x, groups, 0);
+  multiply("grouped_linear", RowsProduct::forward, x, y, groups);
   return y;
 }
 
-Tensor linear_rows_input_grad(const Tensor& dy, const std::vector<RowsGroup>& groups) {
+Tensor linear_rows_input_grad(const Tensor& dy, const std::vector<GemmGroup>& groups) {
   Tensor dx = make_rows("linear_rows_input_grad", dy, groups, 1);
   multiply("linear_rows_input_grad", RowsProduct::input_grad, dy, dx, groups);
   return dx;
 }
 
-void linear_rows_weight_grads(const std::vector<RowsGroup>& groups, const Tensor& dy, const Tensor& x) {
+void linear_rows_weight_grads(const std::vector<GemmGroup>& groups, const Tensor& dy, const Tensor& x) {
   multiply("linear_rows_weight_grads", RowsProduct::weight_grad, dy, x, groups);
 }
 
@@ -345,7 +345,7 @@ void linear_rows_weight_grads(const std::vector<RowsGroup>& groups, const Tensor
 namespace {
 
 void dispatch_on_cpu(const Tensor& rows, const Tensor& x, const Tensor& places) {
-  const int64_t k = places.dim(1), bytes = x.dim(-1) * size_of(x.dtype());
+  const int64_t k = places.dim(1), bytes = x.dim(-1) * element_size(x.dtype());
   const int32_t* const place = places.data<int32_t>();
   cpu::split(x.dim(0), cpu::rows_together(x.dim(-1)), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * k; i < end * k; ++i)

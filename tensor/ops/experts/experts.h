@@ -92,18 +92,18 @@ void combine_rows_backward(const CombineGrads& out, const Tensor& dy, const Tens
 // add sixteen products at a time, in the order of the inner dim. No rows are right too: then the weight's gradient is
 // zero. Cost: 2 R N K FLOPs.
 
-struct RowsGroup {
+struct GemmGroup {
   Tensor w;           // (N, K), of the dtype of the rows; or the gradient of such a weight
   int64_t rows = 0;   // that meet it
   bool adds = false;  // the gradient is added to what stands there, as add_() would
 };
 
 // x (R, K) -> (R, N).
-Tensor linear_rows(const Tensor& x, const std::vector<RowsGroup>& groups);
+Tensor grouped_linear(const Tensor& x, const std::vector<GemmGroup>& groups);
 // dy (R, N) -> (R, K).
-Tensor linear_rows_input_grad(const Tensor& dy, const std::vector<RowsGroup>& groups);
+Tensor linear_rows_input_grad(const Tensor& dy, const std::vector<GemmGroup>& groups);
 // dy^T x of each group's rows, in order, to its gradient: of any floating dtype, or undefined where nobody wants it.
-void linear_rows_weight_grads(const std::vector<RowsGroup>& groups, const Tensor& dy, const Tensor& x);
+void linear_rows_weight_grads(const std::vector<GemmGroup>& groups, const Tensor& dy, const Tensor& x);
 
 enum class RowsProduct : uint8_t { forward, input_grad, weight_grad };
 
@@ -111,7 +111,7 @@ enum class RowsProduct : uint8_t { forward, input_grad, weight_grad };
 namespace cuda {
 // other = left w^T, other = left w, or w = left^T other, for one of the three above, of contiguous matrices. Gradients
 // are all of the dtype of the rows, or of its wide one. One launch for every 192 groups.
-void multiply_rows(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<RowsGroup>& groups);
+void multiply_rows(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups);
 }  // namespace cuda
 
 }  // namespace tessera

@@ -28,7 +28,7 @@ constexpr void choose(const A* logits, int64_t experts, int64_t k, int32_t* chos
 // By how much the best logit that `given` leaves out is above the lowest that it takes; -1 where both name the same
 // experts. `own` are the k best.
 template <class A>
-constexpr A margin_of(const A* logits, const int32_t* own, const int32_t* given, int64_t k) {
+constexpr A routing_margin(const A* logits, const int32_t* own, const int32_t* given, int64_t k) {
   const A last = logits[own[k - 1]];
   A lowest = last;
   bool same = true;
@@ -40,7 +40,7 @@ constexpr A margin_of(const A* logits, const int32_t* own, const int32_t* given,
 }
 
 template <class A>
-constexpr A largest_of(const A* logits, int64_t experts) {
+constexpr A largest_indices(const A* logits, int64_t experts) {
   A largest = logits[0];
   for (int64_t e = 1; e < experts; ++e) largest = largest < logits[e] ? logits[e] : largest;
   return largest;
@@ -49,7 +49,7 @@ constexpr A largest_of(const A* logits, int64_t experts) {
 template <class A>
 constexpr void weigh(const A* logits, int64_t experts, const int32_t* chosen, int64_t k, bool softmax_first,
                      A* weights) {
-  const A largest = largest_of(logits, experts);
+  const A largest = largest_indices(logits, experts);
   A sum = 0;
   if (softmax_first)
     for (int64_t e = 0; e < experts; ++e) sum += math::exp(logits[e] - largest);
@@ -64,7 +64,7 @@ struct Slopes {
   double balance = 0, z = 0;
 };
 
-inline Slopes slopes_of(const RouteOptions& o, int64_t tokens_here, int64_t experts) {
+inline Slopes balance_slopes(const RouteOptions& o, int64_t tokens_here, int64_t experts) {
   const auto length = static_cast<double>(o.tokens > 0 ? o.tokens : tokens_here / o.sequences);
   return {static_cast<double>(experts) / (static_cast<double>(o.per_token) * length), o.balance / length,
           2 * o.z / length};
@@ -100,7 +100,7 @@ struct Gradient {
   }
   // Turns the logits into their gradient.
   constexpr void of_logits(A* logits, int64_t experts) const {
-    const A largest = largest_of(logits, experts);
+    const A largest = largest_indices(logits, experts);
     A sum = 0, mean = 0, among = 0;
     for (int64_t e = 0; e < experts; ++e) sum += logits[e] = math::exp(logits[e] - largest);
     for (int64_t e = 0; e < experts; ++e) logits[e] /= sum;

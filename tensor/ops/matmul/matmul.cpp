@@ -19,7 +19,7 @@ Tensor with_unit_stride(const Tensor& t) { return has_unit_stride(t) ? t : t.con
 Tensor packed_on_gpu(const Tensor& t) { return t.device() == Device::cuda ? t.contiguous() : t; }
 
 void product_on_cpu(Tensor& out, const Tensor& a_any, const Tensor& b_any, const Tensor& bias, cpu::Packed* packed) {
-  if (out.numel() == 0 || stands_for_gpu(out)) return;
+  if (out.numel() == 0 || dry_run_on_gpu(out)) return;
   if (a_any.dtype() == DType::float64) {
     const auto strided = [](const Tensor& t) {
       return cpu::Strided<double>{t.data<double>(), t.strides()[0], t.strides()[1]};
@@ -30,7 +30,7 @@ void product_on_cpu(Tensor& out, const Tensor& a_any, const Tensor& b_any, const
     return;
   }
   if (a_any.dtype() != DType::float32 && a_any.dtype() != DType::bfloat16)
-    throw Error("[matmul] dtype is " + std::string(name_of(a_any.dtype())) + "; expected a floating dtype");
+    throw Error("[matmul] dtype is " + std::string(to_string(a_any.dtype())) + "; expected a floating dtype");
   const Tensor a = with_unit_stride(a_any), b = with_unit_stride(b_any);
   if (cpu::few_rows_takes(a, b)) return cpu::few_rows_matmul(out, a, b, bias);
   if (cpu::amx_takes(a, b)) return cpu::amx_matmul(out, a, b, bias, packed);
@@ -68,7 +68,7 @@ void check_product(const char* op, const Tensor& a, const Tensor& b) {
 }
 
 // The packed copy of b for products with `a`; null where none pays. oneDNN's layout may depend on the rows of a.
-cpu::Packed* pack_for(WeightPacks* packs, const Tensor& a, const Tensor& b, bool transposed) {
+cpu::Packed* pack_for(PackedWeights* packs, const Tensor& a, const Tensor& b, bool transposed) {
   if (!packs || a.device() == Device::cuda || a.dim(0) < kPackFromRows || a.dtype() == DType::float64) return nullptr;
   const int64_t rows = cpu::amx_takes(a, b) ? 0 : a.dim(0);
   for (cpu::Packed& p : packs->packs)
@@ -85,9 +85,9 @@ cpu::Packed* pack_for(WeightPacks* packs, const Tensor& a, const Tensor& b, bool
 // Whether the product for an input's gradient is faster with a copy of the weight packed for it alone: measured on
 // AVX-512 without AMX, in float32, from these rows on. The copy of a larger weight would be seen in the peak of memory.
 bool pays_packed_once(const Tensor& dy, const Tensor& w) {
-  constexpr int64_t kFromRows = 1024, kMostBytes = int64_t{16} << 20;
+  constexpr int64_t kFromRows = 1024, kMaxBytes = int64_t{16} << 20;
   return dy.device() == Device::cpu && dy.dtype() == DType::float32 && dy.dim(0) >= kFromRows &&
-         w.nbytes() <= kMostBytes && cpu::has_bfloat16_matmul() && !cpu::packing_pays();
+         w.nbytes() <= kMaxBytes && cpu::has_bfloat16_matmul() && !cpu::packing_is_profitable();
 }
 
 }  // namespace
@@ -101,24 +101,24 @@ void matmul_into(Tensor& out, const Tensor& a, const Tensor& b) {
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
-  if (a.rank() < 2 || b.rank() < 2)
+  if (a.ndim() < 2 || b.ndim() < 2)
     throw Error("[matmul] operands must have 2 dims or more: a " + a.shape().str() + " x b " + b.shape().str());
   check_product("matmul", a, b);
-  if (b.rank() == 2) {
-    const Tensor rows = a.rank() == 2 ? packed_on_gpu(a) : a.contiguous().flat_rows();
+  if (b.ndim() == 2) {
+    const Tensor rows = a.ndim() == 2 ? packed_on_gpu(a) : a.contiguous().flat_rows();
     Tensor out = a.make({rows.dim(0), b.dim(1)});
     product(out, rows, packed_on_gpu(b), {}, nullptr);
     return out.reshape(a.shape().with_last(b.dim(1)));
   }
-  const Shape lead = a.shape().first(a.rank() - 2);
-  if (!(lead == b.shape().first(b.rank() - 2)))
+  const Shape lead = a.shape().first(a.ndim() - 2);
+  if (!(lead == b.shape().first(b.ndim() - 2)))
     throw Error("[matmul] leading dims differ: a " + a.shape().str() + " x b " + b.shape().str());
   Tensor out = a.make(a.shape().with_last(b.dim(-1)));
   products(stacked(out), stacked(a), stacked(b));
   return out;
 }
 
-void linear_into(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs) {
+void linear_into(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs) {
   const Tensor wt = packed_on_gpu(w).transpose(0, 1);
   check_product("linear", x, wt);
   if (b.defined()) b.check_size(w.dim(0));
@@ -126,17 +126,17 @@ void linear_into(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& b, W
   product(y, packed_on_gpu(x), wt, b.defined() ? b.contiguous() : b, pack_for(packs, x, wt, true));
 }
 
-Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs) {
-  if (w.rank() != 2 || x.rank() < 1 || x.dim(-1) != w.dim(1))
+Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs) {
+  if (w.ndim() != 2 || x.ndim() < 1 || x.dim(-1) != w.dim(1))
     throw Error("[linear] x " + x.shape().str() + " does not fit weight " + w.shape().str() + "; x must end in " +
-                (w.rank() == 2 ? std::to_string(w.dim(1)) : "K"));
+                (w.ndim() == 2 ? std::to_string(w.dim(1)) : "K"));
   const Tensor rows = x.contiguous().flat_rows();
   Tensor y = x.make({rows.dim(0), w.dim(0)});
   linear_into(y, rows, w, b, packs);
   return y.reshape(x.shape().with_last(w.dim(0)));
 }
 
-void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, WeightPacks* packs) {
+void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, PackedWeights* packs) {
   check_product("linear_input_grad", dy, w);
   dx.check_size(dy.dim(0) * w.dim(1));
   cpu::Packed once;
@@ -144,7 +144,7 @@ void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, Weigh
   product(dx, packed_on_gpu(dy), packed_on_gpu(w), {}, kept || !pays_packed_once(dy, w) ? kept : &once);
 }
 
-Tensor linear_input_grad(const Tensor& dy, const Tensor& w, WeightPacks* packs) {
+Tensor linear_input_grad(const Tensor& dy, const Tensor& w, PackedWeights* packs) {
   const Tensor rows = dy.contiguous().flat_rows();
   check_product("linear_input_grad", rows, w);
   Tensor dx = dy.make({rows.dim(0), w.dim(1)});

@@ -17,7 +17,7 @@ Tensor matmul(const Tensor& a, const Tensor& b);
 void matmul_into(Tensor& out, const Tensor& a, const Tensor& b);
 
 // A weight's copies in packed layout, made when they are first needed after each optimizer step (Storage::version).
-struct WeightPacks {
+struct PackedWeights {
   // The right-hand operand in the layout that the CPU's product prefers.
   struct Packed {
     Tensor bytes;      // opaque, Category::workspace
@@ -31,13 +31,13 @@ struct WeightPacks {
 };
 
 // The linear layer y = x w^T + b. x (..., K), w (N, K), b (N) or undefined -> (..., N).
-Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs = nullptr);
+Tensor linear(const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs = nullptr);
 // The same for x (M, K) into y (M, N), whose rows run on.
-void linear_into(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& b, WeightPacks* packs = nullptr);
+void linear_into(Tensor& y, const Tensor& x, const Tensor& w, const Tensor& b, PackedWeights* packs = nullptr);
 // dx = dy w: (..., N) -> (..., K).
-Tensor linear_input_grad(const Tensor& dy, const Tensor& w, WeightPacks* packs = nullptr);
+Tensor linear_input_grad(const Tensor& dy, const Tensor& w, PackedWeights* packs = nullptr);
 // The same for dy (M, N) into dx (M, K), whose rows run on.
-void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, WeightPacks* packs = nullptr);
+void linear_input_grad_into(Tensor& dx, const Tensor& dy, const Tensor& w, PackedWeights* packs = nullptr);
 // dw (N, K) = dy^T x, over all rows; overwrites dw, which may be float32 where dy is bfloat16.
 void linear_weight_grad(Tensor& dw, const Tensor& dy, const Tensor& x);
 
@@ -48,7 +48,7 @@ bool has_bfloat16_matmul();
 // Whether copies of all weights in the layout that oneDNN prefers, or in tiles, are worth their memory, twice that of
 // the weights: with AMX, where plain strides have a slow case. Without it forward products gain nothing by them, and
 // input gradients gain as much by a copy that is gone after the product (docs/measurements.md).
-bool packing_pays();
+bool packing_is_profitable();
 // Version and instruction set, for the log of a run: "oneDNN 2.6.3, avx512_core_bf16".
 std::string matmul_library();
 }  // namespace cpu

@@ -13,33 +13,33 @@ constexpr int64_t kColumnTile = 512;   // columns that get them at once: a tile 
 
 size_t at(int64_t row, int64_t column, int64_t columns) { return static_cast<size_t>(row * columns + column); }
 
-std::string shape_of(const Tensor& weight, const char* op) {
+std::string shape_text(const Tensor& weight, const char* op) {
   return "[" + std::string(op) + "] weight " + weight.describe();
 }
 
-std::vector<double> doubles_of(const Tensor& weight, const char* op) {
-  if (weight.rank() != 2) throw Error(shape_of(weight, op) + "; expected (out, in)");
+std::vector<double> to_doubles(const Tensor& weight, const char* op) {
+  if (weight.ndim() != 2) throw Error(shape_text(weight, op) + "; expected (out, in)");
   const std::vector<float> values = weight.to_vector<float>();
   if (!std::ranges::all_of(values, [](float v) { return std::isfinite(v); }))
-    throw Error(shape_of(weight, op) + ": a number is not finite");
+    throw Error(shape_text(weight, op) + ": a number is not finite");
   return {values.begin(), values.end()};
 }
 
 // The scale of a group of n numbers.
-Half scale_of(const double* w, int64_t n) {
+Half quantization_scale(const double* w, int64_t n) {
   double largest = 0;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(w[i]));
   constexpr double kSmallest = 0x1p-24;  // the least float16 above 0: a group of zeros has a scale too
-  return half_of(static_cast<float>(std::max(2 * largest / 15, kSmallest)));
+  return unpack_half(static_cast<float>(std::max(2 * largest / 15, kSmallest)));
 }
 
-int code_of(double w, double scale) {
+int quantized_code(double w, double scale) {
   return static_cast<int>(std::clamp(std::nearbyint(w / scale) + Int4Matrix::kZero, 0.0, 15.0));
 }
 
 void check_scales(const Int4Matrix& m, const Tensor& weight, const char* op) {
   for (const Half h : m.scales)
-    if (!std::isfinite(wide(h))) throw Error(shape_of(weight, op) + ": a scale is too large for a float16");
+    if (!std::isfinite(wide(h))) throw Error(shape_text(weight, op) + ": a scale is too large for a float16");
 }
 
 // U of H^-1 = U^T U, in place. H = R R^T with R upper triangular gives U = R^-1, without H^-1 itself.
@@ -92,7 +92,7 @@ std::vector<double> damped(const InputSquares& inputs, double damping) {
 InputSquares::InputSquares(int64_t columns) : columns_(columns), values_(static_cast<size_t>(columns * columns), 0.0) {}
 
 void InputSquares::add(const Tensor& x) {
-  if (x.rank() < 1 || x.dim(x.rank() - 1) != columns_)
+  if (x.ndim() < 1 || x.dim(x.ndim() - 1) != columns_)
     throw Error("[gptq] inputs " + x.describe() + "; expected (..., " + std::to_string(columns_) + ")");
   const Tensor rows = x.on_host().contiguous().flat_rows().to(DType::float32);
   Tensor products = rows.make({columns_, columns_}, DType::float32, Category::workspace);
@@ -102,25 +102,25 @@ void InputSquares::add(const Tensor& x) {
 }
 
 Int4Matrix round_to_nearest(const Tensor& weight, int64_t group) {
-  const std::vector<double> w = doubles_of(weight, "round");
+  const std::vector<double> w = to_doubles(weight, "round");
   Int4Matrix out(weight.dim(0), weight.dim(1), group);
   for (int64_t row = 0; row < out.rows; ++row)
     for (int64_t c = 0; c < out.columns; ++c) {
       const double* const from = w.data() + at(row, c, out.columns);
       Half& scale = out.scale(row, c / group);
-      if (c % group == 0) scale = scale_of(from, std::min(group, out.columns - c));
-      out.set_code(row, c, code_of(*from, wide(scale)));
+      if (c % group == 0) scale = quantization_scale(from, std::min(group, out.columns - c));
+      out.set_code(row, c, quantized_code(*from, wide(scale)));
     }
   check_scales(out, weight, "round");
   return out;
 }
 
 Int4Matrix gptq(const Tensor& weight, const InputSquares& inputs, int64_t group, double damping) {
-  std::vector<double> w = doubles_of(weight, "gptq");
+  std::vector<double> w = to_doubles(weight, "gptq");
   Int4Matrix out(weight.dim(0), weight.dim(1), group);
   const int64_t n = out.columns;
   if (inputs.columns() != n)
-    throw Error(shape_of(weight, "gptq") + "; expected " + std::to_string(inputs.columns()) + " columns");
+    throw Error(shape_text(weight, "gptq") + "; expected " + std::to_string(inputs.columns()) + " columns");
   const std::vector<double> u = factor(damped(inputs, damping), n);
   // A group begins only where all losses of the columns before it have come.
   const int64_t block = group >= kColumnBlock ? group : kColumnBlock / group * group;
@@ -132,9 +132,9 @@ Int4Matrix gptq(const Tensor& weight, const InputSquares& inputs, int64_t group,
         double *const from = w.data() + row * n, *const lost = losses.data() + row * width;
         for (int64_t j = first; j < last; ++j) {
           Half& half = out.scale(row, j / group);
-          if (j % group == 0) half = scale_of(from + j, std::min(group, n - j));
+          if (j % group == 0) half = quantization_scale(from + j, std::min(group, n - j));
           const double scale = wide(half);
-          const int code = code_of(from[j], scale);
+          const int code = quantized_code(from[j], scale);
           out.set_code(row, j, code);
           const double* const factors = u.data() + j * n;
           const double e = (from[j] - scale * (code - Int4Matrix::kZero)) / factors[j];
@@ -158,10 +158,10 @@ Int4Matrix gptq(const Tensor& weight, const InputSquares& inputs, int64_t group,
 }
 
 double output_error(const Tensor& weight, const Int4Matrix& rounded, const InputSquares& inputs) {
-  const std::vector<double> w = doubles_of(weight, "output_error");
+  const std::vector<double> w = to_doubles(weight, "output_error");
   const int64_t rows = rounded.rows, n = rounded.columns;
   if (weight.shape() != Shape{rows, n} || inputs.columns() != n)
-    throw Error(shape_of(weight, "output_error") + "; expected the shape of its codes and inputs");
+    throw Error(shape_text(weight, "output_error") + "; expected the shape of its codes and inputs");
   std::vector<double> lost(static_cast<size_t>(rows)), whole(lost);
   cpu::parallel_for(rows, 8, [&](int64_t begin, int64_t end) {
     std::vector<float> decoded(static_cast<size_t>(n));

@@ -27,10 +27,10 @@ struct Decode {
   const RunStart* starts;  // null: there is one run
   int64_t runs, first_whole, groups;
   int pieces;
-  int64_t first_blocks[kMostPieces] = {}, first_groups[kMostPieces] = {};
+  int64_t first_blocks[kMaxPieces] = {}, first_groups[kMaxPieces] = {};
   float levels[16] = {}, shares[256] = {};
 
-  __device__ int64_t whole_of(int64_t here) const {
+  __device__ int64_t full_index(int64_t here) const {
     if (!starts) return here + first_whole;
     int64_t low = 0, high = runs - 1;  // the last run that does not begin behind it
     while (low < high) {
@@ -44,7 +44,7 @@ struct Decode {
   }
   // In float64, as on the CPU: a product of two floats is exact there, so a fused instruction rounds alike.
   __device__ float nf4_scale(int64_t here) const {
-    const int64_t block = whole_of(here) / kNf4Block;
+    const int64_t block = full_index(here) / kNf4Block;
     int piece = pieces - 1;
     while (piece > 0 && first_blocks[piece] > block) --piece;
     const int64_t group = first_groups[piece] + (block - first_blocks[piece]) / kScalesOfGroup;
@@ -110,9 +110,9 @@ void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor
   const PieceBounds pieces(p);
   const int64_t n = out.numel();
   const bool nf4 = p.codec == Codec::nf4;
-  if (std::ssize(p.pieces) > kMostPieces)
+  if (std::ssize(p.pieces) > kMaxPieces)
     throw Error("[dequantize] a matrix of " + std::to_string(p.pieces.size()) + " pieces; expected at most " +
-                std::to_string(kMostPieces));
+                std::to_string(kMaxPieces));
   const Sections at(p, n);
   const uint8_t* const from = bytes.device_data<uint8_t>();
   Decode f{.codes = from + at.codes,
@@ -135,7 +135,7 @@ void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor
       std::vector<RunStart> starts;
       for (const ElementRun& run : runs) starts.push_back({run.here, run.whole});
       table = bytes.make({2 * f.runs}, DType::int64, Category::workspace);
-      copy_kept(table, std::as_bytes(std::span(starts)));
+      copy_cached_constant(table, std::as_bytes(std::span(starts)));
       f.starts = reinterpret_cast<const RunStart*>(table.device_data<int64_t>());
     }
   }

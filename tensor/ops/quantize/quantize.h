@@ -144,9 +144,9 @@ struct PieceBounds {
 };
 
 namespace cuda {
-// dequantize() by a kernel, with the CPU's bits: bytes and `out` lie on one GPU. Throws Error for more than kMostPieces
+// dequantize() by a kernel, with the CPU's bits: bytes and `out` lie on one GPU. Throws Error for more than kMaxPieces
 // pieces. Where there are several runs of nf4, a table of them is copied in front of the kernel: 16 bytes for each.
-inline constexpr int kMostPieces = 4;
+inline constexpr int kMaxPieces = 4;
 void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor& bytes, const Tensor& out);
 }  // namespace cuda
 

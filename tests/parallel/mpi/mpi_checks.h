@@ -16,14 +16,14 @@ inline void expect(bool good, const std::string& what) {
 }
 
 inline std::string named(const Communicator& c, int64_t n, DType dtype, const char* op) {
-  return std::string(op) + " by " + std::string(name_of(c.algorithm())) + " of " + std::to_string(n) + " " +
-         std::string(name_of(dtype)) + " on rank " + std::to_string(c.rank()) + " of " + std::to_string(c.size());
+  return std::string(op) + " by " + std::string(to_string(c.algorithm())) + " of " + std::to_string(n) + " " +
+         std::string(to_string(dtype)) + " on rank " + std::to_string(c.rank()) + " of " + std::to_string(c.size());
 }
 
 inline void check_sums(Communicator& c, int64_t n, DType dtype, const ArenaPtr& arena) {
   const int ranks = c.size(), me = c.rank();
   const std::vector<double> total = summed(ranks, n);
-  const Tensor mine = array_of(me, n, dtype, arena);
+  const Tensor mine = make_array(me, n, dtype, arena);
   Tensor x = mine.clone();
   c.all_reduce(x);
   expect(values(x) == total, named(c, n, dtype, "all_reduce"));
@@ -34,7 +34,7 @@ inline void check_sums(Communicator& c, int64_t n, DType dtype, const ArenaPtr& 
   Tensor part = Tensor::empty({own.size()}, dtype, arena);
   c.reduce_scatter(mine, part);
   expect(values(part) == cut(total, ranks, me), named(c, n, dtype, "reduce_scatter"));
-  expect(values(mine) == values(array_of(me, n, dtype, arena)), named(c, n, dtype, "reduce_scatter's input"));
+  expect(values(mine) == values(make_array(me, n, dtype, arena)), named(c, n, dtype, "reduce_scatter's input"));
   Tensor whole = Tensor::zeros({n}, dtype, arena);
   c.all_gather(part, whole);
   expect(values(whole) == total, named(c, n, dtype, "all_gather"));
@@ -49,13 +49,13 @@ inline void check_sums(Communicator& c, int64_t n, DType dtype, const ArenaPtr& 
 inline void check_roots(Communicator& c, int64_t n, DType dtype, const ArenaPtr& arena) {
   const int ranks = c.size(), me = c.rank();
   const std::vector<double> total = summed(ranks, n);
-  const Tensor mine = array_of(me, n, dtype, arena);
+  const Tensor mine = make_array(me, n, dtype, arena);
   const Range own = piece(n, ranks, me);
   const Tensor part = mine.narrow(0, own.begin, own.size()).clone();
   for (int root = 0; root < ranks; ++root) {
     Tensor x = mine.clone();
     c.broadcast(x, root);
-    expect(values(x) == values(array_of(root, n, dtype, arena)), named(c, n, dtype, "broadcast"));
+    expect(values(x) == values(make_array(root, n, dtype, arena)), named(c, n, dtype, "broadcast"));
     x = mine.clone();
     c.reduce(x, root);
     expect(values(x) == (me == root ? total : values(mine)), named(c, n, dtype, "reduce"));
@@ -63,7 +63,7 @@ inline void check_roots(Communicator& c, int64_t n, DType dtype, const ArenaPtr&
     c.gather(part, whole, root);
     for (int r = 0; me == root && r < ranks; ++r) {
       const Range theirs = piece(n, ranks, r);
-      const Tensor from = array_of(r, n, dtype, arena).narrow(0, theirs.begin, theirs.size());
+      const Tensor from = make_array(r, n, dtype, arena).narrow(0, theirs.begin, theirs.size());
       expect(values(whole.narrow(0, theirs.begin, theirs.size())) == values(from), named(c, n, dtype, "gather"));
     }
     const Tensor got = Tensor::zeros({own.size()}, dtype, arena);
@@ -71,11 +71,11 @@ inline void check_roots(Communicator& c, int64_t n, DType dtype, const ArenaPtr&
     expect(values(got) == values(part), named(c, n, dtype, "gather and scatter"));
   }
   const int64_t each = n / ranks + 1;
-  const Tensor in = array_of(me, ranks * each, dtype, arena), out = Tensor::zeros({ranks * each}, dtype, arena);
+  const Tensor in = make_array(me, ranks * each, dtype, arena), out = Tensor::zeros({ranks * each}, dtype, arena);
   c.all_to_all(in, out);
   for (int r = 0; r < ranks; ++r)
     expect(values(out.narrow(0, each * r, each)) ==
-               values(array_of(r, ranks * each, dtype, arena).narrow(0, each * me, each)),
+               values(make_array(r, ranks * each, dtype, arena).narrow(0, each * me, each)),
            named(c, n, dtype, "all_to_all"));
   expect(exchanges_uneven(c, dtype, arena), named(c, n, dtype, "uneven all_to_all"));
 }
@@ -93,7 +93,7 @@ inline void check_operations(Communicator& c, const std::vector<int64_t>& sizes,
 // Messages of two tags, of `size` elements and more, that are taken in another order than they were sent in.
 inline void check_messages(Communicator& c, int from, int to, int64_t size) {
   const ArenaPtr arena = make_arena();
-  const auto message = [&](int i) { return array_of(i, size + i, DType::float32, arena); };
+  const auto message = [&](int i) { return make_array(i, size + i, DType::float32, arena); };
   for (int i = 0; c.rank() == from && i < 10; ++i) c.send(message(i), to, i % 2);
   if (c.rank() != to) return;
   for (const int i : {1, 0, 3, 5, 2, 7, 4, 6, 8, 9}) {

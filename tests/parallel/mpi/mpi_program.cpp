@@ -36,7 +36,7 @@ void operations(Communicator& world) {
                      algorithm == Algorithm::direct ? arenas(world) : std::vector{make_arena()});
     expect(world.max(world.rank()) == world.size() - 1, "max");
     const ArenaPtr arena = make_arena();
-    Tensor x = array_of(world.rank(), 5, DType::bfloat16, arena);
+    Tensor x = make_array(world.rank(), 5, DType::bfloat16, arena);
     world.all_reduce(x, Reduction::max);
     for (int64_t i = 0; i < 5; ++i) {
       double most = 0;
@@ -70,7 +70,7 @@ void bytes(Communicator& world) {
       const OpCount& mine = counts[static_cast<size_t>(op)];
       const double sent = world.sum(static_cast<double>(mine.sent)), calls = world.sum(static_cast<double>(mine.calls));
       expect(calls == 0 || sent == whole * array,
-             "bytes of " + std::string(name_of(op)) + " by " + std::string(name_of(algorithm)));
+             "bytes of " + std::string(to_string(op)) + " by " + std::string(to_string(algorithm)));
     }
   }
 }
@@ -87,7 +87,7 @@ void order(Communicator& world) {
         Tensor x = Tensor::empty({kSize}, dtype, arena);
         x.copy_from(for_order(world.rank(), n, kSize, dtype));
         world.all_reduce(x);
-        expect(values(x) == expected, "the order of sums by " + std::string(name_of(algorithm)));
+        expect(values(x) == expected, "the order of sums by " + std::string(to_string(algorithm)));
       }
     }
 }
@@ -104,46 +104,47 @@ void splits(Communicator& world) {
   check_sums(*pairs, 1000, DType::float32, make_arena());
   const auto alone = reversed->split(world.rank(), 0, "alone");
   expect(alone->size() == 1 && alone->sum(3) == 3, "a group of one");
-  std::vector<Pending> pending;
+  std::vector<Work> pending;
   std::vector<Tensor> x;
   for (int i = 0; i < 20; ++i) {
-    x.push_back(array_of(reversed->rank(), 30'000 + i, DType::float32, i % 3 == 0 ? make_arena() : world.make_arena()));
+    x.push_back(
+        make_array(reversed->rank(), 30'000 + i, DType::float32, i % 3 == 0 ? make_arena() : world.make_arena()));
     pending.push_back((i % 2 == 0 ? *reversed : world).start_all_reduce(x.back()));
     if (i % 2 != 0) world.barrier();
   }
-  for (Pending& p : pending) p.wait();
+  for (Work& p : pending) p.wait();
   for (int i = 0; i < 20; i += 2)
     expect(values(x[static_cast<size_t>(i)]) == summed(n, 30'000 + i), "two groups in the background");
 }
 
-ArenaPtr gpu_of(const Communicator& world) {
-  if constexpr (kWithCuda) cuda::use_gpu(world.rank_here());
+ArenaPtr make_gpu_arena(const Communicator& world) {
+  if constexpr (kWithCuda) cuda::use_gpu(world.local_rank());
   return make_arena(Device::cuda);
 }
 
 // Ranks with a GPU each: every operation of arrays there, two groups at the same time, messages, and the host's own.
 void on_gpus(Communicator& world) {
-  const ArenaPtr gpu = gpu_of(world);
+  const ArenaPtr gpu = make_gpu_arena(world);
   check_operations(world, {1, 2, 17, 5003},
                    {DType::float32, DType::bfloat16, DType::float64, DType::int32, DType::int64}, {gpu, make_arena()});
   const int n = world.size();
   const auto reversed = world.split(7, -world.rank(), "reversed");
-  std::vector<Pending> pending;
+  std::vector<Work> pending;
   std::vector<Tensor> x;
   for (int i = 0; i < 20; ++i) {
-    x.push_back(array_of(world.rank(), 3000 + i, DType::float32, gpu));
+    x.push_back(make_array(world.rank(), 3000 + i, DType::float32, gpu));
     pending.push_back((i % 2 == 0 ? *reversed : world).start_all_reduce(x.back()));
     if (i % 3 == 0) check_sums(*reversed, 100, DType::float32, gpu);
     if (i % 5 == 0) world.barrier();
   }
-  for (Pending& p : pending) p.wait();
+  for (Work& p : pending) p.wait();
   for (int i = 0; i < 20; ++i)
     expect(values(x[static_cast<size_t>(i)]) == summed(n, 3000 + i), "two groups of GPUs in the background");
   const Tensor got = Tensor::zeros({500}, DType::bfloat16, gpu);
-  if (world.rank() == 0) world.send(array_of(3, 500, DType::bfloat16, gpu), n - 1);
+  if (world.rank() == 0) world.send(make_array(3, 500, DType::bfloat16, gpu), n - 1);
   if (world.rank() == n - 1) world.recv(got, 0);
   if (world.rank() == n - 1)
-    expect(values(got) == values(array_of(3, 500, DType::bfloat16, gpu)), "a message from GPU to GPU");
+    expect(values(got) == values(make_array(3, 500, DType::bfloat16, gpu)), "a message from GPU to GPU");
 }
 
 // The faults: rank 1 is the culprit, and the others are in an all_reduce of 400 bytes.
@@ -235,7 +236,7 @@ int run_fault(const std::string& scenario, const std::string& how) {
       .backend = nccl ? Backend::nccl : Backend::mpi,
       .timeout_s = scenario == "stay" ? 60.0 : 2.0,
       .algorithm = nccl ? Algorithm::native : value_named<Algorithm>(kAlgorithmNames, how).value()};
-  launch(options, [&](Communicator& world) { fault(world, scenario, nccl ? gpu_of(world) : make_arena()); });
+  launch(options, [&](Communicator& world) { fault(world, scenario, nccl ? make_gpu_arena(world) : make_arena()); });
   return 0;
 }
 

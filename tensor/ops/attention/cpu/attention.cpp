@@ -10,7 +10,7 @@ template <class T>
 class Forward {
  public:
   using A = Accumulate<T>;
-  Forward(const AttentionProblem& problem, const Attended& result)
+  Forward(const AttentionProblem& problem, const AttentionResult& result)
       : p_(problem), result_(result), width_(p_.tq <= kLanes<A> ? kLanes<A> : kBlock), ld_(lanes_up(p_.d, kLanes<A>)) {}
 
   void run() const {
@@ -31,7 +31,7 @@ class Forward {
     A *const query = m.take(w * ld_), *const query_t = m.take(w * ld_), *const out = m.take(w * ld_);
     A *const key = m.take(kBlock * ld_), *const value = m.take(kBlock * ld_), *const scores = m.take(kBlock * w);
     A *const keep = m.take(kBlock * w), *const max = m.take(w), *const sum = m.take(w), *const shrink = m.take(w);
-    load_tile<A, T>(query, w, ld_, rows_of<const T>(p_.q, b, h, query0), queries, p_.d,
+    load_tile<A, T>(query, w, ld_, tile_rows<const T>(p_.q, b, h, query0), queries, p_.d,
                     static_cast<A>(p_.options.scale));
     transpose_tile(query_t, query, w, ld_, p_.d);
     std::fill(max, max + w, -std::numeric_limits<A>::infinity());
@@ -40,8 +40,8 @@ class Forward {
     const int64_t seen = keys_seen(p_, query0, queries), key_head = h / p_.group();
     for (int64_t key0 = first_block(starts_at(p_, b, query0, queries)); key0 < seen; key0 += kBlock) {
       const int64_t keys = std::min(kBlock, p_.tk - key0);
-      load_tile<A, T>(key, kBlock, ld_, rows_of<const T>(p_.k, b, key_head, key0), keys, p_.d, A(1));
-      load_tile<A, T>(value, kBlock, ld_, rows_of<const T>(p_.v, b, key_head, key0), keys, p_.d, A(1));
+      load_tile<A, T>(key, kBlock, ld_, tile_rows<const T>(p_.k, b, key_head, key0), keys, p_.d, A(1));
+      load_tile<A, T>(value, kBlock, ld_, tile_rows<const T>(p_.v, b, key_head, key0), keys, p_.d, A(1));
       tile_gemm<A>(kBlock, w, p_.d, {key, ld_, 1}, query_t, w, scores, w, false);
       mask_tile(scores, w, mask_at(p_, b, key0, query0));
       softmax_tile(scores, w, max, sum, shrink);
@@ -65,7 +65,7 @@ class Forward {
   }
 
   const AttentionProblem& p_;
-  const Attended& result_;
+  const AttentionResult& result_;
   const int64_t width_, ld_;
 };
 
@@ -73,7 +73,7 @@ template <class T>
 class Backward {
  public:
   using A = Accumulate<T>;
-  Backward(const AttentionProblem& problem, const Tensor& dout, const Attended& forward,
+  Backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,
            const AttentionGradients& grads)
       : p_(problem),
         dout_(dout),
@@ -114,8 +114,8 @@ class Backward {
       prepare(s, b, h);
       for (int64_t key0 = 0; key0 < p_.tk; key0 += kBlock) {
         const int64_t count = std::min(kBlock, p_.tk - key0), at = key0 * ld_;
-        load_tile<A, T>(key, kBlock, ld_, rows_of<const T>(p_.k, b, key_head, key0), count, p_.d, A(1));
-        load_tile<A, T>(value, kBlock, ld_, rows_of<const T>(p_.v, b, key_head, key0), count, p_.d, A(1));
+        load_tile<A, T>(key, kBlock, ld_, tile_rows<const T>(p_.k, b, key_head, key0), count, p_.d, A(1));
+        load_tile<A, T>(value, kBlock, ld_, tile_rows<const T>(p_.v, b, key_head, key0), count, p_.d, A(1));
         for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock)
           if (keys_seen(p_, query0, kBlock) > key0 && first_block(starts_at(p_, b, query0, kBlock)) <= key0)
             pair(s, key, value, dkey + at, dvalue + at, tiles, {b, h, key0, query0});
@@ -128,16 +128,16 @@ class Backward {
   }
 
   void prepare(const Shared& s, int64_t b, int64_t h) const {
-    load_tile<A, T>(s.query, padded_, ld_, rows_of<const T>(p_.q, b, h, 0), p_.tq, p_.d,
+    load_tile<A, T>(s.query, padded_, ld_, tile_rows<const T>(p_.q, b, h, 0), p_.tq, p_.d,
                     static_cast<A>(p_.options.scale));
-    load_tile<A, T>(s.dout, padded_, ld_, rows_of<const T>(dout_, b, h, 0), p_.tq, p_.d, A(1));
+    load_tile<A, T>(s.dout, padded_, ld_, tile_rows<const T>(dout_, b, h, 0), p_.tq, p_.d, A(1));
     std::fill(s.dquery, s.dquery + padded_ * ld_, A(0));
     for (int64_t i = 0; i < padded_; i += kBlock) {
       transpose_tile(s.query_t + i * ld_, s.query + i * ld_, kBlock, ld_, p_.d);
       transpose_tile(s.dout_t + i * ld_, s.dout + i * ld_, kBlock, ld_, p_.d);
     }
     const A* const lse = forward_.lse.template data<A>() + (b * p_.heads + h) * p_.tq;
-    output_dots(s.delta, rows_of<const T>(dout_, b, h, 0), rows_of<const T>(forward_.out, b, h, 0), p_.tq, p_.d);
+    output_dots(s.delta, tile_rows<const T>(dout_, b, h, 0), tile_rows<const T>(forward_.out, b, h, 0), p_.tq, p_.d);
     for (int64_t i = 0; i < padded_; ++i) {
       s.lse[i] = lse_or_none(lse, i, p_.tq);
       if (i >= p_.tq) s.delta[i] = 0;
@@ -177,19 +177,19 @@ class Backward {
 
   const AttentionProblem& p_;
   const Tensor& dout_;
-  const Attended& forward_;
+  const AttentionResult& forward_;
   const AttentionGradients& grads_;
   const int64_t ld_, padded_, padded_keys_;
 };
 
 // Out of I and P, of sums in A.
 template <class A, class I, class P>
-void merge_rows(const Attended& into, const Attended& part) {
+void merge_rows(const AttentionResult& into, const AttentionResult& part) {
   const int64_t heads = into.out.dim(2), tokens = into.out.dim(1), d = into.out.dim(3);
   split(into.out.dim(0) * heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
-      const Rows<I> to = rows_of<I>(into.out, at / heads, at % heads, 0);
-      const Rows<const P> from = rows_of<const P>(part.out, at / heads, at % heads, 0);
+      const Rows<I> to = tile_rows<I>(into.out, at / heads, at % heads, 0);
+      const Rows<const P> from = tile_rows<const P>(part.out, at / heads, at % heads, 0);
       A* const lse = into.lse.data<A>() + at / heads * into.lse.strides()[0] + at % heads * into.lse.strides()[1];
       const A* const other = part.lse.data<A>() + at * tokens;
       for (int64_t i = 0; i < tokens; ++i) {
@@ -209,21 +209,21 @@ void merge_rows(const Attended& into, const Attended& part) {
 
 }  // namespace
 
-void attention(const AttentionProblem& p, const Attended& result) {
+void attention(const AttentionProblem& p, const AttentionResult& result) {
   if (bf16_takes_attention(p)) return bf16_attention(p, result);
   with_floating(p.q.dtype(), "attention", [&](auto t) { Forward<decltype(t)>(p, result).run(); });
 }
 
-void attention_backward(const AttentionProblem& p, const Tensor& dout, const Attended& forward,
+void attention_backward(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward,
                         const AttentionGradients& gradients) {
   if (bf16_takes_attention(p)) return bf16_attention_backward(p, dout, forward, gradients);
   with_floating(p.q.dtype(), "attention_backward",
                 [&](auto t) { Backward<decltype(t)>(p, dout, forward, gradients).run(); });
 }
 
-void merge_attended(const Attended& into, const Attended& part) {
-  with_floating(into.out.dtype(), "merge_attended", [&](auto i) {
-    with_floating(part.out.dtype(), "merge_attended", [&](auto p) {
+void merge_attention(const AttentionResult& into, const AttentionResult& part) {
+  with_floating(into.out.dtype(), "merge_attention", [&](auto i) {
+    with_floating(part.out.dtype(), "merge_attention", [&](auto p) {
       using A = Accumulate<decltype(i)>;
       if constexpr (std::is_same_v<A, Accumulate<decltype(p)>>) merge_rows<A, decltype(i), decltype(p)>(into, part);
     });

@@ -20,7 +20,7 @@ struct Rows {
 };
 
 template <class T>
-Rows<T> rows_of(const Tensor& t, int64_t b, int64_t h, int64_t row) {
+Rows<T> tile_rows(const Tensor& t, int64_t b, int64_t h, int64_t row) {
   using Plain = std::remove_const_t<T>;
   return {t.data<Plain>() + b * t.strides()[0] + row * t.strides()[1] + h * t.strides()[2], t.strides()[1]};
 }
@@ -64,9 +64,9 @@ struct HeadRow {
 template <class T, class A>
 void store_head(const Tensor& to, const HeadRow& at, const A* tile, int64_t ld, int64_t rows) {
   if (to.dtype() == kDTypeOf<A>)
-    store_rows<A, A>(rows_of<A>(to, at.b, at.h, at.row), tile, ld, rows, to.dim(3));
+    store_rows<A, A>(tile_rows<A>(to, at.b, at.h, at.row), tile, ld, rows, to.dim(3));
   else
-    store_rows<A, T>(rows_of<T>(to, at.b, at.h, at.row), tile, ld, rows, to.dim(3));
+    store_rows<A, T>(tile_rows<T>(to, at.b, at.h, at.row), tile, ld, rows, to.dim(3));
 }
 
 // The first keys that some queries see, counted from key 0 of the problem: query i's is first[i] - offset, or begin + i
@@ -271,13 +271,13 @@ class Buffers {
 // Whether the functions below serve a call: bfloat16, such products in the processor, and queries enough to fill them.
 bool bf16_takes_attention(const AttentionProblem& p);
 
-void bf16_attention(const AttentionProblem& p, const Attended& result);
-void bf16_attention_backward(const AttentionProblem& p, const Tensor& dout, const Attended& forward,
+void bf16_attention(const AttentionProblem& p, const AttentionResult& result);
+void bf16_attention_backward(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward,
                              const AttentionGradients& gradients);
 #ifndef __x86_64__  // they have no such products
 inline bool bf16_takes_attention(const AttentionProblem& /*p*/) { return false; }
-inline void bf16_attention(const AttentionProblem&, const Attended&) { std::abort(); }
-inline void bf16_attention_backward(const AttentionProblem&, const Tensor&, const Attended&,
+inline void bf16_attention(const AttentionProblem&, const AttentionResult&) { std::abort(); }
+inline void bf16_attention_backward(const AttentionProblem&, const Tensor&, const AttentionResult&,
                                     const AttentionGradients&) {
   std::abort();
 }

@@ -35,17 +35,17 @@ struct Know {
   const Accumulate<T>* lse;
   Accumulate<T> factor;
   int padded;
-  OfQuery<Accumulate<T>>* known;
+  SoftmaxStats<Accumulate<T>>* known;
 };
 
 template <class T>
-__global__ void know_kernel(Know<T> f) {
+__global__ void softmax_stats_kernel(Know<T> f) {
   using A = Accumulate<T>;
   const AttentionSizes& n = f.sizes;
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (at >= int64_t{n.batch} * n.heads * f.padded) return;
   const int64_t b = at / f.padded / n.heads, h = at / f.padded % n.heads, i = at % f.padded;
-  OfQuery<A> known{std::numeric_limits<A>::infinity(), A(0)};
+  SoftmaxStats<A> known{std::numeric_limits<A>::infinity(), A(0)};
   if (i < n.tq) {
     const T *const x = f.dout.at(b, h, i), *const y = f.out.at(b, h, i);
     A sum = 0;
@@ -58,23 +58,23 @@ __global__ void know_kernel(Know<T> f) {
   if (threadIdx.x % 32 == 0) f.known[at] = known;
 }
 
-// (B, H, padded, 2): what the backward kernels have to know of queries (OfQuery).
-Tensor know(const AttentionProblem& p, const Tensor& dout, const Attended& forward, bool tiles) {
-  const AttentionSizes n = sizes_of(p);
-  const int padded = tiles ? tiles_of(n.tq, kQueryPadding) * kQueryPadding : n.tq;
+// (B, H, padded, 2): what the backward kernels have to know of queries (SoftmaxStats).
+Tensor know(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward, bool tiles) {
+  const AttentionSizes n = attention_sizes(p);
+  const int padded = tiles ? count_tiles(n.tq, kQueryPadding) * kQueryPadding : n.tq;
   const Tensor known = forward.lse.make({n.batch, n.heads, padded, 2}, forward.lse.dtype(), Category::workspace);
   with_floating(dout.dtype(), "attention_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
     const Know<T> f{.sizes = n,
-                    .dout = heads_of<const T>(dout),
-                    .out = heads_of<const T>(forward.out),
+                    .dout = count_heads<const T>(dout),
+                    .out = count_heads<const T>(forward.out),
                     .lse = forward.lse.device_data<A>(),
                     .factor = tiles ? A(kLog2E) : A(1),
                     .padded = padded,
-                    .known = reinterpret_cast<OfQuery<A>*>(known.device_data<A>())};
+                    .known = reinterpret_cast<SoftmaxStats<A>*>(known.device_data<A>())};
     launch(context(dout), "attention_backward", {.blocks = blocks_for(known.numel() / 2, kThreads / 32)},
-           know_kernel<T>, f);
+           softmax_stats_kernel<T>, f);
   });
   return known;
 }
@@ -114,7 +114,7 @@ const char* attention_kernels(const Tensor& q, const Tensor& k, const Tensor& v)
   return for_tensor_cores({.scale = 1}, {&q, &k, &v}) ? "tensor cores" : "plain";
 }
 
-void attention(const AttentionProblem& p, const Attended& result) {
+void attention(const AttentionProblem& p, const AttentionResult& result) {
   KernelLog::Attention& log = p.q.arena()->local<KernelLog>().forward;
   if constexpr (kWithCudnn)
     if (for_cudnn(p, {&p.q, &p.k, &p.v, &result.out}) && cudnn_attention(p, result)) {
@@ -130,7 +130,7 @@ void attention(const AttentionProblem& p, const Attended& result) {
   }
 }
 
-void attention_backward(const AttentionProblem& p, const Tensor& dout, const Attended& forward,
+void attention_backward(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward,
                         const AttentionGradients& gradients) {
   KernelLog::Attention& log = p.q.arena()->local<KernelLog>().backward;
   const auto& [dq, dk, dv] = gradients;
@@ -152,13 +152,13 @@ void attention_backward(const AttentionProblem& p, const Tensor& dout, const Att
   }
 }
 
-void merge_attended(const Attended& into, const Attended& part) {
+void merge_attention(const AttentionResult& into, const AttentionResult& part) {
   const DType wide = into.lse.dtype(), narrow = into.out.dtype() == wide ? part.out.dtype() : into.out.dtype();
-  with_floating(narrow, "merge_attended", [&](auto t) {
+  with_floating(narrow, "merge_attention", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
-    const Merge<T> f{.into = result_of<T>(into.out),
-                     .part = result_of<T>(part.out),
+    const Merge<T> f{.into = collect_result<T>(into.out),
+                     .part = collect_result<T>(part.out),
                      .lse = into.lse.device_data<A>(),
                      .other = part.lse.device_data<A>(),
                      .rows = into.lse.numel(),
@@ -167,8 +167,8 @@ void merge_attended(const Attended& into, const Attended& part) {
                      .d = into.out.dim(3),
                      .lse_batch = into.lse.strides()[0],
                      .lse_head = into.lse.strides()[1]};
-    launch(context(into.out), "merge_attended", {.blocks = blocks_for(f.rows, kThreads / 32)}, merge_attended_kernel<T>,
-           f);
+    launch(context(into.out), "merge_attention", {.blocks = blocks_for(f.rows, kThreads / 32)},
+           merge_attended_kernel<T>, f);
   });
 }
 

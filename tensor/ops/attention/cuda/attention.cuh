@@ -21,7 +21,7 @@ struct HeadRows {
 };
 
 template <class T>
-HeadRows<T> heads_of(const Tensor& t) {
+HeadRows<T> count_heads(const Tensor& t) {
   return {reinterpret_cast<T*>(t.device_data<std::remove_const_t<T>>()), t.strides()[0], t.strides()[1],
           t.strides()[2]};
 }
@@ -44,7 +44,7 @@ struct Result {
 };
 
 template <class T>
-Result<T> result_of(const Tensor& t) {
+Result<T> collect_result(const Tensor& t) {
   Result<T> r{.batch = t.strides()[0], .row = t.strides()[1], .head = t.strides()[2]};
   if (t.dtype() == kDTypeOf<T>)
     r.narrow = t.device_data<T>();
@@ -72,7 +72,7 @@ struct AttentionSizes {
   constexpr int64_t index(int b, int h, int query) const { return (int64_t{b} * heads + h) * tq + query; }
 };
 
-inline AttentionSizes sizes_of(const AttentionProblem& p) {
+inline AttentionSizes attention_sizes(const AttentionProblem& p) {
   const auto size = [](int64_t n) {
     if (n > int64_t{1} << 30)
       throw Error("[attention] a dim has size " + std::to_string(n) + "; expected at most 2^30 on a GPU");
@@ -131,7 +131,7 @@ struct QueryStarts {
   }
 };
 
-inline QueryStarts starts_of(const AttentionProblem& p) {
+inline QueryStarts query_starts(const AttentionProblem& p) {
   const AttentionOptions& o = p.options;
   QueryStarts out{.offset = static_cast<int>(o.first_key), .queries = static_cast<int>(p.tq)};
   if (o.window > 0) out.begin = static_cast<int>(o.first_query - o.first_key - o.window + 1);
@@ -176,7 +176,7 @@ struct AttentionDropout {
   }
 };
 
-inline AttentionDropout dropout_of(const AttentionOptions& o) {
+inline AttentionDropout make_dropout(const AttentionOptions& o) {
   return {.random = o.random,
           .step = o.step,
           .step_on_gpu = o.step_on_gpu,
@@ -193,30 +193,30 @@ inline AttentionDropout dropout_of(const AttentionOptions& o) {
 // The backward pass has to know of a query, besides its row, the log-sum-exp times a factor, and delta, the dot
 // product of its dout and out. A query that is not there, or sees no key, has no probabilities: exp(x - infinity) = 0.
 template <class A>
-struct OfQuery {
+struct SoftmaxStats {
   A lse, delta;
 };
 // (B, H, padded): tensor cores' kernels copy whole tiles of queries.
 template <class A>
-struct KnownQueries {
-  const OfQuery<A>* of_query;
+struct SoftmaxStatsView {
+  const SoftmaxStats<A>* of_query;
   int padded;
-  __device__ const OfQuery<A>* at(const AttentionSizes& n, int b, int h, int query) const {
+  __device__ const SoftmaxStats<A>* at(const AttentionSizes& n, int b, int h, int query) const {
     return of_query + (int64_t{b} * n.heads + h) * padded + query;
   }
 };
 inline constexpr int kQueryPadding = 128;  // `padded` is a multiple of this for those kernels
 
-// All that the backward pass reads and writes; known: (B, H, padded, 2), what OfQuery says.
+// All that the backward pass reads and writes; known: (B, H, padded, 2), what SoftmaxStats says.
 struct BackwardProblem {
   const AttentionProblem& of;
   const Tensor &dout, &known;
   const AttentionGradients& gradients;
 };
 
-void plain_attention(const AttentionProblem& problem, const Attended& result);
+void plain_attention(const AttentionProblem& problem, const AttentionResult& result);
 void plain_attention_backward(const BackwardProblem& problem);
-void tiled_attention(const AttentionProblem& problem, const Attended& result);
+void tiled_attention(const AttentionProblem& problem, const AttentionResult& result);
 void tiled_attention_backward(const BackwardProblem& problem);
 
 // The argument of the forward kernels.
@@ -234,7 +234,7 @@ template <class T>
 struct BackwardCall {
   AttentionSizes sizes;
   HeadRows<const T> dout, q, k, v;
-  KnownQueries<Accumulate<T>> known;
+  SoftmaxStatsView<Accumulate<T>> known;
   Result<T> dq, dk, dv;
   Accumulate<T> scale;
   AttentionDropout dropout;
@@ -242,32 +242,32 @@ struct BackwardCall {
 };
 
 template <class T>
-ForwardCall<T> forward_call(const AttentionProblem& p, const Attended& result) {
-  return {.sizes = sizes_of(p),
-          .q = heads_of<const T>(p.q),
-          .k = heads_of<const T>(p.k),
-          .v = heads_of<const T>(p.v),
-          .out = result_of<T>(result.out),
+ForwardCall<T> forward_call(const AttentionProblem& p, const AttentionResult& result) {
+  return {.sizes = attention_sizes(p),
+          .q = count_heads<const T>(p.q),
+          .k = count_heads<const T>(p.k),
+          .v = count_heads<const T>(p.v),
+          .out = collect_result<T>(result.out),
           .lse = result.lse.device_data<Accumulate<T>>(),
           .scale = static_cast<Accumulate<T>>(p.options.scale),
-          .dropout = dropout_of(p.options),
-          .starts = starts_of(p)};
+          .dropout = make_dropout(p.options),
+          .starts = query_starts(p)};
 }
 template <class T>
 BackwardCall<T> backward_call(const BackwardProblem& p) {
-  return {.sizes = sizes_of(p.of),
-          .dout = heads_of<const T>(p.dout),
-          .q = heads_of<const T>(p.of.q),
-          .k = heads_of<const T>(p.of.k),
-          .v = heads_of<const T>(p.of.v),
-          .known = {reinterpret_cast<const OfQuery<Accumulate<T>>*>(p.known.device_data<Accumulate<T>>()),
+  return {.sizes = attention_sizes(p.of),
+          .dout = count_heads<const T>(p.dout),
+          .q = count_heads<const T>(p.of.q),
+          .k = count_heads<const T>(p.of.k),
+          .v = count_heads<const T>(p.of.v),
+          .known = {reinterpret_cast<const SoftmaxStats<Accumulate<T>>*>(p.known.device_data<Accumulate<T>>()),
                     static_cast<int>(p.known.dim(2))},
-          .dq = result_of<T>(p.gradients.dq),
-          .dk = result_of<T>(p.gradients.dk),
-          .dv = result_of<T>(p.gradients.dv),
+          .dq = collect_result<T>(p.gradients.dq),
+          .dk = collect_result<T>(p.gradients.dk),
+          .dv = collect_result<T>(p.gradients.dv),
           .scale = static_cast<Accumulate<T>>(p.of.options.scale),
-          .dropout = dropout_of(p.of.options),
-          .starts = starts_of(p.of)};
+          .dropout = make_dropout(p.of.options),
+          .starts = query_starts(p.of)};
 }
 
 // Which tile of which head a block works on: heads one after another, and of each the tiles that have most to do under
@@ -286,6 +286,6 @@ struct TilePlace {
   __device__ TilePlace queries(const AttentionSizes& s, int member) const { return {b, h * s.group + member, tile}; }
 };
 
-constexpr int tiles_of(int n, int size) { return (n + size - 1) / size; }
+constexpr int count_tiles(int n, int size) { return (n + size - 1) / size; }
 
 }  // namespace tessera::cuda

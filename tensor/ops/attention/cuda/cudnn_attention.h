@@ -12,7 +12,7 @@ namespace tessera::cuda {
 
 // Whether every row of (B, T, H, D) begins where 16 bytes may be read at once.
 inline bool starts_well(const Tensor& t) {
-  const int64_t size = size_of(t.dtype());
+  const int64_t size = element_size(t.dtype());
   bool all = reinterpret_cast<uintptr_t>(t.address()) % 16 == 0;
   for (int d = 0; d < 3; ++d) all = all && (t.dim(d) == 1 || t.strides()[d] * size % 16 == 0);
   return all;
@@ -31,8 +31,8 @@ struct FusedAttention {
 
   auto operator<=>(const FusedAttention&) const = default;
   static bool of_keys(Operand which) { return which == k || which == v || which == dk || which == dv; }
-  int64_t heads_of(Operand which) const { return of_keys(which) ? key_heads : heads; }
-  int64_t tokens_of(Operand which) const { return of_keys(which) ? keys : queries; }
+  int64_t count_heads(Operand which) const { return of_keys(which) ? key_heads : heads; }
+  int64_t read_tokens(Operand which) const { return of_keys(which) ? keys : queries; }
 };
 
 // That of a packed qkv (B, T, (H + 2 K) D) and of its packed gradient, causal, as a GPT asks for it.
@@ -69,8 +69,8 @@ inline FusedAttention tile_problem(const TileOfRing& tile, const Heads& heads, i
 
 // Whether cuDNN did it. Where it refuses the problem, or rows do not begin at multiples of 16 bytes, nothing was queued
 // and the arena's KernelLog says why; under AttentionKernels::cudnn that is an Error.
-bool cudnn_attention(const AttentionProblem& problem, const Attended& result);
-bool cudnn_attention_backward(const AttentionProblem& problem, const Tensor& dout, const Attended& forward,
+bool cudnn_attention(const AttentionProblem& problem, const AttentionResult& result);
+bool cudnn_attention_backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,
                               const AttentionGradients& gradients);
 
 std::string cudnn_version();  // "9.19.0", of the library that is loaded

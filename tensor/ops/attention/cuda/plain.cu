@@ -122,7 +122,7 @@ __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<
   for (int r = 0; r < kMicro; ++r) {
     const int i = query0 + first_row() + r;
     const bool inside = i < n.tq;
-    const OfQuery<A> known = inside ? *call.known.at(n, at.b, at.h, i) : OfQuery<A>{};
+    const SoftmaxStats<A> known = inside ? *call.known.at(n, at.b, at.h, i) : SoftmaxStats<A>{};
     AttentionDropout::Row keep = call.dropout.row(at.b, at.h, i);
     const int start = call.starts.of(at.b, i);
     for (int c = 0; c < kMicro; ++c) {
@@ -165,8 +165,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(ForwardCall<T> call) 
   using A = Accumulate<T>;
   auto& s = *dynamic_shared<PlainShared<A>>();
   const AttentionSizes& n = call.sizes;
-  const int columns = tiles_of(n.d, kTile), block = static_cast<int>(blockIdx.x), column0 = block % columns * kTile;
-  const TilePlace at = TilePlace::of_queries(n, tiles_of(n.tq, kTile), block / columns), keys = at.keys(n);
+  const int columns = count_tiles(n.d, kTile), block = static_cast<int>(blockIdx.x), column0 = block % columns * kTile;
+  const TilePlace at = TilePlace::of_queries(n, count_tiles(n.tq, kTile), block / columns), keys = at.keys(n);
   const int query0 = at.tile * kTile, seen = n.keys_seen(query0, kTile);
   const int mine = query0 + OnlineSoftmax<T>::row();
   OnlineSoftmax<T> softmax;
@@ -208,8 +208,8 @@ __global__ void __launch_bounds__(kThreads) query_gradient_kernel(BackwardCall<T
   using A = Accumulate<T>;
   auto& s = *dynamic_shared<PlainShared<A>>();
   const AttentionSizes& n = call.sizes;
-  const int columns = tiles_of(n.d, kTile), block = static_cast<int>(blockIdx.x), column0 = block % columns * kTile;
-  const TilePlace at = TilePlace::of_queries(n, tiles_of(n.tq, kTile), block / columns), keys = at.keys(n);
+  const int columns = count_tiles(n.d, kTile), block = static_cast<int>(blockIdx.x), column0 = block % columns * kTile;
+  const TilePlace at = TilePlace::of_queries(n, count_tiles(n.tq, kTile), block / columns), keys = at.keys(n);
   const int query0 = at.tile * kTile, seen = n.keys_seen(query0, kTile);
   Sums<A> dq = {};
   for (int key0 = first_tile(call.starts, at); key0 < seen; key0 += kTile) {
@@ -229,8 +229,8 @@ __global__ void __launch_bounds__(kThreads) key_gradient_kernel(BackwardCall<T> 
   using A = Accumulate<T>;
   auto& s = *dynamic_shared<PlainShared<A>>();
   const AttentionSizes& n = call.sizes;
-  const int columns = tiles_of(n.d, kTile), block = static_cast<int>(blockIdx.x), column0 = block % columns * kTile;
-  const TilePlace keys = TilePlace::of_keys(n, tiles_of(n.tk, kTile), block / columns);
+  const int columns = count_tiles(n.d, kTile), block = static_cast<int>(blockIdx.x), column0 = block % columns * kTile;
+  const TilePlace keys = TilePlace::of_keys(n, count_tiles(n.tk, kTile), block / columns);
   const int key0 = keys.tile * kTile, d = n.d - column0;
   const int past = call.starts.last_query(keys.b, key0 + kTile);
   Sums<A> dk = {}, dv = {};
@@ -250,18 +250,19 @@ __global__ void __launch_bounds__(kThreads) key_gradient_kernel(BackwardCall<T> 
 }
 
 template <class T>
-Grid grid_of(const AttentionSizes& n, int heads, int rows) {
-  return {.blocks = int64_t{n.batch} * heads * tiles_of(rows, kTile) * tiles_of(n.d, kTile),
+Grid make_grid(const AttentionSizes& n, int heads, int rows) {
+  return {.blocks = int64_t{n.batch} * heads * count_tiles(rows, kTile) * count_tiles(n.d, kTile),
           .shared = static_cast<int>(sizeof(PlainShared<Accumulate<T>>))};
 }
 
 }  // namespace
 
-void plain_attention(const AttentionProblem& p, const Attended& result) {
+void plain_attention(const AttentionProblem& p, const AttentionResult& result) {
   with_floating(p.q.dtype(), "attention", [&](auto t) {
     using T = decltype(t);
     const auto call = forward_call<T>(p, result);
-    launch(context(p.q), "attention", grid_of<T>(call.sizes, call.sizes.heads, call.sizes.tq), forward_kernel<T>, call);
+    launch(context(p.q), "attention", make_grid<T>(call.sizes, call.sizes.heads, call.sizes.tq), forward_kernel<T>,
+           call);
   });
 }
 
@@ -270,10 +271,10 @@ void plain_attention_backward(const BackwardProblem& p) {
     using T = decltype(t);
     const auto call = backward_call<T>(p);
     Context& c = context(p.of.q);
-    launch(c, "attention_backward", grid_of<T>(call.sizes, call.sizes.heads, call.sizes.tq), query_gradient_kernel<T>,
+    launch(c, "attention_backward", make_grid<T>(call.sizes, call.sizes.heads, call.sizes.tq), query_gradient_kernel<T>,
            call);
-    launch(c, "attention_backward", grid_of<T>(call.sizes, call.sizes.key_heads, call.sizes.tk), key_gradient_kernel<T>,
-           call);
+    launch(c, "attention_backward", make_grid<T>(call.sizes, call.sizes.key_heads, call.sizes.tk),
+           key_gradient_kernel<T>, call);
   });
 }
 

@@ -62,7 +62,7 @@ __device__ void softmax_step(Scores<C>& scores, RowState& state, Out<D>& out, fl
 }
 
 template <int C>
-__device__ void drop(Scores<C>& scores, KeptSums<kRowTiles, C> kept, float up) {
+__device__ void drop(Scores<C>& scores, DropoutMaskBits<kRowTiles, C> kept, float up) {
   for_each_sum<kRowTiles, C>(
       [&](int r, int c, int e, int, int) { scores[r][c][e] *= kept >> ((r * C + c) * 4 + e) & 1 ? up : 0.0f; });
 }
@@ -116,9 +116,9 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
     return Tile{base + static_cast<uint32_t>(Tile::bytes(kQueries) + step % 2 * 2 * Tile::bytes(kKeys))};
   };
   const auto value = [&](int step) { return Tile{key(step).base + Tile::bytes(kKeys)}; };
-  const TilePlace at = TilePlace::of_queries(n, tiles_of(n.tq, kQueries), static_cast<int>(blockIdx.x)),
+  const TilePlace at = TilePlace::of_queries(n, count_tiles(n.tq, kQueries), static_cast<int>(blockIdx.x)),
                   keys = at.keys(n);
-  const int tile0 = at.tile * kQueries, steps = tiles_of(n.keys_seen(tile0, kQueries), kKeys);
+  const int tile0 = at.tile * kQueries, steps = count_tiles(n.keys_seen(tile0, kQueries), kKeys);
   const auto fetch = [&](int step) {
     copy_rows<D, kBlockThreads>(key(step), call.k, keys, step * kKeys, kKeys, n.tk);
     copy_rows<D, kBlockThreads>(value(step), call.v, keys, step * kKeys, kKeys, n.tk);
@@ -158,12 +158,12 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
 
 }  // namespace
 
-void tiled_attention(const AttentionProblem& p, const Attended& result) {
+void tiled_attention(const AttentionProblem& p, const AttentionResult& result) {
   const auto call = forward_call<bfloat16>(p, result);
   with_kind(call, [&](auto size, auto drops, auto documents) {
     constexpr int D = decltype(size)::value;
     constexpr bool kDrops = decltype(drops)::value;
-    const Grid grid{.blocks = int64_t{call.sizes.batch} * call.sizes.heads * tiles_of(call.sizes.tq, kQueries),
+    const Grid grid{.blocks = int64_t{call.sizes.batch} * call.sizes.heads * count_tiles(call.sizes.tq, kQueries),
                     .threads = kBlockThreads,
                     .shared = SharedTile<D>::bytes(kQueries + 4 * kKeysOf<D, kDrops>)};
     launch(context(p.q), "attention", grid, forward_kernel<D, kDrops, decltype(documents)::value>, call);

@@ -63,10 +63,10 @@ __device__ void multiply_weights(WarpSums<R, D / 8>& sums, const WarpSums<R, C>&
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       const float(&w)[C][4] = weights[r];
-      a[r][0] = pair_of(w[k][0], w[k][1]);
-      a[r][1] = pair_of(w[k][2], w[k][3]);
-      a[r][2] = pair_of(w[k + 1][0], w[k + 1][1]);
-      a[r][3] = pair_of(w[k + 1][2], w[k + 1][3]);
+      a[r][0] = pack_pair(w[k][0], w[k][1]);
+      a[r][1] = pack_pair(w[k][2], w[k][3]);
+      a[r][2] = pack_pair(w[k + 1][0], w[k + 1][1]);
+      a[r][3] = pack_pair(w[k + 1][2], w[k + 1][3]);
     }
 #pragma unroll
     for (int c = 0; c < D / 8; c += 2) {
@@ -101,20 +101,21 @@ struct ScoresPlace {
 // Bit (r * C + c) * 4 + e says whether dropout keeps sum [r][c][e]. Elements come one after another, so that the random
 // numbers take few registers.
 template <int R, int C>
-using KeptSums = std::conditional_t<R * C * 4 <= 32, uint32_t, uint64_t>;
+using DropoutMaskBits = std::conditional_t<R * C * 4 <= 32, uint32_t, uint64_t>;
 template <int R, int C, bool kKeysDown>
-__device__ KeptSums<R, C> kept_sums(const AttentionDropout& dropout, const TilePlace& at, const ScoresPlace& place) {
+__device__ DropoutMaskBits<R, C> kept_sums(const AttentionDropout& dropout, const TilePlace& at,
+                                           const ScoresPlace& place) {
   static_assert(R * C * 4 <= 64);
   const int line = lane() / 4, first = lane() % 4 * 2;
   const auto tokens = static_cast<int64_t>(dropout.tokens);
   AttentionDropout::Row row = dropout.row(at.b, at.h, place.query0);
-  KeptSums<R, C> kept = 0;
+  DropoutMaskBits<R, C> kept = 0;
 #pragma unroll 1
   for (int i = 0; i < R * C * 4; ++i) {
     const int e = i % 2, c = i / 2 % C, half = i / (2 * C) % 2, r = i / (4 * C);
     const int down = 16 * r + 8 * half + line, across = 8 * c + first + e;
     const int query = kKeysDown ? across : down, key = place.key0 + (kKeysDown ? down : across);
-    kept |= static_cast<KeptSums<R, C>>(row.keeps(query * tokens + key)) << ((r * C + c) * 4 + 2 * half + e);
+    kept |= static_cast<DropoutMaskBits<R, C>>(row.keeps(query * tokens + key)) << ((r * C + c) * 4 + 2 * half + e);
   }
   return kept;
 }
@@ -123,7 +124,7 @@ __device__ inline void put_pair(const Result<bfloat16>& to, int64_t at, float fi
   if (to.wide)
     *reinterpret_cast<float2*>(to.wide + at) = float2{first, second};
   else
-    *reinterpret_cast<uint32_t*>(to.narrow + at) = pair_of(first, second);
+    *reinterpret_cast<uint32_t*>(to.narrow + at) = pack_pair(first, second);
 }
 
 // Writes the warp's sums times `factor` to the rows of a head from row0 on.

@@ -13,7 +13,7 @@ namespace {
 
 using Call = BackwardCall<bfloat16>;
 
-using Known = OfQuery<float>;
+using Known = SoftmaxStats<float>;
 
 // How a head of D numbers is cut. Sums fill most of the registers: two warp sums of D columns and two of scores.
 template <int D>
@@ -55,7 +55,8 @@ struct Rows {
 // dp becomes the gradient of the scores. Queries down, keys across.
 template <bool kDrops, bool kDocuments, int R, int C>
 __device__ void to_gradient(WarpSums<R, C>& dp, const WarpSums<R, C>& scores, const Call& call, const Rows<R>& rows,
-                            const RowStarts<R>& starts, const ScoresPlace& place, bool masked, KeptSums<R, C> kept) {
+                            const RowStarts<R>& starts, const ScoresPlace& place, bool masked,
+                            DropoutMaskBits<R, C> kept) {
   const float factor = call.scale * kLog2E;
   const auto up = static_cast<float>(call.dropout.up);
   for_each_sum<R, C>([&](int r, int c, int e, int query, int key) {
@@ -74,9 +75,9 @@ __global__ void __launch_bounds__(QueryCut<D>::kThreads) query_gradient_kernel(C
   constexpr int kThreads = Cut::kThreads, kKeys = Cut::kKeys, kR = Cut::kRowTiles;
   const AttentionSizes& n = call.sizes;
   const FourTiles<D, Cut::kQueries, kKeys> tiles{shared_address(dynamic_shared<unsigned char>())};
-  const TilePlace at = TilePlace::of_queries(n, tiles_of(n.tq, Cut::kQueries), static_cast<int>(blockIdx.x)),
+  const TilePlace at = TilePlace::of_queries(n, count_tiles(n.tq, Cut::kQueries), static_cast<int>(blockIdx.x)),
                   keys = at.keys(n);
-  const int tile0 = at.tile * Cut::kQueries, steps = tiles_of(n.keys_seen(tile0, Cut::kQueries), kKeys);
+  const int tile0 = at.tile * Cut::kQueries, steps = count_tiles(n.keys_seen(tile0, Cut::kQueries), kKeys);
   const auto fetch = [&](int step) {
     copy_rows<D, kThreads>(tiles.other(step, 0), call.k, keys, step * kKeys, kKeys, n.tk);
     copy_rows<D, kThreads>(tiles.other(step, 1), call.v, keys, step * kKeys, kKeys, n.tk);
@@ -132,7 +133,7 @@ __device__ void hide_before(WarpSums<R, C>& probabilities, const QueryStarts& st
 
 // `to` becomes what is kept of `from`, which may be itself.
 template <int R, int C>
-__device__ void drop(WarpSums<R, C>& to, const WarpSums<R, C>& from, KeptSums<R, C> kept, float up) {
+__device__ void drop(WarpSums<R, C>& to, const WarpSums<R, C>& from, DropoutMaskBits<R, C> kept, float up) {
   for_each_sum<R, C>([&](int r, int c, int e, int, int) {
     to[r][c][e] = from[r][c][e] * (kept >> ((r * C + c) * 4 + e) & 1 ? up : 0.0f);
   });
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_g
   const AttentionSizes& n = call.sizes;
   const FourTiles<D, Cut::kKeys, kQueries> tiles{shared_address(dynamic_shared<unsigned char>())};
   auto* const of_stages = reinterpret_cast<Known*>(dynamic_shared<unsigned char>() + tiles.kBytes);
-  const TilePlace keys = TilePlace::of_keys(n, tiles_of(n.tk, Cut::kKeys), static_cast<int>(blockIdx.x));
+  const TilePlace keys = TilePlace::of_keys(n, count_tiles(n.tk, Cut::kKeys), static_cast<int>(blockIdx.x));
   const int tile0 = keys.tile * Cut::kKeys, first = n.first_query(tile0) / kQueries;
   const int t = static_cast<int>(threadIdx.x);
   // Where no query sees a key of the tile there is one step none the less.
@@ -213,10 +214,10 @@ void tiled_attention_backward(const BackwardProblem& p) {
     using Keys = KeyCut<D, kDrops, kDocuments>;
     static_assert(kQueryPadding % Queries::kQueries == 0 && kQueryPadding % Keys::kQueries == 0);
     const int64_t batch = call.sizes.batch;
-    const Grid of_queries{.blocks = batch * call.sizes.heads * tiles_of(call.sizes.tq, Queries::kQueries),
+    const Grid of_queries{.blocks = batch * call.sizes.heads * count_tiles(call.sizes.tq, Queries::kQueries),
                           .threads = Queries::kThreads,
                           .shared = FourTiles<D, Queries::kQueries, Queries::kKeys>::kBytes};
-    const Grid of_keys{.blocks = batch * call.sizes.key_heads * tiles_of(call.sizes.tk, Keys::kKeys),
+    const Grid of_keys{.blocks = batch * call.sizes.key_heads * count_tiles(call.sizes.tk, Keys::kKeys),
                        .threads = Keys::kThreads,
                        .shared = FourTiles<D, Keys::kKeys, Keys::kQueries>::kBytes +
                                  2 * Keys::kQueries * static_cast<int>(sizeof(Known))};

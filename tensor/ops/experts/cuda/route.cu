@@ -25,8 +25,8 @@ struct Logits {
 
   int64_t row_bytes() const { return static_cast<int64_t>(experts | 1) * static_cast<int64_t>(sizeof(A)); }
   Grid grid() const {
-    constexpr int64_t kBytes = 48 * 1024, kMost = 128;
-    int64_t threads = std::clamp<int64_t>(kBytes / row_bytes(), 1, kMost);
+    constexpr int64_t kBytes = 48 * 1024, kMax = 128;
+    int64_t threads = std::clamp<int64_t>(kBytes / row_bytes(), 1, kMax);
     if (threads > 32) threads = threads / 32 * 32;
     return {.blocks = blocks_for(tokens, threads),
             .threads = static_cast<int>(threads),
@@ -72,7 +72,7 @@ __global__ void choose_kernel(Choosing<T> f) {
   if (!f.own) return;
   A largest = 0;
   for (int e = 0; e < experts; ++e) largest = std::max(largest, row[e] < 0 ? -row[e] : row[e]);
-  f.strays[t] = static_cast<double>(token::margin_of(row, own, chosen, f.k));
+  f.strays[t] = static_cast<double>(token::routing_margin(row, own, chosen, f.k));
   f.strays[f.logits.tokens + t] = static_cast<double>(largest);
 }
 
@@ -201,7 +201,7 @@ __global__ void route_backward_kernel(Logits<T> logits, token::Gradient<Accumula
 }
 
 template <class T>
-Logits<T> logits_of(const Tensor& logits) {
+Logits<T> compute_logits(const Tensor& logits) {
   return {logits.device_data<T>(), logits.dim(0), static_cast<int>(logits.dim(1))};
 }
 
@@ -218,7 +218,7 @@ void route(Routed& out, const Tensor& logits, const RouteOptions& o) {
   int32_t *const chosen = out.chosen.device_data<int32_t>(), *const place = out.place.device_data<int32_t>();
   with_floating(logits.dtype(), "route", [&](auto t) {
     using T = decltype(t);
-    const Choosing<T> f{.logits = logits_of<T>(logits),
+    const Choosing<T> f{.logits = compute_logits<T>(logits),
                         .chosen = chosen,
                         .own = o.given.defined() ? place : nullptr,
                         .weights = out.weights.device_data<Accumulate<T>>(),
@@ -256,14 +256,14 @@ void route_backward(const Tensor& out, const Tensor& dweights, const Tensor& log
   with_floating(logits.dtype(), "route_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
-    const Logits<T> in = logits_of<T>(logits);
+    const Logits<T> in = compute_logits<T>(logits);
     const token::Gradient<A> gradient{.chosen = routed.chosen.device_data<int32_t>(),
                                       .weights = routed.weights.device_data<A>(),
                                       .dweights = dweights.device_data<A>(),
                                       .k = o.per_token,
                                       .softmax_first = o.softmax_first,
                                       .choices = o.balance != 0 ? routed.of_sequences.device_data<double>() : nullptr,
-                                      .slopes = token::slopes_of(o, in.tokens, in.experts)};
+                                      .slopes = token::balance_slopes(o, in.tokens, in.experts)};
     launch(context(logits), "route_backward", in.grid(), route_backward_kernel<T>, in, gradient,
            in.tokens / o.sequences, out.device_data<T>());
   });
@@ -303,17 +303,17 @@ struct Combine {
   template <class Part>
   __device__ void operator()(const Part& at) const {
     const int64_t first = at.first * from.k;
-    A sums[kPart<T>] = {};
+    A sums[kVecElems<T>] = {};
 #pragma unroll 4
     for (int j = 0; j < from.k; ++j) {
       const int64_t row = from.place[first + j];
       if (row < 0) continue;
       const A w = weights ? weights[first + j] : A(1);
       const auto part = at.load(from.rows, row);
-      for (int i = 0; i < kPart<T>; ++i) sums[i] += w * static_cast<A>(part.v[i]);
+      for (int i = 0; i < kVecElems<T>; ++i) sums[i] += w * static_cast<A>(part.v[i]);
     }
     typename Part::Elements part;
-    for (int i = 0; i < kPart<T>; ++i) part.v[i] = static_cast<T>(sums[i]);
+    for (int i = 0; i < kVecElems<T>; ++i) part.v[i] = static_cast<T>(sums[i]);
     at.store(y, at.first, part);
   }
 };
@@ -327,7 +327,7 @@ struct CombineBackward {
   Rows choices;
 };
 
-template <class T, bool kWhole>
+template <class T, bool kVectorized>
 __global__ __launch_bounds__(kRowThreads) void combine_backward_kernel(CombineBackward<T> f) {
   using A = Accumulate<T>;
   const RowThread at = row_thread(f.choices);
@@ -338,14 +338,14 @@ __global__ __launch_bounds__(kRowThreads) void combine_backward_kernel(CombineBa
   if (row >= 0) {  // for all threads of the row
     const A w = f.weights[at.row];
     T* const to = f.to.rows + row * n;
-    const HeldRow<T, kWhole> g(f.dy + at.row / f.to.k * n, at, n), in(f.rows + row * n, at, n);
+    const RegisterRow<T, kVectorized> g(f.dy + at.row / f.to.k * n, at, n), in(f.rows + row * n, at, n);
     const auto down_part = [&](int j, const auto& up, const auto& of) {
-      Packed<T, kPart<T>> down;
-      for (int i = 0; i < kPart<T>; ++i) {
+      Packed<T, kVecElems<T>> down;
+      for (int i = 0; i < kVecElems<T>; ++i) {
         down.v[i] = static_cast<T>(w * static_cast<A>(up.v[i]));
         sum += static_cast<A>(up.v[i]) * static_cast<A>(of.v[i]);
       }
-      store_part<kWhole>(to, j, n, down);
+      store_part<kVectorized>(to, j, n, down);
     };
     each_part(at, n, down_part, g, in);
     sum = row_sum(at, sum);
@@ -388,8 +388,8 @@ void combine_rows_backward(const CombineGrads& out, const Tensor& dy, const Tens
         .rows = rows.device_data<T>(),
         .weights = weights.device_data<A>(),
         .dweights = out.weights.device_data<A>(),
-        .choices = rows_of<T>(place.numel(), dy.dim(-1))};
-    const bool whole = are_whole<T>(dy.dim(-1), f.dy, f.rows, f.to.rows);
+        .choices = make_rows<T>(place.numel(), dy.dim(-1))};
+    const bool whole = is_vectorizable<T>(dy.dim(-1), f.dy, f.rows, f.to.rows);
     launch(context(dy), "combine_rows_backward", f.choices.grid(),
            whole ? combine_backward_kernel<T, true> : combine_backward_kernel<T, false>, f);
   });

@@ -46,13 +46,13 @@ struct Fetched {
 };
 
 // The lines of a thread: four neighbours of each 64.
-__device__ inline int line_of(int side, int i) { return i / 4 * (4 * kSide) + side * 4 + i % 4; }
+__device__ inline int to_line(int side, int i) { return i / 4 * (4 * kSide) + side * 4 + i % 4; }
 
 template <class T, int kPer>
 __device__ void read_lines(const Slab<T, kPer>& slab, int k, int side, T (&to)[kPer]) {
 #pragma unroll
   for (int i = 0; i < kPer; i += 4) {
-    const Packed<T, 4> four = load<4>(&slab.at[k][line_of(side, i)]);
+    const Packed<T, 4> four = load<4>(&slab.at[k][to_line(side, i)]);
 #pragma unroll
     for (int e = 0; e < 4; ++e) to[i + e] = four.v[e];
   }
@@ -64,8 +64,8 @@ using Call = RowsCall<T, T, !kLeftAlong>;
 template <class T, int kPer, bool kLeftAlong, bool kRightAlong>
 __global__ __launch_bounds__(kBlockThreads, 2) void rows_kernel(const __grid_constant__ Call<T, kLeftAlong> call) {
   __shared__ Slab<T, kPer> left, right;
-  const RowsTile at = tile_of<kSide * kPer>(call, static_cast<int>(blockIdx.x));
-  const auto of = factors_of(call, at.group);
+  const RowsTile at = find_tile<kSide * kPer>(call, static_cast<int>(blockIdx.x));
+  const auto of = load_factors(call, at.group);
   const int down = static_cast<int>(threadIdx.x) / kSide, across = static_cast<int>(threadIdx.x) % kSide;
   Fetched<T, kPer, kLeftAlong> of_left;
   Fetched<T, kPer, kRightAlong> of_right;
@@ -97,7 +97,7 @@ __global__ __launch_bounds__(kBlockThreads, 2) void rows_kernel(const __grid_con
   for (int i = 0; i < kPer; ++i)
 #pragma unroll
     for (int j = 0; j < kPer; ++j) {
-      const int row = at.row + line_of(down, i), column = at.column + line_of(across, j);
+      const int row = at.row + to_line(down, i), column = at.column + to_line(across, j);
       if (row >= of.rows || column >= of.columns) continue;
       T& to = of.out[static_cast<int64_t>(row) * of.columns + column];
       to = of.adds ? to + sums[i][j] : sums[i][j];
@@ -105,11 +105,11 @@ __global__ __launch_bounds__(kBlockThreads, 2) void rows_kernel(const __grid_con
 }
 
 template <class T, int kPer>
-void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<RowsGroup>& groups) {
+void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
   with_lines(which, [&](auto of_left, auto of_right) {
     constexpr bool kLeft = decltype(of_left)::value, kRight = decltype(of_right)::value;
     for_each_launch<T, T, !kLeft>(which, left, other, groups, kSide * kPer, [&](const auto& call, int64_t blocks) {
-      launch(context(left), "linear_rows", {.blocks = blocks, .threads = kBlockThreads},
+      launch(context(left), "grouped_linear", {.blocks = blocks, .threads = kBlockThreads},
              rows_kernel<T, kPer, kLeft, kRight>, call);
     });
   });
@@ -117,13 +117,13 @@ void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std
 
 }  // namespace
 
-void multiply_rows(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<RowsGroup>& groups) {
+void multiply_rows(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
   if (left.dtype() == DType::bfloat16) return multiply_rows_bf16(which, left, other, groups);
   if (left.dtype() == DType::float64) {
     if constexpr (kFloat64Kernels)
       return queue<double, 4>(which, left, other, groups);
     else
-      refuse_float64(left.dtype(), "linear_rows");
+      refuse_float64(left.dtype(), "grouped_linear");
   }
   if (small_tiles(which, left, other, groups, kSide * 8))
     queue<float, 4>(which, left, other, groups);

@@ -11,7 +11,7 @@
 
 namespace tessera::cuda {
 
-inline constexpr int kMostGroups = 192;  // groups of a launch, at most
+inline constexpr int kMaxGroups = 192;  // groups of a launch, at most
 
 // `left` and `other` are whole, `own` is a matrix of each group: `left` is the left factor, and of weights' gradients
 // `other` is the right one and `own` the product, else the other way round.
@@ -21,9 +21,9 @@ struct RowsCall {
   std::conditional_t<kOfWeights, const T*, Out*> other;
   int left_width, other_width;
   int groups = 0;
-  int row[kMostGroups + 1] = {}, tile[kMostGroups + 1] = {};  // where they begin, and the last one ends
-  std::conditional_t<kOfWeights, Out*, const T*> own[kMostGroups] = {};
-  bool adds[kMostGroups] = {};
+  int row[kMaxGroups + 1] = {}, tile[kMaxGroups + 1] = {};  // where they begin, and the last one ends
+  std::conditional_t<kOfWeights, Out*, const T*> own[kMaxGroups] = {};
+  bool adds[kMaxGroups] = {};
 };
 static_assert(sizeof(RowsCall<float, float, true>) <= 4096, "what a launch takes on every GPU");
 
@@ -36,7 +36,7 @@ struct RowsFactors {
   bool adds;
 };
 template <class T, class Out, bool kOfWeights>
-__device__ RowsFactors<T, Out> factors_of(const RowsCall<T, Out, kOfWeights>& call, int group) {
+__device__ RowsFactors<T, Out> load_factors(const RowsCall<T, Out, kOfWeights>& call, int group) {
   const int first = call.row[group], rows = call.row[group + 1] - first;
   const auto left = call.left + static_cast<int64_t>(first) * call.left_width;
   const auto other = call.other + static_cast<int64_t>(first) * call.other_width;
@@ -51,7 +51,7 @@ struct RowsTile {
   int group, row, column;
 };
 template <int kTile, class T, class Out, bool kOfWeights>
-__device__ RowsTile tile_of(const RowsCall<T, Out, kOfWeights>& call, int block) {
+__device__ RowsTile find_tile(const RowsCall<T, Out, kOfWeights>& call, int block) {
   int group = 0;
   for (int end = call.groups; end - group > 1;) {
     const int middle = (group + end) / 2;
@@ -62,7 +62,7 @@ __device__ RowsTile tile_of(const RowsCall<T, Out, kOfWeights>& call, int block)
   return {group, at % down * kTile, at / down * kTile};
 }
 
-inline int64_t tiles_in(RowsProduct which, const RowsGroup& group, const Tensor& left, const Tensor& other,
+inline int64_t tiles_in(RowsProduct which, const GemmGroup& group, const Tensor& left, const Tensor& other,
                         int64_t tile) {
   const bool of_weights = which == RowsProduct::weight_grad;
   if (of_weights && !group.w.defined()) return 0;
@@ -72,10 +72,10 @@ inline int64_t tiles_in(RowsProduct which, const RowsGroup& group, const Tensor&
 // Whether to take tiles of half the side: larger ones would leave multiprocessors without a block, or more than a
 // quarter of them would lie outside the products. An element's bits are the same in both.
 inline bool small_tiles(RowsProduct which, const Tensor& left, const Tensor& other,
-                        const std::vector<RowsGroup>& groups, int64_t large) {
+                        const std::vector<GemmGroup>& groups, int64_t large) {
   constexpr int64_t kFewBlocks = 128;
   int64_t of_large = 0, of_small = 0;
-  for (const RowsGroup& group : groups) {
+  for (const GemmGroup& group : groups) {
     of_large += tiles_in(which, group, left, other, large);
     of_small += tiles_in(which, group, left, other, large / 2);
   }
@@ -84,18 +84,18 @@ inline bool small_tiles(RowsProduct which, const Tensor& left, const Tensor& oth
 
 // Calls f(call, blocks) for each launch.
 template <class T, class Out, bool kOfWeights, class F>
-void for_each_launch(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<RowsGroup>& groups,
+void for_each_launch(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups,
                      int64_t tile, const F& f) {
   RowsCall<T, Out, kOfWeights> call{.left = left.device_data<T>(),
                                     .other = other.device_data<std::conditional_t<kOfWeights, T, Out>>(),
                                     .left_width = static_cast<int>(left.dim(1)),
                                     .other_width = static_cast<int>(other.dim(1))};
   int64_t row = 0;
-  for (size_t begin = 0; begin < groups.size(); begin += kMostGroups) {
-    call.groups = static_cast<int>(std::min<size_t>(kMostGroups, groups.size() - begin));
+  for (size_t begin = 0; begin < groups.size(); begin += kMaxGroups) {
+    call.groups = static_cast<int>(std::min<size_t>(kMaxGroups, groups.size() - begin));
     int64_t tiles = 0;
     for (int g = 0; g < call.groups; ++g) {
-      const RowsGroup& group = groups[begin + static_cast<size_t>(g)];
+      const GemmGroup& group = groups[begin + static_cast<size_t>(g)];
       call.row[g] = static_cast<int>(row);
       call.tile[g] = static_cast<int>(tiles);
       call.own[g] = group.w.defined() ? group.w.device_data<std::conditional_t<kOfWeights, Out, T>>() : nullptr;
@@ -122,6 +122,6 @@ void with_lines(RowsProduct which, const F& f) {
 
 // On tensor cores (rows_bf16.cu).
 void multiply_rows_bf16(RowsProduct which, const Tensor& left, const Tensor& other,
-                        const std::vector<RowsGroup>& groups);
+                        const std::vector<GemmGroup>& groups);
 
 }  // namespace tessera::cuda

@@ -22,7 +22,7 @@ template <int kTile>
 constexpr int kSlabBytes = kTile* kDepth * 2;
 
 // A slab of lines that begin at `first`, of `lines` in all.
-template <int kTile, bool kAlong, bool kWhole>
+template <int kTile, bool kAlong, bool kVectorized>
 struct Slab {
   static constexpr int kWidth = kAlong ? kDepth : kTile, kHeight = kAlong ? kTile : kDepth;
   SharedTile<kWidth> tile;
@@ -34,12 +34,12 @@ struct Slab {
     const int c = static_cast<int>(threadIdx.x) % kChunks;
     const int column = (kAlong ? inner0 : first) + c * 8, row0 = kAlong ? first : inner0;
     constexpr int kTimes = kHeight / kAtOnce;
-#pragma unroll(kWhole ? kTimes : 1)
+#pragma unroll(kVectorized ? kTimes : 1)
     for (int i = 0; i < kTimes; ++i) {
       const int row = static_cast<int>(threadIdx.x) / kChunks + i * kAtOnce;
       const bool valid = row0 + row < height && column < width;
       const bfloat16* const source = from + (valid ? static_cast<int64_t>(row0 + row) * width + column : 0);
-      if constexpr (kWhole) {
+      if constexpr (kVectorized) {
         copy_async(tile.chunk(row, c), source, valid);
       } else {
         Packed<bfloat16, 8> part{};
@@ -68,23 +68,23 @@ struct Slab {
   }
 };
 
-template <int kTile, bool kLeftAlong, bool kRightAlong, bool kWhole, class Out>
+template <int kTile, bool kLeftAlong, bool kRightAlong, bool kVectorized, class Out>
 __global__ __launch_bounds__(kBlockThreads, 2) void rows_bf16_kernel(
     const __grid_constant__ RowsCall<bfloat16, Out, !kLeftAlong> call) {
   constexpr int kRows = kTile / 32, kColumns = kTile / 16;  // of a warp, in sixteens and in eights
   const uint32_t base = shared_address(dynamic_shared<unsigned char>());
-  const RowsTile at = tile_of<kTile>(call, static_cast<int>(blockIdx.x));
+  const RowsTile at = find_tile<kTile>(call, static_cast<int>(blockIdx.x));
   const auto factors = [&call, &at] {
     int group = at.group;
     if constexpr (!kLeftAlong) asm volatile("" : "+r"(group));  // looked up anew at each step: kept they spill the sums
-    return factors_of(call, group);
+    return load_factors(call, group);
   };
   const int row = warp() % 2 * (kTile / 2), column = warp() / 2 * (kTile / 2);
   const auto left = [&](int step) {
-    return Slab<kTile, kLeftAlong, kWhole>{base + static_cast<uint32_t>(step % kStages) * 2 * kSlabBytes<kTile>};
+    return Slab<kTile, kLeftAlong, kVectorized>{base + static_cast<uint32_t>(step % kStages) * 2 * kSlabBytes<kTile>};
   };
   const auto right = [&](int step) {
-    return Slab<kTile, kRightAlong, kWhole>{left(step).tile.base + kSlabBytes<kTile>};
+    return Slab<kTile, kRightAlong, kVectorized>{left(step).tile.base + kSlabBytes<kTile>};
   };
   const int steps = (factors().inner + kDepth - 1) / kDepth;
   const auto fetch = [&](int step) {
@@ -144,7 +144,7 @@ __global__ __launch_bounds__(kBlockThreads, 2) void rows_bf16_kernel(
 }
 
 template <int kTile, class Out, class Left, class Right>
-void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<RowsGroup>& groups, Left,
+void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups, Left,
            Right) {
   // Rows that begin and end with parts of 16 bytes.
   const auto whole = [&](const Tensor& t) {
@@ -153,12 +153,12 @@ void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std
   const auto with = [&](auto is_whole) {
     for_each_launch<bfloat16, Out, !Left::value>(
         which, left, other, groups, kTile, [&](const auto& call, int64_t blocks) {
-          launch(context(left), "linear_rows",
+          launch(context(left), "grouped_linear",
                  {.blocks = blocks, .threads = kBlockThreads, .shared = kStages * 2 * kSlabBytes<kTile>},
                  rows_bf16_kernel<kTile, Left::value, Right::value, decltype(is_whole)::value, Out>, call);
         });
   };
-  const auto own = [&](const RowsGroup& g) { return whole(g.w); };
+  const auto own = [&](const GemmGroup& g) { return whole(g.w); };
   if (whole(left) && (Left::value ? std::ranges::all_of(groups, own) : whole(other)))
     with(std::true_type{});
   else
@@ -166,7 +166,7 @@ void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std
 }
 
 template <class Out, class Left, class Right>
-void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<RowsGroup>& groups,
+void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups,
            Left of_left, Right of_right) {
   if (small_tiles(which, left, other, groups, 128))
     queue<64, Out>(which, left, other, groups, of_left, of_right);
@@ -177,11 +177,11 @@ void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std
 }  // namespace
 
 void multiply_rows_bf16(RowsProduct which, const Tensor& left, const Tensor& other,
-                        const std::vector<RowsGroup>& groups) {
+                        const std::vector<GemmGroup>& groups) {
   with_lines(which, [&](auto of_left, auto of_right) {
     if constexpr (!decltype(of_left)::value)
       if (std::ranges::any_of(groups,
-                              [](const RowsGroup& g) { return g.w.defined() && g.w.dtype() == DType::float32; }))
+                              [](const GemmGroup& g) { return g.w.defined() && g.w.dtype() == DType::float32; }))
         return queue<float>(which, left, other, groups, of_left, of_right);
     queue<bfloat16>(which, left, other, groups, of_left, of_right);
   });

@@ -9,7 +9,7 @@ namespace {
 
 using dnnl::memory;
 
-memory::data_type data_type_of(DType t) {
+memory::data_type to_dnnl_type(DType t) {
   return t == DType::bfloat16 ? memory::data_type::bf16 : memory::data_type::f32;
 }
 
@@ -53,12 +53,12 @@ struct Dnnl {
 };
 
 dnnl::matmul::primitive_desc describe(const Key& key, const dnnl::engine& engine) {
-  const memory::data_type in = data_type_of(key.in), out = data_type_of(key.out);
+  const memory::data_type in = to_dnnl_type(key.in), out = to_dnnl_type(key.out);
   const memory::desc a({key.m, key.k}, in, memory::dims{key.a_row, key.a_col});
   const memory::desc b = key.packed ? memory::desc({key.k, key.n}, in, memory::format_tag::any)
                                     : memory::desc({key.k, key.n}, in, memory::dims{key.b_row, key.b_col});
   const memory::desc c({key.m, key.n}, out, memory::dims{key.out_row, 1});
-  const memory::desc bias({1, key.n}, data_type_of(key.bias), memory::format_tag::ab);
+  const memory::desc bias({1, key.n}, to_dnnl_type(key.bias), memory::format_tag::ab);
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
 #if DNNL_VERSION_MAJOR >= 3
@@ -78,13 +78,13 @@ const Compiled& compiled_for(const Key& key, Dnnl& lib) {
     return lib.compiled.emplace(key, Compiled{desc, dnnl::matmul(desc)}).first->second;
   } catch (const dnnl::error& e) {
     throw Error("[matmul] oneDNN refuses (" + std::to_string(key.m) + ", " + std::to_string(key.k) + ") x (" +
-                std::to_string(key.k) + ", " + std::to_string(key.n) + ") in " + std::string(name_of(key.in)) + ": " +
+                std::to_string(key.k) + ", " + std::to_string(key.n) + ") in " + std::string(to_string(key.in)) + ": " +
                 e.what());
   }
 }
 
 // Strides as oneDNN accepts them: a dim of size 1 has a stride that fits the other.
-std::pair<int64_t, int64_t> strides_of(const Tensor& t) {
+std::pair<int64_t, int64_t> matrix_strides(const Tensor& t) {
   int64_t row = t.strides()[0], col = t.strides()[1];
   if (t.dim(0) == 1) row = std::max(row, t.dim(1) * std::max<int64_t>(col, 1));
   if (t.dim(1) == 1) col = row == 1 ? t.dim(0) : 1;
@@ -92,9 +92,9 @@ std::pair<int64_t, int64_t> strides_of(const Tensor& t) {
   return {row, col};
 }
 
-Key key_of(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, bool packed) {
-  const auto [a_row, a_col] = strides_of(a);
-  const auto [b_row, b_col] = packed ? std::pair<int64_t, int64_t>(0, 0) : strides_of(b);
+Key cache_key(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, bool packed) {
+  const auto [a_row, a_col] = matrix_strides(a);
+  const auto [b_row, b_col] = packed ? std::pair<int64_t, int64_t>(0, 0) : matrix_strides(b);
   return {a.dim(0),
           b.dim(1),
           a.dim(1),
@@ -115,7 +115,7 @@ void execute(const Compiled& c, Dnnl& lib, Tensor& out, const Tensor& a, std::by
   const int64_t scratch_bytes = static_cast<int64_t>(c.desc.scratchpad_desc().get_size());
   const Tensor scratch =
       scratch_bytes > 0 ? a.make({(scratch_bytes + 3) / 4}, DType::int32, Category::workspace) : Tensor();
-  if (Idle::here()) return;
+  if (DryRun::here()) return;
   std::unordered_map<int, memory> args = {
       {DNNL_ARG_SRC, memory(c.desc.src_desc(), lib.engine, a.raw())},
       {DNNL_ARG_WEIGHTS, memory(c.desc.weights_desc(), lib.engine, b)},
@@ -134,9 +134,9 @@ void pack(Packed& packed, const Compiled& c, Dnnl& lib, const Tensor& b) {
     packed.bytes = b.make({(bytes + 3) / 4}, DType::int32, Category::workspace);
   packed.version = b.storage()->version;
   packed.source = b.raw();
-  if (Idle::here()) return;
-  const auto [row, col] = strides_of(b);
-  memory from({{b.dim(0), b.dim(1)}, data_type_of(b.dtype()), memory::dims{row, col}}, lib.engine, b.raw());
+  if (DryRun::here()) return;
+  const auto [row, col] = matrix_strides(b);
+  memory from({{b.dim(0), b.dim(1)}, to_dnnl_type(b.dtype()), memory::dims{row, col}}, lib.engine, b.raw());
   memory target(to, lib.engine, packed.bytes.raw());
   dnnl::reorder(from, target).execute(lib.stream, from, target);
   lib.stream.wait();
@@ -168,14 +168,14 @@ bool emulated(const Tensor& a) { return a.dtype() == DType::bfloat16 && !has_bfl
 void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
   if (emulated(a)) return emulate(out, a, b, bias);
   Dnnl& lib = a.arena()->local<Dnnl>();
-  const Key key = key_of(out, a, b, bias, false);
+  const Key key = cache_key(out, a, b, bias, false);
   execute(compiled_for(key, lib), lib, out, a, b.raw(), bias);
 }
 
 void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed& packed) {
   if (emulated(a)) return emulate(out, a, b, bias);
   Dnnl& lib = a.arena()->local<Dnnl>();
-  const Key key = key_of(out, a, b, bias, true);
+  const Key key = cache_key(out, a, b, bias, true);
   const Compiled& c = compiled_for(key, lib);
   // Blocks of 64 columns pad a narrow weight to eight times its size (8 columns): such a copy is not worth its memory.
   if (static_cast<int64_t>(c.desc.weights_desc().get_size()) > 2 * b.nbytes()) return dnnl_matmul(out, a, b, bias);
@@ -191,7 +191,7 @@ bool has_bfloat16_matmul() {
   return has;
 }
 
-bool packing_pays() {
+bool packing_is_profitable() {
   static const bool pays = has_instructions(dnnl::cpu_isa::avx512_core_amx);
   return pays;
 }

@@ -56,7 +56,7 @@ void run_for([[maybe_unused]] InstructionSet isa, const F& f) {
 template <class Isa>
 constexpr int kTall = Isa::kBytes == 64 ? 4 : 6;
 template <class Isa>
-constexpr int kWide = Isa::kBytes == 64 ? 4 : 2;
+constexpr int kAccumulate = Isa::kBytes == 64 ? 4 : 2;
 template <class Isa, class T>
 constexpr int64_t kVector = Isa::kBytes / static_cast<int64_t>(sizeof(T));
 
@@ -99,9 +99,10 @@ inline void column_strip(int64_t m, int64_t k, Strided<T> a, const T* b, int64_t
 template <class Isa, class T>
 inline void whole(int64_t m, int64_t n, int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
                   bool accumulate) {
-  constexpr int64_t L = kVector<Isa, T>, kStrip = kWide<Isa> * L;
+  constexpr int64_t L = kVector<Isa, T>, kStrip = kAccumulate<Isa> * L;
   int64_t j = 0;
-  for (; j + kStrip <= n; j += kStrip) column_strip<Isa, T, kWide<Isa>>(m, k, a, b + j, ldb, c + j, ldc, accumulate);
+  for (; j + kStrip <= n; j += kStrip)
+    column_strip<Isa, T, kAccumulate<Isa>>(m, k, a, b + j, ldb, c + j, ldc, accumulate);
   for (; j < n; j += L) column_strip<Isa, T, 1>(m, k, a, b + j, ldb, c + j, ldc, accumulate);
 }
 
@@ -118,8 +119,8 @@ template void tile_gemm(int64_t, int64_t, int64_t, Strided<float>, const float*,
 template void tile_gemm(int64_t, int64_t, int64_t, Strided<double>, const double*, int64_t, double*, int64_t, bool,
                         InstructionSet);
 
-// Blocks. A strip of B (kDepth x kWide vectors) lies in the first-level cache (with AVX-512, in the second) while rows
-// of A stream past, and a block of A's rows in the second.
+// Blocks. A strip of B (kDepth x kAccumulate vectors) lies in the first-level cache (with AVX-512, in the second) while
+// rows of A stream past, and a block of A's rows in the second.
 
 namespace {
 
@@ -128,7 +129,7 @@ constexpr int64_t kDepth = 256, kRows = 96, kColumns = 1024;
 // C (m x n) of one thread, with room for copies of B's strips and, where A's rows do not run on, of A's.
 template <class Isa, class T>
 struct Blocks {
-  static constexpr int64_t kStrip = kWide<Isa> * kVector<Isa, T>;
+  static constexpr int64_t kStrip = kAccumulate<Isa> * kVector<Isa, T>;
   int64_t m, n, k;
   Strided<T> a, b;
   T* c;
@@ -149,11 +150,12 @@ struct Blocks {
   }
   void strip(int64_t rows, int64_t width, int64_t depth, Strided<T> left, const T* right, T* to,
              bool accumulate) const {
-    if (width == kStrip) return column_strip<Isa, T, kWide<Isa>>(rows, depth, left, right, kStrip, to, ldc, accumulate);
+    if (width == kStrip)
+      return column_strip<Isa, T, kAccumulate<Isa>>(rows, depth, left, right, kStrip, to, ldc, accumulate);
     T edge[kRows * kStrip];  // the last columns do not fill a strip: through a padded one
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < kStrip; ++j) edge[i * kStrip + j] = accumulate && j < width ? to[i * ldc + j] : T(0);
-    column_strip<Isa, T, kWide<Isa>>(rows, depth, left, right, kStrip, edge, kStrip, accumulate);
+    column_strip<Isa, T, kAccumulate<Isa>>(rows, depth, left, right, kStrip, edge, kStrip, accumulate);
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < width; ++j) to[i * ldc + j] = edge[i * kStrip + j];
   }
@@ -215,7 +217,7 @@ template void gemm(int64_t, int64_t, int64_t, Strided<float>, Strided<float>, fl
 
 namespace {
 
-constexpr int64_t kMostRows = 8;      // rows of x; with more, oneDNN's copy of the weight pays
+constexpr int64_t kMaxRows = 8;       // rows of x; with more, oneDNN's copy of the weight pays
 constexpr int64_t kColumnGrain = 64;  // columns of y
 
 template <class Y, class T>
@@ -280,7 +282,7 @@ void run(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias
 }  // namespace
 
 bool few_rows_takes(const Tensor& a, const Tensor& b) {
-  return a.dim(0) <= kMostRows && a.strides()[1] == 1 && b.strides()[0] == 1;
+  return a.dim(0) <= kMaxRows && a.strides()[1] == 1 && b.strides()[0] == 1;
 }
 
 void few_rows_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, InstructionSet isa) {

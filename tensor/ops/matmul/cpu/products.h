@@ -7,7 +7,7 @@
 
 namespace tessera::cpu {
 
-using Packed = WeightPacks::Packed;
+using Packed = PackedWeights::Packed;
 
 // oneDNN's, in float32 and bfloat16. It compiles a kernel for each shape at run time for the instruction set it finds
 // (AVX2, AVX-512, AMX); these are kept per rank. Its header is included in dnnl.cpp only, which compiles with versions

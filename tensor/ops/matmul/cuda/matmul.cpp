@@ -11,7 +11,7 @@ namespace {
 
 std::byte* on_gpu(const Tensor& t) {
   if (t.device() != Device::cuda)
-    throw Error("[matmul] an operand, " + t.describe() + ", is on " + std::string(name_of(t.device())) +
+    throw Error("[matmul] an operand, " + t.describe() + ", is on " + std::string(to_string(t.device())) +
                 "; expected all on the GPU");
   return t.address();
 }
@@ -20,8 +20,8 @@ bool is_aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.address(
 bool is_packed(const Tensor& t) { return t.is_contiguous() && is_aligned(t); }
 
 // Packed matrices as a library sees them: by columns they are (cols, rows).
-Matrices rows_of(const Tensor& t) {
-  return {.data = on_gpu(t), .leading = t.dim(-1), .step = t.rank() == 3 ? t.dim(-2) * t.dim(-1) : 0};
+Matrices row_matrices(const Tensor& t) {
+  return {.data = on_gpu(t), .leading = t.dim(-1), .step = t.ndim() == 3 ? t.dim(-2) * t.dim(-1) : 0};
 }
 
 bool is_turned(const Tensor& t) { return !t.is_contiguous() && t.transpose(-2, -1).is_contiguous(); }
@@ -32,7 +32,7 @@ Matrices operand(const Tensor& t, Tensor& copy) {
   const bool turned = is_turned(t);
   copy = turned ? t.transpose(-2, -1) : t.contiguous();
   if (!is_aligned(copy)) copy = copy.clone();
-  Matrices m = rows_of(copy);
+  Matrices m = row_matrices(copy);
   m.transposed = turned;
   return m;
 }
@@ -43,20 +43,20 @@ struct Kept {
 };
 
 // The product that the library is asked for when out = a b; `out` is packed.
-Product product_of(const Tensor& out, const Tensor& a, const Tensor& b, Kept& kept) {
+Product make_gemm(const Tensor& out, const Tensor& a, const Tensor& b, Kept& kept) {
   return {.m = out.dim(-1),
           .n = out.dim(-2),
           .k = a.dim(-1),
-          .batch = out.rank() == 3 ? out.dim(0) : 1,
+          .batch = out.ndim() == 3 ? out.dim(0) : 1,
           .left = operand(b, kept.left),
           .right = operand(a, kept.right),
-          .out = rows_of(out),
+          .out = row_matrices(out),
           .operands = a.dtype(),
           .result = out.dtype()};
 }
 
 // The library is told no alignment of a bias, and may read 16 bytes of it at a time.
-const std::byte* bias_of(const Tensor& bias, Kept& kept) {
+const std::byte* bias_data(const Tensor& bias, Kept& kept) {
   if (!bias.defined()) return nullptr;
   kept.beside = is_aligned(bias) ? bias : bias.clone();
   return on_gpu(kept.beside);
@@ -68,7 +68,7 @@ bool can_be_aux(const Tensor& t) { return t.dim(-1) % 8 == 0; }
 // Whether a product of these may be made with what comes around it. Only bfloat16 hides that the library's GELU is
 // its own; float32 is for comparing.
 bool may_fuse(const Tensor& out, const Tensor& a, const Tensor& b) {
-  return is_packed(out) && a.dtype() == DType::bfloat16 && a.rank() == 2 && a.dim(0) > 0 && a.dim(1) > 0 &&
+  return is_packed(out) && a.dtype() == DType::bfloat16 && a.ndim() == 2 && a.dim(0) > 0 && a.dim(1) > 0 &&
          b.dim(1) > 0 && !a.arena()->local<KernelChoice>().deterministic;
 }
 
@@ -78,8 +78,8 @@ bool multiply_packed(const Tensor& out, const Tensor& a, const Tensor& b, const 
   Kept kept;
   // float64 is for checking: its bias is added in a pass of its own, as on the CPU.
   const bool beside = bias.defined() && out.dtype() == DType::float64;
-  Product p = product_of(out, a, b, kept);
-  p.bias = beside ? nullptr : bias_of(bias, kept);
+  Product p = make_gemm(out, a, b, kept);
+  p.bias = beside ? nullptr : bias_data(bias, kept);
   p.tf32 = a.dtype() == DType::float32 && arena.local<Tf32>().allowed;
   if (!has_algorithm(arena, p)) return false;
   multiply(arena, p);
@@ -133,7 +133,7 @@ bool takes(Arena& arena, const Way& fused, const Way& apart) {
 
 void matmul(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
   if (!is_floating(a.dtype()))
-    throw Error("[matmul] dtype is " + std::string(name_of(a.dtype())) + "; expected a floating dtype");
+    throw Error("[matmul] dtype is " + std::string(to_string(a.dtype())) + "; expected a floating dtype");
   if (bias.defined()) bias.check_dtype(out.dtype());
   if (out.numel() == 0) return;
   if (a.dim(-1) == 0) {
@@ -156,10 +156,10 @@ bool matmul_gelu(const Tensor& y, const Tensor& h, const Tensor& a, const Tensor
   KernelLog::Pass& log = y.arena()->local<KernelLog>().gelu;
   if (!may_fuse(y, a, b) || !is_packed(h) || !can_be_aux(h)) return log.count(false);
   Kept kept;
-  const Product apart = product_of(h, a, b, kept);
+  const Product apart = make_gemm(h, a, b, kept);
   Product fused = apart;
-  fused.out = rows_of(y);
-  fused.bias = bias_of(bias, kept);
+  fused.out = row_matrices(y);
+  fused.bias = bias_data(bias, kept);
   fused.epilogue = Epilogue::gelu;
   fused.aux = apart.out;
   const auto pass = [&] { bias_gelu({h, y}, h, bias.defined() ? &bias : nullptr, GeluForm::tanh); };
@@ -170,11 +170,11 @@ bool matmul_gelu_gradient(const Tensor& dh, const Tensor& a, const Tensor& b, co
   KernelLog::Pass& log = dh.arena()->local<KernelLog>().gelu_gradient;
   if (!may_fuse(dh, a, b) || !can_be_aux(h)) return log.count(false);
   Kept kept;
-  const Product apart = product_of(dh, a, b, kept);
+  const Product apart = make_gemm(dh, a, b, kept);
   Product fused = apart;
   fused.epilogue = Epilogue::gelu_gradient;
   kept.beside = is_packed(h) ? h : h.clone();
-  fused.aux = rows_of(kept.beside);
+  fused.aux = row_matrices(kept.beside);
   const auto sums = [&] {  // the most that they may cost
     if (dbias.defined()) sum_rows(dbias, dh);
   };
@@ -193,7 +193,7 @@ bool matmul_and_sums(const Tensor& out, const Tensor& sums, const Tensor& a, con
   KernelLog::Pass& log = out.arena()->local<KernelLog>().bias_sums;
   if (!may_fuse(out, a, b) || !is_packed(sums)) return log.count(false);
   Kept kept;
-  const Product apart = product_of(out, a, b, kept);
+  const Product apart = make_gemm(out, a, b, kept);
   Product fused = apart;
   fused.sums = on_gpu(sums);
   const auto pass = [&] { sum_rows(sums, a.transpose(0, 1)); };

@@ -20,7 +20,7 @@ struct Tf32 {
 void keep_algorithms_in(const std::filesystem::path& directory);
 
 // The most bytes that a product may take from the arena while it runs, beside its operands.
-inline constexpr int64_t kMostWorkspace = int64_t{32} << 20;
+inline constexpr int64_t kMaxWorkspace = int64_t{32} << 20;
 
 // A matrix by columns, or the first of several: element (i, j) of matrix b is at data[b * step + j * leading + i].
 // Columns lie packed, and data at a multiple of 16 bytes: which algorithm makes a product depends on neither.

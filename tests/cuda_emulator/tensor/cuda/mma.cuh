@@ -81,7 +81,7 @@ struct EmulatedProduct {
   const uint32_t* a;
   uint32_t b[2];
 };
-inline float half_of(uint32_t pair, unsigned which) {
+inline float unpack_half(uint32_t pair, unsigned which) {
   bfloat16 x;
   x.bits = static_cast<uint16_t>(pair >> (16 * which));
   return x;
@@ -97,8 +97,8 @@ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
       for (unsigned half = 0; half < 2; ++half) {
         const unsigned at = 2 * (l % 4) + half;
         for (unsigned part = 0; part < 4; ++part)
-          left[l / 4 + part % 2 * 8][at + part / 2 * 8] = half_of(lane(l).a[part], half);
-        for (unsigned part = 0; part < 2; ++part) right[at + part * 8][l / 4] = half_of(lane(l).b[part], half);
+          left[l / 4 + part % 2 * 8][at + part / 2 * 8] = unpack_half(lane(l).a[part], half);
+        for (unsigned part = 0; part < 2; ++part) right[at + part * 8][l / 4] = unpack_half(lane(l).b[part], half);
       }
     for (unsigned l = 0; l < 32; ++l)
       for (unsigned part = 0; part < 4; ++part) {
@@ -110,7 +110,7 @@ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
   });
 }
 
-inline uint32_t pair_of(float first, float second) {
+inline uint32_t pack_pair(float first, float second) {
   return bfloat16(first).bits | static_cast<uint32_t>(bfloat16(second).bits) << 16;
 }
 

@@ -113,7 +113,7 @@ constexpr int64_t kTile = kBlock * kBlock;
 constexpr int64_t kAlignment = 512;  // floats: what beginning each array at a multiple of 64 bytes may take
 
 int64_t blocks_in(int64_t n) { return (n + kBlock - 1) / kBlock; }
-int64_t deep_of(int64_t d) { return (d + kTileDepth - 1) / kTileDepth; }
+int64_t count_depth_tiles(int64_t d) { return (d + kTileDepth - 1) / kTileDepth; }
 
 // Memory of one thread, handed out at multiples of 64 bytes.
 class Memory {
@@ -134,13 +134,13 @@ template <class By>
 class PairedForward {
  public:
   static int64_t floats(const AttentionProblem& p) {
-    const int64_t dp = deep_of(p.d) * kTileDepth;
+    const int64_t dp = count_depth_tiles(p.d) * kTileDepth;
     return blocks_in(p.tk) * kBlock * dp + kBlock * dp * 3 + 3 * kTile + 3 * kBlock;
   }
-  PairedForward(Memory memory, const AttentionProblem& p, const Attended& result)
+  PairedForward(Memory memory, const AttentionProblem& p, const AttentionResult& result)
       : p_(p),
         result_(result),
-        deep_(deep_of(p.d)),
+        deep_(count_depth_tiles(p.d)),
         dp_(deep_ * kTileDepth),
         key_blocks_(blocks_in(p.tk)),
         keys_(memory.take<bfloat16>(key_blocks_ * kBlock * dp_)),
@@ -158,8 +158,8 @@ class PairedForward {
   void group(int64_t b, int64_t key_head) {
     for (int64_t i = 0; i < key_blocks_; ++i) {
       const int64_t left = p_.tk - i * kBlock;
-      const Rows<const bfloat16> k = rows_of<const bfloat16>(p_.k, b, key_head, i * kBlock),
-                                 v = rows_of<const bfloat16>(p_.v, b, key_head, i * kBlock);
+      const Rows<const bfloat16> k = tile_rows<const bfloat16>(p_.k, b, key_head, i * kBlock),
+                                 v = tile_rows<const bfloat16>(p_.v, b, key_head, i * kBlock);
       pack_rows(key(i), rows_run_on(k), kHalves, deep_, left, p_.d);
       pack_rows(value(i), columns_run_on(v), deep_, kHalves, p_.d, left);
     }
@@ -174,7 +174,7 @@ class PairedForward {
   void queries(int64_t b, int64_t h, int64_t query0) {
     const int64_t count = std::min(kBlock, p_.tq - query0), seen = keys_seen(p_, query0, count);
     const int64_t first = first_block(starts_at(p_, b, query0, count));
-    pack_columns(query_, columns_run_on(rows_of<const bfloat16>(p_.q, b, h, query0)), kHalves, deep_, p_.d, count);
+    pack_columns(query_, columns_run_on(tile_rows<const bfloat16>(p_.q, b, h, query0)), kHalves, deep_, p_.d, count);
     std::fill(max_, max_ + kBlock, -std::numeric_limits<float>::infinity());
     std::fill(sum_, sum_ + kBlock, 0.0f);
     if (first >= seen) std::fill(out_, out_ + kBlock * dp_, 0.0f);
@@ -212,7 +212,7 @@ class PairedForward {
   }
 
   const AttentionProblem& p_;
-  const Attended& result_;
+  const AttentionResult& result_;
   const int64_t deep_, dp_, key_blocks_;
   bfloat16 *const keys_, *const values_, *const query_, *const rounded_;
   float *const out_, *const turned_, *const scores_, *const keep_, *const max_, *const sum_, *const shrink_;
@@ -222,16 +222,17 @@ template <class By>
 class PairedBackward {
  public:
   static int64_t floats(const AttentionProblem& p) {
-    const int64_t dp = deep_of(p.d) * kTileDepth, queries = blocks_in(p.tq) * kBlock, keys = blocks_in(p.tk) * kBlock;
+    const int64_t dp = count_depth_tiles(p.d) * kTileDepth, queries = blocks_in(p.tq) * kBlock,
+                  keys = blocks_in(p.tk) * kBlock;
     return 3 * queries * dp + 2 * queries + 2 * keys * dp + 2 * kBlock * dp + 5 * kTile;
   }
-  PairedBackward(Memory memory, const AttentionProblem& p, const Tensor& dout, const Attended& forward,
+  PairedBackward(Memory memory, const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward,
                  const AttentionGradients& grads)
       : p_(p),
         given_(dout),
         forward_(forward),
         grads_(grads),
-        deep_(deep_of(p.d)),
+        deep_(count_depth_tiles(p.d)),
         dp_(deep_ * kTileDepth),
         blocks_(blocks_in(p.tq)),
         keys_(blocks_in(p.tk) * kBlock * dp_),
@@ -261,8 +262,8 @@ class PairedBackward {
       prepare(b, h);
       for (int64_t key0 = 0; key0 < p_.tk; key0 += kBlock) {
         const int64_t count = std::min(kBlock, p_.tk - key0);
-        const Rows<const bfloat16> k = rows_of<const bfloat16>(p_.k, b, key_head, key0),
-                                   v = rows_of<const bfloat16>(p_.v, b, key_head, key0);
+        const Rows<const bfloat16> k = tile_rows<const bfloat16>(p_.k, b, key_head, key0),
+                                   v = tile_rows<const bfloat16>(p_.v, b, key_head, key0);
         pack_rows(key_rows_, rows_run_on(k), kHalves, deep_, count, p_.d);
         pack_rows(value_rows_, rows_run_on(v), kHalves, deep_, count, p_.d);
         pack_columns(key_columns_, rows_run_on(k), deep_, kHalves, count, p_.d);
@@ -282,8 +283,8 @@ class PairedBackward {
   void prepare(int64_t b, int64_t h) {
     for (int64_t i = 0; i < blocks_; ++i) {
       const int64_t left = p_.tq - i * kBlock, at = i * kBlock * dp_;
-      const Rows<const bfloat16> q = rows_of<const bfloat16>(p_.q, b, h, i * kBlock),
-                                 g = rows_of<const bfloat16>(given_, b, h, i * kBlock);
+      const Rows<const bfloat16> q = tile_rows<const bfloat16>(p_.q, b, h, i * kBlock),
+                                 g = tile_rows<const bfloat16>(given_, b, h, i * kBlock);
       pack_columns(query_t_ + at, columns_run_on(q), kHalves, deep_, p_.d, left);
       pack_columns(dout_t_ + at, columns_run_on(g), kHalves, deep_, p_.d, left);
       pack_columns(query_ + at, rows_run_on(q), deep_, kHalves, left, p_.d);
@@ -291,8 +292,8 @@ class PairedBackward {
     }
     std::fill(dquery_, dquery_ + blocks_ * kBlock * dp_, 0.0f);
     const float* const lse = forward_.lse.data<float>() + (b * p_.heads + h) * p_.tq;
-    const Rows<const bfloat16> g = rows_of<const bfloat16>(given_, b, h, 0),
-                               out = rows_of<const bfloat16>(forward_.out, b, h, 0);
+    const Rows<const bfloat16> g = tile_rows<const bfloat16>(given_, b, h, 0),
+                               out = tile_rows<const bfloat16>(forward_.out, b, h, 0);
     output_dots(delta_, g, out, p_.tq, p_.d);
     for (int64_t i = 0; i < blocks_ * kBlock; ++i) {
       lse_[i] = lse_or_none(lse, i, p_.tq);
@@ -329,7 +330,7 @@ class PairedBackward {
 
   const AttentionProblem& p_;
   const Tensor& given_;  // dout
-  const Attended& forward_;
+  const AttentionResult& forward_;
   const AttentionGradients& grads_;
   const int64_t deep_, dp_, blocks_, keys_;                               // keys_: numbers of all keys
   bfloat16 *const query_t_, *const dout_t_, *const query_, *const dout_;  // operands of all queries
@@ -363,9 +364,9 @@ bool bf16_takes_attention(const AttentionProblem& p) {
   return p.q.dtype() == DType::bfloat16 && p.tq >= kTileBlock && p.d >= kTileRows && (has_amx() || has_pair_products());
 }
 
-void bf16_attention(const AttentionProblem& p, const Attended& result) { run_by_best<PairedForward>(p, result); }
+void bf16_attention(const AttentionProblem& p, const AttentionResult& result) { run_by_best<PairedForward>(p, result); }
 
-void bf16_attention_backward(const AttentionProblem& p, const Tensor& dout, const Attended& forward,
+void bf16_attention_backward(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward,
                              const AttentionGradients& gradients) {
   run_by_best<PairedBackward>(p, dout, forward, gradients);
 }

@@ -33,7 +33,7 @@ Node bfloat16_node(const FusedAttention& p, FusedAttention::Operand which, Node 
   const auto& [batch, token, head] = p.strides[which];
   node->set_uid(which)
       .set_data_type(frontend::DataType_t::BFLOAT16)
-      .set_dim({p.batch, p.heads_of(which), p.tokens_of(which), p.d})
+      .set_dim({p.batch, p.count_heads(which), p.read_tokens(which), p.d})
       .set_stride({batch, head, token, 1});
   return node;
 }
@@ -46,14 +46,14 @@ Node statistics_node(const FusedAttention& p, Node node) {
 }
 
 template <class Attributes>
-Attributes attributes_of(const FusedAttention& p) {
+Attributes make_attributes(const FusedAttention& p) {
   Attributes a;
   a.set_name("attention").set_attn_scale(p.scale).set_causal_mask(p.causal);
   return a;
 }
 
 // For a GPU of that compute capability, or 0: the calling thread's GPU.
-std::shared_ptr<Graph> graph_of(const FusedAttention& p, int capability = 0) {
+std::shared_ptr<Graph> make_graph(const FusedAttention& p, int capability = 0) {
   auto graph = std::make_shared<Graph>();
   if (capability > 0) graph->set_sm_version(capability);  // before the nodes, which copy it
   graph->set_io_data_type(frontend::DataType_t::BFLOAT16)
@@ -65,7 +65,7 @@ std::shared_ptr<Graph> graph_of(const FusedAttention& p, int capability = 0) {
   const Node q = input(FusedAttention::q), k = input(FusedAttention::k), v = input(FusedAttention::v);
   if (!p.backward) {
     auto [out, statistics] =
-        graph->sdpa(q, k, v, attributes_of<frontend::graph::SDPA_attributes>(p).set_generate_stats(true));
+        graph->sdpa(q, k, v, make_attributes<frontend::graph::SDPA_attributes>(p).set_generate_stats(true));
     bfloat16_node(p, FusedAttention::out, out)->set_output(true);
     statistics_node(p, statistics)->set_output(true);
     return graph;
@@ -74,7 +74,7 @@ std::shared_ptr<Graph> graph_of(const FusedAttention& p, int capability = 0) {
   const Node statistics = graph->tensor(*statistics_node(p, std::make_shared<Tensor_attributes>()));
   auto [dq, dk, dv] = graph->sdpa_backward(
       q, k, v, out, dout, statistics,
-      attributes_of<frontend::graph::SDPA_backward_attributes>(p).set_deterministic_algorithm(p.deterministic));
+      make_attributes<frontend::graph::SDPA_backward_attributes>(p).set_deterministic_algorithm(p.deterministic));
   bfloat16_node(p, FusedAttention::dq, dq)->set_output(true);
   bfloat16_node(p, FusedAttention::dk, dk)->set_output(true);
   bfloat16_node(p, FusedAttention::dv, dv)->set_output(true);
@@ -128,7 +128,7 @@ class Cudnn {
  public:
   bool run(Arena& arena, const FusedAttention& p, Pointers& pointers, bool well) {
     auto found = plans_.find(p);
-    if (found == plans_.end()) found = plans_.emplace(p, plan_of(arena, p)).first;
+    if (found == plans_.end()) found = plans_.emplace(p, cudnn_plan(arena, p)).first;
     const Plan& plan = found->second;
     if (!plan.graph) return false;
     if (!well) return refuse(arena, p, "rows do not begin at multiples of 16 bytes");  // whatever its checks said
@@ -164,8 +164,8 @@ class Cudnn {
     return false;
   }
 
-  Plan plan_of(Arena& arena, const FusedAttention& p) {
-    Plan plan{.graph = graph_of(p)};
+  Plan cudnn_plan(Arena& arena, const FusedAttention& p) {
+    Plan plan{.graph = make_graph(p)};
     if (const std::string why = refusal_or_build(*plan.graph, library(arena)); !why.empty()) {
       cudaGetLastError();  // drops the error of this trial: it is no error of the next kernel
       refuse(arena, p, why);
@@ -180,15 +180,15 @@ class Cudnn {
 };
 
 // A dim of size 1 is never stepped over: its stride is set, so that no graph differs by it and no check asks about it.
-FusedAttention::Strides strides_of(const Tensor& t) {
+FusedAttention::Strides matrix_strides(const Tensor& t) {
   FusedAttention::Strides strides{};
   for (int i = 0; i < 3; ++i) strides[static_cast<size_t>(i)] = t.dim(i) == 1 ? t.numel() : t.strides()[i];
   return strides;
 }
 
 // The problem and where its operands are.
-std::pair<FusedAttention, Pointers> call_of(const std::vector<const Tensor*>& operands, const Tensor& lse,
-                                            const AttentionProblem& of) {
+std::pair<FusedAttention, Pointers> make_call(const std::vector<const Tensor*>& operands, const Tensor& lse,
+                                              const AttentionProblem& of) {
   FusedAttention p{.batch = of.batch,
                    .queries = of.tq,
                    .keys = of.tk,
@@ -200,7 +200,7 @@ std::pair<FusedAttention, Pointers> call_of(const std::vector<const Tensor*>& op
                    .backward = operands.size() > FusedAttention::kForward};
   Pointers pointers{{kStatistics, lse.address()}};
   for (size_t i = 0; i < operands.size(); ++i) {
-    p.strides[i] = strides_of(*operands[i]);
+    p.strides[i] = matrix_strides(*operands[i]);
     pointers[static_cast<int64_t>(i)] = operands[i]->address();
   }
   return {p, std::move(pointers)};
@@ -208,7 +208,7 @@ std::pair<FusedAttention, Pointers> call_of(const std::vector<const Tensor*>& op
 
 bool run(const std::vector<const Tensor*>& operands, const Tensor& lse, const AttentionProblem& of) {
   Arena& arena = *lse.arena();
-  auto [problem, pointers] = call_of(operands, lse, of);
+  auto [problem, pointers] = make_call(operands, lse, of);
   problem.deterministic = problem.backward && arena.local<KernelChoice>().deterministic;
   const bool well = std::all_of(operands.begin(), operands.end(), [](const Tensor* t) { return starts_well(*t); });
   return arena.local<Cudnn>().run(arena, problem, pointers, well);
@@ -216,11 +216,11 @@ bool run(const std::vector<const Tensor*>& operands, const Tensor& lse, const At
 
 }  // namespace
 
-bool cudnn_attention(const AttentionProblem& p, const Attended& result) {
+bool cudnn_attention(const AttentionProblem& p, const AttentionResult& result) {
   return run({&p.q, &p.k, &p.v, &result.out}, result.lse, p);
 }
 
-bool cudnn_attention_backward(const AttentionProblem& p, const Tensor& dout, const Attended& forward,
+bool cudnn_attention_backward(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward,
                               const AttentionGradients& gradients) {
   return run({&p.q, &p.k, &p.v, &forward.out, &dout, &gradients.dq, &gradients.dk, &gradients.dv}, forward.lse, p);
 }
@@ -242,13 +242,13 @@ std::string cudnn_refuses(const FusedAttention& problem) {
   Library library;
   if (const cudnnStatus_t status = cudnnCreate(library.receive()); status != CUDNN_STATUS_SUCCESS)
     return cudnnGetErrorString(status);
-  return refusal_or_build(*graph_of(problem), library.get());
+  return refusal_or_build(*make_graph(problem), library.get());
 }
 
 std::string cudnn_refuses(const FusedAttention& problem, int capability, std::string_view gpu) {
   auto device = std::make_shared<frontend::DeviceProperties>();
   if (auto e = device->deserialize({gpu.begin(), gpu.end()}); e.is_bad()) return first_line(e.get_message());
-  const std::shared_ptr<Graph> graph = graph_of(problem, capability);
+  const std::shared_ptr<Graph> graph = make_graph(problem, capability);
   graph->set_device_properties(device);
   return refusal(*graph, nullptr);
 }

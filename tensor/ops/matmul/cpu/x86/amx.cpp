@@ -10,14 +10,14 @@ namespace {
 constexpr int64_t kGroupBytes = 5 << 18;
 constexpr int64_t kChunk = 32;  // tiles along the inner dim, where sums can be added up in place
 
-int64_t blocks_of(int64_t n) { return (n + kTileBlock - 1) / kTileBlock; }
+int64_t count_blocks(int64_t n) { return (n + kTileBlock - 1) / kTileBlock; }
 bfloat16* aligned(const Tensor& t) {
   return reinterpret_cast<bfloat16*>((reinterpret_cast<uintptr_t>(t.raw()) + 63) / 64 * 64);
 }
 Tensor workspace(const Tensor& owner, int64_t elements) {  // bfloat16 elements, and room to align them
   return owner.make({elements / 2 + 16}, DType::int32, Category::workspace);
 }
-Bf16View view_of(const Tensor& t) {
+Bf16View make_view(const Tensor& t) {
   const auto unit = [&](int dim) { return t.dim(dim) == 1 ? int64_t{1} : t.strides()[dim]; };
   // A dim of one element may carry any stride: the other one then runs on, or is the distance that matters.
   if (t.strides()[1] == 1 || t.dim(1) == 1) return {t.data<bfloat16>(), t.strides()[0], 1};
@@ -26,11 +26,11 @@ Bf16View view_of(const Tensor& t) {
 
 // b in tiles: for each 32 columns, for each 32 inner elements, two tiles side by side.
 void pack_b(bfloat16* to, const Tensor& b) {
-  const int64_t k = b.dim(0), n = b.dim(1), deep = blocks_of(k);
-  const Bf16View view = view_of(b);
+  const int64_t k = b.dim(0), n = b.dim(1), deep = count_blocks(k);
+  const Bf16View view = make_view(b);
   // Neighbouring blocks of the dim that runs on share pages and prefetches, so that dim is the inner loop.
   const bool along_columns = view.col == 1;
-  const int64_t outer = along_columns ? deep : blocks_of(n), inner = along_columns ? blocks_of(n) : deep;
+  const int64_t outer = along_columns ? deep : count_blocks(n), inner = along_columns ? count_blocks(n) : deep;
   split(outer, 1, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       for (int64_t j = 0; j < inner; ++j) {
@@ -87,7 +87,7 @@ struct Store {
 
 // The bias as float32, with zeros up to a whole block.
 std::vector<float> padded_floats(const Tensor& bias) {
-  std::vector<float> wide(static_cast<size_t>(blocks_of(bias.numel()) * kTileBlock));
+  std::vector<float> wide(static_cast<size_t>(count_blocks(bias.numel()) * kTileBlock));
   const int64_t n = bias.numel();
   if (bias.dtype() == DType::float32)
     std::copy(bias.data<float>(), bias.data<float>() + n, wide.begin());
@@ -98,7 +98,7 @@ std::vector<float> padded_floats(const Tensor& bias) {
 
 // a in tiles, block after block of 32 rows: when its rows do not run on, or not in whole tiles.
 void pack_a(bfloat16* to, Bf16View a, int64_t m, int64_t k) {
-  const int64_t deep = blocks_of(k), tall = blocks_of(m);
+  const int64_t deep = count_blocks(k), tall = count_blocks(m);
   // Memory is read along the dim that runs on.
   const bool down = a.col != 1;
   split(down ? deep : tall, 1, [=](int64_t begin, int64_t end) {
@@ -150,7 +150,7 @@ struct Worker {
 
   void run() {
     const TileScope tiles;
-    const int64_t panels = blocks_of(p.n);
+    const int64_t panels = count_blocks(p.n);
     for (int64_t from = 0; from < p.deep; from += p.chunk) {
       const int64_t deep = std::min(p.chunk, p.deep - from);
       const int64_t group = std::clamp<int64_t>(kGroupBytes / (4 * kTileElements * deep), 1, panels);
@@ -177,7 +177,7 @@ template <class T>
 void multiply(const Problem& p, const Tensor& out, const std::vector<float>& bias) {
   const Store<T> store{out.data<T>(), std::max(out.strides()[0], out.dim(1)), p.m, p.n,
                        bias.empty() ? nullptr : bias.data()};
-  split(blocks_of(p.m), 1, [&](int64_t begin, int64_t end) {
+  split(count_blocks(p.m), 1, [&](int64_t begin, int64_t end) {
     Worker<T> worker(p, store, begin, end);
     worker.run();
   });
@@ -195,26 +195,26 @@ void amx_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bia
   Packed once;
   Packed& keep = packed ? *packed : once;
   if (keep.source != b.raw() || keep.version != b.storage()->version || !packed) {
-    const int64_t elements = blocks_of(n) * blocks_of(k) * 2 * kTileElements;
+    const int64_t elements = count_blocks(n) * count_blocks(k) * 2 * kTileElements;
     if (!keep.bytes.defined() || keep.bytes.nbytes() < 2 * elements + 64) keep.bytes = workspace(b, elements);
     pack_b(aligned(keep.bytes), b);
     keep.version = b.storage()->version;
     keep.source = b.raw();
   }
   const std::vector<float> wide = bias.defined() ? padded_floats(bias) : std::vector<float>();
-  const Bf16View view = view_of(a);
+  const Bf16View view = make_view(a);
   const bool add = out.dtype() == DType::float32 && !bias.defined();
   Problem p{m,
             n,
-            blocks_of(k),
-            add ? kChunk : blocks_of(k),
+            count_blocks(k),
+            add ? kChunk : count_blocks(k),
             {view.data, view.row, kTileDepth, kTileRows * view.row},
             kTileBlock * view.row,
             aligned(keep.bytes)};
   Tensor tiles;
   if (view.col != 1 || k % kTileDepth != 0 || m % kTileBlock != 0) {
     const int64_t block = p.deep * 2 * kTileElements;
-    tiles = workspace(a, blocks_of(m) * block);
+    tiles = workspace(a, count_blocks(m) * block);
     pack_a(aligned(tiles), view, m, k);
     p.a = {aligned(tiles), kTileDepth, 2 * kTileElements, kTileElements};
     p.a_block = block;

@@ -36,7 +36,7 @@ void expect_blas(cublasStatus_t status, const char* what) {
     throw Error(fmt::format("[matmul] cuBLASLt: {}: {}", what, cublasLtGetStatusString(status)), Status::communication);
 }
 
-ProductKey key_of(const Product& p) {
+ProductKey cache_key(const Product& p) {
   return {static_cast<int64_t>(p.operands),
           static_cast<int64_t>(p.result),
           p.tf32,
@@ -49,7 +49,7 @@ ProductKey key_of(const Product& p) {
           p.bias != nullptr,
           p.sums != nullptr,
           static_cast<int64_t>(p.epilogue),
-          kMostWorkspace};
+          kMaxWorkspace};
 }
 
 // An algorithm in one line, for the table of algorithms. Reading throws InputError.
@@ -64,14 +64,14 @@ BlasAlgorithm read_algorithm(const std::string& text) {
   BlasAlgorithm a;
   in >> a.workspace >> std::hex;
   for (uint64_t& word : a.words.data) in >> word;
-  if (!in || !(in >> std::ws).eof() || a.workspace > static_cast<size_t>(kMostWorkspace))
+  if (!in || !(in >> std::ws).eof() || a.workspace > static_cast<size_t>(kMaxWorkspace))
     throw InputError(fmt::format("[matmul] '{}' is no algorithm; without its file they are chosen anew", text));
   return a;
 }
 
 // Proposals that are asked for. With the gradient of GELU the likely best are old kernels, slower than a plain
 // product's; if there are better ones, they come later.
-int proposals_of(const Product& p) { return p.epilogue == Epilogue::gelu_gradient ? 128 : 24; }
+int count_proposals(const Product& p) { return p.epilogue == Epilogue::gelu_gradient ? 128 : 24; }
 // Alignment of all operands in bytes; more is of no use to an algorithm: this is its widest load.
 constexpr uint32_t kAlignment = 16;
 
@@ -90,18 +90,18 @@ void set(const Preference& p, cublasLtMatmulPreferenceAttributes_t attribute, co
   expect_blas(cublasLtMatmulPreferenceSetAttribute(p.get(), attribute, &value, sizeof value), "preference");
 }
 
-cudaDataType_t type_of(DType dtype) {
+cudaDataType_t to_cuda_type(DType dtype) {
   return dtype == DType::float64 ? CUDA_R_64F : dtype == DType::bfloat16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-cublasLtEpilogue_t epilogue_of(const Product& p) {
+cublasLtEpilogue_t to_cublas_epilogue(const Product& p) {
   if (p.epilogue == Epilogue::gelu) return p.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
   if (p.epilogue == Epilogue::gelu_gradient) return CUBLASLT_EPILOGUE_DGELU;
   if (p.sums) return CUBLASLT_EPILOGUE_BGRADB;
   return p.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-BlasOperation operation_of(const Product& p) {
+BlasOperation to_blas_operation(const Product& p) {
   const cublasComputeType_t compute = p.operands == DType::float64 ? CUBLAS_COMPUTE_64F
                                       : p.tf32                     ? CUBLAS_COMPUTE_32F_FAST_TF32
                                                                    : CUBLAS_COMPUTE_32F;
@@ -110,16 +110,16 @@ BlasOperation operation_of(const Product& p) {
               "operation");
   set(o, CUBLASLT_MATMUL_DESC_TRANSA, p.left.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(o, CUBLASLT_MATMUL_DESC_TRANSB, p.right.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
-  set(o, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(p));
-  if (p.bias || p.sums) set(o, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(p.result));
+  set(o, CUBLASLT_MATMUL_DESC_EPILOGUE, to_cublas_epilogue(p));
+  if (p.bias || p.sums) set(o, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, to_cuda_type(p.result));
   if (p.epilogue != Epilogue::none) set(o, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.aux.leading);
   return o;
 }
 
-BlasLayout layout_of(const Matrices& m, DType dtype, int64_t rows, int64_t columns, int64_t batch) {
+BlasLayout to_blas_layout(const Matrices& m, DType dtype, int64_t rows, int64_t columns, int64_t batch) {
   if (m.transposed) std::swap(rows, columns);
   BlasLayout l;
-  expect_blas(cublasLtMatrixLayoutCreate(l.receive(), type_of(dtype), static_cast<uint64_t>(rows),
+  expect_blas(cublasLtMatrixLayoutCreate(l.receive(), to_cuda_type(dtype), static_cast<uint64_t>(rows),
                                          static_cast<uint64_t>(columns), m.leading),
               "layout");
   if (batch > 1) {
@@ -129,10 +129,10 @@ BlasLayout layout_of(const Matrices& m, DType dtype, int64_t rows, int64_t colum
   return l;
 }
 
-Preference preference_of() {
+Preference make_preference() {
   Preference preference;
   expect_blas(cublasLtMatmulPreferenceCreate(preference.receive()), "preference");
-  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<size_t>(kMostWorkspace));
+  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<size_t>(kMaxWorkspace));
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   for (const auto whose : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -143,10 +143,10 @@ Preference preference_of() {
 
 struct BlasPlan {
   explicit BlasPlan(const Product& p)
-      : operation(operation_of(p)),
-        left(layout_of(p.left, p.operands, p.m, p.k, p.batch)),
-        right(layout_of(p.right, p.operands, p.k, p.n, p.batch)),
-        out(layout_of(p.out, p.result, p.m, p.n, p.batch)) {
+      : operation(to_blas_operation(p)),
+        left(to_blas_layout(p.left, p.operands, p.m, p.k, p.batch)),
+        right(to_blas_layout(p.right, p.operands, p.k, p.n, p.batch)),
+        out(to_blas_layout(p.out, p.result, p.m, p.n, p.batch)) {
     point_to(p);  // proposals look at how it is aligned
   }
 
@@ -159,12 +159,12 @@ struct BlasPlan {
 
   // The algorithms that cuBLASLt proposes, the likely best first; none where it has no such product.
   std::vector<BlasAlgorithm> proposals(cublasLtHandle_t library, const Product& p) const {
-    std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(proposals_of(p)));
+    std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(count_proposals(p)));
     int count = 0;
-    const Preference preference = preference_of();
+    const Preference preference = make_preference();
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(library, operation.get(), left.get(), right.get(), out.get(), out.get(),
-                                       preference.get(), proposals_of(p), found.data(), &count);
+                                       preference.get(), count_proposals(p), found.data(), &count);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
     expect_blas(status, "algorithms");
     std::vector<BlasAlgorithm> algorithms;
@@ -190,7 +190,7 @@ constexpr double kClose = 1.25;  // proposals slower than that are timed twice o
 constexpr auto kWarmUp = std::chrono::milliseconds(50);
 constexpr const char* kApart = "apart";  // how such a choice begins; the times that decided it follow
 
-std::string name_of(const ProductKey& key) {
+std::string to_string(const ProductKey& key) {
   std::string name;
   for (const int64_t part : key) name += (name.empty() ? "" : " ") + std::to_string(part);
   return name;
@@ -205,7 +205,7 @@ bool is_capturing(Arena& arena) {
 class Blas {
  public:
   void multiply(Arena& arena, const Product& p) {
-    const ProductKey key = key_of(p);
+    const ProductKey key = cache_key(p);
     auto found = plans_.find(key);
     if (found == plans_.end()) {
       BlasPlan plan(p);
@@ -219,7 +219,7 @@ class Blas {
   }
 
   bool has_algorithm(const Product& p) {
-    const ProductKey key = key_of(p);
+    const ProductKey key = cache_key(p);
     if (plans_.contains(key)) return true;
     const auto found = has_.find(key);
     return found != has_.end() ? found->second
@@ -228,7 +228,7 @@ class Blas {
 
   // A way that is taken leaves its plan; one that is not, that word.
   bool is_faster(Arena& arena, const Way& fused, const Way& apart) {
-    const ProductKey key = key_of(fused.product);
+    const ProductKey key = cache_key(fused.product);
     if (plans_.contains(key)) return true;
     if (apart_.contains(key)) return false;
     BlasPlan plan(fused.product);
@@ -277,14 +277,14 @@ class Blas {
     std::vector<BlasAlgorithm> all = plan.proposals(library(), p);
     if (all.empty())
       throw Error(fmt::format("[matmul] cuBLASLt has no algorithm for ({}, {}) x ({}, {}) of {}", p.n, p.k, p.k, p.m,
-                              tessera::name_of(p.operands)));
+                              tessera::to_string(p.operands)));
     return all;
   }
 
   BlasAlgorithm choose(Arena& arena, const ProductKey& key, const BlasPlan& plan, const Product& p) {
     if (arena.local<KernelChoice>().deterministic) return proposals(plan, p).front();  // no clock decides
     AlgorithmTable& kept = table(arena);
-    const std::string name = name_of(key);
+    const std::string name = to_string(key);
     // Work that is being captured does not run, so nothing can be timed.
     if (is_capturing(arena)) return read_algorithm(kept.find_or_keep(name, written(proposals(plan, p).front())));
     if (const std::string known = kept.known(name); !known.empty()) return read_algorithm(known);
@@ -299,12 +299,12 @@ class Blas {
   std::string chosen_way(Arena& arena, const ProductKey& key, const BlasPlan& plan, const Way& fused,
                          const Way& apart) {
     AlgorithmTable& kept = table(arena);
-    const std::string name = name_of(key);
+    const std::string name = to_string(key);
     if (is_capturing(arena)) return kept.find_or_keep(name, kApart);
     if (const std::string known = kept.known(name); !known.empty()) return known;
     multiply(arena, apart.product);  // chooses for it, which must not be done within another choice
     arena.local<Context>().synchronize();
-    const BlasPlan& other = plans_.at(key_of(apart.product));
+    const BlasPlan& other = plans_.at(cache_key(apart.product));
     return kept.find_or(name, [&]() -> std::string {
       const std::optional<Timed> best = fastest(arena, plan, plan.proposals(library(), fused.product), fused.product);
       if (!best) return kApart;

@@ -1,6 +1,5 @@
 // Options become what the libraries are told; and what cannot go together.
-#include "app/job_of.h"
-
+#include "app/make_job.h"
 #include "app/output.h"
 #include "app/run/pretrained.h"
 #include "data/mixture.h"
@@ -13,10 +12,10 @@ namespace {
 constexpr int64_t kDefaultRanks = 2;
 
 // The sizes that were said, and the preset's.
-ModelConfig model_of(const TrainOptions& o) {
+ModelConfig model_config(const TrainOptions& o) {
   ModelConfig c = preset(o.model).value(), said = o.sizes;
-  const Settings to = settings_of(c);
-  for (const Setting& s : settings_of(said))
+  const Settings to = field_descriptors(c);
+  for (const Setting& s : field_descriptors(said))
     if (!s.field.open || o.gives(s.field.name)) to.at(s.field.name).assign(s);
   if (o.gives("heads") && !o.gives("kv_heads")) c.kv_heads = 0;  // those of the preset are for its own heads
   if (o.gives("channels") && !o.gives("ffn")) c.ffn = 0;
@@ -29,21 +28,21 @@ ModelConfig model_of(const TrainOptions& o) {
   if (lora.rank == 0) lora = {};
   if (lora.rank == 0) return c;
   if (!o.gives("lora_alpha")) lora.alpha = static_cast<double>(lora.rank);
-  if (!o.gives("lora_targets")) lora.targets = split(row_of(c.family).usual_adapters, ',');
+  if (!o.gives("lora_targets")) lora.targets = split(find_row(c.family).usual_adapters, ',');
   if (lora.targets != std::vector<std::string>{"all"}) return c;
   lora.targets.clear();
   for (const LoraTarget& t : lora_targets(c)) lora.targets.emplace_back(t.name);
   return c;
 }
 
-Optimisation optimisation_of(const TrainOptions& o) {
+Optimisation make_optimisation(const TrainOptions& o) {
   Optimisation out = o.optim;
   if (!o.gives("momentum") && out.optimizer == OptimizerKind::muon) out.momentum = 0.95;
   out.document_mask = out.document_mask || o.pack;
   return out;
 }
 
-Backend backend_of(const TrainOptions& o) {
+Backend select_backend(const TrainOptions& o) {
   if (o.launch) return Backend::threads;  // the launcher's own backend; it starts the ranks as it is told
   if (o.gives("backend")) return o.plan.backend;
   if (!o.plan.rendezvous.empty()) return Backend::tcp;
@@ -77,9 +76,9 @@ void set_axes(const TrainOptions& o, Plan& p) {
   if (open.size() == 1 && ranks % p.ranks() == 0) *open[0] = ranks / p.ranks();
 }
 
-Plan plan_of(const TrainOptions& o) {
+Plan make_plan(const TrainOptions& o) {
   Plan p = o.plan;
-  p.backend = backend_of(o);
+  p.backend = select_backend(o);
   try {
     if (!p.schedule_file.empty()) schedule_named(p.schedule_file);
   } catch (const Error& e) {
@@ -116,9 +115,10 @@ void check_lora_options(const TrainOptions& o) {
 void check_quantize_options(const TrainOptions& o) {
   const Codec codec = o.sizes.quantize.codec;
   if (o.gives("quantize_group") && codec != Codec::gptq)
-    bad_usage("--quantize-group: goes with --quantize gptq, found {}", text_of(codec));
+    bad_usage("--quantize-group: goes with --quantize gptq, found {}", to_string(codec));
   if (codec != Codec::none && o.sizes.lora.rank == 0)
-    bad_usage("--quantize: expected --lora-rank, since weights in 4 bits do not learn; found {} alone", text_of(codec));
+    bad_usage("--quantize: expected --lora-rank, since weights in 4 bits do not learn; found {} alone",
+              to_string(codec));
 }
 
 void check_rendezvous(const TrainOptions& o) {
@@ -148,11 +148,11 @@ void check_restarts(const TrainOptions& o) {
   if (o.hostfile && o.launch && o.launch->find("{ranks}") == std::string::npos)
     bad_usage("--launch: expected {{ranks}} in it where --hostfile gives their number, found '{}'", *o.launch);
   if (o.hostfile && (o.plan.dp_mode == DataMode::ps_async || o.plan.dp_mode == DataMode::diloco))
-    bad_usage("--hostfile: expected ranks that all make the same steps, found --dp-mode {}", text_of(o.plan.dp_mode));
+    bad_usage("--hostfile: expected ranks that all make the same steps, found --dp-mode {}", to_string(o.plan.dp_mode));
 }
 
 // Asks what does not depend on the plan.
-void check_pairs(const TrainOptions& o, Findings& found) {
+void check_pairs(const TrainOptions& o, ErrorList& found) {
   const auto refuse = [&](bool wrong, const std::string& words) {
     if (wrong) found.check([&] { throw Error(words); });
   };
@@ -183,10 +183,10 @@ void check_pairs(const TrainOptions& o, Findings& found) {
 // The data of a run: its tokenizer, and options of fine-tuning.
 
 constexpr std::string_view kSized = "bpe-";  // with the most tokens behind it
-constexpr double kLeastVocab = 256;          // tokens: one for each byte
+constexpr double kMinVocab = 256;            // tokens: one for each byte
 
 std::string describe_one(const Dataset& d) {
-  const auto tokens = [](int64_t count) { return short_number(static_cast<double>(count)); };
+  const auto tokens = [](int64_t count) { return format_si(static_cast<double>(count)); };
   const std::string files = d.train.size() > 1 ? fmt::format(" in {} files", d.train.size()) : "";
   const auto* const text =
       d.train_bytes == 0 ? "{0} tokens of training text" : "{1} characters of training text as {0} tokens";
@@ -203,9 +203,9 @@ std::string describe_one(const Dataset& d) {
 
 }  // namespace
 
-Job job_of(const TrainOptions& o) { return {model_of(o), optimisation_of(o), plan_of(o)}; }
+Job make_job(const TrainOptions& o) { return {model_config(o), make_optimisation(o), make_plan(o)}; }
 
-LaunchOptions ranks_of(const std::string& command, const TrainOptions& o, const Plan& plan) {
+LaunchOptions launch_options(const std::string& command, const TrainOptions& o, const Plan& plan) {
   LaunchOptions how = launch_options(plan);
   how.shown = with_options;
   how.rank = static_cast<int>(o.rank.value_or(0));
@@ -213,13 +213,14 @@ LaunchOptions ranks_of(const std::string& command, const TrainOptions& o, const 
   how.same = all_values(o);
   std::erase_if(how.same, [](const auto& option) { return option.first == "rank"; });
   how.same.emplace_back("command", command);
-  how.same.emplace_back("program", fmt::format("tessera {} ({:016x})", TESSERA_VERSION, checksum_of("/proc/self/exe")));
+  how.same.emplace_back("program",
+                        fmt::format("tessera {} ({:016x})", TESSERA_VERSION, file_checksum("/proc/self/exe")));
   return how;
 }
 
 void check_plan(const TrainOptions& o) {
-  const Job s = job_of(o);
-  Findings found;
+  const Job s = make_job(o);
+  ErrorList found;
   found.check([&] { check_backend(s.plan, std::max(o.ranks.value_or(1), s.plan.ranks())); });
   found.check([&] { check_ranks(o, s.plan); });
   found.check([&] { check(s, o.trace); });
@@ -227,11 +228,11 @@ void check_plan(const TrainOptions& o) {
 }
 
 void validate(const TrainOptions& options) {
-  Findings found;
+  ErrorList found;
   TrainOptions o = options;
-  found.check([&] { job_of(o); });
+  found.check([&] { make_job(o); });
   if (!found.none()) o.plan.schedule_file.clear();  // the only value that a job cannot be made of
-  const Job s = job_of(o);
+  const Job s = make_job(o);
   bool has_sizes = true;
   try {
     check_sizes(s);
@@ -262,7 +263,7 @@ bool is_default_job(const TrainOptions& o) {
 bool chooses_job(std::string_view option, std::string_view value) {
   if (option == "dropout" || option == "dtype") return false;  // they belong to a model, but do not choose it
   TrainOptions o;
-  const Settings all = settings_of(o);
+  const Settings all = field_descriptors(o);
   const Setting* s = all.find_word(option);
   if (!s || (s->is_flag() && !s->field.open && value == "false")) return false;  // it stays as it is
   return option == "data" || option == "tokenizer" || option == "document-mask" || s->field.group == "Model" ||
@@ -270,7 +271,7 @@ bool chooses_job(std::string_view option, std::string_view value) {
 }
 
 std::string default_job_words(const TrainOptions& o) {
-  const Words usual = config_values(TrainOptions{});
+  const Args usual = config_values(TrainOptions{});
   std::set<std::string> of_job;
   for (const auto& entry : config_values(default_job()))
     if (std::ranges::find(usual, entry) == usual.end()) of_job.insert(entry.first);
@@ -289,7 +290,7 @@ bool saves_in_background(const TrainOptions& o) {
 }
 
 std::string useless_options(const TrainOptions& o) {
-  if (!o.plan.sp || job_of(o).plan.tp > 1) return "";
+  if (!o.plan.sp || make_job(o).plan.tp > 1) return "";
   return "--sp: cuts the tokens among the ranks of --tp, and there is only one; expected --tp 2 or more beside it";
 }
 
@@ -304,7 +305,7 @@ TokenizerChoice tokenizer_choice(const std::optional<std::string>& name, const s
     return out;
   if (name->starts_with(kSized)) {
     out.name = "bpe";
-    out.vocab_size = parse_integer("--tokenizer bpe-N", name->substr(kSized.size()), {kLeastVocab, 1e9});
+    out.vocab_size = parse_integer("--tokenizer bpe-N", name->substr(kSized.size()), {kMinVocab, 1e9});
     return out;
   }
   bad_usage(
@@ -322,8 +323,8 @@ ExampleOptions example_options(const TrainOptions& o) {
           .ends = !o.no_bos,
           .special = o.special,
           .names = {parse_key_names(o.map), parse_role_names(o.roles)},
-          .context = job_of(o).model.context,
-          .vocab = job_of(o).model.vocab,
+          .context = make_job(o).model.context,
+          .vocab = make_job(o).model.vocab,
           .most_bytes = memory_limit().bytes / 16};
 }
 
