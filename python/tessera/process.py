@@ -18,7 +18,7 @@ GRACE = 10.0  # seconds between an interrupt, after which a run saves its state,
 
 
 class Error(RuntimeError):
-    """The program's error message. `status` is its exit status (table in README.md), `log` its full log."""
+    """The program's error message. `status` is its exit status (table in docs/commands.md), `log` its full log."""
 
     def __init__(self, text: str, status: int = 2, log: str = "") -> None:
         super().__init__(text)
