@@ -22,7 +22,7 @@ class FakeTransport final : public Transport {
   void recv(int, int, std::byte*, int64_t) override {}
   void send_from_gpu(int, int, const std::byte*, int64_t, Arena&) override {}
   void recv_to_gpu(int, int, std::byte*, int64_t, Arena&) override {}
-  // Where nothing is computed (cpu::Idle) there are no messages either, and what is started holds its arrays until it
+  // Where nothing is computed (cpu::DryRun) there are no messages either, and what is started holds its arrays until it
   // is waited for.
   bool supports_row_slices() const override { return takes_rows_; }
   int64_t direct(const Call& call) override {
