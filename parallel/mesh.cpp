@@ -67,6 +67,8 @@ size_t Mesh::index(std::string_view axis) const {
 }
 
 std::vector<int> Mesh::coordinates(int world_rank) const {
+  if (world_rank < 0 || world_rank >= world_.size())
+    throw Error("[mesh] there is no rank " + std::to_string(world_rank) + "; the mesh is " + describe());
   std::vector<int> at(axes_.size());
   for (size_t a = axes_.size(); a-- > 0; world_rank /= axes_[a].size) at[a] = world_rank % axes_[a].size;
   return at;

@@ -1,6 +1,7 @@
 // Views and copies of tensors.
 #include "tensor/tensor.h"
 
+#include <limits>
 #include <numeric>
 
 #include "tensor/cpu/loops.h"
@@ -10,8 +11,12 @@
 namespace tessera {
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, const ArenaPtr& arena, Category category) {
-  for (int64_t d : shape)
+  int64_t elements = 1;
+  for (int64_t d : shape) {
     if (d < 0) throw Error("[empty] shape " + shape.str() + " has a negative dim");
+    if (__builtin_mul_overflow(elements, d, &elements) || elements > std::numeric_limits<int64_t>::max() / 16)
+      throw Error("[empty] shape " + shape.str() + " has more elements than memory can have addresses");
+  }
   require_object(arena.get(), "[empty] arena");
   Tensor t = meta(shape, dtype);
   t.storage_ = std::make_shared<Storage>(arena, t.nbytes(), category);
@@ -144,9 +149,9 @@ Tensor Tensor::transpose(int a, int b) const {
 }
 
 Tensor Tensor::narrow(int dim, int64_t start, int64_t length) const {
-  if (start < 0 || length < 0 || start + length > shape_[dim])
-    throw Error("[narrow] dim " + std::to_string(dim) + " of " + describe() + ": [" + std::to_string(start) + ", " +
-                std::to_string(start + length) + ") lies outside");
+  if (start < 0 || length < 0 || length > shape_[dim] - start)
+    throw Error("[narrow] dim " + std::to_string(dim) + " of " + describe() + ": " + std::to_string(length) +
+                " indices from " + std::to_string(start) + " on lie outside");
   Tensor t = *this;
   t.offset_ += start * strides_[dim];
   t.shape_[dim] = length;
@@ -195,6 +200,7 @@ Tensor Tensor::to(DType dtype) const {
 }
 
 Tensor Tensor::to(const ArenaPtr& arena) const {
+  require_object(arena.get(), "[to] arena");
   if (device() == arena->device()) return *this;
   Tensor t = empty(shape_, dtype_, arena);
   t.copy_across(*this);
@@ -229,6 +235,7 @@ void fill_on_host(const Tensor& t, double value) {
 }  // namespace
 
 void Tensor::copy_from(const Tensor& source) {
+  if (!source.defined()) throw Error("[copy_from] source: expected a tensor, found an undefined one");
   if (numel() == 0) return;
   if (source.device() != device()) return copy_across(source);
   const Tensor s = source.expand(shape_);

@@ -107,10 +107,11 @@ void OpenFile::read(int64_t at, std::span<std::byte> out) const {
   }
 }
 
-std::string read_whole(const fs::path& file, int64_t most) {
+std::string read_whole(const fs::path& file, int64_t most, int64_t growth) {
   const OpenFile in(file);
   if (in.size() > most)
     not_read(file.string() + ": " + std::to_string(in.size()) + " bytes; expected at most " + std::to_string(most));
+  require_memory(file.string(), in.size(), growth);
   std::string bytes(static_cast<size_t>(in.size()), '\0');
   in.read(0, std::as_writable_bytes(std::span(bytes)));
   return bytes;

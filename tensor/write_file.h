@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "tensor/error.h"
+#include "tensor/memory_limit.h"
 
 namespace tessera {
 
@@ -42,8 +43,10 @@ class OpenFile {
   int64_t size_;
 };
 
-// All bytes of a regular file. Throws InputError like OpenFile, and where there are more than `most`.
-std::string read_whole(const std::filesystem::path& file, int64_t most = int64_t{1} << 30);
+// All bytes of a regular file. Throws InputError like OpenFile, and if there are more than `most` or more than the
+// memory allows for a text that takes `growth` times as many bytes while it is parsed.
+std::string read_whole(const std::filesystem::path& file, int64_t most = int64_t{1} << 30,
+                       int64_t growth = kParsedGrowth);
 
 // All that a folder holds, in no order; nothing of one that cannot be read.
 std::vector<std::filesystem::path> list_entries(const std::filesystem::path& folder);

@@ -1,6 +1,8 @@
 // Steps and validation.
 #include "train/trainer.h"
 
+#include <fmt/format.h>
+
 #include "optim/grad_norm.h"
 #include "parallel/gradient_norm.h"
 #include "tensor/ops/elementwise.h"
@@ -139,6 +141,8 @@ void Trainer::queue_sums() {
 }
 
 void Trainer::dump(int64_t step, const std::filesystem::path& folder) {
+  if (step <= steps_done())
+    throw FieldError("step", fmt::format("expected a step after the {} that are done, found {}", steps_done(), step));
   dump_ = std::make_unique<StepDump>(*this, step, folder);
 }
 

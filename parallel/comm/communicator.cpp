@@ -43,6 +43,7 @@ const Region* arena_region(const Tensor& t) { return t.device() == Device::cpu ?
 
 Call Communicator::whole(Op op, const Tensor& x) const {
   Call call{.op = op, .dtype = x.dtype(), .count = x.numel()};
+  if (!x.defined()) complain(call, "the array is undefined");
   if (!x.is_contiguous()) complain(call, "the array is not contiguous");
   call.in = x.address();
   call.out = x.address();
@@ -58,6 +59,10 @@ Call Communicator::cut(Op op, const Tensor& in, const Tensor& out, int64_t rows)
   const Tensor &array = gathers ? out : in, &own = gathers ? in : out;
   Call call{
       .op = op, .dtype = own.dtype(), .count = array.defined() ? array.numel() : own.numel() * size(), .rows = rows};
+  if (!own.defined()) complain(call, "the piece of rank " + std::to_string(rank()) + " is undefined");
+  if (!array.defined() && (op == Op::all_gather || op == Op::reduce_scatter))
+    complain(call, "the full array is undefined");
+  if (rows < 1) complain(call, std::to_string(rows) + " rows; expected at least 1");
   if (rows != 1 && (!supports_row_slices() || call.count % (rows * size()) != 0))
     complain(call, std::to_string(rows) + " rows cannot be cut here");
   const int64_t expected = piece(call.count, size(), rank()).size();

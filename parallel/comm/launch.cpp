@@ -164,6 +164,10 @@ std::string text_of_thrown(const std::exception_ptr& thrown) {
 
 void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& of_user) {
   if (!of_user) throw FieldError("body", "expected a function of a rank, got an empty one");
+  if (!(o.timeout_s > 0))
+    throw FieldError("timeout_s", fmt::format("expected more than 0 seconds, found {}", o.timeout_s));
+  if (o.threads_per_rank < 0)
+    throw FieldError("threads_per_rank", fmt::format("expected 0 or more, found {}", o.threads_per_rank));
   const auto body = [&](Communicator& world) {
     try {
       of_user(world);

@@ -2,15 +2,29 @@
 // through shared memory.
 #include "tests/parallel/tcp.h"
 
+#include <dlfcn.h>
 #include <poll.h>
 #include <sys/resource.h>
 
+#include <atomic>
 #include <latch>
 
 #include "parallel/comm/fake_transport.h"
 #include "parallel/comm/shared_exchange.h"
 #include "tests/parallel/mpi/mpi_checks.h"
 #include "tests/support/errors.h"
+
+// A name service in the place of the C library's: late.invalid is this host, but the first lookups fail, and the next
+// have an address where nobody listens.
+static std::atomic<int> failing_lookups = 0, former_lookups = 0;
+extern "C" int getaddrinfo(const char* node, const char* service, const addrinfo* hints, addrinfo** result) {
+  static const auto library = reinterpret_cast<decltype(&::getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
+  if (std::string_view(node == nullptr ? "" : node) == "late.invalid") {
+    if (failing_lookups-- > 0) return EAI_NONAME;
+    node = former_lookups-- > 0 ? "127.0.0.2" : "127.0.0.1";
+  }
+  return library(node, service, hints, result);
+}
 
 namespace tessera {
 namespace {
@@ -214,6 +228,56 @@ TEST(Rendezvous, RestartedRankReplacesItsFormerProcess) {
     });
     EXPECT_EQ(errors, Texts(3)) << "rank " << ended;
   }
+}
+
+TEST(Rendezvous, NameThatResolvesLateIsFound) {
+  const std::string address = free_address(), port = address.substr(address.find(':'));
+  for (const int first_calls : {1, 7}) {
+    failing_lookups = first_calls;
+    const Texts errors = run_ranks(
+        3, [&](int rank) { meet({.address = "late.invalid" + port, .rank = rank, .ranks = 3, .timeout_s = 20}); });
+    EXPECT_EQ(errors, Texts(3));
+    EXPECT_LE(failing_lookups, 0);
+  }
+}
+
+TEST(Rendezvous, NameThatNeverResolvesIsNamedByEveryRank) {
+  failing_lookups = 1000;
+  const Texts errors = run_ranks(
+      2, [&](int rank) { meet({.address = "late.invalid:29500", .rank = rank, .ranks = 2, .timeout_s = 0.3}); });
+  for (const std::string& text : errors)
+    EXPECT_EQ(text,
+              "`rendezvous`: 'late.invalid:29500' does not resolve within 0.3 s: Name or service not known; expected "
+              "the name or the address of rank 0's host");
+  EXPECT_LT(failing_lookups, 998);
+}
+
+TEST(Rendezvous, NameThatMovesIsFound) {
+  const std::string address = free_address(), port = address.substr(address.find(':'));
+  failing_lookups = 0, former_lookups = 1;
+  const Texts errors = run_ranks(2, [&](int rank) {
+    meet({.address = (rank == 0 ? "127.0.0.1" : "late.invalid") + port, .rank = rank, .ranks = 2, .timeout_s = 20});
+  });
+  EXPECT_EQ(errors, Texts(2));
+}
+
+TEST(Rendezvous, PortIsTakenWhenItsFormerProcessHasEnded) {
+  const std::string address = free_address();
+  const auto [host, port] = parse_address(address);
+  const Addresses at = resolved(host, port, address);
+  Descriptor former = listening_on(at->ai_addr, at->ai_addrlen, at->ai_family);
+  ASSERT_TRUE(former);
+  const std::string message = "`rendezvous`: rank 0 cannot listen on " + address +
+                              " within 0.3 s: Address already in use; expected an address of its own host, and a port "
+                              "that is free";
+  EXPECT_EQ(run_ranks(1, [&](int) { meet({.address = address, .rank = 0, .ranks = 2, .timeout_s = 0.3}); })[0],
+            message);
+  const Texts errors = run_ranks(3, [&](int rank) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(rank == 0 ? 0 : 600));
+    if (rank == 1) former = Descriptor();
+    if (rank < 2) meet({.address = address, .rank = rank, .ranks = 2, .timeout_s = 20});
+  });
+  EXPECT_EQ(errors, Texts(3));
 }
 
 TEST(Rendezvous, RankThatEndsAndDoesNotReturnIsNamed) {

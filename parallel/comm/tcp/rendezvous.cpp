@@ -24,6 +24,12 @@
 
 namespace tessera {
 
+namespace {
+constexpr std::chrono::milliseconds kRetry{100};
+}
+
+std::string Deadline::within() const { return seconds_ > 0 ? " within " + seconds_text(seconds_) : ""; }
+
 int Deadline::ms() const {
   const double left = 1e3 * (seconds_ - timer_.seconds());
   return static_cast<int>(std::clamp(left + 1, 0.0, 100.0));
@@ -70,11 +76,16 @@ std::pair<std::string, std::string> parse_address(const std::string& address) {
   return {host, port};
 }
 
-Addresses resolved(const std::string& host, const std::string& port, const std::string& shown) {
+Addresses resolved(const std::string& host, const std::string& port, const std::string& shown,
+                   const Deadline& deadline) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
-  if (const int error = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0)
-    throw FieldError("rendezvous", "'" + shown + "' leads nowhere: " + ::gai_strerror(error));
+  int error = 0;
+  while ((error = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found)) != 0 && !deadline.is_over())
+    std::this_thread::sleep_for(kRetry);  // a name service may start after the ranks
+  if (error != 0)
+    throw FieldError("rendezvous", "'" + shown + "' does not resolve" + deadline.within() + ": " +
+                                       ::gai_strerror(error) + "; expected the name or the address of rank 0's host");
   return {found, &::freeaddrinfo};
 }
 
@@ -99,7 +110,7 @@ Descriptor connected(const addrinfo& first, const Deadline& deadline, std::strin
       if (error == 0) return s;
       why = std::strerror(error);
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::this_thread::sleep_for(kRetry);
   }
   return Descriptor();
 }
@@ -132,6 +143,7 @@ namespace {
 
 constexpr size_t kMaxStrangers = 64;  // that are listened to at a time
 constexpr size_t kMaxText = 500;
+constexpr double kOneName = 3;            // seconds for the addresses of a name, before it is looked up again
 constexpr uint32_t kAddressLetters = 46;  // letters of an address in numbers, with the 0 at its end
 
 // Rank 0's answer: a refusal with `bytes` of text behind it, or a place for each rank.
@@ -190,13 +202,7 @@ class Host {
     met_.peers.resize(places_.size());
   }
   RendezvousResult meet() {
-    const auto [host, port] = parse_address(m_.address);
-    const Addresses addresses = resolved(host, port, m_.address);
-    for (const addrinfo* a = addresses.get(); a != nullptr && !listener_; a = a->ai_next)
-      listener_ = listening_on(a->ai_addr, a->ai_addrlen, a->ai_family);
-    if (!listener_)
-      throw FieldError("rendezvous", "rank 0 cannot listen on " + m_.address + ": " + std::strerror(errno) +
-                                         "; expected an address of its own host, and a port that is free");
+    listen();
     places_[0].host = this_host();
     while (!all_are_there()) {
       if (deadline_.is_over()) give_up();
@@ -208,6 +214,27 @@ class Host {
   const std::vector<PeerPlace>& places() const { return places_; }
 
  private:
+  // A former process of rank 0 may still be ending, and then has the port.
+  void listen() {
+    const auto [host, port] = parse_address(m_.address);
+    int cause = 0;
+    while (true) {
+      const Addresses addresses = resolved(host, port, m_.address, deadline_);
+      for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
+        listener_ = listening_on(a->ai_addr, a->ai_addrlen, a->ai_family);
+        if (listener_) return;
+        cause = errno;
+        if (cause == EADDRINUSE) break;
+      }
+      if (cause != EADDRINUSE || deadline_.is_over()) break;
+      std::this_thread::sleep_for(kRetry);
+    }
+    throw FieldError("rendezvous",
+                     fmt::format("rank 0 cannot listen on {}{}: {}; expected an address of its own host, and a port "
+                                 "that is free",
+                                 m_.address, cause == EADDRINUSE ? deadline_.within() : "", std::strerror(cause)));
+  }
+
   bool is_there(int rank) const { return rank == 0 || met_.peers[static_cast<size_t>(rank)]; }
   // A rank that has ended may be started again by a supervisor: its place is free for the new process.
   bool all_are_there() {
@@ -308,12 +335,10 @@ class Joiner {
   }
 
   RendezvousResult meet() {
-    const auto [host, port] = parse_address(m_.address);
-    const Addresses addresses = resolved(host, port, m_.address);
     Descriptor listener;
-    while (!come_to_rank_0(*addresses, listener)) {  // it has ended, and may be started again
+    while (!come_to_rank_0(listener)) {  // it has ended, and may be started again
       if (deadline_.is_over()) gone();
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      std::this_thread::sleep_for(kRetry);
     }
     for (int r = 1; r < m_.rank; ++r) greet(r);
     for (int missing = m_.ranks - 1 - m_.rank; missing > 0;) missing -= accept_one(listener) ? 1 : 0;
@@ -323,9 +348,14 @@ class Joiner {
 
  private:
   // False when rank 0 ends before it answers.
-  bool come_to_rank_0(const addrinfo& address, Descriptor& listener) {
+  bool come_to_rank_0(Descriptor& listener) {
+    const auto [host, port] = parse_address(m_.address);
     std::string why = "it was not tried";
-    Descriptor first = connected(address, deadline_, why);
+    Descriptor first;
+    do {  // a name may move to another address
+      const Addresses addresses = resolved(host, port, m_.address, deadline_);
+      first = connected(*addresses, Deadline(std::min(kOneName, m_.timeout_s)), why);
+    } while (!first && !deadline_.is_over());
     if (!first)
       throw CommError(fmt::format("[rendezvous] nobody answers at {} within {}: {}; expected rank 0 there", m_.address,
                                   seconds_text(m_.timeout_s), why));

@@ -16,7 +16,8 @@ class Deadline {
  public:
   explicit Deadline(double seconds) : seconds_(seconds) {}
   bool is_over() const { return timer_.seconds() >= seconds_; }
-  int ms() const;  // that poll() may wait, which is then called again
+  int ms() const;              // that poll() may wait, which is then called again
+  std::string within() const;  // " within 300 s"; empty for 0
 
  private:
   double seconds_;
@@ -29,10 +30,11 @@ bool wait_for(int fd, int16_t what, const Deadline& deadline);
 bool read_all(int fd, void* data, size_t bytes, const Deadline& deadline);
 bool write_all(int fd, const void* data, size_t bytes, const Deadline& deadline);
 
-// "HOST:PORT" in two. Throws FieldError (`rendezvous`), and so does the next for a name that nobody knows.
+// "HOST:PORT" in two. Throws FieldError (`rendezvous`), and so does the next for a name that does not resolve in time.
 std::pair<std::string, std::string> parse_address(const std::string& address);
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
-Addresses resolved(const std::string& host, const std::string& port, const std::string& shown);
+Addresses resolved(const std::string& host, const std::string& port, const std::string& shown,
+                   const Deadline& deadline = Deadline(0));
 
 // No socket where it cannot be; errno says why.
 Descriptor listening_on(const sockaddr* address, socklen_t size, int family);
