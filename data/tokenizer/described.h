@@ -50,6 +50,7 @@ struct Description {
   std::vector<Change> changes;                    // the normalizer's, in order
   bool byte_level = false, prefix_space = false;  // the pre-tokenizer's, like all below
   Prefix prefix_mark = Prefix::never;
+  bool marks_spaces = false;     // Metaspace, which runs behind the search for added tokens
   std::vector<bpe::Split> cuts;  // each of what the one before has left
   // The changes of tokens and of a decoded text.
   bool marks_are_spaces = false, spaces_between = false;  // in a decoded text; the second: every token but the first
