@@ -48,6 +48,7 @@ struct Example {
   std::string input = {};             // the input of an instruction
   std::string variables = {};         // tools and documents of messages: a JSON object in the order of the row
   std::string unshown = {};           // why no built-in template shows all of it, where that is so
+  std::string unknown_role = {};      // one that is none of Role
   std::vector<int32_t> tokens = {};   // where others made them, and
   std::vector<bool> trained = {};     // whether each is a target
   std::set<std::string> mapped = {};  // keys that RowNames names and the row has
@@ -94,6 +95,7 @@ struct Piece {
   std::string text = {};
   bool response = false;
   bool never = false;  // no target, whatever is trained on
+  bool said = false;   // text of the example, and not of the template
 };
 
 // Throws InputError, naming `what`, for an example that the template has no form for: messages without one, or with
