@@ -206,11 +206,11 @@ namespace {
 struct Rendered {
   std::string where;  // file and line
   std::vector<Piece> pieces;
-  bool own = false;          // by the model's own template
-  EncodedExample made = {};  // where others made tokens of it
-  bool is_text = false;      // a row of text, in which a template may have been rendered before
-  int64_t said = 0;          // bytes of the messages' text that the model's own template prints
-  std::string role = {};     // one that no response can have
+  bool own = false;           // by the model's own template
+  EncodedExample made = {};   // where others made tokens of it
+  bool is_text = false;       // a row of text, in which a template may have been rendered before
+  int64_t content_bytes = 0;  // of the messages, as far as the model's own template prints them
+  std::string role = {};      // one that no response can have
 };
 
 // The template that `automatic` means for messages, where the tokenizer knows how its model was talked to.
@@ -265,7 +265,7 @@ Rendered render_own(const Example& example, const ModelTemplate& own, const std:
   for (const Message& turn : example.turns)
     if (const std::string_view bare = jinja::stripped(turn.text, true, true);
         turn.learnt != Message::Learnt::never && all.find(bare) != std::string::npos)
-      out.said += std::ssize(all.find(turn.text) == std::string::npos ? bare : std::string_view(turn.text));
+      out.content_bytes += std::ssize(all.find(turn.text) == std::string::npos ? bare : std::string_view(turn.text));
   return out;
 }
 
@@ -325,9 +325,9 @@ class Encoder {
   EncodedExample encode(const Rendered& example) {
     EncodedExample out = read_tokens(example);
     for (const Piece& piece : example.pieces)
-      if (piece.said && as_target(piece)) out.bytes += std::ssize(piece.text);
+      if (piece.is_content && as_target(piece)) out.bytes += std::ssize(piece.text);
     if (example.own && !options_.responses_only)
-      out.bytes = example.said;
+      out.bytes = example.content_bytes;
     else if (example.own || example.pieces.empty())  // its text is not apart from markers
       out.bytes = target_bytes(out, 1);
     return cut(std::move(out), example);

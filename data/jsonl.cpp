@@ -474,7 +474,7 @@ std::vector<Piece> alpaca(const Example& example) {
     } else if (turn.role == Role::user) {
       if (out.empty()) out.push_back(before);
       out.insert(out.end(), {{.text = "\n\n### Instruction:\n"}, said});
-      if (input) out.insert(out.end(), {{.text = "\n\n### Input:\n"}, {.text = example.input, .said = true}});
+      if (input) out.insert(out.end(), {{.text = "\n\n### Input:\n"}, {.text = example.input, .is_content = true}});
       out.push_back({.text = "\n\n### Response:\n"});
     } else {
       out.insert(out.end(), {said, said_in(turn, Kind::end, "")});

@@ -94,8 +94,8 @@ struct Piece {
   Kind kind = Kind::text;
   std::string text = {};
   bool response = false;
-  bool never = false;  // no target, whatever is trained on
-  bool said = false;   // text of the example, and not of the template
+  bool never = false;       // no target, whatever is trained on
+  bool is_content = false;  // text of the example, not of the template
 };
 
 // Throws InputError, naming `what`, for an example that the template has no form for: messages without one, or with
