@@ -7,6 +7,7 @@
 
 #include "data/bad_input.h"
 #include "data/jinja/template.h"
+#include "data/utf8.h"
 
 namespace tessera {
 
@@ -326,17 +327,15 @@ class Encoder {
     EncodedExample out = read_tokens(example);
     for (const Piece& piece : example.pieces)
       if (piece.is_content && as_target(piece)) out.bytes += std::ssize(piece.text);
-    if (example.own && !options_.responses_only)
-      out.bytes = example.content_bytes;
-    else if (example.own || example.pieces.empty())  // its text is not apart from markers
-      out.bytes = target_bytes(out, 1);
+    if (example.own || example.pieces.empty())  // the text of responses is not separate from markers
+      out.bytes = example.own && !options_.responses_only ? example.content_bytes : target_bytes(out, 1);
     return cut(std::move(out), example);
   }
   // What stands between two special tokens is one text, as for transformers: a response continues its prompt.
   EncodedExample read_tokens(const Rendered& example) {
     EncodedExample out = example.made;
     Run run;
-    bool first = true;
+    bool first = true, strips = false;
     if (options_.ends && !example.own && !example.pieces.empty() && example.pieces[0].kind == Piece::Kind::text)
       for (const int32_t token : tokenizer_.beginning()) add(out, {token}, as_target(example.pieces[0]));
     const auto flush = [&] {
@@ -355,10 +354,14 @@ class Encoder {
       const bool names = example.own && piece.kind == Piece::Kind::marker;
       const std::optional<int32_t> token = example.own ? std::nullopt : special(piece);
       const bool follows = piece.kind == Piece::Kind::end && !run.text.empty();
+      const auto [left, right] = token ? tokenizer_.strips(*token) : std::pair(false, false);
+      if (left) run.strip_end();
       if (token || names != run.names) flush();
       run.names = names;
+      const std::string_view text = stripped(piece.text, strips, false, is_white_space);
+      strips = token ? right : strips && text.empty();
       if (!token)
-        run.add(piece.text, as_target(piece));
+        run.add(text, as_target(piece));
       else if (!follows || out.tokens.back() != *token)  // a text that ends with its end, as TRL reads it, has one
         add(out, {*token}, as_target(piece)), first = false;
     }
@@ -393,6 +396,11 @@ class Encoder {
       text += more;
       if (!parts.empty() && parts.back().second == trained) parts.pop_back();
       parts.emplace_back(text.size(), trained);
+    }
+    void strip_end() {
+      text.resize(stripped(text, false, true, is_white_space).size());
+      while (!parts.empty() && (parts.size() == 1 ? 0 : parts.rbegin()[1].first) >= text.size()) parts.pop_back();
+      if (!parts.empty()) parts.back().first = text.size();
     }
   };
 

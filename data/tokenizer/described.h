@@ -99,6 +99,7 @@ class DescribedTokenizer : public Tokenizer {
   std::string token_bytes(int32_t token) const override { return to_string(token); }
   std::span<const int32_t> beginning() const override { return d_.before; }
   std::optional<int32_t> special(std::string_view name) const override;
+  std::pair<bool, bool> strips(int32_t token) const override;
   void count_special(std::string_view text, std::map<std::string, int64_t>& counts) const override {
     written_.count_special(text, counts);
   }

@@ -321,6 +321,12 @@ void DescribedTokenizer::split_symbols(std::string_view piece, std::vector<int32
   }
 }
 
+std::pair<bool, bool> DescribedTokenizer::strips(int32_t token) const {
+  for (const auto& added : d_.added)
+    if (added.second.token == token) return {added.second.left, added.second.right};
+  return {};
+}
+
 std::optional<int32_t> DescribedTokenizer::special(std::string_view name) const {
   const int32_t found = names_.find(name);
   return found < 0 ? std::nullopt : std::optional(found);

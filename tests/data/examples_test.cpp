@@ -326,6 +326,22 @@ TEST_F(LoadedExamples, ATextThatEndsWithItsEndHasOne) {
   EXPECT_EQ(tokens(pair("a", " b<|im_end|>")), count("a b<|im_end|>") + 1);
 }
 
+// As where a template's text is tokenized with its markers (the tokens of Phi-4 have both flags).
+TEST_F(LoadedExamples, MarkersAbsorbWhiteSpaceAsTheirTokensDo) {
+  const std::string talk = R"({"messages": [{"role": "user", "content": "a "}, {"role": "assistant", "content": ""}]})";
+  const std::string text = "<|im_start|>user\na <|im_end|>\n<|im_start|>assistant\n<|im_end|>\n";
+  for (const auto& [left, right] : {std::pair(true, true), {true, false}, {false, true}, {false, false}}) {
+    nlohmann::json described = chat_tokenizer();
+    for (nlohmann::json& token : described["added_tokens"]) token["lstrip"] = left, token["rstrip"] = right;
+    emptied("absorbs");
+    file("absorbs/tokenizer.json", described.dump());
+    const auto tokenizer = Tokenizer::open_folder(path("absorbs"));
+    std::vector<std::string> notes;
+    const auto rows = all_examples(write(talk), *tokenizer, {.style = ChatTemplate::chatml, .context = 50}, notes);
+    EXPECT_EQ(rows->tokens(), std::ssize(tokenizer->encode_with(text, {.special_in_text = true}))) << left << right;
+  }
+}
+
 TEST_F(LoadedExamples, ARoleWithoutResponsesIsExplained) {
   emptied("own");
   file("own/tokenizer.json", chat_tokenizer().dump());
