@@ -317,11 +317,11 @@ Adapted PeftFolder::apply_to(const ModelConfig& base, FullTensors tensors) const
     for (const auto& [name, place] : places) {
       const std::string full = name.substr(0, name.rfind('.'));
       if ((name != table && (name != head || module.empty())) || !full.ends_with(module)) continue;
-      if (base.tied && name == head && changes[table].rows) continue;
+      const std::string delta = full + ".token_adapter.trainable_tokens_delta";
+      if (base.tied && name == head && changes[table].rows && !tensors_.contains("base_model.model." + delta)) continue;
       Change& change = changes[name];
       change.tokens = rows;
-      change.rows =
-          expect(full + ".token_adapter.trainable_tokens_delta", {std::ssize(change.tokens), place.tensor->shape[1]});
+      change.rows = expect(delta, {std::ssize(change.tokens), place.tensor->shape[1]});
       note("trainable_token_indices");
       for (const int64_t token : change.tokens)
         if (token >= place.piece->rows)

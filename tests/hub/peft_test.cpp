@@ -425,6 +425,14 @@ TEST_F(PeftLayersTest, TablesAndHeadsAreComputed) {
   config_["trainable_token_indices"] = {3, 48};
   write_config(config_);
   expect_refused("trainable_token_indices: expected tokens below 48, found 48");
+  begin();
+  config_["trainable_token_indices"] = {{"embed_tokens", {3}}, {"lm_head", {1}}};
+  weights_[head + ".weight"] = weights_[table + ".weight"];
+  for (const auto& [module, token] : {std::pair(table, 3), {head, 1}}) {
+    Values& rows = saved_[prefix + module + ".token_adapter.trainable_tokens_delta"] = made({1, 24}, 0.3f);
+    for (int64_t j = 0; j < 24; ++j) weights_[module + ".weight"].at(token, j) = rows.at(0, j);
+  }
+  expect_in_weights("trainable_token_indices");
 }
 
 }  // namespace
