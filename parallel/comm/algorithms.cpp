@@ -1,4 +1,4 @@
-// Which algorithm does what, and the direct exchange over messages.
+// Algorithm dispatch, and the direct exchange over messages.
 #include "parallel/comm/algorithms.h"
 
 #include "parallel/comm/memory.h"
@@ -24,12 +24,12 @@ struct Exchange {
   }
   void recv(int from, std::byte* data, int64_t size) const { memory.recv(t, from, kTag, data, size); }
 
-  // Sends each rank its piece of the whole at `whole`.
+  // Sends each rank its chunk of the full array.
   void send_pieces(const std::byte* whole) {
     for (int r = 0; r < n; ++r)
       if (r != rank) send(r, whole + range(r).begin * element, bytes(r));
   }
-  // out = the sum over ranks, in their order, of what each sent of `size` bytes; this rank's share of it is at `own`.
+  // out = the sum in rank order of the `size` bytes that each rank sent; this rank's input is at `own`.
   void sum_received(const std::byte* own, std::byte* out, int64_t size) const {
     std::vector<Scratch> theirs;
     std::vector<const std::byte*> in(static_cast<size_t>(n), own);
@@ -87,7 +87,7 @@ void Exchange::run() {
       for (int r = 0; r < n; ++r)
         if (r != rank) recv(r, call.out + range(r).begin * element, bytes(r));
       return;
-    default: {  // barrier: everybody hears from everybody
+    default: {  // barrier: a message between every pair of ranks
       std::byte token{};
       for (int r = 0; r < n; ++r)
         if (r != rank) t.send(r, kTag, &token, 1);
@@ -97,7 +97,7 @@ void Exchange::run() {
   }
 }
 
-// A collective of messages: which one it was that a message did not come for.
+// Runs an algorithm over messages and adds the collective to its errors.
 int64_t of_messages(int64_t (*algorithm)(Transport&, const Call&), Transport& t, const Call& call) {
   return named_in_errors([&] { return describe(call) + ": "; }, [&] { return algorithm(t, call); });
 }
@@ -142,7 +142,7 @@ bool goes_native(const Transport& t, Algorithm algorithm, const Call& call) {
   if (!t.only_native(call)) return false;
   const bool adds = call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::reduce;
   if (!adds) return true;
-  throw Error("[comm] " + std::string(t.kind()) + " add arrays on GPUs in an order of their own: " + describe(call) +
+  throw Error("[comm] " + std::string(t.kind()) + " reduce arrays on GPUs in the library's order: " + describe(call) +
               " by " + std::string(to_string(algorithm)) + "; expected the algorithm native");
 }
 

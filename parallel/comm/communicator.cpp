@@ -1,4 +1,4 @@
-// Checks, counts and the background.
+// Argument checks, counters and background communication.
 #include "parallel/comm/communicator.h"
 
 #include <fmt/format.h>
@@ -23,11 +23,11 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, std::string axi
   transport_->set_axis(axis_);
 }
 
-// With something still in the background this rank is on its way out of an exception: the others must not wait for it.
+// If communication is still in the background, this rank is unwinding an exception: the others must not wait for it.
 Communicator::~Communicator() {
   if (in_background_ == 0) return;
   transport_->fail("");
-  worker_->push([] {}).wait();  // behind all of it
+  worker_->push([] {}).wait();  // after all queued work
 }
 
 void Communicator::complain(const Call& call, const std::string& what) const {
@@ -51,25 +51,26 @@ Call Communicator::whole(Op op, const Tensor& x) const {
   return call;
 }
 
-// The call of a collective that cuts an array: one of `in` and `out` is the whole array, or undefined or meta where it
-// is not needed; the other is this rank's piece.
+// The call of a collective that splits an array: one of `in` and `out` is the full array (undefined or meta if not
+// needed), the other is this rank's chunk.
 Call Communicator::cut(Op op, const Tensor& in, const Tensor& out, int64_t rows) const {
   const bool gathers = op == Op::all_gather || op == Op::gather;
   const Tensor &array = gathers ? out : in, &own = gathers ? in : out;
   Call call{
       .op = op, .dtype = own.dtype(), .count = array.defined() ? array.numel() : own.numel() * size(), .rows = rows};
   if (rows != 1 && (!supports_row_slices() || call.count % (rows * size()) != 0))
-    complain(call, std::to_string(rows) + " rows cannot be cut here");
+    complain(call, std::to_string(rows) + " rows cannot be split here");
   const int64_t expected = piece(call.count, size(), rank()).size();
   if (own.numel() != expected)
-    complain(call, "the piece of rank " + std::to_string(rank()) + " has " + std::to_string(own.numel()) +
+    complain(call, "the chunk of rank " + std::to_string(rank()) + " has " + std::to_string(own.numel()) +
                        " elements; expected " + std::to_string(expected));
   if (array.defined() && array.dtype() != own.dtype())
-    complain(call, "the whole is " + array.describe() + " and the piece " + own.describe());
+    complain(call, "the full array is " + array.describe() + " and the chunk " + own.describe());
   const auto memory = [&](const Tensor& t) -> std::byte* {
     if (!t.defined() || t.device() == Device::meta) return nullptr;
     if (!t.is_contiguous()) complain(call, "an array is not contiguous");
-    if (make_gpu_arena(t) != make_gpu_arena(own)) complain(call, "the whole and the piece lie on different devices");
+    if (make_gpu_arena(t) != make_gpu_arena(own))
+      complain(call, "the full array and the chunk are on different devices");
     return t.address();
   };
   call.in = memory(in);
@@ -88,13 +89,13 @@ void Communicator::set_flight(std::shared_ptr<Flight> flight) {
 
 double Communicator::now() const { return trace_ ? trace_->now() : 0; }
 
-// Runs f, and names the axis in what it throws.
+// Runs f and prefixes the axis to its errors.
 template <class F>
 static int64_t on_axis(const std::string& axis, const F& f) {
   return named_in_errors([&] { return axis + " axis, "; }, f);
 }
 
-// Runs f, which returns the bytes it sent.
+// Runs f, which returns the bytes sent, and records the call.
 template <class F>
 void Communicator::observed(const Call& call, double requested, const F& f) {
   const double begin = now();
@@ -112,7 +113,7 @@ void Communicator::perform(const Call& call, Algorithm algorithm, double request
 }
 
 void Communicator::run(const Call& call, Algorithm algorithm) {
-  if (worker_ && !worker_->idle()) return start(call, {}, algorithm).wait();  // after what was started before
+  if (worker_ && !worker_->idle()) return start(call, {}, algorithm).wait();  // in order after background work
   const ScopedStall span(held_up_);
   const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
   perform(call, algorithm, now());
@@ -122,7 +123,7 @@ Work Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm a
                          std::shared_ptr<const UnevenSplits> pieces) {
   if (transport_->only_queues(call)) return start_queued(call, std::move(held), algorithm);
   if (!worker_) worker_ = std::make_shared<CommWorker>();
-  // Messages leave at once, on this thread: the others need not wait until the background gets a processor.
+  // Messages are sent immediately on this thread, so that peers need not wait until the background thread is scheduled.
   const bool left = pieces && !transport_->only_native(call);
   int64_t sent = 0;
   if (left) {
@@ -130,8 +131,8 @@ Work Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm a
     const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
     sent = on_axis(axis_, [&] { return send_pieces(*transport_, call); });
   }
-  // Memory is given back when the caller waits, and not when it happens to be done: then a step has the same peak every
-  // time, and on a GPU the same addresses (tensor/cuda/gpus.h).
+  // Memory is released when the caller waits rather than at completion: this makes the peak of every step equal, and on
+  // a GPU also the addresses (tensor/cuda/gpus.h).
   std::vector<Tensor> until_waited = held;
   ++in_background_;
   std::future<void> done = worker_->push(
@@ -146,19 +147,18 @@ Work Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm a
         } catch (const PeerFailed&) {
           throw;
         } catch (const std::exception& e) {
-          transport_->fail(e.what());  // or the next one in the queue would meet what the others do now
+          transport_->fail(e.what());  // or the next queued call would be matched with the others' current one
           throw;
         }
       });
   return Work(held_up_until(std::move(done), trace_), std::move(until_waited), held_up_);
 }
 
-// On this thread, since the order in which work is captured is that of the calls. What waits makes the rank's stream
-// come after it.
+// Runs on this thread, because capture order is call order. Work::wait() joins the rank's stream with the collective.
 Work Communicator::start_queued(const Call& call, std::vector<Tensor> held, Algorithm algorithm) {
   std::function<void()> join;
   observed(call, now(), [&] {
-    goes_native(*transport_, algorithm, call);  // it does, or that is refused
+    goes_native(*transport_, algorithm, call);  // checks that native() is valid
     join = transport_->native_beside(call);
     return sent_directly(call, size(), rank());
   });
@@ -179,7 +179,7 @@ Work Communicator::start_all_reduce(const Tensor& x, Reduction reduction) {
   return start(call, {x});
 }
 
-// On one rank a piece is the whole.
+// With one rank a chunk is the full array.
 bool Communicator::alone(const Call& call) const {
   if (size() > 1) return false;
   Memory(call).copy(call.out, call.in, call.bytes());
@@ -222,21 +222,21 @@ void Communicator::reduce(const Tensor& x, int root) {
 void Communicator::gather(const Tensor& in, const Tensor& out, int root) {
   Call call = cut(Op::gather, in, out);
   call.root = checked(call, root);
-  if (rank() == root && !call.out) complain(call, "the root has no memory for the whole");
+  if (rank() == root && !call.out) complain(call, "the root has no memory for the full array");
   if (!alone(call)) run(call);
 }
 
 void Communicator::scatter(const Tensor& in, const Tensor& out, int root) {
   Call call = cut(Op::scatter, in, out);
   call.root = checked(call, root);
-  if (rank() == root && !call.in) complain(call, "the root has no whole to scatter");
+  if (rank() == root && !call.in) complain(call, "the root has no array to scatter");
   if (!alone(call)) run(call);
 }
 
 void Communicator::all_to_all(const Tensor& in, const Tensor& out) {
   Call call = whole(Op::all_to_all, in);
   if (in.numel() % size() != 0)
-    complain(call, std::to_string(in.numel()) + " elements are no multiple of " + std::to_string(size()) + " ranks");
+    complain(call, std::to_string(in.numel()) + " elements are not a multiple of " + std::to_string(size()) + " ranks");
   if (out.numel() != in.numel() || out.dtype() != in.dtype() || !out.is_contiguous() ||
       make_gpu_arena(out) != make_gpu_arena(in) || out.address() == in.address())
     complain(call,
@@ -254,8 +254,8 @@ Call Communicator::uneven(const Tensor& in, const Tensor& out, const UnevenSplit
   const auto own = static_cast<size_t>(rank());
   if (!fit(pieces.sent, in) || !fit(pieces.received, out) || pieces.sent[own] != pieces.received[own] ||
       out.dtype() != in.dtype() || !out.is_contiguous() || make_gpu_arena(out) != call.gpu)
-    complain(call, in.describe() + " and " + out.describe() + " are not the pieces of " + std::to_string(size()) +
-                       " ranks, as many as their counts say");
+    complain(call, in.describe() + " and " + out.describe() + " do not match the chunk sizes of " +
+                       std::to_string(size()) + " ranks");
   call.out = out.address();
   call.pieces = &pieces;
   return call;
@@ -306,11 +306,12 @@ void Communicator::barrier() {
 
 int Communicator::checked(const Call& call, int rank) const {
   if (rank < 0 || rank >= size())
-    complain(call, "there is no rank " + std::to_string(rank) + " among " + std::to_string(size()));
+    complain(call, "expected a rank below the group size, got rank " + std::to_string(rank) + " of " +
+                       std::to_string(size()));
   return rank;
 }
 
-// Numbers over ranks, and smaller groups.
+// Scalar reductions and sub-groups.
 
 void Communicator::over_ranks(std::span<double> x, Reduction reduction) {
   if (size() == 1) return;
@@ -349,7 +350,7 @@ void Communicator::count_again(const OpCounts& more) {
   }
 }
 
-// The host's wait for a GPU that waits for other ranks.
+// The host's wait for a GPU that may wait for other ranks.
 
 void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
   constexpr int kYields = 1000;
@@ -373,16 +374,16 @@ void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
       spins < kYields ? std::this_thread::yield() : std::this_thread::sleep_for(kNap);
     }
   } catch (const CommError&) {
-    while (still_busy()) std::this_thread::sleep_for(kNap);  // the rest is queued behind what was ended
+    while (still_busy()) std::this_thread::sleep_for(kNap);  // the remaining work follows the aborted collectives
     throw;
   }
 }
 
-// Facts are compared by a hash first, and shown where that differs.
+// Facts are compared by hash; the texts are exchanged only if hashes differ.
 
 namespace {
 
-constexpr size_t kShown = 3, kLetters = 80;  // facts, and letters of a value
+constexpr size_t kShown = 3, kLetters = 80;  // maximum facts shown, characters per value
 
 using Sorted = std::map<std::string, std::string>;
 
@@ -404,7 +405,7 @@ Sorted parse_facts(const std::string& text) {
 
 std::string shown(const Sorted& facts, const std::string& name) {
   const auto found = facts.find(name);
-  if (found == facts.end()) return "not given";
+  if (found == facts.end()) return "not set";
   return found->second.size() > kLetters ? found->second.substr(0, kLetters) + "..." : found->second;
 }
 
@@ -427,7 +428,7 @@ void require_same(Communicator& world, const Facts& mine) {
   const std::string text = to_string(own);
   const ArenaPtr arena = make_arena();
   const Tensor hashes = Tensor::zeros({world.size()}, DType::int64, arena);
-  const Philox::Block words = Philox::named(0, text)(0);  // any hash would do
+  const Philox::Block words = Philox::named(0, text)(0);  // any hash function works
   const int64_t hash = int64_t{words[0]} << 32 | words[1];
   world.all_gather(Tensor::of<int64_t>(std::vector{hash}, {1}, arena), hashes);
   const std::vector<int64_t> all = hashes.to_vector<int64_t>();

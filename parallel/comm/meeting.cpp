@@ -1,4 +1,4 @@
-// Flags that are raised and waited for, and one rank's part of each collective.
+// The host barrier, and this rank's part of each in-place collective.
 #include "parallel/comm/meeting.h"
 
 #include "parallel/comm/memory.h"
@@ -10,7 +10,7 @@ void HostMeeting::meet() {
   const Call& mine = current_post(rank_);
   for (int r = 0; r < std::ssize(places_); ++r) {
     if (r == rank_) continue;
-    // what fits into two words is kept without memory of its own
+    // two captured words fit into std::function without allocation
     PeerWait observer(transport_, r, [this, r] { return std::pair(describe(current_post(rank_)), last_operation(r)); });
     const Waited waited = wait_for(places_[static_cast<size_t>(r)]->flag, moment_, patience_, &observer);
     if (waited == Waited::arrived) continue;
@@ -26,15 +26,15 @@ void HostMeeting::meet() {
     }
 }
 
-// Names the last call of a missing rank: the later of its two posts; it does not write while it is missing.
+// The last call of a missing rank: the later of its two posts, which are stable while it is missing.
 std::string HostMeeting::last_operation(int rank) const {
   const uint32_t reached = places_[static_cast<size_t>(rank)]->flag.value.load(std::memory_order_acquire);
-  if (static_cast<int32_t>(reached - first_) >= 0) return "it stopped in the middle of this";
+  if (static_cast<int32_t>(reached - first_) >= 0) return "it stopped during this operation";
   if (reached == 0) return "it has not communicated yet";
-  return "the last it came to was " + describe(rank_posts(rank)[(calls_ + 1) % 2]);
+  return "its last operation was " + describe(rank_posts(rank)[(calls_ + 1) % 2]);
 }
 
-// One rank's part of each collective.
+// This rank's part of each in-place collective.
 
 InPlaceExchange::InPlaceExchange(int ranks, int rank)
     : rank_(rank),
@@ -50,7 +50,7 @@ void InPlaceExchange::all_reduce(const Call& mine) {
   Memory(mine).reduce_ranks(in_, out_, piece(mine.count, static_cast<int>(seen_.size()), rank_));
 }
 
-// All ranks' elements of the range go to the beginning of this rank's out.
+// Reduces the range over all ranks into the beginning of this rank's `out`.
 void InPlaceExchange::reduce(const Call& mine, Range range) {
   for (size_t r = 0; r < seen_.size(); ++r) in_[r] = seen_[r].in + range.begin * element_size(mine.dtype);
   std::byte* const out = mine.out;
@@ -65,7 +65,7 @@ void InPlaceExchange::run(const Call& mine) {
     memory.copy(to, from, count * element);
   };
   const Range own = piece(mine.count, n, rank_);
-  const int64_t width = own.size() / mine.rows, pitch = width * n;  // of a row's piece, and of a row
+  const int64_t width = own.size() / mine.rows, pitch = width * n;  // chunk width and row pitch
   switch (mine.op) {
     case Op::all_reduce:
       return all_reduce(mine);

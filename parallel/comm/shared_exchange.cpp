@@ -1,4 +1,4 @@
-// Mapping through /proc: the descriptor of another process is a link to its file there, open to processes of one user.
+// Mapping through /proc: /proc/PID/fd links to the other process's file, accessible to processes of the same user.
 #include "parallel/comm/shared_exchange.h"
 
 #include <fcntl.h>
@@ -51,7 +51,7 @@ std::byte* PeerMemory::base(const SharedArrayRef& reach) {
   return base;
 }
 
-// In place, or in rounds over two slots.
+// The in-place exchange, and rounds over two slots.
 
 namespace {
 
@@ -74,12 +74,12 @@ SharedExchange::SharedExchange(Transport& transport, std::vector<SharedPlace*> p
       in_place_(n_, me_),
       in_(static_cast<size_t>(n_)) {}
 
-// Block `index` of the slot that a rank fills in a round.
+// Block `index` of the slot that a rank writes in a round.
 std::byte* SharedExchange::block(int rank, uint32_t round, int index) const {
   return place(rank).slots[round % 2].data() + index * block_bytes_;
 }
 
-// Elements of rank's piece that round k moves, counted in the whole array. A broadcast is all its root's piece.
+// Elements, in the full array, of rank's chunk that round k moves. In a broadcast the root owns everything.
 Range SharedExchange::part(const Call& call, int rank, int64_t k) const {
   const Range whole = call.op != Op::broadcast ? piece(call.count, n_, rank)
                       : rank == call.root      ? Range{0, call.count}
@@ -98,7 +98,7 @@ void SharedExchange::rounds(int64_t count, const Put& put, const Take& take) {
   }
 }
 
-// Puts of each other rank's piece the part that is its turn into the block for it.
+// Writes the current section of each other rank's chunk into the block for that rank.
 void SharedExchange::put_parts(const Call& call, int64_t k) const {
   const int64_t element = element_size(call.dtype);
   for (int r = 0; r < n_; ++r)
@@ -106,15 +106,15 @@ void SharedExchange::put_parts(const Call& call, int64_t k) const {
       put_bytes(block(me_, round_, r), call.in + part(call, r, k).begin * element, part(call, r, k).size() * element);
 }
 
-// Adds, in the order of ranks, what each other rank has put into that block of its slot, and this one's at `own`.
+// Reduces in rank order block `index` of the other ranks' slots and this rank's data at `own`.
 void SharedExchange::sum(const Call& call, int index, const std::byte* own, std::span<std::byte* const> out,
                          int64_t count) {
   for (int r = 0; r < n_; ++r) in_[static_cast<size_t>(r)] = r == me_ ? own : block(r, round_, index);
   reduce_ranks(call.dtype, call.reduction, in_, out, {0, count});
 }
 
-// all_reduce of two, and reduce: whoever others need puts its whole array, and who wants the sum adds. Of two ranks
-// that is one meeting for a block, and as many bytes through the cache as if each added its half.
+// all_reduce of two ranks, and reduce: each source writes its full array, and the destinations add. For two ranks this
+// costs one barrier per block, with the same cache traffic as if each added its half.
 void SharedExchange::wholes(const Call& call) {
   block_bytes_ = kSlotBytes;
   const int64_t element = element_size(call.dtype), step = block_bytes_ / element;
@@ -131,8 +131,8 @@ void SharedExchange::wholes(const Call& call) {
   rounds(count_rounds(call.count, step), put, take);
 }
 
-// Each rank adds its part of every block; the sums of a block travel with the next block's arrays, in the place that a
-// rank's own part would take.
+// Each rank reduces its section of every block; the sums of a block are sent with the next block's arrays, in the block
+// that a rank's own section would use.
 void SharedExchange::all_reduce(const Call& call) {
   const int64_t element = element_size(call.dtype);
   const int64_t blocks = count_rounds((call.count + n_ - 1) / n_, block_bytes_ / element);
@@ -153,7 +153,7 @@ void SharedExchange::all_reduce(const Call& call) {
   rounds(blocks + 1, put, take);
 }
 
-// all_gather, gather and broadcast: whoever has a piece puts it, and who wants the whole takes all others'.
+// all_gather, gather and broadcast: owners write their chunks, and destinations read all others'.
 void SharedExchange::from_owners(const Call& call) {
   block_bytes_ = kSlotBytes;
   const int64_t element = element_size(call.dtype);
@@ -174,8 +174,8 @@ void SharedExchange::from_owners(const Call& call) {
   rounds(count_rounds(largest, block_bytes_ / element), put, take);
 }
 
-// reduce_scatter, all_to_all (everybody puts, each piece at its place) and scatter (only the root puts). A piece alone
-// lands at the start of out.
+// reduce_scatter, all_to_all (all ranks write, each chunk in its block) and scatter (only the root writes). A single
+// chunk is stored at the start of out.
 void SharedExchange::pieces(const Call& call) {
   const int64_t element = element_size(call.dtype);
   const bool scatters = call.op == Op::scatter;
@@ -204,7 +204,7 @@ void SharedExchange::meet_for(const Call& call) {
   meeting_.meet();
 }
 
-// Comes together, and where all arrays can be reached, exchanges them; false: it is still to be done.
+// Barrier, then the in-place exchange if all arrays are mappable; returns false if it must use the window.
 bool SharedExchange::in_place(const Call& call) {
   place(me_).reaches[(meeting_.calls() + 1) % 2] = make_reach(call);
   meet_for(call);

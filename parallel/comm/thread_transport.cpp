@@ -1,4 +1,4 @@
-// The direct exchange in place, and letters.
+// The in-place direct exchange, and mailboxes.
 #include "parallel/comm/thread_transport.h"
 
 #include <cstring>
@@ -76,7 +76,7 @@ void ThreadTransport::give_up(const Call& call) {
   throw PeerFailed(describe(call) + ": " + failure());
 }
 
-// After a failure nothing is posted any more: somebody may be reading, for his message, what this rank came to last.
+// After a failure nothing is posted: another rank may be reading this rank's last post for its message.
 void ThreadTransport::arrive(const Call& call) {
   if (failed_rank() >= 0) give_up(call);
   if constexpr (kWithCuda)
@@ -97,7 +97,7 @@ void ThreadTransport::depart(const Call& call) {
     for (int r = 0; call.gpu && r < size(); ++r) place(r).done.before(*call.gpu);
 }
 
-// Two ranks and few bytes: each leaves a copy where the other finds it, so that nobody has to wait for the end.
+// Two ranks and few bytes: each publishes a copy, so neither waits for the other to finish reading.
 int64_t ThreadTransport::all_reduce_small(const Call& call) {
   const int64_t bytes = call.bytes();
   std::byte* const mine = place(rank_).small[(meeting_.calls() + 1) % 2].data();
@@ -114,7 +114,7 @@ int64_t ThreadTransport::all_reduce_small(const Call& call) {
 int64_t ThreadTransport::exchange(const Call& call) {
   if (call.op == Op::all_reduce && size() == 2 && call.bytes() <= kSmall && !call.gpu) return all_reduce_small(call);
   arrive(call);
-  if (call.op == Op::barrier) {  // everybody has come
+  if (call.op == Op::barrier) {  // all ranks have arrived
     end_work();
     return 0;
   }
@@ -128,7 +128,7 @@ int64_t ThreadTransport::direct(const Call& call) {
   try {
     return exchange(call);
   } catch (...) {
-    end_work();  // or who gives up would wait for this rank
+    end_work();  // or a failing rank would wait for this one
     throw;
   }
 }
@@ -140,7 +140,7 @@ void ThreadTransport::put(int to, Letter letter) {
   raise(box.arrivals, box.arrivals.value.load(std::memory_order_relaxed) + 1);
 }
 
-// The first letter of that tag, which is to have `bytes`.
+// The first letter with this tag; its size must be `bytes`.
 Letter ThreadTransport::take(int from, int tag, int64_t bytes) {
   Mailbox& box = group_->mailbox(from, rank_);
   for (;;) {
@@ -186,7 +186,7 @@ void ThreadTransport::recv_to_gpu(int from, int tag, std::byte* data, int64_t by
 
 std::unique_ptr<Transport> ThreadTransport::split(int color, int key) {
   const std::vector<int> members = group_members(color, key);
-  // Offered in memory that outlives this call, so that a rank may take it while the first one fails.
+  // Stored in memory that outlives this call, so a rank can read it while the first one fails.
   std::shared_ptr<ThreadGroup>& offered = group_->places[static_cast<size_t>(members[0])].offered;
   if (members[0] == rank_) {
     std::vector<int> world;
@@ -196,7 +196,7 @@ std::unique_ptr<Transport> ThreadTransport::split(int color, int key) {
   }
   direct({.op = Op::barrier});
   std::shared_ptr<ThreadGroup> group = offered;
-  direct({.op = Op::barrier});  // everybody has it
+  direct({.op = Op::barrier});  // all ranks have read it
   if (members[0] == rank_) offered.reset();
   const auto place = std::ranges::find(members, rank_) - members.begin();
   return std::make_unique<ThreadTransport>(std::move(group), static_cast<int>(place));

@@ -1,4 +1,4 @@
-// Times on the steady clock.
+// Trace recording, and the flight recorder's reports.
 #include "parallel/comm/trace.h"
 
 #include <fmt/format.h>
@@ -10,7 +10,7 @@
 namespace tessera {
 
 namespace {
-constexpr int64_t kShare = 32;  // changes below 1 / kShare of the most bytes ever are noted with the next event
+constexpr int64_t kShare = 32;  // smaller changes than 1 / kShare of the peak are sampled with the next event
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 int64_t sum(const std::array<int64_t, kCategories>& x) { return std::accumulate(x.begin(), x.end(), int64_t{0}); }
 }  // namespace
@@ -32,7 +32,7 @@ void Trace::add(TraceEvent event) {
   sample();
 }
 
-// The arena calls with its own lock held, so it is called without ours.
+// The arena calls back while it holds its own lock, so ours must not be held here.
 void Trace::watch(ArenaPtr arena) {
   if (arena_) tessera::watch(*arena_, nullptr);
   arena_ = std::move(arena);
@@ -92,7 +92,7 @@ std::future<void> held_up_until(std::future<void> done, Trace* trace) {
   });
 }
 
-// The lines that are said and written.
+// The flight recorder's lines.
 
 namespace {
 

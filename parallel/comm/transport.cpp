@@ -1,4 +1,4 @@
-// The parts of a transport that need no memory in common.
+// Transport functions that do not need shared memory.
 #include "parallel/comm/transport.h"
 
 #include <fmt/format.h>
@@ -96,11 +96,11 @@ std::function<void()> Transport::native_beside(const Call& call) {
 }
 
 int64_t Transport::native(const Call& call) {
-  throw Error("[comm] " + std::string(kind()) + " have no collective of their own for " + describe(call) +
+  throw Error("[comm] " + std::string(kind()) + " have no native collective for " + describe(call) +
               "; expected the algorithm direct, ring, tree or root");
 }
 
-// Names of communications.
+// Texts of calls and errors.
 
 std::string_view to_string(Op op) {
   constexpr std::array<std::string_view, kOps> names = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
@@ -116,7 +116,7 @@ std::string describe(const Call& call) {
   if (call.reduction == Reduction::max) text += ", max";
   if (call.op == Op::broadcast || call.op == Op::reduce || call.op == Op::gather || call.op == Op::scatter)
     text += ", root " + std::to_string(call.root);
-  if (call.pieces) text += ", uneven pieces";
+  if (call.pieces) text += ", uneven chunks";
   if (call.gpu) text += ", on a GPU";
   return text + ")";
 }
@@ -130,7 +130,7 @@ std::string sent_nothing(int world_rank, double timeout_s) {
 }
 
 std::string did_not_come(int world_rank, double timeout_s, const std::string& last) {
-  return fmt::format("rank {} did not come within {}; {}", world_rank, seconds_text(timeout_s), last);
+  return fmt::format("rank {} did not arrive within {}; {}", world_rank, seconds_text(timeout_s), last);
 }
 
 CommError differ(const Call& mine, int world_rank, const Call& theirs) {

@@ -1,12 +1,12 @@
-// A binary tree: few steps, whole arrays. For small arrays on many ranks, where latency is what counts.
+// Binary tree: few steps with full arrays. For small arrays on many ranks, where latency dominates.
 //
 //   step 1:  0 <- 1   2 <- 3   4 <- 5   6 <- 7       (8 ranks, counted from the root)
 //   step 2:  0 <- 2            4 <- 6
-//   step 3:  0 <- 4                                  and back the same way for a broadcast
+//   step 3:  0 <- 4                                  and the reverse for a broadcast
 //
-// Order of summation, the same for every element: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), each addition rounded to
-// the dtype; where the number of ranks is no power of two the missing ranks are left out. Ranks count from the root on.
-// Sent: every rank but the root its array once upwards; downwards n - 1 arrays by all ranks together.
+// Summation order, the same for every element: ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), each addition rounded to the
+// dtype; if the number of ranks is not a power of two, missing ranks are skipped. Ranks count from the root. Sent:
+// every rank but the root sends its array up once; n - 1 arrays are sent down in total.
 #include <numeric>
 
 #include "parallel/comm/algorithms.h"
@@ -66,7 +66,7 @@ int64_t tree(Transport& t, const Call& call) {
   } else if (call.op == Op::all_reduce) {
     tree.reduce(call.out);
     tree.broadcast(call.out);
-  } else {  // only the root's array changes
+  } else {  // only the root's array is modified
     Scratch total(call, tree.bytes);
     tree.memory.copy(total.data(), call.in, tree.bytes);
     tree.reduce(total.data());
@@ -75,14 +75,14 @@ int64_t tree(Transport& t, const Call& call) {
   return tree.sent;
 }
 
-// Through a root: what DataParallel and a parameter server do. Simple, and the root's link is the bottleneck.
+// Through a root, as DataParallel and a parameter server do: simple, but the root's link is the bottleneck.
 //
 //   1 \            / 1
 //   2 -> 0 (sum) -> 2        gather, then broadcast
 //   3 /            \ 3
 //
-// Order of summation: rank order, in float32, rounded once; the same bits as the direct exchange. The root receives and
-// sends n - 1 arrays; every other rank sends and receives one.
+// Summation order: rank order, in float32, rounded once; bitwise identical to the direct exchange. The root receives
+// and sends n - 1 arrays; every other rank sends and receives one.
 
 int64_t root(Transport& t, const Call& call) {
   int64_t sent = 0;
@@ -107,7 +107,7 @@ int64_t root(Transport& t, const Call& call) {
   return sent;
 }
 
-// Uneven pieces: each rank sends first, since none of it waits; then it takes what the others sent.
+// Uneven chunks: each rank first sends, which does not block, then receives.
 
 namespace {
 

@@ -1,4 +1,4 @@
-// Flags over the futex of Linux, which works between processes as between threads.
+// Flags on Linux futexes, which work between threads and between processes.
 #include "parallel/comm/wait.h"
 
 #include <linux/futex.h>
@@ -17,14 +17,14 @@ namespace {
 
 constexpr int kSpins = 2000, kSpinsWhenCrowded = 20;
 constexpr double kYielding_s = 100e-6;
-constexpr long kSlice_ns = 20'000'000;  // a sleeper looks up this often, for a rank that failed or the time,
-constexpr long kBusySlice_ns = 50'000;  // and this often when it has something to do meanwhile
+constexpr long kSlice_ns = 20'000'000;  // polling interval of a sleeper for failures and timeouts,
+constexpr long kBusySlice_ns = 50'000;  // and while `meanwhile` has work
 
 bool reached(const std::atomic<uint32_t>& flag, uint32_t value, std::memory_order order) {
   return static_cast<int32_t>(flag.load(order) - value) >= 0;
 }
 
-// Tells the processor that this loop waits.
+// Hints to the CPU that this is a spin loop.
 void pause() {
 #ifdef __x86_64__
   __builtin_ia32_pause();

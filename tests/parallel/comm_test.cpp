@@ -175,11 +175,11 @@ TEST(CommFailure, ARankThatThrowsEndsTheOthers) {
     });
   };
   EXPECT_EQ(thrown_by([](Communicator&) { throw CommError("the cause"); }), "[rank 2] the cause");
-  EXPECT_EQ(thrown_by([](Communicator&) { throw 42; }), "[rank 2] something was thrown that is no std::exception");
+  EXPECT_EQ(thrown_by([](Communicator&) { throw 42; }), "[rank 2] the thrown object is not a std::exception");
   EXPECT_EQ(thrown_by([](Communicator&) { throw "a text"; }), "[rank 2] a text");
   EXPECT_EQ(thrown_by([](Communicator&) { throw std::string("a string"); }), "[rank 2] a string");
   EXPECT_EQ(thrown_by([](Communicator&) { throw static_cast<const char*>(nullptr); }),
-            "[rank 2] something was thrown that is no std::exception");
+            "[rank 2] the thrown object is not a std::exception");
   const std::string busy = thrown_by([](Communicator& world) {  // with work in the background
     const Work p = world.start_all_reduce(zeros(100));
     throw CommError("the cause");
@@ -196,7 +196,7 @@ TEST(CommFailure, ARankThatLeavesWithWorkInTheBackgroundIsNamed) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     world.barrier();
   });
-  EXPECT_EQ(what, "[rank 0] ended while its communication was still in the background");
+  EXPECT_EQ(what, "[rank 0] ended while background communication was still running");
 }
 
 TEST(CommFailure, ARankThatDoesNotComeIsNamed) {
@@ -205,8 +205,8 @@ TEST(CommFailure, ARankThatDoesNotComeIsNamed) {
     if (world.rank() != 1) world.all_reduce(zeros(100));
   });
   EXPECT_TRUE(has(what,
-                  "world axis, all_reduce of 400 bytes (float32): rank 1 did not come within 0.3 s; the last it came "
-                  "to was all_reduce of 40 bytes (float32)"));
+                  "world axis, all_reduce of 400 bytes (float32): rank 1 did not arrive within 0.3 s; its last "
+                  "operation was all_reduce of 40 bytes (float32)"));
 }
 
 TEST(CommFailure, CallsThatDifferAreNamed) {
@@ -289,7 +289,7 @@ TEST(CommFailure, NoPlantedFaultHangs) {
     }
     const std::string what = failure(options, body), by = fmt::format("rank {}", culprit);
     if (drops) {
-      EXPECT_TRUE(has(what, direct ? by + " did not come within 0.5 s" : "sent nothing within 0.5 s")) << what;
+      EXPECT_TRUE(has(what, direct ? by + " did not arrive within 0.5 s" : "sent nothing within 0.5 s")) << what;
     } else {
       EXPECT_TRUE(what.starts_with("[" + by + "] world axis, ")) << what;
       EXPECT_TRUE(what.ends_with(fmt::format("a planted fault at call {}", fault.call))) << what;
@@ -353,7 +353,7 @@ TEST(Flight, ALongWaitIsSaidOnceWithWhomAndWhatItDidLast) {
   });
   ASSERT_EQ(lines.size(), 1U);
   for (const char* part : {"has waited 5", "in all_reduce of 40 bytes (float32) on axis dp for rank 2",
-                           "the last it came to was all_reduce of 40 bytes"})
+                           "its last operation was all_reduce of 40 bytes"})
     EXPECT_TRUE(has(lines[0], part));
 }
 
@@ -415,7 +415,7 @@ TEST(Flight, AFailureLeavesWhatEveryRankDidLast) {
   EXPECT_TRUE(has(file, R"("number": 3, "operation": "all_reduce", "bytes": 40)"));
   EXPECT_TRUE(has(file, R"("number": 4, "operation": "barrier", "bytes": 0)"));
   EXPECT_TRUE(has(file, R"("ended": null)"));
-  EXPECT_TRUE(has(file, "did not come within 1 s"));
+  EXPECT_TRUE(has(file, "did not arrive within 1 s"));
 }
 
 TEST(Flight, KeepsTheLast32AndTheirNumbers) {

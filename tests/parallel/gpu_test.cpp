@@ -236,7 +236,7 @@ TEST_F(CommGpu, FaultsAreFound) {
   const std::string away = failure(o, [](Communicator& world) {
     world.all_reduce(brought(world.rank(), {10}, DType::float32, make_arena(Device::cuda)));
   });
-  EXPECT_TRUE(has(away, "did not come within"));
+  EXPECT_TRUE(has(away, "did not arrive within"));
 }
 
 // Ranks with a GPU each, over NCCL.
@@ -328,9 +328,10 @@ TEST_F(NcclGpu, ARankThatIsLateIsNamedWithWhatItDidLast) {
       throw;
     }
   });
-  EXPECT_EQ(what,
-            "[rank 0] world axis, broadcast of 4000 bytes (float32, root 0, on a GPU): rank 1 did not come within 1 s; "
-            "the last it came to was all_reduce of 4000 bytes (float32, on a GPU)");
+  EXPECT_EQ(
+      what,
+      "[rank 0] world axis, broadcast of 4000 bytes (float32, root 0, on a GPU): rank 1 did not arrive within 1 s; "
+      "its last operation was all_reduce of 4000 bytes (float32, on a GPU)");
 }
 
 // Seen before NCCL is asked, which would wait for ever.

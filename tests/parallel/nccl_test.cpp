@@ -204,7 +204,8 @@ void on_two_ranks(double timeout_s, const std::function<void(Log&, NcclTransport
 
 TEST(Nccl, AStuckCollectiveIsAbortedAndNamed) {
   on_two_ranks(1, [](Log& log, NcclTransport& nccl, const Call& call) {
-    expect_error(Status::communication, {"all_reduce of 400 bytes (float32, on a GPU): NCCL did not end it within 1 s"},
+    expect_error(Status::communication,
+                 {"all_reduce of 400 bytes (float32, on a GPU): NCCL did not complete it within 1 s"},
                  [&] { nccl.native(call); });
     EXPECT_EQ(log.calls.back(), "abort");
   });
@@ -253,7 +254,7 @@ TEST(Nccl, WithoutGpusTheBackendIsRefused) {
   const std::string what =
       error_message([] { launch({.backend = Backend::nccl, .ranks = 2, .timeout_s = 20}, [](Communicator&) {}); });
   if (what == "nothing was thrown") GTEST_SKIP() << "this machine has GPUs";
-  EXPECT_TRUE(has(what, kWithNccl ? "`backend` nccl: every rank needs a GPU of its own; expected 2 on this machine"
+  EXPECT_TRUE(has(what, kWithNccl ? "`backend` nccl: every rank needs a separate GPU; expected 2 on this machine"
                                   : "`backend` nccl: this build has no NCCL"));
 }
 

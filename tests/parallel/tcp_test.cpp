@@ -116,22 +116,22 @@ TEST(Tcp, ABrokenConnectionIsARankThatFailed) {
     });
     return errors[0];
   };
-  EXPECT_EQ(after(""), "recv of 8 bytes: rank 1 has failed: its connection has ended");
+  EXPECT_EQ(after(""), "recv of 8 bytes: rank 1 has failed: its connection has closed");
   TcpWorld::Head head{.bytes = 8};
   const auto text = [&] { return std::string(reinterpret_cast<const char*>(&head), sizeof(head)); };
   EXPECT_EQ(after(text() + "12345678"), "");
-  EXPECT_EQ(after(text() + "123"), "recv of 8 bytes: rank 1 has failed: its connection has ended");
+  EXPECT_EQ(after(text() + "123"), "recv of 8 bytes: rank 1 has failed: its connection has closed");
   head.bytes = -8;
-  EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: what it sends is no message");
+  EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
   head.bytes = int64_t{1} << 60;
-  EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: what it sends is no message");
+  EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
   head.bytes = int64_t{1} << 40;  // memory is for what comes, not for what is announced
   rusage before{}, behind{};
   getrusage(RUSAGE_SELF, &before);
-  EXPECT_EQ(after(text() + "123"), "recv of 8 bytes: rank 1 has failed: its connection has ended");
+  EXPECT_EQ(after(text() + "123"), "recv of 8 bytes: rank 1 has failed: its connection has closed");
   getrusage(RUSAGE_SELF, &behind);
   EXPECT_LT(behind.ru_maxrss - before.ru_maxrss, 256 << 10) << "KiB";
-  EXPECT_EQ(after(std::string(24, '\x7f')), "recv of 8 bytes: rank 1 has failed: what it sends is no message");
+  EXPECT_EQ(after(std::string(24, '\x7f')), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
 }
 
 // Ranks meet: every pair gets a connection; strangers are hung up on; who is missing, there twice, or expects
@@ -224,7 +224,7 @@ TEST(Rendezvous, RankThatEndsAndDoesNotReturnIsNamed) {
     stranger(address, {reinterpret_cast<const char*>(&hello), sizeof(hello)});
   });
   EXPECT_EQ(errors[0],
-            "[rendezvous] ranks 1, 2 did not come to " + address + " within 0.5 s; rank 2 had come and ended");
+            "[rendezvous] ranks 1, 2 did not connect to " + address + " within 0.5 s; rank 2 had connected and exited");
 }
 
 TEST(Rendezvous, WhoIsMissingIsSaidToAll) {
@@ -232,9 +232,9 @@ TEST(Rendezvous, WhoIsMissingIsSaidToAll) {
   const Texts errors =
       run_ranks(2, [&](int rank) { meet({.address = address, .rank = rank, .ranks = 4, .timeout_s = 0.4}); });
   for (const std::string& text : errors)
-    EXPECT_EQ(text, "[rendezvous] ranks 2, 3 did not come to " + address + " within 0.4 s");
+    EXPECT_EQ(text, "[rendezvous] ranks 2, 3 did not connect to " + address + " within 0.4 s");
   EXPECT_EQ(run_ranks(1, [&](int) { meet({.address = address, .rank = 1, .ranks = 2, .timeout_s = 0.3}); })[0],
-            "[rendezvous] nobody answers at " + address + " within 0.3 s: Connection refused; expected rank 0 there");
+            "[rendezvous] no answer at " + address + " within 0.3 s: Connection refused; expected rank 0 there");
 }
 
 TEST(Rendezvous, WhatDoesNotFitTogetherIsSaidToAll) {
@@ -247,9 +247,9 @@ TEST(Rendezvous, WhatDoesNotFitTogetherIsSaidToAll) {
     for (const std::string& text : errors) EXPECT_EQ(text, "`rank`: " + words);
   };
   all_say({{address, 0, 3, 10}, {address, 1, 3, 10}, {address, 1, 3, 10}},
-          "1 came twice to the rendezvous; expected each rank once");
+          "1 connected twice to the rendezvous; expected each rank once");
   all_say({{address, 0, 3, 10}, {address, 1, 4, 10}},
-          "rank 1 expects 4 ranks, and rank 0 expects 3; expected the same `ranks` of all");
+          "rank 1 expects 4 ranks, and rank 0 expects 3; expected the same `ranks` on all");
   EXPECT_EQ(refusal({.ranks = 3, .rank = 3}, {true, false, false}), "3 is none of 3 ranks; expected 0 to 2");
   EXPECT_EQ(refusal({.ranks = 3, .rank = 2}, {true, false, false}), "");
   EXPECT_THROW(meet({address, 2, 2, 1}), FieldError);
@@ -268,7 +268,7 @@ TEST(Rendezvous, AnAnswerThatIsNoneIsSaid) {
     const std::string text = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n";
     write_all(s.get(), text.data(), text.size(), Deadline(1));
   });
-  EXPECT_EQ(errors[1], "[rendezvous] what answers at " + address + " is no rank 0 of Tessera, or has ended");
+  EXPECT_EQ(errors[1], "[rendezvous] the process at " + address + " is not rank 0 of Tessera, or has exited");
 }
 
 TEST(Rendezvous, AddressesAreHostAndPort) {

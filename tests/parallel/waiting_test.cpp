@@ -109,7 +109,7 @@ TEST(Waiting, TheOddOneOutIsFoundWhereverItStands) {
           });
           ADD_FAILURE() << "accepted: another " << what;
         } catch (const Error& e) {
-          EXPECT_FALSE(has(e.what(), "did not come within")) << what;
+          EXPECT_FALSE(has(e.what(), "did not arrive within")) << what;
         }
       }
 }

@@ -1,4 +1,4 @@
-// Messages, groups and failures over MPI.
+// Messages, groups, native collectives and failure detection under MPI.
 #include <poll.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -19,9 +19,9 @@ namespace tessera {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kFirstTag = 16;  // below are the tags of our own algorithms, which count down from -1
+constexpr int kFirstTag = 16;  // internal tags count down from -1
 constexpr int kSpins = 200;
-constexpr double kYielding = 500e-6, kSoon = 20e-3;  // seconds of a wait
+constexpr double kYielding = 500e-6, kSoon = 20e-3;  // seconds since the wait began
 constexpr auto kShortSleep = std::chrono::microseconds(20), kLongSleep = std::chrono::microseconds(200);
 
 // `bytes` as one element, since MPI-3 counts in int.
@@ -58,7 +58,7 @@ class Bytes : NotCopied {
 
 MpiTransport::MpiTransport(std::shared_ptr<MpiWorld> world, MpiGroup& group) : world_(std::move(world)), group_(group) {
   if (!group_.window) return;
-  // A rank that waits in shared memory is not inside MPI, which sends large messages only while it is called.
+  // While a rank waits in shared memory, MPI makes no progress on large messages, so the wait polls them.
   WaitOptions patience = world_->patience();
   patience.meanwhile = [world = world_.get()] { return world->reap() > 0; };
   shared_.emplace(*this, group_.places, std::move(patience), world_->peers());
@@ -124,24 +124,24 @@ int64_t MpiTransport::direct(const Call& call) {
 
 int64_t MpiTransport::native(const Call& call) {
   if (call.gpu)
-    throw Error("[comm] MPI's own collectives are for arrays in the host's memory, found " + describe(call) +
+    throw Error("[comm] MPI's own collectives support only arrays in host memory, found " + describe(call) +
                 "; expected the algorithm direct, ring, tree or root");
-  if (shared_) shared_->meet_for(call);  // so that MPI is entered by all or by none, and for the same
+  if (shared_) shared_->meet_for(call);  // all ranks enter the same MPI call, or none
   const MpiWatch::Blocking blocking(world_->watch(), axis_ + " axis, " + describe(call));
   mpi_collective(group_.comm, call);
   return sent_directly(call, size(), rank());
 }
 
 std::unique_ptr<Transport> MpiTransport::split(int color, int key) {
-  const int first = std::ranges::min(group_members(color, key));  // MPI's colors are not negative
+  const int first = std::ranges::min(group_members(color, key));  // MPI requires non-negative colors
   const MpiWatch::Blocking blocking(world_->watch(), axis_ + " axis, split");
   MPI_Comm comm = MPI_COMM_NULL;
   mpi_check(MPI_Comm_split(group_.comm, first, key, &comm), "MPI_Comm_split");
   return std::make_unique<MpiTransport>(world_, world_->add(comm));
 }
 
-// MPI's own collectives, in place where MPI can. Sums of bfloat16 are made in float32 and rounded at each addition, in
-// the order that the library chooses.
+// MPI's own collectives, in place if possible. bfloat16 is added in float32 and rounded at each addition, in the
+// library's order.
 
 namespace {
 
@@ -183,7 +183,7 @@ struct Collective {
   int64_t element = element_size(call.dtype);
   MPI_Datatype type = to_mpi_type(call.dtype);
   int count = static_cast<int>(call.count);
-  std::vector<int> counts, places;  // sizes and places of the pieces
+  std::vector<int> counts, places;  // sizes and displacements of the chunks
 
   Collective(MPI_Comm c, const Call& what) : comm(c), call(what) {
     MPI_Comm_size(comm, &n);
@@ -199,7 +199,7 @@ struct Collective {
 
   void reduce_scatter() const {
     const Operation op(call);
-    std::vector<std::byte> total(static_cast<size_t>(own() * element));  // `out` may lie inside `in`
+    std::vector<std::byte> total(static_cast<size_t>(own() * element));  // `out` may be inside `in`
     mpi_check(MPI_Reduce_scatter(call.in, total.data(), counts.data(), type, op.get(), comm), "MPI_Reduce_scatter");
     if (!total.empty()) std::memcpy(call.out, total.data(), total.size());
   }
@@ -260,26 +260,26 @@ void Collective::run() const {
 
 void mpi_collective(MPI_Comm comm, const Call& call) {
   if (call.count > INT_MAX)
-    throw Error("[mpi] " + describe(call) + ": MPI's own collective takes at most " + std::to_string(INT_MAX) +
+    throw Error("[mpi] " + describe(call) + ": MPI's own collectives support at most " + std::to_string(INT_MAX) +
                 " elements; use another algorithm");
   Collective(comm, call).run();
 }
 
-// Watching processes through pidfds, which cannot mistake a new process for an old one.
+// Processes are watched through pidfds, which are immune to process id reuse.
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kTick_ms = 100;
-constexpr auto kToSpeak = std::chrono::milliseconds(400);  // for a rank that waits to see the failure and report it
-constexpr auto kToLearn = std::chrono::milliseconds(300);  // from SIGTERM to knowing why it came
+constexpr auto kToSpeak = std::chrono::milliseconds(400);  // time for a waiting rank to observe and report a failure
+constexpr auto kToLearn = std::chrono::milliseconds(300);  // from SIGTERM until its cause is known
 
 std::atomic<int> terminated{0};
 struct sigaction before;
 
 void on_terminate(int) { terminated.store(1, std::memory_order_relaxed); }
 
-// Handles SIGTERM as the process would without this watch.
+// Handles SIGTERM as without this watcher.
 void terminate_as_before() {
   if (before.sa_handler == SIG_IGN) return;
   if (before.sa_handler != SIG_DFL && !(before.sa_flags & SA_SIGINFO)) return before.sa_handler(SIGTERM);
@@ -310,7 +310,8 @@ MpiWatch::~MpiWatch() {
   thread_.join();
   struct sigaction now {};
   sigaction(SIGTERM, nullptr, &now);
-  if (now.sa_handler == on_terminate) sigaction(SIGTERM, &before, nullptr);  // unless the program has put its own there
+  if (now.sa_handler == on_terminate)
+    sigaction(SIGTERM, &before, nullptr);  // unless the program has replaced the handler
   for (const int fd : descriptors_)
     if (fd >= 0) close(fd);
   if (terminated.exchange(0)) terminate_as_before();
@@ -355,7 +356,7 @@ void MpiWatch::loop() {
     for (const int fd : descriptors_)
       if (fd >= 0) polled.push_back({fd, POLLIN, 0});
     const int tick = failed_rank() >= 0 || terminated ? 5 : kTick_ms;
-    poll(polled.data(), polled.size(), tick);  // ends early when a process does, or on a signal
+    poll(polled.data(), polled.size(), tick);  // returns early if a process exits, or on a signal
     look_at_processes();
     if (options_.listen) options_.listen();
     look_at_signal();
@@ -376,8 +377,8 @@ void MpiWatch::look_at_processes() {
   }
 }
 
-// The launcher ends a job when a rank has died, and a user ends it in the same way. What the program would have done
-// comes after a moment in which a death would be seen.
+// SIGTERM comes from the launcher after a rank has died, or from a user. The default action is delayed until a death
+// would have been detected.
 void MpiWatch::look_at_signal() {
   if (!terminated || failed_rank() >= 0) return;
   const auto now = Clock::now();
@@ -400,11 +401,11 @@ void MpiWatch::look_at_calls() {
       if (late.empty() && now - entry.since > options_.timeout_s) late = entry.what;
   }
   if (late.empty() || !fail(options_.world_rank, late, false)) return;
-  options_.abort(late + ": MPI did not end it within " + seconds_text(options_.timeout_s) +
-                 "; another rank does not come");
+  options_.abort(late + ": MPI did not complete it within " + seconds_text(options_.timeout_s) +
+                 "; another rank is missing");
 }
 
-// A rank that waits sees the failure itself and reports it, with what it waited for. Another is spoken for here.
+// A waiting rank observes and reports the failure itself; otherwise the watcher reports it.
 void MpiWatch::look_at_failure() {
   if (failed_rank() < 0 || failed_rank() == options_.world_rank) return;
   const auto now = Clock::now();

@@ -1,4 +1,4 @@
-// MPI_Init_thread and MPI_Finalize.
+// MPI initialization and finalization, shared windows, and the launch under MPI.
 #include "parallel/comm/mpi/world.h"
 
 #include <fcntl.h>
@@ -30,15 +30,15 @@ namespace fs = std::filesystem;
 
 constexpr const char* kMessages = "tessera-messages";
 
-// A folder of this process's own for the files through which Open MPI sends the messages of one host. The process holds
-// a lock on it, which the system ends with the process, however that ends and in whichever container it is: a folder of
-// this name that nobody holds was left behind.
+// A directory of this process for Open MPI's backing files of messages within a host. The process holds a file lock on
+// it, which the system releases when the process ends for any reason and in any container, so an unlocked directory of
+// this name is stale.
 class MessageFolder {
  public:
   explicit MessageFolder(const fs::path& where);
   bool is_held() const { return held_; }
   const fs::path& path() const { return name_.path(); }
-  // Removes what processes of this user have left there.
+  // Removes stale directories of this user.
   static void remove_left(const fs::path& where);
 
  private:
@@ -47,7 +47,7 @@ class MessageFolder {
   bool held_ = false;
 };
 
-// Another rank may remove the folder before it is locked.
+// Another rank may remove the directory before it is locked.
 MessageFolder::MessageFolder(const fs::path& where)
     : name_(where / kMessages),
       folder_(::mkdir(path().c_str(), 0700) == 0 ? ::open(path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1) {
@@ -74,19 +74,19 @@ int64_t number_in(const char* variable) {
   return text != nullptr ? std::atoll(text) : 0;
 }
 
-// Open MPI sends the messages of one host through a file for each rank in /dev/shm, whose memory comes with the first
-// touch: where there is none left then, the system kills the rank. So there must be room for all of them before; where
-// there is not, the files go into the folder for temporary files. Null where Open MPI is to choose the place.
+// Open MPI sends messages within a host through one file per rank in /dev/shm, whose memory is allocated on first
+// touch: if none is left, the system kills the rank. So space for all files must be available; otherwise they are
+// created in the temporary directory. Null if Open MPI should choose the location.
 std::unique_ptr<MessageFolder> place_messages() {
   constexpr int64_t kFile = (int64_t{4} << 20) + 4096;
   const int64_t needed = number_in("OMPI_COMM_WORLD_LOCAL_SIZE") * kFile;
   std::error_code error;
   fs::path where = "/dev/shm";
   for (const fs::path& folder : {where, fs::temp_directory_path(error)}) MessageFolder::remove_left(folder);
-  // Before version 5, and from it on.
+  // Before and since version 5.
   constexpr std::array names = {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory"};
   for (const char* name : names)
-    if (std::getenv(name) != nullptr) return nullptr;  // the user has said where
+    if (std::getenv(name) != nullptr) return nullptr;  // set by the user
   const fs::space_info memory = fs::space(where, error);
   const bool is_short = !error && static_cast<int64_t>(memory.available) < needed;
   if (is_short) where = temporary_folder();
@@ -111,7 +111,8 @@ MpiAlarm::MpiAlarm(double timeout_s, const char* what) {
     std::condition_variable_any ended;
     for (AwakeTimer timer; timer.seconds() < timeout_s;)
       if (ended.wait_for(lock, over, std::chrono::milliseconds(100), [&] { return over.stop_requested(); })) return;
-    std::fprintf(stderr, "tessera: [rank %d] %s: the others did not come within %s; one is stopped or has gone\n",
+    std::fprintf(stderr,
+                 "tessera: [rank %d] %s: the other ranks did not arrive within %s; one is stopped or has exited\n",
                  static_cast<int>(number_in("OMPI_COMM_WORLD_RANK")), what, seconds_text(timeout_s).c_str());
     std::fflush(nullptr);
     std::_Exit(static_cast<int>(Status::communication));
@@ -124,8 +125,7 @@ MpiAlarm::MpiAlarm(double timeout_s, const char* what) {
 
 namespace {
 
-// Open MPI opens pipes, sockets and files for its messages; with fewer descriptors it ends the process without naming
-// the cause.
+// Open MPI needs pipes, sockets and files; with too few descriptors it ends the process without naming the cause.
 void require_descriptors() {
   constexpr rlim_t kMinDescriptors = 64;
   rlimit limit{};
@@ -136,8 +136,8 @@ void require_descriptors() {
                 " file descriptors, and `ulimit -n` is " + std::to_string(found));
 }
 
-// The launcher ends all ranks by SIGTERM when one has ended. Inside MPI_Init nothing else of the program runs that
-// could say so, hence a handler; what SIGTERM did before follows.
+// When one rank has exited, the launcher ends all ranks by SIGTERM. Only a signal handler can report this during
+// MPI_Init; afterwards the previous action runs.
 class TerminationDuringInit : NotCopied {
  public:
   TerminationDuringInit() {
@@ -178,8 +178,8 @@ MpiSession::MpiSession(double timeout_s) : timeout_s_(timeout_s), exceptions_(st
     owner_ = true;
   }
   if (provided >= MPI_THREAD_MULTIPLE) return;
-  throw Error("[mpi] this MPI library gives thread level " + std::to_string(provided) +
-              "; expected MPI_THREAD_MULTIPLE, which communication in the background needs");
+  throw Error("[mpi] this MPI library provides thread level " + std::to_string(provided) +
+              "; expected MPI_THREAD_MULTIPLE for background communication");
 }
 
 MpiSession::~MpiSession() {
@@ -196,14 +196,14 @@ void end_mpi_job(const std::string& line, int status, const std::function<void()
   std::fflush(nullptr);
   before_the_end();
   try {
-    std::thread([status] {  // MPI_Abort may wait for a launcher that is busy
+    std::thread([status] {  // MPI_Abort may wait for a busy launcher
       std::this_thread::sleep_for(std::chrono::seconds(5));
       std::_Exit(status);
     })
         .detach();
-    remove_temporaries();  // which a file system may hold up
+    remove_temporaries();  // may block on a file system
     MPI_Abort(MPI_COMM_WORLD, status);
-  } catch (const std::system_error&) {  // no thread is to be had: the launcher ends the others when this one is gone
+  } catch (const std::system_error&) {  // no thread available: the launcher ends the others after this exit
   }
   std::_Exit(status);
 }
@@ -216,14 +216,14 @@ void mpi_check(int code, const char* call) {
   throw CommError(std::string(call) + ": " + std::string(text.data(), static_cast<size_t>(length)));
 }
 
-// A file without a name, which the first rank of a host makes and the others map through /proc, as they map each
-// other's arrays (parallel/comm/shared_exchange.h).
+// An anonymous file, created by the first rank of a host and mapped by the others through /proc, like their arrays
+// (parallel/comm/shared_exchange.h).
 
 namespace {
 
 constexpr int64_t kPage = 4096;
 
-// The place of the file, and how it is known again: another process may have the same number elsewhere.
+// The file's location and identity: in another process namespace the same process id may refer to another process.
 struct SharedFileRef {
   int64_t process = 0;
   int descriptor = -1;
@@ -259,11 +259,11 @@ std::unique_ptr<MpiWindow> MpiWindow::make(MPI_Comm one_host, int64_t bytes_each
   const SharedFileRef found = make_offer(file);
   int good = 0;
   if (offer.descriptor < 0)
-    why = rank == 0 ? std::string("cannot make memory to share: ") + std::strerror(errno) : "";
+    why = rank == 0 ? std::string("cannot create shared memory: ") + std::strerror(errno) : "";
   else if (file < 0)
     why = "cannot map the memory of process " + std::to_string(offer.process) + ": " + std::strerror(errno);
   else if (found.device != offer.device || found.inode != offer.inode)
-    why = "process " + std::to_string(offer.process) + " is not the rank that says so";
+    why = "process " + std::to_string(offer.process) + " is not the expected rank";
   else if (const int failed = window->map(file, rank); failed != 0)
     why = "no room for " + std::to_string(window->each_) + " bytes of memory to share: " + std::strerror(failed);
   else
@@ -273,7 +273,7 @@ std::unique_ptr<MpiWindow> MpiWindow::make(MPI_Comm one_host, int64_t bytes_each
   return good != 0 ? std::move(window) : nullptr;
 }
 
-// Each rank makes the room for its own segment, which so lies in the memory that is near to it.
+// Each rank allocates its own segment, so it is in memory near that rank (NUMA).
 int MpiWindow::map(int file, int rank) {
   if (const int cause = make_room(file, rank * each_, (rank + 1) * each_); cause != 0) return cause;
   void* const p = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -286,14 +286,14 @@ MpiWindow::~MpiWindow() {
   if (base_) ::munmap(base_, bytes_);
 }
 
-// Communicators, windows, and the end of a job.
+// Communicators, windows, and job termination.
 
 namespace {
 
 constexpr int kAlarmTag = 1;
 
-// mpirun binds each of two ranks, or a single one, to one core: then the OpenMP threads and the background thread of a
-// rank would share it. Where this rank could have more it takes them all; the system keeps it to what the job may use.
+// mpirun binds each of two ranks, or a single one, to one core, so a rank's OpenMP and background threads would share
+// it. If more cores are available, the rank uses them all, within the limits of the job.
 int unbind(int local_world_size) {
   cpu_set_t mine;
   CPU_ZERO(&mine);
@@ -362,8 +362,8 @@ void MpiWorld::say_messages(const std::string& why) {
                  why.c_str());
 }
 
-// Whether ranks of this host can map each other's memory is tried once, on regions that hold their numbers: all of them
-// can, or none does. Containers that share no process numbers cannot.
+// Tests once whether ranks of this host can map each other's memory, on regions that contain their ranks: all can or
+// none does. Containers with separate process namespaces cannot.
 void MpiWorld::meet_peers() {
   if (ranks_here_ == 1 || !host_window_) return;
   std::string why;
@@ -383,7 +383,7 @@ void MpiWorld::meet_peers() {
   try {
     for (const SharedArrayRef& theirs : all)
       if (theirs.known() && *reinterpret_cast<const int*>(tried.base(theirs)) != theirs.in)
-        why = "process " + std::to_string(theirs.process) + " is not the rank that says so";
+        why = "process " + std::to_string(theirs.process) + " is not the expected rank";
   } catch (const CommError& e) {
     why = e.what();
   }
@@ -392,7 +392,7 @@ void MpiWorld::meet_peers() {
   if (good != 0)
     peers_ = std::make_unique<PeerMemory>();
   else if (!why.empty())
-    std::fprintf(stderr, "tessera: [rank %d] %s; this host's ranks exchange arrays in pieces, which is slower\n", rank_,
+    std::fprintf(stderr, "tessera: [rank %d] %s; this host's ranks exchange arrays in chunks, which is slower\n", rank_,
                  why.c_str());
 }
 
@@ -464,7 +464,7 @@ void MpiWorld::end() {
 }
 
 void MpiWorld::abort(const std::string& line, int status) {
-  if (printed_.exchange(true))  // another thread of this rank is at it
+  if (printed_.exchange(true))  // another thread of this rank is aborting
     std::this_thread::sleep_for(std::chrono::seconds(10));
   end_mpi_job(line, status, [&] {
     if (several_hosts()) tell_other_hosts(rank_, line);
@@ -485,7 +485,7 @@ void MpiWorld::tell_other_hosts(int failed, const std::string& cause) {
     if (!here[static_cast<size_t>(r)])
       MPI_Isend(text.data(), static_cast<int>(text.size()), MPI_CHAR, r, kAlarmTag, alarm_, &request);
   }
-  for (int i = 0; i < 20; ++i) {  // time to leave
+  for (int i = 0; i < 20; ++i) {  // time for sending
     int flag = 0;
     MPI_Iprobe(MPI_ANY_SOURCE, kAlarmTag, alarm_, &flag, MPI_STATUS_IGNORE);
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -505,13 +505,13 @@ void MpiWorld::listen_to_other_hosts() {
   watch_->fail(std::stoi(text.substr(0, space)), text.substr(space + 1), false);
 }
 
-// One rank's way in and its only ways out.
+// Launch of one rank under MPI, and its exits.
 
 namespace {
 
 std::string shown(const LaunchOptions& o, const std::string& cause) { return o.shown ? o.shown(cause) : cause; }
 
-// The first rank that fails says why; the others would only repeat that they cannot go on.
+// The first failed rank reports the cause; the others would only repeat that they cannot continue.
 [[noreturn]] void leave(MpiWorld& world, const std::string& cause, Status status) {
   if (!world.watch().fail(world.rank(), cause, false)) world.wait_for_the_end(cause);
   world.abort(cause, static_cast<int>(status));
@@ -537,9 +537,9 @@ void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
   }
 }
 
-// A rank that cannot meet the others ends them: they wait for it inside MPI.
+// A rank that fails during setup ends the job, because the others wait for it inside MPI.
 std::shared_ptr<MpiWorld> meet(const LaunchOptions& o) {
-  const MpiAlarm alarm(o.timeout_s, "the meeting of the ranks");
+  const MpiAlarm alarm(o.timeout_s, "connecting the ranks");
   try {
     return std::make_shared<MpiWorld>(o.timeout_s, o.threads_per_rank);
   } catch (const Error& e) {
@@ -557,8 +557,8 @@ void launch_under_mpi(const LaunchOptions& o, const std::function<void(Communica
   const int threads_before = cpu::threads();
   if (o.ranks > 1 && o.ranks != world->size())
     leave(*world,
-          shown(o, "`ranks`: the MPI job has " + std::to_string(world->size()) + " ranks; expected as many, found " +
-                       std::to_string(o.ranks)),
+          shown(o, "`ranks`: the MPI job has " + std::to_string(world->size()) +
+                       " ranks; expected the same number, found " + std::to_string(o.ranks)),
           Status::usage);
   cpu::set_threads(world->threads_per_rank());
   run(o, body, world);

@@ -1,4 +1,4 @@
-// poll(), getaddrinfo() and their kin.
+// Sockets with deadlines, and the rendezvous protocol.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -74,7 +74,7 @@ Addresses resolved(const std::string& host, const std::string& port, const std::
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
   if (const int error = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0)
-    throw FieldError("rendezvous", "'" + shown + "' leads nowhere: " + ::gai_strerror(error));
+    throw FieldError("rendezvous", "'" + shown + "' cannot be resolved: " + ::gai_strerror(error));
   return {found, &::freeaddrinfo};
 }
 
@@ -126,26 +126,26 @@ Endpoint own_end(int fd) {
   return out;
 }
 
-// Who comes, and who is told what.
+// Rendezvous: peer registration and address exchange.
 
 namespace {
 
-constexpr size_t kMaxStrangers = 64;  // that are listened to at a time
+constexpr size_t kMaxStrangers = 64;  // maximum unverified connections
 constexpr size_t kMaxText = 500;
-constexpr uint32_t kAddressLetters = 46;  // letters of an address in numbers, with the 0 at its end
+constexpr uint32_t kAddressLetters = 46;  // size of a numeric address with its terminating 0
 
-// Rank 0's answer: a refusal with `bytes` of text behind it, or a place for each rank.
+// Rank 0's answer: a refusal followed by `bytes` of text, or one PeerPlace per rank.
 struct Answer {
   std::array<char, 8> magic = Hello::kMagic;
   uint32_t refused = 0, bytes = 0;
   std::array<char, 16> token = {};
 };
 struct PeerPlace {
-  std::array<char, kAddressLetters> address = {};  // numbers, ends with 0
+  std::array<char, kAddressLetters> address = {};  // numeric, 0-terminated
   uint16_t port = 0;
   uint64_t host = 0;
 };
-// The first message of a rank to another than rank 0.
+// The first message between two ranks other than rank 0.
 struct PeerHello {
   std::array<char, 16> token = {};
   uint32_t from = 0, to = 0;
@@ -161,7 +161,7 @@ uint64_t this_host() {
   return uint64_t{words[0]} << 32 | words[1];
 }
 
-// Who of the ranks from `first` on has no connection: "ranks 2, 3".
+// The ranks from `first` on without a connection: "ranks 2, 3".
 std::string missing(const RendezvousResult& met, int first) {
   std::vector<int> out;
   for (int r = first; r < std::ssize(met.peers); ++r)
@@ -169,21 +169,21 @@ std::string missing(const RendezvousResult& met, int first) {
   return fmt::format("rank{} {}", out.size() == 1 ? "" : "s", fmt::join(out, ", "));
 }
 
-// A connection whose first words have not all come.
+// A connection whose Hello is incomplete.
 struct UnverifiedPeer {
   Descriptor socket;
   Hello hello = {};
   size_t got = 0;
 };
 
-// Whether the other end has closed the connection; nothing is read.
+// Whether the peer has closed the connection; does not consume data.
 bool has_ended(const Descriptor& socket) {
   char next = 0;
   const ssize_t n = ::recv(socket.get(), &next, 1, MSG_PEEK | MSG_DONTWAIT);
   return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
 }
 
-// Rank 0's side.
+// Rank 0.
 class Host {
  public:
   explicit Host(const RendezvousOptions& m) : m_(m), deadline_(m.timeout_s), places_(static_cast<size_t>(m.ranks)) {
@@ -196,7 +196,7 @@ class Host {
       listener_ = listening_on(a->ai_addr, a->ai_addrlen, a->ai_family);
     if (!listener_)
       throw FieldError("rendezvous", "rank 0 cannot listen on " + m_.address + ": " + std::strerror(errno) +
-                                         "; expected an address of its own host, and a port that is free");
+                                         "; expected an address of this host and a free port");
     places_[0].host = this_host();
     while (!all_are_there()) {
       if (deadline_.is_over()) give_up();
@@ -209,14 +209,14 @@ class Host {
 
  private:
   bool is_there(int rank) const { return rank == 0 || met_.peers[static_cast<size_t>(rank)]; }
-  // A rank that has ended may be started again by a supervisor: its place is free for the new process.
+  // A supervisor may restart a rank that has exited: its place is free for the new process.
   bool all_are_there() {
     for (size_t r = 1; r < met_.peers.size(); ++r)
       if (met_.peers[r] && has_ended(met_.peers[r])) leave(r);
     return std::all_of(met_.peers.begin() + 1, met_.peers.end(), [](const Descriptor& peer) { return bool(peer); });
   }
 
-  // Accepts and reads what there is.
+  // Accepts connections and reads available data.
   void look() {
     std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
     for (const UnverifiedPeer& s : strangers_) polled.push_back({s.socket.get(), POLLIN, 0});
@@ -234,7 +234,7 @@ class Host {
     left_.insert(rank);
   }
 
-  // False when it is a stranger no more: a rank, or gone.
+  // Returns false if the peer is no longer unverified: it is a rank, or closed.
   bool listen_to(UnverifiedPeer& s) {
     const ssize_t n =
         ::recv(s.socket.get(), reinterpret_cast<char*>(&s.hello) + s.got, sizeof(Hello) - s.got, MSG_DONTWAIT);
@@ -242,7 +242,7 @@ class Host {
     s.got += static_cast<size_t>(n);
     if (s.got < sizeof(Hello)) return true;
     if (s.hello.magic != Hello::kMagic) return false;
-    if (s.hello.rank > 0 && s.hello.rank < met_.peers.size())  // it may have ended since poll() looked
+    if (s.hello.rank > 0 && s.hello.rank < met_.peers.size())  // it may have exited since poll()
       if (const Descriptor& old = met_.peers[s.hello.rank]; old && has_ended(old)) leave(s.hello.rank);
     std::vector<bool> there;
     for (int r = 0; r < m_.ranks; ++r) there.push_back(is_there(r));
@@ -277,15 +277,15 @@ class Host {
     for (int r = 1; r < m_.ranks; ++r) {
       const int fd = met_.peers[static_cast<size_t>(r)].get();
       if (!write_all(fd, &answer, sizeof(answer), deadline_) || !write_all(fd, places_.data(), answer.bytes, deadline_))
-        throw CommError("[rendezvous] rank " + std::to_string(r) + " has gone before all had come");
+        throw CommError("[rendezvous] rank " + std::to_string(r) + " disconnected before all ranks had connected");
     }
   }
 
   [[noreturn]] void give_up() const {
-    std::string why = fmt::format("[rendezvous] {} did not come to {} within {}", missing(met_, 1), m_.address,
+    std::string why = fmt::format("[rendezvous] {} did not connect to {} within {}", missing(met_, 1), m_.address,
                                   seconds_text(m_.timeout_s));
     if (!left_.empty())
-      why += fmt::format("; rank{} {} had come and ended", left_.size() == 1 ? "" : "s", fmt::join(left_, ", "));
+      why += fmt::format("; rank{} {} had connected and exited", left_.size() == 1 ? "" : "s", fmt::join(left_, ", "));
     for (const Descriptor& peer : met_.peers)
       if (peer) refuse(peer, why);
     throw CommError(why);
@@ -295,12 +295,12 @@ class Host {
   Deadline deadline_;
   Descriptor listener_;
   std::deque<UnverifiedPeer> strangers_;
-  std::set<size_t> left_;  // ranks that came and ended
+  std::set<size_t> left_;  // ranks that connected and exited
   std::vector<PeerPlace> places_;
   RendezvousResult met_;
 };
 
-// Every other rank's.
+// Every other rank.
 class Joiner {
  public:
   explicit Joiner(const RendezvousOptions& m) : m_(m), deadline_(m.timeout_s) {
@@ -311,7 +311,7 @@ class Joiner {
     const auto [host, port] = parse_address(m_.address);
     const Addresses addresses = resolved(host, port, m_.address);
     Descriptor listener;
-    while (!come_to_rank_0(*addresses, listener)) {  // it has ended, and may be started again
+    while (!come_to_rank_0(*addresses, listener)) {  // it has exited and may be restarted
       if (deadline_.is_over()) gone();
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
@@ -322,12 +322,12 @@ class Joiner {
   const std::vector<PeerPlace>& places() const { return places_; }
 
  private:
-  // False when rank 0 ends before it answers.
+  // False if rank 0 exits before it answers.
   bool come_to_rank_0(const addrinfo& address, Descriptor& listener) {
-    std::string why = "it was not tried";
+    std::string why = "not attempted";
     Descriptor first = connected(address, deadline_, why);
     if (!first)
-      throw CommError(fmt::format("[rendezvous] nobody answers at {} within {}: {}; expected rank 0 there", m_.address,
+      throw CommError(fmt::format("[rendezvous] no answer at {} within {}: {}; expected rank 0 there", m_.address,
                                   seconds_text(m_.timeout_s), why));
     Endpoint own = own_end(first.get());
     own.set_port(0);
@@ -337,7 +337,7 @@ class Joiner {
                       .rank = static_cast<uint32_t>(m_.rank),
                       .host = this_host(),
                       .port = own_end(listener.get()).port()};
-    // rank 0 says itself that others do not come, so it is given a moment more
+    // rank 0 reports missing ranks itself, so it gets extra time
     const Deadline later(m_.timeout_s + 5);
     if (!write_all(first.get(), &hello, sizeof(hello), deadline_) || !wait_for(first.get(), POLLIN, later) ||
         has_ended(first))
@@ -348,7 +348,7 @@ class Joiner {
   }
 
   [[noreturn]] void gone() const {
-    throw CommError("[rendezvous] what answers at " + m_.address + " is no rank 0 of Tessera, or has ended");
+    throw CommError("[rendezvous] the process at " + m_.address + " is not rank 0 of Tessera, or has exited");
   }
 
   void read_places(const Descriptor& first, const Deadline& later) {
@@ -381,7 +381,7 @@ class Joiner {
     met_.peers[static_cast<size_t>(rank)] = std::move(s);
   }
 
-  // False for a stranger.
+  // False for a connection that is not a rank.
   bool accept_one(const Descriptor& listener) {
     if (!wait_for(listener.get(), POLLIN, deadline_))
       throw CommError(fmt::format("[rendezvous] {} did not reach rank {} within {}", missing(met_, m_.rank + 1),
@@ -425,10 +425,12 @@ RendezvousResult met_by(const RendezvousOptions& m) {
 std::string refusal(const Hello& hello, const std::vector<bool>& there) {
   const auto ranks = there.size();
   if (hello.ranks != ranks)
-    return fmt::format("rank {} expects {} ranks, and rank 0 expects {}; expected the same `ranks` of all", hello.rank,
+    return fmt::format("rank {} expects {} ranks, and rank 0 expects {}; expected the same `ranks` on all", hello.rank,
                        hello.ranks, ranks);
-  if (hello.rank >= ranks) return fmt::format("{} is none of {} ranks; expected 0 to {}", hello.rank, ranks, ranks - 1);
-  return there[hello.rank] ? fmt::format("{} came twice to the rendezvous; expected each rank once", hello.rank) : "";
+  if (hello.rank >= ranks)
+    return fmt::format("{} is not a rank among {} ranks; expected 0 to {}", hello.rank, ranks, ranks - 1);
+  return there[hello.rank] ? fmt::format("{} connected twice to the rendezvous; expected each rank once", hello.rank)
+                           : "";
 }
 
 RendezvousResult meet(const RendezvousOptions& meeting) {
@@ -439,7 +441,7 @@ RendezvousResult meet(const RendezvousOptions& meeting) {
   return meeting.rank == 0 ? met_by<Host>(meeting) : met_by<Joiner>(meeting);
 }
 
-// One process as one rank of those that meet.
+// The launch of one process as one rank.
 
 void launch_over_tcp(const LaunchOptions& o, const std::function<void(Communicator&)>& body) {
   const auto world = std::make_shared<TcpWorld>(

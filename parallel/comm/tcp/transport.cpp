@@ -22,7 +22,7 @@ bool is_possible(const MessageHead& head) {
   return head.kind <= MessageHead::Kind::goodbye && head.bytes >= 0 && head.bytes <= most;
 }
 
-// Without a clock: until it is all there, the other end has gone, or this one closes.
+// Without timeout: until all bytes have arrived, or either end closes.
 bool receive(int fd, void* data, size_t bytes) {
   auto* at = static_cast<char*>(data);
   while (bytes > 0) {
@@ -38,7 +38,7 @@ bool receive(int fd, void* data, size_t bytes) {
   return true;
 }
 
-// Takes memory for what has come and one piece more, whatever a head announces.
+// Allocates only one block beyond the received bytes, whatever size a header announces.
 bool receive_all(int fd, std::vector<std::byte>& bytes, size_t all) {
   constexpr size_t kPiece = size_t{64} << 20;
   while (bytes.size() < all) {
@@ -70,7 +70,7 @@ void TcpWorld::read_from(int peer) {
     came_.notify_all();
   };
   for (MessageHead head; receive(fd, &head, sizeof(head));) {
-    if (!is_possible(head)) return lost("what it sends is no message");
+    if (!is_possible(head)) return lost("it sent an invalid message");
     std::vector<std::byte> bytes;
     try {
       if (!receive_all(fd, bytes, static_cast<size_t>(head.bytes))) break;
@@ -88,10 +88,10 @@ void TcpWorld::read_from(int peer) {
     if (head.kind == MessageHead::Kind::goodbye) return;
   }
   wait_for_a_cause();
-  lost("its connection has ended");
+  lost("its connection has closed");
 }
 
-// A rank that ends may have heard of another's failure, which is then on its way to this one too.
+// A rank that ends may have received another's failure, which is then also on its way to this one.
 void TcpWorld::wait_for_a_cause() const {
   for (int i = 0; i < 25 && board_.failed_rank() < 0 && !closing_; ++i) std::this_thread::sleep_for(kMoment);
 }
@@ -105,11 +105,11 @@ void TcpWorld::send(int to, const MessageHead& head, const void* data) {
   const std::string during = "send of " + std::to_string(head.bytes) + " bytes";
   if (!deadline.is_over()) {
     wait_for_a_cause();
-    board_.fail(to, "its connection has ended");
+    board_.fail(to, "its connection has closed");
   }
   if (const int failed = board_.failed_rank(); failed >= 0)
     throw PeerFailed(during + ": rank " + std::to_string(failed) + " has failed: " + board_.cause());
-  throw CommError(during + ": rank " + std::to_string(to) + " took nothing within " + seconds_text(timeout_s_));
+  throw CommError(during + ": rank " + std::to_string(to) + " received nothing within " + seconds_text(timeout_s_));
 }
 
 std::optional<std::vector<std::byte>> TcpWorld::take(int from, const MessageHead& head) {
@@ -127,12 +127,12 @@ std::optional<std::vector<std::byte>> TcpWorld::take(int from, const MessageHead
 void TcpWorld::fail(const std::string& cause) {
   board_.fail(rank_, cause);
   came_.notify_all();
-  // A failure that has no cause yet is told to the others when it has one.
+  // A failure without a cause is reported to the others once the cause is known.
   if (board_.failed_rank() != rank_ || cause.empty() || told_.exchange(true)) return;
   const std::string text = cause.substr(0, static_cast<size_t>(kMaxLetters));
   for (int peer = 0; peer < size(); ++peer) try {
       if (peer != rank_) send(peer, {.bytes = std::ssize(text), .kind = MessageHead::Kind::failure}, text.data());
-    } catch (const CommError&) {  // it has gone
+    } catch (const CommError&) {  // disconnected
     }
 }
 
@@ -161,7 +161,7 @@ void TcpTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
     return found.has_value();
   });
   check_size(from, bytes, std::ssize(*found));
-  if (bytes > 0) std::memcpy(data, found->data(), found->size());  // an empty piece may have no address
+  if (bytes > 0) std::memcpy(data, found->data(), found->size());  // empty chunks may have null addresses
 }
 
 std::unique_ptr<Transport> TcpTransport::split(int color, int key) {

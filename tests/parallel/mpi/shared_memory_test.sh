@@ -8,12 +8,12 @@ program=$1
 source "${BASH_SOURCE[0]%/*}/expect.sh"
 
 # Without memory to share, messages; from the start, and in what is made later.
-alone="^tessera: \[rank 0\] cannot make memory to share: .*this host's ranks exchange messages"
+alone="^tessera: \[rank 0\] cannot create shared memory: .*this host's ranks exchange messages"
 expect "3 ranks that share no memory" 60 0 "$alone" "${mpirun[@]}" -n 3 "$program" messages
 expect "a second world that shares no memory" 60 0 "$alone" "${mpirun[@]}" -n 2 "$program" messages later
 
 # A rank that fails before all have met takes the others with it.
-threads='^tessera: \[rank 1\] the system refuses: Resource temporarily unavailable'
+threads='^tessera: \[rank 1\] system error: Resource temporarily unavailable'
 for ranks in 2 3; do
   expect "$ranks ranks, of which one fails before there is a world" 60 3 '^tessera: the cause$' "${mpirun[@]}" -n $ranks "$program" lost before
   expect "$ranks ranks, of which one fails in the making of the world" 60 3 "$threads" "${mpirun[@]}" -n $ranks "$program" lost first
