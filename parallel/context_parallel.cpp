@@ -1,4 +1,4 @@
-// Who has which tokens, and Ulysses, which is two changes of placement, each an all-to-all between two copies.
+// Token positions per rank, and Ulysses: two redistributions, each an all-to-all between two copies.
 #include "parallel/context_parallel.h"
 
 #include <numeric>
@@ -14,8 +14,8 @@ std::string nearest_multiples(int64_t n, int64_t unit) {
   return (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + unit);
 }
 
-// Ulysses on one rank. What is exchanged lies in memory as (c, T / c, B, ...): the tokens of a rank are one piece, and
-// all of them are (T, B, ...), which attention reads and writes where it lies.
+// Ulysses on one rank. Exchanged arrays have the layout (c, T / c, B, ...): each rank's tokens are one chunk, and all
+// tokens are (T, B, ...), which attention reads and writes in place.
 struct Ulysses {
   Communicator& cp;
   AttentionOptions options;
@@ -36,12 +36,12 @@ struct Ulysses {
   }
   Tensor part(const Tensor& exchanged, int i) const { return by_head(exchanged).narrow(2, own.begin(i), own.count(i)); }
 
-  // Copies heads from (B, T / c, all ranks' heads D) to what is exchanged, or back: from head `begin` on, n times
-  // `count` heads, of which each rank has its part.
+  // Copies heads from (B, T / c, heads of all ranks x D) to the exchanged array, or back: n times `count` heads from
+  // head `begin` on, sharded over the ranks.
   void copy(Tensor whole, Tensor ranks, int64_t begin, int64_t count, int64_t n, bool out) const {
     const int64_t c = cp.size();
     whole = whole.narrow(2, begin * d, n * count * d).reshape({b, t, n, c, count / c * d});
-    whole = whole.transpose(0, 3).transpose(2, 3);  // (c, T / c, B, n, a rank's part)
+    whole = whole.transpose(0, 3).transpose(2, 3);  // (c, T / c, B, n, a rank's shard)
     ranks = ranks.narrow(3, begin / c * d, n * count / c * d).reshape({c, t, b, n, count / c * d});
     if (out)
       ranks.copy_from(whole);
@@ -99,8 +99,9 @@ std::vector<int64_t> context_positions(int64_t tokens, int ranks, int rank, Sequ
   const std::vector<int> chunks = context_chunks(ranks, rank, cut);
   const int64_t count = ranks * std::ssize(chunks);
   if (tokens <= 0 || tokens % count != 0)
-    throw Error("[context_parallel] " + std::to_string(tokens) + " tokens do not make " + std::to_string(count) +
-                " equal chunks for " + std::to_string(ranks) + " ranks; expected " + nearest_multiples(tokens, count));
+    throw Error("[context_parallel] " + std::to_string(tokens) + " tokens are not divisible into " +
+                std::to_string(count) + " equal chunks for " + std::to_string(ranks) + " ranks; expected " +
+                nearest_multiples(tokens, count));
   std::vector<int64_t> positions(static_cast<size_t>(tokens / ranks));
   const int64_t size = tokens / count;
   auto at = positions.begin();
@@ -124,8 +125,8 @@ Var ulysses_attention(const Var& qkv, const Heads& heads, const AttentionOptions
   if (c == 1) return packed_attention(qkv, heads, options);
   for (const int64_t count : {heads.query, heads.key})
     if (count <= 0 || count % c != 0)
-      throw Error("[ulysses_attention] " + cp.axis() + " axis: " + std::to_string(c) + " ranks cannot share " +
-                  std::to_string(count) + " heads evenly; expected " + nearest_multiples(count, c));
+      throw Error("[ulysses_attention] " + cp.axis() + " axis: " + std::to_string(c) + " ranks do not divide " +
+                  std::to_string(count) + " heads; nearest valid value: " + nearest_multiples(count, c));
   const Tensor q = packed_part(qkv.value(), heads, 0);
   const Heads own{heads.query / c, heads.key / c};
   AttentionOptions mine = options;

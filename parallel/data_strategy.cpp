@@ -1,4 +1,4 @@
-// The choice of a strategy, and the memory that several of them have alike.
+// Strategy selection, and memory allocation shared by several strategies.
 #include "parallel/data_strategy.h"
 
 #include "parallel/ddp.h"
@@ -52,7 +52,7 @@ DataStrategy::FlatBuffer DataStrategy::make_flat_buffer(Category of_values, Cate
 std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& axis, const ArenaPtr& arena,
                                                  const DataOptions& options) {
   if (options.mode == DataMode::ps_async)
-    throw Error("[data parallel] ps-async has no steps that all ranks make; expected ddp, dataparallel or ps-sync");
+    throw Error("[data parallel] ps-async has no common steps; expected ddp, dataparallel or ps-sync");
   if (options.mode == DataMode::dataparallel) return make_data_parallel(model, axis, arena, options);
   if (options.mode == DataMode::diloco) return make_diloco(model, axis, arena, options);
   if (options.mode == DataMode::ps_sync) return make_parameter_server(model, axis, arena, options);

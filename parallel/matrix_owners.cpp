@@ -1,4 +1,4 @@
-// Parts to their owners, and back.
+// Gathers shards to their owners and returns the updates.
 #include "parallel/matrix_owners.h"
 
 #include <numeric>
@@ -9,9 +9,9 @@ namespace tessera {
 namespace {
 
 constexpr int kOwnerTag = 7101;
-constexpr size_t kMaxRuns = 3;  // most runs of a part: queries, keys and values
+constexpr size_t kMaxRuns = 3;  // maximum runs of a shard: queries, keys and values
 
-// Copies between the part of a matrix and the whole, run by run.
+// Copies between a shard of a matrix and the full matrix, run by run.
 void copy(const Parameter& p, const ShardSpec& spec, const Tensor& part, const Tensor& whole, bool to_whole) {
   const ShardSpec cut = spec.is_whole() ? ShardSpec{.dim = 0, .runs = {{0, p.whole[0]}}} : spec;
   const Tensor here = part.narrow(0, 0, cut.slice_unit(p.whole).numel()), all = whole.reshape(p.whole);
@@ -57,7 +57,7 @@ MatrixOwners::MatrixOwners(const DataStrategy& strategy, Communicator& tp)
   find_parts();
 }
 
-// The matrices that the ranks of an axis share out.
+// Assigns the matrices of an axis to owners.
 void MatrixOwners::share_out(const Communicator& axis) {
   std::vector<int64_t> sizes;
   for (const Matrix& m : matrices_)
@@ -68,13 +68,13 @@ void MatrixOwners::share_out(const Communicator& axis) {
     if (m.axis == &axis) m.owner = alone_ ? axis.rank() : *next++;
 }
 
-// Ranks of a tensor axis tell each other which rows or columns they have.
+// Exchanges the rows or columns of each rank of the tensor axis.
 void MatrixOwners::find_parts() {
   const auto n = static_cast<size_t>(tp_.size()), width = 2 * kMaxRuns;
   std::vector<int64_t> mine(matrices_.size() * width, 0);
   for (size_t i = 0; i < matrices_.size(); ++i) {
     const std::vector<ShardSpec::Run>& runs = matrices_[i].slot.parameter->shard.runs;
-    if (runs.size() > kMaxRuns) throw Error("[muon] a matrix is cut into more runs than three on a rank");
+    if (runs.size() > kMaxRuns) throw Error("[muon] a matrix has more than three runs per rank");
     for (size_t r = 0; r < runs.size(); ++r) {
       mine[i * width + 2 * r] = runs[r].begin;
       mine[i * width + 2 * r + 1] = runs[r].size;
@@ -97,7 +97,7 @@ void MatrixOwners::find_parts() {
   }
 }
 
-// Elements of the part of the matrix here that a rank of the data axis has.
+// The shard of this matrix on a rank of the data axis.
 Range MatrixOwners::held(const Matrix& m, int rank) const {
   if (!cut_) return {0, m.slot.size};
   const int64_t piece = pieces_[m.unit], begin = m.slot.begin + (m.axis->rank() - rank) * piece;
@@ -105,7 +105,7 @@ Range MatrixOwners::held(const Matrix& m, int rank) const {
   return {inside(-begin), inside(piece - begin)};
 }
 
-// All of the matrix that this rank of tp has, on the owner.
+// On the owner: the shard of this rank of tp, gathered over the data axis.
 Tensor MatrixOwners::gathered(const Matrix& m, const Tensor& update) {
   if (!cut_) return update.narrow(0, m.slot.begin, m.slot.size);
   Tensor here = update.make({m.slot.size}, update.dtype(), Category::workspace);

@@ -6,7 +6,7 @@ namespace {
 
 using Kind = Placement::Kind;
 
-// One conversion on one rank: sizes are known and dims are counted from 0.
+// One conversion on one rank, with resolved sizes and non-negative dims.
 struct Step {
   Communicator& axis;
   Placement from, to;
@@ -14,7 +14,7 @@ struct Step {
 
   int n() const { return axis.size(); }
   Range own(const Placement& s) const { return piece(s.whole, n(), axis.rank()); }
-  // The most that a rank has of the whole dim.
+  // The largest chunk of the full dim.
   int64_t widest(const Placement& s) const { return (s.whole + n() - 1) / n(); }
   bool even(const Placement& s) const { return s.whole % n() == 0; }
 
@@ -33,7 +33,7 @@ struct Step {
     axis.all_gather(piece, all, rows);
     return {};
   }
-  // Whether pieces of x along s's dim can be exchanged where they lie: one after the other, or in each of some rows.
+  // Whether chunks of x along s's dim can be exchanged in place: contiguous, or as slices of each row.
   bool in_place(const Placement& s, int64_t rows) const { return even(s) && (rows == 1 || axis.supports_row_slices()); }
 };
 
@@ -42,14 +42,14 @@ Shape with_dim(Shape shape, int dim, int64_t size) {
   return shape;
 }
 
-// The rows of x that pieces along `dim` cut: one where they lie one after the other in memory.
+// The number of rows of x that chunks along `dim` split: 1 if chunks are contiguous.
 int64_t count_rows(const Tensor& x, int dim) {
   int64_t rows = 1;
   for (int d = 0; d < dim; ++d) rows *= x.dim(d);
   return std::max<int64_t>(rows, 1);
 }
 
-// Copies what fits: `from` is smaller than `to` along some dims, or larger; what is left of `to` stays.
+// Copies the common corner: `from` may be smaller or larger than `to` along each dim; the rest of `to` is unchanged.
 void copy_corner(Tensor to, Tensor from) {
   for (int d = 0; d < to.ndim(); ++d) {
     const int64_t size = std::min(to.dim(d), from.dim(d));
@@ -65,7 +65,7 @@ Tensor zeros_like(const Tensor& x, const Shape& shape) {
   return y;
 }
 
-// The blocks that go over the wire: n blocks of one shape, block r for (or from) rank r.
+// Blocks for the wire: n blocks of one shape, block r for (or from) rank r.
 struct Blocks {
   Tensor all;
   Blocks(const Tensor& x, int n, Shape shape) {
@@ -78,7 +78,7 @@ struct Blocks {
 
 PendingRedistribute pass_on(Tensor x, const Step&) { return PendingRedistribute(std::move(x)); }
 
-// A copy where that frees the whole.
+// A copy if that frees the full tensor.
 PendingRedistribute own_piece(Tensor x, const Step& step) {
   const Range r = step.own(step.to);
   const bool last = x.unique();
@@ -179,7 +179,7 @@ constexpr std::array<std::array<Conversion, 4>, 4> kTable = {{
     {all_reduce, all_reduce, reduce_scatter, pass_on},   // from P
 }};
 
-// Finds what a rank has of x, and where: sizes and dims that the placements left open.
+// Infers this rank's sizes and dims that the placements leave open.
 class Resolver {
  public:
   Resolver(const Tensor& x, Communicator& axis, const Placement& from, const Placement& to)
@@ -198,7 +198,7 @@ class Resolver {
     if (step.to.kind == Kind::sharded) {
       const int64_t seen = step.from == step.to ? step.from.whole : x_.dim(step.to.dim);
       if (step.to.whole != 0 && step.to.whole != seen)
-        complain("dim " + std::to_string(step.to.dim) + " has " + std::to_string(seen) + " and not " +
+        complain("dim " + std::to_string(step.to.dim) + " has " + std::to_string(seen) + "; expected " +
                  std::to_string(step.to.whole));
       step.to.whole = seen;
     }
@@ -209,7 +209,7 @@ class Resolver {
   Placement with_same_dim(Placement p) const {
     if (p.kind != Kind::sharded) return p;
     const int rank = x_.ndim();
-    if (p.dim < -rank || p.dim >= rank) complain("there is no such dim");
+    if (p.dim < -rank || p.dim >= rank) complain("dim out of range");
     if (p.dim < 0) p.dim += rank;
     return p;
   }

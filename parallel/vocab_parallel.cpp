@@ -1,4 +1,4 @@
-// Rows of a table that other ranks have in part, and a softmax over columns that they have in part.
+// Lookup in a table sharded by rows, and softmax over sharded columns.
 
 #include "parallel/tensor_parallel.h"
 #include "tensor/ops/embedding.h"

@@ -1,4 +1,4 @@
-// Actions as words.
+// Text formats of actions, schedules and diagrams.
 #include "parallel/pipeline/schedule.h"
 
 #include <fmt/ranges.h>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::array<std::string_view, kDos> kWords{"F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
 
-// The digits at the front of `word`, which are taken off; -1 when there are none or too many.
+// Removes and returns the leading digits of `word`; -1 if there are none or too many.
 int take_number(std::string_view& word) {
   int number = -1;
   const char* const end = word.data() + word.size();
@@ -43,8 +43,9 @@ Action Action::parse(std::string_view word) {
   rest.remove_prefix(letters);
   const int microbatch = take_number(rest);
   if (stage < 0 || microbatch < 0 || !rest.empty() || known == kWords.end())
-    throw Error(fmt::format("'{}' is no action; expected a stage, an action and a micro-batch, as 2F0, with one of {}",
-                            word, fmt::join(kWords, ", ")));
+    throw Error(
+        fmt::format("'{}' is not an action; expected a stage, an action and a micro-batch like 2F0, with one of {}",
+                    word, fmt::join(kWords, ", ")));
   return {static_cast<PassKind>(known - kWords.begin()), stage, microbatch};
 }
 
@@ -97,7 +98,7 @@ Schedule empty_v(std::string name, int ranks, int microbatches) {
 
 namespace {
 
-// The words of the text's next line, without its comment; the line is taken off.
+// Removes and returns the tokens of the text's next line, without its comment.
 std::vector<std::string_view> take_line(std::string_view& text) {
   const size_t end = std::min(text.size(), text.find('\n'));
   std::string_view line = text.substr(0, end);
@@ -114,7 +115,7 @@ std::vector<std::string_view> take_line(std::string_view& text) {
   }
 }
 
-// Numbers of stages and micro-batches, and the rank of each stage, as the forward passes say.
+// Infers the numbers of stages and micro-batches, and the rank of each stage, from the forward passes.
 void measure(Schedule& s) {
   size_t count = 0;
   int64_t stages = 0, microbatches = 0;
@@ -125,7 +126,7 @@ void measure(Schedule& s) {
       ++count;
     }
   if (stages == 0) throw InputError(s.name + ": no actions; expected one line for each rank");
-  // Each needs two actions or more; where far too few are there, no memory is asked for.
+  // Each needs at least two actions; with far too few, fail before allocating.
   if (static_cast<double>(stages) * static_cast<double>(microbatches) > 4 * static_cast<double>(count))
     throw InputError(fmt::format("{}: {} actions are too few for {} stages and {} micro-batches", s.name, count, stages,
                                  microbatches));
@@ -167,7 +168,7 @@ std::string to_text(const Schedule& schedule) {
   return text;
 }
 
-// The picture of a simulation, as text.
+// Text diagrams of simulations.
 
 namespace {
 
@@ -189,7 +190,7 @@ std::string padded(std::string text, size_t width, char with) {
   return text.substr(0, width);
 }
 
-// The cells of a rank: what is under way in the middle of each column.
+// The cells of a rank: the action at the midpoint of each column.
 std::vector<std::string> cells(const std::vector<TimedAction>& list, double unit, size_t columns, bool one_stage) {
   std::vector<std::string> row(columns);
   for (const TimedAction& t : list) {
@@ -221,7 +222,7 @@ std::string draw_to_scale(const Simulation& sim, double span, int columns) {
     for (const TimedAction& t : sim.actions[r]) {
       const size_t begin = column(t.start), length = column(t.end) - begin;
       if (t.action.is_message() || length == 0) continue;
-      std::string name = label(t.action, sim.schedule.chunks() <= 2);  // a small letter tells two stages apart
+      std::string name = label(t.action, sim.schedule.chunks() <= 2);  // lower case distinguishes two stages
       if (name.size() > length) name = label(t.action, true);
       if (name.size() > length) name.resize(1);
       if (sim.schedule.chunk(t.action.stage) > 0) std::ranges::transform(name, name.begin(), ::tolower);

@@ -295,7 +295,7 @@ TEST(ContextPositions, WhatCannotBeCutIsRefused) {
   const auto refusal = [](int64_t tokens, int n, int rank, SequencePartition balance) {
     return error_message([&] { context_positions(tokens, n, rank, balance); });
   };
-  const std::string head = "[context_parallel] ", make = " tokens do not make ";
+  const std::string head = "[context_parallel] ", make = " tokens are not divisible into ";
   EXPECT_EQ(refusal(20, 4, 0, SequencePartition::zigzag),
             head + "20" + make + "8 equal chunks for 4 ranks; expected 16 or 24");
   EXPECT_EQ(refusal(3, 4, 0, SequencePartition::contiguous),
@@ -471,14 +471,15 @@ TEST(ContextParallel, WhatCannotBeIsRefused) {
           [&] { ring ? ring_attention(qkv, {heads}, options, *cp) : ulysses_attention(qkv, {heads}, options, *cp); });
     };
     EXPECT_EQ(refusal(false, 2, 3),
-              "[ulysses_attention] context axis: 2 ranks cannot share 3 heads evenly; expected 2 or 4");
+              "[ulysses_attention] context axis: 2 ranks do not divide 3 heads; nearest valid value: 2 or 4");
     for (const bool ring : {false, true})
       EXPECT_EQ(refusal(ring, 2, 4),
                 "[attention] packed qkv is float32 (1, 2, 18); expected (B, T, (H + 2 K) D) of 4 heads of queries and "
                 "4 of keys and values");
-    EXPECT_EQ(refusal(true, 3, 3), "[ring_attention] context axis: a rank has 3 tokens; zig-zag takes an even number");
+    EXPECT_EQ(refusal(true, 3, 3),
+              "[ring_attention] context axis: a rank has 3 tokens; zig-zag requires an even number");
     EXPECT_EQ(refusal(true, 2, 3, {.first_key = 2}),
-              "[ring_attention] context axis: first_key and first_query are given; they follow from the ranks");
+              "[ring_attention] context axis: first_key and first_query must not be set; they follow from the ranks");
   });
 }
 

@@ -428,10 +428,10 @@ std::string refusal(Communicator& axis, const DataOptions& options) {
 TEST(DataStrategies, WhatCannotBeIsRefused) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
     EXPECT_EQ(refusal(world, {.mode = DataMode::dataparallel, .zero = 2}),
-              "`zero`: dataparallel keeps everything on rank 0, so there is no stage 2 of it; expected 0, or ddp "
+              "`zero`: dataparallel stores all state on rank 0 and does not support ZeRO stage 2; expected 0, or ddp "
               "instead of dataparallel");
     EXPECT_EQ(refusal(world, {.mode = DataMode::ps_async}),
-              "[data parallel] ps-async has no steps that all ranks make; expected ddp, dataparallel or ps-sync");
+              "[data parallel] ps-async has no common steps; expected ddp, dataparallel or ps-sync");
     EXPECT_EQ(refusal(world, {.mode = DataMode::dataparallel, .microbatches = 3}),
               "`batch`: expected a multiple of 2 data ranks x 3 micro-batches, found 10");
     for (const int servers : {0, 3})
@@ -439,7 +439,7 @@ TEST(DataStrategies, WhatCannotBeIsRefused) {
   });
   Communicator fake(std::make_unique<FakeTransport>(0, 8), "dp");
   EXPECT_EQ(refusal(fake, {.mode = DataMode::dataparallel}),
-            "[data parallel] dataparallel is for threads of one process, found fake ranks; use ddp");
+            "[data parallel] dataparallel supports only threads of one process, found fake ranks; use ddp");
 }
 
 // Gradients that are all one have a sum of squares of exactly N, the number of parameters, under every strategy and on

@@ -195,8 +195,8 @@ std::string refusal(Communicator& axis, const Shape& shape, Placement from, Plac
 TEST(Placement, WhatCannotBeIsRefused) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& axis) {
     const std::string of = " of float32 (2, 3): ", head = "[redistribute] world axis, ";
-    EXPECT_EQ(refusal(axis, {2, 3}, S(2), R), head + "S(2) -> R" + of + "there is no such dim");
-    EXPECT_EQ(refusal(axis, {2, 3}, P, S(-3)), head + "P -> S(-3)" + of + "there is no such dim");
+    EXPECT_EQ(refusal(axis, {2, 3}, S(2), R), head + "S(2) -> R" + of + "dim out of range");
+    EXPECT_EQ(refusal(axis, {2, 3}, P, S(-3)), head + "P -> S(-3)" + of + "dim out of range");
     EXPECT_EQ(refusal(axis, {2, 3}, R, S(1, 4)), head + "R -> S(1)" + of + "dim 1 has 3 and not 4");
     const std::string rank = std::to_string(axis.rank());
     EXPECT_EQ(refusal(axis, {2, 3}, S(0, 6), I),
@@ -354,9 +354,9 @@ TEST(Mesh, AnAxisOfOneCostsNothing) {
 TEST(Mesh, WhatDoesNotFitIsRefused) {
   launch({.ranks = 4, .timeout_s = 20}, [](Communicator& world) {
     EXPECT_EQ(refusal(world, {{"dp", 2}, {"tp", 3}}), "[mesh] dp 2 x tp 3 makes 6 ranks; the world has 4");
-    EXPECT_EQ(refusal(world, {}), "[mesh] no axis makes 1 ranks; the world has 4");
+    EXPECT_EQ(refusal(world, {}), "[mesh] no axis has 1 ranks; the world has 4");
     EXPECT_EQ(refusal(world, {{"dp", 4}, {"tp", 0}}), "[mesh] axis tp has size 0; expected at least 1");
-    EXPECT_EQ(refusal(world, {{"dp", 2}, {"dp", 2}}), "[mesh] two axes of dp 2 x dp 2 are called dp");
+    EXPECT_EQ(refusal(world, {{"dp", 2}, {"dp", 2}}), "[mesh] two axes of dp 2 x dp 2 are named dp");
     EXPECT_EQ(refusal(world, {{"", 4}}), "[mesh] an axis of  4 has no name");
     EXPECT_TRUE(has(refusal(world, {{"a", 65536}, {"b", 65536}, {"c", 65536}}), "; the world has 4"));
     const auto refused = [&](const std::function<void(Mesh&)>& use) {
@@ -365,7 +365,7 @@ TEST(Mesh, WhatDoesNotFitIsRefused) {
     const std::string tail = "; the mesh is dp 2 x tp 2";
     EXPECT_EQ(refused([](Mesh& m) { m["ep"]; }), "[mesh] there is no axis 'ep'" + tail);
     EXPECT_EQ(refused([](Mesh& m) { m.flat({"tp", "ep"}); }), "[mesh] there is no axis 'ep'" + tail);
-    EXPECT_EQ(refused([](Mesh& m) { m.flat({"tp", "tp"}); }), "[mesh] axis tp stands twice in tp+tp");
+    EXPECT_EQ(refused([](Mesh& m) { m.flat({"tp", "tp"}); }), "[mesh] axis tp occurs twice in tp+tp");
     EXPECT_EQ(refused([](Mesh& m) { m.rank_at({1, 2}); }), "[mesh] there is no coordinate 2 on axis tp" + tail);
     EXPECT_EQ(refused([](Mesh& m) { m.rank_at({1}); }), "[mesh] 1 coordinates" + tail);
   });

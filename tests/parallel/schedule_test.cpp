@@ -138,13 +138,13 @@ TEST(Validate, SaysWhatIsWrongAndWhere) {
   EXPECT_EQ(changed([](auto&, auto&, auto& one) { std::swap(one[1], one[3]); }),
             "rank 1, action 1 (1B1): comes before that of micro-batch 0; micro-batches of a stage ascend");
   EXPECT_TRUE(has(changed([](auto&, auto&, auto& one) { one[2] = {PassKind::F, 0, 1}; }), "stage 0 is on rank 0"));
-  EXPECT_TRUE(has(changed([](auto&, auto& zero, auto&) { zero.push_back({PassKind::B, 0, 2}); }), "is there twice"));
+  EXPECT_TRUE(has(changed([](auto&, auto& zero, auto&) { zero.push_back({PassKind::B, 0, 2}); }), "occurs twice"));
   EXPECT_TRUE(has(changed([](auto&, auto&, auto& one) { std::swap(one[0], one[1]); }),
                   "1B0): waits for 1F0, which comes later on the same rank"));
   EXPECT_TRUE(has(changed([](auto&, auto& zero, auto&) {
                     zero.insert(zero.begin(), {PassKind::W, 0, 0});
                   }),
-                  "whole and split"));
+                  "fused and split"));
   EXPECT_TRUE(has(changed([](auto& x, auto&, auto&) { x.microbatches = 0; }), "expected 1 or more"));
   EXPECT_TRUE(has(changed([](auto& x, auto&, auto&) { x.rank_of_stage = {0, 0}; }), "rank 0 has 2 stages"));
   // Two ranks that wait for each other.
@@ -198,7 +198,7 @@ TEST(ScheduleFile, SaysLineAndWord) {
 
 TEST(MakeSchedule, RefusesWhatCannotBe) {
   EXPECT_TRUE(has(error_message([] { make_schedule("interleaved", 4, 6); }),
-                  "no multiple of 4 ranks; the nearest that are: 4 and 8"));
+                  "not a multiple of 4 ranks; nearest valid value: 4 or 8"));
   EXPECT_TRUE(has(error_message([] { make_schedule("1f1b", 4, 6, 2); }), "1f1b has 1 chunk per rank, found 2"));
   EXPECT_TRUE(has(error_message([] { make_schedule("zb-v", 4, 6, 3); }), "zb-v has 2 chunks"));
   EXPECT_TRUE(has(error_message([] { make_schedule("fast", 4, 6); }), "expected naive, gpipe, 1f1b"));

@@ -214,10 +214,10 @@ TEST(TensorParallel, APassThatCannotBeCutIsRefused) {
       return error_message([&] { model.hidden(Tensor::zeros(ids, DType::int32, arena)); });
     };
     EXPECT_EQ(refused({1, 5}),
-              "[tensor_parallel] world axis: 5 tokens cannot be cut over 2 ranks; the nearest that can: 4 or 6");
+              "[tensor_parallel] world axis: 5 tokens cannot be sharded over 2 ranks; nearest valid value: 4 or 6");
     model.set_step({.training = true});
     EXPECT_EQ(refused({1, 6}),
-              "[token_wise] dropout on a part of the tokens: the step does not say how many tokens there are");
+              "[token_wise] dropout on sharded tokens: StepInfo does not specify the number of tokens");
   });
 }
 
