@@ -119,7 +119,7 @@ void expect_same_bits(const AsyncTraining& a, const AsyncTraining& b) {
 }
 
 // One worker computes its clock 4 until the others have begun the last clock that they may, and then a while longer.
-TEST(AsyncServer, StalenessStaysInItsBoundWhoeverIsSlow) {
+TEST(AsyncServer, StalenessStaysWithinBoundForAnySlowWorker) {
   for (const int64_t staleness : {0, 1, 3})
     for (const int slow : {0, 2}) {
       std::array<std::atomic<int64_t>, 3> begun{};
@@ -146,7 +146,7 @@ TEST(AsyncServer, StalenessStaysInItsBoundWhoeverIsSlow) {
     }
 }
 
-TEST(AsyncServer, StalenessNoneIsARoundAfterTheOther) {
+TEST(AsyncServer, ZeroStalenessProceedsInRounds) {
   const AsyncTraining run = train({.ranks = 3, .servers = 2, .staleness = 0, .steps = 10});
   ASSERT_EQ(run.pushes.size(), 30U);
   for (size_t i = 0; i < 30; ++i) {
@@ -157,7 +157,7 @@ TEST(AsyncServer, StalenessNoneIsARoundAfterTheOther) {
 }
 
 // With one worker nothing is asynchronous: the plain loop gives the same bits.
-TEST(AsyncServer, OneWorkerIsPlainTraining) {
+TEST(AsyncServer, OneWorkerEqualsPlainTraining) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     const AsyncPlan plan{.ranks = 1, .staleness = 0, .steps = 12, .dtype = dtype};
     const AsyncTraining run = train(plan);
@@ -179,7 +179,7 @@ TEST(AsyncServer, OneWorkerIsPlainTraining) {
   }
 }
 
-TEST(AsyncServer, ARecordedOrderReplaysToTheSameBits) {
+TEST(AsyncServer, ReplayOfRecordedOrderIsBitwiseIdentical) {
   const TemporaryDirectory scratch = scratch_folder();
   const std::string record = scratch.path() / "record", again = scratch.path() / "again";
   for (const int servers : {1, 2, 3})
@@ -201,7 +201,7 @@ TEST(AsyncServer, ARecordedOrderReplaysToTheSameBits) {
 }
 
 // (K = 2, 3 ranks): a server keeps K-th parts, everybody else none; a worker moves all that it does not keep itself.
-TEST(AsyncServer, MovesAndHoldsWhatTheFormulaSays) {
+TEST(AsyncServer, TrafficAndAllocationsMatchFormulas) {
   const AsyncTraining run = train({.servers = 2, .steps = 5});
   Decoder model(tiny_gpt(0));
   int64_t all = 0;
@@ -233,7 +233,7 @@ double end_time(const std::vector<AppliedPush>& pushes) {
 // against one worker that takes the three workers' batches one after another and so makes as many updates, none of them
 // stale. The bands, for the mean loss of the last fifth of a run that starts at log(37) = 3.6: 0.1 above the first,
 // 0.35 above the second.
-TEST(AsyncServer, LearnsWithinABandOfTheSynchronousRun) {
+TEST(AsyncServer, LearnsWithinBoundsOfSynchronousRun) {
   AsyncPlan plan{.ranks = 1, .staleness = 0, .steps = 60, .sequences = 6, .dropout = 0, .rate = 0.004};
   const double synchronous = end_time(train(plan).pushes);
   plan.steps = 180;
@@ -254,7 +254,7 @@ TEST(AsyncServer, LearnsWithinABandOfTheSynchronousRun) {
 // not fit. Nothing hangs, and the cause is named.
 
 // Worker 1 makes one step, the others three; a run of old records.
-TEST(AsyncFailure, NobodyWaitsForAWorkerThatTheRecordEndsEarly) {
+TEST(AsyncFailure, WorkerThatEndsEarlyDoesNotBlockReplay) {
   const TemporaryDirectory scratch = scratch_folder();
   const std::vector<Push> order = {{0, 0, 0}, {1, 0, 0}, {2, 0, 0}, {0, 1, 3}, {2, 1, 3}, {0, 2, 5}, {2, 2, 5}};
   const AsyncPlan plan{.servers = 2, .staleness = 0, .replay = scratch.path() / "record"};
@@ -271,11 +271,11 @@ auto late(int who, int64_t ms) {
   };
 }
 
-TEST(AsyncFailure, AWaitLongerThanTheTimeoutIsNoFailureOfWhoHasEnded) {
+TEST(AsyncFailure, FinishedWorkersWaitLongerThanTimeout) {
   train({.ranks = 2, .staleness = 0, .steps = 2, .timeout = 2, .before = late(0, 2500)});
 }
 
-TEST(AsyncFailure, AWorkerThatThrowsEndsTheOthersWithItsCause) {
+TEST(AsyncFailure, ThrowingWorkerEndsAllWithItsCause) {
   for (int servers = 1; servers <= 3; ++servers)
     for (int guilty = 0; guilty < 3; ++guilty)
       for (const int64_t staleness : {0, 5}) {
@@ -288,13 +288,13 @@ TEST(AsyncFailure, AWorkerThatThrowsEndsTheOthersWithItsCause) {
       }
 }
 
-TEST(AsyncFailure, ALearningRateThatThrowsInAServersThreadEndsEveryone) {
+TEST(AsyncFailure, ThrowingLearningRateEndsAllRanks) {
   AsyncPlan plan{.staleness = 50, .steps = 50, .sequences = 1, .optimizer = OptimizerKind::sgd, .dropout = 0};
   plan.lr = [](int64_t applied) { return applied == 7 ? throw Error("no rate") : 0.01; };
   EXPECT_EQ(error_message([&] { train(plan); }), "[rank 0] no rate");
 }
 
-TEST(AsyncFailure, AWorkerThatNeverPushesIsNamed) {
+TEST(AsyncFailure, NamesWorkerThatNeverPushes) {
   EXPECT_EQ(
       error_message([] { train({.staleness = 0, .timeout = 1, .before = late(2, 1400)}); }, Status::communication),
       "[rank 0] world axis, recv of 48 bytes: rank 2 sent nothing within 1 s");
@@ -304,7 +304,7 @@ std::string refusal(const AsyncPlan& plan, Status status = Status::usage) {
   return error_message([&] { train(plan); }, status);
 }
 
-TEST(AsyncFailure, ARecordThatDoesNotFitIsRefused) {
+TEST(AsyncFailure, RejectsMismatchedRecord) {
   const TemporaryDirectory scratch = scratch_folder();
   const std::string file = scratch.path() / "record";
   const AsyncPlan plan{.steps = 3, .record = file};
@@ -328,7 +328,7 @@ TEST(AsyncFailure, ARecordThatDoesNotFitIsRefused) {
   EXPECT_TRUE(has(refusal({.steps = 1, .record = scratch.path() / "no/such/place"}, Status::output), "cannot write"));
 }
 
-TEST(AsyncFailure, ALossThatIsNoNumberEndsTheRun) {
+TEST(AsyncFailure, NonFiniteLossEndsRun) {
   EXPECT_TRUE(has(refusal({.rate = 1e30}, Status::not_finite), "the loss or the gradient norm is not finite"));
 }
 
@@ -336,7 +336,7 @@ TEST(AsyncFailure, ALossThatIsNoNumberEndsTheRun) {
 // and goes on to the same bits.
 
 // Whoever wishes to stop, and whoever is slow.
-TEST(AsyncStop, AllWorkersComeToTheStepThatTheFastestHasBegun) {
+TEST(AsyncStop, AllWorkersReachStepOfFastest) {
   for (const int64_t staleness : {0, 2})
     for (const int who : {0, 1, 2}) {
       std::array<std::atomic<int64_t>, 3> begun{};
@@ -365,14 +365,14 @@ TEST(AsyncStop, AllWorkersComeToTheStepThatTheFastestHasBegun) {
     }
 }
 
-TEST(AsyncStop, SavesOfEveryStepAreStepsInCommon) {
+TEST(AsyncStop, SavesAreAtCommonSteps) {
   const AsyncTraining run = train({.servers = 3, .staleness = 3, .steps = 6, .stops = {1, 2, 3, 4, 5}});
   EXPECT_EQ(run.stopped, (std::vector<int64_t>{1, 2, 3, 4, 5, 6}));
   for (size_t p = 0; p < run.pushes.size(); ++p) EXPECT_EQ(run.pushes[p].push.clock, static_cast<int64_t>(p / 3));
 }
 
 // In a record of a run that nobody stopped, workers are at different steps everywhere.
-TEST(AsyncStop, AReplayThatIsStoppedAtEveryStepHasTheSameBits) {
+TEST(AsyncStop, StoppedReplayIsBitwiseIdentical) {
   const TemporaryDirectory scratch = scratch_folder();
   for (const int servers : {1, 2, 3}) {
     AsyncPlan plan{.servers = servers, .staleness = 2, .steps = 10, .record = scratch.path() / "record"};
@@ -387,7 +387,7 @@ TEST(AsyncStop, AReplayThatIsStoppedAtEveryStepHasTheSameBits) {
 }
 
 // By another way: the sets of pushes, compared as sets.
-TEST(AsyncStop, CommonPlacesAreWhereAllServersHaveTheSamePushes) {
+TEST(AsyncStop, CommonPlacesHaveEqualPushesOnAllServers) {
   const Philox random(7);
   uint64_t draws = 0;
   for (int trial = 0; trial < 200; ++trial) {
@@ -431,7 +431,7 @@ std::string refusal(const std::string& text) {
   return error_message([&] { parse_push_log(text, "log"); }, Status::input);
 }
 
-TEST(PushLog, ReadsWhatItWrites) {
+TEST(PushLog, RoundTripsThroughText) {
   const PushLog log = parse_push_log(kGood, "log");
   EXPECT_EQ(log.workers, 2);
   EXPECT_EQ(log.staleness, 1);
@@ -440,7 +440,7 @@ TEST(PushLog, ReadsWhatItWrites) {
   EXPECT_EQ(to_string(log), kGood);
 }
 
-TEST(PushLog, RefusesEveryPartOfALog) {
+TEST(PushLog, RejectsTruncatedLogs) {
   for (size_t n = 0; n < kGood.size(); ++n) EXPECT_NE(refusal(kGood.substr(0, n)), "nothing was thrown") << n;
   EXPECT_NE(refusal(kGood + "\n"), "nothing was thrown");
   EXPECT_NE(refusal(kGood + kGood), "nothing was thrown");
@@ -452,7 +452,7 @@ std::string with(const std::string& from, const std::string& to) {
   return text;
 }
 
-TEST(PushLog, SaysWhatIsWrongInOneLine) {
+TEST(PushLog, DescribesErrorsInOneLine) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"",
        "log: line 1: expected 'tessera-pushes version 1 workers # servers # staleness # steps #', found the end of "
@@ -482,7 +482,7 @@ TEST(PushLog, SaysWhatIsWrongInOneLine) {
 }
 
 // Worker 1 pulls for its clock 1 when worker 0 has done none: one ahead.
-TEST(PushLog, RefusesAnOrderBeyondItsBound) {
+TEST(PushLog, RejectsOrderBeyondStalenessBound) {
   const std::string ahead =
       "tessera-pushes version 1 workers 2 servers 1 staleness 1 steps 2\n"
       "server 0 pushes 4\n1 0 0\n1 1 1\n0 0 0\n0 1 3\n";
@@ -494,7 +494,7 @@ TEST(PushLog, RefusesAnOrderBeyondItsBound) {
 
 // Each server alone could have seen this; but at server 0 worker 2 pulled after worker 3's push, and at server 1 worker
 // 3 pulled after worker 2's.
-TEST(PushLog, RefusesOrdersThatWaitForEachOther) {
+TEST(PushLog, RejectsDeadlockedOrders) {
   const std::string head = "tessera-pushes version 1 workers 4 servers 2 staleness 9 steps 1\n";
   const std::string first = "server 0 pushes 2\n3 0 0\n2 0 1\n";
   EXPECT_EQ(refusal(head + first + "server 1 pushes 2\n3 0 0\n2 0 1\n"), "nothing was thrown");

@@ -30,7 +30,7 @@ TEST(Comm, EveryOperationByEveryAlgorithm) {
 }
 
 // The order of float32 sums is the documented one.
-TEST(Comm, SumsHaveTheirOrder) {
+TEST(Comm, SumsUseDocumentedOrder) {
   constexpr int kRanks = 5;
   constexpr int64_t kSize = 203;
   std::vector<std::vector<float>> in;
@@ -55,7 +55,7 @@ TEST(Comm, SumsHaveTheirOrder) {
     });
 }
 
-TEST(Comm, BytesAreThoseOfTheFormulas) {
+TEST(Comm, BytesMatchFormulas) {
   // Whole arrays sent by all ranks together, of n = 4.
   const std::vector<std::tuple<Algorithm, Op, double>> cases = {
       {Algorithm::direct, Op::all_reduce, 6},     {Algorithm::ring, Op::all_reduce, 6},
@@ -81,7 +81,7 @@ TEST(Comm, BytesAreThoseOfTheFormulas) {
   }
 }
 
-TEST(Comm, MessagesKeepTheirOrderByTag) {
+TEST(Comm, MessagesArriveInOrderByTag) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) { check_messages(world, 0, 1, 100); });
   EXPECT_EQ(test::failures, 0);
 }
@@ -121,7 +121,7 @@ TEST(Comm, RunsInTheBackground) {
 
 // The log that a rank writes of its calls, read by another rank while it goes on.
 
-TEST(CallLog, KeepsTheLastCalls) {
+TEST(CallLog, RetainsLastCalls) {
   CallLog log;
   EXPECT_EQ(log.made(), 0U);
   EXPECT_FALSE(log.find(0));
@@ -142,7 +142,7 @@ TEST(CallLog, KeepsTheLastCalls) {
   for (const int64_t i : {990, 1000}) EXPECT_EQ(log.find(static_cast<uint64_t>(i))->count, i);
 }
 
-TEST(CallLog, IsReadWhileItIsWritten) {
+TEST(CallLog, SupportsConcurrentReads) {
   CallLog log;
   constexpr int64_t kCalls = 20'000;
   std::jthread writer([&] {
@@ -167,7 +167,7 @@ std::string failure(const LaunchOptions& options, const std::function<void(Commu
   return error_message([&] { launch(options, body); }, Status::communication);
 }
 
-TEST(CommFailure, ARankThatThrowsEndsTheOthers) {
+TEST(CommFailure, ThrowingRankEndsAllRanks) {
   const auto thrown_by = [](const std::function<void(Communicator&)>& f) {
     return failure({.ranks = 4, .timeout_s = 20}, [&](Communicator& world) {
       if (world.rank() == 2) f(world);
@@ -187,7 +187,7 @@ TEST(CommFailure, ARankThatThrowsEndsTheOthers) {
   EXPECT_TRUE(busy == "[rank 2] the cause" || has(busy, "asks for")) << busy;
 }
 
-TEST(CommFailure, ARankThatLeavesWithWorkInTheBackgroundIsNamed) {
+TEST(CommFailure, NamesRankThatLeavesBackgroundWork) {
   const std::string what = failure({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
     if (world.rank() == 0) {
       const Work forgotten = world.start_all_reduce(zeros(100'000));
@@ -199,7 +199,7 @@ TEST(CommFailure, ARankThatLeavesWithWorkInTheBackgroundIsNamed) {
   EXPECT_EQ(what, "[rank 0] ended while background communication was still running");
 }
 
-TEST(CommFailure, ARankThatDoesNotComeIsNamed) {
+TEST(CommFailure, NamesMissingRank) {
   const std::string what = failure({.ranks = 3, .timeout_s = 0.3}, [](Communicator& world) {
     world.all_reduce(zeros(10));
     if (world.rank() != 1) world.all_reduce(zeros(100));
@@ -209,7 +209,7 @@ TEST(CommFailure, ARankThatDoesNotComeIsNamed) {
                   "operation was all_reduce of 40 bytes (float32)"));
 }
 
-TEST(CommFailure, CallsThatDifferAreNamed) {
+TEST(CommFailure, NamesMismatchedCalls) {
   const std::string what = failure({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
     world.rank() == 0 ? world.all_reduce(zeros(100)) : world.broadcast(zeros(100), 0);
   });
@@ -218,7 +218,7 @@ TEST(CommFailure, CallsThatDifferAreNamed) {
 }
 
 // Ranks are named as those of the world, also by a group whose own numbers differ, whichever sees it first.
-TEST(CommFailure, OddCallNamesTheRankThatMadeIt) {
+TEST(CommFailure, NamesRankOfOddCall) {
   for (const int first : {0, 1})  // of three ranks in a row
     for (const int odd : {first + 1, first + 2}) {
       const std::string what = failure({.ranks = 3 + first, .timeout_s = 20}, [&](Communicator& world) {
@@ -235,14 +235,14 @@ TEST(CommFailure, OddCallNamesTheRankThatMadeIt) {
     }
 }
 
-TEST(CommFailure, ASilentSenderIsNamed) {
+TEST(CommFailure, NamesSilentSender) {
   const std::string what = failure({.ranks = 2, .timeout_s = 0.3}, [](Communicator& world) {
     if (world.rank() == 1) world.recv(zeros(10), 0);
   });
   EXPECT_EQ(what, "[rank 1] world axis, recv of 40 bytes: rank 0 sent nothing within 0.3 s");
 }
 
-TEST(CommFailure, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
+TEST(CommFailure, RejectsInvalidArgumentsBeforeSending) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
     const ArenaPtr arena = make_arena();
     const Tensor x = Tensor::zeros({4, 4}, DType::float32, arena), y = Tensor::zeros({5}, DType::float32, arena);
@@ -261,7 +261,7 @@ TEST(CommFailure, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
 // Faults at random calls of random ranks: every run ends, late ranks change nothing, and the culprit is named. A
 // dropped message is noticed when no more come; until then a ring, whose messages are all alike, takes the next one for
 // it.
-TEST(CommFailure, NoPlantedFaultHangs) {
+TEST(CommFailure, InjectedFaultsNeverHang) {
   const Philox random = Philox::named(1, "faults");
   for (uint64_t trial = 0; trial < 40; ++trial) {
     const int ranks = 2 + static_cast<int>(random.below(3, 4 * trial)),
@@ -297,7 +297,7 @@ TEST(CommFailure, NoPlantedFaultHangs) {
   }
 }
 
-TEST(CommFailureDeathTest, ARankThatNeverStopsEndsTheProcess) {
+TEST(CommFailureDeathTest, UnresponsiveRankEndsProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(launch({.ranks = 2, .timeout_s = 0.2},
                      [](Communicator& world) {
@@ -323,7 +323,7 @@ std::vector<std::string> said(LaunchOptions how, const std::function<void(Commun
   return lines;
 }
 
-TEST(ReportInterval, ComesAfter5And30And60AndThenTwiceAsLong) {
+TEST(ReportInterval, IsDueAfter5And30And60SecondsThenDoubles) {
   ReportInterval reminder;
   std::vector<int> at;
   for (int second = 0; second < 300; ++second)
@@ -331,7 +331,7 @@ TEST(ReportInterval, ComesAfter5And30And60AndThenTwiceAsLong) {
   EXPECT_EQ(at, (std::vector<int>{5, 30, 60, 120, 240}));
 }
 
-TEST(StallReporter, AreNewsOnceForEachAxisAndRank) {
+TEST(StallReporter, IsNewsOncePerAxisAndRank) {
   StallReporter waits([](const std::string&) {});
   EXPECT_TRUE(waits.is_news("dp", 3));
   EXPECT_FALSE(waits.is_news("dp", 3));
@@ -341,7 +341,7 @@ TEST(StallReporter, AreNewsOnceForEachAxisAndRank) {
 }
 
 // Rank 2 comes late, twice: three ranks wait for it, and one line says so.
-TEST(Flight, ALongWaitIsSaidOnceWithWhomAndWhatItDidLast) {
+TEST(Flight, LongWaitIsPrintedOnceWithMissingRankAndItsLastCall) {
   const std::vector<std::string> lines = said({.ranks = 4, .timeout_s = 60}, [](Communicator& world) {
     const std::unique_ptr<Communicator> axis = world.split(0, world.rank(), "dp");
     const Tensor x = make_array(world.rank(), 10, DType::float32, make_arena());
@@ -357,7 +357,7 @@ TEST(Flight, ALongWaitIsSaidOnceWithWhomAndWhatItDidLast) {
     EXPECT_TRUE(has(lines[0], part));
 }
 
-TEST(Flight, AMessageThatDoesNotComeIsSaidToo) {
+TEST(Flight, MissingMessageIsPrinted) {
   const std::vector<std::string> lines = said({.ranks = 2, .timeout_s = 60}, [](Communicator& world) {
     const Tensor x = make_array(world.rank(), 10, DType::float32, make_arena());
     if (world.rank() == 1) {
@@ -372,7 +372,7 @@ TEST(Flight, AMessageThatDoesNotComeIsSaidToo) {
   EXPECT_TRUE(has(lines[0], "recv of 40 bytes on axis world for rank 1"));
 }
 
-TEST(Flight, ShortWaitsAreNotSaid) {
+TEST(Flight, ShortWaitsAreNotPrinted) {
   const std::vector<std::string> lines = said({.ranks = 2}, [](Communicator& world) {
     if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     world.barrier();
@@ -381,7 +381,7 @@ TEST(Flight, ShortWaitsAreNotSaid) {
 }
 
 // The one that is late is waited for, and who waits is not.
-TEST(Flight, WaitingIsCountedByWhomItIsFor) {
+TEST(Flight, WaitTimeIsAttributedToLateRank) {
   std::vector<std::vector<double>> waits(3);
   launch({.ranks = 3}, [&](Communicator& world) {
     for (int i = 0; i < 5; ++i) {
@@ -403,7 +403,7 @@ std::string record_flights(LaunchOptions how, const std::function<void(Communica
 }
 
 // Rank 1 leaves out one call: the others are in the fourth, it was never there.
-TEST(Flight, AFailureLeavesWhatEveryRankDidLast) {
+TEST(Flight, FailureWritesLastOperationsOfEveryRank) {
   const std::string file = record_flights({.ranks = 3, .timeout_s = 1}, [](Communicator& world) {
     const Tensor x = make_array(world.rank(), 10, DType::float32, make_arena());
     for (int i = 0; i < 3; ++i) world.all_reduce(x);
@@ -418,7 +418,7 @@ TEST(Flight, AFailureLeavesWhatEveryRankDidLast) {
   EXPECT_TRUE(has(file, "did not arrive within 1 s"));
 }
 
-TEST(Flight, KeepsTheLast32AndTheirNumbers) {
+TEST(Flight, RetainsLast32OperationsWithNumbers) {
   Flight flight(0, 1, std::make_shared<StallReporter>([](const std::string&) {}));
   const int dp = flight.axis("dp"), tp = flight.axis("tp");
   EXPECT_EQ(flight.axis("dp"), dp);
@@ -485,14 +485,14 @@ void expect_rounded_by(Algorithm algorithm, int ranks, Device device) {
   });
 }
 
-TEST(Rounding, OfSumsOverRanksIsToNearestEven) {
+TEST(Rounding, SumsOverRanksRoundToNearestEven) {
   for (const Algorithm algorithm : test::kByMessages)
     for (const int ranks : {2, 3, 4}) expect_rounded_by(algorithm, ranks, Device::cpu);
 }
 
 using RoundingGpu = test::OnGpu;
 
-TEST_F(RoundingGpu, OfSumsOverRanksIsToNearestEven) {
+TEST_F(RoundingGpu, SumsOverRanksRoundToNearestEven) {
   for (const Algorithm algorithm : test::kByMessages) expect_rounded_by(algorithm, 3, Device::cuda);
 }
 

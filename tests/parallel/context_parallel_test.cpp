@@ -165,7 +165,7 @@ TEST(ContextParallel, EightRanks) {
 }
 
 // Bounds, as a share of the largest value: a few units of the last place of what is rounded, and of sums of gradients.
-TEST(ContextParallel, NarrowTypesAreNear) {
+TEST(ContextParallel, NarrowTypesMatchWithinRounding) {
   launch(ranks(4), [](Communicator& cp) {
     for (uint64_t trial = 0; trial < 8; ++trial) {
       Problem p = draw(cp.size(), trial);
@@ -201,7 +201,7 @@ Problem in_bfloat16(int64_t tokens, const Heads& heads, int64_t d, const Attenti
 }
 
 // No more error than one rank makes: parts are merged, carried around and added before anything is rounded.
-TEST(ContextParallel, BfloatIsRoundedOnce) {
+TEST(ContextParallel, BfloatRoundsOnce) {
   launch(ranks(4), [](Communicator& cp) {
     for (const Way way : kWays) expect_error(in_bfloat16(256, {8, 4}, 16), cp, way, 1.05, make_arena());
   });
@@ -217,7 +217,7 @@ TEST(ContextParallel, AlongAnAxisOfAMesh) {
   });
 }
 
-TEST(ContextParallel, AnAxisOfOneIsPackedAttention) {
+TEST(ContextParallel, OneRankAxisEqualsPackedAttention) {
   launch({.ranks = 1}, [](Communicator& cp) {
     Problem p = draw(1, 3);
     p.tokens = 7;  // no two equal chunks
@@ -229,7 +229,7 @@ TEST(ContextParallel, AnAxisOfOneIsPackedAttention) {
   });
 }
 
-TEST(ContextParallel, RecomputingChangesNoBit) {
+TEST(ContextParallel, RecomputationIsExact) {
   launch(ranks(3), [](Communicator& cp) {
     Problem p{.b = 2, .tokens = 36, .heads = {6, 3}, .d = 4, .options = {.dropout = 0.2, .random = Philox(4)}};
     const ArenaPtr arena = make_arena();
@@ -250,7 +250,7 @@ double output_difference(const Problem& told, const Problem& p, Communicator& cp
   return cp.max(test::apart(out, tokens_at(alone(p, arena).out, mine)));
 }
 
-TEST(ContextParallel, DefectsAreSeen) {
+TEST(ContextParallel, DetectsFaults) {
   launch(ranks(3), [](Communicator& cp) {
     Problem p{.b = 2, .tokens = 24, .heads = {2}, .d = 5, .options = {.dropout = 0.2, .random = Philox(4)}};
     EXPECT_LE(output_difference(p, p, cp, SequencePartition::zigzag), 1e-12);
@@ -270,7 +270,7 @@ TEST(ContextParallel, DefectsAreSeen) {
 constexpr std::array<SequencePartition, 2> kBalances{SequencePartition::zigzag, SequencePartition::contiguous};
 
 // --- tokens and chunks ---
-TEST(ContextPositions, CutTheSequence) {
+TEST(ContextPositions, PartitionTheSequence) {
   using List = std::vector<int64_t>;
   EXPECT_EQ(context_positions(12, 3, 0, SequencePartition::zigzag), (List{0, 1, 10, 11}));
   EXPECT_EQ(context_positions(12, 3, 1, SequencePartition::zigzag), (List{2, 3, 8, 9}));
@@ -291,7 +291,7 @@ TEST(ContextPositions, CutTheSequence) {
     }
 }
 
-TEST(ContextPositions, WhatCannotBeCutIsRefused) {
+TEST(ContextPositions, RejectIndivisibleSequences) {
   const auto refusal = [](int64_t tokens, int n, int rank, SequencePartition balance) {
     return error_message([&] { context_positions(tokens, n, rank, balance); });
   };
@@ -320,7 +320,7 @@ Work count_work(int n, int rank, SequencePartition balance, bool causal) {
   return work;
 }
 
-TEST(ChunkPairs, ZigZagSharesTheWorkEvenly) {
+TEST(ChunkPairs, ZigZagBalancesWork) {
   for (const int n : {2, 3, 4, 8})
     for (int rank = 0; rank < n; ++rank) {
       const Work even = count_work(n, rank, SequencePartition::zigzag, true);
@@ -332,7 +332,7 @@ TEST(ChunkPairs, ZigZagSharesTheWorkEvenly) {
     }
 }
 
-TEST(ChunkPairs, AreThoseThatTheMaskLeaves) {
+TEST(ChunkPairs, CoverUnmaskedTiles) {
   for (const SequencePartition balance : kBalances)
     for (const bool causal : {false, true})
       for (const int n : {2, 3, 5}) {
@@ -383,7 +383,7 @@ void expect_moved(const Problem& s, Communicator& cp, Way way, Op op, const OpCo
   EXPECT_EQ(total(cp, op), back);
 }
 
-TEST(ContextParallel, MovesWhatTheFormulasSay) {
+TEST(ContextParallel, TrafficMatchesFormulas) {
   for (const int n : {2, 3, 4})
     launch(ranks(n), [](Communicator& cp) {
       const int64_t c = cp.size();
@@ -401,7 +401,7 @@ TEST(ContextParallel, MovesWhatTheFormulasSay) {
 }
 
 // --- memory ---
-TEST(ContextParallel, TheRingHoldsNothingOfTheWholeSequence) {
+TEST(ContextParallel, RingAllocatesNothingOfFullSequence) {
   for (const int n : {2, 4})
     launch(ranks(n), [](Communicator& cp) {
       for (const DType dtype : {DType::float32, DType::bfloat16}) {
@@ -443,7 +443,7 @@ void expect_sent_before_computing(const Trace& trace, int64_t kv_bytes, const st
   EXPECT_GT(least_work, 10 * least_pause);
 }
 
-TEST(ContextParallel, ABlockIsSentOnBeforeItIsComputedWith) {
+TEST(ContextParallel, BlocksAreForwardedBeforeUse) {
   launch(ranks(4), [](Communicator& cp) {
     Trace there, back;
     const Problem s{.b = 1, .tokens = 1024, .heads = {4}, .d = 32, .dtype = DType::bfloat16};
@@ -462,7 +462,7 @@ TEST(ContextParallel, ABlockIsSentOnBeforeItIsComputedWith) {
 }
 
 // --- refusals ---
-TEST(ContextParallel, WhatCannotBeIsRefused) {
+TEST(ContextParallel, RejectsInvalidArguments) {
   launch(ranks(2), [](Communicator& world) {
     const auto cp = world.split(0, world.rank(), "context");
     const auto refusal = [&](bool ring, int64_t tokens, int64_t heads, const AttentionOptions& options = {}) {
@@ -499,7 +499,7 @@ void expect_error_on_gpu(int n, int64_t tokens, const Heads& heads, double bound
 }
 
 // Our kernels write as cuDNN's do where the choice is automatic here: every part is rounded to bfloat16.
-TEST_F(ContextParallelGpu, ARingIsRoundedOnceAndOfRoundedPartsTwice) {
+TEST_F(ContextParallelGpu, RingRoundsOnceOrTwiceWithRoundedTiles) {
   for (const int n : {2, 3})
     for (const Heads& heads : {Heads{2}, Heads{2, 1}}) {
       expect_error_on_gpu(n, 64 * n, heads, 1.05);
@@ -508,13 +508,13 @@ TEST_F(ContextParallelGpu, ARingIsRoundedOnceAndOfRoundedPartsTwice) {
     }
 }
 
-TEST_F(ContextParallelGpu, UlyssesIsOneRanksAttention) {
+TEST_F(ContextParallelGpu, UlyssesEqualsOneRankAttention) {
   expect_error_on_gpu(2, 64, {4, 2}, 1.05, Way::ulysses);
   expect_error_on_gpu(3, 96, {3}, 1.05, Way::ulysses);
 }
 
 // Two calls on two ranks, where pairs of chunks take five; dropout counts positions, which pairs have.
-TEST_F(ContextParallelGpu, ARingCallsAttentionOncePerHop) {
+TEST_F(ContextParallelGpu, RingCallsAttentionOncePerHop) {
   for (const double dropout : {0.0, 0.5})
     launch(ranks(2), [&](Communicator& cp) {
       const ArenaPtr gpu = make_arena(Device::cuda);

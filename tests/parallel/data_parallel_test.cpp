@@ -248,17 +248,17 @@ TEST(DataParallel, TrainsBitForBitLikeOneRank) {
           expect_same({.ranks = ranks, .microbatches = microbatches, .optimizer = optimizer, .dtype = dtype});
 }
 
-TEST(DataParallel, HasTheBitsOfDdp) {
+TEST(DataParallel, MatchesDdpBitwise) {
   for (const int64_t microbatches : {1, 2})
     expect_same({.mode = DataMode::ddp, .ranks = 3, .microbatches = microbatches});
 }
 
 // 72 rows in a product: enough for weights to be packed, and packed again when they have changed.
-TEST(DataParallel, PackedWeightsFollowTheRoot) {
+TEST(DataParallel, PackedWeightsFollowRootUpdates) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) expect_same({.sequences = 6, .dtype = dtype});
 }
 
-TEST(DataParallel, OneRankIsPlainTraining) {
+TEST(DataParallel, OneRankEqualsPlainTraining) {
   expect_same({.ranks = 1, .microbatches = 2, .optimizer = OptimizerKind::adamw});
 }
 
@@ -290,7 +290,7 @@ TEST(ParameterServer, TrainsBitForBitInBfloat16) {
     }
 }
 
-TEST(ParameterServer, AddsInRankOrderWhateverTheAlgorithmOfTheAxis) {
+TEST(ParameterServer, AddsInRankOrderForEveryAlgorithm) {
   Setting given = served(4, 1, OptimizerKind::adamw);
   given.servers = 3;
   const Record expected = serial(given);
@@ -300,7 +300,7 @@ TEST(ParameterServer, AddsInRankOrderWhateverTheAlgorithmOfTheAxis) {
   }
 }
 
-TEST(ParameterServer, RangesCoverEachUnitOnceAtNormBlocks) {
+TEST(ParameterServer, ShardsCoverUnitsAtNormBlocks) {
   for (const int64_t size : {16, 256, 272, 512, 784, 100000})
     for (int servers = 1; servers <= 5; ++servers) {
       int64_t at = 0;
@@ -333,7 +333,7 @@ class Three : public Module {
 // 1040 elements, 4160 bytes of fp32 gradients and 2080 of bf16 values. Two servers: ceil(520 / 256) = 3 blocks, so 768
 // and 272 elements; three: 2 blocks, 512, 512 and 16; four: 2 blocks, 512, 512, 16 and 0. With 4 ranks 3 * 4160 = 12480
 // bytes go in and 3 * 2080 = 6240 come out.
-TEST(ParameterServer, SendsWhatOneWorksOutByHand) {
+TEST(ParameterServer, TrafficMatchesHandComputedBytes) {
   const std::vector<std::vector<int64_t>> kept = {
       {1040, 0, 0, 0}, {768, 272, 0, 0}, {512, 512, 16, 0}, {512, 512, 16, 0}};
   for (int servers = 1; servers <= 4; ++servers) {
@@ -368,7 +368,7 @@ TEST(ParameterServer, SendsWhatOneWorksOutByHand) {
 
 const ModelConfig kConfig{.layers = 1, .heads = 2, .channels = 16, .context = 4, .vocab = 8};
 
-TEST(DataParallelCost, TheRootLoadsForAll) {
+TEST(DataParallelCost, RootLoadsForAllRanks) {
   launch({.ranks = 3, .timeout_s = 20}, [](Communicator& world) {
     Decoder model(kConfig);
     const auto strategy =
@@ -387,7 +387,7 @@ TEST(DataParallelCost, TheRootLoadsForAll) {
 // 32 + 768 + 48 + 256 + 16 + 32 + 1024 + 64 + 1024 + 16 for the block, 32 for the last norm: 3,504 parameters.
 //
 // One step of two micro-batches of one sequence on each of three ranks, in fp32.
-TEST(DataParallelCost, BytesAndMemoryAreThoseWorkedByHand) {
+TEST(DataParallelCost, BytesAndMemoryMatchHandComputation) {
   launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& world) {
     SCOPED_TRACE("rank " + std::to_string(world.rank()));
     const ArenaPtr arena = make_arena();
@@ -425,7 +425,7 @@ std::string refusal(Communicator& axis, const DataOptions& options) {
   });
 }
 
-TEST(DataStrategies, WhatCannotBeIsRefused) {
+TEST(DataStrategies, RejectInvalidOptions) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
     EXPECT_EQ(refusal(world, {.mode = DataMode::dataparallel, .zero = 2}),
               "`zero`: dataparallel stores all state on rank 0 and does not support ZeRO stage 2; expected 0, or ddp "
@@ -471,7 +471,7 @@ void expect_n(int ranks, const DataOptions& options, const ModelConfig& config) 
 const std::vector<ModelConfig> kModels = {test::tiny_gpt(0),
                                           {.layers = 3, .heads = 1, .channels = 37, .context = 23, .vocab = 101}};
 
-TEST(AllOnes, UnderEveryStrategy) {
+TEST(AllOnes, NormIsExactUnderEveryStrategy) {
   for (const ModelConfig& config : kModels) {
     for (const DType grads : {DType::float32, DType::bfloat16, DType::float64})
       for (int ranks = 1; ranks <= 4; ++ranks)
@@ -518,7 +518,7 @@ void expect_frozen(const Setting& given, const Record& expected) {
   EXPECT_EQ(std::ranges::count(trains, false), given.frozen == Frozen::table_too ? 22 : 21);
 }
 
-TEST(Frozen, KeepTheirBitsAndTheOthersTrainAsOnOneRank) {
+TEST(Frozen, ParametersKeepBitsAndOthersTrainAsOnOneRank) {
   for (const Recompute recompute : {Recompute::none, Recompute::block})
     for (const Frozen frozen : {Frozen::some, Frozen::table_too}) {
       Setting given = with_frozen(frozen, recompute);
@@ -534,7 +534,7 @@ TEST(Frozen, KeepTheirBitsAndTheOthersTrainAsOnOneRank) {
     }
 }
 
-TEST(Frozen, HaveNoGradientNoStateAndSendNothing) {
+TEST(Frozen, HaveNoGradientsStateOrTraffic) {
   Setting given = with_frozen(Frozen::some);
   Decoder model(given.config);
   freeze(model, given.frozen);
@@ -551,7 +551,7 @@ TEST(Frozen, HaveNoGradientNoStateAndSendNothing) {
   }
 }
 
-TEST(Frozen, AfterMemoryItIsTooLate) {
+TEST(Frozen, FreezingAfterMemoryAllocationThrows) {
   Decoder model(test::tiny_gpt(0.1));
   model.materialize(kSeed, make_arena(), DType::float32, DType::float32);
   EXPECT_THROW(model.norm.freeze(), Error);

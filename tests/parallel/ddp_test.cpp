@@ -84,7 +84,7 @@ Watched watch(int64_t bucket_bytes, Algorithm algorithm = Algorithm::direct) {
 }
 
 // Every parameter is a bucket: its all-reduce is asked for as soon as its gradient is there.
-TEST(Ddp, BucketsLeaveWhileTheLastBackwardRuns) {
+TEST(Ddp, BucketsAreSentDuringLastBackward) {
   const Watched w = watch(1);
   const double end = w.ends[kMicrobatches - 1];
   ASSERT_GT(w.reductions.size(), 20U);
@@ -101,7 +101,7 @@ TEST(Ddp, BucketsLeaveWhileTheLastBackwardRuns) {
 }
 
 // The token embedding is the head too, and lies first, so in the last bucket.
-TEST(Ddp, ATiedWeightIsSentAfterBothUses) {
+TEST(Ddp, TiedWeightIsSentAfterBothUses) {
   for (const int64_t bytes : {int64_t{1}, int64_t{4000}, int64_t{1} << 30}) {
     const Watched w = watch(bytes);
     EXPECT_EQ(w.cut.back().range.begin, 0);
@@ -116,7 +116,7 @@ TEST(Ddp, ATiedWeightIsSentAfterBothUses) {
 constexpr int64_t kBlock = 32 + 32 + 1728 + 80 + 576 + 32 + 32 + 32 + 2304 + 96 + 2304 + 32;
 constexpr int64_t kElements = 896 + 240 + 2 * kBlock + 32 + 32;
 
-TEST(Ddp, TheSizeOfBucketsDecidesTheirNumber) {
+TEST(Ddp, BucketSizeDeterminesBucketCount) {
   const std::vector<std::pair<int64_t, size_t>> cases = {
       // bytes of a bucket, and how many there are
       {1, 2 + 2 * 12 + 2},     // one for each parameter
@@ -140,7 +140,7 @@ TEST(Ddp, TheSizeOfBucketsDecidesTheirNumber) {
   }
 }
 
-TEST(Ddp, TheSizeOfBucketsChangesNoBit) {
+TEST(Ddp, ResultIsIndependentOfBucketSize) {
   for (const Algorithm algorithm : {Algorithm::direct, Algorithm::root, Algorithm::tree}) {
     const Watched whole = watch(int64_t{1} << 30, algorithm);
     for (const int64_t bytes : {1, 1000, 5000, 20000})
@@ -148,7 +148,7 @@ TEST(Ddp, TheSizeOfBucketsChangesNoBit) {
   }
 }
 
-TEST(Ddp, WhatNoGradientReachedIsSentAtTheEnd) {
+TEST(Ddp, ParametersWithoutGradientsAreSentLast) {
   for (const int64_t bucket : {int64_t{1}, int64_t{1} << 30})
     launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
       const ArenaPtr arena = make_arena();
@@ -168,7 +168,7 @@ TEST(Ddp, WhatNoGradientReachedIsSentAtTheEnd) {
     });
 }
 
-TEST(Trace, TimeBeginsWithIt) {
+TEST(Trace, TimeStartsAtConstruction) {
   const Trace trace;
   EXPECT_GE(trace.now(), 0);
   EXPECT_LT(trace.now(), 60);

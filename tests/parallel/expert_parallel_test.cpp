@@ -54,7 +54,7 @@ MixtureOfExperts::Options options(int64_t experts, int64_t shared) {
 
 // Two experts, one on each rank, that every token meets. So the shared expert of rank 0 must begin while its own rows
 // are sent and those of rank 1 are not, and its backward pass likewise.
-TEST(ExpertParallel, TheSharedExpertIsComputedWhileRowsTravel) {
+TEST(ExpertParallel, SharedExpertOverlapsDispatch) {
   Progress progress;
   const LaunchOptions how{.ranks = 2, .threads_per_rank = 1, .timeout_s = 20, .around = [&](auto transport) {
                             return std::make_unique<LateTransport>(std::move(transport), progress);
@@ -107,7 +107,7 @@ std::vector<Tensor> pass(int rank, Communicator* ep, int64_t experts, int64_t sh
   return out;
 }
 
-TEST(ExpertParallel, HasTheBitsOfOneRank) {
+TEST(ExpertParallel, MatchesOneRankBitwise) {
   for (const int ranks : {2, 3})
     for (const int64_t shared : {0, 2})
       for (const bool again : {false, true})
@@ -122,7 +122,7 @@ TEST(ExpertParallel, HasTheBitsOfOneRank) {
 }
 
 // Against a count over the whole sequence, in its order.
-TEST(ExpertCapacity, CountsWhatComesBeforeInTheWholeSequence) {
+TEST(ExpertCapacity, CountsEarlierChoicesInFullSequence) {
   for (uint64_t trial = 0; trial < test::plans(20); ++trial) {
     test::Draw d("capacity", trial);
     const int ranks = static_cast<int>(d.between(2, 4));

@@ -117,7 +117,7 @@ TEST_F(CommGpu, EveryOperationByEveryAlgorithm) {
 }
 
 // Pieces of the whole in its own memory, and arrays that begin at any element.
-TEST_F(CommGpu, PiecesMayLieInsideTheWhole) {
+TEST_F(CommGpu, ChunksMayBeInsideFullArray) {
   for (const Algorithm algorithm : {Algorithm::direct, Algorithm::ring, Algorithm::root})
     expect_same({.ranks = 3, .timeout_s = 60, .algorithm = algorithm},
                 [](Communicator& world, const ArenaPtr& memory, Results& out) {
@@ -133,7 +133,7 @@ TEST_F(CommGpu, PiecesMayLieInsideTheWhole) {
                 });
 }
 
-TEST_F(CommGpu, MessagesKeepTheirOrderByTag) {
+TEST_F(CommGpu, MessagesArriveInOrderByTag) {
   expect_same({.ranks = 3, .timeout_s = 60}, [](Communicator& world, const ArenaPtr& memory, Results& out) {
     const int next = (world.rank() + 1) % 3, previous = (world.rank() + 2) % 3;
     for (int i = 0; i < 10; ++i) {
@@ -196,7 +196,7 @@ std::string failure(const LaunchOptions& options, const std::function<void(Commu
   return error_message([&] { launch(options, body); }, Status::communication);
 }
 
-TEST_F(CommGpu, ARankThatFailsEndsTheOthers) {
+TEST_F(CommGpu, FailedRankEndsAllRanks) {
   const std::string what = failure({.ranks = 3, .timeout_s = 20}, [](Communicator& world) {
     const Tensor x = brought(world.rank(), {1000}, DType::float32, make_arena(Device::cuda));
     world.all_reduce(x);
@@ -211,7 +211,7 @@ TEST_F(CommGpu, ARankThatFailsEndsTheOthers) {
   EXPECT_TRUE(has(late, "recv of 4000 bytes: rank 1 sent nothing within 0.2 s"));
 }
 
-TEST_F(CommGpu, DevicesMustBeTheSame) {
+TEST_F(CommGpu, RejectsMixedDevices) {
   const auto tensor = [](Communicator& world) {
     return brought(world.rank(), {100}, DType::float32, make_arena(world.rank() == 0 ? Device::cpu : Device::cuda));
   };
@@ -225,7 +225,7 @@ TEST_F(CommGpu, DevicesMustBeTheSame) {
 }
 
 // A lost message and a rank that stays away are found as they are on the CPU.
-TEST_F(CommGpu, FaultsAreFound) {
+TEST_F(CommGpu, DetectsFaults) {
   LaunchOptions o{.ranks = 2, .timeout_s = 0.5};
   o.around = with_faults({{1, {{.kind = Fault::Kind::drop}}}});
   const std::string lost = failure(o, [](Communicator& world) {
@@ -246,7 +246,7 @@ LaunchOptions over_nccl(int ranks, double timeout_s = 60) {
   return {.backend = Backend::nccl, .ranks = ranks, .timeout_s = timeout_s, .algorithm = Algorithm::native};
 }
 
-TEST_F(NcclGpu, EveryOperationLeavesWhatThreadsLeave) {
+TEST_F(NcclGpu, EveryOperationMatchesThreadRanks) {
   for (int ranks = 2; ranks <= std::min(gpus, 4); ++ranks) {
     const auto body = [](Communicator& world, const ArenaPtr& arena, Results& out) {
       for (const int64_t n : {1, 2, 17, 1000, 5003})
@@ -257,7 +257,7 @@ TEST_F(NcclGpu, EveryOperationLeavesWhatThreadsLeave) {
 }
 
 // Pieces of the whole in its own memory.
-TEST_F(NcclGpu, PiecesMayLieInsideTheWhole) {
+TEST_F(NcclGpu, ChunksMayBeInsideFullArray) {
   const auto body = [](Communicator& world, const ArenaPtr& arena, Results& out) {
     for (const int64_t n : {1000, 1001}) {
       const Tensor x = whole_numbers(world.rank(), {n}, DType::float32, arena);
@@ -272,7 +272,7 @@ TEST_F(NcclGpu, PiecesMayLieInsideTheWhole) {
 }
 
 // Calls that are started on one communicator and calls that are done at once on another keep one order.
-TEST_F(NcclGpu, CommunicatorsOfARankKeepOneOrder) {
+TEST_F(NcclGpu, CommunicatorsOfRankShareOneOrder) {
   if (gpus < 4) GTEST_SKIP() << "this machine has no four GPUs";
   const auto body = [](Communicator& world, const ArenaPtr& arena, Results& out) {
     const auto row = world.split(world.rank() / 2, world.rank(), "row"),
@@ -295,7 +295,7 @@ std::string failure(const LaunchOptions& options, const std::function<void(Commu
   return failure(options, [&](Communicator& world) { body(world, make_gpu_arena(world)); });
 }
 
-TEST_F(NcclGpu, ARankThatFailsEndsTheOthers) {
+TEST_F(NcclGpu, FailedRankEndsAllRanks) {
   for (const bool background : {false, true}) {
     const std::string what = failure(over_nccl(2), [&](Communicator& world, const ArenaPtr& arena) {
       const Tensor x = whole_numbers(world.rank(), {1000}, DType::float32, arena);
@@ -307,7 +307,7 @@ TEST_F(NcclGpu, ARankThatFailsEndsTheOthers) {
   }
 }
 
-TEST_F(NcclGpu, ARankThatDoesNotComeIsNoticed) {
+TEST_F(NcclGpu, DetectsMissingRank) {
   const std::string what = failure(over_nccl(2, 0.3), [](Communicator& world, const ArenaPtr& arena) {
     const Tensor x = whole_numbers(world.rank(), {1000}, DType::float32, arena);
     world.rank() == 0 ? world.all_reduce(x) : world.recv(x, 0);
@@ -315,7 +315,7 @@ TEST_F(NcclGpu, ARankThatDoesNotComeIsNoticed) {
   EXPECT_TRUE(has(what, "within 0.3 s"));
 }
 
-TEST_F(NcclGpu, ARankThatIsLateIsNamedWithWhatItDidLast) {
+TEST_F(NcclGpu, NamesLateRankAndItsLastCall) {
   std::atomic<bool> noticed = false;
   const std::string what = failure(over_nccl(2, 1), [&](Communicator& world, const ArenaPtr& arena) {
     const Tensor x = whole_numbers(world.rank(), {1000}, DType::float32, arena);
@@ -335,7 +335,7 @@ TEST_F(NcclGpu, ARankThatIsLateIsNamedWithWhatItDidLast) {
 }
 
 // Seen before NCCL is asked, which would wait for ever.
-TEST_F(NcclGpu, RanksThatAskForDifferentThingsEnd) {
+TEST_F(NcclGpu, MismatchedCallsEndAllRanks) {
   for (const auto& [what, ask] : test::kOddCalls) {
     const std::string said = failure(over_nccl(2, 20), [&, &ask = ask](Communicator& world, const ArenaPtr& arena) {
       ask(world, whole_numbers(world.rank(), {1000}, DType::float32, arena), world.rank() == 1);
@@ -346,7 +346,7 @@ TEST_F(NcclGpu, RanksThatAskForDifferentThingsEnd) {
 }
 
 // Collectives of two communicators in one graph, some beside kernels, with other numbers at each launch.
-TEST_F(NcclGpu, AGraphHoldsCollectives) {
+TEST_F(NcclGpu, GraphContainsCollectives) {
   if constexpr (kWithCuda)
     launch(over_nccl(2), [](Communicator& world) {
       const ArenaPtr arena = make_gpu_arena(world);
@@ -388,7 +388,7 @@ TEST_F(NcclGpu, AGraphHoldsCollectives) {
     });
 }
 
-TEST_F(NcclGpu, ACollectiveThatNobodyWaitsForBreaksTheCapture) {
+TEST_F(NcclGpu, CollectiveWithoutWaitInvalidatesCapture) {
   if constexpr (kWithCuda)
     launch(over_nccl(2), [](Communicator& world) {
       const ArenaPtr arena = make_gpu_arena(world);
@@ -402,7 +402,7 @@ TEST_F(NcclGpu, ACollectiveThatNobodyWaitsForBreaksTheCapture) {
     });
 }
 
-TEST_F(NcclGpu, ARankThatFailsInsideAGraphEndsTheOthers) {
+TEST_F(NcclGpu, FailureInsideGraphEndsAllRanks) {
   if constexpr (kWithCuda)
     for (const bool late : {false, true}) {
       const std::string what = failure(over_nccl(2, late ? 0.5 : 20), [&](Communicator& world, const ArenaPtr& arena) {
@@ -446,7 +446,7 @@ bool soon(const F& done) {
   return false;
 }
 
-TEST_F(NcclOneGpu, StartsIsCapturedAndEnds) {
+TEST_F(NcclOneGpu, StartsCapturesAndEnds) {
   if constexpr (kWithCuda && kWithNccl) {
     prepare_for_nccl();
     const std::unique_ptr<NcclApi> nccl = real_nccl(0, 1);

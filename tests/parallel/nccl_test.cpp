@@ -116,7 +116,7 @@ std::vector<std::string> record_calls(Call call, Algorithm algorithm = Algorithm
 
 using Calls = std::vector<std::string>;
 
-TEST(Nccl, CollectivesOfTheLibrary) {
+TEST(Nccl, MapsCollectivesToLibraryCalls) {
   EXPECT_EQ(record_calls({.op = Op::all_reduce, .dtype = DType::bfloat16, .count = 10}),
             Calls{"all_reduce in+0 in+0 10 bfloat16 sum"});
   EXPECT_EQ(record_calls({.op = Op::all_reduce, .reduction = Reduction::max, .count = 10}),
@@ -129,7 +129,7 @@ TEST(Nccl, CollectivesOfTheLibrary) {
   EXPECT_EQ(record_calls({.op = Op::reduce, .root = 2, .count = 12}), Calls{"reduce in+0 out+0 12 float32 sum root 2"});
 }
 
-TEST(Nccl, UnevenPiecesAreGroups) {
+TEST(Nccl, UnevenChunksAreGroups) {
   EXPECT_EQ(record_calls({.op = Op::reduce_scatter, .count = 11}),
             (Calls{"(", "reduce in+0 - 3 float32 sum root 0", "reduce in+3 out+0 4 float32 sum root 1",
                    "reduce in+7 - 4 float32 sum root 2", ")"}));
@@ -159,12 +159,12 @@ TEST(Nccl, MessagesAreGroups) {
             (Calls{"(", "recv out+0 2 float32 from 2", ")"}));
 }
 
-TEST(Nccl, SumsOfAnotherOrderAreRefused) {
+TEST(Nccl, RejectsOtherSummationOrders) {
   EXPECT_THROW(record_calls({.op = Op::all_reduce, .count = 4}, Algorithm::direct), Error);
   EXPECT_THROW(record_calls({.op = Op::reduce_scatter, .count = 4}, Algorithm::ring), Error);
 }
 
-TEST(Nccl, ArraysOnTheHostGoOverTheCarrier) {
+TEST(Nccl, HostArraysUseCarrier) {
   const auto group = make_thread_group(2, 20, true, std::make_shared<FailureState>());
   launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
     Log log;
@@ -202,7 +202,7 @@ void on_two_ranks(double timeout_s, const std::function<void(Log&, NcclTransport
   });
 }
 
-TEST(Nccl, AStuckCollectiveIsAbortedAndNamed) {
+TEST(Nccl, StuckCollectiveIsAbortedAndNamed) {
   on_two_ranks(1, [](Log& log, NcclTransport& nccl, const Call& call) {
     expect_error(Status::communication,
                  {"all_reduce of 400 bytes (float32, on a GPU): NCCL did not complete it within 1 s"},
@@ -241,7 +241,7 @@ TEST(Nccl, CapturedCollectivesAreOnlyQueued) {
 }
 
 // Another rank that fails while a collective waits for it: NCCL is aborted at once, long before the timeout.
-TEST(Nccl, ARankThatFailsAbortsTheOthers) {
+TEST(Nccl, FailedRankAbortsOthers) {
   on_two_ranks(20, [](Log& log, NcclTransport& nccl, const Call& call) {
     if (nccl.rank() == 1) return nccl.fail("out of memory");
     EXPECT_THROW(nccl.native(call), PeerFailed);
@@ -250,7 +250,7 @@ TEST(Nccl, ARankThatFailsAbortsTheOthers) {
   });
 }
 
-TEST(Nccl, WithoutGpusTheBackendIsRefused) {
+TEST(Nccl, RejectsBackendWithoutGpus) {
   const std::string what =
       error_message([] { launch({.backend = Backend::nccl, .ranks = 2, .timeout_s = 20}, [](Communicator&) {}); });
   if (what == "nothing was thrown") GTEST_SKIP() << "this machine has GPUs";

@@ -146,7 +146,7 @@ void check_rank(Communicator& axis, const Schedule& schedule, const Variant& var
   EXPECT_EQ(axis.sum(static_cast<double>(sent.sent)), messages * kTokens * kChannels * 4) << what;
 }
 
-TEST(PipelineRuntime, EveryScheduleHasTheBitsOfOneRank) {
+TEST(PipelineRuntime, EveryScheduleMatchesOneRankBitwise) {
   const Philox draw = Philox::named(9, "pipelines");
   uint64_t at = 0;
   for (int p = 1; p <= 4; ++p)
@@ -165,7 +165,7 @@ TEST(PipelineRuntime, EveryScheduleHasTheBitsOfOneRank) {
     }
 }
 
-TEST(PipelineRuntime, FreesActivationsAsTheScheduleSays) {
+TEST(PipelineRuntime, FreesActivationsAccordingToSchedule) {
   constexpr int kMicrobatches = 8;
   std::vector<int64_t> peaks;
   for (const Schedule& schedule : {gpipe(2, kMicrobatches), one_f_one_b(2, kMicrobatches)})
@@ -198,7 +198,7 @@ struct Scaling : Stages {
   void end_gradients(int, int) override {}
 };
 
-TEST(PipelineRuntime, KeepsNothingThatNoOpKeeps) {
+TEST(PipelineRuntime, RetainsOnlyTensorsSavedByOps) {
   launch({.ranks = 3, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& axis) {
     Scaling stages;
     PipelineRuntime pipe(insert_messages(gpipe(3, 8)), axis, stages);
@@ -230,7 +230,7 @@ TEST(PipelineRuntime, TracesEveryAction) {
   });
 }
 
-TEST(PipelineRuntime, RefusesSchedulesThatItCannotRun) {
+TEST(PipelineRuntime, RejectsInvalidSchedules) {
   launch({.ranks = 2, .timeout_s = 60}, [&](Communicator& axis) {
     Made made(2);
     TestStages stages(made.chain, {}, made.arena);

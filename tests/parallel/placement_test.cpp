@@ -120,7 +120,7 @@ TEST(Placement, EveryConversionHasItsAdjoint) {
     });
 }
 
-TEST(Placement, EvenPiecesNeedNoWhole) {
+TEST(Placement, EvenChunksNeedNoFullSize) {
   launch({.ranks = 3, .timeout_s = 20}, [](Communicator& axis) {
     const ArenaPtr arena = make_arena();
     const Shape whole{2, 6, 3};
@@ -143,7 +143,7 @@ OpCounts only(Op op, int64_t sent) {
   return counts;
 }
 
-TEST(Placement, MovesWhatTheFormulasSay) {
+TEST(Placement, TrafficMatchesFormulas) {
   launch({.ranks = 4, .timeout_s = 20}, [](Communicator& axis) {
     const ArenaPtr arena = make_arena();
     const Tensor whole = Tensor::zeros({8, 4}, DType::float32, arena);  // 128 bytes
@@ -165,7 +165,7 @@ TEST(Placement, MovesWhatTheFormulasSay) {
   });
 }
 
-TEST(Placement, AnAxisOfOneIsFree) {
+TEST(Placement, OneRankAxisIsFree) {
   launch({.ranks = 1}, [](Communicator& axis) {
     const Var x(random_tensor({3, 2}, make_arena(), 1, 0), true);
     for (const Placement& from : {R, I, P, S(0), S(1)})
@@ -174,7 +174,7 @@ TEST(Placement, AnAxisOfOneIsFree) {
   });
 }
 
-TEST(Placement, WritesOverWhatNobodyElseHolds) {
+TEST(Placement, ReusesUniquelyOwnedTensors) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& axis) {
     const ArenaPtr arena = make_arena();
     Tensor x = random_tensor({4}, arena, 1, 0);
@@ -192,7 +192,7 @@ std::string refusal(Communicator& axis, const Shape& shape, Placement from, Plac
   return error_message([&] { redistribute(Tensor::zeros(shape, DType::float32, make_arena()), axis, from, to); });
 }
 
-TEST(Placement, WhatCannotBeIsRefused) {
+TEST(Placement, RejectsInvalidConversions) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& axis) {
     const std::string of = " of float32 (2, 3): ", head = "[redistribute] world axis, ";
     EXPECT_EQ(refusal(axis, {2, 3}, S(2), R), head + "S(2) -> R" + of + "dim out of range");
@@ -254,7 +254,7 @@ Layers on_ranks(Communicator& axis, Placement between, const ArenaPtr& arena) {
   return l;
 }
 
-TEST(TwoLayers, GradientsAreThoseOfOneRank) {
+TEST(TwoLayers, GradientsMatchOneRank) {
   for (const int ranks : {1, 2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& axis) {
       const ArenaPtr arena = make_arena();
@@ -300,7 +300,7 @@ std::string refusal(
   });
 }
 
-TEST(Mesh, TheLastAxisJoinsTheNearestRanks) {
+TEST(Mesh, LastAxisConnectsAdjacentRanks) {
   launch({.ranks = 8, .timeout_s = 20}, [](Communicator& world) {
     Mesh mesh(world, {{"pp", 2}, {"dp", 2}, {"tp", 2}});
     const int pp = world.rank() / 4, dp = world.rank() / 2 % 2, tp = world.rank() % 2;
@@ -322,7 +322,7 @@ TEST(Mesh, TheLastAxisJoinsTheNearestRanks) {
   });
 }
 
-TEST(Mesh, UnevenSizesAndPlaces) {
+TEST(Mesh, SupportsUnevenSizes) {
   launch({.ranks = 6, .timeout_s = 20}, [](Communicator& world) {
     Mesh mesh(world, {{"a", 3}, {"none", 1}, {"b", 2}});
     for (int rank = 0; rank < 6; ++rank) EXPECT_EQ(mesh.rank_at(mesh.coordinates(rank)), rank);
@@ -333,7 +333,7 @@ TEST(Mesh, UnevenSizesAndPlaces) {
   });
 }
 
-TEST(Mesh, AnAxisOfOneCostsNothing) {
+TEST(Mesh, OneRankAxisIsFree) {
   launch({.ranks = 2, .timeout_s = 20}, [](Communicator& world) {
     world.reset_counts();
     Mesh mesh(world, {{"dp", 1}, {"tp", 2}, {"cp", 1}});
@@ -351,7 +351,7 @@ TEST(Mesh, AnAxisOfOneCostsNothing) {
   });
 }
 
-TEST(Mesh, WhatDoesNotFitIsRefused) {
+TEST(Mesh, RejectsInvalidAxes) {
   launch({.ranks = 4, .timeout_s = 20}, [](Communicator& world) {
     EXPECT_EQ(refusal(world, {{"dp", 2}, {"tp", 3}}), "[mesh] dp 2 x tp 3 makes 6 ranks; the world has 4");
     EXPECT_EQ(refusal(world, {}), "[mesh] no axis has 1 ranks; the world has 4");

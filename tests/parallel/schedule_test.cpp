@@ -35,7 +35,7 @@ Schedule with_passes(Schedule s, const Philox& draw, uint64_t at) {
   return s;
 }
 
-TEST(Schedule, EveryGeneratorIsRightAfterEveryPass) {
+TEST(Schedule, EveryGeneratorIsValidAfterEveryPass) {
   const Philox draw = Philox::named(1, "passes");
   uint64_t at = 0;
   for (int p = 1; p <= 8; ++p)
@@ -50,7 +50,7 @@ TEST(Schedule, EveryGeneratorIsRightAfterEveryPass) {
       }
 }
 
-TEST(Schedule, MessagesAreTwoForEachBoundaryAndMicrobatch) {
+TEST(Schedule, HasTwoMessagesPerBoundaryAndMicrobatch) {
   for (const int p : {1, 2, 3, 5})
     for (const int m : {1, p, 4 * p})
       for (const Schedule& s : all_schedules(p, m)) {
@@ -63,7 +63,7 @@ TEST(Schedule, MessagesAreTwoForEachBoundaryAndMicrobatch) {
       }
 }
 
-TEST(Schedule, PassesWriteWhatTheyPromise) {
+TEST(Schedule, PassesProduceDocumentedLists) {
   const Schedule s = one_f_one_b(2, 2);
   const auto rank0 = [](const Schedule& x) {
     Schedule only{.actions = {x.actions[0]}};
@@ -100,7 +100,7 @@ bool swap_bound(Schedule& s, const ActionPlace& place) {
   return false;
 }
 
-TEST(Validate, SeesEveryPlantedDefect) {
+TEST(Validate, DetectsEveryInjectedFault) {
   const Philox draw = Philox::named(2, "defects");
   int planted[4] = {};
   for (uint64_t trial = 0; trial < 600; ++trial) {
@@ -127,7 +127,7 @@ TEST(Validate, SeesEveryPlantedDefect) {
   for (const int n : planted) EXPECT_GT(n, 200);
 }
 
-TEST(Validate, SaysWhatIsWrongAndWhere) {
+TEST(Validate, DescribesFaultAndPosition) {
   Schedule s = one_f_one_b(2, 3);  // rank 0: 0F0 0F1 0B0 0F2 0B1 0B2, rank 1: 1F0 1B0 1F1 1B1 1F2 1B2
   const auto changed = [&](const auto& change) {
     Schedule other = s;
@@ -160,7 +160,7 @@ TEST(Validate, SaysWhatIsWrongAndWhere) {
 
 // --- text ---
 
-TEST(ScheduleFile, TextAndBack) {
+TEST(ScheduleFile, RoundTripsThroughText) {
   for (const int p : {1, 3})
     for (const Schedule& s : all_schedules(p, 3)) {
       const Schedule lowered = insert_messages(s);
@@ -177,7 +177,7 @@ TEST(ScheduleFile, TextAndBack) {
   EXPECT_TRUE(has(error_message([&] { read_schedule(folder.path() / "none"); }, Status::input), "cannot open "));
 }
 
-TEST(ScheduleFile, SaysLineAndWord) {
+TEST(ScheduleFile, ErrorsNameLineAndToken) {
   const auto error = [](const std::string& text) {
     return error_message([&] { parse_schedule(text, "my.txt"); }, Status::input);
   };
@@ -196,7 +196,7 @@ TEST(ScheduleFile, SaysLineAndWord) {
   EXPECT_EQ((Action{PassKind::I, 2, 0}.str()), "2I0");
 }
 
-TEST(MakeSchedule, RefusesWhatCannotBe) {
+TEST(MakeSchedule, RejectsInvalidArguments) {
   EXPECT_TRUE(has(error_message([] { make_schedule("interleaved", 4, 6); }),
                   "not a multiple of 4 ranks; nearest valid value: 4 or 8"));
   EXPECT_TRUE(has(error_message([] { make_schedule("1f1b", 4, 6, 2); }), "1f1b has 1 chunk per rank, found 2"));
@@ -230,7 +230,7 @@ void for_sizes(const F& f) {
 
 // The naive schedule lets one rank work at a time, GPipe holds every micro-batch, 1F1B has its bubble in less memory,
 // and ZB-H1 a third of it.
-TEST(Simulate, NaiveGpipeOneFOneBAndZbH1HaveBubbleAndMemoryOfTheirPapers) {
+TEST(Simulate, NaiveGpipeOneFOneBAndZbH1MatchBubbleAndMemoryOfPapers) {
   for_sizes([](int p, int m) {
     const Simulation one = simulate(naive(p, m)), all = simulate(gpipe(p, m)), some = simulate(one_f_one_b(p, m)),
                      split = simulate(zb_h1(p, m));
@@ -259,7 +259,7 @@ TEST(Simulate, InterleavedDividesTheBubbleByItsChunks) {
 }
 
 // The smallest number of micro-batches from which on nothing is idle inside a rank's span.
-TEST(Simulate, ZbH2AndZbVLeaveNothingIdleFromTwoPLessOneOn) {
+TEST(Simulate, ZbH2AndZbVHaveNoIdleTimeFromTwoPMinusOne) {
   for_sizes([](int p, int m) {
     const Simulation h2 = simulate(zb_h2(p, m)), v = simulate(zb_v(p, m));
     EXPECT_EQ(std::ranges::max(h2.in_flight), std::min(2 * p - 1, m));
@@ -278,7 +278,7 @@ TEST(Simulate, ZbH2AndZbVLeaveNothingIdleFromTwoPLessOneOn) {
 
 // The paper's table: floor((p + 4) / 3) micro-batches in flight for about 4 p units of bubble, floor((p + 2) / 2) for
 // about 3 p, where 1F1B has p and 6 (p - 1). Beside the sizes of the others, random ones to 40 ranks.
-TEST(Simulate, VMinAndVHalfHaveTheMemoryOfThePaper) {
+TEST(Simulate, VMinAndVHalfMatchMemoryOfPaper) {
   const auto expect = [](int p, int m) {
     const Simulation min = simulate(v_min(p, m)), half = simulate(v_half(p, m));
     const auto most = [](const Simulation& s) { return std::ranges::max(s.in_flight); };
@@ -299,7 +299,7 @@ TEST(Simulate, VMinAndVHalfHaveTheMemoryOfThePaper) {
 }
 
 // A split backward pass that is not moved changes no time; free messages neither.
-TEST(Simulate, PassesThatTakeNoTimeChangeNone) {
+TEST(Simulate, PassesWithoutCostChangeNoTimes) {
   for (const int p : {1, 2, 3, 5})
     for (const int m : {1, p, 2 * p, 3 * p + p})
       for (const Schedule& s : test::all_schedules(p, m)) {
@@ -309,7 +309,7 @@ TEST(Simulate, PassesThatTakeNoTimeChangeNone) {
       }
 }
 
-TEST(Simulate, AMessageTakesItsTime) {
+TEST(Simulate, MessagesAddLatency) {
   for (int p = 1; p <= 5; ++p) {
     const Times slow{.message = 0.5};
     // One micro-batch: there and back over p - 1 boundaries.
@@ -320,7 +320,7 @@ TEST(Simulate, AMessageTakesItsTime) {
   }
 }
 
-TEST(Simulate, TakesEachStagesOwnTimes) {
+TEST(Simulate, UsesTimesOfEachStage) {
   const Times times{.stages = {{.forward = 1, .backward = 2}, {.forward = 3, .backward = 5}}};
   const Simulation s = simulate(one_f_one_b(2, 2), times);
   // rank 0: F0 0-1, F1 1-2, B0 9-11, B1 17-19; rank 1: F0 1-4, B0 4-9, F1 9-12, B1 12-17
@@ -347,7 +347,7 @@ void expect_shown(const std::string& file, const std::string& picture) {
 }
 
 // The pictures in the files of the generators are those that draw() makes, so the reader sees what runs.
-TEST(Draw, IsWhatTheFilesShow) {
+TEST(Draw, MatchesDiagramsInSourceFiles) {
   for (const auto& [file, schedule] :
        std::vector<std::pair<std::string, Schedule>>{{"schedules.cpp", naive(3, 2)},
                                                      {"schedules.cpp", gpipe(3, 4)},
@@ -363,13 +363,13 @@ TEST(Draw, IsWhatTheFilesShow) {
   expect_shown("simulate.h", draw_to_scale(simulate(one_f_one_b(2, 3)), 0, 48));
 }
 
-TEST(Draw, LeavesOutMessages) {
+TEST(Draw, OmitsMessages) {
   EXPECT_EQ(draw(simulate(insert_messages(zb_h1(2, 3)))),
             "rank 0 | F0 F1 .. I0 W0 F2 I1 W1 I2 W2\n"
             "rank 1 | .. F0 I0 F1 I1 W0 F2 I2 W1 W2\n");
 }
 
-TEST(Draw, FitsIntoTheGivenColumns) {
+TEST(Draw, FitsIntoGivenColumns) {
   const Simulation s = simulate(gpipe(3, 30));
   for (const int columns : {1, 7, 40}) {
     const std::string text = draw(s, 0, columns), first = text.substr(0, text.find('\n'));
@@ -401,7 +401,7 @@ TimedLists happened(const Schedule& s, const Times& times, double at) {
   return lists;
 }
 
-TEST(Replay, AStepIsReplayedToItself) {
+TEST(Replay, ReproducesMeasuredStep) {
   for (const int p : {1, 2, 3, 4})
     for (const int m : {p, 2 * p, 2 * p + 1})
       for (const Schedule& s : test::all_schedules(p, m, 2)) {
@@ -418,7 +418,7 @@ TEST(Replay, AStepIsReplayedToItself) {
 }
 
 // Why means will not do: they lose what the first micro-batch takes longer, which the other rank waits for.
-TEST(Replay, TheFirstMicrobatchHasItsOwnTime) {
+TEST(Replay, FirstMicrobatchHasSeparateTime) {
   const Schedule s = zb_h2(2, 4);
   Times slow;
   for (const PassKind what : {PassKind::F, PassKind::I, PassKind::W})
@@ -432,7 +432,7 @@ TEST(Replay, TheFirstMicrobatchHasItsOwnTime) {
   EXPECT_GT(measured - simulate(s, means).bubble_share(), 0.03);
 }
 
-TEST(Replay, MessagesCountFromWhenBothSidesAreReady) {
+TEST(Replay, MessagesStartWhenBothSidesAreReady) {
   const Schedule s = gpipe(2, 1);
   const TimedLists lists = {{{{PassKind::F, 0, 0}, 5, 6},
                              {{PassKind::send_forward, 0, 0}, 6, 6.5},
@@ -454,7 +454,7 @@ TEST(Replay, MessagesCountFromWhenBothSidesAreReady) {
 }
 
 // The picture of any schedule with any times: each rank's line is as wide as was asked for, and idle where the rank is.
-TEST(Draw, ToScaleKeepsLengths) {
+TEST(Draw, ToScalePreservesLengths) {
   for (const Schedule& s : test::all_schedules(3, 6, 2)) {
     const Simulation sim = simulate(s, random_times(s, 7));
     std::istringstream rows(draw_to_scale(sim, 2 * sim.makespan, 1000));

@@ -33,7 +33,7 @@ Texts over_tcp(int ranks, const std::function<void(Communicator&)>& body, double
   });
 }
 
-TEST(Tcp, OperationsGroupsAndMessagesAreRight) {
+TEST(Tcp, OperationsGroupsAndMessagesAreCorrect) {
   for (const int n : {1, 2, 3}) {
     const Texts errors = over_tcp(n, [&](Communicator& world) {
       for (const Algorithm algorithm : test::kByMessages) {
@@ -58,7 +58,7 @@ TEST(Tcp, OperationsGroupsAndMessagesAreRight) {
   EXPECT_EQ(test::failures, 0);
 }
 
-TEST(Tcp, SumsHaveTheBitsOfThreadRanks) {
+TEST(Tcp, SumsMatchThreadRanksBitwise) {
   constexpr int64_t kSize = 10'007;
   for (const Algorithm algorithm : test::kByMessages) {
     const std::vector<double> expected = sum_of_threads(3, algorithm, kSize, DType::float32);
@@ -72,7 +72,7 @@ TEST(Tcp, SumsHaveTheBitsOfThreadRanks) {
   }
 }
 
-TEST(Tcp, ARankThatFailsIsNamedToTheOthers) {
+TEST(Tcp, FailedRankIsNamedToOthers) {
   std::latch others(2);  // or rank 1 fails while they still exchange what a world begins with
   Texts errors = over_tcp(3, [&](Communicator& world) {
     if (world.rank() == 1) {
@@ -100,7 +100,7 @@ TEST(Tcp, ARankThatFailsIsNamedToTheOthers) {
 }
 
 // A process that is killed closes its connections without a word; what is no message is not obeyed.
-TEST(Tcp, ABrokenConnectionIsARankThatFailed) {
+TEST(Tcp, BrokenConnectionMeansFailedRank) {
   const auto after = [](const std::string& bytes) {
     const std::string address = test::free_address();
     Texts errors = test::run_ranks(2, [&](int rank) {
@@ -137,7 +137,7 @@ TEST(Tcp, ABrokenConnectionIsARankThatFailed) {
 // Ranks meet: every pair gets a connection; strangers are hung up on; who is missing, there twice, or expects
 // another number of ranks is told to all.
 
-TEST(Rendezvous, EveryPairHasAConnection) {
+TEST(Rendezvous, ConnectsEveryPair) {
   for (const int n : {1, 2, 3, 7}) {
     const std::string address = free_address();
     const Texts errors = run_ranks(n, [&](int rank) {
@@ -168,7 +168,7 @@ Descriptor stranger(const std::string& address, const std::string& says) {
   return s;
 }
 
-TEST(Rendezvous, StrangersAreHungUpOn) {
+TEST(Rendezvous, ClosesForeignConnections) {
   const std::string address = free_address();
   const Philox draw = Philox::named(1, "strangers");
   std::vector<Descriptor> they;
@@ -216,7 +216,7 @@ TEST(Rendezvous, RestartedRankReplacesItsFormerProcess) {
   }
 }
 
-TEST(Rendezvous, RankThatEndsAndDoesNotReturnIsNamed) {
+TEST(Rendezvous, NamesExitedRank) {
   const std::string address = free_address();
   const Texts errors = run_ranks(2, [&](int rank) {
     if (rank == 0) return void(meet({.address = address, .rank = 0, .ranks = 3, .timeout_s = 0.5}));
@@ -227,7 +227,7 @@ TEST(Rendezvous, RankThatEndsAndDoesNotReturnIsNamed) {
             "[rendezvous] ranks 1, 2 did not connect to " + address + " within 0.5 s; rank 2 had connected and exited");
 }
 
-TEST(Rendezvous, WhoIsMissingIsSaidToAll) {
+TEST(Rendezvous, SendsMissingRanksToAllPeers) {
   const std::string address = free_address();
   const Texts errors =
       run_ranks(2, [&](int rank) { meet({.address = address, .rank = rank, .ranks = 4, .timeout_s = 0.4}); });
@@ -237,7 +237,7 @@ TEST(Rendezvous, WhoIsMissingIsSaidToAll) {
             "[rendezvous] no answer at " + address + " within 0.3 s: Connection refused; expected rank 0 there");
 }
 
-TEST(Rendezvous, WhatDoesNotFitTogetherIsSaidToAll) {
+TEST(Rendezvous, SendsMismatchesToAllPeers) {
   const std::string address = free_address();
   const auto all_say = [&](const std::vector<RendezvousOptions>& meetings, const std::string& words) {
     const Texts errors = run_ranks(static_cast<int>(meetings.size()), [&](int i) {
@@ -255,7 +255,7 @@ TEST(Rendezvous, WhatDoesNotFitTogetherIsSaidToAll) {
   EXPECT_THROW(meet({address, 2, 2, 1}), FieldError);
 }
 
-TEST(Rendezvous, AnAnswerThatIsNoneIsSaid) {
+TEST(Rendezvous, RejectsInvalidAnswers) {
   const std::string address = free_address();
   const Texts errors = run_ranks(2, [&](int rank) {
     if (rank == 1) meet({.address = address, .rank = 1, .ranks = 2, .timeout_s = 5});
@@ -271,7 +271,7 @@ TEST(Rendezvous, AnAnswerThatIsNoneIsSaid) {
   EXPECT_EQ(errors[1], "[rendezvous] the process at " + address + " is not rank 0 of Tessera, or has exited");
 }
 
-TEST(Rendezvous, AddressesAreHostAndPort) {
+TEST(Rendezvous, ParsesHostAndPort) {
   EXPECT_EQ(parse_address("node1:29500"), std::pair(std::string("node1"), std::string("29500")));
   EXPECT_EQ(parse_address("[::1]:80").first, "::1");
   for (const char* text : {"", "node1", "node1:", ":1", "node1:0", "node1:65536", "node1:x", "node1:1x", "node1:-1"})
@@ -294,7 +294,7 @@ std::optional<MpiSurroundings> with(const Environment& environment) {
   return mpi_surroundings(environment_variables(environment));
 }
 
-TEST(Surroundings, LaunchersAreRecognised) {
+TEST(Surroundings, DetectsLaunchers) {
   EXPECT_EQ(with({{"OMPI_COMM_WORLD_SIZE", "4"}})->ranks, 4);
   EXPECT_EQ(with({{"PMI_SIZE", "3"}, {"PMI_RANK", "1"}})->ranks, 3);
   EXPECT_EQ(with({{"MV2_COMM_WORLD_SIZE", "2"}})->ranks, 2);
@@ -302,14 +302,14 @@ TEST(Surroundings, LaunchersAreRecognised) {
   EXPECT_EQ(with({{"SLURM_NTASKS", "8"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"PMI_RANK", "0"}})->ranks, 2);
 }
 
-TEST(Surroundings, OthersAreNot) {
+TEST(Surroundings, IgnoresOtherEnvironments) {
   EXPECT_FALSE(with({}));
   EXPECT_FALSE(with({{"OMPI_COMM_WORLD_SIZE", "four"}}));
   EXPECT_FALSE(with({{"PMI_SIZE", ""}}));
   EXPECT_FALSE(with({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}}));  // an allocation, or tasks without a PMI
 }
 
-TEST(Surroundings, TasksOfAStepThatCannotJoinAreAlone) {
+TEST(Surroundings, DetectsUnconnectedTasks) {
   const auto lone = [](const Environment& environment) { return lone_tasks(environment_variables(environment)); };
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}}), 4);
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}, {"PMI_RANK", "1"}}), 0);
@@ -318,7 +318,7 @@ TEST(Surroundings, TasksOfAStepThatCannotJoinAreAlone) {
   EXPECT_EQ(lone({{"SLURM_NTASKS", "4"}}), 0);  // an allocation
 }
 
-TEST(Surroundings, ABackendThatIsNotBuiltIsNamed) {
+TEST(Surroundings, NamesMissingBackend) {
   if (kWithMpi) GTEST_SKIP() << "this build has MPI";
   const std::string what = error_message([] { launch({.backend = Backend::mpi}, [](Communicator&) {}); });
   EXPECT_TRUE(has(what, "this build has no MPI"));
@@ -361,7 +361,7 @@ void check(SharedExchange& shared, int me, int64_t count, DType dtype, const Are
   shared.run({.op = Op::barrier});
 }
 
-TEST(SharedExchange, MovesWhatThreadRanksMove) {
+TEST(SharedExchange, MatchesThreadRanks) {
   for (const int n : {2, 3, 5}) {
     const Shared memory(n);
     launch({.ranks = n, .timeout_s = 20}, [&](Communicator& world) {
@@ -393,7 +393,7 @@ TEST(SharedExchange, LargeArraysStayInPlace) {
 }
 
 // An array of one rank that nobody can map goes through the window, and so does a small array.
-TEST(SharedExchange, OneArrayOutOfReachIsEnough) {
+TEST(SharedExchange, UsesWindowIfOneArrayIsUnmappable) {
   const Shared memory(3);
   launch({.ranks = 3, .timeout_s = 20}, [&](Communicator& world) {
     PeerMemory peers;
@@ -406,7 +406,7 @@ TEST(SharedExchange, OneArrayOutOfReachIsEnough) {
 }
 
 // An arena that is gone has given its memory back, though somebody has it mapped.
-TEST(SharedExchange, MemoryOfAnArenaThatIsGoneIsFree) {
+TEST(SharedExchange, DestroyedArenaReleasesMappedMemory) {
   PeerMemory peers;
   ArenaPtr arena = make_shared_arena();
   std::optional<Tensor> x = Tensor::zeros({1 << 20}, DType::float32, arena);
@@ -420,7 +420,7 @@ TEST(SharedExchange, MemoryOfAnArenaThatIsGoneIsFree) {
   EXPECT_EQ(seen[1000], 0);
 }
 
-TEST(SharedExchange, CallsThatDifferAreNamed) {
+TEST(SharedExchange, NamesMismatchedCalls) {
   const Shared memory(2);
   const auto body = [&](Communicator& world) {
     SharedExchange shared = memory.exchange(world.rank());

@@ -73,10 +73,10 @@ void check_cases(DType dtype, double bound, uint64_t trials) {
     });
 }
 
-TEST(TensorParallel, LossAndGradientsAreThoseOfOneRank) { check_cases(DType::float64, 1e-12, 12); }
+TEST(TensorParallel, LossAndGradientsMatchOneRank) { check_cases(DType::float64, 1e-12, 12); }
 
 // Sums are cut differently, each rounded to 6e-8: two layers and some tens of channels stay below this.
-TEST(TensorParallel, InFloat32TheyDifferByRounding) { check_cases(DType::float32, 1e-5, 6); }
+TEST(TensorParallel, Float32DiffersByRounding) { check_cases(DType::float32, 1e-5, 6); }
 
 std::vector<std::vector<float>> compute_gradients(Decoder& model) {
   std::vector<std::vector<float>> out;
@@ -84,7 +84,7 @@ std::vector<std::vector<float>> compute_gradients(Decoder& model) {
   return out;
 }
 
-TEST(TensorParallel, AnAxisOfOneChangesNothing) {
+TEST(TensorParallel, OneRankAxisChangesNothing) {
   launch({.ranks = 1}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
     const ModelConfig config{.layers = 1, .heads = 3, .channels = 15, .context = 7, .vocab = 11, .dropout = 0.1};
@@ -96,7 +96,7 @@ TEST(TensorParallel, AnAxisOfOneChangesNothing) {
   });
 }
 
-TEST(TensorParallel, FirstValuesAreTheWholeModelsBits) {
+TEST(TensorParallel, InitialValuesMatchFullModelBitwise) {
   for (const int ranks : {2, 3})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       const Case c = random_case(ranks, 1);
@@ -117,7 +117,7 @@ TEST(TensorParallel, FirstValuesAreTheWholeModelsBits) {
 }
 
 // Once as backward() comes by, once all later: the same bits, on every rank.
-TEST(TensorParallel, DeferredWeightGradientsHaveTheSameBits) {
+TEST(TensorParallel, DeferredWeightGradientsAreBitwiseIdentical) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
     for (const Placement& between : {I, S(1)}) {
       const ModelConfig config{.layers = 2, .heads = 2, .channels = 12, .context = 6, .vocab = 9, .dropout = 0.1};
@@ -138,7 +138,7 @@ TEST(TensorParallel, DeferredWeightGradientsHaveTheSameBits) {
 }
 
 // One op for both layers of an Mlp, beside the layers one after the other: a wrap keeps them apart.
-TEST(TensorParallel, OneOpHasTheBitsOfItsLayers) {
+TEST(TensorParallel, FusedOpMatchesLayersBitwise) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
     for (const Placement& between : {I, S(1)})
       for (const DType dtype : {DType::float32, DType::bfloat16})
@@ -164,7 +164,7 @@ TEST(TensorParallel, OneOpHasTheBitsOfItsLayers) {
 }
 
 // A norm behind a row layer makes the sums for its bias beside its own, with the same bits.
-TEST(TensorParallel, RowBiasesRideOnTheNorm) {
+TEST(TensorParallel, NormSumsRowBiasGradients) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
     for (const Placement& between : {I, S(1)}) {
       const auto bias_gradient = [&](bool rides) {
@@ -193,7 +193,7 @@ std::string refusal(const ModelConfig& config, int ranks, const Placement& betwe
   });
 }
 
-TEST(TensorParallel, WhatCannotBeIsRefused) {
+TEST(TensorParallel, RejectsInvalidConfigurations) {
   const ModelConfig config{.layers = 1, .heads = 6, .channels = 24, .context = 10, .vocab = 5};
   const std::string head = "[tensor_parallel] tp axis: ";
   EXPECT_EQ(refusal(config, 4, I), head + "4 ranks cannot share 6 heads; the nearest number of ranks that can: 3 or 6");
@@ -205,7 +205,7 @@ TEST(TensorParallel, WhatCannotBeIsRefused) {
   EXPECT_EQ(refusal(config, 2, P), "[tensor_parallel] between the blocks: expected I or S(1), found P");
 }
 
-TEST(TensorParallel, APassThatCannotBeCutIsRefused) {
+TEST(TensorParallel, RejectsIndivisibleInputs) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
     test::MadeGpt model({.layers = 1, .heads = 2, .channels = 8, .context = 6, .vocab = 5, .dropout = 0.1}, arena,
@@ -273,7 +273,7 @@ void expect_counts(Communicator& tp, const Expected& x, const std::string& what)
     EXPECT_EQ(counts[static_cast<size_t>(other)].calls, 0) << what;
 }
 
-TEST(TensorParallelCost, MovesWhatTheFormulasSay) {
+TEST(TensorParallelCost, MovesBytesOfFormulas) {
   for (const int ranks : {2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       for (const DType dtype : {DType::float32, DType::float64, DType::bfloat16})
@@ -343,7 +343,7 @@ void expect_under_way(const TraceEvent& event, double when, const std::string& w
 }
 
 // The sums of input gradients, of the head, of the MLP, of the attention: the weight's gradient is done meanwhile.
-TEST(TensorParallelCost, SumsOfInputGradientsOverlapWeightGradients) {
+TEST(TensorParallelCost, InputGradientReductionOverlapsWeightGradients) {
   for (const Placement& between : {I, S(1)}) {
     const std::string op = between == I ? "all_reduce" : "reduce_scatter";
     const std::vector<size_t> sums = watch_backward(between, {}).of(op);
@@ -357,7 +357,7 @@ TEST(TensorParallelCost, SumsOfInputGradientsOverlapWeightGradients) {
 
 // Gathers of the backward pass: the head's input; the gradient of `down`, the input of `up`, the gradient of `proj`,
 // the input of `qkv`; the gradient of the token lookup. The sum of the input's gradient is asked for when that is made.
-TEST(TensorParallelCost, InputsComeBackWhileInputGradientsAreMade) {
+TEST(TensorParallelCost, InputGatherOverlapsInputGradients) {
   const Seen first = watch_backward(S(1), {});
   const std::vector<size_t> gathers = first.of("all_gather"), sums = first.of("reduce_scatter");
   ASSERT_EQ(gathers.size(), 7U);  // the last: of the positions
@@ -420,7 +420,7 @@ void check_beside_zero(Communicator& world, int stage, const Placement& between,
   }
 }
 
-TEST(TensorParallelCost, BesideZeroNoGatheredUnitStaysAlive) {
+TEST(TensorParallelCost, ReleasesGatheredUnitsWithZero) {
   launch({.ranks = 4, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& world) {
     for (const Placement& between : {I, S(1)})
       for (const Recompute recompute : kRecomputes)
@@ -465,7 +465,7 @@ void check(Communicator& tp, const Kept& kept, const Placement& between, DType d
   EXPECT_EQ(arena->usage(Category::communication).live, 0);
 }
 
-TEST(TensorParallelMemory, ABlockHoldsWhatTheFormulaSays) {
+TEST(TensorParallelMemory, BlockMatchesFormula) {
   for (const int ranks : {1, 2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& tp) {
       for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64})
@@ -491,7 +491,7 @@ void on_two_ranks(const std::function<void(Communicator&, const Placement&, cons
     });
 }
 
-TEST_F(TensorParallelGpu, EpiloguesAreUsed) {
+TEST_F(TensorParallelGpu, UsesGemmEpilogues) {
   on_two_ranks([](Communicator& tp, const Placement& between, const ArenaPtr& memory, const test::Batch& batch) {
     test::MadeGpt model(kConfig, memory, {.tp = &tp, .between = between}, DType::bfloat16);
     test::learn_cut(model, batch);
@@ -505,7 +505,7 @@ TEST_F(TensorParallelGpu, EpiloguesAreUsed) {
 }
 
 // Nothing is fused then.
-TEST_F(TensorParallelGpu, DeterministicTheLossAndGradientsAreThoseOfOneRank) {
+TEST_F(TensorParallelGpu, DeterministicLossAndGradientsMatchOneRank) {
   on_two_ranks([](Communicator& tp, const Placement& between, const ArenaPtr& memory, const test::Batch& batch) {
     memory->local<KernelChoice>().deterministic = true;
     test::MadeGpt model(kConfig, memory, {.tp = &tp, .between = between}), whole(kConfig, memory);

@@ -61,7 +61,7 @@ void check_loss(Communicator& tp, int64_t rows, int64_t vocab, DType dtype, doub
   EXPECT_LE(test::distance(own.grad(), part(whole.grad(), 1, tp)), bound) << what;
 }
 
-TEST(VocabParallel, LossAndGradientAreThoseOfWholeRows) {
+TEST(VocabParallel, LossAndGradientMatchFullRows) {
   for (const int ranks : {1, 2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       const Philox random = Philox::named(9, "sizes");
@@ -77,7 +77,7 @@ TEST(VocabParallel, LossAndGradientAreThoseOfWholeRows) {
 }
 
 // Logits that overflow without the maximum of all ranks.
-TEST(VocabParallel, TheMaximumIsThatOfAllRanks) {
+TEST(VocabParallel, MaximumIsOverAllRanks) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
     const std::vector<float> mine = tp.rank() == 0 ? std::vector<float>{-2000, 10} : std::vector<float>{2000, 1999};
@@ -95,7 +95,7 @@ TEST(VocabParallel, TheMaximumIsThatOfAllRanks) {
 }
 
 // No second tensor of their size exists, unless somebody else holds the logits.
-TEST(VocabParallel, TheGradientIsWrittenOverTheLogits) {
+TEST(VocabParallel, GradientOverwritesLogits) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
     const Var x(normal({8, 5}, 1, DType::float32, arena), true);
@@ -130,7 +130,7 @@ void check_lookup(Communicator& tp, int64_t n, int64_t vocab, const Placement& b
   EXPECT_EQ(own.grad().to_vector<double>(), part(whole.grad(), 0, tp).to_vector<double>()) << what;
 }
 
-TEST(VocabParallel, LookupHasTheBitsOfTheWholeTable) {
+TEST(VocabParallel, LookupMatchesFullTableBitwise) {
   for (const int ranks : {1, 2, 3, 4})
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       const Philox random = Philox::named(8, "sizes");
@@ -143,7 +143,7 @@ TEST(VocabParallel, LookupHasTheBitsOfTheWholeTable) {
 }
 
 // As the plain operations refuse it, and on every rank, so that nobody waits for another.
-TEST(VocabParallel, WhatIsOutsideIsRefusedOnEveryRank) {
+TEST(VocabParallel, RejectsInvalidIdsOnEveryRank) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
     const Var rows(Tensor::zeros({tp.rank() + 2, 3}, DType::float32, arena)),
@@ -231,7 +231,7 @@ void expect_plain_match(int ranks, std::initializer_list<DType> dtypes, Device d
   });
 }
 
-TEST(Extremes, OfAContextThatRanksShareAreThoseOfPlainLoops) {
+TEST(Extremes, ContextParallelMatchesPlainLoops) {
   for (const int ranks : {1, 2, 3, 4}) expect_plain_match(ranks, {DType::float64, DType::float32}, Device::cpu);
 }
 
@@ -272,14 +272,14 @@ void expect_loss(int ranks, DType dtype) {
   });
 }
 
-TEST(Extremes, OfAVocabularyThatRanksShareAreThoseOfPlainLoops) {
+TEST(Extremes, VocabParallelMatchesPlainLoops) {
   for (const int ranks : {1, 2, 3, 4})
     for (const DType dtype : {DType::float64, DType::float32}) expect_loss(ranks, dtype);
 }
 
 using ExtremesGpu = test::OnGpu;
 
-TEST_F(ExtremesGpu, OfAContextThatRanksShareAreThoseOfPlainLoops) {
+TEST_F(ExtremesGpu, ContextParallelMatchesPlainLoops) {
   expect_plain_match(2, {DType::float32}, Device::cuda);
 }
 

@@ -14,7 +14,7 @@ namespace {
 using std::chrono::milliseconds;
 
 // A process that was stopped reads its clock late: of that gap a wait counts a quarter of a second.
-TEST(Waiting, TimeInWhichTheProcessIsStoppedDoesNotCount) {
+TEST(Waiting, StoppedTimeDoesNotCount) {
   AwakeTimer timer;
   EXPECT_LT(timer.seconds(), 0.1);
   for (int i = 0; i < 5; ++i) {
@@ -27,7 +27,7 @@ TEST(Waiting, TimeInWhichTheProcessIsStoppedDoesNotCount) {
   EXPECT_NEAR(timer.seconds() - before, 0.25, 1e-6);
 }
 
-TEST(Waiting, NobodyLeavesABarrierBeforeTheLastHasCome) {
+TEST(Waiting, BarrierWaitsForLastRank) {
   for (const int ranks : {2, 3, 5})
     for (int late = 0; late < ranks; ++late) {
       std::atomic<int> come = 0;
@@ -44,7 +44,7 @@ TEST(Waiting, NobodyLeavesABarrierBeforeTheLastHasCome) {
 
 // As soon as a call returns, its arrays are its rank's own again: written over with other numbers while slower ranks
 // may still be in the call. More ranks than processors, and arrays long enough for the system to change between them.
-TEST(Waiting, ArraysMayBeWrittenOverWhenACallReturns) {
+TEST(Waiting, ArraysMayBeOverwrittenAfterCall) {
   constexpr int kRanks = 4;
   constexpr int64_t kElements = 60000;
   for (const Algorithm algorithm : test::kByMessages)
@@ -96,7 +96,7 @@ TEST(Waiting, ArraysMayBeWrittenOverWhenACallReturns) {
 }
 
 // One of several asks for another size, dtype, operation, root or reduction; the others agree.
-TEST(Waiting, TheOddOneOutIsFoundWhereverItStands) {
+TEST(Waiting, NamesOddRankAtAnyPosition) {
   for (const int ranks : {3, 4, 5})
     for (int odd = 0; odd < ranks; ++odd)
       for (const auto& [kind, ask] : test::kOddCalls) {
@@ -172,7 +172,7 @@ Watched watch_zero_until(int stage, const F& overlaps) {
   return watch_zero(stage, 0.1);
 }
 
-TEST(Waiting, TheNextUnitIsFetchedWhileThisOneComputes) {
+TEST(Waiting, PrefetchOverlapsComputation) {
   const Watched w = watch_zero_until(3, [](const Watched& x) {
     if (x.gathers.size() < 2 * x.begins.size() - 1 || x.backwards.size() < x.begins.size()) return true;
     const size_t back = x.gathers.size() - x.begins.size();
@@ -197,7 +197,7 @@ TEST(Waiting, TheNextUnitIsFetchedWhileThisOneComputes) {
   }
 }
 
-TEST(Waiting, GradientsAreSummedWhileTheNextAreComputed) {
+TEST(Waiting, ReductionOverlapsComputation) {
   for (const int stage : {2, 3}) {
     const Watched w = watch_zero_until(stage, [](const Watched& x) {
       for (size_t i = 0; i + 1 < x.sums.size(); ++i)
