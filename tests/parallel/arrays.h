@@ -1,14 +1,13 @@
-// Arrays that ranks bring to a collective, and what must come out.
+// Inputs of collectives and their expected results.
 #pragma once
 
 #include "parallel/comm/launch.h"
 
 namespace tessera::test {
 
-// Algorithms made of messages.
 inline constexpr std::array kByMessages = {Algorithm::direct, Algorithm::ring, Algorithm::tree, Algorithm::root};
 
-// The elements that rank r brings: whole numbers, whose sums are exact in every order and dtype.
+// Element i of rank r's input: small integers, whose sums are exact in every order and dtype.
 inline double brought(int rank, int64_t i) { return static_cast<double>((i * 7 + rank * 3) % 5); }
 
 inline Tensor make_array(int rank, int64_t n, DType dtype, const ArenaPtr& arena) {
@@ -28,7 +27,7 @@ inline std::vector<double> summed(int ranks, int64_t n) {
   return total;
 }
 
-// Calls in which the odd one of some ranks asks for another size, dtype, operation, root or reduction.
+// Calls in which one rank requests another size, dtype, operation, root or reduction.
 using OddCall = std::function<void(Communicator&, const Tensor& x, bool odd)>;
 inline const std::vector<std::pair<const char*, OddCall>> kOddCalls = {
     {"size", [](auto& c, auto& x, bool odd) { c.all_reduce(x.narrow(0, 0, odd ? 24 : 12)); }},
@@ -43,8 +42,8 @@ inline std::vector<double> cut(const std::vector<double>& whole, int ranks, int 
   return {whole.begin() + p.begin, whole.begin() + p.end};
 }
 
-// Whether pieces of sizes of their own, some of them empty, come where they belong, and are counted: in the background,
-// and at once behind these.
+// Whether uneven chunks, some of them empty, arrive correctly and are counted: in the background, followed by a
+// blocking call.
 inline bool exchanges_uneven(Communicator& c, DType dtype, const ArenaPtr& arena) {
   const auto size = [](int from, int to) -> int64_t { return (3 * from + 2 * to) % 5; };
   std::vector<int64_t> sent, received;

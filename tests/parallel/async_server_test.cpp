@@ -1,5 +1,5 @@
-// The asynchronous parameter server: it keeps its bound and its numbers, a replay has the bits of its run, and nothing
-// hangs when a worker fails or the run is stopped.
+// The asynchronous parameter server: staleness bound and traffic, bitwise identical replays, and no deadlocks after
+// failures or stops.
 #include <numeric>
 #include <set>
 
@@ -20,23 +20,23 @@ constexpr uint64_t kSeed = 5;
 
 struct AsyncPlan {
   int ranks = 3, servers = 1;
-  int64_t staleness = 1, steps = 8, sequences = 2;  // `sequences` are in a worker's batch
+  int64_t staleness = 1, steps = 8, sequences = 2;  // `sequences` per worker batch
   OptimizerKind optimizer = OptimizerKind::adamw;
   DType dtype = DType::float32;
   double dropout = 0.1;
   double rate = 0.003, timeout = 30;
   std::string record = {}, replay = {};
   std::function<void(int worker, int64_t clock)> before = {};
-  std::function<bool(int worker)> wish = {};       // to stop
-  std::vector<int64_t> stops = {};                 // steps at which it is stopped, to go on at once
-  std::function<double(int64_t applied)> lr = {};  // another than that of `rate`
+  std::function<bool(int worker)> wish = {};       // stop request
+  std::vector<int64_t> stops = {};                 // steps at which to stop and continue immediately
+  std::function<double(int64_t applied)> lr = {};  // overrides `rate`
 };
 
 struct AsyncTraining {
   AsyncSummary summary;
-  std::vector<int64_t> stopped;                              // steps done at each stop and at the end, of rank 0
-  std::vector<AppliedPush> pushes;                           // as rank 0 heard of them
-  std::vector<Bytes> values;                                 // parameters at the end, by rank
+  std::vector<int64_t> stopped;                              // steps completed at each stop and at the end, on rank 0
+  std::vector<AppliedPush> pushes;                           // as reported to rank 0
+  std::vector<Bytes> values;                                 // final parameters, by rank
   Bytes state;                                               // of the optimizer
   std::vector<int64_t> pushed, pulled, parameters, moments;  // bytes, by rank
 };
@@ -97,13 +97,10 @@ AsyncTraining train(const AsyncPlan& plan) {
 
 void sleep_ms(int64_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-// A worker that is as fast as no other.
+// Varies the speed of workers.
 void uneven(int worker, int64_t clock) { sleep_ms((worker * 7 + clock * 5) % 6); }
 
 TemporaryDirectory scratch_folder() { return TemporaryDirectory(temporary_folder() / "tessera-async"); }
-
-// The asynchronous parameter server: the bound on staleness holds whoever is slow, a recorded order replays to the same
-// bits, and the model learns.
 
 void expect_same_bits(const AsyncTraining& a, const AsyncTraining& b) {
   ASSERT_EQ(a.pushes.size(), b.pushes.size());
@@ -118,7 +115,7 @@ void expect_same_bits(const AsyncTraining& a, const AsyncTraining& b) {
   EXPECT_TRUE(a.state == b.state);
 }
 
-// One worker computes its clock 4 until the others have begun the last clock that they may, and then a while longer.
+// One worker computes its clock 4 until the others have begun the last clock that they may, and then slightly longer.
 TEST(AsyncServer, StalenessStaysWithinBoundForAnySlowWorker) {
   for (const int64_t staleness : {0, 1, 3})
     for (const int slow : {0, 2}) {
@@ -156,7 +153,7 @@ TEST(AsyncServer, ZeroStalenessProceedsInRounds) {
   }
 }
 
-// With one worker nothing is asynchronous: the plain loop gives the same bits.
+// One worker is synchronous: bitwise identical to the plain loop.
 TEST(AsyncServer, OneWorkerEqualsPlainTraining) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     const AsyncPlan plan{.ranks = 1, .staleness = 0, .steps = 12, .dtype = dtype};
@@ -193,14 +190,16 @@ TEST(AsyncServer, ReplayOfRecordedOrderIsBitwiseIdentical) {
       const AsyncTraining first = train(plan);
       plan.record = again;
       plan.replay = record;
-      plan.before = [](int worker, int64_t clock) { sleep_ms((worker * 4 + clock * 3) % 7); };  // others are slow now
+      plan.before = [](int worker, int64_t clock) {
+        sleep_ms((worker * 4 + clock * 3) % 7);
+      };  // other workers are slow in the replay
       const AsyncTraining second = train(plan);
       expect_same_bits(first, second);
       EXPECT_EQ(read_whole(record), read_whole(again));
     }
 }
 
-// (K = 2, 3 ranks): a server keeps K-th parts, everybody else none; a worker moves all that it does not keep itself.
+// (K = 2, 3 ranks): each server stores 1/K, other ranks nothing; a worker transfers all but its own server's shard.
 TEST(AsyncServer, TrafficAndAllocationsMatchFormulas) {
   const AsyncTraining run = train({.servers = 2, .steps = 5});
   Decoder model(tiny_gpt(0));
@@ -217,7 +216,7 @@ TEST(AsyncServer, TrafficAndAllocationsMatchFormulas) {
     EXPECT_EQ(run.parameters[r], 4 * (all + kept[r]));
     EXPECT_EQ(run.moments[r], 8 * kept[r]);
     EXPECT_EQ(run.pushed[r], 5 * 4 * (all - kept[r]));
-    EXPECT_EQ(run.pulled[r], 2 * (5 + 1) * 4 * kept[r]);  // to both others, and once more at the end
+    EXPECT_EQ(run.pulled[r], 2 * (5 + 1) * 4 * kept[r]);  // to both others, plus once at the end
     moved += run.pushed[r];
   }
   EXPECT_EQ(moved, 5 * 2 * 4 * all);
@@ -229,10 +228,10 @@ double end_time(const std::vector<AppliedPush>& pushes) {
   return std::accumulate(pushes.end() - n, pushes.end(), 0.0, add) / static_cast<double>(n);
 }
 
-// Against the synchronous run over the same sequences in as many clocks, which makes a third of the updates, and
-// against one worker that takes the three workers' batches one after another and so makes as many updates, none of them
-// stale. The bands, for the mean loss of the last fifth of a run that starts at log(37) = 3.6: 0.1 above the first,
-// 0.35 above the second.
+// Compared with the synchronous run over the same sequences in the same number of clocks, which makes a third of the
+// updates, and with one worker that processes the three workers' batches sequentially, which makes the same number of
+// updates without staleness. Bounds on the mean loss of the last fifth of a run that starts at log(37) = 3.6: 0.1 above
+// the first, 0.35 above the second.
 TEST(AsyncServer, LearnsWithinBoundsOfSynchronousRun) {
   AsyncPlan plan{.ranks = 1, .staleness = 0, .steps = 60, .sequences = 6, .dropout = 0, .rate = 0.004};
   const double synchronous = end_time(train(plan).pushes);
@@ -250,10 +249,10 @@ TEST(AsyncServer, LearnsWithinBoundsOfSynchronousRun) {
   }
 }
 
-// The asynchronous parameter server when something goes wrong: a worker ends early, is slow, or throws; a record does
-// not fit. Nothing hangs, and the cause is named.
+// Failures: a worker ends early, is slow, or throws; a record does not match. No rank hangs, and the error names the
+// cause.
 
-// Worker 1 makes one step, the others three; a run of old records.
+// Worker 1 makes one step, the others three, as in records of old runs.
 TEST(AsyncFailure, WorkerThatEndsEarlyDoesNotBlockReplay) {
   const TemporaryDirectory scratch = scratch_folder();
   const std::vector<Push> order = {{0, 0, 0}, {1, 0, 0}, {2, 0, 0}, {0, 1, 3}, {2, 1, 3}, {0, 2, 5}, {2, 2, 5}};
@@ -332,10 +331,10 @@ TEST(AsyncFailure, NonFiniteLossEndsRun) {
   EXPECT_TRUE(has(refusal({.rate = 1e30}, Status::not_finite), "the loss or the gradient norm is not finite"));
 }
 
-// An asynchronous run that is stopped: all workers come to one step; a replay is stopped where its record allows it,
-// and goes on to the same bits.
+// Stopping: all workers reach a common step; a replay stops where its record allows it, and continues bitwise
+// identically.
 
-// Whoever wishes to stop, and whoever is slow.
+// For every worker that requests the stop, and every slow worker.
 TEST(AsyncStop, AllWorkersReachStepOfFastest) {
   for (const int64_t staleness : {0, 2})
     for (const int who : {0, 1, 2}) {
@@ -371,7 +370,7 @@ TEST(AsyncStop, SavesAreAtCommonSteps) {
   for (size_t p = 0; p < run.pushes.size(); ++p) EXPECT_EQ(run.pushes[p].push.clock, static_cast<int64_t>(p / 3));
 }
 
-// In a record of a run that nobody stopped, workers are at different steps everywhere.
+// In a record of a run without stops, workers are at different steps at every position.
 TEST(AsyncStop, StoppedReplayIsBitwiseIdentical) {
   const TemporaryDirectory scratch = scratch_folder();
   for (const int servers : {1, 2, 3}) {
@@ -386,7 +385,7 @@ TEST(AsyncStop, StoppedReplayIsBitwiseIdentical) {
   }
 }
 
-// By another way: the sets of pushes, compared as sets.
+// Checked with a different method: comparing the sets of pushes.
 TEST(AsyncStop, CommonPlacesHaveEqualPushesOnAllServers) {
   const Philox random(7);
   uint64_t draws = 0;
@@ -401,7 +400,7 @@ TEST(AsyncStop, CommonPlacesHaveEqualPushesOnAllServers) {
       order.push_back({static_cast<int>(w), clocks[w]++, 0});
     }
     const size_t servers = 1 + below(3);
-    for (size_t k = 0; k < servers; ++k) {  // a few neighbours have changed places
+    for (size_t k = 0; k < servers; ++k) {  // swaps a few neighbours
       log.servers.push_back(order);
       for (size_t swaps = below(5); swaps > 0; --swaps)
         if (const size_t at = below(11); log.servers[k][at].worker != log.servers[k][at + 1].worker)
@@ -421,7 +420,7 @@ TEST(AsyncStop, CommonPlacesHaveEqualPushesOnAllServers) {
   }
 }
 
-// The record of applied pushes: written and read back, and refused with one line where it is no record.
+// The push log: round trip, and one-line errors.
 
 const std::string kGood =
     "tessera-pushes version 1 workers 2 servers 1 staleness 1 steps 2\n"
@@ -481,7 +480,7 @@ TEST(PushLog, DescribesErrorsInOneLine) {
   }
 }
 
-// Worker 1 pulls for its clock 1 when worker 0 has done none: one ahead.
+// Worker 1 pulls for its clock 1 before worker 0 has completed any: one ahead.
 TEST(PushLog, RejectsOrderBeyondStalenessBound) {
   const std::string ahead =
       "tessera-pushes version 1 workers 2 servers 1 staleness 1 steps 2\n"
@@ -492,8 +491,8 @@ TEST(PushLog, RejectsOrderBeyondStalenessBound) {
   EXPECT_EQ(refusal(bounded), "log: no run with a staleness of at most 0 can apply pushes in this order");
 }
 
-// Each server alone could have seen this; but at server 0 worker 2 pulled after worker 3's push, and at server 1 worker
-// 3 pulled after worker 2's.
+// Each server's order is possible by itself, but at server 0 worker 2 pulled after worker 3's push, and at server 1
+// worker 3 pulled after worker 2's.
 TEST(PushLog, RejectsDeadlockedOrders) {
   const std::string head = "tessera-pushes version 1 workers 4 servers 2 staleness 9 steps 1\n";
   const std::string first = "server 0 pushes 2\n3 0 0\n2 0 1\n";

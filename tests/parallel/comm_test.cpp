@@ -1,5 +1,4 @@
-// Communicators of threads: every operation, by every algorithm, against sums made here; counts; failures; the messages
-// of ranks that wait long.
+// Communicators of threads: every operation with every algorithm, counts, failures, and reports of long waits.
 #include <fmt/format.h>
 
 #include <regex>
@@ -29,7 +28,7 @@ TEST(Comm, EveryOperationByEveryAlgorithm) {
   EXPECT_EQ(test::failures, 0);
 }
 
-// The order of float32 sums is the documented one.
+// float32 sums use the documented order.
 TEST(Comm, SumsUseDocumentedOrder) {
   constexpr int kRanks = 5;
   constexpr int64_t kSize = 203;
@@ -56,7 +55,7 @@ TEST(Comm, SumsUseDocumentedOrder) {
 }
 
 TEST(Comm, BytesMatchFormulas) {
-  // Whole arrays sent by all ranks together, of n = 4.
+  // Full arrays sent by all ranks together, n = 4.
   const std::vector<std::tuple<Algorithm, Op, double>> cases = {
       {Algorithm::direct, Op::all_reduce, 6},     {Algorithm::ring, Op::all_reduce, 6},
       {Algorithm::root, Op::all_reduce, 6},       {Algorithm::tree, Op::all_reduce, 6},
@@ -91,7 +90,7 @@ TEST(Comm, SplitsIntoRowsAndColumns) {
     const int row = world.rank() / 3, column = world.rank() % 3;
     const auto in_row = world.split(row, -column, "row"), in_column = world.split(column, row, "column");
     EXPECT_EQ(in_row->size(), 3);
-    EXPECT_EQ(in_row->rank(), 2 - column);  // the key turns the order around
+    EXPECT_EQ(in_row->rank(), 2 - column);  // the key reverses the order
     EXPECT_EQ(in_row->world_rank(0), 3 * row + 2);
     EXPECT_EQ(in_column->rank(), row);
     EXPECT_EQ(in_row->sum(column + 1), 6);
@@ -110,7 +109,7 @@ TEST(Comm, RunsInTheBackground) {
       x.push_back(make_array(world.rank(), 3000 + i, DType::float32, arena));
       pending.push_back(world.start_all_reduce(x.back()));
     }
-    EXPECT_EQ(world.sum(1), 2);  // after those
+    EXPECT_EQ(world.sum(1), 2);  // after the background calls
     for (size_t i = 0; i < 5; ++i) {
       pending[i].wait();
       EXPECT_EQ(values(x[i]), summed(2, 3000 + static_cast<int64_t>(i)));
@@ -119,7 +118,7 @@ TEST(Comm, RunsInTheBackground) {
   EXPECT_EQ(trace.events().size(), 6U);
 }
 
-// The log that a rank writes of its calls, read by another rank while it goes on.
+// The call log, read by another rank while it is written.
 
 TEST(CallLog, RetainsLastCalls) {
   CallLog log;
@@ -131,7 +130,7 @@ TEST(CallLog, RetainsLastCalls) {
   EXPECT_EQ(log.add(scatter), 1U);
   EXPECT_TRUE(log.find(1)->matches(scatter));
   EXPECT_FALSE(log.find(1)->pieces);
-  const UnevenSplits pieces{{1, 2}, {1, 5}}, others{{4, 5}, {2, 5}};  // two ranks' pieces, each of its own arrays
+  const UnevenSplits pieces{{1, 2}, {1, 5}}, others{{4, 5}, {2, 5}};  // chunks of two ranks
   log.add({.op = Op::all_to_all, .count = 3, .pieces = &pieces});
   EXPECT_TRUE(log.find(2)->matches({.op = Op::all_to_all, .count = 9, .pieces = &others}));
   EXPECT_FALSE(log.find(2)->matches({.op = Op::all_to_all, .count = 3}));
@@ -152,7 +151,7 @@ TEST(CallLog, SupportsConcurrentReads) {
   for (uint64_t made = 0; made < kCalls;) {
     made = log.made();
     const std::optional<Call> last = log.find(made);
-    if (!last) continue;  // none yet, or written anew meanwhile
+    if (!last) continue;  // none yet, or overwritten during the read
     ++found;
     ASSERT_EQ(last->count, 3 * static_cast<int64_t>(made));
     ASSERT_EQ(last->root, static_cast<int32_t>(made % 1000));
@@ -160,7 +159,7 @@ TEST(CallLog, SupportsConcurrentReads) {
   EXPECT_GT(found, 0);
 }
 
-// Failures of a communicator: a rank fails, is late, or asks for something else than the others.
+// Failures: a rank throws, is late, or calls a different operation.
 
 // Returns the message of the error that launch() throws when the ranks run `body`.
 std::string failure(const LaunchOptions& options, const std::function<void(Communicator&)>& body) {
@@ -180,7 +179,7 @@ TEST(CommFailure, ThrowingRankEndsAllRanks) {
   EXPECT_EQ(thrown_by([](Communicator&) { throw std::string("a string"); }), "[rank 2] a string");
   EXPECT_EQ(thrown_by([](Communicator&) { throw static_cast<const char*>(nullptr); }),
             "[rank 2] the thrown object is not a std::exception");
-  const std::string busy = thrown_by([](Communicator& world) {  // with work in the background
+  const std::string busy = thrown_by([](Communicator& world) {  // with background work
     const Work p = world.start_all_reduce(zeros(100));
     throw CommError("the cause");
   });
@@ -217,9 +216,9 @@ TEST(CommFailure, NamesMismatchedCalls) {
   EXPECT_TRUE(has(what, "broadcast of 400 bytes (float32, root 0)"));
 }
 
-// Ranks are named as those of the world, also by a group whose own numbers differ, whichever sees it first.
+// Errors use world ranks, also in a group with other numbers, whichever rank detects the mismatch first.
 TEST(CommFailure, NamesRankOfOddCall) {
-  for (const int first : {0, 1})  // of three ranks in a row
+  for (const int first : {0, 1})  // three consecutive ranks
     for (const int odd : {first + 1, first + 2}) {
       const std::string what = failure({.ranks = 3 + first, .timeout_s = 20}, [&](Communicator& world) {
         const auto group = world.split(world.rank() >= first ? 1 : 0, world.rank(), "group");
@@ -251,16 +250,16 @@ TEST(CommFailure, RejectsInvalidArgumentsBeforeSending) {
     EXPECT_THROW(world.broadcast(x, 2), Error);
     EXPECT_THROW(world.all_to_all(x, x), Error);
     const std::vector<int64_t> none(static_cast<size_t>(world.size()));
-    EXPECT_THROW(world.all_to_all(x, x, none, none), Error);  // which is not all of x
+    EXPECT_THROW(world.all_to_all(x, x, none, none), Error);  // does not cover x
     EXPECT_THROW((void)world.start_all_to_all(x, x, none, none), Error);
     EXPECT_THROW(world.send(x, world.rank()), Error);
     EXPECT_EQ(world.sum(1), 2);
   });
 }
 
-// Faults at random calls of random ranks: every run ends, late ranks change nothing, and the culprit is named. A
-// dropped message is noticed when no more come; until then a ring, whose messages are all alike, takes the next one for
-// it.
+// Faults at random calls of random ranks: every run ends, delays change nothing, and the culprit is named. A dropped
+// message is detected when no more arrive; until then a ring, whose messages are all alike, accepts the next one
+// instead.
 TEST(CommFailure, InjectedFaultsNeverHang) {
   const Philox random = Philox::named(1, "faults");
   for (uint64_t trial = 0; trial < 40; ++trial) {
@@ -309,9 +308,9 @@ TEST(CommFailureDeathTest, UnresponsiveRankEndsProcess) {
               "tessera: .rank 1. the cause .and another rank does not stop: ending the process.");
 }
 
-// The messages of ranks that wait long, the notes on their operations, and the ranks that are waited for.
+// Reports of long waits, the flight recorder, and wait times.
 
-// The lines about long waits of ranks that run `body`.
+// The lines about long waits while ranks run `body`.
 std::vector<std::string> said(LaunchOptions how, const std::function<void(Communicator&)>& body) {
   std::mutex one_at_a_time;
   std::vector<std::string> lines;
@@ -340,7 +339,7 @@ TEST(StallReporter, IsNewsOncePerAxisAndRank) {
   EXPECT_FALSE(waits.is_news("dp", 3));
 }
 
-// Rank 2 comes late, twice: three ranks wait for it, and one line says so.
+// Rank 2 is late twice: three ranks wait for it, and one line is printed.
 TEST(Flight, LongWaitIsPrintedOnceWithMissingRankAndItsLastCall) {
   const std::vector<std::string> lines = said({.ranks = 4, .timeout_s = 60}, [](Communicator& world) {
     const std::unique_ptr<Communicator> axis = world.split(0, world.rank(), "dp");
@@ -380,7 +379,7 @@ TEST(Flight, ShortWaitsAreNotPrinted) {
   EXPECT_TRUE(lines.empty());
 }
 
-// The one that is late is waited for, and who waits is not.
+// Only the late rank is waited for.
 TEST(Flight, WaitTimeIsAttributedToLateRank) {
   std::vector<std::vector<double>> waits(3);
   launch({.ranks = 3}, [&](Communicator& world) {
@@ -402,7 +401,7 @@ std::string record_flights(LaunchOptions how, const std::function<void(Communica
   return read_file(how.flight_file());
 }
 
-// Rank 1 leaves out one call: the others are in the fourth, it was never there.
+// Rank 1 skips one call: the others are in the fourth, which it never reached.
 TEST(Flight, FailureWritesLastOperationsOfEveryRank) {
   const std::string file = record_flights({.ranks = 3, .timeout_s = 1}, [](Communicator& world) {
     const Tensor x = make_array(world.rank(), 10, DType::float32, make_arena());
@@ -431,10 +430,9 @@ TEST(Flight, RetainsLast32OperationsWithNumbers) {
   EXPECT_TRUE(has(line, R"("cause": "a \"cause\"")"));
 }
 
-// Sums of bfloat16 over ranks are rounded to nearest even: once by direct and root, once for each value sent by ring
-// and tree.
+// bfloat16 sums over ranks round to nearest even: once in direct and root, once per sent value in ring and tree.
 
-// Positive, so that errors of all roundings on the way go one way or none.
+// Positive, so that a biased rounding would accumulate.
 std::vector<double> numbers(int rank, int64_t count) {
   const Philox random = Philox::named(static_cast<uint64_t>(rank), "rounding of sums");
   std::vector<double> out;
@@ -450,7 +448,7 @@ void expect_rounded(Communicator& world, int64_t count, const ArenaPtr& arena, b
   std::vector<double> total(static_cast<size_t>(count));
   for (int r = 0; r < world.size(); ++r) {
     const std::vector<double> theirs = numbers(r, count);
-    for (size_t i = 0; i < total.size(); ++i) total[i] += theirs[i];  // exact: few numbers of 8 bits
+    for (size_t i = 0; i < total.size(); ++i) total[i] += theirs[i];  // exact: few values with 8 significant bits
   }
   const auto expect = [&](const char* what, const Tensor& found, int64_t first) {
     const std::vector<double> values = found.to(DType::float64).to_vector<double>();

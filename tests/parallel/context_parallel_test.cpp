@@ -1,5 +1,5 @@
-// Ring attention and Ulysses: values and gradients are those of one rank that has the whole sequence, on the CPU and on
-// ranks that share a GPU; who has what and computes what, what is moved and held, and when it is sent.
+// Ring attention and Ulysses: values and gradients equal those of one rank with the full sequence, on the CPU and on
+// ranks that share a GPU; partitioning, traffic, memory and overlap.
 #include "parallel/context_parallel.h"
 
 #include <fmt/format.h>
@@ -30,7 +30,7 @@ struct Problem {
   AttentionOptions options = {};
   DType dtype = DType::float64;
   uint64_t name = 0;
-  int64_t queries() const { return b * tokens * heads.query * d; }  // elements of the whole sequence
+  int64_t queries() const { return b * tokens * heads.query * d; }  // elements of the full sequence
   int64_t keys() const { return b * tokens * heads.key * d; }       // elements of the keys, or of the values
 };
 
@@ -41,7 +41,6 @@ Tensor whole_seed(const Problem& p, const ArenaPtr& arena) {
   return test::normal({p.b, p.tokens, p.heads.query * p.d}, p.dtype, 2 * p.name + 1, "context", arena);
 }
 
-// The tokens at these positions of (B, T, C).
 Tensor tokens_at(const Tensor& x, const std::vector<int64_t>& positions) {
   const Tensor y = x.make({x.dim(0), static_cast<int64_t>(positions.size()), x.dim(2)});
   for (size_t i = 0; i < positions.size(); ++i)
@@ -49,7 +48,7 @@ Tensor tokens_at(const Tensor& x, const std::vector<int64_t>& positions) {
   return y;
 }
 
-// Documents of random lengths in each sequence: where that of each token begins.
+// Random document boundaries: for each token the start of its document.
 Tensor draw_starts(const Problem& p, const ArenaPtr& arena) {
   const Tensor starts = Tensor::empty({p.b, p.tokens}, DType::int32, arena);
   const Philox random = Philox::named(p.name, "documents");
@@ -95,7 +94,7 @@ std::string describe(const Problem& p, const Communicator& cp, Way way) {
                      cp.size(), to_string(p.dtype), p.b, p.tokens, p.heads.query, p.heads.key, p.d, p.name);
 }
 
-// Every way of this problem, against one rank in float64 with the same inputs.
+// Every mode for this problem, compared with one rank in float64 on the same inputs.
 void expect_as_alone(const Problem& p, Communicator& cp, double of_out = 1e-12, double of_gradient = 1e-12) {
   const ArenaPtr arena = make_arena();
   const Result expected = alone(p, arena);
@@ -109,7 +108,7 @@ void expect_as_alone(const Problem& p, Communicator& cp, double of_out = 1e-12, 
   }
 }
 
-// Heads that c ranks can share, tokens for either way to cut; offsets as tensor and data parallelism give them.
+// Heads divisible by c and tokens divisible for both partitions; offsets as with tensor and data parallelism.
 Problem draw(int ranks, uint64_t trial) {
   const Philox random = Philox::named(trial, "problem");
   const auto below = [&](uint64_t n, uint64_t i) {
@@ -135,8 +134,8 @@ Problem draw(int ranks, uint64_t trial) {
 
 LaunchOptions ranks(int n) { return {.ranks = n, .threads_per_rank = 1, .timeout_s = 300}; }
 
-// Plain ones; documents, where many tiles of a ring hold no key that some of their queries see; and windows, of
-// documents too: within a chunk, over a few of them, and longer than all.
+// Plain sequences; documents, where many ring tiles have no visible key for some queries; and windows, also of
+// documents: within a chunk, over several, and longer than all.
 TEST(ContextParallel, OneRankAndManyAgree) {
   for (const int n : {1, 2, 3, 4})
     launch(ranks(n), [](Communicator& cp) {
@@ -164,7 +163,7 @@ TEST(ContextParallel, EightRanks) {
   });
 }
 
-// Bounds, as a share of the largest value: a few units of the last place of what is rounded, and of sums of gradients.
+// Bounds, as fractions of the largest value: a few ulps, and sums of gradients.
 TEST(ContextParallel, NarrowTypesMatchWithinRounding) {
   launch(ranks(4), [](Communicator& cp) {
     for (uint64_t trial = 0; trial < 8; ++trial) {
@@ -184,7 +183,7 @@ double squared_error(const Tensor& x, const Tensor& exact) {
   return sum;
 }
 
-// The squared errors of all ranks, as shares of those of one rank's bfloat16, are at most `bound`.
+// The squared errors of all ranks, relative to those of one rank's bfloat16, are at most `bound`.
 void expect_error(const Problem& p, Communicator& cp, Way way, double bound, const ArenaPtr& arena) {
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
   const Result exact = alone(p, make_arena()), one = alone(p, arena, DType::bfloat16),
@@ -200,7 +199,7 @@ Problem in_bfloat16(int64_t tokens, const Heads& heads, int64_t d, const Attenti
   return {.b = 2, .tokens = tokens, .heads = heads, .d = d, .options = options, .dtype = DType::bfloat16};
 }
 
-// No more error than one rank makes: parts are merged, carried around and added before anything is rounded.
+// No larger error than one rank's: partial results are merged and sent before rounding.
 TEST(ContextParallel, BfloatRoundsOnce) {
   launch(ranks(4), [](Communicator& cp) {
     for (const Way way : kWays) expect_error(in_bfloat16(256, {8, 4}, 16), cp, way, 1.05, make_arena());
@@ -220,7 +219,7 @@ TEST(ContextParallel, AlongAnAxisOfAMesh) {
 TEST(ContextParallel, OneRankAxisEqualsPackedAttention) {
   launch({.ranks = 1}, [](Communicator& cp) {
     Problem p = draw(1, 3);
-    p.tokens = 7;  // no two equal chunks
+    p.tokens = 7;  // not divisible into equal chunks
     const ArenaPtr arena = make_arena();
     const Var qkv(whole_qkv(p, arena));
     const std::vector<double> expected = packed_attention(qkv, p.heads, p.options).value().to_vector<double>();
@@ -241,7 +240,7 @@ TEST(ContextParallel, RecomputationIsExact) {
   });
 }
 
-// --- what would be wrong is seen ---
+// --- fault detection ---
 double output_difference(const Problem& told, const Problem& p, Communicator& cp, SequencePartition cut) {
   const ArenaPtr arena = make_arena();
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), cut);
@@ -255,7 +254,7 @@ TEST(ContextParallel, DetectsFaults) {
     Problem p{.b = 2, .tokens = 24, .heads = {2}, .d = 5, .options = {.dropout = 0.2, .random = Philox(4)}};
     EXPECT_LE(output_difference(p, p, cp, SequencePartition::zigzag), 1e-12);
     EXPECT_GT(output_difference(p, p, cp, SequencePartition::contiguous),
-              0.1);  // chunks in another order than the op thinks
+              0.1);  // chunks in an order that the op does not expect
     Problem uncaused = p, masked = p, shifted = p;
     uncaused.options.causal = false;
     masked.options.tokens_total = p.tokens + 1;  // another mask
@@ -265,7 +264,7 @@ TEST(ContextParallel, DetectsFaults) {
   });
 }
 
-// Context parallelism: who has what and computes what, what is moved and held, and when it is sent.
+// Partitioning, traffic, memory and overlap.
 
 constexpr std::array<SequencePartition, 2> kBalances{SequencePartition::zigzag, SequencePartition::contiguous};
 
@@ -304,7 +303,7 @@ TEST(ContextPositions, RejectIndivisibleSequences) {
   EXPECT_EQ(refusal(8, 4, 4, SequencePartition::contiguous), head + "there is no rank 4 among 4");
 }
 
-// Tiles that a rank computes with each holder's keys; a tile on the diagonal of a causal mask is half a tile of work.
+// Tiles that a rank computes with each holder's keys; a tile on the diagonal of a causal mask counts as half.
 struct Work {
   size_t tiles = 0, halves = 0;
   std::vector<size_t> by_hop;
@@ -358,7 +357,7 @@ Var own_part(const Problem& s, const Communicator& cp) {
   return Var(Tensor::zeros({s.b, s.tokens / cp.size(), s.heads.packed() * s.d}, s.dtype, make_arena()), true);
 }
 
-// Calls and bytes of this operation over all ranks; no other was used, but for receiving what was sent.
+// Calls and bytes of this operation over all ranks; fails if another one was used, except recv.
 OpCount total(Communicator& cp, Op op) {
   const OpCounts counts = cp.counts();
   OpCounts others = counts;
@@ -372,7 +371,7 @@ OpCount total(Communicator& cp, Op op) {
   return {static_cast<int64_t>(sums[0]), static_cast<int64_t>(sums[1])};
 }
 
-// Expects these counts after the forward pass, and after the gradients.
+// Checks the counts after the forward and after the backward pass.
 void expect_moved(const Problem& s, Communicator& cp, Way way, Op op, const OpCount& there, const OpCount& back) {
   SCOPED_TRACE(describe(s, cp, way));
   const Var qkv = own_part(s, cp);
@@ -416,23 +415,24 @@ TEST(ContextParallel, RingAllocatesNothingOfFullSequence) {
         EXPECT_EQ(arena.usage(Category::activations).live - before, e * own + lse);
         EXPECT_EQ(arena.usage(Category::communication).peak, 2 * e * part);  // k and v
         backward(y, {.seed = y.value().clone()});
-        EXPECT_EQ(arena.usage(Category::communication).peak, (2 * e + 2 * 2 * 4) * part);  // dk and dv, here and coming
+        EXPECT_EQ(arena.usage(Category::communication).peak,
+                  (2 * e + 2 * 2 * 4) * part);  // dk and dv, local and arriving
         EXPECT_EQ(arena.usage(Category::communication).live, 0);
       }
     });
 }
 
 // --- time ---
-// "send kv", "recv dkv": gradients have twice the bytes of bfloat16 keys and values.
+// "send kv", "recv dkv": gradients are twice as large as bfloat16 keys and values.
 std::string to_string(const TraceEvent& event, int64_t kv_bytes) {
   return event.what + (event.bytes == kv_bytes ? " kv" : event.bytes == 2 * kv_bytes ? " dkv" : " something else");
 }
 
-// After keys and values are sent on comes the computing, between their arrival and their sending on nothing.
+// Computation follows the sending of keys and values; nothing is computed between their arrival and their sending.
 void expect_sent_before_computing(const Trace& trace, int64_t kv_bytes, const std::vector<std::string>& order) {
   const std::vector<TraceEvent> events = trace.events();
   ASSERT_EQ(events.size(), order.size());
-  double least_work = 1e9, least_pause = 1e9;  // the least, since other programs may come between
+  double least_work = 1e9, least_pause = 1e9;  // minima, because other programs may interrupt
   for (size_t i = 0; i < events.size(); ++i) {
     EXPECT_EQ(to_string(events[i], kv_bytes), order[i]) << i;
     if (i == 0) continue;
@@ -461,7 +461,7 @@ TEST(ContextParallel, BlocksAreForwardedBeforeUse) {
   });
 }
 
-// --- refusals ---
+// --- invalid arguments ---
 TEST(ContextParallel, RejectsInvalidArguments) {
   launch(ranks(2), [](Communicator& world) {
     const auto cp = world.split(0, world.rank(), "context");
@@ -483,8 +483,8 @@ TEST(ContextParallel, RejectsInvalidArguments) {
   });
 }
 
-// On ranks that share a GPU, beside one rank in float64 on the CPU: with our own kernels, whose parts are not rounded,
-// and with parts of bfloat16, which are those of cuDNN's kernels.
+// Ranks that share a GPU, compared with one rank in float64 on the CPU: custom kernels with unrounded partial results,
+// and bfloat16 partial results as in cuDNN's kernels.
 using ContextParallelGpu = test::OnGpu;
 
 void expect_error_on_gpu(int n, int64_t tokens, const Heads& heads, double bound, Way way = Way::zigzag,
@@ -498,7 +498,7 @@ void expect_error_on_gpu(int n, int64_t tokens, const Heads& heads, double bound
   });
 }
 
-// Our kernels write as cuDNN's do where the choice is automatic here: every part is rounded to bfloat16.
+// Where the choice is automatic, custom kernels behave like cuDNN's here: every partial result is rounded to bfloat16.
 TEST_F(ContextParallelGpu, RingRoundsOnceOrTwiceWithRoundedTiles) {
   for (const int n : {2, 3})
     for (const Heads& heads : {Heads{2}, Heads{2, 1}}) {
@@ -513,7 +513,7 @@ TEST_F(ContextParallelGpu, UlyssesEqualsOneRankAttention) {
   expect_error_on_gpu(3, 96, {3}, 1.05, Way::ulysses);
 }
 
-// Two calls on two ranks, where pairs of chunks take five; dropout counts positions, which pairs have.
+// Two calls on two ranks, where pairs of chunks need five, as with dropout, which depends on positions.
 TEST_F(ContextParallelGpu, RingCallsAttentionOncePerHop) {
   for (const double dropout : {0.0, 0.5})
     launch(ranks(2), [&](Communicator& cp) {

@@ -1,5 +1,5 @@
-// A GPT that is cut over a tensor axis beside the same one on one rank: what both are given, a pass of each, and how
-// far the parts of the one are from the other.
+// A GPT sharded over a tensor axis and the one-rank reference: inputs, a pass of each, and the distance between shards
+// and the reference.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ struct Batch {
   Tensor ids, targets;  // int32 (B, T)
 };
 
-// Every tenth target or so is ignored.
+// About every tenth target is ignored.
 inline Batch random_batch(int64_t rows, int64_t tokens, int64_t vocab, const ArenaPtr& arena) {
   Batch out{Tensor::empty({rows, tokens}, DType::int32, arena), Tensor::empty({rows, tokens}, DType::int32, arena)};
   const Philox random = Philox::named(static_cast<uint64_t>(vocab), "batch");
@@ -25,8 +25,7 @@ inline Batch random_batch(int64_t rows, int64_t tokens, int64_t vocab, const Are
   return out;
 }
 
-// Adds to every parameter what is a function of the whole one's elements, so that biases and norms are not as symmetric
-// as they begin.
+// Adds a function of the full tensor's elements to every parameter, because initial biases and norms are too symmetric.
 inline void disturb(Module& model) {
   for (const Parameter* p : model.parameters()) {
     const Tensor value = p->var.value();
@@ -44,7 +43,7 @@ inline void disturb(Module& model) {
   }
 }
 
-// A GPT with its first values: a whole one, or the part that a rank of `axes` has.
+// An initialized GPT: full, or the shard of a rank of `axes`.
 struct MadeGpt : Decoder {
   MadeGpt(const ModelConfig& c, const ArenaPtr& arena, const ModelAxes& axes = {}, DType dtype = DType::float32,
           DType grads = DType::float32, uint64_t seed = 7)
@@ -54,7 +53,7 @@ struct MadeGpt : Decoder {
   }
 };
 
-// One training step's gradients; the sum of the losses.
+// Computes one training step's gradients; returns the sum of the losses.
 inline double learn_cut(Decoder& model, const Batch& batch, DeferredWeightGrads* defer = nullptr, bool whole = false) {
   model.set_step(
       {.seed = 5, .step = 3, .first_sequence = 2, .training = true, .tokens_total = whole ? 0 : batch.ids.dim(1)});
@@ -67,11 +66,10 @@ inline double learn_cut(Decoder& model, const Batch& batch, DeferredWeightGrads*
   return loss.loss_sum;
 }
 
-// The same on one rank.
 inline double learn_whole(Decoder& model, const Batch& batch) { return learn_cut(model, batch, nullptr, true); }
 
-// |part of x - part of whole| / |whole| over all ranks, where `x` is what this rank has of `whole`; fails when the
-// parts do not cover it.
+// |shard of x - shard of full| / |full| over all ranks, where `x` is this rank's shard; fails if the shards do not
+// cover the full tensor.
 inline double distance(const Tensor& x_any, const Parameter& part, const Tensor& whole_any, Communicator& tp) {
   const std::vector<double> x = x_any.to(DType::float64).to_vector<double>(),
                             whole = whole_any.to(DType::float64).to_vector<double>();

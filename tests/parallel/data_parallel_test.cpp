@@ -1,6 +1,6 @@
-// Strategies of the data axis in which ranks differ, DataParallel and the synchronous parameter server, against one
-// rank that sums the same micro-batches in the same order, bit for bit; what they load, send and hold, worked by hand;
-// what they refuse. And gradients that are all one, and frozen parameters, under every strategy.
+// Data strategies with asymmetric ranks (DataParallel and the synchronous parameter server): bitwise identical to one
+// rank that adds the same micro-batches in the same order; hand-computed loads, traffic and memory; invalid options.
+// Also all-one gradients and frozen parameters under every strategy.
 
 #include <fmt/format.h>
 
@@ -23,11 +23,11 @@ enum class Frozen : uint8_t { nothing, some, table_too };  // parameters
 struct Setting {
   DataMode mode = DataMode::dataparallel;
   int ranks = 2, servers = 1, zero = 0, steps = 20;
-  int64_t microbatches = 1, sequences = 2;  // sequences of each micro-batch
+  int64_t microbatches = 1, sequences = 2;  // sequences per micro-batch
   OptimizerKind optimizer = OptimizerKind::sgd;
   DType dtype = DType::float32, grads = DType::float32;
   Algorithm algorithm = Algorithm::direct;
-  double learns = 0.8;  // the last loss is below this share of the first
+  double learns = 0.8;  // maximum ratio of the last to the first loss
   Frozen frozen = Frozen::nothing;
   ModelConfig config = {.layers = 2, .heads = 2, .channels = 32, .context = 12, .vocab = 37, .dropout = 0.1};
 
@@ -45,20 +45,20 @@ struct Setting {
   }
 };
 
-// The results that two runs are compared by.
+// The compared results of a run.
 struct Record {
   std::vector<double> losses, squares;
-  std::vector<Bytes> gradients;  // those of each unit, after each step
-  Bytes values;                  // those of each parameter at the end
-  Bytes first, last;             // those that the strategy keeps before and after, put together on rank 0
-  int64_t of_gradients = 0, of_state = 0, of_parameters = 0;  // bytes held
+  std::vector<Bytes> gradients;                               // of each unit, after each step
+  Bytes values;                                               // final parameters
+  Bytes first, last;                                          // strategy state before and after, gathered on rank 0
+  int64_t of_gradients = 0, of_state = 0, of_parameters = 0;  // allocated bytes
   OpCounts counts{};                                          // of the first step
 };
 
 constexpr uint64_t kSeed = 5;
 
-// The positions, all of one block, and of the other what is no matrix of its MLP: a unit of which a part trains; or the
-// table too, so that nothing below the second block wants a gradient.
+// Freezes the positions, one block, and everything but the MLP matrices of the other, so one unit is partly trained; or
+// also the table, so nothing below the second block requires a gradient.
 Decoder& freeze(Decoder& model, Frozen what) {
   if (what == Frozen::nothing) return model;
   DecoderBlock& second = *model.blocks[1];
@@ -69,7 +69,7 @@ Decoder& freeze(Decoder& model, Frozen what) {
   return model;
 }
 
-// Those that have gradients.
+// The units with gradients.
 std::vector<FlatUnit> trained(std::vector<FlatUnit> units) {
   std::erase_if(units, [](const FlatUnit& unit) { return !unit.grads.defined(); });
   return units;
@@ -77,7 +77,7 @@ std::vector<FlatUnit> trained(std::vector<FlatUnit> units) {
 
 // A unit's values or gradients on rank 0; undefined elsewhere.
 Tensor gather_full(const DataStrategy& strategy, size_t unit, Tensor FlatUnit::*kind) {
-  const bool none = strategy.shards().empty();  // DataParallel keeps nothing on other ranks
+  const bool none = strategy.shards().empty();  // DataParallel stores nothing on other ranks
   return gather_unit(strategy.axis(), strategy.layout(), unit, none ? Tensor() : strategy.shards()[unit].*kind);
 }
 
@@ -172,8 +172,7 @@ double run_microbatch(const Setting& given, Decoder& model, DataStrategy& strate
   return test::run_microbatch(strategy, model, ids, targets, 1.0 / static_cast<double>(given.tokens()), j);
 }
 
-// The same by a strategy: what rank 0 ends with. Every rank must know the same loss and norm, and end with the same
-// parameters.
+// The same with a strategy: rank 0's results. Checks that all ranks have the same loss, norm and final parameters.
 Record parallel(const Setting& given) {
   std::vector<Record> records(static_cast<size_t>(given.ranks));
   const LaunchOptions how{.ranks = given.ranks, .threads_per_rank = 1, .timeout_s = 60, .algorithm = given.algorithm};
@@ -253,7 +252,7 @@ TEST(DataParallel, MatchesDdpBitwise) {
     expect_same({.mode = DataMode::ddp, .ranks = 3, .microbatches = microbatches});
 }
 
-// 72 rows in a product: enough for weights to be packed, and packed again when they have changed.
+// A matmul of 72 rows, large enough for packed weights, which must be repacked after updates.
 TEST(DataParallel, PackedWeightsFollowRootUpdates) {
   for (const DType dtype : {DType::float32, DType::bfloat16}) expect_same({.sequences = 6, .dtype = dtype});
 }
@@ -313,7 +312,7 @@ TEST(ParameterServer, ShardsCoverUnitsAtNormBlocks) {
       EXPECT_EQ(at, size);
       EXPECT_EQ(shard_range(size, servers, servers).size(), 0);
     }
-  // 1000 over 3: ceil(1000 / 3) = 334, in whole blocks of 256 that is 512.
+  // 1000 over 3: ceil(1000 / 3) = 334, rounded up to blocks of 256: 512.
   EXPECT_EQ(shard_range(1000, 3, 0).size(), 512);
   EXPECT_EQ(shard_range(1000, 3, 1).size(), 488);
   EXPECT_EQ(shard_range(1000, 3, 2).size(), 0);
@@ -364,7 +363,7 @@ TEST(ParameterServer, TrafficMatchesHandComputedBytes) {
   }
 }
 
-// The cost of each rank of DataParallel.
+// The costs of each rank of DataParallel.
 
 const ModelConfig kConfig{.layers = 1, .heads = 2, .channels = 16, .context = 4, .vocab = 8};
 
@@ -407,7 +406,7 @@ TEST(DataParallelCost, BytesAndMemoryMatchHandComputation) {
     EXPECT_EQ(count(Op::broadcast), (OpCount{1, root ? 2 * 14016 : 0}));
     EXPECT_EQ(count(Op::gather), (OpCount{2, root ? 0 : 2 * 128}));
     EXPECT_EQ(count(Op::reduce), (OpCount{1, root ? 0 : 14016}));
-    // The norm of four units: three numbers to their owners, its own to two ranks.
+    // The norm of four units: three values to their owners, its own to two ranks.
     EXPECT_TRUE(!root || count(Op::all_reduce) == (OpCount{1, 40})) << count(Op::all_reduce).sent;
     const auto live = [&](Category of) { return arena->usage(of).live; };
     EXPECT_EQ(live(Category::parameters), root ? 14016 : 0);
@@ -442,8 +441,8 @@ TEST(DataStrategies, RejectInvalidOptions) {
             "[data parallel] dataparallel supports only threads of one process, found fake ranks; use ddp");
 }
 
-// Gradients that are all one have a sum of squares of exactly N, the number of parameters, under every strategy and on
-// any number of ranks: no element is left out, none is counted twice, and padding counts for nothing.
+// With all-one gradients the sum of squares is exactly N, the number of parameters, under every strategy and for any
+// number of ranks: no element is omitted or counted twice, and padding does not count.
 
 void expect_n(int ranks, const DataOptions& options, const ModelConfig& config) {
   std::vector<double> found(static_cast<size_t>(ranks));
@@ -452,7 +451,7 @@ void expect_n(int ranks, const DataOptions& options, const ModelConfig& config) 
     Decoder model(config);
     const auto strategy = make_data_strategy(model, world, make_arena(), options);
     for (const FlatUnit& shard : strategy->shards()) {
-      Tensor(shard.grads).fill(0);  // memory that the strategy sees
+      Tensor(shard.grads).fill(0);  // the strategy's memory
       for (const Slot& slot : shard.slots) {
         const int64_t begin = std::max(slot.begin, int64_t{0}), end = std::min(slot.end(), shard.grads.numel());
         if (begin < end) shard.grads.narrow(0, begin, end - begin).fill(1);
@@ -467,7 +466,7 @@ void expect_n(int ranks, const DataOptions& options, const ModelConfig& config) 
         << ranks << " ranks, " << to_string(options.grad_dtype);
 }
 
-// The first model has units that are smaller than a norm block for each rank, the second odd sizes everywhere.
+// The first model has units smaller than a norm block per rank, the second odd sizes everywhere.
 const std::vector<ModelConfig> kModels = {test::tiny_gpt(0),
                                           {.layers = 3, .heads = 1, .channels = 37, .context = 23, .vocab = 101}};
 
@@ -487,8 +486,7 @@ TEST(AllOnes, NormIsExactUnderEveryStrategy) {
   }
 }
 
-// Frozen parameters: they keep their bits, and nobody holds a gradient or a state of them, sends or counts anything of
-// them; the others train as on one rank.
+// Frozen parameters: unchanged bits, without gradients, state, traffic or counts; the others train as on one rank.
 
 // Elements of all units, or of those that train; padded for ZeRO on two ranks.
 int64_t elements(Decoder& model, bool all, bool padded) {
@@ -547,7 +545,7 @@ TEST(Frozen, HaveNoGradientsStateOrTraffic) {
     EXPECT_EQ(run.of_state, 2 * (zero >= 1 ? piece : whole)) << zero;
     EXPECT_EQ(run.of_parameters, 4 * elements(model, true, zero > 0) / (zero == 3 ? 2 : 1)) << zero;
     const OpCount& sums = run.counts[static_cast<size_t>(zero == 0 ? Op::all_reduce : Op::reduce_scatter)];
-    EXPECT_EQ(sums.sent, zero == 0 ? whole : whole / 2) << zero;  // bytes that one of two ranks sends
+    EXPECT_EQ(sums.sent, zero == 0 ? whole : whole / 2) << zero;  // sent by one of two ranks
   }
 }
 

@@ -1,4 +1,4 @@
-// DDP's buckets: when they are sent, how many there are, and that their size changes no bit.
+// DDP's buckets: send times, count, and independence of results from the bucket size.
 #include "parallel/ddp.h"
 
 #include <gtest/gtest.h>
@@ -18,13 +18,13 @@ constexpr uint64_t kSeed = 5;
 struct Watched {
   std::vector<TraceEvent> reductions;      // all-reduces of one step
   std::vector<double> begins, ends;        // when each micro-batch's backward pass begins and ends
-  double head = 0, block = 0, lookup = 0;  // when the last one comes to the head, to the first block, to the lookup
+  double head = 0, block = 0, lookup = 0;  // when the last one reaches the head, the first block, the lookup
   std::vector<ReductionSpan> cut;
   int64_t parameters = 0;
-  test::Bytes values;  // of units, after some steps
+  test::Bytes values;  // of units, after all steps
 };
 
-// Notes when the backward pass comes to the end of a module's part of the graph.
+// Records when the backward pass leaves a module's part of the graph.
 void note_backward(Module& module, const Trace& trace, std::vector<double>& when) {
   module.wrap([&](const Module::Inner& inner, const Var& x) {
     return on_backward(inner(x), [&] { when.push_back(trace.now()); });
@@ -49,7 +49,7 @@ void one_step(Decoder& model, Ddp& ddp, const ArenaPtr& arena, const Trace& trac
   ddp.reduce_gradients();
 }
 
-// A few steps on two ranks; what rank 1 saw of the first.
+// Runs a few steps on two ranks and returns rank 1's record of the first.
 Watched watch(int64_t bucket_bytes, Algorithm algorithm = Algorithm::direct) {
   Watched out;
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60, .algorithm = algorithm}, [&](Communicator& world) {
@@ -83,7 +83,7 @@ Watched watch(int64_t bucket_bytes, Algorithm algorithm = Algorithm::direct) {
   return out;
 }
 
-// Every parameter is a bucket: its all-reduce is asked for as soon as its gradient is there.
+// One bucket per parameter: its all-reduce starts as soon as its gradient is complete.
 TEST(Ddp, BucketsAreSentDuringLastBackward) {
   const Watched w = watch(1);
   const double end = w.ends[kMicrobatches - 1];
@@ -100,7 +100,7 @@ TEST(Ddp, BucketsAreSentDuringLastBackward) {
   EXPECT_LT(first.requested, w.lookup);
 }
 
-// The token embedding is the head too, and lies first, so in the last bucket.
+// The token embedding is also the head and is declared first, so it is in the last bucket.
 TEST(Ddp, TiedWeightIsSentAfterBothUses) {
   for (const int64_t bytes : {int64_t{1}, int64_t{4000}, int64_t{1} << 30}) {
     const Watched w = watch(bytes);
@@ -118,10 +118,10 @@ constexpr int64_t kElements = 896 + 240 + 2 * kBlock + 32 + 32;
 
 TEST(Ddp, BucketSizeDeterminesBucketCount) {
   const std::vector<std::pair<int64_t, size_t>> cases = {
-      // bytes of a bucket, and how many there are
-      {1, 2 + 2 * 12 + 2},     // one for each parameter
-      {4 * kElements, 1},      // all of it
-      {4 * kElements + 1, 1},  // more than there is
+      // bucket bytes, number of buckets
+      {1, 2 + 2 * 12 + 2},     // one per parameter
+      {4 * kElements, 1},      // all
+      {4 * kElements + 1, 1},  // larger than all
       // From the end: the last norm and the block above it; the block below and the positions; the tokens.
       {4 * (kBlock + 64), 3},
   };
@@ -163,7 +163,7 @@ TEST(Ddp, ParametersWithoutGradientsAreSentLast) {
       double total = 0;
       for (const FlatUnit& unit : ddp.shards())
         for (const float g : unit.grads.to_vector<float>()) total += g;
-      // A token of each rank counts for its row and for that of its position, once for each channel.
+      // Each rank's tokens count once per channel for their row and for the row of their position.
       EXPECT_EQ(total, 2 * 2.0 * static_cast<double>(model.config.context * model.config.channels));
     });
 }

@@ -1,4 +1,4 @@
-// Rows of experts on their way: what is computed meanwhile, whose bits they have, and which find a place.
+// Expert parallelism: overlap of the row exchange, bitwise results, and capacity.
 #include "parallel/experts/expert_parallel.h"
 
 #include "parallel/comm/launch.h"
@@ -12,21 +12,21 @@ namespace {
 constexpr int64_t kChannels = 4;
 constexpr auto kPatience = std::chrono::seconds(5);
 
-// Whether it comes true in time.
+// Waits until the condition holds; false after a timeout.
 bool comes(const std::function<bool()>& condition) {
   const auto end = std::chrono::steady_clock::now() + kPatience;
   while (!condition() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
   return condition();
 }
 
-// The progress of two ranks: how far rank 0 has come with its shared expert, and how many messages each has sent: rows
-// to the experts and back, the gradients of results, and those of rows.
+// The progress of two ranks: rank 0's shared expert, and the messages sent by each: rows to the experts and back, the
+// gradients of results, and those of rows.
 struct Progress {
   std::atomic<int> shared = 0;  // 1: forward has begun, 2: backward has
   std::array<std::atomic<int>, 2> sent = {};
 };
 
-// Rank 1 does not send rows before the shared expert of rank 0 has begun, nor their gradients before its backward pass.
+// Rank 1 delays its rows until the shared expert of rank 0 has begun, and their gradients until its backward pass has.
 class LateTransport final : public AroundTransport {
  public:
   LateTransport(std::unique_ptr<Transport> inner, Progress& progress)
@@ -52,8 +52,8 @@ MixtureOfExperts::Options options(int64_t experts, int64_t shared) {
   return {.hidden = 6, .gated = true, .experts = {.count = experts, .shared = shared}};
 }
 
-// Two experts, one on each rank, that every token meets. So the shared expert of rank 0 must begin while its own rows
-// are sent and those of rank 1 are not, and its backward pass likewise.
+// Two experts, one per rank, each chosen by every token. The shared expert of rank 0 must begin while its rows are
+// being sent and those of rank 1 are not, and likewise its backward pass.
 TEST(ExpertParallel, SharedExpertOverlapsDispatch) {
   Progress progress;
   const LaunchOptions how{.ranks = 2, .threads_per_rank = 1, .timeout_s = 20, .around = [&](auto transport) {
@@ -87,7 +87,7 @@ TEST(ExpertParallel, SharedExpertOverlapsDispatch) {
   EXPECT_EQ(progress.sent[1], 4);
 }
 
-// Outputs and gradients of one rank's tokens through a layer whose experts `ep` shares out; null: all are here.
+// Outputs and gradients of one rank's tokens through a layer whose experts are sharded over `ep`; null: all are local.
 std::vector<Tensor> pass(int rank, Communicator* ep, int64_t experts, int64_t shared, bool again) {
   MixtureOfExperts layer(kChannels, options(experts, shared));
   if (ep) shard_experts(layer, *ep);
@@ -121,7 +121,7 @@ TEST(ExpertParallel, MatchesOneRankBitwise) {
         });
 }
 
-// Against a count over the whole sequence, in its order.
+// Compared with a count over the full sequence, in order.
 TEST(ExpertCapacity, CountsEarlierChoicesInFullSequence) {
   for (uint64_t trial = 0; trial < test::plans(20); ++trial) {
     test::Draw d("capacity", trial);

@@ -1,6 +1,5 @@
-// Ranks with GPUs: ranks that share one leave the bits that they leave on the CPU; over NCCL, real or emulated, ranks
-// with a GPU each leave what threads leave, at once, in the background and in a graph; and how they end when a rank
-// fails.
+// Ranks with GPUs: ranks that share a GPU match CPU ranks bitwise; ranks over NCCL, real or emulated, match threads, in
+// blocking calls, in the background and in a graph; and failures end all ranks.
 
 #include "autograd/ops.h"
 #include "parallel/comm/nccl/transport.h"
@@ -21,13 +20,13 @@ using CommGpu = test::OnGpu;
 
 constexpr DType kDTypes[] = {DType::float64, DType::float32, DType::bfloat16, DType::int32, DType::int64};
 
-// The array that a rank brings: fractions, whose sums depend on their order.
+// A rank's input: fractions, whose sums depend on their order.
 Tensor brought(int rank, const Shape& shape, DType dtype, const ArenaPtr& arena) {
   const Tensor drawn = test::normal(shape, DType::float64, 31, ("rank " + std::to_string(rank)).c_str());
   return scale(drawn, 100).to(dtype).to(arena);
 }
 
-// Small ones, whose sums are exact in any order and dtype.
+// Small integers, whose sums are exact in any order and dtype.
 Tensor whole_numbers(int rank, const Shape& shape, DType dtype, const ArenaPtr& arena) {
   const Philox random = Philox::named(31, "rank " + std::to_string(rank));
   std::vector<double> v(static_cast<size_t>(shape.numel()));
@@ -68,7 +67,7 @@ Ran run(const LaunchOptions& options, const Body& body, Device device = Device::
   return ran;
 }
 
-// The same on both devices: results, calls and bytes sent.
+// Checks that results, calls and bytes sent are equal on both devices.
 void expect_same(const LaunchOptions& options, const Body& body) {
   const Ran cpu = run(options, body), gpu = run(options, body, Device::cuda);
   EXPECT_TRUE(gpu.results == cpu.results) << to_string(options.algorithm) << ", " << options.ranks << " ranks";
@@ -97,13 +96,13 @@ void every_operation(Communicator& c, const ArenaPtr& arena, int64_t n, DType dt
     c.gather(part, all, root);
     c.scatter(me == root ? whole : all, got, root);
     for (const Tensor& t : {x, got}) out.push_back(as_bytes(t));
-    if (me == root || draw == brought) out.push_back(as_bytes(y));  // over NCCL others' are anything
+    if (me == root || draw == brought) out.push_back(as_bytes(y));  // over NCCL the others' are undefined
     if (me == root) out.push_back(as_bytes(all));
   }
   const Tensor in = draw(me, {3 * ranks}, dtype, arena), turned = Tensor::zeros({3 * ranks}, dtype, arena);
   c.all_to_all(in, turned);
   EXPECT_TRUE(test::exchanges_uneven(c, dtype, arena));
-  for (const Tensor& t : {turned, mine}) out.push_back(as_bytes(t));  // `mine` is left alone
+  for (const Tensor& t : {turned, mine}) out.push_back(as_bytes(t));  // `mine` is not modified
 }
 
 TEST_F(CommGpu, EveryOperationByEveryAlgorithm) {
@@ -116,7 +115,7 @@ TEST_F(CommGpu, EveryOperationByEveryAlgorithm) {
                   });
 }
 
-// Pieces of the whole in its own memory, and arrays that begin at any element.
+// Chunks inside the full array, and arrays at any element offset.
 TEST_F(CommGpu, ChunksMayBeInsideFullArray) {
   for (const Algorithm algorithm : {Algorithm::direct, Algorithm::ring, Algorithm::root})
     expect_same({.ranks = 3, .timeout_s = 60, .algorithm = algorithm},
@@ -139,7 +138,7 @@ TEST_F(CommGpu, MessagesArriveInOrderByTag) {
     for (int i = 0; i < 10; ++i) {
       Tensor x = brought(world.rank() + 10 * i, {100 + i}, DType::float32, memory);
       world.send(x, next, i % 2);
-      x.fill(0);  // the message keeps the numbers from before
+      x.fill(0);  // the message has the earlier values
     }
     for (const int i : {1, 0, 3, 5, 2, 7, 4, 6, 8, 9}) {
       const Tensor x = Tensor::zeros({100 + i}, DType::float32, memory);
@@ -170,11 +169,11 @@ TEST_F(CommGpu, RunsInTheBackground) {
                 });
 }
 
-// Conversions between placements are made of these operations and of copies of corners.
+// Conversions between placements use these operations and corner copies.
 TEST_F(CommGpu, ArraysAreRedistributed) {
   const std::array<Placement, 5> all{R, I, P, S(0), S(1)};
   expect_same({.ranks = 3, .timeout_s = 60}, [&](Communicator& world, const ArenaPtr& memory, Results& out) {
-    // Uneven pieces of both dims, and even ones of the second: odd rows, and rows of whole words.
+    // Uneven pieces of both dims, and even ones of the second: odd rows, and word-aligned rows.
     for (const auto& [whole, dtype] : {std::pair{Shape{7, 8}, DType::float32},
                                        {Shape{5, 9}, DType::float32},
                                        {Shape{4, 96}, DType::float32},
@@ -224,7 +223,7 @@ TEST_F(CommGpu, RejectsMixedDevices) {
   EXPECT_TRUE(has(message, "rank 0 sent from the host's memory; expected a GPU's"));
 }
 
-// A lost message and a rank that stays away are found as they are on the CPU.
+// A lost message and a missing rank are detected as on the CPU.
 TEST_F(CommGpu, DetectsFaults) {
   LaunchOptions o{.ranks = 2, .timeout_s = 0.5};
   o.around = with_faults({{1, {{.kind = Fault::Kind::drop}}}});
@@ -239,7 +238,7 @@ TEST_F(CommGpu, DetectsFaults) {
   EXPECT_TRUE(has(away, "did not arrive within"));
 }
 
-// Ranks with a GPU each, over NCCL.
+// Ranks with one GPU each, over NCCL.
 using NcclGpu = test::OnGpus;
 
 LaunchOptions over_nccl(int ranks, double timeout_s = 60) {
@@ -256,7 +255,7 @@ TEST_F(NcclGpu, EveryOperationMatchesThreadRanks) {
   }
 }
 
-// Pieces of the whole in its own memory.
+// Chunks inside the full array.
 TEST_F(NcclGpu, ChunksMayBeInsideFullArray) {
   const auto body = [](Communicator& world, const ArenaPtr& arena, Results& out) {
     for (const int64_t n : {1000, 1001}) {
@@ -271,7 +270,7 @@ TEST_F(NcclGpu, ChunksMayBeInsideFullArray) {
   EXPECT_TRUE(run(over_nccl(2), body).results == run({.ranks = 2, .timeout_s = 60}, body).results);
 }
 
-// Calls that are started on one communicator and calls that are done at once on another keep one order.
+// Background calls of one communicator and blocking calls of another share one order.
 TEST_F(NcclGpu, CommunicatorsOfRankShareOneOrder) {
   if (gpus < 4) GTEST_SKIP() << "this machine has no four GPUs";
   const auto body = [](Communicator& world, const ArenaPtr& arena, Results& out) {
@@ -334,7 +333,7 @@ TEST_F(NcclGpu, NamesLateRankAndItsLastCall) {
       "its last operation was all_reduce of 4000 bytes (float32, on a GPU)");
 }
 
-// Seen before NCCL is asked, which would wait for ever.
+// Detected before NCCL is called, which would hang.
 TEST_F(NcclGpu, MismatchedCallsEndAllRanks) {
   for (const auto& [what, ask] : test::kOddCalls) {
     const std::string said = failure(over_nccl(2, 20), [&, &ask = ask](Communicator& world, const ArenaPtr& arena) {
@@ -345,7 +344,7 @@ TEST_F(NcclGpu, MismatchedCallsEndAllRanks) {
   }
 }
 
-// Collectives of two communicators in one graph, some beside kernels, with other numbers at each launch.
+// Collectives of two communicators in one graph, some concurrent with kernels, with different values at each launch.
 TEST_F(NcclGpu, GraphContainsCollectives) {
   if constexpr (kWithCuda)
     launch(over_nccl(2), [](Communicator& world) {
@@ -397,7 +396,7 @@ TEST_F(NcclGpu, CollectiveWithoutWaitInvalidatesCapture) {
       Work forgotten;
       EXPECT_THROW(cuda::Graph(arena, [&] { forgotten = world.start_all_reduce(x); }), Error);
       world.barrier();
-      world.all_reduce(x);  // all goes on as before
+      world.all_reduce(x);  // still works
       cuda::synchronize(*arena);
     });
 }
@@ -425,8 +424,8 @@ TEST_F(NcclGpu, FailureInsideGraphEndsAllRanks) {
     }
 }
 
-// NCCL with one rank, which every machine with one GPU has: that its library loads and starts, that a collective of it
-// can be captured and launched again, and that it ends.
+// NCCL with one rank, for machines with one GPU: the library loads and starts, a collective is captured and launched
+// repeatedly, and everything is destroyed.
 
 class NcclOneGpu : public test::OnGpu {
  protected:
@@ -472,7 +471,7 @@ TEST_F(NcclOneGpu, StartsCapturesAndEnds) {
         graph.launch();
         EXPECT_EQ(sum.on_host().to_vector<float>(), std::vector<float>(1000, value));
       }
-    }  // graphs go before communicators
+    }  // graphs must be destroyed before communicators
     EXPECT_TRUE(soon([&] { return nccl->finished(); }));
     nccl->abort();
   }

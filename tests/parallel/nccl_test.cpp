@@ -1,4 +1,4 @@
-// The NCCL transport without a GPU: a stand-in for NCCL writes down every call, over ranks that are threads.
+// The NCCL transport without a GPU: a fake NCCL records every call, with threads as ranks.
 
 #include "parallel/comm/nccl/transport.h"
 #include "parallel/comm/thread_transport.h"
@@ -10,13 +10,13 @@ namespace {
 
 using namespace test;
 
-// One rank's calls, with pointers as element offsets into the arrays that it was told of.
+// One rank's calls, with pointers as element offsets into its known arrays.
 struct Log {
   std::vector<std::string> calls;
   const std::byte *in = nullptr, *out = nullptr;
   int64_t element = 4;
   bool stuck = false, captured = false;
-  const Arena* gpu = nullptr;  // stands for the rank's arena on its GPU: nobody looks into it
+  const Arena* gpu = nullptr;  // a placeholder for the rank's GPU arena, never accessed
 };
 
 class FakeNccl final : public NcclApi {
@@ -83,7 +83,7 @@ class FakeNccl final : public NcclApi {
   Log& log_;
 };
 
-// The calls of rank 1 of three for one collective of arrays that are said to be on a GPU.
+// The calls of rank 1 of three for one collective of nominal GPU arrays.
 std::vector<std::string> record_calls(Call call, Algorithm algorithm = Algorithm::native) {
   std::vector<std::string> seen;
   const auto group = make_thread_group(3, 20, true, std::make_shared<FailureState>());
@@ -104,10 +104,10 @@ std::vector<std::string> record_calls(Call call, Algorithm algorithm = Algorithm
     mine.out = call.op == Op::all_reduce ? memory.data() : memory.data() + 2048;
     EXPECT_EQ(run_collective(nccl, algorithm, mine), sent_directly(call, 3, world.rank()));
     ASSERT_FALSE(log.calls.empty());
-    EXPECT_EQ(log.calls.front(), "after");  // earlier work of the rank's own stream comes first
+    EXPECT_EQ(log.calls.front(), "after");  // after earlier work of the rank's own stream
     ASSERT_GE(log.calls.size(), 3U);
     EXPECT_EQ(log.calls[log.calls.size() - 2], "point");
-    EXPECT_EQ(log.calls.back(), "join");  // and its later work comes behind
+    EXPECT_EQ(log.calls.back(), "join");  // before its later work
     if (world.rank() == 1) seen = {log.calls.begin() + 1, log.calls.end() - 2};
     world.barrier();
   });
@@ -136,7 +136,7 @@ TEST(Nccl, UnevenChunksAreGroups) {
   EXPECT_EQ(record_calls({.op = Op::all_gather, .count = 11}),
             (Calls{"(", "broadcast out+0 out+0 3 float32 root 0", "broadcast in+0 out+3 4 float32 root 1",
                    "broadcast out+7 out+7 4 float32 root 2", ")"}));
-  EXPECT_EQ(record_calls({.op = Op::all_gather, .count = 2}),  // rank 0 has nothing
+  EXPECT_EQ(record_calls({.op = Op::all_gather, .count = 2}),  // rank 0 has no elements
             (Calls{"(", "broadcast in+0 out+0 1 float32 root 1", "broadcast out+1 out+1 1 float32 root 2", ")"}));
 }
 
@@ -186,7 +186,7 @@ TEST(Nccl, HostArraysUseCarrier) {
   });
 }
 
-// Two ranks, each with an all-reduce of its own 100 elements, which are said to be on a GPU.
+// Two ranks, each with an all-reduce of 100 elements in nominal GPU memory.
 void on_two_ranks(double timeout_s, const std::function<void(Log&, NcclTransport&, const Call&)>& f) {
   const auto group = make_thread_group(2, 20, true, std::make_shared<FailureState>());
   launch({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) {
@@ -211,8 +211,8 @@ TEST(Nccl, StuckCollectiveIsAbortedAndNamed) {
   });
 }
 
-// While the rank's stream is captured nobody waits; what is started is joined when it is waited for, and all of a
-// rank's communicators are aborted when one has failed.
+// During capture of the rank's stream no call waits; background calls are joined by wait(), and all of a rank's
+// communicators are aborted after one has failed.
 TEST(Nccl, CapturedCollectivesAreOnlyQueued) {
   on_two_ranks(0.1, [](Log& log, NcclTransport& nccl, const Call& call) {
     const std::unique_ptr<Transport> other = nccl.split(0, nccl.rank());
@@ -240,13 +240,13 @@ TEST(Nccl, CapturedCollectivesAreOnlyQueued) {
   });
 }
 
-// Another rank that fails while a collective waits for it: NCCL is aborted at once, long before the timeout.
+// A rank fails while a collective waits for it: NCCL is aborted immediately, long before the timeout.
 TEST(Nccl, FailedRankAbortsOthers) {
   on_two_ranks(20, [](Log& log, NcclTransport& nccl, const Call& call) {
     if (nccl.rank() == 1) return nccl.fail("out of memory");
     EXPECT_THROW(nccl.native(call), PeerFailed);
     EXPECT_EQ(log.calls.back(), "abort");
-    EXPECT_THROW(nccl.native(call), CommError);  // nothing may follow
+    EXPECT_THROW(nccl.native(call), CommError);  // no calls may follow
   });
 }
 

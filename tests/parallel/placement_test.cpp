@@ -1,5 +1,5 @@
-// Placements: every conversion keeps the tensor that its ranks hold together, and its backward pass is its adjoint; the
-// bytes that it moves; products cut over ranks. Meshes: who meets whom along which axis, and what is refused.
+// Placements: every conversion preserves the represented tensor, and its backward pass is its adjoint; traffic; sharded
+// matmuls. Meshes: groups along axes, and invalid arguments.
 #include "parallel/placement.h"
 
 #include <fmt/format.h>
@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-constexpr uint64_t kTogether = 1000;  // numbers of nobody's own
+constexpr uint64_t kTogether = 1000;  // RNG stream shared by all ranks
 
 Tensor random_tensor(const Shape& shape, const ArenaPtr& arena, uint64_t name, uint64_t of) {
   return test::normal(shape, DType::float64, name * (kTogether + 1) + of, "placement", arena);
@@ -27,7 +27,7 @@ double dot(const Tensor& a, const Tensor& b) {
   return std::inner_product(x.begin(), x.end(), y.begin(), 0.0);
 }
 
-// A tensor of shape `whole` as this rank holds it: equal everywhere in R and I, anything else on every rank in P.
+// This rank's part of a tensor of shape `whole`: equal on all ranks in R and I, random on every rank in P.
 Tensor placed(const Placement& p, const Shape& whole, const Communicator& axis, const ArenaPtr& arena, uint64_t name) {
   if (p == P) return random_tensor(whole, arena, name, static_cast<uint64_t>(axis.rank()));
   const Tensor all = random_tensor(whole, arena, name, kTogether);
@@ -36,7 +36,7 @@ Tensor placed(const Placement& p, const Shape& whole, const Communicator& axis, 
   return all.narrow(p.dim, own.begin, own.size()).clone();
 }
 
-// The tensor that the ranks hold together, as placed() made it.
+// The represented tensor, as created by placed().
 Tensor together(const Placement& p, const Shape& whole, const Communicator& axis, const ArenaPtr& arena,
                 uint64_t name) {
   if (!(p == P)) return random_tensor(whole, arena, name, kTogether);
@@ -48,7 +48,8 @@ Tensor together(const Placement& p, const Shape& whole, const Communicator& axis
   return sum;
 }
 
-// <value, gradient> for a value in p and its gradient in dual(p): all ranks' products, but in I each has all of it.
+// <value, gradient> for a value in p and its gradient in dual(p), summed over ranks, except in I, where each has all of
+// it.
 double paired(const Placement& p, const Tensor& value, const Tensor& gradient, Communicator& axis) {
   const double own = dot(value, gradient);
   return p == I ? own : axis.sum(own);
@@ -60,7 +61,7 @@ void expect_near(const Tensor& a, const Tensor& b, double tolerance, const std::
   for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], y[i], tolerance) << what << " at " << i;
 }
 
-// The same tensor before and after: what this rank has of it, and in P the sum of what all have.
+// Checks that this rank's part of the result, and in P the sum over ranks, matches the original.
 void expect_kept(const Placement& from, const Placement& to, const Tensor& got, const Shape& whole, Communicator& axis,
                  uint64_t name, const std::string& what) {
   const ArenaPtr& arena = got.arena();
@@ -82,7 +83,7 @@ void check_conversion(Communicator& axis, const ArenaPtr& arena, Placement from,
   const Tensor before = x.value().clone();
   const Var y = redistribute(scale(x, 1), axis, from, to);
   expect_kept(from, to, y.value(), whole, axis, name, what);
-  // The gradient of a P is an R, which is the same everywhere, and so on: dual() says what to draw.
+  // The gradient of a P is an R, equal on all ranks, and so on: dual() determines the sample.
   const Tensor dy = placed(dual(to), whole, axis, arena, name + 1);
   const double forward = paired(to, y.value(), dy, axis);
   backward(y, {.seed = dy.clone()});
@@ -155,11 +156,11 @@ TEST(Placement, TrafficMatchesFormulas) {
     EXPECT_EQ(sent_by(axis, whole, P, S(1)), only(Op::reduce_scatter, 96));
     EXPECT_EQ(sent_by(axis, rows, S(0), R), only(Op::all_gather, 96));
     EXPECT_EQ(sent_by(axis, columns, S(1), I), only(Op::all_gather, 96));
-    EXPECT_EQ(sent_by(axis, rows, S(0), S(1)), only(Op::all_to_all, 24));  // (n - 1) / n of what a rank has
+    EXPECT_EQ(sent_by(axis, rows, S(0), S(1)), only(Op::all_to_all, 24));  // (n - 1) / n of a rank's shard
     for (const Placement& from : {R, I})
       for (const Placement& to : {R, I, P, S(0), S(1)}) EXPECT_EQ(sent_by(axis, whole, from, to), OpCounts{});
     EXPECT_EQ(sent_by(axis, rows, S(0), P), OpCounts{});
-    // Six rows are cut 1, 2, 1, 2: two rows of four numbers to each of three.
+    // Six rows are split 1, 2, 1, 2: two rows of four elements to each of three.
     const Tensor own = Tensor::zeros({piece(6, 4, axis.rank()).size(), 4}, DType::float32, arena);
     EXPECT_EQ(sent_by(axis, own, S(0, 6), R), only(Op::all_gather, 96));
   });
@@ -204,9 +205,8 @@ TEST(Placement, RejectsInvalidConversions) {
   });
 }
 
-// Two products cut over ranks by placements alone, the first by columns and the second by rows (Shoeybi et al. 2019,
-// section 3), with what lies between them replicated or cut by tokens (Korthikanti et al. 2022): gradients are those of
-// one rank.
+// Two matmuls sharded only by placements, the first by columns and the second by rows (Shoeybi et al. 2019, section 3),
+// with replicated or token-sharded activations between (Korthikanti et al. 2022): gradients match one rank.
 
 constexpr int64_t kTokens = 7, kIn = 5, kHidden = 11, kOut = 6;
 
@@ -237,7 +237,7 @@ Tensor cut(const Tensor& t, int dim, const Communicator& axis) {
   return t.narrow(dim, own.begin, own.size()).contiguous();
 }
 
-// The loss of rank r when `between` is S(0) is its part of the whole one, so it is a P, whose gradient is one anywhere.
+// With `between` = S(0), rank r's loss is a partial sum, so it is a P, whose gradient is one on all ranks.
 Layers on_ranks(Communicator& axis, Placement between, const ArenaPtr& arena) {
   Layers l = whole(arena);
   l.w1 = Var(cut(l.w1.value(), 0, axis), true);
@@ -265,7 +265,7 @@ TEST(TwoLayers, GradientsMatchOneRank) {
         const auto expect = [&](const char* name, const Var& found, const Tensor& expected) {
           SCOPED_TRACE(between.str() + ", rank " + std::to_string(axis.rank()));
           ASSERT_EQ(found.shape(), expected.shape()) << name;
-          // Without a floor: from zeros it is no number.
+          // No floor: with zeros the distance is NaN.
           EXPECT_LE(test::distance(test::numbers(found.grad()), test::numbers(expected), 0), 1e-14) << name;
         };
         expect("x", got.x, between == I ? one.x.grad() : cut(one.x.grad(), 0, axis));
@@ -283,7 +283,7 @@ TEST(TwoLayers, GradientsMatchOneRank) {
     });
 }
 
-// Meshes: who meets whom along which axis, and what is refused.
+// Meshes: groups along axes, and invalid arguments.
 
 std::vector<int> members(const Communicator& group) {
   std::vector<int> ranks;
@@ -291,7 +291,7 @@ std::vector<int> members(const Communicator& group) {
   return ranks;
 }
 
-// The error that making the mesh, or using it, throws.
+// The error of creating or using the mesh.
 std::string refusal(
     Communicator& world, const std::vector<MeshAxis>& axes, const std::function<void(Mesh&)>& use = [](Mesh&) {}) {
   return error_message([&] {

@@ -1,5 +1,5 @@
-// Schedules as values: every generator is right, after every pass too; every planted defect is seen; text and back; the
-// closed forms of the papers on a clock, and what a replay of a measured step says.
+// Schedules as values: generators and passes, injected faults, text round trips, the papers' closed forms in
+// simulation, and replays of measured steps.
 #include <algorithm>
 #include <sstream>
 
@@ -76,7 +76,7 @@ TEST(Schedule, PassesProduceDocumentedLists) {
   EXPECT_THROW(insert_messages(insert_messages(s)), Error);
 }
 
-// --- defects ---
+// --- injected faults ---
 
 Action& pick(Schedule& s, const Philox& draw, uint64_t at, ActionPlace& place) {
   place.rank = static_cast<int>(draw.below(static_cast<uint64_t>(s.ranks), at));
@@ -85,7 +85,7 @@ Action& pick(Schedule& s, const Philox& draw, uint64_t at, ActionPlace& place) {
   return list[place.index];
 }
 
-// Swaps an action with one that it depends on, or that must keep its order beside it; false when there is none.
+// Swaps an action with one that it depends on, or with an adjacent one whose order is fixed; false if there is none.
 bool swap_bound(Schedule& s, const ActionPlace& place) {
   auto& list = s.actions[static_cast<size_t>(place.rank)];
   const Action a = list[place.index];
@@ -207,10 +207,9 @@ TEST(MakeSchedule, RejectsInvalidArguments) {
   EXPECT_TRUE(has(error_message([] { make_schedule("interleaved", 2, 2, -1); }), "chunks is -1"));
 }
 
-// The closed forms of the papers, exactly, on a clock where F, I and W take one unit and B two; and what the clock does
-// with other times.
+// The papers' closed forms, exactly, with unit times for F, I and W and two units for B; and other times.
 
-// Times are whole units, so every sum is exact: idle p / (makespan p) = above / below.
+// Times are integers, so every sum is exact: idle p / (makespan p) = above / below.
 void expect_share(const Simulation& sim, int above, int below) {
   double idle = 0;
   for (const double x : sim.idle) idle += x;
@@ -228,8 +227,8 @@ void for_sizes(const F& f) {
     for (int m = 1; m <= 4 * p; ++m) f(p, m);
 }
 
-// The naive schedule lets one rank work at a time, GPipe holds every micro-batch, 1F1B has its bubble in less memory,
-// and ZB-H1 a third of it.
+// In the naive schedule one rank works at a time, GPipe has every micro-batch in flight, 1F1B has GPipe's bubble with
+// less memory, and ZB-H1 a third of it.
 TEST(Simulate, NaiveGpipeOneFOneBAndZbH1MatchBubbleAndMemoryOfPapers) {
   for_sizes([](int p, int m) {
     const Simulation one = simulate(naive(p, m)), all = simulate(gpipe(p, m)), some = simulate(one_f_one_b(p, m)),
@@ -258,7 +257,7 @@ TEST(Simulate, InterleavedDividesTheBubbleByItsChunks) {
       }
 }
 
-// The smallest number of micro-batches from which on nothing is idle inside a rank's span.
+// The smallest number of micro-batches without idle time inside a rank's span.
 TEST(Simulate, ZbH2AndZbVHaveNoIdleTimeFromTwoPMinusOne) {
   for_sizes([](int p, int m) {
     const Simulation h2 = simulate(zb_h2(p, m)), v = simulate(zb_v(p, m));
@@ -277,7 +276,7 @@ TEST(Simulate, ZbH2AndZbVHaveNoIdleTimeFromTwoPMinusOne) {
 }
 
 // The paper's table: floor((p + 4) / 3) micro-batches in flight for about 4 p units of bubble, floor((p + 2) / 2) for
-// about 3 p, where 1F1B has p and 6 (p - 1). Beside the sizes of the others, random ones to 40 ranks.
+// about 3 p, where 1F1B has p and 6 (p - 1). Also random sizes up to 40 ranks.
 TEST(Simulate, VMinAndVHalfMatchMemoryOfPaper) {
   const auto expect = [](int p, int m) {
     const Simulation min = simulate(v_min(p, m)), half = simulate(v_half(p, m));
@@ -298,7 +297,7 @@ TEST(Simulate, VMinAndVHalfMatchMemoryOfPaper) {
     expect(1 + static_cast<int>(draw.below(40, 2 * trial)), 1 + static_cast<int>(draw.below(100, 2 * trial + 1)));
 }
 
-// A split backward pass that is not moved changes no time; free messages neither.
+// Splitting the backward pass without reordering changes no times; neither do free messages.
 TEST(Simulate, PassesWithoutCostChangeNoTimes) {
   for (const int p : {1, 2, 3, 5})
     for (const int m : {1, p, 2 * p, 3 * p + p})
@@ -312,10 +311,10 @@ TEST(Simulate, PassesWithoutCostChangeNoTimes) {
 TEST(Simulate, MessagesAddLatency) {
   for (int p = 1; p <= 5; ++p) {
     const Times slow{.message = 0.5};
-    // One micro-batch: there and back over p - 1 boundaries.
+    // One micro-batch: forward and backward over p - 1 boundaries.
     EXPECT_EQ(simulate(gpipe(p, 1), slow).makespan, 3 * p + 0.5 * 2 * (p - 1));
     EXPECT_EQ(simulate(insert_messages(gpipe(p, 1)), slow).makespan, 3 * p + 0.5 * 2 * (p - 1));
-    // The turn of the V is no message.
+    // The turn of the V needs no message.
     EXPECT_EQ(simulate(zb_v(p, 1), slow).makespan, simulate(zb_v(p, 1)).makespan + 0.5 * 2 * (2 * p - 2));
   }
 }
@@ -337,7 +336,7 @@ TEST(Simulate, UsesTimesOfEachStage) {
   EXPECT_THROW(simulate(broken), Error);
 }
 
-// A file of the pipeline shows this picture in a comment.
+// Checks that a pipeline source file contains this diagram in a comment.
 void expect_shown(const std::string& file, const std::string& picture) {
   const std::string text = read_file(TESSERA_SOURCE_DIR "/parallel/pipeline/" + file);
   std::istringstream rows(picture);
@@ -346,7 +345,7 @@ void expect_shown(const std::string& file, const std::string& picture) {
   EXPECT_TRUE(has(text, shown)) << file;
 }
 
-// The pictures in the files of the generators are those that draw() makes, so the reader sees what runs.
+// The diagrams in the generators' files are the output of draw().
 TEST(Draw, MatchesDiagramsInSourceFiles) {
   for (const auto& [file, schedule] :
        std::vector<std::pair<std::string, Schedule>>{{"schedules.cpp", naive(3, 2)},
@@ -379,7 +378,7 @@ TEST(Draw, FitsIntoGivenColumns) {
   EXPECT_EQ(draw(simulate(gpipe(1, 1)), 0.5), "rank 0 | F0 -- B0 -- -- --\n");
 }
 
-// A measured step is replayed to the same step: every schedule, with passes of random lengths. And its picture.
+// Replaying a measured step reproduces it, for every schedule with random pass times; and its diagram.
 
 Times random_times(const Schedule& s, uint64_t trial) {
   const Philox random = Philox::named(trial, "lengths");
@@ -390,7 +389,7 @@ Times random_times(const Schedule& s, uint64_t trial) {
   return times;
 }
 
-// Happened at some other time, with messages that took none.
+// A measured step at an offset time, with zero message times.
 TimedLists happened(const Schedule& s, const Times& times, double at) {
   TimedLists lists = simulate(insert_messages(s), times).actions;
   for (auto& list : lists)
@@ -417,7 +416,7 @@ TEST(Replay, ReproducesMeasuredStep) {
       }
 }
 
-// Why means will not do: they lose what the first micro-batch takes longer, which the other rank waits for.
+// Means would lose the extra time of the first micro-batch, for which the other rank waits.
 TEST(Replay, FirstMicrobatchHasSeparateTime) {
   const Schedule s = zb_h2(2, 4);
   Times slow;
@@ -453,7 +452,7 @@ TEST(Replay, MessagesStartWhenBothSidesAreReady) {
   EXPECT_THROW(simulate(s, {.actions = {{{PassKind::F, 0, 0}, -1.0}}}), Error);
 }
 
-// The picture of any schedule with any times: each rank's line is as wide as was asked for, and idle where the rank is.
+// The scaled diagram of any schedule with any times: rows have the requested width and show each rank's idle time.
 TEST(Draw, ToScalePreservesLengths) {
   for (const Schedule& s : test::all_schedules(3, 6, 2)) {
     const Simulation sim = simulate(s, random_times(s, 7));

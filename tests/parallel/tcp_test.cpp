@@ -1,5 +1,4 @@
-// Ranks over TCP do what thread ranks do, to the bit; how they meet; how a launcher of MPI is recognised; the exchange
-// through shared memory.
+// TCP ranks match thread ranks bitwise; the rendezvous; MPI launcher detection; the exchange through shared memory.
 #include "tests/parallel/tcp.h"
 
 #include <poll.h>
@@ -19,7 +18,7 @@ using namespace test;
 
 using Texts = std::vector<std::string>;
 
-// Runs the ranks over TCP and returns what each of them threw.
+// Runs the ranks over TCP and returns their errors.
 Texts over_tcp(int ranks, const std::function<void(Communicator&)>& body, double timeout_s = 30) {
   const std::string address = test::free_address();
   return test::run_ranks(ranks, [&](int rank) {
@@ -45,7 +44,7 @@ TEST(Tcp, OperationsGroupsAndMessagesAreCorrect) {
       const auto pairs = world.split(world.rank() / 2, 0, "pairs"), again = world.split(world.rank() / 2, 0, "again");
       std::vector<Work> pending;
       std::vector<Tensor> x;
-      for (int i = 0; i < 12; ++i) {  // arrays of one size, so that groups could be taken for each other
+      for (int i = 0; i < 12; ++i) {  // equal sizes, so that groups could be confused
         x.push_back(make_array(world.rank(), 3000, DType::float32, make_arena()));
         pending.push_back((i % 3 == 0 ? world : i % 3 == 1 ? *pairs : *again).start_all_reduce(x.back()));
       }
@@ -73,7 +72,7 @@ TEST(Tcp, SumsMatchThreadRanksBitwise) {
 }
 
 TEST(Tcp, FailedRankIsNamedToOthers) {
-  std::latch others(2);  // or rank 1 fails while they still exchange what a world begins with
+  std::latch others(2);  // otherwise rank 1 fails during the initial exchange of the world
   Texts errors = over_tcp(3, [&](Communicator& world) {
     if (world.rank() == 1) {
       others.wait();
@@ -99,7 +98,7 @@ TEST(Tcp, FailedRankIsNamedToOthers) {
   EXPECT_TRUE(has(errors[0], "rank 1 sent nothing within 1 s"));
 }
 
-// A process that is killed closes its connections without a word; what is no message is not obeyed.
+// A killed process closes its connections without a message; invalid messages are rejected.
 TEST(Tcp, BrokenConnectionMeansFailedRank) {
   const auto after = [](const std::string& bytes) {
     const std::string address = test::free_address();
@@ -125,7 +124,7 @@ TEST(Tcp, BrokenConnectionMeansFailedRank) {
   EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
   head.bytes = int64_t{1} << 60;
   EXPECT_EQ(after(text()), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
-  head.bytes = int64_t{1} << 40;  // memory is for what comes, not for what is announced
+  head.bytes = int64_t{1} << 40;  // allocates for received, not for announced bytes
   rusage before{}, behind{};
   getrusage(RUSAGE_SELF, &before);
   EXPECT_EQ(after(text() + "123"), "recv of 8 bytes: rank 1 has failed: its connection has closed");
@@ -134,14 +133,13 @@ TEST(Tcp, BrokenConnectionMeansFailedRank) {
   EXPECT_EQ(after(std::string(24, '\x7f')), "recv of 8 bytes: rank 1 has failed: it sent an invalid message");
 }
 
-// Ranks meet: every pair gets a connection; strangers are hung up on; who is missing, there twice, or expects
-// another number of ranks is told to all.
-
+// Rendezvous: connects every pair; closes foreign connections; sends errors about missing, duplicate or mismatched
+// ranks to all.
 TEST(Rendezvous, ConnectsEveryPair) {
   for (const int n : {1, 2, 3, 7}) {
     const std::string address = free_address();
     const Texts errors = run_ranks(n, [&](int rank) {
-      if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(30));  // the others try again
+      if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(30));  // the others retry
       const RendezvousResult met = meet({.address = address, .rank = rank, .ranks = n, .timeout_s = 20});
       EXPECT_EQ(met.local_rank, rank);
       EXPECT_EQ(met.local_world_size, n);
@@ -159,7 +157,7 @@ TEST(Rendezvous, ConnectsEveryPair) {
   }
 }
 
-// A stranger connects to rank 0 and says this; the caller lets it hang up or stay.
+// Connects to rank 0 and sends this text; the caller may keep the connection open.
 Descriptor stranger(const std::string& address, const std::string& says) {
   const auto [host, port] = parse_address(address);
   std::string why;
@@ -179,7 +177,7 @@ TEST(Rendezvous, ClosesForeignConnections) {
       return;
     }
     they.push_back(stranger(address, "GET / HTTP/1.1\r\nHost: a\r\nAccept: text/html\r\n\r\n"));
-    for (int i = 0; i < 100; ++i) they.push_back(stranger(address, i % 3 == 0 ? "" : "TSRmeet1"));  // and say no more
+    for (int i = 0; i < 100; ++i) they.push_back(stranger(address, i % 3 == 0 ? "" : "TSRmeet1"));  // incomplete
     for (uint64_t i = 0; i < 20; ++i) {
       std::string noise(1 + draw.below(200, 2 * i), ' ');
       for (size_t at = 0; at < noise.size(); ++at) noise[at] = static_cast<char>(draw.below(256, 1000 * i + at));
@@ -189,12 +187,12 @@ TEST(Rendezvous, ClosesForeignConnections) {
   EXPECT_EQ(errors, Texts(4));
 }
 
-// A supervisor starts a rank again that was killed while others waited.
+// A supervisor restarts a killed rank while others wait.
 TEST(Rendezvous, RestartedRankReplacesItsFormerProcess) {
   for (const int ended : {0, 1, 2}) {
     const std::string address = free_address();
     const Texts errors = run_ranks(3, [&](int rank) {
-      if (ended == 0 && rank == 0) {  // the first process of rank 0: it listens, hears of ranks, and ends
+      if (ended == 0 && rank == 0) {  // the first process of rank 0: listens, receives hellos, and exits
         const auto [host, port] = parse_address(address);
         const Addresses at = resolved(host, port, address);
         const Descriptor listener = listening_on(at->ai_addr, at->ai_addrlen, at->ai_family);
@@ -277,10 +275,10 @@ TEST(Rendezvous, ParsesHostAndPort) {
   for (const char* text : {"", "node1", "node1:", ":1", "node1:0", "node1:65536", "node1:x", "node1:1x", "node1:-1"})
     EXPECT_THROW(parse_address(text), FieldError) << text;
   EXPECT_THROW(meet({"no-such-host.invalid:1", 1, 2, 0.1}), FieldError);
-  EXPECT_THROW(meet({"192.0.2.1:29500", 0, 2, 0.1}), FieldError);  // no machine has this address
+  EXPECT_THROW(meet({"192.0.2.1:29500", 0, 2, 0.1}), FieldError);  // reserved for documentation
 }
 
-// How a launcher of MPI is recognised, by made-up environments; and what a build without MPI says.
+// MPI launcher detection with fake environments, and errors of builds without MPI.
 
 using Environment = std::map<std::string, std::string>;
 
@@ -306,14 +304,15 @@ TEST(Surroundings, IgnoresOtherEnvironments) {
   EXPECT_FALSE(with({}));
   EXPECT_FALSE(with({{"OMPI_COMM_WORLD_SIZE", "four"}}));
   EXPECT_FALSE(with({{"PMI_SIZE", ""}}));
-  EXPECT_FALSE(with({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}}));  // an allocation, or tasks without a PMI
+  EXPECT_FALSE(with({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}}));  // an allocation, or tasks without PMI
 }
 
 TEST(Surroundings, DetectsUnconnectedTasks) {
   const auto lone = [](const Environment& environment) { return lone_tasks(environment_variables(environment)); };
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}}), 4);
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "4"}, {"PMI_RANK", "1"}}), 0);
-  EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "2"}, {"OMPI_COMM_WORLD_SIZE", "8"}}), 0);  // mpirun's daemons are the step
+  EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "2"}, {"OMPI_COMM_WORLD_SIZE", "8"}}),
+            0);  // the step consists of mpirun's daemons
   EXPECT_EQ(lone({{"SLURM_STEP_NUM_TASKS", "1"}}), 0);
   EXPECT_EQ(lone({{"SLURM_NTASKS", "4"}}), 0);  // an allocation
 }
@@ -324,9 +323,9 @@ TEST(Surroundings, NamesMissingBackend) {
   EXPECT_TRUE(has(what, "this build has no MPI"));
 }
 
-// The exchange through shared memory, by threads that play the processes: so that ThreadSanitizer sees it.
+// The exchange through shared memory, with threads as processes, so that ThreadSanitizer can check it.
 
-// The memory that a group of threads shares, each with its own view of it.
+// The shared memory of a group of threads, each with its own mapping.
 struct Shared {
   explicit Shared(int n) : memory(std::make_unique<SharedPlace[]>(static_cast<size_t>(n))) {
     for (int r = 0; r < n; ++r) ranks.push_back(std::make_unique<FakeTransport>(r, n));
@@ -374,8 +373,7 @@ TEST(SharedExchange, MatchesThreadRanks) {
   }
 }
 
-// Each rank has a mapping of its own of the others' arrays, as processes have; nothing of these goes through the
-// window.
+// Each rank has its own mapping of the others' arrays, like processes; nothing goes through the window.
 TEST(SharedExchange, LargeArraysStayInPlace) {
   for (const int n : {2, 3, 5}) {
     const Shared memory(n);
@@ -392,7 +390,7 @@ TEST(SharedExchange, LargeArraysStayInPlace) {
   }
 }
 
-// An array of one rank that nobody can map goes through the window, and so does a small array.
+// Unmappable arrays of one rank, and small arrays, go through the window.
 TEST(SharedExchange, UsesWindowIfOneArrayIsUnmappable) {
   const Shared memory(3);
   launch({.ranks = 3, .timeout_s = 20}, [&](Communicator& world) {
@@ -405,7 +403,7 @@ TEST(SharedExchange, UsesWindowIfOneArrayIsUnmappable) {
   });
 }
 
-// An arena that is gone has given its memory back, though somebody has it mapped.
+// A destroyed arena has released its memory even if another rank has mapped it.
 TEST(SharedExchange, DestroyedArenaReleasesMappedMemory) {
   PeerMemory peers;
   ArenaPtr arena = make_shared_arena();

@@ -1,5 +1,5 @@
-// The vocabulary cut over ranks: lookup, and a cross-entropy that never sees a whole row of logits; extreme numbers in
-// it and in a context that ranks share.
+// The sharded vocabulary: lookup, and cross-entropy without full rows of logits; extreme values in it and in context
+// parallelism.
 
 #include <fmt/format.h>
 
@@ -46,7 +46,7 @@ void check_loss(Communicator& tp, int64_t rows, int64_t vocab, DType dtype, doub
   const Loss expected = cross_entropy(scale(whole, 1), targets, 0.3);
   tp.reset_counts();
   const Loss got = vocab_parallel_cross_entropy(scale(own, 1), targets, 0.3, tp, vocab);
-  // The maximum, the sum and the target's logit of each row, and nothing else.
+  // Only the maximum, the sum and the target's logit of each row.
   const int64_t wide = dtype == DType::float64 ? 8 : 4, n = tp.size();
   const OpCount reduced = tp.counts()[static_cast<size_t>(Op::all_reduce)];
   EXPECT_EQ(reduced.calls, n > 1 ? 3 : 0) << what;
@@ -76,7 +76,7 @@ TEST(VocabParallel, LossAndGradientMatchFullRows) {
     });
 }
 
-// Logits that overflow without the maximum of all ranks.
+// Logits that overflow without the global maximum.
 TEST(VocabParallel, MaximumIsOverAllRanks) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
@@ -90,11 +90,11 @@ TEST(VocabParallel, MaximumIsOverAllRanks) {
     const std::vector<double> expected =
         tp.rank() == 0 ? std::vector<double>{-1, 0} : std::vector<double>{first, 1 - first};
     for (size_t j = 0; j < 2; ++j)
-      EXPECT_NEAR(logits.grad().to_vector<float>()[j], expected[j], 1e-4);  // the row's logarithm is rounded
+      EXPECT_NEAR(logits.grad().to_vector<float>()[j], expected[j], 1e-4);  // the row's log-sum-exp is rounded
   });
 }
 
-// No second tensor of their size exists, unless somebody else holds the logits.
+// No second tensor of their size is allocated, unless the logits have another owner.
 TEST(VocabParallel, GradientOverwritesLogits) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
@@ -142,7 +142,7 @@ TEST(VocabParallel, LookupMatchesFullTableBitwise) {
     });
 }
 
-// As the plain operations refuse it, and on every rank, so that nobody waits for another.
+// With the errors of the plain operations, on every rank, so that no rank blocks.
 TEST(VocabParallel, RejectsInvalidIdsOnEveryRank) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [](Communicator& tp) {
     const ArenaPtr arena = make_arena();
@@ -169,8 +169,8 @@ TEST(VocabParallel, RejectsInvalidIdsOnEveryRank) {
   });
 }
 
-// Ring attention, Ulysses and a vocabulary that ranks share, where scores and logits of different ranks are far apart;
-// against plain loops in float64.
+// Ring attention, Ulysses and a sharded vocabulary with very different scores or logits between ranks, compared with
+// plain loops in float64.
 
 // q, k and v of some tokens as (1, T, (H + 2 K) D).
 std::vector<double> packed(const AttentionShape& s, const std::vector<int64_t>& tokens, const std::vector<double>& q,
@@ -235,7 +235,7 @@ TEST(Extremes, ContextParallelMatchesPlainLoops) {
   for (const int ranks : {1, 2, 3, 4}) expect_plain_match(ranks, {DType::float64, DType::float32}, Device::cpu);
 }
 
-// The largest logit is any rank's, the target's too.
+// The largest logit, and the target's, may be on any rank.
 void expect_loss(int ranks, DType dtype) {
   constexpr int64_t kRows = 12, kVocab = 25;
   const Philox random = Philox::named(2, "logits");
@@ -279,9 +279,7 @@ TEST(Extremes, VocabParallelMatchesPlainLoops) {
 
 using ExtremesGpu = test::OnGpu;
 
-TEST_F(ExtremesGpu, ContextParallelMatchesPlainLoops) {
-  expect_plain_match(2, {DType::float32}, Device::cuda);
-}
+TEST_F(ExtremesGpu, ContextParallelMatchesPlainLoops) { expect_plain_match(2, {DType::float32}, Device::cuda); }
 
 }  // namespace
 }  // namespace tessera

@@ -1,5 +1,4 @@
-// Who waits for whom: nobody leaves a barrier early, nobody writes over what another still reads, a rank that asks for
-// something else is found wherever it stands, and what is fetched ahead is fetched ahead.
+// Synchronization: barriers, buffer reuse after calls, detection of mismatched calls, and prefetching.
 
 #include "parallel/comm/trace.h"
 #include "parallel/zero.h"
@@ -13,7 +12,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A process that was stopped reads its clock late: of that gap a wait counts a quarter of a second.
+// A stopped process reads its clock late: a wait counts a quarter of a second of that gap.
 TEST(Waiting, StoppedTimeDoesNotCount) {
   AwakeTimer timer;
   EXPECT_LT(timer.seconds(), 0.1);
@@ -42,8 +41,8 @@ TEST(Waiting, BarrierWaitsForLastRank) {
     }
 }
 
-// As soon as a call returns, its arrays are its rank's own again: written over with other numbers while slower ranks
-// may still be in the call. More ranks than processors, and arrays long enough for the system to change between them.
+// When a call returns, its arrays belong to its rank again: they are overwritten while slower ranks may still be in the
+// call. Uses more ranks than cores, and arrays long enough for preemption.
 TEST(Waiting, ArraysMayBeOverwrittenAfterCall) {
   constexpr int kRanks = 4;
   constexpr int64_t kElements = 60000;
@@ -95,7 +94,7 @@ TEST(Waiting, ArraysMayBeOverwrittenAfterCall) {
     });
 }
 
-// One of several asks for another size, dtype, operation, root or reduction; the others agree.
+// One of several ranks requests another size, dtype, operation, root or reduction; the others agree.
 TEST(Waiting, NamesOddRankAtAnyPosition) {
   for (const int ranks : {3, 4, 5})
     for (int odd = 0; odd < ranks; ++odd)
@@ -114,14 +113,14 @@ TEST(Waiting, NamesOddRankAtAnyPosition) {
       }
 }
 
-// When blocks computed, in seconds, and what was sent meanwhile.
+// Computation times of blocks, in seconds, and concurrent communication.
 struct Watched {
-  std::vector<double> begins, ends, backwards;  // forward passes; where backward passes begin, the last block first
-  std::vector<TraceEvent> gathers, sums;        // messages of whole blocks
+  std::vector<double> begins, ends, backwards;  // forward passes; starts of backward passes, last block first
+  std::vector<TraceEvent> gathers, sums;        // of full blocks
 };
 
-// The second step of a stage of ZeRO, when the order of units is known, on rank 1 of two. Rank 0 comes late to
-// everything, so what rank 1 asks for takes longer than what it computes.
+// The second step of a ZeRO stage, after the unit order is recorded, on rank 1 of two. Rank 0 is late everywhere, so
+// communication takes longer than computation on rank 1.
 Watched watch_zero(int stage, double late) {
   Watched out;
   std::vector<Fault> always_late;
@@ -163,8 +162,8 @@ Watched watch_zero(int stage, double late) {
   return out;
 }
 
-// On a busy machine a rank may compute for longer than the other is late: then the other comes later. Who waits where
-// he should compute does so however late it is.
+// On a busy machine computation may take longer than the other rank's delay; then retries with longer delays. A rank
+// that blocks instead of computing fails with any delay.
 template <class F>
 Watched watch_zero_until(int stage, const F& overlaps) {
   for (const double late : {0.004, 0.02})
@@ -183,14 +182,14 @@ TEST(Waiting, PrefetchOverlapsComputation) {
   const size_t blocks = w.begins.size();
   ASSERT_EQ(blocks, 4U);
   ASSERT_EQ(w.backwards.size(), blocks);
-  ASSERT_GE(w.gathers.size(), 2 * blocks - 1);  // the last block's may stay from one pass to the other
+  ASSERT_GE(w.gathers.size(), 2 * blocks - 1);  // the last block may stay gathered between the passes
   for (size_t i = 0; i + 1 < blocks; ++i) {
     EXPECT_LT(w.gathers[i + 1].requested, w.begins[i])
         << "block " << i + 1 << " is asked for before " << i << " computes";
     EXPECT_GT(w.gathers[i + 1].end, w.begins[i]) << "and not waited for until it is needed";
     EXPECT_LT(w.gathers[i + 1].end, w.begins[i + 1]);
   }
-  const size_t back = w.gathers.size() - blocks;  // the backward pass begins here: the first block's gather is the last
+  const size_t back = w.gathers.size() - blocks;  // start of the backward pass; the first block's gather is last
   for (size_t i = 1; i < blocks; ++i) {
     EXPECT_LT(w.gathers[back + i].requested, w.backwards[i - 1]) << i;
     EXPECT_GT(w.gathers[back + i].end, w.backwards[i - 1]) << i;

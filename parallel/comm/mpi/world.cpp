@@ -95,8 +95,8 @@ std::unique_ptr<MessageFolder> place_messages() {
   for (const char* name : names) ::setenv(name, (folder->is_held() ? folder->path() : where).c_str(), 0);
   if (is_short && number_in("OMPI_COMM_WORLD_LOCAL_RANK") == 0)
     std::fprintf(stderr,
-                 "tessera: /dev/shm has %lld bytes left, and Open MPI wants %lld of it for messages: they go through "
-                 "files in %s, which may be slower; Docker gives more by its options shm-size and ipc\n",
+                 "tessera: /dev/shm has %lld bytes left, and Open MPI needs %lld of them for messages: they use "
+                 "files in %s, which may be slower; Docker's options shm-size and ipc provide more\n",
                  static_cast<long long>(memory.available), static_cast<long long>(needed),
                  one_line(where.string()).c_str());
   return folder;
@@ -265,7 +265,7 @@ std::unique_ptr<MpiWindow> MpiWindow::make(MPI_Comm one_host, int64_t bytes_each
   else if (found.device != offer.device || found.inode != offer.inode)
     why = "process " + std::to_string(offer.process) + " is not the expected rank";
   else if (const int failed = window->map(file, rank); failed != 0)
-    why = "no room for " + std::to_string(window->each_) + " bytes of memory to share: " + std::strerror(failed);
+    why = "cannot allocate " + std::to_string(window->each_) + " bytes of shared memory: " + std::strerror(failed);
   else
     good = 1;
   mpi_check(MPI_Allreduce(MPI_IN_PLACE, &good, 1, MPI_INT, MPI_MIN, one_host), "MPI_Allreduce");

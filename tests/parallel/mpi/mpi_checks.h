@@ -1,4 +1,4 @@
-// Checks that a rank, of any kind, makes of the operations of its communicator, with arrays of the host or of a GPU.
+// Checks of a communicator's operations, for any kind of rank, with host or GPU arrays.
 #pragma once
 #include <cstdio>
 
@@ -90,7 +90,7 @@ inline void check_operations(Communicator& c, const std::vector<int64_t>& sizes,
       }
 }
 
-// Messages of two tags, of `size` elements and more, that are taken in another order than they were sent in.
+// Messages with two tags, of `size` elements and more, received in another order than sent.
 inline void check_messages(Communicator& c, int from, int to, int64_t size) {
   const ArenaPtr arena = make_arena();
   const auto message = [&](int i) { return make_array(i, size + i, DType::float32, arena); };
@@ -103,7 +103,7 @@ inline void check_messages(Communicator& c, int from, int to, int64_t size) {
   }
 }
 
-// A rank's part of a sum that depends on its order.
+// A rank's input of a sum that depends on its order.
 inline Tensor for_order(int rank, int ranks, int64_t size, DType dtype) {
   std::vector<float> v;
   for (int64_t i = 0; i < size; ++i)
@@ -111,7 +111,7 @@ inline Tensor for_order(int rank, int ranks, int64_t size, DType dtype) {
   return Tensor::of<float>(v, {size}, make_arena()).to(dtype);
 }
 
-// The sum of these by thread ranks, which are held to the documented order elsewhere.
+// The same sum by thread ranks, whose order other tests check.
 inline std::vector<double> sum_of_threads(int ranks, Algorithm algorithm, int64_t size, DType dtype) {
   std::vector<double> out;
   launch({.ranks = ranks, .timeout_s = 20, .algorithm = algorithm}, [&](Communicator& world) {

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The MPI transport under a real mpirun.
-#   mpi_test.sh PROGRAM operations RANKS   every operation, order of sums, bytes, messages, groups
-#   mpi_test.sh PROGRAM nccl RANKS         the same over NCCL, and its faults; emulated GPUs, or real ones where there are enough
-#   mpi_test.sh PROGRAM faults             ranks that throw, die, stop, loop, leave, or ask for something else: each ends the job
-#                                          within the timeout of 2 s (and the launcher's own second or two), and the line
-#                                          that says why is there
+#   mpi_test.sh PROGRAM operations RANKS   every operation, summation order, bytes, messages, groups
+#   mpi_test.sh PROGRAM nccl RANKS         the same over NCCL, and its faults; emulated GPUs, or real ones if there are enough
+#   mpi_test.sh PROGRAM faults             ranks that throw, die, stop, loop, leave, or call a different operation: each ends the
+#                                          job within the timeout of 2 s (plus a second or two for the launcher) and prints
+#                                          its cause
 set -euo pipefail
 program=$1 mode=$2
 # shellcheck source=tests/parallel/mpi/expect.sh
@@ -12,7 +12,7 @@ source "${BASH_SOURCE[0]%/*}/expect.sh"
 
 if [[ $mode == operations ]]; then
   timeout -k 5 170 "${mpirun[@]}" -n "$3" "$program" hosts 1
-  echo "$3 ranks: all operations are right"
+  echo "$3 ranks: all operations are correct"
   exit
 fi
 
@@ -20,14 +20,14 @@ if [[ $mode == nccl ]]; then
   export TESSERA_EMULATED_GPUS=$3
   gpus=$("$program" gpus)
   if ((gpus < $3)); then
-    echo "skipped: $3 ranks over NCCL want as many GPUs, and here are $gpus"
+    echo "skipped: $3 ranks over NCCL need as many GPUs, found $gpus"
     exit 77
   fi
   timeout -k 5 100 "${mpirun[@]}" -n "$3" "$program" nccl
-  echo "$3 ranks over NCCL: all operations are right"
+  echo "$3 ranks over NCCL: all operations are correct"
 fi
 
-# fault RANKS SCENARIO ALGORITHM STATUS LINE: what must be on standard error, as a regular expression
+# fault RANKS SCENARIO ALGORITHM STATUS LINE: the expected line on standard error, as a regular expression
 fault() {
   expect "$1 ranks, $2 by $3" 12 "$4" "^tessera: \[rank [0-9]\] $5" "${mpirun[@]}" -n "$1" "$program" "$2" "$3"
 }

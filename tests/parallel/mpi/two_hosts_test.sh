@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# MPI between two hosts, which are two network namespaces with names of their own, joined by a pair of virtual Ethernet
-# devices: mpirun starts its other half through `ip netns exec` where it would use ssh, and MPI speaks TCP.
+# MPI between two hosts, emulated by two network namespaces with different host names, connected by a pair of virtual
+# Ethernet devices: mpirun starts its remote half through `ip netns exec` instead of ssh, and MPI uses TCP.
 #   two_hosts_test.sh PROGRAM TESSERA
-# TESSERA trains a pipeline whose stages are on different hosts, under MPI and with ranks that meet over TCP, to the bits of the same plan on thread ranks. Ends with 77 (skipped) and the reason where that cannot be set up.
+# TESSERA trains a pipeline with stages on different hosts, under MPI and after a TCP rendezvous, bitwise identical to the
+# same plan on thread ranks. Exits with 77 (skipped) and the reason if the setup is impossible.
 set -euo pipefail
 program=$1 tessera=$2
 export OMP_NUM_THREADS=1
@@ -32,7 +33,7 @@ for side in "$a ta$$ 1" "$b tb$$ 2"; do
   ip -n "$name" link set lo up
 done
 
-# on HOST COMMAND...: in the namespace, under the host's name
+# on HOST COMMAND...: runs in the namespace, with the host's name
 cat >"$work/on" <<SCRIPT
 #!/usr/bin/env bash
 case \$1 in 10.213.7.1) name=$a ;; *) name=$b ;; esac
@@ -53,8 +54,8 @@ over_hosts() {  # over_hosts RANKS_EACH COMMAND...
 over_hosts 2 "$program" hosts 2
 echo "2 hosts: all operations are right"
 
-# A pipeline of two stages on two data ranks each: pp is the outermost axis, so each host has one stage, activations and
-# their gradients go between the hosts, and sums over data ranks stay within one.
+# A pipeline of two stages with two data ranks each: pp is the outermost axis, so each host has one stage, activations and
+# their gradients are sent between the hosts, and data reductions stay within one.
 seq -f 'Line %g of a text that says little.' 900 >"$work/text.txt"
 export TESSERA_CACHE=$work/cache
 plan=(--pp 2 --dp 2 --microbatches 2 --layers 2 --heads 2 --channels 16 --context 16 --batch 8 --threads-per-rank 1)
@@ -72,7 +73,7 @@ over_hosts 2 "$tessera" verify "${plan[@]}" --steps 5 >"$work/output" 2>&1 || { 
 grep -q 'of 4 MPI ranks (pp 2 x dp 2)' "$work/output" || { cat "$work/output"; exit 1; }
 echo "2 hosts: tessera verify finds that the pipeline trains like one rank"
 
-# The same without MPI: each rank is started by itself, and they meet at an address of the first host.
+# The same without MPI: each rank is started separately, with a rendezvous on the first host.
 ranks=()
 for rank in 0 1 2 3; do
   "$work/on" "10.213.7.$((rank / 2 + 1))" timeout -k 5 120 "$tessera" train --data "$work/text.txt" "${plan[@]}" --schedule 1f1b \
