@@ -42,8 +42,8 @@ Tensor gather_shards(Communicator& axis, int64_t size, const Tensor& shard) {
 int64_t shard_size(int64_t size, int owners) { return norm_blocks((size + owners - 1) / owners) * kNormBlock; }
 
 Range shard_range(int64_t size, int owners, int rank) {
-  const int64_t piece = shard_size(size, owners), index = std::min(rank, owners);
-  return {std::min(index * piece, size), rank < owners ? std::min((index + 1) * piece, size) : size};
+  const int64_t shard = shard_size(size, owners), index = std::min(rank, owners);
+  return {std::min(index * shard, size), rank < owners ? std::min((index + 1) * shard, size) : size};
 }
 
 void check_servers(int servers, int ranks) {

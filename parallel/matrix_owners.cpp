@@ -49,8 +49,8 @@ MatrixOwners::MatrixOwners(const DataStrategy& strategy, Communicator& tp)
     if (!unit.trainable()) continue;
     if (unit.matrices())
       for (const Slot& slot : unit.slots)
-        matrices_.push_back({pieces_.size(), slot, &strategy.gradient_axis(*slot.parameter)});
-    pieces_.push_back(unit.values.numel());
+        matrices_.push_back({shard_elements_.size(), slot, &strategy.gradient_axis(*slot.parameter)});
+    shard_elements_.push_back(unit.values.numel());
   }
   share_out(strategy.shard_axis());
   if (strategy.experts_axis()) share_out(*strategy.experts_axis());
@@ -100,9 +100,9 @@ void MatrixOwners::find_parts() {
 // The shard of this matrix on a rank of the data axis.
 Range MatrixOwners::held(const Matrix& m, int rank) const {
   if (!cut_) return {0, m.slot.size};
-  const int64_t piece = pieces_[m.unit], begin = m.slot.begin + (m.axis->rank() - rank) * piece;
+  const int64_t shard = shard_elements_[m.unit], begin = m.slot.begin + (m.axis->rank() - rank) * shard;
   const auto inside = [&](int64_t at) { return std::clamp(at, int64_t{0}, m.slot.size); };
-  return {inside(-begin), inside(piece - begin)};
+  return {inside(-begin), inside(shard - begin)};
 }
 
 // On the owner: the shard of this rank of tp, gathered over the data axis.

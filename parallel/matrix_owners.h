@@ -54,9 +54,9 @@ class MatrixOwners {
   void make_whole(const Matrix& matrix, const Tensor& here);
 
   Communicator& tp_;
-  bool cut_;                     // units are sharded over the axis
-  bool alone_;                   // no other rank uses this rank's updates
-  std::vector<int64_t> pieces_;  // shard size of each unit
+  bool cut_;                             // units are sharded over the axis
+  bool alone_;                           // no other rank uses this rank's updates
+  std::vector<int64_t> shard_elements_;  // shard size of each unit
   std::vector<Matrix> matrices_;
 };
 

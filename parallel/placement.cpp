@@ -13,7 +13,7 @@ struct Step {
   bool background = false;
 
   int n() const { return axis.size(); }
-  Range own(const Placement& s) const { return piece(s.whole, n(), axis.rank()); }
+  Range own(const Placement& s) const { return chunk_range(s.whole, n(), axis.rank()); }
   // The largest chunk of the full dim.
   int64_t widest(const Placement& s) const { return (s.whole + n() - 1) / n(); }
   bool even(const Placement& s) const { return s.whole % n() == 0; }
@@ -79,7 +79,7 @@ struct Blocks {
 PendingRedistribute pass_on(Tensor x, const Step&) { return PendingRedistribute(std::move(x)); }
 
 // A copy if that frees the full tensor.
-PendingRedistribute own_piece(Tensor x, const Step& step) {
+PendingRedistribute own_chunk(Tensor x, const Step& step) {
   const Range r = step.own(step.to);
   const bool last = x.unique();
   x = x.narrow(step.to.dim, r.begin, r.size());
@@ -123,7 +123,7 @@ PendingRedistribute all_gather(Tensor x, const Step& step) {
   Work pending = step.gather(mine, blocks.all);
   return {std::move(pending), std::move(y), [blocks, dim, whole = step.from.whole, n = step.n()](const Tensor& all) {
             for (int r = 0; r < n; ++r) {
-              const Range theirs = piece(whole, n, r);
+              const Range theirs = chunk_range(whole, n, r);
               copy_corner(all.narrow(dim, theirs.begin, theirs.size()), blocks[r]);
             }
             return all;
@@ -142,7 +142,7 @@ PendingRedistribute reduce_scatter(Tensor x, const Step& step) {
   Blocks blocks(x, step.n(), widest);
   if (!step.even(step.to)) blocks.all.fill(0);
   for (int r = 0; r < step.n(); ++r) {
-    const Range theirs = piece(step.to.whole, step.n(), r);
+    const Range theirs = chunk_range(step.to.whole, step.n(), r);
     copy_corner(blocks[r], x.narrow(dim, theirs.begin, theirs.size()));
   }
   Work pending = step.reduce_scatter(blocks.all, sum);
@@ -158,13 +158,13 @@ PendingRedistribute all_to_all(Tensor x, const Step& step) {
   Blocks out(x, step.n(), widest), in(x, step.n(), widest);
   if (!step.even(step.from) || !step.even(step.to)) out.all.fill(0);
   for (int r = 0; r < step.n(); ++r) {
-    const Range theirs = piece(step.to.whole, step.n(), r);
+    const Range theirs = chunk_range(step.to.whole, step.n(), r);
     copy_corner(out[r], x.narrow(b, theirs.begin, theirs.size()));
   }
   step.axis.all_to_all(out.all, in.all);
   Tensor y = x.make(with_dim(with_dim(x.shape(), a, step.from.whole), b, step.own(step.to).size()));
   for (int r = 0; r < step.n(); ++r) {
-    const Range theirs = piece(step.from.whole, step.n(), r);
+    const Range theirs = chunk_range(step.from.whole, step.n(), r);
     copy_corner(y.narrow(a, theirs.begin, theirs.size()), in[r]);
   }
   return PendingRedistribute(std::move(y));
@@ -173,8 +173,8 @@ PendingRedistribute all_to_all(Tensor x, const Step& step) {
 using Conversion = PendingRedistribute (*)(Tensor, const Step&);
 constexpr std::array<std::array<Conversion, 4>, 4> kTable = {{
     // to R       to I        to S            to P
-    {pass_on, pass_on, own_piece, of_rank_0},            // from R
-    {pass_on, pass_on, own_piece, of_rank_0},            // from I
+    {pass_on, pass_on, own_chunk, of_rank_0},            // from R
+    {pass_on, pass_on, own_chunk, of_rank_0},            // from I
     {all_gather, all_gather, all_to_all, zeros_around},  // from S
     {all_reduce, all_reduce, reduce_scatter, pass_on},   // from P
 }};

@@ -2,7 +2,7 @@
 //
 //   R     replicated; each rank has a partial gradient, to be summed
 //   I     replicated with a replicated gradient (identical): every rank computes the same
-//   S(d)  sharded: rank r has chunk r of dim d, as piece() splits it, and the same chunk of the gradient
+//   S(d)  sharded: rank r has chunk r of dim d, as chunk_range() splits it, and the same chunk of the gradient
 //   P     partial: the tensor is the sum of the ranks' arrays; each has the full gradient
 //
 //            to R         to I         to S(b)          to P
@@ -45,8 +45,8 @@ constexpr Placement dual(const Placement& p) { return p == R ? P : p == P ? R : 
 
 // `x` in another placement; shapes are those of one rank's shard. Free on an axis of size 1 and between equal
 // placements. May overwrite x if it has no other owner. Collective; `axis` must outlive the graph. Throws Error (usage)
-// with both placements and the axis if a dim does not exist or a rank's chunk does not have the size of piece(). Cost:
-// the volume of the collective for the full tensor; unequal chunks are padded to the largest when sent.
+// with both placements and the axis if a dim does not exist or a rank's chunk does not have the size of chunk_range().
+// Cost: the volume of the collective for the full tensor; unequal chunks are padded to the largest when sent.
 Var redistribute(Var x, Communicator& axis, Placement from, Placement to);
 // The same without a gradient.
 Tensor redistribute(Tensor x, Communicator& axis, Placement from, Placement to);

@@ -49,7 +49,7 @@ class OwnTokens {
   StepInfo of(StepInfo at) {
     if (!at.training) return at;
     if (at.positions.empty()) at.positions = all(at.tokens_total);
-    const Range own = piece(std::ssize(at.positions), tp_.size(), tp_.rank());
+    const Range own = chunk_range(std::ssize(at.positions), tp_.size(), tp_.rank());
     at.positions = at.positions.subspan(static_cast<size_t>(own.begin), static_cast<size_t>(own.size()));
     return at;
   }
@@ -82,7 +82,7 @@ void cut_over_ranks(Module& module, const Var& parameter, int dim, const Communi
       throw Error(fmt::format(
           "[tensor_parallel] {} axis: {} along dim {} of a parameter of '{}' cannot be sharded over {} ranks",
           tp.axis(), size, dim, module.full_name(), tp.size()));
-    const Range own = piece(size, tp.size(), tp.rank());
+    const Range own = chunk_range(size, tp.size(), tp.rank());
     spec.runs.push_back({begin + own.begin, own.size()});
     begin += size;
   }
@@ -140,7 +140,7 @@ void colwise(Linear& l, Communicator& tp, Placement in, const std::vector<int64_
     std::vector<int64_t> own;  // sizes of the adapter's segments
     int64_t begin = 0, before = 0;
     for (const int64_t size : segments) {
-      if (begin < adapter->first()) before += piece(size, tp.size(), tp.rank()).size();
+      if (begin < adapter->first()) before += chunk_range(size, tp.size(), tp.rank()).size();
       if (begin >= adapter->first() && begin < end) own.push_back(size);
       begin += size;
     }
@@ -156,7 +156,7 @@ void rowwise(Linear& l, Communicator& tp, Placement out) {
   for (Lora* adapter : l.adapters()) {
     const int64_t inputs = adapter->a.weight.dim(1);
     cut_over_ranks(adapter->a, adapter->a.weight, 1, tp);
-    adapter->drop.keep_channels(piece(inputs, tp.size(), tp.rank()).begin, inputs);
+    adapter->drop.keep_channels(chunk_range(inputs, tp.size(), tp.rank()).begin, inputs);
     place_adapter(*adapter, tp, 0, P, out);
   }
   l.share([&tp, out, biased = l.bias != nullptr](Var partial, const Var& b) {
@@ -188,7 +188,7 @@ void head_wise(Attention& attention, Communicator& tp, Placement between) {
   attention.keep_heads({all.query / ranks, all.key / ranks});
   if (attention.norm_q) attention.see([&tp](const Var& parameter) { return seen_by_tokens(parameter, tp); });
   attention.map_step_info([&tp, heads = all.query](StepInfo at) {
-    at.first_head = piece(heads, tp.size(), tp.rank()).begin;
+    at.first_head = chunk_range(heads, tp.size(), tp.rank()).begin;
     at.heads_total = heads;
     return at;
   });

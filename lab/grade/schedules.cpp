@@ -113,7 +113,7 @@ void each_size(Grading& grading, Schedule (*make)(int ranks, int microbatches), 
     s.actions = grading.ask(s.ranks, [&] { return make(s.ranks, s.microbatches).actions; });
     for (const auto& list : s.actions)
       for (const Action& a : list)
-        if (static_cast<int>(a.what) >= kDos) throw NoAnswer();
+        if (static_cast<int>(a.what) >= kPassKinds) throw NoAnswer();
     grading.check([&] { check(s, s.ranks, s.microbatches); });
   }
 }

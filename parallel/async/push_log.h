@@ -61,7 +61,7 @@ class PushOrder {
   bool may_push(int worker, int64_t clock, int64_t applied) const;
   void pulled(int64_t applied) { --pulls_[static_cast<size_t>(applied)]; }
   // Marks all pulls of earlier versions as done.
-  void go_on_at(int64_t applied);
+  void resume_at(int64_t applied);
 
  private:
   std::vector<Push> order_;

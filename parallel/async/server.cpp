@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kMaxStale = 1'000'000'000;
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-constexpr auto kPatience = std::chrono::milliseconds(100);  // interval of keep-alive messages to a blocked worker
+constexpr auto kKeepAlive = std::chrono::milliseconds(100);  // interval of keep-alive messages to a blocked worker
 
 Tensor to_tensor(const std::vector<AppliedPush>& log, const ArenaPtr& arena) {
   Tensor out = Tensor::empty({std::ssize(log), 3}, DType::int64, arena->host(), Category::communication);
@@ -114,10 +114,10 @@ Range AsyncServer::served(size_t u, int server) const {
   return shard_range(units_[u].values.numel(), servers_, server);
 }
 
-void AsyncServer::go_on(int64_t step, const std::optional<PushLog>& order) {
+void AsyncServer::resume(int64_t step, const std::optional<PushLog>& order) {
   const int n = axis_.size();
   const bool known = order && order->workers == n && order->servers.size() == static_cast<size_t>(servers_);
-  if (replays()) go_on_in_replay(known ? order : std::nullopt);
+  if (replays()) resume_replay(known ? order : std::nullopt);
   if (!known) {
     if (!options_.record.empty())
       throw FieldError("record", fmt::format("{} steps were made under another plan; expected a run with {} ranks and "
@@ -125,7 +125,7 @@ void AsyncServer::go_on(int64_t step, const std::optional<PushLog>& order) {
                                              step, n, servers_));
     clock_ = step;
     before_ = step * n;
-    if (shard_) shard_->go_on(step);
+    if (shard_) shard_->resume(step);
     return;
   }
   reported_ = order->servers[0].size();
@@ -133,12 +133,12 @@ void AsyncServer::go_on(int64_t step, const std::optional<PushLog>& order) {
   clock_ = clocks[static_cast<size_t>(rank_)];
   fastest_ = *std::ranges::max_element(clocks);
   staleness_before_ = order->staleness;
-  if (shard_) shard_->go_on(order->servers[static_cast<size_t>(rank_)]);
+  if (shard_) shard_->resume(order->servers[static_cast<size_t>(rank_)]);
 }
 
 // Sets the position at which the replay continues and, from the record, the servers from which this worker has already
 // pulled for its next clock, with the versions.
-void AsyncServer::go_on_in_replay(const std::optional<PushLog>& order) {
+void AsyncServer::resume_replay(const std::optional<PushLog>& order) {
   const auto begins = [](const std::vector<Push>& all, const std::vector<Push>& first) {
     return first.size() <= all.size() && std::equal(first.begin(), first.end(), all.begin());
   };
@@ -211,7 +211,7 @@ void AsyncServer::stop(const std::exception_ptr& thrown) {
 AsyncSummary AsyncServer::finish() {
   const auto most = [&](int64_t of_shard) { return static_cast<int64_t>(axis_.max(static_cast<double>(of_shard))); };
   const AsyncSummary mine = shard_ ? shard_->summary() : AsyncSummary(),
-                     summary{most(mine.applied), most(mine.most_ahead), most(mine.most_behind)};
+                     summary{most(mine.applied), most(mine.max_ahead), most(mine.max_behind)};
   if (options_.record.empty()) return summary;
   if (const std::optional<PushLog> log = order()) write_push_log(options_.record, *log);
   return summary;
@@ -262,7 +262,7 @@ void AsyncServer::work(int64_t target, const Hooks& hooks) {
   for (bool told = false; clock_ < target; ++clock_) {
     if (!replays() && !told && hooks.wish && hooks.wish()) {
       told = true;
-      wish_to_stop();
+      request_stop();
     }
     const bool stops = !pull(kNever);
     fresh_.assign(fresh_.size(), false);
@@ -277,7 +277,7 @@ void AsyncServer::work(int64_t target, const Hooks& hooks) {
   end();
 }
 
-void AsyncServer::wish_to_stop() {
+void AsyncServer::request_stop() {
   if (rank_ == 0) return shard_->stop();
   channel(rank_).send(0, {.kind = AsyncMessage::stop});
 }
@@ -442,15 +442,15 @@ AsyncShard::AsyncShard(std::unique_ptr<Optimizer> optimizer, Options options)
       clocks_(static_cast<size_t>(options_.workers)),
       stop_(kNever) {}
 
-void AsyncShard::go_on(const std::vector<Push>& order) {
+void AsyncShard::resume(const std::vector<Push>& order) {
   for (const Push& push : order)
     log_.push_back({.push = push, .applied = version(), .loss = 0, .grad_norm = 0, .lr = 0});
   clocks_ = clocks_after(order, version(), options_.workers);
   begun_ = *std::ranges::max_element(clocks_);
-  if (options_.order) options_.order->go_on_at(version());
+  if (options_.order) options_.order->resume_at(version());
 }
 
-void AsyncShard::go_on(int64_t clock) {
+void AsyncShard::resume(int64_t clock) {
   before_ = clock * options_.workers;
   clocks_.assign(clocks_.size(), clock);
   begun_ = clock;
@@ -466,7 +466,7 @@ void AsyncShard::await(std::unique_lock<std::mutex>& lock, const Waiting& waitin
   for (;;) {
     if (failed_) throw CommError("the server has stopped");
     if (ready()) return;
-    if (changed_.wait_for(lock, kPatience) == std::cv_status::timeout && waiting) waiting();
+    if (changed_.wait_for(lock, kKeepAlive) == std::cv_status::timeout && waiting) waiting();
   }
 }
 
@@ -490,7 +490,7 @@ bool AsyncShard::pull(int worker, int64_t clock, const Waiting& waiting,
   });
   if (clock >= stop_) return false;
   begun_ = std::max(begun_, clock + 1);
-  summary_.most_ahead = std::max(summary_.most_ahead, clock - slowest());
+  summary_.max_ahead = std::max(summary_.max_ahead, clock - slowest());
   reply(version());
   if (!options_.order) return true;
   options_.order->pulled(version());
@@ -520,7 +520,7 @@ void AsyncShard::push(const AppliedPush& push, double scale, const Waiting& wait
   entry.applied = version();
   entry.lr = options_.lr(entry.applied);
   optimizer_->step(entry.lr, scale);
-  summary_.most_behind = std::max(summary_.most_behind, entry.applied - p.version);
+  summary_.max_behind = std::max(summary_.max_behind, entry.applied - p.version);
   ++clocks_[static_cast<size_t>(p.worker)];
   log_.push_back(entry);
   changed_.notify_all();

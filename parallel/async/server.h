@@ -22,9 +22,9 @@ struct AppliedPush {
 };
 
 struct AsyncSummary {
-  int64_t applied = 0;      // pushes of all workers
-  int64_t most_ahead = 0;   // clocks that a worker was ahead of the slowest at a pull; at most the staleness
-  int64_t most_behind = 0;  // versions, from a pull to its push; at most (n - 1) (2 staleness + 1)
+  int64_t applied = 0;     // pushes of all workers
+  int64_t max_ahead = 0;   // clocks that a worker was ahead of the slowest at a pull; at most the staleness
+  int64_t max_behind = 0;  // versions, from a pull to its push; at most (n - 1) (2 staleness + 1)
 };
 
 // One server of the asynchronous parameter server: its shard of the parameters, and the synchronization of pulls and
@@ -46,8 +46,8 @@ class AsyncShard {
   AsyncShard(std::unique_ptr<Optimizer> optimizer, Options options);
   // Before all other calls: resumes with parameters and state after these pushes; or, for a run of another plan without
   // an order, after this clock of every worker.
-  void go_on(const std::vector<Push>& order);
-  void go_on(int64_t clock);
+  void resume(const std::vector<Push>& order);
+  void resume(int64_t clock);
   // Restarts all workers after all have ended.
   void begin();
 
@@ -203,7 +203,7 @@ class AsyncServer : NotCopied {
   // and the units of a worker with holds(). `order` is the result of order() at that time. Without it, or if it is of
   // other numbers of workers or servers, every worker must have completed `step` steps, and the order is unknown from
   // then on. Throws Error (usage) if a record or a replay needs it.
-  void go_on(int64_t step, const std::optional<PushLog>& order);
+  void resume(int64_t step, const std::optional<PushLog>& order);
   // Runs until each worker has completed `steps` steps or all steps, or a rank requests a stop; a replay may have to
   // run slightly longer. Collective; call it again to continue. After the last step every rank's model has the same
   // final parameters. Throws the error of a failed rank, and Error (not_finite) for a loss or gradient that is not
@@ -238,7 +238,7 @@ class AsyncServer : NotCopied {
   void read_replay();
   void make_shard();
   void connect();
-  void go_on_in_replay(const std::optional<PushLog>& order);
+  void resume_replay(const std::optional<PushLog>& order);
   int64_t next_clock(int worker) const;
   bool has_pulled(size_t server, int worker) const;
   void play(int64_t target, const Hooks& hooks);
@@ -248,7 +248,7 @@ class AsyncServer : NotCopied {
   bool fetch(int server);
   void push(int64_t clock, double loss);
   void push_to(int server, const AsyncMessage& message);
-  void wish_to_stop();
+  void request_stop();
   void end();
   void report(const OnPush& on_push);
   // the server on the same rank

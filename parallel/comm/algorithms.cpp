@@ -16,7 +16,7 @@ struct Exchange {
   int64_t sent = 0;
   Memory memory{call};
 
-  Range range(int r) const { return piece(call.count, n, r); }
+  Range range(int r) const { return chunk_range(call.count, n, r); }
   int64_t bytes(int r) const { return range(r).size() * element; }
   void send(int to, const std::byte* data, int64_t size) {
     memory.send(t, to, kTag, data, size);
@@ -113,7 +113,7 @@ int64_t exchange(Transport& t, const Call& call) {
 int64_t direct_by_messages(Transport& t, const Call& call) { return of_messages(exchange, t, call); }
 
 int64_t sent_directly(const Call& call, int ranks, int rank) {
-  const int64_t own = piece(call.count, ranks, rank).size() * element_size(call.dtype), all = call.bytes();
+  const int64_t own = chunk_range(call.count, ranks, rank).size() * element_size(call.dtype), all = call.bytes();
   const int64_t others = ranks - 1;
   switch (call.op) {
     case Op::all_reduce:
@@ -121,7 +121,7 @@ int64_t sent_directly(const Call& call, int ranks, int rank) {
     case Op::reduce_scatter:
       return all - own;
     case Op::all_to_all:
-      return all - piece_for(call, ranks, rank).size() * element_size(call.dtype);
+      return all - send_range(call, ranks, rank).size() * element_size(call.dtype);
     case Op::all_gather:
       return others * own;
     case Op::broadcast:
@@ -138,7 +138,7 @@ int64_t sent_directly(const Call& call, int ranks, int rank) {
 }
 
 bool goes_native(const Transport& t, Algorithm algorithm, const Call& call) {
-  if (algorithm == Algorithm::native && call.op != Op::barrier && !call.pieces) return true;
+  if (algorithm == Algorithm::native && call.op != Op::barrier && !call.splits) return true;
   if (!t.only_native(call)) return false;
   const bool adds = call.op == Op::all_reduce || call.op == Op::reduce_scatter || call.op == Op::reduce;
   if (!adds) return true;
@@ -148,7 +148,7 @@ bool goes_native(const Transport& t, Algorithm algorithm, const Call& call) {
 
 int64_t run_collective(Transport& t, Algorithm algorithm, const Call& call) {
   if (goes_native(t, algorithm, call)) return t.native(call);
-  if (call.pieces) return of_messages(exchange_uneven, t, call);
+  if (call.splits) return of_messages(exchange_uneven, t, call);
   if (find_row(algorithm).has(call.op)) return of_messages(find_row(algorithm).run, t, call);
   return t.direct(call);
 }

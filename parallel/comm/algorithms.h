@@ -62,14 +62,14 @@ int64_t sent_directly(const Call& call, int ranks, int rank);
 
 // Ranges of the chunks in an all_to_all among `ranks` ranks, even or uneven: in `in` for the chunk to rank r, in `out`
 // for the chunk from rank r.
-Range piece_for(const Call& call, int ranks, int r);
-Range piece_from(const Call& call, int ranks, int r);
+Range send_range(const Call& call, int ranks, int r);
+Range recv_range(const Call& call, int ranks, int r);
 
 // Each rank sends its chunks to the other ranks, beginning with the next rank; empty chunks are not sent. Returns the
 // bytes that this rank sent.
-int64_t send_pieces(Transport& t, const Call& call);
+int64_t send_chunks(Transport& t, const Call& call);
 // Copies this rank's own chunk and receives the others. Throws CommError if a message's size differs from its chunk.
-void receive_pieces(Transport& t, const Call& call);
+void receive_chunks(Transport& t, const Call& call);
 int64_t exchange_uneven(Transport& t, const Call& call);
 
 }  // namespace tessera

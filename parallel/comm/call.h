@@ -34,7 +34,7 @@ struct Range {
   int64_t size() const { return end - begin; }
 };
 // Chunk `index` of `count` elements split evenly over n ranks: from index * count / n to the begin of the next.
-inline Range piece(int64_t count, int n, int index) { return {index * count / n, (index + 1) * count / n}; }
+inline Range chunk_range(int64_t count, int n, int index) { return {index * count / n, (index + 1) * count / n}; }
 
 // Uneven chunks of an all_to_all, in elements: sent[r] of `in` go to rank r, and received[r] of `out` come from rank r,
 // in rank order.
@@ -61,7 +61,7 @@ struct Call {
   std::byte* out = nullptr;
   const Region* region = nullptr;        // host region that contains both `in` and `out`, if known
   Arena* gpu = nullptr;                  // this rank's arena if `in` and `out` are on a GPU; null: host memory
-  const UnevenSplits* pieces = nullptr;  // chunks of an uneven all_to_all; null: even chunks
+  const UnevenSplits* splits = nullptr;  // chunks of an uneven all_to_all; null: even chunks
   // Rows of the full array of an all_gather or reduce_scatter that splits each row: a chunk is packed and has the same
   // columns of every row. Only for transports with supports_row_slices().
   int64_t rows = 1;
@@ -70,7 +70,7 @@ struct Call {
   // Whether two ranks requested the same communication.
   bool matches(const Call& other) const {
     return op == other.op && dtype == other.dtype && reduction == other.reduction && root == other.root &&
-           (pieces == nullptr) == (other.pieces == nullptr) && (pieces || count == other.count) && rows == other.rows &&
+           (splits == nullptr) == (other.splits == nullptr) && (splits || count == other.count) && rows == other.rows &&
            (gpu == nullptr) == (other.gpu == nullptr);
   }
 };
@@ -150,7 +150,7 @@ class CallLog {
 
   static uint64_t packed(const Call& c) {
     return static_cast<uint64_t>(static_cast<uint32_t>(c.root)) << 32 |
-           static_cast<uint64_t>(c.pieces != nullptr) << 24 | static_cast<uint64_t>(c.op) << 16 |
+           static_cast<uint64_t>(c.splits != nullptr) << 24 | static_cast<uint64_t>(c.op) << 16 |
            static_cast<uint64_t>(c.dtype) << 8 | static_cast<uint64_t>(c.reduction);
   }
   static Call unpacked(uint64_t kind, int64_t count) {
@@ -159,7 +159,7 @@ class CallLog {
             .reduction = static_cast<Reduction>(kind & 0xff),
             .root = static_cast<int32_t>(kind >> 32),
             .count = count,
-            .pieces = (kind >> 24 & 1) != 0 ? &kUnknown : nullptr};
+            .splits = (kind >> 24 & 1) != 0 ? &kUnknown : nullptr};
   }
 
   std::atomic<uint64_t> made_ = 0;

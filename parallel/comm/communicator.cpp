@@ -60,7 +60,7 @@ Call Communicator::cut(Op op, const Tensor& in, const Tensor& out, int64_t rows)
       .op = op, .dtype = own.dtype(), .count = array.defined() ? array.numel() : own.numel() * size(), .rows = rows};
   if (rows != 1 && (!supports_row_slices() || call.count % (rows * size()) != 0))
     complain(call, std::to_string(rows) + " rows cannot be split here");
-  const int64_t expected = piece(call.count, size(), rank()).size();
+  const int64_t expected = chunk_range(call.count, size(), rank()).size();
   if (own.numel() != expected)
     complain(call, "the chunk of rank " + std::to_string(rank()) + " has " + std::to_string(own.numel()) +
                        " elements; expected " + std::to_string(expected));
@@ -114,34 +114,34 @@ void Communicator::perform(const Call& call, Algorithm algorithm, double request
 
 void Communicator::run(const Call& call, Algorithm algorithm) {
   if (worker_ && !worker_->idle()) return start(call, {}, algorithm).wait();  // in order after background work
-  const ScopedStall span(held_up_);
-  const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
+  const ScopedStall span(stall_timer_);
+  const TraceSpan wait(trace_, kStall, TraceKind::wait);
   perform(call, algorithm, now());
 }
 
 Work Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm algorithm,
-                         std::shared_ptr<const UnevenSplits> pieces) {
+                         std::shared_ptr<const UnevenSplits> splits) {
   if (transport_->only_queues(call)) return start_queued(call, std::move(held), algorithm);
   if (!worker_) worker_ = std::make_shared<CommWorker>();
   // Messages are sent immediately on this thread, so that peers need not wait until the background thread is scheduled.
-  const bool left = pieces && !transport_->only_native(call);
+  const bool left = splits && !transport_->only_native(call);
   int64_t sent = 0;
   if (left) {
-    const ScopedStall span(held_up_);
-    const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
-    sent = on_axis(axis_, [&] { return send_pieces(*transport_, call); });
+    const ScopedStall span(stall_timer_);
+    const TraceSpan wait(trace_, kStall, TraceKind::wait);
+    sent = on_axis(axis_, [&] { return send_chunks(*transport_, call); });
   }
   // Memory is released when the caller waits rather than at completion: this makes the peak of every step equal, and on
   // a GPU also the addresses (tensor/cuda/gpus.h).
   std::vector<Tensor> until_waited = held;
   ++in_background_;
   std::future<void> done = worker_->push(
-      [this, call, algorithm, left, sent, requested = now(), tensors = std::move(held), pieces = std::move(pieces)] {
+      [this, call, algorithm, left, sent, requested = now(), tensors = std::move(held), splits = std::move(splits)] {
         const auto less = [](std::atomic<int>* count) { --*count; };
         const std::unique_ptr<std::atomic<int>, decltype(less)> counted(&in_background_, less);
         try {
           if (left)
-            observed(call, requested, [&] { return receive_pieces(*transport_, call), sent; });
+            observed(call, requested, [&] { return receive_chunks(*transport_, call), sent; });
           else
             perform(call, algorithm, requested);
         } catch (const PeerFailed&) {
@@ -151,7 +151,7 @@ Work Communicator::start(const Call& call, std::vector<Tensor> held, Algorithm a
           throw;
         }
       });
-  return Work(held_up_until(std::move(done), trace_), std::move(until_waited), held_up_);
+  return Work(trace_stall(std::move(done), trace_), std::move(until_waited), stall_timer_);
 }
 
 // Runs on this thread, because capture order is call order. Work::wait() joins the rank's stream with the collective.
@@ -246,42 +246,42 @@ void Communicator::all_to_all(const Tensor& in, const Tensor& out) {
   if (!alone(call)) run(call);
 }
 
-Call Communicator::uneven(const Tensor& in, const Tensor& out, const UnevenSplits& pieces) const {
+Call Communicator::uneven(const Tensor& in, const Tensor& out, const UnevenSplits& splits) const {
   Call call = whole(Op::all_to_all, in);
   const auto fit = [&](const std::vector<int64_t>& sizes, const Tensor& array) {
     return std::ssize(sizes) == size() && std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) == array.numel();
   };
   const auto own = static_cast<size_t>(rank());
-  if (!fit(pieces.sent, in) || !fit(pieces.received, out) || pieces.sent[own] != pieces.received[own] ||
+  if (!fit(splits.sent, in) || !fit(splits.received, out) || splits.sent[own] != splits.received[own] ||
       out.dtype() != in.dtype() || !out.is_contiguous() || make_gpu_arena(out) != call.gpu)
     complain(call, in.describe() + " and " + out.describe() + " do not match the chunk sizes of " +
                        std::to_string(size()) + " ranks");
   call.out = out.address();
-  call.pieces = &pieces;
+  call.splits = &splits;
   return call;
 }
 
 void Communicator::all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                               std::span<const int64_t> received) {
-  const UnevenSplits pieces{{sent.begin(), sent.end()}, {received.begin(), received.end()}};
-  const Call call = uneven(in, out, pieces);
+  const UnevenSplits splits{{sent.begin(), sent.end()}, {received.begin(), received.end()}};
+  const Call call = uneven(in, out, splits);
   if (!alone(call)) run(call);
 }
 
 Work Communicator::start_all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                                     std::span<const int64_t> received) {
-  const auto pieces = std::make_shared<const UnevenSplits>(
+  const auto splits = std::make_shared<const UnevenSplits>(
       UnevenSplits{{sent.begin(), sent.end()}, {received.begin(), received.end()}});
-  const Call call = uneven(in, out, *pieces);
-  return alone(call) ? Work() : start(call, {in, out}, algorithm_, pieces);
+  const Call call = uneven(in, out, *splits);
+  return alone(call) ? Work() : start(call, {in, out}, algorithm_, splits);
 }
 
 void Communicator::send(const Tensor& x, int to, int tag) {
   Call call = whole(Op::send, x);
   call.root = checked(call, to);
   if (to == rank()) complain(call, "a rank cannot send to itself");
-  const ScopedStall span(held_up_);
-  const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
+  const ScopedStall span(stall_timer_);
+  const TraceSpan wait(trace_, kStall, TraceKind::wait);
   observed(call, now(), [&] {
     Memory(call).send(*transport_, to, tag, call.in, call.bytes());
     return call.bytes();
@@ -292,8 +292,8 @@ void Communicator::recv(const Tensor& x, int from, int tag) {
   Call call = whole(Op::recv, x);
   call.root = checked(call, from);
   if (from == rank()) complain(call, "a rank cannot receive from itself");
-  const ScopedStall span(held_up_);
-  const TraceSpan wait(trace_, kHeldUp, TraceKind::wait);
+  const ScopedStall span(stall_timer_);
+  const TraceSpan wait(trace_, kStall, TraceKind::wait);
   observed(call, now(), [&] {
     Memory(call).recv(*transport_, from, tag, call.out, call.bytes());
     return 0;
@@ -338,7 +338,7 @@ void Communicator::sum(std::span<double> x) { over_ranks(x, Reduction::sum); }
 std::unique_ptr<Communicator> Communicator::split(int color, int key, std::string axis) {
   auto made = std::make_unique<Communicator>(transport_->split(color, key), std::move(axis), algorithm_);
   made->set_trace(trace_);
-  made->set_held_up(held_up_);
+  made->set_stall_timer(stall_timer_);
   if (flight_) made->set_flight(flight_);
   return made;
 }

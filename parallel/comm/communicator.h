@@ -7,7 +7,7 @@
 //
 // Every rank of a group must make the same calls in the same order; otherwise the error shows both sides' calls. Calls
 // and bytes sent are counted by operation. A group of one rank sends and counts nothing. Tensors must be contiguous.
-// Arrays are split over ranks by piece(), so chunks may be uneven.
+// Arrays are split over ranks by chunk_range(), so chunks may be uneven.
 //
 // Arrays may be on GPUs, on every rank or on none. Then a call queues its work on the stream of the rank's arena and
 // returns (or wait() returns) when the work is queued. That stream may be captured as a CUDA graph (tensor/cuda/gpus.h;
@@ -39,18 +39,18 @@ using OpCounts = std::array<OpCount, kOps>;
 class [[nodiscard]] Work {
  public:
   Work() = default;  // nothing to wait for
-  explicit Work(std::future<void> done, std::vector<Tensor> held = {}, StallTimer* held_up = nullptr)
-      : done_(std::move(done)), held_(std::move(held)), held_up_(held_up) {}
+  explicit Work(std::future<void> done, std::vector<Tensor> held = {}, StallTimer* stall_timer = nullptr)
+      : done_(std::move(done)), held_(std::move(held)), stall_timer_(stall_timer) {}
   void wait() {
     const std::vector<Tensor> until_done = std::exchange(held_, {});
-    const ScopedStall span(held_up_);
+    const ScopedStall span(stall_timer_);
     if (done_.valid()) done_.get();
   }
 
  private:
   std::future<void> done_;
   std::vector<Tensor> held_;
-  StallTimer* held_up_ = nullptr;
+  StallTimer* stall_timer_ = nullptr;
 };
 
 class Communicator : NotCopied {
@@ -126,7 +126,7 @@ class Communicator : NotCopied {
   void set_trace(Trace* trace) { trace_ = trace; }
   // Accumulates the stall time of this rank's own thread from now on (null: off), also in groups split from this one.
   // It must outlive them.
-  void set_held_up(StallTimer* held_up) { held_up_ = held_up; }
+  void set_stall_timer(StallTimer* stall_timer) { stall_timer_ = stall_timer; }
 
   // Records operations and waits in a flight recorder, also those of groups split from this one.
   void set_flight(std::shared_ptr<Flight> flight);
@@ -138,9 +138,9 @@ class Communicator : NotCopied {
   void run(const Call& call) { run(call, algorithm_); }
   void run(const Call& call, Algorithm algorithm);  // the caller keeps the tensors alive
   Work start(const Call& call, std::vector<Tensor> held) { return start(call, std::move(held), algorithm_); }
-  // `pieces` are those of the call and stay alive until it is complete.
+  // `splits` are those of the call and stay alive until it is complete.
   Work start(const Call& call, std::vector<Tensor> held, Algorithm algorithm,
-             std::shared_ptr<const UnevenSplits> pieces = nullptr);
+             std::shared_ptr<const UnevenSplits> splits = nullptr);
   Work start_queued(const Call& call, std::vector<Tensor> held, Algorithm algorithm);
   void perform(const Call& call, Algorithm algorithm, double requested);
   template <class F>
@@ -148,7 +148,7 @@ class Communicator : NotCopied {
   double now() const;
   Call whole(Op op, const Tensor& x) const;
   Call cut(Op op, const Tensor& in, const Tensor& out, int64_t rows = 1) const;
-  Call uneven(const Tensor& in, const Tensor& out, const UnevenSplits& pieces) const;
+  Call uneven(const Tensor& in, const Tensor& out, const UnevenSplits& splits) const;
   bool alone(const Call& call) const;
   int checked(const Call& call, int rank) const;
   void over_ranks(std::span<double> x, Reduction reduction);
@@ -159,7 +159,7 @@ class Communicator : NotCopied {
   Algorithm algorithm_;
   OpCounts counts_{};
   Trace* trace_ = nullptr;
-  StallTimer* held_up_ = nullptr;
+  StallTimer* stall_timer_ = nullptr;
   std::shared_ptr<Flight> flight_;
   int flight_axis_ = 0;
   std::shared_ptr<CommWorker> worker_;  // the transport's, or created by the first start_...()

@@ -13,7 +13,7 @@ class FakeTransport final : public Transport {
  public:
   // `supports_row_slices`: as for the simulated ranks (Transport::supports_row_slices()).
   FakeTransport(int rank, int size, std::string_view kind = "fake ranks", bool supports_row_slices = false)
-      : rank_(rank), size_(size), kind_(kind), takes_rows_(supports_row_slices) {}
+      : rank_(rank), size_(size), kind_(kind), row_slices_(supports_row_slices) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   int world_rank(int rank) const override { return rank; }
@@ -24,7 +24,7 @@ class FakeTransport final : public Transport {
   void recv_to_gpu(int, int, std::byte*, int64_t, Arena&) override {}
   // In a dry run (cpu::DryRun) there are no messages either, and started communications retain their arrays until
   // wait().
-  bool supports_row_slices() const override { return takes_rows_; }
+  bool supports_row_slices() const override { return row_slices_; }
   int64_t direct(const Call& call) override {
     return cpu::DryRun::here() ? sent_directly(call, size_, rank_) : Transport::direct(call);
   }
@@ -41,7 +41,7 @@ class FakeTransport final : public Transport {
  private:
   int rank_, size_;
   std::string_view kind_;
-  bool takes_rows_;
+  bool row_slices_;
 };
 
 }  // namespace tessera

@@ -28,14 +28,14 @@ namespace tessera {
 namespace {
 
 // Rethrows a rank's exception, prefixed with the rank. After a failure in the background the rank may only have thrown
-// PeerFailed; then `board` has the cause.
-[[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks, const FailureState& board) {
+// PeerFailed; then `failure_state` has the cause.
+[[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks, const FailureState& failure_state) {
   const std::string who = "[rank " + std::to_string(rank) + "] ";
   if (!thrown) throw CommError(who + "ended while background communication was still running");
   try {
     std::rethrow_exception(thrown);
   } catch (const PeerFailed&) {
-    throw CommError(who + board.cause());
+    throw CommError(who + failure_state.cause());
   } catch (const Error& e) {
     if (ranks == 1) throw;
     throw Error(who + e.what(), e.status());
@@ -45,13 +45,13 @@ namespace {
 }
 
 std::unique_ptr<Transport> make_transport(const LaunchOptions& o, const std::shared_ptr<ThreadGroup>& group, int rank) {
-  return finished_transport(o, std::make_unique<ThreadTransport>(group, rank), rank, o.ranks);
+  return wrap_transport(o, std::make_unique<ThreadTransport>(group, rank), rank, o.ranks);
 }
 
 // Threads cannot be killed: if a rank neither ends nor communicates, the process must exit.
 void await_others(Flag& done, const LaunchOptions& o, int rank, const std::string& cause,
                   const std::function<void()>& before) {
-  if (wait_for(done, static_cast<uint32_t>(o.ranks), {.timeout_s = o.timeout_s}) == Waited::arrived) return;
+  if (wait_for(done, static_cast<uint32_t>(o.ranks), {.timeout_s = o.timeout_s}) == WaitResult::arrived) return;
   before();
   const std::string line = "tessera: [rank " + std::to_string(rank) + "] " +
                            one_line(o.shown ? o.shown(cause) : cause) +
@@ -63,8 +63,8 @@ void await_others(Flag& done, const LaunchOptions& o, int rank, const std::strin
 
 }  // namespace
 
-std::unique_ptr<Transport> finished_transport(const LaunchOptions& o, std::unique_ptr<Transport> transport,
-                                              int local_rank, int local_world_size) {
+std::unique_ptr<Transport> wrap_transport(const LaunchOptions& o, std::unique_ptr<Transport> transport, int local_rank,
+                                          int local_world_size) {
   if (o.backend == Backend::nccl) {
     if constexpr (kWithNccl)
       transport =
@@ -75,7 +75,7 @@ std::unique_ptr<Transport> finished_transport(const LaunchOptions& o, std::uniqu
   return o.around ? o.around(std::move(transport)) : std::move(transport);
 }
 
-std::shared_ptr<StallReporter> long_waits(const LaunchOptions& o) {
+std::shared_ptr<StallReporter> make_stall_reporter(const LaunchOptions& o) {
   return std::make_shared<StallReporter>(o.say ? o.say : [](const std::string& line) {
     std::fputs(("tessera: " + one_line(line) + "\n").c_str(), stderr);
   });
@@ -163,11 +163,11 @@ std::string text_of_thrown(const std::exception_ptr& thrown) {
   return "the thrown object is not a std::exception";
 }
 
-void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& of_user) {
-  if (!of_user) throw FieldError("body", "expected a function of a rank, got an empty one");
+void launch(const LaunchOptions& o, const std::function<void(Communicator& world)>& user_body) {
+  if (!user_body) throw FieldError("body", "expected a function of a rank, got an empty one");
   const auto body = [&](Communicator& world) {
     try {
-      of_user(world);
+      user_body(world);
     } catch (const std::exception&) {
       throw;
     } catch (...) {
@@ -196,11 +196,11 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
   if (getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur != RLIM_INFINITY)
     mallopt(M_ARENA_MAX, 1);  // or each thread's malloc reserves 64 MiB of the limited address space
   check_threads(int64_t{o.ranks} * team - 1 + (o.ranks > 1 ? o.ranks : 0));  // one background thread per rank
-  const auto board = std::make_shared<FailureState>();
-  const auto group = make_thread_group(o.ranks, o.timeout_s, o.ranks * team > cores, board);
+  const auto failure_state = std::make_shared<FailureState>();
+  const auto group = make_thread_group(o.ranks, o.timeout_s, o.ranks * team > cores, failure_state);
   std::vector<std::exception_ptr> thrown(static_cast<size_t>(o.ranks));
   std::vector<std::shared_ptr<Flight>> flights;
-  for (const auto waits = long_waits(o); std::ssize(flights) < o.ranks;)
+  for (const auto waits = make_stall_reporter(o); std::ssize(flights) < o.ranks;)
     flights.push_back(std::make_shared<Flight>(static_cast<int>(flights.size()), o.ranks, waits));
   const auto why = [&](size_t rank) -> std::string {
     try {
@@ -228,9 +228,9 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
       count_done();
     } catch (const std::exception& e) {
       thrown[static_cast<size_t>(rank)] = std::current_exception();
-      board->fail(rank, failure_cause(e));
+      failure_state->fail(rank, failure_cause(e));
       count_done();
-      if (board->failed_rank() == rank) await_others(done, o, rank, failure_cause(e), write_flights);
+      if (failure_state->failed_rank() == rank) await_others(done, o, rank, failure_cause(e), write_flights);
     }
   };
   {
@@ -240,13 +240,13 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
       run(0);
     } catch (const std::system_error& e) {
       thrown[0] = std::current_exception();
-      board->fail(0, failure_cause(e));
+      failure_state->fail(0, failure_cause(e));
     }
   }
   cpu::set_threads(threads_before);
-  const int failed = board->failed_rank();
+  const int failed = failure_state->failed_rank();
   if (failed >= 0) write_flights();
-  if (failed >= 0) rethrow(thrown[static_cast<size_t>(failed)], failed, o.ranks, *board);
+  if (failed >= 0) rethrow(thrown[static_cast<size_t>(failed)], failed, o.ranks, *failure_state);
 }
 
 // Background worker.

@@ -50,14 +50,14 @@ struct LaunchOptions {
 };
 
 // The reporter of long waits that the options specify.
-std::shared_ptr<StallReporter> long_waits(const LaunchOptions& options);
+std::shared_ptr<StallReporter> make_stall_reporter(const LaunchOptions& options);
 // Appends a rank's flight recorder to the file, with the cause. Errors are ignored so that they do not hide the
 // failure.
 void write_flight(const LaunchOptions& options, const Flight& flight, const std::string& cause);
 
 // Wraps a rank's transport as the options specify: in NCCL on the GPU of its local rank, and in `around`.
-std::unique_ptr<Transport> finished_transport(const LaunchOptions& options, std::unique_ptr<Transport> transport,
-                                              int local_rank, int local_world_size);
+std::unique_ptr<Transport> wrap_transport(const LaunchOptions& options, std::unique_ptr<Transport> transport,
+                                          int local_rank, int local_world_size);
 
 // Throws FieldError unless this process may start `count` more threads (ulimit -u, or memory for their stacks): it
 // starts and joins them. OpenMP would abort the process if it could not start a thread.

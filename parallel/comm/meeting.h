@@ -10,37 +10,37 @@ namespace tessera {
 
 // A rank's state in memory that all ranks of the group can access. Calls alternate between two posts: a rank overwrites
 // one only after all ranks have arrived at the next call and so have read it.
-struct MeetingPlace {
+struct RankState {
   Flag flag;
   std::array<Call, 2> posts;  // their pointers are valid only for threads of one process
   CallLog log;                // calls without a host barrier
 };
 
 // One rank's view of these states.
-class HostMeeting {
+class HostBarrier {
  public:
   // `leave` is called before anything is thrown, to notify all ranks that this one cannot continue. The transport, to
   // which waits are attributed, must outlive this object.
-  HostMeeting(Transport& transport, int rank, std::vector<MeetingPlace*> places, WaitOptions patience,
+  HostBarrier(Transport& transport, int rank, std::vector<RankState*> places, WaitOptions wait_options,
               std::function<void()> leave)
       : transport_(transport),
         rank_(rank),
         places_(std::move(places)),
-        patience_(std::move(patience)),
+        wait_options_(std::move(wait_options)),
         leave_(std::move(leave)) {}
 
-  // Posts the next call; meet() compares it with the other ranks' calls.
+  // Posts the next call; wait() compares it with the other ranks' calls.
   void post(const Call& call) {
     rank_posts(rank_)[++calls_ % 2] = call;
-    first_ = moment_ + 1;
+    first_ = generation_ + 1;
   }
   // Barrier: returns when all ranks have arrived. Throws PeerFailed if a rank has failed, and CommError if a rank times
   // out or posted a different call.
-  void meet();
+  void wait();
   // A rank's post of this call, after a barrier.
   const Call& current_post(int rank) const { return rank_posts(rank)[calls_ % 2]; }
-  uint32_t calls() const { return calls_; }    // posted by this rank
-  uint32_t moment() const { return moment_; }  // number of the last barrier
+  uint32_t calls() const { return calls_; }            // posted by this rank
+  uint32_t generation() const { return generation_; }  // number of the last barrier
 
  private:
   std::array<Call, 2>& rank_posts(int rank) const { return places_[static_cast<size_t>(rank)]->posts; }
@@ -48,10 +48,10 @@ class HostMeeting {
 
   Transport& transport_;
   int rank_;
-  std::vector<MeetingPlace*> places_;
-  WaitOptions patience_;
+  std::vector<RankState*> places_;
+  WaitOptions wait_options_;
   std::function<void()> leave_;
-  uint32_t calls_ = 0, moment_ = 0;
+  uint32_t calls_ = 0, generation_ = 0;
   uint32_t first_ = 1;  // first barrier of this call
 };
 
@@ -63,7 +63,7 @@ class InPlaceExchange {
  public:
   InPlaceExchange(int ranks, int rank);
   // The call of rank r, with pointers that are valid in this process; set it before run().
-  Call& seen(int r) { return seen_[static_cast<size_t>(r)]; }
+  Call& peer_call(int r) { return peer_calls_[static_cast<size_t>(r)]; }
   // This rank's part of the collective, for any operation except barrier, send and recv. Call it between two barriers.
   void run(const Call& mine);
 
@@ -72,7 +72,7 @@ class InPlaceExchange {
   void reduce(const Call& mine, Range range);
 
   int rank_;
-  std::vector<Call> seen_;
+  std::vector<Call> peer_calls_;
   std::vector<const std::byte*> in_;
   std::vector<std::byte*> out_;
 };

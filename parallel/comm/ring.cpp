@@ -24,7 +24,7 @@ struct Ring {
   int64_t sent = 0;
   Memory memory{call};
 
-  Range range(int p) const { return piece(call.count, n, ((p % n) + n) % n); }
+  Range range(int p) const { return chunk_range(call.count, n, ((p % n) + n) % n); }
   void send(const std::byte* data, int64_t bytes) {
     memory.send(t, right, kTag, data, bytes);
     sent += bytes;

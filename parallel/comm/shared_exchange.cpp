@@ -63,13 +63,13 @@ int64_t count_rounds(int64_t size, int64_t step) { return std::max<int64_t>(1, (
 
 }  // namespace
 
-SharedExchange::SharedExchange(Transport& transport, std::vector<SharedPlace*> places, WaitOptions patience,
+SharedExchange::SharedExchange(Transport& transport, std::vector<SharedPlace*> places, WaitOptions wait_options,
                                PeerMemory* peers)
     : places_(std::move(places)),
       peers_(peers),
       n_(transport.size()),
       me_(transport.rank()),
-      meeting_(transport, me_, {places_.begin(), places_.end()}, std::move(patience),
+      barrier_(transport, me_, {places_.begin(), places_.end()}, std::move(wait_options),
                [&transport] { transport.fail(""); }),
       in_place_(n_, me_),
       in_(static_cast<size_t>(n_)) {}
@@ -81,7 +81,7 @@ std::byte* SharedExchange::block(int rank, uint32_t round, int index) const {
 
 // Elements, in the full array, of rank's chunk that round k moves. In a broadcast the root owns everything.
 Range SharedExchange::part(const Call& call, int rank, int64_t k) const {
-  const Range whole = call.op != Op::broadcast ? piece(call.count, n_, rank)
+  const Range whole = call.op != Op::broadcast ? chunk_range(call.count, n_, rank)
                       : rank == call.root      ? Range{0, call.count}
                                                : Range{};
   const int64_t step = block_bytes_ / element_size(call.dtype);
@@ -91,15 +91,15 @@ Range SharedExchange::part(const Call& call, int rank, int64_t k) const {
 template <class Put, class Take>
 void SharedExchange::rounds(int64_t count, const Put& put, const Take& take) {
   for (int64_t k = 0; k < count; ++k) {
-    round_ = meeting_.moment() + 1;
+    round_ = barrier_.generation() + 1;
     put(k);
-    meeting_.meet();
+    barrier_.wait();
     take(k);
   }
 }
 
 // Writes the current section of each other rank's chunk into the block for that rank.
-void SharedExchange::put_parts(const Call& call, int64_t k) const {
+void SharedExchange::put_sections(const Call& call, int64_t k) const {
   const int64_t element = element_size(call.dtype);
   for (int r = 0; r < n_; ++r)
     if (r != me_)
@@ -115,7 +115,7 @@ void SharedExchange::sum(const Call& call, int index, const std::byte* own, std:
 
 // all_reduce of two ranks, and reduce: each source writes its full array, and the destinations add. For two ranks this
 // costs one barrier per block, with the same cache traffic as if each added its half.
-void SharedExchange::wholes(const Call& call) {
+void SharedExchange::full_arrays(const Call& call) {
   block_bytes_ = kSlotBytes;
   const int64_t element = element_size(call.dtype), step = block_bytes_ / element;
   const bool all = call.op == Op::all_reduce;
@@ -137,7 +137,7 @@ void SharedExchange::all_reduce(const Call& call) {
   const int64_t element = element_size(call.dtype);
   const int64_t blocks = count_rounds((call.count + n_ - 1) / n_, block_bytes_ / element);
   const auto put = [&](int64_t k) {
-    if (k < blocks) put_parts(call, k);
+    if (k < blocks) put_sections(call, k);
   };
   const auto take = [&](int64_t k) {
     for (int r = 0; r < n_; ++r)
@@ -176,15 +176,15 @@ void SharedExchange::from_owners(const Call& call) {
 
 // reduce_scatter, all_to_all (all ranks write, each chunk in its block) and scatter (only the root writes). A single
 // chunk is stored at the start of out.
-void SharedExchange::pieces(const Call& call) {
+void SharedExchange::chunks(const Call& call) {
   const int64_t element = element_size(call.dtype);
   const bool scatters = call.op == Op::scatter;
   const auto put = [&](int64_t k) {
-    if (!scatters || me_ == call.root) put_parts(call, k);
+    if (!scatters || me_ == call.root) put_sections(call, k);
   };
   const auto take = [&](int64_t k) {
     const Range mine = part(call, me_, k);
-    const int64_t offset = mine.begin - piece(call.count, n_, me_).begin;
+    const int64_t offset = mine.begin - chunk_range(call.count, n_, me_).begin;
     const auto own = [&] { return call.in + mine.begin * element; };
     if (call.op == Op::reduce_scatter) {
       std::byte* const out = call.out + offset * element;
@@ -192,34 +192,34 @@ void SharedExchange::pieces(const Call& call) {
     }
     for (int r = 0; r < n_; ++r) {
       if (scatters && r != call.root) continue;
-      const int64_t to = (scatters ? 0 : piece(call.count, n_, r).begin) + offset;
+      const int64_t to = (scatters ? 0 : chunk_range(call.count, n_, r).begin) + offset;
       put_bytes(call.out + to * element, r == me_ ? own() : block(r, round_, me_), mine.size() * element);
     }
   };
   rounds(count_rounds((call.count + n_ - 1) / n_, block_bytes_ / element), put, take);
 }
 
-void SharedExchange::meet_for(const Call& call) {
-  meeting_.post(call);
-  meeting_.meet();
+void SharedExchange::synchronize_for(const Call& call) {
+  barrier_.post(call);
+  barrier_.wait();
 }
 
 // Barrier, then the in-place exchange if all arrays are mappable; returns false if it must use the window.
 bool SharedExchange::in_place(const Call& call) {
-  place(me_).reaches[(meeting_.calls() + 1) % 2] = make_reach(call);
-  meet_for(call);
-  const auto reach = [&](int r) -> const SharedArrayRef& { return place(r).reaches[meeting_.calls() % 2]; };
+  place(me_).reaches[(barrier_.calls() + 1) % 2] = make_reach(call);
+  synchronize_for(call);
+  const auto reach = [&](int r) -> const SharedArrayRef& { return place(r).reaches[barrier_.calls() % 2]; };
   for (int r = 0; r < n_; ++r)
     if (!reach(r).known()) return false;
   for (int r = 0; r < n_; ++r) {
-    Call& seen = in_place_.seen(r) = call;
+    Call& peer = in_place_.peer_call(r) = call;
     if (r == me_) continue;
     std::byte* const base = peers_->base(reach(r));
-    seen.in = reach(r).in < 0 ? nullptr : base + reach(r).in;
-    seen.out = reach(r).out < 0 ? nullptr : base + reach(r).out;
+    peer.in = reach(r).in < 0 ? nullptr : base + reach(r).in;
+    peer.out = reach(r).out < 0 ? nullptr : base + reach(r).out;
   }
   in_place_.run(call);
-  meeting_.meet();
+  barrier_.wait();
   return true;
 }
 
@@ -227,27 +227,27 @@ void SharedExchange::through_window(const Call& call) {
   block_bytes_ = kSlotBytes / n_ / 64 * 64;
   switch (call.op) {
     case Op::all_reduce:
-      return n_ == 2 ? wholes(call) : all_reduce(call);
+      return n_ == 2 ? full_arrays(call) : all_reduce(call);
     case Op::reduce:
-      return wholes(call);
+      return full_arrays(call);
     case Op::all_gather:
     case Op::gather:
     case Op::broadcast:
       return from_owners(call);
     default:
-      return pieces(call);
+      return chunks(call);
   }
 }
 
 int64_t SharedExchange::run(const Call& call) {
   if (call.op == Op::barrier) {
-    meet_for(call);
+    synchronize_for(call);
     return 0;
   }
   if (peers_ && call.bytes() >= kInPlaceBytes) {
     if (!in_place(call)) through_window(call);
   } else {
-    meeting_.post(call);
+    barrier_.post(call);
     through_window(call);
   }
   return sent_directly(call, n_, me_);

@@ -60,7 +60,7 @@ inline constexpr int64_t kSlotBytes = 128 << 10;
 inline constexpr int64_t kInPlaceBytes = 8 << 10;  // minimum array size for the in-place exchange
 
 // One rank's segment of the window.
-struct alignas(4096) SharedPlace : MeetingPlace {
+struct alignas(4096) SharedPlace : RankState {
   std::array<SharedArrayRef, 2> reaches;
   alignas(4096) std::array<std::array<std::byte, kSlotBytes>, 2> slots;
 };
@@ -69,12 +69,12 @@ class SharedExchange {
  public:
   // `places` are indexed by rank and mapped in this process. `peers`: null if everything uses the window. The
   // transport, to which waits are attributed, must outlive the exchange.
-  SharedExchange(Transport& transport, std::vector<SharedPlace*> places, WaitOptions patience, PeerMemory* peers);
+  SharedExchange(Transport& transport, std::vector<SharedPlace*> places, WaitOptions wait_options, PeerMemory* peers);
   int ranks() const { return n_; }
   // Runs one collective. Returns the bytes counted as sent. Throws like Transport::direct().
   int64_t run(const Call& call);
   // Barrier that also checks that all ranks post the same call.
-  void meet_for(const Call& call);
+  void synchronize_for(const Call& call);
 
  private:
   template <class Put, class Take>
@@ -84,18 +84,18 @@ class SharedExchange {
   SharedPlace& place(int rank) const { return *places_[static_cast<size_t>(rank)]; }
   std::byte* block(int rank, uint32_t round, int index) const;
   Range part(const Call& call, int rank, int64_t k) const;
-  void put_parts(const Call& call, int64_t k) const;
+  void put_sections(const Call& call, int64_t k) const;
   void sum(const Call& call, int index, const std::byte* own, std::span<std::byte* const> out, int64_t count);
 
   void all_reduce(const Call& call);
-  void wholes(const Call& call);
+  void full_arrays(const Call& call);
   void from_owners(const Call& call);
-  void pieces(const Call& call);
+  void chunks(const Call& call);
 
   std::vector<SharedPlace*> places_;
   PeerMemory* peers_;
   int n_, me_;
-  HostMeeting meeting_;
+  HostBarrier barrier_;
   uint32_t round_ = 0;  // current
   InPlaceExchange in_place_;
   int64_t block_bytes_ = 0;           // block size in this call: a slot holds one block, or one per rank

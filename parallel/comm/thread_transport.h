@@ -31,7 +31,7 @@ struct Mailbox {
 // On GPUs the host barrier is followed by a barrier of the streams: each rank records an event when it arrives, works
 // after all ranks' events, records a second event, and continues after all second events.
 class ThreadGroup;
-struct Place : MeetingPlace {
+struct Place : RankState {
   std::atomic<bool> working{false};
   cuda::Mark ready, done;                // events of GPU arrays: accessible from `ready` until `done`
   std::shared_ptr<ThreadGroup> offered;  // new group, from its first rank to the others during split()
@@ -40,9 +40,9 @@ struct Place : MeetingPlace {
 
 class ThreadGroup {
  public:
-  ThreadGroup(std::vector<int> members, double timeout_s, bool crowded, std::shared_ptr<FailureState> failures)
-      : world_ranks(std::move(members)), board(std::move(failures)), places(world_ranks.size()) {
-    patience = {.timeout_s = timeout_s, .crowded = crowded, .poisoned = &board->flag()};
+  ThreadGroup(std::vector<int> members, double timeout_s, bool oversubscribed, std::shared_ptr<FailureState> failures)
+      : world_ranks(std::move(members)), failure_state(std::move(failures)), places(world_ranks.size()) {
+    wait_options = {.timeout_s = timeout_s, .oversubscribed = oversubscribed, .failed_rank = &failure_state->flag()};
   }
 
   Mailbox& mailbox(int from, int to) {
@@ -53,8 +53,8 @@ class ThreadGroup {
   }
 
   std::vector<int> world_ranks;
-  std::shared_ptr<FailureState> board;
-  WaitOptions patience;
+  std::shared_ptr<FailureState> failure_state;
+  WaitOptions wait_options;
   std::vector<Place> places;
   std::mutex mutex;
   std::map<std::pair<int, int>, std::unique_ptr<Mailbox>> mailboxes;
@@ -90,7 +90,7 @@ class ThreadTransport final : public Transport {
   void begin_work();
   void end_work();
   // Called before an exception leaves the exchange: on return no rank accesses this rank's memory.
-  void leave_meeting();
+  void leave_barrier();
   [[noreturn]] void give_up(const Call& call);
   Place& place(int rank) const { return group_->places[static_cast<size_t>(rank)]; }
   void put(int to, Letter letter);
@@ -100,12 +100,12 @@ class ThreadTransport final : public Transport {
 
   std::shared_ptr<ThreadGroup> group_;
   int rank_;
-  HostMeeting meeting_;
+  HostBarrier barrier_;
   InPlaceExchange exchange_;
 };
 
 // Creates the group of a launch, from which each thread constructs its transport.
-std::shared_ptr<ThreadGroup> make_thread_group(int ranks, double timeout_s, bool crowded,
-                                               std::shared_ptr<FailureState> board);
+std::shared_ptr<ThreadGroup> make_thread_group(int ranks, double timeout_s, bool oversubscribed,
+                                               std::shared_ptr<FailureState> failure_state);
 
 }  // namespace tessera

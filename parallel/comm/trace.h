@@ -68,9 +68,9 @@ class Trace : NotCopied {
   const size_t keep_;
   ArenaPtr arena_;
   std::array<int64_t, kCategories> live_ = {};
-  int64_t noted_ = 0, most_ = 0;  // total bytes: at the last sample, and peak
+  int64_t sampled_ = 0, peak_ = 0;  // total bytes: at the last sample, and peak
   mutable std::mutex mutex_;
-  bool noting_;
+  bool recording_;
   std::deque<TraceEvent> events_, waits_;
   std::deque<TraceStep> steps_;
   std::deque<TraceMemory> memory_;
@@ -91,9 +91,9 @@ class TraceSpan : NotCopied {
 };
 
 // A rank's thread blocked on a communication.
-inline constexpr const char* kHeldUp = "held up";
+inline constexpr const char* kStall = "held up";
 // Wraps `done` so that the trace records how long its waiter was stalled.
-std::future<void> held_up_until(std::future<void> done, Trace* trace);
+std::future<void> trace_stall(std::future<void> done, Trace* trace);
 
 // The flight recorder records the recent communications of one rank, how long it has waited for each other rank, and
 // reports long waits. After a failure the file `flight.json` shows the progress of every rank.
@@ -116,7 +116,7 @@ class StallReporter {
  private:
   std::function<void(const std::string&)> say_;
   std::mutex mutex_;
-  std::set<std::pair<std::string, int>> said_;
+  std::set<std::pair<std::string, int>> reported_;
 };
 
 class Flight {
@@ -169,7 +169,7 @@ class Flight {
   };
 
   const int rank_;
-  const std::shared_ptr<StallReporter> long_waits_;
+  const std::shared_ptr<StallReporter> stall_reporter_;
   const uint64_t first_tick_;
   const std::chrono::steady_clock::time_point start_;
   std::atomic<uint64_t> made_ = 0;
@@ -186,15 +186,15 @@ class ReportInterval {
   bool is_due(double waited) {
     if (waited < next_) return false;
     next_ = next_ == kFirst ? kSecond : 2 * next_;
-    ++said_;
+    ++reported_;
     return true;
   }
-  bool again() const { return said_ > 1; }
+  bool again() const { return reported_ > 1; }
 
  private:
   static constexpr double kFirst = 5, kSecond = 30;
   double next_ = kFirst;
-  int said_ = 0;
+  int reported_ = 0;
 };
 
 }  // namespace tessera

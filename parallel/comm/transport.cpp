@@ -116,7 +116,7 @@ std::string describe(const Call& call) {
   if (call.reduction == Reduction::max) text += ", max";
   if (call.op == Op::broadcast || call.op == Op::reduce || call.op == Op::gather || call.op == Op::scatter)
     text += ", root " + std::to_string(call.root);
-  if (call.pieces) text += ", uneven chunks";
+  if (call.splits) text += ", uneven chunks";
   if (call.gpu) text += ", on a GPU";
   return text + ")";
 }

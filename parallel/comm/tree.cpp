@@ -111,7 +111,7 @@ int64_t root(Transport& t, const Call& call) {
 
 namespace {
 
-constexpr int kPieceTag = 7002;
+constexpr int kChunkTag = 7002;
 
 Range part(const std::vector<int64_t>& sizes, int r) {
   const int64_t begin = std::accumulate(sizes.begin(), sizes.begin() + r, int64_t{0});
@@ -120,45 +120,45 @@ Range part(const std::vector<int64_t>& sizes, int r) {
 
 }  // namespace
 
-Range piece_for(const Call& call, int ranks, int r) {
-  return call.pieces ? part(call.pieces->sent, r) : piece(call.count, ranks, r);
+Range send_range(const Call& call, int ranks, int r) {
+  return call.splits ? part(call.splits->sent, r) : chunk_range(call.count, ranks, r);
 }
 
-Range piece_from(const Call& call, int ranks, int r) {
-  return call.pieces ? part(call.pieces->received, r) : piece(call.count, ranks, r);
+Range recv_range(const Call& call, int ranks, int r) {
+  return call.splits ? part(call.splits->received, r) : chunk_range(call.count, ranks, r);
 }
 
-int64_t send_pieces(Transport& t, const Call& call) {
+int64_t send_chunks(Transport& t, const Call& call) {
   const int own = t.rank(), ranks = t.size();
   const int64_t element = element_size(call.dtype);
   int64_t left = 0;
   for (int step = 1; step < ranks; ++step) {
     const int other = (own + step) % ranks;
-    const Range there = piece_for(call, ranks, other);
+    const Range there = send_range(call, ranks, other);
     if (there.size() == 0) continue;
-    Memory(call).send(t, other, kPieceTag, call.in + there.begin * element, there.size() * element);
+    Memory(call).send(t, other, kChunkTag, call.in + there.begin * element, there.size() * element);
     left += there.size() * element;
   }
   return left;
 }
 
-void receive_pieces(Transport& t, const Call& call) {
+void receive_chunks(Transport& t, const Call& call) {
   const Memory memory(call);
   const int own = t.rank(), ranks = t.size();
   const int64_t element = element_size(call.dtype);
-  const Range here = piece_for(call, ranks, own);
-  memory.copy(call.out + piece_from(call, ranks, own).begin * element, call.in + here.begin * element,
+  const Range here = send_range(call, ranks, own);
+  memory.copy(call.out + recv_range(call, ranks, own).begin * element, call.in + here.begin * element,
               here.size() * element);
   for (int step = 1; step < ranks; ++step) {
     const int other = (own + ranks - step) % ranks;
-    const Range back = piece_from(call, ranks, other);
-    if (back.size() > 0) memory.recv(t, other, kPieceTag, call.out + back.begin * element, back.size() * element);
+    const Range back = recv_range(call, ranks, other);
+    if (back.size() > 0) memory.recv(t, other, kChunkTag, call.out + back.begin * element, back.size() * element);
   }
 }
 
 int64_t exchange_uneven(Transport& t, const Call& call) {
-  const int64_t left = send_pieces(t, call);
-  receive_pieces(t, call);
+  const int64_t left = send_chunks(t, call);
+  receive_chunks(t, call);
   return left;
 }
 

@@ -45,10 +45,10 @@ class AwakeTimer {
 
 struct WaitOptions {
   double timeout_s = 300;
-  bool crowded = false;                        // more threads than cores: spinning would delay the other rank
-  const std::atomic<int>* poisoned = nullptr;  // the failed rank; negative: none
+  bool oversubscribed = false;                    // more threads than cores: spinning would delay the other rank
+  const std::atomic<int>* failed_rank = nullptr;  // the failed rank; negative: none
   // Called during a wait, for work that other ranks may be waiting for; true: call again soon.
-  std::function<bool()> meanwhile = {};
+  std::function<bool()> progress = {};
 };
 
 // Receives reports of long waits (at the times of ReportInterval) and the final duration. Not called for waits that end
@@ -62,10 +62,10 @@ class WaitObserver {
   ~WaitObserver() = default;
 };
 
-enum class Waited { arrived, timed_out, poisoned };
+enum class WaitResult { arrived, timed_out, peer_failed };
 
 // Waits until the flag reaches `value` (with wrap-around), a rank fails, or the wait times out.
-Waited wait_for(Flag& flag, uint32_t value, const WaitOptions& patience, WaitObserver* observer = nullptr);
+WaitResult wait_for(Flag& flag, uint32_t value, const WaitOptions& wait_options, WaitObserver* observer = nullptr);
 
 // Time for which communication stalls a rank's own thread: in blocking calls, and in wait() of background ones. Waits
 // of a background thread during computation do not count.

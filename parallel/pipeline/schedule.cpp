@@ -16,7 +16,7 @@ namespace tessera {
 
 namespace {
 
-constexpr std::array<std::string_view, kDos> kWords{"F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
+constexpr std::array<std::string_view, kPassKinds> kWords{"F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
 
 // Removes and returns the leading digits of `word`; -1 if there are none or too many.
 int take_number(std::string_view& word) {

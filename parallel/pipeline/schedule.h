@@ -33,7 +33,7 @@ enum class PassKind : uint8_t {
   recv_backward,  // the output's gradient
 };
 #pragma GCC diagnostic pop
-inline constexpr int kDos = 8;
+inline constexpr int kPassKinds = 8;
 std::string_view to_string(PassKind what);  // F, SEND_F
 
 // Printed as in the figures of the papers: 2F0, 0B3, 1I12, 2SEND_F0, 2RECV_B0.

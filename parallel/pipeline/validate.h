@@ -50,7 +50,7 @@ class ActionTable {
   explicit ActionTable(const Schedule& s)
       : microbatches_(static_cast<size_t>(s.microbatches)),
         of_kind_(static_cast<size_t>(s.stages) * microbatches_),
-        values_(of_kind_ * kDos, -1) {}
+        values_(of_kind_ * kPassKinds, -1) {}
   // -1 until set.
   double& operator[](const Action& a) {
     return values_[static_cast<size_t>(a.what) * of_kind_ + static_cast<size_t>(a.stage) * microbatches_ +

@@ -38,7 +38,7 @@ inline const std::vector<std::pair<const char*, OddCall>> kOddCalls = {
     {"reduction", [](auto& c, auto& x, bool odd) { c.all_reduce(x, odd ? Reduction::max : Reduction::sum); }}};
 
 inline std::vector<double> cut(const std::vector<double>& whole, int ranks, int rank) {
-  const Range p = piece(static_cast<int64_t>(whole.size()), ranks, rank);
+  const Range p = chunk_range(static_cast<int64_t>(whole.size()), ranks, rank);
   return {whole.begin() + p.begin, whole.begin() + p.end};
 }
 

@@ -132,13 +132,13 @@ TEST(AsyncServer, StalenessStaysWithinBoundForAnySlowWorker) {
       const AsyncTraining run =
           train({.servers = slow == 0 ? 1 : 2, .staleness = staleness, .steps = 10, .before = before});
       EXPECT_EQ(run.summary.applied, 30);
-      EXPECT_EQ(run.summary.most_ahead, staleness);
-      EXPECT_LE(run.summary.most_behind, 2 * (2 * staleness + 1));
+      EXPECT_EQ(run.summary.max_ahead, staleness);
+      EXPECT_LE(run.summary.max_behind, 2 * (2 * staleness + 1));
       std::vector<int64_t> done(3);
       for (const AppliedPush& p : run.pushes) {
         EXPECT_LE(p.push.clock, *std::min_element(done.begin(), done.end()) + staleness);
         EXPECT_EQ(p.push.clock, done[static_cast<size_t>(p.push.worker)]++);
-        EXPECT_LE(p.applied - p.push.version, run.summary.most_behind);
+        EXPECT_LE(p.applied - p.push.version, run.summary.max_behind);
       }
     }
 }
@@ -360,7 +360,7 @@ TEST(AsyncStop, AllWorkersReachStepOfFastest) {
         EXPECT_TRUE(p < first || run.pushes[p].push.version >= static_cast<int64_t>(first)) << p;
       }
       EXPECT_EQ(run.summary.applied, 36);
-      EXPECT_LE(run.summary.most_ahead, staleness);
+      EXPECT_LE(run.summary.max_ahead, staleness);
     }
 }
 

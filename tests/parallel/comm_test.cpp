@@ -40,7 +40,7 @@ TEST(Comm, SumsUseDocumentedOrder) {
     int first = 0;
     if (algorithm == Algorithm::ring)
       for (int c = 0; c < kRanks; ++c)
-        if (static_cast<int64_t>(i) >= piece(kSize, kRanks, c).begin) first = c + 1;
+        if (static_cast<int64_t>(i) >= chunk_range(kSize, kRanks, c).begin) first = c + 1;
     float sum = at(first);
     for (int r = 1; r < kRanks; ++r) sum += at(first + r);
     return sum;
@@ -129,10 +129,10 @@ TEST(CallLog, RetainsLastCalls) {
       .op = Op::scatter, .dtype = DType::bfloat16, .reduction = Reduction::max, .root = 5, .count = int64_t{1} << 40};
   EXPECT_EQ(log.add(scatter), 1U);
   EXPECT_TRUE(log.find(1)->matches(scatter));
-  EXPECT_FALSE(log.find(1)->pieces);
-  const UnevenSplits pieces{{1, 2}, {1, 5}}, others{{4, 5}, {2, 5}};  // chunks of two ranks
-  log.add({.op = Op::all_to_all, .count = 3, .pieces = &pieces});
-  EXPECT_TRUE(log.find(2)->matches({.op = Op::all_to_all, .count = 9, .pieces = &others}));
+  EXPECT_FALSE(log.find(1)->splits);
+  const UnevenSplits splits{{1, 2}, {1, 5}}, others{{4, 5}, {2, 5}};  // chunks of two ranks
+  log.add({.op = Op::all_to_all, .count = 3, .splits = &splits});
+  EXPECT_TRUE(log.find(2)->matches({.op = Op::all_to_all, .count = 9, .splits = &others}));
   EXPECT_FALSE(log.find(2)->matches({.op = Op::all_to_all, .count = 3}));
   for (int64_t i = 3; i <= 1000; ++i) log.add({.op = Op::broadcast, .count = i});
   EXPECT_EQ(log.made(), 1000U);
@@ -465,7 +465,7 @@ void expect_rounded(Communicator& world, int64_t count, const ArenaPtr& arena, b
   const Tensor all = mine();
   world.all_reduce(all);
   expect("all_reduce", all, 0);
-  const Range own = piece(count, world.size(), world.rank());
+  const Range own = chunk_range(count, world.size(), world.rank());
   const Tensor part = Tensor::empty({own.size()}, DType::bfloat16, arena);
   world.reduce_scatter(mine(), part);
   expect("reduce_scatter", part, own.begin);

@@ -10,11 +10,11 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kChannels = 4;
-constexpr auto kPatience = std::chrono::seconds(5);
+constexpr auto kTimeout = std::chrono::seconds(5);
 
 // Waits until the condition holds; false after a timeout.
 bool comes(const std::function<bool()>& condition) {
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+  const auto end = std::chrono::steady_clock::now() + kTimeout;
   while (!condition() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
   return condition();
 }

@@ -78,7 +78,7 @@ void every_operation(Communicator& c, const ArenaPtr& arena, int64_t n, DType dt
                      decltype(brought) draw = brought) {
   const int me = c.rank(), ranks = c.size();
   const Tensor mine = draw(me, {n}, dtype, arena);
-  const int64_t own = piece(n, ranks, me).size();
+  const int64_t own = chunk_range(n, ranks, me).size();
   for (const Reduction reduction : {Reduction::sum, Reduction::max}) {
     const Tensor x = mine.clone(), part = Tensor::empty({own}, dtype, arena);
     c.all_reduce(x, reduction);
@@ -122,7 +122,7 @@ TEST_F(CommGpu, ChunksMayBeInsideFullArray) {
                 [](Communicator& world, const ArenaPtr& memory, Results& out) {
                   for (const int64_t first : {0, 1, 5, 8}) {
                     const Tensor x = brought(world.rank(), {2000}, DType::bfloat16, memory).narrow(0, first, 1000);
-                    const Range own = piece(1000, 3, world.rank());
+                    const Range own = chunk_range(1000, 3, world.rank());
                     const Tensor part = x.narrow(0, own.begin, own.size());
                     world.reduce_scatter(x, part);
                     out.push_back(as_bytes(x));
@@ -182,7 +182,7 @@ TEST_F(CommGpu, ArraysAreRedistributed) {
         for (const Placement& to : all) {
           Shape shape = whole;
           const bool cut = from.kind == Placement::Kind::sharded;
-          if (cut) shape[from.dim] = piece(shape[from.dim], 3, world.rank()).size();
+          if (cut) shape[from.dim] = chunk_range(shape[from.dim], 3, world.rank()).size();
           const Placement source = cut ? S(from.dim, whole[from.dim]) : from;
           const Tensor x = brought(world.rank(), shape, dtype, memory);
           out.push_back(as_bytes(redistribute(x.clone(), world, source, to)));
@@ -260,7 +260,7 @@ TEST_F(NcclGpu, ChunksMayBeInsideFullArray) {
   const auto body = [](Communicator& world, const ArenaPtr& arena, Results& out) {
     for (const int64_t n : {1000, 1001}) {
       const Tensor x = whole_numbers(world.rank(), {n}, DType::float32, arena);
-      const Range own = piece(n, world.size(), world.rank());
+      const Range own = chunk_range(n, world.size(), world.rank());
       const Tensor part = x.narrow(0, own.begin, own.size());
       world.reduce_scatter(x, part);
       world.all_gather(part, x);

@@ -144,8 +144,8 @@ TEST(Nccl, MessagesAreGroups) {
   EXPECT_EQ(record_calls({.op = Op::all_to_all, .count = 6}),
             (Calls{"(", "send in+0 2 float32 to 0", "recv out+0 2 float32 from 0", "send in+2 2 float32 to 1",
                    "recv out+2 2 float32 from 1", "send in+4 2 float32 to 2", "recv out+4 2 float32 from 2", ")"}));
-  const UnevenSplits pieces{{2, 1, 0}, {0, 1, 4}};
-  EXPECT_EQ(record_calls({.op = Op::all_to_all, .count = 3, .pieces = &pieces}, Algorithm::direct),
+  const UnevenSplits splits{{2, 1, 0}, {0, 1, 4}};
+  EXPECT_EQ(record_calls({.op = Op::all_to_all, .count = 3, .splits = &splits}, Algorithm::direct),
             (Calls{"(", "send in+0 2 float32 to 0", "send in+2 1 float32 to 1", "recv out+0 1 float32 from 1",
                    "recv out+1 4 float32 from 2", ")"}));
   EXPECT_EQ(record_calls({.op = Op::gather, .root = 1, .count = 5}),

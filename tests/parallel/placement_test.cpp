@@ -32,7 +32,7 @@ Tensor placed(const Placement& p, const Shape& whole, const Communicator& axis, 
   if (p == P) return random_tensor(whole, arena, name, static_cast<uint64_t>(axis.rank()));
   const Tensor all = random_tensor(whole, arena, name, kTogether);
   if (p.kind != Placement::Kind::sharded) return all;
-  const Range own = piece(whole[p.dim], axis.size(), axis.rank());
+  const Range own = chunk_range(whole[p.dim], axis.size(), axis.rank());
   return all.narrow(p.dim, own.begin, own.size()).clone();
 }
 
@@ -67,7 +67,7 @@ void expect_kept(const Placement& from, const Placement& to, const Tensor& got, 
   const ArenaPtr& arena = got.arena();
   Tensor expected = together(from, whole, axis, arena, name), sum = got.clone();
   if (to.kind == Placement::Kind::sharded) {
-    const Range own = piece(whole[to.dim], axis.size(), axis.rank());
+    const Range own = chunk_range(whole[to.dim], axis.size(), axis.rank());
     expected = expected.narrow(to.dim, own.begin, own.size());
   }
   if (to == P) axis.all_reduce(sum);
@@ -161,7 +161,7 @@ TEST(Placement, TrafficMatchesFormulas) {
       for (const Placement& to : {R, I, P, S(0), S(1)}) EXPECT_EQ(sent_by(axis, whole, from, to), OpCounts{});
     EXPECT_EQ(sent_by(axis, rows, S(0), P), OpCounts{});
     // Six rows are split 1, 2, 1, 2: two rows of four elements to each of three.
-    const Tensor own = Tensor::zeros({piece(6, 4, axis.rank()).size(), 4}, DType::float32, arena);
+    const Tensor own = Tensor::zeros({chunk_range(6, 4, axis.rank()).size(), 4}, DType::float32, arena);
     EXPECT_EQ(sent_by(axis, own, S(0, 6), R), only(Op::all_gather, 96));
   });
 }
@@ -233,7 +233,7 @@ Layers one_rank(const ArenaPtr& arena) {
 }
 
 Tensor cut(const Tensor& t, int dim, const Communicator& axis) {
-  const Range own = piece(t.dim(dim), axis.size(), axis.rank());
+  const Range own = chunk_range(t.dim(dim), axis.size(), axis.rank());
   return t.narrow(dim, own.begin, own.size()).contiguous();
 }
 

@@ -158,7 +158,7 @@ TEST(Rendezvous, ConnectsEveryPair) {
 }
 
 // Connects to rank 0 and sends this text; the caller may keep the connection open.
-Descriptor stranger(const std::string& address, const std::string& says) {
+Descriptor foreign_connection(const std::string& address, const std::string& says) {
   const auto [host, port] = parse_address(address);
   std::string why;
   Descriptor s = connected(*resolved(host, port, address), Deadline(5), why);
@@ -176,12 +176,13 @@ TEST(Rendezvous, ClosesForeignConnections) {
       meet({.address = address, .rank = rank, .ranks = 3, .timeout_s = 20});
       return;
     }
-    they.push_back(stranger(address, "GET / HTTP/1.1\r\nHost: a\r\nAccept: text/html\r\n\r\n"));
-    for (int i = 0; i < 100; ++i) they.push_back(stranger(address, i % 3 == 0 ? "" : "TSRmeet1"));  // incomplete
+    they.push_back(foreign_connection(address, "GET / HTTP/1.1\r\nHost: a\r\nAccept: text/html\r\n\r\n"));
+    for (int i = 0; i < 100; ++i)
+      they.push_back(foreign_connection(address, i % 3 == 0 ? "" : "TSRmeet1"));  // incomplete
     for (uint64_t i = 0; i < 20; ++i) {
       std::string noise(1 + draw.below(200, 2 * i), ' ');
       for (size_t at = 0; at < noise.size(); ++at) noise[at] = static_cast<char>(draw.below(256, 1000 * i + at));
-      stranger(address, noise);
+      foreign_connection(address, noise);
     }
   });
   EXPECT_EQ(errors, Texts(4));
@@ -203,7 +204,7 @@ TEST(Rendezvous, RestartedRankReplacesItsFormerProcess) {
       }
       if (ended > 0 && rank == ended) {
         const Hello hello{.ranks = 3, .rank = static_cast<uint32_t>(rank)};
-        stranger(address, {reinterpret_cast<const char*>(&hello), sizeof(hello)});
+        foreign_connection(address, {reinterpret_cast<const char*>(&hello), sizeof(hello)});
         std::this_thread::sleep_for(std::chrono::milliseconds(rank == 1 ? 0 : 150));
       }
       if (rank > 0 && rank != ended) std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -219,7 +220,7 @@ TEST(Rendezvous, NamesExitedRank) {
   const Texts errors = run_ranks(2, [&](int rank) {
     if (rank == 0) return void(meet({.address = address, .rank = 0, .ranks = 3, .timeout_s = 0.5}));
     const Hello hello{.ranks = 3, .rank = 2};
-    stranger(address, {reinterpret_cast<const char*>(&hello), sizeof(hello)});
+    foreign_connection(address, {reinterpret_cast<const char*>(&hello), sizeof(hello)});
   });
   EXPECT_EQ(errors[0],
             "[rendezvous] ranks 1, 2 did not connect to " + address + " within 0.5 s; rank 2 had connected and exited");
@@ -333,8 +334,8 @@ struct Shared {
   SharedExchange exchange(int rank, PeerMemory* peers = nullptr) const {
     std::vector<SharedPlace*> places;
     for (size_t r = 0; r < ranks.size(); ++r) places.push_back(&memory[r]);
-    return SharedExchange(*ranks[static_cast<size_t>(rank)], std::move(places), {.timeout_s = 20, .crowded = true},
-                          peers);
+    return SharedExchange(*ranks[static_cast<size_t>(rank)], std::move(places),
+                          {.timeout_s = 20, .oversubscribed = true}, peers);
   }
   std::unique_ptr<SharedPlace[]> memory;
   std::vector<std::unique_ptr<Transport>> ranks;
@@ -348,7 +349,7 @@ void check(SharedExchange& shared, int me, int64_t count, DType dtype, const Are
   const int n = shared.ranks();
   const std::vector<double> total = summed(n, count);
   const Tensor mine = make_array(me, count, dtype, arena), x = mine.clone();
-  const Tensor part = Tensor::empty({piece(count, n, me).size()}, dtype, arena),
+  const Tensor part = Tensor::empty({chunk_range(count, n, me).size()}, dtype, arena),
                whole = Tensor::zeros({count}, dtype, arena);
   EXPECT_EQ(shared.run(make_call(Op::all_reduce, dtype, count, x, x)),
             sent_directly({.op = Op::all_reduce, .dtype = dtype, .count = count}, n, me));

@@ -33,7 +33,7 @@ Tensor random_ids(int64_t n, int64_t vocab, bool ignore_some, const ArenaPtr& ar
 }
 
 Tensor part(const Tensor& whole, int dim, const Communicator& tp) {
-  const Range own = piece(whole.dim(dim), tp.size(), tp.rank());
+  const Range own = chunk_range(whole.dim(dim), tp.size(), tp.rank());
   return whole.narrow(dim, own.begin, own.size()).clone();
 }
 
@@ -258,7 +258,7 @@ void expect_loss(int ranks, DType dtype) {
   double total = 0;
   for (const double one : losses) total += one;
   launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& world) {
-    const Range own = piece(kVocab, ranks, world.rank());
+    const Range own = chunk_range(kVocab, ranks, world.rank());
     const ArenaPtr arena = world.make_arena();
     const auto columns = [&](const std::vector<double>& from) {
       return Tensor::of<double>(from, {kRows, kVocab}, arena).narrow(1, own.begin, own.size()).contiguous();

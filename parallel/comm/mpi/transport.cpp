@@ -59,9 +59,9 @@ class Bytes : NotCopied {
 MpiTransport::MpiTransport(std::shared_ptr<MpiWorld> world, MpiGroup& group) : world_(std::move(world)), group_(group) {
   if (!group_.window) return;
   // While a rank waits in shared memory, MPI makes no progress on large messages, so the wait polls them.
-  WaitOptions patience = world_->patience();
-  patience.meanwhile = [world = world_.get()] { return world->reap() > 0; };
-  shared_.emplace(*this, group_.places, std::move(patience), world_->peers());
+  WaitOptions wait_options = world_->wait_options();
+  wait_options.progress = [world = world_.get()] { return world->reap() > 0; };
+  shared_.emplace(*this, group_.places, std::move(wait_options), world_->peers());
 }
 
 std::vector<CallLog*> MpiTransport::logs() {
@@ -82,12 +82,12 @@ void MpiTransport::send(int to, int tag, const std::byte* data, int64_t bytes) {
 }
 
 template <class Done>
-void MpiTransport::patiently(int from, int64_t bytes, const Done& done) {
-  const WaitOptions& patience = world_->patience();
-  const int spins = patience.crowded ? 1 : kSpins;
+void MpiTransport::wait_until(int from, int64_t bytes, const Done& done) {
+  const WaitOptions& wait_options = world_->wait_options();
+  const int spins = wait_options.oversubscribed ? 1 : kSpins;
   for (int i = 0; i < spins; ++i)
     if (done()) return;
-  await_message(from, bytes, patience.timeout_s, [&, turns = 0](double waited) mutable {
+  await_message(from, bytes, wait_options.timeout_s, [&, turns = 0](double waited) mutable {
     if (turns > 0 && waited < kYielding)
       sched_yield();
     else if (turns > 0)
@@ -100,7 +100,7 @@ void MpiTransport::patiently(int from, int64_t bytes, const Done& done) {
 void MpiTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
   MPI_Message message = MPI_MESSAGE_NULL;
   MPI_Status status;
-  patiently(from, bytes, [&] {
+  wait_until(from, bytes, [&] {
     int found = 0;
     mpi_check(MPI_Improbe(from, kFirstTag + tag, group_.comm, &found, &message, &status), "MPI_Improbe");
     return found != 0;
@@ -111,7 +111,7 @@ void MpiTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
   const Bytes what(bytes);
   MPI_Request request = MPI_REQUEST_NULL;
   mpi_check(MPI_Imrecv(data, what.count(), what.type(), &message, &request), "MPI_Imrecv");
-  patiently(from, bytes, [&] {
+  wait_until(from, bytes, [&] {
     int done = 0;
     mpi_check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
     return done != 0;
@@ -126,7 +126,7 @@ int64_t MpiTransport::native(const Call& call) {
   if (call.gpu)
     throw Error("[comm] MPI's own collectives support only arrays in host memory, found " + describe(call) +
                 "; expected the algorithm direct, ring, tree or root");
-  if (shared_) shared_->meet_for(call);  // all ranks enter the same MPI call, or none
+  if (shared_) shared_->synchronize_for(call);  // all ranks enter the same MPI call, or none
   const MpiWatch::Blocking blocking(world_->watch(), axis_ + " axis, " + describe(call));
   mpi_collective(group_.comm, call);
   return sent_directly(call, size(), rank());
@@ -189,7 +189,7 @@ struct Collective {
     MPI_Comm_size(comm, &n);
     MPI_Comm_rank(comm, &rank);
     for (int r = 0; r < n; ++r) {
-      const Range range = piece(call.count, n, r);
+      const Range range = chunk_range(call.count, n, r);
       counts.push_back(static_cast<int>(range.size()));
       places.push_back(static_cast<int>(range.begin));
     }
@@ -318,23 +318,23 @@ MpiWatch::~MpiWatch() {
 }
 
 bool MpiWatch::fail(int world_rank, const std::string& cause, bool silent) {
-  HostFailureState& board = *options_.board;
+  HostFailureState& failure_state = *options_.failure_state;
   int none = -1;
-  if (!board.failed.compare_exchange_strong(none, world_rank)) return none == world_rank;
-  board.silent = silent;
-  std::strncpy(board.cause.data(), cause.c_str(), board.cause.size() - 1);
-  board.written.store(true, std::memory_order_release);
+  if (!failure_state.failed.compare_exchange_strong(none, world_rank)) return none == world_rank;
+  failure_state.silent = silent;
+  std::strncpy(failure_state.cause.data(), cause.c_str(), failure_state.cause.size() - 1);
+  failure_state.written.store(true, std::memory_order_release);
   return true;
 }
 
 std::string MpiWatch::failure() const {
-  const HostFailureState& board = *options_.board;
-  for (int i = 0; i < 100 && !board.written.load(std::memory_order_acquire); ++i)
+  const HostFailureState& failure_state = *options_.failure_state;
+  for (int i = 0; i < 100 && !failure_state.written.load(std::memory_order_acquire); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  if (failed_rank() == kUnknown) return board.cause.data();
+  if (failed_rank() == kUnknown) return failure_state.cause.data();
   std::string text = "rank " + std::to_string(failed_rank()) + " has failed";
-  if (board.written.load(std::memory_order_acquire) && board.cause[0] != 0)
-    text += ": " + std::string(board.cause.data());
+  if (failure_state.written.load(std::memory_order_acquire) && failure_state.cause[0] != 0)
+    text += ": " + std::string(failure_state.cause.data());
   return text;
 }
 
@@ -357,15 +357,15 @@ void MpiWatch::loop() {
       if (fd >= 0) polled.push_back({fd, POLLIN, 0});
     const int tick = failed_rank() >= 0 || terminated ? 5 : kTick_ms;
     poll(polled.data(), polled.size(), tick);  // returns early if a process exits, or on a signal
-    look_at_processes();
+    check_processes();
     if (options_.listen) options_.listen();
-    look_at_signal();
-    look_at_calls();
-    look_at_failure();
+    check_signal();
+    check_calls();
+    check_failure();
   }
 }
 
-void MpiWatch::look_at_processes() {
+void MpiWatch::check_processes() {
   for (size_t i = 0; i < descriptors_.size(); ++i) {
     const HostPlace& place = *options_.places[i];
     if (place.world_rank == options_.world_rank || place.process == 0) continue;
@@ -379,7 +379,7 @@ void MpiWatch::look_at_processes() {
 
 // SIGTERM comes from the launcher after a rank has died, or from a user. The default action is delayed until a death
 // would have been detected.
-void MpiWatch::look_at_signal() {
+void MpiWatch::check_signal() {
   if (!terminated || failed_rank() >= 0) return;
   const auto now = Clock::now();
   if (signal_since_ == Clock::time_point{}) signal_since_ = now;
@@ -392,7 +392,7 @@ void MpiWatch::look_at_signal() {
     terminate_as_before();
 }
 
-void MpiWatch::look_at_calls() {
+void MpiWatch::check_calls() {
   std::string late;
   {
     const std::lock_guard lock(mutex_);
@@ -406,7 +406,7 @@ void MpiWatch::look_at_calls() {
 }
 
 // A waiting rank observes and reports the failure itself; otherwise the watcher reports it.
-void MpiWatch::look_at_failure() {
+void MpiWatch::check_failure() {
   if (failed_rank() < 0 || failed_rank() == options_.world_rank) return;
   const auto now = Clock::now();
   if (failed_since_ == Clock::time_point{}) failed_since_ = now;

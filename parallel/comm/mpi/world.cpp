@@ -314,58 +314,61 @@ int unbind(int local_world_size) {
 MpiWorld::MpiWorld(double timeout_s, int threads_per_rank) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
   MPI_Comm_size(MPI_COMM_WORLD, &size_);
-  meet_host();
-  meet_peers();
-  const int cores = unbind(ranks_here_);
-  threads_per_rank_ = threads_of_rank(threads_per_rank, cores, ranks_here_);
-  patience_ = {.timeout_s = timeout_s, .crowded = ranks_here_ * threads_per_rank_ > cores, .poisoned = &board_->failed};
+  connect_host();
+  map_peers();
+  const int cores = unbind(local_world_size_);
+  threads_per_rank_ = threads_of_rank(threads_per_rank, cores, local_world_size_);
+  wait_options_ = {.timeout_s = timeout_s,
+                   .oversubscribed = local_world_size_ * threads_per_rank_ > cores,
+                   .failed_rank = &failure_state_->failed};
   watch_ = std::make_unique<MpiWatch>(MpiWatch::Options{
-      .board = board_,
+      .failure_state = failure_state_,
       .places = host_places_,
       .world_rank = rank_,
       .timeout_s = timeout_s,
       .several_hosts = several_hosts(),
-      .listen = several_hosts() ? std::function<void()>([this] { listen_to_other_hosts(); }) : nullptr,
+      .listen = several_hosts() ? std::function<void()>([this] { poll_other_hosts(); }) : nullptr,
       .abort = [this](const std::string& line) { abort(line, static_cast<int>(Status::communication)); }});
   MPI_Comm world = MPI_COMM_NULL;
   mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
   add(world);
 }
 
-void MpiWorld::meet_host() {
+void MpiWorld::connect_host() {
   mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &alarm_), "MPI_Comm_dup");
   MPI_Comm_set_errhandler(alarm_, MPI_ERRORS_RETURN);
   mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host_), "MPI_Comm_split_type");
-  MPI_Comm_rank(host_, &rank_here_);
-  MPI_Comm_size(host_, &ranks_here_);
+  MPI_Comm_rank(host_, &local_rank_);
+  MPI_Comm_size(host_, &local_world_size_);
   std::string why;
   host_window_ = MpiWindow::make(host_, static_cast<int64_t>(kPage), why);
   static_assert(sizeof(HostPlace) <= kPage / 2 && sizeof(HostFailureState) <= kPage / 2);
-  HostPlace* const own = host_window_ ? new (host_window_->segment(rank_here_)) HostPlace : &own_place_;
+  HostPlace* const own = host_window_ ? new (host_window_->segment(local_rank_)) HostPlace : &own_place_;
   own->world_rank = rank_;
   own->process = getpid();
   if (!host_window_) {
-    say_messages(why);
-    board_ = &own_board_;
+    report_messages(why);
+    failure_state_ = &own_failure_state_;
     host_places_ = {own};
     return;
   }
-  board_ = reinterpret_cast<HostFailureState*>(host_window_->segment(0) + kPage / 2);
-  if (rank_here_ == 0) new (board_) HostFailureState;
+  failure_state_ = reinterpret_cast<HostFailureState*>(host_window_->segment(0) + kPage / 2);
+  if (local_rank_ == 0) new (failure_state_) HostFailureState;
   mpi_check(MPI_Barrier(host_), "MPI_Barrier");
-  for (int r = 0; r < ranks_here_; ++r) host_places_.push_back(reinterpret_cast<HostPlace*>(host_window_->segment(r)));
+  for (int r = 0; r < local_world_size_; ++r)
+    host_places_.push_back(reinterpret_cast<HostPlace*>(host_window_->segment(r)));
 }
 
-void MpiWorld::say_messages(const std::string& why) {
-  if (!why.empty() && ranks_here_ > 1)
+void MpiWorld::report_messages(const std::string& why) {
+  if (!why.empty() && local_world_size_ > 1)
     std::fprintf(stderr, "tessera: [rank %d] %s; this host's ranks exchange messages, which is slower\n", rank_,
                  why.c_str());
 }
 
 // Tests once whether ranks of this host can map each other's memory, on regions that contain their ranks: all can or
 // none does. Containers with separate process namespaces cannot.
-void MpiWorld::meet_peers() {
-  if (ranks_here_ == 1 || !host_window_) return;
+void MpiWorld::map_peers() {
+  if (local_world_size_ == 1 || !host_window_) return;
   std::string why;
   std::unique_ptr<Region> own;
   SharedArrayRef mine{.in = rank_};
@@ -376,7 +379,7 @@ void MpiWorld::meet_peers() {
   } catch (const Error& e) {
     why = e.what();
   }
-  std::vector<SharedArrayRef> all(static_cast<size_t>(ranks_here_));
+  std::vector<SharedArrayRef> all(static_cast<size_t>(local_world_size_));
   mpi_check(MPI_Allgather(&mine, sizeof(SharedArrayRef), MPI_BYTE, all.data(), sizeof(SharedArrayRef), MPI_BYTE, host_),
             "MPI_Allgather");
   PeerMemory tried;
@@ -418,7 +421,7 @@ MpiGroup& MpiWorld::add(MPI_Comm comm) {
   if (near == n && n > 1 && host_window_) {
     std::string why;
     group->window = MpiWindow::make(host, static_cast<int64_t>(sizeof(SharedPlace)), why);
-    say_messages(why);
+    report_messages(why);
   }
   if (group->window) {
     new (group->window->segment(group->rank)) SharedPlace;
@@ -467,16 +470,16 @@ void MpiWorld::abort(const std::string& line, int status) {
   if (printed_.exchange(true))  // another thread of this rank is aborting
     std::this_thread::sleep_for(std::chrono::seconds(10));
   end_mpi_job(line, status, [&] {
-    if (several_hosts()) tell_other_hosts(rank_, line);
+    if (several_hosts()) notify_other_hosts(rank_, line);
   });
 }
 
-void MpiWorld::wait_for_the_end(const std::string& line) {
+void MpiWorld::wait_for_abort(const std::string& line) {
   std::this_thread::sleep_for(std::chrono::seconds(4));
   abort(line, static_cast<int>(Status::communication));
 }
 
-void MpiWorld::tell_other_hosts(int failed, const std::string& cause) {
+void MpiWorld::notify_other_hosts(int failed, const std::string& cause) {
   std::vector<bool> here(static_cast<size_t>(size_));
   for (const HostPlace* place : host_places_) here[static_cast<size_t>(place->world_rank.load())] = true;
   std::string text = std::to_string(failed) + " " + cause;
@@ -492,7 +495,7 @@ void MpiWorld::tell_other_hosts(int failed, const std::string& cause) {
   }
 }
 
-void MpiWorld::listen_to_other_hosts() {
+void MpiWorld::poll_other_hosts() {
   int flag = 0;
   MPI_Status status;
   if (MPI_Iprobe(MPI_ANY_SOURCE, kAlarmTag, alarm_, &flag, &status) != MPI_SUCCESS || !flag) return;
@@ -513,21 +516,20 @@ std::string shown(const LaunchOptions& o, const std::string& cause) { return o.s
 
 // The first failed rank reports the cause; the others would only repeat that they cannot continue.
 [[noreturn]] void leave(MpiWorld& world, const std::string& cause, Status status) {
-  if (!world.watch().fail(world.rank(), cause, false)) world.wait_for_the_end(cause);
+  if (!world.watch().fail(world.rank(), cause, false)) world.wait_for_abort(cause);
   world.abort(cause, static_cast<int>(status));
 }
 
 void run(const LaunchOptions& o, const std::function<void(Communicator&)>& body,
          const std::shared_ptr<MpiWorld>& world) {
-  const auto flight = std::make_shared<Flight>(world->rank(), world->size(), long_waits(o));
+  const auto flight = std::make_shared<Flight>(world->rank(), world->size(), make_stall_reporter(o));
   try {
     auto transport = std::make_unique<MpiTransport>(world, world->all());
-    run_rank(o, finished_transport(o, std::move(transport), world->local_rank(), world->local_world_size()), flight,
-             body);
+    run_rank(o, wrap_transport(o, std::move(transport), world->local_rank(), world->local_world_size()), flight, body);
   } catch (const PeerFailed& e) {
     write_flight(o, *flight, e.what());
     if (world->watch().culprit_is_silent()) world->abort(e.what(), static_cast<int>(e.status()));
-    world->wait_for_the_end(e.what());
+    world->wait_for_abort(e.what());
   } catch (const Error& e) {
     write_flight(o, *flight, e.what());
     leave(*world, shown(o, e.what()), e.status());

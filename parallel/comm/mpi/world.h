@@ -35,7 +35,7 @@ struct HostPlace {
 class MpiWatch : NotCopied {
  public:
   struct Options {
-    HostFailureState* board = nullptr;
+    HostFailureState* failure_state = nullptr;
     std::vector<HostPlace*> places;  // entries of this host's ranks
     int world_rank = 0;
     double timeout_s = 300;
@@ -50,9 +50,9 @@ class MpiWatch : NotCopied {
 
   // Records a failed rank. `silent`: it cannot print its cause. Returns false if another failure was recorded first.
   bool fail(int world_rank, const std::string& cause, bool silent);
-  int failed_rank() const { return options_.board->failed.load(std::memory_order_acquire); }
-  bool culprit_is_silent() const { return options_.board->silent.load(std::memory_order_acquire); }
-  const std::atomic<int>& flag() const { return options_.board->failed; }
+  int failed_rank() const { return options_.failure_state->failed.load(std::memory_order_acquire); }
+  bool culprit_is_silent() const { return options_.failure_state->silent.load(std::memory_order_acquire); }
+  const std::atomic<int>& flag() const { return options_.failure_state->failed; }
   // "rank 1 has failed: its process 77 is gone"
   std::string failure() const;
 
@@ -74,10 +74,10 @@ class MpiWatch : NotCopied {
     double since;  // by timer_
   };
   void loop();
-  void look_at_processes();
-  void look_at_signal();
-  void look_at_calls();
-  void look_at_failure();
+  void check_processes();
+  void check_signal();
+  void check_calls();
+  void check_failure();
 
   Options options_;
   std::vector<int> descriptors_;  // pidfds of the other ranks' processes; -1: none
@@ -164,10 +164,10 @@ class MpiWorld : NotCopied {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  int local_rank() const { return rank_here_; }
-  int local_world_size() const { return ranks_here_; }  // on this host
+  int local_rank() const { return local_rank_; }
+  int local_world_size() const { return local_world_size_; }  // on this host
   int threads_per_rank() const { return threads_per_rank_; }
-  const WaitOptions& patience() const { return patience_; }
+  const WaitOptions& wait_options() const { return wait_options_; }
   MpiWatch& watch() { return *watch_; }
   // Other ranks' memory on this host; null if it cannot be mapped or there are no other ranks.
   PeerMemory* peers() const { return peers_.get(); }
@@ -184,29 +184,29 @@ class MpiWorld : NotCopied {
   // Prints "tessera: [rank r] line" and ends the job.
   [[noreturn]] void abort(const std::string& line, int status);
   // Another rank reports its failure and ends the job; if that does not happen, this rank does.
-  [[noreturn]] void wait_for_the_end(const std::string& line);
+  [[noreturn]] void wait_for_abort(const std::string& line);
 
  private:
   struct Sent {
     MPI_Request request;
     std::vector<std::byte> bytes;
   };
-  void meet_host();
-  void say_messages(const std::string& why);
+  void connect_host();
+  void report_messages(const std::string& why);
   bool several_hosts() const { return std::ssize(host_places_) < size_; }  // or ranks without shared memory
-  void meet_peers();
-  void tell_other_hosts(int failed, const std::string& cause);
-  void listen_to_other_hosts();
+  void map_peers();
+  void notify_other_hosts(int failed, const std::string& cause);
+  void poll_other_hosts();
 
-  int rank_ = 0, size_ = 1, rank_here_ = 0, ranks_here_ = 1;
+  int rank_ = 0, size_ = 1, local_rank_ = 0, local_world_size_ = 1;
   int threads_per_rank_ = 1;
-  WaitOptions patience_;
+  WaitOptions wait_options_;
   MPI_Comm alarm_ = MPI_COMM_NULL, host_ = MPI_COMM_NULL;
   std::unique_ptr<MpiWindow> host_window_;  // null if this host's ranks do not share memory
   HostPlace own_place_;                     // then this rank's private entry and failure state
-  HostFailureState own_board_;
+  HostFailureState own_failure_state_;
   std::vector<HostPlace*> host_places_;
-  HostFailureState* board_ = nullptr;
+  HostFailureState* failure_state_ = nullptr;
   std::unique_ptr<PeerMemory> peers_;
   std::vector<std::unique_ptr<MpiGroup>> groups_;
   std::unique_ptr<MpiWatch> watch_;
@@ -245,7 +245,7 @@ class MpiTransport final : public Transport {
  private:
   // Waits until done() is true; throws if a rank fails or the wait times out.
   template <class Done>
-  void patiently(int from, int64_t bytes, const Done& done);
+  void wait_until(int from, int64_t bytes, const Done& done);
 
   std::shared_ptr<MpiWorld> world_;
   MpiGroup& group_;

@@ -92,7 +92,7 @@ std::string NcclTransport::last_operation(int rank, const Call& call) const {
 }
 
 // The cause of a timeout, as far as known. `call`: the last one, if the wait is for its completion.
-std::string NcclTransport::in_vain(const Call* call) const {
+std::string NcclTransport::timeout_cause(const Call* call) const {
   const std::string within = " within " + seconds_text(timeout_s_);
   if (!call || logs_.empty())
     return "NCCL did not complete it" + within + "; a rank is missing or called a different operation";
@@ -110,7 +110,7 @@ void NcclTransport::wait_until(bool (NcclApi::*reached)(), const std::string& du
       check_peers(during);
       if (call) compare(*call);
       const double waited = timer.seconds();
-      if (waited > timeout_s_) throw CommError(during + ": " + in_vain(call));
+      if (waited > timeout_s_) throw CommError(during + ": " + timeout_cause(call));
       if (const int r = behind(call); r >= 0) late = r;
       if (flight_ && reminder.is_due(waited))
         flight_->overdue(axis_, during, late < 0 ? -1 : world_rank(late), late < 0 ? "" : last_operation(late, *call),
@@ -128,7 +128,7 @@ void NcclTransport::check_progress(double waited_s, const std::string& during) {
   if (size() == 1) return;
   try {
     check_peers(during);
-    if (waited_s > timeout_s_) throw CommError(during + ": " + in_vain(nullptr));
+    if (waited_s > timeout_s_) throw CommError(during + ": " + timeout_cause(nullptr));
     const std::lock_guard lock(family_->mutex);
     for (NcclApi* api : family_->members) api->queued();  // throws NCCL errors
   } catch (const CommError&) {
@@ -228,7 +228,7 @@ void NcclTransport::exchange(const Call& call) {
   for (int r = 0; r < size(); ++r) {
     const Range theirs = range(call, r);
     if (call.op == Op::all_to_all) {
-      const Range there = piece_for(call, size(), r), back = piece_from(call, size(), r);
+      const Range there = send_range(call, size(), r), back = recv_range(call, size(), r);
       send(call.in + there.begin * element, there.size(), r);
       recv(call.out + back.begin * element, back.size(), r);
     }

@@ -135,14 +135,14 @@ class NcclTransport final : public Transport {
   void compare(const Call& call) const;
   int behind(const Call* call) const;
   std::string last_operation(int rank, const Call& call) const;
-  std::string in_vain(const Call* call) const;
+  std::string timeout_cause(const Call* call) const;
   void wait_until(bool (NcclApi::*reached)(), const std::string& during, const Call* call = nullptr);
   std::shared_ptr<void> begin(const Call& call);
   void collective(const Call& call);
   void reduce_scatter(const Call& call, bool even);
   void all_gather(const Call& call, bool even);
   void exchange(const Call& call);
-  Range range(const Call& call, int rank) const { return piece(call.count, size(), rank); }
+  Range range(const Call& call, int rank) const { return chunk_range(call.count, size(), rank); }
 
   std::unique_ptr<NcclApi> api_;
   std::unique_ptr<Transport> carrier_;

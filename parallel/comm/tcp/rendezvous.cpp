@@ -130,7 +130,7 @@ Endpoint own_end(int fd) {
 
 namespace {
 
-constexpr size_t kMaxStrangers = 64;  // maximum unverified connections
+constexpr size_t kMaxUnverified = 64;  // maximum unverified connections
 constexpr size_t kMaxText = 500;
 constexpr uint32_t kAddressLetters = 46;  // size of a numeric address with its terminating 0
 
@@ -198,7 +198,7 @@ class Host {
       throw FieldError("rendezvous", "rank 0 cannot listen on " + m_.address + ": " + std::strerror(errno) +
                                          "; expected an address of this host and a free port");
     places_[0].host = this_host();
-    while (!all_are_there()) {
+    while (!all_connected()) {
       if (deadline_.is_over()) give_up();
       look();
     }
@@ -208,9 +208,9 @@ class Host {
   const std::vector<PeerPlace>& places() const { return places_; }
 
  private:
-  bool is_there(int rank) const { return rank == 0 || met_.peers[static_cast<size_t>(rank)]; }
+  bool is_connected(int rank) const { return rank == 0 || met_.peers[static_cast<size_t>(rank)]; }
   // A supervisor may restart a rank that has exited: its place is free for the new process.
-  bool all_are_there() {
+  bool all_connected() {
     for (size_t r = 1; r < met_.peers.size(); ++r)
       if (met_.peers[r] && has_ended(met_.peers[r])) leave(r);
     return std::all_of(met_.peers.begin() + 1, met_.peers.end(), [](const Descriptor& peer) { return bool(peer); });
@@ -219,15 +219,15 @@ class Host {
   // Accepts connections and reads available data.
   void look() {
     std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
-    for (const UnverifiedPeer& s : strangers_) polled.push_back({s.socket.get(), POLLIN, 0});
+    for (const UnverifiedPeer& s : unverified_) polled.push_back({s.socket.get(), POLLIN, 0});
     if (::poll(polled.data(), polled.size(), deadline_.ms()) <= 0) return;
-    for (size_t i = strangers_.size(); i-- > 0;)
-      if (polled[i + 1].revents != 0 && !listen_to(strangers_[i]))
-        strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));
+    for (size_t i = unverified_.size(); i-- > 0;)
+      if (polled[i + 1].revents != 0 && !read_hello(unverified_[i]))
+        unverified_.erase(unverified_.begin() + static_cast<std::ptrdiff_t>(i));
     if (polled[0].revents != 0)
       if (Descriptor s(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)); s)
-        strangers_.push_back({std::move(s)});
-    if (strangers_.size() > kMaxStrangers) strangers_.pop_front();
+        unverified_.push_back({std::move(s)});
+    if (unverified_.size() > kMaxUnverified) unverified_.pop_front();
   }
   void leave(size_t rank) {
     met_.peers[rank] = Descriptor();
@@ -235,7 +235,7 @@ class Host {
   }
 
   // Returns false if the peer is no longer unverified: it is a rank, or closed.
-  bool listen_to(UnverifiedPeer& s) {
+  bool read_hello(UnverifiedPeer& s) {
     const ssize_t n =
         ::recv(s.socket.get(), reinterpret_cast<char*>(&s.hello) + s.got, sizeof(Hello) - s.got, MSG_DONTWAIT);
     if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EINTR);
@@ -245,7 +245,7 @@ class Host {
     if (s.hello.rank > 0 && s.hello.rank < met_.peers.size())  // it may have exited since poll()
       if (const Descriptor& old = met_.peers[s.hello.rank]; old && has_ended(old)) leave(s.hello.rank);
     std::vector<bool> there;
-    for (int r = 0; r < m_.ranks; ++r) there.push_back(is_there(r));
+    for (int r = 0; r < m_.ranks; ++r) there.push_back(is_connected(r));
     if (const std::string why = refusal(s.hello, there); !why.empty()) {
       refuse(s.socket, why);
       for (const Descriptor& peer : met_.peers)
@@ -294,7 +294,7 @@ class Host {
   const RendezvousOptions& m_;
   Deadline deadline_;
   Descriptor listener_;
-  std::deque<UnverifiedPeer> strangers_;
+  std::deque<UnverifiedPeer> unverified_;
   std::set<size_t> left_;  // ranks that connected and exited
   std::vector<PeerPlace> places_;
   RendezvousResult met_;
@@ -311,11 +311,11 @@ class Joiner {
     const auto [host, port] = parse_address(m_.address);
     const Addresses addresses = resolved(host, port, m_.address);
     Descriptor listener;
-    while (!come_to_rank_0(*addresses, listener)) {  // it has exited and may be restarted
+    while (!join_rank_0(*addresses, listener)) {  // it has exited and may be restarted
       if (deadline_.is_over()) gone();
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
-    for (int r = 1; r < m_.rank; ++r) greet(r);
+    for (int r = 1; r < m_.rank; ++r) connect_to(r);
     for (int missing = m_.ranks - 1 - m_.rank; missing > 0;) missing -= accept_one(listener) ? 1 : 0;
     return std::move(met_);
   }
@@ -323,7 +323,7 @@ class Joiner {
 
  private:
   // False if rank 0 exits before it answers.
-  bool come_to_rank_0(const addrinfo& address, Descriptor& listener) {
+  bool join_rank_0(const addrinfo& address, Descriptor& listener) {
     std::string why = "not attempted";
     Descriptor first = connected(address, deadline_, why);
     if (!first)
@@ -368,7 +368,7 @@ class Joiner {
     for (PeerPlace& p : places_) p.address.back() = 0;
   }
 
-  void greet(int rank) {
+  void connect_to(int rank) {
     const PeerPlace& place = places_[static_cast<size_t>(rank)];
     std::string why;
     Descriptor s =
@@ -448,7 +448,7 @@ void launch_over_tcp(const LaunchOptions& o, const std::function<void(Communicat
       meet({.address = o.rendezvous, .rank = o.rank, .ranks = o.ranks, .timeout_s = o.timeout_s}), o.rank, o.timeout_s);
   const int threads_before = cpu::threads(), cores = static_cast<int>(std::thread::hardware_concurrency());
   cpu::set_threads(threads_of_rank(o.threads_per_rank, cores, world->local_world_size()));
-  const auto flight = std::make_shared<Flight>(o.rank, o.ranks, long_waits(o));
+  const auto flight = std::make_shared<Flight>(o.rank, o.ranks, make_stall_reporter(o));
   const std::string who = "[rank " + std::to_string(o.rank) + "] ";
   const auto failed = [&](const std::string& cause) {
     write_flight(o, *flight, cause);
@@ -457,8 +457,7 @@ void launch_over_tcp(const LaunchOptions& o, const std::function<void(Communicat
   };
   try {
     auto transport = std::make_unique<TcpTransport>(world);
-    run_rank(o, finished_transport(o, std::move(transport), world->local_rank(), world->local_world_size()), flight,
-             body);
+    run_rank(o, wrap_transport(o, std::move(transport), world->local_rank(), world->local_world_size()), flight, body);
   } catch (const Error& e) {
     failed(e.what());
     throw Error(who + e.what(), e.status());

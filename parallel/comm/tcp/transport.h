@@ -119,7 +119,7 @@ class TcpWorld : NotCopied {
   void send(int to, const Head& head, const void* data);
   // The first message received with the header's group and tag; waits briefly for it.
   std::optional<std::vector<std::byte>> take(int from, const Head& head);
-  FailureState& board() { return board_; }
+  FailureState& failure_state() { return failure_state_; }
   // Reports to all other ranks that this rank cannot continue.
   void fail(const std::string& cause);
   // Collective, after the body: all sent messages have arrived.
@@ -128,18 +128,18 @@ class TcpWorld : NotCopied {
  private:
   using Address = std::tuple<int, uint64_t, int>;  // rank, group, tag
   void read_from(int peer);
-  void wait_for_a_cause() const;
+  void wait_for_cause() const;
 
   RendezvousResult met_;
   int rank_;
   double timeout_s_;
-  FailureState board_;
+  FailureState failure_state_;
   std::vector<std::mutex> sending_;
   std::mutex mutex_;
-  std::condition_variable came_;
+  std::condition_variable arrived_;
   std::map<Address, std::deque<std::vector<std::byte>>> inbox_;
   int goodbyes_ = 0;
-  std::atomic<bool> closing_{false}, told_{false};
+  std::atomic<bool> closing_{false}, reported_{false};
   std::vector<std::jthread> readers_;
 };
 
@@ -156,8 +156,8 @@ class TcpTransport final : public Transport {
   void recv(int from, int tag, std::byte* data, int64_t bytes) override;
   std::unique_ptr<Transport> split(int color, int key) override;
   void fail(const std::string& cause) override { world_->fail(cause); }
-  int failed_rank() const override { return world_->board().failed_rank(); }
-  std::string failure() const override { return Transport::failure() + ": " + world_->board().cause(); }
+  int failed_rank() const override { return world_->failure_state().failed_rank(); }
+  std::string failure() const override { return Transport::failure() + ": " + world_->failure_state().cause(); }
 
  private:
   TcpTransport(std::shared_ptr<TcpWorld> world, std::vector<int> world_ranks, int rank, uint64_t group)

@@ -30,7 +30,7 @@ inline void check_sums(Communicator& c, int64_t n, DType dtype, const ArenaPtr& 
   x = mine.clone();
   c.start_all_reduce(x).wait();
   expect(values(x) == total, named(c, n, dtype, "all_reduce in the background"));
-  const Range own = piece(n, ranks, me);
+  const Range own = chunk_range(n, ranks, me);
   Tensor part = Tensor::empty({own.size()}, dtype, arena);
   c.reduce_scatter(mine, part);
   expect(values(part) == cut(total, ranks, me), named(c, n, dtype, "reduce_scatter"));
@@ -50,7 +50,7 @@ inline void check_roots(Communicator& c, int64_t n, DType dtype, const ArenaPtr&
   const int ranks = c.size(), me = c.rank();
   const std::vector<double> total = summed(ranks, n);
   const Tensor mine = make_array(me, n, dtype, arena);
-  const Range own = piece(n, ranks, me);
+  const Range own = chunk_range(n, ranks, me);
   const Tensor part = mine.narrow(0, own.begin, own.size()).clone();
   for (int root = 0; root < ranks; ++root) {
     Tensor x = mine.clone();
@@ -62,7 +62,7 @@ inline void check_roots(Communicator& c, int64_t n, DType dtype, const ArenaPtr&
     const Tensor whole = me == root ? Tensor::zeros({n}, dtype, arena) : Tensor::meta({n}, dtype);
     c.gather(part, whole, root);
     for (int r = 0; me == root && r < ranks; ++r) {
-      const Range theirs = piece(n, ranks, r);
+      const Range theirs = chunk_range(n, ranks, r);
       const Tensor from = make_array(r, n, dtype, arena).narrow(0, theirs.begin, theirs.size());
       expect(values(whole.narrow(0, theirs.begin, theirs.size())) == values(from), named(c, n, dtype, "gather"));
     }

@@ -57,7 +57,7 @@ void bytes(Communicator& world) {
     world.set_algorithm(algorithm);
     const ArenaPtr arena = world.make_arena();
     const Tensor x = Tensor::zeros({5003}, DType::float32, arena);
-    const Tensor part = Tensor::zeros({piece(5003, world.size(), world.rank()).size()}, DType::float32, arena);
+    const Tensor part = Tensor::zeros({chunk_range(5003, world.size(), world.rank()).size()}, DType::float32, arena);
     world.reset_counts();
     world.all_reduce(x);
     if (algorithm != Algorithm::root) world.reduce_scatter(x, part);
