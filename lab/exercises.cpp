@@ -72,7 +72,7 @@ const std::vector<Exercise>& exercises() {
        kSchedules},
       {"ring-attention",
        "parallel/ring_attention.cpp",
-       {{"Attended forward(", "for (int hop"}},
+       {{"AttentionResult forward(", "for (int hop"}},
        {{"values", 4}, {"bytes", 2}},
        grade_ring_attention},
       {"clipping",

@@ -1,5 +1,7 @@
 // The NCCL transport without a GPU: a fake NCCL records every call, with threads as ranks.
 
+#include <cstring>
+
 #include "parallel/comm/nccl/transport.h"
 #include "parallel/comm/thread_transport.h"
 #include "tests/parallel/arrays.h"
