@@ -53,8 +53,9 @@ void check_servers(int servers, int ranks) {
 }
 
 Tensor gather_unit(Communicator& axis, const DataLayout& layout, size_t unit, const Tensor& shard) {
-  if (layout.kept == ShardingKind::by_owners) return gather_from_owners(axis, layout.owners, layout.sizes[unit], shard);
-  if (layout.kept == ShardingKind::in_shards) return gather_shards(axis, layout.sizes[unit], shard);
+  if (layout.sharding == ShardingKind::by_owners)
+    return gather_from_owners(axis, layout.owners, layout.sizes[unit], shard);
+  if (layout.sharding == ShardingKind::in_shards) return gather_shards(axis, layout.sizes[unit], shard);
   return axis.rank() == 0 ? shard : Tensor();
 }
 

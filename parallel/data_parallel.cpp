@@ -43,7 +43,7 @@ class DataParallel final : public DataStrategy {
 
 // All state on rank 0.
 DataParallel::DataParallel(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
-    : DataStrategy(model, axis, arena, options, {.name = "dataparallel", .kept = ShardingKind::at_root}) {
+    : DataStrategy(model, axis, arena, options, {.name = "dataparallel", .sharding = ShardingKind::at_root}) {
   if (options.zero != 0)
     throw FieldError("zero", "dataparallel stores all state on rank 0 and does not support ZeRO stage " +
                                  std::to_string(options.zero) + "; expected 0, or ddp instead of dataparallel");

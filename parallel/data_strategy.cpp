@@ -13,9 +13,9 @@ DataStrategy::DataStrategy(Module& model, Communicator& axis, const ArenaPtr& ar
       axis_((require_object(&axis, "[data parallel] axis"), axis)),
       arena_((require_object(arena.get(), "[data parallel] arena"), arena)),
       options_(options),
-      layout_{.kept = identity.kept, .owners = identity.owners, .every_microbatch = identity.every_microbatch},
+      layout_{.sharding = identity.sharding, .owners = identity.owners, .every_microbatch = identity.every_microbatch},
       name_(std::move(identity.name)),
-      batches_(axis, arena, {.copies = options.copies, .through_root = identity.kept == ShardingKind::at_root}) {
+      batches_(axis, arena, {.copies = options.copies, .through_root = identity.sharding == ShardingKind::at_root}) {
   for (const Module::Unit& unit : model.layout()) layout_.sizes.push_back(unit.size);
 }
 

@@ -98,7 +98,7 @@ class DataStrategy : NotCopied {
   Communicator& shard_axis() const { return shard_axis_ ? *shard_axis_ : axis_; }
   Communicator* replicate_axis() const { return replicate_axis_.get(); }
   // Whether all ranks have the same values now (false between DiLoCo's outer steps).
-  bool agrees() const { return !layout_.apart || steps_ == 0 || options_.sync.all_due(steps_); }
+  bool agrees() const { return !layout_.local_updates || steps_ == 0 || options_.sync.all_due(steps_); }
   // Tensors that the strategy stores between steps in addition to values, named like Optimizer::state().
   const std::vector<NamedTensor>& state() const { return state_; }
   // The name prefixes in state(), on any rank: "common".
@@ -119,7 +119,7 @@ class DataStrategy : NotCopied {
  protected:
   struct Identity {
     std::string name;
-    ShardingKind kept = ShardingKind::everywhere;
+    ShardingKind sharding = ShardingKind::everywhere;
     int owners = 1;
     bool every_microbatch = false;
   };
@@ -148,7 +148,9 @@ class DataStrategy : NotCopied {
 
  private:
   int ranks_of_copy() const {
-    return layout_.apart ? options_.copies : layout_.kept == ShardingKind::everywhere ? 1 : shard_axis().size();
+    return layout_.local_updates                          ? options_.copies
+           : layout_.sharding == ShardingKind::everywhere ? 1
+                                                          : shard_axis().size();
   }
   std::string name_;
   DataBatches batches_;

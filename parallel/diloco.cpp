@@ -107,14 +107,14 @@ Diloco::Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const D
   const FlatBuffer all = make_flat_buffer(Category::parameters, Category::gradients);
   grads_ = all.grads;
   shards_ = residents_;
-  const auto room = [&] {
+  const auto make_state = [&] {
     return Tensor::empty(all.values.shape(), accum_dtype(options.dtype), arena, Category::optimizer);
   };
-  Tensor common = room(), momentum;
+  Tensor common = make_state(), momentum;
   common.copy_from(all.values);
   state_kinds_.emplace_back("common");
   if (options.outer_momentum > 0) {
-    momentum = room();
+    momentum = make_state();
     momentum.fill(0);
     state_kinds_.emplace_back("outer");
   }
@@ -133,7 +133,7 @@ Diloco::Diloco(Module& model, Communicator& axis, const ArenaPtr& arena, const D
     begin += size;
   }
   layout_.reductions = {{{0, begin}, begin}};
-  layout_.apart = true;
+  layout_.local_updates = true;
 }
 
 // Before the first step, loaded values without common ones are also the common values.

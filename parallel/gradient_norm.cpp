@@ -126,19 +126,19 @@ void sum_over_axes(const DataStrategy& s, std::vector<double>& sums) {
 
 }  // namespace
 
-Tensor unit_squares(const DataStrategy& s, const Communicator* beside) {
-  if (beside && beside->size() > 1) return squares_of_own(s, beside);
-  const ShardingKind kept = s.layout().kept;
-  if (kept == ShardingKind::in_shards) return squares_along_axes(s);
-  return kept == ShardingKind::by_owners ? squares_of_owners(s) : squares_of_own(s, nullptr);
+Tensor unit_squares(const DataStrategy& s, const Communicator* parameter_axis) {
+  if (parameter_axis && parameter_axis->size() > 1) return squares_of_own(s, parameter_axis);
+  const ShardingKind sharding = s.layout().sharding;
+  if (sharding == ShardingKind::in_shards) return squares_along_axes(s);
+  return sharding == ShardingKind::by_owners ? squares_of_owners(s) : squares_of_own(s, nullptr);
 }
 
-std::vector<double> unit_sums(const DataStrategy& s, Communicator* beside) {
-  std::vector<double> sums = unit_squares(s, beside).to_vector<double>();
-  const ShardingKind kept = s.layout().kept;
-  const bool parts = beside && beside->size() > 1;
-  if (kept == ShardingKind::at_root || (parts && kept != ShardingKind::everywhere)) sum_over_axes(s, sums);
-  if (parts) beside->sum(sums);
+std::vector<double> unit_sums(const DataStrategy& s, Communicator* parameter_axis) {
+  std::vector<double> sums = unit_squares(s, parameter_axis).to_vector<double>();
+  const ShardingKind sharding = s.layout().sharding;
+  const bool parts = parameter_axis && parameter_axis->size() > 1;
+  if (sharding == ShardingKind::at_root || (parts && sharding != ShardingKind::everywhere)) sum_over_axes(s, sums);
+  if (parts) parameter_axis->sum(sums);
   return sums;
 }
 

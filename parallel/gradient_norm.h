@@ -11,11 +11,11 @@ namespace tessera {
 // Sums of squares of each unit's gradients: float64 (units), on the device of the shards, so no rank waits for a GPU
 // (except with parameter servers, which add on the host). DataParallel's are not yet summed over ranks.
 //
-// `beside` is an axis that shards parameters. If it has several ranks, the sums cover only this rank's shards, in
-// another order, and must be summed over both axes (only over `beside` if every rank has all of each unit's gradients).
-// Tensors replicated over `beside` count on its first rank.
-Tensor unit_squares(const DataStrategy& strategy, const Communicator* beside = nullptr);
+// `parameter_axis` is an axis that shards parameters. If it has several ranks, the sums cover only this rank's shards,
+// in another order, and must be summed over both axes (only over `parameter_axis` if every rank has all of each unit's
+// gradients). Tensors replicated over `parameter_axis` count on its first rank.
+Tensor unit_squares(const DataStrategy& strategy, const Communicator* parameter_axis = nullptr);
 // The same, summed over ranks: bitwise identical on every rank. Collective.
-std::vector<double> unit_sums(const DataStrategy& strategy, Communicator* beside = nullptr);
+std::vector<double> unit_sums(const DataStrategy& strategy, Communicator* parameter_axis = nullptr);
 
 }  // namespace tessera

@@ -34,17 +34,17 @@ std::vector<int> balanced_owners(std::span<const int64_t> sizes, int ranks) {
   std::vector<int64_t> loads(static_cast<size_t>(ranks), 0);
   std::vector<int> owners(sizes.size(), 0);
   for (const size_t i : order) {
-    const auto least = std::ranges::min_element(loads);
-    *least += sizes[i];
-    owners[i] = static_cast<int>(least - loads.begin());
+    const auto smallest = std::ranges::min_element(loads);
+    *smallest += sizes[i];
+    owners[i] = static_cast<int>(smallest - loads.begin());
   }
   return owners;
 }
 
 MatrixOwners::MatrixOwners(const DataStrategy& strategy, Communicator& tp)
     : tp_(tp),
-      cut_(strategy.layout().kept == ShardingKind::in_shards),
-      alone_(strategy.layout().kept == ShardingKind::at_root || strategy.layout().apart) {
+      cut_(strategy.layout().sharding == ShardingKind::in_shards),
+      alone_(strategy.layout().sharding == ShardingKind::at_root || strategy.layout().local_updates) {
   for (const FlatUnit& unit : strategy.shards()) {
     if (!unit.trainable()) continue;
     if (unit.matrices())
@@ -124,8 +124,9 @@ Tensor MatrixOwners::gathered(const Matrix& m, const Tensor& update) {
 void MatrixOwners::make_whole(const Matrix& m, const Tensor& here) {
   const Parameter& p = *m.slot.parameter;
   if (tp_.size() == 1 || p.shard.is_whole()) return make_matrix_update(p, here.reshape(p.whole));
-  const auto room = [&](int64_t n) { return here.make({n}, here.dtype(), Category::workspace); };
-  const Tensor own = room(m.largest), all = room(m.largest * tp_.size()), whole = room(p.whole.numel());
+  const auto make_buffer = [&](int64_t n) { return here.make({n}, here.dtype(), Category::workspace); };
+  const Tensor own = make_buffer(m.largest), all = make_buffer(m.largest * tp_.size()),
+               whole = make_buffer(p.whole.numel());
   own.narrow(0, 0, here.numel()).copy_from(here);
   tp_.all_gather(own, all);
   for (int t = 0; t < tp_.size(); ++t)

@@ -60,7 +60,7 @@ Tensor part(const Tensor& t, Range range) { return t.narrow(0, range.begin, rang
 // of the axis's algorithm.
 ParameterServer::ParameterServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
     : DataStrategy(model, axis, arena, options,
-                   {.name = "ps-sync", .kept = ShardingKind::by_owners, .owners = options.servers}) {
+                   {.name = "ps-sync", .sharding = ShardingKind::by_owners, .owners = options.servers}) {
   check_servers(options.servers, axis.size());
   int64_t begin = 0;
   for (const Module::Unit& layout : model.layout()) {

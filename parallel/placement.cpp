@@ -69,9 +69,9 @@ Tensor zeros_like(const Tensor& x, const Shape& shape) {
 struct Blocks {
   Tensor all;
   Blocks(const Tensor& x, int n, Shape shape) {
-    Shape together{n};
-    for (const int64_t d : shape) together.push_back(d);
-    all = x.make(together, x.dtype(), Category::communication);
+    Shape all_shape{n};
+    for (const int64_t d : shape) all_shape.push_back(d);
+    all = x.make(all_shape, x.dtype(), Category::communication);
   }
   Tensor operator[](int r) const { return all.select(0, r); }
 };
@@ -196,11 +196,11 @@ class Resolver {
                  std::to_string(step.from.dim) + "; expected " + std::to_string(step.own(step.from).size()));
     }
     if (step.to.kind == Kind::sharded) {
-      const int64_t seen = step.from == step.to ? step.from.whole : x_.dim(step.to.dim);
-      if (step.to.whole != 0 && step.to.whole != seen)
-        complain("dim " + std::to_string(step.to.dim) + " has " + std::to_string(seen) + "; expected " +
+      const int64_t size = step.from == step.to ? step.from.whole : x_.dim(step.to.dim);
+      if (step.to.whole != 0 && step.to.whole != size)
+        complain("dim " + std::to_string(step.to.dim) + " has " + std::to_string(size) + "; expected " +
                  std::to_string(step.to.whole));
-      step.to.whole = seen;
+      step.to.whole = size;
     }
     return step;
   }

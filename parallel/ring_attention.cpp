@@ -41,7 +41,7 @@ struct Ring {
 
   Shape by_head() const { return {b, tokens, heads.query, d}; }
   // Packed keys and values, or their gradients: (B, T / c, 2 K, D).
-  Tensor travelling(const Tensor& like, DType type) const {
+  Tensor make_block(const Tensor& like, DType type) const {
     return like.make({b, tokens, 2 * heads.key, d}, type, Category::communication);
   }
   Tensor q_slice(const Tensor& packed) const { return packed_part(packed, heads, 0); }
@@ -49,7 +49,7 @@ struct Ring {
     return packed.narrow(2, heads.query * d, 2 * heads.key * d).reshape({b, tokens, 2 * heads.key, d});
   }
   Tensor keys_and_values(const Tensor& packed) const {
-    Tensor kv = travelling(packed, dtype);
+    Tensor kv = make_block(packed, dtype);
     kv.copy_from(kv_slice(packed));
     return kv;
   }
@@ -212,7 +212,7 @@ Tensor backward(const Ring& ring, const Tensor& packed, const AttentionResult& r
   const Tensor gradient = packed.make(packed.shape(), ring.sum());
   const Tensor dq = ring.q_slice(gradient);
   Tensor home = ring.kv_slice(gradient);
-  const Tensor dkv = ring.travelling(packed, ring.wide), arriving = ring.travelling(packed, ring.wide);
+  const Tensor dkv = ring.make_block(packed, ring.wide), arriving = ring.make_block(packed, ring.wide);
   Backward local(ring, packed, result, dout);
   for (int hop = 0; hop < ring.ranks(); ++hop) {
     const bool last = hop + 1 == ring.ranks();

@@ -9,7 +9,7 @@ namespace tessera {
 Zero::Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
     : DataStrategy(model, axis, arena, options,
                    {.name = "zero-" + std::to_string(options.zero),
-                    .kept = ShardingKind::in_shards,
+                    .sharding = ShardingKind::in_shards,
                     .owners = axis.size(),
                     .every_microbatch = options.zero >= 2}),
       stage_(options.zero) {

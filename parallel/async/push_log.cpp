@@ -119,11 +119,11 @@ class Play {
   }
 
   int64_t slowest(size_t k) const {
-    int64_t least = std::numeric_limits<int64_t>::max();
+    int64_t min_clock = std::numeric_limits<int64_t>::max();
     for (int w = 0; w < log_.workers; ++w)
       if (const int64_t clock = done_[k][static_cast<size_t>(w)] / 2; clock < orders_[k].clocks(w))
-        least = std::min(least, clock);
-    return least;
+        min_clock = std::min(min_clock, clock);
+    return min_clock;
   }
 
   const PushLog& log_;

@@ -209,9 +209,10 @@ void AsyncServer::stop(const std::exception_ptr& thrown) {
 }
 
 AsyncSummary AsyncServer::finish() {
-  const auto most = [&](int64_t of_shard) { return static_cast<int64_t>(axis_.max(static_cast<double>(of_shard))); };
+  const auto max_over_ranks = [&](int64_t x) { return static_cast<int64_t>(axis_.max(static_cast<double>(x))); };
   const AsyncSummary mine = shard_ ? shard_->summary() : AsyncSummary(),
-                     summary{most(mine.applied), most(mine.max_ahead), most(mine.max_behind)};
+                     summary{max_over_ranks(mine.applied), max_over_ranks(mine.max_ahead),
+                             max_over_ranks(mine.max_behind)};
   if (options_.record.empty()) return summary;
   if (const std::optional<PushLog> log = order()) write_push_log(options_.record, *log);
   return summary;
@@ -252,16 +253,17 @@ Tensor AsyncServer::gather_held(size_t unit, int worker) {
 }
 
 Tensor AsyncServer::gather(size_t unit, const Tensor& shard) {
-  const DataLayout layout{.kept = ShardingKind::by_owners, .owners = servers_, .sizes = {units_[unit].values.numel()}};
+  const DataLayout layout{
+      .sharding = ShardingKind::by_owners, .owners = servers_, .sizes = {units_[unit].values.numel()}};
   return gather_unit(axis_, layout, 0, shard);
 }
 
 // The worker's loop, and the server's threads.
 
 void AsyncServer::work(int64_t target, const Hooks& hooks) {
-  for (bool told = false; clock_ < target; ++clock_) {
-    if (!replays() && !told && hooks.wish && hooks.wish()) {
-      told = true;
+  for (bool stop_requested = false; clock_ < target; ++clock_) {
+    if (!replays() && !stop_requested && hooks.wish && hooks.wish()) {
+      stop_requested = true;
       request_stop();
     }
     const bool stops = !pull(kNever);
@@ -475,10 +477,10 @@ int64_t AsyncShard::end_time(size_t worker) const {
 }
 
 int64_t AsyncShard::slowest() const {
-  int64_t least = kNever;
+  int64_t min_clock = kNever;
   for (size_t w = 0; w < clocks_.size(); ++w)
-    if (clocks_[w] < end_time(w)) least = std::min(least, clocks_[w]);
-  return least;
+    if (clocks_[w] < end_time(w)) min_clock = std::min(min_clock, clocks_[w]);
+  return min_clock;
 }
 
 bool AsyncShard::pull(int worker, int64_t clock, const Waiting& waiting,

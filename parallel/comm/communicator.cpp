@@ -41,7 +41,7 @@ const Region* arena_region(const Tensor& t) { return t.device() == Device::cpu ?
 
 }  // namespace
 
-Call Communicator::whole(Op op, const Tensor& x) const {
+Call Communicator::full_call(Op op, const Tensor& x) const {
   Call call{.op = op, .dtype = x.dtype(), .count = x.numel()};
   if (!x.is_contiguous()) complain(call, "the array is not contiguous");
   call.in = x.address();
@@ -53,7 +53,7 @@ Call Communicator::whole(Op op, const Tensor& x) const {
 
 // The call of a collective that splits an array: one of `in` and `out` is the full array (undefined or meta if not
 // needed), the other is this rank's chunk.
-Call Communicator::cut(Op op, const Tensor& in, const Tensor& out, int64_t rows) const {
+Call Communicator::sharded_call(Op op, const Tensor& in, const Tensor& out, int64_t rows) const {
   const bool gathers = op == Op::all_gather || op == Op::gather;
   const Tensor &array = gathers ? out : in, &own = gathers ? in : out;
   Call call{
@@ -76,8 +76,8 @@ Call Communicator::cut(Op op, const Tensor& in, const Tensor& out, int64_t rows)
   call.in = memory(in);
   call.out = memory(out);
   call.gpu = make_gpu_arena(own);
-  const bool apart = call.in && call.out && arena_region(in) != arena_region(out);
-  call.region = apart ? nullptr : arena_region(own);
+  const bool separate = call.in && call.out && arena_region(in) != arena_region(out);
+  call.region = separate ? nullptr : arena_region(own);
   return call;
 }
 
@@ -167,74 +167,74 @@ Work Communicator::start_queued(const Call& call, std::vector<Tensor> held, Algo
 
 void Communicator::all_reduce(const Tensor& x, Reduction reduction) {
   if (size() == 1) return;
-  Call call = whole(Op::all_reduce, x);
+  Call call = full_call(Op::all_reduce, x);
   call.reduction = reduction;
   run(call);
 }
 
 Work Communicator::start_all_reduce(const Tensor& x, Reduction reduction) {
   if (size() == 1) return {};
-  Call call = whole(Op::all_reduce, x);
+  Call call = full_call(Op::all_reduce, x);
   call.reduction = reduction;
   return start(call, {x});
 }
 
 // With one rank a chunk is the full array.
-bool Communicator::alone(const Call& call) const {
+bool Communicator::copies_locally(const Call& call) const {
   if (size() > 1) return false;
   Memory(call).copy(call.out, call.in, call.bytes());
   return true;
 }
 
 void Communicator::reduce_scatter(const Tensor& in, const Tensor& out, Reduction reduction, int64_t rows) {
-  Call call = cut(Op::reduce_scatter, in, out, rows);
+  Call call = sharded_call(Op::reduce_scatter, in, out, rows);
   call.reduction = reduction;
-  if (!alone(call)) run(call);
+  if (!copies_locally(call)) run(call);
 }
 
 Work Communicator::start_reduce_scatter(const Tensor& in, const Tensor& out, int64_t rows) {
-  const Call call = cut(Op::reduce_scatter, in, out, rows);
-  return alone(call) ? Work() : start(call, {in, out});
+  const Call call = sharded_call(Op::reduce_scatter, in, out, rows);
+  return copies_locally(call) ? Work() : start(call, {in, out});
 }
 
 void Communicator::all_gather(const Tensor& in, const Tensor& out, int64_t rows) {
-  const Call call = cut(Op::all_gather, in, out, rows);
-  if (!alone(call)) run(call);
+  const Call call = sharded_call(Op::all_gather, in, out, rows);
+  if (!copies_locally(call)) run(call);
 }
 
 Work Communicator::start_all_gather(const Tensor& in, const Tensor& out, int64_t rows) {
-  const Call call = cut(Op::all_gather, in, out, rows);
-  return alone(call) ? Work() : start(call, {in, out});
+  const Call call = sharded_call(Op::all_gather, in, out, rows);
+  return copies_locally(call) ? Work() : start(call, {in, out});
 }
 
 void Communicator::broadcast(const Tensor& x, int root) {
-  Call call = whole(Op::broadcast, x);
-  call.root = checked(call, root);
+  Call call = full_call(Op::broadcast, x);
+  call.root = checked_rank(call, root);
   if (size() > 1) run(call);
 }
 
 void Communicator::reduce(const Tensor& x, int root) {
-  Call call = whole(Op::reduce, x);
-  call.root = checked(call, root);
+  Call call = full_call(Op::reduce, x);
+  call.root = checked_rank(call, root);
   if (size() > 1) run(call);
 }
 
 void Communicator::gather(const Tensor& in, const Tensor& out, int root) {
-  Call call = cut(Op::gather, in, out);
-  call.root = checked(call, root);
+  Call call = sharded_call(Op::gather, in, out);
+  call.root = checked_rank(call, root);
   if (rank() == root && !call.out) complain(call, "the root has no memory for the full array");
-  if (!alone(call)) run(call);
+  if (!copies_locally(call)) run(call);
 }
 
 void Communicator::scatter(const Tensor& in, const Tensor& out, int root) {
-  Call call = cut(Op::scatter, in, out);
-  call.root = checked(call, root);
+  Call call = sharded_call(Op::scatter, in, out);
+  call.root = checked_rank(call, root);
   if (rank() == root && !call.in) complain(call, "the root has no array to scatter");
-  if (!alone(call)) run(call);
+  if (!copies_locally(call)) run(call);
 }
 
 void Communicator::all_to_all(const Tensor& in, const Tensor& out) {
-  Call call = whole(Op::all_to_all, in);
+  Call call = full_call(Op::all_to_all, in);
   if (in.numel() % size() != 0)
     complain(call, std::to_string(in.numel()) + " elements are not a multiple of " + std::to_string(size()) + " ranks");
   if (out.numel() != in.numel() || out.dtype() != in.dtype() || !out.is_contiguous() ||
@@ -243,11 +243,11 @@ void Communicator::all_to_all(const Tensor& in, const Tensor& out) {
              "out is " + out.describe() + "; expected other contiguous memory of the same size, dtype and device");
   call.out = out.address();
   if (arena_region(out) != call.region) call.region = nullptr;
-  if (!alone(call)) run(call);
+  if (!copies_locally(call)) run(call);
 }
 
-Call Communicator::uneven(const Tensor& in, const Tensor& out, const UnevenSplits& splits) const {
-  Call call = whole(Op::all_to_all, in);
+Call Communicator::uneven_call(const Tensor& in, const Tensor& out, const UnevenSplits& splits) const {
+  Call call = full_call(Op::all_to_all, in);
   const auto fit = [&](const std::vector<int64_t>& sizes, const Tensor& array) {
     return std::ssize(sizes) == size() && std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) == array.numel();
   };
@@ -264,21 +264,21 @@ Call Communicator::uneven(const Tensor& in, const Tensor& out, const UnevenSplit
 void Communicator::all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                               std::span<const int64_t> received) {
   const UnevenSplits splits{{sent.begin(), sent.end()}, {received.begin(), received.end()}};
-  const Call call = uneven(in, out, splits);
-  if (!alone(call)) run(call);
+  const Call call = uneven_call(in, out, splits);
+  if (!copies_locally(call)) run(call);
 }
 
 Work Communicator::start_all_to_all(const Tensor& in, const Tensor& out, std::span<const int64_t> sent,
                                     std::span<const int64_t> received) {
   const auto splits = std::make_shared<const UnevenSplits>(
       UnevenSplits{{sent.begin(), sent.end()}, {received.begin(), received.end()}});
-  const Call call = uneven(in, out, *splits);
-  return alone(call) ? Work() : start(call, {in, out}, algorithm_, splits);
+  const Call call = uneven_call(in, out, *splits);
+  return copies_locally(call) ? Work() : start(call, {in, out}, algorithm_, splits);
 }
 
 void Communicator::send(const Tensor& x, int to, int tag) {
-  Call call = whole(Op::send, x);
-  call.root = checked(call, to);
+  Call call = full_call(Op::send, x);
+  call.root = checked_rank(call, to);
   if (to == rank()) complain(call, "a rank cannot send to itself");
   const ScopedStall span(stall_timer_);
   const TraceSpan wait(trace_, kStall, TraceKind::wait);
@@ -289,8 +289,8 @@ void Communicator::send(const Tensor& x, int to, int tag) {
 }
 
 void Communicator::recv(const Tensor& x, int from, int tag) {
-  Call call = whole(Op::recv, x);
-  call.root = checked(call, from);
+  Call call = full_call(Op::recv, x);
+  call.root = checked_rank(call, from);
   if (from == rank()) complain(call, "a rank cannot receive from itself");
   const ScopedStall span(stall_timer_);
   const TraceSpan wait(trace_, kStall, TraceKind::wait);
@@ -304,7 +304,7 @@ void Communicator::barrier() {
   if (size() > 1) run({.op = Op::barrier});
 }
 
-int Communicator::checked(const Call& call, int rank) const {
+int Communicator::checked_rank(const Call& call, int rank) const {
   if (rank < 0 || rank >= size())
     complain(call, "expected a rank below the group size, got rank " + std::to_string(rank) + " of " +
                        std::to_string(size()));
@@ -313,7 +313,7 @@ int Communicator::checked(const Call& call, int rank) const {
 
 // Scalar reductions and sub-groups.
 
-void Communicator::over_ranks(std::span<double> x, Reduction reduction) {
+void Communicator::reduce_values(std::span<double> x, Reduction reduction) {
   if (size() == 1) return;
   const auto memory = reinterpret_cast<std::byte*>(x.data());
   run({.op = Op::all_reduce,
@@ -326,14 +326,14 @@ void Communicator::over_ranks(std::span<double> x, Reduction reduction) {
 }
 
 double Communicator::sum(double x) {
-  over_ranks(std::span(&x, 1), Reduction::sum);
+  reduce_values(std::span(&x, 1), Reduction::sum);
   return x;
 }
 double Communicator::max(double x) {
-  over_ranks(std::span(&x, 1), Reduction::max);
+  reduce_values(std::span(&x, 1), Reduction::max);
   return x;
 }
-void Communicator::sum(std::span<double> x) { over_ranks(x, Reduction::sum); }
+void Communicator::sum(std::span<double> x) { reduce_values(x, Reduction::sum); }
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key, std::string axis) {
   auto made = std::make_unique<Communicator>(transport_->split(color, key), std::move(axis), algorithm_);
@@ -383,7 +383,7 @@ void Communicator::wait_for_gpu(Arena& gpu, const std::string& during) {
 
 namespace {
 
-constexpr size_t kShown = 3, kLetters = 80;  // maximum facts shown, characters per value
+constexpr size_t kMaxFacts = 3, kMaxCharacters = 80;  // maximum facts shown, characters per value
 
 using Sorted = std::map<std::string, std::string>;
 
@@ -406,7 +406,7 @@ Sorted parse_facts(const std::string& text) {
 std::string shown(const Sorted& facts, const std::string& name) {
   const auto found = facts.find(name);
   if (found == facts.end()) return "not set";
-  return found->second.size() > kLetters ? found->second.substr(0, kLetters) + "..." : found->second;
+  return found->second.size() > kMaxCharacters ? found->second.substr(0, kMaxCharacters) + "..." : found->second;
 }
 
 }  // namespace
@@ -415,10 +415,10 @@ std::string broadcast_text(Communicator& world, const std::string& text, int roo
   const ArenaPtr arena = make_arena();
   const Tensor size = Tensor::of<int64_t>(std::vector{std::ssize(text)}, {1}, arena);
   world.broadcast(size, root);
-  const Tensor letters = Tensor::zeros({size.item<int64_t>()}, DType::int32, arena);
-  if (world.rank() == root) std::ranges::copy(text, letters.data<int32_t>());
-  world.broadcast(letters, root);
-  const std::vector<int32_t> all = letters.to_vector<int32_t>();
+  const Tensor characters = Tensor::zeros({size.item<int64_t>()}, DType::int32, arena);
+  if (world.rank() == root) std::ranges::copy(text, characters.data<int32_t>());
+  world.broadcast(characters, root);
+  const std::vector<int32_t> all = characters.to_vector<int32_t>();
   return {all.begin(), all.end()};
 }
 
@@ -443,7 +443,7 @@ void require_same(Communicator& world, const Facts& mine) {
   for (size_t found = 0; const auto& [name, value] : names) {
     const std::string here = shown(first, name), there = shown(second, name);
     if (here == there && first.contains(name) == second.contains(name)) continue;
-    if (++found > kShown) {
+    if (++found > kMaxFacts) {
       what += "; and more";
       break;
     }

@@ -146,12 +146,12 @@ class Communicator : NotCopied {
   template <class F>
   void observed(const Call& call, double requested, const F& f);
   double now() const;
-  Call whole(Op op, const Tensor& x) const;
-  Call cut(Op op, const Tensor& in, const Tensor& out, int64_t rows = 1) const;
-  Call uneven(const Tensor& in, const Tensor& out, const UnevenSplits& splits) const;
-  bool alone(const Call& call) const;
-  int checked(const Call& call, int rank) const;
-  void over_ranks(std::span<double> x, Reduction reduction);
+  Call full_call(Op op, const Tensor& x) const;
+  Call sharded_call(Op op, const Tensor& in, const Tensor& out, int64_t rows = 1) const;
+  Call uneven_call(const Tensor& in, const Tensor& out, const UnevenSplits& splits) const;
+  bool copies_locally(const Call& call) const;
+  int checked_rank(const Call& call, int rank) const;
+  void reduce_values(std::span<double> x, Reduction reduction);
   [[noreturn]] void complain(const Call& call, const std::string& what) const;
 
   std::unique_ptr<Transport> transport_;

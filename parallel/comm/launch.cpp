@@ -30,17 +30,17 @@ namespace {
 // Rethrows a rank's exception, prefixed with the rank. After a failure in the background the rank may only have thrown
 // PeerFailed; then `failure_state` has the cause.
 [[noreturn]] void rethrow(const std::exception_ptr& thrown, int rank, int ranks, const FailureState& failure_state) {
-  const std::string who = "[rank " + std::to_string(rank) + "] ";
-  if (!thrown) throw CommError(who + "ended while background communication was still running");
+  const std::string prefix = "[rank " + std::to_string(rank) + "] ";
+  if (!thrown) throw CommError(prefix + "ended while background communication was still running");
   try {
     std::rethrow_exception(thrown);
   } catch (const PeerFailed&) {
-    throw CommError(who + failure_state.cause());
+    throw CommError(prefix + failure_state.cause());
   } catch (const Error& e) {
     if (ranks == 1) throw;
-    throw Error(who + e.what(), e.status());
+    throw Error(prefix + e.what(), e.status());
   } catch (const std::exception& e) {
-    throw CommError(who + failure_cause(e));
+    throw CommError(prefix + failure_cause(e));
   }
 }
 

@@ -81,11 +81,11 @@ std::byte* SharedExchange::block(int rank, uint32_t round, int index) const {
 
 // Elements, in the full array, of rank's chunk that round k moves. In a broadcast the root owns everything.
 Range SharedExchange::part(const Call& call, int rank, int64_t k) const {
-  const Range whole = call.op != Op::broadcast ? chunk_range(call.count, n_, rank)
+  const Range chunk = call.op != Op::broadcast ? chunk_range(call.count, n_, rank)
                       : rank == call.root      ? Range{0, call.count}
                                                : Range{};
   const int64_t step = block_bytes_ / element_size(call.dtype);
-  return {std::min(whole.end, whole.begin + k * step), std::min(whole.end, whole.begin + (k + 1) * step)};
+  return {std::min(chunk.end, chunk.begin + k * step), std::min(chunk.end, chunk.begin + (k + 1) * step)};
 }
 
 template <class Put, class Take>

@@ -133,31 +133,31 @@ int64_t ThreadTransport::direct(const Call& call) {
   }
 }
 
-void ThreadTransport::put(int to, Letter letter) {
+void ThreadTransport::put(int to, MailboxMessage message) {
   Mailbox& box = group_->mailbox(rank_, to);
   const std::lock_guard lock(box.mutex);
-  box.letters.push_back(std::move(letter));
+  box.messages.push_back(std::move(message));
   raise(box.arrivals, box.arrivals.value.load(std::memory_order_relaxed) + 1);
 }
 
-// The first letter with this tag; its size must be `bytes`.
-Letter ThreadTransport::take(int from, int tag, int64_t bytes) {
+// The first message with this tag; its size must be `bytes`.
+MailboxMessage ThreadTransport::take(int from, int tag, int64_t bytes) {
   Mailbox& box = group_->mailbox(from, rank_);
   for (;;) {
-    const uint32_t seen = box.arrivals.value.load(std::memory_order_acquire);
+    const uint32_t observed = box.arrivals.value.load(std::memory_order_acquire);
     {
       const std::lock_guard lock(box.mutex);
-      const auto found = std::ranges::find_if(box.letters, [&](const Letter& l) { return l.tag == tag; });
-      if (found != box.letters.end()) {
-        const int64_t size = found->parcel.empty() ? std::ssize(found->bytes) : found->parcel.bytes();
+      const auto found = std::ranges::find_if(box.messages, [&](const MailboxMessage& l) { return l.tag == tag; });
+      if (found != box.messages.end()) {
+        const int64_t size = found->device_bytes.empty() ? std::ssize(found->bytes) : found->device_bytes.bytes();
         check_size(from, bytes, size);
-        Letter letter = std::move(*found);
-        box.letters.erase(found);
-        return letter;
+        MailboxMessage message = std::move(*found);
+        box.messages.erase(found);
+        return message;
       }
     }
     PeerWait observer(*this, from, [bytes] { return std::pair(receiving(bytes), ""s); });
-    const WaitResult waited = wait_for(box.arrivals, seen + 1, group_->wait_options, &observer);
+    const WaitResult waited = wait_for(box.arrivals, observed + 1, group_->wait_options, &observer);
     if (waited == WaitResult::peer_failed) throw PeerFailed(receiving(bytes) + ": " + failure());
     if (waited == WaitResult::timed_out)
       throw CommError(receiving(bytes) + ": " + sent_nothing(world_rank(from), group_->wait_options.timeout_s));
@@ -169,9 +169,9 @@ void ThreadTransport::send(int to, int tag, const std::byte* data, int64_t bytes
 }
 
 void ThreadTransport::recv(int from, int tag, std::byte* data, int64_t bytes) {
-  const Letter letter = take(from, tag, bytes);
-  if (!letter.parcel.empty()) refuse_kind(bytes, world_rank(from), "a GPU's", "the host's");
-  if (bytes > 0) std::memcpy(data, letter.bytes.data(), static_cast<size_t>(bytes));
+  const MailboxMessage message = take(from, tag, bytes);
+  if (!message.device_bytes.empty()) refuse_kind(bytes, world_rank(from), "a GPU's", "the host's");
+  if (bytes > 0) std::memcpy(data, message.bytes.data(), static_cast<size_t>(bytes));
 }
 
 void ThreadTransport::send_from_gpu(int to, int tag, const std::byte* data, int64_t bytes, Arena& gpu) {
@@ -179,9 +179,9 @@ void ThreadTransport::send_from_gpu(int to, int tag, const std::byte* data, int6
 }
 
 void ThreadTransport::recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, Arena& gpu) {
-  Letter letter = take(from, tag, bytes);
-  if (letter.parcel.empty()) refuse_kind(bytes, world_rank(from), "the host's", "a GPU's");
-  if constexpr (kWithCuda) letter.parcel.unpack(gpu, data);
+  MailboxMessage message = take(from, tag, bytes);
+  if (message.device_bytes.empty()) refuse_kind(bytes, world_rank(from), "the host's", "a GPU's");
+  if constexpr (kWithCuda) message.device_bytes.unpack(gpu, data);
 }
 
 std::unique_ptr<Transport> ThreadTransport::split(int color, int key) {

@@ -9,17 +9,17 @@ namespace tessera {
 
 inline constexpr int64_t kSmall = 2048;  // maximum bytes that two ranks exchange with one barrier
 
-struct Letter {
+struct MailboxMessage {
   int tag;
-  std::vector<std::byte> bytes;  // from host memory,
-  cuda::DeviceMessage parcel;    // or from a GPU
+  std::vector<std::byte> bytes;      // from host memory,
+  cuda::DeviceMessage device_bytes;  // or from a GPU
 };
 
 // Messages from one rank to another that have not been received.
 struct Mailbox {
   std::mutex mutex;
-  std::deque<Letter> letters;
-  Flag arrivals;  // counts letters
+  std::deque<MailboxMessage> messages;
+  Flag arrivals;  // counts messages
 };
 
 // A rank's state in the group.
@@ -93,8 +93,8 @@ class ThreadTransport final : public Transport {
   void leave_barrier();
   [[noreturn]] void give_up(const Call& call);
   Place& place(int rank) const { return group_->places[static_cast<size_t>(rank)]; }
-  void put(int to, Letter letter);
-  Letter take(int from, int tag, int64_t bytes);
+  void put(int to, MailboxMessage message);
+  MailboxMessage take(int from, int tag, int64_t bytes);
   int64_t all_reduce_small(const Call& call);
   int64_t exchange(const Call& call);
 

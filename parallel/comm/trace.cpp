@@ -153,9 +153,9 @@ std::vector<double> Flight::waits() const {
 void Flight::overdue(const std::string& axis, const std::string& during, int missing, const std::string& last,
                      double seconds, bool again) {
   if (!again && !stall_reporter_->is_news(axis, missing)) return;
-  const std::string whom = missing < 0 ? "other ranks" : fmt::format("rank {}", missing);
+  const std::string peer = missing < 0 ? "other ranks" : fmt::format("rank {}", missing);
   stall_reporter_->say(fmt::format("[rank {}] has waited {} in {} on axis {} for {}{}", rank_, seconds_text(seconds),
-                                   during, axis, whom, last.empty() ? "" : " (" + last + ")"));
+                                   during, axis, peer, last.empty() ? "" : " (" + last + ")"));
 }
 
 std::string Flight::to_json(const std::string& cause) const {

@@ -53,22 +53,22 @@ void Transport::recv_to_gpu(int from, int tag, std::byte* data, int64_t bytes, A
 int64_t Transport::direct(const Call& call) { return direct_by_messages(*this, call); }
 
 std::vector<int> Transport::group_members(int color, int key) {
-  struct Wish {
+  struct ColorKey {
     int32_t color, key;
   };
-  std::vector<Wish> wishes(static_cast<size_t>(size()));
-  const auto wish = [&](int r) -> Wish& { return wishes[static_cast<size_t>(r)]; };
-  wish(rank()) = {color, key};
+  std::vector<ColorKey> color_keys(static_cast<size_t>(size()));
+  const auto color_key = [&](int r) -> ColorKey& { return color_keys[static_cast<size_t>(r)]; };
+  color_key(rank()) = {color, key};
   if (size() > 1)
     direct({.op = Op::all_gather,
             .dtype = DType::int64,
             .count = size(),
-            .in = reinterpret_cast<const std::byte*>(&wish(rank())),
-            .out = reinterpret_cast<std::byte*>(wishes.data())});
+            .in = reinterpret_cast<const std::byte*>(&color_key(rank())),
+            .out = reinterpret_cast<std::byte*>(color_keys.data())});
   std::vector<int> members;
   for (int r = 0; r < size(); ++r)
-    if (wish(r).color == color) members.push_back(r);
-  std::ranges::stable_sort(members, {}, [&](int r) { return wish(r).key; });
+    if (color_key(r).color == color) members.push_back(r);
+  std::ranges::stable_sort(members, {}, [&](int r) { return color_key(r).key; });
   return members;
 }
 

@@ -16,7 +16,7 @@ namespace tessera {
 
 namespace {
 
-constexpr std::array<std::string_view, kPassKinds> kWords{"F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
+constexpr std::array<std::string_view, kPassKinds> kTokens{"F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"};
 
 // Removes and returns the leading digits of `word`; -1 if there are none or too many.
 int take_number(std::string_view& word) {
@@ -31,22 +31,22 @@ int take_number(std::string_view& word) {
 
 }  // namespace
 
-std::string_view to_string(PassKind what) { return kWords[static_cast<size_t>(what)]; }
+std::string_view to_string(PassKind what) { return kTokens[static_cast<size_t>(what)]; }
 
 std::string Action::str() const { return fmt::format("{}{}{}", stage, to_string(what), microbatch); }
 
 Action Action::parse(std::string_view word) {
   std::string_view rest = word;
   const int stage = take_number(rest);
-  const size_t letters = std::min(rest.size(), rest.find_first_of("0123456789"));
-  const auto known = std::ranges::find(kWords, rest.substr(0, letters));
-  rest.remove_prefix(letters);
+  const size_t name_length = std::min(rest.size(), rest.find_first_of("0123456789"));
+  const auto known = std::ranges::find(kTokens, rest.substr(0, name_length));
+  rest.remove_prefix(name_length);
   const int microbatch = take_number(rest);
-  if (stage < 0 || microbatch < 0 || !rest.empty() || known == kWords.end())
+  if (stage < 0 || microbatch < 0 || !rest.empty() || known == kTokens.end())
     throw Error(
         fmt::format("'{}' is not an action; expected a stage, an action and a micro-batch like 2F0, with one of {}",
-                    word, fmt::join(kWords, ", ")));
-  return {static_cast<PassKind>(known - kWords.begin()), stage, microbatch};
+                    word, fmt::join(kTokens, ", ")));
+  return {static_cast<PassKind>(known - kTokens.begin()), stage, microbatch};
 }
 
 int Schedule::chunk(int stage) const {
@@ -104,13 +104,13 @@ std::vector<std::string_view> take_line(std::string_view& text) {
   std::string_view line = text.substr(0, end);
   text.remove_prefix(std::min(text.size(), end + 1));
   line = line.substr(0, line.find('#'));
-  std::vector<std::string_view> words;
+  std::vector<std::string_view> tokens;
   while (true) {
     const size_t begin = line.find_first_not_of(" \t\r");
-    if (begin == std::string_view::npos) return words;
+    if (begin == std::string_view::npos) return tokens;
     line.remove_prefix(begin);
     const size_t length = std::min(line.size(), line.find_first_of(" \t\r"));
-    words.push_back(line.substr(0, length));
+    tokens.push_back(line.substr(0, length));
     line.remove_prefix(length);
   }
 }
@@ -144,11 +144,11 @@ void measure(Schedule& s) {
 Schedule parse_schedule(std::string_view text, const std::string& name) {
   Schedule s{.name = name};
   for (int line = 1; !text.empty(); ++line) {
-    const std::vector<std::string_view> words = take_line(text);
-    if (words.empty()) continue;
+    const std::vector<std::string_view> tokens = take_line(text);
+    if (tokens.empty()) continue;
     auto& list = s.actions.emplace_back();
-    for (size_t w = 0; w < words.size(); ++w) try {
-        list.push_back(Action::parse(words[w]));
+    for (size_t w = 0; w < tokens.size(); ++w) try {
+        list.push_back(Action::parse(tokens[w]));
       } catch (const Error& e) {
         throw InputError(fmt::format("{}: line {}, word {}: {}", name, line, w + 1, e.what()));
       }

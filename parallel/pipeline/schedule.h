@@ -45,7 +45,7 @@ struct Action {
   bool is_message() const { return what >= PassKind::send_forward; }
   std::string str() const;
   // Throws Error listing the expected tokens.
-  static Action parse(std::string_view word);
+  static Action parse(std::string_view token);
 };
 
 struct Schedule {

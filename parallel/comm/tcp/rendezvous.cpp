@@ -132,7 +132,7 @@ namespace {
 
 constexpr size_t kMaxUnverified = 64;  // maximum unverified connections
 constexpr size_t kMaxText = 500;
-constexpr uint32_t kAddressLetters = 46;  // size of a numeric address with its terminating 0
+constexpr uint32_t kAddressSize = 46;  // size of a numeric address with its terminating 0
 
 // Rank 0's answer: a refusal followed by `bytes` of text, or one PeerPlace per rank.
 struct Answer {
@@ -141,7 +141,7 @@ struct Answer {
   std::array<char, 16> token = {};
 };
 struct PeerPlace {
-  std::array<char, kAddressLetters> address = {};  // numeric, 0-terminated
+  std::array<char, kAddressSize> address = {};  // numeric, 0-terminated
   uint16_t port = 0;
   uint64_t host = 0;
 };
@@ -255,8 +255,7 @@ class Host {
     PeerPlace& place = places_[s.hello.rank];
     Endpoint theirs;
     ::getpeername(s.socket.get(), theirs.get(), &theirs.size);
-    ::getnameinfo(theirs.get(), theirs.size, place.address.data(), socklen_t{kAddressLetters}, nullptr, 0,
-                  NI_NUMERICHOST);
+    ::getnameinfo(theirs.get(), theirs.size, place.address.data(), socklen_t{kAddressSize}, nullptr, 0, NI_NUMERICHOST);
     place.port = s.hello.port, place.host = s.hello.host;
     met_.peers[s.hello.rank] = std::move(s.socket);
     left_.erase(s.hello.rank);
@@ -449,7 +448,7 @@ void launch_over_tcp(const LaunchOptions& o, const std::function<void(Communicat
   const int threads_before = cpu::threads(), cores = static_cast<int>(std::thread::hardware_concurrency());
   cpu::set_threads(threads_of_rank(o.threads_per_rank, cores, world->local_world_size()));
   const auto flight = std::make_shared<Flight>(o.rank, o.ranks, make_stall_reporter(o));
-  const std::string who = "[rank " + std::to_string(o.rank) + "] ";
+  const std::string prefix = "[rank " + std::to_string(o.rank) + "] ";
   const auto failed = [&](const std::string& cause) {
     write_flight(o, *flight, cause);
     world->fail(cause);
@@ -460,10 +459,10 @@ void launch_over_tcp(const LaunchOptions& o, const std::function<void(Communicat
     run_rank(o, wrap_transport(o, std::move(transport), world->local_rank(), world->local_world_size()), flight, body);
   } catch (const Error& e) {
     failed(e.what());
-    throw Error(who + e.what(), e.status());
+    throw Error(prefix + e.what(), e.status());
   } catch (const std::exception& e) {
     failed(failure_cause(e));
-    throw CommError(who + failure_cause(e));
+    throw CommError(prefix + failure_cause(e));
   }
   world->end();
   cpu::set_threads(threads_before);

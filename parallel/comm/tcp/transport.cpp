@@ -15,11 +15,11 @@ namespace {
 
 using MessageHead = TcpWorld::Head;
 constexpr auto kMoment = std::chrono::milliseconds(20);
-constexpr int64_t kMaxBytes = int64_t{1} << 40, kMaxLetters = 4096;
+constexpr int64_t kMaxBytes = int64_t{1} << 40, kMaxText = 4096;
 
 bool is_possible(const MessageHead& head) {
-  const int64_t most = head.kind == MessageHead::Kind::message ? kMaxBytes : kMaxLetters;
-  return head.kind <= MessageHead::Kind::goodbye && head.bytes >= 0 && head.bytes <= most;
+  const int64_t max_bytes = head.kind == MessageHead::Kind::message ? kMaxBytes : kMaxText;
+  return head.kind <= MessageHead::Kind::goodbye && head.bytes >= 0 && head.bytes <= max_bytes;
 }
 
 // Without timeout: until all bytes have arrived, or either end closes.
@@ -130,7 +130,7 @@ void TcpWorld::fail(const std::string& cause) {
   arrived_.notify_all();
   // A failure without a cause is reported to the others once the cause is known.
   if (failure_state_.failed_rank() != rank_ || cause.empty() || reported_.exchange(true)) return;
-  const std::string text = cause.substr(0, static_cast<size_t>(kMaxLetters));
+  const std::string text = cause.substr(0, static_cast<size_t>(kMaxText));
   for (int peer = 0; peer < size(); ++peer) try {
       if (peer != rank_) send(peer, {.bytes = std::ssize(text), .kind = MessageHead::Kind::failure}, text.data());
     } catch (const CommError&) {  // disconnected
