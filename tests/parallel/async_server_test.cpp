@@ -204,19 +204,19 @@ TEST(AsyncServer, TrafficAndAllocationsMatchFormulas) {
   const AsyncTraining run = train({.servers = 2, .steps = 5});
   Decoder model(tiny_gpt(0));
   int64_t all = 0;
-  std::vector<int64_t> kept(3);
+  std::vector<int64_t> served(3);
   for (const Module::Unit& unit : model.layout()) {
     all += unit.size;
     const int64_t first = std::min(unit.size, (unit.size / 2 + 255) / 256 * 256);  // sizes are even
-    kept[0] += first;
-    kept[1] += unit.size - first;
+    served[0] += first;
+    served[1] += unit.size - first;
   }
   int64_t moved = 0;
   for (size_t r = 0; r < 3; ++r) {
-    EXPECT_EQ(run.parameters[r], 4 * (all + kept[r]));
-    EXPECT_EQ(run.moments[r], 8 * kept[r]);
-    EXPECT_EQ(run.pushed[r], 5 * 4 * (all - kept[r]));
-    EXPECT_EQ(run.pulled[r], 2 * (5 + 1) * 4 * kept[r]);  // to both others, plus once at the end
+    EXPECT_EQ(run.parameters[r], 4 * (all + served[r]));
+    EXPECT_EQ(run.moments[r], 8 * served[r]);
+    EXPECT_EQ(run.pushed[r], 5 * 4 * (all - served[r]));
+    EXPECT_EQ(run.pulled[r], 2 * (5 + 1) * 4 * served[r]);  // to both others, plus once at the end
     moved += run.pushed[r];
   }
   EXPECT_EQ(moved, 5 * 2 * 4 * all);
@@ -263,10 +263,10 @@ TEST(AsyncFailure, WorkerThatEndsEarlyDoesNotBlockReplay) {
   EXPECT_TRUE(train(plan).values == run.values);
 }
 
-// Worker `who` sleeps before its clock 1.
-auto late(int who, int64_t ms) {
+// Worker `late_worker` sleeps before its clock 1.
+auto late(int late_worker, int64_t ms) {
   return [=](int worker, int64_t clock) {
-    if (worker == who && clock == 1) sleep_ms(ms);
+    if (worker == late_worker && clock == 1) sleep_ms(ms);
   };
 }
 
@@ -337,7 +337,7 @@ TEST(AsyncFailure, NonFiniteLossEndsRun) {
 // For every worker that requests the stop, and every slow worker.
 TEST(AsyncStop, AllWorkersReachStepOfFastest) {
   for (const int64_t staleness : {0, 2})
-    for (const int who : {0, 1, 2}) {
+    for (const int stopper : {0, 1, 2}) {
       std::array<std::atomic<int64_t>, 3> begun{};
       std::atomic<bool> wished = false;
       AsyncPlan plan{.servers = 2, .staleness = staleness, .steps = 12};
@@ -346,7 +346,7 @@ TEST(AsyncStop, AllWorkersReachStepOfFastest) {
         begun[static_cast<size_t>(worker)] = clock + 1;
       };
       plan.wish = [&](int worker) {
-        return worker == who && begun[static_cast<size_t>(who)] == 3 && !wished.exchange(true);
+        return worker == stopper && begun[static_cast<size_t>(stopper)] == 3 && !wished.exchange(true);
       };
       plan.stops = {12};
       const AsyncTraining run = train(plan);

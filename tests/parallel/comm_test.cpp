@@ -311,7 +311,7 @@ TEST(CommFailureDeathTest, UnresponsiveRankEndsProcess) {
 // Reports of long waits, the flight recorder, and wait times.
 
 // The lines about long waits while ranks run `body`.
-std::vector<std::string> said(LaunchOptions how, const std::function<void(Communicator&)>& body) {
+std::vector<std::string> wait_lines(LaunchOptions how, const std::function<void(Communicator&)>& body) {
   std::mutex one_at_a_time;
   std::vector<std::string> lines;
   how.say = [&](const std::string& line) {
@@ -341,7 +341,7 @@ TEST(StallReporter, IsNewsOncePerAxisAndRank) {
 
 // Rank 2 is late twice: three ranks wait for it, and one line is printed.
 TEST(Flight, LongWaitIsPrintedOnceWithMissingRankAndItsLastCall) {
-  const std::vector<std::string> lines = said({.ranks = 4, .timeout_s = 60}, [](Communicator& world) {
+  const std::vector<std::string> lines = wait_lines({.ranks = 4, .timeout_s = 60}, [](Communicator& world) {
     const std::unique_ptr<Communicator> axis = world.split(0, world.rank(), "dp");
     const Tensor x = make_array(world.rank(), 10, DType::float32, make_arena());
     axis->all_reduce(x);
@@ -357,7 +357,7 @@ TEST(Flight, LongWaitIsPrintedOnceWithMissingRankAndItsLastCall) {
 }
 
 TEST(Flight, MissingMessageIsPrinted) {
-  const std::vector<std::string> lines = said({.ranks = 2, .timeout_s = 60}, [](Communicator& world) {
+  const std::vector<std::string> lines = wait_lines({.ranks = 2, .timeout_s = 60}, [](Communicator& world) {
     const Tensor x = make_array(world.rank(), 10, DType::float32, make_arena());
     if (world.rank() == 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5300));
@@ -372,7 +372,7 @@ TEST(Flight, MissingMessageIsPrinted) {
 }
 
 TEST(Flight, ShortWaitsAreNotPrinted) {
-  const std::vector<std::string> lines = said({.ranks = 2}, [](Communicator& world) {
+  const std::vector<std::string> lines = wait_lines({.ranks = 2}, [](Communicator& world) {
     if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     world.barrier();
   });

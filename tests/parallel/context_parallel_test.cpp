@@ -80,7 +80,7 @@ Var attend(const Var& qkv, const Problem& p, Communicator& cp, Way way) {
   return ring_attention(qkv, p.heads, o, cp, sequence_partition(way));
 }
 
-Result together(const Problem& p, Communicator& cp, Way way, const ArenaPtr& arena, bool recomputed = false) {
+Result run_parallel(const Problem& p, Communicator& cp, Way way, const ArenaPtr& arena, bool recomputed = false) {
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
   const Var qkv(tokens_at(whole_qkv(p, arena->host()), mine).to(arena), true);
   const auto run = [&](const std::vector<Var>& v) { return attend(v[0], p, cp, way); };
@@ -99,7 +99,7 @@ void expect_as_alone(const Problem& p, Communicator& cp, double of_out = 1e-12, 
   const ArenaPtr arena = make_arena();
   const Result expected = alone(p, arena);
   for (const Way way : kWays) {
-    const Result got = together(p, cp, way, arena);
+    const Result got = run_parallel(p, cp, way, arena);
     const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
     const std::string what = describe(p, cp, way);
     EXPECT_EQ(got.out.dtype(), p.dtype) << what;
@@ -109,7 +109,7 @@ void expect_as_alone(const Problem& p, Communicator& cp, double of_out = 1e-12, 
 }
 
 // Heads divisible by c and tokens divisible for both partitions; offsets as with tensor and data parallelism.
-Problem draw(int ranks, uint64_t trial) {
+Problem random_problem(int ranks, uint64_t trial) {
   const Philox random = Philox::named(trial, "problem");
   const auto below = [&](uint64_t n, uint64_t i) {
     return static_cast<int64_t>(random.below(n, i, static_cast<uint64_t>(ranks)));
@@ -139,14 +139,14 @@ LaunchOptions ranks(int n) { return {.ranks = n, .threads_per_rank = 1, .timeout
 TEST(ContextParallel, OneRankAndManyAgree) {
   for (const int n : {1, 2, 3, 4})
     launch(ranks(n), [](Communicator& cp) {
-      for (uint64_t trial = 0; trial < 12; ++trial) expect_as_alone(draw(cp.size(), trial), cp);
+      for (uint64_t trial = 0; trial < 12; ++trial) expect_as_alone(random_problem(cp.size(), trial), cp);
       for (uint64_t trial = 0; trial < 12; ++trial) {
-        Problem p = draw(cp.size(), 100 + trial);
+        Problem p = random_problem(cp.size(), 100 + trial);
         p.options.starts = draw_starts(p, make_arena());
         expect_as_alone(p, cp);
       }
       for (uint64_t trial = 0; trial < 16; ++trial) {
-        Problem p = draw(cp.size(), 200 + trial);
+        Problem p = random_problem(cp.size(), 200 + trial);
         p.options.window = std::array<int64_t, 4>{1, 3, p.tokens / 2, p.tokens + 9}[trial % 4];
         if (trial % 3 == 0) p.options.starts = draw_starts(p, make_arena());
         expect_as_alone(p, cp);
@@ -156,7 +156,7 @@ TEST(ContextParallel, OneRankAndManyAgree) {
 
 TEST(ContextParallel, EightRanks) {
   launch(ranks(8), [](Communicator& cp) {
-    Problem p = draw(8, 1);
+    Problem p = random_problem(8, 1);
     p.tokens = 48;
     p.options.dropout = 0.2;
     expect_as_alone(p, cp);
@@ -167,7 +167,7 @@ TEST(ContextParallel, EightRanks) {
 TEST(ContextParallel, NarrowTypesMatchWithinRounding) {
   launch(ranks(4), [](Communicator& cp) {
     for (uint64_t trial = 0; trial < 8; ++trial) {
-      Problem p = draw(cp.size(), trial);
+      Problem p = random_problem(cp.size(), trial);
       p.dtype = DType::float32;
       expect_as_alone(p, cp, 2e-6, 4e-6);
       p.dtype = DType::bfloat16;
@@ -187,9 +187,9 @@ double squared_error(const Tensor& x, const Tensor& exact) {
 void expect_error(const Problem& p, Communicator& cp, Way way, double bound, const ArenaPtr& arena) {
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), sequence_partition(way));
   const Result exact = alone(p, make_arena()), one = alone(p, arena, DType::bfloat16),
-               got = together(p, cp, way, arena);
-  const auto share = [&](const Tensor& x, const Tensor& whole, const Tensor& of_one) {
-    return cp.sum(squared_error(x, tokens_at(whole, mine))) / squared_error(of_one, whole);
+               got = run_parallel(p, cp, way, arena);
+  const auto share = [&](const Tensor& x, const Tensor& full, const Tensor& of_one) {
+    return cp.sum(squared_error(x, tokens_at(full, mine))) / squared_error(of_one, full);
   };
   EXPECT_LE(share(got.out, exact.out, one.out), bound) << describe(p, cp, way);
   EXPECT_LE(share(got.gradient, exact.gradient, one.gradient), bound) << describe(p, cp, way);
@@ -209,7 +209,7 @@ TEST(ContextParallel, BfloatRoundsOnce) {
 TEST(ContextParallel, AlongAnAxisOfAMesh) {
   launch(ranks(4), [](Communicator& world) {
     const auto cp = world.split(world.rank() % 2, world.rank(), "context");
-    Problem p = draw(2, 7);
+    Problem p = random_problem(2, 7);
     p.options.dropout = 0.5;
     p.options.first_sequence = p.b * (world.rank() % 2);
     expect_as_alone(p, *cp);
@@ -218,7 +218,7 @@ TEST(ContextParallel, AlongAnAxisOfAMesh) {
 
 TEST(ContextParallel, OneRankAxisEqualsPackedAttention) {
   launch({.ranks = 1}, [](Communicator& cp) {
-    Problem p = draw(1, 3);
+    Problem p = random_problem(1, 3);
     p.tokens = 7;  // not divisible into equal chunks
     const ArenaPtr arena = make_arena();
     const Var qkv(whole_qkv(p, arena));
@@ -233,7 +233,7 @@ TEST(ContextParallel, RecomputationIsExact) {
     Problem p{.b = 2, .tokens = 36, .heads = {6, 3}, .d = 4, .options = {.dropout = 0.2, .random = Philox(4)}};
     const ArenaPtr arena = make_arena();
     for (const Way way : kWays) {
-      const Result kept = together(p, cp, way, arena), again = together(p, cp, way, arena, true);
+      const Result kept = run_parallel(p, cp, way, arena), again = run_parallel(p, cp, way, arena, true);
       EXPECT_EQ(again.out.to_vector<double>(), kept.out.to_vector<double>()) << describe(p, cp, way);
       EXPECT_EQ(again.gradient.to_vector<double>(), kept.gradient.to_vector<double>()) << describe(p, cp, way);
     }
@@ -241,11 +241,11 @@ TEST(ContextParallel, RecomputationIsExact) {
 }
 
 // --- fault detection ---
-double output_difference(const Problem& told, const Problem& p, Communicator& cp, SequencePartition cut) {
+double output_difference(const Problem& wrong, const Problem& p, Communicator& cp, SequencePartition cut) {
   const ArenaPtr arena = make_arena();
   const std::vector<int64_t> mine = context_positions(p.tokens, cp.size(), cp.rank(), cut);
   const Var qkv(tokens_at(whole_qkv(p, arena), mine));
-  const Tensor out = ring_attention(qkv, told.heads, told.options, cp, SequencePartition::zigzag).value();
+  const Tensor out = ring_attention(qkv, wrong.heads, wrong.options, cp, SequencePartition::zigzag).value();
   return cp.max(test::apart(out, tokens_at(alone(p, arena).out, mine)));
 }
 
@@ -259,8 +259,8 @@ TEST(ContextParallel, DetectsFaults) {
     uncaused.options.causal = false;
     masked.options.tokens_total = p.tokens + 1;  // another mask
     shifted.options.first_head = 1;
-    for (const Problem& told : {uncaused, masked, shifted})
-      EXPECT_GT(output_difference(told, p, cp, SequencePartition::zigzag), 0.1);
+    for (const Problem& wrong : {uncaused, masked, shifted})
+      EXPECT_GT(output_difference(wrong, p, cp, SequencePartition::zigzag), 0.1);
   });
 }
 
@@ -335,19 +335,19 @@ TEST(ChunkPairs, CoverUnmaskedTiles) {
   for (const SequencePartition balance : kBalances)
     for (const bool causal : {false, true})
       for (const int n : {2, 3, 5}) {
-        std::set<std::pair<int, int>> seen;
+        std::set<std::pair<int, int>> observed;
         size_t count = 0;
         for (int rank = 0; rank < n; ++rank)
           for (int holder = 0; holder < n; ++holder)
             for (const ChunkPair& pair : chunk_pairs(n, rank, holder, balance, causal)) {
-              seen.insert({pair.query, pair.key});
+              observed.insert({pair.query, pair.key});
               ++count;
             }
         const int chunks = balance == SequencePartition::zigzag ? 2 * n : n;
         std::set<std::pair<int, int>> expected;
         for (int query = 0; query < chunks; ++query)
           for (int key = 0; key < (causal ? query + 1 : chunks); ++key) expected.insert({query, key});
-        EXPECT_EQ(seen, expected);
+        EXPECT_EQ(observed, expected);
         EXPECT_EQ(count, expected.size());
       }
 }
@@ -518,7 +518,7 @@ TEST_F(ContextParallelGpu, RingCallsAttentionOncePerHop) {
   for (const double dropout : {0.0, 0.5})
     launch(ranks(2), [&](Communicator& cp) {
       const ArenaPtr gpu = make_arena(Device::cuda);
-      together(in_bfloat16(64, {1}, 64, {.dropout = dropout, .random = Philox(3)}), cp, Way::zigzag, gpu);
+      run_parallel(in_bfloat16(64, {1}, 64, {.dropout = dropout, .random = Philox(3)}), cp, Way::zigzag, gpu);
       const KernelLog& log = gpu->local<KernelLog>();
       EXPECT_EQ(log.forward.tensor_cores, dropout == 0 ? 2 : 5);
       EXPECT_EQ(log.backward.tensor_cores, dropout == 0 ? 2 : 5);

@@ -85,9 +85,9 @@ Bytes kept_values(Decoder& model, const DataStrategy& strategy) {
   Bytes out;
   const std::vector<Module::Unit> layout = model.layout();
   for (size_t u = 0; u < layout.size(); ++u) {
-    const Tensor whole = gather_full(strategy, u, &FlatUnit::values);
+    const Tensor full = gather_full(strategy, u, &FlatUnit::values);
     for (const Slot& slot : layout[u].slots)
-      if (whole.defined()) out.push_back(bytes(whole.narrow(0, slot.begin, slot.size)));
+      if (full.defined()) out.push_back(bytes(full.narrow(0, slot.begin, slot.size)));
   }
   return out;
 }
@@ -203,9 +203,9 @@ Record parallel(const Setting& given) {
       record.gradients.emplace_back();
       for (size_t u = 0; u < layout.size(); ++u) {
         if (!layout[u].trainable) continue;
-        const Tensor whole = gather_full(*strategy, u, &FlatUnit::grads);
-        EXPECT_EQ(whole.defined(), world.rank() == 0);
-        if (whole.defined()) record.gradients.back().push_back(bytes(whole));
+        const Tensor full = gather_full(*strategy, u, &FlatUnit::grads);
+        EXPECT_EQ(full.defined(), world.rank() == 0);
+        if (full.defined()) record.gradients.back().push_back(bytes(full));
       }
       optimizer->step(given.rate(), clip(record.squares.back()));
       strategy->gather_parameters();
@@ -333,7 +333,7 @@ class Three : public Module {
 // and 272 elements; three: 2 blocks, 512, 512 and 16; four: 2 blocks, 512, 512, 16 and 0. With 4 ranks 3 * 4160 = 12480
 // bytes go in and 3 * 2080 = 6240 come out.
 TEST(ParameterServer, TrafficMatchesHandComputedBytes) {
-  const std::vector<std::vector<int64_t>> kept = {
+  const std::vector<std::vector<int64_t>> shard_sizes = {
       {1040, 0, 0, 0}, {768, 272, 0, 0}, {512, 512, 16, 0}, {512, 512, 16, 0}};
   for (int servers = 1; servers <= 4; ++servers) {
     launch({.ranks = 4}, [&](Communicator& world) {
@@ -342,7 +342,7 @@ TEST(ParameterServer, TrafficMatchesHandComputedBytes) {
       const auto made = make_parameter_server(model, world, arena, {.servers = servers, .dtype = DType::bfloat16});
       DataStrategy& strategy = *made;
       const auto optimizer = make_optimizer(OptimizerKind::adamw, strategy.shards(), {});
-      const int64_t mine = kept[static_cast<size_t>(servers - 1)][static_cast<size_t>(world.rank())];
+      const int64_t mine = shard_sizes[static_cast<size_t>(servers - 1)][static_cast<size_t>(world.rank())];
       EXPECT_EQ(strategy.shards()[0].values.numel(), mine);
       EXPECT_EQ(arena->usage(Category::parameters).live, 2080);
       EXPECT_EQ(arena->usage(Category::gradients).live, 4160);
@@ -540,12 +540,12 @@ TEST(Frozen, HaveNoGradientsStateOrTraffic) {
   for (given.zero = 0; given.zero <= 3; ++given.zero) {
     const Record run = parallel(given);
     const int zero = given.zero;
-    const int64_t whole = 4 * elements(model, false, zero > 0), piece = 4 * elements(model, false, true) / 2;
-    EXPECT_EQ(run.of_gradients, zero >= 2 ? piece : whole) << zero;
-    EXPECT_EQ(run.of_state, 2 * (zero >= 1 ? piece : whole)) << zero;
+    const int64_t full = 4 * elements(model, false, zero > 0), piece = 4 * elements(model, false, true) / 2;
+    EXPECT_EQ(run.of_gradients, zero >= 2 ? piece : full) << zero;
+    EXPECT_EQ(run.of_state, 2 * (zero >= 1 ? piece : full)) << zero;
     EXPECT_EQ(run.of_parameters, 4 * elements(model, true, zero > 0) / (zero == 3 ? 2 : 1)) << zero;
     const OpCount& sums = run.counts[static_cast<size_t>(zero == 0 ? Op::all_reduce : Op::reduce_scatter)];
-    EXPECT_EQ(sums.sent, zero == 0 ? whole : whole / 2) << zero;  // sent by one of two ranks
+    EXPECT_EQ(sums.sent, zero == 0 ? full : full / 2) << zero;  // sent by one of two ranks
   }
 }
 

@@ -32,7 +32,7 @@ void note_backward(Module& module, const Trace& trace, std::vector<double>& when
 }
 
 void one_step(Decoder& model, Ddp& ddp, const ArenaPtr& arena, const Trace& trace, int rank, int64_t step,
-              Watched& seen) {
+              Watched& watched) {
   const int64_t tokens = 12 * model.config.context;
   ddp.begin_step();
   for (int64_t j = 0; j < kMicrobatches; ++j) {
@@ -41,9 +41,9 @@ void one_step(Decoder& model, Ddp& ddp, const ArenaPtr& arena, const Trace& trac
     const test::Sequences s = test::sequences(model.config, step, first, 2, arena);
     model.set_step({.seed = kSeed, .step = step, .first_sequence = first, .training = true});
     const Loss loss = model.loss(s.ids, s.targets, 1.0 / static_cast<double>(tokens));
-    seen.begins.push_back(trace.now());
+    watched.begins.push_back(trace.now());
     backward(loss.mean);
-    seen.ends.push_back(trace.now());
+    watched.ends.push_back(trace.now());
     ddp.end_gradients(j);
   }
   ddp.reduce_gradients();
@@ -61,24 +61,24 @@ Watched watch(int64_t bucket_bytes, Algorithm algorithm = Algorithm::direct) {
     std::vector<double> tied, block;
     note_backward(model.tokens, trace, tied);
     note_backward(*model.blocks[0], trace, block);
-    Watched seen;
+    Watched watched;
     world.set_trace(&trace);
-    one_step(model, ddp, arena, trace, world.rank(), 0, seen);
+    one_step(model, ddp, arena, trace, world.rank(), 0, watched);
     world.set_trace(nullptr);
     optimizer->step(0.1, 1);
-    seen.reductions = trace.events();
+    watched.reductions = trace.events();
     ASSERT_EQ(tied.size(), 2U * kMicrobatches);
-    seen.head = tied[tied.size() - 2];
-    seen.lookup = tied.back();
-    seen.block = block.back();
-    seen.cut = ddp.layout().reductions;
-    seen.parameters = model.parameter_count();
+    watched.head = tied[tied.size() - 2];
+    watched.lookup = tied.back();
+    watched.block = block.back();
+    watched.cut = ddp.layout().reductions;
+    watched.parameters = model.parameter_count();
     for (int64_t step = 1; step < 4; ++step) {
-      one_step(model, ddp, arena, trace, world.rank(), step, seen);
+      one_step(model, ddp, arena, trace, world.rank(), step, watched);
       optimizer->step(0.1, 1);
     }
-    for (const FlatUnit& unit : ddp.shards()) seen.values.push_back(test::bytes(unit.values));
-    if (world.rank() == 1) out = seen;
+    for (const FlatUnit& unit : ddp.shards()) watched.values.push_back(test::bytes(unit.values));
+    if (world.rank() == 1) out = watched;
   });
   return out;
 }
@@ -96,7 +96,7 @@ TEST(Ddp, BucketsAreSentDuringLastBackward) {
   }
   const TraceEvent& first = w.reductions.front();  // the last norm's bias
   EXPECT_GT(first.requested, w.head);
-  EXPECT_LT(first.requested, w.block) << "with a whole block to go";
+  EXPECT_LT(first.requested, w.block) << "before the last block";
   EXPECT_LT(first.requested, w.lookup);
 }
 
@@ -142,9 +142,9 @@ TEST(Ddp, BucketSizeDeterminesBucketCount) {
 
 TEST(Ddp, ResultIsIndependentOfBucketSize) {
   for (const Algorithm algorithm : {Algorithm::direct, Algorithm::root, Algorithm::tree}) {
-    const Watched whole = watch(int64_t{1} << 30, algorithm);
+    const Watched full = watch(int64_t{1} << 30, algorithm);
     for (const int64_t bytes : {1, 1000, 5000, 20000})
-      EXPECT_TRUE(watch(bytes, algorithm).values == whole.values) << bytes << ", " << to_string(algorithm);
+      EXPECT_TRUE(watch(bytes, algorithm).values == full.values) << bytes << ", " << to_string(algorithm);
   }
 }
 

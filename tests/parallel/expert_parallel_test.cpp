@@ -13,7 +13,7 @@ constexpr int64_t kChannels = 4;
 constexpr auto kTimeout = std::chrono::seconds(5);
 
 // Waits until the condition holds; false after a timeout.
-bool comes(const std::function<bool()>& condition) {
+bool becomes_true(const std::function<bool()>& condition) {
   const auto end = std::chrono::steady_clock::now() + kTimeout;
   while (!condition() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
   return condition();
@@ -34,7 +34,7 @@ class LateTransport final : public AroundTransport {
   void send(int to, int tag, const std::byte* data, int64_t bytes) override {
     const int number = ++progress_.sent[static_cast<size_t>(rank())];
     if (rank() == 1 && number % 3 == 1) {
-      EXPECT_TRUE(comes([&] { return progress_.shared >= (number == 1 ? 1 : 2); })) << number;
+      EXPECT_TRUE(becomes_true([&] { return progress_.shared >= (number == 1 ? 1 : 2); })) << number;
     }
     inner().send(to, tag, data, bytes);
   }
@@ -68,7 +68,7 @@ TEST(ExpertParallel, SharedExpertOverlapsDispatch) {
     const auto begins = [&](int pass) {
       if (world.rank() != 0) return;
       progress.shared = pass;
-      EXPECT_TRUE(comes([&] { return progress.sent[0] >= (pass == 1 ? 1 : 4); })) << pass;
+      EXPECT_TRUE(becomes_true([&] { return progress.sent[0] >= (pass == 1 ? 1 : 4); })) << pass;
     };
     auto* const shared = dynamic_cast<GatedMlp*>(layer.all<GatedMlp>().at(0));
     shared->wrap([&](const Module::Inner& inner, const Var& x) {
@@ -143,11 +143,11 @@ TEST(ExpertCapacity, CountsEarlierChoicesInFullSequence) {
         }
     }
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
-      const auto own = [&](const std::vector<int32_t>& whole) {
+      const auto own = [&](const std::vector<int32_t>& full) {
         std::vector<int32_t> out;
         for (int64_t s = 0; s < sequences; ++s)
           for (const int64_t t : context_positions(context, ranks, world.rank(), balance))
-            for (int64_t j = 0; j < k; ++j) out.push_back(whole[static_cast<size_t>((s * context + t) * k + j)]);
+            for (int64_t j = 0; j < k; ++j) out.push_back(full[static_cast<size_t>((s * context + t) * k + j)]);
         return out;
       };
       const Tensor mine = Tensor::of<int32_t>(own(chosen), {sequences * here, k}, make_arena());

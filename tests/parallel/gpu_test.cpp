@@ -21,9 +21,9 @@ using CommGpu = test::OnGpu;
 constexpr DType kDTypes[] = {DType::float64, DType::float32, DType::bfloat16, DType::int32, DType::int64};
 
 // A rank's input: fractions, whose sums depend on their order.
-Tensor brought(int rank, const Shape& shape, DType dtype, const ArenaPtr& arena) {
-  const Tensor drawn = test::normal(shape, DType::float64, 31, ("rank " + std::to_string(rank)).c_str());
-  return scale(drawn, 100).to(dtype).to(arena);
+Tensor rank_input(int rank, const Shape& shape, DType dtype, const ArenaPtr& arena) {
+  const Tensor sample = test::normal(shape, DType::float64, 31, ("rank " + std::to_string(rank)).c_str());
+  return scale(sample, 100).to(dtype).to(arena);
 }
 
 // Small integers, whose sums are exact in any order and dtype.
@@ -75,9 +75,9 @@ void expect_same(const LaunchOptions& options, const Body& body) {
 }
 
 void every_operation(Communicator& c, const ArenaPtr& arena, int64_t n, DType dtype, Results& out,
-                     decltype(brought) draw = brought) {
+                     decltype(rank_input) make_input = rank_input) {
   const int me = c.rank(), ranks = c.size();
-  const Tensor mine = draw(me, {n}, dtype, arena);
+  const Tensor mine = make_input(me, {n}, dtype, arena);
   const int64_t own = chunk_range(n, ranks, me).size();
   for (const Reduction reduction : {Reduction::sum, Reduction::max}) {
     const Tensor x = mine.clone(), part = Tensor::empty({own}, dtype, arena);
@@ -85,21 +85,21 @@ void every_operation(Communicator& c, const ArenaPtr& arena, int64_t n, DType dt
     c.reduce_scatter(mine, part, reduction);
     for (const Tensor& t : {x, part}) out.push_back(as_bytes(t));
   }
-  const Tensor part = draw(me, {own}, dtype, arena), whole = Tensor::zeros({n}, dtype, arena);
-  c.all_gather(part, whole);
-  out.push_back(as_bytes(whole));
+  const Tensor part = make_input(me, {own}, dtype, arena), full = Tensor::zeros({n}, dtype, arena);
+  c.all_gather(part, full);
+  out.push_back(as_bytes(full));
   for (int root = 0; root < ranks; ++root) {
     const Tensor x = mine.clone(), y = mine.clone(), got = Tensor::zeros({own}, dtype, arena);
     c.broadcast(x, root);
     c.reduce(y, root);
     Tensor all = me == root ? Tensor::zeros({n}, dtype, arena) : Tensor::meta({n}, dtype);
     c.gather(part, all, root);
-    c.scatter(me == root ? whole : all, got, root);
+    c.scatter(me == root ? full : all, got, root);
     for (const Tensor& t : {x, got}) out.push_back(as_bytes(t));
-    if (me == root || draw == brought) out.push_back(as_bytes(y));  // over NCCL the others' are undefined
+    if (me == root || make_input == rank_input) out.push_back(as_bytes(y));  // over NCCL the others' are undefined
     if (me == root) out.push_back(as_bytes(all));
   }
-  const Tensor in = draw(me, {3 * ranks}, dtype, arena), turned = Tensor::zeros({3 * ranks}, dtype, arena);
+  const Tensor in = make_input(me, {3 * ranks}, dtype, arena), turned = Tensor::zeros({3 * ranks}, dtype, arena);
   c.all_to_all(in, turned);
   EXPECT_TRUE(test::exchanges_uneven(c, dtype, arena));
   for (const Tensor& t : {turned, mine}) out.push_back(as_bytes(t));  // `mine` is not modified
@@ -121,7 +121,7 @@ TEST_F(CommGpu, ChunksMayBeInsideFullArray) {
     expect_same({.ranks = 3, .timeout_s = 60, .algorithm = algorithm},
                 [](Communicator& world, const ArenaPtr& memory, Results& out) {
                   for (const int64_t first : {0, 1, 5, 8}) {
-                    const Tensor x = brought(world.rank(), {2000}, DType::bfloat16, memory).narrow(0, first, 1000);
+                    const Tensor x = rank_input(world.rank(), {2000}, DType::bfloat16, memory).narrow(0, first, 1000);
                     const Range own = chunk_range(1000, 3, world.rank());
                     const Tensor part = x.narrow(0, own.begin, own.size());
                     world.reduce_scatter(x, part);
@@ -136,7 +136,7 @@ TEST_F(CommGpu, MessagesArriveInOrderByTag) {
   expect_same({.ranks = 3, .timeout_s = 60}, [](Communicator& world, const ArenaPtr& memory, Results& out) {
     const int next = (world.rank() + 1) % 3, previous = (world.rank() + 2) % 3;
     for (int i = 0; i < 10; ++i) {
-      Tensor x = brought(world.rank() + 10 * i, {100 + i}, DType::float32, memory);
+      Tensor x = rank_input(world.rank() + 10 * i, {100 + i}, DType::float32, memory);
       world.send(x, next, i % 2);
       x.fill(0);  // the message has the earlier values
     }
@@ -156,11 +156,11 @@ TEST_F(CommGpu, RunsInTheBackground) {
                   std::vector<Tensor> x;
                   std::vector<Work> pending;
                   for (int i = 0; i < 4; ++i) {
-                    x.push_back(brought(world.rank() + i, {3000 + i}, DType::float32, memory));
+                    x.push_back(rank_input(world.rank() + i, {3000 + i}, DType::float32, memory));
                     pending.push_back(world.start_all_reduce(x.back()));
-                    const Tensor beside = brought(world.rank(), {500}, DType::float32, memory);
-                    row->all_reduce(beside);
-                    out.push_back(as_bytes(beside));
+                    const Tensor concurrent = rank_input(world.rank(), {500}, DType::float32, memory);
+                    row->all_reduce(concurrent);
+                    out.push_back(as_bytes(concurrent));
                   }
                   for (size_t i = 0; i < x.size(); ++i) {
                     pending[i].wait();
@@ -173,18 +173,18 @@ TEST_F(CommGpu, RunsInTheBackground) {
 TEST_F(CommGpu, ArraysAreRedistributed) {
   const std::array<Placement, 5> all{R, I, P, S(0), S(1)};
   expect_same({.ranks = 3, .timeout_s = 60}, [&](Communicator& world, const ArenaPtr& memory, Results& out) {
-    // Uneven pieces of both dims, and even ones of the second: odd rows, and word-aligned rows.
-    for (const auto& [whole, dtype] : {std::pair{Shape{7, 8}, DType::float32},
-                                       {Shape{5, 9}, DType::float32},
-                                       {Shape{4, 96}, DType::float32},
-                                       {Shape{4, 96}, DType::bfloat16}})
+    // Uneven chunks of both dims, and even ones of the second: odd rows, and word-aligned rows.
+    for (const auto& [full, dtype] : {std::pair{Shape{7, 8}, DType::float32},
+                                      {Shape{5, 9}, DType::float32},
+                                      {Shape{4, 96}, DType::float32},
+                                      {Shape{4, 96}, DType::bfloat16}})
       for (const Placement& from : all)
         for (const Placement& to : all) {
-          Shape shape = whole;
+          Shape shape = full;
           const bool cut = from.kind == Placement::Kind::sharded;
           if (cut) shape[from.dim] = chunk_range(shape[from.dim], 3, world.rank()).size();
-          const Placement source = cut ? S(from.dim, whole[from.dim]) : from;
-          const Tensor x = brought(world.rank(), shape, dtype, memory);
+          const Placement source = cut ? S(from.dim, full[from.dim]) : from;
+          const Tensor x = rank_input(world.rank(), shape, dtype, memory);
           out.push_back(as_bytes(redistribute(x.clone(), world, source, to)));
           out.push_back(as_bytes(start_redistribute(x.clone(), world, source, to).wait()));
         }
@@ -197,14 +197,14 @@ std::string failure(const LaunchOptions& options, const std::function<void(Commu
 
 TEST_F(CommGpu, FailedRankEndsAllRanks) {
   const std::string what = failure({.ranks = 3, .timeout_s = 20}, [](Communicator& world) {
-    const Tensor x = brought(world.rank(), {1000}, DType::float32, make_arena(Device::cuda));
+    const Tensor x = rank_input(world.rank(), {1000}, DType::float32, make_arena(Device::cuda));
     world.all_reduce(x);
     if (world.rank() == 1) throw CommError("the cause");
     world.all_reduce(x);
   });
   EXPECT_EQ(what, "[rank 1] the cause");
   const std::string late = failure({.ranks = 2, .timeout_s = 0.2}, [](Communicator& world) {
-    const Tensor x = brought(world.rank(), {1000}, DType::float32, make_arena(Device::cuda));
+    const Tensor x = rank_input(world.rank(), {1000}, DType::float32, make_arena(Device::cuda));
     if (world.rank() == 0) world.recv(x, 1);
   });
   EXPECT_TRUE(has(late, "recv of 4000 bytes: rank 1 sent nothing within 0.2 s"));
@@ -212,7 +212,7 @@ TEST_F(CommGpu, FailedRankEndsAllRanks) {
 
 TEST_F(CommGpu, RejectsMixedDevices) {
   const auto tensor = [](Communicator& world) {
-    return brought(world.rank(), {100}, DType::float32, make_arena(world.rank() == 0 ? Device::cpu : Device::cuda));
+    return rank_input(world.rank(), {100}, DType::float32, make_arena(world.rank() == 0 ? Device::cpu : Device::cuda));
   };
   const std::string reduce =
       failure({.ranks = 2, .timeout_s = 20}, [&](Communicator& world) { world.all_reduce(tensor(world)); });
@@ -228,12 +228,12 @@ TEST_F(CommGpu, DetectsFaults) {
   LaunchOptions o{.ranks = 2, .timeout_s = 0.5};
   o.around = with_faults({{1, {{.kind = Fault::Kind::drop}}}});
   const std::string lost = failure(o, [](Communicator& world) {
-    const Tensor x = brought(world.rank(), {10}, DType::float32, make_arena(Device::cuda));
+    const Tensor x = rank_input(world.rank(), {10}, DType::float32, make_arena(Device::cuda));
     world.rank() == 1 ? world.send(x, 0) : world.recv(x, 1);
   });
   EXPECT_TRUE(has(lost, "sent nothing within"));
   const std::string away = failure(o, [](Communicator& world) {
-    world.all_reduce(brought(world.rank(), {10}, DType::float32, make_arena(Device::cuda)));
+    world.all_reduce(rank_input(world.rank(), {10}, DType::float32, make_arena(Device::cuda)));
   });
   EXPECT_TRUE(has(away, "did not arrive within"));
 }
@@ -336,11 +336,11 @@ TEST_F(NcclGpu, NamesLateRankAndItsLastCall) {
 // Detected before NCCL is called, which would hang.
 TEST_F(NcclGpu, MismatchedCallsEndAllRanks) {
   for (const auto& [what, ask] : test::kOddCalls) {
-    const std::string said = failure(over_nccl(2, 20), [&, &ask = ask](Communicator& world, const ArenaPtr& arena) {
+    const std::string message = failure(over_nccl(2, 20), [&, &ask = ask](Communicator& world, const ArenaPtr& arena) {
       ask(world, whole_numbers(world.rank(), {1000}, DType::float32, arena), world.rank() == 1);
     });
-    EXPECT_TRUE(has(said, " asks for ")) << what;
-    EXPECT_TRUE(has(said, "every rank must communicate in the same order")) << what;
+    EXPECT_TRUE(has(message, " asks for ")) << what;
+    EXPECT_TRUE(has(message, "every rank must communicate in the same order")) << what;
   }
 }
 

@@ -27,22 +27,22 @@ double dot(const Tensor& a, const Tensor& b) {
   return std::inner_product(x.begin(), x.end(), y.begin(), 0.0);
 }
 
-// This rank's part of a tensor of shape `whole`: equal on all ranks in R and I, random on every rank in P.
-Tensor placed(const Placement& p, const Shape& whole, const Communicator& axis, const ArenaPtr& arena, uint64_t name) {
-  if (p == P) return random_tensor(whole, arena, name, static_cast<uint64_t>(axis.rank()));
-  const Tensor all = random_tensor(whole, arena, name, kTogether);
+// This rank's part of a tensor of shape `full`: equal on all ranks in R and I, random on every rank in P.
+Tensor placed(const Placement& p, const Shape& full, const Communicator& axis, const ArenaPtr& arena, uint64_t name) {
+  if (p == P) return random_tensor(full, arena, name, static_cast<uint64_t>(axis.rank()));
+  const Tensor all = random_tensor(full, arena, name, kTogether);
   if (p.kind != Placement::Kind::sharded) return all;
-  const Range own = chunk_range(whole[p.dim], axis.size(), axis.rank());
+  const Range own = chunk_range(full[p.dim], axis.size(), axis.rank());
   return all.narrow(p.dim, own.begin, own.size()).clone();
 }
 
 // The represented tensor, as created by placed().
-Tensor together(const Placement& p, const Shape& whole, const Communicator& axis, const ArenaPtr& arena,
-                uint64_t name) {
-  if (!(p == P)) return random_tensor(whole, arena, name, kTogether);
-  Tensor sum = random_tensor(whole, arena, name, 0);
+Tensor represented(const Placement& p, const Shape& full, const Communicator& axis, const ArenaPtr& arena,
+                   uint64_t name) {
+  if (!(p == P)) return random_tensor(full, arena, name, kTogether);
+  Tensor sum = random_tensor(full, arena, name, 0);
   for (int r = 1; r < axis.size(); ++r) {
-    const Tensor one = random_tensor(whole, arena, name, static_cast<uint64_t>(r));
+    const Tensor one = random_tensor(full, arena, name, static_cast<uint64_t>(r));
     for (int64_t i = 0; i < sum.numel(); ++i) sum.data<double>()[i] += one.data<double>()[i];
   }
   return sum;
@@ -62,29 +62,29 @@ void expect_near(const Tensor& a, const Tensor& b, double tolerance, const std::
 }
 
 // Checks that this rank's part of the result, and in P the sum over ranks, matches the original.
-void expect_kept(const Placement& from, const Placement& to, const Tensor& got, const Shape& whole, Communicator& axis,
+void expect_kept(const Placement& from, const Placement& to, const Tensor& got, const Shape& full, Communicator& axis,
                  uint64_t name, const std::string& what) {
   const ArenaPtr& arena = got.arena();
-  Tensor expected = together(from, whole, axis, arena, name), sum = got.clone();
+  Tensor expected = represented(from, full, axis, arena, name), sum = got.clone();
   if (to.kind == Placement::Kind::sharded) {
-    const Range own = chunk_range(whole[to.dim], axis.size(), axis.rank());
+    const Range own = chunk_range(full[to.dim], axis.size(), axis.rank());
     expected = expected.narrow(to.dim, own.begin, own.size());
   }
   if (to == P) axis.all_reduce(sum);
   expect_near(sum, expected, 1e-13, what);
 }
 
-void check_conversion(Communicator& axis, const ArenaPtr& arena, Placement from, Placement to, const Shape& whole,
+void check_conversion(Communicator& axis, const ArenaPtr& arena, Placement from, Placement to, const Shape& full,
                       uint64_t name) {
   const std::string what =
-      fmt::format("{} -> {} of {} on {} of {}", from.str(), to.str(), whole.str(), axis.rank(), axis.size());
-  if (from.kind == Placement::Kind::sharded) from.whole = whole[from.dim];
-  const Var x(placed(from, whole, axis, arena, name), true);
+      fmt::format("{} -> {} of {} on {} of {}", from.str(), to.str(), full.str(), axis.rank(), axis.size());
+  if (from.kind == Placement::Kind::sharded) from.whole = full[from.dim];
+  const Var x(placed(from, full, axis, arena, name), true);
   const Tensor before = x.value().clone();
   const Var y = redistribute(scale(x, 1), axis, from, to);
-  expect_kept(from, to, y.value(), whole, axis, name, what);
+  expect_kept(from, to, y.value(), full, axis, name, what);
   // The gradient of a P is an R, equal on all ranks, and so on: dual() determines the sample.
-  const Tensor dy = placed(dual(to), whole, axis, arena, name + 1);
+  const Tensor dy = placed(dual(to), full, axis, arena, name + 1);
   const double forward = paired(to, y.value(), dy, axis);
   backward(y, {.seed = dy.clone()});
   const double adjoint = paired(from, before, x.grad(), axis);
@@ -112,11 +112,11 @@ TEST(Placement, EveryConversionHasItsAdjoint) {
         for (int to = 0; to < 4; ++to)
           for (int trial = 0; trial < 25; ++trial, name += 2) {
             const int rank = 1 + static_cast<int>(random.below(4, 10 * name));
-            Shape whole;
+            Shape full;
             for (int d = 0; d < rank; ++d)
-              whole.push_back(1 + static_cast<int64_t>(random.below(7, 10 * name + 1 + static_cast<uint64_t>(d))));
+              full.push_back(1 + static_cast<int64_t>(random.below(7, 10 * name + 1 + static_cast<uint64_t>(d))));
             check_conversion(axis, arena, random_placement(random, 10 * name + 6, from, rank),
-                             random_placement(random, 10 * name + 7, to, rank), whole, name);
+                             random_placement(random, 10 * name + 7, to, rank), full, name);
           }
     });
 }
@@ -124,9 +124,9 @@ TEST(Placement, EveryConversionHasItsAdjoint) {
 TEST(Placement, EvenChunksNeedNoFullSize) {
   launch({.ranks = 3, .timeout_s = 20}, [](Communicator& axis) {
     const ArenaPtr arena = make_arena();
-    const Shape whole{2, 6, 3};
-    const Tensor all = random_tensor(whole, arena, 1, kTogether);
-    const Tensor mine = placed(S(-2), whole, axis, arena, 1);
+    const Shape full{2, 6, 3};
+    const Tensor all = random_tensor(full, arena, 1, kTogether);
+    const Tensor mine = placed(S(-2), full, axis, arena, 1);
     expect_near(redistribute(mine, axis, S(-2), R), all, 0, "S(-2) -> R");
     expect_near(redistribute(mine, axis, S(1), S(-1)), all.narrow(2, axis.rank(), 1), 0, "S(1) -> S(-1)");
   });
@@ -147,18 +147,18 @@ OpCounts only(Op op, int64_t sent) {
 TEST(Placement, TrafficMatchesFormulas) {
   launch({.ranks = 4, .timeout_s = 20}, [](Communicator& axis) {
     const ArenaPtr arena = make_arena();
-    const Tensor whole = Tensor::zeros({8, 4}, DType::float32, arena);  // 128 bytes
+    const Tensor full = Tensor::zeros({8, 4}, DType::float32, arena);  // 128 bytes
     const Tensor rows = Tensor::zeros({2, 4}, DType::float32, arena),
                  columns = Tensor::zeros({8, 1}, DType::float32, arena);
-    EXPECT_EQ(sent_by(axis, whole, P, I), only(Op::all_reduce, 192));  // 2 (n - 1) / n
-    EXPECT_EQ(sent_by(axis, whole, P, R), only(Op::all_reduce, 192));
-    EXPECT_EQ(sent_by(axis, whole, P, S(0)), only(Op::reduce_scatter, 96));  // (n - 1) / n
-    EXPECT_EQ(sent_by(axis, whole, P, S(1)), only(Op::reduce_scatter, 96));
+    EXPECT_EQ(sent_by(axis, full, P, I), only(Op::all_reduce, 192));  // 2 (n - 1) / n
+    EXPECT_EQ(sent_by(axis, full, P, R), only(Op::all_reduce, 192));
+    EXPECT_EQ(sent_by(axis, full, P, S(0)), only(Op::reduce_scatter, 96));  // (n - 1) / n
+    EXPECT_EQ(sent_by(axis, full, P, S(1)), only(Op::reduce_scatter, 96));
     EXPECT_EQ(sent_by(axis, rows, S(0), R), only(Op::all_gather, 96));
     EXPECT_EQ(sent_by(axis, columns, S(1), I), only(Op::all_gather, 96));
     EXPECT_EQ(sent_by(axis, rows, S(0), S(1)), only(Op::all_to_all, 24));  // (n - 1) / n of a rank's shard
     for (const Placement& from : {R, I})
-      for (const Placement& to : {R, I, P, S(0), S(1)}) EXPECT_EQ(sent_by(axis, whole, from, to), OpCounts{});
+      for (const Placement& to : {R, I, P, S(0), S(1)}) EXPECT_EQ(sent_by(axis, full, from, to), OpCounts{});
     EXPECT_EQ(sent_by(axis, rows, S(0), P), OpCounts{});
     // Six rows are split 1, 2, 1, 2: two rows of four elements to each of three.
     const Tensor own = Tensor::zeros({chunk_range(6, 4, axis.rank()).size(), 4}, DType::float32, arena);
@@ -182,7 +182,7 @@ TEST(Placement, ReusesUniquelyOwnedTensors) {
     const std::byte* const memory = x.raw();
     const Tensor held = x, copy = x.clone();
     EXPECT_NE(redistribute(x, axis, P, I).raw(), memory);
-    expect_near(held, copy, 0, "a value that somebody holds");
+    expect_near(held, copy, 0, "a value with another owner");
     Tensor alone = random_tensor({4}, arena, 1, 0);
     const std::byte* const there = alone.raw();
     EXPECT_EQ(redistribute(std::move(alone), axis, P, I).raw(), there);
@@ -216,7 +216,7 @@ struct Layers {
   Tensor t;
 };
 
-Layers whole(const ArenaPtr& arena) {
+Layers full(const ArenaPtr& arena) {
   const auto normal = [&](const char* name, const Shape& shape) {
     return test::normal(shape, DType::float64, 11, name, arena);
   };
@@ -226,7 +226,7 @@ Layers whole(const ArenaPtr& arena) {
 }
 
 Layers one_rank(const ArenaPtr& arena) {
-  Layers l = whole(arena);
+  Layers l = full(arena);
   const Var y = linear(unary<Gelu>(linear(l.x, l.w1, l.b1)), l.w2, l.b2);
   backward(sum(y * Var(l.t)));
   return l;
@@ -239,7 +239,7 @@ Tensor cut(const Tensor& t, int dim, const Communicator& axis) {
 
 // With `between` = S(0), rank r's loss is a partial sum, so it is a P, whose gradient is one on all ranks.
 Layers on_ranks(Communicator& axis, Placement between, const ArenaPtr& arena) {
-  Layers l = whole(arena);
+  Layers l = full(arena);
   l.w1 = Var(cut(l.w1.value(), 0, axis), true);
   l.b1 = Var(cut(l.b1.value(), 0, axis), true);
   l.w2 = Var(cut(l.w2.value(), 1, axis), true);

@@ -120,7 +120,7 @@ TEST(Validate, DetectsEveryInjectedFault) {
       if (kind == 3) a.stage += a.stage + 1 < s.stages ? 1 : -1;
       if (kind == 3 && a.stage < 0 && s.stages > 1) a.stage = 0;
       ++planted[kind];
-      ASSERT_TRUE(find_fault(s)) << "defect " << kind << " at " << what << " of " << described(s) << "\n" << to_text(s);
+      ASSERT_TRUE(find_fault(s)) << "fault " << kind << " at " << what << " of " << described(s) << "\n" << to_text(s);
       EXPECT_EQ(fault_text(right), "");
     }
   }
@@ -280,9 +280,9 @@ TEST(Simulate, ZbH2AndZbVHaveNoIdleTimeFromTwoPMinusOne) {
 TEST(Simulate, VMinAndVHalfMatchMemoryOfPaper) {
   const auto expect = [](int p, int m) {
     const Simulation min = simulate(v_min(p, m)), half = simulate(v_half(p, m));
-    const auto most = [](const Simulation& s) { return std::ranges::max(s.in_flight); };
-    EXPECT_EQ(most(min), 2 * std::min(m, (p + 4) / 3)) << p << " " << m;
-    EXPECT_EQ(most(half), 2 * std::min(m, (p + 2) / 2)) << p << " " << m;
+    const auto max_in_flight = [](const Simulation& s) { return std::ranges::max(s.in_flight); };
+    EXPECT_EQ(max_in_flight(min), 2 * std::min(m, (p + 4) / 3)) << p << " " << m;
+    EXPECT_EQ(max_in_flight(half), 2 * std::min(m, (p + 2) / 2)) << p << " " << m;
     if (p > 1) expect_share(min, 4 * p - 5, 6 * m + 4 * p - 5);
     EXPECT_LE(half.makespan, min.makespan) << p << " " << m;
     if (m < 2 * p) return;

@@ -158,27 +158,27 @@ TEST(Rendezvous, ConnectsEveryPair) {
 }
 
 // Connects to rank 0 and sends this text; the caller may keep the connection open.
-Descriptor foreign_connection(const std::string& address, const std::string& says) {
+Descriptor foreign_connection(const std::string& address, const std::string& text) {
   const auto [host, port] = parse_address(address);
   std::string why;
   Descriptor s = connected(*resolved(host, port, address), Deadline(5), why);
-  if (s) write_all(s.get(), says.data(), says.size(), Deadline(1));
+  if (s) write_all(s.get(), text.data(), text.size(), Deadline(1));
   return s;
 }
 
 TEST(Rendezvous, ClosesForeignConnections) {
   const std::string address = free_address();
   const Philox draw = Philox::named(1, "strangers");
-  std::vector<Descriptor> they;
+  std::vector<Descriptor> connections;
   const Texts errors = run_ranks(4, [&](int rank) {
     if (rank < 3) {
       if (rank > 0) std::this_thread::sleep_for(std::chrono::milliseconds(200));
       meet({.address = address, .rank = rank, .ranks = 3, .timeout_s = 20});
       return;
     }
-    they.push_back(foreign_connection(address, "GET / HTTP/1.1\r\nHost: a\r\nAccept: text/html\r\n\r\n"));
+    connections.push_back(foreign_connection(address, "GET / HTTP/1.1\r\nHost: a\r\nAccept: text/html\r\n\r\n"));
     for (int i = 0; i < 100; ++i)
-      they.push_back(foreign_connection(address, i % 3 == 0 ? "" : "TSRmeet1"));  // incomplete
+      connections.push_back(foreign_connection(address, i % 3 == 0 ? "" : "TSRmeet1"));  // incomplete
     for (uint64_t i = 0; i < 20; ++i) {
       std::string noise(1 + draw.below(200, 2 * i), ' ');
       for (size_t at = 0; at < noise.size(); ++at) noise[at] = static_cast<char>(draw.below(256, 1000 * i + at));
@@ -350,14 +350,14 @@ void check(SharedExchange& shared, int me, int64_t count, DType dtype, const Are
   const std::vector<double> total = summed(n, count);
   const Tensor mine = make_array(me, count, dtype, arena), x = mine.clone();
   const Tensor part = Tensor::empty({chunk_range(count, n, me).size()}, dtype, arena),
-               whole = Tensor::zeros({count}, dtype, arena);
+               full = Tensor::zeros({count}, dtype, arena);
   EXPECT_EQ(shared.run(make_call(Op::all_reduce, dtype, count, x, x)),
             sent_directly({.op = Op::all_reduce, .dtype = dtype, .count = count}, n, me));
   EXPECT_EQ(values(x), total);
   shared.run(make_call(Op::reduce_scatter, dtype, count, mine, part));
   EXPECT_EQ(values(part), cut(total, n, me));
-  shared.run(make_call(Op::all_gather, dtype, count, part, whole));
-  EXPECT_EQ(values(whole), total);
+  shared.run(make_call(Op::all_gather, dtype, count, part, full));
+  EXPECT_EQ(values(full), total);
   shared.run({.op = Op::barrier});
 }
 

@@ -24,29 +24,29 @@ struct Case {
 // Sizes that are divisible only where required.
 Case random_case(int ranks, uint64_t trial) {
   const Philox random = Philox::named(trial, "case");
-  auto draw = [&, at = uint64_t{0}](int64_t least, int64_t most) mutable {
-    return least + static_cast<int64_t>(random.below(static_cast<uint64_t>(most - least + 1), at++));
+  auto sample = [&, at = uint64_t{0}](int64_t min_value, int64_t max_value) mutable {
+    return min_value + static_cast<int64_t>(random.below(static_cast<uint64_t>(max_value - min_value + 1), at++));
   };
   Case c;
-  c.config.layers = draw(1, 2);
-  c.config.heads = ranks * draw(1, 2);
-  c.config.channels = c.config.heads * draw(2, 5);
-  c.tokens = ranks * draw(1, 4);
-  c.config.context = c.tokens + draw(0, 5);
-  c.config.vocab = ranks + draw(0, 40);
+  c.config.layers = sample(1, 2);
+  c.config.heads = ranks * sample(1, 2);
+  c.config.channels = c.config.heads * sample(2, 5);
+  c.tokens = ranks * sample(1, 4);
+  c.config.context = c.tokens + sample(0, 5);
+  c.config.vocab = ranks + sample(0, 40);
   c.config.dropout = trial % 3 == 2 ? 0 : 0.2;
   c.config.recompute = static_cast<Recompute>(trial % 4);
   c.config.tie_copies = trial % 2 == 1;
-  c.batch = draw(1, 3);
+  c.batch = sample(1, 3);
   return c;
 }
 
 void check_case(const Case& c, Communicator& tp, DType dtype, double bound) {
   const ArenaPtr arena = make_arena();
   const test::Batch batch = test::random_batch(c.batch, c.tokens, c.config.vocab, arena);
-  test::MadeGpt whole(c.config, arena, {}, dtype, dtype);
-  test::disturb(whole);
-  const double expected = test::learn_whole(whole, batch);
+  test::MadeGpt full(c.config, arena, {}, dtype, dtype);
+  test::disturb(full);
+  const double expected = test::learn_full(full, batch);
   for (const Placement& between : {I, S(1, c.tokens)}) {
     const std::string what = fmt::format(
         "{} layers, {} heads, {} channels, vocabulary {}, {} x {}{}, recompute {}, between {}, rank {} of {}",
@@ -56,12 +56,12 @@ void check_case(const Case& c, Communicator& tp, DType dtype, double bound) {
     test::MadeGpt model(c.config, arena, {.tp = &tp, .between = between}, dtype, dtype);
     test::disturb(model);
     tp.reset_counts();
-    const double got = test::learn_cut(model, batch);
+    const double got = test::learn_sharded(model, batch);
     EXPECT_NEAR(got, expected, bound * expected) << what;
     EXPECT_EQ(tp.max(got), got) << what;
     EXPECT_GT(tp.counts()[static_cast<size_t>(between == I ? Op::all_reduce : Op::reduce_scatter)].calls, 0) << what;
-    EXPECT_LT(model.parameter_count(), whole.parameter_count());
-    test::expect_same_gradients(model, whole, tp, bound, what);
+    EXPECT_LT(model.parameter_count(), full.parameter_count());
+    test::expect_same_gradients(model, full, tp, bound, what);
   }
 }
 
@@ -89,9 +89,9 @@ TEST(TensorParallel, OneRankAxisChangesNothing) {
     const ArenaPtr arena = make_arena();
     const ModelConfig config{.layers = 1, .heads = 3, .channels = 15, .context = 7, .vocab = 11, .dropout = 0.1};
     const test::Batch batch = test::random_batch(2, 7, config.vocab, arena);
-    test::MadeGpt whole(config, arena), model(config, arena, {.tp = &tp, .between = S(1)});
-    EXPECT_EQ(test::learn_cut(model, batch), test::learn_whole(whole, batch));
-    EXPECT_EQ(compute_gradients(model), compute_gradients(whole));
+    test::MadeGpt full(config, arena), model(config, arena, {.tp = &tp, .between = S(1)});
+    EXPECT_EQ(test::learn_sharded(model, batch), test::learn_full(full, batch));
+    EXPECT_EQ(compute_gradients(model), compute_gradients(full));
     EXPECT_EQ(tp.counts(), OpCounts{});
   });
 }
@@ -101,8 +101,8 @@ TEST(TensorParallel, InitialValuesMatchFullModelBitwise) {
     launch({.ranks = ranks, .threads_per_rank = 1, .timeout_s = 60}, [&](Communicator& tp) {
       const Case c = random_case(ranks, 1);
       const ArenaPtr arena = make_arena();
-      test::MadeGpt whole(c.config, arena), model(c.config, arena, {.tp = &tp, .between = I});
-      const std::vector<Parameter*> parts = model.parameters(), wholes = whole.parameters();
+      test::MadeGpt full(c.config, arena), model(c.config, arena, {.tp = &tp, .between = I});
+      const std::vector<Parameter*> parts = model.parameters(), wholes = full.parameters();
       int cut = 0;
       for (size_t i = 0; i < parts.size(); ++i) {
         const std::vector<float> here = parts[i]->var.value().to_vector<float>(),
@@ -126,7 +126,7 @@ TEST(TensorParallel, DeferredWeightGradientsAreBitwiseIdentical) {
       test::MadeGpt model(config, arena, {.tp = &tp, .between = between});
       test::disturb(model);
       const auto gradients = [&](DeferredWeightGrads* defer) {
-        test::learn_cut(model, batch, defer);
+        test::learn_sharded(model, batch, defer);
         return compute_gradients(model);
       };
       const auto at_once = gradients(nullptr);
@@ -155,7 +155,7 @@ TEST(TensorParallel, FusedOpMatchesLayersBitwise) {
                 for (Mlp* const mlp : model.all<Mlp>())
                   mlp->up.wrap([](const Module::Inner& inner, const Var& in) { return inner(in); });
               DeferredWeightGrads later;
-              test::learn_cut(model, batch, deferred ? &later : nullptr);
+              test::learn_sharded(model, batch, deferred ? &later : nullptr);
               return compute_gradients(model);
             };
             EXPECT_EQ(gradients(false), gradients(true)) << between.str() << " " << to_string(dtype);
@@ -286,7 +286,7 @@ TEST(TensorParallelCost, MovesBytesOfFormulas) {
                                 dtype == DType::bfloat16 ? DType::float32 : dtype, 1);
             const test::Batch batch = test::random_batch(kBatch, config.context, config.vocab, arena);
             tp.reset_counts();
-            test::learn_cut(model, batch);
+            test::learn_sharded(model, batch);
             expect_counts(tp, formulas(config, between, ranks, dtype),
                           fmt::format("{}, between {}, recompute {}, ranks {}", to_string(dtype), between.str(),
                                       static_cast<int>(recompute), ranks));
@@ -367,10 +367,10 @@ TEST(TensorParallelCost, InputGatherOverlapsInputGradients) {
 }
 
 // Compares the gradients of a strategy's shards, gathered on data rank 0, with those of one rank.
-void expect_whole_gradients(DataStrategy& strategy, Decoder& model, Decoder& whole, Mesh& mesh,
+void expect_whole_gradients(DataStrategy& strategy, Decoder& model, Decoder& full, Mesh& mesh,
                             const std::string& what) {
   const std::vector<Module::Unit> layout = model.layout();
-  const std::vector<Parameter*> wholes = whole.parameters();
+  const std::vector<Parameter*> wholes = full.parameters();
   size_t at = 0;
   for (size_t u = 0; u < layout.size(); ++u) {
     const Tensor gradients = gather_unit(strategy.axis(), strategy.layout(), u, strategy.shards()[u].grads);
@@ -389,14 +389,14 @@ void check_beside_zero(Communicator& world, int stage, const Placement& between,
   const ModelConfig config{
       .layers = 2, .heads = 2, .channels = 12, .context = 6, .vocab = 21, .dropout = 0.2, .recompute = recompute};
   const ArenaPtr arena = make_arena();
-  test::MadeGpt whole(config, arena, {}, DType::float64, DType::float64);
+  test::MadeGpt full(config, arena, {}, DType::float64, DType::float64);
   Decoder model(config);
   model.place({.tp = &mesh["tp"], .between = between});
   const auto strategy = make_data_strategy(
       model, mesh["dp"], arena, {.zero = stage, .dtype = DType::float64, .grad_dtype = DType::float64, .seed = 7});
   for (int64_t step = 0; step < 2; ++step) {  // the second prefetches
     const test::Batch batch = test::random_batch(4, config.context, config.vocab, arena);
-    const double scale = 1.0 / 24, expected = test::learn_whole(whole, batch);
+    const double scale = 1.0 / 24, expected = test::learn_full(full, batch);
     const int64_t first = 2 * mesh.coordinate("dp");
     model.set_step(
         {.seed = 5, .step = 3, .first_sequence = 2 + first, .training = true, .tokens_total = config.context});
@@ -416,7 +416,7 @@ void check_beside_zero(Communicator& world, int stage, const Placement& between,
     EXPECT_NEAR(sum, expected, 1e-12 * expected) << what;
     EXPECT_EQ(arena->usage(Category::communication).live, 0) << what;
     EXPECT_GT(arena->usage(Category::communication).peak, 0) << what;
-    expect_whole_gradients(*strategy, model, whole, mesh, what);
+    expect_whole_gradients(*strategy, model, full, mesh, what);
   }
 }
 
@@ -494,7 +494,7 @@ void on_two_ranks(const std::function<void(Communicator&, const Placement&, cons
 TEST_F(TensorParallelGpu, UsesGemmEpilogues) {
   on_two_ranks([](Communicator& tp, const Placement& between, const ArenaPtr& memory, const test::Batch& batch) {
     test::MadeGpt model(kConfig, memory, {.tp = &tp, .between = between}, DType::bfloat16);
-    test::learn_cut(model, batch);
+    test::learn_sharded(model, batch);
     const KernelLog& log = memory->local<KernelLog>();
     EXPECT_EQ(log.gelu.fused + log.gelu.apart, kConfig.layers);
     EXPECT_EQ(log.gelu_gradient.fused + log.gelu_gradient.apart, kConfig.layers);
@@ -508,10 +508,10 @@ TEST_F(TensorParallelGpu, UsesGemmEpilogues) {
 TEST_F(TensorParallelGpu, DeterministicLossAndGradientsMatchOneRank) {
   on_two_ranks([](Communicator& tp, const Placement& between, const ArenaPtr& memory, const test::Batch& batch) {
     memory->local<KernelChoice>().deterministic = true;
-    test::MadeGpt model(kConfig, memory, {.tp = &tp, .between = between}), whole(kConfig, memory);
-    const double expected = test::learn_whole(whole, batch);
-    EXPECT_NEAR(test::learn_cut(model, batch), expected, 1e-5 * expected);
-    test::expect_same_gradients(model, whole, tp, 1e-4, between.str());
+    test::MadeGpt model(kConfig, memory, {.tp = &tp, .between = between}), full(kConfig, memory);
+    const double expected = test::learn_full(full, batch);
+    EXPECT_NEAR(test::learn_sharded(model, batch), expected, 1e-5 * expected);
+    test::expect_same_gradients(model, full, tp, 1e-4, between.str());
     const KernelLog& log = memory->local<KernelLog>();
     EXPECT_EQ(log.gelu.fused + log.gelu_gradient.fused + log.bias_sums.fused, 0);
   });

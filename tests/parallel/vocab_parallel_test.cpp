@@ -32,18 +32,18 @@ Tensor random_ids(int64_t n, int64_t vocab, bool ignore_some, const ArenaPtr& ar
   return t;
 }
 
-Tensor part(const Tensor& whole, int dim, const Communicator& tp) {
-  const Range own = chunk_range(whole.dim(dim), tp.size(), tp.rank());
-  return whole.narrow(dim, own.begin, own.size()).clone();
+Tensor part(const Tensor& full, int dim, const Communicator& tp) {
+  const Range own = chunk_range(full.dim(dim), tp.size(), tp.rank());
+  return full.narrow(dim, own.begin, own.size()).clone();
 }
 
 void check_loss(Communicator& tp, int64_t rows, int64_t vocab, DType dtype, double bound) {
   const ArenaPtr arena = make_arena();
   const std::string what = fmt::format("{} rows of {} in {} over {}", rows, vocab, to_string(dtype), tp.size());
-  const Var whole(normal({rows, vocab}, static_cast<uint64_t>(rows), dtype, arena), true);
-  const Var own(part(whole.value(), 1, tp), true);
+  const Var full(normal({rows, vocab}, static_cast<uint64_t>(rows), dtype, arena), true);
+  const Var own(part(full.value(), 1, tp), true);
   const Tensor targets = random_ids(rows, vocab, true, arena);
-  const Loss expected = cross_entropy(scale(whole, 1), targets, 0.3);
+  const Loss expected = cross_entropy(scale(full, 1), targets, 0.3);
   tp.reset_counts();
   const Loss got = vocab_parallel_cross_entropy(scale(own, 1), targets, 0.3, tp, vocab);
   // Only the maximum, the sum and the target's logit of each row.
@@ -58,7 +58,7 @@ void check_loss(Communicator& tp, int64_t rows, int64_t vocab, DType dtype, doub
   EXPECT_EQ(-tp.max(-got.loss_sum), got.loss_sum) << what;
   backward(expected.mean);
   backward(got.mean);
-  EXPECT_LE(test::distance(own.grad(), part(whole.grad(), 1, tp)), bound) << what;
+  EXPECT_LE(test::distance(own.grad(), part(full.grad(), 1, tp)), bound) << what;
 }
 
 TEST(VocabParallel, LossAndGradientMatchFullRows) {
@@ -116,18 +116,18 @@ TEST(VocabParallel, GradientOverwritesLogits) {
 void check_lookup(Communicator& tp, int64_t n, int64_t vocab, const Placement& between) {
   const ArenaPtr arena = make_arena();
   const std::string what = std::to_string(n) + " ids of " + std::to_string(vocab) + ", " + between.str();
-  const Var whole(normal({vocab, 5}, 2, DType::float64, arena), true);
-  const Var own(part(whole.value(), 0, tp), true);
+  const Var full(normal({vocab, 5}, 2, DType::float64, arena), true);
+  const Var own(part(full.value(), 0, tp), true);
   const Tensor ids = random_ids(n, vocab, false, arena).reshape({1, n});
   const Tensor weights = normal({1, n, 5}, 4, DType::float64, arena);
-  const Var expected = embedding(ids, whole), got = join(vocab_parallel_embedding(ids, own, tp, vocab), tp, between);
+  const Var expected = embedding(ids, full), got = join(vocab_parallel_embedding(ids, own, tp, vocab), tp, between);
   const bool sharded = !(between == I);
   EXPECT_EQ(got.value().to_vector<double>(),
             (sharded ? part(expected.value(), 1, tp) : expected.value()).to_vector<double>())
       << what;
   backward(expected, {.seed = weights.clone()});
   backward(got, {.seed = sharded ? part(weights, 1, tp) : weights.clone()});
-  EXPECT_EQ(own.grad().to_vector<double>(), part(whole.grad(), 0, tp).to_vector<double>()) << what;
+  EXPECT_EQ(own.grad().to_vector<double>(), part(full.grad(), 0, tp).to_vector<double>()) << what;
 }
 
 TEST(VocabParallel, LookupMatchesFullTableBitwise) {

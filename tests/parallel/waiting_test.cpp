@@ -50,7 +50,7 @@ TEST(Waiting, ArraysMayBeOverwrittenAfterCall) {
     launch({.ranks = kRanks, .threads_per_rank = 1, .timeout_s = 60, .algorithm = algorithm}, [&](Communicator& world) {
       const ArenaPtr arena = world.make_arena();
       const auto make = [&](int64_t n) { return Tensor::empty({n}, DType::float32, arena); };
-      const Tensor whole = make(kElements), other = make(kElements), part = make(kElements / kRanks);
+      const Tensor full = make(kElements), other = make(kElements), part = make(kElements / kRanks);
       const int me = world.rank();
       const Philox random = Philox::named(static_cast<uint64_t>(me), "waits");
       const auto expect_all = [&](const Tensor& x, float value, const char* what) {
@@ -63,33 +63,33 @@ TEST(Waiting, ArraysMayBeOverwrittenAfterCall) {
         const auto pause = [&] {
           if (random.below(4, round) == 0) std::this_thread::sleep_for(milliseconds(1));
         };
-        Tensor(whole).fill(base + static_cast<float>(me));
-        world.all_reduce(whole);
-        expect_all(whole, base * kRanks + 6, "all_reduce");
-        Tensor(whole).fill(base + static_cast<float>(me));
+        Tensor(full).fill(base + static_cast<float>(me));
+        world.all_reduce(full);
+        expect_all(full, base * kRanks + 6, "all_reduce");
+        Tensor(full).fill(base + static_cast<float>(me));
         pause();
-        world.reduce_scatter(whole, part);
-        Tensor(whole).fill(-1);
+        world.reduce_scatter(full, part);
+        Tensor(full).fill(-1);
         expect_all(part, base * kRanks + 6, "reduce_scatter");
         Tensor(part).fill(base);
-        world.all_gather(part, whole);
+        world.all_gather(part, full);
         Tensor(part).fill(-1);
-        expect_all(whole, base, "all_gather");
+        expect_all(full, base, "all_gather");
         pause();
-        Tensor(whole).fill(base + static_cast<float>(me));
-        world.all_to_all(whole, other);
-        Tensor(whole).fill(-1);
+        Tensor(full).fill(base + static_cast<float>(me));
+        world.all_to_all(full, other);
+        Tensor(full).fill(-1);
         for (int r = 0; r < kRanks; ++r)
           expect_all(other.narrow(0, r * kElements / kRanks, kElements / kRanks), base + static_cast<float>(r),
                      "all_to_all");
         const int root = static_cast<int>(round) % kRanks;
-        Tensor(whole).fill(base + static_cast<float>(me));
-        world.broadcast(whole, root);
-        expect_all(whole, base + static_cast<float>(root), "broadcast");
-        Tensor(whole).fill(base + static_cast<float>(me));
-        world.reduce(whole, root);
-        if (me == root) expect_all(whole, base * kRanks + 6, "reduce");
-        Tensor(whole).fill(-1);
+        Tensor(full).fill(base + static_cast<float>(me));
+        world.broadcast(full, root);
+        expect_all(full, base + static_cast<float>(root), "broadcast");
+        Tensor(full).fill(base + static_cast<float>(me));
+        world.reduce(full, root);
+        if (me == root) expect_all(full, base * kRanks + 6, "reduce");
+        Tensor(full).fill(-1);
       }
     });
 }

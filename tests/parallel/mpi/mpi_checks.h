@@ -35,9 +35,9 @@ inline void check_sums(Communicator& c, int64_t n, DType dtype, const ArenaPtr& 
   c.reduce_scatter(mine, part);
   expect(values(part) == cut(total, ranks, me), named(c, n, dtype, "reduce_scatter"));
   expect(values(mine) == values(make_array(me, n, dtype, arena)), named(c, n, dtype, "reduce_scatter's input"));
-  Tensor whole = Tensor::zeros({n}, dtype, arena);
-  c.all_gather(part, whole);
-  expect(values(whole) == total, named(c, n, dtype, "all_gather"));
+  Tensor full = Tensor::zeros({n}, dtype, arena);
+  c.all_gather(part, full);
+  expect(values(full) == total, named(c, n, dtype, "all_gather"));
   x = mine.clone();
   const Tensor inside = x.narrow(0, own.begin, own.size());
   c.reduce_scatter(x, inside);
@@ -59,15 +59,15 @@ inline void check_roots(Communicator& c, int64_t n, DType dtype, const ArenaPtr&
     x = mine.clone();
     c.reduce(x, root);
     expect(values(x) == (me == root ? total : values(mine)), named(c, n, dtype, "reduce"));
-    const Tensor whole = me == root ? Tensor::zeros({n}, dtype, arena) : Tensor::meta({n}, dtype);
-    c.gather(part, whole, root);
+    const Tensor full = me == root ? Tensor::zeros({n}, dtype, arena) : Tensor::meta({n}, dtype);
+    c.gather(part, full, root);
     for (int r = 0; me == root && r < ranks; ++r) {
       const Range theirs = chunk_range(n, ranks, r);
       const Tensor from = make_array(r, n, dtype, arena).narrow(0, theirs.begin, theirs.size());
-      expect(values(whole.narrow(0, theirs.begin, theirs.size())) == values(from), named(c, n, dtype, "gather"));
+      expect(values(full.narrow(0, theirs.begin, theirs.size())) == values(from), named(c, n, dtype, "gather"));
     }
     const Tensor got = Tensor::zeros({own.size()}, dtype, arena);
-    c.scatter(whole, got, root);
+    c.scatter(full, got, root);
     expect(values(got) == values(part), named(c, n, dtype, "gather and scatter"));
   }
   const int64_t each = n / ranks + 1;

@@ -39,9 +39,9 @@ void operations(Communicator& world) {
     Tensor x = make_array(world.rank(), 5, DType::bfloat16, arena);
     world.all_reduce(x, Reduction::max);
     for (int64_t i = 0; i < 5; ++i) {
-      double most = 0;
-      for (int r = 0; r < world.size(); ++r) most = std::max(most, test::brought(r, i));
-      expect(values(x)[static_cast<size_t>(i)] == most, "all_reduce of bfloat16, max");
+      double maximum = 0;
+      for (int r = 0; r < world.size(); ++r) maximum = std::max(maximum, test::rank_input(r, i));
+      expect(values(x)[static_cast<size_t>(i)] == maximum, "all_reduce of bfloat16, max");
     }
     world.barrier();
   }
@@ -66,10 +66,10 @@ void bytes(Communicator& world) {
     world.reduce(x, 0);
     const OpCounts counts = world.counts();
     world.set_algorithm(Algorithm::direct);
-    for (const auto& [op, whole] : arrays) {
+    for (const auto& [op, full] : arrays) {
       const OpCount& mine = counts[static_cast<size_t>(op)];
       const double sent = world.sum(static_cast<double>(mine.sent)), calls = world.sum(static_cast<double>(mine.calls));
-      expect(calls == 0 || sent == whole * array,
+      expect(calls == 0 || sent == full * array,
              "bytes of " + std::string(to_string(op)) + " by " + std::string(to_string(algorithm)));
     }
   }
