@@ -257,7 +257,7 @@ int run_program(int argc, const char* const* argv) {
     static_cast<void>(cpu::instruction_set());  // throws if TESSERA_MAX_CPU_ISA is invalid
     return run(parse_command_line(argc, argv), {argv + 1, argv + argc});
   } catch (const Error& e) {
-    return fail(to_messages(e), e.status());
+    return fail(error_messages(e), e.status());
   } catch (const std::bad_alloc&) {
     return fail({"out of memory; a smaller --batch, more --microbatches or --recompute block need less"},
                 Status::communication);

@@ -286,7 +286,7 @@ std::vector<RankRow> strategy_rows(const Place& place) {
   JobRows out{place};
   for (const DType dtype : {DType::float32, DType::bfloat16}) {
     const auto add = [&](const std::string& name, const Plan& plan, auto* measure, int64_t steps) {
-      out.add(fmt::format("strategy/{}/{}/{}", name, to_string(dtype), plan.ranks()),
+      out.add(fmt::format("strategy/{}/{}/{}", name, value_name(dtype), plan.ranks()),
               {.model = {.layers = 4, .heads = 4, .channels = 128, .context = 64, .vocab = 65},
                .optim = {.batch = 12, .dtype = dtype},
                .plan = plan},

@@ -15,7 +15,7 @@ struct Measured {
   Parts parts = {};                     // exposed communication: what a rank's own thread was kept by
   std::vector<StageTimes> stages = {};  // for a micro-batch; what a schedule does not do is 0
   double bubble = 0;                    // share of the step
-  MemoryParts memory = {};              // the peak_rank rank's
+  MemoryParts memory = {};              // the peak rank's
 };
 // Trains on counted tokens, so many steps after three that do not count, or fewer, three at least, when a minute is
 // over. `working` is told how many are done. The job is one that check() has not refused.

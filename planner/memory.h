@@ -39,7 +39,7 @@ double kept_for_weights(const Case& c);
 // The memory of each pipeline rank; `layers` of each stage.
 std::vector<MemoryParts> described_memory(const Case& c, const std::vector<int64_t>& layers,
                                           const PipelineTime& pipeline);
-// The memory of each pipeline rank by a dry run, of the peak_rank of its ranks. Nothing where one needs more than a
+// The memory of each pipeline rank by a dry run, of the peak rank of its ranks. Nothing where one needs more than a
 // terabyte.
 std::optional<std::vector<MemoryParts>> own_memory(const Job& job);
 

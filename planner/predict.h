@@ -53,7 +53,7 @@ struct Prediction {
   std::vector<MemoryParts> memory = {};  // each pipeline rank's
   size_t peak_rank = 0;                  // the rank among them
   bool fits = true;
-  double over_bytes = 0;     // the peak_rank rank's, over the memory that there is
+  double over_bytes = 0;     // the peak rank's, over the memory that there is
   std::string largest = {};  // its largest category
   Bytes bytes = {};          // sent per rank and step
 };

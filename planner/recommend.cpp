@@ -46,8 +46,8 @@ std::string memory_words(const SearchRequest& q, const SearchResult& a) {
   const auto is_tight = [&](const Candidate& c) {
     return peak_rank(c.prediction).peak() > kTight * q.hardware.usable_bytes();
   };
-  std::string out = fmt::format("the peak_rank rank holds {:.1f} of {:.1f} GB, most of it {}",
-                                peak_rank(p).peak() / 1e9, q.hardware.usable_bytes() / 1e9, p.largest);
+  std::string out = fmt::format("the peak rank holds {:.1f} of {:.1f} GB, most of it {}", peak_rank(p).peak() / 1e9,
+                                q.hardware.usable_bytes() / 1e9, p.largest);
   if (!is_tight(a.best[0])) return out;
   out += "; that is tight, and fragmentation is not in it";
   for (size_t i = 1; i < a.best.size(); ++i)
@@ -242,7 +242,7 @@ std::string compared(const Candidate& other, const Candidate& best) {
     out += fmt::format(": {} more for {}", seconds(extra(most)), part_label(most.first));
   }
   if (std::abs(memory) >= 0.1)
-    out += fmt::format("; {:.1f} GB {} on the peak_rank rank", std::abs(memory), memory > 0 ? "more" : "less");
+    out += fmt::format("; {:.1f} GB {} on the peak rank", std::abs(memory), memory > 0 ? "more" : "less");
   return out;
 }
 

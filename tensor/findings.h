@@ -35,7 +35,7 @@ class FieldErrors : public FieldError, public AggregateError {
 };
 
 // All that an error says, message by message.
-inline std::vector<std::string> to_messages(const Error& e) {
+inline std::vector<std::string> error_messages(const Error& e) {
   if (const auto* several = dynamic_cast<const AggregateError*>(&e)) return several->messages();
   return {e.what()};
 }
@@ -53,7 +53,7 @@ class ErrorList {
   // An error that is being handled.
   void add(const Error& e) {
     if (!first_) first_ = std::current_exception(), status_ = e.status();
-    for (const std::string& message : to_messages(e))
+    for (const std::string& message : error_messages(e))
       if (std::ranges::none_of(messages_, [&](const std::string& m) { return subject(m) == subject(message); }))
         messages_.push_back(message);
   }

@@ -72,7 +72,8 @@ namespace {
 
 // The reason within the run why cuDNN cannot serve it; empty: none.
 std::string obstacle(const Job& job) {
-  if (job.optim.dtype != DType::bfloat16) return fmt::format("cuDNN's take bf16, found {}", to_string(job.optim.dtype));
+  if (job.optim.dtype != DType::bfloat16)
+    return fmt::format("cuDNN's take bf16, found {}", value_name(job.optim.dtype));
   if (job.model.dropout > 0) return "cuDNN's cannot drop the elements that ours count";
   if (job.optim.document_mask) return "cuDNN's do not know where our documents begin";
   if (job.model.window > 0 && job.model.window < job.model.context) return "cuDNN's are not asked for a sliding window";

@@ -11,7 +11,7 @@ void check_dump(const Job& job, int64_t step) {
   const DataMode mode = job.plan.dp_mode;
   if (step > 0 && (mode == DataMode::ps_async || mode == DataMode::diloco))
     throw FieldError("dump",
-                     fmt::format("expected ranks that make each step together, found `dp_mode` {}", to_string(mode)));
+                     fmt::format("expected ranks that make each step together, found `dp_mode` {}", value_name(mode)));
   if (step > job.optim.steps)
     throw FieldError("dump", fmt::format("expected one of the {} `steps`, found {}", job.optim.steps, step));
 }
@@ -64,7 +64,7 @@ void StepDump::begin(const Sequences& sequences) {
   for (const Point& p : points_)
     for (const char* what : {"", ".grad"})
       tensors.push_back({p.name + what, trainer_.job().optim.dtype, {batch, context, p.width}, {}});
-  const std::string family(to_string(model_->config.family));
+  const std::string family(value_name(model_->config.family));
   layout_ = safetensors_layout(tensors, {{"step", std::to_string(step_)}, {"family", family}});
   Communicator& world = trainer_.world();
   const OpCounts before = world.counts();

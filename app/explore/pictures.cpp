@@ -47,7 +47,7 @@ std::string verdict(const Prediction& p) {
   } else {
     line = fmt::format("It does not fit: a rank needs {}, {} more than it has.", short_bytes(peak_rank.peak()),
                        short_bytes(p.over_bytes));
-    if (p.memory.size() > 1) why = fmt::format("Pipeline rank {} is the peak_rank. ", p.peak_rank);
+    if (p.memory.size() > 1) why = fmt::format("Pipeline rank {} has the highest memory peak. ", p.peak_rank);
     for (const auto& [name, bytes] : planner::kMemoryParts)
       if (name == p.largest)
         why += fmt::format("Most of it: {}, {}. {}", name, short_bytes(peak_rank.*bytes), kHints.at(name));
@@ -58,7 +58,7 @@ std::string verdict(const Prediction& p) {
                           {"share of peak", percent(p.mfu)},
                           {"TFLOP/s each", fmt::format("{:.3g}", p.tflops_per_rank)},
                           {"bubble, all ranks", percent(p.bubble)},
-                          {"peak_rank rank", short_bytes(peak_rank.peak())}}) +
+                          {"peak rank", short_bytes(peak_rank.peak())}}) +
          "</div>";
 }
 
@@ -73,10 +73,10 @@ std::string plan_words(const Layout& l) {
   if (p.zero != ZeroStage::none) out += fmt::format("ZeRO-{}, ", static_cast<int>(p.zero));
   if (p.pp > 1) {
     const auto chunks = planner::to_json(l)["chunks"].get<int64_t>();
-    out += fmt::format("{}{}, ", to_string(p.schedule), chunks > 1 ? fmt::format(" x {}", chunks) : "");
+    out += fmt::format("{}{}, ", value_name(p.schedule), chunks > 1 ? fmt::format(" x {}", chunks) : "");
   }
   out += fmt::format("{} micro-batch{} of {}", p.microbatches, p.microbatches > 1 ? "es" : "", l.sequences);
-  return p.recompute == Recompute::none ? out : fmt::format("{}, recompute {}", out, to_string(p.recompute));
+  return p.recompute == Recompute::none ? out : fmt::format("{}, recompute {}", out, value_name(p.recompute));
 }
 
 // The controls' values of a plan, as they stand in a link.

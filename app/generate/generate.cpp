@@ -355,7 +355,7 @@ Inference open_inference(const std::string& from, const Args& words) {
   take_model(run, out.from.config);
   if (!out.from.merged.empty() && run.sizes.quantize.codec != Codec::none)
     bad_usage("--quantize: expected none, since the adapters are in the weights ({}), found {}", out.from.merged,
-              to_string(run.sizes.quantize.codec));
+              value_name(run.sizes.quantize.codec));
   if (out.from.dtype == DType::bfloat16 && !run.gives("dtype"))
     out.from.notes.push_back(one_line(out.from.path.string()) +
                              ": stored in bf16 and computed in bf16; --dtype fp32 computes in fp32");

@@ -153,7 +153,7 @@ class Comparison {
   }
 
   void memory() {
-    begin("memory of the peak_rank rank at its peaks");
+    begin("memory of the peak rank at its peaks");
     for (size_t c = 0; c < kCategories; ++c)
       row(std::string(to_string(static_cast<Category>(c))), Unit::bytes, [&](const Seen& s) {
         return s.peak_rank && s.r.traced ? Maybe(static_cast<double>(s.peak_rank->peaks[c])) : Maybe();

@@ -90,7 +90,7 @@ inline A lane_max(int64_t n, A least, const F& f) {
 
 namespace tessera {
 
-// The device for which an arena stands in a dry run (cpu::Idle): Arena::local, set by whoever makes the arena. Ops
+// The device for which an arena stands in a dry run (cpu::DryRun): Arena::local, set by whoever makes the arena. Ops
 // whose memory differs between devices take from it what they would take there: on a GPU logits stand whole, and
 // products and attention take nothing beside their operands: no packed weights, wide copies or tiles of threads. What
 // libraries take there while they compute is not known and not counted.

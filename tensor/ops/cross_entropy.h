@@ -103,7 +103,7 @@ void target_logits(const Tensor& out, const Tensor& logits, const Tensor& target
 // For the host's memory. On a GPU, and where ranks share out the vocabulary, the logits stand whole.
 
 // The most that a block's logits take: the larger, the fewer passes over the gradient of w; the smaller, the less
-// memory. Measured in docs/measurements.md.
+// memory. Measured in docs/measurements/cpu_training.md.
 inline constexpr int64_t kLogitsBytes = int64_t{64} << 20;
 
 // Rows [0, rows) in blocks of `block`, of which the last may be smaller.

@@ -18,13 +18,13 @@ using house::first_groups;
 using house::Source;
 using Set = std::set<std::string>;
 
-// Options and files of other programs, of scripts that dated measurements were made with, and of examples.
+// Options and files of other programs and of examples.
 const std::string kOthers =
     " --build --expert-model-parallel-size --gpus --gtest_filter --install --ipc --mca --mpi --network --no-deps "
     "--preset "
     "--rm --shm-size --stat --stop-timeout --target --test-dir --variant --wait --wrap preserve_rng_state llama.cpp "
-    "compare.py modeling_rope_utils.py qlinear_cuda_old.py tokenization_auto.py train_gpt2.py model_parallel.py "
-    "pipelines.py strategies.py --part --slack --flag --voices --off-key --lay to.h data/tinyshakespeare/input.txt "
+    "compare.py modeling_rope_utils.py qlinear_cuda_old.py tokenization_auto.py train_gpt2.py "
+    "--slack --flag --voices --off-key --lay to.h data/tinyshakespeare/input.txt "
     "data/texts/austen.txt ";
 
 bool is_known(const Set& ours, const std::string& name) {

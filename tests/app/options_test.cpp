@@ -29,8 +29,8 @@ Messages refused(const std::string& line) {
   } catch (const Error& e) {
     EXPECT_EQ(static_cast<int>(e.status()), static_cast<int>(Status::usage)) << e.what();
     EXPECT_EQ(std::string(e.what()).find('\n'), std::string::npos) << e.what();
-    EXPECT_EQ(error_list(e).front(), e.what());
-    return error_list(e);
+    EXPECT_EQ(error_messages(e).front(), e.what());
+    return error_messages(e);
   }
   return {};
 }
@@ -69,7 +69,7 @@ TEST(FirstModel, DrawsNewAdaptersAlone) {
 TEST(CommandLine, SetsWhatItSays) {
   const TrainOptions o = parsed_train("--layers 2 --lr=3e-4 --dtype bf16 --quiet --out 'x y' --seed 0");
   EXPECT_EQ(
-      std::tuple(o.sizes.layers, o.gives("heads"), o.optim.lr, to_string(o.optim.dtype), o.quiet, o.out, o.optim.seed),
+      std::tuple(o.sizes.layers, o.gives("heads"), o.optim.lr, value_name(o.optim.dtype), o.quiet, o.out, o.optim.seed),
       std::tuple(2, false, 3e-4, "bf16", true, "x y", 0));
   EXPECT_FALSE(o.optim.min_lr);  // a smaller --lr alone brings a smaller --min-lr with it
   EXPECT_EQ(parsed_train("--steps 5 --steps 7").optim.steps, 7);
@@ -402,7 +402,7 @@ TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
 TEST(AttentionChoice, TheirValuesAreKeptInTheConfiguration) {
   TrainOptions read;
   apply_config(read, to_toml(parsed_train("--attention own --deterministic")), "c.toml");
-  EXPECT_EQ(to_string(read.plan.attention), "own");
+  EXPECT_EQ(value_name(read.plan.attention), "own");
   EXPECT_TRUE(read.plan.deterministic);
 }
 
@@ -459,7 +459,7 @@ TEST(Mistakes, OfAPlanThatDoNotHangTogetherAreAllSaid) {
     check(wrong);
     ADD_FAILURE() << "is taken";
   } catch (const Error& e) {
-    EXPECT_EQ(error_list(e).size(), 3U) << e.what();
+    EXPECT_EQ(error_messages(e).size(), 3U) << e.what();
   }
 }
 

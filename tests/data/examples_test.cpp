@@ -191,7 +191,7 @@ TEST_F(LoadedExamples, TargetsOfEachTemplateAreExact) {
       rows->load(0, 1, in.data(), next.data());
       size_t at = 0;
       const auto add = [&](int32_t token, bool target) {
-        for (const char byte : tokenizer.as_bytes(token)) {
+        for (const char byte : tokenizer.token_bytes(token)) {
           if (at == text.size()) text += byte, cases.emplace_back();
           EXPECT_EQ(text[at], byte);
           cases[at++] += target ? std::string(1, one) : "";
@@ -335,9 +335,9 @@ TEST_F(LoadedExamples, BytesAreThoseOfTheResponses) {
   const std::string made = "{\"input_ids\": [401, 260, 261, 401]}\n";
   const std::shared_ptr<Tokenizer> tokenizer = make_tokenizer(chat, "f");
   EXPECT_EQ(load_examples(write(made + made), chat, {.context = 6}).train_bytes,
-            std::ssize(tokenizer->as_bytes(260) + tokenizer->as_bytes(261)));
+            std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
   const TokenFile tokens = TokenFile::of_tokens(std::vector<int32_t>{401, 260, 261, 400}, tokenizer->vocab_size(), "f");
-  EXPECT_EQ(as_bytes(tokens, 0, 4, *tokenizer), std::ssize(tokenizer->as_bytes(260) + tokenizer->as_bytes(261)));
+  EXPECT_EQ(token_bytes(tokens, 0, 4, *tokenizer), std::ssize(tokenizer->token_bytes(260) + tokenizer->token_bytes(261)));
 }
 
 TEST_F(LoadedExamples, OfMoreRowsThanMemoryHoldsAreRefused) {

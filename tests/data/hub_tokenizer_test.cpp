@@ -68,8 +68,8 @@ TEST_F(HubTokenizerTest, KnowsItsSpecialTokensAndSurvivesItsOwnFile) {
     SCOPED_TRACE(name);
     const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
     EXPECT_EQ(tokenizer->kind(), "hub");
-    EXPECT_EQ(tokenizer->as_bytes(tokenizer->bos().value()), "<s>");
-    EXPECT_EQ(tokenizer->as_bytes(tokenizer->document_end().value()), "</s>");
+    EXPECT_EQ(tokenizer->token_bytes(tokenizer->bos().value()), "<s>");
+    EXPECT_EQ(tokenizer->token_bytes(tokenizer->document_end().value()), "</s>");
     EXPECT_EQ(tokenizer->chat_template(), std::string("{{ messages }} of ") + name);
     const auto again = Tokenizer::from_json(tokenizer->to_json(), "kept");
     EXPECT_EQ(again->to_json(), tokenizer->to_json());
@@ -78,7 +78,7 @@ TEST_F(HubTokenizerTest, KnowsItsSpecialTokensAndSurvivesItsOwnFile) {
     EXPECT_EQ(again->bos(), tokenizer->bos());
     const int32_t end = tokenizer->special("<|end|>").value();
     EXPECT_EQ(tokenizer->special("<|none|>"), std::nullopt);
-    EXPECT_EQ(tokenizer->as_bytes(end), "<|end|>");
+    EXPECT_EQ(tokenizer->token_bytes(end), "<|end|>");
     const auto plain = tokenizer->encode_with("a<|end|>b</s>", {}),
                special = tokenizer->encode_with("a<|end|>b</s>", {.special_in_text = true});
     for (const int32_t token : {end, tokenizer->document_end().value()}) {
@@ -93,7 +93,7 @@ TEST_F(HubTokenizerTest, ATextThatGoesOnGetsNoMarkOfABeginning) {
     const auto tokenizer = Tokenizer::open_folder(tokenizer_fixture(name));
     const auto to_string = [&](const std::vector<int32_t>& tokens) {
       std::string text;
-      for (const int32_t t : tokens) text += tokenizer->as_bytes(t);
+      for (const int32_t t : tokens) text += tokenizer->token_bytes(t);
       return text;
     };
     EXPECT_EQ(to_string(tokenizer->encode_with("single", {.begins = false})), "single") << name;
@@ -260,8 +260,8 @@ TEST_F(HubTokenizerTest, EndsAreAddedAsTransformersAddsThem) {
                                all = tokenizer->encode_with("a b", {.add_ends = true});
     ASSERT_EQ(all.size(), plain.size() + (before.empty() ? 0 : 1) + (behind.empty() ? 0 : 1));
     EXPECT_EQ(tokenizer->beginning().size(), before.empty() ? 0U : 1U);
-    EXPECT_TRUE(before.empty() || tokenizer->as_bytes(all.front()) == before);
-    EXPECT_TRUE(behind.empty() || tokenizer->as_bytes(all.back()) == behind);
+    EXPECT_TRUE(before.empty() || tokenizer->token_bytes(all.front()) == before);
+    EXPECT_TRUE(behind.empty() || tokenizer->token_bytes(all.back()) == behind);
   }
 }
 

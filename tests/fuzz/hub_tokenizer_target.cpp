@@ -24,7 +24,7 @@ const Target target("hub_tokenizer", [](std::string_view bytes) {
     std::string whole, streamed;
     StreamDecoder stream(tokenizer);
     for (const int32_t t : tokens) {
-      whole += tokenizer.as_bytes(t);
+      whole += tokenizer.token_bytes(t);
       streamed += stream.add(t);
     }
     streamed += stream.end();

@@ -69,7 +69,7 @@ class GptqFolderTest : public HubTest {
     for (int64_t i = 0; i < config.layers; ++i)
       for (Linear* l : model_->layer(i).all<Linear>())
         out.codes.emplace(l->parameter(l->weight).name,
-                          round_to_nearest(l->weight.value(), GptqConfig{.group = group}.group_name(l->weight.dim(1))));
+                          round_to_nearest(l->weight.value(), GptqConfig{.group = group}.group_size(l->weight.dim(1))));
     return out;
   }
   // The file's tensors, as `change` leaves them.

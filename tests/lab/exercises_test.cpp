@@ -321,7 +321,7 @@ TEST(Lab, HandedInFilesAreFoundOneFolderDeep) {
   std::string found;
   for (const auto& [learner, files] : handed_in(place.path())) {
     found += learner + ":";
-    for (const Submission& h : files)
+    for (const lab::Submission& h : files)
       found += fmt::format(" {} in {},", h.exercise->name, fs::relative(h.folder, place.path()).string());
   }
   EXPECT_EQ(found, "ada: ring in ada, zero in ada/my zero,bob: zero in bob,");

@@ -75,7 +75,7 @@ Case large(uint64_t trial) {
   test::Draw d("large", trial);
   const bool llama = d.between(0, 3) > 0;
   Case c{.hardware = hardware_named("h100")};
-  c.model = piece_shape(*preset(llama ? d.of({"llama2-7b", "llama3-8b", "mistral-7b"}) : "gpt2-xl"));
+  c.model = to_model_shape(*preset(llama ? d.of({"llama2-7b", "llama3-8b", "mistral-7b"}) : "gpt2-xl"));
   c.model.context = d.of<int64_t>({1024, 4096});
   c.model.vocab = d.of<int64_t>({32000, 50304, 128256});
   if (!llama) c.model.context = c.model.position_rows = 1024;
@@ -103,7 +103,7 @@ TEST(OwnRuns, ADescriptionOfMemoryIsNearTheDryRun) {
     const Prediction whole = predict(c);
     for (const bool simulated : {false, true}) {
       PipelineClock clock;
-      const Prediction quick = by_description(c, layer_graph(c, own), simulated ? &clock : nullptr);
+      const Prediction quick = by_description(c, layer_range(c, own), simulated ? &clock : nullptr);
       const double ratio = quick.memory[quick.peak_rank].peak() / whole.memory[whole.peak_rank].peak();
       EXPECT_GT(ratio, 0.72) << trial << ": " << to_text(c.layout.plan);
       EXPECT_LT(ratio, 1.2) << trial << ": " << to_text(c.layout.plan);

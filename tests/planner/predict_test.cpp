@@ -9,7 +9,7 @@ namespace tessera::planner {
 namespace {
 
 Case make_case(const char* model, const char* hardware, const char* software) {
-  return {.model = piece_shape(preset(model).value()),
+  return {.model = to_model_shape(preset(model).value()),
           .hardware = hardware_named(hardware),
           .software = software_named(software)};
 }
@@ -206,11 +206,11 @@ TEST(ClosedForms, TheClockSaysWhatTheSimulationSays) {
     const double message = some();
     const Simulation whole = simulate(make_schedule(plan), {.stages = stages, .message = message});
     const PipelineTime found = clock.time(plan, stages, message, false);
-    EXPECT_EQ(found.seconds, whole.makespan) << to_string(plan.schedule) << ' ' << plan.pp;
-    EXPECT_EQ(found.in_flight, whole.in_flight) << to_string(plan.schedule) << ' ' << plan.pp;
+    EXPECT_EQ(found.seconds, whole.makespan) << value_name(plan.schedule) << ' ' << plan.pp;
+    EXPECT_EQ(found.in_flight, whole.in_flight) << value_name(plan.schedule) << ' ' << plan.pp;
     double longest = 0;
     for (const auto& list : whole.actions) longest = std::max(longest, list.back().end - list.front().start);
-    EXPECT_EQ(clock.time(plan, stages, message, true).seconds, longest) << to_string(plan.schedule) << ' ' << plan.pp;
+    EXPECT_EQ(clock.time(plan, stages, message, true).seconds, longest) << value_name(plan.schedule) << ' ' << plan.pp;
   }
 }
 
@@ -231,8 +231,8 @@ TEST(ClosedForms, ALongPipelineIsAsLongAsItsWholeSimulation) {
     const double message = static_cast<double>(draw.between(0, 3)) / 20;
     const Simulation whole = simulate(schedule_with(plan, plan.microbatches), {.stages = stages, .message = message});
     const PipelineTime found = PipelineClock().time(plan, stages, message, false);
-    EXPECT_NEAR(found.seconds, whole.makespan, 0.01 * whole.makespan) << to_string(plan.schedule) << ' ' << p;
-    EXPECT_EQ(found.in_flight, whole.in_flight) << to_string(plan.schedule) << ' ' << p;
+    EXPECT_NEAR(found.seconds, whole.makespan, 0.01 * whole.makespan) << value_name(plan.schedule) << ' ' << p;
+    EXPECT_EQ(found.in_flight, whole.in_flight) << value_name(plan.schedule) << ' ' << p;
   }
 }
 
@@ -401,17 +401,17 @@ TEST(ClosedForms, ParametersOfPublishedModels) {
       {"qwen2.5-7b", 7615616512},    {"mistral-7b", 7241732096},   {"mixtral-8x7b", 46702792704},
       {"qwen3-30b-a3b", 30532122624}};
   for (const auto& [name, expected] : published)
-    EXPECT_EQ(parameters(piece_shape(preset(name).value())), expected) << name;
+    EXPECT_EQ(parameters(to_model_shape(preset(name).value())), expected) << name;
   for (const auto& [name, expected] : {std::pair{"gpt2", 124439808.0},
                                        {"gpt2-medium", 354823168},
                                        {"gpt2-large", 774030080},
                                        {"gpt2-xl", 1557611200}}) {
     ModelConfig config = preset(name).value();
     config.vocab = 50257;
-    EXPECT_EQ(parameters(piece_shape(config)), expected) << name;
+    EXPECT_EQ(parameters(to_model_shape(config)), expected) << name;
     config.positions = std::exchange(config.context, 256);  // the table stays whole
-    EXPECT_EQ(parameters(piece_shape(config)), expected) << name;
-    EXPECT_EQ(parameters(piece_shape(to_model_config(piece_shape(config)))), expected) << name;
+    EXPECT_EQ(parameters(to_model_shape(config)), expected) << name;
+    EXPECT_EQ(parameters(to_model_shape(to_model_config(to_model_shape(config)))), expected) << name;
   }
 }
 

@@ -25,7 +25,7 @@ SearchRequest small(int64_t ranks = 4, int64_t batch = 4) {
 }
 
 SearchRequest on_h100(const char* model, const char* software, int64_t ranks, int64_t batch) {
-  return {.model = piece_shape(*preset(model)),
+  return {.model = to_model_shape(*preset(model)),
           .hardware = hardware_named("h100"),
           .software = software_named(software),
           .ranks = ranks,
@@ -264,7 +264,7 @@ TEST(Recommendation, SaysWhyAndWhatElse) {
     EXPECT_EQ(w.layout.batch(), 64);
   }
   EXPECT_FALSE(r.weakest_assumption.empty());
-  for (const double share : {0.919, 0.921}) {  // of the memory that the peak_rank rank takes
+  for (const double share : {0.919, 0.921}) {  // of the memory that the peak rank takes
     q.hardware.memory_bytes =
         q.hardware.reserved_bytes + a.best[0].prediction.memory[a.best[0].prediction.peak_rank].peak() / share;
     EXPECT_EQ(recommend(q, a).why[2].find("that is tight") != std::string::npos, share > 0.92) << share;
@@ -278,9 +278,9 @@ TEST(Recommendation, ComparesTimeAndMemory) {
   };
   const std::tuple<double, double, const char*> table[] = {
       {1.0009, 8.09, "as fast"},
-      {1.0011, 8.11, "0.1% slower: 1.1 ms more for tp; 0.1 GB more on the peak_rank rank"},
+      {1.0011, 8.11, "0.1% slower: 1.1 ms more for tp; 0.1 GB more on the peak rank"},
       {0.9991, 7.91, "as fast"},
-      {0.9989, 7.89, "0.1% faster; 0.1 GB less on the peak_rank rank"},
+      {0.9989, 7.89, "0.1% faster; 0.1 GB less on the peak rank"},
       {3.5, 8, "250.0% slower: 2.50 s more for tp"}};
   for (const auto& [seconds, gigabytes, words] : table)
     EXPECT_EQ(compared(candidate(seconds, gigabytes), candidate(1, 8)), words);

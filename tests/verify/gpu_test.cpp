@@ -268,7 +268,7 @@ TrainOptions draw_offloaded(Draw& d) {
   draw(d, o, "layers=2 microbatches=1..3");
   o["batch"] = o.plan.dp * o.plan.microbatches * d.between(1, 2);
   draw(d, o, "dtype=fp32|bf16|fp64 optimizer=sgd|adam|adamw momentum=0|0.9 recompute=none|none|attention|block");
-  o["lr"] = to_string(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
+  o["lr"] = value_name(o.optim.optimizer) == "sgd" ? 0.3 : 0.01;
   if (d.between(0, 2) == 0) o["shard_ranks"] = d.of<int64_t>({1, o.plan.dp});
   draw(d, o, "family=gpt2|llama untied=false|true");
   draw_adapters(d, o);

@@ -364,11 +364,11 @@ TEST_F(RanksStepGraphGpu, RanksAgreeOnHowTheyMakeAStep) {
 
 TEST_F(RanksStepGraphGpu, AWishIsHeardByAll) {
   const TrainOptions o = over_nccl(2, "");
-  for (const Wish wish : {Wish::save, Wish::stop})
+  for (const StepRequest wish : {StepRequest::save, StepRequest::stop})
     on_ranks(o, Way::captured, [&](Trainer& trainer) {
       for (int64_t step = 0; step < 6; ++step)
-        EXPECT_EQ(trainer.step(step == 4 || (step == 5 && trainer.world().rank() == 1) ? wish : Wish::none).wish,
-                  step >= 4 ? wish : Wish::none);
+        EXPECT_EQ(trainer.step(step == 4 || (step == 5 && trainer.world().rank() == 1) ? wish : StepRequest::none).wish,
+                  step >= 4 ? wish : StepRequest::none);
     });
 }
 
@@ -424,7 +424,7 @@ TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
   for (const bool agreed : {false, true}) {
     const std::string what = failure("tp=2", [&](Trainer& trainer) {
       if (trainer.world().rank() == 1) {
-        if (agreed) StepConsensus(trainer.world(), {}).agree(Wish::none, true, true);
+        if (agreed) StepConsensus(trainer.world(), {}).agree(StepRequest::none, true, true);
         throw CommError("the cause");
       }
       trainer.step();
@@ -433,7 +433,7 @@ TEST_F(RanksStepGraphGpu, ARankThatFailsEndsTheOthers) {
   }
   const std::string what = failure("tp=2 timeout=1", [&](Trainer& trainer) {
     if (trainer.world().rank() == 0) return void(trainer.step());
-    StepConsensus(trainer.world(), {}).agree(Wish::none, true, true);
+    StepConsensus(trainer.world(), {}).agree(StepRequest::none, true, true);
     std::this_thread::sleep_for(std::chrono::milliseconds(1300));
   });
   EXPECT_TRUE(has(what, "step: NCCL did not complete it within 1 s"));

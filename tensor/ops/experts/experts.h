@@ -6,8 +6,8 @@
 //   rows --combine_rows--> y (N, C): y[t] = sum over j of weights[t, j] rows[place[t, j]], in the order of j
 //
 // On a GPU all tensors lie there, and route() waits for it once: the host must know how many rows each expert has,
-// since the sizes of products and of messages depend on it. Where nothing is computed (cpu::Idle) the tokens are shared
-// out evenly.
+// since the sizes of products and of messages depend on it. Where nothing is computed (cpu::DryRun) the tokens are
+// shared out evenly.
 #pragma once
 
 #include "tensor/tensor.h"

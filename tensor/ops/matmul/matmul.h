@@ -47,7 +47,7 @@ namespace cpu {
 bool has_bfloat16_matmul();
 // Whether copies of all weights in the layout that oneDNN prefers, or in tiles, are worth their memory, twice that of
 // the weights: with AMX, where plain strides have a slow case. Without it forward products gain nothing by them, and
-// input gradients gain as much by a copy that is gone after the product (docs/measurements.md).
+// input gradients gain as much by a copy that is gone after the product (docs/measurements/cpu_training.md).
 bool packing_is_profitable();
 // Version and instruction set, for the log of a run: "oneDNN 2.6.3, avx512_core_bf16".
 std::string matmul_library();

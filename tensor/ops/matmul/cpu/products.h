@@ -22,8 +22,8 @@ void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bi
 void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed& packed);
 
 // Our own of bfloat16 on the processor's tiles: oneDNN 2.6 reaches a third of the tiles' peak on a training step's
-// products and packs weights at 2 GB/s; this reaches more than twice that (docs/measurements.md). Sums run along the
-// inner dim in order, in tiles of 32, and do not depend on the number of threads.
+// products and packs weights at 2 GB/s; this reaches more than twice that (docs/measurements/cpu_training.md). Sums run
+// along the inner dim in order, in tiles of 32, and do not depend on the number of threads.
 //
 // Whether it takes these operands: bfloat16, tiles in the processor, and not too small to fill one.
 bool amx_takes(const Tensor& a, const Tensor& b);
