@@ -198,7 +198,7 @@ TEST(Placement, RejectsInvalidConversions) {
     const std::string of = " of float32 (2, 3): ", head = "[redistribute] world axis, ";
     EXPECT_EQ(refusal(axis, {2, 3}, S(2), R), head + "S(2) -> R" + of + "dim out of range");
     EXPECT_EQ(refusal(axis, {2, 3}, P, S(-3)), head + "P -> S(-3)" + of + "dim out of range");
-    EXPECT_EQ(refusal(axis, {2, 3}, R, S(1, 4)), head + "R -> S(1)" + of + "dim 1 has 3 and not 4");
+    EXPECT_EQ(refusal(axis, {2, 3}, R, S(1, 4)), head + "R -> S(1)" + of + "dim 1 has 3; expected 4");
     const std::string rank = std::to_string(axis.rank());
     EXPECT_EQ(refusal(axis, {2, 3}, S(0, 6), I),
               head + "S(0) -> I" + of + "rank " + rank + " of 2 has 2 of 6 along dim 0; expected 3");
@@ -353,7 +353,7 @@ TEST(Mesh, OneRankAxisIsFree) {
 
 TEST(Mesh, RejectsInvalidAxes) {
   launch({.ranks = 4, .timeout_s = 20}, [](Communicator& world) {
-    EXPECT_EQ(refusal(world, {{"dp", 2}, {"tp", 3}}), "[mesh] dp 2 x tp 3 makes 6 ranks; the world has 4");
+    EXPECT_EQ(refusal(world, {{"dp", 2}, {"tp", 3}}), "[mesh] dp 2 x tp 3 has 6 ranks; the world has 4");
     EXPECT_EQ(refusal(world, {}), "[mesh] no axis has 1 ranks; the world has 4");
     EXPECT_EQ(refusal(world, {{"dp", 4}, {"tp", 0}}), "[mesh] axis tp has size 0; expected at least 1");
     EXPECT_EQ(refusal(world, {{"dp", 2}, {"dp", 2}}), "[mesh] two axes of dp 2 x dp 2 are named dp");
