@@ -59,8 +59,6 @@ Tensor gather_unit(Communicator& axis, const DataLayout& layout, size_t unit, co
   return axis.rank() == 0 ? shard : Tensor();
 }
 
-// Batch slices, and the exchanges of DataParallel with rank 0.
-
 DataBatches::DataBatches(Communicator& axis, ArenaPtr arena, const Options& options)
     : axis_(axis), arena_(std::move(arena)), options_(options) {
   options_.through_root = options.through_root && axis.size() > 1;

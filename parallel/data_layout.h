@@ -44,7 +44,6 @@ struct DataLayout {
 int64_t shard_size(int64_t size, int owners);
 // The shard of rank `rank`; empty if it is not an owner.
 Range shard_range(int64_t size, int owners, int rank);
-// Throws Error unless 1 <= servers <= ranks.
 void check_servers(int servers, int ranks);
 
 // The full tensor on rank 0 (undefined elsewhere) of a tensor laid out like a unit's values (optimizer moments,

@@ -41,7 +41,6 @@ class DataParallel final : public DataStrategy {
   FlatBuffer all_;
 };
 
-// All state on rank 0.
 DataParallel::DataParallel(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options)
     : DataStrategy(model, axis, arena, options, {.name = "dataparallel", .sharding = ShardingKind::at_root}) {
   if (options.zero != 0)
@@ -56,7 +55,6 @@ DataParallel::DataParallel(Module& model, Communicator& axis, const ArenaPtr& ar
   layout_.reductions = {{{0, all_.grads.numel()}, all_.grads.numel()}};
 }
 
-// Parameters without gradients get zeros.
 void DataParallel::reduce_gradients() {
   model_.zero_missing_gradients();
   axis_.reduce(all_.grads, 0);

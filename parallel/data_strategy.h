@@ -65,7 +65,6 @@ struct DataOptions {
   ArenaPtr shard_arena = {};
 };
 
-// Indices of units in Module::layout().
 struct UnitRange {
   size_t begin = 0, end = SIZE_MAX;
 };
@@ -107,7 +106,6 @@ class DataStrategy : NotCopied {
   // The axis stores copies() replicas of the state; this rank has replica copy() or a shard of it.
   int copies() const { return axis_.size() / ranks_of_copy(); }
   int copy() const { return axis_.rank() / ranks_of_copy(); }
-  // Parameter shards copied from host memory to the GPU so far.
   const OpCount& copied() const { return copied_; }
   Communicator* experts_axis() const { return options_.experts; }
   // The ranks that reduce a unit's gradient: the shard axis, or the ranks that have this expert.

@@ -11,7 +11,6 @@ Ddp::Ddp(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOpt
   for (const Bucket& b : buckets_) layout_.reductions.push_back({b.range, b.range.size()});
 }
 
-// From the last parameter to the first.
 void Ddp::cut_buckets(const std::vector<Module::Unit>& layout) {
   int64_t end = grads_.numel(), begin = end;
   buckets_.push_back({.range = {end, end}});

@@ -48,7 +48,6 @@ class Diloco final : public DataStrategy {
     int64_t fragment = 0;
   };
   void outer_step(int64_t fragment);
-  // The values of parts_[i] that the optimizer updates.
   Tensor own(size_t i) const { return masters_.empty() ? parts_[i].values : masters_[i]; }
 
   Tensor grads_;  // flat buffer
@@ -142,7 +141,6 @@ void Diloco::begin_step() {
   for (size_t i = 0; steps_ == 0 && i < parts_.size(); ++i) parts_[i].common.copy_from(own(i));
 }
 
-// Parameters without gradients get zeros.
 void Diloco::reduce_gradients() {
   model_.zero_missing_gradients();
   if (options_.context) options_.context->all_reduce(grads_);

@@ -57,7 +57,6 @@ Tensor squares_of_shards(const DataStrategy& s, Communicator& axis, const std::v
   return sums;
 }
 
-// Each unit along the axis that shards it.
 Tensor squares_along_axes(const DataStrategy& s) {
   const auto along = [&](Communicator& axis) {
     std::vector<int64_t> blocks;
@@ -109,7 +108,6 @@ Tensor squares_of_owners(const DataStrategy& s) {
   return Tensor::of<double>(out, {std::ssize(out)}, s.arena()->host());
 }
 
-// Over the ranks that shard each unit.
 void sum_over_axes(const DataStrategy& s, std::vector<double>& sums) {
   const auto sum_squares = [&](bool of_experts, Communicator& axis) {
     std::vector<double> own(sums.size(), 0.0);

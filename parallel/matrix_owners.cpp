@@ -57,7 +57,6 @@ MatrixOwners::MatrixOwners(const DataStrategy& strategy, Communicator& tp)
   find_parts();
 }
 
-// Assigns the matrices of an axis to owners.
 void MatrixOwners::share_out(const Communicator& axis) {
   std::vector<int64_t> sizes;
   for (const Matrix& m : matrices_)
@@ -68,7 +67,6 @@ void MatrixOwners::share_out(const Communicator& axis) {
     if (m.axis == &axis) m.owner = alone_ ? axis.rank() : *next++;
 }
 
-// Exchanges the rows or columns of each rank of the tensor axis.
 void MatrixOwners::find_parts() {
   const auto n = static_cast<size_t>(tp_.size()), width = 2 * kMaxRuns;
   std::vector<int64_t> mine(matrices_.size() * width, 0);

@@ -23,7 +23,6 @@
 
 namespace tessera {
 
-// The owner of each matrix, given their sizes.
 std::vector<int> balanced_owners(std::span<const int64_t> sizes, int ranks);
 
 class MatrixOwners {

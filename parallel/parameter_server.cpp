@@ -25,7 +25,6 @@ namespace tessera {
 
 class ParameterServer final : public DataStrategy {
  public:
-  // options.servers is 1 to axis.size(); otherwise throws Error.
   ParameterServer(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
 
   void reduce_gradients() override;   // push

@@ -14,7 +14,6 @@ struct Step {
 
   int n() const { return axis.size(); }
   Range own(const Placement& s) const { return chunk_range(s.whole, n(), axis.rank()); }
-  // The largest chunk of the full dim.
   int64_t widest(const Placement& s) const { return (s.whole + n() - 1) / n(); }
   bool even(const Placement& s) const { return s.whole % n() == 0; }
 

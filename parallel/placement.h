@@ -51,7 +51,6 @@ Var redistribute(Var x, Communicator& axis, Placement from, Placement to);
 // The same without a gradient.
 Tensor redistribute(Tensor x, Communicator& axis, Placement from, Placement to);
 
-// A redistribution in progress.
 class [[nodiscard]] PendingRedistribute {
  public:
   explicit PendingRedistribute(Tensor arrived) : tensor_(std::move(arrived)) {}

@@ -15,7 +15,6 @@ struct Tile {
   bool first_of_queries, first_of_keys;  // first tile of these queries' result, or of these keys' gradient
 };
 
-// One call on one rank: sizes and holders.
 struct Ring {
   Communicator& cp;
   SequencePartition balance;
@@ -122,7 +121,6 @@ struct RingAttended {
       to.lse = to.lse.make(to.lse.shape(), ring.wide, Category::workspace);
     return to;
   }
-  // Stores the first result of some queries from its memory.
   void begin(const Tile& tile, const AttentionResult& room) const {
     AttentionResult place = of(tile.queries);
     if (place.out.address() != room.out.address()) place.out.copy_from(room.out);
@@ -174,7 +172,6 @@ class Gradient {
   bool apart_;
 };
 
-// dq, and packed dk and dv, of one rank's computation.
 class Backward {
  public:
   Backward(const Ring& ring, const Tensor& packed, const AttentionResult& result, const Tensor& dout)

@@ -42,7 +42,6 @@ Var add_bias(Var y, const Var& b, Communicator* sum_over) {
   return sum;
 }
 
-// The positions of this rank's tokens.
 class OwnTokens {
  public:
   explicit OwnTokens(const Communicator& tp) : tp_(tp) {}

@@ -64,7 +64,6 @@ namespace tessera {
 
 class Zero final : public DataStrategy {
  public:
-  // options.zero is 1, 2 or 3.
   Zero(Module& model, Communicator& axis, const ArenaPtr& arena, const DataOptions& options);
 
   void begin_step() override;
@@ -74,7 +73,6 @@ class Zero final : public DataStrategy {
   void gather_parameters() override;
 
  private:
-  // State of a unit on this rank.
   struct Unit {
     Module::Unit layout;
     Communicator* axis = nullptr;   // the ranks that have it
@@ -100,7 +98,6 @@ class Zero final : public DataStrategy {
   void start_reducing(size_t u);
   void finish_reducing(size_t u);
   void finish_first();  // completes the oldest reduction in flight
-  // stage 3
   void wrap(size_t u);
   void fetch(size_t u);
   void copy_shard(size_t u);

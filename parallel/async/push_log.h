@@ -45,7 +45,6 @@ std::vector<int64_t> common_places(const PushLog& log);
 // The number of each worker's pushes among the first `pushes` of one server.
 std::vector<int64_t> clocks_after(const std::vector<Push>& order, int64_t pushes, int workers);
 
-// The order of one server during a replay.
 class PushOrder {
  public:
   PushOrder(const std::vector<Push>& order, int workers);

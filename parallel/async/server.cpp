@@ -182,7 +182,6 @@ void AsyncServer::run(int64_t steps, const Hooks& hooks) {
   } while (replayed_ < wanted);
 }
 
-// Runs until all workers have completed their recorded actions up to `target` pushes.
 void AsyncServer::play(int64_t target, const Hooks& hooks) {
   if (shard_) shard_->begin();
   std::vector<std::thread> threads;
@@ -198,7 +197,6 @@ void AsyncServer::play(int64_t target, const Hooks& hooks) {
   report(hooks.on_push);
 }
 
-// Records this rank's first failure and ends all waits, here and on other ranks.
 void AsyncServer::stop(const std::exception_ptr& thrown) {
   {
     const std::lock_guard lock(stopping_);
@@ -257,8 +255,6 @@ Tensor AsyncServer::gather(size_t unit, const Tensor& shard) {
       .sharding = ShardingKind::by_owners, .owners = servers_, .sizes = {units_[unit].values.numel()}};
   return gather_unit(axis_, layout, 0, shard);
 }
-
-// The worker's loop, and the server's threads.
 
 void AsyncServer::work(int64_t target, const Hooks& hooks) {
   for (bool stop_requested = false; clock_ < target; ++clock_) {
@@ -321,7 +317,6 @@ void AsyncServer::copy_shard() {
   }
 }
 
-// Receives a server's reply; returns whether it contains parameters.
 bool AsyncServer::fetch(int server) {
   AsyncMessage answer;
   do answer = channel(rank_).recv(server);
@@ -405,7 +400,6 @@ void AsyncServer::serve(int worker) {
   }
 }
 
-// Handles one message of the worker. Returns false after an end message.
 bool AsyncServer::answer(int worker) {
   AsyncChannel& to = channel(worker);
   const AsyncMessage m = to.recv(worker);
@@ -435,8 +429,6 @@ void AsyncServer::send_values(int worker, int64_t version) {
   to.send(worker, {.kind = AsyncMessage::values, .version = version});
   for (const FlatUnit& shard : shards_) pulled_ += to.send(worker, shard.values);
 }
-
-// The monitor.
 
 AsyncShard::AsyncShard(std::unique_ptr<Optimizer> optimizer, Options options)
     : optimizer_(std::move(optimizer)),

@@ -12,7 +12,6 @@
 
 namespace tessera {
 
-// An applied push with its metadata.
 struct AppliedPush {
   Push push;
   int64_t applied = 0;  // earlier pushes of all workers: the learning-rate step
@@ -48,7 +47,6 @@ class AsyncShard {
   // an order, after this clock of every worker.
   void resume(const std::vector<Push>& order);
   void resume(int64_t clock);
-  // Restarts all workers after all have ended.
   void begin();
 
   // Calls `reply` with the version of the parameters, which it reads from the optimizer's units, and `waiting`
@@ -224,7 +222,6 @@ class AsyncServer : NotCopied {
   // A worker's units on rank 0 (undefined elsewhere). Collective.
   Tensor gather_held(size_t unit, int worker);
 
-  // The optimizer of this rank's server; null on other ranks.
   Optimizer* optimizer() { return shard_ ? &shard_->optimizer() : nullptr; }
   // The full tensor on rank 0 of a tensor sharded like a unit (see gather_unit()); undefined on ranks without a server.
   Tensor gather(size_t unit, const Tensor& shard);

@@ -24,7 +24,6 @@ struct Exchange {
   }
   void recv(int from, std::byte* data, int64_t size) const { memory.recv(t, from, kTag, data, size); }
 
-  // Sends each rank its chunk of the full array.
   void send_pieces(const std::byte* whole) {
     for (int r = 0; r < n; ++r)
       if (r != rank) send(r, whole + range(r).begin * element, bytes(r));
@@ -97,7 +96,6 @@ void Exchange::run() {
   }
 }
 
-// Runs an algorithm over messages and adds the collective to its errors.
 int64_t of_messages(int64_t (*algorithm)(Transport&, const Call&), Transport& t, const Call& call) {
   return named_in_errors([&] { return describe(call) + ": "; }, [&] { return algorithm(t, call); });
 }

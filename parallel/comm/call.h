@@ -67,7 +67,6 @@ struct Call {
   int64_t rows = 1;
 
   int64_t bytes() const { return count * element_size(dtype); }
-  // Whether two ranks requested the same communication.
   bool matches(const Call& other) const {
     return op == other.op && dtype == other.dtype && reduction == other.reduction && root == other.root &&
            (splits == nullptr) == (other.splits == nullptr) && (splits || count == other.count) && rows == other.rows &&
@@ -105,7 +104,6 @@ std::string receiving(int64_t bytes);
 std::string sent_nothing(int world_rank, double timeout_s);
 // "rank 2 did not arrive within 30 s; it has not communicated yet"
 std::string did_not_come(int world_rank, double timeout_s, const std::string& last);
-// Another rank requested a different communication.
 CommError differ(const Call& mine, int world_rank, const Call& theirs);
 
 // A lock-free log of the most recent calls of one rank, in memory that all ranks of a group can read. It identifies a

@@ -89,7 +89,6 @@ void Communicator::set_flight(std::shared_ptr<Flight> flight) {
 
 double Communicator::now() const { return trace_ ? trace_->now() : 0; }
 
-// Runs f and prefixes the axis to its errors.
 template <class F>
 static int64_t on_axis(const std::string& axis, const F& f) {
   return named_in_errors([&] { return axis + " axis, "; }, f);
@@ -310,8 +309,6 @@ int Communicator::checked_rank(const Call& call, int rank) const {
                        std::to_string(size()));
   return rank;
 }
-
-// Scalar reductions and sub-groups.
 
 void Communicator::reduce_values(std::span<double> x, Reduction reduction) {
   if (size() == 1) return;

@@ -55,7 +55,6 @@ class [[nodiscard]] Work {
 
 class Communicator : NotCopied {
  public:
-  // `axis` is its name in messages and counts.
   Communicator(std::unique_ptr<Transport> transport, std::string axis, Algorithm algorithm = Algorithm::direct);
   ~Communicator();
 
@@ -117,7 +116,6 @@ class Communicator : NotCopied {
   // are reported only by cuda::synchronize().
   void wait_for_gpu(Arena& gpu, const std::string& during);
 
-  // Since construction or the last reset.
   const OpCounts& counts() const { return counts_; }
   void reset_counts(const OpCounts& to = {}) { counts_ = to; }
   // Counts work that is repeated without a call (a launched graph).
@@ -169,7 +167,6 @@ class Communicator : NotCopied {
 // Processes may have been started with different options, directories or programs, so they compare the facts that must
 // be equal before they work together.
 
-// Names and values, in any order.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
 // Collective over `world`. Throws Error (usage), the same on every rank, that lists each fact which differs, with its
@@ -177,7 +174,6 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 // counted.
 void require_same(Communicator& world, const Facts& mine);
 
-// A rank's text on every rank.
 std::string broadcast_text(Communicator& world, const std::string& text, int root);
 
 }  // namespace tessera

@@ -249,8 +249,6 @@ void launch(const LaunchOptions& o, const std::function<void(Communicator& world
   if (failed >= 0) rethrow(thrown[static_cast<size_t>(failed)], failed, o.ranks, *failure_state);
 }
 
-// Background worker.
-
 CommWorker::CommWorker() : thread_([this] { loop(); }) {}
 
 CommWorker::~CommWorker() {
@@ -303,8 +301,6 @@ void CommWorker::loop() {
       job.done.set_value();
   }
 }
-
-// Launcher detection by environment variables.
 
 namespace {
 

@@ -49,7 +49,6 @@ struct LaunchOptions {
   std::function<std::filesystem::path()> flight_file = {};
 };
 
-// The reporter of long waits that the options specify.
 std::shared_ptr<StallReporter> make_stall_reporter(const LaunchOptions& options);
 // Appends a rank's flight recorder to the file, with the cause. Errors are ignored so that they do not hide the
 // failure.

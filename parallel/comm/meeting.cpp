@@ -34,8 +34,6 @@ std::string HostBarrier::last_operation(int rank) const {
   return "its last operation was " + describe(rank_posts(rank)[(calls_ + 1) % 2]);
 }
 
-// This rank's part of each in-place collective.
-
 InPlaceExchange::InPlaceExchange(int ranks, int rank)
     : rank_(rank),
       peer_calls_(static_cast<size_t>(ranks)),

@@ -16,7 +16,6 @@ struct RankState {
   CallLog log;                // calls without a host barrier
 };
 
-// One rank's view of these states.
 class HostBarrier {
  public:
   // `leave` is called before anything is thrown, to notify all ranks that this one cannot continue. The transport, to

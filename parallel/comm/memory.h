@@ -10,7 +10,6 @@ namespace tessera {
 
 class Storage;
 
-// Valid for one call.
 class Memory {
  public:
   explicit Memory(const Call& call) : call_(call) {}
@@ -19,7 +18,6 @@ class Memory {
   // Copies `rows` rows of `width` bytes; pitches are in bytes.
   void copy_rows(std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t width,
                  int64_t rows) const;
-  // See reduce_ranks() and reduce_into() below.
   void reduce_ranks(std::span<const std::byte* const> in, std::span<std::byte* const> out, Range range) const;
   void reduce_into(std::byte* total, const std::byte* x, int64_t count) const;
   // Sums rows of `width` elements, `pitch` elements apart in every `in`, into packed `out`.
@@ -78,8 +76,6 @@ void with_reduction(Reduction reduction, const F& f) {
 }
 
 namespace cuda {
-
-// Reductions over ranks on a GPU.
 
 inline constexpr int kMaxRanks = 64;  // limit of the kernel parameter space
 

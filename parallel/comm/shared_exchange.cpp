@@ -51,8 +51,6 @@ std::byte* PeerMemory::base(const SharedArrayRef& reach) {
   return base;
 }
 
-// The in-place exchange, and rounds over two slots.
-
 namespace {
 
 void put_bytes(std::byte* to, const std::byte* from, int64_t bytes) {

@@ -59,7 +59,6 @@ class PeerMemory : NotCopied {
 inline constexpr int64_t kSlotBytes = 128 << 10;
 inline constexpr int64_t kInPlaceBytes = 8 << 10;  // minimum array size for the in-place exchange
 
-// One rank's segment of the window.
 struct alignas(4096) SharedPlace : RankState {
   std::array<SharedArrayRef, 2> reaches;
   alignas(4096) std::array<std::array<std::byte, kSlotBytes>, 2> slots;

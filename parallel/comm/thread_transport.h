@@ -15,7 +15,6 @@ struct MailboxMessage {
   cuda::DeviceMessage device_bytes;  // or from a GPU
 };
 
-// Messages from one rank to another that have not been received.
 struct Mailbox {
   std::mutex mutex;
   std::deque<MailboxMessage> messages;

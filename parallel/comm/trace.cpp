@@ -92,8 +92,6 @@ std::future<void> trace_stall(std::future<void> done, Trace* trace) {
   });
 }
 
-// The flight recorder's lines.
-
 namespace {
 
 std::string quoted(const std::string& text) {

@@ -36,7 +36,6 @@ struct TraceMemory {
   std::array<int64_t, kCategories> live = {};
 };
 
-// Thread-safe.
 class Trace : NotCopied {
  public:
   // With `keep` > 0, records only events within steps and retains the last `keep` steps.
@@ -150,7 +149,6 @@ class Flight {
   void overdue(const std::string& axis, const std::string& during, int missing, const std::string& last, double seconds,
                bool again);
 
-  // One line of the file.
   std::string to_json(const std::string& cause) const;
 
  private:

@@ -100,8 +100,6 @@ int64_t Transport::native(const Call& call) {
               "; expected the algorithm direct, ring, tree or root");
 }
 
-// Texts of calls and errors.
-
 std::string_view to_string(Op op) {
   constexpr std::array<std::string_view, kOps> names = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
                                                         "reduce",     "gather",         "scatter",    "all_to_all",

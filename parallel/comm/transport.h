@@ -110,7 +110,6 @@ class Transport : NotCopied {
   // For recv(): polls has_come(), which may block briefly and receives the time waited so far. Throws if a rank fails
   // or the wait times out.
   void await_message(int from, int64_t bytes, double timeout_s, const std::function<bool(double waited_s)>& has_come);
-  // Throws CommError if the sizes differ.
   void check_size(int from, int64_t bytes, int64_t sent) const;
 
   friend class PeerWait;

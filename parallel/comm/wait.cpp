@@ -24,7 +24,6 @@ bool reached(const std::atomic<uint32_t>& flag, uint32_t value, std::memory_orde
   return static_cast<int32_t>(flag.load(order) - value) >= 0;
 }
 
-// Hints to the CPU that this is a spin loop.
 void pause() {
 #ifdef __x86_64__
   __builtin_ia32_pause();

@@ -31,7 +31,6 @@ void raise(Flag& flag, uint32_t value);
 class AwakeTimer {
  public:
   static constexpr auto kMaxStep = std::chrono::milliseconds(250);
-  // Seconds since construction.
   double seconds() {
     const auto now = std::chrono::steady_clock::now();
     awake_ += std::min<std::chrono::steady_clock::duration>(now - std::exchange(last_, now), kMaxStep);

@@ -119,8 +119,6 @@ void shard_experts(MixtureOfExperts& layer, Communicator& ep) {
   });
 }
 
-// Two nodes that share the communication started by one and awaited by the other.
-
 RowArrays::RowArrays(const Tensor& x, const std::vector<int64_t>& rows_sent, const std::vector<int64_t>& rows_received)
     : in(x.contiguous()), sent(rows_sent), received(rows_received) {
   const int64_t width = x.dim(1);
@@ -161,8 +159,6 @@ std::function<Var()> start_rows(const Var& x, Communicator& axis, const std::vec
     });
   };
 }
-
-// All ranks' choices, counted in sequence order.
 
 Tensor earlier_choices(const Tensor& chosen, int64_t sequences, int64_t experts, Communicator& cp,
                        SequencePartition balance) {

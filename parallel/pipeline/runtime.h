@@ -28,7 +28,6 @@ struct StageOutput {
   DeviceScalar loss_sum = {};
 };
 
-// This rank's stages of the model.
 class Stages : NotCopied {
  public:
   virtual ~Stages() = default;

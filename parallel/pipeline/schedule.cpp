@@ -94,8 +94,6 @@ Schedule empty_v(std::string name, int ranks, int microbatches) {
   return s;
 }
 
-// Schedules as text.
-
 namespace {
 
 // Removes and returns the tokens of the text's next line, without its comment.
@@ -167,8 +165,6 @@ std::string to_text(const Schedule& schedule) {
     for (size_t i = 0; i < list.size(); ++i) text += list[i].str() + (i + 1 < list.size() ? " " : "\n");
   return text;
 }
-
-// Text diagrams of simulations.
 
 namespace {
 

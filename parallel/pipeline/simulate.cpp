@@ -98,8 +98,6 @@ double Simulation::bubble_share() const {
   return all > 0 ? std::accumulate(idle.begin(), idle.end(), 0.0) / all : 0;
 }
 
-// Means, messages, and measured times.
-
 Action sent_as(const Action& received) {
   return received.what == PassKind::recv_forward
              ? Action{PassKind::send_forward, received.stage - 1, received.microbatch}

@@ -17,7 +17,6 @@
 
 namespace tessera {
 
-// Seconds per micro-batch of a stage.
 struct StageTimes {
   double forward = 1, backward = 2, input = 1, weight = 1;
 };
@@ -80,7 +79,6 @@ using TimedLists = std::vector<std::vector<TimedAction>>;
 // The measured step, with time 0 at its first pass. All time outside passes, including messages, is idle.
 Simulation as_measured(const Schedule& schedule, TimedLists lists);
 
-// The send action that matches a receive action.
 Action sent_as(const Action& received);
 
 // The time of each pass, the mean times of each stage, and the mean time of a message since both sides were ready (0

@@ -127,8 +127,6 @@ std::vector<ActionPlace> walk(const Schedule& schedule, ActionTable& table,
   return stuck;
 }
 
-// Validation rules, one function each.
-
 namespace {
 
 using Fault = std::optional<std::string>;
@@ -143,7 +141,6 @@ std::string absent(const char* what, int number, int count) {
                      count == 1 ? fmt::format("there is only {} 0", what) : fmt::format("expected 0 to {}", count - 1));
 }
 
-// Calls rule(action, place) for all actions until one returns a fault.
 template <class Rule>
 Fault each(const Schedule& s, const Rule& rule) {
   for (int r = 0; r < s.ranks; ++r) {

@@ -22,7 +22,6 @@ Schedule split_backward(const Schedule& schedule);
 // Symbolic execution of a schedule: the dependencies of each action, and a valid order of all actions. The validator,
 // the simulator and the diagrams use it.
 
-// A position in a schedule.
 struct ActionPlace {
   int rank = 0;
   size_t index = 0;

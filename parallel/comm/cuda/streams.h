@@ -22,7 +22,6 @@ class Mark {
   std::shared_ptr<void> event_;
 };
 
-// A message between GPUs, stored in a block of the sender's arena.
 class DeviceMessage {
  public:
   DeviceMessage() = default;
@@ -39,7 +38,6 @@ class DeviceMessage {
 
 // Whether everything queued on the arena's stream is complete. Kernel errors are not reported here.
 bool is_done(Arena& arena);
-// Copies in any direction, queued on the arena's stream.
 void copy(Arena& arena, std::byte* to, const std::byte* from, int64_t bytes);
 void copy_rows(Arena& arena, std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t width,
                int64_t rows);

@@ -38,7 +38,6 @@ class MessageFolder {
   explicit MessageFolder(const fs::path& where);
   bool is_held() const { return held_; }
   const fs::path& path() const { return name_.path(); }
-  // Removes stale directories of this user.
   static void remove_left(const fs::path& where);
 
  private:
@@ -286,8 +285,6 @@ MpiWindow::~MpiWindow() {
   if (base_) ::munmap(base_, bytes_);
 }
 
-// Communicators, windows, and job termination.
-
 namespace {
 
 constexpr int kAlarmTag = 1;
@@ -507,8 +504,6 @@ void MpiWorld::poll_other_hosts() {
   const size_t space = text.find(' ');
   watch_->fail(std::stoi(text.substr(0, space)), text.substr(space + 1), false);
 }
-
-// Launch of one rank under MPI, and its exits.
 
 namespace {
 

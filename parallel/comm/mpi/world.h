@@ -17,7 +17,6 @@ namespace tessera {
 // The watcher also reports failures while its rank computes or is inside the MPI library, and it delays mpirun's
 // SIGTERM, which follows a death within milliseconds, until the cause is known.
 
-// The failure state of a host, in shared memory.
 struct HostFailureState {
   std::atomic<int> failed{-1};      // world rank; only the first failure is recorded
   std::atomic<bool> silent{false};  // the failed rank cannot report its cause
@@ -25,7 +24,6 @@ struct HostFailureState {
   std::array<char, 400> cause{};
 };
 
-// The entry of one rank.
 struct HostPlace {
   std::atomic<int> world_rank{-1};
   std::atomic<int64_t> process{0};
@@ -125,7 +123,6 @@ class MpiSession : NotCopied {
 [[noreturn]] void end_mpi_job(
     const std::string& line, int status, const std::function<void()>& before_the_end = [] {});
 
-// Throws CommError with MPI's error text for a failed `call`.
 void mpi_check(int code, const char* call);
 
 // The state shared by the transports of one process under MPI: the groups with their communicators and windows, the

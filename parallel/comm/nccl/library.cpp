@@ -42,7 +42,6 @@ ncclDataType_t to_nccl_type(DType dtype) {
 ncclRedOp_t to_nccl_op(Reduction reduction) { return reduction == Reduction::sum ? ncclSum : ncclMax; }
 size_t size(int64_t count) { return static_cast<size_t>(count); }
 
-// The stream shared by all communicators of a rank.
 struct NcclStream {
   explicit NcclStream(int gpu) : device(gpu) {
     check(cudaSetDevice(device), "cudaSetDevice");

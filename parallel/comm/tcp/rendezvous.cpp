@@ -169,7 +169,6 @@ std::string missing(const RendezvousResult& met, int first) {
   return fmt::format("rank{} {}", out.size() == 1 ? "" : "s", fmt::join(out, ", "));
 }
 
-// A connection whose Hello is incomplete.
 struct UnverifiedPeer {
   Descriptor socket;
   Hello hello = {};
@@ -183,7 +182,6 @@ bool has_ended(const Descriptor& socket) {
   return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
 }
 
-// Rank 0.
 class Host {
  public:
   explicit Host(const RendezvousOptions& m) : m_(m), deadline_(m.timeout_s), places_(static_cast<size_t>(m.ranks)) {
@@ -216,7 +214,6 @@ class Host {
     return std::all_of(met_.peers.begin() + 1, met_.peers.end(), [](const Descriptor& peer) { return bool(peer); });
   }
 
-  // Accepts connections and reads available data.
   void look() {
     std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
     for (const UnverifiedPeer& s : unverified_) polled.push_back({s.socket.get(), POLLIN, 0});
@@ -299,7 +296,6 @@ class Host {
   RendezvousResult met_;
 };
 
-// Every other rank.
 class Joiner {
  public:
   explicit Joiner(const RendezvousOptions& m) : m_(m), deadline_(m.timeout_s) {
@@ -439,8 +435,6 @@ RendezvousResult meet(const RendezvousOptions& meeting) {
                      "expected 0 to " + std::to_string(meeting.ranks - 1) + ", found " + std::to_string(meeting.rank));
   return meeting.rank == 0 ? met_by<Host>(meeting) : met_by<Joiner>(meeting);
 }
-
-// The launch of one process as one rank.
 
 void launch_over_tcp(const LaunchOptions& o, const std::function<void(Communicator&)>& body) {
   const auto world = std::make_shared<TcpWorld>(

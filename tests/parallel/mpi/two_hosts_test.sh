@@ -12,7 +12,7 @@ skip() { echo "skipped: $*"; exit 77; }
 
 command -v ip >/dev/null || skip "no ip command (iproute2)"
 ((EUID == 0)) || skip "network namespaces need root"
-mpirun --version 2>&1 | grep -qiE 'open(rte| mpi)' || skip "this test requires Open MPI's"
+mpirun --version 2>&1 | grep -qiE 'open(rte| mpi)' || skip "this test requires Open MPI"
 
 a=tessera-a-$$ b=tessera-b-$$
 work=$(mktemp -d)
