@@ -19,8 +19,8 @@ std::string nearest_multiples(int64_t n, int64_t unit) {
 struct Ulysses {
   Communicator& cp;
   AttentionOptions options;
-  Heads heads, own;  // heads of all ranks, and of this one
-  int64_t b, t, d;   // t: tokens of this rank outside of attention
+  Heads heads, own;
+  int64_t b, t, d;  // t: tokens of this rank outside of attention
 
   Tensor make_buffer(const Tensor& like, int64_t count, Category category) const {
     return like.make({cp.size(), t, b, count * d}, like.dtype(), category);

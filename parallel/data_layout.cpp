@@ -110,7 +110,7 @@ Tensor DataBatches::gather_logits(const Tensor& own) const {
 
 // On rank 0: the gradient of all rows, and the loss sum of each rank's rows.
 struct DataBatches::RootLoss {
-  Tensor gradient, sums;  // undefined on other ranks
+  Tensor gradient, sums;
 };
 
 // Each rank's loss separately, as that rank would add it; then all gradients in place of the logits.

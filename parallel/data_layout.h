@@ -30,10 +30,10 @@ struct ReductionSpan {
 
 struct DataLayout {
   ShardingKind sharding = ShardingKind::everywhere;
-  int owners = 1;                              // ranks that store a shard of each unit, unless all store everything
-  std::vector<int64_t> sizes = {};             // elements of each unit
-  std::vector<ReductionSpan> reductions = {};  // in no particular order
-  bool every_microbatch = false;               // reductions run after each micro-batch, not once per step
+  int owners = 1;  // ranks that store a shard of each unit, unless all store everything
+  std::vector<int64_t> sizes = {};
+  std::vector<ReductionSpan> reductions = {};
+  bool every_microbatch = false;  // reductions run after each micro-batch, not once per step
   // Replicas with local updates, whose values agree only after some steps; reductions are of the differences of their
   // values, if all units are in one fragment.
   bool local_updates = false;

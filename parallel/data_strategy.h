@@ -141,7 +141,7 @@ class DataStrategy : NotCopied {
   std::vector<NamedTensor> state_;
   std::vector<std::string> state_kinds_;
   std::vector<Tensor> masters_;
-  int64_t steps_ = 0;  // steps done; counted only if the strategy needs it
+  int64_t steps_ = 0;
   OpCount copied_;
 
  private:

@@ -81,13 +81,13 @@ class Zero final : public DataStrategy {
     Tensor copied;                  // the shard copied from host memory, until it is gathered
     std::shared_ptr<void> copying;  // the copy into `copied`
     Tensor grads;                   // unsharded; in stages 2 and 3 only until they are reduced
-    int users = 0;                  // current users of the values, in stage 3
-    int64_t missing = 0;            // parameters without a gradient in this micro-batch
-    Work fetching;                  // values
-    Work reducing;                  // grads, into `arriving`
-    Work summing;                   // the shard's gradient, between the groups
-    Tensor arriving;                // this rank's shard of this micro-batch's gradient
-    bool reduced = false;           // the reduction of this micro-batch has started, or there is none
+    int users = 0;
+    int64_t missing = 0;  // parameters without a gradient in this micro-batch
+    Work fetching;        // values
+    Work reducing;        // grads, into `arriving`
+    Work summing;         // the shard's gradient, between the groups
+    Tensor arriving;
+    bool reduced = false;  // the reduction of this micro-batch has started, or there is none
   };
 
   void make_unit(const Module::Unit& layout);
@@ -108,7 +108,7 @@ class Zero final : public DataStrategy {
   int stage_;
   std::deque<Unit> units_;
   int64_t microbatch_ = 0;
-  std::deque<size_t> reducing_;  // units with reductions in flight
+  std::deque<size_t> reducing_;
   // The order in which training uses units, recorded in the first step, for prefetching.
   std::vector<size_t> order_;
   size_t position_ = 0;

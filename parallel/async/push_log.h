@@ -18,7 +18,7 @@ namespace tessera {
 
 struct Push {
   int worker = 0;
-  int64_t clock = 0;    // earlier pushes of this worker
+  int64_t clock = 0;
   int64_t version = 0;  // pushes of all workers that the server had applied at the worker's pull
   bool operator==(const Push&) const = default;
 };
@@ -26,7 +26,7 @@ struct Push {
 struct PushLog {
   int workers = 0;
   int64_t staleness = 0;  // the bound, in clocks
-  int64_t steps = 0;      // maximum clocks of each worker
+  int64_t steps = 0;
   std::vector<std::vector<Push>> servers;
   bool operator==(const PushLog&) const = default;
 };

@@ -15,13 +15,13 @@ namespace tessera {
 struct AppliedPush {
   Push push;
   int64_t applied = 0;  // earlier pushes of all workers: the learning-rate step
-  double loss = 0;      // returned by the worker's step function
+  double loss = 0;
   double grad_norm = 0;
   double lr = 0;
 };
 
 struct AsyncSummary {
-  int64_t applied = 0;     // pushes of all workers
+  int64_t applied = 0;
   int64_t max_ahead = 0;   // clocks that a worker was ahead of the slowest at a pull; at most the staleness
   int64_t max_behind = 0;  // versions, from a pull to its push; at most (n - 1) (2 staleness + 1)
 };
@@ -78,7 +78,7 @@ class AsyncShard {
   Options options_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<int64_t> clocks_;  // completed by each worker
+  std::vector<int64_t> clocks_;
   int running_ = 0;
   int64_t begun_ = 0, stop_;  // clocks begun by the fastest worker; clock at which the run stops
   int64_t before_ = 0;        // pushes before the log
@@ -168,7 +168,7 @@ class AsyncChannel {
 // A server has one thread and one communicator per remote worker, so it serves while the local worker computes.
 
 struct AsyncOptions {
-  int64_t steps = 0;      // clocks of each worker
+  int64_t steps = 0;
   int64_t staleness = 0;  // clocks that a worker may be ahead of the slowest
   double clip = 0;        // maximum gradient norm of each push; 0: off
   std::function<std::unique_ptr<Optimizer>(const std::vector<FlatUnit>&)> optimizer = {};
@@ -217,8 +217,8 @@ class AsyncServer : NotCopied {
   std::optional<PushLog> order();
   // Whether a worker has pulled parameters for its next clock, which a stopped replay continues with.
   bool holds(int worker) const;
-  const std::vector<FlatUnit>& units() const { return units_; }    // this worker's
-  const std::vector<FlatUnit>& shards() const { return shards_; }  // this server's; empty on other ranks
+  const std::vector<FlatUnit>& units() const { return units_; }  // this worker's
+  const std::vector<FlatUnit>& shards() const { return shards_; }
   // A worker's units on rank 0 (undefined elsewhere). Collective.
   Tensor gather_held(size_t unit, int worker);
 
@@ -269,7 +269,7 @@ class AsyncServer : NotCopied {
   ArenaPtr arena_;
   int rank_, servers_;
   AsyncOptions options_;
-  int64_t clock_ = 0;             // completed clocks of this worker
+  int64_t clock_ = 0;
   int64_t before_ = 0;            // pushes of all workers before the known order
   int64_t staleness_before_ = 0;  // staleness bound of an earlier part of the order
   int64_t fastest_ = 0;           // clocks of the fastest worker when the run was resumed
@@ -277,19 +277,19 @@ class AsyncServer : NotCopied {
   PushLog replay_;  // its orders by server, its stop points; empty: no replay
   std::vector<PushOrder> orders_;
   std::vector<int64_t> places_;
-  int64_t replayed_ = 0;               // pushes
-  std::vector<FlatUnit> units_;        // the worker's, unsharded
-  std::vector<FlatUnit> shards_;       // the server's own memory
+  int64_t replayed_ = 0;         // pushes
+  std::vector<FlatUnit> units_;  // the worker's, unsharded
+  std::vector<FlatUnit> shards_;
   std::unique_ptr<AsyncShard> shard_;  // on servers
   std::vector<std::unique_ptr<AsyncChannel>>
-      channels_;                   // by worker: this one's to its servers, the others' to this server
-  std::vector<int64_t> versions_;  // last pulled version, by server
-  std::vector<bool> fresh_;        // by server: whether it is for the next clock
+      channels_;  // by worker: this one's to its servers, the others' to this server
+  std::vector<int64_t> versions_;
+  std::vector<bool> fresh_;  // by server: whether it is for the next clock
   int64_t pushed_ = 0;
   std::atomic<int64_t> pulled_{0};
   size_t reported_ = 0;
   std::mutex stopping_;
-  std::exception_ptr thrown_;  // the first failure on this rank
+  std::exception_ptr thrown_;
 };
 
 }  // namespace tessera

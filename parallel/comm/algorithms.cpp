@@ -6,7 +6,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kTag = -1;  // tag of the algorithms' own messages
+constexpr int kTag = -1;
 
 struct Exchange {
   Transport& t;

@@ -27,7 +27,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, std::string axi
 Communicator::~Communicator() {
   if (in_background_ == 0) return;
   transport_->fail("");
-  worker_->push([] {}).wait();  // after all queued work
+  worker_->push([] {}).wait();
 }
 
 void Communicator::complain(const Call& call, const std::string& what) const {

@@ -29,7 +29,7 @@ class Trace;
 class CommWorker;
 
 struct OpCount {
-  int64_t calls = 0, sent = 0;  // sent: bytes that left this rank
+  int64_t calls = 0, sent = 0;
   bool operator==(const OpCount&) const = default;
 };
 using OpCounts = std::array<OpCount, kOps>;
@@ -38,7 +38,7 @@ using OpCounts = std::array<OpCount, kOps>;
 // the tensors again. Work keeps the tensors alive until then.
 class [[nodiscard]] Work {
  public:
-  Work() = default;  // nothing to wait for
+  Work() = default;
   explicit Work(std::future<void> done, std::vector<Tensor> held = {}, StallTimer* stall_timer = nullptr)
       : done_(std::move(done)), held_(std::move(held)), stall_timer_(stall_timer) {}
   void wait() {
@@ -62,7 +62,7 @@ class Communicator : NotCopied {
   int size() const { return transport_->size(); }
   const std::string& axis() const { return axis_; }
   int world_rank(int rank) const { return transport_->world_rank(rank); }
-  int local_rank() const { return transport_->local_rank(); }  // among the world's ranks on this host
+  int local_rank() const { return transport_->local_rank(); }
   std::string_view kind() const { return transport_->kind(); }
   // A host arena whose arrays the ranks exchange without copies, if the transport can map peers' memory.
   ArenaPtr make_arena() const { return transport_->maps_peers() ? make_shared_arena() : tessera::make_arena(); }
@@ -134,7 +134,7 @@ class Communicator : NotCopied {
 
  private:
   void run(const Call& call) { run(call, algorithm_); }
-  void run(const Call& call, Algorithm algorithm);  // the caller keeps the tensors alive
+  void run(const Call& call, Algorithm algorithm);
   Work start(const Call& call, std::vector<Tensor> held) { return start(call, std::move(held), algorithm_); }
   // `splits` are those of the call and stay alive until it is complete.
   Work start(const Call& call, std::vector<Tensor> held, Algorithm algorithm,
@@ -161,7 +161,7 @@ class Communicator : NotCopied {
   std::shared_ptr<Flight> flight_;
   int flight_axis_ = 0;
   std::shared_ptr<CommWorker> worker_;  // the transport's, or created by the first start_...()
-  std::atomic<int> in_background_ = 0;  // started and not yet complete
+  std::atomic<int> in_background_ = 0;
 };
 
 // Processes may have been started with different options, directories or programs, so they compare the facts that must

@@ -89,7 +89,7 @@ void write_flight(const LaunchOptions& o, const Flight& flight, const std::strin
   const std::string line = flight.to_json(cause);  // one write, so that lines of several processes do not interleave
   const ssize_t written = write(file, line.data(), line.size());
   struct stat all {};
-  if (written < std::ssize(line) && fstat(file, &all) == 0) {  // removes a partial line
+  if (written < std::ssize(line) && fstat(file, &all) == 0) {
     const off_t before = all.st_size - std::max<ssize_t>(0, written);
     if (before == 0 || ftruncate(file, before) != 0) unlink(path.c_str());
   }
@@ -125,7 +125,7 @@ void run_rank(const LaunchOptions& o, std::unique_ptr<Transport> transport, cons
   Communicator all(std::move(transport), "world", o.algorithm);
   all.set_flight(flight);
   require_same(all, o.same);
-  check_threads(cpu::threads());  // plus one background thread, minus this one
+  check_threads(cpu::threads());
   body(all);
   all.barrier();
 }

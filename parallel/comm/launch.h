@@ -30,7 +30,7 @@ struct LaunchOptions {
   Backend backend = Backend::threads;
   int ranks = 1;
   int threads_per_rank = 0;  // 0: the cores divided by the ranks, at least one
-  double timeout_s = 300;    // maximum wait of a rank for another
+  double timeout_s = 300;
   // Rendezvous address "HOST:PORT" on rank 0's host, for processes started without a launcher, and this process's rank;
   // empty: none.
   std::string rendezvous = {};
@@ -83,10 +83,10 @@ void launch_under_mpi(const LaunchOptions& options, const std::function<void(Com
 class CommWorker : NotCopied {
  public:
   CommWorker();
-  ~CommWorker();  // runs what is still queued
+  ~CommWorker();
 
   std::future<void> push(std::function<void()> job);
-  bool idle();  // nothing queued and nothing running
+  bool idle();
 
  private:
   struct Job {

@@ -38,8 +38,8 @@ class HostBarrier {
   void wait();
   // A rank's post of this call, after a barrier.
   const Call& current_post(int rank) const { return rank_posts(rank)[calls_ % 2]; }
-  uint32_t calls() const { return calls_; }            // posted by this rank
-  uint32_t generation() const { return generation_; }  // number of the last barrier
+  uint32_t calls() const { return calls_; }
+  uint32_t generation() const { return generation_; }
 
  private:
   std::array<Call, 2>& rank_posts(int rank) const { return places_[static_cast<size_t>(rank)]->posts; }

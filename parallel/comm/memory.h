@@ -14,7 +14,7 @@ class Memory {
  public:
   explicit Memory(const Call& call) : call_(call) {}
 
-  void copy(std::byte* to, const std::byte* from, int64_t bytes) const;  // no-op if they are equal
+  void copy(std::byte* to, const std::byte* from, int64_t bytes) const;
   // Copies `rows` rows of `width` bytes; pitches are in bytes.
   void copy_rows(std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t width,
                  int64_t rows) const;

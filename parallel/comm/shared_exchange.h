@@ -11,7 +11,7 @@ namespace tessera {
 struct SharedArrayRef {
   int64_t process = 0;  // the rank's process
   Region::File file = {};
-  int64_t size = 0;           // bytes of the file
+  int64_t size = 0;
   int64_t in = -1, out = -1;  // offsets in it; negative: no such array
   bool known() const { return file.descriptor >= 0; }
 };
@@ -97,8 +97,8 @@ class SharedExchange {
   HostBarrier barrier_;
   uint32_t round_ = 0;  // current
   InPlaceExchange in_place_;
-  int64_t block_bytes_ = 0;           // block size in this call: a slot holds one block, or one per rank
-  std::vector<const std::byte*> in_;  // by rank, for a sum
+  int64_t block_bytes_ = 0;  // block size in this call: a slot holds one block, or one per rank
+  std::vector<const std::byte*> in_;
 };
 
 }  // namespace tessera

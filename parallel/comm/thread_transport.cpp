@@ -114,7 +114,7 @@ int64_t ThreadTransport::all_reduce_small(const Call& call) {
 int64_t ThreadTransport::exchange(const Call& call) {
   if (call.op == Op::all_reduce && size() == 2 && call.bytes() <= kSmall && !call.gpu) return all_reduce_small(call);
   arrive(call);
-  if (call.op == Op::barrier) {  // all ranks have arrived
+  if (call.op == Op::barrier) {
     end_work();
     return 0;
   }
@@ -196,7 +196,7 @@ std::unique_ptr<Transport> ThreadTransport::split(int color, int key) {
   }
   direct({.op = Op::barrier});
   std::shared_ptr<ThreadGroup> group = offered;
-  direct({.op = Op::barrier});  // all ranks have read it
+  direct({.op = Op::barrier});
   if (members[0] == rank_) offered.reset();
   const auto place = std::ranges::find(members, rank_) - members.begin();
   return std::make_unique<ThreadTransport>(std::move(group), static_cast<int>(place));

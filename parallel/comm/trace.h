@@ -16,12 +16,12 @@ namespace tessera {
 enum class TraceKind : uint8_t { communication, action, phase, wait };
 
 struct TraceEvent {
-  std::string what;           // "all_reduce", "2F0", "optimizer"
-  std::string axis;           // of a communication or an action
+  std::string what;  // "all_reduce", "2F0", "optimizer"
+  std::string axis;
   int64_t bytes = 0;          // of its array
   double requested = 0;       // seconds since the trace began, when requested
   double begin = 0, end = 0;  // and while running
-  int64_t sent = 0;           // bytes sent by this rank
+  int64_t sent = 0;
   TraceKind kind = TraceKind::communication;
   double processor = 0;  // CPU seconds of an action's thread
 };
@@ -41,8 +41,8 @@ class Trace : NotCopied {
   // With `keep` > 0, records only events within steps and retains the last `keep` steps.
   explicit Trace(size_t keep = 0);
   ~Trace();
-  double now() const;                       // seconds since the trace began
-  static double processor_now();            // CPU seconds of this thread
+  double now() const;
+  static double processor_now();
   double origin() const { return began_; }  // start on the steady clock, which the processes of a host share
   void add(TraceEvent event);
   void begin_step(int64_t step);
@@ -141,8 +141,8 @@ class Flight {
 
   // Adds to the time spent waiting for a world rank.
   void waited(int world_rank, double seconds);
-  std::vector<double> waits() const;  // seconds, by world rank
-  double seconds() const;             // since it began
+  std::vector<double> waits() const;
+  double seconds() const;  // since it began
 
   // Reports a wait that has lasted `seconds` so far, or, if `again`, that it continues. `last` describes the missing
   // rank's last operation.
@@ -175,7 +175,7 @@ class Flight {
   std::array<std::atomic<uint64_t>, kAxes> numbers_{};
   mutable std::mutex naming_;
   std::vector<std::string> axes_;
-  std::vector<std::atomic<int64_t>> waited_ns_;  // by rank of the world
+  std::vector<std::atomic<int64_t>> waited_ns_;
 };
 
 // Intervals between reports of one wait: after 5 s, 30 s, 60 s, then doubling.

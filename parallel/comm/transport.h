@@ -51,7 +51,7 @@ class Transport : NotCopied {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual int world_rank(int rank) const = 0;  // world rank of a rank of this group, for messages
+  virtual int world_rank(int rank) const = 0;
   // This rank's index among the world's ranks on this host; it selects the GPU.
   virtual int local_rank() const { return world_rank(rank()); }
   virtual std::string_view kind() const = 0;  // "threads"

@@ -66,7 +66,7 @@ int64_t tree(Transport& t, const Call& call) {
   } else if (call.op == Op::all_reduce) {
     tree.reduce(call.out);
     tree.broadcast(call.out);
-  } else {  // only the root's array is modified
+  } else {
     Scratch total(call, tree.bytes);
     tree.memory.copy(total.data(), call.in, tree.bytes);
     tree.reduce(total.data());

@@ -183,7 +183,7 @@ struct Collective {
   int64_t element = element_size(call.dtype);
   MPI_Datatype type = to_mpi_type(call.dtype);
   int count = static_cast<int>(call.count);
-  std::vector<int> counts, places;  // sizes and displacements of the chunks
+  std::vector<int> counts, places;
 
   Collective(MPI_Comm c, const Call& what) : comm(c), call(what) {
     MPI_Comm_size(comm, &n);

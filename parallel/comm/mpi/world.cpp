@@ -85,7 +85,7 @@ std::unique_ptr<MessageFolder> place_messages() {
   // Before and since version 5.
   constexpr std::array names = {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory"};
   for (const char* name : names)
-    if (std::getenv(name) != nullptr) return nullptr;  // set by the user
+    if (std::getenv(name) != nullptr) return nullptr;
   const fs::space_info memory = fs::space(where, error);
   const bool is_short = !error && static_cast<int64_t>(memory.available) < needed;
   if (is_short) where = temporary_folder();
@@ -200,7 +200,7 @@ void end_mpi_job(const std::string& line, int status, const std::function<void()
       std::_Exit(status);
     })
         .detach();
-    remove_temporaries();  // may block on a file system
+    remove_temporaries();
     MPI_Abort(MPI_COMM_WORLD, status);
   } catch (const std::system_error&) {  // no thread available: the launcher ends the others after this exit
   }
@@ -464,8 +464,7 @@ void MpiWorld::end() {
 }
 
 void MpiWorld::abort(const std::string& line, int status) {
-  if (printed_.exchange(true))  // another thread of this rank is aborting
-    std::this_thread::sleep_for(std::chrono::seconds(10));
+  if (printed_.exchange(true)) std::this_thread::sleep_for(std::chrono::seconds(10));
   end_mpi_job(line, status, [&] {
     if (several_hosts()) notify_other_hosts(rank_, line);
   });

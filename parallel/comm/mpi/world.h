@@ -34,12 +34,12 @@ class MpiWatch : NotCopied {
  public:
   struct Options {
     HostFailureState* failure_state = nullptr;
-    std::vector<HostPlace*> places;  // entries of this host's ranks
+    std::vector<HostPlace*> places;
     int world_rank = 0;
     double timeout_s = 300;
     bool several_hosts = false;
-    std::function<void()> listen;                        // polls other hosts; called ten times a second
-    std::function<void(const std::string& line)> abort;  // prints the line and ends the job
+    std::function<void()> listen;
+    std::function<void(const std::string& line)> abort;
   };
   explicit MpiWatch(Options options);
   ~MpiWatch();  // stops the watcher
@@ -151,7 +151,7 @@ struct MpiGroup {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0;
   std::vector<int> world_ranks;
-  std::unique_ptr<MpiWindow> window;  // if all ranks are on one host and share memory
+  std::unique_ptr<MpiWindow> window;
   std::vector<SharedPlace*> places;
 };
 
@@ -190,7 +190,7 @@ class MpiWorld : NotCopied {
   };
   void connect_host();
   void report_messages(const std::string& why);
-  bool several_hosts() const { return std::ssize(host_places_) < size_; }  // or ranks without shared memory
+  bool several_hosts() const { return std::ssize(host_places_) < size_; }
   void map_peers();
   void notify_other_hosts(int failed, const std::string& cause);
   void poll_other_hosts();

@@ -128,7 +128,7 @@ class NcclTransport final : public Transport {
   bool maps_peers() const override { return carrier_->maps_peers(); }
 
  private:
-  struct Family;  // the communicators of one rank
+  struct Family;
   NcclTransport(std::unique_ptr<NcclApi> api, std::unique_ptr<Transport> carrier, double timeout_s,
                 std::shared_ptr<Family> family);
   void check_peers(const std::string& during) const;

@@ -291,7 +291,7 @@ class Host {
   Deadline deadline_;
   Descriptor listener_;
   std::deque<UnverifiedPeer> unverified_;
-  std::set<size_t> left_;  // ranks that connected and exited
+  std::set<size_t> left_;
   std::vector<PeerPlace> places_;
   RendezvousResult met_;
 };
@@ -306,7 +306,7 @@ class Joiner {
     const auto [host, port] = parse_address(m_.address);
     const Addresses addresses = resolved(host, port, m_.address);
     Descriptor listener;
-    while (!join_rank_0(*addresses, listener)) {  // it has exited and may be restarted
+    while (!join_rank_0(*addresses, listener)) {
       if (deadline_.is_over()) gone();
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }

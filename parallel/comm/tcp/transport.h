@@ -66,7 +66,7 @@ Endpoint own_end(int fd);
 struct RendezvousOptions {
   std::string address;  // "HOST:PORT", "[::1]:PORT"
   int rank = 0, ranks = 1;
-  double timeout_s = 300;  // for all ranks to connect
+  double timeout_s = 300;
 };
 
 // Connections to the other ranks, by rank, and this rank's local rank.
@@ -145,7 +145,7 @@ class TcpWorld : NotCopied {
 
 class TcpTransport final : public Transport {
  public:
-  explicit TcpTransport(std::shared_ptr<TcpWorld> world);  // the transport of all ranks
+  explicit TcpTransport(std::shared_ptr<TcpWorld> world);
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(world_ranks_.size()); }
