@@ -67,10 +67,10 @@ class TimedSteps {
   static constexpr int64_t kWarmUp = 2;
   // Every rank of `world` makes one; `world` and `trace` must outlive it.
   TimedSteps(const Job& job, Communicator& world, Trace* trace = nullptr) : job_(job), world_(world) {
-    world.set_held_up(&held_up_);
+    world.set_stall_timer(&held_up_);
     trainer_ = std::make_unique<Trainer>(job, sequences_for(job), world, trace);
   }
-  ~TimedSteps() { world_.set_held_up(nullptr); }
+  ~TimedSteps() { world_.set_stall_timer(nullptr); }
 
   // One step, which counts from the third on: those before find cold caches and unpacked weights. Returns the slowest
   // rank's seconds.

@@ -1,4 +1,4 @@
-// The choice of a strategy, and the memory that several of them have alike.
+// Strategy selection, and memory allocation shared by several strategies.
 #include "parallel/data_strategy.h"
 
 #include <cmath>
@@ -15,9 +15,9 @@ DataStrategy::DataStrategy(Module& model, Communicator& axis, const ArenaPtr& ar
       axis_((require_object(&axis, "[data parallel] axis"), axis)),
       arena_((require_object(arena.get(), "[data parallel] arena"), arena)),
       options_(options),
-      layout_{.kept = identity.kept, .owners = identity.owners, .every_microbatch = identity.every_microbatch},
+      layout_{.sharding = identity.sharding, .owners = identity.owners, .every_microbatch = identity.every_microbatch},
       name_(std::move(identity.name)),
-      batches_(axis, arena, {.copies = options.copies, .through_root = identity.kept == ShardingKind::at_root}) {
+      batches_(axis, arena, {.copies = options.copies, .through_root = identity.sharding == ShardingKind::at_root}) {
   for (const Module::Unit& unit : model.layout()) layout_.sizes.push_back(unit.size);
 }
 
@@ -92,7 +92,7 @@ std::unique_ptr<DataStrategy> make_data_strategy(Module& model, Communicator& ax
   require_object(&model, "[data parallel] model");
   if (model.parameters().empty()) throw Error("[data parallel] model: expected parameters, found none");
   if (options.mode == DataMode::ps_async)
-    throw Error("[data parallel] ps-async has no steps that all ranks make; expected ddp, dataparallel or ps-sync");
+    throw Error("[data parallel] ps-async has no common steps; expected ddp, dataparallel or ps-sync");
   if (options.mode == DataMode::dataparallel) return make_data_parallel(model, axis, arena, options);
   if (options.mode == DataMode::diloco) return make_diloco(model, axis, arena, options);
   if (options.mode == DataMode::ps_sync) return make_parameter_server(model, axis, arena, options);

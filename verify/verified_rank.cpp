@@ -190,7 +190,7 @@ class VerifiedRank {
       oracle_->of(static_cast<int>(copy)).replay(routing);
   }
 
-  int trained_copies() const { return trainer_.strategy().layout().apart ? trainer_.strategy().copies() : 1; }
+  int trained_copies() const { return trainer_.strategy().layout().local_updates ? trainer_.strategy().copies() : 1; }
 
   // Norms of the gradients of each copy, as its first rank reports them.
   std::vector<double> norms(const StepReport& report) {
