@@ -10,7 +10,7 @@ namespace tessera {
 
 inline constexpr int kMaxDims = 6;
 
-// A list of at most six sizes. Negative indices count from the end, as in NumPy.
+// At most six sizes. Negative indices count from the end, as in NumPy.
 class Shape {
  public:
   Shape() = default;
@@ -36,14 +36,13 @@ class Shape {
     if (rank_ == kMaxDims) throw Error("[shape] more than 6 dims");
     dims_[static_cast<size_t>(rank_++)] = d;
   }
-  // The first n dims, and the shape with the last dim replaced.
   Shape first(int n) const { return Shape(std::span(dims_.data(), static_cast<size_t>(n))); }
   Shape with_last(int64_t d) const {
     Shape s = *this;
     s[-1] = d;
     return s;
   }
-  // "(2, 3)", the form in which errors show a shape.
+  // "(2, 3)", as in error messages.
   std::string str() const {
     std::string s = "(";
     for (int i = 0; i < rank_; ++i) s += (i ? ", " : "") + std::to_string(dims_[static_cast<size_t>(i)]);
@@ -55,7 +54,7 @@ class Shape {
   size_t index(int i) const {
     const int at = i < 0 ? i + rank_ : i;
     if (at < 0 || at >= rank_)
-      throw Error("[shape] dim " + std::to_string(i) + " of a shape of rank " + std::to_string(rank_));
+      throw Error("[shape] dim " + std::to_string(i) + " is out of range for ndim " + std::to_string(rank_));
     return static_cast<size_t>(at);
   }
   int rank_ = 0;
@@ -73,7 +72,7 @@ inline Shape contiguous_strides(const Shape& shape) {
   return strides;
 }
 
-// The shape that a and b broadcast to (NumPy's rule: dims align at the end, a size of 1 stretches).
+// Broadcast shape of a and b (NumPy's rule: dims align at the end, a size of 1 expands).
 inline Shape broadcast(const Shape& a, const Shape& b, const char* op) {
   Shape out = a.ndim() >= b.ndim() ? a : b;
   for (int i = 1; i <= std::min(a.ndim(), b.ndim()); ++i) {

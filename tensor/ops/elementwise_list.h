@@ -1,7 +1,7 @@
-// The elementwise ops, each written once: its name, its value and its derivatives.
+// The elementwise ops, each defined once: name, value and derivatives.
 //
-// The CPU loop, the autograd binding, the tests, the micro-benchmarks and the CUDA kernel all iterate these lists, so
-// an op is added by writing one struct and naming it in its list.
+// The CPU loop, the autograd binding, the tests, the micro-benchmarks and the CUDA kernel all iterate over these lists,
+// so adding an op requires one struct and one entry in its list.
 #pragma once
 #include "tensor/math.h"
 
@@ -9,14 +9,13 @@ namespace tessera {
 
 template <class... Ops>
 struct OpList {
-  // Calls f with a value of each op's type, in order.
   template <class F>
   static void for_each(F&& f) {
     (f(Ops{}), ...);
   }
 };
 
-// Unary: y = f(x); df(x) is dy/dx. `low` and `high` bound the inputs that tests draw.
+// Unary: y = f(x); df(x) is dy/dx. `low` and `high` bound the random inputs of tests.
 struct Neg {
   static constexpr const char* name = "neg";
   static constexpr double low = -3, high = 3;
@@ -86,9 +85,8 @@ struct Silu {
     return math::fma(x * s, 1 - s, s);
   }
 };
-// The GELU of the paper, x Phi(x), with the normal distribution's share below x; and GPT-2's, which is near to it and
-// has a tanh: x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2u). Hendrycks and Gimpel
-// 2016, section 2.
+// Gelu: the tanh approximation of GPT-2, x (1 + tanh u) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), which is x
+// sigmoid(2u). GeluErf: the exact form x Phi(x) with the normal CDF Phi. Hendrycks and Gimpel 2016, section 2.
 struct Gelu {
   static constexpr const char* name = "gelu";
   static constexpr double low = -4, high = 4;
@@ -115,7 +113,7 @@ struct GeluErf {
 using UnaryOps = OpList<Neg, Exp, Log, Sqrt, Square, Reciprocal, Tanh, Sigmoid, Relu, Silu, Gelu, GeluErf>;
 
 enum class GeluForm : uint8_t { tanh, erf };
-// Calls f with a value of the op's type.
+// Calls f with an object of the op's type.
 template <class F>
 auto with_gelu(GeluForm form, const F& f) {
   return form == GeluForm::tanh ? f(Gelu()) : f(GeluErf());
@@ -166,8 +164,8 @@ struct Minimum {
 };
 using BinaryOps = OpList<Add, Sub, Mul, Div, Maximum, Minimum>;
 
-// Kernels: an element of the result, made of one of each operand in the type of sums. A loop, on the CPU or on a GPU,
-// takes such a value, and rounds what it makes once.
+// Kernels: function objects that map one element of each operand, in the accumulation type, to an element of the
+// result. The CPU and GPU loops accept them and round the result once.
 template <class Op>
 struct Value {
   static constexpr const char* name = Op::name;
@@ -179,7 +177,7 @@ struct Slope {  // dy f'(x)
   constexpr auto operator()(auto dy, auto x) const { return dy * Op::df(x); }
 };
 template <class Op, int operand>
-struct Partial {  // the derivative by operand 0 or 1 at (a, b)
+struct Partial {  // the derivative for operand 0 or 1 at (a, b)
   static constexpr const char* name = Op::name;
   constexpr auto operator()(auto a, auto b) const {
     if constexpr (operand == 0)

@@ -1,4 +1,4 @@
-// Code that all kernels of attention share: operands, sizes, the mask, and the counted dropout.
+// Code shared by all attention kernels: operands, sizes, mask, and counter-based dropout.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace tessera::cuda {
 
 inline constexpr float kLog2E = 1.44269504f;
 
-// (B, T, H, D) whose last dim runs on.
+// Tensor (B, T, H, D) with a contiguous last dim.
 template <class T>
 struct HeadRows {
   T* data = nullptr;
@@ -26,12 +26,12 @@ HeadRows<T> count_heads(const Tensor& t) {
           t.strides()[2]};
 }
 
-// A result, of the operands' dtype or of that of their sums.
+// A result in the operands' dtype or their accumulation dtype.
 template <class T>
 struct Result {
   using A = Accumulate<T>;
   T* narrow = nullptr;
-  A* wide = nullptr;  // one of the two
+  A* wide = nullptr;  // exactly one of the two is set
   int64_t batch = 0, row = 0, head = 0;
   __device__ void put(int64_t at, A value) const {
     if (wide)
@@ -53,22 +53,22 @@ Result<T> collect_result(const Tensor& t) {
   return r;
 }
 
-// Sizes of at most 2^30, so that kernels count in 32 bits.
+// Sizes of at most 2^30, so that kernels can use 32-bit arithmetic.
 struct AttentionSizes {
   int batch = 0, tq = 0, tk = 0, heads = 0, d = 0;
   int key_heads = 0, group = 1;  // heads = key_heads * group
   bool causal = false;
 
-  constexpr int offset() const { return tk - tq; }  // key that query 0 sees last
+  constexpr int offset() const { return tk - tq; }  // last key visible to query 0
   constexpr bool sees(int query, int key) const { return key < tk && (!causal || key <= query + offset()); }
-  // Keys that the last of `queries` queries from query0 sees.
+  // Number of keys up to the last one visible to `queries` queries starting at query0.
   constexpr int keys_seen(int query0, int queries) const {
     const int seen = query0 + queries + offset();
     return causal && seen < tk ? seen : tk;
   }
-  // The first query that sees a key from key0 on.
+  // The first query that sees a key at or after key0.
   constexpr int first_query(int key0) const { return causal && key0 > offset() ? key0 - offset() : 0; }
-  // The index of a query in a tensor (B, H, Tq), which has one element for each query.
+  // Index of a query in a tensor (B, H, Tq).
   constexpr int64_t index(int b, int h, int query) const { return (int64_t{b} * heads + h) * tq + query; }
 };
 
@@ -88,20 +88,20 @@ inline AttentionSizes attention_sizes(const AttentionProblem& p) {
           .causal = p.options.causal};
 }
 
-// The first keys that queries see (AttentionOptions::starts and window), counted from key 0 of the problem.
+// First visible key of each query (AttentionOptions::starts and window), relative to key 0 of the problem.
 struct QueryStarts {
   static constexpr int kNone = -(1 << 30);
-  const int32_t* first = nullptr;  // null: there are no documents
-  int64_t row = 0;                 // from one sequence to the next
+  const int32_t* first = nullptr;  // null: no documents
+  int64_t row = 0;                 // stride between sequences
   int offset = 0, queries = 0;
-  int begin = kNone;  // that of query 0 by the window; each query's is one later
+  int begin = kNone;  // window start of query 0; increases by one per query
 
   __host__ __device__ bool any() const { return first || begin != kNone; }
   __device__ int of(int b, int query) const {
     if (query >= queries || !any()) return 0;
     return std::max(first ? first[b * row + query] - offset : kNone, begin == kNone ? kNone : begin + query);
   }
-  // The least and the most of `count` queries; by a whole warp, whose lanes all get them.
+  // Minimum and maximum over `count` queries; computed by a full warp, and returned to all lanes.
   struct Bounds {
     int least = 0, most = 0;
   };
@@ -120,7 +120,7 @@ struct QueryStarts {
     }
     return {std::max(found.least, 0), found.most};
   }
-  // Past the last query that sees a key before `end`; by a whole warp.
+  // One past the last query that sees a key before `end`; computed by a full warp.
   __device__ int last_query(int b, int end) const {
     if (!any()) return queries;
     int past = 0;
@@ -141,18 +141,18 @@ inline QueryStarts query_starts(const AttentionProblem& p) {
   return out;
 }
 
-// Which probabilities are kept, and multiplied by `up`: by the element's index in the whole (AttentionOptions).
+// Dropout mask of probabilities, indexed by the element's global position (AttentionOptions); surviving ones are
+// multiplied by `up`.
 struct AttentionDropout {
   Philox random{0};
   uint64_t step = 0;
-  const uint64_t* step_on_gpu = nullptr;  // instead, unless it is null
+  const uint64_t* step_on_gpu = nullptr;  // replaces `step` unless null
   uint64_t tokens = 0, first_plane = 0, heads_total = 0, first_query = 0, first_key = 0;
   float probability = 0;
   double up = 1;
   bool any = false;
 
-  // The dropout of one query: element j is key j. It copies what it needs, so that the kernel's parameters stay where
-  // they are.
+  // Mask of one query: element j is key j. Copies its inputs, so that the kernel's parameters stay in constant memory.
   struct Row {
     Philox random;
     uint64_t step, first;
@@ -190,13 +190,13 @@ inline AttentionDropout make_dropout(const AttentionOptions& o) {
           .any = o.dropout > 0};
 }
 
-// The backward pass has to know of a query, besides its row, the log-sum-exp times a factor, and delta, the dot
-// product of its dout and out. A query that is not there, or sees no key, has no probabilities: exp(x - infinity) = 0.
+// Per-query statistics for the backward pass: the log-sum-exp times a factor, and delta, the dot product of dout and
+// out. Padding and queries without keys have an infinite lse, hence no probabilities: exp(x - infinity) = 0.
 template <class A>
 struct SoftmaxStats {
   A lse, delta;
 };
-// (B, H, padded): tensor cores' kernels copy whole tiles of queries.
+// (B, H, padded): tensor-core kernels copy full tiles of queries.
 template <class A>
 struct SoftmaxStatsView {
   const SoftmaxStats<A>* of_query;
@@ -207,7 +207,7 @@ struct SoftmaxStatsView {
 };
 inline constexpr int kQueryPadding = 128;  // `padded` is a multiple of this for those kernels
 
-// All that the backward pass reads and writes; known: (B, H, padded, 2), what SoftmaxStats says.
+// Arguments of the backward pass; `known` (B, H, padded, 2) contains SoftmaxStats.
 struct BackwardProblem {
   const AttentionProblem& of;
   const Tensor &dout, &known;
@@ -219,7 +219,6 @@ void plain_attention_backward(const BackwardProblem& problem);
 void tiled_attention(const AttentionProblem& problem, const AttentionResult& result);
 void tiled_attention_backward(const BackwardProblem& problem);
 
-// The argument of the forward kernels.
 template <class T>
 struct ForwardCall {
   AttentionSizes sizes;
@@ -270,8 +269,8 @@ BackwardCall<T> backward_call(const BackwardProblem& p) {
           .starts = query_starts(p.of)};
 }
 
-// Which tile of which head a block works on: heads one after another, and of each the tiles that have most to do under
-// a causal mask first, which are the last queries and the first keys.
+// Tile of a head that a block processes: heads in order, and within each the tiles with the most work under a causal
+// mask first (the last queries, the first keys).
 struct TilePlace {
   int b, h, tile;
 
@@ -281,7 +280,7 @@ struct TilePlace {
   static __device__ TilePlace of_keys(const AttentionSizes& s, int tiles, int at) {
     return {at / tiles / s.key_heads, at / tiles % s.key_heads, at % tiles};
   }
-  // The place of the keys that a place of queries sees; and the place of some queries that see a place of keys.
+  // The keys for a tile of queries, and the queries of a group member for a tile of keys.
   __device__ TilePlace keys(const AttentionSizes& s) const { return {b, h / s.group, tile}; }
   __device__ TilePlace queries(const AttentionSizes& s, int member) const { return {b, h * s.group + member, tile}; }
 };

@@ -1,7 +1,7 @@
-// Attention by cuDNN: which problems it serves, and running them. Only in a build where kWithCudnn is true.
+// Attention with cuDNN: support checks and execution. Only in builds where kWithCudnn is true.
 //
-// A problem is a graph of operations that cuDNN's frontend lowers to one fused kernel (backward: a few). Graphs are
-// built once for each problem and kept with the arena; cuDNN's own checks decide which problems it serves.
+// A problem is a graph of operations that cuDNN's frontend compiles to one fused kernel (backward: a few). Graphs are
+// built once per problem and cached with the arena; cuDNN's own checks decide which problems it supports.
 #pragma once
 #include <compare>
 
@@ -10,7 +10,7 @@
 
 namespace tessera::cuda {
 
-// Whether every row of (B, T, H, D) begins where 16 bytes may be read at once.
+// Whether every row of (B, T, H, D) is aligned to 16 bytes.
 inline bool starts_well(const Tensor& t) {
   const int64_t size = element_size(t.dtype());
   bool all = reinterpret_cast<uintptr_t>(t.address()) % 16 == 0;
@@ -18,12 +18,12 @@ inline bool starts_well(const Tensor& t) {
   return all;
 }
 
-// All that a graph is built from: bfloat16 (B, T, H, D), keys and values with key_heads that divide H, under the causal
-// mask as many queries as keys, no dropout.
+// Key of a graph: bfloat16 (B, T, H, D), keys and values with key_heads that divide H, equal numbers of queries and
+// keys under the causal mask, no dropout.
 struct FusedAttention {
   enum Operand : uint8_t { q, k, v, out, dout, dq, dk, dv };
-  static constexpr int kForward = 4, kOperands = 8;  // the forward pass has the first four
-  using Strides = std::array<int64_t, 3>;  // strides of batch, token and head, in elements; the last dim runs on
+  static constexpr int kForward = 4, kOperands = 8;  // the forward pass uses the first four
+  using Strides = std::array<int64_t, 3>;  // strides of batch, token and head, in elements; the last dim is contiguous
   int64_t batch = 0, queries = 0, keys = queries, heads = 0, key_heads = heads, d = 0;
   std::array<Strides, kOperands> strides{};
   float scale = 0;
@@ -35,7 +35,7 @@ struct FusedAttention {
   int64_t read_tokens(Operand which) const { return of_keys(which) ? keys : queries; }
 };
 
-// That of a packed qkv (B, T, (H + 2 K) D) and of its packed gradient, causal, as a GPT asks for it.
+// Causal attention of a GPT: packed qkv (B, T, (H + 2 K) D) and its packed gradient.
 inline FusedAttention packed_problem(int64_t batch, int64_t tokens, const Heads& heads, int64_t d, bool backward) {
   const int64_t c = heads.query * d, all = heads.packed() * d;
   const FusedAttention::Strides packed{tokens * all, all, d}, plain{tokens * c, c, d}, none{};
@@ -47,8 +47,8 @@ inline FusedAttention packed_problem(int64_t batch, int64_t tokens, const Heads&
   return p;
 }
 
-// The problem of a tile of a ring (parallel/ring_attention.cpp): the last `queries` of the tokens of a packed qkv, and
-// the first `keys` of as many tokens of (B, T, 2 K, D), keys and values beside each other; results lie by themselves.
+// A tile of ring attention (parallel/ring_attention.cpp): the last `queries` tokens of a packed qkv, and the first
+// `keys` of `tokens` in (B, T, 2 K, D), with keys and values adjacent; results are separate tensors.
 struct TileOfRing {
   int64_t batch, tokens, queries, keys;
   bool causal;
@@ -67,20 +67,20 @@ inline FusedAttention tile_problem(const TileOfRing& tile, const Heads& heads, i
   return p;
 }
 
-// Whether cuDNN did it. Where it refuses the problem, or rows do not begin at multiples of 16 bytes, nothing was queued
-// and the arena's KernelLog says why; under AttentionKernels::cudnn that is an Error.
+// Returns whether cuDNN ran the problem. If it is unsupported, or rows are not aligned to 16 bytes, nothing is queued
+// and the arena's KernelLog records the reason; under AttentionKernels::cudnn this is an Error.
 bool cudnn_attention(const AttentionProblem& problem, const AttentionResult& result);
 bool cudnn_attention_backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,
                               const AttentionGradients& gradients);
 
-std::string cudnn_version();  // "9.19.0", of the library that is loaded
-// Why a library of such a version (91501 is 9.15.1) is not asked at all; empty: it is. Before 9.15.1 kernels read
-// memory that is not theirs where 128 does not divide the tokens.
+std::string cudnn_version();  // "9.19.0", of the loaded library
+// Why a library of this version (91501 is 9.15.1) is not used; empty if it is. Before 9.15.1 kernels read out of bounds
+// if the number of tokens is not divisible by 128.
 std::string cudnn_too_old(size_t version);
-// Why cuDNN refuses the problem on the calling thread's GPU, or cannot compile it there; empty where it serves it.
+// Why cuDNN cannot run the problem on the calling thread's GPU; empty if it can.
 std::string cudnn_refuses(const FusedAttention& problem);
-// The answer of cuDNN's checks for a GPU that need not be there: compute capability `capability` (90 for 9.0),
-// described by `gpu` in cuDNN's JSON (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION).
+// Result of cuDNN's checks for a GPU that need not be present: compute capability `capability` (90 for 9.0), described
+// by `gpu` in cuDNN's JSON (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION).
 std::string cudnn_refuses(const FusedAttention& problem, int capability, std::string_view gpu);
 
 }  // namespace tessera::cuda

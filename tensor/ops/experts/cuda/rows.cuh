@@ -1,6 +1,6 @@
-// Products of groups of rows on a GPU: the code that kernels of all types share. A line is a row of the left factor or
-// a column of the right one; each element of a product is a sum over the inner dim of two lines. A launch makes the
-// tiles of all groups, one after another: a block looks for its own among them.
+// Grouped GEMM on a GPU: code shared by the kernels of all dtypes. A line is a row of the left operand or a column of
+// the right one; each output element is the dot product of two lines over the inner dim. A launch computes the tiles of
+// all groups, one after another; a block searches for its tile.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -11,23 +11,23 @@
 
 namespace tessera::cuda {
 
-inline constexpr int kMaxGroups = 192;  // groups of a launch, at most
+inline constexpr int kMaxGroups = 192;  // maximum groups per launch
 
-// `left` and `other` are whole, `own` is a matrix of each group: `left` is the left factor, and of weights' gradients
-// `other` is the right one and `own` the product, else the other way round.
+// `left` and `other` span all groups, `own` is a matrix per group. `left` is the left operand. For weight gradients
+// `other` is the right operand and `own` the output; otherwise the other way round.
 template <class T, class Out, bool kOfWeights>
 struct RowsCall {
   const T* left;
   std::conditional_t<kOfWeights, const T*, Out*> other;
   int left_width, other_width;
   int groups = 0;
-  int row[kMaxGroups + 1] = {}, tile[kMaxGroups + 1] = {};  // where they begin, and the last one ends
+  int row[kMaxGroups + 1] = {}, tile[kMaxGroups + 1] = {};  // first row and tile per group, and the end
   std::conditional_t<kOfWeights, Out*, const T*> own[kMaxGroups] = {};
   bool adds[kMaxGroups] = {};
 };
-static_assert(sizeof(RowsCall<float, float, true>) <= 4096, "what a launch takes on every GPU");
+static_assert(sizeof(RowsCall<float, float, true>) <= 4096, "kernel parameters are limited to 4 KiB on some GPUs");
 
-// A group's product.
+// Operands and output of one group.
 template <class T, class Out>
 struct RowsFactors {
   const T *left, *right;
@@ -46,7 +46,7 @@ __device__ RowsFactors<T, Out> load_factors(const RowsCall<T, Out, kOfWeights>& 
     return {left, call.own[group], other, rows, call.other_width, call.left_width, false};
 }
 
-// Where a block's tile begins. Neighbouring blocks have the same lines of the right factor.
+// Origin of a block's tile. Adjacent blocks share the lines of the right operand.
 struct RowsTile {
   int group, row, column;
 };
@@ -69,8 +69,8 @@ inline int64_t tiles_in(RowsProduct which, const GemmGroup& group, const Tensor&
   return blocks_for(of_weights ? left.dim(1) : group.rows, tile) * blocks_for(other.dim(1), tile);
 }
 
-// Whether to take tiles of half the side: larger ones would leave multiprocessors without a block, or more than a
-// quarter of them would lie outside the products. An element's bits are the same in both.
+// Whether to use tiles of half the side: larger tiles would leave multiprocessors idle, or more than a quarter of their
+// area would be outside the matrices. Results are bitwise identical for both.
 inline bool small_tiles(RowsProduct which, const Tensor& left, const Tensor& other,
                         const std::vector<GemmGroup>& groups, int64_t large) {
   constexpr int64_t kFewBlocks = 128;
@@ -82,7 +82,6 @@ inline bool small_tiles(RowsProduct which, const Tensor& left, const Tensor& oth
   return of_large < kFewBlocks || of_small < 3 * of_large;
 }
 
-// Calls f(call, blocks) for each launch.
 template <class T, class Out, bool kOfWeights, class F>
 void for_each_launch(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups,
                      int64_t tile, const F& f) {
@@ -109,7 +108,7 @@ void for_each_launch(RowsProduct which, const Tensor& left, const Tensor& other,
   }
 }
 
-// Calls f(whether a line of the left factor lies side by side, whether one of the right factor does).
+// Calls f(whether a line of the left operand is contiguous, whether one of the right operand is).
 template <class F>
 void with_lines(RowsProduct which, const F& f) {
   if (which == RowsProduct::forward)
@@ -120,7 +119,7 @@ void with_lines(RowsProduct which, const F& f) {
     f(std::false_type{}, std::false_type{});
 }
 
-// On tensor cores (rows_bf16.cu).
+// Tensor-core version (rows_bf16.cu).
 void multiply_rows_bf16(RowsProduct which, const Tensor& left, const Tensor& other,
                         const std::vector<GemmGroup>& groups);
 

@@ -1,4 +1,4 @@
-// The CPU's four ways to make a matrix product, for tensor/ops/matmul/matmul.cpp to choose from.
+// The CPU's four GEMM implementations, from which tensor/ops/matmul/matmul.cpp selects.
 #pragma once
 #include <cstdlib>
 
@@ -9,68 +9,67 @@ namespace tessera::cpu {
 
 using Packed = PackedWeights::Packed;
 
-// oneDNN's, in float32 and bfloat16. It compiles a kernel for each shape at run time for the instruction set it finds
-// (AVX2, AVX-512, AMX); these are kept per rank. Its header is included in dnnl.cpp only, which compiles with versions
-// 2.6 and 3.x.
+// oneDNN, for float32 and bfloat16. It compiles a kernel for each shape at run time for the available instruction set
+// (AVX2, AVX-512, AMX); kernels are cached per rank. Only dnnl.cpp includes its header, and compiles with versions 2.6
+// and 3.x.
 //
-// out (M, N) = a (M, K) b (K, N) + bias (N). Views of any strides with one unit stride for a and b; out has contiguous
-// rows. a and b have one dtype, float32 or bfloat16; out has that dtype or float32; bias is undefined or of out's
-// dtype. Products are summed in float32 and rounded once. Cost: 2 M N K FLOPs.
+// out (M, N) = a (M, K) b (K, N) + bias (N). Views a and b have any strides, one of which is 1; out has contiguous
+// rows. a and b have the same dtype, float32 or bfloat16; out has that dtype or float32; bias is undefined or has out's
+// dtype. Accumulates in float32 and rounds once. Cost: 2 M N K FLOPs.
 void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias);
-// The same with b packed; packs it first when `packed` is empty or stale. A weight that the packed layout would pad to
-// more than twice its size is used as it is, and `packed` stays empty.
+// As above with b packed; packs it first if `packed` is empty or stale. If the packed layout would pad a weight to more
+// than twice its size, b is used unpacked, and `packed` stays empty.
 void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed& packed);
 
-// Our own of bfloat16 on the processor's tiles: oneDNN 2.6 reaches a third of the tiles' peak on a training step's
-// products and packs weights at 2 GB/s; this reaches more than twice that (docs/measurements.md). Sums run along the
-// inner dim in order, in tiles of 32, and do not depend on the number of threads.
+// Tessera's AMX kernel for bfloat16. oneDNN 2.6 reaches a third of the tiles' peak on the matmuls of a training step
+// and packs weights at 2 GB/s; this kernel reaches more than twice that (docs/measurements.md). Accumulates along the
+// inner dim in order, in tiles of 32, independently of the number of threads.
 //
-// Whether it takes these operands: bfloat16, tiles in the processor, and not too small to fill one.
+// Whether it supports these operands: bfloat16, a CPU with AMX, and not too small to fill a tile.
 bool amx_takes(const Tensor& a, const Tensor& b);
-// The same contract as dnnl_matmul(). `packed`, when given, keeps b in tiles until its version changes.
+// Contract as dnnl_matmul(). `packed`, if given, caches b in tiles until its version changes.
 void amx_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed* packed);
-#ifndef __x86_64__  // they have no tiles
+#ifndef __x86_64__  // other architectures have no tiles
 inline bool amx_takes(const Tensor& /*a*/, const Tensor& /*b*/) { return false; }
 inline void amx_matmul(Tensor&, const Tensor&, const Tensor&, const Tensor&, Packed*) { std::abort(); }
 #endif
 
-// Our own of few rows, as decoding has them: memory is what they wait for, and oneDNN 2.6 first copies the weight into
-// its layout. Here it is read once, as it lies. An element's bits depend neither on the threads nor on the rows beside
-// it, and the instruction sets round alike.
+// Tessera's kernel for few rows, as in decoding. Such matmuls are bound by memory bandwidth, and oneDNN 2.6 first
+// copies the weight into its layout, whereas this kernel reads it once, in place. An element's bits depend neither on
+// threads, nor on other rows, nor on the instruction set.
 //
-// Whether it takes these operands of one dtype: at most 8 rows, and both run along the inner dim.
+// Whether it supports these operands of equal dtype: at most 8 rows, both contiguous along the inner dim.
 bool few_rows_takes(const Tensor& a, const Tensor& b);
-// The same contract as dnnl_matmul(), but that it sums along the inner dim in sixteen lanes.
+// Contract as dnnl_matmul(), except that it accumulates along the inner dim in sixteen lanes.
 void few_rows_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias,
                      InstructionSet isa = instruction_set());
 
-// The heart of our own products: C (+)= A B on tiles that lie in cache.
+// Micro-kernel of Tessera's GEMMs: C (+)= A B on tiles in cache.
 //
 // A is read one scalar at a time, so it may have any strides (a transpose costs nothing); B and C are row-major with
-// rows that run on. Each element of C is one chain of fused multiply-adds in order of k, so its bits depend neither on
-// where it lies nor on the instruction set nor on the threads.
+// contiguous rows. Each element of C is one chain of fused multiply-adds in order of k, so its bits depend neither on
+// its position, nor on the instruction set, nor on threads.
 
-// Elements per 64-byte vector: the tile's n is a multiple of it.
+// Elements per 64-byte vector; a tile's n is a multiple of it.
 template <class T>
 inline constexpr int64_t kLanes = 64 / static_cast<int64_t>(sizeof(T));
 
-// A matrix operand that is read element by element.
 template <class T>
 struct Strided {
   const T* data;
   int64_t row, col;  // strides
 };
 
-// C (m x n) = A (m x k) B (k x n), or += with `accumulate`. n is a multiple of kLanes<T>. T is float or double. All
-// instruction sets give the same bits; a test may name another than the best.
+// C (m x n) = A (m x k) B (k x n), or += with `accumulate`. n is a multiple of kLanes<T>; T is float or double. All
+// instruction sets give bitwise identical results; tests may pass another one than the best.
 template <class T>
 void tile_gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
                bool accumulate, InstructionSet isa = instruction_set());
 
-// Our own: of float64, which no library serves and verification runs in, and of any number of rows in float32
-// (tensor/ops/experts/experts.h). C (m x n, rows ldc apart) = A (m x k) B (k x n), all operands of any strides. Threads
-// split rows and columns of C, never k, so the bits of an element depend neither on the threads nor on the rows beside
-// it. Cost: 2 m n k FLOPs; B is copied once in panels.
+// Tessera's GEMM: for float64, which no library supports and verification uses, and for any number of rows in float32
+// (tensor/ops/experts/experts.h). C (m x n, row stride ldc) = A (m x k) B (k x n), all operands of any strides. Threads
+// split the rows and columns of C, never k, so an element's bits depend neither on threads nor on other rows. Cost: 2 m
+// n k FLOPs; B is copied once in panels.
 template <class T>
 void gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, Strided<T> b, T* c, int64_t ldc);
 

@@ -1,8 +1,8 @@
-// Which algorithm of a library makes which product: chosen once, by timing, and then the same for good.
+// Choice of a GEMM algorithm per problem: timed once, then fixed.
 //
-// Two algorithms add in different orders, so their results differ in the last bits. A plan and the run that it is
-// compared with must use one choice for each product: this table is shared by all ranks that are threads of a process,
-// and by all processes through a file, of which the first word on a product stands.
+// Two algorithms add in different orders, so their results differ in the last bits. A plan and its reference run must
+// use the same algorithm for each problem: this table is shared by all ranks that are threads of a process, and by all
+// processes through a file, in which the first entry for a problem is final.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -14,19 +14,20 @@ namespace tessera::cuda {
 
 class AlgorithmTable {
  public:
-  // `device` names the GPU and the library's version; it is the name of the file, and told in its first line.
+  // `device` identifies the GPU and the library version; it is the file name and the file's first line.
   explicit AlgorithmTable(std::string device) : device_(std::move(device)) {}
 
-  // The choice that is known for `key`, or else the result of choose(), kept from then on. Only one caller chooses at a
-  // time, in all processes that share a file: choose() may time, and must wait for nobody. Keys and choices are of one
-  // line, a key without a colon. Throws InputError when the file is not a table, OutputError when it cannot be written.
+  // The choice for `key`; if there is none, calls choose() and stores its result. choose() runs under a lock shared by
+  // all processes that use the file: it may time algorithms but must not wait for other callers. Keys and choices are
+  // single-line, keys without a colon. Throws InputError if the file is not a table, OutputError if it cannot be
+  // written.
   std::string find_or(const std::string& key, const std::function<std::string()>& choose);
-  // The choice that this process knows for `key` by now; empty: none.
+  // The choice for `key` that this process currently knows; empty if none.
   std::string known(const std::string& key);
-  // The same as find_or() without timing or files: for this process, keeps `choice` unless there is one.
+  // As find_or() without timing or files: stores `choice` for this process unless there is one.
   std::string find_or_keep(const std::string& key, const std::string& choice);
 
-  // Uses the file of this device in `directory` from now on; it is read when the next unknown product is met.
+  // Uses this device's file in `directory` from now on; the file is read at the next unknown key.
   void keep_in(const std::filesystem::path& directory);
 
  private:
@@ -39,7 +40,7 @@ class AlgorithmTable {
   std::map<std::string, std::string> choices_;
 };
 
-// The table of this process for a device: ranks that are threads must share it.
+// The process-wide table of a device, shared by ranks that are threads.
 AlgorithmTable& algorithm_table(const std::string& device);
 
 }  // namespace tessera::cuda

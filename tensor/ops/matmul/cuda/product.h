@@ -1,60 +1,59 @@
-// The one door to the library that makes a GPU's matrix products.
+// Interface to the GEMM library of a GPU.
 //
-// Libraries for GPUs know matrices by columns. A matrix of ours, which lies by rows, is to them its own transpose, so
-// out = a b is asked for as out^T = b^T a^T: b on the left, a on the right, rows and columns exchanged. That is done
-// here once, for any library: a Product says the rest of what one is asked.
+// GPU GEMM libraries are column-major, so they read a row-major matrix as its transpose. Therefore out = a b is
+// computed as out^T = b^T a^T: b on the left, a on the right, rows and columns exchanged. This conversion happens here,
+// for any library; a Product describes the rest of the problem.
 #pragma once
 
 #include "tensor/tensor.h"
 
 namespace tessera::cuda {
 
-// Whether products of float32 may round their factors to TF32 (10 bits of fraction): Arena::local, so one switch for
-// each rank.
+// Whether float32 GEMMs may round their operands to TF32 (10 mantissa bits): Arena::local, so one setting per rank.
 struct Tf32 {
   bool allowed = false;
 };
 
-// Algorithms that were timed are kept in files of this directory, for each kind of GPU and version of the library, and
-// used in all later runs and by all ranks. Without it they are kept as long as the process runs.
+// Caches timed algorithms in files of this directory, one for each kind of GPU and library version, for all later runs
+// and all ranks. Without a directory they are cached for the lifetime of the process.
 void keep_algorithms_in(const std::filesystem::path& directory);
 
-// The most bytes that a product may take from the arena while it runs, beside its operands.
+// Maximum workspace that a GEMM takes from the arena while it runs.
 inline constexpr int64_t kMaxWorkspace = int64_t{32} << 20;
 
-// A matrix by columns, or the first of several: element (i, j) of matrix b is at data[b * step + j * leading + i].
-// Columns lie packed, and data at a multiple of 16 bytes: which algorithm makes a product depends on neither.
+// Batch of column-major matrices: element (i, j) of matrix b is at data[b * step + j * leading + i]. Columns are packed
+// and data is aligned to 16 bytes, so the choice of algorithm depends on neither.
 struct Matrices {
   std::byte* data = nullptr;
   int64_t leading = 0, step = 0;  // in elements
-  bool transposed = false;        // takes part as its transpose
+  bool transposed = false;        // used transposed
 };
 
-// The end of a product, before it is rounded: the product itself; gelu() of it, while the product goes to `aux`; or the
-// product times gelu'() of the element of `aux`, which has the shape and the dtype of out.
+// Epilogue of a GEMM, before rounding: none; gelu(), with the input of gelu() stored in `aux`; or multiplication by
+// gelu'() of the elements of `aux`, which has out's shape and dtype.
 enum class Epilogue : uint8_t { none, gelu, gelu_gradient };
 
 // out (m, n) = left (m, k) right (k, n), after transposition, plus bias (m) to every column: `batch` times.
 struct Product {
   int64_t m = 0, n = 0, k = 0, batch = 1;
   Matrices left, right, out;
-  const std::byte* bias = nullptr;  // has dtype `result`; or null
-  std::byte* sums = nullptr;        // where the sums of right over k (n) go, of dtype `result`; without a bias
+  const std::byte* bias = nullptr;  // with dtype `result`; or null
+  std::byte* sums = nullptr;        // receives the sums of right over k: (n), with dtype `result`; requires no bias
   Epilogue epilogue = Epilogue::none;
   Matrices aux = {};
   DType operands = DType::float32, result = DType::float32;
   bool tf32 = false;
 };
 
-// Whether the library has any algorithm for the product; what it is told of one is its shape and what is transposed.
+// Whether the library has an algorithm for the product; depends only on shapes, dtypes and transposition.
 bool has_algorithm(Arena& arena, const Product& product);
-// Queues the product on the stream of the arena. The library's part: driver/blaslt_matmul.cpp (tests on the emulated
-// GPU have a loop). The same product of the same numbers has the same bits, in every rank of every process.
+// Queues the product on the stream of the arena. Implemented in driver/blaslt.cpp (the emulated GPU of the tests has a
+// loop). Equal inputs give bitwise identical results in every rank of every process.
 void multiply(Arena& arena, const Product& product);
 
-// Whether to take the first of two ways that write the same memory, each a product and what is queued after it: the
-// faster one, timed once on the operands of the first call and kept like an algorithm (on the emulated GPU always the
-// first). Both may be run. A first way of which the library has no product is not taken.
+// Selects the faster of two implementations that write the same results, each a GEMM followed by other work: timed once
+// on the operands of the first call (both may run) and cached like an algorithm. The emulated GPU always selects
+// `fused`. Not selected if the library has no algorithm for its GEMM.
 struct Way {
   const Product& product;
   std::function<void()> rest;
