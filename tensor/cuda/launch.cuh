@@ -15,7 +15,7 @@ inline constexpr bool kHasKernels = kFloat64Kernels || !std::is_same_v<T, double
 
 [[noreturn]] inline void refuse_float64(DType dtype, const char* op) {
   throw Error("[" + std::string(op) + "] dtype is " + std::string(to_string(dtype)) +
-              "; expected float32 or bfloat16, since this program was built without kernels of float64 "
+              "; expected float32 or bfloat16, since this program was built without float64 kernels "
               "(-DTESSERA_FLOAT64_KERNELS=ON)");
 }
 

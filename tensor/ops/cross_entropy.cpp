@@ -1,4 +1,4 @@
-// Rows are independent and threads split them.
+// CPU implementation: rows are independent and split over threads.
 #include "tensor/ops/cross_entropy.h"
 
 #include <limits>
@@ -24,7 +24,7 @@ int64_t check_targets(const Tensor& targets, int64_t vocab) {
 
 namespace {
 
-constexpr int64_t kVocabBlock = 4096;  // entries: 16 KiB of float32, which stays in the nearest cache
+constexpr int64_t kVocabBlock = 4096;  // entries: 16 KiB of float32, which fit in the L1 cache
 
 template <class A, class T>
 inline A row_lse(const T* row, int64_t vocab) {
@@ -73,7 +73,7 @@ CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets, d
   return with_sum(std::move(out), logits, total);
 }
 
-// The loss that the GPU was told to compute; it is waited for when somebody reads it.
+// A loss whose kernels are queued; reading it waits.
 CrossEntropy later(const RowLosses& made) {
   const Tensor sum = made.totals.select(0, 0);
   return {DeviceScalar(sum), DeviceScalar(made.totals.select(0, 1)), made.lse, sum};
@@ -97,7 +97,7 @@ void backward_on_cpu(const Tensor& out, const Scored& of, const GradientScale& f
       const A shift = log_sum[i], by = target[i] == kIgnoredTarget ? A(0) : factor;
       const int64_t at = target[i] == kIgnoredTarget ? -1 : target[i] - first;
       const bool here = at >= 0 && at < vocab;
-      // The target's element is made from the logit, before it may be overwritten, and rounded once.
+      // Computes the target's element from the logit before that may be overwritten, and rounds it once.
       const A own = here ? math::exp(static_cast<A>(row[at]) - shift) - A(1) : A(0);
 #pragma GCC ivdep
       for (int64_t j = 0; j < vocab; ++j) to[j] = T(math::exp(static_cast<A>(row[j]) - shift) * by);
@@ -160,7 +160,7 @@ Tensor cross_entropy_backward(Tensor&& logits_any, const Tensor& targets_any, co
 
 namespace {
 
-// out (N) of f(row, i), in the type that sums are made in, or of cuda(out, logits) on a GPU.
+// out (N) = f(row, i) in the accumulation dtype, or on_gpu(out, logits) on a GPU.
 template <class F, class Cuda>
 Tensor over_rows(const Tensor& logits_any, const char* op, const F& f, const Cuda& on_gpu) {
   if (logits_any.ndim() != 2)
@@ -245,12 +245,12 @@ CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, cons
       [&] { return later(cuda::joined_cross_entropy(max, sum_exp, own, targets)); });
 }
 
-// Blocks of rows, one after another.
+// Cross-entropy in blocks of rows.
 
 namespace {
 
-constexpr int64_t kMinRows = 32;  // rows of a block, at least: with fewer, products are bound by reading the weight
-// Bytes of the part of a gradient of w that is made fresh before it is added: a part of the cache that the cores share.
+constexpr int64_t kMinRows = 32;  // minimum rows per block: fewer are bound by the bandwidth of reading w
+// Bytes of a gradient of w computed separately before it is accumulated: a fraction of the shared cache.
 constexpr int64_t kFreshBytes = int64_t{4} << 20;
 
 // dw = or += dy^T x of one block.
@@ -267,7 +267,7 @@ void weight_grad_of_block(Tensor& dw, const Tensor& dy, const Tensor& x, bool fi
   }
 }
 
-// A block's part of loss and gradients; `total` goes on from the blocks before.
+// Adds loss and gradients of one block to those of the preceding blocks.
 void take_block(LinearCrossEntropy& total, const Tensor& x, const Tensor& w, const Tensor& targets, double scale,
                 Tensor* dx, Tensor* dw, bool first, PackedWeights* packs) {
   Tensor logits = linear(x, w, {}, packs);
@@ -339,7 +339,7 @@ void linear_weight_grad_by_rows(Tensor& dw, const Tensor& dy_any, const Tensor& 
   if (blocks.one()) return linear_weight_grad(dw, dy_any, x_any);
   const Tensor dy = dy_any.contiguous().flat_rows(), x = x_any.contiguous().flat_rows();
   const DType wide = accum_dtype(dy.dtype());
-  // Sums of blocks are rounded once.
+  // Rounds the total over blocks once.
   Tensor total = dw.dtype() == wide ? dw : dw.make(dw.shape(), wide, Category::workspace);
   blocks.for_each(
       [&](int64_t at, int64_t n) { weight_grad_of_block(total, dy.narrow(0, at, n), x.narrow(0, at, n), at == 0); });

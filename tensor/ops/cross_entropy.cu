@@ -1,9 +1,8 @@
-// Code that the kernels of the cross-entropy share: logits with their targets, exponentials, and the part of the loss
-// that a row adds.
+// Cross-entropy kernels; this part is shared: logits with targets, exponentials, and the loss of a row.
 //
-// The exponentials are the most of any in a training step. They are CUDA's own, which are good to 1 unit in the last
-// place as math::exp() is and cost a third of it; of bfloat16 logits a fast one, without which the kernels would
-// calculate for as long as they read.
+// Cross-entropy evaluates more exponentials than any other op of a training step. CUDA's expf() is accurate to 1 ulp
+// like math::exp() at a third of its cost; bfloat16 logits use a fast approximation, without which the kernels would be
+// bound by arithmetic instead of bandwidth.
 #include <algorithm>
 #include <limits>
 #include <type_traits>
@@ -20,25 +19,24 @@ namespace tessera::cuda {
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
 
-// exp(x - y).
 template <class T>
 __device__ Accumulate<T> exponential_from(T x, Accumulate<T> y) {
   constexpr float kLog2OfE = 1.44269504f;
   if constexpr (std::is_same_v<T, bfloat16>)
-    return fast_exp2((static_cast<float>(x) - y) * kLog2OfE);  // the difference first: of -inf it is no NaN
+    return fast_exp2((static_cast<float>(x) - y) * kLog2OfE);  // subtracting first avoids a NaN for -inf
   else
     return exponential(x - y);
 }
 
-inline constexpr int kPartsEach = 8;  // parts of a row for a thread, about
+inline constexpr int kPartsEach = 8;  // approximate vectors of a row per thread
 
 template <class T>
 struct Logits {
   const T* x;
   const int32_t* targets;
   Rows rows;
-  Bounds bounds;  // bounds of all targets
-  int64_t first;  // the first of the columns here
+  Bounds bounds;  // valid range of all targets
+  int64_t first;  // index of the first local column
 };
 
 template <class T>
@@ -48,7 +46,7 @@ Logits<T> compute_logits(const Tensor& x, const Tensor& targets, const VocabPart
           context(x).bounds({.op = "cross_entropy", .what = "target", .where = "of row", .limit = vocab}), part.first};
 }
 
-// The column of row i's target, or -1 where it is ignored or not here.
+// Local column of row i's target, or -1 if it is ignored or in another shard.
 template <class T>
 __device__ int target_column(const Logits<T>& f, int64_t i, int32_t target) {
   if (target == kIgnoredTarget || !inside(f.bounds, i, target)) return -1;
@@ -56,7 +54,7 @@ __device__ int target_column(const Logits<T>& f, int64_t i, int32_t target) {
   return at >= 0 && at < f.rows.length ? static_cast<int>(at) : -1;
 }
 
-// Stores the parts of one row in the loss and in the number of target tokens.
+// Stores a row's terms of the loss and of the target count.
 template <class A>
 __device__ void store_loss(double* losses, const Rows& rows, int64_t i, A lse, A logit, bool counts) {
   losses[i] = counts ? static_cast<double>(lse) - static_cast<double>(logit) : 0;
@@ -67,20 +65,20 @@ inline RowLosses room_for(const Tensor& like, int64_t n, DType wide) {
   return {like.make({n}, wide), like.make({2, n}, DType::float64), like.make({2}, DType::float64)};
 }
 
-// Cross-entropy on a GPU: the vocabulary of a row is walked once by a block, each thread with an online maximum of its
-// own; backward walks it once more and writes each 16 bytes of the gradient where their logits were. Where the gradient
-// is wanted at once, one kernel does both with the row in shared memory.
+// Cross-entropy on a GPU: a block reads a row once, with an online maximum per thread; backward reads it again and
+// overwrites the logits with their gradient, 16 bytes at a time. If the gradient is needed immediately, one kernel does
+// both with the row in shared memory.
 
 namespace {
 
-// Bytes of a row, so that a multiprocessor has two at a time; and what the kernel has besides, as far as it is aligned.
+// Maximum bytes of a row such that two fit on a multiprocessor; and the kernel's other shared memory, with alignment.
 constexpr int64_t kMaxShared = 112 * 1024, kOwnShared = 1024;
 
-// A thread's logits so far: the largest, and the sum of exponentials beside it.
+// A thread's running maximum of logits and sum of exponentials.
 template <class T>
 struct Online {
   using A = Accumulate<T>;
-  A max = -std::numeric_limits<A>::max(), sum = 0;  // finite: no difference of two infinities below
+  A max = -std::numeric_limits<A>::max(), sum = 0;  // finite, so that no difference of infinities occurs below
 
   template <bool kVectorized>
   __device__ void add(const Packed<T, kVecElems<T>>& part, int j, int n) {
@@ -98,7 +96,7 @@ struct Online {
   }
 };
 
-// Results of a row, which its first thread stores.
+// Results of a row, stored by its first thread.
 template <class T>
 struct Scores {
   Accumulate<T>* lse;
@@ -129,11 +127,11 @@ struct Gradient {
   Logits<T> of;
   const Accumulate<T>* lse;
   T* dx;                // may be the logits
-  double scale;         // times
-  const double* times;  // this, unless it is null
+  double scale;         // multiplied by
+  const double* times;  // this, unless null
 };
 
-// A row's gradient, part by part.
+// The gradient of a row, vector by vector.
 template <class T>
 struct RowGradient {
   using A = Accumulate<T>;
@@ -167,9 +165,10 @@ __global__ __launch_bounds__(kRowThreads) void cross_entropy_backward_kernel(Gra
                             [&](int j, const auto& part) { store_part<kVectorized>(to, j, n, gradient.of(part, j)); });
 }
 
-// Both at once, of a row that fits into shared memory: it is read once, all of it on its way at the same time. Each
-// thread has the parts that it copied itself, in the order of the kernels above, so the bits are theirs;
-// the barriers of the row's sum come before its first thread reads the target's logit, which another may have copied.
+// Fused forward and backward for a row that fits into shared memory: it is read once, with all loads in flight. Each
+// thread processes the vectors that it copied, in the order of the kernels above, so results are bitwise identical to
+// theirs; the barriers of the row reduction precede the read of the target's logit, which another thread may have
+// copied.
 template <class T>
 __global__ __launch_bounds__(kRowThreads) void cross_entropy_in_place_kernel(Gradient<T> f, Scores<T> to) {
   const RowThread at{blockIdx.x, static_cast<int>(threadIdx.x), f.of.rows.width};
@@ -186,7 +185,7 @@ __global__ __launch_bounds__(kRowThreads) void cross_entropy_in_place_kernel(Gra
   for (int j = at.part<T>(0); j < n; j += step) store(there + j, gradient.of(load<kVecElems<T>>(row + j), j));
 }
 
-// x *= times, unless that is one.
+// x *= times, skipped if times is 1.
 template <class T, bool kVectorized>
 __global__ void times_kernel(T* x, Rows rows, const double* times) {
   const double by = *times;
@@ -268,11 +267,11 @@ void cross_entropy_backward(const Tensor& dlogits, const Scored& of, const Gradi
   });
 }
 
-// Parts of a loss on a GPU where ranks share out the vocabulary, and the loss that is made of all parts.
+// Partial losses of a vocabulary shard on a GPU, and the loss from the reduced partial results.
 
 namespace {
 
-// out = the row's maximum where max is null, else the sum of exp(logit - max).
+// out = the row's maximum if max is null, otherwise the sum of exp(logit - max).
 template <class T, bool kVectorized>
 __global__ __launch_bounds__(kRowThreads) void row_kernel(const T* x, Rows rows, const Accumulate<T>* max,
                                                           Accumulate<T>* out) {

@@ -1,4 +1,4 @@
-// Dropout on the CPU: one Philox block serves four neighbours in the global order.
+// CPU dropout: one Philox block serves four adjacent elements in global order.
 #include "tensor/ops/dropout.h"
 
 #include "tensor/cpu/vectorize.h"
@@ -6,9 +6,9 @@
 namespace tessera {
 namespace {
 
-constexpr int kDrawn = 64;  // numbers that are drawn together
+constexpr int kDrawn = 64;  // values sampled at a time
 
-// Elements [0, c) of one row whose first element has the global index `first`.
+// Elements [0, c) of one row, whose first element has the global index `first`.
 template <class T>
 void drop_row(T* y, const T* x, int64_t c, uint64_t first, double p, const DropoutTile& tile) {
   using A = Accumulate<T>;
@@ -22,7 +22,7 @@ void drop_row(T* y, const T* x, int64_t c, uint64_t first, double p, const Dropo
   }
 }
 
-// `tile` has its sizes.
+// The sizes in `tile` must be set.
 void dropout_on_cpu(const Tensor& y, const Tensor& x, double p, const DropoutTile& tile) {
   const int64_t tokens = x.dim(1), c = x.dim(2);
   with_floating(x.dtype(), "dropout", [&]<class T>(T) {
@@ -46,7 +46,7 @@ void dropout_on_cpu(const Tensor& y, const Tensor& x, double p, const DropoutTil
 
 Tensor dropout(Tensor&& x_any, double p, const DropoutTile& tile) {
   if (x_any.ndim() != 3) throw Error("[dropout] x is " + x_any.describe() + "; expected (B, T, C)");
-  if (!(p >= 0 && p < 1)) throw Error("[dropout] p is " + std::to_string(p) + "; expected a number in [0, 1)");
+  if (!(p >= 0 && p < 1)) throw Error("[dropout] p is " + std::to_string(p) + "; expected a value in [0, 1)");
   const int64_t tokens = x_any.dim(1), c = x_any.dim(2);
   if (!tile.positions.empty() && static_cast<int64_t>(tile.positions.size()) != tokens)
     throw Error("[dropout] " + std::to_string(tile.positions.size()) + " positions for " + std::to_string(tokens) +

@@ -1,5 +1,5 @@
-// Rotary positions on a GPU, with the CPU's bits: a thread has the 16 bytes of some neighbouring pairs, in a few
-// heads of a token, for which it reads their angles once.
+// RoPE on a GPU, bitwise identical to the CPU: a thread processes 16 bytes of adjacent pairs in a few heads of a token,
+// and reads their angles once.
 #include <numeric>
 
 #include "tensor/cuda/rows.cuh"
@@ -17,7 +17,7 @@ struct Rotation {
   T* y;  // may be x
   const Accumulate<T>* table;
   const int32_t* positions;                    // null: first, first + 1, ...
-  int64_t first, rows, tokens, placed, width;  // placed: rows that have positions of their own
+  int64_t first, rows, tokens, placed, width;  // placed: rows with explicit positions
   int heads, half;
   Accumulate<T> sign;
   constexpr int parts() const { return (half + kVecElems<T> - 1) / kVecElems<T>; }

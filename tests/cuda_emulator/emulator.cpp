@@ -1,4 +1,4 @@
-// Fibers, and the barriers they meet at.
+// Fibers and their barriers.
 #include "tests/cuda_emulator/emulator.h"
 
 #include <sys/mman.h>
@@ -12,10 +12,10 @@
 
 #include "tests/cuda_emulator/sanitizers.h"
 
-// A stack is of no side's memory (tests/cuda_emulator/reach.h).
+// Stacks are accessible to host and device (tests/cuda_emulator/reach.h).
 void* map_really(void* at, size_t bytes, int access, int flags, int file, off_t offset) asm("__real_mmap");
 
-// Keeps the registers that a call must not change on the stack that is left, and goes on where the other was left.
+// Saves callee-saved registers on the current stack, and resumes on the other one.
 extern "C" void tessera_switch_stack(void** leave, void* enter);
 asm(R"(
 .text
@@ -51,7 +51,7 @@ enum class State : uint8_t { ready, at_block, at_warp, ended };
 
 struct Fiber {
   std::byte* stack = nullptr;
-  void* top = nullptr;   // where it was left
+  void* top = nullptr;   // saved stack pointer
   void* kept = nullptr;  // AddressSanitizer's
   Known known = nullptr;
   State state = State::ended;
@@ -59,8 +59,8 @@ struct Fiber {
 
 struct Warp {
   uint32_t arrived = 0;
-  bool odd = false;              // which of the first two points the next barrier of all lanes has, as in a block
-  std::array<char, 3> points{};  // the last is that of barriers of some lanes
+  bool odd = false;              // parity: which of the first two points the next full barrier uses, as in a block
+  std::array<char, 3> points{};  // the last is used by partial barriers
   std::array<uint64_t, kLanes> slots{};
   std::array<const void*, kLanes> operands{};
 };
@@ -109,7 +109,7 @@ class Block {
     hear(&ended_);
   }
 
-  // So many bytes, which hold NaN in every type; AddressSanitizer sees what lies behind them.
+  // Provides `bytes` of shared memory filled with NaN in every dtype; AddressSanitizer poisons the memory after it.
   void give_shared(uint64_t bytes) {
     allow(shared_, bytes);
     std::memset(shared_, 0xff, bytes);
@@ -123,14 +123,14 @@ class Block {
     ++waiting_;
     Fiber& f = fibers_[current_];
     f.state = State::at_block;
-    char* const point = &points_[odd_];  // who goes on may come to the next one before the others have left this one
+    char* const point = &points_[odd_];  // a fast thread may reach the next barrier before others leave this one
     tell(point);
     release_block();
     wait();
     hear(point);
   }
 
-  // `orders`: what lanes did before comes before what they do after, which a shuffle does not promise.
+  // `orders`: whether the barrier orders memory accesses, which a shuffle does not promise.
   void sync_warp(uint32_t mask, bool orders) {
     const unsigned lane = current_ % kLanes;
     if (!(mask >> lane & 1u)) stuck("a lane waits at a warp barrier whose mask leaves it out");
@@ -152,7 +152,7 @@ class Block {
     if (orders) hear(point);
   }
   Warp& warp() { return warps_[current_ / kLanes]; }
-  // Lanes that the block has in the running thread's warp.
+  // Mask of the block's lanes in the running thread's warp.
   uint32_t present() const {
     const unsigned first = current_ / kLanes * kLanes, lanes = std::min(kLanes, threads_ - first);
     return lanes == kLanes ? ~0u : (1u << lanes) - 1;
@@ -184,7 +184,7 @@ class Block {
     tessera_switch_stack(&top_, f.top);
     arrived(kept_, nullptr, nullptr);
   }
-  // Back to the loop over fibers, until the running one is ready again.
+  // Returns to the fiber scheduler until the running fiber is ready again.
   void wait() {
     Fiber& f = fibers_[current_];
     leave_for(&f.kept, bottom_, size_);
@@ -206,11 +206,11 @@ class Block {
   const std::function<void()>* body_ = nullptr;
   unsigned threads_ = 0, alive_ = 0, waiting_ = 0, current_ = 0;
   bool backwards_ = true, moved_ = false;
-  void *top_ = nullptr, *kept_ = nullptr;  // stack of the loop over fibers: its top, and what AddressSanitizer keeps
+  void *top_ = nullptr, *kept_ = nullptr;  // stack of the scheduler: saved pointer, and AddressSanitizer's data
   const void* bottom_ = nullptr;
   size_t size_ = 0;
   Known scheduler_ = nullptr;  // the thread that runs the fibers
-  bool odd_ = false;           // which point the next barrier has
+  bool odd_ = false;           // which point the next barrier uses
   std::array<char, 2> points_{};
   char begun_ = 0, ended_ = 0;
 };
@@ -226,11 +226,11 @@ void Block::prepare(Fiber& f) {
   if (!f.stack) {
     void* const p =
         map_really(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) stuck("no room for a thread's stack");
+    if (p == MAP_FAILED) stuck("cannot allocate a thread's stack");
     f.stack = static_cast<std::byte*>(p);
     f.known = make_known();
   }
-  // Six registers, then the address to return to; the stack is aligned as at the start of a function.
+  // Six registers, then the return address; the stack is aligned as at a function entry.
   void** const top = reinterpret_cast<void**>(f.stack + kStack) - 8;
   for (int i = 0; i < 6; ++i) top[i] = nullptr;
   top[6] = reinterpret_cast<void*>(&enter_fiber);
@@ -257,7 +257,7 @@ std::byte* dynamic_shared() { return running->shared(); }
 void sync_block() { running->sync_block(); }
 void sync_warp(uint32_t mask) { running->sync_warp(mask, true); }
 
-// Gives f the bits of all lanes and returns its result.
+// Calls f with the bits of all lanes and returns its result.
 template <class F>
 static auto of_all(uint32_t mask, uint64_t bits, const F& f) {
   Warp& w = running->warp();

@@ -1,5 +1,5 @@
-// Stands in for the library of matrix products: a plain loop that adds in the order of k, from a place that depends on
-// how the matrices lie.
+// Replaces the GEMM library: a plain loop that accumulates in the order of k, starting at an index that depends on the
+// operands' layout.
 #include <cstdlib>
 
 #include "tensor/cuda/context.h"
@@ -9,7 +9,7 @@
 namespace tessera::cuda {
 namespace {
 
-// As tensor cores read a float32 under TF32: to nearest, 10 bits of fraction.
+// Conversion to TF32 as in tensor cores: round to nearest, 10 mantissa bits.
 float to_tf32(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   return std::isfinite(x) ? std::bit_cast<float>((bits + 0x1000u) & ~0x1fffu) : x;
@@ -29,8 +29,8 @@ struct Reader {
   int64_t row, column;
 };
 
-// The k that the sums begin with, before they go round. As the library chooses its algorithm by it, the order of sums
-// depends on which operands are transposed, on lines that are longer than they must be, and on addresses.
+// First k of the accumulation, which then wraps around. Like the library's choice of algorithm, it depends on
+// transposition, padded leading dims and alignment of the operands.
 int64_t first_index(const Product& p) {
   const auto lies = [](const Matrices& m, int64_t line) {
     const auto beside = static_cast<int64_t>(reinterpret_cast<uintptr_t>(m.data) % 16);
@@ -86,7 +86,7 @@ void multiply_as(const Product& p) {
 
 }  // namespace
 
-// As a library that wants every row to begin at a multiple of TESSERA_EMULATED_ALIGNMENT bytes, where that is set.
+// Emulates a library that requires rows aligned to TESSERA_EMULATED_ALIGNMENT bytes, if that is set.
 bool has_algorithm(Arena&, const Product& p) {
   const char* const wanted = std::getenv("TESSERA_EMULATED_ALIGNMENT");
   const auto begins_well = [&](const Matrices& m, DType dtype) {
@@ -100,7 +100,7 @@ bool is_faster(Arena&, const Way&, const Way&) { return true; }
 
 void multiply(Arena& arena, const Product& product) {
   check(emulator::may_run(arena.local<Context>().stream(), nullptr, 0), "matmul");
-  check(cudaGetLastError(), "product: an error of an earlier call");  // as a library looks after its launch
+  check(cudaGetLastError(), "product: an error of an earlier call");  // libraries check it after their launches
   emulator::queue(arena.local<Context>().stream(), [p = product] {
     with_floating(p.operands, "matmul", [&](auto t) {
       using T = decltype(t);

@@ -1,4 +1,4 @@
-// Meetings in the process whose rank has made the id.
+// Exchanges in the process that created the id.
 #include "tests/cuda_emulator/nccl_exchange.h"
 
 #include <unistd.h>
@@ -13,16 +13,16 @@
 namespace tessera::emulator {
 namespace {
 
-// Whether two ranks mean the same.
+// Whether the calls of two ranks match.
 bool agree(const NcclCall& a, const NcclCall& b) {
   if (a.is_message()) return a.count == b.count && a.type == b.type;
   return a.kind == b.kind && a.count == b.count && a.type == b.type && a.op == b.op && a.root == b.root;
 }
 
-// An operation of all ranks, or a message between two. It lives as long as a rank waits for its end.
+// A collective of all ranks or a message between two; lives as long as a rank waits for its completion.
 struct Meeting {
   explicit Meeting(size_t members) : calls(members), came(members, false) {}
-  std::vector<NcclCall> calls;  // by rank; of a message the sender's, then the receiver's
+  std::vector<NcclCall> calls;  // by rank; for a message the sender's, then the receiver's
   std::vector<bool> came;
   std::atomic<bool> done = false;
 };
@@ -76,15 +76,15 @@ class ExchangeHere final : public NcclExchange {
   std::mutex mutex_;
   int joined_ = 0;
   bool mismatched_ = false, closed_ = false;
-  std::vector<uint64_t> collectives_;                                    // that each rank has come to
-  std::map<uint64_t, std::weak_ptr<Meeting>> meetings_;                  // by number
+  std::vector<uint64_t> collectives_;                    // number of collectives that each rank has reached
+  std::map<uint64_t, std::weak_ptr<Meeting>> meetings_;  // by number
   std::map<std::pair<int, int>, std::pair<uint64_t, uint64_t>> counts_;  // from, to -> messages sent, received
   std::map<std::tuple<int, int, uint64_t>, std::weak_ptr<Meeting>> messages_;
 };
 
 }  // namespace
 
-// The process and a number.
+// Process id and sequence number.
 std::string new_exchange() {
   static std::atomic<int> made = 0;
   let_others_in();

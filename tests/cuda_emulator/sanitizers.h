@@ -1,4 +1,4 @@
-// Tells sanitizers of fibers, and of shared memory.
+// Sanitizer annotations for fibers and shared memory.
 #pragma once
 #include <cstddef>
 #ifdef __SANITIZE_ADDRESS__
@@ -11,7 +11,7 @@
 
 namespace tessera::emulator {
 
-// AddressSanitizer is told of every change of stack.
+// AddressSanitizer must be notified of every stack switch.
 #ifdef __SANITIZE_ADDRESS__
 inline void leave_for(void** kept, const void* bottom, size_t size) {
   __sanitizer_start_switch_fiber(kept, bottom, size);
@@ -28,10 +28,9 @@ inline void allow(const void*, size_t) {}
 inline void forbid(const void*, size_t) {}
 #endif
 
-// To ThreadSanitizer each fiber is a thread of its own, and nothing but barriers orders those of a block: two that come
-// to one place without a barrier between them are a race. (Blocks are ordered, since the next has the same shared
-// memory.)
-using Known = void*;  // to it
+// For ThreadSanitizer each fiber is a separate thread, and only barriers order the fibers of a block: two accesses
+// without a barrier between them are a race. (Blocks are ordered, because they reuse the same shared memory.)
+using Known = void*;
 #ifdef __SANITIZE_THREAD__
 inline Known make_known() { return __tsan_create_fiber(0); }
 inline void forget(Known k) { __tsan_destroy_fiber(k); }

@@ -1,4 +1,4 @@
-// The ops of a mixture of experts: their checks, and their loops on the CPU.
+// Mixture-of-experts ops: argument checks and CPU loops.
 #include "tensor/ops/experts/experts.h"
 
 #include "tensor/cpu/loops.h"
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// Choices, places and weights. Threads split the tokens.
+// Choices, row assignment and weights. Threads split the tokens.
 
 namespace {
 
@@ -17,7 +17,7 @@ void widen(const T* from, int64_t n, A* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<A>(from[i]);
 }
 
-// How far the given choices are from those that these logits make.
+// Compares the given choices with those of these logits.
 void compare_choices(const Tensor& logits, const RouteOptions& o, Routed& out) {
   const int64_t n = logits.dim(0), experts = logits.dim(1), k = o.per_token;
   with_floating(logits.dtype(), "route", [&](auto t) {
@@ -55,12 +55,12 @@ void choose_all(const Tensor& logits, const RouteOptions& o, const Routed& out) 
   });
 }
 
-// Without a look at any number.
+// For dry runs, without reading logits.
 void share_out_evenly(int64_t experts, const Tensor& chosen) {
   for (int64_t i = 0; i < chosen.numel(); ++i) chosen.data<int32_t>()[i] = static_cast<int32_t>(i % experts);
 }
 
-// Padding chooses no expert.
+// Padding tokens choose no expert.
 void mark_padding(const RouteOptions& o, int64_t experts, const Tensor& chosen) {
   const int64_t row = chosen.numel() / o.sequences;
   for (int64_t s = 0; s < std::ssize(o.lengths); ++s) {
@@ -70,7 +70,7 @@ void mark_padding(const RouteOptions& o, int64_t experts, const Tensor& chosen) 
   }
 }
 
-// First whether a choice has a place, then which.
+// Applies the capacity, then assigns rows.
 void place_all(const RouteOptions& o, int64_t experts, Routed& out) {
   const int64_t n = out.chosen.dim(0), k = o.per_token, length = n / o.sequences;
   const int32_t* const chosen = out.chosen.data<int32_t>();
@@ -114,7 +114,7 @@ void route_on_cpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
   place_all(o, logits.dim(1), out);
 }
 
-// Kernels place the choices of sequences of one length; with padding the host, which waits for them anyway, does.
+// Kernels assign rows for sequences of equal length; with padding the host does, since it waits for them anyway.
 void route_on_gpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
   RouteOptions all = o;
   if (!o.lengths.empty()) all.capacity = 0;
@@ -217,11 +217,11 @@ Tensor route_backward(const Tensor& dweights_any, const Tensor& logits_any, cons
   return out;
 }
 
-// All three are one kernel with other strides.
+// Grouped GEMM: all three ops are one kernel with different strides.
 
 namespace {
 
-// A matrix, or its transpose, as the kernel reads it.
+// A matrix or its transpose, as the kernel's operand.
 struct Matrix {
   Tensor t;
   bool turned = false;
@@ -234,7 +234,7 @@ struct Matrix {
   Matrix wide() const { return {t.to(accum_dtype(t.dtype())), turned}; }
 };
 
-// Multiplies one group in the wide type, and rounds once.
+// Multiplies one group in the accumulation dtype and rounds once.
 void multiply_on_cpu(RowsProduct which, Tensor out, const Tensor& left, const Tensor& right) {
   const DType wide = accum_dtype(left.dtype());
   const bool direct = out.dtype() == wide && out.is_contiguous();
@@ -254,7 +254,7 @@ void multiply_on_cpu(RowsProduct which, Tensor out, const Tensor& left, const Te
 }
 
 void multiply_on_cpu(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
-  if (dry_run_on_gpu(left)) return;  // whose kernels write sums where they go, rounded or added
+  if (dry_run_on_gpu(left)) return;  // GPU kernels write results in place, rounded or accumulated
   int64_t at = 0;
   for (const GemmGroup& g : groups) {
     const Tensor rows = left.narrow(0, at, g.rows), others = other.narrow(0, at, g.rows);
@@ -272,7 +272,7 @@ void multiply_on_cpu(RowsProduct which, const Tensor& left, const Tensor& other,
   }
 }
 
-// Gradients that the kernels cannot write are made beside the others.
+// Gradients that the kernels cannot write directly are computed separately.
 void multiply_on_gpu(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
   const bool of_weights = which == RowsProduct::weight_grad;
   const bool alike =
@@ -301,7 +301,7 @@ void multiply(const char* op, RowsProduct which, const Tensor& left, const Tenso
   for (const GemmGroup& g : groups) rows += g.rows;
   if (left.ndim() != 2 || other.ndim() != 2 || left.dtype() != other.dtype() || left.dim(0) != rows ||
       other.dim(0) != rows)
-    throw Error(std::string("[") + op + "] found " + left.describe() + " and " + other.describe() +
+    throw Error(std::string("[") + op + "] operands are " + left.describe() + " and " + other.describe() +
                 "; expected matrices of one dtype with the " + std::to_string(rows) + " rows of the groups");
   for (const GemmGroup& g : groups) {
     if (of_weights && !g.w.defined()) continue;
@@ -314,7 +314,7 @@ void multiply(const char* op, RowsProduct which, const Tensor& left, const Tenso
       [&] { multiply_on_gpu(which, left, other, groups); });
 }
 
-// Rows as long as dim `dim` of the groups' matrices.
+// Allocates rows as long as dim `dim` of the groups' matrices.
 Tensor make_rows(const char* op, const Tensor& like, const std::vector<GemmGroup>& groups, int dim) {
   if (groups.empty() || groups[0].w.ndim() != 2 || like.ndim() != 2)
     throw Error(std::string("[") + op + "] found " + (groups.empty() ? "no weight" : groups[0].w.describe()) + " for " +
@@ -340,7 +340,7 @@ void linear_rows_weight_grads(const std::vector<GemmGroup>& groups, const Tensor
   multiply("linear_rows_weight_grads", RowsProduct::weight_grad, dy, x, groups);
 }
 
-// Rows on their way to experts and back. Threads split the tokens; sums along a row go through fixed lanes.
+// Dispatch and combine. Threads split the tokens; row sums use fixed lanes.
 
 namespace {
 

@@ -1,4 +1,4 @@
-// Checks, shapes, and on the CPU the choice between oneDNN and our kernels of few rows, of AMX tiles and of float64.
+// Argument checks, shapes, and on the CPU the choice of an implementation.
 #include "tensor/ops/matmul/matmul.h"
 
 #include "tensor/cpu/loops.h"
@@ -8,14 +8,14 @@
 namespace tessera {
 namespace {
 
-// Rows below which packing a weight costs more than it saves.
+// Minimum rows for which packing a weight is worthwhile.
 constexpr int64_t kPackFromRows = 32;
 
 bool has_unit_stride(const Tensor& t) {
   return t.strides()[0] == 1 || t.strides()[1] == 1 || t.dim(0) == 1 || t.dim(1) == 1;
 }
 Tensor with_unit_stride(const Tensor& t) { return has_unit_stride(t) ? t : t.contiguous(); }
-// A GPU's library chooses by how operands lie, so they lie in one way: strides change no bit.
+// A GPU's library selects algorithms by layout, so operands are made contiguous: strides do not affect the bits.
 Tensor packed_on_gpu(const Tensor& t) { return t.device() == Device::cuda ? t.contiguous() : t; }
 
 void product_on_cpu(Tensor& out, const Tensor& a_any, const Tensor& b_any, const Tensor& bias, cpu::Packed* packed) {
@@ -40,7 +40,7 @@ void product_on_cpu(Tensor& out, const Tensor& a_any, const Tensor& b_any, const
     cpu::dnnl_matmul(out, a, b, bias);
 }
 
-// The product of 2-D operands that are known to fit. `packed`, when given, belongs to b.
+// Matmul of compatible 2-D operands. `packed`, if given, belongs to b.
 void product(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, cpu::Packed* packed) {
   on_device(
       out.device(), [&] { product_on_cpu(out, a, b, bias, packed); }, [&] { cuda::matmul(out, a, b, bias); });
@@ -48,7 +48,7 @@ void product(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, 
 
 Tensor stacked(const Tensor& t) { return t.contiguous().reshape({-1, t.dim(-2), t.dim(-1)}); }  // as (L, M, N)
 
-// One product for each index of the leading dim, of contiguous operands.
+// Batched matmul over the leading dim, of contiguous operands.
 void products(const Tensor& outs, const Tensor& as, const Tensor& bs) {
   const auto on_cpu = [&] {
     for (int64_t i = 0; i < outs.dim(0); ++i) {
@@ -67,13 +67,13 @@ void check_product(const char* op, const Tensor& a, const Tensor& b) {
                 "; b must have " + std::to_string(a.dim(-1)) + " rows");
 }
 
-// The packed copy of b for products with `a`; null where none pays. oneDNN's layout may depend on the rows of a.
+// The packed copy of b for `a`; null if packing is not profitable. oneDNN's layout may depend on the rows of a.
 cpu::Packed* pack_for(PackedWeights* packs, const Tensor& a, const Tensor& b, bool transposed) {
   if (!packs || a.device() == Device::cuda || a.dim(0) < kPackFromRows || a.dtype() == DType::float64) return nullptr;
   const int64_t rows = cpu::amx_takes(a, b) ? 0 : a.dim(0);
   for (cpu::Packed& p : packs->packs)
     if (p.rows == rows && p.transposed == transposed) return &p;
-  // Two row counts (training and evaluation) times two directions: the oldest goes when another comes.
+  // Two row counts (training and evaluation) times two directions: evict the oldest beyond that.
   if (packs->packs.size() == 4) packs->packs.erase(packs->packs.begin());
   packs->packs.reserve(4);
   cpu::Packed& p = packs->packs.emplace_back();
@@ -82,8 +82,8 @@ cpu::Packed* pack_for(PackedWeights* packs, const Tensor& a, const Tensor& b, bo
   return &p;
 }
 
-// Whether the product for an input's gradient is faster with a copy of the weight packed for it alone: measured on
-// AVX-512 without AMX, in float32, from these rows on. The copy of a larger weight would be seen in the peak of memory.
+// Whether input gradients are faster with a temporary packed copy of the weight: measured with AVX-512 without AMX, in
+// float32, from these rows on. Copies of larger weights would raise peak memory.
 bool pays_packed_once(const Tensor& dy, const Tensor& w) {
   constexpr int64_t kFromRows = 1024, kMaxBytes = int64_t{16} << 20;
   return dy.device() == Device::cpu && dy.dtype() == DType::float32 && dy.dim(0) >= kFromRows &&

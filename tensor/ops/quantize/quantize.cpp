@@ -1,4 +1,4 @@
-// Codes and numbers.
+// Encoding and decoding of 4-bit matrices.
 #include "tensor/ops/quantize/quantize.h"
 
 #include <cstring>
@@ -13,7 +13,7 @@ namespace tessera {
 Int4Matrix::Int4Matrix(int64_t r, int64_t c, int64_t g) : rows(r), columns(c), group(g) {
   if (rows < 1 || columns < 2 || columns % 2 != 0 || group < 1)
     throw Error("[int4] a matrix (" + std::to_string(rows) + ", " + std::to_string(columns) + ") in groups of " +
-                std::to_string(group) + "; expected even columns and sizes above 0");
+                std::to_string(group) + "; expected an even number of columns and positive sizes");
   codes.assign(static_cast<size_t>(rows * columns / 2), kZero << 4 | kZero);
   scales.assign(static_cast<size_t>(rows * groups()), Half());
 }
@@ -32,7 +32,7 @@ void Int4Matrix::decode(int64_t begin, std::span<float> out) const {
 std::vector<std::byte> Int4Matrix::packed() const {
   if (columns % group != 0 || scales.size() % 2 != 0)
     throw Error("[int4] rows of " + std::to_string(columns) + " columns in groups of " + std::to_string(group) +
-                "; expected groups that divide a row, and an even number of them in all");
+                "; expected groups that divide a row, and an even total number of them");
   constexpr size_t kBlock = 2 * sizeof(Half) + 1;  // bytes of two groups: their scales, and both zeros
   std::vector<std::byte> out(codes.size() + scales.size() / 2 * kBlock);
   std::memcpy(out.data(), codes.data(), codes.size());
@@ -54,14 +54,14 @@ void Int4Matrix::append(const Int4Matrix& below) {
   scales.insert(scales.end(), below.scales.begin(), below.scales.end());
 }
 
-// From numbers to codes.
+// Encoding.
 
 namespace {
 
 constexpr int64_t kAtOnce = 1 << 18;  // elements: a multiple of a block
 constexpr int kLevels = 16;
 
-// The place of the value nearest to x, among ascending ones: the number of middles between neighbours that x is above.
+// Index of the value nearest to x in an ascending list: the number of midpoints that x exceeds.
 uint8_t nearest(std::span<const float> values, float x) {
   const auto above = std::ranges::lower_bound(values, x);
   const auto i = static_cast<size_t>(above - values.begin());
@@ -80,7 +80,7 @@ float largest(std::span<const float> x) {
   return most;
 }
 
-// The codes of a block, and its scale.
+// Encodes a block and returns its scale.
 float encode_nf4(std::span<const float> x, std::byte* to) {
   static const std::array<float, kLevels - 1> middles = [] {
     std::array<float, kLevels - 1> out{};
@@ -99,7 +99,7 @@ float encode_nf4(std::span<const float> x, std::byte* to) {
   return scale;
 }
 
-// Scales of the blocks of one piece, in 8 bits each.
+// Encodes the block scales of one fused matrix, in 8 bits each.
 void encode_scales(std::span<const float> scales, float* groups, float* mean, std::byte* to) {
   double sum = 0;
   for (const float s : scales) sum += s;
@@ -114,7 +114,7 @@ void encode_scales(std::span<const float> scales, float* groups, float* mean, st
   }
 }
 
-// Without GPTQ's algorithm, which wants to see inputs.
+// Plain rounding, because GPTQ requires inputs.
 std::vector<std::byte> rounded_to_nearest(const Packing& p, const FloatSource& source) {
   const Tensor weight = Tensor::empty({p.rows, p.columns}, DType::float32, make_arena());
   source(0, {weight.data<float>(), static_cast<size_t>(p.elements())});
@@ -134,7 +134,7 @@ std::vector<std::byte> quantize(const Packing& p, const FloatSource& source) {
     source(begin, chunk);
     for (size_t i = 0; i < chunk.size(); ++i)
       if (!(std::abs(chunk[i]) <= std::numeric_limits<float>::max()))
-        throw Error("[quantize] element " + std::to_string(begin + static_cast<int64_t>(i)) + " is no finite number");
+        throw Error("[quantize] element " + std::to_string(begin + static_cast<int64_t>(i)) + " is not finite");
     const auto blocks = (std::ssize(chunk) + block - 1) / block;
     cpu::split(blocks, 64, [&](int64_t from, int64_t to) {
       for (int64_t b = from; b < to; ++b) {
@@ -158,11 +158,11 @@ std::vector<std::byte> quantize(const Packing& p, const FloatSource& source) {
   return out;
 }
 
-// From codes to numbers.
+// Decoding.
 
 namespace {
 
-constexpr int64_t kGrain = 64;  // blocks that are worth a thread
+constexpr int64_t kGrain = 64;  // minimum blocks per thread
 
 template <class T>
 T read(const std::byte* at) {
@@ -171,7 +171,7 @@ T read(const std::byte* at) {
   return value;
 }
 
-// The bytes of a part, and the numbers in them.
+// Decodes values from the bytes of a shard.
 class Decoder {
  public:
   Decoder(const Packing& p, const std::byte* bytes, int64_t elements)
@@ -179,7 +179,7 @@ class Decoder {
 
   template <class T>
   void operator()(ElementRun run, T* out) const {
-    const int64_t together = p_.codec == Codec::nf4 ? p_.block() : p_.group;  // that have one scale
+    const int64_t together = p_.codec == Codec::nf4 ? p_.block() : p_.group;  // elements that share a scale
     while (run.count > 0) {
       const int64_t count = std::min(run.count, together - run.here % together);
       std::array<T, kLevels> values;
@@ -205,7 +205,7 @@ class Decoder {
   };
   size_t code(int64_t i) const { return std::to_integer<size_t>(codes_[i / 2] >> (i % 2 * 4)) & 15; }
 
-  // In float64, so that no fused instruction rounds otherwise.
+  // In float64, so that a fused multiply-add cannot change the rounding.
   float nf4_scale(int64_t here, int64_t whole) const {
     const size_t piece = pieces_.of_block(whole);
     const int64_t group = pieces_.first_groups[piece] + (whole - pieces_.first_blocks[piece]) / kScalesOfGroup;
@@ -264,14 +264,14 @@ void dequantize(const Packing& p, std::span<const std::byte> whole, int64_t begi
   Decoder(p, whole.data(), p.elements())({begin, begin, std::ssize(to)}, to.data());
 }
 
-// Sizes, cuts and the two tables of values.
+// Sizes, splits, and the tables of values.
 
 namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// One sign: 2^i fractions between 0.1 and 1, of decade i of seven, at the middles of equal steps. Both signs of them, 0
-// and 1 are 256.
+// Per sign: 2^i fractions between 0.1 and 1 in decade i of seven, at the midpoints of equal steps. With both signs, 0
+// and 1 these are 256 values.
 std::array<float, 256> make_dynamic_values() {
   std::array<float, 256> out{};
   size_t at = 0;
@@ -328,7 +328,7 @@ void check(const Packing& p, const std::string& name) {
   };
   for (const int64_t rows : p.pieces)
     if ((p.pieces.size() > 1 || p.codec == Codec::gptq) && rows * p.columns % p.block() != 0)
-      refuse("elements that are quantised for themselves", rows * p.columns, p.block());
+      refuse("elements in a separately quantized matrix", rows * p.columns, p.block());
   if (p.codec == Codec::gptq && p.columns % p.group != 0) refuse("columns", p.columns, p.group);
 }
 

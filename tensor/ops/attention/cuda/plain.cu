@@ -1,7 +1,7 @@
-// The steps of plain attention: products of 64 x 64 tiles by 256 threads of four by four sums each.
+// Plain attention: matmuls of 64 x 64 tiles by 256 threads with 4 x 4 accumulators each.
 //
-// The factors come through shared memory, 16 of the inner dim at a time, so a head may be of any size; of a head's
-// columns a block makes 64, and its scores anew for each. Sums run in the order of the inner dim.
+// Operands pass through shared memory, 16 of the inner dim at a time, so the head dim is unlimited. A block computes 64
+// columns of a head and recomputes the scores for them. Sums run in the order of the inner dim.
 #include <limits>
 
 #include "tensor/cuda/mma.cuh"
@@ -15,20 +15,20 @@ static_assert(kThreads == kTile * kTile / (kMicro * kMicro));
 
 template <class A>
 struct PlainShared {
-  A left[kDepth][kTile + 4], right[kDepth][kTile + 4];  // part of the factors of a product
+  A left[kDepth][kTile + 4], right[kDepth][kTile + 4];  // slabs of a matmul's operands
   A p[kTile][kTile + 1], ds[kTile][kTile + 1];          // queries x keys
   A of_row[kTile];
 };
 
-// A factor: element n of the inner dim and index i of the outer one is data[n * inner_step + i * outer_step] * factor,
-// and 0 outside of the bounds.
+// A matmul operand: element n of the inner dim and i of the outer dim is data[n * inner_step + i * outer_step] *
+// factor, and 0 out of bounds.
 template <class T>
 struct Factor {
   const T* data;
   int64_t inner_step, outer_step, inner, outer;
   Accumulate<T> factor = 1;
 
-  // Neighbouring threads read neighbouring elements.
+  // Adjacent threads read adjacent elements.
   __device__ void load(Accumulate<T> (&to)[kDepth][kTile + 4], int64_t n0) const {
     const int t = static_cast<int>(threadIdx.x);
     if (inner_step == 1)
@@ -42,7 +42,7 @@ struct Factor {
   }
 };
 
-// Rows of a head as a factor: `along` them runs the inner dim, or across.
+// Rows of a head as an operand whose inner dim runs along or across them.
 template <class T>
 __device__ Factor<T> along(const T* rows, int64_t stride, int64_t count, int64_t d, Accumulate<T> factor = 1) {
   return {rows, 1, stride, d, count, factor};
@@ -55,7 +55,7 @@ __device__ Factor<T> across(const T* rows, int64_t stride, int64_t count, int64_
 template <class A>
 using Sums = A[kMicro][kMicro];
 
-// This thread's rows and columns of a tile begin here.
+// First row and column of this thread's accumulators in a tile.
 __device__ inline int first_row() { return static_cast<int>(threadIdx.x) / (kTile / kMicro) * kMicro; }
 __device__ inline int first_column() { return static_cast<int>(threadIdx.x) % (kTile / kMicro) * kMicro; }
 
@@ -74,8 +74,8 @@ __device__ void add_product(Sums<A>& sums, PlainShared<A>& s, const Factor<L>& l
   }
 }
 
-// One step of the online softmax over the tile of scores in s.p: they become what multiplies the values. Four threads
-// go through a query's keys, a quarter each.
+// One step of the online softmax over the scores in s.p, which become the factors of the values. Four threads process a
+// query's keys, a quarter each.
 template <class T>
 struct OnlineSoftmax {
   using A = Accumulate<T>;
@@ -106,7 +106,7 @@ struct OnlineSoftmax {
   }
 };
 
-// A tile of the backward pass: s.p is what multiplied the values, s.ds the gradient of the scores, both as rounded.
+// One tile of the backward pass: s.p receives the factors of the values, s.ds the gradient of the scores, both rounded.
 template <class T>
 __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<T>& call, const TilePlace& at,
                               const TilePlace& of_keys, int query0, int key0) {
@@ -140,7 +140,7 @@ __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<
   }
 }
 
-// Writes this thread's sums to rows row0... and columns column0... of a head.
+// Writes this thread's accumulators to rows row0... and columns column0... of a head.
 template <class T>
 __device__ void put_sums(const Result<T>& to, const TilePlace& at, const Sums<Accumulate<T>>& sums, int row0, int rows,
                          int column0, int d) {
@@ -150,16 +150,16 @@ __device__ void put_sums(const Result<T>& to, const TilePlace& at, const Sums<Ac
         to.put(to.at(at.b, at.h, row0 + first_row() + r) + column0 + first_column() + c, sums[r][c]);
 }
 
-// Plain attention: every dtype, every size of a head, rows that begin anywhere.
+// Kernels for every dtype, head dim and alignment.
 
 namespace {
 
-// Where the first tile of keys begins in which some of a tile's queries sees one.
+// First tile of keys in which any query of the tile sees a key.
 __device__ int first_tile(const QueryStarts& starts, const TilePlace& at) {
   return starts.among(at.b, at.tile * kTile, kTile).least / kTile * kTile;
 }
 
-// One block for 64 queries of a head and 64 of its columns.
+// One block per 64 queries of a head and 64 of its columns.
 template <class T>
 __global__ void __launch_bounds__(kThreads) forward_kernel(ForwardCall<T> call) {
   using A = Accumulate<T>;
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(ForwardCall<T> call) 
   }
   __syncthreads();
   if (softmax.first_key() == 0) {
-    s.of_row[softmax.row()] = softmax.sum == 0 ? A(0) : A(1) / softmax.sum;  // 0: it sees no key
+    s.of_row[softmax.row()] = softmax.sum == 0 ? A(0) : A(1) / softmax.sum;  // 0: no visible key
     if (column0 == 0 && mine < n.tq) call.lse[n.index(at.b, at.h, mine)] = softmax.max + math::log(softmax.sum);
   }
   __syncthreads();
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(ForwardCall<T> call) 
   put_sums<T>(call.out, at, out, query0, n.tq, column0, n.d);
 }
 
-// One block for 64 queries of a head and 64 columns of their gradient.
+// One block per 64 queries of a head and 64 columns of their gradient.
 template <class T>
 __global__ void __launch_bounds__(kThreads) query_gradient_kernel(BackwardCall<T> call) {
   using A = Accumulate<T>;
@@ -222,8 +222,8 @@ __global__ void __launch_bounds__(kThreads) query_gradient_kernel(BackwardCall<T
   put_sums<T>(call.dq, at, dq, query0, n.tq, column0, n.d);
 }
 
-// One block for 64 keys of a head and 64 columns of the gradients of keys and values: what the heads of queries that
-// see them bring, in the order of heads.
+// One block per 64 keys of a head and 64 columns of their and the values' gradients, accumulated over the query heads
+// of the group in order.
 template <class T>
 __global__ void __launch_bounds__(kThreads) key_gradient_kernel(BackwardCall<T> call) {
   using A = Accumulate<T>;

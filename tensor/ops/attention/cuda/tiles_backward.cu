@@ -1,9 +1,8 @@
-// Attention backward on tensor cores: one kernel makes the gradient of the queries, going through the keys, and one
-// those of keys and values, going through the queries of all heads that see them. Each makes the probabilities anew
-// from the log-sum-exp.
+// Tensor-core attention backward: one kernel computes dq, iterating over keys, and one dk and dv, iterating over
+// queries of all heads in the group. Both recompute the probabilities from the log-sum-exp.
 //
-// The second has its scores the other way round, keys down and queries across, so that the sums that a lane holds are
-// again the left factors of what follows.
+// The second kernel has transposed scores (keys x queries), so that a lane's accumulators are again left operands of
+// the following matmuls.
 #include "tensor/cuda/mma.cuh"
 #include "tensor/math.h"
 #include "tensor/ops/attention/cuda/tiles.cuh"
@@ -15,7 +14,7 @@ using Call = BackwardCall<bfloat16>;
 
 using Known = SoftmaxStats<float>;
 
-// How a head of D numbers is cut. Sums fill most of the registers: two warp sums of D columns and two of scores.
+// Tiling for head dim D. Accumulators fill most registers: two of D columns and two of scores.
 template <int D>
 struct QueryCut {
   static constexpr int kWarps = 4, kRowTiles = 2, kThreads = 32 * kWarps;
@@ -27,7 +26,7 @@ struct KeyCut {
   static constexpr int kKeys = kWarps * kRowTiles * 16, kQueries = kDrops || (kDocuments && D == 64) ? 16 : 32;
 };
 
-// Two tiles of a kernel's own rows, and two stages of two tiles that it goes through.
+// Two tiles of the kernel's own rows, and two stages of two tiles of the other operand.
 template <int D, int kOwn, int kOther>
 struct FourTiles {
   using Tile = SharedTile<D>;
@@ -40,7 +39,7 @@ struct FourTiles {
   }
 };
 
-// The numbers that a lane holds for its rows of queries.
+// Statistics of a lane's query rows.
 template <int R>
 struct Rows {
   Known of[R][2];
@@ -52,7 +51,7 @@ struct Rows {
   }
 };
 
-// dp becomes the gradient of the scores. Queries down, keys across.
+// dp becomes the gradient of the scores (queries x keys).
 template <bool kDrops, bool kDocuments, int R, int C>
 __device__ void to_gradient(WarpSums<R, C>& dp, const WarpSums<R, C>& scores, const Call& call, const Rows<R>& rows,
                             const RowStarts<R>& starts, const ScoresPlace& place, bool masked,
@@ -111,7 +110,7 @@ __global__ void __launch_bounds__(QueryCut<D>::kThreads) query_gradient_kernel(C
   put_rows(call.dq, at, dq, call.scale, query0, n.tq);
 }
 
-// Scores become probabilities. Keys down, queries across.
+// Scores become probabilities (keys x queries).
 template <int R, int C>
 __device__ void to_probabilities(WarpSums<R, C>& scores, const Call& call, const Known* known, const ScoresPlace& place,
                                  bool masked) {
@@ -123,7 +122,7 @@ __device__ void to_probabilities(WarpSums<R, C>& scores, const Call& call, const
   });
 }
 
-// Those of keys before the queries' starts become 0. Keys down, queries across.
+// Zeroes the probabilities (keys x queries) of keys before the queries' starts.
 template <int R, int C>
 __device__ void hide_before(WarpSums<R, C>& probabilities, const QueryStarts& starts, int b, const ScoresPlace& place) {
   for_each_sum<R, C>([&](int r, int c, int e, int key, int query) {
@@ -131,7 +130,7 @@ __device__ void hide_before(WarpSums<R, C>& probabilities, const QueryStarts& st
   });
 }
 
-// `to` becomes what is kept of `from`, which may be itself.
+// Applies the dropout mask: to = from * mask; `to` may be `from`.
 template <int R, int C>
 __device__ void drop(WarpSums<R, C>& to, const WarpSums<R, C>& from, DropoutMaskBits<R, C> kept, float up) {
   for_each_sum<R, C>([&](int r, int c, int e, int, int) {
@@ -149,7 +148,7 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_g
   const TilePlace keys = TilePlace::of_keys(n, count_tiles(n.tk, Cut::kKeys), static_cast<int>(blockIdx.x));
   const int tile0 = keys.tile * Cut::kKeys, first = n.first_query(tile0) / kQueries;
   const int t = static_cast<int>(threadIdx.x);
-  // Where no query sees a key of the tile there is one step none the less.
+  // A tile of keys that no query sees still performs one step.
   const int past =
       kDocuments ? std::max(call.starts.last_query(keys.b, tile0 + Cut::kKeys), first * kQueries + 1) : n.tq;
   copy_rows<D, kThreads>(tiles.own(0), call.k, keys, tile0, Cut::kKeys, n.tk);
@@ -164,19 +163,19 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_g
     const auto fetch = [&](int step) {
       copy_rows<D, kThreads>(tiles.other(step, 0), call.q, at, step * kQueries, kQueries, n.tq);
       copy_rows<D, kThreads>(tiles.other(step, 1), call.dout, at, step * kQueries, kQueries, n.tq);
-      if (t < kQueries / 2)  // 16 bytes are two
+      if (t < kQueries / 2)  // 16 bytes are two statistics
         copy_async(shared_address(of_stages + step % 2 * kQueries + 2 * t),
                    call.known.at(n, at.b, at.h, step * kQueries + 2 * t), true);
       commit_copies();
     };
-    if (member > 0) __syncthreads();  // nobody needs the stages any more
+    if (member > 0) __syncthreads();  // the stages are no longer in use
     fetch(first);
     for (int step = first; step * kQueries < past; ++step) {
       wait_for_copies<0>();
       __syncthreads();
       if ((step + 1) * kQueries < past) fetch(step + 1);
       const int query0 = step * kQueries;
-      if (n.keys_seen(query0, kQueries) <= key0) continue;  // none of these queries sees a key of this warp
+      if (n.keys_seen(query0, kQueries) <= key0) continue;  // no query of the step sees a key of this warp
       const ScoresPlace place{query0, key0};
       const auto kept = kDrops ? kept_sums<kR, kQueries / 8, true>(call.dropout, at, place) : 0u;
       const Known* const here = of_stages + step % 2 * kQueries;
@@ -185,7 +184,7 @@ __global__ void __launch_bounds__(KeyCut<D, kDrops, kDocuments>::kThreads) key_g
       to_probabilities(p, call, here, place, n.keys_seen(query0, 1) < key0 + kR * 16);
       if (kDocuments && call.starts.among(keys.b, query0, kQueries).most > key0)
         hide_before(p, call.starts, keys.b, place);
-      if (kDrops) {  // dp lends its room
+      if (kDrops) {  // dp serves as scratch
         drop(dp, p, kept, up);
         multiply_weights<D>(dv, dp, tiles.other(step, 1));
         for_each_sum<kR, kQueries / 8>([&](int r, int c, int e, int, int) { dp[r][c][e] = 0; });

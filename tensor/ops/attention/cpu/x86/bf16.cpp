@@ -1,7 +1,7 @@
-// Products of 64 x 64 tiles, and the forms in which they take their operands.
+// Matmuls of 64 x 64 tiles, and the packing of their operands.
 //
-// An operand of 64 rows (A) is packed as blocks of 32 rows, an operand of 64 columns (B) as panels of 32 columns;
-// either holds for each 32 of the inner dim two tiles, 1024 elements.
+// A left operand of 64 rows (A) is packed as blocks of 32 rows, a right operand of 64 columns (B) as panels of 32
+// columns; for each 32 of the inner dim both have two tiles of 1024 elements in total.
 
 #include "tensor/cpu/x86/amx.h"
 #include "tensor/ops/attention/cpu/tiles.h"
@@ -11,24 +11,24 @@ namespace tessera::cpu {
 inline constexpr int64_t kPair = 2 * kTileElements;
 inline constexpr int64_t kHalves = kBlock / kTileBlock;  // blocks of 32 in a tile of 64
 
-// Views of the elements of one (b, h): by (row, column), where rows run on, and transposed, where columns run on.
+// Views of one (b, h) by (row, column): row-major, and transposed.
 inline Bf16View rows_run_on(Rows<const bfloat16> r) { return {r.data, r.stride, 1}; }
 inline Bf16View columns_run_on(Rows<const bfloat16> r) { return {r.data, 1, r.stride}; }
 
-// rows x depth elements of `a`, as blocks of 32 rows; what is not there is zero.
+// Packs rows x depth elements of `a` as zero-padded blocks of 32 rows.
 inline void pack_rows(bfloat16* to, Bf16View a, int64_t blocks, int64_t deep, int64_t rows, int64_t depth) {
   for (int64_t i = 0; i < blocks; ++i)
     for (int64_t d = 0; d < deep; ++d, to += kPair)
       pack_a_block(to, a.at(i * kTileBlock, d * kTileDepth), rows - i * kTileBlock, depth - d * kTileDepth);
 }
-// depth x cols elements of `b`, as panels of 32 columns.
+// Packs depth x cols elements of `b` as zero-padded panels of 32 columns.
 inline void pack_columns(bfloat16* to, Bf16View b, int64_t panels, int64_t deep, int64_t depth, int64_t cols) {
   for (int64_t j = 0; j < panels; ++j)
     for (int64_t d = 0; d < deep; ++d, to += kPair)
       pack_b_block(to, b.at(d * kTileDepth, j * kTileBlock), depth - d * kTileDepth, cols - j * kTileBlock);
 }
 
-// Two ways to multiply a 32 x 32 block: by the processor's tiles, or by its pair products.
+// Two implementations of a 32 x 32 block: AMX tiles and AVX512_BF16 pair products.
 struct ByTiles {
   using Scope = TileScope;
   struct NothingBeside {
@@ -46,7 +46,7 @@ struct ByPairs {
   }
 };
 
-// C (32 blocks x 32 panels) = or += A B; `a_block` elements from one block of rows of A to the next.
+// C (32 blocks x 32 panels) = or += A B; `a_block` is the stride between blocks of rows of A.
 template <class By>
 void tile_product(TileOperandA a, int64_t a_block, int64_t blocks, const bfloat16* b, int64_t panels, int64_t deep,
                   float* c, int64_t ldc, bool accumulate) {
@@ -55,19 +55,19 @@ void tile_product(TileOperandA a, int64_t a_block, int64_t blocks, const bfloat1
       By::block({a.data + i * a_block, a.lda, a.step, a.down}, b + j * deep * kPair, deep,
                 c + i * kTileBlock * ldc + j * kTileBlock, ldc, accumulate);
 }
-// A as pack_rows() left it.
+// A as packed by pack_rows().
 inline TileOperandA packed_rows(const bfloat16* a) { return {a, kTileDepth, kPair, kTileElements}; }
-// A as rows of 64 elements.
+// A with rows of 64 elements.
 inline TileOperandA plain_rows(const bfloat16* a) { return {a, kBlock, kTileDepth, kTileRows * kBlock}; }
 
-// 64 x 64 float32 rounded to bfloat16, row by row.
+// Rounds 64 x 64 float32 values to bfloat16, row by row.
 [[gnu::target("avx512f,avx512bf16")]] inline void round_rows(bfloat16* to, const float* from) {
   for (int64_t i = 0; i < kBlock * kBlock; i += 32)
     _mm512_store_si512(to + i, reinterpret_cast<__m512i>(
                                    _mm512_cvtne2ps_pbh(_mm512_load_ps(from + i + 16), _mm512_load_ps(from + i))));
 }
 
-// Rounds such a block as a B of inner dim 64 (the rows) and 64 columns.
+// Rounds such a block to a packed B with inner dim 64 (the rows) and 64 columns.
 [[gnu::target("avx512f,avx512bw,avx512bf16")]] inline void round_columns(bfloat16* to, const float* from) {
   alignas(64) static constexpr auto kInterleaved = [] {
     std::array<uint16_t, 32> order{};
@@ -86,7 +86,7 @@ inline TileOperandA plain_rows(const bfloat16* a) { return {a, kBlock, kTileDept
       }
 }
 
-// rows x cols float32 turned over; both multiples of 16.
+// Transposes rows x cols float32 values; both multiples of 16.
 [[gnu::target("avx512f")]] inline void turn_floats(float* to, const float* from, int64_t rows, int64_t cols) {
   for (int64_t i = 0; i < rows; i += 16)
     for (int64_t j = 0; j < cols; j += 16) {
@@ -104,18 +104,18 @@ inline void scale_tile(Scalar* x, Scalar by, int64_t n) {
   });
 }
 
-// Forward and backward of one key-value head at a time: its keys and values are packed once and met by every block of
+// Forward and backward of one key-value head at a time: its keys and values are packed once and used by every block of
 // queries of the heads that share it.
 
 namespace {
 
 constexpr int64_t kTile = kBlock * kBlock;
-constexpr int64_t kAlignment = 512;  // floats: what beginning each array at a multiple of 64 bytes may take
+constexpr int64_t kAlignment = 512;  // floats: maximum padding that aligns each array to 64 bytes
 
 int64_t blocks_in(int64_t n) { return (n + kBlock - 1) / kBlock; }
 int64_t count_depth_tiles(int64_t d) { return (d + kTileDepth - 1) / kTileDepth; }
 
-// Memory of one thread, handed out at multiples of 64 bytes.
+// Workspace of one thread, suballocated at multiples of 64 bytes.
 class Memory {
  public:
   explicit Memory(float* at) : at_(reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(at) + 63) / 64 * 64)) {}
@@ -169,7 +169,7 @@ class PairedForward {
 
  private:
   bfloat16* key(int64_t i) const { return keys_ + i * kBlock * dp_; }
-  bfloat16* value(int64_t i) const { return values_ + i * kBlock * dp_; }  // turned over: d rows, keys inside
+  bfloat16* value(int64_t i) const { return values_ + i * kBlock * dp_; }  // transposed: d rows of keys
 
   void queries(int64_t b, int64_t h, int64_t query0) {
     const int64_t count = std::min(kBlock, p_.tq - query0), seen = keys_seen(p_, query0, count);
@@ -196,14 +196,14 @@ class PairedForward {
     float* const lse = result_.lse.data<float>() + (b * p_.heads + h) * p_.tq + query0;
     for (int64_t i = 0; i < kBlock; ++i) {
       if (i < count) lse[i] = max_[i] + math::log(sum_[i]);
-      shrink_[i] = i < count && sum_[i] != 0 ? 1.0f / sum_[i] : 0.0f;  // 0: it sees no key
+      shrink_[i] = i < count && sum_[i] != 0 ? 1.0f / sum_[i] : 0.0f;  // 0: no visible key
     }
     scale_columns(shrink_);
     turn_floats(turned_, out_, dp_, kBlock);
     store_head<bfloat16>(result_.out, {b, h, query0}, turned_, dp_, count);
   }
 
-  // Each query's column of the output (d x queries) times its factor.
+  // Multiplies each query's column of the output (d x queries) by its factor.
   void scale_columns(const float* by) const {
     vectorized([out = out_, by, n = dp_] {
       for (int64_t c = 0; c < n; ++c)
@@ -301,7 +301,7 @@ class PairedBackward {
     }
   }
 
-  // One block of keys against one of queries; tiles are keys x queries.
+  // One block of keys and one of queries; tiles are keys x queries.
   void pair(int64_t b, int64_t h, int64_t key0, int64_t query0) {
     const int64_t at = query0 * dp_;
     tile_product<By>(packed_rows(key_rows_), deep_ * kPair, kHalves, query_t_ + at, kHalves, deep_, scores_, kBlock,
@@ -316,7 +316,7 @@ class PairedBackward {
       multiply_tile(dscores_, dscores_, keep_, kTile);
       multiply_tile(keep_, scores_, keep_, kTile);
     }
-    round_rows(rounded_, p_.options.dropout > 0 ? keep_ : scores_);  // the factors of the values in the forward pass
+    round_rows(rounded_, p_.options.dropout > 0 ? keep_ : scores_);  // factors of the values in the forward pass
     tile_product<By>(plain_rows(rounded_), kTileBlock * kBlock, kHalves, dout_ + at, deep_, kHalves,
                      dvalue_ + key0 * dp_, dp_, true);
     score_gradient_tile(dscores_, scores_, kBlock, delta_ + query0);
@@ -332,7 +332,7 @@ class PairedBackward {
   const Tensor& given_;  // dout
   const AttentionResult& forward_;
   const AttentionGradients& grads_;
-  const int64_t deep_, dp_, blocks_, keys_;                               // keys_: numbers of all keys
+  const int64_t deep_, dp_, blocks_, keys_;                               // keys_: elements of all keys
   bfloat16 *const query_t_, *const dout_t_, *const query_, *const dout_;  // operands of all queries
   float *const dquery_, *const lse_, *const delta_;
   bfloat16 *const key_rows_, *const value_rows_, *const key_columns_;  // operands of one block of keys
@@ -341,7 +341,7 @@ class PairedBackward {
   bfloat16 *const rounded_, *const turned_;
 };
 
-// Each thread's share of the key-value heads, by a worker of its own.
+// Runs one worker per thread on its share of the key-value heads.
 template <template <class> class Worker, class By, class... Rest>
 void run(const AttentionProblem& p, const Rest&... rest) {
   const int64_t groups = p.batch * p.key_heads, each = Worker<By>::floats(p) + kAlignment;

@@ -1,4 +1,4 @@
-// One product as cuBLASLt is told of it: the operation, the layouts of its matrices, and the algorithm.
+// cuBLASLt GEMMs: operation and layout descriptors, and algorithm selection.
 #include <cublasLt.h>
 #include <fmt/format.h>
 
@@ -16,13 +16,11 @@
 namespace tessera::cuda {
 namespace {
 
-// Descriptors, and what of a product they are made of.
-
 using BlasLibrary = Handle<cublasLtHandle_t, cublasLtDestroy>;
 using BlasOperation = Handle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using BlasLayout = Handle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 
-// All that a choice of algorithm may depend on: operands lie packed, at multiples of 16 bytes (product.h).
+// Key of an algorithm choice; operands are packed and aligned to 16 bytes (product.h), so nothing else matters.
 using ProductKey = std::array<int64_t, 13>;
 
 struct BlasAlgorithm {
@@ -30,7 +28,6 @@ struct BlasAlgorithm {
   size_t workspace = 0;
 };
 
-// Throws Error naming the library's cause.
 void expect_blas(cublasStatus_t status, const char* what) {
   if (status != CUBLAS_STATUS_SUCCESS)
     throw Error(fmt::format("[matmul] cuBLASLt: {}: {}", what, cublasLtGetStatusString(status)), Status::communication);
@@ -52,7 +49,7 @@ ProductKey cache_key(const Product& p) {
           kMaxWorkspace};
 }
 
-// An algorithm in one line, for the table of algorithms. Reading throws InputError.
+// Single-line form of an algorithm for the algorithm table. Parsing throws InputError.
 std::string written(const BlasAlgorithm& a) {
   std::string text = std::to_string(a.workspace);
   for (const uint64_t word : a.words.data) text += fmt::format(" {:x}", word);
@@ -65,14 +62,15 @@ BlasAlgorithm read_algorithm(const std::string& text) {
   in >> a.workspace >> std::hex;
   for (uint64_t& word : a.words.data) in >> word;
   if (!in || !(in >> std::ws).eof() || a.workspace > static_cast<size_t>(kMaxWorkspace))
-    throw InputError(fmt::format("[matmul] '{}' is no algorithm; without its file they are chosen anew", text));
+    throw InputError(
+        fmt::format("[matmul] '{}' is not an algorithm; without its file algorithms are timed again", text));
   return a;
 }
 
-// Proposals that are asked for. With the gradient of GELU the likely best are old kernels, slower than a plain
-// product's; if there are better ones, they come later.
+// Number of proposals to request. With GELU's gradient the first ones are old kernels, slower than for a plain GEMM;
+// better ones, if any, come later.
 int count_proposals(const Product& p) { return p.epilogue == Epilogue::gelu_gradient ? 128 : 24; }
-// Alignment of all operands in bytes; more is of no use to an algorithm: this is its widest load.
+// Alignment of all operands in bytes: the widest load of any algorithm, so more would not help.
 constexpr uint32_t kAlignment = 16;
 
 using Preference = Handle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
@@ -147,17 +145,17 @@ struct BlasPlan {
         left(to_blas_layout(p.left, p.operands, p.m, p.k, p.batch)),
         right(to_blas_layout(p.right, p.operands, p.k, p.n, p.batch)),
         out(to_blas_layout(p.out, p.result, p.m, p.n, p.batch)) {
-    point_to(p);  // proposals look at how it is aligned
+    point_to(p);  // the heuristic considers pointer alignment
   }
 
-  // The addresses of what comes beside the matrices, before each run.
+  // Sets the addresses of bias, sums and aux before each run.
   void point_to(const Product& p) const {
     if (p.bias) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
     if (p.sums) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.sums);
     if (p.epilogue != Epilogue::none) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.aux.data);
   }
 
-  // The algorithms that cuBLASLt proposes, the likely best first; none where it has no such product.
+  // Algorithms proposed by cuBLASLt, best first; empty if it does not support the product.
   std::vector<BlasAlgorithm> proposals(cublasLtHandle_t library, const Product& p) const {
     std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(count_proposals(p)));
     int count = 0;
@@ -179,16 +177,15 @@ struct BlasPlan {
   BlasAlgorithm algorithm;
 };
 
-// Products by cuBLASLt. Its description of a product is worked out once for each shape and what is transposed,
-// and the algorithm is the fastest of its proposals, timed on the operands of the first call and kept
-// (algorithm_table.h); or, where the arena's kernels are to be deterministic, the first of them.
+// cuBLASLt GEMMs. Descriptors are created once per problem. The algorithm is the fastest proposal, timed on the
+// operands of the first call and cached (algorithm_table.h); in deterministic mode it is the first proposal.
 //
-// Algorithms that split the inner dim are asked for only if they add the parts in a fixed order.
+// Algorithms that split the inner dim are requested only with a fixed reduction order.
 
 constexpr int kRounds = 5;
-constexpr double kClose = 1.25;  // proposals slower than that are timed twice only
+constexpr double kClose = 1.25;  // proposals slower than this factor are timed only twice
 constexpr auto kWarmUp = std::chrono::milliseconds(50);
-constexpr const char* kApart = "apart";  // how such a choice begins; the times that decided it follow
+constexpr const char* kApart = "apart";  // prefix of the choice not to fuse; followed by the timings
 
 std::string to_string(const ProductKey& key) {
   std::string name;
@@ -226,7 +223,7 @@ class Blas {
                                : has_.emplace(key, !BlasPlan(p).proposals(library(), p).empty()).first->second;
   }
 
-  // A way that is taken leaves its plan; one that is not, that word.
+  // A fused choice is stored as a plan, a separate one in separate_.
   bool is_faster(Arena& arena, const Way& fused, const Way& apart) {
     const ProductKey key = cache_key(fused.product);
     if (plans_.contains(key)) return true;
@@ -261,7 +258,7 @@ class Blas {
     const float one = 1, zero = 0;
     const double one64 = 1, zero64 = 0;
     const bool wide = p.operands == DType::float64;
-    // Given back when the product is queued: whoever has the block next is queued behind it.
+    // Freed as soon as the GEMM is queued: the block's next user is queued after it.
     Tensor workspace;
     if (a.workspace > 0)
       workspace = Tensor::empty({static_cast<int64_t>(a.workspace / 4 + 1)}, DType::float32, arena.shared_from_this(),
@@ -282,13 +279,14 @@ class Blas {
   }
 
   BlasAlgorithm choose(Arena& arena, const ProductKey& key, const BlasPlan& plan, const Product& p) {
-    if (arena.local<KernelChoice>().deterministic) return proposals(plan, p).front();  // no clock decides
+    if (arena.local<KernelChoice>().deterministic) return proposals(plan, p).front();  // independent of timing
     AlgorithmTable& kept = table(arena);
     const std::string name = to_string(key);
-    // Work that is being captured does not run, so nothing can be timed.
+    // Captured work does not run, so nothing can be timed.
     if (is_capturing(arena)) return read_algorithm(kept.find_or_keep(name, written(proposals(plan, p).front())));
     if (const std::string known = kept.known(name); !known.empty()) return read_algorithm(known);
-    arena.local<Context>().synchronize();  // before others wait for us: what is queued here may wait for them
+    // Before taking the lock: other ranks may wait for it, and work queued here may wait for them.
+    arena.local<Context>().synchronize();
     return read_algorithm(kept.find_or(name, [&] {
       const std::optional<Timed> best = fastest(arena, plan, proposals(plan, p), p);
       if (!best) throw Error("[matmul] none of the algorithms that cuBLASLt proposes runs", Status::communication);
@@ -302,7 +300,7 @@ class Blas {
     const std::string name = to_string(key);
     if (is_capturing(arena)) return kept.find_or_keep(name, kApart);
     if (const std::string known = kept.known(name); !known.empty()) return known;
-    multiply(arena, apart.product);  // chooses for it, which must not be done within another choice
+    multiply(arena, apart.product);  // selects its algorithm now: selections must not nest
     arena.local<Context>().synchronize();
     const BlasPlan& other = plans_.at(cache_key(apart.product));
     return kept.find_or(name, [&]() -> std::string {
@@ -322,7 +320,8 @@ class Blas {
     BlasAlgorithm algorithm;
     double ms;
   };
-  // Each of them twice in turn, then those that were close to the best; the least time counts. Nothing where none runs.
+  // Times each algorithm twice in alternation, then those close to the best again; returns the minimum. Empty if none
+  // runs.
   std::optional<Timed> fastest(Arena& arena, const BlasPlan& plan, const std::vector<BlasAlgorithm>& algorithms,
                                const Product& p) {
     const auto nothing = [] {};
@@ -331,7 +330,7 @@ class Blas {
       if (run(arena, plan, a, p) == CUBLAS_STATUS_SUCCESS)
         all.push_back({a, std::numeric_limits<double>::infinity()});
       else
-        cudaGetLastError();  // drops the error of a candidate that is dropped
+        cudaGetLastError();  // clears the error of a rejected candidate
     }
     if (all.empty()) return std::nullopt;
     warm_up(arena, [&] { run(arena, plan, all.front().algorithm, p); });
@@ -345,8 +344,8 @@ class Blas {
     return *std::min_element(all.begin(), all.end(), faster);
   }
 
-  // A GPU that has been idle runs at a fraction of its clock, and what is timed first would look slow and stay so: the
-  // choice is kept in a file. Once, before anything is timed.
+  // An idle GPU runs at reduced clocks, so the first candidate would be mistimed, and the choice is cached in a file.
+  // Warms up once, before any timing.
   void warm_up(Arena& arena, const std::function<void()>& work) {
     using Clock = std::chrono::steady_clock;
     if (std::exchange(is_warm_, true)) return;
@@ -356,7 +355,7 @@ class Blas {
     }
   }
 
-  // Milliseconds of a product and what comes after it.
+  // Milliseconds of a product and the work after it.
   double time(Arena& arena, const BlasPlan& plan, const BlasAlgorithm& a, const Product& p,
               const std::function<void()>& rest) {
     Context& c = arena.local<Context>();
@@ -377,8 +376,8 @@ class Blas {
   std::string device_;
   std::map<ProductKey, BlasPlan> plans_;
   bool is_warm_ = false;
-  std::map<ProductKey, bool> has_;  // an algorithm, of products without a plan
-  std::set<ProductKey> apart_;      // products that are not to be made with what comes around them
+  std::map<ProductKey, bool> has_;  // products without a plan: whether an algorithm exists
+  std::set<ProductKey> apart_;      // products that are not fused with adjacent passes
 };
 
 }  // namespace
