@@ -27,7 +27,7 @@ constexpr int64_t kFileCapacity = int64_t{1} << 38, kFileGrowth = int64_t{1} << 
 
 // Maximum size of one region. Some 64-bit Arm kernels have 39-bit addresses, and ThreadSanitizer supports only 1.5 TB,
 // which the arenas of many ranks would exceed.
-int64_t most_reserved() {
+int64_t max_reserved() {
 #ifdef __SANITIZE_THREAD__
   return int64_t{4} << 30;
 #else
@@ -74,7 +74,7 @@ class Places {
 class HostRegion final : public Region {
  public:
   explicit HostRegion(int64_t capacity) : Region(Device::cpu) {
-    capacity_ = std::min(capacity, most_reserved());
+    capacity_ = std::min(capacity, max_reserved());
     void* const p = mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p != MAP_FAILED) {
@@ -115,7 +115,7 @@ class SharedRegion final : public Region {
  public:
   SharedRegion() : Region(Device::cpu) {
     static std::atomic<int64_t> made{0};
-    capacity_ = std::min(2 * int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE), most_reserved());
+    capacity_ = std::min(2 * int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE), max_reserved());
     file_ = {memfd_create("tessera", MFD_CLOEXEC), made++};
     void* p = reserve();
     // Retry with less: address space may be limited.
@@ -150,7 +150,7 @@ class SharedRegion final : public Region {
 class FileRegion final : public Region {
  public:
   explicit FileRegion(const std::filesystem::path& directory) : Region(Device::cpu) {
-    capacity_ = std::min(kFileCapacity, most_reserved());
+    capacity_ = std::min(kFileCapacity, max_reserved());
     const auto refuse = [&](const char* what) {
       const std::string cause = std::strerror(errno);
       if (backing_ >= 0) close(backing_);
@@ -173,17 +173,17 @@ class FileRegion final : public Region {
 
   // Writing to a mapped page when the disk is full kills the process, so reserve disk space first.
   void commit(int64_t bytes) override {
-    if (bytes <= promised_) return;
+    if (bytes <= reserved_) return;
     const int64_t wanted = (bytes + kFileGrowth - 1) / kFileGrowth * kFileGrowth;
-    if (const int error = make_room(backing_, promised_, wanted); error != 0)
+    if (const int error = make_room(backing_, reserved_, wanted); error != 0)
       throw OutputError("no disk space for " + std::to_string(wanted) +
                         " bytes of file-backed tensors: " + std::strerror(error));
-    promised_ = wanted;
+    reserved_ = wanted;
   }
 
  private:
   int backing_ = -1;
-  int64_t promised_ = 0;  // bytes reserved on the disk
+  int64_t reserved_ = 0;  // bytes reserved on the disk
 };
 
 }  // namespace

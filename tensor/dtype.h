@@ -101,7 +101,7 @@ constexpr float wide(Half h) {
 }
 
 // Rounds to nearest even; overflows to infinity. x must not be a NaN.
-inline Half unpack_half(float x) {
+inline Half to_half(float x) {
   const auto sign = static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16 & 0x8000u);
   const float magnitude = std::abs(x);
   if (magnitude >= 65520.0F) return {static_cast<uint16_t>(sign | 0x7c00u)};

@@ -32,7 +32,7 @@ Tensor Tensor::zeros(const Shape& shape, DType dtype, const ArenaPtr& arena) {
 Tensor Tensor::range(int64_t n, const ArenaPtr& arena) {
   Tensor t = empty({n}, DType::int32, arena);
   on_device(
-      t.device(), [&] { std::iota(t.data<int32_t>(), t.data<int32_t>() + n, 0); }, [&] { cuda::count_up(t); });
+      t.device(), [&] { std::iota(t.data<int32_t>(), t.data<int32_t>() + n, 0); }, [&] { cuda::fill_range(t); });
   return t;
 }
 
@@ -288,13 +288,13 @@ DeviceScalar& DeviceScalar::operator+=(const DeviceScalar& more) {
     there_ = more.there_;
   } else {
     const Tensor& on_gpu = there_.defined() ? there_ : more.there_;
-    const auto beside = [&](const DeviceScalar& x) {
+    const auto as_tensor = [&](const DeviceScalar& x) {
       if (x.there_.defined()) return x.there_;
       Tensor known = on_gpu.make({});
       known.fill(x.value_);
       return known;
     };
-    there_ = binary<Add>(beside(*this), beside(more));
+    there_ = binary<Add>(as_tensor(*this), as_tensor(more));
   }
   return *this;
 }

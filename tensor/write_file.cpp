@@ -42,21 +42,21 @@ int write_and_close(int fd, std::span<const std::string_view> parts, bool flush)
 // Opens a file that must be written in place: standard output or error if it is the same file, a pipe or a device.
 // Negative if the file is to be replaced.
 int open_in_place(const fs::path& file) {
-  struct stat there {};
-  if (::stat(file.c_str(), &there) != 0) return -1;
+  struct stat target_info {};
+  if (::stat(file.c_str(), &target_info) != 0) return -1;
   for (const int standard : {STDOUT_FILENO, STDERR_FILENO}) {
     struct stat own {};
-    if (::fstat(standard, &own) == 0 && own.st_dev == there.st_dev && own.st_ino == there.st_ino)
+    if (::fstat(standard, &own) == 0 && own.st_dev == target_info.st_dev && own.st_ino == target_info.st_ino)
       return ::fcntl(standard, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
   }
-  if (S_ISREG(there.st_mode)) return -1;
+  if (S_ISREG(target_info.st_mode)) return -1;
   const int fd = ::open(file.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
   if (fd < 0) cannot_write(file, errno);
   return fd;
 }
 
 // Target of a chain of symbolic links, whether it exists or not.
-fs::path followed(fs::path file) {
+fs::path resolve_links(fs::path file) {
   std::error_code error;
   for (int links = 0; fs::is_symlink(fs::symlink_status(file, error)); ++links) {
     const fs::path target = fs::read_symlink(file, error);
@@ -118,11 +118,11 @@ std::string read_whole(const fs::path& file, int64_t most) {
 }
 
 bool write_file(const fs::path& file, std::span<const std::string_view> parts) {
-  if (const int there = open_in_place(file); there >= 0) {
-    if (const int cause = write_and_close(there, parts, false)) cannot_write(file, cause);
+  if (const int in_place = open_in_place(file); in_place >= 0) {
+    if (const int cause = write_and_close(in_place, parts, false)) cannot_write(file, cause);
     return false;
   }
-  const fs::path name = followed(file);
+  const fs::path name = resolve_links(file);
   const TemporaryName beside(name);
   const int made = ::open(beside.path().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (made < 0) cannot_write(file, errno);

@@ -49,9 +49,9 @@ template <bool kVectorized, class T, class A>
 __device__ void store_sums(A* row, int j, int length, const A* sums) {
   if constexpr (kVectorized) {
     for (int p = 0; p < kVecElems<T>; p += kVecElems<A>) {
-      Packed<A, kVecElems<A>> piece;
-      for (int k = 0; k < kVecElems<A>; ++k) piece.v[k] = sums[p + k];
-      store(row + j + p, piece);
+      Packed<A, kVecElems<A>> chunk;
+      for (int k = 0; k < kVecElems<A>; ++k) chunk.v[k] = sums[p + k];
+      store(row + j + p, chunk);
     }
   } else {
     for (int k = 0; k < kVecElems<T> && j + k < length; ++k) row[j + k] = sums[k];
@@ -88,14 +88,14 @@ __global__ __launch_bounds__(32 * kMaxRuns) void add_parts_kernel(const A* array
     const int64_t begin = first + own * kPartsInRun, end = std::min(begin + kPartsInRun, count);
     A sum = 0;
     if (j < c) {
-      constexpr int kTogether = 16;  // loads in flight
+      constexpr int kInFlight = 16;  // loads in flight
 #pragma unroll
-      for (int k = 0; k < kPartsInRun; k += kTogether) {
-        A part[kTogether];
+      for (int k = 0; k < kPartsInRun; k += kInFlight) {
+        A part[kInFlight];
 #pragma unroll
-        for (int e = 0; e < kTogether; ++e) part[e] = begin + k + e < end ? parts[(begin + k + e) * c + j] : A(0);
+        for (int e = 0; e < kInFlight; ++e) part[e] = begin + k + e < end ? parts[(begin + k + e) * c + j] : A(0);
 #pragma unroll
-        for (int e = 0; e < kTogether; ++e) sum += part[e];
+        for (int e = 0; e < kInFlight; ++e) sum += part[e];
       }
     }
     run[own][lane] = sum;
@@ -119,13 +119,13 @@ void add_parts(const char* op, std::span<Sum> to, const Tensor& parts) {
     add_parts<A>(op, to.first(1), parts);
     return add_parts<A>(op, to.last(1), parts.narrow(0, 1, 1));
   }
-  std::array<Tensor, 2> lie;
+  std::array<Tensor, 2> dense;
   with_floating(to[0].to.dtype(), op, [&](auto u) {
     using U = decltype(u);
     SumsTo<U> out;
     for (size_t i = 0; i < to.size(); ++i) {
-      lie[i] = to[i].to.contiguous();
-      out.to[i] = lie[i].template device_data<U>();
+      dense[i] = to[i].to.contiguous();
+      out.to[i] = dense[i].template device_data<U>();
       out.adds[i] = to[i].adds;
     }
     const auto runs = static_cast<int>(std::clamp<int64_t>(blocks_for(count, kPartsInRun), 1, kMaxRuns));
@@ -133,7 +133,7 @@ void add_parts(const char* op, std::span<Sum> to, const Tensor& parts) {
            add_parts_kernel<A, U>, parts.device_data<A>(), count, static_cast<int>(c), out);
   });
   for (size_t i = 0; i < to.size(); ++i)
-    if (!to[i].to.is_contiguous()) Tensor(to[i].to).copy_from(lie[i]);
+    if (!to[i].to.is_contiguous()) Tensor(to[i].to).copy_from(dense[i]);
 }
 template <class A>
 void add_parts(const char* op, const Tensor& out, const Tensor& parts) {
@@ -182,8 +182,8 @@ __global__ void columns_kernel(const F f, const Columns columns) {
 // Queues f for all positions of matrices of T; `operands` are the pointers (or null) that ColumnPart loads and stores.
 template <class T, class F, class... P>
 void for_columns(Context& c, const char* op, const Columns& columns, const F& f, const P*... operands) {
-  const bool whole = is_vectorizable<T>(columns.length, operands...);
-  launch(c, op, columns.grid<T>(), whole ? columns_kernel<T, true, F> : columns_kernel<T, false, F>, f, columns);
+  const bool vectorized = is_vectorizable<T>(columns.length, operands...);
+  launch(c, op, columns.grid<T>(), vectorized ? columns_kernel<T, true, F> : columns_kernel<T, false, F>, f, columns);
 }
 
 }  // namespace tessera::cuda

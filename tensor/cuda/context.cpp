@@ -31,7 +31,7 @@ std::string why_no_gpu(cudaError_t found) {
 
 Context::Context() {
   check(cudaGetDevice(&gpu_), "context");
-  check(cudaDeviceGetAttribute(&most_shared_, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu_), "context");
+  check(cudaDeviceGetAttribute(&max_shared_, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu_), "context");
   for (Stream* made : {&stream_, &copies_})
     check(cudaStreamCreateWithFlags(made->receive(), cudaStreamNonBlocking), "context");
 }
@@ -44,7 +44,7 @@ void Context::finish() noexcept {
 void open_stream(Arena& arena) { arena.local<Context>(); }
 void finish_stream(Arena& arena) noexcept { arena.local<Context>().finish(); }
 
-void Context::about_to_wait(const char* op) const {
+void Context::require_no_capture(const char* op) const {
   if (capturing_)
     throw Error(
         fmt::format("[{}] the host waits for the GPU during CUDA graph capture; "
@@ -53,7 +53,7 @@ void Context::about_to_wait(const char* op) const {
 }
 
 void Context::synchronize() {
-  about_to_wait(last_op());
+  require_no_capture(last_op());
   ++synchronizations_;
   if (const cudaError_t result = expected(cudaStreamSynchronize(stream())); result != cudaSuccess)
     throw Error(fmt::format("[{}] CUDA: {}, found while waiting; this op or one queued before it failed; "

@@ -63,7 +63,7 @@ class Context {
   cudaStream_t stream() const { return stream_.get(); }
   cudaStream_t copies() const { return copies_.get(); }
   int gpu() const { return gpu_; }
-  int64_t most_shared() const { return most_shared_; }  // maximum bytes of shared memory per block
+  int64_t max_shared() const { return max_shared_; }  // maximum bytes of shared memory per block
 
   // Records that `op` was queued; throws if that failed.
   void queued(const char* op, cudaError_t result) {
@@ -73,13 +73,13 @@ class Context {
   // Waits for all queued work. Reports a failed kernel, with the name of the op queued last, and out-of-range indices.
   // Throws Error during stream capture: captured work does not run, so there is nothing to wait for.
   void synchronize();
-  void finish() noexcept;                    // waits for both streams and ignores errors: for the end of the arena
-  void about_to_wait(const char* op) const;  // throws if captured, before anything is queued
+  void finish() noexcept;                         // waits for both streams and ignores errors: for the end of the arena
+  void require_no_capture(const char* op) const;  // throws if captured, before anything is queued
   const char* last_op() const { return last_op_.load(std::memory_order_relaxed); }
   int64_t synchronizations() const { return synchronizations_; }  // number of host waits
   // Bounds for a kernel that receives such indices.
   Bounds bounds(const Indices& indices);
-  // For kernels that must know about out-of-range indices before the host does.
+  // For kernels that must compute_stats about out-of-range indices before the host does.
   std::span<const unsigned long long> complaints() { return indices_.complaints(); }
 
   // Between these calls, work is captured instead of run (tensor/cuda/gpus.h).
@@ -89,7 +89,7 @@ class Context {
   bool is_capturing() const { return capturing_; }
 
  private:
-  int gpu_ = 0, most_shared_ = 0;
+  int gpu_ = 0, max_shared_ = 0;
   Stream stream_, copies_;
   std::atomic<const char*> last_op_ = "start";
   IndexChecks indices_;

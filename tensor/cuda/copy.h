@@ -11,7 +11,7 @@ void copy_bytes(const Tensor& to, const Tensor& from);
 // As Tensor::copy_from and Tensor::fill, for tensors on one GPU. Queued on the stream of `to`'s arena.
 void copy(const Tensor& to, const Tensor& from);
 void fill(const Tensor& t, double value);
-void count_up(const Tensor& t);  // int32, contiguous: 0, 1, ...
+void fill_range(const Tensor& t);  // int32, contiguous: 0, 1, ...
 
 // Pinned host memory, from which a GPU copies asynchronously.
 std::shared_ptr<std::byte> pinned_memory(int64_t bytes);

@@ -48,9 +48,9 @@ void check_shapes(const Tensor& logits, const Tensor& targets) {
 
 int64_t full_vocab(const Tensor& logits, const VocabPart& part) { return part.whole > 0 ? part.whole : logits.dim(1); }
 
-CrossEntropy with_sum(CrossEntropy out, const Tensor& beside, double total) {
+CrossEntropy with_sum(CrossEntropy out, const Tensor& like, double total) {
   out.loss_sum = total;
-  out.sum = beside.make({}, DType::float64);
+  out.sum = like.make({}, DType::float64);
   *out.sum.data<double>() = total;
   return out;
 }
@@ -74,7 +74,7 @@ CrossEntropy cross_entropy_on_cpu(const Tensor& logits, const Tensor& targets, d
 }
 
 // A loss whose kernels are queued; reading it waits.
-CrossEntropy later(const RowLosses& made) {
+CrossEntropy deferred(const RowLosses& made) {
   const Tensor sum = made.totals.select(0, 0);
   return {DeviceScalar(sum), DeviceScalar(made.totals.select(0, 1)), made.lse, sum};
 }
@@ -120,7 +120,7 @@ CrossEntropy cross_entropy(const Tensor& logits_any, const Tensor& targets_any) 
   const Tensor logits = logits_any.contiguous(), targets = targets_any.contiguous();
   return on_device(
       logits.device(), [&] { return cross_entropy_on_cpu(logits, targets, 0); },
-      [&] { return later(cuda::cross_entropy(logits, targets)); });
+      [&] { return deferred(cuda::cross_entropy(logits, targets)); });
 }
 
 CrossEntropy cross_entropy_in_place(Tensor& logits, const Tensor& targets_any, double scale) {
@@ -132,7 +132,7 @@ CrossEntropy cross_entropy_in_place(Tensor& logits, const Tensor& targets_any, d
     return out;
   };
   return on_device(logits.device(), on_cpu,
-                   [&] { return later(cuda::cross_entropy_in_place(logits, targets, scale)); });
+                   [&] { return deferred(cuda::cross_entropy_in_place(logits, targets, scale)); });
 }
 
 void scale_rows_(Tensor& x, const Tensor& factor) {
@@ -242,7 +242,7 @@ CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, cons
   const Tensor targets = targets_any.contiguous();
   return on_device(
       max.device(), [&] { return joined_on_cpu(max, sum_exp, own, targets); },
-      [&] { return later(cuda::joined_cross_entropy(max, sum_exp, own, targets)); });
+      [&] { return deferred(cuda::joined_cross_entropy(max, sum_exp, own, targets)); });
 }
 
 // Cross-entropy in blocks of rows.
@@ -257,11 +257,11 @@ constexpr int64_t kFreshBytes = int64_t{4} << 20;
 void weight_grad_of_block(Tensor& dw, const Tensor& dy, const Tensor& x, bool first) {
   if (first) return linear_weight_grad(dw, dy, x);
   const int64_t entries = dw.dim(0), row = dw.dim(1) * element_size(dw.dtype());
-  const int64_t most = std::clamp<int64_t>(kFreshBytes / std::max<int64_t>(row, 1), 1, entries);
-  const Tensor room = dw.make({most, dw.dim(1)}, dw.dtype(), Category::workspace);
-  for (int64_t at = 0; at < entries; at += most) {
-    const int64_t n = std::min(most, entries - at);
-    Tensor fresh = room.narrow(0, 0, n), total = dw.narrow(0, at, n);
+  const int64_t max_rows = std::clamp<int64_t>(kFreshBytes / std::max<int64_t>(row, 1), 1, entries);
+  const Tensor buffer = dw.make({max_rows, dw.dim(1)}, dw.dtype(), Category::workspace);
+  for (int64_t at = 0; at < entries; at += max_rows) {
+    const int64_t n = std::min(max_rows, entries - at);
+    Tensor fresh = buffer.narrow(0, 0, n), total = dw.narrow(0, at, n);
     matmul_into(fresh, dy.narrow(1, at, n).transpose(0, 1), x);
     add_(total, fresh);
   }
@@ -285,10 +285,10 @@ void take_block(LinearCrossEntropy& total, const Tensor& x, const Tensor& w, con
 RowBlocks row_blocks(const Tensor& x, const Tensor& w, int64_t most_bytes) {
   const int64_t rows = x.numel() / std::max<int64_t>(x.dim(-1), 1);
   const int64_t row_bytes = std::max<int64_t>(w.dim(0) * element_size(x.dtype()), 1);
-  const int64_t most = std::max(kMinRows, most_bytes / row_bytes);
+  const int64_t max_rows = std::max(kMinRows, most_bytes / row_bytes);
   const bool on_gpu = x.device() == Device::cuda || dry_run_on_gpu(x);
-  if (rows <= most || on_gpu) return {rows, std::max<int64_t>(rows, 1)};
-  const int64_t least = (rows + most - 1) / most;
+  if (rows <= max_rows || on_gpu) return {rows, std::max<int64_t>(rows, 1)};
+  const int64_t least = (rows + max_rows - 1) / max_rows;
   for (int64_t blocks = least; blocks < 2 * least; ++blocks)
     if (rows % blocks == 0) return {rows, rows / blocks};
   return {rows, (rows + least - 1) / least};

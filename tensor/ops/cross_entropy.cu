@@ -226,7 +226,7 @@ RowLosses cross_entropy_in_place(const Tensor& logits, const Tensor& targets, do
     const Logits<T> f = compute_logits<T>(logits, targets, {});
     const int64_t row = logits.dim(1) * static_cast<int64_t>(sizeof(T));
     if (!is_vectorizable<T>(logits.dim(1), f.x) || f.rows.width == 32 ||
-        row + kOwnShared > context(logits).most_shared() || row > kMaxShared) {
+        row + kOwnShared > context(logits).max_shared() || row > kMaxShared) {
       RowLosses out = cuda::cross_entropy(logits, targets);
       cuda::cross_entropy_backward(logits, Scored{logits, targets, out.lse}, scale, {});
       return out;

@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 // Interpolation weight of the unscaled frequency of pair j, before clamping to [0, 1].
-double kept(double frequency, int64_t j, int64_t head_dim, const RotaryOptions& o) {
+double unscaled_weight(double frequency, int64_t j, int64_t head_dim, const RotaryOptions& o) {
   if (o.scaling == RopeScaling::none || o.scaling == RopeScaling::linear) return 0;
   const double full = static_cast<double>(o.original_context) / (2 * std::numbers::pi);  // rotations at 1 rad per token
   if (o.scaling == RopeScaling::llama3)
@@ -68,7 +68,7 @@ std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t hea
   std::vector<double> out;
   for (int64_t j = 0; j < head_dim / 2; ++j) {
     const double f = std::pow(options.theta, -2 * static_cast<double>(j) / static_cast<double>(head_dim));
-    out.push_back(std::lerp(f / options.factor, f, std::clamp(kept(f, j, head_dim, options), 0.0, 1.0)));
+    out.push_back(std::lerp(f / options.factor, f, std::clamp(unscaled_weight(f, j, head_dim, options), 0.0, 1.0)));
   }
   return out;
 }

@@ -53,7 +53,7 @@ struct Fiber {
   std::byte* stack = nullptr;
   void* top = nullptr;   // saved stack pointer
   void* kept = nullptr;  // AddressSanitizer's
-  Known known = nullptr;
+  FiberId known = nullptr;
   State state = State::ended;
 };
 
@@ -65,7 +65,7 @@ struct Warp {
   std::array<const void*, kLanes> operands{};
 };
 
-[[noreturn]] void stuck(const char* why) {
+[[noreturn]] void fail(const char* why) {
   std::fprintf(stderr, "emulated GPU: %s\n", why);
   std::abort();
 }
@@ -87,8 +87,8 @@ class Block {
 
   void run(unsigned threads, const std::function<void(unsigned)>& enter, const std::function<void()>& body) {
     body_ = &body;
-    scheduler_ = known_now();
-    tell(&begun_);
+    scheduler_ = current_fiber();
+    release_order(&begun_);
     threads_ = alive_ = threads;
     waiting_ = 0;
     backwards_ = !backwards_;
@@ -104,9 +104,9 @@ class Block {
         go_on(fibers_[t]);
         moved_ = true;
       }
-      if (!moved_) stuck("threads wait for each other at different barriers");
+      if (!moved_) fail("threads wait for each other at different barriers");
     }
-    hear(&ended_);
+    acquire_order(&ended_);
   }
 
   // Provides `bytes` of shared memory filled with NaN in every dtype; AddressSanitizer poisons the memory after it.
@@ -124,23 +124,23 @@ class Block {
     Fiber& f = fibers_[current_];
     f.state = State::at_block;
     char* const point = &points_[odd_];  // a fast thread may reach the next barrier before others leave this one
-    tell(point);
+    release_order(point);
     release_block();
     wait();
-    hear(point);
+    acquire_order(point);
   }
 
   // `orders`: whether the barrier orders memory accesses, which a shuffle does not promise.
   void sync_warp(uint32_t mask, bool orders) {
     const unsigned lane = current_ % kLanes;
-    if (!(mask >> lane & 1u)) stuck("a lane waits at a warp barrier whose mask leaves it out");
+    if (!(mask >> lane & 1u)) fail("a lane waits at a warp barrier whose mask leaves it out");
     Warp& w = warp();
     w.arrived |= 1u << lane;
     Fiber& f = fibers_[current_];
     f.state = State::at_warp;
     const bool all = (mask & present()) == present();
     char* const point = &w.points[!all ? 2 : w.odd];
-    if (orders) tell(point);
+    if (orders) release_order(point);
     if ((w.arrived & mask & present()) == (mask & present())) {
       w.arrived &= ~mask;
       if (all) w.odd = !w.odd;
@@ -149,7 +149,7 @@ class Block {
           fibers_[current_ - lane + l].state = State::ready;
     }
     wait();
-    if (orders) hear(point);
+    if (orders) acquire_order(point);
   }
   Warp& warp() { return warps_[current_ / kLanes]; }
   // Mask of the block's lanes in the running thread's warp.
@@ -163,15 +163,15 @@ class Block {
     f.state = State::ended;
     --alive_;
     release_block();
-    tell(&ended_);
+    release_order(&ended_);
     leave_for(nullptr, bottom_, size_);
-    go_to(scheduler_);
+    switch_fiber(scheduler_);
     tessera_switch_stack(&f.top, top_);
-    stuck("a thread that ended went on");
+    fail("a finished thread resumed");
   }
   void begin() {
     arrived(nullptr, &bottom_, &size_);
-    hear(&begun_);
+    acquire_order(&begun_);
     (*body_)();
   }
 
@@ -180,7 +180,7 @@ class Block {
 
   void go_on(Fiber& f) {
     leave_for(&kept_, f.stack, kStack);
-    go_to(f.known);
+    switch_fiber(f.known);
     tessera_switch_stack(&top_, f.top);
     arrived(kept_, nullptr, nullptr);
   }
@@ -188,7 +188,7 @@ class Block {
   void wait() {
     Fiber& f = fibers_[current_];
     leave_for(&f.kept, bottom_, size_);
-    go_to(scheduler_);
+    switch_fiber(scheduler_);
     tessera_switch_stack(&f.top, top_);
     arrived(f.kept, &bottom_, &size_);
   }
@@ -209,8 +209,8 @@ class Block {
   void *top_ = nullptr, *kept_ = nullptr;  // stack of the scheduler: saved pointer, and AddressSanitizer's data
   const void* bottom_ = nullptr;
   size_t size_ = 0;
-  Known scheduler_ = nullptr;  // the thread that runs the fibers
-  bool odd_ = false;           // which point the next barrier uses
+  FiberId scheduler_ = nullptr;  // the thread that runs the fibers
+  bool odd_ = false;             // which point the next barrier uses
   std::array<char, 2> points_{};
   char begun_ = 0, ended_ = 0;
 };
@@ -226,9 +226,9 @@ void Block::prepare(Fiber& f) {
   if (!f.stack) {
     void* const p =
         map_really(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) stuck("cannot allocate a thread's stack");
+    if (p == MAP_FAILED) fail("cannot allocate a thread's stack");
     f.stack = static_cast<std::byte*>(p);
-    f.known = make_known();
+    f.known = make_fiber_id();
   }
   // Six registers, then the return address; the stack is aligned as at a function entry.
   void** const top = reinterpret_cast<void**>(f.stack + kStack) - 8;

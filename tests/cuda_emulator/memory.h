@@ -7,7 +7,7 @@
 
 namespace tessera::emulator {
 
-class KnownMemory {
+class MemoryRegistry {
  public:
   void add(const void* p, size_t bytes) {
     const std::lock_guard lock(mutex_);
@@ -42,8 +42,8 @@ class KnownMemory {
   std::map<const std::byte*, const std::byte*> ends_;  // by start address
 };
 
-inline KnownMemory& known_memory() {
-  static KnownMemory all;
+inline MemoryRegistry& registered_memory() {
+  static MemoryRegistry all;
   return all;
 }
 

@@ -70,14 +70,14 @@ void end_group() {
 }
 
 // Whether NCCL would register the buffers of a captured collective as one allocation.
-bool registers_pieces(cudaStream_t stream) {
-  const char* const said = std::getenv("NCCL_GRAPH_REGISTER");
-  return stream->capture && (!said || std::strcmp(said, "0") != 0);
+bool registers_buffers(cudaStream_t stream) {
+  const char* const setting = std::getenv("NCCL_GRAPH_REGISTER");
+  return stream->capture && (!setting || std::strcmp(setting, "0") != 0);
 }
 
 ncclResult_t call(ncclComm_t comm, cudaStream_t stream, const NcclCall& made) {
   if (!comm || !stream || made.root < 0 || made.root >= comm->rank->exchange->ranks()) return ncclInvalidArgument;
-  if (registers_pieces(stream)) return ncclSystemError;
+  if (registers_buffers(stream)) return ncclSystemError;
   const auto same = [&](const Launch& launch) { return launch.comm == comm && launch.stream == stream; };
   if (const auto place = std::find_if(group.begin(), group.end(), same); place != group.end())
     place->calls.push_back(made);

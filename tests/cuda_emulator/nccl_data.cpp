@@ -34,7 +34,7 @@ bool put(const NcclCall& call, Bytes bytes) {
 }
 
 // Number of chunks of `count` elements that the rank contributes.
-size_t pieces_from(const NcclCall& call, size_t rank, size_t ranks) {
+size_t chunks_from(const NcclCall& call, size_t rank, size_t ranks) {
   using Kind = NcclCall::Kind;
   if (call.kind == Kind::reduce_scatter) return ranks;
   if (call.kind == Kind::recv || (call.kind == Kind::broadcast && rank != static_cast<size_t>(call.root))) return 0;
@@ -86,7 +86,7 @@ size_t element_size(ncclDataType_t type) {
 bool move_data(const std::vector<NcclCall>& calls) {
   std::vector<Bytes> arrays;
   for (size_t r = 0; r < calls.size(); ++r) {
-    const size_t pieces = pieces_from(calls[r], r, calls.size());
+    const size_t pieces = chunks_from(calls[r], r, calls.size());
     arrays.emplace_back(pieces * calls[r].count * element_size(calls[r].type));
     if (!get(calls[r], arrays.back())) return false;
   }

@@ -27,9 +27,9 @@ struct Meeting {
   std::atomic<bool> done = false;
 };
 
-class ExchangeHere final : public NcclExchange {
+class LocalExchange final : public NcclExchange {
  public:
-  explicit ExchangeHere(int ranks) : ranks_(ranks), collectives_(static_cast<size_t>(ranks), 0) {}
+  explicit LocalExchange(int ranks) : ranks_(ranks), collectives_(static_cast<size_t>(ranks), 0) {}
 
   int ranks() const override { return ranks_; }
   void join() override {
@@ -47,7 +47,7 @@ class ExchangeHere final : public NcclExchange {
   std::function<bool()> come(int rank, const NcclCall& call) override {
     const Acting as(Side::kernel);
     const std::lock_guard lock(mutex_);
-    const std::shared_ptr<Meeting> meeting = meeting_place(rank, call);
+    const std::shared_ptr<Meeting> meeting = exchange_point(rank, call);
     const size_t at = call.is_message() ? (call.kind == NcclCall::Kind::send ? 0 : 1) : static_cast<size_t>(rank);
     meeting->calls[at] = call;
     meeting->came[at] = true;
@@ -64,7 +64,7 @@ class ExchangeHere final : public NcclExchange {
     if (!meeting) place = meeting = std::make_shared<Meeting>(static_cast<size_t>(members));
     return meeting;
   }
-  std::shared_ptr<Meeting> meeting_place(int rank, const NcclCall& call) {
+  std::shared_ptr<Meeting> exchange_point(int rank, const NcclCall& call) {
     if (!call.is_message()) return found(meetings_[collectives_[static_cast<size_t>(rank)]++], ranks_);
     const bool sends = call.kind == NcclCall::Kind::send;
     const int from = sends ? rank : call.root, to = sends ? call.root : rank;
@@ -87,18 +87,18 @@ class ExchangeHere final : public NcclExchange {
 // Process id and sequence number.
 std::string new_exchange() {
   static std::atomic<int> made = 0;
-  let_others_in();
+  accept_processes();
   return std::to_string(getpid()) + " " + std::to_string(made++);
 }
 
 std::shared_ptr<NcclExchange> exchange_named(const std::string& name, int ranks) {
-  if (const pid_t process = std::stoi(name); process != getpid()) return exchange_of_another(process, name, ranks);
+  if (const pid_t process = std::stoi(name); process != getpid()) return remote_exchange(process, name, ranks);
   static std::mutex mutex;
   static std::map<std::string, std::weak_ptr<NcclExchange>> all;
   const std::lock_guard lock(mutex);
   std::weak_ptr<NcclExchange>& place = all[name];
   std::shared_ptr<NcclExchange> exchange = place.lock();
-  if (!exchange) place = exchange = std::make_shared<ExchangeHere>(ranks);
+  if (!exchange) place = exchange = std::make_shared<LocalExchange>(ranks);
   return exchange;
 }
 

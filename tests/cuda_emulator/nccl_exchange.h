@@ -49,8 +49,8 @@ std::string new_exchange();  // returns its name
 // Throws std::system_error if the process that created the name cannot be reached.
 std::shared_ptr<NcclExchange> exchange_named(const std::string& name, int ranks);
 // Accepts ranks of other processes, and connects to those of another process (nccl_processes.cpp).
-void let_others_in();
-std::shared_ptr<NcclExchange> exchange_of_another(pid_t process, const std::string& name, int ranks);
+void accept_processes();
+std::shared_ptr<NcclExchange> remote_exchange(pid_t process, const std::string& name, int ranks);
 
 size_t element_size(ncclDataType_t type);
 // Executes the matching calls of all ranks. Returns false if the memory of another process cannot be accessed.

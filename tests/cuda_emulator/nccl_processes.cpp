@@ -57,9 +57,9 @@ pid_t other_end(int connection) {
 }
 
 // One remote communicator.
-class Guest {
+class RemoteRank {
  public:
-  explicit Guest(int connection) : connection_(connection), process_(other_end(connection)) {}
+  explicit RemoteRank(int connection) : connection_(connection), process_(other_end(connection)) {}
   void serve() {
     Question question;
     while (recv(connection_, &question, sizeof(question), 0) == sizeof(question)) {
@@ -105,12 +105,12 @@ class Guest {
 void answer_all(int door) {
   for (;;)
     if (const int connection = accept4(door, nullptr, nullptr, SOCK_CLOEXEC); connection >= 0)
-      std::thread([connection] { Guest(connection).serve(); }).detach();
+      std::thread([connection] { RemoteRank(connection).serve(); }).detach();
 }
 
-class ExchangeElsewhere final : public NcclExchange {
+class RemoteExchange final : public NcclExchange {
  public:
-  ExchangeElsewhere(pid_t process, std::string name, int ranks)
+  RemoteExchange(pid_t process, std::string name, int ranks)
       : name_(std::move(name)), ranks_(ranks), connection_(new_socket()) {
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);  // the server accesses this process's memory
     const Address address(process);
@@ -118,7 +118,7 @@ class ExchangeElsewhere final : public NcclExchange {
     ::close(connection_);
     refuse("emulated NCCL: connect");
   }
-  ~ExchangeElsewhere() override { ::close(connection_); }
+  ~RemoteExchange() override { ::close(connection_); }
 
   int ranks() const override { return ranks_; }
   void join() override {
@@ -154,7 +154,7 @@ class ExchangeElsewhere final : public NcclExchange {
 
 }  // namespace
 
-void let_others_in() {
+void accept_processes() {
   static const int door = [] {
     const int made = new_socket();
     const Address address(getpid());
@@ -165,8 +165,8 @@ void let_others_in() {
   static_cast<void>(door);
 }
 
-std::shared_ptr<NcclExchange> exchange_of_another(pid_t process, const std::string& name, int ranks) {
-  return std::make_shared<ExchangeElsewhere>(process, name, ranks);
+std::shared_ptr<NcclExchange> remote_exchange(pid_t process, const std::string& name, int ranks) {
+  return std::make_shared<RemoteExchange>(process, name, ranks);
 }
 
 }  // namespace tessera::emulator

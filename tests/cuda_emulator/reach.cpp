@@ -71,9 +71,9 @@ Acting::~Acting() {
 }
 
 bool is_guarded() { return keys.work(); }
-void give_to_gpu(void* p, size_t bytes) { give(p, bytes, PROT_READ | PROT_WRITE, keys.gpu); }
-void give_to_host(void* p, size_t bytes) { give(p, bytes, PROT_READ | PROT_WRITE, keys.host); }
-void give_to_both(void* p, size_t bytes) { give(p, bytes, PROT_READ | PROT_WRITE, kShared); }
+void assign_to_gpu(void* p, size_t bytes) { give(p, bytes, PROT_READ | PROT_WRITE, keys.gpu); }
+void assign_to_host(void* p, size_t bytes) { give(p, bytes, PROT_READ | PROT_WRITE, keys.host); }
+void assign_to_both(void* p, size_t bytes) { give(p, bytes, PROT_READ | PROT_WRITE, kShared); }
 
 }  // namespace tessera::emulator
 

@@ -27,8 +27,8 @@ class Acting {
 // Whether accesses are checked on this CPU.
 bool is_guarded();
 // Assigns the pages [p, p + bytes) to the GPU, to the host, or (pinned) to both.
-void give_to_gpu(void* p, size_t bytes);
-void give_to_host(void* p, size_t bytes);
-void give_to_both(void* p, size_t bytes);
+void assign_to_gpu(void* p, size_t bytes);
+void assign_to_host(void* p, size_t bytes);
+void assign_to_both(void* p, size_t bytes);
 
 }  // namespace tessera::emulator

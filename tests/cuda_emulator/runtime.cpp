@@ -26,7 +26,7 @@ size_t allowed_shared(const void* kernel, std::optional<size_t> now = {}) {
 }
 }  // namespace
 
-using tessera::emulator::known_memory;
+using tessera::emulator::registered_memory;
 
 const char* cudaGetErrorString(cudaError_t error) {
   constexpr std::pair<cudaError_t, const char*> kWords[] = {
@@ -108,9 +108,9 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     const tessera::emulator::Acting as(tessera::emulator::Side::copy);
     std::memmove(to, from, bytes);
   };
-  const bool known = known_memory().has(to, bytes) && known_memory().has(from, bytes);
+  const bool known = registered_memory().has(to, bytes) && registered_memory().has(from, bytes);
   for (const void* const end : {static_cast<const void*>(to), from})
-    if (!known_memory().has(end, bytes) && known_memory().begins_in_one(end)) return cudaErrorInvalidValue;
+    if (!registered_memory().has(end, bytes) && registered_memory().begins_in_one(end)) return cudaErrorInvalidValue;
   if (known) {
     tessera::emulator::queue(stream, copy);
     return cudaSuccess;
@@ -139,27 +139,27 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
 cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
   if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
   *p = std::malloc(bytes);
-  if (*p) known_memory().add(*p, bytes);
+  if (*p) registered_memory().add(*p, bytes);
   return *p ? cudaSuccess : cudaErrorInvalidValue;
 }
 cudaError_t cudaFreeHost(void* p) {
   if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
-  if (known_memory().remove(p) == 0) return cudaErrorInvalidValue;
+  if (registered_memory().remove(p) == 0) return cudaErrorInvalidValue;
   tessera::emulator::go_on();  // like CUDA, waits for work that may use it
   std::free(p);
   return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
   if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
-  known_memory().add(p, bytes);
-  tessera::emulator::give_to_both(p, bytes);
+  registered_memory().add(p, bytes);
+  tessera::emulator::assign_to_both(p, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void* p) {
   if (const cudaError_t refused = tessera::emulator::not_while_capturing(); refused != cudaSuccess) return refused;
-  const size_t bytes = known_memory().remove(p);
+  const size_t bytes = registered_memory().remove(p);
   if (bytes == 0) return cudaErrorInvalidValue;
-  tessera::emulator::give_to_host(p, bytes);
+  tessera::emulator::assign_to_host(p, bytes);
   return cudaSuccess;
 }
 // TESSERA_EMULATED_GPU_IS_OLD emulates a GPU for which the program contains no code.
@@ -190,10 +190,10 @@ class EmulatedRegion final : public Region {
     base_ = memory_->base();
     const char* const gib = std::getenv("TESSERA_EMULATED_GIB");
     capacity_ = gib ? int64_t{std::atoi(gib)} << 30 : memory_->capacity();
-    emulator::known_memory().add(base_, static_cast<size_t>(capacity_));
-    emulator::give_to_gpu(base_, static_cast<size_t>(capacity_));
+    emulator::registered_memory().add(base_, static_cast<size_t>(capacity_));
+    emulator::assign_to_gpu(base_, static_cast<size_t>(capacity_));
   }
-  ~EmulatedRegion() override { emulator::known_memory().remove(base_); }
+  ~EmulatedRegion() override { emulator::registered_memory().remove(base_); }
   void commit(int64_t bytes) override {
     if (bytes <= filled_) return;
     const emulator::Acting as(emulator::Side::copy);

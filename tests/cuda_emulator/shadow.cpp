@@ -87,11 +87,11 @@ void after_task() { shadow().after_task(); }
 using namespace tessera::emulator;
 
 void forbid(const volatile void* p, size_t bytes) {
-  if (known_memory().begins_in_one(const_cast<const void*>(p))) return shadow().forbid(range(p, bytes));
+  if (registered_memory().begins_in_one(const_cast<const void*>(p))) return shadow().forbid(range(p, bytes));
   forbid_now(p, bytes);
 }
 void permit(const volatile void* p, size_t bytes) {
-  if (known_memory().begins_in_one(const_cast<const void*>(p))) return shadow().permit(range(p, bytes));
+  if (registered_memory().begins_in_one(const_cast<const void*>(p))) return shadow().permit(range(p, bytes));
   permit_now(p, bytes);
 }
 #else

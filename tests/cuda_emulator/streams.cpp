@@ -13,10 +13,10 @@ namespace tessera::emulator {
 
 bool is_deferred() {
   static const bool late = [] {
-    const char* const said = std::getenv("TESSERA_EMULATED_STREAMS");
-    const std::string_view asked = said ? said : "late";
+    const char* const setting = std::getenv("TESSERA_EMULATED_STREAMS");
+    const std::string_view asked = setting ? setting : "late";
     if (asked != "late" && asked != "early") {
-      std::fprintf(stderr, "TESSERA_EMULATED_STREAMS: expected late or early, got '%s'\n", said);
+      std::fprintf(stderr, "TESSERA_EMULATED_STREAMS: expected late or early, got '%s'\n", setting);
       std::abort();
     }
     return asked == "late";

@@ -384,9 +384,9 @@ TEST_F(Launches, GroupedGemmLaunchesOncePer192Groups) {
     };
     grouped_linear(x, groups);
     EXPECT_EQ(launches(), expected);
-    linear_rows_input_grad(dy, groups);
+    grouped_linear_input_grad(dy, groups);
     EXPECT_EQ(launches(), expected);
-    linear_rows_weight_grads(gradients, dy, x);
+    grouped_linear_weight_grads(gradients, dy, x);
     EXPECT_EQ(launches(), expected);
   }
 }

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "tensor/cuda/gpus.h"
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 #include "tests/support/errors.h"
 #include "tests/support/no_locks.h"
 

@@ -80,7 +80,7 @@ struct Case {
 };
 
 // Document starts as on a ring attention rank with later queries (some queries have no keys), or random starts.
-void draw_starts(const Philox& random, int64_t b, int64_t tq, int64_t tk, AttentionOptions& o) {
+void random_starts(const Philox& random, int64_t b, int64_t tq, int64_t tk, AttentionOptions& o) {
   o.starts = Tensor::empty({b, tq}, DType::int32, make_arena());
   o.first_key = 2;
   o.tokens_total += 2;
@@ -114,7 +114,7 @@ void check(const Case& c, uint64_t trial, const ArenaPtr& arena, const std::stri
   o.tokens_total = tk + below(2, 10) * 7;
   const Operands x = operands(b, tq, tk, heads, c.d, c.dtype, 2 * trial);
   o.window = std::array<int64_t, 5>{0, 0, 1, 20, 90}[static_cast<size_t>(below(5, 15))];
-  if (below(2, 14) == 0) draw_starts(random, b, tq, tk, o);
+  if (below(2, 14) == 0) random_starts(random, b, tq, tk, o);
   const bool wide = below(3, 11) == 0;
   Operands there = x.to(arena);
   if (c.pad > 0) {
@@ -270,9 +270,9 @@ TEST_F(CudnnChecks, AcceptRingAttentionTiles) {
   for (const int64_t d : {64, 128})
     for (const int64_t tokens : {128, 512, 1000, 4096})
       for (const int64_t keys : {12, 4})
-        for (const cuda::TileOfRing& tile :
-             {cuda::TileOfRing{4, tokens, tokens, tokens, true}, cuda::TileOfRing{4, tokens, tokens, tokens / 2, false},
-              cuda::TileOfRing{4, tokens, tokens / 2, tokens, false}}) {
+        for (const cuda::RingTile& tile :
+             {cuda::RingTile{4, tokens, tokens, tokens, true}, cuda::RingTile{4, tokens, tokens, tokens / 2, false},
+              cuda::RingTile{4, tokens, tokens / 2, tokens, false}}) {
           SCOPED_TRACE(fmt::format("{}: {} queries, {} keys, {}", d, tile.queries, tile.keys, keys));
           expect_taken([&](bool backward) { return cuda::tile_problem(tile, {12, keys}, d, backward); });
         }
@@ -332,12 +332,12 @@ void expect_close(const Results& found, const Results& expected, const std::stri
 // One of every five shapes, because each needs four plans, and a plan takes cuDNN a few tenths of a second.
 TEST_F(CudnnGpu, MatchesOwnKernelsAndCpu) {
   const Philox random = Philox::named(1, "shapes for cuDNN");
-  uint64_t drawn = 0;
+  uint64_t sample = 0;
   for (const int64_t d : {64, 128})
     for (const Heads& heads : {Heads{3}, Heads{4, 2}, Heads{3, 1}})
       for (const bool causal : {true, false}) {
         constexpr std::array<int64_t, 5> kTokens{2, 63, 128, 200, 384};
-        const int64_t tokens = kTokens[random.below(5, drawn++)];
+        const int64_t tokens = kTokens[random.below(5, sample++)];
         const AttentionOptions o{.scale = causal ? 0 : 0.2, .causal = causal};
         const Operands x = packed(2, tokens, heads, d, 1);
         const std::string what = fmt::format("d {}, {} tokens, {} key heads", d, tokens, heads.key);
@@ -431,8 +431,8 @@ TEST_F(CudnnGpu, LogNamesKernelsForUnusualHeadDims) {
     EXPECT_EQ(log.forward.cudnn + log.forward.plain, 1);
     EXPECT_EQ(log.backward.cudnn + log.backward.plain, 1);
     EXPECT_EQ(log.refused.size(), static_cast<size_t>(log.forward.plain + log.backward.plain));
-    for (const std::string& said : log.refused)
-      EXPECT_TRUE(has(said, "of (B, T, H, D) = (1, 96, 2, " + std::to_string(d) + "): "));
+    for (const std::string& message : log.refused)
+      EXPECT_TRUE(has(message, "of (B, T, H, D) = (1, 96, 2, " + std::to_string(d) + "): "));
     if (log.refused.empty())
       EXPECT_NO_THROW(run(x.to(fixed), {}));
     else

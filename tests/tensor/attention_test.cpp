@@ -17,7 +17,7 @@ Tensor normal(const Shape& shape, DType dtype, const ArenaPtr& arena, uint64_t n
 }
 
 // Random document starts per token and sequence.
-Tensor draw_starts(int64_t sequences, int64_t tokens, const Philox& random, const ArenaPtr& arena) {
+Tensor random_starts(int64_t sequences, int64_t tokens, const Philox& random, const ArenaPtr& arena) {
   int64_t start = 0;
   return test::made({sequences, tokens}, DType::int32, arena, [&](size_t i) {
     const int64_t token = static_cast<int64_t>(i) % tokens;
@@ -100,7 +100,7 @@ void check_tiles(DType dtype, uint64_t trial) {
   o.heads_total = o.first_head + 3 * heads + below(2, 9);
   o.tokens_total = chunks * n + below(2, 10) * 7;
   o.window = std::array<int64_t, 5>{0, 0, 1, 40, 100}[static_cast<size_t>(below(5, 13))];
-  if (below(2, 12) == 0) o.starts = draw_starts(b, chunks * n, random, arena);
+  if (below(2, 12) == 0) o.starts = random_starts(b, chunks * n, random, arena);
   const int64_t group = 1 + below(3, 11);
   const auto make = [&](uint64_t name) {
     const bool shared = name == 1 || name == 2;  // k and v

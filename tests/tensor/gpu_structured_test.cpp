@@ -29,7 +29,7 @@ double bound(DType dtype) { return dtype == DType::float64 ? 1e-13 : dtype == DT
 Tensor make_ids(const std::vector<int32_t>& v) {
   return Tensor::of<int32_t>(v, {static_cast<int64_t>(v.size())}, make_arena());
 }
-std::vector<int32_t> drawn_ids(int64_t n, int64_t below, const std::string& name) {
+std::vector<int32_t> random_ids(int64_t n, int64_t below, const std::string& name) {
   const auto id = [&](size_t i) { return Philox::named(3, name).below(static_cast<uint64_t>(below), i); };
   return made({n}, DType::int32, make_arena(), id).to_vector<int32_t>();
 }
@@ -129,7 +129,7 @@ TEST_F(StructuredGpu, EmbeddingGradientsAreSummedInTokenOrder) {
   for (const int64_t vocab : {3, 300, 2100})
     for (const DType dtype : test::floating(arena)) {
       SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(vocab));
-      std::vector<int32_t> v = drawn_ids(vocab == 3 ? 9000 : 700, vocab, "ids");
+      std::vector<int32_t> v = random_ids(vocab == 3 ? 9000 : 700, vocab, "ids");
       std::fill(v.begin() + 200, v.begin() + 500, 1);
       const Tensor ids = make_ids(v), dy = drawn({ids.numel(), vocab == 3 ? 9 : 72}, dtype, "dy");
       for (const DType to : {dtype, DType::float32}) {
@@ -177,7 +177,7 @@ TEST_F(StructuredGpu, CrossEntropyOfFullAndShardedVocabMatchesCpu) {
   for (const DType dtype : test::floating(arena))
     for (const int64_t vocab : {7, 1024, 5003}) {
       SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(vocab));
-      std::vector<int32_t> v = drawn_ids(70, vocab, "targets");
+      std::vector<int32_t> v = random_ids(70, vocab, "targets");
       v[3] = v[69] = -1;
       const Tensor targets = make_ids(v), on_gpu = targets.to(arena),
                    logits = drawn({70, vocab}, dtype, "logits", -9, 9);
@@ -213,7 +213,7 @@ TEST_F(StructuredGpu, CrossEntropyInPlaceHasTheBitsOfTwoPasses) {
     for (const DType dtype : test::floating(arena))
       for (const int64_t vocab : {7, 512, 5003, 8192, 40000}) {
         SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(vocab));
-        std::vector<int32_t> v = drawn_ids(9, vocab, "targets");
+        std::vector<int32_t> v = random_ids(9, vocab, "targets");
         v[3] = -1;
         const Tensor targets = make_ids(v).to(where), logits = drawn({9, vocab}, dtype, "logits", -9, 9).to(where);
         Tensor x = logits.clone();
@@ -233,7 +233,7 @@ TEST_F(StructuredGpu, CrossEntropyInPlaceHasTheBitsOfTwoPasses) {
 
 // Losses are summed in blocks of 4096 rows; and a row with masked logits.
 TEST_F(StructuredGpu, LossesOfManyRowsAreSummedInBlocks) {
-  const std::vector<int32_t> v = drawn_ids(9001, 3, "targets");
+  const std::vector<int32_t> v = random_ids(9001, 3, "targets");
   const Tensor logits = drawn({9001, 3}, DType::float32, "logits").to(arena), targets = make_ids(v).to(arena);
   const CrossEntropy all = cross_entropy(logits, targets);
   double parts = 0;
@@ -296,7 +296,7 @@ struct Routing {
 
 // Sometimes all logits have few distinct values, so that many are equal; long sequences, many experts, given choices.
 // `crowded`: given choices of other logits, some of which are dropped.
-Routing draw_routing(Draw& d, DType dtype, bool crowded) {
+Routing random_routing(Draw& d, DType dtype, bool crowded) {
   const int64_t experts = crowded ? 5 : d.of<int64_t>({1, 2, 5, 8, 33, 64, 300, 2000}), sequences = d.between(1, 4),
                 length = crowded ? 40 : std::min<int64_t>(experts > 64 ? 5 : 300, d.of<int64_t>({1, 3, 40, 300})),
                 n = sequences * length;
@@ -322,7 +322,7 @@ TEST_F(ExpertsGpu, RoutingMatchesCpu) {
   for (uint64_t trial = 0; trial < test::plans(40); ++trial)
     for (const DType dtype : test::floating(arena)) {
       Draw d("routing", trial);
-      const Routing r = draw_routing(d, dtype, trial == 0);
+      const Routing r = random_routing(d, dtype, trial == 0);
       SCOPED_TRACE(std::to_string(trial) + " " + r.logits.describe());
       const Routed here = route(r.logits, r.options), there = route(r.logits.to(arena), r.options);
       EXPECT_TRUE(
@@ -377,8 +377,8 @@ TEST_F(ExpertsGpu, HostWaitsOncePerLayer) {
   const Tensor rows = grouped_linear(dispatch_rows(x, routed), groups), y = combine_rows(rows, routed.weights, routed);
   const CombineGrads d = combine_rows_backward(y, rows, routed.weights, routed);
   route_backward(d.weights, logits, routed, o);
-  linear_rows_weight_grads(gradients, d.rows, rows);
-  dispatch_rows_backward(linear_rows_input_grad(d.rows, groups), routed);
+  grouped_linear_weight_grads(gradients, d.rows, rows);
+  dispatch_rows_backward(grouped_linear_input_grad(d.rows, groups), routed);
   EXPECT_EQ(waits() - before, 1);
 }
 
@@ -387,7 +387,7 @@ TEST_F(ExpertsGpu, DispatchAndCombineMatchCpu) {
   for (uint64_t trial = 0; trial < test::plans(20); ++trial)
     for (const DType dtype : test::floating(arena)) {
       Draw d("rows", trial);
-      const Routing r = draw_routing(d, dtype, trial == 0);
+      const Routing r = random_routing(d, dtype, trial == 0);
       const int64_t n = r.logits.dim(0), c = d.of<int64_t>({1, 5, 8, 64, 300, 1100, 2304});
       SCOPED_TRACE(std::to_string(trial) + " " + r.logits.describe() + " " + std::to_string(c));
       const Routed here = route(r.logits, r.options);
@@ -419,7 +419,7 @@ struct Sizes {
 };
 
 // Empty groups, single rows, parts of a tile and several tiles; sometimes more groups than one launch supports.
-Sizes draw_sizes(Draw& d) {
+Sizes random_sizes(Draw& d) {
   const bool many = d.between(0, 5) == 0;
   const int64_t unit = d.of<int64_t>({1, 8}), most = (many ? 30 : 150) / unit;
   Sizes s{.rows = {}, .k = unit * d.between(1, most), .n = unit * d.between(1, most)};
@@ -447,16 +447,16 @@ class RowsOfGroups {
   }
 
   void check() {
-    const Tensor y = grouped_linear(x_there_, there_), dx = linear_rows_input_grad(dy_there_, there_);
+    const Tensor y = grouped_linear(x_there_, there_), dx = grouped_linear_input_grad(dy_there_, there_);
     expect_product(y, grouped_linear(x_, groups_), dtype_);
-    expect_product(dx, linear_rows_input_grad(dy_, groups_), dtype_);
+    expect_product(dx, grouped_linear_input_grad(dy_, groups_), dtype_);
     int64_t at = 0;
     for (size_t g = 0; g < std::min<size_t>(9, there_.size()); ++g) {
       const int64_t m = s_.rows[g];
       const std::vector<GemmGroup> alone{there_[g]};
-      EXPECT_TRUE(same_bits(
-          {grouped_linear(x_there_.narrow(0, at, m), alone), linear_rows_input_grad(dy_there_.narrow(0, at, m), alone)},
-          {y.narrow(0, at, m), dx.narrow(0, at, m)}));
+      EXPECT_TRUE(same_bits({grouped_linear(x_there_.narrow(0, at, m), alone),
+                             grouped_linear_input_grad(dy_there_.narrow(0, at, m), alone)},
+                            {y.narrow(0, at, m), dx.narrow(0, at, m)}));
       at += m;
     }
   }
@@ -477,8 +477,8 @@ class RowsOfGroups {
       there.push_back({w, s_.rows[g]});
       if (g % 4 == 3) here[g].w = there[g].w = Tensor();  // not requested
     }
-    linear_rows_weight_grads(here, dy_, x_);
-    linear_rows_weight_grads(there, dy_there_, x_there_);
+    grouped_linear_weight_grads(here, dy_, x_);
+    grouped_linear_weight_grads(there, dy_there_, x_there_);
     std::vector<GemmGroup> sums = there;  // gradients of a second call; every second group accumulates
     for (size_t g = 0; g < here.size(); ++g) {
       if (!here[g].w.defined()) continue;
@@ -487,7 +487,7 @@ class RowsOfGroups {
       sums[g].w = there[g].w.clone();
       sums[g].adds = g % 2 == 0;
     }
-    linear_rows_weight_grads(sums, dy_there_, x_there_);
+    grouped_linear_weight_grads(sums, dy_there_, x_there_);
     for (size_t g = 0; g < here.size(); ++g) {
       if (!here[g].w.defined()) continue;
       Tensor expected = there[g].w.clone();
@@ -509,7 +509,7 @@ TEST_F(ExpertsGpu, GroupedGemmMatchesCpuForAnyRowCounts) {
                             {{0, 0, 9}, 300, 7}, {{0, 0}, 8, 8}};
   for (uint64_t trial = 0; trial < test::plans(20); ++trial) {
     Draw d("products", trial);
-    all.push_back(draw_sizes(d));
+    all.push_back(random_sizes(d));
   }
   for (const Sizes& s : all)
     for (const DType dtype : test::floating(arena)) {
@@ -527,12 +527,12 @@ TEST_F(ExpertsGpu, RowBitsAreIndependentOfOtherRows) {
     const Tensor x = drawn({m, k}, dtype, "x").to(arena), w = drawn({n, k}, dtype, "w").to(arena),
                  dy = drawn({m, k}, dtype, "dy").to(arena), back = drawn({k, n}, dtype, "back").to(arena);
     const std::vector<GemmGroup> once{{w, m}}, twice{{w, 70}, {w, m - 70}};
-    const Tensor y = grouped_linear(x, once), dx = linear_rows_input_grad(dy, {{back, m}});
+    const Tensor y = grouped_linear(x, once), dx = grouped_linear_input_grad(dy, {{back, m}});
     for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {m - 1, 1}, {13, 50}, {61, 70}, {20, 0}}) {
       SCOPED_TRACE(std::string(to_string(dtype)) + " " + std::to_string(first));
       EXPECT_TRUE(same_bits(grouped_linear(x.narrow(0, first, count), {{w, count}}), y.narrow(0, first, count)));
-      EXPECT_TRUE(
-          same_bits(linear_rows_input_grad(dy.narrow(0, first, count), {{back, count}}), dx.narrow(0, first, count)));
+      EXPECT_TRUE(same_bits(grouped_linear_input_grad(dy.narrow(0, first, count), {{back, count}}),
+                            dx.narrow(0, first, count)));
     }
     EXPECT_TRUE(same_bits(grouped_linear(x, once), y));
     EXPECT_TRUE(same_bits(grouped_linear(x, twice), y));

@@ -114,10 +114,8 @@ TEST_F(TensorsGpu, BinaryOpsHaveTheBitsOfTheCpu) {
 // Slices of wider arrays and broadcast rows, some of them aligned to 16 bytes and some not.
 TEST_F(TensorsGpu, SlicesAndBroadcastRowsHaveTheBitsOfTheCpu) {
   const Philox random = Philox::named(5, "pieces");
-  uint64_t drawn_so_far = 0;
-  const auto choose = [&](std::vector<int64_t> choices) {
-    return choices[random.below(choices.size(), drawn_so_far++)];
-  };
+  uint64_t samples = 0;
+  const auto choose = [&](std::vector<int64_t> choices) { return choices[random.below(choices.size(), samples++)]; };
   const std::vector<DType> dtypes = test::floating(arena);
   for (size_t i = 0; i < 120; ++i) {
     const DType dtype = dtypes[i % dtypes.size()];

@@ -4,7 +4,7 @@
 #include "tensor/cpu/x86/amx.h"
 #endif
 #include "tensor/ops/elementwise.h"
-#include "tensor/ops/matmul/cpu/products.h"
+#include "tensor/ops/matmul/cpu/gemm.h"
 #include "tests/support/one_thread.h"
 #include "tests/support/tensors.h"
 
@@ -56,7 +56,7 @@ TEST_F(FewRows, MatchFloat64WithTheSameBitsOnAllPaths) {
     SCOPED_TRACE(testing::Message() << "(" << m << ", " << k << ") x (" << k << ", " << n << ") round " << round);
     const Tensor a = random(m, k, dtype, 3 * round), w = random(n, k, dtype, 3 * round + 1);
     const Tensor bias = draw(0, 1, 5) ? random(1, n, wanted, 3 * round + 2).contiguous().reshape({n}) : Tensor();
-    ASSERT_TRUE(cpu::few_rows_takes(a, w.transpose(0, 1)));
+    ASSERT_TRUE(cpu::few_rows_supports(a, w.transpose(0, 1)));
     Tensor first = Tensor::empty({m, n}, wanted, arena_);
     cpu::set_threads(1);
     cpu::few_rows_matmul(first, a, w.transpose(0, 1), bias);
@@ -87,7 +87,7 @@ class AmxMatmul : public test::OneThread {
  protected:
   void SetUp() override {
     const Tensor whole = Tensor::zeros({64, 64}, DType::bfloat16, arena_);
-    if (!cpu::amx_takes(whole, whole)) GTEST_SKIP() << "no AMX tiles, or TESSERA_MAX_CPU_ISA excludes them";
+    if (!cpu::amx_supports(whole, whole)) GTEST_SKIP() << "no AMX tiles, or TESSERA_MAX_CPU_ISA excludes them";
   }
 
   // (rows, cols), column-major if `turned`.

@@ -10,7 +10,7 @@
 #include "tensor/kernels.h"
 #include "tensor/ops/activations.h"
 #include "tensor/ops/matmul/cuda/algorithm_table.h"
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 #include "tensor/ops/reduce.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpu.h"
@@ -236,16 +236,16 @@ class AlgorithmTables : public testing::Test {
 TEST_F(AlgorithmTables, FirstChoiceIsFinal) {
   if constexpr (kWithCuda) {
     cuda::AlgorithmTable first("A GPU/1"), second("A GPU/1"), alone("A GPU/1");
-    first.keep_in(directory_);
-    second.keep_in(directory_);
+    first.set_directory(directory_);
+    second.set_directory(directory_);
     const auto never = []() -> std::string { throw Error("chosen again"); };
     EXPECT_EQ(first.find_or("1 2", [] { return "x"; }), "x");
     EXPECT_EQ(second.find_or("1 2", never), "x");
     EXPECT_EQ(second.find_or("3", [] { return "y z"; }), "y z");
     EXPECT_EQ(first.find_or("3", never), "y z");
     EXPECT_EQ(alone.find_or("3", [] { return "w"; }), "w");
-    EXPECT_EQ(alone.find_or_keep("3", "v"), "w");
-    EXPECT_EQ(alone.find_or_keep("4", "v"), "v");
+    EXPECT_EQ(alone.find_or_insert("3", "v"), "w");
+    EXPECT_EQ(alone.find_or_insert("4", "v"), "v");
     EXPECT_EQ(alone.find_or("4", never), "v");
   }
 }
@@ -261,7 +261,7 @@ TEST_F(AlgorithmTables, OneCallerChoosesWhileOthersWait) {
     for (int i = 0; i < 4; ++i)
       threads.emplace_back([&, i] {
         cuda::AlgorithmTable own("A GPU/1");
-        own.keep_in(directory_);
+        own.set_directory(directory_);
         for (int key = 0; key < 20; ++key) EXPECT_EQ(own.find_or(std::to_string((key + 5 * i) % 20), choose), "chosen");
       });
     for (std::thread& t : threads) t.join();
@@ -272,7 +272,7 @@ TEST_F(AlgorithmTables, OneCallerChoosesWhileOthersWait) {
 TEST_F(AlgorithmTables, RejectsInvalidFiles) {
   if constexpr (kWithCuda) {
     cuda::AlgorithmTable table("A GPU/1");
-    table.keep_in(directory_);
+    table.set_directory(directory_);
     table.find_or("1", [] { return "x"; });
     for (const char* text : {"", "something else\n", "half of a li"}) {
       std::ofstream(file()) << text;

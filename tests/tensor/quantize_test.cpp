@@ -196,7 +196,7 @@ TEST(Quantize, GptqGroupsRoundToNearest) {
   for (size_t g = 0; g < x.size(); g += 32) {
     float most = 0;
     for (size_t i = g; i < g + 32; ++i) most = std::max(most, std::abs(x[i]));
-    const float step = wide(unpack_half(2 * most / 15));
+    const float step = wide(to_half(2 * most / 15));
     for (size_t i = g; i < g + 32; ++i) EXPECT_LE(std::abs(found[i] - x[i]), 0.51F * step + 1e-3F * std::abs(x[i]));
   }
   EXPECT_EQ(found[0], 0);
@@ -218,18 +218,18 @@ TEST(Half, EveryFloat16RoundTrips) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const Half h{static_cast<uint16_t>(bits)};
     if ((bits & 0x7c00u) == 0x7c00u) continue;
-    ASSERT_EQ(unpack_half(wide(h)).bits, bits);
+    ASSERT_EQ(to_half(wide(h)).bits, bits);
   }
-  EXPECT_EQ(unpack_half(65519.0F).bits, 0x7bff);
-  EXPECT_EQ(unpack_half(65520.0F).bits, 0x7c00);
-  EXPECT_EQ(unpack_half(1.0F + 0x1p-11F).bits, 0x3c00);  // a tie, to even
-  EXPECT_EQ(unpack_half(1.0F + 0x1.8p-10F).bits, 0x3c02);
+  EXPECT_EQ(to_half(65519.0F).bits, 0x7bff);
+  EXPECT_EQ(to_half(65520.0F).bits, 0x7c00);
+  EXPECT_EQ(to_half(1.0F + 0x1p-11F).bits, 0x3c00);  // a tie, to even
+  EXPECT_EQ(to_half(1.0F + 0x1.8p-10F).bits, 0x3c02);
 }
 
 // GPTQ and plain rounding: against the paper's algorithm for one row (with a shrinking inverse), against each other on
 // random inputs, and with degenerate inputs.
 
-Tensor drawn(const Shape& shape, const char* name, uint64_t seed, double deviation = 1) {
+Tensor random_tensor(const Shape& shape, const char* name, uint64_t seed, double deviation = 1) {
   const Philox random = Philox::named(seed, name);
   return test::made(shape, DType::float32, make_arena(), [&](size_t i) { return deviation * random.normal(i); });
 }
@@ -237,8 +237,9 @@ Tensor drawn(const Shape& shape, const char* name, uint64_t seed, double deviati
 // Inputs whose channels are mixtures of a few sources plus noise, as in real layers.
 Tensor correlated(int64_t rows, int64_t columns, uint64_t seed) {
   const int64_t sources = columns / 4 + 1;
-  Tensor mixed = matmul(drawn({rows, sources}, "sources", seed), drawn({sources, columns}, "mixing", seed));
-  add_(mixed, drawn({rows, columns}, "noise", seed, 0.3));
+  Tensor mixed =
+      matmul(random_tensor({rows, sources}, "sources", seed), random_tensor({sources, columns}, "mixing", seed));
+  add_(mixed, random_tensor({rows, columns}, "noise", seed, 0.3));
   return mixed;
 }
 
@@ -282,7 +283,7 @@ std::vector<int> by_shrinking_inverse(const Tensor& weight, const InputSquares& 
         double largest = 0;
         for (size_t k = j; k < std::min(n, j + static_cast<size_t>(group)); ++k)
           largest = std::max(largest, std::abs(row[k]));
-        scale[r] = wide(unpack_half(static_cast<float>(2 * largest / 15)));
+        scale[r] = wide(to_half(static_cast<float>(2 * largest / 15)));
       }
       const double q = std::clamp(std::nearbyint(row[j] / scale[r]), -8.0, 7.0);
       codes[r * n + j] = static_cast<int>(q) + 8;
@@ -299,7 +300,7 @@ TEST(Gptq, MatchesReferenceAlgorithm) {
   uint64_t seed = 0;
   for (const auto& [rows, columns, group] :
        {std::array<int64_t, 3>{5, 48, 16}, {3, 64, 64}, {4, 300, 20}, {2, 320, 160}, {7, 18, 4}}) {
-    const Tensor w = drawn({rows, columns}, "weight", ++seed, 0.02);
+    const Tensor w = random_tensor({rows, columns}, "weight", ++seed, 0.02);
     const InputSquares inputs = input_squares(correlated(2 * columns, columns, seed));
     const Int4Matrix found = gptq(w, inputs, group);
     const std::vector<int> expected = by_shrinking_inverse(w, inputs, group, 0.01);
@@ -318,7 +319,7 @@ TEST(Gptq, OutputErrorIsBelowRounding) {
     const int64_t group = int64_t{8} << random.below(3, 0),
                   columns = group * static_cast<int64_t>(1 + random.below(6, 1)),
                   rows = static_cast<int64_t>(1 + random.below(40, 2));
-    const Tensor w = drawn({rows, columns}, "weight", seed, 0.05), x = correlated(4 * columns, columns, seed);
+    const Tensor w = random_tensor({rows, columns}, "weight", seed, 0.05), x = correlated(4 * columns, columns, seed);
     const InputSquares inputs = input_squares(x);
     const double rounded = output_error(w, round_to_nearest(w, group), inputs),
                  found = output_error(w, gptq(w, inputs, group), inputs);
@@ -329,7 +330,7 @@ TEST(Gptq, OutputErrorIsBelowRounding) {
 }
 
 TEST(Gptq, OutputErrorMatchesLayerOutput) {
-  const Tensor w = drawn({6, 32}, "weight", 3), x = correlated(50, 32, 3);
+  const Tensor w = random_tensor({6, 32}, "weight", 3), x = correlated(50, 32, 3);
   const Int4Matrix m = round_to_nearest(w, 8);
   const auto out = [&](const Tensor& weight) {  // in float64
     return linear(x.to(DType::float64), weight.to(DType::float64), Tensor());
@@ -347,7 +348,7 @@ TEST(Gptq, PlainRoundingComputesScalesAndCodes) {
   EXPECT_EQ(m.code(0, 0), 15);
   EXPECT_EQ(m.code(0, 1), 0);
   EXPECT_EQ(m.codes[0], 0x0f);  // the even column in the low half
-  const Tensor many = drawn({9, 40}, "weight", 5);
+  const Tensor many = random_tensor({9, 40}, "weight", 5);
   const Int4Matrix rounded = round_to_nearest(many, 16);  // the last group has 8
   ASSERT_EQ(rounded.groups(), 3);
   const std::vector<float> q = decoded(rounded), from = many.to_vector<float>();
@@ -363,7 +364,7 @@ TEST(Gptq, PlainRoundingComputesScalesAndCodes) {
 }
 
 TEST(Gptq, ResultIsIndependentOfFusionThreadsAndCallOrder) {
-  const Tensor w = drawn({24, 160}, "weight", 8), x = correlated(400, 160, 8);
+  const Tensor w = random_tensor({24, 160}, "weight", 8), x = correlated(400, 160, 8);
   const int threads = cpu::threads();
   InputSquares inputs(160);
   for (int64_t t = 0; t < 400; t += 100) inputs.add(x.narrow(0, t, 100).reshape({2, 50, 160}));
@@ -381,7 +382,7 @@ TEST(Gptq, ResultIsIndependentOfFusionThreadsAndCallOrder) {
 }
 
 TEST(Gptq, ZeroInputsFallBackToPlainRounding) {
-  const Tensor w = drawn({4, 32}, "weight", 9);
+  const Tensor w = random_tensor({4, 32}, "weight", 9);
   EXPECT_EQ(gptq(w, InputSquares(32), 16).codes, round_to_nearest(w, 16).codes);
   // A channel that is always zero is rounded to nearest and does not affect others.
   Tensor x = correlated(100, 32, 9);
@@ -395,7 +396,7 @@ TEST(Gptq, ZeroInputsFallBackToPlainRounding) {
 
 TEST(Gptq, RejectsInvalidInputs) {
   const auto expect_refused = [](const auto& f, const char* words) { EXPECT_TRUE(has(error_message(f), words)); };
-  const Tensor w = drawn({4, 32}, "weight", 10);
+  const Tensor w = random_tensor({4, 32}, "weight", 10);
   expect_refused([&] { gptq(w, InputSquares(16), 16); }, "float32 (4, 32); expected 16 columns");
   expect_refused([&] { InputSquares(16).add(w); }, "expected (..., 16)");
   expect_refused([&] { round_to_nearest(w.narrow(1, 0, 31), 16); }, "expected an even number of columns");
@@ -410,7 +411,7 @@ TEST(Gptq, RejectsInvalidInputs) {
 TEST(Int4Matrix, PacksTwoGroupsWithTheirScalesAndZeros) {
   Int4Matrix m(1, 8, 4);
   for (int c = 0; c < 8; ++c) m.set_code(0, c, c + 3);
-  m.scale(0, 0) = unpack_half(1.0F), m.scale(0, 1) = unpack_half(-2.0F);
+  m.scale(0, 0) = to_half(1.0F), m.scale(0, 1) = to_half(-2.0F);
   std::vector<int> found;
   for (const std::byte b : m.packed()) found.push_back(static_cast<int>(b));
   EXPECT_EQ(found, (std::vector<int>{0x43, 0x65, 0x87, 0xa9, 0x00, 0x3c, 0x00, 0xc0, 0x88}));
@@ -450,7 +451,7 @@ TEST_F(QuantizeGpu, DequantizedValuesHaveTheBitsOfTheCpu) {
     p.columns = is_cut || pieces > 1 || p.codec == Codec::gptq ? unit * parts * d.between(1, 5) : d.between(1, 700);
     for (int64_t i = 0; i < pieces; ++i) p.pieces.push_back(parts * d.between(1, 40));
     for (const int64_t rows : p.pieces) p.rows += rows;
-    const Tensor weights = drawn({p.elements()}, "weights", trial);
+    const Tensor weights = random_tensor({p.elements()}, "weights", trial);
     const std::vector<std::byte> whole = quantize(p, from(weights.to_vector<float>()));
     const std::vector<ElementRun> runs = is_cut ? make_tile(p, static_cast<int>(d.between(0, 1)), parts, parts - 1)
                                                 : std::vector<ElementRun>{{0, 0, p.elements()}};

@@ -6,7 +6,7 @@
 
 #include "tensor/cpu/loops.h"
 #include "tensor/ops/elementwise_list.h"
-#include "tensor/ops/matmul/cpu/products.h"
+#include "tensor/ops/matmul/cpu/gemm.h"
 #include "tensor/random.h"
 #include "tests/support/gpu.h"
 #include "tests/support/nearest.h"
@@ -40,9 +40,9 @@ TEST(Philox, BatchedValuesEqualScalarValues) {
   const Philox random = Philox::named(5, "together");
   for (const uint64_t first : {0ULL, 1ULL, 2ULL, 3ULL, 17179869180ULL, 17179869183ULL, 123456789012345ULL})
     for (const uint64_t step : {0ULL, 1ULL << 40}) {
-      float drawn[64];
-      cpu::vectorized([&] { random.uniforms<64>(first, step, drawn); });
-      for (uint64_t i = 0; i < 64; ++i) EXPECT_EQ(drawn[i], random.uniform(first + i, step)) << first << " + " << i;
+      float batch[64];
+      cpu::vectorized([&] { random.uniforms<64>(first, step, batch); });
+      for (uint64_t i = 0; i < 64; ++i) EXPECT_EQ(batch[i], random.uniform(first + i, step)) << first << " + " << i;
     }
 }
 

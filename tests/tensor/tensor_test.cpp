@@ -140,7 +140,7 @@ TEST(DryRunDevice, GpuMatmulsAllocateOnlyTheirResult) {
 
 TEST(DryRunDevice, GpuGroupedGemmAllocatesOnlyItsResult) {
   const auto product = [](const Operands& t) { grouped_linear(t.x, {{t.w, kRows / 2}, {t.w, kRows / 2}}); };
-  const auto gradient = [](const Operands& t) { linear_rows_weight_grads({{t.dw, kRows}}, t.dy, t.x); };
+  const auto gradient = [](const Operands& t) { grouped_linear_weight_grads({{t.dw, kRows}}, t.dy, t.x); };
   EXPECT_EQ(taken(Device::cuda, product), 2 * kRows * kOut);
   EXPECT_EQ(taken(Device::cuda, gradient), 0);
   EXPECT_GT(taken(Device::cpu, product), 2 * kRows * kOut);  // plus operands in float32

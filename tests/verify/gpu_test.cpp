@@ -1,7 +1,7 @@
 // Runs on GPUs: ranks that share one train like one rank on it, with experts and with parameters in the host's memory
 // too, and what they begin with and save is what ranks on the CPU begin with and save.
 
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 #include "tests/support/errors.h"
 #include "tests/support/gpus.h"
 #include "tests/verify/draw.h"

@@ -32,14 +32,14 @@ class TileScope {
 // C (32 x 32 float32, row stride `ldc`) = or += A B over `tiles` tiles of depth 32. A has two tiles of 16 rows with row
 // stride `lda`; `step` is the stride between tiles along the depth, and `down` the stride from the upper to the lower
 // tile. B is packed: for each depth two adjacent tiles, each of 16 row pairs x 16 columns x 2.
-// `beside(t)` is called after issuing the multiplications of tile t, for work that overlaps with them.
+// `overlapped(t)` is called after issuing the multiplications of tile t, for work that overlaps with them.
 struct TileOperandA {
   const bfloat16* data;
   int64_t lda, step, down;
 };
 template <class F>
 [[gnu::target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512bf16"), gnu::always_inline]] inline void tile_block(
-    TileOperandA a, const bfloat16* b, int64_t tiles, float* c, int64_t ldc, bool accumulate, const F& beside) {
+    TileOperandA a, const bfloat16* b, int64_t tiles, float* c, int64_t ldc, bool accumulate, const F& overlapped) {
   const auto a_bytes = static_cast<size_t>(a.lda) * sizeof(bfloat16),
              c_bytes = static_cast<size_t>(ldc) * sizeof(float);
   if (accumulate) {
@@ -62,7 +62,7 @@ template <class F>
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
-    beside(t);
+    overlapped(t);
     a.data += a.step;
     b += 2 * kTileElements;
   }

@@ -78,10 +78,10 @@ class DeviceRegion final : public Region {
     if (result == CUDA_SUCCESS) return;
     const char* cause = nullptr;
     explain_(result, &cause);
-    const std::string said = fmt::format("[arena] CUDA: cannot {} {} bytes next to the {} in use: {}", what, bytes,
-                                         mapped_, cause ? cause : "unknown");
-    if (result == CUDA_ERROR_OUT_OF_MEMORY) throw OutOfMemory(said);
-    throw Error(said + (is_proven_ ? "" : kNeeded), Status::communication);
+    const std::string message = fmt::format("[arena] CUDA: cannot {} {} bytes next to the {} in use: {}", what, bytes,
+                                            mapped_, cause ? cause : "unknown");
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) throw OutOfMemory(message);
+    throw Error(message + (is_proven_ ? "" : kNeeded), Status::communication);
   }
 
   decltype(&cuMemAddressReserve) reserve_ = entry<decltype(cuMemAddressReserve)>("cuMemAddressReserve");

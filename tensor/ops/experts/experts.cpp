@@ -4,7 +4,7 @@
 #include "tensor/cpu/loops.h"
 #include "tensor/ops/elementwise.h"
 #include "tensor/ops/experts/token.h"
-#include "tensor/ops/matmul/cpu/products.h"
+#include "tensor/ops/matmul/cpu/gemm.h"
 
 namespace tessera {
 
@@ -56,7 +56,7 @@ void choose_all(const Tensor& logits, const RouteOptions& o, const Routed& out) 
 }
 
 // For dry runs, without reading logits.
-void share_out_evenly(int64_t experts, const Tensor& chosen) {
+void assign_evenly(int64_t experts, const Tensor& chosen) {
   for (int64_t i = 0; i < chosen.numel(); ++i) chosen.data<int32_t>()[i] = static_cast<int32_t>(i % experts);
 }
 
@@ -107,7 +107,7 @@ void place_all(const RouteOptions& o, int64_t experts, Routed& out) {
 void route_on_cpu(Routed& out, const Tensor& logits, const RouteOptions& o) {
   if (o.given.defined()) compare_choices(logits, o, out);
   if (cpu::DryRun::here())
-    share_out_evenly(logits.dim(1), out.chosen);
+    assign_evenly(logits.dim(1), out.chosen);
   else
     choose_all(logits, o, out);
   mark_padding(o, logits.dim(1), out.chosen);
@@ -153,7 +153,7 @@ void route_backward_on_cpu(const Tensor& out, const Tensor& dweights, const Tens
       std::vector<A> l(static_cast<size_t>(experts));
       for (int64_t i = begin; i < end; ++i) {
         widen(in + i * experts, experts, l.data());
-        all.of(i, i / length, experts).of_logits(l.data(), experts);
+        all.of(i, i / length, experts).logits_grad(l.data(), experts);
         for (int64_t e = 0; e < experts; ++e) to[i * experts + e] = static_cast<T>(l[static_cast<size_t>(e)]);
       }
     });
@@ -235,12 +235,12 @@ struct Matrix {
 };
 
 // Multiplies one group in the accumulation dtype and rounds once.
-void multiply_on_cpu(RowsProduct which, Tensor out, const Tensor& left, const Tensor& right) {
+void multiply_on_cpu(GemmKind which, Tensor out, const Tensor& left, const Tensor& right) {
   const DType wide = accum_dtype(left.dtype());
   const bool direct = out.dtype() == wide && out.is_contiguous();
   const Tensor sum = direct ? out : out.make(out.shape(), wide, Category::workspace);
-  const Matrix a = Matrix{left, which == RowsProduct::weight_grad}.wide(),
-               b = Matrix{right, which == RowsProduct::forward}.wide();
+  const Matrix a = Matrix{left, which == GemmKind::weight_grad}.wide(),
+               b = Matrix{right, which == GemmKind::forward}.wide();
   const auto run = [&]<class T>(T) {
     cpu::gemm<T>(a.rows(), b.columns(), a.columns(), a.strided<T>(), b.strided<T>(), sum.data<T>(), sum.dim(1));
   };
@@ -253,13 +253,13 @@ void multiply_on_cpu(RowsProduct which, Tensor out, const Tensor& left, const Te
   if (!direct) out.copy_from(sum);
 }
 
-void multiply_on_cpu(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
+void multiply_on_cpu(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
   if (dry_run_on_gpu(left)) return;  // GPU kernels write results in place, rounded or accumulated
   int64_t at = 0;
   for (const GemmGroup& g : groups) {
     const Tensor rows = left.narrow(0, at, g.rows), others = other.narrow(0, at, g.rows);
     at += g.rows;
-    if (which != RowsProduct::weight_grad) {
+    if (which != GemmKind::weight_grad) {
       if (g.rows > 0) multiply_on_cpu(which, others, rows, g.w);
     } else if (g.adds) {
       Tensor total = g.w;
@@ -273,8 +273,8 @@ void multiply_on_cpu(RowsProduct which, const Tensor& left, const Tensor& other,
 }
 
 // Gradients that the kernels cannot write directly are computed separately.
-void multiply_on_gpu(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
-  const bool of_weights = which == RowsProduct::weight_grad;
+void multiply_on_gpu(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
+  const bool of_weights = which == GemmKind::weight_grad;
   const bool alike =
       std::ranges::all_of(groups, [&](const GemmGroup& g) { return !g.w.defined() || g.w.dtype() == left.dtype(); });
   const DType dtype = alike ? left.dtype() : accum_dtype(left.dtype());
@@ -282,7 +282,7 @@ void multiply_on_gpu(RowsProduct which, const Tensor& left, const Tensor& other,
   std::vector<GemmGroup> made = groups;
   for (GemmGroup& g : made)
     if (!as_it_is(g.w)) g = {of_weights ? g.w.make(g.w.shape(), dtype, Category::workspace) : g.w.contiguous(), g.rows};
-  cuda::multiply_rows(which, left.contiguous(), of_weights ? other.contiguous() : other, made);
+  cuda::grouped_gemm(which, left.contiguous(), of_weights ? other.contiguous() : other, made);
   for (size_t i = 0; of_weights && i < groups.size(); ++i) {
     Tensor to = groups[i].w;
     if (as_it_is(to)) continue;
@@ -293,9 +293,9 @@ void multiply_on_gpu(RowsProduct which, const Tensor& left, const Tensor& other,
   }
 }
 
-void multiply(const char* op, RowsProduct which, const Tensor& left, const Tensor& other,
+void multiply(const char* op, GemmKind which, const Tensor& left, const Tensor& other,
               const std::vector<GemmGroup>& groups) {
-  const bool forward = which == RowsProduct::forward, of_weights = which == RowsProduct::weight_grad;
+  const bool forward = which == GemmKind::forward, of_weights = which == GemmKind::weight_grad;
   const Tensor &in = forward ? left : other, &out = forward ? other : left;
   int64_t rows = 0;
   for (const GemmGroup& g : groups) rows += g.rows;
@@ -326,18 +326,18 @@ Tensor make_rows(const char* op, const Tensor& like, const std::vector<GemmGroup
 
 Tensor grouped_linear(const Tensor& x, const std::vector<GemmGroup>& groups) {
   Tensor y = make_rows("grouped_linear", x, groups, 0);
-  multiply("grouped_linear", RowsProduct::forward, x, y, groups);
+  multiply("grouped_linear", GemmKind::forward, x, y, groups);
   return y;
 }
 
-Tensor linear_rows_input_grad(const Tensor& dy, const std::vector<GemmGroup>& groups) {
-  Tensor dx = make_rows("linear_rows_input_grad", dy, groups, 1);
-  multiply("linear_rows_input_grad", RowsProduct::input_grad, dy, dx, groups);
+Tensor grouped_linear_input_grad(const Tensor& dy, const std::vector<GemmGroup>& groups) {
+  Tensor dx = make_rows("grouped_linear_input_grad", dy, groups, 1);
+  multiply("grouped_linear_input_grad", GemmKind::input_grad, dy, dx, groups);
   return dx;
 }
 
-void linear_rows_weight_grads(const std::vector<GemmGroup>& groups, const Tensor& dy, const Tensor& x) {
-  multiply("linear_rows_weight_grads", RowsProduct::weight_grad, dy, x, groups);
+void grouped_linear_weight_grads(const std::vector<GemmGroup>& groups, const Tensor& dy, const Tensor& x) {
+  multiply("grouped_linear_weight_grads", GemmKind::weight_grad, dy, x, groups);
 }
 
 // Dispatch and combine. Threads split the tokens; row sums use fixed lanes.

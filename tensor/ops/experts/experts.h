@@ -5,8 +5,9 @@
 //   x (N, C) --dispatch_rows--> rows (R, C), those of expert 0 first, tokens in order --experts--> rows (R, C)
 //   rows --combine_rows--> y (N, C): y[t] = sum over j of weights[t, j] rows[place[t, j]], in the order of j
 //
-// On a GPU all tensors reside there, and route() waits for it once: the host must know the number of rows per expert,
-// because the sizes of matmuls and messages depend on it. In a dry run (cpu::DryRun) tokens are distributed evenly.
+// On a GPU all tensors reside there, and route() waits for it once: the host must compute_stats the number of rows per
+// expert, because the sizes of matmuls and messages depend on it. In a dry run (cpu::DryRun) tokens are distributed
+// evenly.
 #pragma once
 
 #include "tensor/tensor.h"
@@ -85,7 +86,7 @@ void combine_rows_backward(const CombineGrads& out, const Tensor& dy, const Tens
 // Grouped GEMM for linear layers y = x w^T, as in the experts of a layer: rows of group 0, then those of group 1, and
 // so on, each group with its own w and a number of rows that varies from call to call.
 //
-// Each element is one chain of fused multiply-adds in the order of the inner dim (tensor/ops/matmul/cpu/products.h), so
+// Each element is one chain of fused multiply-adds in the order of the inner dim (tensor/ops/matmul/cpu/gemm.h), so
 // a row's bits depend neither on the number of rows and groups, nor on its position, nor on threads; and no kernel is
 // compiled for a number of rows. bfloat16 is multiplied in float32 and rounded once. On a GPU all groups share one
 // launch; float32 and float64 are bitwise identical to the CPU, and bfloat16 uses tensor cores, which accumulate
@@ -101,16 +102,16 @@ struct GemmGroup {
 // x (R, K) -> (R, N).
 Tensor grouped_linear(const Tensor& x, const std::vector<GemmGroup>& groups);
 // dy (R, N) -> (R, K).
-Tensor linear_rows_input_grad(const Tensor& dy, const std::vector<GemmGroup>& groups);
+Tensor grouped_linear_input_grad(const Tensor& dy, const std::vector<GemmGroup>& groups);
 // Writes dy^T x of each group's rows, in order, to its gradient: any floating dtype, or undefined if not needed.
-void linear_rows_weight_grads(const std::vector<GemmGroup>& groups, const Tensor& dy, const Tensor& x);
+void grouped_linear_weight_grads(const std::vector<GemmGroup>& groups, const Tensor& dy, const Tensor& x);
 
-enum class RowsProduct : uint8_t { forward, input_grad, weight_grad };
+enum class GemmKind : uint8_t { forward, input_grad, weight_grad };
 
 namespace cuda {
 // other = left w^T, other = left w, or w = left^T other, for contiguous matrices. All gradients have the rows' dtype,
 // or all its accumulation dtype. One launch per 192 groups.
-void multiply_rows(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups);
+void grouped_gemm(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups);
 }  // namespace cuda
 
 }  // namespace tessera

@@ -40,7 +40,7 @@ constexpr A routing_margin(const A* logits, const int32_t* own, const int32_t* g
 }
 
 template <class A>
-constexpr A largest_indices(const A* logits, int64_t experts) {
+constexpr A max_logit(const A* logits, int64_t experts) {
   A largest = logits[0];
   for (int64_t e = 1; e < experts; ++e) largest = largest < logits[e] ? logits[e] : largest;
   return largest;
@@ -49,7 +49,7 @@ constexpr A largest_indices(const A* logits, int64_t experts) {
 template <class A>
 constexpr void weigh(const A* logits, int64_t experts, const int32_t* chosen, int64_t k, bool softmax_first,
                      A* weights) {
-  const A largest = largest_indices(logits, experts);
+  const A largest = max_logit(logits, experts);
   A sum = 0;
   if (softmax_first)
     for (int64_t e = 0; e < experts; ++e) sum += math::exp(logits[e] - largest);
@@ -87,28 +87,28 @@ struct Gradient {
     return one;
   }
   // Gradient of the expert's probability among all experts.
-  constexpr A of_probability(int64_t expert) const {
+  constexpr A probability_grad(int64_t expert) const {
     const int64_t j = softmax_first ? place_among(chosen, k, expert) : -1;
     A sum = j < 0 ? A(0) : dweights[j];
     if (choices) sum += static_cast<A>(slopes.balance) * static_cast<A>(choices[expert] * slopes.share);
     return sum;
   }
   // Gradient from the softmax over the chosen experts.
-  constexpr A of_chosen(int64_t expert, A mean) const {
+  constexpr A chosen_grad(int64_t expert, A mean) const {
     const int64_t j = softmax_first ? -1 : place_among(chosen, k, expert);
     return j < 0 ? A(0) : weights[j] * (dweights[j] - mean);
   }
   // Overwrites the logits with their gradient.
-  constexpr void of_logits(A* logits, int64_t experts) const {
-    const A largest = largest_indices(logits, experts);
+  constexpr void logits_grad(A* logits, int64_t experts) const {
+    const A largest = max_logit(logits, experts);
     A sum = 0, mean = 0, among = 0;
     for (int64_t e = 0; e < experts; ++e) sum += logits[e] = math::exp(logits[e] - largest);
     for (int64_t e = 0; e < experts; ++e) logits[e] /= sum;
     const A z_loss = static_cast<A>(slopes.z) * (largest + math::log(sum));
     for (int64_t j = 0; j < k; ++j) mean += weights[j] * dweights[j];
-    for (int64_t e = 0; e < experts; ++e) among += logits[e] * of_probability(e);
+    for (int64_t e = 0; e < experts; ++e) among += logits[e] * probability_grad(e);
     for (int64_t e = 0; e < experts; ++e)
-      logits[e] = of_chosen(e, mean) + logits[e] * (of_probability(e) - among) + logits[e] * z_loss;
+      logits[e] = chosen_grad(e, mean) + logits[e] * (probability_grad(e) - among) + logits[e] * z_loss;
   }
 };
 

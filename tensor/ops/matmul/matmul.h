@@ -2,7 +2,7 @@
 //
 // On the CPU, float32 and bfloat16 use oneDNN (accumulated in float32, rounded once); bfloat16 uses Tessera's AMX
 // kernel if the CPU has AMX tiles, and float64 Tessera's blocked kernel. On a GPU all dtypes use cuBLASLt
-// (cuda/product.h).
+// (cuda/gemm.h).
 #pragma once
 
 #include "tensor/tensor.h"

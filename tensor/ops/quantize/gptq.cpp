@@ -30,7 +30,7 @@ Half quantization_scale(const double* w, int64_t n) {
   double largest = 0;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(w[i]));
   constexpr double kSmallest = 0x1p-24;  // the smallest positive float16, so that a group of zeros has a scale
-  return unpack_half(static_cast<float>(std::max(2 * largest / 15, kSmallest)));
+  return to_half(static_cast<float>(std::max(2 * largest / 15, kSmallest)));
 }
 
 int quantized_code(double w, double scale) {

@@ -58,7 +58,7 @@ void Int4Matrix::append(const Int4Matrix& below) {
 
 namespace {
 
-constexpr int64_t kAtOnce = 1 << 18;  // elements: a multiple of a block
+constexpr int64_t kBatch = 1 << 18;  // elements: a multiple of a block
 constexpr int kLevels = 16;
 
 // Index of the value nearest to x in an ascending list: the number of midpoints that x exceeds.
@@ -129,8 +129,8 @@ std::vector<std::byte> quantize(const Packing& p, const FloatSource& source) {
   const Sections at(p, p.elements());
   const int64_t block = p.block();
   std::vector<float> chunk, scales(static_cast<size_t>((p.elements() + block - 1) / block));
-  for (int64_t begin = 0; begin < p.elements(); begin += kAtOnce) {
-    chunk.resize(static_cast<size_t>(std::min(kAtOnce, p.elements() - begin)));
+  for (int64_t begin = 0; begin < p.elements(); begin += kBatch) {
+    chunk.resize(static_cast<size_t>(std::min(kBatch, p.elements() - begin)));
     source(begin, chunk);
     for (size_t i = 0; i < chunk.size(); ++i)
       if (!(std::abs(chunk[i]) <= std::numeric_limits<float>::max()))
@@ -145,7 +145,7 @@ std::vector<std::byte> quantize(const Packing& p, const FloatSource& source) {
       }
     });
   }
-  const PieceBounds pieces(p);
+  const FusedBounds pieces(p);
   std::vector<float> groups(static_cast<size_t>(pieces.groups)), means(p.pieces.size());
   for (size_t i = 0; i < p.pieces.size(); ++i) {
     const int64_t first = pieces.first_blocks[i],
@@ -175,7 +175,7 @@ T read(const std::byte* at) {
 class Decoder {
  public:
   Decoder(const Packing& p, const std::byte* bytes, int64_t elements)
-      : p_(p), at_(p, elements), pieces_(p), bytes_(bytes), codes_(bytes + at_.codes), scales_(bytes + at_.scales) {}
+      : p_(p), at_(p, elements), bounds_(p), bytes_(bytes), codes_(bytes + at_.codes), scales_(bytes + at_.scales) {}
 
   template <class T>
   void operator()(ElementRun run, T* out) const {
@@ -207,11 +207,11 @@ class Decoder {
 
   // In float64, so that a fused multiply-add cannot change the rounding.
   float nf4_scale(int64_t here, int64_t whole) const {
-    const size_t piece = pieces_.of_block(whole);
-    const int64_t group = pieces_.first_groups[piece] + (whole - pieces_.first_blocks[piece]) / kScalesOfGroup;
+    const size_t piece = bounds_.of_block(whole);
+    const int64_t group = bounds_.first_groups[piece] + (whole - bounds_.first_blocks[piece]) / kScalesOfGroup;
     const double share = dynamic_values()[std::to_integer<size_t>(scales_[here])],
                  most = read<float>(bytes_ + 4 * group),
-                 mean = read<float>(bytes_ + 4 * (pieces_.groups + static_cast<int64_t>(piece)));
+                 mean = read<float>(bytes_ + 4 * (bounds_.groups + static_cast<int64_t>(piece)));
     return static_cast<float>(share * most + mean);
   }
   Group group(int64_t g) const {
@@ -230,7 +230,7 @@ class Decoder {
 
   const Packing& p_;
   Sections at_;
-  PieceBounds pieces_;
+  FusedBounds bounds_;
   const std::byte *bytes_, *codes_, *scales_;
 };
 
@@ -303,7 +303,7 @@ std::span<const float, 256> dynamic_values() {
   return values;
 }
 
-PieceBounds::PieceBounds(const Packing& p) {
+FusedBounds::FusedBounds(const Packing& p) {
   int64_t rows = 0;
   for (const int64_t of_piece : p.pieces) {
     first_blocks.push_back(rows * p.columns / p.block());
@@ -314,7 +314,7 @@ PieceBounds::PieceBounds(const Packing& p) {
 }
 
 int64_t Packing::shared_bytes() const {
-  return codec == Codec::nf4 ? 4 * (PieceBounds(*this).groups + std::ssize(pieces)) : 0;
+  return codec == Codec::nf4 ? 4 * (FusedBounds(*this).groups + std::ssize(pieces)) : 0;
 }
 
 int64_t Packing::bytes(int64_t elements) const {

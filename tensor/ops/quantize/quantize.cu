@@ -27,7 +27,7 @@ struct Decode {
   const RunStart* starts;  // null if there is only one run
   int64_t runs, first_whole, groups;
   int pieces;
-  int64_t first_blocks[kMaxPieces] = {}, first_groups[kMaxPieces] = {};
+  int64_t first_blocks[kMaxFused] = {}, first_groups[kMaxFused] = {};
   float levels[16] = {}, shares[256] = {};
 
   __device__ int64_t full_index(int64_t here) const {
@@ -107,12 +107,12 @@ __global__ void decode_kernel(const Decode f, T* out) {
 }  // namespace
 
 void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor& bytes, const Tensor& out) {
-  const PieceBounds pieces(p);
+  const FusedBounds pieces(p);
   const int64_t n = out.numel();
   const bool nf4 = p.codec == Codec::nf4;
-  if (std::ssize(p.pieces) > kMaxPieces)
+  if (std::ssize(p.pieces) > kMaxFused)
     throw Error("[dequantize] a matrix of " + std::to_string(p.pieces.size()) + " fused matrices; expected at most " +
-                std::to_string(kMaxPieces));
+                std::to_string(kMaxFused));
   const Sections at(p, n);
   const uint8_t* const from = bytes.device_data<uint8_t>();
   Decode f{.codes = from + at.codes,

@@ -129,10 +129,10 @@ struct Sections {
 };
 
 // First block, and first group of nf4 scales, of each matrix of a fused one.
-struct PieceBounds {
+struct FusedBounds {
   std::vector<int64_t> first_blocks, first_groups;
   int64_t groups = 0;  // total
-  explicit PieceBounds(const Packing& p);
+  explicit FusedBounds(const Packing& p);
   size_t of_block(int64_t block) const {
     size_t i = first_blocks.size() - 1;
     while (i > 0 && first_blocks[i] > block) --i;
@@ -142,8 +142,8 @@ struct PieceBounds {
 
 namespace cuda {
 // dequantize() as a kernel, bitwise identical to the CPU: bytes and `out` on one GPU. Throws Error for more than
-// kMaxPieces fused matrices. If nf4 has several runs, their table (16 bytes each) is copied before the kernel.
-inline constexpr int kMaxPieces = 4;
+// kMaxFused fused matrices. If nf4 has several runs, their table (16 bytes each) is copied before the kernel.
+inline constexpr int kMaxFused = 4;
 void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor& bytes, const Tensor& out);
 }  // namespace cuda
 

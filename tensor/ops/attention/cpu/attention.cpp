@@ -36,7 +36,7 @@ class Forward {
     std::fill(max, max + w, -std::numeric_limits<A>::infinity());
     std::fill(sum, sum + w, A(0));
     std::fill(out, out + w * ld_, A(0));
-    const int64_t seen = keys_seen(p_, query0, queries), key_head = h / p_.group();
+    const int64_t seen = visible_keys(p_, query0, queries), key_head = h / p_.group();
     for (int64_t key0 = first_block(starts_at(p_, b, query0, queries)); key0 < seen; key0 += kBlock) {
       const int64_t keys = std::min(kBlock, p_.tk - key0);
       load_tile<A, T>(key, kBlock, ld_, tile_rows<const T>(p_.k, b, key_head, key0), keys, p_.d, A(1));
@@ -116,7 +116,7 @@ class Backward {
         load_tile<A, T>(key, kBlock, ld_, tile_rows<const T>(p_.k, b, key_head, key0), count, p_.d, A(1));
         load_tile<A, T>(value, kBlock, ld_, tile_rows<const T>(p_.v, b, key_head, key0), count, p_.d, A(1));
         for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock)
-          if (keys_seen(p_, query0, kBlock) > key0 && first_block(starts_at(p_, b, query0, kBlock)) <= key0)
+          if (visible_keys(p_, query0, kBlock) > key0 && first_block(starts_at(p_, b, query0, kBlock)) <= key0)
             pair(s, key, value, dkey + at, dvalue + at, tiles, {b, h, key0, query0});
       }
       load_tile<A, A>(s.dquery, p_.tq, ld_, {s.dquery, ld_}, p_.tq, ld_, static_cast<A>(p_.options.scale));
@@ -209,13 +209,13 @@ void merge_rows(const AttentionResult& into, const AttentionResult& part) {
 }  // namespace
 
 void attention(const AttentionProblem& p, const AttentionResult& result) {
-  if (bf16_takes_attention(p)) return bf16_attention(p, result);
+  if (supports_bf16_attention(p)) return bf16_attention(p, result);
   with_floating(p.q.dtype(), "attention", [&](auto t) { Forward<decltype(t)>(p, result).run(); });
 }
 
 void attention_backward(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward,
                         const AttentionGradients& gradients) {
-  if (bf16_takes_attention(p)) return bf16_attention_backward(p, dout, forward, gradients);
+  if (supports_bf16_attention(p)) return bf16_attention_backward(p, dout, forward, gradients);
   with_floating(p.q.dtype(), "attention_backward",
                 [&](auto t) { Backward<decltype(t)>(p, dout, forward, gradients).run(); });
 }

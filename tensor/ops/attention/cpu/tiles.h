@@ -6,7 +6,7 @@
 #include "tensor/cpu/loops.h"
 #include "tensor/math.h"
 #include "tensor/ops/attention/attention.h"
-#include "tensor/ops/matmul/cpu/products.h"
+#include "tensor/ops/matmul/cpu/gemm.h"
 
 namespace tessera::cpu {
 
@@ -77,12 +77,12 @@ struct QueryStarts {
   int64_t offset = 0, queries = 0, begin = kNone;
   bool any() const { return first || begin != kNone; }
   int64_t of(int64_t i) const { return std::max(first ? first[i] - offset : kNone, begin + i); }
-  int64_t least() const {
+  int64_t min_start() const {
     int64_t found = any() ? of(0) : 0;
     for (int64_t i = 1; any() && i < queries; ++i) found = std::min(found, of(i));
     return found;
   }
-  int64_t most() const {
+  int64_t max_start() const {
     int64_t found = any() ? of(0) : 0;
     for (int64_t i = 1; any() && i < queries; ++i) found = std::max(found, of(i));
     return found;
@@ -113,7 +113,7 @@ void mask_tile(A* scores, int64_t width, const TileMask& mask) {
       const int64_t first = j < mask.keys ? std::clamp<int64_t>(j - mask.diagonal, 0, width) : width;
       std::fill(scores + j * width, scores + j * width + first, kNone);
     }
-  if (mask.starts.most() <= mask.key0) return;
+  if (mask.starts.max_start() <= mask.key0) return;
   for (int64_t i = 0; i < mask.starts.queries; ++i)
     for (int64_t j = 0; j < std::min(kBlock, mask.starts.of(i) - mask.key0); ++j) scores[j * width + i] = kNone;
 }
@@ -204,9 +204,11 @@ inline TileMask mask_at(const AttentionProblem& p, int64_t b, int64_t key0, int6
           starts_at(p, b, query0, kBlock)};
 }
 // First key of the first block in which any of these queries sees a key.
-inline int64_t first_block(const QueryStarts& starts) { return std::max<int64_t>(starts.least(), 0) / kBlock * kBlock; }
+inline int64_t first_block(const QueryStarts& starts) {
+  return std::max<int64_t>(starts.min_start(), 0) / kBlock * kBlock;
+}
 // Number of keys up to the last one visible to `queries` queries starting at query0.
-inline int64_t keys_seen(const AttentionProblem& p, int64_t query0, int64_t queries) {
+inline int64_t visible_keys(const AttentionProblem& p, int64_t query0, int64_t queries) {
   return p.options.causal ? std::min(p.tk, query0 + queries + p.offset()) : p.tk;
 }
 
@@ -223,9 +225,9 @@ void dropout_tile(A* keep, int64_t width, const AttentionProblem& p, int64_t b, 
     for (int64_t i = 0; i < width; ++i) {
       const uint64_t row =
           plane + static_cast<uint64_t>(o.first_query + query0 + i) * t + static_cast<uint64_t>(o.first_key + key0);
-      float drawn[kBlock];
-      o.random.uniforms<kBlock>(row, o.step, drawn);
-      for (int64_t j = 0; j < kBlock; ++j) keep[j * width + i] = drawn[j] >= probability ? up : A(0);
+      float uniform[kBlock];
+      o.random.uniforms<kBlock>(row, o.step, uniform);
+      for (int64_t j = 0; j < kBlock; ++j) keep[j * width + i] = uniform[j] >= probability ? up : A(0);
     }
   });
 }
@@ -269,13 +271,13 @@ class Buffers {
 
 // Whether the functions below support a call: bfloat16, a CPU with such instructions, and enough queries to fill a
 // block.
-bool bf16_takes_attention(const AttentionProblem& p);
+bool supports_bf16_attention(const AttentionProblem& p);
 
 void bf16_attention(const AttentionProblem& p, const AttentionResult& result);
 void bf16_attention_backward(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward,
                              const AttentionGradients& gradients);
 #ifndef __x86_64__  // other architectures have no such instructions
-inline bool bf16_takes_attention(const AttentionProblem& /*p*/) { return false; }
+inline bool supports_bf16_attention(const AttentionProblem& /*p*/) { return false; }
 inline void bf16_attention(const AttentionProblem&, const AttentionResult&) { std::abort(); }
 inline void bf16_attention_backward(const AttentionProblem&, const Tensor&, const AttentionResult&,
                                     const AttentionGradients&) {

@@ -11,7 +11,7 @@ namespace {
 
 bool for_tensor_cores(const AttentionOptions& options, std::initializer_list<const Tensor*> operands) {
   for (const Tensor* t : operands)
-    if (!starts_well(*t)) return false;
+    if (!rows_are_aligned(*t)) return false;
   const Tensor& q = **operands.begin();
   return q.dtype() == DType::bfloat16 && (q.dim(3) == 64 || q.dim(3) == 128) && options.scale > 0;
 }
@@ -27,23 +27,23 @@ bool for_tensor_cores(const AttentionOptions& options, std::initializer_list<con
 
 // One warp per query and head: lane l adds columns l, l + 32, ... of dout * out in order, and lanes are added in pairs.
 template <class T>
-struct Know {
+struct ComputeStats {
   AttentionSizes sizes;
   HeadRows<const T> dout, out;
   const Accumulate<T>* lse;
   Accumulate<T> factor;
   int padded;
-  SoftmaxStats<Accumulate<T>>* known;
+  SoftmaxStats<Accumulate<T>>* stats;
 };
 
 template <class T>
-__global__ void softmax_stats_kernel(Know<T> f) {
+__global__ void softmax_stats_kernel(ComputeStats<T> f) {
   using A = Accumulate<T>;
   const AttentionSizes& n = f.sizes;
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (at >= int64_t{n.batch} * n.heads * f.padded) return;
   const int64_t b = at / f.padded / n.heads, h = at / f.padded % n.heads, i = at % f.padded;
-  SoftmaxStats<A> known{std::numeric_limits<A>::infinity(), A(0)};
+  SoftmaxStats<A> stats{std::numeric_limits<A>::infinity(), A(0)};
   if (i < n.tq) {
     const T *const x = f.dout.at(b, h, i), *const y = f.out.at(b, h, i);
     A sum = 0;
@@ -51,30 +51,30 @@ __global__ void softmax_stats_kernel(Know<T> f) {
       sum = math::fma(static_cast<A>(x[c]), static_cast<A>(y[c]), sum);
     for (int bits = 16; bits > 0; bits /= 2) sum += __shfl_xor_sync(~0u, sum, bits);
     const A lse = f.lse[at / f.padded * n.tq + i];
-    if (lse != -std::numeric_limits<A>::infinity()) known = {lse * f.factor, sum};
+    if (lse != -std::numeric_limits<A>::infinity()) stats = {lse * f.factor, sum};
   }
-  if (threadIdx.x % 32 == 0) f.known[at] = known;
+  if (threadIdx.x % 32 == 0) f.stats[at] = stats;
 }
 
 // (B, H, padded, 2): statistics of queries for the backward kernels (SoftmaxStats).
-Tensor know(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward, bool tiles) {
+Tensor compute_stats(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward, bool tiles) {
   const AttentionSizes n = attention_sizes(p);
   const int padded = tiles ? count_tiles(n.tq, kQueryPadding) * kQueryPadding : n.tq;
-  const Tensor known = forward.lse.make({n.batch, n.heads, padded, 2}, forward.lse.dtype(), Category::workspace);
+  const Tensor stats = forward.lse.make({n.batch, n.heads, padded, 2}, forward.lse.dtype(), Category::workspace);
   with_floating(dout.dtype(), "attention_backward", [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
-    const Know<T> f{.sizes = n,
-                    .dout = count_heads<const T>(dout),
-                    .out = count_heads<const T>(forward.out),
-                    .lse = forward.lse.device_data<A>(),
-                    .factor = tiles ? A(kLog2E) : A(1),
-                    .padded = padded,
-                    .known = reinterpret_cast<SoftmaxStats<A>*>(known.device_data<A>())};
-    launch(context(dout), "attention_backward", {.blocks = blocks_for(known.numel() / 2, kThreads / 32)},
+    const ComputeStats<T> f{.sizes = n,
+                            .dout = count_heads<const T>(dout),
+                            .out = count_heads<const T>(forward.out),
+                            .lse = forward.lse.device_data<A>(),
+                            .factor = tiles ? A(kLog2E) : A(1),
+                            .padded = padded,
+                            .stats = reinterpret_cast<SoftmaxStats<A>*>(stats.device_data<A>())};
+    launch(context(dout), "attention_backward", {.blocks = blocks_for(stats.numel() / 2, kThreads / 32)},
            softmax_stats_kernel<T>, f);
   });
-  return known;
+  return stats;
 }
 
 // Merging, with one warp per query and head.
@@ -139,8 +139,8 @@ void attention_backward(const AttentionProblem& p, const Tensor& dout, const Att
       return;
     }
   const bool tiles = for_tensor_cores(p.options, {&p.q, &p.k, &p.v, &dout, &dq, &dk, &dv});
-  const Tensor known = know(p, dout, forward, tiles);
-  const BackwardProblem problem{p, dout, known, gradients};
+  const Tensor stats = compute_stats(p, dout, forward, tiles);
+  const BackwardProblem problem{p, dout, stats, gradients};
   if (tiles) {
     ++log.tensor_cores;
     tiled_attention_backward(problem);

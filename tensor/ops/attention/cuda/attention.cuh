@@ -62,7 +62,7 @@ struct AttentionSizes {
   constexpr int offset() const { return tk - tq; }  // last key visible to query 0
   constexpr bool sees(int query, int key) const { return key < tk && (!causal || key <= query + offset()); }
   // Number of keys up to the last one visible to `queries` queries starting at query0.
-  constexpr int keys_seen(int query0, int queries) const {
+  constexpr int visible_keys(int query0, int queries) const {
     const int seen = query0 + queries + offset();
     return causal && seen < tk ? seen : tk;
   }
@@ -103,7 +103,7 @@ struct QueryStarts {
   }
   // Minimum and maximum over `count` queries; computed by a full warp, and returned to all lanes.
   struct Bounds {
-    int least = 0, most = 0;
+    int min_start = 0, max_start = 0;
   };
   __device__ Bounds among(int b, int query0, int count) const {
     if (!any()) return {};
@@ -111,14 +111,14 @@ struct QueryStarts {
     for (int query = query0 + static_cast<int>(threadIdx.x) % 32; query < query0 + count && query < queries;
          query += 32) {
       const int start = of(b, query);
-      found.least = std::min(found.least, start);
-      found.most = std::max(found.most, start);
+      found.min_start = std::min(found.min_start, start);
+      found.max_start = std::max(found.max_start, start);
     }
     for (int bits = 16; bits > 0; bits /= 2) {
-      found.least = std::min(found.least, __shfl_xor_sync(~0u, found.least, bits));
-      found.most = std::max(found.most, __shfl_xor_sync(~0u, found.most, bits));
+      found.min_start = std::min(found.min_start, __shfl_xor_sync(~0u, found.min_start, bits));
+      found.max_start = std::max(found.max_start, __shfl_xor_sync(~0u, found.max_start, bits));
     }
-    return {std::max(found.least, 0), found.most};
+    return {std::max(found.min_start, 0), found.max_start};
   }
   // One past the last query that sees a key before `end`; computed by a full warp.
   __device__ int last_query(int b, int end) const {
@@ -199,18 +199,18 @@ struct SoftmaxStats {
 // (B, H, padded): tensor-core kernels copy full tiles of queries.
 template <class A>
 struct SoftmaxStatsView {
-  const SoftmaxStats<A>* of_query;
+  const SoftmaxStats<A>* data;
   int padded;
   __device__ const SoftmaxStats<A>* at(const AttentionSizes& n, int b, int h, int query) const {
-    return of_query + (int64_t{b} * n.heads + h) * padded + query;
+    return data + (int64_t{b} * n.heads + h) * padded + query;
   }
 };
 inline constexpr int kQueryPadding = 128;  // `padded` is a multiple of this for those kernels
 
-// Arguments of the backward pass; `known` (B, H, padded, 2) contains SoftmaxStats.
+// Arguments of the backward pass; `stats` (B, H, padded, 2) contains SoftmaxStats.
 struct BackwardProblem {
   const AttentionProblem& of;
-  const Tensor &dout, &known;
+  const Tensor &dout, &stats;
   const AttentionGradients& gradients;
 };
 
@@ -233,7 +233,7 @@ template <class T>
 struct BackwardCall {
   AttentionSizes sizes;
   HeadRows<const T> dout, q, k, v;
-  SoftmaxStatsView<Accumulate<T>> known;
+  SoftmaxStatsView<Accumulate<T>> stats;
   Result<T> dq, dk, dv;
   Accumulate<T> scale;
   AttentionDropout dropout;
@@ -259,8 +259,8 @@ BackwardCall<T> backward_call(const BackwardProblem& p) {
           .q = count_heads<const T>(p.of.q),
           .k = count_heads<const T>(p.of.k),
           .v = count_heads<const T>(p.of.v),
-          .known = {reinterpret_cast<const SoftmaxStats<Accumulate<T>>*>(p.known.device_data<Accumulate<T>>()),
-                    static_cast<int>(p.known.dim(2))},
+          .stats = {reinterpret_cast<const SoftmaxStats<Accumulate<T>>*>(p.stats.device_data<Accumulate<T>>()),
+                    static_cast<int>(p.stats.dim(2))},
           .dq = collect_result<T>(p.gradients.dq),
           .dk = collect_result<T>(p.gradients.dk),
           .dv = collect_result<T>(p.gradients.dv),

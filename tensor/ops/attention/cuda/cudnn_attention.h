@@ -11,7 +11,7 @@
 namespace tessera::cuda {
 
 // Whether every row of (B, T, H, D) is aligned to 16 bytes.
-inline bool starts_well(const Tensor& t) {
+inline bool rows_are_aligned(const Tensor& t) {
   const int64_t size = element_size(t.dtype());
   bool all = reinterpret_cast<uintptr_t>(t.address()) % 16 == 0;
   for (int d = 0; d < 3; ++d) all = all && (t.dim(d) == 1 || t.strides()[d] * size % 16 == 0);
@@ -49,11 +49,11 @@ inline FusedAttention packed_problem(int64_t batch, int64_t tokens, const Heads&
 
 // A tile of ring attention (parallel/ring_attention.cpp): the last `queries` tokens of a packed qkv, and the first
 // `keys` of `tokens` in (B, T, 2 K, D), with keys and values adjacent; results are separate tensors.
-struct TileOfRing {
+struct RingTile {
   int64_t batch, tokens, queries, keys;
   bool causal;
 };
-inline FusedAttention tile_problem(const TileOfRing& tile, const Heads& heads, int64_t d, bool backward) {
+inline FusedAttention tile_problem(const RingTile& tile, const Heads& heads, int64_t d, bool backward) {
   FusedAttention p = packed_problem(tile.batch, tile.tokens, heads, d, backward);
   const int64_t c = heads.query * d, kv = 2 * heads.key * d;
   p.queries = tile.queries, p.keys = tile.keys, p.causal = tile.causal;

@@ -61,7 +61,7 @@ __device__ inline int first_column() { return static_cast<int>(threadIdx.x) % (k
 
 // sums[r][c] += sum of left(n, row r) * right(n, column c) over n in order.
 template <class A, class L, class R>
-__device__ void add_product(Sums<A>& sums, PlainShared<A>& s, const Factor<L>& left, const Factor<R>& right) {
+__device__ void add_matmul(Sums<A>& sums, PlainShared<A>& s, const Factor<L>& left, const Factor<R>& right) {
   const int row = first_row(), column = first_column();
   for (int64_t n0 = 0; n0 < left.inner; n0 += kDepth) {
     __syncthreads();
@@ -114,20 +114,20 @@ __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<
   const AttentionSizes& n = call.sizes;
   const int queries = n.tq - query0, keys = n.tk - key0;
   Sums<A> p = {}, dp = {};
-  add_product<A>(p, s, along(call.q.at(at.b, at.h, query0), call.q.row, queries, n.d, call.scale),
-                 along(call.k.at(of_keys.b, of_keys.h, key0), call.k.row, keys, n.d));
-  add_product<A>(dp, s, along(call.dout.at(at.b, at.h, query0), call.dout.row, queries, n.d),
-                 along(call.v.at(of_keys.b, of_keys.h, key0), call.v.row, keys, n.d));
+  add_matmul<A>(p, s, along(call.q.at(at.b, at.h, query0), call.q.row, queries, n.d, call.scale),
+                along(call.k.at(of_keys.b, of_keys.h, key0), call.k.row, keys, n.d));
+  add_matmul<A>(dp, s, along(call.dout.at(at.b, at.h, query0), call.dout.row, queries, n.d),
+                along(call.v.at(of_keys.b, of_keys.h, key0), call.v.row, keys, n.d));
   const A up = static_cast<A>(call.dropout.up);
   for (int r = 0; r < kMicro; ++r) {
     const int i = query0 + first_row() + r;
     const bool inside = i < n.tq;
-    const SoftmaxStats<A> known = inside ? *call.known.at(n, at.b, at.h, i) : SoftmaxStats<A>{};
+    const SoftmaxStats<A> stats = inside ? *call.stats.at(n, at.b, at.h, i) : SoftmaxStats<A>{};
     AttentionDropout::Row keep = call.dropout.row(at.b, at.h, i);
     const int start = call.starts.of(at.b, i);
     for (int c = 0; c < kMicro; ++c) {
       const int j = key0 + first_column() + c;
-      const A probability = inside && j >= start && n.sees(i, j) ? math::exp(p[r][c] - known.lse) : A(0);
+      const A probability = inside && j >= start && n.sees(i, j) ? math::exp(p[r][c] - stats.lse) : A(0);
       A weight = probability, gradient = dp[r][c];
       if (call.dropout.any) {
         const A kept = keep.keeps(j) ? up : A(0);
@@ -135,7 +135,7 @@ __device__ void gradient_tile(PlainShared<Accumulate<T>>& s, const BackwardCall<
         gradient *= kept;
       }
       s.p[first_row() + r][first_column() + c] = static_cast<A>(T(weight));
-      s.ds[first_row() + r][first_column() + c] = static_cast<A>(T(probability * (gradient - known.delta)));
+      s.ds[first_row() + r][first_column() + c] = static_cast<A>(T(probability * (gradient - stats.delta)));
     }
   }
 }
@@ -156,7 +156,7 @@ namespace {
 
 // First tile of keys in which any query of the tile sees a key.
 __device__ int first_tile(const QueryStarts& starts, const TilePlace& at) {
-  return starts.among(at.b, at.tile * kTile, kTile).least / kTile * kTile;
+  return starts.among(at.b, at.tile * kTile, kTile).min_start / kTile * kTile;
 }
 
 // One block per 64 queries of a head and 64 of its columns.
@@ -167,14 +167,14 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(ForwardCall<T> call) 
   const AttentionSizes& n = call.sizes;
   const int columns = count_tiles(n.d, kTile), block = static_cast<int>(blockIdx.x), column0 = block % columns * kTile;
   const TilePlace at = TilePlace::of_queries(n, count_tiles(n.tq, kTile), block / columns), keys = at.keys(n);
-  const int query0 = at.tile * kTile, seen = n.keys_seen(query0, kTile);
+  const int query0 = at.tile * kTile, seen = n.visible_keys(query0, kTile);
   const int mine = query0 + OnlineSoftmax<T>::row();
   OnlineSoftmax<T> softmax;
   Sums<A> out = {};
   for (int key0 = first_tile(call.starts, at); key0 < seen; key0 += kTile) {
     Sums<A> scores = {};
-    add_product<A>(scores, s, along(call.q.at(at.b, at.h, query0), call.q.row, n.tq - query0, n.d, call.scale),
-                   along(call.k.at(keys.b, keys.h, key0), call.k.row, n.tk - key0, n.d));
+    add_matmul<A>(scores, s, along(call.q.at(at.b, at.h, query0), call.q.row, n.tq - query0, n.d, call.scale),
+                  along(call.k.at(keys.b, keys.h, key0), call.k.row, n.tk - key0, n.d));
     for (int r = 0; r < kMicro; ++r) {
       const int i = query0 + first_row() + r, start = call.starts.of(at.b, i);
       for (int c = 0; c < kMicro; ++c) {
@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(ForwardCall<T> call) 
     __syncthreads();
     for (int r = 0; r < kMicro; ++r)
       for (int c = 0; c < kMicro; ++c) out[r][c] *= s.of_row[first_row() + r];
-    add_product<A>(out, s, Factor<A>{s.p[0], 1, kTile + 1, kTile, kTile},
-                   across(call.v.at(keys.b, keys.h, key0) + column0, call.v.row, n.tk - key0, n.d - column0));
+    add_matmul<A>(out, s, Factor<A>{s.p[0], 1, kTile + 1, kTile, kTile},
+                  across(call.v.at(keys.b, keys.h, key0) + column0, call.v.row, n.tk - key0, n.d - column0));
   }
   __syncthreads();
   if (softmax.first_key() == 0) {
@@ -210,12 +210,12 @@ __global__ void __launch_bounds__(kThreads) query_gradient_kernel(BackwardCall<T
   const AttentionSizes& n = call.sizes;
   const int columns = count_tiles(n.d, kTile), block = static_cast<int>(blockIdx.x), column0 = block % columns * kTile;
   const TilePlace at = TilePlace::of_queries(n, count_tiles(n.tq, kTile), block / columns), keys = at.keys(n);
-  const int query0 = at.tile * kTile, seen = n.keys_seen(query0, kTile);
+  const int query0 = at.tile * kTile, seen = n.visible_keys(query0, kTile);
   Sums<A> dq = {};
   for (int key0 = first_tile(call.starts, at); key0 < seen; key0 += kTile) {
     gradient_tile(s, call, at, keys, query0, key0);
-    add_product<A>(dq, s, Factor<A>{s.ds[0], 1, kTile + 1, kTile, kTile},
-                   across(call.k.at(keys.b, keys.h, key0) + column0, call.k.row, n.tk - key0, n.d - column0));
+    add_matmul<A>(dq, s, Factor<A>{s.ds[0], 1, kTile + 1, kTile, kTile},
+                  across(call.k.at(keys.b, keys.h, key0) + column0, call.k.row, n.tk - key0, n.d - column0));
   }
   for (int r = 0; r < kMicro; ++r)
     for (int c = 0; c < kMicro; ++c) dq[r][c] *= call.scale;
@@ -239,10 +239,10 @@ __global__ void __launch_bounds__(kThreads) key_gradient_kernel(BackwardCall<T> 
     for (int query0 = n.first_query(key0) / kTile * kTile; query0 < past; query0 += kTile) {
       gradient_tile(s, call, at, keys, query0, key0);
       const int queries = n.tq - query0;
-      add_product<A>(dv, s, Factor<A>{s.p[0], kTile + 1, 1, kTile, kTile},
-                     across(call.dout.at(at.b, at.h, query0) + column0, call.dout.row, queries, d));
-      add_product<A>(dk, s, Factor<A>{s.ds[0], kTile + 1, 1, kTile, kTile},
-                     across(call.q.at(at.b, at.h, query0) + column0, call.q.row, queries, d, call.scale));
+      add_matmul<A>(dv, s, Factor<A>{s.p[0], kTile + 1, 1, kTile, kTile},
+                    across(call.dout.at(at.b, at.h, query0) + column0, call.dout.row, queries, d));
+      add_matmul<A>(dk, s, Factor<A>{s.ds[0], kTile + 1, 1, kTile, kTile},
+                    across(call.q.at(at.b, at.h, query0) + column0, call.q.row, queries, d, call.scale));
     }
   }
   put_sums<T>(call.dk, keys, dk, key0, n.tk, column0, n.d);

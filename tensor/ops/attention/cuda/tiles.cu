@@ -118,19 +118,19 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
   const auto value = [&](int step) { return Tile{key(step).base + Tile::bytes(kKeys)}; };
   const TilePlace at = TilePlace::of_queries(n, count_tiles(n.tq, kQueries), static_cast<int>(blockIdx.x)),
                   keys = at.keys(n);
-  const int tile0 = at.tile * kQueries, steps = count_tiles(n.keys_seen(tile0, kQueries), kKeys);
+  const int tile0 = at.tile * kQueries, steps = count_tiles(n.visible_keys(tile0, kQueries), kKeys);
   const auto fetch = [&](int step) {
     copy_rows<D, kBlockThreads>(key(step), call.k, keys, step * kKeys, kKeys, n.tk);
     copy_rows<D, kBlockThreads>(value(step), call.v, keys, step * kKeys, kKeys, n.tk);
     commit_copies();
   };
   // A tile without visible keys still performs one step.
-  const int first = kDocuments ? std::min(call.starts.among(at.b, tile0, kQueries).least / kKeys, steps - 1) : 0;
+  const int first = kDocuments ? std::min(call.starts.among(at.b, tile0, kQueries).min_start / kKeys, steps - 1) : 0;
   copy_rows<D, kBlockThreads>(query, call.q, at, tile0, kQueries, n.tq);
   fetch(first);
 
   const int row0 = warp() * kRowTiles * 16;
-  const int query0 = tile0 + row0, seen = n.keys_seen(query0, kRowTiles * 16), whole = n.keys_seen(query0, 1);
+  const int query0 = tile0 + row0, seen = n.visible_keys(query0, kRowTiles * 16), whole = n.visible_keys(query0, 1);
   const float factor = call.scale * kLog2E;
   const QueryStarts::Bounds bounds =
       kDocuments ? call.starts.among(at.b, query0, kRowTiles * 16) : QueryStarts::Bounds{};
@@ -141,13 +141,13 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
     __syncthreads();  // all copies have arrived, and the other stage is no longer in use
     if (step + 1 < steps) fetch(step + 1);
     const int key0 = step * kKeys;
-    if (key0 >= seen || (kDocuments && key0 + kKeys <= bounds.least)) continue;  // other warps may see more keys
+    if (key0 >= seen || (kDocuments && key0 + kKeys <= bounds.min_start)) continue;  // other warps may see more keys
     const ScoresPlace place{query0, key0};
-    const auto kept = kDrops ? kept_sums<kRowTiles, kKeys / 8, false>(call.dropout, at, place) : 0u;
+    const auto kept = kDrops ? dropout_mask<kRowTiles, kKeys / 8, false>(call.dropout, at, place) : 0u;
     Scores<kKeys / 8> scores = {};
     multiply_rows(scores, query, row0, key(step));
     if (key0 + kKeys > whole) mask<kKeys / 8>(scores, n, place);
-    if (kDocuments && key0 < bounds.most)  // loaded here: live over all steps they would spill the accumulators
+    if (kDocuments && key0 < bounds.max_start)  // loaded here: live over all steps they would spill the accumulators
       mask<kKeys / 8>(scores, RowStarts<kRowTiles>(call.starts, at.b, query0), place);
     softmax_step<D, kKeys / 8>(scores, state, out, factor);
     if (kDrops) drop<kKeys / 8>(scores, kept, static_cast<float>(call.dropout.up));

@@ -103,8 +103,8 @@ struct ScoresPlace {
 template <int R, int C>
 using DropoutMaskBits = std::conditional_t<R * C * 4 <= 32, uint32_t, uint64_t>;
 template <int R, int C, bool kKeysDown>
-__device__ DropoutMaskBits<R, C> kept_sums(const AttentionDropout& dropout, const TilePlace& at,
-                                           const ScoresPlace& place) {
+__device__ DropoutMaskBits<R, C> dropout_mask(const AttentionDropout& dropout, const TilePlace& at,
+                                              const ScoresPlace& place) {
   static_assert(R * C * 4 <= 64);
   const int line = lane() / 4, first = lane() % 4 * 2;
   const auto tokens = static_cast<int64_t>(dropout.tokens);

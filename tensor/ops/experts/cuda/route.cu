@@ -53,7 +53,7 @@ struct Choosing {
   Logits<T> logits;
   int32_t *chosen, *own;  // own: the k best if choices are given, otherwise null
   Accumulate<T>* weights;
-  double* strays;  // if given: (2, tokens) routing margin and largest logit
+  double* reroutes;  // if given: (2, tokens) routing margin and largest logit
   int k;
   bool softmax_first;
 };
@@ -72,18 +72,18 @@ __global__ void choose_kernel(Choosing<T> f) {
   if (!f.own) return;
   A largest = 0;
   for (int e = 0; e < experts; ++e) largest = std::max(largest, row[e] < 0 ? -row[e] : row[e]);
-  f.strays[t] = static_cast<double>(token::routing_margin(row, own, chosen, f.k));
-  f.strays[f.logits.tokens + t] = static_cast<double>(largest);
+  f.reroutes[t] = static_cast<double>(token::routing_margin(row, own, chosen, f.k));
+  f.reroutes[f.logits.tokens + t] = static_cast<double>(largest);
 }
 
 // Number of rerouted tokens, maximum routing margin, and largest logit.
-__global__ __launch_bounds__(kThreads) void strays_kernel(const double* strays, int64_t tokens, double* report) {
+__global__ __launch_bounds__(kThreads) void reroutes_kernel(const double* reroutes, int64_t tokens, double* report) {
   __shared__ double parts[3][kThreads];
   double count = 0, margin = 0, largest = 0;
   for (int64_t t = threadIdx.x; t < tokens; t += kThreads) {
-    count += strays[t] >= 0 ? 1 : 0;
-    margin = std::max(margin, strays[t]);
-    largest = std::max(largest, strays[tokens + t]);
+    count += reroutes[t] >= 0 ? 1 : 0;
+    margin = std::max(margin, reroutes[t]);
+    largest = std::max(largest, reroutes[tokens + t]);
   }
   parts[0][threadIdx.x] = count;
   parts[1][threadIdx.x] = margin;
@@ -195,7 +195,7 @@ __global__ void route_backward_kernel(Logits<T> logits, token::Gradient<Accumula
                                       T* out) {
   logits.read();
   if (const int64_t t = logits.token(); t < logits.tokens)
-    gradient.of(t, t / length, logits.experts).of_logits(logits.row(), logits.experts);
+    gradient.of(t, t / length, logits.experts).logits_grad(logits.row(), logits.experts);
   __syncthreads();
   logits.each([&](int64_t i, const Accumulate<T>* from) { out[i] = static_cast<T>(*from); });
 }
@@ -210,10 +210,11 @@ Logits<T> compute_logits(const Tensor& logits) {
 void route(Routed& out, const Tensor& logits, const RouteOptions& o) {
   const int64_t n = logits.dim(0), experts = logits.dim(1), blocks = o.sequences * experts;
   Context& c = context(logits);
-  c.about_to_wait("route");
+  c.require_no_capture("route");
   const auto space = [&](const Shape& shape, DType dtype) { return logits.make(shape, dtype, Category::workspace); };
   const Tensor report = space({experts + 3}, DType::float64), taken = space({blocks}, DType::int32),
-               starts = space({blocks}, DType::int32), strays = space({o.given.defined() ? 2 * n : 0}, DType::float64);
+               starts = space({blocks}, DType::int32),
+               reroutes = space({o.given.defined() ? 2 * n : 0}, DType::float64);
   double* const counts = report.device_data<double>();
   int32_t *const chosen = out.chosen.device_data<int32_t>(), *const place = out.place.device_data<int32_t>();
   with_floating(logits.dtype(), "route", [&](auto t) {
@@ -222,13 +223,13 @@ void route(Routed& out, const Tensor& logits, const RouteOptions& o) {
                         .chosen = chosen,
                         .own = o.given.defined() ? place : nullptr,
                         .weights = out.weights.device_data<Accumulate<T>>(),
-                        .strays = strays.device_data<double>(),
+                        .reroutes = reroutes.device_data<double>(),
                         .k = static_cast<int>(o.per_token),
                         .softmax_first = o.softmax_first};
     launch(c, "route", f.logits.grid(), choose_kernel<T>, f);
   });
   if (o.given.defined())
-    launch(c, "route", {.blocks = 1}, strays_kernel, strays.device_data<double>(), n, counts + experts);
+    launch(c, "route", {.blocks = 1}, reroutes_kernel, reroutes.device_data<double>(), n, counts + experts);
   Tensor earlier;
   if (o.capacity > 0 && o.earlier) earlier = o.earlier(out.chosen.on_host()).to(logits.arena());
   const Choices choices{.chosen = chosen,
@@ -246,9 +247,9 @@ void route(Routed& out, const Tensor& logits, const RouteOptions& o) {
   const std::vector<double> found = report.to_vector<double>();  // the host waits
   for (size_t e = 0; e < out.counts.size(); ++e) out.counts[e] = static_cast<int64_t>(found[e]);
   if (!o.given.defined()) return;
-  const double* const stray = found.data() + experts;
-  out.elsewhere = static_cast<int64_t>(stray[0]);
-  out.margin = stray[2] > 0 ? stray[1] / stray[2] : 0;
+  const double* const reroute = found.data() + experts;
+  out.elsewhere = static_cast<int64_t>(reroute[0]);
+  out.margin = reroute[2] > 0 ? reroute[1] / reroute[2] : 0;
 }
 
 void route_backward(const Tensor& out, const Tensor& dweights, const Tensor& logits, const Routed& routed,

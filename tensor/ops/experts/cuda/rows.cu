@@ -59,12 +59,12 @@ __device__ void read_lines(const Slab<T, kPer>& slab, int k, int side, T (&to)[k
 }
 
 template <class T, bool kLeftAlong>
-using Call = RowsCall<T, T, !kLeftAlong>;
+using Call = GroupedCall<T, T, !kLeftAlong>;
 
 template <class T, int kPer, bool kLeftAlong, bool kRightAlong>
 __global__ __launch_bounds__(kBlockThreads, 2) void rows_kernel(const __grid_constant__ Call<T, kLeftAlong> call) {
   __shared__ Slab<T, kPer> left, right;
-  const RowsTile at = find_tile<kSide * kPer>(call, static_cast<int>(blockIdx.x));
+  const GroupTile at = find_tile<kSide * kPer>(call, static_cast<int>(blockIdx.x));
   const auto of = load_factors(call, at.group);
   const int down = static_cast<int>(threadIdx.x) / kSide, across = static_cast<int>(threadIdx.x) % kSide;
   Fetched<T, kPer, kLeftAlong> of_left;
@@ -105,7 +105,7 @@ __global__ __launch_bounds__(kBlockThreads, 2) void rows_kernel(const __grid_con
 }
 
 template <class T, int kPer>
-void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
+void queue(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
   with_lines(which, [&](auto of_left, auto of_right) {
     constexpr bool kLeft = decltype(of_left)::value, kRight = decltype(of_right)::value;
     for_each_launch<T, T, !kLeft>(which, left, other, groups, kSide * kPer, [&](const auto& call, int64_t blocks) {
@@ -117,8 +117,8 @@ void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std
 
 }  // namespace
 
-void multiply_rows(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
-  if (left.dtype() == DType::bfloat16) return multiply_rows_bf16(which, left, other, groups);
+void grouped_gemm(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
+  if (left.dtype() == DType::bfloat16) return grouped_gemm_bf16(which, left, other, groups);
   if (left.dtype() == DType::float64) {
     if constexpr (kFloat64Kernels)
       return queue<double, 4>(which, left, other, groups);

@@ -16,7 +16,7 @@ inline constexpr int kMaxGroups = 192;  // maximum groups per launch
 // `left` and `other` span all groups, `own` is a matrix per group. `left` is the left operand. For weight gradients
 // `other` is the right operand and `own` the output; otherwise the other way round.
 template <class T, class Out, bool kOfWeights>
-struct RowsCall {
+struct GroupedCall {
   const T* left;
   std::conditional_t<kOfWeights, const T*, Out*> other;
   int left_width, other_width;
@@ -25,18 +25,18 @@ struct RowsCall {
   std::conditional_t<kOfWeights, Out*, const T*> own[kMaxGroups] = {};
   bool adds[kMaxGroups] = {};
 };
-static_assert(sizeof(RowsCall<float, float, true>) <= 4096, "kernel parameters are limited to 4 KiB on some GPUs");
+static_assert(sizeof(GroupedCall<float, float, true>) <= 4096, "kernel parameters are limited to 4 KiB on some GPUs");
 
 // Operands and output of one group.
 template <class T, class Out>
-struct RowsFactors {
+struct GroupOperands {
   const T *left, *right;
   Out* out;
   int rows, columns, inner;
   bool adds;
 };
 template <class T, class Out, bool kOfWeights>
-__device__ RowsFactors<T, Out> load_factors(const RowsCall<T, Out, kOfWeights>& call, int group) {
+__device__ GroupOperands<T, Out> load_factors(const GroupedCall<T, Out, kOfWeights>& call, int group) {
   const int first = call.row[group], rows = call.row[group + 1] - first;
   const auto left = call.left + static_cast<int64_t>(first) * call.left_width;
   const auto other = call.other + static_cast<int64_t>(first) * call.other_width;
@@ -47,11 +47,11 @@ __device__ RowsFactors<T, Out> load_factors(const RowsCall<T, Out, kOfWeights>& 
 }
 
 // Origin of a block's tile. Adjacent blocks share the lines of the right operand.
-struct RowsTile {
+struct GroupTile {
   int group, row, column;
 };
 template <int kTile, class T, class Out, bool kOfWeights>
-__device__ RowsTile find_tile(const RowsCall<T, Out, kOfWeights>& call, int block) {
+__device__ GroupTile find_tile(const GroupedCall<T, Out, kOfWeights>& call, int block) {
   int group = 0;
   for (int end = call.groups; end - group > 1;) {
     const int middle = (group + end) / 2;
@@ -62,17 +62,16 @@ __device__ RowsTile find_tile(const RowsCall<T, Out, kOfWeights>& call, int bloc
   return {group, at % down * kTile, at / down * kTile};
 }
 
-inline int64_t tiles_in(RowsProduct which, const GemmGroup& group, const Tensor& left, const Tensor& other,
-                        int64_t tile) {
-  const bool of_weights = which == RowsProduct::weight_grad;
+inline int64_t tiles_in(GemmKind which, const GemmGroup& group, const Tensor& left, const Tensor& other, int64_t tile) {
+  const bool of_weights = which == GemmKind::weight_grad;
   if (of_weights && !group.w.defined()) return 0;
   return blocks_for(of_weights ? left.dim(1) : group.rows, tile) * blocks_for(other.dim(1), tile);
 }
 
 // Whether to use tiles of half the side: larger tiles would leave multiprocessors idle, or more than a quarter of their
 // area would be outside the matrices. Results are bitwise identical for both.
-inline bool small_tiles(RowsProduct which, const Tensor& left, const Tensor& other,
-                        const std::vector<GemmGroup>& groups, int64_t large) {
+inline bool small_tiles(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups,
+                        int64_t large) {
   constexpr int64_t kFewBlocks = 128;
   int64_t of_large = 0, of_small = 0;
   for (const GemmGroup& group : groups) {
@@ -83,12 +82,12 @@ inline bool small_tiles(RowsProduct which, const Tensor& left, const Tensor& oth
 }
 
 template <class T, class Out, bool kOfWeights, class F>
-void for_each_launch(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups,
+void for_each_launch(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups,
                      int64_t tile, const F& f) {
-  RowsCall<T, Out, kOfWeights> call{.left = left.device_data<T>(),
-                                    .other = other.device_data<std::conditional_t<kOfWeights, T, Out>>(),
-                                    .left_width = static_cast<int>(left.dim(1)),
-                                    .other_width = static_cast<int>(other.dim(1))};
+  GroupedCall<T, Out, kOfWeights> call{.left = left.device_data<T>(),
+                                       .other = other.device_data<std::conditional_t<kOfWeights, T, Out>>(),
+                                       .left_width = static_cast<int>(left.dim(1)),
+                                       .other_width = static_cast<int>(other.dim(1))};
   int64_t row = 0;
   for (size_t begin = 0; begin < groups.size(); begin += kMaxGroups) {
     call.groups = static_cast<int>(std::min<size_t>(kMaxGroups, groups.size() - begin));
@@ -110,17 +109,16 @@ void for_each_launch(RowsProduct which, const Tensor& left, const Tensor& other,
 
 // Calls f(whether a line of the left operand is contiguous, whether one of the right operand is).
 template <class F>
-void with_lines(RowsProduct which, const F& f) {
-  if (which == RowsProduct::forward)
+void with_lines(GemmKind which, const F& f) {
+  if (which == GemmKind::forward)
     f(std::true_type{}, std::true_type{});
-  else if (which == RowsProduct::input_grad)
+  else if (which == GemmKind::input_grad)
     f(std::true_type{}, std::false_type{});
   else
     f(std::false_type{}, std::false_type{});
 }
 
 // Tensor-core version (rows_bf16.cu).
-void multiply_rows_bf16(RowsProduct which, const Tensor& left, const Tensor& other,
-                        const std::vector<GemmGroup>& groups);
+void grouped_gemm_bf16(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups);
 
 }  // namespace tessera::cuda

@@ -70,10 +70,10 @@ struct Slab {
 
 template <int kTile, bool kLeftAlong, bool kRightAlong, bool kVectorized, class Out>
 __global__ __launch_bounds__(kBlockThreads, 2) void rows_bf16_kernel(
-    const __grid_constant__ RowsCall<bfloat16, Out, !kLeftAlong> call) {
+    const __grid_constant__ GroupedCall<bfloat16, Out, !kLeftAlong> call) {
   constexpr int kRows = kTile / 32, kColumns = kTile / 16;  // tiles per warp, of 16 and of 8
   const uint32_t base = shared_address(dynamic_shared<unsigned char>());
-  const RowsTile at = find_tile<kTile>(call, static_cast<int>(blockIdx.x));
+  const GroupTile at = find_tile<kTile>(call, static_cast<int>(blockIdx.x));
   const auto factors = [&call, &at] {
     int group = at.group;
     if constexpr (!kLeftAlong) asm volatile("" : "+r"(group));  // reload: kept live, they would spill the accumulators
@@ -144,8 +144,7 @@ __global__ __launch_bounds__(kBlockThreads, 2) void rows_bf16_kernel(
 }
 
 template <int kTile, class Out, class Left, class Right>
-void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups, Left,
-           Right) {
+void queue(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups, Left, Right) {
   // Whether rows consist of aligned vectors of 16 bytes.
   const auto whole = [&](const Tensor& t) {
     return t.dim(1) % 8 == 0 && reinterpret_cast<uintptr_t>(t.device_data<bfloat16>()) % 16 == 0;
@@ -166,8 +165,8 @@ void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std
 }
 
 template <class Out, class Left, class Right>
-void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups,
-           Left of_left, Right of_right) {
+void queue(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups, Left of_left,
+           Right of_right) {
   if (small_tiles(which, left, other, groups, 128))
     queue<64, Out>(which, left, other, groups, of_left, of_right);
   else
@@ -176,8 +175,7 @@ void queue(RowsProduct which, const Tensor& left, const Tensor& other, const std
 
 }  // namespace
 
-void multiply_rows_bf16(RowsProduct which, const Tensor& left, const Tensor& other,
-                        const std::vector<GemmGroup>& groups) {
+void grouped_gemm_bf16(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups) {
   with_lines(which, [&](auto of_left, auto of_right) {
     if constexpr (!decltype(of_left)::value)
       if (std::ranges::any_of(groups,

@@ -2,7 +2,7 @@
 #include <dnnl.hpp>
 #include <unordered_map>
 
-#include "tensor/ops/matmul/cpu/products.h"
+#include "tensor/ops/matmul/cpu/gemm.h"
 
 namespace tessera::cpu {
 namespace {

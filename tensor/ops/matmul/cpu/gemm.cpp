@@ -1,7 +1,8 @@
 // Tessera's CPU GEMMs: register tiles, cache-blocked GEMM for any sizes and strides, and matmuls with few rows.
 
+#include "tensor/ops/matmul/cpu/gemm.h"
+
 #include "tensor/math.h"
-#include "tensor/ops/matmul/cpu/products.h"
 #ifdef __x86_64__
 #include "tensor/ops/matmul/cpu/x86/lanes.h"
 #endif
@@ -280,7 +281,7 @@ void run(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias
 
 }  // namespace
 
-bool few_rows_takes(const Tensor& a, const Tensor& b) {
+bool few_rows_supports(const Tensor& a, const Tensor& b) {
   return a.dim(0) <= kMaxRows && a.strides()[1] == 1 && b.strides()[0] == 1;
 }
 

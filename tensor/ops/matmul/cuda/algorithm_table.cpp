@@ -10,7 +10,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 #include "tensor/write_file.h"
 
 namespace tessera::cuda {
@@ -74,12 +74,12 @@ Tables& tables() {
 
 }  // namespace
 
-void AlgorithmTable::keep_in(const fs::path& directory) {
+void AlgorithmTable::set_directory(const fs::path& directory) {
   std::lock_guard lock(mutex_);
   file_ = directory / file_name(device_);
 }
 
-std::string AlgorithmTable::find_or_keep(const std::string& key, const std::string& choice) {
+std::string AlgorithmTable::find_or_insert(const std::string& key, const std::string& choice) {
   std::lock_guard lock(mutex_);
   return choices_.emplace(key, choice).first->second;
 }
@@ -131,7 +131,7 @@ AlgorithmTable& algorithm_table(const std::string& device) {
   std::unique_ptr<AlgorithmTable>& table = all.of[device];
   if (!table) {
     table = std::make_unique<AlgorithmTable>(device);
-    if (!all.directory.empty()) table->keep_in(all.directory);
+    if (!all.directory.empty()) table->set_directory(all.directory);
   }
   return *table;
 }
@@ -141,7 +141,7 @@ void keep_algorithms_in(const fs::path& directory) {
   Tables& all = tables();
   std::lock_guard lock(all.mutex);
   all.directory = directory;
-  for (const auto& [device, table] : all.of) table->keep_in(directory);
+  for (const auto& [device, table] : all.of) table->set_directory(directory);
 }
 
 }  // namespace tessera::cuda

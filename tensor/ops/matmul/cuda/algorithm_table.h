@@ -25,10 +25,10 @@ class AlgorithmTable {
   // The choice for `key` that this process currently knows; empty if none.
   std::string known(const std::string& key);
   // As find_or() without timing or files: stores `choice` for this process unless there is one.
-  std::string find_or_keep(const std::string& key, const std::string& choice);
+  std::string find_or_insert(const std::string& key, const std::string& choice);
 
   // Uses this device's file in `directory` from now on; the file is read at the next unknown key.
-  void keep_in(const std::filesystem::path& directory);
+  void set_directory(const std::filesystem::path& directory);
 
  private:
   void read();

@@ -3,7 +3,7 @@
 #include "tensor/kernels.h"
 #include "tensor/ops/activations.h"
 #include "tensor/ops/elementwise.h"
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 #include "tensor/ops/reduce.h"
 
 namespace tessera::cuda {
@@ -38,13 +38,13 @@ Matrices operand(const Tensor& t, Tensor& copy) {
   return m;
 }
 
-// Keeps the tensors that a product reads alive until it is queued.
-struct Kept {
-  Tensor left, right, beside;
+// Keeps the tensors that a GEMM reads alive until it is queued.
+struct OperandCopies {
+  Tensor left, right, other;
 };
 
-// The product for out = a b; `out` is packed.
-Product make_gemm(const Tensor& out, const Tensor& a, const Tensor& b, Kept& kept) {
+// The GEMM for out = a b; `out` is packed.
+GemmProblem make_gemm(const Tensor& out, const Tensor& a, const Tensor& b, OperandCopies& kept) {
   return {.m = out.dim(-1),
           .n = out.dim(-2),
           .k = a.dim(-1),
@@ -57,10 +57,10 @@ Product make_gemm(const Tensor& out, const Tensor& a, const Tensor& b, Kept& kep
 }
 
 // The library assumes no alignment of a bias but may read 16 bytes at a time.
-const std::byte* bias_data(const Tensor& bias, Kept& kept) {
+const std::byte* bias_data(const Tensor& bias, OperandCopies& kept) {
   if (!bias.defined()) return nullptr;
-  kept.beside = is_aligned(bias) ? bias : bias.clone();
-  return on_gpu(kept.beside);
+  kept.other = is_aligned(bias) ? bias : bias.clone();
+  return on_gpu(kept.other);
 }
 
 // Whether t, packed, is a valid `aux` operand.
@@ -76,16 +76,16 @@ bool may_fuse(const Tensor& out, const Tensor& a, const Tensor& b) {
 // Queues out = a b + bias; returns false if the library has no algorithm.
 bool multiply_packed(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias) {
   Arena& arena = *out.arena();
-  Kept kept;
+  OperandCopies kept;
   // float64 is for verification: its bias is added in a separate pass, as on the CPU.
-  const bool beside = bias.defined() && out.dtype() == DType::float64;
-  Product p = make_gemm(out, a, b, kept);
-  p.bias = beside ? nullptr : bias_data(bias, kept);
+  const bool separate_bias = bias.defined() && out.dtype() == DType::float64;
+  GemmProblem p = make_gemm(out, a, b, kept);
+  p.bias = separate_bias ? nullptr : bias_data(bias, kept);
   p.tf32 = a.dtype() == DType::float32 && arena.local<Tf32>().allowed;
   if (!has_algorithm(arena, p)) return false;
   multiply(arena, p);
   Tensor result = out;
-  if (beside) add_(result, bias);
+  if (separate_bias) add_(result, bias);
   return true;
 }
 
@@ -123,10 +123,10 @@ void multiply_padded(const Tensor& out, const Tensor& a, const Tensor& b, const 
   ++out.arena()->local<KernelLog>().padded_products;
 }
 
-// Computes the fused product and returns true if `fused` is faster; otherwise does nothing and returns false.
-bool takes(Arena& arena, const Way& fused, const Way& apart) {
-  if (!has_algorithm(arena, apart.product) || !is_faster(arena, fused, apart)) return false;
-  multiply(arena, fused.product);
+// Runs the fused GEMM and returns true if `fused` is faster; otherwise does nothing and returns false.
+bool run_if_faster(Arena& arena, const GemmPath& fused, const GemmPath& separate) {
+  if (!has_algorithm(arena, separate.problem) || !is_faster(arena, fused, separate)) return false;
+  multiply(arena, fused.problem);
   return true;
 }
 
@@ -156,31 +156,31 @@ void matmul(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& b
 bool matmul_gelu(const Tensor& y, const Tensor& h, const Tensor& a, const Tensor& b, const Tensor& bias) {
   KernelLog::Pass& log = y.arena()->local<KernelLog>().gelu;
   if (!may_fuse(y, a, b) || !is_packed(h) || !can_be_aux(h)) return log.count(false);
-  Kept kept;
-  const Product apart = make_gemm(h, a, b, kept);
-  Product fused = apart;
+  OperandCopies kept;
+  const GemmProblem separate = make_gemm(h, a, b, kept);
+  GemmProblem fused = separate;
   fused.out = row_matrices(y);
   fused.bias = bias_data(bias, kept);
   fused.epilogue = Epilogue::gelu;
-  fused.aux = apart.out;
+  fused.aux = separate.out;
   const auto pass = [&] { bias_gelu({h, y}, h, bias.defined() ? &bias : nullptr, GeluForm::tanh); };
-  return log.count(takes(*y.arena(), {fused, [] {}}, {apart, pass}));
+  return log.count(run_if_faster(*y.arena(), {fused, [] {}}, {separate, pass}));
 }
 
 bool matmul_gelu_gradient(const Tensor& dh, const Tensor& a, const Tensor& b, const Tensor& h, const Tensor& dbias) {
   KernelLog::Pass& log = dh.arena()->local<KernelLog>().gelu_gradient;
   if (!may_fuse(dh, a, b) || !can_be_aux(h)) return log.count(false);
-  Kept kept;
-  const Product apart = make_gemm(dh, a, b, kept);
-  Product fused = apart;
+  OperandCopies kept;
+  const GemmProblem separate = make_gemm(dh, a, b, kept);
+  GemmProblem fused = separate;
   fused.epilogue = Epilogue::gelu_gradient;
-  kept.beside = is_packed(h) ? h : h.clone();
-  fused.aux = row_matrices(kept.beside);
+  kept.other = is_packed(h) ? h : h.clone();
+  fused.aux = row_matrices(kept.other);
   const auto sums = [&] {  // upper bound of their cost
     if (dbias.defined()) sum_rows(dbias, dh);
   };
   const auto pass = [&] { bias_gelu_backward(dh, dh, h, dbias.defined() ? &dbias : nullptr, GeluForm::tanh); };
-  return log.count(takes(*dh.arena(), {fused, sums}, {apart, pass}));
+  return log.count(run_if_faster(*dh.arena(), {fused, sums}, {separate, pass}));
 }
 
 bool matmul_and_sums(const Tensor& out, const Tensor& sums, const Tensor& a, const Tensor& b) {
@@ -193,12 +193,12 @@ bool matmul_and_sums(const Tensor& out, const Tensor& sums, const Tensor& a, con
   }
   KernelLog::Pass& log = out.arena()->local<KernelLog>().bias_sums;
   if (!may_fuse(out, a, b) || !is_packed(sums)) return log.count(false);
-  Kept kept;
-  const Product apart = make_gemm(out, a, b, kept);
-  Product fused = apart;
+  OperandCopies kept;
+  const GemmProblem separate = make_gemm(out, a, b, kept);
+  GemmProblem fused = separate;
   fused.sums = on_gpu(sums);
   const auto pass = [&] { sum_rows(sums, a.transpose(0, 1)); };
-  return log.count(takes(*out.arena(), {fused, [] {}}, {apart, pass}));
+  return log.count(run_if_faster(*out.arena(), {fused, [] {}}, {separate, pass}));
 }
 
 }  // namespace tessera::cuda

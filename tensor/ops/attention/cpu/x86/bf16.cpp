@@ -31,12 +31,12 @@ inline void pack_columns(bfloat16* to, Bf16View b, int64_t panels, int64_t deep,
 // Two implementations of a 32 x 32 block: AMX tiles and AVX512_BF16 pair products.
 struct ByTiles {
   using Scope = TileScope;
-  struct NothingBeside {
+  struct NoOverlap {
     [[gnu::always_inline]] void operator()(int64_t) const {}
   };
   [[gnu::target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512bf16")]] static void block(
       TileOperandA a, const bfloat16* b, int64_t deep, float* c, int64_t ldc, bool accumulate) {
-    tile_block(a, b, deep, c, ldc, accumulate, NothingBeside{});
+    tile_block(a, b, deep, c, ldc, accumulate, NoOverlap{});
   }
 };
 struct ByPairs {
@@ -48,8 +48,8 @@ struct ByPairs {
 
 // C (32 blocks x 32 panels) = or += A B; `a_block` is the stride between blocks of rows of A.
 template <class By>
-void tile_product(TileOperandA a, int64_t a_block, int64_t blocks, const bfloat16* b, int64_t panels, int64_t deep,
-                  float* c, int64_t ldc, bool accumulate) {
+void tile_matmul(TileOperandA a, int64_t a_block, int64_t blocks, const bfloat16* b, int64_t panels, int64_t deep,
+                 float* c, int64_t ldc, bool accumulate) {
   for (int64_t i = 0; i < blocks; ++i)
     for (int64_t j = 0; j < panels; ++j)
       By::block({a.data + i * a_block, a.lda, a.step, a.down}, b + j * deep * kPair, deep,
@@ -172,15 +172,15 @@ class PairedForward {
   bfloat16* value(int64_t i) const { return values_ + i * kBlock * dp_; }  // transposed: d rows of keys
 
   void queries(int64_t b, int64_t h, int64_t query0) {
-    const int64_t count = std::min(kBlock, p_.tq - query0), seen = keys_seen(p_, query0, count);
+    const int64_t count = std::min(kBlock, p_.tq - query0), seen = visible_keys(p_, query0, count);
     const int64_t first = first_block(starts_at(p_, b, query0, count));
     pack_columns(query_, columns_run_on(tile_rows<const bfloat16>(p_.q, b, h, query0)), kHalves, deep_, p_.d, count);
     std::fill(max_, max_ + kBlock, -std::numeric_limits<float>::infinity());
     std::fill(sum_, sum_ + kBlock, 0.0f);
     if (first >= seen) std::fill(out_, out_ + kBlock * dp_, 0.0f);
     for (int64_t key0 = first; key0 < seen; key0 += kBlock) {
-      tile_product<By>(packed_rows(key(key0 / kBlock)), deep_ * kPair, kHalves, query_, kHalves, deep_, scores_, kBlock,
-                       false);
+      tile_matmul<By>(packed_rows(key(key0 / kBlock)), deep_ * kPair, kHalves, query_, kHalves, deep_, scores_, kBlock,
+                      false);
       scale_tile(scores_, static_cast<float>(p_.options.scale), kTile);
       mask_tile(scores_, kBlock, mask_at(p_, b, key0, query0));
       softmax_tile(scores_, kBlock, max_, sum_, shrink_);
@@ -190,8 +190,8 @@ class PairedForward {
         multiply_tile(scores_, scores_, keep_, kTile);
       }
       round_columns(rounded_, scores_);
-      tile_product<By>(packed_rows(value(key0 / kBlock)), kHalves * kPair, deep_, rounded_, kHalves, kHalves, out_,
-                       kBlock, key0 > first);
+      tile_matmul<By>(packed_rows(value(key0 / kBlock)), kHalves * kPair, deep_, rounded_, kHalves, kHalves, out_,
+                      kBlock, key0 > first);
     }
     float* const lse = result_.lse.data<float>() + (b * p_.heads + h) * p_.tq + query0;
     for (int64_t i = 0; i < kBlock; ++i) {
@@ -268,7 +268,7 @@ class PairedBackward {
         pack_rows(value_rows_, rows_run_on(v), kHalves, deep_, count, p_.d);
         pack_columns(key_columns_, rows_run_on(k), deep_, kHalves, count, p_.d);
         for (int64_t query0 = 0; query0 < p_.tq; query0 += kBlock)
-          if (keys_seen(p_, query0, kBlock) > key0 && first_block(starts_at(p_, b, query0, kBlock)) <= key0)
+          if (visible_keys(p_, query0, kBlock) > key0 && first_block(starts_at(p_, b, query0, kBlock)) <= key0)
             pair(b, h, key0, query0);
       }
       scale_tile(dquery_, scale, p_.tq * dp_);
@@ -304,28 +304,28 @@ class PairedBackward {
   // One block of keys and one of queries; tiles are keys x queries.
   void pair(int64_t b, int64_t h, int64_t key0, int64_t query0) {
     const int64_t at = query0 * dp_;
-    tile_product<By>(packed_rows(key_rows_), deep_ * kPair, kHalves, query_t_ + at, kHalves, deep_, scores_, kBlock,
-                     false);
+    tile_matmul<By>(packed_rows(key_rows_), deep_ * kPair, kHalves, query_t_ + at, kHalves, deep_, scores_, kBlock,
+                    false);
     scale_tile(scores_, static_cast<float>(p_.options.scale), kTile);
     mask_tile(scores_, kBlock, mask_at(p_, b, key0, query0));
     probability_tile(scores_, kBlock, lse_ + query0);
-    tile_product<By>(packed_rows(value_rows_), deep_ * kPair, kHalves, dout_t_ + at, kHalves, deep_, dscores_, kBlock,
-                     false);
+    tile_matmul<By>(packed_rows(value_rows_), deep_ * kPair, kHalves, dout_t_ + at, kHalves, deep_, dscores_, kBlock,
+                    false);
     if (p_.options.dropout > 0) {
       dropout_tile(keep_, kBlock, p_, b, h, key0, query0);
       multiply_tile(dscores_, dscores_, keep_, kTile);
       multiply_tile(keep_, scores_, keep_, kTile);
     }
     round_rows(rounded_, p_.options.dropout > 0 ? keep_ : scores_);  // factors of the values in the forward pass
-    tile_product<By>(plain_rows(rounded_), kTileBlock * kBlock, kHalves, dout_ + at, deep_, kHalves,
-                     dvalue_ + key0 * dp_, dp_, true);
+    tile_matmul<By>(plain_rows(rounded_), kTileBlock * kBlock, kHalves, dout_ + at, deep_, kHalves,
+                    dvalue_ + key0 * dp_, dp_, true);
     score_gradient_tile(dscores_, scores_, kBlock, delta_ + query0);
     round_rows(rounded_, dscores_);
-    tile_product<By>(plain_rows(rounded_), kTileBlock * kBlock, kHalves, query_ + at, deep_, kHalves,
-                     dkey_ + key0 * dp_, dp_, true);
+    tile_matmul<By>(plain_rows(rounded_), kTileBlock * kBlock, kHalves, query_ + at, deep_, kHalves, dkey_ + key0 * dp_,
+                    dp_, true);
     pack_rows(turned_, {rounded_, 1, kBlock}, kHalves, kHalves, kBlock, kBlock);
-    tile_product<By>(packed_rows(turned_), kHalves * kPair, kHalves, key_columns_, deep_, kHalves, dquery_ + at, dp_,
-                     true);
+    tile_matmul<By>(packed_rows(turned_), kHalves * kPair, kHalves, key_columns_, deep_, kHalves, dquery_ + at, dp_,
+                    true);
   }
 
   const AttentionProblem& p_;
@@ -360,7 +360,7 @@ void run_by_best(const AttentionProblem& p, const Rest&... rest) {
 
 }  // namespace
 
-bool bf16_takes_attention(const AttentionProblem& p) {
+bool supports_bf16_attention(const AttentionProblem& p) {
   return p.q.dtype() == DType::bfloat16 && p.tq >= kTileBlock && p.d >= kTileRows && (has_amx() || has_pair_products());
 }
 

@@ -153,14 +153,14 @@ class Cudnn {
 
   // Logs that Tessera's kernels are used instead, or throws if that is not allowed.
   static bool refuse(Arena& arena, const FusedAttention& p, const std::string& why) {
-    const std::string said =
+    const std::string message =
         fmt::format("cuDNN {} does not support {} of (B, T, H, D) = ({}, {}, {}, {}){}{}: {}", cudnn_version(),
                     p.backward ? "the backward pass" : "attention", p.batch, p.queries, p.heads, p.d,
                     p.keys == p.queries ? "" : fmt::format(", {} keys", p.keys),
                     p.key_heads == p.heads ? "" : fmt::format(" and {} heads of keys", p.key_heads), why);
     if (arena.local<KernelChoice>().attention == AttentionKernels::cudnn)
-      throw Error(fmt::format("[attention] {}; Tessera's kernels are not allowed in its place", said));
-    arena.local<KernelLog>().refuse(said);
+      throw Error(fmt::format("[attention] {}; Tessera's kernels are not allowed in its place", message));
+    arena.local<KernelLog>().refuse(message);
     return false;
   }
 
@@ -210,7 +210,7 @@ bool run(const std::vector<const Tensor*>& operands, const Tensor& lse, const At
   Arena& arena = *lse.arena();
   auto [problem, pointers] = make_call(operands, lse, of);
   problem.deterministic = problem.backward && arena.local<KernelChoice>().deterministic;
-  const bool well = std::all_of(operands.begin(), operands.end(), [](const Tensor* t) { return starts_well(*t); });
+  const bool well = std::all_of(operands.begin(), operands.end(), [](const Tensor* t) { return rows_are_aligned(*t); });
   return arena.local<Cudnn>().run(arena, problem, pointers, well);
 }
 

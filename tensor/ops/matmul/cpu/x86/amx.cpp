@@ -1,7 +1,7 @@
 // AMX GEMM: packs b, then computes blocks of 32 x 32 over groups of columns that stay in the L2 cache.
 #include "tensor/cpu/x86/amx.h"
 
-#include "tensor/ops/matmul/cpu/products.h"
+#include "tensor/ops/matmul/cpu/gemm.h"
 
 namespace tessera::cpu {
 namespace {
@@ -122,7 +122,7 @@ struct Problem {
 // Work overlapped with the multiplication of tile t of `deep`: storing rows of the previous block, and prefetching
 // memory for this one.
 template <class T>
-struct Beside {
+struct Overlapped {
   const Store<T>& store;
   typename Store<T>::Block before, now;
   int64_t deep;
@@ -166,7 +166,7 @@ struct Worker {
     const TileOperandA a{p.a.data + i * p.a_block + from * p.a.step, p.a.lda, p.a.step, p.a.down};
     const typename Store<T>::Block now{c[turn], i * kTileBlock, j * kTileBlock, from > 0};
     tile_block(a, p.b + (j * p.deep + from) * 2 * kTileElements, deep, c[turn], kTileBlock, false,
-               Beside<T>{store, before, now, deep});
+               Overlapped<T>{store, before, now, deep});
     before = now;
     turn ^= 1;
   }
@@ -185,7 +185,7 @@ void multiply(const Problem& p, const Tensor& out, const std::vector<float>& bia
 
 }  // namespace
 
-bool amx_takes(const Tensor& a, const Tensor& b) {
+bool amx_supports(const Tensor& a, const Tensor& b) {
   return a.dtype() == DType::bfloat16 && a.dim(0) >= kTileBlock && b.dim(1) >= kTileRows && a.dim(1) >= kTileRows &&
          has_amx();
 }

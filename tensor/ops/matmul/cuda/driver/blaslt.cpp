@@ -11,7 +11,7 @@
 #include "tensor/error.h"
 #include "tensor/kernels.h"
 #include "tensor/ops/matmul/cuda/algorithm_table.h"
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 
 namespace tessera::cuda {
 namespace {
@@ -20,8 +20,8 @@ using BlasLibrary = Handle<cublasLtHandle_t, cublasLtDestroy>;
 using BlasOperation = Handle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using BlasLayout = Handle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 
-// Key of an algorithm choice; operands are packed and aligned to 16 bytes (product.h), so nothing else matters.
-using ProductKey = std::array<int64_t, 13>;
+// Key of an algorithm choice; operands are packed and aligned to 16 bytes (gemm.h), so nothing else matters.
+using GemmKey = std::array<int64_t, 13>;
 
 struct BlasAlgorithm {
   cublasLtMatmulAlgo_t words{};
@@ -33,7 +33,7 @@ void expect_blas(cublasStatus_t status, const char* what) {
     throw Error(fmt::format("[matmul] cuBLASLt: {}: {}", what, cublasLtGetStatusString(status)), Status::communication);
 }
 
-ProductKey cache_key(const Product& p) {
+GemmKey cache_key(const GemmProblem& p) {
   return {static_cast<int64_t>(p.operands),
           static_cast<int64_t>(p.result),
           p.tf32,
@@ -69,7 +69,7 @@ BlasAlgorithm read_algorithm(const std::string& text) {
 
 // Number of proposals to request. With GELU's gradient the first ones are old kernels, slower than for a plain GEMM;
 // better ones, if any, come later.
-int count_proposals(const Product& p) { return p.epilogue == Epilogue::gelu_gradient ? 128 : 24; }
+int count_proposals(const GemmProblem& p) { return p.epilogue == Epilogue::gelu_gradient ? 128 : 24; }
 // Alignment of all operands in bytes: the widest load of any algorithm, so more would not help.
 constexpr uint32_t kAlignment = 16;
 
@@ -92,14 +92,14 @@ cudaDataType_t to_cuda_type(DType dtype) {
   return dtype == DType::float64 ? CUDA_R_64F : dtype == DType::bfloat16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-cublasLtEpilogue_t to_cublas_epilogue(const Product& p) {
+cublasLtEpilogue_t to_cublas_epilogue(const GemmProblem& p) {
   if (p.epilogue == Epilogue::gelu) return p.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
   if (p.epilogue == Epilogue::gelu_gradient) return CUBLASLT_EPILOGUE_DGELU;
   if (p.sums) return CUBLASLT_EPILOGUE_BGRADB;
   return p.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-BlasOperation to_blas_operation(const Product& p) {
+BlasOperation to_blas_operation(const GemmProblem& p) {
   const cublasComputeType_t compute = p.operands == DType::float64 ? CUBLAS_COMPUTE_64F
                                       : p.tf32                     ? CUBLAS_COMPUTE_32F_FAST_TF32
                                                                    : CUBLAS_COMPUTE_32F;
@@ -140,7 +140,7 @@ Preference make_preference() {
 }
 
 struct BlasPlan {
-  explicit BlasPlan(const Product& p)
+  explicit BlasPlan(const GemmProblem& p)
       : operation(to_blas_operation(p)),
         left(to_blas_layout(p.left, p.operands, p.m, p.k, p.batch)),
         right(to_blas_layout(p.right, p.operands, p.k, p.n, p.batch)),
@@ -149,14 +149,14 @@ struct BlasPlan {
   }
 
   // Sets the addresses of bias, sums and aux before each run.
-  void point_to(const Product& p) const {
+  void point_to(const GemmProblem& p) const {
     if (p.bias) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
     if (p.sums) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.sums);
     if (p.epilogue != Epilogue::none) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.aux.data);
   }
 
-  // Algorithms proposed by cuBLASLt, best first; empty if it does not support the product.
-  std::vector<BlasAlgorithm> proposals(cublasLtHandle_t library, const Product& p) const {
+  // Algorithms proposed by cuBLASLt, best first; empty if the problem is unsupported.
+  std::vector<BlasAlgorithm> proposals(cublasLtHandle_t library, const GemmProblem& p) const {
     std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(count_proposals(p)));
     int count = 0;
     const Preference preference = make_preference();
@@ -185,9 +185,9 @@ struct BlasPlan {
 constexpr int kRounds = 5;
 constexpr double kClose = 1.25;  // proposals slower than this factor are timed only twice
 constexpr auto kWarmUp = std::chrono::milliseconds(50);
-constexpr const char* kApart = "apart";  // prefix of the choice not to fuse; followed by the timings
+constexpr const char* kSeparate = "apart";  // prefix of the choice not to fuse; followed by the timings
 
-std::string to_string(const ProductKey& key) {
+std::string to_string(const GemmKey& key) {
   std::string name;
   for (const int64_t part : key) name += (name.empty() ? "" : " ") + std::to_string(part);
   return name;
@@ -201,8 +201,8 @@ bool is_capturing(Arena& arena) {
 
 class Blas {
  public:
-  void multiply(Arena& arena, const Product& p) {
-    const ProductKey key = cache_key(p);
+  void multiply(Arena& arena, const GemmProblem& p) {
+    const GemmKey key = cache_key(p);
     auto found = plans_.find(key);
     if (found == plans_.end()) {
       BlasPlan plan(p);
@@ -211,12 +211,12 @@ class Blas {
     }
     const BlasPlan& plan = found->second;
     plan.point_to(p);
-    expect_blas(run(arena, plan, plan.algorithm, p), "product");
+    expect_blas(run(arena, plan, plan.algorithm, p), "matmul");
     arena.local<Context>().queued("matmul", cudaSuccess);
   }
 
-  bool has_algorithm(const Product& p) {
-    const ProductKey key = cache_key(p);
+  bool has_algorithm(const GemmProblem& p) {
+    const GemmKey key = cache_key(p);
     if (plans_.contains(key)) return true;
     const auto found = has_.find(key);
     return found != has_.end() ? found->second
@@ -224,14 +224,14 @@ class Blas {
   }
 
   // A fused choice is stored as a plan, a separate one in separate_.
-  bool is_faster(Arena& arena, const Way& fused, const Way& apart) {
-    const ProductKey key = cache_key(fused.product);
+  bool is_faster(Arena& arena, const GemmPath& fused, const GemmPath& separate) {
+    const GemmKey key = cache_key(fused.problem);
     if (plans_.contains(key)) return true;
-    if (apart_.contains(key)) return false;
-    BlasPlan plan(fused.product);
-    const std::string choice = chosen_way(arena, key, plan, fused, apart);
-    if (choice.starts_with(kApart)) {
-      apart_.insert(key);
+    if (separate_.contains(key)) return false;
+    BlasPlan plan(fused.problem);
+    const std::string choice = choose_path(arena, key, plan, fused, separate);
+    if (choice.starts_with(kSeparate)) {
+      separate_.insert(key);
       return false;
     }
     plan.algorithm = read_algorithm(choice);
@@ -254,7 +254,7 @@ class Blas {
     return algorithm_table(device_);
   }
 
-  cublasStatus_t run(Arena& arena, const BlasPlan& plan, const BlasAlgorithm& a, const Product& p) {
+  cublasStatus_t run(Arena& arena, const BlasPlan& plan, const BlasAlgorithm& a, const GemmProblem& p) {
     const float one = 1, zero = 0;
     const double one64 = 1, zero64 = 0;
     const bool wide = p.operands == DType::float64;
@@ -270,7 +270,7 @@ class Blas {
                           arena.local<Context>().stream());
   }
 
-  std::vector<BlasAlgorithm> proposals(const BlasPlan& plan, const Product& p) {
+  std::vector<BlasAlgorithm> proposals(const BlasPlan& plan, const GemmProblem& p) {
     std::vector<BlasAlgorithm> all = plan.proposals(library(), p);
     if (all.empty())
       throw Error(fmt::format("[matmul] cuBLASLt has no algorithm for ({}, {}) x ({}, {}) of {}", p.n, p.k, p.k, p.m,
@@ -278,12 +278,12 @@ class Blas {
     return all;
   }
 
-  BlasAlgorithm choose(Arena& arena, const ProductKey& key, const BlasPlan& plan, const Product& p) {
+  BlasAlgorithm choose(Arena& arena, const GemmKey& key, const BlasPlan& plan, const GemmProblem& p) {
     if (arena.local<KernelChoice>().deterministic) return proposals(plan, p).front();  // independent of timing
     AlgorithmTable& kept = table(arena);
     const std::string name = to_string(key);
     // Captured work does not run, so nothing can be timed.
-    if (is_capturing(arena)) return read_algorithm(kept.find_or_keep(name, written(proposals(plan, p).front())));
+    if (is_capturing(arena)) return read_algorithm(kept.find_or_insert(name, written(proposals(plan, p).front())));
     if (const std::string known = kept.known(name); !known.empty()) return read_algorithm(known);
     // Before taking the lock: other ranks may wait for it, and work queued here may wait for them.
     arena.local<Context>().synchronize();
@@ -294,25 +294,25 @@ class Blas {
     }));
   }
 
-  std::string chosen_way(Arena& arena, const ProductKey& key, const BlasPlan& plan, const Way& fused,
-                         const Way& apart) {
+  std::string choose_path(Arena& arena, const GemmKey& key, const BlasPlan& plan, const GemmPath& fused,
+                          const GemmPath& separate) {
     AlgorithmTable& kept = table(arena);
     const std::string name = to_string(key);
-    if (is_capturing(arena)) return kept.find_or_keep(name, kApart);
+    if (is_capturing(arena)) return kept.find_or_insert(name, kSeparate);
     if (const std::string known = kept.known(name); !known.empty()) return known;
-    multiply(arena, apart.product);  // selects its algorithm now: selections must not nest
+    multiply(arena, separate.problem);  // selects its algorithm now: selections must not nest
     arena.local<Context>().synchronize();
-    const BlasPlan& other = plans_.at(cache_key(apart.product));
+    const BlasPlan& other = plans_.at(cache_key(separate.problem));
     return kept.find_or(name, [&]() -> std::string {
-      const std::optional<Timed> best = fastest(arena, plan, plan.proposals(library(), fused.product), fused.product);
-      if (!best) return kApart;
+      const std::optional<Timed> best = fastest(arena, plan, plan.proposals(library(), fused.problem), fused.problem);
+      if (!best) return kSeparate;
       double with = std::numeric_limits<double>::infinity(), without = with;
       for (int round = 0; round < kRounds; ++round) {
-        with = std::min(with, time(arena, plan, best->algorithm, fused.product, fused.rest));
-        without = std::min(without, time(arena, other, other.algorithm, apart.product, apart.rest));
+        with = std::min(with, time(arena, plan, best->algorithm, fused.problem, fused.rest));
+        without = std::min(without, time(arena, other, other.algorithm, separate.problem, separate.rest));
       }
       return with < without ? written(best->algorithm)
-                            : fmt::format("{} {:.4f} ms, in one {:.4f} ms", kApart, without, with);
+                            : fmt::format("{} {:.4f} ms, in one {:.4f} ms", kSeparate, without, with);
     });
   }
 
@@ -323,7 +323,7 @@ class Blas {
   // Times each algorithm twice in alternation, then those close to the best again; returns the minimum. Empty if none
   // runs.
   std::optional<Timed> fastest(Arena& arena, const BlasPlan& plan, const std::vector<BlasAlgorithm>& algorithms,
-                               const Product& p) {
+                               const GemmProblem& p) {
     const auto nothing = [] {};
     std::vector<Timed> all;
     for (const BlasAlgorithm& a : algorithms) {
@@ -355,15 +355,15 @@ class Blas {
     }
   }
 
-  // Milliseconds of a product and the work after it.
-  double time(Arena& arena, const BlasPlan& plan, const BlasAlgorithm& a, const Product& p,
+  // Milliseconds of a GEMM and the work after it.
+  double time(Arena& arena, const BlasPlan& plan, const BlasAlgorithm& a, const GemmProblem& p,
               const std::function<void()>& rest) {
     Context& c = arena.local<Context>();
     Event begin, end;
     check(cudaEventCreate(begin.receive()), "matmul");
     check(cudaEventCreate(end.receive()), "matmul");
     check(cudaEventRecord(begin.get(), c.stream()), "matmul");
-    expect_blas(run(arena, plan, a, p), "product");
+    expect_blas(run(arena, plan, a, p), "matmul");
     rest();
     check(cudaEventRecord(end.get(), c.stream()), "matmul");
     check(cudaEventSynchronize(end.get()), "matmul");
@@ -374,18 +374,18 @@ class Blas {
 
   BlasLibrary library_;
   std::string device_;
-  std::map<ProductKey, BlasPlan> plans_;
+  std::map<GemmKey, BlasPlan> plans_;
   bool is_warm_ = false;
-  std::map<ProductKey, bool> has_;  // products without a plan: whether an algorithm exists
-  std::set<ProductKey> apart_;      // products that are not fused with adjacent passes
+  std::map<GemmKey, bool> has_;  // problems without a plan: whether an algorithm exists
+  std::set<GemmKey> separate_;   // problems that are not fused with adjacent passes
 };
 
 }  // namespace
 
-bool has_algorithm(Arena& arena, const Product& product) { return arena.local<Blas>().has_algorithm(product); }
-void multiply(Arena& arena, const Product& product) { arena.local<Blas>().multiply(arena, product); }
-bool is_faster(Arena& arena, const Way& fused, const Way& apart) {
-  return arena.local<Blas>().is_faster(arena, fused, apart);
+bool has_algorithm(Arena& arena, const GemmProblem& problem) { return arena.local<Blas>().has_algorithm(problem); }
+void multiply(Arena& arena, const GemmProblem& problem) { arena.local<Blas>().multiply(arena, problem); }
+bool is_faster(Arena& arena, const GemmPath& fused, const GemmPath& separate) {
+  return arena.local<Blas>().is_faster(arena, fused, separate);
 }
 
 }  // namespace tessera::cuda

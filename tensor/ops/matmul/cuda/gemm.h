@@ -2,7 +2,7 @@
 //
 // GPU GEMM libraries are column-major, so they read a row-major matrix as its transpose. Therefore out = a b is
 // computed as out^T = b^T a^T: b on the left, a on the right, rows and columns exchanged. This conversion happens here,
-// for any library; a Product describes the rest of the problem.
+// for any library; a GemmProblem describes the rest of the problem.
 #pragma once
 
 #include "tensor/tensor.h"
@@ -34,7 +34,7 @@ struct Matrices {
 enum class Epilogue : uint8_t { none, gelu, gelu_gradient };
 
 // out (m, n) = left (m, k) right (k, n), after transposition, plus bias (m) to every column: `batch` times.
-struct Product {
+struct GemmProblem {
   int64_t m = 0, n = 0, k = 0, batch = 1;
   Matrices left, right, out;
   const std::byte* bias = nullptr;  // with dtype `result`; or null
@@ -45,19 +45,19 @@ struct Product {
   bool tf32 = false;
 };
 
-// Whether the library has an algorithm for the product; depends only on shapes, dtypes and transposition.
-bool has_algorithm(Arena& arena, const Product& product);
-// Queues the product on the stream of the arena. Implemented in driver/blaslt.cpp (the emulated GPU of the tests has a
+// Whether the library has an algorithm for the problem; depends only on shapes, dtypes and transposition.
+bool has_algorithm(Arena& arena, const GemmProblem& problem);
+// Queues the problem on the stream of the arena. Implemented in driver/blaslt.cpp (the emulated GPU of the tests has a
 // loop). Equal inputs give bitwise identical results in every rank of every process.
-void multiply(Arena& arena, const Product& product);
+void multiply(Arena& arena, const GemmProblem& problem);
 
 // Selects the faster of two implementations that write the same results, each a GEMM followed by other work: timed once
 // on the operands of the first call (both may run) and cached like an algorithm. The emulated GPU always selects
 // `fused`. Not selected if the library has no algorithm for its GEMM.
-struct Way {
-  const Product& product;
+struct GemmPath {
+  const GemmProblem& problem;
   std::function<void()> rest;
 };
-bool is_faster(Arena& arena, const Way& fused, const Way& apart);
+bool is_faster(Arena& arena, const GemmPath& fused, const GemmPath& separate);
 
 }  // namespace tessera::cuda

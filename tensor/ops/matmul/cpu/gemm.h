@@ -26,11 +26,11 @@ void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bi
 // inner dim in order, in tiles of 32, independently of the number of threads.
 //
 // Whether it supports these operands: bfloat16, a CPU with AMX, and not too small to fill a tile.
-bool amx_takes(const Tensor& a, const Tensor& b);
+bool amx_supports(const Tensor& a, const Tensor& b);
 // Contract as dnnl_matmul(). `packed`, if given, caches b in tiles until its version changes.
 void amx_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed* packed);
 #ifndef __x86_64__  // other architectures have no tiles
-inline bool amx_takes(const Tensor& /*a*/, const Tensor& /*b*/) { return false; }
+inline bool amx_supports(const Tensor& /*a*/, const Tensor& /*b*/) { return false; }
 inline void amx_matmul(Tensor&, const Tensor&, const Tensor&, const Tensor&, Packed*) { std::abort(); }
 #endif
 
@@ -39,7 +39,7 @@ inline void amx_matmul(Tensor&, const Tensor&, const Tensor&, const Tensor&, Pac
 // threads, nor on other rows, nor on the instruction set.
 //
 // Whether it supports these operands of equal dtype: at most 8 rows, both contiguous along the inner dim.
-bool few_rows_takes(const Tensor& a, const Tensor& b);
+bool few_rows_supports(const Tensor& a, const Tensor& b);
 // Contract as dnnl_matmul(), except that it accumulates along the inner dim in sixteen lanes.
 void few_rows_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias,
                      InstructionSet isa = instruction_set());
