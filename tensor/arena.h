@@ -1,4 +1,4 @@
-// Memory of an arena: a reserved range of addresses that is backed by memory only as far as it has been used.
+// Memory regions: reserved addresses, backed by memory as they are used.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -19,15 +19,14 @@ class Region : NotCopied {
   std::byte* base() const { return base_; }
   int64_t capacity() const { return capacity_; }
   Device device() const { return device_; }
-  // The file that other processes of this host can map to share this memory, with a number that is unique among the
-  // regions of this process. A negative descriptor: the region cannot be shared.
+  // File through which other processes of this host can map this memory, with a number unique within this process.
+  // Negative descriptor: not shareable.
   struct File {
     int descriptor = -1;
     int64_t number = -1;
   };
   File file() const { return file_; }
-  // Makes the first `bytes` usable; called whenever the arena grows beyond its previous maximum. If memory is
-  // exhausted, throws OutOfMemory, OutputError (a full disk) or, if the system refuses, std::bad_alloc.
+  // Makes the first `bytes` usable. Throws OutOfMemory, OutputError (full disk) or std::bad_alloc.
   virtual void commit(int64_t bytes) = 0;
 
  protected:
@@ -40,19 +39,19 @@ class Region : NotCopied {
   Device device_;
 };
 
-// Reserves `capacity` bytes of addresses on huge pages; the first touch allocates memory. If the system refuses to
-// reserve that much, the region has at most 64 GiB, which commit() makes accessible on demand.
+// Reserves `capacity` bytes of addresses on huge pages; the first touch allocates memory. If the system refuses, at
+// most 64 GiB, made accessible by commit().
 std::unique_ptr<Region> host_region(int64_t capacity);
 // Reserves addresses for twice the machine's memory (halved until the system agrees), which other processes of this
-// host can map through file(); uses huge pages if they are enabled for shared memory
-// (/sys/kernel/mm/transparent_hugepage/shmem_enabled). The destructor frees the memory even while other processes have
-// it mapped. Throws Error if even 1 GiB is refused.
+// host can map through file(); on huge pages if enabled for shared memory
+// (/sys/kernel/mm/transparent_hugepage/shmem_enabled). The destructor frees the memory even while others have it
+// mapped. Throws Error if even 1 GiB is refused.
 std::unique_ptr<Region> shared_region();
-// Like host_region(), but backed by an unnamed file in `directory`, so that rarely used data need not stay in memory.
-// This function and commit() throw OutputError if the file cannot be created or the disk is full.
+// Backed by an unnamed file in `directory`, so that rarely used data need not stay in memory. Throws OutputError, as
+// does commit(), if the file cannot be created or the disk is full.
 std::unique_ptr<Region> file_region(const std::filesystem::path& directory);
 
-// A rank's allocator: one region reserved on huge pages, with first-fit allocation by address.
+// A rank's allocator: one region reserved on huge pages, with best-fit allocation.
 //
 // Every block has a category (parameters, gradients, optimizer state, activations, workspace, communication), so that
 // live bytes and their peak per category are known exactly and can be compared with a formula. A training step requests
@@ -77,7 +76,7 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
 
   Device device() const { return region_->device(); }
   const Region& region() const { return *region_; }
-  // A host arena for transfers to and from this one; an arena on the host returns itself.
+  // Host arena for transfers; a host arena returns itself.
   std::shared_ptr<Arena> host();
 
   // Returns an uninitialized block aligned to 64 bytes (256 on a GPU). Throws OutOfMemory beyond the capacity.
@@ -87,15 +86,14 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
   Usage usage(Category category) const;
   Usage total() const;
   int64_t footprint() const;  // bytes of the region ever handed out, including gaps
-  // The free blocks of the region. Two runs that start from equal layouts and request the same blocks in the same order
-  // receive the same addresses.
+  // The free blocks. Equal layouts and equal sequences of requests produce equal addresses.
   struct Layout {
     int64_t footprint = 0;
     std::map<int64_t, int64_t> free;  // offset -> bytes, neighbours merged
     bool operator==(const Layout&) const = default;
   };
   Layout layout() const;
-  void reset_peaks();  // sets every peak to the current `live`
+  void reset_peaks();
 
   // Category of blocks requested without one: activations in a forward pass, workspace in a backward pass.
   Category default_category() const { return default_category_; }
@@ -111,7 +109,7 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
     Category before_;
   };
 
-  // While an object lives, the region may not grow: allocate() throws Error instead.
+  // While an object lives, allocate() throws Error instead of growing the region.
   class Fixed : NotCopied {
    public:
     explicit Fixed(Arena& arena) : arena_(arena) { arena_.fix(true); }
@@ -120,8 +118,8 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
    private:
     Arena& arena_;
   };
-  // While an object lives, AddressSanitizer permits access to freed blocks, because a captured graph replays kernels
-  // that used them before they were freed (tensor/cuda/gpus.h).
+  // While an object lives, AddressSanitizer permits access to freed blocks: a captured graph replays kernels that used
+  // them (tensor/cuda/gpus.h).
   class AllowReuse : NotCopied {
    public:
     explicit AllowReuse(Arena& arena) : arena_(arena) { arena_.lend(true); }
@@ -131,8 +129,8 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
     Arena& arena_;
   };
 
-  // State with the lifetime of the rank: one object per type, such as the cache of compiled matmuls. Objects are
-  // destroyed in reverse order of creation, because later ones may use earlier ones.
+  // Per-rank state, one object per type, such as the cache of compiled matmuls. Destroyed in reverse order of creation,
+  // because later objects may use earlier ones.
   template <class T>
   T& local() {
     std::lock_guard lock(mutex_);
@@ -142,7 +140,7 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
   }
 
  private:
-  void* local(std::type_index type) const;  // null: not created yet
+  void* local(std::type_index type) const;
   void count(Category category, int64_t bytes);
   void fix(bool fixed);
   void lend(bool lent);
@@ -161,20 +159,17 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
 };
 
 using ArenaPtr = std::shared_ptr<Arena>;
-ArenaPtr make_arena();         // in host memory
-ArenaPtr make_shared_arena();  // in memory that other processes can map, see shared_region()
-ArenaPtr make_file_arena(const std::filesystem::path& directory);  // in a file, see file_region()
-// In pinned host memory that GPU kernels access over the bus. Throws Error in a build without CUDA.
+ArenaPtr make_arena();
+ArenaPtr make_shared_arena();                                      // see shared_region()
+ArenaPtr make_file_arena(const std::filesystem::path& directory);  // see file_region()
+// Pinned host memory, which GPU kernels access over the bus. Throws Error in a build without CUDA.
 ArenaPtr make_pinned_arena();
-// In the memory of `device`: the host, or the calling thread's current GPU (cuda::use_gpu). Throws Error in a build
-// without CUDA and on a machine without a GPU.
+// On the host or the calling thread's current GPU (cuda::use_gpu). Throws Error in a build without CUDA or without a
+// GPU.
 ArenaPtr make_arena(Device device);
 
-// Observer of an arena's memory.
-
-// Called once immediately and then after every allocate() and release(), with the live bytes per category; calls are
-// serialized and made on the allocating thread. The watcher must not use the arena. An arena has at most one watcher;
-// null removes it.
+// Called immediately and after every allocate() and release() with the live bytes per category, serialized, on the
+// allocating thread. It must not use the arena. An arena has at most one watcher; null removes it.
 using ArenaWatcher = std::function<void(const std::array<int64_t, kCategories>& live)>;
 void watch(Arena& arena, ArenaWatcher watcher);
 

@@ -24,7 +24,7 @@ constexpr std::string_view to_string(DType t) {
 }
 
 constexpr bool is_floating(DType t) { return t == DType::float64 || t == DType::float32 || t == DType::bfloat16; }
-// Accumulation dtype: sums, statistics and optimizer state of a floating dtype t.
+// For sums, statistics and optimizer state.
 constexpr DType accum_dtype(DType t) { return t == DType::float64 ? t : DType::float32; }
 
 struct bfloat16 {
@@ -45,12 +45,11 @@ struct bfloat16 {
   constexpr operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 };
 
-// Type of arithmetic on T.
 template <class T>
 using Accumulate = std::conditional_t<std::is_same_v<T, bfloat16>, float, T>;
 
-// x if a float represents it, otherwise the neighbouring float with an odd last bit (round to odd): rounding that to
-// bfloat16 gives the same result as rounding x directly.
+// Round to odd: x if it is a float, otherwise the neighbouring float with an odd last bit, so that rounding to bfloat16
+// afterwards rounds only once.
 constexpr float to_odd(double x) {
   const auto nearest = static_cast<float>(x);
   const auto back = static_cast<double>(nearest);
@@ -59,7 +58,6 @@ constexpr float to_odd(double x) {
   return std::bit_cast<float>((x < 0 ? back > x : back < x) ? bits + 1 : bits - 1);
 }
 
-// x as another type, rounded once (to nearest even).
 template <class To, class From>
 constexpr To converted(From x) {
   if constexpr (std::is_same_v<To, From>)
@@ -91,7 +89,6 @@ struct Half {
   uint16_t bits = 0;
 };
 
-// Exact: every float16 is a float.
 constexpr float wide(Half h) {
   const uint32_t sign = static_cast<uint32_t>(h.bits & 0x8000u) << 16, exponent = (h.bits >> 10) & 0x1fu,
                  fraction = h.bits & 0x3ffu;

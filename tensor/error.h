@@ -1,8 +1,8 @@
-// The exception type of Tessera, and the exit status for each kind of failure.
+// Exceptions and exit statuses.
 //
-// A message is one line that names the option, key, file, tensor or rank, the expected and the actual value. It may
-// quote user input or file contents; control characters are escaped and the length is limited to 1,000 bytes. Ops
-// prefix their name: `[matmul] inner dims differ: a (4, 8) x b (6, 3); b must have 8 rows`.
+// A message is one line of at most 1,000 bytes with control characters escaped; it names the option, key, file, tensor
+// or rank, the expected and the actual value. Ops prefix their name: `[matmul] inner dims differ: a (4, 8) x b (6, 3);
+// b must have 8 rows`.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -27,13 +27,11 @@ enum class Status {
 
 // Escapes control characters as `\x1b` and elides the middle of a long message.
 std::string one_line(const std::string& message);
-// Escapes control characters except line breaks and tabs, so that no text from a model, file, name or peer can move the
-// cursor, clear the screen or set the title of a terminal.
+// Escapes control characters except line breaks and tabs, so that text from files or peers cannot control a terminal.
 std::string for_terminal(std::string_view text);
 
-// Throws Error("WHAT: expected an object, got null") if `object` is null. Callers may pass the address of a reference
-// parameter that was bound to a dereferenced null pointer: this function is compiled separately, so that no compiler
-// removes the check.
+// Throws Error("WHAT: expected an object, got null") if `object` is null. It is compiled separately, so that no
+// compiler removes the check for the address of a reference.
 void require_object(const void* object, const char* what);
 
 class Error : public std::runtime_error {
@@ -49,7 +47,7 @@ class Error : public std::runtime_error {
 struct InputError : Error {
   explicit InputError(const std::string& message) : Error(message, Status::input) {}
 };
-// The message also suggests options that reduce memory.
+// The message suggests options that reduce memory.
 struct OutOfMemory : Error {
   explicit OutOfMemory(const std::string& message)
       : Error("out of memory: " + message +
@@ -60,7 +58,6 @@ struct OutputError : Error {
   explicit OutputError(const std::string& message) : Error(message, Status::output) {}
 };
 
-// Base of classes whose objects are neither copied nor moved.
 struct NotCopied {
   NotCopied() = default;
   NotCopied(const NotCopied&) = delete;
@@ -69,20 +66,19 @@ struct NotCopied {
 
 // Strict UTF-8: no overlong forms, no surrogates, nothing beyond U+10FFFF.
 
-// Returns the code point at `position` and advances `position` past it; if the bytes are not UTF-8, returns nullopt and
-// leaves `position` unchanged.
+// Returns the code point at `position` and advances past it; nullopt, without advancing, if the bytes are not UTF-8.
 std::optional<char32_t> next_code_point(std::string_view bytes, size_t& position);
 
-// Appends a byte as `\xe9`: for invalid UTF-8 and invisible characters.
+// Appends `\xe9` for a byte of invalid UTF-8 or an invisible character.
 void append_escaped(std::string& out, char byte);
 
-// Returns "; did you mean 'x'?" for the entry of `known` nearest to `typed`, if it is close enough to be a typo or is
-// another program's term for the same thing ("gpu", "fp16"); otherwise "".
+// "; did you mean 'x'?" for the nearest entry of `known`, if it is a likely typo or another program's term for the same
+// thing ("gpu", "fp16"); otherwise "".
 std::string did_you_mean(std::string_view typed, const std::vector<std::string>& known);
 std::string did_you_mean(std::string_view typed, std::span<const std::string_view> known);
 
-// Error of one configuration field: what() is "`microbatches`: expected a divisor of 12, got 5". Library messages put
-// field names in backticks; the command line shows them as options.
+// what() is "`microbatches`: expected a divisor of 12, got 5". In library messages backticks mark field names; the
+// command line shows them as options.
 
 class FieldError : public Error {
  public:

@@ -1,4 +1,4 @@
-// Selection and log of the kernels that an arena's ops use, stored per rank in Arena::local.
+// Kernel selection and log, stored per rank in Arena::local.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -7,29 +7,28 @@
 
 namespace tessera {
 
-// Whether this program was built with cuDNN and its frontend headers.
 inline constexpr bool kWithCudnn = TESSERA_WITH_CUDNN;
 
-// Attention kernels on a GPU. `own`: Tessera's, whose results per row do not depend on other rows. `automatic`: cuDNN
-// for every problem it supports (tensor/ops/attention/cuda/cudnn_attention.h); KernelLog records why it was not used.
+// Attention on a GPU. `own`: Tessera's kernels, whose results per row do not depend on other rows. `automatic`: cuDNN
+// if it supports the problem (tensor/ops/attention/cuda/cudnn_attention.h), otherwise KernelLog records why not.
 // `cudnn`: an unsupported problem is an error.
 enum class AttentionKernels : uint8_t { automatic, cudnn, own };
 
 struct KernelChoice {
   AttentionKernels attention = AttentionKernels::own;
-  // Bitwise identical results in every run and process: cuDNN accumulates gradients in a fixed order, which needs a
-  // workspace of 2 B H T^2 bytes, and matmuls use cuBLASLt's first proposal instead of the fastest one.
+  // Bitwise identical results in every run and process: cuDNN accumulates gradients in a fixed order, with a workspace
+  // of 2 B H T^2 bytes, and matmuls use cuBLASLt's first proposal instead of the fastest.
   bool deterministic = false;
 };
 
-// Counts kernels when they are queued; kernels of a captured step count once, regardless of the number of launches.
+// Counts queued kernels; kernels of a captured step count once.
 struct KernelLog {
   struct Attention {
     int64_t cudnn = 0, tensor_cores = 0, plain = 0;
   };
   Attention forward, backward;
-  std::vector<std::string> refused;  // distinct reasons why cuDNN did not run a requested attention
-  // Passes next to a matmul (tensor/ops/matmul/matmul.h): fused into its epilogue, or a separate kernel.
+  std::vector<std::string> refused;  // why cuDNN did not run, without duplicates
+  // Passes fused into a matmul's epilogue or run separately (tensor/ops/matmul/matmul.h).
   struct Pass {
     int64_t fused = 0, apart = 0;
     bool count(bool is_fused) {
@@ -38,7 +37,7 @@ struct KernelLog {
     }
   };
   Pass gelu, gelu_gradient, bias_sums;
-  int64_t padded_products = 0;  // matmuls whose operands were first copied to padded rows
+  int64_t padded_products = 0;  // matmuls with operands copied to padded rows
 
   void refuse(const std::string& why) {
     if (std::find(refused.begin(), refused.end(), why) == refused.end()) refused.push_back(why);

@@ -1,7 +1,6 @@
-// Scalar functions of the kernels: plain arithmetic with explicit fused multiply-adds, so that the compiler vectorizes
-// them and results are bitwise identical in every lane, loop tail and instruction set, and on GPUs.
-//
-// They are constexpr because nvcc compiles such functions for the device as well.
+// Scalar functions of the kernels: plain arithmetic with explicit fused multiply-adds, vectorizable and bitwise
+// identical in every lane, loop tail and instruction set, and on GPUs. constexpr, because nvcc then compiles them for
+// the device.
 #pragma once
 #include <bit>
 #include <cmath>
@@ -25,7 +24,7 @@ constexpr float exp(float x) {
   p = fma(p, r, 1.6666665459e-1f);
   p = fma(p, r, 5.0000001201e-1f);
   p = fma(p, r * r, r) + 1.0f;
-  // 2^n in two factors, since n may be 128; the integer n is taken from the bits of `shifted`.
+  // 2^n in two factors, since n may be 128.
   const auto k = static_cast<int32_t>(std::bit_cast<uint32_t>(shifted) - 0x4b400000U);
   const int32_t half = k >> 1;
   const float scaled = p * std::bit_cast<float>((half + 127) << 23) * std::bit_cast<float>((k - half + 127) << 23);

@@ -1,10 +1,8 @@
-// Counter-based RNG: every random number is a pure function of (seed, name, step, global logical index).
+// Counter-based RNG: a random number is a pure function of (seed, name, step, global logical index).
 //
 // Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) maps a 64-bit key and a
-// 128-bit counter to four independent 32-bit words. The key is derived from the run's seed and a name
-// ("blocks.0.mlp.up", "data order"); the counter holds the step and the element's logical index in the full, unsharded
-// tensor. Any rank can therefore generate its shard of any tensor under any partition, and all layouts sample the same
-// values.
+// 128-bit counter to four 32-bit words. The key is derived from seed and name ("blocks.0.mlp.up", "data order"); the
+// counter holds step and index in the full tensor. Any rank can therefore generate its shard under any partition.
 #pragma once
 #include <array>
 #include <cmath>
@@ -26,7 +24,7 @@ class Philox {
     return Philox(mix(h ^ mix(seed + 0x9e3779b97f4a7c15u)));
   }
 
-  // The four words at position `index` of stream `step`. Cost: ten rounds of two 32 x 32-bit multiplications.
+  // Cost: ten rounds of two 32 x 32-bit multiplications.
   constexpr Block operator()(uint64_t index, uint64_t step = 0) const {
     uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32);
     uint32_t c2 = static_cast<uint32_t>(step), c3 = static_cast<uint32_t>(step >> 32);
@@ -39,8 +37,8 @@ class Philox {
     return {c0, c1, c2, c3};
   }
 
-  // Word of element i if four consecutive elements share a block. Selected by comparisons: an index known only at run
-  // time would place the block in a GPU's local memory.
+  // Four consecutive elements share a block. Selected by comparisons: a run-time index would place the block in a GPU's
+  // local memory.
   constexpr uint32_t word(uint64_t i, uint64_t step = 0) const {
     const Block b = (*this)(i >> 2, step);
     const uint32_t low = i & 1 ? b[1] : b[0], high = i & 1 ? b[3] : b[2];
@@ -51,8 +49,7 @@ class Philox {
   constexpr float uniform(uint64_t i, uint64_t step = 0) const { return to_uniform(word(i, step)); }
   static constexpr float to_uniform(uint32_t w) { return static_cast<float>(w >> 8) * 0x1p-24f; }
 
-  // uniform() of N elements, starting at `first`. Blocks are processed in parallel lanes, in loops for vectorized()
-  // (tensor/cpu/vectorize.h).
+  // uniform() of N elements from `first` on, blocks in parallel lanes: for vectorized() (tensor/cpu/vectorize.h).
   template <int N>
   void uniforms(uint64_t first, uint64_t step, float* to) const {
     constexpr uint64_t kBlocks = N / 4 + 1;

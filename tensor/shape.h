@@ -1,4 +1,4 @@
-// Shapes and strides: small fixed-capacity lists of sizes, so that views never allocate.
+// Shapes and strides: fixed-capacity lists, so that views never allocate.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -42,7 +42,6 @@ class Shape {
     s[-1] = d;
     return s;
   }
-  // "(2, 3)", as in error messages.
   std::string str() const {
     std::string s = "(";
     for (int i = 0; i < rank_; ++i) s += (i ? ", " : "") + std::to_string(dims_[static_cast<size_t>(i)]);
@@ -61,7 +60,6 @@ class Shape {
   std::array<int64_t, kMaxDims> dims_{};
 };
 
-// Row-major strides, in elements.
 inline Shape contiguous_strides(const Shape& shape) {
   Shape strides = shape;
   int64_t step = 1;

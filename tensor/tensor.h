@@ -1,7 +1,7 @@
-// Tensor: a strided view of reference-counted storage, independent of gradients (autograd/) and ranks.
+// Tensor: a strided view of reference-counted storage, without gradients (autograd/) or ranks.
 //
-// Copying a Tensor copies the view, never the elements. Unless documented otherwise, ops accept any strides and return
-// new contiguous tensors from the arena of their first argument, in the arena's default category.
+// Copying a Tensor copies the view. Unless documented otherwise, ops accept any strides and return new contiguous
+// tensors from the arena of their first argument, in its default category.
 #pragma once
 
 #include "tensor/arena.h"
@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// One block of an arena. `version` counts modifications (optimizer steps), so that a cached copy in another layout,
-// such as a packed weight, knows when it is stale.
+// One block of an arena. `version` counts modifications, so that a cached copy in another layout, such as a packed
+// weight, knows when it is stale.
 class Storage : NotCopied {
  public:
   Storage(ArenaPtr arena, int64_t bytes, Category category)
@@ -32,12 +32,12 @@ class Storage : NotCopied {
 
 class Tensor {
  public:
-  Tensor() = default;  // undefined: no shape, no elements
+  Tensor() = default;  // undefined
   static Tensor empty(const Shape& shape, DType dtype, const ArenaPtr& arena);
   static Tensor empty(const Shape& shape, DType dtype, const ArenaPtr& arena, Category category);
   static Tensor zeros(const Shape& shape, DType dtype, const ArenaPtr& arena);
   static Tensor range(int64_t n, const ArenaPtr& arena);  // int32: 0, 1, ... n - 1
-  static Tensor meta(const Shape& shape, DType dtype);    // shape and dtype without memory
+  static Tensor meta(const Shape& shape, DType dtype);
   template <class T>
   static Tensor of(std::span<const T> values, const Shape& shape, const ArenaPtr& arena) {
     const Tensor t = empty(shape, kDTypeOf<T>, arena->host(), arena->default_category());
@@ -46,8 +46,8 @@ class Tensor {
     return t.to(arena);
   }
 
-  // A tensor of values that recur in every step, such as positions: the copy to a GPU is only queued and may be
-  // captured (tensor/cuda/gpus.h). The arena caches them after their first use.
+  // For values that recur in every step, such as positions: the arena caches them, and the copy to a GPU is only queued
+  // and may be captured (tensor/cuda/gpus.h).
   template <class T>
   static Tensor constant(std::span<const T> values, const Shape& shape, const ArenaPtr& arena) {
     if (arena->device() != Device::cuda) return of(values, shape, arena);
@@ -57,7 +57,7 @@ class Tensor {
     return t;
   }
 
-  // An uninitialized contiguous tensor with the given shape (dtype, category) in this tensor's arena.
+  // Uninitialized, contiguous, in this tensor's arena.
   Tensor make(const Shape& shape) const { return make(shape, dtype_); }
   Tensor make(const Shape& shape, DType dtype) const { return make(shape, dtype, arena()->default_category()); }
   Tensor make(const Shape& shape, DType dtype, Category category) const {
@@ -74,29 +74,29 @@ class Tensor {
   int64_t nbytes() const { return numel() * element_size(dtype_); }
   Device device() const { return storage_ ? storage_->arena()->device() : Device::meta; }
   bool is_contiguous() const;
-  // True if no other tensor shares the storage, so that an op may overwrite it with its result.
+  // Whether no other tensor shares the storage, so that an op may overwrite it.
   bool unique() const { return storage_.use_count() == 1; }
   const std::shared_ptr<Storage>& storage() const { return storage_; }
   const ArenaPtr& arena() const;
 
-  // Address of the first element in host memory. Throws Error if T is not the dtype, or if the tensor is on meta or a
-  // GPU; on_host() returns a readable copy.
+  // First element in host memory. Throws Error if T is not the dtype, or if the tensor is on meta or a GPU; on_host()
+  // returns a readable copy.
   template <class T>
   T* data() const {
     check_dtype(kDTypeOf<T>);
     return reinterpret_cast<T*>(raw());
   }
   std::byte* raw() const { return address(Device::cpu); }
-  // Address of the first element on a GPU, for kernels. Throws like data().
+  // First element on a GPU. Throws like data().
   template <class T>
   T* device_data() const {
     check_dtype(kDTypeOf<T>);
     return reinterpret_cast<T*>(address(Device::cuda));
   }
-  // Address of the first element on any device, for code that only passes it on.
+  // First element on any device.
   std::byte* address() const { return address(device()); }
 
-  // Copies to the host if necessary and waits for pending computations.
+  // Copies if necessary and waits for pending computations.
   Tensor on_host() const { return to(arena()->host()); }
   template <class T>
   T item() const {  // the only element
@@ -104,7 +104,7 @@ class Tensor {
     return *on_host().data<T>();
   }
   template <class T>
-  std::vector<T> to_vector() const {  // the elements in row-major order
+  std::vector<T> to_vector() const {  // row-major
     const Tensor t = on_host().contiguous();
     return std::vector<T>(t.data<T>(), t.data<T>() + t.numel());
   }
@@ -142,10 +142,10 @@ class Tensor {
   bool defined_ = false;
 };
 
-// Waits for all work queued on the arena's GPU and throws its errors; no-op on the host.
+// Waits for the arena's GPU and throws its errors; no-op on the host.
 void wait_for(const ArenaPtr& arena);
 
-// Calls f with a value of the C++ type of a floating dtype, as `f(float{})`; `op` is the name in the error.
+// Calls f with a value of a floating dtype's C++ type; `op` is the name in the error.
 template <class F>
 decltype(auto) with_floating(DType dtype, const char* op, F&& f) {
   switch (dtype) {
@@ -161,8 +161,7 @@ decltype(auto) with_floating(DType dtype, const char* op, F&& f) {
   }
 }
 
-// As with_floating(), for every dtype. The call is qualified because kernels that move or fill elements exist in every
-// build.
+// For every dtype. The call is qualified because every build has kernels that move or fill elements.
 template <class F>
 decltype(auto) with_dtype(DType dtype, F&& f) {
   switch (dtype) {
@@ -177,13 +176,13 @@ decltype(auto) with_dtype(DType dtype, F&& f) {
   }
 }
 
-// Minimal dims for iterating over operands of one (expanded) shape: dims of size 1 are dropped, and dims that are
-// contiguous in every operand are merged. Elementwise loops, on the CPU and on GPUs, iterate over the result.
+// Minimal dims for iterating over operands of one (expanded) shape: without dims of size 1, and with dims merged that
+// are contiguous in every operand.
 
 inline constexpr int kMaxOperands = 3;
 
 struct MergedDims {
-  Shape shape;  // ndim >= 1; the last dim is the inner loop
+  Shape shape;  // ndim >= 1
   std::array<Shape, kMaxOperands> strides;
 };
 
@@ -198,12 +197,11 @@ MergedDims merged_dims(std::span<const Tensor* const> operands);
 class DeviceScalar {
  public:
   DeviceScalar(double value = 0) : value_(value) {}  // NOLINT: implicit conversion from a known value is intended
-  // The only element of a float64 tensor; read immediately if it is on the host.
+  // The only element of a float64 tensor; read immediately on the host.
   explicit DeviceScalar(const Tensor& made);
 
-  // Waits if the value is on a GPU.
   operator double() const { return there_.defined() ? there_.item<double>() : value_; }  // NOLINT: used as a number
-  // Accumulates in call order; bitwise identical on both devices.
+  // In call order; bitwise identical on both devices.
   DeviceScalar& operator+=(const DeviceScalar& more);
   // float64 () on the GPU; undefined for a known value.
   const Tensor& on_gpu() const { return there_; }

@@ -25,14 +25,14 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// A regular file open for reading; other processes may modify or truncate it at the same time.
+// Other processes may modify or truncate the file while it is open.
 class OpenFile {
  public:
-  // Throws InputError if it is missing, unreadable or not a regular file.
+  // Throws InputError unless it is a readable regular file.
   explicit OpenFile(const std::filesystem::path& file);
   // Size when it was opened.
   int64_t size() const { return size_; }
-  // Reads the bytes starting at `at`. Throws InputError if the file is too short.
+  // Throws InputError if the file is too short.
   void read(int64_t at, std::span<std::byte> out) const;
   int descriptor() const { return fd_.get(); }
 
@@ -42,43 +42,41 @@ class OpenFile {
   int64_t size_;
 };
 
-// All bytes of a regular file. Throws InputError like OpenFile, and if the file exceeds `most` bytes.
+// Throws InputError like OpenFile, and if the file exceeds `most` bytes.
 std::string read_whole(const std::filesystem::path& file, int64_t most = int64_t{1} << 30);
 
-// All entries of a directory, unordered; empty if it cannot be read.
+// Unordered; empty if the directory cannot be read.
 std::vector<std::filesystem::path> list_entries(const std::filesystem::path& folder);
 
-// Throws OutputError with the message of an errno.
 [[noreturn]] void cannot_write(const std::filesystem::path& file, int cause);
 
-// Writes a temporary file next to `file`, flushes it to disk and renames it, so that `file` is either complete or
-// absent. Follows symbolic links: the target is replaced. A pipe, a device, and a file that is this process's standard
-// output or error are written to directly. Returns whether `file` was replaced. Throws OutputError.
+// Writes a temporary file next to `file`, flushes it to disk and renames it, so that `file` is complete or absent.
+// Follows symbolic links. Pipes, devices and the process's standard output or error are written to directly. Returns
+// whether `file` was replaced. Throws OutputError.
 bool write_file(const std::filesystem::path& file, std::span<const std::string_view> parts);
 inline bool write_file(const std::filesystem::path& file, std::string_view first, std::string_view second = {}) {
   const std::string_view parts[] = {first, second};
   return write_file(file, parts);
 }
 
-// File operations that some file systems do not support: NFS, Lustre, FUSE, and file systems of containers or other
-// operating systems (docs/cluster.md).
+// Operations that some file systems do not support: NFS, Lustre, FUSE, and those of containers or other operating
+// systems (docs/cluster.md).
 
-// True for an errno that reports an unsupported operation rather than a failure.
+// Whether an errno reports an unsupported operation.
 bool is_unknown_operation(int cause);
 
-// Reserves disk space for bytes [from, to) of a file, which must not have been written yet. If the file system does not
-// support reservation, writes zeros. Returns 0 or an errno.
+// Reserves disk space for the unwritten bytes [from, to) of a file, by writing zeros if necessary. Returns 0 or an
+// errno.
 int make_room(int descriptor, int64_t from, int64_t to);
 
-// A file or directory that is being written has a temporary name next to its final one: NAME.tmp-PID-HOST-RANDOM. It is
-// removed at the end of its scope, by remove_temporaries() if a signal ends the process, and, if the process was
-// killed, by the next process that calls remove_stale() in that directory.
+// Files and directories are written under a temporary name, NAME.tmp-PID-HOST-RANDOM next to the final one. It is
+// removed at the end of its scope, by remove_temporaries() after a signal, and, if the process was killed, by the next
+// process that calls remove_stale().
 
 class TemporaryName : NotCopied {
  public:
-  // An unpredictable name that begins with `stem`; creates nothing. The caller creates it with O_EXCL or mkdir().
+  // Unpredictable, begins with `stem`; the caller creates the file with O_EXCL or mkdir().
   explicit TemporaryName(const std::filesystem::path& stem);
-  // Removes the file or directory with its contents.
   ~TemporaryName();
   const std::filesystem::path& path() const { return path_; }
 
@@ -86,16 +84,14 @@ class TemporaryName : NotCopied {
   std::filesystem::path path_;
 };
 
-// Removes all temporary files of this process. For a process that exits immediately: a thread that starts or ends a
-// write afterwards blocks forever.
+// For a process that exits immediately: a thread that starts or ends a write afterwards blocks forever.
 void remove_temporaries();
 
-// Removes files left behind by dead processes in `directory` and returns their paths. Whether a process of another host
-// is alive is unknown: its files count as stale after one day, or at once if the directory is `ours`, that is, used by
-// this run only.
+// Removes files of dead processes in `directory` and returns their paths. Files of other hosts count as stale after one
+// day, or at once if only this run uses the directory (`ours`).
 std::vector<std::filesystem::path> remove_stale(const std::filesystem::path& directory, bool ours);
 
-// Directory for temporary files: $TMPDIR, or /tmp. Throws OutputError if that is not a directory.
+// $TMPDIR, or /tmp. Throws OutputError if it is not a directory.
 std::filesystem::path temporary_folder();
 
 }  // namespace tessera

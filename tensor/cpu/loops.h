@@ -1,4 +1,4 @@
-// Elementwise loop over broadcast, strided operands: contiguous dims are merged, and each inner row is a plain loop.
+// Elementwise loops over broadcast, strided operands; contiguous dims are merged.
 #pragma once
 #include <tuple>
 
@@ -13,8 +13,7 @@ struct Row {
   int64_t n = 0;
 };
 
-// Splits operands of one (expanded) shape into inner rows or segments of rows, and calls f on each, on the rank's
-// threads.
+// Calls f for inner rows, or segments of them, of operands of one (expanded) shape, on the rank's threads.
 void for_each_row(std::span<const Tensor* const> operands, const std::function<void(const Row&)>& f);
 
 template <class F, class Y, class... X>
@@ -34,8 +33,7 @@ void map_from(std::index_sequence<K...> all, const Row& row, const F& f, Y* y, c
   map_row(all, row, f, y + row.at[0], x + row.at[1 + K]...);
 }
 
-// y = f(x...) with operands of y's shape; the element types are given explicitly: map<Y, X...>(f, y, x...). y may be an
-// operand.
+// y = f(x...): map<Y, X...>(f, y, x...) with explicit element types; operands have y's shape, y may be one.
 template <class Y, class... X, class F, class... In>
 void map(const F& f, const Tensor& y, const In&... in) {
   const std::tuple<Y*, const X*...> all(y.data<Y>(), in.template data<X>()...);
@@ -44,10 +42,10 @@ void map(const F& f, const Tensor& y, const In&... in) {
   });
 }
 
-// Number of rows of `width` elements per task that makes waking a thread worthwhile.
+// Rows of `width` elements that make waking a thread worthwhile.
 inline int64_t rows_together(int64_t width) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)); }
 
-// Calls f(i) for each of n rows of `width` elements, on the rank's threads; the loop as a whole is vectorized.
+// Calls f(i) for n rows of `width` elements on the rank's threads, vectorized.
 template <class F>
 void for_rows(int64_t n, int64_t width, const F& f) {
   parallel_for(n, rows_together(width), [&f](int64_t begin, int64_t end) {
@@ -55,9 +53,8 @@ void for_rows(int64_t n, int64_t width, const F& f) {
   });
 }
 
-// Row reductions (sum, maximum) in sixteen fixed lanes: element i belongs to lane i mod 16, and lanes are combined in
-// pairs. A row's result is therefore bitwise identical on every instruction set and at any position, and the loop
-// vectorizes.
+// Row reductions in sixteen fixed lanes: element i belongs to lane i mod 16, lanes are combined in pairs. Results are
+// bitwise identical on every instruction set and at any position.
 
 inline constexpr int64_t kRowLanes = 16;
 
@@ -73,7 +70,6 @@ inline A lane_sum(int64_t n, const F& f) {
   return lane[0];
 }
 
-// The maximum of f(i) and `least`.
 template <class A, class F>
 inline A lane_max(int64_t n, A least, const F& f) {
   A lane[kRowLanes];
@@ -91,10 +87,9 @@ inline A lane_max(int64_t n, A least, const F& f) {
 
 namespace tessera {
 
-// The device that an arena represents in a dry run (cpu::DryRun): Arena::local, set by the creator of the arena. Ops
-// whose memory differs between devices follow it: on a GPU logits are stored in full, and matmuls and attention
-// allocate nothing in addition to their operands (no packed weights, converted copies or per-thread tiles). Workspaces
-// of GPU libraries are unknown and not counted.
+// The device that an arena represents in a dry run (cpu::DryRun), for ops whose memory differs: on a GPU logits are
+// stored in full, and matmuls and attention allocate only their results (no packed weights, converted copies or
+// per-thread tiles). Workspaces of GPU libraries are not counted.
 struct DryRunDevice {
   Device device = Device::cpu;
 };

@@ -1,10 +1,9 @@
-// Dispatch of kernels to the CPU's vector units and the rank's threads.
+// Dispatch to the CPU's vector units and the rank's threads.
 //
-// A kernel is an ordinary loop over scalar code. On x86-64 `vectorized(f)` runs one of three copies compiled for
-// AVX-512, for AVX2 with FMA, and for the baseline, selected at run time, so that a binary built on a new machine runs
-// on an old one. Other CPUs have only the baseline, which on 64-bit Arm includes vectors and fused multiply-adds.
-// Contraction is off and fused multiply-adds are explicit, so an element is bitwise identical in a vector body, in its
-// tail, and in each of the copies. Code for x86-64 only is in directories named x86, which other builds skip.
+// On x86-64 `vectorized(f)` runs one of three copies of a scalar loop, compiled for AVX-512, for AVX2 with FMA, and for
+// the baseline, selected at run time. Other CPUs have the baseline, which on 64-bit Arm includes vectors and FMA.
+// Contraction is off and fused multiply-adds are explicit, so an element is bitwise identical in vector body, tail and
+// all copies. Directories named x86 contain code for x86-64 only.
 #pragma once
 #include <omp.h>
 
@@ -21,7 +20,7 @@ template <class F>
 }
 
 #ifdef __x86_64__
-// Inlines the full call tree of f and compiles it for the given instruction set.
+// Inlines the call tree of f and compiles it for the instruction set.
 template <class F>
 #ifdef __clang__
 [[gnu::target("arch=x86-64-v4"), gnu::flatten, gnu::noinline]]
@@ -36,16 +35,15 @@ template <class F>
   f();
 }
 
-// The best instruction set that Tessera's kernels and oneDNN may use, for tests and comparisons:
-// TESSERA_MAX_CPU_ISA=avx2, avx512, avx512_bf16 or amx (the default: all that the CPU has). Throws Error for any other
-// value. Builds for other architectures have one instruction set and ignore the variable.
+// The best instruction set for Tessera's kernels and oneDNN: TESSERA_MAX_CPU_ISA=avx2, avx512, avx512_bf16 or amx
+// (default: all of the CPU's). Throws Error for other values. Ignored on other architectures.
 enum class MaxIsa { avx2, avx512, avx512_bf16, amx };
 MaxIsa max_isa();
-// The best of the three copies that the CPU supports and max_isa() allows.
+// The best of the three within max_isa().
 InstructionSet instruction_set();
-// Whether this process may use AMX tiles (tensor/cpu/x86/amx.h).
+// AMX tiles (tensor/cpu/x86/amx.h).
 bool has_amx();
-// Whether the CPU has AVX512_BF16, the dot products of bfloat16 pairs.
+// AVX512_BF16.
 bool has_pair_products();
 
 template <class F>
@@ -75,19 +73,18 @@ void vectorized(const F& f) {
   run_on(instruction_set(), f);
 }
 
-// A compiler vector that requires only element alignment.
+// Requires only element alignment.
 template <class T, int Bytes>
 struct VectorOf {
   typedef T type __attribute__((vector_size(Bytes), aligned(sizeof(T)), may_alias));
 };
 
-// Threads of the calling rank: OpenMP's team size, a property of the calling thread, so ranks that are threads of one
-// process each have their own.
+// OpenMP's team size belongs to the calling thread, so ranks that are threads of one process have their own.
 inline int threads() { return omp_get_max_threads(); }
 inline void set_threads(int n) { omp_set_num_threads(n); }
 
-// While an object lives, this thread computes nothing: ops allocate their usual memory and leave it uninitialized,
-// which predicts the memory of models of any size on any machine (train/memory.h).
+// While an object lives, this thread computes nothing: ops only allocate, which predicts the memory of models of any
+// size on any machine (train/memory.h).
 class DryRun {
  public:
   DryRun() { here_ = true; }
@@ -100,8 +97,8 @@ class DryRun {
   static inline thread_local bool here_ = false;
 };
 
-// Splits [0, n) into one contiguous range per thread, at multiples of `grain`, and runs f(begin, end) on each. Wakes no
-// thread if there is only one grain of work.
+// Runs f(begin, end) on one contiguous range of [0, n) per thread, split at multiples of `grain`; a single grain wakes
+// no thread.
 template <class F>
 void split(int64_t n, int64_t grain, const F& f) {
   if (DryRun::here()) return;
@@ -118,13 +115,13 @@ void split(int64_t n, int64_t grain, const F& f) {
   }
 }
 
-// As split(), with f vectorized as a whole: for kernels whose range is one loop nest.
+// split() with f vectorized: for ranges that are one loop nest.
 template <class F>
 void parallel_for(int64_t n, int64_t grain, const F& f) {
   split(n, grain, [&](int64_t begin, int64_t end) { vectorized([&] { f(begin, end); }); });
 }
 
-// Minimum elements per thread that make waking it worthwhile, for loops of a few operations per element.
+// Minimum elements that make waking a thread worthwhile, at a few operations each.
 inline constexpr int64_t kGrain = 8192;
 
 }  // namespace tessera::cpu

@@ -1,5 +1,5 @@
-// Column-wise kernels for a matrix (n, c): each thread processes 16 bytes of adjacent columns in some rows. Sums over
-// rows take two passes whose shape depends only on the number of rows: runs of rows in order, then their partial sums.
+// Column-wise kernels for a matrix (n, c): a thread processes 16 bytes of adjacent columns in some rows. Sums over rows
+// take two passes whose shape depends only on n: runs of rows in order, then their sums.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -11,19 +11,18 @@
 
 namespace tessera::cuda {
 
-// Rows per run of the first pass: 32, or 16, 8 or 4 if fewer are needed to obtain 1,024 runs, which fill a GPU. Fewer
-// than 4,096 rows cannot fill one, and with runs of fewer than 4 rows the partial sums would be as large as the input.
+// Rows per run: 32, or fewer to obtain 1,024 runs, which fill a GPU; with fewer than 4 rows the partial sums would be
+// as large as the input.
 inline int64_t rows_together(int64_t rows) {
   return rows < 4096 ? 32
                      : static_cast<int64_t>(std::min(std::bit_floor(static_cast<uint64_t>(rows) / 1024), uint64_t{32}));
 }
-inline constexpr int64_t kPartsInRun = 32;  // partial sums per run of the second pass
+inline constexpr int64_t kPartsInRun = 32;
 
 struct Columns {
   int64_t rows = 0;
   int length = 0;  // columns
   int64_t rows_per_thread = 1;
-  // One thread per vector of a row and per run of rows.
   template <class T>
   Grid grid() const {
     return {.blocks = blocks_for(blocks_for(length, kVecElems<T>) * blocks_for(rows, rows_per_thread), kThreads)};
@@ -33,7 +32,7 @@ struct Columns {
 struct ColumnThread {
   int j = 0;                    // its first column
   int64_t first = 0, last = 0;  // its rows
-  int64_t run = 0;              // index of its run of rows
+  int64_t run = 0;
 };
 
 template <class T>
@@ -44,7 +43,6 @@ __device__ ColumnThread column_thread(const Columns& c) {
           run};
 }
 
-// Stores elements [j, j + kVecElems<T>) of a row of sums.
 template <bool kVectorized, class T, class A>
 __device__ void store_sums(A* row, int j, int length, const A* sums) {
   if constexpr (kVectorized) {
@@ -57,7 +55,7 @@ __device__ void store_sums(A* row, int j, int length, const A* sums) {
     for (int k = 0; k < kVecElems<T> && j + k < length; ++k) row[j + k] = sums[k];
   }
 }
-// Stores one thread's column sums in `parts` (runs, c), in the row of its run.
+// Stores one thread's sums in its run's row of `parts` (runs, c).
 template <bool kVectorized, class T, class A>
 __device__ void store_parts(A* parts, const ColumnThread& at, const Columns& c, const A* sums) {
   store_sums<kVectorized, T>(parts + at.run * c.length, at.j, c.length, sums);
@@ -65,15 +63,15 @@ __device__ void store_parts(A* parts, const ColumnThread& at, const Columns& c, 
 
 inline constexpr int kMaxRuns = 32;
 
-// Targets of one or two sums over the same rows, and whether each accumulates into its target.
+// One or two sums over the same rows, and whether to accumulate.
 template <class U>
 struct SumsTo {
   U* to[2] = {};
   bool adds[2] = {};
 };
 
-// Sums `count` rows of each of `arrays`: runs of 32 rows, each in order, and then their sums in order. A block has 32
-// columns of one array, and one warp per run, at most kMaxRuns at a time.
+// Sums `count` rows of each of `arrays`: runs of 32 rows in order, and then their sums. A block has 32 columns of one
+// array and one warp per run, at most kMaxRuns at a time.
 template <class A, class U>
 __global__ __launch_bounds__(32 * kMaxRuns) void add_parts_kernel(const A* arrays, int64_t count, int c,
                                                                   const __grid_constant__ SumsTo<U> out) {
@@ -110,8 +108,8 @@ __global__ __launch_bounds__(32 * kMaxRuns) void add_parts_kernel(const A* array
   *to = out.adds[which] ? U(static_cast<Accumulate<U>>(*to) + static_cast<Accumulate<U>>(fresh)) : fresh;
 }
 
-// The second pass: sums parts (arrays, count, C) of A over `count` into the targets `to` (RowSum of
-// tensor/ops/reduce.h), (C) with any floating dtype and strides. One launch if the targets have the same dtype.
+// Second pass: parts (arrays, count, C) -> targets (C) with any floating dtype and strides (RowSum of
+// tensor/ops/reduce.h); one launch if their dtypes are equal.
 template <class A, class Sum>
 void add_parts(const char* op, std::span<Sum> to, const Tensor& parts) {
   const int64_t count = parts.dim(1), c = parts.dim(2);
@@ -144,16 +142,15 @@ void add_parts(const char* op, const Tensor& out, const Tensor& parts) {
   add_parts<A>(op, std::span<Sum>(&one, 1), parts);
 }
 
-// Allocates the partial sums of the first pass over `rows` rows, for one or more arrays.
+// Partial sums of the first pass over `rows` rows.
 template <class A>
 Tensor parts_for(const Tensor& like, int64_t rows, int64_t c, int64_t arrays = 1) {
   return like.make({arrays, blocks_for(rows, rows_together(rows)), c}, kDTypeOf<A>, Category::workspace);
 }
 
-// Kernels with one thread per 16 bytes of adjacent columns in some rows. An op provides a function object that is
-// called with the thread's position.
+// An op provides a function object that is called with the thread's position.
 
-// Rows [first, last) and columns [j, j + kVecElems<T>) of matrices with row length `length`.
+// Rows [first, last) and columns [j, j + kVecElems<T>).
 template <class T, bool kVectorized>
 struct ColumnPart {
   int64_t first, last, run;
@@ -166,7 +163,6 @@ struct ColumnPart {
   __device__ void store(T* matrix, int64_t row, const Elements& part) const {
     store_part<kVectorized>(matrix + row * length, j, length, part);
   }
-  // Stores the thread's sums over its rows in (runs, length).
   template <class A>
   __device__ void store_sums(A* parts, const Packed<A, kVecElems<T>>& sums) const {
     cuda::store_sums<kVectorized, T>(parts + run * length, j, length, sums.v);
@@ -179,7 +175,7 @@ __global__ void columns_kernel(const F f, const Columns columns) {
   if (at.first < columns.rows) f(ColumnPart<T, kVectorized>{at.first, at.last, at.run, at.j, columns.length});
 }
 
-// Queues f for all positions of matrices of T; `operands` are the pointers (or null) that ColumnPart loads and stores.
+// `operands` are the pointers (or null) that ColumnPart loads and stores.
 template <class T, class F, class... P>
 void for_columns(Context& c, const char* op, const Columns& columns, const F& f, const P*... operands) {
   const bool vectorized = is_vectorizable<T>(columns.length, operands...);

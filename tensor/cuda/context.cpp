@@ -168,8 +168,6 @@ void copy_cached_constant(const Tensor& to, std::span<const std::byte> values) {
   if (!values.empty()) copy_later(to, to.arena()->local<PinnedConstants>().find(values));
 }
 
-// Graph capture and launch.
-
 namespace {
 
 using Captured = Handle<cudaGraph_t, cudaGraphDestroy>;

@@ -1,9 +1,8 @@
-// State of a rank on its GPU: its stream, on which kernels and copies run in call order, and a second stream for copies
-// that overlap with them.
+// A rank's state on its GPU: its stream, on which kernels and copies run in call order, and a stream for overlapping
+// copies.
 //
-// An arena on a GPU owns one context (Arena::local), which is therefore reachable from any tensor. A released block may
-// be allocated again while queued kernels still use it: stream order protects it, because the next write is queued
-// after them.
+// An arena on a GPU owns one context (Arena::local), reachable from any tensor. A released block may be allocated again
+// while queued kernels use it, because the next write is queued after them.
 #pragma once
 #include <atomic>
 
@@ -12,8 +11,8 @@
 
 namespace tessera::cuda {
 
-// Deferred index checks: a kernel records and skips an index that is out of range, and the next wait for the stream
-// throws the error that the CPU's code would have thrown.
+// Deferred index checks: a kernel records and skips an invalid index, and the next wait for the stream throws the CPU's
+// error.
 
 // Fields of the message "[embedding] id 70000 at position 12 is outside [0, 50304)".
 struct Indices {
@@ -23,23 +22,23 @@ struct Indices {
   int64_t limit = 0;
 };
 
-// Kernel argument: valid indices are in [0, limit). The first invalid one is recorded in `first`, with its position in
-// the upper and its value in the lower 32 bits; the minimum wins, so the result does not depend on timing.
+// Valid indices are in [0, limit). The first invalid one is recorded in `first`: position in the upper, value in the
+// lower 32 bits; the minimum wins, so the result does not depend on timing.
 struct Bounds {
   unsigned long long* first = nullptr;
   int64_t limit = 0;
 };
 
-// Recorded errors of one stream, in host memory that the GPU writes to.
+// Recorded errors of one stream, in pinned memory.
 class IndexChecks {
  public:
   IndexChecks();
-  // Bounds of the given indices, with one slot per op and limit; null if no slot is free (see clear()).
+  // One slot per op and limit; null if none is free (see clear()).
   Bounds bounds(const Indices& indices);
-  // Throws Error for the first recorded error and forgets all. No queued work may be running.
+  // Throws Error for the first recorded error and clears all. No queued work may be running.
   void report();
-  void clear();  // frees the slots
-  // The slots in use; each is kNone or a recorded error.
+  void clear();
+  // Each is kNone or a recorded error.
   std::span<const unsigned long long> complaints();
 
   static constexpr unsigned long long kNone = ~0ull;
@@ -63,23 +62,22 @@ class Context {
   cudaStream_t stream() const { return stream_.get(); }
   cudaStream_t copies() const { return copies_.get(); }
   int gpu() const { return gpu_; }
-  int64_t max_shared() const { return max_shared_; }  // maximum bytes of shared memory per block
+  int64_t max_shared() const { return max_shared_; }
 
   // Records that `op` was queued; throws if that failed.
   void queued(const char* op, cudaError_t result) {
     check(result, op);
     last_op_.store(op, std::memory_order_relaxed);
   }
-  // Waits for all queued work. Reports a failed kernel, with the name of the op queued last, and out-of-range indices.
-  // Throws Error during stream capture: captured work does not run, so there is nothing to wait for.
+  // Waits for all queued work. Reports failed kernels, with the op queued last, and invalid indices. Throws Error
+  // during capture, when nothing runs.
   void synchronize();
-  void finish() noexcept;                         // waits for both streams and ignores errors: for the end of the arena
-  void require_no_capture(const char* op) const;  // throws if captured, before anything is queued
+  void finish() noexcept;                         // at the end of the arena: waits for both streams, ignores errors
+  void require_no_capture(const char* op) const;  // throws before anything is queued
   const char* last_op() const { return last_op_.load(std::memory_order_relaxed); }
-  int64_t synchronizations() const { return synchronizations_; }  // number of host waits
-  // Bounds for a kernel that receives such indices.
+  int64_t synchronizations() const { return synchronizations_; }
   Bounds bounds(const Indices& indices);
-  // For kernels that must compute_stats about out-of-range indices before the host does.
+  // For kernels that must know about invalid indices before the host does.
   std::span<const unsigned long long> complaints() { return indices_.complaints(); }
 
   // Between these calls, work is captured instead of run (tensor/cuda/gpus.h).

@@ -1,4 +1,4 @@
-// Kernel launches on the stream of a tensor's arena, recorded under the name of the op.
+// Kernel launches on the stream of an arena.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace tessera::cuda {
 
-// Defined only for .cu files, so that changing it recompiles nothing else (cmake/tessera.cmake).
+// Only defined for .cu files, so that a change recompiles nothing else (cmake/tessera.cmake).
 inline constexpr bool kFloat64Kernels = TESSERA_FLOAT64_KERNELS;
 template <class T>
 inline constexpr bool kHasKernels = kFloat64Kernels || !std::is_same_v<T, double>;
@@ -19,8 +19,8 @@ inline constexpr bool kHasKernels = kFloat64Kernels || !std::is_same_v<T, double
               "(-DTESSERA_FLOAT64_KERNELS=ON)");
 }
 
-// As tessera::with_floating(), for kernels that a build may omit. Overload resolution prefers it in this namespace
-// because it is more constrained; kernels that every build needs qualify the call of the other.
+// tessera::with_floating() for kernels that a build may omit. Preferred in this namespace because it is more
+// constrained; kernels of every build qualify the other one.
 template <class F>
 requires(std::is_class_v<std::remove_cvref_t<F>>) decltype(auto) with_floating(DType dtype, const char* op, F&& f) {
   if constexpr (kFloat64Kernels) {
@@ -40,7 +40,7 @@ struct Grid {
   int shared = 0;  // bytes of dynamic shared memory
 };
 
-// Queues kernel(args...); no-op for an empty grid. At most 2^31 - 1 blocks.
+// No-op for an empty grid; at most 2^31 - 1 blocks.
 template <class... Parameters, class... Args>
 void launch(Context& c, const char* op, const Grid& grid, void (*kernel)(Parameters...), const Args&... args) {
   if (grid.blocks == 0) return;
@@ -58,7 +58,7 @@ void launch(Context& c, const char* op, const Grid& grid, void (*kernel)(Paramet
 
 constexpr int64_t blocks_for(int64_t n, int64_t per_block) { return (n + per_block - 1) / per_block; }
 
-// Whether `value` is a valid index; records it otherwise. `place` is its position in the tensor, below 2^32.
+// Whether `value`, at position `place` < 2^32, is a valid index; records it otherwise.
 __device__ inline bool inside(const Bounds& bounds, int64_t place, int32_t value) {
   if (value >= 0 && value < bounds.limit) return true;
   atomicMin(bounds.first, static_cast<unsigned long long>(place) << 32 | static_cast<uint32_t>(value));

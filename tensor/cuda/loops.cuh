@@ -1,7 +1,7 @@
-// One kernel for every elementwise op: y[i] = f(a[i]) and y[i] = f(a[i], b[i]) over broadcast, strided operands.
+// Elementwise ops on a GPU: y[i] = f(a[i]) and y[i] = f(a[i], b[i]) over broadcast, strided operands.
 //
-// Operands that are contiguous, entirely or in their last dim, are read and written 16 bytes at a time. y may be an
-// operand. An element's bits depend neither on the kernel nor on its position.
+// Operands contiguous at least in their last dim are accessed 16 bytes at a time. An element's bits depend neither on
+// the kernel nor on its position.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -13,7 +13,6 @@
 
 namespace tessera::cuda {
 
-// N elements that are loaded and stored as one vector.
 template <class T, int N>
 struct alignas(N * sizeof(T)) Packed {
   T v[N];
@@ -57,7 +56,6 @@ struct Strided {
   int64_t step[kMaxOperands][kMaxDims] = {};
 };
 
-// kN adjacent elements per thread.
 template <int kN, class F, class Y, class... X>
 __global__ void strided_kernel(F f, Strided s, Y* y, const X*... x) {
   const int64_t i = global_thread();
@@ -88,7 +86,7 @@ Strided strided(const MergedDims& dims) {
   return s;
 }
 
-// Sizes and strides in vectors of n elements, if the last dim of every operand is divisible into such vectors.
+// Sizes and strides in vectors of n elements.
 template <class... T>
 Strided of_vectors(Strided s, int n) {
   s.n /= n;
@@ -103,7 +101,7 @@ bool aligned(const T*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % (kN * sizeof(T)) == 0) && ...);
 }
 
-// Whether every operand is contiguous and aligned to a vector of kPerThread elements.
+// Whether every operand is contiguous and aligned to vectors of kPerThread elements.
 template <class... T>
 bool runs_on(const MergedDims& dims, const T*... pointers) {
   if (dims.shape.ndim() != 1) return false;
@@ -112,7 +110,7 @@ bool runs_on(const MergedDims& dims, const T*... pointers) {
   return aligned(pointers...);
 }
 
-// Whether every operand is contiguous along its last dim, and each row is an aligned, integral number of vectors.
+// Whether every operand's rows are contiguous, aligned and an integral number of vectors.
 template <class... T>
 bool rows_run_on(const Strided& s, const T*... pointers) {
   constexpr int kN = kPerThread<T...>;
@@ -125,7 +123,7 @@ bool rows_run_on(const Strided& s, const T*... pointers) {
   return aligned(pointers...);
 }
 
-// y = f(x...) with operands of y's shape; the element types are given explicitly: map<Y, X...>(op, f, y, x...).
+// y = f(x...): map<Y, X...>(op, f, y, x...) with explicit element types; operands have y's shape.
 template <class Y, class... X, class F, class... In>
 void map(const char* op, const F& f, const Tensor& y, const In&... in) {
   static_assert(sizeof...(X) == sizeof...(In));

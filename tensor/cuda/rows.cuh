@@ -1,8 +1,8 @@
-// Row-wise kernels: some threads of one block process each row of a matrix in vectors of 16 bytes.
+// Row-wise kernels, in vectors of 16 bytes.
 //
-// Thread t of a row's W threads processes vectors t, t + W, ... and accumulates them in order; the threads' sums are
-// combined in pairs within each warp, and then warp by warp. W depends only on the row's length and type, so a row's
-// result is bitwise identical at any position, next to any other rows, and with vectorized or scalar loads.
+// Thread t of a row's W threads accumulates vectors t, t + W, ... in order; sums are combined in pairs within each
+// warp, and then warp by warp. W depends only on the row's length and type, so a row's result is bitwise identical at
+// any position, next to any rows, with vectorized or scalar loads.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -15,7 +15,7 @@
 namespace tessera::cuda {
 
 inline constexpr int kRowThreads = 512;  // maximum threads per row
-inline constexpr int kHeld = 4;          // vectors of a row that a thread holds in registers
+inline constexpr int kHeld = 4;          // a thread's vectors in registers
 
 template <class T>
 inline constexpr int kVecElems = static_cast<int>(16 / sizeof(T));  // elements per vector
@@ -31,15 +31,14 @@ struct Rows {
   }
 };
 
-// Rows (count, length) of T with about `parts` vectors per thread, at least one warp and at most `most` threads.
+// About `parts` vectors per thread, at least one warp and at most `most` threads.
 template <class T>
 Rows partition_rows(int64_t count, int64_t length, int parts = kHeld, int most = kRowThreads) {
   const int64_t threads = blocks_for(blocks_for(length, kVecElems<T>), parts);
   return {count, static_cast<int>(length), static_cast<int>(std::clamp<int64_t>((threads + 31) / 32 * 32, 32, most))};
 }
 
-// Whether rows of that length, of all operands (or null), start at a multiple of 16 bytes and consist of full vectors.
-// Kernels are compiled for both cases (kVectorized).
+// Whether rows of all operands (or null) consist of aligned vectors. Kernels are compiled for both cases (kVectorized).
 template <class T, class... P>
 bool is_vectorizable(int64_t length, const P*... operands) {
   return length % kVecElems<T> == 0 && ((reinterpret_cast<uintptr_t>(operands) % 16 == 0) && ...);
@@ -54,14 +53,14 @@ struct RowThread {
   }
 };
 
-// Warps without a row may return at once: rows wider than a warp have one block each.
+// Warps without a row may return: wider rows have one block each.
 __device__ inline RowThread row_thread(const Rows& rows) {
   const int t = static_cast<int>(threadIdx.x);
   if (rows.width != 32) return {blockIdx.x, t, rows.width};
   return {static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + t / 32, t % 32, 32};
 }
 
-// Elements [j, j + kVecElems) of a row, zero beyond its end.
+// Zero beyond the row's end.
 template <bool kVectorized, class T>
 __device__ Packed<T, kVecElems<T>> load_part(const T* row, int j, int length) {
   if constexpr (kVectorized) {
@@ -79,7 +78,7 @@ __device__ void store_part(T* row, int j, int length, const Packed<T, kVecElems<
   else
     for (int k = 0; k < kVecElems<T> && j + k < length; ++k) row[j + k] = part.v[k];
 }
-// Calls f(k) for the valid elements of a vector.
+// Calls f(k) for valid elements.
 template <bool kVectorized, class T, class F>
 __device__ void each_in_part(int j, int length, const F& f) {
 #pragma unroll
@@ -87,9 +86,9 @@ __device__ void each_in_part(int j, int length, const F& f) {
     if (kVectorized || j + k < length) f(k);
 }
 
-// A row that is read more than once: its first vectors stay in registers, those beyond (in rows of more than
-// kRowThreads * kHeld vectors) are loaded again. Registers hold four words per vector, because narrow elements would
-// occupy a register each.
+// A row that is read more than once: its first vectors stay in registers, further ones (in rows of more than
+// kRowThreads * kHeld vectors) are loaded again. Four words per vector, because narrow elements would occupy a register
+// each.
 template <class T, bool kVectorized>
 struct RegisterRow {
   const T* row;
@@ -104,7 +103,7 @@ struct RegisterRow {
   __device__ Packed<T, kVecElems<T>> part(int k) const { return std::bit_cast<Packed<T, kVecElems<T>>>(held[k]); }
 };
 
-// Prefetches the row's register-held vectors into the L2 cache for a later reader.
+// Prefetches the vectors that will be held in registers.
 template <class T>
 __device__ void fetch_row(const T* row, const RowThread& at, int length) {
 #pragma unroll
@@ -112,8 +111,7 @@ __device__ void fetch_row(const T* row, const RowThread& at, int length) {
     if (const int j = at.part<T>(k); j < length) fetch(row + j);
 }
 
-// Calls f(k, j, part...) for each of the thread's vectors in each of the rows; k is the register index, or kHeld for
-// vectors that are not held.
+// Calls f(k, j, part...) for each of the thread's vectors; k is the register index, or kHeld.
 template <class T, bool kVectorized, class F, class... More>
 __device__ void each_numbered_part(const RowThread& at, int length, const F& f,
                                    const RegisterRow<T, kVectorized>& first, const More&... more) {
@@ -124,7 +122,6 @@ __device__ void each_numbered_part(const RowThread& at, int length, const F& f,
   for (int j = at.part<T>(kHeld); j < length; j += at.width * kVecElems<T>)
     f(kHeld, j, load_part<kVectorized>(first.row, j, length), load_part<kVectorized>(more.row, j, length)...);
 }
-// Calls f(j, part...).
 template <class T, bool kVectorized, class F, class... More>
 __device__ void each_part(const RowThread& at, int length, const F& f, const RegisterRow<T, kVectorized>& first,
                           const More&... more) {
@@ -132,7 +129,7 @@ __device__ void each_part(const RowThread& at, int length, const F& f, const Reg
       at, length, [&](int, int j, const auto&... parts) { f(j, parts...); }, first, more...);
 }
 
-// Calls f(element...) for each of the thread's elements in each of the rows, in the accumulation type.
+// Calls f(element...) in the accumulation type.
 template <class T, bool kVectorized, class F, class... More>
 __device__ void each_element(const RowThread& at, int length, const F& f, const RegisterRow<T, kVectorized>& first,
                              const More&... more) {
@@ -144,7 +141,7 @@ __device__ void each_element(const RowThread& at, int length, const F& f, const 
   each_part(at, length, part_values, first, more...);
 }
 
-// Replaces each vector of the row by f(j, part, corresponding vector of `other`), which f also stores at `to`.
+// Replaces vectors by f(j, part, vector of `other`), which f also stores at `to`.
 template <class T, bool kVectorized, class F>
 __device__ void change_parts(const RowThread& at, int length, const F& f, RegisterRow<T, kVectorized>& row,
                              const RegisterRow<T, kVectorized>& other, const T* to) {
@@ -157,12 +154,12 @@ __device__ void change_parts(const RowThread& at, int length, const F& f, Regist
   row.row = to;
 }
 
-// Calls f(j, part) for each vector of a row that is read once. f may overwrite the vector.
+// For a row that is read once; f may overwrite the vector.
 template <bool kVectorized, class T, class F>
 __device__ void stream_parts(const RowThread& at, const T* row, int length, const F& f) {
   constexpr int kBatch = 4;  // loads in flight
   for (int first = 0; at.part<T>(first) < length; first += kBatch) {
-    uint4 batch[kBatch] = {};  // words, as in RegisterRow: unpacking elements would wait for the load
+    uint4 batch[kBatch] = {};  // words: unpacking elements would wait for the load
 #pragma unroll
     for (int k = 0; k < kBatch; ++k)
       if (const int j = at.part<T>(first + k); j < length)
@@ -173,13 +170,13 @@ __device__ void stream_parts(const RowThread& at, const T* row, int length, cons
   }
 }
 
-// Reduces the threads' values; every thread of the row receives the result. `join` must be commutative.
+// `join` must be commutative; every thread of the row receives the result.
 template <class A, class F>
 __device__ A over_row(const RowThread& at, A value, const F& join) {
   for (int step = 16; step > 0; step /= 2) value = join(value, __shfl_xor_sync(~0u, value, step));
   if (at.width == 32) return value;
   __shared__ A of_warp[kRowThreads / 32];
-  __syncthreads();  // previous values have been read
+  __syncthreads();  // values were read
   if (at.thread % 32 == 0) of_warp[at.thread / 32] = value;
   __syncthreads();
   value = of_warp[0];

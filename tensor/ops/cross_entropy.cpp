@@ -245,8 +245,6 @@ CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, cons
       [&] { return deferred(cuda::joined_cross_entropy(max, sum_exp, own, targets)); });
 }
 
-// Cross-entropy in blocks of rows.
-
 namespace {
 
 constexpr int64_t kMinRows = 32;  // minimum rows per block: fewer are bound by the bandwidth of reading w

@@ -42,7 +42,7 @@ struct Logits {
 template <class T>
 Logits<T> compute_logits(const Tensor& x, const Tensor& targets, const VocabPart& part) {
   const int64_t vocab = part.whole > 0 ? part.whole : x.dim(1);
-  return {x.device_data<T>(), targets.device_data<int32_t>(), make_rows<T>(x.dim(0), x.dim(1), kPartsEach),
+  return {x.device_data<T>(), targets.device_data<int32_t>(), partition_rows<T>(x.dim(0), x.dim(1), kPartsEach),
           context(x).bounds({.op = "cross_entropy", .what = "target", .where = "of row", .limit = vocab}), part.first};
 }
 
@@ -322,7 +322,7 @@ void row_max_or_sum(const char* op, const Tensor& out, const Tensor& x, const Te
   with_floating(x.dtype(), op, [&](auto t) {
     using T = decltype(t);
     using A = Accumulate<T>;
-    const Rows rows = make_rows<T>(x.dim(0), x.dim(1), kPartsEach);
+    const Rows rows = partition_rows<T>(x.dim(0), x.dim(1), kPartsEach);
     const T* const from = x.device_data<T>();
     const bool whole = is_vectorizable<T>(x.dim(1), from);
     launch(context(x), op, rows.grid(), whole ? row_kernel<T, true> : row_kernel<T, false>, from, rows,

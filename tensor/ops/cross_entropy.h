@@ -1,39 +1,37 @@
-// A contiguous range of the vocabulary in a table or in a row of logits, whose other entries are on other ranks.
+// Vocabulary shards.
 #pragma once
 
 #include "tensor/ops/matmul/matmul.h"
 
 namespace tessera {
 
-// A vocabulary shard: its n rows or columns are entries [first, first + n) of the full vocabulary of size `whole`.
+// n rows or columns for entries [first, first + n) of a vocabulary of size `whole`.
 struct VocabPart {
   int64_t first = 0, whole = 0;  // whole 0: unsharded
 };
 
-// Cross-entropy of logits with integer targets, computed in vocabulary blocks; backward is in place.
+// Cross-entropy of logits with integer targets, in cache-sized vocabulary blocks.
 //
-// The softmax is never stored: forward saves one value per row, the log of its denominator, computed with an online
-// maximum (Milakov and Gimelshein 2018) over cache-sized blocks; backward overwrites the logits with their gradients.
+// The softmax is never stored: forward saves the log of each row's denominator, computed with an online maximum
+// (Milakov and Gimelshein 2018); backward overwrites the logits with their gradients.
 
 inline constexpr int32_t kIgnoredTarget = -1;
 
 struct CrossEntropy {
-  DeviceScalar loss_sum;  // sum of the losses of all target tokens, in row order
-  DeviceScalar count;     // number of target tokens: rows whose target is not kIgnoredTarget
+  DeviceScalar loss_sum;  // over target tokens, in row order
+  DeviceScalar count;     // number of rows whose target is not kIgnoredTarget
   Tensor lse;             // (N): log-sum-exp; float32, or float64 for float64
   Tensor sum;             // loss_sum on the logits' device: float64, (); read-only
 };
 
-// The targets, int32 (N), on the logits' device; copied after a range check if they are on another device. `vocab` is
-// the size of the full vocabulary.
+// targets int32 (N) on the logits' device; range-checked before a copy. `vocab` is the size of the full vocabulary.
 Tensor targets_beside(const Tensor& logits, const Tensor& targets, int64_t vocab);
 
 // logits (N, V), targets int32 (N) in [0, V) or kIgnoredTarget. Throws an Error that names the row of an invalid
 // target. On a GPU the targets must be on the same device, losses are summed in blocks of 4096 rows, and nothing waits.
 // Cost: one read of the logits.
 CrossEntropy cross_entropy(const Tensor& logits, const Tensor& targets);
-// Continues a sum in host memory: loss_sum starts from `before`, so that processing rows in blocks gives the same bits
-// as processing all rows at once.
+// loss_sum starts from `before`, so that processing rows in blocks gives the bits of one call.
 CrossEntropy cross_entropy_after(double before, const Tensor& logits, const Tensor& targets);
 
 // Overwrites unshared logits with their gradients times `scale`, as cross_entropy_backward() would. Cost: on a GPU, if
@@ -42,12 +40,10 @@ CrossEntropy cross_entropy_in_place(Tensor& logits, const Tensor& targets, doubl
 // x (N, V) *= factor, a float64 () on the same device. On a GPU nothing is read or written if the factor is 1.
 void scale_rows_(Tensor& x, const Tensor& factor);
 
-// Number of target tokens among targets int32 (N) in host memory. Throws an Error that names the row of an invalid
-// target.
+// Number of target tokens among targets int32 (N) in host memory. Throws an Error that names the row of an invalid one.
 int64_t check_targets(const Tensor& targets, int64_t vocab);
 
-// Factor of gradients: `number` times, if defined, `times`, a float64 () on the logits' device, so that the host need
-// not read it.
+// `number` times, if defined, `times`, a float64 () on the logits' device, so that the host need not read it.
 struct GradientScale {
   GradientScale(double factor, Tensor of_output = {}) : number(factor), times(std::move(of_output)) {}  // NOLINT
   double number;
@@ -59,29 +55,27 @@ struct GradientScale {
 Tensor cross_entropy_backward(Tensor&& logits, const Tensor& targets, const Tensor& lse, const GradientScale& scale,
                               const VocabPart& part = {});
 
-// Partial results of a vocabulary shard: each is (N), float32, or float64 for float64. Before use they are reduced over
-// all shards: `row_max` by maximum, `row_sum_exp` and `target_logits` by sum.
+// Partial results of a vocabulary shard, (N), float32 (float64 for float64), to be reduced over shards: `row_max` by
+// maximum, `row_sum_exp` and `target_logits` by sum.
 Tensor row_max(const Tensor& logits);
 Tensor row_sum_exp(const Tensor& logits, const Tensor& max);  // the sums of exp(logit - max)
-// The target's logit in rows whose target is in this shard, otherwise 0. Throws like cross_entropy().
+// The target's logit if the target is in this shard, otherwise 0. Throws like cross_entropy().
 Tensor target_logits(const Tensor& logits, const Tensor& targets, const VocabPart& part);
 CrossEntropy joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const Tensor& own, const Tensor& targets);
 
-// Operands of the kernels, checked and contiguous.
 struct Scored {
   const Tensor &logits, &targets, &lse;
 };
-// Loss on a GPU: lse (N) and totals float64 (2): the sum of the losses in row order by blocks of 4096, as in
-// cuda::sums(), and the number of target tokens. `losses` float64 (2, N) are the terms of both.
+// Loss on a GPU: lse (N), losses float64 (2, N) with each row's loss and target count, and totals float64 (2), their
+// sums in row order by blocks of 4096.
 struct RowLosses {
   Tensor lse, losses, totals;
 };
-// All of these only queue kernels. An invalid target is recorded (tensor/cuda/context.h) and its row ignored.
+// These only queue kernels. An invalid target is recorded (tensor/cuda/context.h) and its row ignored.
 namespace cuda {
 RowLosses cross_entropy(const Tensor& logits, const Tensor& targets);
-// Also overwrites the logits with their gradients times `scale`.
 RowLosses cross_entropy_in_place(const Tensor& logits, const Tensor& targets, double scale);
-void multiply_by(const Tensor& x, const Tensor& times);  // x (N, V) times a float64 () on the GPU
+void multiply_by(const Tensor& x, const Tensor& times);  // x *= times, a float64 () on the GPU
 RowLosses joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const Tensor& own, const Tensor& targets);
 // dlogits may be the logits.
 void cross_entropy_backward(const Tensor& dlogits, const Scored& of, const GradientScale& scale, const VocabPart& part);
@@ -90,21 +84,20 @@ void row_sum_exp(const Tensor& out, const Tensor& logits, const Tensor& max);
 void target_logits(const Tensor& out, const Tensor& logits, const Tensor& targets, const VocabPart& part);
 }  // namespace cuda
 
-// Fused linear cross-entropy (Hsu et al. 2024, "Liger kernel"): the language model head and its loss without the full
-// logits in memory. Each block of rows of x w^T is computed, scored, overwritten with its gradient, and multiplied into
-// the gradients of x and w, so no matmul is recomputed.
+// Fused linear cross-entropy (Hsu et al. 2024, "Liger kernel"): head and loss of a language model without the full
+// logits. Each block of rows of x w^T is computed, scored, overwritten with its gradient, and multiplied into the
+// gradients of x and w.
 //
-// The blocks depend on the sizes alone, and a weight gradient is the sum of the blocks' gradients in order, each
-// computed separately: equal rows give bitwise identical results in every plan. The three *_by_rows() functions compute
-// the same matmuls in the same blocks, with the same bits, for callers that need the full logits (DataParallel).
+// Blocks depend on the sizes alone, and a weight gradient is the sum of separately computed block gradients in order,
+// so equal rows give bitwise identical results in every plan. The *_by_rows() functions compute the same matmuls with
+// the same bits for callers that need the full logits (DataParallel).
 //
 // CPU only. On a GPU, and with a sharded vocabulary, the full logits are stored.
 
-// Maximum size of a block's logits: larger blocks need fewer passes over the gradient of w, smaller ones less memory.
-// Measured in docs/measurements.md.
+// Maximum bytes of a block's logits: a trade-off between memory and passes over the gradient of w, measured in
+// docs/measurements/cpu_training.md.
 inline constexpr int64_t kLogitsBytes = int64_t{64} << 20;
 
-// Rows [0, rows) in blocks of `block`; the last may be smaller.
 struct RowBlocks {
   int64_t rows = 0, block = 0;
   bool one() const { return rows <= block; }
@@ -113,23 +106,22 @@ struct RowBlocks {
     for (int64_t at = 0; at < rows; at += block) f(at, std::min(block, rows - at));
   }
 };
-// Blocks for the matmul of x (..., K) and w (N, K)^T, of equal size if some number of blocks divides the rows.
+// Blocks for x (..., K) w (N, K)^T, of equal size if some number of blocks divides the rows.
 RowBlocks row_blocks(const Tensor& x, const Tensor& w, int64_t most_bytes = kLogitsBytes);
 
 struct LinearCrossEntropy {
-  double loss_sum = 0;  // over target tokens, in row order
-  int64_t count = 0;    // number of target tokens
-  Tensor sum;           // loss_sum: float64, ()
+  double loss_sum = 0;
+  int64_t count = 0;
+  Tensor sum;
 };
-// Loss of x (N, C) w (V, C)^T for targets int32 (N), as in cross_entropy(). If given, `dx` (N, C), of x's dtype, and
-// `dw` (V, C), float32 (float64 for float64), receive the gradients times `scale`. Cost: 2 N V C FLOPs, 6 N V C with
-// both gradients; memory for one block of logits.
+// Loss of x (N, C) w (V, C)^T for targets int32 (N). `dx` (N, C), of x's dtype, and `dw` (V, C), float32 (float64 for
+// float64), if given, receive the gradients times `scale`. Cost: 2 N V C FLOPs, 6 N V C with both gradients; memory for
+// one block of logits.
 LinearCrossEntropy linear_cross_entropy(const Tensor& x, const Tensor& w, const Tensor& targets, double scale,
                                         Tensor* dx, Tensor* dw, const RowBlocks& blocks,
                                         PackedWeights* packs = nullptr);
 
-// linear(), linear_input_grad() and linear_weight_grad() of tensor/ops/matmul/matmul.h in row blocks: x (..., K), dy
-// (..., N).
+// The functions of tensor/ops/matmul/matmul.h in row blocks: x (..., K), dy (..., N).
 Tensor linear_by_rows(const Tensor& x, const Tensor& w, const RowBlocks& blocks, PackedWeights* packs = nullptr);
 Tensor linear_input_grad_by_rows(const Tensor& dy, const Tensor& w, const RowBlocks& blocks,
                                  PackedWeights* packs = nullptr);

@@ -12,7 +12,6 @@ void check_same(const char* op, const Tensor& a, const Tensor& b) {
     throw Error(std::string("[") + op + "] dtypes differ: " + a.describe() + " and " + b.describe());
 }
 
-// y = kernel(x...), with element types Y and X.
 template <class Y, class... X, class Kernel, class... In>
 void map_rounded(const Kernel& kernel, const Tensor& y, const In&... in) {
   cpu::map<Y, X...>([kernel](X... x) { return Y(kernel(static_cast<Accumulate<X>>(x)...)); }, y, in...);

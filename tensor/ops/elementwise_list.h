@@ -1,7 +1,5 @@
-// The elementwise ops, each defined once: name, value and derivatives.
-//
-// The CPU loop, the autograd binding, the tests, the micro-benchmarks and the CUDA kernel all iterate over these lists,
-// so adding an op requires one struct and one entry in its list.
+// The elementwise ops, each defined once. The CPU loop, the autograd binding, the tests, the micro-benchmarks and the
+// CUDA kernel iterate over these lists: a new op needs one struct and one list entry.
 #pragma once
 #include "tensor/math.h"
 
@@ -15,7 +13,7 @@ struct OpList {
   }
 };
 
-// Unary: y = f(x); df(x) is dy/dx. `low` and `high` bound the random inputs of tests.
+// y = f(x), df(x) = dy/dx; `low` and `high` bound the random inputs of tests.
 struct Neg {
   static constexpr const char* name = "neg";
   static constexpr double low = -3, high = 3;
@@ -113,7 +111,6 @@ struct GeluErf {
 using UnaryOps = OpList<Neg, Exp, Log, Sqrt, Square, Reciprocal, Tanh, Sigmoid, Relu, Silu, Gelu, GeluErf>;
 
 enum class GeluForm : uint8_t { tanh, erf };
-// Calls f with an object of the op's type.
 template <class F>
 auto with_gelu(GeluForm form, const F& f) {
   return form == GeluForm::tanh ? f(Gelu()) : f(GeluErf());
@@ -164,20 +161,19 @@ struct Minimum {
 };
 using BinaryOps = OpList<Add, Sub, Mul, Div, Maximum, Minimum>;
 
-// Kernels: function objects that map one element of each operand, in the accumulation type, to an element of the
-// result. The CPU and GPU loops accept them and round the result once.
+// Kernels: function objects in the accumulation type; the CPU and GPU loops round their result once.
 template <class Op>
 struct Value {
   static constexpr const char* name = Op::name;
   constexpr auto operator()(auto... x) const { return Op::f(x...); }
 };
 template <class Op>
-struct Slope {  // dy f'(x)
+struct Slope {
   static constexpr const char* name = Op::name;
   constexpr auto operator()(auto dy, auto x) const { return dy * Op::df(x); }
 };
 template <class Op, int operand>
-struct Partial {  // the derivative for operand 0 or 1 at (a, b)
+struct Partial {
   static constexpr const char* name = Op::name;
   constexpr auto operator()(auto a, auto b) const {
     if constexpr (operand == 0)
@@ -191,7 +187,7 @@ struct Scaled {
   double factor;
   constexpr auto operator()(auto x) const { return x * static_cast<decltype(x)>(factor); }
 };
-struct AddScaled {  // x + factor y
+struct AddScaled {
   static constexpr const char* name = "add_";
   double factor;
   constexpr auto operator()(auto x, auto y) const {

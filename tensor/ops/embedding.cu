@@ -13,7 +13,6 @@
 namespace tessera::cuda {
 namespace {
 
-// Rows [first, first + count) of the full table.
 struct Own {
   int64_t first, count;
   Bounds bounds;  // valid range of ids
@@ -58,9 +57,7 @@ struct Backward {
   int shift;  // a block's rows are 2^shift apart
   Own own;
 
-  __device__ int rows() const {  // number of rows of the block
-    return static_cast<int>((vocab - blockIdx.x + (int64_t{1} << shift) - 1) >> shift);
-  }
+  __device__ int rows() const { return static_cast<int>((vocab - blockIdx.x + (int64_t{1} << shift) - 1) >> shift); }
   __device__ int64_t row(int of_block) const { return (static_cast<int64_t>(of_block) << shift) + blockIdx.x; }
   __device__ bool has(int32_t id) const {
     return id >= 0 && id < vocab && (id & ((1 << shift) - 1)) == static_cast<int>(blockIdx.x);

@@ -193,7 +193,7 @@ void norm(const NormOperands& operands, const Normed& to, double eps) {
                        .mean = data_or_null<A>(&to.mean),
                        .rstd = to.rstd.device_data<A>(),
                        .eps = static_cast<A>(eps),
-                       .rows = make_rows<T>(x.numel() / c, c)};
+                       .rows = partition_rows<T>(x.numel() / c, c)};
     const bool whole = is_vectorizable<T>(c, f.x, f.added, f.gamma, f.beta, f.sum, f.y);
     launch(context(x), f.added ? "add_norm" : "norm", f.rows.grid(),
            whole ? norm_kernel<T, true> : norm_kernel<T, false>, f);
@@ -227,7 +227,7 @@ void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor&
                                    : sums.beta.to.defined() ? first
                                                             : nullptr,
                         .by_sum = data_or_null<A>(sums.parts),
-                        .runs = make_rows<T>(runs, c, kHeld, kBackwardThreads),
+                        .runs = partition_rows<T>(runs, c, kHeld, kBackwardThreads),
                         .rows = n,
                         .together = together};
     const bool whole = is_vectorizable<T>(c, f.dy, f.x, f.gamma, f.residual, f.dx, f.by_gamma, f.by_beta, f.by_sum);

@@ -1,15 +1,13 @@
-// LayerNorm and RMSNorm over the last dim, optionally fused with the preceding residual addition.
-//
-// Ba, Kiros and Hinton 2016, "Layer normalization"; Zhang and Sennrich 2019, "Root mean square layer normalization".
-// Any strides (rows that are not contiguous are copied). Statistics are float32, or float64 for float64. Cost: about 10
-// FLOPs per element, one pass over memory forward and one backward.
+// LayerNorm (Ba, Kiros and Hinton 2016) and RMSNorm (Zhang and Sennrich 2019) over the last dim, optionally fused with
+// the preceding residual addition. Any strides (rows that are not contiguous are copied). Statistics are float32, or
+// float64 for float64. Cost: about 10 FLOPs per element, one pass over memory forward and one backward.
 #pragma once
 #include "tensor/ops/reduce.h"
 
 namespace tessera {
 
 struct Normed {
-  Tensor y;     // the shape and dtype of x
+  Tensor y;
   Tensor mean;  // per row; undefined for RMSNorm
   Tensor rstd;  // per row: 1 / sqrt(variance + eps), or 1 / sqrt(mean square + eps)
 };
@@ -23,26 +21,25 @@ struct NormOptions {
 Normed norm(const Tensor& x, const Tensor& gamma, const Tensor& beta, const NormOptions& options = {});
 
 struct AddNormed {
-  Tensor sum;  // x + y as stored, in the dtype of x
+  Tensor sum;  // x + y as stored
   Normed normed;
 };
 // r = x + y, then norm(r) of r as stored. Overwrites y with r if y's storage is not shared.
 AddNormed add_norm(const Tensor& x, Tensor&& y, const Tensor& gamma, const Tensor& beta,
                    const NormOptions& options = {});
 
-// Sums over rows that norm_backward() computes in addition to dx, on a GPU in the same pass. Rows are added in order.
+// Sums over rows in order that norm_backward() also computes, on a GPU in the same pass.
 struct NormSums {
   RowSum gamma = {}, beta = {};  // dgamma (C) = sum dy xhat, dbeta (C) = sum dy
-  // On a GPU, receives the partial sums of sum_rows(dx) for sum_parts(): the gradient of a bias that was added before
-  // the norm. Unused on the CPU. Null: not requested.
+  // On a GPU, receives the partial sums of sum_rows(dx) for sum_parts(): the gradient of a bias added before the norm.
+  // Null: not requested.
   Tensor* parts = nullptr;
 };
-// Returns dx plus, in the same pass, `residual` (undefined, or the gradient of x from its other uses). `x` is the input
-// of the normalization, for add_norm() the sum. Overwrites residual if its storage is not shared.
+// dx plus `residual` (undefined, or the gradient of x from its other uses), which is overwritten if its storage is not
+// shared. `x` is the input of the normalization, for add_norm() the sum.
 Tensor norm_backward(const Tensor& dy, const Tensor& x, const Tensor& gamma, const Normed& forward, Tensor&& residual,
                      const NormSums& sums = {});
 
-// Operands of the kernels, checked and contiguous, and results allocated by the caller.
 struct NormOperands {
   const Tensor* x = nullptr;
   const Tensor* added = nullptr;  // null, or the y of add_norm(); then

@@ -221,7 +221,8 @@ void softmax(SoftmaxOp op, const Tensor& out, const Tensor& a, const Tensor& b) 
   with_floating(a.dtype(), to_string(op), [&](auto t) {
     using T = decltype(t);
     using Of = SoftmaxOp;
-    const Softmax<T> f{a.device_data<T>(), b.device_data<T>(), out.device_data<T>(), make_rows<T>(a.numel() / n, n)};
+    const Softmax<T> f{a.device_data<T>(), b.device_data<T>(), out.device_data<T>(),
+                       partition_rows<T>(a.numel() / n, n)};
     constexpr std::array kVectorized{select_kernel<Of::softmax, T, true>(), select_kernel<Of::log_softmax, T, true>(),
                                      select_kernel<Of::backward, T, true>(),
                                      select_kernel<Of::log_backward, T, true>()},

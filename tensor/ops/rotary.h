@@ -10,14 +10,13 @@
 
 namespace tessera {
 
-// Extension of a model beyond the context length of its training.
 enum class RopeScaling : uint8_t {
   none,
   linear,  // positions divided by `factor` (Chen et al. 2023, "Position interpolation", arXiv 2306.15595)
   // Frequencies with fewer than low_freq_factor rotations within original_context are divided by `factor`, those with
-  // more than high_freq_factor are unchanged, and those in between are interpolated: by rotations (Llama 3.1), or by
-  // index, from the last unchanged pair (rounded down) to the first divided one (Peng et al. 2023, "YaRN", arXiv
-  // 2309.00071, section 3.2; its beta is high_freq_factor, its alpha low_freq_factor).
+  // more than high_freq_factor are unchanged, others interpolated: by rotations (Llama 3.1), or by index, from the last
+  // unchanged pair (rounded down) to the first divided one (Peng et al. 2023, "YaRN", arXiv 2309.00071, section 3.2;
+  // its beta is high_freq_factor, its alpha low_freq_factor).
   llama3,
   yarn
 };
@@ -32,18 +31,17 @@ struct RotaryOptions {
   bool operator==(const RotaryOptions&) const = default;
 };
 
-// The frequencies of the D / 2 pairs, in radians per token.
+// In radians per token, for D / 2 pairs.
 std::vector<double> rotary_frequencies(const RotaryOptions& options, int64_t head_dim);
 
-// (positions, D): each row is [cosines | sines] of a position's D / 2 angles, times attention_factor; float32 or
-// float64, computed in float64.
+// (positions, D): rows [cosines | sines] of D / 2 angles, times attention_factor; float32 or float64, computed in
+// float64.
 Tensor rotary_table(const RotaryOptions& options, int64_t positions, int64_t head_dim, DType dtype,
                     const ArenaPtr& arena);
 
-// Rotates the first `heads` heads of D elements of each token of x (B, T, W); `back` uses the opposite angles, which is
-// the backward pass. `table` is rotary_table() in x's accumulation dtype; `positions` is int32 (T), or (B, T) for
-// positions per sequence, all within the table, or undefined for first, first + 1, ... Overwrites x if its storage is
-// not shared. Cost: one pass over memory.
+// Rotates the first `heads` heads of D elements of each token of x (B, T, W); `back` by the opposite angles (backward).
+// `table` is rotary_table() in x's accumulation dtype; `positions` is int32 (T) or (B, T), or undefined for first,
+// first + 1, ... Overwrites x if its storage is not shared. Cost: one pass over memory.
 struct RopeArgs {
   int64_t heads = 0;
   Tensor table, positions = {};
@@ -53,7 +51,7 @@ struct RopeArgs {
 Tensor rotate(Tensor&& x, const RopeArgs& turn);
 
 namespace cuda {
-// GPU kernel, bitwise identical to the CPU: x, y and positions contiguous; y may be x.
+// Bitwise identical to the CPU: x, y and positions contiguous; y may be x.
 void rotate(const Tensor& y, const Tensor& x, const RopeArgs& turn);
 }  // namespace cuda
 

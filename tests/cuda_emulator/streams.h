@@ -36,8 +36,8 @@ class Line {
   void push(Task task);
   void run(const std::function<void()>& work);  // immediately if the line is empty
   bool progress();                              // runs tasks until one blocks; true: none is left
-  uint64_t pushed() const { return pushed_; }   // number of tasks queued; of these,
-  uint64_t done() const { return done_; }
+  uint64_t pushed() const { return pushed_; }   // tasks queued so far
+  uint64_t done() const { return done_; }       // of these, completed
 
  private:
   void add(Task task);

@@ -20,7 +20,6 @@ namespace tessera {
 struct Heads {
   int64_t query = 1, key = query;
   int64_t packed() const { return query + 2 * key; }
-  // The first packed head of q, k or v (i = 0, 1, 2), and its number of heads.
   int64_t begin(int i) const { return i == 0 ? 0 : query + (i - 1) * key; }
   int64_t count(int i) const { return i == 0 ? query : key; }
 };
@@ -38,22 +37,19 @@ struct AttentionOptions {
   uint64_t step = 0;
   const uint64_t* step_on_gpu = nullptr;  // as in DropoutTile
   int64_t first_sequence = 0, first_head = 0, heads_total = 0, tokens_total = 0;
-  // Global positions of the tile's first query and first key. They affect dropout, `starts` and `window`; `causal` uses
-  // Tq and Tk.
+  // Global positions of the tile's first query and key, for dropout, `starts` and `window`; `causal` uses Tq and Tk.
   int64_t first_key = 0, first_query = -1;  // -1: first_key + Tk - Tq
-  // Document starts for sequences that contain several documents: int32 (B, Tq) on the device of the operands, with
-  // contiguous rows. Query i of sequence b attends to no key before starts[b][i], a position in the full sequence like
-  // first_key. A query without keys in the tile returns zeros and a log-sum-exp of -infinity. Undefined: no
-  // restriction.
+  // Document starts: int32 (B, Tq) on the operands' device, with contiguous rows. Query i of sequence b attends to no
+  // key before starts[b][i], a position in the full sequence like first_key. A query without keys in the tile returns
+  // zeros and a log-sum-exp of -infinity.
   Tensor starts = {};
   bool starts_may_be_ignored = false;  // starts only skip work: keys before them are unused padding
-  // Sliding window: a query attends to its own key and those before it, `window` in total; positions are relative to
-  // first_query and first_key. 0: no window.
+  // Sliding window: a query attends to its own key and those before it, `window` in total. 0: no window.
   int64_t window = 0;
 };
 
 struct AttentionResult {
-  Tensor out;  // (B, Tq, H, D), contiguous, dtype of q
+  Tensor out;  // (B, Tq, H, D), contiguous, q's dtype
   Tensor lse;  // (B, H, Tq), float32, or float64 for float64
 };
 
@@ -62,37 +58,35 @@ struct AttentionResult {
 // (grouped-query attention, Ainslie et al. 2023, arXiv 2305.13245). Accumulates in float (double for float64). Cost: 4
 // B H Tq Tk D FLOPs without the blocks that are fully masked; workspace of 64 x (64 + 4 D) elements per thread.
 AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
-// Writes into `result`: `out` with a contiguous last dim, in q's or lse's dtype, and a contiguous `lse`.
+// `out` needs a contiguous last dim and q's or lse's dtype, `lse` must be contiguous.
 void attention_into(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
                     const AttentionResult& result);
 
-// Merges the attention of the same queries to two disjoint sets of keys into `into`: out = sum exp(lse_i - lse) out_i
-// with lse = log sum exp(lse_i), computed in lse's dtype and rounded once to into.out's. Each out has lse's dtype or
-// one that accumulates in it; rows of into.lse and of both outs are contiguous, and so is part.lse. A value of
-// -infinity marks a query without keys. Cost: one pass.
+// Merges attention of the same queries to two disjoint sets of keys: out = sum exp(lse_i - lse) out_i with lse = log
+// sum exp(lse_i), computed in lse's dtype and rounded once to into.out's. Outs have lse's dtype or one that accumulates
+// in it; rows of into.lse and of both outs, and all of part.lse, are contiguous.
 void merge_attention(const AttentionResult& into, const AttentionResult& part);
 
-// Writes gradients into views of the shapes of q, k and v (slices of a packed gradient), each with q's or lse's dtype.
-// Cost: 10 B H Tq Tk D FLOPs; workspace of O(T D) per thread. Contributions of a group's query heads to dk and dv are
-// added in head order. Results depend neither on the number of threads nor on the position in the batch.
+// Writes gradients into views of the shapes of q, k and v, each with q's or lse's dtype. Cost: 10 B H Tq Tk D FLOPs;
+// workspace of O(T D) per thread. A group's query heads contribute to dk and dv in head order; results do not depend on
+// the number of threads or the position in the batch.
 void attention_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                         const AttentionResult& forward, const AttentionOptions& options, Tensor& dq, Tensor& dk,
                         Tensor& dv);
 
-// Whether cuDNN may run such a call: on a GPU whose arena's KernelChoice allows it, for bfloat16 without dropout,
-// document starts or a window. cuDNN's own support checks decide afterwards.
+// Whether cuDNN may run such a call, subject to its own support checks: KernelChoice allows it, bfloat16 on a GPU, no
+// dropout, document starts or window.
 bool asks_cudnn(const Tensor& q, const AttentionOptions& options);
-// Dtype of results that are to be merged or accumulated: the accumulation dtype, to avoid intermediate rounding;
-// bfloat16 if cuDNN is requested, whose kernels write nothing else.
+// Accumulation dtype for results that are to be merged; bfloat16 for cuDNN, whose kernels write nothing else.
 DType dtype_of_parts(const Tensor& q, const AttentionOptions& options);
 
-// Input of the kernels: validated operands and fully resolved options (scale, totals and first_query are set).
+// Input of the kernels: validated operands and resolved options.
 struct AttentionProblem {
   Tensor q, k, v;
   AttentionOptions options;
   int64_t batch = q.dim(0), tq = q.dim(1), tk = k.dim(1), heads = q.dim(2), key_heads = k.dim(2), d = q.dim(3);
-  int64_t group() const { return heads / key_heads; }  // query heads that share a key-value head
-  int64_t offset() const { return tk - tq; }           // position of query 0
+  int64_t group() const { return heads / key_heads; }
+  int64_t offset() const { return tk - tq; }
 };
 struct AttentionGradients {
   Tensor dq, dk, dv;
@@ -105,19 +99,15 @@ void attention_backward(const AttentionProblem& problem, const Tensor& dout, con
 void merge_attention(const AttentionResult& into, const AttentionResult& part);
 }  // namespace cpu
 
-// On a GPU, cuDNN's kernels run the supported problems if the arena's KernelChoice allows them
-// (cuda/cudnn_attention.h): bfloat16 operands and results, equal numbers of queries and keys under the causal mask, no
-// dropout, one document, no window.
-//
-// Tessera has two kinds of kernels: tensor-core kernels (cuda/tiles.cuh) for bfloat16 with head dims 64 and 128 whose
-// rows are aligned to 16 bytes, and plain ones (cuda/plain.cu) for everything else. Neither uses atomics: separate
-// kernels compute dq, and dk and dv. A row's results depend neither on its position in the batch nor on other rows.
+// If the arena's KernelChoice allows it, cuDNN runs the problems that it supports (cuda/cudnn_attention.h). Tessera has
+// tensor-core kernels (cuda/tiles.cuh) for bfloat16 with head dims 64 and 128 and rows aligned to 16 bytes, and plain
+// ones (cuda/plain.cu) for everything else. Neither uses atomics: separate kernels compute dq, and dk and dv.
 namespace cuda {
 void attention(const AttentionProblem& problem, const AttentionResult& result);
 void attention_backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,
                         const AttentionGradients& gradients);
 void merge_attention(const AttentionResult& into, const AttentionResult& part);
-// "tensor cores" or "plain": the kernel for such operands, for the log of a run and for tests.
+// "tensor cores" or "plain", for logs and tests.
 const char* attention_kernels(const Tensor& q, const Tensor& k, const Tensor& v);
 }  // namespace cuda
 

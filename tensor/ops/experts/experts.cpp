@@ -17,7 +17,6 @@ void widen(const T* from, int64_t n, A* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<A>(from[i]);
 }
 
-// Compares the given choices with those of these logits.
 void compare_choices(const Tensor& logits, const RouteOptions& o, Routed& out) {
   const int64_t n = logits.dim(0), experts = logits.dim(1), k = o.per_token;
   with_floating(logits.dtype(), "route", [&](auto t) {

@@ -5,7 +5,7 @@
 //   x (N, C) --dispatch_rows--> rows (R, C), those of expert 0 first, tokens in order --experts--> rows (R, C)
 //   rows --combine_rows--> y (N, C): y[t] = sum over j of weights[t, j] rows[place[t, j]], in the order of j
 //
-// On a GPU all tensors reside there, and route() waits for it once: the host must compute_stats the number of rows per
+// On a GPU all tensors reside there, and route() waits for it once: the host must know the number of rows per
 // expert, because the sizes of matmuls and messages depend on it. In a dry run (cpu::DryRun) tokens are distributed
 // evenly.
 #pragma once
@@ -26,10 +26,10 @@ struct RouteOptions {
   // balance E sum over experts of (choices / (k T)) (mean probability)         Fedus et al. 2021, equation 4
   // z       mean over tokens of (log sum exp of logits)^2                       Zoph et al. 2022, "ST-MoE", equation 5
   double balance = 0, z = 0;
-  int64_t tokens = 0;  // T if only a part of each sequence is local; 0: all of it
-  Tensor given = {};   // int32 (N, k): choices made elsewhere that replace those of the logits
-  // Counts earlier choices against the capacity if only a part of each sequence is local: maps choices, int32 (N, k),
-  // to the number of preceding choices of the same expert in the full sequence, int32 (N, k).
+  int64_t tokens = 0;  // T if only a part of each sequence is local
+  Tensor given = {};   // int32 (N, k): choices that replace those of the logits
+  // If only a part of each sequence is local: maps choices, int32 (N, k), to the number of preceding choices of the
+  // same expert in the full sequence, int32 (N, k), which count against the capacity.
   std::function<Tensor(const Tensor& chosen)> earlier = {};
   // For sequences that end in padding, which gets no row, no loss and no choice (its `chosen` is E): tokens of each
   // sequence, number of local ones (they come first), and capacity. Empty: no padding.
@@ -40,11 +40,11 @@ struct RouteOptions {
 };
 
 struct Routed {
-  Tensor chosen;                     // int32 (N, k): experts, the best first
-  Tensor place;                      // int32 (N, k): the row of each choice, -1 if dropped
-  Tensor weights;                    // (N, k), float32, or float64 for float64
-  std::vector<int64_t> counts = {};  // rows of each expert
-  int64_t rows = 0, dropped = 0;     // rows of all experts; dropped choices
+  Tensor chosen;   // int32 (N, k): experts, best first
+  Tensor place;    // int32 (N, k): the row of each choice, -1 if dropped
+  Tensor weights;  // (N, k), float32, or float64 for float64
+  std::vector<int64_t> counts = {};
+  int64_t rows = 0, dropped = 0;
   // float64 (sequences, E): number of choices, including dropped ones. The caller adds those of non-local tokens.
   Tensor of_sequences = {};
   // With `given`: number of tokens that the logits would have sent to other experts, and the maximum by which the logit
@@ -53,24 +53,22 @@ struct Routed {
   double margin = 0;
 };
 
-// logits (N, E) of a floating dtype. Throws Error unless 1 <= per_token <= E and `sequences` divides N. Cost: N E
-// exponentials.
+// logits (N, E). Throws Error unless 1 <= per_token <= E and `sequences` divides N. Cost: N E exponentials.
 Routed route(const Tensor& logits, const RouteOptions& options);
-// Gradient of the logits from that of the weights, `dweights` (N, k), and from the auxiliary losses above.
+// Includes the gradients of the auxiliary losses above.
 Tensor route_backward(const Tensor& dweights, const Tensor& logits, const Routed& routed, const RouteOptions& options);
 
 // x (N, C) -> (R, C). Cost: one pass over the rows.
 Tensor dispatch_rows(const Tensor& x, const Routed& routed);
 // drows (R, C) -> dx (N, C), summed in the order of choices.
 Tensor dispatch_rows_backward(const Tensor& drows, const Routed& routed);
-// rows (R, C), weights as in `routed` -> (N, C), rounded once. Throws Error if the number of rows differs.
+// rows (R, C), weights as in `routed` -> (N, C), rounded once.
 Tensor combine_rows(const Tensor& rows, const Tensor& weights, const Routed& routed);
 struct CombineGrads {
   Tensor rows, weights;
 };
 CombineGrads combine_rows_backward(const Tensor& dy, const Tensor& rows, const Tensor& weights, const Routed& routed);
 
-// GPU kernels: operands are contiguous.
 namespace cuda {
 // Fills `out`, whose tensors of N rows the caller allocates; with `given`, `chosen` already contains the choices.
 void route(Routed& out, const Tensor& logits, const RouteOptions& options);
@@ -103,14 +101,13 @@ struct GemmGroup {
 Tensor grouped_linear(const Tensor& x, const std::vector<GemmGroup>& groups);
 // dy (R, N) -> (R, K).
 Tensor grouped_linear_input_grad(const Tensor& dy, const std::vector<GemmGroup>& groups);
-// Writes dy^T x of each group's rows, in order, to its gradient: any floating dtype, or undefined if not needed.
+// Writes dy^T x of each group's rows to its gradient: any floating dtype, or undefined if not needed.
 void grouped_linear_weight_grads(const std::vector<GemmGroup>& groups, const Tensor& dy, const Tensor& x);
 
 enum class GemmKind : uint8_t { forward, input_grad, weight_grad };
 
 namespace cuda {
-// other = left w^T, other = left w, or w = left^T other, for contiguous matrices. All gradients have the rows' dtype,
-// or all its accumulation dtype. One launch per 192 groups.
+// other = left w^T, other = left w, or w = left^T other, for contiguous matrices; one launch per 192 groups.
 void grouped_gemm(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups);
 }  // namespace cuda
 

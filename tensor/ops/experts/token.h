@@ -1,5 +1,4 @@
-// Routing of one token, shared by CPU loops and GPU kernels, so that both evaluate the same formulas in the same order.
-// `logits` are the token's E logits in the accumulation type.
+// Routing of one token with E `logits` in the accumulation type, shared by CPU loops and GPU kernels for equal results.
 #pragma once
 
 #include "tensor/math.h"
@@ -7,14 +6,13 @@
 
 namespace tessera::token {
 
-// Index of `expert` among the choices; -1: absent.
 constexpr int64_t place_among(const int32_t* chosen, int64_t count, int64_t expert) {
   for (int64_t j = 0; j < count; ++j)
     if (chosen[j] == expert) return j;
   return -1;
 }
 
-// The k largest logits in descending order; of equal logits, and of NaNs, the first.
+// The k largest logits, descending; of equal logits, and of NaNs, the first.
 template <class A>
 constexpr void choose(const A* logits, int64_t experts, int64_t k, int32_t* chosen) {
   for (int64_t j = 0; j < k; ++j) {
@@ -25,8 +23,7 @@ constexpr void choose(const A* logits, int64_t experts, int64_t k, int32_t* chos
   }
 }
 
-// The best logit that `given` leaves out minus the lowest that it includes; -1 if both name the same experts. `own` are
-// the k best.
+// The best logit that `given` leaves out minus the lowest that it includes; -1 if it equals `own`, the k best.
 template <class A>
 constexpr A routing_margin(const A* logits, const int32_t* own, const int32_t* given, int64_t k) {
   const A last = logits[own[k - 1]];
@@ -58,9 +55,9 @@ constexpr void weigh(const A* logits, int64_t experts, const int32_t* chosen, in
   for (int64_t j = 0; j < k; ++j) weights[j] = math::exp(logits[chosen[j]] - largest) / sum;
 }
 
-// Factors of a token's contribution to the auxiliary losses of its sequence of T tokens.
+// Factors of a token's auxiliary losses.
 struct Slopes {
-  double share = 0;  // fraction of the sequence's choices that one choice makes, times E: E / (k T)
+  double share = 0;  // E / (k T)
   double balance = 0, z = 0;
 };
 
@@ -76,29 +73,28 @@ struct Gradient {
   const A *weights, *dweights;
   int64_t k;
   bool softmax_first;
-  const double* choices;  // number of choices per expert in the token's sequence; null without a balance loss
+  const double* choices;  // per expert in the token's sequence; null without a balance loss
   Slopes slopes;
 
-  // The arguments of one token; the pointers of *this refer to all tokens, one after another.
+  // The arguments of one token.
   constexpr Gradient of(int64_t token, int64_t sequence, int64_t experts) const {
     Gradient one = *this;
     one.chosen += token * k, one.weights += token * k, one.dweights += token * k;
     if (choices) one.choices += sequence * experts;
     return one;
   }
-  // Gradient of the expert's probability among all experts.
+  // With respect to the probability among all experts.
   constexpr A probability_grad(int64_t expert) const {
     const int64_t j = softmax_first ? place_among(chosen, k, expert) : -1;
     A sum = j < 0 ? A(0) : dweights[j];
     if (choices) sum += static_cast<A>(slopes.balance) * static_cast<A>(choices[expert] * slopes.share);
     return sum;
   }
-  // Gradient from the softmax over the chosen experts.
+  // Through the softmax over the chosen experts.
   constexpr A chosen_grad(int64_t expert, A mean) const {
     const int64_t j = softmax_first ? -1 : place_among(chosen, k, expert);
     return j < 0 ? A(0) : weights[j] * (dweights[j] - mean);
   }
-  // Overwrites the logits with their gradient.
   constexpr void logits_grad(A* logits, int64_t experts) const {
     const A largest = max_logit(logits, experts);
     A sum = 0, mean = 0, among = 0;

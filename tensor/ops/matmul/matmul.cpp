@@ -48,7 +48,6 @@ void matmul_2d(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias
 
 Tensor stacked(const Tensor& t) { return t.contiguous().reshape({-1, t.dim(-2), t.dim(-1)}); }  // as (L, M, N)
 
-// Batched matmul over the leading dim, of contiguous operands.
 void batched_matmul(const Tensor& outs, const Tensor& as, const Tensor& bs) {
   const auto on_cpu = [&] {
     for (int64_t i = 0; i < outs.dim(0); ++i) {

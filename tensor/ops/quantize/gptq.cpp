@@ -25,7 +25,6 @@ std::vector<double> to_doubles(const Tensor& weight, const char* op) {
   return {values.begin(), values.end()};
 }
 
-// Scale of a group of n values.
 Half quantization_scale(const double* w, int64_t n) {
   double largest = 0;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(w[i]));

@@ -54,8 +54,6 @@ void Int4Matrix::append(const Int4Matrix& below) {
   scales.insert(scales.end(), below.scales.begin(), below.scales.end());
 }
 
-// Encoding.
-
 namespace {
 
 constexpr int64_t kBatch = 1 << 18;  // elements: a multiple of a block
@@ -80,7 +78,6 @@ float largest(std::span<const float> x) {
   return most;
 }
 
-// Encodes a block and returns its scale.
 float encode_nf4(std::span<const float> x, std::byte* to) {
   static const std::array<float, kLevels - 1> middles = [] {
     std::array<float, kLevels - 1> out{};
@@ -157,8 +154,6 @@ std::vector<std::byte> quantize(const Packing& p, const FloatSource& source) {
   std::memcpy(out.data() + 4 * groups.size(), means.data(), 4 * means.size());
   return out;
 }
-
-// Decoding.
 
 namespace {
 

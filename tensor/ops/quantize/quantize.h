@@ -29,61 +29,51 @@ enum class Codec : uint8_t { none, nf4, gptq };
 
 inline constexpr int64_t kNf4Block = 64;  // elements that share a scale
 
-// Quantization of a full matrix.
 struct Packing {
   Codec codec = Codec::none;
   int64_t rows = 0, columns = 0;
   std::vector<int64_t> pieces = {};  // rows of each fused matrix; at least one
-  int64_t group = 128;               // gptq: elements per group
+  int64_t group = 128;               // gptq only
 
   int64_t elements() const { return rows * columns; }
   int64_t block() const { return codec == Codec::nf4 ? kNf4Block : 2 * group; }  // elements; shards split at multiples
   int64_t scale_bytes() const { return codec == Codec::nf4 ? 1 : 5; }            // scale bytes per block
   int64_t shared_bytes() const;
-  // Bytes of a shard with the given number of elements.
   int64_t bytes(int64_t elements) const;
   int64_t bytes() const { return bytes(elements()); }
   bool operator==(const Packing&) const = default;
 };
-// Throws an Error that names the mismatch: fused matrices must consist of full blocks, and gptq groups must divide a
-// row.
+// Throws Error unless fused matrices consist of full blocks and gptq groups divide a row.
 void check(const Packing& packing, const std::string& name);
 
-// A run of elements that is contiguous both in the shard and in the full matrix, with its offsets.
+// A run of elements that is contiguous both in the shard and in the full matrix.
 struct ElementRun {
   int64_t here = 0, whole = 0, count = 0;
 };
 // The largest run bound inside a block, or 0 if all bounds are block-aligned.
 int64_t splits_block(const Packing& packing, std::span<const ElementRun> runs);
 
-// Calls f(here, whole, count) for the byte runs of a shard with these element runs; `here` and `whole` are byte offsets
-// in the shard and in the full matrix.
+// Calls f for the byte runs of a shard with these element runs; offsets are in bytes.
 void for_each_byte_run(const Packing& packing, std::span<const ElementRun> runs,
                        const std::function<void(int64_t here, int64_t whole, int64_t count)>& f);
 
-// Provides to.size() elements of the full matrix, starting at `begin`.
+// Provides to.size() elements, starting at `begin`.
 using FloatSource = std::function<void(int64_t begin, std::span<float> to)>;
-// Quantizes the full matrix to bytes, each element to the nearest value: for gptq plain rounding, not the algorithm of
-// tensor/ops/quantize/gptq.h. Throws Error for values that are not finite. Cost: reads each element once.
+// Rounds each element of the full matrix to the nearest value, also for gptq (the algorithm is in
+// tensor/ops/quantize/gptq.h). Throws Error for values that are not finite. Cost: reads each element once.
 std::vector<std::byte> quantize(const Packing& packing, const FloatSource& source);
 
-// Decodes the shard's elements (local rows, local columns) in the dtype of `out`, which has the same number: computed
-// in float and rounded once. Cost: reads 0.52 bytes per element, writes `out`.
+// Decodes the shard's elements into `out`: computed in float and rounded once. Cost: reads 0.52 bytes per element,
+// writes `out`.
 void dequantize(const Packing& packing, std::span<const ElementRun> runs, const Tensor& bytes, Tensor& out);
-// Decodes elements of a full matrix in host memory, starting at `begin`.
 void dequantize(const Packing& packing, std::span<const std::byte> whole, int64_t begin, std::span<float> to);
 
-// The 16 values of nf4 codes and the 256 of nf4 scale codes, ascending.
 std::span<const float, 16> nf4_values();
 std::span<const float, 256> dynamic_values();
 
-// A 4-bit matrix: each group of adjacent columns of a row has a scale, and each element a code q in [0, 15].
-//
-//   w = scale (q - 8)        symmetric: from -8 to 7 scales
-//
-// Output of GPTQ (tensor/ops/quantize/gptq.h) and contents of its files (hub/gptq_format.h), in row-major order, so
-// that a fused matrix is the concatenation of its components' rows. A scale has 11 significant bits and q - 8 has four,
-// so w is exact in float32.
+// A symmetric 4-bit matrix: w = scale (q - 8), with a scale per group of adjacent columns and a code q in [0, 15] per
+// element, in row-major order. Output of GPTQ (tensor/ops/quantize/gptq.h) and contents of its files
+// (hub/gptq_format.h). A scale has 11 significant bits and q - 8 has four, so w is exact in float32.
 
 struct Int4Matrix {
   static constexpr int kZero = 8;  // the code of 0
@@ -108,20 +98,17 @@ struct Int4Matrix {
   Half& scale(int64_t row, int64_t g) { return scales[static_cast<size_t>(row * groups() + g)]; }
   Half scale(int64_t row, int64_t g) const { return scales[static_cast<size_t>(row * groups() + g)]; }
 
-  // Elements [begin, begin + out.size()) in row-major order. Cost: one multiplication each.
   void decode(int64_t begin, std::span<float> out) const;
-  // The full matrix in the byte layout of Packing: codec gptq, with these rows, columns and groups. Throws Error if
-  // groups do not divide a row, or if a row has an odd number of them.
+  // The byte layout of Packing with codec gptq. Throws Error if groups do not divide a row, or if a row has an odd
+  // number of them.
   std::vector<std::byte> packed() const;
-  // Appends the rows of `below`. Throws Error if columns or groups differ.
+  // Appends the rows of `below`, which must have equal columns and groups.
   void append(const Int4Matrix& below);
 };
 
-// Byte layout of a quantized matrix, for encoders and decoders.
+inline constexpr int64_t kScalesOfGroup = 256;  // nf4 scales quantized together
 
-inline constexpr int64_t kScalesOfGroup = 256;  // nf4 scales that are quantized together
-
-// Byte offsets in a shard with the given number of elements.
+// Byte offsets in a shard.
 struct Sections {
   int64_t codes, scales;
   Sections(const Packing& p, int64_t elements)
@@ -131,7 +118,7 @@ struct Sections {
 // First block, and first group of nf4 scales, of each matrix of a fused one.
 struct FusedBounds {
   std::vector<int64_t> first_blocks, first_groups;
-  int64_t groups = 0;  // total
+  int64_t groups = 0;
   explicit FusedBounds(const Packing& p);
   size_t of_block(int64_t block) const {
     size_t i = first_blocks.size() - 1;
@@ -141,8 +128,8 @@ struct FusedBounds {
 };
 
 namespace cuda {
-// dequantize() as a kernel, bitwise identical to the CPU: bytes and `out` on one GPU. Throws Error for more than
-// kMaxFused fused matrices. If nf4 has several runs, their table (16 bytes each) is copied before the kernel.
+// Bitwise identical to the CPU. Throws Error for more than kMaxFused fused matrices. Several nf4 runs require a copy of
+// their table, 16 bytes each, before the kernel.
 inline constexpr int kMaxFused = 4;
 void dequantize(const Packing& p, std::span<const ElementRun> runs, const Tensor& bytes, const Tensor& out);
 }  // namespace cuda

@@ -1,5 +1,5 @@
-// Steps of blockwise attention on one tile of keys x queries, shared by all CPU kernels: addressing, mask, softmax and
-// dropout; see tensor/ops/attention/attention.h.
+// Steps of blockwise attention (tensor/ops/attention/attention.h) on a tile of keys x queries, shared by all CPU
+// kernels.
 #pragma once
 #include <limits>
 
@@ -12,7 +12,6 @@ namespace tessera::cpu {
 
 inline constexpr int64_t kBlock = 64;  // keys per tile, and queries unless there are only a few
 
-// Matrix view with contiguous rows.
 template <class T>
 struct Rows {
   T* data;
@@ -25,7 +24,7 @@ Rows<T> tile_rows(const Tensor& t, int64_t b, int64_t h, int64_t row) {
   return {t.data<Plain>() + b * t.strides()[0] + row * t.strides()[1] + h * t.strides()[2], t.strides()[1]};
 }
 
-// Copies rows x d values into a zero-padded tile (padded_rows x ld), converted to A and scaled.
+// Copies rows x d values into a zero-padded tile (padded_rows x ld), scaled.
 template <class A, class T>
 void load_tile(A* tile, int64_t padded_rows, int64_t ld, Rows<const T> from, int64_t rows, int64_t d, A factor) {
   vectorized([=] {
@@ -55,12 +54,11 @@ void store_rows(Rows<T> to, const A* tile, int64_t ld, int64_t rows, int64_t d) 
   });
 }
 
-// Position of a row of one head.
 struct HeadRow {
   int64_t b, h, row;
 };
 
-// Stores rows of a tile in `to`, whose dtype is T or the tile's.
+// Stores rows of a tile in `to`, of dtype T or A.
 template <class T, class A>
 void store_head(const Tensor& to, const HeadRow& at, const A* tile, int64_t ld, int64_t rows) {
   if (to.dtype() == kDTypeOf<A>)
@@ -69,7 +67,7 @@ void store_head(const Tensor& to, const HeadRow& at, const A* tile, int64_t ld, 
     store_rows<A, T>(tile_rows<T>(to, at.b, at.h, at.row), tile, ld, rows, to.dim(3));
 }
 
-// First visible key of each query, relative to key 0 of the problem: the later of first[i] - offset (documents) and
+// First visible key of each query, relative to the problem's key 0: the later of first[i] - offset (documents) and
 // begin + i (window).
 struct QueryStarts {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::min() / 2;
@@ -96,11 +94,11 @@ inline QueryStarts starts_at(const AttentionProblem& p, int64_t b, int64_t query
   return out;
 }
 
-// Visible elements of a tile: key j < keys and query i with j <= i + diagonal, where j is not before the query's start.
+// Visible: key j < keys and query i with j <= i + diagonal, where j is not before the query's start.
 struct TileMask {
-  int64_t keys;      // valid keys of the tile
-  int64_t diagonal;  // query i attends to key j if j <= i + diagonal
-  int64_t key0;      // position of the tile's key 0 in the problem
+  int64_t keys;  // valid keys of the tile
+  int64_t diagonal;
+  int64_t key0;  // position of the tile's key 0
   QueryStarts starts;
   bool whole(int64_t block) const { return keys == block && diagonal >= block - 1; }
 };
@@ -118,8 +116,8 @@ void mask_tile(A* scores, int64_t width, const TileMask& mask) {
     for (int64_t j = 0; j < std::min(kBlock, mask.starts.of(i) - mask.key0); ++j) scores[j * width + i] = kNone;
 }
 
-// One step of the online softmax over keys: scores become exp(s - max); `shrink` receives the correction factors of
-// each query's earlier sums and outputs. A query without keys so far has a maximum of -infinity.
+// One step of the online softmax: scores become exp(s - max); `shrink` receives the correction factors of earlier sums
+// and outputs. A query without keys so far has a maximum of -infinity.
 template <class A>
 void softmax_tile(A* scores, int64_t width, A* max, A* sum, A* shrink) {
   vectorized([=] {
@@ -153,15 +151,13 @@ void probability_tile(A* scores, int64_t width, const A* lse) {
   });
 }
 
-// Log-sum-exp of query i of `queries`; infinity for padding and for a query without keys, so that every probability is
-// 0.
+// Infinity for padding and queries without keys, so that every probability is 0.
 template <class A>
 A lse_or_none(const A* lse, int64_t i, int64_t queries) {
   constexpr A kInfinity = std::numeric_limits<A>::infinity();
   return i >= queries || lse[i] == -kInfinity ? kInfinity : lse[i];
 }
 
-// dscores = p (dp - delta), overwriting dp.
 template <class A>
 void score_gradient_tile(A* dp, const A* p, int64_t width, const A* delta) {
   vectorized([=] {
@@ -171,7 +167,6 @@ void score_gradient_tile(A* dp, const A* p, int64_t width, const A* delta) {
   });
 }
 
-// Rounds the elements to T, the input dtype of a matmul.
 template <class T, class A>
 void round_tile(A* tile, int64_t n) {
   if constexpr (!std::is_same_v<T, A>)
@@ -180,7 +175,7 @@ void round_tile(A* tile, int64_t n) {
     });
 }
 
-// Dot products of n rows of d elements, in sixteen lanes.
+// In sixteen lanes.
 template <class A, class T>
 void output_dots(A* dots, Rows<const T> a, Rows<const T> b, int64_t n, int64_t d) {
   vectorized([=] {
@@ -203,16 +198,16 @@ inline TileMask mask_at(const AttentionProblem& p, int64_t b, int64_t key0, int6
   return {std::min(kBlock, p.tk - key0), p.options.causal ? query0 + p.offset() - key0 : p.tk, key0,
           starts_at(p, b, query0, kBlock)};
 }
-// First key of the first block in which any of these queries sees a key.
+// First key of the first block that any of these queries sees.
 inline int64_t first_block(const QueryStarts& starts) {
   return std::max<int64_t>(starts.min_start(), 0) / kBlock * kBlock;
 }
-// Number of keys up to the last one visible to `queries` queries starting at query0.
+// Keys up to the last one visible to these queries.
 inline int64_t visible_keys(const AttentionProblem& p, int64_t query0, int64_t queries) {
   return p.options.causal ? std::min(p.tk, query0 + queries + p.offset()) : p.tk;
 }
 
-// Dropout factors of a tile of keys x queries: 1 / (1 - p), or 0 for dropped elements.
+// Dropout factors: 1 / (1 - p), or 0.
 template <class A>
 void dropout_tile(A* keep, int64_t width, const AttentionProblem& p, int64_t b, int64_t h, int64_t key0,
                   int64_t query0) {
@@ -234,7 +229,7 @@ void dropout_tile(A* keep, int64_t width, const AttentionProblem& p, int64_t b, 
 
 inline int64_t lanes_up(int64_t n, int64_t lanes) { return (n + lanes - 1) / lanes * lanes; }
 
-// Workspace of one task, suballocated from one block.
+// Workspace of one task.
 template <class A>
 struct Buffer {
   explicit Buffer(const Tensor& owner, int64_t elements)
@@ -248,7 +243,7 @@ struct Buffer {
   A* at;
 };
 
-// One Buffer per thread of split(tasks, 1, ...).
+// One Buffer per thread.
 template <class A>
 class Buffers {
  public:
@@ -265,18 +260,16 @@ class Buffers {
   Buffer<A> all_;
 };
 
-// bfloat16 attention with matrix instructions: the algorithm of tensor/ops/attention/attention.h with each 64 x 64
-// matmul as four blocks, computed by AMX tiles or AVX512_BF16 pair products. Scores and sums are float32; probabilities
-// and their gradients are rounded to bfloat16 as matmul inputs, as in the other kernels.
+// bfloat16 attention on AMX tiles or AVX512_BF16 pair products, with each 64 x 64 matmul as four blocks. Scores and
+// sums are float32; probabilities and their gradients are rounded as matmul inputs, as in the other kernels.
 
-// Whether the functions below support a call: bfloat16, a CPU with such instructions, and enough queries to fill a
-// block.
+// bfloat16, a CPU with such instructions, and enough queries to fill a block.
 bool supports_bf16_attention(const AttentionProblem& p);
 
 void bf16_attention(const AttentionProblem& p, const AttentionResult& result);
 void bf16_attention_backward(const AttentionProblem& p, const Tensor& dout, const AttentionResult& forward,
                              const AttentionGradients& gradients);
-#ifndef __x86_64__  // other architectures have no such instructions
+#ifndef __x86_64__
 inline bool supports_bf16_attention(const AttentionProblem& /*p*/) { return false; }
 inline void bf16_attention(const AttentionProblem&, const AttentionResult&) { std::abort(); }
 inline void bf16_attention_backward(const AttentionProblem&, const Tensor&, const AttentionResult&,

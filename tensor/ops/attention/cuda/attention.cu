@@ -77,7 +77,6 @@ Tensor compute_stats(const AttentionProblem& p, const Tensor& dout, const Attent
   return stats;
 }
 
-// Merging, with one warp per query and head.
 template <class T>
 struct Merge {
   Result<T> into, part;

@@ -1,4 +1,4 @@
-// Code shared by all attention kernels: operands, sizes, mask, and counter-based dropout.
+// Shared by all attention kernels.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -26,12 +26,12 @@ HeadRows<T> count_heads(const Tensor& t) {
           t.strides()[2]};
 }
 
-// A result in the operands' dtype or their accumulation dtype.
+// In the operands' dtype or their accumulation dtype.
 template <class T>
 struct Result {
   using A = Accumulate<T>;
   T* narrow = nullptr;
-  A* wide = nullptr;  // exactly one of the two is set
+  A* wide = nullptr;  // one of the two is set
   int64_t batch = 0, row = 0, head = 0;
   __device__ void put(int64_t at, A value) const {
     if (wide)
@@ -53,7 +53,7 @@ Result<T> collect_result(const Tensor& t) {
   return r;
 }
 
-// Sizes of at most 2^30, so that kernels can use 32-bit arithmetic.
+// At most 2^30, for 32-bit arithmetic.
 struct AttentionSizes {
   int batch = 0, tq = 0, tk = 0, heads = 0, d = 0;
   int key_heads = 0, group = 1;  // heads = key_heads * group
@@ -61,14 +61,14 @@ struct AttentionSizes {
 
   constexpr int offset() const { return tk - tq; }  // last key visible to query 0
   constexpr bool sees(int query, int key) const { return key < tk && (!causal || key <= query + offset()); }
-  // Number of keys up to the last one visible to `queries` queries starting at query0.
+  // Keys up to the last one visible to these queries.
   constexpr int visible_keys(int query0, int queries) const {
     const int seen = query0 + queries + offset();
     return causal && seen < tk ? seen : tk;
   }
   // The first query that sees a key at or after key0.
   constexpr int first_query(int key0) const { return causal && key0 > offset() ? key0 - offset() : 0; }
-  // Index of a query in a tensor (B, H, Tq).
+  // In a tensor (B, H, Tq).
   constexpr int64_t index(int b, int h, int query) const { return (int64_t{b} * heads + h) * tq + query; }
 };
 
@@ -88,20 +88,20 @@ inline AttentionSizes attention_sizes(const AttentionProblem& p) {
           .causal = p.options.causal};
 }
 
-// First visible key of each query (AttentionOptions::starts and window), relative to key 0 of the problem.
+// First visible key of each query, relative to the problem's key 0.
 struct QueryStarts {
   static constexpr int kNone = -(1 << 30);
   const int32_t* first = nullptr;  // null: no documents
   int64_t row = 0;                 // stride between sequences
   int offset = 0, queries = 0;
-  int begin = kNone;  // window start of query 0; increases by one per query
+  int begin = kNone;  // window start of query 0; one later per query
 
   __host__ __device__ bool any() const { return first || begin != kNone; }
   __device__ int of(int b, int query) const {
     if (query >= queries || !any()) return 0;
     return std::max(first ? first[b * row + query] - offset : kNone, begin == kNone ? kNone : begin + query);
   }
-  // Minimum and maximum over `count` queries; computed by a full warp, and returned to all lanes.
+  // Over `count` queries, computed by a full warp.
   struct Bounds {
     int min_start = 0, max_start = 0;
   };
@@ -120,7 +120,7 @@ struct QueryStarts {
     }
     return {std::max(found.min_start, 0), found.max_start};
   }
-  // One past the last query that sees a key before `end`; computed by a full warp.
+  // One past the last query that sees a key before `end`; by a full warp.
   __device__ int last_query(int b, int end) const {
     if (!any()) return queries;
     int past = 0;
@@ -141,8 +141,7 @@ inline QueryStarts query_starts(const AttentionProblem& p) {
   return out;
 }
 
-// Dropout mask of probabilities, indexed by the element's global position (AttentionOptions); surviving ones are
-// multiplied by `up`.
+// Dropout by global position (AttentionOptions); survivors are multiplied by `up`.
 struct AttentionDropout {
   Philox random{0};
   uint64_t step = 0;
@@ -152,7 +151,7 @@ struct AttentionDropout {
   double up = 1;
   bool any = false;
 
-  // Mask of one query: element j is key j. Copies its inputs, so that the kernel's parameters stay in constant memory.
+  // Mask of one query. Copies its inputs, so that the kernel's parameters stay in constant memory.
   struct Row {
     Philox random;
     uint64_t step, first;
@@ -190,8 +189,8 @@ inline AttentionDropout make_dropout(const AttentionOptions& o) {
           .any = o.dropout > 0};
 }
 
-// Per-query statistics for the backward pass: the log-sum-exp times a factor, and delta, the dot product of dout and
-// out. Padding and queries without keys have an infinite lse, hence no probabilities: exp(x - infinity) = 0.
+// For the backward pass: log-sum-exp times a factor, and delta, the dot product of dout and out. Padding and queries
+// without keys have an infinite lse: exp(x - infinity) = 0.
 template <class A>
 struct SoftmaxStats {
   A lse, delta;
@@ -207,7 +206,7 @@ struct SoftmaxStatsView {
 };
 inline constexpr int kQueryPadding = 128;  // `padded` is a multiple of this for those kernels
 
-// Arguments of the backward pass; `stats` (B, H, padded, 2) contains SoftmaxStats.
+// `stats` (B, H, padded, 2) contains SoftmaxStats.
 struct BackwardProblem {
   const AttentionProblem& of;
   const Tensor &dout, &stats;
@@ -269,8 +268,7 @@ BackwardCall<T> backward_call(const BackwardProblem& p) {
           .starts = query_starts(p.of)};
 }
 
-// Tile of a head that a block processes: heads in order, and within each the tiles with the most work under a causal
-// mask first (the last queries, the first keys).
+// Tile of a block: heads in order, and within each the tiles with the most work under a causal mask first.
 struct TilePlace {
   int b, h, tile;
 
@@ -280,7 +278,6 @@ struct TilePlace {
   static __device__ TilePlace of_keys(const AttentionSizes& s, int tiles, int at) {
     return {at / tiles / s.key_heads, at / tiles % s.key_heads, at % tiles};
   }
-  // The keys for a tile of queries, and the queries of a group member for a tile of keys.
   __device__ TilePlace keys(const AttentionSizes& s) const { return {b, h / s.group, tile}; }
   __device__ TilePlace queries(const AttentionSizes& s, int member) const { return {b, h * s.group + member, tile}; }
 };

@@ -1,7 +1,7 @@
-// Attention with cuDNN: support checks and execution. Only in builds where kWithCudnn is true.
+// Attention with cuDNN, if kWithCudnn.
 //
-// A problem is a graph of operations that cuDNN's frontend compiles to one fused kernel (backward: a few). Graphs are
-// built once per problem and cached with the arena; cuDNN's own checks decide which problems it supports.
+// The frontend compiles a graph of operations to one fused kernel (backward: a few). Graphs are cached with the arena;
+// cuDNN's own checks decide what is supported.
 #pragma once
 #include <compare>
 
@@ -10,7 +10,6 @@
 
 namespace tessera::cuda {
 
-// Whether every row of (B, T, H, D) is aligned to 16 bytes.
 inline bool rows_are_aligned(const Tensor& t) {
   const int64_t size = element_size(t.dtype());
   bool all = reinterpret_cast<uintptr_t>(t.address()) % 16 == 0;
@@ -18,12 +17,11 @@ inline bool rows_are_aligned(const Tensor& t) {
   return all;
 }
 
-// Key of a graph: bfloat16 (B, T, H, D), keys and values with key_heads that divide H, equal numbers of queries and
-// keys under the causal mask, no dropout.
+// Key of a graph: bfloat16 (B, T, H, D), key_heads divide H, as many queries as keys under the causal mask, no dropout.
 struct FusedAttention {
   enum Operand : uint8_t { q, k, v, out, dout, dq, dk, dv };
   static constexpr int kForward = 4, kOperands = 8;  // the forward pass uses the first four
-  using Strides = std::array<int64_t, 3>;  // strides of batch, token and head, in elements; the last dim is contiguous
+  using Strides = std::array<int64_t, 3>;  // of batch, token and head, in elements; the last dim is contiguous
   int64_t batch = 0, queries = 0, keys = queries, heads = 0, key_heads = heads, d = 0;
   std::array<Strides, kOperands> strides{};
   float scale = 0;
@@ -35,7 +33,7 @@ struct FusedAttention {
   int64_t read_tokens(Operand which) const { return of_keys(which) ? keys : queries; }
 };
 
-// Causal attention of a GPT: packed qkv (B, T, (H + 2 K) D) and its packed gradient.
+// A GPT's packed qkv (B, T, (H + 2 K) D) and its gradient.
 inline FusedAttention packed_problem(int64_t batch, int64_t tokens, const Heads& heads, int64_t d, bool backward) {
   const int64_t c = heads.query * d, all = heads.packed() * d;
   const FusedAttention::Strides packed{tokens * all, all, d}, plain{tokens * c, c, d}, none{};
@@ -47,8 +45,8 @@ inline FusedAttention packed_problem(int64_t batch, int64_t tokens, const Heads&
   return p;
 }
 
-// A tile of ring attention (parallel/ring_attention.cpp): the last `queries` tokens of a packed qkv, and the first
-// `keys` of `tokens` in (B, T, 2 K, D), with keys and values adjacent; results are separate tensors.
+// A tile of ring attention (parallel/ring_attention.cpp): the last `queries` tokens of a packed qkv, the first `keys`
+// tokens of (B, T, 2 K, D), separate results.
 struct RingTile {
   int64_t batch, tokens, queries, keys;
   bool causal;
@@ -67,20 +65,20 @@ inline FusedAttention tile_problem(const RingTile& tile, const Heads& heads, int
   return p;
 }
 
-// Returns whether cuDNN ran the problem. If it is unsupported, or rows are not aligned to 16 bytes, nothing is queued
-// and the arena's KernelLog records the reason; under AttentionKernels::cudnn this is an Error.
+// Returns false, with nothing queued and the reason in KernelLog, if the problem is unsupported or rows are not aligned
+// to 16 bytes; under AttentionKernels::cudnn that is an Error.
 bool cudnn_attention(const AttentionProblem& problem, const AttentionResult& result);
 bool cudnn_attention_backward(const AttentionProblem& problem, const Tensor& dout, const AttentionResult& forward,
                               const AttentionGradients& gradients);
 
-std::string cudnn_version();  // "9.19.0", of the loaded library
-// Why a library of this version (91501 is 9.15.1) is not used; empty if it is. Before 9.15.1 kernels read out of bounds
-// if the number of tokens is not divisible by 128.
+std::string cudnn_version();  // "9.19.0": the loaded library
+// Why this version (91501 is 9.15.1) is not used; empty if it is. Before 9.15.1 kernels read out of bounds unless 128
+// divides the tokens.
 std::string cudnn_too_old(size_t version);
-// Why cuDNN cannot run the problem on the calling thread's GPU; empty if it can.
+// Why cuDNN cannot run the problem on the thread's GPU; empty if it can.
 std::string cudnn_refuses(const FusedAttention& problem);
-// Result of cuDNN's checks for a GPU that need not be present: compute capability `capability` (90 for 9.0), described
-// by `gpu` in cuDNN's JSON (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION).
+// For a GPU that need not be present: compute capability (90 for 9.0) and description in cuDNN's JSON
+// (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION).
 std::string cudnn_refuses(const FusedAttention& problem, int capability, std::string_view gpu);
 
 }  // namespace tessera::cuda

@@ -55,7 +55,6 @@ __device__ Factor<T> across(const T* rows, int64_t stride, int64_t count, int64_
 template <class A>
 using Sums = A[kMicro][kMicro];
 
-// First row and column of this thread's accumulators in a tile.
 __device__ inline int first_row() { return static_cast<int>(threadIdx.x) / (kTile / kMicro) * kMicro; }
 __device__ inline int first_column() { return static_cast<int>(threadIdx.x) % (kTile / kMicro) * kMicro; }
 
@@ -149,8 +148,6 @@ __device__ void put_sums(const Result<T>& to, const TilePlace& at, const Sums<Ac
       if (row0 + first_row() + r < rows && column0 + first_column() + c < d)
         to.put(to.at(at.b, at.h, row0 + first_row() + r) + column0 + first_column() + c, sums[r][c]);
 }
-
-// Kernels for every dtype, head dim and alignment.
 
 namespace {
 

@@ -39,7 +39,6 @@ struct FourTiles {
   }
 };
 
-// Statistics of a lane's query rows.
 template <int R>
 struct Rows {
   Stats of[R][2];

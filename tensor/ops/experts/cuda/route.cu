@@ -389,7 +389,7 @@ void combine_rows_backward(const CombineGrads& out, const Tensor& dy, const Tens
         .rows = rows.device_data<T>(),
         .weights = weights.device_data<A>(),
         .dweights = out.weights.device_data<A>(),
-        .choices = make_rows<T>(place.numel(), dy.dim(-1))};
+        .choices = partition_rows<T>(place.numel(), dy.dim(-1))};
     const bool whole = is_vectorizable<T>(dy.dim(-1), f.dy, f.rows, f.to.rows);
     launch(context(dy), "combine_rows_backward", f.choices.grid(),
            whole ? combine_backward_kernel<T, true> : combine_backward_kernel<T, false>, f);

@@ -1,6 +1,5 @@
-// Grouped GEMM on a GPU: code shared by the kernels of all dtypes. A line is a row of the left operand or a column of
-// the right one; each output element is the dot product of two lines over the inner dim. A launch computes the tiles of
-// all groups, one after another; a block searches for its tile.
+// Grouped GEMM on a GPU, shared by all dtypes. A line is a row of the left or a column of the right operand; an output
+// element is the dot product of two lines. A launch computes the tiles of all groups; a block searches for its tile.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -11,7 +10,7 @@
 
 namespace tessera::cuda {
 
-inline constexpr int kMaxGroups = 192;  // maximum groups per launch
+inline constexpr int kMaxGroups = 192;
 
 // `left` and `other` span all groups, `own` is a matrix per group. `left` is the left operand. For weight gradients
 // `other` is the right operand and `own` the output; otherwise the other way round.
@@ -27,7 +26,6 @@ struct GroupedCall {
 };
 static_assert(sizeof(GroupedCall<float, float, true>) <= 4096, "kernel parameters are limited to 4 KiB on some GPUs");
 
-// Operands and output of one group.
 template <class T, class Out>
 struct GroupOperands {
   const T *left, *right;
@@ -46,7 +44,7 @@ __device__ GroupOperands<T, Out> load_factors(const GroupedCall<T, Out, kOfWeigh
     return {left, call.own[group], other, rows, call.other_width, call.left_width, false};
 }
 
-// Origin of a block's tile. Adjacent blocks share the lines of the right operand.
+// Adjacent blocks share the lines of the right operand.
 struct GroupTile {
   int group, row, column;
 };
@@ -68,8 +66,8 @@ inline int64_t tiles_in(GemmKind which, const GemmGroup& group, const Tensor& le
   return blocks_for(of_weights ? left.dim(1) : group.rows, tile) * blocks_for(other.dim(1), tile);
 }
 
-// Whether to use tiles of half the side: larger tiles would leave multiprocessors idle, or more than a quarter of their
-// area would be outside the matrices. Results are bitwise identical for both.
+// Use tiles of half the side if larger ones would leave multiprocessors idle, or more than a quarter of their area
+// outside the matrices. Results are bitwise identical.
 inline bool small_tiles(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups,
                         int64_t large) {
   constexpr int64_t kFewBlocks = 128;
@@ -107,7 +105,7 @@ void for_each_launch(GemmKind which, const Tensor& left, const Tensor& other, co
   }
 }
 
-// Calls f(whether a line of the left operand is contiguous, whether one of the right operand is).
+// Calls f(lines of the left operand are contiguous, lines of the right one are).
 template <class F>
 void with_lines(GemmKind which, const F& f) {
   if (which == GemmKind::forward)
@@ -118,7 +116,6 @@ void with_lines(GemmKind which, const F& f) {
     f(std::false_type{}, std::false_type{});
 }
 
-// Tensor-core version (rows_bf16.cu).
 void grouped_gemm_bf16(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups);
 
 }  // namespace tessera::cuda

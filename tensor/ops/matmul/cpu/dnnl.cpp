@@ -13,7 +13,6 @@ memory::data_type to_dnnl_type(DType t) {
   return t == DType::bfloat16 ? memory::data_type::bf16 : memory::data_type::f32;
 }
 
-// Cache key of a compiled primitive.
 struct Key {
   int64_t m, n, k, a_row, a_col, b_row, b_col, out_row;
   DType in, out, bias;

@@ -1,4 +1,4 @@
-// The CPU's four GEMM implementations, from which tensor/ops/matmul/matmul.cpp selects.
+// The CPU's GEMMs, from which tensor/ops/matmul/matmul.cpp selects.
 #pragma once
 #include <cstdlib>
 
@@ -9,46 +9,44 @@ namespace tessera::cpu {
 
 using Packed = PackedWeights::Packed;
 
-// oneDNN, for float32 and bfloat16. It compiles a kernel for each shape at run time for the available instruction set
-// (AVX2, AVX-512, AMX); kernels are cached per rank. Only dnnl.cpp includes its header, and compiles with versions 2.6
-// and 3.x.
+// oneDNN, for float32 and bfloat16. It compiles a kernel per shape for the available instruction set (AVX2, AVX-512,
+// AMX), cached per rank. Only dnnl.cpp includes its header (versions 2.6 and 3.x).
 //
-// out (M, N) = a (M, K) b (K, N) + bias (N). Views a and b have any strides, one of which is 1; out has contiguous
-// rows. a and b have the same dtype, float32 or bfloat16; out has that dtype or float32; bias is undefined or has out's
-// dtype. Accumulates in float32 and rounds once. Cost: 2 M N K FLOPs.
+// out (M, N) = a (M, K) b (K, N) + bias (N). Views a and b have one stride of 1, out has contiguous rows. a and b have
+// the same dtype, float32 or bfloat16; out has that dtype or float32; bias is undefined or has out's dtype. Accumulates
+// in float32 and rounds once. Cost: 2 M N K FLOPs.
 void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias);
-// As above with b packed; packs it first if `packed` is empty or stale. If the packed layout would pad a weight to more
-// than twice its size, b is used unpacked, and `packed` stays empty.
+// Packs b first if `packed` is empty or stale. If packing would more than double a weight's size, b is used unpacked,
+// and `packed` stays empty.
 void dnnl_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed& packed);
 
-// Tessera's AMX kernel for bfloat16. oneDNN 2.6 reaches a third of the tiles' peak on the matmuls of a training step
-// and packs weights at 2 GB/s; this kernel reaches more than twice that (docs/measurements.md). Accumulates along the
-// inner dim in order, in tiles of 32, independently of the number of threads.
+// AMX kernel for bfloat16: more than twice as fast as oneDNN 2.6, which reaches a third of the tiles' peak in training
+// and packs weights at 2 GB/s (docs/measurements/cpu_training.md). Accumulates along the inner dim in order, in tiles
+// of 32, independently of threads.
 //
-// Whether it supports these operands: bfloat16, a CPU with AMX, and not too small to fill a tile.
+// Supports bfloat16 on a CPU with AMX, unless too small to fill a tile.
 bool amx_supports(const Tensor& a, const Tensor& b);
-// Contract as dnnl_matmul(). `packed`, if given, caches b in tiles until its version changes.
+// As dnnl_matmul(). `packed`, if given, caches b in tiles until its version changes.
 void amx_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias, Packed* packed);
-#ifndef __x86_64__  // other architectures have no tiles
+#ifndef __x86_64__
 inline bool amx_supports(const Tensor& /*a*/, const Tensor& /*b*/) { return false; }
 inline void amx_matmul(Tensor&, const Tensor&, const Tensor&, const Tensor&, Packed*) { std::abort(); }
 #endif
 
-// Tessera's kernel for few rows, as in decoding. Such matmuls are bound by memory bandwidth, and oneDNN 2.6 first
-// copies the weight into its layout, whereas this kernel reads it once, in place. An element's bits depend neither on
-// threads, nor on other rows, nor on the instruction set.
+// Few rows, as in decoding, are bound by memory bandwidth: oneDNN 2.6 first copies the weight into its layout, whereas
+// this kernel reads it once, in place. Results do not depend on threads, other rows or the instruction set.
 //
-// Whether it supports these operands of equal dtype: at most 8 rows, both contiguous along the inner dim.
+// Supports operands of equal dtype with at most 8 rows, both contiguous along the inner dim.
 bool few_rows_supports(const Tensor& a, const Tensor& b);
-// Contract as dnnl_matmul(), except that it accumulates along the inner dim in sixteen lanes.
+// As dnnl_matmul(), but accumulates along the inner dim in sixteen lanes.
 void few_rows_matmul(Tensor& out, const Tensor& a, const Tensor& b, const Tensor& bias,
                      InstructionSet isa = instruction_set());
 
-// Micro-kernel of Tessera's GEMMs: C (+)= A B on tiles in cache.
+// Micro-kernel: C (+)= A B on tiles in cache.
 //
-// A is read one scalar at a time, so it may have any strides (a transpose costs nothing); B and C are row-major with
-// contiguous rows. Each element of C is one chain of fused multiply-adds in order of k, so its bits depend neither on
-// its position, nor on the instruction set, nor on threads.
+// A may have any strides (a transpose costs nothing); B and C are row-major with contiguous rows. Each element of C is
+// one chain of fused multiply-adds in order of k, so its bits depend neither on position, nor on the instruction set,
+// nor on threads.
 
 // Elements per 64-byte vector; a tile's n is a multiple of it.
 template <class T>
@@ -60,16 +58,15 @@ struct Strided {
   int64_t row, col;  // strides
 };
 
-// C (m x n) = A (m x k) B (k x n), or += with `accumulate`. n is a multiple of kLanes<T>; T is float or double. All
-// instruction sets give bitwise identical results; tests may pass another one than the best.
+// C (m x n) = A (m x k) B (k x n), or += with `accumulate`, for float and double; n is a multiple of kLanes<T>. All
+// instruction sets give bitwise identical results.
 template <class T>
 void tile_gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, const T* b, int64_t ldb, T* c, int64_t ldc,
                bool accumulate, InstructionSet isa = instruction_set());
 
-// Tessera's GEMM: for float64, which no library supports and verification uses, and for any number of rows in float32
-// (tensor/ops/experts/experts.h). C (m x n, row stride ldc) = A (m x k) B (k x n), all operands of any strides. Threads
-// split the rows and columns of C, never k, so an element's bits depend neither on threads nor on other rows. Cost: 2 m
-// n k FLOPs; B is copied once in panels.
+// For float64, which no library supports, and for any number of rows in float32 (tensor/ops/experts/experts.h). C (m x
+// n, row stride ldc) = A (m x k) B (k x n), any strides. Threads split rows and columns of C, never k, so an element's
+// bits depend neither on threads nor on other rows. Cost: 2 m n k FLOPs; B is copied once in panels.
 template <class T>
 void gemm(int64_t m, int64_t n, int64_t k, Strided<T> a, Strided<T> b, T* c, int64_t ldc);
 

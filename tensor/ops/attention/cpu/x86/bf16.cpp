@@ -11,7 +11,6 @@ namespace tessera::cpu {
 inline constexpr int64_t kPair = 2 * kTileElements;
 inline constexpr int64_t kHalves = kBlock / kTileBlock;  // blocks of 32 in a tile of 64
 
-// Views of one (b, h) by (row, column): row-major, and transposed.
 inline Bf16View rows_run_on(Rows<const bfloat16> r) { return {r.data, r.stride, 1}; }
 inline Bf16View columns_run_on(Rows<const bfloat16> r) { return {r.data, 1, r.stride}; }
 
@@ -57,7 +56,6 @@ void tile_matmul(TileOperandA a, int64_t a_block, int64_t blocks, const bfloat16
 }
 // A as packed by pack_rows().
 inline TileOperandA packed_rows(const bfloat16* a) { return {a, kTileDepth, kPair, kTileElements}; }
-// A with rows of 64 elements.
 inline TileOperandA plain_rows(const bfloat16* a) { return {a, kBlock, kTileDepth, kTileRows * kBlock}; }
 
 // Rounds 64 x 64 float32 values to bfloat16, row by row.
@@ -115,7 +113,7 @@ constexpr int64_t kAlignment = 512;  // floats: maximum padding that aligns each
 int64_t blocks_in(int64_t n) { return (n + kBlock - 1) / kBlock; }
 int64_t count_depth_tiles(int64_t d) { return (d + kTileDepth - 1) / kTileDepth; }
 
-// Workspace of one thread, suballocated at multiples of 64 bytes.
+// Workspace of one thread, aligned to 64 bytes.
 class Memory {
  public:
   explicit Memory(float* at) : at_(reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(at) + 63) / 64 * 64)) {}
@@ -301,7 +299,7 @@ class PairedBackward {
     }
   }
 
-  // One block of keys and one of queries; tiles are keys x queries.
+  // Tiles are keys x queries.
   void pair(int64_t b, int64_t h, int64_t key0, int64_t query0) {
     const int64_t at = query0 * dp_;
     tile_matmul<By>(packed_rows(key_rows_), deep_ * kPair, kHalves, query_t_ + at, kHalves, deep_, scores_, kBlock,

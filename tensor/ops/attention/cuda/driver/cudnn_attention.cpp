@@ -81,7 +81,6 @@ std::shared_ptr<Graph> make_graph(const FusedAttention& p, int capability = 0) {
   return graph;
 }
 
-// The reason why cuDNN refused; empty on success.
 std::string refusal_in(frontend::error_t answer) {  // its member functions are not const
   if (!answer.is_bad()) return "";
   const std::string line = first_line(answer.get_message());
@@ -98,7 +97,6 @@ std::string refusal(Graph& graph, cudnnHandle_t library) {
   return why;
 }
 
-// As refusal(), and then compiles the kernels.
 std::string refusal_or_build(Graph& graph, cudnnHandle_t library) {
   std::string why = refusal(graph, library);
   if (!why.empty()) return why;
@@ -186,7 +184,6 @@ FusedAttention::Strides matrix_strides(const Tensor& t) {
   return strides;
 }
 
-// Graph key and operand addresses.
 std::pair<FusedAttention, Pointers> make_call(const std::vector<const Tensor*>& operands, const Tensor& lse,
                                               const AttentionProblem& of) {
   FusedAttention p{.batch = of.batch,
