@@ -38,12 +38,12 @@ __global__ void flat_kernel(F f, int64_t n, Y* y, const X*... x) {
   constexpr int kN = kPerThread<Y, X...>;
   const int64_t first = global_thread() * kN;
   if (first + kN <= n) {
-    const auto whole = [&](const Packed<X, kN>&... in) {
+    const auto apply_vector = [&](const Packed<X, kN>&... in) {
       Packed<Y, kN> out;
       for (int k = 0; k < kN; ++k) out.v[k] = f(in.v[k]...);
       store(y + first, out);
     };
-    whole(load<kN>(x + first)...);
+    apply_vector(load<kN>(x + first)...);
   } else {
     for (int64_t i = first; i < n; ++i) y[i] = f(x[i]...);
   }

@@ -212,9 +212,9 @@ RowLosses cross_entropy(const Tensor& logits, const Tensor& targets) {
     using T = decltype(t);
     RowLosses out = room_for(logits, logits.dim(0), kDTypeOf<Accumulate<T>>);
     const Logits<T> f = compute_logits<T>(logits, targets, {});
-    const bool whole = is_vectorizable<T>(logits.dim(1), f.x);
+    const bool vectorized = is_vectorizable<T>(logits.dim(1), f.x);
     launch(context(logits), "cross_entropy", f.rows.grid(),
-           whole ? cross_entropy_kernel<T, true> : cross_entropy_kernel<T, false>, f, make_scores<T>(out));
+           vectorized ? cross_entropy_kernel<T, true> : cross_entropy_kernel<T, false>, f, make_scores<T>(out));
     sums("cross_entropy", out.totals, out.losses);
     return out;
   });
@@ -247,9 +247,9 @@ void multiply_by(const Tensor& x, const Tensor& times) {
     using T = decltype(t);
     const Rows rows{x.dim(0), static_cast<int>(x.dim(1))};
     T* const to = x.device_data<T>();
-    const bool whole = is_vectorizable<T>(x.dim(1), to);
+    const bool vectorized = is_vectorizable<T>(x.dim(1), to);
     launch(context(x), "cross_entropy_backward", {.blocks = std::min(rows.count, kBlocks)},
-           whole ? times_kernel<T, true> : times_kernel<T, false>, to, rows, times.device_data<double>());
+           vectorized ? times_kernel<T, true> : times_kernel<T, false>, to, rows, times.device_data<double>());
   });
 }
 
@@ -261,9 +261,9 @@ void cross_entropy_backward(const Tensor& dlogits, const Scored& of, const Gradi
     const Gradient<T> f{compute_logits<T>(of.logits, of.targets, part), of.lse.device_data<A>(),
                         dlogits.device_data<T>(), scale.number,
                         scale.times.defined() ? scale.times.device_data<double>() : nullptr};
-    const bool whole = is_vectorizable<T>(dlogits.dim(1), f.of.x, f.dx);
+    const bool vectorized = is_vectorizable<T>(dlogits.dim(1), f.of.x, f.dx);
     launch(context(dlogits), "cross_entropy_backward", f.of.rows.grid(),
-           whole ? cross_entropy_backward_kernel<T, true> : cross_entropy_backward_kernel<T, false>, f);
+           vectorized ? cross_entropy_backward_kernel<T, true> : cross_entropy_backward_kernel<T, false>, f);
   });
 }
 
@@ -324,8 +324,8 @@ void row_max_or_sum(const char* op, const Tensor& out, const Tensor& x, const Te
     using A = Accumulate<T>;
     const Rows rows = partition_rows<T>(x.dim(0), x.dim(1), kPartsEach);
     const T* const from = x.device_data<T>();
-    const bool whole = is_vectorizable<T>(x.dim(1), from);
-    launch(context(x), op, rows.grid(), whole ? row_kernel<T, true> : row_kernel<T, false>, from, rows,
+    const bool vectorized = is_vectorizable<T>(x.dim(1), from);
+    launch(context(x), op, rows.grid(), vectorized ? row_kernel<T, true> : row_kernel<T, false>, from, rows,
            max ? max->device_data<A>() : nullptr, out.device_data<A>());
   });
 }

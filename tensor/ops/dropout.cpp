@@ -55,16 +55,16 @@ Tensor dropout(Tensor&& x_any, double p, const DropoutTile& tile) {
   x_any = Tensor();
   if (p == 0) return x;
   Tensor y = x.unique() ? x : x.make(x.shape());
-  DropoutTile whole = tile;
-  if (whole.tokens_total <= 0) whole.tokens_total = tokens;
-  if (whole.channels_total <= 0) whole.channels_total = c;
+  DropoutTile resolved = tile;
+  if (resolved.tokens_total <= 0) resolved.tokens_total = tokens;
+  if (resolved.channels_total <= 0) resolved.channels_total = c;
   const auto on_gpu = [&] {
     const Tensor positions =
         tile.positions.empty() ? Tensor() : Tensor::constant<int64_t>(tile.positions, {tokens}, x.arena());
-    cuda::dropout(y, x, p, whole, positions.defined() ? &positions : nullptr);
+    cuda::dropout(y, x, p, resolved, positions.defined() ? &positions : nullptr);
   };
   on_device(
-      x.device(), [&] { dropout_on_cpu(y, x, p, whole); }, on_gpu);
+      x.device(), [&] { dropout_on_cpu(y, x, p, resolved); }, on_gpu);
   return y;
 }
 

@@ -224,9 +224,9 @@ void embedding_backward(const Tensor& sums, const Tensor& dy, const Tensor& ids,
                         .c = static_cast<int>(sums.dim(1)),
                         .shift = std::countr_zero(std::bit_ceil(static_cast<uint64_t>(blocks))),
                         .own = own_rows(sums, part)};
-    const bool whole = is_vectorizable<T>(f.c, f.dy, f.sums);
+    const bool vectorized = is_vectorizable<T>(f.c, f.dy, f.sums);
     launch(context(dy), "embedding_backward", {.blocks = std::min(vocab, int64_t{1} << f.shift)},
-           whole ? embedding_backward_kernel<T, true> : embedding_backward_kernel<T, false>, f);
+           vectorized ? embedding_backward_kernel<T, true> : embedding_backward_kernel<T, false>, f);
   });
 }
 

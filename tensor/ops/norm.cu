@@ -194,9 +194,9 @@ void norm(const NormOperands& operands, const Normed& to, double eps) {
                        .rstd = to.rstd.device_data<A>(),
                        .eps = static_cast<A>(eps),
                        .rows = partition_rows<T>(x.numel() / c, c)};
-    const bool whole = is_vectorizable<T>(c, f.x, f.added, f.gamma, f.beta, f.sum, f.y);
+    const bool vectorized = is_vectorizable<T>(c, f.x, f.added, f.gamma, f.beta, f.sum, f.y);
     launch(context(x), f.added ? "add_norm" : "norm", f.rows.grid(),
-           whole ? norm_kernel<T, true> : norm_kernel<T, false>, f);
+           vectorized ? norm_kernel<T, true> : norm_kernel<T, false>, f);
   });
 }
 
@@ -230,9 +230,10 @@ void norm_backward(const Tensor& dx, const NormOperands& operands, const Tensor&
                         .runs = partition_rows<T>(runs, c, kHeld, kBackwardThreads),
                         .rows = n,
                         .together = together};
-    const bool whole = is_vectorizable<T>(c, f.dy, f.x, f.gamma, f.residual, f.dx, f.by_gamma, f.by_beta, f.by_sum);
+    const bool vectorized =
+        is_vectorizable<T>(c, f.dy, f.x, f.gamma, f.residual, f.dx, f.by_gamma, f.by_beta, f.by_sum);
     launch(context(x), "norm_backward", f.runs.grid(),
-           whole ? norm_backward_kernel<T, true> : norm_backward_kernel<T, false>, f);
+           vectorized ? norm_backward_kernel<T, true> : norm_backward_kernel<T, false>, f);
     if (!to.empty()) add_parts<A>("norm_backward", std::span(to), parts);
   });
 }

@@ -113,10 +113,10 @@ Tensor rotate(Tensor&& x_any, const RopeArgs& turn) {
   Tensor x = x_any.contiguous();
   x_any = Tensor();
   Tensor y = x.unique() ? x : x.make(x.shape());
-  RopeArgs whole = turn;
-  if (whole.positions.defined()) whole.positions = whole.positions.contiguous();
+  RopeArgs args = turn;
+  if (args.positions.defined()) args.positions = args.positions.contiguous();
   on_device(
-      x.device(), [&] { rotate_on_cpu(y, x, whole); }, [&] { cuda::rotate(y, x, whole); });
+      x.device(), [&] { rotate_on_cpu(y, x, args); }, [&] { cuda::rotate(y, x, args); });
   return y;
 }
 

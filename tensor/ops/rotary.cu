@@ -81,9 +81,9 @@ void rotate(const Tensor& y, const Tensor& x, const RopeArgs& turn) {
                         .heads = static_cast<int>(turn.heads),
                         .half = static_cast<int>(d / 2),
                         .sign = turn.back ? Accumulate<T>(-1) : Accumulate<T>(1)};
-    const bool whole = is_vectorizable<T>(std::gcd(d / 2, width), f.x, f.y, f.table);
+    const bool vectorized = is_vectorizable<T>(std::gcd(d / 2, width), f.x, f.y, f.table);
     launch(context(x), "rotate", {.blocks = blocks_for(f.rows * f.runs() * f.parts(), kThreads)},
-           whole ? rotate_kernel<T, true> : rotate_kernel<T, false>, f);
+           vectorized ? rotate_kernel<T, true> : rotate_kernel<T, false>, f);
     if (f.x != f.y && turned < width)
       y.narrow(2, turned, width - turned).copy_from(x.narrow(2, turned, width - turned));
   });

@@ -35,8 +35,8 @@ struct Operands {
   int64_t tq;
   Heads heads;
   Tensor part(int which) const {
-    const Tensor whole = packed.narrow(2, heads.begin(which), heads.count(which));
-    return which == 0 ? whole.narrow(1, whole.dim(1) - tq, tq) : whole;
+    const Tensor full = packed.narrow(2, heads.begin(which), heads.count(which));
+    return which == 0 ? full.narrow(1, full.dim(1) - tq, tq) : full;
   }
   Operands to(const ArenaPtr& arena) const { return {packed.to(arena), dout.to(arena), tq, heads}; }
 };
@@ -165,7 +165,7 @@ TEST_F(AttentionGpu, GroupGradientsAreSumsOverItsHeads) {
     constexpr int64_t kGroup = 3;
     const AttentionOptions o{.dropout = 0.2, .random = Philox(8), .heads_total = 2 * kGroup, .tokens_total = 150};
     const Operands x = operands(1, 150, 150, {2 * kGroup, 2}, c.d, c.dtype, 5).to(arena);
-    const Results whole = run(x, o, true);
+    const Results full = run(x, o, true);
     for (int64_t head = 0; head < 2; ++head) {
       Tensor dk = Tensor::zeros({1, 150, 1, c.d}, accum_dtype(c.dtype), arena), dv = dk.clone();
       for (int64_t h = head * kGroup; h < (head + 1) * kGroup; ++h) {
@@ -177,12 +177,12 @@ TEST_F(AttentionGpu, GroupGradientsAreSumsOverItsHeads) {
         Tensor dq = q.make(q.shape(), accum_dtype(c.dtype)), dk_one = dq.make(dq.shape()), dv_one = dq.make(dq.shape());
         attention_backward(dout, q, k, v, alone, one, dq, dk_one, dv_one);
         EXPECT_TRUE(
-            test::same_bits({alone.lse, dq}, {whole.forward.lse.narrow(1, h, 1), whole.parts.part(0).narrow(2, h, 1)}))
+            test::same_bits({alone.lse, dq}, {full.forward.lse.narrow(1, h, 1), full.parts.part(0).narrow(2, h, 1)}))
             << c.d << " head " << h;
         add_(dk, dk_one), add_(dv, dv_one);
       }
-      EXPECT_LE(apart(whole.parts.part(1).narrow(2, head, 1), dk), error_bound(accum_dtype(c.dtype))) << c.d;
-      EXPECT_LE(apart(whole.parts.part(2).narrow(2, head, 1), dv), error_bound(accum_dtype(c.dtype))) << c.d;
+      EXPECT_LE(apart(full.parts.part(1).narrow(2, head, 1), dk), error_bound(accum_dtype(c.dtype))) << c.d;
+      EXPECT_LE(apart(full.parts.part(2).narrow(2, head, 1), dv), error_bound(accum_dtype(c.dtype))) << c.d;
     }
   }
 }
@@ -194,19 +194,19 @@ TEST_F(AttentionGpu, RowBitsAreIndependentOfOtherRows) {
       AttentionOptions o{.dropout = dropout, .random = Philox(5)};
       o.tokens_total = 140;
       const Operands x = operands(2, 140, 140, {4, 2}, c.d, c.dtype, 1).to(arena);
-      const Results whole = run(x, o);
+      const Results full = run(x, o);
       for (const int64_t i : {0, 37, 63, 64, 139}) {
         const Operands row{x.packed.narrow(1, 0, i + 1), x.dout.narrow(1, i, 1), 1, x.heads};
         const Results alone = run(row, o);
-        EXPECT_TRUE(test::same_bits({alone.forward.out, alone.forward.lse, alone.parts.part(0)},
-                                    {whole.forward.out.narrow(1, i, 1), whole.forward.lse.narrow(2, i, 1),
-                                     whole.parts.part(0).narrow(1, i, 1)}))
+        EXPECT_TRUE(test::same_bits(
+            {alone.forward.out, alone.forward.lse, alone.parts.part(0)},
+            {full.forward.out.narrow(1, i, 1), full.forward.lse.narrow(2, i, 1), full.parts.part(0).narrow(1, i, 1)}))
             << c.d << " row " << i;
       }
       o.first_sequence = 1;
       const Results second = run({x.packed.narrow(0, 1, 1), x.dout.narrow(0, 1, 1), 140, x.heads}, o);
       EXPECT_TRUE(test::same_bits({second.forward.out, second.gradients},
-                                  {whole.forward.out.narrow(0, 1, 1), whole.gradients.narrow(0, 1, 1)}));
+                                  {full.forward.out.narrow(0, 1, 1), full.gradients.narrow(0, 1, 1)}));
     }
 }
 

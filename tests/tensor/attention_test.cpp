@@ -61,11 +61,11 @@ struct Tile {
   Span queries, keys;
   AttentionOptions options;
 
-  Tile(const AttentionOptions& whole, const Span& q, const Span& k) : queries(q), keys(k), options(whole) {
-    options.causal = whole.causal && k.begin + k.size > q.begin;
+  Tile(const AttentionOptions& full, const Span& q, const Span& k) : queries(q), keys(k), options(full) {
+    options.causal = full.causal && k.begin + k.size > q.begin;
     options.first_query = q.begin;
     options.first_key = k.begin;
-    if (whole.starts.defined()) options.starts = q.of(whole.starts);
+    if (full.starts.defined()) options.starts = q.of(full.starts);
   }
   AttentionResult attend(const Operands& x) const {
     const DType wide = accum_dtype(x.q.dtype());
@@ -107,8 +107,8 @@ void check_tiles(DType dtype, uint64_t trial) {
     return normal({b, chunks * n, shared ? heads : heads * group, d}, dtype, arena, 4 * trial + name);
   };
   const Operands x{make(0), make(1), make(2), make(3)};
-  const AttentionResult whole = attention(x.q, x.k, x.v, o);
-  const Gradients expected = x.gradients(whole, o), sums = x.zeros(accum_dtype(dtype));
+  const AttentionResult full = attention(x.q, x.k, x.v, o);
+  const Gradients expected = x.gradients(full, o), sums = x.zeros(accum_dtype(dtype));
   const std::string what = std::string(to_string(dtype)) + " trial " + std::to_string(trial);
   for (int64_t i = 0; i < chunks; ++i) {
     const int64_t last = o.causal ? i + 1 : chunks;
@@ -119,8 +119,8 @@ void check_tiles(DType dtype, uint64_t trial) {
     tiles.emplace_back(o, queries, Span{cut * n, (last - cut) * n});
     const AttentionResult merged = tiles[0].attend(x);
     if (tiles.size() > 1) merge_attention(merged, tiles[1].attend(x));
-    EXPECT_LE(apart(merged.out, queries.of(whole.out)), error_bound(dtype)) << what;
-    EXPECT_LE(apart(merged.lse, whole.lse.narrow(2, i * n, n)), error_bound(accum_dtype(dtype))) << what;
+    EXPECT_LE(apart(merged.out, queries.of(full.out)), error_bound(dtype)) << what;
+    EXPECT_LE(apart(merged.lse, full.lse.narrow(2, i * n, n)), error_bound(accum_dtype(dtype))) << what;
     const AttentionResult rounded{merged.out.to(dtype), merged.lse};
     for (const Tile& tile : tiles) tile.add_gradients(x, rounded, sums);
   }
@@ -151,12 +151,12 @@ TEST_F(AttentionGpu, MergedTilesMatchFullAttention) {
       const Operands x{packed.narrow(2, 0, 2), packed.narrow(2, 2, 1), packed.narrow(2, 3, 1), draw(2, 4)};
       const AttentionOptions o{.dropout = 0.25, .random = Philox(6), .tokens_total = kKeys};
       const Tile all(o, kQueries, {0, kKeys}), tiles[] = {{o, kQueries, {0, cut}}, {o, kQueries, {cut, kKeys - cut}}};
-      const AttentionResult whole = all.attend(x), merged = tiles[0].attend(x);
+      const AttentionResult full = all.attend(x), merged = tiles[0].attend(x);
       merge_attention(merged, tiles[1].attend(x));
-      EXPECT_LE(apart(merged.out, whole.out), error_bound(dtype));
-      EXPECT_LE(apart(merged.lse, whole.lse), error_bound(accum_dtype(dtype)));
+      EXPECT_LE(apart(merged.out, full.out), error_bound(dtype));
+      EXPECT_LE(apart(merged.lse, full.lse), error_bound(accum_dtype(dtype)));
       const Gradients expected = x.zeros(accum_dtype(dtype)), sums = x.zeros(accum_dtype(dtype));
-      all.add_gradients(x, {whole.out.to(dtype), whole.lse}, expected);
+      all.add_gradients(x, {full.out.to(dtype), full.lse}, expected);
       for (const Tile& tile : tiles) {
         tile.add_gradients(x, {merged.out.to(dtype), merged.lse}, sums);
         EXPECT_LE(apart(tile.keys.of(sums.dk), tile.keys.of(expected.dk)), error_bound(dtype));
@@ -246,7 +246,7 @@ TEST(Attention, TileDropoutMatchesFullDropout) {
   for (const DType dtype : {DType::float64, DType::bfloat16})
     for (uint64_t trial = 0; trial < 20; ++trial) {
       AttentionOptions o{.causal = false, .dropout = 0.5, .random = Philox(trial)};
-      const std::vector<bool> whole = kept(o, kTokens, kTokens, dtype);
+      const std::vector<bool> full = kept(o, kTokens, kTokens, dtype);
       const auto keys = static_cast<int64_t>(1 + Philox(9).below(kTokens, trial));
       const auto queries = static_cast<int64_t>(1 + Philox(10).below(static_cast<uint64_t>(keys), trial));
       o.first_key = static_cast<int64_t>(Philox(11).below(static_cast<uint64_t>(kTokens - keys + 1), trial));
@@ -255,7 +255,7 @@ TEST(Attention, TileDropoutMatchesFullDropout) {
       std::vector<bool> expected;
       for (int64_t i = 0; i < queries; ++i)
         for (int64_t j = 0; j < keys; ++j)
-          expected.push_back(whole[static_cast<size_t>((o.first_query + i) * kTokens + o.first_key + j)]);
+          expected.push_back(full[static_cast<size_t>((o.first_query + i) * kTokens + o.first_key + j)]);
       EXPECT_EQ(kept(o, queries, keys, dtype), expected) << to_string(dtype) << " trial " << trial;
     }
 }

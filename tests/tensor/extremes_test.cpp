@@ -302,15 +302,15 @@ void expect_merged(DType dtype, bool rounded, Extreme extreme, std::vector<int64
   const Tensor q = tensor(x.q, queries, dtype, arena), k = tensor(x.k, keys, dtype, arena),
                v = tensor(x.v, keys, dtype, arena);
   const DType wide = accum_dtype(dtype), out_dtype = rounded ? dtype : wide;
-  const AttentionResult whole{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq + 5}, wide).narrow(2, 3, s.tq)};
-  Tensor out = whole.out, lse = whole.lse;
+  const AttentionResult full{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq + 5}, wide).narrow(2, 3, s.tq)};
+  Tensor out = full.out, lse = full.lse;
   out.fill(0);
   lse.fill(-INFINITY);  // lse without keys
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     const int64_t begin = std::min(cuts[i], cuts[i + 1]), count = std::abs(cuts[i + 1] - cuts[i]);
     const AttentionResult part{q.make(queries, out_dtype), q.make({s.b, s.h, s.tq}, wide)};
     attention_into(q, k.narrow(1, begin, count), v.narrow(1, begin, count), {.causal = false}, part);
-    merge_attention(whole, part);
+    merge_attention(full, part);
   }
   const PlainAttention expected = attend_plainly(s, x);
   EXPECT_LE(row_difference(numbers(out), expected.out, s.d, 0.05), attention_bound(dtype));

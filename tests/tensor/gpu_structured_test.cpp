@@ -188,8 +188,8 @@ TEST_F(StructuredGpu, CrossEntropyOfFullAndShardedVocabMatchesCpu) {
       EXPECT_EQ(there.sum.item<double>(), there.loss_sum);
       EXPECT_LT(apart(there.lse, here.lse), near);
       const Tensor dx = cross_entropy_backward(logits.clone(), targets, here.lse, 0.25);
-      const Tensor whole = cross_entropy_backward(logits.to(arena), on_gpu, there.lse, 0.25);
-      EXPECT_LT(apart(whole, dx), bound(dtype));
+      const Tensor full = cross_entropy_backward(logits.to(arena), on_gpu, there.lse, 0.25);
+      EXPECT_LT(apart(full, dx), bound(dtype));
       const int64_t cut = vocab / 3;
       const Tensor parts[] = {logits.to(arena).narrow(1, 0, cut), logits.to(arena).narrow(1, cut, vocab - cut)};
       const VocabPart at[] = {{0, vocab}, {cut, vocab}};
@@ -201,7 +201,7 @@ TEST_F(StructuredGpu, CrossEntropyOfFullAndShardedVocabMatchesCpu) {
       EXPECT_NEAR(joined.loss_sum, here.loss_sum, near * here.loss_sum);
       for (size_t i = 0; i < 2; ++i) {
         const Tensor mine = cross_entropy_backward(parts[i].clone(), on_gpu, there.lse, 0.25, at[i]);
-        EXPECT_TRUE(same_bits(mine, whole.narrow(1, at[i].first, mine.dim(1))));
+        EXPECT_TRUE(same_bits(mine, full.narrow(1, at[i].first, mine.dim(1))));
       }
     }
 }

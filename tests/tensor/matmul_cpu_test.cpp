@@ -86,8 +86,8 @@ TEST_F(FewRows, MatchFloat64WithTheSameBitsOnAllPaths) {
 class AmxMatmul : public test::OneThread {
  protected:
   void SetUp() override {
-    const Tensor whole = Tensor::zeros({64, 64}, DType::bfloat16, arena_);
-    if (!cpu::amx_supports(whole, whole)) GTEST_SKIP() << "no AMX tiles, or TESSERA_MAX_CPU_ISA excludes them";
+    const Tensor full = Tensor::zeros({64, 64}, DType::bfloat16, arena_);
+    if (!cpu::amx_supports(full, full)) GTEST_SKIP() << "no AMX tiles, or TESSERA_MAX_CPU_ISA excludes them";
   }
 
   // (rows, cols), column-major if `turned`.
@@ -146,12 +146,12 @@ TEST_F(AmxMatmul, RepacksOnlyWhenTheWeightChanges) {
 
 TEST_F(AmxMatmul, WritesOnlyItsRowsAndColumns) {
   const Tensor a = random(33, 32, false, 1), b = random(32, 17, false, 2);
-  Tensor whole = Tensor::empty({40, 40}, DType::bfloat16, arena_);
-  whole.fill(7);
-  Tensor out = whole.narrow(0, 2, 33).narrow(1, 0, 17);
+  Tensor full = Tensor::empty({40, 40}, DType::bfloat16, arena_);
+  full.fill(7);
+  Tensor out = full.narrow(0, 2, 33).narrow(1, 0, 17);
   cpu::amx_matmul(out, a, b, {}, nullptr);
   out.fill(7);
-  const std::vector<double> all = numbers(whole);
+  const std::vector<double> all = numbers(full);
   for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], 7) << i / 40 << ", " << i % 40;
 }
 

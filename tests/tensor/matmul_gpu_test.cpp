@@ -117,13 +117,13 @@ TEST_F(MatmulGpu, WritesOnlyItsRowsAndColumns) {
     const auto dtype = draw.choose<DType>({DType::float32, DType::bfloat16});
     const int64_t m = 1 + draw.below(40), n = 1 + draw.below(40), k = 1 + draw.below(40);
     const Tensor a = draw.matrix(0, m, k, dtype, arena), b = draw.matrix(0, k, n, dtype, arena);
-    Tensor whole = Tensor::empty({m + 3, n + 8}, draw.choose<DType>({DType::float32, dtype}), arena);
-    whole.fill(7);
-    Tensor out = whole.narrow(0, 1, m).narrow(1, 4, n);
+    Tensor full = Tensor::empty({m + 3, n + 8}, draw.choose<DType>({DType::float32, dtype}), arena);
+    full.fill(7);
+    Tensor out = full.narrow(0, 1, m).narrow(1, 4, n);
     matmul_into(out, a, b);
     EXPECT_LE(excess(out, a, b, {}, unit_roundoff(dtype)), 1) << "trial " << trial;
     out.fill(7);
-    for (const double x : numbers(whole)) ASSERT_EQ(x, 7) << "trial " << trial;
+    for (const double x : numbers(full)) ASSERT_EQ(x, 7) << "trial " << trial;
   }
 }
 

@@ -29,14 +29,14 @@ int64_t count_elements(const std::vector<ElementRun>& runs) {
                          [](int64_t sum, const ElementRun& run) { return sum + run.count; });
 }
 
-// The bytes of these element runs of a matrix with bytes `whole`.
-Tensor as_bytes(const Packing& p, const std::vector<ElementRun>& runs, const std::vector<std::byte>& whole) {
+// The bytes of these element runs of a matrix with bytes `full`.
+Tensor as_bytes(const Packing& p, const std::vector<ElementRun>& runs, const std::vector<std::byte>& full) {
   const Tensor bytes = Tensor::empty({p.bytes(count_elements(runs))}, DType::uint8, make_arena());
   int64_t next = 0;
   for_each_byte_run(p, runs, [&](int64_t here, int64_t from, int64_t count) {
     EXPECT_EQ(here, next);  // in order, without gaps
     next += count;
-    std::copy_n(whole.begin() + from, count, bytes.raw() + here);
+    std::copy_n(full.begin() + from, count, bytes.raw() + here);
   });
   EXPECT_EQ(next, bytes.numel());
   return bytes;
@@ -154,15 +154,15 @@ TEST(Quantize, TilesMatchTheFullMatrix) {
       Draw d("tiles", static_cast<uint64_t>(dim));
       const Packing p{.codec = codec, .rows = 96, .columns = 768, .pieces = {32, 64}};
       const std::vector<float> x = normals(d, p.elements());
-      const std::vector<std::byte> whole = quantize(p, from(x));
-      const std::vector<float> expected = unpack_numbers(p, whole);
+      const std::vector<std::byte> full = quantize(p, from(x));
+      const std::vector<float> expected = unpack_numbers(p, full);
       std::vector<ElementRun> runs;
       if (dim == 0)
         runs = {{0, 16 * 768, 16 * 768}, {16 * 768, 64 * 768, 32 * 768}};
       else
         for (int64_t r = 0; r < 96; ++r) runs.push_back({r * 256, r * 768 + 512, 256});
       EXPECT_EQ(splits_block(p, runs), 0);
-      const Tensor bytes = as_bytes(p, runs, whole);
+      const Tensor bytes = as_bytes(p, runs, full);
       for (const DType dtype : {DType::float32, DType::bfloat16, DType::float64}) {
         Tensor out = Tensor::empty({count_elements(runs)}, dtype, bytes.arena());
         dequantize(p, runs, bytes, out);
@@ -369,16 +369,16 @@ TEST(Gptq, ResultIsIndependentOfFusionThreadsAndCallOrder) {
   InputSquares inputs(160);
   for (int64_t t = 0; t < 400; t += 100) inputs.add(x.narrow(0, t, 100).reshape({2, 50, 160}));
   cpu::set_threads(1);
-  const Int4Matrix whole = gptq(w, inputs, 32);
+  const Int4Matrix full = gptq(w, inputs, 32);
   cpu::set_threads(3);
   const Int4Matrix again = gptq(w, inputs, 32);
   cpu::set_threads(threads);
-  EXPECT_EQ(again.codes, whole.codes);
+  EXPECT_EQ(again.codes, full.codes);
   Int4Matrix parts = gptq(w.narrow(0, 0, 8), inputs, 32);
   parts.append(gptq(w.narrow(0, 8, 16), inputs, 32));
   EXPECT_EQ(parts.rows, 24);
-  EXPECT_EQ(parts.codes, whole.codes);
-  EXPECT_EQ(0, std::memcmp(parts.scales.data(), whole.scales.data(), parts.scales.size() * sizeof(Half)));
+  EXPECT_EQ(parts.codes, full.codes);
+  EXPECT_EQ(0, std::memcmp(parts.scales.data(), full.scales.data(), parts.scales.size() * sizeof(Half)));
 }
 
 TEST(Gptq, ZeroInputsFallBackToPlainRounding) {
@@ -427,7 +427,7 @@ using QuantizeGpu = test::OnGpu;
 std::vector<ElementRun> make_tile(const Packing& p, int dim, int64_t parts, int64_t part) {
   std::vector<ElementRun> runs;
   int64_t here = 0, first_row = 0;
-  const auto push = [&](int64_t whole, int64_t count) { runs.push_back({here, whole, count}), here += count; };
+  const auto push = [&](int64_t full, int64_t count) { runs.push_back({here, full, count}), here += count; };
   if (dim == 1) {
     const int64_t width = p.columns / parts;
     for (int64_t r = 0; r < p.rows; ++r) push(r * p.columns + part * width, width);
@@ -452,13 +452,13 @@ TEST_F(QuantizeGpu, DequantizedValuesHaveTheBitsOfTheCpu) {
     for (int64_t i = 0; i < pieces; ++i) p.pieces.push_back(parts * d.between(1, 40));
     for (const int64_t rows : p.pieces) p.rows += rows;
     const Tensor weights = random_tensor({p.elements()}, "weights", trial);
-    const std::vector<std::byte> whole = quantize(p, from(weights.to_vector<float>()));
+    const std::vector<std::byte> full = quantize(p, from(weights.to_vector<float>()));
     const std::vector<ElementRun> runs = is_cut ? make_tile(p, static_cast<int>(d.between(0, 1)), parts, parts - 1)
                                                 : std::vector<ElementRun>{{0, 0, p.elements()}};
     SCOPED_TRACE(std::to_string(p.rows) + " x " + std::to_string(p.columns) + ", " + std::to_string(runs.size()) +
                  " runs");
     ASSERT_EQ(splits_block(p, runs), 0);
-    const Tensor bytes = as_bytes(p, runs, whole);
+    const Tensor bytes = as_bytes(p, runs, full);
     for (const DType dtype : test::floating(arena)) {
       Tensor expected = Tensor::empty({count_elements(runs)}, dtype, bytes.arena()), found = expected.to(arena);
       dequantize(p, runs, bytes, expected);

@@ -161,7 +161,7 @@ double output_error(const Tensor& weight, const Int4Matrix& rounded, const Input
   const int64_t rows = rounded.rows, n = rounded.columns;
   if (weight.shape() != Shape{rows, n} || inputs.columns() != n)
     throw Error(shape_text(weight, "output_error") + "; expected the shape of its codes and inputs");
-  std::vector<double> lost(static_cast<size_t>(rows)), whole(lost);
+  std::vector<double> lost(static_cast<size_t>(rows)), full(lost);
   cpu::parallel_for(rows, 8, [&](int64_t begin, int64_t end) {
     std::vector<float> decoded(static_cast<size_t>(n));
     std::vector<double> difference(decoded.size()), sums(decoded.size());
@@ -180,11 +180,11 @@ double output_error(const Tensor& weight, const Int4Matrix& rounded, const Input
       rounded.decode(row * n, decoded);
       for (size_t k = 0; k < decoded.size(); ++k) difference[k] = from[k] - static_cast<double>(decoded[k]);
       lost[static_cast<size_t>(row)] = form(difference.data());
-      whole[static_cast<size_t>(row)] = form(from);
+      full[static_cast<size_t>(row)] = form(from);
     }
   });
   double error = 0, all = 0;
-  for (size_t row = 0; row < lost.size(); ++row) error += lost[row], all += whole[row];
+  for (size_t row = 0; row < lost.size(); ++row) error += lost[row], all += full[row];
   return all > 0 ? error / all : 0;
 }
 

@@ -36,8 +36,8 @@ class Forward {
     std::fill(max, max + w, -std::numeric_limits<A>::infinity());
     std::fill(sum, sum + w, A(0));
     std::fill(out, out + w * ld_, A(0));
-    const int64_t seen = visible_keys(p_, query0, queries), key_head = h / p_.group();
-    for (int64_t key0 = first_block(starts_at(p_, b, query0, queries)); key0 < seen; key0 += kBlock) {
+    const int64_t visible = visible_keys(p_, query0, queries), key_head = h / p_.group();
+    for (int64_t key0 = first_block(starts_at(p_, b, query0, queries)); key0 < visible; key0 += kBlock) {
       const int64_t keys = std::min(kBlock, p_.tk - key0);
       load_tile<A, T>(key, kBlock, ld_, tile_rows<const T>(p_.k, b, key_head, key0), keys, p_.d, A(1));
       load_tile<A, T>(value, kBlock, ld_, tile_rows<const T>(p_.v, b, key_head, key0), keys, p_.d, A(1));

@@ -63,8 +63,8 @@ struct AttentionSizes {
   constexpr bool sees(int query, int key) const { return key < tk && (!causal || key <= query + offset()); }
   // Keys up to the last one visible to these queries.
   constexpr int visible_keys(int query0, int queries) const {
-    const int seen = query0 + queries + offset();
-    return causal && seen < tk ? seen : tk;
+    const int visible = query0 + queries + offset();
+    return causal && visible < tk ? visible : tk;
   }
   // The first query that sees a key at or after key0.
   constexpr int first_query(int key0) const { return causal && key0 > offset() ? key0 - offset() : 0; }

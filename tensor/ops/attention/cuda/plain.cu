@@ -164,11 +164,11 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(ForwardCall<T> call) 
   const AttentionSizes& n = call.sizes;
   const int columns = count_tiles(n.d, kTile), block = static_cast<int>(blockIdx.x), column0 = block % columns * kTile;
   const TilePlace at = TilePlace::of_queries(n, count_tiles(n.tq, kTile), block / columns), keys = at.keys(n);
-  const int query0 = at.tile * kTile, seen = n.visible_keys(query0, kTile);
+  const int query0 = at.tile * kTile, visible = n.visible_keys(query0, kTile);
   const int mine = query0 + OnlineSoftmax<T>::row();
   OnlineSoftmax<T> softmax;
   Sums<A> out = {};
-  for (int key0 = first_tile(call.starts, at); key0 < seen; key0 += kTile) {
+  for (int key0 = first_tile(call.starts, at); key0 < visible; key0 += kTile) {
     Sums<A> scores = {};
     add_matmul<A>(scores, s, along(call.q.at(at.b, at.h, query0), call.q.row, n.tq - query0, n.d, call.scale),
                   along(call.k.at(keys.b, keys.h, key0), call.k.row, n.tk - key0, n.d));
@@ -207,9 +207,9 @@ __global__ void __launch_bounds__(kThreads) query_gradient_kernel(BackwardCall<T
   const AttentionSizes& n = call.sizes;
   const int columns = count_tiles(n.d, kTile), block = static_cast<int>(blockIdx.x), column0 = block % columns * kTile;
   const TilePlace at = TilePlace::of_queries(n, count_tiles(n.tq, kTile), block / columns), keys = at.keys(n);
-  const int query0 = at.tile * kTile, seen = n.visible_keys(query0, kTile);
+  const int query0 = at.tile * kTile, visible = n.visible_keys(query0, kTile);
   Sums<A> dq = {};
-  for (int key0 = first_tile(call.starts, at); key0 < seen; key0 += kTile) {
+  for (int key0 = first_tile(call.starts, at); key0 < visible; key0 += kTile) {
     gradient_tile(s, call, at, keys, query0, key0);
     add_matmul<A>(dq, s, Factor<A>{s.ds[0], 1, kTile + 1, kTile, kTile},
                   across(call.k.at(keys.b, keys.h, key0) + column0, call.k.row, n.tk - key0, n.d - column0));

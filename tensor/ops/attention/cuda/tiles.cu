@@ -130,7 +130,8 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
   fetch(first);
 
   const int row0 = warp() * kRowTiles * 16;
-  const int query0 = tile0 + row0, seen = n.visible_keys(query0, kRowTiles * 16), whole = n.visible_keys(query0, 1);
+  const int query0 = tile0 + row0, visible = n.visible_keys(query0, kRowTiles * 16),
+            unmasked = n.visible_keys(query0, 1);
   const float factor = call.scale * kLog2E;
   const QueryStarts::Bounds bounds =
       kDocuments ? call.starts.among(at.b, query0, kRowTiles * 16) : QueryStarts::Bounds{};
@@ -141,12 +142,12 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(ForwardCall<bflo
     __syncthreads();  // all copies have arrived, and the other stage is no longer in use
     if (step + 1 < steps) fetch(step + 1);
     const int key0 = step * kKeys;
-    if (key0 >= seen || (kDocuments && key0 + kKeys <= bounds.min_start)) continue;  // other warps may see more keys
+    if (key0 >= visible || (kDocuments && key0 + kKeys <= bounds.min_start)) continue;  // other warps may see more keys
     const ScoresPlace place{query0, key0};
     const auto kept = kDrops ? dropout_mask<kRowTiles, kKeys / 8, false>(call.dropout, at, place) : 0u;
     Scores<kKeys / 8> scores = {};
     multiply_rows(scores, query, row0, key(step));
-    if (key0 + kKeys > whole) mask<kKeys / 8>(scores, n, place);
+    if (key0 + kKeys > unmasked) mask<kKeys / 8>(scores, n, place);
     if (kDocuments && key0 < bounds.max_start)  // loaded here: live over all steps they would spill the accumulators
       mask<kKeys / 8>(scores, RowStarts<kRowTiles>(call.starts, at.b, query0), place);
     softmax_step<D, kKeys / 8>(scores, state, out, factor);

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(QueryCut<D>::kThreads) query_gradient_kernel(C
   fetch(first);
 
   const int row0 = warp() * kR * 16;
-  const int query0 = tile0 + row0, seen = n.visible_keys(query0, kR * 16), whole = n.visible_keys(query0, 1);
+  const int query0 = tile0 + row0, visible = n.visible_keys(query0, kR * 16), unmasked = n.visible_keys(query0, 1);
   const Rows<kR> rows(call.stats.at(n, at.b, at.h, query0));
   const RowStarts<kR> starts(kDocuments ? call.starts : QueryStarts{}, at.b, query0);
   const int min_start = kDocuments ? call.starts.among(at.b, query0, kR * 16).min_start : 0;
@@ -98,13 +98,13 @@ __global__ void __launch_bounds__(QueryCut<D>::kThreads) query_gradient_kernel(C
     __syncthreads();
     if (step + 1 < steps) fetch(step + 1);
     const int key0 = step * kKeys;
-    if (key0 >= seen || (kDocuments && key0 + kKeys <= min_start)) continue;
+    if (key0 >= visible || (kDocuments && key0 + kKeys <= min_start)) continue;
     const ScoresPlace place{query0, key0};
     const auto kept = kDrops ? dropout_mask<kR, kKeys / 8, false>(call.dropout, at, place) : 0u;
     WarpSums<kR, kKeys / 8> scores = {}, dp = {};
     multiply_rows(scores, tiles.own(0), row0, tiles.other(step, 0));
     multiply_rows(dp, tiles.own(1), row0, tiles.other(step, 1));
-    to_gradient<kDrops, kDocuments>(dp, scores, call, rows, starts, place, key0 + kKeys > whole, kept);
+    to_gradient<kDrops, kDocuments>(dp, scores, call, rows, starts, place, key0 + kKeys > unmasked, kept);
     multiply_weights<D>(dq, dp, tiles.other(step, 0));
   }
   put_rows(call.dq, at, dq, call.scale, query0, n.tq);

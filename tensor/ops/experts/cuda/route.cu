@@ -390,9 +390,9 @@ void combine_rows_backward(const CombineGrads& out, const Tensor& dy, const Tens
         .weights = weights.device_data<A>(),
         .dweights = out.weights.device_data<A>(),
         .choices = partition_rows<T>(place.numel(), dy.dim(-1))};
-    const bool whole = is_vectorizable<T>(dy.dim(-1), f.dy, f.rows, f.to.rows);
+    const bool vectorized = is_vectorizable<T>(dy.dim(-1), f.dy, f.rows, f.to.rows);
     launch(context(dy), "combine_rows_backward", f.choices.grid(),
-           whole ? combine_backward_kernel<T, true> : combine_backward_kernel<T, false>, f);
+           vectorized ? combine_backward_kernel<T, true> : combine_backward_kernel<T, false>, f);
   });
 }
 

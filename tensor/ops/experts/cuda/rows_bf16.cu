@@ -146,7 +146,7 @@ __global__ __launch_bounds__(kBlockThreads, 2) void rows_bf16_kernel(
 template <int kTile, class Out, class Left, class Right>
 void queue(GemmKind which, const Tensor& left, const Tensor& other, const std::vector<GemmGroup>& groups, Left, Right) {
   // Whether rows consist of aligned vectors of 16 bytes.
-  const auto whole = [&](const Tensor& t) {
+  const auto is_vectorized = [&](const Tensor& t) {
     return t.dim(1) % 8 == 0 && reinterpret_cast<uintptr_t>(t.device_data<bfloat16>()) % 16 == 0;
   };
   const auto with = [&](auto is_whole) {
@@ -157,8 +157,8 @@ void queue(GemmKind which, const Tensor& left, const Tensor& other, const std::v
                  rows_bf16_kernel<kTile, Left::value, Right::value, decltype(is_whole)::value, Out>, call);
         });
   };
-  const auto own = [&](const GemmGroup& g) { return whole(g.w); };
-  if (whole(left) && (Left::value ? std::ranges::all_of(groups, own) : whole(other)))
+  const auto own = [&](const GemmGroup& g) { return is_vectorized(g.w); };
+  if (is_vectorized(left) && (Left::value ? std::ranges::all_of(groups, own) : is_vectorized(other)))
     with(std::true_type{});
   else
     with(std::false_type{});

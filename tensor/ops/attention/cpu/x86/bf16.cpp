@@ -170,13 +170,13 @@ class PairedForward {
   bfloat16* value(int64_t i) const { return values_ + i * kBlock * dp_; }  // transposed: d rows of keys
 
   void queries(int64_t b, int64_t h, int64_t query0) {
-    const int64_t count = std::min(kBlock, p_.tq - query0), seen = visible_keys(p_, query0, count);
+    const int64_t count = std::min(kBlock, p_.tq - query0), visible = visible_keys(p_, query0, count);
     const int64_t first = first_block(starts_at(p_, b, query0, count));
     pack_columns(query_, columns_run_on(tile_rows<const bfloat16>(p_.q, b, h, query0)), kHalves, deep_, p_.d, count);
     std::fill(max_, max_ + kBlock, -std::numeric_limits<float>::infinity());
     std::fill(sum_, sum_ + kBlock, 0.0f);
-    if (first >= seen) std::fill(out_, out_ + kBlock * dp_, 0.0f);
-    for (int64_t key0 = first; key0 < seen; key0 += kBlock) {
+    if (first >= visible) std::fill(out_, out_ + kBlock * dp_, 0.0f);
+    for (int64_t key0 = first; key0 < visible; key0 += kBlock) {
       tile_matmul<By>(packed_rows(key(key0 / kBlock)), deep_ * kPair, kHalves, query_, kHalves, deep_, scores_, kBlock,
                       false);
       scale_tile(scores_, static_cast<float>(p_.options.scale), kTile);
