@@ -43,7 +43,7 @@ int64_t max_reserved() {
 }
 
 // Addresses for regions that grow, far from where the system places mappings without a requested address.
-class Places {
+class AddressSlots {
  public:
   static constexpr int64_t kSize = int64_t{1} << 36;
   static int64_t take() {
@@ -84,13 +84,13 @@ class HostRegion final : public Region {
     }
     // Address space is limited (ulimit -v, strict overcommit) and shared by all regions, so each maps only what it
     // uses.
-    place_ = Places::take();
-    capacity_ = std::min(capacity_, Places::kSize);
-    base_ = Places::address(place_);
+    slot_ = AddressSlots::take();
+    capacity_ = std::min(capacity_, AddressSlots::kSize);
+    base_ = AddressSlots::address(slot_);
   }
   ~HostRegion() override {
     if (mapped_ > 0) munmap(base_, static_cast<size_t>(mapped_));
-    if (place_ >= 0) Places::give_back(place_);
+    if (slot_ >= 0) AddressSlots::give_back(slot_);
   }
   void commit(int64_t bytes) override {  // the first touch allocates memory
     if (bytes <= mapped_) return;
@@ -108,7 +108,7 @@ class HostRegion final : public Region {
     mapped_ += bytes;
   }
 
-  int64_t mapped_ = 0, place_ = -1;
+  int64_t mapped_ = 0, slot_ = -1;
 };
 
 class SharedRegion final : public Region {
@@ -396,11 +396,11 @@ void Arena::fix(bool fixed) {
   fixed_ = fixed;
 }
 
-void Arena::lend(bool lent) {
+void Arena::allow_reuse(bool allowed) {
   std::lock_guard lock(mutex_);
-  lent_ += lent ? 1 : -1;
-  if (lent_ != (lent ? 1 : 0)) return;  // others remain, or were there before
-  for (const auto& [at, bytes] : free_) (lent ? permit : forbid)(region_->base() + at, bytes);
+  reuse_scopes_ += allowed ? 1 : -1;
+  if (reuse_scopes_ != (allowed ? 1 : 0)) return;  // others remain, or were there before
+  for (const auto& [at, bytes] : free_) (allowed ? permit : forbid)(region_->base() + at, bytes);
 }
 
 void Arena::reset_peaks() {

@@ -122,8 +122,8 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
   // them (tensor/cuda/gpus.h).
   class AllowReuse : NotCopied {
    public:
-    explicit AllowReuse(Arena& arena) : arena_(arena) { arena_.lend(true); }
-    ~AllowReuse() { arena_.lend(false); }
+    explicit AllowReuse(Arena& arena) : arena_(arena) { arena_.allow_reuse(true); }
+    ~AllowReuse() { arena_.allow_reuse(false); }
 
    private:
     Arena& arena_;
@@ -143,7 +143,7 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
   void* local(std::type_index type) const;
   void count(Category category, int64_t bytes);
   void fix(bool fixed);
-  void lend(bool lent);
+  void allow_reuse(bool allowed);
 
   std::unique_ptr<Region> region_;
   std::shared_ptr<Arena> host_;
@@ -154,7 +154,7 @@ class Arena : NotCopied, public std::enable_shared_from_this<Arena> {
   Usage total_{};
   Category default_category_ = Category::activations;
   bool fixed_ = false;
-  int lent_ = 0;
+  int reuse_scopes_ = 0;
   std::vector<std::pair<std::type_index, std::shared_ptr<void>>> locals_;
 };
 

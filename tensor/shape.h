@@ -15,17 +15,17 @@ class Shape {
  public:
   Shape() = default;
   Shape(std::initializer_list<int64_t> dims) : Shape(std::span<const int64_t>(dims.begin(), dims.size())) {}
-  explicit Shape(std::span<const int64_t> dims) : rank_(static_cast<int>(dims.size())) {
+  explicit Shape(std::span<const int64_t> dims) : ndim_(static_cast<int>(dims.size())) {
     if (dims.size() > kMaxDims)
       throw Error("[shape] " + std::to_string(dims.size()) + " dims; at most 6 are supported");
     std::copy(dims.begin(), dims.end(), dims_.begin());
   }
 
-  int ndim() const { return rank_; }
+  int ndim() const { return ndim_; }
   int64_t operator[](int i) const { return dims_[index(i)]; }
   int64_t& operator[](int i) { return dims_[index(i)]; }
   const int64_t* begin() const { return dims_.data(); }
-  const int64_t* end() const { return dims_.data() + rank_; }
+  const int64_t* end() const { return dims_.data() + ndim_; }
 
   int64_t numel() const {
     int64_t n = 1;
@@ -33,8 +33,8 @@ class Shape {
     return n;
   }
   void push_back(int64_t d) {
-    if (rank_ == kMaxDims) throw Error("[shape] more than 6 dims");
-    dims_[static_cast<size_t>(rank_++)] = d;
+    if (ndim_ == kMaxDims) throw Error("[shape] more than 6 dims");
+    dims_[static_cast<size_t>(ndim_++)] = d;
   }
   Shape first(int n) const { return Shape(std::span(dims_.data(), static_cast<size_t>(n))); }
   Shape with_last(int64_t d) const {
@@ -44,19 +44,19 @@ class Shape {
   }
   std::string str() const {
     std::string s = "(";
-    for (int i = 0; i < rank_; ++i) s += (i ? ", " : "") + std::to_string(dims_[static_cast<size_t>(i)]);
+    for (int i = 0; i < ndim_; ++i) s += (i ? ", " : "") + std::to_string(dims_[static_cast<size_t>(i)]);
     return s + ")";
   }
   friend bool operator==(const Shape& a, const Shape& b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
 
  private:
   size_t index(int i) const {
-    const int at = i < 0 ? i + rank_ : i;
-    if (at < 0 || at >= rank_)
-      throw Error("[shape] dim " + std::to_string(i) + " is out of range for ndim " + std::to_string(rank_));
+    const int at = i < 0 ? i + ndim_ : i;
+    if (at < 0 || at >= ndim_)
+      throw Error("[shape] dim " + std::to_string(i) + " is out of range for ndim " + std::to_string(ndim_));
     return static_cast<size_t>(at);
   }
-  int rank_ = 0;
+  int ndim_ = 0;
   std::array<int64_t, kMaxDims> dims_{};
 };
 

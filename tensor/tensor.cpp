@@ -275,26 +275,26 @@ MergedDims merged_dims(std::span<const Tensor* const> operands) {
 DeviceScalar::DeviceScalar(const Tensor& made) {
   made.check_size(1);
   if (made.device() == Device::cuda)
-    there_ = made.reshape({});
+    pending_ = made.reshape({});
   else
     value_ = made.item<double>();
 }
 
 // Allocates a new result instead of overwriting a tensor that others may share.
 DeviceScalar& DeviceScalar::operator+=(const DeviceScalar& more) {
-  if (!there_.defined() && !more.there_.defined()) {
+  if (!pending_.defined() && !more.pending_.defined()) {
     value_ += more.value_;
-  } else if (!there_.defined() && value_ == 0) {
-    there_ = more.there_;
+  } else if (!pending_.defined() && value_ == 0) {
+    pending_ = more.pending_;
   } else {
-    const Tensor& on_gpu = there_.defined() ? there_ : more.there_;
+    const Tensor& on_gpu = pending_.defined() ? pending_ : more.pending_;
     const auto as_tensor = [&](const DeviceScalar& x) {
-      if (x.there_.defined()) return x.there_;
+      if (x.pending_.defined()) return x.pending_;
       Tensor known = on_gpu.make({});
       known.fill(x.value_);
       return known;
     };
-    there_ = binary<Add>(as_tensor(*this), as_tensor(more));
+    pending_ = binary<Add>(as_tensor(*this), as_tensor(more));
   }
   return *this;
 }

@@ -200,15 +200,15 @@ class DeviceScalar {
   // The only element of a float64 tensor; read immediately on the host.
   explicit DeviceScalar(const Tensor& made);
 
-  operator double() const { return there_.defined() ? there_.item<double>() : value_; }  // NOLINT: used as a number
+  operator double() const { return pending_.defined() ? pending_.item<double>() : value_; }  // NOLINT: used as a number
   // In call order; bitwise identical on both devices.
   DeviceScalar& operator+=(const DeviceScalar& more);
   // float64 () on the GPU; undefined for a known value.
-  const Tensor& on_gpu() const { return there_; }
+  const Tensor& on_gpu() const { return pending_; }
 
  private:
   double value_ = 0;
-  Tensor there_;
+  Tensor pending_;
 };
 
 }  // namespace tessera

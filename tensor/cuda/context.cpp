@@ -215,7 +215,7 @@ Graph::Graph(ArenaPtr arena, const std::function<void()>& f) : arena_(std::move(
 int64_t synchronizations(Arena& arena) { return arena.local<Context>().synchronizations(); }
 
 void Graph::launch() const {
-  const Arena::AllowReuse lent(*arena_);
+  const Arena::AllowReuse reuse(*arena_);
   Context& c = arena_->local<Context>();
   c.queued("captured step", cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable_.get()), c.stream()));
 }

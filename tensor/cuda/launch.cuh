@@ -13,7 +13,7 @@ inline constexpr bool kFloat64Kernels = TESSERA_FLOAT64_KERNELS;
 template <class T>
 inline constexpr bool kHasKernels = kFloat64Kernels || !std::is_same_v<T, double>;
 
-[[noreturn]] inline void refuse_float64(DType dtype, const char* op) {
+[[noreturn]] inline void reject_float64(DType dtype, const char* op) {
   throw Error("[" + std::string(op) + "] dtype is " + std::string(to_string(dtype)) +
               "; expected float32 or bfloat16, since this program was built without float64 kernels "
               "(-DTESSERA_FLOAT64_KERNELS=ON)");
@@ -27,7 +27,7 @@ requires(std::is_class_v<std::remove_cvref_t<F>>) decltype(auto) with_floating(D
     return tessera::with_floating(dtype, op, f);
   } else {
     if (dtype == DType::bfloat16) return f(bfloat16{});
-    if (dtype != DType::float32) refuse_float64(dtype, op);
+    if (dtype != DType::float32) reject_float64(dtype, op);
     return f(float{});
   }
 }

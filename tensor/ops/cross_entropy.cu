@@ -61,7 +61,7 @@ __device__ void store_loss(double* losses, const Rows& rows, int64_t i, A lse, A
   losses[rows.count + i] = counts ? 1 : 0;
 }
 
-inline RowLosses room_for(const Tensor& like, int64_t n, DType wide) {
+inline RowLosses allocate_losses(const Tensor& like, int64_t n, DType wide) {
   return {like.make({n}, wide), like.make({2, n}, DType::float64), like.make({2}, DType::float64)};
 }
 
@@ -210,7 +210,7 @@ Scores<T> make_scores(const RowLosses& out) {
 RowLosses cross_entropy(const Tensor& logits, const Tensor& targets) {
   return with_floating(logits.dtype(), "cross_entropy", [&](auto t) {
     using T = decltype(t);
-    RowLosses out = room_for(logits, logits.dim(0), kDTypeOf<Accumulate<T>>);
+    RowLosses out = allocate_losses(logits, logits.dim(0), kDTypeOf<Accumulate<T>>);
     const Logits<T> f = compute_logits<T>(logits, targets, {});
     const bool vectorized = is_vectorizable<T>(logits.dim(1), f.x);
     launch(context(logits), "cross_entropy", f.rows.grid(),
@@ -231,7 +231,7 @@ RowLosses cross_entropy_in_place(const Tensor& logits, const Tensor& targets, do
       cuda::cross_entropy_backward(logits, Scored{logits, targets, out.lse}, scale, {});
       return out;
     }
-    RowLosses out = room_for(logits, logits.dim(0), kDTypeOf<Accumulate<T>>);
+    RowLosses out = allocate_losses(logits, logits.dim(0), kDTypeOf<Accumulate<T>>);
     const Gradient<T> both{f, nullptr, logits.device_data<T>(), scale, nullptr};
     launch(context(logits), "cross_entropy",
            {.blocks = f.rows.count, .threads = f.rows.width, .shared = static_cast<int>(row)},
@@ -333,7 +333,7 @@ void row_max_or_sum(const char* op, const Tensor& out, const Tensor& x, const Te
 }  // namespace
 
 RowLosses joined_cross_entropy(const Tensor& max, const Tensor& sum_exp, const Tensor& own, const Tensor& targets) {
-  RowLosses out = room_for(max, max.numel(), max.dtype());
+  RowLosses out = allocate_losses(max, max.numel(), max.dtype());
   with_floating(max.dtype(), "cross_entropy", [&](auto t) {
     using A = Accumulate<decltype(t)>;
     const Joined<A> f{.max = max.device_data<A>(),

@@ -23,7 +23,7 @@ namespace tessera {
 namespace {
 
 // Each thread passes its index to the preceding one through shared memory.
-void hand_on(float* out, bool waits) {
+void pass_on(float* out, bool waits) {
   float* const near = cuda::dynamic_shared<float>();
   near[threadIdx.x] = static_cast<float>(threadIdx.x);
   if (waits) __syncthreads();
@@ -83,7 +83,7 @@ TEST_F(EmulatedGpu, ThreadSanitizerDetectsMissingBarrier) {
   if (&__tsan_init == nullptr) GTEST_SKIP() << "a build without ThreadSanitizer";
   const Tensor x = Tensor::zeros({128}, DType::float32, arena);
   const auto run = [&](bool waits, unsigned threads = 64) {
-    ASSERT_EQ(launch(1, threads, 4 * threads, hand_on, x.device_data<float>(), waits), cudaSuccess);
+    ASSERT_EQ(launch(1, threads, 4 * threads, pass_on, x.device_data<float>(), waits), cudaSuccess);
     finish();
   };
   run(true);

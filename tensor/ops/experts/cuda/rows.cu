@@ -123,7 +123,7 @@ void grouped_gemm(GemmKind which, const Tensor& left, const Tensor& other, const
     if constexpr (kFloat64Kernels)
       return queue<double, 4>(which, left, other, groups);
     else
-      refuse_float64(left.dtype(), "grouped_linear");
+      reject_float64(left.dtype(), "grouped_linear");
   }
   if (small_tiles(which, left, other, groups, kSide * 8))
     queue<float, 4>(which, left, other, groups);
