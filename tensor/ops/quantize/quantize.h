@@ -99,8 +99,8 @@ struct Int4Matrix {
   Half scale(int64_t row, int64_t g) const { return scales[static_cast<size_t>(row * groups() + g)]; }
 
   void decode(int64_t begin, std::span<float> out) const;
-  // The byte layout of Packing with codec gptq. Throws Error if groups do not divide a row, or if a row has an odd
-  // number of them.
+  // The byte layout of Packing with codec gptq. Throws Error if groups do not divide a row, or if their total number is
+  // odd.
   std::vector<std::byte> packed() const;
   // Appends the rows of `below`, which must have equal columns and groups.
   void append(const Int4Matrix& below);
