@@ -1,7 +1,7 @@
 // Step by step under the plan, beside the oracle.
 #include <fmt/format.h>
 
-#include "tensor/ops/matmul/cuda/product.h"
+#include "tensor/ops/matmul/cuda/gemm.h"
 #include "train/checkpoint/state.h"
 #include "train/device.h"
 #include "train/expected_bytes.h"

@@ -474,8 +474,8 @@ TEST(ContextParallel, RejectsInvalidArguments) {
               "[ulysses_attention] context axis: 2 ranks do not divide 3 heads; nearest valid value: 2 or 4");
     for (const bool ring : {false, true})
       EXPECT_EQ(refusal(ring, 2, 4),
-                "[attention] packed qkv is float32 (1, 2, 18); expected (B, T, (H + 2 K) D) of 4 heads of queries and "
-                "4 of keys and values");
+                "[attention] packed qkv is float32 (1, 2, 18); expected (B, T, (H + 2 K) D) with 4 query heads and "
+                "4 key-value heads");
     EXPECT_EQ(refusal(true, 3, 3),
               "[ring_attention] context axis: a rank has 3 tokens; zig-zag requires an even number");
     EXPECT_EQ(refusal(true, 2, 3, {.first_key = 2}),
