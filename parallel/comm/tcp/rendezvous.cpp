@@ -142,7 +142,7 @@ Endpoint own_end(int fd) {
 namespace {
 
 constexpr size_t kMaxUnverified = 64;  // maximum unverified connections
-constexpr size_t kMaxText = 500;
+constexpr size_t kMaxRefusal = 500;
 constexpr double kLookupInterval = 3;  // seconds after which the name is resolved again
 constexpr uint32_t kAddressSize = 46;  // size of a numeric address with its terminating 0
 
@@ -287,7 +287,7 @@ class Host {
   }
 
   void refuse(const Descriptor& socket, const std::string& why) const {
-    const std::string text = why.substr(0, kMaxText);
+    const std::string text = why.substr(0, kMaxRefusal);
     const Answer answer{.refused = 1, .bytes = static_cast<uint32_t>(text.size())};
     const Deadline soon(1);
     if (write_all(socket.get(), &answer, sizeof(answer), soon)) write_all(socket.get(), text.data(), text.size(), soon);
@@ -381,7 +381,7 @@ class Joiner {
     if (!read_all(first.get(), &answer, sizeof(answer), later) || answer.magic != Hello::kMagic) gone();
     const size_t all = met_.peers.size() * sizeof(PeerPlace);
     if (answer.refused != 0) {
-      std::string text(std::min<size_t>(answer.bytes, kMaxText), ' ');
+      std::string text(std::min<size_t>(answer.bytes, kMaxRefusal), ' ');
       if (!read_all(first.get(), text.data(), text.size(), later)) gone();
       if (text.starts_with("[rendezvous]")) throw CommError(text);
       throw FieldError("rank", text);
