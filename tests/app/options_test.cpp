@@ -97,12 +97,12 @@ TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
   EXPECT_EQ(message("trian"), "unknown command 'trian'; " + commands + "; did you mean 'train'?");
   EXPECT_EQ(message(""), "no command given; " + commands + " (tessera --help says more)");
   EXPECT_EQ(message("train --lay 3"), "unknown option '--lay'; did you mean '--layers'?");
-  EXPECT_EQ(message("train generate x"), "unexpected word 'generate'");
+  EXPECT_EQ(message("train generate x"), "unexpected argument 'generate'");
   for (const std::string flag : {"--quiet", "--untied"})
     EXPECT_EQ(message("train " + flag + "=maybe"), flag + ": expected true or false, found 'maybe'");
   EXPECT_EQ(message("train --data caf\xe9"), "--data: expected UTF-8, found 'caf\\xe9'");
-  EXPECT_EQ(message("data x --out ''"), "--out: expected a folder to make, found ''");
-  EXPECT_EQ(message("train extra"), "unexpected word 'extra'");
+  EXPECT_EQ(message("data x --out ''"), "--out: expected a new folder, found ''");
+  EXPECT_EQ(message("train extra"), "unexpected argument 'extra'");
   EXPECT_EQ(message("train --dtype fp23"), "--dtype: expected fp32, bf16, fp64, found 'fp23'; did you mean 'fp32'?");
   EXPECT_EQ(message("train --device GPU"), "--device: expected cpu, cuda, found 'GPU'; did you mean 'cuda'?");
   EXPECT_EQ(message("bench --device gpu"), "--device: expected cpu, cuda, found 'gpu'; did you mean 'cuda'?");
@@ -435,7 +435,7 @@ TEST(Mistakes, OnTheCommandLineAreAllSaid) {
                       "--tp: expected a whole number in [1, 1024], found '0'"}));
   EXPECT_EQ(refused("data x --vocab 1 --out ''"),
             (Messages{"--vocab: expected a whole number in [256, 1000000000], found '1'",
-                      "--out: expected a folder to make, found ''"}));
+                      "--out: expected a new folder, found ''"}));
   EXPECT_EQ(refused("plan --top 0 --pp 0 --hardware h100").size(), 2U);
   EXPECT_EQ(refused("train --layers"), Messages{"--layers: expected a value, found none"});
   EXPECT_EQ(refused("train --hedas --layers").size(), 2U);
