@@ -16,7 +16,7 @@ planner::ModelShape shape_of_preset(std::string_view name) {
   const std::optional<ModelConfig> config = preset(name);
   if (!config) throw FieldError("model", fmt::format("expected one of {}, found '{}'", preset_names(), name));
   planner::ModelShape shape = planner::to_model_shape(*config);
-  if (shape.vocab == 0) shape.vocab = usual_vocab(name);
+  if (shape.vocab == 0) shape.vocab = default_vocab(name);
   return shape;
 }
 

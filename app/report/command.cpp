@@ -25,7 +25,7 @@ Job checked_job(const TrainOptions& o) {
     throw Error(
         "--dp-mode: expected a strategy whose ranks make steps together, found ps-async; only a run shows its steps");
   Job job = make_job(o);
-  if (job.model.vocab == 0) job.model.vocab = usual_vocab(o.model);
+  if (job.model.vocab == 0) job.model.vocab = default_vocab(o.model);
   in_options([&] {
     check_sizes(job);
     check(job.plan);

@@ -283,7 +283,7 @@ int train_steps(const Run& run, Trainer& trainer, TrainOutput* output, Trace* tr
 }
 
 std::optional<double> predict_step_time(const Run& run, Trainer& trainer) {
-  const auto machine = kept_here();
+  const auto machine = cached_machine_here();
   if (!machine || run.dataset.has_examples()) return {};  // whose steps differ in length
   Job job = run.job;
   job.model = trainer.full_model().config;
