@@ -223,7 +223,7 @@ TEST_F(MixturesTest, GoesOnAndIsLaidOutWithTheSameBits) {
   // another mixture is another run, and so is another order
   fs::remove_all(path("run/checkpoints/step-12"));
   fails("train --resume --out run --data text.txt=0.3,more.txt=0.7", 2, "mixture is \"3:7\" and was \"7:3\"");
-  fails("train --resume --out run --shuffle", 2, "shuffle is true and was as usual");
+  fails("train --resume --out run --shuffle", 2, "shuffle is true and was the default");
   const Json found = must("evaluate whole --data text.txt=7,more.txt=3 --format json").last_record(),
              parts = found.at("datasets");
   EXPECT_NEAR(found.at("loss").get<double>(),
@@ -298,7 +298,7 @@ TEST_F(DocumentsTest, EveryPlanTrainsTheSame) {
     train_on_documents(model + " --document-mask --cp 2 --tp 2 --sp --out cp-" + family);
     train_on_documents("--document-mask --dp-mode ps-async --ranks 2 --out async-" + family);
   }
-  fails("train --resume --out crossed-gpt2 --document-mask --steps 8", 2, "document_mask is true and was as usual");
+  fails("train --resume --out crossed-gpt2 --document-mask --steps 8", 2, "document_mask is true and was the default");
 }
 
 }  // namespace
