@@ -308,7 +308,7 @@ void write_folder(const fs::path& folder, const CheckpointOptions& o, const Pret
 }
 
 // How the model ends an answer in the template that it was trained on.
-Asked compute_answer(const Pretrained& from, const Tokenizer& tokenizer) {
+Asked answer_markers(const Pretrained& from, const Tokenizer& tokenizer) {
   const bool has_own = from.chat_template == ChatTemplate::automatic && !tokenizer.chat_template().empty();
   if (!has_own && jinja_source(from.chat_template).empty()) return {};
   try {
@@ -335,7 +335,7 @@ void export_model(const CheckpointOptions& o) {
   if (is_run) apply_config_file(run, (from.path / "config.toml").string());
   if (trained && !run.init) leave_qwen2(from, *tokenizer);
   const std::string_view jinja = jinja_source(from.chat_template);  // takes precedence over the tokenizer's template
-  const Asked answer = trained ? compute_answer(from, *tokenizer) : Asked();
+  const Asked answer = trained ? answer_markers(from, *tokenizer) : Asked();
   if (jinja.empty() && from.chat_template != ChatTemplate::automatic && !tokenizer->chat_template().empty())
     say_notes(
         {"the tokenizer's chat template differs from the template of the run's training; it is exported unchanged"});

@@ -574,12 +574,12 @@ TEST(TokenizerChoice, OfASize) {
 }
 
 TEST(Sentences, BeginAndEndWhole) {
-  EXPECT_EQ(whole_sentences("nd of it. She was there. He said so, and"), "She was there.");
-  EXPECT_EQ(whole_sentences("so. \"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\" And"),
+  EXPECT_EQ(complete_sentences("nd of it. She was there. He said so, and"), "She was there.");
+  EXPECT_EQ(complete_sentences("so. \"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\" And"),
             "\"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\"");
-  EXPECT_EQ(whole_sentences("x.\n\nThe end!\nThe very"), "The end!");
+  EXPECT_EQ(complete_sentences("x.\n\nThe end!\nThe very"), "The end!");
   const char* const kept = "A long beginning without an end. Yes. and then nothing";  // most of it would be gone
-  for (const char* whole : {kept, "int main() { return 0; }", ""}) EXPECT_EQ(whole_sentences(whole), whole);
+  for (const char* whole : {kept, "int main() { return 0; }", ""}) EXPECT_EQ(complete_sentences(whole), whole);
 }
 
 }  // namespace

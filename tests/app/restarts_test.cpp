@@ -16,7 +16,7 @@ using Args = std::vector<std::string>;
 TEST(Restarts, TheStartedProgramHasTheWordsThatAreNotTheLaunchers) {
   const Args words = {"train",      "--restarts", "3",      "--dp=2", "--launch=mpirun -n {ranks}",
                       "--hostfile", "hosts",      "--quiet"};
-  EXPECT_EQ(words_of_start(words, {"--resume"}), (Args{"train", "--dp=2", "--quiet", "--resume"}));
+  EXPECT_EQ(start_args(words, {"--resume"}), (Args{"train", "--dp=2", "--quiet", "--resume"}));
 }
 
 TEST(Restarts, TheDataAxisShrinksToTheSlotsAndTheBatchStays) {
@@ -42,8 +42,8 @@ TEST(Restarts, TheDataAxisShrinksToTheSlotsAndTheBatchStays) {
 }
 
 TEST(Restarts, WhatCannotGetBetterIsLeft) {
-  for (const int status : {0, 2, 4, 5, 6, 127, 130, 143}) EXPECT_FALSE(is_worth_a_restart(status)) << status;
-  for (const int status : {1, 3, 134, 137, 139}) EXPECT_TRUE(is_worth_a_restart(status)) << status;
+  for (const int status : {0, 2, 4, 5, 6, 127, 130, 143}) EXPECT_FALSE(is_retryable(status)) << status;
+  for (const int status : {1, 3, 134, 137, 139}) EXPECT_TRUE(is_retryable(status)) << status;
 }
 
 TEST(Hostfile, IsReadAsMpirunReadsIt) {
