@@ -407,11 +407,11 @@ TEST(Report, ClocksOfHostsAreSetByTheirMeeting) {
 }
 
 TEST(Report, ProcessorsAreThoseOfTheNarrowestHost) {
-  const auto shared = [](std::vector<RankLog> logs) { return processor_names(logs).shared(); };
+  const auto shared = [](std::vector<RankLog> logs) { return count_processors(logs).shared(); };
   EXPECT_FALSE(shared({make_log("a", 0, 0, {0, 1}), make_log("a", 0, 0, {2, 3})}));  // bound to cores of their own
   EXPECT_TRUE(shared({make_log("a", 0, 0, {0, 1}), make_log("a", 0, 0, {0, 1})}));
   EXPECT_TRUE(shared({make_log("a", 0, 0, {0, 1}), make_log("b", 0, 0, {0})}));
-  EXPECT_EQ(processor_names({make_log("a", 0, 0, {0, 1, 2}), make_log("b", 0, 0, {7})}).cores, 1);
+  EXPECT_EQ(count_processors({make_log("a", 0, 0, {0, 1, 2}), make_log("b", 0, 0, {7})}).cores, 1);
 }
 
 // A record of 2 ranks, 1f1b with 3 micro-batches, in which all happens as the simulator says.
