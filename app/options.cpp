@@ -44,7 +44,7 @@ void add_data_and_tuning(Settings& s, TrainOptions& o) {
   s.add(o.shuffle, {"shuffle",
                     "read each window of a text once per epoch, in random order, as for shards and mixtures; otherwise "
                     "windows begin at random positions"})
-      .for_identity(IdentityRole::unless_usual);
+      .for_identity(IdentityRole::unless_default);
   s.group("Fine-tuning");
   s.add(
       o.init,

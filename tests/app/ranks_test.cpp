@@ -105,9 +105,9 @@ TEST_F(RanksTest, PlansThatCannotBeAreOneLineAndStatus2) {
   refused("--ranks 13", "the nearest that can: 13");
   refused("--ranks 0", "--ranks: expected a whole number in [1, 1024], found '0'");
   refused("--zero 4", "--zero: expected a whole number in [0, 3], found '4'");
-  refused("--servers 9", "--servers: goes with --dp-mode ps-sync or ps-async, found ddp; expected 1 beside it");
-  refused("--dp-mode ps-sync --staleness 2", "--staleness: goes with --dp-mode ps-async, found ps-sync; expected 1");
-  refused("--outer-lr 0.5", "--outer-lr: goes with --dp-mode diloco, found ddp; expected 0.7");
+  refused("--servers 9", "--servers: goes with --dp-mode ps-sync or ps-async, found ddp; nearest valid value: 1, the default");
+  refused("--dp-mode ps-sync --staleness 2", "--staleness: goes with --dp-mode ps-async, found ps-sync; nearest valid value: 1");
+  refused("--outer-lr 0.5", "--outer-lr: goes with --dp-mode diloco, found ddp; nearest valid value: 0.7");
   refused("--ranks 4 --dp-mode ps-sync --servers 5", "--servers: expected at most the 4 ranks, found 5");
   refused("--dp 3 --ranks 2", "makes 3 ranks; expected 2; the nearest that can: --dp 2");
   refused("--zero 1 --dp-mode ps-sync", "--zero: 1 goes with --dp-mode ddp, found ps-sync");

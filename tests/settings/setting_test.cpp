@@ -33,7 +33,7 @@ Settings field_descriptors(Tune& t) {
   s.add(t.voices, {"voices", "number of voices", {1, 64}}).for_identity(IdentityRole::yes);
   s.add(t.bars, {"bars", "default: as many as the words have", {1, 100}})
       .follows()
-      .for_identity(IdentityRole::unless_usual);
+      .for_identity(IdentityRole::unless_default);
   s.add(t.speed, {"speed", "with `voices`", {0, 1, true}}).of_call();
   s.add(t.sung, {"sung", "by people"}).with("mood loud or very-loud");
   s.add(t.in_key, {"in_key", "any note"}).unless("off_key");
@@ -42,7 +42,7 @@ Settings field_descriptors(Tune& t) {
   s.add(t.file, {"file", "to write"}).a("a file");
   s.add(t.pitch, {"pitch", "of the first note", {-1e300, 9}});
   s.add(t.beats, {"beats", "strong ones", {1, 8}});
-  s.add(t.words, {"words", "sung"}).for_identity(IdentityRole::unless_usual);
+  s.add(t.words, {"words", "sung"}).for_identity(IdentityRole::unless_default);
   s.add_or_file(t.mood, t.mood_file, {"mood", "a name or a file"});
   s.add(t.mood_file, {"mood_file"}).for_programs();
   s.add(t.level, {"level", "a number"});
@@ -112,9 +112,9 @@ TEST(Settings, AreCheckedByTheirEntries) {
   t.bars = 0, t.voices = 0;
   EXPECT_EQ(least(), "`voices`: expected at least 1, found 0");
   t.name = "last";
-  EXPECT_EQ(read(), "`name`: goes with `voices`, found 0; expected none beside it, its default");
+  EXPECT_EQ(read(), "`name`: goes with `voices`, found 0; nearest valid value: none, the default");
   t.voices = 2, t.sung = true;
-  EXPECT_EQ(read(), "`sung`: goes with `mood` loud or very-loud, found calm; expected false beside it, its default");
+  EXPECT_EQ(read(), "`sung`: goes with `mood` loud or very-loud, found calm; nearest valid value: false, the default");
   t.mood = Mood::loud;
   EXPECT_EQ(read(), "nothing was thrown");
   EXPECT_EQ(difference(field_descriptors(t), field_descriptors(usual)), "voices=2 sung=true name=last mood=loud");
