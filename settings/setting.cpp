@@ -131,7 +131,7 @@ int64_t parse_integer(const std::string& where, const std::string& text, const B
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
   const bool complete = error == std::errc() && end == text.data() + text.size();
   if (!complete || !contains(range, static_cast<double>(v)))
-    wrong(where, "a complete number" + bounds_text(range), text);
+    wrong(where, "a whole number" + bounds_text(range), text);
   return v;
 }
 
