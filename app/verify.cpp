@@ -208,7 +208,7 @@ std::string describe_equality(const VerifyResult& r) {
                                                     "routing margins up to {:.3g} of the largest logit",
                                                     r.strayed, r.stray_margin);
   return fmt::format(
-             "{}\n  largest relative differences of all tensors: loss {:.3g}, gradients {:.3g} ({})\n  bound {}; "
+             "{}\n  relative differences, maximum over tensors: loss {:.3g}, gradients {:.3g} ({})\n  bound {}; "
              "parameters and state after updates with these gradients: {}",
              r.passed() ? "equal up to rounding of sums" : "different", r.loss_max_rel, r.grad_max_rel, r.worst,
              r.bound_text, r.param_max_rel == 0 ? "bitwise identical" : fmt::format("{:.3g}", r.param_max_rel)) +

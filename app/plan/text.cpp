@@ -256,10 +256,10 @@ Part memory_part(const planner::Prediction& p, double limit, double width) {
   }
   out.words += ".";
   for (size_t i = 0; i < p.memory.size(); ++i) {
-    bars.lanes[i].behind = short_bytes(p.memory[i].peak());
-    if (p.memory[i].peak() > limit) bars.lanes[i].behind_css = "bad";
+    bars.lanes[i].suffix = short_bytes(p.memory[i].peak());
+    if (p.memory[i].peak() > limit) bars.lanes[i].suffix_css = "bad";
   }
-  out.pictures = {drawn(bars)};
+  out.pictures = {render_lanes(bars)};
   return out;
 }
 
@@ -292,7 +292,7 @@ Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double 
   Lanes lanes = panel_lanes({s, "", std::max(s.makespan, 1e-300), time_text, time_text}, width);
   lanes.right = 24, lanes.gap = 2;
   set_ranks(lanes, 8, 34, 380);
-  out.pictures = {drawn(lanes)};
+  out.pictures = {render_lanes(lanes)};
   return out;
 }
 
@@ -300,7 +300,7 @@ Part pipeline_part(const planner::Case& c, const planner::Prediction& p, double 
 Lanes bar_lanes(double width) { return {.title = "", .most = 0, .width = width, .left = 128, .right = 118, .gap = 7}; }
 void add_bar(Lanes& to, const std::string& name, double value, const std::string& css, const std::string& note) {
   if (!(value > 0)) return;
-  Lane& bar = to.lanes.emplace_back(Lane{.name = name, .behind = note});
+  Lane& bar = to.lanes.emplace_back(Lane{.name = name, .suffix = note});
   stack(bar, value, css, name + ": " + note);
   to.most = std::max(to.most, value);
 }
@@ -319,7 +319,7 @@ Part time_part(const planner::Prediction& p, double width) {
           .words =
               "Time of the slowest rank: computation, pipeline bubble, and exposed communication, which does not "
               "overlap with computation.",
-          .pictures = {drawn(bars)}};
+          .pictures = {render_lanes(bars)}};
 }
 
 Part bytes_part(const planner::Prediction& p, double width) {
@@ -329,7 +329,7 @@ Part bytes_part(const planner::Prediction& p, double width) {
     for (const auto& [operation, bytes] : operations) most = std::max(most, bytes);
   for (const auto& [axis, operations] : p.bytes)
     for (const auto& [operation, bytes] : operations) {
-      if (bytes * kSeenBytes < most) continue;
+      if (bytes * kMaxBarRatio < most) continue;
       std::string name = fmt::format("{} {}", axis, operation);
       std::ranges::replace(name, '_', '-');
       add_bar(bars, name, bytes, css_of_axis(axis), short_bytes(bytes));
@@ -339,7 +339,7 @@ Part bytes_part(const planner::Prediction& p, double width) {
           .words = bars.lanes.empty() ? "A single rank sends nothing."
                                       : "Average traffic of a rank in a step, by axis and operation; the time figure "
                                         "shows how much of it is exposed.",
-          .pictures = {drawn(bars)}};
+          .pictures = {render_lanes(bars)}};
 }
 
 Part instead_part(const PlanAnswer& a) {
@@ -363,7 +363,7 @@ std::string plan_page(const PlanAnswer& a) {
       if (figure.id != "pipeline" || c.layout.plan.pp > 1) parts.push_back(std::move(figure));
   }
   if (a.fits()) parts.push_back(instead_part(a));
-  return whole_page(a.asked.model + ", Tessera plan", parts);
+  return html_page(a.asked.model + ", Tessera plan", parts);
 }
 
 std::string plan_text(const PlanAnswer& a) {
@@ -371,11 +371,12 @@ std::string plan_text(const PlanAnswer& a) {
   auto [best, large] = ranking_tables(a);
   const bool rough = std::ranges::any_of(best.rows, [](const Row& r) { return r.cells.back().text[0] == '~'; });
   if (a.fits())
-    out += fitted(best) +
+    out += fitted_text(best) +
            fmt::format("  micro-batches: number per step x sequences of each; GB: memory of the peak rank{}\n\n",
                        rough ? ", ~ estimated by a formula" : "");
   large.rows.resize(std::min(large.rows.size(), kMaxTooLarge));
-  if (!large.rows.empty()) out += fmt::format("Does not fit {:.1f} GB:\n{}\n", a.asked.memory() / 1e9, fitted(large));
+  if (!large.rows.empty())
+    out += fmt::format("Does not fit {:.1f} GB:\n{}\n", a.asked.memory() / 1e9, fitted_text(large));
   if (!a.fits()) return out;
   const planner::Recommendation& r = a.recommended;
   out += fmt::format("Recommended, number 1: {}\n", to_text(r.plan.layout.plan));

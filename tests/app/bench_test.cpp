@@ -448,10 +448,10 @@ TEST(BenchFiles, EqualOnesAreNamedOnce) {
   all.read(1, "b-1", bench_file({1}, "0.41", "5:00"));
   all.read(1, "b-2", bench_file({1}));
   EXPECT_EQ(all.about(),
-            "a-1 and 2 more: 2 processors; 1:00 to 3:00\n"
-            "a-4: 2 processors, 1.3 of them BUSY before it began; 4:00\n"
-            "b-1: 2 processors, 0.4 of them BUSY before it began; 5:00\n"
-            "b-2: 2 processors\n");
+            "a-1 and 2 more: 2 cores; 1:00 to 3:00\n"
+            "a-4: 2 cores, 1.3 of them BUSY before the start; 4:00\n"
+            "b-1: 2 cores, 0.4 of them BUSY before the start; 5:00\n"
+            "b-2: 2 cores\n");
 }
 
 // Plans that are run beside their predictions, and what `train` says on a machine that was measured.
