@@ -28,7 +28,7 @@ class AsyncResumeTest : public ProgramTest {
       const int status = interrupted(begun ? again : first, signal, recorded() + 300);
       if (status == 0) break;  // it was faster
       if (begun) {
-        expect_has(log(), before > 0 ? fmt::format("going on after step {}\n", before) : "beginning");
+        expect_has(log(), before > 0 ? fmt::format("resuming after step {}\n", before) : "starting at step");
       }
       if (signal == SIGKILL) continue;
       ++stops;
@@ -78,7 +78,7 @@ TEST_F(AsyncResumeTest, OtherPlansGoOnWithAnAsynchronousRun) {
   const auto on = [&](int64_t steps, const std::string& plan, int64_t updates) {
     const int64_t before = newest_step();
     expect_success(fmt::format("train --resume --out run --steps {} {}{}", steps, test::kNoPlan, plan),
-                   fmt::format("going on after step {}\n", before));
+                   fmt::format("resuming after step {}\n", before));
     EXPECT_EQ(about(fmt::format("run/checkpoints/step-{}", steps)).at("updates"), updates) << plan;
   };
   on(6, "--ranks 2 --zero 3", 18);
@@ -121,12 +121,12 @@ class UnevenTest : public AsyncResumeTest {
 
 TEST_F(UnevenTest, WhatWorkersHadPulledIsSaved) {
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-2/pulled.safetensors")));
-  expect_success("train --resume --out run --replay order.txt", "going on after step 2\n");
+  expect_success("train --resume --out run --replay order.txt", "resuming after step 2\n");
   EXPECT_TRUE(files("run/checkpoints/step-3") == whole_);
 }
 
 TEST_F(UnevenTest, WithoutTheReplayItGoesOnWithinItsBound) {
-  expect_success("train --resume --out run --record on.txt", "going on after step 2\n");
+  expect_success("train --resume --out run --record on.txt", "resuming after step 2\n");
   const std::vector<Push> pushes = order("on.txt").servers[0];
   EXPECT_EQ(pushes, (std::vector<Push>{{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}, {1, 1, 4}, {1, 2, 5}}));
   EXPECT_FALSE(files("run/checkpoints/step-3") == whole_);  // worker 1 has pulled again
@@ -136,7 +136,7 @@ TEST_F(UnevenTest, WithoutTheReplayItGoesOnWithinItsBound) {
 
 TEST_F(UnevenTest, OtherPlansAreRefused) {
   const std::string words =
-      "run/checkpoints/step-2 was saved inside a replay, with its workers at different steps; expected --dp-mode "
+      "run/checkpoints/step-2 was saved inside a replay, with workers at different steps; expected --dp-mode "
       "ps-async with 2 ranks and 1 servers";
   for (const char* plan : {"--ranks 2", "--ranks 1 --dp-mode ps-async", "--ranks 2 --dp-mode ps-async --servers 2"})
     fails(fmt::format("train --resume --out run {}{}", test::kNoPlan, plan), 2, words);

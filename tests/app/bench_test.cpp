@@ -282,7 +282,7 @@ TEST_F(BenchTest, ATableIsAlignedAndItsFileIsReported) {
   const Ran r = must(
       "bench --benchmark_min_time=0.0001 --table --ranks 1,2 --dtype fp32 --benchmark_out=a.json "
       "'--benchmark_filter=strategy/(one-rank|ddp|tp)/|broadcast/direct/.*/1024'");
-  expect_has(r.out, {"strategy/NAME/DTYPE/RANKS: a step of training", "median ms", "quartiles", "spread", "rounds",
+  expect_has(r.out, {"strategy/NAME/DTYPE/RANKS: a training step", "median ms", "quartiles", "spread", "rounds",
                      "of one rank", "tokens/s", "peak MB", "median us", "busbw GB/s", " strategy/ddp/fp32/2 "});
   expect_lacks(r.out, "worst error");  // no row has it
   const std::vector<std::string> lines = test::to_lines(r.out.substr(r.out.find("strategy/NAME")));
@@ -298,8 +298,8 @@ TEST_F(BenchTest, ATableIsAlignedAndItsFileIsReported) {
   expect_has(html, {"strategy/ddp/fp32/2", "<svg", "verdict"});
   must("report a.json --figure bench --svg --out a.svg");
   test::expect_balanced(read_file(path("a.svg")));
-  fails("report a.json . --format text", 2, "RUN: expected two runs or two files of bench, found a.json and .");
-  fails("report a.json --figure loss --svg", 2, "--figure loss: expected bench beside a file of bench");
+  fails("report a.json . --format text", 2, "RUN: expected two runs or two `bench` files, found a.json and .");
+  fails("report a.json --figure loss --svg", 2, "--figure loss: expected bench with a `bench` file");
   fails("report 'b*.json'", 4, "'b*.json': no file matches");
   write("bad.json", R"({"context": {"num_cpus": 2}, "benchmarks": [{"name": "x", "time_unit": "ms"}]})");
   fails("report bad.json", 4, "bad.json: expected JSON of `tessera bench`");
@@ -509,7 +509,7 @@ TEST_F(MeasuringTest, OptionsThatCannotBe) {
   fails("plan --model gpt2 --hardware h100 --ranks 2 --calibrate", 2, "--calibrate: expected --hardware this");
   for (const char* bad : {"0", "1,", "x", "1,,2", "1 2"})
     fails(plan_ + "--measure '" + bad + "'", 2, "--measure: expected a whole number");
-  fails(plan_ + "--measure 999", 2, "--measure: expected numbers of the ranking, 1 to ");
+  fails(plan_ + "--measure 999", 2, "--measure: expected positions in the ranking, 1 to ");
   fails(plan_ + "--software megatron", 2, "--software: expected tessera");
 }
 
@@ -521,7 +521,7 @@ TEST_F(MeasuringTest, TrainSaysThePredictionOnlyWhereThereIsOne) {
   expect_lacks(trained("a").out, "predicted");
   EXPECT_FALSE(summary("b").contains("predicted"));
   plant();
-  expect_has(trained("c").out, "A step was predicted to take ");
+  expect_has(trained("c").out, "Step time: predicted ");
   const Json with = summary("d");
   ASSERT_TRUE(with.contains("predicted"));
   EXPECT_GT(with["predicted"]["step_s"], 0.0);

@@ -116,7 +116,7 @@ TEST_F(InferenceTest, MistakesAreNamed) {
   fails("evaluate base --data text.txt --context 32", 2, "--context: the model has 16");
   fails("generate base --prompt ''", 2, "--prompt: expected at least one character");
   fails("generate base --stop ''", 2, "--stop: expected at least one character");
-  fails("generate base --prompts empty.txt", 4, "no prompts; expected one on each line");
+  fails("generate base --prompts empty.txt", 4, "expected one prompt per line, found none");
   fails("generate base --cp 2", 2, "unknown option '--cp'");
   fails("generate base --min-p 2", 2, "--min-p: expected a number in [0, 1]");
   fails("generate nowhere", 4, "nowhere");
@@ -248,7 +248,7 @@ TEST_F(MixturesTest, WhatIsRefused) {
   fails("train --data 'x*.bin'", 4, "no file matches");
   fails("train --data text.txt=1,more.txt=1 --pack", 2, "--pack: goes with --data FILE.jsonl");
   fails("data text.txt more.txt", 2, "--out: expected a folder for a dataset of 2 sources");
-  fails("data text.txt --shard-tokens 5", 2, "--shard-tokens: goes with --out");
+  fails("data text.txt --shard-tokens 5", 2, "--shard-tokens: expected --out");
 }
 
 // --document-mask: what it refuses, and runs on tokens with <|endoftext|> under several plans.

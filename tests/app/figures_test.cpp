@@ -129,14 +129,14 @@ TEST(Figures, OfARunForAPerson) {
   const std::string one = say("text", {}, {5'400'000}).out;
   expect_has(one,
              {"After 8 steps (384 tokens) the validation loss is 2.1250 (3.0625 bits per byte).\n", "\nloss 4.00 ",
-              " 2.25\n2.0K tokens/s, 60% of what this machine's matrix products reach; at most 5.4 MB of memory.\n",
-              "A step was predicted to take 20.00 ms on this machine and took 24.00 ms.\n",  // 48 of 2,000 tokens/s
-              "The other ranks waited for rank 2 in 25% of their time.\n",
+              " 2.25\n2.0K tokens/s, 60% of this machine's matmul peak; at most 5.4 MB of memory.\n",
+              "Step time: predicted 20.00 ms for this machine, measured 24.00 ms.\n",  // 48 of 2,000 tokens/s
+              "Straggler: the other ranks waited for rank 2 25% of the time.\n",
               // five of eight choices, where two are even
-              "The busiest expert, number 1 of layer 1, took 2.50 times its even share; 4 choices were dropped.\n"});
+              "Busiest expert: number 1 of layer 1, with 2.50 times the mean load; 4 tokens dropped.\n"});
   const std::string three = say("text", {.dp = 3, .backend = Backend::mpi}, {54'000'000, 56'700'000, 1}).out;
   expect_has(three,
-             "2.0K tokens/s, 20% of what this machine's matrix products reach; at most 57 MB of memory per rank.\n");
+             "2.0K tokens/s, 20% of this machine's matmul peak; at most 57 MB of memory per rank.\n");
 }
 
 TEST(Figures, MfuIsOfTheRanksThatComputeAtOnce) {
@@ -216,7 +216,7 @@ TEST_F(FiguresOfRunsTest, RatesTimesAndWorkAgree) {
     return page.substr(at, page.find("</dd>", at) - at);
   };
   EXPECT_EQ(fact("tokens/s"), report::grouped(std::llround(summary["tokens_per_s"].get<double>())) + " (median step)");
-  EXPECT_EQ(fact("loss at the end"), fmt::format("{:.4f}", summary["loss"].get<double>()));
+  EXPECT_EQ(fact("final loss"), fmt::format("{:.4f}", summary["loss"].get<double>()));
   EXPECT_EQ(fact("validation loss"), fmt::format("{:.4f}", summary["val_loss"].get<double>()));
   EXPECT_EQ(fact("steps"), "12");
   const auto expect_row = [&](const std::string& begin, int64_t bytes) {
@@ -296,7 +296,7 @@ TEST_F(FiguresOfRunsTest, GenerationTakesTheTimeThatItSays) {
   const double seconds = seconds_since(start);
   std::smatch found;
   ASSERT_TRUE(std::regex_search(ran.err, found,
-                                std::regex("50 tokens from .*, ([0-9.]+)(K?) tokens/s; the first after ([0-9.]+) s")))
+                                std::regex("50 tokens from .*, ([0-9.]+)(K?) tokens/s; time to first token ([0-9.]+) s")))
       << ran.err;
   const double rate = std::stod(found[1]) * (found[2].length() > 0 ? 1e3 : 1);
   EXPECT_LE(49 / rate + std::stod(found[3]), 1.06 * seconds);

@@ -41,7 +41,7 @@ TEST_F(HabitsTest, EpochsAndSharesAreSteps) {
     anew(model + "--no-eval --no-save --epochs " + epochs + " --out run");
     expect_has(config(), fmt::format("steps = {}\n", steps));
   }
-  fails(model + "--epochs 2 --steps 3", 2, "--epochs: expected no --steps");
+  fails(model + "--epochs 2 --steps 3", 2, "--epochs: cannot be combined with --steps");
   // A later word, or one of the command line, is in the place of what a file says.
   must("train --config run/config.toml --epochs 0.5 --out half");
   expect_has(read_file(path("half/config.toml")), "steps = 4\n");
@@ -54,7 +54,7 @@ TEST_F(HabitsTest, EpochsAndSharesAreSteps) {
       "train --data rows.jsonl=1,few.jsonl=2 --model gpt-nano --layers 1 --channels 16 --context 16 "
       "--batch 4 --tokenizer bytes --threads-per-rank 1 --epochs 1 --no-eval --out mixed");
   expect_has(mixed.err,
-             "an epoch of the mixture has 39 sequences, as its parts together, and reads rows.jsonl 0.433 "
+             "an epoch of the mixture has 39 sequences, the total of its datasets, and reads rows.jsonl 0.433 "
              "times, few.jsonl 2.89 times");
   expect_has(read_file(path("mixed/config.toml")), "steps = 10\n");
 }
@@ -62,7 +62,7 @@ TEST_F(HabitsTest, EpochsAndSharesAreSteps) {
 TEST_F(HabitsTest, PatienceEndsARunAlsoOneThatIsResumed) {
   const std::string still = "--lr 0 --eval-every 2 --out run ";  // no validation is better than the first
   const auto r = train(still + "--steps 40 --patience 2");
-  expect_has(r.err, "2 validations without a better loss (--patience): the run ends after step 6 of 40");
+  expect_has(r.err, "2 validations without improvement (--patience): stopping after step 6 of 40");
   EXPECT_EQ(validated(), (std::vector<int64_t>{2, 4, 6}));
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-6")));
   anew("train " + kSmall + still + "--steps 4");
@@ -126,7 +126,7 @@ TEST_F(BeginningTest, NewTokensGetRowsThatAreTheMeanOfTheOthers) {
   for (const char* plan : {"--init f --ranks 1", "--init base --ranks 2 --tp 2", "--init f --ranks 2 --zero 3",
                            "--init f --ranks 2 --dp-mode ps-async"}) {
     expect_has(tune(added + plan).err,
-               "<|im_start|> is token 290, <|im_end|> is token 291; a row that the table did not have");
+               "<|im_start|> is token 290, <|im_end|> is token 291; new embedding rows are initialized");
     const std::string made = weights("run/checkpoints/step-1");
     if (first.empty()) first = made;
     EXPECT_EQ(made, first) << plan;
@@ -155,8 +155,8 @@ TEST_F(BeginningTest, NewTokensGetRowsThatAreTheMeanOfTheOthers) {
   EXPECT_TRUE(said.out.starts_with("Line<|im_end|>")) << said.out;
 
   fails("train --init f --data text.txt --lora-rank 2 " + added, 2,
-        "--add-tokens: 2 of them are new, and adapters leave their rows as they are");
-  fails("train --init f --data text.txt --tokenizer bytes " + added, 2, "--add-tokens: beside --init");
+        "--add-tokens: 2 of them are new, but training adapters does not update embedding rows");
+  fails("train --init f --data text.txt --tokenizer bytes " + added, 2, "--add-tokens: expected a --tokenizer folder or none with --init");
   fails("train --data text.txt --add-tokens '<a>'", 2, "--add-tokens: a char tokenizer knows characters alone");
   fails("train --init f --data text.txt --add-tokens 'a,,b'", 2, "--add-tokens: expected names with commas");
 }
@@ -211,7 +211,7 @@ TEST_F(BeginningTest, ATokenBeyondTheTableIsRefusedWhenItIsMet) {
   tokenizer["added_tokens"].push_back({{"id", 290}, {"content", "<x>"}, {"special", false}, {"normalized", false}});
   write("f/tokenizer.json", tokenizer.dump());
   expect_has(tune("--init f --ranks 2").err,
-             "the tokenizer has 291 tokens and the model's table 290 rows: the data use none of the others");
+             "the tokenizer has 291 tokens, but the embedding table only 290 rows; the data contain none of the missing tokens");
   for (const char* next : {"train --resume --out run --quiet --config run/config.toml --steps 2",
                            "checkpoint reshard run --out two --ranks 2 --tp 2", "generate run --prompt Line --tokens 3",
                            "train --init run --data text.txt --steps 1 --lr 0 --no-eval --out more"})
@@ -219,12 +219,12 @@ TEST_F(BeginningTest, ATokenBeyondTheTableIsRefusedWhenItIsMet) {
   write("x.txt", "Line 1 of it\n<x> Line 2 of a text that is not short\n");
   write("x.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"a\", \"completion\": \"<x>\"}\n");
   must("data x.txt --tokenizer f --out made");
-  const std::string is = " token 290, '<x>', is beyond the model's table of 290";
+  const std::string is = " token 290 ('<x>') is not in the model's embedding table of 290 rows";
   for (const char* command : {"train --init f --no-save --data ", "evaluate f --data "})
     for (const auto& [data, where] :
          {std::pair{"x.txt", "x.txt:"}, {"x.jsonl", "x.jsonl:2:"}, {"made", "x.txt:"}, {"text.txt=1,made=1", "x.txt:"}})
       fails(std::string(command) + data, 4, where + is);
-  fails("generate f --prompt 'a<x>'", 2, "--prompt: its" + is);
+  fails("generate f --prompt 'a<x>'", 2, "--prompt:" + is);
   fails("train --data text.txt --model gpt-nano --tokenizer f --vocab 290", 2,
         "--vocab: expected at least the tokenizer's 291, found 290");
 }

@@ -107,9 +107,9 @@ void KillTest::kill_and_check(uint64_t k) {
 
 // Checks the words of a process that came as far as saving: what it found, and what it removed.
 void KillTest::expect_words_about(int64_t newest, const std::vector<std::string>& leftovers) const {
-  expect_has(log(), newest > 0 ? fmt::format("going on after step {}\n", newest) : "beginning at step 1\n");
+  expect_has(log(), newest > 0 ? fmt::format("resuming after step {}\n", newest) : "starting at step 1\n");
   for (const std::string& name : leftovers) {
-    expect_has(log(), "removed what a killed run had left half-written: " + name + "\n");
+    expect_has(log(), "removed incomplete files of a killed run: " + name + "\n");
     EXPECT_FALSE(fs::exists(path(name))) << name;
   }
 }
@@ -150,7 +150,7 @@ TEST_F(KillTest, ARunKilledBeforeItsFirstCheckpointBeginsAgain) {
   EXPECT_TRUE(half_written().empty());
   // Killed in its first steps: what was recorded is made again.
   fs::remove_all(checkpoints());
-  expect_has(must("train --resume --out run").err, "no checkpoint was saved yet: beginning at step 1");
+  expect_has(must("train --resume --out run").err, "no checkpoint yet: starting at step 1");
   EXPECT_EQ(weights("run/checkpoints/step-12"), weights("whole/checkpoints/step-12"));
   expect_same_records();
   // Checkpoints that are all damaged are another matter.
@@ -252,7 +252,7 @@ void SoakTest::one_disturbed_run(const std::string& settings, const std::string&
   }
   EXPECT_GE(newest_step(), before) << "a checkpoint was lost" << history_;
   if (before > 0) {
-    EXPECT_TRUE(WIFSIGNALED(status) || log.find(fmt::format("going on after step {}\n", before)) != std::string::npos)
+    EXPECT_TRUE(WIFSIGNALED(status) || log.find(fmt::format("resuming after step {}\n", before)) != std::string::npos)
         << history_ << "\n"
         << log;
   }

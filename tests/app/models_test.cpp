@@ -57,7 +57,7 @@ TEST_F(ModelsInAndOutTest, FoldersOfOthersAreReadWithOneNote) {
     expect_has(err, note);
     EXPECT_EQ(err.find(note), err.rfind(note)) << command << err;
     const bool computes = command[0] != 't';
-    EXPECT_EQ(err.find("folder: stored in bf16 and computed in bf16; --dtype fp32") != err.npos, computes) << err;
+    EXPECT_EQ(err.find("folder: stored and computed in bf16; use --dtype fp32") != err.npos, computes) << err;
   }
   EXPECT_EQ(compute_loss("folder"), loss);
   EXPECT_EQ(run("evaluate folder --data text.txt --dtype fp32").err.find("computed in bf16"), std::string::npos);
@@ -157,7 +157,7 @@ TEST_F(ModelsInAndOutTest, RanksThatTrainAloneGoOnFromParts) {
   EXPECT_EQ(weights("parts/checkpoints/step-5"), end);
   fails(
       "checkpoint reshard base --out other --dp 4", 2,
-      "--dp: each data rank of --dp-mode diloco keeps a state of its own; expected 2, as many as the run has, found 4");
+      "--dp: each data rank of --dp-mode diloco has a separate state; expected 2, the number of ranks of the run, found 4");
 }
 
 TEST_F(ModelsInAndOutTest, MistakesAreNamed) {
@@ -168,9 +168,9 @@ TEST_F(ModelsInAndOutTest, MistakesAreNamed) {
   fails("checkpoint import base --out imported", 4, "no config.json");
   fails("checkpoint inspect nowhere", 4, "nowhere: no such file");
   fails("train --init base --layers 3 --out run", 2, "--layers: the model has 2, found 3");
-  fails("train --init base --model gpt2 --out run", 2, "--model: --init names the model already");
+  fails("train --init base --model gpt2 --out run", 2, "--model: expected no --model with --init");
   must("checkpoint import folder --out imported");
-  fails("train --resume --out imported", 2, "holds only weights; expected --init imported");
+  fails("train --resume --out imported", 2, "has no optimizer state; expected --init imported");
   fs::resize_file(path("folder/model.safetensors"), 500);
   fails("checkpoint import folder --out other", 4, "model.safetensors");
   EXPECT_FALSE(fs::exists(path("other")) || fs::exists(path("run")));
@@ -287,7 +287,7 @@ TEST_F(LoraTest, AdaptersNameTheBaseThatTheyWereTrainedOn) {
   for (const char* words : {"checkpoint export tuned --out x", "checkpoint export onward --out x --merge",
                             "train --resume --out tuned --steps 9", "evaluate adapters --data text.txt",
                             "train --init adapters --data text.txt --out x", "checkpoint import adapters --out x"})
-    fails(words, 4, "the adapters belong to a base with the hash " + hash("adapters") + "; found ");
+    fails(words, 4, "expected the base model with hash " + hash("adapters") + ", found ");
   must("checkpoint export tuned --out merged --merge");
   must("evaluate adapters --base first --data text.txt");
 }
@@ -310,10 +310,10 @@ TEST_F(LoraTest, AdaptersOfSeveralKindsAreMerged) {
   must("checkpoint export imported --out again");
   for (const char* from : {"imported", "whole", "again"}) EXPECT_NEAR(compute_loss(from), loss, 1e-6) << from;
   expect_has(run("generate adapters --tokens 2").err,
-             "alpha_pattern: the adapters are added to the weights of the base");
+             "alpha_pattern: the adapters are merged into the base weights");
   fails("train --init adapters --data text.txt --out x", 4, "alpha_pattern: these adapters cannot be trained further");
-  fails("checkpoint export adapters --out x", 4, "alpha_pattern: such adapters are not written; --merge");
-  fails("evaluate adapters --data text.txt --quantize nf4", 2, "--quantize: expected none, since the adapters are in");
+  fails("checkpoint export adapters --out x", 4, "alpha_pattern: adapters of this kind cannot be written separately; use --merge");
+  fails("evaluate adapters --data text.txt --quantize nf4", 2, "--quantize: expected none for a model with merged adapters");
 }
 
 // A model with experts: they stay, and adapters of attention go out as those of a dense model.
@@ -343,7 +343,7 @@ TEST_F(LoraTest, MistakesAreNamed) {
   fails("train --init base --lora-rank 2 --dp 2 --dp-mode ps-async --out run", 2, "found --dp-mode ps-async");
   fails("checkpoint export base --merge --out whole", 2, "--merge: expected a model with adapters");
   must(tuned_);
-  fails("train --init tuned --lora-rank 2 --out run", 2, "--lora-rank: the model of --init has adapters");
+  fails("train --init tuned --lora-rank 2 --out run", 2, "--lora-rank: expected only --lora-dropout");
   fails("train --resume --out tuned --lora-alpha 5", 2, "lora_scale");
   must("checkpoint export tuned --out adapters");
   fs::rename(path("base"), path("gone"));
@@ -412,11 +412,11 @@ TEST_F(QuantizeTest, ItGoesOnAndGoesOut) {
 
 TEST_F(QuantizeTest, MistakesAreNamed) {
   must(base_);
-  fails("train --init base --data text.txt --quantize nf4 --out run", 2, "--quantize: expected --lora-rank");
+  fails("train --init base --data text.txt --quantize nf4 --out run", 2, "--quantize: 4-bit weights are frozen; expected --lora-rank");
   fails("train --init base --data text.txt --lora-rank 2 --quantize-group 64 --out run", 2,
         "--quantize-group: goes with --quantize gptq, found none");
   fails("train --init base --data text.txt --lora-rank 2 --quantize gptq --out run", 2,
-        "--quantize: gptq is for codes that tessera checkpoint quantize made");
+        "--quantize: gptq requires a model quantized by tessera checkpoint quantize");
   fails("verify --model llama-nano --channels 64 --ffn 128 --lora-rank 2 --quantize nf4 --dp 1 --tp 2", 2,
         "--tp: 'blocks.0.attn.proj.weight' (64, 64) would be cut at multiples of 32 elements");
   must(tuned_);
@@ -438,7 +438,7 @@ class GptqTest : public ModelsTest {
 TEST_F(GptqTest, MakesAFolderThatEveryCommandReads) {
   must(base_);
   const Ran made = must(quantize_ + "--method gptq --bits 4 --out small");
-  EXPECT_EQ(made.out, "base is in small, its layers in 4 bits in groups of 16, by GPTQ\n");
+  EXPECT_EQ(made.out, "base quantized to small: layers in 4 bits in groups of 16, by GPTQ\n");
   expect_has(made.err, "blocks.0.mlp.down.weight (32, 64): ");
   must("checkpoint quantize base --method rtn --group 16 --out rounded");
   const double before = compute_loss("base"), rounded = compute_loss("rounded"), small = compute_loss("small");
@@ -456,7 +456,7 @@ TEST_F(GptqTest, MakesAFolderThatEveryCommandReads) {
   // A whole row is one group: layers of 32 and of 64 inputs have one scale a row.
   for (const char* method : {"gptq", "rtn"}) {
     const Ran whole = anew(quantize_ + "--group -1 --out rows --method " + method);
-    expect_has(whole.out, "its layers in 4 bits in rows, by ");
+    expect_has(whole.out, ": layers in 4 bits in rows, by ");
     EXPECT_EQ(to_json("rows/quantize_config.json").at("group_size"), -1);
     const Safetensors stored(path("rows/model.safetensors"), true);
     for (const TensorBytes& t : stored.tensors())
@@ -467,8 +467,8 @@ TEST_F(GptqTest, MakesAFolderThatEveryCommandReads) {
   must("train --init rows" + tune + "by-rows");
   expect_has(read_file(path("by-rows/config.toml")), "quantize-group = -1\n");
   fails(quantize_ + "--out small", 6, "--out: ");
-  fails("checkpoint quantize small --calibrate text.txt --out other", 2, "it is quantised already");
-  fails("checkpoint quantize tuned --calibrate text.txt --out other", 2, "it has adapters");
+  fails("checkpoint quantize small --calibrate text.txt --out other", 2, "expected a model that is not quantized");
+  fails("checkpoint quantize tuned --calibrate text.txt --out other", 2, "expected a model without adapters");
 }
 
 TEST_F(GptqTest, MistakesAreNamed) {
@@ -486,7 +486,7 @@ TEST_F(GptqTest, MistakesAreNamed) {
   fails(quantize_ + "--train-on all --out other", 2, "--train-on: goes with --calibrate FILE.jsonl");
   train("--model llama-nano --tokenizer bytes --steps 1 --warmup 0 --ranks 1 --eval-every 0 --out narrow");
   fails("checkpoint quantize narrow --calibrate text.txt --group 16 --out other", 2,
-        "expected multiples of 32, which is what GPTQ's files can hold");
+        "GPTQ files require multiples of 32");
   EXPECT_FALSE(fs::exists(path("other")));
 }
 

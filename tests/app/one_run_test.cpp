@@ -31,7 +31,7 @@ TEST_F(OneRunTest, ASecondWriterIsRefusedAndADeadOneIsNone) {
   const pid_t child = begun("--save-every 0 --eval-every 0");
   const std::string owner = fmt::format("process {} on ", child);
   fails("train --resume --out run", 2, owner);
-  fails("train " + kSmall + "--out run", 2, "holds a run already");
+  fails("train " + kSmall + "--out run", 2, "already holds a run");
   kill(child, SIGSTOP);
   fails("train --resume --out run", 2, owner);
   kill(child, SIGKILL);
@@ -113,9 +113,9 @@ TEST_F(OneRunTest, APoisonedCheckpointIsPassedOver) {
   const uint32_t nan = 0x7fc00000;
   bytes.replace(bytes.size() - 4, 4, reinterpret_cast<const char*>(&nan), 4);
   rewrite(checkpoints() / "step-8", "model.safetensors", bytes);
-  fails("generate run/checkpoints/step-8 --tokens 3", 4, "holds inf or nan at element");
+  fails("generate run/checkpoints/step-8 --tokens 3", 4, "has inf or nan at element");
   const auto resumed = must("train --resume --out run --steps 10");
-  expect_has(resumed.err, {"passed over a checkpoint: ", "going on after step 4"});
+  expect_has(resumed.err, {"skipped a checkpoint: ", "resuming after step 4"});
 }
 
 // Every rank writes its own part while the next steps are made; the file is that of one rank all the same.
@@ -289,7 +289,7 @@ TEST_F(SignalsTest, EndAValidationAndSaveTheStepsBeforeIt) {
                                     {"--steps 4 --eval-every 2", begun_},
                                     {"--steps 2 --ranks 2 --dp-mode ps-async", saved}}) {
     EXPECT_EQ(signalled(options + more, SIGTERM, ready), 143) << more;
-    expect_has(log(), "stopped in the validation after step 2, which is saved; tessera train --resume --out run");
+    expect_has(log(), "stopped in the validation after step 2, which was saved; tessera train --resume --out run");
     EXPECT_EQ(read_file(path("run/checkpoints/latest")), "step-2\n");
     expect_lacks(read_file(path("run/metrics.jsonl")), "eval");
     fs::remove_all(path("run"));
@@ -395,7 +395,7 @@ TEST(FlightReport, ShowsWhoIsMissingAndWhoDiffers) {
   ASSERT_NE(second, std::string::npos) << text;
   expect_has(text.substr(second), {"DIFFERS", "barrier of 0 bytes, from 2.000 s on"});
   expect_lacks(text.substr(0, second), "DIFFERS");
-  expect_has(html, {"<tr class=\"differs\">", "wrote nothing"});
+  expect_has(html, {"<tr class=\"differs\">", "no record"});
 }
 
 TEST(FlightReport, RefusesWhatIsNone) {

@@ -267,7 +267,7 @@ TEST_F(ConfigTest, IsReadAndOptionsWin) {
 TEST_F(ConfigTest, ARunWithoutCheckpointsIsNotResumed) {
   const std::string saves = file("layers = 2\n");
   const std::string expected =
-      "--resume: expected a run that saves checkpoints, found --no-save, by option or in its config.toml";
+      "--resume: expected a run that saves checkpoints, found --no-save as an option or in its config.toml";
   EXPECT_EQ(message("train --resume --out x --no-save --config " + saves), expected);
   EXPECT_EQ(message("train --resume --out x --no-eval --config " + saves), "");
   const std::string saves_not = file("no-save = true\n");
@@ -522,10 +522,10 @@ TEST_F(ProgramTest, AFileThatCannotBeReadIsSaidByOptionAndReason) {
 TEST_F(ProgramTest, QuietRunsEndWithoutASample) {
   const Ran r = train("--out run --quiet --sp --tp 1 --tokenizer bytes");
   EXPECT_EQ(r.err, "");
-  expect_lacks(r.out, "A sample");
-  expect_has(r.out, "write more with");
+  expect_lacks(r.out, "Sample:");
+  expect_has(r.out, "generate more text with");
   expect_has(train("--out told --sp").err,
-             "--sp: cuts the tokens among the ranks of --tp, and there is only one; expected --tp 2 or more");
+             "--sp: shards tokens over the ranks of --tp and has no effect with --tp 1; expected --tp 2 or more");
   const Ran bytes = run("generate run --tokens 400 --temperature 50");  // as good as any byte
   EXPECT_EQ(find_invalid_utf8(bytes.out), std::string::npos);
   expect_has(bytes.out, "\\x");

@@ -128,7 +128,7 @@ TEST_F(PlanningTest, PageStandsAlone) {
 TEST_F(PlanningTest, TextIsReadInAMinute) {
   const Ran r = must("plan " + k7b_ + "--ranks 8");
   EXPECT_LE(std::count(r.out.begin(), r.out.end(), '\n'), 50);
-  expect_has(r.out, {"llama2-7b: 6.74 billion parameters", "8 ranks of h100", "\nTake number 1: ", "\nInstead:\n",
+  expect_has(r.out, {"llama2-7b: 6.74 billion parameters", "8 ranks of h100", "\nRecommended, number 1: ", "\nAlternatives:\n",
                      "\nWeakest assumption: ", "\nRun it:\n  tessera train --model llama2-7b "});
 }
 
@@ -136,7 +136,7 @@ TEST_F(PlanningTest, SaysWhatIsMissingWhereNothingFits) {
   const std::string words =
       "--model llama3-70b --context 4096 --hardware a100-40 --software megatron --ranks 8 --batch 64";
   fails_in_one_line("plan " + words, 2, " GB: the nearest, ");
-  expect_has(log(), {" GB more, most of it ", " such ranks a plan fits"});
+  expect_has(log(), {" GB more, mainly for ", "; nearest number of ranks with a plan that fits: "});
   for (const Json& line : lines(words, 2)) expect_plan(line);
 }
 
@@ -161,7 +161,7 @@ TEST_F(PlanningTest, BadInputIsOneLine) {
   };
   const std::vector<Bad> table = {
       {"plan --ranks 8", "--hardware: expected a100-40, "},
-      {"plan --hardware h100", "--ranks: expected a number of ranks"},
+      {"plan --hardware h100", "--ranks: expected the number of ranks"},
       {nano + "--hardware h101", "h101"},
       {nano + "--hardware none.toml", "none.toml", 4},
       {nano + "--hardware zero.toml", "zero.toml: intra_bytes_per_s: expected more than 0, found 0"},
@@ -176,7 +176,7 @@ TEST_F(PlanningTest, BadInputIsOneLine) {
       {h100 + "--model torn.json", "torn.json", 4},
       {h100 + "--model huge.json", "huge.json", 4},
       {h100 + "--model nowhere.json", "nowhere.json", 4},
-      {h100 + "--model good.json --layers 3", "--layers: expected a model by name beside it"},
+      {h100 + "--model good.json --layers 3", "--layers: expected a named model"},
       {h100 + "--model lama2-7b", "did you mean 'llama2-7b'?"},
       {h100 + "--model gpt2 --batch 1e18", "--batch: expected a whole number"},
       {h100 + "--model gpt2 --batch 1000000000000000000", "--batch: expected a whole number"},

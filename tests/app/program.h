@@ -140,7 +140,7 @@ class ProgramTest : public testing::Test {
     const std::string before = files(checkpoint);
     fs::remove_all(path(checkpoint));
     ASSERT_GT(step, 0) << "a run that begins again shows nothing of resuming";
-    const std::string resumed = fmt::format("going on after step {}\n", step);
+    const std::string resumed = fmt::format("resuming after step {}\n", step);
     expect_has(must("train --resume --out " + checkpoint.substr(0, checkpoint.find('/')) + more).err, resumed);
     EXPECT_TRUE(files(checkpoint) == before) << checkpoint << more;
   }

@@ -44,10 +44,10 @@ TEST_F(PromptsTest, TextsBeginAsTheTokenizersDo) {
 
 // The fixture reads 64 tokens, and "The moon" has at least three, with <s>.
 TEST_F(PromptsTest, TextBeyondTheContextIsReported) {
-  const std::string unread = "are not read: the context has 64\n";
+  const std::string unread = "are ignored, because the context has 64\n";
   expect_lacks(generate("--ignore-end").err, "context");
   expect_has(generate("--ignore-end --tokens 99").err,
-             "the text is longer than the context of 64 tokens: the beginning is not read for the end\n");
+             "the text is longer than the context of 64 tokens: earlier tokens are ignored at the end\n");
   std::string moons = "The moon";
   for (int i = 0; i < 70; ++i) moons += " moon";
   write("prompts.txt", "\uFEFFThe moon\r\n" + moons + "\r\n");
@@ -57,8 +57,8 @@ TEST_F(PromptsTest, TextBeyondTheContextIsReported) {
   ASSERT_NE(begin, std::string::npos) << one.err;
   const int count = std::stoi(one.err.substr(begin + 15));
   EXPECT_GT(count, 70);
-  expect_has(one.err, fmt::format("the prompt has {} tokens; its first {} {}", count, count - 64, unread));
-  expect_has(several.err, fmt::format("prompt 2 has {} tokens; its first {} {}", count, count - 64, unread));
+  expect_has(one.err, fmt::format("the prompt has {} tokens; the first {} {}", count, count - 64, unread));
+  expect_has(several.err, fmt::format("prompt 2 has {} tokens; the first {} {}", count, count - 64, unread));
   expect_lacks(several.err, "prompt 1 has");
   EXPECT_EQ(parse_records(several.out).at(0).at("prompt"), "The moon") << "no byte order mark";
   write("prompts.txt", std::string("\xff\xfeT\0", 4));
@@ -88,10 +88,10 @@ TEST_F(PromptsTest, GenerationStopsWhereTheModelsSettingsSay) {
 }
 
 TEST_F(PromptsTest, SettingsThatAreNotTakenAreNamed) {
-  expect_lacks(generate("").err, "not taken");
+  expect_lacks(generate("").err, "overridden");
   say("bos/generation_config.json", "top_p", 0.8);
   say("bos/generation_config.json", "repetition_penalty", 1.05);
-  expect_has(generate("--top-p 0.8").err, "the model's own settings, which are not taken: repetition_penalty 1.05\n");
+  expect_has(generate("--top-p 0.8").err, "the model's generation settings, overridden by options: repetition_penalty 1.05\n");
 }
 
 // A tokenizer may know more tokens than the model: only one that is met is refused.
@@ -104,7 +104,7 @@ TEST_F(PromptsTest, ATokenBeyondTheTableIsRefusedWhenItIsMet) {
   EXPECT_EQ(generate("").out, "The moon is a stone.\n");
   EXPECT_EQ(evaluate("rows.jsonl").at("tokens"), 102);
   fails("generate bos --special --prompt 'a<pad>'", 2,
-        "--prompt: its token 400, '<pad>', is beyond the model's table of 400");
+        "--prompt: token 400 ('<pad>') is not in the model's embedding table of 400 rows");
 }
 
 // Rows are the same, whatever the file is called and however it is compressed or laid out.
@@ -237,7 +237,7 @@ TEST_F(ChatTest, AModelsOwnTemplateAsksAndEnds) {
         << plan;
   EXPECT_EQ(said("--chat", "true |"), "");
   EXPECT_EQ(said("--template auto --special --prompt 'snow?'"), "white.\n");
-  fails("generate tuned --chat --prompt x", 2, "--chat: takes its turns from standard input");
+  fails("generate tuned --chat --prompt x", 2, "--chat: reads its turns from standard input");
 }
 
 // A template that is not known is refused before the first turn; one that raises ends the conversation where it does.
@@ -293,7 +293,7 @@ TEST_F(ChatTest, AdaptersHaveATokenizerOfTheirOwn) {
   write("adapters/chat_template.jinja", kOwn);
   EXPECT_NE(loss(""), by_chatml);
   fs::remove(path("adapters/tokenizer.json"));
-  expect_has(run("evaluate adapters --data chat.jsonl").err, "adapters: no tokenizer.json: the tokenizer and the chat");
+  expect_has(run("evaluate adapters --data chat.jsonl").err, "adapters: no tokenizer.json; using the tokenizer and chat");
   fails("generate adapters --chat", 2, "the model has none of its own", "true |");
 }
 
@@ -323,7 +323,7 @@ TEST_F(ChatTest, TheTemplateThatWasLearntGoesOut) {
   EXPECT_EQ(said("--chat", "printf 'snow?\nsky?\n' |", "folder"), "white.\nblue.\n");
   // Alpaca's has no form in Jinja: the folder's is not the one that was learnt, and a line says so.
   tune("--tokenizer tok --template alpaca --context 256 --steps 1 --warmup 0 --out other");
-  expect_has(must("checkpoint export other --out again").err, "not what the run learnt");
+  expect_has(must("checkpoint export other --out again").err, "differs from the template of the run's training");
 }
 
 // The tokenizer of characters has no x either, by which the end of an answer was once looked for.

@@ -63,7 +63,7 @@ TEST_F(RanksTest, ACheckpointThatCannotBeWrittenIsOneLineAndStatus6) {
 // Threads and processes write the same file. A resumed run counts on, and says where the step was made before.
 TEST_F(RanksTest, ADumpedStepIsOneFileOfTheRun) {
   const std::string file = "/dump_3.safetensors", words = "train " + kSmall + "--steps 4 --dump 3 --pp 2 --layers 2 ";
-  expect_has(must(words + "--out threads").err, "the layers of step 3 are written");
+  expect_has(must(words + "--out threads").err, "wrote the dump of step 3");
   const std::string dumped = read_file(path("threads" + file));
   EXPECT_GT(dumped.size(), 80'000U);
   if (kWithMpi && std::system("mpirun --version >/dev/null 2>&1") == 0) {

@@ -56,8 +56,8 @@ inline void expect_text(const std::string& text, const Json& report, const Json&
   }
   EXPECT_EQ(has("\nplanned: "), pipeline);
   EXPECT_EQ(has("\nreplayed: "), pipeline);
-  EXPECT_EQ(has("as it happened"), pipeline && !shared);
-  EXPECT_EQ(has("measured: not drawn"), pipeline && shared);
+  EXPECT_EQ(has("measured: step"), pipeline && !shared);
+  EXPECT_EQ(has("measured: not shown"), pipeline && shared);
   EXPECT_EQ(has("measured     null"), pipeline && shared);
   EXPECT_EQ(has("Each rank in this step"), report["ranks"].size() > report["plan"]["axes"]["pp"].get<size_t>());
   const auto step = std::stoll(text.substr(text.find("\nstep ") + 6));  // that is shown

@@ -93,7 +93,7 @@ TEST_F(ReportTest, BubblesAreThoseOfTheScheduleAndNullWhereCoresAreShared) {
   EXPECT_NEAR(shared["bubble"]["equal"].get<double>(), 1.0 / 5, 1e-9);
   EXPECT_TRUE(shared["bubble"]["measured"].is_null());
   expect_has(
-      html, {"not meaningful here", fmt::format("is not drawn: {} threads of ranks share {} cores", 2 * cores, cores)});
+      html, {"not meaningful", fmt::format("is not shown, because {} rank threads share {} cores", 2 * cores, cores)});
   expect_lacks(html, "<h3>Measured, step");  // of which the text says that it is not drawn
   const double replayed = shared["bubble"]["replayed"];
   EXPECT_TRUE(replayed > 0 && replayed < 1) << replayed;
@@ -138,7 +138,7 @@ TEST_F(ReportTest, AnInterruptedRunLeavesItsTimeline) {
 TEST_F(ReportTest, WithoutTheOptionNothingIsWritten) {
   must("train " + kTiny + "--out run");
   EXPECT_FALSE(fs::exists(path("run/trace.json")) || fs::exists(path("run/report.json")));
-  fails("report run", 4, "run: there is no report.json in it; train with --trace to have one");
+  fails("report run", 4, "run: found no report.json; train with --trace to record it");
   fails("report nowhere", 4, "nowhere: no such directory");
   fails("report nowhere --format text", 4, "nowhere: no such directory");
   fails("report run --format pdf", 2, "--format: expected html, text, found 'pdf'");
@@ -227,7 +227,7 @@ TEST(Figures, MemoryAndBytesOfPlansAreThoseOfTheirClosedForms) {
                      "<title>649,728 bytes of the busiest rank</title>"});
   for (const char* none : {"along world", "not known"}) EXPECT_EQ(count(bytes, none), 0U) << none;
   EXPECT_EQ(count(render_svg("bytes", {{"ranks", "3"}, {"batch", "6"}, {"all-reduce", "ring"}, {"bucket-mb", "0.01"}}),
-                  "busiest rank: not known"),
+                  "busiest rank: unknown"),
             1U);
 }
 
@@ -235,10 +235,10 @@ TEST(Figures, WhatCannotBeDrawnIsRefused) {
   const std::tuple<const char*, Args, const char*> table[] = {
       {"timeline", {{"ranks", "2"}}, "--figure timeline: dp=2: expected a run, found a plan that has not run"},
       {"pipeline", {{"ranks", "2"}}, "--figure pipeline: dp=2: expected at least 2 pipeline ranks, found 1"},
-      {"memory", {{"zero", "1,2"}, {"ranks", "2,4"}}, "--ranks: expected one value, since --zero has several"},
+      {"memory", {{"zero", "1,2"}, {"ranks", "2,4"}}, "--ranks: expected one value, because --zero has several"},
       {"memory", {{"zero", "1,7"}, {"ranks", "2"}}, "--zero"},
       {"bytes", {{"tp", "3"}}, "--tp"},
-      {"bytes", {{"dp-mode", "ps-async"}}, "only a run shows"}};
+      {"bytes", {{"dp-mode", "ps-async"}}, "only known from a run"}};
   for (const auto& [name, words, why] : table)
     expect_has(error_message([&, name = name, &words = words] { render_svg(name, words); }), why);
 }
@@ -349,7 +349,7 @@ TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
   EXPECT_EQ(row(text, "all at once"), "               101               101           same");
   EXPECT_EQ(row(text, "of step 2"), "            3.2500            3.2500           same");
   EXPECT_EQ(row(text, "at its end"), "            3.2500            3.0000        -0.2500");
-  expect_has(text, "b has 3 steps and a 2: losses are compared at the last that both have");
+  expect_has(text, "b has 3 steps and a 2: losses are compared at the last common step");
   test::expect_page(report::compare_to_text(a, longer, true));
 
   Record bare = report::parse_metrics(
@@ -483,7 +483,7 @@ TEST(Report, TimelinesTellTheStagesOfARankApart) {
   const std::string text = report::make_report(r, false),
                     svg = report::as_svg_file(report::make_figure("timeline", {r}));
   EXPECT_TRUE(std::regex_search(text, std::regex("\\|F{13}f{14}i{13}I{13}w{14}W{13}\\|"))) << text;
-  expect_has(text, "Small letters: a rank's later stages; of communication, less than half of a character's time.\n");
+  expect_has(text, "Lower case: a rank's later stages; for communication, less than half of a character's time.\n");
   for (const char* pass : {"k-F", "k-I", "k-W", "k-F c1", "k-I c1", "k-W c1"})  // the legend has some of them too
     EXPECT_EQ(count(svg, fmt::format("<rect class=\"{}\"", pass)), pass[4] == 'c' && pass[2] != 'F' ? 2U : 3U) << pass;
   expect_has(svg, "paler: a rank's later stages");
@@ -527,7 +527,7 @@ TEST(Report, LoadsOfExpertsAreByAnEvenShare) {
   };
   const report::Record r = record(R"({"load":[[2,2,2,2],[1,5,1,1]],"dropped":4,"ranks":2})");
   const report::Part part = report::experts_part(r, {});
-  expect_has(report::as_text({part}), {"4 of 20 choices found no place\n",
+  expect_has(report::as_text({part}), {"4 of 20 choices dropped\n",
                                        "layer 1      0.50   2.50   0.50   0.50\n  by rank    1.50   0.50\n"});
   expect_has(report::as_html(part), "5 choices, 2.50 times an even share");
   expect_lacks(report::make_report(report::parse_metrics(step + "\n", "made "), false), "experts");

@@ -53,9 +53,9 @@ TEST(Hostfile, IsReadAsMpirunReadsIt) {
   for (const auto& [text, words] : {std::pair{"a\nb slots=x", "hosts: line 2: expected 0 to 100000 slots, found 'x'"},
                                     {"a slots=-1", "found '-1'"},
                                     {"a:1000000", "found '1000000'"},
-                                    {"a 4", "expected slots=N behind the host, found '4'"},
-                                    {"a slots=4 max", "expected nothing behind the slots, found 'max'"},
-                                    {":4", "expected the name of a host"}})
+                                    {"a 4", "expected slots=N after the host, found '4'"},
+                                    {"a slots=4 max", "expected nothing after the slots, found 'max'"},
+                                    {":4", "expected a host name"}})
     expect_error(Status::input, {words}, [&, text = text] { parse_hosts(text, "hosts"); });
 }
 
@@ -120,8 +120,8 @@ TEST_F(RestartsTest, WhenAllAreUsedUpTheRunCanStillBeResumed) {
   kill_at(100, child_process(launcher));
   EXPECT_EQ(test::wait_for_exit(launcher), 3);
   expect_has(log(),
-             "tessera: --restarts: all 1 are used up; the last start failed: killed by signal 9 (Killed); tessera "
-             "train --resume --out run goes on after step ");
+             "tessera: --restarts: all 1 restarts failed; the last failure: killed by signal 9 (Killed); tessera "
+             "train --resume --out run resumes after step ");
   must("train --resume --out run");
   EXPECT_TRUE(wait_for_exit("run") == wait_for_exit("whole"));
 }
@@ -154,7 +154,7 @@ TEST_F(RestartsTest, OnFewerSlotsThereAreFewerDataRanksAndTheBatchStays) {
   kill_at(60, child_process(launcher));
   EXPECT_EQ(test::wait_for_exit(launcher), 0) << log();
   expect_has(log(), {"2 slots on 1 host: localhost 2",
-                     "2 of 4 data ranks: each now computes 2 micro-batches, and the batch stays",
+                     "2 of 4 data ranks: each now computes 2 micro-batches with an unchanged batch size",
                      "start 2 of 2: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 2 micro-batches each"});
   expect_has(read_file(path("run/config.toml")), "dp = 2\n");
   // Rounding, after more than a hundred steps of SGD, and no more.
@@ -245,7 +245,7 @@ TEST_F(RestartsOfMpirun, AKilledMpirunIsStartedAgainWhenItsRanksHaveEnded) {
   kill(rank(), SIGSTOP);
   kill_at(0, child_process(launcher_));
   expect_to_go_on();
-  expect_said("that the last start had left");
+  expect_said("of the last start");
 }
 
 }  // namespace
