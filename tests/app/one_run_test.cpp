@@ -312,7 +312,7 @@ TEST_F(SignalsTest, EachEndsARunThatSavesAndAHangUpUnlessItIsIgnored) {
   for (const auto& [signal, status] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 143}}) {
     EXPECT_EQ(signalled(endless_, signal, begun_), status);
     EXPECT_GT(newest_step(), 0) << signal;
-    expect_has(log(), "goes on");
+    expect_has(log(), "resumes");
     fs::remove_all(path("run"));
   }
   const pid_t child = start(endless_, "trap '' HUP;");
