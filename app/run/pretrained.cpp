@@ -338,7 +338,7 @@ void take_model(TrainOptions& o, const ModelConfig& c) {
   const auto take = [&](std::string_view name) {
     const Setting &from = theirs.at(name), &to = ours.at(name);
     if (o.gives(name) && to.text() != from.text())
-      bad_usage("--{}: expected {}, the value of the model, found {}", to.word(), from.text(), to.text());
+      bad_usage("--{}: the model has {}, found {}", to.word(), from.text(), to.text());
     to.assign(from);
     o.given.emplace(name);
   };

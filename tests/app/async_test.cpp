@@ -150,7 +150,7 @@ TEST_F(UnevenTest, WhatIsNotTheRunsOwnOrderIsRefused) {
   record("begun.txt", {{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}});
   anew(train_ + "--replay begun.txt --out run");
   fails("train --resume --out run --replay order.txt", 2,
-        "--replay: in order.txt worker 1 has pulled parameters that run/checkpoints/step-2 does not hold");
+        "--replay: in order.txt worker 1 has pulled parameters that are not in run/checkpoints/step-2");
 }
 
 TEST_F(UnevenTest, ARecordNeedsTheWholeOrder) {

@@ -127,16 +127,14 @@ TEST(Figures, OfARunForTensorBoard) {
 
 TEST(Figures, OfARunForAPerson) {
   const std::string one = say("text", {}, {5'400'000}).out;
-  expect_has(one,
-             {"After 8 steps (384 tokens) the validation loss is 2.1250 (3.0625 bits per byte).\n", "\nloss 4.00 ",
-              " 2.25\n2.0K tokens/s, 60% of this machine's matmul peak; at most 5.4 MB of memory.\n",
-              "Step time: predicted 20.00 ms for this machine, measured 24.00 ms.\n",  // 48 of 2,000 tokens/s
-              "Straggler: the other ranks waited for rank 2 25% of the time.\n",
-              // five of eight choices, where two are even
-              "Busiest expert: number 1 of layer 1, with 2.50 times the mean load; 4 tokens dropped.\n"});
+  expect_has(one, {"After 8 steps (384 tokens) the validation loss is 2.1250 (3.0625 bits per byte).\n", "\nloss 4.00 ",
+                   " 2.25\n2.0K tokens/s, 60% of this machine's matmul peak; at most 5.4 MB of memory.\n",
+                   "Step time: predicted 20.00 ms for this machine, measured 24.00 ms.\n",  // 48 of 2,000 tokens/s
+                   "Straggler: the other ranks waited for rank 2 25% of the time.\n",
+                   // five of eight choices, where two are even
+                   "Busiest expert: number 1 of layer 1, with 2.50 times the mean load; 4 tokens dropped.\n"});
   const std::string three = say("text", {.dp = 3, .backend = Backend::mpi}, {54'000'000, 56'700'000, 1}).out;
-  expect_has(three,
-             "2.0K tokens/s, 20% of this machine's matmul peak; at most 57 MB of memory per rank.\n");
+  expect_has(three, "2.0K tokens/s, 20% of this machine's matmul peak; at most 57 MB of memory per rank.\n");
 }
 
 TEST(Figures, MfuIsOfTheRanksThatComputeAtOnce) {
@@ -295,8 +293,8 @@ TEST_F(FiguresOfRunsTest, GenerationTakesTheTimeThatItSays) {
   const Ran ran = run("generate run --prompt Line --tokens 50");
   const double seconds = seconds_since(start);
   std::smatch found;
-  ASSERT_TRUE(std::regex_search(ran.err, found,
-                                std::regex("50 tokens from .*, ([0-9.]+)(K?) tokens/s; time to first token ([0-9.]+) s")))
+  ASSERT_TRUE(std::regex_search(
+      ran.err, found, std::regex("50 tokens from .*, ([0-9.]+)(K?) tokens/s; time to first token ([0-9.]+) s")))
       << ran.err;
   const double rate = std::stod(found[1]) * (found[2].length() > 0 ? 1e3 : 1);
   EXPECT_LE(49 / rate + std::stod(found[3]), 1.06 * seconds);

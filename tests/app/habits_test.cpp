@@ -84,7 +84,7 @@ TEST_F(HabitsTest, AFileOrAShareIsHeldOut) {
   must("train --resume --out run --config run/config.toml --steps 3");
   write("rows.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n");
   train("--tokenizer bytes --data rows.jsonl --val-data rows.jsonl --steps 1 --out rows");
-  fails("train --val-data other.txt --val-share 0.2", 2, "--val-data: expected no --val-share");
+  fails("train --val-data other.txt --val-share 0.2", 2, "--val-data: cannot be combined with --val-share");
   fails("train --data text.txt --val-data rows.jsonl", 2, "--val-data: expected a text");
   must("data text.txt --tokenizer bytes --out made");
   fails("train --data made --val-share 0.2", 2, "--val-share: expected a text or a file of examples");
@@ -156,7 +156,8 @@ TEST_F(BeginningTest, NewTokensGetRowsThatAreTheMeanOfTheOthers) {
 
   fails("train --init f --data text.txt --lora-rank 2 " + added, 2,
         "--add-tokens: 2 of them are new, but training adapters does not update embedding rows");
-  fails("train --init f --data text.txt --tokenizer bytes " + added, 2, "--add-tokens: expected a --tokenizer folder or none with --init");
+  fails("train --init f --data text.txt --tokenizer bytes " + added, 2,
+        "--add-tokens: expected a --tokenizer folder or none with --init");
   fails("train --data text.txt --add-tokens '<a>'", 2, "--add-tokens: a char tokenizer knows characters alone");
   fails("train --init f --data text.txt --add-tokens 'a,,b'", 2, "--add-tokens: expected names with commas");
 }
@@ -211,7 +212,8 @@ TEST_F(BeginningTest, ATokenBeyondTheTableIsRefusedWhenItIsMet) {
   tokenizer["added_tokens"].push_back({{"id", 290}, {"content", "<x>"}, {"special", false}, {"normalized", false}});
   write("f/tokenizer.json", tokenizer.dump());
   expect_has(tune("--init f --ranks 2").err,
-             "the tokenizer has 291 tokens, but the embedding table only 290 rows; the data contain none of the missing tokens");
+             "the tokenizer has 291 tokens, but the embedding table only 290 rows; the data contain none of the "
+             "missing tokens");
   for (const char* next : {"train --resume --out run --quiet --config run/config.toml --steps 2",
                            "checkpoint reshard run --out two --ranks 2 --tp 2", "generate run --prompt Line --tokens 3",
                            "train --init run --data text.txt --steps 1 --lr 0 --no-eval --out more"})

@@ -155,9 +155,9 @@ TEST_F(ModelsInAndOutTest, RanksThatTrainAloneGoOnFromParts) {
   EXPECT_TRUE(fs::exists(path("parts/checkpoints/step-3/optimizer.rank-7-of-8.safetensors")));
   must("train --resume --out parts --dp 2 --pp 1 --tp 1");
   EXPECT_EQ(weights("parts/checkpoints/step-5"), end);
-  fails(
-      "checkpoint reshard base --out other --dp 4", 2,
-      "--dp: each data rank of --dp-mode diloco has a separate state; expected 2, the number of ranks of the run, found 4");
+  fails("checkpoint reshard base --out other --dp 4", 2,
+        "--dp: each data rank of --dp-mode diloco has a separate state; expected 2, the number of ranks of the run, "
+        "found 4");
 }
 
 TEST_F(ModelsInAndOutTest, MistakesAreNamed) {
@@ -272,8 +272,8 @@ TEST_F(LoraTest, AdaptersNameTheBaseThatTheyWereTrainedOn) {
     expect_has(read_file(path(run) / "config.toml"), "base-hash = \"" + hash("adapters") + "\"");
 
   must("train --resume --out tuned --steps 7 --init other/../base");
-  fails("train --resume --out tuned --steps 8 --init other", 2, "--init: the run in tuned began with ");
-  fails("train --resume --out base --steps 8 --init other", 2, "began with none; expected the same, found other");
+  fails("train --resume --out tuned --steps 8 --init other", 2, "--init: the run in tuned started with ");
+  fails("train --resume --out base --steps 8 --init other", 2, "started with none; expected the same, found other");
   Json config = to_json("adapters/adapter_config.json");
   config["base_model_name_or_path"] = "base";
   write("adapters/adapter_config.json", config.dump());
@@ -309,11 +309,12 @@ TEST_F(LoraTest, AdaptersOfSeveralKindsAreMerged) {
   must("checkpoint export adapters --merge --out whole");
   must("checkpoint export imported --out again");
   for (const char* from : {"imported", "whole", "again"}) EXPECT_NEAR(compute_loss(from), loss, 1e-6) << from;
-  expect_has(run("generate adapters --tokens 2").err,
-             "alpha_pattern: the adapters are merged into the base weights");
+  expect_has(run("generate adapters --tokens 2").err, "alpha_pattern: the adapters are merged into the base weights");
   fails("train --init adapters --data text.txt --out x", 4, "alpha_pattern: these adapters cannot be trained further");
-  fails("checkpoint export adapters --out x", 4, "alpha_pattern: adapters of this kind cannot be written separately; use --merge");
-  fails("evaluate adapters --data text.txt --quantize nf4", 2, "--quantize: expected none for a model with merged adapters");
+  fails("checkpoint export adapters --out x", 4,
+        "alpha_pattern: adapters of this kind cannot be written separately; use --merge");
+  fails("evaluate adapters --data text.txt --quantize nf4", 2,
+        "--quantize: expected none for a model with merged adapters");
 }
 
 // A model with experts: they stay, and adapters of attention go out as those of a dense model.
@@ -412,7 +413,8 @@ TEST_F(QuantizeTest, ItGoesOnAndGoesOut) {
 
 TEST_F(QuantizeTest, MistakesAreNamed) {
   must(base_);
-  fails("train --init base --data text.txt --quantize nf4 --out run", 2, "--quantize: 4-bit weights are frozen; expected --lora-rank");
+  fails("train --init base --data text.txt --quantize nf4 --out run", 2,
+        "--quantize: 4-bit weights are frozen; expected --lora-rank");
   fails("train --init base --data text.txt --lora-rank 2 --quantize-group 64 --out run", 2,
         "--quantize-group: goes with --quantize gptq, found none");
   fails("train --init base --data text.txt --lora-rank 2 --quantize gptq --out run", 2,

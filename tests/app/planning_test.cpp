@@ -128,8 +128,8 @@ TEST_F(PlanningTest, PageStandsAlone) {
 TEST_F(PlanningTest, TextIsReadInAMinute) {
   const Ran r = must("plan " + k7b_ + "--ranks 8");
   EXPECT_LE(std::count(r.out.begin(), r.out.end(), '\n'), 50);
-  expect_has(r.out, {"llama2-7b: 6.74 billion parameters", "8 ranks of h100", "\nRecommended, number 1: ", "\nAlternatives:\n",
-                     "\nWeakest assumption: ", "\nRun it:\n  tessera train --model llama2-7b "});
+  expect_has(r.out, {"llama2-7b: 6.74 billion parameters", "8 ranks of h100", "\nRecommended, number 1: ",
+                     "\nAlternatives:\n", "\nWeakest assumption: ", "\nRun it:\n  tessera train --model llama2-7b "});
 }
 
 TEST_F(PlanningTest, SaysWhatIsMissingWhereNothingFits) {
@@ -224,7 +224,7 @@ TEST(Axes, WhatIsNotGivenFollowsFromTheRanks) {
 TEST(Plan, OneLineForWhatCannotBe) {
   const std::pair<const char*, const char*> refused[] = {
       {"--tp 3", "--tp: 3 does not divide the 4 heads; the nearest that does: 2 or 4"},
-      {"--ranks 8 --tp 3", "makes 3 ranks; expected 8; the nearest that can: 6 or 9 ranks"},
+      {"--ranks 8 --tp 3", "makes 3 ranks; expected 8; nearest valid value: 6 or 9 ranks"},
       {"--pp 8", "--pp: 8 ranks make 8 stages, more than the 4 layers"},
       {"--pp 4 --schedule zb-v", "4 ranks make 8 stages, more than the 4 layers"},
       {"--pp 2 --microbatches 3 --schedule interleaved", "3 micro-batches"},

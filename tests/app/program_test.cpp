@@ -93,8 +93,8 @@ TEST_F(ProgramTest, ResumeRefusesAnotherRunAndPassesOverDamage) {
   const fs::path file = path("run/checkpoints/step-12/model.safetensors");
   std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(2000).put('x').put('y');
   const Ran r = must("train --resume --out run");
-  expect_has(r.err, {"skipped a checkpoint: run/checkpoints/step-12/model.safetensors: checksum",
-                     "resuming after step 10"});
+  expect_has(r.err,
+             {"skipped a checkpoint: run/checkpoints/step-12/model.safetensors: checksum", "resuming after step 10"});
   fs::resize_file(file, 1000);
   fails("generate run/checkpoints/step-12", 4, "model.safetensors: 1000 bytes");
 }
@@ -126,7 +126,7 @@ TEST_F(ProgramTest, OutputThatCannotBeWrittenIsStatus6) {
 TEST_F(ProgramTest, AFinishedRunResumesToNothing) {
   train("--out run");
   const std::string config = read_file(path("run/config.toml"));
-  fails("train --resume --out run --steps 5", 2, "--steps: expected at least the 12");
+  fails("train --resume --out run --steps 5", 2, "--steps: expected at least 12");
   EXPECT_EQ(read_file(path("run/config.toml")), config);
   const Json last = must("train --resume --out run --format json").last_record();
   EXPECT_TRUE(last.at("loss").is_null() && last.at("val_loss").is_number()) << last;
@@ -146,7 +146,7 @@ TEST_F(ProgramTest, ARunMayLeaveNoCheckpointAndNoValidation) {
     for (const char* const from : {"run", "run/a.gguf"})
       fails(std::string("evaluate ") + from + " --data text.txt", 4, "none was saved; a.gguf is a GGUF model");
     fails("checkpoint import run --out x", 4, "expected a model folder; a.gguf is a GGUF model");
-    fails("report run", 4, "run: there is no report.json in it");
+    fails("report run", 4, "run: found no report.json");
     fails("train --resume --out run", 2, "--resume: expected a run that saves checkpoints, found --no-save");
   }
 }
@@ -338,7 +338,7 @@ TEST_F(VerifyTextTest, MarksWhatIsWrongAndSaysItInAFewLines) {
   const std::string sums = run(kOfDefects + "--defect missing-gradient-sum").out;
   EXPECT_TRUE(std::regex_search(sums, std::regex("dp +all_reduce +[0-9]+ +!0 +0.00 +[0-9]+ WRONG"))) << sums;
   const std::string broken =
-      sums.substr(sums.find("bounds broke"), sums.find("Likely cause") - sums.find("bounds broke"));
+      sums.substr(sums.find("checks failed"), sums.find("Likely cause") - sums.find("checks failed"));
   EXPECT_LE(std::ranges::count(broken, '\n'), 14) << broken;
   EXPECT_TRUE(std::regex_search(broken, std::regex("gradient 'tokens.weight' .*; and [0-9]+ more: "))) << broken;
   expect_lacks(broken, "all 1 times");

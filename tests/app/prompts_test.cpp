@@ -91,7 +91,8 @@ TEST_F(PromptsTest, SettingsThatAreNotTakenAreNamed) {
   expect_lacks(generate("").err, "overridden");
   say("bos/generation_config.json", "top_p", 0.8);
   say("bos/generation_config.json", "repetition_penalty", 1.05);
-  expect_has(generate("--top-p 0.8").err, "the model's generation settings, overridden by options: repetition_penalty 1.05\n");
+  expect_has(generate("--top-p 0.8").err,
+             "the model's generation settings, overridden by options: repetition_penalty 1.05\n");
 }
 
 // A tokenizer may know more tokens than the model: only one that is met is refused.
@@ -293,7 +294,8 @@ TEST_F(ChatTest, AdaptersHaveATokenizerOfTheirOwn) {
   write("adapters/chat_template.jinja", kOwn);
   EXPECT_NE(loss(""), by_chatml);
   fs::remove(path("adapters/tokenizer.json"));
-  expect_has(run("evaluate adapters --data chat.jsonl").err, "adapters: no tokenizer.json; using the tokenizer and chat");
+  expect_has(run("evaluate adapters --data chat.jsonl").err,
+             "adapters: no tokenizer.json; using the tokenizer and chat");
   fails("generate adapters --chat", 2, "the model has none of its own", "true |");
 }
 
@@ -334,7 +336,7 @@ TEST_F(ChatTest, AMarkerThatIsNoTokenEndsATurnAsText) {
                         {{"text", "white."}, {"ended", "stop"}}, kind);
     // A folder for others has the template in Jinja, which asks and ends in the same way.
     expect_has(anew("checkpoint export tuned --out folder").err,
-               "a turn ends with the text <|im_end|>, which is no token");
+               "a turn ends with the text <|im_end|>, which is not a single token");
     EXPECT_EQ(said("--chat", "printf 'snow?\n' |", "folder"), "white.\n") << kind;
   }
 }

@@ -73,7 +73,7 @@ TEST_F(RanksTest, ADumpedStepIsOneFileOfTheRun) {
   must("train " + kSmall + "--steps 2 --pp 2 --layers 2 --out resumed");
   must("train --resume --out resumed --steps 4 --dump 3");
   EXPECT_EQ(read_file(path("resumed" + file)).size(), dumped.size());
-  expect_has(must("train --resume --out threads --steps 5 --dump 3").err, "step 3 was made before");
+  expect_has(must("train --resume --out threads --steps 5 --dump 3").err, "step 3 was completed before");
   must("verify --layers 2 --channels 16 --steps 2 --pp 2 --vocab 40 --dump 2");
   EXPECT_TRUE(fs::exists(path("dump_2.safetensors")));
 }
@@ -105,11 +105,13 @@ TEST_F(RanksTest, PlansThatCannotBeAreOneLineAndStatus2) {
   refused("--ranks 13", "the nearest that can: 13");
   refused("--ranks 0", "--ranks: expected a whole number in [1, 1024], found '0'");
   refused("--zero 4", "--zero: expected a whole number in [0, 3], found '4'");
-  refused("--servers 9", "--servers: goes with --dp-mode ps-sync or ps-async, found ddp; nearest valid value: 1, the default");
-  refused("--dp-mode ps-sync --staleness 2", "--staleness: goes with --dp-mode ps-async, found ps-sync; nearest valid value: 1");
+  refused("--servers 9",
+          "--servers: goes with --dp-mode ps-sync or ps-async, found ddp; nearest valid value: 1, the default");
+  refused("--dp-mode ps-sync --staleness 2",
+          "--staleness: goes with --dp-mode ps-async, found ps-sync; nearest valid value: 1");
   refused("--outer-lr 0.5", "--outer-lr: goes with --dp-mode diloco, found ddp; nearest valid value: 0.7");
   refused("--ranks 4 --dp-mode ps-sync --servers 5", "--servers: expected at most the 4 ranks, found 5");
-  refused("--dp 3 --ranks 2", "makes 3 ranks; expected 2; the nearest that can: --dp 2");
+  refused("--dp 3 --ranks 2", "makes 3 ranks; expected 2; nearest valid value: --dp 2");
   refused("--zero 1 --dp-mode ps-sync", "--zero: 1 goes with --dp-mode ddp, found ps-sync");
   refused("--zero 2 --dp-mode dataparallel", "--zero: 2 goes with --dp-mode ddp, found dataparallel");
   refused("--dp-mode ps-sync --all-reduce ring", "--all-reduce: ps-sync adds at one rank, in rank order");

@@ -92,8 +92,8 @@ TEST_F(ReportTest, BubblesAreThoseOfTheScheduleAndNullWhereCoresAreShared) {
   EXPECT_NEAR(shared["bubble"]["formula"].get<double>(), 1.0 / 5, 1e-12);
   EXPECT_NEAR(shared["bubble"]["equal"].get<double>(), 1.0 / 5, 1e-9);
   EXPECT_TRUE(shared["bubble"]["measured"].is_null());
-  expect_has(
-      html, {"not meaningful", fmt::format("is not shown, because {} rank threads share {} cores", 2 * cores, cores)});
+  expect_has(html,
+             {"not meaningful", fmt::format("is not shown, because {} rank threads share {} cores", 2 * cores, cores)});
   expect_lacks(html, "<h3>Measured, step");  // of which the text says that it is not drawn
   const double replayed = shared["bubble"]["replayed"];
   EXPECT_TRUE(replayed > 0 && replayed < 1) << replayed;
@@ -527,8 +527,8 @@ TEST(Report, LoadsOfExpertsAreByAnEvenShare) {
   };
   const report::Record r = record(R"({"load":[[2,2,2,2],[1,5,1,1]],"dropped":4,"ranks":2})");
   const report::Part part = report::experts_part(r, {});
-  expect_has(report::as_text({part}), {"4 of 20 choices dropped\n",
-                                       "layer 1      0.50   2.50   0.50   0.50\n  by rank    1.50   0.50\n"});
+  expect_has(report::as_text({part}),
+             {"4 of 20 choices dropped\n", "layer 1      0.50   2.50   0.50   0.50\n  by rank    1.50   0.50\n"});
   expect_has(report::as_html(part), "5 choices, 2.50 times an even share");
   expect_lacks(report::make_report(report::parse_metrics(step + "\n", "made "), false), "experts");
   for (const char* wrong : {R"({"load":[[1,2,3]],"dropped":0,"ranks":2})", R"({"load":[[]],"dropped":0,"ranks":1})",

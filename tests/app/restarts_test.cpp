@@ -140,7 +140,7 @@ TEST_F(RestartsTest, NothingIsStartedAgainThatCannotGetBetter) {
              "--launch: no-such-program cannot be started: command not found");
   fails_once("--hostfile none", 4, "--hostfile: cannot open none");
   fails_once("--no-save", 2, "--restarts: expected a run that saves checkpoints, found --no-save");
-  fails_once("--launch mpirun --hostfile text.txt", 2, "--launch: expected {ranks} in it");
+  fails_once("--launch mpirun --hostfile text.txt", 2, "--launch: expected {ranks} in the command");
   fails("train " + kSmall + "--launch mpirun", 2, "--launch: goes with --restarts N, found none");
   for (const auto& entry : fs::directory_iterator(path("runs")))  // the run whose loss was not finite
     EXPECT_TRUE(fs::exists(entry.path() / "config.toml")) << entry.path();
