@@ -45,7 +45,7 @@ class AsyncResumeTest : public ProgramTest {
   const std::string settings_ = kSmall + "--steps 150 --dropout 0.1 --dp-mode ps-async ";
 };
 
-TEST_F(AsyncResumeTest, AReplayThatIsStoppedAndKilledEndsWithTheSameBits) {
+TEST_F(AsyncResumeTest, InterruptedReplayIsBitwiseIdentical) {
   for (const char* plan : {"--ranks 4 --servers 2 --staleness 3", "--ranks 2 --staleness 1 --dtype bf16"}) {
     const std::string train = fmt::format("train {} {} --save-every 40 ", settings_, plan);
     expect_success(train + "--record order.txt --out whole");
@@ -59,7 +59,7 @@ TEST_F(AsyncResumeTest, AReplayThatIsStoppedAndKilledEndsWithTheSameBits) {
 }
 
 // Nobody knows in advance what it does; but what it did is in its record, and a replay that is not stopped does it too.
-TEST_F(AsyncResumeTest, ARunThatWasStoppedIsReplayedInOnePiece) {
+TEST_F(AsyncResumeTest, ReplaysInterruptedRunWithoutInterruption) {
   const std::string train = fmt::format("train {} --ranks 4 --servers 2 --staleness 2 ", settings_);
   disturb_until_done(train + "--save-every 0 --out run", "train --resume --out run --record order.txt", 150, 1);
   const std::string end = "run/checkpoints/step-150";
@@ -71,7 +71,7 @@ TEST_F(AsyncResumeTest, ARunThatWasStoppedIsReplayedInOnePiece) {
 }
 
 // Everything is at a common step, so that a plan of any kind can go on; Adam's updates are counted through all of them.
-TEST_F(AsyncResumeTest, OtherPlansGoOnWithAnAsynchronousRun) {
+TEST_F(AsyncResumeTest, OtherPlansResumeAsynchronousRuns) {
   const std::string async = "--dp-mode ps-async --staleness 2 ";
   expect_success("train " + kSmall + "--steps 4 --ranks 4 --servers 3 " + async + "--out run");
   EXPECT_EQ(about("run/checkpoints/step-4").at("updates"), 16);
@@ -94,7 +94,7 @@ TEST_F(AsyncResumeTest, OtherPlansGoOnWithAnAsynchronousRun) {
 }
 
 // With one worker nothing is asynchronous, so bits can be compared.
-TEST_F(AsyncResumeTest, OneWorkerGoesOnLikeOneRankAndBack) {
+TEST_F(AsyncResumeTest, OneWorkerMatchesOneRankAcrossResumes) {
   expect_success("train " + kSmall + "--dropout 0.1 --ranks 1 --out whole");
   expect_success("train " + kSmall + "--dropout 0.1 --ranks 1 --save-every 4 --out run --dp-mode ps-async");
   EXPECT_TRUE(files("run/checkpoints/step-12") == files("whole/checkpoints/step-12"));
@@ -119,13 +119,13 @@ class UnevenTest : public AsyncResumeTest {
   std::string whole_;
 };
 
-TEST_F(UnevenTest, WhatWorkersHadPulledIsSaved) {
+TEST_F(UnevenTest, SavesPulledParameters) {
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-2/pulled.safetensors")));
   expect_success("train --resume --out run --replay order.txt", "resuming after step 2\n");
   EXPECT_TRUE(files("run/checkpoints/step-3") == whole_);
 }
 
-TEST_F(UnevenTest, WithoutTheReplayItGoesOnWithinItsBound) {
+TEST_F(UnevenTest, ResumesWithoutReplayWithinStalenessBound) {
   expect_success("train --resume --out run --record on.txt", "resuming after step 2\n");
   const std::vector<Push> pushes = order("on.txt").servers[0];
   EXPECT_EQ(pushes, (std::vector<Push>{{0, 0, 0}, {0, 1, 1}, {1, 0, 0}, {0, 2, 3}, {1, 1, 4}, {1, 2, 5}}));
@@ -134,7 +134,7 @@ TEST_F(UnevenTest, WithoutTheReplayItGoesOnWithinItsBound) {
   EXPECT_TRUE(files("run/checkpoints/step-3") == files("again/checkpoints/step-3"));
 }
 
-TEST_F(UnevenTest, OtherPlansAreRefused) {
+TEST_F(UnevenTest, RejectsOtherPlans) {
   const std::string words =
       "run/checkpoints/step-2 was saved inside a replay, with workers at different steps; expected --dp-mode "
       "ps-async with 2 ranks and 1 servers";
@@ -142,7 +142,7 @@ TEST_F(UnevenTest, OtherPlansAreRefused) {
     fails(fmt::format("train --resume --out run {}{}", test::kNoPlan, plan), 2, words);
 }
 
-TEST_F(UnevenTest, WhatIsNotTheRunsOwnOrderIsRefused) {
+TEST_F(UnevenTest, RejectsOrderOfAnotherRun) {
   record("other.txt", {{1, 0, 0}, {0, 0, 0}, {0, 1, 2}, {1, 1, 2}, {0, 2, 4}, {1, 2, 4}});
   fails("train --resume --out run --replay other.txt", 2,
         "--replay: other.txt is not the order of the run that is continued");
@@ -153,7 +153,7 @@ TEST_F(UnevenTest, WhatIsNotTheRunsOwnOrderIsRefused) {
         "--replay: in order.txt worker 1 has pulled parameters that are not in run/checkpoints/step-2");
 }
 
-TEST_F(UnevenTest, ARecordNeedsTheWholeOrder) {
+TEST_F(UnevenTest, RecordRequiresCompleteOrder) {
   anew("train " + kSmall + "--steps 2 --ranks 2 --out run");
   fails("train --resume --out run --steps 4 --dp-mode ps-async --record new.txt", 2,
         "--record: 2 steps were made under another plan; expected a run that had 2 ranks and 1 servers");
@@ -165,7 +165,7 @@ TEST_F(UnevenTest, ARecordNeedsTheWholeOrder) {
 
 using AsyncRowsTest = ProgramTest;
 
-TEST_F(AsyncRowsTest, AreThoseOfOneRank) {
+TEST_F(AsyncRowsTest, LossesMatchOneRank) {
   const auto losses = [&](const std::string& plan) {
     std::vector<double> out;
     const auto ran = train("--dropout 0.3 --lr 1e-30 --no-eval --no-save --format json " + plan);

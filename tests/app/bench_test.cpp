@@ -49,14 +49,14 @@ TEST_F(BenchTest, RowsAreNamedByGroup) {
     EXPECT_TRUE(names.contains(name)) << name;
 }
 
-TEST_F(BenchTest, AFilterThatMatchesNothingIsRefusedInEveryGroup) {
+TEST_F(BenchTest, RejectsFiltersWithoutMatches) {
   for (const std::string name : {"op/matmul/sideways", "collective/all_reduce/direct/threads/2/7$",
                                  "strategy/zero-4/fp32/2", "schedule/zb-h1/4/9"})
     fails("bench '--benchmark_filter=" + name + "'", 2, "no benchmark matches the filter '" + name + "'");
   fails("bench '--benchmark_filter=op/('", 2, "expected a regular expression, found 'op/('");
 }
 
-TEST(BenchSelection, ReadsAFilterAsGoogleBenchmarkDoes) {
+TEST(BenchSelection, ParsesFiltersLikeGoogleBenchmark) {
   for (const auto& [filter, name] :
        {std::pair{"", "op/add"}, {"all", "op/add"}, {"^op/(add|mul)$", "op/mul"}, {"-add", "op/mul"}})
     EXPECT_TRUE(bench::Selection(filter).has(name)) << filter;
@@ -79,7 +79,7 @@ void expect_collective(const Json& row, double bus_factor, double volume) {
   EXPECT_EQ(row.at("sent"), row.at("sent_expected")) << name;
 }
 
-TEST_F(BenchTest, CollectivesSendWhatTheClosedFormsSay) {
+TEST_F(BenchTest, CollectiveBytesMatchClosedForms) {
   const Json all = rows("collective/.*/threads/2/1024");
   EXPECT_EQ(all.size(), 2U * (4 + 3 + 3 + 2 + 2 + 4));  // each in two dtypes
   for (const Json& row : all) {
@@ -91,7 +91,7 @@ TEST_F(BenchTest, CollectivesSendWhatTheClosedFormsSay) {
   }
 }
 
-TEST_F(BenchTest, SizesAreFittedByALatencyAndABandwidth) {
+TEST_F(BenchTest, FitsLatencyAndBandwidth) {
   const Json all = rows("all_reduce/direct/threads/2/(1024|65536|1048576)$");
   ASSERT_EQ(all.size(), 4U) << all;
   const Json& fit = all.back();
@@ -102,7 +102,7 @@ TEST_F(BenchTest, SizesAreFittedByALatencyAndABandwidth) {
   EXPECT_EQ(rows("all_reduce/direct/threads/2/(1024|65536)$").size(), 2U);  // nothing to fit
 }
 
-TEST(BenchFit, RecoversALatencyAndABandwidth) {
+TEST(BenchFit, RecoversLatencyAndBandwidth) {
   std::vector<bench::Sample> samples;
   for (const double bytes : {1024.0, 65536.0, 1048576.0, 16777216.0}) samples.push_back({bytes, 3e-6 + bytes / 5e9});
   const auto exact = bench::fit(samples).value();
@@ -116,13 +116,13 @@ TEST(BenchFit, RecoversALatencyAndABandwidth) {
   EXPECT_GT(near.worst, 0.02);
 }
 
-TEST(BenchFit, HasNoLatencyBelowNothingAndNoneOfTwoSizes) {
+TEST(BenchFit, RequiresThreeSizesAndNonNegativeLatency) {
   EXPECT_EQ(bench::fit({{1e3, 1e-7}, {1e4, 1e-5}, {1e5, 1e-3}}).value().latency, 0);
   EXPECT_FALSE(bench::fit({{1e3, 1e-6}, {1e6, 1e-3}, {1e6, 2e-3}}));
   EXPECT_FALSE(bench::fit({{1e3, 1e-3}, {1e4, 1e-4}, {1e5, 1e-5}}));  // the larger, the faster
 }
 
-TEST(BenchRow, HasAnErrorWhereItSentSomethingElse) {
+TEST(BenchRow, DetectsUnexpectedBytes) {
   bench::Measured measured;
   measured.add_sent(4096, 4096);
   EXPECT_EQ(measured.error, "");
@@ -131,7 +131,7 @@ TEST(BenchRow, HasAnErrorWhereItSentSomethingElse) {
 }
 
 // A rank is held up by one that comes late, but not while it computes beside what it has started.
-TEST(BenchHeldUp, CountsWhatHoldsUpARanksOwnThread) {
+TEST(BenchHeldUp, CountsStallsOfTheRankThread) {
   constexpr auto kLate = std::chrono::milliseconds(100);
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 20}, [&](Communicator& world) {
     StallTimer blocking, beside;
@@ -155,7 +155,7 @@ TEST(BenchHeldUp, CountsWhatHoldsUpARanksOwnThread) {
   });
 }
 
-TEST_F(BenchTest, StrategiesAreOneRankBesideWhatTheySendAndHold) {
+TEST_F(BenchTest, StrategyRowsHaveBytesAndPeaks) {
   const Json all = rows("strategy/(one-rank/fp32/1|zero-3/bf16/2|tp/fp32/2|ps-async/fp32/2|pp2.dp2/fp32/4)$");
   ASSERT_EQ(all.size(), 5U);
   for (const Json& row : all) {
@@ -173,7 +173,7 @@ TEST_F(BenchTest, StrategiesAreOneRankBesideWhatTheySendAndHold) {
   }
 }
 
-TEST_F(BenchTest, SchedulesAreSimulatedReplayedAndMeasured) {
+TEST_F(BenchTest, ScheduleRowsHaveAllBubbles) {
   const Json all = rows("schedule/(1f1b/2/4|zb-h1/2/4|zb-v/2/2|gpipe/4/4)$");
   ASSERT_EQ(all.size(), 4U);
   for (const Json& row : all) {
@@ -198,7 +198,7 @@ TEST_F(BenchTest, SchedulesAreSimulatedReplayedAndMeasured) {
 }
 
 // Google Benchmark wants "0.0001" before version 1.8 and "0.0001s" since.
-TEST_F(BenchTest, SecondsAreReadInBothSpellings) {
+TEST_F(BenchTest, ParsesBothSpellingsOfSeconds) {
   for (const char* seconds : {"0.0001", "0.0001s"}) {
     const Ran r = must("bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=" + std::string(seconds));
     expect_lacks(r.err, "--benchmark_min_time");
@@ -206,7 +206,7 @@ TEST_F(BenchTest, SecondsAreReadInBothSpellings) {
   fails("bench --benchmark_min_time=5x", 2, "--benchmark_min_time: expected seconds, as 0.1 or 0.1s");
 }
 
-TEST_F(BenchTest, RanksOfAJobMeasureTogetherAndOnePrints) {
+TEST_F(BenchTest, MpiRanksMeasureTogetherAndOnePrints) {
   if (!kWithMpi || std::system("mpirun --version >/dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun here";
   const std::string mpirun =
       "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 ASAN_OPTIONS=detect_leaks=0 && mpirun "
@@ -224,7 +224,7 @@ TEST_F(BenchTest, RanksOfAJobMeasureTogetherAndOnePrints) {
 
 // Rounds, tables, and what has changed between two files.
 
-TEST_F(BenchTest, EveryRowHasItsRoundsAndTheCountersOfItsGroup) {
+TEST_F(BenchTest, EveryRowHasRoundsAndCounters) {
   std::map<std::string, std::vector<std::string>> keys;
   for (const Json& row :
        rows("op/(gelu|matmul)/.*fp32|direct/threads/2/1024$|strategy/(one-rank|tp|ps-async)/fp32/[12]$"
@@ -253,7 +253,7 @@ TEST_F(BenchTest, EveryRowHasItsRoundsAndTheCountersOfItsGroup) {
   EXPECT_EQ(bench::quantile({7}, 0.75), 7);
 }
 
-TEST_F(BenchTest, OptionsChooseRowsByWhatTheyHave) {
+TEST_F(BenchTest, OptionsSelectRows) {
   for (const auto& [words, pattern] :
        {std::pair{"--dtype bf16 --benchmark_filter=/", ".*/bf16(/.*)?"},
         {"--ranks 1,3", "strategy/one-rank/.*/1|strategy/.*/3|schedule/.*/3/[0-9]+|collective/.*/threads/3/.*"},
@@ -278,7 +278,7 @@ TEST_F(BenchTest, OptionsChooseRowsByWhatTheyHave) {
     fails("bench " + std::string(words), 2, why);
 }
 
-TEST_F(BenchTest, ATableIsAlignedAndItsFileIsReported) {
+TEST_F(BenchTest, PrintsAlignedTableAndReport) {
   const Ran r = must(
       "bench --benchmark_min_time=0.0001 --table --ranks 1,2 --dtype fp32 --benchmark_out=a.json "
       "'--benchmark_filter=strategy/(one-rank|ddp|tp)/|broadcast/direct/.*/1024'");
@@ -312,7 +312,7 @@ std::string bench_file(const std::vector<double>& rounds, const char* busy = "0.
       .dump();
 }
 
-TEST(BenchChange, IsThatOfTheRankSumTest) {
+TEST(BenchChange, MatchesRankSumTest) {
   const report::Change c = report::compute_change({10, 11, 12, 13, 14}, {20, 22, 24, 26, 28});
   EXPECT_NEAR(c.ratio, 2, 1e-12);
   EXPECT_NEAR(c.low, 20.0 / 13, 1e-12);  // the second least and largest of 25 ratios: U = 1 has a chance of 1.6%
@@ -382,7 +382,7 @@ std::vector<std::string> judged(const std::vector<std::string>& a, const std::ve
   return out;
 }
 
-TEST(BenchVerdict, ASlowerProgramIsFoundAndANoisyMachineIsNot) {
+TEST(BenchVerdict, DetectsSlowdownsDespiteNoise) {
   for (const std::string group : {"strategy", "op"}) {
     int wrong = 0, all_slower = 0, last_slower = 0;
     for (uint64_t pair = 0; pair < 100; ++pair) {
@@ -400,7 +400,7 @@ TEST(BenchVerdict, ASlowerProgramIsFoundAndANoisyMachineIsNot) {
   }
 }
 
-TEST(BenchVerdict, EightStartsOfEachFindSmallerChanges) {
+TEST(BenchVerdict, SeveralStartsDetectSmallerChanges) {
   int found = 0, wrong = 0;
   for (uint64_t pair = 0; pair < 20; ++pair) {
     Machine machine(Noise::none, pair), noisy(static_cast<Noise>(1 + pair % 4), pair);
@@ -417,7 +417,7 @@ TEST(BenchVerdict, EightStartsOfEachFindSmallerChanges) {
   EXPECT_LE(wrong, 1);
 }
 
-TEST(BenchFiles, FiveRunsOfARowStandForThemselves) {
+TEST(BenchFiles, UsesMediansOfFiveRuns) {
   report::Bench all;
   for (int i = 0; i < 4; ++i) all.read(0, "a", bench_file({1.0 + i, 2.0 + i, 9.0 + i}));
   EXPECT_EQ(all.rows.at(0).times(0).size(), 12U);
@@ -428,7 +428,7 @@ TEST(BenchFiles, FiveRunsOfARowStandForThemselves) {
 }
 
 // Quartiles of five rounds are the second and the fourth.
-TEST(BenchFiles, SpreadsAboveATenthAreMarked) {
+TEST(BenchFiles, MarksSpreadsAboveTenPercent) {
   const std::pair<std::vector<double>, const char*> table[] = {{{90, 95, 100, 105, 120}, " 10.0%   "},
                                                                {{90, 95, 100, 105.1, 120}, " 10.1% ! "},
                                                                {{90, 94.9, 100, 105, 120}, " 10.1% ! "},
@@ -440,7 +440,7 @@ TEST(BenchFiles, SpreadsAboveATenthAreMarked) {
   }
 }
 
-TEST(BenchFiles, EqualOnesAreNamedOnce) {
+TEST(BenchFiles, ListsEqualFilesOnce) {
   report::Bench all;
   for (const char* date : {"1:00", "2:00", "3:00"})
     all.read(0, std::string("a-") + date[0], bench_file({1}, "0.39", date));
@@ -469,7 +469,7 @@ class MeasuringTest : public ProgramTest {
       "--ranks 2 ";
 };
 
-TEST_F(MeasuringTest, EveryPartOfAPlanOfTwoRanksIsPrinted) {
+TEST_F(MeasuringTest, PrintsEveryPartOfTwoRankPlan) {
   plant();
   const Ran r =
       must(plan_ + "--pp 2 --schedule zb-h1 --microbatches 2 --zero 0 --recompute none --measure 1 --format json");
@@ -497,13 +497,13 @@ TEST_F(MeasuringTest, EveryPartOfAPlanOfTwoRanksIsPrinted) {
     EXPECT_TRUE(parts.contains(part)) << part;
 }
 
-TEST_F(MeasuringTest, PartsThatAreOffAreNamed) {
+TEST_F(MeasuringTest, NamesInaccurateParts) {
   plant();
   const Ran r = must(plan_ + "--dp 2 --microbatches 1 --zero 0 --recompute none --measure 1");
   expect_has(r.out, {"Measured: number 1, dp=2", "Off by more than 15%: step; "});
 }
 
-TEST_F(MeasuringTest, OptionsThatCannotBe) {
+TEST_F(MeasuringTest, RejectsInvalidOptions) {
   plant();
   fails("plan --model gpt2 --hardware h100 --ranks 2 --measure 1", 2, "--measure: expected --hardware this");
   fails("plan --model gpt2 --hardware h100 --ranks 2 --calibrate", 2, "--calibrate: expected --hardware this");
@@ -513,7 +513,7 @@ TEST_F(MeasuringTest, OptionsThatCannotBe) {
   fails(plan_ + "--software megatron", 2, "--software: expected tessera");
 }
 
-TEST_F(MeasuringTest, TrainSaysThePredictionOnlyWhereThereIsOne) {
+TEST_F(MeasuringTest, TrainPrintsPredictionIfAvailable) {
   const auto trained = [&](const std::string& out) {
     return train("--ranks 2 --steps 6 --no-eval --no-save --out " + out);
   };

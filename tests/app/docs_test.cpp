@@ -315,7 +315,7 @@ class DocsTest : public ProgramTest {
   }
 };
 
-TEST_F(DocsTest, PagesShowWhatIsPrinted) {
+TEST_F(DocsTest, PagesShowActualOutput) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "many times slower with sanitizers, and tests/verify runs the same there";
 #endif
@@ -354,7 +354,7 @@ TEST_F(DocsTest, PagesShowWhatIsPrinted) {
   EXPECT_GE(count, 4U);
 }
 
-TEST(Docs, QuotedCodeIsInItsFile) {
+TEST(Docs, QuotedCodeMatchesSource) {
   size_t count = 0;
   for (const fs::path& page : pages())
     for (const auto& [file, lines] : find_quotes(to_lines(read_file(page)))) {
@@ -369,7 +369,7 @@ TEST(Docs, QuotedCodeIsInItsFile) {
   EXPECT_GE(count, 1U);
 }
 
-TEST(Docs, LinksLeadToFiles) {
+TEST(Docs, LinksResolveToFiles) {
   size_t count = 0;
   for (const fs::path& page : pages())
     for (const auto& [target, line] : find_links(to_lines(read_file(page)))) {
@@ -380,7 +380,7 @@ TEST(Docs, LinksLeadToFiles) {
   EXPECT_GE(count, 8U);
 }
 
-TEST(Docs, DifferencesAreSeen) {
+TEST(Docs, DetectsDifferences) {
   const Lines page = to_lines("text\n```console\n$ ./tessera verify --ranks 2\n```\n\n```\na  1\n```\nmore\n");
   const std::vector<Example> examples = find_examples(page);
   ASSERT_EQ(examples.size(), 1U);
@@ -416,7 +416,7 @@ TEST(Docs, DifferencesAreSeen) {
   EXPECT_FALSE(same({"bound 1e-6; the rest: same"}, {"bound 1e-6; the rest: differs"}));
 }
 
-TEST(Docs, DifferencesOfReportsAreSeen) {
+TEST(Docs, DetectsDifferencesOfReports) {
   const std::vector<Example> examples =
       find_examples({"```console", "$ ./tessera train --pp 2 --trace --out runs/a", "```", "text", "```console",
                      "$ ./tessera report runs/a --format text", "```", "```", "out", "```"});
@@ -455,7 +455,7 @@ TEST(Docs, DifferencesOfReportsAreSeen) {
   EXPECT_FALSE(same({"rank parameters peak", "0 100 1000000"}, {"rank parameters peak", "0 101 1000000"}));
 }
 
-TEST(Docs, LinesMayBeLeftOut) {
+TEST(Docs, AllowsOmittedLines) {
   const Lines found = {"a 1", "b 2", "- x 1", "- y 2", "end"};
   EXPECT_EQ(left_out({"a 1", "...", "- y 2", "..."}, found), (Lines{"a 1", "...", "- y 2", "..."}));
   EXPECT_EQ(left_out({"a 1", "...", "- y 3", "..."}, found), (Lines{"a 1", "...", "- y 2", "..."}));
@@ -464,7 +464,7 @@ TEST(Docs, LinesMayBeLeftOut) {
   EXPECT_EQ(left_out({"a 1", "b 2"}, found), found);
 }
 
-TEST(Docs, LinksAreFound) {
+TEST(Docs, FindsLinks) {
   EXPECT_EQ(find_links({"[a](b.md) `[c](d.md)` [e](f.md#g)", "```", "[h](i.md)", "```", "[j](https://k) [l](#m)"}),
             (std::vector<std::pair<std::string, size_t>>{{"b.md", 1}, {"f.md", 1}}));
 }
@@ -478,7 +478,7 @@ std::string without_numbers(const std::string& line) {
   return std::regex_replace(std::regex_replace(line, number, "#"), std::regex(" +"), " ");
 }
 
-TEST(FineTuningPage, SaysWhatIsPrinted) {
+TEST(FineTuningPage, ShowsActualOutput) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "many times slower with sanitizers";
 #endif

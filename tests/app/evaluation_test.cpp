@@ -24,7 +24,7 @@ class InferenceTest : public ProgramTest {
   double loss_on(const std::string& more) const { return evaluate("--data " + more).at("loss"); }
 };
 
-TEST_F(InferenceTest, WritesTheSameUnderEveryPlan) {
+TEST_F(InferenceTest, GeneratesSameTextUnderEveryPlan) {
   const std::string several =
       "--prompt 'Line 7' --prompt 'a text that is longer than all of the context' --prompt of --tokens 40 "
       "--temperature 0.7 --top-k 9 --repetition-penalty 1.1 --seed 5 --format json ";
@@ -40,7 +40,7 @@ TEST_F(InferenceTest, WritesTheSameUnderEveryPlan) {
 }
 
 // Draws differ by the prompt's number, and greedy texts not at all.
-TEST_F(InferenceTest, APromptAmongOthersIsWrittenAsAlone) {
+TEST_F(InferenceTest, BatchedPromptMatchesSinglePrompt) {
   make("llama-nano");
   write("prompts.txt", "Line 1\na text\n\nsays little, but more of it\nL\r\n");
   const std::vector<Json> together =
@@ -56,7 +56,7 @@ TEST_F(InferenceTest, APromptAmongOthersIsWrittenAsAlone) {
 }
 
 // A stop text may reach over several tokens, here of one byte each; what begins it is held back until it is sure.
-TEST_F(InferenceTest, StopsBeforeItsStopTexts) {
+TEST_F(InferenceTest, StopsBeforeStopTexts) {
   make("llama-nano");
   const std::string whole = generate("--prompt Line --temperature 0 --tokens 60"), text = whole.substr(4);
   for (const size_t at : {5u, 17u, 30u})
@@ -69,7 +69,7 @@ TEST_F(InferenceTest, StopsBeforeItsStopTexts) {
     }
 }
 
-TEST_F(InferenceTest, EvaluatesTheSameUnderEveryPlan) {
+TEST_F(InferenceTest, EvaluationMatchesUnderEveryPlan) {
   write("other.txt", "Line 3 of a text that says nothing at all.\nAnd another line.\n");
   write("pairs.jsonl",
         "{\"prompt\": \"Line 1\", \"completion\": \" of a text\"}\n{\"prompt\": \"Li\", \"completion\": \"ne 2\"}\n");
@@ -94,7 +94,7 @@ TEST_F(InferenceTest, EvaluatesTheSameUnderEveryPlan) {
 }
 
 // Training and evaluate say the same of the tokens of the validation part.
-TEST_F(InferenceTest, EvaluatesAsTrainingValidates) {
+TEST_F(InferenceTest, EvaluationMatchesValidation) {
   must("data text.txt --tokenizer bytes --out tokens");
   const Json summary = train("--data tokens --steps 5 --ranks 1 --format json --out base").last_record();
   const Json found = evaluate("--data tokens");
@@ -103,7 +103,7 @@ TEST_F(InferenceTest, EvaluatesAsTrainingValidates) {
   EXPECT_EQ(must("evaluate folder --threads-per-rank 1 --data tokens --format json").last_record(), found);
 }
 
-TEST_F(InferenceTest, MistakesAreNamed) {
+TEST_F(InferenceTest, RejectsInvalidOptions) {
   make("llama-nano");
   write("empty.txt", "");
   write("one.txt", "a");
@@ -168,7 +168,7 @@ class ValidationOfRunsTest : public ProgramTest {
   size_t bytes_ = 0;
 };
 
-TEST_F(ValidationOfRunsTest, IsThatOfTheSavedWeightsOverTheWholeSplit) {
+TEST_F(ValidationOfRunsTest, MatchesSavedWeightsOverFullSplit) {
   int run = 0;
   for (const std::string plan :
        {"--ranks 1", "--ranks 2 --microbatches 2", "--ranks 2 --dp-mode dataparallel", "--cp 2 --ranks 2",
@@ -207,7 +207,7 @@ class MixturesTest : public ProgramTest {
   const std::string kMixed = "--tokenizer bytes --data text.txt=0.7,more.txt=0.3 ";
 };
 
-TEST_F(MixturesTest, GoesOnAndIsLaidOutWithTheSameBits) {
+TEST_F(MixturesTest, ResumesUnderOtherLayoutsBitwise) {
   const Ran whole =
       train(kMixed + "--save-every 5 --eval-every 5 --ranks 1 --microbatches 2 --format json --out whole");
   expect_has(whole.err, {"a mixture of 2 datasets\n70% text.txt", "30% more.txt"});
@@ -231,7 +231,7 @@ TEST_F(MixturesTest, GoesOnAndIsLaidOutWithTheSameBits) {
               1e-6);
 }
 
-TEST_F(MixturesTest, ADatasetOfShards) {
+TEST_F(MixturesTest, TrainsOnShardedDatasets) {
   expect_has(must("data 't*.txt' more.txt --tokenizer bytes --shard-tokens 10000 --out set").out, "in 4 files");
   expect_has(train("--data set --steps 3 --no-save --out run").err, " in 4 files (bytes)");
   fails("train --data set --model gpt-nano --context 20000 --ranks 1", 4, "expected at least 20001");
@@ -239,7 +239,7 @@ TEST_F(MixturesTest, ADatasetOfShards) {
   fails("train --data set", 4, "train-00002.tok");
 }
 
-TEST_F(MixturesTest, WhatIsRefused) {
+TEST_F(MixturesTest, RejectsInvalidMixtures) {
   fails("train --data text.txt=1,more.txt=0", 2, "--data: the weight of 'more.txt': expected a positive number");
   fails("train --data text.txt=1,text.txt=2", 2, "'text.txt' is named twice");
   fails("train --data text.txt=1", 2, "1 dataset with a weight");
@@ -278,7 +278,7 @@ class DocumentsTest : public ProgramTest {
   }
 };
 
-TEST_F(DocumentsTest, TokensWithoutAnEndOfDocumentAreRefused) {
+TEST_F(DocumentsTest, RejectsTokensWithoutEndOfDocument) {
   for (const char* tokenizer : {"char", "bytes", "bpe"})
     fails("train " + kSmall + "--document-mask --out run --tokenizer " + tokenizer, 2,
           "--document-mask: the tokenizer has no token that ends documents; expected tokens with <|endoftext|>");
@@ -286,7 +286,7 @@ TEST_F(DocumentsTest, TokensWithoutAnEndOfDocumentAreRefused) {
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
-TEST_F(DocumentsTest, EveryPlanTrainsTheSame) {
+TEST_F(DocumentsTest, EveryPlanTrainsIdentically) {
   for (const std::string family : {"gpt2", "llama"}) {
     const std::string model = "--layers 2 --tie-copies --family " + family;
     train_on_documents(model + " --document-mask --ranks 1 --out one-" + family);

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-TEST(Examples, Eager1f1bIsASchedule) {
+TEST(Examples, Eager1f1bIsValidSchedule) {
   for (int p = 1; p <= 6; ++p)
     for (int m = 1; m <= 3 * p; ++m) {
       const Schedule s = eager_1f1b(p, m);
@@ -32,7 +32,7 @@ TEST(Examples, Eager1f1bHidesMessages) {
       }
 }
 
-TEST(Examples, Eager1f1bIsDrawnAsItIs) {
+TEST(Examples, Eager1f1bDrawingMatchesSchedule) {
   const std::string text = read_file(std::string(TESSERA_SOURCE_DIR) + "/examples/eager_1f1b.h");
   for (const Schedule& s : {one_f_one_b(2, 4), eager_1f1b(2, 4)}) {
     std::string picture = "//   " + s.name + "\n";

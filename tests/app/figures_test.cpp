@@ -11,13 +11,13 @@
 namespace tessera {
 namespace {
 
-TEST(Figures, OfAStep) {
+TEST(Figures, StepThroughput) {
   StepReport r;
   set_time(r, 0.25, 1200);
   EXPECT_EQ(std::tie(r.step_ms, r.tokens_per_s), std::tuple(250, 4800));
 }
 
-TEST(Figures, OfTheMachine) {
+TEST(Figures, MachinePeak) {
   EXPECT_EQ(bench::product_rate(1000, 0.5), 4e9);  // 2 10^9 FLOPs in half a second
   EXPECT_EQ(bench::copy_rate(3'000'000, 0.5), 1.2e7);
   const bench::Rates by_memory = bench::compute_rates(600, 1000, 2, {.bytes_per_s = 400, .flops = 1000});
@@ -30,14 +30,14 @@ TEST(Figures, OfTheMachine) {
   EXPECT_EQ(ranks_at_once(3, 1, 4), 1);
 }
 
-TEST(Figures, MedianRateLeavesTheFirstFiveStepsOut) {
+TEST(Figures, MedianRateExcludesFirstFiveSteps) {
   EXPECT_EQ(median_rate({1, 2, 3, 4, 5, 1000, 3000, 2000}), 2000);
   EXPECT_EQ(median_rate({9000, 9000, 9000, 9000, 9000, 10}), 10);
   EXPECT_EQ(median_rate({30, 10, 20, 50, 40}), 30);  // no more than five: all
   EXPECT_EQ(median_rate({}), 0);
 }
 
-TEST(Figures, NumbersBytesAndTimesInWords) {
+TEST(Figures, FormatsNumbersBytesAndTimes) {
   using Args = std::pair<double, const char*>;
   const Args numbers[] = {
       {0, "0"},       {7, "7"},         {1.2345, "1.23"}, {99.96, "100"},       {999, "999"},
@@ -97,7 +97,7 @@ Said say(const std::string& format, const Plan& plan, const std::vector<int64_t>
   return said;
 }
 
-TEST(Figures, OfARunForAProgram) {
+TEST(Figures, JsonSummaryOfRun) {
   const Said said = say("json", {}, {5'400'000});
   ASSERT_EQ(said.records.size(), 10U);
   EXPECT_EQ(said.records[5], Json::parse(R"({"event": "step", "step": 6, "loss": 2.75, "lr": 0.5, "grad_norm": 3.0,
@@ -114,7 +114,7 @@ TEST(Figures, OfARunForAProgram) {
   EXPECT_EQ(parse_records(said.out), said.records);
 }
 
-TEST(Figures, OfARunForTensorBoard) {
+TEST(Figures, TensorBoardScalarsOfRun) {
   const Said said = say("json", {}, {1});
   test::Scalars expected;
   for (const Json& record : said.records)
@@ -125,7 +125,7 @@ TEST(Figures, OfARunForTensorBoard) {
   EXPECT_EQ(said.scalars, expected);
 }
 
-TEST(Figures, OfARunForAPerson) {
+TEST(Figures, TextSummaryOfRun) {
   const std::string one = say("text", {}, {5'400'000}).out;
   expect_has(one, {"After 8 steps (384 tokens) the validation loss is 2.1250 (3.0625 bits per byte).\n", "\nloss 4.00 ",
                    " 2.25\n2.0K tokens/s, 60% of this machine's matmul peak; at most 5.4 MB of memory.\n",
@@ -137,7 +137,7 @@ TEST(Figures, OfARunForAPerson) {
   expect_has(three, "2.0K tokens/s, 20% of this machine's matmul peak; at most 57 MB of memory per rank.\n");
 }
 
-TEST(Figures, MfuIsOfTheRanksThatComputeAtOnce) {
+TEST(Figures, MfuCountsConcurrentRanks) {
   const auto mfu = [](const Plan& plan) {
     return say("json", plan, std::vector<int64_t>(static_cast<size_t>(plan.ranks()), 1)).records.back()["mfu"];
   };
@@ -185,7 +185,7 @@ void expect_identities(const std::vector<Json>& records, double seconds, int64_t
   EXPECT_NEAR(s["mfu"].get<double>() * s["peak_flops"].get<double>(), used, 1e-9 * used);
 }
 
-TEST_F(FiguresOfRunsTest, RatesTimesAndWorkAgree) {
+TEST_F(FiguresOfRunsTest, RatesTimesAndWorkAreConsistent) {
   const std::string text = read_file(path("text.txt"));
   const auto vocab = std::ssize(std::set<char>(text.begin(), text.end()));
   for (const std::string plan : {"--ranks 2 --trace", "--ranks 2 --dp-mode ps-async"}) {
@@ -232,7 +232,7 @@ TEST_F(FiguresOfRunsTest, RatesTimesAndWorkAgree) {
 }
 
 // On a clock of the test's own, which looks a little longer.
-TEST_F(FiguresOfRunsTest, AStepTakesTheTimeThatItTakes) {
+TEST_F(FiguresOfRunsTest, StepTimesMatchExternalClock) {
   const Job job{.model = {.layers = 1, .heads = 2, .channels = 64, .context = 64, .vocab = 64},
                 .optim = {.batch = 4},
                 .plan = {.threads_per_rank = 1}};
@@ -249,7 +249,7 @@ TEST_F(FiguresOfRunsTest, AStepTakesTheTimeThatItTakes) {
   });
 }
 
-TEST_F(FiguresOfRunsTest, RatesOfBenchmarksAreWorkOverTime) {
+TEST_F(FiguresOfRunsTest, BenchmarkRatesAreWorkOverTime) {
   const Ran ran = must(
       "bench --benchmark_filter='^op/(add|scale|matmul|gelu_mlp)/.*' --benchmark_format=json "
       "--benchmark_min_time=0.001");
@@ -287,7 +287,7 @@ TEST_F(FiguresOfRunsTest, RatesOfBenchmarksAreWorkOverTime) {
   EXPECT_EQ(seen, 2 * work.size());
 }
 
-TEST_F(FiguresOfRunsTest, GenerationTakesTheTimeThatItSays) {
+TEST_F(FiguresOfRunsTest, GenerationTimesMatchExternalClock) {
   train("--ranks 1 --out run");
   const Clock::time_point start = Clock::now();
   const Ran ran = run("generate run --prompt Line --tokens 50");
@@ -330,7 +330,7 @@ std::string shown(Progress::Options options) {
 
 // The run has 1,000 steps, and a tenth of a new one's time goes into the mean: 1,000 ms, then 1,000 + 0.1 1,000 ms,
 // then 1,100 - 0.1 600 ms.
-TEST(Progress, TheTimeLeftIsOfTheStepsLeft) {
+TEST(Progress, RemainingTimeFollowsRemainingSteps) {
   const std::string out = shown({.steps = 1000}, [](Progress& progress) {
     progress.step({.step = 1, .loss = 2.25, .lr = 0.001, .grad_norm = 0.5, .tokens_per_s = 4800, .step_ms = 1000});
     progress.step({.step = 100, .tokens_per_s = 4800, .step_ms = 2000});
@@ -341,7 +341,7 @@ TEST(Progress, TheTimeLeftIsOfTheStepsLeft) {
                    "tok/s  7 min 48 s left\n", "tok/s  0 s left\n"});  // 450 steps of 1.04 s
 }
 
-TEST(Progress, WritesPlainLinesAwayFromATerminal) {
+TEST(Progress, WritesPlainLinesWithoutTerminal) {
   const std::string out = shown({});
   expect_lacks(out, {"\033", "\r"});
   expect_has(out, "step 50/100  loss 2.5000  lr 1.00e-03  grad norm 0.75  12.3K tok/s  5 s left\n");
@@ -350,7 +350,7 @@ TEST(Progress, WritesPlainLinesAwayFromATerminal) {
   EXPECT_LE(lines, 25);
 }
 
-TEST(Progress, RewritesOneLineOnATerminal) {
+TEST(Progress, RewritesOneLineOnTerminal) {
   const std::string out = shown({.terminal = true, .color = true});
   expect_has(out, {"\r\033[K", "\033[36m", "step 100/100"});
   EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 2);  // the two messages
@@ -373,7 +373,7 @@ size_t widest(const std::string& out) {
   return most;
 }
 
-TEST(Progress, NeverWrapsOnANarrowTerminal) {
+TEST(Progress, NeverWrapsOnNarrowTerminal) {
   for (const int64_t columns : {1, 20, 60, 80, 90, 100, 200})
     EXPECT_LT(widest(shown({.terminal = true, .color = true, .columns = columns})), std::max<size_t>(columns, 7))
         << columns;  // "hello" is not a line of progress
@@ -383,7 +383,7 @@ TEST(Progress, NeverWrapsOnANarrowTerminal) {
 
 TEST(Progress, IsSilentWhenQuiet) { EXPECT_EQ(shown({.quiet = true}), ""); }
 
-TEST(Progress, NumbersKeepTheirPointInAnyLocale) {
+TEST(Progress, FormatsNumbersIndependentlyOfLocale) {
   const std::string expected = shown({});
   const char* const before = std::setlocale(LC_ALL, nullptr);
   const std::string restore = before;
@@ -393,19 +393,19 @@ TEST(Progress, NumbersKeepTheirPointInAnyLocale) {
   std::setlocale(LC_ALL, restore.c_str());
 }
 
-TEST(Progress, AClosedOutputIsNoError) {
+TEST(Progress, IgnoresClosedOutput) {
   std::FILE* const full = std::fopen("/dev/full", "w");
   Progress progress({.to = full, .steps = 3});
   for (int64_t i = 1; i <= 3; ++i) progress.step({i, 1, 1, 1, 1, 1});
   std::fclose(full);
 }
 
-TEST(Args, ForWhatIsNoNumberHaveNoSign) {
+TEST(Args, FormatsNanWithoutSign) {
   EXPECT_EQ(number_text(std::copysign(std::nan(""), -1.0)), "nan");
   EXPECT_EQ(number_text(-2.5), "-2.5");
 }
 
-TEST(Args, DrawACurve) {
+TEST(Args, SparklineScalesMeans) {
   EXPECT_EQ(sparkline({7, 6, 5, 4, 3, 2, 1, 0}, 8), "█▇▆▅▄▃▂▁");
   EXPECT_EQ(sparkline({2, 0, 0, 0}, 2), "█▁");  // means of halves
   EXPECT_EQ(sparkline({3, 3}, 9), "▁▁");
@@ -419,7 +419,7 @@ class MetricsTest : public testing::Test {
   TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-metrics-"};
 };
 
-TEST_F(MetricsTest, AResumedRunDropsWhatItWillMakeAgain) {
+TEST_F(MetricsTest, ResumeDropsRepeatedRecords) {
   {
     Metrics m(run(), 0);
     for (int i = 1; i <= 4; ++i) m.write(R"({"event":"step","step":)" + std::to_string(i) + "}");
@@ -434,7 +434,7 @@ TEST_F(MetricsTest, AResumedRunDropsWhatItWillMakeAgain) {
             "{\"event\":\"step\",\"step\":1}\n{\"event\":\"step\",\"step\":2}\n{\"event\":\"step\",\"step\":3}\n");
 }
 
-TEST_F(MetricsTest, KnowTheValidationThatTheyHave) {
+TEST_F(MetricsTest, DetectsRecordedValidation) {
   for (const int64_t resumed : {0, 3, 2}) {
     Metrics m(run(), resumed);
     EXPECT_EQ(m.has_validation(2), resumed == 2) << resumed;
@@ -444,7 +444,7 @@ TEST_F(MetricsTest, KnowTheValidationThatTheyHave) {
   }
 }
 
-TEST_F(MetricsTest, CountTheValidationsSinceTheBest) {
+TEST_F(MetricsTest, CountsValidationsSinceBest) {
   const std::pair<std::vector<double>, int64_t> table[] = {{{}, 0},
                                                            {{3}, 0},
                                                            {{3, 2}, 0},
@@ -459,7 +459,7 @@ TEST_F(MetricsTest, CountTheValidationsSinceTheBest) {
   }
 }
 
-TEST_F(MetricsTest, RefusesAnotherKindOfFileAndAFullDisk) {
+TEST_F(MetricsTest, RejectsOtherFilesAndFullDisk) {
   std::ofstream(path()) << "something else\n";
   EXPECT_THROW(Metrics(run(), 3), InputError);
   EXPECT_THROW(Metrics("/nonexistent", 0), OutputError);
@@ -479,7 +479,7 @@ class EventsTest : public ProgramTest {
   Curves read(const std::string& view) const { return test::read_curves(path("run"), view); }
 };
 
-TEST_F(EventsTest, TensorBoardShowsTheNumbersOfMetricsAcrossAResume) {
+TEST_F(EventsTest, TensorBoardMatchesMetricsAfterResume) {
   if (const std::string why = test::tensorboard_missing(); !why.empty()) GTEST_SKIP() << why;
   train("--out run --eval-every 4 --save-every 5");
   const Curves first = recorded();

@@ -33,7 +33,7 @@ class ChangedFilesTest : public ProgramTest {
   }
 };
 
-TEST_F(ChangedFilesTest, ATokenFileThatIsCutShortIsNamed) {
+TEST_F(ChangedFilesTest, NamesTruncatedTokenFile) {
   for (const char* more : {"--ranks 1", "--ranks 2", "--ranks 2 --dp-mode ps-async"})
     for (const uintmax_t left : {uintmax_t{64}, uintmax_t{5000}}) {
       const Ran r = changed(more, [&] { fs::resize_file(path("made/train.tok"), left); });
@@ -42,7 +42,7 @@ TEST_F(ChangedFilesTest, ATokenFileThatIsCutShortIsNamed) {
     }
 }
 
-TEST_F(ChangedFilesTest, ATokenThatIsNoneIsNamedWithItsPlace) {
+TEST_F(ChangedFilesTest, NamesPositionOfInvalidToken) {
   const Ran r = changed("--ranks 2", [&] {
     const auto size = fs::file_size(path("made/train.tok"));
     std::fstream(path("made/train.tok"), std::ios::in | std::ios::out | std::ios::binary).seekp(64)
@@ -53,7 +53,7 @@ TEST_F(ChangedFilesTest, ATokenThatIsNoneIsNamedWithItsPlace) {
 }
 
 // The thread that reads what is gone can do nothing more; the program says why it ends.
-TEST_F(ChangedFilesTest, AMappedFileThatIsCutShortIsNamed) {
+TEST_F(ChangedFilesTest, NamesTruncatedMappedFile) {
   testing::GTEST_FLAG(death_test_style) = "threadsafe";
   EXPECT_EXIT(
       {
@@ -70,7 +70,7 @@ TEST_F(ChangedFilesTest, AMappedFileThatIsCutShortIsNamed) {
   EXPECT_EQ(mapped_file_at(this), nullptr);
 }
 
-TEST_F(ChangedFilesTest, ACheckpointThatHoldsMoreThanTheModelIsRefused) {
+TEST_F(ChangedFilesTest, RejectsCheckpointWithExtraTensors) {
   train("--out run");
   const fs::path checkpoint = path("run/checkpoints/step-12");
   for (const std::string name : {"model.safetensors", "optimizer.safetensors"}) {
@@ -90,7 +90,7 @@ TEST_F(ChangedFilesTest, ACheckpointThatHoldsMoreThanTheModelIsRefused) {
 }
 
 // Each file that is read whole: what never ends, and what no memory holds.
-TEST_F(ChangedFilesTest, WhatStandsInTheirPlaceIsNamed) {
+TEST_F(ChangedFilesTest, NamesSpecialAndHugeFiles) {
   ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
   std::ofstream(path("huge"));
   fs::resize_file(path("huge"), uintmax_t{1} << 40);
@@ -112,7 +112,7 @@ TEST_F(ChangedFilesTest, WhatStandsInTheirPlaceIsNamed) {
   }
 }
 
-TEST_F(ChangedFilesTest, ALoopOfLinksIsNamed) {
+TEST_F(ChangedFilesTest, NamesLinkLoops) {
   fs::create_symlink("b", path("a"));
   fs::create_symlink("a", path("b"));
   for (const auto& [words, option] :
@@ -132,7 +132,7 @@ TEST_F(ChangedFilesTest, ALoopOfLinksIsNamed) {
   expect_lacks(failure_cause(std::system_error(EIO, std::system_category())), "ulimit");
 }
 
-TEST_F(ChangedFilesTest, MessagesNameTheOptionThatWasGiven) {
+TEST_F(ChangedFilesTest, MessagesNameTheGivenOption) {
   train("--out run");
   fails("train " + kSmall + "--val-data nowhere", 4, "--val-data: cannot open nowhere: No such file");
   fails("train --data text.txt --context 1000000", 2, "--context: 1000000 is too long for a training text of");
@@ -140,13 +140,13 @@ TEST_F(ChangedFilesTest, MessagesNameTheOptionThatWasGiven) {
         "--dp: expected a divisor: 5 data ranks x 1 micro-batches do not divide");
 }
 
-TEST_F(ChangedFilesTest, ATemporaryFolderThatIsNoneIsNamed) {
+TEST_F(ChangedFilesTest, NamesInvalidTemporaryDirectory) {
   fails("train " + kSmall + "--offload optimizer --out run", 6,
         "TMPDIR: expected a folder for temporary files, found '/nonexistent/t'", "export TMPDIR=/nonexistent/t;");
 }
 
 // A reservation of addresses leaves some for others, whatever the limit is.
-TEST_F(ChangedFilesTest, LimitsOnAddressSpaceLeaveRoom) {
+TEST_F(ChangedFilesTest, ReservationsRespectAddressSpaceLimits) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer wants more addresses";
 #endif
@@ -156,20 +156,20 @@ TEST_F(ChangedFilesTest, LimitsOnAddressSpaceLeaveRoom) {
   }
 }
 
-TEST_F(ChangedFilesTest, NumbersAtTheEndOfTheirTypeAreRefused) {
+TEST_F(ChangedFilesTest, RejectsIntegersAtTypeLimits) {
   for (const char* option : {"steps", "warmup", "save-every", "eval-every", "check-replicas"})
     fails(fmt::format("train {} --{} 9223372036854775807", kSmall, option), 2,
           fmt::format("--{}: expected a whole number in [", option));
 }
 
-TEST_F(ChangedFilesTest, TasksThatCannotJoinAreRefused) {
+TEST_F(ChangedFilesTest, RejectsTasksThatCannotJoin) {
   for (const char* more : {"", "--backend threads", "--ranks 2"})
     fails("train " + kSmall + more + " --out run", 2, "srun has started 4 tasks that cannot join each other",
           "export SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=4;");
   must("train " + kSmall + "--out run", "export SLURM_NTASKS=4;");
 }
 
-TEST_F(ChangedFilesTest, NamesAreShownWithoutCommandsForATerminal) {
+TEST_F(ChangedFilesTest, EscapesControlCharactersInNames) {
   const std::string name = "$(printf 'a\\033[31mb')";
   const Ran r = train(fmt::format("--out \"{}\"", name));
   const Ran data = run(fmt::format("data text.txt --out \"made-{}\"", name)),
@@ -180,7 +180,7 @@ TEST_F(ChangedFilesTest, NamesAreShownWithoutCommandsForATerminal) {
   }
 }
 
-TEST_F(ChangedFilesTest, AMessageIsOneShortLineWhateverItQuotes) {
+TEST_F(ChangedFilesTest, MessagesAreOneShortLine) {
   fails("train --layers \"$(printf 'a\\n\\033b')\"", 2, "found 'a\\x0a\\x1bb'");
   const Ran r = run(fmt::format("train --layers {}", std::string(8000, '7')));
   EXPECT_EQ(r.status, 2);
@@ -205,7 +205,7 @@ class OutputPlacesTest : public ProgramTest {
 
 const std::string kRows = "bench --benchmark_filter=^op/gelu/forward/fp32 --benchmark_min_time=0.001 ";
 
-TEST_F(OutputPlacesTest, ADeviceIsWrittenTo) {
+TEST_F(OutputPlacesTest, WritesToDevices) {
   const std::string null = "null", full = "full";
   if (!make_device("null", 3) || !make_device("full", 7)) GTEST_SKIP() << "no device can be made here";
   for (const std::string& to : {std::string("report run --out "), kRows + "--benchmark_out="}) {
@@ -224,7 +224,7 @@ TEST_F(OutputPlacesTest, ADeviceIsWrittenTo) {
   expect_no_temporary(".");
 }
 
-TEST_F(OutputPlacesTest, APipeIsWrittenTo) {
+TEST_F(OutputPlacesTest, WritesToPipes) {
   ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
   must("report run --out pipe", "(timeout 30 cat pipe > page.html &) ;");
   EXPECT_TRUE(fs::is_fifo(path("pipe")));
@@ -235,7 +235,7 @@ TEST_F(OutputPlacesTest, APipeIsWrittenTo) {
   fails("train " + kSmall + "--out pipe", 2, "pipe");
 }
 
-TEST_F(OutputPlacesTest, StandardOutputIsWrittenTo) {
+TEST_F(OutputPlacesTest, WritesToStandardOutput) {
   must("report run");
   const std::string page = read_file(path("run/report.html"));
   // Links of our own, as /dev/stdout is one.
@@ -247,7 +247,7 @@ TEST_F(OutputPlacesTest, StandardOutputIsWrittenTo) {
   EXPECT_TRUE(fs::is_symlink(path("stdout")) && fs::is_symlink(path("stderr")));
 }
 
-TEST_F(OutputPlacesTest, ALinkIsFollowed) {
+TEST_F(OutputPlacesTest, FollowsLinks) {
   fs::create_directories(path("far"));
   fs::create_symlink("far/page.html", path("link.html"));
   for (const char* what : {"a new file", "an old one"}) {
@@ -265,7 +265,7 @@ TEST_F(OutputPlacesTest, ALinkIsFollowed) {
 }
 
 // A name that another program has planted where one could be guessed must not be written through.
-TEST_F(OutputPlacesTest, TemporaryNamesAreNotReused) {
+TEST_F(OutputPlacesTest, DoesNotReuseTemporaryNames) {
   const TemporaryName first(path("x")), second(path("x"));
   EXPECT_NE(first.path(), second.path());
   write_file(path("victim"), "as it was");
@@ -273,7 +273,7 @@ TEST_F(OutputPlacesTest, TemporaryNamesAreNotReused) {
   EXPECT_EQ(read_file(path("victim")), "as it was");
 }
 
-TEST_F(OutputPlacesTest, BenchWritesItsRowsOrFails) {
+TEST_F(OutputPlacesTest, BenchWritesRowsOrFails) {
   const Ran r = must(kRows + "--benchmark_out=rows.json");
   expect_has(r.out, "op/gelu/forward/fp32");
   const Json rows = to_json("rows.json");
@@ -284,7 +284,7 @@ TEST_F(OutputPlacesTest, BenchWritesItsRowsOrFails) {
 }
 
 // The first files that are opened would be descriptors 0, 1 and 2, and get what is printed.
-TEST_F(OutputPlacesTest, ClosedDescriptorsAreNotTakenByFiles) {
+TEST_F(OutputPlacesTest, FilesDoNotReuseClosedDescriptors) {
   train("--out whole");
   for (const char* closed : {"0<&-", "1>&-", "2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"}) {
     anew("train " + kSmall + "--out closed > /dev/null 2> err.txt " + closed + " #");
@@ -300,7 +300,7 @@ TEST_F(OutputPlacesTest, ClosedDescriptorsAreNotTakenByFiles) {
   }
 }
 
-TEST_F(OutputPlacesTest, FilesOfARunAreForAllToRead) {
+TEST_F(OutputPlacesTest, RunFilesAreWorldReadable) {
   must("train " + kSmall + "--out mine --trace", "umask 022;");
   for (const auto& e : fs::recursive_directory_iterator(path("mine"))) {
     const auto expected = e.is_directory() ? 0755 : 0644;
@@ -317,7 +317,7 @@ class RunLocks : public testing::Test {
   TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-lock-"};
 };
 
-TEST_F(RunLocks, AFolderHasOneWriter) {
+TEST_F(RunLocks, AllowsOneWriterPerDirectory) {
   std::optional<RunLock> first(run());
   EXPECT_EQ(first->note(), "");
   first->check();
@@ -327,7 +327,7 @@ TEST_F(RunLocks, AFolderHasOneWriter) {
   RunLock(run()).check();
 }
 
-TEST_F(RunLocks, WithoutLocksARunEndsWhereItMeetsAnother) {
+TEST_F(RunLocks, DetectsSecondWriterWithoutLocks) {
   for (const int cause : {ENOSYS, ENOLCK, EOPNOTSUPP}) {
     refused = cause;
     const RunLock first(run());

@@ -19,7 +19,7 @@ class HabitsTest : public ProgramTest {
   }
 };
 
-TEST_F(HabitsTest, EpochsAndSharesAreSteps) {
+TEST_F(HabitsTest, ConvertsEpochsAndFractionsToSteps) {
   std::string rows;  // 30 to train on, 4 to a step: 7.5 steps an epoch
   for (int i = 0; i < 33; ++i) rows += fmt::format("{{\"prompt\": \"{} and\", \"completion\": \" {}\"}}\n", i, i * i);
   write("rows.jsonl", rows);
@@ -59,7 +59,7 @@ TEST_F(HabitsTest, EpochsAndSharesAreSteps) {
   expect_has(read_file(path("mixed/config.toml")), "steps = 10\n");
 }
 
-TEST_F(HabitsTest, PatienceEndsARunAlsoOneThatIsResumed) {
+TEST_F(HabitsTest, PatienceEndsNewAndResumedRuns) {
   const std::string still = "--lr 0 --eval-every 2 --out run ";  // no validation is better than the first
   const auto r = train(still + "--steps 40 --patience 2");
   expect_has(r.err, "2 validations without improvement (--patience): stopping after step 6 of 40");
@@ -72,7 +72,7 @@ TEST_F(HabitsTest, PatienceEndsARunAlsoOneThatIsResumed) {
   fails("train --patience 2 --no-eval", 2, "--patience: expected validations between steps, found --no-eval");
 }
 
-TEST_F(HabitsTest, AFileOrAShareIsHeldOut) {
+TEST_F(HabitsTest, HoldsOutFileOrFraction) {
   write("other.txt", std::string(700, 'o'));
   const auto tokens = static_cast<int64_t>(fs::file_size(path("text.txt")));
   const auto held = [&](const std::string& more) {
@@ -119,7 +119,7 @@ class BeginningTest : public ProgramTest {
 
 // The mean of the old rows is where transformers 5.24 draws new ones, too (with 1e-9 of their variance); the ids are
 // those of its add_special_tokens().
-TEST_F(BeginningTest, NewTokensGetRowsThatAreTheMeanOfTheOthers) {
+TEST_F(BeginningTest, NewEmbeddingRowsAreMeanOfOthers) {
   make_base();
   const std::string added = "--add-tokens '<|im_start|>,<|im_end|>' ";
   std::string first;
@@ -162,7 +162,7 @@ TEST_F(BeginningTest, NewTokensGetRowsThatAreTheMeanOfTheOthers) {
   fails("train --init f --data text.txt --add-tokens 'a,,b'", 2, "--add-tokens: expected names with commas");
 }
 
-TEST_F(BeginningTest, RowsToSpareAreUsedFirst) {
+TEST_F(BeginningTest, UsesSpareRowsFirst) {
   make_base("--vocab 291");
   const std::vector<float> old = values("base/checkpoints/step-3/model.safetensors", "tokens.weight");
   tune("--init f --add-tokens '<a>' --ranks 1");
@@ -173,7 +173,7 @@ TEST_F(BeginningTest, RowsToSpareAreUsedFirst) {
   EXPECT_TRUE(std::equal(old.begin(), old.end(), now.begin()));
 }
 
-TEST_F(BeginningTest, ATextEndsWithTheTokenThatIsNamed) {
+TEST_F(BeginningTest, EndOptionSelectsEndToken) {
   make_base();
   std::string rows;
   for (int i = 0; i < 12; ++i) rows += "{\"prompt\": \"Line 7\", \"completion\": \" of it\"}\n";
@@ -206,7 +206,7 @@ TEST_F(BeginningTest, ATextEndsWithTheTokenThatIsNamed) {
   tune("--init out --data made --add-tokens '<x>' --ranks 1");
 }
 
-TEST_F(BeginningTest, ATokenBeyondTheTableIsRefusedWhenItIsMet) {
+TEST_F(BeginningTest, RejectsOnlyUsedTokensOutsideTheTable) {
   make_base();
   Json tokenizer = to_json("f/tokenizer.json");
   tokenizer["added_tokens"].push_back({{"id", 290}, {"content", "<x>"}, {"special", false}, {"normalized", false}});
@@ -232,7 +232,7 @@ TEST_F(BeginningTest, ATokenBeyondTheTableIsRefusedWhenItIsMet) {
 }
 
 // The table of learned positions stays whole: its first rows are those of the context.
-TEST_F(BeginningTest, AShorterContextReadsTheFirstLearnedPositions) {
+TEST_F(BeginningTest, ShorterContextReadsFirstPositions) {
   train("--model gpt-nano --layers 2 --context 64 --tokenizer bytes --steps 3 --ranks 1 --no-eval --out base");
   must("checkpoint export base --out f");
   const std::vector<float> old = values("f/model.safetensors", "transformer.wpe.weight");

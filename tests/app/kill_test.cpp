@@ -114,7 +114,7 @@ void KillTest::expect_words_about(int64_t newest, const std::vector<std::string>
   }
 }
 
-TEST_F(KillTest, ARunKilledAtFiftyMomentsEndsWithTheSameBits) {
+TEST_F(KillTest, RunKilledFiftyTimesIsBitwiseIdentical) {
   const auto begin = Clock::now();
   measure();
   train(options_ + "--save-every 0 --out whole");
@@ -141,7 +141,7 @@ TEST_F(KillTest, ARunKilledAtFiftyMomentsEndsWithTheSameBits) {
              reached, Seconds(Clock::now() - begin).count());
 }
 
-TEST_F(KillTest, ARunKilledBeforeItsFirstCheckpointBeginsAgain) {
+TEST_F(KillTest, RunKilledBeforeFirstCheckpointRestarts) {
   train("--out whole");
   // Killed while it wrote config.toml, its first file: the name can be taken by a new run.
   fs::create_directories(path("run"));
@@ -301,7 +301,7 @@ void SoakTest::one_trial() {
   ++trials_;
 }
 
-TEST_F(SoakTest, RandomPlansAndRandomFaults) {
+TEST_F(SoakTest, SurvivesRandomFaultsUnderRandomPlans) {
   const uint64_t wanted = number("TESSERA_SOAK", 0);
   if (wanted == 0) GTEST_SKIP() << "TESSERA_SOAK=1000 runs it";
   const auto begin = Clock::now();

@@ -28,7 +28,7 @@ class ModelsInAndOutTest : public ModelsTest {
   }
 };
 
-TEST_F(ModelsInAndOutTest, ImportAndExportGiveTheSameBytes) {
+TEST_F(ModelsInAndOutTest, ImportAndExportRoundTripBytes) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     make_base("--qkv-bias --proj-bias --untied=false --dtype " + dtype);
     anew("checkpoint import folder --out imported");
@@ -42,7 +42,7 @@ TEST_F(ModelsInAndOutTest, ImportAndExportGiveTheSameBytes) {
 }
 
 // Keys of others: a note where they mean nothing, or a refusal in time.
-TEST_F(ModelsInAndOutTest, FoldersOfOthersAreReadWithOneNote) {
+TEST_F(ModelsInAndOutTest, ReadsForeignFoldersWithOneNote) {
   make_base("--dtype bf16");
   const auto with = [&, plain = to_json("folder/config.json")](const Json& keys) {
     Json config = plain;
@@ -76,7 +76,7 @@ TEST_F(ModelsInAndOutTest, FoldersOfOthersAreReadWithOneNote) {
 
 // The loss at the beginning of a run is the one that the run before ended with, whatever the weights came from and
 // under every plan.
-TEST_F(ModelsInAndOutTest, ARunBeginsWithWhatAnotherEndedWith) {
+TEST_F(ModelsInAndOutTest, InitStartsAtFinalLossOfOtherRun) {
   make_base("--ranks 1");
   for (const std::string from : {"base", "base/checkpoints/step-5", "folder"})
     for (const char* plan :
@@ -88,7 +88,7 @@ TEST_F(ModelsInAndOutTest, ARunBeginsWithWhatAnotherEndedWith) {
 
 // In bf16, where the master weights begin with the model too. All windows of a text of one letter are alike, so the
 // loss of the first batch is that of the whole text by another command, and so is the loss after the step.
-TEST_F(ModelsInAndOutTest, Bf16RunBeginsWithTheLossOfItsModel) {
+TEST_F(ModelsInAndOutTest, Bf16RunStartsAtLossOfItsModel) {
   make_base("--dtype bf16 --ranks 1");
   write("text.txt", std::string(3000, 'e'));
   const double loss = compute_loss("base");
@@ -108,7 +108,7 @@ TEST_F(ModelsInAndOutTest, Bf16RunBeginsWithTheLossOfItsModel) {
     }
 }
 
-TEST_F(ModelsInAndOutTest, ARunIsPickedUpWithoutWhatItBeganWith) {
+TEST_F(ModelsInAndOutTest, ResumesWithoutInitialModel) {
   make_base("--ranks 1");
   must(
       "train --init folder --data text.txt --batch 4 --threads-per-rank 1 --ranks 1 --steps 4 --save-every 2 --keep 2 "
@@ -118,7 +118,7 @@ TEST_F(ModelsInAndOutTest, ARunIsPickedUpWithoutWhatItBeganWith) {
 }
 
 // A run in parts goes on under its layout and under others, writes text, and becomes the run again that it was made of.
-TEST_F(ModelsInAndOutTest, ARunInPartsIsTheSameRun) {
+TEST_F(ModelsInAndOutTest, ReshardedRunIsEquivalent) {
   must(base_ + "--ranks 2 --save-every 3 --keep 2");
   const std::string end = weights("base/checkpoints/step-5");
   fs::rename(path("base/checkpoints/step-5"), path("end"));
@@ -147,7 +147,7 @@ TEST_F(ModelsInAndOutTest, ARunInPartsIsTheSameRun) {
 
 // Each of them has a state of its own; the checkpoint in the middle is between the outer steps of both fragments, and
 // so is the validation after step 3.
-TEST_F(ModelsInAndOutTest, RanksThatTrainAloneGoOnFromParts) {
+TEST_F(ModelsInAndOutTest, DilocoReplicasResumeFromShards) {
   must(base_ + "--dp 2 --dp-mode diloco --sync-every 4 --sync-fragments 2 --save-every 3 --eval-every 3 --keep 2");
   const std::string end = weights("base/checkpoints/step-5");
   fs::remove_all(path("base/checkpoints/step-5"));
@@ -160,7 +160,7 @@ TEST_F(ModelsInAndOutTest, RanksThatTrainAloneGoOnFromParts) {
         "found 4");
 }
 
-TEST_F(ModelsInAndOutTest, MistakesAreNamed) {
+TEST_F(ModelsInAndOutTest, RejectsInvalidOptions) {
   make_base("");
   fails("checkpoint", 2, "expected import, export, inspect, quantize or reshard");
   fails("checkpoint export base", 2, "--out: expected a name");
@@ -199,7 +199,7 @@ class LoraTest : public ModelsTest {
       "--lora-alpha 4 --format json --out tuned ";
 };
 
-TEST_F(LoraTest, TheBaseKeepsItsBitsUnderEveryPlan) {
+TEST_F(LoraTest, BaseKeepsItsBitsUnderEveryPlan) {
   must(base_);
   const Safetensors base = tensors("base/checkpoints/step-5");
   std::optional<double> first;
@@ -213,7 +213,7 @@ TEST_F(LoraTest, TheBaseKeepsItsBitsUnderEveryPlan) {
   }
 }
 
-TEST_F(LoraTest, ItGoesOnAndGoesOut) {
+TEST_F(LoraTest, ResumesAndExports) {
   must(base_);
   must(tuned_ + "--ranks 1 --save-every 3");
   expect_made_again("tuned/checkpoints/step-6", 3);
@@ -251,7 +251,7 @@ TEST_F(LoraTest, ItGoesOnAndGoesOut) {
 }
 
 // From whatever directory: the adapters of a run name the directory that it was trained on, and no other model serves.
-TEST_F(LoraTest, AdaptersNameTheBaseThatTheyWereTrainedOn) {
+TEST_F(LoraTest, AdaptersNameTheirBaseModel) {
   must(base_);
   must(tuned_ + "--ranks 1");
   for (const char* name : {"other", "other/base"}) fs::create_directory(path(name));
@@ -293,7 +293,7 @@ TEST_F(LoraTest, AdaptersNameTheBaseThatTheyWereTrainedOn) {
 }
 
 // Adapters that differ between modules are added to the weights wherever a model only computes.
-TEST_F(LoraTest, AdaptersOfSeveralKindsAreMerged) {
+TEST_F(LoraTest, MergesAdaptersOfSeveralKinds) {
   must(base_);
   must(tuned_ + "--ranks 1");
   must("checkpoint export tuned --out adapters");
@@ -336,7 +336,7 @@ TEST_F(LoraTest, ExpertsStayFrozen) {
         "--lora-targets: expected some of q_proj, k_proj, v_proj, o_proj (experts have no adapters), found 'up_proj'");
 }
 
-TEST_F(LoraTest, MistakesAreNamed) {
+TEST_F(LoraTest, RejectsInvalidOptions) {
   must(base_);
   fails("train --data text.txt --lora-rank 2 --out run", 2, "--lora-rank: expected --init");
   fails("train --init base --lora-alpha 2 --out run", 2, "--lora-alpha: goes with --lora-rank");
@@ -365,7 +365,7 @@ class QuantizeTest : public ModelsTest {
       "--quantize nf4 --no-eval --out tuned ";
 };
 
-TEST_F(QuantizeTest, TheBaseHasTheSameBytesUnderEveryPlan) {
+TEST_F(QuantizeTest, BaseHasSameBytesUnderEveryPlan) {
   must(base_);
   std::map<std::string, std::string> first;
   for (const char* plan : {"--ranks 1", "--dp 2 --zero 3", "--dp 1 --tp 2 --sp", "--dp 1 --cp 2"}) {
@@ -383,7 +383,7 @@ TEST_F(QuantizeTest, TheBaseHasTheSameBytesUnderEveryPlan) {
   }
 }
 
-TEST_F(QuantizeTest, ItGoesOnAndGoesOut) {
+TEST_F(QuantizeTest, ResumesAndExports) {
   must(base_);
   must(tuned_ + "--ranks 1 --save-every 2");
   const std::string end = weights("tuned/checkpoints/step-4");
@@ -411,7 +411,7 @@ TEST_F(QuantizeTest, ItGoesOnAndGoesOut) {
   EXPECT_TRUE(weights("next/checkpoints/step-1") == end);
 }
 
-TEST_F(QuantizeTest, MistakesAreNamed) {
+TEST_F(QuantizeTest, RejectsInvalidOptions) {
   must(base_);
   fails("train --init base --data text.txt --quantize nf4 --out run", 2,
         "--quantize: 4-bit weights are frozen; expected --lora-rank");
@@ -437,7 +437,7 @@ class GptqTest : public ModelsTest {
       "checkpoint quantize base --calibrate text.txt --windows 32 --group 16 --threads-per-rank 1 ";
 };
 
-TEST_F(GptqTest, MakesAFolderThatEveryCommandReads) {
+TEST_F(GptqTest, EveryCommandReadsQuantizedFolder) {
   must(base_);
   const Ran made = must(quantize_ + "--method gptq --bits 4 --out small");
   EXPECT_EQ(made.out, "base quantized to small: layers in 4 bits in groups of 16, by GPTQ\n");
@@ -473,7 +473,7 @@ TEST_F(GptqTest, MakesAFolderThatEveryCommandReads) {
   fails("checkpoint quantize tuned --calibrate text.txt --out other", 2, "expected a model without adapters");
 }
 
-TEST_F(GptqTest, MistakesAreNamed) {
+TEST_F(GptqTest, RejectsInvalidOptions) {
   must(base_);
   fails("checkpoint quantize base --out other", 2, "--calibrate: expected a text");
   fails("checkpoint quantize base --calibrate nowhere.txt --out other", 4, "nowhere.txt");
@@ -506,7 +506,7 @@ class TuningTest : public ModelsTest {
       "--data sums.jsonl --layers 2 --context 32 --batch 8 --microbatches 2 --lr 0.001 --tie-copies ";
 };
 
-TEST_F(TuningTest, EveryPlanWritesTheCheckpointOfOneRank) {
+TEST_F(TuningTest, EveryPlanMatchesOneRankCheckpoint) {
   for (const std::string more : {"", "--pack "}) {
     expect_has(anew(small_ + more + "--ranks 1 --out one").err, "54 examples");
     anew(small_ + more + "--pp 2 --dp 1 --out two");
@@ -515,7 +515,7 @@ TEST_F(TuningTest, EveryPlanWritesTheCheckpointOfOneRank) {
 }
 
 // Where the order of sums is another one the losses are the same but for rounding.
-TEST_F(TuningTest, LossesAreThoseOfOneRank) {
+TEST_F(TuningTest, LossesMatchOneRank) {
   const auto last_loss = [&](const std::string& plan) {
     return anew(small_ + "--pack --format json --out run " + plan).last_record().at("loss").get<double>();
   };
@@ -524,14 +524,14 @@ TEST_F(TuningTest, LossesAreThoseOfOneRank) {
     EXPECT_NEAR(last_loss(plan), one, 1e-4 * one) << plan;
 }
 
-TEST_F(TuningTest, ARunIsPickedUpInItsOrder) {
+TEST_F(TuningTest, ResumesInTheSameOrder) {
   must(small_ + "--pack --ranks 1 --out whole");
   must(small_ + "--pack --ranks 1 --out part --save-every 5");
   expect_made_again("part/checkpoints/step-12", 10);
   EXPECT_EQ(weights("part/checkpoints/step-12"), weights("whole/checkpoints/step-12"));
 }
 
-TEST_F(TuningTest, MistakesAreNamed) {
+TEST_F(TuningTest, RejectsInvalidOptions) {
   write("bad.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"a\"}\n");
   fails("train --data bad.jsonl --out run", 4, "bad.jsonl:2: expected input_ids, messages, conversations");
   fails("train --data bad.jsonl --skip-bad --out run", 4, "expected at least 2");

@@ -109,7 +109,7 @@ class DocsNames : public ProgramTest {
                       faults_ = {"list", "random"};
 };
 
-TEST_F(DocsNames, OnPagesExist) {
+TEST_F(DocsNames, NamesOnPagesExist) {
   size_t pages = 0;
   for (const Source& page : sources_) {
     if (!is_page(page)) continue;
@@ -135,7 +135,7 @@ TEST_F(DocsNames, OnPagesExist) {
   EXPECT_GE(pages, 60U);
 }
 
-TEST_F(DocsNames, InCommentsExist) {
+TEST_F(DocsNames, NamesInCommentsExist) {
   for (const Source& source : sources_) {
     const bool hash = source.ends_with(".py") || source.ends_with(".sh") || source.ends_with(".cmake");
     if (!source.is_code() && !hash) continue;
@@ -146,9 +146,9 @@ TEST_F(DocsNames, InCommentsExist) {
   }
 }
 
-TEST_F(DocsNames, UnknownOnesAreFound) {
+TEST_F(DocsNames, FindsUnknownNames) {
   for (const char* known :
-       {"tests/app/names_test.cpp", "names_test.cpp", "DocsNames.OnPagesExist", "$ ./tessera train --lr 1",
+       {"tests/app/names_test.cpp", "names_test.cpp", "DocsNames.NamesOnPagesExist", "$ ./tessera train --lr 1",
         "x --embed--> y", "ReduceOp.SUM", "metrics.jsonl", "--defect stale-part", "runs/a.txt", "parallel/NAME.cpp",
         "transformer.h.0.attn", "bench/pack.sh --double"})
     EXPECT_EQ(unknown(known), "") << known;
@@ -182,7 +182,7 @@ double beside_1f1b(const std::string& name, int ranks, bool memory) {
   return measured(name) / measured("1f1b");
 }
 
-TEST(DocsRatios, FollowFromClosedFormsAndSchedules) {
+TEST(DocsRatios, MatchClosedFormsAndSchedules) {
   const auto dp = [](const char* n) {
     return busiest({{"ranks", n}, {"batch", n}, {"dp-mode", "dataparallel"}}, {"broadcast", "scatter"});
   };
@@ -203,7 +203,7 @@ TEST(DocsRatios, FollowFromClosedFormsAndSchedules) {
   }
 }
 
-TEST(DocsRatios, AreNumbers) {
+TEST(DocsRatios, ParsesRatios) {
   const std::regex vague("a\\s(?:little|bit)\\s(?:more|less|fewer)|the\\sfewest\\ssteps");
   for (const Source& page : house::all_sources(TESSERA_SOURCE_DIR, {".md"}))
     if (is_page(page)) {

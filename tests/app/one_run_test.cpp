@@ -27,7 +27,7 @@ class OneRunTest : public ProgramTest {
   }
 };
 
-TEST_F(OneRunTest, ASecondWriterIsRefusedAndADeadOneIsNone) {
+TEST_F(OneRunTest, RejectsSecondLiveWriter) {
   const pid_t child = begun("--save-every 0 --eval-every 0");
   const std::string owner = fmt::format("process {} on ", child);
   fails("train --resume --out run", 2, owner);
@@ -40,7 +40,7 @@ TEST_F(OneRunTest, ASecondWriterIsRefusedAndADeadOneIsNone) {
   must("train --resume --out run --steps 3 --warmup 1");
 }
 
-TEST_F(OneRunTest, AFolderThatIsMovedEndsTheRun) {
+TEST_F(OneRunTest, MovedDirectoryEndsTheRun) {
   const pid_t child = begun("--save-every 5");
   fs::rename(path("run"), path("other"));
   EXPECT_EQ(test::wait_for_exit(child), 6);
@@ -49,14 +49,14 @@ TEST_F(OneRunTest, AFolderThatIsMovedEndsTheRun) {
   EXPECT_TRUE(fs::exists(path("other/config.toml")));
 }
 
-TEST_F(OneRunTest, MetricsThatAreRemovedEndTheRun) {
+TEST_F(OneRunTest, RemovedMetricsEndTheRun) {
   const pid_t child = begun("--save-every 1000000");
   fs::remove(path("run/metrics.jsonl"));
   EXPECT_EQ(test::wait_for_exit(child), 6);
   expect_has(log(), "metrics.jsonl: it was removed, moved or replaced");
 }
 
-TEST_F(OneRunTest, AnotherRunInItsPlaceIsNotTouched) {
+TEST_F(OneRunTest, DoesNotTouchReplacingRun) {
   const pid_t child = begun("--save-every 1000000");
   fs::rename(path("run"), path("other"));
   fs::create_directories(path("run/checkpoints/step-1"));
@@ -67,7 +67,7 @@ TEST_F(OneRunTest, AnotherRunInItsPlaceIsNotTouched) {
 }
 
 // The same ids, another alphabet; and the same training text, another end.
-TEST_F(OneRunTest, AnotherTextIsRefusedThoughItsIdsAreTheSame) {
+TEST_F(OneRunTest, RejectsOtherTextWithSameIds) {
   train("--steps 4 --out run");
   const std::string text = read_file(path("text.txt")),
                     tokenizer = read_file(path("run/checkpoints/step-4/tokenizer.json"));
@@ -85,7 +85,7 @@ TEST_F(OneRunTest, AnotherTextIsRefusedThoughItsIdsAreTheSame) {
   must("train --resume --out run --steps 8");
 }
 
-TEST_F(OneRunTest, TheNewestAndTheBestStay) {
+TEST_F(OneRunTest, KeepsNewestAndBestCheckpoints) {
   train("--steps 60 --lr 0.5 --min-lr 0.5 --save-every 10 --eval-every 10 --keep 3 --out run");
   const std::optional<BestCheckpoint> best = best_checkpoint(checkpoints());
   ASSERT_TRUE(best);
@@ -101,13 +101,13 @@ TEST_F(OneRunTest, TheNewestAndTheBestStay) {
 }
 
 // The last update makes infinities of finite gradients: there is no later step whose loss would show it.
-TEST_F(OneRunTest, WeightsThatAreNotFiniteAreNotSaved) {
+TEST_F(OneRunTest, DoesNotSaveNonFiniteWeights) {
   const std::string huge = "--optimizer sgd --clip 0 --momentum 0 --warmup 0 --lr 1e300 --min-lr 1e300 ";
   fails("train " + kSmall + huge + "--steps 1 --save-every 1 --out run", 5, "holds inf or nan after the update");
   EXPECT_TRUE(!fs::exists(checkpoints()) || fs::is_empty(checkpoints()));
 }
 
-TEST_F(OneRunTest, APoisonedCheckpointIsPassedOver) {
+TEST_F(OneRunTest, SkipsNonFiniteCheckpoint) {
   train("--steps 8 --save-every 4 --out run");
   std::string bytes = weights("run/checkpoints/step-8");
   const uint32_t nan = 0x7fc00000;
@@ -119,7 +119,7 @@ TEST_F(OneRunTest, APoisonedCheckpointIsPassedOver) {
 }
 
 // Every rank writes its own part while the next steps are made; the file is that of one rank all the same.
-TEST_F(OneRunTest, SavesInTheBackgroundAreThoseOfOneRank) {
+TEST_F(OneRunTest, BackgroundSavesMatchOneRank) {
   const std::string often = "--steps 40 --save-every 3 --keep 20 --microbatches 4 --layers 2 ";
   train(often + "--ranks 1 --tie-copies --out one");
   for (const char* plan :
@@ -136,7 +136,7 @@ TEST_F(OneRunTest, SavesInTheBackgroundAreThoseOfOneRank) {
 }
 
 #if TESSERA_WITH_MPI
-TEST_F(OneRunTest, ARankThatNeverBeginsEndsTheJob) {
+TEST_F(OneRunTest, RankThatNeverStartsEndsTheJob) {
   const Ran r =
       run_program("mpirun", fmt::format("--allow-run-as-root --oversubscribe -n 2 sh -c 'test $OMPI_COMM_WORLD_RANK = "
                                         "0 || kill -STOP $$; exec {} train {} --timeout 2'",
@@ -145,7 +145,7 @@ TEST_F(OneRunTest, ARankThatNeverBeginsEndsTheJob) {
   expect_has(r.err, "tessera: [rank 0] MPI_Init: the others did not come within 2 s");
 }
 
-TEST_F(OneRunTest, RankThatEndsBeforeMpiBeginsIsReportedByTheOthers) {
+TEST_F(OneRunTest, ReportsRankThatEndsBeforeMpiInit) {
   const auto ran = [&](const std::string& first) {
     return run_program("mpirun",
                        fmt::format("--allow-run-as-root --oversubscribe -n 2 sh -c '{}; exec {} train {} --steps 2 "
@@ -162,7 +162,7 @@ TEST_F(OneRunTest, RankThatEndsBeforeMpiBeginsIsReportedByTheOthers) {
   EXPECT_EQ(ran("ulimit -Sn 16").status, 0) << "a soft limit is raised";
 }
 
-TEST_F(OneRunTest, ProcessesThatWereToldOtherThingsDoNotTrain) {
+TEST_F(OneRunTest, RejectsProcessesWithDifferentOptions) {
   const std::string all = "train " + kSmall + "--out run ";
   const auto refused = [&](const std::string& first, const std::string& second, const std::string& words) {
     const auto ran = two_processes(first, second);
@@ -179,7 +179,7 @@ TEST_F(OneRunTest, ProcessesThatWereToldOtherThingsDoNotTrain) {
   EXPECT_EQ(two_processes(all, all).status, 0);
 }
 
-TEST_F(OneRunTest, ProcessesInOtherFoldersDoNotTrain) {
+TEST_F(OneRunTest, RejectsProcessesInDifferentDirectories) {
   const std::string text = read_file(path("text.txt"));
   for (const std::string folder : {"a", "b"}) {
     fs::create_directories(path(folder));
@@ -259,7 +259,7 @@ class SignalsTest : public ProgramTest {
   const std::string endless_ = "train " + kSmall + "--steps 100000000 --save-every 0 --eval-every 0 --out run ";
 };
 
-TEST_F(SignalsTest, EndEveryCommandSoonAndLeaveNothing) {
+TEST_F(SignalsTest, EndEveryCommandWithoutLeftovers) {
   write_long_text();
   train("--out made-run --trace");
   ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
@@ -281,7 +281,7 @@ TEST_F(SignalsTest, EndEveryCommandSoonAndLeaveNothing) {
   }
 }
 
-TEST_F(SignalsTest, EndAValidationAndSaveTheStepsBeforeIt) {
+TEST_F(SignalsTest, EndValidationAndSaveCompletedSteps) {
   write_long_text();
   const std::string options = "train " + kSmall + "--data long.txt --batch 2 --save-every 0 --out run ";
   const std::function<bool()> saved = [&] { return exists("run/checkpoints/latest"); };
@@ -297,7 +297,7 @@ TEST_F(SignalsTest, EndAValidationAndSaveTheStepsBeforeIt) {
 }
 
 // A run that is stopped where it would have been validated makes up for it.
-TEST_F(SignalsTest, AResumedRunMakesTheValidationThatWasStopped) {
+TEST_F(SignalsTest, ResumedRunRepeatsStoppedValidation) {
   train("--eval-every 5 --save-every 5 --out run");
   const std::string whole = read_file(path("run/metrics.jsonl"));
   fs::remove_all(path("run/checkpoints/step-12"));
@@ -308,7 +308,7 @@ TEST_F(SignalsTest, AResumedRunMakesTheValidationThatWasStopped) {
   EXPECT_EQ(resumed.substr(0, after), whole.substr(0, after));
 }
 
-TEST_F(SignalsTest, EachEndsARunThatSavesAndAHangUpUnlessItIsIgnored) {
+TEST_F(SignalsTest, EachSavesTheRunAndIgnoredHangupDoesNot) {
   for (const auto& [signal, status] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 143}}) {
     EXPECT_EQ(signalled(endless_, signal, begun_), status);
     EXPECT_GT(newest_step(), 0) << signal;
@@ -322,7 +322,7 @@ TEST_F(SignalsTest, EachEndsARunThatSavesAndAHangUpUnlessItIsIgnored) {
   EXPECT_EQ(wait_for_exit(child), 143);
 }
 
-TEST_F(SignalsTest, SigUsr1SavesAndTheRunGoesOn) {
+TEST_F(SignalsTest, SigUsr1SavesAndContinues) {
   for (const char* more : {"", "--ranks 2", "--ranks 2 --zero 3", "--ranks 2 --dp-mode ps-async"}) {
     SCOPED_TRACE(more);
     const pid_t child = start(endless_ + more);
@@ -341,7 +341,7 @@ TEST_F(SignalsTest, SigUsr1SavesAndTheRunGoesOn) {
   EXPECT_EQ(signalled(endless_ + "--no-save", SIGTERM, [&] { return exists("run/metrics.jsonl"); }), 143);
 }
 
-TEST_F(SignalsTest, ASecondOneEndsARunAtOnce) {
+TEST_F(SignalsTest, SecondSignalEndsTheRunImmediately) {
   // The only step lasts for long.
   const pid_t child = start(
       "train --data text.txt --layers 8 --heads 8 --channels 512 --context 512 --batch 64 --threads-per-rank 1 "
@@ -353,7 +353,7 @@ TEST_F(SignalsTest, ASecondOneEndsARunAtOnce) {
 }
 
 // The killed process is one that nobody could ask to clear up.
-TEST_F(SignalsTest, WhatAKilledProcessLeftIsRemovedByALaterOne) {
+TEST_F(SignalsTest, LaterProcessRemovesLeftoversOfKilledOne) {
   fs::create_directories(path("cache/datasets"));
   const pid_t dead = fork();
   if (dead == 0) {
@@ -386,7 +386,7 @@ const char* const kFile =
     R"({"axis": "dp", "number": 2, "operation": "all_gather", "bytes": 8, "begun": 2.0, "ended": null}]})"
     "\n";
 
-TEST(FlightReport, ShowsWhoIsMissingAndWhoDiffers) {
+TEST(FlightReport, ShowsMissingAndDifferingRanks) {
   const report::Flights all = report::parse_flights(kFile, "flight.json");
   ASSERT_TRUE(all.ranks == 3 && all.written.size() == 2 && all.written[0].rank == 0);
   const std::string text = report::record_flights(all, false), html = report::record_flights(all, true);
@@ -398,7 +398,7 @@ TEST(FlightReport, ShowsWhoIsMissingAndWhoDiffers) {
   expect_has(html, {"<tr class=\"differs\">", "no record"});
 }
 
-TEST(FlightReport, RefusesWhatIsNone) {
+TEST(FlightReport, RejectsInvalidRecords) {
   for (const char* file : {"[]", "{}", R"({"rank": 5, "ranks": 2, "cause": "", "operations": []})",
                            R"({"rank": 0, "ranks": 1, "cause": "", "operations": [{"axis": 3}]})",
                            R"({"rank": -1, "ranks": 1, "cause": "", "operations": []})"})
@@ -408,7 +408,7 @@ TEST(FlightReport, RefusesWhatIsNone) {
 using FlightOfRun = ProgramTest;
 
 // The loss is soon no number: every rank says why it ended, and the table is drawn.
-TEST_F(FlightOfRun, IsLeftByAFailureAndDrawn) {
+TEST_F(FlightOfRun, FailedRunWritesFlightRecord) {
   fails("train " + kSmall + "--ranks 2 --lr 1e30 --steps 200 --out run", 5, "expected finite numbers");
   ASSERT_TRUE(fs::exists(path("run/flight.json")));
   expect_has(must("report run --format text").out, {"axis dp", "all_reduce"});
@@ -416,7 +416,7 @@ TEST_F(FlightOfRun, IsLeftByAFailureAndDrawn) {
   EXPECT_TRUE(fs::exists(path("run/report.html")));
 }
 
-TEST_F(FlightOfRun, IsNotThereAfterAGoodEnd) {
+TEST_F(FlightOfRun, SuccessfulRunWritesNoRecord) {
   const Ran r = train("--ranks 2 --format json --out run");
   EXPECT_FALSE(fs::exists(path("run/flight.json")));
   expect_has(r.out, "\"straggler\":null");

@@ -56,7 +56,7 @@ class ConfigTest : public testing::Test {
   TemporaryDirectory folder_{fs::temp_directory_path() / "tessera-config-"};
 };
 
-TEST(FirstModel, DrawsNewAdaptersAlone) {
+TEST(FirstModel, InitializesOnlyNewAdaptersRandomly) {
   ModelConfig config = *preset("llama-nano");
   config.vocab = 65;
   config.lora.rank = 2;
@@ -66,7 +66,7 @@ TEST(FirstModel, DrawsNewAdaptersAlone) {
     EXPECT_EQ(p->init.deviation > 0, p->name.ends_with(".lora_A.weight")) << p->name;
 }
 
-TEST(CommandLine, SetsWhatItSays) {
+TEST(CommandLine, SetsGivenOptions) {
   const TrainOptions o = parsed_train("--layers 2 --lr=3e-4 --dtype bf16 --quiet --out 'x y' --seed 0");
   EXPECT_EQ(
       std::tuple(o.sizes.layers, o.gives("heads"), o.optim.lr, to_string(o.optim.dtype), o.quiet, o.out, o.optim.seed),
@@ -79,7 +79,7 @@ TEST(CommandLine, SetsWhatItSays) {
   EXPECT_EQ(std::get<DatasetOptions>(parsed("data a.txt --tokenizer bytes")).tokenizer, "bytes");
 }
 
-TEST(CommandLine, HelpTeachesEveryOption) {
+TEST(CommandLine, HelpListsEveryOption) {
   const std::string help = std::get<Print>(parsed("train --help")).text;
   TrainOptions defaults;
   for (const Setting& s : field_descriptors(defaults))
@@ -90,7 +90,7 @@ TEST(CommandLine, HelpTeachesEveryOption) {
   EXPECT_EQ(std::get<Print>(parsed("--version")).text, "tessera " TESSERA_VERSION "\n");
 }
 
-TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
+TEST(CommandLine, ErrorsNameOptionExpectedAndActualValue) {
   EXPECT_EQ(message("train --rnaks=2"), "unknown option '--rnaks'; did you mean '--ranks'?");
   const std::string commands =
       "expected train, verify, generate, evaluate, checkpoint, data, bench, plan, report, explore, lab or describe";
@@ -126,7 +126,7 @@ TEST(CommandLine, SaysWhichOptionWhatIsExpectedAndWhatWasFound) {
 }
 
 // In a build without CUDA and on a machine without a GPU too: one line, whichever way it was asked for.
-TEST_F(ConfigTest, ADeviceMustBeThere) {
+TEST_F(ConfigTest, RequiresAvailableDevice) {
   for (const std::string& way :
        {std::string("train --device cuda"), std::string("verify --device cuda"),
         "train --config " + file("device = \"cuda\"\n"), std::string("train --device cuda --offload optimizer")}) {
@@ -136,13 +136,13 @@ TEST_F(ConfigTest, ADeviceMustBeThere) {
   EXPECT_EQ(std::get<GenerateOptions>(parsed("generate x --device cuda")).words, (Args{{"device", "cuda"}}));
 }
 
-TEST(CommandLine, RefusesOptionsThatDoNotGoTogether) {
+TEST(CommandLine, RejectsConflictingOptions) {
   EXPECT_EQ(message("train --model gpt-nano --min-lr 1"), "--min-lr: expected at most --lr (0.001), found 1");
   EXPECT_EQ(message("train --resume"), "--resume: expected --out DIR, the run to continue; found no --out");
   EXPECT_EQ(message("train --model gpt2"), "");
 }
 
-TEST(CommandLine, AFlagThatIsFalseAsksForNothing) {
+TEST(CommandLine, FalseFlagsHaveNoEffect) {
   EXPECT_EQ(message("train --resume=false --out gone"), "");
   EXPECT_EQ(message("train --resume --resume=false --out gone"), "");
   EXPECT_THROW(parsed("train --resume=false --init gone"), InputError);          // which a resumed run does not read
@@ -152,7 +152,7 @@ TEST(CommandLine, AFlagThatIsFalseAsksForNothing) {
   EXPECT_FALSE(is_default_job(parsed_train("--untied=false")));  // a model may have it, so this says a size
 }
 
-TEST(CommandLine, RefusesModelsLargerThanTheMachine) {
+TEST(CommandLine, RejectsModelsLargerThanTheMachine) {
   for (const char* words : {"--channels 900000", "--vocab 1000000000 --channels 100000"})
     expect_has(error_message([&] { check_minimum_memory(make_job(parsed_train(words))); }),
                "this machine has available");
@@ -191,7 +191,7 @@ TEST(CommandLine, DescribesEveryOption) {
 }
 
 // Of every option: its default, or what its help has in brackets. A change of one changes its line of the list too.
-TEST(CommandLine, DefaultsAreThoseOfTheList) {
+TEST(CommandLine, DefaultsMatchList) {
   std::set<std::string> found, expected;
   const Json all = Json::parse(std::get<Print>(parsed("describe --format json")).text);
   for (const Json& c : all.at("commands"))
@@ -224,7 +224,7 @@ TEST(CommandLine, DefaultsAreThoseOfTheList) {
       32);
 }
 
-TEST(CommandLine, PercentagesAreStepsAndLearningRates) {
+TEST(CommandLine, ConvertsPercentagesToStepsAndRates) {
   const auto schedule = [](const std::string& words) { return lr_schedule(make_job(parsed_train(words)).optim); };
   const std::pair<const char*, int64_t> warmups[] = {{"--steps 49 --warmup 3%", 1},  // 1.47
                                                      {"--steps 50 --warmup 3%", 2},  // 1.5, rounded up
@@ -240,7 +240,7 @@ TEST(CommandLine, PercentagesAreStepsAndLearningRates) {
             Messages{"--min-lr: expected at most --lr (0.02), found 0.0201"});
 }
 
-TEST(CommandLine, HandsTheFlagsOfBenchOn) {
+TEST(CommandLine, PassesFlagsToGoogleBenchmark) {
   const auto options = [](const char* line) { return std::get<BenchOptions>(parsed(line)); };
   EXPECT_EQ(options("bench --benchmark_filter=norm --v=1").words, (Messages{"--benchmark_filter=norm", "--v=1"}));
   EXPECT_TRUE(options("bench").words.empty());
@@ -248,7 +248,7 @@ TEST(CommandLine, HandsTheFlagsOfBenchOn) {
   EXPECT_TRUE(on_gpu.device == Device::cuda && on_gpu.words == Messages{"--benchmark_filter=norm"});
 }
 
-TEST(CommandLine, PresetsHaveTheirSizes) {
+TEST(CommandLine, PresetsSetSizes) {
   const auto sizes = [](const std::string& words) {
     const ModelConfig s = make_job(parsed_train(words)).model;
     return std::array{s.layers, s.heads, s.channels, s.context};
@@ -258,13 +258,13 @@ TEST(CommandLine, PresetsHaveTheirSizes) {
   EXPECT_EQ(sizes("--model gpt2-xl --tokenizer bytes"), (std::array<int64_t, 4>{48, 25, 1600, 1024}));
 }
 
-TEST_F(ConfigTest, IsReadAndOptionsWin) {
+TEST_F(ConfigTest, OptionsOverrideConfiguration) {
   const std::string path = file("layers = 2\nlr = 1\nmin-lr = 0.5\ndata = \"x.txt\"  # a comment\n");
   const TrainOptions o = parsed_train("--layers 3 --config " + path);
   EXPECT_EQ(std::tuple(o.sizes.layers, o.optim.lr, o.data), std::tuple(3, 1, "x.txt"));
 }
 
-TEST_F(ConfigTest, ARunWithoutCheckpointsIsNotResumed) {
+TEST_F(ConfigTest, RejectsResumeWithoutCheckpoints) {
   const std::string saves = file("layers = 2\n");
   const std::string expected =
       "--resume: expected a run that saves checkpoints, found --no-save as an option or in its config.toml";
@@ -289,7 +289,7 @@ TEST_F(ConfigTest, RoundTrips) {
   EXPECT_EQ(back.data, o.data);
 }
 
-TEST_F(ConfigTest, StringsOfEveryKindHoldAnything) {
+TEST_F(ConfigTest, ParsesStringsOfEveryKind) {
   EXPECT_EQ(read("data = \"a\\\"[\"").data, "a\"[");
   EXPECT_EQ(read("data = 'a\\'  # [\n").data, "a\\");
   EXPECT_EQ(read("data = \"a#b=c.d\" # \"\"\"\nlayers = 2\n").data, "a#b=c.d");
@@ -297,14 +297,14 @@ TEST_F(ConfigTest, StringsOfEveryKindHoldAnything) {
   EXPECT_EQ(read("data = \"\\u00e9\\t\\\"\\\\\"#\n").data, "\u00e9\t\"\\");
 }
 
-TEST_F(ConfigTest, LinesMayBeWrittenInManyWays) {
+TEST_F(ConfigTest, ParsesLinesOfAllForms) {
   const TrainOptions o =
       read("\xEF\xBB\xBFlayers=2\r\n\t \r\n#\r\n  lr\t= 5E-5#x\r\nno-save =true\n\nseed = 9223372036854775807");
   EXPECT_EQ(std::tuple(o.sizes.layers, o.optim.lr, o.no_save, o.optim.seed), std::tuple(2, 5e-5, true, INT64_MAX));
   EXPECT_EQ(config_values(read("# As a run writes it.\n" + to_toml(o))), config_values(o));
 }
 
-TEST_F(ConfigTest, MistakesHaveTheirLineAndColumn) {
+TEST_F(ConfigTest, ErrorsHaveLineAndColumn) {
   const auto expect = [&](const std::string& text, const std::string& words) {
     expect_error(Status::usage, {words}, [&] { read(text); });
   };
@@ -363,7 +363,7 @@ Job on_gpu(const Values& others = {}, int64_t ranks = 1) {
   return make_job(o);
 }
 
-TEST(AttentionChoice, KernelsThatAreNotThereAreRefused) {
+TEST(AttentionChoice, RejectsUnavailableKernels) {
   const std::string without =
       "--attention: this program was built without cuDNN; expected own, or a build with -DTESSERA_CUDNN=ON";
   const auto expect = [&](const std::string& words, const std::string& with) {
@@ -378,7 +378,7 @@ TEST(AttentionChoice, KernelsThatAreNotThereAreRefused) {
   EXPECT_EQ(message("train --attention own --deterministic"), "");  // on the CPU both say what is so anyway
 }
 
-TEST(AttentionChoice, CudnnIsAskedWhereItIsBuiltAndOnAGpu) {
+TEST(AttentionChoice, SelectsCudnnOnGpuIfBuilt) {
   EXPECT_EQ(asks_cudnn(on_gpu().plan), kWithCudnn);
   EXPECT_FALSE(asks_cudnn(on_gpu({{"attention", "own"}}).plan));
   EXPECT_FALSE(asks_cudnn(on_gpu({{"device", "cpu"}}).plan));
@@ -389,7 +389,7 @@ TEST(AttentionChoice, CudnnIsAskedWhereItIsBuiltAndOnAGpu) {
   EXPECT_FALSE(TrainOptions().plan.deterministic);
 }
 
-TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
+TEST(AttentionChoice, RunPrintsKernelsAndReason) {
   const auto expect = [](const Values& others, const std::string& why) {
     EXPECT_EQ(describe_attention(on_gpu(others)), "attention: our own kernels (" + why + ")");
   };
@@ -399,7 +399,7 @@ TEST(AttentionChoice, ARunSaysWhoseKernelsAndWhy) {
   expect({{"dropout", "0.1"}}, "cuDNN's cannot drop the elements that ours count");
 }
 
-TEST(AttentionChoice, TheirValuesAreKeptInTheConfiguration) {
+TEST(AttentionChoice, ConfigurationStoresChoice) {
   TrainOptions read;
   apply_config(read, to_toml(parsed_train("--attention own --deterministic")), "c.toml");
   EXPECT_EQ(to_string(read.plan.attention), "own");
@@ -408,7 +408,7 @@ TEST(AttentionChoice, TheirValuesAreKeptInTheConfiguration) {
 
 using AttentionChoiceGpu = test::OnGpu;
 
-TEST_F(AttentionChoiceGpu, CudnnServesAGpt) {
+TEST_F(AttentionChoiceGpu, CudnnSupportsGpt) {
   if (!kWithCudnn) GTEST_SKIP() << "a build without cuDNN";
   const auto expect = [](const Job& job, const std::string& begins, const std::string& ends = "") {
     const std::string said = describe_attention(job);
@@ -423,7 +423,7 @@ TEST_F(AttentionChoiceGpu, CudnnServesAGpt) {
 // The messages about a user's mistakes: all of them at once, with the nearest value that can be, and for files the
 // option and the system's reason; and the default job.
 
-TEST(Mistakes, OnTheCommandLineAreAllSaid) {
+TEST(Mistakes, CommandLineErrorsAreAllPrinted) {
   EXPECT_EQ(refused("train --layers 0 --hedas 3 --lr fast --dtype fp23 --whats"),
             (Messages{"unknown option '--hedas'; did you mean '--heads'?", "unknown option '--whats'",
                       "--layers: expected a whole number in [1, 100000], found '0'",
@@ -441,7 +441,7 @@ TEST(Mistakes, OnTheCommandLineAreAllSaid) {
   EXPECT_EQ(refused("train --hedas --layers").size(), 2U);
 }
 
-TEST(Mistakes, OfAPlanThatDoNotHangTogetherAreAllSaid) {
+TEST(Mistakes, IndependentPlanErrorsAreAllPrinted) {
   const Messages found =
       refused("verify --heads 3 --microbatches 5 --pp 8 --schedule zbh1 --dp-mode ps-sync --zero 1 --min-lr 9");
   for (const char* words :
@@ -463,7 +463,7 @@ TEST(Mistakes, OfAPlanThatDoNotHangTogetherAreAllSaid) {
   }
 }
 
-TEST(Mistakes, HaveTheNearestThatCanBe) {
+TEST(Mistakes, NameNearestValidValue) {
   const auto expect = [](const std::string& words, const std::string& nearest) {
     const Messages found = refused(words);
     ASSERT_EQ(found.size(), 1U) << nearest;
@@ -480,7 +480,7 @@ TEST(Mistakes, HaveTheNearestThatCanBe) {
   expect("verify --lora-rank 2 --lora-targets c_atn", "did you mean 'c_attn'?");
 }
 
-TEST_F(ProgramTest, EachMistakeHasALine) {
+TEST_F(ProgramTest, ReportsEachErrorOnOneLine) {
   const Ran r = run("train --layers 0 --lr fast --out run");
   EXPECT_EQ(r.status, 2);
   EXPECT_EQ(r.err,
@@ -492,7 +492,7 @@ TEST_F(ProgramTest, EachMistakeHasALine) {
             "tessera: --heads: 3 heads do not divide 128 channels; the nearest that does: 2 or 4\n");
 }
 
-TEST_F(ProgramTest, AFileThatCannotBeReadIsSaidByOptionAndReason) {
+TEST_F(ProgramTest, ReportsUnreadableFileWithOptionAndReason) {
   fs::create_directory(path("folder"));
   const auto expect = [&](const std::string& arguments, const std::string& line) {
     const Ran r = run(arguments);
@@ -519,7 +519,7 @@ TEST_F(ProgramTest, AFileThatCannotBeReadIsSaidByOptionAndReason) {
   expect("plan --hardware h100 --software folder/ --ranks 2", "--software: folder/ is a directory; expected a file");
 }
 
-TEST_F(ProgramTest, QuietRunsEndWithoutASample) {
+TEST_F(ProgramTest, QuietRunsPrintNoSample) {
   const Ran r = train("--out run --quiet --sp --tp 1 --tokenizer bytes");
   EXPECT_EQ(r.err, "");
   expect_lacks(r.out, "Sample:");
@@ -531,20 +531,20 @@ TEST_F(ProgramTest, QuietRunsEndWithoutASample) {
   expect_has(bytes.out, "\\x");
 }
 
-TEST(CommandLine, HelpIsACommandToo) {
+TEST(CommandLine, HelpIsAlsoACommand) {
   const auto text = [](const std::string& words) { return std::get<Print>(parsed(words)).text; };
   EXPECT_EQ(text("help"), text("--help"));
   EXPECT_EQ(text("help train"), text("train --help"));
   expect_has(text("help train"), default_job_words(default_job()));
 }
 
-TEST(DefaultJob, IsWhatItsWordsSay) {
+TEST(DefaultJob, MatchesItsOptions) {
   const TrainOptions job = parsed_train("");
   EXPECT_TRUE(is_default_job(job));
   EXPECT_EQ(config_values(parsed_train(default_job_words(job))), config_values(job)) << default_job_words(job);
 }
 
-TEST(DefaultJob, IsChangedByItsPlanAndEndsWhereAModelOrATextIsChosen) {
+TEST(DefaultJob, AppliesUnlessModelOrDataIsChosen) {
   const TrainOptions cube = parsed_train("--pp 2 --steps 9 --lr 0.001");
   EXPECT_TRUE(is_default_job(cube));
   EXPECT_EQ(cube.model, default_job().model);
@@ -558,14 +558,14 @@ TEST(DefaultJob, IsChangedByItsPlanAndEndsWhereAModelOrATextIsChosen) {
   }
 }
 
-TEST_F(ProgramTest, AFileMayChooseToo) {
+TEST_F(ProgramTest, ConfigurationFileMayChooseJob) {
   write("a.toml", "channels = 64\n");
   write("b.toml", "steps = 7\n");
   EXPECT_FALSE(is_default_job(parsed_train("--config " + path("a.toml").string())));
   EXPECT_TRUE(is_default_job(parsed_train("--config " + path("b.toml").string())));
 }
 
-TEST(TokenizerChoice, OfASize) {
+TEST(TokenizerChoice, ParsesVocabularySize) {
   EXPECT_EQ(tokenizer_choice("bpe-1024", "char", true).vocab_size, 1024);
   EXPECT_EQ(tokenizer_choice("bpe-1024", "char", true).name, "bpe");
   EXPECT_EQ(tokenizer_choice("bpe", "char", true).vocab_size, 50257);
@@ -573,7 +573,7 @@ TEST(TokenizerChoice, OfASize) {
     EXPECT_THROW(tokenizer_choice(wrong, "char", true), Error) << wrong;
 }
 
-TEST(Sentences, BeginAndEndWhole) {
+TEST(Sentences, AreComplete) {
   EXPECT_EQ(complete_sentences("nd of it. She was there. He said so, and"), "She was there.");
   EXPECT_EQ(complete_sentences("so. \"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\" And"),
             "\"Is it?\" said Mr. Bennet. \"It is,\" cried Mrs. Long.\"");

@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-TEST_F(ProgramTest, ThreadsThatWaitSleepSoonUnlessTheEnvironmentSaysHow) {
+TEST_F(ProgramTest, LimitsOpenMpSpinningUnlessConfigured) {
   const auto spins = [&](const std::string& words) {  // as OpenMP's library says what it has read
     const std::string said =
         must("--version", "env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY OMP_DISPLAY_ENV=verbose " + words).err;
@@ -21,7 +21,7 @@ TEST_F(ProgramTest, ThreadsThatWaitSleepSoonUnlessTheEnvironmentSaysHow) {
   EXPECT_EQ(spins("OMP_WAIT_POLICY=passive"), "0");
 }
 
-TEST_F(ProgramTest, TrainsAndLeavesARunThatGenerates) {
+TEST_F(ProgramTest, TrainedRunGenerates) {
   const Ran r = train("--out run");
   expect_has(r.out, {"the validation loss is", "\nSample:"});
   for (const char* name : {"config.toml", "metrics.jsonl", "checkpoints/latest",
@@ -37,7 +37,7 @@ TEST_F(ProgramTest, TrainsAndLeavesARunThatGenerates) {
   fails("generate text.txt", 4, "text.txt");
 }
 
-TEST_F(ProgramTest, MoreThreadsThanOpenMpCanStartAreRefused) {
+TEST_F(ProgramTest, RejectsMoreThreadsThanOpenMpCanStart) {
   fails("verify --layers 1 --steps 1", 2, "OMP_NUM_THREADS: expected at most 1024 threads, found 100000",
         "OMP_NUM_THREADS=100000");
 }
@@ -51,7 +51,7 @@ TEST_F(ProgramTest, MaxCpuIsaLimitsKernelsAndLibrary) {
 }
 #endif
 
-TEST_F(ProgramTest, JsonIsOneObjectPerLineWithTheKeysPromised) {
+TEST_F(ProgramTest, JsonHasDocumentedKeys) {
   const Ran r = train("--out run --format json --eval-every 5 --quiet");
   EXPECT_EQ(r.err, "");
   EXPECT_EQ(r.out, read_file(path("run/metrics.jsonl")));
@@ -75,7 +75,7 @@ TEST_F(ProgramTest, JsonIsOneObjectPerLineWithTheKeysPromised) {
   EXPECT_NEAR(losses.front(), std::log(31), 0.3);
 }
 
-TEST_F(ProgramTest, SameSeedSameBitsAndAnotherSeedOthers) {
+TEST_F(ProgramTest, SeedDeterminesBits) {
   for (const char* name : {"a", "b"}) train(fmt::format("--dropout 0.1 --out {}", name));
   train("--dropout 0.1 --out c --seed 2");
   EXPECT_EQ(weights("a/checkpoints/step-12"), weights("b/checkpoints/step-12"));
@@ -85,7 +85,7 @@ TEST_F(ProgramTest, SameSeedSameBitsAndAnotherSeedOthers) {
   EXPECT_EQ(weights("a/checkpoints/step-12"), weights("d/checkpoints/step-12"));
 }
 
-TEST_F(ProgramTest, ResumeRefusesAnotherRunAndPassesOverDamage) {
+TEST_F(ProgramTest, ResumeRejectsOtherRunsAndSkipsDamage) {
   train("--out run --save-every 5");
   fails("train --resume --out run --seed 3 --layers 2", 2, "layers is 2 and was 1; seed is 3 and was 1337");
   fails("train " + kSmall + " --out run", 2, "--resume");
@@ -99,7 +99,7 @@ TEST_F(ProgramTest, ResumeRefusesAnotherRunAndPassesOverDamage) {
   fails("generate run/checkpoints/step-12", 4, "model.safetensors: 1000 bytes");
 }
 
-TEST_F(ProgramTest, BadDataIsRefusedBeforeAnythingIsWritten) {
+TEST_F(ProgramTest, RejectsInvalidDataBeforeWriting) {
   write("empty.txt", "");
   write("one.txt", "x");
   write("nul.bin", std::string("abc\0def", 7));
@@ -113,7 +113,7 @@ TEST_F(ProgramTest, BadDataIsRefusedBeforeAnythingIsWritten) {
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
-TEST_F(ProgramTest, OutputThatCannotBeWrittenIsStatus6) {
+TEST_F(ProgramTest, UnwritableOutputIsStatus6) {
   train("--out run");
   for (const std::string& arguments :
        {std::string("--help"), std::string("generate run --tokens 5 --prompt Line"), std::string("data text.txt"),
@@ -123,7 +123,7 @@ TEST_F(ProgramTest, OutputThatCannotBeWrittenIsStatus6) {
   fails("train " + kSmall + " --out /proc/run", 6, "/proc/run");
 }
 
-TEST_F(ProgramTest, AFinishedRunResumesToNothing) {
+TEST_F(ProgramTest, FinishedRunResumesWithoutSteps) {
   train("--out run");
   const std::string config = read_file(path("run/config.toml"));
   fails("train --resume --out run --steps 5", 2, "--steps: expected at least 12");
@@ -133,7 +133,7 @@ TEST_F(ProgramTest, AFinishedRunResumesToNothing) {
 }
 
 // Asynchronous runs save and validate in places of their own.
-TEST_F(ProgramTest, ARunMayLeaveNoCheckpointAndNoValidation) {
+TEST_F(ProgramTest, RunsWithoutCheckpointAndValidation) {
   for (const std::string mode : {"", "--ranks 2 --dp-mode ps-async --servers 2 "}) {
     const Ran r = anew("train " + kSmall + mode + "--save-every 5 --eval-every 5 --no-save --no-eval --out run");
     expect_lacks(r.out, {"\nSample:", "validation loss"});
@@ -151,7 +151,7 @@ TEST_F(ProgramTest, ARunMayLeaveNoCheckpointAndNoValidation) {
   }
 }
 
-TEST_F(ProgramTest, ARunWithoutCheckpointIsTheSameRun) {
+TEST_F(ProgramTest, NoSaveDoesNotChangeTheRun) {
   const auto summary = [&](const std::string& options) { return train("--format json " + options).last_record(); };
   const Json whole = summary("--out whole"), unsaved = summary("--no-save --out unsaved"),
              bare = summary("--no-save --no-eval --trace --out bare");
@@ -165,12 +165,12 @@ TEST_F(ProgramTest, ARunWithoutCheckpointIsTheSameRun) {
   EXPECT_FALSE(fs::exists(path("run/checkpoints")));
 }
 
-TEST_F(ProgramTest, ClosedOutputDoesNotStopARun) {
+TEST_F(ProgramTest, ClosedOutputDoesNotStopRun) {
   must("train " + kSmall + " --out run --format json | head -1");
   EXPECT_TRUE(fs::exists(path("run/checkpoints/step-12")));
 }
 
-TEST_F(ProgramTest, MakesDatasets) {
+TEST_F(ProgramTest, WritesDatasets) {
   expect_has(must("data text.txt --tokenizer bytes --out made").out, "vocabulary 256 (bytes)");
   must("train " + kSmall + " --data made --steps 2 --out run");
   expect_has(must("data text.txt --tokenizer bpe --vocab 280 --out made-bpe").out, "(bpe)");
@@ -187,13 +187,13 @@ TEST_F(ProgramTest, MakesDatasets) {
 
 using LabTest = ProgramTest;
 
-TEST_F(LabTest, ListsTheExercises) {
+TEST_F(LabTest, ListsExercises) {
   const Ran r = must("lab");
   expect_has(r.out, {"p14  leaderboard", " 1  messages", " 7  1f1b", "10  clipping"});
   EXPECT_EQ(run("lab list").out, r.out);
 }
 
-TEST_F(LabTest, SaysWhatItCannotDo) {
+TEST_F(LabTest, RejectsInvalidCommands) {
   fs::create_directory(path("empty"));
   fails("lab start", 2, "N");
   fails("lab start 2", 2, "DIR");
@@ -217,7 +217,7 @@ TEST_F(LabTest, SaysWhatItCannotDo) {
   EXPECT_FALSE(fs::exists(path("a")));
 }
 
-TEST_F(LabTest, AnExerciseThatIsNotSolvedEndsWithOne) {
+TEST_F(LabTest, UnsolvedExerciseIsStatus1) {
   fs::create_directory(path("mine"));
   must("lab start 7 mine");
   const Ran r = run("lab check 7 mine");
@@ -227,7 +227,7 @@ TEST_F(LabTest, AnExerciseThatIsNotSolvedEndsWithOne) {
 
 // A class: an exercise as it was given out, one that ends at once beside one in a folder of its own, a puzzle that is
 // solved, its copy, and nothing.
-TEST_F(LabTest, AClassIsGradedWhateverOneLearnerHandsIn) {
+TEST_F(LabTest, GradesClassDespiteInvalidSubmissions) {
   for (const char* folder : {"class/bo/first", "class/cy"}) fs::create_directories(path(folder));
   must("lab start 7 class/ada");
   must("lab start p3 class/ada/p3");
@@ -264,7 +264,7 @@ TEST_F(LabTest, AClassIsGradedWhateverOneLearnerHandsIn) {
 
 using VerifyTextTest = ProgramTest;
 
-TEST_F(VerifyTextTest, PlacementsAreSaidAsJsonToo) {
+TEST_F(VerifyTextTest, PlacementTextMatchesJson) {
   const std::string rest = "\nup.weight S(0)\nup.bias S(0)\nh S(2)\ndown.weight S(1)\nz P->I\ndown.bias I\ny I\n";
   write("right.txt", "mlp tp=2\nx I->R" + rest), write("wrong.txt", "mlp tp=2\nx I" + rest);
   test::expect_values(Json::parse(must("verify --placements right.txt --format json").out),
@@ -282,7 +282,7 @@ TEST_F(VerifyTextTest, PlacementsAreSaidAsJsonToo) {
 const std::string kProof =
     "verify --heads 2 --channels 16 --context 8 --vocab 32 --batch 4 --steps 1 --threads-per-rank 1 ";
 
-TEST_F(VerifyTextTest, HasALineForEachOperationAndEachRank) {
+TEST_F(VerifyTextTest, ListsEveryOperationAndRank) {
   const std::string line = kProof + "--layers 2 --microbatches 2 --dp 1 --pp 2";
   const Ran text = must(line);
   const Json said = Json::parse(must(line + " --format json").out);
@@ -305,7 +305,7 @@ TEST_F(VerifyTextTest, HasALineForEachOperationAndEachRank) {
   expect_match("simulated bubble fraction.*: 0\\.3333; formula 0\\.3333\n");
 }
 
-TEST_F(VerifyTextTest, SaysNothingOfAPipelineWhereThereIsNone) {
+TEST_F(VerifyTextTest, OmitsPipelineWithoutStages) {
   const std::string line = kProof + "--layers 1 --ranks 2";
   expect_lacks(must(line).out, "bubble");
   EXPECT_TRUE(Json::parse(must(line + " --format json").out)["bubble"].is_null());
@@ -313,7 +313,7 @@ TEST_F(VerifyTextTest, SaysNothingOfAPipelineWhereThereIsNone) {
 
 const std::string kOfDefects = kProof + "--layers 1 --dp 2 ";
 
-TEST_F(VerifyTextTest, SaysWhatADefectBreaksAndWhy) {
+TEST_F(VerifyTextTest, PrintsFailedChecksAndCauseOfFault) {
   const std::string line = kOfDefects + "--defect missing-gradient-sum";
   const Ran json = run(line + " --format json");
   EXPECT_EQ(json.status, 1) << json.err;
@@ -334,7 +334,7 @@ TEST_F(VerifyTextTest, SaysWhatADefectBreaksAndWhy) {
   expect_has(run(line + " --hide", "echo lost-call |").out, "\nNo.\n");
 }
 
-TEST_F(VerifyTextTest, MarksWhatIsWrongAndSaysItInAFewLines) {
+TEST_F(VerifyTextTest, MarksFailuresConcisely) {
   const std::string sums = run(kOfDefects + "--defect missing-gradient-sum").out;
   EXPECT_TRUE(std::regex_search(sums, std::regex("dp +all_reduce +[0-9]+ +!0 +0.00 +[0-9]+ WRONG"))) << sums;
   const std::string broken =
@@ -348,7 +348,7 @@ TEST_F(VerifyTextTest, MarksWhatIsWrongAndSaysItInAFewLines) {
   expect_has(run(three + "--defect ring-order").out, ", as rounding makes it");
 }
 
-TEST_F(VerifyTextTest, DrawsAnotherDefectEachTimeAndSaysHowToDrawItAgain) {
+TEST_F(VerifyTextTest, RandomFaultIsReproducibleBySeed) {
   const std::string once = run(kOfDefects + "--defect random").out, again = run(kOfDefects + "--defect random").out;
   const std::string words = "A random fault, reproducible with --seed ",
                     seed = once.substr(words.size(), once.find(',') - words.size());
@@ -356,7 +356,7 @@ TEST_F(VerifyTextTest, DrawsAnotherDefectEachTimeAndSaysHowToDrawItAgain) {
   EXPECT_EQ(run(kOfDefects + "--defect random --seed " + seed).out, once);
 }
 
-TEST_F(VerifyTextTest, RefusesDefectsThatCannotBePlanted) {
+TEST_F(VerifyTextTest, RejectsInapplicableFaults) {
   fails(kOfDefects + "--defect missing-output-sum", 2, "--defect: missing-output-sum cannot be");
   expect_has(log(), "it can with --tp 2 (4 ranks)");
   fails(kOfDefects + "--defect untied-copies", 2, "it can with --pp 2 and --layers 2 (4 ranks)");

@@ -31,7 +31,7 @@ class PromptsTest : public ProgramTest {
   }
 };
 
-TEST_F(PromptsTest, TextsBeginAsTheTokenizersDo) {
+TEST_F(PromptsTest, TextsBeginWithTokenizerPrefix) {
   const Json rows = evaluate("rows.jsonl"), without = evaluate("rows.jsonl --no-bos");
   EXPECT_NEAR(rows.at("loss").get<double>(), 0.1736, 1e-3);
   EXPECT_EQ(rows.at("tokens"), 102);
@@ -43,7 +43,7 @@ TEST_F(PromptsTest, TextsBeginAsTheTokenizersDo) {
 }
 
 // The fixture reads 64 tokens, and "The moon" has at least three, with <s>.
-TEST_F(PromptsTest, TextBeyondTheContextIsReported) {
+TEST_F(PromptsTest, ReportsTextBeyondContext) {
   const std::string unread = "are ignored, because the context has 64\n";
   expect_lacks(generate("--ignore-end").err, "context");
   expect_has(generate("--ignore-end --tokens 99").err,
@@ -65,7 +65,7 @@ TEST_F(PromptsTest, TextBeyondTheContextIsReported) {
   fails("generate bos --prompts prompts.txt", 4, "prompts.txt is text in UTF-16, which 'iconv -f UTF-16 -t UTF-8'");
 }
 
-TEST_F(PromptsTest, MarkersAreTokensOnRequest) {
+TEST_F(PromptsTest, EncodesSpecialTokensOnRequest) {
   const std::string marked = "generate bos --no-bos --prompt '<s>The moon' --temperature 0 --tokens 20 ";
   EXPECT_EQ(run(marked + "--special").out, "<s>The moon is a stone.\n");
   const Json text = run(marked + "--format json").last_record().at("text");
@@ -73,7 +73,7 @@ TEST_F(PromptsTest, MarkersAreTokensOnRequest) {
 }
 
 // The fixture ends a text with </s>, token 1; any other token may be made the end.
-TEST_F(PromptsTest, GenerationStopsWhereTheModelsSettingsSay) {
+TEST_F(PromptsTest, GenerationHonoursModelEndTokens) {
   const Json whole = continued();
   EXPECT_EQ(whole.at("ended"), "end");
   say("bos/generation_config.json", "eos_token_id", 300);
@@ -87,7 +87,7 @@ TEST_F(PromptsTest, GenerationStopsWhereTheModelsSettingsSay) {
   EXPECT_EQ(continued(), whole) << "as the tokenizer says";
 }
 
-TEST_F(PromptsTest, SettingsThatAreNotTakenAreNamed) {
+TEST_F(PromptsTest, ListsOverriddenSettings) {
   expect_lacks(generate("").err, "overridden");
   say("bos/generation_config.json", "top_p", 0.8);
   say("bos/generation_config.json", "repetition_penalty", 1.05);
@@ -96,7 +96,7 @@ TEST_F(PromptsTest, SettingsThatAreNotTakenAreNamed) {
 }
 
 // A tokenizer may know more tokens than the model: only one that is met is refused.
-TEST_F(PromptsTest, ATokenBeyondTheTableIsRefusedWhenItIsMet) {
+TEST_F(PromptsTest, RejectsOnlyUsedTokensOutsideTheTable) {
   Json tokenizer = to_json("bos/tokenizer.json");
   Json token = tokenizer["added_tokens"][0];
   token["id"] = 400, token["content"] = "<pad>";
@@ -109,7 +109,7 @@ TEST_F(PromptsTest, ATokenBeyondTheTableIsRefusedWhenItIsMet) {
 }
 
 // Rows are the same, whatever the file is called and however it is compressed or laid out.
-TEST_F(PromptsTest, AFigureDoesNotDependOnAName) {
+TEST_F(PromptsTest, ResultsDoNotDependOnFileNameOrFormat) {
   const Json expected = evaluate("rows.jsonl");
   const std::string rows = read_file(path("rows.jsonl"));
   for (const char* name : {"rows.ndjson", "rows.txt", "rows", "rows.json"}) {
@@ -127,14 +127,14 @@ TEST_F(PromptsTest, AFigureDoesNotDependOnAName) {
 }
 
 // A template by which a run was trained is written where its tokenizer has none.
-TEST_F(PromptsTest, ExportedFoldersHaveTheRunsTemplate) {
+TEST_F(PromptsTest, ExportWritesTrainingTemplate) {
   must("train --init bos --data rows.jsonl --template chatml --steps 1 --batch 2 --threads-per-rank 1 --out tuned");
   must("checkpoint export tuned --out exported");
   expect_has(read_file(path("exported/chat_template.jinja")), "<|im_start|>");
 }
 
 // The ids of ends are in what others read, null where there is none: a key that is missing stands for another id.
-TEST_F(PromptsTest, ExportedFoldersStopWhereTheRunStops) {
+TEST_F(PromptsTest, ExportWritesEndTokens) {
   const std::string said = generate("").out;
   must("checkpoint import bos --out imported");
   must("checkpoint export imported --out exported");
@@ -157,7 +157,7 @@ TEST_F(PromptsTest, ExportedFoldersStopWhereTheRunStops) {
 // AutoTokenizer gives a qwen2 the rules of its own tokenizer (transformers 5.24, tokenization_auto.py,
 // MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS): a model that was trained here with another one is written as a llama,
 // with zeros behind attention. A window that no llama has leaves it a qwen2.
-TEST_F(PromptsTest, AFolderOfBiasesHasTheTokenizerThatLiesInIt) {
+TEST_F(PromptsTest, ExportAvoidsQwen2TokenizerSubstitution) {
   for (const std::string window : {"", "--window 8 "}) {
     const std::string to = window.empty() ? "biased" : "sliding";
     train("--tokenizer bpe-300 --model llama-nano --qkv-bias --kv-heads 2 --steps 9 --lr 0.05 --warmup 0 --ranks 1 " +
@@ -175,7 +175,7 @@ TEST_F(PromptsTest, AFolderOfBiasesHasTheTokenizerThatLiesInIt) {
 }
 
 // SentencePiece's file, as older folders have it alone.
-TEST_F(PromptsTest, ATokenizerOfSentencePieceIsNamed) {
+TEST_F(PromptsTest, NamesSentencePieceTokenizer) {
   fs::remove(path("bos/tokenizer.json"));
   fails("generate bos --prompt x", 4, "no tokenizer; expected tokenizer.json, or vocab.json and merges.txt");
   write("bos/tokenizer.model", "\n\x0e\n\x05<unk>");
@@ -225,7 +225,7 @@ class ChatTest : public ProgramTest {
   }
 };
 
-TEST_F(ChatTest, AModelsOwnTemplateAsksAndEnds) {
+TEST_F(ChatTest, UsesTemplateOfModel) {
   make_tokenizer(kOwn);
   tune("--tokenizer tok");
   EXPECT_EQ(said("--template auto --prompt 'snow?'"), "white.\n");
@@ -242,7 +242,7 @@ TEST_F(ChatTest, AModelsOwnTemplateAsksAndEnds) {
 }
 
 // A template that is not known is refused before the first turn; one that raises ends the conversation where it does.
-TEST_F(ChatTest, ATemplateThatIsWrongIsOneLine) {
+TEST_F(ChatTest, RejectsInvalidTemplateOnOneLine) {
   make_tokenizer(kOwn);
   tune("--tokenizer tok");
   must("checkpoint export tuned --out folder");
@@ -258,7 +258,7 @@ TEST_F(ChatTest, ATemplateThatIsWrongIsOneLine) {
         "--template for the conversation: chat_template:2: the filter 'nosuch' is not known", "true |");
 }
 
-TEST_F(ChatTest, ATurnEndsAtTheTemplatesOwnMarker) {
+TEST_F(ChatTest, TurnEndsAtTemplateMarker) {
   make_tokenizer("");
   tune("--tokenizer tok --template chatml");
   EXPECT_EQ(said("--template chatml --prompt 'snow?'"), "white.\n") << "<|im_end|> ends a turn, not the text";
@@ -278,7 +278,7 @@ TEST_F(ChatTest, ATurnEndsAtTheTemplatesOwnMarker) {
 }
 
 // As trainers save adapters: beside their own tokenizer and chat template, which count and not those of the base.
-TEST_F(ChatTest, AdaptersHaveATokenizerOfTheirOwn) {
+TEST_F(ChatTest, AdaptersUseTheirOwnTokenizer) {
   make_tokenizer("");
   tune("--tokenizer tok --steps 1 --warmup 0 --out base");
   tune("--init base --lora-rank 8 --lora-targets all --template chatml");
@@ -300,7 +300,7 @@ TEST_F(ChatTest, AdaptersHaveATokenizerOfTheirOwn) {
 }
 
 // A tokenizer whose own template ends a turn with another token than a text ends with, as those of base models do.
-TEST_F(ChatTest, AFolderStopsWhereItsTemplateEndsATurn) {
+TEST_F(ChatTest, FolderStopsAtTemplateTurnEnd) {
   std::string jinja = kOwn;
   jinja.replace(jinja.find("eos_token"), 9, "'<|im_end|>'");
   make_tokenizer(jinja, "<|im_start|>");
@@ -317,7 +317,7 @@ TEST_F(ChatTest, AFolderStopsWhereItsTemplateEndsATurn) {
 }
 
 // A run that was told to learn another template than the tokenizer came with is asked by it, and hands it on.
-TEST_F(ChatTest, TheTemplateThatWasLearntGoesOut) {
+TEST_F(ChatTest, ExportsLearntTemplate) {
   make_tokenizer("{{ messages[-1].content }} is");
   tune("--tokenizer tok --template chatml");
   EXPECT_EQ(said("--template auto --prompt 'snow?'"), "white.\n");
@@ -329,7 +329,7 @@ TEST_F(ChatTest, TheTemplateThatWasLearntGoesOut) {
 }
 
 // The tokenizer of characters has no x either, by which the end of an answer was once looked for.
-TEST_F(ChatTest, AMarkerThatIsNoTokenEndsATurnAsText) {
+TEST_F(ChatTest, TextMarkerEndsTurn) {
   for (const std::string kind : {"bytes", "char"}) {
     tune("--tokenizer " + kind + " --template chatml --context 128");
     test::expect_values(Json::parse(said("--template chatml --prompt 'snow?' --format json")),

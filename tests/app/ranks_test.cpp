@@ -18,7 +18,7 @@ class RanksTest : public ProgramTest {
   }
 };
 
-TEST_F(RanksTest, AnInterruptedRunSavesItsStepAndGoesOnToTheSameBits) {
+TEST_F(RanksTest, InterruptedRunResumesToSameBits) {
   const std::string settings = kSmall + "--steps 300 --eval-every 0 --save-every 0 --dropout 0.1 ";
   std::map<int, std::string> ends;
   for (const int ranks : {2, 4}) {
@@ -44,7 +44,7 @@ TEST_F(RanksTest, AnInterruptedRunSavesItsStepAndGoesOnToTheSameBits) {
     }
 }
 
-TEST_F(RanksTest, ALossThatIsNotANumberIsOneLineAndStatus5) {
+TEST_F(RanksTest, NonFiniteLossIsOneLineAndStatus5) {
   const std::string settings = kSmall + "--quiet --lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --steps 50 ";
   for_each_plan([&](const std::string& plan) {
     fails_in_one_line(fmt::format("train {}{} --out run", settings, plan), 5, "expected finite numbers");
@@ -52,7 +52,7 @@ TEST_F(RanksTest, ALossThatIsNotANumberIsOneLineAndStatus5) {
   });
 }
 
-TEST_F(RanksTest, ACheckpointThatCannotBeWrittenIsOneLineAndStatus6) {
+TEST_F(RanksTest, UnwritableCheckpointIsOneLineAndStatus6) {
   train("--out first");  // the data is in the cache now
   for_each_plan([&](const std::string& plan) {
     fails_in_one_line(fmt::format("train {} --quiet {} --out run", kSmall, plan), 6, "run/", "ulimit -f 3;");
@@ -61,7 +61,7 @@ TEST_F(RanksTest, ACheckpointThatCannotBeWrittenIsOneLineAndStatus6) {
 }
 
 // Threads and processes write the same file. A resumed run counts on, and says where the step was made before.
-TEST_F(RanksTest, ADumpedStepIsOneFileOfTheRun) {
+TEST_F(RanksTest, WritesDumpFile) {
   const std::string file = "/dump_3.safetensors", words = "train " + kSmall + "--steps 4 --dump 3 --pp 2 --layers 2 ";
   expect_has(must(words + "--out threads").err, "wrote the dump of step 3");
   const std::string dumped = read_file(path("threads" + file));
@@ -78,7 +78,7 @@ TEST_F(RanksTest, ADumpedStepIsOneFileOfTheRun) {
   EXPECT_TRUE(fs::exists(path("dump_2.safetensors")));
 }
 
-TEST_F(RanksTest, ADumpThatCannotBeIsOneLine) {
+TEST_F(RanksTest, RejectsInvalidDumpOnOneLine) {
   const auto refused = [&](const std::string& words, const std::string& why) {
     fails_in_one_line("train " + kSmall + "--quiet --out run " + words, 2, why);
     EXPECT_FALSE(fs::exists(path("run"))) << words;
@@ -94,7 +94,7 @@ TEST_F(RanksTest, ADumpThatCannotBeIsOneLine) {
   EXPECT_FALSE(fs::exists(path("run/dump_2.safetensors")));
 }
 
-TEST_F(RanksTest, PlansThatCannotBeAreOneLineAndStatus2) {
+TEST_F(RanksTest, InvalidPlansAreOneLineAndStatus2) {
   const auto refused = [&](const std::string& plan, const std::string& words) {
     fails_in_one_line(fmt::format("train {} --batch 12 {} --out run", kSmall, plan), 2, words);
     EXPECT_FALSE(fs::exists(path("run"))) << plan;
@@ -126,23 +126,23 @@ const std::string kAccumulate =
     "train --data text.txt --channels 256 --heads 4 --layers 4 --context 256 --batch 64 --steps 1 --threads-per-rank 1 "
     "--out run";
 
-TEST_F(Memory, OfAllRanksIsAskedForBeforeTheRun) {
+TEST_F(Memory, ChecksAllRanksBeforeTheRun) {
   fails(kAccumulate + " --ranks 4", 2, "4 ranks of this host need", "ulimit -v 1000000;");
   expect_has(log(), {"what would fit: --microbatches", "activations"});
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
-TEST_F(Memory, OfTheOracleIsAskedForToo) {
+TEST_F(Memory, IncludesOracle) {
   fails("verify --channels 256 --heads 4 --layers 4 --context 256 --batch 64 --ranks 2 --steps 1", 2,
         "2 ranks of this host need", "ulimit -v 500000;");
 }
 
 // Four arenas under a limit that once the first of them took half of.
-TEST_F(Memory, UnderALimitIsSharedByAllRanks) {
+TEST_F(Memory, RanksShareLimit) {
   must("train " + kSmall + "--ranks 4 --batch 4 --steps 2 --threads-per-rank 1 --out run", "ulimit -v 3000000;");
 }
 
-TEST_F(Memory, OfSizesInACheckpointIsNotTakenAtTheirWord) {
+TEST_F(Memory, RejectsAbsurdSizesInCheckpoint) {
   train("--steps 2 --out run");
   write("run/config.toml",
         std::regex_replace(read_file(path("run/config.toml")), std::regex("layers = 1"), "layers = 99999"));
@@ -150,7 +150,7 @@ TEST_F(Memory, OfSizesInACheckpointIsNotTakenAtTheirWord) {
   expect_has(log(), "model.safetensors");
 }
 
-TEST_F(Memory, ThreadsThatCannotBeStartedAreSaid) {
+TEST_F(Memory, ReportsThreadsThatCannotStart) {
   const std::string limits = "ulimit -s 2000000; ulimit -v 12000000;";  // a stack of 2 GB for each
   fails("train " + kSmall + "--ranks 8 --batch 8 --threads-per-rank 2 --out run", 2, "threads more cannot be started",
         limits);
@@ -191,31 +191,31 @@ class ResumeLayoutsTest : public ProgramTest {
   }
 };
 
-TEST_F(ResumeLayoutsTest, TwoPartsOfABatch) { expect_one_run("", test::kTwoParts); }
-TEST_F(ResumeLayoutsTest, TwoPartsOfABatchInBfloat16) { expect_one_run("--dtype bf16", test::kTwoParts); }
-TEST_F(ResumeLayoutsTest, FourPartsInARow) { expect_one_run("--dtype bf16", test::kFourInARow); }
-TEST_F(ResumeLayoutsTest, TwoPairs) { expect_one_run("", test::kTwoPairs); }
+TEST_F(ResumeLayoutsTest, TwoBatchParts) { expect_one_run("", test::kTwoParts); }
+TEST_F(ResumeLayoutsTest, TwoBatchPartsInBfloat16) { expect_one_run("--dtype bf16", test::kTwoParts); }
+TEST_F(ResumeLayoutsTest, FourSequentialBatchParts) { expect_one_run("--dtype bf16", test::kFourInARow); }
+TEST_F(ResumeLayoutsTest, TwoPairsOfBatchParts) { expect_one_run("", test::kTwoPairs); }
 
 // Four layers and heads, so that they can be cut.
 const std::string kFour = "--layers 4 --heads 4 ";
-TEST_F(ResumeLayoutsTest, OnePart) { expect_one_run(kFour, test::kOnePart); }
+TEST_F(ResumeLayoutsTest, UndividedBatch) { expect_one_run(kFour, test::kOnePart); }
 TEST_F(ResumeLayoutsTest, Pipelines) { expect_one_run(kFour, test::kPipelines); }
 TEST_F(ResumeLayoutsTest, PipelinesInBfloat16) { expect_one_run(kFour + "--dtype bf16", test::kPipelines); }
 
 // Equal again through parts of every kind.
-TEST_F(ResumeLayoutsTest, AnyLayoutSavesWhatItHasRead) {
+TEST_F(ResumeLayoutsTest, EveryLayoutRoundTripsCheckpoints) {
   for (const std::string settings : {"--dtype bf16", "--optimizer sgd --lr 0.1 --momentum 0.9"})
     expect_same_through(kFour + settings, "--ranks 1", test::kLayouts);
 }
 
 // Nothing is trained, and all of it is saved again.
-TEST_F(ResumeLayoutsTest, AFinishedRunIsSavedAgainAsItWas) {
+TEST_F(ResumeLayoutsTest, FinishedRunSavesIdenticalCheckpoint) {
   for (const char* settings : {"--dtype bf16", "--dtype bf16 --optimizer sgd --lr 0.1 --momentum 0.9", ""})
     expect_same_through(settings, test::kTwoParts[0], test::kTwoParts);
 }
 
 // SGD hides no wrong scale, as Adam does.
-TEST_F(ResumeLayoutsTest, SgdWithMicrobatchesWritesTheFilesOfRanks) {
+TEST_F(ResumeLayoutsTest, SgdWithMicrobatchesMatchesRanks) {
   const std::string sgd = "--optimizer sgd --lr 0.1 --momentum ";
   for (const char* momentum : {"0", "0.9"}) {
     const std::string settings = sgd + momentum;
@@ -228,7 +228,7 @@ TEST_F(ResumeLayoutsTest, SgdWithMicrobatchesWritesTheFilesOfRanks) {
   }
 }
 
-TEST_F(ResumeLayoutsTest, SgdRunsArePickedUpToo) {
+TEST_F(ResumeLayoutsTest, ResumesSgdRuns) {
   expect_one_run("--optimizer sgd --lr 0.1 --momentum 0.9 --dtype bf16",
                  {"--ranks 2 --zero 3", "--ranks 1 --microbatches 2", "--ranks 2 --dp-mode ps-sync", "--ranks 2"});
 }

@@ -51,7 +51,7 @@ void expect_figures(const std::string& html, const std::string& text, const Json
   }
 }
 
-TEST_F(ReportTest, EveryPlanLeavesATimelineThatTheReportDraws) {
+TEST_F(ReportTest, EveryPlanRecordsReportableTimeline) {
   for (const auto& [options, ranks, schedule] : kPlans) {
     SCOPED_TRACE(options);
     train_with_trace(options);
@@ -78,7 +78,7 @@ TEST_F(ReportTest, EveryPlanLeavesATimelineThatTheReportDraws) {
   }
 }
 
-TEST_F(ReportTest, BubblesAreThoseOfTheScheduleAndNullWhereCoresAreShared) {
+TEST_F(ReportTest, BubblesMatchScheduleAndAreNullOnSharedCores) {
   const auto numbers = [&](const std::string& threads) {
     train_with_trace("--pp 2 --dp 1 --microbatches 4 --threads-per-rank " + threads);
     must("report run --out page.html");
@@ -104,7 +104,7 @@ TEST_F(ReportTest, BubblesAreThoseOfTheScheduleAndNullWhereCoresAreShared) {
 }
 
 // A pass of all layers is one action; what it keeps is seen layer by layer.
-TEST_F(ReportTest, ActivationsPileUpWithinAPass) {
+TEST_F(ReportTest, ActivationsAccumulateWithinPass) {
   train_with_trace("--ranks 2 --layers 4");
   std::set<int64_t> held;
   double begin = 0, end = 0;
@@ -117,7 +117,7 @@ TEST_F(ReportTest, ActivationsPileUpWithinAPass) {
   EXPECT_GE(held.size(), 4U);
 }
 
-TEST_F(ReportTest, OnlyTheLastStepsAreKept) {
+TEST_F(ReportTest, RecordsOnlyLastSteps) {
   train_with_trace("--steps 9 --trace-steps 2 --ranks 2");
   const Json trace = to_json("run/trace.json");
   std::set<int64_t> steps;
@@ -128,14 +128,14 @@ TEST_F(ReportTest, OnlyTheLastStepsAreKept) {
   must("report run");
 }
 
-TEST_F(ReportTest, AnInterruptedRunLeavesItsTimeline) {
+TEST_F(ReportTest, InterruptedRunWritesTimeline) {
   const std::string endless = "train " + kTiny + "--trace --steps 100000000 --eval-every 0 --ranks 2 --out run";
   EXPECT_EQ(interrupted(endless, SIGINT), 130);
   must("report run");
   EXPECT_TRUE(half_written().empty());
 }
 
-TEST_F(ReportTest, WithoutTheOptionNothingIsWritten) {
+TEST_F(ReportTest, WritesNothingWithoutTraceOption) {
   must("train " + kTiny + "--out run");
   EXPECT_FALSE(fs::exists(path("run/trace.json")) || fs::exists(path("run/report.json")));
   fails("report run", 4, "run: found no report.json; train with --trace to record it");
@@ -146,7 +146,7 @@ TEST_F(ReportTest, WithoutTheOptionNothingIsWritten) {
   fails("train " + kTiny + "--trace --dp-mode ps-async --out other", 2, "--trace");
 }
 
-TEST_F(ReportTest, DamageIsOneLineThatNamesTheFile) {
+TEST_F(ReportTest, ReportsDamagedFileOnOneLine) {
   train_with_trace("--pp 2 --dp 1 --microbatches 2");
   fails("report run --out nowhere/x.html", 6, "nowhere/x.html");
   const auto expect_refused = [&](const std::string& file, const std::string& from, const std::string& to) {
@@ -198,7 +198,7 @@ void expect_figure(const std::string& svg) {
     EXPECT_EQ(count(svg, none), 0U) << none;
 }
 
-TEST(Figures, SchedulesAreDrawnOnOneScale) {
+TEST(Figures, SchedulesShareOneScale) {
   const Args plan = {{"pp", "4"}, {"microbatches", "8"}, {"layers", "8"}, {"schedule", "gpipe,1f1b,zb-h1"}};
   const std::string svg = render_svg("pipeline", plan);
   expect_figure(svg);
@@ -211,7 +211,7 @@ TEST(Figures, SchedulesAreDrawnOnOneScale) {
   EXPECT_EQ(svg, render_svg("pipeline", plan));
 }
 
-TEST(Figures, MemoryAndBytesOfPlansAreThoseOfTheirClosedForms) {
+TEST(Figures, MemoryAndBytesOfPlansMatchClosedForms) {
   const Args plan = {{"ranks", "4"}, {"layers", "2"}, {"channels", "64"}, {"vocab", "64"}, {"zero", "0,1,3"}};
   const std::vector<Record> all = report::planned(plan);
   ASSERT_EQ(all.size(), 3U);
@@ -231,7 +231,7 @@ TEST(Figures, MemoryAndBytesOfPlansAreThoseOfTheirClosedForms) {
             1U);
 }
 
-TEST(Figures, WhatCannotBeDrawnIsRefused) {
+TEST(Figures, RejectsInvalidRequests) {
   const std::tuple<const char*, Args, const char*> table[] = {
       {"timeline", {{"ranks", "2"}}, "--figure timeline: dp=2: expected a run, found a plan that has not run"},
       {"pipeline", {{"ranks", "2"}}, "--figure pipeline: dp=2: expected at least 2 pipeline ranks, found 1"},
@@ -273,7 +273,7 @@ Record two_ranks() {
   return r;
 }
 
-TEST(Exposure, WaitingIsToldFromTransferAndBothFromWhatIsHidden) {
+TEST(Exposure, SeparatesWaitingTransferAndHiddenTime) {
   const Record r = two_ranks();
   const auto found = report::exposures(r, report::median_step(r));
   ASSERT_TRUE(found && found->size() == 2);
@@ -291,7 +291,7 @@ TEST(Exposure, WaitingIsToldFromTransferAndBothFromWhatIsHidden) {
 }
 
 // Four data ranks, of which 0 and 1 share out experts, and 2 and 3: 1 and 3 come late, and 3 later than 1.
-TEST(Exposure, RanksWaitForThoseOfTheirGroup) {
+TEST(Exposure, RanksWaitForTheirGroup) {
   Record r = two_ranks();
   const auto waiting = [&](const char* axis) {
     r.ranks.clear();
@@ -319,7 +319,7 @@ TEST(Exposure, RanksWaitForThoseOfTheirGroup) {
   EXPECT_EQ(waiting("edp"), (std::vector<double>{0, 0, 0, 0}));  // one rank of each group has an expert
 }
 
-TEST(Exposure, TheOverlapOfOneOperationIsTold) {
+TEST(Exposure, MeasuresOverlapOfOneOperation) {
   Record r = two_ranks();
   report::Overlap found = report::measure_overlap(r, report::median_step(r), "dp", "all_reduce");
   EXPECT_NEAR(found.all, 30, 1e-9);      // 20 and 20, 10 and 10
@@ -327,7 +327,7 @@ TEST(Exposure, TheOverlapOfOneOperationIsTold) {
   EXPECT_EQ(report::measure_overlap(r, report::median_step(r), "ep", "all_to_all").all, 0);
 }
 
-TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
+TEST(Compare, ComparesRunsWithAndWithoutTrace) {
   Record a = two_ranks(), longer = a;
   a.options = {{"dp", "2"}, {"zero", "0"}}, longer.options = {{"dp", "2"}, {"zero", "1"}};
   a.quick_ms = 90, longer.quick_ms = 45;
@@ -373,7 +373,7 @@ TEST(Compare, TwoRunsAreBesideEachOtherAlsoWithoutATrace) {
   expect_figure(report::as_svg_file(report::make_figure("loss", {bare, a})));
 }
 
-TEST(Panels, AReplayFillsTheWidthWhereCoresAreShared) {
+TEST(Panels, ReplayFillsWidthOnSharedCores) {
   const Simulation equal = simulate(parse_schedule("0F0 0B0\n1F0 1B0\n", "made"));
   Simulation slow = equal;
   slow.makespan *= 4;  // ranks that took turns
@@ -397,7 +397,7 @@ RankLog make_log(const std::string& host, double origin, double meeting, const s
   return log;
 }
 
-TEST(Report, ClocksOfHostsAreSetByTheirMeeting) {
+TEST(Report, AlignsHostClocksAtBarrier) {
   // Rank 1 began 2 s after rank 0 on the same clock; rank 2's host is 1000 s ahead and began with rank 0.
   const Alignment a =
       align({make_log("a", 10, 20, {0, 1}), make_log("a", 12, 20.1, {0, 1}), make_log("b", 1010, 1020, {0, 1, 2})});
@@ -406,7 +406,7 @@ TEST(Report, ClocksOfHostsAreSetByTheirMeeting) {
   expect_has(align({make_log("a", 1, 2, {0})}).words, "one clock");
 }
 
-TEST(Report, ProcessorsAreThoseOfTheNarrowestHost) {
+TEST(Report, CountsCoresOfMostLoadedHost) {
   const auto shared = [](std::vector<RankLog> logs) { return count_processors(logs).shared(); };
   EXPECT_FALSE(shared({make_log("a", 0, 0, {0, 1}), make_log("a", 0, 0, {2, 3})}));  // bound to cores of their own
   EXPECT_TRUE(shared({make_log("a", 0, 0, {0, 1}), make_log("a", 0, 0, {0, 1})}));
@@ -435,7 +435,7 @@ report::Record made_record() {
   return r;
 }
 
-TEST(Report, TheMeasuredPipelineIsThatOfTheMedianStep) {
+TEST(Report, MeasuresPipelineOfMedianStep) {
   report::Record r = made_record();
   const report::StepSpan step = report::median_step(r);
   EXPECT_EQ(step.step, 1);
@@ -465,7 +465,7 @@ TEST(Report, TheMeasuredPipelineIsThatOfTheMedianStep) {
   EXPECT_FALSE(report::measure_pipeline(r, step));
 }
 
-TEST(Report, TimelinesTellTheStagesOfARankApart) {
+TEST(Report, TimelinesDistinguishStagesOfRank) {
   report::Record r;
   r.traced = true, r.clock = "one", r.schedule = v_half(1, 1);  // the simulated order is F f i I w W, a unit each
   const Simulation sim = simulate(r.schedule);
@@ -489,7 +489,7 @@ TEST(Report, TimelinesTellTheStagesOfARankApart) {
   expect_has(svg, "paler: a rank's later stages");
 }
 
-TEST(Report, EachPanelOfThePipelineSaysHowLongARankIsIdle) {
+TEST(Report, EveryPanelReportsIdleTime) {
   const report::Record r = made_record();
   const report::StepSpan step = report::median_step(r);
   const std::string part = report::as_html(report::pipeline_part(r, step, report::measure_pipeline(r, step)));
@@ -498,7 +498,7 @@ TEST(Report, EachPanelOfThePipelineSaysHowLongARankIsIdle) {
   expect_has(part, {"idle | rank 0 is idle for 3 units of 12 units", "idle | rank 1 is idle for 3 units of 12 units"});
 }
 
-TEST(RankLog, ComesToRankZeroAsItWas) {
+TEST(RankLog, IsGatheredUnchanged) {
   launch({.ranks = 2, .threads_per_rank = 1, .timeout_s = 60}, [](Communicator& world) {
     RankLog own = make_log("host", 1.5, 2.5, {3, 5});
     own.peaks[1] = 77;
@@ -520,7 +520,7 @@ TEST(RankLog, ComesToRankZeroAsItWas) {
   });
 }
 
-TEST(Report, LoadsOfExpertsAreByAnEvenShare) {
+TEST(Report, ExpertLoadsAreRelativeToUniform) {
   const std::string step = R"({"event":"step","step":1,"loss":2,"tokens_per_s":9})";
   const auto record = [&](const char* experts) {
     return report::parse_metrics(step + "\n" + R"({"event":"summary","experts":)" + experts + "}\n", "made ");

@@ -13,13 +13,13 @@ namespace tessera {
 namespace {
 using Args = std::vector<std::string>;
 
-TEST(Restarts, TheStartedProgramHasTheWordsThatAreNotTheLaunchers) {
+TEST(Restarts, StartedProgramGetsRemainingArguments) {
   const Args words = {"train",      "--restarts", "3",      "--dp=2", "--launch=mpirun -n {ranks}",
                       "--hostfile", "hosts",      "--quiet"};
   EXPECT_EQ(start_args(words, {"--resume"}), (Args{"train", "--dp=2", "--quiet", "--resume"}));
 }
 
-TEST(Restarts, TheDataAxisShrinksToTheSlotsAndTheBatchStays) {
+TEST(Restarts, DataAxisShrinksToSlotsAtConstantBatch) {
   const auto on = [](const Plan& plan, int64_t slots) {
     const Plan found = plan_on(plan, slots);
     EXPECT_EQ(found.dp * found.microbatches, plan.dp * plan.microbatches);
@@ -41,12 +41,12 @@ TEST(Restarts, TheDataAxisShrinksToTheSlotsAndTheBatchStays) {
   }
 }
 
-TEST(Restarts, WhatCannotGetBetterIsLeft) {
+TEST(Restarts, DoesNotRetryPermanentFailures) {
   for (const int status : {0, 2, 4, 5, 6, 127, 130, 143}) EXPECT_FALSE(is_retryable(status)) << status;
   for (const int status : {1, 3, 134, 137, 139}) EXPECT_TRUE(is_retryable(status)) << status;
 }
 
-TEST(Hostfile, IsReadAsMpirunReadsIt) {
+TEST(Hostfile, ParsesMpirunFormat) {
   const auto hosts = parse_hosts("# two\n\n  node1 slots=4 # here\r\nnode2:3\nnode3\nnode1 slots=0", "hosts");
   EXPECT_TRUE(hosts.size() == 4 && hosts[1].name == "node2");
   EXPECT_EQ(count_slots(hosts), 8);
@@ -102,7 +102,7 @@ class RestartsTest : public ProgramTest {
   const std::string kEnd = "/checkpoints/step-240";
 };
 
-TEST_F(RestartsTest, AKilledRunGoesOnByItselfToTheSameBits) {
+TEST_F(RestartsTest, KilledRunRestartsToSameBits) {
   must("train " + kSettings + "--ranks 2 --out whole");
   const pid_t launcher = start("train " + kSettings + "--ranks 2 --restarts 2 --out run");
   kill_at(40, child_process(launcher));
@@ -113,7 +113,7 @@ TEST_F(RestartsTest, AKilledRunGoesOnByItselfToTheSameBits) {
                      "2 restarts: ", "start 3 of 3: 2 ranks (pp 1 x dp 2 x cp 1 x tp 1), 1 micro-batch each"});
 }
 
-TEST_F(RestartsTest, WhenAllAreUsedUpTheRunCanStillBeResumed) {
+TEST_F(RestartsTest, RunCanBeResumedAfterLastRestart) {
   must("train " + kSettings + "--ranks 2 --out whole");
   const pid_t launcher = start("train " + kSettings + "--ranks 2 --zero 1 --restarts 1 --out run");
   kill_at(40, child_process(launcher));
@@ -126,7 +126,7 @@ TEST_F(RestartsTest, WhenAllAreUsedUpTheRunCanStillBeResumed) {
   EXPECT_TRUE(wait_for_exit("run") == wait_for_exit("whole"));
 }
 
-TEST_F(RestartsTest, NothingIsStartedAgainThatCannotGetBetter) {
+TEST_F(RestartsTest, DoesNotRetryPermanentFailures) {
   const auto fails_once = [&](const std::string& options, int status, const std::string& words) {
     const Ran r = run("train " + kSmall + "--quiet --restarts 5 " + options);
     EXPECT_EQ(r.status, status) << r.err;
@@ -146,7 +146,7 @@ TEST_F(RestartsTest, NothingIsStartedAgainThatCannotGetBetter) {
     EXPECT_TRUE(fs::exists(entry.path() / "config.toml")) << entry.path();
 }
 
-TEST_F(RestartsTest, OnFewerSlotsThereAreFewerDataRanksAndTheBatchStays) {
+TEST_F(RestartsTest, FewerSlotsReduceDataRanksAtConstantBatch) {
   must("train " + kSettings + "--ranks 4 --optimizer sgd --out whole");
   write_file(path("hosts"), "localhost slots=4\n");
   const pid_t launcher = launched("--ranks 4 --optimizer sgd --restarts 1 --hostfile hosts", 40);
@@ -172,7 +172,7 @@ TEST_F(RestartsTest, OnFewerSlotsThereAreFewerDataRanksAndTheBatchStays) {
   EXPECT_LT(most, 1e-3 * largest);
 }
 
-TEST_F(RestartsTest, ASignalToTheLauncherEndsTheRunAfterItsStep) {
+TEST_F(RestartsTest, SignalToLauncherEndsRunAfterStep) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const pid_t launcher = launched("--steps 100000 --restarts 5");
     const pid_t rank = child_process(launcher)();
@@ -185,7 +185,7 @@ TEST_F(RestartsTest, ASignalToTheLauncherEndsTheRunAfterItsStep) {
   }
 }
 
-TEST_F(RestartsTest, AKilledLauncherLeavesNoRunBehind) {
+TEST_F(RestartsTest, KilledLauncherLeavesNoRun) {
   const pid_t launcher = launched("--steps 100000 --restarts 5");
   const pid_t rank = child_process(launcher)();
   kill(launcher, SIGKILL);
@@ -195,7 +195,7 @@ TEST_F(RestartsTest, AKilledLauncherLeavesNoRunBehind) {
 }
 
 // Ranks that meet: one that is killed ends the others, and their launchers bring all of them together again.
-TEST_F(RestartsTest, RanksThatMeetAreStartedAgainByTheirLaunchers) {
+TEST_F(RestartsTest, LaunchersRestartRendezvousRanks) {
   must("train " + kSettings + "--ranks 2 --out whole");
   const std::string met =
       fmt::format("{}--ranks 2 --rendezvous {} --restarts 2 --out run ", kSettings, test::free_address());
@@ -233,14 +233,14 @@ class RestartsOfMpirun : public RestartsTest {
 };
 
 // mpirun ends the others, and the launcher starts mpirun again.
-TEST_F(RestartsOfMpirun, AKilledRankIsStartedAgainWithTheOthers) {
+TEST_F(RestartsOfMpirun, RestartsAllRanksAfterKilledRank) {
   kill_at(40, [&] { return rank(); });
   expect_to_go_on();
   expect_said("has failed: its process ");
 }
 
 // Its ranks live on for a while, one of them stopped, and hold the run's lock.
-TEST_F(RestartsOfMpirun, AKilledMpirunIsStartedAgainWhenItsRanksHaveEnded) {
+TEST_F(RestartsOfMpirun, RestartsKilledMpirunAfterItsRanksEnd) {
   ASSERT_TRUE(test::comes([&] { return rank() > 0; }));
   kill(rank(), SIGSTOP);
   kill_at(0, child_process(launcher_));

@@ -37,7 +37,7 @@ class TerminalTest : public ProgramTest {
   }
 };
 
-TEST_F(TerminalTest, TextOfModelsFilesAndNamesHasNoControlCharacters) {
+TEST_F(TerminalTest, EscapesControlCharacters) {
   const std::string train = "train " + kSmall + " --data escapes.txt --ranks 1 --out run";
   expect_safe(train, "\nSample:");
   expect_safe("generate run --prompt '" + kClear + "' --tokens 30 --temperature 0", "\\x1b[2J");

@@ -54,7 +54,7 @@ std::string refusal(std::string_view name, const std::string& text) {
   return error_message([&] { field_descriptors(t).at(name).read("--x", text); });
 }
 
-TEST(Settings, TakeWordsOfEveryKindAndGiveThemBack) {
+TEST(Settings, RoundTripTextsOfEveryKind) {
   Tune t;
   const Settings all = field_descriptors(t);
   for (const auto& [name, text, written] :
@@ -86,7 +86,7 @@ TEST(Settings, TakeWordsOfEveryKindAndGiveThemBack) {
   EXPECT_EQ(to_json(field_descriptors(other)), to_json(all));
 }
 
-TEST(Settings, SayWhatIsExpectedAndFound) {
+TEST(Settings, ErrorsNameExpectedAndActualValue) {
   EXPECT_EQ(refusal("voices", "65"), "--x: expected a whole number in [1, 64], found '65'");
   EXPECT_EQ(refusal("speed", "1"), "--x: expected a number in [0, 1), found '1'");
   EXPECT_EQ(refusal("pitch", "10"), "--x: expected a number, found '10'");
@@ -99,7 +99,7 @@ TEST(Settings, SayWhatIsExpectedAndFound) {
   EXPECT_EQ(refusal("mood", ""), "--x: expected a value, found ''");
 }
 
-TEST(Settings, AreCheckedByTheirEntries) {
+TEST(Settings, AreValidatedByDescriptors) {
   Tune t, usual;
   const auto least = [&] {
     return error_message([&] { check_least(field_descriptors(t), field_descriptors(usual)); });
@@ -120,7 +120,7 @@ TEST(Settings, AreCheckedByTheirEntries) {
   EXPECT_EQ(difference(field_descriptors(t), field_descriptors(usual)), "voices=2 sung=true name=last mood=loud");
 }
 
-TEST(Settings, AreJsonThereAndBack) {
+TEST(Settings, RoundTripThroughJson) {
   Tune t, back;
   t.beats = {1, 2}, t.file = "f", t.mood = Mood::loud, t.level = Level::one, t.in_key = false;
   const std::string json = to_json(field_descriptors(t)).dump();
@@ -141,7 +141,7 @@ TEST(Settings, AreJsonThereAndBack) {
   EXPECT_TRUE(wrong(R"({"voicse": 1})").ends_with("level; did you mean 'voices'?"));
 }
 
-TEST(Settings, SayWhatMakesRunsTheSameAndDescribeThemselves) {
+TEST(Settings, ProvideIdentityAndDescriptors) {
   Tune t, usual;
   EXPECT_EQ(identity_fields(field_descriptors(t), field_descriptors(usual)).dump(), R"({"voices":1})");
   t.words = {"la"}, t.speed = 0.1;
@@ -157,7 +157,7 @@ TEST(Settings, SayWhatMakesRunsTheSameAndDescribeThemselves) {
                            R"("choices":["none","first","last"],"help":"title!"})");
 }
 
-TEST(Settings, AreSortedByGroupsAndMoved) {
+TEST(Settings, SortByGroupAndMove) {
   Tune t;
   Settings all = field_descriptors(t);
   constexpr std::array<std::string_view, 2> groups = {"Names", "Sound"};
